@@ -1,0 +1,263 @@
+//! One vector type per instruction set, and the door into code compiled for it.
+//!
+//! Kernels are written once, generic over [`Simd`], and compiled per instruction set. The instruction
+//! set is a run-time choice ([`Isa::detect`]), so a kernel is a value implementing [`Kernel`] and
+//! [`dispatch`] enters a `#[target_feature]` function into which the kernel's body is inlined. Every
+//! function on the way is `#[inline(always)]`: a function left outside would be compiled for the
+//! baseline and pass its vectors through memory. For the same reason hot code uses plain loops, not
+//! closures: a closure is its own function and does not inherit the attribute.
+//!
+//! AVX-512 and AVX2 both fuse multiply-add, so a kernel that does not sum across lanes gives the same
+//! bits on both; the portable path rounds twice.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+use std::fmt;
+use std::sync::OnceLock;
+
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
+pub use portable::Portable;
+
+/// The widest vector of any instruction set, in floats: what buffers are rounded up to.
+pub const MAX_LANES: usize = 16;
+
+/// An instruction set the kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Isa {
+    /// 16 floats, 32 registers.
+    Avx512,
+    /// 8 floats, 16 registers, fused multiply-add.
+    Avx2,
+    /// Plain Rust, whatever the target offers.
+    Portable,
+}
+
+impl Isa {
+    /// The best instruction set of this machine, or the one `PHALANX_ISA` names if the machine has it.
+    /// Decided once per process.
+    pub fn detect() -> Isa {
+        static ISA: OnceLock<Isa> = OnceLock::new();
+        *ISA.get_or_init(|| Isa::choose(std::env::var("PHALANX_ISA").ok().as_deref()))
+    }
+
+    /// What this machine can run, best first; never empty.
+    pub fn available() -> Vec<Isa> {
+        [Isa::Avx512, Isa::Avx2, Isa::Portable]
+            .into_iter()
+            .filter(|isa| isa.is_available())
+            .collect()
+    }
+
+    fn choose(wanted: Option<&str>) -> Isa {
+        let available = Isa::available();
+        let wanted = wanted.and_then(|name| {
+            available.iter().copied().find(|isa| isa.to_string().eq_ignore_ascii_case(name))
+        });
+        wanted.unwrap_or(available[0])
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn is_available(self) -> bool {
+        match self {
+            Isa::Avx512 => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("fma")
+            }
+            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Isa::Portable => true,
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn is_available(self) -> bool {
+        self == Isa::Portable
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Isa::Avx512 => "avx512",
+            Isa::Avx2 => "avx2",
+            Isa::Portable => "portable",
+        })
+    }
+}
+
+/// Work that can be compiled for any instruction set. Mark `run` `#[inline(always)]`.
+pub trait Kernel {
+    /// What the work returns.
+    type Output;
+
+    /// Does the work with vectors of `S`.
+    ///
+    /// # Safety
+    /// The machine has the instructions of `S`; what else must hold is the kernel's own affair and
+    /// must be guaranteed by whoever builds the value and hands it to [`dispatch`].
+    unsafe fn run<S: Simd>(self) -> Self::Output;
+}
+
+/// Runs `kernel` compiled for `isa`, or for the portable set where the machine lacks `isa`.
+pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+    // SAFETY: each arm that needs more than the baseline is entered only after the features were
+    // found (the standard library caches the answer, a load and a test).
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 if isa.is_available() => Avx512::enter(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 if isa.is_available() => Avx2::enter(kernel),
+            _ => Portable::enter(kernel),
+        }
+    }
+}
+
+/// A vector of floats of one instruction set. All functions are inlined into their caller.
+///
+/// # Safety
+/// Every function may be called only where the machine has the instructions; loads and stores also
+/// need their pointer valid for the floats they touch (no alignment is asked for).
+#[allow(clippy::missing_safety_doc)] // One contract for all, above.
+pub trait Simd: Copy + 'static {
+    /// The vector.
+    type V: Copy;
+    /// One truth value per lane.
+    type M: Copy;
+    /// Floats in a vector, at most [`MAX_LANES`].
+    const LANES: usize;
+    /// Vectors that fit into registers; register-blocked kernels size their tiles by it.
+    const REGISTERS: usize;
+
+    /// Runs `kernel` as a function of its own, compiled for this set: for large bodies that should
+    /// not be inlined into every caller.
+    unsafe fn enter<K: Kernel>(kernel: K) -> K::Output;
+
+    /// All lanes `x`.
+    unsafe fn splat(x: f32) -> Self::V;
+    /// `LANES` floats from `p`.
+    unsafe fn load(p: *const f32) -> Self::V;
+    /// `LANES` floats to `p`.
+    unsafe fn store(p: *mut f32, v: Self::V);
+    /// The first `n <= LANES` floats from `p`, zeros after them; reads nothing beyond.
+    unsafe fn load_partial(p: *const f32, n: usize) -> Self::V;
+    /// The first `n <= LANES` lanes to `p`; writes nothing beyond.
+    unsafe fn store_partial(p: *mut f32, v: Self::V, n: usize);
+    /// `a + b`.
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    /// `a - b`.
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`.
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`.
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
+    /// `a > b ? a : b`: the second operand where either is NaN, so `max(zero, x)` passes NaN on.
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    /// `a < b ? a : b`: the second operand where either is NaN.
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once where the set can.
+    unsafe fn fmadd(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// Square root.
+    unsafe fn sqrt(a: Self::V) -> Self::V;
+    /// Absolute value.
+    unsafe fn abs(a: Self::V) -> Self::V;
+    /// Largest integer not above.
+    unsafe fn floor(a: Self::V) -> Self::V;
+    /// Nearest integer, ties to even.
+    unsafe fn round(a: Self::V) -> Self::V;
+    /// `a > b`, false for NaN.
+    unsafe fn gt(a: Self::V, b: Self::V) -> Self::M;
+    /// `a >= b`, false for NaN.
+    unsafe fn ge(a: Self::V, b: Self::V) -> Self::M;
+    /// `a == b`, false for NaN.
+    unsafe fn eq(a: Self::V, b: Self::V) -> Self::M;
+    /// `m ? a : b`.
+    unsafe fn select(m: Self::M, a: Self::V, b: Self::V) -> Self::V;
+    /// Sum over lanes: halves are added until one lane is left, an order that never changes.
+    unsafe fn sum(a: Self::V) -> f32;
+    /// Largest lane; unspecified where a lane is NaN.
+    unsafe fn max_lane(a: Self::V) -> f32;
+    /// `a * 2^n` for integral `n` in `-252..=254`, overflowing to infinity and rounding to denormals.
+    unsafe fn scale2(a: Self::V, n: Self::V) -> Self::V;
+    /// Splits a positive normal `a` into `m * 2^e` with `m` in `[1/sqrt2, sqrt2)`; returns `(m, e)`.
+    unsafe fn split2(a: Self::V) -> (Self::V, Self::V);
+    /// Writes the transpose of the `LANES x LANES` block at `src` (rows `src_ld` apart) to `dst`
+    /// (rows `dst_ld` apart).
+    unsafe fn transpose(src: *const f32, src_ld: usize, dst: *mut f32, dst_ld: usize);
+
+    /// All lanes zero.
+    #[inline(always)]
+    unsafe fn zero() -> Self::V {
+        // SAFETY: the trait's contract.
+        unsafe { Self::splat(0.0) }
+    }
+
+    /// `-a`.
+    #[inline(always)]
+    unsafe fn neg(a: Self::V) -> Self::V {
+        // SAFETY: the trait's contract.
+        unsafe { Self::sub(Self::splat(-0.0), a) }
+    }
+
+    /// `e^a` within 1 ulp where multiply-add is fused, 2 elsewhere. Overflows to infinity, sinks through the denormals
+    /// to zero, passes NaN on.
+    #[inline(always)]
+    unsafe fn exp(a: Self::V) -> Self::V {
+        // Cephes: a = n ln2 + r with |r| <= ln2/2; e^r by a polynomial; ln2 in two parts so that the
+        // subtraction is exact.
+        // SAFETY: the trait's contract.
+        unsafe {
+            let a = Self::min(Self::splat(89.0), Self::max(Self::splat(-104.5), a));
+            let n = Self::round(Self::mul(a, Self::splat(std::f32::consts::LOG2_E)));
+            let r = Self::fmadd(n, Self::splat(-0.693_359_4), a);
+            let r = Self::fmadd(n, Self::splat(2.121_944_4e-4), r);
+            let mut p = Self::splat(1.987_569_2e-4);
+            for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+                p = Self::fmadd(p, r, Self::splat(c));
+            }
+            let p = Self::fmadd(Self::mul(r, r), p, r);
+            Self::scale2(Self::add(p, Self::splat(1.0)), n)
+        }
+    }
+
+    /// Natural logarithm within 1 ulp. Minus infinity at zero, NaN below, infinity and NaN pass on.
+    #[inline(always)]
+    unsafe fn log(a: Self::V) -> Self::V {
+        // FreeBSD's logf: with f = m - 1 and s = f / (2 + f), log(1 + f) = f - f²/2 + s(f²/2 + R(s²)).
+        // SAFETY: the trait's contract.
+        unsafe {
+            let denormal = Self::gt(Self::splat(f32::MIN_POSITIVE), a);
+            let x = Self::select(denormal, Self::mul(a, Self::splat(33_554_432.0)), a);
+            let (m, e) = Self::split2(x);
+            let e = Self::select(denormal, Self::sub(e, Self::splat(25.0)), e);
+            let f = Self::sub(m, Self::splat(1.0));
+            let s = Self::div(f, Self::add(Self::splat(2.0), f));
+            let z = Self::mul(s, s);
+            let w = Self::mul(z, z);
+            let odd = Self::fmadd(w, Self::splat(0.242_790_79), Self::splat(0.400_009_72));
+            let even = Self::fmadd(w, Self::splat(0.284_987_87), Self::splat(0.666_666_63));
+            let r = Self::fmadd(w, odd, Self::mul(z, even));
+            let half = Self::mul(Self::splat(0.5), Self::mul(f, f));
+            let low = Self::mul(e, Self::splat(9.058_001e-6));
+            let y = Self::fmadd(s, Self::add(half, r), low);
+            let y = Self::add(Self::sub(y, half), f);
+            let y = Self::fmadd(e, Self::splat(0.693_138_1), y);
+            let zero = Self::zero();
+            let y = Self::select(Self::gt(a, zero), y, Self::splat(f32::NAN));
+            let y = Self::select(Self::eq(a, zero), Self::splat(f32::NEG_INFINITY), y);
+            Self::select(Self::eq(a, Self::splat(f32::INFINITY)), a, y)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

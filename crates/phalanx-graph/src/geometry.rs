@@ -1,0 +1,100 @@
+//! Window geometry shared by convolution and pooling: sizes, strides and resolved padding.
+
+use std::fmt;
+
+/// How a window treats the border, in Keras' words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Padding {
+    /// No padding: windows lie inside the input.
+    Valid,
+    /// Pad with zeros so that the output has `ceil(input / stride)` positions, the odd one at the end.
+    Same,
+}
+
+/// Everything a 2-D window op needs to know except the number of rows. Layout is NHWC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConvGeom {
+    /// Input height, width and channels.
+    pub input: [usize; 3],
+    /// Output height, width and channels.
+    pub output: [usize; 3],
+    /// Window height and width.
+    pub kernel: [usize; 2],
+    /// Steps between windows, vertically and horizontally.
+    pub stride: [usize; 2],
+    /// Distance between taps of one window.
+    pub dilation: [usize; 2],
+    /// Zeros before the input: top and left. What lies beyond the end follows from the sizes.
+    pub pad: [usize; 2],
+    /// Channel groups: input channels `g*c/groups..` feed output channels `g*o/groups..`.
+    pub groups: usize,
+}
+
+impl ConvGeom {
+    /// Resolves padding and output size along both axes. `None` when the window does not fit.
+    pub fn new(
+        input: [usize; 3],
+        filters: usize,
+        kernel: [usize; 2],
+        stride: [usize; 2],
+        dilation: [usize; 2],
+        padding: Padding,
+        groups: usize,
+    ) -> Option<ConvGeom> {
+        let mut output = [0, 0, filters];
+        let mut pad = [0, 0];
+        for a in 0..2 {
+            let span = (kernel[a] - 1).checked_mul(dilation[a])?.checked_add(1)?;
+            match padding {
+                Padding::Valid => {
+                    output[a] = input[a].checked_sub(span)? / stride[a] + 1;
+                }
+                Padding::Same => {
+                    output[a] = input[a].div_ceil(stride[a]);
+                    let needed = ((output[a] - 1) * stride[a] + span).saturating_sub(input[a]);
+                    pad[a] = needed / 2;
+                }
+            }
+        }
+        Some(ConvGeom { input, output, kernel, stride, dilation, pad, groups })
+    }
+
+    /// Floats in one input row (image).
+    pub fn input_len(&self) -> usize {
+        self.input.iter().product()
+    }
+
+    /// Floats in one output row (image).
+    pub fn output_len(&self) -> usize {
+        self.output.iter().product()
+    }
+
+    /// Kernel shape `[h, w, in/groups, out]`, as Keras stores it.
+    pub fn kernel_dims(&self) -> [usize; 4] {
+        [self.kernel[0], self.kernel[1], self.input[2] / self.groups, self.output[2]]
+    }
+
+    /// Multiply-adds of one row, forward.
+    pub fn macs(&self) -> usize {
+        self.output[0] * self.output[1] * self.kernel_dims().iter().product::<usize>()
+    }
+}
+
+impl fmt::Display for ConvGeom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.kernel[0], self.kernel[1])?;
+        if self.stride != [1, 1] {
+            write!(f, " stride={}x{}", self.stride[0], self.stride[1])?;
+        }
+        if self.dilation != [1, 1] {
+            write!(f, " dilation={}x{}", self.dilation[0], self.dilation[1])?;
+        }
+        if self.pad != [0, 0] {
+            write!(f, " pad={},{}", self.pad[0], self.pad[1])?;
+        }
+        if self.groups != 1 {
+            write!(f, " groups={}", self.groups)?;
+        }
+        Ok(())
+    }
+}

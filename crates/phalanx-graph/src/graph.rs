@@ -1,0 +1,260 @@
+//! The graph: nodes in topological order, each one op with one result.
+
+use crate::error::{GraphError, Result};
+use crate::ops::Op;
+use crate::types::{DType, Space, Type};
+use std::fmt;
+
+/// A node of a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u32);
+
+/// A variable that outlives a step: a weight or a moving statistic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ParamId(pub u32);
+
+/// A value handed in at every step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FeedId(pub u32);
+
+impl NodeId {
+    /// Position in the graph.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl ParamId {
+    /// Position in the parameter table.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl FeedId {
+    /// Position in the feed table.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A parameter's place in the tables of graph, program and executor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParamSpec {
+    /// Full name, `layer/kernel`.
+    pub name: String,
+    /// Dimensions.
+    pub dims: Vec<usize>,
+    /// Whether the optimizer updates it.
+    pub trainable: bool,
+}
+
+impl ParamSpec {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A feed's name and type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FeedSpec {
+    /// Name, for messages.
+    pub name: String,
+    /// Type; rows or mirrored.
+    pub ty: Type,
+}
+
+/// One op applied to earlier nodes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// What it computes.
+    pub op: Op,
+    /// Its operands.
+    pub inputs: Vec<NodeId>,
+    /// Type of the result.
+    pub ty: Type,
+    /// The layer that made it; index into the graph's scope names.
+    pub scope: u32,
+}
+
+/// A graph under construction or between passes.
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    nodes: Vec<Node>,
+    params: Vec<ParamSpec>,
+    feeds: Vec<FeedSpec>,
+    scopes: Vec<String>,
+    current: u32,
+}
+
+impl Graph {
+    /// An empty graph.
+    pub fn new() -> Graph {
+        Graph { scopes: vec![String::new()], ..Graph::default() }
+    }
+
+    /// A graph with the same tables and no nodes: what a rewriting pass fills.
+    pub fn like(other: &Graph) -> Graph {
+        Graph {
+            nodes: Vec::with_capacity(other.nodes.len()),
+            params: other.params.clone(),
+            feeds: other.feeds.clone(),
+            scopes: other.scopes.clone(),
+            current: 0,
+        }
+    }
+
+    /// Sets the layer that following nodes belong to; returns the one before.
+    pub fn enter(&mut self, layer: &str) -> String {
+        let before = self.scopes[self.current as usize].clone();
+        self.current = match self.scopes.iter().position(|s| s == layer) {
+            Some(i) => i as u32,
+            None => {
+                self.scopes.push(layer.into());
+                self.scopes.len() as u32 - 1
+            }
+        };
+        before
+    }
+
+    /// Sets the scope by number, as a pass does when it copies a node.
+    pub fn set_scope(&mut self, scope: u32) {
+        self.current = scope;
+    }
+
+    /// The layer a node belongs to.
+    pub fn scope_name(&self, id: NodeId) -> &str {
+        &self.scopes[self.nodes[id.index()].scope as usize]
+    }
+
+    /// Appends a node after checking its operands.
+    pub fn push(&mut self, op: Op, inputs: &[NodeId]) -> Result<NodeId> {
+        let types: Vec<&Type> = inputs.iter().map(|i| &self.nodes[i.index()].ty).collect();
+        let ty = op.infer(&types).map_err(|e| e.in_layer(&self.scopes[self.current as usize]))?;
+        Ok(self.push_typed(op, inputs.to_vec(), ty))
+    }
+
+    /// Appends a node whose type is known; `verify` checks it later.
+    pub fn push_typed(&mut self, op: Op, inputs: Vec<NodeId>, ty: Type) -> NodeId {
+        let id = NodeId(self.nodes.len() as u32);
+        debug_assert!(inputs.iter().all(|i| *i < id), "operands must come first");
+        self.nodes.push(Node { op, inputs, ty, scope: self.current });
+        id
+    }
+
+    /// Declares a parameter.
+    pub fn add_param(&mut self, name: &str, dims: &[usize], trainable: bool) -> ParamId {
+        self.params.push(ParamSpec { name: name.into(), dims: dims.to_vec(), trainable });
+        ParamId(self.params.len() as u32 - 1)
+    }
+
+    /// Declares a feed.
+    pub fn add_feed(&mut self, name: &str, ty: Type) -> FeedId {
+        self.feeds.push(FeedSpec { name: name.into(), ty });
+        FeedId(self.feeds.len() as u32 - 1)
+    }
+
+    /// Reads a parameter.
+    pub fn param(&mut self, id: ParamId) -> NodeId {
+        let ty = Type::mirrored(self.params[id.index()].dims.clone());
+        self.push_typed(Op::Param { id }, vec![], ty)
+    }
+
+    /// Reads a feed.
+    pub fn feed(&mut self, id: FeedId) -> NodeId {
+        let ty = self.feeds[id.index()].ty.clone();
+        self.push_typed(Op::Feed { id }, vec![], ty)
+    }
+
+    /// A mirrored constant, `value` everywhere.
+    pub fn fill(&mut self, value: f64, dims: &[usize]) -> NodeId {
+        let op = Op::Const { bits: value.to_bits(), dims: dims.to_vec() };
+        self.push_typed(op, vec![], Type::new(DType::F32, Space::Mirrored, dims.to_vec()))
+    }
+
+    /// A scalar constant.
+    pub fn scalar(&mut self, value: f64) -> NodeId {
+        self.fill(value, &[])
+    }
+
+    /// A node.
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.index()]
+    }
+
+    /// A node's type.
+    pub fn ty(&self, id: NodeId) -> &Type {
+        &self.nodes[id.index()].ty
+    }
+
+    /// All nodes in order.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// All node ids in order.
+    pub fn ids(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
+        (0..self.nodes.len() as u32).map(NodeId)
+    }
+
+    /// The parameter table.
+    pub fn params(&self) -> &[ParamSpec] {
+        &self.params
+    }
+
+    /// The feed table.
+    pub fn feeds(&self) -> &[FeedSpec] {
+        &self.feeds
+    }
+
+    /// Checks order, operand counts and types of every node.
+    pub fn verify(&self, pass: &str) -> Result<()> {
+        for id in self.ids() {
+            let node = self.node(id);
+            if node.inputs.iter().any(|i| *i >= id) {
+                return Err(GraphError::internal(pass, format!("%{} uses a later node", id.0)));
+            }
+            let types: Vec<&Type> = node.inputs.iter().map(|i| self.ty(*i)).collect();
+            let expected = match &node.op {
+                Op::Param { id } => Type::mirrored(self.params[id.index()].dims.clone()),
+                Op::Feed { id } => self.feeds[id.index()].ty.clone(),
+                op => op.infer(&types).map_err(|e| {
+                    GraphError::internal(pass, format!("%{} {}: {e}", id.0, op.name()))
+                })?,
+            };
+            if expected != node.ty {
+                let text = format!("%{} is {}, its op gives {}", id.0, node.ty, expected);
+                return Err(GraphError::internal(pass, text));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One line a node: `%3 = dot(%0, %1) rows f32[256]  ; dense`.
+impl fmt::Display for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for id in self.ids() {
+            let node = self.node(id);
+            let args: Vec<String> = node.inputs.iter().map(|i| format!("%{}", i.0)).collect();
+            let mut line = format!("%{} = {}({})", id.0, node.op, args.join(", "));
+            match &node.op {
+                Op::Param { id } => line += &format!(" \"{}\"", self.params[id.index()].name),
+                Op::Feed { id } => line += &format!(" \"{}\"", self.feeds[id.index()].name),
+                _ => {}
+            }
+            line += &format!(" : {}", node.ty);
+            match self.scope_name(id) {
+                "" => writeln!(f, "{line}")?,
+                scope => writeln!(f, "{line}  ; {scope}")?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,22 @@
+//! Shapes, dtypes and host tensors; the op set; graph builder and verifier; autodiff; and the
+//! passes that turn a model into a static step program. No IO, no threads, no `unsafe`.
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+pub mod autodiff;
+mod build;
+mod error;
+mod geometry;
+mod graph;
+pub mod ops;
+pub mod rng;
+mod tensor;
+mod types;
+pub mod update;
+
+pub use error::{GraphError, Result};
+pub use geometry::{ConvGeom, Padding};
+pub use graph::{FeedId, FeedSpec, Graph, Node, NodeId, ParamId, ParamSpec};
+pub use ops::Op;
+pub use tensor::{Data, Tensor};
+pub use types::{DType, Scope, Space, Type};

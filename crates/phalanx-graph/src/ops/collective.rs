@@ -1,0 +1,25 @@
+//! Collectives: the only ops through which workers learn of each other's rows.
+
+use super::operand;
+use crate::error::Result;
+use crate::types::{Scope, Space, Type};
+
+/// Shape rule of `AllReduce`.
+pub fn infer_all_reduce(scope: Scope, x: &Type) -> Result<Type> {
+    if x.space != Space::Partial {
+        return Err(operand("all_reduce", "a partial sum", x));
+    }
+    let space = match scope {
+        Scope::Device => Space::Device,
+        Scope::All => Space::Mirrored,
+    };
+    Ok(Type { space, ..x.clone() })
+}
+
+/// Shape rule of `ReplicaMean`.
+pub fn infer_replica_mean(x: &Type) -> Result<Type> {
+    if x.space != Space::Device {
+        return Err(operand("replica_mean", "a per-device value", x));
+    }
+    Ok(Type { space: Space::Mirrored, ..x.clone() })
+}

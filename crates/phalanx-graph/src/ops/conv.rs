@@ -1,0 +1,53 @@
+//! 2-D convolution, NHWC, with stride, padding, dilation and groups.
+
+use super::{Backward, Cotangents, Epilogue, Op, dot, need_rows, need_whole, operand};
+use crate::error::Result;
+use crate::geometry::ConvGeom;
+use crate::graph::Graph;
+use crate::types::{Space, Type};
+
+fn need_image(op: &str, dims: [usize; 3], t: &Type) -> Result<()> {
+    need_rows(op, t)?;
+    if t.dims == dims { Ok(()) } else { Err(operand(op, format!("image {dims:?}"), t)) }
+}
+
+/// Shape rule.
+pub fn infer(geom: &ConvGeom, e: Epilogue, x: &[&Type]) -> Result<Type> {
+    need_image("conv", geom.input, x[0])?;
+    need_whole("conv kernel", &geom.kernel_dims(), x[1])?;
+    if e.bias {
+        need_whole("conv bias", &[geom.output[2]], x[2])?;
+    }
+    Ok(Type::rows(geom.output))
+}
+
+/// Shape rule of the input's derivative; operands `dy, w`.
+pub fn infer_grad_input(geom: &ConvGeom, dy: &Type, w: &Type) -> Result<Type> {
+    need_image("conv_grad_input", geom.output, dy)?;
+    need_whole("conv_grad_input", &geom.kernel_dims(), w)?;
+    Ok(Type::rows(geom.input))
+}
+
+/// Shape rule of the kernel's derivative; operands `x, dy`.
+pub fn infer_grad_kernel(geom: &ConvGeom, x: &Type, dy: &Type) -> Result<Type> {
+    need_image("conv_grad_kernel", geom.input, x)?;
+    need_image("conv_grad_kernel", geom.output, dy)?;
+    Ok(Type::new(x.dtype, Space::Partial, geom.kernel_dims()))
+}
+
+/// `dx` by the transposed kernel, `dw` by correlating input and `dz`, `dbias = Σ dz`.
+pub fn derivative(geom: &ConvGeom, e: Epilogue, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
+    let (x, w) = (b.inputs[0], b.inputs[1]);
+    let (dz, dbias) = dot::epilogue_derivative(e, g, b)?;
+    let mut out = vec![None, None];
+    if b.wanted[0] {
+        out[0] = Some(g.push(Op::ConvGradInput(*geom), &[dz, w])?);
+    }
+    if b.wanted[1] {
+        out[1] = Some(g.push(Op::ConvGradKernel(*geom), &[x, dz])?);
+    }
+    if e.bias {
+        out.push(dbias);
+    }
+    Ok(out)
+}

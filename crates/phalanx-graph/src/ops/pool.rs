@@ -1,0 +1,44 @@
+//! Pooling over windows. Padding never wins a maximum and never counts in an average.
+
+use super::{Backward, Cotangents, Op, need_rows, operand};
+use crate::error::Result;
+use crate::geometry::ConvGeom;
+use crate::graph::Graph;
+use crate::types::Type;
+
+/// What a window yields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PoolKind {
+    /// Its largest element.
+    Max,
+    /// The mean of the elements that are not padding.
+    Average,
+}
+
+/// Shape rule.
+pub fn infer(geom: &ConvGeom, x: &Type) -> Result<Type> {
+    need_rows("pool", x)?;
+    if x.dims != geom.input || geom.input[2] != geom.output[2] {
+        return Err(operand("pool", format!("image {:?}", geom.input), x));
+    }
+    Ok(Type::rows(geom.output))
+}
+
+/// Shape rule of the derivative, from `dy`.
+pub fn infer_grad(geom: &ConvGeom, dy: &Type) -> Result<Type> {
+    need_rows("pool_grad", dy)?;
+    if dy.dims != geom.output {
+        return Err(operand("pool_grad", format!("image {:?}", geom.output), dy));
+    }
+    Ok(Type::rows(geom.input))
+}
+
+/// `dy` goes to the first maximum of each window, or evenly to all its elements.
+pub fn derivative(kind: PoolKind, geom: &ConvGeom, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
+    let op = Op::PoolGrad(kind, *geom);
+    let dx = match kind {
+        PoolKind::Max => g.push(op, &[b.inputs[0], b.y, b.dy])?,
+        PoolKind::Average => g.push(op, &[b.dy])?,
+    };
+    Ok(vec![Some(dx)])
+}

@@ -1,0 +1,65 @@
+//! Softmax and the crossentropy that is fused with it.
+
+use super::{Backward, Cotangents, Op, Unary, need_index, need_rows, operand};
+use crate::error::Result;
+use crate::graph::{Graph, NodeId};
+use crate::types::Type;
+
+/// Shape rule of softmax and log-softmax.
+pub fn infer(x: &Type) -> Result<Type> {
+    need_rows("softmax", x)?;
+    if x.dims.is_empty() || x.last() == 0 {
+        return Err(operand("softmax", "a last axis to normalise over", x));
+    }
+    Ok(x.clone())
+}
+
+/// Shape rule of sparse crossentropy: one number per label.
+pub fn infer_sparse_xent(logits: &Type, labels: &Type) -> Result<Type> {
+    infer(logits)?;
+    need_index("sparse_xent labels", labels)?;
+    if logits.dims[..logits.dims.len() - 1] != labels.dims {
+        return Err(operand(
+            "sparse_xent labels",
+            format!("one label for each of {logits}"),
+            labels,
+        ));
+    }
+    Ok(Type::rows(labels.dims.clone()))
+}
+
+/// Shape rule of its derivative.
+pub fn infer_sparse_xent_grad(logits: &Type, labels: &Type, dy: &Type) -> Result<Type> {
+    if *dy != infer_sparse_xent(logits, labels)? {
+        return Err(operand("sparse_xent_grad", "one number per label", dy));
+    }
+    Ok(logits.clone())
+}
+
+/// `s` summed over the last axis, which stays with size one.
+fn sum_last(g: &mut Graph, x: NodeId) -> Result<NodeId> {
+    let axis = g.ty(x).dims.len() - 1;
+    g.sum_axes(x, &[axis])
+}
+
+/// `dx = y · (dy - Σ dy·y)`
+pub fn softmax_derivative(g: &mut Graph, b: &Backward<'_>) -> Cotangents {
+    let t = g.mul(b.dy, b.y)?;
+    let s = sum_last(g, t)?;
+    let d = g.sub(b.dy, s)?;
+    Ok(vec![Some(g.mul(b.y, d)?)])
+}
+
+/// `dx = dy - eʸ · Σ dy`
+pub fn log_softmax_derivative(g: &mut Graph, b: &Backward<'_>) -> Cotangents {
+    let s = sum_last(g, b.dy)?;
+    let p = g.unary(Unary::Exp, b.y)?;
+    let t = g.mul(p, s)?;
+    Ok(vec![Some(g.sub(b.dy, t)?)])
+}
+
+/// `dlogits = (softmax(logits) - onehot(label)) · dy`
+pub fn sparse_xent_derivative(g: &mut Graph, b: &Backward<'_>) -> Cotangents {
+    let d = g.push(Op::SparseXentGrad, &[b.inputs[0], b.inputs[1], b.dy])?;
+    Ok(vec![Some(d), None])
+}

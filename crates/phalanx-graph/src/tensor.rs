@@ -1,0 +1,148 @@
+//! Host tensors: what users hand in and get back.
+
+use crate::types::DType;
+
+/// The elements of a host tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Data {
+    /// 32-bit floats.
+    F32(Vec<f32>),
+    /// 32-bit integers.
+    I32(Vec<i32>),
+}
+
+/// A dense row-major array on the host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    dims: Vec<usize>,
+    data: Data,
+}
+
+impl Tensor {
+    /// A tensor of the given dimensions.
+    ///
+    /// # Errors
+    /// `None` when the number of elements is not the product of the dimensions.
+    pub fn new(dims: impl Into<Vec<usize>>, data: impl Into<Data>) -> Option<Tensor> {
+        let (dims, data) = (dims.into(), data.into());
+        let len = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d))?;
+        (len == data.len()).then_some(Tensor { dims, data })
+    }
+
+    /// Zeros.
+    pub fn zeros(dims: impl Into<Vec<usize>>) -> Tensor {
+        let dims = dims.into();
+        let len = dims.iter().product();
+        Tensor { dims, data: Data::F32(vec![0.0; len]) }
+    }
+
+    /// Dimensions, the batch first.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        match self.data {
+            Data::F32(_) => DType::F32,
+            Data::I32(_) => DType::I32,
+        }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.data.len()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Leading dimension; 1 for a scalar.
+    pub fn rows(&self) -> usize {
+        self.dims.first().copied().unwrap_or(1)
+    }
+
+    /// Elements of one row.
+    pub fn row_len(&self) -> usize {
+        self.dims.iter().skip(1).product()
+    }
+
+    /// The elements.
+    pub fn data(&self) -> &Data {
+        &self.data
+    }
+
+    /// The floats, `None` for another type.
+    pub fn f32(&self) -> Option<&[f32]> {
+        match &self.data {
+            Data::F32(v) => Some(v),
+            Data::I32(_) => None,
+        }
+    }
+
+    /// The floats to change, `None` for another type.
+    pub fn f32_mut(&mut self) -> Option<&mut [f32]> {
+        match &mut self.data {
+            Data::F32(v) => Some(v),
+            Data::I32(_) => None,
+        }
+    }
+
+    /// The integers, `None` for another type.
+    pub fn i32(&self) -> Option<&[i32]> {
+        match &self.data {
+            Data::I32(v) => Some(v),
+            Data::F32(_) => None,
+        }
+    }
+
+    /// The same elements under other dimensions, `None` when the count differs.
+    pub fn reshape(self, dims: impl Into<Vec<usize>>) -> Option<Tensor> {
+        Tensor::new(dims, self.data)
+    }
+
+    /// Rows `range` as a new tensor.
+    ///
+    /// # Panics
+    /// When the range lies outside the rows.
+    pub fn slice_rows(&self, range: std::ops::Range<usize>) -> Tensor {
+        let len = self.row_len();
+        let part = range.start * len..range.end * len;
+        let data = match &self.data {
+            Data::F32(v) => Data::F32(v[part].to_vec()),
+            Data::I32(v) => Data::I32(v[part].to_vec()),
+        };
+        let mut dims = self.dims.clone();
+        dims[0] = range.len();
+        Tensor { dims, data }
+    }
+}
+
+impl Data {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Data::F32(v) => v.len(),
+            Data::I32(v) => v.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl From<Vec<f32>> for Data {
+    fn from(v: Vec<f32>) -> Data {
+        Data::F32(v)
+    }
+}
+
+impl From<Vec<i32>> for Data {
+    fn from(v: Vec<i32>) -> Data {
+        Data::I32(v)
+    }
+}

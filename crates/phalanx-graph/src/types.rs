@@ -1,0 +1,144 @@
+//! What a value is: element type, where it lives (its *space*) and its dimensions.
+
+use std::fmt;
+
+/// Element type of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// 32-bit float: activations, weights, gradients.
+    F32,
+    /// 64-bit float: sums of batch statistics, where cancellation would hurt.
+    F64,
+    /// 32-bit integer: class labels and token ids.
+    I32,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            DType::F32 | DType::I32 => 4,
+            DType::F64 => 8,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::I32 => "i32",
+        })
+    }
+}
+
+/// How the workers of the mesh share a value. The verifier uses it to prove that every sum over
+/// the batch passes through a collective before anything treats it as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Space {
+    /// One entry per sample; every worker holds its own rows. The batch is not part of `dims`.
+    Rows,
+    /// Every worker holds a partial sum over its rows; only a collective makes it whole.
+    Partial,
+    /// Equal on all workers of one device, different between devices (per-replica statistics).
+    Device,
+    /// Equal everywhere: weights, constants, scalars, reduced sums.
+    Mirrored,
+}
+
+impl fmt::Display for Space {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Space::Rows => "rows",
+            Space::Partial => "partial",
+            Space::Device => "device",
+            Space::Mirrored => "mirrored",
+        })
+    }
+}
+
+/// Which workers a collective spans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// The workers of one device, that is one replica.
+    Device,
+    /// Every worker of every device.
+    All,
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Scope::Device => "device",
+            Scope::All => "all",
+        })
+    }
+}
+
+/// The type of a value.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Type {
+    /// Element type.
+    pub dtype: DType,
+    /// How workers share it.
+    pub space: Space,
+    /// Dimensions; for [`Space::Rows`] those of one row, without the batch.
+    pub dims: Vec<usize>,
+}
+
+impl Type {
+    /// A value of the given parts.
+    pub fn new(dtype: DType, space: Space, dims: impl Into<Vec<usize>>) -> Type {
+        Type { dtype, space, dims: dims.into() }
+    }
+
+    /// Float rows: what most layers see.
+    pub fn rows(dims: impl Into<Vec<usize>>) -> Type {
+        Type::new(DType::F32, Space::Rows, dims)
+    }
+
+    /// A mirrored float value.
+    pub fn mirrored(dims: impl Into<Vec<usize>>) -> Type {
+        Type::new(DType::F32, Space::Mirrored, dims)
+    }
+
+    /// Elements (of one row, for rows).
+    pub fn len(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// True for values with one entry per sample.
+    pub fn is_rows(&self) -> bool {
+        self.space == Space::Rows
+    }
+
+    /// The last dimension, 1 for scalars.
+    pub fn last(&self) -> usize {
+        self.dims.last().copied().unwrap_or(1)
+    }
+
+    /// The shape as Keras prints it, `(None, 28, 28, 1)` for rows.
+    pub fn shape_text(&self) -> String {
+        let mut parts: Vec<String> = self.dims.iter().map(|d| d.to_string()).collect();
+        if self.is_rows() {
+            parts.insert(0, "None".into());
+        }
+        match parts.len() {
+            1 => format!("({},)", parts[0]),
+            _ => format!("({})", parts.join(", ")),
+        }
+    }
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dims: Vec<String> = self.dims.iter().map(|d| d.to_string()).collect();
+        write!(f, "{} {}[{}]", self.space, self.dtype, dims.join(","))
+    }
+}

@@ -1,0 +1,169 @@
+//! What happens to a weight once its gradient is whole: the optimizer's rule as a tape.
+//!
+//! An optimizer is written once, as arithmetic on (weight, gradient, slots, scalars of the step);
+//! every executor evaluates that tape over the flat parameter buffers in one pass.
+
+use crate::ops::{Access, Binary, Instr, Tape, Unary};
+
+/// A per-weight buffer of the optimizer, such as a momentum.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Slot {
+    /// Keras' name of the slot.
+    pub name: String,
+    /// Its first value.
+    pub init: SlotInit,
+}
+
+/// What a slot holds before the first step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum SlotInit {
+    /// A number.
+    Value(f32),
+    /// A copy of the weight.
+    Weight,
+}
+
+/// How gradients are limited before the rule sees them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Clip {
+    /// Each weight's gradient is scaled to at most this L2 norm.
+    Norm(f32),
+    /// All gradients together are scaled to at most this L2 norm.
+    GlobalNorm(f32),
+    /// Each element is limited to `-v..=v`.
+    Value(f32),
+}
+
+/// An optimizer's update. Tape operands are, in order: the weight, the gradient, every slot (all
+/// read element by element), then the scalars of the step. Outputs: the weight, then every slot.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UpdateRule {
+    /// Name, for printing.
+    pub name: String,
+    /// The slots.
+    pub slots: Vec<Slot>,
+    /// Number of scalars the host computes at every step.
+    pub scalars: usize,
+    /// Gradient limits.
+    pub clip: Option<Clip>,
+    /// The arithmetic.
+    pub tape: Tape,
+}
+
+/// A number inside a rule under construction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reg(u16);
+
+/// Writes an [`UpdateRule`].
+#[derive(Clone, Debug)]
+pub struct RuleBuilder {
+    slots: Vec<Slot>,
+    scalars: usize,
+    instrs: Vec<Instr>,
+}
+
+impl RuleBuilder {
+    /// A rule with the given slots and number of scalars.
+    pub fn new(slots: Vec<Slot>, scalars: usize) -> RuleBuilder {
+        let inputs = 2 + slots.len() + scalars;
+        let instrs = (0..inputs as u16).map(Instr::Input).collect();
+        RuleBuilder { slots, scalars, instrs }
+    }
+
+    /// The weight.
+    pub fn weight(&self) -> Reg {
+        Reg(0)
+    }
+
+    /// The gradient, whole and clipped.
+    pub fn gradient(&self) -> Reg {
+        Reg(1)
+    }
+
+    /// Slot `i`.
+    pub fn slot(&self, i: usize) -> Reg {
+        assert!(i < self.slots.len(), "the rule has no slot {i}");
+        Reg(2 + i as u16)
+    }
+
+    /// Scalar `i` of the step.
+    pub fn scalar(&self, i: usize) -> Reg {
+        assert!(i < self.scalars, "the rule has no scalar {i}");
+        Reg((2 + self.slots.len() + i) as u16)
+    }
+
+    fn push(&mut self, instr: Instr) -> Reg {
+        self.instrs.push(instr);
+        Reg(self.instrs.len() as u16 - 1)
+    }
+
+    /// A constant.
+    pub fn constant(&mut self, v: f64) -> Reg {
+        self.push(Instr::Const(v.to_bits()))
+    }
+
+    /// A function of one number.
+    pub fn unary(&mut self, u: Unary, a: Reg) -> Reg {
+        self.push(Instr::Unary(u, a.0))
+    }
+
+    /// A function of two numbers.
+    pub fn binary(&mut self, b: Binary, l: Reg, r: Reg) -> Reg {
+        self.push(Instr::Binary(b, l.0, r.0))
+    }
+
+    /// `l + r`
+    pub fn add(&mut self, l: Reg, r: Reg) -> Reg {
+        self.binary(Binary::Add, l, r)
+    }
+
+    /// `l - r`
+    pub fn sub(&mut self, l: Reg, r: Reg) -> Reg {
+        self.binary(Binary::Sub, l, r)
+    }
+
+    /// `l * r`
+    pub fn mul(&mut self, l: Reg, r: Reg) -> Reg {
+        self.binary(Binary::Mul, l, r)
+    }
+
+    /// `l / r`
+    pub fn div(&mut self, l: Reg, r: Reg) -> Reg {
+        self.binary(Binary::Div, l, r)
+    }
+
+    /// `a * c`
+    pub fn scale(&mut self, a: Reg, c: f64) -> Reg {
+        let c = self.constant(c);
+        self.mul(a, c)
+    }
+
+    /// `if c != 0 { a } else { b }`
+    pub fn select(&mut self, c: Reg, a: Reg, b: Reg) -> Reg {
+        self.push(Instr::Select(c.0, a.0, b.0))
+    }
+
+    /// `a * keep + b * (1 - keep)`: a moving average.
+    pub fn blend(&mut self, keep: f64, a: Reg, b: Reg) -> Reg {
+        let a = self.scale(a, keep);
+        let b = self.scale(b, 1.0 - keep);
+        self.add(a, b)
+    }
+
+    /// The finished rule: the new weight and the new slots.
+    pub fn finish(self, name: &str, clip: Option<Clip>, weight: Reg, slots: &[Reg]) -> UpdateRule {
+        assert_eq!(slots.len(), self.slots.len(), "every slot needs its new value");
+        let full = 2 + self.slots.len();
+        let inputs = (0..full + self.scalars)
+            .map(|i| if i < full { Access::Full } else { Access::Scalar })
+            .collect();
+        let outputs = std::iter::once(weight).chain(slots.iter().copied()).map(|r| r.0).collect();
+        UpdateRule {
+            name: name.into(),
+            slots: self.slots,
+            scalars: self.scalars,
+            clip,
+            tape: Tape { inputs, instrs: self.instrs, outputs },
+        }
+    }
+}

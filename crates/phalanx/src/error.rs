@@ -1,0 +1,79 @@
+//! What can go wrong, in the user's words.
+
+use phalanx_graph::GraphError;
+use thiserror::Error;
+
+/// Any error of the library.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Shapes that do not fit, found when the model is built.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// An argument outside its range.
+    #[error("{owner}: {argument}: expected {expected}, received {received}")]
+    Argument {
+        /// The layer, loss, optimizer or call at fault.
+        owner: String,
+        /// The argument's name.
+        argument: String,
+        /// What would have been right.
+        expected: String,
+        /// What was there.
+        received: String,
+    },
+    /// A name that nothing answers to.
+    #[error("unknown {kind} '{name}'{}", suggestion(known, name))]
+    Unknown {
+        /// What was looked up: layer, activation, loss, …
+        kind: &'static str,
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        known: Vec<String>,
+    },
+    /// A config that does not describe what it should.
+    #[error("{owner}: {message}")]
+    Config {
+        /// The class the config is for.
+        owner: String,
+        /// What is wrong with it.
+        message: String,
+    },
+}
+
+fn suggestion(known: &[String], name: &str) -> String {
+    let close = |k: &&String| {
+        let (k, n) = (k.to_lowercase(), name.to_lowercase());
+        k.contains(&n) || n.contains(&k) || k.chars().take(4).eq(n.chars().take(4))
+    };
+    match known.iter().find(close) {
+        Some(k) => format!("; did you mean '{k}'? known: {}", known.join(", ")),
+        None => format!("; known: {}", known.join(", ")),
+    }
+}
+
+impl Error {
+    /// An argument outside its range.
+    pub fn argument(
+        owner: impl Into<String>,
+        argument: impl Into<String>,
+        expected: impl Into<String>,
+        received: impl ToString,
+    ) -> Error {
+        Error::Argument {
+            owner: owner.into(),
+            argument: argument.into(),
+            expected: expected.into(),
+            received: received.to_string(),
+        }
+    }
+
+    /// A config that does not describe what it should.
+    pub fn config(owner: impl Into<String>, message: impl ToString) -> Error {
+        Error::Config { owner: owner.into(), message: message.to_string() }
+    }
+}
+
+/// Result of the library's calls.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,317 @@
+//! What a layer is: a config and a `call` that appends nodes to the graph.
+//!
+//! `call` both declares the layer's weights and computes with them, so shapes are inferred by the
+//! same lines that run. A layer's identity (and with it its weights) is its [`LayerHandle`]:
+//! applying one handle twice shares the weights.
+
+use crate::constraints::Constraint;
+use crate::error::{Error, Result};
+use crate::initializers::Initializer;
+use crate::regularizers::Regularizer;
+use phalanx_graph::{Graph, NodeId, ParamId, Scope};
+use serde_json::{Map, Value};
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// A layer's config and computation.
+pub trait Layer: Debug + Send + Sync + 'static {
+    /// Keras' class name, such as `Dense`.
+    fn class_name(&self) -> &'static str;
+
+    /// The config under Keras' keys, without `name`, `trainable` and `dtype`.
+    fn config(&self) -> Map<String, Value>;
+
+    /// Appends the layer's nodes for these inputs and returns its output.
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId>;
+}
+
+/// A weight as its layer declares it.
+#[derive(Clone, Debug)]
+pub struct WeightSpec {
+    /// Keras' name inside the layer: `kernel`, `bias`, `gamma`, ….
+    pub name: &'static str,
+    /// Dimensions.
+    pub dims: Vec<usize>,
+    /// First values.
+    pub initializer: Initializer,
+    /// Penalty on its size.
+    pub regularizer: Option<Regularizer>,
+    /// Projection after every update.
+    pub constraint: Option<Constraint>,
+    /// False for moving statistics, which no optimizer touches.
+    pub trainable: bool,
+}
+
+impl WeightSpec {
+    /// A trainable weight without penalty or constraint.
+    pub fn new(name: &'static str, dims: &[usize], initializer: Initializer) -> WeightSpec {
+        WeightSpec {
+            name,
+            dims: dims.to_vec(),
+            initializer,
+            regularizer: None,
+            constraint: None,
+            trainable: true,
+        }
+    }
+
+    /// Adds a penalty.
+    pub fn regularizer(mut self, regularizer: Option<Regularizer>) -> WeightSpec {
+        self.regularizer = regularizer;
+        self
+    }
+
+    /// Adds a projection.
+    pub fn constraint(mut self, constraint: Option<Constraint>) -> WeightSpec {
+        self.constraint = constraint;
+        self
+    }
+
+    /// Marks a weight that no optimizer touches.
+    pub fn non_trainable(mut self) -> WeightSpec {
+        self.trainable = false;
+        self
+    }
+}
+
+/// A weight and, once initialised or loaded, its values on the host.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    /// Its declaration.
+    pub spec: WeightSpec,
+    /// Its values; `None` until a model is initialised.
+    pub values: Option<Vec<f32>>,
+}
+
+/// One layer of a model: config, name, whether it trains, and its weights.
+#[derive(Debug)]
+pub struct LayerInstance {
+    layer: Box<dyn Layer>,
+    name: Option<String>,
+    trainable: AtomicBool,
+    weights: Mutex<Vec<Weight>>,
+}
+
+impl LayerInstance {
+    /// The config.
+    pub fn layer(&self) -> &dyn Layer {
+        &*self.layer
+    }
+
+    /// The name the user gave; models number the others by class.
+    pub fn given_name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Whether the optimizer updates its weights.
+    pub fn trainable(&self) -> bool {
+        self.trainable.load(Ordering::Relaxed)
+    }
+
+    /// Freezes or thaws the layer; takes effect at the next `compile`.
+    pub fn set_trainable(&self, trainable: bool) {
+        self.trainable.store(trainable, Ordering::Relaxed);
+    }
+
+    /// The weights, in the order Keras has them.
+    pub fn weights(&self) -> MutexGuard<'_, Vec<Weight>> {
+        self.weights.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// A shared reference to a layer; clones are the same layer.
+#[derive(Clone, Debug)]
+pub struct LayerHandle(Arc<LayerInstance>);
+
+impl LayerHandle {
+    /// A layer with a given name or, with `None`, one numbered by its model.
+    pub fn new(layer: Box<dyn Layer>, name: Option<String>, trainable: bool) -> LayerHandle {
+        let trainable = AtomicBool::new(trainable);
+        LayerHandle(Arc::new(LayerInstance { layer, name, trainable, weights: Mutex::default() }))
+    }
+
+    /// Whether two handles are the same layer.
+    pub fn same(&self, other: &LayerHandle) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// The layer frozen, for chaining.
+    pub fn frozen(self) -> LayerHandle {
+        self.set_trainable(false);
+        self
+    }
+}
+
+impl std::ops::Deref for LayerHandle {
+    type Target = LayerInstance;
+
+    fn deref(&self) -> &LayerInstance {
+        &self.0
+    }
+}
+
+impl<L: Layer> From<L> for LayerHandle {
+    fn from(layer: L) -> LayerHandle {
+        LayerHandle::new(Box::new(layer), None, true)
+    }
+}
+
+/// Naming and freezing, for every layer.
+pub trait LayerExt: Layer + Sized {
+    /// Gives the layer a name, by which the model finds it.
+    fn named(self, name: &str) -> LayerHandle {
+        LayerHandle::new(Box::new(self), Some(name.into()), true)
+    }
+}
+
+impl<L: Layer> LayerExt for L {}
+
+/// A weight of the model under construction: its graph parameter and where its values live.
+#[derive(Clone, Debug)]
+pub struct ModelWeight {
+    /// The owner.
+    pub layer: LayerHandle,
+    /// The owner's name in this model.
+    pub layer_name: String,
+    /// Index in the owner's weights.
+    pub index: usize,
+    /// The graph's parameter.
+    pub param: ParamId,
+}
+
+/// What layers gather while a model is lowered to a graph.
+#[derive(Debug)]
+pub struct Lowering {
+    /// The graph.
+    pub graph: Graph,
+    /// Whether dropout drops and batch norm uses the batch.
+    pub training: bool,
+    /// The weights met so far, in order.
+    pub weights: Vec<ModelWeight>,
+    /// Assignments at the end of the step: moving statistics.
+    pub assigns: Vec<(ParamId, NodeId)>,
+    streams: u32,
+}
+
+impl Lowering {
+    /// An empty graph.
+    pub fn new(training: bool) -> Lowering {
+        Lowering { graph: Graph::new(), training, weights: vec![], assigns: vec![], streams: 0 }
+    }
+
+    /// Calls a layer under its name in this model.
+    pub fn call(&mut self, layer: &LayerHandle, name: &str, inputs: &[NodeId]) -> Result<NodeId> {
+        let before = self.graph.enter(name);
+        let mut cx = Cx { lowering: self, layer, name, declared: 0 };
+        let out = layer.layer().call(&mut cx, inputs).map_err(|e| match e {
+            Error::Graph(g) => Error::Graph(g.in_layer(name)),
+            other => other,
+        });
+        self.graph.enter(&before);
+        out
+    }
+}
+
+/// What a layer sees while it is called.
+pub struct Cx<'a> {
+    lowering: &'a mut Lowering,
+    layer: &'a LayerHandle,
+    name: &'a str,
+    declared: usize,
+}
+
+impl Cx<'_> {
+    /// The graph to append to.
+    pub fn graph(&mut self) -> &mut Graph {
+        &mut self.lowering.graph
+    }
+
+    /// The layer's name in this model.
+    pub fn name(&self) -> &str {
+        self.name
+    }
+
+    /// Dimensions of one sample of a value.
+    pub fn dims(&self, x: NodeId) -> Vec<usize> {
+        self.lowering.graph.ty(x).dims.clone()
+    }
+
+    /// Whether this is a training pass.
+    pub fn training(&self) -> bool {
+        self.lowering.training
+    }
+
+    /// Whether the layer's weights are being trained; a frozen batch norm runs in inference mode.
+    pub fn trainable(&self) -> bool {
+        self.layer.trainable()
+    }
+
+    /// An error about an argument of this layer.
+    pub fn argument(&self, argument: &str, expected: &str, received: impl ToString) -> Error {
+        Error::argument(format!("layer '{}'", self.name), argument, expected, received)
+    }
+
+    /// Declares the layer's next weight, or meets it again, and reads it.
+    pub fn weight(&mut self, spec: WeightSpec) -> Result<NodeId> {
+        let index = self.declared;
+        self.declared += 1;
+        let full_name = format!("{}/{}", self.name, spec.name);
+        if spec.dims.contains(&0) {
+            let dims = format!("{:?}", spec.dims);
+            return Err(self.argument(spec.name, "a shape without zeros", dims));
+        }
+        let mut weights = self.layer.weights();
+        match weights.get_mut(index) {
+            None => weights.push(Weight { spec: spec.clone(), values: None }),
+            Some(known) if known.spec.dims == spec.dims => known.spec = spec.clone(),
+            Some(known) => {
+                let (expected, received) = (format!("{:?}", known.spec.dims), &spec.dims);
+                return Err(self.argument(
+                    spec.name,
+                    &format!("the shape it was built with, {expected}"),
+                    format!("{received:?}"),
+                ));
+            }
+        }
+        drop(weights);
+        let met =
+            self.lowering.weights.iter().find(|w| w.layer.same(self.layer) && w.index == index);
+        let param = match met {
+            Some(w) => w.param,
+            None => {
+                let trainable = spec.trainable && self.layer.trainable();
+                let param = self.lowering.graph.add_param(&full_name, &spec.dims, trainable);
+                self.lowering.weights.push(ModelWeight {
+                    layer: self.layer.clone(),
+                    layer_name: self.name.into(),
+                    index,
+                    param,
+                });
+                param
+            }
+        };
+        Ok(self.lowering.graph.param(param))
+    }
+
+    /// Sets the layer's weight `index` to `value` at the end of the step.
+    pub fn assign(&mut self, index: usize, value: NodeId) {
+        let met =
+            self.lowering.weights.iter().find(|w| w.layer.same(self.layer) && w.index == index);
+        let param = met.expect("a layer assigns a weight it has declared").param;
+        // A shared layer assigns once per call; the last call wins, as in Keras.
+        self.lowering.assigns.retain(|(p, _)| *p != param);
+        self.lowering.assigns.push((param, value));
+    }
+
+    /// A random stream of this call's own.
+    pub fn stream(&mut self) -> u32 {
+        self.lowering.streams += 1;
+        self.lowering.streams
+    }
+
+    /// The scope of batch statistics.
+    pub fn statistics(&self, synchronized: bool) -> Scope {
+        if synchronized { Scope::All } else { Scope::Device }
+    }
+}

@@ -1,0 +1,142 @@
+"""losses.safetensors: reduced loss, gradient by y_pred and per-sample values."""
+
+import jax
+import numpy as np
+from common import Fixture, config_of, normal, one_hot, rng_for, softmax
+from keras import losses as K
+
+CLASSES = 5
+
+
+def integer_targets(rng, shape):
+    return rng.integers(0, CLASSES, shape[:-1]).astype("int32")
+
+
+def column_targets(rng, shape):
+    return integer_targets(rng, shape)[..., None]
+
+
+def one_hot_targets(rng, shape):
+    return one_hot(integer_targets(rng, shape), shape[-1])
+
+
+def distribution_targets(rng, shape):
+    return softmax(normal(rng, *shape))
+
+
+def binary_targets(rng, shape):
+    return rng.integers(0, 2, shape).astype("float32")
+
+
+def sign_targets(rng, shape):
+    return binary_targets(rng, shape) * 2 - 1
+
+
+def real(rng, shape):
+    return normal(rng, *shape)
+
+
+def wide(rng, shape):
+    return normal(rng, *shape) * np.float32(4)
+
+
+def probabilities(rng, shape):
+    return softmax(normal(rng, *shape))
+
+
+def unnormalized(rng, shape):
+    return rng.uniform(0.05, 1.5, shape).astype("float32")
+
+
+def extreme_rows(rng, shape):
+    """One-hot predictions: exact zeros and ones, which Keras clips to [1e-7, 1 - 1e-7]."""
+    return one_hot_targets(rng, shape)
+
+
+def unit(rng, shape):
+    return rng.uniform(0.02, 0.98, shape).astype("float32")
+
+
+def extreme_unit(rng, shape):
+    return binary_targets(rng, shape)
+
+
+SHAPE_2D = (4, CLASSES)
+SHAPE_3D = (3, 4, CLASSES)
+
+
+def crossentropy_cases():
+    sparse, dense = K.SparseCategoricalCrossentropy, K.CategoricalCrossentropy
+    for rank, shape in (("2d", SHAPE_2D), ("3d", SHAPE_3D)):
+        yield f"sparse_ce_{rank}", sparse, {}, shape, integer_targets, probabilities
+        yield f"sparse_ce_logits_{rank}", sparse, {"from_logits": True}, shape, integer_targets, wide
+        yield f"categorical_ce_{rank}", dense, {}, shape, one_hot_targets, probabilities
+        yield f"categorical_ce_logits_{rank}", dense, {"from_logits": True}, shape, one_hot_targets, wide
+    yield "sparse_ce_column", sparse, {}, SHAPE_2D, column_targets, probabilities
+    yield "sparse_ce_unnormalized", sparse, {}, SHAPE_2D, integer_targets, unnormalized
+    yield "sparse_ce_extreme", sparse, {}, (8, CLASSES), integer_targets, extreme_rows
+    yield "categorical_ce_unnormalized", dense, {}, SHAPE_2D, one_hot_targets, unnormalized
+    yield "categorical_ce_extreme", dense, {}, (8, CLASSES), one_hot_targets, extreme_rows
+    yield "categorical_ce_soft_targets", dense, {}, SHAPE_2D, distribution_targets, probabilities
+    yield "categorical_ce_smooth", dense, {"label_smoothing": 0.1}, SHAPE_2D, one_hot_targets, probabilities
+    smooth = {"label_smoothing": 0.1, "from_logits": True}
+    yield "categorical_ce_smooth_logits", dense, smooth, SHAPE_2D, one_hot_targets, wide
+
+    binary = K.BinaryCrossentropy
+    for rank, shape in (("2d", (5, 1)), ("3d", (3, 4, 2))):
+        yield f"binary_ce_{rank}", binary, {}, shape, binary_targets, unit
+        yield f"binary_ce_logits_{rank}", binary, {"from_logits": True}, shape, binary_targets, wide
+    yield "binary_ce_extreme", binary, {}, (8, 2), binary_targets, extreme_unit
+    yield "binary_ce_smooth", binary, {"label_smoothing": 0.1}, (5, 3), binary_targets, unit
+    yield "binary_ce_smooth_logits", binary, smooth, (5, 3), binary_targets, wide
+
+
+def other_cases():
+    for short, loss in (("mse", K.MeanSquaredError), ("mae", K.MeanAbsoluteError), ("huber", K.Huber)):
+        for rank, shape in (("2d", SHAPE_2D), ("3d", SHAPE_3D)):
+            yield f"{short}_{rank}", loss, {}, shape, real, real
+    yield "mse_one_column", K.MeanSquaredError, {}, (5, 1), real, real
+    yield "huber_delta", K.Huber, {"delta": 0.4}, SHAPE_2D, real, real
+    yield "kl_2d", K.KLDivergence, {}, SHAPE_2D, distribution_targets, probabilities
+    yield "kl_3d", K.KLDivergence, {}, SHAPE_3D, distribution_targets, probabilities
+    yield "kl_one_hot", K.KLDivergence, {}, SHAPE_2D, one_hot_targets, probabilities
+    yield "hinge_signs", K.Hinge, {}, SHAPE_2D, sign_targets, real
+    yield "hinge_binary", K.Hinge, {}, SHAPE_2D, binary_targets, real
+    yield "hinge_3d", K.Hinge, {}, SHAPE_3D, binary_targets, real
+
+
+REDUCED = {"sparse_ce_2d", "sparse_ce_logits_3d", "categorical_ce_2d", "binary_ce_2d", "mse_2d", "mse_3d", "huber_2d"}
+
+
+def add_case(fixture, name, loss, options, y_true, y_pred, weight):
+    def value(y_pred):
+        return loss(y_true, y_pred, sample_weight=weight)
+
+    total, grad = jax.jit(jax.value_and_grad(value))(y_pred)
+    # Loss.__call__ casts the targets to float32 before it calls loss.call.
+    values = loss.call(y_true.astype("float32"), y_pred)
+    tensors = {"y_true": y_true, "y_pred": y_pred, "loss": total, "grad": grad, "values": values}
+    if weight is not None:
+        tensors["sample_weight"] = weight
+    fixture.add({"name": name, "class_name": type(loss).__name__, "config": config_of(loss, **options)}, tensors)
+
+
+def make():
+    fixture = Fixture("losses")
+    for name, cls, kwargs, shape, target, prediction in [*crossentropy_cases(), *other_cases()]:
+        rng = rng_for(name)
+        y_true, y_pred = target(rng, shape), prediction(rng, shape)
+        # For a 3-D output the values are (batch, time); Keras wants weights of that rank.
+        weights = {"": None, "_weighted": rng.uniform(0, 2, shape[:-1]).astype("float32")}
+        if len(shape) == 3:
+            weights["_weighted_column"] = rng.uniform(0, 2, (shape[0], 1)).astype("float32")
+        reductions = ["sum_over_batch_size"]
+        if name in REDUCED:
+            reductions += ["sum", "mean", "mean_with_sample_weight"]
+        for reduction in reductions:
+            for suffix, weight in weights.items():
+                short = "" if reduction == "sum_over_batch_size" else f"_{reduction}"
+                full = f"{name}{short}{suffix}"
+                loss = cls(name=cls.__name__.lower(), reduction=reduction, **kwargs)
+                add_case(fixture, full, loss, kwargs, y_true, y_pred, weight)
+    fixture.save()

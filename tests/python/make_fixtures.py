@@ -1,0 +1,28 @@
+"""Makes tests/fixtures/*.safetensors from Python Keras.  See README.md in this folder.
+
+    python make_fixtures.py            all groups
+    python make_fixtures.py losses     only the named groups
+"""
+
+import importlib
+import os
+import sys
+
+# Before the first import of Keras, which the groups do.
+os.environ["KERAS_BACKEND"] = "jax"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+GROUPS = ["layers", "losses", "metrics", "optimizers", "schedules", "initializers", "penalties", "networks"]
+
+
+def main():
+    names = sys.argv[1:] or GROUPS
+    unknown = sorted(set(names) - set(GROUPS))
+    if unknown:
+        sys.exit(f"unknown groups {unknown}; there are {GROUPS}")
+    for name in names:
+        importlib.import_module(name).make()
+
+
+if __name__ == "__main__":
+    main()
