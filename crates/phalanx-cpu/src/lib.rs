@@ -1,3 +1,5 @@
 //! placeholder
 
+pub mod reference;
+pub mod kernels;
 pub mod simd;

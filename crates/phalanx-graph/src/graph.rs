@@ -133,6 +133,11 @@ impl Graph {
         &self.scopes[self.nodes[id.index()].scope as usize]
     }
 
+    /// Every layer name that nodes refer to.
+    pub fn scopes(&self) -> &[String] {
+        &self.scopes
+    }
+
     /// Appends a node after checking its operands.
     pub fn push(&mut self, op: Op, inputs: &[NodeId]) -> Result<NodeId> {
         let types: Vec<&Type> = inputs.iter().map(|i| &self.nodes[i.index()].ty).collect();

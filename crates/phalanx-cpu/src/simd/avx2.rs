@@ -61,6 +61,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
+        #[inline(never)]
         #[target_feature(enable = "avx2,fma")]
         unsafe fn compiled<K: Kernel>(kernel: K) -> K::Output {
             unsafe { kernel.run::<Avx2>() }

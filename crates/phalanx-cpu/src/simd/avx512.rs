@@ -24,6 +24,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
+        #[inline(never)]
         #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,fma")]
         unsafe fn compiled<K: Kernel>(kernel: K) -> K::Output {
             unsafe { kernel.run::<Avx512>() }

@@ -41,6 +41,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
+        #[inline(never)]
         unsafe fn compiled<K: Kernel>(kernel: K) -> K::Output {
             unsafe { kernel.run::<Portable>() }
         }

@@ -1,0 +1,109 @@
+//! Speed of the dense and convolution kernels on one thread, in GFLOP/s:
+//! `cargo run --release -p phalanx-cpu --example conv_bench [isa]`.
+//!
+//! Multiplications with padding count, as is usual; best of several repetitions.
+
+use std::time::Instant;
+
+use phalanx_cpu::kernels::{conv, dot};
+use phalanx_cpu::simd::Isa;
+use phalanx_graph::{ConvGeom, Padding};
+
+/// Seconds spent on each measurement.
+const SECONDS: f64 = 0.15;
+
+/// Floats that start on a cache line, as the executor's buffers do.
+struct Buffer(Vec<f32>, usize);
+
+impl Buffer {
+    fn new(len: usize) -> Buffer {
+        let data: Vec<f32> = (0..len + 16).map(|i| (i * 7919 % 1000) as f32 * 1e-3 - 0.5).collect();
+        let skip = data.as_ptr().align_offset(64);
+        Buffer(data, skip)
+    }
+
+    fn get(&mut self) -> &mut [f32] {
+        &mut self.0[self.1..]
+    }
+}
+
+/// GFLOP/s of the fastest call.
+fn speed(macs: usize, mut work: impl FnMut()) -> f64 {
+    work();
+    let (begin, mut best) = (Instant::now(), f64::INFINITY);
+    while begin.elapsed().as_secs_f64() < SECONDS {
+        let start = Instant::now();
+        work();
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    2.0 * macs as f64 / best * 1e-9
+}
+
+fn print(name: &str, speeds: [f64; 3]) {
+    let [forward, input, kernel] = speeds;
+    println!("{name:34} {forward:8.1} {input:8.1} {kernel:8.1}");
+}
+
+fn bench_conv(isa: Isa, rows: usize, size: usize, channels: [usize; 2], window: [usize; 2], padding: Padding) {
+    let ([cin, cout], [kernel, stride]) = (channels, window);
+    let geom = ConvGeom::new([size, size, cin], cout, [kernel; 2], [stride; 2], [1, 1], padding, 1)
+        .expect("the window fits");
+    let mut x = Buffer::new(rows * geom.input_len());
+    let mut y = Buffer::new(rows * geom.output_len());
+    let mut w = Buffer::new(geom.kernel_dims().iter().product());
+    let passes = [conv::Pass::Forward, conv::Pass::GradInput, conv::Pass::GradKernel];
+    let longest = passes.map(|pass| conv::scratch_len(&geom, pass)).into_iter().max().unwrap_or(0);
+    let mut scratch = Buffer::new(longest);
+    let (x, y, w, room) = (x.get(), y.get(), w.get(), scratch.get());
+    let macs = rows * geom.macs();
+    let speeds = [
+        speed(macs, || conv::forward(isa, &geom, rows, x, cin, w, None, true, y, cout, room)),
+        speed(macs, || conv::grad_input(isa, &geom, rows, y, cout, w, x, cin, room)),
+        speed(macs, || conv::grad_kernel(isa, &geom, rows, x, cin, y, cout, w, room)),
+    ];
+    print(&format!("{rows} x {size}x{size} {cin}->{cout} {kernel}x{kernel}/{stride}"), speeds);
+}
+
+fn bench_dot(isa: Isa, [m, k, n]: [usize; 3]) {
+    let (mut x, mut y) = (Buffer::new(m * k), Buffer::new(m * n));
+    let (mut w, mut scratch) = (Buffer::new(k * n), Buffer::new(dot::scratch_len(k, n)));
+    let (x, y, w, room) = (x.get(), y.get(), w.get(), scratch.get());
+    let macs = m * k * n;
+    let speeds = [
+        speed(macs, || dot::forward(isa, m, k, n, x, k, w, None, true, y, n, room)),
+        speed(macs, || dot::grad_input(isa, m, k, n, y, n, w, x, k, room)),
+        speed(macs, || {
+            let block = dot::GradBlock { x, ldx: k, dy: y, ldy: n, rows: m };
+            dot::grad_weight(isa, k, n, &[block], 0..k, w);
+        }),
+    ];
+    print(&format!("dense {m}x{k}x{n}"), speeds);
+}
+
+fn main() {
+    use Padding::{Same, Valid};
+    let wanted = std::env::args().nth(1);
+    let isa = Isa::available()
+        .into_iter()
+        .find(|isa| wanted.as_deref() == Some(&isa.to_string()))
+        .unwrap_or(Isa::detect());
+    println!("{:34} {:>8} {:>8} {:>8}", format!("{isa}, GFLOP/s"), "forward", "d input", "d kernel");
+    // MiniGoogLeNet.
+    bench_conv(isa, 16, 32, [3, 96], [3, 1], Same);
+    bench_conv(isa, 16, 32, [96, 32], [1, 1], Same);
+    bench_conv(isa, 16, 32, [96, 32], [3, 1], Same);
+    bench_conv(isa, 16, 32, [64, 48], [3, 1], Same);
+    bench_conv(isa, 16, 32, [80, 80], [3, 2], Valid);
+    bench_conv(isa, 16, 15, [160, 96], [3, 1], Same);
+    bench_conv(isa, 16, 15, [112, 48], [3, 1], Same);
+    bench_conv(isa, 16, 7, [240, 176], [1, 1], Same);
+    bench_conv(isa, 16, 7, [240, 160], [3, 1], Same);
+    // ResNet50.
+    bench_conv(isa, 4, 224, [3, 64], [7, 2], Same);
+    bench_conv(isa, 4, 56, [64, 64], [3, 1], Same);
+    bench_conv(isa, 4, 56, [256, 64], [1, 1], Same);
+    bench_conv(isa, 8, 14, [256, 256], [3, 1], Same);
+    bench_conv(isa, 8, 7, [512, 512], [3, 1], Same);
+    bench_dot(isa, [32, 784, 256]);
+    bench_dot(isa, [64, 5408, 64]);
+}

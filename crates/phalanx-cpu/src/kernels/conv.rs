@@ -1,0 +1,328 @@
+//! Two-dimensional convolution, NHWC, and its two gradients.
+//!
+//! Forward and input gradient are the same machine, an indirect matrix product ([`Block`]) swept over
+//! regular grids of pixels ([`Grid`]). Forward is one grid. The input gradient of a strided
+//! convolution is one grid per phase: input pixels whose coordinates agree modulo the stride are
+//! reached by the same subset of taps, so nothing is multiplied with the zeros a stride would insert.
+//! Inputs of few channels would make the inner loop short; there patches are gathered into scratch,
+//! a block of pixels at a time, and the product has a single tap. Depthwise convolution has no
+//! product to block and goes its own way, vectorised over channels.
+//!
+//! `ldx` and `ldy` are the floats between neighbouring pixels, so that inputs and outputs may be
+//! channel slices of a wider tensor. No function allocates, and each output is summed in one fixed
+//! order that does not depend on the number of rows.
+
+mod depthwise;
+mod grad_kernel;
+mod grid;
+
+use phalanx_graph::ConvGeom;
+
+use self::grid::Grid;
+use super::dot::check_matrix;
+use super::tile::{Arena, BLOCK_ROWS, Block, Weights, pack_columns, pack_rows, part};
+use crate::simd::{Isa, Kernel, MAX_LANES, Simd, dispatch};
+
+/// Below this many channels per tap patches are gathered instead of pointed at.
+const GATHER_BELOW: usize = 8;
+
+/// Which of the three computations scratch is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// [`forward`].
+    Forward,
+    /// [`grad_input`].
+    GradInput,
+    /// [`grad_kernel`].
+    GradKernel,
+}
+
+/// Floats of scratch a pass needs.
+pub fn scratch_len(geom: &ConvGeom, pass: Pass) -> usize {
+    if depthwise::applies(geom) {
+        return 0;
+    }
+    let [kh, kw, cin, _] = geom.kernel_dims();
+    let cout = geom.output[2] / geom.groups;
+    let taps = kh * kw;
+    let patches = if gathers(geom) { BLOCK_ROWS * taps * cin } else { 0 };
+    let (k, n) = match pass {
+        Pass::Forward => (cin, cout),
+        Pass::GradInput => (cout, cin),
+        Pass::GradKernel => return Arena::floats_len(patches),
+    };
+    Arena::floats_len(taps * k * n.next_multiple_of(MAX_LANES))
+        + Arena::floats_len(k)
+        + Arena::pointers_len(BLOCK_ROWS)
+        + Arena::pointers_len(taps * BLOCK_ROWS)
+        + Arena::floats_len(if pass == Pass::Forward { patches } else { 0 })
+}
+
+/// Whether forward and kernel gradient work on gathered patches.
+fn gathers(geom: &ConvGeom) -> bool {
+    geom.input[2] / geom.groups < GATHER_BELOW && geom.kernel != [1, 1]
+}
+
+/// Panics unless the slices hold `rows` images of the geometry.
+fn check(geom: &ConvGeom, rows: usize, x: (usize, usize), w: usize, y: (usize, usize)) {
+    let ConvGeom { input, output, groups, .. } = *geom;
+    assert!(
+        groups > 0 && input[2] % groups == 0 && output[2] % groups == 0,
+        "expected channels divisible by groups, received {geom:?}"
+    );
+    check_matrix("input", x.0, rows * input[0] * input[1], input[2], x.1);
+    check_matrix("output", y.0, rows * output[0] * output[1], output[2], y.1);
+    let weights: usize = geom.kernel_dims().iter().product();
+    assert!(w >= weights, "kernel: expected {weights} floats, received {w}");
+}
+
+/// `y = conv(x, w) (+ bias) (then max with 0)`.
+#[allow(clippy::too_many_arguments)] // Operands and their leading dimensions, as in BLAS.
+pub fn forward(
+    isa: Isa,
+    geom: &ConvGeom,
+    rows: usize,
+    x: &[f32],
+    ldx: usize,
+    w: &[f32],
+    bias: Option<&[f32]>,
+    relu: bool,
+    y: &mut [f32],
+    ldy: usize,
+    scratch: &mut [f32],
+) {
+    check(geom, rows, (x.len(), ldx), w.len(), (y.len(), ldy));
+    assert!(bias.is_none_or(|b| b.len() >= geom.output[2]), "bias: expected {}", geom.output[2]);
+    let bias = bias.map_or(std::ptr::null(), <[f32]>::as_ptr);
+    if depthwise::applies(geom) {
+        depthwise::forward(isa, geom, rows, x, ldx, w, bias, relu, y, ldy);
+    } else {
+        dispatch(isa, Forward { geom, rows, x, ldx, w, bias, relu, y, ldy, scratch });
+    }
+}
+
+/// The gradient of the input: overwrites `dx`.
+#[allow(clippy::too_many_arguments)] // Operands and their leading dimensions, as in BLAS.
+pub fn grad_input(
+    isa: Isa,
+    geom: &ConvGeom,
+    rows: usize,
+    dy: &[f32],
+    ldy: usize,
+    w: &[f32],
+    dx: &mut [f32],
+    ldx: usize,
+    scratch: &mut [f32],
+) {
+    check(geom, rows, (dx.len(), ldx), w.len(), (dy.len(), ldy));
+    if depthwise::applies(geom) {
+        depthwise::grad_input(isa, geom, rows, dy, ldy, w, dx, ldx);
+    } else {
+        dispatch(isa, GradInput { geom, rows, dy, ldy, w, dx, ldx, scratch });
+    }
+}
+
+/// The gradient of the kernel, summed over all rows in order: overwrites `dw`.
+#[allow(clippy::too_many_arguments)] // Operands and their leading dimensions, as in BLAS.
+pub fn grad_kernel(
+    isa: Isa,
+    geom: &ConvGeom,
+    rows: usize,
+    x: &[f32],
+    ldx: usize,
+    dy: &[f32],
+    ldy: usize,
+    dw: &mut [f32],
+    scratch: &mut [f32],
+) {
+    check(geom, rows, (x.len(), ldx), dw.len(), (dy.len(), ldy));
+    dw[..geom.kernel_dims().iter().product()].fill(0.0);
+    if depthwise::applies(geom) {
+        depthwise::grad_kernel(isa, geom, rows, x, ldx, dy, ldy, dw);
+    } else {
+        dispatch(isa, grad_kernel::GradKernel { geom, rows, x, ldx, dy, ldy, dw, scratch });
+    }
+}
+
+struct Forward<'a> {
+    geom: &'a ConvGeom,
+    rows: usize,
+    x: &'a [f32],
+    ldx: usize,
+    w: &'a [f32],
+    bias: *const f32,
+    relu: bool,
+    y: &'a mut [f32],
+    ldy: usize,
+    scratch: &'a mut [f32],
+}
+
+impl Kernel for Forward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let geom = self.geom;
+        let [kh, kw, cin, filters] = geom.kernel_dims();
+        let (taps, cout) = (kh * kw, filters / geom.groups);
+        let mut arena = Arena(self.scratch);
+        let packed = arena.floats(taps * cin * cout.next_multiple_of(S::LANES)).as_mut_ptr();
+        let gather = gathers(geom);
+        let mut tables = Tables::new(&mut arena, if gather { 1 } else { taps }, cin);
+        let patches = if gather { arena.floats(BLOCK_ROWS * taps * cin) } else { &mut [] };
+        let grid = Grid::forward(geom);
+        for group in 0..geom.groups {
+            // SAFETY: lengths were checked, offsets select the channels of the group.
+            unsafe {
+                pack_rows::<S>(self.w.as_ptr().add(group * cout), filters, taps * cin, cout, packed);
+                let sweep = Sweep {
+                    grid: &grid,
+                    rows: self.rows,
+                    src: self.x.as_ptr().add(group * cin),
+                    src_ld: self.ldx,
+                    k: cin,
+                    packed,
+                    cols: cout,
+                    dst: self.y.as_mut_ptr().add(group * cout),
+                    dst_ld: self.ldy,
+                    bias: if self.bias.is_null() { self.bias } else { self.bias.add(group * cout) },
+                    relu: self.relu,
+                };
+                sweep.run::<S>(&mut tables, patches);
+            }
+        }
+    }
+}
+
+struct GradInput<'a> {
+    geom: &'a ConvGeom,
+    rows: usize,
+    dy: &'a [f32],
+    ldy: usize,
+    w: &'a [f32],
+    dx: &'a mut [f32],
+    ldx: usize,
+    scratch: &'a mut [f32],
+}
+
+impl Kernel for GradInput<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let geom = self.geom;
+        let [kh, kw, cin, filters] = geom.kernel_dims();
+        let cout = filters / geom.groups;
+        let mut arena = Arena(self.scratch);
+        let packed = arena.floats(kh * kw * cout * cin.next_multiple_of(S::LANES)).as_mut_ptr();
+        let mut tables = Tables::new(&mut arena, kh * kw, cout);
+        for group in 0..geom.groups {
+            for phase in 0..geom.stride[0] * geom.stride[1] {
+                let phase = [phase / geom.stride[1], phase % geom.stride[1]];
+                let grid = Grid::backward(geom, phase);
+                let depth = grid.taps() * cout;
+                for tap in 0..grid.taps() {
+                    let [ky, kx] = grid.kernel_position(tap);
+                    let first = (ky * kw + kx) * cin * filters + group * cout;
+                    // SAFETY: the kernel's length was checked; `packed` holds all taps.
+                    unsafe {
+                        let w = self.w.as_ptr().add(first);
+                        pack_columns::<S>(w, filters, cout, cin, packed, (tap * cout, depth));
+                    }
+                }
+                // SAFETY: lengths were checked, offsets select the channels of the group.
+                unsafe {
+                    let sweep = Sweep {
+                        grid: &grid,
+                        rows: self.rows,
+                        src: self.dy.as_ptr().add(group * cout),
+                        src_ld: self.ldy,
+                        k: cout,
+                        packed,
+                        cols: cin,
+                        dst: self.dx.as_mut_ptr().add(group * cin),
+                        dst_ld: self.ldx,
+                        bias: std::ptr::null(),
+                        relu: false,
+                    };
+                    sweep.run::<S>(&mut tables, &mut []);
+                }
+            }
+        }
+    }
+}
+
+/// Pointers of one block of pixels, and the zeros that padding points at.
+struct Tables<'a> {
+    zeros: &'a [f32],
+    out: &'a mut [*mut f32],
+    a: &'a mut [*mut f32],
+}
+
+impl<'a> Tables<'a> {
+    fn new(arena: &mut Arena<'a>, taps: usize, k: usize) -> Tables<'a> {
+        let zeros = arena.floats(k);
+        zeros.fill(0.0);
+        let out = arena.pointers(BLOCK_ROWS);
+        Tables { zeros, out, a: arena.pointers(taps * BLOCK_ROWS) }
+    }
+}
+
+/// One grid of destination pixels, over all images.
+struct Sweep<'a> {
+    grid: &'a Grid,
+    rows: usize,
+    src: *const f32,
+    src_ld: usize,
+    k: usize,
+    packed: *const f32,
+    cols: usize,
+    dst: *mut f32,
+    dst_ld: usize,
+    bias: *const f32,
+    relu: bool,
+}
+
+impl Sweep<'_> {
+    /// Computes every pixel of the grid. Patches are gathered if there is room for them.
+    #[inline(always)]
+    unsafe fn run<S: Simd>(&self, tables: &mut Tables<'_>, patches: &mut [f32]) {
+        let grid = self.grid;
+        let pixels = self.rows * grid.points();
+        let blocks = pixels.div_ceil(BLOCK_ROWS);
+        for block in 0..blocks {
+            let (first, rows) = part(pixels, blocks, block);
+            // SAFETY: the grid stays inside the images, whose lengths were checked.
+            unsafe {
+                grid.destinations(first, self.dst, self.dst_ld, &mut tables.out[..rows]);
+                let (taps, k);
+                if patches.is_empty() {
+                    (taps, k) = (grid.taps(), self.k);
+                    let a = &mut tables.a[..taps * rows];
+                    grid.sources(first, self.src, self.src_ld, tables.zeros, a, rows);
+                } else {
+                    (taps, k) = (1, grid.taps() * self.k);
+                    grid.gather(first, rows, self.src, self.src_ld, self.k, patches);
+                    for i in 0..rows {
+                        tables.a[i] = patches.as_mut_ptr().add(i * k);
+                    }
+                }
+                Block {
+                    rows,
+                    taps,
+                    k,
+                    a: tables.a.as_ptr().cast(),
+                    weights: Weights::Packed(self.packed),
+                    cols: self.cols,
+                    out: tables.out.as_ptr(),
+                    bias: self.bias,
+                    relu: self.relu,
+                }
+                .run::<S>();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

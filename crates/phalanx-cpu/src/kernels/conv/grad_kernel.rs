@@ -1,0 +1,216 @@
+//! The kernel's gradient: per tap, the sum over pixels of input channels times output gradients.
+//!
+//! For one tap the pixels whose window is not in the padding form a rectangle, so padding costs
+//! nothing. Pixels are taken in blocks small enough that a panel of the output gradient stays in cache
+//! while every tap and every input channel passes over it.
+
+use phalanx_graph::ConvGeom;
+
+use super::gathers;
+use super::grid::Grid;
+use crate::kernels::tile::{Arena, BLOCK_ROWS, Outer, Panels, part};
+use crate::simd::{Kernel, Simd};
+
+/// Pixels per block.
+const BLOCK_PIXELS: usize = 128;
+
+/// Adds to `dw`; lengths are checked by the caller.
+pub(super) struct GradKernel<'a> {
+    pub geom: &'a ConvGeom,
+    pub rows: usize,
+    pub x: &'a [f32],
+    pub ldx: usize,
+    pub dy: &'a [f32],
+    pub ldy: usize,
+    pub dw: &'a mut [f32],
+    pub scratch: &'a mut [f32],
+}
+
+impl Kernel for GradKernel<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(mut self) {
+        // SAFETY: the caller's lengths.
+        unsafe {
+            if gathers(self.geom) {
+                self.gathered::<S>();
+            } else {
+                for block in Blocks::new(self.geom, self.rows) {
+                    self.block::<S>(block);
+                }
+            }
+        }
+    }
+}
+
+/// A block of output pixels: some images, and rows `top..bottom` of each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PixelBlock {
+    image: usize,
+    images: usize,
+    top: usize,
+    bottom: usize,
+}
+
+/// Cuts a batch into blocks: whole images where several fit into one, else bands of an image.
+pub(super) struct Blocks {
+    rows: usize,
+    height: usize,
+    images: usize,
+    bands: usize,
+    image: usize,
+    band: usize,
+}
+
+impl Blocks {
+    pub fn new(geom: &ConvGeom, rows: usize) -> Blocks {
+        let [height, width, _] = geom.output;
+        let images = (BLOCK_PIXELS / (height * width).max(1)).max(1);
+        let lines = (BLOCK_PIXELS / width.max(1)).max(1);
+        let bands = if height * width <= BLOCK_PIXELS { 1 } else { height.div_ceil(lines) };
+        Blocks { rows, height, images, bands, image: 0, band: 0 }
+    }
+}
+
+impl Iterator for Blocks {
+    type Item = PixelBlock;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<PixelBlock> {
+        if self.image >= self.rows {
+            return None;
+        }
+        let images = self.images.min(self.rows - self.image);
+        let (top, lines) = part(self.height, self.bands, self.band);
+        let block = PixelBlock { image: self.image, images, top, bottom: top + lines };
+        self.band += 1;
+        if self.band == self.bands {
+            self.band = 0;
+            self.image += images;
+        }
+        Some(block)
+    }
+}
+
+/// The pixels of a block whose window finds one tap inside the input: images, rows and columns, and
+/// the first pixel of input and output.
+pub(super) struct TapBox {
+    pub extent: [usize; 3],
+    pub input: usize,
+    pub output: usize,
+}
+
+impl TapBox {
+    /// `None` where the tap lies in the padding for all of them.
+    #[inline(always)]
+    pub fn new(geom: &ConvGeom, block: PixelBlock, tap: usize) -> Option<TapBox> {
+        let (ky, kx) = (tap / geom.kernel[1], tap % geom.kernel[1]);
+        let [top, bottom] = inside(geom, 0, ky);
+        let (top, bottom) = (top.max(block.top), bottom.min(block.bottom));
+        let [left, right] = inside(geom, 1, kx);
+        if top >= bottom || left >= right {
+            return None;
+        }
+        let y = top * geom.stride[0] + ky * geom.dilation[0] - geom.pad[0];
+        let x = left * geom.stride[1] + kx * geom.dilation[1] - geom.pad[1];
+        Some(TapBox {
+            extent: [block.images, bottom - top, right - left],
+            input: (block.image * geom.input[0] + y) * geom.input[1] + x,
+            output: (block.image * geom.output[0] + top) * geom.output[1] + left,
+        })
+    }
+
+    /// Pixels between neighbours of the box along each axis, in the input and in the output.
+    #[inline(always)]
+    pub fn steps(geom: &ConvGeom) -> [[usize; 3]; 2] {
+        let ([h, w, _], [oh, ow, _]) = (geom.input, geom.output);
+        [[h * w, geom.stride[0] * w, geom.stride[1]], [oh * ow, ow, 1]]
+    }
+}
+
+/// Output positions along one axis for which tap `k` reads inside the input: `start..end`.
+#[inline(always)]
+fn inside(geom: &ConvGeom, axis: usize, k: usize) -> [usize; 2] {
+    let (stride, pad) = (geom.stride[axis], geom.pad[axis]);
+    let tap = k * geom.dilation[axis];
+    let start = pad.saturating_sub(tap).div_ceil(stride);
+    let end = (geom.input[axis] + pad).saturating_sub(tap).div_ceil(stride);
+    [start, end.min(geom.output[axis])]
+}
+
+impl GradKernel<'_> {
+    /// Adds one block to every element of `dw`.
+    #[inline(always)]
+    unsafe fn block<S: Simd>(&mut self, block: PixelBlock) {
+        let geom = self.geom;
+        let [kh, kw, cin, filters] = geom.kernel_dims();
+        let cout = filters / geom.groups;
+        let [x_step, y_step] = TapBox::steps(geom);
+        for group in 0..geom.groups {
+            for panel in Panels::new::<S>(cout) {
+                for tap in 0..kh * kw {
+                    let Some(pixels) = TapBox::new(geom, block, tap) else { continue };
+                    // SAFETY: the box lies inside both images, whose lengths were checked.
+                    unsafe {
+                        Outer {
+                            rows: cin,
+                            cols: cout,
+                            extent: pixels.extent,
+                            x: self.x.as_ptr().add(pixels.input * self.ldx + group * cin),
+                            x_step: scaled(x_step, self.ldx),
+                            y: self.dy.as_ptr().add(pixels.output * self.ldy + group * cout),
+                            y_step: scaled(y_step, self.ldy),
+                            out: self.dw.as_mut_ptr().add(tap * cin * filters + group * cout),
+                            out_step: filters,
+                            accumulate: true,
+                        }
+                        .run_panel::<S>(panel);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The same from gathered patches, whose taps and channels together are the rows of `dw`.
+    #[inline(always)]
+    unsafe fn gathered<S: Simd>(&mut self) {
+        let [kh, kw, cin, filters] = self.geom.kernel_dims();
+        let (depth, cout) = (kh * kw * cin, filters / self.geom.groups);
+        let grid = Grid::forward(self.geom);
+        let patches = Arena(&mut *self.scratch).floats(BLOCK_ROWS * depth);
+        let pixels = self.rows * grid.points();
+        let blocks = pixels.div_ceil(BLOCK_ROWS);
+        for group in 0..self.geom.groups {
+            for block in 0..blocks {
+                let (first, count) = part(pixels, blocks, block);
+                // SAFETY: the caller's lengths; pixels `first..first + count` exist.
+                unsafe {
+                    let x = self.x.as_ptr().add(group * cin);
+                    grid.gather(first, count, x, self.ldx, cin, patches);
+                    let outer = Outer {
+                        rows: depth,
+                        cols: cout,
+                        extent: [1, 1, count],
+                        x: patches.as_ptr(),
+                        x_step: [0, 0, depth],
+                        y: self.dy.as_ptr().add(first * self.ldy + group * cout),
+                        y_step: [0, 0, self.ldy],
+                        out: self.dw.as_mut_ptr().add(group * cout),
+                        out_step: filters,
+                        accumulate: true,
+                    };
+                    for panel in Panels::new::<S>(cout) {
+                        outer.run_panel::<S>(panel);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Steps in pixels as steps in floats.
+#[inline(always)]
+pub(super) fn scaled(steps: [usize; 3], ld: usize) -> [usize; 3] {
+    [steps[0] * ld, steps[1] * ld, steps[2] * ld]
+}

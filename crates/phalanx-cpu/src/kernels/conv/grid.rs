@@ -1,0 +1,311 @@
+//! Regular grids of pixels and the taps that feed them.
+//!
+//! Along each axis, point `g` of a grid writes destination pixel `start + g * step` and its tap `i`
+//! reads source pixel `g * source_step + offset + i * tap_step`, which may lie outside.
+
+use std::ops::Range;
+
+use phalanx_graph::ConvGeom;
+
+/// One axis of a [`Grid`].
+#[derive(Clone, Copy, Debug)]
+struct Axis {
+    points: usize,
+    start: usize,
+    step: usize,
+    size: usize,
+    source_step: usize,
+    source_size: usize,
+    offset: isize,
+    tap_step: isize,
+    taps: usize,
+    /// Position of tap `i` in the kernel: `kernel_first + i * kernel_step`.
+    kernel_first: usize,
+    kernel_step: usize,
+}
+
+impl Axis {
+    fn forward(geom: &ConvGeom, axis: usize) -> Axis {
+        Axis {
+            points: geom.output[axis],
+            start: 0,
+            step: 1,
+            size: geom.output[axis],
+            source_step: geom.stride[axis],
+            source_size: geom.input[axis],
+            offset: -(geom.pad[axis] as isize),
+            tap_step: geom.dilation[axis] as isize,
+            taps: geom.kernel[axis],
+            kernel_first: 0,
+            kernel_step: 1,
+        }
+    }
+
+    /// Input pixels `phase, phase + stride, ...`. Output `o` reaches input `o * stride - pad + k *
+    /// dilation` through tap `k`; so of the taps, those with `k * dilation = phase + pad (mod stride)`
+    /// reach this phase, and they repeat every `stride / gcd(stride, dilation)`.
+    fn backward(geom: &ConvGeom, axis: usize, phase: usize) -> Axis {
+        let (stride, dilation) = (geom.stride[axis], geom.dilation[axis]);
+        let (kernel, moved) = (geom.kernel[axis], phase + geom.pad[axis]);
+        let first = (0..kernel).find(|k| (k * dilation) % stride == moved % stride);
+        let kernel_first = first.unwrap_or(kernel);
+        let kernel_step = stride / gcd(stride, dilation);
+        let input = geom.input[axis];
+        Axis {
+            points: input.saturating_sub(phase).div_ceil(stride),
+            start: phase,
+            step: stride,
+            size: input,
+            source_step: 1,
+            source_size: geom.output[axis],
+            offset: (moved as isize - (kernel_first * dilation) as isize) / stride as isize,
+            tap_step: -((kernel_step * dilation / stride) as isize),
+            taps: (kernel - kernel_first).div_ceil(kernel_step),
+            kernel_first,
+            kernel_step,
+        }
+    }
+
+    /// The source pixel of point `g` and tap `i`, if it exists.
+    #[inline(always)]
+    fn source(&self, g: usize, i: usize) -> Option<usize> {
+        let at = (g * self.source_step) as isize + self.offset + i as isize * self.tap_step;
+        if (at as usize) < self.source_size { Some(at as usize) } else { None }
+    }
+
+    /// The taps of point `g` that read inside the source: a range, because sources are monotone in `i`.
+    #[inline(always)]
+    fn inside(&self, g: usize) -> Range<usize> {
+        let mut start = 0;
+        while start < self.taps && self.source(g, start).is_none() {
+            start += 1;
+        }
+        let mut end = start;
+        while end < self.taps && self.source(g, end).is_some() {
+            end += 1;
+        }
+        start..end
+    }
+}
+
+/// The taps of a point that lie inside the image.
+pub(super) struct Window {
+    pub rows: Range<usize>,
+    pub cols: Range<usize>,
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Destination pixels that share their taps, repeated in every image.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grid([Axis; 2]);
+
+impl Grid {
+    /// All output pixels of a convolution.
+    pub fn forward(geom: &ConvGeom) -> Grid {
+        Grid([Axis::forward(geom, 0), Axis::forward(geom, 1)])
+    }
+
+    /// The input pixels of one phase, as destinations of the input gradient.
+    pub fn backward(geom: &ConvGeom, phase: [usize; 2]) -> Grid {
+        Grid([Axis::backward(geom, 0, phase[0]), Axis::backward(geom, 1, phase[1])])
+    }
+
+    /// Points per image.
+    pub fn points(&self) -> usize {
+        self.0[0].points * self.0[1].points
+    }
+
+    /// Taps per point.
+    pub fn taps(&self) -> usize {
+        self.0[0].taps * self.0[1].taps
+    }
+
+    /// Points per image, vertically and horizontally.
+    pub fn size(&self) -> [usize; 2] {
+        [self.0[0].points, self.0[1].points]
+    }
+
+    /// Where a tap, counted over rows and columns, stands in the kernel.
+    pub fn kernel_position(&self, tap: usize) -> [usize; 2] {
+        self.kernel_position_of([tap / self.0[1].taps, tap % self.0[1].taps])
+    }
+
+    /// Where the tap in row and column `tap` of the grid's taps stands in the kernel.
+    #[inline(always)]
+    pub fn kernel_position_of(&self, tap: [usize; 2]) -> [usize; 2] {
+        let [y, x] = &self.0;
+        [y.kernel_first + tap[0] * y.kernel_step, x.kernel_first + tap[1] * x.kernel_step]
+    }
+
+    /// Whether all columns of taps are inside the image for points in column `x`.
+    #[inline(always)]
+    pub fn has_all_columns(&self, x: usize) -> bool {
+        self.0[1].inside(x) == (0..self.0[1].taps)
+    }
+
+    /// The taps of the point `[image, y, x]` that are inside the image.
+    #[inline(always)]
+    pub fn window(&self, at: [usize; 3]) -> Window {
+        Window { rows: self.0[0].inside(at[1]), cols: self.0[1].inside(at[2]) }
+    }
+
+    /// The source pixel of a point's tap that is inside the image.
+    #[inline(always)]
+    pub fn source(&self, at: [usize; 3], tap: [usize; 2]) -> usize {
+        let [y, x] = &self.0;
+        let row = (at[1] * y.source_step) as isize + y.offset + tap[0] as isize * y.tap_step;
+        let col = (at[2] * x.source_step) as isize + x.offset + tap[1] as isize * x.tap_step;
+        (at[0] * y.source_size + row as usize) * x.source_size + col as usize
+    }
+
+    /// Pixels between the sources of two neighbouring points.
+    #[inline(always)]
+    pub fn source_column_step(&self) -> usize {
+        self.0[1].source_step
+    }
+
+    /// The destination pixel of a point, and the pixels from it to the next point's.
+    #[inline(always)]
+    pub fn destination(&self, at: [usize; 3]) -> [usize; 2] {
+        let [y, x] = &self.0;
+        let row = at[0] * y.size + y.start + at[1] * y.step;
+        [row * x.size + x.start + at[2] * x.step, x.step]
+    }
+
+    /// Image, row and column of a point counted over all images.
+    #[inline(always)]
+    fn locate(&self, point: usize) -> [usize; 3] {
+        let width = self.0[1].points;
+        let within = point % self.points();
+        [point / self.points(), within / width, within % width]
+    }
+
+    /// The point after `at`.
+    #[inline(always)]
+    fn advance(&self, at: &mut [usize; 3]) {
+        at[2] += 1;
+        if at[2] == self.0[1].points {
+            at[2] = 0;
+            at[1] += 1;
+            if at[1] == self.0[0].points {
+                at[1] = 0;
+                at[0] += 1;
+            }
+        }
+    }
+
+    /// Fills `out` with the destination pixels of the points from `first` on.
+    ///
+    /// # Safety
+    /// `dst` points at images of the destination's size, pixels `ld` apart.
+    #[inline(always)]
+    pub unsafe fn destinations(
+        &self,
+        first: usize,
+        dst: *mut f32,
+        ld: usize,
+        out: &mut [*mut f32],
+    ) {
+        let mut at = self.locate(first);
+        for out in out {
+            let [pixel, _] = self.destination(at);
+            // SAFETY: the pixel lies inside the destination.
+            *out = unsafe { dst.add(pixel * ld) };
+            self.advance(&mut at);
+        }
+    }
+
+    /// Fills `table[tap][point]` with the source pixels of `count` points from `first` on; taps in the
+    /// padding get `zeros`.
+    ///
+    /// # Safety
+    /// `src` points at images of the source's size, pixels `ld` apart.
+    #[inline(always)]
+    pub unsafe fn sources(
+        &self,
+        first: usize,
+        src: *const f32,
+        ld: usize,
+        zeros: &[f32],
+        table: &mut [*mut f32],
+        count: usize,
+    ) {
+        let [y, x] = &self.0;
+        let mut at = self.locate(first);
+        for point in 0..count {
+            let mut slot = point;
+            for i in 0..y.taps {
+                let row = y.source(at[1], i).map(|row| at[0] * y.source_size + row);
+                for j in 0..x.taps {
+                    let pixel = match (row, x.source(at[2], j)) {
+                        // SAFETY: the pixel lies inside the source.
+                        (Some(row), Some(col)) => unsafe {
+                            src.add((row * x.source_size + col) * ld)
+                        },
+                        _ => zeros.as_ptr(),
+                    };
+                    table[slot] = pixel.cast_mut();
+                    slot += count;
+                }
+            }
+            self.advance(&mut at);
+        }
+    }
+
+    /// Copies the patches of `count` points from `first` on: `patches[point][tap][channels]`.
+    ///
+    /// # Safety
+    /// `src` points at images of the source's size, pixels `ld >= channels` apart.
+    #[inline(always)]
+    pub unsafe fn gather(
+        &self,
+        first: usize,
+        count: usize,
+        src: *const f32,
+        ld: usize,
+        channels: usize,
+        patches: &mut [f32],
+    ) {
+        let [y, x] = &self.0;
+        let line = x.taps * channels;
+        let contiguous = x.tap_step == 1 && ld == channels;
+        let mut at = self.locate(first);
+        let mut to = &mut patches[..count * y.taps * line];
+        for _ in 0..count {
+            for i in 0..y.taps {
+                let (now, rest) = to.split_at_mut(line);
+                to = rest;
+                let Some(row) = y.source(at[1], i) else {
+                    now.fill(0.0);
+                    continue;
+                };
+                let row = (at[0] * y.source_size + row) * x.source_size;
+                if let (true, Some(col), Some(_)) =
+                    (contiguous, x.source(at[2], 0), x.source(at[2], x.taps - 1))
+                {
+                    // SAFETY: the whole line of taps lies inside the source row.
+                    let from = unsafe {
+                        std::slice::from_raw_parts(src.add((row + col) * ld), line)
+                    };
+                    for (to, from) in now.iter_mut().zip(from) {
+                        *to = *from;
+                    }
+                    continue;
+                }
+                for (j, now) in now.chunks_exact_mut(channels).enumerate() {
+                    match x.source(at[2], j) {
+                        // SAFETY: the pixel lies inside the source.
+                        Some(col) => now.copy_from_slice(unsafe {
+                            std::slice::from_raw_parts(src.add((row + col) * ld), channels)
+                        }),
+                        None => now.fill(0.0),
+                    }
+                }
+            }
+            self.advance(&mut at);
+        }
+    }
+}

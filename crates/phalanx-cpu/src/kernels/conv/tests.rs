@@ -1,0 +1,177 @@
+//! Against plain loops in f64, on every instruction set, with poisoned results and gaps.
+
+use phalanx_graph::{ConvGeom, Padding};
+use proptest::prelude::*;
+
+use super::*;
+use crate::kernels::tile::testing::{Matrix, noise};
+
+/// Calls `visit(output pixel, input pixel, tap)` for every tap inside the image, over all rows.
+fn taps(geom: &ConvGeom, rows: usize, mut visit: impl FnMut(usize, usize, usize)) {
+    let ([h, w, _], [oh, ow, _]) = (geom.input, geom.output);
+    for (r, oy, ox) in (0..rows * oh * ow).map(|p| (p / (oh * ow), p / ow % oh, p % ow)) {
+        for (ky, kx) in (0..geom.kernel[0] * geom.kernel[1])
+            .map(|t| (t / geom.kernel[1], t % geom.kernel[1]))
+        {
+            let y = (oy * geom.stride[0] + ky * geom.dilation[0]).checked_sub(geom.pad[0]);
+            let x = (ox * geom.stride[1] + kx * geom.dilation[1]).checked_sub(geom.pad[1]);
+            if let (Some(y), Some(x)) = (y.filter(|&y| y < h), x.filter(|&x| x < w)) {
+                let tap = ky * geom.kernel[1] + kx;
+                visit((r * oh + oy) * ow + ox, (r * h + y) * w + x, tap);
+            }
+        }
+    }
+}
+
+fn check_all(geom: &ConvGeom, rows: usize, gap: usize, bias: bool, relu: bool) {
+    let [kh, kw, cin, cout] = geom.kernel_dims();
+    let group_out = cout / geom.groups;
+    let in_pixels = rows * geom.input[0] * geom.input[1];
+    let out_pixels = rows * geom.output[0] * geom.output[1];
+    let x = Matrix::noise(in_pixels, geom.input[2], gap, 1);
+    let dy = Matrix::noise(out_pixels, cout, gap, 2);
+    let w = noise(kh * kw * cin * cout, 3);
+    let bias = bias.then(|| noise(cout, 4));
+
+    let mut y_terms = vec![Vec::new(); out_pixels * cout];
+    let mut dx_terms = vec![Vec::new(); in_pixels * geom.input[2]];
+    let mut dw_terms = vec![Vec::new(); w.len()];
+    taps(geom, rows, |o, i, tap| {
+        for co in 0..cout {
+            for ci in 0..cin {
+                let channel = co / group_out * cin + ci;
+                let at = (tap * cin + ci) * cout + co;
+                let (xv, dyv, wv) = (x.at(i, channel) as f64, dy.at(o, co) as f64, w[at] as f64);
+                y_terms[o * cout + co].push(xv * wv);
+                dx_terms[i * geom.input[2] + channel].push(dyv * wv);
+                dw_terms[at].push(xv * dyv);
+            }
+        }
+    });
+
+    for isa in Isa::available() {
+        let what = format!("{isa} {geom:?} rows {rows} gap {gap}");
+        let scratch = |pass| vec![f32::NAN; scratch_len(geom, pass)];
+
+        let mut y = Matrix::poisoned(out_pixels, cout, gap);
+        let (b, out) = (bias.as_deref(), &mut y.data);
+        let mut room = scratch(Pass::Forward);
+        forward(isa, geom, rows, &x.data, x.ld, &w, b, relu, out, dy.ld, &mut room);
+        y.check(&format!("{what} forward"), |o, co| {
+            let bias = bias.as_ref().map_or(0.0, |b| f64::from(b[co]));
+            (y_terms[o * cout + co].clone(), bias, relu)
+        });
+
+        let mut dx = Matrix::poisoned(in_pixels, geom.input[2], gap);
+        let mut room = scratch(Pass::GradInput);
+        grad_input(isa, geom, rows, &dy.data, dy.ld, &w, &mut dx.data, x.ld, &mut room);
+        dx.check(&format!("{what} grad_input"), |i, ci| {
+            (dx_terms[i * geom.input[2] + ci].clone(), 0.0, false)
+        });
+
+        let mut dw = Matrix::poisoned(kh * kw * cin, cout, 0);
+        let mut room = scratch(Pass::GradKernel);
+        let out = &mut dw.data;
+        grad_kernel(isa, geom, rows, &x.data, x.ld, &dy.data, dy.ld, out, &mut room);
+        dw.check(&format!("{what} grad_kernel"), |row, co| {
+            (dw_terms[row * cout + co].clone(), 0.0, false)
+        });
+        let first = dw.data.clone();
+        grad_kernel(isa, geom, rows, &x.data, x.ld, &dy.data, dy.ld, &mut dw.data, &mut room);
+        assert_eq!(first, dw.data, "{what}: the second call gave other bits");
+    }
+}
+
+struct Case(
+    [usize; 3],
+    usize,
+    [usize; 2],
+    [usize; 2],
+    [usize; 2],
+    Padding,
+    usize,
+);
+
+#[test]
+fn convolutions_match_plain_loops() {
+    use Padding::{Same, Valid};
+    let cases = [
+        Case([1, 1, 1], 1, [1, 1], [1, 1], [1, 1], Valid, 1),
+        Case([8, 8, 3], 24, [3, 3], [1, 1], [1, 1], Same, 1),
+        Case([9, 7, 1], 6, [5, 5], [1, 1], [1, 1], Valid, 1),
+        Case([14, 14, 3], 17, [7, 7], [2, 2], [1, 1], Same, 1),
+        Case([6, 5, 16], 40, [1, 1], [1, 1], [1, 1], Valid, 1),
+        Case([7, 6, 9], 5, [1, 1], [2, 2], [1, 1], Valid, 1),
+        Case([7, 7, 20], 48, [3, 3], [1, 1], [1, 1], Same, 1),
+        Case([8, 9, 12], 20, [3, 3], [2, 2], [1, 1], Valid, 1),
+        Case([8, 9, 12], 20, [3, 3], [2, 3], [1, 1], Same, 1),
+        Case([10, 11, 8], 7, [3, 2], [1, 1], [2, 3], Same, 1),
+        Case([11, 10, 8], 7, [3, 3], [2, 2], [2, 2], Valid, 1),
+        Case([12, 13, 10], 9, [4, 3], [4, 6], [2, 4], Same, 1),
+        Case([2, 3, 8], 8, [5, 7], [1, 1], [1, 1], Same, 1),
+        Case([3, 2, 2], 3, [6, 6], [2, 2], [1, 1], Same, 1),
+        Case([5, 5, 8], 4, [2, 2], [3, 3], [1, 1], Valid, 1),
+        Case([6, 6, 32], 48, [3, 3], [1, 1], [1, 1], Same, 2),
+        Case([6, 6, 8], 4, [3, 3], [2, 2], [1, 1], Same, 4),
+        Case([9, 9, 21], 21, [3, 3], [1, 1], [1, 1], Same, 21),
+        Case([9, 20, 70], 70, [3, 3], [2, 2], [1, 1], Same, 70),
+        Case([9, 9, 5], 10, [3, 3], [1, 1], [2, 2], Valid, 5),
+        Case([4, 16, 80], 176, [3, 3], [1, 1], [1, 1], Same, 1),
+        Case([1, 30, 130], 70, [1, 3], [1, 2], [1, 1], Same, 1),
+    ];
+    for Case(input, filters, kernel, stride, dilation, padding, groups) in cases {
+        let geom =
+            ConvGeom::new(input, filters, kernel, stride, dilation, padding, groups).unwrap();
+        for rows in [0, 1, 3] {
+            check_all(&geom, rows, 0, rows != 1, rows == 3);
+            check_all(&geom, rows, 5, rows == 1, rows != 3);
+        }
+    }
+}
+
+#[test]
+fn images_do_not_influence_each_other() {
+    let geom = ConvGeom::new([9, 9, 24], 50, [3, 3], [1, 1], [1, 1], Padding::Same, 1).unwrap();
+    let x = noise(5 * geom.input_len(), 1);
+    let w = noise(9 * 24 * 50, 2);
+    for isa in Isa::available() {
+        let mut room = vec![0.0; scratch_len(&geom, Pass::Forward)];
+        let mut all = vec![0.0; 5 * geom.output_len()];
+        forward(isa, &geom, 5, &x, 24, &w, None, false, &mut all, 50, &mut room);
+        let mut one = vec![0.0; geom.output_len()];
+        let last = &x[4 * geom.input_len()..];
+        forward(isa, &geom, 1, last, 24, &w, None, false, &mut one, 50, &mut room);
+        assert_eq!(all[4 * geom.output_len()..], one[..], "{isa}");
+    }
+}
+
+prop_compose! {
+    fn any_geometry()(
+        input in [1usize..12, 1usize..12], kernel in [1usize..6, 1usize..6],
+        stride in [1usize..4, 1usize..4], dilation in [1usize..4, 1usize..4],
+        same: bool, groups in prop::sample::select(vec![1usize, 1, 1, 2, 3]),
+        cin in 1usize..20, cout in 1usize..40, depthwise in 0usize..6,
+    ) -> Option<ConvGeom> {
+        let padding = if same { Padding::Same } else { Padding::Valid };
+        let (cin, cout) = (cin * groups, cout * groups);
+        let (groups, cout) = match depthwise {
+            0 => (cin, cin),
+            1 => (cin, 2 * cin),
+            _ => (groups, cout),
+        };
+        let input = [input[0], input[1], cin];
+        ConvGeom::new(input, cout, kernel, stride, dilation, padding, groups)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(120))]
+    #[test]
+    fn random_convolutions_match_plain_loops(
+        geom in any_geometry(), rows in 0usize..4, gap in 0usize..3, bias: bool, relu: bool,
+    ) {
+        if let Some(geom) = geom {
+            check_all(&geom, rows, gap, bias, relu);
+        }
+    }
+}

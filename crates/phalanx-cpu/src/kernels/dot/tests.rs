@@ -1,0 +1,101 @@
+//! Against plain loops in f64, on every instruction set, with poisoned results and gaps.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::kernels::tile::testing::{Matrix, noise};
+
+fn check_all(m: usize, k: usize, n: usize, gap: usize, bias: bool, relu: bool) {
+    let x = Matrix::noise(m, k, gap, 1);
+    let dy = Matrix::noise(m, n, gap, 2);
+    let w = noise(k * n, 3);
+    let bias = bias.then(|| noise(n, 4));
+    for isa in Isa::available() {
+        let what = format!("{isa} {m}x{k}x{n} gap {gap}");
+        let mut scratch = vec![f32::NAN; scratch_len(k, n)];
+
+        let mut y = Matrix::poisoned(m, n, gap);
+        let (b, out) = (bias.as_deref(), &mut y.data);
+        forward(isa, m, k, n, &x.data, x.ld, &w, b, relu, out, dy.ld, &mut scratch);
+        y.check(&format!("{what} forward"), |i, j| {
+            let terms = (0..k).map(|l| f64::from(x.at(i, l)) * f64::from(w[l * n + j]));
+            (terms.collect(), bias.as_ref().map_or(0.0, |b| f64::from(b[j])), relu)
+        });
+
+        let mut dx = Matrix::poisoned(m, k, gap);
+        grad_input(isa, m, k, n, &dy.data, dy.ld, &w, &mut dx.data, x.ld, &mut scratch);
+        dx.check(&format!("{what} grad_input"), |i, l| {
+            let terms = (0..n).map(|j| f64::from(dy.at(i, j)) * f64::from(w[l * n + j]));
+            (terms.collect(), 0.0, false)
+        });
+
+        // The batch in two blocks, the rows of the gradient whole and in two ranges.
+        let half = m / 3;
+        let block = |first: usize, rows: usize| GradBlock {
+            x: &x.data[(first * x.ld).min(x.data.len())..],
+            ldx: x.ld,
+            dy: &dy.data[(first * dy.ld).min(dy.data.len())..],
+            ldy: dy.ld,
+            rows,
+        };
+        let blocks = [block(0, half), block(half, m - half)];
+        let mut dw = Matrix::poisoned(k, n, 0);
+        grad_weight(isa, k, n, &blocks, 0..k, &mut dw.data);
+        dw.check(&format!("{what} grad_weight"), |l, j| {
+            let terms = (0..m).map(|i| f64::from(x.at(i, l)) * f64::from(dy.at(i, j)));
+            (terms.collect(), 0.0, false)
+        });
+        let cut = k / 2;
+        let mut split = vec![f32::NAN; k * n];
+        grad_weight(isa, k, n, &blocks, 0..cut, &mut split[..cut * n]);
+        grad_weight(isa, k, n, &blocks, cut..k, &mut split[cut * n..]);
+        assert_eq!(dw.data, split, "{what}: the split of k changed the bits");
+        let mut again = vec![f32::NAN; k * n];
+        grad_weight(isa, k, n, &[block(0, m)], 0..k, &mut again);
+        assert_eq!(dw.data, again, "{what}: the split of the batch changed the bits");
+    }
+}
+
+#[test]
+fn products_match_plain_loops() {
+    for (m, k, n) in [
+        (0, 3, 5),
+        (1, 1, 1),
+        (1, 7, 10),
+        (5, 16, 16),
+        (13, 33, 17),
+        (32, 784, 64),
+        (64, 50, 100),
+        (200, 20, 40),
+        (600, 31, 65),
+        (7, 400, 130),
+    ] {
+        check_all(m, k, n, 0, true, false);
+        check_all(m, k, n, 3, false, true);
+    }
+}
+
+#[test]
+fn rows_do_not_influence_each_other() {
+    let (k, n) = (300, 70);
+    let (x, w) = (noise(9 * k, 1), noise(k * n, 2));
+    for isa in Isa::available() {
+        let mut scratch = vec![0.0; scratch_len(k, n)];
+        let mut all = vec![0.0; 9 * n];
+        forward(isa, 9, k, n, &x, k, &w, None, false, &mut all, n, &mut scratch);
+        let mut one = vec![0.0; n];
+        forward(isa, 1, k, n, &x[8 * k..], k, &w, None, false, &mut one, n, &mut scratch);
+        assert_eq!(all[8 * n..], one[..], "{isa}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+    #[test]
+    fn random_products_match_plain_loops(
+        m in 0usize..40, k in 1usize..70, n in 1usize..90, gap in 0usize..4,
+        bias: bool, relu: bool,
+    ) {
+        check_all(m, k, n, gap, bias, relu);
+    }
+}

@@ -1,0 +1,307 @@
+//! Evaluates a [`Tape`] over the elements of a value, tile by tile.
+//!
+//! Every step of a tape runs over a tile of a few hundred elements before the next one does, so that
+//! intermediate results stay in the first-level cache and the cost of choosing the step vanishes.
+//! Operands and results that lie contiguously in memory are read and written in place; the others
+//! (repeated vectors, one number per pixel, channel slices) pass through a tile of their own.
+
+mod functions;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use phalanx_graph::ops::Access;
+
+use crate::simd::{Isa, Kernel, MAX_LANES, Simd, dispatch};
+use functions::{Source, execute};
+use plan::Place;
+
+pub use super::layout::{Dst as TapeOutput, Src as TapeInput};
+pub use plan::TapePlan;
+
+/// Elements of a tile: ten of them fit into 32 KiB with room to spare.
+const TILE: usize = 512;
+
+/// Pixels at least this wide are walked one by one where an operand is strided, without copies.
+const WIDE_PIXEL: usize = 128;
+
+impl TapePlan {
+    /// Floats of scratch memory that [`run`](TapePlan::run) needs.
+    pub fn scratch_len(&self) -> usize {
+        let splats = self.consts.len() + self.inputs.len();
+        let tiles = self.inputs.len() + self.read_later.len() + self.temps;
+        // One vector more, so that the tiles can be aligned.
+        (splats + 1) * MAX_LANES + tiles * TILE
+    }
+
+    /// Computes `elements` of the results. Element `e` stands at pixel `e / width`, channel
+    /// `e % width`; operands read whole and all results have their pixels `ld` apart.
+    ///
+    /// # Safety
+    /// There is one input and one output for each of the tape's, their pointers are valid for the
+    /// elements asked for, and an output overlaps nothing except an input read whole with the same
+    /// pointer and `ld`.
+    pub unsafe fn run(
+        &self,
+        isa: Isa,
+        width: usize,
+        elements: Range<usize>,
+        inputs: &[TapeInput],
+        outputs: &[TapeOutput],
+        scratch: &mut [f32],
+    ) {
+        assert!(inputs.len() == self.inputs.len() && outputs.len() == self.read_later.len());
+        assert!(scratch.len() >= self.scratch_len(), "scratch memory too small");
+        if elements.is_empty() {
+            return;
+        }
+        let base = scratch.as_mut_ptr();
+        // SAFETY: `scratch_len` has a vector to spare for the alignment.
+        let base = unsafe { base.add(base.align_offset(64).min(MAX_LANES - 1)) };
+        let flat = |ld: usize| ld == width;
+        let full = self.inputs.iter().zip(inputs).filter(|(a, _)| **a == Access::Full);
+        let strided = full.map(|(_, i)| i.ld).chain(outputs.iter().map(|o| o.ld)).any(|l| !flat(l));
+        let tiling = match (strided, self.single) {
+            (true, _) if width >= WIDE_PIXEL => Tiling::InsidePixels,
+            (false, true) => Tiling::Whole,
+            _ => Tiling::Even,
+        };
+        let mut walk = Walk { plan: self, width, inputs, outputs, base, direct: 0, tiling };
+        for (o, out) in outputs.iter().enumerate().take(64) {
+            let clash = self.read_later[o].iter().any(|i| inputs[usize::from(*i)].ptr == out.ptr);
+            walk.direct |= u64::from(!clash) << o;
+        }
+        dispatch(isa, Evaluate { walk, elements });
+    }
+}
+
+/// How the elements are cut into tiles.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tiling {
+    /// One tile.
+    Whole,
+    /// Tiles of equal length, so that repeated vectors look the same in each.
+    Even,
+    /// No tile crosses the border of a pixel.
+    InsidePixels,
+}
+
+/// The elements worked on, with the pixel and channel of the first.
+struct Tile {
+    start: usize,
+    len: usize,
+    pixel: usize,
+    channel: usize,
+}
+
+/// Everything that is needed to find operands and results in memory. Scratch memory holds, in this
+/// order: constants and scalars as vectors, then tiles for inputs, outputs and temporaries.
+struct Walk<'a> {
+    plan: &'a TapePlan,
+    width: usize,
+    inputs: &'a [TapeInput],
+    outputs: &'a [TapeOutput],
+    base: *mut f32,
+    /// Bit `o`: output `o` may be written before the last step.
+    direct: u64,
+    tiling: Tiling,
+}
+
+// SAFETY (all blocks below): pointers are those of `TapePlan::run`, whose contract covers `elements`;
+// scratch memory has `scratch_len` floats.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Walk<'_> {
+    fn tile(&self, start: usize, end: usize) -> Tile {
+        let (pixel, channel) = (start / self.width, start % self.width);
+        let len = match self.tiling {
+            Tiling::Whole => end - start,
+            Tiling::Even => self.plan.tile.min(end - start),
+            Tiling::InsidePixels => TILE.min(end - start).min(self.width - channel),
+        };
+        Tile { start, len, pixel, channel }
+    }
+
+    fn splat_slot(&self, i: usize) -> *mut f32 {
+        unsafe { self.base.add(i * MAX_LANES) }
+    }
+
+    fn tile_slot(&self, i: usize) -> *mut f32 {
+        let splats = self.plan.consts.len() + self.inputs.len();
+        unsafe { self.base.add(splats * MAX_LANES + i * TILE) }
+    }
+
+    fn contiguous(&self, ld: usize, t: &Tile) -> bool {
+        ld == self.width || t.channel + t.len <= self.width
+    }
+
+    /// True for a repeated vector that is laid out once for all tiles.
+    fn repeats_alike(&self, period: usize) -> bool {
+        self.tiling == Tiling::Even && self.plan.tile % period == 0
+    }
+
+    fn input(&self, i: usize, t: &Tile) -> Source {
+        let x = &self.inputs[i];
+        let slot = Source { ptr: self.tile_slot(i), splat: false };
+        let splat = Source { ptr: self.splat_slot(self.plan.consts.len() + i), splat: true };
+        let at = |offset: usize| Source { ptr: unsafe { x.ptr.add(offset) }, splat: false };
+        match self.plan.inputs[i] {
+            Access::Scalar => splat,
+            Access::Full if self.contiguous(x.ld, t) => at(t.pixel * x.ld + t.channel),
+            Access::Suffix(p) if self.repeats_alike(p) => slot,
+            Access::Suffix(p) if t.start % p + t.len <= p => at(t.start % p),
+            Access::Prefix(1) => at(t.start),
+            Access::Prefix(g) if t.start % g + t.len <= g => splat,
+            Access::Full | Access::Suffix(_) | Access::Prefix(_) => slot,
+        }
+    }
+
+    /// Lays out what `input` does not find in memory as it is.
+    fn fill(&self, i: usize, t: &Tile, first: bool) {
+        let x = &self.inputs[i];
+        let (mut done, slot) = (0, self.tile_slot(i));
+        let from = self.input(i, t);
+        match self.plan.inputs[i] {
+            Access::Scalar if first => unsafe { self.fill_splat(from, *x.ptr) },
+            Access::Prefix(g) if from.splat => unsafe {
+                self.fill_splat(from, *x.ptr.add(t.start / g))
+            },
+            _ if from.splat || !std::ptr::eq(from.ptr, slot) => {}
+            Access::Full => unsafe { copy_pixels(t, self.width, x.ptr, x.ld, slot) },
+            Access::Suffix(p) if first || !self.repeats_alike(p) => {
+                while done < t.len {
+                    let phase = (t.start + done) % p;
+                    let n = (p - phase).min(t.len - done);
+                    unsafe { copy(x.ptr.add(phase), slot.add(done), n) };
+                    done += n;
+                }
+            }
+            Access::Prefix(g) => {
+                while done < t.len {
+                    let e = t.start + done;
+                    let n = (g - e % g).min(t.len - done);
+                    for k in done..done + n {
+                        unsafe { *slot.add(k) = *x.ptr.add(e / g) };
+                    }
+                    done += n;
+                }
+            }
+            Access::Scalar | Access::Suffix(_) => {}
+        }
+    }
+
+    unsafe fn fill_splat(&self, slot: Source, x: f32) {
+        unsafe { *slot.ptr.cast_mut().cast::<[f32; MAX_LANES]>() = [x; MAX_LANES] };
+    }
+
+    fn output(&self, o: usize, t: &Tile) -> *mut f32 {
+        let y = &self.outputs[o];
+        if o < 64 && self.direct >> o & 1 == 1 && self.contiguous(y.ld, t) {
+            unsafe { y.ptr.add(t.pixel * y.ld + t.channel) }
+        } else {
+            self.tile_slot(self.inputs.len() + o)
+        }
+    }
+
+    /// Moves results that were not written in place.
+    fn flush(&self, t: &Tile) {
+        for (o, y) in self.outputs.iter().enumerate() {
+            let slot = self.tile_slot(self.inputs.len() + o);
+            if std::ptr::eq(self.output(o, t), slot) {
+                let (mut done, mut pixel, mut channel) = (0, t.pixel, t.channel);
+                while done < t.len {
+                    let n = (self.width - channel).min(t.len - done);
+                    unsafe { copy(slot.add(done), y.ptr.add(pixel * y.ld + channel), n) };
+                    (done, pixel, channel) = (done + n, pixel + 1, 0);
+                }
+            }
+        }
+    }
+
+    fn source(&self, place: Place, t: &Tile) -> Source {
+        match place {
+            Place::Const(k) => Source { ptr: self.splat_slot(usize::from(k)), splat: true },
+            Place::Input(i) => self.input(usize::from(i), t),
+            Place::Temp(_) | Place::Output(_) => Source { ptr: self.dest(place, t), splat: false },
+        }
+    }
+
+    fn dest(&self, place: Place, t: &Tile) -> *mut f32 {
+        match place {
+            Place::Output(o) => self.output(usize::from(o), t),
+            Place::Temp(k) => {
+                self.tile_slot(self.inputs.len() + self.outputs.len() + usize::from(k))
+            }
+            Place::Const(_) | Place::Input(_) => {
+                unreachable!("steps write temporaries and outputs")
+            }
+        }
+    }
+}
+
+/// `n` floats that do not overlap; short runs do not pay for a call.
+#[inline(always)]
+unsafe fn copy(from: *const f32, to: *mut f32, n: usize) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if n > 64 {
+            return std::ptr::copy_nonoverlapping(from, to, n);
+        }
+        let mut i = 0;
+        while i + 8 <= n {
+            to.add(i)
+                .cast::<[f32; 8]>()
+                .write_unaligned(from.add(i).cast::<[f32; 8]>().read_unaligned());
+            i += 8;
+        }
+        while i < n {
+            *to.add(i) = *from.add(i);
+            i += 1;
+        }
+    }
+}
+
+/// Gathers the channels of a strided operand.
+unsafe fn copy_pixels(t: &Tile, width: usize, x: *const f32, ld: usize, slot: *mut f32) {
+    let (mut done, mut pixel, mut channel) = (0, t.pixel, t.channel);
+    while done < t.len {
+        let n = (width - channel).min(t.len - done);
+        // SAFETY: the caller's contract.
+        unsafe { copy(x.add(pixel * ld + channel), slot.add(done), n) };
+        (done, pixel, channel) = (done + n, pixel + 1, 0);
+    }
+}
+
+struct Evaluate<'a> {
+    walk: Walk<'a>,
+    elements: Range<usize>,
+}
+
+impl Kernel for Evaluate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let walk = self.walk;
+        for (k, c) in walk.plan.consts.iter().enumerate() {
+            let slot = Source { ptr: walk.splat_slot(k), splat: true };
+            // SAFETY: the slot holds a vector.
+            unsafe { walk.fill_splat(slot, *c) };
+        }
+        let mut start = self.elements.start;
+        while start < self.elements.end {
+            let t = walk.tile(start, self.elements.end);
+            for i in 0..walk.inputs.len() {
+                walk.fill(i, &t, start == self.elements.start);
+            }
+            for step in &walk.plan.steps {
+                let action = step.action.map(|place| walk.source(place, &t));
+                // SAFETY: sources and destination hold `len` floats.
+                unsafe { execute::<S>(action, t.len, walk.dest(step.dest, &t)) };
+            }
+            walk.flush(&t);
+            start += t.len;
+        }
+    }
+}

@@ -1,0 +1,564 @@
+//! The register-blocked micro-kernels under every dense and convolution kernel.
+//!
+//! Both keep a tile of `MR x NV` accumulator vectors in registers and differ in what they walk along:
+//!
+//! * [`Block`] (forward and input gradients) is an *indirect* matrix product: a row of the result is a
+//!   pixel, its operands are reached through one pointer per kernel tap, and a tap that lies in the
+//!   padding points at a row of zeros. Activations are never copied; weights are packed once per call
+//!   into panels so that the inner loop reads them in one stream. A panel is worked through in chunks
+//!   that stay in the first-level cache while all rows of the block pass by; between chunks partial
+//!   sums rest in the result.
+//! * [`Outer`] (weight gradients) sums outer products over pixels: `MR` input channels by `NV` vectors
+//!   of output channels.
+//!
+//! An element of the result is one chain of multiply-adds in the order of taps and channels (or
+//! pixels), whatever the tile, chunk or block it falls into. So its bits depend neither on the row
+//! count nor on how work is split.
+
+use crate::simd::{Kernel, Simd};
+
+/// Rows (pixels) that share one pass over the packed weights.
+pub(crate) const BLOCK_ROWS: usize = 192;
+
+/// Floats of a packed panel that are meant to stay in the first-level cache.
+const CHUNK_FLOATS: usize = 5 * 1024;
+
+/// Rows of weights that [`pack_rows`] copies at a time.
+const PACK_ROWS: usize = 16;
+
+/// Vectors across the widest tile.
+const fn max_vectors(registers: usize) -> usize {
+    registers / 8
+}
+
+/// Rows of the tallest tile with `nv` vectors: a quarter of the registers is left for operands.
+pub(crate) const fn max_rows(registers: usize, nv: usize) -> usize {
+    let rows = registers * 3 / 4 / nv;
+    if rows < 12 { rows } else { 12 }
+}
+
+/// Columns that one tile covers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Panel {
+    /// First column.
+    pub col: usize,
+    /// Columns; the last vector may be partly empty.
+    pub cols: usize,
+    /// Vectors.
+    pub nv: usize,
+}
+
+/// Splits `cols` columns into panels of nearly equal width, so that none is left over narrow.
+pub(crate) struct Panels {
+    cols: usize,
+    lanes: usize,
+    vectors: usize,
+    count: usize,
+    next: usize,
+}
+
+impl Panels {
+    #[inline(always)]
+    pub fn new<S: Simd>(cols: usize) -> Panels {
+        let vectors = cols.div_ceil(S::LANES);
+        let count = vectors.div_ceil(max_vectors(S::REGISTERS));
+        Panels { cols, lanes: S::LANES, vectors, count, next: 0 }
+    }
+}
+
+impl Iterator for Panels {
+    type Item = Panel;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Panel> {
+        if self.next == self.count {
+            return None;
+        }
+        let first = self.vectors * self.next / self.count;
+        let end = self.vectors * (self.next + 1) / self.count;
+        self.next += 1;
+        let col = first * self.lanes;
+        Some(Panel { col, cols: (end * self.lanes).min(self.cols) - col, nv: end - first })
+    }
+}
+
+/// Part `i` of `count` nearly equal parts of `0..len`: `(start, length)`.
+#[inline(always)]
+pub(crate) fn part(len: usize, count: usize, i: usize) -> (usize, usize) {
+    let start = len * i / count;
+    (start, len * (i + 1) / count - start)
+}
+
+/// How the weights of a [`Block`] lie in memory.
+#[derive(Clone, Copy)]
+pub(crate) enum Weights {
+    /// In panels, as [`pack_rows`] or [`pack_columns`] leave them.
+    Packed(*const f32),
+    /// In rows this many floats apart; columns fill whole vectors.
+    Rows(*const f32, usize),
+}
+
+/// A block of rows of an indirect matrix product `out = a * b (+ bias, relu)`.
+pub(crate) struct Block {
+    /// Rows of the result.
+    pub rows: usize,
+    /// Operand pieces per row; zero gives a result of zeros (plus bias).
+    pub taps: usize,
+    /// Floats per piece.
+    pub k: usize,
+    /// Where each piece starts: `taps x rows` pointers.
+    pub a: *const *const f32,
+    /// Weights `[taps * k, cols]`.
+    pub weights: Weights,
+    /// Columns of the result.
+    pub cols: usize,
+    /// Where each row of the result starts.
+    pub out: *const *mut f32,
+    /// `cols` floats to add, or null.
+    pub bias: *const f32,
+    /// Clamp the result at zero from below.
+    pub relu: bool,
+}
+
+impl Block {
+    /// Computes the block.
+    ///
+    /// # Safety
+    /// All pointers are valid for what the fields say, and `out` overlaps no operand.
+    #[inline(always)]
+    pub unsafe fn run<S: Simd>(&self) {
+        for panel in Panels::new::<S>(self.cols) {
+            let width = panel.nv * S::LANES;
+            // SAFETY: the panel lies inside the weights.
+            let (weights, b_step) = unsafe {
+                match self.weights {
+                    Weights::Packed(w) => (w.add(self.taps * self.k * panel.col), width),
+                    Weights::Rows(w, ld) => (w.add(panel.col), ld),
+                }
+            };
+            let depth = (CHUNK_FLOATS / width).max(1);
+            // Whole taps per chunk where one is short, else pieces of one tap.
+            let taps_each = (depth / self.k.max(1)).clamp(1, self.taps.max(1));
+            let pieces = self.k.div_ceil(depth).max(1);
+            let chunks = self.taps.div_ceil(taps_each).max(1);
+            for chunk in 0..chunks {
+                let (tap, taps) = part(self.taps, chunks, chunk);
+                for piece in 0..pieces {
+                    let (k, depth) = part(self.k, pieces, piece);
+                    let last = chunk + 1 == chunks && piece + 1 == pieces;
+                    // SAFETY: offsets stay inside the packed panel, the table and the bias.
+                    let job = unsafe {
+                        RowJob {
+                            taps,
+                            k: depth,
+                            a: self.a.add(tap * self.rows),
+                            a_next: self.rows,
+                            a_skip: k,
+                            b: weights.add((tap * self.k + k) * b_step),
+                            b_step,
+                            b_skip: (self.k - depth) * b_step,
+                            out: self.out,
+                            col: panel.col,
+                            cols: panel.cols,
+                            accumulate: chunk + piece > 0,
+                            bias: if last && !self.bias.is_null() {
+                                self.bias.add(panel.col)
+                            } else {
+                                std::ptr::null()
+                            },
+                            relu: last && self.relu,
+                        }
+                    };
+                    // SAFETY: as above.
+                    unsafe { self.sweep::<S>(panel.nv, job) };
+                }
+            }
+        }
+    }
+
+    /// Runs one chunk of one panel over all rows.
+    #[inline(always)]
+    unsafe fn sweep<S: Simd>(&self, nv: usize, mut job: RowJob) {
+        let tiles = self.rows.div_ceil(max_rows(S::REGISTERS, nv));
+        let (a, out) = (job.a, job.out);
+        for tile in 0..tiles {
+            let (row, mr) = part(self.rows, tiles, tile);
+            // SAFETY: `row + mr <= rows`.
+            unsafe {
+                job.a = a.add(row);
+                job.out = out.add(row);
+                row_tile::<S>(mr, nv, &job);
+            }
+        }
+    }
+}
+
+/// What one call of a row tile works on.
+struct RowJob {
+    taps: usize,
+    k: usize,
+    /// Pointers of the first tap, one per row; those of the next tap lie `a_next` further.
+    a: *const *const f32,
+    a_next: usize,
+    /// Floats to skip at the start of every piece.
+    a_skip: usize,
+    b: *const f32,
+    /// Floats between two rows of weights.
+    b_step: usize,
+    /// Floats between the weights of two taps beyond those used.
+    b_skip: usize,
+    out: *const *mut f32,
+    col: usize,
+    cols: usize,
+    accumulate: bool,
+    bias: *const f32,
+    relu: bool,
+}
+
+struct RowTile<'a, const MR: usize, const NV: usize>(&'a RowJob);
+
+impl<const MR: usize, const NV: usize> Kernel for RowTile<'_, MR, NV> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let job = self.0;
+        // SAFETY: `Block::run` made the job; its caller vouches for the pointers.
+        unsafe {
+            let mut out = [std::ptr::null_mut::<f32>(); MR];
+            for m in 0..MR {
+                out[m] = (*job.out.add(m)).add(job.col);
+            }
+            let mut acc = [[S::zero(); NV]; MR];
+            if job.accumulate {
+                load_tile::<S, MR, NV>(&mut acc, &out, job.cols);
+            }
+            let mut b = job.b;
+            for tap in 0..job.taps {
+                let mut a = [std::ptr::null::<f32>(); MR];
+                for m in 0..MR {
+                    a[m] = (*job.a.add(tap * job.a_next + m)).add(job.a_skip);
+                }
+                for k in 0..job.k {
+                    let mut w = [S::zero(); NV];
+                    for v in 0..NV {
+                        w[v] = S::load(b.add(v * S::LANES));
+                    }
+                    for m in 0..MR {
+                        let x = S::splat(*a[m].add(k));
+                        for v in 0..NV {
+                            acc[m][v] = S::fmadd(x, w[v], acc[m][v]);
+                        }
+                    }
+                    b = b.wrapping_add(job.b_step);
+                }
+                b = b.wrapping_add(job.b_skip);
+            }
+            if !job.bias.is_null() {
+                for v in 0..NV {
+                    let first = v * S::LANES;
+                    let bias = S::load_partial(job.bias.add(first), S::LANES.min(job.cols - first));
+                    for m in 0..MR {
+                        acc[m][v] = S::add(acc[m][v], bias);
+                    }
+                }
+            }
+            if job.relu {
+                for m in 0..MR {
+                    for v in 0..NV {
+                        acc[m][v] = S::max(S::zero(), acc[m][v]);
+                    }
+                }
+            }
+            store_tile::<S, MR, NV>(&acc, &out, job.cols);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn load_tile<S: Simd, const MR: usize, const NV: usize>(
+    acc: &mut [[S::V; NV]; MR],
+    rows: &[*mut f32; MR],
+    cols: usize,
+) {
+    // SAFETY: the caller's rows hold `cols` floats each.
+    unsafe {
+        if cols == NV * S::LANES {
+            for m in 0..MR {
+                for v in 0..NV {
+                    acc[m][v] = S::load(rows[m].add(v * S::LANES));
+                }
+            }
+        } else {
+            for m in 0..MR {
+                for v in 0..NV {
+                    let first = v * S::LANES;
+                    acc[m][v] = S::load_partial(rows[m].add(first), S::LANES.min(cols - first));
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn store_tile<S: Simd, const MR: usize, const NV: usize>(
+    acc: &[[S::V; NV]; MR],
+    rows: &[*mut f32; MR],
+    cols: usize,
+) {
+    // SAFETY: the caller's rows hold `cols` floats each.
+    unsafe {
+        if cols == NV * S::LANES {
+            for m in 0..MR {
+                for v in 0..NV {
+                    S::store(rows[m].add(v * S::LANES), acc[m][v]);
+                }
+            }
+        } else {
+            for m in 0..MR {
+                for v in 0..NV {
+                    let first = v * S::LANES;
+                    S::store_partial(rows[m].add(first), acc[m][v], S::LANES.min(cols - first));
+                }
+            }
+        }
+    }
+}
+
+/// A sum of outer products over a box of pixels, `out[m, n] += x[p, m] * y[p, n]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Outer {
+    /// Rows of the result: leading floats of each pixel of `x`.
+    pub rows: usize,
+    /// Columns of the result: leading floats of each pixel of `y`.
+    pub cols: usize,
+    /// Pixels along three axes, outermost first.
+    pub extent: [usize; 3],
+    /// First pixel of `x` and the floats between neighbours along each axis.
+    pub x: *const f32,
+    pub x_step: [usize; 3],
+    /// The same for `y`.
+    pub y: *const f32,
+    pub y_step: [usize; 3],
+    /// The result, rows `out_step` apart.
+    pub out: *mut f32,
+    pub out_step: usize,
+    /// Add to what `out` holds instead of overwriting it.
+    pub accumulate: bool,
+}
+
+impl Outer {
+    /// Computes the sum for one panel of columns.
+    ///
+    /// # Safety
+    /// All pointers are valid for what the fields say, and `out` overlaps neither operand.
+    #[inline(always)]
+    pub unsafe fn run_panel<S: Simd>(&self, panel: Panel) {
+        let tiles = self.rows.div_ceil(max_rows(S::REGISTERS, panel.nv));
+        for tile in 0..tiles {
+            let (row, mr) = part(self.rows, tiles, tile);
+            // SAFETY: the tile lies inside the result, its operands inside the pixels.
+            unsafe {
+                let job = Outer {
+                    cols: panel.cols,
+                    x: self.x.add(row),
+                    y: self.y.add(panel.col),
+                    out: self.out.add(row * self.out_step + panel.col),
+                    ..*self
+                };
+                outer_tile::<S>(mr, panel.nv, &job);
+            }
+        }
+    }
+}
+
+struct OuterTile<'a, const MR: usize, const NV: usize>(&'a Outer);
+
+impl<const MR: usize, const NV: usize> Kernel for OuterTile<'_, MR, NV> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let job = self.0;
+        // SAFETY: `Outer::run_panel` made the job; its caller vouches for the pointers.
+        unsafe {
+            let mut out = [std::ptr::null_mut::<f32>(); MR];
+            for m in 0..MR {
+                out[m] = job.out.add(m * job.out_step);
+            }
+            let mut acc = [[S::zero(); NV]; MR];
+            if job.accumulate {
+                load_tile::<S, MR, NV>(&mut acc, &out, job.cols);
+            }
+            let tail = job.cols - (NV - 1) * S::LANES;
+            for i in 0..job.extent[0] {
+                for j in 0..job.extent[1] {
+                    let mut x = job.x.add(i * job.x_step[0] + j * job.x_step[1]);
+                    let mut y = job.y.add(i * job.y_step[0] + j * job.y_step[1]);
+                    for _ in 0..job.extent[2] {
+                        let mut g = [S::zero(); NV];
+                        for v in 0..NV - 1 {
+                            g[v] = S::load(y.add(v * S::LANES));
+                        }
+                        g[NV - 1] = if tail == S::LANES {
+                            S::load(y.add((NV - 1) * S::LANES))
+                        } else {
+                            S::load_partial(y.add((NV - 1) * S::LANES), tail)
+                        };
+                        for m in 0..MR {
+                            let a = S::splat(*x.add(m));
+                            for v in 0..NV {
+                                acc[m][v] = S::fmadd(a, g[v], acc[m][v]);
+                            }
+                        }
+                        x = x.wrapping_add(job.x_step[2]);
+                        y = y.wrapping_add(job.y_step[2]);
+                    }
+                }
+            }
+            store_tile::<S, MR, NV>(&acc, &out, job.cols);
+        }
+    }
+}
+
+/// Turns the shape of a tile, known at run time, into the function compiled for it.
+macro_rules! by_shape {
+    ($name:ident, $kernel:ident, $job:ty; $($nv:literal: $($mr:literal)+;)+) => {
+        #[inline(always)]
+        unsafe fn $name<S: Simd>(mr: usize, nv: usize, job: &$job) {
+            match (nv, mr) {
+                $($(($nv, $mr) => {
+                    // A shape too large for this set's registers is not even compiled.
+                    if const { $nv <= max_vectors(S::REGISTERS) && $mr <= max_rows(S::REGISTERS, $nv) } {
+                        // SAFETY: the caller's.
+                        unsafe { S::enter($kernel::<$mr, $nv>(job)) }
+                    }
+                })+)+
+                _ => unreachable!("no tile has {mr} rows of {nv} vectors"),
+            }
+        }
+    };
+}
+
+by_shape!(row_tile, RowTile, RowJob;
+    1: 1 2 3 4 5 6 7 8 9 10 11 12;
+    2: 1 2 3 4 5 6 7 8 9 10 11 12;
+    3: 1 2 3 4 5 6 7 8;
+    4: 1 2 3 4 5 6;
+);
+
+by_shape!(outer_tile, OuterTile, Outer;
+    1: 1 2 3 4 5 6 7 8 9 10 11 12;
+    2: 1 2 3 4 5 6 7 8 9 10 11 12;
+    3: 1 2 3 4 5 6 7 8;
+    4: 1 2 3 4 5 6;
+);
+
+/// Packs `w[k, cols]` (rows `ld` apart) into panels, the last vector padded with zeros.
+///
+/// # Safety
+/// `dst` holds `k` times `cols` rounded up to whole vectors; `w` is valid for what is read.
+#[inline(always)]
+pub(crate) unsafe fn pack_rows<S: Simd>(
+    w: *const f32,
+    ld: usize,
+    k: usize,
+    cols: usize,
+    dst: *mut f32,
+) {
+    // Some rows at a time through all panels: the source is read nearly in order, and the pages of
+    // few panels are written at once.
+    for first in (0..k).step_by(PACK_ROWS) {
+        for panel in Panels::new::<S>(cols) {
+            let width = panel.nv * S::LANES;
+            for row in first..k.min(first + PACK_ROWS) {
+                for v in 0..panel.nv {
+                    let col = v * S::LANES;
+                    let n = S::LANES.min(panel.cols - col);
+                    // SAFETY: the caller's sizes.
+                    unsafe {
+                        let x = S::load_partial(w.add(row * ld + panel.col + col), n);
+                        S::store(dst.add(k * panel.col + row * width + col), x);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Packs the transpose of `w[cols, k]` (rows `ld` apart) as rows `row..row + k` of panels that are
+/// `depth` rows deep.
+///
+/// # Safety
+/// `dst` holds `depth` times `cols` rounded up to whole vectors; `w` is valid for what is read.
+#[inline(always)]
+pub(crate) unsafe fn pack_columns<S: Simd>(
+    w: *const f32,
+    ld: usize,
+    k: usize,
+    cols: usize,
+    dst: *mut f32,
+    (row, depth): (usize, usize),
+) {
+    for panel in Panels::new::<S>(cols) {
+        let width = panel.nv * S::LANES;
+        for v in 0..panel.nv {
+            let first = v * S::LANES;
+            let n = S::LANES.min(panel.cols - first);
+            // SAFETY: the caller's sizes.
+            unsafe {
+                let from = w.add((panel.col + first) * ld);
+                let to = dst.add(depth * panel.col + row * width + first);
+                let whole = if n == S::LANES { k / S::LANES * S::LANES } else { 0 };
+                for i in (0..whole).step_by(S::LANES) {
+                    S::transpose(from.add(i), ld, to.add(i * width), width);
+                }
+                for i in whole..k {
+                    for j in 0..S::LANES {
+                        *to.add(i * width + j) = if j < n { *from.add(j * ld + i) } else { 0.0 };
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Hands out pieces of a scratch slice.
+pub(crate) struct Arena<'a>(pub &'a mut [f32]);
+
+impl<'a> Arena<'a> {
+    /// Floats to reserve for `len` floats.
+    pub const fn floats_len(len: usize) -> usize {
+        len + 16
+    }
+
+    /// Floats to reserve for `len` pointers.
+    pub const fn pointers_len(len: usize) -> usize {
+        (len + 1) * (size_of::<usize>() / size_of::<f32>())
+    }
+
+    /// `len` floats that start on a cache line.
+    pub fn floats(&mut self, len: usize) -> &'a mut [f32] {
+        let whole = std::mem::take(&mut self.0);
+        let skip = whole.as_ptr().align_offset(64).min(whole.len());
+        assert!(skip + len <= whole.len(), "scratch too small: see scratch_len");
+        let (piece, rest) = whole[skip..].split_at_mut(len);
+        self.0 = rest;
+        piece
+    }
+
+    /// Room for `len` pointers.
+    pub fn pointers<T>(&mut self, len: usize) -> &'a mut [*mut T] {
+        let whole = std::mem::take(&mut self.0);
+        let used = Self::pointers_len(len);
+        assert!(used <= whole.len(), "scratch too small: see scratch_len");
+        let (piece, rest) = whole.split_at_mut(used);
+        self.0 = rest;
+        // SAFETY: any bits are a raw pointer, and pointers hold no padding.
+        let (_, pointers, _) = unsafe { piece.align_to_mut::<*mut T>() };
+        &mut pointers[..len]
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing;

@@ -1,0 +1,152 @@
+//! The reference evaluator: what every op means, as plain loops in f64 over one worker that holds
+//! all rows of the batch. It is slow on purpose. Kernels are tested against it, and derivatives
+//! against its finite differences.
+//!
+//! Every float is an f64 here, whatever the graph calls it, so that a kernel's rounding shows up as
+//! a difference and not as noise on both sides.
+
+mod collective;
+mod conv;
+mod dot;
+mod elementwise;
+mod index;
+mod layout;
+mod norm;
+mod pool;
+mod random;
+mod reduce;
+mod softmax;
+#[cfg(test)]
+mod tests;
+mod value;
+
+pub use elementwise::run_tape;
+pub use value::{Data, Value};
+
+use phalanx_graph::{Graph, Node, NodeId, Op, Type};
+
+/// What a step knows beside its bindings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Context {
+    /// Samples in the batch.
+    pub rows: usize,
+    /// The run's seed.
+    pub seed: u64,
+    /// The training step.
+    pub step: u64,
+}
+
+/// The values of feeds and parameters, each in the order of the graph's table.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Bindings {
+    /// By `FeedId`.
+    pub feeds: Vec<Value>,
+    /// By `ParamId`.
+    pub params: Vec<Value>,
+}
+
+/// Evaluates `outputs` and all they need, in the order of the graph.
+///
+/// # Panics
+/// When a binding is missing or has not the shape its table states, or when the graph does not
+/// pass `Graph::verify`.
+pub fn evaluate(
+    graph: &Graph,
+    outputs: &[NodeId],
+    bindings: &Bindings,
+    ctx: &Context,
+) -> Vec<Value> {
+    let mut needed = vec![false; graph.nodes().len()];
+    outputs.iter().for_each(|id| needed[id.index()] = true);
+    for id in graph.ids().rev() {
+        if needed[id.index()] {
+            graph.node(id).inputs.iter().for_each(|x| needed[x.index()] = true);
+        }
+    }
+    let mut values: Vec<Option<Value>> = vec![None; graph.nodes().len()];
+    for id in graph.ids().filter(|id| needed[id.index()]) {
+        let node = graph.node(id);
+        let operand = |x: &NodeId| values[x.index()].as_ref().expect("operands come first");
+        let x: Vec<&Value> = node.inputs.iter().map(operand).collect();
+        let types: Vec<&Type> = node.inputs.iter().map(|x| graph.ty(*x)).collect();
+        let value = evaluate_node(node, &x, &types, bindings, ctx);
+        assert_eq!(value.dims, full_dims(&node.ty, ctx.rows), "%{} {}", id.0, node.op);
+        values[id.index()] = Some(value);
+    }
+    outputs.iter().map(|id| values[id.index()].clone().expect("was needed")).collect()
+}
+
+/// Dimensions of a whole value: the rows lead where there are any.
+fn full_dims(ty: &Type, rows: usize) -> Vec<usize> {
+    let lead = if ty.is_rows() { vec![rows] } else { vec![] };
+    [lead, ty.dims.clone()].concat()
+}
+
+fn evaluate_node(
+    node: &Node,
+    x: &[&Value],
+    types: &[&Type],
+    bindings: &Bindings,
+    ctx: &Context,
+) -> Value {
+    let dims = full_dims(&node.ty, ctx.rows);
+    // Attributes count axes inside a row; values have the rows as axis 0.
+    let lead = usize::from(node.ty.is_rows());
+    match &node.op {
+        Op::Feed { id } => bindings.feeds[id.index()].clone(),
+        Op::Param { id } => bindings.params[id.index()].clone(),
+        Op::Const { bits, .. } => Value::fill(dims, f64::from_bits(*bits)),
+
+        Op::Unary(u) => elementwise::unary(*u, x[0]),
+        Op::Binary(b) => elementwise::binary(*b, &node.ty, x, types, dims),
+        Op::Select => elementwise::select(&node.ty, x, types, dims),
+        Op::Fused(tape) => elementwise::fused(tape, x, dims),
+        Op::Cast { dtype } => elementwise::cast(*dtype, x[0]),
+
+        Op::Broadcast { .. } => reduce::broadcast(x[0], lead, dims),
+        Op::Reduce { kind, axes } => reduce::reduce(*kind, axes, lead, x[0], dims),
+        Op::SumRows => reduce::sum_rows(x[0], dims),
+
+        Op::Reshape { .. } => layout::reshape(x[0], dims),
+        Op::Transpose { perm } => layout::transpose(perm, lead, x[0], dims),
+        Op::Concat { axis } => layout::concat(axis + lead, x, dims),
+        Op::Slice { axis, start, .. } => layout::slice(axis + lead, *start, x[0], dims),
+        Op::Pad { before, .. } => layout::pad(before, lead, x[0], dims),
+        Op::Upsample { size, bilinear } => layout::upsample(*size, *bilinear, x[0], dims),
+        Op::UpsampleGrad { size, bilinear } => layout::upsample_grad(*size, *bilinear, x[0], dims),
+
+        Op::Dot(e) => dot::dot(*e, x, dims),
+        Op::DotGradInput => dot::grad_input(x[0], x[1], dims),
+        Op::DotGradKernel => dot::grad_kernel(x[0], x[1], dims),
+
+        Op::Conv(geom, e) => conv::conv(geom, *e, x, dims),
+        Op::ConvGradInput(geom) => conv::grad_input(geom, x[0], x[1], dims),
+        Op::ConvGradKernel(geom) => conv::grad_kernel(geom, x[0], x[1], dims),
+
+        Op::Pool(kind, geom) => pool::pool(*kind, geom, x[0], dims),
+        Op::PoolGrad(kind, geom) => pool::grad(*kind, geom, x, dims),
+
+        Op::Softmax => softmax::softmax(x[0]),
+        Op::LogSoftmax => softmax::log_softmax(x[0]),
+        Op::SparseXent => softmax::sparse_xent(x[0], x[1], dims),
+        Op::SparseXentGrad => softmax::sparse_xent_grad(x[0], x[1], x[2]),
+
+        Op::Gather => index::gather(x[0], x[1], dims),
+        Op::GatherGrad { .. } => index::gather_grad(x[0], x[1], dims),
+        Op::OneHot { depth } => index::one_hot(*depth, x[0], dims),
+        Op::ArgMax => index::arg_max(x[0], dims),
+        Op::InTopK { k } => index::in_top_k(*k, x[0], x[1], dims),
+        Op::ThresholdCounts { n } => index::threshold_counts(*n, x, dims),
+
+        Op::Dropout { rate, key, noise } => random::dropout(rate.get(), *key, noise, x[0], ctx),
+
+        Op::Moments => norm::moments(x[0], dims),
+        Op::BatchStats { positions, .. } => norm::batch_stats(ctx.rows * positions, x[0]),
+        Op::BatchNorm(attrs) => norm::batch_norm(attrs, x),
+        Op::BatchNormGradSums(attrs) => norm::grad_sums(attrs, x, dims),
+        Op::BatchNormGradInput(attrs) => norm::grad_input(attrs, x),
+
+        Op::AllReduce { .. } => collective::all_reduce(x[0]),
+        Op::ReplicaMean => collective::replica_mean(x[0]),
+    }
+}

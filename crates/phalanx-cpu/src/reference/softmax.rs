@@ -1,0 +1,58 @@
+//! Softmax over the last axis and the crossentropy that is fused with it.
+
+use super::Value;
+
+/// `log Σ eˣ`, safe for large numbers.
+fn log_sum_exp(x: &[f64]) -> f64 {
+    let top = x.iter().copied().fold(f64::NEG_INFINITY, super::elementwise::max);
+    top + x.iter().map(|v| (v - top).exp()).sum::<f64>().ln()
+}
+
+/// `f` of every vector along the last axis.
+fn vectors(x: &Value, f: impl Fn(&[f64]) -> Vec<f64>) -> Value {
+    Value::float(x.dims.clone(), x.floats().chunks_exact(x.last()).flat_map(f).collect())
+}
+
+/// `x - log Σ eˣ`
+pub(super) fn log_softmax(x: &Value) -> Value {
+    vectors(x, |v| {
+        let norm = log_sum_exp(v);
+        v.iter().map(|x| x - norm).collect()
+    })
+}
+
+/// `eˣ / Σ eˣ`
+pub(super) fn softmax(x: &Value) -> Value {
+    let mut y = log_softmax(x);
+    y.floats_mut().iter_mut().for_each(|v| *v = v.exp());
+    y
+}
+
+/// The class a label names, `None` when there is no such class.
+fn class(label: i32, classes: usize) -> Option<usize> {
+    usize::try_from(label).ok().filter(|l| *l < classes)
+}
+
+/// `log Σ e^logits - logits[label]`; NaN where the label names no class.
+pub(super) fn sparse_xent(logits: &Value, labels: &Value, dims: Vec<usize>) -> Value {
+    let vectors = logits.floats().chunks_exact(logits.last());
+    let losses = vectors.zip(labels.ints()).map(|(v, label)| {
+        class(*label, v.len()).map_or(f64::NAN, |label| log_sum_exp(v) - v[label])
+    });
+    Value::float(dims, losses.collect())
+}
+
+/// `(softmax(logits) - onehot(label)) · dy`; NaN where the label names no class.
+pub(super) fn sparse_xent_grad(logits: &Value, labels: &Value, dy: &Value) -> Value {
+    let mut d = softmax(logits);
+    let classes = d.last();
+    let vectors = d.floats_mut().chunks_exact_mut(classes);
+    for ((v, label), dy) in vectors.zip(labels.ints()).zip(dy.floats()) {
+        match class(*label, classes) {
+            Some(label) => v[label] -= 1.0,
+            None => v.fill(f64::NAN),
+        }
+        v.iter_mut().for_each(|p| *p *= dy);
+    }
+    d
+}

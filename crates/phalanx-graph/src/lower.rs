@@ -1,0 +1,398 @@
+//! From graph to instructions: who shares whose buffer, in which order, with which barriers.
+
+use crate::error::Result;
+use crate::graph::{Graph, NodeId, ParamId};
+use crate::ops::{Access, Op};
+use crate::program::Options;
+use crate::step::Step;
+use crate::types::{Scope, Space, Type};
+
+/// An instruction over graph nodes, before values have places.
+#[derive(Clone, Debug)]
+pub(crate) enum Draft {
+    Compute(NodeId),
+    /// Copies `from` into the place of `to` (a view or the node itself).
+    Copy {
+        from: NodeId,
+        to: Target,
+    },
+    Barrier(Scope),
+    AllReduce(NodeId),
+    ReplicaMean(NodeId),
+    Sliced {
+        param: ParamId,
+        x: NodeId,
+        dy: NodeId,
+    },
+    Update,
+    Assign {
+        param: ParamId,
+        node: NodeId,
+    },
+    Fetch {
+        index: usize,
+        node: NodeId,
+    },
+}
+
+/// What a copy fills.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Target {
+    /// The node's own buffer.
+    Node(NodeId),
+    /// Channels of a concatenation, from this offset on.
+    Slice { of: NodeId, offset: usize, width: usize },
+    /// A parameter's gradient.
+    Gradient(ParamId),
+}
+
+/// Where a node's elements lie: in the buffer of `root`, `offset` elements in, `ld` apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View {
+    pub root: NodeId,
+    pub offset: usize,
+    pub ld: usize,
+}
+
+/// A buffer's home when it is not the arena.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Home {
+    Arena,
+    Shared,
+    Gradient(ParamId),
+}
+
+/// The lowered step.
+pub(crate) struct Lowered {
+    pub views: Vec<View>,
+    pub homes: Vec<Home>,
+    pub drafts: Vec<Draft>,
+    /// Parameters whose gradient is computed in slices.
+    pub sliced: Vec<ParamId>,
+}
+
+/// Orders the step's nodes into instructions.
+pub(crate) fn lower(step: &Step, options: Options) -> Result<Lowered> {
+    let live = step.live();
+    let users = users(step, &live);
+    let views = views(step, &live, &users);
+    let sliced = sliced(step, &users, options);
+    let homes = homes(step, &live, &views, &users, &sliced);
+    let drafts = order(step, &live, &views, &homes, &sliced);
+    let sliced = sliced.iter().map(|(p, _)| *p).collect();
+    Ok(Lowered { views, homes, drafts, sliced })
+}
+
+/// Who reads each node: `(reader, operand index)`; roots count as readers without a node.
+struct Users {
+    nodes: Vec<Vec<(NodeId, usize)>>,
+    roots: Vec<u32>,
+}
+
+fn users(step: &Step, live: &[bool]) -> Users {
+    let mut nodes = vec![vec![]; live.len()];
+    for id in step.graph.ids().filter(|id| live[id.index()]) {
+        for (i, x) in step.graph.node(id).inputs.iter().enumerate() {
+            nodes[x.index()].push((id, i));
+        }
+    }
+    let mut roots = vec![0; live.len()];
+    step.roots().for_each(|r| roots[r.index()] += 1);
+    Users { nodes, roots }
+}
+
+/// Whether a kernel reads this operand with any distance between pixels.
+fn reads_strided(op: &Op, operand: usize) -> bool {
+    match op {
+        Op::Fused(tape) => tape.inputs[operand] == Access::Full,
+        Op::Dot(_) | Op::Conv(..) => operand == 0,
+        Op::DotGradInput | Op::ConvGradInput(_) => operand == 0,
+        Op::DotGradKernel | Op::ConvGradKernel(_) => true,
+        Op::Pool(..) | Op::PoolGrad(..) | Op::Moments => true,
+        Op::BatchNorm(_) => operand == 0,
+        Op::BatchNormGradSums(_) | Op::BatchNormGradInput(_) => operand < 2,
+        _ => false,
+    }
+}
+
+/// Whether a kernel writes its result with any distance between pixels.
+fn writes_strided(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Fused(_)
+            | Op::Dot(_)
+            | Op::DotGradInput
+            | Op::Conv(..)
+            | Op::ConvGradInput(_)
+            | Op::Pool(..)
+            | Op::PoolGrad(..)
+            | Op::BatchNorm(_)
+            | Op::BatchNormGradInput(_)
+    )
+}
+
+fn last_axis_rows(ty: &Type, axis: usize) -> bool {
+    ty.is_rows() && axis + 1 == ty.dims.len()
+}
+
+/// Decides which nodes live inside another's buffer: reshapes, channel slices, and the operands of
+/// a concatenation, whose producers then write straight into their part of it.
+fn views(step: &Step, live: &[bool], users: &Users) -> Vec<View> {
+    let g = &step.graph;
+    let strided_ok = |id: NodeId| {
+        users.roots[id.index()] == 0
+            && users.nodes[id.index()].iter().all(|(u, i)| reads_strided(&g.node(*u).op, *i))
+    };
+    let mut inside: Vec<Option<View>> = vec![None; g.nodes().len()];
+    for id in g.ids().filter(|id| live[id.index()]) {
+        let node = g.node(id);
+        let Op::Concat { axis } = node.op else { continue };
+        if !last_axis_rows(&node.ty, axis) {
+            continue;
+        }
+        let mut offset = 0;
+        for x in &node.inputs {
+            let own_readers = |u: &&(NodeId, usize)| u.0 != id;
+            let readers_ok = users.roots[x.index()] == 0
+                && users.nodes[x.index()]
+                    .iter()
+                    .filter(own_readers)
+                    .all(|(u, i)| reads_strided(&g.node(*u).op, *i));
+            let once = node.inputs.iter().filter(|y| *y == x).count() == 1;
+            let free = inside[x.index()].is_none();
+            if readers_ok && once && free && writes_strided(&g.node(*x).op) {
+                inside[x.index()] = Some(View { root: id, offset, ld: node.ty.last() });
+            }
+            offset += g.ty(*x).last();
+        }
+    }
+
+    let mut views: Vec<View> = Vec::with_capacity(g.nodes().len());
+    for id in g.ids() {
+        let node = g.node(id);
+        let own = View { root: id, offset: 0, ld: node.ty.last() };
+        let view = match node.op {
+            _ if !live[id.index()] => own,
+            Op::Reshape { .. } => {
+                let x = node.inputs[0];
+                let v: View = views[x.index()];
+                let contiguous = v.ld == g.ty(x).last();
+                if contiguous { View { ld: node.ty.last(), ..v } } else { own }
+            }
+            Op::Slice { axis, start, .. } if last_axis_rows(&node.ty, axis) && strided_ok(id) => {
+                let v: View = views[node.inputs[0].index()];
+                View { offset: v.offset + start, ..v }
+            }
+            _ => own,
+        };
+        views.push(inside[id.index()].unwrap_or(view));
+    }
+    views
+}
+
+/// Gradients of dense kernels that are cheaper to compute in slices over all rows of the device
+/// than to add up as whole partial sums: where the kernel is large against the batch.
+fn sliced(step: &Step, users: &Users, options: Options) -> Vec<(ParamId, NodeId)> {
+    if options.mesh.workers < 2 {
+        return vec![];
+    }
+    let g = &step.graph;
+    let device_rows = options.max_batch.div_ceil(options.mesh.devices);
+    step.gradients
+        .iter()
+        .filter_map(|grad| Some((grad.param, grad.node?)))
+        .filter(|(_, id)| {
+            let node = g.node(*id);
+            if node.op != Op::DotGradKernel || users.roots[id.index()] != 1 {
+                return false;
+            }
+            let (k, n) = (node.ty.dims[0], node.ty.dims[1]);
+            let rows = device_rows * g.ty(node.inputs[0]).len() / k;
+            users.nodes[id.index()].is_empty() && k * n > rows * (k + n)
+        })
+        .collect()
+}
+
+/// Buffers that others read stay in the shared block; gradients go straight to their buffer.
+fn homes(
+    step: &Step,
+    live: &[bool],
+    views: &[View],
+    users: &Users,
+    sliced: &[(ParamId, NodeId)],
+) -> Vec<Home> {
+    let g = &step.graph;
+    let mut homes = vec![Home::Arena; g.nodes().len()];
+    for id in g.ids().filter(|id| live[id.index()]) {
+        if let Op::AllReduce { .. } | Op::ReplicaMean = g.node(id).op {
+            homes[views[g.node(id).inputs[0].index()].root.index()] = Home::Shared;
+        }
+    }
+    for grad in &step.gradients {
+        let Some(node) = grad.node else { continue };
+        if sliced.iter().any(|(_, id)| *id == node) {
+            continue;
+        }
+        let v = views[node.index()];
+        let root = g.node(v.root);
+        let whole = v.offset == 0 && root.ty.len() == g.ty(node).len();
+        let plain = root.ty.space == Space::Partial && homes[v.root.index()] == Home::Arena;
+        // The buffer must serve this gradient alone: every reader of the root leads here.
+        let mut at = v.root;
+        let mut alone = whole && plain;
+        while alone && at != node {
+            alone = users.roots[at.index()] == 0 && users.nodes[at.index()].len() == 1;
+            at = users.nodes[at.index()].first().map_or(node, |(u, _)| *u);
+        }
+        alone &= users.roots[node.index()] == 1 && users.nodes[node.index()].is_empty();
+        if alone {
+            homes[v.root.index()] = Home::Gradient(grad.param);
+        }
+    }
+    homes
+}
+
+/// Nodes that nothing but mirrored fetches and assignments wait for, behind a collective: they run
+/// once at the end, behind one barrier.
+fn tail(step: &Step, live: &[bool]) -> Vec<bool> {
+    let g = &step.graph;
+    let mut body = vec![false; live.len()];
+    step.gradients.iter().filter_map(|x| x.node).for_each(|n| body[n.index()] = true);
+    for f in step.fetches.iter().filter(|f| g.ty(f.node).is_rows()) {
+        body[f.node.index()] = true;
+    }
+    for id in g.ids().rev() {
+        if body[id.index()] {
+            g.node(id).inputs.iter().for_each(|x| body[x.index()] = true);
+        }
+    }
+    let mut tail = vec![false; live.len()];
+    for id in g.ids().filter(|id| live[id.index()] && !body[id.index()]) {
+        let node = g.node(id);
+        let collective = matches!(node.op, Op::AllReduce { .. } | Op::ReplicaMean);
+        tail[id.index()] = collective || node.inputs.iter().any(|x| tail[x.index()]);
+    }
+    tail
+}
+
+struct Emitter<'a> {
+    g: &'a Graph,
+    views: &'a [View],
+    drafts: Vec<Draft>,
+    /// Where in `drafts` each node was finished.
+    done: Vec<usize>,
+    /// Position of the last barrier over a device, and over all.
+    device_barrier: usize,
+    all_barrier: usize,
+}
+
+impl Emitter<'_> {
+    fn barrier(&mut self, scope: Scope) {
+        self.drafts.push(Draft::Barrier(scope));
+        self.device_barrier = self.drafts.len();
+        if scope == Scope::All {
+            self.all_barrier = self.drafts.len();
+        }
+    }
+
+    /// A barrier over the scope, unless one stands behind `produced` already.
+    fn wait_for(&mut self, scope: Scope, produced: usize) {
+        let last = match scope {
+            Scope::Device => self.device_barrier,
+            Scope::All => self.all_barrier,
+        };
+        if produced >= last {
+            self.barrier(scope);
+        }
+    }
+
+    fn node(&mut self, id: NodeId) {
+        let node = self.g.node(id);
+        let v = self.views[id.index()];
+        let inside = |x: NodeId, root: NodeId| self.views[x.index()].root == root;
+        match node.op {
+            Op::Feed { .. } | Op::Param { .. } => {}
+            Op::AllReduce { scope } => {
+                self.wait_for(scope, self.done[node.inputs[0].index()]);
+                self.drafts.push(Draft::AllReduce(id));
+            }
+            Op::ReplicaMean => {
+                self.wait_for(Scope::All, self.done[node.inputs[0].index()]);
+                self.drafts.push(Draft::ReplicaMean(id));
+            }
+            Op::Reshape { .. } if v.root == id => {
+                self.drafts.push(Draft::Copy { from: node.inputs[0], to: Target::Node(id) });
+            }
+            Op::Reshape { .. } => {}
+            Op::Slice { .. } if v.root != id => {}
+            Op::Concat { axis } if last_axis_rows(&node.ty, axis) => {
+                let mut offset = 0;
+                let mut copies = vec![];
+                for x in &node.inputs {
+                    let width = self.g.ty(*x).last();
+                    if !(inside(*x, id) && self.views[x.index()].offset == offset) {
+                        let to = Target::Slice { of: id, offset, width };
+                        copies.push(Draft::Copy { from: *x, to });
+                    }
+                    offset += width;
+                }
+                self.drafts.extend(copies);
+            }
+            _ => self.drafts.push(Draft::Compute(id)),
+        }
+        self.done[id.index()] = self.drafts.len();
+    }
+}
+
+fn order(
+    step: &Step,
+    live: &[bool],
+    views: &[View],
+    homes: &[Home],
+    sliced: &[(ParamId, NodeId)],
+) -> Vec<Draft> {
+    let g = &step.graph;
+    let tail = tail(step, live);
+    let is_sliced = |id: NodeId| sliced.iter().any(|(_, n)| *n == id);
+    let mut e = Emitter {
+        g,
+        views,
+        drafts: vec![],
+        done: vec![0; live.len()],
+        device_barrier: 0,
+        all_barrier: 0,
+    };
+    for id in g.ids().filter(|id| live[id.index()] && !tail[id.index()] && !is_sliced(*id)) {
+        e.node(id);
+    }
+    for grad in &step.gradients {
+        let Some(node) = grad.node.filter(|n| !is_sliced(*n)) else { continue };
+        if homes[views[node.index()].root.index()] != Home::Gradient(grad.param) {
+            e.drafts.push(Draft::Copy { from: node, to: Target::Gradient(grad.param) });
+        }
+    }
+    if step.update.is_some() {
+        e.barrier(Scope::All);
+    }
+    for id in g.ids().filter(|id| tail[id.index()]) {
+        e.node(id);
+    }
+    for (index, f) in step.fetches.iter().enumerate() {
+        e.drafts.push(Draft::Fetch { index, node: f.node });
+    }
+    for (param, id) in sliced {
+        let inputs = &g.node(*id).inputs;
+        e.drafts.push(Draft::Sliced { param: *param, x: inputs[0], dy: inputs[1] });
+    }
+    if step.update.is_some() {
+        e.drafts.push(Draft::Update);
+    }
+    if !step.assigns.is_empty() {
+        // Others may still be reading the old values.
+        e.barrier(Scope::Device);
+    }
+    for (param, node) in &step.assigns {
+        e.drafts.push(Draft::Assign { param: *param, node: *node });
+    }
+    e.drafts
+}

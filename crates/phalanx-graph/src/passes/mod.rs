@@ -1,0 +1,61 @@
+//! Passes over plain data: each takes a step and returns a better one that computes the same.
+
+mod epilogue;
+mod fuse;
+mod simplify;
+
+pub use epilogue::fuse_epilogues;
+pub use fuse::fuse_elementwise;
+pub use simplify::simplify;
+
+use crate::error::Result;
+use crate::graph::{Graph, NodeId};
+use crate::step::Step;
+
+/// Everything that happens between autodiff and the memory plan.
+pub fn optimize(step: Step) -> Result<Step> {
+    let step = checked("simplify", simplify(step))?;
+    checked("fuse_elementwise", fuse_elementwise(step))
+}
+
+/// Verifies a pass' result in debug builds.
+pub fn checked(pass: &str, step: Step) -> Result<Step> {
+    if cfg!(debug_assertions) {
+        step.verify(pass)?;
+    }
+    Ok(step)
+}
+
+/// Number of uses of each node, roots included.
+fn use_counts(step: &Step) -> Vec<u32> {
+    let live = step.live();
+    let mut uses = vec![0; live.len()];
+    for id in step.graph.ids().filter(|id| live[id.index()]) {
+        step.graph.node(id).inputs.iter().for_each(|x| uses[x.index()] += 1);
+    }
+    step.roots().for_each(|r| uses[r.index()] += 1);
+    uses
+}
+
+/// A graph being rewritten node by node.
+struct Rewriter {
+    graph: Graph,
+    map: Vec<Option<NodeId>>,
+}
+
+impl Rewriter {
+    fn new(step: &Step) -> Rewriter {
+        let map = vec![None; step.graph.nodes().len()];
+        Rewriter { graph: Graph::like(&step.graph), map }
+    }
+
+    /// The new node an old one became.
+    fn get(&self, old: NodeId) -> NodeId {
+        self.map[old.index()].expect("operands are rewritten before their users")
+    }
+
+    fn finish(self, step: Step) -> Step {
+        let map = self.map;
+        step.with_graph(self.graph, |old| map[old.index()].expect("roots are live"))
+    }
+}

@@ -1,0 +1,113 @@
+//! Constant folding, trivial algebra, common subexpressions and dead code, in one walk.
+
+use super::Rewriter;
+use crate::graph::{Graph, NodeId};
+use crate::ops::{Binary, Op, Unary};
+use crate::step::Step;
+use std::collections::HashMap;
+
+/// Rewrites the step without dead, repeated or constant work.
+pub fn simplify(step: Step) -> Step {
+    let live = step.live();
+    let mut r = Rewriter::new(&step);
+    let mut seen: HashMap<(Op, Vec<NodeId>), NodeId> = HashMap::new();
+    for id in step.graph.ids().filter(|id| live[id.index()]) {
+        let node = step.graph.node(id);
+        let inputs: Vec<NodeId> = node.inputs.iter().map(|x| r.get(*x)).collect();
+        let new = match identity(&r.graph, &node.op, &inputs, &node.ty.dims) {
+            Some(same) => same,
+            None => {
+                let op = fold(&r.graph, &node.op, &inputs).unwrap_or_else(|| node.op.clone());
+                let inputs = if matches!(op, Op::Const { .. }) { vec![] } else { inputs };
+                *seen.entry((op.clone(), inputs.clone())).or_insert_with(|| {
+                    r.graph.set_scope(node.scope);
+                    r.graph.push_typed(op, inputs, node.ty.clone())
+                })
+            }
+        };
+        r.map[id.index()] = Some(new);
+    }
+    r.finish(step)
+}
+
+fn constant(g: &Graph, id: NodeId) -> Option<f64> {
+    match g.node(id).op {
+        Op::Const { bits, .. } => Some(f64::from_bits(bits)),
+        _ => None,
+    }
+}
+
+/// The operand that an op merely repeats: `x + 0`, `x * 1`, a reshape to the same shape, ….
+fn identity(g: &Graph, op: &Op, x: &[NodeId], dims: &[usize]) -> Option<NodeId> {
+    let same = |id: NodeId| (g.ty(id).dims == dims).then_some(id);
+    // Only an operand that already has the space of the result may stand for it.
+    let wide = |id: NodeId, other: NodeId| {
+        let (a, b) = (g.ty(id).space, g.ty(other).space);
+        (a == b || b == crate::Space::Mirrored).then_some(id)
+    };
+    match op {
+        Op::Binary(Binary::Add) if constant(g, x[1]) == Some(0.0) => same(wide(x[0], x[1])?),
+        Op::Binary(Binary::Add) if constant(g, x[0]) == Some(0.0) => same(wide(x[1], x[0])?),
+        Op::Binary(Binary::Sub) if constant(g, x[1]) == Some(0.0) => same(wide(x[0], x[1])?),
+        Op::Binary(Binary::Mul) if constant(g, x[1]) == Some(1.0) => same(wide(x[0], x[1])?),
+        Op::Binary(Binary::Mul) if constant(g, x[0]) == Some(1.0) => same(wide(x[1], x[0])?),
+        Op::Binary(Binary::Div) if constant(g, x[1]) == Some(1.0) => same(wide(x[0], x[1])?),
+        Op::Reshape { .. } | Op::Broadcast { .. } => same(x[0]),
+        Op::Transpose { perm } if perm.iter().copied().eq(0..perm.len()) => Some(x[0]),
+        Op::Unary(Unary::Neg) => match g.node(x[0]).op {
+            Op::Unary(Unary::Neg) => Some(g.node(x[0]).inputs[0]),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// The constant an op on constants gives.
+fn fold(g: &Graph, op: &Op, x: &[NodeId]) -> Option<Op> {
+    let value = match op {
+        Op::Unary(u) => unary(*u, constant(g, x[0])?)?,
+        Op::Binary(b) => binary(*b, constant(g, x[0])?, constant(g, x[1])?)?,
+        Op::Reshape { .. } | Op::Broadcast { .. } => constant(g, x[0])?,
+        _ => return None,
+    };
+    let dims = match op {
+        Op::Reshape { dims } | Op::Broadcast { dims } => dims.clone(),
+        Op::Binary(_) => {
+            crate::ops::elementwise::broadcast_dims(&g.ty(x[0]).dims, &g.ty(x[1]).dims)?
+        }
+        _ => g.ty(x[0]).dims.clone(),
+    };
+    Some(Op::Const { bits: value.to_bits(), dims })
+}
+
+/// Functions exact enough in f64 to be folded; the others are left to the executor.
+fn unary(u: Unary, x: f64) -> Option<f64> {
+    Some(match u {
+        Unary::Neg => -x,
+        Unary::Abs => x.abs(),
+        Unary::Recip => 1.0 / x,
+        Unary::Square => x * x,
+        Unary::Sqrt => x.sqrt(),
+        Unary::Rsqrt => 1.0 / x.sqrt(),
+        Unary::Exp => x.exp(),
+        Unary::Log => x.ln(),
+        Unary::Relu => x.max(0.0),
+        Unary::Floor => x.floor(),
+        Unary::Sign | Unary::Expm1 | Unary::Log1p | Unary::Tanh | Unary::Sigmoid | Unary::Erf => {
+            return None;
+        }
+    })
+}
+
+fn binary(b: Binary, l: f64, r: f64) -> Option<f64> {
+    Some(match b {
+        Binary::Add => l + r,
+        Binary::Sub => l - r,
+        Binary::Mul => l * r,
+        Binary::Div => l / r,
+        Binary::Max => l.max(r),
+        Binary::Min => l.min(r),
+        Binary::Pow => l.powf(r),
+        Binary::Gt | Binary::Ge | Binary::Eq => return None,
+    })
+}

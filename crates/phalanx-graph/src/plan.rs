@@ -1,0 +1,334 @@
+//! The memory plan: liveness of every buffer, in-place reuse, and offsets in the arena.
+
+use crate::error::{GraphError, Result};
+use crate::graph::NodeId;
+use crate::lower::{Draft, Home, Lowered, Target};
+use crate::ops::{Access, Op};
+use crate::program::{
+    FetchPlan, GradientPlan, Instr, Memory, Options, Place, Program, UpdatePlan, Value, ValueId,
+};
+use crate::step::Step;
+use crate::types::{Space, Type};
+use std::collections::HashMap;
+
+/// Alignment of every buffer: one cache line, one AVX-512 register.
+const ALIGN: usize = 64;
+
+/// Gradients are reduced in buckets of about this many bytes.
+const BUCKET_BYTES: usize = 4 << 20;
+
+/// A buffer's life in instruction indices, and its size.
+#[derive(Clone, Copy, Debug)]
+struct Life {
+    start: usize,
+    end: usize,
+    bytes: usize,
+}
+
+/// Gives every value a place and finishes the program.
+pub(crate) fn place(step: Step, lowered: Lowered, options: Options) -> Result<Program> {
+    let mut p = Planner::new(&step, &lowered, options);
+    p.lives();
+    p.reuse_in_place();
+    let (offsets, memory) = p.offsets();
+    let mut w = Writer { p: &p, offsets: &offsets, values: vec![], known: HashMap::new() };
+    let instrs: Vec<Instr> =
+        lowered.drafts.iter().map(|d| w.instr(d)).collect::<Result<Vec<_>>>()?;
+    let values = w.values;
+    let fetches = step
+        .fetches
+        .iter()
+        .map(|f| FetchPlan { name: f.name.clone(), ty: step.graph.ty(f.node).clone() })
+        .collect();
+    let update = update_plan(&step, &lowered);
+    Ok(Program {
+        name: step.name.clone(),
+        options,
+        params: step.graph.params().to_vec(),
+        feeds: step.graph.feeds().to_vec(),
+        fetches,
+        scopes: step.graph.scopes().to_vec(),
+        values,
+        instrs,
+        update,
+        memory,
+    })
+}
+
+fn update_plan(step: &Step, lowered: &Lowered) -> Option<UpdatePlan> {
+    let rule = step.update.clone()?;
+    let mut found: Vec<(NodeId, GradientPlan)> = step
+        .gradients
+        .iter()
+        .filter_map(|g| {
+            let node = g.node?;
+            let dims = &step.graph.params()[g.param.index()].dims;
+            let plan = GradientPlan {
+                param: g.param,
+                sliced: lowered.sliced.contains(&g.param),
+                granule: dims.last().copied().unwrap_or(1).max(1),
+                l1: g.l1,
+                l2: g.l2,
+            };
+            Some((node, plan))
+        })
+        .collect();
+    // Backward finishes the last layers first: their bucket can leave while it goes on.
+    found.sort_by_key(|(node, _)| *node);
+    let gradients: Vec<GradientPlan> = found.into_iter().map(|(_, g)| g).collect();
+    let mut buckets = vec![];
+    let (mut start, mut bytes) = (0, 0);
+    for (i, g) in gradients.iter().enumerate() {
+        bytes += step.graph.params()[g.param.index()].len() * 4;
+        if bytes >= BUCKET_BYTES || i + 1 == gradients.len() {
+            buckets.push(start..i + 1);
+            (start, bytes) = (i + 1, 0);
+        }
+    }
+    Some(UpdatePlan { rule, gradients, buckets })
+}
+
+struct Planner<'a> {
+    step: &'a Step,
+    lowered: &'a Lowered,
+    max_rows: usize,
+    /// Life of each root's buffer.
+    life: Vec<Option<Life>>,
+    /// The buffer a root uses after in-place merging.
+    buffer: Vec<NodeId>,
+}
+
+impl<'a> Planner<'a> {
+    fn new(step: &'a Step, lowered: &'a Lowered, options: Options) -> Planner<'a> {
+        Planner {
+            step,
+            lowered,
+            max_rows: options.mesh.max_rows(options.max_batch),
+            life: vec![None; step.graph.nodes().len()],
+            buffer: step.graph.ids().collect(),
+        }
+    }
+
+    fn root(&self, id: NodeId) -> NodeId {
+        self.lowered.views[id.index()].root
+    }
+
+    fn bytes(&self, ty: &Type) -> usize {
+        let rows = if ty.is_rows() { self.max_rows } else { 1 };
+        (ty.len() * rows * ty.dtype.bytes()).next_multiple_of(ALIGN).max(ALIGN)
+    }
+
+    /// Whether the root's elements lie in the arena or shared block at all.
+    fn buffered(&self, root: NodeId) -> bool {
+        !matches!(self.step.graph.node(root).op, Op::Feed { .. } | Op::Param { .. })
+            && !matches!(self.lowered.homes[root.index()], Home::Gradient(_))
+    }
+
+    fn touch(&mut self, id: NodeId, at: usize) {
+        let root = self.root(id);
+        if !self.buffered(root) {
+            return;
+        }
+        let bytes = self.bytes(self.step.graph.ty(root));
+        let life = self.life[root.index()].get_or_insert(Life { start: at, end: at, bytes });
+        life.end = at;
+    }
+
+    fn lives(&mut self) {
+        for (at, draft) in self.lowered.drafts.iter().enumerate() {
+            match draft {
+                Draft::Compute(id) | Draft::AllReduce(id) | Draft::ReplicaMean(id) => {
+                    let inputs = self.step.graph.node(*id).inputs.clone();
+                    inputs.into_iter().for_each(|x| self.touch(x, at));
+                    self.touch(*id, at);
+                }
+                Draft::Copy { from, to } => {
+                    self.touch(*from, at);
+                    match to {
+                        Target::Node(id) | Target::Slice { of: id, .. } => self.touch(*id, at),
+                        Target::Gradient(_) => {}
+                    }
+                }
+                Draft::Sliced { x, dy, .. } => {
+                    self.touch(*x, at);
+                    self.touch(*dy, at);
+                }
+                Draft::Assign { node, .. } | Draft::Fetch { node, .. } => self.touch(*node, at),
+                Draft::Barrier(_) | Draft::Update => {}
+            }
+        }
+    }
+
+    /// Lets an elementwise result take over the buffer of an operand that dies with it.
+    fn reuse_in_place(&mut self) {
+        for (at, draft) in self.lowered.drafts.iter().enumerate() {
+            let Draft::Compute(id) = draft else { continue };
+            let node = self.step.graph.node(*id);
+            let own = self.root(*id) == *id && self.lowered.homes[id.index()] == Home::Arena;
+            if !own {
+                continue;
+            }
+            let full = |i: usize| match &node.op {
+                Op::Fused(tape) => tape.inputs[i] == Access::Full,
+                Op::Dropout { .. } => true,
+                _ => false,
+            };
+            let donor = node.inputs.iter().enumerate().find_map(|(i, x)| {
+                let v = self.lowered.views[x.index()];
+                let buffer = self.buffer[v.root.index()];
+                let fits = full(i)
+                    && self.step.graph.ty(*x) == &node.ty
+                    && v.offset == 0
+                    && v.ld == node.ty.last()
+                    && self.buffered(v.root)
+                    && self.lowered.homes[v.root.index()] == Home::Arena
+                    && self.step.graph.ty(v.root).len() == node.ty.len();
+                (fits && self.life[buffer.index()]?.end == at).then_some(buffer)
+            });
+            let (Some(donor), Some(mine)) = (donor, self.life[id.index()]) else { continue };
+            self.buffer[id.index()] = donor;
+            self.life[id.index()] = None;
+            if let Some(life) = &mut self.life[donor.index()] {
+                life.end = mine.end;
+            }
+        }
+    }
+
+    /// First fit, the largest buffers first: small ones fill the gaps.
+    fn offsets(&self) -> (Vec<usize>, Memory) {
+        let mut offsets = vec![0; self.life.len()];
+        let mut memory = Memory::default();
+        let mut order: Vec<(usize, Life)> = vec![];
+        for (i, life) in self.life.iter().enumerate() {
+            let Some(life) = life else { continue };
+            if self.lowered.homes[i] == Home::Shared {
+                offsets[i] = memory.shared;
+                memory.shared += life.bytes;
+            } else {
+                memory.unplanned += life.bytes;
+                order.push((i, *life));
+            }
+        }
+        order.sort_by_key(|(i, life)| (std::cmp::Reverse(life.bytes), *i));
+        let mut placed: Vec<(usize, Life)> = vec![];
+        for (i, life) in order {
+            let mut busy: Vec<(usize, usize)> = placed
+                .iter()
+                .filter(|(_, o)| o.start <= life.end && life.start <= o.end)
+                .map(|(at, o)| (*at, at + o.bytes))
+                .collect();
+            busy.sort_unstable();
+            let mut at = 0;
+            for (from, to) in busy {
+                if at + life.bytes <= from {
+                    break;
+                }
+                at = at.max(to);
+            }
+            offsets[i] = at;
+            memory.arena = memory.arena.max(at + life.bytes);
+            placed.push((at, life));
+        }
+        (offsets, memory)
+    }
+}
+
+/// Writes instructions, numbering values as they appear.
+struct Writer<'a, 'b> {
+    p: &'b Planner<'a>,
+    offsets: &'b [usize],
+    values: Vec<Value>,
+    known: HashMap<NodeId, ValueId>,
+}
+
+impl Writer<'_, '_> {
+    fn add(&mut self, value: Value) -> ValueId {
+        self.values.push(value);
+        ValueId(self.values.len() as u32 - 1)
+    }
+
+    fn home(&self, root: NodeId) -> Place {
+        match self.p.step.graph.node(root).op {
+            Op::Feed { id } => Place::Feed(id),
+            Op::Param { id } => Place::Param(id),
+            _ => {
+                let offset = self.offsets[self.p.buffer[root.index()].index()];
+                match self.p.lowered.homes[root.index()] {
+                    Home::Arena => Place::Arena(offset),
+                    Home::Shared => Place::Shared(offset),
+                    Home::Gradient(p) => Place::Gradient(p),
+                }
+            }
+        }
+    }
+
+    fn value(&mut self, id: NodeId) -> ValueId {
+        if let Some(v) = self.known.get(&id) {
+            return *v;
+        }
+        let view = self.p.lowered.views[id.index()];
+        let ty = self.p.step.graph.ty(id).clone();
+        let place = self.home(view.root);
+        let new = self.add(Value { ty, place, offset: view.offset, ld: view.ld });
+        self.known.insert(id, new);
+        new
+    }
+
+    fn instr(&mut self, draft: &Draft) -> Result<Instr> {
+        let g = &self.p.step.graph;
+        Ok(match draft {
+            Draft::Compute(id) => {
+                let node = g.node(*id);
+                if matches!(node.op, Op::Unary(_) | Op::Binary(_) | Op::Select) {
+                    let text = format!("{} left unfused", node.op.name());
+                    return Err(GraphError::internal("plan", text));
+                }
+                let inputs = node.inputs.iter().map(|x| self.value(*x)).collect();
+                let output = self.value(*id);
+                Instr::Compute { op: node.op.clone(), inputs, output, scope: node.scope }
+            }
+            Draft::Copy { from, to } => {
+                let input = self.value(*from);
+                let output = match *to {
+                    Target::Node(id) => self.value(id),
+                    Target::Slice { of, offset, width } => {
+                        let mut ty = g.ty(of).clone();
+                        *ty.dims.last_mut().expect("a channel axis") = width;
+                        let ld = g.ty(of).last();
+                        let place = self.home(of);
+                        self.add(Value { ty, place, offset, ld })
+                    }
+                    Target::Gradient(p) => {
+                        let dims = g.params()[p.index()].dims.clone();
+                        let ty = Type::new(crate::DType::F32, Space::Partial, dims);
+                        let ld = ty.last();
+                        self.add(Value { ty, place: Place::Gradient(p), offset: 0, ld })
+                    }
+                };
+                Instr::Copy { input, output }
+            }
+            Draft::Barrier(scope) => Instr::Barrier(*scope),
+            Draft::AllReduce(id) => {
+                let Op::AllReduce { scope } = g.node(*id).op else {
+                    return Err(GraphError::internal("plan", "all_reduce expected"));
+                };
+                let input = self.value(g.node(*id).inputs[0]);
+                Instr::AllReduce { scope, input, output: self.value(*id) }
+            }
+            Draft::ReplicaMean(id) => {
+                let input = self.value(g.node(*id).inputs[0]);
+                Instr::ReplicaMean { input, output: self.value(*id) }
+            }
+            Draft::Sliced { param, x, dy } => {
+                Instr::SlicedGradient { param: *param, x: self.value(*x), dy: self.value(*dy) }
+            }
+            Draft::Update => Instr::Update,
+            Draft::Assign { param, node } => {
+                Instr::Assign { param: *param, value: self.value(*node) }
+            }
+            Draft::Fetch { index, node } => {
+                Instr::Fetch { index: *index, value: self.value(*node) }
+            }
+        })
+    }
+}

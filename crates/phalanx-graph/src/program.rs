@@ -1,0 +1,358 @@
+//! The step program: instructions over placed values, ready for any executor. Plain data.
+
+use crate::error::Result;
+use crate::graph::{FeedId, FeedSpec, ParamId, ParamSpec};
+use crate::ops::Op;
+use crate::passes;
+use crate::step::Step;
+use crate::types::{Scope, Type};
+use crate::update::UpdateRule;
+use crate::{lower, plan};
+use std::fmt;
+
+/// The workers a program is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mesh {
+    /// Devices, that is replicas.
+    pub devices: usize,
+    /// Workers of each device.
+    pub workers: usize,
+}
+
+impl Mesh {
+    /// All workers.
+    pub fn len(&self) -> usize {
+        self.devices * self.workers
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The rows of worker `worker` of device `device` when `rows` are split as evenly as possible,
+    /// first over devices, then over a device's workers.
+    pub fn rows(&self, rows: usize, device: usize, worker: usize) -> std::ops::Range<usize> {
+        let d = share(0..rows, self.devices, device);
+        share(d, self.workers, worker)
+    }
+
+    /// The rows of a device.
+    pub fn device_rows(&self, rows: usize, device: usize) -> std::ops::Range<usize> {
+        share(0..rows, self.devices, device)
+    }
+
+    /// The most rows a single worker gets.
+    pub fn max_rows(&self, rows: usize) -> usize {
+        rows.div_ceil(self.devices).div_ceil(self.workers)
+    }
+}
+
+/// Part `i` of `n` of a range, the first parts one longer where it does not divide.
+pub fn share(range: std::ops::Range<usize>, n: usize, i: usize) -> std::ops::Range<usize> {
+    let (len, start) = (range.len(), range.start);
+    let (each, extra) = (len / n, len % n);
+    let begin = start + i * each + i.min(extra);
+    begin..begin + each + usize::from(i < extra)
+}
+
+/// What a program is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The workers.
+    pub mesh: Mesh,
+    /// The largest global batch.
+    pub max_batch: usize,
+}
+
+/// A value of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub u32);
+
+impl ValueId {
+    /// Position in the value table.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Where a value lives. Offsets are bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the host's batch, at the worker's rows.
+    Feed(FeedId),
+    /// In the device's parameter buffer.
+    Param(ParamId),
+    /// In the worker's arena; the bytes are reused once the value is dead.
+    Arena(usize),
+    /// In the worker's shared block, which others read; never reused within a step.
+    Shared(usize),
+    /// In the worker's gradient buffer.
+    Gradient(ParamId),
+}
+
+/// A placed value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// Its type.
+    pub ty: Type,
+    /// Where its first element lies.
+    pub place: Place,
+    /// Elements to skip behind `place`: a channel offset inside a wider value.
+    pub offset: usize,
+    /// Elements from one pixel (a run of the last axis) to the next.
+    pub ld: usize,
+}
+
+impl Value {
+    /// Whether its elements are neighbours.
+    pub fn contiguous(&self) -> bool {
+        self.ld == self.ty.last()
+    }
+}
+
+/// One instruction. Every worker runs all of them, on its own rows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Instr {
+    /// Runs an op's kernel.
+    Compute {
+        /// The op.
+        op: Op,
+        /// Its operands.
+        inputs: Vec<ValueId>,
+        /// Its result.
+        output: ValueId,
+        /// The layer, for profiles and messages; index into the program's scopes.
+        scope: u32,
+    },
+    /// Copies pixel by pixel between values of different stride.
+    Copy {
+        /// From.
+        input: ValueId,
+        /// To.
+        output: ValueId,
+    },
+    /// Waits for the workers of a scope.
+    Barrier(Scope),
+    /// Adds the partial sums of a scope's workers in index order.
+    AllReduce {
+        /// The workers.
+        scope: Scope,
+        /// A shared value.
+        input: ValueId,
+        /// The sum.
+        output: ValueId,
+    },
+    /// Mean over devices, weighted by their rows, in index order.
+    ReplicaMean {
+        /// A shared value.
+        input: ValueId,
+        /// The mean.
+        output: ValueId,
+    },
+    /// Computes this worker's slice of a dense kernel's gradient over all rows of its device,
+    /// where that is cheaper than adding whole partial gradients.
+    SlicedGradient {
+        /// The kernel.
+        param: ParamId,
+        /// The layer's input.
+        x: ValueId,
+        /// The derivative of its output.
+        dy: ValueId,
+    },
+    /// Reduces all gradients and applies the optimizer, each worker to its slice.
+    Update,
+    /// Sets a parameter, once per device.
+    Assign {
+        /// The parameter.
+        param: ParamId,
+        /// Its new value.
+        value: ValueId,
+    },
+    /// Hands a value to the host.
+    Fetch {
+        /// Index of the fetch.
+        index: usize,
+        /// The value.
+        value: ValueId,
+    },
+}
+
+/// How one parameter's gradient is made whole.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GradientPlan {
+    /// The parameter.
+    pub param: ParamId,
+    /// True when workers hold slices of the device's sum instead of partial sums of all of it.
+    pub sliced: bool,
+    /// Elements that must stay together when the gradient is split among workers.
+    pub granule: usize,
+    /// Coefficient of `Σ|w|` in the loss.
+    pub l1: f32,
+    /// Coefficient of `Σw²` in the loss.
+    pub l2: f32,
+}
+
+/// The optimizer's part of a program.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UpdatePlan {
+    /// The rule.
+    pub rule: UpdateRule,
+    /// Gradients in the order backward finishes them.
+    pub gradients: Vec<GradientPlan>,
+    /// Ranges of `gradients` that are reduced together.
+    pub buckets: Vec<std::ops::Range<usize>>,
+}
+
+/// A value the host reads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FetchPlan {
+    /// Its name.
+    pub name: String,
+    /// Its type.
+    pub ty: Type,
+}
+
+/// Memory of one worker, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// The arena, reused by liveness.
+    pub arena: usize,
+    /// The block others read.
+    pub shared: usize,
+    /// What the arena would take without reuse.
+    pub unplanned: usize,
+}
+
+/// A compiled step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    /// Name of the step.
+    pub name: String,
+    /// What it was compiled for.
+    pub options: Options,
+    /// Parameters.
+    pub params: Vec<ParamSpec>,
+    /// Feeds.
+    pub feeds: Vec<FeedSpec>,
+    /// Fetches.
+    pub fetches: Vec<FetchPlan>,
+    /// Layer names.
+    pub scopes: Vec<String>,
+    /// Values.
+    pub values: Vec<Value>,
+    /// Instructions.
+    pub instrs: Vec<Instr>,
+    /// The optimizer.
+    pub update: Option<UpdatePlan>,
+    /// Memory of one worker.
+    pub memory: Memory,
+}
+
+impl Program {
+    /// Compiles a step: passes, lowering to instructions, memory plan.
+    pub fn compile(step: Step, options: Options) -> Result<Program> {
+        let step = passes::optimize(step)?;
+        let lowered = lower::lower(&step, options)?;
+        plan::place(step, lowered, options)
+    }
+
+    /// A value.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.index()]
+    }
+
+    /// Bytes of activations and statistics on one device.
+    pub fn device_bytes(&self) -> usize {
+        (self.memory.arena + self.memory.shared) * self.options.mesh.workers
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Options { mesh, max_batch } = self.options;
+        writeln!(
+            f,
+            "program {}: batch {max_batch}, {} device(s) of {} worker(s)",
+            self.name, mesh.devices, mesh.workers
+        )?;
+        writeln!(
+            f,
+            "memory per worker: arena {} B ({} B without reuse), shared {} B",
+            self.memory.arena, self.memory.unplanned, self.memory.shared
+        )?;
+        let at = |id: &ValueId| self.place_text(*id);
+        for instr in &self.instrs {
+            match instr {
+                Instr::Compute { op, inputs, output, scope } => {
+                    let args: Vec<String> = inputs.iter().map(at).collect();
+                    let ty = &self.value(*output).ty;
+                    write!(f, "  {} = {op}({}) : {ty}", at(output), args.join(", "))?;
+                    match self.scopes[*scope as usize].as_str() {
+                        "" => writeln!(f)?,
+                        name => writeln!(f, "  ; {name}")?,
+                    }
+                }
+                Instr::Copy { input, output } => {
+                    writeln!(f, "  {} = copy({})", at(output), at(input))?
+                }
+                Instr::Barrier(scope) => writeln!(f, "  barrier {scope}")?,
+                Instr::AllReduce { scope, input, output } => {
+                    writeln!(f, "  {} = all_reduce over={scope}({})", at(output), at(input))?;
+                }
+                Instr::ReplicaMean { input, output } => {
+                    writeln!(f, "  {} = replica_mean({})", at(output), at(input))?;
+                }
+                Instr::SlicedGradient { param, x, dy } => {
+                    let name = &self.params[param.index()].name;
+                    writeln!(f, "  gradient slice of \"{name}\" from {}, {}", at(x), at(dy))?;
+                }
+                Instr::Update => self.fmt_update(f)?,
+                Instr::Assign { param, value } => {
+                    writeln!(f, "  \"{}\" := {}", self.params[param.index()].name, at(value))?;
+                }
+                Instr::Fetch { index, value } => {
+                    writeln!(f, "  fetch \"{}\" {}", self.fetches[*index].name, at(value))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Program {
+    fn place_text(&self, id: ValueId) -> String {
+        let v = self.value(id);
+        let mut text = match v.place {
+            Place::Feed(p) => format!("\"{}\"", self.feeds[p.index()].name),
+            Place::Param(p) => format!("\"{}\"", self.params[p.index()].name),
+            Place::Arena(o) => format!("@{o}"),
+            Place::Shared(o) => format!("@shared+{o}"),
+            Place::Gradient(p) => format!("grad \"{}\"", self.params[p.index()].name),
+        };
+        if v.offset > 0 {
+            text += &format!("+{}", v.offset);
+        }
+        if !v.contiguous() {
+            text += &format!("/{}", v.ld);
+        }
+        text
+    }
+
+    fn fmt_update(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(update) = &self.update else { return Ok(()) };
+        for (i, bucket) in update.buckets.iter().enumerate() {
+            let gradients = &update.gradients[bucket.clone()];
+            let count: usize = gradients.iter().map(|g| self.params[g.param.index()].len()).sum();
+            let names: Vec<String> = gradients
+                .iter()
+                .map(|g| {
+                    let name = &self.params[g.param.index()].name;
+                    format!("\"{name}\"{}", if g.sliced { " sliced" } else { "" })
+                })
+                .collect();
+            writeln!(f, "  reduce bucket {i} ({count} elements): {}", names.join(", "))?;
+        }
+        writeln!(f, "  update {} {{{}}}", update.rule.name, update.rule.tape)
+    }
+}

@@ -1,0 +1,140 @@
+//! A step between its construction and its program: the graph and what must come out of it.
+
+use crate::error::{GraphError, Result};
+use crate::graph::{Graph, NodeId, ParamId};
+use crate::types::Space;
+use crate::update::UpdateRule;
+use std::fmt;
+
+/// A value the host reads after the step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fetch {
+    /// Name, for printing and lookup.
+    pub name: String,
+    /// Rows (predictions) or mirrored (losses, metrics).
+    pub node: NodeId,
+}
+
+/// The gradient of a trainable parameter, still a partial sum.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradient {
+    /// The parameter.
+    pub param: ParamId,
+    /// Its partial gradient; `None` when the loss does not depend on it.
+    pub node: Option<NodeId>,
+    /// Coefficient of `Σ|w|` in the loss.
+    pub l1: f32,
+    /// Coefficient of `Σw²` in the loss.
+    pub l2: f32,
+}
+
+/// One training, evaluation or prediction step.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Name, for printing.
+    pub name: String,
+    /// The computation.
+    pub graph: Graph,
+    /// What the host reads.
+    pub fetches: Vec<Fetch>,
+    /// Parameters set at the end of the step, such as moving statistics.
+    pub assigns: Vec<(ParamId, NodeId)>,
+    /// Gradients for the optimizer.
+    pub gradients: Vec<Gradient>,
+    /// The optimizer's rule; `None` outside training.
+    pub update: Option<UpdateRule>,
+}
+
+impl Step {
+    /// A step that only computes.
+    pub fn new(name: &str, graph: Graph) -> Step {
+        Step {
+            name: name.into(),
+            graph,
+            fetches: vec![],
+            assigns: vec![],
+            gradients: vec![],
+            update: None,
+        }
+    }
+
+    /// Every node something outside the graph needs.
+    pub fn roots(&self) -> impl Iterator<Item = NodeId> {
+        let fetches = self.fetches.iter().map(|f| f.node);
+        let assigns = self.assigns.iter().map(|(_, n)| *n);
+        fetches.chain(assigns).chain(self.gradients.iter().filter_map(|g| g.node))
+    }
+
+    /// Replaces the graph by a rewritten one.
+    pub fn with_graph(mut self, graph: Graph, map: impl Fn(NodeId) -> NodeId) -> Step {
+        self.fetches.iter_mut().for_each(|f| f.node = map(f.node));
+        self.assigns.iter_mut().for_each(|(_, n)| *n = map(*n));
+        self.gradients.iter_mut().for_each(|g| g.node = g.node.map(&map));
+        self.graph = graph;
+        self
+    }
+
+    /// Which nodes the roots need.
+    pub fn live(&self) -> Vec<bool> {
+        let mut live = vec![false; self.graph.nodes().len()];
+        self.roots().for_each(|r| live[r.index()] = true);
+        // Operands come before their users, so one walk backwards reaches everything.
+        for id in self.graph.ids().rev() {
+            if live[id.index()] {
+                self.graph.node(id).inputs.iter().for_each(|x| live[x.index()] = true);
+            }
+        }
+        live
+    }
+
+    /// Checks the graph and what leaves it.
+    pub fn verify(&self, pass: &str) -> Result<()> {
+        self.graph.verify(pass)?;
+        let fail = |what: String| Err(GraphError::internal(pass, what));
+        for f in &self.fetches {
+            let ty = self.graph.ty(f.node);
+            if !matches!(ty.space, Space::Rows | Space::Mirrored) {
+                return fail(format!("fetch '{}' is {ty}, not rows or mirrored", f.name));
+            }
+        }
+        for (p, node) in &self.assigns {
+            let (spec, ty) = (&self.graph.params()[p.index()], self.graph.ty(*node));
+            if ty.space != Space::Mirrored || ty.dims != spec.dims {
+                return fail(format!("'{}' {:?} is assigned {ty}", spec.name, spec.dims));
+            }
+        }
+        for g in &self.gradients {
+            let spec = &self.graph.params()[g.param.index()];
+            let Some(node) = g.node else { continue };
+            let ty = self.graph.ty(node);
+            if ty.space != Space::Partial || ty.dims != spec.dims {
+                return fail(format!("gradient of '{}' {:?} is {ty}", spec.name, spec.dims));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "step {}", self.name)?;
+        write!(f, "{}", self.graph)?;
+        for fetch in &self.fetches {
+            writeln!(f, "fetch \"{}\" %{}", fetch.name, fetch.node.0)?;
+        }
+        for (p, node) in &self.assigns {
+            writeln!(f, "assign \"{}\" %{}", self.graph.params()[p.index()].name, node.0)?;
+        }
+        for g in &self.gradients {
+            let name = &self.graph.params()[g.param.index()].name;
+            match g.node {
+                Some(node) => writeln!(f, "gradient \"{name}\" %{}", node.0)?,
+                None => writeln!(f, "gradient \"{name}\" none")?,
+            }
+        }
+        match &self.update {
+            Some(rule) => writeln!(f, "update {} {{{}}}", rule.name, rule.tape),
+            None => Ok(()),
+        }
+    }
+}
