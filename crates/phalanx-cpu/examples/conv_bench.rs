@@ -44,7 +44,14 @@ fn print(name: &str, speeds: [f64; 3]) {
     println!("{name:34} {forward:8.1} {input:8.1} {kernel:8.1}");
 }
 
-fn bench_conv(isa: Isa, rows: usize, size: usize, channels: [usize; 2], window: [usize; 2], padding: Padding) {
+fn bench_conv(
+    isa: Isa,
+    rows: usize,
+    size: usize,
+    channels: [usize; 2],
+    window: [usize; 2],
+    padding: Padding,
+) {
     let ([cin, cout], [kernel, stride]) = (channels, window);
     let geom = ConvGeom::new([size, size, cin], cout, [kernel; 2], [stride; 2], [1, 1], padding, 1)
         .expect("the window fits");
@@ -87,7 +94,13 @@ fn main() {
         .into_iter()
         .find(|isa| wanted.as_deref() == Some(&isa.to_string()))
         .unwrap_or(Isa::detect());
-    println!("{:34} {:>8} {:>8} {:>8}", format!("{isa}, GFLOP/s"), "forward", "d input", "d kernel");
+    println!(
+        "{:34} {:>8} {:>8} {:>8}",
+        format!("{isa}, GFLOP/s"),
+        "forward",
+        "d input",
+        "d kernel"
+    );
     // MiniGoogLeNet.
     bench_conv(isa, 16, 32, [3, 96], [3, 1], Same);
     bench_conv(isa, 16, 32, [96, 32], [1, 1], Same);

@@ -1,5 +1,15 @@
-//! placeholder
+//! Runs step programs on CPU workers: kernels per instruction set, pinned threads, in-process
+//! collectives; and a plain f64 evaluator that everything is checked against.
+#![deny(missing_docs)]
 
-pub mod reference;
+mod executor;
 pub mod kernels;
+mod memory;
+mod pool;
+pub mod reference;
 pub mod simd;
+mod update;
+mod worker;
+
+pub use executor::{CpuExecutor, CpuOptions};
+pub use pool::cores;

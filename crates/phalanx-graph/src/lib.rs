@@ -6,6 +6,7 @@
 pub mod autodiff;
 mod build;
 mod error;
+pub mod exec;
 mod geometry;
 mod graph;
 mod lower;

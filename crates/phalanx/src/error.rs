@@ -1,6 +1,7 @@
 //! What can go wrong, in the user's words.
 
 use phalanx_graph::GraphError;
+use std::path::PathBuf;
 use thiserror::Error;
 
 /// Any error of the library.
@@ -40,6 +41,34 @@ pub enum Error {
         /// What is wrong with it.
         message: String,
     },
+    /// A file that could not be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file that does not hold what it should.
+    #[error("{}: expected {expected}, received {received}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What would have been right.
+        expected: String,
+        /// What was there.
+        received: String,
+    },
+    /// A dataset whose files are not there.
+    #[error("dataset '{name}' is not here; put {} into {}", files.join(", "), directory.display())]
+    Missing {
+        /// The dataset.
+        name: String,
+        /// The files looked for.
+        files: Vec<String>,
+        /// Where they belong.
+        directory: PathBuf,
+    },
 }
 
 fn suggestion(known: &[String], name: &str) -> String {
@@ -72,6 +101,21 @@ impl Error {
     /// A config that does not describe what it should.
     pub fn config(owner: impl Into<String>, message: impl ToString) -> Error {
         Error::Config { owner: owner.into(), message: message.to_string() }
+    }
+
+    /// A file that could not be read or written.
+    pub fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Error {
+        Error::Io { path: path.into(), source }
+    }
+
+    /// A file that does not hold what it should.
+    pub fn file(
+        path: impl Into<PathBuf>,
+        expected: impl Into<String>,
+        received: impl ToString,
+    ) -> Error {
+        let (path, expected) = (path.into(), expected.into());
+        Error::File { path, expected, received: received.to_string() }
     }
 }
 

@@ -191,13 +191,22 @@ pub struct Lowering {
     pub weights: Vec<ModelWeight>,
     /// Assignments at the end of the step: moving statistics.
     pub assigns: Vec<(ParamId, NodeId)>,
+    /// Parameters that never change, with their values: vectors in a layer's config.
+    pub constants: Vec<(ParamId, Vec<f32>)>,
     streams: u32,
 }
 
 impl Lowering {
     /// An empty graph.
     pub fn new(training: bool) -> Lowering {
-        Lowering { graph: Graph::new(), training, weights: vec![], assigns: vec![], streams: 0 }
+        Lowering {
+            graph: Graph::new(),
+            training,
+            weights: vec![],
+            assigns: vec![],
+            constants: vec![],
+            streams: 0,
+        }
     }
 
     /// Calls a layer under its name in this model.
@@ -261,6 +270,11 @@ impl Cx<'_> {
             let dims = format!("{:?}", spec.dims);
             return Err(self.argument(spec.name, "a shape without zeros", dims));
         }
+        let len = spec.dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        if len.is_none_or(|n| n > isize::MAX as usize / size_of::<f64>()) {
+            let dims = format!("{:?}", spec.dims);
+            return Err(self.argument(spec.name, "a shape that fits in memory", dims));
+        }
         let mut weights = self.layer.weights();
         match weights.get_mut(index) {
             None => weights.push(Weight { spec: spec.clone(), values: None }),
@@ -292,6 +306,18 @@ impl Cx<'_> {
             }
         };
         Ok(self.lowering.graph.param(param))
+    }
+
+    /// Reads a constant of the layer's config; it is no weight, and nothing saves it.
+    ///
+    /// # Panics
+    /// When the values do not fill the dimensions.
+    pub fn constant(&mut self, name: &str, dims: &[usize], values: Vec<f32>) -> NodeId {
+        assert_eq!(dims.iter().product::<usize>(), values.len(), "{name} of shape {dims:?}");
+        let full_name = format!("{}/{name}", self.name);
+        let param = self.lowering.graph.add_param(&full_name, dims, false);
+        self.lowering.constants.push((param, values));
+        self.lowering.graph.param(param)
     }
 
     /// Sets the layer's weight `index` to `value` at the end of the step.

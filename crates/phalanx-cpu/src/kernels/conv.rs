@@ -20,7 +20,9 @@ use phalanx_graph::ConvGeom;
 
 use self::grid::Grid;
 use super::dot::check_matrix;
-use super::tile::{Arena, BLOCK_ROWS, Block, Weights, pack_columns, pack_rows, part};
+use super::tile::{
+    Arena, BLOCK_ROWS, Block, Weights, pack_columns, pack_rows, part, reads_in_place,
+};
 use crate::simd::{Isa, Kernel, MAX_LANES, Simd, dispatch};
 
 /// Below this many channels per tap patches are gathered instead of pointed at.
@@ -174,14 +176,20 @@ impl Kernel for Forward<'_> {
         for group in 0..geom.groups {
             // SAFETY: lengths were checked, offsets select the channels of the group.
             unsafe {
-                pack_rows::<S>(self.w.as_ptr().add(group * cout), filters, taps * cin, cout, packed);
+                let w = self.w.as_ptr().add(group * cout);
+                let weights = if reads_in_place::<S>(cout, self.rows * grid.points()) {
+                    Weights::Rows(w, filters)
+                } else {
+                    pack_rows::<S>(w, filters, taps * cin, cout, packed);
+                    Weights::Packed(packed)
+                };
                 let sweep = Sweep {
                     grid: &grid,
                     rows: self.rows,
                     src: self.x.as_ptr().add(group * cin),
                     src_ld: self.ldx,
                     k: cin,
-                    packed,
+                    weights,
                     cols: cout,
                     dst: self.y.as_mut_ptr().add(group * cout),
                     dst_ld: self.ldy,
@@ -238,7 +246,7 @@ impl Kernel for GradInput<'_> {
                         src: self.dy.as_ptr().add(group * cout),
                         src_ld: self.ldy,
                         k: cout,
-                        packed,
+                        weights: Weights::Packed(packed),
                         cols: cin,
                         dst: self.dx.as_mut_ptr().add(group * cin),
                         dst_ld: self.ldx,
@@ -275,7 +283,7 @@ struct Sweep<'a> {
     src: *const f32,
     src_ld: usize,
     k: usize,
-    packed: *const f32,
+    weights: Weights,
     cols: usize,
     dst: *mut f32,
     dst_ld: usize,
@@ -312,7 +320,7 @@ impl Sweep<'_> {
                     taps,
                     k,
                     a: tables.a.as_ptr().cast(),
-                    weights: Weights::Packed(self.packed),
+                    weights: self.weights,
                     cols: self.cols,
                     out: tables.out.as_ptr(),
                     bias: self.bias,

@@ -1,16 +1,19 @@
 //! Dense layers: `y = x w + b` and its two gradients.
 //!
 //! Rows of activations may be wider than the matrix (`ld`): inputs and outputs can be slices of a
-//! concatenated tensor. Weights are packed into scratch on every call because they change with every
-//! training step; the cost is a fraction `1/m` of the product.
+//! concatenated tensor. [`forward`] reads the weights where they lie if [`reads_in_place`] allows it;
+//! [`grad_input`] packs their transpose into scratch on every call, which costs about as much as six
+//! rows of the product.
+
+// Two tables of pointers are filled in step inside a kernel, where closures are to be avoided.
+#![allow(clippy::needless_range_loop)]
 
 use std::ops::Range;
 
-use super::tile::{Arena, BLOCK_ROWS, Block, Outer, Panels, Weights, pack_columns, pack_rows, part};
+use super::tile::{
+    Arena, BLOCK_ROWS, Block, Outer, Panels, Weights, pack_columns, pack_rows, part, reads_in_place,
+};
 use crate::simd::{Isa, Kernel, MAX_LANES, Simd, dispatch};
-
-/// Rows from which packing the weights of [`forward`] pays.
-const PACK_FROM: usize = 960;
 
 /// Rows whose outer products are summed in one pass of the weight gradient.
 const GRAD_ROWS: usize = 256;
@@ -158,7 +161,7 @@ impl Kernel for Product<'_> {
             if self.transposed {
                 pack_columns::<S>(w, k, k, n, packed, (0, k));
                 Weights::Packed(packed)
-            } else if m < PACK_FROM && n % S::LANES == 0 {
+            } else if reads_in_place::<S>(n, m) {
                 Weights::Rows(w, n)
             } else {
                 pack_rows::<S>(w, n, k, n, packed);

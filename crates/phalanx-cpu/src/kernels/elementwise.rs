@@ -1,4 +1,4 @@
-//! Evaluates a [`Tape`] over the elements of a value, tile by tile.
+//! Evaluates a [`Tape`](phalanx_graph::ops::Tape) over the elements of a value, tile by tile.
 //!
 //! Every step of a tape runs over a tile of a few hundred elements before the next one does, so that
 //! intermediate results stay in the first-level cache and the cost of choosing the step vanishes.

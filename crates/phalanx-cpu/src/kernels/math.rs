@@ -98,7 +98,7 @@ pub unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
         let z = S::mul(x, x);
         let p = polynomial::<S, 5>(
             z,
-            [-5.704_988_7e-3, 2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1],
+            [-5.704_988_7e-3, 2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1],
         );
         let near = S::fmadd(S::mul(p, z), x, x);
         let e = S::exp(S::add(t, t));
@@ -171,7 +171,7 @@ pub unsafe fn erf<S: Simd>(x: S::V) -> S::V {
                 -2.676_813_5e-2,
                 1.128_199_25e-1,
                 -3.761_253_4e-1,
-                1.283_791_66e-1,
+                1.283_791_7e-1,
             ],
         );
         let near = S::fmadd(near, x, x);

@@ -1,5 +1,14 @@
 //! The kernels: each works on the rows of one worker, allocates nothing and adds in a fixed order.
 
+pub mod conv;
+pub mod dot;
 pub mod elementwise;
+pub mod index;
 pub mod layout;
 pub mod math;
+pub mod norm;
+pub mod pool;
+pub mod random;
+pub mod reduce;
+pub mod softmax;
+pub(crate) mod tile;

@@ -4,10 +4,10 @@
 //!
 //! * [`Block`] (forward and input gradients) is an *indirect* matrix product: a row of the result is a
 //!   pixel, its operands are reached through one pointer per kernel tap, and a tap that lies in the
-//!   padding points at a row of zeros. Activations are never copied; weights are packed once per call
-//!   into panels so that the inner loop reads them in one stream. A panel is worked through in chunks
-//!   that stay in the first-level cache while all rows of the block pass by; between chunks partial
-//!   sums rest in the result.
+//!   padding points at a row of zeros. Activations are never copied. Weights are read where they lie
+//!   where [`reads_in_place`] says that this is faster; else, or where the transpose is wanted, they
+//!   are packed once per call into panels. A panel is worked through in chunks that stay in cache
+//!   while all rows of the block pass by; between chunks partial sums rest in the result.
 //! * [`Outer`] (weight gradients) sums outer products over pixels: `MR` input channels by `NV` vectors
 //!   of output channels.
 //!
@@ -15,16 +15,22 @@
 //! pixels), whatever the tile, chunk or block it falls into. So its bits depend neither on the row
 //! count nor on how work is split.
 
-use crate::simd::{Kernel, Simd};
+// Arrays of registers are indexed in step; an iterator over them would bring closures, which are not
+// compiled for the instruction set.
+#![allow(clippy::needless_range_loop)]
+
+mod pack;
+
+use crate::simd::{Kernel, MAX_LANES, Simd};
+
+pub(crate) use self::pack::{Arena, pack_columns, pack_rows};
 
 /// Rows (pixels) that share one pass over the packed weights.
 pub(crate) const BLOCK_ROWS: usize = 192;
 
-/// Floats of a packed panel that are meant to stay in the first-level cache.
-const CHUNK_FLOATS: usize = 5 * 1024;
-
-/// Rows of weights that [`pack_rows`] copies at a time.
-const PACK_ROWS: usize = 16;
+/// Floats of a panel that stay near while the rows of a block pass by. Somewhat more than the
+/// first-level cache measured best: the second level keeps up, and partial sums move less often.
+const CHUNK_FLOATS: usize = 12 * 1024;
 
 /// Vectors across the widest tile.
 const fn max_vectors(registers: usize) -> usize {
@@ -96,6 +102,17 @@ pub(crate) enum Weights {
     Packed(*const f32),
     /// In rows this many floats apart; columns fill whole vectors.
     Rows(*const f32, usize),
+}
+
+/// Whether a product of `rows` rows is faster with its weights left in rows than packed first.
+///
+/// Measured on Zen 4, packed against in place. AVX-512: in place is level for convolutions and wins
+/// for few rows (dense 32x784x256: 97 against 115 GFLOP/s). AVX2: it wins for few rows (87 against
+/// 108) but loses for many (1x1, 256 to 64 channels, 12544 rows: 87 against 67), hence the limit,
+/// which lies between the 64 and the 392 rows that were measured.
+#[inline(always)]
+pub(crate) fn reads_in_place<S: Simd>(cols: usize, rows: usize) -> bool {
+    cols.is_multiple_of(S::LANES) && (S::LANES == MAX_LANES || rows <= BLOCK_ROWS)
 }
 
 /// A block of rows of an indirect matrix product `out = a * b (+ bias, relu)`.
@@ -453,112 +470,6 @@ by_shape!(outer_tile, OuterTile, Outer;
     3: 1 2 3 4 5 6 7 8;
     4: 1 2 3 4 5 6;
 );
-
-/// Packs `w[k, cols]` (rows `ld` apart) into panels, the last vector padded with zeros.
-///
-/// # Safety
-/// `dst` holds `k` times `cols` rounded up to whole vectors; `w` is valid for what is read.
-#[inline(always)]
-pub(crate) unsafe fn pack_rows<S: Simd>(
-    w: *const f32,
-    ld: usize,
-    k: usize,
-    cols: usize,
-    dst: *mut f32,
-) {
-    // Some rows at a time through all panels: the source is read nearly in order, and the pages of
-    // few panels are written at once.
-    for first in (0..k).step_by(PACK_ROWS) {
-        for panel in Panels::new::<S>(cols) {
-            let width = panel.nv * S::LANES;
-            for row in first..k.min(first + PACK_ROWS) {
-                for v in 0..panel.nv {
-                    let col = v * S::LANES;
-                    let n = S::LANES.min(panel.cols - col);
-                    // SAFETY: the caller's sizes.
-                    unsafe {
-                        let x = S::load_partial(w.add(row * ld + panel.col + col), n);
-                        S::store(dst.add(k * panel.col + row * width + col), x);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Packs the transpose of `w[cols, k]` (rows `ld` apart) as rows `row..row + k` of panels that are
-/// `depth` rows deep.
-///
-/// # Safety
-/// `dst` holds `depth` times `cols` rounded up to whole vectors; `w` is valid for what is read.
-#[inline(always)]
-pub(crate) unsafe fn pack_columns<S: Simd>(
-    w: *const f32,
-    ld: usize,
-    k: usize,
-    cols: usize,
-    dst: *mut f32,
-    (row, depth): (usize, usize),
-) {
-    for panel in Panels::new::<S>(cols) {
-        let width = panel.nv * S::LANES;
-        for v in 0..panel.nv {
-            let first = v * S::LANES;
-            let n = S::LANES.min(panel.cols - first);
-            // SAFETY: the caller's sizes.
-            unsafe {
-                let from = w.add((panel.col + first) * ld);
-                let to = dst.add(depth * panel.col + row * width + first);
-                let whole = if n == S::LANES { k / S::LANES * S::LANES } else { 0 };
-                for i in (0..whole).step_by(S::LANES) {
-                    S::transpose(from.add(i), ld, to.add(i * width), width);
-                }
-                for i in whole..k {
-                    for j in 0..S::LANES {
-                        *to.add(i * width + j) = if j < n { *from.add(j * ld + i) } else { 0.0 };
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Hands out pieces of a scratch slice.
-pub(crate) struct Arena<'a>(pub &'a mut [f32]);
-
-impl<'a> Arena<'a> {
-    /// Floats to reserve for `len` floats.
-    pub const fn floats_len(len: usize) -> usize {
-        len + 16
-    }
-
-    /// Floats to reserve for `len` pointers.
-    pub const fn pointers_len(len: usize) -> usize {
-        (len + 1) * (size_of::<usize>() / size_of::<f32>())
-    }
-
-    /// `len` floats that start on a cache line.
-    pub fn floats(&mut self, len: usize) -> &'a mut [f32] {
-        let whole = std::mem::take(&mut self.0);
-        let skip = whole.as_ptr().align_offset(64).min(whole.len());
-        assert!(skip + len <= whole.len(), "scratch too small: see scratch_len");
-        let (piece, rest) = whole[skip..].split_at_mut(len);
-        self.0 = rest;
-        piece
-    }
-
-    /// Room for `len` pointers.
-    pub fn pointers<T>(&mut self, len: usize) -> &'a mut [*mut T] {
-        let whole = std::mem::take(&mut self.0);
-        let used = Self::pointers_len(len);
-        assert!(used <= whole.len(), "scratch too small: see scratch_len");
-        let (piece, rest) = whole.split_at_mut(used);
-        self.0 = rest;
-        // SAFETY: any bits are a raw pointer, and pointers hold no padding.
-        let (_, pointers, _) = unsafe { piece.align_to_mut::<*mut T>() };
-        &mut pointers[..len]
-    }
-}
 
 #[cfg(test)]
 pub(crate) mod testing;

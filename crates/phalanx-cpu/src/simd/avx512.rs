@@ -1,5 +1,9 @@
 //! 16 floats per vector, 32 registers, lane masks in registers of their own.
 
+// Arrays of registers are indexed in step; an iterator over them would bring closures, which are not
+// compiled for the instruction set.
+#![allow(clippy::needless_range_loop)]
+
 use std::arch::x86_64::*;
 
 use super::{Kernel, Simd};

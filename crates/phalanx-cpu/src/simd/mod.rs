@@ -208,8 +208,7 @@ pub trait Simd: Copy + 'static {
         unsafe { Self::sub(Self::splat(-0.0), a) }
     }
 
-    /// `e^a` within 1 ulp where multiply-add is fused, 2 elsewhere. Overflows to infinity, sinks through the denormals
-    /// to zero, passes NaN on.
+    /// `e^a` within 2 ulp. Overflows to infinity, sinks through the denormals to zero, passes NaN on.
     #[inline(always)]
     unsafe fn exp(a: Self::V) -> Self::V {
         // Cephes: a = n ln2 + r with |r| <= ln2/2; e^r by a polynomial; ln2 in two parts so that the
@@ -229,7 +228,7 @@ pub trait Simd: Copy + 'static {
         }
     }
 
-    /// Natural logarithm within 1 ulp. Minus infinity at zero, NaN below, infinity and NaN pass on.
+    /// Natural logarithm within 2 ulp. Minus infinity at zero, NaN below, infinity and NaN pass on.
     #[inline(always)]
     unsafe fn log(a: Self::V) -> Self::V {
         // FreeBSD's logf: with f = m - 1 and s = f / (2 + f), log(1 + f) = f - f²/2 + s(f²/2 + R(s²)).
@@ -244,7 +243,7 @@ pub trait Simd: Copy + 'static {
             let z = Self::mul(s, s);
             let w = Self::mul(z, z);
             let odd = Self::fmadd(w, Self::splat(0.242_790_79), Self::splat(0.400_009_72));
-            let even = Self::fmadd(w, Self::splat(0.284_987_87), Self::splat(0.666_666_63));
+            let even = Self::fmadd(w, Self::splat(0.284_987_87), Self::splat(0.666_666_6));
             let r = Self::fmadd(w, odd, Self::mul(z, even));
             let half = Self::mul(Self::splat(0.5), Self::mul(f, f));
             let low = Self::mul(e, Self::splat(9.058_001e-6));

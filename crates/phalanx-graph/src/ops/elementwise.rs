@@ -250,7 +250,8 @@ fn join(op: &str, a: &Type, b: &Type) -> Result<Space> {
         (Partial, Partial) if op == "add" || op == "sub" => Ok(Partial),
         (Partial, Mirrored) if op == "mul" || op == "div" => Ok(Partial),
         (Mirrored, Partial) if op == "mul" => Ok(Partial),
-        (Partial, _) | (_, Partial) => Err(operand(op, "a value already reduced", a)),
+        (Partial, _) => Err(operand(op, "a value already reduced", a)),
+        (_, Partial) => Err(operand(op, "a value already reduced", b)),
         (Rows, _) | (_, Rows) => Ok(Rows),
         (Device, _) | (_, Device) => Ok(Device),
         (Mirrored, Mirrored) => Ok(Mirrored),
@@ -478,12 +479,16 @@ fn share_of_ties(
 
 /// `da = dy` where the condition holds, `db = dy` elsewhere.
 pub fn select_derivative(g: &mut Graph, b: &Backward<'_>) -> Cotangents {
-    let zero = g.scalar(0.0);
     let c = b.inputs[0];
+    let zero = g.scalar(0.0);
+    // A sum still partial may be scaled but not chosen from: there the choice is a mask of 0 and 1.
+    let partial = g.ty(b.dy).space == Space::Partial;
+    let kept = if partial { g.scalar(1.0) } else { b.dy };
     let mut out = vec![None, None, None];
     for (i, slot) in out.iter_mut().enumerate().skip(1) {
         if b.wanted[i] {
-            let d = if i == 1 { g.select(c, b.dy, zero)? } else { g.select(c, zero, b.dy)? };
+            let d = if i == 1 { g.select(c, kept, zero)? } else { g.select(c, zero, kept)? };
+            let d = if partial { g.mul(b.dy, d)? } else { d };
             let ty = g.ty(b.inputs[i]).clone();
             *slot = Some(g.reduce_to(d, &ty)?);
         }

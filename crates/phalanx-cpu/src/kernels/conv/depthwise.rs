@@ -4,6 +4,10 @@
 //! windows lie inside the image are taken [`PIXELS`] at a time so that a weight, once loaded, is used
 //! for all of them.
 
+// Arrays of registers are indexed in step; an iterator over them would bring closures, which are not
+// compiled for the instruction set.
+#![allow(clippy::needless_range_loop)]
+
 use phalanx_graph::ConvGeom;
 
 use super::grad_kernel::{Blocks, PixelBlock, TapBox, scaled};
@@ -40,8 +44,19 @@ pub(super) fn forward(
     let (src, dst) = (x.as_ptr(), y.as_mut_ptr());
     let (channels, kernel_width) = (geom.input[2], geom.kernel[1]);
     let w = w.as_ptr();
-    let sweep =
-        Sweep { grid, rows, channels, kernel_width, src, src_ld: ldx, w, bias, relu, dst, dst_ld: ldy };
+    let sweep = Sweep {
+        grid,
+        rows,
+        channels,
+        kernel_width,
+        src,
+        src_ld: ldx,
+        w,
+        bias,
+        relu,
+        dst,
+        dst_ld: ldy,
+    };
     dispatch(isa, sweep);
 }
 

@@ -287,9 +287,8 @@ impl Grid {
                     (contiguous, x.source(at[2], 0), x.source(at[2], x.taps - 1))
                 {
                     // SAFETY: the whole line of taps lies inside the source row.
-                    let from = unsafe {
-                        std::slice::from_raw_parts(src.add((row + col) * ld), line)
-                    };
+                    let from =
+                        unsafe { std::slice::from_raw_parts(src.add((row + col) * ld), line) };
                     for (to, from) in now.iter_mut().zip(from) {
                         *to = *from;
                     }

@@ -10,8 +10,8 @@ use crate::kernels::tile::testing::{Matrix, noise};
 fn taps(geom: &ConvGeom, rows: usize, mut visit: impl FnMut(usize, usize, usize)) {
     let ([h, w, _], [oh, ow, _]) = (geom.input, geom.output);
     for (r, oy, ox) in (0..rows * oh * ow).map(|p| (p / (oh * ow), p / ow % oh, p % ow)) {
-        for (ky, kx) in (0..geom.kernel[0] * geom.kernel[1])
-            .map(|t| (t / geom.kernel[1], t % geom.kernel[1]))
+        for (ky, kx) in
+            (0..geom.kernel[0] * geom.kernel[1]).map(|t| (t / geom.kernel[1], t % geom.kernel[1]))
         {
             let y = (oy * geom.stride[0] + ky * geom.dilation[0]).checked_sub(geom.pad[0]);
             let x = (ox * geom.stride[1] + kx * geom.dilation[1]).checked_sub(geom.pad[1]);
@@ -82,15 +82,7 @@ fn check_all(geom: &ConvGeom, rows: usize, gap: usize, bias: bool, relu: bool) {
     }
 }
 
-struct Case(
-    [usize; 3],
-    usize,
-    [usize; 2],
-    [usize; 2],
-    [usize; 2],
-    Padding,
-    usize,
-);
+struct Case([usize; 3], usize, [usize; 2], [usize; 2], [usize; 2], Padding, usize);
 
 #[test]
 fn convolutions_match_plain_loops() {

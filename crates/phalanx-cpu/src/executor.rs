@@ -1,0 +1,376 @@
+//! The CPU executor: devices with mirrored parameters, workers with their memory, loaded programs.
+
+use crate::kernels::elementwise::TapePlan;
+use crate::memory::Buffer;
+use crate::pool::{Barrier, Pool, cores};
+use crate::simd::Isa;
+use crate::worker::{self, Run};
+use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
+use phalanx_graph::program::{Instr, Mesh, Program};
+use phalanx_graph::update::SlotInit;
+use phalanx_graph::{DType, Op, ParamId, ParamSpec};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Parameters start at multiples of this many floats, so that slices stay aligned.
+const PARAM_ALIGN: usize = 16;
+
+/// How a CPU executor is set up.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuOptions {
+    /// Logical devices, that is replicas.
+    pub devices: usize,
+    /// Workers of each device; 0 shares out the machine's cores.
+    pub workers: usize,
+    /// Instruction set; `None` takes the best.
+    pub isa: Option<Isa>,
+}
+
+/// Where each parameter lies in a flat buffer.
+pub(crate) struct FlatLayout {
+    pub offsets: Vec<usize>,
+    pub len: usize,
+}
+
+impl FlatLayout {
+    fn new(params: &[ParamSpec]) -> FlatLayout {
+        let mut offsets = Vec::with_capacity(params.len());
+        let mut len = 0;
+        for p in params {
+            offsets.push(len);
+            len += p.len().next_multiple_of(PARAM_ALIGN);
+        }
+        FlatLayout { offsets, len }
+    }
+}
+
+/// A replica's memory.
+pub(crate) struct Device {
+    pub params: Buffer,
+    pub slots: Vec<Buffer>,
+    /// Gradients computed in slices over the device's rows.
+    pub sliced: Buffer,
+    /// Reduced gradients, kept where norms are needed before the update.
+    pub reduced: Buffer,
+    /// Sums of gradients over several steps.
+    pub accumulated: Buffer,
+    pub barrier: Barrier,
+}
+
+/// A worker's memory.
+pub(crate) struct Worker {
+    pub arena: Buffer,
+    pub shared: Buffer,
+    pub gradients: Buffer,
+    pub scratch: Buffer,
+    /// Squared norms of this worker's slices of each gradient.
+    pub norms: Buffer,
+}
+
+/// A program and what was prepared for it.
+pub(crate) struct Loaded {
+    pub program: Program,
+    /// The tape of each instruction that has one.
+    pub tapes: Vec<Option<TapePlan>>,
+    pub update: Option<TapePlan>,
+}
+
+/// Runs programs on the cores of this machine.
+pub struct CpuExecutor {
+    mesh: Mesh,
+    isa: Isa,
+    pool: Pool,
+    barrier: Barrier,
+    params: Vec<ParamSpec>,
+    layout: FlatLayout,
+    devices: Vec<Device>,
+    workers: Vec<Worker>,
+    programs: Vec<Loaded>,
+    fetch_ptrs: Vec<FetchPtr>,
+    times: Times,
+}
+
+/// Where a fetch goes; workers write disjoint rows.
+#[derive(Clone, Copy)]
+pub(crate) struct FetchPtr(pub *mut f32);
+
+// SAFETY: each worker writes its own rows of a fetch, and one worker the mirrored ones.
+unsafe impl Send for FetchPtr {}
+// SAFETY: as above.
+unsafe impl Sync for FetchPtr {}
+
+impl CpuExecutor {
+    /// An executor for a table of parameters.
+    pub fn new(options: CpuOptions, params: &[ParamSpec]) -> Result<CpuExecutor, ExecError> {
+        let devices = options.devices.max(1);
+        let available = cores().len();
+        let workers = match options.workers {
+            0 => (available / devices).clamp(1, worker::MAX_WORKERS),
+            n => n.min(worker::MAX_WORKERS),
+        };
+        let mesh = Mesh { devices, workers };
+        let broken = Arc::new(AtomicBool::new(false));
+        let pin = std::env::var("PHALANX_PIN").map_or(true, |v| v != "0");
+        let layout = FlatLayout::new(params);
+        let empty = || Buffer::new(0, "nothing");
+        let mut mine = vec![];
+        for _ in 0..devices {
+            mine.push(Device {
+                params: Buffer::floats(layout.len, "weights")?,
+                slots: vec![],
+                sliced: empty()?,
+                reduced: empty()?,
+                accumulated: empty()?,
+                barrier: Barrier::new(workers, broken.clone()),
+            });
+        }
+        let mut team = vec![];
+        for _ in 0..mesh.len() {
+            team.push(Worker {
+                arena: empty()?,
+                shared: empty()?,
+                gradients: empty()?,
+                scratch: empty()?,
+                norms: empty()?,
+            });
+        }
+        Ok(CpuExecutor {
+            mesh,
+            isa: options.isa.unwrap_or_else(Isa::detect),
+            pool: Pool::new(mesh.len(), pin, broken.clone()),
+            barrier: Barrier::new(mesh.len(), broken),
+            params: params.to_vec(),
+            layout,
+            devices: mine,
+            workers: team,
+            programs: vec![],
+            fetch_ptrs: vec![],
+            times: Times::default(),
+        })
+    }
+
+    fn range(&self, id: ParamId) -> std::ops::Range<usize> {
+        let start = self.layout.offsets[id.index()];
+        start..start + self.params[id.index()].len()
+    }
+
+    fn check_len(&self, id: ParamId, received: usize) -> Result<(), ExecError> {
+        let spec = &self.params[id.index()];
+        if spec.len() == received {
+            return Ok(());
+        }
+        Err(ExecError::Param { name: spec.name.clone(), expected: spec.len(), received })
+    }
+
+    fn check_feeds(&self, program: &Program, batch: &Batch<'_>) -> Result<(), ExecError> {
+        let fail = |name: &str, expected: String, received: String| {
+            Err(ExecError::Feed { name: name.into(), expected, received })
+        };
+        if batch.feeds.len() != program.feeds.len() {
+            let (expected, received) = (program.feeds.len(), batch.feeds.len());
+            return fail(&program.name, format!("{expected} feeds"), received.to_string());
+        }
+        for (spec, data) in program.feeds.iter().zip(batch.feeds) {
+            let rows = if spec.ty.is_rows() { batch.rows } else { 1 };
+            let dtype = match data {
+                FeedData::F32(_) => DType::F32,
+                FeedData::I32(_) => DType::I32,
+            };
+            if dtype != spec.ty.dtype || data.len() != rows * spec.ty.len() {
+                let expected = format!("{} for {rows} row(s)", spec.ty);
+                return fail(&spec.name, expected, format!("{} {dtype} elements", data.len()));
+            }
+        }
+        if batch.rows > program.options.max_batch {
+            let expected = format!("at most {} rows", program.options.max_batch);
+            return fail(&program.name, expected, batch.rows.to_string());
+        }
+        Ok(())
+    }
+}
+
+/// Replaces a buffer by a larger one when needed; contents do not survive.
+fn grow(buffer: &mut Buffer, bytes: usize, purpose: &str) -> Result<(), ExecError> {
+    if buffer.bytes() < bytes {
+        *buffer = Buffer::new(bytes, purpose)?;
+    }
+    Ok(())
+}
+
+impl Executor for CpuExecutor {
+    fn devices(&self) -> Vec<String> {
+        (0..self.mesh.devices).map(|i| format!("cpu:{i}")).collect()
+    }
+
+    fn mesh(&self) -> Mesh {
+        self.mesh
+    }
+
+    fn load(&mut self, program: Program) -> Result<ProgramId, ExecError> {
+        let reject = |reason: &str| {
+            Err(ExecError::Program { name: program.name.clone(), reason: reason.into() })
+        };
+        if program.options.mesh != self.mesh {
+            return reject("it was compiled for other devices");
+        }
+        let same = |(a, b): (&ParamSpec, &ParamSpec)| a.name == b.name && a.dims == b.dims;
+        if program.params.len() != self.params.len()
+            || !program.params.iter().zip(&self.params).all(same)
+        {
+            return reject("its parameters are others");
+        }
+        let tapes: Vec<Option<TapePlan>> = program
+            .instrs
+            .iter()
+            .map(|i| match i {
+                Instr::Compute { op: Op::Fused(tape), .. } => Some(TapePlan::new(tape)),
+                _ => None,
+            })
+            .collect();
+        let update = program.update.as_ref().map(|u| TapePlan::new(&u.rule.tape));
+        let scratch = worker::scratch_bytes(&program, &tapes, update.as_ref());
+        for w in &mut self.workers {
+            grow(&mut w.arena, program.memory.arena, "activations")?;
+            grow(&mut w.shared, program.memory.shared, "statistics")?;
+            grow(&mut w.scratch, scratch, "kernel scratch")?;
+            if program.update.is_some() {
+                grow(&mut w.gradients, self.layout.len * 4, "gradients")?;
+                grow(&mut w.norms, self.params.len() * 8, "gradient norms")?;
+            }
+        }
+        if let Some(plan) = &program.update {
+            let flat = self.layout.len * 4;
+            for d in &mut self.devices {
+                if plan.gradients.iter().any(|g| g.sliced) {
+                    grow(&mut d.sliced, flat, "gradients")?;
+                }
+                if plan.rule.clip.is_some() {
+                    grow(&mut d.reduced, flat, "reduced gradients")?;
+                }
+                if d.slots.len() != plan.rule.slots.len() {
+                    d.slots.clear();
+                    for slot in &plan.rule.slots {
+                        let mut buffer = Buffer::new(flat, "optimizer slots")?;
+                        match slot.init {
+                            SlotInit::Value(v) => buffer.as_floats_mut().fill(v),
+                            SlotInit::Weight => {
+                                let (to, from) = (buffer.as_floats_mut(), d.params.as_floats());
+                                to[..from.len()].copy_from_slice(from);
+                            }
+                        }
+                        d.slots.push(buffer);
+                    }
+                }
+            }
+        }
+        self.programs.push(Loaded { program, tapes, update });
+        Ok(ProgramId(self.programs.len() - 1))
+    }
+
+    fn run(
+        &mut self,
+        id: ProgramId,
+        batch: &Batch<'_>,
+        fetched: &mut Vec<Vec<f32>>,
+    ) -> Result<(), ExecError> {
+        let loaded = self.programs.get(id.0).ok_or_else(|| ExecError::Program {
+            name: format!("#{}", id.0),
+            reason: "it was not loaded here".into(),
+        })?;
+        self.check_feeds(&loaded.program, batch)?;
+        if let Some(plan) = &loaded.program.update {
+            if plan.rule.scalars != batch.scalars.len() {
+                return Err(ExecError::Feed {
+                    name: "optimizer scalars".into(),
+                    expected: plan.rule.scalars.to_string(),
+                    received: batch.scalars.len().to_string(),
+                });
+            }
+            if batch.accumulate.is_some() {
+                for d in &mut self.devices {
+                    grow(&mut d.accumulated, self.layout.len * 4, "accumulated gradients")?;
+                }
+            }
+        }
+        fetched.resize_with(loaded.program.fetches.len(), Vec::new);
+        self.fetch_ptrs.clear();
+        for (plan, out) in loaded.program.fetches.iter().zip(fetched.iter_mut()) {
+            let rows = if plan.ty.is_rows() { batch.rows } else { 1 };
+            out.resize(rows * plan.ty.len(), 0.0);
+            self.fetch_ptrs.push(FetchPtr(out.as_mut_ptr()));
+        }
+        let run = Run {
+            loaded,
+            batch,
+            mesh: self.mesh,
+            isa: self.isa,
+            layout: &self.layout,
+            devices: &self.devices,
+            workers: &self.workers,
+            barrier: &self.barrier,
+            fetches: &self.fetch_ptrs,
+            times: std::sync::Mutex::new(Times::default()),
+        };
+        self.pool
+            .run(&|index| worker::run(&run, index))
+            .map_err(|(worker, message)| ExecError::Worker { worker, message })?;
+        let times = run.times.into_inner().unwrap_or_default();
+        self.times.compute += times.compute;
+        self.times.reduce += times.reduce;
+        Ok(())
+    }
+
+    fn param(&self, id: ParamId) -> Vec<f32> {
+        self.devices[0].params.as_floats()[self.range(id)].to_vec()
+    }
+
+    fn set_param(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
+        self.check_len(id, values.len())?;
+        let range = self.range(id);
+        for d in &mut self.devices {
+            d.params.as_floats_mut()[range.clone()].copy_from_slice(values);
+        }
+        Ok(())
+    }
+
+    fn slots(&self) -> usize {
+        self.devices[0].slots.len()
+    }
+
+    fn slot(&self, slot: usize, id: ParamId) -> Vec<f32> {
+        self.devices[0].slots[slot].as_floats()[self.range(id)].to_vec()
+    }
+
+    fn set_slot(&mut self, slot: usize, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
+        self.check_len(id, values.len())?;
+        let range = self.range(id);
+        for d in &mut self.devices {
+            d.slots[slot].as_floats_mut()[range.clone()].copy_from_slice(values);
+        }
+        Ok(())
+    }
+
+    fn check_mirrored(&self) -> Result<(), ExecError> {
+        let bits = |d: &Device, r: &std::ops::Range<usize>| -> Vec<u32> {
+            d.params.as_floats()[r.clone()].iter().map(|v| v.to_bits()).collect()
+        };
+        for (i, spec) in self.params.iter().enumerate() {
+            let range = self.range(ParamId(i as u32));
+            let first = bits(&self.devices[0], &range);
+            for (n, d) in self.devices.iter().enumerate().skip(1) {
+                if bits(d, &range) != first {
+                    return Err(ExecError::Drift {
+                        param: spec.name.clone(),
+                        first: "cpu:0".into(),
+                        second: format!("cpu:{n}"),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn times(&self) -> Times {
+        self.times
+    }
+}

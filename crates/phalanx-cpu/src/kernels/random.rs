@@ -1,0 +1,245 @@
+//! Dropout. The mask is a pure function of (seed, step, global row, key, element): nothing is stored,
+//! and the number of workers does not matter.
+
+use phalanx_graph::rng::Draw;
+
+use crate::simd::{Isa, Kernel, Simd, dispatch};
+
+/// Philox blocks computed side by side; the compiler turns each round into vector instructions.
+const BLOCKS: usize = 16;
+
+/// Random words computed at once.
+const WORDS: usize = 4 * BLOCKS;
+
+/// What a dropout zeroes.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout<'a> {
+    /// Where in the run the numbers are drawn.
+    pub draw: Draw,
+    /// The share of elements that becomes zero.
+    pub rate: f32,
+    /// Dimensions of a row.
+    pub dims: &'a [usize],
+    /// Dimensions of a row's mask: as `dims`, or 1 along axes that share it.
+    pub noise: &'a [usize],
+}
+
+/// Zeroes elements of `rows` rows, the first being number `first_row` of the global batch, and scales
+/// the others by `1 / (1 - rate)`.
+///
+/// # Safety
+/// `x` and `y` are valid for `rows` rows; they may be the same, otherwise they do not overlap.
+pub unsafe fn dropout(
+    isa: Isa,
+    d: &Dropout<'_>,
+    first_row: usize,
+    rows: usize,
+    x: *const f32,
+    y: *mut f32,
+) {
+    let len: usize = d.dims.iter().product();
+    if d.rate <= 0.0 {
+        // SAFETY: the caller's contract; `copy` allows both to be the same.
+        return unsafe { std::ptr::copy(x, y, rows * len) };
+    }
+    let mask = Mask {
+        draw: d.draw,
+        // A word of 24 bits is kept when it is not below: the same as comparing the fraction.
+        kept_from: (f64::from(d.rate) * f64::from(1 << 24)).ceil() as u32,
+        scale: (1.0 / (1.0 - f64::from(d.rate))) as f32,
+    };
+    for r in 0..rows {
+        let row = (first_row + r) as u32;
+        let mut walk = Walk { isa, mask, row, x, y, at: r * len };
+        // SAFETY: the row exists.
+        unsafe { walk.axes(d.dims, d.noise, 0) };
+    }
+}
+
+/// Which words keep their element, and what happens to it.
+#[derive(Clone, Copy)]
+struct Mask {
+    draw: Draw,
+    kept_from: u32,
+    scale: f32,
+}
+
+/// Goes over a row in order; `at` is the next element.
+struct Walk {
+    isa: Isa,
+    mask: Mask,
+    row: u32,
+    x: *const f32,
+    y: *mut f32,
+    at: usize,
+}
+
+impl Walk {
+    /// All elements whose leading axes lead to `element` of the mask.
+    unsafe fn axes(&mut self, dims: &[usize], noise: &[usize], element: usize) {
+        let len: usize = dims.iter().product();
+        // SAFETY: the walk covers each element of the row once.
+        unsafe {
+            if dims == noise {
+                self.apply(element * len, len, false);
+            } else if noise.iter().all(|n| *n == 1) {
+                self.apply(element, len, true);
+            } else {
+                for i in 0..dims[0] {
+                    let next = element * noise[0] + if noise[0] == 1 { 0 } else { i };
+                    self.axes(&dims[1..], &noise[1..], next);
+                }
+            }
+        }
+    }
+
+    /// The next `len` elements, by the words from `word` on or all by that one.
+    unsafe fn apply(&mut self, word: usize, len: usize, shared: bool) {
+        // SAFETY: the elements exist.
+        unsafe {
+            let (x, y) = (self.x.add(self.at), self.y.add(self.at));
+            let (mask, row) = (self.mask, self.row);
+            dispatch(self.isa, Run { mask, row, word, len, shared, x, y });
+        }
+        self.at += len;
+    }
+}
+
+struct Run {
+    mask: Mask,
+    row: u32,
+    word: usize,
+    len: usize,
+    shared: bool,
+    x: *const f32,
+    y: *mut f32,
+}
+
+impl Kernel for Run {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Run { mask, row, word, len, shared, x, y } = self;
+        let (mut at, mut block, mut skip) = (0, (word / 4) as u32, word % 4);
+        let mut words = [0; WORDS];
+        if shared {
+            words = [mask.draw.words(row, block)[skip]; WORDS];
+        }
+        while at < len {
+            if !shared {
+                words = draw_words(&mask.draw, row, block);
+            }
+            let n = (WORDS - skip).min(len - at);
+            // Through arrays, so that the compiler need not fear that `x` and `y` are the same.
+            let mut values = [0.0f32; WORDS];
+            // SAFETY: `n` elements are left.
+            unsafe { std::ptr::copy_nonoverlapping(x.add(at), values[skip..].as_mut_ptr(), n) };
+            for (v, w) in values.iter_mut().zip(&words) {
+                *v = if w >> 8 >= mask.kept_from { *v * mask.scale } else { 0.0 };
+            }
+            // SAFETY: `n` elements are left.
+            unsafe { std::ptr::copy_nonoverlapping(values[skip..].as_ptr(), y.add(at), n) };
+            at += n;
+            block = block.wrapping_add(BLOCKS as u32);
+            skip = 0;
+        }
+    }
+}
+
+/// The words of `BLOCKS` blocks from `block` on: what [`Draw::words`] gives for each.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)] // Four arrays in step.
+fn draw_words(draw: &Draw, row: u32, block: u32) -> [u32; WORDS] {
+    let mut k = [draw.seed as u32, (draw.seed >> 32) as u32 ^ (draw.step >> 32) as u32];
+    let mut c = [[0; BLOCKS], [row; BLOCKS], [draw.step as u32; BLOCKS], [draw.stream; BLOCKS]];
+    for (i, c) in c[0].iter_mut().enumerate() {
+        *c = block.wrapping_add(i as u32);
+    }
+    for _ in 0..10 {
+        for i in 0..BLOCKS {
+            let p0 = u64::from(c[0][i]) * 0xD251_1F53;
+            let p1 = u64::from(c[2][i]) * 0xCD9E_8D57;
+            c[0][i] = (p1 >> 32) as u32 ^ c[1][i] ^ k[0];
+            c[1][i] = p1 as u32;
+            c[2][i] = (p0 >> 32) as u32 ^ c[3][i] ^ k[1];
+            c[3][i] = p0 as u32;
+        }
+        k = [k[0].wrapping_add(0x9E37_79B9), k[1].wrapping_add(0xBB67_AE85)];
+    }
+    let mut words = [0; WORDS];
+    for (i, word) in words.iter_mut().enumerate() {
+        *word = c[i % 4][i / 4];
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::math::testing::{close, numbers};
+    use phalanx_graph::rng::unit;
+
+    #[test]
+    fn masks_follow_the_draw() {
+        let draw = Draw { seed: 0x1234_5678_9abc_def0, step: 0x1_0000_0007, stream: 5 };
+        for isa in Isa::available() {
+            for (dims, noise) in [
+                (vec![203], vec![203]),
+                (vec![4, 5, 33], vec![4, 5, 33]),
+                (vec![4, 5, 33], vec![1, 1, 33]),
+                (vec![4, 5, 7], vec![4, 1, 1]),
+                (vec![4, 5, 7], vec![1, 5, 1]),
+                (vec![4, 5, 7], vec![4, 1, 7]),
+                (vec![3], vec![1]),
+                (vec![], vec![]),
+            ] {
+                for rate in [0.0, 0.25, 0.3, 0.999, 1.0] {
+                    check(isa, &Dropout { draw, rate, dims: &dims, noise: &noise });
+                }
+            }
+        }
+    }
+
+    fn check(isa: Isa, d: &Dropout<'_>) {
+        let (rows, first) = (3, 1000);
+        let len: usize = d.dims.iter().product();
+        let x = numbers(rows * len, 1);
+        let want: Vec<f64> = (0..x.len())
+            .map(|i| {
+                let (mut rest, mut e, mut scale) = (i % len, 0, 1);
+                for a in (0..d.dims.len()).rev() {
+                    e += if d.noise[a] == 1 { 0 } else { rest % d.dims[a] * scale };
+                    scale *= d.noise[a];
+                    rest /= d.dims[a];
+                }
+                let word = d.draw.words((first + i / len) as u32, (e / 4) as u32)[e % 4];
+                let kept = unit(word) >= d.rate;
+                if kept { f64::from(x[i]) / (1.0 - f64::from(d.rate)) } else { 0.0 }
+            })
+            .collect();
+        let mut y = vec![9.0; x.len()];
+        // SAFETY: both hold three rows.
+        unsafe { dropout(isa, d, first, rows, x.as_ptr(), y.as_mut_ptr()) };
+        close(isa, &format!("{d:?}"), &y, &want, 1e-6);
+        y.copy_from_slice(&x);
+        // The same, in place and row by row, as other workers would.
+        for r in 0..rows {
+            let p = y[r * len..].as_mut_ptr();
+            // SAFETY: one row, in place.
+            unsafe { dropout(isa, d, first + r, 1, p, p) };
+        }
+        close(isa, "in place", &y, &want, 1e-6);
+    }
+
+    #[test]
+    fn words_are_those_of_the_draw() {
+        let draw = Draw { seed: u64::MAX - 3, step: 77, stream: 9 };
+        for block in [0, 12, u32::MAX - 4] {
+            let words = draw_words(&draw, 31, block);
+            for (i, four) in words.chunks(4).enumerate() {
+                assert_eq!(four, draw.words(31, block.wrapping_add(i as u32)));
+            }
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Softmax over the last axis, and the crossentropy that is fused with it.
+
+use super::math;
+use crate::simd::{Isa, Kernel, Simd, dispatch};
+
+/// Vectors whose exponentials are summed in f32 before the sum moves to f64.
+const BLOCK: usize = 64;
+
+/// `eˣ / Σ eˣ` for each of `rows` vectors of `n` numbers.
+///
+/// # Safety
+/// `x` and `y` are valid for `rows * n` floats; they may be the same, otherwise they do not overlap.
+pub unsafe fn softmax(isa: Isa, rows: usize, n: usize, x: *const f32, y: *mut f32) {
+    dispatch(isa, Rows { rows, n, x, body: Softmax { y } });
+}
+
+/// `x - log Σ eˣ` for each of `rows` vectors of `n` numbers.
+///
+/// # Safety
+/// As [`softmax`].
+pub unsafe fn log_softmax(isa: Isa, rows: usize, n: usize, x: *const f32, y: *mut f32) {
+    dispatch(isa, Rows { rows, n, x, body: LogSoftmax { y } });
+}
+
+/// `log Σ e^logits - logits[label]`, one number a row; NaN where the label names no class.
+///
+/// # Safety
+/// `logits` is valid for `rows * n` floats, `labels` and `y` for `rows` numbers; nothing overlaps.
+pub unsafe fn sparse_xent(
+    isa: Isa,
+    rows: usize,
+    n: usize,
+    logits: *const f32,
+    labels: *const i32,
+    y: *mut f32,
+) {
+    dispatch(isa, Rows { rows, n, x: logits, body: SparseXent { labels, y } });
+}
+
+/// `(softmax(logits) - onehot(label)) · dy`; NaN where the label names no class.
+///
+/// # Safety
+/// `logits` and `dx` are valid for `rows * n` floats, `labels` and `dy` for `rows` numbers. `dx` may
+/// be `logits`, otherwise nothing overlaps.
+pub unsafe fn sparse_xent_grad(
+    isa: Isa,
+    rows: usize,
+    n: usize,
+    logits: *const f32,
+    labels: *const i32,
+    dy: *const f32,
+    dx: *mut f32,
+) {
+    dispatch(isa, Rows { rows, n, x: logits, body: SparseXentGrad { labels, dy, dx } });
+}
+
+/// A pass over vectors; `B` does the work of one of them.
+struct Rows<B> {
+    rows: usize,
+    n: usize,
+    x: *const f32,
+    body: B,
+}
+
+trait PerRow {
+    /// `x` is the vector of row `row`, `top` its largest number.
+    unsafe fn row<S: Simd>(&self, row: usize, n: usize, x: *const f32, top: f32);
+}
+
+impl<B: PerRow> Kernel for Rows<B> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for row in 0..self.rows {
+            // SAFETY: the row exists.
+            unsafe {
+                let x = self.x.add(row * self.n);
+                self.body.row::<S>(row, self.n, x, largest::<S>(x, self.n));
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn largest<S: Simd>(x: *const f32, n: usize) -> f32 {
+    // SAFETY: reads stay below `n`.
+    unsafe {
+        let mut top = S::splat(f32::NEG_INFINITY);
+        let mut at = 0;
+        while at + S::LANES <= n {
+            top = math::max::<S>(top, S::load(x.add(at)));
+            at += S::LANES;
+        }
+        if at < n {
+            let v = S::load_partial(x.add(at), n - at);
+            top = math::max::<S>(top, math::keep_first::<S>(v, n - at, f32::NEG_INFINITY));
+        }
+        math::max_lane::<S>(top)
+    }
+}
+
+/// `Σ e^(x - top)`; the exponentials go to `y` where `STORE`.
+#[inline(always)]
+unsafe fn sum_exp<S: Simd, const STORE: bool>(
+    n: usize,
+    x: *const f32,
+    top: f32,
+    y: *mut f32,
+) -> f64 {
+    let (mut total, mut at) = (0.0f64, 0);
+    // SAFETY: reads and writes stay below `n`.
+    unsafe {
+        let top = S::splat(top);
+        while at < n {
+            let end = n.min(at + BLOCK * S::LANES);
+            let mut sum = S::zero();
+            while at + S::LANES <= end {
+                let e = S::exp(S::sub(S::load(x.add(at)), top));
+                sum = S::add(sum, e);
+                if STORE {
+                    S::store(y.add(at), e);
+                }
+                at += S::LANES;
+            }
+            if at < end {
+                let m = end - at;
+                let e = S::exp(S::sub(S::load_partial(x.add(at), m), top));
+                sum = S::add(sum, math::keep_first::<S>(e, m, 0.0));
+                if STORE {
+                    S::store_partial(y.add(at), e, m);
+                }
+                at = end;
+            }
+            total += f64::from(S::sum(sum));
+        }
+    }
+    total
+}
+
+/// `y = x * factor`.
+#[inline(always)]
+unsafe fn scale<S: Simd>(n: usize, x: *const f32, factor: f32, y: *mut f32) {
+    let mut at = 0;
+    // SAFETY: reads and writes stay below `n`.
+    unsafe {
+        let factor = S::splat(factor);
+        while at < n {
+            let m = S::LANES.min(n - at);
+            S::store_partial(y.add(at), S::mul(S::load_partial(x.add(at), m), factor), m);
+            at += m;
+        }
+    }
+}
+
+struct Softmax {
+    y: *mut f32,
+}
+
+impl PerRow for Softmax {
+    #[inline(always)]
+    unsafe fn row<S: Simd>(&self, row: usize, n: usize, x: *const f32, top: f32) {
+        // SAFETY: the row exists in `y`.
+        unsafe {
+            let y = self.y.add(row * n);
+            let sum = sum_exp::<S, true>(n, x, top, y);
+            scale::<S>(n, y, (1.0 / sum) as f32, y);
+        }
+    }
+}
+
+struct LogSoftmax {
+    y: *mut f32,
+}
+
+impl PerRow for LogSoftmax {
+    #[inline(always)]
+    unsafe fn row<S: Simd>(&self, row: usize, n: usize, x: *const f32, top: f32) {
+        // SAFETY: the row exists in `y`.
+        unsafe {
+            let y = self.y.add(row * n);
+            // Two subtractions: `top` and the logarithm in one number would lose the small one.
+            let norm = S::splat(sum_exp::<S, false>(n, x, top, y).ln() as f32);
+            let top = S::splat(top);
+            let mut at = 0;
+            while at < n {
+                let m = S::LANES.min(n - at);
+                let v = S::sub(S::load_partial(x.add(at), m), top);
+                S::store_partial(y.add(at), S::sub(v, norm), m);
+                at += m;
+            }
+        }
+    }
+}
+
+/// The class a label names.
+#[inline(always)]
+fn class(label: i32, classes: usize) -> Option<usize> {
+    usize::try_from(label).ok().filter(|l| *l < classes)
+}
+
+struct SparseXent {
+    labels: *const i32,
+    y: *mut f32,
+}
+
+impl PerRow for SparseXent {
+    #[inline(always)]
+    unsafe fn row<S: Simd>(&self, row: usize, n: usize, x: *const f32, top: f32) {
+        // SAFETY: the row exists in both, and a class is below `n`.
+        unsafe {
+            *self.y.add(row) = match class(*self.labels.add(row), n) {
+                Some(label) => {
+                    let above = f64::from(top) - f64::from(*x.add(label));
+                    (sum_exp::<S, false>(n, x, top, self.y).ln() + above) as f32
+                }
+                None => f32::NAN,
+            };
+        }
+    }
+}
+
+struct SparseXentGrad {
+    labels: *const i32,
+    dy: *const f32,
+    dx: *mut f32,
+}
+
+impl PerRow for SparseXentGrad {
+    #[inline(always)]
+    unsafe fn row<S: Simd>(&self, row: usize, n: usize, x: *const f32, top: f32) {
+        // SAFETY: the row exists in all, and a class is below `n`.
+        unsafe {
+            let (dx, dy) = (self.dx.add(row * n), *self.dy.add(row));
+            let Some(label) = class(*self.labels.add(row), n) else {
+                return scale::<S>(n, x, f32::NAN, dx);
+            };
+            let sum = sum_exp::<S, true>(n, x, top, dx);
+            let own = ((f64::from(*dx.add(label)) / sum - 1.0) * f64::from(dy)) as f32;
+            scale::<S>(n, dx, (f64::from(dy) / sum) as f32, dx);
+            *dx.add(label) = own;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::math::testing::{close, numbers};
+
+    #[test]
+    fn softmax_and_crossentropy() {
+        for isa in Isa::available() {
+            for (rows, n) in [(0, 5), (3, 1), (7, 10), (2, 16), (3, 1003), (2, 40_001)] {
+                let x: Vec<f32> = numbers(rows * n, 1).iter().map(|v| v * 20.0 + 60.0).collect();
+                let labels: Vec<i32> = (0..rows).map(|r| (r * 7 % (n + 1)) as i32).collect();
+                let dy = numbers(rows, 2);
+                let (mut soft, mut log, mut loss, mut grad) = (vec![], vec![], vec![], vec![]);
+                for (r, x) in x.chunks(n).enumerate() {
+                    let x: Vec<f64> = x.iter().map(|v| f64::from(*v)).collect();
+                    let top = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let norm = x.iter().map(|v| (v - top).exp()).sum::<f64>().ln() + top;
+                    let label = labels[r] as usize;
+                    loss.push(x.get(label).map_or(f64::NAN, |v| norm - v));
+                    for (i, v) in x.iter().enumerate() {
+                        let p = (v - norm).exp();
+                        soft.push(p);
+                        log.push(v - norm);
+                        let own = if i == label { 1.0 } else { 0.0 };
+                        grad.push(if label < n { (p - own) * f64::from(dy[r]) } else { f64::NAN });
+                    }
+                }
+                let (mut y, mut l) = (vec![9.0; x.len()], vec![9.0; rows]);
+                // SAFETY: all have the lengths of their shapes.
+                unsafe {
+                    let (px, pl, py) = (x.as_ptr(), labels.as_ptr(), y.as_mut_ptr());
+                    softmax(isa, rows, n, px, py);
+                    close(isa, "softmax", &y, &soft, 1e-6);
+                    y.copy_from_slice(&x);
+                    softmax(isa, rows, n, y.as_ptr(), py);
+                    close(isa, "softmax in place", &y, &soft, 1e-6);
+                    log_softmax(isa, rows, n, px, py);
+                    close(isa, "log_softmax", &y, &log, 1e-6);
+                    sparse_xent(isa, rows, n, px, pl, l.as_mut_ptr());
+                    close(isa, "sparse_xent", &l, &loss, 1e-6);
+                    sparse_xent_grad(isa, rows, n, px, pl, dy.as_ptr(), py);
+                    close(isa, "sparse_xent_grad", &y, &grad, 1e-6);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn infinities_and_large_numbers() {
+        for isa in Isa::available() {
+            let x = [3e38, 3e38, f32::NEG_INFINITY, 1.0];
+            let mut y = [9.0; 4];
+            // SAFETY: one row of four.
+            unsafe { softmax(isa, 1, 4, x.as_ptr(), y.as_mut_ptr()) };
+            assert_eq!(y, [0.5, 0.5, 0.0, 0.0]);
+            for bad in [f32::NAN, f32::INFINITY] {
+                let x = [1.0, bad, 2.0, 3.0];
+                // SAFETY: one row of four.
+                unsafe { softmax(isa, 1, 4, x.as_ptr(), y.as_mut_ptr()) };
+                assert!(y.iter().all(|v| v.is_nan()), "{isa} {bad} {y:?}");
+            }
+        }
+    }
+}

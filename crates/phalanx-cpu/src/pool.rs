@@ -1,0 +1,270 @@
+//! The workers: one thread each, the caller being the first, and the barriers between them.
+//!
+//! Workers wait by spinning briefly, then yielding, then sleeping, so that a step starts without a
+//! system call when steps follow closely and an idle program costs nothing.
+
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle, Thread};
+
+/// Turns of a waiting loop spent spinning, before yielding to other threads.
+const SPINS: u32 = 2_000;
+/// Turns before an idle worker goes to sleep.
+const IDLE_YIELDS: u32 = 200;
+
+type Job = dyn Fn(usize) + Sync;
+
+struct Shared {
+    /// The job of the current round, valid while `pending` is above zero.
+    job: UnsafeCell<Option<*const Job>>,
+    round: AtomicU64,
+    pending: AtomicUsize,
+    stop: AtomicBool,
+    failed: Mutex<Option<(usize, String)>>,
+    broken: Arc<AtomicBool>,
+}
+
+// SAFETY: `job` is written by the caller before it publishes a new round (release) and read by
+// workers after they see the round (acquire); it is not written again before all have finished.
+unsafe impl Sync for Shared {}
+// SAFETY: the pointer inside is only used as described above.
+unsafe impl Send for Shared {}
+
+/// A fixed team of workers.
+pub struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    handles: Vec<Thread>,
+}
+
+impl Pool {
+    /// A team of `workers`, pinned to cores when `pin` and there is a core for each. `broken` is
+    /// raised when one fails, so that barriers let the others out.
+    pub fn new(workers: usize, pin: bool, broken: Arc<AtomicBool>) -> Pool {
+        let shared = Arc::new(Shared {
+            job: UnsafeCell::new(None),
+            round: AtomicU64::new(0),
+            pending: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            failed: Mutex::new(None),
+            broken,
+        });
+        let cores = if pin { cores() } else { vec![] };
+        let threads: Vec<JoinHandle<()>> = (1..workers)
+            .map(|index| {
+                let shared = shared.clone();
+                let core = (cores.len() >= workers).then(|| cores[index]);
+                thread::Builder::new()
+                    .name(format!("phalanx-{index}"))
+                    .spawn(move || {
+                        if let Some(core) = core {
+                            bind(core);
+                        }
+                        work(&shared, index);
+                    })
+                    .expect("the system starts threads")
+            })
+            .collect();
+        let handles = threads.iter().map(|t| t.thread().clone()).collect();
+        Pool { shared, threads, handles }
+    }
+
+    /// Runs `job(worker)` on every worker, the caller being worker 0, and waits for all.
+    ///
+    /// # Errors
+    /// The first worker that panicked, with its message.
+    pub fn run(&self, job: &(dyn Fn(usize) + Sync)) -> Result<(), (usize, String)> {
+        let job: *const (dyn Fn(usize) + Sync) = job;
+        // SAFETY: only the lifetime changes: no worker holds the job once `pending` is zero, for
+        // which this function waits before the borrow ends.
+        let job = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync), *const Job>(job) };
+        self.shared.pending.store(self.handles.len(), Ordering::Relaxed);
+        // SAFETY: all workers finished the previous round, so nobody reads.
+        unsafe { *self.shared.job.get() = Some(job) };
+        self.shared.round.fetch_add(1, Ordering::Release);
+        self.handles.iter().for_each(Thread::unpark);
+        attempt(&self.shared, 0, job);
+        let mut turns = 0;
+        while self.shared.pending.load(Ordering::Acquire) > 0 {
+            relax(&mut turns);
+        }
+        let mut failed = self.shared.failed.lock().unwrap_or_else(|e| e.into_inner());
+        failed.take().map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.handles.iter().for_each(Thread::unpark);
+        for t in self.threads.drain(..) {
+            // A worker cannot panic outside a job, and those are caught.
+            let _ = t.join();
+        }
+    }
+}
+
+fn work(shared: &Shared, index: usize) {
+    let mut seen = 0;
+    loop {
+        let mut turns = 0;
+        while shared.round.load(Ordering::Acquire) == seen {
+            if shared.stop.load(Ordering::Acquire) {
+                return;
+            }
+            relax(&mut turns);
+            if turns > SPINS + IDLE_YIELDS {
+                thread::park();
+                turns = 0;
+            }
+        }
+        seen += 1;
+        // SAFETY: the caller wrote the job before publishing the round.
+        let job = unsafe { *shared.job.get() };
+        attempt(shared, index, job.expect("a round has a job"));
+        shared.pending.fetch_sub(1, Ordering::Release);
+    }
+}
+
+fn attempt(shared: &Shared, index: usize, job: *const Job) {
+    // SAFETY: the caller of `run` keeps the job alive until every worker is done.
+    let job = unsafe { &*job };
+    if let Err(cause) = catch_unwind(AssertUnwindSafe(|| job(index))) {
+        let text = cause
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| cause.downcast_ref::<&str>().map(|s| s.to_string()))
+            .unwrap_or_else(|| "unknown panic".into());
+        let mut failed = shared.failed.lock().unwrap_or_else(|e| e.into_inner());
+        if text != BROKEN {
+            failed.get_or_insert((index, text));
+        }
+        shared.broken.store(true, Ordering::Release);
+    }
+}
+
+/// One turn of a waiting loop.
+fn relax(turns: &mut u32) {
+    *turns = turns.saturating_add(1);
+    if *turns < SPINS { std::hint::spin_loop() } else { thread::yield_now() }
+}
+
+/// Message of workers that left a barrier because another failed.
+const BROKEN: &str = "another worker failed";
+
+/// A barrier for a fixed number of workers.
+pub struct Barrier {
+    workers: u32,
+    arrived: AtomicU32,
+    round: AtomicU32,
+    broken: Arc<AtomicBool>,
+}
+
+impl Barrier {
+    /// A barrier that lets everyone out when `broken` is raised.
+    pub fn new(workers: usize, broken: Arc<AtomicBool>) -> Barrier {
+        let workers = workers as u32;
+        Barrier { workers, arrived: AtomicU32::new(0), round: AtomicU32::new(0), broken }
+    }
+
+    /// Waits for all workers.
+    ///
+    /// # Panics
+    /// When another worker failed: the pool turns this into an error.
+    pub fn wait(&self) {
+        if self.workers == 1 {
+            return;
+        }
+        let round = self.round.load(Ordering::Acquire);
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.workers {
+            self.arrived.store(0, Ordering::Relaxed);
+            self.round.store(round.wrapping_add(1), Ordering::Release);
+            return;
+        }
+        let mut turns = 0;
+        while self.round.load(Ordering::Acquire) == round {
+            if turns % 64 == 0 && self.broken.load(Ordering::Acquire) {
+                std::panic::panic_any(BROKEN.to_string());
+            }
+            relax(&mut turns);
+        }
+    }
+}
+
+/// The cores this process may use.
+#[cfg(target_os = "linux")]
+pub fn cores() -> Vec<usize> {
+    // SAFETY: an all-zero cpu_set_t is a valid empty set, and the call fills it up to its size.
+    let set = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) != 0 {
+            return (0..thread::available_parallelism().map_or(1, usize::from)).collect();
+        }
+        set
+    };
+    // SAFETY: the index stays below the set's capacity.
+    (0..libc::CPU_SETSIZE as usize).filter(|i| unsafe { libc::CPU_ISSET(*i, &set) }).collect()
+}
+
+/// The cores this process may use.
+#[cfg(not(target_os = "linux"))]
+pub fn cores() -> Vec<usize> {
+    (0..thread::available_parallelism().map_or(1, usize::from)).collect()
+}
+
+/// Binds the calling thread to a core; where that is refused the thread merely roams.
+#[cfg(target_os = "linux")]
+fn bind(core: usize) {
+    // SAFETY: the set is initialised and the core came from the process' own mask.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(core, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn bind(_core: usize) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_worker_runs_every_round() {
+        let broken = Arc::new(AtomicBool::new(false));
+        let pool = Pool::new(4, false, broken.clone());
+        let barrier = Barrier::new(4, broken);
+        let total = AtomicUsize::new(0);
+        for round in 1..=200 {
+            let seen = Mutex::new(vec![]);
+            pool.run(&|w| {
+                total.fetch_add(1, Ordering::Relaxed);
+                barrier.wait();
+                assert_eq!(total.load(Ordering::Relaxed), 4 * round);
+                barrier.wait();
+                seen.lock().unwrap().push(w);
+            })
+            .unwrap();
+            let mut seen = seen.into_inner().unwrap();
+            seen.sort_unstable();
+            assert_eq!(seen, [0, 1, 2, 3]);
+        }
+    }
+
+    #[test]
+    fn a_failing_worker_does_not_hang_the_others() {
+        let broken = Arc::new(AtomicBool::new(false));
+        let pool = Pool::new(3, false, broken.clone());
+        let barrier = Barrier::new(3, broken);
+        let result = pool.run(&|w| {
+            assert!(w != 1, "worker one gives up");
+            barrier.wait();
+        });
+        let (worker, message) = result.unwrap_err();
+        assert_eq!(worker, 1);
+        assert!(message.contains("gives up"), "{message}");
+    }
+}

@@ -1,0 +1,201 @@
+//! Gradients made whole and applied: each worker reduces its slice of every gradient over all
+//! others, in index order, and runs the optimizer's tape on it while it is still in cache.
+
+use crate::kernels::elementwise::{TapeInput, TapeOutput, TapePlan};
+use crate::worker::{Ctx, MAX_WORKERS};
+use phalanx_graph::Scope;
+use phalanx_graph::program::{GradientPlan, UpdatePlan, share};
+use phalanx_graph::update::Clip;
+use std::ops::Range;
+
+/// Elements reduced and updated at a time.
+const CHUNK: usize = 2048;
+
+/// Most slots of an optimizer.
+const MAX_SLOTS: usize = 8;
+/// Most scalars of an optimizer.
+const MAX_SCALARS: usize = 16;
+
+/// Floats of scratch memory an update needs.
+pub(crate) fn scratch_len(tape: Option<&TapePlan>) -> usize {
+    tape.map_or(0, |t| CHUNK + t.scratch_len())
+}
+
+/// Runs the optimizer on this worker's slices.
+pub(crate) fn update(ctx: &Ctx<'_>) {
+    let program = ctx.program();
+    let Some(plan) = &program.update else { return };
+    if ctx.run.mesh.devices > 1 && plan.gradients.iter().any(|g| g.sliced) {
+        // Slices of other devices must be finished before they are read.
+        ctx.barrier(Scope::All);
+    }
+    let applies = ctx.run.batch.accumulate.is_none_or(|a| a.apply.is_some());
+    let norms = applies && matches!(plan.rule.clip, Some(Clip::Norm(_) | Clip::GlobalNorm(_)));
+    for bucket in &plan.buckets {
+        for g in &plan.gradients[bucket.clone()] {
+            let mut squares = 0.0;
+            for chunk in chunks(ctx, g) {
+                let (tile, scratch) = ctx.scratch().split_at_mut(CHUNK);
+                let tile = &mut tile[..chunk.len()];
+                reduce(ctx, g, chunk.clone(), tile);
+                if !applies {
+                    continue;
+                }
+                if norms {
+                    squares += tile.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>();
+                    // SAFETY: this worker alone owns this slice of the device's buffer.
+                    unsafe {
+                        let to = ctx.device().reduced.f32().add(chunk.start);
+                        std::ptr::copy_nonoverlapping(tile.as_ptr(), to, tile.len());
+                    }
+                } else {
+                    if let Some(Clip::Value(limit)) = plan.rule.clip {
+                        tile.iter_mut().for_each(|v| *v = v.clamp(-limit, limit));
+                    }
+                    apply(ctx, plan, chunk, tile.as_ptr(), scratch);
+                }
+            }
+            if norms {
+                // SAFETY: a table of this worker's own, one number per parameter.
+                unsafe { *ctx.me().norms.ptr().cast::<f64>().add(g.param.index()) = squares };
+            }
+        }
+    }
+    if norms {
+        ctx.barrier(Scope::Device);
+        apply_clipped(ctx, plan);
+    }
+}
+
+/// This worker's part of a gradient, cut into pieces that fit the first cache.
+fn chunks(ctx: &Ctx<'_>, g: &GradientPlan) -> impl Iterator<Item = Range<usize>> + use<> {
+    let start = ctx.run.layout.offsets[g.param.index()];
+    let len = ctx.program().params[g.param.index()].len();
+    let mine = share(0..len / g.granule, ctx.run.mesh.workers, ctx.worker);
+    let (from, to) = (start + mine.start * g.granule, start + mine.end * g.granule);
+    (from..to).step_by(CHUNK).map(move |at| at..to.min(at + CHUNK))
+}
+
+/// `tile = Σ partial gradients + penalty`, and the running sum under accumulation.
+fn reduce(ctx: &Ctx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]) {
+    let mesh = ctx.run.mesh;
+    let mut first = true;
+    let mut add = |source: *const f32| {
+        // SAFETY: sources were finished before the barrier in front of the update, and hold the
+        // whole flat layout.
+        let part = unsafe { std::slice::from_raw_parts(source.add(chunk.start), tile.len()) };
+        if std::mem::take(&mut first) {
+            tile.copy_from_slice(part);
+        } else {
+            tile.iter_mut().zip(part).for_each(|(t, p)| *t += p);
+        }
+    };
+    for device in 0..mesh.devices {
+        if g.sliced {
+            add(ctx.run.devices[device].sliced.f32());
+            continue;
+        }
+        for worker in 0..mesh.workers {
+            add(ctx.worker_of(device, worker).gradients.f32());
+        }
+    }
+    if g.l1 != 0.0 || g.l2 != 0.0 {
+        // SAFETY: weights of this slice are written by this worker alone, later.
+        let weights = unsafe {
+            std::slice::from_raw_parts(ctx.device().params.f32().add(chunk.start), tile.len())
+        };
+        for (t, w) in tile.iter_mut().zip(weights) {
+            let sign = if *w == 0.0 { 0.0 } else { w.signum() };
+            *t += g.l1 * sign + 2.0 * g.l2 * w;
+        }
+    }
+    if let Some(a) = ctx.run.batch.accumulate {
+        // SAFETY: this worker alone owns this slice of the device's running sum.
+        let sum = unsafe {
+            let at = ctx.device().accumulated.f32().add(chunk.start);
+            std::slice::from_raw_parts_mut(at, tile.len())
+        };
+        for (s, t) in sum.iter_mut().zip(tile.iter_mut()) {
+            let weighted = a.weight * *t;
+            *s = if a.first { weighted } else { *s + weighted };
+            *t = *s * a.apply.unwrap_or(0.0);
+        }
+    }
+}
+
+/// Runs the optimizer's tape on one piece; `gradient` points at its first element.
+fn apply(
+    ctx: &Ctx<'_>,
+    plan: &UpdatePlan,
+    chunk: Range<usize>,
+    gradient: *const f32,
+    scratch: &mut [f32],
+) {
+    let tape = ctx.run.loaded.update.as_ref().expect("prepared when the program was loaded");
+    let device = ctx.device();
+    let ld = chunk.len();
+    let slots = plan.rule.slots.len();
+    assert!(slots <= MAX_SLOTS && plan.rule.scalars <= MAX_SCALARS, "optimizer too large");
+    let mut inputs = [TapeInput { ptr: std::ptr::null(), ld }; 2 + MAX_SLOTS + MAX_SCALARS];
+    let mut outputs = [TapeOutput { ptr: std::ptr::null_mut(), ld }; 1 + MAX_SLOTS];
+    // SAFETY: the piece lies inside the flat layout, which every buffer here has.
+    unsafe {
+        let weights = device.params.f32().add(chunk.start);
+        inputs[0].ptr = weights;
+        outputs[0].ptr = weights;
+        inputs[1].ptr = gradient;
+        for (i, slot) in device.slots.iter().enumerate() {
+            let at = slot.f32().add(chunk.start);
+            inputs[2 + i].ptr = at;
+            outputs[1 + i].ptr = at;
+        }
+    }
+    for (input, scalar) in inputs[2 + slots..].iter_mut().zip(ctx.run.batch.scalars) {
+        input.ptr = scalar;
+    }
+    let used = 2 + slots + plan.rule.scalars;
+    // SAFETY: operands and results are as the tape expects; results take over their own operands
+    // in place; nobody else touches this worker's slices.
+    unsafe {
+        tape.run(ctx.run.isa, ld, 0..ld, &inputs[..used], &outputs[..=slots], scratch);
+    }
+}
+
+/// The update behind a norm: scales each reduced gradient, then applies it.
+fn apply_clipped(ctx: &Ctx<'_>, plan: &UpdatePlan) {
+    let workers = ctx.run.mesh.workers;
+    debug_assert!(workers <= MAX_WORKERS);
+    let square = |g: &GradientPlan| -> f64 {
+        let part = |w: usize| {
+            let norms = ctx.worker_of(ctx.device, w).norms.ptr().cast::<f64>();
+            // SAFETY: written before the barrier in front of this.
+            unsafe { *norms.add(g.param.index()) }
+        };
+        (0..workers).map(part).sum()
+    };
+    let global: f64 = plan.gradients.iter().map(square).sum();
+    for g in &plan.gradients {
+        let scale = match plan.rule.clip {
+            Some(Clip::Norm(limit)) => limit_scale(square(g), limit),
+            Some(Clip::GlobalNorm(limit)) => limit_scale(global, limit),
+            Some(Clip::Value(_)) | None => 1.0,
+        };
+        for chunk in chunks(ctx, g) {
+            let (tile, scratch) = ctx.scratch().split_at_mut(CHUNK);
+            let tile = &mut tile[..chunk.len()];
+            // SAFETY: written by this worker a moment ago.
+            let reduced = unsafe {
+                let at = ctx.device().reduced.f32().add(chunk.start);
+                std::slice::from_raw_parts(at, chunk.len())
+            };
+            tile.iter_mut().zip(reduced).for_each(|(t, r)| *t = r * scale);
+            apply(ctx, plan, chunk, tile.as_ptr(), scratch);
+        }
+    }
+}
+
+/// The factor that brings a norm down to its limit.
+fn limit_scale(square: f64, limit: f32) -> f32 {
+    let norm = square.sqrt();
+    if norm > f64::from(limit) { (f64::from(limit) / norm) as f32 } else { 1.0 }
+}

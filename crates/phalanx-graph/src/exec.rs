@@ -1,0 +1,172 @@
+//! What an executor does, whatever it runs on.
+
+use crate::graph::ParamId;
+use crate::program::{Mesh, Program};
+use thiserror::Error;
+
+/// A feed's elements on the host: all rows of the global batch, or one mirrored value.
+#[derive(Clone, Copy, Debug)]
+pub enum FeedData<'a> {
+    /// 32-bit floats.
+    F32(&'a [f32]),
+    /// 32-bit integers.
+    I32(&'a [i32]),
+}
+
+impl FeedData<'_> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            FeedData::F32(v) => v.len(),
+            FeedData::I32(v) => v.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Gradient accumulation: this step's part in an update made of several.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Accumulate {
+    /// Whether the sum starts anew.
+    pub first: bool,
+    /// Weight of this step's gradient in the sum.
+    pub weight: f32,
+    /// On the last step, the factor that turns the sum into a mean; `None` before.
+    pub apply: Option<f32>,
+}
+
+/// What one step is run with.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// Rows of the global batch.
+    pub rows: usize,
+    /// One entry per feed of the program.
+    pub feeds: &'a [FeedData<'a>],
+    /// The run's seed.
+    pub seed: u64,
+    /// Counts steps, for random numbers.
+    pub step: u64,
+    /// The optimizer's scalars of this step.
+    pub scalars: &'a [f32],
+    /// Gradient accumulation, when asked for.
+    pub accumulate: Option<Accumulate>,
+}
+
+/// A program loaded into an executor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgramId(pub usize);
+
+/// Runs programs over one set of parameters, mirrored on every device.
+pub trait Executor: Send {
+    /// The devices' names, `cpu:0` and so on.
+    fn devices(&self) -> Vec<String>;
+
+    /// Devices and workers, which programs are compiled for.
+    fn mesh(&self) -> Mesh;
+
+    /// Takes a program; all programs of an executor share one parameter table.
+    fn load(&mut self, program: Program) -> Result<ProgramId, ExecError>;
+
+    /// Runs a step. `fetched` receives one vector per fetch: rows of the batch in order, or the
+    /// mirrored value.
+    fn run(
+        &mut self,
+        program: ProgramId,
+        batch: &Batch<'_>,
+        fetched: &mut Vec<Vec<f32>>,
+    ) -> Result<(), ExecError>;
+
+    /// Reads a parameter.
+    fn param(&self, id: ParamId) -> Vec<f32>;
+
+    /// Sets a parameter on every device.
+    fn set_param(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError>;
+
+    /// Number of optimizer slots.
+    fn slots(&self) -> usize;
+
+    /// Reads an optimizer slot of a parameter.
+    fn slot(&self, slot: usize, id: ParamId) -> Vec<f32>;
+
+    /// Sets an optimizer slot of a parameter on every device.
+    fn set_slot(&mut self, slot: usize, id: ParamId, values: &[f32]) -> Result<(), ExecError>;
+
+    /// Checks that every device holds the same bits.
+    fn check_mirrored(&self) -> Result<(), ExecError>;
+
+    /// Seconds spent so far, by kind.
+    fn times(&self) -> Times;
+}
+
+/// Where the time of steps went, in seconds, as the first worker saw it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Times {
+    /// Forward and backward.
+    pub compute: f64,
+    /// Waiting for others, reducing gradients and updating weights.
+    pub reduce: f64,
+}
+
+/// What can go wrong while running.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ExecError {
+    /// A feed of another size or type than the program's.
+    #[error("feed '{name}': expected {expected}, received {received}")]
+    Feed {
+        /// The feed.
+        name: String,
+        /// Its type and size.
+        expected: String,
+        /// What was handed in.
+        received: String,
+    },
+    /// Parameters that are not those of the executor.
+    #[error("parameter {name}: expected {expected} elements, received {received}")]
+    Param {
+        /// The parameter.
+        name: String,
+        /// Elements it has.
+        expected: usize,
+        /// Elements handed in.
+        received: usize,
+    },
+    /// A program that does not fit the executor.
+    #[error("program '{name}' does not fit this executor: {reason}")]
+    Program {
+        /// The program.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// Devices that should hold the same bits but do not.
+    #[error("replicas drifted apart: '{param}' differs between {first} and {second}")]
+    Drift {
+        /// The parameter.
+        param: String,
+        /// A device.
+        first: String,
+        /// Another device.
+        second: String,
+    },
+    /// Memory that could not be had.
+    #[error("out of memory: {wanted} bytes for {purpose}")]
+    Memory {
+        /// Bytes asked for.
+        wanted: usize,
+        /// What for.
+        purpose: String,
+    },
+    /// A worker that failed; the executor cannot go on.
+    #[error("worker {worker} failed: {message}")]
+    Worker {
+        /// Which.
+        worker: usize,
+        /// How.
+        message: String,
+    },
+}

@@ -1,0 +1,239 @@
+//! Projections of weights after every update.
+
+use crate::choice::{KerasObject, Vocabulary, read_object, write_object};
+use crate::error::Result;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+
+/// Keras' epsilon, which keeps norms from being zero.
+const EPSILON: f64 = 1e-7;
+
+/// One axis or several; negative ones count from the end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Axes {
+    /// One.
+    One(i64),
+    /// Several.
+    Many(Vec<i64>),
+}
+
+impl Axes {
+    /// The axes.
+    pub fn as_slice(&self) -> &[i64] {
+        match self {
+            Axes::One(axis) => std::slice::from_ref(axis),
+            Axes::Many(axes) => axes,
+        }
+    }
+}
+
+impl Default for Axes {
+    fn default() -> Axes {
+        Axes::One(0)
+    }
+}
+
+impl From<i64> for Axes {
+    fn from(axis: i64) -> Axes {
+        Axes::One(axis)
+    }
+}
+
+impl<const N: usize> From<[i64; N]> for Axes {
+    fn from(axes: [i64; N]) -> Axes {
+        Axes::Many(axes.to_vec())
+    }
+}
+
+impl From<&[i64]> for Axes {
+    fn from(axes: &[i64]) -> Axes {
+        Axes::Many(axes.to_vec())
+    }
+}
+
+fn two() -> f64 {
+    2.0
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// A projection. Norms are taken over `axis`: 0 for a dense kernel `[in, out]`, `[0, 1, 2]` for a
+/// convolution's `[h, w, in, out]`. Saved as Keras saves it.
+///
+/// ```
+/// use phalanx::constraints::Constraint;
+///
+/// let mut w = [3.0, 0.1, 4.0, 0.2];
+/// Constraint::max_norm(1.0, 0).apply(&[2, 2], &mut w);
+/// assert!((w[0] - 0.6).abs() < 1e-6 && (w[2] - 0.8).abs() < 1e-6 && (w[1] - 0.1).abs() < 1e-6);
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(remote = "Self", tag = "class_name", content = "config", deny_unknown_fields)]
+pub enum Constraint {
+    /// Norms of at most `max_value`.
+    MaxNorm {
+        /// Largest norm.
+        #[serde(default = "two")]
+        max_value: f64,
+        /// Axes a norm runs over.
+        #[serde(default)]
+        axis: Axes,
+    },
+    /// No negative weights.
+    NonNeg {},
+    /// Norms of one.
+    UnitNorm {
+        /// Axes a norm runs over.
+        #[serde(default)]
+        axis: Axes,
+    },
+    /// Norms between two values, approached at a rate.
+    MinMaxNorm {
+        /// Smallest norm.
+        #[serde(default)]
+        min_value: f64,
+        /// Largest norm.
+        #[serde(default = "one")]
+        max_value: f64,
+        /// Share of the way taken at each update.
+        #[serde(default = "one")]
+        rate: f64,
+        /// Axes a norm runs over.
+        #[serde(default)]
+        axis: Axes,
+    },
+}
+
+impl Constraint {
+    /// Norms of at most `max_value`.
+    pub fn max_norm(max_value: f64, axis: impl Into<Axes>) -> Constraint {
+        Constraint::MaxNorm { max_value, axis: axis.into() }
+    }
+
+    /// No negative weights.
+    pub fn non_neg() -> Constraint {
+        Constraint::NonNeg {}
+    }
+
+    /// Norms of one.
+    pub fn unit_norm(axis: impl Into<Axes>) -> Constraint {
+        Constraint::UnitNorm { axis: axis.into() }
+    }
+
+    /// Norms between two values, approached at a rate.
+    pub fn min_max_norm(min: f64, max: f64, rate: f64, axis: impl Into<Axes>) -> Constraint {
+        Constraint::MinMaxNorm { min_value: min, max_value: max, rate, axis: axis.into() }
+    }
+
+    /// The axes norms run over; `None` for a constraint without norms.
+    pub fn axes(&self) -> Option<&Axes> {
+        match self {
+            Constraint::NonNeg {} => None,
+            Constraint::MaxNorm { axis, .. }
+            | Constraint::UnitNorm { axis }
+            | Constraint::MinMaxNorm { axis, .. } => Some(axis),
+        }
+    }
+
+    /// Projects a weight of dimensions `dims`; axes it does not have are left out.
+    pub fn apply(&self, dims: &[usize], values: &mut [f32]) {
+        match self {
+            Constraint::NonNeg {} => {
+                values.iter_mut().filter(|w| **w < 0.0).for_each(|w| *w = 0.0);
+            }
+            Constraint::MaxNorm { max_value, axis } => {
+                scale_norms(dims, axis, values, |n| n.clamp(0.0, max_value.max(0.0)));
+            }
+            Constraint::UnitNorm { axis } => scale_norms(dims, axis, values, |_| 1.0),
+            Constraint::MinMaxNorm { min_value, max_value, rate, axis } => {
+                scale_norms(dims, axis, values, |n| {
+                    rate * n.max(*min_value).min(*max_value) + (1.0 - rate) * n
+                });
+            }
+        }
+    }
+}
+
+/// Multiplies every slice over `axes` by `desired(norm) / (epsilon + norm)`.
+fn scale_norms(dims: &[usize], axes: &Axes, values: &mut [f32], desired: impl Fn(f64) -> f64) {
+    let rank = dims.len() as i64;
+    let reduced = |axis: usize| {
+        let axis = axis as i64;
+        axes.as_slice().iter().any(|a| *a == axis || *a + rank == axis)
+    };
+    // Strides into the table of norms: zero along the axes a norm runs over.
+    let mut strides = vec![0; dims.len()];
+    let mut count = 1;
+    for axis in (0..dims.len()).rev() {
+        if !reduced(axis) {
+            strides[axis] = count;
+            count *= dims[axis];
+        }
+    }
+    let slot = |element: usize| {
+        let mut rest = element;
+        let mut slot = 0;
+        for axis in (0..dims.len()).rev() {
+            slot += rest % dims[axis] * strides[axis];
+            rest /= dims[axis];
+        }
+        slot
+    };
+    let mut squares = vec![0.0f64; count];
+    for (i, w) in values.iter().enumerate() {
+        squares[slot(i)] += f64::from(*w) * f64::from(*w);
+    }
+    let factors: Vec<f64> = squares
+        .iter()
+        .map(|s| {
+            let norm = s.sqrt();
+            desired(norm) / (EPSILON + norm)
+        })
+        .collect();
+    for (i, w) in values.iter_mut().enumerate() {
+        *w = (f64::from(*w) * factors[slot(i)]) as f32;
+    }
+}
+
+impl Vocabulary for Constraint {
+    const KIND: &'static str = "constraint";
+    const NAMES: &'static [&'static str] = &["max_norm", "non_neg", "unit_norm", "min_max_norm"];
+
+    fn from_name(name: &str) -> Option<Constraint> {
+        match name.replace('_', "").to_lowercase().as_str() {
+            "maxnorm" => Some(Constraint::max_norm(2.0, 0)),
+            "nonneg" => Some(Constraint::non_neg()),
+            "unitnorm" => Some(Constraint::unit_norm(0)),
+            "minmaxnorm" => Some(Constraint::min_max_norm(0.0, 1.0, 1.0, 0)),
+            _ => None,
+        }
+    }
+}
+
+impl KerasObject for Constraint {
+    const MODULE: &'static str = "keras.constraints";
+    const NULL_KEYS: &'static [&'static str] = &[];
+
+    fn to_body(&self) -> Result<Value, serde_json::Error> {
+        Constraint::serialize(self, serde_json::value::Serializer)
+    }
+
+    fn from_body(body: Value) -> Result<Constraint, serde_json::Error> {
+        Constraint::deserialize(body)
+    }
+}
+
+impl Serialize for Constraint {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        write_object(self, s)
+    }
+}
+
+impl<'de> Deserialize<'de> for Constraint {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Constraint, D::Error> {
+        read_object(d)
+    }
+}

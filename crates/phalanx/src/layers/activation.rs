@@ -1,0 +1,47 @@
+//! An activation as a layer of its own; see [`ActivationFn`] for the functions.
+
+use super::support::single;
+use crate::activations::ActivationFn;
+use crate::choice::Choice;
+use crate::config;
+use crate::error::Result;
+use crate::layer::{Cx, Layer};
+use phalanx_graph::NodeId;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// An activation.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::Activation;
+///
+/// assert_eq!(Activation::new("tanh").config()["activation"], "tanh");
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Activation {
+    activation: Choice<ActivationFn>,
+}
+
+impl Activation {
+    /// The layer of this function.
+    pub fn new(activation: impl Into<Choice<ActivationFn>>) -> Activation {
+        Activation { activation: activation.into() }
+    }
+}
+
+impl Layer for Activation {
+    fn class_name(&self) -> &'static str {
+        "Activation"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        let x = single(cx, inputs)?;
+        self.activation.get()?.apply(cx.graph(), x)
+    }
+}

@@ -1,0 +1,182 @@
+//! Activations with arguments. All keep the shape of their input.
+
+use super::support::{finite, not_negative, row_axis, setters, single, swap_with_last};
+use crate::activations::leaky_relu;
+use crate::config;
+use crate::error::Result;
+use crate::layer::{Cx, Layer};
+use phalanx_graph::ops::Binary;
+use phalanx_graph::{NodeId, Op};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// `max_value` from `max_value` up, `x` above `threshold`, `negative_slope · (x - threshold)` below.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::ReLU;
+///
+/// let relu6 = ReLU::new().max_value(6.0);
+/// assert_eq!(relu6.config()["max_value"], 6.0);
+/// ```
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ReLU {
+    max_value: Option<f64>,
+    negative_slope: f64,
+    threshold: f64,
+}
+
+impl ReLU {
+    /// `max(x, 0)`.
+    pub fn new() -> ReLU {
+        ReLU::default()
+    }
+
+    setters! {
+        /// The largest result; none unless set.
+        max_value: f64,
+        /// Slope below the threshold; 0 unless set.
+        negative_slope: f64,
+        /// Where `x` begins to pass; 0 unless set.
+        threshold: f64,
+    }
+}
+
+impl Layer for ReLU {
+    fn class_name(&self) -> &'static str {
+        "ReLU"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        if let Some(max_value) = self.max_value {
+            not_negative(cx, "max_value", max_value)?;
+        }
+        not_negative(cx, "negative_slope", self.negative_slope)?;
+        not_negative(cx, "threshold", self.threshold)?;
+        let x = single(cx, inputs)?;
+        let g = cx.graph();
+        let mut y = if self.threshold == 0.0 {
+            g.relu(x)?
+        } else {
+            let threshold = g.scalar(self.threshold);
+            let passes = g.binary(Binary::Gt, x, threshold)?;
+            g.mul(x, passes)?
+        };
+        if let Some(max_value) = self.max_value {
+            let max_value = g.scalar(max_value);
+            y = g.binary(Binary::Min, y, max_value)?;
+        }
+        if self.negative_slope != 0.0 {
+            let threshold = g.scalar(self.threshold);
+            let below = g.sub(threshold, x)?;
+            let below = g.relu(below)?;
+            let below = g.scale(below, self.negative_slope)?;
+            y = g.sub(y, below)?;
+        }
+        Ok(y)
+    }
+}
+
+/// `x` above zero, `negative_slope · x` below.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::LeakyReLU;
+///
+/// assert_eq!(LeakyReLU::new().config()["negative_slope"], 0.3);
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LeakyReLU {
+    #[serde(alias = "alpha")]
+    negative_slope: f64,
+}
+
+impl Default for LeakyReLU {
+    fn default() -> LeakyReLU {
+        LeakyReLU { negative_slope: 0.3 }
+    }
+}
+
+impl LeakyReLU {
+    /// Slope 0.3.
+    pub fn new() -> LeakyReLU {
+        LeakyReLU::default()
+    }
+
+    setters! {
+        /// Slope below zero; 0.3 unless set.
+        negative_slope: f64,
+    }
+}
+
+impl Layer for LeakyReLU {
+    fn class_name(&self) -> &'static str {
+        "LeakyReLU"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        finite(cx, "negative_slope", self.negative_slope)?;
+        let x = single(cx, inputs)?;
+        leaky_relu(cx.graph(), x, self.negative_slope)
+    }
+}
+
+/// `eˣ / Σ eˣ` over `axis`.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::Softmax;
+///
+/// assert_eq!(Softmax::new().config()["axis"], -1);
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Softmax {
+    axis: i64,
+}
+
+impl Default for Softmax {
+    fn default() -> Softmax {
+        Softmax { axis: -1 }
+    }
+}
+
+impl Softmax {
+    /// Over the last axis.
+    pub fn new() -> Softmax {
+        Softmax::default()
+    }
+
+    setters! {
+        /// The axis that sums to one; the last unless set.
+        axis: i64,
+    }
+}
+
+impl Layer for Softmax {
+    fn class_name(&self) -> &'static str {
+        "Softmax"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        let x = single(cx, inputs)?;
+        let axis = row_axis(cx, x, self.axis)?;
+        let x = swap_with_last(cx, x, axis)?;
+        let y = cx.graph().push(Op::Softmax, &[x])?;
+        swap_with_last(cx, y, axis)
+    }
+}

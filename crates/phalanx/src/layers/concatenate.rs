@@ -1,0 +1,62 @@
+//! Joins its inputs along an axis; all other axes must agree.
+
+use super::support::{row_axis, setters};
+use crate::config;
+use crate::error::Result;
+use crate::layer::{Cx, Layer};
+use phalanx_graph::{NodeId, Op};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Joins its inputs along an axis.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::Concatenate;
+///
+/// assert_eq!(Concatenate::new().config()["axis"], -1);
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Concatenate {
+    axis: i64,
+}
+
+impl Default for Concatenate {
+    fn default() -> Concatenate {
+        Concatenate { axis: -1 }
+    }
+}
+
+impl Concatenate {
+    /// Along the last axis.
+    pub fn new() -> Concatenate {
+        Concatenate::default()
+    }
+
+    setters! {
+        /// The axis joined, the batch being axis 0; the last unless set.
+        axis: i64,
+    }
+}
+
+impl Layer for Concatenate {
+    fn class_name(&self) -> &'static str {
+        "Concatenate"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        match inputs {
+            [] => Err(cx.argument("inputs", "1 or more", 0)),
+            [x] => Ok(*x),
+            [first, ..] => {
+                let axis = row_axis(cx, *first, self.axis)?;
+                Ok(cx.graph().push(Op::Concat { axis }, inputs)?)
+            }
+        }
+    }
+}

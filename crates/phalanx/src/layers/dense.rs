@@ -1,0 +1,119 @@
+//! A fully connected layer: `y = activation(x · kernel + bias)`.
+//!
+//! Input `(batch, .., k)`, output `(batch, .., units)`; it acts on the last axis. Weights: `kernel`
+//! `[k, units]` and `bias` `[units]`.
+
+use super::support::{Terms, at_least_one, setters, shape_text, single};
+use crate::activations::ActivationFn;
+use crate::choice::{Choice, Optional};
+use crate::config;
+use crate::constraints::Constraint;
+use crate::error::Result;
+use crate::initializers::Initializer;
+use crate::layer::{Cx, Layer};
+use crate::regularizers::Regularizer;
+use phalanx_graph::ops::Epilogue;
+use phalanx_graph::{NodeId, Op};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// A fully connected layer.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::Dense;
+///
+/// let dense = Dense::new(256).activation("relu").kernel_initializer("he_normal");
+/// assert_eq!(dense.config()["units"], 256);
+/// assert_eq!(dense.config()["activation"], "relu");
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default = "blank", deny_unknown_fields)]
+pub struct Dense {
+    units: usize,
+    activation: Choice<ActivationFn>,
+    use_bias: bool,
+    kernel_initializer: Choice<Initializer>,
+    bias_initializer: Choice<Initializer>,
+    kernel_regularizer: Optional<Regularizer>,
+    bias_regularizer: Optional<Regularizer>,
+    kernel_constraint: Optional<Constraint>,
+    bias_constraint: Optional<Constraint>,
+}
+
+fn blank() -> Dense {
+    Dense::new(0)
+}
+
+impl Dense {
+    /// A layer of `units` outputs, linear, with a bias.
+    pub fn new(units: usize) -> Dense {
+        Dense {
+            units,
+            activation: ActivationFn::Linear.into(),
+            use_bias: true,
+            kernel_initializer: Initializer::GlorotUniform { seed: None }.into(),
+            bias_initializer: Initializer::Zeros {}.into(),
+            kernel_regularizer: Optional::default(),
+            bias_regularizer: Optional::default(),
+            kernel_constraint: Optional::default(),
+            bias_constraint: Optional::default(),
+        }
+    }
+
+    setters! {
+        /// What is applied to the result; linear unless set.
+        activation: impl Into<Choice<ActivationFn>>,
+        /// Whether there is a bias.
+        use_bias: bool,
+        /// First values of the kernel; `glorot_uniform` unless set.
+        kernel_initializer: impl Into<Choice<Initializer>>,
+        /// First values of the bias; zeros unless set.
+        bias_initializer: impl Into<Choice<Initializer>>,
+        /// Penalty on the kernel.
+        kernel_regularizer: impl Into<Optional<Regularizer>>,
+        /// Penalty on the bias.
+        bias_regularizer: impl Into<Optional<Regularizer>>,
+        /// Projection of the kernel.
+        kernel_constraint: impl Into<Optional<Constraint>>,
+        /// Projection of the bias.
+        bias_constraint: impl Into<Optional<Constraint>>,
+    }
+}
+
+impl Layer for Dense {
+    fn class_name(&self) -> &'static str {
+        "Dense"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        let activation = self.activation.get()?;
+        at_least_one(cx, "units", self.units)?;
+        let x = single(cx, inputs)?;
+        let Some(k) = cx.dims(x).last().copied() else {
+            let received = shape_text(cx, x);
+            return Err(cx.argument("input", "shape (batch, .., features)", received));
+        };
+        let kernel = Terms {
+            initializer: &self.kernel_initializer,
+            regularizer: &self.kernel_regularizer,
+            constraint: &self.kernel_constraint,
+        };
+        let mut operands = vec![x, kernel.weight(cx, "kernel", &[k, self.units])?];
+        if self.use_bias {
+            let bias = Terms {
+                initializer: &self.bias_initializer,
+                regularizer: &self.bias_regularizer,
+                constraint: &self.bias_constraint,
+            };
+            operands.push(bias.weight(cx, "bias", &[self.units])?);
+        }
+        let epilogue = Epilogue { bias: self.use_bias, relu: false };
+        let y = cx.graph().push(Op::Dot(epilogue), &operands)?;
+        activation.apply(cx.graph(), y)
+    }
+}

@@ -1,0 +1,131 @@
+//! Dropout: in training, zeroes a share `rate` of the elements and multiplies the rest by
+//! `1 / (1 - rate)`; otherwise the identity. The output has the input's shape.
+//!
+//! What is dropped follows from the run's seed, the step and the sample, so it does not depend on the
+//! number of replicas. Keras' own `seed` is kept in the config and not used.
+
+use super::support::{DataFormat, image, single};
+use crate::config;
+use crate::error::Result;
+use crate::layer::{Cx, Layer};
+use phalanx_graph::{NodeId, Op};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+fn check_rate(cx: &Cx<'_>, rate: f64) -> Result<()> {
+    if (0.0..1.0).contains(&rate) {
+        Ok(())
+    } else {
+        Err(cx.argument("rate", "0 or more and less than 1", rate))
+    }
+}
+
+fn drop(cx: &mut Cx<'_>, x: NodeId, rate: f64, noise: Vec<usize>) -> Result<NodeId> {
+    if !cx.training() || rate == 0.0 {
+        return Ok(x);
+    }
+    let key = cx.stream();
+    Ok(cx.graph().push(Op::Dropout { rate: rate.into(), key, noise }, &[x])?)
+}
+
+/// Dropout of single elements.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::Dropout;
+///
+/// assert_eq!(Dropout::new(0.5).config()["rate"], 0.5);
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dropout {
+    rate: f64,
+    seed: Option<i64>,
+    noise_shape: Option<Vec<Option<usize>>>,
+}
+
+impl Dropout {
+    /// Drops a share `rate`.
+    pub fn new(rate: f64) -> Dropout {
+        Dropout { rate, seed: None, noise_shape: None }
+    }
+
+    /// Shape of the mask, the batch (`None`) first: `Some(1)` for an axis whose elements are dropped
+    /// together, `None` for one whose elements are dropped each on its own.
+    #[must_use]
+    pub fn noise_shape(mut self, noise_shape: impl Into<Vec<Option<usize>>>) -> Dropout {
+        self.noise_shape = Some(noise_shape.into());
+        self
+    }
+
+    fn noise(&self, cx: &Cx<'_>, dims: &[usize]) -> Result<Vec<usize>> {
+        let Some(shape) = &self.noise_shape else { return Ok(dims.to_vec()) };
+        let fits = |(n, d): (&Option<usize>, &usize)| n.is_none_or(|n| n == 1 || n == *d);
+        match &shape[..] {
+            [None, rest @ ..] if rest.len() == dims.len() && rest.iter().zip(dims).all(fits) => {
+                Ok(rest.iter().zip(dims).map(|(n, d)| n.unwrap_or(*d)).collect())
+            }
+            _ => {
+                let expected = format!("None for the batch, then None, 1 or the size for {dims:?}");
+                Err(cx.argument("noise_shape", &expected, format!("{shape:?}")))
+            }
+        }
+    }
+}
+
+impl Layer for Dropout {
+    fn class_name(&self) -> &'static str {
+        "Dropout"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        check_rate(cx, self.rate)?;
+        let x = single(cx, inputs)?;
+        let noise = self.noise(cx, &cx.dims(x))?;
+        drop(cx, x, self.rate, noise)
+    }
+}
+
+/// Dropout of whole channels of an image.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::SpatialDropout2D;
+///
+/// assert_eq!(SpatialDropout2D::new(0.2).config()["rate"], 0.2);
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SpatialDropout2D {
+    rate: f64,
+    seed: Option<i64>,
+    #[serde(default)]
+    data_format: DataFormat,
+}
+
+impl SpatialDropout2D {
+    /// Drops a share `rate` of the channels.
+    pub fn new(rate: f64) -> SpatialDropout2D {
+        SpatialDropout2D { rate, seed: None, data_format: DataFormat::ChannelsLast }
+    }
+}
+
+impl Layer for SpatialDropout2D {
+    fn class_name(&self) -> &'static str {
+        "SpatialDropout2D"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        check_rate(cx, self.rate)?;
+        let (x, [_, _, channels]) = image(cx, inputs)?;
+        drop(cx, x, self.rate, vec![1, 1, channels])
+    }
+}

@@ -1,0 +1,92 @@
+//! A table of vectors, looked up by index: `y[..] = embeddings[x[..]]`.
+//!
+//! Input `(batch, ..)` of whole numbers below `input_dim`, output `(batch, .., output_dim)`. Weight:
+//! `embeddings` `[input_dim, output_dim]`.
+
+use super::support::{Nothing, Terms, at_least_one, setters, single};
+use crate::choice::{Choice, Optional};
+use crate::config;
+use crate::constraints::Constraint;
+use crate::error::Result;
+use crate::initializers::Initializer;
+use crate::layer::{Cx, Layer};
+use crate::regularizers::Regularizer;
+use phalanx_graph::{DType, NodeId, Op};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// A table of vectors.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::Embedding;
+///
+/// let table = Embedding::new(1000, 64).embeddings_regularizer("l2");
+/// assert_eq!(table.config()["output_dim"], 64);
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default = "blank", deny_unknown_fields)]
+pub struct Embedding {
+    input_dim: usize,
+    output_dim: usize,
+    embeddings_initializer: Choice<Initializer>,
+    embeddings_regularizer: Optional<Regularizer>,
+    activity_regularizer: Nothing,
+    embeddings_constraint: Optional<Constraint>,
+    mask_zero: bool,
+}
+
+fn blank() -> Embedding {
+    Embedding::new(0, 0)
+}
+
+impl Embedding {
+    /// `input_dim` vectors of `output_dim` numbers.
+    pub fn new(input_dim: usize, output_dim: usize) -> Embedding {
+        Embedding {
+            input_dim,
+            output_dim,
+            embeddings_initializer: Initializer::random_uniform(-0.05, 0.05).into(),
+            embeddings_regularizer: Optional::default(),
+            activity_regularizer: Nothing,
+            embeddings_constraint: Optional::default(),
+            mask_zero: false,
+        }
+    }
+
+    setters! {
+        /// First values of the table; uniform within ±0.05 unless set.
+        embeddings_initializer: impl Into<Choice<Initializer>>,
+        /// Penalty on the table.
+        embeddings_regularizer: impl Into<Optional<Regularizer>>,
+        /// Projection of the table.
+        embeddings_constraint: impl Into<Optional<Constraint>>,
+    }
+}
+
+impl Layer for Embedding {
+    fn class_name(&self) -> &'static str {
+        "Embedding"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        at_least_one(cx, "input_dim", self.input_dim)?;
+        at_least_one(cx, "output_dim", self.output_dim)?;
+        if self.mask_zero {
+            return Err(cx.argument("mask_zero", "false, as there are no masks", true));
+        }
+        let x = single(cx, inputs)?;
+        let index = cx.graph().cast(x, DType::I32)?;
+        let table = Terms {
+            initializer: &self.embeddings_initializer,
+            regularizer: &self.embeddings_regularizer,
+            constraint: &self.embeddings_constraint,
+        };
+        let table = table.weight(cx, "embeddings", &[self.input_dim, self.output_dim])?;
+        Ok(cx.graph().push(Op::Gather, &[table, index])?)
+    }
+}

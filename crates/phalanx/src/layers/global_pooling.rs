@@ -1,0 +1,108 @@
+//! Pooling over the whole image.
+//!
+//! Input `(batch, height, width, channels)`, output `(batch, channels)`, or `(batch, 1, 1, channels)`
+//! with `keepdims`.
+
+use super::support::{DataFormat, image, setters};
+use crate::config;
+use crate::error::Result;
+use crate::layer::{Cx, Layer};
+use phalanx_graph::ops::ReduceKind;
+use phalanx_graph::{NodeId, Op};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+const PIXELS: [usize; 2] = [0, 1];
+
+fn squeeze(cx: &mut Cx<'_>, y: NodeId, keepdims: bool) -> Result<NodeId> {
+    let channels = cx.dims(y)[2];
+    if keepdims { Ok(y) } else { Ok(cx.graph().reshape(y, &[channels])?) }
+}
+
+/// The mean of every channel.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::GlobalAveragePooling2D;
+///
+/// let pool = GlobalAveragePooling2D::new().keepdims(true);
+/// assert_eq!(pool.config()["keepdims"], true);
+/// ```
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GlobalAveragePooling2D {
+    data_format: DataFormat,
+    keepdims: bool,
+}
+
+impl GlobalAveragePooling2D {
+    /// The layer with an output `(batch, channels)`.
+    pub fn new() -> GlobalAveragePooling2D {
+        GlobalAveragePooling2D::default()
+    }
+
+    setters! {
+        /// Whether height and width stay, with size one.
+        keepdims: bool,
+    }
+}
+
+impl Layer for GlobalAveragePooling2D {
+    fn class_name(&self) -> &'static str {
+        "GlobalAveragePooling2D"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        let (x, _) = image(cx, inputs)?;
+        let y = cx.graph().mean_axes(x, &PIXELS)?;
+        squeeze(cx, y, self.keepdims)
+    }
+}
+
+/// The largest element of every channel.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::GlobalMaxPooling2D;
+///
+/// assert_eq!(GlobalMaxPooling2D::new().config()["keepdims"], false);
+/// ```
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GlobalMaxPooling2D {
+    data_format: DataFormat,
+    keepdims: bool,
+}
+
+impl GlobalMaxPooling2D {
+    /// The layer with an output `(batch, channels)`.
+    pub fn new() -> GlobalMaxPooling2D {
+        GlobalMaxPooling2D::default()
+    }
+
+    setters! {
+        /// Whether height and width stay, with size one.
+        keepdims: bool,
+    }
+}
+
+impl Layer for GlobalMaxPooling2D {
+    fn class_name(&self) -> &'static str {
+        "GlobalMaxPooling2D"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        let (x, _) = image(cx, inputs)?;
+        let op = Op::Reduce { kind: ReduceKind::Max, axes: PIXELS.to_vec() };
+        let y = cx.graph().push(op, &[x])?;
+        squeeze(cx, y, self.keepdims)
+    }
+}

@@ -1,0 +1,157 @@
+//! Layer normalisation: `y = gamma · (x - mean) / √(variance + epsilon) + beta`, with mean and variance
+//! of each sample over `axis`.
+//!
+//! The output has the input's shape. Weights: `gamma` and `beta`, of the shape of the axes normalised.
+
+use super::support::{Terms, not_negative, row_axis, setters, single};
+use crate::choice::{Choice, Optional};
+use crate::config;
+use crate::constraints::{Axes, Constraint};
+use crate::error::Result;
+use crate::initializers::Initializer;
+use crate::layer::{Cx, Layer};
+use crate::regularizers::Regularizer;
+use phalanx_graph::NodeId;
+use phalanx_graph::ops::Unary;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Layer normalisation.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::LayerNormalization;
+///
+/// let norm = LayerNormalization::new().epsilon(1e-6);
+/// assert_eq!(norm.config()["axis"], serde_json::json!([-1]));
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LayerNormalization {
+    axis: Axes,
+    epsilon: f64,
+    center: bool,
+    scale: bool,
+    rms_scaling: bool,
+    beta_initializer: Choice<Initializer>,
+    gamma_initializer: Choice<Initializer>,
+    beta_regularizer: Optional<Regularizer>,
+    gamma_regularizer: Optional<Regularizer>,
+    beta_constraint: Optional<Constraint>,
+    gamma_constraint: Optional<Constraint>,
+}
+
+impl Default for LayerNormalization {
+    fn default() -> LayerNormalization {
+        LayerNormalization {
+            axis: Axes::One(-1),
+            epsilon: 1e-3,
+            center: true,
+            scale: true,
+            rms_scaling: false,
+            beta_initializer: Initializer::Zeros {}.into(),
+            gamma_initializer: Initializer::Ones {}.into(),
+            beta_regularizer: Optional::default(),
+            gamma_regularizer: Optional::default(),
+            beta_constraint: Optional::default(),
+            gamma_constraint: Optional::default(),
+        }
+    }
+}
+
+impl LayerNormalization {
+    /// Over the last axis, epsilon 0.001, centred and scaled.
+    pub fn new() -> LayerNormalization {
+        LayerNormalization::default()
+    }
+
+    setters! {
+        /// The axes normalised over; the last unless set.
+        axis: impl Into<Axes>,
+        /// Added to the variance.
+        epsilon: f64,
+        /// Whether there is a `beta`.
+        center: bool,
+        /// Whether there is a `gamma`.
+        scale: bool,
+        /// First values of `beta`; zeros unless set.
+        beta_initializer: impl Into<Choice<Initializer>>,
+        /// First values of `gamma`; ones unless set.
+        gamma_initializer: impl Into<Choice<Initializer>>,
+        /// Penalty on `beta`.
+        beta_regularizer: impl Into<Optional<Regularizer>>,
+        /// Penalty on `gamma`.
+        gamma_regularizer: impl Into<Optional<Regularizer>>,
+        /// Projection of `beta`.
+        beta_constraint: impl Into<Optional<Constraint>>,
+        /// Projection of `gamma`.
+        gamma_constraint: impl Into<Optional<Constraint>>,
+    }
+
+    /// The axes of one sample, ascending.
+    fn axes(&self, cx: &mut Cx<'_>, x: NodeId) -> Result<Vec<usize>> {
+        let given = self.axis.as_slice();
+        let mut axes = given.iter().map(|a| row_axis(cx, x, *a)).collect::<Result<Vec<_>>>()?;
+        axes.sort_unstable();
+        axes.dedup();
+        if axes.is_empty() || axes.len() != given.len() {
+            return Err(cx.argument("axis", "one or more different axes", format!("{given:?}")));
+        }
+        Ok(axes)
+    }
+}
+
+impl Layer for LayerNormalization {
+    fn class_name(&self) -> &'static str {
+        "LayerNormalization"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        // Keras writes a list even for one axis.
+        let axis = self.axis.as_slice().into();
+        config::write(&LayerNormalization { axis, ..self.clone() })
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        not_negative(cx, "epsilon", self.epsilon)?;
+        if self.rms_scaling {
+            return Err(cx.argument("rms_scaling", "false", true));
+        }
+        let x = single(cx, inputs)?;
+        let axes = self.axes(cx, x)?;
+        let dims = cx.dims(x);
+        let weight_dims: Vec<usize> = axes.iter().map(|a| dims[*a]).collect();
+        let mut aligned = vec![1; dims.len()];
+        axes.iter().for_each(|a| aligned[*a] = dims[*a]);
+
+        let g = cx.graph();
+        let mean = g.mean_axes(x, &axes)?;
+        let centred = g.sub(x, mean)?;
+        let squares = g.unary(Unary::Square, centred)?;
+        let variance = g.mean_axes(squares, &axes)?;
+        let t = g.offset(variance, self.epsilon)?;
+        let t = g.unary(Unary::Rsqrt, t)?;
+        let mut y = g.mul(centred, t)?;
+        if self.scale {
+            let gamma = Terms {
+                initializer: &self.gamma_initializer,
+                regularizer: &self.gamma_regularizer,
+                constraint: &self.gamma_constraint,
+            };
+            let gamma = gamma.weight(cx, "gamma", &weight_dims)?;
+            let gamma = cx.graph().reshape(gamma, &aligned)?;
+            y = cx.graph().mul(y, gamma)?;
+        }
+        if self.center {
+            let beta = Terms {
+                initializer: &self.beta_initializer,
+                regularizer: &self.beta_regularizer,
+                constraint: &self.beta_constraint,
+            };
+            let beta = beta.weight(cx, "beta", &weight_dims)?;
+            let beta = cx.graph().reshape(beta, &aligned)?;
+            y = cx.graph().add(y, beta)?;
+        }
+        Ok(y)
+    }
+}

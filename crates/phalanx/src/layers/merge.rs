@@ -1,0 +1,69 @@
+//! Layers that merge several inputs element by element, with broadcasting: axes of size one are
+//! repeated, and inputs with fewer axes get axes of size one after the batch.
+
+use crate::config;
+use crate::error::Result;
+use crate::layer::{Cx, Layer};
+use phalanx_graph::NodeId;
+use phalanx_graph::ops::Binary;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+fn fold(cx: &mut Cx<'_>, op: Binary, inputs: &[NodeId]) -> Result<NodeId> {
+    let Some((first, rest)) = inputs.split_first() else {
+        return Err(cx.argument("inputs", "1 or more", 0));
+    };
+    rest.iter().try_fold(*first, |sum, x| Ok(cx.graph().binary(op, sum, *x)?))
+}
+
+/// None of these layers has a config.
+macro_rules! merge_layer {
+    ($name:ident, $doc:literal, $call:expr) => {
+        #[doc = $doc]
+        ///
+        /// ```
+        /// use phalanx::layer::Layer;
+        #[doc = concat!("use phalanx::layers::", stringify!($name), ";")]
+        ///
+        #[doc = concat!("assert!(", stringify!($name), "::new().config().is_empty());")]
+        /// ```
+        #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $name {}
+
+        impl $name {
+            /// The layer.
+            pub fn new() -> $name {
+                $name::default()
+            }
+        }
+
+        impl Layer for $name {
+            fn class_name(&self) -> &'static str {
+                stringify!($name)
+            }
+
+            fn config(&self) -> Map<String, Value> {
+                config::write(self)
+            }
+
+            fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+                let call: fn(&mut Cx<'_>, &[NodeId]) -> Result<NodeId> = $call;
+                call(cx, inputs)
+            }
+        }
+    };
+}
+
+merge_layer!(Add, "The sum of its inputs.", |cx, inputs| fold(cx, Binary::Add, inputs));
+merge_layer!(Subtract, "The first of two inputs less the second.", |cx, inputs| match inputs {
+    [_, _] => fold(cx, Binary::Sub, inputs),
+    _ => Err(cx.argument("inputs", "2", inputs.len())),
+});
+merge_layer!(Multiply, "The product of its inputs.", |cx, inputs| fold(cx, Binary::Mul, inputs));
+merge_layer!(Average, "The mean of its inputs.", |cx, inputs| {
+    let sum = fold(cx, Binary::Add, inputs)?;
+    Ok(cx.graph().scale(sum, 1.0 / inputs.len() as f64)?)
+});
+merge_layer!(Maximum, "The largest of its inputs.", |cx, inputs| fold(cx, Binary::Max, inputs));
+merge_layer!(Minimum, "The smallest of its inputs.", |cx, inputs| fold(cx, Binary::Min, inputs));

@@ -1,0 +1,241 @@
+//! The layers, by Keras' names, one to a file, and their registry.
+//!
+//! A layer is its config: a plain struct whose builder methods are Keras' arguments and whose serde
+//! form is Keras' config. To add one, write its file and its line in the registry below.
+
+mod activation;
+mod advanced_activations;
+mod batch_normalization;
+mod concatenate;
+mod conv2d;
+mod cropping2d;
+mod dense;
+mod depthwise_conv2d;
+mod dropout;
+mod embedding;
+mod flatten;
+mod global_pooling;
+mod layer_normalization;
+mod merge;
+mod normalization;
+mod numbers;
+mod permute;
+mod pooling;
+mod rescaling;
+mod reshape;
+mod support;
+mod up_sampling2d;
+mod zero_padding2d;
+
+pub use activation::Activation;
+pub use advanced_activations::{LeakyReLU, ReLU, Softmax};
+pub use batch_normalization::BatchNormalization;
+pub use concatenate::Concatenate;
+pub use conv2d::Conv2D;
+pub use cropping2d::Cropping2D;
+pub use dense::Dense;
+pub use depthwise_conv2d::DepthwiseConv2D;
+pub use dropout::{Dropout, SpatialDropout2D};
+pub use embedding::Embedding;
+pub use flatten::Flatten;
+pub use global_pooling::{GlobalAveragePooling2D, GlobalMaxPooling2D};
+pub use layer_normalization::LayerNormalization;
+pub use merge::{Add, Average, Maximum, Minimum, Multiply, Subtract};
+pub use normalization::Normalization;
+pub use numbers::Numbers;
+pub use permute::Permute;
+pub use pooling::{AveragePooling2D, MaxPooling2D};
+pub use rescaling::Rescaling;
+pub use reshape::Reshape;
+pub use support::{Padding, Pair, Sides};
+pub use up_sampling2d::{Interpolation, UpSampling2D};
+pub use zero_padding2d::ZeroPadding2D;
+
+use crate::error::{Error, Result};
+use crate::layer::Layer;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+type Config = Map<String, Value>;
+
+/// A class's name, the keys its config must have, and how it is read.
+struct Class {
+    name: &'static str,
+    required: &'static [&'static str],
+    read: fn(&str, &Config) -> Result<Box<dyn Layer>>,
+}
+
+const fn class<L: Layer + DeserializeOwned>(
+    name: &'static str,
+    required: &'static [&'static str],
+) -> Class {
+    Class { name, required, read: read::<L> }
+}
+
+const REGISTRY: &[Class] = &[
+    class::<Activation>("Activation", &["activation"]),
+    class::<Add>("Add", &[]),
+    class::<Average>("Average", &[]),
+    class::<AveragePooling2D>("AveragePooling2D", &["pool_size"]),
+    class::<BatchNormalization>("BatchNormalization", &[]),
+    class::<Concatenate>("Concatenate", &[]),
+    class::<Conv2D>("Conv2D", &["filters", "kernel_size"]),
+    class::<Cropping2D>("Cropping2D", &[]),
+    class::<Dense>("Dense", &["units"]),
+    class::<DepthwiseConv2D>("DepthwiseConv2D", &["kernel_size"]),
+    class::<Dropout>("Dropout", &["rate"]),
+    class::<Embedding>("Embedding", &["input_dim", "output_dim"]),
+    class::<Flatten>("Flatten", &[]),
+    class::<GlobalAveragePooling2D>("GlobalAveragePooling2D", &[]),
+    class::<GlobalMaxPooling2D>("GlobalMaxPooling2D", &[]),
+    class::<LayerNormalization>("LayerNormalization", &[]),
+    class::<LeakyReLU>("LeakyReLU", &[]),
+    class::<MaxPooling2D>("MaxPooling2D", &[]),
+    class::<Maximum>("Maximum", &[]),
+    class::<Minimum>("Minimum", &[]),
+    class::<Multiply>("Multiply", &[]),
+    class::<Normalization>("Normalization", &[]),
+    class::<Permute>("Permute", &["dims"]),
+    class::<ReLU>("ReLU", &[]),
+    class::<Rescaling>("Rescaling", &["scale"]),
+    class::<Reshape>("Reshape", &["target_shape"]),
+    class::<Softmax>("Softmax", &[]),
+    class::<SpatialDropout2D>("SpatialDropout2D", &["rate"]),
+    class::<Subtract>("Subtract", &[]),
+    class::<UpSampling2D>("UpSampling2D", &[]),
+    class::<ZeroPadding2D>("ZeroPadding2D", &[]),
+];
+
+/// The class names that [`from_config`] knows, in alphabetical order.
+pub fn class_names() -> Vec<&'static str> {
+    REGISTRY.iter().map(|class| class.name).collect()
+}
+
+/// A layer from Keras' class name and config. `name`, `trainable` and `dtype` belong to the model and
+/// are passed over.
+///
+/// ```
+/// let config = serde_json::json!({ "name": "hidden", "units": 32, "activation": "relu" });
+/// let config = config.as_object().unwrap().clone();
+/// let layer = phalanx::layers::from_config("Dense", config).unwrap();
+/// assert_eq!(layer.config()["units"], 32);
+/// ```
+///
+/// # Errors
+/// [`Error::Unknown`] for a class there is none of, [`Error::Config`] for a key that is missing,
+/// unknown or has a value it cannot have.
+pub fn from_config(class_name: &str, mut config: Map<String, Value>) -> Result<Box<dyn Layer>> {
+    let Some(class) = REGISTRY.iter().find(|class| class.name == class_name) else {
+        let known = class_names().iter().map(|name| name.to_string()).collect();
+        return Err(Error::Unknown { kind: "layer", name: class_name.into(), known });
+    };
+    for key in ["name", "trainable", "dtype"] {
+        config.remove(key);
+    }
+    drop_idle_keys(&mut config);
+    if let Some(key) = class.required.iter().find(|key| !config.contains_key(**key)) {
+        return Err(Error::config(class_name, format!("missing key `{key}`")));
+    }
+    (class.read)(class_name, &config)
+}
+
+/// Removes keys that some versions of Keras write and that do nothing at these values.
+fn drop_idle_keys(config: &mut Config) {
+    let idle = [
+        ("activity_regularizer", Value::Null),
+        ("quantization_config", Value::Null),
+        ("renorm", Value::Bool(false)),
+        ("renorm_clipping", Value::Null),
+    ];
+    if config.get("renorm") == Some(&Value::Bool(false)) {
+        config.remove("renorm_momentum");
+    }
+    for (key, value) in idle {
+        if config.get(key) == Some(&value) {
+            config.remove(key);
+        }
+    }
+}
+
+/// Reads a config, naming the key at fault.
+fn read<L: Layer + DeserializeOwned>(owner: &str, config: &Config) -> Result<Box<dyn Layer>> {
+    match L::deserialize(config) {
+        Ok(layer) => Ok(Box::new(layer)),
+        Err(e) => {
+            let text = e.to_string();
+            // The first wrong key decides the message, so it is the one whose absence changes it.
+            let guilty = config.keys().find(|key| {
+                let mut rest = config.clone();
+                rest.remove(*key);
+                L::deserialize(&rest).err().is_none_or(|e| e.to_string() != text)
+            });
+            match guilty.filter(|key| !text.contains(&format!("`{key}`"))) {
+                Some(key) => Err(Error::config(owner, format!("{key}: {text}"))),
+                None => Err(Error::config(owner, text)),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(class_name: &str, config: Value) -> Result<Box<dyn Layer>> {
+        from_config(class_name, config.as_object().unwrap().clone())
+    }
+
+    fn message(class_name: &str, config: Value) -> String {
+        read(class_name, config).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_registry_is_sorted_and_agrees_with_the_layers() {
+        assert!(class_names().is_sorted());
+        let some = json!({ "units": 1, "filters": 1, "kernel_size": 1, "rate": 0.1, "pool_size": 2,
+            "input_dim": 2, "output_dim": 2, "dims": [1], "target_shape": [1], "scale": 1.0,
+            "activation": "relu" });
+        for class in REGISTRY {
+            let config = class.required.iter().map(|key| ((*key).into(), some[*key].clone()));
+            let layer = from_config(class.name, config.collect()).unwrap();
+            assert_eq!(layer.class_name(), class.name);
+            let again = from_config(class.name, layer.config()).unwrap();
+            assert_eq!(again.config(), layer.config());
+        }
+    }
+
+    #[test]
+    fn a_wrong_config_is_refused_with_its_key() {
+        assert_eq!(message("Dense", json!({})), "Dense: missing key `units`");
+        let text = message("Dense", json!({ "units": "many" }));
+        assert_eq!(text, "Dense: units: invalid type: string \"many\", expected usize");
+        let text = message("Dense", json!({ "units": 3, "bias": true }));
+        assert!(text.starts_with("Dense: unknown field `bias`, expected one of `units`"), "{text}");
+        let text = message("Dense", json!({ "units": 3, "activation": "rela" }));
+        assert!(text.starts_with("Dense: activation: unknown variant `rela`"), "{text}");
+        let text = message("Flatten", json!({ "data_format": "channels_first" }));
+        let expected = "unknown variant `channels_first`, expected `channels_last`";
+        assert_eq!(text, format!("Flatten: data_format: {expected}"));
+        let text = message("Conv2D", json!({ "filters": 3, "kernel_size": [1, 2, 3] }));
+        assert_eq!(text, "Conv2D: kernel_size: expected a whole number or two of them");
+        let l2 = json!({ "class_name": "L2", "config": { "l2": 0.1 } });
+        let text = message(
+            "Conv2D",
+            json!({ "filters": 3, "kernel_size": 3, "activity_regularizer": l2 }),
+        );
+        assert!(text.starts_with("Conv2D: activity_regularizer: not supported: expected null"));
+        let text = message("Dens", json!({}));
+        assert!(text.starts_with("unknown layer 'Dens'; did you mean 'Dense'?"), "{text}");
+    }
+
+    #[test]
+    fn idle_keys_are_accepted_and_not_written() {
+        let config = json!({ "units": 3, "quantization_config": null });
+        assert!(!read("Dense", config).unwrap().config().contains_key("quantization_config"));
+        let config = json!({ "renorm": false, "renorm_clipping": null, "renorm_momentum": 0.99 });
+        assert!(!read("BatchNormalization", config).unwrap().config().contains_key("renorm"));
+        let text = message("BatchNormalization", json!({ "renorm": true }));
+        assert!(text.starts_with("BatchNormalization: unknown field `renorm`"), "{text}");
+    }
+}

@@ -1,0 +1,54 @@
+//! Puts the axes of each sample in another order: output axis `i` is input axis `dims[i]`, counted
+//! from 1, the batch being axis 0.
+
+use super::support::{shape_text, single};
+use crate::config;
+use crate::error::Result;
+use crate::layer::{Cx, Layer};
+use phalanx_graph::{NodeId, Op};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Axes in another order.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::Permute;
+///
+/// assert_eq!(Permute::new([2, 1]).config()["dims"], serde_json::json!([2, 1]));
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Permute {
+    dims: Vec<usize>,
+}
+
+impl Permute {
+    /// The axes, counted from 1, in their new order.
+    pub fn new(dims: impl Into<Vec<usize>>) -> Permute {
+        Permute { dims: dims.into() }
+    }
+}
+
+impl Layer for Permute {
+    fn class_name(&self) -> &'static str {
+        "Permute"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        let x = single(cx, inputs)?;
+        let mut sorted = self.dims.clone();
+        sorted.sort_unstable();
+        if !sorted.iter().copied().eq(1..=cx.dims(x).len()) {
+            let n = cx.dims(x).len();
+            let expected = format!("each of 1 to {n} once for {}", shape_text(cx, x));
+            return Err(cx.argument("dims", &expected, format!("{:?}", self.dims)));
+        }
+        let perm = self.dims.iter().map(|d| d - 1).collect();
+        Ok(cx.graph().push(Op::Transpose { perm }, &[x])?)
+    }
+}

@@ -1,0 +1,68 @@
+//! `y = x · scale + offset`, for pixels: `Rescaling::new(1.0 / 255.0)`.
+//!
+//! The output has the input's shape and is float. Lists hold one number for each channel.
+
+use super::numbers::Numbers;
+use super::support::{setters, single};
+use crate::config;
+use crate::error::Result;
+use crate::layer::{Cx, Layer};
+use phalanx_graph::{DType, NodeId};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// `x · scale + offset`.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::Rescaling;
+///
+/// let to_unit = Rescaling::new(1.0 / 127.5).offset(-1.0);
+/// assert_eq!(to_unit.config()["offset"], -1.0);
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rescaling {
+    scale: Numbers,
+    #[serde(default = "zero")]
+    offset: Numbers,
+}
+
+fn zero() -> Numbers {
+    Numbers::One(0.0)
+}
+
+impl Rescaling {
+    /// Multiplies by `scale`.
+    pub fn new(scale: impl Into<Numbers>) -> Rescaling {
+        Rescaling { scale: scale.into(), offset: zero() }
+    }
+
+    setters! {
+        /// Added to the product; 0 unless set.
+        offset: impl Into<Numbers>,
+    }
+}
+
+impl Layer for Rescaling {
+    fn class_name(&self) -> &'static str {
+        "Rescaling"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        let x = single(cx, inputs)?;
+        let x = cx.graph().cast(x, DType::F32)?;
+        let channels: Vec<usize> = cx.dims(x).len().checked_sub(1).into_iter().collect();
+        let scale = self.scale.constant(cx, "scale", x, &channels)?;
+        let y = cx.graph().mul(x, scale)?;
+        if self.offset == zero() {
+            return Ok(y);
+        }
+        let offset = self.offset.constant(cx, "offset", x, &channels)?;
+        Ok(cx.graph().add(y, offset)?)
+    }
+}

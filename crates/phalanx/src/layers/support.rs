@@ -1,0 +1,310 @@
+//! What layers share: the argument types of their configs and the checks of their inputs.
+
+use crate::choice::{Choice, Optional, Vocabulary, by_serde_name};
+use crate::constraints::Constraint;
+use crate::error::Result;
+use crate::initializers::Initializer;
+use crate::layer::{Cx, WeightSpec};
+use crate::regularizers::Regularizer;
+use phalanx_graph::{ConvGeom, NodeId};
+use serde::{Deserialize, Deserializer, Serialize, de};
+use serde_json::Value;
+
+/// Builder methods, one per config key, named as the key.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $field:ident: $type:ty,)*) => {
+        $($(#[$doc])*
+        #[must_use]
+        pub fn $field(mut self, $field: $type) -> Self {
+            self.$field = $field.into();
+            self
+        })*
+    };
+}
+pub(crate) use setters;
+
+/// Height and width: `3`, `(3, 5)` or `[3, 5]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Pair(pub [usize; 2]);
+
+impl From<usize> for Pair {
+    fn from(both: usize) -> Pair {
+        Pair([both, both])
+    }
+}
+
+impl From<(usize, usize)> for Pair {
+    fn from((height, width): (usize, usize)) -> Pair {
+        Pair([height, width])
+    }
+}
+
+impl From<[usize; 2]> for Pair {
+    fn from(pair: [usize; 2]) -> Pair {
+        Pair(pair)
+    }
+}
+
+impl std::fmt::Display for Pair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "({}, {})", self.0[0], self.0[1])
+    }
+}
+
+impl<'de> Deserialize<'de> for Pair {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Pair, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "expected a whole number or two of them")]
+        enum Form {
+            Both(usize),
+            Each([usize; 2]),
+        }
+        Ok(match Form::deserialize(d)? {
+            Form::Both(n) => n.into(),
+            Form::Each(pair) => Pair(pair),
+        })
+    }
+}
+
+/// Sizes at the four sides of an image: one number for all, `(vertical, horizontal)`, or
+/// `((top, bottom), (left, right))`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Sides(pub [[usize; 2]; 2]);
+
+impl From<usize> for Sides {
+    fn from(all: usize) -> Sides {
+        Sides([[all; 2]; 2])
+    }
+}
+
+impl From<(usize, usize)> for Sides {
+    fn from((vertical, horizontal): (usize, usize)) -> Sides {
+        Sides([[vertical; 2], [horizontal; 2]])
+    }
+}
+
+impl From<((usize, usize), (usize, usize))> for Sides {
+    fn from(((top, bottom), (left, right)): ((usize, usize), (usize, usize))) -> Sides {
+        Sides([[top, bottom], [left, right]])
+    }
+}
+
+impl<'de> Deserialize<'de> for Sides {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Sides, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "expected a whole number, two of them or two pairs")]
+        enum Form {
+            All(usize),
+            Two((usize, usize)),
+            Four([[usize; 2]; 2]),
+        }
+        Ok(match Form::deserialize(d)? {
+            Form::All(n) => n.into(),
+            Form::Two(pair) => pair.into(),
+            Form::Four(sides) => Sides(sides),
+        })
+    }
+}
+
+/// How a window treats the border.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Padding {
+    /// Windows lie inside the input.
+    Valid,
+    /// Zeros around the input give `ceil(size / stride)` positions.
+    Same,
+}
+
+impl Vocabulary for Padding {
+    const KIND: &'static str = "padding";
+    const NAMES: &'static [&'static str] = &["valid", "same"];
+
+    fn from_name(name: &str) -> Option<Padding> {
+        by_serde_name(name)
+    }
+}
+
+/// The order of an image's axes: height, width, channels. The only one there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum DataFormat {
+    #[default]
+    ChannelsLast,
+}
+
+/// A key that Keras writes and that must be null here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Nothing;
+
+impl<'de> Deserialize<'de> for Nothing {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Nothing, D::Error> {
+        match Value::deserialize(d)? {
+            Value::Null => Ok(Nothing),
+            other => {
+                Err(de::Error::custom(format!("not supported: expected null, received {other}")))
+            }
+        }
+    }
+}
+
+/// The one input of a layer that takes one.
+pub(crate) fn single(cx: &Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    match inputs {
+        [x] => Ok(*x),
+        _ => Err(cx.argument("inputs", "1", inputs.len())),
+    }
+}
+
+/// The shape of a value as Keras prints it.
+pub(crate) fn shape_text(cx: &mut Cx<'_>, x: NodeId) -> String {
+    cx.graph().ty(x).shape_text()
+}
+
+/// The one input of a layer that takes an image, and its height, width and channels.
+pub(crate) fn image(cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<(NodeId, [usize; 3])> {
+    let x = single(cx, inputs)?;
+    match cx.dims(x)[..] {
+        [h, w, c] if h > 0 && w > 0 && c > 0 => Ok((x, [h, w, c])),
+        _ => {
+            let received = shape_text(cx, x);
+            Err(cx.argument("input", "shape (batch, height, width, channels)", received))
+        }
+    }
+}
+
+/// Fails unless a size is at least one.
+pub(crate) fn at_least_one(cx: &Cx<'_>, argument: &str, size: usize) -> Result<()> {
+    if size > 0 { Ok(()) } else { Err(cx.argument(argument, "1 or more", size)) }
+}
+
+/// Fails unless both sizes are at least one.
+pub(crate) fn both_at_least_one(cx: &Cx<'_>, argument: &str, sizes: Pair) -> Result<()> {
+    if sizes.0.contains(&0) { Err(cx.argument(argument, "1 or more", sizes)) } else { Ok(()) }
+}
+
+/// Fails unless a number is finite.
+pub(crate) fn finite(cx: &Cx<'_>, argument: &str, number: f64) -> Result<()> {
+    if number.is_finite() { Ok(()) } else { Err(cx.argument(argument, "a finite number", number)) }
+}
+
+/// Fails unless a number is finite and not negative.
+pub(crate) fn not_negative(cx: &Cx<'_>, argument: &str, number: f64) -> Result<()> {
+    if number.is_finite() && number >= 0.0 {
+        Ok(())
+    } else {
+        Err(cx.argument(argument, "a finite number, 0 or more", number))
+    }
+}
+
+/// An axis of one sample from Keras' axis, which counts the batch as 0 and may be negative.
+pub(crate) fn row_axis(cx: &mut Cx<'_>, x: NodeId, axis: i64) -> Result<usize> {
+    let rank = cx.dims(x).len() as i64 + 1;
+    let positive = if axis < 0 { axis.saturating_add(rank) } else { axis };
+    if (1..rank).contains(&positive) {
+        return Ok(positive as usize - 1);
+    }
+    let expected = format!("an axis of {} other than the batch", shape_text(cx, x));
+    Err(cx.argument("axis", &expected, axis))
+}
+
+/// Swaps an axis of one sample with the last, or does nothing where it is the last; doing it twice
+/// undoes it.
+pub(crate) fn swap_with_last(cx: &mut Cx<'_>, x: NodeId, axis: usize) -> Result<NodeId> {
+    let rank = cx.dims(x).len();
+    if axis + 1 == rank {
+        return Ok(x);
+    }
+    let mut perm: Vec<usize> = (0..rank).collect();
+    perm.swap(axis, rank - 1);
+    Ok(cx.graph().push(phalanx_graph::Op::Transpose { perm }, &[x])?)
+}
+
+/// Fails where the elements of one sample cannot be counted.
+pub(crate) fn countable(cx: &Cx<'_>, argument: &str, dims: &[Option<usize>]) -> Result<Vec<usize>> {
+    let known: Option<Vec<usize>> = dims.iter().copied().collect();
+    let counted = known.filter(|dims| {
+        dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).is_some_and(|n| n < MOST)
+    });
+    counted.ok_or_else(|| cx.argument(argument, "an output that fits in memory", "more"))
+}
+
+/// More elements than any tensor has.
+const MOST: usize = isize::MAX as usize / 8;
+
+/// More than any image has pixels along an axis, and little enough that no product overflows.
+const LARGEST_WINDOW: usize = 1 << 24;
+
+/// The window of a convolution or pooling layer, as its config has it.
+pub(crate) struct Window<'a> {
+    /// The config key of the size.
+    pub key: &'a str,
+    pub size: Pair,
+    pub strides: Pair,
+    pub dilation: Pair,
+    pub padding: &'a Choice<Padding>,
+    pub groups: usize,
+}
+
+impl Window<'_> {
+    /// Checks the window against an input image and resolves its padding.
+    pub fn geometry(&self, cx: &Cx<'_>, input: [usize; 3], channels: usize) -> Result<ConvGeom> {
+        let sizes =
+            [(self.key, self.size), ("strides", self.strides), ("dilation_rate", self.dilation)];
+        for (argument, size) in sizes {
+            both_at_least_one(cx, argument, size)?;
+            if size.0.iter().any(|n| *n > LARGEST_WINDOW) {
+                let expected = format!("{LARGEST_WINDOW} or less");
+                return Err(cx.argument(argument, &expected, size));
+            }
+        }
+        let padding = match self.padding.get()? {
+            Padding::Valid => phalanx_graph::Padding::Valid,
+            Padding::Same => phalanx_graph::Padding::Same,
+        };
+        let Pair(size) = self.size;
+        let (Pair(strides), Pair(dilation)) = (self.strides, self.dilation);
+        ConvGeom::new(input, channels, size, strides, dilation, padding, self.groups).ok_or_else(
+            || {
+                let [h, w, _] = input;
+                let expected = format!("a window inside the input's {h}x{w}");
+                let dilated = if self.dilation == 1.into() {
+                    String::new()
+                } else {
+                    format!(" with dilation_rate {}", self.dilation)
+                };
+                cx.argument(self.key, &expected, format!("{}{dilated}", self.size))
+            },
+        )
+    }
+}
+
+/// How a layer's weight starts and what holds it back, as its config has it.
+pub(crate) struct Terms<'a> {
+    pub initializer: &'a Choice<Initializer>,
+    pub regularizer: &'a Optional<Regularizer>,
+    pub constraint: &'a Optional<Constraint>,
+}
+
+impl Terms<'_> {
+    /// Declares the layer's next weight.
+    pub fn weight(&self, cx: &mut Cx<'_>, name: &'static str, dims: &[usize]) -> Result<NodeId> {
+        let initializer = *self.initializer.get()?;
+        if let Err(expected) = initializer.fits(dims) {
+            let expected = format!("a weight of {expected} for its initializer");
+            return Err(cx.argument(name, &expected, format!("{dims:?}")));
+        }
+        let constraint = self.constraint.get()?;
+        if let Some(axes) = constraint.as_ref().and_then(Constraint::axes) {
+            let rank = dims.len() as i64;
+            if let Some(axis) = axes.as_slice().iter().find(|a| !(-rank..rank).contains(a)) {
+                let expected = format!("axes of its shape {dims:?} in its constraint");
+                return Err(cx.argument(name, &expected, axis));
+            }
+        }
+        let spec = WeightSpec::new(name, dims, initializer)
+            .regularizer(self.regularizer.get()?)
+            .constraint(constraint);
+        cx.weight(spec)
+    }
+}

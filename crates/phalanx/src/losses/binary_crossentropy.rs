@@ -1,0 +1,111 @@
+//! Crossentropy of yes-or-no answers, averaged over the last axis:
+//! `loss = mean(-t · log p - (1 - t) · log(1 - p))` with `p` clipped to `[1e-7, 1 - 1e-7]` and
+//! `t = y_true · (1 - label_smoothing) + label_smoothing / 2`.
+//!
+//! For logits `x` the same is `max(x, 0) - x · t + log(1 + e^-|x|)`, which never overflows.
+
+use super::{Common, Loss, behind, clip_probability, mean_last, need_share};
+use crate::config;
+use crate::error::Result;
+use phalanx_graph::ops::{Binary, Unary};
+use phalanx_graph::{Graph, NodeId, Op};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Crossentropy of 0-or-1 targets.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BinaryCrossentropy {
+    /// Name and reduction.
+    #[serde(flatten)]
+    pub common: Common,
+    /// Whether predictions are logits rather than probabilities.
+    pub from_logits: bool,
+    /// How far targets are drawn towards one half.
+    pub label_smoothing: f64,
+}
+
+impl Default for BinaryCrossentropy {
+    fn default() -> Self {
+        let common = Common::named("binary_crossentropy");
+        BinaryCrossentropy { common, from_logits: false, label_smoothing: 0.0 }
+    }
+}
+
+impl BinaryCrossentropy {
+    /// Whether predictions are logits rather than probabilities.
+    pub fn from_logits(mut self, from_logits: bool) -> Self {
+        self.from_logits = from_logits;
+        self
+    }
+
+    /// How far targets are drawn towards one half.
+    pub fn label_smoothing(mut self, label_smoothing: f64) -> Self {
+        self.label_smoothing = label_smoothing;
+        self
+    }
+}
+
+impl Loss for BinaryCrossentropy {
+    fn class_name(&self) -> &'static str {
+        "BinaryCrossentropy"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        let mut config = config::write(self);
+        config.insert("axis".into(), (-1).into());
+        config
+    }
+
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn common_mut(&mut self) -> &mut Common {
+        &mut self.common
+    }
+
+    fn validate(&self) -> Result<()> {
+        need_share(self.name(), "label_smoothing", self.label_smoothing)
+    }
+
+    fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
+        let mut target = y_true;
+        if self.label_smoothing != 0.0 {
+            target = g.scale(target, 1.0 - self.label_smoothing)?;
+            target = g.offset(target, 0.5 * self.label_smoothing)?;
+        }
+        let sigmoid = Op::Unary(Unary::Sigmoid);
+        let logits = if self.from_logits { Some(y_pred) } else { behind(g, y_pred, &sigmoid) };
+        let values = match logits {
+            Some(logits) => from_logits(g, target, logits)?,
+            None => from_probabilities(g, target, y_pred)?,
+        };
+        mean_last(g, values)
+    }
+}
+
+fn from_logits(g: &mut Graph, target: NodeId, x: NodeId) -> Result<NodeId> {
+    let zero = g.scalar(0.0);
+    // `Max` and not `relu`: its derivative at 0 is ½, so that of the whole is sigmoid(0) - t.
+    let positive = g.binary(Binary::Max, x, zero)?;
+    let product = g.mul(x, target)?;
+    let linear = g.sub(positive, product)?;
+    let size = g.unary(Unary::Abs, x)?;
+    let size = g.neg(size)?;
+    let rest = g.unary(Unary::Exp, size)?;
+    let rest = g.unary(Unary::Log1p, rest)?;
+    Ok(g.add(linear, rest)?)
+}
+
+fn from_probabilities(g: &mut Graph, target: NodeId, p: NodeId) -> Result<NodeId> {
+    let one = g.scalar(1.0);
+    let p = clip_probability(g, p)?;
+    let q = g.sub(one, p)?;
+    let log_p = g.unary(Unary::Log, p)?;
+    let log_q = g.unary(Unary::Log, q)?;
+    let not_target = g.sub(one, target)?;
+    let yes = g.mul(target, log_p)?;
+    let no = g.mul(not_target, log_q)?;
+    let sum = g.add(yes, no)?;
+    Ok(g.neg(sum)?)
+}

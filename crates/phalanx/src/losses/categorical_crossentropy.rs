@@ -1,0 +1,101 @@
+//! Crossentropy between two distributions: `loss = -Σ t · log p` over the last axis, with
+//! `p = softmax(y_pred)` for logits, else `y_pred / Σ y_pred` clipped to `[1e-7, 1 - 1e-7]`, and
+//! `t = y_true · (1 - label_smoothing) + label_smoothing / classes`.
+//!
+//! Predictions and targets `[.., classes]`, one number per distribution.
+
+use super::{Common, Loss, behind, clip_probability, mismatch, need_share, sum_last};
+use crate::config;
+use crate::error::Result;
+use phalanx_graph::ops::Unary;
+use phalanx_graph::{DType, Graph, NodeId, Op, Type};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Crossentropy of one-hot (or soft) targets.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CategoricalCrossentropy {
+    /// Name and reduction.
+    #[serde(flatten)]
+    pub common: Common,
+    /// Whether predictions are logits rather than probabilities.
+    pub from_logits: bool,
+    /// Share of the target spread evenly over the classes.
+    pub label_smoothing: f64,
+}
+
+impl Default for CategoricalCrossentropy {
+    fn default() -> Self {
+        let common = Common::named("categorical_crossentropy");
+        CategoricalCrossentropy { common, from_logits: false, label_smoothing: 0.0 }
+    }
+}
+
+impl CategoricalCrossentropy {
+    /// Whether predictions are logits rather than probabilities.
+    pub fn from_logits(mut self, from_logits: bool) -> Self {
+        self.from_logits = from_logits;
+        self
+    }
+
+    /// Share of the target spread evenly over the classes.
+    pub fn label_smoothing(mut self, label_smoothing: f64) -> Self {
+        self.label_smoothing = label_smoothing;
+        self
+    }
+}
+
+impl Loss for CategoricalCrossentropy {
+    fn class_name(&self) -> &'static str {
+        "CategoricalCrossentropy"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        let mut config = config::write(self);
+        config.insert("axis".into(), (-1).into());
+        config
+    }
+
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn common_mut(&mut self) -> &mut Common {
+        &mut self.common
+    }
+
+    fn validate(&self) -> Result<()> {
+        need_share(self.name(), "label_smoothing", self.label_smoothing)
+    }
+
+    fn target(&self, prediction: &Type) -> Result<Type> {
+        let float = prediction.is_rows() && prediction.dtype == DType::F32;
+        if float && !prediction.dims.is_empty() {
+            return Ok(prediction.clone());
+        }
+        Err(mismatch(self.name(), "y_pred", "a last axis of classes", prediction))
+    }
+
+    fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
+        let mut target = y_true;
+        if self.label_smoothing != 0.0 {
+            let classes = g.ty(y_true).last().max(1) as f64;
+            target = g.scale(target, 1.0 - self.label_smoothing)?;
+            target = g.offset(target, self.label_smoothing / classes)?;
+        }
+        let logits = if self.from_logits { Some(y_pred) } else { behind(g, y_pred, &Op::Softmax) };
+        let log = match logits {
+            Some(logits) => g.push(Op::LogSoftmax, &[logits])?,
+            None => {
+                let axis = g.ty(y_pred).dims.len() - 1;
+                let total = g.sum_axes(y_pred, &[axis])?;
+                let p = g.div(y_pred, total)?;
+                let p = clip_probability(g, p)?;
+                g.unary(Unary::Log, p)?
+            }
+        };
+        let product = g.mul(target, log)?;
+        let sum = sum_last(g, product)?;
+        Ok(g.neg(sum)?)
+    }
+}

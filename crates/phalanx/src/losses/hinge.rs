@@ -1,0 +1,56 @@
+//! Hinge loss: `mean(max(1 - t · y_pred, 0))` over the last axis, for labels `t` of -1 and 1.
+//!
+//! Labels of 0 count as -1. Keras converts 0/1 labels only where the whole batch consists of
+//! them; this rule gives the same for labels 0/1 and for labels -1/1 and does not depend on which
+//! samples share a batch or a replica.
+
+use super::{Common, Loss, mean_last};
+use crate::config;
+use crate::error::Result;
+use phalanx_graph::ops::Binary;
+use phalanx_graph::{Graph, NodeId};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Hinge loss of -1-or-1 (or 0-or-1) labels.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Hinge {
+    /// Name and reduction.
+    #[serde(flatten)]
+    pub common: Common,
+}
+
+impl Default for Hinge {
+    fn default() -> Self {
+        Hinge { common: Common::named("hinge") }
+    }
+}
+
+impl Loss for Hinge {
+    fn class_name(&self) -> &'static str {
+        "Hinge"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn common_mut(&mut self) -> &mut Common {
+        &mut self.common
+    }
+
+    fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
+        let (zero, one) = (g.scalar(0.0), g.scalar(1.0));
+        let is_zero = g.binary(Binary::Eq, y_true, zero)?;
+        // 0 - 1 = -1; other labels stay.
+        let label = g.sub(y_true, is_zero)?;
+        let product = g.mul(label, y_pred)?;
+        let margin = g.sub(one, product)?;
+        let values = g.binary(Binary::Max, margin, zero)?;
+        mean_last(g, values)
+    }
+}

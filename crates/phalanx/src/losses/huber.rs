@@ -1,0 +1,73 @@
+//! Huber loss, quadratic near zero and linear beyond `delta`, averaged over the last axis:
+//! `e²/2` where `|e| <= delta`, else `delta · |e| - delta²/2`, with `e = y_pred - y_true`.
+
+use super::{Common, Loss, mean_last};
+use crate::config;
+use crate::error::{Error, Result};
+use phalanx_graph::ops::{Binary, Unary};
+use phalanx_graph::{Graph, NodeId};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Huber loss.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Huber {
+    /// Name and reduction.
+    #[serde(flatten)]
+    pub common: Common,
+    /// Where the quadratic part ends.
+    pub delta: f64,
+}
+
+impl Default for Huber {
+    fn default() -> Self {
+        Huber { common: Common::named("huber_loss"), delta: 1.0 }
+    }
+}
+
+impl Huber {
+    /// Where the quadratic part ends.
+    pub fn delta(mut self, delta: f64) -> Self {
+        self.delta = delta;
+        self
+    }
+}
+
+impl Loss for Huber {
+    fn class_name(&self) -> &'static str {
+        "Huber"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn common_mut(&mut self) -> &mut Common {
+        &mut self.common
+    }
+
+    fn validate(&self) -> Result<()> {
+        if self.delta > 0.0 && self.delta.is_finite() {
+            return Ok(());
+        }
+        let owner = format!("loss '{}'", self.name());
+        Err(Error::argument(owner, "delta", "a number above 0", self.delta))
+    }
+
+    fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
+        let error = g.sub(y_pred, y_true)?;
+        let size = g.unary(Unary::Abs, error)?;
+        let delta = g.scalar(self.delta);
+        let near = g.binary(Binary::Ge, delta, size)?;
+        let square = g.unary(Unary::Square, error)?;
+        let quadratic = g.scale(square, 0.5)?;
+        let linear = g.mul(size, delta)?;
+        let linear = g.offset(linear, -0.5 * self.delta * self.delta)?;
+        let values = g.select(near, quadratic, linear)?;
+        mean_last(g, values)
+    }
+}

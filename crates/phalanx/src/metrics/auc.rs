@@ -1,0 +1,186 @@
+//! Area under the ROC or the precision-recall curve, from counts at evenly spaced thresholds.
+//!
+//! The state holds, for each of `n` thresholds from just below 0 to just above 1, the weight of
+//! the positives and then of the negatives scored above it; the first threshold counts them all.
+
+use super::{Metric, alike, mismatch, ratio, with_dtype};
+use crate::config;
+use crate::error::{Error, Result};
+use phalanx_graph::ops::{Binary, Unary};
+use phalanx_graph::{Graph, NodeId, Op};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Which curve's area is measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Curve {
+    /// True positive rate over false positive rate.
+    #[default]
+    ROC,
+    /// Precision over recall.
+    PR,
+}
+
+/// How the area between two thresholds is filled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SummationMethod {
+    /// Trapezoids for ROC; for PR the counts are interpolated, not the precision.
+    #[default]
+    Interpolation,
+    /// The smaller height of the two.
+    Minoring,
+    /// The larger height of the two.
+    Majoring,
+}
+
+/// Area under a curve.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AUC {
+    /// The name it is reported under.
+    pub name: String,
+    /// Number of thresholds.
+    pub num_thresholds: usize,
+    /// Which curve.
+    pub curve: Curve,
+    /// How the area is filled.
+    pub summation_method: SummationMethod,
+    /// Whether predictions are logits rather than probabilities.
+    pub from_logits: bool,
+}
+
+impl Default for AUC {
+    fn default() -> Self {
+        AUC {
+            name: "auc".into(),
+            num_thresholds: 200,
+            curve: Curve::ROC,
+            summation_method: SummationMethod::Interpolation,
+            from_logits: false,
+        }
+    }
+}
+
+impl AUC {
+    /// Number of thresholds.
+    pub fn num_thresholds(mut self, num_thresholds: usize) -> Self {
+        self.num_thresholds = num_thresholds;
+        self
+    }
+
+    /// Which curve.
+    pub fn curve(mut self, curve: Curve) -> Self {
+        self.curve = curve;
+        self
+    }
+
+    /// How the area is filled.
+    pub fn summation_method(mut self, summation_method: SummationMethod) -> Self {
+        self.summation_method = summation_method;
+        self
+    }
+
+    /// Whether predictions are logits rather than probabilities.
+    pub fn from_logits(mut self, from_logits: bool) -> Self {
+        self.from_logits = from_logits;
+        self
+    }
+
+    /// The area between two neighbouring thresholds, of true and false positives at each.
+    fn strip(&self, high: [f64; 2], low: [f64; 2], total: [f64; 2]) -> f64 {
+        if (self.curve, self.summation_method) == (Curve::PR, SummationMethod::Interpolation) {
+            return interpolated_precision(high, low, total[0]);
+        }
+        let point = |[tp, fp]: [f64; 2]| match self.curve {
+            Curve::ROC => (ratio(fp, total[1]), ratio(tp, total[0])),
+            Curve::PR => (ratio(tp, total[0]), ratio(tp, tp + fp)),
+        };
+        let ((x0, y0), (x1, y1)) = (point(high), point(low));
+        let height = match self.summation_method {
+            SummationMethod::Interpolation => (y0 + y1) / 2.0,
+            SummationMethod::Minoring => y0.min(y1),
+            SummationMethod::Majoring => y0.max(y1),
+        };
+        (x0 - x1) * height
+    }
+}
+
+/// The area when true positives are linear in all positives between the thresholds: with
+/// `slope = ΔTP / ΔP` and `intercept = TP - slope · P`,
+/// `slope · (ΔTP + intercept · ln(P₀ / P₁)) / total`.
+fn interpolated_precision(high: [f64; 2], low: [f64; 2], total: f64) -> f64 {
+    let (p0, p1) = (high[0] + high[1], low[0] + low[1]);
+    let gained = high[0] - low[0];
+    let slope = ratio(gained, (p0 - p1).max(0.0));
+    let intercept = low[0] - slope * p1;
+    let log = if p0 > 0.0 && p1 > 0.0 { (p0 / p1).ln() } else { 0.0 };
+    ratio(slope * (gained + intercept * log), total)
+}
+
+impl Metric for AUC {
+    fn class_name(&self) -> &'static str {
+        "AUC"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        let mut config = with_dtype(config::write(self));
+        config.insert("multi_label".into(), false.into());
+        config.insert("num_labels".into(), Value::Null);
+        config.insert("label_weights".into(), Value::Null);
+        config
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn set_name(&mut self, name: &str) {
+        self.name = name.into();
+    }
+
+    fn validate(&self) -> Result<()> {
+        if self.num_thresholds > 1 {
+            return Ok(());
+        }
+        let owner = format!("metric '{}'", self.name);
+        Err(Error::argument(owner, "num_thresholds", "2 or more", self.num_thresholds))
+    }
+
+    fn update(
+        &self,
+        g: &mut Graph,
+        y_true: NodeId,
+        y_pred: NodeId,
+        weight: NodeId,
+    ) -> Result<NodeId> {
+        if g.ty(y_pred).len() != 1 {
+            let received = g.ty(y_pred);
+            return Err(mismatch(self, "y_pred", "one number a sample".into(), received));
+        }
+        let y_true = alike(self, g, y_true, y_pred)?;
+        let zero = g.scalar(0.0);
+        let one = g.scalar(1.0);
+        let no = g.binary(Binary::Eq, y_true, zero)?;
+        let label = g.sub(one, no)?;
+        let score = if self.from_logits { g.unary(Unary::Sigmoid, y_pred)? } else { y_pred };
+        let score = g.clamp(score, 0.0, 1.0)?;
+        let (score, label) = (g.reshape(score, &[])?, g.reshape(label, &[])?);
+        let weight = g.reshape(weight, &[])?;
+        let op = Op::ThresholdCounts { n: self.num_thresholds };
+        let counts = g.push(op, &[score, label, weight])?;
+        Ok(g.reshape(counts, &[self.state_len()])?)
+    }
+
+    fn state_len(&self) -> usize {
+        2 * self.num_thresholds
+    }
+
+    fn result(&self, state: &[f64]) -> f64 {
+        let n = self.num_thresholds;
+        if n == 0 || state.len() != 2 * n {
+            return 0.0;
+        }
+        let at = |i: usize| [state[i], state[n + i]];
+        (1..n).map(|i| self.strip(at(i - 1), at(i), at(0))).sum()
+    }
+}

@@ -1,0 +1,281 @@
+//! Metrics: what training is judged by.
+//!
+//! A metric turns the rows a worker holds into a vector of sums ([`Metric::update`]). Sums of
+//! workers, replicas and batches are merged by addition, and the result is computed from them on
+//! the host, so it does not depend on how the rows were shared out.
+
+mod accuracy;
+mod auc;
+mod confusion;
+mod mean;
+mod top_k;
+
+pub use accuracy::{BinaryAccuracy, CategoricalAccuracy, SparseCategoricalAccuracy};
+pub use auc::{AUC, Curve, SummationMethod};
+pub use confusion::{Precision, Recall};
+pub use mean::{
+    BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, KLDivergence, LossMetric,
+    MeanAbsoluteError, MeanSquaredError, RootMeanSquaredError, SparseCategoricalCrossentropy,
+};
+pub use top_k::{SparseTopKCategoricalAccuracy, TopKCategoricalAccuracy};
+
+use crate::config;
+use crate::error::{Error, Result};
+use crate::losses::describe;
+use phalanx_graph::{DType, Graph, NodeId, Op, Space, Type};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use std::fmt::Debug;
+
+/// A metric and its options. Most are weighted means, which the provided methods are for.
+pub trait Metric: Debug + Send + Sync {
+    /// Keras' class name, such as `BinaryAccuracy`.
+    fn class_name(&self) -> &'static str;
+
+    /// The config under Keras' keys.
+    fn config(&self) -> Map<String, Value>;
+
+    /// The name it is reported under.
+    fn name(&self) -> &str;
+
+    /// Reports it under another name.
+    fn set_name(&mut self, name: &str);
+
+    /// Appends the metric's sums over the rows at hand, a partial vector of
+    /// [`state_len`](Metric::state_len). Targets have the loss' form; `weight` is one number a
+    /// row, which counts for each position of it, or one per position.
+    fn update(
+        &self,
+        g: &mut Graph,
+        y_true: NodeId,
+        y_pred: NodeId,
+        weight: NodeId,
+    ) -> Result<NodeId>;
+
+    /// Length of the sums.
+    fn state_len(&self) -> usize {
+        2
+    }
+
+    /// The metric's value from sums over any number of rows; 0 over none.
+    fn result(&self, state: &[f64]) -> f64 {
+        match state {
+            [total, count] => ratio(*total, *count),
+            _ => 0.0,
+        }
+    }
+
+    /// Checks the options.
+    fn validate(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Naming, for every metric.
+pub trait MetricExt: Metric + Sized {
+    /// The metric under another name.
+    fn named(mut self, name: &str) -> Self {
+        self.set_name(name);
+        self
+    }
+}
+
+impl<M: Metric> MetricExt for M {}
+
+/// `a / b`, and 0 where there is nothing to divide by.
+fn ratio(a: f64, b: f64) -> f64 {
+    if b == 0.0 { 0.0 } else { a / b }
+}
+
+/// The sums of a weighted mean over samples: of each sample's weighted mean over its positions,
+/// and of the weights.
+fn mean_state(
+    metric: &dyn Metric,
+    g: &mut Graph,
+    values: NodeId,
+    weight: NodeId,
+) -> Result<NodeId> {
+    let (total, count) = if g.ty(weight).dims.is_empty() {
+        let mean = g.mean_row(values)?;
+        (g.mul(mean, weight)?, weight)
+    } else {
+        need_same(metric, g, "sample_weight", values, weight)?;
+        let weighted = g.mul(values, weight)?;
+        (g.mean_row(weighted)?, g.mean_row(weight)?)
+    };
+    sum_rows(g, &[total, count])
+}
+
+/// The sums over rows of numbers, one of each a row, as one partial vector.
+fn sum_rows(g: &mut Graph, numbers: &[NodeId]) -> Result<NodeId> {
+    let columns: Vec<NodeId> =
+        numbers.iter().map(|n| g.reshape(*n, &[1])).collect::<Result<_, _>>()?;
+    let joined = g.push(Op::Concat { axis: 0 }, &columns)?;
+    Ok(g.push(Op::SumRows, &[joined])?)
+}
+
+fn mismatch(metric: &dyn Metric, argument: &str, expected: String, received: &Type) -> Error {
+    let owner = format!("metric '{}'", metric.name());
+    Error::argument(owner, argument, expected, describe(received))
+}
+
+/// Fails unless an operand has the type of `model`.
+fn need_same(
+    metric: &dyn Metric,
+    g: &Graph,
+    argument: &str,
+    model: NodeId,
+    x: NodeId,
+) -> Result<()> {
+    if g.ty(x) == g.ty(model) {
+        return Ok(());
+    }
+    Err(mismatch(metric, argument, describe(g.ty(model)), g.ty(x)))
+}
+
+/// Targets as floats in the shape of the predictions, for metrics that compare them one by one.
+fn alike(metric: &dyn Metric, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
+    let (target, prediction) = (g.ty(y_true).clone(), g.ty(y_pred).clone());
+    // `[]` and `[1]` are both one number a row.
+    let fits = target.dims == prediction.dims || target.len() == 1 && prediction.len() == 1;
+    if !fits || !target.is_rows() {
+        return Err(mismatch(metric, "y_true", describe(&prediction), &target));
+    }
+    let y_true = g.cast(y_true, DType::F32)?;
+    Ok(g.reshape(y_true, &prediction.dims)?)
+}
+
+/// Fails unless targets are class numbers for predictions with a last axis of classes.
+fn need_labels(metric: &dyn Metric, g: &Graph, y_true: NodeId, y_pred: NodeId) -> Result<()> {
+    let (target, prediction) = (g.ty(y_true), g.ty(y_pred));
+    let Some((_, lead)) = prediction.dims.split_last() else {
+        return Err(mismatch(metric, "y_pred", "a last axis of classes".into(), prediction));
+    };
+    let labels = Type::new(DType::I32, Space::Rows, lead);
+    if *target == labels {
+        return Ok(());
+    }
+    Err(mismatch(metric, "y_true", describe(&labels), target))
+}
+
+/// The class numbers of one-hot (or soft) targets shaped like the predictions.
+fn classes(metric: &dyn Metric, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
+    if g.ty(y_pred).dims.is_empty() {
+        let received = g.ty(y_pred);
+        return Err(mismatch(metric, "y_pred", "a last axis of classes".into(), received));
+    }
+    need_same(metric, g, "y_true", y_pred, y_true)?;
+    Ok(g.push(Op::ArgMax, &[y_true])?)
+}
+
+/// Fails unless a threshold lies in `0..=1`.
+fn need_threshold(metric: &dyn Metric, argument: &str, threshold: f64) -> Result<()> {
+    if (0.0..=1.0).contains(&threshold) {
+        return Ok(());
+    }
+    let owner = format!("metric '{}'", metric.name());
+    Err(Error::argument(owner, argument, "a number from 0 to 1", threshold))
+}
+
+/// A config with the key all metrics have.
+fn with_dtype(mut config: Map<String, Value>) -> Map<String, Value> {
+    config.insert("dtype".into(), "float32".into());
+    config
+}
+
+type Make = fn(&Map<String, Value>) -> Result<Box<dyn Metric>>;
+
+fn make<M>(config: &Map<String, Value>) -> Result<Box<dyn Metric>>
+where
+    M: Metric + Default + Serialize + DeserializeOwned + 'static,
+{
+    let class = M::default().class_name();
+    let options = [
+        ("axis", (-1).into()),
+        ("ignore_class", Value::Null),
+        ("top_k", Value::Null),
+        ("class_id", Value::Null),
+        ("from_sorted_ids", false.into()),
+        ("multi_label", false.into()),
+        ("num_labels", Value::Null),
+        ("label_weights", Value::Null),
+    ];
+    config::fixed(class, config, &options)?;
+    let metric: M = config::read(class, config)?;
+    metric.validate()?;
+    Ok(Box::new(metric))
+}
+
+/// Class name, the names `compile` accepts, and constructor of every metric.
+const REGISTRY: &[(&str, &[&str], Make)] = &[
+    ("BinaryAccuracy", &["binary_accuracy"], make::<BinaryAccuracy>),
+    ("CategoricalAccuracy", &["categorical_accuracy"], make::<CategoricalAccuracy>),
+    (
+        "SparseCategoricalAccuracy",
+        &["sparse_categorical_accuracy"],
+        make::<SparseCategoricalAccuracy>,
+    ),
+    ("TopKCategoricalAccuracy", &["top_k_categorical_accuracy"], make::<TopKCategoricalAccuracy>),
+    (
+        "SparseTopKCategoricalAccuracy",
+        &["sparse_top_k_categorical_accuracy"],
+        make::<SparseTopKCategoricalAccuracy>,
+    ),
+    ("Precision", &["precision"], make::<Precision>),
+    ("Recall", &["recall"], make::<Recall>),
+    ("AUC", &["auc"], |config| {
+        config::fixed("AUC", config, &[("thresholds", Value::Null)])?;
+        make::<AUC>(config)
+    }),
+    ("MeanSquaredError", &["mean_squared_error", "mse", "MSE"], make::<MeanSquaredError>),
+    ("MeanAbsoluteError", &["mean_absolute_error", "mae", "MAE"], make::<MeanAbsoluteError>),
+    ("RootMeanSquaredError", &["root_mean_squared_error"], make::<RootMeanSquaredError>),
+    ("BinaryCrossentropy", &["binary_crossentropy", "bce", "BCE"], make::<BinaryCrossentropy>),
+    ("CategoricalCrossentropy", &["categorical_crossentropy"], make::<CategoricalCrossentropy>),
+    (
+        "SparseCategoricalCrossentropy",
+        &["sparse_categorical_crossentropy"],
+        make::<SparseCategoricalCrossentropy>,
+    ),
+    ("Huber", &["huber"], make::<Huber>),
+    ("KLDivergence", &["kl_divergence", "kld", "KLD"], make::<KLDivergence>),
+    ("Hinge", &["hinge"], make::<Hinge>),
+];
+
+/// A metric by Keras' name, which it is then reported under. `"accuracy"` (or `"acc"`) and
+/// `"crossentropy"` (or `"ce"`) pick the binary, sparse or categorical kind that fits: binary for
+/// predictions of one number, sparse where targets lack the axis of classes.
+pub fn get(name: &str, target: &Type, prediction: &Type) -> Result<Box<dyn Metric>> {
+    let binary = prediction.last() == 1;
+    let sparse = target.dims.len() < prediction.dims.len();
+    let mut metric = match name.to_lowercase().as_str() {
+        "accuracy" | "acc" if binary => make::<BinaryAccuracy>(&Map::new()),
+        "accuracy" | "acc" if sparse => make::<SparseCategoricalAccuracy>(&Map::new()),
+        "accuracy" | "acc" => make::<CategoricalAccuracy>(&Map::new()),
+        "crossentropy" | "ce" if binary => make::<BinaryCrossentropy>(&Map::new()),
+        "crossentropy" | "ce" if sparse => make::<SparseCategoricalCrossentropy>(&Map::new()),
+        "crossentropy" | "ce" => make::<CategoricalCrossentropy>(&Map::new()),
+        _ => from_config(name, &Map::new()),
+    }?;
+    metric.set_name(name);
+    Ok(metric)
+}
+
+/// A metric from its class name and config.
+pub fn from_config(class_name: &str, config: &Map<String, Value>) -> Result<Box<dyn Metric>> {
+    let found =
+        REGISTRY.iter().find(|(c, names, _)| *c == class_name || names.contains(&class_name));
+    match found {
+        Some((_, _, make)) => make(config),
+        None => {
+            let names = REGISTRY.iter().flat_map(|(_, names, _)| *names);
+            let known = ["accuracy", "crossentropy"].iter().chain(names);
+            Err(Error::Unknown {
+                kind: "metric",
+                name: class_name.into(),
+                known: known.map(|n| n.to_string()).collect(),
+            })
+        }
+    }
+}

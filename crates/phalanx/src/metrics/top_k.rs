@@ -1,0 +1,130 @@
+//! Top-k accuracies: the share of samples whose label is among the `k` best classes, that is with
+//! fewer than `k` classes scored higher.
+
+use super::{Metric, classes, mean_state, need_labels, with_dtype};
+use crate::config;
+use crate::error::{Error, Result};
+use phalanx_graph::{Graph, NodeId, Op};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Share of samples whose target's class is among the `k` best.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TopKCategoricalAccuracy {
+    /// The name it is reported under.
+    pub name: String,
+    /// How many of the best classes count.
+    pub k: usize,
+}
+
+/// Share of samples whose label is among the `k` best.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SparseTopKCategoricalAccuracy {
+    /// The name it is reported under.
+    pub name: String,
+    /// How many of the best classes count.
+    pub k: usize,
+}
+
+impl Default for TopKCategoricalAccuracy {
+    fn default() -> Self {
+        TopKCategoricalAccuracy { name: "top_k_categorical_accuracy".into(), k: 5 }
+    }
+}
+
+impl Default for SparseTopKCategoricalAccuracy {
+    fn default() -> Self {
+        SparseTopKCategoricalAccuracy { name: "sparse_top_k_categorical_accuracy".into(), k: 5 }
+    }
+}
+
+impl TopKCategoricalAccuracy {
+    /// How many of the best classes count.
+    pub fn k(mut self, k: usize) -> Self {
+        self.k = k;
+        self
+    }
+}
+
+impl SparseTopKCategoricalAccuracy {
+    /// How many of the best classes count.
+    pub fn k(mut self, k: usize) -> Self {
+        self.k = k;
+        self
+    }
+}
+
+fn need_k(metric: &dyn Metric, k: usize) -> Result<()> {
+    if k > 0 {
+        return Ok(());
+    }
+    Err(Error::argument(format!("metric '{}'", metric.name()), "k", "1 or more", k))
+}
+
+impl Metric for TopKCategoricalAccuracy {
+    fn class_name(&self) -> &'static str {
+        "TopKCategoricalAccuracy"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        with_dtype(config::write(self))
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn set_name(&mut self, name: &str) {
+        self.name = name.into();
+    }
+
+    fn validate(&self) -> Result<()> {
+        need_k(self, self.k)
+    }
+
+    fn update(
+        &self,
+        g: &mut Graph,
+        y_true: NodeId,
+        y_pred: NodeId,
+        weight: NodeId,
+    ) -> Result<NodeId> {
+        let labels = classes(self, g, y_true, y_pred)?;
+        let hits = g.push(Op::InTopK { k: self.k }, &[y_pred, labels])?;
+        mean_state(self, g, hits, weight)
+    }
+}
+
+impl Metric for SparseTopKCategoricalAccuracy {
+    fn class_name(&self) -> &'static str {
+        "SparseTopKCategoricalAccuracy"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        with_dtype(config::write(self))
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn set_name(&mut self, name: &str) {
+        self.name = name.into();
+    }
+
+    fn validate(&self) -> Result<()> {
+        need_k(self, self.k)
+    }
+
+    fn update(
+        &self,
+        g: &mut Graph,
+        y_true: NodeId,
+        y_pred: NodeId,
+        weight: NodeId,
+    ) -> Result<NodeId> {
+        need_labels(self, g, y_true, y_pred)?;
+        let hits = g.push(Op::InTopK { k: self.k }, &[y_pred, y_true])?;
+        mean_state(self, g, hits, weight)
+    }
+}

@@ -1,0 +1,221 @@
+//! `compile`: the words of the call.
+
+use super::Model;
+use super::engine::Engine;
+use crate::error::{Error, Result};
+use crate::losses::{self, Loss};
+use crate::metrics::Metric;
+use crate::optimizers::{self, Optimizer};
+use crate::strategy::MirroredStrategy;
+
+/// An optimizer by value or by name.
+pub enum OptimizerArgument {
+    /// Built by the user.
+    Value(Box<dyn Optimizer>),
+    /// Looked up.
+    Name(String),
+}
+
+impl<O: Optimizer + 'static> From<O> for OptimizerArgument {
+    fn from(optimizer: O) -> OptimizerArgument {
+        OptimizerArgument::Value(Box::new(optimizer))
+    }
+}
+
+impl From<&str> for OptimizerArgument {
+    fn from(name: &str) -> OptimizerArgument {
+        OptimizerArgument::Name(name.into())
+    }
+}
+
+impl From<Box<dyn Optimizer>> for OptimizerArgument {
+    fn from(optimizer: Box<dyn Optimizer>) -> OptimizerArgument {
+        OptimizerArgument::Value(optimizer)
+    }
+}
+
+/// A loss by value or by name.
+pub enum LossArgument {
+    /// Built by the user.
+    Value(Box<dyn Loss>),
+    /// Looked up.
+    Name(String),
+}
+
+impl<L: Loss + 'static> From<L> for LossArgument {
+    fn from(loss: L) -> LossArgument {
+        LossArgument::Value(Box::new(loss))
+    }
+}
+
+impl From<&str> for LossArgument {
+    fn from(name: &str) -> LossArgument {
+        LossArgument::Name(name.into())
+    }
+}
+
+impl From<Box<dyn Loss>> for LossArgument {
+    fn from(loss: Box<dyn Loss>) -> LossArgument {
+        LossArgument::Value(loss)
+    }
+}
+
+/// A metric by value or by name; names such as `accuracy` are resolved by the shapes at hand.
+pub enum MetricArgument {
+    /// Built by the user.
+    Value(Box<dyn Metric>),
+    /// Looked up.
+    Name(String),
+}
+
+impl<M: Metric + 'static> From<M> for MetricArgument {
+    fn from(metric: M) -> MetricArgument {
+        MetricArgument::Value(Box::new(metric))
+    }
+}
+
+impl From<&str> for MetricArgument {
+    fn from(name: &str) -> MetricArgument {
+        MetricArgument::Name(name.into())
+    }
+}
+
+impl From<Box<dyn Metric>> for MetricArgument {
+    fn from(metric: Box<dyn Metric>) -> MetricArgument {
+        MetricArgument::Value(metric)
+    }
+}
+
+/// The arguments of `compile`.
+///
+/// ```
+/// use phalanx::prelude::*;
+///
+/// let mut model = Sequential::new()
+///     .add(Input::new([4]))
+///     .add(Dense::new(3).activation("softmax"))
+///     .build()?;
+/// model.compile(
+///     Compile::new(Adam::new())
+///         .loss("sparse_categorical_crossentropy")
+///         .metrics(["accuracy"])
+///         .strategy(MirroredStrategy::with_devices(["cpu:0", "cpu:1"])?),
+/// )?;
+/// # Ok::<(), phalanx::Error>(())
+/// ```
+pub struct Compile {
+    pub(crate) optimizer: OptimizerArgument,
+    pub(crate) losses: Vec<LossArgument>,
+    pub(crate) loss_weights: Vec<f64>,
+    pub(crate) metrics: Vec<Vec<MetricArgument>>,
+    pub(crate) strategy: MirroredStrategy,
+    pub(crate) seed: u64,
+}
+
+impl Compile {
+    /// With an optimizer, by value or name.
+    pub fn new(optimizer: impl Into<OptimizerArgument>) -> Compile {
+        Compile {
+            optimizer: optimizer.into(),
+            losses: vec![],
+            loss_weights: vec![],
+            metrics: vec![],
+            strategy: MirroredStrategy::new(),
+            seed: 0,
+        }
+    }
+
+    /// The loss; called again, that of the next output.
+    pub fn loss(mut self, loss: impl Into<LossArgument>) -> Compile {
+        self.losses.push(loss.into());
+        self
+    }
+
+    /// Weights of the outputs' losses in the total.
+    pub fn loss_weights(mut self, weights: impl Into<Vec<f64>>) -> Compile {
+        self.loss_weights = weights.into();
+        self
+    }
+
+    /// Metrics of the output; called again, those of the next output.
+    pub fn metrics<M: Into<MetricArgument>>(mut self, list: impl IntoIterator<Item = M>) -> Compile {
+        self.metrics.push(list.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// The devices that train.
+    pub fn strategy(mut self, strategy: MirroredStrategy) -> Compile {
+        self.strategy = strategy;
+        self
+    }
+
+    /// Seed of initial weights, shuffling and dropout; 0 by default, so runs repeat.
+    pub fn seed(mut self, seed: u64) -> Compile {
+        self.seed = seed;
+        self
+    }
+}
+
+/// `compile` with every name resolved.
+pub(crate) struct Resolved {
+    pub optimizer: Box<dyn Optimizer>,
+    pub losses: Vec<Box<dyn Loss>>,
+    pub loss_weights: Vec<f64>,
+    pub metrics: Vec<Vec<MetricArgument>>,
+    pub strategy: MirroredStrategy,
+    pub seed: u64,
+}
+
+impl Compile {
+    pub(crate) fn resolve(self, outputs: usize) -> Result<Resolved> {
+        let optimizer = match self.optimizer {
+            OptimizerArgument::Value(o) => o,
+            OptimizerArgument::Name(name) => optimizers::get(&name)?,
+        };
+        optimizer.validate()?;
+        let losses: Vec<Box<dyn Loss>> = self
+            .losses
+            .into_iter()
+            .map(|l| match l {
+                LossArgument::Value(l) => Ok(l),
+                LossArgument::Name(name) => losses::get(&name),
+            })
+            .collect::<Result<_>>()?;
+        let count = |what: &str, n: usize| {
+            if n == outputs {
+                return Ok(());
+            }
+            Err(Error::argument("compile", what, format!("one per output, {outputs}"), n))
+        };
+        count("loss", losses.len())?;
+        losses.iter().try_for_each(|l| l.validate())?;
+        let loss_weights =
+            if self.loss_weights.is_empty() { vec![1.0; outputs] } else { self.loss_weights };
+        count("loss_weights", loss_weights.len())?;
+        if let Some(bad) = loss_weights.iter().find(|w| !w.is_finite()) {
+            return Err(Error::argument("compile", "loss_weights", "finite numbers", bad));
+        }
+        let mut metrics = self.metrics;
+        if metrics.len() > outputs {
+            count("metrics", metrics.len())?;
+        }
+        metrics.resize_with(outputs, Vec::new);
+        let (strategy, seed) = (self.strategy, self.seed);
+        Ok(Resolved { optimizer, losses, loss_weights, metrics, strategy, seed })
+    }
+}
+
+impl Model {
+    /// Turns model, loss, metrics, optimizer and strategy into step programs.
+    ///
+    /// # Errors
+    /// Unknown names, options out of range, a loss or metric that does not fit an output.
+    pub fn compile(&mut self, compile: Compile) -> Result<()> {
+        self.pull();
+        let resolved = compile.resolve(self.def.outputs.len())?;
+        self.initialize(resolved.seed);
+        self.engine = None;
+        self.engine = Some(Engine::new(self, resolved)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,322 @@
+//! A model's structure: its calls in order, its layers by name, and how they become a graph.
+
+use super::symbol::{Call, Callee, Input, Symbol};
+use crate::error::{Error, Result};
+use crate::layer::{LayerHandle, Lowering};
+use phalanx_graph::{FeedId, NodeId, Space, Type};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+/// Whether a model was written as a chain or as a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Layers in a row.
+    Sequential,
+    /// Any graph.
+    Functional,
+}
+
+/// A member of a model, by name.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    pub name: String,
+    pub callee: Callee,
+}
+
+/// A call of a model in order, with what the summary shows of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    pub call: Arc<Call>,
+    /// Index of the member called.
+    pub member: usize,
+    /// Type of the (first) output.
+    pub ty: Type,
+}
+
+/// The structure of a model, shared by all its uses.
+#[derive(Debug)]
+pub struct Definition {
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    pub(crate) inputs: Vec<Symbol>,
+    pub(crate) outputs: Vec<Symbol>,
+    pub(crate) members: Vec<Member>,
+    pub(crate) calls: Vec<Placed>,
+}
+
+impl Definition {
+    /// Orders the calls between inputs and outputs, names the layers and checks every shape.
+    pub(crate) fn new(
+        name: &str,
+        kind: Kind,
+        inputs: Vec<Symbol>,
+        outputs: Vec<Symbol>,
+    ) -> Result<Definition> {
+        let owner = format!("model '{name}'");
+        if inputs.is_empty() || outputs.is_empty() {
+            return Err(Error::argument(owner, "inputs and outputs", "at least one each", "none"));
+        }
+        for s in &inputs {
+            let Callee::Input(input) = &s.call.callee else {
+                let received = "the output of a layer";
+                return Err(Error::argument(owner, "inputs", "symbols of Input", received));
+            };
+            if input.dims.contains(&0) {
+                let received = format!("{:?}", input.dims);
+                return Err(Error::argument(owner, "input shape", "sizes above zero", received));
+            }
+        }
+        let order = topological(&outputs);
+        let given: HashSet<*const Call> = inputs.iter().map(Symbol::id).collect();
+        for call in &order {
+            if matches!(call.callee, Callee::Input(_)) && !given.contains(&Arc::as_ptr(call)) {
+                let received = "outputs that depend on an Input not listed";
+                return Err(Error::argument(owner, "inputs", "every Input in use", received));
+            }
+        }
+        let (members, index) = name_members(name, &inputs, &order)?;
+        let mut def = Definition {
+            name: name.into(),
+            kind,
+            inputs,
+            outputs,
+            members,
+            calls: order
+                .into_iter()
+                .zip(index)
+                .map(|(call, member)| Placed { call, member, ty: Type::rows([]) })
+                .collect(),
+        };
+        def.infer()?;
+        Ok(def)
+    }
+
+    /// Runs the layers once in inference mode: shapes, weights, and every error there is to find.
+    fn infer(&mut self) -> Result<()> {
+        let mut low = Lowering::new(false);
+        let feeds = self.feeds(&mut low);
+        let nodes: Vec<NodeId> = feeds.iter().map(|f| low.graph.feed(*f)).collect();
+        let mut types = vec![];
+        self.lower_with(&mut low, &nodes, "", |ty| types.push(ty))?;
+        for (placed, ty) in self.calls.iter_mut().zip(types) {
+            placed.ty = ty;
+        }
+        Ok(())
+    }
+
+    /// Declares a feed for every input.
+    pub(crate) fn feeds(&self, low: &mut Lowering) -> Vec<FeedId> {
+        self.inputs
+            .iter()
+            .enumerate()
+            .map(|(i, _)| {
+                let input = self.input(i);
+                let name = input.name.clone().unwrap_or_else(|| format!("input_{i}"));
+                let ty = Type::new(input.dtype, Space::Rows, input.dims.clone());
+                low.graph.add_feed(&name, ty)
+            })
+            .collect()
+    }
+
+    /// Input `i`'s shape and type.
+    pub(crate) fn input(&self, i: usize) -> &Input {
+        match &self.inputs[i].call.callee {
+            Callee::Input(input) => input,
+            _ => unreachable!("inputs were checked when the model was built"),
+        }
+    }
+
+    /// Appends the model's nodes for these inputs; names are prefixed inside another model.
+    pub(crate) fn lower(
+        &self,
+        low: &mut Lowering,
+        inputs: &[NodeId],
+        prefix: &str,
+    ) -> Result<Vec<NodeId>> {
+        self.lower_with(low, inputs, prefix, |_| {})
+    }
+
+    fn lower_with(
+        &self,
+        low: &mut Lowering,
+        inputs: &[NodeId],
+        prefix: &str,
+        mut seen: impl FnMut(Type),
+    ) -> Result<Vec<NodeId>> {
+        if inputs.len() != self.inputs.len() {
+            let owner = format!("model '{}'", self.name);
+            return Err(Error::argument(owner, "inputs", self.inputs.len().to_string(), inputs.len()));
+        }
+        let mut values: HashMap<*const Call, Vec<NodeId>> = HashMap::new();
+        for (symbol, node) in self.inputs.iter().zip(inputs) {
+            values.insert(symbol.id(), vec![*node]);
+        }
+        for placed in &self.calls {
+            let id = Arc::as_ptr(&placed.call);
+            let name = format!("{prefix}{}", self.members[placed.member].name);
+            let args: Vec<NodeId> =
+                placed.call.inputs.iter().map(|s| values[&s.id()][s.output]).collect();
+            let out = match &placed.call.callee {
+                Callee::Input(_) => values[&id].clone(),
+                Callee::Layer(layer) => vec![low.call(layer, &name, &args)?],
+                Callee::Model(inner) => inner.lower(low, &args, &format!("{name}/"))?,
+            };
+            seen(low.graph.ty(out[0]).clone());
+            values.insert(id, out);
+        }
+        Ok(self.outputs.iter().map(|s| values[&s.id()][s.output]).collect())
+    }
+
+    /// Every layer with its full name, nested ones included, each once.
+    pub(crate) fn layers(&self) -> Vec<(String, LayerHandle)> {
+        let mut out: Vec<(String, LayerHandle)> = vec![];
+        for member in &self.members {
+            match &member.callee {
+                Callee::Input(_) => {}
+                Callee::Layer(layer) => out.push((member.name.clone(), layer.clone())),
+                Callee::Model(inner) => {
+                    let nested = inner.layers().into_iter();
+                    out.extend(nested.map(|(n, l)| (format!("{}/{n}", member.name), l)));
+                }
+            }
+        }
+        out
+    }
+}
+
+/// Calls in an order in which operands come first, inputs of a call in their order.
+fn topological(outputs: &[Symbol]) -> Vec<Arc<Call>> {
+    let mut order = vec![];
+    let mut done: HashSet<*const Call> = HashSet::new();
+    // (call, next operand to visit): an explicit stack, since models may be very deep.
+    let mut stack: Vec<(Arc<Call>, usize)> = vec![];
+    for output in outputs {
+        if !done.contains(&output.id()) {
+            stack.push((output.call.clone(), 0));
+        }
+        while let Some((call, next)) = stack.pop() {
+            if done.contains(&Arc::as_ptr(&call)) {
+                continue;
+            }
+            match call.inputs.get(next) {
+                Some(operand) => {
+                    let operand = operand.call.clone();
+                    stack.push((call, next + 1));
+                    if !done.contains(&Arc::as_ptr(&operand)) {
+                        stack.push((operand, 0));
+                    }
+                }
+                None => {
+                    done.insert(Arc::as_ptr(&call));
+                    order.push(call);
+                }
+            }
+        }
+    }
+    order
+}
+
+fn same(a: &Callee, b: &Callee) -> bool {
+    match (a, b) {
+        (Callee::Layer(a), Callee::Layer(b)) => a.same(b),
+        (Callee::Model(a), Callee::Model(b)) => Arc::ptr_eq(a, b),
+        _ => false,
+    }
+}
+
+/// Keras' snake case: `Conv2D` is `conv2d`, `MaxPooling2D` `max_pooling2d`.
+pub(crate) fn snake(class: &str) -> String {
+    let chars: Vec<char> = class.chars().collect();
+    let mut out = String::new();
+    for (i, c) in chars.iter().enumerate() {
+        let next_lower = chars.get(i + 1).is_some_and(|n| n.is_lowercase());
+        let before_lower = i > 0 && chars[i - 1].is_lowercase();
+        if c.is_uppercase() && i > 0 && (before_lower || next_lower) {
+            out.push('_');
+        }
+        out.extend(c.to_lowercase());
+    }
+    out
+}
+
+/// Names every member once, numbering unnamed ones by class; returns the member of each call.
+fn name_members(
+    model: &str,
+    inputs: &[Symbol],
+    order: &[Arc<Call>],
+) -> Result<(Vec<Member>, Vec<usize>)> {
+    let mut members: Vec<Member> = vec![];
+    let mut index = vec![];
+    let mut taken: HashSet<String> = order.iter().filter_map(|c| given_name(&c.callee)).collect();
+    let mut counts: HashMap<String, usize> = HashMap::new();
+    for call in order {
+        if let Some(i) = members.iter().position(|m| same(&m.callee, &call.callee)) {
+            index.push(i);
+            continue;
+        }
+        let name = match given_name(&call.callee) {
+            Some(name) => {
+                if members.iter().any(|m| m.name == name) {
+                    let owner = format!("model '{model}'");
+                    return Err(Error::argument(owner, "layer names", "each once", name));
+                }
+                name
+            }
+            None => loop {
+                let base = base_name(&call.callee, inputs, call);
+                let n = counts.entry(base.clone()).or_default();
+                let name = if *n == 0 { base } else { format!("{base}_{n}") };
+                *n += 1;
+                if taken.insert(name.clone()) {
+                    break name;
+                }
+            },
+        };
+        index.push(members.len());
+        members.push(Member { name, callee: call.callee.clone() });
+    }
+    Ok((members, index))
+}
+
+fn given_name(callee: &Callee) -> Option<String> {
+    match callee {
+        Callee::Input(input) => input.name.clone(),
+        Callee::Layer(layer) => layer.given_name().map(str::to_string),
+        Callee::Model(def) => Some(def.name.clone()),
+    }
+}
+
+fn base_name(callee: &Callee, inputs: &[Symbol], call: &Arc<Call>) -> String {
+    match callee {
+        Callee::Input(_) => {
+            let position = inputs.iter().position(|s| s.id() == Arc::as_ptr(call));
+            position.map_or("input".into(), |i| format!("input_{i}"))
+        }
+        Callee::Layer(layer) => snake(layer.layer().class_name()),
+        Callee::Model(def) => def.name.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::snake;
+
+    #[test]
+    fn class_names_become_keras_names() {
+        for (class, name) in [
+            ("Dense", "dense"),
+            ("Conv2D", "conv2d"),
+            ("DepthwiseConv2D", "depthwise_conv2d"),
+            ("BatchNormalization", "batch_normalization"),
+            ("MaxPooling2D", "max_pooling2d"),
+            ("GlobalAveragePooling2D", "global_average_pooling2d"),
+            ("ReLU", "re_lu"),
+            ("LeakyReLU", "leaky_re_lu"),
+            ("ZeroPadding2D", "zero_padding2d"),
+            ("UpSampling2D", "up_sampling2d"),
+            ("SpatialDropout2D", "spatial_dropout2d"),
+        ] {
+            assert_eq!(snake(class), name);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! From a lowered model to the steps that train, evaluate and predict with it.
+//!
+//! Feeds stand in this order: the model's inputs, one target per output, the sample weights, and
+//! one loss scale per output (what the weighted sum of its losses is divided by, inverted).
+//! Fetches: one loss sum per output, the penalty of the regularizers, then the metrics' sums.
+
+use crate::error::Result;
+use crate::layer::{Lowering, ModelWeight};
+use crate::losses::Loss;
+use crate::metrics::Metric;
+use phalanx_graph::autodiff;
+use phalanx_graph::passes::fuse_epilogues;
+use phalanx_graph::update::UpdateRule;
+use phalanx_graph::{Fetch, Gradient, Graph, NodeId, Op, ParamId, Scope, Step, Type};
+
+/// A lowered model: the graph and its outputs.
+pub(crate) struct Lowered {
+    pub low: Lowering,
+    pub outputs: Vec<NodeId>,
+}
+
+/// What is asked of the outputs.
+pub(crate) struct Objective<'a> {
+    pub losses: &'a [Box<dyn Loss>],
+    pub loss_weights: &'a [f64],
+    pub metrics: &'a [Vec<Box<dyn Metric>>],
+}
+
+/// Per-sample losses and the coefficient of each sample in the total: what autodiff starts from.
+type Seeds = Vec<(NodeId, NodeId)>;
+
+fn reduced_fetch(g: &mut Graph, name: String, partial: NodeId) -> Result<Fetch> {
+    let node = g.push(Op::AllReduce { scope: Scope::All }, &[partial])?;
+    Ok(Fetch { name, node })
+}
+
+/// Appends losses, metrics and penalty; shared by training and evaluation.
+fn objective(l: &mut Lowered, objective: &Objective<'_>) -> Result<(Vec<Fetch>, Seeds)> {
+    let g = &mut l.low.graph;
+    let mut targets = vec![];
+    for (loss, y_pred) in objective.losses.iter().zip(&l.outputs) {
+        let ty = loss.target(g.ty(*y_pred))?;
+        let feed = g.add_feed(&format!("target_{}", targets.len()), ty);
+        targets.push(g.feed(feed));
+    }
+    let weight_feed = g.add_feed("sample_weight", Type::rows([]));
+    let weight = g.feed(weight_feed);
+
+    let (mut fetches, mut seeds) = (vec![], vec![]);
+    for (i, loss) in objective.losses.iter().enumerate() {
+        let scale_feed = g.add_feed(&format!("loss_scale_{i}"), Type::mirrored([]));
+        let scale = g.feed(scale_feed);
+        let values = loss.call(g, targets[i], l.outputs[i])?;
+        let sample = loss.reduction().per_sample(g, values)?;
+        let weighted = g.mul(sample, weight)?;
+        let sum = g.push(Op::SumRows, &[weighted])?;
+        fetches.push(reduced_fetch(g, format!("loss_{i}"), sum)?);
+        let coefficient = g.mul(weight, scale)?;
+        let coefficient = g.scale(coefficient, objective.loss_weights[i])?;
+        seeds.push((sample, coefficient));
+    }
+    let node = penalty(g, &l.low.weights)?;
+    fetches.push(Fetch { name: "penalty".into(), node });
+    for (i, metrics) in objective.metrics.iter().enumerate() {
+        for metric in metrics {
+            let state = metric.update(g, targets[i], l.outputs[i], weight)?;
+            fetches.push(reduced_fetch(g, format!("metric {}", metric.name()), state)?);
+        }
+    }
+    Ok((fetches, seeds))
+}
+
+/// L1 and L2 coefficients of a weight that is being trained.
+fn coefficients(g: &Graph, weight: &ModelWeight) -> Option<(f64, f64)> {
+    let trained = g.params()[weight.param.index()].trainable;
+    let spec = &weight.layer.weights()[weight.index].spec;
+    let (l1, l2) = spec.regularizer.as_ref().filter(|_| trained)?.coefficients();
+    (l1 != 0.0 || l2 != 0.0).then_some((l1, l2))
+}
+
+/// `Σ l1·|w| + l2·w²` over all regularized weights, counted once whatever the replicas.
+fn penalty(g: &mut Graph, weights: &[ModelWeight]) -> Result<NodeId> {
+    use phalanx_graph::ops::Unary;
+    let mut total = g.scalar(0.0);
+    for weight in weights {
+        let Some((l1, l2)) = coefficients(g, weight) else { continue };
+        let w = g.param(weight.param);
+        let axes: Vec<usize> = (0..g.ty(w).dims.len()).collect();
+        for (coefficient, size) in [(l1, Unary::Abs), (l2, Unary::Square)] {
+            if coefficient != 0.0 {
+                let sizes = g.unary(size, w)?;
+                let sum = g.sum_axes(sizes, &axes)?;
+                let sum = g.reshape(sum, &[])?;
+                let sum = g.scale(sum, coefficient)?;
+                total = g.add(total, sum)?;
+            }
+        }
+    }
+    Ok(total)
+}
+
+/// Forward, backward, reduction, update.
+pub(crate) fn train(mut l: Lowered, goal: &Objective<'_>, rule: UpdateRule) -> Result<Step> {
+    let (fetches, seeds) = objective(&mut l, goal)?;
+    let Lowering { graph, assigns, weights, .. } = l.low;
+    let mut step = Step::new("train", graph);
+    let kept = fetches.len();
+    step.fetches = fetches;
+    step.assigns = assigns;
+    // Carried through the pass as fetches, so that their new numbers are known.
+    for (sample, coefficient) in &seeds {
+        for node in [sample, coefficient] {
+            step.fetches.push(Fetch { name: "seed".into(), node: *node });
+        }
+    }
+    let mut step = fuse_epilogues(step);
+    let carried: Vec<NodeId> = step.fetches.drain(kept..).map(|f| f.node).collect();
+    let seeds: Seeds = carried.chunks(2).map(|c| (c[0], c[1])).collect();
+
+    let g = &mut step.graph;
+    let trained: Vec<(ParamId, NodeId)> = g
+        .ids()
+        .filter_map(|id| match g.node(id).op {
+            Op::Param { id: param } if g.params()[param.index()].trainable => Some((param, id)),
+            _ => None,
+        })
+        .collect();
+    let nodes: Vec<NodeId> = trained.iter().map(|(_, n)| *n).collect();
+    let partials = autodiff::gradients(g, &seeds, &nodes)?;
+    for weight in weights {
+        let at = trained.iter().position(|(p, _)| *p == weight.param);
+        let Some(at) = at else { continue };
+        let (l1, l2) = coefficients(g, &weight).unwrap_or_default();
+        let (l1, l2) = (l1 as f32, l2 as f32);
+        step.gradients.push(Gradient { param: weight.param, node: partials[at], l1, l2 });
+    }
+    step.update = Some(rule);
+    Ok(step)
+}
+
+/// Forward, losses and metrics.
+pub(crate) fn test(mut l: Lowered, goal: &Objective<'_>) -> Result<Step> {
+    let (fetches, _) = objective(&mut l, goal)?;
+    let mut step = Step::new("test", l.low.graph);
+    step.fetches = fetches;
+    Ok(fuse_epilogues(step))
+}
+
+/// Forward alone.
+pub(crate) fn predict(l: Lowered) -> Step {
+    let mut step = Step::new("predict", l.low.graph);
+    step.fetches = l
+        .outputs
+        .iter()
+        .enumerate()
+        .map(|(i, node)| Fetch { name: format!("output_{i}"), node: *node })
+        .collect();
+    fuse_epilogues(step)
+}
+
+/// Projects constrained weights back where they belong; `None` when there are none.
+pub(crate) fn constrain(l: Lowered) -> Result<Option<Step>> {
+    let Lowering { graph, weights, .. } = l.low;
+    // The same parameters as the other steps, none of the computation.
+    let mut step = Step::new("constrain", Graph::like(&graph));
+    for weight in &weights {
+        let Some(constraint) = weight.layer.weights()[weight.index].spec.constraint.clone() else {
+            continue;
+        };
+        if step.graph.params()[weight.param.index()].trainable {
+            let w = step.graph.param(weight.param);
+            let projected = constraint.project(&mut step.graph, w)?;
+            step.assigns.push((weight.param, projected));
+        }
+    }
+    Ok((!step.assigns.is_empty()).then_some(step))
+}

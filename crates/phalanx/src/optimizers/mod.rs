@@ -1,0 +1,324 @@
+//! Optimizers: how a gradient changes its weight.
+//!
+//! An optimizer is one file: its config under Keras' keys and its formula, written once as a tape
+//! ([`Optimizer::step`]) that every executor runs over the flat weight buffers. What all
+//! optimizers share (clipping, weight decay, moving average of the weights) is woven around that
+//! formula here.
+
+mod adagrad;
+mod adam;
+mod adamw;
+mod lion;
+mod nadam;
+mod rmsprop;
+mod sgd;
+
+pub use adagrad::Adagrad;
+pub use adam::Adam;
+pub use adamw::AdamW;
+pub use lion::Lion;
+pub use nadam::Nadam;
+pub use rmsprop::RMSprop;
+pub use sgd::SGD;
+
+use crate::config;
+use crate::error::{Error, Result};
+use crate::schedules::{LearningRate, need_rate};
+use phalanx_graph::update::{Clip, Reg, RuleBuilder, Slot, SlotInit, UpdateRule};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::fmt::Debug;
+
+/// The options every optimizer has.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Common {
+    /// The optimizer's name.
+    pub name: String,
+    /// The learning rate.
+    pub learning_rate: LearningRate,
+    /// Share of the weight, times the learning rate, taken away before each update.
+    pub weight_decay: Option<f64>,
+    /// Largest L2 norm of each weight's gradient.
+    pub clipnorm: Option<f64>,
+    /// Largest L2 norm of all gradients together.
+    pub global_clipnorm: Option<f64>,
+    /// Largest size of each gradient element.
+    pub clipvalue: Option<f64>,
+    /// Whether to keep a moving average of the weights, which replaces them when training ends.
+    pub use_ema: bool,
+    /// How much of the average remains at each update.
+    pub ema_momentum: f64,
+    /// Every so many updates the weights are replaced by their average.
+    pub ema_overwrite_frequency: Option<u64>,
+    /// Read and written; scaling the loss up and the gradients down again changes nothing in f32.
+    pub loss_scale_factor: Option<f64>,
+    /// Batches whose mean gradient makes one update.
+    pub gradient_accumulation_steps: Option<u64>,
+}
+
+impl Common {
+    fn new(name: &str, learning_rate: f64) -> Common {
+        Common {
+            name: name.into(),
+            learning_rate: learning_rate.into(),
+            weight_decay: None,
+            clipnorm: None,
+            global_clipnorm: None,
+            clipvalue: None,
+            use_ema: false,
+            ema_momentum: 0.99,
+            ema_overwrite_frequency: None,
+            loss_scale_factor: None,
+            gradient_accumulation_steps: None,
+        }
+    }
+
+    /// The gradient limit asked for; as in Keras a limit of 0 is none.
+    fn clip(&self) -> Option<Clip> {
+        let limit = |v: Option<f64>| v.filter(|v| *v > 0.0).map(|v| v as f32);
+        limit(self.clipnorm)
+            .map(Clip::Norm)
+            .or(limit(self.global_clipnorm).map(Clip::GlobalNorm))
+            .or(limit(self.clipvalue).map(Clip::Value))
+    }
+
+    /// The scalars of what is woven around the optimizer's own, in the order `rule` reads them.
+    fn scalars(&self, learning_rate: f64, step: u64) -> Vec<f64> {
+        let decay = self.weight_decay.map(|decay| decay * learning_rate);
+        // The first average is the first weight.
+        let keep = self.use_ema.then_some(if step <= 1 { 0.0 } else { self.ema_momentum });
+        let due = |every: u64| f64::from(u8::from(step.checked_rem(every) == Some(0)));
+        let overwrite = self.ema_overwrite_frequency.filter(|_| self.use_ema).map(due);
+        [decay, keep, overwrite].into_iter().flatten().collect()
+    }
+
+    fn validate(&self, owner: &str) -> Result<()> {
+        match &self.learning_rate {
+            LearningRate::Constant(rate) => need_rate(owner, "learning_rate", *rate)?,
+            LearningRate::Schedule(schedule) => schedule.validate()?,
+        }
+        let limits = [
+            ("clipnorm", self.clipnorm),
+            ("global_clipnorm", self.global_clipnorm),
+            ("clipvalue", self.clipvalue),
+        ];
+        let given: Vec<&str> = limits.iter().filter(|l| l.1.is_some()).map(|l| l.0).collect();
+        if given.len() > 1 {
+            let expected = "one of clipnorm, global_clipnorm and clipvalue";
+            return Err(Error::argument(owner, "gradient limits", expected, given.join(", ")));
+        }
+        for (argument, value) in limits.into_iter().chain([("weight_decay", self.weight_decay)]) {
+            need_rate(owner, argument, value.unwrap_or(0.0))?;
+        }
+        need_share(owner, "ema_momentum", self.ema_momentum)?;
+        if self.ema_overwrite_frequency == Some(0) {
+            return Err(Error::argument(owner, "ema_overwrite_frequency", "1 update or more", 0));
+        }
+        if let Some(steps @ (0 | 1)) = self.gradient_accumulation_steps {
+            let argument = "gradient_accumulation_steps";
+            return Err(Error::argument(owner, argument, "2 steps or more", steps));
+        }
+        Ok(())
+    }
+}
+
+/// An optimizer and its options.
+pub trait Optimizer: Debug + Send + Sync {
+    /// Keras' class name, such as `Adam`.
+    fn class_name(&self) -> &'static str;
+
+    /// The config under Keras' keys.
+    fn config(&self) -> Map<String, Value>;
+
+    /// The options every optimizer has.
+    fn common(&self) -> &Common;
+
+    /// The options every optimizer has, to change.
+    fn common_mut(&mut self) -> &mut Common;
+
+    /// Its buffers per weight, under Keras' names and in Keras' order.
+    fn slots(&self) -> Vec<Slot>;
+
+    /// The formula: from weight and gradient (and its slots and scalars, in the builder) to the
+    /// new weight and the new slots.
+    fn step(&self, b: &mut RuleBuilder, weight: Reg, gradient: Reg) -> (Reg, Vec<Reg>);
+
+    /// The numbers the formula takes from the host, always as many, for update `step` (1 for the
+    /// first).
+    fn step_scalars(&self, learning_rate: f64, step: u64) -> Vec<f64>;
+
+    /// Checks the optimizer's own options.
+    fn validate_step(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Checks all options.
+    fn validate(&self) -> Result<()> {
+        self.common().validate(self.class_name())?;
+        self.validate_step()
+    }
+
+    /// The whole update: weight decay, then the formula, then the average of the weights (a last
+    /// slot, `average`).
+    fn rule(&self) -> UpdateRule {
+        let common = self.common();
+        let mut slots = self.slots();
+        let own_slots = slots.len();
+        if common.use_ema {
+            slots.push(Slot { name: "average".into(), init: SlotInit::Weight });
+        }
+        let own = self.step_scalars(0.0, 1).len();
+        let count = own + common.scalars(0.0, 1).len();
+        let mut b = RuleBuilder::new(slots, count);
+        let mut scalars: Vec<Reg> = (own..count).rev().map(|i| b.scalar(i)).collect();
+
+        let mut weight = b.weight();
+        if let (Some(_), Some(decay)) = (common.weight_decay, scalars.last().copied()) {
+            scalars.pop();
+            let loss = b.mul(weight, decay);
+            weight = b.sub(weight, loss);
+        }
+        let gradient = b.gradient();
+        let (mut weight, mut slots) = self.step(&mut b, weight, gradient);
+        if let Some(keep) = scalars.pop() {
+            let one = b.constant(1.0);
+            let share = b.sub(one, keep);
+            let old = b.slot(own_slots);
+            let (old, new) = (b.mul(old, keep), b.mul(weight, share));
+            let average = b.add(old, new);
+            if let Some(overwrite) = scalars.pop() {
+                weight = b.select(overwrite, average, weight);
+            }
+            slots.push(average);
+        }
+        b.finish(self.class_name(), common.clip(), weight, &slots)
+    }
+
+    /// The scalars of update `step` (1 for the first), in the order the rule reads them.
+    fn scalars(&self, learning_rate: f64, step: u64) -> Vec<f32> {
+        let mut scalars = self.step_scalars(learning_rate, step);
+        scalars.extend(self.common().scalars(learning_rate, step));
+        scalars.into_iter().map(|s| s as f32).collect()
+    }
+}
+
+/// The options every optimizer has, for chaining.
+pub trait OptimizerExt: Optimizer + Sized {
+    /// The optimizer under another name.
+    fn named(mut self, name: &str) -> Self {
+        self.common_mut().name = name.into();
+        self
+    }
+
+    /// A number or a schedule.
+    fn learning_rate(mut self, learning_rate: impl Into<LearningRate>) -> Self {
+        self.common_mut().learning_rate = learning_rate.into();
+        self
+    }
+
+    /// Share of the weight, times the learning rate, taken away before each update.
+    fn weight_decay(mut self, weight_decay: f64) -> Self {
+        self.common_mut().weight_decay = Some(weight_decay);
+        self
+    }
+
+    /// Largest L2 norm of each weight's gradient.
+    fn clipnorm(mut self, clipnorm: f64) -> Self {
+        self.common_mut().clipnorm = Some(clipnorm);
+        self
+    }
+
+    /// Largest L2 norm of all gradients together.
+    fn global_clipnorm(mut self, global_clipnorm: f64) -> Self {
+        self.common_mut().global_clipnorm = Some(global_clipnorm);
+        self
+    }
+
+    /// Largest size of each gradient element.
+    fn clipvalue(mut self, clipvalue: f64) -> Self {
+        self.common_mut().clipvalue = Some(clipvalue);
+        self
+    }
+
+    /// Keeps a moving average of the weights with this momentum (0.99 in Keras).
+    fn use_ema(mut self, ema_momentum: f64) -> Self {
+        self.common_mut().use_ema = true;
+        self.common_mut().ema_momentum = ema_momentum;
+        self
+    }
+
+    /// Replaces the weights by their average every so many updates.
+    fn ema_overwrite_frequency(mut self, updates: u64) -> Self {
+        self.common_mut().ema_overwrite_frequency = Some(updates);
+        self
+    }
+
+    /// Makes one update of the mean gradient of so many batches.
+    fn gradient_accumulation_steps(mut self, steps: u64) -> Self {
+        self.common_mut().gradient_accumulation_steps = Some(steps);
+        self
+    }
+}
+
+impl<O: Optimizer> OptimizerExt for O {}
+
+/// A slot that starts at zero.
+fn zeros(name: &str) -> Slot {
+    Slot { name: name.into(), init: SlotInit::Value(0.0) }
+}
+
+/// Fails unless an option lies in `0..=1`.
+fn need_share(owner: &str, argument: &str, value: f64) -> Result<()> {
+    if (0.0..=1.0).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::argument(owner, argument, "a number from 0 to 1", value))
+}
+
+/// Fails unless a decay rate of moments lies in `0..1`: at 1 its bias correction divides by zero.
+fn need_beta(owner: &str, argument: &str, value: f64) -> Result<()> {
+    if (0.0..1.0).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::argument(owner, argument, "a number from 0 to below 1", value))
+}
+
+type Make = fn(&Map<String, Value>) -> Result<Box<dyn Optimizer>>;
+
+fn make<O>(config: &Map<String, Value>) -> Result<Box<dyn Optimizer>>
+where
+    O: Optimizer + Default + Serialize + DeserializeOwned + 'static,
+{
+    let optimizer: O = config::read(O::default().class_name(), config)?;
+    optimizer.validate()?;
+    Ok(Box::new(optimizer))
+}
+
+/// Class name and constructor of every optimizer.
+const REGISTRY: &[(&str, Make)] = &[
+    ("SGD", make::<SGD>),
+    ("Adam", make::<Adam>),
+    ("AdamW", make::<AdamW>),
+    ("RMSprop", make::<RMSprop>),
+    ("Adagrad", make::<Adagrad>),
+    ("Nadam", make::<Nadam>),
+    ("Lion", make::<Lion>),
+];
+
+/// An optimizer by Keras' name, in any case: `"adam"`, `"SGD"`, ….
+pub fn get(name: &str) -> Result<Box<dyn Optimizer>> {
+    from_config(name, &Map::new())
+}
+
+/// An optimizer from its class name and config.
+pub fn from_config(class_name: &str, config: &Map<String, Value>) -> Result<Box<dyn Optimizer>> {
+    match REGISTRY.iter().find(|(class, _)| class.eq_ignore_ascii_case(class_name)) {
+        Some((_, make)) => make(config),
+        None => Err(Error::Unknown {
+            kind: "optimizer",
+            name: class_name.into(),
+            known: REGISTRY.iter().map(|(class, _)| class.to_lowercase()).collect(),
+        }),
+    }
+}

@@ -1,0 +1,131 @@
+//! Nadam: Adam with Nesterov momentum.
+//!
+//! `m` and `v` as in Adam; `uₜ = β₁ (1 - 0.96ᵗ / 2)`, `Pₜ = u₁ · … · uₜ`,
+//! `m̂ = uₜ₊₁ m / (1 - Pₜ₊₁) + (1 - uₜ) g / (1 - Pₜ)`, `v̂ = v / (1 - β₂ᵗ)`,
+//! `w -= lr · m̂ / (√v̂ + ε)`.
+
+use super::{Common, Optimizer, need_beta, zeros};
+use crate::config;
+use crate::error::Result;
+use crate::schedules::{LearningRate, need_rate};
+use phalanx_graph::ops::Unary;
+use phalanx_graph::update::{Reg, RuleBuilder, Slot};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// From here on `1 - 0.96ᵗ / 2` is 1 in f64.
+const SETTLED: u64 = 1000;
+
+/// Adam with Nesterov momentum.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Nadam {
+    /// The options every optimizer has.
+    #[serde(flatten)]
+    pub common: Common,
+    /// How much of the average gradient is kept.
+    pub beta_1: f64,
+    /// How much of the average square is kept.
+    pub beta_2: f64,
+    /// Keeps the divisor above zero.
+    pub epsilon: f64,
+}
+
+impl Default for Nadam {
+    fn default() -> Self {
+        let common = Common::new("nadam", 0.001);
+        Nadam { common, beta_1: 0.9, beta_2: 0.999, epsilon: 1e-7 }
+    }
+}
+
+impl Nadam {
+    /// With the given learning rate.
+    pub fn new(learning_rate: impl Into<LearningRate>) -> Self {
+        let mut nadam = Nadam::default();
+        nadam.common.learning_rate = learning_rate.into();
+        nadam
+    }
+
+    /// How much of the average gradient is kept.
+    pub fn beta_1(mut self, beta_1: f64) -> Self {
+        self.beta_1 = beta_1;
+        self
+    }
+
+    /// How much of the average square is kept.
+    pub fn beta_2(mut self, beta_2: f64) -> Self {
+        self.beta_2 = beta_2;
+        self
+    }
+
+    /// Keeps the divisor above zero.
+    pub fn epsilon(mut self, epsilon: f64) -> Self {
+        self.epsilon = epsilon;
+        self
+    }
+
+    /// `uₜ` and `Pₜ`, from the step alone: any step can be resumed, and a microsecond per update
+    /// needs no cache.
+    fn momentum(&self, step: u64) -> (f64, f64) {
+        let (mut decay, mut u, mut product) = (1.0, self.beta_1, 1.0);
+        for _ in 0..step.min(SETTLED) {
+            decay *= 0.96;
+            u = self.beta_1 * (1.0 - 0.5 * decay);
+            product *= u;
+        }
+        (u, product * self.beta_1.powf(step.saturating_sub(SETTLED) as f64))
+    }
+}
+
+impl Optimizer for Nadam {
+    fn class_name(&self) -> &'static str {
+        "Nadam"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn common_mut(&mut self) -> &mut Common {
+        &mut self.common
+    }
+
+    fn slots(&self) -> Vec<Slot> {
+        vec![zeros("momentum"), zeros("velocity")]
+    }
+
+    fn step_scalars(&self, learning_rate: f64, step: u64) -> Vec<f64> {
+        let (u, product) = self.momentum(step);
+        let (u_next, product_next) = self.momentum(step + 1);
+        vec![
+            learning_rate * u_next / (1.0 - product_next),
+            learning_rate * (1.0 - u) / (1.0 - product),
+            1.0 / (1.0 - self.beta_2.powf(step as f64)),
+        ]
+    }
+
+    fn validate_step(&self) -> Result<()> {
+        need_beta(self.class_name(), "beta_1", self.beta_1)?;
+        need_beta(self.class_name(), "beta_2", self.beta_2)?;
+        need_rate(self.class_name(), "epsilon", self.epsilon)
+    }
+
+    fn step(&self, b: &mut RuleBuilder, weight: Reg, gradient: Reg) -> (Reg, Vec<Reg>) {
+        let (m, v) = (b.slot(0), b.slot(1));
+        let m = b.blend(self.beta_1, m, gradient);
+        let square = b.unary(Unary::Square, gradient);
+        let v = b.blend(self.beta_2, v, square);
+        let (of_m, of_g, of_v) = (b.scalar(0), b.scalar(1), b.scalar(2));
+        let (part_m, part_g) = (b.mul(m, of_m), b.mul(gradient, of_g));
+        let change = b.add(part_m, part_g);
+        let v_hat = b.mul(v, of_v);
+        let root = b.unary(Unary::Sqrt, v_hat);
+        let epsilon = b.constant(self.epsilon);
+        let divisor = b.add(root, epsilon);
+        let change = b.div(change, divisor);
+        (b.sub(weight, change), vec![m, v])
+    }
+}

@@ -1,0 +1,143 @@
+//! RMSprop: the gradient divided by the root of its average square.
+//!
+//! `v = ρ v + (1 - ρ) g²`, `d = lr · g / √(v + ε)`, `w -= d`; with `centered` the square of the
+//! average gradient `a = ρ a + (1 - ρ) g` is taken from `v` in the root; with momentum
+//! `m = momentum · m + d`, `w -= m`.
+
+use super::{Common, Optimizer, need_share, zeros};
+use crate::config;
+use crate::error::Result;
+use crate::schedules::{LearningRate, need_rate};
+use phalanx_graph::ops::Unary;
+use phalanx_graph::update::{Reg, RuleBuilder, Slot};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// RMSprop.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RMSprop {
+    /// The options every optimizer has.
+    #[serde(flatten)]
+    pub common: Common,
+    /// How much of the averages is kept.
+    pub rho: f64,
+    /// How much of the last move is kept.
+    pub momentum: f64,
+    /// Keeps the divisor above zero.
+    pub epsilon: f64,
+    /// Whether to divide by the deviation rather than by the root mean square.
+    pub centered: bool,
+}
+
+impl Default for RMSprop {
+    fn default() -> Self {
+        let common = Common::new("rmsprop", 0.001);
+        RMSprop { common, rho: 0.9, momentum: 0.0, epsilon: 1e-7, centered: false }
+    }
+}
+
+impl RMSprop {
+    /// With the given learning rate.
+    pub fn new(learning_rate: impl Into<LearningRate>) -> Self {
+        let mut rmsprop = RMSprop::default();
+        rmsprop.common.learning_rate = learning_rate.into();
+        rmsprop
+    }
+
+    /// How much of the averages is kept.
+    pub fn rho(mut self, rho: f64) -> Self {
+        self.rho = rho;
+        self
+    }
+
+    /// How much of the last move is kept.
+    pub fn momentum(mut self, momentum: f64) -> Self {
+        self.momentum = momentum;
+        self
+    }
+
+    /// Keeps the divisor above zero.
+    pub fn epsilon(mut self, epsilon: f64) -> Self {
+        self.epsilon = epsilon;
+        self
+    }
+
+    /// Whether to divide by the deviation rather than by the root mean square.
+    pub fn centered(mut self, centered: bool) -> Self {
+        self.centered = centered;
+        self
+    }
+
+    fn has_momentum(&self) -> bool {
+        self.momentum > 0.0
+    }
+}
+
+impl Optimizer for RMSprop {
+    fn class_name(&self) -> &'static str {
+        "RMSprop"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn common_mut(&mut self) -> &mut Common {
+        &mut self.common
+    }
+
+    fn slots(&self) -> Vec<Slot> {
+        let mut slots = vec![zeros("velocity")];
+        if self.has_momentum() {
+            slots.push(zeros("momentum"));
+        }
+        if self.centered {
+            slots.push(zeros("average_gradient"));
+        }
+        slots
+    }
+
+    fn step_scalars(&self, learning_rate: f64, _step: u64) -> Vec<f64> {
+        vec![learning_rate]
+    }
+
+    fn validate_step(&self) -> Result<()> {
+        need_share(self.class_name(), "rho", self.rho)?;
+        need_share(self.class_name(), "momentum", self.momentum)?;
+        need_rate(self.class_name(), "epsilon", self.epsilon)
+    }
+
+    fn step(&self, b: &mut RuleBuilder, weight: Reg, gradient: Reg) -> (Reg, Vec<Reg>) {
+        let lr = b.scalar(0);
+        let square = b.unary(Unary::Square, gradient);
+        let velocity = b.slot(0);
+        let velocity = b.blend(self.rho, velocity, square);
+        let mut variance = velocity;
+        let mut average = None;
+        if self.centered {
+            let old = b.slot(1 + usize::from(self.has_momentum()));
+            let new = b.blend(self.rho, old, gradient);
+            let square = b.unary(Unary::Square, new);
+            variance = b.sub(velocity, square);
+            average = Some(new);
+        }
+        let epsilon = b.constant(self.epsilon);
+        let variance = b.add(variance, epsilon);
+        let divisor = b.unary(Unary::Sqrt, variance);
+        let mut change = b.mul(gradient, lr);
+        change = b.div(change, divisor);
+        let mut slots = vec![velocity];
+        if self.has_momentum() {
+            let kept = b.slot(1);
+            let kept = b.scale(kept, self.momentum);
+            change = b.add(kept, change);
+            slots.push(change);
+        }
+        slots.extend(average);
+        (b.sub(weight, change), slots)
+    }
+}

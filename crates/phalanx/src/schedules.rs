@@ -1,0 +1,465 @@
+//! Learning rates that change with the step. The rate is fed to the step program, so a schedule
+//! never recompiles it.
+
+use crate::error::{Error, Result};
+use serde::de::Error as _;
+use serde::ser::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+use std::f64::consts::PI;
+
+/// `(initial - end) · (1 - step / decay_steps)^power + end`, with the step limited to
+/// `decay_steps` or, with `cycle`, `decay_steps` raised to the next multiple past the step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PolynomialDecay {
+    /// The rate at step 0.
+    pub initial_learning_rate: f64,
+    /// Steps until the end.
+    #[serde(deserialize_with = "whole")]
+    pub decay_steps: u64,
+    /// The rate at the end.
+    #[serde(default = "default_end")]
+    pub end_learning_rate: f64,
+    /// 1 for a straight line.
+    #[serde(default = "one")]
+    pub power: f64,
+    /// Whether to start again beyond `decay_steps`.
+    #[serde(default)]
+    pub cycle: bool,
+}
+
+/// Half a cosine from the initial rate (or from `warmup_target`, reached in a straight line over
+/// `warmup_steps`) down to `alpha` times it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CosineDecay {
+    /// The rate at step 0.
+    pub initial_learning_rate: f64,
+    /// Steps from the top to the end.
+    #[serde(deserialize_with = "whole")]
+    pub decay_steps: u64,
+    /// Share of the rate that remains.
+    #[serde(default)]
+    pub alpha: f64,
+    /// The rate after the warm-up; without it there is none.
+    #[serde(default)]
+    pub warmup_target: Option<f64>,
+    /// Steps of the warm-up.
+    #[serde(default, deserialize_with = "whole")]
+    pub warmup_steps: u64,
+}
+
+/// Half cosines, each `t_mul` times as long and `m_mul` times as high as the one before.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CosineDecayRestarts {
+    /// The rate at step 0.
+    pub initial_learning_rate: f64,
+    /// Steps of the first period.
+    #[serde(deserialize_with = "whole")]
+    pub first_decay_steps: u64,
+    /// How much longer each period is.
+    #[serde(default = "two")]
+    pub t_mul: f64,
+    /// How much higher each period starts.
+    #[serde(default = "one")]
+    pub m_mul: f64,
+    /// Share of the rate that remains.
+    #[serde(default)]
+    pub alpha: f64,
+}
+
+/// `initial · decay_rate^(step / decay_steps)`, the exponent rounded down with `staircase`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExponentialDecay {
+    /// The rate at step 0.
+    pub initial_learning_rate: f64,
+    /// Steps in which the rate falls by `decay_rate`.
+    #[serde(deserialize_with = "whole")]
+    pub decay_steps: u64,
+    /// The factor.
+    pub decay_rate: f64,
+    /// Whether it falls in jumps.
+    #[serde(default)]
+    pub staircase: bool,
+}
+
+/// `initial / (1 + decay_rate · step / decay_steps)`, the quotient rounded down with `staircase`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InverseTimeDecay {
+    /// The rate at step 0.
+    pub initial_learning_rate: f64,
+    /// Steps after which the denominator has grown by `decay_rate`.
+    #[serde(deserialize_with = "whole")]
+    pub decay_steps: u64,
+    /// Growth of the denominator.
+    pub decay_rate: f64,
+    /// Whether it falls in jumps.
+    #[serde(default)]
+    pub staircase: bool,
+}
+
+/// `values[i]` up to and including step `boundaries[i]`, the last value beyond.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PiecewiseConstantDecay {
+    /// The last steps of each value but the last, ascending.
+    pub boundaries: Vec<u64>,
+    /// The rates, one more than boundaries.
+    pub values: Vec<f64>,
+}
+
+/// A learning rate as a function of the step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "class_name", content = "config")]
+#[allow(missing_docs)]
+pub enum Schedule {
+    PolynomialDecay(PolynomialDecay),
+    CosineDecay(CosineDecay),
+    CosineDecayRestarts(CosineDecayRestarts),
+    ExponentialDecay(ExponentialDecay),
+    InverseTimeDecay(InverseTimeDecay),
+    PiecewiseConstantDecay(PiecewiseConstantDecay),
+}
+
+/// A learning rate: a number, or a number for every step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LearningRate {
+    /// The same at every step, until a callback changes it.
+    Constant(f64),
+    /// A function of the step.
+    Schedule(Schedule),
+}
+
+impl PolynomialDecay {
+    /// A straight line from `initial_learning_rate` to 0.0001.
+    pub fn new(initial_learning_rate: f64, decay_steps: u64) -> Self {
+        let (end_learning_rate, power) = (default_end(), one());
+        PolynomialDecay {
+            initial_learning_rate,
+            decay_steps,
+            end_learning_rate,
+            power,
+            cycle: false,
+        }
+    }
+
+    /// The rate at the end.
+    pub fn end_learning_rate(mut self, end_learning_rate: f64) -> Self {
+        self.end_learning_rate = end_learning_rate;
+        self
+    }
+
+    /// 1 for a straight line.
+    pub fn power(mut self, power: f64) -> Self {
+        self.power = power;
+        self
+    }
+
+    /// Whether to start again beyond `decay_steps`.
+    pub fn cycle(mut self, cycle: bool) -> Self {
+        self.cycle = cycle;
+        self
+    }
+
+    fn at(&self, step: f64) -> f64 {
+        let steps = self.decay_steps as f64;
+        let p = match self.cycle {
+            true => step / (steps * (step / steps).ceil().max(1.0)),
+            false => step.min(steps) / steps,
+        };
+        let range = self.initial_learning_rate - self.end_learning_rate;
+        range * (1.0 - p).powf(self.power) + self.end_learning_rate
+    }
+}
+
+impl CosineDecay {
+    /// Down to zero over `decay_steps`.
+    pub fn new(initial_learning_rate: f64, decay_steps: u64) -> Self {
+        CosineDecay {
+            initial_learning_rate,
+            decay_steps,
+            alpha: 0.0,
+            warmup_target: None,
+            warmup_steps: 0,
+        }
+    }
+
+    /// Share of the rate that remains.
+    pub fn alpha(mut self, alpha: f64) -> Self {
+        self.alpha = alpha;
+        self
+    }
+
+    /// A straight line up to `target` over `steps`, before the decay.
+    pub fn warmup(mut self, target: f64, steps: u64) -> Self {
+        (self.warmup_target, self.warmup_steps) = (Some(target), steps);
+        self
+    }
+
+    fn at(&self, step: f64) -> f64 {
+        let (top, warmup) = match self.warmup_target {
+            Some(target) => (target, self.warmup_steps as f64),
+            None => (self.initial_learning_rate, 0.0),
+        };
+        if step < warmup {
+            return (top - self.initial_learning_rate) * step / warmup + self.initial_learning_rate;
+        }
+        let steps = self.decay_steps as f64;
+        let done = (step - warmup).min(steps) / steps;
+        top * ((1.0 - self.alpha) * half_cosine(done) + self.alpha)
+    }
+}
+
+impl CosineDecayRestarts {
+    /// Periods of doubling length and equal height.
+    pub fn new(initial_learning_rate: f64, first_decay_steps: u64) -> Self {
+        let (t_mul, m_mul) = (two(), one());
+        CosineDecayRestarts { initial_learning_rate, first_decay_steps, t_mul, m_mul, alpha: 0.0 }
+    }
+
+    /// How much longer each period is.
+    pub fn t_mul(mut self, t_mul: f64) -> Self {
+        self.t_mul = t_mul;
+        self
+    }
+
+    /// How much higher each period starts.
+    pub fn m_mul(mut self, m_mul: f64) -> Self {
+        self.m_mul = m_mul;
+        self
+    }
+
+    /// Share of the rate that remains.
+    pub fn alpha(mut self, alpha: f64) -> Self {
+        self.alpha = alpha;
+        self
+    }
+
+    fn at(&self, step: f64) -> f64 {
+        let periods = step / self.first_decay_steps as f64;
+        let (restart, done) = if self.t_mul == 1.0 {
+            (periods.floor(), periods - periods.floor())
+        } else {
+            // Steps before restart i are the geometric sum (1 - tⁱ) / (1 - t) of first periods.
+            let i = ((1.0 - periods * (1.0 - self.t_mul)).ln() / self.t_mul.ln() + 1e-9).floor();
+            let length = self.t_mul.powf(i);
+            let before = (1.0 - length) / (1.0 - self.t_mul);
+            (i, (periods - before) / length)
+        };
+        let height = self.m_mul.powf(restart) * half_cosine(done);
+        self.initial_learning_rate * ((1.0 - self.alpha) * height + self.alpha)
+    }
+}
+
+impl ExponentialDecay {
+    /// Falls by `decay_rate` every `decay_steps`.
+    pub fn new(initial_learning_rate: f64, decay_steps: u64, decay_rate: f64) -> Self {
+        ExponentialDecay { initial_learning_rate, decay_steps, decay_rate, staircase: false }
+    }
+
+    /// Whether it falls in jumps.
+    pub fn staircase(mut self, staircase: bool) -> Self {
+        self.staircase = staircase;
+        self
+    }
+
+    fn at(&self, step: f64) -> f64 {
+        let p = quotient(step, self.decay_steps, self.staircase);
+        self.initial_learning_rate * self.decay_rate.powf(p)
+    }
+}
+
+impl InverseTimeDecay {
+    /// Halves once `decay_rate · step / decay_steps` is 1.
+    pub fn new(initial_learning_rate: f64, decay_steps: u64, decay_rate: f64) -> Self {
+        InverseTimeDecay { initial_learning_rate, decay_steps, decay_rate, staircase: false }
+    }
+
+    /// Whether it falls in jumps.
+    pub fn staircase(mut self, staircase: bool) -> Self {
+        self.staircase = staircase;
+        self
+    }
+
+    fn at(&self, step: f64) -> f64 {
+        let p = quotient(step, self.decay_steps, self.staircase);
+        self.initial_learning_rate / (1.0 + self.decay_rate * p)
+    }
+}
+
+impl PiecewiseConstantDecay {
+    /// `values[i]` up to and including step `boundaries[i]`, the last value beyond.
+    pub fn new(boundaries: impl Into<Vec<u64>>, values: impl Into<Vec<f64>>) -> Self {
+        PiecewiseConstantDecay { boundaries: boundaries.into(), values: values.into() }
+    }
+
+    fn at(&self, step: u64) -> f64 {
+        let passed = self.boundaries.iter().take_while(|b| step > **b).count();
+        // `validate` has seen that there is a value for every boundary and one more.
+        self.values.get(passed).copied().unwrap_or(f64::NAN)
+    }
+}
+
+impl Schedule {
+    /// The rate at a step, 0 for the first.
+    pub fn at(&self, step: u64) -> f64 {
+        match self {
+            Schedule::PolynomialDecay(s) => s.at(step as f64),
+            Schedule::CosineDecay(s) => s.at(step as f64),
+            Schedule::CosineDecayRestarts(s) => s.at(step as f64),
+            Schedule::ExponentialDecay(s) => s.at(step as f64),
+            Schedule::InverseTimeDecay(s) => s.at(step as f64),
+            Schedule::PiecewiseConstantDecay(s) => s.at(step),
+        }
+    }
+
+    /// Checks the options.
+    pub fn validate(&self) -> Result<()> {
+        match self {
+            Schedule::PolynomialDecay(s) => {
+                need_rate("PolynomialDecay", "initial_learning_rate", s.initial_learning_rate)?;
+                need_rate("PolynomialDecay", "end_learning_rate", s.end_learning_rate)?;
+                need_steps("PolynomialDecay", "decay_steps", s.decay_steps)
+            }
+            Schedule::CosineDecay(s) => {
+                need_rate("CosineDecay", "initial_learning_rate", s.initial_learning_rate)?;
+                need_rate("CosineDecay", "warmup_target", s.warmup_target.unwrap_or(0.0))?;
+                need_steps("CosineDecay", "decay_steps", s.decay_steps)
+            }
+            Schedule::CosineDecayRestarts(s) => {
+                let class = "CosineDecayRestarts";
+                need_rate(class, "initial_learning_rate", s.initial_learning_rate)?;
+                if s.t_mul.is_nan() || s.t_mul < 1.0 {
+                    return Err(Error::argument(class, "t_mul", "a number from 1", s.t_mul));
+                }
+                need_steps(class, "first_decay_steps", s.first_decay_steps)
+            }
+            Schedule::ExponentialDecay(s) => {
+                need_rate("ExponentialDecay", "initial_learning_rate", s.initial_learning_rate)?;
+                need_steps("ExponentialDecay", "decay_steps", s.decay_steps)
+            }
+            Schedule::InverseTimeDecay(s) => {
+                need_rate("InverseTimeDecay", "initial_learning_rate", s.initial_learning_rate)?;
+                need_steps("InverseTimeDecay", "decay_steps", s.decay_steps)
+            }
+            Schedule::PiecewiseConstantDecay(s) => {
+                let class = "PiecewiseConstantDecay";
+                if s.values.len() != s.boundaries.len() + 1 {
+                    let expected = format!("{} values", s.boundaries.len() + 1);
+                    return Err(Error::argument(class, "values", expected, s.values.len()));
+                }
+                if s.boundaries.windows(2).any(|w| w[0] >= w[1]) {
+                    let received = format!("{:?}", s.boundaries);
+                    return Err(Error::argument(class, "boundaries", "ascending steps", received));
+                }
+                s.values.iter().try_for_each(|v| need_rate(class, "values", *v))
+            }
+        }
+    }
+}
+
+impl LearningRate {
+    /// The rate at a step, 0 for the first.
+    pub fn at(&self, step: u64) -> f64 {
+        match self {
+            LearningRate::Constant(rate) => *rate,
+            LearningRate::Schedule(schedule) => schedule.at(step),
+        }
+    }
+}
+
+/// `(1 + cos πx) / 2`: from 1 down to 0.
+fn half_cosine(x: f64) -> f64 {
+    0.5 * (1.0 + (PI * x).cos())
+}
+
+fn quotient(step: f64, decay_steps: u64, staircase: bool) -> f64 {
+    let p = step / decay_steps as f64;
+    if staircase { p.floor() } else { p }
+}
+
+/// Fails unless a rate is a number from 0.
+pub(crate) fn need_rate(owner: &str, argument: &str, rate: f64) -> Result<()> {
+    if rate.is_finite() && rate >= 0.0 {
+        return Ok(());
+    }
+    Err(Error::argument(owner, argument, "a number from 0", rate))
+}
+
+fn need_steps(owner: &str, argument: &str, steps: u64) -> Result<()> {
+    if steps > 0 { Ok(()) } else { Err(Error::argument(owner, argument, "1 step or more", steps)) }
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+fn two() -> f64 {
+    2.0
+}
+
+fn default_end() -> f64 {
+    1e-4
+}
+
+/// A number of steps, which Python may have written as `1000.0`.
+fn whole<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<u64, D::Error> {
+    let number = f64::deserialize(d)?;
+    if number >= 0.0 && number.fract() == 0.0 && number < u64::MAX as f64 {
+        return Ok(number as u64);
+    }
+    Err(D::Error::custom(format!("expected a whole number of steps, received {number}")))
+}
+
+/// Keras' object with its module, so that Python finds the class.
+impl Serialize for LearningRate {
+    fn serialize<S: Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
+        let schedule = match self {
+            LearningRate::Constant(rate) => return s.serialize_f64(*rate),
+            LearningRate::Schedule(schedule) => schedule,
+        };
+        let mut object = serde_json::to_value(schedule).map_err(S::Error::custom)?;
+        if let Value::Object(map) = &mut object {
+            map.insert("module".into(), "keras.optimizers.schedules".into());
+            map.insert("registered_name".into(), Value::Null);
+        }
+        object.serialize(s)
+    }
+}
+
+impl<'de> Deserialize<'de> for LearningRate {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<LearningRate, D::Error> {
+        let value = Value::deserialize(d)?;
+        match value.as_f64() {
+            Some(rate) => Ok(LearningRate::Constant(rate)),
+            None => {
+                let schedule = Schedule::deserialize(value).map_err(D::Error::custom)?;
+                Ok(LearningRate::Schedule(schedule))
+            }
+        }
+    }
+}
+
+impl From<f64> for LearningRate {
+    fn from(rate: f64) -> LearningRate {
+        LearningRate::Constant(rate)
+    }
+}
+
+impl From<Schedule> for LearningRate {
+    fn from(schedule: Schedule) -> LearningRate {
+        LearningRate::Schedule(schedule)
+    }
+}
+
+/// A schedule goes wherever a learning rate is asked for.
+macro_rules! learning_rate_from {
+    ($($schedule:ident),*) => {$(
+        impl From<$schedule> for LearningRate {
+            fn from(schedule: $schedule) -> LearningRate {
+                LearningRate::Schedule(Schedule::$schedule(schedule))
+            }
+        }
+    )*};
+}
+
+learning_rate_from!(PolynomialDecay, CosineDecay, CosineDecayRestarts);
+learning_rate_from!(ExponentialDecay, InverseTimeDecay, PiecewiseConstantDecay);
