@@ -2,6 +2,8 @@
 
 use crate::choice::{KerasObject, Vocabulary, read_object, write_object};
 use crate::error::Result;
+use phalanx_graph::ops::Unary;
+use phalanx_graph::{Graph, NodeId};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
@@ -64,11 +66,9 @@ fn one() -> f64 {
 /// convolution's `[h, w, in, out]`. Saved as Keras saves it.
 ///
 /// ```
-/// use phalanx::constraints::Constraint;
+/// use phalanx::prelude::*;
 ///
-/// let mut w = [3.0, 0.1, 4.0, 0.2];
-/// Constraint::max_norm(1.0, 0).apply(&[2, 2], &mut w);
-/// assert!((w[0] - 0.6).abs() < 1e-6 && (w[2] - 0.8).abs() < 1e-6 && (w[1] - 0.1).abs() < 1e-6);
+/// let layer = Dense::new(8).kernel_constraint(Constraint::max_norm(1.0, 0));
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self", tag = "class_name", content = "config", deny_unknown_fields)]
@@ -138,63 +138,30 @@ impl Constraint {
         }
     }
 
-    /// Projects a weight of dimensions `dims`; axes it does not have are left out.
-    pub fn apply(&self, dims: &[usize], values: &mut [f32]) {
-        match self {
-            Constraint::NonNeg {} => {
-                values.iter_mut().filter(|w| **w < 0.0).for_each(|w| *w = 0.0);
+    /// Appends the projection of a weight; axes it does not have are left out.
+    ///
+    /// A norm `n` over the axes becomes `desired(n)` by the factor `desired(n) / (epsilon + n)`.
+    pub fn project(&self, g: &mut Graph, w: NodeId) -> Result<NodeId> {
+        let Some(axes) = self.axes() else { return Ok(g.relu(w)?) };
+        let rank = g.ty(w).dims.len() as i64;
+        let chosen = |axis: &i64| axes.as_slice().iter().any(|a| a == axis || a + rank == *axis);
+        let axes: Vec<usize> = (0..rank).filter(chosen).map(|a| a as usize).collect();
+        let squares = g.unary(Unary::Square, w)?;
+        let sum = g.sum_axes(squares, &axes)?;
+        let norm = g.unary(Unary::Sqrt, sum)?;
+        let desired = match self {
+            Constraint::NonNeg {} => norm,
+            Constraint::UnitNorm { .. } => g.scalar(1.0),
+            Constraint::MaxNorm { max_value, .. } => g.clamp(norm, 0.0, max_value.max(0.0))?,
+            Constraint::MinMaxNorm { min_value, max_value, rate, .. } => {
+                let limited = g.clamp(norm, *min_value, *max_value)?;
+                let (limited, kept) = (g.scale(limited, *rate)?, g.scale(norm, 1.0 - rate)?);
+                g.add(limited, kept)?
             }
-            Constraint::MaxNorm { max_value, axis } => {
-                scale_norms(dims, axis, values, |n| n.clamp(0.0, max_value.max(0.0)));
-            }
-            Constraint::UnitNorm { axis } => scale_norms(dims, axis, values, |_| 1.0),
-            Constraint::MinMaxNorm { min_value, max_value, rate, axis } => {
-                scale_norms(dims, axis, values, |n| {
-                    rate * n.max(*min_value).min(*max_value) + (1.0 - rate) * n
-                });
-            }
-        }
-    }
-}
-
-/// Multiplies every slice over `axes` by `desired(norm) / (epsilon + norm)`.
-fn scale_norms(dims: &[usize], axes: &Axes, values: &mut [f32], desired: impl Fn(f64) -> f64) {
-    let rank = dims.len() as i64;
-    let reduced = |axis: usize| {
-        let axis = axis as i64;
-        axes.as_slice().iter().any(|a| *a == axis || *a + rank == axis)
-    };
-    // Strides into the table of norms: zero along the axes a norm runs over.
-    let mut strides = vec![0; dims.len()];
-    let mut count = 1;
-    for axis in (0..dims.len()).rev() {
-        if !reduced(axis) {
-            strides[axis] = count;
-            count *= dims[axis];
-        }
-    }
-    let slot = |element: usize| {
-        let mut rest = element;
-        let mut slot = 0;
-        for axis in (0..dims.len()).rev() {
-            slot += rest % dims[axis] * strides[axis];
-            rest /= dims[axis];
-        }
-        slot
-    };
-    let mut squares = vec![0.0f64; count];
-    for (i, w) in values.iter().enumerate() {
-        squares[slot(i)] += f64::from(*w) * f64::from(*w);
-    }
-    let factors: Vec<f64> = squares
-        .iter()
-        .map(|s| {
-            let norm = s.sqrt();
-            desired(norm) / (EPSILON + norm)
-        })
-        .collect();
-    for (i, w) in values.iter_mut().enumerate() {
-        *w = (f64::from(*w) * factors[slot(i)]) as f32;
+        };
+        let safe = g.offset(norm, EPSILON)?;
+        let factor = g.div(desired, safe)?;
+        Ok(g.mul(w, factor)?)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What can go wrong, in the user's words.
 
 use phalanx_graph::GraphError;
+use phalanx_graph::exec::ExecError;
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -11,6 +12,30 @@ pub enum Error {
     /// Shapes that do not fit, found when the model is built.
     #[error(transparent)]
     Graph(#[from] GraphError),
+    /// What the executor reports.
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+    /// A call that needs a compiled model.
+    #[error("model '{model}' is not compiled: call compile(...) before {call}")]
+    NotCompiled {
+        /// The model.
+        model: String,
+        /// The call.
+        call: &'static str,
+    },
+    /// A loss that is no longer a number.
+    #[error(
+        "the loss is {loss} at step {step} (epoch {epoch}): lower the learning rate, clip the \
+         gradients or look for bad values in the data"
+    )]
+    NotFinite {
+        /// NaN or infinite.
+        loss: f64,
+        /// The training step, counted from 1.
+        step: u64,
+        /// The epoch, counted from 1.
+        epoch: usize,
+    },
     /// An argument outside its range.
     #[error("{owner}: {argument}: expected {expected}, received {received}")]
     Argument {

@@ -3,11 +3,73 @@
 #![deny(missing_docs)]
 
 pub mod activations;
+pub mod applications;
+pub mod callbacks;
 pub mod choice;
 mod config;
 pub mod constraints;
+pub mod data;
+pub mod datasets;
 pub mod error;
+pub mod history;
 pub mod initializers;
 pub mod layer;
 pub mod layers;
+pub mod losses;
+pub mod metrics;
+pub mod model;
+pub mod optimizers;
+pub mod progress;
 pub mod regularizers;
+pub mod schedules;
+pub mod strategy;
+
+pub use error::{Error, Result};
+pub use phalanx_cpu::cores;
+pub use phalanx_cpu::simd::Isa;
+pub use phalanx_graph::program::Program;
+pub use phalanx_graph::rng::Stream;
+pub use phalanx_graph::{Data, Tensor};
+
+/// Everything a training program needs, in one line.
+pub mod prelude {
+    pub use crate::callbacks::{
+        Callback, EarlyStopping, LambdaCallback, LearningRateScheduler, TerminateOnNaN,
+    };
+    pub use crate::constraints::Constraint;
+    pub use crate::data::{Arrays, Dataset};
+    pub use crate::error::{Error, Result};
+    pub use crate::history::History;
+    pub use crate::initializers::Initializer;
+    pub use crate::layer::{Layer, LayerExt, LayerHandle};
+    pub use crate::layers::{
+        Activation, Add, Average, AveragePooling2D, BatchNormalization, Concatenate, Conv2D,
+        Cropping2D, Dense, DepthwiseConv2D, Dropout, Embedding, Flatten, GlobalAveragePooling2D,
+        GlobalMaxPooling2D, LayerNormalization, LeakyReLU, MaxPooling2D, Maximum, Minimum,
+        Multiply, Normalization, Permute, ReLU, Rescaling, Reshape, Softmax, SpatialDropout2D,
+        Subtract, UpSampling2D, ZeroPadding2D,
+    };
+    pub use crate::losses::{
+        BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, KLDivergence, Loss, LossExt,
+        MeanAbsoluteError, MeanSquaredError, Reduction, SparseCategoricalCrossentropy,
+    };
+    pub use crate::metrics::{
+        AUC, BinaryAccuracy, CategoricalAccuracy, Metric, Precision, Recall,
+        SparseCategoricalAccuracy, SparseTopKCategoricalAccuracy, TopKCategoricalAccuracy,
+    };
+    pub use crate::model::{
+        Apply, Compile, Fit, Input, Model, Sequential, StepKind, Symbol, Symbols,
+    };
+    pub use crate::optimizers::{
+        Adagrad, Adam, AdamW, Lion, Nadam, Optimizer, OptimizerExt, RMSprop, SGD,
+    };
+    pub use crate::regularizers::Regularizer;
+    pub use crate::schedules::{
+        CosineDecay, CosineDecayRestarts, ExponentialDecay, InverseTimeDecay, LearningRate,
+        PiecewiseConstantDecay, PolynomialDecay,
+    };
+    pub use crate::strategy::{
+        DeviceKind, MirroredStrategy, list_physical_devices, set_visible_devices,
+    };
+    pub use crate::{Data, Tensor, applications, datasets};
+}

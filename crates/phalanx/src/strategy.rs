@@ -93,7 +93,9 @@ impl MirroredStrategy {
     }
 
     /// The devices named, such as `["cpu:0", "cpu:1"]`.
-    pub fn with_devices<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> Result<MirroredStrategy> {
+    pub fn with_devices<S: AsRef<str>>(
+        names: impl IntoIterator<Item = S>,
+    ) -> Result<MirroredStrategy> {
         let devices: Vec<Device> =
             names.into_iter().map(|n| n.as_ref().parse()).collect::<Result<_>>()?;
         MirroredStrategy::over(devices)
@@ -101,7 +103,9 @@ impl MirroredStrategy {
 
     /// `n` logical CPU devices.
     pub fn cpus(n: usize) -> Result<MirroredStrategy> {
-        MirroredStrategy::over((0..n).map(|index| Device { kind: DeviceKind::Cpu, index }).collect())
+        MirroredStrategy::over(
+            (0..n).map(|index| Device { kind: DeviceKind::Cpu, index }).collect(),
+        )
     }
 
     fn over(devices: Vec<Device>) -> Result<MirroredStrategy> {

@@ -98,7 +98,7 @@ impl<'a> Trainer<'a> {
         let rate = common.learning_rate.at(self.calls);
         self.calls += 1;
         let every = common.gradient_accumulation_steps.unwrap_or(1);
-        if self.calls % every != 0 {
+        if !self.calls.is_multiple_of(every) {
             return;
         }
         self.updates += 1;
@@ -122,20 +122,26 @@ impl<'a> Trainer<'a> {
     }
 }
 
-fn check(case: &Case) {
-    let optimizer =
-        optimizers::from_config(case.text("class_name"), case.config()).expect(case.name());
-    let start = (0..2).map(|i| case.floats(&format!("var/{i}")).to_vec()).collect();
+fn check(case: &Case<'_>) {
+    let optimizer = optimizers::from_config(case.class_name(), case.config()).expect(case.name);
+    let start = (0..2).map(|i| case.f32(&format!("var/{i}")).to_vec()).collect();
     let mut trainer = Trainer::new(&*optimizer, start);
+    // Relative to the largest weight of the model: Keras computes bias corrections in f32, where
+    // that of Adam's first step is off by 6e-6, and with it every change of a small weight.
+    let largest = (0..2)
+        .flat_map(|i| case.f32(&format!("after/0/{i}")))
+        .fold(0.0_f32, |largest, w| largest.max(w.abs()));
     let close = |what: String, received: &[f32], field: &str| {
-        let received: Vec<f64> = received.iter().map(|v| f64::from(*v)).collect();
-        assert_close(&what, &received, case.floats(field), 1e-5);
+        let expected = case.f32(field);
+        for (r, e) in received.iter().zip(expected) {
+            assert!((r - e).abs() <= 1e-5 * largest, "{what}: expected {e}, received {r}");
+        }
     };
     for step in 0..case.json["steps"].as_u64().expect("a number of steps") {
-        let grads = [0, 1].map(|i| case.floats(&format!("grad/{step}/{i}")));
+        let grads = [0, 1].map(|i| case.f32(&format!("grad/{step}/{i}")));
         trainer.apply(&grads);
         for i in 0..2 {
-            let what = format!("{}: step {step}, variable {i}", case.name());
+            let what = format!("{}: step {step}, variable {i}", case.name);
             close(what, &trainer.weights[i], &format!("after/{step}/{i}"));
         }
     }
@@ -143,7 +149,7 @@ fn check(case: &Case) {
         assert_eq!(optimizer.rule().slots.last().expect("slots").name, "average");
         for i in 0..2 {
             let average = trainer.slots[i].last().expect("slots");
-            close(format!("{}: average {i}", case.name()), average, &format!("ema/{i}"));
+            close(format!("{}: average {i}", case.name), average, &format!("ema/{i}"));
         }
     }
 }
@@ -151,39 +157,38 @@ fn check(case: &Case) {
 #[test]
 fn seven_updates_match_keras() {
     let fixture = Fixture::load("optimizers");
-    assert!(fixture.cases.len() > 40);
-    fixture.cases.iter().for_each(check);
+    assert!(fixture.cases().count() > 40);
+    fixture.cases().for_each(|case| check(&case));
 }
 
 #[test]
 fn configs_round_trip() {
-    for case in &Fixture::load("optimizers").cases {
-        let optimizer = optimizers::from_config(case.text("class_name"), case.config()).unwrap();
-        assert_eq!(optimizer.class_name(), case.text("class_name"));
+    for case in Fixture::load("optimizers").cases() {
+        let optimizer = optimizers::from_config(case.class_name(), case.config()).unwrap();
+        assert_eq!(optimizer.class_name(), case.class_name());
         // A schedule's name labels TensorFlow's graph and means nothing here.
         let mut keras = case.config().clone();
         if let Some(config) = keras["learning_rate"].get_mut("config") {
             config.as_object_mut().unwrap().remove("name");
         }
-        assert_config(case.name(), &optimizer.config(), &keras, &[]);
-        let again = optimizers::from_config(case.text("class_name"), &optimizer.config()).unwrap();
+        assert_config(case.name, &optimizer.config(), &keras, &[]);
+        let again = optimizers::from_config(case.class_name(), &optimizer.config()).unwrap();
         assert_eq!(again.config(), optimizer.config());
     }
 }
 
 #[test]
 fn schedules_match_keras() {
-    for case in &Fixture::load("schedules").cases {
-        let json =
-            serde_json::json!({"class_name": case.text("class_name"), "config": case.config()});
-        let schedule: Schedule = serde_json::from_value(json).expect(case.name());
-        schedule.validate().expect(case.name());
+    for case in Fixture::load("schedules").cases() {
+        let json = serde_json::json!({"class_name": case.class_name(), "config": case.config()});
+        let schedule: Schedule = serde_json::from_value(json).expect(case.name);
+        schedule.validate().expect(case.name);
         let steps = case.tensor("step").i32().unwrap();
         let received: Vec<f64> = steps.iter().map(|s| schedule.at(*s as u64)).collect();
-        assert_close(case.name(), &received, case.floats("value"), 1e-5);
+        assert_close(case.name, &received, case.f32("value"), 1e-5);
         let written = serde_json::to_value(&schedule).unwrap();
         let config = written["config"].as_object().unwrap();
-        assert_config(case.name(), config, case.config(), &["name"]);
+        assert_config(case.name, config, case.config(), &["name"]);
     }
 }
 

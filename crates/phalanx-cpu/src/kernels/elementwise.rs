@@ -14,6 +14,7 @@ use std::ops::Range;
 
 use phalanx_graph::ops::Access;
 
+use super::math::prefetch;
 use crate::simd::{Isa, Kernel, MAX_LANES, Simd, dispatch};
 use functions::{Source, execute};
 use plan::Place;
@@ -23,6 +24,9 @@ pub use plan::TapePlan;
 
 /// Elements of a tile: ten of them fit into 32 KiB with room to spare.
 const TILE: usize = 512;
+
+/// Elements that a core's caches hold; longer values are prefetched.
+const FITS_CACHE: usize = 32 * 1024;
 
 /// Pixels at least this wide are walked one by one where an operand is strided, without copies.
 const WIDE_PIXEL: usize = 128;
@@ -138,7 +142,7 @@ impl Walk<'_> {
 
     /// True for a repeated vector that is laid out once for all tiles.
     fn repeats_alike(&self, period: usize) -> bool {
-        self.tiling == Tiling::Even && self.plan.tile % period == 0
+        self.tiling == Tiling::Even && self.plan.tile.is_multiple_of(period)
     }
 
     fn input(&self, i: usize, t: &Tile) -> Source {
@@ -204,6 +208,22 @@ impl Walk<'_> {
         }
     }
 
+    /// Asks for the memory of the tile after `t`: between a tile's first and last step there is nothing
+    /// that would tell the hardware to go on fetching.
+    fn prefetch(&self, t: &Tile) {
+        let next = t.start + t.len;
+        for (x, access) in self.inputs.iter().zip(&self.plan.inputs) {
+            if *access == Access::Full && x.ld == self.width {
+                prefetch_floats(x.ptr.wrapping_add(next), t.len);
+            }
+        }
+        for y in self.outputs.iter().filter(|y| y.ld == self.width) {
+            if !self.inputs.iter().any(|x| std::ptr::eq(x.ptr, y.ptr)) {
+                prefetch_floats(y.ptr.wrapping_add(next), t.len);
+            }
+        }
+    }
+
     /// Moves results that were not written in place.
     fn flush(&self, t: &Tile) {
         for (o, y) in self.outputs.iter().enumerate() {
@@ -262,6 +282,12 @@ unsafe fn copy(from: *const f32, to: *mut f32, n: usize) {
     }
 }
 
+fn prefetch_floats(p: *const f32, n: usize) {
+    for i in (0..n).step_by(16) {
+        prefetch(p.wrapping_add(i));
+    }
+}
+
 /// Gathers the channels of a strided operand.
 unsafe fn copy_pixels(t: &Tile, width: usize, x: *const f32, ld: usize, slot: *mut f32) {
     let (mut done, mut pixel, mut channel) = (0, t.pixel, t.channel);
@@ -289,11 +315,15 @@ impl Kernel for Evaluate<'_> {
             // SAFETY: the slot holds a vector.
             unsafe { walk.fill_splat(slot, *c) };
         }
+        let ahead = self.elements.len() > FITS_CACHE && walk.tiling == Tiling::Even;
         let mut start = self.elements.start;
         while start < self.elements.end {
             let t = walk.tile(start, self.elements.end);
             for i in 0..walk.inputs.len() {
                 walk.fill(i, &t, start == self.elements.start);
+            }
+            if ahead {
+                walk.prefetch(&t);
             }
             for step in &walk.plan.steps {
                 let action = step.action.map(|place| walk.source(place, &t));

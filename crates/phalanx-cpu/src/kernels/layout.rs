@@ -50,11 +50,12 @@ impl Copy {
         if count == 1 {
             return;
         }
-        if let Some(outer) = self.axes[..self.len].last_mut() {
-            if outer.src == count * src && outer.dst == count * dst {
-                *outer = Axis { count: outer.count * count, src, dst };
-                return;
-            }
+        if let Some(outer) = self.axes[..self.len].last_mut()
+            && outer.src == count * src
+            && outer.dst == count * dst
+        {
+            *outer = Axis { count: outer.count * count, src, dst };
+            return;
         }
         assert!(self.len <= MAX_RANK, "a value has at most {MAX_RANK} axes");
         self.axes[self.len] = Axis { count, src, dst };

@@ -21,6 +21,19 @@ pub unsafe fn store<S: Simd, const PART: bool>(p: *mut f32, v: S::V, n: usize) {
     unsafe { if PART { S::store_partial(p, v, n) } else { S::store(p, v) } }
 }
 
+/// Asks for the cache line at `p`, which need not exist, to be brought near.
+#[inline(always)]
+pub fn prefetch(p: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint; it never faults.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
 /// The first `n` lanes of `v`, and `rest` in the others.
 #[inline(always)]
 pub unsafe fn keep_first<S: Simd>(v: S::V, n: usize, rest: f32) -> S::V {

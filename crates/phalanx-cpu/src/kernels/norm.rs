@@ -5,7 +5,7 @@
 //! backward evaluate `x * scale + shift` with the same instruction and the same numbers.
 
 use super::layout::{Dst, Src};
-use super::math::{load, store};
+use super::math::{load, prefetch, store};
 use crate::simd::{Isa, Kernel, MAX_LANES, Simd, dispatch};
 
 /// Pixels summed in f32 before the sums move to f64.
@@ -86,7 +86,7 @@ trait Terms {
     type Params<S: Simd>: Copy;
     unsafe fn params<S: Simd, const PART: bool>(&self, channel: usize, n: usize)
     -> Self::Params<S>;
-    unsafe fn add<S: Simd, const PART: bool>(
+    unsafe fn add<S: Simd, const PART: bool, const AHEAD: bool>(
         &self,
         params: Self::Params<S>,
         sums: &mut [S::V; 2],
@@ -101,6 +101,21 @@ impl<B: Terms> Kernel for Sums<'_, B> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(mut self) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            // Wide blocks are read in strips, which the hardware does not foresee.
+            if self.c > WIDE * S::LANES {
+                self.blocks::<S, true>();
+            } else {
+                self.blocks::<S, false>();
+            }
+        }
+    }
+}
+
+impl<B: Terms> Sums<'_, B> {
+    #[inline(always)]
+    unsafe fn blocks<S: Simd, const AHEAD: bool>(&mut self) {
         let mut start = 0;
         while start < self.pixels {
             let end = self.pixels.min(start + BLOCK);
@@ -108,25 +123,23 @@ impl<B: Terms> Kernel for Sums<'_, B> {
             // SAFETY: channels stay below `c`.
             unsafe {
                 while at + WIDE * S::LANES <= self.c {
-                    self.block::<S, WIDE, false>(start, end, at, S::LANES);
+                    self.block::<S, WIDE, false, AHEAD>(start, end, at, S::LANES);
                     at += WIDE * S::LANES;
                 }
                 while at + S::LANES <= self.c {
-                    self.block::<S, 1, false>(start, end, at, S::LANES);
+                    self.block::<S, 1, false, AHEAD>(start, end, at, S::LANES);
                     at += S::LANES;
                 }
                 if at < self.c {
-                    self.block::<S, 1, true>(start, end, at, self.c - at);
+                    self.block::<S, 1, true, AHEAD>(start, end, at, self.c - at);
                 }
             }
             start = end;
         }
     }
-}
 
-impl<B: Terms> Sums<'_, B> {
     #[inline(always)]
-    unsafe fn block<S: Simd, const N: usize, const PART: bool>(
+    unsafe fn block<S: Simd, const N: usize, const PART: bool, const AHEAD: bool>(
         &mut self,
         start: usize,
         end: usize,
@@ -146,7 +159,13 @@ impl<B: Terms> Sums<'_, B> {
                 for (odd, sums) in sums.iter_mut().enumerate() {
                     for k in 0..N {
                         let at = channel + k * S::LANES;
-                        self.body.add::<S, PART>(params[k], &mut sums[k], pixel + odd, at, n);
+                        self.body.add::<S, PART, AHEAD>(
+                            params[k],
+                            &mut sums[k],
+                            pixel + odd,
+                            at,
+                            n,
+                        );
                     }
                 }
                 pixel += 2;
@@ -154,7 +173,7 @@ impl<B: Terms> Sums<'_, B> {
             if pixel < end {
                 for k in 0..N {
                     let at = channel + k * S::LANES;
-                    self.body.add::<S, PART>(params[k], &mut sums[0][k], pixel, at, n);
+                    self.body.add::<S, PART, AHEAD>(params[k], &mut sums[0][k], pixel, at, n);
                 }
             }
             let mut lanes = [0.0f32; MAX_LANES];
@@ -172,6 +191,24 @@ impl<B: Terms> Sums<'_, B> {
     }
 }
 
+/// Channels of a pixel; where `AHEAD`, those of the next block are asked for.
+#[inline(always)]
+unsafe fn load_ahead<S: Simd, const PART: bool, const AHEAD: bool>(
+    x: Src,
+    pixel: usize,
+    channel: usize,
+    n: usize,
+) -> S::V {
+    // SAFETY: the pixel and its channels exist; the hint may point anywhere.
+    unsafe {
+        let at = x.ptr.add(pixel * x.ld + channel);
+        if AHEAD {
+            prefetch(at.wrapping_add(BLOCK * x.ld));
+        }
+        load::<S, PART>(at, n)
+    }
+}
+
 struct Moments {
     x: Src,
 }
@@ -183,7 +220,7 @@ impl Terms for Moments {
     unsafe fn params<S: Simd, const PART: bool>(&self, _: usize, _: usize) {}
 
     #[inline(always)]
-    unsafe fn add<S: Simd, const PART: bool>(
+    unsafe fn add<S: Simd, const PART: bool, const AHEAD: bool>(
         &self,
         (): (),
         sums: &mut [S::V; 2],
@@ -193,7 +230,7 @@ impl Terms for Moments {
     ) {
         // SAFETY: the pixel and its channels exist.
         unsafe {
-            let x = load::<S, PART>(self.x.ptr.add(pixel * self.x.ld + channel), n);
+            let x = load_ahead::<S, PART, AHEAD>(self.x, pixel, channel, n);
             sums[0] = S::add(sums[0], x);
             sums[1] = S::fmadd(x, x, sums[1]);
         }
@@ -343,7 +380,7 @@ impl<const RELU: bool> Terms for GradSums<RELU> {
     }
 
     #[inline(always)]
-    unsafe fn add<S: Simd, const PART: bool>(
+    unsafe fn add<S: Simd, const PART: bool, const AHEAD: bool>(
         &self,
         [mean, scale, shift]: [S::V; 3],
         sums: &mut [S::V; 2],
@@ -353,8 +390,8 @@ impl<const RELU: bool> Terms for GradSums<RELU> {
     ) {
         // SAFETY: the pixel and its channels exist.
         unsafe {
-            let dy = load::<S, PART>(self.dy.ptr.add(pixel * self.dy.ld + channel), n);
-            let x = load::<S, PART>(self.x.ptr.add(pixel * self.x.ld + channel), n);
+            let dy = load_ahead::<S, PART, AHEAD>(self.dy, pixel, channel, n);
+            let x = load_ahead::<S, PART, AHEAD>(self.x, pixel, channel, n);
             let dy = if RELU { passed::<S>(dy, x, scale, shift) } else { dy };
             sums[0] = S::add(sums[0], dy);
             sums[1] = S::fmadd(dy, S::sub(x, mean), sums[1]);

@@ -48,6 +48,8 @@ pub unsafe fn dropout(
         kept_from: (f64::from(d.rate) * f64::from(1 << 24)).ceil() as u32,
         scale: (1.0 / (1.0 - f64::from(d.rate))) as f32,
     };
+    // The compiler keeps the state of Philox in registers for AVX2 only: measured twice as fast.
+    let isa = if isa == Isa::Avx512 { Isa::Avx2 } else { isa };
     for r in 0..rows {
         let row = (first_row + r) as u32;
         let mut walk = Walk { isa, mask, row, x, y, at: r * len };
@@ -131,15 +133,19 @@ impl Kernel for Run {
                 words = draw_words(&mask.draw, row, block);
             }
             let n = (WORDS - skip).min(len - at);
-            // Through arrays, so that the compiler need not fear that `x` and `y` are the same.
-            let mut values = [0.0f32; WORDS];
-            // SAFETY: `n` elements are left.
-            unsafe { std::ptr::copy_nonoverlapping(x.add(at), values[skip..].as_mut_ptr(), n) };
-            for (v, w) in values.iter_mut().zip(&words) {
-                *v = if w >> 8 >= mask.kept_from { *v * mask.scale } else { 0.0 };
+            // SAFETY: `n` elements are left, and the words from `skip` on are enough for them.
+            unsafe {
+                let (x, y) = (x.add(at), y.add(at));
+                if n == WORDS {
+                    // Through an array: the compiler then need not fear that `x` and `y` are one.
+                    let values = keep(x.cast::<[f32; WORDS]>().read_unaligned(), &words, &mask);
+                    y.cast::<[f32; WORDS]>().write_unaligned(values);
+                } else {
+                    for i in 0..n {
+                        *y.add(i) = keep([*x.add(i)], &[words[skip + i]], &mask)[0];
+                    }
+                }
             }
-            // SAFETY: `n` elements are left.
-            unsafe { std::ptr::copy_nonoverlapping(values[skip..].as_ptr(), y.add(at), n) };
             at += n;
             block = block.wrapping_add(BLOCKS as u32);
             skip = 0;
@@ -147,29 +153,48 @@ impl Kernel for Run {
     }
 }
 
+/// The numbers whose words say so, scaled; zero for the others.
+#[inline(always)]
+fn keep<const N: usize>(mut x: [f32; N], words: &[u32; N], mask: &Mask) -> [f32; N] {
+    for i in 0..N {
+        x[i] = if words[i] >> 8 >= mask.kept_from { x[i] * mask.scale } else { 0.0 };
+    }
+    x
+}
+
 /// The words of `BLOCKS` blocks from `block` on: what [`Draw::words`] gives for each.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // Four arrays in step.
 fn draw_words(draw: &Draw, row: u32, block: u32) -> [u32; WORDS] {
-    let mut k = [draw.seed as u32, (draw.seed >> 32) as u32 ^ (draw.step >> 32) as u32];
-    let mut c = [[0; BLOCKS], [row; BLOCKS], [draw.step as u32; BLOCKS], [draw.stream; BLOCKS]];
+    const LOW: u64 = 0xffff_ffff;
+    // Words sit in the low halves of 64-bit lanes; products need no unpacking that way, and what
+    // gathers in the high halves is cut off by the next product.
+    let high = (draw.seed >> 32) as u32 ^ (draw.step >> 32) as u32;
+    let mut k = [draw.seed as u32, high];
+    let (row, stream) = (u64::from(row), u64::from(draw.stream));
+    let mut c = [[0; BLOCKS], [row; BLOCKS], [draw.step; BLOCKS], [stream; BLOCKS]];
     for (i, c) in c[0].iter_mut().enumerate() {
-        *c = block.wrapping_add(i as u32);
+        *c = u64::from(block.wrapping_add(i as u32));
     }
     for _ in 0..10 {
         for i in 0..BLOCKS {
-            let p0 = u64::from(c[0][i]) * 0xD251_1F53;
-            let p1 = u64::from(c[2][i]) * 0xCD9E_8D57;
-            c[0][i] = (p1 >> 32) as u32 ^ c[1][i] ^ k[0];
-            c[1][i] = p1 as u32;
-            c[2][i] = (p0 >> 32) as u32 ^ c[3][i] ^ k[1];
-            c[3][i] = p0 as u32;
+            let p0 = (c[0][i] & LOW) * 0xD251_1F53;
+            let p1 = (c[2][i] & LOW) * 0xCD9E_8D57;
+            c[0][i] = (p1 >> 32) ^ c[1][i] ^ u64::from(k[0]);
+            c[1][i] = p1;
+            c[2][i] = (p0 >> 32) ^ c[3][i] ^ u64::from(k[1]);
+            c[3][i] = p0;
         }
         k = [k[0].wrapping_add(0x9E37_79B9), k[1].wrapping_add(0xBB67_AE85)];
     }
     let mut words = [0; WORDS];
-    for (i, word) in words.iter_mut().enumerate() {
-        *word = c[i % 4][i / 4];
+    for i in 0..BLOCKS {
+        // Two words to a lane, so that they are put together rather than taken apart.
+        let pair = [c[0][i] & LOW | c[1][i] << 32, c[2][i] & LOW | c[3][i] << 32];
+        for (k, pair) in pair.iter().enumerate() {
+            words[4 * i + 2 * k] = *pair as u32;
+            words[4 * i + 2 * k + 1] = (*pair >> 32) as u32;
+        }
     }
     words
 }

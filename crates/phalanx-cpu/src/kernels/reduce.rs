@@ -109,18 +109,21 @@ unsafe fn max_line<S: Simd>(x: *const f32, len: usize) -> f32 {
 /// Sum or maximum of every column of a `[len, inner]` matrix.
 #[inline(always)]
 unsafe fn columns<S: Simd, const SUM: bool>(len: usize, inner: usize, x: *const f32, y: *mut f32) {
-    const WIDE: usize = 8;
     let mut at = 0;
+    macro_rules! strips {
+        ($n:literal) => {
+            while at + $n * S::LANES <= inner {
+                strip::<S, SUM, $n, false>(len, inner, x.add(at), y.add(at), S::LANES);
+                at += $n * S::LANES;
+            }
+        };
+    }
     // SAFETY: columns stay below `inner`.
     unsafe {
-        while at + WIDE * S::LANES <= inner {
-            strip::<S, SUM, WIDE, false>(len, inner, x.add(at), y.add(at), S::LANES);
-            at += WIDE * S::LANES;
-        }
-        while at + S::LANES <= inner {
-            strip::<S, SUM, 1, false>(len, inner, x.add(at), y.add(at), S::LANES);
-            at += S::LANES;
-        }
+        strips!(8);
+        strips!(4);
+        strips!(2);
+        strips!(1);
         if at < inner {
             strip::<S, SUM, 1, true>(len, inner, x.add(at), y.add(at), inner - at);
         }
@@ -138,6 +141,8 @@ unsafe fn strip<S: Simd, const SUM: bool, const N: usize, const PART: bool>(
 ) {
     // SAFETY: the caller's columns lie inside the matrix.
     unsafe {
+        // The next strip lies in other lines of the same rows: few enough of them stay in the cache.
+        let ahead = N > 1 && len <= 1024;
         let start = S::splat(if SUM { 0.0 } else { f32::NEG_INFINITY });
         let mut total = [start; N];
         let mut lost = [S::zero(); N];
@@ -147,7 +152,11 @@ unsafe fn strip<S: Simd, const SUM: bool, const N: usize, const PART: bool>(
             let mut acc = [start; N];
             while row < end {
                 for (k, acc) in acc.iter_mut().enumerate() {
-                    let v = math::load::<S, PART>(x.add(row * ld + k * S::LANES), n);
+                    let at = x.add(row * ld + k * S::LANES);
+                    if ahead {
+                        math::prefetch(at.wrapping_add(N * S::LANES));
+                    }
+                    let v = math::load::<S, PART>(at, n);
                     *acc = if SUM { S::add(*acc, v) } else { math::max::<S>(*acc, v) };
                 }
                 row += 1;

@@ -165,8 +165,9 @@ impl Arrays {
         }
         let mut by_sample = Vec::with_capacity(self.window.len());
         for row in self.window.clone() {
-            let class = class_of(target, row)
-                .ok_or_else(|| wrong("a class from 0 up", format!("another target in row {row}")))?;
+            let class = class_of(target, row).ok_or_else(|| {
+                wrong("a class from 0 up", format!("another target in row {row}"))
+            })?;
             by_sample.push(weights.get(&class).copied().unwrap_or(1.0));
         }
         self.sample_weight(&by_sample)
@@ -220,6 +221,13 @@ impl Arrays {
     /// The targets, of all rows the arrays have.
     pub fn targets(&self) -> &[Arc<Tensor>] {
         &self.targets
+    }
+
+    /// The same samples with other targets.
+    pub(crate) fn with_targets(mut self, targets: Vec<Arc<Tensor>>) -> Arrays {
+        debug_assert!(targets.iter().zip(&self.targets).all(|(a, b)| a.rows() == b.rows()));
+        self.targets = targets;
+        self
     }
 
     fn show(mut self, argument: &str, window: Range<usize>) -> Result<Arrays> {
@@ -467,7 +475,8 @@ mod tests {
 
     #[test]
     fn split_keeps_the_last_fraction() {
-        let (train, validation) = numbered(10).batch(10).unwrap().shuffle(true).split(0.25).unwrap();
+        let (train, validation) =
+            numbered(10).batch(10).unwrap().shuffle(true).split(0.25).unwrap();
         let mut first = batches(&train, 0, 0).concat();
         first.sort_unstable();
         assert_eq!(first, [0, 1, 2, 3, 4, 5, 6]);

@@ -138,14 +138,14 @@ fn draw(digits: &[Vec<Strokes>], picture: &mut [f32], random: &mut Stream) -> i3
     let styles = &digits[digit];
     let style = random.below(styles.len() as u64) as usize;
     let warp = Warp::random(random);
-    let pen = between(random, 0.6, 1.7);
+    let pen = between(random, 0.8, 1.8);
     for stroke in &styles[style] {
         for ends in stroke.windows(2) {
             segment(picture, warp.apply(ends[0]), warp.apply(ends[1]), pen);
         }
     }
     let ink = between(random, 0.65, 1.0);
-    let grain = between(random, 0.0, 0.3);
+    let grain = between(random, 0.0, 0.25);
     for pixel in picture {
         // Four bytes of a word add up to nearly a normal distribution around 2.
         let bytes = random.word().to_le_bytes().map(u32::from);
@@ -173,8 +173,8 @@ impl Warp {
         let mut r = |low, high| between(random, low, high);
         let bend = [r(-0.07, 0.07), r(-0.05, 0.05)];
         let phase = [r(0.0, std::f32::consts::TAU), r(0.0, std::f32::consts::TAU)];
-        let (sin, cos) = r(-0.3, 0.3).sin_cos();
-        let shear = r(-0.3, 0.3);
+        let (sin, cos) = r(-0.25, 0.25).sin_cos();
+        let shear = r(-0.25, 0.25);
         let (x, y) = (r(0.7, 1.15) * HEIGHT, r(0.75, 1.15) * HEIGHT);
         // Scale, then shear, then rotate.
         let matrix = [
@@ -182,7 +182,7 @@ impl Warp {
             [sin * x, (sin * shear + cos) * y],
         ];
         let middle = (SIDE as f32 - 1.0) / 2.0;
-        Warp { bend, phase, matrix, shift: [middle + r(-2.5, 2.5), middle + r(-2.5, 2.5)] }
+        Warp { bend, phase, matrix, shift: [middle + r(-2.0, 2.0), middle + r(-2.0, 2.0)] }
     }
 
     fn apply(&self, [x, y]: Point) -> Point {

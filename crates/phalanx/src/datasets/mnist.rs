@@ -57,8 +57,7 @@ fn load_part(images: &Path, labels: &Path) -> Result<(Tensor, Tensor)> {
     let pixels = idx::read(images, &[SIDE, SIDE])?;
     let classes = idx::read(labels, &[])?;
     if classes.samples != pixels.samples {
-        let expected =
-            format!("{} labels, one per image of {}", pixels.samples, images.display());
+        let expected = format!("{} labels, one per image of {}", pixels.samples, images.display());
         return Err(Error::file(labels, expected, classes.samples));
     }
     if let Some(at) = classes.bytes.iter().position(|label| *label >= CLASSES) {
@@ -106,7 +105,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write_part(dir.path(), FILES[1], &[0, 1]);
         for (labels, expected) in [
-            (&[1u8, 10][..], "labels-idx1-ubyte: expected labels below 10, received 10 for sample 1"),
+            (
+                &[1u8, 10][..],
+                "labels-idx1-ubyte: expected labels below 10, received 10 for sample 1",
+            ),
             (&[1, 2, 3], "images-idx3-ubyte, received 3"),
         ] {
             write_part(dir.path(), FILES[0], labels);
@@ -132,7 +134,8 @@ mod tests {
     #[test]
     fn the_official_files_give_the_published_counts_and_means() {
         let shared = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
-        for (name, mean, first_class) in [("mnist", 0.1307, 5923), ("fashion-mnist", 0.2860, 6000)] {
+        for (name, mean, first_class) in [("mnist", 0.1307, 5923), ("fashion-mnist", 0.2860, 6000)]
+        {
             let dir = shared.join(name);
             if !dir.is_dir() {
                 eprintln!("skipped: no {}", dir.display());

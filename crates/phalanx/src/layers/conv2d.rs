@@ -122,7 +122,7 @@ impl Layer for Conv2D {
         at_least_one(cx, "groups", self.groups)?;
         let (x, input) = image(cx, inputs)?;
         for (what, n) in [("input's channels", input[2]), ("filters", self.filters)] {
-            if n % self.groups != 0 {
+            if !n.is_multiple_of(self.groups) {
                 let expected = format!("a divisor of the {what}, {n}");
                 return Err(cx.argument("groups", &expected, self.groups));
             }

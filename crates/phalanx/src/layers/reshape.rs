@@ -35,7 +35,7 @@ impl Reshape {
         let known = given.try_fold(1usize, |n, d| n.checked_mul(usize::try_from(*d).ok()?))?;
         let missing = match self.target_shape.iter().filter(|d| **d == -1).count() {
             0 if known == len => 1,
-            1 if known > 0 && len % known == 0 => len / known,
+            1 if known > 0 && len.is_multiple_of(known) => len / known,
             _ => return None,
         };
         let resolved = self.target_shape.iter().map(|d| usize::try_from(*d).unwrap_or(missing));

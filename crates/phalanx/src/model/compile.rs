@@ -96,7 +96,7 @@ impl From<Box<dyn Metric>> for MetricArgument {
 ///     .add(Dense::new(3).activation("softmax"))
 ///     .build()?;
 /// model.compile(
-///     Compile::new(Adam::new())
+///     Compile::new(Adam::default())
 ///         .loss("sparse_categorical_crossentropy")
 ///         .metrics(["accuracy"])
 ///         .strategy(MirroredStrategy::with_devices(["cpu:0", "cpu:1"])?),
@@ -138,7 +138,10 @@ impl Compile {
     }
 
     /// Metrics of the output; called again, those of the next output.
-    pub fn metrics<M: Into<MetricArgument>>(mut self, list: impl IntoIterator<Item = M>) -> Compile {
+    pub fn metrics<M: Into<MetricArgument>>(
+        mut self,
+        list: impl IntoIterator<Item = M>,
+    ) -> Compile {
         self.metrics.push(list.into_iter().map(Into::into).collect());
         self
     }

@@ -104,6 +104,11 @@ impl Definition {
         Ok(())
     }
 
+    /// Whether it was written as a chain or as a graph.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
     /// Declares a feed for every input.
     pub(crate) fn feeds(&self, low: &mut Lowering) -> Vec<FeedId> {
         self.inputs
@@ -145,7 +150,12 @@ impl Definition {
     ) -> Result<Vec<NodeId>> {
         if inputs.len() != self.inputs.len() {
             let owner = format!("model '{}'", self.name);
-            return Err(Error::argument(owner, "inputs", self.inputs.len().to_string(), inputs.len()));
+            return Err(Error::argument(
+                owner,
+                "inputs",
+                self.inputs.len().to_string(),
+                inputs.len(),
+            ));
         }
         let mut values: HashMap<*const Call, Vec<NodeId>> = HashMap::new();
         for (symbol, node) in self.inputs.iter().zip(inputs) {

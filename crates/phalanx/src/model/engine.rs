@@ -52,11 +52,11 @@ pub(crate) struct Engine {
     loss_weights: Vec<f64>,
     metrics: Vec<Vec<Box<dyn Metric>>>,
     weights: Vec<ModelWeight>,
+    constants: Vec<(ParamId, Vec<f32>)>,
     targets: Vec<Type>,
     output_names: Vec<String>,
     programs: [Option<Slot>; 3],
     constrain: Option<ProgramId>,
-    pub(crate) strategy: MirroredStrategy,
     pub(crate) seed: u64,
     /// Training steps so far: the random counters.
     pub(crate) steps: u64,
@@ -117,11 +117,11 @@ impl Engine {
             loss_weights,
             metrics,
             weights: l.low.weights,
+            constants: l.low.constants,
             targets,
             output_names: model.output_names(),
             programs: [None; 3],
             constrain: None,
-            strategy,
             seed,
             steps: 0,
             updates: 0,
@@ -131,6 +131,9 @@ impl Engine {
             scales: vec![],
         };
         engine.push()?;
+        if !engine.compiled() {
+            return Ok(engine);
+        }
         // Shapes that losses or metrics do not fit are found now, not in the first epoch.
         engine.step(StepKind::Train)?;
         if let Some(step) = steps::constrain(lower(&engine.def, true)?)? {
@@ -140,12 +143,36 @@ impl Engine {
         Ok(engine)
     }
 
+    /// An engine that only predicts, for models that were never compiled.
+    pub(crate) fn inference(model: &Model) -> Result<Engine> {
+        let optimizer = Box::new(crate::optimizers::SGD::default());
+        let strategy = MirroredStrategy::new();
+        let (losses, loss_weights, metrics) = (vec![], vec![], vec![]);
+        Engine::new(model, Resolved { optimizer, losses, loss_weights, metrics, strategy, seed: 0 })
+    }
+
+    /// Whether there is something to train for.
+    pub(crate) fn compiled(&self) -> bool {
+        !self.losses.is_empty()
+    }
+
+    /// The optimizer's learning rate at this step.
+    pub(crate) fn learning_rate(&self) -> f64 {
+        self.optimizer.common().learning_rate.at(self.steps)
+    }
+
+    /// Batches that make an update, where the optimizer asks for several.
+    pub(crate) fn gather_steps(&self) -> Option<u64> {
+        self.optimizer.common().gradient_accumulation_steps
+    }
+
+    /// Element types of the targets.
+    pub(crate) fn target_dtypes(&self) -> Vec<DType> {
+        self.targets.iter().map(|t| t.dtype).collect()
+    }
+
     fn objective(&self) -> Objective<'_> {
-        Objective {
-            losses: &self.losses,
-            loss_weights: &self.loss_weights,
-            metrics: &self.metrics,
-        }
+        Objective { losses: &self.losses, loss_weights: &self.loss_weights, metrics: &self.metrics }
     }
 
     fn step(&self, kind: StepKind) -> Result<Step> {
@@ -209,20 +236,35 @@ impl Engine {
                 self.executor.set_param(w.param, &values)?;
             }
         }
+        for (param, values) in &self.constants {
+            self.executor.set_param(*param, values)?;
+        }
         self.dirty = false;
         Ok(())
     }
 
     pub(crate) fn weight_names(&self) -> Vec<String> {
-        let full = |w: &ModelWeight| {
-            format!("{}/{}", w.layer_name, w.layer.weights()[w.index].spec.name)
-        };
+        let full =
+            |w: &ModelWeight| format!("{}/{}", w.layer_name, w.layer.weights()[w.index].spec.name);
         self.weights.iter().map(full).collect()
     }
 
     pub(crate) fn weight(&self, name: &str) -> Option<Vec<f32>> {
         let at = self.weight_names().iter().position(|n| n == name)?;
         Some(self.executor.param(self.weights[at].param))
+    }
+
+    /// Sets weights by name.
+    pub(crate) fn restore(&mut self, weights: &[(String, Vec<f32>)]) -> Result<()> {
+        let names = self.weight_names();
+        for (name, values) in weights {
+            let Some(at) = names.iter().position(|n| n == name) else {
+                return Err(Error::Unknown { kind: "weight", name: name.clone(), known: names });
+            };
+            self.executor.set_param(self.weights[at].param, values)?;
+        }
+        self.dirty = true;
+        Ok(())
     }
 
     /// At the end of training an optimizer with a moving average leaves that in the weights.
@@ -248,7 +290,8 @@ impl Engine {
     fn check(&self, batch: &HostBatch, targets: bool) -> Result<()> {
         let rows = batch.rows;
         let fits = |owner: &str, what: String, ty: &Type, t: &Tensor| {
-            if t.len() == rows * ty.len() && t.dtype() == ty.dtype {
+            // Batches may have room for more rows than they hold.
+            if t.row_len() == ty.len() && t.rows() >= rows && t.dtype() == ty.dtype {
                 return Ok(());
             }
             let mut dims = vec![rows];
@@ -276,14 +319,15 @@ impl Engine {
         count("targets", self.targets.len(), batch.targets.len())?;
         for (i, t) in batch.targets.iter().enumerate() {
             fits(&owner, format!("target of '{}'", self.output_names[i]), &self.targets[i], t)?;
-            self.check_labels(i, t)?;
+            self.check_labels(i, t, rows)?;
         }
         Ok(())
     }
 
     /// Class numbers must name a class.
-    fn check_labels(&self, output: usize, target: &Tensor) -> Result<()> {
+    fn check_labels(&self, output: usize, target: &Tensor, rows: usize) -> Result<()> {
         let Data::I32(labels) = target.data() else { return Ok(()) };
+        let labels = &labels[..rows * target.row_len()];
         let classes = self.classes(output);
         match labels.iter().position(|l| usize::try_from(*l).map_or(true, |l| l >= classes)) {
             None => Ok(()),
@@ -311,7 +355,7 @@ impl Engine {
                 Reduction::SumOverBatchSize => rows,
                 Reduction::Sum => 1.0,
                 Reduction::MeanWithSampleWeight => {
-                    batch.sample_weight.iter().map(|w| f64::from(*w)).sum()
+                    batch.sample_weight[..batch.rows].iter().map(|w| f64::from(*w)).sum()
                 }
             })
             .collect()
@@ -340,8 +384,8 @@ impl Engine {
             false => vec![],
         };
         let mut feeds: Vec<FeedData<'_>> = Vec::with_capacity(batch.inputs.len() + 4);
-        feeds.extend(batch.inputs.iter().chain(&batch.targets).map(feed));
-        feeds.push(FeedData::F32(&batch.sample_weight));
+        feeds.extend(batch.inputs.iter().chain(&batch.targets).map(|t| feed(t, batch.rows)));
+        feeds.push(FeedData::F32(&batch.sample_weight[..batch.rows]));
         feeds.extend(self.scales.chunks(1).map(FeedData::F32));
         let step = Batch {
             rows: batch.rows,
@@ -384,7 +428,7 @@ impl Engine {
     pub(crate) fn predict(&mut self, batch: &HostBatch) -> Result<&[Vec<f32>]> {
         self.check(batch, false)?;
         let id = self.ensure(StepKind::Predict, batch.rows)?;
-        let feeds: Vec<FeedData<'_>> = batch.inputs.iter().map(feed).collect();
+        let feeds: Vec<FeedData<'_>> = batch.inputs.iter().map(|t| feed(t, batch.rows)).collect();
         let step = Batch {
             rows: batch.rows,
             feeds: &feeds,
@@ -448,10 +492,12 @@ pub(crate) struct Gather {
     pub last: bool,
 }
 
-fn feed(t: &Tensor) -> FeedData<'_> {
+/// The first rows of a tensor.
+fn feed(t: &Tensor, rows: usize) -> FeedData<'_> {
+    let len = rows * t.row_len();
     match t.data() {
-        Data::F32(v) => FeedData::F32(v),
-        Data::I32(v) => FeedData::I32(v),
+        Data::F32(v) => FeedData::F32(&v[..len]),
+        Data::I32(v) => FeedData::I32(&v[..len]),
     }
 }
 

@@ -10,12 +10,13 @@ mod symbol;
 
 pub use compile::{Compile, LossArgument, MetricArgument, OptimizerArgument};
 pub use definition::{Definition, Kind};
-pub use fit::{Evaluate, Fit, IntoDataset, Logs, Predict};
+pub use engine::StepKind;
+pub use fit::{Fit, IntoDataset, Logs};
 pub use summary::Summary;
 pub use symbol::{Apply, Input, Symbol, Symbols};
 
 use crate::error::{Error, Result};
-use crate::layer::{Layer, LayerHandle, Lowering};
+use crate::layer::{Layer, LayerHandle};
 use engine::Engine;
 use phalanx_graph::Tensor;
 use phalanx_graph::rng::Stream;
@@ -195,15 +196,6 @@ impl Model {
         }
     }
 
-    /// Lowers the model for training or inference.
-    fn lower(&self, training: bool) -> Result<steps::Lowered> {
-        let mut low = Lowering::new(training);
-        let feeds = self.def.feeds(&mut low);
-        let inputs: Vec<_> = feeds.iter().map(|f| low.graph.feed(*f)).collect();
-        let outputs = self.def.lower(&mut low, &inputs, "")?;
-        Ok(steps::Lowered { low, outputs })
-    }
-
     /// The names of the outputs: the layers that make them.
     pub fn output_names(&self) -> Vec<String> {
         let mut taken = HashSet::new();
@@ -309,7 +301,12 @@ impl Sequential {
                 return Sequential::chain(&name, input, first, links);
             }
             Some(_) => {
-                return Err(Error::argument(owner(), "first element", "Input::new(shape)", "a layer"));
+                return Err(Error::argument(
+                    owner(),
+                    "first element",
+                    "Input::new(shape)",
+                    "a layer",
+                ));
             }
             None => return Err(Error::argument(owner(), "layers", "at least one", "none")),
         };

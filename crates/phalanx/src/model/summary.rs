@@ -130,8 +130,7 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let branched = self.rows.iter().enumerate().any(|(i, r)| {
             let before = i.checked_sub(1).map(|p| self.rows[p].layer.split(" (").next());
-            r.inputs.len() > 1
-                || r.inputs.first().is_some_and(|x| before != Some(Some(x.as_str())))
+            r.inputs.len() > 1 || r.inputs.first().is_some_and(|x| before != Some(Some(x.as_str())))
         });
         let mut table: Vec<Vec<String>> = vec![
             ["Layer (type)", "Output Shape", "Param #", "Activations", "Connected to"]

@@ -4,6 +4,15 @@
 //! ([`Optimizer::step`]) that every executor runs over the flat weight buffers. What all
 //! optimizers share (clipping, weight decay, moving average of the weights) is woven around that
 //! formula here.
+//!
+//! ```
+//! use phalanx::optimizers::{Adam, Optimizer, OptimizerExt};
+//! use phalanx::schedules::CosineDecay;
+//!
+//! let adam = Adam::new(CosineDecay::new(1e-3, 10_000).warmup(2e-3, 500)).clipnorm(1.0);
+//! assert!(adam.validate().is_ok());
+//! assert_eq!(adam.common().learning_rate.at(500), 2e-3);
+//! ```
 
 mod adagrad;
 mod adam;
@@ -88,7 +97,7 @@ impl Common {
         let decay = self.weight_decay.map(|decay| decay * learning_rate);
         // The first average is the first weight.
         let keep = self.use_ema.then_some(if step <= 1 { 0.0 } else { self.ema_momentum });
-        let due = |every: u64| f64::from(u8::from(step.checked_rem(every) == Some(0)));
+        let due = |every: u64| f64::from(u8::from(step.is_multiple_of(every)));
         let overwrite = self.ema_overwrite_frequency.filter(|_| self.use_ema).map(due);
         [decay, keep, overwrite].into_iter().flatten().collect()
     }

@@ -9,15 +9,17 @@ use std::path::PathBuf;
 
 /// A file of `tests/fixtures`, made by `tests/python/make_fixtures.py`.
 pub struct Fixture {
-    /// The cases in order.
-    pub cases: Vec<Case>,
+    cases: Vec<Value>,
+    tensors: HashMap<String, Tensor>,
 }
 
 /// One case of a fixture and its tensors.
-pub struct Case {
+pub struct Case<'a> {
+    fixture: &'a Fixture,
     /// The case's entry in the list of cases.
-    pub json: Value,
-    tensors: HashMap<String, Tensor>,
+    pub json: &'a Value,
+    /// Its name.
+    pub name: &'a str,
 }
 
 impl Fixture {
@@ -28,61 +30,53 @@ impl Fixture {
         let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).expect("a header");
         let metadata = header.metadata().as_ref().expect("metadata");
-        let list: Vec<Value> = serde_json::from_str(&metadata["cases"]).expect("a list of cases");
-        let mut cases: Vec<Case> =
-            list.into_iter().map(|json| Case { json, tensors: HashMap::new() }).collect();
-        let index: HashMap<String, usize> =
-            cases.iter().enumerate().map(|(i, case)| (case.name().to_string(), i)).collect();
+        let cases = serde_json::from_str(&metadata["cases"]).expect("a list of cases");
         let file = safetensors::SafeTensors::deserialize(&bytes).expect("tensors");
-        for (name, view) in file.iter() {
+        let tensors = file.iter().map(|(name, view)| {
             let words = view.data().chunks_exact(4).map(|c| [c[0], c[1], c[2], c[3]]);
             let data: Data = match view.dtype() {
                 safetensors::Dtype::F32 => words.map(f32::from_le_bytes).collect::<Vec<_>>().into(),
                 safetensors::Dtype::I32 => words.map(i32::from_le_bytes).collect::<Vec<_>>().into(),
                 other => panic!("{name}: unexpected dtype {other:?}"),
             };
-            let tensor = Tensor::new(view.shape(), data).expect("the shape's elements");
-            let (case, field) = name.split_once('/').expect("<case>/<field>");
-            cases[index[case]].tensors.insert(field.into(), tensor);
-        }
-        Fixture { cases }
+            (name.to_string(), Tensor::new(view.shape(), data).expect("the shape's elements"))
+        });
+        Fixture { cases, tensors: tensors.collect() }
+    }
+
+    /// The cases in order.
+    pub fn cases(&self) -> impl Iterator<Item = Case<'_>> {
+        self.cases.iter().map(|json| {
+            let name = json["name"].as_str().expect("a case has a name");
+            Case { fixture: self, json, name }
+        })
     }
 }
 
-impl Case {
-    /// Its name.
-    pub fn name(&self) -> &str {
-        self.text("name")
-    }
-
-    /// A string of its entry, such as `class_name`.
-    pub fn text(&self, key: &str) -> &str {
-        self.json[key].as_str().unwrap_or_else(|| panic!("a case has no {key}"))
+impl<'a> Case<'a> {
+    /// Keras' class name.
+    pub fn class_name(&self) -> &'a str {
+        self.json["class_name"].as_str().expect("a case has a class name")
     }
 
     /// Keras' config.
-    pub fn config(&self) -> &Map<String, Value> {
+    pub fn config(&self) -> &'a Map<String, Value> {
         self.json["config"].as_object().expect("a case has a config")
     }
 
     /// The tensor `<case>/<field>`, if there is one.
-    pub fn get(&self, field: &str) -> Option<&Tensor> {
-        self.tensors.get(field)
+    pub fn find(&self, field: &str) -> Option<&'a Tensor> {
+        self.fixture.tensors.get(&format!("{}/{field}", self.name))
     }
 
     /// The tensor `<case>/<field>`.
-    pub fn tensor(&self, field: &str) -> &Tensor {
-        self.get(field).unwrap_or_else(|| panic!("{}/{field} is missing", self.name()))
-    }
-
-    /// The tensors `<case>/<field>/0`, `<case>/<field>/1`, ….
-    pub fn list(&self, field: &str) -> Vec<&Tensor> {
-        (0..).map_while(|i| self.get(&format!("{field}/{i}"))).collect()
+    pub fn tensor(&self, field: &str) -> &'a Tensor {
+        self.find(field).unwrap_or_else(|| panic!("{}/{field} is missing", self.name))
     }
 
     /// The floats of `<case>/<field>`.
-    pub fn floats(&self, field: &str) -> &[f32] {
-        self.tensor(field).f32().unwrap_or_else(|| panic!("{}/{field} is not f32", self.name()))
+    pub fn f32(&self, field: &str) -> &'a [f32] {
+        self.tensor(field).f32().unwrap_or_else(|| panic!("{}/{field} is not f32", self.name))
     }
 }
 
@@ -142,18 +136,18 @@ pub fn assert_close(what: &str, received: &[f64], expected: &[f32], tolerance: f
     );
 }
 
-/// Fails unless a config has what Keras' has. Numbers compare as numbers; keys in `without` may be
-/// missing.
+/// Fails unless a config is Keras'. Numbers compare as numbers; keys in `apart` may be on one side
+/// only.
 pub fn assert_config(
     what: &str,
     received: &Map<String, Value>,
     keras: &Map<String, Value>,
-    without: &[&str],
+    apart: &[&str],
 ) {
-    for (key, expected) in keras {
-        match received.get(key) {
-            None => assert!(without.contains(&key.as_str()), "{what}: key {key} is missing"),
-            Some(value) => assert!(same(value, expected), "{what}: {key}: {expected} != {value}"),
+    for key in keras.keys().chain(received.keys()) {
+        match (received.get(key), keras.get(key)) {
+            (Some(r), Some(k)) => assert!(same(r, k), "{what}: {key}: expected {k}, received {r}"),
+            _ => assert!(apart.contains(&key.as_str()), "{what}: {key} is on one side only"),
         }
     }
 }

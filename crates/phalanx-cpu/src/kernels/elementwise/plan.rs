@@ -118,10 +118,11 @@ impl TapePlan {
             let placed = action.map(|a| place[usize::from(a)].expect("operands come first"));
             // An operand's last reader may take over its tile: elements do not mix.
             for a in action.args().map(usize::from) {
-                if let (true, Some(Place::Temp(t))) = (last_use[a] == r, place[a]) {
-                    if !free.contains(&t) {
-                        free.push(t);
-                    }
+                if let Some(Place::Temp(t)) = place[a]
+                    && last_use[a] == r
+                    && !free.contains(&t)
+                {
+                    free.push(t);
                 }
             }
             let dest = dest[r].unwrap_or_else(|| {

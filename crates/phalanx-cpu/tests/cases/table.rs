@@ -1,0 +1,363 @@
+//! The table: for every op, the forms its operands come in.
+
+use super::{Build, Case, case};
+use phalanx_graph::ops::{BatchNormAttrs, Binary, Epilogue, PoolKind, ReduceKind, Unary};
+use phalanx_graph::{ConvGeom, NodeId, Op, Padding, Scope};
+
+const UNARY: [(Unary, (f64, f64)); 16] = [
+    (Unary::Neg, (-1.0, 1.0)),
+    (Unary::Abs, (-1.0, 1.0)),
+    (Unary::Sign, (-1.0, 1.0)),
+    (Unary::Recip, (0.5, 2.0)),
+    (Unary::Square, (-1.0, 1.0)),
+    (Unary::Sqrt, (0.3, 3.0)),
+    (Unary::Rsqrt, (0.3, 3.0)),
+    (Unary::Exp, (-1.0, 1.0)),
+    (Unary::Expm1, (-1.0, 1.0)),
+    (Unary::Log, (0.3, 3.0)),
+    (Unary::Log1p, (-0.5, 2.0)),
+    (Unary::Tanh, (-2.0, 2.0)),
+    (Unary::Sigmoid, (-3.0, 3.0)),
+    (Unary::Erf, (-2.0, 2.0)),
+    (Unary::Relu, (-1.0, 1.0)),
+    (Unary::Floor, (-3.0, 3.0)),
+];
+
+/// Each function of rows, and of a parameter, whose cotangent is a sum over rows.
+pub fn unary_cases() -> Vec<Case> {
+    let one = |(u, range): (Unary, (f64, f64))| {
+        case(u.name(), move |b| {
+            b.range = range;
+            let (x, w) = (b.rows(&[2, 3]), b.param(&[3]));
+            let fx = b.g.unary(u, x).expect("fits");
+            let fw = b.g.unary(u, w).expect("fits");
+            b.g.mul(fx, fw).expect("fits")
+        })
+    };
+    UNARY.into_iter().map(one).collect()
+}
+
+const BINARY: [Binary; 10] = [
+    Binary::Add,
+    Binary::Sub,
+    Binary::Mul,
+    Binary::Div,
+    Binary::Max,
+    Binary::Min,
+    Binary::Pow,
+    Binary::Gt,
+    Binary::Ge,
+    Binary::Eq,
+];
+
+/// An operand: float rows or a parameter.
+#[derive(Clone, Copy)]
+enum Operand {
+    Rows(&'static [usize]),
+    Param(&'static [usize]),
+}
+
+impl Operand {
+    fn add(self, b: &mut Build) -> NodeId {
+        match self {
+            Operand::Rows(dims) => b.rows(dims),
+            Operand::Param(dims) => b.param(dims),
+        }
+    }
+}
+
+/// Each function with its operands in every broadcasting form, both ways round.
+pub fn binary_cases() -> Vec<Case> {
+    use Operand::{Param, Rows};
+    let forms = [
+        ("full", Rows(&[2, 3]), Rows(&[2, 3])),
+        ("scalar", Rows(&[2, 3]), Param(&[])),
+        ("scalar of rank two", Rows(&[2, 3]), Param(&[1, 1])),
+        ("suffix", Rows(&[2, 3]), Param(&[3])),
+        ("whole suffix", Rows(&[2, 3]), Param(&[2, 3])),
+        ("prefix", Rows(&[2, 3]), Rows(&[2, 1])),
+        ("one a row", Rows(&[2, 3]), Rows(&[])),
+        ("rows of a parameter", Rows(&[]), Param(&[2, 3])),
+        ("broadcast rows", Rows(&[2, 3]), Rows(&[3])),
+        ("broadcast parameter", Rows(&[2, 3]), Param(&[2, 1])),
+        ("broadcast both", Rows(&[1, 3]), Param(&[2, 1])),
+        ("parameters", Param(&[2, 3]), Param(&[2, 1])),
+        ("parameters, suffix", Param(&[2, 3]), Param(&[3])),
+    ];
+    let mut cases = vec![];
+    for op in BINARY {
+        for (form, l, r) in forms {
+            for (order, l, r) in [("", l, r), (" swapped", r, l)] {
+                let name = format!("{} {form}{order}", op.name());
+                cases.push(case(name, move |b| {
+                    if matches!(op, Binary::Div | Binary::Pow) {
+                        b.range = (0.5, 2.0);
+                    }
+                    let (l, r) = (l.add(b), r.add(b));
+                    let y = b.g.binary(op, l, r).expect("fits");
+                    // Behind a product with rows a parameter's cotangent is a sum over rows.
+                    let x = b.rows(&[2, 3]);
+                    b.g.mul(x, y).expect("fits")
+                }));
+            }
+        }
+    }
+    cases
+}
+
+pub fn select_cases() -> Vec<Case> {
+    use Operand::{Param, Rows};
+    let forms = [
+        ("full", Rows(&[2, 3]), Rows(&[2, 3]), Rows(&[2, 3])),
+        ("scalar and suffix", Rows(&[2, 3]), Param(&[]), Param(&[3])),
+        ("prefix", Rows(&[2, 1]), Rows(&[2, 3]), Rows(&[])),
+        ("broadcast", Rows(&[3]), Param(&[2, 1]), Rows(&[2, 3])),
+        ("condition by parameter", Param(&[3]), Rows(&[2, 3]), Param(&[3])),
+        ("parameters", Param(&[2, 3]), Param(&[3]), Param(&[2, 1])),
+    ];
+    let one = |(form, c, l, r): (&str, Operand, Operand, Operand)| {
+        case(format!("select {form}"), move |b| {
+            let (c, l, r) = (c.add(b), l.add(b), r.add(b));
+            let zero = b.g.scalar(0.0);
+            let c = b.g.binary(Binary::Gt, c, zero).expect("fits");
+            let y = b.g.select(c, l, r).expect("fits");
+            let x = b.rows(&[2, 3]);
+            b.g.mul(x, y).expect("fits")
+        })
+    };
+    forms.into_iter().map(one).collect()
+}
+
+/// `op` of rows, and of a parameter that then meets rows.
+fn on_both(name: &str, op: Op, dims: &'static [usize]) -> [Case; 2] {
+    let of_rows = op.clone();
+    [
+        case(format!("{name} of rows"), move |b| {
+            let x = b.rows(dims);
+            b.push(of_rows.clone(), &[x])
+        }),
+        case(format!("{name} of a parameter"), move |b| {
+            let w = b.param(dims);
+            let y = b.push(op.clone(), &[w]);
+            let shape = b.g.ty(y).dims.clone();
+            let x = b.rows(&shape);
+            b.g.mul(x, y).expect("fits")
+        }),
+    ]
+}
+
+pub fn reduce_cases() -> Vec<Case> {
+    let mut cases = vec![];
+    for (name, kind) in [("sum", ReduceKind::Sum), ("max", ReduceKind::Max)] {
+        for axes in [vec![], vec![0], vec![1], vec![2], vec![0, 2], vec![0, 1, 2]] {
+            let name = format!("reduce {name} over {axes:?}");
+            cases.extend(on_both(&name, Op::Reduce { kind, axes }, &[2, 3, 2]));
+        }
+    }
+    cases.extend(on_both("broadcast", Op::Broadcast { dims: vec![2, 3, 4] }, &[3, 1]));
+    cases.extend(on_both("broadcast of one", Op::Broadcast { dims: vec![2, 2] }, &[]));
+    cases
+}
+
+pub fn layout_cases() -> Vec<Case> {
+    let mut cases = vec![];
+    cases.extend(on_both("reshape", Op::Reshape { dims: vec![3, 2] }, &[2, 3]));
+    cases.extend(on_both("transpose", Op::Transpose { perm: vec![2, 0, 1] }, &[2, 3, 4]));
+    cases.extend(on_both("slice", Op::Slice { axis: 1, start: 1, len: 2 }, &[2, 4]));
+    let pad = Op::Pad { before: vec![1, 0], after: vec![2, 1] };
+    cases.extend(on_both("pad", pad, &[2, 3]));
+    for axis in 0..2 {
+        cases.push(case(format!("concat on axis {axis}"), move |b| {
+            let other: &[usize] = if axis == 0 { &[1, 3] } else { &[2, 2] };
+            let (x, y, z) = (b.rows(&[2, 3]), b.rows(other), b.rows(&[2, 3]));
+            b.push(Op::Concat { axis }, &[x, y, z])
+        }));
+    }
+    for (bilinear, size) in [(false, [2, 3]), (true, [2, 3]), (true, [1, 2])] {
+        cases.push(case(format!("upsample {size:?} bilinear {bilinear}"), move |b| {
+            let x = b.rows(&[2, 3, 2]);
+            b.push(Op::Upsample { size, bilinear }, &[x])
+        }));
+    }
+    cases
+}
+
+const EPILOGUES: [Epilogue; 4] = [
+    Epilogue { bias: false, relu: false },
+    Epilogue { bias: true, relu: false },
+    Epilogue { bias: false, relu: true },
+    Epilogue { bias: true, relu: true },
+];
+
+/// `op(x, w)` or `op(x, w, bias)`.
+fn product(b: &mut Build, op: Op, e: Epilogue, x: &[usize], w: &[usize]) -> NodeId {
+    let mut inputs = vec![b.rows(x), b.param(w)];
+    if e.bias {
+        inputs.push(b.param(&[w[w.len() - 1]]));
+    }
+    b.push(op, &inputs)
+}
+
+pub fn dot_cases() -> Vec<Case> {
+    let mut cases = vec![];
+    for dims in [&[4][..], &[2, 4], &[2, 3, 4]] {
+        for e in EPILOGUES {
+            cases.push(case(format!("dot {dims:?}{e}"), move |b| {
+                product(b, Op::Dot(e), e, dims, &[4, 3])
+            }));
+        }
+    }
+    cases
+}
+
+/// Input, filters, kernel, stride, dilation, groups.
+type ConvShape = ([usize; 3], usize, [usize; 2], [usize; 2], [usize; 2], usize);
+
+pub fn conv_cases() -> Vec<Case> {
+    let shapes: [(&str, ConvShape); 7] = [
+        ("plain", ([4, 5, 2], 3, [3, 3], [1, 1], [1, 1], 1)),
+        ("1x1", ([3, 3, 3], 2, [1, 1], [1, 1], [1, 1], 1)),
+        ("strided", ([5, 6, 2], 2, [3, 2], [2, 3], [1, 1], 1)),
+        ("1x1 strided", ([4, 5, 2], 2, [1, 1], [2, 2], [1, 1], 1)),
+        ("dilated", ([5, 6, 1], 2, [2, 3], [1, 1], [2, 2], 1)),
+        ("grouped", ([4, 4, 4], 6, [2, 3], [1, 1], [1, 1], 2)),
+        ("depthwise", ([4, 4, 3], 6, [3, 3], [1, 2], [1, 1], 3)),
+    ];
+    let mut cases = vec![];
+    for (name, (input, filters, kernel, stride, dilation, groups)) in shapes {
+        for padding in [Padding::Valid, Padding::Same] {
+            for e in EPILOGUES {
+                let g = ConvGeom::new(input, filters, kernel, stride, dilation, padding, groups);
+                let g = g.expect("fits");
+                cases.push(case(format!("conv {name} {padding:?}{e}"), move |b| {
+                    product(b, Op::Conv(g, e), e, &input, &g.kernel_dims())
+                }));
+            }
+        }
+    }
+    cases
+}
+
+pub fn pool_cases() -> Vec<Case> {
+    let mut cases = vec![];
+    let shapes = [([2, 2], [2, 2]), ([3, 2], [2, 1]), ([3, 3], [1, 1]), ([2, 2], [3, 3])];
+    for kind in [PoolKind::Max, PoolKind::Average] {
+        for padding in [Padding::Valid, Padding::Same] {
+            for (kernel, stride) in shapes {
+                let g = ConvGeom::new([4, 5, 2], 2, kernel, stride, [1, 1], padding, 1);
+                let g = g.expect("fits");
+                let name = format!("{kind:?} pool {kernel:?} by {stride:?} {padding:?}");
+                cases.push(case(name, move |b| {
+                    let x = b.rows(&[4, 5, 2]);
+                    b.push(Op::Pool(kind, g), &[x])
+                }));
+            }
+        }
+    }
+    cases
+}
+
+pub fn softmax_cases() -> Vec<Case> {
+    let mut cases = vec![];
+    for dims in [&[4][..], &[2, 4]] {
+        for op in [Op::Softmax, Op::LogSoftmax] {
+            cases.push(case(format!("{} {dims:?}", op.name()), move |b| {
+                let x = b.rows(dims);
+                b.push(op.clone(), &[x])
+            }));
+        }
+        cases.push(case(format!("sparse_xent {dims:?}"), move |b| {
+            let x = b.rows(dims);
+            let labels = b.labels(&dims[..dims.len() - 1], 4);
+            b.push(Op::SparseXent, &[x, labels])
+        }));
+    }
+    cases
+}
+
+pub fn index_and_random_cases() -> Vec<Case> {
+    let mut cases = vec![];
+    for dims in [&[][..], &[4], &[2, 2]] {
+        // Fewer rows of the table than indices, so that some are used twice.
+        cases.push(case(format!("gather {dims:?}"), move |b| {
+            let table = b.param(&[3, 2]);
+            let index = b.labels(dims, 3);
+            b.push(Op::Gather, &[table, index])
+        }));
+    }
+    for noise in [[2, 3, 4], [1, 3, 4], [2, 1, 4], [1, 1, 1]] {
+        cases.push(case(format!("dropout {noise:?}"), move |b| {
+            let x = b.rows(&[2, 3, 4]);
+            b.push(Op::Dropout { rate: 0.4.into(), key: 3, noise: noise.to_vec() }, &[x])
+        }));
+    }
+    cases
+}
+
+/// `x → moments → all_reduce → batch_stats`, and the normalisation by them.
+pub fn batch_norm(b: &mut Build, dims: &[usize], attrs: BatchNormAttrs) -> NodeId {
+    let channels = dims[dims.len() - 1];
+    let (x, gamma, beta) = (b.rows(dims), b.param(&[channels]), b.param(&[channels]));
+    let sums = b.push(Op::Moments, &[x]);
+    let sums = b.push(Op::AllReduce { scope: attrs.scope }, &[sums]);
+    let positions = dims[..dims.len() - 1].iter().product();
+    let stats = b.push(Op::BatchStats { scope: attrs.scope, positions }, &[sums]);
+    b.push(Op::BatchNorm(attrs), &[x, stats, gamma, beta])
+}
+
+pub fn norm_cases() -> Vec<Case> {
+    let mut cases = vec![];
+    for dims in [&[3][..], &[2, 2, 3]] {
+        for scope in [Scope::Device, Scope::All] {
+            for relu in [false, true] {
+                let attrs = BatchNormAttrs { epsilon: 1e-3.into(), relu, scope };
+                let name = format!("batch_norm {dims:?} over {scope} relu {relu}");
+                cases.push(case(name, move |b| batch_norm(b, dims, attrs)));
+            }
+        }
+    }
+    cases
+}
+
+pub fn shared_cases() -> Vec<Case> {
+    vec![
+        case("a node used three times", |b| {
+            let x = b.rows(&[2, 3]);
+            let t = b.g.unary(Unary::Tanh, x).expect("fits");
+            let s = b.g.mul(t, t).expect("fits");
+            b.g.add(s, x).expect("fits")
+        }),
+        case("one kernel in two layers", |b| {
+            let (x, w) = (b.rows(&[3]), b.param(&[3, 3]));
+            let h = b.push(Op::Dot(Epilogue { bias: false, relu: true }), &[x, w]);
+            b.push(Op::Dot(Epilogue::default()), &[h, w])
+        }),
+        case("a block with a shortcut", |b| {
+            let attrs = BatchNormAttrs { epsilon: 1e-3.into(), relu: true, scope: Scope::Device };
+            let y = batch_norm(b, &[2, 2, 2], attrs);
+            let x = b.wrt[0].0;
+            let sum = b.g.add(x, y).expect("fits");
+            b.push(Op::Concat { axis: 2 }, &[sum, x])
+        }),
+    ]
+}
+
+pub fn all_cases() -> Vec<Case> {
+    [
+        unary_cases(),
+        binary_cases(),
+        select_cases(),
+        reduce_cases(),
+        layout_cases(),
+        dot_cases(),
+        conv_cases(),
+        pool_cases(),
+        softmax_cases(),
+        index_and_random_cases(),
+        norm_cases(),
+        shared_cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}

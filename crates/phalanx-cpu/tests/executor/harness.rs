@@ -1,0 +1,97 @@
+//! Runs a step on an executor and compares what comes out with f64.
+
+use phalanx_cpu::reference::{Bindings, Context, Data, Value};
+use phalanx_cpu::simd::Isa;
+use phalanx_cpu::{CpuExecutor, CpuOptions};
+use phalanx_graph::exec::{Batch, Executor, FeedData};
+use phalanx_graph::{Mesh, Options, ParamId, ParamSpec, Program, Step};
+
+/// Devices and workers that every test covers.
+pub const MESHES: [Mesh; 5] = [
+    Mesh { devices: 1, workers: 1 },
+    Mesh { devices: 1, workers: 2 },
+    Mesh { devices: 2, workers: 1 },
+    Mesh { devices: 3, workers: 1 },
+    Mesh { devices: 2, workers: 2 },
+];
+
+/// A feed's elements as the host hands them in.
+pub enum Elements {
+    F32(Vec<f32>),
+    I32(Vec<i32>),
+}
+
+/// Feeds of a batch.
+pub fn elements(values: &[Value]) -> Vec<Elements> {
+    let one = |v: &Value| match &v.data {
+        Data::Float(d) => Elements::F32(d.iter().map(|x| *x as f32).collect()),
+        Data::Int(d) => Elements::I32(d.clone()),
+    };
+    values.iter().map(one).collect()
+}
+
+/// Borrowed feeds.
+pub fn feeds(elements: &[Elements]) -> Vec<FeedData<'_>> {
+    let one = |e| match e {
+        &Elements::F32(ref v) => FeedData::F32(v),
+        &Elements::I32(ref v) => FeedData::I32(v),
+    };
+    elements.iter().map(one).collect()
+}
+
+/// An executor with its parameters set.
+pub fn executor(
+    mesh: Mesh,
+    isa: Option<Isa>,
+    specs: &[ParamSpec],
+    params: &[Value],
+) -> CpuExecutor {
+    let options = CpuOptions { devices: mesh.devices, workers: mesh.workers, isa };
+    let mut e = CpuExecutor::new(options, specs).expect("starts");
+    for (i, v) in params.iter().enumerate() {
+        let values: Vec<f32> = v.floats().iter().map(|x| *x as f32).collect();
+        e.set_param(ParamId(i as u32), &values).expect("fits");
+    }
+    e
+}
+
+/// Compiles for a mesh.
+pub fn compile(step: &Step, mesh: Mesh, max_batch: usize) -> Program {
+    Program::compile(step.clone(), Options { mesh, max_batch }).expect("compiles")
+}
+
+/// A batch of what a reference evaluation sees, without optimizer.
+pub fn batch<'a>(context: &Context, feeds: &'a [FeedData<'a>]) -> Batch<'a> {
+    let Context { rows, seed, step } = *context;
+    Batch { rows, feeds, seed, step, scalars: &[], accumulate: None }
+}
+
+/// The rows of a batch that one device sees.
+pub fn device_bindings(bindings: &Bindings, step: &Step, mesh: Mesh, device: usize) -> Bindings {
+    let cut = |(i, v): (usize, &Value)| {
+        if !step.graph.feeds()[i].ty.is_rows() {
+            return v.clone();
+        }
+        let rows = mesh.device_rows(v.dims[0], device);
+        let width = v.len() / v.dims[0].max(1);
+        let mut dims = v.dims.clone();
+        dims[0] = rows.len();
+        let range = rows.start * width..rows.end * width;
+        match &v.data {
+            Data::Float(d) => Value::float(dims, d[range].to_vec()),
+            Data::Int(d) => Value::int(dims, d[range].to_vec()),
+        }
+    };
+    let feeds = bindings.feeds.iter().enumerate().map(cut).collect();
+    Bindings { feeds, params: bindings.params.clone() }
+}
+
+/// Fails unless all numbers agree within `tolerance` of the largest.
+pub fn assert_close(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), want.len(), "{what}: number of elements");
+    let scale = want.iter().fold(1.0f64, |m, v| m.max(v.abs()));
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        let error = (f64::from(*g) - w).abs();
+        assert!(error <= tolerance * scale, "{what} [{i}]: expected {w}, received {g}");
+    }
+}

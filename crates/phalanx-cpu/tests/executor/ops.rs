@@ -1,0 +1,182 @@
+//! Every case of the gradient checks, its output and all its derivatives, as a program on every
+//! mesh, instruction set and number of rows.
+
+use crate::cases::*;
+use crate::harness::*;
+use phalanx_cpu::reference::{Context, Value, evaluate};
+use phalanx_cpu::simd::Isa;
+use phalanx_graph::exec::Executor;
+use phalanx_graph::{Fetch, Mesh, NodeId, Op, Scope, Space, Step};
+
+/// Fewer rows than workers, every remainder, and none at all.
+const ROWS: [usize; 6] = [0, 1, 2, 3, 4, 5];
+const TOLERANCE: f64 = 1e-5;
+
+/// A step that fetches nodes, partial sums through a reduction over all.
+fn fetching(b: &Build, nodes: &[NodeId]) -> Step {
+    let mut step = Step::new("case", b.g.clone());
+    for node in nodes {
+        let mut node = *node;
+        if b.g.ty(node).space == Space::Partial {
+            let op = Op::AllReduce { scope: Scope::All };
+            node = step.graph.push(op, &[node]).expect("a partial sum");
+        }
+        step.fetches.push(Fetch { name: format!("%{}", node.0), node });
+    }
+    step
+}
+
+/// What the nodes are over all devices: rows side by side, sums added up.
+fn expected(b: &Build, step: &Step, nodes: &[NodeId], mesh: Mesh) -> Vec<Vec<f64>> {
+    let per_device = Op::AllReduce { scope: Scope::Device };
+    // Without statistics of its own a device is of no importance.
+    let devices = match b.g.nodes().iter().any(|n| n.op == per_device) {
+        true => mesh.devices,
+        false => 1,
+    };
+    let split = Mesh { devices, workers: 1 };
+    let mut whole: Vec<Vec<f64>> = vec![];
+    for device in 0..devices {
+        let bindings = device_bindings(&b.bindings, step, split, device);
+        let rows = split.device_rows(b.context.rows, device).len();
+        let context = Context { rows, ..b.context };
+        let values: Vec<Value> = evaluate(&b.g, nodes, &bindings, &context);
+        if device == 0 {
+            whole = values.iter().map(|v| v.floats().to_vec()).collect();
+            continue;
+        }
+        for ((whole, v), node) in whole.iter_mut().zip(&values).zip(nodes) {
+            match b.g.ty(*node).space {
+                Space::Rows => whole.extend(v.floats()),
+                Space::Partial => whole.iter_mut().zip(v.floats()).for_each(|(w, v)| *w += v),
+                Space::Mirrored | Space::Device => {}
+            }
+        }
+    }
+    whole
+}
+
+fn check(case: &Case) {
+    // The graph is the same for any number of rows; programs are compiled once.
+    let built: Vec<(Build, Vec<NodeId>)> = ROWS
+        .iter()
+        .map(|rows| {
+            let mut b = Build::new(&case.name, *rows);
+            let y = (case.build)(&mut b);
+            let d = b.differentiate(y);
+            let nodes = std::iter::once(y).chain(d.found.into_iter().flatten()).collect();
+            (b, nodes)
+        })
+        .collect();
+    let step = fetching(&built[0].0, &built[0].1);
+    let specs = step.graph.params();
+    for mesh in MESHES {
+        let wants: Vec<Vec<Vec<f64>>> =
+            built.iter().map(|(b, nodes)| expected(b, &step, nodes, mesh)).collect();
+        let largest = ROWS[ROWS.len() - 1];
+        let programs = [largest, largest + 3].map(|max| compile(&step, mesh, max));
+        for isa in Isa::available() {
+            let mut e = executor(mesh, Some(isa), specs, &[]);
+            for program in &programs {
+                let id = e.load(program.clone()).expect("loads");
+                let mut fetched = vec![];
+                for ((b, nodes), want) in built.iter().zip(&wants) {
+                    for (i, v) in b.bindings.params.iter().enumerate() {
+                        let values: Vec<f32> = v.floats().iter().map(|x| *x as f32).collect();
+                        e.set_param(phalanx_graph::ParamId(i as u32), &values).expect("fits");
+                    }
+                    let elements = elements(&b.bindings.feeds);
+                    e.run(id, &batch(&b.context, &feeds(&elements)), &mut fetched).expect("runs");
+                    for ((node, got), want) in nodes.iter().zip(&fetched).zip(want) {
+                        let (name, rows) = (&case.name, b.context.rows);
+                        let what = format!("{name}: %{} of {rows} rows, {mesh:?}, {isa}", node.0);
+                        assert_close(&what, got, want, TOLERANCE);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn check_all(cases: Vec<Case>) {
+    cases.iter().for_each(check);
+}
+
+#[test]
+fn unary_ops() {
+    check_all(unary_cases());
+}
+
+#[test]
+fn binary_ops() {
+    check_all(binary_cases());
+}
+
+#[test]
+fn select_ops() {
+    check_all(select_cases());
+}
+
+#[test]
+fn reduce_ops() {
+    check_all(reduce_cases());
+}
+
+#[test]
+fn layout_ops() {
+    check_all(layout_cases());
+}
+
+#[test]
+fn dot_ops() {
+    check_all(dot_cases());
+}
+
+#[test]
+fn conv_ops() {
+    check_all(conv_cases());
+}
+
+#[test]
+fn pool_ops() {
+    check_all(pool_cases());
+}
+
+#[test]
+fn softmax_ops() {
+    check_all(softmax_cases());
+}
+
+#[test]
+fn index_and_random_ops() {
+    check_all(index_and_random_cases());
+}
+
+#[test]
+fn batch_norm_ops() {
+    check_all(norm_cases());
+}
+
+#[test]
+fn shared_nodes() {
+    check_all(shared_cases());
+}
+
+#[test]
+fn every_case_is_run() {
+    let groups = [
+        unary_cases(),
+        binary_cases(),
+        select_cases(),
+        reduce_cases(),
+        layout_cases(),
+        dot_cases(),
+        conv_cases(),
+        pool_cases(),
+        softmax_cases(),
+        index_and_random_cases(),
+        norm_cases(),
+        shared_cases(),
+    ];
+    assert_eq!(groups.iter().map(Vec::len).sum::<usize>(), all_cases().len());
+}

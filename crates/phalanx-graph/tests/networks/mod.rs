@@ -1,0 +1,213 @@
+//! Two small networks as whole training steps: an MLP, and a CNN with branches. Tests of the passes
+//! print them; the executors' tests run them.
+
+use phalanx_graph::autodiff::gradients;
+use phalanx_graph::ops::{BatchNormAttrs, Epilogue, PoolKind, Unary};
+use phalanx_graph::passes::fuse_epilogues;
+use phalanx_graph::update::{Clip, RuleBuilder, Slot, SlotInit, UpdateRule};
+use phalanx_graph::{
+    ConvGeom, DType, Fetch, Gradient, Graph, NodeId, Op, Padding, ParamId, Scope, Space, Step, Type,
+};
+
+/// `m = 0.9 m - rate g`, `w = w + m`; the rate is a scalar of the step.
+pub fn momentum(clip: Option<Clip>) -> UpdateRule {
+    let slot = Slot { name: "momentum".into(), init: SlotInit::Value(0.0) };
+    let mut r = RuleBuilder::new(vec![slot], 1);
+    let moved = r.mul(r.scalar(0), r.gradient());
+    let kept = r.scale(r.slot(0), 0.9);
+    let m = r.sub(kept, moved);
+    let w = r.add(r.weight(), m);
+    r.finish("momentum", clip, w, &[m])
+}
+
+/// Adam, its bias correction inside the rate; the rate is a scalar of the step.
+pub fn adam(clip: Option<Clip>) -> UpdateRule {
+    let slot = |name: &str| Slot { name: name.into(), init: SlotInit::Value(0.0) };
+    let mut r = RuleBuilder::new(vec![slot("m"), slot("v")], 1);
+    let m = r.blend(0.9, r.slot(0), r.gradient());
+    let square = r.unary(Unary::Square, r.gradient());
+    let v = r.blend(0.99, r.slot(1), square);
+    let root = r.unary(Unary::Sqrt, v);
+    let epsilon = r.constant(1e-2);
+    let divisor = r.add(root, epsilon);
+    let step = r.div(m, divisor);
+    let step = r.mul(r.scalar(0), step);
+    let w = r.sub(r.weight(), step);
+    r.finish("adam", clip, w, &[m, v])
+}
+
+/// A graph under construction; everything fits by design.
+struct Net {
+    g: Graph,
+    assigns: Vec<(ParamId, NodeId)>,
+    scope: Scope,
+}
+
+impl Net {
+    fn new(scope: Scope) -> Net {
+        Net { g: Graph::new(), assigns: vec![], scope }
+    }
+
+    fn push(&mut self, op: Op, inputs: &[NodeId]) -> NodeId {
+        self.g.push(op, inputs).expect("fits")
+    }
+
+    fn feed(&mut self, name: &str, ty: Type) -> NodeId {
+        let id = self.g.add_feed(name, ty);
+        self.g.feed(id)
+    }
+
+    fn param(&mut self, name: &str, dims: &[usize]) -> NodeId {
+        let id = self.g.add_param(name, dims, true);
+        self.g.param(id)
+    }
+
+    fn relu(&mut self, x: NodeId) -> NodeId {
+        self.g.relu(x).expect("fits")
+    }
+
+    fn biased(&mut self, y: NodeId, name: &str) -> NodeId {
+        let width = self.g.ty(y).last();
+        let bias = self.param(&format!("{name}/bias"), &[width]);
+        self.g.add(y, bias).expect("fits")
+    }
+
+    fn dense(&mut self, name: &str, x: NodeId, units: usize) -> NodeId {
+        self.g.enter(name);
+        let width = self.g.ty(x).last();
+        let w = self.param(&format!("{name}/kernel"), &[width, units]);
+        let y = self.push(Op::Dot(Epilogue::default()), &[x, w]);
+        self.biased(y, name)
+    }
+
+    fn conv(
+        &mut self,
+        name: &str,
+        x: NodeId,
+        filters: usize,
+        kernel: usize,
+        stride: usize,
+    ) -> NodeId {
+        self.g.enter(name);
+        let dims = self.g.ty(x).dims.clone();
+        let input = [dims[0], dims[1], dims[2]];
+        let (kernel, stride) = ([kernel; 2], [stride; 2]);
+        let geom = ConvGeom::new(input, filters, kernel, stride, [1, 1], Padding::Same, 1);
+        let geom = geom.expect("fits");
+        let w = self.param(&format!("{name}/kernel"), &geom.kernel_dims());
+        self.push(Op::Conv(geom, Epilogue::default()), &[x, w])
+    }
+
+    /// Batch normalisation with its moving statistics, `[2, channels]`.
+    fn batch_norm(&mut self, name: &str, x: NodeId) -> NodeId {
+        self.g.enter(name);
+        let scope = self.scope;
+        let ty = self.g.ty(x).clone();
+        let channels = ty.last();
+        let gamma = self.param(&format!("{name}/gamma"), &[channels]);
+        let beta = self.param(&format!("{name}/beta"), &[channels]);
+        let moving = self.g.add_param(&format!("{name}/moving"), &[2, channels], false);
+        let sums = self.push(Op::Moments, &[x]);
+        let sums = self.push(Op::AllReduce { scope }, &[sums]);
+        let positions = ty.len() / channels;
+        let stats = self.push(Op::BatchStats { scope, positions }, &[sums]);
+        let whole = match scope {
+            Scope::All => stats,
+            Scope::Device => self.push(Op::ReplicaMean, &[stats]),
+        };
+        let old = self.g.param(moving);
+        let kept = self.g.scale(old, 0.9).expect("fits");
+        let fresh = self.g.scale(whole, 0.1).expect("fits");
+        let moved = self.g.add(kept, fresh).expect("fits");
+        self.assigns.push((moving, moved));
+        let attrs = BatchNormAttrs { epsilon: 1e-2.into(), relu: false, scope };
+        self.push(Op::BatchNorm(attrs), &[x, stats, gamma, beta])
+    }
+
+    /// Loss, gradients and update. Feeds: the network's, `label`, `weight`, `scale`; the loss is
+    /// `scale · Σ weight · crossentropy`. Kernels carry the penalty.
+    fn train(mut self, name: &str, logits: NodeId, rule: UpdateRule, penalty: (f32, f32)) -> Step {
+        self.g.enter("loss");
+        let label = self.feed("label", Type::new(DType::I32, Space::Rows, []));
+        let weight = self.feed("weight", Type::rows([]));
+        let scale = self.feed("scale", Type::mirrored([]));
+        let sample = self.push(Op::SparseXent, &[logits, label]);
+        let weighted = self.g.mul(sample, weight).expect("fits");
+        let sum = self.push(Op::SumRows, &[weighted]);
+        let sum = self.push(Op::AllReduce { scope: Scope::All }, &[sum]);
+        let loss = self.g.mul(sum, scale).expect("fits");
+        let coefficient = self.g.mul(weight, scale).expect("fits");
+        let predicted = self.push(Op::Softmax, &[logits]);
+        let mut step = Step::new(name, self.g);
+        // The last two are carried through the pass to learn their new numbers.
+        for (name, node) in
+            [("loss", loss), ("predicted", predicted), ("", sample), ("", coefficient)]
+        {
+            step.fetches.push(Fetch { name: name.into(), node });
+        }
+        step.assigns = self.assigns;
+        let mut step = fuse_epilogues(step);
+        let seed: Vec<NodeId> = step.fetches.drain(2..).map(|f| f.node).collect();
+        let trained: Vec<(ParamId, NodeId)> = step
+            .graph
+            .ids()
+            .filter_map(|id| match step.graph.node(id).op {
+                Op::Param { id: p } if step.graph.params()[p.index()].trainable => Some((p, id)),
+                _ => None,
+            })
+            .collect();
+        let nodes: Vec<NodeId> = trained.iter().map(|(_, n)| *n).collect();
+        let found = gradients(&mut step.graph, &[(seed[0], seed[1])], &nodes);
+        for ((param, _), node) in trained.iter().zip(found.expect("differentiable")) {
+            let kernel = step.graph.params()[param.index()].name.ends_with("kernel");
+            let (l1, l2) = if kernel { penalty } else { (0.0, 0.0) };
+            step.gradients.push(Gradient { param: *param, node, l1, l2 });
+        }
+        step.update = Some(rule);
+        step
+    }
+}
+
+/// Dense layers with ReLU between them; `sizes` from the input to the classes.
+pub fn mlp(sizes: &[usize], rule: UpdateRule, penalty: (f32, f32)) -> Step {
+    let mut net = Net::new(Scope::All);
+    let mut x = net.feed("x", Type::rows([sizes[0]]));
+    for (i, units) in sizes[1..].iter().enumerate() {
+        x = net.dense(&format!("dense_{i}"), x, *units);
+        if i + 2 < sizes.len() {
+            x = net.relu(x);
+        }
+    }
+    net.train("mlp", x, rule, penalty)
+}
+
+/// Two convolution branches joined on channels, a max-pool beside a strided convolution, their sum,
+/// dropout where `dropout`, global average pooling and a dense layer. Input `[6, 6, 3]`, 5 classes.
+pub fn cnn(scope: Scope, dropout: bool, rule: UpdateRule, penalty: (f32, f32)) -> Step {
+    let mut net = Net::new(scope);
+    let x = net.feed("x", Type::rows([6, 6, 3]));
+    let stem = net.conv("stem", x, 4, 3, 1);
+    let stem = net.batch_norm("stem_norm", stem);
+    let stem = net.relu(stem);
+    let left = net.conv("left", stem, 3, 1, 1);
+    let left = net.biased(left, "left");
+    let left = net.relu(left);
+    let right = net.conv("right", stem, 4, 3, 1);
+    let right = net.batch_norm("right_norm", right);
+    let right = net.relu(right);
+    net.g.enter("joined");
+    let joined = net.push(Op::Concat { axis: 2 }, &[left, right]);
+    let geom = ConvGeom::new([6, 6, 7], 7, [2, 2], [2, 2], [1, 1], Padding::Valid, 1);
+    let pooled = net.push(Op::Pool(PoolKind::Max, geom.expect("fits")), &[joined]);
+    let strided = net.conv("strided", joined, 7, 3, 2);
+    net.g.enter("sum");
+    let sum = net.g.add(pooled, strided).expect("fits");
+    let mut y = net.relu(sum);
+    if dropout {
+        y = net.push(Op::Dropout { rate: 0.25.into(), key: 7, noise: vec![3, 3, 7] }, &[y]);
+    }
+    let y = net.g.mean_axes(y, &[0, 1]).expect("fits");
+    let y = net.g.reshape(y, &[7]).expect("fits");
+    let logits = net.dense("top", y, 5);
+    net.train("cnn", logits, rule, penalty)
+}

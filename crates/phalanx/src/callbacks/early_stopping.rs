@@ -1,0 +1,273 @@
+//! Ends the training when a metric no longer improves.
+
+use super::{Action, Callback, View};
+use crate::error::{Error, Result};
+
+/// Which way a metric improves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// By the metric's name: losses and errors fall, accuracies rise.
+    #[default]
+    Auto,
+    /// Less is better.
+    Min,
+    /// More is better.
+    Max,
+}
+
+impl Mode {
+    /// Whether more is better for this metric.
+    fn rises(self, monitor: &str) -> Result<bool> {
+        const RISE: [&str; 6] = ["accuracy", "acc", "auc", "precision", "recall", "f1_score"];
+        const FALL: [&str; 10] = [
+            "loss",
+            "mse",
+            "mae",
+            "rmse",
+            "error",
+            "crossentropy",
+            "divergence",
+            "hinge",
+            "huber",
+            "cosh",
+        ];
+        // The metrics of several outputs are `output_metric`, repeated ones `metric_1`.
+        let name = monitor.trim_end_matches(|c: char| c.is_ascii_digit() || c == '_');
+        let ends = |known: &str| {
+            name.strip_suffix(known).is_some_and(|head| head.is_empty() || head.ends_with('_'))
+        };
+        match self {
+            Mode::Min => Ok(false),
+            Mode::Max => Ok(true),
+            Mode::Auto if RISE.iter().any(|k| ends(k)) => Ok(true),
+            Mode::Auto if FALL.iter().any(|k| ends(k)) => Ok(false),
+            Mode::Auto => {
+                let expected = "Min or Max for a metric whose direction its name does not tell";
+                let received = format!("Auto for '{monitor}'");
+                Err(Error::argument("EarlyStopping", "mode", expected, received))
+            }
+        }
+    }
+}
+
+/// Ends the training when a metric has not improved for some epochs.
+///
+/// ```
+/// use phalanx::callbacks::EarlyStopping;
+///
+/// let callback = EarlyStopping::new("val_loss").patience(3).restore_best_weights(true);
+/// ```
+#[derive(Clone, Debug)]
+pub struct EarlyStopping {
+    monitor: String,
+    min_delta: f64,
+    patience: usize,
+    mode: Mode,
+    baseline: Option<f64>,
+    restore_best_weights: bool,
+    start_from_epoch: usize,
+    wait: usize,
+    best: Option<f64>,
+    best_weights: Option<Vec<(String, Vec<f32>)>>,
+}
+
+impl Default for EarlyStopping {
+    fn default() -> EarlyStopping {
+        EarlyStopping::new("val_loss")
+    }
+}
+
+impl EarlyStopping {
+    /// Watches a metric, with Keras' defaults.
+    pub fn new(monitor: &str) -> EarlyStopping {
+        EarlyStopping {
+            monitor: monitor.into(),
+            min_delta: 0.0,
+            patience: 0,
+            mode: Mode::Auto,
+            baseline: None,
+            restore_best_weights: false,
+            start_from_epoch: 0,
+            wait: 0,
+            best: None,
+            best_weights: None,
+        }
+    }
+
+    /// The least change that counts as an improvement.
+    pub fn min_delta(mut self, min_delta: f64) -> EarlyStopping {
+        self.min_delta = min_delta.abs();
+        self
+    }
+
+    /// Epochs without improvement after which the training ends.
+    pub fn patience(mut self, epochs: usize) -> EarlyStopping {
+        self.patience = epochs;
+        self
+    }
+
+    /// Which way the metric improves.
+    pub fn mode(mut self, mode: Mode) -> EarlyStopping {
+        self.mode = mode;
+        self
+    }
+
+    /// A value to reach within the patience.
+    pub fn baseline(mut self, baseline: f64) -> EarlyStopping {
+        self.baseline = Some(baseline);
+        self
+    }
+
+    /// Whether the training leaves the weights of its best epoch rather than of its last.
+    pub fn restore_best_weights(mut self, restore: bool) -> EarlyStopping {
+        self.restore_best_weights = restore;
+        self
+    }
+
+    /// Epochs at the start that are not watched.
+    pub fn start_from_epoch(mut self, epoch: usize) -> EarlyStopping {
+        self.start_from_epoch = epoch;
+        self
+    }
+
+    fn improves(&self, value: f64, reference: f64) -> Result<bool> {
+        Ok(match self.mode.rises(&self.monitor)? {
+            true => value - self.min_delta > reference,
+            false => value + self.min_delta < reference,
+        })
+    }
+}
+
+impl Callback for EarlyStopping {
+    fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
+        self.mode.rises(&self.monitor)?;
+        (self.wait, self.best, self.best_weights) = (0, None, None);
+        Ok(Action::Continue)
+    }
+
+    fn on_epoch_end(&mut self, view: &View<'_>) -> Result<Action> {
+        let current = view.log(&self.monitor).ok_or_else(|| Error::Unknown {
+            kind: "metric",
+            name: self.monitor.clone(),
+            known: view.logs.iter().map(|(name, _)| name.clone()).collect(),
+        })?;
+        if view.epoch < self.start_from_epoch {
+            return Ok(Action::Continue);
+        }
+        // A value that is no number is never the best, not even as the first.
+        let improved = match self.best {
+            None => !current.is_nan(),
+            Some(best) => self.improves(current, best)?,
+        };
+        if self.restore_best_weights && (improved || self.best_weights.is_none()) {
+            let weight = |name: String| view.weights.get(&name).map(|values| (name, values));
+            self.best_weights = Some(view.weights.names().into_iter().filter_map(weight).collect());
+        }
+        self.wait += 1;
+        if improved {
+            self.best = Some(current);
+            let reached = self.baseline.map_or(Ok(true), |b| self.improves(current, b))?;
+            if reached {
+                self.wait = 0;
+            }
+            return Ok(Action::Continue);
+        }
+        let stop = self.wait >= self.patience && view.epoch > 0;
+        Ok(if stop { Action::Stop } else { Action::Continue })
+    }
+
+    fn on_train_end(&mut self, _view: &View<'_>) -> Result<Action> {
+        Ok(self.best_weights.take().map_or(Action::Continue, Action::RestoreWeights))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::with_view;
+    use super::*;
+
+    /// The epoch after which the training ends, and what the end of it answers.
+    fn run(mut callback: EarlyStopping, metric: &str, values: &[f64]) -> (Option<usize>, Action) {
+        let begin = with_view(0, (metric, 0.0), 0.0, |v| callback.on_train_begin(v));
+        assert_eq!(begin.unwrap(), Action::Continue);
+        let mut stopped = None;
+        for (epoch, value) in values.iter().enumerate() {
+            let weight = epoch as f32;
+            let action = with_view(epoch, (metric, *value), weight, |v| callback.on_epoch_end(v));
+            if action.unwrap() == Action::Stop {
+                stopped = Some(epoch);
+                break;
+            }
+        }
+        let end = with_view(0, (metric, 0.0), 0.0, |v| callback.on_train_end(v)).unwrap();
+        (stopped, end)
+    }
+
+    fn stops(callback: EarlyStopping, metric: &str, values: &[f64]) -> Option<usize> {
+        run(callback, metric, values).0
+    }
+
+    #[test]
+    fn patience_counts_epochs_without_improvement() {
+        let falling = [5.0, 4.0, 4.5, 3.0, 3.5, 3.5, 3.5];
+        let watch = |patience| EarlyStopping::new("val_loss").patience(patience);
+        assert_eq!(stops(watch(0), "val_loss", &falling), Some(2));
+        assert_eq!(stops(watch(1), "val_loss", &falling), Some(2));
+        assert_eq!(stops(watch(2), "val_loss", &falling), Some(5));
+        assert_eq!(stops(watch(9), "val_loss", &falling), None);
+    }
+
+    #[test]
+    fn the_direction_comes_from_the_name_or_the_mode() {
+        let rising = [0.1, 0.2, 0.3, 0.2];
+        for metric in ["accuracy", "val_sparse_categorical_accuracy", "head_acc", "auc_1"] {
+            assert_eq!(stops(EarlyStopping::new(metric), metric, &rising), Some(3), "{metric}");
+        }
+        for metric in ["loss", "head_loss", "val_mean_squared_error", "kl_divergence"] {
+            assert_eq!(stops(EarlyStopping::new(metric), metric, &rising), Some(1), "{metric}");
+        }
+        let score = EarlyStopping::new("score");
+        assert_eq!(stops(score.clone().mode(Mode::Max), "score", &rising), Some(3));
+        assert_eq!(stops(score.clone().mode(Mode::Min), "score", &rising), Some(1));
+        let mut unclear = score;
+        let error = with_view(0, ("score", 1.0), 0.0, |v| unclear.on_train_begin(v)).unwrap_err();
+        assert!(error.to_string().contains("received Auto for 'score'"), "{error}");
+    }
+
+    #[test]
+    fn small_changes_do_not_count_and_the_start_is_not_watched() {
+        let values = [1.0, 0.95, 0.93, 0.85, 0.84, 0.83, 0.82];
+        let watch = EarlyStopping::new("loss").min_delta(-0.1).patience(3);
+        assert_eq!(stops(watch, "loss", &values), Some(6));
+        let late = EarlyStopping::new("loss").start_from_epoch(3);
+        assert_eq!(stops(late, "loss", &[1.0, 2.0, 3.0, 4.0, 5.0]), Some(4));
+    }
+
+    #[test]
+    fn a_baseline_must_be_reached_within_the_patience() {
+        let watch = EarlyStopping::new("accuracy").baseline(0.5).patience(3);
+        assert_eq!(stops(watch.clone(), "accuracy", &[0.1, 0.2, 0.3, 0.1]), Some(3));
+        assert_eq!(stops(watch, "accuracy", &[0.1, 0.6, 0.5, 0.5, 0.5]), Some(4));
+    }
+
+    #[test]
+    fn the_best_weights_come_back() {
+        let watch = EarlyStopping::new("loss").patience(2).restore_best_weights(true);
+        let best =
+            |epoch: f32| Action::RestoreWeights(vec![("dense/kernel".to_string(), vec![epoch])]);
+        let nan = f64::NAN;
+        assert_eq!(run(watch.clone(), "loss", &[2.0, 1.0, 3.0, 3.0]), (Some(3), best(1.0)));
+        assert_eq!(run(watch.clone(), "loss", &[2.0, 1.0]), (None, best(1.0)));
+        assert_eq!(run(watch, "loss", &[nan, 1.0, nan, nan]), (Some(3), best(1.0)));
+        let plain = EarlyStopping::new("loss");
+        assert_eq!(run(plain, "loss", &[1.0, 2.0]), (Some(1), Action::Continue));
+    }
+
+    #[test]
+    fn an_unknown_metric_is_named_with_those_there_are() {
+        let mut watch = EarlyStopping::default();
+        let error = with_view(0, ("loss", 1.0), 0.0, |v| watch.on_epoch_end(v)).unwrap_err();
+        assert!(error.to_string().contains("unknown metric 'val_loss'"), "{error}");
+        assert!(error.to_string().contains("known: loss"), "{error}");
+    }
+}

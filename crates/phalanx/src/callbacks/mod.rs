@@ -1,0 +1,338 @@
+//! Callbacks: they see a training run through a read-only view and answer what should happen.
+
+mod early_stopping;
+
+pub use early_stopping::{EarlyStopping, Mode};
+
+use crate::error::{Error, Result};
+use crate::history::History;
+
+/// The model's weights, to read.
+pub trait WeightSource {
+    /// The weights' names, in the model's order.
+    fn names(&self) -> Vec<String>;
+
+    /// A weight's values.
+    fn get(&self, name: &str) -> Option<Vec<f32>>;
+}
+
+/// What a callback sees.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    /// The epoch, from 0.
+    pub epoch: usize,
+    /// The epoch the run ends before.
+    pub epochs: usize,
+    /// Steps done since the model was made.
+    pub step: u64,
+    /// Steps of an epoch, where known.
+    pub steps_per_epoch: Option<usize>,
+    /// The metrics so far: of the epoch's batches and, at its end, of the validation.
+    pub logs: &'a [(String, f64)],
+    /// The learning rate in use.
+    pub learning_rate: f64,
+    /// The epochs before.
+    pub history: &'a History,
+    /// The weights as they are now.
+    pub weights: &'a dyn WeightSource,
+}
+
+impl View<'_> {
+    /// A metric of `logs`.
+    pub fn log(&self, name: &str) -> Option<f64> {
+        self.logs.iter().find(|(n, _)| n == name).map(|(_, value)| *value)
+    }
+}
+
+/// What a callback answers.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[must_use]
+pub enum Action {
+    /// Go on.
+    #[default]
+    Continue,
+    /// End the training: after this step, or after this epoch when it is over.
+    Stop,
+    /// Go on with another learning rate.
+    SetLearningRate(f64),
+    /// Set weights by name.
+    RestoreWeights(Vec<(String, Vec<f32>)>),
+}
+
+/// Something that happens along with training. An error ends the run.
+pub trait Callback: Send {
+    /// Before the first epoch.
+    fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
+        Ok(Action::Continue)
+    }
+
+    /// After the last epoch, however it came to be the last.
+    fn on_train_end(&mut self, _view: &View<'_>) -> Result<Action> {
+        Ok(Action::Continue)
+    }
+
+    /// Before an epoch.
+    fn on_epoch_begin(&mut self, _view: &View<'_>) -> Result<Action> {
+        Ok(Action::Continue)
+    }
+
+    /// After an epoch and its validation.
+    fn on_epoch_end(&mut self, _view: &View<'_>) -> Result<Action> {
+        Ok(Action::Continue)
+    }
+
+    /// Before a training batch.
+    fn on_batch_begin(&mut self, _view: &View<'_>) -> Result<Action> {
+        Ok(Action::Continue)
+    }
+
+    /// After a training batch.
+    fn on_batch_end(&mut self, _view: &View<'_>) -> Result<Action> {
+        Ok(Action::Continue)
+    }
+}
+
+/// The learning rate as a function of the epoch.
+///
+/// ```
+/// use phalanx::callbacks::LearningRateScheduler;
+///
+/// let poly_decay = |epoch| 5e-3 * (1.0 - epoch as f64 / 70.0);
+/// let callback = LearningRateScheduler::new(poly_decay);
+/// ```
+pub struct LearningRateScheduler {
+    schedule: Box<dyn FnMut(usize, f64) -> f64 + Send>,
+}
+
+impl LearningRateScheduler {
+    /// From the epoch, counted from 0.
+    pub fn new(mut schedule: impl FnMut(usize) -> f64 + Send + 'static) -> LearningRateScheduler {
+        LearningRateScheduler::with_current(move |epoch, _| schedule(epoch))
+    }
+
+    /// From the epoch and the learning rate in use.
+    pub fn with_current(
+        schedule: impl FnMut(usize, f64) -> f64 + Send + 'static,
+    ) -> LearningRateScheduler {
+        LearningRateScheduler { schedule: Box::new(schedule) }
+    }
+}
+
+impl Callback for LearningRateScheduler {
+    fn on_epoch_begin(&mut self, view: &View<'_>) -> Result<Action> {
+        let rate = (self.schedule)(view.epoch, view.learning_rate);
+        if !rate.is_finite() || rate < 0.0 {
+            let owner = "LearningRateScheduler";
+            let received = format!("{rate} for epoch {}", view.epoch);
+            return Err(Error::argument(owner, "schedule", "a finite rate from 0 up", received));
+        }
+        Ok(Action::SetLearningRate(rate))
+    }
+}
+
+/// Ends the training when the loss is no longer a number.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TerminateOnNaN;
+
+impl Callback for TerminateOnNaN {
+    fn on_batch_end(&mut self, view: &View<'_>) -> Result<Action> {
+        let broken = view.log("loss").is_some_and(|loss| !loss.is_finite());
+        Ok(if broken { Action::Stop } else { Action::Continue })
+    }
+}
+
+type Hook = Box<dyn FnMut(&View<'_>) -> Result<Action> + Send>;
+
+/// A callback from closures.
+///
+/// ```
+/// use phalanx::callbacks::{Action, LambdaCallback};
+///
+/// let callback = LambdaCallback::new().epoch_end(|view| {
+///     println!("learning rate for epoch {} is {}", view.epoch + 1, view.learning_rate);
+///     Ok(Action::Continue)
+/// });
+/// ```
+#[derive(Default)]
+pub struct LambdaCallback {
+    train_begin: Option<Hook>,
+    train_end: Option<Hook>,
+    epoch_begin: Option<Hook>,
+    epoch_end: Option<Hook>,
+    batch_begin: Option<Hook>,
+    batch_end: Option<Hook>,
+}
+
+impl LambdaCallback {
+    /// One that does nothing yet.
+    pub fn new() -> LambdaCallback {
+        LambdaCallback::default()
+    }
+
+    /// Called before the first epoch.
+    pub fn train_begin(
+        mut self,
+        hook: impl FnMut(&View<'_>) -> Result<Action> + Send + 'static,
+    ) -> LambdaCallback {
+        self.train_begin = Some(Box::new(hook));
+        self
+    }
+
+    /// Called after the last epoch.
+    pub fn train_end(
+        mut self,
+        hook: impl FnMut(&View<'_>) -> Result<Action> + Send + 'static,
+    ) -> LambdaCallback {
+        self.train_end = Some(Box::new(hook));
+        self
+    }
+
+    /// Called before an epoch.
+    pub fn epoch_begin(
+        mut self,
+        hook: impl FnMut(&View<'_>) -> Result<Action> + Send + 'static,
+    ) -> LambdaCallback {
+        self.epoch_begin = Some(Box::new(hook));
+        self
+    }
+
+    /// Called after an epoch and its validation.
+    pub fn epoch_end(
+        mut self,
+        hook: impl FnMut(&View<'_>) -> Result<Action> + Send + 'static,
+    ) -> LambdaCallback {
+        self.epoch_end = Some(Box::new(hook));
+        self
+    }
+
+    /// Called before a training batch.
+    pub fn batch_begin(
+        mut self,
+        hook: impl FnMut(&View<'_>) -> Result<Action> + Send + 'static,
+    ) -> LambdaCallback {
+        self.batch_begin = Some(Box::new(hook));
+        self
+    }
+
+    /// Called after a training batch.
+    pub fn batch_end(
+        mut self,
+        hook: impl FnMut(&View<'_>) -> Result<Action> + Send + 'static,
+    ) -> LambdaCallback {
+        self.batch_end = Some(Box::new(hook));
+        self
+    }
+}
+
+fn run(hook: &mut Option<Hook>, view: &View<'_>) -> Result<Action> {
+    hook.as_mut().map_or(Ok(Action::Continue), |hook| hook(view))
+}
+
+impl Callback for LambdaCallback {
+    fn on_train_begin(&mut self, view: &View<'_>) -> Result<Action> {
+        run(&mut self.train_begin, view)
+    }
+
+    fn on_train_end(&mut self, view: &View<'_>) -> Result<Action> {
+        run(&mut self.train_end, view)
+    }
+
+    fn on_epoch_begin(&mut self, view: &View<'_>) -> Result<Action> {
+        run(&mut self.epoch_begin, view)
+    }
+
+    fn on_epoch_end(&mut self, view: &View<'_>) -> Result<Action> {
+        run(&mut self.epoch_end, view)
+    }
+
+    fn on_batch_begin(&mut self, view: &View<'_>) -> Result<Action> {
+        run(&mut self.batch_begin, view)
+    }
+
+    fn on_batch_end(&mut self, view: &View<'_>) -> Result<Action> {
+        run(&mut self.batch_end, view)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One weight whose value a test chooses.
+    pub(super) struct OneWeight(pub f32);
+
+    impl WeightSource for OneWeight {
+        fn names(&self) -> Vec<String> {
+            vec!["dense/kernel".into()]
+        }
+
+        fn get(&self, name: &str) -> Option<Vec<f32>> {
+            (name == "dense/kernel").then(|| vec![self.0])
+        }
+    }
+
+    /// Shows a view of an epoch with one metric.
+    pub(super) fn with_view<T>(
+        epoch: usize,
+        metric: (&str, f64),
+        weight: f32,
+        look: impl FnOnce(&View<'_>) -> T,
+    ) -> T {
+        let logs = [(metric.0.to_string(), metric.1)];
+        look(&View {
+            epoch,
+            epochs: 10,
+            step: 0,
+            steps_per_epoch: None,
+            logs: &logs,
+            learning_rate: 0.1,
+            history: &History::default(),
+            weights: &OneWeight(weight),
+        })
+    }
+
+    #[test]
+    fn the_schedule_sets_the_rate_of_each_epoch() {
+        let mut by_epoch = LearningRateScheduler::new(|epoch| 1.0 / (1.0 + epoch as f64));
+        let mut by_rate = LearningRateScheduler::with_current(|_, rate| rate / 2.0);
+        with_view(3, ("loss", 1.0), 0.0, |view| {
+            let action = by_epoch.on_epoch_begin(view).unwrap();
+            assert_eq!(action, Action::SetLearningRate(0.25));
+            let action = by_rate.on_epoch_begin(view).unwrap();
+            assert_eq!(action, Action::SetLearningRate(0.05));
+            assert_eq!(by_rate.on_epoch_end(view).unwrap(), Action::Continue);
+            for bad in [-1.0, f64::NAN] {
+                let error = LearningRateScheduler::new(move |_| bad).on_epoch_begin(view);
+                assert!(error.unwrap_err().to_string().contains("for epoch 3"));
+            }
+        });
+    }
+
+    #[test]
+    fn a_loss_that_is_no_number_ends_the_training() {
+        for (loss, action) in
+            [(1.0, Action::Continue), (f64::NAN, Action::Stop), (f64::INFINITY, Action::Stop)]
+        {
+            let answer = with_view(0, ("loss", loss), 0.0, |v| TerminateOnNaN.on_batch_end(v));
+            assert_eq!(answer.unwrap(), action);
+        }
+    }
+
+    #[test]
+    fn closures_are_called_at_their_time() {
+        let mut seen = 0;
+        let mut callback = LambdaCallback::new()
+            .epoch_end(move |view| {
+                seen += 1;
+                let late = view.log("loss") == Some(0.5) && seen == 2;
+                Ok(if late { Action::Stop } else { Action::Continue })
+            })
+            .train_begin(|_| Err(Error::config("mine", "no")));
+        with_view(0, ("loss", 0.5), 0.0, |view| {
+            assert_eq!(callback.on_epoch_end(view).unwrap(), Action::Continue);
+            assert_eq!(callback.on_epoch_end(view).unwrap(), Action::Stop);
+            assert_eq!(callback.on_batch_end(view).unwrap(), Action::Continue);
+            assert!(callback.on_train_begin(view).is_err());
+        });
+    }
+}

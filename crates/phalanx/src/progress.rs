@@ -1,0 +1,557 @@
+//! What `fit`, `evaluate` and `predict` print, as Keras does: a live bar on a terminal, a line per
+//! epoch elsewhere.
+//!
+//! The bar is drawn here rather than by a library: Keras' line mixes bar, times and metrics in one
+//! row, and a writer and a clock handed in make it testable to the byte.
+
+use crate::error::{Error, Result};
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// Cells of the bar.
+const BAR: usize = 20;
+/// The bar is redrawn at most this often.
+const REDRAW: Duration = Duration::from_millis(50);
+const BOLD: &str = "\x1b[1m";
+const GREEN: &str = "\x1b[32m";
+const GREY: &str = "\x1b[37m";
+const RESET: &str = "\x1b[0m";
+/// Without wrapping, a line longer than the terminal is cut at its edge, whatever its width.
+const NO_WRAP: &str = "\x1b[?7l";
+const WRAP: &str = "\x1b[?7h";
+const CLEAR_REST: &str = "\x1b[K";
+
+/// How much is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verbose {
+    /// Nothing: Keras' 0.
+    Silent,
+    /// A live bar on a terminal, a line per epoch elsewhere: Keras' 1.
+    #[default]
+    Bar,
+    /// A line per epoch: Keras' 2.
+    Line,
+}
+
+impl TryFrom<u8> for Verbose {
+    type Error = Error;
+
+    fn try_from(level: u8) -> Result<Verbose> {
+        match level {
+            0 => Ok(Verbose::Silent),
+            1 => Ok(Verbose::Bar),
+            2 => Ok(Verbose::Line),
+            _ => Err(Error::argument("progress", "verbose", "0, 1 or 2", level)),
+        }
+    }
+}
+
+/// Prints the progress of one call after the other. Output that fails, such as a closed pipe,
+/// ends the printing and nothing else.
+pub struct Progress {
+    verbose: Verbose,
+    out: Box<dyn Write + Send>,
+    clock: Box<dyn Fn() -> Duration + Send>,
+    live: bool,
+    colour: bool,
+    width: usize,
+    pass: Pass,
+    drawn: Option<Duration>,
+    closed: bool,
+}
+
+/// Where an epoch, an evaluation or a prediction stands.
+#[derive(Default)]
+struct Pass {
+    start: Duration,
+    steps: Option<usize>,
+    /// The first step seen and when; it is slower than the others, so they are timed from there.
+    first: Option<(usize, Duration)>,
+    done: usize,
+    last: Duration,
+}
+
+impl Progress {
+    /// Prints plain lines to a writer.
+    pub fn new(verbose: Verbose, out: impl Write + Send + 'static) -> Progress {
+        let origin = Instant::now();
+        Progress {
+            verbose,
+            out: Box::new(out),
+            clock: Box::new(move || origin.elapsed()),
+            live: false,
+            colour: false,
+            width: usize::MAX,
+            pass: Pass::default(),
+            drawn: None,
+            closed: false,
+        }
+    }
+
+    /// Prints to standard output: live on a terminal, in colour unless `NO_COLOR` is set.
+    pub fn stdout(verbose: Verbose) -> Progress {
+        let variable = |name| std::env::var(name).ok().filter(|v| !v.is_empty());
+        let out = std::io::stdout();
+        let plain = !out.is_terminal() || variable("TERM").is_some_and(|t| t == "dumb");
+        let width = variable("COLUMNS").and_then(|w| w.parse().ok()).filter(|w| *w > 0);
+        let progress = Progress::new(verbose, out);
+        match plain {
+            true => progress,
+            false => progress.live(variable("NO_COLOR").is_none(), width),
+        }
+    }
+
+    /// Redraws one line in place, cut at `width` columns where that is known.
+    pub fn live(mut self, colour: bool, width: Option<usize>) -> Progress {
+        (self.live, self.colour, self.width) = (true, colour, width.unwrap_or(usize::MAX));
+        self
+    }
+
+    /// Takes the time from elsewhere.
+    pub fn clock(mut self, clock: impl Fn() -> Duration + Send + 'static) -> Progress {
+        self.clock = Box::new(clock);
+        self
+    }
+
+    /// Starts epoch `epoch` (from 0) of `epochs`, of so many steps where that is known.
+    pub fn begin_epoch(&mut self, epoch: usize, epochs: usize, steps: Option<usize>) {
+        if self.verbose != Verbose::Silent && epochs > 1 {
+            self.print(&format!("Epoch {}/{epochs}\n", epoch + 1));
+        }
+        self.begin(steps);
+    }
+
+    /// Starts an evaluation.
+    pub fn begin_evaluate(&mut self, steps: Option<usize>) {
+        self.begin(steps);
+    }
+
+    /// Starts a prediction.
+    pub fn begin_predict(&mut self, steps: Option<usize>) {
+        self.begin(steps);
+    }
+
+    /// Says that `done` steps are done, with the metrics so far.
+    pub fn step(&mut self, done: usize, logs: &[(String, f64)]) {
+        let now = (self.clock)();
+        self.pass.first.get_or_insert((done, now));
+        (self.pass.done, self.pass.last) = (done, now);
+        let due = self.drawn.is_none_or(|drawn| now.saturating_sub(drawn) >= REDRAW);
+        if self.live && self.verbose == Verbose::Bar && due {
+            let line = self.bar(now, logs, false);
+            self.drawn = Some(now);
+            self.print(&format!("\r{NO_WRAP}{line}{CLEAR_REST}{WRAP}"));
+        }
+    }
+
+    /// Ends an epoch with all its metrics, those of the validation included.
+    pub fn end_epoch(&mut self, logs: &[(String, f64)]) {
+        self.end(logs);
+    }
+
+    /// Ends an evaluation.
+    pub fn end_evaluate(&mut self, logs: &[(String, f64)]) {
+        self.end(logs);
+    }
+
+    /// Ends a prediction.
+    pub fn end_predict(&mut self) {
+        self.end(&[]);
+    }
+
+    fn begin(&mut self, steps: Option<usize>) {
+        let start = (self.clock)();
+        self.pass = Pass { start, steps, last: start, ..Pass::default() };
+        self.drawn = None;
+    }
+
+    fn end(&mut self, logs: &[(String, f64)]) {
+        let now = (self.clock)();
+        match self.verbose {
+            Verbose::Silent => {}
+            Verbose::Bar if self.live => {
+                let line = self.bar(now, logs, true);
+                self.drawn = None;
+                self.print(&format!("\r{line}{CLEAR_REST}\n"));
+            }
+            Verbose::Bar | Verbose::Line => {
+                let mut line = Line::new(false, usize::MAX);
+                let (count, total) = (self.pass.count(true), self.pass.elapsed(now));
+                line.push("", &format!("{count} - {total} - {}", self.pass.per_step()));
+                line.metrics(logs);
+                self.print(&format!("{}\n", line.text));
+            }
+        }
+    }
+
+    /// The line of the bar; the last one is whole, as nothing is drawn over it.
+    fn bar(&self, now: Duration, logs: &[(String, f64)], last: bool) -> String {
+        let pass = &self.pass;
+        let mut line = Line::new(self.colour, if last { usize::MAX } else { self.width });
+        line.push(BOLD, &pass.count(last));
+        if let Some(steps) = pass.steps.or(last.then_some(pass.done)) {
+            let filled = (BAR * pass.done.min(steps)).checked_div(steps).unwrap_or(BAR);
+            line.push("", " ");
+            line.push(GREEN, &"━".repeat(filled));
+            // Without colours the rest must look different.
+            line.push(GREY, &if self.colour { "━" } else { "─" }.repeat(BAR - filled));
+        }
+        line.push("", " ");
+        match pass.steps {
+            Some(steps) if !last => line.push(BOLD, &pass.remaining(steps)),
+            _ => line.push(BOLD, &pass.elapsed(now)),
+        }
+        line.push("", &format!(" {}", pass.per_step()));
+        line.metrics(logs);
+        line.text
+    }
+
+    fn print(&mut self, text: &str) {
+        if self.closed {
+            return;
+        }
+        let written = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush());
+        self.closed = written.is_err();
+    }
+}
+
+/// A pass that ended early leaves its line on the screen.
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.drawn.is_some() {
+            self.print("\n");
+        }
+    }
+}
+
+impl Pass {
+    /// Steps done and, where known or at the end, of how many.
+    fn count(&self, last: bool) -> String {
+        match self.steps.or(last.then_some(self.done)) {
+            Some(steps) => {
+                let digits = steps.checked_ilog10().unwrap_or(0) as usize + 1;
+                format!("{:>digits$}/{steps}", self.done)
+            }
+            None => format!("{:>7}/Unknown", self.done),
+        }
+    }
+
+    fn step_seconds(&self) -> f64 {
+        let (since, steps) = match self.first {
+            Some((first, at)) if self.done > first => (at, self.done - first),
+            _ => (self.start, self.done),
+        };
+        self.last.saturating_sub(since).as_secs_f64() / steps.max(1) as f64
+    }
+
+    fn per_step(&self) -> String {
+        format!("{}/step", short_time(self.step_seconds()))
+    }
+
+    fn elapsed(&self, now: Duration) -> String {
+        format!("{:.0}s", now.saturating_sub(self.start).as_secs_f64())
+    }
+
+    fn remaining(&self, steps: usize) -> String {
+        let seconds = (self.step_seconds() * steps.saturating_sub(self.done) as f64) as u64;
+        let (hours, minutes) = (seconds / 3600, seconds % 3600 / 60);
+        match seconds {
+            0..=60 => format!("{seconds}s"),
+            61..=3600 => format!("{}:{:02}", seconds / 60, seconds % 60),
+            _ => format!("{hours}:{minutes:02}:{:02}", seconds % 60),
+        }
+    }
+}
+
+/// A line under construction, with a count of the columns left.
+struct Line {
+    text: String,
+    colour: bool,
+    left: usize,
+}
+
+impl Line {
+    fn new(colour: bool, width: usize) -> Line {
+        Line { text: String::new(), colour, left: width }
+    }
+
+    fn push(&mut self, style: &str, text: &str) {
+        let styled = self.colour && !style.is_empty() && !text.is_empty() && self.left > 0;
+        self.text.push_str(if styled { style } else { "" });
+        for c in text.chars().filter(|c| !c.is_control()).take(self.left) {
+            self.text.push(c);
+            self.left -= 1;
+        }
+        self.text.push_str(if styled { RESET } else { "" });
+    }
+
+    fn metrics(&mut self, logs: &[(String, f64)]) {
+        for (name, value) in logs {
+            self.push("", &format!(" - {name}: {}", number(*value)));
+        }
+    }
+}
+
+/// A duration as Keras shows a step's: `387us`, `4ms`, `1.2s`, `64s`.
+fn short_time(seconds: f64) -> String {
+    match seconds {
+        0.0 => "0s".into(),
+        s if s >= 10.0 => format!("{s:.0}s"),
+        s if s >= 1.0 => format!("{s:.1}s"),
+        s if s >= 1e-3 => format!("{:.0}ms", s * 1e3),
+        s => format!("{:.0}us", s * 1e6),
+    }
+}
+
+/// A metric as Keras shows it: four decimals, `1.0000e-05` where those would say little.
+pub fn number(value: f64) -> String {
+    if value.is_nan() {
+        return "nan".into();
+    }
+    if value.abs() > 1e-3 {
+        return format!("{value:.4}");
+    }
+    let mut text = format!("{value:.4e}");
+    // Rust leaves the exponent as short as it can be; C and Python write two digits and a sign.
+    if let Some((mantissa, exponent)) = text.clone().split_once('e') {
+        let exponent: i32 = exponent.parse().unwrap_or(0);
+        text = mantissa.into();
+        let sign = if exponent < 0 { '-' } else { '+' };
+        let _ = write!(text, "e{sign}{:02}", exponent.abs());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::{Arc, Mutex};
+
+    /// A progress whose output and time a test holds.
+    struct Bench {
+        progress: Progress,
+        written: Arc<Mutex<Vec<u8>>>,
+        micros: Arc<AtomicU64>,
+    }
+
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Bench {
+        fn new(verbose: Verbose) -> Bench {
+            let (written, micros) = (Arc::default(), Arc::new(AtomicU64::new(0)));
+            let time = Arc::clone(&micros);
+            let progress = Progress::new(verbose, Shared(Arc::clone(&written)))
+                .clock(move || Duration::from_micros(time.load(Ordering::Relaxed)));
+            Bench { progress, written, micros }
+        }
+
+        fn live(verbose: Verbose, colour: bool, width: Option<usize>) -> Bench {
+            let bench = Bench::new(verbose);
+            Bench { progress: bench.progress.live(colour, width), ..bench }
+        }
+
+        fn pass_time(&self, micros: u64) {
+            self.micros.fetch_add(micros, Ordering::Relaxed);
+        }
+
+        fn text(&self) -> String {
+            String::from_utf8(std::mem::take(&mut self.written.lock().unwrap())).unwrap()
+        }
+
+        /// Runs an epoch of `steps` steps of 4 ms after a first one of 100 ms.
+        fn run(&mut self, steps: usize, known: bool) {
+            self.progress.begin_epoch(0, 2, known.then_some(steps));
+            self.pass_time(100_000 - 4_000);
+            for step in 1..=steps {
+                self.pass_time(4_000);
+                self.progress.step(step, &logs(&[("loss", 0.383), ("accuracy", 0.8884)]));
+            }
+            self.pass_time(900_000);
+            let all = [("loss", 0.383), ("accuracy", 0.8884), ("val_loss", 1e-4)];
+            self.progress.end_epoch(&logs(&all));
+        }
+    }
+
+    fn logs(pairs: &[(&str, f64)]) -> Vec<(String, f64)> {
+        pairs.iter().map(|(name, value)| (name.to_string(), *value)).collect()
+    }
+
+    #[test]
+    fn a_line_per_epoch_where_there_is_no_terminal() {
+        for verbose in [Verbose::Bar, Verbose::Line] {
+            for known in [true, false] {
+                let mut bench = Bench::new(verbose);
+                bench.run(1563, known);
+                let expected = "Epoch 1/2\n1563/1563 - 7s - 4ms/step - loss: 0.3830 - \
+                                accuracy: 0.8884 - val_loss: 1.0000e-04\n";
+                assert_eq!(bench.text(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn verbose_2_is_plain_on_a_terminal_too_and_0_is_silent() {
+        let mut bench = Bench::live(Verbose::Line, true, None);
+        bench.run(10, true);
+        assert!(bench.text().starts_with("Epoch 1/2\n10/10 - 1s - 4ms/step - loss"));
+        let mut bench = Bench::live(Verbose::Silent, true, None);
+        bench.run(10, true);
+        assert_eq!(bench.text(), "");
+    }
+
+    #[test]
+    fn the_bar_grows_in_place() {
+        let mut bench = Bench::live(Verbose::Bar, false, None);
+        bench.progress.begin_epoch(0, 1, Some(1563));
+        for step in [1, 12, 800] {
+            bench.micros.store(4_000 * step, Ordering::Relaxed);
+            bench.progress.step(step as usize, &logs(&[("loss", 2.5)]));
+        }
+        bench.micros.store(6_300_000, Ordering::Relaxed);
+        bench.progress.step(1563, &logs(&[("loss", 0.383)]));
+        bench.progress.end_epoch(&logs(&[("loss", 0.383), ("val_loss", 0.5)]));
+        // Step 12 came too soon after step 1 to be drawn.
+        let expected = [
+            "",
+            "\x1b[?7l   1/1563 ──────────────────── 6s 4ms/step - loss: 2.5000\x1b[K\x1b[?7h",
+            "\x1b[?7l 800/1563 ━━━━━━━━━━────────── 3s 4ms/step - loss: 2.5000\x1b[K\x1b[?7h",
+            "\x1b[?7l1563/1563 ━━━━━━━━━━━━━━━━━━━━ 0s 4ms/step - loss: 0.3830\x1b[K\x1b[?7h",
+            "1563/1563 ━━━━━━━━━━━━━━━━━━━━ 6s 4ms/step - loss: 0.3830 - val_loss: 0.5000\x1b[K\n",
+        ];
+        assert_eq!(bench.text().split('\r').collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn redraws_are_limited() {
+        let mut bench = Bench::live(Verbose::Bar, true, None);
+        bench.progress.begin_evaluate(Some(10_000));
+        for step in 1..=10_000 {
+            bench.pass_time(100);
+            bench.progress.step(step, &[]);
+        }
+        assert_eq!(bench.text().matches('\r').count(), 20);
+    }
+
+    #[test]
+    fn colours_are_kerases() {
+        let mut bench = Bench::live(Verbose::Bar, true, None);
+        bench.progress.begin_predict(Some(2));
+        bench.pass_time(2_000_000);
+        bench.progress.step(1, &[]);
+        let text = bench.text();
+        let bar = "━━━━━━━━━━";
+        let expected = format!(
+            "\r{NO_WRAP}{BOLD}1/2{RESET} {GREEN}{bar}{RESET}{GREY}{bar}{RESET} {BOLD}2s{RESET} \
+             2.0s/step{CLEAR_REST}{WRAP}"
+        );
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_narrow_terminal_cuts_the_line_but_not_the_last_one() {
+        let mut bench = Bench::live(Verbose::Bar, true, Some(16));
+        bench.run(5, true);
+        let text = bench.text();
+        let (drawn, last) = text.rsplit_once('\r').unwrap();
+        let visible = |s: &str| {
+            [BOLD, GREEN, GREY, RESET, NO_WRAP, WRAP, CLEAR_REST]
+                .iter()
+                .fold(s.to_string(), |s, code| s.replace(code, ""))
+        };
+        for line in drawn.lines().skip(1).flat_map(|l| l.split('\r')) {
+            assert!(visible(line).chars().count() <= 16, "{line:?}");
+        }
+        assert!(visible(last).ends_with(" - val_loss: 1.0000e-04\n"));
+    }
+
+    #[test]
+    fn an_unknown_length_shows_what_is_done() {
+        let mut bench = Bench::live(Verbose::Bar, false, None);
+        bench.progress.begin_epoch(0, 1, None);
+        bench.pass_time(3_000_000);
+        bench.progress.step(1, &[]);
+        assert!(bench.text().contains("      1/Unknown 3s 3.0s/step"));
+        bench.progress.end_epoch(&[]);
+        assert!(bench.text().contains("1/1 ━━━━━━━━━━━━━━━━━━━━ 3s 3.0s/step"));
+    }
+
+    #[test]
+    fn a_pass_resumed_or_empty_or_ended_early_is_shown() {
+        let mut bench = Bench::live(Verbose::Bar, false, None);
+        bench.progress.begin_epoch(0, 1, Some(100));
+        bench.progress.step(51, &[]);
+        bench.pass_time(1_000_000);
+        bench.progress.step(61, &[]);
+        assert!(bench.text().contains("61/100 ━━━━━━━━━━━━──────── 3s 100ms/step"));
+        drop(bench.progress);
+        assert_eq!(bench.written.lock().unwrap().as_slice(), b"\n");
+
+        let mut bench = Bench::new(Verbose::Bar);
+        bench.progress.begin_evaluate(Some(0));
+        bench.progress.end_evaluate(&[]);
+        assert_eq!(bench.text(), "0/0 - 0s - 0s/step\n");
+    }
+
+    #[test]
+    fn a_closed_output_is_no_trouble() {
+        struct Closed(Arc<AtomicU64>);
+        impl Write for Closed {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                self.0.fetch_add(1, Ordering::Relaxed);
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let tries = Arc::new(AtomicU64::new(0));
+        let mut progress = Progress::new(Verbose::Bar, Closed(Arc::clone(&tries)));
+        for epoch in 0..3 {
+            progress.begin_epoch(epoch, 3, Some(1));
+            progress.step(1, &[]);
+            progress.end_epoch(&[]);
+        }
+        assert_eq!(tries.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn numbers_and_times_look_as_in_keras() {
+        let numbers = [
+            (0.38299, "0.3830"),
+            (-12.5, "-12.5000"),
+            (1e-5, "1.0000e-05"),
+            (1e-3, "1.0000e-03"),
+            (0.0, "0.0000e+00"),
+            (1.23456e-120, "1.2346e-120"),
+            (f64::NAN, "nan"),
+            (f64::INFINITY, "inf"),
+        ];
+        for (value, expected) in numbers {
+            assert_eq!(number(value), expected);
+        }
+        for (seconds, expected) in
+            [(0.0, "0s"), (387e-6, "387us"), (0.0042, "4ms"), (1.23, "1.2s"), (64.4, "64s")]
+        {
+            assert_eq!(short_time(seconds), expected);
+        }
+        let pass =
+            |seconds| Pass { last: Duration::from_secs(seconds), done: 1, ..Pass::default() };
+        assert_eq!(pass(6).remaining(2), "6s");
+        assert_eq!(pass(65).remaining(2), "1:05");
+        assert_eq!(pass(3723).remaining(2), "1:02:03");
+        assert!(Verbose::try_from(3).is_err());
+    }
+}
