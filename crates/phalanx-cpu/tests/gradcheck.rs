@@ -242,6 +242,26 @@ op_table! {
     Op::ReplicaMean => "replica_mean", Refused;
 }
 
+fn all_cases() -> Vec<Case> {
+    [
+        unary_cases(),
+        binary_cases(),
+        select_cases(),
+        reduce_cases(),
+        layout_cases(),
+        dot_cases(),
+        conv_cases(),
+        pool_cases(),
+        softmax_cases(),
+        index_and_random_cases(),
+        norm_cases(),
+        shared_cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
 #[test]
 fn every_differentiable_op_has_a_case() {
     let mut seen = BTreeSet::new();

@@ -48,7 +48,7 @@ pub unsafe fn dropout(
         kept_from: (f64::from(d.rate) * f64::from(1 << 24)).ceil() as u32,
         scale: (1.0 / (1.0 - f64::from(d.rate))) as f32,
     };
-    // The compiler keeps the state of Philox in registers for AVX2 only: measured twice as fast.
+    // What the compiler makes of Philox for AVX2 was measured to be 1.5 times as fast as for AVX-512.
     let isa = if isa == Isa::Avx512 { Isa::Avx2 } else { isa };
     for r in 0..rows {
         let row = (first_row + r) as u32;

@@ -24,7 +24,8 @@ pub struct Build {
     pub wrt: Vec<(NodeId, Source)>,
     pub context: Context,
     random: rng::Stream,
-    range: (f64, f64),
+    /// Where the next operands' numbers lie.
+    pub range: (f64, f64),
 }
 
 impl Build {

@@ -341,23 +341,3 @@ pub fn shared_cases() -> Vec<Case> {
         }),
     ]
 }
-
-pub fn all_cases() -> Vec<Case> {
-    [
-        unary_cases(),
-        binary_cases(),
-        select_cases(),
-        reduce_cases(),
-        layout_cases(),
-        dot_cases(),
-        conv_cases(),
-        pool_cases(),
-        softmax_cases(),
-        index_and_random_cases(),
-        norm_cases(),
-        shared_cases(),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
-}

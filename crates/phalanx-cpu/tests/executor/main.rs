@@ -1,5 +1,7 @@
 //! The executor against the reference evaluator: single ops, whole training steps, random graphs.
 
+// `gradcheck` needs parts that are of no use here.
+#[allow(dead_code)]
 #[path = "../cases/mod.rs"]
 mod cases;
 mod errors;
@@ -7,6 +9,5 @@ mod harness;
 #[path = "../../../phalanx-graph/tests/networks/mod.rs"]
 mod networks;
 mod ops;
-mod random;
 mod simulate;
 mod train;

@@ -9,8 +9,8 @@ use phalanx_graph::{Data, Tensor};
 
 /// One global batch on the host.
 ///
-/// The tensors have room for the largest batch and are reused from one batch to the next; only
-/// their first `rows` rows count.
+/// The tensors have room for the largest batch, and floats are written to the same buffers from one
+/// batch to the next; only their first `rows` rows count.
 #[derive(Clone, Debug, Default)]
 pub struct HostBatch {
     /// Samples in this batch.

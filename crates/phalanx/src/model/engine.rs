@@ -13,6 +13,7 @@ use crate::optimizers::Optimizer;
 use crate::strategy::{DeviceKind, MirroredStrategy};
 use phalanx_cpu::{CpuExecutor, CpuOptions};
 use phalanx_graph::exec::{Accumulate, Batch, Executor, FeedData, ProgramId, Times};
+use phalanx_graph::program::FetchPlan;
 use phalanx_graph::{DType, Data, Options, ParamId, Program, Step, Tensor, Type};
 use std::sync::Arc;
 
@@ -25,6 +26,8 @@ pub enum StepKind {
     Test,
     /// Outputs.
     Predict,
+    /// Forward and backward, nothing changed.
+    Gradients,
 }
 
 /// Sums of losses and metrics over batches, merged in f64.
@@ -55,7 +58,7 @@ pub(crate) struct Engine {
     constants: Vec<(ParamId, Vec<f32>)>,
     targets: Vec<Type>,
     output_names: Vec<String>,
-    programs: [Option<Slot>; 3],
+    programs: [Option<Slot>; 4],
     constrain: Option<ProgramId>,
     pub(crate) seed: u64,
     /// Training steps so far: the random counters.
@@ -120,7 +123,7 @@ impl Engine {
             constants: l.low.constants,
             targets,
             output_names: model.output_names(),
-            programs: [None; 3],
+            programs: [None; 4],
             constrain: None,
             seed,
             steps: 0,
@@ -176,11 +179,12 @@ impl Engine {
     }
 
     fn step(&self, kind: StepKind) -> Result<Step> {
-        let l = lower(&self.def, kind == StepKind::Train)?;
+        let l = lower(&self.def, matches!(kind, StepKind::Train | StepKind::Gradients))?;
         match kind {
             StepKind::Train => steps::train(l, &self.objective(), self.optimizer.rule()),
             StepKind::Test => steps::test(l, &self.objective()),
             StepKind::Predict => Ok(steps::predict(l)),
+            StepKind::Gradients => steps::gradients(l, &self.objective(), self.optimizer.rule()),
         }
     }
 
@@ -370,19 +374,42 @@ impl Engine {
         accumulate: Option<Gather>,
         tally: &mut Tally,
     ) -> Result<f64> {
+        let training = kind == StepKind::Train;
+        let accumulate = accumulate.filter(|_| training).map(|g| self.gather(g, batch.rows as f64));
+        let scalars = match training {
+            true => self.optimizer.scalars(learning_rate, self.updates + 1),
+            false => vec![],
+        };
+        let denominators = self.execute(kind, batch, &scalars, accumulate)?;
+        if training {
+            self.steps += 1;
+            self.dirty = true;
+        }
+        if training && accumulate.is_none_or(|a| a.apply.is_some()) {
+            self.updates += 1;
+            if let Some(id) = self.constrain {
+                let nothing =
+                    Batch { rows: 0, feeds: &[], seed: 0, step: 0, scalars: &[], accumulate: None };
+                self.executor.run(id, &nothing, &mut vec![])?;
+            }
+        }
+        Ok(tally.add(self, batch.rows, &denominators))
+    }
+
+    /// Runs a program with targets on a batch; returns what each loss sum is divided by.
+    fn execute(
+        &mut self,
+        kind: StepKind,
+        batch: &HostBatch,
+        scalars: &[f32],
+        accumulate: Option<Accumulate>,
+    ) -> Result<Vec<f64>> {
         self.check(batch, true)?;
         let id = self.ensure(kind, batch.rows)?;
         let denominators = self.denominators(batch);
         self.scales.clear();
         let invert = |d: &f64| if *d == 0.0 { 0.0 } else { (1.0 / d) as f32 };
         self.scales.extend(denominators.iter().map(invert));
-        let training = kind == StepKind::Train;
-        let accumulate = accumulate.filter(|_| training).map(|g| self.gather(g, batch.rows as f64));
-        let applies = training && accumulate.is_none_or(|a| a.apply.is_some());
-        let scalars = match training {
-            true => self.optimizer.scalars(learning_rate, self.updates + 1),
-            false => vec![],
-        };
         let mut feeds: Vec<FeedData<'_>> = Vec::with_capacity(batch.inputs.len() + 4);
         feeds.extend(batch.inputs.iter().chain(&batch.targets).map(|t| feed(t, batch.rows)));
         feeds.push(FeedData::F32(&batch.sample_weight[..batch.rows]));
@@ -392,23 +419,23 @@ impl Engine {
             feeds: &feeds,
             seed: self.seed,
             step: self.steps,
-            scalars: &scalars,
+            scalars,
             accumulate,
         };
         self.executor.run(id, &step, &mut self.fetched)?;
-        if training {
-            self.steps += 1;
-            self.dirty = true;
-        }
-        if applies {
-            self.updates += 1;
-            if let Some(id) = self.constrain {
-                let nothing =
-                    Batch { rows: 0, feeds: &[], seed: 0, step: 0, scalars: &[], accumulate: None };
-                self.executor.run(id, &nothing, &mut vec![])?;
-            }
-        }
-        Ok(tally.add(self, batch.rows, &denominators))
+        Ok(denominators)
+    }
+
+    /// The gradient of the loss on a batch by every weight trained, with the weights' names.
+    pub(crate) fn gradients(&mut self, batch: &HostBatch) -> Result<Vec<(String, Tensor)>> {
+        self.execute(StepKind::Gradients, batch, &[], None)?;
+        let program = self.program(StepKind::Gradients, 1)?;
+        let tensor = |(plan, values): (&FetchPlan, &Vec<f32>)| {
+            let tensor = Tensor::new(plan.ty.dims.clone(), values.clone());
+            Some((plan.name.clone(), tensor?))
+        };
+        let all = program.fetches.iter().zip(&self.fetched).map(tensor).collect::<Option<Vec<_>>>();
+        all.ok_or_else(|| Error::config("gradients", "a gradient of another size than its weight"))
     }
 
     /// This batch's part in an update made of several, weighted by its rows.

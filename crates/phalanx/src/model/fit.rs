@@ -448,16 +448,20 @@ impl Model {
     /// One update on one batch; returns loss and metrics of that batch.
     pub fn train_on_batch(&mut self, x: &Tensor, y: &Tensor) -> Result<Logs> {
         let engine = self.engine("train_on_batch")?;
-        let rows = x.rows();
-        let source = prepare(engine, (x, y).into_source()?, Some(rows.max(1)))?;
-        let data = source.dataset();
-        let mut batch = HostBatch::default();
-        data.epoch(0, 0, 0)?.next(&mut batch)?;
+        let batch = one_batch(engine, x, y)?;
         let mut tally = engine.tally();
         let rate = engine.learning_rate();
         let gather = engine.gather_steps().map(|every| Gather { every, last: false });
         engine.run(StepKind::Train, &batch, rate, gather, &mut tally)?;
         Ok(engine.logs(&tally))
+    }
+
+    /// The gradient of the loss on one batch by every weight trained, with the weights' names;
+    /// changes nothing.
+    pub fn gradients(&mut self, x: &Tensor, y: &Tensor) -> Result<Vec<(String, Tensor)>> {
+        let engine = self.engine("gradients")?;
+        let batch = one_batch(engine, x, y)?;
+        engine.gradients(&batch)
     }
 
     /// The program of a step for a global batch of this size, as it would be run; print it.
@@ -476,6 +480,14 @@ impl Model {
     pub fn devices(&mut self) -> Result<Vec<String>> {
         Ok(self.engine("devices")?.devices())
     }
+}
+
+/// All samples as one batch.
+fn one_batch(engine: &Engine, x: &Tensor, y: &Tensor) -> Result<HostBatch> {
+    let source = prepare(engine, (x, y).into_source()?, Some(x.rows().max(1)))?;
+    let mut batch = HostBatch::default();
+    quiet(source).dataset().epoch(0, 0, 0)?.next(&mut batch)?;
+    Ok(batch)
 }
 
 /// Evaluation and prediction keep the order of the data.

@@ -9,6 +9,7 @@ use crate::layer::{Lowering, ModelWeight};
 use crate::losses::Loss;
 use crate::metrics::Metric;
 use phalanx_graph::autodiff;
+use phalanx_graph::ops::Unary;
 use phalanx_graph::passes::fuse_epilogues;
 use phalanx_graph::update::UpdateRule;
 use phalanx_graph::{Fetch, Gradient, Graph, NodeId, Op, ParamId, Scope, Step, Type};
@@ -80,7 +81,6 @@ fn coefficients(g: &Graph, weight: &ModelWeight) -> Option<(f64, f64)> {
 
 /// `Σ l1·|w| + l2·w²` over all regularized weights, counted once whatever the replicas.
 fn penalty(g: &mut Graph, weights: &[ModelWeight]) -> Result<NodeId> {
-    use phalanx_graph::ops::Unary;
     let mut total = g.scalar(0.0);
     for weight in weights {
         let Some((l1, l2)) = coefficients(g, weight) else { continue };
@@ -135,6 +135,39 @@ pub(crate) fn train(mut l: Lowered, goal: &Objective<'_>, rule: UpdateRule) -> R
         step.gradients.push(Gradient { param: weight.param, node: partials[at], l1, l2 });
     }
     step.update = Some(rule);
+    Ok(step)
+}
+
+/// Forward and backward; the gradients themselves, whole, are what is fetched, in the order of the
+/// weights trained.
+pub(crate) fn gradients(l: Lowered, goal: &Objective<'_>, rule: UpdateRule) -> Result<Step> {
+    let mut step = train(l, goal, rule)?;
+    step.name = "gradients".into();
+    step.update = None;
+    step.assigns.clear();
+    step.fetches.clear();
+    for grad in std::mem::take(&mut step.gradients) {
+        let g = &mut step.graph;
+        let spec = g.params()[grad.param.index()].clone();
+        let node = match grad.node {
+            Some(partial) => {
+                let mut whole = g.push(Op::AllReduce { scope: Scope::All }, &[partial])?;
+                let w = g.param(grad.param);
+                if grad.l1 != 0.0 {
+                    let sign = g.unary(Unary::Sign, w)?;
+                    let sign = g.scale(sign, f64::from(grad.l1))?;
+                    whole = g.add(whole, sign)?;
+                }
+                if grad.l2 != 0.0 {
+                    let twice = g.scale(w, 2.0 * f64::from(grad.l2))?;
+                    whole = g.add(whole, twice)?;
+                }
+                whole
+            }
+            None => g.fill(0.0, &spec.dims),
+        };
+        step.fetches.push(Fetch { name: spec.name, node });
+    }
     Ok(step)
 }
 
