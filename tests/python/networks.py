@@ -22,7 +22,7 @@ Element k (k = 0, 1, ... in row-major order) of a tensor with seed s, all in wra
 z = s + (k + 1) * 0x9E3779B97F4A7C15; z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
 z = (z ^ (z >> 27)) * 0x94D049BB133111EB; z = z ^ (z >> 31).
 u = float32(z >> 40) / 2^24, in [0, 1).  value = ((u - 0.5) * 2) * scale, in float32.
-kind "uniform": value; "ones_plus": 1 + value (float32); "zeros": 0.
+kind "uniform": value; "ones_plus": 1 + value (float32); "off_zero": value + 2.5 with the sign of value (float32).
 The kind, seed and scale of each weight are in the list "weights" (Keras' model.weights order).
 The input of step t is "uniform" with scale 1 and seed 100000 + t; label j of step t is (z >> 40) % 10 with seed 200000 + t, k = j.
 For a categorical loss the labels are one-hot rows.  t = 0, ..., 9.
@@ -41,12 +41,12 @@ def bits(seed, count):
 
 def generate(kind, seed, scale, shape):
     count = int(np.prod(shape))
-    if kind == "zeros":
-        return np.zeros(shape, "float32")
     u = bits(seed, count).astype("float32") / np.float32(2**24)
     value = (u - np.float32(0.5)) * np.float32(2) * np.float32(scale)
     if kind == "ones_plus":
         value = np.float32(1) + value
+    elif kind == "off_zero":
+        value = value + np.copysign(np.float32(2.5), value)
     return value.astype("float32").reshape(shape)
 
 
@@ -59,6 +59,9 @@ def weight_recipe(weight, seed):
         scale = np.sqrt(6.0 / (fan_in + fan_out))
     elif weight.name in ("gamma", "moving_variance"):
         kind, scale = "ones_plus", 0.1
+    elif weight.name == "beta":
+        # Far from 0, so that few normalized values come near the kink of the ReLU that follows.
+        kind = "off_zero"
     scale = float(np.float32(scale))
     return {"name": weight.path, "shape": list(weight.shape), "kind": kind, "seed": seed, "scale": scale}
 
@@ -101,8 +104,10 @@ def minigooglenet():
     return keras.Model(i, L.Dense(CLASSES, activation="softmax")(x))
 
 
-# The first weight seed of MiniGoogLeNet is one where no ReLU sits within rounding distance of its kink during the
-# first steps: with most others a change in the last place already moves a gradient by half a percent.
+# Two correct programs differ in the last places, and where that moves one of MiniGoogLeNet's 1.3 million ReLUs across
+# its kink, or changes the largest pixel of a pooling window, a gradient moves by half a percent. Its first weight seed
+# is one where in the first step no ReLU input is nearer to 0, and no two largest pixels nearer to each other, than 9e-6
+# (and 2e-6 in all ten); its learning rate keeps what is left of such steps from growing.
 NETWORKS = [
     dict(
         name="mlp",
@@ -124,9 +129,9 @@ NETWORKS = [
         name="minigooglenet",
         build=minigooglenet,
         size=4,
-        weight_seed=16_000,
+        weight_seed=21_800,
         loss=lambda: keras.losses.CategoricalCrossentropy(name="loss"),
-        optimizer=lambda: keras.optimizers.SGD(5e-3, momentum=0.9, name="optimizer"),
+        optimizer=lambda: keras.optimizers.SGD(5e-4, momentum=0.9, name="optimizer"),
     ),
 ]
 

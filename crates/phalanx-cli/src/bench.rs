@@ -83,9 +83,11 @@ pub fn run(args: &Bench) -> Result<()> {
 fn synthetic(batch: usize, input: &[usize]) -> Result<(Tensor, Tensor)> {
     let mut dims = vec![batch];
     dims.extend(input);
-    let len: usize = dims.iter().product();
+    let len = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).context("batch too large")?;
     let mut rng = phalanx::Stream::new(0, 0, 1, 0);
-    let x: Vec<f32> = (0..len).map(|_| rng.unit() as f32).collect();
+    let mut x: Vec<f32> = vec![];
+    x.try_reserve_exact(len).with_context(|| format!("no memory for a batch of {batch}"))?;
+    x.extend((0..len).map(|_| rng.unit() as f32));
     let y: Vec<i32> = (0..batch).map(|_| rng.below(10) as i32).collect();
     let tensors = Tensor::new(dims, x).zip(Tensor::new([batch], y));
     tensors.context("synthetic data")

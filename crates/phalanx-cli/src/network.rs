@@ -29,7 +29,7 @@ impl Network {
         Ok(match self {
             Network::MnistMlp => applications::mnist_mlp(10)?,
             Network::MnistCnn => applications::mnist_cnn(10)?,
-            Network::Minigooglenet => applications::mini_googlenet(3, 10)?,
+            Network::Minigooglenet => applications::mini_googlenet(3, Some(10))?,
             Network::Resnet50 => applications::resnet50([224, 224, 3], Some(10))?,
         })
     }

@@ -19,7 +19,7 @@ pub fn run(args: &Train) -> Result<()> {
     }
     let usual = args.model.usual();
     let data = datasets::load(&args.data)?;
-    let arrays = |(x, y): (Tensor, Tensor)| -> Result<Arrays> {
+    let arrays = |(x, y): (phalanx::data::Samples, Tensor)| -> Result<Arrays> {
         let (rows, len) = (x.rows(), x.row_len());
         let fits: usize = usual.input.iter().product();
         if len != fits {

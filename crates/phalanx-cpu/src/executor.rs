@@ -4,6 +4,7 @@ use crate::kernels::elementwise::TapePlan;
 use crate::memory::Buffer;
 use crate::pool::{Barrier, Pool, cores};
 use crate::simd::Isa;
+use crate::update::{MAX_SCALARS, MAX_SLOTS};
 use crate::worker::{self, Run};
 use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
 use phalanx_graph::program::{Instr, Mesh, Program};
@@ -219,6 +220,10 @@ impl Executor for CpuExecutor {
         {
             return reject("its parameters are others");
         }
+        let rule = program.update.as_ref().map(|u| &u.rule);
+        if rule.is_some_and(|r| r.slots.len() > MAX_SLOTS || r.scalars > MAX_SCALARS) {
+            return reject("its optimizer has too many slots or scalars");
+        }
         let tapes: Vec<Option<TapePlan>> = program
             .instrs
             .iter()
@@ -351,14 +356,18 @@ impl Executor for CpuExecutor {
     }
 
     fn check_mirrored(&self) -> Result<(), ExecError> {
-        let bits = |d: &Device, r: &std::ops::Range<usize>| -> Vec<u32> {
-            d.params.as_floats()[r.clone()].iter().map(|v| v.to_bits()).collect()
+        let same = |a: &Buffer, b: &Buffer, r: &std::ops::Range<usize>| {
+            let (a, b) = (&a.as_floats()[r.clone()], &b.as_floats()[r.clone()]);
+            a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
         };
+        let first = &self.devices[0];
         for (i, spec) in self.params.iter().enumerate() {
             let range = self.range(ParamId(i as u32));
-            let first = bits(&self.devices[0], &range);
             for (n, d) in self.devices.iter().enumerate().skip(1) {
-                if bits(d, &range) != first {
+                let mut slots = first.slots.iter().zip(&d.slots);
+                let mirrored = same(&first.params, &d.params, &range)
+                    && slots.all(|(a, b)| same(a, b, &range));
+                if !mirrored {
                     return Err(ExecError::Drift {
                         param: spec.name.clone(),
                         first: "cpu:0".into(),

@@ -12,4 +12,5 @@ mod update;
 mod worker;
 
 pub use executor::{CpuExecutor, CpuOptions};
+pub use memory::physical_memory;
 pub use pool::cores;

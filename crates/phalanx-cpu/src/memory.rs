@@ -8,6 +8,20 @@ const LINE: usize = 64;
 /// Alignment of large buffers, so that the kernel can back them with huge pages.
 const HUGE: usize = 2 << 20;
 
+/// Bytes of memory that this machine has; `usize::MAX` where it does not say.
+pub fn physical_memory() -> usize {
+    #[cfg(unix)]
+    {
+        // SAFETY: both names are known to every POSIX system; unknown ones answer -1.
+        let (pages, size) =
+            unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+        if let (Ok(pages), Ok(size)) = (usize::try_from(pages), usize::try_from(size)) {
+            return pages.saturating_mul(size);
+        }
+    }
+    usize::MAX
+}
+
 /// A fixed block of memory, zeroed at first.
 #[derive(Debug)]
 pub struct Buffer {
@@ -25,6 +39,10 @@ impl Buffer {
     /// `bytes` zeroed bytes.
     pub fn new(bytes: usize, purpose: &str) -> Result<Buffer, ExecError> {
         let fail = || ExecError::Memory { wanted: bytes, purpose: purpose.into() };
+        // A system that overcommits hands out more than it has, and kills who uses it.
+        if bytes > physical_memory() {
+            return Err(fail());
+        }
         let align = if bytes >= HUGE { HUGE } else { LINE };
         let layout = Layout::from_size_align(bytes.max(LINE), align).map_err(|_| fail())?;
         // SAFETY: the layout has a size above zero.

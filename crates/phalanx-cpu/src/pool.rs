@@ -74,8 +74,9 @@ impl Pool {
     /// Runs `job(worker)` on every worker, the caller being worker 0, and waits for all.
     ///
     /// # Errors
-    /// The first worker that panicked, with its message.
+    /// The first worker that ever panicked, with its message.
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) -> Result<(), (usize, String)> {
+        self.failure()?;
         let job: *const (dyn Fn(usize) + Sync) = job;
         // SAFETY: only the lifetime changes: no worker holds the job once `pending` is zero, for
         // which this function waits before the borrow ends.
@@ -90,8 +91,13 @@ impl Pool {
         while self.shared.pending.load(Ordering::Acquire) > 0 {
             relax(&mut turns);
         }
-        let mut failed = self.shared.failed.lock().unwrap_or_else(|e| e.into_inner());
-        failed.take().map_or(Ok(()), Err)
+        self.failure()
+    }
+
+    /// What went wrong in this round or any before: barriers are of no use once a worker left.
+    fn failure(&self) -> Result<(), (usize, String)> {
+        let failed = self.shared.failed.lock().unwrap_or_else(|e| e.into_inner());
+        failed.clone().map_or(Ok(()), Err)
     }
 }
 
@@ -186,7 +192,8 @@ impl Barrier {
         let mut turns = 0;
         while self.round.load(Ordering::Acquire) == round {
             if turns % 64 == 0 && self.broken.load(Ordering::Acquire) {
-                std::panic::panic_any(BROKEN.to_string());
+                // Not `panic!`, whose hook would report a second failure.
+                std::panic::resume_unwind(Box::new(BROKEN.to_string()));
             }
             relax(&mut turns);
         }
@@ -266,5 +273,7 @@ mod tests {
         let (worker, message) = result.unwrap_err();
         assert_eq!(worker, 1);
         assert!(message.contains("gives up"), "{message}");
+        let later = pool.run(&|_| unreachable!("must not run again"));
+        assert_eq!(later, Err((worker, message)), "a broken team stays broken");
     }
 }

@@ -656,22 +656,28 @@ impl<'a> Ctx<'a> {
         // SAFETY: behind a barrier of the device; one worker writes.
         unsafe {
             let to = self.device().params.f32().add(start);
-            std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len());
+            // Nothing forbids to assign a parameter to itself.
+            std::ptr::copy(from.as_ptr(), to, from.len());
         }
     }
 
     fn fetch(&self, index: usize, value: ValueId) {
         let v = self.value(value);
-        let len = self.elements(value);
-        let out = self.run.fetches[index].0;
         let first = self.device == 0 && self.worker == 0;
-        // SAFETY: the host sized the vector for all rows; workers write disjoint ones.
+        if !v.ty.is_rows() && !first {
+            return;
+        }
+        let start = if v.ty.is_rows() { self.rows.start * v.ty.len() } else { 0 };
+        let from = self.address(v, self.device, self.worker);
+        // SAFETY: the host sized the vector for all rows; workers write disjoint ones. The value
+        // was computed before, with elements of its type.
         unsafe {
-            if v.ty.is_rows() {
-                let to = out.add(self.rows.start * v.ty.len());
-                std::ptr::copy_nonoverlapping(self.f32(value), to, len);
-            } else if first {
-                std::ptr::copy_nonoverlapping(self.f32(value), out, len);
+            let len = self.elements(value);
+            let to = self.run.fetches[index].0.add(start);
+            match v.ty.dtype {
+                DType::F32 => std::ptr::copy_nonoverlapping(from.cast(), to, len),
+                DType::I32 => (0..len).for_each(|i| *to.add(i) = *from.cast::<i32>().add(i) as f32),
+                DType::F64 => (0..len).for_each(|i| *to.add(i) = *from.cast::<f64>().add(i) as f32),
             }
         }
     }

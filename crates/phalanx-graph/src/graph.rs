@@ -141,7 +141,10 @@ impl Graph {
     /// Appends a node after checking its operands.
     pub fn push(&mut self, op: Op, inputs: &[NodeId]) -> Result<NodeId> {
         let types: Vec<&Type> = inputs.iter().map(|i| &self.nodes[i.index()].ty).collect();
-        let ty = op.infer(&types).map_err(|e| e.in_layer(&self.scopes[self.current as usize]))?;
+        let ty = op
+            .infer(&types)
+            .and_then(|ty| ty.check_limits().map(|()| ty))
+            .map_err(|e| e.in_layer(&self.scopes[self.current as usize]))?;
         Ok(self.push_typed(op, inputs.to_vec(), ty))
     }
 

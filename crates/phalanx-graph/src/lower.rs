@@ -24,6 +24,8 @@ pub(crate) enum Draft {
         x: NodeId,
         dy: NodeId,
     },
+    /// Clears the gradient of a parameter that only its penalty moves.
+    Zero(ParamId),
     Update,
     Assign {
         param: ParamId,
@@ -135,13 +137,23 @@ fn last_axis_rows(ty: &Type, axis: usize) -> bool {
     ty.is_rows() && axis + 1 == ty.dims.len()
 }
 
+/// Whether a reader takes its operand with any distance between pixels; joining channels copies
+/// pixel by pixel where it must.
+fn reader_strided(g: &Graph, (reader, operand): (NodeId, usize)) -> bool {
+    let node = g.node(reader);
+    match node.op {
+        Op::Concat { axis } => last_axis_rows(&node.ty, axis),
+        _ => reads_strided(&node.op, operand),
+    }
+}
+
 /// Decides which nodes live inside another's buffer: reshapes, channel slices, and the operands of
 /// a concatenation, whose producers then write straight into their part of it.
 fn views(step: &Step, live: &[bool], users: &Users) -> Vec<View> {
     let g = &step.graph;
     let strided_ok = |id: NodeId| {
         users.roots[id.index()] == 0
-            && users.nodes[id.index()].iter().all(|(u, i)| reads_strided(&g.node(*u).op, *i))
+            && users.nodes[id.index()].iter().all(|u| reader_strided(g, *u))
     };
     let mut inside: Vec<Option<View>> = vec![None; g.nodes().len()];
     for id in g.ids().filter(|id| live[id.index()]) {
@@ -152,15 +164,9 @@ fn views(step: &Step, live: &[bool], users: &Users) -> Vec<View> {
         }
         let mut offset = 0;
         for x in &node.inputs {
-            let own_readers = |u: &&(NodeId, usize)| u.0 != id;
-            let readers_ok = users.roots[x.index()] == 0
-                && users.nodes[x.index()]
-                    .iter()
-                    .filter(own_readers)
-                    .all(|(u, i)| reads_strided(&g.node(*u).op, *i));
-            let once = node.inputs.iter().filter(|y| *y == x).count() == 1;
+            // Who stands twice lies at the first place and is copied to the second.
             let free = inside[x.index()].is_none();
-            if readers_ok && once && free && writes_strided(&g.node(*x).op) {
+            if free && strided_ok(*x) && writes_strided(&g.node(*x).op) {
                 inside[x.index()] = Some(View { root: id, offset, ld: node.ty.last() });
             }
             offset += g.ty(*x).last();
@@ -344,6 +350,22 @@ impl Emitter<'_> {
     }
 }
 
+/// Whether an instruction reads a weight that the update writes.
+fn reads_trained(step: &Step, views: &[View], draft: &Draft) -> bool {
+    let trained = |id: &NodeId| match step.graph.node(views[id.index()].root).op {
+        Op::Param { id } => step.gradients.iter().any(|g| g.param == id),
+        _ => false,
+    };
+    match draft {
+        Draft::Compute(id) => step.graph.node(*id).inputs.iter().any(trained),
+        Draft::Copy { from, .. } => trained(from),
+        Draft::Fetch { node, .. } => trained(node),
+        // Collectives read shared blocks, slices of gradients read activations.
+        Draft::AllReduce(_) | Draft::ReplicaMean(_) | Draft::Sliced { .. } => false,
+        Draft::Barrier(_) | Draft::Zero(_) | Draft::Update | Draft::Assign { .. } => false,
+    }
+}
+
 fn order(
     step: &Step,
     live: &[bool],
@@ -366,6 +388,9 @@ fn order(
         e.node(id);
     }
     for grad in &step.gradients {
+        if grad.penalty_alone() {
+            e.drafts.push(Draft::Zero(grad.param));
+        }
         let Some(node) = grad.node.filter(|n| !is_sliced(*n)) else { continue };
         if homes[views[node.index()].root.index()] != Home::Gradient(grad.param) {
             e.drafts.push(Draft::Copy { from: node, to: Target::Gradient(grad.param) });
@@ -374,6 +399,7 @@ fn order(
     if step.update.is_some() {
         e.barrier(Scope::All);
     }
+    let behind = e.drafts.len();
     for id in g.ids().filter(|id| tail[id.index()]) {
         e.node(id);
     }
@@ -385,6 +411,10 @@ fn order(
         e.drafts.push(Draft::Sliced { param: *param, x: inputs[0], dy: inputs[1] });
     }
     if step.update.is_some() {
+        if e.drafts[behind..].iter().any(|d| reads_trained(step, views, d)) {
+            // Others write their slices of the weights as soon as they reach the update.
+            e.barrier(Scope::Device);
+        }
         e.drafts.push(Draft::Update);
     }
     if !step.assigns.is_empty() {

@@ -1,14 +1,14 @@
 //! The memory plan: liveness of every buffer, in-place reuse, and offsets in the arena.
 
 use crate::error::{GraphError, Result};
-use crate::graph::NodeId;
+use crate::graph::{NodeId, ParamId};
 use crate::lower::{Draft, Home, Lowered, Target};
 use crate::ops::{Access, Op};
 use crate::program::{
     FetchPlan, GradientPlan, Instr, Memory, Options, Place, Program, UpdatePlan, Value, ValueId,
 };
 use crate::step::Step;
-use crate::types::{Space, Type};
+use crate::types::{DType, Space, Type};
 use std::collections::HashMap;
 
 /// Alignment of every buffer: one cache line, one AVX-512 register.
@@ -28,6 +28,7 @@ struct Life {
 /// Gives every value a place and finishes the program.
 pub(crate) fn place(step: Step, lowered: Lowered, options: Options) -> Result<Program> {
     let mut p = Planner::new(&step, &lowered, options);
+    p.check_addressable(options.max_batch)?;
     p.lives();
     p.reuse_in_place();
     let (offsets, memory) = p.offsets();
@@ -57,11 +58,11 @@ pub(crate) fn place(step: Step, lowered: Lowered, options: Options) -> Result<Pr
 
 fn update_plan(step: &Step, lowered: &Lowered) -> Option<UpdatePlan> {
     let rule = step.update.clone()?;
-    let mut found: Vec<(NodeId, GradientPlan)> = step
+    let mut found: Vec<(Option<NodeId>, GradientPlan)> = step
         .gradients
         .iter()
-        .filter_map(|g| {
-            let node = g.node?;
+        .filter(|g| g.node.is_some() || g.penalty_alone())
+        .map(|g| {
             let dims = &step.graph.params()[g.param.index()].dims;
             let plan = GradientPlan {
                 param: g.param,
@@ -70,7 +71,7 @@ fn update_plan(step: &Step, lowered: &Lowered) -> Option<UpdatePlan> {
                 l1: g.l1,
                 l2: g.l2,
             };
-            Some((node, plan))
+            (g.node, plan)
         })
         .collect();
     // Backward finishes the last layers first: their bucket can leave while it goes on.
@@ -107,6 +108,24 @@ impl<'a> Planner<'a> {
             life: vec![None; step.graph.nodes().len()],
             buffer: step.graph.ids().collect(),
         }
+    }
+
+    /// Fails where all values side by side are more than can be counted, so that no sum of their
+    /// sizes overflows later.
+    fn check_addressable(&self, max_batch: usize) -> Result<()> {
+        let bytes = |ty: &Type| {
+            let rows = if ty.is_rows() { self.max_rows } else { 1 };
+            (ty.len() * ty.dtype.bytes()).checked_mul(rows)?.checked_add(ALIGN)
+        };
+        let add = |sum: usize, ty: &Type| sum.checked_add(bytes(ty)?);
+        let types = self.step.graph.nodes().iter().map(|n| &n.ty);
+        let total = types.into_iter().try_fold(0, add);
+        if total.is_some_and(|n| isize::try_from(n).is_ok()) {
+            return Ok(());
+        }
+        let expected = "activations that can be addressed";
+        let received = format!("a batch of {max_batch}");
+        Err(GraphError::mismatch(format!("program '{}'", self.step.name), expected, received))
     }
 
     fn root(&self, id: NodeId) -> NodeId {
@@ -154,7 +173,7 @@ impl<'a> Planner<'a> {
                     self.touch(*dy, at);
                 }
                 Draft::Assign { node, .. } | Draft::Fetch { node, .. } => self.touch(*node, at),
-                Draft::Barrier(_) | Draft::Update => {}
+                Draft::Barrier(_) | Draft::Zero(_) | Draft::Update => {}
             }
         }
     }
@@ -274,6 +293,14 @@ impl Writer<'_, '_> {
         new
     }
 
+    /// A parameter's whole gradient buffer.
+    fn gradient(&mut self, p: ParamId) -> ValueId {
+        let dims = self.p.step.graph.params()[p.index()].dims.clone();
+        let ty = Type::new(DType::F32, Space::Partial, dims);
+        let ld = ty.last();
+        self.add(Value { ty, place: Place::Gradient(p), offset: 0, ld })
+    }
+
     fn instr(&mut self, draft: &Draft) -> Result<Instr> {
         let g = &self.p.step.graph;
         Ok(match draft {
@@ -298,14 +325,15 @@ impl Writer<'_, '_> {
                         let place = self.home(of);
                         self.add(Value { ty, place, offset, ld })
                     }
-                    Target::Gradient(p) => {
-                        let dims = g.params()[p.index()].dims.clone();
-                        let ty = Type::new(crate::DType::F32, Space::Partial, dims);
-                        let ld = ty.last();
-                        self.add(Value { ty, place: Place::Gradient(p), offset: 0, ld })
-                    }
+                    Target::Gradient(p) => self.gradient(p),
                 };
                 Instr::Copy { input, output }
+            }
+            Draft::Zero(p) => {
+                let output = self.gradient(*p);
+                let dims = g.params()[p.index()].dims.clone();
+                let op = Op::Const { bits: 0f64.to_bits(), dims };
+                Instr::Compute { op, inputs: vec![], output, scope: 0 }
             }
             Draft::Barrier(scope) => Instr::Barrier(*scope),
             Draft::AllReduce(id) => {

@@ -251,7 +251,11 @@ pub struct Program {
 
 impl Program {
     /// Compiles a step: passes, lowering to instructions, memory plan.
-    pub fn compile(step: Step, options: Options) -> Result<Program> {
+    pub fn compile(mut step: Step, options: Options) -> Result<Program> {
+        if step.update.is_none() {
+            // Without an optimizer nobody takes gradients, and executors keep no room for them.
+            step.gradients.clear();
+        }
         let step = passes::optimize(step)?;
         let lowered = lower::lower(&step, options)?;
         plan::place(step, lowered, options)

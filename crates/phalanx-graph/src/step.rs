@@ -28,6 +28,13 @@ pub struct Gradient {
     pub l2: f32,
 }
 
+impl Gradient {
+    /// Whether the loss depends on the parameter through its penalty only.
+    pub fn penalty_alone(&self) -> bool {
+        self.node.is_none() && (self.l1 != 0.0 || self.l2 != 0.0)
+    }
+}
+
 /// One training, evaluation or prediction step.
 #[derive(Clone, Debug)]
 pub struct Step {

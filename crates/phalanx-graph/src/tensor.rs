@@ -98,6 +98,14 @@ impl Tensor {
         }
     }
 
+    /// The integers to change, `None` for another type.
+    pub fn i32_mut(&mut self) -> Option<&mut [i32]> {
+        match &mut self.data {
+            Data::I32(v) => Some(v),
+            Data::F32(_) => None,
+        }
+    }
+
     /// The same elements under other dimensions, `None` when the count differs.
     pub fn reshape(self, dims: impl Into<Vec<usize>>) -> Option<Tensor> {
         Tensor::new(dims, self.data)

@@ -1,6 +1,14 @@
 //! What a value is: element type, where it lives (its *space*) and its dimensions.
 
+use crate::error::{GraphError, Result};
 use std::fmt;
+
+/// The most axes a value may have, the batch not counted; kernels have room for as many.
+pub const MAX_RANK: usize = 16;
+
+/// The most elements a value (or a row of one) may have: more than any machine holds, and few
+/// enough that their bytes can be counted and added up.
+pub const MAX_ELEMENTS: usize = usize::MAX >> 16;
 
 /// Element type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -101,6 +109,20 @@ impl Type {
     /// A mirrored float value.
     pub fn mirrored(dims: impl Into<Vec<usize>>) -> Type {
         Type::new(DType::F32, Space::Mirrored, dims)
+    }
+
+    /// Fails for more axes or elements than any executor takes.
+    pub fn check_limits(&self) -> Result<()> {
+        if self.dims.len() > MAX_RANK {
+            let received = format!("{}, {}", self.dims.len(), self.shape_text());
+            return Err(GraphError::mismatch("axes", format!("at most {MAX_RANK}"), received));
+        }
+        let len = self.dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        if len.is_none_or(|n| n > MAX_ELEMENTS) {
+            let expected = format!("at most {MAX_ELEMENTS} elements");
+            return Err(GraphError::mismatch("size", expected, self.shape_text()));
+        }
+        Ok(())
     }
 
     /// Elements (of one row, for rows).

@@ -51,8 +51,9 @@ fn downsample(x: &Symbol, filters: usize) -> Symbol {
     Concatenate::new().apply([&a, &b])
 }
 
-/// MiniGoogLeNet for 32x32 images (Zhang et al. 2017).
-pub fn mini_googlenet(channels: usize, classes: usize) -> Result<Model> {
+/// MiniGoogLeNet for 32x32 images (Zhang et al. 2017), with `classes` for the top or without one
+/// (`None`): then the output is the last feature map, to build a new head on.
+pub fn mini_googlenet(channels: usize, classes: Option<usize>) -> Result<Model> {
     let inputs = Input::new([32, 32, channels]).symbol();
     let mut x = conv_module(&inputs, 96, 3, 1, "same");
     for (ones, threes) in [(32, 32), (32, 48)] {
@@ -66,11 +67,13 @@ pub fn mini_googlenet(channels: usize, classes: usize) -> Result<Model> {
     for (ones, threes) in [(176, 160), (176, 160)] {
         x = inception(&x, ones, threes);
     }
-    x = AveragePooling2D::new(7).apply(&x);
-    x = Dropout::new(0.5).apply(&x);
-    x = Flatten::new().apply(&x);
-    let outputs = Dense::new(classes).activation("softmax").apply(&x);
-    Model::with_name("mini_googlenet", &inputs, &outputs)
+    if let Some(classes) = classes {
+        x = AveragePooling2D::new(7).apply(&x);
+        x = Dropout::new(0.5).apply(&x);
+        x = Flatten::new().apply(&x);
+        x = Dense::new(classes).activation("softmax").apply(&x);
+    }
+    Model::with_name("mini_googlenet", &inputs, &x)
 }
 
 /// A convolution of ResNet50 with its batch normalisation, under Keras' names.

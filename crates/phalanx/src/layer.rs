@@ -8,11 +8,12 @@ use crate::constraints::Constraint;
 use crate::error::{Error, Result};
 use crate::initializers::Initializer;
 use crate::regularizers::Regularizer;
-use phalanx_graph::{Graph, NodeId, ParamId, Scope};
+use phalanx_graph::exec::Executor;
+use phalanx_graph::{Graph, MAX_ELEMENTS, NodeId, ParamId, Scope};
 use serde_json::{Map, Value};
-use std::fmt::Debug;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::fmt::{self, Debug};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// A layer's config and computation.
 pub trait Layer: Debug + Send + Sync + 'static {
@@ -84,13 +85,45 @@ pub struct Weight {
     pub values: Option<Vec<f32>>,
 }
 
+/// The devices of a compiled model, which models that share layers read each other's weights from.
+pub(crate) type SharedExecutor = Arc<Mutex<Box<dyn Executor>>>;
+
+/// The compiled model that trains a layer, and the layer's weights there.
+struct Trainer {
+    executor: Weak<Mutex<Box<dyn Executor>>>,
+    params: Vec<ParamId>,
+}
+
+impl Trainer {
+    fn is(&self, executor: &SharedExecutor) -> bool {
+        std::ptr::eq(self.executor.as_ptr(), Arc::as_ptr(executor))
+    }
+}
+
+impl Debug for Trainer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trainer").field("params", &self.params).finish_non_exhaustive()
+    }
+}
+
+/// Locks whatever a panic elsewhere left behind.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
 /// One layer of a model: config, name, whether it trains, and its weights.
+///
+/// The weights are on the host, unless a compiled model has trained them since: then that model's
+/// devices hold the newest ones, and whoever else uses the layer fetches them from there.
 #[derive(Debug)]
 pub struct LayerInstance {
     layer: Box<dyn Layer>,
     name: Option<String>,
     trainable: AtomicBool,
     weights: Mutex<Vec<Weight>>,
+    trainer: Mutex<Option<Trainer>>,
+    /// Counts the changes of the values on the host.
+    version: AtomicU64,
 }
 
 impl LayerInstance {
@@ -114,9 +147,61 @@ impl LayerInstance {
         self.trainable.store(trainable, Ordering::Relaxed);
     }
 
-    /// The weights, in the order Keras has them.
+    /// The weights, in the order Keras has them. Their values may be older than those a compiled
+    /// model trains; [`Model::weights`](crate::model::Model::weights) fetches the newest first.
     pub fn weights(&self) -> MutexGuard<'_, Vec<Weight>> {
-        self.weights.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.weights)
+    }
+
+    /// Brings trained weights back to the host.
+    pub(crate) fn pull(&self) {
+        self.pull_unless(None);
+    }
+
+    /// As [`LayerInstance::pull`], unless `own` trains them; then `None`, else the version of the
+    /// values on the host.
+    pub(crate) fn pull_unless(&self, own: Option<&SharedExecutor>) -> Option<u64> {
+        let trainer = lock(&self.trainer);
+        if let Some(trainer) = &*trainer {
+            if own.is_some_and(|own| trainer.is(own)) {
+                return None;
+            }
+            if let Some(executor) = trainer.executor.upgrade() {
+                let executor = lock(&executor);
+                for (weight, param) in self.weights().iter_mut().zip(&trainer.params) {
+                    weight.values = Some(executor.param(*param));
+                }
+                self.version.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Some(self.version.load(Ordering::Relaxed))
+    }
+
+    /// Brings the weights that `executor` trains back to the host for good: it is about to go.
+    pub(crate) fn release(&self, executor: &SharedExecutor) {
+        if lock(&self.trainer).as_ref().is_some_and(|trainer| trainer.is(executor)) {
+            self.pull();
+            *lock(&self.trainer) = None;
+        }
+    }
+
+    /// From now on `executor` holds the newest weights, as these parameters.
+    pub(crate) fn trained_by(&self, executor: &SharedExecutor, params: &[ParamId]) {
+        let mut trainer = lock(&self.trainer);
+        if !trainer.as_ref().is_some_and(|trainer| trainer.is(executor)) {
+            let executor = Arc::downgrade(executor);
+            *trainer = Some(Trainer { executor, params: params.to_vec() });
+        }
+    }
+
+    /// Replaces the values of all weights, whoever trained them before.
+    pub(crate) fn set_values(&self, values: impl Iterator<Item = Vec<f32>>) {
+        let mut trainer = lock(&self.trainer);
+        for (weight, values) in self.weights().iter_mut().zip(values) {
+            weight.values = Some(values);
+        }
+        *trainer = None;
+        self.version.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -128,7 +213,14 @@ impl LayerHandle {
     /// A layer with a given name or, with `None`, one numbered by its model.
     pub fn new(layer: Box<dyn Layer>, name: Option<String>, trainable: bool) -> LayerHandle {
         let trainable = AtomicBool::new(trainable);
-        LayerHandle(Arc::new(LayerInstance { layer, name, trainable, weights: Mutex::default() }))
+        LayerHandle(Arc::new(LayerInstance {
+            layer,
+            name,
+            trainable,
+            weights: Mutex::default(),
+            trainer: Mutex::default(),
+            version: AtomicU64::new(0),
+        }))
     }
 
     /// Whether two handles are the same layer.
@@ -271,7 +363,7 @@ impl Cx<'_> {
             return Err(self.argument(spec.name, "a shape without zeros", dims));
         }
         let len = spec.dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
-        if len.is_none_or(|n| n > isize::MAX as usize / size_of::<f64>()) {
+        if len.is_none_or(|n| n > MAX_ELEMENTS) {
             let dims = format!("{:?}", spec.dims);
             return Err(self.argument(spec.name, "a shape that fits in memory", dims));
         }

@@ -19,8 +19,10 @@ pub mod losses;
 pub mod metrics;
 pub mod model;
 pub mod optimizers;
+pub mod pictures;
 pub mod progress;
 pub mod regularizers;
+pub mod saving;
 pub mod schedules;
 pub mod strategy;
 
@@ -34,10 +36,12 @@ pub use phalanx_graph::{Data, Tensor};
 /// Everything a training program needs, in one line.
 pub mod prelude {
     pub use crate::callbacks::{
-        Callback, EarlyStopping, LambdaCallback, LearningRateScheduler, TerminateOnNaN,
+        Action, CSVLogger, Callback, EarlyStopping, JsonLines, LambdaCallback,
+        LearningRateScheduler, ModelCheckpoint, ReduceLROnPlateau, TensorBoard, TerminateOnNaN,
+        View,
     };
     pub use crate::constraints::Constraint;
-    pub use crate::data::{Arrays, Dataset};
+    pub use crate::data::{Arrays, Dataset, Samples, to_categorical};
     pub use crate::error::{Error, Result};
     pub use crate::history::History;
     pub use crate::initializers::Initializer;
@@ -58,12 +62,13 @@ pub mod prelude {
         SparseCategoricalAccuracy, SparseTopKCategoricalAccuracy, TopKCategoricalAccuracy,
     };
     pub use crate::model::{
-        Apply, Compile, Fit, Input, Model, Sequential, StepKind, Symbol, Symbols,
+        Apply, Compile, Fit, Input, Logs, Model, Sequential, StepKind, Symbol, Symbols,
     };
     pub use crate::optimizers::{
         Adagrad, Adam, AdamW, Lion, Nadam, Optimizer, OptimizerExt, RMSprop, SGD,
     };
     pub use crate::regularizers::Regularizer;
+    pub use crate::saving::latest_checkpoint;
     pub use crate::schedules::{
         CosineDecay, CosineDecayRestarts, ExponentialDecay, InverseTimeDecay, LearningRate,
         PiecewiseConstantDecay, PolynomialDecay,

@@ -26,13 +26,18 @@ pub struct Device {
     pub index: usize,
 }
 
-impl fmt::Display for Device {
+impl fmt::Display for DeviceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
+        f.write_str(match self {
             DeviceKind::Cpu => "cpu",
             DeviceKind::Gpu => "gpu",
-        };
-        write!(f, "{kind}:{}", self.index)
+        })
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.kind, self.index)
     }
 }
 
@@ -52,7 +57,14 @@ impl FromStr for Device {
     }
 }
 
-static VISIBLE: RwLock<Option<Vec<Device>>> = RwLock::new(None);
+/// Most logical CPU devices: each has its own copy of the weights and a thread at least.
+const MAX_CPU_DEVICES: usize = 256;
+
+/// What was made visible, by kind; `None` where nothing was said.
+static VISIBLE: RwLock<[Option<Vec<Device>>; 2]> = RwLock::new([None, None]);
+
+/// Replicas and worker threads in all: more than any machine has cores, few enough to be started.
+const MOST_THREADS: usize = 1024;
 
 /// The devices of a kind that this machine has. The processor counts as one; naming more
 /// (`cpu:1`, …) makes logical devices that share out its cores.
@@ -64,18 +76,58 @@ pub fn list_physical_devices(kind: DeviceKind) -> Vec<Device> {
     }
 }
 
-/// Limits what strategies use by default, for the rest of the process.
-pub fn set_visible_devices(devices: &[Device]) {
-    *VISIBLE.write().unwrap_or_else(|e| e.into_inner()) = Some(devices.to_vec());
+/// Limits which devices of a kind strategies use by default, for the rest of the process. None at
+/// all hides the kind.
+///
+/// ```
+/// use phalanx::prelude::*;
+///
+/// // Two GPUs where there are as many, else those there are, else the CPU.
+/// let gpus: Vec<_> = list_physical_devices(DeviceKind::Gpu).into_iter().take(2).collect();
+/// set_visible_devices(&gpus, DeviceKind::Gpu)?;
+/// assert_eq!(MirroredStrategy::new().num_replicas_in_sync(), gpus.len().max(1));
+/// # Ok::<(), phalanx::Error>(())
+/// ```
+///
+/// # Errors
+/// A device of another kind, one named twice, or one that this machine does not have.
+pub fn set_visible_devices(devices: &[Device], kind: DeviceKind) -> Result<()> {
+    if let Some(other) = devices.iter().find(|d| d.kind != kind) {
+        let expected = format!("devices of kind {kind}");
+        return Err(Error::argument("set_visible_devices", "devices", expected, other));
+    }
+    check_devices("set_visible_devices", devices)?;
+    VISIBLE.write().unwrap_or_else(|e| e.into_inner())[kind as usize] = Some(devices.to_vec());
+    Ok(())
 }
 
 /// What strategies use by default: every accelerator, else the CPU, within what is visible.
 pub fn visible_devices() -> Vec<Device> {
-    if let Some(devices) = &*VISIBLE.read().unwrap_or_else(|e| e.into_inner()) {
-        return devices.clone();
+    let chosen = VISIBLE.read().unwrap_or_else(|e| e.into_inner());
+    let visible =
+        |kind| chosen[kind as usize].clone().unwrap_or_else(|| list_physical_devices(kind));
+    let gpus = visible(DeviceKind::Gpu);
+    if gpus.is_empty() { visible(DeviceKind::Cpu) } else { gpus }
+}
+
+/// Fails where a device is named twice or is not of this machine.
+fn check_devices(owner: &str, devices: &[Device]) -> Result<()> {
+    let fail = |expected: &str, received: String| {
+        Err(Error::argument(owner, "devices", expected, received))
+    };
+    if devices.len() > MOST_THREADS {
+        return fail(&format!("{MOST_THREADS} or fewer"), devices.len().to_string());
     }
-    let gpus = list_physical_devices(DeviceKind::Gpu);
-    if gpus.is_empty() { list_physical_devices(DeviceKind::Cpu) } else { gpus }
+    for (i, d) in devices.iter().enumerate() {
+        if devices[..i].contains(d) {
+            return fail("each device once", d.to_string());
+        }
+        if d.kind == DeviceKind::Gpu && !list_physical_devices(d.kind).contains(d) {
+            let found = list_physical_devices(d.kind).len();
+            return fail("a device of this machine", format!("{d} ({found} GPUs found)"));
+        }
+    }
+    Ok(())
 }
 
 /// Synchronous training on several devices of one machine: every replica holds the same weights
@@ -103,27 +155,18 @@ impl MirroredStrategy {
 
     /// `n` logical CPU devices.
     pub fn cpus(n: usize) -> Result<MirroredStrategy> {
-        MirroredStrategy::over(
-            (0..n).map(|index| Device { kind: DeviceKind::Cpu, index }).collect(),
-        )
+        // One past the limit is enough to be refused.
+        let indices = 0..n.min(MOST_THREADS + 1);
+        let devices = indices.map(|index| Device { kind: DeviceKind::Cpu, index }).collect();
+        MirroredStrategy::over(devices)
     }
 
     fn over(devices: Vec<Device>) -> Result<MirroredStrategy> {
-        let fail = |expected: &str, received: String| {
-            Err(Error::argument("MirroredStrategy", "devices", expected, received))
-        };
         if devices.is_empty() {
-            return fail("at least one device", "none".into());
+            let expected = "at least one device";
+            return Err(Error::argument("MirroredStrategy", "devices", expected, "none"));
         }
-        for (i, d) in devices.iter().enumerate() {
-            if devices[..i].contains(d) {
-                return fail("each device once", d.to_string());
-            }
-            if d.kind == DeviceKind::Gpu && !list_physical_devices(d.kind).contains(d) {
-                let found = list_physical_devices(d.kind).len();
-                return fail("a device of this machine", format!("{d} ({found} GPUs found)"));
-            }
-        }
+        check_devices("MirroredStrategy", &devices)?;
         Ok(MirroredStrategy { devices, threads: 0 })
     }
 
@@ -143,8 +186,22 @@ impl MirroredStrategy {
         &self.devices
     }
 
-    pub(crate) fn worker_threads(&self) -> usize {
-        self.threads
+    /// Worker threads of each CPU device as asked for.
+    ///
+    /// # Errors
+    /// No device at all, where none is visible, or more threads than a machine can use.
+    pub(crate) fn worker_threads(&self) -> Result<usize> {
+        let fail = |argument: &str, expected: &str, received: usize| {
+            Err(Error::argument("MirroredStrategy", argument, expected, received))
+        };
+        if self.devices.is_empty() {
+            return fail("devices", "at least one visible device", 0);
+        }
+        let all = self.threads.saturating_mul(self.devices.len());
+        if all > MOST_THREADS {
+            return fail("threads", &format!("{MOST_THREADS} or fewer over all devices"), all);
+        }
+        Ok(self.threads)
     }
 }
 
@@ -165,6 +222,18 @@ mod tests {
         for bad in [&["cpu"][..], &["tpu:0"], &["cpu:x"], &["cpu:0", "cpu:0"], &["gpu:7"], &[]] {
             let error = MirroredStrategy::with_devices(bad).unwrap_err().to_string();
             assert!(error.contains("expected"), "{error}");
+        }
+        assert!(MirroredStrategy::cpus(usize::MAX).is_err());
+        assert!(two.clone().threads(usize::MAX).worker_threads().is_err());
+        assert_eq!(two.threads(3).worker_threads().unwrap(), 3);
+    }
+
+    #[test]
+    fn only_devices_of_the_kind_and_machine_can_be_made_visible() {
+        for (device, kind) in [("cpu:0", DeviceKind::Gpu), ("gpu:7", DeviceKind::Gpu)] {
+            let device: Device = device.parse().unwrap();
+            let error = set_visible_devices(&[device], kind).unwrap_err().to_string();
+            assert!(error.starts_with("set_visible_devices: devices: expected"), "{error}");
         }
     }
 }

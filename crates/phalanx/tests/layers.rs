@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::{Case, Fixture, run};
+use common::{Case, Fixture, RUNNERS, run, run_on};
 use phalanx::constraints::Constraint;
 use phalanx::error::Error;
 use phalanx::initializers::Initializer;
 use phalanx::layer::{Layer, LayerHandle, Lowering};
 use phalanx::layers::*;
 use phalanx::regularizers::Regularizer;
-use phalanx_graph::{DType, NodeId, Op, Space, Tensor, Type, autodiff::gradients, rng::Stream};
+use phalanx_graph::{DType, Graph, NodeId, Op, Space, Tensor, Type, autodiff::gradients, rng::Stream};
 use serde_json::{Map, Value, json};
 
 const TOLERANCE: f64 = 1e-5;
@@ -119,13 +119,18 @@ fn differences(case: &Case) -> Result<Vec<String>, Error> {
     let mut feeds: Vec<Tensor> = inputs.into_iter().cloned().collect();
     feeds.push(case.tensor("seed").clone());
     let params = params(&called.lowering, &weights);
-    let received = run(&called.lowering.graph, &outputs, &feeds, &params);
-    let wrong = fields.iter().zip(received).filter_map(|(field, received)| {
-        let d = difference(&received, case.f32(field));
-        // Written so that NaN is wrong too.
-        if d <= TOLERANCE { None } else { Some(format!("{} {field}: {d:.2e}", case.name)) }
-    });
-    Ok(wrong.collect())
+    let mut wrong = vec![];
+    for runner in RUNNERS {
+        let received = run_on(runner, &called.lowering.graph, &outputs, &feeds, &params);
+        for (field, received) in fields.iter().zip(received) {
+            let d = difference(&received, case.f32(field));
+            // Written so that NaN is wrong too.
+            if !(d <= TOLERANCE) {
+                wrong.push(format!("{} {field} on {runner:?}: {d:.2e}", case.name));
+            }
+        }
+    }
+    Ok(wrong)
 }
 
 #[test]
@@ -259,10 +264,12 @@ fn penalties_match_keras() {
             let constraint: Constraint = serde_json::from_value(saved.clone()).unwrap();
             let written = serde_json::to_value(&constraint).unwrap();
             assert_same_config(written, saved, name);
-            let mut values = input.f32().unwrap().to_vec();
-            constraint.apply(input.dims(), &mut values);
-            let values: Vec<f64> = values.iter().map(|x| f64::from(*x)).collect();
-            assert!(difference(&values, case.f32("output")) <= 1e-6, "{name}");
+            let mut g = Graph::new();
+            let param = g.add_param("w", input.dims(), true);
+            let w = g.param(param);
+            let projected = constraint.project(&mut g, w).unwrap();
+            let values = &run(&g, &[projected], &[], &[input.clone()])[0];
+            assert!(difference(values, case.f32("output")) <= 1e-6, "{name}");
         } else {
             let regularizer: Regularizer = serde_json::from_value(saved.clone()).unwrap();
             let written = serde_json::to_value(regularizer).unwrap();

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Case, Fixture, assert_close, assert_config, run};
+use common::{Case, Fixture, RUNNERS, assert_close, assert_config, run, run_on};
 use phalanx::error::Error;
 use phalanx::losses::{
     self, BinaryCrossentropy, CategoricalCrossentropy, Loss, LossExt, MeanSquaredError, Reduction,
@@ -71,10 +71,13 @@ fn check(case: &Case<'_>) {
 
     let weight = Tensor::new([vec![rows], position.dims].concat(), each).unwrap();
     let feeds = [y_true, y_pred.clone(), weight];
-    let results = run(&g, &[values, total, grad], &feeds, &[]);
-    assert_close(&format!("{}: values", case.name), &results[0], case.f32("values"), TOLERANCE);
-    assert_close(&format!("{}: loss", case.name), &results[1], case.f32("loss"), TOLERANCE);
-    assert_close(&format!("{}: gradient", case.name), &results[2], case.f32("grad"), TOLERANCE);
+    for runner in RUNNERS {
+        let results = run_on(runner, &g, &[values, total, grad], &feeds, &[]);
+        for (field, received) in ["values", "loss", "grad"].into_iter().zip(&results) {
+            let what = format!("{}: {field} on {runner:?}", case.name);
+            assert_close(&what, received, case.f32(field), TOLERANCE);
+        }
+    }
 }
 
 #[test]

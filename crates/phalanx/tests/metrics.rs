@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Case, Fixture, assert_close, assert_config, run};
+use common::{Case, Fixture, RUNNERS, Runner, assert_close, assert_config, run_on};
 use phalanx::metrics::{self, Metric, MetricExt};
 use phalanx_graph::{DType, Graph, Space, Tensor, Type};
 
@@ -11,7 +11,13 @@ fn row_type(tensor: &Tensor) -> Type {
 }
 
 /// The sums of one batch.
-fn state(metric: &dyn Metric, y_true: &Tensor, y_pred: &Tensor, weight: &Tensor) -> Vec<f64> {
+fn state(
+    runner: Runner,
+    metric: &dyn Metric,
+    y_true: &Tensor,
+    y_pred: &Tensor,
+    weight: &Tensor,
+) -> Vec<f64> {
     let mut g = Graph::new();
     let feeds = [y_true, y_pred, weight];
     let ids = feeds.map(|t| g.add_feed("feed", row_type(t)));
@@ -19,7 +25,7 @@ fn state(metric: &dyn Metric, y_true: &Tensor, y_pred: &Tensor, weight: &Tensor)
     let sums = metric.update(&mut g, t, p, w).expect("operands that fit");
     let expected = Type::new(DType::F32, Space::Partial, [metric.state_len()]);
     assert_eq!(*g.ty(sums), expected, "{}", metric.name());
-    run(&g, &[sums], &feeds.map(Clone::clone), &[]).remove(0)
+    run_on(runner, &g, &[sums], &feeds.map(Clone::clone), &[]).remove(0)
 }
 
 /// Labels as the losses hand them on: without a last axis of one.
@@ -30,7 +36,7 @@ fn labels(y_true: &Tensor) -> Tensor {
     }
 }
 
-fn check(case: &Case<'_>) {
+fn check(case: &Case<'_>, runner: Runner) {
     let metric = metrics::from_config(case.class_name(), case.config()).expect(case.name);
     let mut merged = vec![0.0; metric.state_len()];
     let mut results = vec![];
@@ -40,18 +46,21 @@ fn check(case: &Case<'_>) {
         let rows = y_pred.rows();
         let ones = Tensor::new([rows], vec![1.0; rows]).unwrap();
         let weight = case.find(&format!("sample_weight/{i}")).unwrap_or(&ones);
-        let sums = state(&*metric, &labels(y_true), y_pred, weight);
+        let sums = state(runner, &*metric, &labels(y_true), y_pred, weight);
         merged.iter_mut().zip(sums).for_each(|(m, s)| *m += s);
         results.push(metric.result(&merged));
     }
-    assert_close(case.name, &results, case.f32("result"), 1e-5);
+    let what = format!("{} on {runner:?}", case.name);
+    assert_close(&what, &results, case.f32("result"), 1e-5);
 }
 
 #[test]
 fn three_merged_batches_match_keras() {
     let fixture = Fixture::load("metrics");
     assert!(fixture.cases().count() > 70);
-    fixture.cases().for_each(|case| check(&case));
+    for runner in RUNNERS {
+        fixture.cases().for_each(|case| check(&case, runner));
+    }
 }
 
 #[test]

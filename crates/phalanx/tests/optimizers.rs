@@ -1,155 +1,107 @@
-//! Optimizers and schedules against Python Keras: seven updates of two weights, by running the
-//! rules' tapes one element at a time in f32.
+//! Optimizers and schedules against Python Keras: seven updates of two weights by the real thing, a
+//! compiled model on one and on several replicas.
 
 mod common;
 
 use common::{Case, Fixture, assert_close, assert_config};
-use phalanx::optimizers::{self, Adam, Nadam, Optimizer, OptimizerExt, SGD};
-use phalanx::schedules::{CosineDecay, LearningRate, PiecewiseConstantDecay, Schedule};
-use phalanx_graph::ops::{Binary, Instr, Tape, Unary};
-use phalanx_graph::update::{Clip, SlotInit};
+use phalanx::error::Result;
+use phalanx::losses::Common as LossCommon;
+use phalanx::optimizers;
+use phalanx::prelude::*;
+use phalanx::schedules::Schedule;
+use phalanx_graph::update::Clip;
+use phalanx_graph::{Graph, NodeId};
+use serde_json::{Map, Value};
 
-/// The outputs of a tape for one element.
-fn run_tape(tape: &Tape, inputs: &[f32]) -> Vec<f32> {
-    let mut r: Vec<f32> = vec![];
-    for instr in &tape.instrs {
-        let at = |i: u16| r[usize::from(i)];
-        let value = match *instr {
-            Instr::Input(i) => inputs[usize::from(i)],
-            Instr::Const(bits) => f64::from_bits(bits) as f32,
-            Instr::Unary(Unary::Square, a) => at(a) * at(a),
-            Instr::Unary(Unary::Sqrt, a) => at(a).sqrt(),
-            Instr::Unary(Unary::Sign, a) if at(a) == 0.0 => 0.0,
-            Instr::Unary(Unary::Sign, a) => at(a).signum(),
-            Instr::Unary(u, _) => panic!("no optimizer uses {}", u.name()),
-            Instr::Binary(Binary::Add, a, b) => at(a) + at(b),
-            Instr::Binary(Binary::Sub, a, b) => at(a) - at(b),
-            Instr::Binary(Binary::Mul, a, b) => at(a) * at(b),
-            Instr::Binary(Binary::Div, a, b) => at(a) / at(b),
-            Instr::Binary(Binary::Max, a, b) => at(a).max(at(b)),
-            Instr::Binary(b, ..) => panic!("no optimizer uses {}", b.name()),
-            Instr::Select(c, a, b) => {
-                if at(c) != 0.0 {
-                    at(a)
-                } else {
-                    at(b)
-                }
-            }
-        };
-        r.push(value);
+/// `Σ y_true · y_pred`: the target is the derivative.
+#[derive(Debug)]
+struct Product(LossCommon);
+
+impl Loss for Product {
+    fn class_name(&self) -> &'static str {
+        "Product"
     }
-    tape.outputs.iter().map(|o| r[usize::from(*o)]).collect()
-}
 
-fn norm<'a>(values: impl Iterator<Item = &'a f32>) -> f32 {
-    values.map(|v| v * v).sum::<f32>().sqrt()
-}
+    fn config(&self) -> Map<String, Value> {
+        Map::new()
+    }
 
-fn clip(grads: &mut [Vec<f32>], clip: Option<Clip>) {
-    let scale = |g: &mut Vec<f32>, limit: f32, norm: f32| {
-        if norm > limit {
-            g.iter_mut().for_each(|v| *v *= limit / norm);
-        }
-    };
-    match clip {
-        None => {}
-        Some(Clip::Norm(limit)) => grads.iter_mut().for_each(|g| {
-            let norm = norm(g.iter());
-            scale(g, limit, norm);
-        }),
-        Some(Clip::GlobalNorm(limit)) => {
-            let norm = norm(grads.iter().flatten());
-            grads.iter_mut().for_each(|g| scale(g, limit, norm));
-        }
-        Some(Clip::Value(limit)) => {
-            grads.iter_mut().flatten().for_each(|v| *v = v.clamp(-limit, limit));
-        }
+    fn common(&self) -> &LossCommon {
+        &self.0
+    }
+
+    fn common_mut(&mut self) -> &mut LossCommon {
+        &mut self.0
+    }
+
+    fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
+        let product = g.mul(y_true, y_pred)?;
+        let sum = g.sum_axes(product, &[0])?;
+        Ok(g.reshape(sum, &[])?)
     }
 }
 
-/// Weights and slots of all variables, and the gradients gathered so far.
-struct Trainer<'a> {
-    optimizer: &'a dyn Optimizer,
-    weights: Vec<Vec<f32>>,
-    slots: Vec<Vec<Vec<f32>>>,
-    gathered: Vec<Vec<f32>>,
-    calls: u64,
-    updates: u64,
-}
+/// A kernel of 4x3 and a bias of 3, trained with gradients of our choice.
+struct Trainer(Model);
 
-impl<'a> Trainer<'a> {
-    fn new(optimizer: &'a dyn Optimizer, weights: Vec<Vec<f32>>) -> Trainer<'a> {
-        let rule = optimizer.rule();
-        let slot = |w: &Vec<f32>, init: SlotInit| match init {
-            SlotInit::Value(v) => vec![v; w.len()],
-            SlotInit::Weight => w.clone(),
-        };
-        let slots =
-            weights.iter().map(|w| rule.slots.iter().map(|s| slot(w, s.init)).collect()).collect();
-        let gathered = weights.iter().map(|w| vec![0.0; w.len()]).collect();
-        Trainer { optimizer, weights, slots, gathered, calls: 0, updates: 0 }
+impl Trainer {
+    fn new(case: &Case<'_>, strategy: MirroredStrategy) -> Trainer {
+        let model = Sequential::new().add(Input::new([4])).add(Dense::new(3)).build();
+        let mut model = model.expect("a model");
+        let optimizer = optimizers::from_config(case.class_name(), case.config());
+        let common = LossCommon { name: "product".into(), reduction: Reduction::Sum };
+        let compile = Compile::new(optimizer.expect(case.name)).loss(Product(common));
+        model.compile(compile.strategy(strategy)).expect(case.name);
+        model.set_weights(&["var/0", "var/1"].map(|v| case.tensor(v).clone())).expect(case.name);
+        Trainer(model)
     }
 
-    fn apply(&mut self, grads: &[&[f32]]) {
-        let common = self.optimizer.common();
-        for (sum, grad) in self.gathered.iter_mut().zip(grads) {
-            sum.iter_mut().zip(*grad).for_each(|(s, g)| *s += g);
-        }
-        let rate = common.learning_rate.at(self.calls);
-        self.calls += 1;
-        let every = common.gradient_accumulation_steps.unwrap_or(1);
-        if !self.calls.is_multiple_of(every) {
-            return;
-        }
-        self.updates += 1;
-        let rule = self.optimizer.rule();
-        let scalars = self.optimizer.scalars(rate, self.updates);
-        assert_eq!(scalars.len(), rule.scalars);
-        let mut grads = std::mem::take(&mut self.gathered);
-        grads.iter_mut().flatten().for_each(|g| *g /= every as f32);
-        clip(&mut grads, rule.clip);
-        for (v, grad) in grads.iter().enumerate() {
-            for (i, g) in grad.iter().enumerate() {
-                let mut inputs = vec![self.weights[v][i], *g];
-                inputs.extend(self.slots[v].iter().map(|slot| slot[i]));
-                inputs.extend(&scalars);
-                let outputs = run_tape(&rule.tape, &inputs);
-                self.weights[v][i] = outputs[0];
-                self.slots[v].iter_mut().zip(&outputs[1..]).for_each(|(s, o)| s[i] = *o);
-            }
-        }
-        self.gathered = grads.iter().map(|g| vec![0.0; g.len()]).collect();
+    /// One call with these gradients: a row for each row of the kernel, which all reach the bias
+    /// too, and one that sets the bias right.
+    fn apply(&mut self, kernel: &[f32], bias: &[f32]) {
+        let mut x = vec![0.0; 5 * 4];
+        (0..4).for_each(|i| x[i * 4 + i] = 1.0);
+        let rest = |i: usize| bias[i] - kernel.iter().skip(i).step_by(3).sum::<f32>();
+        let y = [kernel, &[0, 1, 2].map(rest)].concat();
+        let (x, y) = (Tensor::new([5, 4], x).unwrap(), Tensor::new([5, 3], y).unwrap());
+        self.0.train_on_batch(&x, &y).expect("a step");
+    }
+
+    fn weights(&mut self) -> Vec<Tensor> {
+        self.0.get_weights().expect("weights")
     }
 }
 
-fn check(case: &Case<'_>) {
-    let optimizer = optimizers::from_config(case.class_name(), case.config()).expect(case.name);
-    let start = (0..2).map(|i| case.f32(&format!("var/{i}")).to_vec()).collect();
-    let mut trainer = Trainer::new(&*optimizer, start);
+fn check(case: &Case<'_>, strategy: MirroredStrategy) {
+    let mut trainer = Trainer::new(case, strategy.clone());
     // Relative to the largest weight of the model: Keras computes bias corrections in f32, where
     // that of Adam's first step is off by 6e-6, and with it every change of a small weight.
     let largest = (0..2)
         .flat_map(|i| case.f32(&format!("after/0/{i}")))
         .fold(0.0_f32, |largest, w| largest.max(w.abs()));
-    let close = |what: String, received: &[f32], field: &str| {
-        let expected = case.f32(field);
-        for (r, e) in received.iter().zip(expected) {
-            assert!((r - e).abs() <= 1e-5 * largest, "{what}: expected {e}, received {r}");
+    let close = |what: String, received: &Tensor, field: &str| {
+        for (r, e) in received.f32().unwrap().iter().zip(case.f32(field)) {
+            assert!(
+                (r - e).abs() <= 1e-5 * largest,
+                "{} on {strategy:?}: {what}: expected {e}, received {r}",
+                case.name
+            );
         }
     };
     for step in 0..case.json["steps"].as_u64().expect("a number of steps") {
-        let grads = [0, 1].map(|i| case.f32(&format!("grad/{step}/{i}")));
-        trainer.apply(&grads);
-        for i in 0..2 {
-            let what = format!("{}: step {step}, variable {i}", case.name);
-            close(what, &trainer.weights[i], &format!("after/{step}/{i}"));
+        let [kernel, bias] = [0, 1].map(|i| case.f32(&format!("grad/{step}/{i}")));
+        trainer.apply(kernel, bias);
+        for (i, weight) in trainer.weights().iter().enumerate() {
+            close(format!("step {step}, weight {i}"), weight, &format!("after/{step}/{i}"));
         }
     }
-    if optimizer.common().use_ema {
-        assert_eq!(optimizer.rule().slots.last().expect("slots").name, "average");
-        for i in 0..2 {
-            let average = trainer.slots[i].last().expect("slots");
-            close(format!("{}: average {i}", case.name), average, &format!("ema/{i}"));
+    trainer.0.check_mirrored().expect("equal replicas");
+    if case.find("ema/0").is_some() {
+        // When training ends the average replaces the weights.
+        let x = (Tensor::zeros([1, 4]), Tensor::zeros([1, 3]));
+        trainer.0.fit(x, Fit::new().epochs(0).verbose(0)).expect("nothing to do");
+        for (i, weight) in trainer.weights().iter().enumerate() {
+            close(format!("average {i}"), weight, &format!("ema/{i}"));
         }
     }
 }
@@ -158,7 +110,10 @@ fn check(case: &Case<'_>) {
 fn seven_updates_match_keras() {
     let fixture = Fixture::load("optimizers");
     assert!(fixture.cases().count() > 40);
-    fixture.cases().for_each(|case| check(&case));
+    for (devices, threads) in [(1, 1), (1, 2), (2, 1), (3, 1)] {
+        let strategy = MirroredStrategy::cpus(devices).unwrap().threads(threads);
+        fixture.cases().for_each(|case| check(&case, strategy.clone()));
+    }
 }
 
 #[test]

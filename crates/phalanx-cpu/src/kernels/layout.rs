@@ -3,6 +3,7 @@
 
 use super::math::{load, store};
 use crate::simd::{Isa, Kernel, Simd, dispatch};
+use phalanx_graph::MAX_RANK;
 
 /// A value to read whose pixels (all but the last axis, flattened) start `ld` floats apart.
 #[derive(Clone, Copy, Debug)]
@@ -21,9 +22,6 @@ pub struct Dst {
     /// Floats from one pixel to the next.
     pub ld: usize,
 }
-
-/// The most axes a value may have here.
-const MAX_RANK: usize = 16;
 
 /// One loop of a copy: how often, and how far it moves in source and destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

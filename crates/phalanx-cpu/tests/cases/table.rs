@@ -295,14 +295,20 @@ pub fn index_and_random_cases() -> Vec<Case> {
 }
 
 /// `x → moments → all_reduce → batch_stats`, and the normalisation by them.
-pub fn batch_norm(b: &mut Build, dims: &[usize], attrs: BatchNormAttrs) -> NodeId {
-    let channels = dims[dims.len() - 1];
-    let (x, gamma, beta) = (b.rows(dims), b.param(&[channels]), b.param(&[channels]));
+pub fn batch_norm_of(b: &mut Build, x: NodeId, attrs: BatchNormAttrs) -> NodeId {
+    let ty = b.g.ty(x).clone();
+    let channels = ty.last();
+    let (gamma, beta) = (b.param(&[channels]), b.param(&[channels]));
     let sums = b.push(Op::Moments, &[x]);
     let sums = b.push(Op::AllReduce { scope: attrs.scope }, &[sums]);
-    let positions = dims[..dims.len() - 1].iter().product();
+    let positions = ty.len() / channels;
     let stats = b.push(Op::BatchStats { scope: attrs.scope, positions }, &[sums]);
     b.push(Op::BatchNorm(attrs), &[x, stats, gamma, beta])
+}
+
+fn batch_norm(b: &mut Build, dims: &[usize], attrs: BatchNormAttrs) -> NodeId {
+    let x = b.rows(dims);
+    batch_norm_of(b, x, attrs)
 }
 
 pub fn norm_cases() -> Vec<Case> {

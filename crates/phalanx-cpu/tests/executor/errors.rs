@@ -64,15 +64,11 @@ fn what_does_not_belong_to_the_executor() {
     let mut e = executor(MESH, None, step.graph.params(), &params);
     let other = compile(&step, Mesh { devices: 2, workers: 1 }, 6);
     let text = e.load(other).expect_err("is refused").to_string();
-    assert_eq!(
-        text,
-        "program 'mlp' does not fit this executor: it was compiled for other devices"
-    );
+    assert_eq!(text, "program 'mlp' does not fit this executor: it was compiled for other devices");
     let wider = mlp(&[5, 3, 5], momentum(None), (0.0, 0.0));
     let text = e.load(compile(&wider, MESH, 6)).expect_err("is refused").to_string();
     assert_eq!(text, "program 'mlp' does not fit this executor: its parameters are others");
-    let batch =
-        Batch { rows: 0, feeds: &[], seed: 0, step: 0, scalars: &[], accumulate: None };
+    let batch = Batch { rows: 0, feeds: &[], seed: 0, step: 0, scalars: &[], accumulate: None };
     assert!(e.run(ProgramId(3), &batch, &mut vec![]).is_err());
     let short = e.set_param(phalanx_graph::ParamId(0), &[0.0; 5]).expect_err("is refused");
     assert_eq!(short.to_string(), "parameter dense_0/kernel: expected 12 elements, received 5");

@@ -9,5 +9,7 @@ mod harness;
 #[path = "../../../phalanx-graph/tests/networks/mod.rs"]
 mod networks;
 mod ops;
+mod random;
 mod simulate;
+mod steps;
 mod train;

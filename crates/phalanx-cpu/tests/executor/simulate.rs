@@ -49,7 +49,9 @@ impl Numbers {
             let dims = [&[rows], &spec.ty.dims[..]].concat();
             let len = rows * spec.ty.len();
             feeds.push(match spec.name.as_str() {
-                "label" => Value::int(dims, (0..len).map(|_| self.0.below(5) as i32).collect()),
+                "label" | "token" => {
+                    Value::int(dims, (0..len).map(|_| self.0.below(5) as i32).collect())
+                }
                 "weight" => Value::float(dims, self.floats(len, 0.5, 1.5)),
                 "scale" => Value::float([], vec![f64::from(1.0 / rows.max(1) as f32)]),
                 _ => Value::float(dims, self.floats(len, -1.0, 1.0)),
@@ -126,7 +128,10 @@ impl<'a> Simulation<'a> {
         let mut gradients: Vec<(usize, Vec<f64>)> = vec![];
         for g in &step.gradients {
             let p = g.param.index();
-            let mut sum = self.whole(&[g.node.expect("depends")], batch).remove(0);
+            let mut sum = match g.node {
+                Some(node) => self.whole(&[node], batch).remove(0),
+                None => vec![0.0; self.params[p].len()],
+            };
             for (s, w) in sum.iter_mut().zip(self.params[p].floats()) {
                 let sign = if *w == 0.0 { 0.0 } else { w.signum() };
                 *s += f64::from(g.l1) * sign + 2.0 * f64::from(g.l2) * w;
@@ -142,7 +147,8 @@ impl<'a> Simulation<'a> {
         if batch.accumulate.is_none_or(|a| a.apply.is_some()) {
             clip(rule.clip, &mut gradients);
             for (p, gradient) in &gradients {
-                let scalars: Vec<[f64; 1]> = batch.scalars.iter().map(|s| [f64::from(*s)]).collect();
+                let scalars: Vec<[f64; 1]> =
+                    batch.scalars.iter().map(|s| [f64::from(*s)]).collect();
                 let mut inputs: Vec<&[f64]> = vec![self.params[*p].floats(), gradient];
                 inputs.extend(self.slots.iter().map(|s| &s[*p][..]));
                 inputs.extend(scalars.iter().map(|s| &s[..]));

@@ -1,7 +1,7 @@
 //! Whole training steps on every mesh against the f64 simulation.
 
 use crate::harness::*;
-use crate::networks::{adam, cnn, mlp, momentum};
+use crate::networks::{adam, cnn, mlp, momentum, odd};
 use crate::simulate::{Minibatch, Numbers, SEED, Simulation};
 use phalanx_cpu::CpuExecutor;
 use phalanx_graph::exec::{Accumulate, Batch, Executor};
@@ -145,4 +145,28 @@ fn cnn_with_statistics_of_each_replica() {
 fn fewer_rows_than_workers() {
     let step = cnn(Scope::Device, false, momentum(None), (0.0, 0.0));
     check(&step, Scope::Device, 9, &batches(&step, &[2, 1, 3]));
+}
+
+#[test]
+fn unusual_gradients() {
+    for clip in [None, Some(Clip::Norm(0.05))] {
+        let step = odd(adam(clip));
+        check(&step, Scope::All, 9, &batches(&step, &[9, 4, 1]));
+    }
+}
+
+#[test]
+fn a_step_without_rows_moves_by_the_penalty_alone() {
+    for max in [6, 60] {
+        let step = mlp(&[37, 29, 33, 5], momentum(None), (1e-2, 1e-2));
+        check(&step, Scope::All, max, &batches(&step, &[0, 4, 0]));
+    }
+}
+
+#[test]
+fn a_weight_may_move_by_its_penalty_alone() {
+    let mut step = mlp(&[5, 6, 5], momentum(None), (1e-2, 1e-1));
+    let kernel = step.gradients.iter_mut().find(|g| g.l2 != 0.0).expect("a kernel");
+    kernel.node = None;
+    check(&step, Scope::All, 4, &batches(&step, &[4, 3, 2]));
 }

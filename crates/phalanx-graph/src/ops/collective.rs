@@ -2,7 +2,7 @@
 
 use super::operand;
 use crate::error::Result;
-use crate::types::{Scope, Space, Type};
+use crate::types::{DType, Scope, Space, Type};
 
 /// Shape rule of `AllReduce`.
 pub fn infer_all_reduce(scope: Scope, x: &Type) -> Result<Type> {
@@ -18,8 +18,8 @@ pub fn infer_all_reduce(scope: Scope, x: &Type) -> Result<Type> {
 
 /// Shape rule of `ReplicaMean`.
 pub fn infer_replica_mean(x: &Type) -> Result<Type> {
-    if x.space != Space::Device {
-        return Err(operand("replica_mean", "a per-device value", x));
+    if x.space != Space::Device || x.dtype != DType::F32 {
+        return Err(operand("replica_mean", "a per-device f32 value", x));
     }
     Ok(Type { space: Space::Mirrored, ..x.clone() })
 }

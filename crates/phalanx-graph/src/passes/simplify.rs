@@ -27,6 +27,22 @@ pub fn simplify(step: Step) -> Step {
         };
         r.map[id.index()] = Some(new);
     }
+    sweep(r.finish(step))
+}
+
+/// Drops what rewriting left without users.
+fn sweep(step: Step) -> Step {
+    let live = step.live();
+    if live.iter().all(|l| *l) {
+        return step;
+    }
+    let mut r = Rewriter::new(&step);
+    for id in step.graph.ids().filter(|id| live[id.index()]) {
+        let node = step.graph.node(id);
+        let inputs = node.inputs.iter().map(|x| r.get(*x)).collect();
+        r.graph.set_scope(node.scope);
+        r.map[id.index()] = Some(r.graph.push_typed(node.op.clone(), inputs, node.ty.clone()));
+    }
     r.finish(step)
 }
 
@@ -91,6 +107,7 @@ fn unary(u: Unary, x: f64) -> Option<f64> {
         Unary::Rsqrt => 1.0 / x.sqrt(),
         Unary::Exp => x.exp(),
         Unary::Log => x.ln(),
+        Unary::Relu if x.is_nan() => x,
         Unary::Relu => x.max(0.0),
         Unary::Floor => x.floor(),
         Unary::Sign | Unary::Expm1 | Unary::Log1p | Unary::Tanh | Unary::Sigmoid | Unary::Erf => {
@@ -105,6 +122,8 @@ fn binary(b: Binary, l: f64, r: f64) -> Option<f64> {
         Binary::Sub => l - r,
         Binary::Mul => l * r,
         Binary::Div => l / r,
+        // NaN wins, which is not what `f64::max` does.
+        Binary::Max | Binary::Min if l.is_nan() || r.is_nan() => f64::NAN,
         Binary::Max => l.max(r),
         Binary::Min => l.min(r),
         Binary::Pow => l.powf(r),

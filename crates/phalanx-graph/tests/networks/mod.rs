@@ -211,3 +211,30 @@ pub fn cnn(scope: Scope, dropout: bool, rule: UpdateRule, penalty: (f32, f32)) -
     let logits = net.dense("top", y, 5);
     net.train("cnn", logits, rule, penalty)
 }
+
+/// Gradients that take unusual ways: an embedding, a kernel used twice, two weights with the same
+/// gradient, a weight of one number, and a gradient that is fetched as well.
+pub fn odd(rule: UpdateRule) -> Step {
+    let mut net = Net::new(Scope::All);
+    let token = net.feed("token", Type::new(DType::I32, Space::Rows, [2]));
+    let table = net.param("table", &[5, 3]);
+    let x = net.push(Op::Gather, &[table, token]);
+    let mut x = net.g.reshape(x, &[6]).expect("fits");
+    for name in ["a", "b"] {
+        let w = net.param(name, &[6]);
+        x = net.g.add(x, w).expect("fits");
+    }
+    let factor = net.param("factor", &[]);
+    x = net.g.mul(x, factor).expect("fits");
+    let shared = net.param("shared/kernel", &[6, 6]);
+    for _ in 0..2 {
+        x = net.push(Op::Dot(Epilogue::default()), &[x, shared]);
+        x = net.relu(x);
+    }
+    let logits = net.dense("top", x, 5);
+    let mut step = net.train("odd", logits, rule, (1e-3, 1e-3));
+    let last = step.gradients.last().and_then(|g| g.node).expect("depends");
+    let node = step.graph.push(Op::AllReduce { scope: Scope::All }, &[last]).expect("fits");
+    step.fetches.push(Fetch { name: "gradient".into(), node });
+    step
+}

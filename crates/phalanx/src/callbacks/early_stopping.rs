@@ -3,6 +3,8 @@
 use super::{Action, Callback, View};
 use crate::error::{Error, Result};
 
+const OWNER: &str = "EarlyStopping";
+
 /// Which way a metric improves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
@@ -17,7 +19,7 @@ pub enum Mode {
 
 impl Mode {
     /// Whether more is better for this metric.
-    fn rises(self, monitor: &str) -> Result<bool> {
+    pub(super) fn rises(self, owner: &str, monitor: &str) -> Result<bool> {
         const RISE: [&str; 6] = ["accuracy", "acc", "auc", "precision", "recall", "f1_score"];
         const FALL: [&str; 10] = [
             "loss",
@@ -44,7 +46,7 @@ impl Mode {
             Mode::Auto => {
                 let expected = "Min or Max for a metric whose direction its name does not tell";
                 let received = format!("Auto for '{monitor}'");
-                Err(Error::argument("EarlyStopping", "mode", expected, received))
+                Err(Error::argument(owner, "mode", expected, received))
             }
         }
     }
@@ -131,7 +133,7 @@ impl EarlyStopping {
     }
 
     fn improves(&self, value: f64, reference: f64) -> Result<bool> {
-        Ok(match self.mode.rises(&self.monitor)? {
+        Ok(match self.mode.rises(OWNER, &self.monitor)? {
             true => value - self.min_delta > reference,
             false => value + self.min_delta < reference,
         })
@@ -140,17 +142,13 @@ impl EarlyStopping {
 
 impl Callback for EarlyStopping {
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
-        self.mode.rises(&self.monitor)?;
+        self.mode.rises(OWNER, &self.monitor)?;
         (self.wait, self.best, self.best_weights) = (0, None, None);
         Ok(Action::Continue)
     }
 
     fn on_epoch_end(&mut self, view: &View<'_>) -> Result<Action> {
-        let current = view.log(&self.monitor).ok_or_else(|| Error::Unknown {
-            kind: "metric",
-            name: self.monitor.clone(),
-            known: view.logs.iter().map(|(name, _)| name.clone()).collect(),
-        })?;
+        let current = view.monitored(&self.monitor)?;
         if view.epoch < self.start_from_epoch {
             return Ok(Action::Continue);
         }

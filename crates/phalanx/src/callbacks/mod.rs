@@ -1,11 +1,25 @@
 //! Callbacks: they see a training run through a read-only view and answer what should happen.
 
+mod csv_logger;
 mod early_stopping;
+mod frequency;
+mod json_lines;
+mod model_checkpoint;
+mod reduce_lr_on_plateau;
+mod template;
+mod tensorboard;
 
+pub use csv_logger::CSVLogger;
 pub use early_stopping::{EarlyStopping, Mode};
+pub use frequency::Frequency;
+pub use json_lines::JsonLines;
+pub use model_checkpoint::ModelCheckpoint;
+pub use reduce_lr_on_plateau::ReduceLROnPlateau;
+pub use tensorboard::TensorBoard;
 
 use crate::error::{Error, Result};
 use crate::history::History;
+use crate::model::Definition;
 
 /// The model's weights, to read.
 pub trait WeightSource {
@@ -31,8 +45,10 @@ pub struct View<'a> {
     pub logs: &'a [(String, f64)],
     /// The learning rate in use.
     pub learning_rate: f64,
-    /// The epochs before.
+    /// The epochs so far; at an epoch's end that one too, with its time.
     pub history: &'a History,
+    /// The model's structure.
+    pub model: &'a Definition,
     /// The weights as they are now.
     pub weights: &'a dyn WeightSource,
 }
@@ -41,6 +57,22 @@ impl View<'_> {
     /// A metric of `logs`.
     pub fn log(&self, name: &str) -> Option<f64> {
         self.logs.iter().find(|(n, _)| n == name).map(|(_, value)| *value)
+    }
+
+    /// A metric that a callback was told to watch.
+    fn monitored(&self, name: &str) -> Result<f64> {
+        self.log(name).ok_or_else(|| Error::Unknown {
+            kind: "metric",
+            name: name.into(),
+            known: self.logs.iter().map(|(name, _)| name.clone()).collect(),
+        })
+    }
+
+    /// At an epoch's end, the learning rate that it ended with, whatever callbacks have set since.
+    fn epoch_learning_rate(&self) -> f64 {
+        let ended = self.history.epochs.last() == Some(&self.epoch);
+        let rates = self.history.get("lr").filter(|_| ended);
+        rates.and_then(|r| r.last().copied()).unwrap_or(self.learning_rate)
     }
 }
 
@@ -257,9 +289,11 @@ impl Callback for LambdaCallback {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layers::Dense;
+    use crate::model::{Input, Model, Sequential};
 
     /// One weight whose value a test chooses.
-    pub(super) struct OneWeight(pub f32);
+    struct OneWeight(f32);
 
     impl WeightSource for OneWeight {
         fn names(&self) -> Vec<String> {
@@ -271,6 +305,58 @@ mod tests {
         }
     }
 
+    /// A run of a model with one weight, to look at.
+    pub(super) struct Scene {
+        pub learning_rate: f64,
+        pub weight: f32,
+        pub step: u64,
+        history: History,
+        model: Model,
+    }
+
+    impl Default for Scene {
+        fn default() -> Scene {
+            let dense = Dense::new(1).use_bias(false);
+            let model = Sequential::new().add(Input::new([1])).add(dense).build().unwrap();
+            let history = History::default();
+            Scene { learning_rate: 0.1, weight: 1.0, step: 0, history, model }
+        }
+    }
+
+    impl Scene {
+        /// Shows a view of an epoch with these metrics.
+        pub(super) fn view<T>(
+            &mut self,
+            epoch: usize,
+            metrics: &[(&str, f64)],
+            look: impl FnOnce(&View<'_>) -> T,
+        ) -> T {
+            let logs: Vec<_> = metrics.iter().map(|(n, v)| (n.to_string(), *v)).collect();
+            look(&View {
+                epoch,
+                epochs: 10,
+                step: self.step,
+                steps_per_epoch: None,
+                logs: &logs,
+                learning_rate: self.learning_rate,
+                history: &self.history,
+                model: self.model.definition(),
+                weights: &OneWeight(self.weight),
+            })
+        }
+
+        /// Shows the end of an epoch: 100 samples in 2 seconds.
+        pub(super) fn end_epoch<T>(
+            &mut self,
+            epoch: usize,
+            metrics: &[(&str, f64)],
+            look: impl FnOnce(&View<'_>) -> T,
+        ) -> T {
+            self.history.push(epoch, &[("lr".into(), self.learning_rate)], 2.0, 100);
+            self.view(epoch, metrics, look)
+        }
+    }
+
     /// Shows a view of an epoch with one metric.
     pub(super) fn with_view<T>(
         epoch: usize,
@@ -278,17 +364,7 @@ mod tests {
         weight: f32,
         look: impl FnOnce(&View<'_>) -> T,
     ) -> T {
-        let logs = [(metric.0.to_string(), metric.1)];
-        look(&View {
-            epoch,
-            epochs: 10,
-            step: 0,
-            steps_per_epoch: None,
-            logs: &logs,
-            learning_rate: 0.1,
-            history: &History::default(),
-            weights: &OneWeight(weight),
-        })
+        Scene { weight, ..Scene::default() }.view(epoch, &[metric], look)
     }
 
     #[test]

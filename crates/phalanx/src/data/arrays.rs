@@ -1,6 +1,6 @@
 //! In-memory arrays as a dataset.
 
-use super::{Dataset, Epoch, HostBatch, make_room};
+use super::{Dataset, Epoch, HostBatch, Samples, make_room};
 use crate::error::{Error, Result};
 use phalanx_graph::rng::permutation;
 use phalanx_graph::{Data, Tensor};
@@ -9,14 +9,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// The random stream that orders samples; layers count theirs from 1.
-const SHUFFLE: u32 = 0xFFFF_0001;
+pub(super) const SHUFFLE: u32 = 0xFFFF_0001;
 
 /// Keras' batch where none is given.
 const DEFAULT_BATCH: usize = 32;
 
-/// Tensors handed to [`Arrays::new`]: one, several, or none as `()`.
+/// What is handed to [`Arrays::new`]: one tensor or set of images, several, or none as `()`.
 #[derive(Clone, Debug, Default)]
-pub struct Columns(Vec<Arc<Tensor>>);
+pub struct Columns(Vec<Samples>);
 
 impl From<()> for Columns {
     fn from((): ()) -> Columns {
@@ -24,27 +24,22 @@ impl From<()> for Columns {
     }
 }
 
-impl From<Tensor> for Columns {
-    fn from(tensor: Tensor) -> Columns {
-        Columns(vec![Arc::new(tensor)])
+impl<S: Into<Samples>> From<S> for Columns {
+    fn from(samples: S) -> Columns {
+        Columns(vec![samples.into()])
     }
 }
 
-impl From<Arc<Tensor>> for Columns {
-    fn from(tensor: Arc<Tensor>) -> Columns {
-        Columns(vec![tensor])
+impl<S: Into<Samples>> From<Vec<S>> for Columns {
+    fn from(columns: Vec<S>) -> Columns {
+        Columns(columns.into_iter().map(Into::into).collect())
     }
 }
 
-impl From<Vec<Tensor>> for Columns {
-    fn from(tensors: Vec<Tensor>) -> Columns {
-        Columns(tensors.into_iter().map(Arc::new).collect())
-    }
-}
-
-impl From<Vec<Arc<Tensor>>> for Columns {
-    fn from(tensors: Vec<Arc<Tensor>>) -> Columns {
-        Columns(tensors)
+impl Columns {
+    /// All columns as tensors.
+    pub(super) fn tensors(&self) -> Vec<Arc<Tensor>> {
+        self.0.iter().map(Samples::to_tensor).collect()
     }
 }
 
@@ -62,7 +57,7 @@ impl From<Vec<Arc<Tensor>>> for Columns {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Arrays {
-    inputs: Vec<Arc<Tensor>>,
+    inputs: Vec<Samples>,
     targets: Vec<Arc<Tensor>>,
     /// One per row of the arrays, whatever part of them `window` shows.
     weights: Option<Arc<Vec<f32>>>,
@@ -97,6 +92,7 @@ impl Arrays {
         if u32::try_from(rows).is_err() {
             return Err(Error::argument("Arrays", "x", "fewer than 2³² rows", rows));
         }
+        let targets = targets.iter().map(Samples::to_tensor).collect();
         let (batch, window) = (DEFAULT_BATCH, 0..rows);
         let arrays = Arrays {
             inputs,
@@ -214,13 +210,20 @@ impl Arrays {
     }
 
     /// The inputs, of all rows the arrays have.
-    pub fn inputs(&self) -> &[Arc<Tensor>] {
+    pub fn inputs(&self) -> &[Samples] {
         &self.inputs
     }
 
     /// The targets, of all rows the arrays have.
     pub fn targets(&self) -> &[Arc<Tensor>] {
         &self.targets
+    }
+
+    /// The same samples with other inputs.
+    pub(crate) fn with_inputs(mut self, inputs: Vec<Samples>) -> Arrays {
+        debug_assert!(inputs.iter().zip(&self.inputs).all(|(a, b)| a.rows() == b.rows()));
+        self.inputs = inputs;
+        self
     }
 
     /// The same samples with other targets.
@@ -273,6 +276,10 @@ impl Dataset for Arrays {
         self.batch.min(self.window.len())
     }
 
+    fn skips(&self) -> bool {
+        true
+    }
+
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
         let n = self.window.len();
         let end = if self.drop_remainder { n - n % self.batch } else { n };
@@ -311,13 +318,15 @@ impl Epoch for ArraysEpoch<'_> {
             Some(order) => Rows::Picked(first, &order[positions]),
         };
         let room = arrays.batch_size();
-        for (slots, columns) in
-            [(&mut batch.inputs, &arrays.inputs), (&mut batch.targets, &arrays.targets)]
-        {
-            make_room(slots, columns.iter().map(|c| &**c), room);
-            for (slot, column) in slots.iter_mut().zip(columns) {
-                rows.gather(column, slot);
-            }
+        let columns = arrays.inputs.iter().map(|c| (c.dtype(), c.dims()));
+        make_room(&mut batch.inputs, columns, room);
+        for (slot, column) in batch.inputs.iter_mut().zip(&arrays.inputs) {
+            rows.gather(column, slot);
+        }
+        let columns = arrays.targets.iter().map(|c| (c.dtype(), c.dims()));
+        make_room(&mut batch.targets, columns, room);
+        for (slot, column) in batch.targets.iter_mut().zip(&arrays.targets) {
+            rows.gather_tensor(column, slot);
         }
         batch.sample_weight.resize(batch.rows, 1.0);
         match &arrays.weights {
@@ -325,6 +334,11 @@ impl Epoch for ArraysEpoch<'_> {
             None => batch.sample_weight.fill(1.0),
         }
         Ok(true)
+    }
+
+    fn skip(&mut self, batches: usize) -> Result<()> {
+        self.at = self.at.saturating_add(batches.saturating_mul(self.arrays.batch));
+        Ok(())
     }
 }
 
@@ -336,7 +350,25 @@ enum Rows<'a> {
 }
 
 impl Rows<'_> {
-    fn gather(&self, column: &Tensor, slot: &mut Tensor) {
+    fn gather(&self, column: &Samples, slot: &mut Tensor) {
+        match (column, self) {
+            (Samples::Tensor(tensor), _) => self.gather_tensor(tensor, slot),
+            (Samples::Pixels(pixels), Rows::InOrder(rows)) => {
+                let width = column.row_len();
+                let Some(to) = slot.f32_mut() else { return };
+                pixels.convert(rows.start * width, &mut to[..rows.len() * width]);
+            }
+            (Samples::Pixels(_), Rows::Picked(first, offsets)) => {
+                let width = column.row_len().max(1);
+                let Some(to) = slot.f32_mut() else { return };
+                for (to, offset) in to.chunks_exact_mut(width).zip(*offsets) {
+                    column.read_row(first + *offset as usize, to);
+                }
+            }
+        }
+    }
+
+    fn gather_tensor(&self, column: &Tensor, slot: &mut Tensor) {
         let width = column.row_len();
         match column.data() {
             Data::F32(from) => {
@@ -345,11 +377,8 @@ impl Rows<'_> {
                 }
             }
             Data::I32(from) => {
-                // A host tensor lends out its floats only; integers (labels) come in a new one.
-                let mut to = vec![0; slot.len()];
-                self.copy(from, width, &mut to);
-                if let Some(filled) = Tensor::new(slot.dims(), to) {
-                    *slot = filled;
+                if let Some(to) = slot.i32_mut() {
+                    self.copy(from, width, to);
                 }
             }
         }

@@ -1,11 +1,23 @@
 //! What `fit`, `evaluate` and `predict` consume: global batches, one after the other.
 
+mod affine;
 mod arrays;
+mod flow;
+mod generator;
+mod labels;
+mod prefetch;
+mod samples;
 
+pub use affine::FillMode;
 pub use arrays::{Arrays, Columns};
+pub use flow::{ImageFlow, Images, Subset};
+pub use generator::{ImageDataGenerator, ZoomRange};
+pub use labels::{LabelBinarizer, to_categorical};
+pub use prefetch::Prefetch;
+pub use samples::{Pixels, Samples};
 
 use crate::error::Result;
-use phalanx_graph::{Data, Tensor};
+use phalanx_graph::{DType, Data, Tensor};
 
 /// One global batch on the host.
 ///
@@ -39,6 +51,11 @@ pub trait Dataset: Send + Sync {
     /// Samples of the largest batch.
     fn batch_size(&self) -> usize;
 
+    /// Whether an epoch leaves out batches at no cost, so that threads can take turns at it.
+    fn skips(&self) -> bool {
+        false
+    }
+
     /// Starts an epoch at its batch `start`. The order depends on `seed` and `epoch` alone, so a
     /// run may be resumed anywhere.
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>>;
@@ -48,37 +65,47 @@ pub trait Dataset: Send + Sync {
 pub trait Epoch {
     /// Fills the next batch; false at the end, when `batch` is left as it was.
     fn next(&mut self, batch: &mut HostBatch) -> Result<bool>;
+
+    /// Leaves out the next batches, as far as there are that many.
+    fn skip(&mut self, batches: usize) -> Result<()> {
+        let mut unseen = HostBatch::default();
+        for _ in 0..batches {
+            if !self.next(&mut unseen)? {
+                break;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Makes `slots` hold one tensor of `batch` rows for each of the columns, keeping those that fit.
+/// A column is its type and its dimensions, the sample first.
 fn make_room<'a>(
     slots: &mut Vec<Tensor>,
-    columns: impl ExactSizeIterator<Item = &'a Tensor>,
+    columns: impl ExactSizeIterator<Item = (DType, &'a [usize])>,
     batch: usize,
 ) {
     slots.truncate(columns.len());
-    for (i, column) in columns.enumerate() {
+    for (i, (dtype, dims)) in columns.enumerate() {
         let fits = |slot: &Tensor| {
-            slot.dtype() == column.dtype()
-                && slot.rows() == batch
-                && slot.dims().get(1..) == column.dims().get(1..)
+            slot.dtype() == dtype && slot.rows() == batch && slot.dims().get(1..) == dims.get(1..)
         };
         match slots.get_mut(i) {
             Some(slot) if fits(slot) => {}
-            Some(slot) => *slot = empty_like(column, batch),
-            None => slots.push(empty_like(column, batch)),
+            Some(slot) => *slot = zeros(dtype, dims, batch),
+            None => slots.push(zeros(dtype, dims, batch)),
         }
     }
 }
 
-/// Zeros of the column's type and row shape.
-fn empty_like(column: &Tensor, rows: usize) -> Tensor {
-    let mut dims = column.dims().to_vec();
+/// Zeros of a type and row shape.
+fn zeros(dtype: DType, dims: &[usize], rows: usize) -> Tensor {
+    let mut dims = dims.to_vec();
     dims[0] = rows;
-    let len = rows * column.row_len();
-    let data: Data = match column.data() {
-        Data::F32(_) => vec![0f32; len].into(),
-        Data::I32(_) => vec![0i32; len].into(),
+    let len = dims.iter().product();
+    let data: Data = match dtype {
+        DType::I32 => vec![0i32; len].into(),
+        DType::F32 | DType::F64 => vec![0f32; len].into(),
     };
     Tensor::new(dims, data).expect("the length is the product of the dimensions")
 }

@@ -2,6 +2,7 @@
 //! test on, from the official idx files.
 
 use super::{Split, directory, idx};
+use crate::data::{Pixels, Samples};
 use crate::error::{Error, Result};
 use phalanx_graph::Tensor;
 use std::path::{Path, PathBuf};
@@ -53,7 +54,7 @@ fn find(dir: &Path, file: &str) -> Option<PathBuf> {
     names.into_iter().map(|name| dir.join(name)).find(|path| path.exists())
 }
 
-fn load_part(images: &Path, labels: &Path) -> Result<(Tensor, Tensor)> {
+fn load_part(images: &Path, labels: &Path) -> Result<(Samples, Tensor)> {
     let pixels = idx::read(images, &[SIDE, SIDE])?;
     let classes = idx::read(labels, &[])?;
     if classes.samples != pixels.samples {
@@ -65,11 +66,10 @@ fn load_part(images: &Path, labels: &Path) -> Result<(Tensor, Tensor)> {
         return Err(Error::file(labels, format!("labels below {CLASSES}"), received));
     }
     let n = pixels.samples;
-    let x: Vec<f32> = pixels.bytes.iter().map(|p| f32::from(*p) / 255.0).collect();
     let y: Vec<i32> = classes.bytes.iter().map(|label| i32::from(*label)).collect();
-    match (Tensor::new([n, SIDE, SIDE, 1], x), Tensor::new([n], y)) {
-        (Some(x), Some(y)) => Ok((x, y)),
-        _ => Err(Error::file(images, format!("{n} images"), pixels.bytes.len())),
+    match (Pixels::new([n, SIDE, SIDE, 1], pixels.bytes, 255.0), Tensor::new([n], y)) {
+        (Some(x), Some(y)) => Ok((x.into(), y)),
+        _ => Err(Error::file(images, format!("{n} images"), "another number of pixels")),
     }
 }
 
@@ -95,7 +95,7 @@ mod tests {
         write_part(dir.path(), FILES[1], &[0, 1]);
         let data = load(Some(dir.path())).unwrap();
         assert_eq!(data.train.0.dims(), [2, 28, 28, 1]);
-        assert!(data.train.0.f32().unwrap().iter().all(|p| *p == 0.2));
+        assert!(data.train.0.to_tensor().f32().unwrap().iter().all(|p| *p == 0.2));
         assert_eq!(data.train.1.i32().unwrap(), [3, 9]);
         assert_eq!(data.test.1.i32().unwrap(), [0, 1]);
     }
@@ -142,7 +142,8 @@ mod tests {
                 continue;
             }
             let data = load_named(name, Some(&dir)).unwrap();
-            let (x, y) = (data.train.0.f32().unwrap(), data.train.1.i32().unwrap());
+            let x = data.train.0.to_tensor();
+            let (x, y) = (x.f32().unwrap(), data.train.1.i32().unwrap());
             assert_eq!((y.len(), data.test.0.rows()), (60_000, 10_000));
             let sum: f64 = x.iter().map(|p| f64::from(*p)).sum();
             assert!((sum / x.len() as f64 - mean).abs() < 5e-5);

@@ -1,23 +1,25 @@
 //! Datasets by name.
 
+pub mod cifar;
 pub mod glyphs;
 mod idx;
 pub mod mnist;
 
+use crate::data::Samples;
 use crate::error::{Error, Result};
 use phalanx_graph::Tensor;
 use std::path::PathBuf;
 
 /// The names [`load`] knows.
-pub const NAMES: [&str; 3] = ["glyphs", "mnist", "fashion-mnist"];
+pub const NAMES: [&str; 5] = ["glyphs", "mnist", "fashion-mnist", "cifar-10", "cifar-100"];
 
 /// Samples to train on and samples to test on: inputs and labels.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Split {
     /// What the model learns from.
-    pub train: (Tensor, Tensor),
+    pub train: (Samples, Tensor),
     /// What it has never seen.
-    pub test: (Tensor, Tensor),
+    pub test: (Samples, Tensor),
 }
 
 /// Loads a dataset from where it belongs, with its defaults.
@@ -32,6 +34,8 @@ pub fn load(name: &str) -> Result<Split> {
         "glyphs" => glyphs::load(glyphs::Glyphs::default()),
         "mnist" => mnist::load(None),
         "fashion-mnist" => mnist::load_fashion(None),
+        "cifar-10" => cifar::load(None),
+        "cifar-100" => cifar::load_100(None),
         _ => Err(Error::Unknown {
             kind: "dataset",
             name: name.into(),

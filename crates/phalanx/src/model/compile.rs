@@ -214,9 +214,9 @@ impl Model {
     /// # Errors
     /// Unknown names, options out of range, a loss or metric that does not fit an output.
     pub fn compile(&mut self, compile: Compile) -> Result<()> {
-        self.pull();
         let resolved = compile.resolve(self.def.outputs.len())?;
-        self.initialize(resolved.seed);
+        self.initialize(resolved.seed)?;
+        // The devices' memory is given back before it is asked for anew.
         self.engine = None;
         self.engine = Some(Engine::new(self, resolved)?);
         Ok(())

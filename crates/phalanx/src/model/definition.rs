@@ -3,7 +3,7 @@
 use super::symbol::{Call, Callee, Input, Symbol};
 use crate::error::{Error, Result};
 use crate::layer::{LayerHandle, Lowering};
-use phalanx_graph::{FeedId, NodeId, Space, Type};
+use phalanx_graph::{FeedId, NodeId, Type};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -40,6 +40,7 @@ pub struct Definition {
     pub(crate) kind: Kind,
     pub(crate) inputs: Vec<Symbol>,
     pub(crate) outputs: Vec<Symbol>,
+    pub(crate) output_types: Vec<Type>,
     pub(crate) members: Vec<Member>,
     pub(crate) calls: Vec<Placed>,
 }
@@ -56,21 +57,30 @@ impl Definition {
         if inputs.is_empty() || outputs.is_empty() {
             return Err(Error::argument(owner, "inputs and outputs", "at least one each", "none"));
         }
-        for s in &inputs {
-            let Callee::Input(input) = &s.call.callee else {
+        let order = topological(&outputs);
+        let mut given: HashSet<*const Call> = HashSet::new();
+        for (i, symbol) in inputs.iter().enumerate() {
+            let Callee::Input(input) = &symbol.call.callee else {
                 let received = "the output of a layer";
                 return Err(Error::argument(owner, "inputs", "symbols of Input", received));
             };
+            if !given.insert(symbol.id()) {
+                let received = format!("input {i} twice");
+                return Err(Error::argument(owner, "inputs", "each Input once", received));
+            }
+            let ty = input.ty();
             if input.dims.contains(&0) {
-                let received = format!("{:?}", input.dims);
+                let received = ty.shape_text();
                 return Err(Error::argument(owner, "input shape", "sizes above zero", received));
             }
+            ty.check_limits().map_err(|e| e.in_layer(&input_name(input, i)))?;
         }
-        let order = topological(&outputs);
-        let given: HashSet<*const Call> = inputs.iter().map(Symbol::id).collect();
         for call in &order {
-            if matches!(call.callee, Callee::Input(_)) && !given.contains(&Arc::as_ptr(call)) {
-                let received = "outputs that depend on an Input not listed";
+            let Callee::Input(input) = &call.callee else { continue };
+            if !given.contains(&Arc::as_ptr(call)) {
+                let name = input.name.as_deref().map_or(String::new(), |n| format!(" '{n}'"));
+                let received =
+                    format!("outputs that need an Input{name} {} besides", input.ty().shape_text());
                 return Err(Error::argument(owner, "inputs", "every Input in use", received));
             }
         }
@@ -80,6 +90,7 @@ impl Definition {
             kind,
             inputs,
             outputs,
+            output_types: vec![],
             members,
             calls: order
                 .into_iter()
@@ -97,7 +108,8 @@ impl Definition {
         let feeds = self.feeds(&mut low);
         let nodes: Vec<NodeId> = feeds.iter().map(|f| low.graph.feed(*f)).collect();
         let mut types = vec![];
-        self.lower_with(&mut low, &nodes, "", |ty| types.push(ty))?;
+        let outputs = self.lower_with(&mut low, &nodes, "", |ty| types.push(ty))?;
+        self.output_types = outputs.iter().map(|o| low.graph.ty(*o).clone()).collect();
         for (placed, ty) in self.calls.iter_mut().zip(types) {
             placed.ty = ty;
         }
@@ -111,16 +123,13 @@ impl Definition {
 
     /// Declares a feed for every input.
     pub(crate) fn feeds(&self, low: &mut Lowering) -> Vec<FeedId> {
-        self.inputs
-            .iter()
-            .enumerate()
-            .map(|(i, _)| {
-                let input = self.input(i);
-                let name = input.name.clone().unwrap_or_else(|| format!("input_{i}"));
-                let ty = Type::new(input.dtype, Space::Rows, input.dims.clone());
-                low.graph.add_feed(&name, ty)
-            })
-            .collect()
+        let feed = |i| low.graph.add_feed(&self.input_name(i), self.input(i).ty());
+        (0..self.inputs.len()).map(feed).collect()
+    }
+
+    /// Input `i`'s name.
+    pub(crate) fn input_name(&self, i: usize) -> String {
+        input_name(self.input(i), i)
     }
 
     /// Input `i`'s shape and type.
@@ -181,17 +190,28 @@ impl Definition {
     pub(crate) fn layers(&self) -> Vec<(String, LayerHandle)> {
         let mut out: Vec<(String, LayerHandle)> = vec![];
         for member in &self.members {
-            match &member.callee {
-                Callee::Input(_) => {}
-                Callee::Layer(layer) => out.push((member.name.clone(), layer.clone())),
+            let found = match &member.callee {
+                Callee::Input(_) => vec![],
+                Callee::Layer(layer) => vec![(member.name.clone(), layer.clone())],
                 Callee::Model(inner) => {
                     let nested = inner.layers().into_iter();
-                    out.extend(nested.map(|(n, l)| (format!("{}/{n}", member.name), l)));
+                    nested.map(|(n, l)| (format!("{}/{n}", member.name), l)).collect()
+                }
+            };
+            // A layer may be used both in a nested model and beside it.
+            for (name, layer) in found {
+                if !out.iter().any(|(_, known)| known.same(&layer)) {
+                    out.push((name, layer));
                 }
             }
         }
         out
     }
+}
+
+/// The name given, or the input's number.
+fn input_name(input: &Input, i: usize) -> String {
+    input.name.clone().unwrap_or_else(|| format!("input_{i}"))
 }
 
 /// Calls in an order in which operands come first, inputs of a call in their order.

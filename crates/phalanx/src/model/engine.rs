@@ -1,21 +1,22 @@
 //! A compiled model: the executor, its programs, and the state that training carries along.
 
-use super::Model;
 use super::compile::{MetricArgument, Resolved};
 use super::definition::Definition;
 use super::steps::{self, Lowered, Objective};
+use super::{Logs, Model};
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
-use crate::layer::{Lowering, ModelWeight};
-use crate::losses::{Loss, Reduction};
+use crate::layer::{LayerHandle, Lowering, ModelWeight, SharedExecutor, lock};
+use crate::losses::{self, Loss, Reduction};
 use crate::metrics::{self, Metric};
 use crate::optimizers::Optimizer;
 use crate::strategy::{DeviceKind, MirroredStrategy};
 use phalanx_cpu::{CpuExecutor, CpuOptions};
-use phalanx_graph::exec::{Accumulate, Batch, Executor, FeedData, ProgramId, Times};
+use phalanx_graph::exec::{Accumulate, Batch, FeedData, ProgramId};
 use phalanx_graph::program::FetchPlan;
-use phalanx_graph::{DType, Data, Options, ParamId, Program, Step, Tensor, Type};
-use std::sync::Arc;
+use phalanx_graph::{DType, Data, Options, ParamId, Program, Space, Step, Tensor, Type};
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
 
 /// Which step of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,13 +49,16 @@ struct Slot {
 
 /// What `compile` builds.
 pub(crate) struct Engine {
-    def: Arc<Definition>,
-    executor: Box<dyn Executor>,
+    pub(crate) def: Arc<Definition>,
+    executor: SharedExecutor,
     pub(crate) optimizer: Box<dyn Optimizer>,
     losses: Vec<Box<dyn Loss>>,
     loss_weights: Vec<f64>,
     metrics: Vec<Vec<Box<dyn Metric>>>,
     weights: Vec<ModelWeight>,
+    layers: Vec<HeldLayer>,
+    /// The weights the optimizer updates, as `trainable` was when compiled.
+    trained: Vec<ParamId>,
     constants: Vec<(ParamId, Vec<f32>)>,
     targets: Vec<Type>,
     output_names: Vec<String>,
@@ -67,9 +71,33 @@ pub(crate) struct Engine {
     pub(crate) updates: u64,
     /// Batches gathered towards the next update, and their weight.
     gathered: (u64, f64),
-    dirty: bool,
+    /// Set by a callback or the user; overrides the optimizer's own.
+    learning_rate: Option<f64>,
     fetched: Vec<Vec<f32>>,
     scales: Vec<f32>,
+}
+
+/// A layer with weights, its parameters, and the host's values that the devices have seen.
+struct HeldLayer {
+    layer: LayerHandle,
+    params: Vec<ParamId>,
+    seen: Option<u64>,
+}
+
+/// The weights layer by layer.
+fn by_layer(weights: &[ModelWeight]) -> Vec<HeldLayer> {
+    let mut layers: Vec<HeldLayer> = vec![];
+    for w in weights {
+        match layers.iter_mut().find(|held| held.layer.same(&w.layer)) {
+            Some(held) => held.params.push(w.param),
+            None => layers.push(HeldLayer {
+                layer: w.layer.clone(),
+                params: vec![w.param],
+                seen: None,
+            }),
+        }
+    }
+    layers
 }
 
 fn lower(def: &Definition, training: bool) -> Result<Lowered> {
@@ -80,7 +108,7 @@ fn lower(def: &Definition, training: bool) -> Result<Lowered> {
     Ok(Lowered { low, outputs })
 }
 
-fn start(strategy: &MirroredStrategy, l: &Lowered) -> Result<Box<dyn Executor>> {
+fn start(strategy: &MirroredStrategy, l: &Lowered) -> Result<SharedExecutor> {
     let kinds = strategy.devices().iter().map(|d| d.kind);
     if kinds.clone().any(|k| k != DeviceKind::Cpu) {
         let received = strategy.devices().iter().map(ToString::to_string).collect::<Vec<_>>();
@@ -88,10 +116,10 @@ fn start(strategy: &MirroredStrategy, l: &Lowered) -> Result<Box<dyn Executor>> 
     }
     let options = CpuOptions {
         devices: strategy.num_replicas_in_sync(),
-        workers: strategy.worker_threads(),
+        workers: strategy.worker_threads()?,
         isa: None,
     };
-    Ok(Box::new(CpuExecutor::new(options, l.low.graph.params())?))
+    Ok(Arc::new(Mutex::new(Box::new(CpuExecutor::new(options, l.low.graph.params())?))))
 }
 
 impl Engine {
@@ -104,7 +132,7 @@ impl Engine {
         let resolve = |(i, list): (usize, Vec<MetricArgument>)| {
             list.into_iter()
                 .map(|m| match m {
-                    MetricArgument::Value(m) => Ok(m),
+                    MetricArgument::Value(m) => m.validate().map(|()| m),
                     MetricArgument::Name(name) => metrics::get(&name, &targets[i], &types[i]),
                 })
                 .collect::<Result<Vec<_>>>()
@@ -112,6 +140,8 @@ impl Engine {
         let metrics: Vec<Vec<Box<dyn Metric>>> =
             metrics.into_iter().enumerate().map(resolve).collect::<Result<_>>()?;
         let executor = start(&strategy, &l)?;
+        let trained = |w: &&ModelWeight| l.low.graph.params()[w.param.index()].trainable;
+        let trained = l.low.weights.iter().filter(trained).map(|w| w.param).collect();
         let mut engine = Engine {
             def: model.def.clone(),
             executor,
@@ -119,7 +149,9 @@ impl Engine {
             losses,
             loss_weights,
             metrics,
+            layers: by_layer(&l.low.weights),
             weights: l.low.weights,
+            trained,
             constants: l.low.constants,
             targets,
             output_names: model.output_names(),
@@ -129,19 +161,23 @@ impl Engine {
             steps: 0,
             updates: 0,
             gathered: (0, 0.0),
-            dirty: false,
+            learning_rate: None,
             fetched: vec![],
             scales: vec![],
         };
-        engine.push()?;
+        for (param, values) in &engine.constants {
+            lock(&engine.executor).set_param(*param, values)?;
+        }
+        engine.refresh()?;
         if !engine.compiled() {
             return Ok(engine);
         }
+        engine.check_names()?;
         // Shapes that losses or metrics do not fit are found now, not in the first epoch.
         engine.step(StepKind::Train)?;
         if let Some(step) = steps::constrain(lower(&engine.def, true)?)? {
-            let id = engine.executor.load(engine.program_for(step, 1)?)?;
-            engine.constrain = Some(id);
+            let program = engine.program_for(step, 1)?;
+            engine.constrain = Some(lock(&engine.executor).load(program)?);
         }
         Ok(engine)
     }
@@ -159,9 +195,32 @@ impl Engine {
         !self.losses.is_empty()
     }
 
-    /// The optimizer's learning rate at this step.
+    /// Two losses or metrics of one name would be one series of the history.
+    fn check_names(&self) -> Result<()> {
+        let mut seen = HashSet::new();
+        for (name, _) in self.logs(&self.tally()) {
+            if !seen.insert(name.clone()) {
+                let expected = "each name once (rename one with named(...))";
+                return Err(Error::argument("compile", "losses and metrics", expected, name));
+            }
+        }
+        Ok(())
+    }
+
+    /// The learning rate at this step.
     pub(crate) fn learning_rate(&self) -> f64 {
-        self.optimizer.common().learning_rate.at(self.steps)
+        let scheduled = || self.optimizer.common().learning_rate.at(self.steps);
+        self.learning_rate.unwrap_or_else(scheduled)
+    }
+
+    /// Overrides the optimizer's learning rate from this step on.
+    pub(crate) fn set_learning_rate(&mut self, rate: f64) -> Result<()> {
+        if !rate.is_finite() || rate < 0.0 {
+            let owner = format!("model '{}'", self.def.name);
+            return Err(Error::argument(owner, "learning_rate", "a finite rate from 0 up", rate));
+        }
+        self.learning_rate = Some(rate);
+        Ok(())
     }
 
     /// Batches that make an update, where the optimizer asks for several.
@@ -189,7 +248,7 @@ impl Engine {
     }
 
     fn program_for(&self, step: Step, max_batch: usize) -> Result<Program> {
-        let options = Options { mesh: self.executor.mesh(), max_batch };
+        let options = Options { mesh: lock(&self.executor).mesh(), max_batch };
         Ok(Program::compile(step, options)?)
     }
 
@@ -204,47 +263,42 @@ impl Engine {
             return Ok(slot.id);
         }
         let program = self.program(kind, batch)?;
-        let id = self.executor.load(program)?;
+        let id = lock(&self.executor).load(program)?;
         self.programs[at] = Some(Slot { id, max_batch: batch });
         Ok(id)
     }
 
     pub(crate) fn devices(&self) -> Vec<String> {
-        self.executor.devices()
-    }
-
-    pub(crate) fn times(&self) -> Times {
-        self.executor.times()
+        lock(&self.executor).devices()
     }
 
     pub(crate) fn check_mirrored(&self) -> Result<()> {
-        Ok(self.executor.check_mirrored()?)
+        Ok(lock(&self.executor).check_mirrored()?)
     }
 
-    /// Brings the weights back to the layers.
-    pub(crate) fn pull(&mut self) {
-        if !std::mem::take(&mut self.dirty) {
-            return;
-        }
-        for w in &self.weights {
-            let values = self.executor.param(w.param);
-            w.layer.weights()[w.index].values = Some(values);
-        }
-    }
-
-    /// Sends the layers' weights to the devices.
-    pub(crate) fn push(&mut self) -> Result<()> {
-        for w in &self.weights {
-            let values = w.layer.weights()[w.index].values.clone();
-            if let Some(values) = values {
-                self.executor.set_param(w.param, &values)?;
+    /// Sends weights to the devices that were set on the host, or that another model with the same
+    /// layers has trained, since these devices last saw them.
+    pub(crate) fn refresh(&mut self) -> Result<()> {
+        for held in &mut self.layers {
+            let version = held.layer.pull_unless(Some(&self.executor));
+            if version.is_none() || version == held.seen {
+                continue;
             }
+            for (weight, param) in held.layer.weights().iter().zip(&held.params) {
+                if let Some(values) = &weight.values {
+                    lock(&self.executor).set_param(*param, values)?;
+                }
+            }
+            held.seen = version;
         }
-        for (param, values) in &self.constants {
-            self.executor.set_param(*param, values)?;
-        }
-        self.dirty = false;
         Ok(())
+    }
+
+    /// Says that the newest weights will be here.
+    pub(crate) fn claim(&self) {
+        for held in &self.layers {
+            held.layer.trained_by(&self.executor, &held.params);
+        }
     }
 
     pub(crate) fn weight_names(&self) -> Vec<String> {
@@ -255,7 +309,7 @@ impl Engine {
 
     pub(crate) fn weight(&self, name: &str) -> Option<Vec<f32>> {
         let at = self.weight_names().iter().position(|n| n == name)?;
-        Some(self.executor.param(self.weights[at].param))
+        Some(lock(&self.executor).param(self.weights[at].param))
     }
 
     /// Sets weights by name.
@@ -265,9 +319,8 @@ impl Engine {
             let Some(at) = names.iter().position(|n| n == name) else {
                 return Err(Error::Unknown { kind: "weight", name: name.clone(), known: names });
             };
-            self.executor.set_param(self.weights[at].param, values)?;
+            lock(&self.executor).set_param(self.weights[at].param, values)?;
         }
-        self.dirty = true;
         Ok(())
     }
 
@@ -276,78 +329,91 @@ impl Engine {
         if !self.optimizer.common().use_ema || self.updates == 0 {
             return Ok(());
         }
-        let last = self.executor.slots() - 1;
-        let trained: Vec<ParamId> = self
-            .weights
-            .iter()
-            .filter(|w| w.layer.trainable() && w.layer.weights()[w.index].spec.trainable)
-            .map(|w| w.param)
-            .collect();
-        for param in trained {
-            let average = self.executor.slot(last, param);
-            self.executor.set_param(param, &average)?;
+        let mut executor = lock(&self.executor);
+        let Some(last) = executor.slots().checked_sub(1) else { return Ok(()) };
+        for param in &self.trained {
+            let average = executor.slot(last, *param);
+            executor.set_param(*param, &average)?;
         }
         Ok(())
+    }
+
+    /// Element types of the inputs.
+    pub(crate) fn input_dtypes(&self) -> Vec<DType> {
+        (0..self.def.inputs.len()).map(|i| self.def.input(i).dtype).collect()
+    }
+
+    /// Fails unless there are as many inputs or targets as the model has.
+    pub(crate) fn check_count(&self, what: &str, expected: usize, received: usize) -> Result<()> {
+        if expected == received {
+            return Ok(());
+        }
+        let owner = format!("model '{}'", self.def.name);
+        Err(Error::argument(owner, what, expected.to_string(), received))
+    }
+
+    /// Fails unless a tensor holds rows of this type. Axes of size one may be there or not.
+    fn check_rows(&self, what: String, ty: &Type, t: &Tensor, rows: usize) -> Result<()> {
+        let sizes = |dims: &[usize]| -> Vec<usize> {
+            dims.iter().copied().filter(|d| *d != 1).collect()
+        };
+        let row = t.dims().get(1..).unwrap_or_default();
+        // Batches may have room for more rows than they hold.
+        if sizes(row) == sizes(&ty.dims) && t.rows() >= rows && t.dtype() == ty.dtype {
+            return Ok(());
+        }
+        let received = Type::new(t.dtype(), Space::Rows, row);
+        let text = |ty: &Type, rows: usize| format!("{rows} rows of {}", losses::describe(ty));
+        let owner = format!("model '{}'", self.def.name);
+        Err(Error::argument(owner, what, text(ty, rows), text(&received, t.rows())))
     }
 
     /// Checks a batch against the model before anything runs on it.
     fn check(&self, batch: &HostBatch, targets: bool) -> Result<()> {
         let rows = batch.rows;
-        let fits = |owner: &str, what: String, ty: &Type, t: &Tensor| {
-            // Batches may have room for more rows than they hold.
-            if t.row_len() == ty.len() && t.rows() >= rows && t.dtype() == ty.dtype {
-                return Ok(());
-            }
-            let mut dims = vec![rows];
-            dims.extend(&ty.dims);
-            let expected = format!("{} {dims:?}", ty.dtype);
-            let received = format!("{} {:?}", t.dtype(), t.dims());
-            Err(Error::argument(owner, what, expected, received))
-        };
-        let owner = format!("model '{}'", self.def.name);
-        let count = |what: &str, expected: usize, received: usize| {
-            if expected == received {
-                return Ok(());
-            }
-            Err(Error::argument(&owner, what, expected.to_string(), received))
-        };
-        count("inputs", self.def.inputs.len(), batch.inputs.len())?;
+        self.check_count("inputs", self.def.inputs.len(), batch.inputs.len())?;
         for (i, t) in batch.inputs.iter().enumerate() {
-            let input = self.def.input(i);
-            let ty = Type::new(input.dtype, phalanx_graph::Space::Rows, input.dims.clone());
-            fits(&owner, format!("input {i}"), &ty, t)?;
+            let ty = self.def.input(i).ty();
+            self.check_rows(format!("input '{}'", self.def.input_name(i)), &ty, t, rows)?;
         }
         if !targets {
             return Ok(());
         }
-        count("targets", self.targets.len(), batch.targets.len())?;
+        self.check_count("targets", self.targets.len(), batch.targets.len())?;
         for (i, t) in batch.targets.iter().enumerate() {
-            fits(&owner, format!("target of '{}'", self.output_names[i]), &self.targets[i], t)?;
-            self.check_labels(i, t, rows)?;
+            let what = format!("target of '{}'", self.output_names[i]);
+            self.check_rows(what, &self.targets[i], t, rows)?;
+            self.check_labels(i, t, rows, " of the batch")?;
+        }
+        if batch.sample_weight.len() < rows {
+            let owner = format!("model '{}'", self.def.name);
+            let received = batch.sample_weight.len();
+            return Err(Error::argument(owner, "sample weights", rows.to_string(), received));
         }
         Ok(())
     }
 
     /// Class numbers must name a class.
-    fn check_labels(&self, output: usize, target: &Tensor, rows: usize) -> Result<()> {
+    pub(crate) fn check_labels(
+        &self,
+        output: usize,
+        target: &Tensor,
+        rows: usize,
+        place: &str,
+    ) -> Result<()> {
         let Data::I32(labels) = target.data() else { return Ok(()) };
-        let labels = &labels[..rows * target.row_len()];
-        let classes = self.classes(output);
-        match labels.iter().position(|l| usize::try_from(*l).map_or(true, |l| l >= classes)) {
+        let width = target.row_len();
+        let classes = self.def.output_types[output].last();
+        let bad = |l: &i32| usize::try_from(*l).map_or(true, |l| l >= classes);
+        match labels[..rows * width].iter().position(bad) {
             None => Ok(()),
-            Some(row) => Err(Error::argument(
+            Some(at) => Err(Error::argument(
                 format!("model '{}'", self.def.name),
                 format!("labels of '{}'", self.output_names[output]),
                 format!("0 to {}", classes.saturating_sub(1)),
-                format!("{} in row {row} of the batch", labels[row]),
+                format!("{} in row {}{place}", labels[at], at / width),
             )),
         }
-    }
-
-    fn classes(&self, output: usize) -> usize {
-        let symbol = &self.def.outputs[output];
-        let placed = self.def.calls.iter().find(|p| Arc::as_ptr(&p.call) == symbol.id());
-        placed.map_or(usize::MAX, |p| p.ty.last())
     }
 
     /// What each output's weighted loss sum is divided by.
@@ -381,16 +447,13 @@ impl Engine {
             false => vec![],
         };
         let denominators = self.execute(kind, batch, &scalars, accumulate)?;
-        if training {
-            self.steps += 1;
-            self.dirty = true;
-        }
+        self.steps += u64::from(training);
         if training && accumulate.is_none_or(|a| a.apply.is_some()) {
             self.updates += 1;
             if let Some(id) = self.constrain {
                 let nothing =
                     Batch { rows: 0, feeds: &[], seed: 0, step: 0, scalars: &[], accumulate: None };
-                self.executor.run(id, &nothing, &mut vec![])?;
+                lock(&self.executor).run(id, &nothing, &mut vec![])?;
             }
         }
         Ok(tally.add(self, batch.rows, &denominators))
@@ -422,7 +485,7 @@ impl Engine {
             scalars,
             accumulate,
         };
-        self.executor.run(id, &step, &mut self.fetched)?;
+        lock(&self.executor).run(id, &step, &mut self.fetched)?;
         Ok(denominators)
     }
 
@@ -464,7 +527,7 @@ impl Engine {
             scalars: &[],
             accumulate: None,
         };
-        self.executor.run(id, &step, &mut self.fetched)?;
+        lock(&self.executor).run(id, &step, &mut self.fetched)?;
         Ok(&self.fetched)
     }
 
@@ -478,13 +541,14 @@ impl Engine {
     }
 
     /// Loss and metrics under the names Keras reports.
-    pub(crate) fn logs(&self, tally: &Tally) -> Vec<(String, f64)> {
+    pub(crate) fn logs(&self, tally: &Tally) -> Logs {
         let mean = |sum: f64| if tally.rows > 0.0 { sum / tally.rows } else { 0.0 };
-        let mut logs = vec![("loss".to_string(), mean(tally.total))];
+        let mut logs = Logs::default();
+        logs.push("loss", mean(tally.total));
         let several = self.losses.len() > 1;
         if several {
             for (name, sum) in self.output_names.iter().zip(&tally.outputs) {
-                logs.push((format!("{name}_loss"), mean(*sum)));
+                logs.push(format!("{name}_loss"), mean(*sum));
             }
         }
         let mut states = tally.states.iter();
@@ -495,7 +559,7 @@ impl Engine {
                     true => format!("{output}_{}", metric.name()),
                     false => metric.name().to_string(),
                 };
-                logs.push((name, metric.result(state)));
+                logs.push(name, metric.result(state));
             }
         }
         logs
@@ -503,10 +567,14 @@ impl Engine {
 
     /// Dimensions of one sample of each output.
     pub(crate) fn output_dims(&self) -> Vec<Vec<usize>> {
-        let placed = |s: &super::Symbol| {
-            self.def.calls.iter().find(|p| Arc::as_ptr(&p.call) == s.id()).map(|p| &p.ty)
-        };
-        self.def.outputs.iter().map(|s| placed(s).map_or(vec![], |t| t.dims.clone())).collect()
+        self.def.output_types.iter().map(|ty| ty.dims.clone()).collect()
+    }
+}
+
+impl Drop for Engine {
+    /// What was trained here stays with the layers.
+    fn drop(&mut self) {
+        self.layers.iter().for_each(|held| held.layer.release(&self.executor));
     }
 }
 
@@ -529,6 +597,11 @@ fn feed(t: &Tensor, rows: usize) -> FeedData<'_> {
 }
 
 impl Tally {
+    /// Whether nothing was added yet.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows == 0.0
+    }
+
     /// Adds the sums a step fetched; returns that step's total loss.
     fn add(&mut self, engine: &Engine, rows: usize, denominators: &[f64]) -> f64 {
         let rows = rows as f64;
@@ -546,20 +619,5 @@ impl Tally {
             state.iter_mut().zip(delta).for_each(|(s, d)| *s += f64::from(*d));
         }
         loss
-    }
-}
-
-/// Targets of another element type than the loss takes, converted where nothing is lost.
-pub(crate) fn as_dtype(t: &Tensor, dtype: DType) -> Option<Tensor> {
-    match (t.data(), dtype) {
-        (Data::F32(v), DType::I32) => {
-            let whole = v.iter().all(|x| x.fract() == 0.0 && x.abs() < 16_777_216.0);
-            let ints: Vec<i32> = v.iter().map(|x| *x as i32).collect();
-            whole.then(|| Tensor::new(t.dims(), ints)).flatten()
-        }
-        (Data::I32(v), DType::F32) => {
-            Tensor::new(t.dims(), v.iter().map(|x| *x as f32).collect::<Vec<f32>>())
-        }
-        _ => Some(t.clone()),
     }
 }

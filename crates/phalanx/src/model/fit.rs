@@ -1,79 +1,20 @@
 //! `fit`, `evaluate`, `predict`: the one loop that drives compiled programs over data.
 
-use super::Model;
-use super::engine::{Engine, Gather, StepKind, as_dtype};
+use super::engine::{Engine, Gather, StepKind};
+use super::source::{IntoDataset, Source, one_batch};
+use super::{Logs, Model};
 use crate::callbacks::{Action, Callback, View, WeightSource};
-use crate::data::{Arrays, Dataset, Epoch, HostBatch};
+use crate::data::{Dataset, Epoch, HostBatch};
 use crate::error::{Error, Result};
 use crate::history::History;
 use crate::progress::{Progress, Verbose};
+use phalanx_graph::Tensor;
 use phalanx_graph::program::Program;
-use phalanx_graph::{DType, Tensor};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Instant;
-
-/// Names and values of losses and metrics, in the order reported.
-pub type Logs = Vec<(String, f64)>;
 
 /// Samples of a batch where nothing else is said.
 const DEFAULT_BATCH: usize = 32;
-
-/// What `fit` and its like accept: arrays, or any dataset.
-pub enum Source {
-    /// Arrays, whose batches the call may set.
-    Arrays(Arrays),
-    /// A pipeline with batches of its own.
-    Dataset(Arc<dyn Dataset>),
-}
-
-/// Conversion into a source of batches.
-pub trait IntoDataset {
-    /// The source.
-    fn into_source(self) -> Result<Source>;
-}
-
-impl IntoDataset for Arrays {
-    fn into_source(self) -> Result<Source> {
-        Ok(Source::Arrays(self))
-    }
-}
-
-impl IntoDataset for &Arrays {
-    fn into_source(self) -> Result<Source> {
-        Ok(Source::Arrays(self.clone()))
-    }
-}
-
-impl IntoDataset for (Tensor, Tensor) {
-    fn into_source(self) -> Result<Source> {
-        Ok(Source::Arrays(Arrays::new(self.0, self.1)?))
-    }
-}
-
-impl IntoDataset for (&Tensor, &Tensor) {
-    fn into_source(self) -> Result<Source> {
-        Ok(Source::Arrays(Arrays::new(self.0.clone(), self.1.clone())?))
-    }
-}
-
-impl IntoDataset for Tensor {
-    fn into_source(self) -> Result<Source> {
-        Ok(Source::Arrays(Arrays::new(self, ())?))
-    }
-}
-
-impl IntoDataset for &Tensor {
-    fn into_source(self) -> Result<Source> {
-        self.clone().into_source()
-    }
-}
-
-impl IntoDataset for Arc<dyn Dataset> {
-    fn into_source(self) -> Result<Source> {
-        Ok(Source::Dataset(self))
-    }
-}
 
 /// The arguments of `fit`.
 ///
@@ -224,35 +165,6 @@ impl Fit {
     }
 }
 
-/// Arrays ready for a model: batches set, labels of the type its losses take.
-fn prepare(engine: &Engine, source: Source, batch: Option<usize>) -> Result<Source> {
-    let Source::Arrays(mut arrays) = source else { return Ok(source) };
-    if let Some(batch) = batch {
-        arrays = arrays.batch(batch)?;
-    }
-    let wanted = engine.target_dtypes();
-    let fits = arrays.targets().iter().zip(&wanted).all(|(t, d)| t.dtype() == *d);
-    if !fits {
-        let convert = |(t, d): (&Arc<Tensor>, &DType)| {
-            as_dtype(t, *d).map(Arc::new).ok_or_else(|| {
-                Error::argument("fit", "targets", "whole numbers (class labels)", "fractions")
-            })
-        };
-        let targets = arrays.targets().iter().zip(&wanted).map(convert).collect::<Result<_>>()?;
-        arrays = arrays.with_targets(targets);
-    }
-    Ok(Source::Arrays(arrays))
-}
-
-impl Source {
-    fn dataset(self) -> Arc<dyn Dataset> {
-        match self {
-            Source::Arrays(arrays) => Arc::new(arrays),
-            Source::Dataset(dataset) => dataset,
-        }
-    }
-}
-
 /// Hands out batches across the ends of the data.
 struct Feeder<'a> {
     data: &'a dyn Dataset,
@@ -295,17 +207,11 @@ struct State {
     epoch: usize,
     epochs: usize,
     steps_per_epoch: Option<usize>,
-    /// Set by a callback; overrides the optimizer's own.
-    learning_rate: Option<f64>,
     stop: bool,
     history: History,
 }
 
 impl State {
-    fn rate(&self, engine: &Engine) -> f64 {
-        self.learning_rate.unwrap_or_else(|| engine.learning_rate())
-    }
-
     /// Lets every callback look, and does what they answer.
     fn call(
         &mut self,
@@ -321,15 +227,16 @@ impl State {
                 step: engine.steps,
                 steps_per_epoch: self.steps_per_epoch,
                 logs,
-                learning_rate: self.rate(engine),
+                learning_rate: engine.learning_rate(),
                 history: &self.history,
+                model: &engine.def,
                 weights: &*engine,
             };
             let action = hook(&mut **callback, &view)?;
             match action {
                 Action::Continue => {}
                 Action::Stop => self.stop = true,
-                Action::SetLearningRate(rate) => self.learning_rate = Some(rate),
+                Action::SetLearningRate(rate) => engine.set_learning_rate(rate)?,
                 Action::RestoreWeights(weights) => engine.restore(&weights)?,
             }
         }
@@ -338,20 +245,36 @@ impl State {
 }
 
 impl Model {
+    /// The compiled model, with the newest weights.
     fn engine(&mut self, call: &'static str) -> Result<&mut Engine> {
         let model = self.def.name.clone();
         let engine = self.engine.as_mut().filter(|e| e.compiled());
-        engine.ok_or(Error::NotCompiled { model, call })
+        let engine = engine.ok_or(Error::NotCompiled { model, call })?;
+        engine.refresh()?;
+        Ok(engine)
     }
 
     /// The compiled model, or one that can only predict.
     fn any_engine(&mut self) -> Result<&mut Engine> {
         if self.engine.is_none() {
-            self.initialize(0);
+            self.initialize(0)?;
             self.engine = Some(Engine::inference(self)?);
         }
         let model = self.def.name.clone();
-        self.engine.as_mut().ok_or(Error::NotCompiled { model, call: "predict" })
+        let engine = self.engine.as_mut();
+        let engine = engine.ok_or(Error::NotCompiled { model, call: "predict" })?;
+        engine.refresh()?;
+        Ok(engine)
+    }
+
+    /// The learning rate of the next step.
+    pub fn learning_rate(&mut self) -> Result<f64> {
+        Ok(self.engine("learning_rate")?.learning_rate())
+    }
+
+    /// Trains on with another learning rate, in the place of the optimizer's own or its schedule.
+    pub fn set_learning_rate(&mut self, rate: f64) -> Result<()> {
+        self.engine("set_learning_rate")?.set_learning_rate(rate)
     }
 
     /// Trains the model; returns losses and metrics of every epoch.
@@ -378,18 +301,21 @@ impl Model {
                 arrays = arrays.class_weight(weights)?;
             }
             source = Source::Arrays(arrays);
-        } else if fit.validation_split != 0.0 || fit.class_weight.is_some() {
-            let received = "a dataset; split or weigh it yourself";
-            return Err(Error::argument(
-                "fit",
-                "validation_split, class_weight",
-                "arrays",
-                received,
-            ));
+        } else {
+            let asked = [
+                ("validation_split", fit.validation_split != 0.0),
+                ("class_weight", fit.class_weight.is_some()),
+                ("sample_weight", fit.sample_weight.is_some()),
+                ("batch_size", fit.batch_size.is_some()),
+            ];
+            if let Some((argument, _)) = asked.iter().find(|(_, asked)| *asked) {
+                let received = "a dataset, which has its own batches and weights";
+                return Err(Error::argument("fit", *argument, "arrays", received));
+            }
         }
-        let data = prepare(engine, source, fit.batch_size)?.dataset();
+        let data = source.prepare(engine, fit.batch_size, true)?.dataset();
         let validation = match validation {
-            Some(v) => Some(prepare(engine, v, fit.batch_size)?.dataset()),
+            Some(v) => Some(v.in_order().prepare(engine, fit.batch_size, true)?.dataset()),
             None => None,
         };
         run_fit(engine, &*data, validation.as_deref(), fit)
@@ -398,9 +324,9 @@ impl Model {
     /// Loss and metrics over a dataset.
     pub fn evaluate(&mut self, data: impl IntoDataset, batch_size: usize) -> Result<Logs> {
         let engine = self.engine("evaluate")?;
-        let source = quiet(data.into_source()?);
-        let data = prepare(engine, source, Some(batch_size))?.dataset();
-        evaluate(engine, &*data, None)
+        let source = data.into_source()?.in_order();
+        let data = source.prepare(engine, Some(batch_size), true)?.dataset();
+        evaluate(engine, &*data)
     }
 
     /// The model's outputs for every sample, in order; one tensor per output.
@@ -412,10 +338,8 @@ impl Model {
         batch_size: usize,
     ) -> Result<Vec<Tensor>> {
         let engine = self.any_engine()?;
-        let data = match quiet(data.into_source()?) {
-            Source::Arrays(arrays) => Source::Arrays(arrays.batch(batch_size)?).dataset(),
-            Source::Dataset(dataset) => dataset,
-        };
+        let source = data.into_source()?.in_order();
+        let data = source.prepare(engine, Some(batch_size), false)?.dataset();
         let dims = engine.output_dims();
         let mut outputs: Vec<Vec<f32>> = vec![vec![]; dims.len()];
         let mut batch = HostBatch::default();
@@ -452,6 +376,7 @@ impl Model {
         let mut tally = engine.tally();
         let rate = engine.learning_rate();
         let gather = engine.gather_steps().map(|every| Gather { every, last: false });
+        engine.claim();
         engine.run(StepKind::Train, &batch, rate, gather, &mut tally)?;
         Ok(engine.logs(&tally))
     }
@@ -466,6 +391,9 @@ impl Model {
 
     /// The program of a step for a global batch of this size, as it would be run; print it.
     pub fn program(&self, kind: StepKind, batch_size: usize) -> Result<Program> {
+        if batch_size == 0 {
+            return Err(Error::argument("program", "batch_size", "1 or more", batch_size));
+        }
         let model = self.def.name.clone();
         let engine = self.engine.as_ref();
         engine.ok_or(Error::NotCompiled { model, call: "program" })?.program(kind, batch_size)
@@ -482,34 +410,17 @@ impl Model {
     }
 }
 
-/// All samples as one batch.
-fn one_batch(engine: &Engine, x: &Tensor, y: &Tensor) -> Result<HostBatch> {
-    let source = prepare(engine, (x, y).into_source()?, Some(x.rows().max(1)))?;
-    let mut batch = HostBatch::default();
-    quiet(source).dataset().epoch(0, 0, 0)?.next(&mut batch)?;
-    Ok(batch)
-}
-
-/// Evaluation and prediction keep the order of the data.
-fn quiet(source: Source) -> Source {
-    match source {
-        Source::Arrays(arrays) => Source::Arrays(arrays.shuffle(false).drop_remainder(false)),
-        other => other,
-    }
-}
-
-fn evaluate(engine: &mut Engine, data: &dyn Dataset, prefix: Option<&str>) -> Result<Logs> {
+fn evaluate(engine: &mut Engine, data: &dyn Dataset) -> Result<Logs> {
     let mut tally = engine.tally();
     let mut batch = HostBatch::default();
     let mut epoch = data.epoch(engine.seed, 0, 0)?;
     while epoch.next(&mut batch)? {
         engine.run(StepKind::Test, &batch, 0.0, None, &mut tally)?;
     }
-    let mut logs = engine.logs(&tally);
-    if let Some(prefix) = prefix {
-        logs.iter_mut().for_each(|(name, _)| *name = format!("{prefix}{name}"));
+    if tally.is_empty() {
+        return Err(Error::argument("evaluate", "data", "at least one sample", "none"));
     }
-    Ok(logs)
+    Ok(engine.logs(&tally))
 }
 
 fn run_fit(
@@ -528,7 +439,6 @@ fn run_fit(
         epoch: fit.initial_epoch,
         epochs: fit.epochs,
         steps_per_epoch: steps,
-        learning_rate: None,
         stop: false,
         history: History::default(),
     };
@@ -537,7 +447,8 @@ fn run_fit(
     let flush = fit.accumulate.is_some();
     let mut batch = HostBatch::default();
     let mut feeder = Feeder::new(data, engine.seed, fit.initial_epoch as u64)?;
-    let none = Logs::new();
+    let none = Logs::default();
+    engine.claim();
     state.call(engine, &mut callbacks, &none, |c, v| c.on_train_begin(v))?;
     for epoch in fit.initial_epoch..fit.epochs {
         state.epoch = epoch;
@@ -555,7 +466,7 @@ fn run_fit(
             state.call(engine, &mut callbacks, &none, |c, v| c.on_batch_begin(v))?;
             let last = flush && steps.is_some_and(|n| done + 1 == n);
             let gather = every.map(|every| Gather { every, last });
-            let rate = state.rate(engine);
+            let rate = engine.learning_rate();
             let loss = engine.run(StepKind::Train, &batch, rate, gather, &mut tally)?;
             done += 1;
             rows += batch.rows;
@@ -570,11 +481,11 @@ fn run_fit(
         let seconds = started.elapsed().as_secs_f64();
         let mut logs = engine.logs(&tally);
         if let Some(validation) = validation {
-            logs.extend(evaluate(engine, validation, Some("val_"))?);
+            logs.extend(evaluate(engine, validation)?.prefixed("val_"));
         }
         progress.end_epoch(&logs);
         let mut entry = logs.clone();
-        entry.push(("lr".into(), state.rate(engine)));
+        entry.push("lr", engine.learning_rate());
         state.history.push(epoch, &entry, seconds, rows);
         state.call(engine, &mut callbacks, &logs, |c, v| c.on_epoch_end(v))?;
         if state.stop {

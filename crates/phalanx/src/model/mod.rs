@@ -4,6 +4,8 @@ mod compile;
 mod definition;
 mod engine;
 mod fit;
+mod logs;
+mod source;
 mod steps;
 mod summary;
 mod symbol;
@@ -11,18 +13,22 @@ mod symbol;
 pub use compile::{Compile, LossArgument, MetricArgument, OptimizerArgument};
 pub use definition::{Definition, Kind};
 pub use engine::StepKind;
-pub use fit::{Fit, IntoDataset, Logs};
-pub use summary::Summary;
+pub use fit::Fit;
+pub use logs::Logs;
+pub use source::{IntoDataset, Source};
+pub use summary::{Row, Summary};
+pub(crate) use summary::thousands;
 pub use symbol::{Apply, Input, Symbol, Symbols};
 
 use crate::error::{Error, Result};
 use crate::layer::{Layer, LayerHandle};
 use engine::Engine;
 use phalanx_graph::Tensor;
+use phalanx_graph::exec::ExecError;
 use phalanx_graph::rng::Stream;
 use std::collections::HashSet;
 use std::sync::Arc;
-use symbol::Callee;
+pub(crate) use symbol::Callee;
 
 /// First stream of initial weights; layers' own streams start at 1.
 const WEIGHT_STREAM: u32 = 1 << 24;
@@ -74,9 +80,20 @@ impl Model {
         Symbol::new(Callee::Model(self.def.clone()), inputs.symbols())
     }
 
-    /// The model's own input and output symbols, to build a new head on.
-    pub fn symbols(&self) -> (Vec<Symbol>, Vec<Symbol>) {
-        (self.def.inputs.clone(), self.def.outputs.clone())
+    /// As [`Model::apply`], with a symbol for each output.
+    pub fn apply_all(&self, inputs: impl Symbols) -> Vec<Symbol> {
+        let first = self.apply(inputs);
+        (0..self.def.outputs.len()).map(|output| Symbol { output, ..first.clone() }).collect()
+    }
+
+    /// The model's own input symbols, to build another model on.
+    pub fn inputs(&self) -> &[Symbol] {
+        &self.def.inputs
+    }
+
+    /// The model's own output symbols, to build a new head on.
+    pub fn outputs(&self) -> &[Symbol] {
+        &self.def.outputs
     }
 
     /// Every layer with its name, those of nested models as `model/layer`.
@@ -113,7 +130,14 @@ impl Model {
     }
 
     /// Gives every weight that has no value yet its first one. `compile` does this with its seed.
-    pub fn initialize(&self, seed: u64) {
+    ///
+    /// # Errors
+    /// More weights than this machine has memory.
+    pub fn initialize(&self, seed: u64) -> Result<()> {
+        let wanted = self.count_params().saturating_mul(size_of::<f32>());
+        if wanted > phalanx_cpu::physical_memory() {
+            return Err(ExecError::Memory { wanted, purpose: "weights".into() }.into());
+        }
         let mut number = 0;
         for (_, layer) in self.layers() {
             for weight in layer.weights().iter_mut() {
@@ -123,12 +147,13 @@ impl Model {
                 weight.values.get_or_insert_with(|| spec.initializer.sample(&spec.dims, &mut rng));
             }
         }
+        Ok(())
     }
 
     /// Every weight with its name, in the order of the layers.
-    pub fn weights(&mut self) -> Result<Vec<(String, Tensor)>> {
+    pub fn weights(&self) -> Result<Vec<(String, Tensor)>> {
         self.pull();
-        self.initialize(0);
+        self.initialize(0)?;
         let mut out = vec![];
         for (name, layer) in self.layers() {
             for w in layer.weights().iter() {
@@ -143,14 +168,12 @@ impl Model {
     }
 
     /// Only the tensors, as Keras' `get_weights`.
-    pub fn get_weights(&mut self) -> Result<Vec<Tensor>> {
+    pub fn get_weights(&self) -> Result<Vec<Tensor>> {
         Ok(self.weights()?.into_iter().map(|(_, t)| t).collect())
     }
 
     /// Sets every weight, in the order of [`Model::get_weights`].
     pub fn set_weights(&mut self, weights: &[Tensor]) -> Result<()> {
-        self.pull();
-        self.initialize(0);
         let owner = format!("model '{}'", self.name());
         let current: usize = self.layers().iter().map(|(_, l)| l.weights().len()).sum();
         if current != weights.len() {
@@ -174,26 +197,14 @@ impl Model {
         // Everything fits: only now is anything changed.
         let mut staged = staged.into_iter();
         for (_, layer) in self.layers() {
-            for w in layer.weights().iter_mut() {
-                w.values = staged.next();
-            }
+            layer.set_values(staged.by_ref());
         }
-        self.push()
+        Ok(())
     }
 
     /// Brings trained weights back from the devices.
-    fn pull(&mut self) {
-        if let Some(engine) = &mut self.engine {
-            engine.pull();
-        }
-    }
-
-    /// Sends the layers' weights to the devices.
-    fn push(&mut self) -> Result<()> {
-        match &mut self.engine {
-            Some(engine) => engine.push(),
-            None => Ok(()),
-        }
+    fn pull(&self) {
+        self.layers().iter().for_each(|(_, layer)| layer.pull());
     }
 
     /// The names of the outputs: the layers that make them.

@@ -64,14 +64,9 @@ impl Summary {
             })
             .collect();
         let (mut all, mut trainable) = (0, 0);
-        let mut seen: Vec<LayerHandle> = vec![];
         for (_, layer) in def.layers() {
-            if seen.iter().any(|l| l.same(&layer)) {
-                continue;
-            }
             let (total, train) = count(&layer);
             (all, trainable) = (all + total, trainable + train);
-            seen.push(layer);
         }
         Summary { name: def.name.clone(), rows, trainable, non_trainable: all - trainable }
     }
@@ -102,11 +97,11 @@ fn count(layer: &LayerHandle) -> (usize, usize) {
 }
 
 /// `1234567` as `1,234,567`.
-fn thousands(n: usize) -> String {
+pub(crate) fn thousands(n: usize) -> String {
     let digits = n.to_string();
     let mut out = String::new();
     for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % 3 == 0 {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
             out.push(',');
         }
         out.push(c);

@@ -5,7 +5,7 @@
 
 use super::definition::Definition;
 use crate::layer::{Layer, LayerHandle};
-use phalanx_graph::DType;
+use phalanx_graph::{DType, Space, Type};
 use std::sync::Arc;
 
 /// An input of a model: the shape of one sample.
@@ -37,6 +37,11 @@ impl Input {
         self
     }
 
+    /// The type of its rows.
+    pub(crate) fn ty(&self) -> Type {
+        Type::new(self.dtype, Space::Rows, self.dims.clone())
+    }
+
     /// The symbol layers are applied to.
     pub fn symbol(self) -> Symbol {
         Symbol::new(Callee::Input(self), vec![])
@@ -56,6 +61,18 @@ pub(crate) enum Callee {
 pub(crate) struct Call {
     pub callee: Callee,
     pub inputs: Vec<Symbol>,
+}
+
+impl Drop for Call {
+    /// A chain of calls is taken apart link by link: a long one would overflow the stack.
+    fn drop(&mut self) {
+        let mut symbols = std::mem::take(&mut self.inputs);
+        while let Some(symbol) = symbols.pop() {
+            if let Some(mut call) = Arc::into_inner(symbol.call) {
+                symbols.append(&mut call.inputs);
+            }
+        }
+    }
 }
 
 /// A value of the model being described.

@@ -2,7 +2,12 @@
 #![allow(dead_code)] // every test binary uses its part
 
 use phalanx_cpu::reference::{self, Bindings, Context, Value as RefValue};
-use phalanx_graph::{Data, Graph, NodeId, Tensor};
+use phalanx_cpu::simd::Isa;
+use phalanx_cpu::{CpuExecutor, CpuOptions};
+use phalanx_graph::exec::{Batch, Executor, FeedData};
+use phalanx_graph::{
+    Data, Fetch, Graph, NodeId, Op, Options, ParamId, Program, Scope, Space, Step, Tensor,
+};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -80,8 +85,36 @@ impl<'a> Case<'a> {
     }
 }
 
-/// Evaluates nodes of a graph with feeds and parameters in the order of its tables.
+/// What a graph is run on.
+#[derive(Clone, Copy, Debug)]
+pub enum Runner {
+    /// The plain evaluator, in f64.
+    Reference,
+    /// The CPU executor, in f32, with this many workers; the portable kernels if not the best.
+    Cpu { workers: usize, portable: bool },
+}
+
+/// Everything a fixture is checked on.
+pub const RUNNERS: [Runner; 4] = [
+    Runner::Reference,
+    Runner::Cpu { workers: 1, portable: false },
+    Runner::Cpu { workers: 2, portable: false },
+    Runner::Cpu { workers: 1, portable: true },
+];
+
+/// Evaluates nodes of a graph in f64, with feeds and parameters in the order of its tables.
 pub fn run(
+    graph: &Graph,
+    outputs: &[NodeId],
+    feeds: &[Tensor],
+    params: &[Tensor],
+) -> Vec<Vec<f64>> {
+    run_on(Runner::Reference, graph, outputs, feeds, params)
+}
+
+/// Evaluates nodes of a graph on a runner; partial sums come whole.
+pub fn run_on(
+    runner: Runner,
     graph: &Graph,
     outputs: &[NodeId],
     feeds: &[Tensor],
@@ -94,11 +127,58 @@ pub fn run(
         let lead = if spec.ty.is_rows() { vec![rows] } else { vec![] };
         assert_eq!(tensor.dims(), [lead, spec.ty.dims.clone()].concat(), "feed {}", spec.name);
     }
+    if let Runner::Cpu { workers, portable } = runner {
+        let isa = portable.then_some(Isa::Portable);
+        let mut cpu = CpuExecutor::new(CpuOptions { devices: 1, workers, isa }, graph.params())
+            .expect("an executor");
+        return run_cpu(&mut cpu, graph, outputs, feeds, params, rows);
+    }
     let values = |tensors: &[Tensor]| tensors.iter().map(to_reference).collect();
     let bindings = Bindings { feeds: values(feeds), params: values(params) };
     let context = Context { rows, seed: 1, step: 0 };
     let results = reference::evaluate(graph, outputs, &bindings, &context);
     results.into_iter().map(from_reference).collect()
+}
+
+fn run_cpu(
+    cpu: &mut CpuExecutor,
+    graph: &Graph,
+    outputs: &[NodeId],
+    feeds: &[Tensor],
+    params: &[Tensor],
+    rows: usize,
+) -> Vec<Vec<f64>> {
+    let mut step = Step::new("test", graph.clone());
+    for output in outputs {
+        let node = match graph.ty(*output).space {
+            Space::Partial => {
+                let whole = Op::AllReduce { scope: Scope::All };
+                step.graph.push(whole, &[*output]).expect("a partial sum")
+            }
+            _ => *output,
+        };
+        step.fetches.push(Fetch { name: "output".into(), node });
+    }
+    let options = Options { mesh: cpu.mesh(), max_batch: rows };
+    let id = cpu.load(Program::compile(step, options).expect("a program")).expect("it loads");
+    for (i, param) in params.iter().enumerate() {
+        let values = param.f32().expect("parameters are floats");
+        cpu.set_param(ParamId(i as u32), values).expect("values that fit");
+    }
+    let feeds: Vec<FeedData<'_>> = feeds.iter().map(feed_data).collect();
+    let batch =
+        Batch { rows, feeds: &feeds, seed: 1, step: 0, scalars: &[], accumulate: None };
+    let mut fetched = vec![];
+    cpu.run(id, &batch, &mut fetched).expect("it runs");
+    fetched.into_iter().map(|v| v.into_iter().map(f64::from).collect()).collect()
+}
+
+/// A tensor as an executor takes it.
+pub fn feed_data(tensor: &Tensor) -> FeedData<'_> {
+    match tensor.data() {
+        Data::F32(v) => FeedData::F32(v),
+        Data::I32(v) => FeedData::I32(v),
+    }
 }
 
 fn to_reference(tensor: &Tensor) -> RefValue {

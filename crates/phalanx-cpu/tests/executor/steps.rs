@@ -1,0 +1,113 @@
+//! Steps beside training, and several programs over the same parameters.
+
+use crate::harness::*;
+use crate::networks::{mlp, momentum};
+use crate::simulate::{Numbers, SEED};
+use phalanx_cpu::reference::{Bindings, Context, evaluate};
+use phalanx_graph::exec::{Batch, Executor};
+use phalanx_graph::update::{RuleBuilder, Slot, SlotInit};
+use phalanx_graph::{Fetch, Graph, Mesh, ParamId, Step};
+
+#[test]
+fn a_step_may_do_nothing_but_assign() {
+    let mut g = Graph::new();
+    let ids = [g.add_param("w", &[3, 5], true), g.add_param("still", &[4], true)];
+    let w = g.param(ids[0]);
+    let half = g.scale(w, 0.5).expect("fits");
+    let still = g.param(ids[1]);
+    let mut step = Step::new("constrain", g);
+    step.assigns = vec![(ids[0], half), (ids[1], still)];
+    for mesh in MESHES {
+        let params = Numbers::new(0).params(&step);
+        let mut e = executor(mesh, None, step.graph.params(), &params);
+        let before = ids.map(|id| e.param(id));
+        let id = e.load(compile(&step, mesh, 1)).expect("loads");
+        let context = Context { rows: 0, seed: 0, step: 0 };
+        e.run(id, &batch(&context, &[]), &mut vec![]).expect("runs");
+        e.check_mirrored().expect("mirrored");
+        let want: Vec<f32> = before[0].iter().map(|v| v * 0.5).collect();
+        assert_eq!((e.param(ids[0]), e.param(ids[1])), (want, before[1].clone()), "{mesh:?}");
+    }
+}
+
+#[test]
+fn programs_share_parameters() {
+    let train = mlp(&[7, 9, 5], momentum(None), (0.0, 0.0));
+    let mut predict = train.clone();
+    predict.update = None;
+    predict.fetches.remove(0);
+    for mesh in MESHES {
+        let mut numbers = Numbers::new(0);
+        let params = numbers.params(&train);
+        let mut e = executor(mesh, None, train.graph.params(), &params);
+        let first = e.load(compile(&train, mesh, 4)).expect("loads");
+        // Loaded later, with larger buffers.
+        let second = e.load(compile(&predict, mesh, 50)).expect("loads");
+        for number in 0..3 {
+            let b = numbers.batch(&train, 4, number);
+            let owned = elements(&b.feeds);
+            let feeds = feeds(&owned);
+            let (rows, scalars) = (b.rows, &b.scalars[..]);
+            let batch =
+                Batch { rows, feeds: &feeds, seed: SEED, step: 0, scalars, accumulate: None };
+            e.run(first, &batch, &mut vec![]).expect("runs");
+        }
+        let b = numbers.batch(&train, 50, 0);
+        let params = (0..train.graph.params().len() as u32).map(ParamId).map(|id| {
+            let floats = e.param(id).iter().map(|v| f64::from(*v)).collect();
+            phalanx_cpu::reference::Value::float(
+                train.graph.params()[id.index()].dims.clone(),
+                floats,
+            )
+        });
+        let bindings = Bindings { params: params.collect(), feeds: b.feeds };
+        let context = Context { rows: 50, seed: 0, step: 0 };
+        let want = evaluate(&predict.graph, &[predict.fetches[0].node], &bindings, &context);
+        let (elements, mut fetched) = (elements(&bindings.feeds), vec![]);
+        e.run(second, &crate::harness::batch(&context, &feeds(&elements)), &mut fetched)
+            .expect("runs");
+        assert_close(&format!("{mesh:?}"), &fetched[0], want[0].floats(), 1e-5);
+    }
+}
+
+/// A fetched weight is the one the step computed with, however fast the others update theirs.
+#[test]
+fn weights_are_fetched_before_the_update() {
+    let mut step = mlp(&[300, 200, 5], momentum(None), (0.0, 0.1));
+    let node = step.graph.param(ParamId(0));
+    step.fetches.push(Fetch { name: "weight".into(), node });
+    for mesh in MESHES {
+        let mut numbers = Numbers::new(0);
+        let mut e = executor(mesh, None, step.graph.params(), &numbers.params(&step));
+        let id = e.load(compile(&step, mesh, 4)).expect("loads");
+        let b = numbers.batch(&step, 4, 0);
+        let (owned, mut fetched) = (elements(&b.feeds), vec![]);
+        let feeds = feeds(&owned);
+        for _ in 0..20 {
+            let before = e.param(ParamId(0));
+            let (rows, scalars) = (b.rows, &b.scalars[..]);
+            let batch =
+                Batch { rows, feeds: &feeds, seed: SEED, step: 0, scalars, accumulate: None };
+            e.run(id, &batch, &mut fetched).expect("runs");
+            assert_eq!(fetched[2], before, "{mesh:?}");
+        }
+    }
+}
+
+#[test]
+fn slots_start_as_the_rule_says() {
+    let slot = |name: &str, init| Slot { name: name.into(), init };
+    let slots = vec![slot("copy", SlotInit::Weight), slot("number", SlotInit::Value(0.25))];
+    let r = RuleBuilder::new(slots, 0);
+    let rule = r.clone().finish("keep", None, r.weight(), &[r.slot(0), r.slot(1)]);
+    let step = mlp(&[3, 5], rule, (0.0, 0.0));
+    let mesh = Mesh { devices: 2, workers: 1 };
+    let mut e = executor(mesh, None, step.graph.params(), &Numbers::new(0).params(&step));
+    e.load(compile(&step, mesh, 4)).expect("loads");
+    assert_eq!(e.slots(), 2);
+    assert_eq!(e.slot(0, ParamId(0)), e.param(ParamId(0)));
+    assert_eq!(e.slot(1, ParamId(0)), [0.25; 15]);
+    e.set_slot(1, ParamId(0), &[2.0; 15]).expect("fits");
+    assert_eq!(e.slot(1, ParamId(0)), [2.0; 15]);
+    assert!(e.set_slot(1, ParamId(0), &[2.0; 3]).is_err());
+}

@@ -1,0 +1,86 @@
+//! After warm-up a training step allocates nothing, on no thread.
+
+#[path = "../../phalanx-graph/tests/networks/mod.rs"]
+mod networks;
+
+use networks::{adam, cnn, mlp, momentum, odd};
+use phalanx_cpu::{CpuExecutor, CpuOptions};
+use phalanx_graph::exec::{Batch, Executor, FeedData};
+use phalanx_graph::update::Clip;
+use phalanx_graph::{DType, Mesh, Options, Program, Scope, Step};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+struct Counting;
+
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: hands everything to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        BYTES.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Bytes that ten steps allocate once three have run.
+fn allocated(step: Step, mesh: Mesh) -> usize {
+    const ROWS: usize = 7;
+    let options = CpuOptions { devices: mesh.devices, workers: mesh.workers, isa: None };
+    let mut e = CpuExecutor::new(options, step.graph.params()).expect("starts");
+    let specs = step.graph.feeds().to_vec();
+    let program = Program::compile(step, Options { mesh, max_batch: ROWS }).expect("compiles");
+    let id = e.load(program).expect("loads");
+    let (floats, ints) = (vec![0.1; ROWS * 128], vec![1; ROWS * 2]);
+    let feeds: Vec<FeedData<'_>> = specs
+        .iter()
+        .map(|spec| {
+            let len = if spec.ty.is_rows() { ROWS } else { 1 } * spec.ty.len();
+            match spec.ty.dtype {
+                DType::I32 => FeedData::I32(&ints[..len]),
+                _ => FeedData::F32(&floats[..len]),
+            }
+        })
+        .collect();
+    let mut fetched = vec![];
+    let mut before = 0;
+    for number in 0..13 {
+        if number == 3 {
+            before = BYTES.load(Ordering::SeqCst);
+        }
+        let batch = Batch {
+            rows: ROWS,
+            feeds: &feeds,
+            seed: 1,
+            step: number,
+            scalars: &[0.01],
+            accumulate: None,
+        };
+        e.run(id, &batch, &mut fetched).expect("runs");
+    }
+    assert!(before > 0, "allocations are counted");
+    BYTES.load(Ordering::SeqCst) - before
+}
+
+/// One test, so that no other runs beside it.
+#[test]
+fn steps_allocate_nothing() {
+    for mesh in [Mesh { devices: 1, workers: 2 }, Mesh { devices: 2, workers: 1 }] {
+        for scope in [Scope::All, Scope::Device] {
+            let step = cnn(scope, true, adam(Some(Clip::GlobalNorm(1.0))), (0.0, 1e-3));
+            assert_eq!(allocated(step, mesh), 0, "cnn on {mesh:?}, statistics over {scope}");
+        }
+        let step = mlp(&[100, 80, 5], momentum(None), (0.0, 0.0));
+        assert_eq!(allocated(step, mesh), 0, "mlp on {mesh:?}");
+        assert_eq!(allocated(odd(momentum(None)), mesh), 0, "odd on {mesh:?}");
+    }
+}

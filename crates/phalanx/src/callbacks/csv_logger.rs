@@ -1,0 +1,188 @@
+//! The metrics of every epoch as a table in a file.
+
+use super::{Action, Callback, View};
+use crate::error::{Error, Result};
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Writes a line per epoch: `epoch`, counted from 0, then the metrics and `learning_rate` by name.
+///
+/// As in Keras, a run without validation has empty columns for it (`NA`), so that tables of several
+/// runs fit together. Every line is in the file when its epoch ends.
+///
+/// ```
+/// use phalanx::callbacks::CSVLogger;
+///
+/// let callback = CSVLogger::new("training.csv").separator(";").append(true);
+/// ```
+#[derive(Debug)]
+pub struct CSVLogger {
+    filename: PathBuf,
+    separator: String,
+    append: bool,
+    file: Option<File>,
+    columns: Vec<String>,
+}
+
+impl CSVLogger {
+    /// A table in a new file, with commas.
+    pub fn new(filename: impl AsRef<Path>) -> CSVLogger {
+        CSVLogger {
+            filename: filename.as_ref().into(),
+            separator: ",".into(),
+            append: false,
+            file: None,
+            columns: vec![],
+        }
+    }
+
+    /// What stands between the columns.
+    pub fn separator(mut self, separator: &str) -> CSVLogger {
+        self.separator = separator.into();
+        self
+    }
+
+    /// Whether lines are added to a file that is there, under the columns it has.
+    pub fn append(mut self, append: bool) -> CSVLogger {
+        self.append = append;
+        self
+    }
+
+    /// The header of a file to be continued.
+    fn known_columns(&self) -> Result<Vec<String>> {
+        let text = match std::fs::read_to_string(&self.filename) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
+            text => text.map_err(|source| Error::io(&self.filename, source))?,
+        };
+        let Some(header) = text.lines().next() else { return Ok(vec![]) };
+        let columns: Vec<String> = header.split(&self.separator).map(str::to_string).collect();
+        if columns[0] != "epoch" {
+            let received = format!("'{header}'");
+            return Err(Error::file(&self.filename, "a table that starts with epoch", received));
+        }
+        Ok(columns)
+    }
+
+    fn line(&mut self, cells: &[String]) -> Result<()> {
+        let Some(file) = &mut self.file else { return Ok(()) };
+        let line = cells.join(&self.separator) + "\n";
+        file.write_all(line.as_bytes()).map_err(|source| Error::io(&self.filename, source))
+    }
+}
+
+/// The columns of a new table.
+fn columns(view: &View<'_>) -> Vec<String> {
+    let mut names: Vec<String> = view.logs.iter().map(|(name, _)| name.clone()).collect();
+    names.sort();
+    if !names.iter().any(|name| name.starts_with("val_")) {
+        let absent: Vec<String> = names.iter().map(|name| format!("val_{name}")).collect();
+        names.extend(absent);
+    }
+    names.push("learning_rate".into());
+    names.sort();
+    names.insert(0, "epoch".into());
+    names
+}
+
+/// A number as Python prints it.
+fn number(value: f64) -> String {
+    match value {
+        v if v.is_nan() => "nan".into(),
+        v if v.is_infinite() => if v > 0.0 { "inf" } else { "-inf" }.into(),
+        v => format!("{v:?}"),
+    }
+}
+
+impl Callback for CSVLogger {
+    fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
+        let mut bytes = self.separator.bytes();
+        let one = bytes.len() == 1 && bytes.all(|b| !b"\"\n\r".contains(&b));
+        if !one {
+            let received = format!("{:?}", self.separator);
+            return Err(Error::argument("CSVLogger", "separator", "one character", received));
+        }
+        self.columns = if self.append { self.known_columns()? } else { vec![] };
+        let mut options = OpenOptions::new();
+        let options = options.create(true).write(true);
+        let options = if self.append { options.append(true) } else { options.truncate(true) };
+        let file = options.open(&self.filename);
+        self.file = Some(file.map_err(|source| Error::io(&self.filename, source))?);
+        Ok(Action::Continue)
+    }
+
+    fn on_epoch_end(&mut self, view: &View<'_>) -> Result<Action> {
+        if self.columns.is_empty() {
+            self.columns = columns(view);
+            self.line(&self.columns.clone())?;
+        }
+        let cell = |name: &String| match name.as_str() {
+            "epoch" => view.epoch.to_string(),
+            "learning_rate" => number(view.epoch_learning_rate()),
+            metric => view.log(metric).map_or("NA".into(), number),
+        };
+        let cells: Vec<String> = self.columns.iter().map(cell).collect();
+        self.line(&cells)?;
+        Ok(Action::Continue)
+    }
+
+    fn on_train_end(&mut self, _view: &View<'_>) -> Result<Action> {
+        self.file = None;
+        Ok(Action::Continue)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Scene;
+    use super::*;
+
+    fn run(mut logger: CSVLogger, epochs: &[(usize, &[(&str, f64)])]) -> Result<()> {
+        let mut scene = Scene::default();
+        scene.view(0, &[], |view| logger.on_train_begin(view)).map(|_| ())?;
+        for (epoch, logs) in epochs {
+            scene.view(*epoch, logs, |view| logger.on_epoch_end(view)).map(|_| ())?;
+        }
+        scene.view(0, &[], |view| logger.on_train_end(view)).map(|_| ())
+    }
+
+    #[test]
+    fn columns_are_sorted_and_absent_validation_is_marked() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log.csv");
+        let logs: &[_] = &[("loss", 0.5), ("accuracy", f64::NAN)];
+        run(CSVLogger::new(&path), &[(0, logs), (1, &[("loss", 1e-7)])]).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let expected = "epoch,accuracy,learning_rate,loss,val_accuracy,val_loss\n\
+                        0,nan,0.1,0.5,NA,NA\n\
+                        1,NA,0.1,1e-7,NA,NA\n";
+        assert_eq!(text, expected);
+        let logs: &[_] = &[("loss", 0.5), ("val_loss", f64::INFINITY)];
+        run(CSVLogger::new(&path).separator(";"), &[(0, logs)]).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text, "epoch;learning_rate;loss;val_loss\n0;0.1;0.5;inf\n");
+    }
+
+    #[test]
+    fn a_continued_file_keeps_its_columns() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log.csv");
+        let logger = || CSVLogger::new(&path).append(true);
+        run(logger(), &[(0, &[("loss", 0.5), ("val_loss", 0.25)])]).unwrap();
+        run(logger(), &[(1, &[("loss", 0.25), ("accuracy", 1.0)])]).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text, "epoch,learning_rate,loss,val_loss\n0,0.1,0.5,0.25\n1,0.1,0.25,NA\n");
+        std::fs::write(&path, "a letter\n").unwrap();
+        let error = run(logger(), &[]).unwrap_err().to_string();
+        assert!(error.contains("log.csv: expected a table that starts with epoch"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = run(CSVLogger::new(directory.path().join("no/log.csv")), &[]).unwrap_err();
+        assert!(error.to_string().contains("no/log.csv: No such file"), "{error}");
+        let logger = CSVLogger::new(directory.path().join("log.csv")).separator("\n");
+        assert!(run(logger, &[]).unwrap_err().to_string().contains("separator"));
+    }
+}

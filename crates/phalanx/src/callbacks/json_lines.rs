@@ -1,0 +1,158 @@
+//! The metrics of every epoch as one JSON object per line.
+
+use super::{Action, Callback, View};
+use crate::error::{Error, Result};
+use serde_json::Value;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+/// Writes an object per epoch: `epoch`, counted from 1, every metric, `lr`, `seconds` and
+/// `images_per_second`. Numbers that JSON lacks, NaN and the infinities, are `null`.
+///
+/// Clones write to the same place, so that the program can close with an object of its own:
+///
+/// ```
+/// use phalanx::callbacks::JsonLines;
+///
+/// let lines = JsonLines::new("-");
+/// // model.fit(data, Fit::new().callback(lines.clone()))?;
+/// lines.event("end", [("test_loss", 0.25.into()), ("seconds", 2.into())])?;
+/// # Ok::<(), phalanx::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct JsonLines {
+    sink: Arc<Mutex<Sink>>,
+}
+
+#[derive(Debug)]
+struct Sink {
+    path: PathBuf,
+    append: bool,
+    file: Option<File>,
+}
+
+impl JsonLines {
+    /// Lines in a new file or, with `-`, on the standard output.
+    pub fn new(path: impl AsRef<Path>) -> JsonLines {
+        let sink = Sink { path: path.as_ref().into(), append: false, file: None };
+        JsonLines { sink: Arc::new(Mutex::new(sink)) }
+    }
+
+    /// Whether lines are added to a file that is there.
+    pub fn append(self, append: bool) -> JsonLines {
+        self.sink().append = append;
+        self
+    }
+
+    /// Writes an object of the program's own: `event` and these fields.
+    pub fn event<'a>(
+        &self,
+        event: &str,
+        fields: impl IntoIterator<Item = (&'a str, Value)>,
+    ) -> Result<()> {
+        let first = ("event", Value::from(event));
+        self.sink().line([first].into_iter().chain(fields))
+    }
+
+    fn sink(&self) -> std::sync::MutexGuard<'_, Sink> {
+        self.sink.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Sink {
+    fn is_stdout(&self) -> bool {
+        self.path.as_os_str() == "-"
+    }
+
+    /// The file, opened when first needed.
+    fn file(&mut self) -> io::Result<&mut File> {
+        if self.file.is_none() {
+            let mut options = OpenOptions::new();
+            let options = options.create(true).write(true);
+            let options = if self.append { options.append(true) } else { options.truncate(true) };
+            self.file = Some(options.open(&self.path)?);
+        }
+        self.file.as_mut().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Writes an object with its keys in the order given, in one piece.
+    fn line<'a>(&mut self, fields: impl Iterator<Item = (&'a str, Value)>) -> Result<()> {
+        let pair = |(name, value): (&str, Value)| format!("{}: {value}", Value::from(name));
+        let line = format!("{{{}}}\n", fields.map(pair).collect::<Vec<_>>().join(", "));
+        let written = match self.is_stdout() {
+            true => {
+                let mut out = io::stdout().lock();
+                out.write_all(line.as_bytes()).and_then(|()| out.flush())
+            }
+            false => self.file().and_then(|file| file.write_all(line.as_bytes())),
+        };
+        let place = if self.is_stdout() { Path::new("standard output") } else { &self.path };
+        written.map_err(|source| Error::io(place, source))
+    }
+}
+
+impl Callback for JsonLines {
+    fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
+        let mut sink = self.sink();
+        if !sink.is_stdout() {
+            let opened = sink.file().map(|_| ());
+            opened.map_err(|source| Error::io(&sink.path, source))?;
+        }
+        Ok(Action::Continue)
+    }
+
+    fn on_epoch_end(&mut self, view: &View<'_>) -> Result<Action> {
+        let number = |series: &[f64]| series.last().map_or(Value::Null, |v| Value::from(*v));
+        let first = [("epoch", Value::from(view.epoch + 1))];
+        let metrics = view.logs.iter().map(|(name, value)| (name.as_str(), Value::from(*value)));
+        let last = [
+            ("lr", Value::from(view.epoch_learning_rate())),
+            ("seconds", number(&view.history.seconds)),
+            ("images_per_second", number(&view.history.images_per_second)),
+        ];
+        self.sink().line(first.into_iter().chain(metrics).chain(last))?;
+        Ok(Action::Continue)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Scene;
+    use super::*;
+
+    #[test]
+    fn an_object_per_epoch_and_one_at_the_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log.jsonl");
+        let lines = JsonLines::new(&path);
+        let mut callback = lines.clone();
+        let mut scene = Scene::default();
+        scene.view(0, &[], |view| callback.on_train_begin(view)).map(|_| ()).unwrap();
+        for (epoch, loss) in [0.5, f64::NAN].into_iter().enumerate() {
+            let logs = [("loss", loss), ("val_loss", 1.0)];
+            scene.end_epoch(epoch, &logs, |view| callback.on_epoch_end(view)).map(|_| ()).unwrap();
+        }
+        lines.event("end", [("note", "say \"hi\"".into()), ("test_loss", 0.25.into())]).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let expected = "{\"epoch\": 1, \"loss\": 0.5, \"val_loss\": 1.0, \"lr\": 0.1, \
+                         \"seconds\": 2.0, \"images_per_second\": 50.0}\n\
+                        {\"epoch\": 2, \"loss\": null, \"val_loss\": 1.0, \"lr\": 0.1, \
+                         \"seconds\": 2.0, \"images_per_second\": 50.0}\n\
+                        {\"event\": \"end\", \"note\": \"say \\\"hi\\\"\", \"test_loss\": 0.25}\n";
+        assert_eq!(text, expected);
+        text.lines().for_each(|line| drop(serde_json::from_str::<Value>(line).unwrap()));
+        JsonLines::new(&path).append(true).event("more", []).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text.lines().count(), 4);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_made_is_named_before_the_first_epoch() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut lines = JsonLines::new(directory.path().join("no/log.jsonl"));
+        let begin = Scene::default().view(0, &[], |view| lines.on_train_begin(view));
+        assert!(begin.unwrap_err().to_string().contains("no/log.jsonl: No such file"));
+    }
+}

@@ -1,0 +1,334 @@
+//! Saves the model while it trains.
+
+use super::template::{Number, Template};
+use super::{Action, Callback, Frequency, Mode, View};
+use crate::error::{Error, Result};
+use crate::saving::{self, Format};
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+const OWNER: &str = "ModelCheckpoint";
+
+/// Saves the model after every epoch, or every so many batches.
+///
+/// The path's extension chooses the format, `.safetensors` (weights) for now; `{epoch}` (from 1),
+/// `{batch}` and metrics stand for their values, formatted as in Python. Every file is there whole
+/// or not at all, and no file is written, or replaced, while the loss or a weight is not a finite
+/// number.
+///
+/// ```
+/// use phalanx::callbacks::ModelCheckpoint;
+///
+/// let every_epoch = ModelCheckpoint::new("ckpt/{epoch:02d}-{val_loss:.4f}.safetensors");
+/// let best = ModelCheckpoint::new("best.safetensors").monitor("val_accuracy").save_best_only(true);
+/// let often = ModelCheckpoint::new("ckpt/{epoch}-{batch}.safetensors").save_freq(100).keep_last(3);
+/// ```
+#[derive(Clone, Debug)]
+pub struct ModelCheckpoint {
+    filepath: PathBuf,
+    monitor: String,
+    save_best_only: bool,
+    save_weights_only: Option<bool>,
+    mode: Mode,
+    save_freq: Frequency,
+    initial_value_threshold: Option<f64>,
+    keep_last: Option<usize>,
+    template: Template,
+    best: Option<f64>,
+    /// Batches done in this epoch, and since the last time it was due.
+    batch: u64,
+    waited: u64,
+    saved: VecDeque<PathBuf>,
+}
+
+impl ModelCheckpoint {
+    /// Saves after every epoch.
+    pub fn new(filepath: impl AsRef<Path>) -> ModelCheckpoint {
+        ModelCheckpoint {
+            filepath: filepath.as_ref().into(),
+            monitor: "val_loss".into(),
+            save_best_only: false,
+            save_weights_only: None,
+            mode: Mode::Auto,
+            save_freq: Frequency::Epoch,
+            initial_value_threshold: None,
+            keep_last: None,
+            template: Template::default(),
+            best: None,
+            batch: 0,
+            waited: 0,
+            saved: VecDeque::new(),
+        }
+    }
+
+    /// The metric that tells the best, `val_loss` unless said otherwise.
+    pub fn monitor(mut self, metric: &str) -> ModelCheckpoint {
+        self.monitor = metric.into();
+        self
+    }
+
+    /// Whether only a model better than all before is saved.
+    pub fn save_best_only(mut self, best_only: bool) -> ModelCheckpoint {
+        self.save_best_only = best_only;
+        self
+    }
+
+    /// Whether only the weights are saved; what the format holds unless said otherwise.
+    pub fn save_weights_only(mut self, weights_only: bool) -> ModelCheckpoint {
+        self.save_weights_only = Some(weights_only);
+        self
+    }
+
+    /// Which way the metric improves.
+    pub fn mode(mut self, mode: Mode) -> ModelCheckpoint {
+        self.mode = mode;
+        self
+    }
+
+    /// `"epoch"`, or a number of batches.
+    pub fn save_freq(mut self, frequency: impl Into<Frequency>) -> ModelCheckpoint {
+        self.save_freq = frequency.into();
+        self
+    }
+
+    /// The value that the first model saved must beat, with `save_best_only`.
+    pub fn initial_value_threshold(mut self, value: f64) -> ModelCheckpoint {
+        self.initial_value_threshold = Some(value);
+        self
+    }
+
+    /// Removes all but the last so many files of this run.
+    pub fn keep_last(mut self, files: usize) -> ModelCheckpoint {
+        self.keep_last = Some(files);
+        self
+    }
+
+    fn check(&mut self) -> Result<()> {
+        self.save_freq.check(OWNER, "save_freq")?;
+        if self.save_best_only {
+            self.mode.rises(OWNER, &self.monitor)?;
+        }
+        if self.keep_last == Some(0) {
+            return Err(Error::argument(OWNER, "keep_last", "1 or more", 0));
+        }
+        let format = Format::of(&self.filepath)?;
+        if self.save_weights_only.is_some_and(|only| only != format.weights_only()) {
+            let name = self.filepath.display();
+            let received = format!("false for '{name}', which holds weights only");
+            return Err(Error::argument(OWNER, "save_weights_only", "true", received));
+        }
+        let text = self.filepath.to_str().ok_or_else(|| {
+            let received = self.filepath.display();
+            Error::argument(OWNER, "filepath", "a name in UTF-8", received)
+        })?;
+        self.template = Template::parse(text)?;
+        Ok(())
+    }
+
+    /// Whether a model with this value is worth saving.
+    fn improves(&self, value: f64) -> Result<bool> {
+        let rises = self.mode.rises(OWNER, &self.monitor)?;
+        Ok(match self.best {
+            None => !value.is_nan(),
+            Some(best) => (rises && value > best) || (!rises && value < best),
+        })
+    }
+
+    fn path(&self, view: &View<'_>) -> Result<PathBuf> {
+        let mut values = vec![("epoch".to_string(), Number::Whole(view.epoch as u64 + 1))];
+        if self.save_freq != Frequency::Epoch {
+            values.push(("batch".into(), Number::Whole(self.batch)));
+        }
+        values.extend(view.logs.iter().map(|(name, value)| (name.clone(), Number::Real(*value))));
+        Ok(self.template.fill(&values)?.into())
+    }
+
+    fn save(&mut self, view: &View<'_>) -> Result<()> {
+        let sound = |(name, value): &(String, f64)| value.is_finite() || !name.ends_with("loss");
+        if !view.logs.iter().all(sound) {
+            return Ok(());
+        }
+        let value = match self.save_best_only {
+            true => Some(view.monitored(&self.monitor)?),
+            false => None,
+        };
+        if let Some(value) = value
+            && !self.improves(value)?
+        {
+            return Ok(());
+        }
+        let path = self.path(view)?;
+        let weights = saving::snapshot(view.model, view.weights)?;
+        // The loss is of the weights before the last update: that one may have broken them.
+        let finite = |values: &[f32]| values.iter().all(|v| v.is_finite());
+        if !weights.iter().all(|(_, tensor)| tensor.f32().is_none_or(finite)) {
+            return Ok(());
+        }
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory).map_err(|source| Error::io(directory, source))?;
+        }
+        saving::save(&path, &view.model.name, &weights)?;
+        self.best = value.or(self.best);
+        self.forget(path)
+    }
+
+    /// Removes the oldest files beyond those to keep.
+    fn forget(&mut self, newest: PathBuf) -> Result<()> {
+        let Some(keep) = self.keep_last else { return Ok(()) };
+        self.saved.retain(|path| *path != newest);
+        self.saved.push_back(newest);
+        while self.saved.len() > keep {
+            let Some(oldest) = self.saved.pop_front() else { break };
+            match std::fs::remove_file(&oldest) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(Error::io(oldest, error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Callback for ModelCheckpoint {
+    fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
+        self.check()?;
+        self.best = self.initial_value_threshold;
+        (self.batch, self.waited) = (0, 0);
+        Ok(Action::Continue)
+    }
+
+    fn on_epoch_begin(&mut self, _view: &View<'_>) -> Result<Action> {
+        self.batch = 0;
+        Ok(Action::Continue)
+    }
+
+    fn on_batch_end(&mut self, view: &View<'_>) -> Result<Action> {
+        self.batch += 1;
+        if let Frequency::Batches(every) = self.save_freq {
+            self.waited += 1;
+            if self.waited >= every {
+                self.waited = 0;
+                self.save(view)?;
+            }
+        }
+        Ok(Action::Continue)
+    }
+
+    fn on_epoch_end(&mut self, view: &View<'_>) -> Result<Action> {
+        if self.save_freq == Frequency::Epoch {
+            self.save(view)?;
+        }
+        Ok(Action::Continue)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Scene;
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// The files there after each epoch with this value of the metric, and the weight's value.
+    fn run(mut callback: ModelCheckpoint, metric: &str, values: &[(f64, f32)]) -> Vec<Vec<String>> {
+        let directory = callback.filepath.parent().unwrap().to_path_buf();
+        let mut scene = Scene::default();
+        scene.view(0, &[], |view| callback.on_train_begin(view)).map(|_| ()).unwrap();
+        let epoch = |(epoch, (value, weight)): (usize, &(f64, f32))| {
+            scene.weight = *weight;
+            scene
+                .view(epoch, &[(metric, *value)], |v| callback.on_epoch_end(v))
+                .map(|_| ())
+                .unwrap();
+            let name = |e: std::io::Result<std::fs::DirEntry>| {
+                e.unwrap().file_name().into_string().unwrap()
+            };
+            let names: BTreeSet<String> =
+                std::fs::read_dir(&directory).unwrap().map(name).collect();
+            names.into_iter().collect()
+        };
+        values.iter().enumerate().map(epoch).collect()
+    }
+
+    #[test]
+    fn every_epoch_has_its_file_and_the_oldest_go() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("sub/{epoch:02d}-{loss:.1f}.safetensors");
+        let values = [(3.0, 1.0), (2.0, 1.0), (1.0, 1.0)];
+        let all = ["01-3.0.safetensors", "02-2.0.safetensors", "03-1.0.safetensors"];
+        let files = run(ModelCheckpoint::new(&path), "loss", &values);
+        assert_eq!(files, [&all[..1], &all[..2], &all]);
+        std::fs::remove_dir_all(directory.path().join("sub")).unwrap();
+        let files = run(ModelCheckpoint::new(&path).keep_last(2), "loss", &values);
+        assert_eq!(files, [&all[..1], &all[..2], &all[1..]]);
+    }
+
+    #[test]
+    fn only_the_best_and_only_numbers_are_saved() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("{epoch}.safetensors");
+        let best =
+            |monitor: &str| ModelCheckpoint::new(&path).monitor(monitor).save_best_only(true);
+        let last = |callback: ModelCheckpoint, metric: &str, values: &[(f64, f32)]| {
+            let files = run(callback, metric, values).pop().unwrap();
+            files.iter().for_each(|f| std::fs::remove_file(directory.path().join(f)).unwrap());
+            files.join(" ").replace(".safetensors", "")
+        };
+        let (nan, inf) = (f64::NAN, f64::INFINITY);
+        let values = [(nan, 1.0), (3.0, 1.0), (4.0, 1.0), (nan, 1.0), (2.0, 1.0), (1.0, f32::NAN)];
+        assert_eq!(last(best("val_loss"), "val_loss", &values), "2 5");
+        assert_eq!(last(best("accuracy"), "accuracy", &values[..5]), "2 3");
+        let above = best("accuracy").initial_value_threshold(3.5);
+        assert_eq!(last(above, "accuracy", &values[..5]), "3");
+        let falling = best("accuracy").mode(Mode::Min);
+        assert_eq!(last(falling, "accuracy", &values[..5]), "2 5");
+        // Without a choice of the best, broken models are still not saved.
+        let values = [(1.0, 1.0), (nan, 1.0), (inf, 1.0), (1.0, f32::INFINITY), (1.0, 2.0)];
+        assert_eq!(last(ModelCheckpoint::new(&path), "loss", &values), "1 5");
+    }
+
+    #[test]
+    fn batches_are_counted_across_epochs() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("{epoch}-{batch}.safetensors");
+        let mut callback = ModelCheckpoint::new(path).save_freq(3);
+        let mut scene = Scene::default();
+        scene.view(0, &[], |view| callback.on_train_begin(view)).map(|_| ()).unwrap();
+        for epoch in 0..2 {
+            scene.view(epoch, &[], |view| callback.on_epoch_begin(view)).map(|_| ()).unwrap();
+            for _ in 0..4 {
+                let logs = [("loss", 1.0)];
+                scene.view(epoch, &logs, |view| callback.on_batch_end(view)).map(|_| ()).unwrap();
+            }
+            scene.view(epoch, &[], |view| callback.on_epoch_end(view)).map(|_| ()).unwrap();
+        }
+        let there = |name: &str| directory.path().join(name).exists();
+        assert!(there("1-3.safetensors") && there("2-2.safetensors"));
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn arguments_are_checked_before_the_first_epoch() {
+        let new = ModelCheckpoint::new;
+        for (mut bad, what) in [
+            (new("model.keras"), "model.keras: expected a name ending in .safetensors"),
+            (new("model"), "received no extension"),
+            (new("{epoch:x}.safetensors"), "received {epoch:x}"),
+            (new("a.safetensors").save_freq("hour"), "save_freq"),
+            (new("a.safetensors").save_freq(0), "received 0"),
+            (new("a.safetensors").keep_last(0), "keep_last"),
+            (new("a.safetensors").save_weights_only(false), "which holds weights only"),
+            (new("a.safetensors").monitor("score").save_best_only(true), "ModelCheckpoint: mode"),
+        ] {
+            let begin = Scene::default().view(0, &[], |view| bad.on_train_begin(view));
+            let error = begin.unwrap_err().to_string();
+            assert!(error.contains(what), "{error}");
+        }
+        let mut best = new("a.safetensors").save_best_only(true).save_weights_only(true);
+        let mut scene = Scene::default();
+        scene.view(0, &[], |view| best.on_train_begin(view)).map(|_| ()).unwrap();
+        let error = scene.view(0, &[("loss", 1.0)], |view| best.on_epoch_end(view)).unwrap_err();
+        assert!(error.to_string().contains("unknown metric 'val_loss'"), "{error}");
+    }
+}

@@ -1,0 +1,132 @@
+//! Event files: records of protocol buffers, framed as TensorFlow does.
+
+use super::proto::{self, Message};
+use crate::error::{Error, Result};
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// An event file being written. Every call writes whole records, so that a reader, and a crash,
+/// find none cut in two.
+#[derive(Debug)]
+pub(super) struct EventFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl EventFile {
+    /// A new file in a directory, which is made where it is missing.
+    pub(super) fn create(directory: &Path) -> Result<EventFile> {
+        std::fs::create_dir_all(directory).map_err(|source| Error::io(directory, source))?;
+        let time = now();
+        let base = format!("events.out.tfevents.{:010}", time as u64);
+        let (host, process) = (host(), std::process::id());
+        for number in 0.. {
+            let path = directory.join(format!("{base}.{host}.{process}.{number}"));
+            match OpenOptions::new().write(true).create_new(true).open(&path) {
+                Ok(file) => {
+                    let mut events = EventFile { path, file };
+                    events.write(&[proto::file_version(time)])?;
+                    return Ok(events);
+                }
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(source) => return Err(Error::io(path, source)),
+            }
+        }
+        unreachable!("there are more numbers than files")
+    }
+
+    /// Appends records.
+    pub(super) fn write(&mut self, events: &[Message]) -> Result<()> {
+        let records: Vec<u8> =
+            events.iter().flat_map(|e| record(&e.clone().into_bytes())).collect();
+        self.file.write_all(&records).map_err(|source| Error::io(&self.path, source))
+    }
+}
+
+/// Seconds since 1970.
+pub(super) fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
+}
+
+/// This machine's name, as far as a file name can hold it.
+fn host() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .or_else(|_| std::env::var("HOSTNAME"))
+        .or_else(|_| std::env::var("COMPUTERNAME"))
+        .unwrap_or_default();
+    let safe = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
+    let name: String = name.trim().chars().filter(|c| safe(*c)).take(64).collect();
+    if name.is_empty() { "localhost".into() } else { name }
+}
+
+/// Length, its checksum, the bytes, their checksum.
+fn record(bytes: &[u8]) -> Vec<u8> {
+    let length = (bytes.len() as u64).to_le_bytes();
+    let mut record = length.to_vec();
+    record.extend(masked_crc(&length).to_le_bytes());
+    record.extend(bytes);
+    record.extend(masked_crc(bytes).to_le_bytes());
+    record
+}
+
+/// Masked, since checksums of data that contain checksums are weak.
+fn masked_crc(bytes: &[u8]) -> u32 {
+    crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+/// CRC-32C (Castagnoli), a byte at a time.
+fn crc32c(bytes: &[u8]) -> u32 {
+    const TABLE: [u32; 256] = table();
+    let step = |crc: u32, byte: &u8| TABLE[usize::from(crc as u8 ^ byte)] ^ (crc >> 8);
+    !bytes.iter().fold(!0, step)
+}
+
+const fn table() -> [u32; 256] {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut crc = byte as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = (crc >> 1) ^ (0x82f6_3b78 * (crc & 1));
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_checksum_is_castagnolis() {
+        // Of RFC 3720, B.4, and the usual check value.
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
+        let rising: Vec<u8> = (0..32).collect();
+        assert_eq!(crc32c(&rising), 0x46dd_794e);
+    }
+
+    #[test]
+    fn files_of_one_second_have_names_of_their_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().join("a/b");
+        let files: Vec<_> = (0..3).map(|_| EventFile::create(&directory).unwrap().path).collect();
+        assert!(files[0] != files[1] && files[1] != files[2]);
+        for file in files {
+            let name = file.file_name().unwrap().to_str().unwrap();
+            assert!(name.starts_with("events.out.tfevents.") && !name.contains('\n'), "{name}");
+            // One record: the version.
+            assert_eq!(std::fs::metadata(&file).unwrap().len(), 8 + 4 + (9 + 2 + 13) + 4);
+        }
+        std::fs::write(directory.join("file"), "").unwrap();
+        let error = EventFile::create(&directory.join("file")).unwrap_err().to_string();
+        assert!(error.contains("file: "), "{error}");
+    }
+}

@@ -1,0 +1,184 @@
+//! Logs for TensorBoard.
+
+mod events;
+mod graph;
+mod proto;
+
+use super::{Action, Callback, Frequency, View};
+use crate::error::Result;
+use events::{EventFile, now};
+use proto::Message;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Writes what TensorBoard shows, under `log_dir/train` and `log_dir/validation` as Keras does.
+///
+/// After every epoch `epoch_loss` and so on for every metric, `epoch_learning_rate` and
+/// `epoch_images_per_second`, at the epoch's number from 0; of the validation also
+/// `evaluation_loss_vs_iterations` and so on, at the training step. Look at them with
+/// `tensorboard --logdir logs`.
+///
+/// ```
+/// use phalanx::callbacks::TensorBoard;
+///
+/// let callback = TensorBoard::new("logs").histogram_freq(1).update_freq(100);
+/// ```
+#[derive(Debug)]
+pub struct TensorBoard {
+    log_dir: PathBuf,
+    histogram_freq: usize,
+    write_graph: bool,
+    write_steps_per_second: bool,
+    update_freq: Frequency,
+    train: Option<EventFile>,
+    validation: Option<EventFile>,
+    /// When the batch began.
+    batch: Option<Instant>,
+    /// The step the epoch began with.
+    first: u64,
+}
+
+impl Default for TensorBoard {
+    fn default() -> TensorBoard {
+        TensorBoard::new("logs")
+    }
+}
+
+impl TensorBoard {
+    /// Logs every epoch, and the graph.
+    pub fn new(log_dir: impl AsRef<Path>) -> TensorBoard {
+        TensorBoard {
+            log_dir: log_dir.as_ref().into(),
+            histogram_freq: 0,
+            write_graph: true,
+            write_steps_per_second: false,
+            update_freq: Frequency::Epoch,
+            train: None,
+            validation: None,
+            batch: None,
+            first: 0,
+        }
+    }
+
+    /// Every how many epochs the distribution of each weight is written; 0 never.
+    pub fn histogram_freq(mut self, epochs: usize) -> TensorBoard {
+        self.histogram_freq = epochs;
+        self
+    }
+
+    /// Whether the model's graph is written; true unless said otherwise.
+    pub fn write_graph(mut self, write: bool) -> TensorBoard {
+        self.write_graph = write;
+        self
+    }
+
+    /// Whether training steps per second are written, of every epoch and batch logged.
+    pub fn write_steps_per_second(mut self, write: bool) -> TensorBoard {
+        self.write_steps_per_second = write;
+        self
+    }
+
+    /// `"epoch"`, `"batch"`, or every how many batches `batch_loss` and so on are written too, at
+    /// the training step.
+    pub fn update_freq(mut self, frequency: impl Into<Frequency>) -> TensorBoard {
+        self.update_freq = frequency.into();
+        self
+    }
+
+    fn train(&mut self, events: &[Message]) -> Result<()> {
+        write(&mut self.train, &self.log_dir.join("train"), events)
+    }
+}
+
+/// Writes to a file that is made when first needed.
+fn write(file: &mut Option<EventFile>, directory: &Path, events: &[Message]) -> Result<()> {
+    match file {
+        Some(file) => file.write(events),
+        None => file.insert(EventFile::create(directory)?).write(events),
+    }
+}
+
+/// One event with these numbers.
+fn scalars<'a>(step: u64, values: impl Iterator<Item = (String, &'a f64)>) -> Message {
+    let values: Vec<Message> = values.map(|(tag, value)| proto::scalar(&tag, *value)).collect();
+    proto::summary(proto::event(now(), step), &values)
+}
+
+impl Callback for TensorBoard {
+    fn on_train_begin(&mut self, view: &View<'_>) -> Result<Action> {
+        self.update_freq.check("TensorBoard", "update_freq")?;
+        (self.train, self.validation) = (None, None);
+        let graph = match self.write_graph {
+            true => vec![proto::graph(proto::event(now(), 0), &graph::graph_def(view.model))],
+            false => vec![],
+        };
+        self.train(&graph)?;
+        Ok(Action::Continue)
+    }
+
+    fn on_epoch_begin(&mut self, view: &View<'_>) -> Result<Action> {
+        self.first = view.step;
+        Ok(Action::Continue)
+    }
+
+    fn on_batch_begin(&mut self, _view: &View<'_>) -> Result<Action> {
+        self.batch = Some(Instant::now());
+        Ok(Action::Continue)
+    }
+
+    fn on_batch_end(&mut self, view: &View<'_>) -> Result<Action> {
+        let Frequency::Batches(every) = self.update_freq else { return Ok(Action::Continue) };
+        if view.step.is_multiple_of(every) {
+            let seconds = self.batch.map_or(0.0, |began| began.elapsed().as_secs_f64());
+            let speed = ("steps_per_second".to_string(), 1.0 / seconds.max(1e-9));
+            let speed = self.write_steps_per_second.then_some(&speed);
+            let values = view.logs.iter().chain(speed);
+            let event = scalars(view.step, values.map(|(n, v)| (format!("batch_{n}"), v)));
+            self.train(&[event])?;
+        }
+        Ok(Action::Continue)
+    }
+
+    fn on_epoch_end(&mut self, view: &View<'_>) -> Result<Action> {
+        let epoch = view.epoch as u64;
+        let (validation, training): (Vec<_>, Vec<_>) =
+            view.logs.iter().cloned().partition(|(name, _)| name.starts_with("val_"));
+        let mut training = training;
+        training.push(("learning_rate".into(), view.epoch_learning_rate()));
+        let seconds = view.history.seconds.last();
+        if let (true, Some(seconds)) = (self.write_steps_per_second, seconds) {
+            let steps = view.step.saturating_sub(self.first) as f64;
+            training.push(("steps_per_second".into(), steps / seconds.max(1e-9)));
+        }
+        if let Some(speed) = view.history.images_per_second.last() {
+            training.push(("images_per_second".into(), *speed));
+        }
+        let mut events =
+            vec![scalars(epoch, training.iter().map(|(n, v)| (format!("epoch_{n}"), v)))];
+        if self.histogram_freq > 0 && view.epoch.is_multiple_of(self.histogram_freq) {
+            let histogram = |name: String| {
+                let values = view.weights.get(&name)?;
+                Some(proto::histogram(&format!("{name}/histogram"), &values))
+            };
+            let values: Vec<Message> =
+                view.weights.names().into_iter().filter_map(histogram).collect();
+            events.push(proto::summary(proto::event(now(), epoch), &values));
+        }
+        self.train(&events)?;
+        if !validation.is_empty() {
+            let short = |name: &str| name.strip_prefix("val_").unwrap_or(name).to_string();
+            let of_epoch = validation.iter().map(|(n, v)| (format!("epoch_{}", short(n)), v));
+            let of_step = validation
+                .iter()
+                .map(|(n, v)| (format!("evaluation_{}_vs_iterations", short(n)), v));
+            let events = [scalars(epoch, of_epoch), scalars(view.step, of_step)];
+            write(&mut self.validation, &self.log_dir.join("validation"), &events)?;
+        }
+        Ok(Action::Continue)
+    }
+
+    fn on_train_end(&mut self, _view: &View<'_>) -> Result<Action> {
+        (self.train, self.validation) = (None, None);
+        Ok(Action::Continue)
+    }
+}

@@ -1,0 +1,243 @@
+//! Batches of images on their way through an [`ImageDataGenerator`].
+
+use super::affine::{Mover, Size};
+use super::arrays::SHUFFLE;
+use super::generator::image_size;
+use super::{Columns, Dataset, Epoch, HostBatch, ImageDataGenerator, Prefetch, Samples, make_room};
+use crate::error::{Error, Result};
+use crate::model::{IntoDataset, Source};
+use phalanx_graph::rng::{Stream, permutation};
+use phalanx_graph::{DType, Data, Tensor};
+use std::sync::Arc;
+
+/// The random stream of distortions; layers count theirs from 1.
+const AUGMENT: u32 = 0xFFFF_0003;
+
+/// Images that are read one at a time: from memory, or from files.
+pub trait Images: Send + Sync {
+    /// Number of images, height, width, channels.
+    fn dims(&self) -> Vec<usize>;
+
+    /// Writes an image to `to`, row by row, channels last.
+    ///
+    /// # Errors
+    /// One that names the image where it cannot be read.
+    fn read(&self, row: usize, to: &mut [f32]) -> Result<()>;
+}
+
+impl Images for Samples {
+    fn dims(&self) -> Vec<usize> {
+        Samples::dims(self).to_vec()
+    }
+
+    fn read(&self, row: usize, to: &mut [f32]) -> Result<()> {
+        self.read_row(row, to);
+        Ok(())
+    }
+}
+
+/// Which part of the samples a flow shows, where the generator has a `validation_split`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subset {
+    /// All but the first share.
+    Training,
+    /// The first share.
+    Validation,
+}
+
+/// A dataset of distorted images: what [`ImageDataGenerator::flow`] gives. `fit` prepares its
+/// batches on other threads.
+#[derive(Clone)]
+pub struct ImageFlow {
+    generator: ImageDataGenerator,
+    images: Arc<dyn Images>,
+    size: Size,
+    targets: Vec<Arc<Tensor>>,
+    rows: Arc<Vec<u32>>,
+    batch: usize,
+    shuffle: bool,
+    drop_remainder: bool,
+}
+
+impl ImageFlow {
+    pub(super) fn new(
+        generator: ImageDataGenerator,
+        images: Arc<dyn Images>,
+        y: Columns,
+        batch: usize,
+    ) -> Result<ImageFlow> {
+        let dims = images.dims();
+        let size = image_size(&dims)?;
+        generator.check(size)?;
+        let n = dims[0];
+        if batch == 0 {
+            return Err(Error::argument("flow", "batch_size", "at least 1", batch));
+        }
+        if n == 0 || u32::try_from(n).is_err() {
+            return Err(Error::argument("flow", "x", "1 to 2³² - 1 images", n));
+        }
+        let targets = y.tensors();
+        for (i, target) in targets.iter().enumerate() {
+            if target.dims().is_empty() || target.rows() != n {
+                let received = format!("{:?}", target.dims());
+                return Err(Error::argument(
+                    "flow",
+                    format!("y[{i}]"),
+                    format!("{n} rows"),
+                    received,
+                ));
+            }
+        }
+        let rows = Arc::new((0..n as u32).collect());
+        let (shuffle, drop_remainder) = (true, false);
+        Ok(ImageFlow { generator, images, size, targets, rows, batch, shuffle, drop_remainder })
+    }
+
+    /// Whether every epoch has an order of its own.
+    pub fn shuffle(mut self, shuffle: bool) -> ImageFlow {
+        self.shuffle = shuffle;
+        self
+    }
+
+    /// Whether a last batch that is not full is left out.
+    pub fn drop_remainder(mut self, drop_remainder: bool) -> ImageFlow {
+        self.drop_remainder = drop_remainder;
+        self
+    }
+
+    /// One of the two parts of the generator's `validation_split`.
+    pub fn subset(self, subset: Subset) -> Result<ImageFlow> {
+        let n = self.rows.len();
+        let held = (n as f64 * self.generator.validation_split) as usize;
+        let rows = match subset {
+            Subset::Validation => self.rows[..held].to_vec(),
+            Subset::Training => self.rows[held..].to_vec(),
+        };
+        self.with_rows(rows)
+    }
+
+    /// Shows only these samples.
+    pub(super) fn with_rows(mut self, rows: Vec<u32>) -> Result<ImageFlow> {
+        if rows.is_empty() {
+            let received = format!("none with {}", self.generator.validation_split);
+            let expected = "a validation_split that leaves samples";
+            return Err(Error::argument("flow", "subset", expected, received));
+        }
+        self.rows = Arc::new(rows);
+        Ok(self)
+    }
+
+    fn end(&self) -> usize {
+        let n = self.rows.len();
+        if self.drop_remainder { n - n % self.batch } else { n }
+    }
+}
+
+impl IntoDataset for ImageFlow {
+    fn into_source(self) -> Result<Source> {
+        Ok(Source::Dataset(Arc::new(Prefetch::new(Arc::new(self)))))
+    }
+}
+
+impl Dataset for ImageFlow {
+    fn len(&self) -> Option<usize> {
+        Some(self.end())
+    }
+
+    fn batches(&self) -> Option<usize> {
+        Some(self.end().div_ceil(self.batch))
+    }
+
+    fn batch_size(&self) -> usize {
+        self.batch.min(self.rows.len())
+    }
+
+    fn skips(&self) -> bool {
+        true
+    }
+
+    fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
+        let n = self.rows.len();
+        if self.end() == 0 {
+            let expected = format!("at least one batch of {}", self.batch);
+            return Err(Error::argument("flow", "drop_remainder", expected, format!("{n} images")));
+        }
+        let order = self.shuffle.then(|| permutation(n, seed, epoch, SHUFFLE));
+        let at = start.saturating_mul(self.batch);
+        let (mover, image) = (Mover::default(), vec![0.0; self.size.len()]);
+        Ok(Box::new(FlowEpoch { flow: self, seed, epoch, order, at, mover, image }))
+    }
+}
+
+struct FlowEpoch<'a> {
+    flow: &'a ImageFlow,
+    seed: u64,
+    epoch: u64,
+    order: Option<Vec<u32>>,
+    at: usize,
+    mover: Mover,
+    image: Vec<f32>,
+}
+
+impl Epoch for FlowEpoch<'_> {
+    fn next(&mut self, batch: &mut HostBatch) -> Result<bool> {
+        let flow = self.flow;
+        if self.at >= flow.end() {
+            return Ok(false);
+        }
+        let positions = self.at..flow.end().min(self.at.saturating_add(flow.batch));
+        self.at = positions.end;
+        batch.rows = positions.len();
+        let room = flow.batch_size();
+        let dims = [room, flow.size.height, flow.size.width, flow.size.channels];
+        make_room(&mut batch.inputs, [(DType::F32, &dims[..])].into_iter(), room);
+        let columns = flow.targets.iter().map(|t| (t.dtype(), t.dims()));
+        make_room(&mut batch.targets, columns, room);
+        batch.sample_weight.clear();
+        batch.sample_weight.resize(batch.rows, 1.0);
+        let images = batch.inputs[0].f32_mut().unwrap_or_default();
+        for (to, position) in images.chunks_exact_mut(flow.size.len()).zip(positions.clone()) {
+            let row = self.row(position);
+            flow.images.read(row, &mut self.image)?;
+            let mut random = Stream::new(self.seed, self.epoch, AUGMENT, row as u32);
+            flow.generator.change(&mut random, &mut self.mover, flow.size, &self.image, to)?;
+        }
+        for (slot, target) in batch.targets.iter_mut().zip(&flow.targets) {
+            for (i, position) in positions.clone().enumerate() {
+                copy_row(target, self.row(position), slot, i);
+            }
+        }
+        Ok(true)
+    }
+
+    fn skip(&mut self, batches: usize) -> Result<()> {
+        self.at = self.at.saturating_add(batches.saturating_mul(self.flow.batch));
+        Ok(())
+    }
+}
+
+impl FlowEpoch<'_> {
+    /// The sample at a position of the epoch.
+    fn row(&self, position: usize) -> usize {
+        let at = self.order.as_ref().map_or(position, |order| order[position] as usize);
+        self.flow.rows[at] as usize
+    }
+}
+
+/// Copies a row to a slot of the same type and row shape.
+fn copy_row(from: &Tensor, row: usize, slot: &mut Tensor, to: usize) {
+    let width = from.row_len();
+    let (from_part, to_part) = (row * width..(row + 1) * width, to * width..(to + 1) * width);
+    match from.data() {
+        Data::F32(values) => {
+            if let Some(slot) = slot.f32_mut() {
+                slot[to_part].copy_from_slice(&values[from_part]);
+            }
+        }
+        Data::I32(values) => {
+            if let Some(slot) = slot.i32_mut() {
+                slot[to_part].copy_from_slice(&values[from_part]);
+            }
+        }
+    }
+}

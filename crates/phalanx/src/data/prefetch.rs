@@ -1,0 +1,199 @@
+//! Batches made ahead of time, on other threads than the trainer's.
+
+use super::{Dataset, Epoch, HostBatch};
+use crate::error::{Error, Result};
+use crate::model::{IntoDataset, Source};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Batches made ahead where nothing else is said; `tf.data` would call it autotuned.
+const DEFAULT_AHEAD: usize = 4;
+
+/// A dataset whose batches other threads prepare while the model trains.
+///
+/// The batches and their order are those of the dataset itself, whatever the number of threads.
+/// An error of a thread ends the epoch with that error; an epoch dropped half way ends its threads.
+///
+/// ```
+/// # use phalanx::data::{Arrays, Dataset, HostBatch, Prefetch};
+/// # use phalanx::Tensor;
+/// # use std::sync::Arc;
+/// let data = Prefetch::new(Arc::new(Arrays::new(Tensor::zeros([100, 4]), ())?)).ahead(8);
+/// let mut batch = HostBatch::default();
+/// let mut epoch = data.epoch(0, 0, 0)?;
+/// while epoch.next(&mut batch)? {}
+/// println!("waited {:?} for data", data.waited());
+/// # Ok::<(), phalanx::Error>(())
+/// ```
+pub struct Prefetch {
+    inner: Arc<dyn Dataset>,
+    ahead: usize,
+    workers: usize,
+    /// Nanoseconds callers have spent waiting for a batch.
+    waited: AtomicU64,
+}
+
+impl Prefetch {
+    /// Up to four batches ahead, on one thread.
+    pub fn new(inner: Arc<dyn Dataset>) -> Prefetch {
+        Prefetch { inner, ahead: DEFAULT_AHEAD, workers: 1, waited: AtomicU64::new(0) }
+    }
+
+    /// How many batches may wait to be used; at least one per thread.
+    pub fn ahead(mut self, batches: usize) -> Prefetch {
+        self.ahead = batches.clamp(1, 1 << 16);
+        self
+    }
+
+    /// Threads that take turns making batches. A dataset that cannot leave batches out at no cost
+    /// uses one.
+    pub fn workers(mut self, threads: usize) -> Prefetch {
+        self.workers = threads.clamp(1, 256);
+        self
+    }
+
+    /// The time callers have waited for batches, all epochs together.
+    pub fn waited(&self) -> Duration {
+        Duration::from_nanos(self.waited.load(Ordering::Relaxed))
+    }
+}
+
+impl IntoDataset for Prefetch {
+    fn into_source(self) -> Result<Source> {
+        Ok(Source::Dataset(Arc::new(self)))
+    }
+}
+
+impl IntoDataset for Arc<Prefetch> {
+    fn into_source(self) -> Result<Source> {
+        Ok(Source::Dataset(self))
+    }
+}
+
+impl Dataset for Prefetch {
+    fn len(&self) -> Option<usize> {
+        self.inner.len()
+    }
+
+    fn batches(&self) -> Option<usize> {
+        self.inner.batches()
+    }
+
+    fn batch_size(&self) -> usize {
+        self.inner.batch_size()
+    }
+
+    fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
+        let turns = if self.inner.skips() { self.workers } else { 1 };
+        let mut ahead = Ahead { workers: vec![], turn: 0, done: false, waited: &self.waited };
+        for turn in 0..turns {
+            let (full, ready) = sync_channel(self.ahead.div_ceil(turns));
+            let (empty, used) = channel();
+            let inner = self.inner.clone();
+            let start = start.saturating_add(turn);
+            let work = move || {
+                let run = || fill(&*inner, (seed, epoch, start), turns, &full, &used);
+                let error = match catch_unwind(AssertUnwindSafe(run)) {
+                    Ok(Ok(())) => return,
+                    Ok(Err(error)) => error,
+                    Err(panic) => Error::config("prefetch", panic_text(&*panic)),
+                };
+                // Nobody listens any more where the epoch was dropped.
+                let _ = full.send(Err(error));
+            };
+            let name = format!("phalanx-data-{turn}");
+            let thread = std::thread::Builder::new().name(name).spawn(work);
+            let thread =
+                thread.map_err(|e| Error::config("prefetch", format!("starting a thread: {e}")))?;
+            ahead.workers.push(Worker { ready: Some(ready), empty, thread: Some(thread) });
+        }
+        Ok(Box::new(ahead))
+    }
+}
+
+/// What a panic said.
+pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("a thread that prepares data panicked: {}", text.unwrap_or("no reason given"))
+}
+
+/// Makes every `turns`-th batch until there are no more or nobody wants them.
+fn fill(
+    inner: &dyn Dataset,
+    (seed, epoch, start): (u64, u64, usize),
+    turns: usize,
+    full: &SyncSender<Result<HostBatch>>,
+    used: &Receiver<HostBatch>,
+) -> Result<()> {
+    let mut epoch = inner.epoch(seed, epoch, start)?;
+    loop {
+        let mut batch = used.try_recv().unwrap_or_default();
+        if !epoch.next(&mut batch)? || full.send(Ok(batch)).is_err() {
+            return Ok(());
+        }
+        if turns > 1 {
+            epoch.skip(turns - 1)?;
+        }
+    }
+}
+
+struct Worker {
+    /// Taken when the epoch is dropped, which ends the thread.
+    ready: Option<Receiver<Result<HostBatch>>>,
+    empty: Sender<HostBatch>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Ahead<'a> {
+    workers: Vec<Worker>,
+    turn: usize,
+    done: bool,
+    waited: &'a AtomicU64,
+}
+
+impl Epoch for Ahead<'_> {
+    fn next(&mut self, batch: &mut HostBatch) -> Result<bool> {
+        if self.done {
+            return Ok(false);
+        }
+        let worker = &self.workers[self.turn];
+        let started = Instant::now();
+        let received = worker.ready.as_ref().and_then(|ready| ready.recv().ok());
+        let waited = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.waited.fetch_add(waited, Ordering::Relaxed);
+        match received {
+            Some(Ok(next)) => {
+                // A thread at its end has no more use for the buffers.
+                let _ = worker.empty.send(std::mem::replace(batch, next));
+                self.turn = (self.turn + 1) % self.workers.len();
+                Ok(true)
+            }
+            Some(Err(error)) => {
+                self.done = true;
+                Err(error)
+            }
+            None => {
+                self.done = true;
+                Ok(false)
+            }
+        }
+    }
+}
+
+impl Drop for Ahead<'_> {
+    fn drop(&mut self) {
+        self.workers.iter_mut().for_each(|worker| worker.ready = None);
+        for worker in &mut self.workers {
+            if let Some(thread) = worker.thread.take() {
+                // Panics were caught and sent on inside the thread.
+                let _ = thread.join();
+            }
+        }
+    }
+}

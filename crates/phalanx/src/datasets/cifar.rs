@@ -1,0 +1,209 @@
+//! CIFAR-10 and CIFAR-100: 32x32 colour images, 50,000 to train on and 10,000 to test on, from
+//! the official binary files.
+//!
+//! A record is the label (for CIFAR-100 the coarse one of 20, then the fine one of 100) and 3,072
+//! bytes: 32 rows of 32 red, then green, then blue. Images come out as `[n, 32, 32, 3]`.
+
+use super::{Split, directory};
+use crate::data::{Pixels, Samples};
+use crate::error::{Error, Result};
+use phalanx_graph::Tensor;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+const SIDE: usize = 32;
+const PLANE: usize = SIDE * SIDE;
+const CHANNELS: usize = 3;
+/// More images than any file of this kind has.
+const MOST_IMAGES: u64 = 1_000_000;
+
+/// The ten classes of CIFAR-10, in the order of their labels.
+pub const CLASSES: [&str; 10] =
+    ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
+
+/// How one of the two sets is laid out.
+struct Layout {
+    name: &'static str,
+    folder: &'static str,
+    train: &'static [&'static str],
+    test: &'static str,
+    /// Classes by each of a record's label bytes; the last one is the label.
+    classes: &'static [u8],
+}
+
+const TEN: Layout = Layout {
+    name: "cifar-10",
+    folder: "cifar-10-batches-bin",
+    train: &[
+        "data_batch_1.bin",
+        "data_batch_2.bin",
+        "data_batch_3.bin",
+        "data_batch_4.bin",
+        "data_batch_5.bin",
+    ],
+    test: "test_batch.bin",
+    classes: &[10],
+};
+
+const HUNDRED: Layout = Layout {
+    name: "cifar-100",
+    folder: "cifar-100-binary",
+    train: &["train.bin"],
+    test: "test.bin",
+    classes: &[20, 100],
+};
+
+/// CIFAR-10: images `[n, 32, 32, 3]` in `[0, 1]` and labels `[n]`, kept as bytes.
+///
+/// The six official files are looked for in `dir`; without one in `cifar-10-batches-bin` under
+/// [`directory`].
+pub fn load(dir: Option<&Path>) -> Result<Split> {
+    load_layout(&TEN, dir)
+}
+
+/// CIFAR-100 with its 100 fine labels, in the form of [`load`]; without `dir` from
+/// `cifar-100-binary`.
+pub fn load_100(dir: Option<&Path>) -> Result<Split> {
+    load_layout(&HUNDRED, dir)
+}
+
+fn load_layout(layout: &Layout, dir: Option<&Path>) -> Result<Split> {
+    let dir = dir.map_or_else(|| directory().join(layout.folder), PathBuf::from);
+    let files = layout.train.iter().chain([&layout.test]);
+    let missing: Vec<String> =
+        files.filter(|file| !dir.join(file).exists()).map(|file| file.to_string()).collect();
+    if !missing.is_empty() {
+        let name = layout.name.into();
+        return Err(Error::Missing { name, files: missing, directory: dir });
+    }
+    let train: Vec<PathBuf> = layout.train.iter().map(|file| dir.join(file)).collect();
+    let train = load_part(&train, layout.classes)?;
+    let test = load_part(&[dir.join(layout.test)], layout.classes)?;
+    Ok(Split { train, test })
+}
+
+fn load_part(files: &[PathBuf], classes: &[u8]) -> Result<(Samples, Tensor)> {
+    let (mut pixels, mut labels) = (vec![], vec![]);
+    for file in files {
+        read(file, classes, &mut pixels, &mut labels)?;
+    }
+    let n = labels.len();
+    match (Pixels::new([n, SIDE, SIDE, CHANNELS], pixels, 255.0), Tensor::new([n], labels)) {
+        (Some(x), Some(y)) => Ok((x.into(), y)),
+        _ => Err(Error::file(&files[0], format!("{n} images"), "another number of pixels")),
+    }
+}
+
+/// Appends a file's images, channels last, and labels.
+fn read(path: &Path, classes: &[u8], pixels: &mut Vec<u8>, labels: &mut Vec<i32>) -> Result<()> {
+    let fail = |source| Error::io(path, source);
+    let meta = std::fs::metadata(path).map_err(fail)?;
+    if !meta.is_file() {
+        return Err(Error::file(path, "a file", "something else"));
+    }
+    let record = classes.len() + CHANNELS * PLANE;
+    let images = meta.len() / record as u64;
+    let wrong_length = |received: u64| {
+        let expected = format!("a whole number of records of {record} bytes");
+        Err(Error::file(path, expected, format!("{received} bytes")))
+    };
+    if images == 0 || meta.len() % record as u64 != 0 {
+        return wrong_length(meta.len());
+    }
+    if images > MOST_IMAGES {
+        return Err(Error::file(path, format!("at most {MOST_IMAGES} images"), images));
+    }
+    let mut bytes = Vec::with_capacity(meta.len() as usize);
+    let file = File::open(path).map_err(fail)?;
+    file.take(meta.len() + 1).read_to_end(&mut bytes).map_err(fail)?;
+    if bytes.len() as u64 != meta.len() {
+        return wrong_length(bytes.len() as u64);
+    }
+    pixels.reserve_exact(images as usize * CHANNELS * PLANE);
+    for (i, record) in bytes.chunks_exact(record).enumerate() {
+        let (own, planes) = record.split_at(classes.len());
+        for (label, classes) in own.iter().zip(classes) {
+            if label >= classes {
+                let received = format!("{label} for sample {i}");
+                return Err(Error::file(path, format!("labels below {classes}"), received));
+            }
+        }
+        labels.push(own.last().map_or(0, |label| i32::from(*label)));
+        let (red, rest) = planes.split_at(PLANE);
+        let (green, blue) = rest.split_at(PLANE);
+        for ((r, g), b) in red.iter().zip(green).zip(blue) {
+            pixels.extend_from_slice(&[*r, *g, *b]);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A record whose red is all `label`, its green 100 and its blue the column.
+    fn record(labels: &[u8]) -> Vec<u8> {
+        let red = vec![*labels.last().unwrap(); PLANE];
+        let blue: Vec<u8> = (0..PLANE).map(|i| (i % SIDE) as u8).collect();
+        [labels.to_vec(), red, vec![100; PLANE], blue].concat()
+    }
+
+    fn write(layout: &Layout, labels: &[u8]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for file in layout.train.iter().chain([&layout.test]) {
+            std::fs::write(dir.path().join(file), record(labels)).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn planes_become_channels() {
+        let dir = write(&TEN, &[7]);
+        let data = load(Some(dir.path())).unwrap();
+        assert_eq!(data.train.0.dims(), [5, 32, 32, 3]);
+        assert_eq!(data.train.1.i32().unwrap(), [7; 5]);
+        let mut image = vec![0.0; 3072];
+        data.test.0.read_row(0, &mut image);
+        assert_eq!(image[31 * 3..32 * 3], [7.0 / 255.0, 100.0 / 255.0, 31.0 / 255.0]);
+        assert_eq!(image[32 * 3 + 2], 0.0);
+    }
+
+    #[test]
+    fn cifar_100_gives_fine_labels() {
+        let dir = write(&HUNDRED, &[19, 99]);
+        let data = load_100(Some(dir.path())).unwrap();
+        assert_eq!(data.train.1.i32().unwrap(), [99]);
+        let dir = write(&HUNDRED, &[20, 99]);
+        let message = load_100(Some(dir.path())).unwrap_err().to_string();
+        assert!(message.contains("labels below 20, received 20 for sample 0"), "{message}");
+    }
+
+    #[test]
+    fn damaged_files_give_an_error_that_names_them() {
+        let dir = write(&TEN, &[7]);
+        let path = dir.path().join("data_batch_3.bin");
+        let two = [record(&[1]), record(&[10])].concat();
+        for (bytes, expected) in [
+            (&two[..], "labels below 10, received 10 for sample 1"),
+            (&two[..3072], "records of 3073 bytes, received 3072 bytes"),
+            (&two[..3074], "received 3074 bytes"),
+            (&[], "received 0 bytes"),
+        ] {
+            std::fs::write(&path, bytes).unwrap();
+            let message = load(Some(dir.path())).unwrap_err().to_string();
+            assert!(message.contains("data_batch_3.bin: expected"), "{message}");
+            assert!(message.contains(expected), "{message} should say {expected}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        let message = load(Some(dir.path())).unwrap_err().to_string();
+        let expected = format!(
+            "dataset 'cifar-10' is not here; put data_batch_3.bin into {}",
+            dir.path().display()
+        );
+        assert_eq!(message, expected);
+        std::fs::create_dir(&path).unwrap();
+        assert!(load(Some(dir.path())).unwrap_err().to_string().contains("expected a file"));
+    }
+}

@@ -1,0 +1,153 @@
+//! What `fit`, `evaluate` and `predict` are handed, made ready for a model.
+
+use super::engine::Engine;
+use crate::data::{Arrays, Dataset, HostBatch, Samples};
+use crate::error::{Error, Result};
+use phalanx_graph::{DType, Data, Tensor};
+use std::sync::Arc;
+
+/// What `fit` and its like accept: arrays, or any dataset.
+pub enum Source {
+    /// Arrays, whose batches the call may set.
+    Arrays(Arrays),
+    /// A pipeline with batches of its own.
+    Dataset(Arc<dyn Dataset>),
+}
+
+/// Conversion into a source of batches.
+pub trait IntoDataset {
+    /// The source.
+    fn into_source(self) -> Result<Source>;
+}
+
+impl IntoDataset for Arrays {
+    fn into_source(self) -> Result<Source> {
+        Ok(Source::Arrays(self))
+    }
+}
+
+impl IntoDataset for &Arrays {
+    fn into_source(self) -> Result<Source> {
+        Ok(Source::Arrays(self.clone()))
+    }
+}
+
+impl IntoDataset for (Tensor, Tensor) {
+    fn into_source(self) -> Result<Source> {
+        Ok(Source::Arrays(Arrays::new(self.0, self.1)?))
+    }
+}
+
+impl IntoDataset for (&Tensor, &Tensor) {
+    fn into_source(self) -> Result<Source> {
+        Ok(Source::Arrays(Arrays::new(self.0.clone(), self.1.clone())?))
+    }
+}
+
+impl IntoDataset for Tensor {
+    fn into_source(self) -> Result<Source> {
+        Ok(Source::Arrays(Arrays::new(self, ())?))
+    }
+}
+
+impl IntoDataset for &Tensor {
+    fn into_source(self) -> Result<Source> {
+        self.clone().into_source()
+    }
+}
+
+impl IntoDataset for Arc<dyn Dataset> {
+    fn into_source(self) -> Result<Source> {
+        Ok(Source::Dataset(self))
+    }
+}
+
+impl Source {
+    /// The batches.
+    pub(super) fn dataset(self) -> Arc<dyn Dataset> {
+        match self {
+            Source::Arrays(arrays) => Arc::new(arrays),
+            Source::Dataset(dataset) => dataset,
+        }
+    }
+
+    /// The samples in their order, every one of them: for evaluation and prediction.
+    pub(super) fn in_order(self) -> Source {
+        match self {
+            Source::Arrays(arrays) => Source::Arrays(arrays.shuffle(false).drop_remainder(false)),
+            other => other,
+        }
+    }
+
+    /// Sets the batches of arrays and gives inputs (and targets, where they are wanted) the
+    /// element types of the model, wherever nothing is lost. A dataset is left as it is.
+    pub(super) fn prepare(
+        self,
+        engine: &Engine,
+        batch: Option<usize>,
+        with_targets: bool,
+    ) -> Result<Source> {
+        let Source::Arrays(mut arrays) = self else { return Ok(self) };
+        if let Some(batch) = batch {
+            arrays = arrays.batch(batch)?;
+        }
+        let inputs = engine.input_dtypes();
+        if arrays.inputs().iter().zip(&inputs).any(|(x, dtype)| x.dtype() != *dtype) {
+            engine.check_count("inputs", inputs.len(), arrays.inputs().len())?;
+            let convert = |(x, dtype): (&Samples, &DType)| {
+                let whole = "whole numbers, as the input is one of integers";
+                let fail = || Error::argument("data", "inputs", whole, "fractions");
+                match x.dtype() == *dtype {
+                    true => Ok(x.clone()),
+                    false => as_dtype(&x.to_tensor(), *dtype).map(Into::into).ok_or_else(fail),
+                }
+            };
+            let inputs = arrays.inputs().iter().zip(&inputs).map(convert).collect::<Result<_>>()?;
+            arrays = arrays.with_inputs(inputs);
+        }
+        if !with_targets {
+            return Ok(Source::Arrays(arrays));
+        }
+        let wanted = engine.target_dtypes();
+        engine.check_count("targets", wanted.len(), arrays.targets().len())?;
+        if arrays.targets().iter().zip(&wanted).any(|(t, dtype)| t.dtype() != *dtype) {
+            let convert = |(t, dtype): (&Arc<Tensor>, &DType)| {
+                let fail = || Error::argument("data", "targets", "class numbers", "fractions");
+                match t.dtype() == *dtype {
+                    true => Ok(t.clone()),
+                    false => as_dtype(t, *dtype).map(Arc::new).ok_or_else(fail),
+                }
+            };
+            let targets =
+                arrays.targets().iter().zip(&wanted).map(convert).collect::<Result<_>>()?;
+            arrays = arrays.with_targets(targets);
+        }
+        for (i, target) in arrays.targets().iter().enumerate() {
+            engine.check_labels(i, target, target.rows(), "")?;
+        }
+        Ok(Source::Arrays(arrays))
+    }
+}
+
+/// All samples as one batch.
+pub(super) fn one_batch(engine: &Engine, x: &Tensor, y: &Tensor) -> Result<HostBatch> {
+    let source = (x, y).into_source()?.prepare(engine, Some(x.rows().max(1)), true)?;
+    let mut batch = HostBatch::default();
+    source.in_order().dataset().epoch(0, 0, 0)?.next(&mut batch)?;
+    Ok(batch)
+}
+
+/// The same numbers as another element type, where nothing is lost.
+fn as_dtype(t: &Tensor, dtype: DType) -> Option<Tensor> {
+    match (t.data(), dtype) {
+        (Data::F32(v), DType::I32) => {
+            let whole = v.iter().all(|x| x.fract() == 0.0 && x.abs() < 16_777_216.0);
+            let ints: Vec<i32> = v.iter().map(|x| *x as i32).collect();
+            whole.then(|| Tensor::new(t.dims(), ints)).flatten()
+        }
+        (Data::I32(v), DType::F32) => {
+            Tensor::new(t.dims(), v.iter().map(|x| *x as f32).collect::<Vec<f32>>())
+        }
+        _ => Some(t.clone()),
+    }
+}

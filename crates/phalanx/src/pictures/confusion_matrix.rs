@@ -1,0 +1,178 @@
+//! The confusion matrix: true classes down, predicted classes across, each cell shaded by the share
+//! of its true class.
+
+use super::font;
+use super::scene::{Anchor, Color, Pixels, Scene, Shape, stroke};
+use super::{format, save};
+use crate::error::{Error, Result};
+use std::path::Path;
+
+const FULL: Color = Color(8, 64, 129);
+const FRAME: Color = Color(170, 170, 170);
+/// Numbers and labels below this size are left out.
+const SMALLEST: f64 = 8.0;
+/// The longest a label gets, in pixels.
+const LABEL_ROOM: f64 = 170.0;
+
+/// Draws how often each true class (a row of `counts`) was predicted as each class (a column). A
+/// cell's shade is its share of the true class, so that rare classes read as well as common ones;
+/// the number in it is the count, left out where the cells are too small for numbers.
+///
+/// # Errors
+/// When the path ends neither in `.png` nor in `.svg`, there is no class, `counts` is not square or
+/// has another size than `labels`, or the file cannot be written.
+pub fn confusion_matrix(
+    counts: &[Vec<u64>],
+    labels: &[String],
+    title: &str,
+    path: &Path,
+) -> Result<()> {
+    let format = format(path)?;
+    let wrong = |argument, expected: String, received: String| {
+        Err(Error::argument("pictures::confusion_matrix", argument, expected, received))
+    };
+    let n = counts.len();
+    if n == 0 {
+        return wrong("counts", "at least one class".into(), "none".into());
+    }
+    if let Some((i, row)) = counts.iter().enumerate().find(|(_, row)| row.len() != n) {
+        return wrong("counts", format!("{n} columns"), format!("{} in row {i}", row.len()));
+    }
+    if labels.len() != n {
+        return wrong("labels", format!("{n}, one per class"), labels.len().to_string());
+    }
+    save(&draw(counts, labels, title), format, path)
+}
+
+fn draw(counts: &[Vec<u64>], labels: &[String], title: &str) -> Scene {
+    let n = counts.len();
+    let cell = match n {
+        1..=10 => 68.0,
+        11..=100 => (1200.0 / n as f64).floor().clamp(13.0, 60.0),
+        101..=800 => (1600.0 / n as f64).floor().max(2.0),
+        _ => 1600.0 / n as f64,
+    };
+    let side = cell * n as f64;
+    let label_size = (0.72 * cell).clamp(SMALLEST, 15.0);
+    // every label where lines of text fit below each other, else every second, fifth, tenth, …
+    let steps = [1, 2, 5, 10, 20, 50, 100, 200, 500];
+    let every = steps.into_iter().find(|s| *s as f64 * cell >= 1.2 * label_size).unwrap_or(1000);
+    let labels: Vec<String> =
+        labels.iter().map(|label| font::fit(label, label_size, LABEL_ROOM)).collect();
+    let shown = labels.iter().step_by(every);
+    let longest = shown.map(|l| font::width(l, label_size)).fold(0.0, f64::max);
+    let upright = longest <= cell - 6.0;
+
+    let (left, top) = (70.0 + longest, 96.0);
+    let below = if upright { label_size } else { longest };
+    let mut scene = Scene::new((left + side + 120.0).max(520.0), top + side + below + 70.0);
+    scene.title(40.0, title, 22.0);
+    scene.title(68.0, &accuracy(counts), 15.0);
+
+    cells(&mut scene, (left, top), cell, counts);
+    for (i, label) in labels.iter().enumerate().step_by(every) {
+        let middle = (i as f64 + 0.5) * cell;
+        let at = (left - 8.0, top + middle + 0.36 * label_size);
+        scene.text(at, label, label_size, Color::INK, Anchor::End);
+        if upright {
+            let at = (left + middle, top + side + 6.0 + label_size);
+            scene.text(at, label, label_size, Color::INK, Anchor::Middle);
+        } else {
+            let at = (left + middle + 0.36 * label_size, top + side + 8.0);
+            scene.turned(at, label, label_size, Color::INK, Anchor::End, 90.0);
+        }
+    }
+    let at = (left + side / 2.0, top + side + below + 46.0);
+    scene.text(at, "predicted class", 17.0, Color::GREY, Anchor::Middle);
+    scene.turned((34.0, top + side / 2.0), "true class", 17.0, Color::GREY, Anchor::Middle, 90.0);
+    scale(&mut scene, (left + side + 28.0, top), side);
+    scene
+}
+
+/// `accuracy 0.9712: 9712 of 10000 right`.
+fn accuracy(counts: &[Vec<u64>]) -> String {
+    let all: u128 = counts.iter().flatten().map(|c| u128::from(*c)).sum();
+    let right: u128 = counts.iter().enumerate().map(|(i, row)| u128::from(row[i])).sum();
+    match all {
+        0 => "no samples".into(),
+        _ => format!("accuracy {:.4}: {right} of {all} right", right as f64 / all as f64),
+    }
+}
+
+fn cells(scene: &mut Scene, at: (f64, f64), cell: f64, counts: &[Vec<u64>]) {
+    let n = counts.len();
+    let side = cell * n as f64;
+    let shares: Vec<Vec<f64>> = counts.iter().map(|row| shares(row)).collect();
+    let rgb = shares.iter().flatten().flat_map(|share| {
+        let color = shade(*share);
+        [color.0, color.1, color.2]
+    });
+    let pixels = Pixels { width: n, height: n, rgb: rgb.collect() };
+    scene.shapes.push(Shape::Image { at, size: (side, side), pixels });
+    if cell >= 10.0 {
+        let thin = stroke(Color(222, 222, 222), if cell >= 30.0 { 1.0 } else { 0.5 });
+        for i in 1..n {
+            let along = i as f64 * cell;
+            scene.line((at.0 + along, at.1), (at.0 + along, at.1 + side), thin);
+            scene.line((at.0, at.1 + along), (at.0 + side, at.1 + along), thin);
+        }
+    }
+    frame(scene, at, (side, side));
+
+    let widest = counts.iter().flatten().map(|c| font::width(&c.to_string(), 1.0)).fold(0.1, f64::max);
+    let size = ((cell - 6.0) / widest).min(0.45 * cell).min(17.0);
+    if size < SMALLEST {
+        return;
+    }
+    for (i, row) in counts.iter().enumerate() {
+        for (j, count) in row.iter().enumerate() {
+            let x = at.0 + (j as f64 + 0.5) * cell;
+            let y = at.1 + (i as f64 + 0.5) * cell + 0.36 * size;
+            let color = match shares[i][j] {
+                _ if *count == 0 => Color(190, 190, 190),
+                share if share > 0.45 => Color::WHITE,
+                _ => Color::INK,
+            };
+            scene.text((x, y), &count.to_string(), size, color, Anchor::Middle);
+        }
+    }
+}
+
+/// Each count as a share of the row.
+fn shares(row: &[u64]) -> Vec<f64> {
+    let total: f64 = row.iter().map(|c| *c as f64).sum();
+    row.iter().map(|c| if total > 0.0 { *c as f64 / total } else { 0.0 }).collect()
+}
+
+/// The root lifts the few mistakes of a good classifier out of the white.
+fn shade(share: f64) -> Color {
+    Color::WHITE.mix(FULL, share.sqrt())
+}
+
+fn frame(scene: &mut Scene, (x, y): (f64, f64), (w, h): (f64, f64)) {
+    let line = stroke(FRAME, 1.0);
+    let corners = [(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)];
+    corners.windows(2).for_each(|ends| scene.line(ends[0], ends[1], line));
+}
+
+/// What the shades mean, beside the matrix.
+fn scale(scene: &mut Scene, at: (f64, f64), side: f64) {
+    let height = side.min(400.0);
+    let steps = 100;
+    let rgb = (0..steps).rev().flat_map(|i| {
+        let color = shade((i as f64 + 0.5) / steps as f64);
+        [color.0, color.1, color.2]
+    });
+    let pixels = Pixels { width: 1, height: steps, rgb: rgb.collect() };
+    scene.shapes.push(Shape::Image { at, size: (16.0, height), pixels });
+    frame(scene, at, (16.0, height));
+    for percent in [0, 50, 100] {
+        let y = at.1 + height * (1.0 - f64::from(percent) / 100.0);
+        let text = format!("{percent} %");
+        scene.text((at.0 + 22.0, y + 4.5), &text, 13.0, Color::GREY, Anchor::Start);
+    }
+    if height >= 120.0 {
+        let middle = (at.0 + 76.0, at.1 + height / 2.0);
+        scene.turned(middle, "of the true class", 13.0, Color::GREY, Anchor::Middle, 90.0);
+    }
+}

@@ -1,0 +1,146 @@
+//! A picture as a list of shapes, before it becomes a PNG or an SVG. Coordinates are pixels from the
+//! top left corner.
+
+use super::font;
+
+/// Red, green, blue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Color(pub u8, pub u8, pub u8);
+
+impl Color {
+    pub const WHITE: Color = Color(255, 255, 255);
+    /// Titles, names, numbers.
+    pub const INK: Color = Color(38, 38, 38);
+    /// Ticks and whatever explains.
+    pub const GREY: Color = Color(96, 96, 96);
+    /// A wrong answer.
+    pub const RED: Color = Color(196, 30, 30);
+
+    /// The colour between two, 0 this one and 1 the other.
+    pub fn mix(self, other: Color, share: f64) -> Color {
+        let share = share.clamp(0.0, 1.0);
+        let channel = |a: u8, b: u8| (f64::from(a) * (1.0 - share) + f64::from(b) * share).round();
+        Color(
+            channel(self.0, other.0) as u8,
+            channel(self.1, other.1) as u8,
+            channel(self.2, other.2) as u8,
+        )
+    }
+}
+
+/// The outline of a shape.
+#[derive(Clone, Copy, Debug)]
+pub struct Stroke {
+    pub color: Color,
+    pub width: f64,
+    /// Lengths of dash and gap.
+    pub dash: Option<(f64, f64)>,
+}
+
+/// A stroke without dashes.
+pub fn stroke(color: Color, width: f64) -> Stroke {
+    Stroke { color, width, dash: None }
+}
+
+/// Where a text stands relative to its point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+/// A point.
+pub type Point = (f64, f64);
+
+/// A part of a path.
+#[derive(Clone, Copy, Debug)]
+pub enum Segment {
+    Move(Point),
+    Line(Point),
+    /// Two control points and the end.
+    Curve(Point, Point, Point),
+}
+
+/// An image's pixels, three bytes each, row by row.
+#[derive(Clone, Debug)]
+pub struct Pixels {
+    pub width: usize,
+    pub height: usize,
+    pub rgb: Vec<u8>,
+}
+
+/// What can be drawn.
+#[derive(Clone, Debug)]
+pub enum Shape {
+    Rect { at: Point, size: Point, radius: f64, fill: Color, stroke: Option<Stroke> },
+    Circle { center: Point, radius: f64, fill: Color },
+    Path { segments: Vec<Segment>, stroke: Stroke },
+    Polygon { points: Vec<Point>, fill: Color },
+    Image { at: Point, size: Point, pixels: Pixels },
+    Text(Text),
+}
+
+/// A line of text.
+#[derive(Clone, Debug)]
+pub struct Text {
+    /// The baseline's start, middle or end.
+    pub at: Point,
+    pub text: String,
+    pub size: f64,
+    pub color: Color,
+    pub anchor: Anchor,
+    /// Degrees against the clock.
+    pub turn: f64,
+}
+
+/// A picture under construction, on white.
+#[derive(Clone, Debug)]
+pub struct Scene {
+    pub width: f64,
+    pub height: f64,
+    pub shapes: Vec<Shape>,
+}
+
+impl Scene {
+    /// An empty picture of whole pixels.
+    pub fn new(width: f64, height: f64) -> Scene {
+        Scene { width: width.ceil().max(1.0), height: height.ceil().max(1.0), shapes: vec![] }
+    }
+
+    /// A filled rectangle.
+    pub fn rect(&mut self, at: Point, size: Point, fill: Color) {
+        self.shapes.push(Shape::Rect { at, size, radius: 0.0, fill, stroke: None });
+    }
+
+    /// A straight line.
+    pub fn line(&mut self, from: Point, to: Point, stroke: Stroke) {
+        let segments = vec![Segment::Move(from), Segment::Line(to)];
+        self.shapes.push(Shape::Path { segments, stroke });
+    }
+
+    /// A horizontal line of text.
+    pub fn text(&mut self, at: Point, text: &str, size: f64, color: Color, anchor: Anchor) {
+        self.turned(at, text, size, color, anchor, 0.0);
+    }
+
+    /// A line of text, turned by degrees against the clock.
+    pub fn turned(
+        &mut self,
+        at: Point,
+        text: &str,
+        size: f64,
+        color: Color,
+        anchor: Anchor,
+        turn: f64,
+    ) {
+        let text = text.to_string();
+        self.shapes.push(Shape::Text(Text { at, text, size, color, anchor, turn }));
+    }
+
+    /// The title, in the middle of the top, cut where it is wider than the picture.
+    pub fn title(&mut self, baseline: f64, title: &str, size: f64) {
+        let title = font::fit(title, size, self.width - 40.0);
+        self.text((self.width / 2.0, baseline), &title, size, Color::INK, Anchor::Middle);
+    }
+}

@@ -1,0 +1,120 @@
+//! Which of a directory's checkpoints is the latest.
+
+use super::Format;
+use super::atomic::is_temporary;
+use crate::error::{Error, Result};
+use std::cmp::Ordering;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// The checkpoint of a directory that was written last, if there is one: as
+/// `tf.train.latest_checkpoint`, or `max(files, key=os.path.getmtime)`.
+///
+/// Of files written at the same instant it is the one that counts highest, so `ckpt-10` comes after
+/// `ckpt-9`. Temporary files and files of other kinds are passed over.
+///
+/// ```no_run
+/// # use phalanx::prelude::*;
+/// # fn example(mut model: Model) -> Result<(), phalanx::Error> {
+/// if let Some(path) = latest_checkpoint("training_checkpoints")? {
+///     model.load_weights(path)?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// A directory that is there and cannot be read.
+pub fn latest_checkpoint(directory: impl AsRef<Path>) -> Result<Option<PathBuf>> {
+    let directory = directory.as_ref();
+    let io = |source| Error::io(directory, source);
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        entries => entries.map_err(io)?,
+    };
+    let mut latest: Option<(SystemTime, PathBuf)> = None;
+    for entry in entries {
+        let path = entry.map_err(io)?.path();
+        if is_temporary(&path) || Format::of(&path).is_err() {
+            continue;
+        }
+        // What vanishes meanwhile is no checkpoint.
+        let Ok(metadata) = std::fs::metadata(&path) else { continue };
+        if !metadata.is_file() {
+            continue;
+        }
+        let modified = metadata.modified().map_err(io)?;
+        let later = latest.as_ref().is_none_or(|(time, known)| {
+            let names = || compare(&path, known).then_with(|| path.cmp(known));
+            modified.cmp(time).then_with(names) == Ordering::Greater
+        });
+        if later {
+            latest = Some((modified, path));
+        }
+    }
+    Ok(latest.map(|(_, path)| path))
+}
+
+/// Names in the order in which people count: numbers by value, the rest by letter.
+fn compare(a: &Path, b: &Path) -> Ordering {
+    let (a, b) = (a.to_string_lossy(), b.to_string_lossy());
+    let (mut a, mut b) = (a.as_ref(), b.as_ref());
+    loop {
+        let (Some(x), Some(y)) = (a.chars().next(), b.chars().next()) else {
+            return a.len().cmp(&b.len());
+        };
+        let order = if x.is_ascii_digit() && y.is_ascii_digit() {
+            let (m, n) = (take_number(&mut a), take_number(&mut b));
+            m.len().cmp(&n.len()).then(m.cmp(n))
+        } else {
+            (a, b) = (&a[x.len_utf8()..], &b[y.len_utf8()..]);
+            x.cmp(&y)
+        };
+        if order != Ordering::Equal {
+            return order;
+        }
+    }
+}
+
+/// Takes the digits at the start, without leading zeros: of these, more digits are a larger number.
+fn take_number<'a>(text: &mut &'a str) -> &'a str {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, rest) = text.split_at(end);
+    *text = rest;
+    digits.trim_start_matches('0')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, File};
+    use std::time::Duration;
+
+    #[test]
+    fn the_last_written_counts_then_the_highest_number() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let latest = || latest_checkpoint(directory.path()).unwrap();
+        assert_eq!(latest_checkpoint(at("missing")).unwrap(), None);
+        assert_eq!(latest(), None);
+        let start = SystemTime::now();
+        let write = |name: &str, seconds: u64| {
+            let file = File::create(at(name)).unwrap();
+            file.set_modified(start + Duration::from_secs(seconds)).unwrap();
+        };
+        write("ckpt-9.safetensors", 0);
+        write("ckpt-10.safetensors", 0);
+        assert_eq!(compare(&at("ckpt-9"), &at("ckpt-10")), Ordering::Less);
+        assert_eq!(compare(&at("ckpt-9"), &at("ckpt-9a")), Ordering::Less);
+        assert_eq!(latest(), Some(at("ckpt-10.safetensors")));
+        write("ckpt-2.safetensors", 1);
+        assert_eq!(latest(), Some(at("ckpt-2.safetensors")));
+        for other in ["notes.txt", ".ckpt-3.safetensors.1-0.phalanx.tmp", "ckpt-4"] {
+            write(other, 9);
+        }
+        fs::create_dir(at("directory.safetensors")).unwrap();
+        assert_eq!(latest(), Some(at("ckpt-2.safetensors")));
+        assert!(latest_checkpoint(at("notes.txt")).is_err());
+    }
+}

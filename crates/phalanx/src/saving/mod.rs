@@ -1,0 +1,375 @@
+//! Weights in files: written whole or not at all, checked whole before anything changes.
+//!
+//! A path's extension chooses the format. Formats meet in two places, [`save`] and [`open`]; a new
+//! one is a file of its own and a line in each.
+
+mod atomic;
+mod checkpoints;
+mod safetensors;
+
+pub use atomic::write_atomic;
+pub use checkpoints::latest_checkpoint;
+
+use crate::callbacks::WeightSource;
+use crate::error::{Error, Result};
+use crate::layer::LayerHandle;
+use crate::model::{Definition, Model};
+use phalanx_graph::Tensor;
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+/// Named weights, in the model's order.
+pub(crate) type Weights = [(String, Tensor)];
+
+/// What a file can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// `.safetensors`: the weights.
+    SafeTensors,
+}
+
+impl Format {
+    const EXTENSIONS: [(&'static str, Format); 1] = [("safetensors", Format::SafeTensors)];
+
+    /// The format that a path's extension asks for.
+    pub(crate) fn of(path: &Path) -> Result<Format> {
+        let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
+        let known = |(name, _): &&(&str, Format)| extension.as_deref() == Some(*name);
+        Format::EXTENSIONS.iter().find(known).map(|(_, format)| *format).ok_or_else(|| {
+            let names: Vec<String> =
+                Format::EXTENSIONS.iter().map(|(name, _)| format!(".{name}")).collect();
+            let expected = format!("a name ending in {}", names.join(", "));
+            let received = extension.map_or("no extension".into(), |e| format!(".{e}"));
+            Error::file(path, expected, received)
+        })
+    }
+
+    /// Whether it holds weights and nothing else.
+    pub(crate) fn weights_only(self) -> bool {
+        match self {
+            Format::SafeTensors => true,
+        }
+    }
+}
+
+/// A weight as a file describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    /// Its element type, as in `f32`.
+    dtype: String,
+    dims: Vec<usize>,
+}
+
+/// An open file of weights.
+trait Reader {
+    /// What it holds, by name.
+    fn entries(&self) -> HashMap<String, Entry>;
+
+    /// A weight's values.
+    fn read(&mut self, name: &str) -> Result<Vec<f32>>;
+}
+
+/// Writes weights in the format of the path's extension.
+pub(crate) fn save(path: &Path, model: &str, weights: &Weights) -> Result<()> {
+    let format = Format::of(path)?;
+    let mut names = HashSet::new();
+    if let Some((name, _)) = weights.iter().find(|(name, _)| !names.insert(name)) {
+        let owner = format!("model '{model}'");
+        return Err(Error::argument(owner, "weight names", "each once", name));
+    }
+    write_atomic(path, |out| match format {
+        Format::SafeTensors => safetensors::write(out, model, weights),
+    })
+}
+
+/// Opens a file in the format of its extension.
+fn open(path: &Path) -> Result<Box<dyn Reader>> {
+    match Format::of(path)? {
+        Format::SafeTensors => Ok(Box::new(safetensors::open(path)?)),
+    }
+}
+
+/// The layers with weights of their own, each once: a layer that several models share has the name
+/// under which it is met first.
+fn owners(model: &Definition) -> Vec<(String, LayerHandle)> {
+    let mut owners: Vec<(String, LayerHandle)> = vec![];
+    for (name, layer) in model.layers() {
+        if !owners.iter().any(|(_, known)| known.same(&layer)) {
+            owners.push((name, layer));
+        }
+    }
+    owners
+}
+
+/// The weights' names and dimensions.
+fn expected(model: &Definition) -> Vec<(String, Vec<usize>)> {
+    let of = |(name, layer): (String, LayerHandle)| {
+        let weights = layer.weights();
+        let one =
+            |w: &crate::layer::Weight| (format!("{name}/{}", w.spec.name), w.spec.dims.clone());
+        weights.iter().map(one).collect::<Vec<_>>()
+    };
+    owners(model).into_iter().flat_map(of).collect()
+}
+
+/// The weights of a run as they are now.
+pub(crate) fn snapshot(
+    model: &Definition,
+    source: &dyn WeightSource,
+) -> Result<Vec<(String, Tensor)>> {
+    let tensor = |(name, dims): (String, Vec<usize>)| {
+        let tensor = source.get(&name).and_then(|values| Tensor::new(dims, values));
+        let owner = format!("model '{}'", model.name);
+        let missing = || Error::config(owner, format!("weight '{name}' is not on the devices"));
+        Ok((name.clone(), tensor.ok_or_else(missing)?))
+    };
+    expected(model).into_iter().map(tensor).collect()
+}
+
+/// Opens a file and checks that it holds exactly these weights.
+fn open_checked(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Box<dyn Reader>> {
+    let reader = open(path)?;
+    let mut entries = reader.entries();
+    let mut faults = vec![];
+    for (name, dims) in expected {
+        match entries.remove(name) {
+            None => faults.push(format!("'{name}' missing")),
+            Some(e) if e.dtype == "f32" && e.dims == *dims => {}
+            Some(e) => {
+                let received = format!("{} {:?}", e.dtype, e.dims);
+                faults.push(format!("'{name}' {received} for f32 {dims:?}"));
+            }
+        }
+    }
+    let mut more: Vec<String> = entries.into_keys().collect();
+    more.sort();
+    faults.extend(more.into_iter().map(|name| format!("'{name}' unexpected")));
+    if faults.is_empty() {
+        return Ok(reader);
+    }
+    let expected = format!("the {} weights of the model", expected.len());
+    Err(Error::file(path, expected, list(&faults)))
+}
+
+/// All of a few, the first of many.
+fn list(faults: &[String]) -> String {
+    const SHOWN: usize = 20;
+    let mut text = faults[..faults.len().min(SHOWN)].join(", ");
+    if faults.len() > SHOWN {
+        text += &format!(" and {} more", faults.len() - SHOWN);
+    }
+    text
+}
+
+impl Model {
+    /// Writes every weight to a `.safetensors` file, under `layer/weight`.
+    ///
+    /// The file is there whole or not at all, and on the disk when the call returns.
+    ///
+    /// # Errors
+    /// Another extension, or what the system reports, naming the file; an older file stays as it was.
+    pub fn save_weights(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let mut weights = self.weights()?;
+        let names: HashSet<String> = expected(self.definition()).into_iter().map(|w| w.0).collect();
+        weights.retain(|(name, _)| names.contains(name));
+        save(path.as_ref(), self.name(), &weights)
+    }
+
+    /// Sets every weight from a file that [`Model::save_weights`] or a checkpoint wrote.
+    ///
+    /// # Errors
+    /// A file that is broken or does not fit the model, with every weight that is missing, too many
+    /// or of another shape; the model's weights then stay as they were.
+    pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let mut reader = open_checked(path.as_ref(), &expected(self.definition()))?;
+        let owners = owners(self.definition());
+        let mut tensors = vec![];
+        for (name, layer) in self.layers() {
+            // A shared layer's other names stand for the same weights.
+            let owner = owners.iter().find(|(_, known)| known.same(&layer)).map_or(&name, |o| &o.0);
+            for weight in layer.weights().iter() {
+                let values = reader.read(&format!("{owner}/{}", weight.spec.name))?;
+                let tensor = Tensor::new(weight.spec.dims.clone(), values);
+                let expected = format!("{:?} for '{owner}'", weight.spec.dims);
+                tensors.push(tensor.ok_or_else(|| Error::file(path.as_ref(), expected, "others"))?);
+            }
+        }
+        self.set_weights(&tensors)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layers::{BatchNormalization, Dense};
+    use crate::model::{Apply, Input, Sequential};
+    use serde_json::json;
+    use std::path::PathBuf;
+
+    fn model(units: usize) -> Model {
+        Sequential::new()
+            .named("net")
+            .add(Input::new([3]))
+            .add(Dense::new(units))
+            .add(BatchNormalization::new())
+            .build()
+            .unwrap()
+    }
+
+    /// A file with this header and so many bytes after it.
+    fn file(directory: &Path, header: &[u8], length: u64, data: usize) -> PathBuf {
+        let path = directory.join("broken.safetensors");
+        let bytes = [&length.to_le_bytes()[..], header, &vec![0; data]].concat();
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    #[test]
+    fn weights_come_back_bit_for_bit() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.SafeTensors");
+        let mut saved = model(2);
+        saved.initialize(7);
+        let mut weights = saved.get_weights().unwrap();
+        weights[1] = Tensor::new([2], vec![f32::NAN, -0.0]).unwrap();
+        saved.set_weights(&weights).unwrap();
+        saved.save_weights(&path).unwrap();
+        let mut loaded = model(2);
+        loaded.load_weights(&path).unwrap();
+        let bits = |model: &mut Model| -> Vec<(String, Vec<u32>)> {
+            let bits = |t: Tensor| t.f32().unwrap().iter().map(|v| v.to_bits()).collect();
+            model.weights().unwrap().into_iter().map(|(n, t)| (n, bits(t))).collect()
+        };
+        assert_eq!(bits(&mut saved), bits(&mut loaded));
+        // Equal weights make equal files, which others can read.
+        let bytes = std::fs::read(&path).unwrap();
+        loaded.save_weights(&path).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), bytes);
+        let (_, header) = ::safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+        let metadata = header.metadata().as_ref().unwrap();
+        assert_eq!((metadata["model"].as_str(), metadata["format_version"].as_str()), ("net", "1"));
+        assert_eq!(header.info("dense/kernel").unwrap().shape, [3, 2]);
+        assert_eq!(header.tensors().len(), 6);
+    }
+
+    #[test]
+    fn a_shared_layer_is_saved_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("shared.safetensors");
+        let build = || {
+            let shared = LayerHandle::from(Dense::new(3));
+            let x = Input::new([3]).symbol();
+            let inner = Model::with_name("inner", &x, shared.apply(&x)).unwrap();
+            let x = Input::new([3]).symbol();
+            Model::new(&x, shared.apply(inner.apply(&x))).unwrap()
+        };
+        let mut saved = build();
+        saved.initialize(3);
+        saved.save_weights(&path).unwrap();
+        let text = String::from_utf8_lossy(&std::fs::read(&path).unwrap()).to_string();
+        assert!(text.contains("inner/dense/kernel") && !text.contains("\"dense/kernel"), "{text}");
+        let mut loaded = build();
+        loaded.load_weights(&path).unwrap();
+        assert_eq!(loaded.get_weights().unwrap(), saved.get_weights().unwrap());
+    }
+
+    #[test]
+    fn a_file_of_another_model_changes_nothing_and_every_fault_is_listed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("other.safetensors");
+        let x = Input::new([3]).symbol();
+        let dense = Dense::new(4).use_bias(false).apply(&x);
+        Model::new(&x, Dense::new(1).apply(dense)).unwrap().save_weights(&path).unwrap();
+        let mut model = model(2);
+        let before = model.get_weights().unwrap();
+        let error = model.load_weights(&path).unwrap_err().to_string();
+        for fault in [
+            "other.safetensors: expected the 6 weights of the model",
+            "'dense/kernel' f32 [3, 4] for f32 [3, 2]",
+            "'dense/bias' missing",
+            "'batch_normalization/gamma' missing",
+            "'dense_1/bias' unexpected, 'dense_1/kernel' unexpected",
+        ] {
+            assert!(error.contains(fault), "{error}");
+        }
+        assert_eq!(model.get_weights().unwrap(), before);
+        assert!(list(&vec!["x".to_string(); 25]).ends_with("x and 5 more"));
+    }
+
+    #[test]
+    fn broken_files_are_refused_without_a_panic() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let mut model = model(2);
+        let good = directory.join("good.safetensors");
+        model.save_weights(&good).unwrap();
+        let good = std::fs::read(good).unwrap();
+        let before = model.get_weights().unwrap();
+        let mut refuse = |path: &Path| {
+            let error = model.load_weights(path).unwrap_err().to_string();
+            assert!(error.contains(path.file_name().unwrap().to_str().unwrap()), "{error}");
+            assert_eq!(model.get_weights().unwrap(), before);
+            error
+        };
+        let path = directory.join("cut.safetensors");
+        for length in (0..good.len()).step_by(3).chain([7, 8, 9, good.len() - 1]) {
+            std::fs::write(&path, &good[..length]).unwrap();
+            refuse(&path);
+        }
+        std::fs::write(&path, [&good[..], &[0]].concat()).unwrap();
+        assert!(refuse(&path).contains("bytes of tensors"));
+        for length in [0, 7, 99, 1 << 40, 1 << 63, u64::MAX] {
+            let error = refuse(&file(directory, b"{}      ", length, 8));
+            assert!(!error.contains("system"), "{error}");
+        }
+        let tensor = |dtype: &str, shape: &[u64], from: u64, to: u64| json!({"dtype": dtype, "shape": shape, "data_offsets": [from, to]});
+        let huge = (1u64 << 61) - 1;
+        let pile: serde_json::Map<String, serde_json::Value> = (0..8)
+            .map(|i| (i.to_string(), tensor("U8", &[huge], i * huge, (i + 1) * huge)))
+            .collect();
+        let deep = "[".repeat(100_000);
+        for header in [
+            json!({"dense/kernel": tensor("F32", &[3, 2], 0, 24)}).to_string(),
+            json!({"a": tensor("F32", &[2], 0, 8), "b": tensor("F32", &[2], 4, 12)}).to_string(),
+            json!({"a": tensor("F32", &[1], 0, 4), "b": tensor("F32", &[1], 8, 12)}).to_string(),
+            json!({"a": tensor("F32", &[4194305, 4194305, 211106198978564], 0, 12)}).to_string(),
+            json!({"a": tensor("F99", &[3], 0, 12)}).to_string(),
+            json!({"a": tensor("F4", &[3], 0, 1)}).to_string(),
+            json!({"a": tensor("F32", &[3], 12, 0)}).to_string(),
+            json!({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}).to_string(),
+            json!({"__metadata__": {"format_version": "2"}}).to_string(),
+            serde_json::Value::from(pile).to_string(),
+            format!("{{\"a\":{deep}"),
+            "[]".into(),
+            "{\"a\": \u{0}}".into(),
+            String::new(),
+        ] {
+            refuse(&file(directory, header.as_bytes(), header.len() as u64, 12));
+        }
+        assert!(refuse(&file(directory, b"{\"\xff\xfe\": 1}", 11, 0)).contains("does not parse"));
+        let double = json!({
+            "dense/kernel": tensor("F64", &[3, 2], 0, 48),
+            "dense/bias": tensor("I32", &[2], 48, 56),
+        })
+        .to_string();
+        let error = refuse(&file(directory, double.as_bytes(), double.len() as u64, 56));
+        assert!(error.contains("'dense/kernel' f64 [3, 2] for f32 [3, 2]"), "{error}");
+        assert!(error.contains("'dense/bias' i32 [2] for f32 [2]"), "{error}");
+        std::fs::create_dir(directory.join("directory.safetensors")).unwrap();
+        assert!(refuse(&directory.join("directory.safetensors")).contains("a directory"));
+        assert!(refuse(&directory.join("missing.safetensors")).contains("No such file"));
+    }
+
+    #[test]
+    fn other_extensions_are_refused_with_those_there_are() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["model.keras", "model.weights.h5", "model"] {
+            let path = directory.path().join(name);
+            let error = model(1).save_weights(&path).unwrap_err().to_string();
+            assert!(error.contains(".safetensors"), "{error}");
+            assert!(!path.exists());
+            let error = model(1).load_weights(&path).unwrap_err().to_string();
+            assert!(error.contains("expected a name ending in .safetensors"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Weights in `.safetensors` files: tensors called `layer/weight`, and metadata that say what wrote
+//! them.
+
+use super::{Entry, Reader, Weights};
+use crate::error::{Error, Result};
+use phalanx_graph::{Data, Tensor};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// Version of what the metadata promise: names, layouts, keys.
+const VERSION: &str = "1";
+/// The longest header read; a model of a million weights stays below.
+const MAX_HEADER: u64 = 100_000_000;
+/// Bytes before the header.
+const PREFIX: u64 = 8;
+
+/// Writes weights; the layout is by name, so that equal weights make equal files.
+pub(super) fn write(out: &mut dyn Write, model: &str, weights: &Weights) -> io::Result<()> {
+    let mut order: Vec<&(String, Tensor)> = weights.iter().collect();
+    order.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut infos = Vec::with_capacity(order.len());
+    let mut offset = 0;
+    for (name, tensor) in &order {
+        let dtype = match tensor.data() {
+            Data::F32(_) => Dtype::F32,
+            Data::I32(_) => Dtype::I32,
+        };
+        let end = offset + tensor.data().len() * 4;
+        let info = TensorInfo { dtype, shape: tensor.dims().to_vec(), data_offsets: (offset, end) };
+        infos.push((name.clone(), info));
+        offset = end;
+    }
+    let tensors = Metadata::new(None, infos).map_err(io::Error::other)?;
+    let header = header(model, &tensors)?;
+    out.write_all(&(header.len() as u64).to_le_bytes())?;
+    out.write_all(&header)?;
+    for (_, tensor) in order {
+        match tensor.data() {
+            Data::F32(values) => write_values(out, values, |v| v.to_le_bytes())?,
+            Data::I32(values) => write_values(out, values, |v| v.to_le_bytes())?,
+        }
+    }
+    Ok(())
+}
+
+/// The header as the crate writes it, with the metadata's keys in order.
+fn header(model: &str, tensors: &Metadata) -> io::Result<Vec<u8>> {
+    let metadata = serde_json::json!({
+        "format": "phalanx",
+        "format_version": VERSION,
+        "model": model,
+        "phalanx_version": env!("CARGO_PKG_VERSION"),
+    });
+    let tensors = serde_json::to_string(tensors)?;
+    let rest = tensors.strip_prefix('{').unwrap_or(&tensors);
+    let comma = if rest == "}" { "" } else { "," };
+    let mut header = format!("{{\"__metadata__\":{metadata}{comma}{rest}").into_bytes();
+    header.resize(header.len().next_multiple_of(PREFIX as usize), b' ');
+    Ok(header)
+}
+
+fn write_values<T: Copy>(
+    out: &mut dyn Write,
+    values: &[T],
+    bytes: fn(T) -> [u8; 4],
+) -> io::Result<()> {
+    let mut buffer = Vec::with_capacity(4096 * 4);
+    for chunk in values.chunks(4096) {
+        buffer.clear();
+        buffer.extend(chunk.iter().flat_map(|v| bytes(*v)));
+        out.write_all(&buffer)?;
+    }
+    Ok(())
+}
+
+/// An open file whose header has been read and checked against the file's size.
+#[derive(Debug)]
+pub(super) struct SafeTensors {
+    path: PathBuf,
+    file: BufReader<File>,
+    /// Where the tensors start.
+    start: u64,
+    header: Metadata,
+}
+
+/// What is allocated never exceeds what the file's size vouches for.
+pub(super) fn open(path: &Path) -> Result<SafeTensors> {
+    let io = |source| Error::io(path, source);
+    let wrong = |received: String| Error::file(path, "a .safetensors file", received);
+    // Opening a pipe would wait for its writer.
+    if !std::fs::metadata(path).map_err(io)?.is_file() {
+        return Err(wrong("a directory, device or pipe".into()));
+    }
+    let mut file = BufReader::new(File::open(path).map_err(io)?);
+    let size = file.get_ref().metadata().map_err(io)?.len();
+    let mut prefix = [0; PREFIX as usize];
+    if size < PREFIX {
+        return Err(wrong(format!("{size} bytes")));
+    }
+    file.read_exact(&mut prefix).map_err(io)?;
+    let length = u64::from_le_bytes(prefix);
+    if length > MAX_HEADER || length > size - PREFIX {
+        return Err(wrong(format!("a header of {length} bytes in a file of {size}")));
+    }
+    let mut text = vec![0; length as usize];
+    file.read_exact(&mut text).map_err(io)?;
+    let header: Metadata = serde_json::from_slice(&text)
+        .map_err(|error| wrong(format!("a header that does not parse: {error}")))?;
+    let (expected, received) = (header.data_len() as u64, size - PREFIX - length);
+    if expected != received {
+        let received = format!("{received} bytes");
+        return Err(Error::file(path, format!("{expected} bytes of tensors"), received));
+    }
+    let version = header.metadata().as_ref().and_then(|m| m.get("format_version"));
+    if let Some(version) = version.filter(|v| *v != VERSION) {
+        let expected = format!("format version {VERSION}");
+        return Err(Error::file(path, expected, format!("version {version}")));
+    }
+    Ok(SafeTensors { path: path.into(), file, start: PREFIX + length, header })
+}
+
+impl Reader for SafeTensors {
+    fn entries(&self) -> HashMap<String, Entry> {
+        let entry = |info: &TensorInfo| Entry {
+            dtype: info.dtype.to_string().to_lowercase(),
+            dims: info.shape.clone(),
+        };
+        self.header.tensors().into_iter().map(|(name, info)| (name, entry(info))).collect()
+    }
+
+    fn read(&mut self, name: &str) -> Result<Vec<f32>> {
+        let Some(info) = self.header.info(name).filter(|i| i.dtype == Dtype::F32) else {
+            return Err(Error::file(&self.path, format!("f32 weight '{name}'"), "none"));
+        };
+        let (start, end) = info.data_offsets;
+        let mut bytes = vec![0; end - start];
+        let place = SeekFrom::Start(self.start + start as u64);
+        let read = self.file.seek(place).and_then(|_| self.file.read_exact(&mut bytes));
+        read.map_err(|source| Error::io(&self.path, source))?;
+        let number = |b: &[u8; 4]| f32::from_le_bytes(*b);
+        Ok(bytes.as_chunks().0.iter().map(number).collect())
+    }
+}

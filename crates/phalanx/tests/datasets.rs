@@ -1,0 +1,48 @@
+//! The real datasets, where they are: `sh ../shared/data/unpack.sh DIR` and `PHALANX_DATA=DIR`.
+
+use phalanx::data::{Arrays, Dataset, HostBatch, Samples};
+use phalanx::datasets::cifar;
+use std::path::PathBuf;
+
+fn cifar_10() -> Option<PathBuf> {
+    let dir = PathBuf::from(std::env::var_os("PHALANX_DATA")?).join("cifar-10-batches-bin");
+    dir.is_dir().then_some(dir)
+}
+
+fn channel_means(x: &Samples) -> [f64; 3] {
+    let mean = x.mean();
+    let pixels = mean.f32().unwrap().chunks(3);
+    let n = pixels.len() as f64;
+    let mut sums = [0.0; 3];
+    pixels.for_each(|p| (0..3).for_each(|c| sums[c] += f64::from(p[c]) / n));
+    sums
+}
+
+/// The counts and means the data's own README states.
+#[test]
+fn cifar_10_has_the_published_counts_and_means() {
+    let Some(dir) = cifar_10() else {
+        eprintln!("skipped: no cifar-10-batches-bin in $PHALANX_DATA");
+        return;
+    };
+    let data = cifar::load(Some(&dir)).unwrap();
+    assert_eq!(data.train.0.dims(), [50_000, 32, 32, 3]);
+    assert_eq!(data.test.0.dims(), [10_000, 32, 32, 3]);
+    for (part, per_class, expected) in [
+        (&data.train, 5000, [0.4914, 0.4822, 0.4465]),
+        (&data.test, 1000, [0.4942, 0.4851, 0.4504]),
+    ] {
+        let labels = part.1.i32().unwrap();
+        for class in 0..10 {
+            assert_eq!(labels.iter().filter(|l| **l == class).count(), per_class);
+        }
+        for (mean, expected) in channel_means(&part.0).into_iter().zip(expected) {
+            assert!((mean - expected).abs() < 5e-5, "{mean} {expected}");
+        }
+    }
+    let (x, y) = data.train;
+    let arrays = Arrays::new(x.clone(), y).unwrap().batch(128).unwrap().shuffle(true);
+    let mut batch = HostBatch::default();
+    assert!(arrays.epoch(1, 0, 0).unwrap().next(&mut batch).unwrap());
+    assert_eq!(batch.inputs[0].dims(), [128, 32, 32, 3]);
+}
