@@ -2,16 +2,14 @@
 
 use crate::kernels::elementwise::TapePlan;
 use crate::memory::Buffer;
-use crate::pool::{Barrier, Pool, cores};
+use crate::pool::{Barrier, Pool, Team, cores};
 use crate::simd::Isa;
-use crate::update::{MAX_SCALARS, MAX_SLOTS};
+use crate::update::{MAX_SCALARS, MAX_SLOTS, SCATTER_FROM};
 use crate::worker::{self, Run};
 use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
 use phalanx_graph::program::{Instr, Mesh, Program};
 use phalanx_graph::update::SlotInit;
 use phalanx_graph::{DType, Op, ParamId, ParamSpec};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// Parameters start at multiples of this many floats, so that slices stay aligned.
 const PARAM_ALIGN: usize = 16;
@@ -51,6 +49,8 @@ pub(crate) struct Device {
     pub slots: Vec<Buffer>,
     /// Gradients computed in slices over the device's rows.
     pub sliced: Buffer,
+    /// This device's share of the gradients, added up for the others to read.
+    pub scattered: Buffer,
     /// Reduced gradients, kept where norms are needed before the update.
     pub reduced: Buffer,
     /// Sums of gradients over several steps.
@@ -110,7 +110,7 @@ impl CpuExecutor {
             n => n.min(worker::MAX_WORKERS),
         };
         let mesh = Mesh { devices, workers };
-        let broken = Arc::new(AtomicBool::new(false));
+        let team = Team::new(mesh.len());
         let pin = std::env::var("PHALANX_PIN").map_or(true, |v| v != "0");
         let layout = FlatLayout::new(params);
         let empty = || Buffer::new(0, "nothing");
@@ -120,14 +120,15 @@ impl CpuExecutor {
                 params: Buffer::floats(layout.len, "weights")?,
                 slots: vec![],
                 sliced: empty()?,
+                scattered: empty()?,
                 reduced: empty()?,
                 accumulated: empty()?,
-                barrier: Barrier::new(workers, broken.clone()),
+                barrier: Barrier::new(workers, team.clone()),
             });
         }
-        let mut team = vec![];
+        let mut memories = vec![];
         for _ in 0..mesh.len() {
-            team.push(Worker {
+            memories.push(Worker {
                 arena: empty()?,
                 shared: empty()?,
                 gradients: empty()?,
@@ -135,15 +136,19 @@ impl CpuExecutor {
                 norms: empty()?,
             });
         }
+        let pool = Pool::new(mesh.len(), pin, team.clone()).map_err(|e| ExecError::Worker {
+            worker: mesh.len() - 1,
+            message: format!("the system starts no more threads: {e}"),
+        })?;
         Ok(CpuExecutor {
             mesh,
             isa: options.isa.unwrap_or_else(Isa::detect),
-            pool: Pool::new(mesh.len(), pin, broken.clone()),
-            barrier: Barrier::new(mesh.len(), broken),
+            pool,
+            barrier: Barrier::new(mesh.len(), team),
             params: params.to_vec(),
             layout,
             devices: mine,
-            workers: team,
+            workers: memories,
             programs: vec![],
             fetch_ptrs: vec![],
             times: Times::default(),
@@ -248,6 +253,9 @@ impl Executor for CpuExecutor {
             for d in &mut self.devices {
                 if plan.gradients.iter().any(|g| g.sliced) {
                     grow(&mut d.sliced, flat, "gradients")?;
+                }
+                if self.mesh.devices >= SCATTER_FROM {
+                    grow(&mut d.scattered, flat, "gradients")?;
                 }
                 if plan.rule.clip.is_some() {
                     grow(&mut d.reduced, flat, "reduced gradients")?;

@@ -9,10 +9,33 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle, Thread};
 
-/// Turns of a waiting loop spent spinning, before yielding to other threads.
+/// Turns of a waiting loop spent spinning, before yielding to other threads; none where there are
+/// more workers than cores, since whoever is waited for needs the core.
 const SPINS: u32 = 2_000;
 /// Turns before an idle worker goes to sleep.
 const IDLE_YIELDS: u32 = 200;
+
+/// What the workers of an executor and their barriers share.
+pub struct Team {
+    /// Raised when a worker fails, so that barriers let the others out.
+    broken: AtomicBool,
+    /// Turns a wait spins before it yields.
+    spins: u32,
+}
+
+impl Team {
+    /// A team of so many workers.
+    pub fn new(workers: usize) -> Arc<Team> {
+        let spins = if workers > cores().len() { 0 } else { SPINS };
+        Arc::new(Team { broken: AtomicBool::new(false), spins })
+    }
+
+    /// One turn of a waiting loop.
+    fn relax(&self, turns: &mut u32) {
+        *turns = turns.saturating_add(1);
+        if *turns < self.spins { std::hint::spin_loop() } else { thread::yield_now() }
+    }
+}
 
 type Job = dyn Fn(usize) + Sync;
 
@@ -23,7 +46,7 @@ struct Shared {
     pending: AtomicUsize,
     stop: AtomicBool,
     failed: Mutex<Option<(usize, String)>>,
-    broken: Arc<AtomicBool>,
+    team: Arc<Team>,
 }
 
 // SAFETY: `job` is written by the caller before it publishes a new round (release) and read by
@@ -40,35 +63,36 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A team of `workers`, pinned to cores when `pin` and there is a core for each. `broken` is
-    /// raised when one fails, so that barriers let the others out.
-    pub fn new(workers: usize, pin: bool, broken: Arc<AtomicBool>) -> Pool {
+    /// Starts `workers`, pinned to cores when `pin` and there is a core for each.
+    ///
+    /// # Errors
+    /// The system's reason when it starts no more threads.
+    pub fn new(workers: usize, pin: bool, team: Arc<Team>) -> std::io::Result<Pool> {
         let shared = Arc::new(Shared {
             job: UnsafeCell::new(None),
             round: AtomicU64::new(0),
             pending: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             failed: Mutex::new(None),
-            broken,
+            team,
         });
         let cores = if pin { cores() } else { vec![] };
-        let threads: Vec<JoinHandle<()>> = (1..workers)
-            .map(|index| {
-                let shared = shared.clone();
-                let core = (cores.len() >= workers).then(|| cores[index]);
-                thread::Builder::new()
-                    .name(format!("phalanx-{index}"))
-                    .spawn(move || {
-                        if let Some(core) = core {
-                            bind(core);
-                        }
-                        work(&shared, index);
-                    })
-                    .expect("the system starts threads")
-            })
-            .collect();
-        let handles = threads.iter().map(|t| t.thread().clone()).collect();
-        Pool { shared, threads, handles }
+        // Dropped half-made, the pool ends the threads it has.
+        let mut pool = Pool { shared, threads: vec![], handles: vec![] };
+        for index in 1..workers {
+            let shared = pool.shared.clone();
+            let core = (cores.len() >= workers).then(|| cores[index]);
+            let body = move || {
+                if let Some(core) = core {
+                    bind(core);
+                }
+                work(&shared, index);
+            };
+            let thread = thread::Builder::new().name(format!("phalanx-{index}")).spawn(body)?;
+            pool.handles.push(thread.thread().clone());
+            pool.threads.push(thread);
+        }
+        Ok(pool)
     }
 
     /// Runs `job(worker)` on every worker, the caller being worker 0, and waits for all.
@@ -89,7 +113,7 @@ impl Pool {
         attempt(&self.shared, 0, job);
         let mut turns = 0;
         while self.shared.pending.load(Ordering::Acquire) > 0 {
-            relax(&mut turns);
+            self.shared.team.relax(&mut turns);
         }
         self.failure()
     }
@@ -120,8 +144,8 @@ fn work(shared: &Shared, index: usize) {
             if shared.stop.load(Ordering::Acquire) {
                 return;
             }
-            relax(&mut turns);
-            if turns > SPINS + IDLE_YIELDS {
+            shared.team.relax(&mut turns);
+            if turns > shared.team.spins + IDLE_YIELDS {
                 thread::park();
                 turns = 0;
             }
@@ -147,14 +171,8 @@ fn attempt(shared: &Shared, index: usize, job: *const Job) {
         if text != BROKEN {
             failed.get_or_insert((index, text));
         }
-        shared.broken.store(true, Ordering::Release);
+        shared.team.broken.store(true, Ordering::Release);
     }
-}
-
-/// One turn of a waiting loop.
-fn relax(turns: &mut u32) {
-    *turns = turns.saturating_add(1);
-    if *turns < SPINS { std::hint::spin_loop() } else { thread::yield_now() }
 }
 
 /// Message of workers that left a barrier because another failed.
@@ -165,14 +183,14 @@ pub struct Barrier {
     workers: u32,
     arrived: AtomicU32,
     round: AtomicU32,
-    broken: Arc<AtomicBool>,
+    team: Arc<Team>,
 }
 
 impl Barrier {
-    /// A barrier that lets everyone out when `broken` is raised.
-    pub fn new(workers: usize, broken: Arc<AtomicBool>) -> Barrier {
+    /// A barrier that lets everyone out when a worker of the team fails.
+    pub fn new(workers: usize, team: Arc<Team>) -> Barrier {
         let workers = workers as u32;
-        Barrier { workers, arrived: AtomicU32::new(0), round: AtomicU32::new(0), broken }
+        Barrier { workers, arrived: AtomicU32::new(0), round: AtomicU32::new(0), team }
     }
 
     /// Waits for all workers.
@@ -191,11 +209,11 @@ impl Barrier {
         }
         let mut turns = 0;
         while self.round.load(Ordering::Acquire) == round {
-            if turns % 64 == 0 && self.broken.load(Ordering::Acquire) {
+            if turns % 64 == 0 && self.team.broken.load(Ordering::Acquire) {
                 // Not `panic!`, whose hook would report a second failure.
                 std::panic::resume_unwind(Box::new(BROKEN.to_string()));
             }
-            relax(&mut turns);
+            self.team.relax(&mut turns);
         }
     }
 }
@@ -241,9 +259,9 @@ mod tests {
 
     #[test]
     fn every_worker_runs_every_round() {
-        let broken = Arc::new(AtomicBool::new(false));
-        let pool = Pool::new(4, false, broken.clone());
-        let barrier = Barrier::new(4, broken);
+        let team = Team::new(4);
+        let pool = Pool::new(4, false, team.clone()).unwrap();
+        let barrier = Barrier::new(4, team);
         let total = AtomicUsize::new(0);
         for round in 1..=200 {
             let seen = Mutex::new(vec![]);
@@ -263,9 +281,9 @@ mod tests {
 
     #[test]
     fn a_failing_worker_does_not_hang_the_others() {
-        let broken = Arc::new(AtomicBool::new(false));
-        let pool = Pool::new(3, false, broken.clone());
-        let barrier = Barrier::new(3, broken);
+        let team = Team::new(3);
+        let pool = Pool::new(3, false, team.clone()).unwrap();
+        let barrier = Barrier::new(3, team);
         let result = pool.run(&|w| {
             assert!(w != 1, "worker one gives up");
             barrier.wait();

@@ -11,6 +11,10 @@ use std::ops::Range;
 /// Elements reduced and updated at a time.
 const CHUNK: usize = 2048;
 
+/// From this many devices on each adds up its share of every slice and takes the rest from the
+/// others: were all to add up all, the cost would grow with the square of their number.
+pub(crate) const SCATTER_FROM: usize = 3;
+
 /// Most slots of an optimizer.
 pub(crate) const MAX_SLOTS: usize = 8;
 /// Most scalars of an optimizer.
@@ -27,6 +31,12 @@ pub(crate) fn update(ctx: &Ctx<'_>) {
     let Some(plan) = &program.update else { return };
     if ctx.run.mesh.devices > 1 && plan.gradients.iter().any(|g| g.sliced) {
         // Slices of other devices must be finished before they are read.
+        ctx.barrier(Scope::All);
+    }
+    if ctx.run.mesh.devices >= SCATTER_FROM {
+        for g in &plan.gradients {
+            scatter(ctx, g);
+        }
         ctx.barrier(Scope::All);
     }
     let applies = ctx.run.batch.accumulate.is_none_or(|a| a.apply.is_some());
@@ -67,17 +77,39 @@ pub(crate) fn update(ctx: &Ctx<'_>) {
     }
 }
 
-/// This worker's part of a gradient, cut into pieces that fit the first cache.
-fn chunks(ctx: &Ctx<'_>, g: &GradientPlan) -> impl Iterator<Item = Range<usize>> + use<> {
+/// This worker's part of a gradient: elements of the flat layout, a whole number of granules.
+fn slice(ctx: &Ctx<'_>, g: &GradientPlan) -> Range<usize> {
     let start = ctx.run.layout.offsets[g.param.index()];
     let len = ctx.program().params[g.param.index()].len();
     let mine = share(0..len / g.granule, ctx.run.mesh.workers, ctx.worker);
-    let (from, to) = (start + mine.start * g.granule, start + mine.end * g.granule);
-    (from..to).step_by(CHUNK).map(move |at| at..to.min(at + CHUNK))
+    start + mine.start * g.granule..start + mine.end * g.granule
 }
 
-/// `tile = Σ partial gradients + penalty`, and the running sum under accumulation.
-fn reduce(ctx: &Ctx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]) {
+/// A range cut into pieces that fit the first cache.
+fn pieces(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(CHUNK).map(move |at| at..end.min(at + CHUNK))
+}
+
+fn chunks(ctx: &Ctx<'_>, g: &GradientPlan) -> impl Iterator<Item = Range<usize>> + use<> {
+    pieces(slice(ctx, g))
+}
+
+/// Adds up this device's share of the worker's slice, for all devices to read.
+fn scatter(ctx: &Ctx<'_>, g: &GradientPlan) {
+    let mine = share(slice(ctx, g), ctx.run.mesh.devices, ctx.device);
+    for piece in pieces(mine) {
+        // SAFETY: this worker alone writes this part of its device's buffer.
+        let out = unsafe {
+            let at = ctx.device().scattered.f32().add(piece.start);
+            std::slice::from_raw_parts_mut(at, piece.len())
+        };
+        add_up(ctx, g, piece, out);
+    }
+}
+
+/// `tile = Σ partial gradients`, over devices and workers in index order.
+fn add_up(ctx: &Ctx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]) {
     let mesh = ctx.run.mesh;
     let mut first = true;
     let mut add = |source: *const f32| {
@@ -98,6 +130,31 @@ fn reduce(ctx: &Ctx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]
         for worker in 0..mesh.workers {
             add(ctx.worker_of(device, worker).gradients.f32());
         }
+    }
+}
+
+/// `tile = Σ partial gradients`, from the shares that each device added up.
+fn collect(ctx: &Ctx<'_>, g: &GradientPlan, chunk: &Range<usize>, tile: &mut [f32]) {
+    let devices = ctx.run.mesh.devices;
+    for (device, owner) in ctx.run.devices.iter().enumerate() {
+        let part = share(slice(ctx, g), devices, device);
+        let (from, to) = (part.start.max(chunk.start), part.end.min(chunk.end));
+        if from < to {
+            // SAFETY: finished before the barrier behind the scattering, not written again before
+            // the end of the step.
+            let values =
+                unsafe { std::slice::from_raw_parts(owner.scattered.f32().add(from), to - from) };
+            tile[from - chunk.start..to - chunk.start].copy_from_slice(values);
+        }
+    }
+}
+
+/// The whole gradient: partial sums and penalty, and the running sum under accumulation.
+fn reduce(ctx: &Ctx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]) {
+    if ctx.run.mesh.devices >= SCATTER_FROM {
+        collect(ctx, g, &chunk, tile);
+    } else {
+        add_up(ctx, g, chunk.clone(), tile);
     }
     if g.l1 != 0.0 || g.l2 != 0.0 {
         // SAFETY: weights of this slice are written by this worker alone, later.

@@ -57,9 +57,6 @@ impl FromStr for Device {
     }
 }
 
-/// Most logical CPU devices: each has its own copy of the weights and a thread at least.
-const MAX_CPU_DEVICES: usize = 256;
-
 /// What was made visible, by kind; `None` where nothing was said.
 static VISIBLE: RwLock<[Option<Vec<Device>>; 2]> = RwLock::new([None, None]);
 

@@ -9,7 +9,9 @@ use phalanx::initializers::Initializer;
 use phalanx::layer::{Layer, LayerHandle, Lowering};
 use phalanx::layers::*;
 use phalanx::regularizers::Regularizer;
-use phalanx_graph::{DType, Graph, NodeId, Op, Space, Tensor, Type, autodiff::gradients, rng::Stream};
+use phalanx_graph::{
+    DType, Graph, NodeId, Op, Space, Tensor, Type, autodiff::gradients, rng::Stream,
+};
 use serde_json::{Map, Value, json};
 
 const TOLERANCE: f64 = 1e-5;

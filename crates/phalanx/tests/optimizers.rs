@@ -67,7 +67,7 @@ impl Trainer {
         self.0.train_on_batch(&x, &y).expect("a step");
     }
 
-    fn weights(&mut self) -> Vec<Tensor> {
+    fn weights(&self) -> Vec<Tensor> {
         self.0.get_weights().expect("weights")
     }
 }

@@ -73,7 +73,7 @@ fn assert_close(what: &str, received: &Tensor, expected: &Tensor, tolerance: f64
     }
 }
 
-fn assert_same_weights(what: &str, a: &mut Model, b: &mut Model, tolerance: f64) {
+fn assert_same_weights(what: &str, a: &Model, b: &Model, tolerance: f64) {
     for ((name, r), (_, e)) in a.weights().unwrap().iter().zip(b.weights().unwrap()) {
         assert_close(&format!("{what}: {name}"), r, &e, tolerance);
     }
@@ -121,13 +121,13 @@ fn training_is_that_of_one_device_for_every_remainder() {
                     .collect();
                 (model, logs)
             };
-            let (mut single, expected) = train(&one_device());
+            let (single, expected) = train(&one_device());
             for n in 2..=4 {
                 let strategy = MirroredStrategy::cpus(n).unwrap();
-                let (mut model, received) = train(&strategy);
+                let (model, received) = train(&strategy);
                 let what = format!("{rows} rows in batches of {batch} on {n} replicas");
                 assert_same_logs(&what, &received, &expected);
-                assert_same_weights(&what, &mut model, &mut single, 1e-5);
+                assert_same_weights(&what, &model, &single, 1e-5);
             }
         }
     }
@@ -319,7 +319,7 @@ fn accumulated_batches_make_the_update_of_one_large_batch() {
             a.fit(data(), fit(3).accumulate(accumulate)).unwrap();
             b.fit(data(), fit(large)).unwrap();
             let what = format!("{accumulate} batches of 3 on {strategy:?}");
-            assert_same_weights(&what, &mut a, &mut b, 1e-6);
+            assert_same_weights(&what, &a, &b, 1e-6);
             a.check_mirrored().unwrap();
         }
     }
@@ -355,6 +355,6 @@ fn sample_and_class_weights_give_the_weighted_loss() {
         assert!((whole - expected).abs() < 1e-6, "{strategy:?}: expected {expected}, got {whole}");
         let mut several = model(&strategy);
         several.fit((&x, &y), fit(4)).unwrap();
-        assert_same_weights(&format!("{strategy:?}"), &mut several, &mut single, 1e-6);
+        assert_same_weights(&format!("{strategy:?}"), &several, &single, 1e-6);
     }
 }

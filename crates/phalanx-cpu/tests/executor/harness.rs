@@ -32,11 +32,14 @@ pub fn elements(values: &[Value]) -> Vec<Elements> {
 
 /// Borrowed feeds.
 pub fn feeds(elements: &[Elements]) -> Vec<FeedData<'_>> {
-    let one = |e| match e {
-        &Elements::F32(ref v) => FeedData::F32(v),
-        &Elements::I32(ref v) => FeedData::I32(v),
-    };
-    elements.iter().map(one).collect()
+    let mut feeds = Vec::with_capacity(elements.len());
+    for e in elements {
+        feeds.push(match e {
+            Elements::F32(v) => FeedData::F32(v),
+            Elements::I32(v) => FeedData::I32(v),
+        });
+    }
+    feeds
 }
 
 /// An executor with its parameters set.

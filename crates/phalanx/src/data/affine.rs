@@ -49,10 +49,10 @@ impl Size {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Motion {
     pub theta: f64,
-    /// Down and to the right, as the input is sampled: the picture moves the other way.
+    /// To the right and down, as the input is sampled: the picture moves the other way.
     pub shift: [f64; 2],
     pub shear: f64,
-    /// Of rows and of columns.
+    /// Across and down.
     pub zoom: [f64; 2],
     pub flip_horizontal: bool,
     pub flip_vertical: bool,
@@ -86,9 +86,10 @@ impl Motion {
         if self.zoom != [1.0; 2] {
             m = times(m, [[self.zoom[0], 0.0, 0.0], [0.0, self.zoom[1], 0.0]]);
         }
-        let [row, column] = [size.height, size.width].map(|n| n as f64 / 2.0 - 0.5);
-        let centred = times([[1.0, 0.0, row], [0.0, 1.0, column]], m);
-        times(centred, [[1.0, 0.0, -row], [0.0, 1.0, -column]])
+        let [x, y] = [size.width, size.height].map(|n| n as f64 / 2.0 - 0.5);
+        let centred = times([[1.0, 0.0, x], [0.0, 1.0, y]], m);
+        let [x, y] = times(centred, [[1.0, 0.0, -x], [0.0, 1.0, -y]]);
+        [[y[1], y[0], y[2]], [x[1], x[0], x[2]]]
     }
 }
 
@@ -235,7 +236,7 @@ mod tests {
         let cases: Vec<Value> =
             serde_json::from_str(&header.metadata().as_ref().unwrap()["cases"]).unwrap();
         let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-        let size = Size { height: 6, width: 7, channels: 3 };
+        let size = Size { height: 7, width: 7, channels: 3 };
         let mut mover = Mover::default();
         for case in &cases {
             let name = case["name"].as_str().unwrap();

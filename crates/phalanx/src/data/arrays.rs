@@ -36,7 +36,24 @@ impl<S: Into<Samples>> From<Vec<S>> for Columns {
     }
 }
 
+impl<A: Into<Samples>, B: Into<Samples>> From<(A, B)> for Columns {
+    fn from((a, b): (A, B)) -> Columns {
+        Columns(vec![a.into(), b.into()])
+    }
+}
+
+impl<A: Into<Samples>, B: Into<Samples>, C: Into<Samples>> From<(A, B, C)> for Columns {
+    fn from((a, b, c): (A, B, C)) -> Columns {
+        Columns(vec![a.into(), b.into(), c.into()])
+    }
+}
+
 impl Columns {
+    /// The columns.
+    pub(super) fn into_samples(self) -> Vec<Samples> {
+        self.0
+    }
+
     /// All columns as tensors.
     pub(super) fn tensors(&self) -> Vec<Arc<Tensor>> {
         self.0.iter().map(Samples::to_tensor).collect()

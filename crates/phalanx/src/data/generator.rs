@@ -258,8 +258,8 @@ impl ImageDataGenerator {
         let motion = Motion {
             theta: symmetric(random, self.rotation_range),
             shift: [
-                shift(random, self.height_shift_range, size.height),
                 shift(random, self.width_shift_range, size.width),
+                shift(random, self.height_shift_range, size.height),
             ],
             shear: symmetric(random, self.shear_range),
             zoom: match self.zoom_range {

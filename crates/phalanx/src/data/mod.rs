@@ -5,6 +5,7 @@ mod arrays;
 mod flow;
 mod generator;
 mod labels;
+mod pipeline;
 mod prefetch;
 mod samples;
 
@@ -13,6 +14,7 @@ pub use arrays::{Arrays, Columns};
 pub use flow::{ImageFlow, Images, Subset};
 pub use generator::{ImageDataGenerator, ZoomRange};
 pub use labels::{LabelBinarizer, to_categorical};
+pub use pipeline::{Cardinality, Element, Pipeline};
 pub use prefetch::Prefetch;
 pub use samples::{Pixels, Samples};
 

@@ -48,7 +48,9 @@ impl Axis {
         let (first, last) = (first as f64, last as f64);
         let room = (0.02 * (last - first)).max(if first == last { 0.5 } else { 0.1 });
         let (low, high) = (first - room, last + room);
-        Axis { low, high, log: false, ticks: round_numbers(low, high, 10.0, 1.0) }
+        let mut ticks = round_numbers(low, high, 10.0, 1.0);
+        ticks.retain(|tick| *tick >= first);
+        Axis { low, high, log: false, ticks }
     }
 
     /// Where a value stands, from 0 to 1.
@@ -91,7 +93,7 @@ fn decimal(value: f64, step: f64, size: f64) -> String {
     if size >= 1e5 || size < 1e-3 {
         return short(if value.abs() < 1e-9 * size { 0.0 } else { value });
     }
-    let decimals = (-step.log10().floor()).clamp(0.0, 6.0) as usize;
+    let decimals = (-(step.log10() + 1e-9).floor()).clamp(0.0, 6.0) as usize;
     let text = format!("{value:.decimals$}");
     if text.trim_matches(['-', '0', '.']).is_empty() { "0".into() } else { text }
 }
@@ -100,7 +102,7 @@ fn decimal(value: f64, step: f64, size: f64) -> String {
 fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
-        size if (1e-3..1e5).contains(&size) => trimmed(format!("{value:.4}")),
+        size if (1e-3..1e4).contains(&size) => trimmed(format!("{value:.4}")),
         _ => {
             let text = format!("{value:.3e}");
             let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));

@@ -7,7 +7,8 @@ use super::{format, save};
 use crate::error::{Error, Result};
 use std::path::Path;
 
-const FULL: Color = Color(8, 64, 129);
+/// The shades from nothing to everything.
+const SHADES: [Color; 3] = [Color::WHITE, Color(107, 174, 214), Color(8, 58, 120)];
 const FRAME: Color = Color(170, 170, 170);
 /// Numbers and labels below this size are left out.
 const SMALLEST: f64 = 8.0;
@@ -47,7 +48,7 @@ pub fn confusion_matrix(
 fn draw(counts: &[Vec<u64>], labels: &[String], title: &str) -> Scene {
     let n = counts.len();
     let cell = match n {
-        1..=10 => 68.0,
+        0..=10 => (680.0 / n as f64).clamp(68.0, 130.0),
         11..=100 => (1200.0 / n as f64).floor().clamp(13.0, 60.0),
         101..=800 => (1600.0 / n as f64).floor().max(2.0),
         _ => 1600.0 / n as f64,
@@ -63,9 +64,11 @@ fn draw(counts: &[Vec<u64>], labels: &[String], title: &str) -> Scene {
     let longest = shown.map(|l| font::width(l, label_size)).fold(0.0, f64::max);
     let upright = longest <= cell - 6.0;
 
-    let (left, top) = (70.0 + longest, 96.0);
+    // as wide as a short title needs, the matrix in the middle
+    let width = (70.0 + longest + side + 120.0).max(560.0);
+    let (left, top) = ((width - 120.0 - side + 70.0 + longest) / 2.0, 96.0);
     let below = if upright { label_size } else { longest };
-    let mut scene = Scene::new((left + side + 120.0).max(520.0), top + side + below + 70.0);
+    let mut scene = Scene::new(width, top + side + below + 70.0);
     scene.title(40.0, title, 22.0);
     scene.title(68.0, &accuracy(counts), 15.0);
 
@@ -84,7 +87,8 @@ fn draw(counts: &[Vec<u64>], labels: &[String], title: &str) -> Scene {
     }
     let at = (left + side / 2.0, top + side + below + 46.0);
     scene.text(at, "predicted class", 17.0, Color::GREY, Anchor::Middle);
-    scene.turned((34.0, top + side / 2.0), "true class", 17.0, Color::GREY, Anchor::Middle, 90.0);
+    let at = (left - longest - 36.0, top + side / 2.0);
+    scene.turned(at, "true class", 17.0, Color::GREY, Anchor::Middle, 90.0);
     scale(&mut scene, (left + side + 28.0, top), side);
     scene
 }
@@ -119,7 +123,8 @@ fn cells(scene: &mut Scene, at: (f64, f64), cell: f64, counts: &[Vec<u64>]) {
     }
     frame(scene, at, (side, side));
 
-    let widest = counts.iter().flatten().map(|c| font::width(&c.to_string(), 1.0)).fold(0.1, f64::max);
+    let widest =
+        counts.iter().flatten().map(|c| font::width(&c.to_string(), 1.0)).fold(0.1, f64::max);
     let size = ((cell - 6.0) / widest).min(0.45 * cell).min(17.0);
     if size < SMALLEST {
         return;
@@ -130,7 +135,7 @@ fn cells(scene: &mut Scene, at: (f64, f64), cell: f64, counts: &[Vec<u64>]) {
             let y = at.1 + (i as f64 + 0.5) * cell + 0.36 * size;
             let color = match shares[i][j] {
                 _ if *count == 0 => Color(190, 190, 190),
-                share if share > 0.45 => Color::WHITE,
+                share if share > 0.4 => Color::WHITE,
                 _ => Color::INK,
             };
             scene.text((x, y), &count.to_string(), size, color, Anchor::Middle);
@@ -146,7 +151,9 @@ fn shares(row: &[u64]) -> Vec<f64> {
 
 /// The root lifts the few mistakes of a good classifier out of the white.
 fn shade(share: f64) -> Color {
-    Color::WHITE.mix(FULL, share.sqrt())
+    let [none, half, all] = SHADES;
+    let place = 2.0 * share.sqrt();
+    if place < 1.0 { none.mix(half, place) } else { half.mix(all, place - 1.0) }
 }
 
 fn frame(scene: &mut Scene, (x, y): (f64, f64), (w, h): (f64, f64)) {

@@ -16,6 +16,8 @@ const SHARE: f64 = 0.25;
 const HUGE: f64 = 1e300;
 /// Up to so many epochs every value is marked.
 const MARKED: usize = 30;
+/// From so many epochs on lines are thin and solid: dashes would dissolve in the ups and downs.
+const DENSE: usize = 200;
 const BACKGROUND: Color = Color(236, 236, 236);
 /// One colour per metric; losses take the first.
 const COLORS: [Color; 8] = [
@@ -77,8 +79,13 @@ struct Series {
 
 impl Series {
     fn stroke(&self) -> Stroke {
-        let dash = self.validation.then_some((9.0, 4.0));
-        Stroke { color: self.color, width: 2.5, dash }
+        let dense = self.values.len() >= DENSE;
+        let dash = (self.validation && !dense).then_some((9.0, 4.0));
+        Stroke { color: self.color, width: if dense { 1.4 } else { 2.5 }, dash }
+    }
+
+    fn marked(&self) -> bool {
+        self.values.len() <= MARKED
     }
 }
 
@@ -197,7 +204,7 @@ fn curve(scene: &mut Scene, series: &Series, points: &[Option<(f64, f64)>]) {
         let Some(center) = *point else { continue };
         let before = i > 0 && points[i - 1].is_some();
         let after = points.get(i + 1).is_some_and(Option::is_some);
-        if points.len() <= MARKED || !(before || after) {
+        if series.marked() || !(before || after) {
             scene.shapes.push(Shape::Circle { center, radius: 4.0, fill: series.color });
         }
     }
@@ -224,7 +231,10 @@ fn legend(scene: &mut Scene, (x0, x1): (f64, f64), series: &[Series]) -> f64 {
             (x, y, lines) = (x0, y + LINE, lines + 1);
         }
         scene.line((x, y), (x + 36.0, y), one.stroke());
-        scene.shapes.push(Shape::Circle { center: (x + 18.0, y), radius: 4.0, fill: one.color });
+        if one.marked() {
+            let center = (x + 18.0, y);
+            scene.shapes.push(Shape::Circle { center, radius: 4.0, fill: one.color });
+        }
         scene.text((x + 46.0, y + 6.0), &text, 16.0, Color::INK, Anchor::Start);
         x += width + 26.0;
     }

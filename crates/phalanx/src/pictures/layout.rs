@@ -8,9 +8,9 @@ const GAP: f64 = 26.0;
 /// Sweeps over the layers to sort them.
 const SWEEPS: usize = 12;
 /// Rounds of pulling neighbours together and pushing overlaps apart.
-const ROUNDS: usize = 300;
-/// How much a skip pulls, next to the 1 of other edges.
-const SKIP_PULL: f64 = 0.05;
+const ROUNDS: usize = 500;
+/// How much a skip pulls and how hard its waypoints are to push, next to the 1 of what has boxes.
+const SKIP_WEIGHT: f64 = 1e-3;
 
 /// Where everything stands.
 pub struct Layout {
@@ -223,7 +223,7 @@ impl Grid {
     /// apart where they overlap; a block of waypoints gives way to one with boxes.
     fn coordinates(&self, block: &[usize]) -> Vec<f64> {
         let count = block.len();
-        let mut heavy = vec![0.02; count];
+        let mut heavy = vec![SKIP_WEIGHT; count];
         let (mut x, mut members) = (vec![0.0; count], vec![0.0; count]);
         let mut apart: Vec<(usize, usize, f64)> = vec![];
         for layer in &self.layers {
@@ -248,7 +248,7 @@ impl Grid {
             let mut pull = vec![(0.0, 0.0); count];
             for (from, to, skip) in &self.links {
                 let (a, b) = (block[*from], block[*to]);
-                let weight = if *skip { SKIP_PULL } else { 1.0 };
+                let weight = if *skip { SKIP_WEIGHT } else { 1.0 };
                 if a != b {
                     pull[a] = (pull[a].0 + weight * x[b], pull[a].1 + weight);
                     pull[b] = (pull[b].0 + weight * x[a], pull[b].1 + weight);

@@ -60,8 +60,7 @@ fn draw(canvas: &mut Pixmap, shape: &Shape, view: Transform) {
             }
         }
         Shape::Circle { center, radius, fill } => {
-            let circle =
-                PathBuilder::from_circle(center.0 as f32, center.1 as f32, *radius as f32);
+            let circle = PathBuilder::from_circle(center.0 as f32, center.1 as f32, *radius as f32);
             filled(canvas, circle.as_ref(), *fill, view);
         }
         Shape::Path { segments, stroke } => {
@@ -91,7 +90,8 @@ fn draw(canvas: &mut Pixmap, shape: &Shape, view: Transform) {
         Shape::Image { at, size, pixels } => {
             let Some(source) = pixmap(pixels) else { return };
             let (sx, sy) = (size.0 / pixels.width as f64, size.1 / pixels.height as f64);
-            let place = view.pre_translate(at.0 as f32, at.1 as f32).pre_scale(sx as f32, sy as f32);
+            let place =
+                view.pre_translate(at.0 as f32, at.1 as f32).pre_scale(sx as f32, sy as f32);
             let paint = PixmapPaint { quality: FilterQuality::Nearest, ..PixmapPaint::default() };
             canvas.draw_pixmap(0, 0, source.as_ref(), &paint, place, None);
         }

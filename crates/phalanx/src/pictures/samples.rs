@@ -162,7 +162,8 @@ mod tests {
     #[test]
     fn large_images_are_averaged() {
         let (height, width) = (2, 300);
-        let image: Vec<u8> = (0..height * width).map(|i| if i % 2 == 0 { 0 } else { 200 }).collect();
+        let image: Vec<u8> =
+            (0..height * width).map(|i| if i % 2 == 0 { 0 } else { 200 }).collect();
         let small = reduced(&image, height, width, 1);
         assert_eq!((small.height, small.width), (1, 150));
         assert!(small.rgb.iter().all(|v| *v == 100));

@@ -156,7 +156,8 @@ mod tests {
             out
         };
         // RFC 4648, section 10
-        let cases = [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")];
+        let cases =
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")];
         for (text, expected) in cases {
             assert_eq!(encode(text), expected);
         }

@@ -259,7 +259,7 @@ mod tests {
         let build = || {
             let shared = LayerHandle::from(Dense::new(3));
             let x = Input::new([3]).symbol();
-            let inner = Model::with_name("inner", &x, shared.apply(&x)).unwrap();
+            let inner = Model::with_name("inner", &x, (&shared).apply(&x)).unwrap();
             let x = Input::new([3]).symbol();
             Model::new(&x, shared.apply(inner.apply(&x))).unwrap()
         };

@@ -1,0 +1,202 @@
+//! The steps of a pipeline that work on threads of their own.
+
+use super::{Cardinality, Element, Elements, Pass, Step};
+use crate::data::prefetch::panic_text;
+use crate::error::{Error, Result};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+/// Elements each thread of a map may have taken or finished but not handed on.
+const IN_FLIGHT: usize = 4;
+
+pub(super) type Function = dyn Fn(Element) -> Result<Element> + Send + Sync;
+
+pub(super) struct Map {
+    pub inner: Arc<dyn Step>,
+    pub f: Arc<Function>,
+    pub threads: usize,
+}
+
+impl Step for Map {
+    fn cardinality(&self) -> Cardinality {
+        self.inner.cardinality()
+    }
+
+    fn open(&self, pass: Pass) -> Result<Box<dyn Elements>> {
+        let inner = self.inner.open(pass)?;
+        let workers = (0..self.threads).map(|_| Worker::new(self.f.clone()));
+        let workers = workers.collect::<Result<_>>()?;
+        Ok(Box::new(MapElements { inner, workers, sent: 0, received: 0, end: None }))
+    }
+}
+
+/// A thread that applies a function to what it is sent, in order.
+struct Worker {
+    /// Taken to end the thread.
+    jobs: Option<SyncSender<(usize, Element)>>,
+    done: Option<Receiver<Result<Element>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    fn new(f: Arc<Function>) -> Result<Worker> {
+        let (jobs, todo) = sync_channel::<(usize, Element)>(IN_FLIGHT);
+        let (out, done) = sync_channel(IN_FLIGHT);
+        let work = move || {
+            for (at, element) in todo {
+                let result = match catch_unwind(AssertUnwindSafe(|| f(element))) {
+                    Ok(result) => {
+                        result.map_err(|e| Error::config("map", format!("element {at}: {e}")))
+                    }
+                    Err(panic) => {
+                        let message = format!("element {at}: {}", panic_text(&*panic));
+                        Err(Error::config("map", message))
+                    }
+                };
+                if out.send(result).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = start(work)?;
+        Ok(Worker { jobs: Some(jobs), done: Some(done), thread: Some(thread) })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        (self.jobs, self.done) = (None, None);
+        if let Some(thread) = self.thread.take() {
+            // Panics were caught inside the thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn start(work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let thread = std::thread::Builder::new().name("phalanx-map".into()).spawn(work);
+    thread.map_err(|e| Error::config("Pipeline", format!("starting a thread: {e}")))
+}
+
+struct MapElements {
+    inner: Box<dyn Elements>,
+    workers: Vec<Worker>,
+    sent: usize,
+    received: usize,
+    /// Why nothing more is sent: the data ended, or failed.
+    end: Option<Option<Error>>,
+}
+
+impl Elements for MapElements {
+    fn next(&mut self) -> Result<Option<Element>> {
+        let threads = self.workers.len();
+        while self.end.is_none() && self.sent - self.received < IN_FLIGHT * threads {
+            match self.inner.next() {
+                Ok(Some(element)) => {
+                    let jobs = &self.workers[self.sent % threads].jobs;
+                    if let Some(jobs) = jobs {
+                        // A thread lives as long as it is listened to.
+                        let _ = jobs.send((self.sent, element));
+                    }
+                    self.sent += 1;
+                }
+                Ok(None) => self.end = Some(None),
+                Err(error) => self.end = Some(Some(error)),
+            }
+        }
+        if self.received == self.sent {
+            return match self.end.as_mut().and_then(Option::take) {
+                Some(error) => Err(error),
+                None => Ok(None),
+            };
+        }
+        let done = self.workers[self.received % threads].done.as_ref();
+        self.received += 1;
+        match done.and_then(|done| done.recv().ok()) {
+            Some(result) => result.map(Some),
+            None => Err(Error::config("map", "a thread ended before its work did")),
+        }
+    }
+
+    fn skip(&mut self, elements: usize) -> Result<()> {
+        // Elements that nobody sees need not be changed.
+        let begun = self.sent - self.received;
+        for _ in 0..begun.min(elements) {
+            self.next()?;
+        }
+        self.inner.skip(elements.saturating_sub(begun))
+    }
+}
+
+pub(super) struct Ahead {
+    pub inner: Arc<dyn Step>,
+    pub ahead: usize,
+}
+
+impl Step for Ahead {
+    fn cardinality(&self) -> Cardinality {
+        self.inner.cardinality()
+    }
+
+    fn open(&self, pass: Pass) -> Result<Box<dyn Elements>> {
+        let inner = self.inner.open(pass)?;
+        Ok(Box::new(AheadElements { inner: Some(inner), ahead: self.ahead, running: None }))
+    }
+}
+
+/// Starts its thread with the first element asked for, so that a skip costs no more than it must.
+struct AheadElements {
+    inner: Option<Box<dyn Elements>>,
+    ahead: usize,
+    running: Option<(Option<Receiver<Result<Element>>>, Option<JoinHandle<()>>)>,
+}
+
+impl Elements for AheadElements {
+    fn next(&mut self) -> Result<Option<Element>> {
+        if let Some(mut inner) = self.inner.take() {
+            let (full, ready) = sync_channel(self.ahead);
+            let work = move || {
+                loop {
+                    let result = match catch_unwind(AssertUnwindSafe(|| inner.next())) {
+                        Ok(result) => result.transpose(),
+                        Err(p) => Some(Err(Error::config("prefetch", panic_text(&*p)))),
+                    };
+                    let Some(result) = result else { return };
+                    let failed = result.is_err();
+                    if full.send(result).is_err() || failed {
+                        return;
+                    }
+                }
+            };
+            self.running = Some((Some(ready), Some(start(work)?)));
+        }
+        let ready = self.running.as_ref().and_then(|(ready, _)| ready.as_ref());
+        ready.and_then(|ready| ready.recv().ok()).transpose()
+    }
+
+    fn skip(&mut self, elements: usize) -> Result<()> {
+        if let Some(inner) = &mut self.inner {
+            return inner.skip(elements);
+        }
+        for _ in 0..elements {
+            if self.next()?.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for AheadElements {
+    fn drop(&mut self) {
+        if let Some((ready, thread)) = &mut self.running {
+            *ready = None;
+            if let Some(thread) = thread.take() {
+                // Panics were caught inside the thread.
+                let _ = thread.join();
+            }
+        }
+    }
+}
