@@ -1,10 +1,13 @@
 //! The command line as plain data.
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
 
 /// Deep learning in lockstep on every device you have.
 #[derive(Debug, Parser)]
 #[command(version, about, propagate_version = true)]
+#[command(after_help = "Exit codes: 0 done, 1 failed (one line on standard error says why), \
+                        2 arguments not understood.")]
 pub struct Args {
     /// What to do.
     #[command(subcommand)]
@@ -16,19 +19,32 @@ pub struct Args {
 pub enum Command {
     /// Train a network and evaluate it on the test split
     #[command(after_help = "Examples:
-  phalanx train mnist-mlp                      # on generated glyphs, no files needed
+  phalanx train mnist-mlp                            # on generated glyphs, no files needed
   phalanx train mnist-mlp --data mnist --epochs 2 --replicas 2
-  phalanx train mnist-cnn --lr 0.001 --batch-size 64")]
-    Train(Train),
+  phalanx train mnist-cnn --data mnist --epochs 12 --schedule steps --log-dir logs --checkpoint-dir ckpt
+  phalanx train minigooglenet --data cifar-10 --augment shift,flip --schedule poly --output plot.png")]
+    Train(Box<Train>),
+    /// Evaluate saved weights on the test split of a dataset
+    #[command(after_help = "Example:
+  phalanx evaluate ckpt/mnist-cnn-12.safetensors --model mnist-cnn --data mnist")]
+    Evaluate(Evaluate),
     /// Measure training or inference speed on synthetic data
     Bench(Bench),
-    /// Show a network's layers, or its compiled program and memory plan
+    /// Show a network's layers, its compiled program and memory plan, or its picture
     #[command(after_help = "Examples:
   phalanx inspect minigooglenet
+  phalanx inspect minigooglenet --picture model.svg
   phalanx inspect mnist-mlp --program --batch-size 32 --replicas 2")]
     Inspect(Inspect),
+    /// List the datasets and where their files belong
+    Data,
     /// List the devices of this machine
     Devices,
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
 }
 
 /// The networks that come with Phalanx.
@@ -48,8 +64,11 @@ pub enum Network {
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Where {
     /// Devices to mirror the model on, such as cpu:0,cpu:1
-    #[arg(long, value_delimiter = ',', conflicts_with = "replicas")]
+    #[arg(long, value_delimiter = ',', conflicts_with_all = ["replicas", "gpus"])]
     pub devices: Vec<String>,
+    /// Number of GPUs to mirror the model on
+    #[arg(long, short = 'g', conflicts_with = "replicas")]
+    pub gpus: Option<usize>,
     /// Number of logical CPU devices to mirror the model on
     #[arg(long)]
     pub replicas: Option<usize>,
@@ -58,20 +77,46 @@ pub struct Where {
     pub threads: usize,
 }
 
+/// How the learning rate changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Schedule {
+    /// Always the same
+    Constant,
+    /// Down to zero in a straight line, epoch by epoch
+    Poly,
+    /// Down to zero along a cosine, step by step
+    Cosine,
+    /// A tenth after 3 epochs, a hundredth after 7
+    Steps,
+}
+
+/// How training images are distorted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Augment {
+    /// Up to a tenth of the size, each way
+    Shift,
+    /// Left to right
+    Flip,
+    /// Up to 15 degrees
+    Rotate,
+    /// Up to a tenth
+    Zoom,
+}
+
 /// `phalanx train`.
 #[derive(Debug, ClapArgs)]
 pub struct Train {
     /// The network
     pub model: Network,
-    /// glyphs (generated), mnist or fashion-mnist
+    /// glyphs (generated), mnist, fashion-mnist or cifar-10
     #[arg(long, default_value = "glyphs")]
     pub data: String,
     /// Where to run
     #[command(flatten)]
     pub place: Where,
-    /// Samples per replica and step
-    #[arg(long, default_value_t = 32, conflicts_with = "global_batch_size")]
-    pub batch_size: usize,
+    /// Samples per replica and step (default: the network's own)
+    #[arg(long, conflicts_with = "global_batch_size")]
+    pub batch_size: Option<usize>,
     /// Samples per step over all replicas
     #[arg(long)]
     pub global_batch_size: Option<usize>,
@@ -81,12 +126,42 @@ pub struct Train {
     /// Steps per epoch (default: all the data)
     #[arg(long)]
     pub steps_per_epoch: Option<usize>,
-    /// Optimizer (default: the network's own)
+    /// Optimizer: sgd, adam, adamw, rmsprop, adagrad, nadam, lion (default: the network's own)
     #[arg(long)]
     pub optimizer: Option<String>,
     /// Learning rate (default: the optimizer's own)
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub lr: Option<f64>,
+    /// Momentum of sgd
+    #[arg(long, allow_negative_numbers = true)]
+    pub momentum: Option<f64>,
+    /// How the learning rate changes
+    #[arg(long, value_enum, default_value_t = Schedule::Constant)]
+    pub schedule: Schedule,
+    /// Distort training images: shift,flip,rotate,zoom
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub augment: Vec<Augment>,
+    /// Draw loss and accuracy into this .png or .svg
+    #[arg(long, short = 'o')]
+    pub output: Option<PathBuf>,
+    /// Save the weights here after every epoch
+    #[arg(long)]
+    pub checkpoint_dir: Option<PathBuf>,
+    /// Save every so many steps instead
+    #[arg(long, requires = "checkpoint_dir")]
+    pub checkpoint_every: Option<u64>,
+    /// Write TensorBoard logs here
+    #[arg(long)]
+    pub log_dir: Option<PathBuf>,
+    /// Write a CSV line per epoch
+    #[arg(long)]
+    pub csv: Option<PathBuf>,
+    /// Write a JSON object per epoch and one at the end; - for standard output
+    #[arg(long)]
+    pub json: Option<PathBuf>,
+    /// Save the weights at the end
+    #[arg(long)]
+    pub save: Option<PathBuf>,
     /// Seed of weights, shuffling and dropout
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
@@ -96,6 +171,28 @@ pub struct Train {
     /// 0 nothing, 1 a live bar, 2 a line per epoch
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=2))]
     pub verbose: u8,
+}
+
+/// `phalanx evaluate`.
+#[derive(Debug, ClapArgs)]
+pub struct Evaluate {
+    /// The weights
+    pub file: PathBuf,
+    /// The network they belong to
+    #[arg(long, value_enum)]
+    pub model: Network,
+    /// glyphs (generated), mnist, fashion-mnist or cifar-10
+    #[arg(long, default_value = "glyphs")]
+    pub data: String,
+    /// Where to run
+    #[command(flatten)]
+    pub place: Where,
+    /// Draw the confusion matrix into this .png or .svg
+    #[arg(long)]
+    pub confusion: Option<PathBuf>,
+    /// Draw samples with their predictions into this .png or .svg
+    #[arg(long)]
+    pub samples: Option<PathBuf>,
 }
 
 /// `phalanx bench`.
@@ -128,6 +225,9 @@ pub struct Inspect {
     /// Print the compiled training program instead of the layers
     #[arg(long)]
     pub program: bool,
+    /// Draw the layers into this .png or .svg
+    #[arg(long)]
+    pub picture: Option<PathBuf>,
     /// Samples per step over all replicas (default: the network's own)
     #[arg(long)]
     pub batch_size: Option<usize>,

@@ -10,13 +10,7 @@ use std::time::Instant;
 pub fn run(args: &Bench) -> Result<()> {
     let usual = args.model.usual();
     let batch = args.batch_size.unwrap_or(usual.batch);
-    let mut model = args.model.build()?;
-    model.compile(
-        Compile::new(args.model.optimizer())
-            .loss(args.model.loss())
-            .metrics(["accuracy"])
-            .strategy(args.place.strategy()?),
-    )?;
+    let mut model = args.model.compiled(&args.place)?;
     let kind = if args.inference { StepKind::Predict } else { StepKind::Train };
     let planned = model.program(kind, batch)?.device_bytes();
     let (x, y) = synthetic(batch, usual.input)?;

@@ -1,4 +1,4 @@
-//! `phalanx inspect` and `phalanx devices`.
+//! `phalanx inspect`, `phalanx data` and `phalanx devices`.
 
 use crate::args::Inspect;
 use anyhow::Result;
@@ -8,19 +8,35 @@ use std::io::Write;
 /// Prints layers, or the compiled program.
 pub fn run(args: &Inspect) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    let mut model = args.model.build()?;
-    if !args.program {
-        writeln!(out, "{}", model.summary())?;
+    if args.program {
+        let model = args.model.compiled(&args.place)?;
+        let batch = args.batch_size.unwrap_or(args.model.usual().batch);
+        write!(out, "{}", model.program(StepKind::Train, batch)?)?;
         return Ok(());
     }
-    model.compile(
-        Compile::new(args.model.optimizer())
-            .loss(args.model.loss())
-            .metrics(["accuracy"])
-            .strategy(args.place.strategy()?),
-    )?;
-    let batch = args.batch_size.unwrap_or(args.model.usual().batch);
-    write!(out, "{}", model.program(StepKind::Train, batch)?)?;
+    let model = args.model.build()?;
+    if let Some(path) = &args.picture {
+        phalanx::pictures::model(&model.summary(), path)?;
+        return Ok(());
+    }
+    writeln!(out, "{}", model.summary())?;
+    Ok(())
+}
+
+/// Prints the datasets and where they are looked for.
+pub fn data() -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "looked for in {}", datasets::directory().display())?;
+    for name in datasets::NAMES {
+        match datasets::load(name) {
+            Ok(split) => {
+                let (train, test) = (split.train.0.rows(), split.test.0.rows());
+                let dims = &split.train.0.dims()[1..];
+                writeln!(out, "{name:<14} {train} + {test} images of {dims:?}")?;
+            }
+            Err(error) => writeln!(out, "{name:<14} {error}")?,
+        }
+    }
     Ok(())
 }
 

@@ -2,11 +2,12 @@
 
 mod args;
 mod bench;
+mod evaluate;
 mod inspect;
 mod network;
 mod train;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use std::process::ExitCode;
 
 /// Exit code of a command that failed; clap uses 2 for arguments it does not understand.
@@ -18,7 +19,14 @@ fn main() -> ExitCode {
         args::Command::Train(train) => train::run(&train),
         args::Command::Bench(bench) => bench::run(&bench),
         args::Command::Inspect(inspect) => inspect::run(&inspect),
+        args::Command::Evaluate(evaluate) => evaluate::run(&evaluate),
+        args::Command::Data => inspect::data(),
         args::Command::Devices => inspect::devices(),
+        args::Command::Completions { shell } => {
+            let mut command = args::Args::command();
+            clap_complete::generate(shell, &mut command, "phalanx", &mut std::io::stdout());
+            Ok(())
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

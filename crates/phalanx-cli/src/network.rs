@@ -1,15 +1,26 @@
-//! The networks by name, and how each is usually compiled.
+//! The networks by name: sizes, data, and how each is compiled in the tutorials.
 
 use crate::args::{Network, Where};
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
+use phalanx::data::Samples;
 use phalanx::prelude::*;
 
 /// A network's usual sizes.
 pub struct Usual {
     /// Dimensions of one sample.
     pub input: &'static [usize],
-    /// Global batch.
+    /// Samples per replica.
     pub batch: usize,
+}
+
+/// Data in the form a network takes.
+pub struct Prepared {
+    /// To train on.
+    pub train: (Samples, Tensor),
+    /// To test on.
+    pub test: (Samples, Tensor),
+    /// To show: the test images as they are.
+    pub pictures: Samples,
 }
 
 impl Network {
@@ -34,6 +45,18 @@ impl Network {
         })
     }
 
+    /// Builds and compiles it with its own optimizer.
+    pub fn compiled(self, place: &Where) -> Result<Model> {
+        let mut model = self.build()?;
+        model.compile(
+            Compile::new(self.optimizer())
+                .loss(self.loss())
+                .metrics(["accuracy"])
+                .strategy(place.strategy()?),
+        )?;
+        Ok(model)
+    }
+
     /// Its optimizer in the tutorials.
     pub fn optimizer(self) -> Box<dyn Optimizer> {
         match self {
@@ -47,6 +70,33 @@ impl Network {
         let logits = self == Network::MnistMlp;
         Box::new(SparseCategoricalCrossentropy::default().from_logits(logits))
     }
+
+    /// Loads a dataset in the shape the network takes. Colour images keep their bytes' range and
+    /// lose the mean of the training images, as in the tutorial.
+    pub fn load(self, name: &str) -> Result<Prepared> {
+        let split = datasets::load(name)?;
+        let pictures = split.test.0.clone();
+        let shaped = |(x, y): (Samples, Tensor)| -> Result<(Samples, Tensor)> {
+            let input = self.usual().input;
+            let dims = x.dims().to_vec();
+            if x.row_len() != input.iter().product::<usize>() {
+                bail!("--data {name}: expected images of {input:?}, received {:?}", &dims[1..]);
+            }
+            let mut wanted = vec![x.rows()];
+            wanted.extend(input);
+            Ok((x.reshape(wanted).context("reshaping images")?, y))
+        };
+        let (mut train, mut test) = (shaped(split.train)?, shaped(split.test)?);
+        if let Some(most) = train.1.i32().and_then(|y| y.iter().max()).filter(|y| **y > 9) {
+            bail!("--data {name}: expected labels 0 to 9, received {most}");
+        }
+        if self.usual().input.last() == Some(&3) {
+            let mean = train.0.clone().raw().mean();
+            train.0 = train.0.raw().subtract(&mean)?;
+            test.0 = test.0.raw().subtract(&mean)?;
+        }
+        Ok(Prepared { train, test, pictures })
+    }
 }
 
 impl Where {
@@ -54,6 +104,14 @@ impl Where {
     pub fn strategy(&self) -> Result<MirroredStrategy> {
         let strategy = if !self.devices.is_empty() {
             MirroredStrategy::with_devices(&self.devices)?
+        } else if let Some(n) = self.gpus {
+            let found = list_physical_devices(DeviceKind::Gpu).len();
+            if n == 0 || n > found {
+                bail!(
+                    "--gpus: expected 1 to {found} (the GPUs found), received {n}; --replicas N trains on N CPU devices"
+                );
+            }
+            MirroredStrategy::with_devices((0..n).map(|i| format!("gpu:{i}")))?
         } else if let Some(n) = self.replicas {
             MirroredStrategy::cpus(n)?
         } else {

@@ -15,11 +15,10 @@ pub fn run() -> Result<(Model, Logs)> {
     let left = Input::new([28, 28, 1]).named("left_image").symbol();
     let right = Input::new([28, 28, 1]).named("right_image").symbol();
 
-    // One set of weights, applied twice.
-    let flatten = Flatten::new();
+    // One layer applied twice: the weights are shared.
     let encoder = Dense::new(96).activation("relu").named("encoder");
-    let a = encoder.clone().apply(flatten.clone().apply(&left));
-    let b = encoder.apply(flatten.apply(&right));
+    let a = encoder.apply(Flatten::new().apply(&left));
+    let b = encoder.apply(Flatten::new().apply(&right));
 
     let digit = Dense::new(10).activation("softmax").named("digit").apply(&a);
     let both = Concatenate::new().apply([&a, &b]);

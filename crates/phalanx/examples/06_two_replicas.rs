@@ -7,7 +7,7 @@ use phalanx::prelude::*;
 
 #[path = "02_mlp.rs"]
 #[allow(dead_code)] // its `main`
-mod mlp;
+pub mod mlp;
 
 fn main() -> Result<()> {
     for (one, two) in run(datasets::load("glyphs")?)? {

@@ -94,17 +94,58 @@ pub enum Error {
         /// Where they belong.
         directory: PathBuf,
     },
+    /// A dataset whose files are not there and cannot be fetched.
+    #[error(
+        "dataset '{name}' is not here and cannot be fetched ({reason}); put {} into {}, for \
+         example from {url}", files.join(", "), directory.display()
+    )]
+    Download {
+        /// The dataset.
+        name: String,
+        /// The files looked for.
+        files: Vec<String>,
+        /// Where they belong.
+        directory: PathBuf,
+        /// Where they are published.
+        url: String,
+        /// Why they could not be fetched.
+        reason: String,
+    },
 }
 
 fn suggestion(known: &[String], name: &str) -> String {
-    let close = |k: &&String| {
-        let (k, n) = (k.to_lowercase(), name.to_lowercase());
-        k.contains(&n) || n.contains(&k) || k.chars().take(4).eq(n.chars().take(4))
+    // A slip of the fingers, else a part of the name.
+    let near = |k: &String| {
+        let edits = edits(&k.to_lowercase(), &name.to_lowercase());
+        let few = if name.chars().count() < 4 { 1 } else { 2 };
+        (edits <= few).then_some(edits)
     };
-    match known.iter().find(close) {
+    let alike = |k: &&String| {
+        let (k, n) = (k.to_lowercase(), name.to_lowercase());
+        let whole = !n.is_empty() && !k.is_empty();
+        whole && (k.contains(&n) || n.contains(&k) || k.chars().take(4).eq(n.chars().take(4)))
+    };
+    let slip = known.iter().filter_map(|k| Some((near(k)?, k))).min_by_key(|(edits, _)| *edits);
+    match slip.map(|(_, k)| k).or_else(|| known.iter().find(alike)) {
         Some(k) => format!("; did you mean '{k}'? known: {}", known.join(", ")),
         None => format!("; known: {}", known.join(", ")),
     }
+}
+
+/// How many characters must be put in, left out or replaced to make one name of the other.
+fn edits(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (i, a) in from.chars().enumerate() {
+        let mut corner = row[0];
+        row[0] = i + 1;
+        for (j, b) in to.iter().enumerate() {
+            let replaced = corner + usize::from(a != *b);
+            corner = row[j + 1];
+            row[j + 1] = replaced.min(corner + 1).min(row[j] + 1);
+        }
+    }
+    row[to.len()]
 }
 
 impl Error {

@@ -41,7 +41,10 @@ pub mod prelude {
         View,
     };
     pub use crate::constraints::Constraint;
-    pub use crate::data::{Arrays, Dataset, Samples, to_categorical};
+    pub use crate::data::{
+        Arrays, Dataset, FromDirectory, ImageDataGenerator, ImageFolder, LabelBinarizer, Pipeline,
+        Prefetch, Samples, Subset, to_categorical,
+    };
     pub use crate::error::{Error, Result};
     pub use crate::history::History;
     pub use crate::initializers::Initializer;

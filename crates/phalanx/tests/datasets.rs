@@ -46,3 +46,11 @@ fn cifar_10_has_the_published_counts_and_means() {
     assert!(arrays.epoch(1, 0, 0).unwrap().next(&mut batch).unwrap());
     assert_eq!(batch.inputs[0].dims(), [128, 32, 32, 3]);
 }
+
+#[test]
+fn names_of_no_files_are_refused_and_what_is_here_is_found() {
+    assert!(phalanx::datasets::find("mnsit").unwrap_err().to_string().contains("fashion-mnist"));
+    if let Some(dir) = cifar_10() {
+        assert_eq!(phalanx::datasets::find("cifar-10").unwrap(), Some(dir));
+    }
+}

@@ -126,8 +126,7 @@ fn differences(case: &Case) -> Result<Vec<String>, Error> {
         let received = run_on(runner, &called.lowering.graph, &outputs, &feeds, &params);
         for (field, received) in fields.iter().zip(received) {
             let d = difference(&received, case.f32(field));
-            // Written so that NaN is wrong too.
-            if !(d <= TOLERANCE) {
+            if d > TOLERANCE || d.is_nan() {
                 wrong.push(format!("{} {field} on {runner:?}: {d:.2e}", case.name));
             }
         }
@@ -270,7 +269,7 @@ fn penalties_match_keras() {
             let param = g.add_param("w", input.dims(), true);
             let w = g.param(param);
             let projected = constraint.project(&mut g, w).unwrap();
-            let values = &run(&g, &[projected], &[], &[input.clone()])[0];
+            let values = &run(&g, &[projected], &[], std::slice::from_ref(input))[0];
             assert!(difference(values, case.f32("output")) <= 1e-6, "{name}");
         } else {
             let regularizer: Regularizer = serde_json::from_value(saved.clone()).unwrap();
@@ -384,13 +383,15 @@ fn refusals_name_layer_argument_expected_and_received() {
 #[test]
 fn unknown_names_are_kept_until_the_call() {
     let text = refusal(Dense::new(3).activation("rellu"), &[&[3]]);
-    assert!(text.starts_with("unknown activation 'rellu'; known: linear, relu"), "{text}");
+    assert!(text.starts_with("unknown activation 'rellu'"), "{text}");
+    assert!(text.contains("known: linear, relu, "), "{text}");
     let text = refusal(Conv2D::new(3, 3).padding("causal"), &[&[8, 8, 1]]);
     assert_eq!(text, "unknown padding 'causal'; known: valid, same");
     let text = refusal(Dense::new(3).kernel_initializer("he"), &[&[3]]);
     assert!(text.starts_with("unknown initializer 'he'; did you mean 'he_uniform'?"), "{text}");
     let text = refusal(Dense::new(3).kernel_regularizer("l3"), &[&[3]]);
-    assert_eq!(text, "unknown regularizer 'l3'; known: l1, l2, l1_l2");
+    assert!(text.starts_with("unknown regularizer 'l3'"), "{text}");
+    assert!(text.ends_with("known: l1, l2, l1_l2"), "{text}");
     let text = refusal(Dense::new(3).bias_constraint("nonnegative"), &[&[3]]);
     assert!(text.starts_with("unknown constraint 'nonnegative'"), "{text}");
 }

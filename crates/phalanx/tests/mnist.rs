@@ -1,6 +1,7 @@
 //! The guide's perceptron on the real MNIST: 0.97 on the test set after two epochs, on one replica
 //! and on two.
 
+use phalanx::data::Samples;
 use phalanx::prelude::*;
 use std::path::{Path, PathBuf};
 
@@ -19,12 +20,11 @@ fn directory() -> Option<PathBuf> {
 fn the_perceptron_reads_97_of_100_digits_after_two_epochs() {
     let Some(directory) = directory() else { return };
     let data = datasets::mnist::load(Some(&directory)).unwrap();
-    let flat = |x: Tensor| {
-        let rows = x.rows();
-        x.reshape([rows, 784]).unwrap()
+    let flat = |(images, labels): (Samples, Tensor)| {
+        let rows = images.rows();
+        Arrays::new(images.reshape([rows, 784]).unwrap(), labels).unwrap()
     };
-    let train = Arrays::new(flat(data.train.0), data.train.1).unwrap();
-    let test = Arrays::new(flat(data.test.0), data.test.1).unwrap();
+    let (train, test) = (flat(data.train), flat(data.test));
     for replicas in [1, 2] {
         let mut model = applications::mnist_mlp(10).unwrap();
         let loss = SparseCategoricalCrossentropy::default().from_logits(true);

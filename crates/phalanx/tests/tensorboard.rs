@@ -15,8 +15,7 @@ fn masked_crc(bytes: &[u8]) -> u32 {
             crc = if crc & 1 == 1 { (crc >> 1) ^ 0x82f6_3b78 } else { crc >> 1 };
         }
     }
-    let crc = !crc;
-    ((crc >> 15) | (crc << 17)).wrapping_add(0xa282_ead8)
+    (!crc).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
 /// The records of a file, lengths and checksums checked.
@@ -110,13 +109,15 @@ fn doubles(field: &Field) -> Vec<f64> {
     bytes.map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
+/// (step, value) by tag.
+type Series<T> = BTreeMap<String, Vec<(u64, T)>>;
+
 /// What a run's directory holds.
 #[derive(Default)]
 struct Log {
-    /// (step, value) by tag.
-    scalars: BTreeMap<String, Vec<(u64, f32)>>,
-    /// (step, fields of the histogram) by tag.
-    histograms: BTreeMap<String, Vec<(u64, Vec<(u64, Field)>)>>,
+    scalars: Series<f32>,
+    /// The histograms' fields.
+    histograms: Series<Vec<(u64, Field)>>,
     /// (name, op, inputs) of the graph's nodes.
     graph: Vec<(String, String, Vec<String>)>,
     times: Vec<f64>,
@@ -206,7 +207,7 @@ fn scalars_histograms_and_graph_are_what_the_run_was() {
     let callback =
         TensorBoard::new(&logs).histogram_freq(2).update_freq(2).write_steps_per_second(true);
     let before = now();
-    let (mut model, history) = train(callback, 0.2);
+    let (model, history) = train(callback, 0.2);
     let (training, validation) = (read(&logs.join("train")), read(&logs.join("validation")));
     for log in [&training, &validation] {
         assert!(log.times.is_sorted() && log.times[0] >= before - 1e-3);

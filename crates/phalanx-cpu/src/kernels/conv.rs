@@ -1,7 +1,7 @@
 //! Two-dimensional convolution, NHWC, and its two gradients.
 //!
-//! Forward and input gradient are the same machine, an indirect matrix product ([`Block`]) swept over
-//! regular grids of pixels ([`Grid`]). Forward is one grid. The input gradient of a strided
+//! Forward and input gradient are the same machine, an indirect matrix product (`Block`) swept over
+//! regular grids of pixels (`Grid`). Forward is one grid. The input gradient of a strided
 //! convolution is one grid per phase: input pixels whose coordinates agree modulo the stride are
 //! reached by the same subset of taps, so nothing is multiplied with the zeros a stride would insert.
 //! Inputs of few channels would make the inner loop short; there patches are gathered into scratch,

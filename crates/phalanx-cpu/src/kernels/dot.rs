@@ -1,7 +1,7 @@
 //! Dense layers: `y = x w + b` and its two gradients.
 //!
 //! Rows of activations may be wider than the matrix (`ld`): inputs and outputs can be slices of a
-//! concatenated tensor. [`forward`] reads the weights where they lie if [`reads_in_place`] allows it;
+//! concatenated tensor. [`forward`] reads the weights where they lie if `reads_in_place` allows it;
 //! [`grad_input`] packs their transpose into scratch on every call, which costs about as much as six
 //! rows of the product.
 

@@ -3,8 +3,11 @@
 use super::{Action, Callback, View};
 use crate::error::{Error, Result};
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
+
+/// The longest header read.
+const MAX_HEADER: u64 = 1 << 20;
 
 /// Writes a line per epoch: `epoch`, counted from 0, then the metrics and `learning_rate` by name.
 ///
@@ -51,11 +54,20 @@ impl CSVLogger {
 
     /// The header of a file to be continued.
     fn known_columns(&self) -> Result<Vec<String>> {
-        let text = match std::fs::read_to_string(&self.filename) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
-            text => text.map_err(|source| Error::io(&self.filename, source))?,
+        let io = |source| Error::io(&self.filename, source);
+        match std::fs::metadata(&self.filename) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
+            // Devices and pipes have no header to read.
+            Ok(there) if !there.is_file() => return Ok(vec![]),
+            there => there.map_err(io)?,
         };
-        let Some(header) = text.lines().next() else { return Ok(vec![]) };
+        let file = File::open(&self.filename).map_err(io)?;
+        let mut header = String::new();
+        BufReader::new(file.take(MAX_HEADER)).read_line(&mut header).map_err(io)?;
+        let header = header.trim_end_matches(['\n', '\r']);
+        if header.is_empty() {
+            return Ok(vec![]);
+        }
         let columns: Vec<String> = header.split(&self.separator).map(str::to_string).collect();
         if columns[0] != "epoch" {
             let received = format!("'{header}'");

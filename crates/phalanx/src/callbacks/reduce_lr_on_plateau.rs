@@ -141,7 +141,8 @@ mod tests {
     /// The learning rate after each epoch.
     fn rates(mut callback: ReduceLROnPlateau, metric: &str, values: &[f64]) -> Vec<f64> {
         let mut scene = Scene::default();
-        scene.view(0, &[], |view| callback.on_train_begin(view)).unwrap();
+        let begin = scene.view(0, &[], |view| callback.on_train_begin(view));
+        assert_eq!(begin.unwrap(), Action::Continue);
         let epoch = |(epoch, value): (usize, &f64)| {
             let action = scene.view(epoch, &[(metric, *value)], |view| callback.on_epoch_end(view));
             match action.unwrap() {

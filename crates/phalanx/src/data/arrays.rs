@@ -373,7 +373,7 @@ impl Rows<'_> {
             (Samples::Pixels(pixels), Rows::InOrder(rows)) => {
                 let width = column.row_len();
                 let Some(to) = slot.f32_mut() else { return };
-                pixels.convert(rows.start * width, &mut to[..rows.len() * width]);
+                pixels.convert(rows.start, &mut to[..rows.len() * width]);
             }
             (Samples::Pixels(_), Rows::Picked(first, offsets)) => {
                 let width = column.row_len().max(1);

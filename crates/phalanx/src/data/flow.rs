@@ -57,6 +57,7 @@ pub struct ImageFlow {
     batch: usize,
     shuffle: bool,
     drop_remainder: bool,
+    workers: usize,
 }
 
 impl ImageFlow {
@@ -90,7 +91,17 @@ impl ImageFlow {
         }
         let rows = Arc::new((0..n as u32).collect());
         let (shuffle, drop_remainder) = (true, false);
-        Ok(ImageFlow { generator, images, size, targets, rows, batch, shuffle, drop_remainder })
+        Ok(ImageFlow {
+            generator,
+            images,
+            size,
+            targets,
+            rows,
+            batch,
+            shuffle,
+            drop_remainder,
+            workers: 1,
+        })
     }
 
     /// Whether every epoch has an order of its own.
@@ -102,6 +113,12 @@ impl ImageFlow {
     /// Whether a last batch that is not full is left out.
     pub fn drop_remainder(mut self, drop_remainder: bool) -> ImageFlow {
         self.drop_remainder = drop_remainder;
+        self
+    }
+
+    /// Threads that prepare batches for `fit`; one for images in memory, one per core for files.
+    pub fn workers(mut self, workers: usize) -> ImageFlow {
+        self.workers = workers;
         self
     }
 
@@ -135,7 +152,9 @@ impl ImageFlow {
 
 impl IntoDataset for ImageFlow {
     fn into_source(self) -> Result<Source> {
-        Ok(Source::Dataset(Arc::new(Prefetch::new(Arc::new(self)))))
+        let workers = self.workers;
+        let ahead = Prefetch::new(Arc::new(self)).workers(workers).ahead(2 + 2 * workers);
+        Ok(Source::Dataset(Arc::new(ahead)))
     }
 }
 

@@ -3,6 +3,7 @@
 mod affine;
 mod arrays;
 mod flow;
+mod folder;
 mod generator;
 mod labels;
 mod pipeline;
@@ -12,6 +13,7 @@ mod samples;
 pub use affine::FillMode;
 pub use arrays::{Arrays, Columns};
 pub use flow::{ImageFlow, Images, Subset};
+pub use folder::{ClassMode, ColorMode, FromDirectory, ImageFolder, read as read_image};
 pub use generator::{ImageDataGenerator, ZoomRange};
 pub use labels::{LabelBinarizer, to_categorical};
 pub use pipeline::{Cardinality, Element, Pipeline};

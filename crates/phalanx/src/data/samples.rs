@@ -39,15 +39,21 @@ impl Pixels {
         &self.bytes
     }
 
-    /// Fills `to` with the pixels from index `from` on.
-    pub(super) fn convert(&self, from: usize, to: &mut [f32]) {
-        for (to, byte) in to.iter_mut().zip(&self.bytes[from..]) {
+    /// The same bytes under another divisor.
+    pub fn divided_by(mut self, divisor: f32) -> Pixels {
+        self.divisor = divisor;
+        self
+    }
+
+    /// Fills `to`, which has room for whole samples, from a sample on.
+    pub(super) fn convert(&self, first: usize, to: &mut [f32]) {
+        let width: usize = self.dims.iter().skip(1).product();
+        for (to, byte) in to.iter_mut().zip(&self.bytes[first * width..]) {
             *to = f32::from(*byte) / self.divisor;
         }
         if let Some(offset) = &self.offset {
-            let start = from % offset.len().max(1);
-            for (to, offset) in to.iter_mut().zip(offset.iter().cycle().skip(start)) {
-                *to -= offset;
+            for sample in to.chunks_exact_mut(offset.len().max(1)) {
+                sample.iter_mut().zip(&**offset).for_each(|(to, offset)| *to -= offset);
             }
         }
     }
@@ -230,7 +236,7 @@ impl Samples {
     pub fn read_row(&self, row: usize, to: &mut [f32]) {
         let (width, start) = (self.row_len(), row * self.row_len());
         match self {
-            Samples::Pixels(pixels) => pixels.convert(start, &mut to[..width]),
+            Samples::Pixels(pixels) => pixels.convert(row, &mut to[..width]),
             Samples::Tensor(tensor) => match tensor.data() {
                 Data::F32(from) => to[..width].copy_from_slice(&from[start..start + width]),
                 Data::I32(from) => {

@@ -4,7 +4,8 @@
 //! A record is the label (for CIFAR-100 the coarse one of 20, then the fine one of 100) and 3,072
 //! bytes: 32 rows of 32 red, then green, then blue. Images come out as `[n, 32, 32, 3]`.
 
-use super::{Split, directory};
+use super::Split;
+use super::fetch::located;
 use crate::data::{Pixels, Samples};
 use crate::error::{Error, Result};
 use phalanx_graph::Tensor;
@@ -22,42 +23,32 @@ const MOST_IMAGES: u64 = 1_000_000;
 pub const CLASSES: [&str; 10] =
     ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
 
+pub(super) const FILES_10: &[&str] = &[
+    "data_batch_1.bin",
+    "data_batch_2.bin",
+    "data_batch_3.bin",
+    "data_batch_4.bin",
+    "data_batch_5.bin",
+    "test_batch.bin",
+];
+pub(super) const FILES_100: &[&str] = &["train.bin", "test.bin"];
+
 /// How one of the two sets is laid out.
 struct Layout {
     name: &'static str,
-    folder: &'static str,
-    train: &'static [&'static str],
-    test: &'static str,
+    /// The last one is for testing.
+    files: &'static [&'static str],
     /// Classes by each of a record's label bytes; the last one is the label.
     classes: &'static [u8],
 }
 
-const TEN: Layout = Layout {
-    name: "cifar-10",
-    folder: "cifar-10-batches-bin",
-    train: &[
-        "data_batch_1.bin",
-        "data_batch_2.bin",
-        "data_batch_3.bin",
-        "data_batch_4.bin",
-        "data_batch_5.bin",
-    ],
-    test: "test_batch.bin",
-    classes: &[10],
-};
-
-const HUNDRED: Layout = Layout {
-    name: "cifar-100",
-    folder: "cifar-100-binary",
-    train: &["train.bin"],
-    test: "test.bin",
-    classes: &[20, 100],
-};
+const TEN: Layout = Layout { name: "cifar-10", files: FILES_10, classes: &[10] };
+const HUNDRED: Layout = Layout { name: "cifar-100", files: FILES_100, classes: &[20, 100] };
 
 /// CIFAR-10: images `[n, 32, 32, 3]` in `[0, 1]` and labels `[n]`, kept as bytes.
 ///
 /// The six official files are looked for in `dir`; without one in `cifar-10-batches-bin` under
-/// [`directory`].
+/// [`directory`](super::directory), where they are fetched to if need be.
 pub fn load(dir: Option<&Path>) -> Result<Split> {
     load_layout(&TEN, dir)
 }
@@ -69,18 +60,33 @@ pub fn load_100(dir: Option<&Path>) -> Result<Split> {
 }
 
 fn load_layout(layout: &Layout, dir: Option<&Path>) -> Result<Split> {
-    let dir = dir.map_or_else(|| directory().join(layout.folder), PathBuf::from);
-    let files = layout.train.iter().chain([&layout.test]);
-    let missing: Vec<String> =
-        files.filter(|file| !dir.join(file).exists()).map(|file| file.to_string()).collect();
+    let dir = match dir {
+        Some(dir) => dir.to_path_buf(),
+        None => located(layout.name)?,
+    };
+    let missing = missing(layout.files, &dir);
     if !missing.is_empty() {
         let name = layout.name.into();
         return Err(Error::Missing { name, files: missing, directory: dir });
     }
-    let train: Vec<PathBuf> = layout.train.iter().map(|file| dir.join(file)).collect();
-    let train = load_part(&train, layout.classes)?;
-    let test = load_part(&[dir.join(layout.test)], layout.classes)?;
+    let mut train: Vec<PathBuf> = layout.files.iter().map(|file| dir.join(file)).collect();
+    let test = train.split_off(layout.files.len() - 1);
+    let (train, test) = (load_part(&train, layout.classes)?, load_part(&test, layout.classes)?);
     Ok(Split { train, test })
+}
+
+fn missing(files: &[&str], dir: &Path) -> Vec<String> {
+    files.iter().filter(|file| !dir.join(file).exists()).map(|file| file.to_string()).collect()
+}
+
+/// The files of CIFAR-10 that are not in a directory.
+pub(super) fn missing_10(dir: &Path) -> Vec<String> {
+    missing(FILES_10, dir)
+}
+
+/// The files of CIFAR-100 that are not in a directory.
+pub(super) fn missing_100(dir: &Path) -> Vec<String> {
+    missing(FILES_100, dir)
 }
 
 fn load_part(files: &[PathBuf], classes: &[u8]) -> Result<(Samples, Tensor)> {
@@ -152,7 +158,7 @@ mod tests {
 
     fn write(layout: &Layout, labels: &[u8]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
-        for file in layout.train.iter().chain([&layout.test]) {
+        for file in layout.files {
             std::fs::write(dir.path().join(file), record(labels)).unwrap();
         }
         dir

@@ -1,7 +1,8 @@
 //! MNIST and Fashion-MNIST: 28x28 grey images of 10 classes, 60,000 to train on and 10,000 to
 //! test on, from the official idx files.
 
-use super::{Split, directory, idx};
+use super::fetch::located;
+use super::{Split, idx};
 use crate::data::{Pixels, Samples};
 use crate::error::{Error, Result};
 use phalanx_graph::Tensor;
@@ -15,36 +16,47 @@ const FILES: [[&str; 2]; 2] = [
     ["t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"],
 ];
 
+/// Where Debian's package `dataset-fashion-mnist` puts its files.
+pub(super) const DEBIAN: &str = "/usr/share/dataset-fashion-mnist";
+
 /// Handwritten digits: images `[n, 28, 28, 1]` in `[0, 1]` and labels `[n]`.
 ///
 /// The four official files, gzipped or plain, are looked for in `dir`; without one in `mnist`
-/// under [`directory`].
+/// under [`directory`](super::directory), where they are fetched to if need be.
 pub fn load(dir: Option<&Path>) -> Result<Split> {
     load_named("mnist", dir)
 }
 
-/// Articles of clothing, in the form of [`load`]; without `dir` from `fashion-mnist`.
+/// Articles of clothing, in the form of [`load`]; without `dir` from `fashion-mnist`,
+/// or where Debian's package `dataset-fashion-mnist` puts it.
 pub fn load_fashion(dir: Option<&Path>) -> Result<Split> {
     load_named("fashion-mnist", dir)
 }
 
 fn load_named(name: &str, dir: Option<&Path>) -> Result<Split> {
-    let dir = dir.map_or_else(|| directory().join(name), PathBuf::from);
-    let found = FILES.map(|part| part.map(|file| find(&dir, file)));
-    let missing: Vec<String> = FILES
-        .iter()
-        .zip(&found)
-        .flat_map(|(files, paths)| files.iter().zip(paths))
-        .filter(|(_, path)| path.is_none())
-        .map(|(file, _)| format!("{file}.gz"))
-        .collect();
-    match found {
+    match dir {
+        Some(dir) => load_from(name, dir),
+        None => load_from(name, &located(name)?),
+    }
+}
+
+fn load_from(name: &str, dir: &Path) -> Result<Split> {
+    match FILES.map(|part| part.map(|file| find(dir, file))) {
         [[Some(images), Some(labels)], [Some(test_images), Some(test_labels)]] => Ok(Split {
             train: load_part(&images, &labels)?,
             test: load_part(&test_images, &test_labels)?,
         }),
-        _ => Err(Error::Missing { name: name.into(), files: missing, directory: dir }),
+        _ => {
+            let (name, directory) = (name.into(), dir.into());
+            Err(Error::Missing { name, files: missing(dir), directory })
+        }
     }
+}
+
+/// The official files that are not in a directory, in whatever form.
+pub(super) fn missing(dir: &Path) -> Vec<String> {
+    let files = FILES.iter().flatten().filter(|file| find(dir, file).is_none());
+    files.map(|file| format!("{file}.gz")).collect()
 }
 
 /// The file's path, gzipped or plain; some tools write the last dash as a dot.

@@ -1,9 +1,17 @@
 //! Datasets by name.
 
 pub mod cifar;
+mod download;
+mod fetch;
 pub mod glyphs;
 mod idx;
 pub mod mnist;
+pub mod npy;
+mod own;
+
+pub use download::Transfer;
+pub use fetch::{fetch, find};
+pub use own::{Csv, Own, load_npz};
 
 use crate::data::Samples;
 use crate::error::{Error, Result};
@@ -22,7 +30,7 @@ pub struct Split {
     pub test: (Samples, Tensor),
 }
 
-/// Loads a dataset from where it belongs, with its defaults.
+/// Loads a dataset from where it belongs, with its defaults; one that is not there is fetched.
 ///
 /// ```
 /// let data = phalanx::datasets::load("glyphs")?;

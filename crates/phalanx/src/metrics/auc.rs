@@ -139,11 +139,14 @@ impl Metric for AUC {
     }
 
     fn validate(&self) -> Result<()> {
-        if self.num_thresholds > 1 {
+        // Each is a sum on every worker: more would be a slip of the keyboard.
+        const MOST: usize = 1 << 20;
+        if (2..=MOST).contains(&self.num_thresholds) {
             return Ok(());
         }
         let owner = format!("metric '{}'", self.name);
-        Err(Error::argument(owner, "num_thresholds", "2 or more", self.num_thresholds))
+        let expected = format!("2 to {MOST}");
+        Err(Error::argument(owner, "num_thresholds", expected, self.num_thresholds))
     }
 
     fn update(

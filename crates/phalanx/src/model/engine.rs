@@ -12,7 +12,7 @@ use crate::metrics::{self, Metric};
 use crate::optimizers::Optimizer;
 use crate::strategy::{DeviceKind, MirroredStrategy};
 use phalanx_cpu::{CpuExecutor, CpuOptions};
-use phalanx_graph::exec::{Accumulate, Batch, FeedData, ProgramId};
+use phalanx_graph::exec::{Accumulate, Batch, FeedData, ProgramId, Times};
 use phalanx_graph::program::FetchPlan;
 use phalanx_graph::{DType, Data, Options, ParamId, Program, Space, Step, Tensor, Type};
 use std::collections::HashSet;
@@ -90,11 +90,9 @@ fn by_layer(weights: &[ModelWeight]) -> Vec<HeldLayer> {
     for w in weights {
         match layers.iter_mut().find(|held| held.layer.same(&w.layer)) {
             Some(held) => held.params.push(w.param),
-            None => layers.push(HeldLayer {
-                layer: w.layer.clone(),
-                params: vec![w.param],
-                seen: None,
-            }),
+            None => {
+                layers.push(HeldLayer { layer: w.layer.clone(), params: vec![w.param], seen: None })
+            }
         }
     }
     layers
@@ -272,6 +270,10 @@ impl Engine {
         lock(&self.executor).devices()
     }
 
+    pub(crate) fn times(&self) -> Times {
+        lock(&self.executor).times()
+    }
+
     pub(crate) fn check_mirrored(&self) -> Result<()> {
         Ok(lock(&self.executor).check_mirrored()?)
     }
@@ -354,9 +356,8 @@ impl Engine {
 
     /// Fails unless a tensor holds rows of this type. Axes of size one may be there or not.
     fn check_rows(&self, what: String, ty: &Type, t: &Tensor, rows: usize) -> Result<()> {
-        let sizes = |dims: &[usize]| -> Vec<usize> {
-            dims.iter().copied().filter(|d| *d != 1).collect()
-        };
+        let sizes =
+            |dims: &[usize]| -> Vec<usize> { dims.iter().copied().filter(|d| *d != 1).collect() };
         let row = t.dims().get(1..).unwrap_or_default();
         // Batches may have room for more rows than they hold.
         if sizes(row) == sizes(&ty.dims) && t.rows() >= rows && t.dtype() == ty.dtype {

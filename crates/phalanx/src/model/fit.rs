@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::history::History;
 use crate::progress::{Progress, Verbose};
 use phalanx_graph::Tensor;
+use phalanx_graph::exec::Times;
 use phalanx_graph::program::Program;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -395,13 +396,20 @@ impl Model {
             return Err(Error::argument("program", "batch_size", "1 or more", batch_size));
         }
         let model = self.def.name.clone();
-        let engine = self.engine.as_ref();
+        // A model that was never compiled can only predict.
+        let fits = |e: &&Engine| e.compiled() || kind == StepKind::Predict;
+        let engine = self.engine.as_ref().filter(fits);
         engine.ok_or(Error::NotCompiled { model, call: "program" })?.program(kind, batch_size)
     }
 
     /// Checks that all replicas hold the same weights, bit for bit.
     pub fn check_mirrored(&mut self) -> Result<()> {
         self.engine("check_mirrored")?.check_mirrored()
+    }
+
+    /// Where the time of all steps since `compile` went.
+    pub fn times(&mut self) -> Result<Times> {
+        Ok(self.engine("times")?.times())
     }
 
     /// The devices a compiled model runs on.
@@ -477,6 +485,9 @@ fn run_fit(
                 return Err(Error::NotFinite { loss, step, epoch: epoch + 1 });
             }
             progress.step(done, &logs);
+        }
+        if done == 0 && !state.stop {
+            return Err(Error::argument("fit", "data", "at least one batch", "an empty dataset"));
         }
         let seconds = started.elapsed().as_secs_f64();
         let mut logs = engine.logs(&tally);

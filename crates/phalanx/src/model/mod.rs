@@ -16,8 +16,8 @@ pub use engine::StepKind;
 pub use fit::Fit;
 pub use logs::Logs;
 pub use source::{IntoDataset, Source};
-pub use summary::{Row, Summary};
 pub(crate) use summary::thousands;
+pub use summary::{Row, Summary};
 pub use symbol::{Apply, Input, Symbol, Symbols};
 
 use crate::error::{Error, Result};

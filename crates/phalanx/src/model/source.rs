@@ -20,6 +20,12 @@ pub trait IntoDataset {
     fn into_source(self) -> Result<Source>;
 }
 
+impl IntoDataset for Source {
+    fn into_source(self) -> Result<Source> {
+        Ok(self)
+    }
+}
+
 impl IntoDataset for Arrays {
     fn into_source(self) -> Result<Source> {
         Ok(Source::Arrays(self))

@@ -194,8 +194,11 @@ pub(crate) fn predict(l: Lowered) -> Step {
 /// Projects constrained weights back where they belong; `None` when there are none.
 pub(crate) fn constrain(l: Lowered) -> Result<Option<Step>> {
     let Lowering { graph, weights, .. } = l.low;
-    // The same parameters as the other steps, none of the computation.
-    let mut step = Step::new("constrain", Graph::like(&graph));
+    // The same parameters as the other steps, none of their feeds or computation.
+    let mut step = Step::new("constrain", Graph::new());
+    for spec in graph.params() {
+        step.graph.add_param(&spec.name, &spec.dims, spec.trainable);
+    }
     for weight in &weights {
         let Some(constraint) = weight.layer.weights()[weight.index].spec.constraint.clone() else {
             continue;

@@ -135,7 +135,19 @@ impl<const N: usize> Symbols for [Symbol; N] {
     }
 }
 
-/// Applying layers to symbols.
+/// Applying layers to symbols. A layer that is applied by value is used once; one kept as a
+/// [`LayerHandle`] may be applied again and again, with the same weights.
+///
+/// ```
+/// use phalanx::prelude::*;
+///
+/// let (left, right) = (Input::new([8]).symbol(), Input::new([8]).symbol());
+/// let encoder = Dense::new(4).named("encoder");
+/// let both = Concatenate::new().apply([encoder.apply(&left), encoder.apply(&right)]);
+/// let model = Model::new([&left, &right], &both)?;
+/// assert_eq!(model.count_params(), 8 * 4 + 4);
+/// # Ok::<(), phalanx::Error>(())
+/// ```
 pub trait Apply {
     /// Records a call of this layer.
     fn apply(self, inputs: impl Symbols) -> Symbol;
@@ -150,11 +162,5 @@ impl<L: Layer> Apply for L {
 impl Apply for &LayerHandle {
     fn apply(self, inputs: impl Symbols) -> Symbol {
         Symbol::new(Callee::Layer(self.clone()), inputs.symbols())
-    }
-}
-
-impl Apply for LayerHandle {
-    fn apply(self, inputs: impl Symbols) -> Symbol {
-        Symbol::new(Callee::Layer(self), inputs.symbols())
     }
 }

@@ -47,6 +47,8 @@ impl Axis {
     pub fn epochs(first: usize, last: usize) -> Axis {
         let (first, last) = (first as f64, last as f64);
         let room = (0.02 * (last - first)).max(if first == last { 0.5 } else { 0.1 });
+        // enough to tell the ends apart whatever their size
+        let room = room.max(1e-9 * last);
         let (low, high) = (first - room, last + room);
         let mut ticks = round_numbers(low, high, 10.0, 1.0);
         ticks.retain(|tick| *tick >= first);
@@ -90,7 +92,7 @@ fn round_numbers(low: f64, high: f64, count: f64, least_step: f64) -> Vec<f64> {
 
 /// A tick of a linear axis, all with as many decimals as the step needs.
 fn decimal(value: f64, step: f64, size: f64) -> String {
-    if size >= 1e5 || size < 1e-3 {
+    if !(1e-3..1e5).contains(&size) {
         return short(if value.abs() < 1e-9 * size { 0.0 } else { value });
     }
     let decimals = (-(step.log10() + 1e-9).floor()).clamp(0.0, 6.0) as usize;

@@ -12,6 +12,8 @@ const SHADES: [Color; 3] = [Color::WHITE, Color(107, 174, 214), Color(8, 58, 120
 const FRAME: Color = Color(170, 170, 170);
 /// Numbers and labels below this size are left out.
 const SMALLEST: f64 = 8.0;
+/// Up to so many classes each cell is a shape, sharp in every viewer; beyond, all are one image.
+const SHARP: usize = 100;
 /// The longest a label gets, in pixels.
 const LABEL_ROOM: f64 = 170.0;
 
@@ -66,7 +68,7 @@ fn draw(counts: &[Vec<u64>], labels: &[String], title: &str) -> Scene {
 
     // as wide as a short title needs, the matrix in the middle
     let width = (70.0 + longest + side + 120.0).max(560.0);
-    let (left, top) = ((width - 120.0 - side + 70.0 + longest) / 2.0, 96.0);
+    let (left, top) = (((width - 50.0 - side + longest) / 2.0).round(), 96.0);
     let below = if upright { label_size } else { longest };
     let mut scene = Scene::new(width, top + side + below + 70.0);
     scene.title(40.0, title, 22.0);
@@ -107,12 +109,21 @@ fn cells(scene: &mut Scene, at: (f64, f64), cell: f64, counts: &[Vec<u64>]) {
     let n = counts.len();
     let side = cell * n as f64;
     let shares: Vec<Vec<f64>> = counts.iter().map(|row| shares(row)).collect();
-    let rgb = shares.iter().flatten().flat_map(|share| {
-        let color = shade(*share);
-        [color.0, color.1, color.2]
-    });
-    let pixels = Pixels { width: n, height: n, rgb: rgb.collect() };
-    scene.shapes.push(Shape::Image { at, size: (side, side), pixels });
+    if n <= SHARP {
+        for (i, row) in shares.iter().enumerate() {
+            for (j, share) in row.iter().enumerate().filter(|(_, share)| **share > 0.0) {
+                let corner = (at.0 + j as f64 * cell, at.1 + i as f64 * cell);
+                scene.rect(corner, (cell, cell), shade(*share));
+            }
+        }
+    } else {
+        let rgb = shares.iter().flatten().flat_map(|share| {
+            let color = shade(*share);
+            [color.0, color.1, color.2]
+        });
+        let pixels = Pixels { width: n, height: n, rgb: rgb.collect() };
+        scene.shapes.push(Shape::Image { at, size: (side, side), pixels });
+    }
     if cell >= 10.0 {
         let thin = stroke(Color(222, 222, 222), if cell >= 30.0 { 1.0 } else { 0.5 });
         for i in 1..n {
@@ -165,13 +176,13 @@ fn frame(scene: &mut Scene, (x, y): (f64, f64), (w, h): (f64, f64)) {
 /// What the shades mean, beside the matrix.
 fn scale(scene: &mut Scene, at: (f64, f64), side: f64) {
     let height = side.min(400.0);
-    let steps = 100;
-    let rgb = (0..steps).rev().flat_map(|i| {
-        let color = shade((i as f64 + 0.5) / steps as f64);
-        [color.0, color.1, color.2]
-    });
-    let pixels = Pixels { width: 1, height: steps, rgb: rgb.collect() };
-    scene.shapes.push(Shape::Image { at, size: (16.0, height), pixels });
+    let steps = 64;
+    for i in 0..steps {
+        // each down to the bottom, covered by the next: no seams
+        let (from, middle) = (i as f64 / steps as f64, (i as f64 + 0.5) / steps as f64);
+        let corner = (at.0, at.1 + from * height);
+        scene.rect(corner, (16.0, (1.0 - from) * height), shade(1.0 - middle));
+    }
     frame(scene, at, (16.0, height));
     for percent in [0, 50, 100] {
         let y = at.1 + height * (1.0 - f64::from(percent) / 100.0);

@@ -2,7 +2,7 @@
 //! the model as a graph. The extension of the path chooses between PNG and SVG, and the same input
 //! gives the same bytes. Everything is drawn by the program itself: no system font, no library.
 //!
-//! Each picture is laid out as a [`scene`], a list of shapes, which [`raster`] and [`svg`] turn into
+//! Each picture is laid out as a `scene`, a list of shapes, which `raster` and `svg` turn into
 //! a file; a file appears under its name only when it is complete.
 
 mod axis;

@@ -22,7 +22,8 @@ impl EventFile {
         let time = now();
         let base = format!("events.out.tfevents.{:010}", time as u64);
         let (host, process) = (host(), std::process::id());
-        for number in 0.. {
+        let mut number = 0;
+        loop {
             let path = directory.join(format!("{base}.{host}.{process}.{number}"));
             match OpenOptions::new().write(true).create_new(true).open(&path) {
                 Ok(file) => {
@@ -30,17 +31,15 @@ impl EventFile {
                     events.write(&[proto::file_version(time)])?;
                     return Ok(events);
                 }
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
                 Err(source) => return Err(Error::io(path, source)),
             }
         }
-        unreachable!("there are more numbers than files")
     }
 
     /// Appends records.
     pub(super) fn write(&mut self, events: &[Message]) -> Result<()> {
-        let records: Vec<u8> =
-            events.iter().flat_map(|e| record(&e.clone().into_bytes())).collect();
+        let records: Vec<u8> = events.iter().flat_map(|e| record(e.as_bytes())).collect();
         self.file.write_all(&records).map_err(|source| Error::io(&self.path, source))
     }
 }

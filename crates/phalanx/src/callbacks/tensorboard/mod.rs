@@ -85,16 +85,16 @@ impl TensorBoard {
         self
     }
 
-    fn train(&mut self, events: &[Message]) -> Result<()> {
-        write(&mut self.train, &self.log_dir.join("train"), events)
+    fn train(&mut self) -> Result<&mut EventFile> {
+        opened(&mut self.train, &self.log_dir.join("train"))
     }
 }
 
-/// Writes to a file that is made when first needed.
-fn write(file: &mut Option<EventFile>, directory: &Path, events: &[Message]) -> Result<()> {
+/// A file that is made when first needed: before the events that go into it, as their times tell.
+fn opened<'a>(file: &'a mut Option<EventFile>, directory: &Path) -> Result<&'a mut EventFile> {
     match file {
-        Some(file) => file.write(events),
-        None => file.insert(EventFile::create(directory)?).write(events),
+        Some(file) => Ok(file),
+        None => Ok(file.insert(EventFile::create(directory)?)),
     }
 }
 
@@ -108,11 +108,11 @@ impl Callback for TensorBoard {
     fn on_train_begin(&mut self, view: &View<'_>) -> Result<Action> {
         self.update_freq.check("TensorBoard", "update_freq")?;
         (self.train, self.validation) = (None, None);
-        let graph = match self.write_graph {
-            true => vec![proto::graph(proto::event(now(), 0), &graph::graph_def(view.model))],
-            false => vec![],
-        };
-        self.train(&graph)?;
+        self.train()?;
+        if self.write_graph {
+            let graph = graph::graph_def(view.model);
+            self.train()?.write(&[proto::graph(proto::event(now(), 0), &graph)])?;
+        }
         Ok(Action::Continue)
     }
 
@@ -134,7 +134,7 @@ impl Callback for TensorBoard {
             let speed = self.write_steps_per_second.then_some(&speed);
             let values = view.logs.iter().chain(speed);
             let event = scalars(view.step, values.map(|(n, v)| (format!("batch_{n}"), v)));
-            self.train(&[event])?;
+            self.train()?.write(&[event])?;
         }
         Ok(Action::Continue)
     }
@@ -164,15 +164,15 @@ impl Callback for TensorBoard {
                 view.weights.names().into_iter().filter_map(histogram).collect();
             events.push(proto::summary(proto::event(now(), epoch), &values));
         }
-        self.train(&events)?;
+        self.train()?.write(&events)?;
         if !validation.is_empty() {
             let short = |name: &str| name.strip_prefix("val_").unwrap_or(name).to_string();
             let of_epoch = validation.iter().map(|(n, v)| (format!("epoch_{}", short(n)), v));
             let of_step = validation
                 .iter()
                 .map(|(n, v)| (format!("evaluation_{}_vs_iterations", short(n)), v));
-            let events = [scalars(epoch, of_epoch), scalars(view.step, of_step)];
-            write(&mut self.validation, &self.log_dir.join("validation"), &events)?;
+            let file = opened(&mut self.validation, &self.log_dir.join("validation"))?;
+            file.write(&[scalars(epoch, of_epoch), scalars(view.step, of_step)])?;
         }
         Ok(Action::Continue)
     }

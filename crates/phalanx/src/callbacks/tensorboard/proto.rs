@@ -17,8 +17,8 @@ impl Message {
         Message::default()
     }
 
-    pub(super) fn into_bytes(self) -> Vec<u8> {
-        self.0
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.0
     }
 
     /// Seven bits a byte, lowest first.
@@ -142,19 +142,19 @@ mod tests {
     #[test]
     fn fields_are_encoded_as_protocol_buffers_are() {
         // The examples of the format's own documentation, and negative numbers.
-        assert_eq!(Message::new().int(1, 150).into_bytes(), [0x08, 0x96, 0x01]);
-        assert_eq!(Message::new().text(2, "testing").into_bytes(), b"\x12\x07testing");
+        assert_eq!(Message::new().int(1, 150).as_bytes(), [0x08, 0x96, 0x01]);
+        assert_eq!(Message::new().text(2, "testing").as_bytes(), b"\x12\x07testing");
         let inner = Message::new().int(1, 150);
-        assert_eq!(Message::new().message(3, &inner).into_bytes(), [0x1a, 3, 0x08, 0x96, 0x01]);
-        let minus = Message::new().int(1, -1).into_bytes();
-        assert_eq!(minus, [&[0x08][..], &[0xff; 9], &[0x01]].concat());
-        assert_eq!(Message::new().float(2, 1.0).into_bytes(), [0x15, 0, 0, 0x80, 0x3f]);
-        assert_eq!(Message::new().double(1, 1.0).into_bytes(), [9, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f]);
+        assert_eq!(Message::new().message(3, &inner).as_bytes(), [0x1a, 3, 0x08, 0x96, 0x01]);
+        let minus = Message::new().int(1, -1);
+        assert_eq!(minus.as_bytes(), [&[0x08][..], &[0xff; 9], &[0x01]].concat());
+        assert_eq!(Message::new().float(2, 1.0).as_bytes(), [0x15, 0, 0, 0x80, 0x3f]);
+        assert_eq!(Message::new().double(1, 1.0).as_bytes(), [9, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f]);
     }
 
     #[test]
     fn odd_histograms_have_no_ranges_to_divide() {
-        let len = |values: &[f32]| histogram("h", values).into_bytes().len();
+        let len = |values: &[f32]| histogram("h", values).as_bytes().len();
         assert_eq!(len(&[]), len(&[f32::NAN, f32::INFINITY]));
         assert_eq!(len(&[3.0; 7]), len(&[]) + 2 * 8);
         assert_eq!(len(&[1.0, 2.0]), len(&[f32::MIN, f32::MAX, f32::NAN]));

@@ -150,7 +150,13 @@ impl Step for Ahead {
 struct AheadElements {
     inner: Option<Box<dyn Elements>>,
     ahead: usize,
-    running: Option<(Option<Receiver<Result<Element>>>, Option<JoinHandle<()>>)>,
+    running: Option<Running>,
+}
+
+struct Running {
+    /// Taken to end the thread.
+    ready: Option<Receiver<Result<Element>>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Elements for AheadElements {
@@ -170,9 +176,9 @@ impl Elements for AheadElements {
                     }
                 }
             };
-            self.running = Some((Some(ready), Some(start(work)?)));
+            self.running = Some(Running { ready: Some(ready), thread: Some(start(work)?) });
         }
-        let ready = self.running.as_ref().and_then(|(ready, _)| ready.as_ref());
+        let ready = self.running.as_ref().and_then(|running| running.ready.as_ref());
         ready.and_then(|ready| ready.recv().ok()).transpose()
     }
 
@@ -191,12 +197,11 @@ impl Elements for AheadElements {
 
 impl Drop for AheadElements {
     fn drop(&mut self) {
-        if let Some((ready, thread)) = &mut self.running {
-            *ready = None;
-            if let Some(thread) = thread.take() {
-                // Panics were caught inside the thread.
-                let _ = thread.join();
-            }
+        let Some(running) = &mut self.running else { return };
+        running.ready = None;
+        if let Some(thread) = running.thread.take() {
+            // Panics were caught inside the thread.
+            let _ = thread.join();
         }
     }
 }

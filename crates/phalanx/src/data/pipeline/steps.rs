@@ -86,10 +86,11 @@ fn row(column: &Samples, at: usize) -> Tensor {
     Tensor::new(&column.dims()[1..], data).expect("a row has its elements")
 }
 
+type Predicate = dyn Fn(&Element) -> Result<bool> + Send + Sync;
+
 pub(super) struct Filter {
     pub inner: Inner,
-    #[allow(clippy::type_complexity)]
-    pub f: Arc<dyn Fn(&Element) -> Result<bool> + Send + Sync>,
+    pub f: Arc<Predicate>,
 }
 
 impl Step for Filter {

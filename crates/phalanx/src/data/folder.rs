@@ -1,0 +1,375 @@
+//! A directory of images, one sub-directory per class.
+
+use super::flow::Images;
+use super::{ImageDataGenerator, ImageFlow, LabelBinarizer, Pixels, Samples, Subset};
+use crate::error::{Error, Result};
+use image::imageops::FilterType;
+use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
+use phalanx_graph::Tensor;
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// More files than a directory of images sensibly has.
+const MOST_FILES: usize = 10_000_000;
+/// Directories within a class.
+const DEEPEST: usize = 16;
+/// Bytes of a file, and of an image in memory while it is read.
+const LARGEST_FILE: u64 = 256 << 20;
+const LARGEST_IMAGE: u64 = 512 << 20;
+/// Pixels of a side, of a file and of what it is resized to.
+const LONGEST_SIDE: u32 = 16_384;
+/// Bytes of all images kept in memory at once.
+const LARGEST_SET: usize = 1 << 40;
+
+/// Whether images have colours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ColorMode {
+    /// One channel.
+    Grayscale,
+    /// Red, green and blue.
+    #[default]
+    Rgb,
+}
+
+/// JPEG and PNG files, each class in a directory of its name; read as they are needed.
+///
+/// Classes are numbered in the order of their names. An image is turned as its EXIF orientation
+/// says, resized (bilinear) and has values from 0 to 255.
+///
+/// ```no_run
+/// # use phalanx::data::ImageFolder;
+/// let folder = ImageFolder::open("flowers")?.target_size(64, 64)?;
+/// println!("{} images of {:?}", folder.len(), folder.class_names());
+/// let (x, y) = folder.load()?;
+/// # Ok::<(), phalanx::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ImageFolder {
+    directory: PathBuf,
+    classes: Vec<String>,
+    files: Vec<(PathBuf, u32)>,
+    height: u32,
+    width: u32,
+    color_mode: ColorMode,
+}
+
+impl ImageFolder {
+    /// Looks for classes and their files, in the order of their names.
+    pub fn open(directory: impl Into<PathBuf>) -> Result<ImageFolder> {
+        let directory = directory.into();
+        let mut classes = vec![];
+        for path in entries(&directory)? {
+            if std::fs::metadata(&path).is_ok_and(|m| m.is_dir()) {
+                classes.push(path);
+            }
+        }
+        if classes.is_empty() {
+            let expected = "a directory for each class of images";
+            return Err(Error::file(&directory, expected, "no directories"));
+        }
+        let mut files = vec![];
+        for (class, path) in classes.iter().enumerate() {
+            collect(path, class as u32, 0, &mut files)?;
+        }
+        if files.is_empty() {
+            let expected = "JPEG or PNG files in its class directories";
+            return Err(Error::file(&directory, expected, "none"));
+        }
+        let name =
+            |path: &PathBuf| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let classes = classes.iter().map(name).collect();
+        let (height, width, color_mode) = (256, 256, ColorMode::Rgb);
+        Ok(ImageFolder { directory, classes, files, height, width, color_mode })
+    }
+
+    /// The size all images are brought to; 256 by 256 unless said otherwise.
+    pub fn target_size(mut self, height: usize, width: usize) -> Result<ImageFolder> {
+        let side = |n: usize| u32::try_from(n).ok().filter(|n| (1..=LONGEST_SIDE).contains(n));
+        match (side(height), side(width)) {
+            (Some(height), Some(width)) => (self.height, self.width) = (height, width),
+            _ => {
+                let expected = format!("sides of 1 to {LONGEST_SIDE}");
+                let received = format!("{height}x{width}");
+                return Err(Error::argument("ImageFolder", "target_size", expected, received));
+            }
+        }
+        Ok(self)
+    }
+
+    /// Colour, or shades of grey.
+    pub fn color_mode(mut self, color_mode: ColorMode) -> ImageFolder {
+        self.color_mode = color_mode;
+        self
+    }
+
+    /// Number of images.
+    pub fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Whether there are none: never, once opened.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// The classes, in the order of their numbers.
+    pub fn class_names(&self) -> &[String] {
+        &self.classes
+    }
+
+    /// The class of every image, `[n]`.
+    pub fn labels(&self) -> Tensor {
+        let labels: Vec<i32> = self.files.iter().map(|(_, class)| *class as i32).collect();
+        Tensor::new([labels.len()], labels).expect("one label per file")
+    }
+
+    /// Images of a part: of each class, the first `validation_split` is for validation.
+    pub fn rows(&self, subset: Subset, validation_split: f64) -> Vec<u32> {
+        let mut rows = vec![];
+        let mut start = 0;
+        while start < self.files.len() {
+            let class = self.files[start].1;
+            let n = self.files[start..].iter().take_while(|(_, c)| *c == class).count();
+            let held = (n as f64 * validation_split.clamp(0.0, 1.0)) as usize;
+            let part = match subset {
+                Subset::Validation => start..start + held,
+                Subset::Training => start + held..start + n,
+            };
+            rows.extend(part.map(|row| row as u32));
+            start += n;
+        }
+        rows
+    }
+
+    /// All images in memory, as bytes that count from 0 to 1, and their labels. Decodes on all
+    /// cores.
+    pub fn load(&self) -> Result<(Samples, Tensor)> {
+        let size = self.image_bytes();
+        let total = size.checked_mul(self.len()).filter(|n| *n <= LARGEST_SET);
+        let mut bytes = Vec::new();
+        let fits = total.filter(|total| bytes.try_reserve_exact(*total).is_ok());
+        let Some(total) = fits else {
+            let received = format!("{} images of {size} bytes", self.len());
+            return Err(Error::file(&self.directory, "images that fit into memory", received));
+        };
+        bytes.resize(total, 0u8);
+        let threads = crate::cores().len().clamp(1, self.len());
+        let share = self.len().div_ceil(threads);
+        // The first image of all that fails is the one named, whatever the threads.
+        let failed = AtomicUsize::new(usize::MAX);
+        let decode = |first: usize, part: &mut [u8]| -> Result<()> {
+            for (i, to) in part.chunks_exact_mut(size).enumerate() {
+                if failed.load(Ordering::Relaxed) < first + i {
+                    break;
+                }
+                let image = self.decode(first + i).inspect_err(|_| {
+                    failed.fetch_min(first + i, Ordering::Relaxed);
+                })?;
+                to.copy_from_slice(&image);
+            }
+            Ok(())
+        };
+        let results: Vec<Result<()>> = std::thread::scope(|scope| {
+            let parts = bytes.chunks_mut(share * size).enumerate();
+            let threads: Vec<_> =
+                parts.map(|(t, part)| scope.spawn(move || decode(t * share, part))).collect();
+            let panicked = || Error::file(&self.directory, "readable images", "a decoder's panic");
+            threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(panicked()))).collect()
+        });
+        results.into_iter().collect::<Result<()>>()?;
+        let pixels = Pixels::new(self.dims(), bytes, 255.0).expect("every image has its bytes");
+        Ok((pixels.into(), self.labels()))
+    }
+
+    fn channels(&self) -> usize {
+        match self.color_mode {
+            ColorMode::Grayscale => 1,
+            ColorMode::Rgb => 3,
+        }
+    }
+
+    fn image_bytes(&self) -> usize {
+        self.height as usize * self.width as usize * self.channels()
+    }
+
+    fn decode(&self, row: usize) -> Result<Vec<u8>> {
+        let image = read(&self.files[row].0)?;
+        let (width, height) = (self.width, self.height);
+        let image = match (image.width(), image.height()) == (width, height) {
+            true => image,
+            false => image.resize_exact(width, height, FilterType::Triangle),
+        };
+        Ok(match self.color_mode {
+            ColorMode::Grayscale => image.into_luma8().into_raw(),
+            ColorMode::Rgb => image.into_rgb8().into_raw(),
+        })
+    }
+}
+
+impl Images for ImageFolder {
+    fn dims(&self) -> Vec<usize> {
+        vec![self.len(), self.height as usize, self.width as usize, self.channels()]
+    }
+
+    fn read(&self, row: usize, to: &mut [f32]) -> Result<()> {
+        let image = self.decode(row)?;
+        to.iter_mut().zip(image).for_each(|(to, byte)| *to = f32::from(byte));
+        Ok(())
+    }
+}
+
+/// One image file, JPEG or PNG by its content whatever its name, turned as its EXIF data says.
+pub fn read(path: &Path) -> Result<DynamicImage> {
+    let fail = |e| Error::io(path, e);
+    let meta = std::fs::metadata(path).map_err(fail)?;
+    if !meta.is_file() || meta.len() > LARGEST_FILE {
+        let received = format!("{} bytes", meta.len());
+        return Err(Error::file(path, format!("a file of at most {LARGEST_FILE} bytes"), received));
+    }
+    let bytes = std::fs::read(path).map_err(fail)?;
+    let wrong = |e: image::ImageError| Error::file(path, "a JPEG or PNG image", e);
+    let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(fail)?;
+    let mut limits = Limits::default();
+    limits.max_image_width = Some(LONGEST_SIDE);
+    limits.max_image_height = Some(LONGEST_SIDE);
+    limits.max_alloc = Some(LARGEST_IMAGE);
+    reader.limits(limits);
+    let mut decoder = reader.into_decoder().map_err(wrong)?;
+    let orientation = decoder.orientation().map_err(wrong)?;
+    if decoder.total_bytes() > LARGEST_IMAGE {
+        let expected = format!("an image of at most {LARGEST_IMAGE} bytes");
+        return Err(Error::file(path, expected, decoder.total_bytes()));
+    }
+    let mut image = DynamicImage::from_decoder(decoder).map_err(wrong)?;
+    image.apply_orientation(orientation);
+    Ok(image)
+}
+
+/// The entries of a directory by name, hidden ones left out.
+fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
+    let fail = |e| Error::io(directory, e);
+    let mut paths = vec![];
+    for entry in std::fs::read_dir(directory).map_err(fail)? {
+        let entry = entry.map_err(fail)?;
+        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
+            paths.push(entry.path());
+        }
+        if paths.len() > MOST_FILES {
+            return Err(Error::file(directory, format!("at most {MOST_FILES} files"), "more"));
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// Adds the images of a class, those in directories within it too; linked directories are not
+/// followed, so there are no loops.
+fn collect(at: &Path, class: u32, depth: usize, files: &mut Vec<(PathBuf, u32)>) -> Result<()> {
+    for path in entries(at)? {
+        let linked = std::fs::symlink_metadata(&path).map_err(|e| Error::io(&path, e))?;
+        if linked.is_dir() {
+            if depth >= DEEPEST {
+                let expected = format!("at most {DEEPEST} directories within a class");
+                return Err(Error::file(&path, expected, "one more"));
+            }
+            collect(&path, class, depth + 1, files)?;
+        } else if is_image(&path) {
+            files.push((path, class));
+            if files.len() > MOST_FILES {
+                return Err(Error::file(at, format!("at most {MOST_FILES} files"), "more"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_image(path: &Path) -> bool {
+    let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
+    extension.is_some_and(|e| ["jpg", "jpeg", "png"].contains(&&*e))
+}
+
+/// What a flow gives as targets of the images of a directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClassMode {
+    /// One-hot rows.
+    #[default]
+    Categorical,
+    /// Two classes as a column of 0 and 1.
+    Binary,
+    /// Class numbers.
+    Sparse,
+    /// Nothing.
+    None,
+}
+
+/// The arguments of [`ImageDataGenerator::flow_from_directory`], with Keras' defaults.
+#[derive(Clone, Debug)]
+pub struct FromDirectory {
+    /// Height and width images are brought to.
+    pub target_size: (usize, usize),
+    /// Colour, or shades of grey.
+    pub color_mode: ColorMode,
+    /// What the targets are.
+    pub class_mode: ClassMode,
+    /// Images of a batch.
+    pub batch_size: usize,
+    /// Whether every epoch has an order of its own.
+    pub shuffle: bool,
+    /// One of the two parts of the generator's `validation_split`.
+    pub subset: Option<Subset>,
+}
+
+impl Default for FromDirectory {
+    fn default() -> FromDirectory {
+        FromDirectory {
+            target_size: (256, 256),
+            color_mode: ColorMode::Rgb,
+            class_mode: ClassMode::Categorical,
+            batch_size: 32,
+            shuffle: true,
+            subset: None,
+        }
+    }
+}
+
+impl ImageDataGenerator {
+    /// Batches of the images of a directory with one sub-directory per class. Of each class, the
+    /// first `validation_split` is the subset for validation.
+    pub fn flow_from_directory(
+        &self,
+        directory: impl Into<PathBuf>,
+        arguments: FromDirectory,
+    ) -> Result<ImageFlow> {
+        let (height, width) = arguments.target_size;
+        let folder = ImageFolder::open(directory)?
+            .target_size(height, width)?
+            .color_mode(arguments.color_mode);
+        let classes = folder.class_names().len();
+        let numbers = || folder.files.iter().map(|(_, class)| *class);
+        let targets = match arguments.class_mode {
+            ClassMode::Categorical => {
+                vec![super::to_categorical(&folder.labels(), Some(classes))?]
+            }
+            ClassMode::Binary if classes != 2 => {
+                let owner = "flow_from_directory";
+                return Err(Error::argument(owner, "class_mode", "two classes", classes));
+            }
+            ClassMode::Binary => vec![LabelBinarizer::fit([0, 1]).transform(numbers())?],
+            ClassMode::Sparse => vec![folder.labels()],
+            ClassMode::None => vec![],
+        };
+        let rows = arguments.subset.map(|subset| folder.rows(subset, self.validation_split));
+        let flow = self.flow_images(Arc::new(folder), targets, arguments.batch_size)?;
+        let flow = flow.shuffle(arguments.shuffle).workers(crate::cores().len());
+        match rows {
+            Some(rows) => flow.with_rows(rows),
+            None => Ok(flow),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "folder_tests.rs"]
+mod tests;

@@ -1,0 +1,205 @@
+use super::*;
+use phalanx_graph::Tensor;
+use std::time::{Duration, Instant};
+
+/// `x` holds `[i, i + 0.5]`, `y` holds `i`.
+fn numbered(n: usize) -> Pipeline {
+    let x: Vec<f32> = (0..2 * n).map(|i| i as f32 / 2.0).collect();
+    let y: Vec<i32> = (0..n as i32).collect();
+    let (x, y) = (Tensor::new([n, 2], x).unwrap(), Tensor::new([n], y).unwrap());
+    Pipeline::from_tensor_slices((x, y)).unwrap()
+}
+
+fn labels_of(element: &Element) -> Vec<i32> {
+    element[1].i32().unwrap().to_vec()
+}
+
+fn run(pipeline: &Pipeline, epoch: u64) -> Result<Vec<i32>> {
+    let elements: Vec<Element> = pipeline.elements(7, epoch)?.collect::<Result<_>>()?;
+    for element in &elements {
+        let (x, y) = (element[0].f32().unwrap(), element[1].i32().unwrap());
+        for (x, y) in x.chunks(2).zip(y) {
+            assert_eq!(x, [*y as f32, *y as f32 + 0.5]);
+        }
+    }
+    Ok(elements.iter().flat_map(labels_of).collect())
+}
+
+fn labels(pipeline: &Pipeline) -> Vec<i32> {
+    run(pipeline, 0).unwrap()
+}
+
+fn message<T>(result: Result<T>) -> String {
+    result.err().expect("an error").to_string()
+}
+
+#[test]
+fn batches_are_stacked_and_counted() {
+    let all = numbered(7).batch(3, false).unwrap();
+    let elements: Vec<Element> = all.elements(0, 0).unwrap().collect::<Result<_>>().unwrap();
+    let dims: Vec<&[usize]> = elements.iter().map(|e| e[0].dims()).collect();
+    assert_eq!(dims, [[3, 2], [3, 2], [1, 2]]);
+    assert_eq!((all.len(), all.batches(), all.batch_size()), (Some(7), Some(3), 3));
+    let full = numbered(7).batch(3, true).unwrap();
+    assert_eq!((full.len(), full.batches(), labels(&full).len()), (Some(6), Some(2), 6));
+    let mut batch = HostBatch::default();
+    let mut epoch = all.epoch(0, 0, 2).unwrap();
+    assert!(epoch.next(&mut batch).unwrap());
+    assert_eq!((batch.rows, batch.targets[0].i32().unwrap()), (1, &[6][..]));
+    assert_eq!(batch.sample_weight, [1.0]);
+    assert!(!epoch.next(&mut batch).unwrap());
+}
+
+#[test]
+fn take_skip_repeat_zip_enumerate_and_filter() {
+    assert_eq!(labels(&numbered(5).take(2)), [0, 1]);
+    assert_eq!(labels(&numbered(5).skip(3)), [3, 4]);
+    assert_eq!(labels(&numbered(2).repeat(3)), [0, 1, 0, 1, 0, 1]);
+    assert_eq!(labels(&numbered(2).repeat(None).take(5)), [0, 1, 0, 1, 0]);
+    assert_eq!(labels(&numbered(6).filter(|e| Ok(e[1].i32().unwrap()[0] % 2 == 0))), [0, 2, 4]);
+    let weights = Tensor::new([3], vec![0.5, 1.0, 2.0]).unwrap();
+    let weights = Pipeline::from_tensor_slices(weights).unwrap();
+    let zipped = numbered(5).zip(weights).batch(2, false).unwrap();
+    assert_eq!((zipped.batches(), zipped.len()), (Some(2), Some(3)));
+    let mut batch = HostBatch::default();
+    assert!(zipped.epoch(0, 0, 0).unwrap().next(&mut batch).unwrap());
+    assert_eq!(batch.sample_weight, [0.5, 1.0]);
+    let counted: Vec<Element> =
+        numbered(5).skip(2).enumerate().elements(0, 0).unwrap().map(Result::unwrap).collect();
+    assert_eq!(counted[1][0].i32().unwrap(), [1]);
+    assert_eq!(counted[1][2].i32().unwrap(), [3]);
+}
+
+#[test]
+fn lengths_are_known_where_they_can_be() {
+    use Cardinality::{Infinite, Known, Unknown};
+    let n = || numbered(10);
+    for (pipeline, expected) in [
+        (n().shuffle(3).unwrap().map(Ok).prefetch(2).cache().enumerate(), Known(10)),
+        (n().repeat(None), Infinite),
+        (n().repeat(None).take(4), Known(4)),
+        (n().repeat(3).skip(28), Known(2)),
+        (n().filter(|_| Ok(true)), Unknown),
+        (n().filter(|_| Ok(true)).take(3), Unknown),
+        (n().zip(n().repeat(None)), Known(10)),
+        (n().batch(4, true).unwrap(), Known(2)),
+        (n().take(0).repeat(None), Known(0)),
+    ] {
+        assert_eq!(pipeline.cardinality(), expected);
+    }
+    assert_eq!(n().batch(4, false).unwrap().skip(2).len(), Some(2));
+    assert_eq!(n().batch(4, false).unwrap().repeat(2).take(4).len(), None);
+    assert!(labels(&n().take(0).repeat(None)).is_empty());
+}
+
+#[test]
+fn a_buffer_shuffles_anew_each_epoch() {
+    for buffer in [1, 4, 100] {
+        let shuffled = numbered(50).shuffle(buffer).unwrap();
+        let [first, again, next] = [0, 0, 1].map(|epoch| run(&shuffled, epoch).unwrap());
+        assert_eq!(first, again);
+        assert_eq!(first == next, buffer == 1);
+        let mut sorted = first.clone();
+        sorted.sort_unstable();
+        assert!(sorted.into_iter().eq(0..50));
+        // An element comes out at most a buffer early.
+        assert!(first.iter().enumerate().all(|(at, i)| (*i as usize) < at + buffer));
+    }
+    let twice = labels(&numbered(20).shuffle(20).unwrap().repeat(2));
+    assert_ne!(twice[..20], twice[20..]);
+}
+
+#[test]
+fn map_keeps_the_order_whatever_the_threads() {
+    for threads in [1, 2, 7] {
+        let mapped = numbered(100).map_parallel(threads, |element| {
+            let label = element[1].i32().unwrap()[0];
+            std::thread::sleep(Duration::from_micros(u64::from(label as u32 % 5) * 200));
+            Ok(element)
+        });
+        assert!(labels(&mapped).into_iter().eq(0..100));
+        let batched = mapped.batch(10, false).unwrap().prefetch(2);
+        let mut batch = HostBatch::default();
+        assert!(batched.epoch(0, 0, 9).unwrap().next(&mut batch).unwrap());
+        assert_eq!(batch.targets[0].i32().unwrap()[0], 90);
+    }
+}
+
+#[test]
+fn what_fails_is_named_and_nothing_hangs() {
+    let started = Instant::now();
+    let fails = |panics: bool| {
+        move |element: Element| {
+            if element[1].i32().unwrap()[0] == 60 {
+                assert!(!panics, "no good");
+                return Err(Error::config("decoder", "no good"));
+            }
+            Ok(element)
+        }
+    };
+    for panics in [false, true] {
+        let data = numbered(1000).map_parallel(4, fails(panics));
+        let data = data.batch(8, false).unwrap().prefetch(3);
+        let said = message(run(&data, 0));
+        assert!(said.contains("map: element 60: ") && said.contains("no good"), "{said}");
+    }
+    let picky = numbered(9).filter(|_| Err(Error::config("rule", "unsure")));
+    assert!(message(run(&picky, 0)).contains("filter: element 0: rule: unsure"));
+    let uneven = numbered(9).map(|mut element| {
+        if element[1].i32().unwrap()[0] == 5 {
+            element[0] = Tensor::zeros([3]);
+        }
+        Ok(element)
+    });
+    assert!(message(run(&uneven.batch(4, false).unwrap(), 0)).contains("batch: element 5"));
+    // Endless data dropped in its middle, with its threads.
+    let mut endless = numbered(9).repeat(None).map(Ok).prefetch(2).elements(0, 0).unwrap();
+    assert!(endless.next().is_some());
+    drop(endless);
+    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(message(numbered(3).epoch(0, 0, 0)).contains("batch(n) before training"));
+    assert!(message(numbered(3).batch(0, false)).contains("at least 1"));
+    assert!(message(numbered(3).shuffle(0)).contains("at least 1"));
+    let unequal = (Tensor::zeros([2, 1]), Tensor::zeros([3]));
+    assert!(message(Pipeline::from_tensor_slices(unequal)).contains("2 rows in each"));
+    assert!(message(Pipeline::from_tensor_slices(())).contains("at least one"));
+}
+
+#[test]
+fn a_cache_runs_what_is_before_it_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("cache");
+    let calls = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counted = || {
+        let calls = calls.clone();
+        numbered(10).map(move |element| {
+            calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            Ok(element)
+        })
+    };
+    for cached in [counted().cache(), counted().cache_file(&path)] {
+        calls.store(0, std::sync::atomic::Ordering::Relaxed);
+        // A pass that is not finished is not kept.
+        assert!(cached.elements(0, 0).unwrap().next().is_some());
+        assert!(!path.exists());
+        calls.store(0, std::sync::atomic::Ordering::Relaxed);
+        for epoch in 0..3 {
+            assert!(run(&cached, epoch).unwrap().into_iter().eq(0..10));
+        }
+        assert_eq!(calls.load(std::sync::atomic::Ordering::Relaxed), 10);
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary files");
+    let whole = std::fs::read(&path).unwrap();
+    let mut huge = whole.clone();
+    huge[11..19].fill(0xff);
+    for (bytes, expected) in [
+        (&whole[..whole.len() - 1], "truncated or damaged"),
+        (&whole[..5], "truncated or damaged"),
+        (b"somebody's file", "another file"),
+        (&huge[..], "damaged"),
+    ] {
+        std::fs::write(&path, bytes).unwrap();
+        let said = message(run(&counted().cache_file(&path), 0));
+        assert!(said.contains("cache: expected") && said.contains(expected), "{said}");
+    }
+}

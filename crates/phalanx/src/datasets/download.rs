@@ -1,0 +1,298 @@
+//! Files fetched from where they are published: resumed where they were interrupted, checked, and
+//! moved into place whole.
+
+use crate::error::{Error, Result};
+use sha2::Digest;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Nothing that is fetched is larger.
+const LARGEST: u64 = 1 << 30;
+/// Seconds one request may take; a longer transfer goes on in another.
+const REQUEST: Duration = Duration::from_secs(120);
+/// Requests in a row that bring nothing new before giving up.
+const ATTEMPTS: usize = 3;
+/// Requests for one file in all.
+const MOST_REQUESTS: usize = 1000;
+
+/// What a file's bytes sum up to, in hexadecimal.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Checksum {
+    Sha256(&'static str),
+    Md5(&'static str),
+}
+
+/// A published file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Remote {
+    /// Its name here.
+    pub file: &'static str,
+    /// Where it is, the official address first; the file's name is added to one that ends in `/`.
+    pub urls: &'static [&'static str],
+    pub checksum: Checksum,
+}
+
+/// How far a file has come, for whoever shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// The file.
+    pub file: String,
+    /// Bytes that are here.
+    pub received: u64,
+    /// Bytes there are, where the server says so.
+    pub total: Option<u64>,
+}
+
+/// Brings a file into a directory, where it appears whole and checked or not at all; returns its
+/// path. What an interrupted transfer brought is kept, and the next one goes on from there.
+pub(super) fn fetch(
+    remote: &Remote,
+    directory: &Path,
+    progress: &mut dyn FnMut(&Transfer),
+) -> Result<PathBuf> {
+    std::fs::create_dir_all(directory).map_err(|e| Error::io(directory, e))?;
+    let path = directory.join(remote.file);
+    let partial = directory.join(format!("{}.part", remote.file));
+    let fail = |e| Error::io(&partial, e);
+    let mut file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .open(&partial)
+        .map_err(fail)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            return Err(Error::file(&partial, "no other download of it", "one under way"));
+        }
+        Err(TryLockError::Error(e)) => return Err(fail(e)),
+    }
+    if path.exists() {
+        // Another process has brought it meanwhile.
+        let _ = std::fs::remove_file(&partial);
+        return Ok(path);
+    }
+    let mut reason = String::new();
+    for url in remote.urls {
+        let url = match url.ends_with('/') {
+            true => format!("{url}{}", remote.file),
+            false => url.to_string(),
+        };
+        if let Err(e) = transfer(&url, &mut file, remote.file, progress) {
+            reason = format!("{url}: {e}");
+            continue;
+        }
+        file.sync_all().map_err(fail)?;
+        match verify(&mut file, remote.checksum).map_err(fail)? {
+            Ok(()) => {
+                move_into_place(&partial, &path)?;
+                return Ok(path);
+            }
+            Err(found) => {
+                file.set_len(0).map_err(fail)?;
+                reason = format!("{url}: its checksum is {found}");
+            }
+        }
+    }
+    Err(Error::file(&path, "a download", reason))
+}
+
+/// Renames a finished file, so that it stays even if the machine stops.
+fn move_into_place(from: &Path, to: &Path) -> Result<()> {
+    std::fs::rename(from, to).map_err(|e| Error::io(to, e))?;
+    let directory = to.parent().unwrap_or(Path::new("."));
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|e| Error::io(directory, e))
+}
+
+/// Appends what is missing of a file, in as many requests as it takes.
+fn transfer(
+    url: &str,
+    file: &mut File,
+    name: &str,
+    progress: &mut dyn FnMut(&Transfer),
+) -> Result<(), String> {
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .timeout_connect(Some(Duration::from_secs(10)))
+        .timeout_recv_response(Some(Duration::from_secs(30)))
+        .timeout_recv_body(Some(REQUEST))
+        .http_status_as_error(false)
+        .user_agent(concat!("phalanx/", env!("CARGO_PKG_VERSION")))
+        .build()
+        .into();
+    let (mut most, mut in_vain, mut last) = (0, 0, String::new());
+    for _ in 0..MOST_REQUESTS {
+        let result = request(&agent, url, file, name, progress);
+        let here = file.metadata().map_err(|e| e.to_string())?.len();
+        match result {
+            Ok(()) => return Ok(()),
+            Err(Failure::Final(reason)) => return Err(reason),
+            Err(Failure::Interrupted(reason)) => {
+                in_vain = if here > most { 0 } else { in_vain + 1 };
+                most = most.max(here);
+                if in_vain >= ATTEMPTS {
+                    return Err(reason);
+                }
+                last = reason;
+            }
+        }
+    }
+    Err(last)
+}
+
+/// Why a request did not bring the rest of a file.
+enum Failure {
+    /// Asking again would not help.
+    Final(String),
+    /// It may go on where it stopped.
+    Interrupted(String),
+}
+
+fn request(
+    agent: &ureq::Agent,
+    url: &str,
+    file: &mut File,
+    name: &str,
+    progress: &mut dyn FnMut(&Transfer),
+) -> Result<(), Failure> {
+    let disk = |e: std::io::Error| Failure::Final(format!("writing: {e}"));
+    let mut here = file.seek(SeekFrom::End(0)).map_err(disk)?;
+    let mut request = agent.get(url);
+    if here > 0 {
+        request = request.header("Range", format!("bytes={here}-"));
+    }
+    let mut response = match request.call() {
+        Ok(response) => response,
+        Err(ureq::Error::Io(e)) if e.kind() != ErrorKind::ConnectionRefused => {
+            return Err(Failure::Interrupted(e.to_string()));
+        }
+        Err(e) => return Err(Failure::Final(e.to_string())),
+    };
+    let header = |key: &str| {
+        let value = response.headers().get(key)?;
+        value.to_str().ok().map(String::from)
+    };
+    let length = header("content-length").and_then(|v| v.parse::<u64>().ok());
+    match response.status().as_u16() {
+        200 => {
+            file.set_len(0).map_err(disk)?;
+            here = file.seek(SeekFrom::Start(0)).map_err(disk)?;
+        }
+        206 => {
+            let goes_on = header("content-range")
+                .is_some_and(|range| range.starts_with(&format!("bytes {here}-")));
+            if !goes_on {
+                file.set_len(0).map_err(disk)?;
+                return Err(Failure::Interrupted("the server sent another part".into()));
+            }
+        }
+        // Nothing is left to fetch; the checksum decides whether that is so.
+        416 if here > 0 => return Ok(()),
+        status => return Err(Failure::Final(format!("the server answers {status}"))),
+    }
+    let total = length.and_then(|n| n.checked_add(here));
+    let mut transfer = Transfer { file: name.into(), received: here, total };
+    let mut body = response.body_mut().as_reader();
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        progress(&transfer);
+        let n = match body.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => n,
+            Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+            Err(e) => return Err(Failure::Interrupted(e.to_string())),
+        };
+        file.write_all(&buffer[..n]).map_err(disk)?;
+        transfer.received += n as u64;
+        if transfer.received > LARGEST {
+            file.set_len(0).map_err(disk)?;
+            return Err(Failure::Final(format!("more than {LARGEST} bytes")));
+        }
+    }
+    match total {
+        Some(total) if transfer.received < total => {
+            let received = transfer.received;
+            Err(Failure::Interrupted(format!("the connection ended at {received} of {total}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether a file's bytes are those published; the checksum they have where not.
+fn verify(file: &mut File, checksum: Checksum) -> std::io::Result<Result<(), String>> {
+    file.seek(SeekFrom::Start(0))?;
+    let (found, expected) = match checksum {
+        Checksum::Sha256(expected) => {
+            let mut hash = sha2::Sha256::new();
+            std::io::copy(file, &mut hash)?;
+            (hexadecimal(&hash.finalize()), expected)
+        }
+        Checksum::Md5(expected) => {
+            let mut hash = md5::Md5::new();
+            std::io::copy(file, &mut hash)?;
+            (hexadecimal(&hash.finalize()), expected)
+        }
+    };
+    Ok(if found == expected { Ok(()) } else { Err(found) })
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Writes the members of a gzipped tar whose names, without directories, are among `files` to a
+/// directory. Nothing else of the archive decides where anything goes.
+pub(super) fn unpack(archive: &Path, files: &[&str], directory: &Path) -> Result<()> {
+    let fail = |e| Error::io(archive, e);
+    let file = File::open(archive).map_err(fail)?;
+    let mut source = flate2::read::MultiGzDecoder::new(std::io::BufReader::new(file));
+    let mut header = [0; 512];
+    let mut found = 0;
+    while found < files.len() {
+        if source.read_exact(&mut header).is_err() || header[0] == 0 {
+            let expected = format!("an archive with {}", files.join(", "));
+            return Err(Error::file(archive, expected, format!("{found} of them")));
+        }
+        let text = |range: std::ops::Range<usize>| {
+            let field = &header[range];
+            let end = field.iter().position(|b| *b == 0).unwrap_or(field.len());
+            String::from_utf8_lossy(&field[..end]).trim().to_string()
+        };
+        let (name, size) = (text(0..100), u64::from_str_radix(&text(124..136), 8));
+        let Some(size) = size.ok().filter(|size| *size <= LARGEST) else {
+            return Err(Error::file(archive, "a tar archive", "a damaged header"));
+        };
+        let padded = size.next_multiple_of(512);
+        let base = name.rsplit('/').next().unwrap_or_default();
+        let wanted = files.iter().find(|file| **file == base && [b'0', 0].contains(&header[156]));
+        let mut member = (&mut source).take(padded);
+        match wanted {
+            None => {
+                std::io::copy(&mut member, &mut std::io::sink()).map_err(fail)?;
+            }
+            Some(file) => {
+                let partial = directory.join(format!("{file}.part"));
+                let wrong = |e| Error::io(&partial, e);
+                let mut out = File::create(&partial).map_err(wrong)?;
+                let written =
+                    std::io::copy(&mut (&mut member).take(size), &mut out).map_err(wrong)?;
+                if written != size {
+                    return Err(Error::file(archive, "a whole archive", "a truncated one"));
+                }
+                out.sync_all().map_err(wrong)?;
+                std::io::copy(&mut member, &mut std::io::sink()).map_err(fail)?;
+                move_into_place(&partial, &directory.join(file))?;
+                found += 1;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "download_tests.rs"]
+mod tests;

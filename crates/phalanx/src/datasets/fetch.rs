@@ -1,0 +1,232 @@
+//! Where the datasets are published, and how they come into the cache.
+
+use super::download::{self, Checksum, Remote, Transfer};
+use super::{cifar, directory, mnist};
+use crate::error::{Error, Result};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// A dataset that can be fetched.
+pub(super) struct Published {
+    pub name: &'static str,
+    /// Its directory under [`directory`].
+    pub folder: &'static str,
+    /// What a person would put there.
+    pub files: &'static [&'static str],
+    pub remotes: &'static [Remote],
+    /// Whether the one remote file is an archive of the files.
+    pub packed: bool,
+    /// The files of these that are not in a directory.
+    pub missing: fn(&Path) -> Vec<String>,
+}
+
+const MNIST: &[&str] = &[
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+];
+const FASHION: &[&str] = &[
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+];
+
+macro_rules! idx {
+    ($urls:expr, $file:literal, $sum:literal) => {
+        Remote { file: concat!($file, "-ubyte.gz"), urls: $urls, checksum: Checksum::Sha256($sum) }
+    };
+}
+
+const IDX: &[&str] = &[
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+];
+
+/// Checksums: `SHA256SUMS` of the official gzip files; of the archives, the published md5.
+static PUBLISHED: [Published; 4] = [
+    Published {
+        name: "mnist",
+        folder: "mnist",
+        files: IDX,
+        remotes: &[
+            idx!(
+                MNIST,
+                "train-images-idx3",
+                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"
+            ),
+            idx!(
+                MNIST,
+                "train-labels-idx1",
+                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"
+            ),
+            idx!(
+                MNIST,
+                "t10k-images-idx3",
+                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"
+            ),
+            idx!(
+                MNIST,
+                "t10k-labels-idx1",
+                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"
+            ),
+        ],
+        packed: false,
+        missing: mnist::missing,
+    },
+    Published {
+        name: "fashion-mnist",
+        folder: "fashion-mnist",
+        files: IDX,
+        remotes: &[
+            idx!(
+                FASHION,
+                "train-images-idx3",
+                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"
+            ),
+            idx!(
+                FASHION,
+                "train-labels-idx1",
+                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"
+            ),
+            idx!(
+                FASHION,
+                "t10k-images-idx3",
+                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"
+            ),
+            idx!(
+                FASHION,
+                "t10k-labels-idx1",
+                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"
+            ),
+        ],
+        packed: false,
+        missing: mnist::missing,
+    },
+    Published {
+        name: "cifar-10",
+        folder: "cifar-10-batches-bin",
+        files: cifar::FILES_10,
+        remotes: &[Remote {
+            file: "cifar-10-binary.tar.gz",
+            urls: &["https://www.cs.toronto.edu/~kriz/"],
+            checksum: Checksum::Md5("c32a1d4ab5d03f1284b67883e8d87530"),
+        }],
+        packed: true,
+        missing: cifar::missing_10,
+    },
+    Published {
+        name: "cifar-100",
+        folder: "cifar-100-binary",
+        files: cifar::FILES_100,
+        remotes: &[Remote {
+            file: "cifar-100-binary.tar.gz",
+            urls: &["https://www.cs.toronto.edu/~kriz/"],
+            checksum: Checksum::Md5("03b5dce01913d631647c71ecec9e9cb8"),
+        }],
+        packed: true,
+        missing: cifar::missing_100,
+    },
+];
+
+/// Brings a dataset's files into the cache, unless they are there; returns their directory.
+///
+/// A transfer that is interrupted goes on where it stopped, and files are checked before they get
+/// their names. With `PHALANX_OFFLINE` set nothing is fetched.
+///
+/// # Errors
+/// [`Error::Download`] says which files to put where.
+pub fn fetch(name: &str, progress: &mut dyn FnMut(&Transfer)) -> Result<PathBuf> {
+    published(name)?.fetch(&directory(), progress)
+}
+
+/// Where the files of a dataset are on this machine; nothing where it would have to be fetched.
+///
+/// # Errors
+/// A name that no dataset of files has.
+pub fn find(name: &str) -> Result<Option<PathBuf>> {
+    let published = published(name)?;
+    let debian = (name == "fashion-mnist").then(|| PathBuf::from(mnist::DEBIAN));
+    let places = [Some(directory().join(published.folder)), debian];
+    Ok(places.into_iter().flatten().find(|dir| (published.missing)(dir).is_empty()))
+}
+
+fn published(name: &str) -> Result<&'static Published> {
+    PUBLISHED.iter().find(|p| p.name == name).ok_or_else(|| Error::Unknown {
+        kind: "dataset of files",
+        name: name.into(),
+        known: PUBLISHED.iter().map(|p| p.name.into()).collect(),
+    })
+}
+
+/// The directory of a dataset, fetched where it is not on this machine, with a line on the
+/// terminal that says how far it has come.
+pub(super) fn located(name: &str) -> Result<PathBuf> {
+    match find(name)? {
+        Some(directory) => Ok(directory),
+        None => fetch(name, &mut terminal()),
+    }
+}
+
+impl Published {
+    pub(super) fn fetch(
+        &self,
+        cache: &Path,
+        progress: &mut dyn FnMut(&Transfer),
+    ) -> Result<PathBuf> {
+        let target = cache.join(self.folder);
+        let missing = (self.missing)(&target);
+        if missing.is_empty() {
+            return Ok(target);
+        }
+        let result = match std::env::var_os("PHALANX_OFFLINE").is_some_and(|v| !v.is_empty()) {
+            true => Err(Error::config("download", "PHALANX_OFFLINE is set")),
+            false => self.bring(&missing, &target, progress),
+        };
+        result.map_err(|e| Error::Download {
+            name: self.name.into(),
+            files: missing,
+            directory: target.clone(),
+            url: self.remotes[0].urls[0].into(),
+            reason: e.to_string(),
+        })?;
+        Ok(target)
+    }
+
+    fn bring(
+        &self,
+        missing: &[String],
+        target: &Path,
+        progress: &mut dyn FnMut(&Transfer),
+    ) -> Result<()> {
+        if self.packed {
+            let archive = download::fetch(&self.remotes[0], target, progress)?;
+            download::unpack(&archive, self.files, target)?;
+            return std::fs::remove_file(&archive).map_err(|e| Error::io(&archive, e));
+        }
+        for remote in self.remotes.iter().filter(|r| missing.iter().any(|file| file == r.file)) {
+            download::fetch(remote, target, progress)?;
+        }
+        Ok(())
+    }
+}
+
+/// Shows transfers on standard error, where that is a terminal.
+fn terminal() -> impl FnMut(&Transfer) {
+    let shown = std::io::stderr().is_terminal();
+    let mut last: Option<Instant> = None;
+    move |transfer| {
+        let done = transfer.total == Some(transfer.received);
+        let soon = last.is_some_and(|last| last.elapsed() < Duration::from_millis(100));
+        if !shown || (soon && !done) {
+            return;
+        }
+        last = Some(Instant::now());
+        let megabytes = |bytes: u64| bytes as f64 / 1e6;
+        let total = transfer.total.map_or("?".into(), |t| format!("{:.1}", megabytes(t)));
+        let end = if done { "\n" } else { "" };
+        let (file, received) = (&transfer.file, megabytes(transfer.received));
+        // A terminal that is gone is no reason to stop.
+        let _ = write!(std::io::stderr(), "\r{file}: {received:.1} of {total} MB{end}");
+    }
+}

@@ -1,0 +1,73 @@
+//! The API as a Keras user meets it: what `fit` and its like do, how models share layers, and what
+//! errors say.
+
+mod build_errors;
+mod data_errors;
+mod errors;
+mod fit;
+mod models;
+mod sharing;
+mod sweep;
+mod training;
+
+use phalanx::prelude::*;
+
+/// Shorter than its name, in tests.
+pub fn tensor(dims: &[usize], values: impl Into<phalanx::Data>) -> Tensor {
+    Tensor::new(dims, values).expect("the shape's elements")
+}
+
+/// Points around three centres, in four dimensions, and their class.
+pub fn clouds(n: usize) -> (Tensor, Tensor) {
+    let mut random = phalanx::Stream::new(3, 0, 7, 0);
+    let labels: Vec<i32> = (0..n).map(|i| (i % 3) as i32).collect();
+    let points = labels.iter().flat_map(|class| {
+        (0..4).map(|axis| f32::from(u8::from(axis == *class))).collect::<Vec<f32>>()
+    });
+    let points: Vec<f32> = points.map(|x| x + random.unit() as f32 * 0.8 - 0.4).collect();
+    (tensor(&[n, 4], points), tensor(&[n], labels))
+}
+
+/// A classifier of [`clouds`], not compiled.
+pub fn classifier() -> Model {
+    Sequential::new()
+        .add(Input::new([4]))
+        .add(Dense::new(8).activation("relu"))
+        .add(Dense::new(3).activation("softmax"))
+        .build()
+        .unwrap()
+}
+
+/// A classifier of [`clouds`], ready to train.
+pub fn compiled(optimizer: impl Optimizer + 'static) -> Model {
+    let mut model = classifier();
+    model
+        .compile(
+            Compile::new(optimizer)
+                .loss("sparse_categorical_crossentropy")
+                .metrics(["accuracy"])
+                .strategy(one_thread()),
+        )
+        .unwrap();
+    model
+}
+
+/// Small models are faster on one thread.
+pub fn one_thread() -> MirroredStrategy {
+    MirroredStrategy::cpus(1).unwrap().threads(1)
+}
+
+/// `y = w · x` with one weight, which starts at 2.
+pub fn one_weight() -> Dense {
+    Dense::new(1).use_bias(false).kernel_initializer(Initializer::constant(2.0))
+}
+
+/// The largest difference between two lists of tensors.
+pub fn difference(a: &[Tensor], b: &[Tensor]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let pairs = a.iter().zip(b).flat_map(|(a, b)| {
+        assert_eq!(a.dims(), b.dims());
+        a.f32().unwrap().iter().zip(b.f32().unwrap())
+    });
+    pairs.fold(0.0, |worst, (a, b)| worst.max((a - b).abs()))
+}

@@ -1,0 +1,215 @@
+//! Every layer with every odd size, over every odd shape: either an error or a model that trains.
+
+use super::{one_thread, tensor};
+use phalanx::layers::from_config;
+use phalanx::prelude::*;
+use serde_json::{Map, Value, json};
+
+/// Values a config may be given, none of them reasonable for all keys.
+fn values(key: &str) -> Vec<Value> {
+    let sizes = json!([0, 1, 2, 3, 1u64 << 40, u64::MAX]);
+    let list = match key {
+        "units" | "filters" | "groups" | "input_dim" | "output_dim" | "depth_multiplier" => sizes,
+        "kernel_size" | "pool_size" | "strides" | "dilation_rate" | "size" => {
+            json!([0, [1, 2], 3, [2, 0], 1u64 << 40, [u64::MAX, 1]])
+        }
+        "padding" => json!(["valid", "same", 0, 1, [[1, 0], [2, 1u64 << 40]], u64::MAX]),
+        "cropping" => json!([0, 1, [[1, 0], [0, 1]], [2, 9], u64::MAX]),
+        "axis" => json!([-1, 0, 1, 2, -4, 17, i64::MIN, i64::MAX, [1], [1, 2], [-1, -1], []]),
+        "rate" | "momentum" | "epsilon" | "negative_slope" | "threshold" | "max_value" => {
+            json!([0.0, 0.5, 1.0, -1.0, 2.0, 1e308, null])
+        }
+        "target_shape" => {
+            json!([[], [1], [-1], [2, -1], [-1, -1], [0, -1], [i64::MIN], [1, 1, 1, 12]])
+        }
+        "dims" => json!([[], [1], [2, 1], [1, 1], [0], [3, 1, 2], [u64::MAX]]),
+        "scale" | "offset" => json!([0.0, -2.5, [1.0, 2.0], [], true, false]),
+        "mean" | "variance" => json!([null, 0.0, [1.0, 2.0], [], [-1.0]]),
+        "activation" => json!(["relu", "softmax", "nothing"]),
+        "use_bias" | "center" | "keepdims" | "synchronized" => json!([true, false]),
+        "interpolation" => json!(["nearest", "bilinear", "other"]),
+        _ => json!([]),
+    };
+    list.as_array().cloned().unwrap_or_default()
+}
+
+const SHAPES: [&[usize]; 7] = [&[], &[1], &[4], &[2, 6], &[3, 4, 2], &[5, 1, 1], &[2, 1, 3, 2]];
+
+/// The keys of a class: those of its own config, once it can be made at all.
+fn plain(class: &str) -> Map<String, Value> {
+    let needed = json!({ "units": 2, "filters": 2, "kernel_size": 2, "rate": 0.5, "pool_size": 2,
+        "input_dim": 3, "output_dim": 2, "dims": [1], "target_shape": [-1], "scale": 2.0,
+        "activation": "relu" });
+    let all = needed.as_object().unwrap();
+    // The fewest of them that will do, by leaving out those that are unknown to the class.
+    let mut config = all.clone();
+    for key in all.keys() {
+        let mut less = config.clone();
+        less.remove(key);
+        let error =
+            |c: &Map<String, Value>| from_config(class, c.clone()).err().map(|e| e.to_string());
+        if !error(&less).is_some_and(|e| e.contains(&format!("missing key `{key}`"))) {
+            config = less;
+        }
+    }
+    config
+}
+
+/// What came out; `None` for an error that the user may have made. Others are bugs.
+fn sound<T>(result: Result<T>) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        Err(e) => {
+            let text = e.to_string();
+            let bug = ["worker", "internal", "feed '", "does not fit this executor"];
+            assert!(!bug.iter().any(|word| text.starts_with(word)), "{text}");
+            None
+        }
+    }
+}
+
+/// Builds, and where that succeeds compiles, trains and predicts; what comes out is of no interest.
+fn exercise(class: &str, config: &Map<String, Value>) -> usize {
+    let mut trained = 0;
+    for shape in SHAPES {
+        for inputs in [1, 2] {
+            let Some(layer) = sound(from_config(class, config.clone())) else { return trained };
+            let layer = LayerHandle::new(layer, None, true);
+            let symbols: Vec<Symbol> = (0..inputs).map(|_| Input::new(shape).symbol()).collect();
+            let y = layer.apply(&symbols[..]);
+            let Some(mut model) = sound(Model::new(&symbols[..], &y)) else { continue };
+            let compile = Compile::new(SGD::new(0.01)).loss("mse").metrics(["mae"]);
+            if sound(model.compile(compile.strategy(one_thread()))).is_none() {
+                continue;
+            }
+            let rows = |dims: &[usize]| {
+                let dims = [&[3], dims].concat();
+                let len = dims.iter().product();
+                tensor(&dims, (0..len).map(|i| (i % 3) as f32).collect::<Vec<f32>>())
+            };
+            let x = vec![rows(shape); inputs];
+            let x = Arrays::new(x, ()).unwrap();
+            let Some(y) = sound(model.predict(&x)) else { continue };
+            let data = Arrays::new(x.inputs().to_vec(), rows(&y.dims()[1..])).unwrap();
+            let fit = Fit::new().epochs(2).batch_size(2).verbose(0);
+            trained += usize::from(sound(model.fit(data, fit)).is_some());
+        }
+    }
+    trained
+}
+
+#[test]
+fn no_layer_panics() {
+    for class in phalanx::layers::class_names() {
+        let config = plain(class);
+        let mut trained = exercise(class, &config);
+        let keys: Vec<String> = match from_config(class, config.clone()) {
+            Ok(layer) => layer.config().keys().cloned().collect(),
+            Err(e) => panic!("{class}: {e}"),
+        };
+        for key in keys {
+            for value in values(&key) {
+                let mut odd = config.clone();
+                odd.insert(key.clone(), value);
+                trained += exercise(class, &odd);
+            }
+        }
+        assert!(trained > 0, "{class} never trained");
+    }
+}
+
+/// Every loss with every metric on outputs of every shape, with options within and out of range.
+#[test]
+fn no_loss_or_metric_panics() {
+    let losses = ["SparseCategoricalCrossentropy", "CategoricalCrossentropy", "BinaryCrossentropy"];
+    let losses = losses.iter().chain(&["mse", "mae", "huber", "kld", "hinge"]);
+    let metrics = [
+        "accuracy",
+        "crossentropy",
+        "precision",
+        "recall",
+        "auc",
+        "mse",
+        "mae",
+        "binary_accuracy",
+        "root_mean_squared_error",
+        "top_k_categorical_accuracy",
+        "hinge",
+        "kld",
+        "huber",
+        "sparse_top_k_categorical_accuracy",
+        "categorical_accuracy",
+        "sparse_categorical_accuracy",
+    ];
+    let options = [
+        json!({}),
+        json!({ "from_logits": true, "label_smoothing": 0.1 }),
+        json!({ "label_smoothing": -1.0 }),
+        json!({ "delta": 0.0 }),
+        json!({ "delta": 1e308, "reduction": "sum" }),
+        json!({ "reduction": "mean_with_sample_weight" }),
+        json!({ "reduction": "none" }),
+    ];
+    let shapes: [&[usize]; 5] = [&[], &[1], &[3], &[2, 3], &[2, 2, 1]];
+    let mut trained = 0;
+    for (loss, options) in losses.flat_map(|loss| options.iter().map(move |o| (loss, o))) {
+        let options = options.as_object().unwrap();
+        for (shape, metric) in shapes.iter().flat_map(|s| metrics.iter().map(move |m| (s, m))) {
+            let Some(loss) = sound(phalanx::losses::from_config(loss, options)) else { continue };
+            let x = Input::new(*shape).symbol();
+            let mut model = Model::new(&x, ReLU::new().apply(&x)).unwrap();
+            let compile = Compile::new("sgd").loss(loss).metrics([*metric]);
+            if sound(model.compile(compile.strategy(one_thread()))).is_none() {
+                continue;
+            }
+            let (x, targets) =
+                (Tensor::zeros([&[2], *shape].concat()), [shape, &shape[..shape.len().max(1) - 1]]);
+            for target in targets {
+                let y = Tensor::zeros([&[2], target].concat());
+                trained += usize::from(sound(model.train_on_batch(&x, &y)).is_some());
+            }
+        }
+    }
+    assert!(trained > 500, "{trained}");
+}
+
+#[test]
+fn no_option_of_a_metric_or_optimizer_panics() {
+    let odd = json!([0, 1, 2, 200, -1, 0.5, 1e308, 1u64 << 40, null, "x", [0.5], true, false]);
+    let (x, y) = super::clouds(6);
+    let run = |compile: Compile| {
+        let mut model = super::classifier();
+        if sound(model.compile(compile.strategy(one_thread()))).is_some() {
+            let fit = Fit::new().epochs(2).batch_size(4).verbose(0);
+            sound(model.fit((x.clone(), y.clone()), fit));
+        }
+    };
+    let loss = "sparse_categorical_crossentropy";
+    for name in ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Nadam", "Lion"] {
+        let keys = phalanx::optimizers::get(name).unwrap().config();
+        for (key, value) in
+            keys.keys().flat_map(|k| odd.as_array().unwrap().iter().map(move |v| (k, v)))
+        {
+            let config = [(key.clone(), value.clone())].into_iter().collect();
+            if let Some(optimizer) = sound(phalanx::optimizers::from_config(name, &config)) {
+                run(Compile::new(optimizer).loss(loss));
+            }
+        }
+    }
+    let metrics = ["AUC", "Precision", "Recall", "BinaryAccuracy", "SparseTopKCategoricalAccuracy"];
+    for name in
+        metrics.into_iter().chain(["TopKCategoricalAccuracy", "Huber", "BinaryCrossentropy"])
+    {
+        let keys = phalanx::metrics::from_config(name, &Map::new()).unwrap().config();
+        for (key, value) in
+            keys.keys().flat_map(|k| odd.as_array().unwrap().iter().map(move |v| (k, v)))
+        {
+            let config = [(key.clone(), value.clone())].into_iter().collect();
+            for loss in [loss, "mse", "binary_crossentropy"] {
+                if let Some(metric) = sound(phalanx::metrics::from_config(name, &config)) {
+                    run(Compile::new("adam").loss(loss).metrics([metric]));
+                }
+            }
+        }
+    }
+}
