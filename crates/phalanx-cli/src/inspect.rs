@@ -27,14 +27,11 @@ pub fn run(args: &Inspect) -> Result<()> {
 pub fn data() -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "looked for in {}", datasets::directory().display())?;
-    for name in datasets::NAMES {
-        match datasets::load(name) {
-            Ok(split) => {
-                let (train, test) = (split.train.0.rows(), split.test.0.rows());
-                let dims = &split.train.0.dims()[1..];
-                writeln!(out, "{name:<14} {train} + {test} images of {dims:?}")?;
-            }
-            Err(error) => writeln!(out, "{name:<14} {error}")?,
+    writeln!(out, "glyphs         generated")?;
+    for name in datasets::NAMES.into_iter().filter(|n| *n != "glyphs") {
+        match datasets::find(name)? {
+            Some(place) => writeln!(out, "{name:<14} {}", place.display())?,
+            None => writeln!(out, "{name:<14} not here (fetched when first used)")?,
         }
     }
     Ok(())

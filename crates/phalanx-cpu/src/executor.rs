@@ -327,9 +327,11 @@ impl Executor for CpuExecutor {
         self.pool
             .run(&|index| worker::run(&run, index))
             .map_err(|(worker, message)| ExecError::Worker { worker, message })?;
-        let times = run.times.into_inner().unwrap_or_default();
-        self.times.compute += times.compute;
-        self.times.reduce += times.reduce;
+        if loaded.program.update.is_some() {
+            let times = run.times.into_inner().unwrap_or_default();
+            self.times.compute += times.compute;
+            self.times.reduce += times.reduce;
+        }
         Ok(())
     }
 

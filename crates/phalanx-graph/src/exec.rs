@@ -98,11 +98,11 @@ pub trait Executor: Send {
     /// Checks that every device holds the same bits.
     fn check_mirrored(&self) -> Result<(), ExecError>;
 
-    /// Seconds spent so far, by kind.
+    /// Seconds spent in training steps so far, by kind.
     fn times(&self) -> Times;
 }
 
-/// Where the time of steps went, in seconds, as the first worker saw it.
+/// Where the time of training steps went, in seconds, as the first worker saw it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Times {
     /// Forward and backward.

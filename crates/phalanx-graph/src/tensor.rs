@@ -30,9 +30,12 @@ impl Tensor {
     }
 
     /// Zeros.
+    ///
+    /// # Panics
+    /// As a vector does that is longer than can be.
     pub fn zeros(dims: impl Into<Vec<usize>>) -> Tensor {
         let dims = dims.into();
-        let len = dims.iter().product();
+        let len = dims.iter().fold(1usize, |n, d| n.saturating_mul(*d));
         Tensor { dims, data: Data::F32(vec![0.0; len]) }
     }
 
@@ -66,7 +69,8 @@ impl Tensor {
 
     /// Elements of one row.
     pub fn row_len(&self) -> usize {
-        self.dims.iter().skip(1).product()
+        // Only a tensor without rows can have dimensions whose product is no number.
+        self.dims.iter().skip(1).fold(1, |n, d| n.saturating_mul(*d))
     }
 
     /// The elements.

@@ -80,10 +80,16 @@ fn assert_same_weights(what: &str, a: &Model, b: &Model, tolerance: f64) {
 }
 
 /// Fails unless losses and metrics have the same names and, up to rounding, values.
-fn assert_same_logs(what: &str, received: &[(String, f64)], expected: &[(String, f64)]) {
+fn assert_same_logs(
+    what: &str,
+    received: &[(String, f64)],
+    expected: &[(String, f64)],
+    tolerance: f64,
+) {
     for ((name, r), (expected_name, e)) in received.iter().zip(expected) {
         assert_eq!(name, expected_name);
-        assert!((r - e).abs() <= 1e-6 * e.abs().max(1.0), "{what}: {name}: expected {e}, got {r}");
+        let allowed = tolerance * e.abs().max(1.0);
+        assert!((r - e).abs() <= allowed, "{what}: {name}: expected {e}, got {r}");
     }
 }
 
@@ -126,8 +132,12 @@ fn training_is_that_of_one_device_for_every_remainder() {
                 let strategy = MirroredStrategy::cpus(n).unwrap();
                 let (model, received) = train(&strategy);
                 let what = format!("{rows} rows in batches of {batch} on {n} replicas");
-                assert_same_logs(&what, &received, &expected);
+                if rows <= batch {
+                    // The first epoch is one step, of equal weights.
+                    assert_same_logs(&what, &received[..1], &expected[..1], 1e-6);
+                }
                 // Rounding adds up over as many as 130 updates.
+                assert_same_logs(&what, &received, &expected, 1e-5);
                 assert_same_weights(&what, &model, &single, 1e-4);
             }
         }
@@ -301,7 +311,7 @@ fn evaluation_does_not_depend_on_replicas() {
         assert_eq!(expected.len(), 3);
         for strategy in strategies() {
             let what = format!("{rows} rows on {strategy:?}");
-            assert_same_logs(&what, &evaluate(&strategy, rows), &expected);
+            assert_same_logs(&what, &evaluate(&strategy, rows), &expected, 1e-6);
         }
     }
 }
