@@ -42,10 +42,9 @@ pub fn run(args: &Train) -> Result<()> {
     let json = args.json.as_ref().map(JsonLines::new);
     let mut fit = Fit::new()
         .epochs(args.epochs)
-        .batch_size(batch)
         .shuffle(!args.no_shuffle)
         .verbose(verbose)
-        .validation_data(Arrays::new(data.test.0.clone(), data.test.1.clone())?);
+        .validation_data(Arrays::new(data.test.0.clone(), data.test.1.clone())?.batch(batch)?);
     if let Some(steps) = args.steps_per_epoch {
         fit = fit.steps_per_epoch(steps);
     }
@@ -139,7 +138,7 @@ fn optimizer(args: &Train, steps: usize) -> Result<Box<dyn Optimizer>> {
 fn source(args: &Train, data: &Prepared, batch: usize) -> Result<Source> {
     let (x, y) = data.train.clone();
     if args.augment.is_empty() {
-        return Ok(Source::Arrays(Arrays::new(x, y)?));
+        return Ok(Source::Arrays(Arrays::new(x, y)?.batch(batch)?));
     }
     let mut aug = ImageDataGenerator::new().fill_mode("nearest");
     for kind in &args.augment {
