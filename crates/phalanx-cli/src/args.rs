@@ -18,6 +18,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Train a network and evaluate it on the test split
+    #[command(allow_negative_numbers = true)]
     #[command(after_help = "Examples:
   phalanx train mnist-mlp                            # on generated glyphs, no files needed
   phalanx train mnist-mlp --data mnist --epochs 2 --replicas 2
@@ -130,10 +131,10 @@ pub struct Train {
     #[arg(long)]
     pub optimizer: Option<String>,
     /// Learning rate (default: the optimizer's own)
-    #[arg(long, allow_negative_numbers = true)]
+    #[arg(long)]
     pub lr: Option<f64>,
     /// Momentum of sgd
-    #[arg(long, allow_negative_numbers = true)]
+    #[arg(long)]
     pub momentum: Option<f64>,
     /// How the learning rate changes
     #[arg(long, value_enum, default_value_t = Schedule::Constant)]

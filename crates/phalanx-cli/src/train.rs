@@ -10,7 +10,7 @@ use phalanx::optimizers;
 use phalanx::pictures;
 use phalanx::prelude::*;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Trains and evaluates.
@@ -79,7 +79,9 @@ pub fn run(args: &Train) -> Result<()> {
 
 /// Places to write to are tried before hours of training, not after.
 fn check_paths(args: &Train) -> Result<()> {
-    for (flag, path) in [("--output", &args.output), ("--save", &args.save)] {
+    let kinds: [(&str, &Option<PathBuf>, &[&str]); 2] =
+        [("--output", &args.output, &["png", "svg"]), ("--save", &args.save, &["safetensors"])];
+    for (flag, path, kinds) in kinds {
         let Some(path) = path else { continue };
         let parent = match path.parent() {
             Some(p) if !p.as_os_str().is_empty() => p,
@@ -93,6 +95,11 @@ fn check_paths(args: &Train) -> Result<()> {
         }
         if path.is_dir() {
             bail!("{flag}: expected a file, received the directory {}", path.display());
+        }
+        let kind = path.extension().map(|e| e.to_string_lossy().to_lowercase());
+        if !kind.as_deref().is_some_and(|k| kinds.contains(&k)) {
+            let known = kinds.join(" or .");
+            bail!("{flag}: expected a name ending in .{known}, received {}", path.display());
         }
     }
     Ok(())

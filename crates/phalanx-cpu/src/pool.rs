@@ -60,6 +60,8 @@ pub struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     handles: Vec<Thread>,
+    /// The cores, where workers are bound to them; the caller belongs on the first.
+    bound: Vec<usize>,
 }
 
 impl Pool {
@@ -78,13 +80,14 @@ impl Pool {
         });
         let cores = if pin { cores() } else { vec![] };
         // Dropped half-made, the pool ends the threads it has.
-        let mut pool = Pool { shared, threads: vec![], handles: vec![] };
+        let bound = if workers > 1 && cores.len() >= workers { cores } else { vec![] };
+        let mut pool = Pool { shared, threads: vec![], handles: vec![], bound };
         for index in 1..workers {
             let shared = pool.shared.clone();
-            let core = (cores.len() >= workers).then(|| cores[index]);
+            let core = pool.bound.get(index).copied();
             let body = move || {
                 if let Some(core) = core {
-                    bind(core);
+                    bind(&[core]);
                 }
                 work(&shared, index);
             };
@@ -101,6 +104,9 @@ impl Pool {
     /// The first worker that ever panicked, with its message.
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) -> Result<(), (usize, String)> {
         self.failure()?;
+        if let Some(first) = self.bound.first() {
+            come_home(*first, &self.bound);
+        }
         let job: *const (dyn Fn(usize) + Sync) = job;
         // SAFETY: only the lifetime changes: no worker holds the job once `pending` is zero, for
         // which this function waits before the borrow ends.
@@ -239,19 +245,34 @@ pub fn cores() -> Vec<usize> {
     (0..thread::available_parallelism().map_or(1, usize::from)).collect()
 }
 
-/// Binds the calling thread to a core; where that is refused the thread merely roams.
+/// Lets the calling thread run on these cores alone; where that is refused it merely roams.
 #[cfg(target_os = "linux")]
-fn bind(core: usize) {
-    // SAFETY: the set is initialised and the core came from the process' own mask.
+fn bind(cores: &[usize]) {
+    // SAFETY: the set is initialised and the cores came from the process' own mask.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(core, &mut set);
+        cores.iter().for_each(|core| libc::CPU_SET(*core, &mut set));
         libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
     }
 }
 
+/// Moves the calling thread to its core if it runs elsewhere, on a core where a worker is bound. It
+/// stays free to roam: threads that the caller starts must not inherit the binding.
+#[cfg(target_os = "linux")]
+fn come_home(core: usize, all: &[usize]) {
+    // SAFETY: a plain query.
+    let now = unsafe { libc::sched_getcpu() };
+    if now >= 0 && now as usize != core {
+        bind(&[core]);
+        bind(all);
+    }
+}
+
 #[cfg(not(target_os = "linux"))]
-fn bind(_core: usize) {}
+fn bind(_cores: &[usize]) {}
+
+#[cfg(not(target_os = "linux"))]
+fn come_home(_core: usize, _all: &[usize]) {}
 
 #[cfg(test)]
 mod tests {

@@ -213,8 +213,8 @@ fn sliced(step: &Step, users: &Users, options: Options) -> Vec<(ParamId, NodeId)
                 return false;
             }
             let (k, n) = (node.ty.dims[0], node.ty.dims[1]);
-            let rows = device_rows * g.ty(node.inputs[0]).len() / k;
-            users.nodes[id.index()].is_empty() && k * n > rows * (k + n)
+            let rows = device_rows.saturating_mul(g.ty(node.inputs[0]).len() / k);
+            users.nodes[id.index()].is_empty() && k * n > rows.saturating_mul(k + n)
         })
         .collect()
 }
