@@ -71,6 +71,12 @@ impl Network {
         Box::new(SparseCategoricalCrossentropy::default().from_logits(logits))
     }
 
+    /// The share of the training data its tutorial holds back to validate on; the others look at
+    /// the test split.
+    pub fn validation_share(self) -> Option<f64> {
+        (self == Network::MnistMlp).then_some(1.0 / 6.0)
+    }
+
     /// Loads a dataset in the shape the network takes. Colour images keep their bytes' range and
     /// lose the mean of the training images, as in the tutorial.
     pub fn load(self, name: &str) -> Result<Prepared> {

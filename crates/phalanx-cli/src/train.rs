@@ -21,7 +21,9 @@ pub fn run(args: &Train) -> Result<()> {
     let replicas = strategy.num_replicas_in_sync();
     let batch = global_batch(args, replicas)?;
     let data = args.model.load(&args.data)?;
-    let steps = args.steps_per_epoch.unwrap_or(data.train.0.rows().div_ceil(batch).max(1));
+    let held = args.model.validation_share().filter(|_| args.augment.is_empty()).unwrap_or(0.0);
+    let trained = data.train.0.rows() as f64 * (1.0 - held);
+    let steps = args.steps_per_epoch.unwrap_or((trained / batch as f64).ceil() as usize).max(1);
 
     let optimizer = optimizer(args, steps)?;
     let rate = optimizer.common().learning_rate.at(0);
@@ -40,11 +42,13 @@ pub fn run(args: &Train) -> Result<()> {
     }
 
     let json = args.json.as_ref().map(JsonLines::new);
-    let mut fit = Fit::new()
-        .epochs(args.epochs)
-        .shuffle(!args.no_shuffle)
-        .verbose(verbose)
-        .validation_data(Arrays::new(data.test.0.clone(), data.test.1.clone())?.batch(batch)?);
+    let mut fit = Fit::new().epochs(args.epochs).shuffle(!args.no_shuffle).verbose(verbose);
+    fit = if held > 0.0 {
+        fit.validation_split(held)
+    } else {
+        let (x, y) = data.test.clone();
+        fit.validation_data(Arrays::new(x, y)?.batch(batch)?)
+    };
     if let Some(steps) = args.steps_per_epoch {
         fit = fit.steps_per_epoch(steps);
     }
