@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 /// Deep learning in lockstep on every device you have.
 #[derive(Debug, Parser)]
-#[command(version, about, propagate_version = true)]
+#[command(version, about = "Deep learning in lockstep on every device you have")]
+#[command(propagate_version = true)]
 #[command(after_help = "Exit codes: 0 done, 1 failed (one line on standard error says why), \
                         2 arguments not understood.")]
 pub struct Args {
@@ -17,7 +18,8 @@ pub struct Args {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Train a network and evaluate it on the test split
+    /// Train a network and evaluate it on the test split (mnist-mlp validates on the last sixth of
+    /// the training data, the others on the test split, as in their tutorials)
     #[command(allow_negative_numbers = true)]
     #[command(after_help = "Examples:
   phalanx train mnist-mlp                            # on generated glyphs, no files needed
@@ -27,7 +29,7 @@ pub enum Command {
     Train(Box<Train>),
     /// Evaluate saved weights on the test split of a dataset
     #[command(after_help = "Example:
-  phalanx evaluate ckpt/mnist-cnn-12.safetensors --model mnist-cnn --data mnist")]
+  phalanx evaluate ckpt/ckpt-12.safetensors --model mnist-cnn --data mnist")]
     Evaluate(Evaluate),
     /// Measure training or inference speed on synthetic data
     Bench(Bench),
@@ -74,7 +76,7 @@ pub struct Where {
     #[arg(long)]
     pub replicas: Option<usize>,
     /// Worker threads of each CPU device (default: the cores, shared out)
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub threads: usize,
 }
 
@@ -109,7 +111,7 @@ pub enum Augment {
 pub struct Train {
     /// The network
     pub model: Network,
-    /// glyphs (generated), mnist, fashion-mnist or cifar-10
+    /// glyphs (generated), mnist, fashion-mnist, cifar-10 (all with ten classes)
     #[arg(long, default_value = "glyphs")]
     pub data: String,
     /// Where to run
@@ -182,7 +184,7 @@ pub struct Evaluate {
     /// The network they belong to
     #[arg(long, value_enum)]
     pub model: Network,
-    /// glyphs (generated), mnist, fashion-mnist or cifar-10
+    /// glyphs (generated), mnist, fashion-mnist, cifar-10 (all with ten classes)
     #[arg(long, default_value = "glyphs")]
     pub data: String,
     /// Where to run

@@ -8,6 +8,7 @@ mod network;
 mod train;
 
 use clap::{CommandFactory, Parser};
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Exit code of a command that failed; clap uses 2 for arguments it does not understand.
@@ -22,25 +23,45 @@ fn main() -> ExitCode {
         args::Command::Evaluate(evaluate) => evaluate::run(&evaluate),
         args::Command::Data => inspect::data(),
         args::Command::Devices => inspect::devices(),
-        args::Command::Completions { shell } => {
-            let mut command = args::Args::command();
-            clap_complete::generate(shell, &mut command, "phalanx", &mut std::io::stdout());
-            Ok(())
-        }
+        args::Command::Completions { shell } => completions(shell),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", words(&error));
             ExitCode::from(FAILED)
         }
     }
 }
 
+/// The script goes through our own writer: a reader may close it early.
+fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
+    let mut script = vec![];
+    clap_complete::generate(shell, &mut args::Args::command(), "phalanx", &mut script);
+    std::io::stdout().write_all(&script)?;
+    Ok(())
+}
+
+/// An error and its causes, each said once: a library's message often has its cause in it.
+fn words(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text += &format!(": {cause}");
+        }
+    }
+    text
+}
+
 /// Whether the reader of our output went away, which is its right.
 fn closed(error: &anyhow::Error) -> bool {
-    error
-        .downcast_ref::<std::io::Error>()
-        .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    let broken = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
+    error.chain().any(|cause| {
+        let inner = match cause.downcast_ref::<phalanx::Error>() {
+            Some(phalanx::Error::Io { source, .. }) => Some(source),
+            _ => None,
+        };
+        cause.downcast_ref().or(inner).is_some_and(broken)
+    })
 }

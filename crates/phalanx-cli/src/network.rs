@@ -113,13 +113,16 @@ impl Where {
         } else if let Some(n) = self.gpus {
             let found = list_physical_devices(DeviceKind::Gpu).len();
             if n == 0 || n > found {
-                bail!(
-                    "--gpus: expected 1 to {found} (the GPUs found), received {n}; --replicas N trains on N CPU devices"
-                );
+                let has = if found == 0 {
+                    "no GPU was found".into()
+                } else {
+                    format!("expected 1 to {found}")
+                };
+                bail!("--gpus: {has}, received {n}; --replicas N trains on N CPU devices");
             }
             MirroredStrategy::with_devices((0..n).map(|i| format!("gpu:{i}")))?
         } else if let Some(n) = self.replicas {
-            MirroredStrategy::cpus(n)?
+            MirroredStrategy::cpus(n).with_context(|| format!("--replicas {n}"))?
         } else {
             MirroredStrategy::new()
         };

@@ -64,10 +64,6 @@ pub fn run(args: &Train) -> Result<()> {
     if let Some(path) = &args.save {
         model.save_weights(path)?;
     }
-    if let Some(path) = &args.output {
-        let title = format!("{} on {}", model.name(), args.data);
-        pictures::curves(&history, &title, path)?;
-    }
     if let Some(json) = json {
         let mut fields: Vec<(String, serde_json::Value)> =
             logs.iter().map(|(name, v)| (format!("test_{name}"), (*v).into())).collect();
@@ -77,6 +73,10 @@ pub fn run(args: &Train) -> Result<()> {
     }
     if verbose > 0 {
         report(&mut model, &history, &logs, args)?;
+    }
+    if let Some(path) = &args.output {
+        let title = format!("{} on {}", model.name(), args.data);
+        pictures::curves(&history, &title, path)?;
     }
     Ok(())
 }
@@ -239,8 +239,10 @@ fn report(
             share(rest),
         )?;
     }
-    if let Some(path) = &args.output {
-        writeln!(out, "curves: {}", path.display())?;
+    for (what, path) in [("weights", &args.save), ("curves", &args.output)] {
+        if let Some(path) = path {
+            writeln!(out, "{what}: {}", path.display())?;
+        }
     }
     Ok(())
 }

@@ -36,7 +36,7 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["train", "mnist-mlp", "--replicas", "18446744073709551615"], 1, "1024 or fewer"),
         (&["train", "mnist-mlp", "--devices", "cpu:0,cpu:0"], 1, "each device once"),
         (&["train", "mnist-mlp", "--devices", "tpu:0"], 1, "cpu:N or gpu:N"),
-        (&["train", "mnist-mlp", "--gpus", "2"], 1, "--gpus: expected 1 to 0"),
+        (&["train", "mnist-mlp", "--gpus", "2"], 1, "--gpus: no GPU was found"),
         (&["train", "mnist-mlp", "--threads", "99999999"], 1, "threads"),
         (&["train", "mnist-mlp", "--batch-size", "0"], 1, "expected 1 or more, received 0"),
         (&["train", "mnist-mlp", "--batch-size", "-1"], 2, "--batch-size"),

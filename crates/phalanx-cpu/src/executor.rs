@@ -1,5 +1,6 @@
 //! The CPU executor: devices with mirrored parameters, workers with their memory, loaded programs.
 
+use crate::compute;
 use crate::kernels::elementwise::TapePlan;
 use crate::memory::Buffer;
 use crate::pool::{Barrier, Pool, Team, cores};
@@ -238,7 +239,7 @@ impl Executor for CpuExecutor {
             })
             .collect();
         let update = program.update.as_ref().map(|u| TapePlan::new(&u.rule.tape));
-        let scratch = worker::scratch_bytes(&program, &tapes, update.as_ref());
+        let scratch = compute::scratch_bytes(&program, &tapes, update.as_ref());
         for w in &mut self.workers {
             grow(&mut w.arena, program.memory.arena, "activations")?;
             grow(&mut w.shared, program.memory.shared, "statistics")?;

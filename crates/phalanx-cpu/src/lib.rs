@@ -2,6 +2,7 @@
 //! collectives; and a plain f64 evaluator that everything is checked against.
 #![deny(missing_docs)]
 
+mod compute;
 mod executor;
 pub mod kernels;
 mod memory;

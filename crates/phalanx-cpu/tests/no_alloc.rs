@@ -5,7 +5,7 @@ mod networks;
 
 use networks::{adam, cnn, mlp, momentum, odd};
 use phalanx_cpu::{CpuExecutor, CpuOptions};
-use phalanx_graph::exec::{Batch, Executor, FeedData};
+use phalanx_graph::exec::{Accumulate, Batch, Executor, FeedData};
 use phalanx_graph::update::Clip;
 use phalanx_graph::{DType, Mesh, Options, Program, Scope, Step};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -32,8 +32,9 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that ten steps allocate once three have run.
-fn allocated(step: Step, mesh: Mesh) -> usize {
+/// Bytes that ten steps allocate once three have run; where `accumulate`, every second one applies
+/// the gradients of two.
+fn allocated(step: Step, mesh: Mesh, accumulate: bool) -> usize {
     const ROWS: usize = 7;
     let options = CpuOptions { devices: mesh.devices, workers: mesh.workers, isa: None };
     let mut e = CpuExecutor::new(options, step.graph.params()).expect("starts");
@@ -57,13 +58,16 @@ fn allocated(step: Step, mesh: Mesh) -> usize {
         if number == 3 {
             before = BYTES.load(Ordering::SeqCst);
         }
+        let first = number % 2 == 0;
+        let apply = (!first).then_some(0.5 / ROWS as f32);
+        let part = Accumulate { first, weight: ROWS as f32, apply };
         let batch = Batch {
             rows: ROWS,
             feeds: &feeds,
             seed: 1,
             step: number,
             scalars: &[0.01],
-            accumulate: None,
+            accumulate: accumulate.then_some(part),
         };
         e.run(id, &batch, &mut fetched).expect("runs");
     }
@@ -74,13 +78,19 @@ fn allocated(step: Step, mesh: Mesh) -> usize {
 /// One test, so that no other runs beside it.
 #[test]
 fn steps_allocate_nothing() {
-    for mesh in [Mesh { devices: 1, workers: 2 }, Mesh { devices: 2, workers: 1 }] {
-        for scope in [Scope::All, Scope::Device] {
-            let step = cnn(scope, true, adam(Some(Clip::GlobalNorm(1.0))), (0.0, 1e-3));
-            assert_eq!(allocated(step, mesh), 0, "cnn on {mesh:?}, statistics over {scope}");
+    // Three devices scatter their sums.
+    for (devices, workers) in [(1, 2), (2, 1), (3, 1), (3, 2)] {
+        let mesh = Mesh { devices, workers };
+        for accumulate in [false, true] {
+            let check = |step: Step| {
+                let what = format!("{} on {mesh:?}, accumulating: {accumulate}", step.name);
+                assert_eq!(allocated(step, mesh, accumulate), 0, "{what}");
+            };
+            for scope in [Scope::All, Scope::Device] {
+                check(cnn(scope, true, adam(Some(Clip::GlobalNorm(1.0))), (0.0, 1e-3)));
+            }
+            check(mlp(&[100, 80, 5], momentum(None), (0.0, 0.0)));
+            check(odd(momentum(None)));
         }
-        let step = mlp(&[100, 80, 5], momentum(None), (0.0, 0.0));
-        assert_eq!(allocated(step, mesh), 0, "mlp on {mesh:?}");
-        assert_eq!(allocated(odd(momentum(None)), mesh), 0, "odd on {mesh:?}");
     }
 }

@@ -133,6 +133,12 @@ fn writes_strided(op: &Op) -> bool {
     )
 }
 
+/// Whether a kernel takes its operands and its result as slices, gaps between pixels included: the
+/// two must not lie in one buffer, not even side by side.
+pub(crate) fn needs_own_buffer(op: &Op) -> bool {
+    matches!(op, Op::Dot(_) | Op::DotGradInput | Op::Conv(..) | Op::ConvGradInput(_))
+}
+
 fn last_axis_rows(ty: &Type, axis: usize) -> bool {
     ty.is_rows() && axis + 1 == ty.dims.len()
 }
@@ -163,13 +169,23 @@ fn views(step: &Step, live: &[bool], users: &Users) -> Vec<View> {
             continue;
         }
         let mut offset = 0;
+        let mut parts = vec![];
         for x in &node.inputs {
+            parts.push((*x, offset));
+            offset += g.ty(*x).last();
+        }
+        // In the order of computation: what a part is computed from is decided before the part,
+        // wherever the two stand.
+        parts.sort_by_key(|(x, _)| *x);
+        for (x, offset) in parts {
+            let op = &g.node(x).op;
             // Who stands twice lies at the first place and is copied to the second.
             let free = inside[x.index()].is_none();
-            if free && strided_ok(*x) && writes_strided(&g.node(*x).op) {
+            let beside = |i: &NodeId| inside[i.index()].is_some_and(|v| v.root == id);
+            let apart = !(needs_own_buffer(op) && g.node(x).inputs.iter().any(beside));
+            if free && apart && strided_ok(x) && writes_strided(op) {
                 inside[x.index()] = Some(View { root: id, offset, ld: node.ty.last() });
             }
-            offset += g.ty(*x).last();
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::error::{GraphError, Result};
 use crate::graph::{NodeId, ParamId};
-use crate::lower::{Draft, Home, Lowered, Target};
+use crate::lower::{Draft, Home, Lowered, Target, needs_own_buffer};
 use crate::ops::{Access, Op};
 use crate::program::{
     FetchPlan, GradientPlan, Instr, Memory, Options, Place, Program, UpdatePlan, Value, ValueId,
@@ -32,6 +32,9 @@ pub(crate) fn place(step: Step, lowered: Lowered, options: Options) -> Result<Pr
     p.lives();
     p.reuse_in_place();
     let (offsets, memory) = p.offsets();
+    if cfg!(debug_assertions) {
+        p.check(&offsets, memory)?;
+    }
     let mut w = Writer { p: &p, offsets: &offsets, values: vec![], known: HashMap::new() };
     let instrs: Vec<Instr> =
         lowered.drafts.iter().map(|d| w.instr(d)).collect::<Result<Vec<_>>>()?;
@@ -249,6 +252,41 @@ impl<'a> Planner<'a> {
             placed.push((at, life));
         }
         (offsets, memory)
+    }
+
+    /// Fails where two buffers alive at one time overlap, where one leaves its block, or where a
+    /// kernel that takes slices reads the buffer it writes.
+    fn check(&self, offsets: &[usize], memory: Memory) -> Result<()> {
+        let buffers: Vec<(usize, Life)> =
+            self.life.iter().enumerate().filter_map(|(i, life)| Some((i, (*life)?))).collect();
+        for (n, (i, a)) in buffers.iter().enumerate() {
+            let shared = self.lowered.homes[*i] == Home::Shared;
+            let size = if shared { memory.shared } else { memory.arena };
+            if offsets[*i] + a.bytes > size {
+                let text = format!("the buffer of %{i} ends behind byte {size}");
+                return Err(GraphError::internal("plan", text));
+            }
+            for (j, b) in &buffers[..n] {
+                // What others read keeps its place for the whole step.
+                let same_block = shared == (self.lowered.homes[*j] == Home::Shared);
+                let same_time = shared || (a.start <= b.end && b.start <= a.end);
+                let (x, y) = (offsets[*i], offsets[*j]);
+                if same_block && same_time && x < y + b.bytes && y < x + a.bytes {
+                    let text = format!("the buffers of %{j} and %{i} overlap");
+                    return Err(GraphError::internal("plan", text));
+                }
+            }
+        }
+        for draft in &self.lowered.drafts {
+            let Draft::Compute(id) = draft else { continue };
+            let node = self.step.graph.node(*id);
+            let home = |x: NodeId| self.buffer[self.root(x).index()];
+            if needs_own_buffer(&node.op) && node.inputs.iter().any(|x| home(*x) == home(*id)) {
+                let text = format!("{} of %{} reads the buffer it writes", node.op.name(), id.0);
+                return Err(GraphError::internal("plan", text));
+            }
+        }
+        Ok(())
     }
 }
 

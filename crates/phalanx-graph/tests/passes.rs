@@ -276,6 +276,62 @@ fn what_cannot_lie_inside_is_copied() {
     assert_eq!(computes(&program, "concat"), 0, "{program}");
 }
 
+/// `relu(x)`, a product of it, and a product of that; which of them lie side by side is `order`.
+fn chain_joined(order: &[usize], conv: bool) -> Program {
+    let mut g = Graph::new();
+    let x = rows(&mut g, &[4, 4, 3]);
+    let mut parts = vec![g.relu(x).unwrap()];
+    for i in 0..2 {
+        let name = format!("w{i}");
+        let (op, dims) = if conv {
+            let geom = ConvGeom::new([4, 4, 3], 3, [3, 3], [1, 1], [1, 1], Padding::Same, 1);
+            let geom = geom.unwrap();
+            let dims = geom.kernel_dims().to_vec();
+            (Op::Conv(geom, Epilogue::default()), dims)
+        } else {
+            (Op::Dot(Epilogue::default()), vec![3, 3])
+        };
+        let w = param(&mut g, &name, &dims);
+        parts.push(g.push(op, &[parts[i], w]).unwrap());
+    }
+    let inputs: Vec<NodeId> = order.iter().map(|i| parts[*i]).collect();
+    let joined = g.push(Op::Concat { axis: 2 }, &inputs).unwrap();
+    compile(fetching(g, &[joined]), ONE, 4)
+}
+
+#[test]
+fn products_do_not_write_beside_what_they_read() {
+    for conv in [false, true] {
+        // The first product is copied into place; the last reads that copy's source, and lies
+        // inside again.
+        for order in [&[0, 1][..], &[1, 0], &[0, 1, 2], &[2, 1, 0], &[1, 2, 0]] {
+            let program = chain_joined(order, conv);
+            assert_eq!(copies(&program), 1, "{order:?}: {program}");
+            for instr in &program.instrs {
+                let Instr::Compute { op: Op::Dot(_) | Op::Conv(..), inputs, output, .. } = instr
+                else {
+                    continue;
+                };
+                let places = [inputs[0], *output].map(|id| program.value(id).place);
+                assert_ne!(places[0], places[1], "{order:?}: {program}");
+            }
+        }
+        // Without its operand beside it a product writes into its part.
+        assert_eq!(copies(&chain_joined(&[0, 2], conv)), 0);
+    }
+}
+
+#[test]
+fn elementwise_ops_write_beside_what_they_read() {
+    let mut g = Graph::new();
+    let x = rows(&mut g, &[2, 3]);
+    let a = g.relu(x).unwrap();
+    let b = g.unary(Unary::Tanh, a).unwrap();
+    let joined = g.push(Op::Concat { axis: 1 }, &[b, a]).unwrap();
+    let program = compile(fetching(g, &[joined]), ONE, 4);
+    assert_eq!(copies(&program), 0, "{program}");
+}
+
 fn arena(program: &Program, id: phalanx_graph::program::ValueId) -> Option<usize> {
     match program.value(id).place {
         Place::Arena(at) => Some(at),

@@ -2,11 +2,12 @@
 
 use phalanx_graph::GraphError;
 use phalanx_graph::exec::ExecError;
+use std::fmt;
 use std::path::PathBuf;
 use thiserror::Error;
 
 /// Any error of the library.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Shapes that do not fit, found when the model is built.
@@ -146,6 +147,13 @@ fn edits(from: &str, to: &str) -> usize {
         }
     }
     row[to.len()]
+}
+
+/// The same words: a `main` that returns this error prints it by `Debug`.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {

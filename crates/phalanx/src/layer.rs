@@ -397,7 +397,9 @@ impl Cx<'_> {
                 param
             }
         };
-        Ok(self.lowering.graph.param(param))
+        // A later call of a shared layer goes on from what an earlier one assigned, as in Keras.
+        let pending = self.lowering.assigns.iter().find(|(p, _)| *p == param).map(|(_, n)| *n);
+        Ok(pending.unwrap_or_else(|| self.lowering.graph.param(param)))
     }
 
     /// Reads a constant of the layer's config; it is no weight, and nothing saves it.
@@ -417,7 +419,7 @@ impl Cx<'_> {
         let met =
             self.lowering.weights.iter().find(|w| w.layer.same(self.layer) && w.index == index);
         let param = met.expect("a layer assigns a weight it has declared").param;
-        // A shared layer assigns once per call; the last call wins, as in Keras.
+        // The last call's value is what remains.
         self.lowering.assigns.retain(|(p, _)| *p != param);
         self.lowering.assigns.push((param, value));
     }

@@ -214,7 +214,7 @@ impl Network<'_> {
     /// that sample has a weight.
     fn check_training_mode(&self) {
         let outputs = (0..10).map(|class| Output { class, name: format!("output_{class}") });
-        let mut model = self.start(Compile::new(SGD::new(0.0)).metrics(outputs));
+        let mut model = self.start(Compile::new(SGD::new(0.0)).weighted_metrics(outputs));
         let (x, y) = self.batch(0);
         let rows = x.rows();
         let expected = self.case.f32("output_training");

@@ -299,7 +299,7 @@ fn evaluation_does_not_depend_on_replicas() {
             Box::new(SparseTopKCategoricalAccuracy::default().k(2)),
         ];
         let loss = SparseCategoricalCrossentropy::default();
-        let compile = Compile::new("sgd").loss(loss).metrics(metrics);
+        let compile = Compile::new("sgd").loss(loss).weighted_metrics(metrics);
         model.compile(compile.strategy(strategy.clone())).unwrap();
         let (x, y) = samples(rows);
         let weights: Vec<f32> = (0..rows).map(|i| 0.5 + i as f32).collect();

@@ -345,5 +345,31 @@ pub fn shared_cases() -> Vec<Case> {
             let sum = b.g.add(x, y).expect("fits");
             b.push(Op::Concat { axis: 2 }, &[sum, x])
         }),
+        // Operand and result of a product in one concatenation, in either order.
+        case("a node beside its convolution", |b| {
+            let [x, y] = convolved(b);
+            b.push(Op::Concat { axis: 2 }, &[x, y])
+        }),
+        case("a convolution beside its operand", |b| {
+            let [x, y] = convolved(b);
+            b.push(Op::Concat { axis: 2 }, &[y, x])
+        }),
+        case("a chain of products side by side", |b| {
+            let (x, v, w) = (b.rows(&[2, 3]), b.param(&[3, 4]), b.param(&[4, 5]));
+            let x = b.g.unary(Unary::Tanh, x).expect("fits");
+            let y = b.push(Op::Dot(Epilogue::default()), &[x, v]);
+            let z = b.push(Op::Dot(Epilogue::default()), &[y, w]);
+            b.push(Op::Concat { axis: 1 }, &[z, x, y])
+        }),
     ]
+}
+
+/// A computed image and its convolution.
+fn convolved(b: &mut Build) -> [NodeId; 2] {
+    let x = b.rows(&[3, 3, 2]);
+    let x = b.g.unary(Unary::Tanh, x).expect("fits");
+    let geom = ConvGeom::new([3, 3, 2], 4, [3, 3], [1, 1], [1, 1], Padding::Same, 1);
+    let geom = geom.expect("fits");
+    let w = b.param(&geom.kernel_dims());
+    [x, b.push(Op::Conv(geom, Epilogue::default()), &[x, w])]
 }

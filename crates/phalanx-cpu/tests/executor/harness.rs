@@ -7,12 +7,13 @@ use phalanx_graph::exec::{Batch, Executor, FeedData};
 use phalanx_graph::{Mesh, Options, ParamId, ParamSpec, Program, Step};
 
 /// Devices and workers that every test covers.
-pub const MESHES: [Mesh; 5] = [
+pub const MESHES: [Mesh; 6] = [
     Mesh { devices: 1, workers: 1 },
     Mesh { devices: 1, workers: 2 },
     Mesh { devices: 2, workers: 1 },
     Mesh { devices: 3, workers: 1 },
     Mesh { devices: 2, workers: 2 },
+    Mesh { devices: 3, workers: 2 },
 ];
 
 /// A feed's elements as the host hands them in.

@@ -201,7 +201,9 @@ impl Layer for BatchNormalization {
     }
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
-        finite(cx, "momentum", self.momentum)?;
+        if !(0.0..=1.0).contains(&self.momentum) {
+            return Err(cx.argument("momentum", "0 to 1", self.momentum));
+        }
         not_negative(cx, "epsilon", self.epsilon)?;
         let x = single(cx, inputs)?;
         let axis = row_axis(cx, x, self.axis)?;

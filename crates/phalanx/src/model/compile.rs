@@ -108,6 +108,7 @@ pub struct Compile {
     pub(crate) losses: Vec<LossArgument>,
     pub(crate) loss_weights: Vec<f64>,
     pub(crate) metrics: Vec<Vec<MetricArgument>>,
+    pub(crate) weighted_metrics: Vec<Vec<MetricArgument>>,
     pub(crate) strategy: MirroredStrategy,
     pub(crate) seed: u64,
 }
@@ -120,6 +121,7 @@ impl Compile {
             losses: vec![],
             loss_weights: vec![],
             metrics: vec![],
+            weighted_metrics: vec![],
             strategy: MirroredStrategy::new(),
             seed: 0,
         }
@@ -137,12 +139,22 @@ impl Compile {
         self
     }
 
-    /// Metrics of the output; called again, those of the next output.
+    /// Metrics of the output; called again, those of the next output. As in Keras every sample
+    /// counts alike, whatever its weight.
     pub fn metrics<M: Into<MetricArgument>>(
         mut self,
         list: impl IntoIterator<Item = M>,
     ) -> Compile {
         self.metrics.push(list.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Metrics in which samples count by their weights; called again, those of the next output.
+    pub fn weighted_metrics<M: Into<MetricArgument>>(
+        mut self,
+        list: impl IntoIterator<Item = M>,
+    ) -> Compile {
+        self.weighted_metrics.push(list.into_iter().map(Into::into).collect());
         self
     }
 
@@ -164,7 +176,8 @@ pub(crate) struct Resolved {
     pub optimizer: Box<dyn Optimizer>,
     pub losses: Vec<Box<dyn Loss>>,
     pub loss_weights: Vec<f64>,
-    pub metrics: Vec<Vec<MetricArgument>>,
+    /// Each with whether samples count by their weights.
+    pub metrics: Vec<Vec<(MetricArgument, bool)>>,
     pub strategy: MirroredStrategy,
     pub seed: u64,
 }
@@ -198,11 +211,18 @@ impl Compile {
         if let Some(bad) = loss_weights.iter().find(|w| !w.is_finite()) {
             return Err(Error::argument("compile", "loss_weights", "finite numbers", bad));
         }
-        let mut metrics = self.metrics;
-        if metrics.len() > outputs {
-            count("metrics", metrics.len())?;
-        }
+        let mut metrics: Vec<Vec<(MetricArgument, bool)>> = vec![];
         metrics.resize_with(outputs, Vec::new);
+        for (what, lists, weighted) in
+            [("metrics", self.metrics, false), ("weighted_metrics", self.weighted_metrics, true)]
+        {
+            if lists.len() > outputs {
+                count(what, lists.len())?;
+            }
+            for (all, list) in metrics.iter_mut().zip(lists) {
+                all.extend(list.into_iter().map(|m| (m, weighted)));
+            }
+        }
         let (strategy, seed) = (self.strategy, self.seed);
         Ok(Resolved { optimizer, losses, loss_weights, metrics, strategy, seed })
     }

@@ -2,13 +2,13 @@
 
 use super::compile::{MetricArgument, Resolved};
 use super::definition::Definition;
-use super::steps::{self, Lowered, Objective};
+use super::steps::{self, Lowered, Objective, Tracked};
 use super::{Logs, Model};
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
 use crate::layer::{LayerHandle, Lowering, ModelWeight, SharedExecutor, lock};
 use crate::losses::{self, Loss, Reduction};
-use crate::metrics::{self, Metric};
+use crate::metrics;
 use crate::optimizers::Optimizer;
 use crate::strategy::{DeviceKind, MirroredStrategy};
 use phalanx_cpu::{CpuExecutor, CpuOptions};
@@ -54,7 +54,7 @@ pub(crate) struct Engine {
     pub(crate) optimizer: Box<dyn Optimizer>,
     losses: Vec<Box<dyn Loss>>,
     loss_weights: Vec<f64>,
-    metrics: Vec<Vec<Box<dyn Metric>>>,
+    metrics: Vec<Vec<Tracked>>,
     weights: Vec<ModelWeight>,
     layers: Vec<HeldLayer>,
     /// The weights the optimizer updates, as `trainable` was when compiled.
@@ -127,15 +127,18 @@ impl Engine {
         let types: Vec<Type> = l.outputs.iter().map(|o| l.low.graph.ty(*o).clone()).collect();
         let targets: Vec<Type> =
             losses.iter().zip(&types).map(|(loss, ty)| loss.target(ty)).collect::<Result<_>>()?;
-        let resolve = |(i, list): (usize, Vec<MetricArgument>)| {
+        let resolve = |(i, list): (usize, Vec<(MetricArgument, bool)>)| {
             list.into_iter()
-                .map(|m| match m {
-                    MetricArgument::Value(m) => m.validate().map(|()| m),
-                    MetricArgument::Name(name) => metrics::get(&name, &targets[i], &types[i]),
+                .map(|(m, weighted)| {
+                    let metric = match m {
+                        MetricArgument::Value(m) => m.validate().map(|()| m),
+                        MetricArgument::Name(name) => metrics::get(&name, &targets[i], &types[i]),
+                    }?;
+                    Ok(Tracked { metric, weighted })
                 })
                 .collect::<Result<Vec<_>>>()
         };
-        let metrics: Vec<Vec<Box<dyn Metric>>> =
+        let metrics: Vec<Vec<Tracked>> =
             metrics.into_iter().enumerate().map(resolve).collect::<Result<_>>()?;
         let executor = start(&strategy, &l)?;
         let trained = |w: &&ModelWeight| l.low.graph.params()[w.param.index()].trainable;
@@ -442,12 +445,14 @@ impl Engine {
         tally: &mut Tally,
     ) -> Result<f64> {
         let training = kind == StepKind::Train;
-        let accumulate = accumulate.filter(|_| training).map(|g| self.gather(g, batch.rows as f64));
+        let gather = accumulate.filter(|_| training);
+        let (accumulate, gathered) = gather.map(|g| self.gather(g, batch.rows as f64)).unzip();
         let scalars = match training {
             true => self.optimizer.scalars(learning_rate, self.updates + 1),
             false => vec![],
         };
         let denominators = self.execute(kind, batch, &scalars, accumulate)?;
+        self.gathered = gathered.unwrap_or(self.gathered);
         self.steps += u64::from(training);
         if training && accumulate.is_none_or(|a| a.apply.is_some()) {
             self.updates += 1;
@@ -502,17 +507,23 @@ impl Engine {
         all.ok_or_else(|| Error::config("gradients", "a gradient of another size than its weight"))
     }
 
-    /// This batch's part in an update made of several, weighted by its rows.
-    fn gather(&mut self, gather: Gather, weight: f64) -> Accumulate {
+    /// This batch's part in an update made of several, weighted by its rows, and what is gathered
+    /// once it has run.
+    fn gather(&self, gather: Gather, weight: f64) -> (Accumulate, (u64, f64)) {
         let (count, sum) = self.gathered;
         let (count, sum) = (count + 1, sum + weight);
-        let apply = count == gather.every || gather.last;
-        self.gathered = if apply { (0, 0.0) } else { (count, sum) };
-        Accumulate {
+        let apply = count >= gather.every || gather.last;
+        let part = Accumulate {
             first: count == 1,
             weight: weight as f32,
             apply: apply.then(|| if sum > 0.0 { (1.0 / sum) as f32 } else { 0.0 }),
-        }
+        };
+        (part, if apply { (0, 0.0) } else { (count, sum) })
+    }
+
+    /// Forgets gradients gathered towards an update that will not come.
+    pub(crate) fn forget_gathered(&mut self) {
+        self.gathered = (0, 0.0);
     }
 
     /// Runs the model on a batch; one vector per output.
@@ -537,7 +548,12 @@ impl Engine {
             rows: 0.0,
             total: 0.0,
             outputs: vec![0.0; self.losses.len()],
-            states: self.metrics.iter().flatten().map(|m| vec![0.0; m.state_len()]).collect(),
+            states: self
+                .metrics
+                .iter()
+                .flatten()
+                .map(|m| vec![0.0; m.metric.state_len()])
+                .collect(),
         }
     }
 
@@ -554,7 +570,7 @@ impl Engine {
         }
         let mut states = tally.states.iter();
         for (output, metrics) in self.output_names.iter().zip(&self.metrics) {
-            for metric in metrics {
+            for Tracked { metric, .. } in metrics {
                 let Some(state) = states.next() else { break };
                 let name = match several {
                     true => format!("{output}_{}", metric.name()),

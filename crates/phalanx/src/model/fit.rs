@@ -451,6 +451,9 @@ fn run_fit(
         history: History::default(),
     };
     let every = fit.accumulate.or(engine.gather_steps());
+    if fit.accumulate.is_some() {
+        engine.forget_gathered();
+    }
     // As in Keras, an optimizer that gathers goes on across epochs; `fit` itself does not.
     let flush = fit.accumulate.is_some();
     let mut batch = HostBatch::default();

@@ -9,8 +9,8 @@ use crate::layer::{Lowering, ModelWeight};
 use crate::losses::Loss;
 use crate::metrics::Metric;
 use phalanx_graph::autodiff;
-use phalanx_graph::ops::Unary;
-use phalanx_graph::passes::fuse_epilogues;
+use phalanx_graph::ops::{Binary, Unary};
+use phalanx_graph::passes::{checked, fuse_epilogues};
 use phalanx_graph::update::UpdateRule;
 use phalanx_graph::{Fetch, Gradient, Graph, NodeId, Op, ParamId, Scope, Step, Type};
 
@@ -20,11 +20,17 @@ pub(crate) struct Lowered {
     pub outputs: Vec<NodeId>,
 }
 
+/// A metric, and whether samples count by their weights in it.
+pub(crate) struct Tracked {
+    pub metric: Box<dyn Metric>,
+    pub weighted: bool,
+}
+
 /// What is asked of the outputs.
 pub(crate) struct Objective<'a> {
     pub losses: &'a [Box<dyn Loss>],
     pub loss_weights: &'a [f64],
-    pub metrics: &'a [Vec<Box<dyn Metric>>],
+    pub metrics: &'a [Vec<Tracked>],
 }
 
 /// Per-sample losses and the coefficient of each sample in the total: what autodiff starts from.
@@ -62,8 +68,11 @@ fn objective(l: &mut Lowered, objective: &Objective<'_>) -> Result<(Vec<Fetch>, 
     }
     let node = penalty(g, &l.low.weights)?;
     fetches.push(Fetch { name: "penalty".into(), node });
+    // One for every row.
+    let alike = g.binary(Binary::Eq, weight, weight)?;
     for (i, metrics) in objective.metrics.iter().enumerate() {
-        for metric in metrics {
+        for Tracked { metric, weighted } in metrics {
+            let weight = if *weighted { weight } else { alike };
             let state = metric.update(g, targets[i], l.outputs[i], weight)?;
             fetches.push(reduced_fetch(g, format!("metric {}", metric.name()), state)?);
         }
@@ -113,7 +122,7 @@ pub(crate) fn train(mut l: Lowered, goal: &Objective<'_>, rule: UpdateRule) -> R
             step.fetches.push(Fetch { name: "seed".into(), node: *node });
         }
     }
-    let mut step = fuse_epilogues(step);
+    let mut step = checked("fuse_epilogues", fuse_epilogues(step))?;
     let carried: Vec<NodeId> = step.fetches.drain(kept..).map(|f| f.node).collect();
     let seeds: Seeds = carried.chunks(2).map(|c| (c[0], c[1])).collect();
 
@@ -135,7 +144,7 @@ pub(crate) fn train(mut l: Lowered, goal: &Objective<'_>, rule: UpdateRule) -> R
         step.gradients.push(Gradient { param: weight.param, node: partials[at], l1, l2 });
     }
     step.update = Some(rule);
-    Ok(step)
+    Ok(checked("autodiff", step)?)
 }
 
 /// Forward and backward; the gradients themselves, whole, are what is fetched, in the order of the
@@ -149,23 +158,20 @@ pub(crate) fn gradients(l: Lowered, goal: &Objective<'_>, rule: UpdateRule) -> R
     for grad in std::mem::take(&mut step.gradients) {
         let g = &mut step.graph;
         let spec = g.params()[grad.param.index()].clone();
-        let node = match grad.node {
-            Some(partial) => {
-                let mut whole = g.push(Op::AllReduce { scope: Scope::All }, &[partial])?;
-                let w = g.param(grad.param);
-                if grad.l1 != 0.0 {
-                    let sign = g.unary(Unary::Sign, w)?;
-                    let sign = g.scale(sign, f64::from(grad.l1))?;
-                    whole = g.add(whole, sign)?;
-                }
-                if grad.l2 != 0.0 {
-                    let twice = g.scale(w, 2.0 * f64::from(grad.l2))?;
-                    whole = g.add(whole, twice)?;
-                }
-                whole
-            }
+        let mut node = match grad.node {
+            Some(partial) => g.push(Op::AllReduce { scope: Scope::All }, &[partial])?,
             None => g.fill(0.0, &spec.dims),
         };
+        let w = g.param(grad.param);
+        if grad.l1 != 0.0 {
+            let sign = g.unary(Unary::Sign, w)?;
+            let sign = g.scale(sign, f64::from(grad.l1))?;
+            node = g.add(node, sign)?;
+        }
+        if grad.l2 != 0.0 {
+            let twice = g.scale(w, 2.0 * f64::from(grad.l2))?;
+            node = g.add(node, twice)?;
+        }
         step.fetches.push(Fetch { name: spec.name, node });
     }
     Ok(step)
@@ -176,7 +182,7 @@ pub(crate) fn test(mut l: Lowered, goal: &Objective<'_>) -> Result<Step> {
     let (fetches, _) = objective(&mut l, goal)?;
     let mut step = Step::new("test", l.low.graph);
     step.fetches = fetches;
-    Ok(fuse_epilogues(step))
+    Ok(checked("fuse_epilogues", fuse_epilogues(step))?)
 }
 
 /// Forward alone.

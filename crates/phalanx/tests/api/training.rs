@@ -201,3 +201,62 @@ fn more_replicas_than_rows_train_as_one() {
         assert_eq!(accuracy, same);
     }
 }
+
+#[test]
+fn metrics_count_every_sample_and_weighted_metrics_their_weights() {
+    // Identity: the prediction is the input, so three of four samples are right.
+    let mut model = Sequential::new().add(Input::new([2])).add(Activation::new("linear")).build();
+    let model = model.as_mut().unwrap();
+    let loss = SparseCategoricalCrossentropy::default().from_logits(true);
+    let compile = Compile::new("sgd")
+        .loss(loss)
+        .metrics(["accuracy"])
+        .weighted_metrics([SparseCategoricalAccuracy::default()]);
+    model.compile(compile.strategy(one_thread())).unwrap();
+    let x = tensor(&[4, 2], vec![1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]);
+    let y = Tensor::new([4], vec![0, 0, 0, 1]).unwrap();
+    let data = Arrays::new(x, y).unwrap().sample_weight(&[0.0, 0.0, 0.0, 1.0]).unwrap();
+    let logs = model.evaluate(data, 4).unwrap();
+    assert_eq!(logs.get("accuracy"), Some(0.75));
+    assert_eq!(logs.get("sparse_categorical_accuracy"), Some(0.0));
+}
+
+#[test]
+fn a_shared_batch_normalization_updates_its_statistics_at_every_call() {
+    let norm = BatchNormalization::new().momentum(0.5).named("norm");
+    let (a, b) = (Input::new([1]).symbol(), Input::new([1]).symbol());
+    let sum = Add::new().apply([&norm.apply(&a), &norm.apply(&b)]);
+    let mut model = Model::new([&a, &b], &Dense::new(1).apply(&sum)).unwrap();
+    model.compile(Compile::new(SGD::new(0.0)).loss("mse").strategy(one_thread())).unwrap();
+    let inputs = vec![tensor(&[2, 1], vec![8.0, 8.0]), tensor(&[2, 1], vec![2.0, 2.0])];
+    let data = Arrays::new(inputs, tensor(&[2, 1], vec![0.0, 0.0])).unwrap();
+    model.fit(data, Fit::new().batch_size(2).verbose(0)).unwrap();
+    let weights = model.weights().unwrap();
+    let mean = weights.iter().find(|(name, _)| name == "norm/moving_mean").unwrap();
+    // (0 · 0.5 + 8 · 0.5) · 0.5 + 2 · 0.5
+    assert_eq!(mean.1.f32().unwrap(), [3.0]);
+}
+
+#[test]
+fn gradients_gathered_for_an_update_that_never_came_are_forgotten() {
+    let sgd = SGD::new(0.1).gradient_accumulation_steps(4);
+    let mut model = classifier();
+    let compile = Compile::new(sgd).loss("sparse_categorical_crossentropy");
+    model.compile(compile.strategy(one_thread())).unwrap();
+    let (x, y) = clouds(12);
+    for _ in 0..3 {
+        model.train_on_batch(&x, &y).unwrap();
+    }
+    let before = model.get_weights().unwrap();
+    // Two batches make an update of these two alone, whatever was pending.
+    let fit = || Fit::new().batch_size(6).accumulate(2).shuffle(false).verbose(0);
+    model.fit((&x, &y), fit()).unwrap();
+    let after = model.get_weights().unwrap();
+    let mut fresh = classifier();
+    let compile = Compile::new(SGD::new(0.1)).loss("sparse_categorical_crossentropy");
+    fresh.compile(compile.strategy(one_thread())).unwrap();
+    fresh.set_weights(&before).unwrap();
+    fresh.fit((&x, &y), fit()).unwrap();
+    assert!(difference(&after, &fresh.get_weights().unwrap()) < 1e-6);
+    assert!(difference(&after, &before) > 1e-4);
+}
