@@ -6,7 +6,7 @@
 //! layer is `synchronized`. Weights: `gamma`, `beta`, `moving_mean`, `moving_variance`, each
 //! `[channels]`.
 
-use super::support::{Terms, finite, not_negative, row_axis, setters, single, swap_with_last};
+use super::support::{Terms, not_negative, row_axis, setters, single, swap_with_last};
 use crate::choice::{Choice, Optional};
 use crate::config;
 use crate::constraints::Constraint;

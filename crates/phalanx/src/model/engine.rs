@@ -1,20 +1,25 @@
 //! A compiled model: the executor, its programs, and the state that training carries along.
 
+mod checks;
+mod tally;
+
+pub(crate) use tally::Tally;
+
+use super::Model;
 use super::compile::{MetricArgument, Resolved};
 use super::definition::Definition;
 use super::steps::{self, Lowered, Objective, Tracked};
-use super::{Logs, Model};
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
 use crate::layer::{LayerHandle, Lowering, ModelWeight, SharedExecutor, lock};
-use crate::losses::{self, Loss, Reduction};
+use crate::losses::{Loss, Reduction};
 use crate::metrics;
 use crate::optimizers::Optimizer;
 use crate::strategy::{DeviceKind, MirroredStrategy};
 use phalanx_cpu::{CpuExecutor, CpuOptions};
 use phalanx_graph::exec::{Accumulate, Batch, FeedData, ProgramId, Times};
 use phalanx_graph::program::FetchPlan;
-use phalanx_graph::{DType, Data, Options, ParamId, Program, Space, Step, Tensor, Type};
+use phalanx_graph::{DType, Data, Options, ParamId, Program, Step, Tensor, Type};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
@@ -29,15 +34,6 @@ pub enum StepKind {
     Predict,
     /// Forward and backward, nothing changed.
     Gradients,
-}
-
-/// Sums of losses and metrics over batches, merged in f64.
-#[derive(Clone, Debug)]
-pub(crate) struct Tally {
-    rows: f64,
-    total: f64,
-    outputs: Vec<f64>,
-    states: Vec<Vec<f64>>,
 }
 
 /// One loaded program.
@@ -62,6 +58,8 @@ pub(crate) struct Engine {
     constants: Vec<(ParamId, Vec<f32>)>,
     targets: Vec<Type>,
     output_names: Vec<String>,
+    /// As the strategy names them.
+    devices: Vec<String>,
     programs: [Option<Slot>; 4],
     constrain: Option<ProgramId>,
     pub(crate) seed: u64,
@@ -156,6 +154,7 @@ impl Engine {
             constants: l.low.constants,
             targets,
             output_names: model.output_names(),
+            devices: strategy.devices().iter().map(ToString::to_string).collect(),
             programs: [None; 4],
             constrain: None,
             seed,
@@ -270,7 +269,7 @@ impl Engine {
     }
 
     pub(crate) fn devices(&self) -> Vec<String> {
-        lock(&self.executor).devices()
+        self.devices.clone()
     }
 
     pub(crate) fn times(&self) -> Times {
@@ -348,78 +347,6 @@ impl Engine {
         (0..self.def.inputs.len()).map(|i| self.def.input(i).dtype).collect()
     }
 
-    /// Fails unless there are as many inputs or targets as the model has.
-    pub(crate) fn check_count(&self, what: &str, expected: usize, received: usize) -> Result<()> {
-        if expected == received {
-            return Ok(());
-        }
-        let owner = format!("model '{}'", self.def.name);
-        Err(Error::argument(owner, what, expected.to_string(), received))
-    }
-
-    /// Fails unless a tensor holds rows of this type. Axes of size one may be there or not.
-    fn check_rows(&self, what: String, ty: &Type, t: &Tensor, rows: usize) -> Result<()> {
-        let sizes =
-            |dims: &[usize]| -> Vec<usize> { dims.iter().copied().filter(|d| *d != 1).collect() };
-        let row = t.dims().get(1..).unwrap_or_default();
-        // Batches may have room for more rows than they hold.
-        if sizes(row) == sizes(&ty.dims) && t.rows() >= rows && t.dtype() == ty.dtype {
-            return Ok(());
-        }
-        let received = Type::new(t.dtype(), Space::Rows, row);
-        let text = |ty: &Type, rows: usize| format!("{rows} rows of {}", losses::describe(ty));
-        let owner = format!("model '{}'", self.def.name);
-        Err(Error::argument(owner, what, text(ty, rows), text(&received, t.rows())))
-    }
-
-    /// Checks a batch against the model before anything runs on it.
-    fn check(&self, batch: &HostBatch, targets: bool) -> Result<()> {
-        let rows = batch.rows;
-        self.check_count("inputs", self.def.inputs.len(), batch.inputs.len())?;
-        for (i, t) in batch.inputs.iter().enumerate() {
-            let ty = self.def.input(i).ty();
-            self.check_rows(format!("input '{}'", self.def.input_name(i)), &ty, t, rows)?;
-        }
-        if !targets {
-            return Ok(());
-        }
-        self.check_count("targets", self.targets.len(), batch.targets.len())?;
-        for (i, t) in batch.targets.iter().enumerate() {
-            let what = format!("target of '{}'", self.output_names[i]);
-            self.check_rows(what, &self.targets[i], t, rows)?;
-            self.check_labels(i, t, rows, " of the batch")?;
-        }
-        if batch.sample_weight.len() < rows {
-            let owner = format!("model '{}'", self.def.name);
-            let received = batch.sample_weight.len();
-            return Err(Error::argument(owner, "sample weights", rows.to_string(), received));
-        }
-        Ok(())
-    }
-
-    /// Class numbers must name a class.
-    pub(crate) fn check_labels(
-        &self,
-        output: usize,
-        target: &Tensor,
-        rows: usize,
-        place: &str,
-    ) -> Result<()> {
-        let Data::I32(labels) = target.data() else { return Ok(()) };
-        let width = target.row_len();
-        let classes = self.def.output_types[output].last();
-        let bad = |l: &i32| usize::try_from(*l).map_or(true, |l| l >= classes);
-        match labels[..rows * width].iter().position(bad) {
-            None => Ok(()),
-            Some(at) => Err(Error::argument(
-                format!("model '{}'", self.def.name),
-                format!("labels of '{}'", self.output_names[output]),
-                format!("0 to {}", classes.saturating_sub(1)),
-                format!("{} in row {}{place}", labels[at], at / width),
-            )),
-        }
-    }
-
     /// What each output's weighted loss sum is divided by.
     fn denominators(&self, batch: &HostBatch) -> Vec<f64> {
         let rows = batch.rows as f64;
@@ -444,6 +371,10 @@ impl Engine {
         accumulate: Option<Gather>,
         tally: &mut Tally,
     ) -> Result<f64> {
+        if batch.rows == 0 {
+            // Nothing to learn from and nothing to count.
+            return Ok(0.0);
+        }
         let training = kind == StepKind::Train;
         let gather = accumulate.filter(|_| training);
         let (accumulate, gathered) = gather.map(|g| self.gather(g, batch.rows as f64)).unzip();
@@ -543,45 +474,6 @@ impl Engine {
         Ok(&self.fetched)
     }
 
-    pub(crate) fn tally(&self) -> Tally {
-        Tally {
-            rows: 0.0,
-            total: 0.0,
-            outputs: vec![0.0; self.losses.len()],
-            states: self
-                .metrics
-                .iter()
-                .flatten()
-                .map(|m| vec![0.0; m.metric.state_len()])
-                .collect(),
-        }
-    }
-
-    /// Loss and metrics under the names Keras reports.
-    pub(crate) fn logs(&self, tally: &Tally) -> Logs {
-        let mean = |sum: f64| if tally.rows > 0.0 { sum / tally.rows } else { 0.0 };
-        let mut logs = Logs::default();
-        logs.push("loss", mean(tally.total));
-        let several = self.losses.len() > 1;
-        if several {
-            for (name, sum) in self.output_names.iter().zip(&tally.outputs) {
-                logs.push(format!("{name}_loss"), mean(*sum));
-            }
-        }
-        let mut states = tally.states.iter();
-        for (output, metrics) in self.output_names.iter().zip(&self.metrics) {
-            for Tracked { metric, .. } in metrics {
-                let Some(state) = states.next() else { break };
-                let name = match several {
-                    true => format!("{output}_{}", metric.name()),
-                    false => metric.name().to_string(),
-                };
-                logs.push(name, metric.result(state));
-            }
-        }
-        logs
-    }
-
     /// Dimensions of one sample of each output.
     pub(crate) fn output_dims(&self) -> Vec<Vec<usize>> {
         self.def.output_types.iter().map(|ty| ty.dims.clone()).collect()
@@ -610,31 +502,5 @@ fn feed(t: &Tensor, rows: usize) -> FeedData<'_> {
     match t.data() {
         Data::F32(v) => FeedData::F32(&v[..len]),
         Data::I32(v) => FeedData::I32(&v[..len]),
-    }
-}
-
-impl Tally {
-    /// Whether nothing was added yet.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.rows == 0.0
-    }
-
-    /// Adds the sums a step fetched; returns that step's total loss.
-    fn add(&mut self, engine: &Engine, rows: usize, denominators: &[f64]) -> f64 {
-        let rows = rows as f64;
-        let outputs = engine.losses.len();
-        let mut loss = f64::from(engine.fetched[outputs][0]);
-        for (i, denominator) in denominators.iter().enumerate() {
-            let sum = f64::from(engine.fetched[i][0]);
-            let mean = if *denominator == 0.0 { 0.0 } else { sum / denominator };
-            self.outputs[i] += mean * rows;
-            loss += engine.loss_weights[i] * mean;
-        }
-        self.rows += rows;
-        self.total += loss * rows;
-        for (state, delta) in self.states.iter_mut().zip(&engine.fetched[outputs + 1..]) {
-            state.iter_mut().zip(delta).for_each(|(s, d)| *s += f64::from(*d));
-        }
-        loss
     }
 }

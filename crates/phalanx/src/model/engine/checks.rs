@@ -1,0 +1,81 @@
+//! Batches checked against the model before anything runs on them.
+
+use super::Engine;
+use crate::data::HostBatch;
+use crate::error::{Error, Result};
+use crate::losses;
+use phalanx_graph::{Data, Space, Tensor, Type};
+
+impl Engine {
+    /// Fails unless there are as many inputs or targets as the model has.
+    pub(crate) fn check_count(&self, what: &str, expected: usize, received: usize) -> Result<()> {
+        if expected == received {
+            return Ok(());
+        }
+        let owner = format!("model '{}'", self.def.name);
+        Err(Error::argument(owner, what, expected.to_string(), received))
+    }
+
+    /// Fails unless a tensor holds rows of this type. Axes of size one may be there or not.
+    fn check_rows(&self, what: String, ty: &Type, t: &Tensor, rows: usize) -> Result<()> {
+        let sizes =
+            |dims: &[usize]| -> Vec<usize> { dims.iter().copied().filter(|d| *d != 1).collect() };
+        let row = t.dims().get(1..).unwrap_or_default();
+        // Batches may have room for more rows than they hold.
+        if sizes(row) == sizes(&ty.dims) && t.rows() >= rows && t.dtype() == ty.dtype {
+            return Ok(());
+        }
+        let received = Type::new(t.dtype(), Space::Rows, row);
+        let text = |ty: &Type, rows: usize| format!("{rows} rows of {}", losses::describe(ty));
+        let owner = format!("model '{}'", self.def.name);
+        Err(Error::argument(owner, what, text(ty, rows), text(&received, t.rows())))
+    }
+
+    /// Checks a batch against the model before anything runs on it.
+    pub(super) fn check(&self, batch: &HostBatch, targets: bool) -> Result<()> {
+        let rows = batch.rows;
+        self.check_count("inputs", self.def.inputs.len(), batch.inputs.len())?;
+        for (i, t) in batch.inputs.iter().enumerate() {
+            let ty = self.def.input(i).ty();
+            self.check_rows(format!("input '{}'", self.def.input_name(i)), &ty, t, rows)?;
+        }
+        if !targets {
+            return Ok(());
+        }
+        self.check_count("targets", self.targets.len(), batch.targets.len())?;
+        for (i, t) in batch.targets.iter().enumerate() {
+            let what = format!("target of '{}'", self.output_names[i]);
+            self.check_rows(what, &self.targets[i], t, rows)?;
+            self.check_labels(i, t, rows, " of the batch")?;
+        }
+        if batch.sample_weight.len() < rows {
+            let owner = format!("model '{}'", self.def.name);
+            let received = batch.sample_weight.len();
+            return Err(Error::argument(owner, "sample weights", rows.to_string(), received));
+        }
+        Ok(())
+    }
+
+    /// Class numbers must name a class.
+    pub(crate) fn check_labels(
+        &self,
+        output: usize,
+        target: &Tensor,
+        rows: usize,
+        place: &str,
+    ) -> Result<()> {
+        let Data::I32(labels) = target.data() else { return Ok(()) };
+        let width = target.row_len();
+        let classes = self.def.output_types[output].last();
+        let bad = |l: &i32| usize::try_from(*l).map_or(true, |l| l >= classes);
+        match labels[..rows * width].iter().position(bad) {
+            None => Ok(()),
+            Some(at) => Err(Error::argument(
+                format!("model '{}'", self.def.name),
+                format!("labels of '{}'", self.output_names[output]),
+                format!("0 to {}", classes.saturating_sub(1)),
+                format!("{} in row {}{place}", labels[at], at / width),
+            )),
+        }
+    }
+}
