@@ -226,7 +226,7 @@ fn a_shared_batch_normalization_updates_its_statistics_at_every_call() {
     let norm = BatchNormalization::new().momentum(0.5).named("norm");
     let (a, b) = (Input::new([1]).symbol(), Input::new([1]).symbol());
     let sum = Add::new().apply([&norm.apply(&a), &norm.apply(&b)]);
-    let mut model = Model::new([&a, &b], &Dense::new(1).apply(&sum)).unwrap();
+    let mut model = Model::new([&a, &b], Dense::new(1).apply(&sum)).unwrap();
     model.compile(Compile::new(SGD::new(0.0)).loss("mse").strategy(one_thread())).unwrap();
     let inputs = vec![tensor(&[2, 1], vec![8.0, 8.0]), tensor(&[2, 1], vec![2.0, 2.0])];
     let data = Arrays::new(inputs, tensor(&[2, 1], vec![0.0, 0.0])).unwrap();
