@@ -83,8 +83,7 @@ fn synthetic(batch: usize, input: &[usize]) -> Result<(Tensor, Tensor)> {
     x.try_reserve_exact(len).with_context(|| format!("no memory for a batch of {batch}"))?;
     x.extend((0..len).map(|_| rng.unit() as f32));
     let y: Vec<i32> = (0..batch).map(|_| rng.below(10) as i32).collect();
-    let tensors = Tensor::new(dims, x).zip(Tensor::new([batch], y));
-    tensors.context("synthetic data")
+    Ok((Tensor::new(dims, x)?, Tensor::new([batch], y)?))
 }
 
 /// Seconds since this process was created.

@@ -1,5 +1,6 @@
 //! Host tensors: what users hand in and get back.
 
+use crate::error::{GraphError, Result};
 use crate::types::DType;
 
 /// The elements of a host tensor.
@@ -22,11 +23,15 @@ impl Tensor {
     /// A tensor of the given dimensions.
     ///
     /// # Errors
-    /// `None` when the number of elements is not the product of the dimensions.
-    pub fn new(dims: impl Into<Vec<usize>>, data: impl Into<Data>) -> Option<Tensor> {
+    /// A number of elements that is not the product of the dimensions.
+    pub fn new(dims: impl Into<Vec<usize>>, data: impl Into<Data>) -> Result<Tensor> {
         let (dims, data) = (dims.into(), data.into());
-        let len = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d))?;
-        (len == data.len()).then_some(Tensor { dims, data })
+        let len = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        if len == Some(data.len()) {
+            return Ok(Tensor { dims, data });
+        }
+        let expected = format!("as many as {dims:?} has");
+        Err(GraphError::mismatch("elements of a tensor", expected, data.len().to_string()))
     }
 
     /// Zeros.
@@ -110,8 +115,11 @@ impl Tensor {
         }
     }
 
-    /// The same elements under other dimensions, `None` when the count differs.
-    pub fn reshape(self, dims: impl Into<Vec<usize>>) -> Option<Tensor> {
+    /// The same elements under other dimensions.
+    ///
+    /// # Errors
+    /// Another number of elements.
+    pub fn reshape(self, dims: impl Into<Vec<usize>>) -> Result<Tensor> {
         Tensor::new(dims, self.data)
     }
 

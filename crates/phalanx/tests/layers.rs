@@ -63,7 +63,7 @@ fn params(lowering: &Lowering, weights: &[&Tensor]) -> Vec<Tensor> {
     }
     for (id, values) in &lowering.constants {
         let dims = lowering.graph.params()[id.index()].dims.clone();
-        params[id.index()] = Tensor::new(dims, values.clone());
+        params[id.index()] = Tensor::new(dims, values.clone()).ok();
     }
     params.into_iter().map(|p| p.expect("every parameter has a value")).collect()
 }

@@ -61,7 +61,7 @@ fn one_hot(dims: &[usize], classes: &[usize], width: usize) -> Result<Tensor> {
         dims.pop();
     }
     dims.push(width);
-    Tensor::new(dims, values).ok_or_else(|| Error::config("to_categorical", "too many labels"))
+    Tensor::new(dims, values).map_err(|_| Error::config("to_categorical", "too many labels"))
 }
 
 /// One-hot rows of labels of any kind, and back: scikit-learn's `LabelBinarizer`. Two classes make
@@ -113,7 +113,7 @@ impl<T: Ord + Clone + std::fmt::Debug> LabelBinarizer<T> {
         if self.classes.len() == 2 {
             let values: Vec<f32> = indices.iter().map(|i| *i as f32).collect();
             return Tensor::new([values.len(), 1], values)
-                .ok_or_else(|| Error::config("LabelBinarizer", "too many labels"));
+                .map_err(|_| Error::config("LabelBinarizer", "too many labels"));
         }
         one_hot(&[indices.len()], &indices, self.classes.len())
     }

@@ -129,7 +129,7 @@ impl Samples {
     pub fn reshape(self, dims: impl Into<Vec<usize>>) -> Option<Samples> {
         match self {
             Samples::Tensor(tensor) => {
-                let tensor = Arc::unwrap_or_clone(tensor).reshape(dims)?;
+                let tensor = Arc::unwrap_or_clone(tensor).reshape(dims).ok()?;
                 Some(tensor.into())
             }
             Samples::Pixels(pixels) => {

@@ -95,7 +95,7 @@ fn load_part(files: &[PathBuf], classes: &[u8]) -> Result<(Samples, Tensor)> {
         read(file, classes, &mut pixels, &mut labels)?;
     }
     let n = labels.len();
-    match (Pixels::new([n, SIDE, SIDE, CHANNELS], pixels, 255.0), Tensor::new([n], labels)) {
+    match (Pixels::new([n, SIDE, SIDE, CHANNELS], pixels, 255.0), Tensor::new([n], labels).ok()) {
         (Some(x), Some(y)) => Ok((x.into(), y)),
         _ => Err(Error::file(&files[0], format!("{n} images"), "another number of pixels")),
     }

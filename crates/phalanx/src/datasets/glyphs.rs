@@ -57,8 +57,8 @@ pub fn load(glyphs: Glyphs) -> Result<Split> {
             let mut random = Stream::new(glyphs.seed, i as u64, STREAM, part);
             labels.push(draw(&digits, picture, &mut random));
         }
-        let images = Tensor::new([n, SIDE, SIDE, 1], pixels).ok_or_else(wrong)?;
-        Ok((images.into(), Tensor::new([n], labels).ok_or_else(wrong)?))
+        let images = Tensor::new([n, SIDE, SIDE, 1], pixels).map_err(|_| wrong())?;
+        Ok((images.into(), Tensor::new([n], labels).map_err(|_| wrong())?))
     };
     Ok(Split { train: part("train", glyphs.train, 0)?, test: part("test", glyphs.test, 1)? })
 }

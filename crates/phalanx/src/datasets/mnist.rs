@@ -79,7 +79,7 @@ fn load_part(images: &Path, labels: &Path) -> Result<(Samples, Tensor)> {
     }
     let n = pixels.samples;
     let y: Vec<i32> = classes.bytes.iter().map(|label| i32::from(*label)).collect();
-    match (Pixels::new([n, SIDE, SIDE, 1], pixels.bytes, 255.0), Tensor::new([n], y)) {
+    match (Pixels::new([n, SIDE, SIDE, 1], pixels.bytes, 255.0), Tensor::new([n], y).ok()) {
         (Some(x), Some(y)) => Ok((x.into(), y)),
         _ => Err(Error::file(images, format!("{n} images"), "another number of pixels")),
     }

@@ -190,7 +190,7 @@ fn convert(path: &Path, kind: &str, dims: Vec<usize>, bytes: Vec<u8>) -> Result<
     let tensor = Tensor::new(dims, data);
     tensor
         .map(Samples::from)
-        .ok_or_else(|| Error::file(path, "elements for its shape", "another number"))
+        .map_err(|_| Error::file(path, "elements for its shape", "another number"))
 }
 
 /// A half-precision float.

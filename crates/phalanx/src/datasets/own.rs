@@ -187,7 +187,7 @@ impl Csv {
             return Err(Error::file(path, "at least one row", "none"));
         }
         let x = Tensor::new([rows, width - 1], values)
-            .ok_or_else(|| Error::file(path, "a number for each column", "too few"))?;
+            .map_err(|_| Error::file(path, "a number for each column", "too few"))?;
         let (y, classes) = numbered(&labels)?;
         Ok(Own { train: (x.into(), y), test: None, classes })
     }

@@ -431,11 +431,9 @@ impl Engine {
         self.execute(StepKind::Gradients, batch, &[], None)?;
         let program = self.program(StepKind::Gradients, 1)?;
         let tensor = |(plan, values): (&FetchPlan, &Vec<f32>)| {
-            let tensor = Tensor::new(plan.ty.dims.clone(), values.clone());
-            Some((plan.name.clone(), tensor?))
+            Ok((plan.name.clone(), Tensor::new(plan.ty.dims.clone(), values.clone())?))
         };
-        let all = program.fetches.iter().zip(&self.fetched).map(tensor).collect::<Option<Vec<_>>>();
-        all.ok_or_else(|| Error::config("gradients", "a gradient of another size than its weight"))
+        program.fetches.iter().zip(&self.fetched).map(tensor).collect()
     }
 
     /// This batch's part in an update made of several, weighted by its rows, and what is gathered

@@ -355,8 +355,7 @@ impl Model {
         let tensor = |(dims, values): (Vec<usize>, Vec<f32>)| {
             let mut full = vec![rows];
             full.extend(dims);
-            Tensor::new(full, values)
-                .ok_or_else(|| Error::config("predict", "an output of another size than its rows"))
+            Ok(Tensor::new(full, values)?)
         };
         dims.into_iter().zip(outputs).map(tensor).collect()
     }

@@ -158,7 +158,7 @@ impl Model {
         for (name, layer) in self.layers() {
             for w in layer.weights().iter() {
                 let values = w.values.clone().unwrap_or_default();
-                let tensor = Tensor::new(w.spec.dims.clone(), values).ok_or_else(|| {
+                let tensor = Tensor::new(w.spec.dims.clone(), values).map_err(|_| {
                     Error::config(format!("layer '{name}'"), "weight values of another size")
                 })?;
                 out.push((format!("{name}/{}", w.spec.name), tensor));

@@ -149,10 +149,10 @@ fn as_dtype(t: &Tensor, dtype: DType) -> Option<Tensor> {
         (Data::F32(v), DType::I32) => {
             let whole = v.iter().all(|x| x.fract() == 0.0 && x.abs() < 16_777_216.0);
             let ints: Vec<i32> = v.iter().map(|x| *x as i32).collect();
-            whole.then(|| Tensor::new(t.dims(), ints)).flatten()
+            whole.then(|| Tensor::new(t.dims(), ints).ok()).flatten()
         }
         (Data::I32(v), DType::F32) => {
-            Tensor::new(t.dims(), v.iter().map(|x| *x as f32).collect::<Vec<f32>>())
+            Tensor::new(t.dims(), v.iter().map(|x| *x as f32).collect::<Vec<f32>>()).ok()
         }
         _ => Some(t.clone()),
     }

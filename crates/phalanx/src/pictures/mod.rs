@@ -22,11 +22,9 @@ pub use graph::model;
 pub use samples::samples;
 
 use crate::error::{Error, Result};
+use crate::saving::write_atomic;
 use scene::Scene;
-use std::ffi::OsString;
-use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The format of a picture file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,22 +49,5 @@ fn save(scene: &Scene, format: Format, path: &Path) -> Result<()> {
         Format::Png => raster::png(scene).map_err(|e| Error::io(path, e))?,
         Format::Svg => svg::document(scene).into_bytes(),
     };
-    write(path, &bytes).map_err(|e| Error::io(path, e))
-}
-
-/// Writes under a temporary name in the same directory, then renames: a reader never sees a part,
-/// and the old picture stays if the new one cannot be written.
-fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    static COUNT: AtomicUsize = AtomicUsize::new(0);
-    let mut name = OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    name.push(format!(".{}-{count}.tmp", std::process::id()));
-    let temporary = path.with_file_name(name);
-    let written = fs::write(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        // what went wrong is reported; a temporary file that cannot be removed adds nothing
-        let _ = fs::remove_file(&temporary);
-    }
-    written
+    write_atomic(path, |out| out.write_all(&bytes))
 }

@@ -119,7 +119,7 @@ pub(crate) fn snapshot(
     source: &dyn WeightSource,
 ) -> Result<Vec<(String, Tensor)>> {
     let tensor = |(name, dims): (String, Vec<usize>)| {
-        let tensor = source.get(&name).and_then(|values| Tensor::new(dims, values));
+        let tensor = source.get(&name).and_then(|values| Tensor::new(dims, values).ok());
         let owner = format!("model '{}'", model.name);
         let missing = || Error::config(owner, format!("weight '{name}' is not on the devices"));
         Ok((name.clone(), tensor.ok_or_else(missing)?))
@@ -192,7 +192,7 @@ impl Model {
                 let values = reader.read(&format!("{owner}/{}", weight.spec.name))?;
                 let tensor = Tensor::new(weight.spec.dims.clone(), values);
                 let expected = format!("{:?} for '{owner}'", weight.spec.dims);
-                tensors.push(tensor.ok_or_else(|| Error::file(path.as_ref(), expected, "others"))?);
+                tensors.push(tensor.map_err(|_| Error::file(path.as_ref(), expected, "others"))?);
             }
         }
         self.set_weights(&tensors)

@@ -240,7 +240,7 @@ impl Reading {
             0 => words.map(f32::from_le_bytes).collect::<Vec<_>>().into(),
             _ => words.map(i32::from_le_bytes).collect::<Vec<_>>().into(),
         };
-        Tensor::new(dims, data).ok_or_else(|| Error::file(&self.path, "tensors", "a bad shape"))
+        Tensor::new(dims, data).map_err(|_| Error::file(&self.path, "tensors", "a bad shape"))
     }
 }
 

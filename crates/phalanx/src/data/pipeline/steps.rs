@@ -226,7 +226,7 @@ fn stack(samples: &[Element], first: usize) -> Result<Element> {
                 rows.collect::<Vec<_>>().concat().into()
             }
         };
-        Tensor::new(dims, data).ok_or_else(|| Error::config("batch", "samples of unequal size"))
+        Tensor::new(dims, data).map_err(|_| Error::config("batch", "samples of unequal size"))
     };
     (0..wanted.len()).map(join).collect()
 }
