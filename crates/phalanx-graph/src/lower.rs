@@ -422,6 +422,10 @@ fn order(
     for (index, f) in step.fetches.iter().enumerate() {
         e.drafts.push(Draft::Fetch { index, node: f.node });
     }
+    if !sliced.is_empty() && g.ids().any(|id| tail[id.index()] && g.ty(id).is_rows()) {
+        // Slices look into other workers' rows, which must have come to rest.
+        e.barrier(Scope::Device);
+    }
     for (param, id) in sliced {
         let inputs = &g.node(*id).inputs;
         e.drafts.push(Draft::Sliced { param: *param, x: inputs[0], dy: inputs[1] });
