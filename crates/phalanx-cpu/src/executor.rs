@@ -205,10 +205,6 @@ fn grow(buffer: &mut Buffer, bytes: usize, purpose: &str) -> Result<(), ExecErro
 }
 
 impl Executor for CpuExecutor {
-    fn devices(&self) -> Vec<String> {
-        (0..self.mesh.devices).map(|i| format!("cpu:{i}")).collect()
-    }
-
     fn mesh(&self) -> Mesh {
         self.mesh
     }

@@ -62,9 +62,6 @@ pub struct ProgramId(pub usize);
 
 /// Runs programs over one set of parameters, mirrored on every device.
 pub trait Executor: Send {
-    /// The devices' names, `cpu:0` and so on.
-    fn devices(&self) -> Vec<String>;
-
     /// Devices and workers, which programs are compiled for.
     fn mesh(&self) -> Mesh;
 

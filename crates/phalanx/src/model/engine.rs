@@ -37,10 +37,10 @@ pub enum StepKind {
 }
 
 /// One loaded program.
-#[derive(Clone, Copy)]
 struct Slot {
     id: ProgramId,
     max_batch: usize,
+    fetches: Vec<FetchPlan>,
 }
 
 /// What `compile` builds.
@@ -155,7 +155,7 @@ impl Engine {
             targets,
             output_names: model.output_names(),
             devices: strategy.devices().iter().map(ToString::to_string).collect(),
-            programs: [None; 4],
+            programs: [const { None }; 4],
             constrain: None,
             seed,
             steps: 0,
@@ -259,12 +259,13 @@ impl Engine {
 
     fn ensure(&mut self, kind: StepKind, batch: usize) -> Result<ProgramId> {
         let at = kind as usize;
-        if let Some(slot) = self.programs[at].filter(|s| s.max_batch >= batch) {
+        if let Some(slot) = self.programs[at].as_ref().filter(|s| s.max_batch >= batch) {
             return Ok(slot.id);
         }
         let program = self.program(kind, batch)?;
+        let fetches = program.fetches.clone();
         let id = lock(&self.executor).load(program)?;
-        self.programs[at] = Some(Slot { id, max_batch: batch });
+        self.programs[at] = Some(Slot { id, max_batch: batch, fetches });
         Ok(id)
     }
 
@@ -429,11 +430,11 @@ impl Engine {
     /// The gradient of the loss on a batch by every weight trained, with the weights' names.
     pub(crate) fn gradients(&mut self, batch: &HostBatch) -> Result<Vec<(String, Tensor)>> {
         self.execute(StepKind::Gradients, batch, &[], None)?;
-        let program = self.program(StepKind::Gradients, 1)?;
+        let fetches = self.programs[StepKind::Gradients as usize].iter().flat_map(|s| &s.fetches);
         let tensor = |(plan, values): (&FetchPlan, &Vec<f32>)| {
             Ok((plan.name.clone(), Tensor::new(plan.ty.dims.clone(), values.clone())?))
         };
-        program.fetches.iter().zip(&self.fetched).map(tensor).collect()
+        fetches.zip(&self.fetched).map(tensor).collect()
     }
 
     /// This batch's part in an update made of several, weighted by its rows, and what is gathered
