@@ -362,6 +362,22 @@ impl Executor for CpuExecutor {
         Ok(())
     }
 
+    fn gathered(&self, id: ParamId) -> Option<Vec<f32>> {
+        let buffer = &self.devices[0].accumulated;
+        let begun = buffer.bytes() >= self.layout.len * 4;
+        begun.then(|| buffer.as_floats()[self.range(id)].to_vec())
+    }
+
+    fn set_gathered(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
+        self.check_len(id, values.len())?;
+        let range = self.range(id);
+        for d in &mut self.devices {
+            grow(&mut d.accumulated, self.layout.len * 4, "accumulated gradients")?;
+            d.accumulated.as_floats_mut()[range.clone()].copy_from_slice(values);
+        }
+        Ok(())
+    }
+
     fn check_mirrored(&self) -> Result<(), ExecError> {
         let same = |a: &Buffer, b: &Buffer, r: &std::ops::Range<usize>| {
             let (a, b) = (&a.as_floats()[r.clone()], &b.as_floats()[r.clone()]);

@@ -92,6 +92,13 @@ pub trait Executor: Send {
     /// Sets an optimizer slot of a parameter on every device.
     fn set_slot(&mut self, slot: usize, id: ParamId, values: &[f32]) -> Result<(), ExecError>;
 
+    /// Reads a parameter's gradient as gathered so far under accumulation; nothing before its
+    /// first step.
+    fn gathered(&self, id: ParamId) -> Option<Vec<f32>>;
+
+    /// Sets a parameter's gathered gradient on every device.
+    fn set_gathered(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError>;
+
     /// Checks that every device holds the same bits.
     fn check_mirrored(&self) -> Result<(), ExecError>;
 

@@ -37,6 +37,19 @@ pub enum Error {
         /// The epoch, counted from 1.
         epoch: usize,
     },
+    /// A run that was asked to end, by a signal for example.
+    #[error(
+        "interrupted after step {step} (epoch {epoch}); {}",
+        saved.as_ref().map_or("nothing was saved".into(), |p| format!("saved {}", p.display()))
+    )]
+    Interrupted {
+        /// The training steps done.
+        step: u64,
+        /// The epoch, counted from 1.
+        epoch: usize,
+        /// Where the run can be taken up.
+        saved: Option<PathBuf>,
+    },
     /// An argument outside its range.
     #[error("{owner}: {argument}: expected {expected}, received {received}")]
     Argument {

@@ -9,7 +9,7 @@ pub struct History {
     /// The epochs run, from 0.
     pub epochs: Vec<usize>,
     /// By name: `loss`, `accuracy`, `val_loss`, `val_accuracy`, `lr`, ….
-    #[serde(with = "exact")]
+    #[serde(with = "crate::exact::series")]
     pub values: BTreeMap<String, Vec<f64>>,
     /// How long each epoch took.
     pub seconds: Vec<f64>,
@@ -47,45 +47,6 @@ impl History {
     /// The names there are.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.values.keys().map(String::as_str)
-    }
-}
-
-/// JSON has no NaN and no infinity: they travel as words.
-mod exact {
-    use super::{BTreeMap, Deserialize, Serialize};
-    use serde::{Deserializer, Serializer, de::Error};
-
-    #[derive(Serialize, Deserialize)]
-    #[serde(untagged)]
-    enum Number {
-        Finite(f64),
-        Other(String),
-    }
-
-    pub fn serialize<S: Serializer>(
-        values: &BTreeMap<String, Vec<f64>>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        let number = |v: &f64| match v.is_finite() {
-            true => Number::Finite(*v),
-            false => Number::Other(v.to_string()),
-        };
-        let series = values.iter().map(|(k, v)| (k, v.iter().map(number).collect::<Vec<_>>()));
-        serializer.collect_map(series)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<BTreeMap<String, Vec<f64>>, D::Error> {
-        let number = |n: Number| match n {
-            Number::Finite(v) => Ok(v),
-            Number::Other(word) => word.parse().map_err(D::Error::custom),
-        };
-        let series = BTreeMap::<String, Vec<Number>>::deserialize(deserializer)?;
-        let whole = |(k, v): (String, Vec<Number>)| {
-            Ok((k, v.into_iter().map(number).collect::<Result<_, D::Error>>()?))
-        };
-        series.into_iter().map(whole).collect()
     }
 }
 

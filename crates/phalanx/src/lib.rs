@@ -11,6 +11,7 @@ pub mod constraints;
 pub mod data;
 pub mod datasets;
 pub mod error;
+mod exact;
 pub mod history;
 pub mod initializers;
 pub mod layer;
@@ -36,7 +37,7 @@ pub use phalanx_graph::{Data, Tensor};
 /// Everything a training program needs, in one line.
 pub mod prelude {
     pub use crate::callbacks::{
-        Action, CSVLogger, Callback, EarlyStopping, JsonLines, LambdaCallback,
+        Action, BackupAndRestore, CSVLogger, Callback, EarlyStopping, JsonLines, LambdaCallback,
         LearningRateScheduler, ModelCheckpoint, ReduceLROnPlateau, TensorBoard, TerminateOnNaN,
         View,
     };

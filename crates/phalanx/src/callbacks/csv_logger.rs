@@ -1,11 +1,13 @@
 //! The metrics of every epoch as a table in a file.
 
-use super::{Action, Callback, View};
+use super::log_file::{LogFile, Mark};
+use super::{Action, Callback, CallbackState, View};
 use crate::error::{Error, Result};
-use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
+const OWNER: &str = "CSVLogger";
 /// The longest header read.
 const MAX_HEADER: u64 = 1 << 20;
 
@@ -24,7 +26,7 @@ pub struct CSVLogger {
     filename: PathBuf,
     separator: String,
     append: bool,
-    file: Option<File>,
+    file: Option<LogFile>,
     columns: Vec<String>,
 }
 
@@ -50,6 +52,15 @@ impl CSVLogger {
     pub fn append(mut self, append: bool) -> CSVLogger {
         self.append = append;
         self
+    }
+
+    fn check(&self) -> Result<()> {
+        let mut bytes = self.separator.bytes();
+        if bytes.len() == 1 && bytes.all(|b| !b"\"\n\r".contains(&b)) {
+            return Ok(());
+        }
+        let received = format!("{:?}", self.separator);
+        Err(Error::argument(OWNER, "separator", "one character", received))
     }
 
     /// The header of a file to be continued.
@@ -79,7 +90,7 @@ impl CSVLogger {
     fn line(&mut self, cells: &[String]) -> Result<()> {
         let Some(file) = &mut self.file else { return Ok(()) };
         let line = cells.join(&self.separator) + "\n";
-        file.write_all(line.as_bytes()).map_err(|source| Error::io(&self.filename, source))
+        file.write(line.as_bytes())
     }
 }
 
@@ -108,18 +119,28 @@ fn number(value: f64) -> String {
 
 impl Callback for CSVLogger {
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
-        let mut bytes = self.separator.bytes();
-        let one = bytes.len() == 1 && bytes.all(|b| !b"\"\n\r".contains(&b));
-        if !one {
-            let received = format!("{:?}", self.separator);
-            return Err(Error::argument("CSVLogger", "separator", "one character", received));
-        }
+        self.check()?;
         self.columns = if self.append { self.known_columns()? } else { vec![] };
-        let mut options = OpenOptions::new();
-        let options = options.create(true).write(true);
-        let options = if self.append { options.append(true) } else { options.truncate(true) };
-        let file = options.open(&self.filename);
-        self.file = Some(file.map_err(|source| Error::io(&self.filename, source))?);
+        self.file = Some(match self.append {
+            true => LogFile::append(&self.filename)?,
+            false => LogFile::create(&self.filename)?,
+        });
+        Ok(Action::Continue)
+    }
+
+    fn state(&mut self) -> Result<CallbackState> {
+        let mark = self.file.as_ref().map(LogFile::mark).transpose()?;
+        Ok(CallbackState::of((mark, &self.columns)))
+    }
+
+    fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
+        let (mark, columns): (Option<Mark>, Vec<String>) = state.read(OWNER)?;
+        let Some(mark) = mark else { return self.on_train_begin(view) };
+        self.check()?;
+        self.file = Some(LogFile::resume(&self.filename, &mark)?);
+        // A table of which nothing is left needs its header again.
+        let there = std::fs::metadata(&self.filename).is_ok_and(|m| m.len() > 0);
+        self.columns = if there { columns } else { vec![] };
         Ok(Action::Continue)
     }
 

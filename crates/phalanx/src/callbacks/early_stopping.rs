@@ -1,7 +1,9 @@
 //! Ends the training when a metric no longer improves.
 
-use super::{Action, Callback, View};
+use super::{Action, Callback, CallbackState, View};
 use crate::error::{Error, Result};
+use crate::exact::Exact;
+use phalanx_graph::Tensor;
 
 const OWNER: &str = "EarlyStopping";
 
@@ -145,6 +147,25 @@ impl Callback for EarlyStopping {
         self.mode.rises(OWNER, &self.monitor)?;
         (self.wait, self.best, self.best_weights) = (0, None, None);
         Ok(Action::Continue)
+    }
+
+    fn state(&mut self) -> Result<CallbackState> {
+        let mut state = CallbackState::of((self.wait, self.best.map(Exact)));
+        for (name, values) in self.best_weights.iter().flatten() {
+            state.tensors.push((name.clone(), Tensor::new([values.len()], values.clone())?));
+        }
+        Ok(state)
+    }
+
+    fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
+        let begun = self.on_train_begin(view)?;
+        let (wait, best): (usize, Option<Exact>) = state.read(OWNER)?;
+        (self.wait, self.best) = (wait, best.map(|b| b.0));
+        let weight =
+            |(name, tensor): &(String, Tensor)| Some((name.clone(), tensor.f32()?.to_vec()));
+        let weights: Vec<_> = state.tensors.iter().filter_map(weight).collect();
+        self.best_weights = Some(weights).filter(|weights| !weights.is_empty());
+        Ok(begun)
     }
 
     fn on_epoch_end(&mut self, view: &View<'_>) -> Result<Action> {

@@ -1,10 +1,10 @@
 //! The metrics of every epoch as one JSON object per line.
 
-use super::{Action, Callback, View};
+use super::log_file::{LogFile, Mark};
+use super::{Action, Callback, CallbackState, View};
 use crate::error::{Error, Result};
 use serde_json::Value;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -30,7 +30,7 @@ pub struct JsonLines {
 struct Sink {
     path: PathBuf,
     append: bool,
-    file: Option<File>,
+    file: Option<LogFile>,
 }
 
 impl JsonLines {
@@ -67,29 +67,25 @@ impl Sink {
     }
 
     /// The file, opened when first needed.
-    fn file(&mut self) -> io::Result<&mut File> {
-        if self.file.is_none() {
-            let mut options = OpenOptions::new();
-            let options = options.create(true).write(true);
-            let options = if self.append { options.append(true) } else { options.truncate(true) };
-            self.file = Some(options.open(&self.path)?);
-        }
-        self.file.as_mut().ok_or_else(|| io::ErrorKind::NotFound.into())
+    fn file(&mut self) -> Result<&mut LogFile> {
+        let opened = match self.file.take() {
+            Some(file) => file,
+            None if self.append => LogFile::append(&self.path)?,
+            None => LogFile::create(&self.path)?,
+        };
+        Ok(self.file.insert(opened))
     }
 
     /// Writes an object with its keys in the order given, in one piece.
     fn line<'a>(&mut self, fields: impl Iterator<Item = (&'a str, Value)>) -> Result<()> {
         let pair = |(name, value): (&str, Value)| format!("{}: {value}", Value::from(name));
         let line = format!("{{{}}}\n", fields.map(pair).collect::<Vec<_>>().join(", "));
-        let written = match self.is_stdout() {
-            true => {
-                let mut out = io::stdout().lock();
-                out.write_all(line.as_bytes()).and_then(|()| out.flush())
-            }
-            false => self.file().and_then(|file| file.write_all(line.as_bytes())),
-        };
-        let place = if self.is_stdout() { Path::new("standard output") } else { &self.path };
-        written.map_err(|source| Error::io(place, source))
+        if !self.is_stdout() {
+            return self.file()?.write(line.as_bytes());
+        }
+        let mut out = std::io::stdout().lock();
+        let written = out.write_all(line.as_bytes()).and_then(|()| out.flush());
+        written.map_err(|source| Error::io("standard output", source))
     }
 }
 
@@ -97,9 +93,23 @@ impl Callback for JsonLines {
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
         let mut sink = self.sink();
         if !sink.is_stdout() {
-            let opened = sink.file().map(|_| ());
-            opened.map_err(|source| Error::io(&sink.path, source))?;
+            sink.file()?;
         }
+        Ok(Action::Continue)
+    }
+
+    fn state(&mut self) -> Result<CallbackState> {
+        let mark = self.sink().file.as_ref().map(LogFile::mark).transpose()?;
+        Ok(CallbackState::of(mark))
+    }
+
+    fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
+        let mark: Option<Mark> = state.read("JsonLines")?;
+        let Some(mark) = mark.filter(|_| !self.sink().is_stdout()) else {
+            return self.on_train_begin(view);
+        };
+        let mut sink = self.sink();
+        sink.file = Some(LogFile::resume(&sink.path, &mark)?);
         Ok(Action::Continue)
     }
 

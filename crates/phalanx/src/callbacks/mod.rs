@@ -1,14 +1,17 @@
 //! Callbacks: they see a training run through a read-only view and answer what should happen.
 
+mod backup_and_restore;
 mod csv_logger;
 mod early_stopping;
 mod frequency;
 mod json_lines;
+mod log_file;
 mod model_checkpoint;
 mod reduce_lr_on_plateau;
 mod template;
 mod tensorboard;
 
+pub use backup_and_restore::BackupAndRestore;
 pub use csv_logger::CSVLogger;
 pub use early_stopping::{EarlyStopping, Mode};
 pub use frequency::Frequency;
@@ -19,7 +22,12 @@ pub use tensorboard::TensorBoard;
 
 use crate::error::{Error, Result};
 use crate::history::History;
-use crate::model::Definition;
+use crate::model::{Definition, RunState};
+use phalanx_graph::Tensor;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::path::PathBuf;
 
 /// The model's weights, to read.
 pub trait WeightSource {
@@ -89,6 +97,31 @@ pub enum Action {
     SetLearningRate(f64),
     /// Set weights by name.
     RestoreWeights(Vec<(String, Vec<f32>)>),
+    /// After a batch or an epoch: hand over the run's state once every callback has been called.
+    BackUp,
+}
+
+/// What a callback must know to go on in a run continued.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CallbackState {
+    /// Numbers and words.
+    pub values: Value,
+    /// Arrays by name.
+    pub tensors: Vec<(String, Tensor)>,
+}
+
+impl CallbackState {
+    /// A state without arrays.
+    fn of(values: impl Serialize) -> CallbackState {
+        let values = serde_json::to_value(values).unwrap_or_default();
+        CallbackState { values, tensors: vec![] }
+    }
+
+    /// The numbers and words, as they were.
+    fn read<T: DeserializeOwned>(&self, owner: &str) -> Result<T> {
+        let wrong = |error| Error::config(owner, format!("state of an earlier run: {error}"));
+        serde_json::from_value(self.values.clone()).map_err(wrong)
+    }
 }
 
 /// Something that happens along with training. An error ends the run.
@@ -121,6 +154,37 @@ pub trait Callback: Send {
     /// After a training batch.
     fn on_batch_end(&mut self, _view: &View<'_>) -> Result<Action> {
         Ok(Action::Continue)
+    }
+
+    /// Tells it from callbacks of other kinds when a run is continued.
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
+
+    /// What it must know to go on in a run continued: asked for when the run is saved.
+    fn state(&mut self) -> Result<CallbackState> {
+        Ok(CallbackState::default())
+    }
+
+    /// In the place of [`Callback::on_train_begin`] when a run is continued, with the state that was
+    /// saved with it.
+    fn on_train_resume(&mut self, view: &View<'_>, _state: &CallbackState) -> Result<Action> {
+        self.on_train_begin(view)
+    }
+
+    /// A run to continue instead of beginning a new one; asked before everything else.
+    fn earlier_run(&mut self) -> Result<Option<RunState>> {
+        Ok(None)
+    }
+
+    /// The run's state, as asked for with [`Action::BackUp`].
+    fn back_up(&mut self, _state: RunState) -> Result<()> {
+        Ok(())
+    }
+
+    /// The run ends here because it was interrupted; answers where it can be taken up.
+    fn on_interrupt(&mut self, _state: &RunState) -> Result<Option<PathBuf>> {
+        Ok(None)
     }
 }
 

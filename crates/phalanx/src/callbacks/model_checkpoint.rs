@@ -1,8 +1,9 @@
 //! Saves the model while it trains.
 
 use super::template::{Number, Template};
-use super::{Action, Callback, Frequency, Mode, View};
+use super::{Action, Callback, CallbackState, Frequency, Mode, View};
 use crate::error::{Error, Result};
+use crate::exact::Exact;
 use crate::saving::{self, Format};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -197,6 +198,19 @@ impl Callback for ModelCheckpoint {
         self.best = self.initial_value_threshold;
         (self.batch, self.waited) = (0, 0);
         Ok(Action::Continue)
+    }
+
+    fn state(&mut self) -> Result<CallbackState> {
+        let (best, saved) = (self.best.map(Exact), &self.saved);
+        Ok(CallbackState::of((best, self.batch, self.waited, saved)))
+    }
+
+    fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
+        let begun = self.on_train_begin(view)?;
+        let (best, batch, waited, saved): (Option<Exact>, _, _, _) = state.read(OWNER)?;
+        self.best = best.map(|b| b.0);
+        (self.batch, self.waited, self.saved) = (batch, waited, saved);
+        Ok(begun)
     }
 
     fn on_epoch_begin(&mut self, _view: &View<'_>) -> Result<Action> {

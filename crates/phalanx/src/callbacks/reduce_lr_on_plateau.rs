@@ -1,7 +1,8 @@
 //! Lowers the learning rate when a metric no longer improves.
 
-use super::{Action, Callback, Mode, View};
+use super::{Action, Callback, CallbackState, Mode, View};
 use crate::error::{Error, Result};
+use crate::exact::Exact;
 
 const OWNER: &str = "ReduceLROnPlateau";
 
@@ -108,6 +109,17 @@ impl Callback for ReduceLROnPlateau {
         }
         (self.best, self.wait, self.cooling) = (None, 0, 0);
         Ok(Action::Continue)
+    }
+
+    fn state(&mut self) -> Result<CallbackState> {
+        Ok(CallbackState::of((self.best.map(Exact), self.wait, self.cooling)))
+    }
+
+    fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
+        let begun = self.on_train_begin(view)?;
+        let (best, wait, cooling): (Option<Exact>, usize, usize) = state.read(OWNER)?;
+        (self.best, self.wait, self.cooling) = (best.map(|b| b.0), wait, cooling);
+        Ok(begun)
     }
 
     fn on_epoch_end(&mut self, view: &View<'_>) -> Result<Action> {

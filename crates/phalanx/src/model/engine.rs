@@ -1,8 +1,10 @@
 //! A compiled model: the executor, its programs, and the state that training carries along.
 
 mod checks;
+mod state;
 mod tally;
 
+pub(crate) use state::{Counters, is_weight};
 pub(crate) use tally::Tally;
 
 use super::Model;

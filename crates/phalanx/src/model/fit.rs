@@ -1,18 +1,17 @@
-//! `fit`, `evaluate`, `predict`: the one loop that drives compiled programs over data.
+//! `fit`, `evaluate`, `predict` and their arguments.
 
 use super::engine::{Engine, Gather, StepKind};
 use super::source::{IntoDataset, Source, one_batch};
+use super::training::{Interrupt, Training};
 use super::{Logs, Model};
-use crate::callbacks::{Action, Callback, View, WeightSource};
-use crate::data::{Dataset, Epoch, HostBatch};
+use crate::callbacks::Callback;
+use crate::data::{Dataset, HostBatch};
 use crate::error::{Error, Result};
 use crate::history::History;
-use crate::progress::{Progress, Verbose};
 use phalanx_graph::Tensor;
 use phalanx_graph::exec::Times;
 use phalanx_graph::program::Program;
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 /// Samples of a batch where nothing else is said.
 const DEFAULT_BATCH: usize = 32;
@@ -31,18 +30,19 @@ const DEFAULT_BATCH: usize = 32;
 /// # }
 /// ```
 pub struct Fit {
-    epochs: usize,
-    initial_epoch: usize,
+    pub(super) epochs: usize,
+    pub(super) initial_epoch: usize,
     batch_size: Option<usize>,
-    steps_per_epoch: Option<usize>,
+    pub(super) steps_per_epoch: Option<usize>,
     shuffle: bool,
     validation: Option<Result<Source>>,
     validation_split: f64,
     class_weight: Option<BTreeMap<usize, f32>>,
     sample_weight: Option<Vec<f32>>,
-    accumulate: Option<u64>,
-    callbacks: Vec<Box<dyn Callback>>,
-    verbose: u8,
+    pub(super) accumulate: Option<u64>,
+    pub(super) callbacks: Vec<Box<dyn Callback>>,
+    pub(super) interrupt: Interrupt,
+    pub(super) verbose: u8,
 }
 
 impl Default for Fit {
@@ -66,6 +66,7 @@ impl Fit {
             sample_weight: None,
             accumulate: None,
             callbacks: vec![],
+            interrupt: Interrupt::new(),
             verbose: 1,
         }
     }
@@ -137,6 +138,12 @@ impl Fit {
         self
     }
 
+    /// Lets others end the run after the step it is at.
+    pub fn interrupt(mut self, interrupt: &Interrupt) -> Fit {
+        self.interrupt = interrupt.clone();
+        self
+    }
+
     /// 0 nothing, 1 a live bar (a plain line where the output is no terminal), 2 a line per epoch.
     pub fn verbose(mut self, verbose: u8) -> Fit {
         self.verbose = verbose;
@@ -161,85 +168,6 @@ impl Fit {
         }
         if self.validation_split != 0.0 && self.validation.is_some() {
             return fail("validation_split", "none beside validation_data", "both".into());
-        }
-        Ok(())
-    }
-}
-
-/// Hands out batches across the ends of the data.
-struct Feeder<'a> {
-    data: &'a dyn Dataset,
-    seed: u64,
-    pass: u64,
-    epoch: Box<dyn Epoch + 'a>,
-}
-
-impl<'a> Feeder<'a> {
-    fn new(data: &'a dyn Dataset, seed: u64, pass: u64) -> Result<Feeder<'a>> {
-        Ok(Feeder { data, seed, pass, epoch: data.epoch(seed, pass, 0)? })
-    }
-
-    /// The next batch; with `endless`, the data starts again where it ends.
-    fn next(&mut self, batch: &mut HostBatch, endless: bool) -> Result<bool> {
-        if self.epoch.next(batch)? {
-            return Ok(true);
-        }
-        if !endless {
-            return Ok(false);
-        }
-        self.pass += 1;
-        self.epoch = self.data.epoch(self.seed, self.pass, 0)?;
-        self.epoch.next(batch)
-    }
-}
-
-impl WeightSource for Engine {
-    fn names(&self) -> Vec<String> {
-        self.weight_names()
-    }
-
-    fn get(&self, name: &str) -> Option<Vec<f32>> {
-        self.weight(name)
-    }
-}
-
-/// What the loop carries from step to step.
-struct State {
-    epoch: usize,
-    epochs: usize,
-    steps_per_epoch: Option<usize>,
-    stop: bool,
-    history: History,
-}
-
-impl State {
-    /// Lets every callback look, and does what they answer.
-    fn call(
-        &mut self,
-        engine: &mut Engine,
-        callbacks: &mut [Box<dyn Callback>],
-        logs: &Logs,
-        hook: fn(&mut dyn Callback, &View<'_>) -> Result<Action>,
-    ) -> Result<()> {
-        for callback in callbacks {
-            let view = View {
-                epoch: self.epoch,
-                epochs: self.epochs,
-                step: engine.steps,
-                steps_per_epoch: self.steps_per_epoch,
-                logs,
-                learning_rate: engine.learning_rate(),
-                history: &self.history,
-                model: &engine.def,
-                weights: &*engine,
-            };
-            let action = hook(&mut **callback, &view)?;
-            match action {
-                Action::Continue => {}
-                Action::Stop => self.stop = true,
-                Action::SetLearningRate(rate) => engine.set_learning_rate(rate)?,
-                Action::RestoreWeights(weights) => engine.restore(&weights)?,
-            }
         }
         Ok(())
     }
@@ -319,7 +247,7 @@ impl Model {
             Some(v) => Some(v.in_order().prepare(engine, fit.batch_size, true)?.dataset()),
             None => None,
         };
-        run_fit(engine, &*data, validation.as_deref(), fit)
+        Training::new(engine, &*data, validation.as_deref(), fit)?.run()
     }
 
     /// Loss and metrics over a dataset.
@@ -327,7 +255,7 @@ impl Model {
         let engine = self.engine("evaluate")?;
         let source = data.into_source()?.in_order();
         let data = source.prepare(engine, Some(batch_size), true)?.dataset();
-        evaluate(engine, &*data)
+        Ok(evaluate(engine, &*data, &Interrupt::new())?.unwrap_or_default())
     }
 
     /// The model's outputs for every sample, in order; one tensor per output.
@@ -417,95 +345,23 @@ impl Model {
     }
 }
 
-fn evaluate(engine: &mut Engine, data: &dyn Dataset) -> Result<Logs> {
+/// Loss and metrics over a dataset; nothing when interrupted.
+pub(super) fn evaluate(
+    engine: &mut Engine,
+    data: &dyn Dataset,
+    interrupt: &Interrupt,
+) -> Result<Option<Logs>> {
     let mut tally = engine.tally();
     let mut batch = HostBatch::default();
     let mut epoch = data.epoch(engine.seed, 0, 0)?;
     while epoch.next(&mut batch)? {
         engine.run(StepKind::Test, &batch, 0.0, None, &mut tally)?;
+        if interrupt.raised() {
+            return Ok(None);
+        }
     }
     if tally.is_empty() {
         return Err(Error::argument("evaluate", "data", "at least one sample", "none"));
     }
-    Ok(engine.logs(&tally))
-}
-
-fn run_fit(
-    engine: &mut Engine,
-    data: &dyn Dataset,
-    validation: Option<&dyn Dataset>,
-    fit: Fit,
-) -> Result<History> {
-    let mut callbacks = fit.callbacks;
-    let steps = fit.steps_per_epoch.or(data.batches());
-    if steps == Some(0) || data.is_empty() {
-        return Err(Error::argument("fit", "data", "at least one batch", "an empty dataset"));
-    }
-    let mut progress = Progress::stdout(Verbose::try_from(fit.verbose)?);
-    let mut state = State {
-        epoch: fit.initial_epoch,
-        epochs: fit.epochs,
-        steps_per_epoch: steps,
-        stop: false,
-        history: History::default(),
-    };
-    let every = fit.accumulate.or(engine.gather_steps());
-    if fit.accumulate.is_some() {
-        engine.forget_gathered();
-    }
-    // As in Keras, an optimizer that gathers goes on across epochs; `fit` itself does not.
-    let flush = fit.accumulate.is_some();
-    let mut batch = HostBatch::default();
-    let mut feeder = Feeder::new(data, engine.seed, fit.initial_epoch as u64)?;
-    let none = Logs::default();
-    engine.claim();
-    state.call(engine, &mut callbacks, &none, |c, v| c.on_train_begin(v))?;
-    for epoch in fit.initial_epoch..fit.epochs {
-        state.epoch = epoch;
-        if fit.steps_per_epoch.is_none() && epoch > fit.initial_epoch {
-            feeder = Feeder::new(data, engine.seed, epoch as u64)?;
-        }
-        state.call(engine, &mut callbacks, &none, |c, v| c.on_epoch_begin(v))?;
-        progress.begin_epoch(epoch, fit.epochs, steps);
-        let started = Instant::now();
-        let (mut tally, mut rows, mut done) = (engine.tally(), 0, 0);
-        while fit.steps_per_epoch.is_none_or(|n| done < n) && !state.stop {
-            if !feeder.next(&mut batch, fit.steps_per_epoch.is_some())? {
-                break;
-            }
-            state.call(engine, &mut callbacks, &none, |c, v| c.on_batch_begin(v))?;
-            let last = flush && steps.is_some_and(|n| done + 1 == n);
-            let gather = every.map(|every| Gather { every, last });
-            let rate = engine.learning_rate();
-            let loss = engine.run(StepKind::Train, &batch, rate, gather, &mut tally)?;
-            done += 1;
-            rows += batch.rows;
-            let logs = engine.logs(&tally);
-            state.call(engine, &mut callbacks, &logs, |c, v| c.on_batch_end(v))?;
-            if !loss.is_finite() && !state.stop {
-                let step = engine.steps;
-                return Err(Error::NotFinite { loss, step, epoch: epoch + 1 });
-            }
-            progress.step(done, &logs);
-        }
-        if done == 0 && !state.stop {
-            return Err(Error::argument("fit", "data", "at least one batch", "an empty dataset"));
-        }
-        let seconds = started.elapsed().as_secs_f64();
-        let mut logs = engine.logs(&tally);
-        if let Some(validation) = validation {
-            logs.extend(evaluate(engine, validation)?.prefixed("val_"));
-        }
-        progress.end_epoch(&logs);
-        let mut entry = logs.clone();
-        entry.push("lr", engine.learning_rate());
-        state.history.push(epoch, &entry, seconds, rows);
-        state.call(engine, &mut callbacks, &logs, |c, v| c.on_epoch_end(v))?;
-        if state.stop {
-            break;
-        }
-    }
-    engine.finish_training()?;
-    state.call(engine, &mut callbacks, &none, |c, v| c.on_train_end(v))?;
-    Ok(state.history)
+    Ok(Some(engine.logs(&tally)))
 }

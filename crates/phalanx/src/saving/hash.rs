@@ -2,22 +2,39 @@
 
 use crate::error::Result;
 use crate::model::Model;
+use phalanx_graph::Tensor;
 use sha2::{Digest, Sha256};
+
+/// Numbers hashed at a time.
+const CHUNK: usize = 4096;
 
 impl Model {
     /// SHA-256 over every weight's name, shape and bytes, in order: equal for equal bits alone.
     pub fn weights_sha256(&self) -> Result<String> {
         let mut hash = Sha256::new();
         for (name, tensor) in self.weights()? {
-            hash.update((name.len() as u64).to_le_bytes());
-            hash.update(name.as_bytes());
-            for d in tensor.dims() {
-                hash.update((*d as u64).to_le_bytes());
-            }
-            for v in tensor.f32().unwrap_or_default() {
-                hash.update(v.to_le_bytes());
-            }
+            update(&mut hash, &name, &tensor);
         }
-        Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
+        Ok(hex(hash))
     }
+}
+
+/// Adds a tensor's name, shape and bytes.
+pub(super) fn update(hash: &mut Sha256, name: &str, tensor: &Tensor) {
+    hash.update((name.len() as u64).to_le_bytes());
+    hash.update(name.as_bytes());
+    for d in tensor.dims() {
+        hash.update((*d as u64).to_le_bytes());
+    }
+    let mut bytes = Vec::with_capacity(CHUNK * 4);
+    for chunk in tensor.f32().unwrap_or_default().chunks(CHUNK) {
+        bytes.clear();
+        bytes.extend(chunk.iter().flat_map(|v| v.to_le_bytes()));
+        hash.update(&bytes);
+    }
+}
+
+/// The fingerprint as people read it.
+pub(super) fn hex(hash: Sha256) -> String {
+    hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
 }

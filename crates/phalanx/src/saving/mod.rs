@@ -6,10 +6,12 @@
 mod atomic;
 mod checkpoints;
 mod hash;
+mod runs;
 mod safetensors;
 
 pub use atomic::write_atomic;
 pub use checkpoints::latest_checkpoint;
+pub(crate) use runs::RunDirectory;
 
 use crate::callbacks::WeightSource;
 use crate::error::{Error, Result};
@@ -79,14 +81,18 @@ pub(crate) fn save(path: &Path, model: &str, weights: &Weights) -> Result<()> {
         return Err(Error::argument(owner, "weight names", "each once", name));
     }
     write_atomic(path, |out| match format {
-        Format::SafeTensors => safetensors::write(out, model, weights),
+        Format::SafeTensors => safetensors::write(out, model, &[], weights),
     })
 }
 
 /// Opens a file in the format of its extension.
 fn open(path: &Path) -> Result<Box<dyn Reader>> {
     match Format::of(path)? {
-        Format::SafeTensors => Ok(Box::new(safetensors::open(path)?)),
+        Format::SafeTensors => {
+            let file = safetensors::open(path)?;
+            file.check_version()?;
+            Ok(Box::new(file))
+        }
     }
 }
 

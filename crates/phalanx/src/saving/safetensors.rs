@@ -1,8 +1,10 @@
 //! Weights in `.safetensors` files: tensors called `layer/weight`, and metadata that say what wrote
 //! them.
 
+use super::runs::RUN;
 use super::{Entry, Reader, Weights};
 use crate::error::{Error, Result};
+use crate::model::is_weight;
 use phalanx_graph::{Data, Tensor};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -18,8 +20,14 @@ const MAX_HEADER: u64 = 100_000_000;
 /// Bytes before the header.
 const PREFIX: u64 = 8;
 
-/// Writes weights; the layout is by name, so that equal weights make equal files.
-pub(super) fn write(out: &mut dyn Write, model: &str, weights: &Weights) -> io::Result<()> {
+/// Writes weights and further metadata; the layout is by name, so that equal weights make equal
+/// files.
+pub(super) fn write(
+    out: &mut dyn Write,
+    model: &str,
+    metadata: &[(&str, &str)],
+    weights: &Weights,
+) -> io::Result<()> {
     let mut order: Vec<&(String, Tensor)> = weights.iter().collect();
     order.sort_by(|a, b| a.0.cmp(&b.0));
     let mut infos = Vec::with_capacity(order.len());
@@ -35,7 +43,7 @@ pub(super) fn write(out: &mut dyn Write, model: &str, weights: &Weights) -> io::
         offset = end;
     }
     let tensors = Metadata::new(None, infos).map_err(io::Error::other)?;
-    let header = header(model, &tensors)?;
+    let header = header(model, metadata, &tensors)?;
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
     for (_, tensor) in order {
@@ -48,13 +56,16 @@ pub(super) fn write(out: &mut dyn Write, model: &str, weights: &Weights) -> io::
 }
 
 /// The header as the crate writes it, with the metadata's keys in order.
-fn header(model: &str, tensors: &Metadata) -> io::Result<Vec<u8>> {
-    let metadata = serde_json::json!({
+fn header(model: &str, more: &[(&str, &str)], tensors: &Metadata) -> io::Result<Vec<u8>> {
+    let mut metadata = serde_json::json!({
         "format": "phalanx",
         "format_version": VERSION,
         "model": model,
         "phalanx_version": env!("CARGO_PKG_VERSION"),
     });
+    for (key, value) in more {
+        metadata[*key] = (*value).into();
+    }
     let tensors = serde_json::to_string(tensors)?;
     let rest = tensors.strip_prefix('{').unwrap_or(&tensors);
     let comma = if rest == "}" { "" } else { "," };
@@ -115,24 +126,36 @@ pub(super) fn open(path: &Path) -> Result<SafeTensors> {
         let received = format!("{received} bytes");
         return Err(Error::file(path, format!("{expected} bytes of tensors"), received));
     }
-    let version = header.metadata().as_ref().and_then(|m| m.get("format_version"));
-    if let Some(version) = version.filter(|v| *v != VERSION) {
-        let expected = format!("format version {VERSION}");
-        return Err(Error::file(path, expected, format!("version {version}")));
-    }
     Ok(SafeTensors { path: path.into(), file, start: PREFIX + length, header })
 }
 
-impl Reader for SafeTensors {
-    fn entries(&self) -> HashMap<String, Entry> {
-        let entry = |info: &TensorInfo| Entry {
-            dtype: info.dtype.to_string().to_lowercase(),
-            dims: info.shape.clone(),
-        };
-        self.header.tensors().into_iter().map(|(name, info)| (name, entry(info))).collect()
+impl SafeTensors {
+    /// Refuses files of versions that are not known yet.
+    pub(super) fn check_version(&self) -> Result<()> {
+        match self.metadata("format_version").filter(|v| v != VERSION) {
+            None => Ok(()),
+            Some(version) => {
+                let expected = format!("format version {VERSION}");
+                Err(Error::file(&self.path, expected, format!("version {version}")))
+            }
+        }
     }
 
-    fn read(&mut self, name: &str) -> Result<Vec<f32>> {
+    /// What the metadata say under a name.
+    pub(super) fn metadata(&self, key: &str) -> Option<String> {
+        self.header.metadata().as_ref()?.get(key).cloned()
+    }
+
+    /// The f32 tensors' names and dimensions.
+    pub(super) fn floats(&self) -> Vec<(String, Vec<usize>)> {
+        let float = |(name, info): (String, &TensorInfo)| {
+            (info.dtype == Dtype::F32).then(|| (name, info.shape.clone()))
+        };
+        self.header.tensors().into_iter().filter_map(float).collect()
+    }
+
+    /// An f32 tensor's values.
+    pub(super) fn values(&mut self, name: &str) -> Result<Vec<f32>> {
         let Some(info) = self.header.info(name).filter(|i| i.dtype == Dtype::F32) else {
             return Err(Error::file(&self.path, format!("f32 weight '{name}'"), "none"));
         };
@@ -143,5 +166,23 @@ impl Reader for SafeTensors {
         read.map_err(|source| Error::io(&self.path, source))?;
         let number = |b: &[u8; 4]| f32::from_le_bytes(*b);
         Ok(bytes.as_chunks().0.iter().map(number).collect())
+    }
+}
+
+impl Reader for SafeTensors {
+    fn entries(&self) -> HashMap<String, Entry> {
+        let entry = |info: &TensorInfo| Entry {
+            dtype: info.dtype.to_string().to_lowercase(),
+            dims: info.shape.clone(),
+        };
+        // The state of a run holds more than weights.
+        let run = self.metadata(RUN).is_some();
+        let tensors = self.header.tensors().into_iter();
+        let weights = tensors.filter(|(name, _)| !run || is_weight(name));
+        weights.map(|(name, info)| (name, entry(info))).collect()
+    }
+
+    fn read(&mut self, name: &str) -> Result<Vec<f32>> {
+        self.values(name)
     }
 }

@@ -1,19 +1,15 @@
 //! Event files: records of protocol buffers, framed as TensorFlow does.
 
 use super::proto::{self, Message};
+use crate::callbacks::log_file::{LogFile, Mark};
 use crate::error::{Error, Result};
-use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// An event file being written. Every call writes whole records, so that a reader, and a crash,
 /// find none cut in two.
 #[derive(Debug)]
-pub(super) struct EventFile {
-    path: PathBuf,
-    file: File,
-}
+pub(super) struct EventFile(LogFile);
 
 impl EventFile {
     /// A new file in a directory, which is made where it is missing.
@@ -25,22 +21,33 @@ impl EventFile {
         let mut number = 0;
         loop {
             let path = directory.join(format!("{base}.{host}.{process}.{number}"));
-            match OpenOptions::new().write(true).create_new(true).open(&path) {
-                Ok(file) => {
-                    let mut events = EventFile { path, file };
+            match LogFile::create_new(&path) {
+                Err(_) if path.exists() => number += 1,
+                file => {
+                    let mut events = EventFile(file?);
                     events.write(&[proto::file_version(time)])?;
                     return Ok(events);
                 }
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
-                Err(source) => return Err(Error::io(path, source)),
             }
         }
+    }
+
+    /// Goes on in the file of an earlier run, in a directory where it should still be.
+    pub(super) fn resume(directory: &Path, mark: &Mark) -> Result<EventFile> {
+        match mark.path().file_name().map(|name| directory.join(name)) {
+            Some(path) if path.exists() => Ok(EventFile(LogFile::resume(&path, mark)?)),
+            _ => EventFile::create(directory),
+        }
+    }
+
+    pub(super) fn mark(&self) -> Result<Mark> {
+        self.0.mark()
     }
 
     /// Appends records.
     pub(super) fn write(&mut self, events: &[Message]) -> Result<()> {
         let records: Vec<u8> = events.iter().flat_map(|e| record(e.as_bytes())).collect();
-        self.file.write_all(&records).map_err(|source| Error::io(&self.path, source))
+        self.0.write(&records)
     }
 }
 
@@ -116,7 +123,8 @@ mod tests {
     fn files_of_one_second_have_names_of_their_own() {
         let directory = tempfile::tempdir().unwrap();
         let directory = directory.path().join("a/b");
-        let files: Vec<_> = (0..3).map(|_| EventFile::create(&directory).unwrap().path).collect();
+        let path = |file: EventFile| file.mark().unwrap().path().to_path_buf();
+        let files: Vec<_> = (0..3).map(|_| path(EventFile::create(&directory).unwrap())).collect();
         assert!(files[0] != files[1] && files[1] != files[2]);
         for file in files {
             let name = file.file_name().unwrap().to_str().unwrap();

@@ -4,7 +4,8 @@ mod events;
 mod graph;
 mod proto;
 
-use super::{Action, Callback, Frequency, View};
+use super::log_file::Mark;
+use super::{Action, Callback, CallbackState, Frequency, View};
 use crate::error::Result;
 use events::{EventFile, now};
 use proto::Message;
@@ -113,6 +114,24 @@ impl Callback for TensorBoard {
             let graph = graph::graph_def(view.model);
             self.train()?.write(&[proto::graph(proto::event(now(), 0), &graph)])?;
         }
+        Ok(Action::Continue)
+    }
+
+    fn state(&mut self) -> Result<CallbackState> {
+        let mark = |file: &Option<EventFile>| file.as_ref().map(EventFile::mark).transpose();
+        Ok(CallbackState::of((mark(&self.train)?, mark(&self.validation)?, self.first)))
+    }
+
+    fn on_train_resume(&mut self, _view: &View<'_>, state: &CallbackState) -> Result<Action> {
+        self.update_freq.check("TensorBoard", "update_freq")?;
+        let (train, validation, first): (Option<Mark>, Option<Mark>, u64) =
+            state.read("TensorBoard")?;
+        let resume = |mark: Option<Mark>, directory: &str| {
+            mark.map(|mark| EventFile::resume(&self.log_dir.join(directory), &mark)).transpose()
+        };
+        let files = (resume(train, "train")?, resume(validation, "validation")?);
+        (self.train, self.validation) = files;
+        self.first = first;
         Ok(Action::Continue)
     }
 

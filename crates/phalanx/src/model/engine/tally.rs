@@ -1,10 +1,13 @@
 //! Losses and metrics of many batches, merged in f64.
 
 use super::{Engine, Tracked};
+use crate::exact::Exact;
 use crate::model::Logs;
+use serde::{Deserialize, Serialize};
 
 /// Sums of losses and metrics over batches, merged in f64.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(into = "Written", from = "Written")]
 pub(crate) struct Tally {
     rows: f64,
     total: f64,
@@ -12,7 +15,46 @@ pub(crate) struct Tally {
     states: Vec<Vec<f64>>,
 }
 
+/// As in files, which keep every bit.
+#[derive(Serialize, Deserialize)]
+struct Written {
+    rows: Exact,
+    total: Exact,
+    outputs: Vec<Exact>,
+    states: Vec<Vec<Exact>>,
+}
+
+impl From<Tally> for Written {
+    fn from(tally: Tally) -> Written {
+        let exact = |v: Vec<f64>| v.into_iter().map(Exact).collect::<Vec<_>>();
+        Written {
+            rows: Exact(tally.rows),
+            total: Exact(tally.total),
+            outputs: exact(tally.outputs),
+            states: tally.states.into_iter().map(exact).collect(),
+        }
+    }
+}
+
+impl From<Written> for Tally {
+    fn from(written: Written) -> Tally {
+        let plain = |v: Vec<Exact>| v.into_iter().map(|e| e.0).collect::<Vec<_>>();
+        Tally {
+            rows: written.rows.0,
+            total: written.total.0,
+            outputs: plain(written.outputs),
+            states: written.states.into_iter().map(plain).collect(),
+        }
+    }
+}
+
 impl Tally {
+    /// Whether another tally counts the same losses and metrics.
+    pub(crate) fn alike(&self, other: &Tally) -> bool {
+        let lengths = |t: &Tally| t.states.iter().map(Vec::len).collect::<Vec<_>>();
+        self.outputs.len() == other.outputs.len() && lengths(self) == lengths(other)
+    }
+
     /// Whether nothing was added yet.
     pub(crate) fn is_empty(&self) -> bool {
         self.rows == 0.0

@@ -1,0 +1,111 @@
+//! Files that grow with the run, and go back with it when it is taken up at an earlier step.
+
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// A log being written: every call reaches the system whole, so that a crash leaves whole entries.
+#[derive(Debug)]
+pub(super) struct LogFile {
+    path: PathBuf,
+    file: File,
+}
+
+/// How far a log went when the run was saved.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Mark {
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl LogFile {
+    /// A new file, in the place of one that is there.
+    pub(super) fn create(path: &Path) -> Result<LogFile> {
+        LogFile::open(path, OpenOptions::new().create(true).write(true).truncate(true))
+    }
+
+    /// A file that must not be there yet.
+    pub(super) fn create_new(path: &Path) -> Result<LogFile> {
+        LogFile::open(path, OpenOptions::new().create_new(true).write(true))
+    }
+
+    /// A file to be added to.
+    pub(super) fn append(path: &Path) -> Result<LogFile> {
+        LogFile::open(path, OpenOptions::new().create(true).append(true))
+    }
+
+    fn open(path: &Path, options: &OpenOptions) -> Result<LogFile> {
+        let file = options.open(path).map_err(|source| Error::io(path, source))?;
+        Ok(LogFile { path: path.into(), file })
+    }
+
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(|source| Error::io(&self.path, source))
+    }
+
+    /// How far it goes; what is there is on the disk when this returns.
+    pub(super) fn mark(&self) -> Result<Mark> {
+        let io = |source| Error::io(&self.path, source);
+        let about = self.file.metadata().map_err(io)?;
+        if about.is_file() {
+            self.file.sync_data().map_err(io)?;
+        }
+        Ok(Mark { path: self.path.clone(), bytes: about.len() })
+    }
+
+    /// Goes on behind a mark: what was written after it is cut off, since the run will write it
+    /// again. The file is looked for where it is wanted now.
+    pub(super) fn resume(path: &Path, mark: &Mark) -> Result<LogFile> {
+        let options = OpenOptions::new().create(true).write(true).truncate(false).clone();
+        let mut log = LogFile::open(path, &options)?;
+        let io = |source| Error::io(path, source);
+        let about = log.file.metadata().map_err(io)?;
+        if !about.is_file() {
+            return Ok(log);
+        }
+        if about.len() < mark.bytes {
+            let (path, there, wanted) = (path.display(), about.len(), mark.bytes);
+            tracing::warn!("{path}: expected {wanted} bytes of an earlier run, received {there}");
+        } else {
+            log.file.set_len(mark.bytes).map_err(io)?;
+        }
+        log.file.seek(SeekFrom::End(0)).map_err(io)?;
+        Ok(log)
+    }
+}
+
+impl Mark {
+    /// The file, as it was called.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_after_the_mark_is_written_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        let mut log = LogFile::create(&path).unwrap();
+        log.write(b"one\n").unwrap();
+        let mark = log.mark().unwrap();
+        log.write(b"lost\n").unwrap();
+        drop(log);
+        let mut log = LogFile::resume(&path, &mark).unwrap();
+        log.write(b"two\n").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\n");
+        // A log that was shortened meanwhile goes on where it ends; one that is gone begins anew.
+        std::fs::write(&path, "o").unwrap();
+        LogFile::resume(&path, &mark).unwrap().write(b"2").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "o2");
+        std::fs::remove_file(&path).unwrap();
+        LogFile::resume(&path, &mark).unwrap().write(b"2").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "2");
+        assert!(LogFile::create_new(&path).is_err());
+    }
+}

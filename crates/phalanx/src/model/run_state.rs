@@ -1,0 +1,143 @@
+//! A training run between two steps: all it needs to go on as if nothing had happened.
+
+use super::engine::{Counters, Tally, is_weight};
+use crate::callbacks::CallbackState;
+use crate::error::{Error, Result};
+use crate::history::History;
+use phalanx_graph::Tensor;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Version of what a header says.
+const VERSION: u32 = 1;
+
+/// Where in its data a run is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Position {
+    /// The epoch, from 0.
+    pub epoch: usize,
+    /// Batches of it that are done.
+    pub batch: usize,
+    /// Samples of it that are done.
+    pub rows: usize,
+    /// Which pass over the data is under way, and how many of its batches are done.
+    pub pass: u64,
+    pub taken: usize,
+}
+
+/// A training run between two steps: weights, optimizer, counters, place in the data, history and
+/// what its callbacks remember.
+#[derive(Clone, Debug)]
+pub struct RunState {
+    pub(crate) header: Header,
+    pub(crate) tensors: Vec<(String, Tensor)>,
+    pub(crate) callbacks: Vec<(String, CallbackState)>,
+}
+
+/// All but the tensors.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Header {
+    pub position: Position,
+    pub counters: Counters,
+    pub tally: Tally,
+    pub history: History,
+    /// Seconds of the epoch so far.
+    pub seconds: f64,
+    /// Whether a callback has ended the run.
+    pub stopped: bool,
+    /// Samples of a global batch.
+    pub batch_size: usize,
+    pub model: String,
+}
+
+/// As in files.
+#[derive(Serialize, Deserialize)]
+struct Written {
+    version: u32,
+    run: Header,
+    callbacks: Vec<(String, Value)>,
+}
+
+impl RunState {
+    /// The epoch that is under way, or comes next, from 0.
+    pub fn epoch(&self) -> usize {
+        self.header.position.epoch
+    }
+
+    /// Batches of the epoch that are done.
+    pub fn batch(&self) -> usize {
+        self.header.position.batch
+    }
+
+    /// Training steps done.
+    pub fn step(&self) -> u64 {
+        self.header.counters.steps
+    }
+
+    /// The epochs that are done.
+    pub fn history(&self) -> &History {
+        &self.header.history
+    }
+
+    /// The model's weights by name.
+    pub fn weights(&self) -> impl Iterator<Item = &(String, Tensor)> {
+        self.tensors.iter().filter(|(name, _)| is_weight(name))
+    }
+
+    /// Whether every number in it is one.
+    pub fn is_finite(&self) -> bool {
+        let finite = |t: &Tensor| t.f32().is_none_or(|v| v.iter().all(|x| x.is_finite()));
+        self.tensors.iter().all(|(_, tensor)| finite(tensor))
+    }
+
+    /// A text and named tensors, which together are the whole state.
+    pub(crate) fn into_parts(self) -> Result<(String, Vec<(String, Tensor)>)> {
+        let mut tensors = self.tensors;
+        let mut callbacks = vec![];
+        for (i, (name, state)) in self.callbacks.into_iter().enumerate() {
+            let named = |(n, tensor)| (format!("{}{n}", prefix(i)), tensor);
+            tensors.extend(state.tensors.into_iter().map(named));
+            callbacks.push((name, state.values));
+        }
+        let written = Written { version: VERSION, run: self.header, callbacks };
+        let text = serde_json::to_string(&written);
+        Ok((text.map_err(|e| Error::config("run state", e))?, tensors))
+    }
+
+    /// The state of its parts.
+    pub(crate) fn from_parts(text: &str, tensors: Vec<(String, Tensor)>) -> Result<RunState> {
+        let wrong = |e: serde_json::Error| Error::config("run state", e);
+        let version: Version = serde_json::from_str(text).map_err(wrong)?;
+        if version.version != VERSION {
+            let received = format!("version {} (from a newer Phalanx?)", version.version);
+            return Err(Error::argument("run state", "version", VERSION.to_string(), received));
+        }
+        let written: Written = serde_json::from_str(text).map_err(wrong)?;
+        let mut callbacks: Vec<(String, CallbackState)> = written
+            .callbacks
+            .into_iter()
+            .map(|(name, values)| (name, CallbackState { values, tensors: vec![] }))
+            .collect();
+        let mut mine = vec![];
+        'tensors: for (name, tensor) in tensors {
+            for (i, (_, state)) in callbacks.iter_mut().enumerate() {
+                if let Some(short) = name.strip_prefix(&prefix(i)) {
+                    state.tensors.push((short.into(), tensor));
+                    continue 'tensors;
+                }
+            }
+            mine.push((name, tensor));
+        }
+        Ok(RunState { header: written.run, tensors: mine, callbacks })
+    }
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
+/// Begins the names of a callback's tensors.
+fn prefix(callback: usize) -> String {
+    format!("@callback/{callback}/")
+}

@@ -1,0 +1,373 @@
+//! The training loop: batches, callbacks, validation, and the state between two steps.
+
+use super::Logs;
+use super::engine::{Engine, Gather, StepKind, Tally};
+use super::fit::{Fit, evaluate};
+use super::run_state::{Header, Position, RunState};
+use crate::callbacks::{Action, Callback, CallbackState, View, WeightSource};
+use crate::data::{Dataset, Epoch, HostBatch};
+use crate::error::{Error, Result};
+use crate::history::History;
+use crate::progress::{Progress, Verbose};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Asks a run to end after the step it is at: raise it from a signal handler or another thread.
+///
+/// What runs with it ends with [`Error::Interrupted`], after `BackupAndRestore` has saved the run.
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// One that is not raised.
+    pub fn new() -> Interrupt {
+        Interrupt::default()
+    }
+
+    /// The flag itself, for signal handlers.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        self.0.clone()
+    }
+
+    /// Asks for the end.
+    pub fn raise(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was raised.
+    pub fn raised(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Hands out batches across the ends of the data.
+struct Feeder<'a> {
+    data: &'a dyn Dataset,
+    seed: u64,
+    epoch: Box<dyn Epoch + 'a>,
+}
+
+impl<'a> Feeder<'a> {
+    fn new(data: &'a dyn Dataset, seed: u64, at: &Position) -> Result<Feeder<'a>> {
+        Ok(Feeder { data, seed, epoch: data.epoch(seed, at.pass, at.taken)? })
+    }
+
+    /// The next batch; with `endless`, the data starts again where it ends.
+    fn next(&mut self, batch: &mut HostBatch, at: &mut Position, endless: bool) -> Result<bool> {
+        let mut there = self.epoch.next(batch)?;
+        if !there && endless {
+            (at.pass, at.taken) = (at.pass + 1, 0);
+            self.epoch = self.data.epoch(self.seed, at.pass, 0)?;
+            there = self.epoch.next(batch)?;
+        }
+        at.taken += usize::from(there);
+        Ok(there)
+    }
+}
+
+impl WeightSource for Engine {
+    fn names(&self) -> Vec<String> {
+        self.weight_names()
+    }
+
+    fn get(&self, name: &str) -> Option<Vec<f32>> {
+        self.weight(name)
+    }
+}
+
+type Hook = fn(&mut dyn Callback, &View<'_>) -> Result<Action>;
+
+/// A run under way.
+pub(super) struct Training<'a> {
+    engine: &'a mut Engine,
+    data: &'a dyn Dataset,
+    validation: Option<&'a dyn Dataset>,
+    callbacks: Vec<Box<dyn Callback>>,
+    epochs: usize,
+    /// Batches of an epoch as the user wants them, and as far as they are known.
+    asked_steps: Option<usize>,
+    steps: Option<usize>,
+    /// Gradient accumulation: batches of an update, and whether the epoch's last makes one anyway.
+    gather: Option<u64>,
+    flush: bool,
+    interrupt: Interrupt,
+    progress: Progress,
+    at: Position,
+    tally: Tally,
+    history: History,
+    /// When the epoch began, less what it took before the run was interrupted.
+    began: Instant,
+    earlier: f64,
+    stop: bool,
+}
+
+impl<'a> Training<'a> {
+    pub(super) fn new(
+        engine: &'a mut Engine,
+        data: &'a dyn Dataset,
+        validation: Option<&'a dyn Dataset>,
+        fit: Fit,
+    ) -> Result<Training<'a>> {
+        let steps = fit.steps_per_epoch.or(data.batches());
+        if steps == Some(0) || data.is_empty() {
+            return Err(Error::argument("fit", "data", "at least one batch", "an empty dataset"));
+        }
+        if fit.accumulate.is_some() {
+            engine.forget_gathered();
+        }
+        let epoch = fit.initial_epoch;
+        Ok(Training {
+            gather: fit.accumulate.or(engine.gather_steps()),
+            // As in Keras, an optimizer that gathers goes on across epochs; `fit` itself does not.
+            flush: fit.accumulate.is_some(),
+            tally: engine.tally(),
+            engine,
+            data,
+            validation,
+            callbacks: fit.callbacks,
+            epochs: fit.epochs,
+            asked_steps: fit.steps_per_epoch,
+            steps,
+            interrupt: fit.interrupt,
+            progress: Progress::stdout(Verbose::try_from(fit.verbose)?),
+            at: Position { epoch, pass: epoch as u64, ..Position::default() },
+            history: History::default(),
+            began: Instant::now(),
+            earlier: 0.0,
+            stop: false,
+        })
+    }
+
+    /// Runs to the end.
+    pub(super) fn run(mut self) -> Result<History> {
+        let none = Logs::default();
+        self.engine.claim();
+        self.begin()?;
+        let mut batch = HostBatch::default();
+        let mut feeder = Feeder::new(self.data, self.engine.seed, &self.at)?;
+        while self.at.epoch < self.epochs && !self.stop {
+            if self.at.batch == 0 {
+                self.call(&none, |c, v| c.on_epoch_begin(v))?;
+            }
+            self.progress.begin_epoch(self.at.epoch, self.epochs, self.steps);
+            self.began = Instant::now();
+            self.train_epoch(&mut feeder, &mut batch)?;
+            let logs = self.end_epoch()?;
+            let asking = self.call(&logs, |c, v| c.on_epoch_end(v))?;
+            self.advance();
+            self.back_up(&asking)?;
+            if self.interrupt.raised() && self.at.epoch < self.epochs && !self.stop {
+                return self.interrupted();
+            }
+            if self.asked_steps.is_none() {
+                feeder = Feeder::new(self.data, self.engine.seed, &self.at)?;
+            }
+        }
+        self.engine.finish_training()?;
+        self.at.epoch = self.history.epochs.last().copied().unwrap_or(self.at.epoch);
+        self.call(&none, |c, v| c.on_train_end(v))?;
+        Ok(self.history)
+    }
+
+    /// Takes up an earlier run where a callback has one, and lets every callback begin.
+    fn begin(&mut self) -> Result<()> {
+        let mut found = None;
+        for callback in &mut self.callbacks {
+            found = callback.earlier_run()?;
+            if found.is_some() {
+                break;
+            }
+        }
+        let Some(state) = found else {
+            return self.call(&Logs::default(), |c, v| c.on_train_begin(v)).map(|_| ());
+        };
+        let mut states = self.resume(state)?;
+        let none = Logs::default();
+        for i in 0..self.callbacks.len() {
+            let name = self.callbacks[i].name();
+            let mine = states.iter().position(|(n, _)| *n == name).map(|at| states.remove(at).1);
+            let view = view(self.engine, &self.at, self.epochs, self.steps, &self.history, &none);
+            let action = match &mine {
+                Some(state) => self.callbacks[i].on_train_resume(&view, state)?,
+                None => self.callbacks[i].on_train_begin(&view)?,
+            };
+            self.act(action)?;
+        }
+        Ok(())
+    }
+
+    /// Goes to where an earlier run was; returns what its callbacks remember.
+    fn resume(&mut self, state: RunState) -> Result<Vec<(String, CallbackState)>> {
+        let RunState { header, tensors, callbacks } = state;
+        let differs = |what: &str, expected: String, received: String| {
+            Err(Error::argument("run to continue", what, expected, received))
+        };
+        let batch = self.data.batch_size();
+        if header.batch_size != batch {
+            return differs("global batch size", header.batch_size.to_string(), batch.to_string());
+        }
+        if !self.tally.alike(&header.tally) {
+            let expected = "as many losses and metrics as it had".into();
+            return differs("compile", expected, "others".into());
+        }
+        self.engine.set_state(&header.counters, &tensors, batch)?;
+        (self.at, self.tally, self.history) = (header.position, header.tally, header.history);
+        (self.earlier, self.stop) = (header.seconds, header.stopped);
+        Ok(callbacks)
+    }
+
+    fn train_epoch(&mut self, feeder: &mut Feeder<'_>, batch: &mut HostBatch) -> Result<()> {
+        let none = Logs::default();
+        while self.asked_steps.is_none_or(|n| self.at.batch < n) && !self.stop {
+            if !feeder.next(batch, &mut self.at, self.asked_steps.is_some())? {
+                break;
+            }
+            self.call(&none, |c, v| c.on_batch_begin(v))?;
+            let last = self.flush && self.steps.is_some_and(|n| self.at.batch + 1 == n);
+            let gather = self.gather.map(|every| Gather { every, last });
+            let rate = self.engine.learning_rate();
+            let loss = self.engine.run(StepKind::Train, batch, rate, gather, &mut self.tally)?;
+            self.at.batch += 1;
+            self.at.rows += batch.rows;
+            let logs = self.engine.logs(&self.tally);
+            let asking = self.call(&logs, |c, v| c.on_batch_end(v))?;
+            if !loss.is_finite() && !self.stop {
+                let (step, epoch) = (self.engine.steps, self.at.epoch + 1);
+                return Err(Error::NotFinite { loss, step, epoch });
+            }
+            self.progress.step(self.at.batch, &logs);
+            if self.interrupt.raised() {
+                self.interrupted()?;
+            }
+            self.back_up(&asking)?;
+        }
+        if self.at.batch == 0 && !self.stop {
+            return Err(Error::argument("fit", "data", "at least one batch", "an empty dataset"));
+        }
+        Ok(())
+    }
+
+    /// Validates and adds the epoch to the history.
+    fn end_epoch(&mut self) -> Result<Logs> {
+        let seconds = self.seconds();
+        let mut logs = self.engine.logs(&self.tally);
+        if let Some(validation) = self.validation {
+            let Some(held) = evaluate(self.engine, validation, &self.interrupt)? else {
+                // The epoch's batches are done and stay so; a run continued validates anew.
+                self.interrupted()?;
+                return Ok(logs);
+            };
+            logs.extend(held.prefixed("val_"));
+        }
+        self.progress.end_epoch(&logs);
+        let mut entry = logs.clone();
+        entry.push("lr", self.engine.learning_rate());
+        self.history.push(self.at.epoch, &entry, seconds, self.at.rows);
+        Ok(logs)
+    }
+
+    /// The start of the next epoch.
+    fn advance(&mut self) {
+        self.at.epoch += 1;
+        (self.at.batch, self.at.rows, self.earlier) = (0, 0, 0.0);
+        if self.asked_steps.is_none() {
+            (self.at.pass, self.at.taken) = (self.at.epoch as u64, 0);
+        }
+        self.tally = self.engine.tally();
+        self.began = Instant::now();
+    }
+
+    fn seconds(&self) -> f64 {
+        self.earlier + self.began.elapsed().as_secs_f64()
+    }
+
+    /// Lets every callback look, and does what they answer; returns those that want the run's
+    /// state.
+    fn call(&mut self, logs: &Logs, hook: Hook) -> Result<Vec<usize>> {
+        let mut asking = vec![];
+        for i in 0..self.callbacks.len() {
+            let view = view(self.engine, &self.at, self.epochs, self.steps, &self.history, logs);
+            let action = hook(&mut *self.callbacks[i], &view)?;
+            if action == Action::BackUp {
+                asking.push(i);
+            }
+            self.act(action)?;
+        }
+        Ok(asking)
+    }
+
+    fn act(&mut self, action: Action) -> Result<()> {
+        match action {
+            Action::Continue | Action::BackUp => Ok(()),
+            Action::Stop => {
+                self.stop = true;
+                Ok(())
+            }
+            Action::SetLearningRate(rate) => self.engine.set_learning_rate(rate),
+            Action::RestoreWeights(weights) => self.engine.restore(&weights),
+        }
+    }
+
+    /// Hands the run's state to the callbacks that asked for it.
+    fn back_up(&mut self, asking: &[usize]) -> Result<()> {
+        if asking.is_empty() {
+            return Ok(());
+        }
+        let state = self.state()?;
+        for i in asking {
+            self.callbacks[*i].back_up(state.clone())?;
+        }
+        Ok(())
+    }
+
+    fn state(&mut self) -> Result<RunState> {
+        let (counters, tensors) = self.engine.state()?;
+        let header = Header {
+            position: self.at,
+            counters,
+            tally: self.tally.clone(),
+            history: self.history.clone(),
+            seconds: self.seconds(),
+            stopped: self.stop,
+            batch_size: self.data.batch_size(),
+            model: self.engine.def.name.clone(),
+        };
+        let state = |c: &mut Box<dyn Callback>| Ok((c.name().to_string(), c.state()?));
+        let callbacks = self.callbacks.iter_mut().map(state).collect::<Result<_>>()?;
+        Ok(RunState { header, tensors, callbacks })
+    }
+
+    /// Lets callbacks keep what there is, and ends the run.
+    fn interrupted<T>(&mut self) -> Result<T> {
+        let state = self.state()?;
+        let mut saved = None;
+        for callback in &mut self.callbacks {
+            saved = callback.on_interrupt(&state)?.or(saved);
+        }
+        let (step, epoch) = (self.engine.steps, self.at.epoch + 1);
+        Err(Error::Interrupted { step, epoch, saved })
+    }
+}
+
+/// What callbacks see.
+fn view<'a>(
+    engine: &'a Engine,
+    at: &Position,
+    epochs: usize,
+    steps_per_epoch: Option<usize>,
+    history: &'a History,
+    logs: &'a Logs,
+) -> View<'a> {
+    View {
+        epoch: at.epoch,
+        epochs,
+        step: engine.steps,
+        steps_per_epoch,
+        logs,
+        learning_rate: engine.learning_rate(),
+        history,
+        model: &engine.def,
+        weights: engine,
+    }
+}

@@ -1,0 +1,196 @@
+//! Training runs in files: the newest few states of a run in a directory of their own.
+//!
+//! A state is a `.safetensors` file: the weights under their own names, so that it serves as a file
+//! of weights too; what else belongs to the run under names that start with `@`; the rest as JSON
+//! in the metadata, with a checksum over all of it.
+
+use super::atomic::write_atomic;
+use super::safetensors::{self, SafeTensors};
+use crate::error::{Error, Result};
+use crate::model::RunState;
+use phalanx_graph::Tensor;
+use sha2::{Digest, Sha256};
+use std::fs::{File, TryLockError};
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// Metadata of the run, and of the checksum over it and the tensors.
+pub(super) const RUN: &str = "run";
+const CHECKSUM: &str = "sha256";
+/// Names of states: this, the step, the extension.
+const PREFIX: &str = "step-";
+const SUFFIX: &str = ".safetensors";
+/// Added to the name of a file that turned out to be damaged.
+const DAMAGED: &str = ".damaged";
+const LOCK: &str = ".lock";
+
+/// Writes a run's state, whole or not at all.
+pub(crate) fn write(path: &Path, state: RunState) -> Result<()> {
+    let model = state.header.model.clone();
+    let (text, mut tensors) = state.into_parts()?;
+    tensors.sort_by(|a, b| a.0.cmp(&b.0));
+    let sum = checksum(&text, &tensors);
+    let metadata = [(RUN, text.as_str()), (CHECKSUM, &sum)];
+    write_atomic(path, |out| safetensors::write(out, &model, &metadata, &tensors))
+}
+
+/// What a file of a run's state turned out to be.
+pub(crate) enum Found {
+    /// As it was written.
+    Whole(Box<RunState>),
+    /// Not as it was written.
+    Damaged(String),
+}
+
+/// Reads a run's state.
+///
+/// # Errors
+/// A file that cannot be read at all, or is of a newer version.
+pub(crate) fn read(path: &Path) -> Result<Found> {
+    let mut file = match safetensors::open(path) {
+        Err(error @ Error::File { .. }) => return Ok(Found::Damaged(error.to_string())),
+        file => file?,
+    };
+    let (Some(text), Some(sum)) = (file.metadata(RUN), file.metadata(CHECKSUM)) else {
+        return Ok(Found::Damaged("no run in it".into()));
+    };
+    let mut tensors = read_all(&mut file)?;
+    tensors.sort_by(|a, b| a.0.cmp(&b.0));
+    if checksum(&text, &tensors) != sum {
+        return Ok(Found::Damaged("its checksum does not fit its content".into()));
+    }
+    file.check_version()?;
+    Ok(Found::Whole(Box::new(RunState::from_parts(&text, tensors)?)))
+}
+
+fn read_all(file: &mut SafeTensors) -> Result<Vec<(String, Tensor)>> {
+    let mut tensors = vec![];
+    for (name, dims) in file.floats() {
+        let values = file.values(&name)?;
+        tensors.push((name, Tensor::new(dims, values)?));
+    }
+    Ok(tensors)
+}
+
+fn checksum(text: &str, tensors: &[(String, Tensor)]) -> String {
+    let mut hash = Sha256::new();
+    hash.update((text.len() as u64).to_le_bytes());
+    hash.update(text);
+    for (name, tensor) in tensors {
+        super::hash::update(&mut hash, name, tensor);
+    }
+    super::hash::hex(hash)
+}
+
+/// A directory with the states of one run, which no other run may use meanwhile.
+#[derive(Debug)]
+pub(crate) struct RunDirectory {
+    path: PathBuf,
+    keep: usize,
+    _lock: File,
+}
+
+impl RunDirectory {
+    /// Makes the directory where it is missing, and takes it.
+    pub(crate) fn open(path: &Path, keep: usize) -> Result<RunDirectory> {
+        std::fs::create_dir_all(path).map_err(|source| Error::io(path, source))?;
+        Ok(RunDirectory { path: path.into(), keep, _lock: lock(path)? })
+    }
+
+    /// The newest state that is whole, if there is any. Damaged ones are set aside with a warning.
+    ///
+    /// # Errors
+    /// States of which none is whole: to begin anew would be to lose them.
+    pub(crate) fn latest(&self) -> Result<Option<(PathBuf, RunState)>> {
+        let mut damaged = 0;
+        for (_, path) in self.states()?.into_iter().rev() {
+            let reason = match read(&path)? {
+                Found::Whole(state) => return Ok(Some((path, *state))),
+                Found::Damaged(reason) => reason,
+            };
+            damaged += 1;
+            tracing::warn!("{}: damaged ({reason}); the one before is used", path.display());
+            set_aside(&path);
+        }
+        if damaged == 0 {
+            return Ok(None);
+        }
+        let received = format!("{damaged} damaged");
+        Err(Error::file(&self.path, "a state of a run that is whole", received))
+    }
+
+    /// Whether there is any state, whole or not.
+    pub(crate) fn is_empty(&self) -> Result<bool> {
+        Ok(self.states()?.is_empty())
+    }
+
+    /// Adds a state, and removes the oldest beyond those to keep.
+    pub(crate) fn save(&self, state: RunState) -> Result<PathBuf> {
+        let path = self.path.join(format!("{PREFIX}{:010}{SUFFIX}", state.step()));
+        write(&path, state)?;
+        let states = self.states()?;
+        for (_, old) in states.iter().take(states.len().saturating_sub(self.keep)) {
+            remove(old)?;
+        }
+        Ok(path)
+    }
+
+    /// Removes all states.
+    pub(crate) fn clear(&self) -> Result<()> {
+        self.states()?.iter().try_for_each(|(_, path)| remove(path))
+    }
+
+    /// The states by their step.
+    fn states(&self) -> Result<Vec<(u64, PathBuf)>> {
+        let io = |source| Error::io(&self.path, source);
+        let mut states = vec![];
+        for entry in std::fs::read_dir(&self.path).map_err(io)? {
+            let path = entry.map_err(io)?.path();
+            if let Some(step) = step(&path) {
+                states.push((step, path));
+            }
+        }
+        states.sort();
+        Ok(states)
+    }
+}
+
+/// The step that a state's name tells.
+fn step(path: &Path) -> Option<u64> {
+    let name = path.file_name()?.to_str()?;
+    name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok()
+}
+
+fn remove(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io(path, error)),
+        _ => Ok(()),
+    }
+}
+
+/// A damaged file must not count among the states to keep; it is kept for who wants to look.
+fn set_aside(path: &Path) {
+    let mut name = path.as_os_str().to_owned();
+    name.push(DAMAGED);
+    if let Err(error) = std::fs::rename(path, &name) {
+        tracing::warn!("{}: cannot be set aside: {error}", path.display());
+    }
+}
+
+/// Takes a directory for this process, as long as the file is open.
+fn lock(directory: &Path) -> Result<File> {
+    let path = directory.join(LOCK);
+    let io = |source| Error::io(&path, source);
+    let mut options = File::options();
+    let mut file =
+        options.create(true).read(true).write(true).truncate(false).open(&path).map_err(io)?;
+    if let Err(TryLockError::WouldBlock) = file.try_lock() {
+        let mut owner = String::new();
+        let _ = (&file).take(64).read_to_string(&mut owner);
+        let received = format!("process {} at work in it", owner.trim());
+        return Err(Error::file(directory, "a directory that no other run uses", received));
+    }
+    // File systems that know no locks are no reason not to train.
+    file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(io)?;
+    Ok(file)
+}

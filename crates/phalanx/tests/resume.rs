@@ -1,0 +1,312 @@
+//! A run that was interrupted and taken up again is the run that was never interrupted: weights,
+//! history and logs, to the bit.
+
+use phalanx::callbacks::{BackupAndRestore, LambdaCallback};
+use phalanx::model::Interrupt;
+use phalanx::prelude::*;
+use std::path::{Path, PathBuf};
+
+/// Samples, batches of an epoch and epochs of every run here.
+const SAMPLES: usize = 90;
+const BATCHES: u64 = 6;
+const EPOCHS: usize = 5;
+
+fn images() -> (Tensor, Tensor) {
+    let mut rng = phalanx::Stream::new(3, 0, 0, 0);
+    let x: Vec<f32> = (0..SAMPLES * 64).map(|_| rng.unit() as f32).collect();
+    let y: Vec<i32> = (0..SAMPLES).map(|i| (i % 3) as i32).collect();
+    (Tensor::new([SAMPLES, 8, 8, 1], x).unwrap(), Tensor::new([SAMPLES], y).unwrap())
+}
+
+/// How a run is set up.
+#[derive(Clone, Copy)]
+struct Setup {
+    optimizer: &'static str,
+    accumulate: Option<u64>,
+    steps_per_epoch: Option<usize>,
+    replicas: usize,
+    save_freq: u64,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        let optimizer = "adam";
+        Setup { optimizer, accumulate: None, steps_per_epoch: None, replicas: 1, save_freq: 2 }
+    }
+}
+
+fn compiled(setup: Setup) -> Model {
+    let mut model = Sequential::new()
+        .add(Input::new([8, 8, 1]))
+        .add(Conv2D::new(4, 3).activation("relu"))
+        .add(BatchNormalization::new())
+        .add(Flatten::new())
+        .add(Dropout::new(0.5))
+        .add(Dense::new(3).activation("softmax"))
+        .build()
+        .unwrap();
+    let devices: Vec<String> = (0..setup.replicas).map(|i| format!("cpu:{i}")).collect();
+    let strategy = MirroredStrategy::with_devices(&devices).unwrap().threads(1);
+    let compile = Compile::new(setup.optimizer)
+        .loss("sparse_categorical_crossentropy")
+        .metrics(["accuracy"])
+        .strategy(strategy)
+        .seed(5);
+    model.compile(compile).unwrap();
+    model
+}
+
+/// What is left of a run.
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    weights: String,
+    history: String,
+    csv: String,
+    json: String,
+    events: Vec<u8>,
+}
+
+/// Numbers that no two runs share.
+fn without_times(text: &str) -> String {
+    let cut = |line: &str| line.split(", \"seconds\"").next().unwrap_or_default().to_string();
+    text.lines().map(cut).collect::<Vec<_>>().join("\n")
+}
+
+/// The scalars of an event file, without their times.
+fn events(directory: &Path) -> Vec<u8> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return vec![] };
+    let mut paths: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
+    paths.sort();
+    assert_eq!(paths.len(), 1, "one event file goes on");
+    let bytes = std::fs::read(&paths[0]).unwrap();
+    let mut at = 0;
+    let mut kept = vec![];
+    while at < bytes.len() {
+        let length = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+        let event = &bytes[at + 12..at + 12 + length];
+        // Behind the first field, the wall clock's eight bytes.
+        let speed = event.windows(10).position(|w| w == b"per_second");
+        kept.extend(&event[9..speed.unwrap_or(event.len())]);
+        at += 12 + length + 4;
+    }
+    kept
+}
+
+/// Trains until the end or until some step; everything that counts is on the disk.
+fn train(directory: &Path, setup: Setup, until: Option<u64>) -> Result<Outcome> {
+    let (x, y) = images();
+    let at = |name: &str| directory.join(name);
+    let interrupt = Interrupt::new();
+    let raised = interrupt.clone();
+    let flow = ImageDataGenerator::new().width_shift_range(0.2).horizontal_flip(true).flow(
+        x.clone(),
+        y.clone(),
+        15,
+    )?;
+    let mut fit = Fit::new()
+        .epochs(EPOCHS)
+        .verbose(0)
+        .validation_data(Arrays::new(x, y)?.batch(15)?)
+        .callback(
+            BackupAndRestore::new(at("backup")).save_freq(setup.save_freq).delete_checkpoint(false),
+        )
+        .callback(EarlyStopping::new("loss").patience(2).restore_best_weights(true))
+        .callback(ReduceLROnPlateau::new("val_loss").factor(0.5).patience(1))
+        .callback(LearningRateScheduler::with_current(|epoch, rate| rate / (1.0 + epoch as f64)))
+        .callback(CSVLogger::new(at("log.csv")))
+        .callback(JsonLines::new(at("log.jsonl")))
+        .callback(TensorBoard::new(at("logs")).update_freq(1).histogram_freq(2))
+        .callback(ModelCheckpoint::new(at("best.safetensors")).monitor("loss").save_best_only(true))
+        .callback(LambdaCallback::new().batch_end(move |view| {
+            if until == Some(view.step) {
+                raised.raise();
+            }
+            Ok(Action::Continue)
+        }))
+        .interrupt(&interrupt);
+    if let Some(steps) = setup.steps_per_epoch {
+        fit = fit.steps_per_epoch(steps);
+    }
+    if let Some(batches) = setup.accumulate {
+        fit = fit.accumulate(batches);
+    }
+    let mut model = compiled(setup);
+    let mut history = model.fit(flow, fit)?;
+    history.seconds.clear();
+    history.images_per_second.clear();
+    Ok(Outcome {
+        weights: model.weights_sha256()?,
+        history: serde_json::to_string(&history).unwrap(),
+        csv: std::fs::read_to_string(at("log.csv")).unwrap(),
+        json: without_times(&std::fs::read_to_string(at("log.jsonl")).unwrap()),
+        events: [events(&at("logs/train")), events(&at("logs/validation"))].concat(),
+    })
+}
+
+/// Interrupts a run at each of these steps and compares its end with that of one left alone.
+fn check(setup: Setup, steps: &[u64]) {
+    let alone = tempfile::tempdir().unwrap();
+    let expected = train(alone.path(), setup, None).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    for step in steps {
+        let error = train(directory.path(), setup, Some(*step)).unwrap_err();
+        let Error::Interrupted { step: at, saved, .. } = error else { panic!("{error}") };
+        assert_eq!(at, *step);
+        assert!(saved.unwrap().exists());
+    }
+    assert_eq!(train(directory.path(), setup, None).unwrap(), expected);
+    // Taken up once more, a finished run is what it was.
+    assert_eq!(train(directory.path(), setup, None).unwrap(), expected);
+}
+
+#[test]
+fn interrupted_anywhere_a_run_ends_as_if_it_had_not_been() {
+    check(Setup::default(), &[1, 2, 4, BATCHES, BATCHES + 1, 2 * BATCHES, 3 * BATCHES - 1]);
+}
+
+#[test]
+fn data_that_goes_on_across_epochs_goes_on_across_interruptions() {
+    let setup = Setup { steps_per_epoch: Some(4), optimizer: "sgd", ..Setup::default() };
+    check(setup, &[3, 4, 7, 9]);
+}
+
+#[test]
+fn gradients_gathered_towards_an_update_are_kept() {
+    let setup = Setup { accumulate: Some(4), optimizer: "rmsprop", ..Setup::default() };
+    check(setup, &[1, 3, 5, 9, 10]);
+}
+
+#[test]
+fn a_run_goes_on_on_another_number_of_replicas() {
+    let setup = Setup::default();
+    let directory = tempfile::tempdir().unwrap();
+    train(directory.path(), setup, Some(3)).unwrap_err();
+    let two = Setup { replicas: 2, ..setup };
+    train(directory.path(), two, Some(8)).unwrap_err();
+    let outcome = train(directory.path(), Setup { replicas: 3, ..setup }, None).unwrap();
+    // Batch statistics are those of a replica: the numbers differ, the run is whole.
+    assert_eq!(outcome.csv.lines().count(), 1 + outcome.json.lines().count());
+}
+
+/// Flips a bit in the middle of a file.
+fn damage(path: &Path) {
+    let mut bytes = std::fs::read(path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0x10;
+    std::fs::write(path, bytes).unwrap();
+}
+
+fn states(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory.join("backup")).unwrap();
+    let mut paths: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
+    paths.retain(|p| p.extension().is_some_and(|e| e == "safetensors"));
+    paths.sort();
+    paths
+}
+
+#[test]
+fn a_damaged_state_is_set_aside_and_the_one_before_is_used() {
+    let alone = tempfile::tempdir().unwrap();
+    let expected = train(alone.path(), Setup::default(), None).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    train(directory.path(), Setup::default(), Some(9)).unwrap_err();
+    let before = states(directory.path());
+    assert_eq!(before.len(), 3);
+    damage(&before[2]);
+    std::fs::write(&before[1], b"short").unwrap();
+    assert_eq!(train(directory.path(), Setup::default(), None).unwrap(), expected);
+    assert!(before[2].with_extension("safetensors.damaged").exists());
+    // With nothing whole left the run is not begun anew behind the user's back.
+    states(directory.path()).iter().for_each(|path| damage(path));
+    let error = train(directory.path(), Setup::default(), None).unwrap_err().to_string();
+    assert!(error.contains("expected a state of a run that is whole"), "{error}");
+}
+
+#[test]
+fn a_state_serves_as_a_file_of_weights() {
+    let directory = tempfile::tempdir().unwrap();
+    let backup = BackupAndRestore::new(directory.path().join("backup")).delete_checkpoint(false);
+    let mut trained = compiled(Setup::default());
+    trained.fit(images(), Fit::new().verbose(0).callback(backup)).unwrap();
+    let mut model = compiled(Setup::default());
+    model.load_weights(states(directory.path()).last().unwrap()).unwrap();
+    assert_eq!(model.weights_sha256().unwrap(), trained.weights_sha256().unwrap());
+}
+
+#[test]
+fn a_run_that_does_not_fit_is_refused_with_the_reason() {
+    let directory = tempfile::tempdir().unwrap();
+    train(directory.path(), Setup::default(), Some(3)).unwrap_err();
+    let other = Setup { optimizer: "sgd", ..Setup::default() };
+    let error = train(directory.path(), other, None).unwrap_err().to_string();
+    assert!(error.contains("expected optimizer SGD, received Adam"), "{error}");
+    let mut model = compiled(Setup::default());
+    let (x, y) = images();
+    let again = || BackupAndRestore::new(directory.path().join("backup"));
+    let fit = Fit::new().batch_size(10).verbose(0).callback(again());
+    let error = model.fit((x.clone(), y.clone()), fit).unwrap_err().to_string();
+    assert!(error.contains("global batch size: expected 15, received 10"), "{error}");
+    let fit = Fit::new().batch_size(15).verbose(0).callback(again().restore(false));
+    let error = model.fit((x, y), fit).unwrap_err().to_string();
+    assert!(error.contains("expected no earlier run"), "{error}");
+}
+
+#[test]
+fn two_runs_do_not_share_a_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_path_buf();
+    let inner = LambdaCallback::new().epoch_end(move |_| {
+        let (x, y) = images();
+        let fit = Fit::new().verbose(0).callback(BackupAndRestore::new(&path));
+        let error = compiled(Setup::default()).fit((x, y), fit).unwrap_err().to_string();
+        let process = std::process::id();
+        assert!(error.contains(&format!("process {process} at work in it")), "{error}");
+        Ok(Action::Continue)
+    });
+    let backup = BackupAndRestore::new(directory.path());
+    let fit = Fit::new().verbose(0).callback(backup).callback(inner);
+    compiled(Setup::default()).fit(images(), fit).unwrap();
+    assert!(states_in(directory.path()).is_empty(), "a finished run leaves no backup");
+}
+
+fn states_in(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.starts_with("step-")).collect()
+}
+
+#[test]
+fn a_directory_that_vanishes_ends_the_run_with_its_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("backup");
+    let gone = path.clone();
+    let remove = LambdaCallback::new().epoch_begin(move |view| {
+        if view.epoch == 1 {
+            std::fs::remove_dir_all(&gone).unwrap();
+        }
+        Ok(Action::Continue)
+    });
+    let fit = Fit::new().epochs(2).verbose(0).callback(BackupAndRestore::new(&path));
+    let error = compiled(Setup::default()).fit(images(), fit.callback(remove)).unwrap_err();
+    assert!(error.to_string().contains("backup/step-"), "{error}");
+}
+
+#[test]
+fn weights_that_are_no_numbers_never_replace_good_ones() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("backup");
+    let spoil = LambdaCallback::new().batch_end(|view| {
+        let name = view.weights.names().remove(0);
+        let bad = view.weights.get(&name).map(|values| vec![f32::NAN; values.len()]);
+        Ok(match bad {
+            Some(values) if view.step == 4 => Action::RestoreWeights(vec![(name, values)]),
+            _ => Action::Continue,
+        })
+    });
+    let backup = BackupAndRestore::new(&path).save_freq(1);
+    let fit = Fit::new().batch_size(15).epochs(2).verbose(0).callback(spoil).callback(backup);
+    let error = compiled(Setup::default()).fit(images(), fit).unwrap_err();
+    assert!(matches!(error, Error::NotFinite { step: 5, .. }), "{error}");
+    let newest = states(directory.path()).pop().unwrap();
+    assert!(newest.ends_with("step-0000000003.safetensors"), "{}", newest.display());
+}
