@@ -1,0 +1,54 @@
+//! Every parser of files against damaged input: an error or a value, never a panic, never memory out of
+//! proportion to the file, never a long wait.
+//!
+//! The mutations are a fixed function of their number. `PHALANX_FUZZ=100000` tries as many per parser.
+
+mod meter;
+mod mutate;
+mod targets;
+
+use mutate::mutated;
+use std::time::{Duration, Instant};
+use targets::{Target, targets};
+
+/// Inputs per parser unless said otherwise.
+const USUAL: u64 = 300;
+/// Bytes that a parser may hold at once beyond a multiple of its file.
+const SPARE: usize = 64 << 20;
+const TIMES: usize = 64;
+/// Longer than any damaged file may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn check(target: &Target, inputs: u64) -> u64 {
+    let mut accepted = 0;
+    for number in 0..inputs {
+        let bytes = mutated(&target.seeds[number as usize % target.seeds.len()], number);
+        let before = meter::start();
+        let began = Instant::now();
+        accepted += u64::from((target.parse)(&bytes));
+        let (peak, time) = (meter::peak(before), began.elapsed());
+        let limit = SPARE + TIMES * bytes.len();
+        assert!(peak < limit, "{} #{number}: {peak} bytes for {}", target.name, bytes.len());
+        assert!(time < PATIENCE, "{} #{number}: {time:?}", target.name);
+    }
+    accepted
+}
+
+/// One test, since the memory of all threads is counted together.
+#[test]
+fn damaged_files_give_errors_within_bounds() {
+    let asked = std::env::var("PHALANX_FUZZ").ok().and_then(|n| n.parse().ok());
+    let inputs = asked.unwrap_or(USUAL);
+    for target in targets() {
+        for seed in &target.seeds {
+            assert!(
+                (target.parse)(seed),
+                "{}: what the mutations start from is sound",
+                target.name
+            );
+        }
+        let accepted = check(&target, inputs);
+        println!("{}: {inputs} inputs, {accepted} still sound", target.name);
+        assert!(accepted < inputs, "{}: no mutation did any harm", target.name);
+    }
+}

@@ -1,0 +1,50 @@
+//! How much memory is held at once.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+struct Meter;
+
+static HELD: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+fn grown(bytes: usize) {
+    let held = HELD.fetch_add(bytes, Relaxed) + bytes;
+    MOST.fetch_max(held, Relaxed);
+}
+
+// SAFETY: hands everything to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Meter {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        grown(layout.size());
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        grown(layout.size());
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static METER: Meter = Meter;
+
+/// Begins to watch; what is held now.
+pub fn start() -> usize {
+    let held = HELD.load(Relaxed);
+    MOST.store(held, Relaxed);
+    held
+}
+
+/// The most held since, beyond what was held before.
+pub fn peak(before: usize) -> usize {
+    MOST.load(Relaxed).saturating_sub(before)
+}
