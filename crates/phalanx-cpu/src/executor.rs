@@ -8,7 +8,7 @@ use crate::simd::Isa;
 use crate::update::{MAX_SCALARS, MAX_SLOTS, SCATTER_FROM};
 use crate::worker::{self, Run};
 use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
-use phalanx_graph::program::{Instr, Mesh, Program};
+use phalanx_graph::program::{Instr, Mesh, Program, SHARDS};
 use phalanx_graph::update::SlotInit;
 use phalanx_graph::{DType, Op, ParamId, ParamSpec};
 
@@ -22,6 +22,8 @@ pub struct CpuOptions {
     pub devices: usize,
     /// Workers of each device; 0 shares out the machine's cores.
     pub workers: usize,
+    /// Whether the numbers must not depend on `devices` and `workers` ([`Mesh::fixed`]).
+    pub fixed: bool,
     /// Instruction set; `None` takes the best.
     pub isa: Option<Isa>,
 }
@@ -110,7 +112,14 @@ impl CpuExecutor {
             0 => (available / devices).clamp(1, worker::MAX_WORKERS),
             n => n.min(worker::MAX_WORKERS),
         };
-        let mesh = Mesh { devices, workers };
+        let mesh = match options.fixed {
+            true => Mesh::fixed(devices).ok_or_else(|| ExecError::Program {
+                name: "any".into(),
+                reason: format!("{devices} devices do not divide {SHARDS} shards"),
+            })?,
+            false => Mesh::new(devices, workers),
+        };
+        let workers = mesh.workers;
         let team = Team::new(mesh.len());
         let pin = std::env::var("PHALANX_PIN").map_or(true, |v| v != "0");
         let layout = FlatLayout::new(params);

@@ -2,7 +2,7 @@
 //! others, in index order, and runs the optimizer's tape on it while it is still in cache.
 
 use crate::kernels::elementwise::{TapeInput, TapeOutput, TapePlan};
-use crate::worker::{Ctx, MAX_WORKERS};
+use crate::worker::{self, Ctx, MAX_WORKERS};
 use phalanx_graph::Scope;
 use phalanx_graph::program::{GradientPlan, UpdatePlan, share};
 use phalanx_graph::update::Clip;
@@ -43,7 +43,7 @@ pub(crate) fn update(ctx: &Ctx<'_>) {
     let norms = applies && matches!(plan.rule.clip, Some(Clip::Norm(_) | Clip::GlobalNorm(_)));
     for bucket in &plan.buckets {
         for g in &plan.gradients[bucket.clone()] {
-            let mut squares = 0.0;
+            let mut square = 0.0;
             for chunk in chunks(ctx, g) {
                 let (tile, scratch) = ctx.scratch().split_at_mut(CHUNK);
                 let tile = &mut tile[..chunk.len()];
@@ -52,7 +52,7 @@ pub(crate) fn update(ctx: &Ctx<'_>) {
                     continue;
                 }
                 if norms {
-                    squares += tile.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>();
+                    square += squares(tile);
                     // SAFETY: this worker alone owns this slice of the device's buffer.
                     unsafe {
                         let to = ctx.device().reduced.f32().add(chunk.start);
@@ -67,7 +67,7 @@ pub(crate) fn update(ctx: &Ctx<'_>) {
             }
             if norms {
                 // SAFETY: a table of this worker's own, one number per parameter.
-                unsafe { *ctx.me().norms.ptr().cast::<f64>().add(g.param.index()) = squares };
+                unsafe { *ctx.me().norms.ptr().cast::<f64>().add(g.param.index()) = square };
             }
         }
     }
@@ -111,25 +111,17 @@ fn scatter(ctx: &Ctx<'_>, g: &GradientPlan) {
 /// `tile = Σ partial gradients`, over devices and workers in index order.
 fn add_up(ctx: &Ctx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]) {
     let mesh = ctx.run.mesh;
-    let mut first = true;
-    let mut add = |source: *const f32| {
-        // SAFETY: sources were finished before the barrier in front of the update, and hold the
-        // whole flat layout.
-        let part = unsafe { std::slice::from_raw_parts(source.add(chunk.start), tile.len()) };
-        if std::mem::take(&mut first) {
-            tile.copy_from_slice(part);
-        } else {
-            tile.iter_mut().zip(part).for_each(|(t, p)| *t += p);
-        }
+    let of_device = |device: usize| {
+        let sliced = g.sliced.then(|| ctx.run.devices[device].sliced.f32());
+        let workers = if g.sliced { 0 } else { mesh.workers };
+        let partial = move |worker| ctx.worker_of(device, worker).gradients.f32();
+        sliced.into_iter().chain((0..workers).map(partial))
     };
-    for device in 0..mesh.devices {
-        if g.sliced {
-            add(ctx.run.devices[device].sliced.f32());
-            continue;
-        }
-        for worker in 0..mesh.workers {
-            add(ctx.worker_of(device, worker).gradients.f32());
-        }
+    // SAFETY: sources were finished before the barrier in front of the update, and hold the whole
+    // flat layout.
+    unsafe {
+        let sources = (0..mesh.devices).flat_map(of_device).map(|s| s.add(chunk.start));
+        worker::add_up(mesh, sources, tile);
     }
 }
 
@@ -222,6 +214,9 @@ fn apply_clipped(ctx: &Ctx<'_>, plan: &UpdatePlan) {
     let workers = ctx.run.mesh.workers;
     debug_assert!(workers <= MAX_WORKERS);
     let square = |g: &GradientPlan| -> f64 {
+        if ctx.run.mesh.fixed {
+            return square_of_whole(ctx, g);
+        }
         let part = |w: usize| {
             let norms = ctx.worker_of(ctx.device, w).norms.ptr().cast::<f64>();
             // SAFETY: written before the barrier in front of this.
@@ -248,6 +243,19 @@ fn apply_clipped(ctx: &Ctx<'_>, plan: &UpdatePlan) {
             apply(ctx, plan, chunk, tile.as_ptr(), scratch);
         }
     }
+}
+
+/// The squared norm of a reduced gradient, added up in one way whoever has which slice.
+fn square_of_whole(ctx: &Ctx<'_>, g: &GradientPlan) -> f64 {
+    let start = ctx.run.layout.offsets[g.param.index()];
+    let len = ctx.program().params[g.param.index()].len();
+    // SAFETY: written by the device's workers before the barrier in front of this.
+    let whole = unsafe { std::slice::from_raw_parts(ctx.device().reduced.f32().add(start), len) };
+    whole.chunks(CHUNK).map(squares).sum()
+}
+
+fn squares(values: &[f32]) -> f64 {
+    values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum()
 }
 
 /// The factor that brings a norm down to its limit.

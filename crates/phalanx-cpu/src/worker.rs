@@ -7,7 +7,7 @@ use crate::pool::Barrier;
 use crate::simd::Isa;
 use crate::update;
 use phalanx_graph::exec::{Batch, FeedData, Times};
-use phalanx_graph::program::{Instr, Mesh, Place, Program, Value, ValueId};
+use phalanx_graph::program::{Instr, Mesh, Place, Program, SHARDS, Value, ValueId};
 use phalanx_graph::{DType, Op, ParamId, Scope};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -256,11 +256,13 @@ impl<'a> Ctx<'a> {
             match from.ty.dtype {
                 DType::F64 => {
                     let sources = sources.map(|(d, w)| self.address(from, d, w).cast::<f64>());
-                    add_up(sources, std::slice::from_raw_parts_mut(out.cast::<f64>(), len));
+                    let out = std::slice::from_raw_parts_mut(out.cast::<f64>(), len);
+                    add_up(self.run.mesh, sources, out);
                 }
                 DType::F32 => {
                     let sources = sources.map(|(d, w)| self.address(from, d, w).cast::<f32>());
-                    add_up(sources, std::slice::from_raw_parts_mut(out.cast::<f32>(), len));
+                    let out = std::slice::from_raw_parts_mut(out.cast::<f32>(), len);
+                    add_up(self.run.mesh, sources, out);
                 }
                 DType::I32 => unreachable!("sums are floats"),
             }
@@ -323,21 +325,33 @@ impl<'a> Ctx<'a> {
     }
 }
 
-/// `out = Σ sources`, in order.
+/// `out = Σ sources`: in order, or as a tree where the mesh is fixed.
 ///
 /// # Safety
 /// Every source holds as many elements as `out` and overlaps it not.
-unsafe fn add_up<T: Copy + std::ops::AddAssign>(
-    sources: impl Iterator<Item = *mut T>,
+pub(crate) unsafe fn add_up<T: Copy + std::ops::Add<Output = T>>(
+    mesh: Mesh,
+    mut sources: impl Iterator<Item = *mut T>,
     out: &mut [T],
 ) {
+    let len = out.len();
+    // SAFETY: the caller's contract.
+    let values = |source: *mut T| unsafe { std::slice::from_raw_parts(source, len) };
+    if mesh.fixed {
+        let s: [&[T]; SHARDS] =
+            std::array::from_fn(|_| values(sources.next().expect("a fixed mesh has its shards")));
+        for (i, o) in out.iter_mut().enumerate() {
+            let (a, b) = ((s[0][i] + s[1][i]) + (s[2][i] + s[3][i]), (s[4][i] + s[5][i]));
+            *o = a + (b + (s[6][i] + s[7][i]));
+        }
+        return;
+    }
     for (i, source) in sources.enumerate() {
-        // SAFETY: the caller's contract.
-        let values = unsafe { std::slice::from_raw_parts(source, out.len()) };
+        let values = values(source);
         if i == 0 {
             out.copy_from_slice(values);
         } else {
-            out.iter_mut().zip(values).for_each(|(o, v)| *o += *v);
+            out.iter_mut().zip(values).for_each(|(o, v)| *o = *o + *v);
         }
     }
 }

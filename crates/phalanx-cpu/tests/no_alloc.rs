@@ -36,7 +36,8 @@ static ALLOCATOR: Counting = Counting;
 /// the gradients of two.
 fn allocated(step: Step, mesh: Mesh, accumulate: bool) -> usize {
     const ROWS: usize = 7;
-    let options = CpuOptions { devices: mesh.devices, workers: mesh.workers, isa: None };
+    let options =
+        CpuOptions { devices: mesh.devices, workers: mesh.workers, fixed: false, isa: None };
     let mut e = CpuExecutor::new(options, step.graph.params()).expect("starts");
     let specs = step.graph.feeds().to_vec();
     let program = Program::compile(step, Options { mesh, max_batch: ROWS }).expect("compiles");
@@ -80,7 +81,7 @@ fn allocated(step: Step, mesh: Mesh, accumulate: bool) -> usize {
 fn steps_allocate_nothing() {
     // Three devices scatter their sums.
     for (devices, workers) in [(1, 2), (2, 1), (3, 1), (3, 2)] {
-        let mesh = Mesh { devices, workers };
+        let mesh = Mesh::new(devices, workers);
         for accumulate in [false, true] {
             let check = |step: Step| {
                 let what = format!("{} on {mesh:?}, accumulating: {accumulate}", step.name);

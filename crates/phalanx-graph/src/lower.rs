@@ -215,7 +215,8 @@ fn views(step: &Step, live: &[bool], users: &Users) -> Vec<View> {
 /// Gradients of dense kernels that are cheaper to compute in slices over all rows of the device
 /// than to add up as whole partial sums: where the kernel is large against the batch.
 fn sliced(step: &Step, users: &Users, options: Options) -> Vec<(ParamId, NodeId)> {
-    if options.mesh.workers < 2 {
+    // A slice sums over a device's rows, which depend on the number of devices.
+    if options.mesh.workers < 2 || options.mesh.fixed {
         return vec![];
     }
     let g = &step.graph;

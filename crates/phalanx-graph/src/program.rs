@@ -10,6 +10,9 @@ use crate::update::UpdateRule;
 use crate::{lower, plan};
 use std::fmt;
 
+/// Workers of a mesh whose cut is fixed: 1, 2, 4 or 8 devices share them.
+pub const SHARDS: usize = 8;
+
 /// The workers a program is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mesh {
@@ -17,9 +20,23 @@ pub struct Mesh {
     pub devices: usize,
     /// Workers of each device.
     pub workers: usize,
+    /// Whether rows are cut into [`SHARDS`] and sums are trees over them, however many devices share
+    /// the work.
+    pub fixed: bool,
 }
 
 impl Mesh {
+    /// Devices with so many workers each.
+    pub const fn new(devices: usize, workers: usize) -> Mesh {
+        Mesh { devices, workers, fixed: false }
+    }
+
+    /// [`SHARDS`] workers, shared by so many devices, which must divide them.
+    pub fn fixed(devices: usize) -> Option<Mesh> {
+        let divides = devices > 0 && SHARDS.is_multiple_of(devices);
+        divides.then(|| Mesh { devices, workers: SHARDS / devices, fixed: true })
+    }
+
     /// All workers.
     pub fn len(&self) -> usize {
         self.devices * self.workers
@@ -31,14 +48,21 @@ impl Mesh {
     }
 
     /// The rows of worker `worker` of device `device` when `rows` are split as evenly as possible,
-    /// first over devices, then over a device's workers.
+    /// first over devices, then over a device's workers; over all workers at once where the cut is
+    /// fixed.
     pub fn rows(&self, rows: usize, device: usize, worker: usize) -> std::ops::Range<usize> {
-        let d = share(0..rows, self.devices, device);
-        share(d, self.workers, worker)
+        if self.fixed {
+            return share(0..rows, self.len(), device * self.workers + worker);
+        }
+        share(self.device_rows(rows, device), self.workers, worker)
     }
 
     /// The rows of a device.
     pub fn device_rows(&self, rows: usize, device: usize) -> std::ops::Range<usize> {
+        if self.fixed {
+            let last = self.rows(rows, device, self.workers - 1);
+            return self.rows(rows, device, 0).start..last.end;
+        }
         share(0..rows, self.devices, device)
     }
 

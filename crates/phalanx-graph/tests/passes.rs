@@ -15,8 +15,8 @@ use phalanx_graph::{
 };
 use std::path::Path;
 
-const ONE: Mesh = Mesh { devices: 1, workers: 1 };
-const TWO: Mesh = Mesh { devices: 1, workers: 2 };
+const ONE: Mesh = Mesh::new(1, 1);
+const TWO: Mesh = Mesh::new(1, 2);
 
 fn rows(g: &mut Graph, dims: &[usize]) -> NodeId {
     let id = g.add_feed("x", Type::rows(dims));
@@ -440,5 +440,5 @@ fn printed_mlp() {
 fn printed_cnn() {
     let step = cnn(Scope::Device, true, adam(None), (0.0, 0.0));
     snapshot("cnn_step.txt", &step.to_string());
-    snapshot("cnn_program.txt", &compile(step, Mesh { devices: 2, workers: 2 }, 8).to_string());
+    snapshot("cnn_program.txt", &compile(step, Mesh::new(2, 2), 8).to_string());
 }

@@ -285,6 +285,8 @@ pub struct Lowering {
     pub assigns: Vec<(ParamId, NodeId)>,
     /// Parameters that never change, with their values: vectors in a layer's config.
     pub constants: Vec<(ParamId, Vec<f32>)>,
+    /// Whether all replicas share their batch statistics, whatever layers say.
+    pub synchronized: bool,
     streams: u32,
 }
 
@@ -297,6 +299,7 @@ impl Lowering {
             weights: vec![],
             assigns: vec![],
             constants: vec![],
+            synchronized: false,
             streams: 0,
         }
     }
@@ -432,6 +435,6 @@ impl Cx<'_> {
 
     /// The scope of batch statistics.
     pub fn statistics(&self, synchronized: bool) -> Scope {
-        if synchronized { Scope::All } else { Scope::Device }
+        if synchronized || self.lowering.synchronized { Scope::All } else { Scope::Device }
     }
 }

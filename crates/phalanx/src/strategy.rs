@@ -4,6 +4,7 @@
 //! strategy with one replica.
 
 use crate::error::{Error, Result};
+use phalanx_graph::Mesh;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::RwLock;
@@ -133,12 +134,13 @@ fn check_devices(owner: &str, devices: &[Device]) -> Result<()> {
 pub struct MirroredStrategy {
     devices: Vec<Device>,
     threads: usize,
+    deterministic: bool,
 }
 
 impl MirroredStrategy {
     /// Every visible device.
     pub fn new() -> MirroredStrategy {
-        MirroredStrategy { devices: visible_devices(), threads: 0 }
+        MirroredStrategy { devices: visible_devices(), threads: 0, deterministic: false }
     }
 
     /// The devices named, such as `["cpu:0", "cpu:1"]`.
@@ -164,13 +166,25 @@ impl MirroredStrategy {
             return Err(Error::argument("MirroredStrategy", "devices", expected, "none"));
         }
         check_devices("MirroredStrategy", &devices)?;
-        Ok(MirroredStrategy { devices, threads: 0 })
+        Ok(MirroredStrategy { devices, threads: 0, deterministic: false })
     }
 
     /// Worker threads of each CPU device; 0, the default, shares out the cores.
     pub fn threads(mut self, threads: usize) -> MirroredStrategy {
         self.threads = threads;
         self
+    }
+
+    /// Whether weights come out the same, bit for bit, on 1, 2, 4 or 8 replicas and any number of
+    /// threads: every global batch is cut into eight shards, each computed by itself, their sums
+    /// taken as one fixed tree, and batch statistics are those of the whole batch. It costs some speed.
+    pub fn deterministic(mut self, deterministic: bool) -> MirroredStrategy {
+        self.deterministic = deterministic;
+        self
+    }
+
+    pub(crate) fn is_deterministic(&self) -> bool {
+        self.deterministic
     }
 
     /// Number of replicas: the factor between a per-replica and the global batch.
@@ -193,6 +207,9 @@ impl MirroredStrategy {
         };
         if self.devices.is_empty() {
             return fail("devices", "at least one visible device", 0);
+        }
+        if self.deterministic && Mesh::fixed(self.devices.len()).is_none() {
+            return fail("deterministic", "1, 2, 4 or 8 replicas", self.devices.len());
         }
         let all = self.threads.saturating_mul(self.devices.len());
         if all > MOST_THREADS {

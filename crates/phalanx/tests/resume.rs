@@ -25,13 +25,21 @@ struct Setup {
     accumulate: Option<u64>,
     steps_per_epoch: Option<usize>,
     replicas: usize,
+    deterministic: bool,
     save_freq: u64,
 }
 
 impl Default for Setup {
     fn default() -> Setup {
         let optimizer = "adam";
-        Setup { optimizer, accumulate: None, steps_per_epoch: None, replicas: 1, save_freq: 2 }
+        Setup {
+            optimizer,
+            accumulate: None,
+            steps_per_epoch: None,
+            replicas: 1,
+            deterministic: false,
+            save_freq: 2,
+        }
     }
 }
 
@@ -47,6 +55,7 @@ fn compiled(setup: Setup) -> Model {
         .unwrap();
     let devices: Vec<String> = (0..setup.replicas).map(|i| format!("cpu:{i}")).collect();
     let strategy = MirroredStrategy::with_devices(&devices).unwrap().threads(1);
+    let strategy = strategy.deterministic(setup.deterministic);
     let compile = Compile::new(setup.optimizer)
         .loss("sparse_categorical_crossentropy")
         .metrics(["accuracy"])
@@ -186,6 +195,18 @@ fn a_run_goes_on_on_another_number_of_replicas() {
     let outcome = train(directory.path(), Setup { replicas: 3, ..setup }, None).unwrap();
     // Batch statistics are those of a replica: the numbers differ, the run is whole.
     assert_eq!(outcome.csv.lines().count(), 1 + outcome.json.lines().count());
+}
+
+#[test]
+fn on_other_numbers_of_replicas_a_deterministic_run_ends_as_it_would_have() {
+    let one = Setup { deterministic: true, ..Setup::default() };
+    let alone = tempfile::tempdir().unwrap();
+    let expected = train(alone.path(), one, None).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    for (replicas, step) in [(1, 4), (2, 9), (8, 14)] {
+        train(directory.path(), Setup { replicas, ..one }, Some(step)).unwrap_err();
+    }
+    assert_eq!(train(directory.path(), Setup { replicas: 4, ..one }, None).unwrap(), expected);
 }
 
 /// Flips a bit in the middle of a file.

@@ -6,7 +6,7 @@ use crate::simulate::{Minibatch, Numbers, SEED};
 use phalanx_graph::Mesh;
 use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId};
 
-const MESH: Mesh = Mesh { devices: 1, workers: 2 };
+const MESH: Mesh = Mesh::new(1, 2);
 
 /// Runs one step of a small network after `change` had its way with the batch.
 fn attempt(rows: usize, change: impl Fn(&mut Vec<FeedData<'_>>)) -> Result<(), ExecError> {
@@ -62,7 +62,7 @@ fn what_does_not_belong_to_the_executor() {
     let mut numbers = Numbers::new(0);
     let params = numbers.params(&step);
     let mut e = executor(MESH, None, step.graph.params(), &params);
-    let other = compile(&step, Mesh { devices: 2, workers: 1 }, 6);
+    let other = compile(&step, Mesh::new(2, 1), 6);
     let text = e.load(other).expect_err("is refused").to_string();
     assert_eq!(text, "program 'mlp' does not fit this executor: it was compiled for other devices");
     let wider = mlp(&[5, 3, 5], momentum(None), (0.0, 0.0));

@@ -8,12 +8,12 @@ use phalanx_graph::{Mesh, Options, ParamId, ParamSpec, Program, Step};
 
 /// Devices and workers that every test covers.
 pub const MESHES: [Mesh; 6] = [
-    Mesh { devices: 1, workers: 1 },
-    Mesh { devices: 1, workers: 2 },
-    Mesh { devices: 2, workers: 1 },
-    Mesh { devices: 3, workers: 1 },
-    Mesh { devices: 2, workers: 2 },
-    Mesh { devices: 3, workers: 2 },
+    Mesh::new(1, 1),
+    Mesh::new(1, 2),
+    Mesh::new(2, 1),
+    Mesh::new(3, 1),
+    Mesh::new(2, 2),
+    Mesh::new(3, 2),
 ];
 
 /// A feed's elements as the host hands them in.
@@ -50,7 +50,7 @@ pub fn executor(
     specs: &[ParamSpec],
     params: &[Value],
 ) -> CpuExecutor {
-    let options = CpuOptions { devices: mesh.devices, workers: mesh.workers, isa };
+    let options = CpuOptions { devices: mesh.devices, workers: mesh.workers, fixed: false, isa };
     let mut e = CpuExecutor::new(options, specs).expect("starts");
     for (i, v) in params.iter().enumerate() {
         let values: Vec<f32> = v.floats().iter().map(|x| *x as f32).collect();

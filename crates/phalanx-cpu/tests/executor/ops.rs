@@ -35,7 +35,7 @@ fn expected(b: &Build, step: &Step, nodes: &[NodeId], mesh: Mesh) -> Vec<Vec<f64
         true => mesh.devices,
         false => 1,
     };
-    let split = Mesh { devices, workers: 1 };
+    let split = Mesh::new(devices, 1);
     let mut whole: Vec<Vec<f64>> = vec![];
     for device in 0..devices {
         let bindings = device_bindings(&b.bindings, step, split, device);

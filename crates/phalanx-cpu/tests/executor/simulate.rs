@@ -92,7 +92,7 @@ impl<'a> Simulation<'a> {
 
     /// Nodes over all devices: rows side by side, sums added up, means weighted by rows.
     fn whole(&self, nodes: &[NodeId], batch: &Minibatch) -> Vec<Vec<f64>> {
-        let mesh = Mesh { devices: self.devices, workers: 1 };
+        let mesh = Mesh::new(self.devices, 1);
         let all = Bindings { feeds: batch.feeds.clone(), params: self.params.clone() };
         let mut whole: Vec<Vec<f64>> = vec![vec![]; nodes.len()];
         for device in 0..self.devices {

@@ -101,7 +101,7 @@ fn slots_start_as_the_rule_says() {
     let r = RuleBuilder::new(slots, 0);
     let rule = r.clone().finish("keep", None, r.weight(), &[r.slot(0), r.slot(1)]);
     let step = mlp(&[3, 5], rule, (0.0, 0.0));
-    let mesh = Mesh { devices: 2, workers: 1 };
+    let mesh = Mesh::new(2, 1);
     let mut e = executor(mesh, None, step.graph.params(), &Numbers::new(0).params(&step));
     e.load(compile(&step, mesh, 4)).expect("loads");
     assert_eq!(e.slots(), 2);

@@ -76,7 +76,7 @@ fn batches(step: &Step, rows: &[usize]) -> Vec<Minibatch> {
 #[test]
 fn mlp_with_partial_gradients() {
     let step = mlp(&[6, 8, 7, 5], momentum(None), (0.0, 0.0));
-    let program = compile(&step, Mesh { devices: 1, workers: 2 }, 40).to_string();
+    let program = compile(&step, Mesh::new(1, 2), 40).to_string();
     assert!(!program.contains("gradient slice"), "{program}");
     check(&step, Scope::All, 40, &batches(&step, &[40, 37, 3]));
 }
@@ -84,7 +84,7 @@ fn mlp_with_partial_gradients() {
 #[test]
 fn mlp_with_sliced_gradients() {
     let step = mlp(&[37, 29, 33, 5], momentum(None), (1e-3, 1e-2));
-    for mesh in [Mesh { devices: 1, workers: 2 }, Mesh { devices: 2, workers: 2 }] {
+    for mesh in [Mesh::new(1, 2), Mesh::new(2, 2)] {
         let program = compile(&step, mesh, 6).to_string();
         assert!(program.contains("gradient slice of \"dense_0/kernel\""), "{program}");
         assert!(program.contains("gradient slice of \"dense_1/kernel\""), "{program}");

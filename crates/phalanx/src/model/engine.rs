@@ -98,8 +98,9 @@ fn by_layer(weights: &[ModelWeight]) -> Vec<HeldLayer> {
     layers
 }
 
-fn lower(def: &Definition, training: bool) -> Result<Lowered> {
+fn lower(def: &Definition, training: bool, synchronized: bool) -> Result<Lowered> {
     let mut low = Lowering::new(training);
+    low.synchronized = synchronized;
     let feeds = def.feeds(&mut low);
     let inputs: Vec<_> = feeds.iter().map(|f| low.graph.feed(*f)).collect();
     let outputs = def.lower(&mut low, &inputs, "")?;
@@ -115,6 +116,7 @@ fn start(strategy: &MirroredStrategy, l: &Lowered) -> Result<SharedExecutor> {
     let options = CpuOptions {
         devices: strategy.num_replicas_in_sync(),
         workers: strategy.worker_threads()?,
+        fixed: strategy.is_deterministic(),
         isa: None,
     };
     Ok(Arc::new(Mutex::new(Box::new(CpuExecutor::new(options, l.low.graph.params())?))))
@@ -123,7 +125,7 @@ fn start(strategy: &MirroredStrategy, l: &Lowered) -> Result<SharedExecutor> {
 impl Engine {
     pub(crate) fn new(model: &Model, resolved: Resolved) -> Result<Engine> {
         let Resolved { optimizer, losses, loss_weights, metrics, strategy, seed } = resolved;
-        let l = lower(&model.def, true)?;
+        let l = lower(&model.def, true, strategy.is_deterministic())?;
         let types: Vec<Type> = l.outputs.iter().map(|o| l.low.graph.ty(*o).clone()).collect();
         let targets: Vec<Type> =
             losses.iter().zip(&types).map(|(loss, ty)| loss.target(ty)).collect::<Result<_>>()?;
@@ -177,7 +179,7 @@ impl Engine {
         engine.check_names()?;
         // Shapes that losses or metrics do not fit are found now, not in the first epoch.
         engine.step(StepKind::Train)?;
-        if let Some(step) = steps::constrain(lower(&engine.def, true)?)? {
+        if let Some(step) = steps::constrain(engine.lower(true)?)? {
             let program = engine.program_for(step, 1)?;
             engine.constrain = Some(lock(&engine.executor).load(program)?);
         }
@@ -239,8 +241,12 @@ impl Engine {
         Objective { losses: &self.losses, loss_weights: &self.loss_weights, metrics: &self.metrics }
     }
 
+    fn lower(&self, training: bool) -> Result<Lowered> {
+        lower(&self.def, training, lock(&self.executor).mesh().fixed)
+    }
+
     fn step(&self, kind: StepKind) -> Result<Step> {
-        let l = lower(&self.def, matches!(kind, StepKind::Train | StepKind::Gradients))?;
+        let l = self.lower(matches!(kind, StepKind::Train | StepKind::Gradients))?;
         match kind {
             StepKind::Train => steps::train(l, &self.objective(), self.optimizer.rule()),
             StepKind::Test => steps::test(l, &self.objective()),

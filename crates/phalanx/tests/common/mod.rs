@@ -129,8 +129,9 @@ pub fn run_on(
     }
     if let Runner::Cpu { workers, portable } = runner {
         let isa = portable.then_some(Isa::Portable);
-        let mut cpu = CpuExecutor::new(CpuOptions { devices: 1, workers, isa }, graph.params())
-            .expect("an executor");
+        let mut cpu =
+            CpuExecutor::new(CpuOptions { devices: 1, workers, fixed: false, isa }, graph.params())
+                .expect("an executor");
         return run_cpu(&mut cpu, graph, outputs, feeds, params, rows);
     }
     let values = |tensors: &[Tensor]| tensors.iter().map(to_reference).collect();

@@ -1,0 +1,70 @@
+//! In deterministic mode weights are the same bits on any number of replicas and threads.
+
+use phalanx::prelude::*;
+
+/// Everything whose sums run over the batch: convolution, normalisation, dropout, dense.
+fn compiled(strategy: MirroredStrategy, optimizer: Box<dyn Optimizer>) -> Model {
+    let mut model = Sequential::new()
+        .add(Input::new([10, 10, 2]))
+        .add(Conv2D::new(8, 3).padding("same").activation("relu"))
+        .add(BatchNormalization::new())
+        .add(MaxPooling2D::new(2))
+        .add(Conv2D::new(5, 3).kernel_regularizer("l2"))
+        .add(LayerNormalization::new())
+        .add(Flatten::new())
+        .add(Dropout::new(0.3))
+        .add(Dense::new(300).activation("gelu"))
+        .add(Dense::new(3).activation("softmax"))
+        .build()
+        .unwrap();
+    let compile = Compile::new(optimizer)
+        .loss("sparse_categorical_crossentropy")
+        .metrics(["accuracy"])
+        .strategy(strategy.deterministic(true))
+        .seed(9);
+    model.compile(compile).unwrap();
+    model
+}
+
+fn data(samples: usize) -> (Tensor, Tensor) {
+    let mut rng = phalanx::Stream::new(2, 0, 0, 0);
+    let x: Vec<f32> = (0..samples * 200).map(|_| rng.unit() as f32).collect();
+    let y: Vec<i32> = (0..samples).map(|i| (i % 3) as i32).collect();
+    (Tensor::new([samples, 10, 10, 2], x).unwrap(), Tensor::new([samples], y).unwrap())
+}
+
+/// Weights and history after three epochs.
+fn outcome(replicas: usize, threads: usize, optimizer: Box<dyn Optimizer>) -> (String, String) {
+    let strategy = MirroredStrategy::cpus(replicas).unwrap().threads(threads);
+    let mut model = compiled(strategy, optimizer);
+    let fit = Fit::new().epochs(3).batch_size(35).verbose(0).validation_split(0.1);
+    let mut history = model.fit(data(100), fit).unwrap();
+    model.check_mirrored().unwrap();
+    history.seconds.clear();
+    history.images_per_second.clear();
+    (model.weights_sha256().unwrap(), serde_json::to_string(&history).unwrap())
+}
+
+#[test]
+fn replicas_and_threads_leave_no_trace() {
+    let optimizers: [fn() -> Box<dyn Optimizer>; 3] = [
+        || Box::new(Adam::default()),
+        || Box::new(SGD::new(0.01).momentum(0.9).global_clipnorm(0.05)),
+        || Box::new(RMSprop::default().clipnorm(0.05)),
+    ];
+    for optimizer in optimizers {
+        let expected = outcome(1, 1, optimizer());
+        for (replicas, threads) in [(1, 2), (2, 0), (4, 1), (8, 3)] {
+            let received = outcome(replicas, threads, optimizer());
+            assert_eq!(received, expected, "{replicas} replicas of {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn other_numbers_of_replicas_are_refused() {
+    let strategy = MirroredStrategy::cpus(3).unwrap().deterministic(true);
+    let mut model = Sequential::new().add(Input::new([2])).add(Dense::new(1)).build().unwrap();
+    let error = model.compile(Compile::new("sgd").loss("mse").strategy(strategy)).unwrap_err();
+    assert!(error.to_string().contains("expected 1, 2, 4 or 8 replicas, received 3"), "{error}");
+}
