@@ -2,7 +2,7 @@
 
 use super::engine::{Engine, Gather, StepKind};
 use super::source::{IntoDataset, Source, one_batch};
-use super::training::{Interrupt, Training};
+use super::training::{Interrupt, OnNan, Training};
 use super::{Logs, Model};
 use crate::callbacks::Callback;
 use crate::data::{Dataset, HostBatch};
@@ -42,6 +42,7 @@ pub struct Fit {
     pub(super) accumulate: Option<u64>,
     pub(super) callbacks: Vec<Box<dyn Callback>>,
     pub(super) interrupt: Interrupt,
+    pub(super) on_nan: OnNan,
     pub(super) verbose: u8,
 }
 
@@ -67,6 +68,7 @@ impl Fit {
             accumulate: None,
             callbacks: vec![],
             interrupt: Interrupt::new(),
+            on_nan: OnNan::Raise,
             verbose: 1,
         }
     }
@@ -135,6 +137,12 @@ impl Fit {
     /// Adds a callback.
     pub fn callback(mut self, callback: impl Callback + 'static) -> Fit {
         self.callbacks.push(Box::new(callback));
+        self
+    }
+
+    /// What to do about a loss that is no number: an error unless said otherwise.
+    pub fn on_nan(mut self, policy: OnNan) -> Fit {
+        self.on_nan = policy;
         self
     }
 

@@ -22,7 +22,7 @@ pub use source::{IntoDataset, Source};
 pub(crate) use summary::thousands;
 pub use summary::{Row, Summary};
 pub use symbol::{Apply, Input, Symbol, Symbols};
-pub use training::Interrupt;
+pub use training::{Interrupt, OnNan};
 
 use crate::error::{Error, Result};
 use crate::layer::{Layer, LayerHandle};

@@ -41,6 +41,22 @@ impl Interrupt {
     }
 }
 
+/// What `fit` does about a loss or weights that are no finite numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnNan {
+    /// End the run with an error that names the step.
+    #[default]
+    Raise,
+    /// End the run as a callback would.
+    Stop,
+    /// Undo the step, warn, and go on with the next batch. Every step then keeps a copy of the
+    /// weights, and many such steps in a row end the run all the same.
+    Skip,
+}
+
+/// Steps undone in a row before the run is given up.
+const MOST_SKIPPED: u32 = 100;
+
 /// Hands out batches across the ends of the data.
 struct Feeder<'a> {
     data: &'a dyn Dataset,
@@ -92,6 +108,9 @@ pub(super) struct Training<'a> {
     gather: Option<u64>,
     flush: bool,
     interrupt: Interrupt,
+    on_nan: OnNan,
+    /// Steps undone in a row.
+    skipped: u32,
     progress: Progress,
     at: Position,
     tally: Tally,
@@ -130,6 +149,8 @@ impl<'a> Training<'a> {
             asked_steps: fit.steps_per_epoch,
             steps,
             interrupt: fit.interrupt,
+            on_nan: fit.on_nan,
+            skipped: 0,
             progress: Progress::stdout(Verbose::try_from(fit.verbose)?),
             at: Position { epoch, pass: epoch as u64, ..Position::default() },
             history: History::default(),
@@ -226,15 +247,19 @@ impl<'a> Training<'a> {
             self.call(&none, |c, v| c.on_batch_begin(v))?;
             let last = self.flush && self.steps.is_some_and(|n| self.at.batch + 1 == n);
             let gather = self.gather.map(|every| Gather { every, last });
-            let rate = self.engine.learning_rate();
-            let loss = self.engine.run(StepKind::Train, batch, rate, gather, &mut self.tally)?;
+            let loss = match self.on_nan {
+                OnNan::Skip => self.step_or_undo(batch, gather)?,
+                OnNan::Raise | OnNan::Stop => self.step(batch, gather)?,
+            };
             self.at.batch += 1;
             self.at.rows += batch.rows;
             let logs = self.engine.logs(&self.tally);
             let asking = self.call(&logs, |c, v| c.on_batch_end(v))?;
             if !loss.is_finite() && !self.stop {
-                let (step, epoch) = (self.engine.steps, self.at.epoch + 1);
-                return Err(Error::NotFinite { loss, step, epoch });
+                if self.on_nan == OnNan::Raise {
+                    return Err(self.not_finite(loss));
+                }
+                self.stop = true;
             }
             self.progress.step(self.at.batch, &logs);
             if self.interrupt.raised() {
@@ -246,6 +271,37 @@ impl<'a> Training<'a> {
             return Err(Error::argument("fit", "data", "at least one batch", "an empty dataset"));
         }
         Ok(())
+    }
+
+    fn step(&mut self, batch: &HostBatch, gather: Option<Gather>) -> Result<f64> {
+        let rate = self.engine.learning_rate();
+        self.engine.run(StepKind::Train, batch, rate, gather, &mut self.tally)
+    }
+
+    /// A step that leaves no trace where it would leave numbers that are none.
+    fn step_or_undo(&mut self, batch: &HostBatch, gather: Option<Gather>) -> Result<f64> {
+        let (counters, tensors) = self.engine.state()?;
+        let tally = self.tally.clone();
+        let loss = self.step(batch, gather)?;
+        if loss.is_finite() && self.engine.is_finite() {
+            self.skipped = 0;
+            return Ok(loss);
+        }
+        self.skipped += 1;
+        if self.skipped > MOST_SKIPPED {
+            return Err(self.not_finite(loss));
+        }
+        let step = self.engine.steps;
+        tracing::warn!("step {step} is undone: its loss is {loss}, or its weights no numbers");
+        self.engine.set_state(&counters, &tensors, self.data.batch_size())?;
+        // The step was made all the same: the next one draws other random numbers.
+        self.engine.steps = step;
+        self.tally = tally;
+        Ok(0.0)
+    }
+
+    fn not_finite(&self, loss: f64) -> Error {
+        Error::NotFinite { loss, step: self.engine.steps, epoch: self.at.epoch + 1 }
     }
 
     /// Validates and adds the epoch to the history.

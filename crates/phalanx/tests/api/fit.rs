@@ -1,6 +1,7 @@
 //! The arguments of `fit`, its callbacks and its history.
 
 use super::{clouds, compiled, difference, one_thread, one_weight, tensor};
+use phalanx::model::OnNan;
 use phalanx::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -297,4 +298,39 @@ fn a_moving_average_replaces_the_weights_when_training_ends() {
     let average = weights[1..].iter().fold(weights[0], |a, w| 0.5 * a + 0.5 * w);
     let weight = model.get_weights().unwrap()[0].f32().unwrap()[0];
     assert!((weight - average).abs() < 1e-6, "{weight} {average}");
+}
+
+/// A batch of six among clouds whose middle sample is not a number.
+fn spoiled() -> (Tensor, Tensor) {
+    let (x, y) = clouds(6);
+    let mut values = x.f32().unwrap().to_vec();
+    let at = values.len() / 2;
+    values[at] = f32::NAN;
+    (Tensor::new(x.dims(), values).unwrap(), y)
+}
+
+#[test]
+fn a_step_with_nan_is_an_error_an_end_or_undone_as_asked() {
+    let fit = || Fit::new().epochs(2).batch_size(2).shuffle(false).verbose(0);
+    let error = compiled(Adam::default()).fit(spoiled(), fit()).unwrap_err();
+    assert!(matches!(error, Error::NotFinite { step: 2, epoch: 1, .. }), "{error}");
+
+    let history = compiled(Adam::default()).fit(spoiled(), fit().on_nan(OnNan::Stop)).unwrap();
+    assert_eq!(history.epochs, [0]);
+
+    let mut model = compiled(Adam::default());
+    let history = model.fit(spoiled(), fit().on_nan(OnNan::Skip)).unwrap();
+    assert!(history.get("loss").unwrap().iter().all(|loss| loss.is_finite()), "{history:?}");
+    // The other batches trained as if the bad one had not been there.
+    let (x, y) = spoiled();
+    let rows = |t: &Tensor, keep: &[usize]| -> Vec<f32> {
+        let row = t.row_len();
+        keep.iter().flat_map(|r| t.f32().unwrap()[r * row..(r + 1) * row].to_vec()).collect()
+    };
+    let keep = [0, 1, 4, 5];
+    let good = Tensor::new([4, x.row_len()], rows(&x, &keep)).unwrap();
+    let labels: Vec<i32> = keep.iter().map(|r| y.i32().unwrap()[*r]).collect();
+    let mut other = compiled(Adam::default());
+    other.fit((good, Tensor::new([4], labels).unwrap()), fit()).unwrap();
+    assert_eq!(model.weights_sha256().unwrap(), other.weights_sha256().unwrap());
 }

@@ -100,6 +100,13 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether every weight is a number.
+    pub(crate) fn is_finite(&self) -> bool {
+        let executor = lock(&self.executor);
+        let finite = |param: ParamId| executor.param(param).iter().all(|v| v.is_finite());
+        self.weights.iter().all(|weight| finite(weight.param))
+    }
+
     fn check_counters(&self, counters: &Counters) -> Result<()> {
         let optimizer = self.optimizer.class_name();
         if counters.optimizer != optimizer {
