@@ -1,0 +1,212 @@
+//! Runs that are killed, signalled and taken up again end as the run that was left alone: weights,
+//! history and logs. `PHALANX_CRASHES=500` kills that often.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+/// Kills unless said otherwise.
+const KILLS: u64 = 40;
+/// The documented code of a run that a signal ended.
+const INTERRUPTED: i32 = 75;
+
+/// A run whose files are in one directory.
+struct Run {
+    directory: tempfile::TempDir,
+    /// Saves every so many steps.
+    every: &'static str,
+}
+
+impl Run {
+    fn new(every: &'static str) -> Run {
+        Run { directory: tempfile::tempdir().unwrap(), every }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// The command that trains, or goes on training.
+    fn arguments(&self) -> Vec<String> {
+        let path = |name: &str| self.at(name).display().to_string();
+        let fixed = "train mnist-cnn --data glyphs --epochs 3 --steps-per-epoch 12 --batch-size 16 \
+                     --augment shift --optimizer adam --seed 3 --verbose 0 --threads 1 --resume";
+        let mut all: Vec<String> = fixed.split_whitespace().map(str::to_string).collect();
+        for (flag, value) in [
+            ("--checkpoint-dir", path("ckpt")),
+            ("--checkpoint-every", self.every.into()),
+            ("--json", path("log.jsonl")),
+            ("--csv", path("log.csv")),
+            ("--log-dir", path("logs")),
+        ] {
+            all.extend([flag.to_string(), value]);
+        }
+        all
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+        command.args(self.arguments()).env("PHALANX_PIN", "0").stdout(Stdio::null());
+        command
+    }
+
+    fn start(&self) -> Child {
+        self.command().stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// Trains to the end.
+    fn finish(&self) -> Outcome {
+        let output = self.command().output().unwrap();
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words}");
+        assert!(!words.contains("damaged"), "{words}");
+        self.outcome()
+    }
+
+    fn outcome(&self) -> Outcome {
+        let json = std::fs::read_to_string(self.at("log.jsonl")).unwrap();
+        let lines = json.lines().map(|line| serde_json::from_str(line).unwrap());
+        let lines: Vec<Value> = lines.map(without_times).collect();
+        let events = ["train", "validation"].map(|part| event_records(&self.at("logs").join(part)));
+        Outcome { lines, csv: std::fs::read_to_string(self.at("log.csv")).unwrap(), events }
+    }
+}
+
+/// What must not depend on interruptions.
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    /// Epochs, then the end with `weights_sha256`.
+    lines: Vec<Value>,
+    csv: String,
+    /// TensorBoard's records: their number in each of its files.
+    events: [usize; 2],
+}
+
+fn without_times(mut line: Value) -> Value {
+    if let Some(object) = line.as_object_mut() {
+        object.retain(|name, _| !["seconds", "images_per_second"].contains(&name.as_str()));
+    }
+    line
+}
+
+/// Records in the one event file of a directory.
+fn event_records(directory: &Path) -> usize {
+    let entries: Vec<PathBuf> =
+        std::fs::read_dir(directory).unwrap().map(|e| e.unwrap().path()).collect();
+    assert_eq!(entries.len(), 1, "one file goes on: {entries:?}");
+    let bytes = std::fs::read(&entries[0]).unwrap();
+    let (mut at, mut records) = (0, 0);
+    while at < bytes.len() {
+        let length = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+        at += 8 + 4 + length + 4;
+        records += 1;
+    }
+    assert_eq!(at, bytes.len(), "the last record is whole");
+    records
+}
+
+fn signal(child: &Child, name: &str) {
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-s", name, &id]).status().unwrap().success());
+}
+
+fn wait(child: Child) -> (ExitStatus, String) {
+    let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+    (status, String::from_utf8_lossy(&stderr).into_owned())
+}
+
+/// Waits until a run has saved something, as far as it does.
+fn until_saved(run: &Run) {
+    for _ in 0..2000 {
+        let entries = std::fs::read_dir(run.at("ckpt")).into_iter().flatten().flatten();
+        if entries.filter(|e| e.file_name().to_string_lossy().starts_with("step-")).count() > 0 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn killed_at_any_moment_a_run_ends_as_if_it_had_not_been() {
+    let kills = std::env::var("PHALANX_CRASHES").ok().and_then(|n| n.parse().ok()).unwrap_or(KILLS);
+    let expected = Run::new("1").finish();
+    let mut moment = phalanx::Stream::new(1, 0, 0, 0);
+    let (mut done, mut finished) = (0, 0);
+    while done < kills {
+        let run = Run::new("1");
+        // A run takes some dozen kills before it comes to its end.
+        loop {
+            let mut child = run.start();
+            std::thread::sleep(Duration::from_micros(moment.below(120_000)));
+            if child.try_wait().unwrap().is_some() {
+                break;
+            }
+            child.kill().unwrap();
+            let (_, words) = wait(child);
+            assert!(!words.contains("damaged") && !words.contains("error"), "{words}");
+            done += 1;
+            if done >= kills {
+                break;
+            }
+        }
+        assert_eq!(run.finish(), expected);
+        finished += 1;
+    }
+    println!("{done} kills over {finished} runs, all ended alike");
+}
+
+#[test]
+fn a_signal_saves_the_run_and_a_second_one_leaves_at_once() {
+    let expected = Run::new("5").finish();
+    for name in ["TERM", "INT"] {
+        let run = Run::new("5");
+        let child = run.start();
+        until_saved(&run);
+        signal(&child, name);
+        let (status, words) = wait(child);
+        if status.success() {
+            // It was at its end already.
+            continue;
+        }
+        assert_eq!(status.code(), Some(INTERRUPTED), "{words}");
+        assert!(words.contains("interrupted after step") && words.contains("saved"), "{words}");
+        assert_eq!(run.finish(), expected);
+    }
+}
+
+/// Every system call by which a save changes the disk.
+const CALLS: &str = "write,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,ftruncate";
+
+/// Whether system calls can be stopped at here.
+fn can_trace() -> bool {
+    let probe = Command::new("strace").args(["-f", "-o", "/dev/null", "true"]).output();
+    probe.is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn killed_at_every_system_call_of_a_save_a_run_ends_alike() {
+    if !can_trace() {
+        eprintln!("skipped: strace is not here or may not trace");
+        return;
+    }
+    let expected = Run::new("6").finish();
+    let every: u64 = if std::env::var("PHALANX_CRASHES").is_ok() { 1 } else { 4 };
+    let (mut tried, mut when) = (0, 1);
+    loop {
+        let run = Run::new("6");
+        let inject = format!("inject={CALLS}:signal=SIGKILL:when={when}");
+        let mut traced = Command::new("strace");
+        traced.args(["-f", "-o", "/dev/null", "-e"]).arg(format!("trace={CALLS}")).arg("-e").arg(inject);
+        traced.arg(env!("CARGO_BIN_EXE_phalanx")).args(run.arguments()).env("PHALANX_PIN", "0");
+        let status = traced.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+        assert_eq!(run.finish(), expected, "killed at call {when}");
+        if status.success() {
+            break;
+        }
+        tried += 1;
+        when += every;
+    }
+    println!("{tried} kills, at every {every}th system call that writes");
+    assert!(tried > 3);
+}
