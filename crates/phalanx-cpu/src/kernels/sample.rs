@@ -61,12 +61,20 @@ fn corners(geom: &SampleGeom, m: &[f64; 6], [y, x]: [usize; 2]) -> [(Option<usiz
     let (x, y) = (x as f64, y as f64);
     let down = geom.taps(m[3] * x + m[4] * y + m[5]);
     let across = geom.taps(m[0] * x + m[1] * y + m[2]);
-    let rows = down.map(|(i, _)| geom.fill.pixel(i, h));
-    let columns = across.map(|(i, _)| geom.fill.pixel(i, w));
+    let weights: [f32; 4] = std::array::from_fn(|k| (down[k / 2].1 * across[k % 2].1) as f32);
+    let ([(row, _), (below, _)], [(column, _), (right, _)]) = (down, across);
+    // Inside the image, as most are, nothing has to be looked up.
+    if row >= 0 && column >= 0 && below < h as i64 && right < w as i64 && geom.bilinear {
+        let start = (row as usize * w + column as usize) * c;
+        let starts = [start, start + c, start + w * c, start + w * c + c];
+        return std::array::from_fn(|k| (Some(starts[k]), weights[k]));
+    }
+    let rows = [row, below].map(|i| geom.fill.pixel(i, h));
+    let columns = [column, right].map(|i| geom.fill.pixel(i, w));
     std::array::from_fn(|k| {
         let (i, j) = (k / 2, k % 2);
         let start = rows[i].zip(columns[j]).map(|(row, column)| (row * w + column) * c);
-        (start, (down[i].1 * across[j].1) as f32)
+        (start, weights[k])
     })
 }
 
