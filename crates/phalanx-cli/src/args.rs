@@ -59,6 +59,10 @@ pub enum Network {
     MnistCnn,
     /// MiniGoogLeNet on 32x32 colour images
     Minigooglenet,
+    /// ResNet20 on 32x32 colour images
+    Resnet20,
+    /// VGG-11 with batch normalisation on 32x32 colour images
+    Vgg11,
     /// ResNet50 on 224x224 colour images
     Resnet50,
 }

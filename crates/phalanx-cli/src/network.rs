@@ -30,6 +30,8 @@ impl Network {
             Network::MnistMlp => (&[784], 32),
             Network::MnistCnn => (&[28, 28, 1], 64),
             Network::Minigooglenet => (&[32, 32, 3], 64),
+            Network::Resnet20 => (&[32, 32, 3], 32),
+            Network::Vgg11 => (&[32, 32, 3], 128),
             Network::Resnet50 => (&[224, 224, 3], 8),
         };
         Usual { input, batch }
@@ -41,6 +43,8 @@ impl Network {
             Network::MnistMlp => applications::mnist_mlp(10)?,
             Network::MnistCnn => applications::mnist_cnn(10)?,
             Network::Minigooglenet => applications::mini_googlenet(3, Some(10))?,
+            Network::Resnet20 => applications::resnet20([32, 32, 3], Some(10))?,
+            Network::Vgg11 => applications::vgg11([32, 32, 3], Some(10))?,
             Network::Resnet50 => applications::resnet50([224, 224, 3], Some(10))?,
         })
     }
@@ -60,8 +64,9 @@ impl Network {
     /// Its optimizer in the tutorials.
     pub fn optimizer(self) -> Box<dyn Optimizer> {
         match self {
-            Network::MnistMlp | Network::MnistCnn => Box::new(Adam::default()),
+            Network::MnistMlp | Network::MnistCnn | Network::Resnet20 => Box::new(Adam::default()),
             Network::Minigooglenet | Network::Resnet50 => Box::new(SGD::new(5e-3).momentum(0.9)),
+            Network::Vgg11 => Box::new(SGD::new(0.01).momentum(0.9)),
         }
     }
 

@@ -161,6 +161,8 @@ fn two_replicas_train_with_the_losses_of_one() {
 fn inspecting_shows_layers_program_and_devices() {
     let dir = tempfile::tempdir().unwrap();
     assert!(succeeds(dir.path(), &["inspect", "resnet50"]).contains("23,608,202"));
+    assert!(succeeds(dir.path(), &["inspect", "resnet20"]).contains("274,442"));
+    assert!(succeeds(dir.path(), &["inspect", "vgg11"]).contains("9,236,618"));
     let program = succeeds(dir.path(), &["inspect", "mnist-mlp", "--program", "--replicas", "2"]);
     assert!(program.contains("2 device(s)") && program.contains("update Adam"), "{program}");
     assert!(succeeds(dir.path(), &["devices"]).starts_with("cpu:0"));

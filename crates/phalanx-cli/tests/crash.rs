@@ -197,7 +197,11 @@ fn killed_at_every_system_call_of_a_save_a_run_ends_alike() {
         let run = Run::new("6");
         let inject = format!("inject={CALLS}:signal=SIGKILL:when={when}");
         let mut traced = Command::new("strace");
-        traced.args(["-f", "-o", "/dev/null", "-e"]).arg(format!("trace={CALLS}")).arg("-e").arg(inject);
+        traced
+            .args(["-f", "-o", "/dev/null", "-e"])
+            .arg(format!("trace={CALLS}"))
+            .arg("-e")
+            .arg(inject);
         traced.arg(env!("CARGO_BIN_EXE_phalanx")).args(run.arguments()).env("PHALANX_PIN", "0");
         let status = traced.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
         assert_eq!(run.finish(), expected, "killed at call {when}");

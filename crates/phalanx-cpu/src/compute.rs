@@ -3,7 +3,7 @@
 use crate::kernels::elementwise::{TapeInput, TapeOutput, TapePlan};
 use crate::kernels::layout::Upsample;
 use crate::kernels::random::Dropout;
-use crate::kernels::{conv, dot, index, layout, norm, pool, random, reduce, softmax};
+use crate::kernels::{conv, dot, index, layout, norm, pool, random, reduce, sample, softmax};
 use crate::update;
 use crate::worker::{Ctx, MAX_WORKERS};
 use phalanx_graph::exec::Batch;
@@ -157,6 +157,14 @@ impl<'a> Ctx<'a> {
                 // SAFETY: see above.
                 unsafe { layout::upsample_grad(isa, rows, &geom, self.src(x[0]), self.dst(y)) };
             }
+            Op::AffineSample(geom) => {
+                let (input, matrices) = (self.slice(x[0]), self.slice(x[1]));
+                sample::affine(isa, geom, rows, input, matrices, self.slice_mut(y));
+            }
+            Op::AffineSampleGrad(geom) => {
+                let (dy, matrices) = (self.slice(x[0]), self.slice(x[1]));
+                sample::affine_grad(isa, geom, rows, dy, matrices, self.slice_mut(y));
+            }
             Op::Dot(e) => {
                 let (k, n) = (dims(x[1])[0], dims(x[1])[1]);
                 let bias = e.bias.then(|| self.slice(x[2]));
@@ -272,6 +280,12 @@ impl<'a> Ctx<'a> {
                 let (from, to) = (self.f32(x[0]), self.f32(y));
                 // SAFETY: see above; working in place is this kernel's right.
                 unsafe { random::dropout(isa, &d, self.rows.start, rows, from, to) };
+            }
+            Op::Uniform { key, dims } => {
+                let Batch { seed, step, .. } = *self.run.batch;
+                let draw = Draw { seed, step, stream: *key };
+                let len = dims.iter().product();
+                random::uniform(&draw, self.rows.start, len, self.slice_mut(y));
             }
             // SAFETY: see above.
             Op::Moments => unsafe {

@@ -8,8 +8,10 @@ mod cases;
 use cases::*;
 use phalanx_cpu::reference::{Value, evaluate};
 use phalanx_graph::autodiff::gradients;
-use phalanx_graph::ops::PoolKind;
-use phalanx_graph::ops::{Access, Backward, Binary, Epilogue, Instr, ReduceKind, Tape, Unary};
+use phalanx_graph::ops::{
+    Access, Backward, Binary, Epilogue, FillMode, Instr, PoolKind, ReduceKind, SampleGeom, Tape,
+    Unary,
+};
 use phalanx_graph::{DType, Graph, GraphError, NodeId, Op, Scope, Space, Type};
 use std::collections::BTreeSet;
 
@@ -135,6 +137,11 @@ fn index_and_random_derivatives() {
 }
 
 #[test]
+fn sample_derivatives() {
+    check_all(sample_cases());
+}
+
+#[test]
 fn batch_norm_derivatives() {
     check_all(norm_cases());
 }
@@ -188,6 +195,7 @@ op_table! {
     Op::Unary(Unary::Erf) => "erf", Smooth;
     Op::Unary(Unary::Relu) => "relu", Smooth;
     Op::Unary(Unary::Floor) => "floor", Flat;
+    Op::Unary(Unary::Sin) => "sin", Smooth;
     Op::Binary(Binary::Add) => "add", Smooth;
     Op::Binary(Binary::Sub) => "sub", Smooth;
     Op::Binary(Binary::Mul) => "mul", Smooth;
@@ -212,6 +220,8 @@ op_table! {
     Op::Pad { .. } => "pad", Smooth;
     Op::Upsample { .. } => "upsample", Smooth;
     Op::UpsampleGrad { .. } => "upsample_grad", Refused;
+    Op::AffineSample(_) => "affine_sample", Smooth;
+    Op::AffineSampleGrad(_) => "affine_sample_grad", Refused;
     Op::Dot(_) => "dot", Smooth;
     Op::DotGradInput => "dot_grad_input", Refused;
     Op::DotGradKernel => "dot_grad_kernel", Refused;
@@ -233,6 +243,7 @@ op_table! {
     Op::InTopK { .. } => "in_top_k", Flat;
     Op::ThresholdCounts { .. } => "threshold_counts", Flat;
     Op::Dropout { .. } => "dropout", Smooth;
+    Op::Uniform { .. } => "uniform", Leaf;
     Op::Moments => "moments", Flat;
     Op::BatchStats { .. } => "batch_stats", Flat;
     Op::BatchNorm(_) => "batch_norm", Smooth;
@@ -254,6 +265,7 @@ fn all_cases() -> Vec<Case> {
         pool_cases(),
         softmax_cases(),
         index_and_random_cases(),
+        sample_cases(),
         norm_cases(),
         shared_cases(),
     ]
@@ -298,7 +310,10 @@ fn check_answer(g: &Graph, id: NodeId) {
     let node = g.node(id);
     let (name, kind) = entry(&node.op);
     assert_eq!(name, node.op.name());
-    let wanted: Vec<bool> = node.inputs.iter().map(|x| g.ty(*x).dtype == DType::F32).collect();
+    let mut wanted: Vec<bool> = node.inputs.iter().map(|x| g.ty(*x).dtype == DType::F32).collect();
+    if let Op::AffineSample(_) = node.op {
+        wanted[1] = false;
+    }
     let b = Backward { inputs: &node.inputs, y: id, dy: id, wanted: &wanted };
     match (kind, node.op.derivative(&mut g.clone(), &b)) {
         (Kind::Leaf, Ok(d)) => assert!(d.is_empty(), "{name}"),
@@ -384,6 +399,20 @@ fn seeds_of_several_outputs_add_up() {
     for (d, x) in d[0].floats().iter().zip(d[1].floats()) {
         assert!((d - 18.0 * x).abs() < 1e-12);
     }
+}
+
+#[test]
+fn a_map_that_would_be_trained_is_refused() {
+    let mut b = Build::new("trained map", ROWS);
+    b.g.enter("transformer");
+    let (x, matrix) = (b.rows(&[2, 2, 1]), b.rows(&[6]));
+    let (input, output, fill) = ([2, 2, 1], [2, 2], FillMode::Wrap);
+    let geom = SampleGeom { input, output, fill, fill_value: 0.0.into(), bilinear: true };
+    let y = b.push(Op::AffineSample(geom), &[x, matrix]);
+    gradients(&mut b.g, &[(y, y)], &[x]).expect("the image can be trained through");
+    let error = gradients(&mut b.g, &[(y, y)], &[matrix]).expect_err("is refused");
+    let text = "layer 'transformer': affine_sample by its matrix has no derivative";
+    assert_eq!(error.to_string(), text);
 }
 
 #[test]

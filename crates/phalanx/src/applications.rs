@@ -1,12 +1,13 @@
-//! The networks of the tutorials Phalanx grew from, and ResNet50, ready to compile.
+//! The networks of the tutorials Phalanx grew from, and some of the well-known ones, ready to compile.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::layer::LayerExt;
 use crate::layers::{
     Activation, Add, AveragePooling2D, BatchNormalization, Concatenate, Conv2D, Dense, Dropout,
     Flatten, GlobalAveragePooling2D, MaxPooling2D, ZeroPadding2D,
 };
 use crate::model::{Apply, Input, Model, Sequential, Symbol};
+use crate::regularizers::Regularizer;
 
 /// The guide's perceptron: two hidden layers of 256 on 784 pixels, logits out.
 pub fn mnist_mlp(classes: usize) -> Result<Model> {
@@ -122,4 +123,93 @@ pub fn resnet50(input: [usize; 3], classes: Option<usize>) -> Result<Model> {
         x = Dense::new(classes).activation("softmax").named("predictions").apply(&x);
     }
     Model::with_name("resnet50", &inputs, &x)
+}
+
+/// A convolution of ResNet20, as the network's authors start and restrain it.
+fn restrained(filters: usize, size: usize, stride: usize) -> Conv2D {
+    Conv2D::new(filters, size)
+        .strides(stride)
+        .padding("same")
+        .kernel_initializer("he_normal")
+        .kernel_regularizer(Regularizer::l2(1e-4))
+}
+
+/// Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the size changes.
+fn basic_block(x: &Symbol, filters: usize, stride: usize) -> Symbol {
+    let y = BatchNormalization::new().apply(restrained(filters, 3, stride).apply(x));
+    let y = Activation::new("relu").apply(&y);
+    let y = BatchNormalization::new().apply(restrained(filters, 3, 1).apply(&y));
+    let shortcut = if stride == 1 { x.clone() } else { restrained(filters, 1, stride).apply(x) };
+    Activation::new("relu").apply(Add::new().apply([&shortcut, &y]))
+}
+
+/// ResNet20 for small images (He et al. 2015, version 1, as Keras' CIFAR-10 example has it), with
+/// `classes` for the top or without one (`None`): then the output is the last feature map.
+pub fn resnet20(input: [usize; 3], classes: Option<usize>) -> Result<Model> {
+    let inputs = Input::new(input).symbol();
+    let x = BatchNormalization::new().apply(restrained(16, 3, 1).apply(&inputs));
+    let mut x = Activation::new("relu").apply(&x);
+    for (filters, stride) in [(16, 1), (32, 2), (64, 2)] {
+        x = basic_block(&x, filters, stride);
+        x = basic_block(&x, filters, 1);
+        x = basic_block(&x, filters, 1);
+    }
+    if let Some(classes) = classes {
+        x = GlobalAveragePooling2D::new().apply(&x);
+        x = Dense::new(classes).activation("softmax").kernel_initializer("he_normal").apply(&x);
+    }
+    Model::with_name("resnet20", &inputs, &x)
+}
+
+/// VGG-11 with batch normalisation (Simonyan and Zisserman 2014) for images of 32x32 or more, with
+/// `classes` for the top, one dense layer on the mean of the last feature map, or without one
+/// (`None`): then the output is that map.
+pub fn vgg11(input: [usize; 3], classes: Option<usize>) -> Result<Model> {
+    if input[0] < 32 || input[1] < 32 {
+        let received = format!("{}x{}", input[0], input[1]);
+        return Err(Error::argument("vgg11", "input", "32x32 or more", received));
+    }
+    let inputs = Input::new(input).symbol();
+    let mut x = inputs.clone();
+    for stage in [&[64][..], &[128], &[256, 256], &[512, 512], &[512, 512]] {
+        for filters in stage {
+            x = conv_module(&x, *filters, 3, 1, "same");
+        }
+        x = MaxPooling2D::new(2).apply(&x);
+    }
+    if let Some(classes) = classes {
+        x = GlobalAveragePooling2D::new().apply(&x);
+        x = Dense::new(classes).activation("softmax").apply(&x);
+    }
+    Model::with_name("vgg11", &inputs, &x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keras' and PyTorch's summaries of the same networks; PyTorch does not count moving statistics.
+    #[test]
+    fn parameters_are_as_many_as_others_count() {
+        let counts = |model: Model| (model.count_params(), model.summary().trainable);
+        assert_eq!(counts(resnet20([32, 32, 3], Some(10)).unwrap()), (274_442, 273_066));
+        assert_eq!(counts(vgg11([32, 32, 3], Some(10)).unwrap()), (9_236_618, 9_231_114));
+        let resnet50 = resnet50([224, 224, 3], Some(1000)).unwrap();
+        assert_eq!(counts(resnet50), (25_636_712, 25_583_592));
+    }
+
+    #[test]
+    fn feature_maps_shrink_with_the_input() {
+        let map = |model: Model| {
+            let summary = model.summary();
+            summary.rows.last().map(|row| row.shape.clone()).unwrap_or_default()
+        };
+        assert_eq!(map(resnet20([32, 32, 3], None).unwrap()), "(None, 8, 8, 64)");
+        assert_eq!(map(resnet20([20, 33, 1], None).unwrap()), "(None, 5, 9, 64)");
+        assert_eq!(map(vgg11([32, 32, 3], None).unwrap()), "(None, 1, 1, 512)");
+        assert_eq!(map(vgg11([64, 100, 1], None).unwrap()), "(None, 2, 3, 512)");
+        let text = vgg11([31, 64, 3], Some(10)).err().map(|e| e.to_string());
+        let text = text.unwrap_or_default();
+        assert_eq!(text, "vgg11: input: expected 32x32 or more, received 31x64");
+    }
 }

@@ -51,11 +51,12 @@ pub mod prelude {
     pub use crate::initializers::Initializer;
     pub use crate::layer::{Layer, LayerExt, LayerHandle};
     pub use crate::layers::{
-        Activation, Add, Average, AveragePooling2D, BatchNormalization, Concatenate, Conv2D,
-        Cropping2D, Dense, DepthwiseConv2D, Dropout, Embedding, Flatten, GlobalAveragePooling2D,
-        GlobalMaxPooling2D, LayerNormalization, LeakyReLU, MaxPooling2D, Maximum, Minimum,
-        Multiply, Normalization, Permute, ReLU, Rescaling, Reshape, Softmax, SpatialDropout2D,
-        Subtract, UpSampling2D, ZeroPadding2D,
+        Activation, Add, Average, AveragePooling2D, BatchNormalization, CenterCrop, Concatenate,
+        Conv2D, Cropping2D, Dense, DepthwiseConv2D, Dropout, Embedding, Flatten,
+        GlobalAveragePooling2D, GlobalMaxPooling2D, LayerNormalization, LeakyReLU, MaxPooling2D,
+        Maximum, Minimum, Multiply, Normalization, Permute, RandomContrast, RandomCrop, RandomFlip,
+        RandomRotation, RandomTranslation, RandomZoom, ReLU, Rescaling, Reshape, Resizing, Softmax,
+        SpatialDropout2D, Subtract, UpSampling2D, ZeroPadding2D,
     };
     pub use crate::losses::{
         BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, KLDivergence, Loss, LossExt,

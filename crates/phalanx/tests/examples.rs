@@ -5,6 +5,8 @@ use phalanx::Result;
 use phalanx::datasets::glyphs::{self, Glyphs};
 use phalanx::prelude::*;
 
+#[path = "../examples/08_augment.rs"]
+mod augment;
 #[path = "../examples/07_program.rs"]
 mod compiled_program;
 #[path = "../examples/04_functional.rs"]
@@ -84,6 +86,12 @@ fn two_replicas_give_the_losses_of_one() {
     for (one, two) in losses {
         assert!((one - two).abs() < 1e-4 * one, "{one} {two}");
     }
+}
+
+#[test]
+fn distorted_images_teach_what_still_ones_do_not() {
+    let (plain, augmented) = augment::run(digits(1500).unwrap()).unwrap();
+    assert!(augmented < plain, "{augmented} {plain}");
 }
 
 #[test]

@@ -134,23 +134,21 @@ fn differences(case: &Case) -> Result<Vec<String>, Error> {
     Ok(wrong)
 }
 
+/// Every layer's cases.
+fn fixtures() -> [Fixture; 2] {
+    ["layers", "image_layers"].map(Fixture::load)
+}
+
 #[test]
 fn outputs_gradients_and_statistics_match_keras() {
-    let fixture = Fixture::load("layers");
     let mut wrong = vec![];
-    for case in fixture.cases() {
+    for case in fixtures().iter().flat_map(Fixture::cases) {
         match differences(&case) {
             Ok(list) => wrong.extend(list),
             Err(e) => wrong.push(format!("{}: {e}", case.name)),
         }
     }
-    assert!(
-        wrong.is_empty(),
-        "{} of {}:\n{}",
-        wrong.len(),
-        fixture.cases().count(),
-        wrong.join("\n")
-    );
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 /// Keys that Keras 3.15 writes and that are read but not written here: they are newer than the
@@ -195,7 +193,7 @@ fn assert_same_config(ours: impl Into<Value>, keras: impl Into<Value>, name: &st
 
 #[test]
 fn configs_match_keras() {
-    for case in Fixture::load("layers").cases() {
+    for case in fixtures().iter().flat_map(Fixture::cases) {
         let mut theirs = case.config().clone();
         let layer = from_config(case.class_name(), theirs.clone()).unwrap();
         for key in ["name", "trainable", "dtype"] {
@@ -207,8 +205,9 @@ fn configs_match_keras() {
 
 #[test]
 fn every_class_has_a_fixture() {
-    let fixture = Fixture::load("layers");
-    let seen: Vec<&str> = fixture.cases().map(|c| c.class_name()).collect();
+    let fixtures = fixtures();
+    let seen: Vec<&str> =
+        fixtures.iter().flat_map(Fixture::cases).map(|c| c.class_name()).collect();
     for name in class_names() {
         assert!(seen.contains(&name), "{name}");
     }

@@ -81,6 +81,18 @@ pub unsafe fn sign<S: Simd>(x: S::V) -> S::V {
     }
 }
 
+/// `sin x`, lane by lane: a few numbers a sample ask for it, and from any size of angle.
+#[inline(always)]
+pub unsafe fn sin<S: Simd>(x: S::V) -> S::V {
+    let mut lanes = [0.0; MAX_LANES];
+    // SAFETY: `LANES <= MAX_LANES`.
+    unsafe {
+        S::store(lanes.as_mut_ptr(), x);
+        lanes[..S::LANES].iter_mut().for_each(|v| *v = libm::sinf(*v));
+        S::load(lanes.as_ptr())
+    }
+}
+
 /// `c₀ xⁿ + c₁ xⁿ⁻¹ + …` by Horner's rule.
 #[inline(always)]
 unsafe fn polynomial<S: Simd, const N: usize>(x: S::V, c: [f32; N]) -> S::V {
@@ -295,6 +307,7 @@ mod tests {
         Log1p,
         Erf,
         Sign,
+        Sin,
     }
 
     struct Apply<'a>(Function, &'a [f32], &'a mut [f32]);
@@ -317,6 +330,7 @@ mod tests {
                         Function::Log1p => log1p::<S>(x),
                         Function::Erf => erf::<S>(x),
                         Function::Sign => sign::<S>(x),
+                        Function::Sin => sin::<S>(x),
                     };
                     S::store_partial(self.2.as_mut_ptr().add(i), y, n);
                 }
@@ -334,6 +348,7 @@ mod tests {
             Function::Erf => testing::erf64(x),
             Function::Sign if x == 0.0 || x.is_nan() => x,
             Function::Sign => x.signum(),
+            Function::Sin => x.sin(),
         }
     }
 
@@ -345,7 +360,7 @@ mod tests {
         x.extend((0..2000).map(|i| 1e-30 * 1.07f32.powi(i - 1000)));
         x.extend([0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -1.0, -2.0, 1e38, -1e38]);
         for isa in Isa::available() {
-            for f in [Tanh, Sigmoid, Expm1, Log1p, Erf, Sign] {
+            for f in [Tanh, Sigmoid, Expm1, Log1p, Erf, Sign, Sin] {
                 let mut y = vec![0.0; x.len()];
                 dispatch(isa, Apply(f, &x, &mut y));
                 let mut worst = 0.0;

@@ -10,5 +10,6 @@ pub mod norm;
 pub mod pool;
 pub mod random;
 pub mod reduce;
+pub mod sample;
 pub mod softmax;
 pub(crate) mod tile;

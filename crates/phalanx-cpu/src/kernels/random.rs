@@ -1,7 +1,7 @@
-//! Dropout. The mask is a pure function of (seed, step, global row, key, element): nothing is stored,
-//! and the number of workers does not matter.
+//! Dropout and random numbers. Both are pure functions of (seed, step, global row, key, element):
+//! nothing is stored, and the number of workers does not matter.
 
-use phalanx_graph::rng::Draw;
+use phalanx_graph::rng::{Draw, unit};
 
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 
@@ -10,6 +10,16 @@ const BLOCKS: usize = 16;
 
 /// Random words computed at once.
 const WORDS: usize = 4 * BLOCKS;
+
+/// Rows of `len` numbers in `[0, 1)`, the first being number `first_row` of the global batch.
+pub fn uniform(draw: &Draw, first_row: usize, len: usize, y: &mut [f32]) {
+    for (r, row) in y.chunks_exact_mut(len.max(1)).enumerate() {
+        for (block, four) in row.chunks_mut(4).enumerate() {
+            let words = draw.words((first_row + r) as u32, block as u32);
+            four.iter_mut().zip(words).for_each(|(y, word)| *y = unit(word));
+        }
+    }
+}
 
 /// What a dropout zeroes.
 #[derive(Clone, Copy, Debug)]

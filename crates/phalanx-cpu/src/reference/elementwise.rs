@@ -39,6 +39,7 @@ fn unary_number(u: Unary, x: f64) -> f64 {
         Unary::Erf => libm::erf(x),
         Unary::Relu => max(x, 0.0),
         Unary::Floor => x.floor(),
+        Unary::Sin => x.sin(),
     }
 }
 

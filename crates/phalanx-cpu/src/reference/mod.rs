@@ -15,6 +15,7 @@ mod norm;
 mod pool;
 mod random;
 mod reduce;
+mod sample;
 mod softmax;
 #[cfg(test)]
 mod tests;
@@ -115,6 +116,9 @@ fn evaluate_node(
         Op::Upsample { size, bilinear } => layout::upsample(*size, *bilinear, x[0], dims),
         Op::UpsampleGrad { size, bilinear } => layout::upsample_grad(*size, *bilinear, x[0], dims),
 
+        Op::AffineSample(geom) => sample::affine(geom, x[0], x[1], dims),
+        Op::AffineSampleGrad(geom) => sample::affine_grad(geom, x[0], x[1], dims),
+
         Op::Dot(e) => dot::dot(*e, x, dims),
         Op::DotGradInput => dot::grad_input(x[0], x[1], dims),
         Op::DotGradKernel => dot::grad_kernel(x[0], x[1], dims),
@@ -139,6 +143,7 @@ fn evaluate_node(
         Op::ThresholdCounts { n } => index::threshold_counts(*n, x, dims),
 
         Op::Dropout { rate, key, noise } => random::dropout(rate.get(), *key, noise, x[0], ctx),
+        Op::Uniform { key, .. } => random::uniform(*key, dims, ctx),
 
         Op::Moments => norm::moments(x[0], dims),
         Op::BatchStats { positions, .. } => norm::batch_stats(ctx.rows * positions, x[0]),

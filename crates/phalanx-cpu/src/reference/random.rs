@@ -1,8 +1,20 @@
-//! Dropout.
+//! Dropout and random numbers.
 
 use super::value::{offset, position};
 use super::{Context, Value};
 use phalanx_graph::rng::{Draw, unit};
+
+/// Element `e` of row `r` is word `e` of that row's draw, in `[0, 1)`.
+pub(super) fn uniform(key: u32, dims: Vec<usize>, ctx: &Context) -> Value {
+    let draw = Draw { seed: ctx.seed, step: ctx.step, stream: key };
+    let len: usize = dims[1..].iter().product();
+    let number = |i: usize| {
+        let (row, e) = (i / len, i % len);
+        f64::from(unit(draw.words(row as u32, (e / 4) as u32)[e % 4]))
+    };
+    let numbers = (0..dims.iter().product()).map(number).collect();
+    Value::float(dims, numbers)
+}
 
 /// Zeroes a share `rate` of the elements and scales the rest. Element `e` of the noise of row `r`
 /// is kept when word `e` of that row's draw says so; axes where `noise` has size 1 share theirs.

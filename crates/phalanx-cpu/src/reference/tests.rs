@@ -3,7 +3,8 @@
 
 use super::*;
 use phalanx_graph::ops::{
-    Access, BatchNormAttrs, Binary, Epilogue, Instr, PoolKind, ReduceKind, Tape, Unary,
+    Access, BatchNormAttrs, Binary, Epilogue, FillMode, Instr, PoolKind, ReduceKind, SampleGeom,
+    Tape, Unary,
 };
 use phalanx_graph::{ConvGeom, DType, Padding, Scope, Space, rng};
 
@@ -279,6 +280,35 @@ fn dropout_follows_the_counter() {
     close(&b.floats(drop(&[3, 2]), &[x]), &own);
     let shared: Vec<f64> = (0..12).map(|i| kept(i as u32 / 6, i % 2)).collect();
     close(&b.floats(drop(&[1, 2]), &[x]), &shared);
+}
+
+#[test]
+fn random_numbers_follow_the_counter() {
+    let mut b = Bench::new(3);
+    let draw = rng::Draw { seed: 7, step: 3, stream: 9 };
+    let number = |row: u32, e: usize| f64::from(rng::unit(draw.words(row, (e / 4) as u32)[e % 4]));
+    let want: Vec<f64> = (0..18).map(|i| number(i as u32 / 6, i % 6)).collect();
+    close(&b.floats(Op::Uniform { key: 9, dims: vec![2, 3] }, &[]), &want);
+}
+
+#[test]
+fn affine_maps_read_between_pixels_and_beyond_the_border() {
+    let mut b = Bench::new(1);
+    let x = b.rows(&[2, 2, 1], &[1.0, 2.0, 3.0, 4.0]);
+    let geom = |fill, bilinear| {
+        let (input, output) = ([2, 2, 1], [1, 3]);
+        Op::AffineSample(SampleGeom { input, output, fill, fill_value: 9.0.into(), bilinear })
+    };
+    // Along a line through the middle of the second row, from half a pixel before it.
+    let matrix = b.rows(&[6], &[1.0, 0.0, -0.5, 0.0, 1.0, 1.0]);
+    close(&b.floats(geom(FillMode::Constant, true), &[x, matrix]), &[6.0, 3.5, 6.5]);
+    close(&b.floats(geom(FillMode::Nearest, true), &[x, matrix]), &[3.0, 3.5, 4.0]);
+    close(&b.floats(geom(FillMode::Wrap, true), &[x, matrix]), &[3.5, 3.5, 3.5]);
+    // Halves are rounded away from zero.
+    close(&b.floats(geom(FillMode::Constant, false), &[x, matrix]), &[9.0, 4.0, 9.0]);
+    // A quarter turn: the result's row is a column of the image.
+    let matrix = b.rows(&[6], &[0.0, 0.0, 1.0, 1.0, 0.0, 0.0]);
+    close(&b.floats(geom(FillMode::Reflect, false), &[x, matrix]), &[2.0, 4.0, 4.0]);
 }
 
 #[test]

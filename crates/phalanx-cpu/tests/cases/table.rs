@@ -1,10 +1,12 @@
 //! The table: for every op, the forms its operands come in.
 
 use super::{Build, Case, case};
-use phalanx_graph::ops::{BatchNormAttrs, Binary, Epilogue, PoolKind, ReduceKind, Unary};
+use phalanx_graph::ops::{
+    BatchNormAttrs, Binary, Epilogue, FillMode, PoolKind, ReduceKind, SampleGeom, Unary,
+};
 use phalanx_graph::{ConvGeom, NodeId, Op, Padding, Scope};
 
-const UNARY: [(Unary, (f64, f64)); 16] = [
+const UNARY: [(Unary, (f64, f64)); 17] = [
     (Unary::Neg, (-1.0, 1.0)),
     (Unary::Abs, (-1.0, 1.0)),
     (Unary::Sign, (-1.0, 1.0)),
@@ -21,6 +23,7 @@ const UNARY: [(Unary, (f64, f64)); 16] = [
     (Unary::Erf, (-2.0, 2.0)),
     (Unary::Relu, (-1.0, 1.0)),
     (Unary::Floor, (-3.0, 3.0)),
+    (Unary::Sin, (-7.0, 7.0)),
 ];
 
 /// Each function of rows, and of a parameter, whose cotangent is a sum over rows.
@@ -290,6 +293,27 @@ pub fn index_and_random_cases() -> Vec<Case> {
             let x = b.rows(&[2, 3, 4]);
             b.push(Op::Dropout { rate: 0.4.into(), key: 3, noise: noise.to_vec() }, &[x])
         }));
+    }
+    cases
+}
+
+/// Images through maps of their own: turned, squeezed, moved, and other sizes than before.
+pub fn sample_cases() -> Vec<Case> {
+    let modes = [FillMode::Constant, FillMode::Nearest, FillMode::Reflect, FillMode::Wrap];
+    let mut cases = vec![];
+    for (fill, bilinear) in modes.into_iter().flat_map(|m| [(m, false), (m, true)]) {
+        for output in [[4, 3], [2, 7], [1, 1]] {
+            let input = [4, 3, 2];
+            let geom = SampleGeom { input, output, fill, fill_value: 0.7.into(), bilinear };
+            cases.push(case(format!("affine_sample {geom}"), move |b| {
+                let x = b.rows(&input);
+                let (key, dims) = (5, vec![6]);
+                let matrix = b.push(Op::Uniform { key, dims }, &[]);
+                let matrix = b.g.scale(matrix, 3.0).expect("fits");
+                let matrix = b.g.offset(matrix, -1.3).expect("fits");
+                b.push(Op::AffineSample(geom), &[x, matrix])
+            }));
+        }
     }
     cases
 }

@@ -156,6 +156,11 @@ fn index_and_random_ops() {
 }
 
 #[test]
+fn sample_ops() {
+    check_all(sample_cases());
+}
+
+#[test]
 fn batch_norm_ops() {
     check_all(norm_cases());
 }
@@ -180,6 +185,7 @@ fn flat_ops() {
             let whole = b.push(Op::Cast { dtype: DType::I32 }, &[x]);
             b.push(Op::Cast { dtype: DType::F32 }, &[whole])
         }),
+        case("uniform", |b| b.push(Op::Uniform { key: 4, dims: vec![2, 3] }, &[])),
         case("in_top_k", |b| {
             let x = b.rows(&[6]);
             let labels = b.labels(&[], 6);

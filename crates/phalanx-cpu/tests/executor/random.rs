@@ -6,7 +6,9 @@ use crate::harness::*;
 use phalanx_cpu::reference::evaluate;
 use phalanx_graph::autodiff::gradients;
 use phalanx_graph::exec::Executor;
-use phalanx_graph::ops::{BatchNormAttrs, Binary, Epilogue, PoolKind, ReduceKind, Unary};
+use phalanx_graph::ops::{
+    BatchNormAttrs, Binary, Epilogue, FillMode, PoolKind, ReduceKind, SampleGeom, Unary,
+};
 use phalanx_graph::passes::fuse_epilogues;
 use phalanx_graph::{ConvGeom, Fetch, NodeId, Op, Padding, Scope, Space, Step};
 use proptest::prelude::*;
@@ -65,7 +67,7 @@ impl Plant {
         let (dims, last, rank) = (ty.dims.clone(), ty.last(), ty.dims.len());
         let pick = |n: usize| usize::from(choice) % n;
         let small = ty.len() <= LARGE;
-        match kind % 18 {
+        match kind % 19 {
             0 | 1 => {
                 let u = [Unary::Relu, Unary::Tanh, Unary::Neg, Unary::Sigmoid][pick(4)];
                 self.push(Op::Unary(u), &[x]);
@@ -99,7 +101,7 @@ impl Plant {
                 self.push(Op::Pool(kind, geom.expect("fits")), &[x]);
             }
             7 | 8 if small => {
-                let axis = if kind % 18 == 7 { rank - 1 } else { 0 };
+                let axis = if kind % 19 == 7 { rank - 1 } else { 0 };
                 let (y, z) =
                     (self.mate(x, Some(axis), choice), self.mate(x, Some(axis), choice / 5));
                 self.push(Op::Concat { axis }, &[x, y, z]);
@@ -138,6 +140,15 @@ impl Plant {
             }
             17 if rank == 3 && small => {
                 self.push(Op::Upsample { size: [1, 2], bilinear: pick(2) == 1 }, &[x]);
+            }
+            18 if rank == 3 => {
+                let (input, output) = ([dims[0], dims[1], dims[2]], [1 + pick(4), 3]);
+                let (fill_value, bilinear) = (0.3.into(), true);
+                let fill = [FillMode::Constant, FillMode::Reflect, FillMode::Wrap][pick(3)];
+                let geom = SampleGeom { input, output, fill, fill_value, bilinear };
+                let matrix =
+                    self.b.push(Op::Uniform { key: u32::from(choice), dims: vec![6] }, &[]);
+                self.push(Op::AffineSample(geom), &[x, matrix]);
             }
             _ => {}
         }

@@ -44,6 +44,8 @@ pub enum Unary {
     Relu,
     /// Largest whole number not above `x`
     Floor,
+    /// `sin x`
+    Sin,
 }
 
 /// Functions of two numbers.
@@ -91,6 +93,7 @@ impl Unary {
             Unary::Erf => "erf",
             Unary::Relu => "relu",
             Unary::Floor => "floor",
+            Unary::Sin => "sin",
         }
     }
 }
@@ -390,6 +393,12 @@ pub fn unary_derivative(u: Unary, g: &mut Graph, b: &Backward<'_>) -> Cotangents
             let t = g.sub(one, y)?;
             let t = g.mul(y, t)?;
             g.mul(dy, t)?
+        }
+        // cos x = sin(x + π/2)
+        Unary::Sin => {
+            let t = g.offset(x, std::f64::consts::FRAC_PI_2)?;
+            let c = g.unary(Unary::Sin, t)?;
+            g.mul(dy, c)?
         }
         // 2/√π · e^(-x²)
         Unary::Erf => {

@@ -12,11 +12,13 @@ pub mod norm;
 pub mod pool;
 pub mod random;
 pub mod reduce;
+pub mod sample;
 pub mod softmax;
 
 pub use elementwise::{Access, Binary, Instr, Tape, Unary};
 pub use pool::PoolKind;
 pub use reduce::ReduceKind;
+pub use sample::{FillMode, SampleGeom};
 
 use crate::error::{GraphError, Result};
 use crate::geometry::ConvGeom;
@@ -111,6 +113,11 @@ pub enum Op {
     /// Derivative of `Upsample`; operand `dy`.
     UpsampleGrad { size: [usize; 2], bilinear: bool },
 
+    /// Reads images through an affine map of each sample's own; operands `x, matrix[6]`.
+    AffineSample(SampleGeom),
+    /// Operands `dy, matrix`.
+    AffineSampleGrad(SampleGeom),
+
     /// `x[.., k] · w[k, n]`; operands `x, w` and `bias` where the epilogue has one.
     Dot(Epilogue),
     /// `dy[.., n] · wᵀ`; operands `dy, w`.
@@ -156,6 +163,8 @@ pub enum Op {
     /// Zeroes a share `rate` of the elements and scales the rest; the mask follows from
     /// (seed, step, global row, `key`). `noise` has size 1 on axes that share their mask.
     Dropout { rate: Real, key: u32, noise: Vec<usize> },
+    /// Rows of numbers in `[0, 1)`, which follow from (seed, step, global row, `key`).
+    Uniform { key: u32, dims: Vec<usize> },
 
     /// Sums and sums of squares of every channel, `[2, c]`.
     Moments,
@@ -212,6 +221,8 @@ impl Op {
             Op::Pad { .. } => "pad",
             Op::Upsample { .. } => "upsample",
             Op::UpsampleGrad { .. } => "upsample_grad",
+            Op::AffineSample(_) => "affine_sample",
+            Op::AffineSampleGrad(_) => "affine_sample_grad",
             Op::Dot(_) => "dot",
             Op::DotGradInput => "dot_grad_input",
             Op::DotGradKernel => "dot_grad_kernel",
@@ -233,6 +244,7 @@ impl Op {
             Op::InTopK { .. } => "in_top_k",
             Op::ThresholdCounts { .. } => "threshold_counts",
             Op::Dropout { .. } => "dropout",
+            Op::Uniform { .. } => "uniform",
             Op::Moments => "moments",
             Op::BatchStats { .. } => "batch_stats",
             Op::BatchNorm(_) => "batch_norm",
@@ -271,6 +283,8 @@ impl Op {
             Op::Pad { before, after } => layout::infer_pad(before, after, x[0]),
             Op::Upsample { size, .. } => layout::infer_upsample(*size, x[0]),
             Op::UpsampleGrad { size, .. } => layout::infer_upsample_grad(*size, x[0]),
+            Op::AffineSample(geom) => sample::infer(geom, x[0], x[1]),
+            Op::AffineSampleGrad(geom) => sample::infer_grad(geom, x[0], x[1]),
             Op::Dot(e) => dot::infer(*e, x),
             Op::DotGradInput => dot::infer_grad_input(x[0], x[1]),
             Op::DotGradKernel => dot::infer_grad_kernel(x[0], x[1]),
@@ -289,6 +303,7 @@ impl Op {
             Op::InTopK { k } => index::infer_in_top_k(*k, x[0], x[1]),
             Op::ThresholdCounts { n } => index::infer_threshold_counts(*n, x),
             Op::Dropout { noise, .. } => random::infer_dropout(noise, x[0]),
+            Op::Uniform { dims, .. } => random::infer_uniform(dims),
             Op::Moments => norm::infer_moments(x[0]),
             Op::BatchStats { scope, .. } => norm::infer_stats(*scope, x[0]),
             Op::BatchNorm(_) => norm::infer_batch_norm(x),
@@ -302,7 +317,9 @@ impl Op {
     /// Emits the derivative. The rules stand beside each op's definition.
     pub fn derivative(&self, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
         match self {
-            Op::Feed { .. } | Op::Param { .. } | Op::Const { .. } => Ok(vec![]),
+            Op::Feed { .. } | Op::Param { .. } | Op::Const { .. } | Op::Uniform { .. } => {
+                Ok(vec![])
+            }
             Op::Unary(u) => elementwise::unary_derivative(*u, g, b),
             Op::Binary(op) => elementwise::binary_derivative(*op, g, b),
             Op::Select => elementwise::select_derivative(g, b),
@@ -314,6 +331,7 @@ impl Op {
             Op::Slice { axis, start, .. } => layout::slice_derivative(*axis, *start, g, b),
             Op::Pad { before, .. } => layout::pad_derivative(before, g, b),
             Op::Upsample { size, bilinear } => layout::upsample_derivative(*size, *bilinear, g, b),
+            Op::AffineSample(geom) => sample::derivative(geom, g, b),
             Op::Dot(e) => dot::derivative(*e, g, b),
             Op::Conv(geom, e) => conv::derivative(geom, *e, g, b),
             Op::Pool(kind, geom) => pool::derivative(*kind, geom, g, b),
@@ -335,6 +353,7 @@ impl Op {
             | Op::AllReduce { .. }
             | Op::ReplicaMean
             | Op::UpsampleGrad { .. }
+            | Op::AffineSampleGrad(_)
             | Op::DotGradInput
             | Op::DotGradKernel
             | Op::ConvGradInput(_)
@@ -353,7 +372,7 @@ impl Op {
     /// Number of operands, `None` when any number above zero will do.
     fn arity(&self) -> Option<usize> {
         Some(match self {
-            Op::Feed { .. } | Op::Param { .. } | Op::Const { .. } => 0,
+            Op::Feed { .. } | Op::Param { .. } | Op::Const { .. } | Op::Uniform { .. } => 0,
             Op::Concat { .. } => return None,
             Op::Fused(tape) => tape.inputs.len(),
             Op::Dot(e) | Op::Conv(_, e) => 2 + usize::from(e.bias),
@@ -381,6 +400,8 @@ impl Op {
             | Op::AllReduce { .. }
             | Op::ReplicaMean => 1,
             Op::Binary(_)
+            | Op::AffineSample(_)
+            | Op::AffineSampleGrad(_)
             | Op::DotGradInput
             | Op::DotGradKernel
             | Op::ConvGradInput(_)
@@ -416,6 +437,7 @@ impl fmt::Display for Op {
                 write!(f, " {}x{}", size[0], size[1])?;
                 if *bilinear { f.write_str(" bilinear") } else { Ok(()) }
             }
+            Op::AffineSample(geom) | Op::AffineSampleGrad(geom) => write!(f, " {geom}"),
             Op::Dot(e) => e.fmt(f),
             Op::Conv(geom, e) => {
                 write!(f, " {geom}")?;
@@ -428,6 +450,7 @@ impl fmt::Display for Op {
             Op::InTopK { k } => write!(f, " k={k}"),
             Op::ThresholdCounts { n } => write!(f, " {n}"),
             Op::Dropout { rate, key, .. } => write!(f, " rate={} key={key}", rate.get()),
+            Op::Uniform { key, .. } => write!(f, " key={key}"),
             Op::BatchStats { scope, .. } => write!(f, " over={scope}"),
             Op::BatchNorm(a) | Op::BatchNormGradSums(a) | Op::BatchNormGradInput(a) => {
                 write!(f, " epsilon={}", a.epsilon.get())?;

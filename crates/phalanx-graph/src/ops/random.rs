@@ -1,5 +1,5 @@
-//! Dropout. The mask is a pure function of (seed, step, global row, key, element), so forward and
-//! backward compute it alike and nothing is stored.
+//! Dropout and random numbers. Both are pure functions of (seed, step, global row, key, element), so
+//! forward and backward drop alike, nothing is stored and the number of workers does not matter.
 
 use super::{Backward, Cotangents, Op, need_rows, operand};
 use crate::error::Result;
@@ -12,6 +12,11 @@ pub fn infer_dropout(noise: &[usize], x: &Type) -> Result<Type> {
     let fits =
         noise.len() == x.dims.len() && noise.iter().zip(&x.dims).all(|(n, d)| n == d || *n == 1);
     if fits { Ok(x.clone()) } else { Err(operand("dropout", format!("noise shape {noise:?}"), x)) }
+}
+
+/// Shape rule of `Uniform`.
+pub fn infer_uniform(dims: &[usize]) -> Result<Type> {
+    Ok(Type::rows(dims))
 }
 
 /// The same mask applied to `dy`.

@@ -110,9 +110,13 @@ fn unary(u: Unary, x: f64) -> Option<f64> {
         Unary::Relu if x.is_nan() => x,
         Unary::Relu => x.max(0.0),
         Unary::Floor => x.floor(),
-        Unary::Sign | Unary::Expm1 | Unary::Log1p | Unary::Tanh | Unary::Sigmoid | Unary::Erf => {
-            return None;
-        }
+        Unary::Sign
+        | Unary::Expm1
+        | Unary::Log1p
+        | Unary::Tanh
+        | Unary::Sigmoid
+        | Unary::Erf
+        | Unary::Sin => return None,
     })
 }
 

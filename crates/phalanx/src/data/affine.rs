@@ -14,7 +14,7 @@ pub enum FillMode {
     /// The nearest pixel: `aaaa|abcd|dddd`.
     #[default]
     Nearest,
-    /// The value `cval`: `kkkk|abcd|kkkk`.
+    /// One value: `kkkk|abcd|kkkk`.
     Constant,
     /// The image mirrored: `dcba|abcd|dcba`.
     Reflect,

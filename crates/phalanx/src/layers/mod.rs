@@ -15,6 +15,7 @@ mod dropout;
 mod embedding;
 mod flatten;
 mod global_pooling;
+mod image_preprocessing;
 mod layer_normalization;
 mod merge;
 mod normalization;
@@ -39,6 +40,10 @@ pub use dropout::{Dropout, SpatialDropout2D};
 pub use embedding::Embedding;
 pub use flatten::Flatten;
 pub use global_pooling::{GlobalAveragePooling2D, GlobalMaxPooling2D};
+pub use image_preprocessing::{
+    CenterCrop, Factor, FlipMode, RandomContrast, RandomCrop, RandomFlip, RandomRotation,
+    RandomTranslation, RandomZoom, Resampling, Resizing,
+};
 pub use layer_normalization::LayerNormalization;
 pub use merge::{Add, Average, Maximum, Minimum, Multiply, Subtract};
 pub use normalization::Normalization;
@@ -78,6 +83,7 @@ const REGISTRY: &[Class] = &[
     class::<Average>("Average", &[]),
     class::<AveragePooling2D>("AveragePooling2D", &["pool_size"]),
     class::<BatchNormalization>("BatchNormalization", &[]),
+    class::<CenterCrop>("CenterCrop", &["height", "width"]),
     class::<Concatenate>("Concatenate", &[]),
     class::<Conv2D>("Conv2D", &["filters", "kernel_size"]),
     class::<Cropping2D>("Cropping2D", &[]),
@@ -96,9 +102,16 @@ const REGISTRY: &[Class] = &[
     class::<Multiply>("Multiply", &[]),
     class::<Normalization>("Normalization", &[]),
     class::<Permute>("Permute", &["dims"]),
+    class::<RandomContrast>("RandomContrast", &["factor"]),
+    class::<RandomCrop>("RandomCrop", &["height", "width"]),
+    class::<RandomFlip>("RandomFlip", &[]),
+    class::<RandomRotation>("RandomRotation", &["factor"]),
+    class::<RandomTranslation>("RandomTranslation", &["height_factor", "width_factor"]),
+    class::<RandomZoom>("RandomZoom", &["height_factor"]),
     class::<ReLU>("ReLU", &[]),
     class::<Rescaling>("Rescaling", &["scale"]),
     class::<Reshape>("Reshape", &["target_shape"]),
+    class::<Resizing>("Resizing", &["height", "width"]),
     class::<Softmax>("Softmax", &[]),
     class::<SpatialDropout2D>("SpatialDropout2D", &["rate"]),
     class::<Subtract>("Subtract", &[]),
@@ -195,7 +208,8 @@ mod tests {
         assert!(class_names().is_sorted());
         let some = json!({ "units": 1, "filters": 1, "kernel_size": 1, "rate": 0.1, "pool_size": 2,
             "input_dim": 2, "output_dim": 2, "dims": [1], "target_shape": [1], "scale": 1.0,
-            "activation": "relu" });
+            "activation": "relu", "height": 2, "width": 3, "factor": 0.1, "height_factor": 0.2,
+            "width_factor": [0.1, 0.3] });
         for class in REGISTRY {
             let config = class.required.iter().map(|key| ((*key).into(), some[*key].clone()));
             let layer = from_config(class.name, config.collect()).unwrap();

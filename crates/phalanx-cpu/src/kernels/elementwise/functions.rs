@@ -44,6 +44,7 @@ pub(super) unsafe fn execute<S: Simd>(action: Action<Source>, n: usize, y: *mut 
                 Unary::Erf => each!(Erf, a),
                 Unary::Relu => each!(Relu, a),
                 Unary::Floor => each!(Floor, a),
+                Unary::Sin => each!(Sin, a),
             },
             Action::Binary(op, a, b) => match op {
                 Binary::Add => each!(Add, a, b),
@@ -158,6 +159,7 @@ functions! {
     Erf<1, 1> = |a| math::erf::<S>(a);
     Relu<1, 4> = |a| S::max(S::zero(), a);
     Floor<1, 4> = |a| S::floor(a);
+    Sin<1, 1> = |a| math::sin::<S>(a);
     Add<2, 4> = |a, b| S::add(a, b);
     Sub<2, 4> = |a, b| S::sub(a, b);
     Mul<2, 4> = |a, b| S::mul(a, b);

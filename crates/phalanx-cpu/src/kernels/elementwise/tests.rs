@@ -4,7 +4,7 @@ use super::*;
 use crate::kernels::math::testing::{close, gather, numbers, spread};
 use phalanx_graph::ops::{Binary, Instr, Tape, Unary};
 
-const UNARY: [Unary; 16] = [
+const UNARY: [Unary; 17] = [
     Unary::Neg,
     Unary::Abs,
     Unary::Sign,
@@ -21,6 +21,7 @@ const UNARY: [Unary; 16] = [
     Unary::Erf,
     Unary::Relu,
     Unary::Floor,
+    Unary::Sin,
 ];
 
 const BINARY: [Binary; 10] = [
@@ -56,6 +57,7 @@ fn unary(u: Unary, x: f64) -> f64 {
         Unary::Relu if x.is_nan() => x,
         Unary::Relu => x.max(0.0),
         Unary::Floor => x.floor(),
+        Unary::Sin => x.sin(),
     }
 }
 

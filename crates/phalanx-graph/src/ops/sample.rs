@@ -1,0 +1,149 @@
+//! Images read through an affine map, one map a sample: shifts, turns, zooms, flips and crops.
+//!
+//! The pixel `(x, y)` of the result is the image at `(a·x + b·y + c, d·x + e·y + f)` for the sample's
+//! matrix `[a, b, c, d, e, f]`; whole coordinates are pixel centres.
+
+use super::{Backward, Cotangents, Op, Real, need_rows, operand};
+use crate::error::{GraphError, Result};
+use crate::graph::Graph;
+use crate::types::Type;
+use std::fmt;
+
+/// What lies beyond the border of an image `a b c d`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FillMode {
+    /// `k k k k | a b c d | k k k k`
+    Constant,
+    /// `a a a a | a b c d | d d d d`
+    Nearest,
+    /// `d c b a | a b c d | d c b a`
+    Reflect,
+    /// `a b c d | a b c d | a b c d`
+    Wrap,
+}
+
+impl FillMode {
+    /// The pixel that stands at `index` along an axis of `size` pixels, `None` for the constant.
+    #[inline]
+    pub fn pixel(self, index: i64, size: usize) -> Option<usize> {
+        let n = size as i64;
+        match self {
+            _ if (0..n).contains(&index) => Some(index as usize),
+            FillMode::Constant => None,
+            FillMode::Nearest => Some(index.clamp(0, n - 1) as usize),
+            FillMode::Wrap => Some(index.rem_euclid(n) as usize),
+            FillMode::Reflect => {
+                let i = index.rem_euclid(2 * n);
+                Some(i.min(2 * n - 1 - i) as usize)
+            }
+        }
+    }
+}
+
+/// The attributes of a sampling and of its derivative.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SampleGeom {
+    /// The image's height, width and channels.
+    pub input: [usize; 3],
+    /// The result's height and width.
+    pub output: [usize; 2],
+    /// What lies beyond the border.
+    pub fill: FillMode,
+    /// The constant beyond the border.
+    pub fill_value: Real,
+    /// Whether to interpolate between four pixels rather than take the nearest.
+    pub bilinear: bool,
+}
+
+/// A coordinate as kernels take it: what lies further out than any image reaches stays countable.
+const FURTHEST: f64 = (1u64 << 40) as f64;
+
+impl SampleGeom {
+    /// The two neighbours of a coordinate along an axis, each with its weight; without
+    /// interpolation the first alone counts. Halves are rounded away from zero.
+    #[inline]
+    pub fn taps(&self, at: f64) -> [(i64, f64); 2] {
+        let at = at.clamp(-FURTHEST, FURTHEST);
+        if self.bilinear {
+            let low = at.floor();
+            [(low as i64, 1.0 - (at - low)), (low as i64 + 1, at - low)]
+        } else {
+            [(at.round() as i64, 1.0), (0, 0.0)]
+        }
+    }
+
+    /// The dimensions of a result.
+    pub fn output_dims(&self) -> [usize; 3] {
+        [self.output[0], self.output[1], self.input[2]]
+    }
+}
+
+impl fmt::Display for SampleGeom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = if self.bilinear { "bilinear" } else { "nearest" };
+        write!(f, "{}x{} {how}", self.output[0], self.output[1])?;
+        match self.fill {
+            FillMode::Constant => write!(f, " fill={}", self.fill_value.get()),
+            FillMode::Nearest => f.write_str(" fill=nearest"),
+            FillMode::Reflect => f.write_str(" fill=reflect"),
+            FillMode::Wrap => f.write_str(" fill=wrap"),
+        }
+    }
+}
+
+fn need_matrix(op: &str, matrix: &Type) -> Result<()> {
+    need_rows(op, matrix)?;
+    if matrix.dims == [6] { Ok(()) } else { Err(operand(op, "a matrix of 6 numbers", matrix)) }
+}
+
+/// Shape rule of `AffineSample`; operands `x, matrix`.
+pub fn infer(geom: &SampleGeom, x: &Type, matrix: &Type) -> Result<Type> {
+    need_rows("affine_sample", x)?;
+    need_matrix("affine_sample", matrix)?;
+    if x.dims != geom.input || geom.input.contains(&0) {
+        return Err(operand("affine_sample", format!("image {:?}", geom.input), x));
+    }
+    Ok(Type::rows(geom.output_dims()))
+}
+
+/// Shape rule of `AffineSampleGrad`; operands `dy, matrix`.
+pub fn infer_grad(geom: &SampleGeom, dy: &Type, matrix: &Type) -> Result<Type> {
+    need_rows("affine_sample_grad", dy)?;
+    need_matrix("affine_sample_grad", matrix)?;
+    if dy.dims != geom.output_dims() || geom.input.contains(&0) {
+        return Err(operand("affine_sample_grad", format!("image {:?}", geom.output_dims()), dy));
+    }
+    Ok(Type::rows(geom.input))
+}
+
+/// `dy` goes back to the pixels it was read from, by their weights. The matrix is taken as given.
+pub fn derivative(geom: &SampleGeom, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
+    if b.wanted[1] {
+        let (layer, op) = (g.scope_name(b.y).into(), "affine_sample by its matrix".into());
+        return Err(GraphError::NotDifferentiable { layer, op });
+    }
+    let dx = g.push(Op::AffineSampleGrad(*geom), &[b.dy, b.inputs[1]])?;
+    Ok(vec![Some(dx), None])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn borders_repeat_as_their_pictures_say() {
+        let line = |mode: FillMode| -> String {
+            let name = |i| mode.pixel(i, 4).map_or('k', |p| ['a', 'b', 'c', 'd'][p]);
+            (-6..10).map(name).collect()
+        };
+        assert_eq!(line(FillMode::Constant), "kkkkkkabcdkkkkkk");
+        assert_eq!(line(FillMode::Nearest), "aaaaaaabcddddddd");
+        assert_eq!(line(FillMode::Reflect), "cddcbaabcddcbaab");
+        assert_eq!(line(FillMode::Wrap), "cdabcdabcdabcdab");
+        for mode in [FillMode::Nearest, FillMode::Reflect, FillMode::Wrap] {
+            for far in [-(1i64 << 41), 1 << 41] {
+                assert!(mode.pixel(far, 7).is_some_and(|p| p < 7));
+            }
+        }
+    }
+}

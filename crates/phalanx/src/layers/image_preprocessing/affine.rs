@@ -1,0 +1,99 @@
+//! Maps by which images are read: the pixel `(x, y)` of the result is the image at
+//! `(a·x + b·y + c, d·x + e·y + f)`.
+
+use super::super::support::finite;
+use super::super::up_sampling2d::Interpolation;
+use crate::choice::Choice;
+use crate::data::FillMode;
+use crate::error::Result;
+use crate::layer::Cx;
+use phalanx_graph::ops::{self, Epilogue, SampleGeom};
+use phalanx_graph::{NodeId, Op};
+
+/// `[a, b, c, d, e, f]` of the map that changes nothing.
+pub(super) const IDENTITY: [f64; 6] = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0];
+
+/// Maps that depend on parameters `p` in a straight line: `base + Σ pᵢ · slopesᵢ`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Affine<const N: usize> {
+    pub base: [f64; 6],
+    pub slopes: [[f64; 6]; N],
+}
+
+/// A family of maps whose numbers are constants of the graph.
+pub(super) struct Maps {
+    slopes: NodeId,
+    base: NodeId,
+}
+
+impl<const N: usize> Affine<N> {
+    /// The same maps by numbers `u` in 0 to 1, for the parameters `low + u · (high - low)`.
+    pub fn over(self, ranges: [[f64; 2]; N]) -> Affine<N> {
+        let mut over = self;
+        for (i, [low, high]) in ranges.into_iter().enumerate() {
+            for k in 0..6 {
+                over.base[k] += low * self.slopes[i][k];
+                over.slopes[i][k] *= high - low;
+            }
+        }
+        over
+    }
+
+    /// Declares the constants. To be called in training and in inference alike: all programs of a
+    /// model share one table of parameters.
+    pub fn declare(&self, cx: &mut Cx<'_>) -> Maps {
+        let slopes = self.slopes.iter().flatten().map(|v| *v as f32).collect();
+        let base = self.base.iter().map(|v| *v as f32).collect();
+        Maps {
+            slopes: cx.constant("slopes", &[N, 6], slopes),
+            base: cx.constant("base", &[6], base),
+        }
+    }
+}
+
+impl Maps {
+    /// The matrix of each sample from its parameters.
+    pub fn matrix(&self, cx: &mut Cx<'_>, parameters: NodeId) -> Result<NodeId> {
+        let dot = Op::Dot(Epilogue { bias: true, relu: false });
+        Ok(cx.graph().push(dot, &[parameters, self.slopes, self.base])?)
+    }
+}
+
+/// How the layers that move images read between pixels and beyond the border, by Keras' names.
+pub(super) struct Reading<'a> {
+    pub fill_mode: &'a Choice<FillMode>,
+    pub interpolation: &'a Choice<Interpolation>,
+    pub fill_value: f64,
+}
+
+impl Reading<'_> {
+    /// The attributes for an image that keeps its size.
+    pub fn geometry(&self, cx: &Cx<'_>, input: [usize; 3]) -> Result<SampleGeom> {
+        finite(cx, "fill_value", self.fill_value)?;
+        let fill = match self.fill_mode.get()? {
+            FillMode::Constant => ops::FillMode::Constant,
+            FillMode::Nearest => ops::FillMode::Nearest,
+            FillMode::Reflect => ops::FillMode::Reflect,
+            FillMode::Wrap => ops::FillMode::Wrap,
+        };
+        let bilinear = *self.interpolation.get()? == Interpolation::Bilinear;
+        let fill_value = self.fill_value.into();
+        Ok(SampleGeom { input, output: [input[0], input[1]], fill, fill_value, bilinear })
+    }
+}
+
+/// The attributes of a map from pixels to pixels, all inside the image.
+pub(super) fn whole_pixels(input: [usize; 3], output: [usize; 2]) -> SampleGeom {
+    let fill = ops::FillMode::Nearest;
+    SampleGeom { input, output, fill, fill_value: 0.0.into(), bilinear: false }
+}
+
+/// Reads an image through a matrix of each sample's own.
+pub(super) fn sample(
+    cx: &mut Cx<'_>,
+    geom: SampleGeom,
+    x: NodeId,
+    matrix: NodeId,
+) -> Result<NodeId> {
+    Ok(cx.graph().push(Op::AffineSample(geom), &[x, matrix])?)
+}

@@ -1,0 +1,74 @@
+//! The middle of an image: `(batch, h, w, c)` becomes `(batch, height, width, c)`. An image that is too
+//! small is enlarged: its largest window of the wanted proportions is resized, bilinearly.
+
+use super::super::support::{DataFormat, at_least_one};
+use super::resize::{Resampling, aspect_window, resize};
+use super::{float_image, window};
+use crate::config;
+use crate::error::Result;
+use crate::layer::{Cx, Layer};
+use phalanx_graph::NodeId;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// The middle of an image.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::CenterCrop;
+///
+/// assert_eq!(CenterCrop::new(24, 32).config()["width"], 32);
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CenterCrop {
+    height: usize,
+    width: usize,
+    #[serde(default)]
+    data_format: DataFormat,
+}
+
+impl CenterCrop {
+    /// The size that is left.
+    pub fn new(height: usize, width: usize) -> CenterCrop {
+        CenterCrop { height, width, data_format: DataFormat::ChannelsLast }
+    }
+}
+
+/// Fails unless an output has pixels.
+pub(super) fn check_size(cx: &Cx<'_>, [height, width]: [usize; 2]) -> Result<()> {
+    at_least_one(cx, "height", height)?;
+    at_least_one(cx, "width", width)
+}
+
+/// The middle of an image, or all that fits of one that is too small.
+pub(super) fn center(
+    cx: &mut Cx<'_>,
+    x: NodeId,
+    [h, w]: [usize; 2],
+    size: [usize; 2],
+) -> Result<NodeId> {
+    if h >= size[0] && w >= size[1] {
+        return window(cx, x, [(h - size[0]) / 2, (w - size[1]) / 2], size);
+    }
+    let (start, len) = aspect_window([h, w], size);
+    let x = window(cx, x, start, len)?;
+    resize(cx, x, size, Resampling::Bilinear, false)
+}
+
+impl Layer for CenterCrop {
+    fn class_name(&self) -> &'static str {
+        "CenterCrop"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        let size = [self.height, self.width];
+        check_size(cx, size)?;
+        let (x, [h, w, _]) = float_image(cx, inputs)?;
+        center(cx, x, [h, w], size)
+    }
+}

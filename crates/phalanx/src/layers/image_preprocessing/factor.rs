@@ -1,0 +1,55 @@
+//! The range a random layer draws from, as configs hold it.
+
+use crate::error::Result;
+use crate::layer::Cx;
+use serde::{Deserialize, Serialize};
+
+/// A range: `0.2` for -0.2 to 0.2, or both ends, `(-0.1, 0.3)`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected a number or two of them")]
+pub enum Factor {
+    /// As far to both sides.
+    Both(f64),
+    /// The two ends, in any order.
+    Ends([f64; 2]),
+}
+
+impl From<f64> for Factor {
+    fn from(both: f64) -> Factor {
+        Factor::Both(both)
+    }
+}
+
+impl From<(f64, f64)> for Factor {
+    fn from((low, high): (f64, f64)) -> Factor {
+        Factor::Ends([low, high])
+    }
+}
+
+impl From<[f64; 2]> for Factor {
+    fn from(ends: [f64; 2]) -> Factor {
+        Factor::Ends(ends)
+    }
+}
+
+impl Factor {
+    /// The lower and the upper end.
+    pub(super) fn ends(self) -> [f64; 2] {
+        match self {
+            Factor::Both(f) => [-f.abs(), f.abs()],
+            Factor::Ends([a, b]) => [a.min(b), a.max(b)],
+        }
+    }
+
+    /// The ends, or an error where one lies outside -1 to 1.
+    pub(super) fn within_one(self, cx: &Cx<'_>, argument: &str) -> Result<[f64; 2]> {
+        let given = match self {
+            Factor::Both(f) => [f, f],
+            Factor::Ends(ends) => ends,
+        };
+        match given.into_iter().find(|f| !(-1.0..=1.0).contains(f)) {
+            None => Ok(self.ends()),
+            Some(f) => Err(cx.argument(argument, "numbers from -1 to 1", f)),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Images changed inside a model: resized and cropped always, or flipped, moved, turned, zoomed and
+//! brightened at random in training alone.
+//!
+//! What a random layer does follows from the run's seed, the step and the sample, each sample for
+//! itself, so it does not depend on the number of replicas. Keras' own `seed` is kept in the config
+//! and not used.
+
+mod affine;
+mod center_crop;
+mod factor;
+mod random_contrast;
+mod random_crop;
+mod random_flip;
+mod random_rotation;
+mod random_translation;
+mod random_zoom;
+mod resize;
+mod resizing;
+
+pub use center_crop::CenterCrop;
+pub use factor::Factor;
+pub use random_contrast::RandomContrast;
+pub use random_crop::RandomCrop;
+pub use random_flip::{FlipMode, RandomFlip};
+pub use random_rotation::RandomRotation;
+pub use random_translation::RandomTranslation;
+pub use random_zoom::RandomZoom;
+pub use resize::Resampling;
+pub use resizing::Resizing;
+
+use super::support::image;
+use crate::error::Result;
+use crate::layer::Cx;
+use phalanx_graph::{DType, NodeId, Op};
+
+/// The one input, an image of any number type, as floats; and its height, width and channels.
+fn float_image(cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<(NodeId, [usize; 3])> {
+    let (x, dims) = image(cx, inputs)?;
+    Ok((cx.graph().cast(x, DType::F32)?, dims))
+}
+
+/// Numbers in `[0, 1)` of each sample's own, in a stream of this call's own.
+fn uniform(cx: &mut Cx<'_>, dims: &[usize]) -> Result<NodeId> {
+    let key = cx.stream();
+    Ok(cx.graph().push(Op::Uniform { key, dims: dims.to_vec() }, &[])?)
+}
+
+/// `start..start + len` of height and of width.
+fn window(cx: &mut Cx<'_>, x: NodeId, start: [usize; 2], len: [usize; 2]) -> Result<NodeId> {
+    let mut y = x;
+    for axis in 0..2 {
+        if cx.dims(y)[axis] != len[axis] {
+            let op = Op::Slice { axis, start: start[axis], len: len[axis] };
+            y = cx.graph().push(op, &[y])?;
+        }
+    }
+    Ok(y)
+}

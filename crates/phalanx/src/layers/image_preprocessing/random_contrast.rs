@@ -1,0 +1,95 @@
+//! `y = clip((x - mean) · f + mean)` with the mean of each channel of each image and a random `f` of
+//! each image's own, in training; otherwise the identity. The output has the input's shape.
+
+use super::super::support::{DataFormat, setters};
+use super::{Factor, float_image, uniform};
+use crate::config;
+use crate::error::Result;
+use crate::layer::{Cx, Layer};
+use phalanx_graph::NodeId;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Changes the contrast of images at random in training.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::RandomContrast;
+///
+/// let contrast = RandomContrast::new(0.2).value_range((0.0, 1.0)); // 0.8 to 1.2 times
+/// assert_eq!(contrast.config()["factor"], serde_json::json!([0.2, 0.2]));
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RandomContrast {
+    factor: Factor,
+    #[serde(default = "bytes")]
+    value_range: (f64, f64),
+    seed: Option<i64>,
+    #[serde(default)]
+    data_format: DataFormat,
+}
+
+fn bytes() -> (f64, f64) {
+    (0.0, 255.0)
+}
+
+impl RandomContrast {
+    /// From `1 - factor` to `1 + factor` times the contrast, or `1 - lower` to `1 + upper` times.
+    pub fn new(factor: impl Into<Factor>) -> RandomContrast {
+        RandomContrast {
+            factor: factor.into(),
+            value_range: bytes(),
+            seed: None,
+            data_format: DataFormat::ChannelsLast,
+        }
+    }
+
+    setters! {
+        /// The darkest and the brightest there is; 0 and 255 unless set.
+        value_range: (f64, f64),
+        /// Kept for Keras; the run's seed decides.
+        seed: Option<i64>,
+    }
+
+    /// How far below and above one.
+    fn bounds(&self) -> Factor {
+        match self.factor {
+            Factor::Both(f) => Factor::Ends([f, f]),
+            ends => Factor::Ends(ends.ends()),
+        }
+    }
+}
+
+impl Layer for RandomContrast {
+    fn class_name(&self) -> &'static str {
+        "RandomContrast"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        // Keras writes both bounds even for one number.
+        config::write(&RandomContrast { factor: self.bounds(), ..self.clone() })
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        let [lower, upper] = self.bounds().within_one(cx, "factor")?;
+        let (darkest, brightest) = self.value_range;
+        if !(darkest.is_finite() && brightest.is_finite() && darkest <= brightest) {
+            let received = format!("({darkest}, {brightest})");
+            return Err(cx.argument("value_range", "two finite numbers in order", received));
+        }
+        let (x, _) = float_image(cx, inputs)?;
+        if !cx.training() {
+            return Ok(x);
+        }
+        let u = uniform(cx, &[1, 1, 1])?;
+        let g = cx.graph();
+        let factor = g.scale(u, upper + lower)?;
+        let factor = g.offset(factor, 1.0 - lower)?;
+        let mean = g.mean_axes(x, &[0, 1])?;
+        let apart = g.sub(x, mean)?;
+        let apart = g.mul(apart, factor)?;
+        let y = g.add(apart, mean)?;
+        Ok(g.clamp(y, darkest, brightest)?)
+    }
+}

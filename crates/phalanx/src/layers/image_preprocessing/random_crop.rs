@@ -1,0 +1,78 @@
+//! A part of an image: `(batch, h, w, c)` becomes `(batch, height, width, c)`. In training the part is
+//! drawn for each sample; otherwise it is the middle. An image that is too small is enlarged as
+//! `CenterCrop` does it.
+
+use super::super::support::{DataFormat, setters};
+use super::affine::{Affine, IDENTITY, sample, whole_pixels};
+use super::center_crop::{center, check_size};
+use super::{float_image, uniform};
+use crate::config;
+use crate::error::Result;
+use crate::layer::{Cx, Layer};
+use phalanx_graph::NodeId;
+use phalanx_graph::ops::Unary;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// A random part of an image in training, else its middle.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::RandomCrop;
+///
+/// assert_eq!(RandomCrop::new(24, 32).config()["height"], 24);
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RandomCrop {
+    height: usize,
+    width: usize,
+    seed: Option<i64>,
+    #[serde(default)]
+    data_format: DataFormat,
+}
+
+impl RandomCrop {
+    /// The size that is left.
+    pub fn new(height: usize, width: usize) -> RandomCrop {
+        RandomCrop { height, width, seed: None, data_format: DataFormat::ChannelsLast }
+    }
+
+    setters! {
+        /// Kept for Keras; the run's seed decides.
+        seed: Option<i64>,
+    }
+}
+
+impl Layer for RandomCrop {
+    fn class_name(&self) -> &'static str {
+        "RandomCrop"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        let size = [self.height, self.width];
+        check_size(cx, size)?;
+        let (x, dims) = float_image(cx, inputs)?;
+        let [h, w, _] = dims;
+        if h < size[0] || w < size[1] || [h, w] == size {
+            return center(cx, x, [h, w], size);
+        }
+        let slopes = [[0.0, 0.0, 0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]];
+        let maps = Affine { base: IDENTITY, slopes }.declare(cx);
+        let places = [h - size[0] + 1, w - size[1] + 1].map(|n| n as f32);
+        let places = cx.constant("places", &[2], places.to_vec());
+        if !cx.training() {
+            return center(cx, x, [h, w], size);
+        }
+        let u = uniform(cx, &[2])?;
+        let g = cx.graph();
+        let start = g.mul(u, places)?;
+        let start = g.unary(Unary::Floor, start)?;
+        let matrix = maps.matrix(cx, start)?;
+        sample(cx, whole_pixels(dims, size), x, matrix)
+    }
+}

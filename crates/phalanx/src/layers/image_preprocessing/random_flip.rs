@@ -1,0 +1,105 @@
+//! Mirrors every second image, at random, in training; otherwise the identity. The output has the
+//! input's shape.
+//!
+//! With both directions each is decided for itself, as Keras' documentation has it (Keras 3.15 itself
+//! flips both ways or neither).
+
+use super::super::support::{DataFormat, setters};
+use super::affine::{Affine, IDENTITY, sample, whole_pixels};
+use super::{float_image, uniform};
+use crate::choice::{Choice, Vocabulary, by_serde_name};
+use crate::config;
+use crate::error::Result;
+use crate::layer::{Cx, Layer};
+use phalanx_graph::NodeId;
+use phalanx_graph::ops::Binary;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Which way images are mirrored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FlipMode {
+    /// Left to right.
+    Horizontal,
+    /// Top to bottom.
+    Vertical,
+    /// Either or both.
+    HorizontalAndVertical,
+}
+
+impl Vocabulary for FlipMode {
+    const KIND: &'static str = "mode";
+    const NAMES: &'static [&'static str] = &["horizontal", "vertical", "horizontal_and_vertical"];
+
+    fn from_name(name: &str) -> Option<FlipMode> {
+        by_serde_name(name)
+    }
+}
+
+/// Mirrors images at random in training.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::RandomFlip;
+///
+/// assert_eq!(RandomFlip::new("horizontal").config()["mode"], "horizontal");
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RandomFlip {
+    mode: Choice<FlipMode>,
+    seed: Option<i64>,
+    data_format: DataFormat,
+}
+
+impl Default for RandomFlip {
+    fn default() -> RandomFlip {
+        RandomFlip::new(FlipMode::HorizontalAndVertical)
+    }
+}
+
+impl RandomFlip {
+    /// `horizontal`, `vertical` or `horizontal_and_vertical`.
+    pub fn new(mode: impl Into<Choice<FlipMode>>) -> RandomFlip {
+        RandomFlip { mode: mode.into(), seed: None, data_format: DataFormat::ChannelsLast }
+    }
+
+    setters! {
+        /// Kept for Keras; the run's seed decides.
+        seed: Option<i64>,
+    }
+}
+
+impl Layer for RandomFlip {
+    fn class_name(&self) -> &'static str {
+        "RandomFlip"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        let mode = *self.mode.get()?;
+        let (x, dims) = float_image(cx, inputs)?;
+        let [h, w, _] = dims;
+        // x becomes w - 1 - x, and y likewise; what the mode leaves out has no slope.
+        let mut slopes = [[0.0; 6]; 2];
+        if mode != FlipMode::Vertical {
+            slopes[0] = [-2.0, 0.0, (w - 1) as f64, 0.0, 0.0, 0.0];
+        }
+        if mode != FlipMode::Horizontal {
+            slopes[1] = [0.0, 0.0, 0.0, 0.0, -2.0, (h - 1) as f64];
+        }
+        let maps = Affine { base: IDENTITY, slopes }.declare(cx);
+        if !cx.training() {
+            return Ok(x);
+        }
+        let u = uniform(cx, &[2])?;
+        let half = cx.graph().scalar(0.5);
+        let flips = cx.graph().binary(Binary::Gt, half, u)?;
+        let matrix = maps.matrix(cx, flips)?;
+        sample(cx, whole_pixels(dims, [h, w]), x, matrix)
+    }
+}

@@ -1,0 +1,104 @@
+//! Turns images about their middle by random angles, in training; otherwise the identity. The output
+//! has the input's shape.
+
+use super::super::support::{DataFormat, setters};
+use super::super::up_sampling2d::Interpolation;
+use super::affine::{Affine, Reading, sample};
+use super::random_translation::{bilinear, reflect};
+use super::{Factor, float_image, uniform};
+use crate::choice::Choice;
+use crate::config;
+use crate::data::FillMode;
+use crate::error::Result;
+use crate::layer::{Cx, Layer};
+use phalanx_graph::NodeId;
+use phalanx_graph::ops::Unary;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::f64::consts::{FRAC_PI_2, TAU};
+
+/// Turns images at random in training.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::RandomRotation;
+///
+/// let turn = RandomRotation::new(0.1); // up to 36 degrees, either way
+/// assert_eq!(turn.config()["factor"], serde_json::json!([-0.1, 0.1]));
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RandomRotation {
+    factor: Factor,
+    #[serde(default = "reflect")]
+    fill_mode: Choice<FillMode>,
+    #[serde(default = "bilinear")]
+    interpolation: Choice<Interpolation>,
+    seed: Option<i64>,
+    #[serde(default)]
+    fill_value: f64,
+    #[serde(default)]
+    data_format: DataFormat,
+}
+
+impl RandomRotation {
+    /// How far, in whole turns; positive is counter-clockwise.
+    pub fn new(factor: impl Into<Factor>) -> RandomRotation {
+        RandomRotation {
+            factor: factor.into(),
+            fill_mode: reflect(),
+            interpolation: bilinear(),
+            seed: None,
+            fill_value: 0.0,
+            data_format: DataFormat::ChannelsLast,
+        }
+    }
+
+    setters! {
+        /// What comes in: `reflect` (unless set), `constant`, `nearest` or `wrap`.
+        fill_mode: impl Into<Choice<FillMode>>,
+        /// `bilinear` (unless set) or `nearest`.
+        interpolation: impl Into<Choice<Interpolation>>,
+        /// The value of `fill_mode` "constant"; 0 unless set.
+        fill_value: f64,
+        /// Kept for Keras; the run's seed decides.
+        seed: Option<i64>,
+    }
+}
+
+impl Layer for RandomRotation {
+    fn class_name(&self) -> &'static str {
+        "RandomRotation"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        // Keras writes both ends even for one number.
+        config::write(&RandomRotation { factor: self.factor.ends().into(), ..self.clone() })
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        let [low, high] = self.factor.within_one(cx, "factor")?;
+        let (x, dims) = float_image(cx, inputs)?;
+        let [my, mx] = [dims[0], dims[1]].map(|d| (d - 1) as f64 / 2.0);
+        let Self { fill_mode, interpolation, fill_value, .. } = self;
+        let reading = Reading { fill_mode, interpolation, fill_value: *fill_value };
+        let geom = reading.geometry(cx, dims)?;
+        // A turn about the middle, by the cosine and the sine of its angle.
+        let slopes = [[1.0, 0.0, -mx, 0.0, 1.0, -my], [0.0, -1.0, my, 1.0, 0.0, -mx]];
+        let base = [0.0, 0.0, mx, 0.0, 0.0, my];
+        let maps = Affine { base, slopes }.declare(cx);
+        let quarter = cx.constant("quarter", &[2], vec![FRAC_PI_2 as f32, 0.0]);
+        if !cx.training() {
+            return Ok(x);
+        }
+        let u = uniform(cx, &[1])?;
+        let g = cx.graph();
+        let angle = g.scale(u, TAU * (high - low))?;
+        let angle = g.offset(angle, TAU * low)?;
+        // cos a = sin(a + π/2)
+        let both = g.add(angle, quarter)?;
+        let both = g.unary(Unary::Sin, both)?;
+        let matrix = maps.matrix(cx, both)?;
+        sample(cx, geom, x, matrix)
+    }
+}

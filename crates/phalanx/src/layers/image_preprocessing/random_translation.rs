@@ -1,0 +1,105 @@
+//! Moves images down and to the right by random shares of their size, in training; otherwise the
+//! identity. The output has the input's shape.
+
+use super::super::support::{DataFormat, setters};
+use super::super::up_sampling2d::Interpolation;
+use super::affine::{Affine, IDENTITY, Reading, sample};
+use super::{Factor, float_image, uniform};
+use crate::choice::Choice;
+use crate::config;
+use crate::data::FillMode;
+use crate::error::Result;
+use crate::layer::{Cx, Layer};
+use phalanx_graph::NodeId;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Moves images at random in training.
+///
+/// ```
+/// use phalanx::layer::Layer;
+/// use phalanx::layers::RandomTranslation;
+///
+/// let shift = RandomTranslation::new(0.1, (-0.2, 0.2)).fill_mode("nearest");
+/// assert_eq!(shift.config()["width_factor"], serde_json::json!([-0.2, 0.2]));
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RandomTranslation {
+    height_factor: Factor,
+    width_factor: Factor,
+    #[serde(default = "reflect")]
+    fill_mode: Choice<FillMode>,
+    #[serde(default = "bilinear")]
+    interpolation: Choice<Interpolation>,
+    seed: Option<i64>,
+    #[serde(default)]
+    fill_value: f64,
+    #[serde(default)]
+    data_format: DataFormat,
+}
+
+pub(super) fn reflect() -> Choice<FillMode> {
+    FillMode::Reflect.into()
+}
+
+pub(super) fn bilinear() -> Choice<Interpolation> {
+    Interpolation::Bilinear.into()
+}
+
+impl RandomTranslation {
+    /// How far down and to the right, in shares of height and width; negative for up and left.
+    pub fn new(
+        height_factor: impl Into<Factor>,
+        width_factor: impl Into<Factor>,
+    ) -> RandomTranslation {
+        RandomTranslation {
+            height_factor: height_factor.into(),
+            width_factor: width_factor.into(),
+            fill_mode: reflect(),
+            interpolation: bilinear(),
+            seed: None,
+            fill_value: 0.0,
+            data_format: DataFormat::ChannelsLast,
+        }
+    }
+
+    setters! {
+        /// What comes in: `reflect` (unless set), `constant`, `nearest` or `wrap`.
+        fill_mode: impl Into<Choice<FillMode>>,
+        /// `bilinear` (unless set) or `nearest`.
+        interpolation: impl Into<Choice<Interpolation>>,
+        /// The value of `fill_mode` "constant"; 0 unless set.
+        fill_value: f64,
+        /// Kept for Keras; the run's seed decides.
+        seed: Option<i64>,
+    }
+}
+
+impl Layer for RandomTranslation {
+    fn class_name(&self) -> &'static str {
+        "RandomTranslation"
+    }
+
+    fn config(&self) -> Map<String, Value> {
+        config::write(self)
+    }
+
+    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+        let down = self.height_factor.within_one(cx, "height_factor")?;
+        let right = self.width_factor.within_one(cx, "width_factor")?;
+        let (x, dims) = float_image(cx, inputs)?;
+        let [h, w, _] = dims.map(|d| d as f64);
+        let Self { fill_mode, interpolation, fill_value, .. } = self;
+        let reading = Reading { fill_mode, interpolation, fill_value: *fill_value };
+        let geom = reading.geometry(cx, dims)?;
+        let slopes = [[0.0, 0.0, 0.0, 0.0, 0.0, -h], [0.0, 0.0, -w, 0.0, 0.0, 0.0]];
+        let maps = Affine { base: IDENTITY, slopes }.over([down, right]).declare(cx);
+        if !cx.training() {
+            return Ok(x);
+        }
+        let u = uniform(cx, &[2])?;
+        let matrix = maps.matrix(cx, u)?;
+        sample(cx, geom, x, matrix)
+    }
+}

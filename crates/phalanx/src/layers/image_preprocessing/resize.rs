@@ -1,0 +1,161 @@
+//! Resizing as `jax.image.resize` does it: every new row is a weighted sum of old rows, and every new
+//! column of old columns, so it is two products with matrices of weights.
+
+use crate::choice::{Vocabulary, by_serde_name};
+use crate::error::Result;
+use crate::layer::Cx;
+use phalanx_graph::ops::Epilogue;
+use phalanx_graph::{NodeId, Op};
+use serde::{Deserialize, Serialize};
+use std::f64::consts::PI;
+
+/// How the pixels of a resized image are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Resampling {
+    /// From the nearest pixel.
+    Nearest,
+    /// In straight lines between two.
+    Bilinear,
+    /// By Keys' cubic through four.
+    Bicubic,
+    /// By a windowed sine through six.
+    Lanczos3,
+    /// By a windowed sine through ten.
+    Lanczos5,
+}
+
+impl Vocabulary for Resampling {
+    const KIND: &'static str = "interpolation";
+    const NAMES: &'static [&'static str] =
+        &["nearest", "bilinear", "bicubic", "lanczos3", "lanczos5"];
+
+    fn from_name(name: &str) -> Option<Resampling> {
+        by_serde_name(name)
+    }
+}
+
+impl Resampling {
+    /// The weight of a pixel at a distance.
+    fn kernel(self, x: f64) -> f64 {
+        let lanczos = |radius: f64| match x {
+            _ if x > radius => 0.0,
+            _ if x > 1e-3 => radius * (PI * x).sin() * (PI * x / radius).sin() / (PI * x * PI * x),
+            _ => 1.0,
+        };
+        match self {
+            Resampling::Nearest | Resampling::Bilinear => (1.0 - x).max(0.0),
+            Resampling::Bicubic if x >= 2.0 => 0.0,
+            Resampling::Bicubic if x >= 1.0 => ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0,
+            Resampling::Bicubic => (1.5 * x - 2.5) * x * x + 1.0,
+            Resampling::Lanczos3 => lanczos(3.0),
+            Resampling::Lanczos5 => lanczos(5.0),
+        }
+    }
+
+    /// The weights of `from` pixels for pixel `at` of `to`; with `antialias` a smaller image is
+    /// smoothed first.
+    fn weights(self, from: usize, to: usize, at: usize, antialias: bool) -> Vec<f64> {
+        if self == Resampling::Nearest {
+            let nearest = (2 * at + 1) * from / (2 * to);
+            return (0..from).map(|k| f64::from(u8::from(k == nearest))).collect();
+        }
+        let step = from as f64 / to as f64;
+        let width = if antialias { step.max(1.0) } else { 1.0 };
+        let center = (at as f64 + 0.5) * step - 0.5;
+        let raw: Vec<f64> =
+            (0..from).map(|k| self.kernel((center - k as f64).abs() / width)).collect();
+        // Near the border a part of the kernel lies outside.
+        let total: f64 = raw.iter().sum();
+        raw.into_iter().map(|w| w / total).collect()
+    }
+}
+
+/// Most weights of a matrix: 8192 by 8192 pixels.
+const MOST_WEIGHTS: usize = 1 << 26;
+
+/// `x[.., from] · weights[from, to]`
+fn along_last(
+    cx: &mut Cx<'_>,
+    x: NodeId,
+    argument: &'static str,
+    to: usize,
+    how: (Resampling, bool),
+) -> Result<NodeId> {
+    let from = cx.graph().ty(x).last();
+    if from.checked_mul(to).is_none_or(|n| n > MOST_WEIGHTS) {
+        let expected = format!("at most {MOST_WEIGHTS} when multiplied with the input's {from}");
+        return Err(cx.argument(argument, &expected, to));
+    }
+    let mut weights = vec![0.0; from * to];
+    for at in 0..to {
+        let column = how.0.weights(from, to, at, how.1);
+        column.iter().enumerate().for_each(|(k, w)| weights[k * to + at] = *w as f32);
+    }
+    let weights = cx.constant(argument, &[from, to], weights);
+    Ok(cx.graph().push(Op::Dot(Epilogue::default()), &[x, weights])?)
+}
+
+/// An image in another size.
+pub(super) fn resize(
+    cx: &mut Cx<'_>,
+    x: NodeId,
+    [height, width]: [usize; 2],
+    resampling: Resampling,
+    antialias: bool,
+) -> Result<NodeId> {
+    let (dims, how) = (cx.dims(x), (resampling, antialias));
+    let mut y = x;
+    if dims[1] != width {
+        y = transpose(cx, y, [0, 2, 1])?;
+        y = along_last(cx, y, "width", width, how)?;
+        y = transpose(cx, y, [0, 2, 1])?;
+    }
+    if dims[0] != height {
+        y = transpose(cx, y, [1, 2, 0])?;
+        y = along_last(cx, y, "height", height, how)?;
+        y = transpose(cx, y, [2, 0, 1])?;
+    }
+    Ok(y)
+}
+
+fn transpose(cx: &mut Cx<'_>, x: NodeId, perm: [usize; 3]) -> Result<NodeId> {
+    Ok(cx.graph().push(Op::Transpose { perm: perm.to_vec() }, &[x])?)
+}
+
+/// A length in the proportion of two others, cut to whole pixels.
+pub(super) fn proportion(length: usize, of: usize, to: usize) -> usize {
+    (length as f64 * of as f64 / to as f64) as usize
+}
+
+/// Start and size of the largest window, in the middle, with the proportions of `size`.
+pub(super) fn aspect_window([h, w]: [usize; 2], size: [usize; 2]) -> ([usize; 2], [usize; 2]) {
+    let height = proportion(w, size[0], size[1]).min(h).max(1);
+    let width = proportion(h, size[1], size[0]).min(w).max(1);
+    ([(h - height) / 2, (w - width) / 2], [height, width])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_add_up_to_one() {
+        use Resampling::*;
+        for how in [Nearest, Bilinear, Bicubic, Lanczos3, Lanczos5] {
+            for (from, to) in [(1, 5), (5, 1), (7, 3), (3, 7), (64, 63)] {
+                for (at, antialias) in (0..to).flat_map(|at| [(at, false), (at, true)]) {
+                    let sum: f64 = how.weights(from, to, at, antialias).iter().sum();
+                    assert!((sum - 1.0).abs() < 1e-12, "{how:?} {from} {to}: {sum}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_window_is_the_largest_of_its_proportions() {
+        assert_eq!(aspect_window([340, 500], [200, 200]), ([0, 80], [340, 340]));
+        assert_eq!(aspect_window([10, 4], [1, 2]), ([4, 0], [2, 4]));
+        assert_eq!(aspect_window([1, 9], [9, 1]), ([0, 4], [1, 1]));
+    }
+}
