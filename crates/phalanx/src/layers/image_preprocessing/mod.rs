@@ -1,5 +1,5 @@
-//! Images changed inside a model: resized and cropped always, or flipped, moved, turned, zoomed and
-//! brightened at random in training alone.
+//! Images changed inside a model: resized and cropped always, or flipped, moved, turned, zoomed
+//! and given another contrast at random, in training alone.
 //!
 //! What a random layer does follows from the run's seed, the step and the sample, each sample for
 //! itself, so it does not depend on the number of replicas. Keras' own `seed` is kept in the config

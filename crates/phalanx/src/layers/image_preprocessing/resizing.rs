@@ -127,7 +127,8 @@ impl Layer for Resizing {
         check_size(cx, size)?;
         finite(cx, "fill_value", self.fill_value)?;
         if self.crop_to_aspect_ratio && self.pad_to_aspect_ratio {
-            return Err(cx.argument("pad_to_aspect_ratio", "false where crop_… is true", "true"));
+            let expected = "false where crop_to_aspect_ratio is true";
+            return Err(cx.argument("pad_to_aspect_ratio", expected, true));
         }
         let resampling = *self.interpolation.get()?;
         let (mut x, dims) = float_image(cx, inputs)?;
