@@ -7,21 +7,22 @@ use crate::layers::{
     Flatten, GlobalAveragePooling2D, MaxPooling2D, ZeroPadding2D,
 };
 use crate::model::{Apply, Input, Model, Sequential, Symbol};
+use crate::regularizers::Regularizer;
 
-/// The guide's perceptron: two hidden layers of 256 on 784 pixels, logits out.
-pub fn mnist_mlp(classes: usize) -> Result<Model> {
-    let inputs = Input::new([784]).symbol();
+/// The guide's perceptron: two hidden layers of 256 on so many pixels (784 of MNIST), logits out.
+pub fn mnist_mlp(pixels: usize, classes: usize) -> Result<Model> {
+    let inputs = Input::new([pixels]).symbol();
     let x = Dense::new(256).activation("relu").apply(&inputs);
     let x = Dense::new(256).activation("relu").apply(&x);
     let outputs = Dense::new(classes).apply(&x);
     Model::with_name("mnist_mlp", &inputs, &outputs)
 }
 
-/// The MirroredStrategy tutorial's convolutional network on 28x28 grey images.
-pub fn mnist_cnn(classes: usize) -> Result<Model> {
+/// The MirroredStrategy tutorial's convolutional network on images such as MNIST's `[28, 28, 1]`.
+pub fn mnist_cnn(input: [usize; 3], classes: usize) -> Result<Model> {
     Sequential::new()
         .named("mnist_cnn")
-        .add(Input::new([28, 28, 1]))
+        .add(Input::new(input))
         .add(Conv2D::new(32, 3).activation("relu"))
         .add(MaxPooling2D::new(2))
         .add(Flatten::new())
@@ -51,10 +52,10 @@ fn downsample(x: &Symbol, filters: usize) -> Symbol {
     Concatenate::new().apply([&a, &b])
 }
 
-/// MiniGoogLeNet for 32x32 images (Zhang et al. 2017), with `classes` for the top or without one
+/// MiniGoogLeNet for images of 32x32 or a bit more (Zhang et al. 2017), with `classes` for the top or without one
 /// (`None`): then the output is the last feature map, to build a new head on.
-pub fn mini_googlenet(channels: usize, classes: Option<usize>) -> Result<Model> {
-    let inputs = Input::new([32, 32, channels]).symbol();
+pub fn mini_googlenet(input: [usize; 3], classes: Option<usize>) -> Result<Model> {
+    let inputs = Input::new(input).symbol();
     let mut x = conv_module(&inputs, 96, 3, 1, "same");
     for (ones, threes) in [(32, 32), (32, 48)] {
         x = inception(&x, ones, threes);
@@ -74,6 +75,49 @@ pub fn mini_googlenet(channels: usize, classes: Option<usize>) -> Result<Model> 
         x = Dense::new(classes).activation("softmax").apply(&x);
     }
     Model::with_name("mini_googlenet", &inputs, &x)
+}
+
+/// A 3x3 convolution of ResNet20.
+fn conv_he(x: &Symbol, filters: usize, size: usize, stride: usize) -> Symbol {
+    let conv = Conv2D::new(filters, size).strides(stride).padding("same");
+    conv.kernel_initializer("he_normal").kernel_regularizer(Regularizer::l2(1e-4)).apply(x)
+}
+
+/// ResNet20 for small images (He et al. 2015), as Keras' CIFAR-10 example has it.
+pub fn resnet20(input: [usize; 3], classes: usize) -> Result<Model> {
+    let normed = |x: &Symbol| BatchNormalization::new().apply(x);
+    let relu = |x: &Symbol| Activation::new("relu").apply(x);
+    let inputs = Input::new(input).symbol();
+    let mut x = relu(&normed(&conv_he(&inputs, 16, 3, 1)));
+    for (stage, filters) in [16, 32, 64].into_iter().enumerate() {
+        for block in 0..3 {
+            let shrinks = stage > 0 && block == 0;
+            let stride = if shrinks { 2 } else { 1 };
+            let y = relu(&normed(&conv_he(&x, filters, 3, stride)));
+            let y = normed(&conv_he(&y, filters, 3, 1));
+            let shortcut = if shrinks { conv_he(&x, filters, 1, stride) } else { x };
+            x = relu(&Add::new().apply([&shortcut, &y]));
+        }
+    }
+    let x = GlobalAveragePooling2D::new().apply(&x);
+    let x = Dense::new(classes).activation("softmax").kernel_initializer("he_normal").apply(&x);
+    Model::with_name("resnet20", &inputs, &x)
+}
+
+/// VGG11 (Simonyan and Zisserman 2014) for images of 32x32 and more, with batch normalisation and one
+/// dense layer, as is usual for CIFAR.
+pub fn vgg11(input: [usize; 3], classes: usize) -> Result<Model> {
+    let inputs = Input::new(input).symbol();
+    let mut x = inputs.clone();
+    for (filters, convolutions) in [(64, 1), (128, 1), (256, 2), (512, 2), (512, 2)] {
+        for _ in 0..convolutions {
+            x = conv_module(&x, filters, 3, 1, "same");
+        }
+        x = MaxPooling2D::new(2).apply(&x);
+    }
+    let x = Flatten::new().apply(&x);
+    let x = Dense::new(classes).activation("softmax").apply(&x);
+    Model::with_name("vgg11", &inputs, &x)
 }
 
 /// A convolution of ResNet50 with its batch normalisation, under Keras' names.
@@ -122,4 +166,21 @@ pub fn resnet50(input: [usize; 3], classes: Option<usize>) -> Result<Model> {
         x = Dense::new(classes).activation("softmax").named("predictions").apply(&x);
     }
     Model::with_name("resnet50", &inputs, &x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parameters as the originals count them.
+    #[test]
+    fn networks_have_the_parameters_of_their_originals() {
+        let small = [32, 32, 3];
+        assert_eq!(resnet20(small, 10).unwrap().count_params(), 274_442);
+        let vgg = vgg11(small, 10).unwrap().summary();
+        assert_eq!((vgg.trainable, vgg.non_trainable), (9_231_114, 5_504));
+        assert_eq!(mnist_mlp(784, 10).unwrap().count_params(), 269_322);
+        assert_eq!(mnist_cnn([28, 28, 1], 10).unwrap().count_params(), 347_146);
+        assert!(mini_googlenet([64, 64, 1], Some(3)).is_ok());
+    }
 }

@@ -168,7 +168,7 @@ impl ModelCheckpoint {
         if let Some(directory) = path.parent() {
             std::fs::create_dir_all(directory).map_err(|source| Error::io(directory, source))?;
         }
-        saving::save(&path, &view.model.name, &weights)?;
+        saving::save(&path, view.model, &weights)?;
         self.best = value.or(self.best);
         self.forget(path)
     }

@@ -1,6 +1,7 @@
-//! `fit`, `evaluate`, `predict`: the one loop that drives compiled programs over data.
+//! `fit`: the one loop that drives compiled programs over data.
 
 use super::engine::{Engine, Gather, StepKind};
+use super::evaluate::evaluate;
 use super::source::{IntoDataset, Source, one_batch};
 use super::{Logs, Model};
 use crate::callbacks::{Action, Callback, View, WeightSource};
@@ -13,9 +14,6 @@ use phalanx_graph::exec::Times;
 use phalanx_graph::program::Program;
 use std::collections::BTreeMap;
 use std::time::Instant;
-
-/// Samples of a batch where nothing else is said.
-const DEFAULT_BATCH: usize = 32;
 
 /// The arguments of `fit`.
 ///
@@ -247,7 +245,7 @@ impl State {
 
 impl Model {
     /// The compiled model, with the newest weights.
-    fn engine(&mut self, call: &'static str) -> Result<&mut Engine> {
+    pub(super) fn engine(&mut self, call: &'static str) -> Result<&mut Engine> {
         let model = self.def.name.clone();
         let engine = self.engine.as_mut().filter(|e| e.compiled());
         let engine = engine.ok_or(Error::NotCompiled { model, call })?;
@@ -256,7 +254,7 @@ impl Model {
     }
 
     /// The compiled model, or one that can only predict.
-    fn any_engine(&mut self) -> Result<&mut Engine> {
+    pub(super) fn any_engine(&mut self) -> Result<&mut Engine> {
         if self.engine.is_none() {
             self.initialize(0)?;
             self.engine = Some(Engine::inference(self)?);
@@ -322,53 +320,6 @@ impl Model {
         run_fit(engine, &*data, validation.as_deref(), fit)
     }
 
-    /// Loss and metrics over a dataset.
-    pub fn evaluate(&mut self, data: impl IntoDataset, batch_size: usize) -> Result<Logs> {
-        let engine = self.engine("evaluate")?;
-        let source = data.into_source()?.in_order();
-        let data = source.prepare(engine, Some(batch_size), true)?.dataset();
-        evaluate(engine, &*data)
-    }
-
-    /// The model's outputs for every sample, in order; one tensor per output.
-    ///
-    /// Needs no compiled model: where there is none, the visible devices are used.
-    pub fn predict_all(
-        &mut self,
-        data: impl IntoDataset,
-        batch_size: usize,
-    ) -> Result<Vec<Tensor>> {
-        let engine = self.any_engine()?;
-        let source = data.into_source()?.in_order();
-        let data = source.prepare(engine, Some(batch_size), false)?.dataset();
-        let dims = engine.output_dims();
-        let mut outputs: Vec<Vec<f32>> = vec![vec![]; dims.len()];
-        let mut batch = HostBatch::default();
-        let mut epoch = data.epoch(0, 0, 0)?;
-        let mut rows = 0;
-        while epoch.next(&mut batch)? {
-            rows += batch.rows;
-            for (out, part) in outputs.iter_mut().zip(engine.predict(&batch)?) {
-                out.extend_from_slice(part);
-            }
-        }
-        let tensor = |(dims, values): (Vec<usize>, Vec<f32>)| {
-            let mut full = vec![rows];
-            full.extend(dims);
-            Ok(Tensor::new(full, values)?)
-        };
-        dims.into_iter().zip(outputs).map(tensor).collect()
-    }
-
-    /// The output of a model with one output, for every sample, in order.
-    pub fn predict(&mut self, data: impl IntoDataset) -> Result<Tensor> {
-        let mut all = self.predict_all(data, DEFAULT_BATCH)?;
-        if all.len() == 1 {
-            return Ok(all.remove(0));
-        }
-        Err(Error::argument("predict", "model", "one output (else predict_all)", all.len()))
-    }
-
     /// One update on one batch; returns loss and metrics of that batch.
     pub fn train_on_batch(&mut self, x: &Tensor, y: &Tensor) -> Result<Logs> {
         let engine = self.engine("train_on_batch")?;
@@ -417,19 +368,6 @@ impl Model {
     }
 }
 
-fn evaluate(engine: &mut Engine, data: &dyn Dataset) -> Result<Logs> {
-    let mut tally = engine.tally();
-    let mut batch = HostBatch::default();
-    let mut epoch = data.epoch(engine.seed, 0, 0)?;
-    while epoch.next(&mut batch)? {
-        engine.run(StepKind::Test, &batch, 0.0, None, &mut tally)?;
-    }
-    if tally.is_empty() {
-        return Err(Error::argument("evaluate", "data", "at least one sample", "none"));
-    }
-    Ok(engine.logs(&tally))
-}
-
 fn run_fit(
     engine: &mut Engine,
     data: &dyn Dataset,
@@ -470,7 +408,10 @@ fn run_fit(
         let started = Instant::now();
         let (mut tally, mut rows, mut done) = (engine.tally(), 0, 0);
         while fit.steps_per_epoch.is_none_or(|n| done < n) && !state.stop {
-            if !feeder.next(&mut batch, fit.steps_per_epoch.is_some())? {
+            let asked = Instant::now();
+            let more = feeder.next(&mut batch, fit.steps_per_epoch.is_some())?;
+            state.history.waited(asked.elapsed().as_secs_f64());
+            if !more {
                 break;
             }
             state.call(engine, &mut callbacks, &none, |c, v| c.on_batch_begin(v))?;
@@ -494,7 +435,7 @@ fn run_fit(
         let seconds = started.elapsed().as_secs_f64();
         let mut logs = engine.logs(&tally);
         if let Some(validation) = validation {
-            logs.extend(evaluate(engine, validation)?.prefixed("val_"));
+            logs.extend(evaluate(engine, validation, None)?.prefixed("val_"));
         }
         progress.end_epoch(&logs);
         let mut entry = logs.clone();

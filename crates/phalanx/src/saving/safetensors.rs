@@ -3,10 +3,11 @@
 
 use super::{Entry, Reader, Weights};
 use crate::error::{Error, Result};
+use crate::model::Definition;
 use phalanx_graph::{Data, Tensor};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ const MAX_HEADER: u64 = 100_000_000;
 const PREFIX: u64 = 8;
 
 /// Writes weights; the layout is by name, so that equal weights make equal files.
-pub(super) fn write(out: &mut dyn Write, model: &str, weights: &Weights) -> io::Result<()> {
+pub(super) fn write(out: &mut dyn Write, model: &Definition, weights: &Weights) -> io::Result<()> {
     let mut order: Vec<&(String, Tensor)> = weights.iter().collect();
     order.sort_by(|a, b| a.0.cmp(&b.0));
     let mut infos = Vec::with_capacity(order.len());
@@ -48,13 +49,17 @@ pub(super) fn write(out: &mut dyn Write, model: &str, weights: &Weights) -> io::
 }
 
 /// The header as the crate writes it, with the metadata's keys in order.
-fn header(model: &str, tensors: &Metadata) -> io::Result<Vec<u8>> {
-    let metadata = serde_json::json!({
-        "format": "phalanx",
-        "format_version": VERSION,
-        "model": model,
-        "phalanx_version": env!("CARGO_PKG_VERSION"),
-    });
+fn header(model: &Definition, tensors: &Metadata) -> io::Result<Vec<u8>> {
+    let mut metadata = model.notes().clone();
+    for (key, value) in [
+        ("format", "phalanx"),
+        ("format_version", VERSION),
+        ("model", &model.name),
+        ("phalanx_version", env!("CARGO_PKG_VERSION")),
+    ] {
+        metadata.insert(key.into(), value.into());
+    }
+    let metadata = serde_json::to_string(&metadata)?;
     let tensors = serde_json::to_string(tensors)?;
     let rest = tensors.strip_prefix('{').unwrap_or(&tensors);
     let comma = if rest == "}" { "" } else { "," };
@@ -121,6 +126,13 @@ pub(super) fn open(path: &Path) -> Result<SafeTensors> {
         return Err(Error::file(path, expected, format!("version {version}")));
     }
     Ok(SafeTensors { path: path.into(), file, start: PREFIX + length, header })
+}
+
+impl SafeTensors {
+    /// The metadata, in the order of their keys.
+    pub(super) fn metadata(&self) -> BTreeMap<String, String> {
+        self.header.metadata().clone().unwrap_or_default().into_iter().collect()
+    }
 }
 
 impl Reader for SafeTensors {
