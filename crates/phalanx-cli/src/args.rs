@@ -46,7 +46,7 @@ Data without a test split lose every fifth sample of each class to one. Epochs i
     Train(Box<Train>),
     /// Evaluate saved weights on the test split of a dataset
     #[command(after_help = "Examples:
-  phalanx evaluate ckpt/ckpt-12.safetensors --data mnist
+  phalanx evaluate ckpt/ckpt-12.safetensors
   phalanx evaluate flowers.safetensors --data flowers/ --confusion matrix.png --samples samples.png")]
     Evaluate(Evaluate),
     /// Name the class of images, or run a network over an array
@@ -266,8 +266,9 @@ pub struct Evaluate {
     /// The network they belong to (default: what the file says)
     #[arg(long, value_enum)]
     pub model: Option<Network>,
-    #[arg(long, default_value = "glyphs", help = DATA_HELP)]
-    pub data: String,
+    /// The data, as train takes them (default: what the network was trained on)
+    #[arg(long)]
+    pub data: Option<String>,
     /// Where to run
     #[command(flatten)]
     pub place: Where,

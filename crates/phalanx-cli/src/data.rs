@@ -12,7 +12,7 @@ use std::path::Path;
 /// Of each class of data without a test split, one in so many samples goes into one.
 const TEST_SHARE: usize = 5;
 /// More classes than a network sensibly tells apart.
-const MOST_CLASSES: usize = 1 << 16;
+pub const MOST_CLASSES: usize = 1 << 16;
 
 /// Samples and class numbers as they came.
 pub struct Loaded {
@@ -154,7 +154,7 @@ fn hold_back((x, y): Part) -> Result<(Part, Part)> {
     for (row, class) in labels.iter().enumerate() {
         let count = &mut seen[*class as usize];
         *count += 1;
-        let part = if *count % TEST_SHARE == 0 { &mut test } else { &mut train };
+        let part = if count.is_multiple_of(TEST_SHARE) { &mut test } else { &mut train };
         part.push(row);
     }
     if test.is_empty() {

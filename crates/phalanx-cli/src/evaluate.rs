@@ -18,8 +18,11 @@ pub fn run(args: &Evaluate) -> Result<()> {
     paths::check_file("--samples", args.samples.as_deref(), &kinds)?;
     let strategy = args.place.strategy()?;
     let data = match Origin::read(&args.file, args.model)? {
-        Some(origin) => origin.load(&args.data)?,
-        None => prepare(Origin::network_of(&args.file, args.model)?, &args.data, None, false)?,
+        Some(origin) => origin.load(args.data.as_ref().unwrap_or(&origin.data))?,
+        None => {
+            let name = args.data.as_deref().unwrap_or("glyphs");
+            prepare(Origin::network_of(&args.file, args.model)?, name, None, false)?
+        }
     };
     let network = data.origin.network()?;
     let batch = args.batch.global(network, strategy.num_replicas_in_sync())?;
@@ -46,7 +49,7 @@ fn draw(args: &Evaluate, data: &Prepared, scores: &Tensor) -> Result<()> {
         for (truth, guess) in truths.iter().zip(&guesses) {
             counts[*truth][*guess] += 1;
         }
-        let title = format!("{} on {}", data.origin.network()?.name(), args.data);
+        let title = format!("{} on {}", data.origin.network()?.name(), data.name);
         pictures::confusion_matrix(&counts, names, &title, path)?;
     }
     if let Some(path) = &args.samples {

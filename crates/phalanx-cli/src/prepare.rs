@@ -1,7 +1,7 @@
 //! Data in the form a network takes, and what to remember of it with the weights.
 
 use crate::args::Size;
-use crate::data::{self, Loaded, Reading};
+use crate::data::{self, Loaded, MOST_CLASSES, Reading};
 use crate::network::Network;
 use anyhow::{Context, Result, bail};
 use phalanx::data::Samples;
@@ -13,11 +13,16 @@ use std::path::Path;
 /// The key of an [`Origin`] in a weights file.
 const KEY: &str = "origin";
 
+/// Numbers of a sample, more than any of a network here.
+const MOST_CELLS: usize = 1 << 28;
+
 /// What a network was made for: enough to build it again and to feed it as it was trained.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Origin {
     /// Its name.
     network: String,
+    /// What it was trained on.
+    pub data: String,
     /// Dimensions of a sample.
     pub input: Vec<usize>,
     /// Names of the classes, in the order of their numbers.
@@ -32,6 +37,8 @@ pub struct Prepared {
     pub train: (Samples, Tensor),
     /// To test on.
     pub test: (Samples, Tensor),
+    /// Their name or path.
+    pub name: String,
     /// To show: the test images as they are.
     pub pictures: Samples,
     /// What was done to them.
@@ -42,7 +49,8 @@ impl Origin {
     /// A network as it usually is, for ten classes.
     pub fn usual(network: Network) -> Origin {
         let classes = (0..10).map(|class| class.to_string()).collect();
-        Origin { network: network.name(), input: network.usual_input(), classes, mean: None }
+        let (data, input) = ("glyphs".into(), network.usual_input());
+        Origin { network: network.name(), data, input, classes, mean: None }
     }
 
     /// What a weights file says of itself; `wanted` where it says nothing.
@@ -63,6 +71,11 @@ impl Origin {
             bail!("--model: expected {own}, as {} says, received {other}", path.display());
         }
         let cells = origin.input.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        let cells = cells.filter(|cells| (1..=MOST_CELLS).contains(cells));
+        if cells.is_none() || !(1..=MOST_CLASSES).contains(&origin.classes.len()) {
+            let (input, classes) = (&origin.input, origin.classes.len());
+            bail!("{}: its origin has {classes} classes of {input:?}", path.display());
+        }
         if origin.mean.as_ref().is_some_and(|mean| Some(mean.len()) != cells) {
             bail!("{}: expected a mean of the input's size", path.display());
         }
@@ -133,6 +146,7 @@ impl Origin {
         let named = || format!("--data {name}");
         let (train, test) = (loaded.train, loaded.test);
         Ok(Prepared {
+            name: name.into(),
             train: (self.shape(&train.0).with_context(named)?, train.1),
             pictures: test.0.clone(),
             test: (self.shape(&test.0).with_context(named)?, test.1),
@@ -150,7 +164,8 @@ pub fn prepare(network: Network, name: &str, size: Option<Size>, grey: bool) -> 
     if classes.len() < 2 {
         bail!("--data {name}: expected two classes or more, received {classes:?}");
     }
-    let mut origin = Origin { network: network.name(), input, classes, mean: None };
+    let mut origin =
+        Origin { network: network.name(), data: name.into(), input, classes, mean: None };
     if network.centred() {
         let mean = origin.shape(&loaded.train.0)?.mean();
         origin.mean = Some(mean.f32().unwrap_or_default().to_vec());

@@ -62,6 +62,16 @@ fn counted(n: usize, word: &str) -> String {
     format!("{n} {word}{}", if n == 1 { "" } else { "s" })
 }
 
+/// Bytes in a unit that leaves something before the point.
+fn size(bytes: usize) -> String {
+    let bytes = bytes as f64;
+    match bytes {
+        b if b >= 1e9 => format!("{:.2} GiB", b / f64::from(1 << 30)),
+        b if b >= 1e6 => format!("{:.1} MiB", b / f64::from(1 << 20)),
+        b => format!("{:.1} KiB", b / 1024.0),
+    }
+}
+
 /// Says what will be done.
 pub fn header(model: &mut Model, plan: &Plan, rate: f64, data: &Prepared) -> Result<()> {
     let mut out = std::io::stdout().lock();
@@ -94,9 +104,9 @@ pub fn header(model: &mut Model, plan: &Plan, rate: f64, data: &Prepared) -> Res
     )?;
     writeln!(
         out,
-        "parameters: {}; planned memory per device: {:.1} MiB of activations",
+        "parameters: {}; planned memory per device: {} of activations",
         model.count_params(),
-        program.device_bytes() as f64 / f64::from(1 << 20),
+        size(program.device_bytes()),
     )?;
     Ok(())
 }

@@ -221,7 +221,8 @@ fn data_of_ones_own_train_evaluate_and_predict() {
     let args = ["train", "mnist-cnn", "--data", "images", "--epochs", "2"];
     let more = ["--verbose", "0", "--checkpoint-dir", "ckpt"];
     assert_eq!(succeeds(dir.path(), &[&args[..], &more].concat()), "", "verbose 0 is silent");
-    succeeds(dir.path(), &["evaluate", "ckpt/ckpt-2.safetensors", "--data", "images"]);
+    let named = succeeds(dir.path(), &["evaluate", "ckpt/ckpt-2.safetensors", "--data", "images"]);
+    assert_eq!(succeeds(dir.path(), &["evaluate", "ckpt/ckpt-2.safetensors"]), named);
     let file = "w.safetensors";
     let images = ["images/blue/3.png", "images/red/0.jpg"];
     let named = succeeds(dir.path(), &["predict", file, images[0], images[1], "--top", "2"]);
@@ -240,7 +241,12 @@ fn data_of_ones_own_train_evaluate_and_predict() {
     assert!(info.contains("classes: 2") && info.contains("blue"), "{info}");
     let other = fault(dir.path(), &["evaluate", file, "--model", "vgg11"], 1, "expected resnet20");
     assert_eq!(other, None);
-    let other = fault(dir.path(), &["evaluate", file], 1, "at most 2 classes, received 10");
+    let other = fault(
+        dir.path(),
+        &["evaluate", file, "--data", "glyphs"],
+        1,
+        "at most 2 classes, received 10",
+    );
     assert_eq!(other, None);
     let text = fault(dir.path(), &["predict", file, "table.csv"], 1, "table.csv: expected a JPEG");
     assert_eq!(text, None);

@@ -170,7 +170,8 @@ fn callbacks_report_what_they_cannot_do() {
     check(&[
         (
             || with(EarlyStopping::new("val_loss")),
-            "unknown metric 'val_loss'; did you mean 'loss'? known: loss, accuracy",
+            "monitor: expected validation_data or validation_split in fit, or another monitor, received \
+             'val_loss' without either; there is loss, accuracy",
         ),
         (
             || with(LearningRateScheduler::new(|_| f64::NAN)),
