@@ -49,15 +49,13 @@ pub fn run(args: &Train) -> Result<()> {
         false => None,
     };
     if let Some(json) = json {
-        let times = report::seconds(&mut model, &history)?;
         let mut fields: Vec<(String, Value)> =
             logs.iter().map(|(name, v)| (format!("test_{name}"), (*v).into())).collect();
         fields.push(("seconds".into(), begin.elapsed().as_secs_f64().into()));
         fields.push(("weights_sha256".into(), model.weights_sha256()?.into()));
+        let times = report::seconds(&mut model, &history)?;
         fields.extend(times.map(|(name, v)| (format!("{name}_seconds"), v.into())));
-        if let Some(scaling) = &scaling {
-            fields.push(("scaling_efficiency".into(), scaling.efficiency().into()));
-        }
+        fields.extend(scaling.iter().map(|s| ("scaling_efficiency".into(), s.efficiency().into())));
         json.event("end", fields.iter().map(|(name, v)| (name.as_str(), v.clone())))?;
     }
     if let Some(path) = &args.output {

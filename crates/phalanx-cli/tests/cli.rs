@@ -253,6 +253,25 @@ fn data_of_ones_own_train_evaluate_and_predict() {
 }
 
 #[test]
+fn cifar_100_has_its_hundred_classes() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("data/cifar-100-binary");
+    std::fs::create_dir_all(&folder).unwrap();
+    let record = |fine: u8| [vec![fine % 20, fine], vec![fine; 3072]].concat();
+    let records: Vec<u8> = (0..100).flat_map(record).collect();
+    std::fs::write(folder.join("train.bin"), &records).unwrap();
+    std::fs::write(folder.join("test.bin"), &records).unwrap();
+    let args =
+        ["train", "mnist-mlp", "--data", "cifar-100", "--epochs", "1", "--save", "w.safetensors"];
+    let out = succeeds(dir.path(), &args);
+    assert!(out.contains("100 samples of [32, 32, 3], 100 classes"), "{out}");
+    let evaluated = succeeds(dir.path(), &["evaluate", "w.safetensors"]);
+    assert!(out.contains(evaluated.trim_end()), "{evaluated}");
+    let info = succeeds(dir.path(), &["data", "info", "cifar-100"]);
+    assert!(info.contains("aquarium_fish") && info.contains("and 80 more"), "{info}");
+}
+
+#[test]
 fn a_config_file_stands_under_the_command_line() {
     let dir = tempfile::tempdir().unwrap();
     let toml = "model = \"mnist-cnn\"\nepochs = 2\nbatch-size = 16\nsteps-per-epoch = 3\n\
