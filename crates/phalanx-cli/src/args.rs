@@ -1,7 +1,13 @@
 //! The command line as plain data.
 
+use crate::network::{Choice, ChoiceParser, Network};
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
+
+/// What `--data` takes, for every command's help.
+const DATA_HELP: &str = "glyphs (generated), mnist, fashion-mnist, cifar-10, cifar-100, a directory with \
+                         one sub-directory of images per class, an .npz (x_train, y_train, x_test, \
+                         y_test; or x, y) or a .csv (a header, the label in the last column)";
 
 /// Deep learning in lockstep on every device you have.
 #[derive(Debug, Parser)]
@@ -25,13 +31,33 @@ pub enum Command {
   phalanx train mnist-mlp                            # on generated glyphs, no files needed
   phalanx train mnist-mlp --data mnist --epochs 2 --replicas 2
   phalanx train mnist-cnn --data mnist --epochs 12 --schedule steps --log-dir logs --checkpoint-dir ckpt
-  phalanx train minigooglenet --data cifar-10 --augment shift,flip --schedule poly --output plot.png")]
+  phalanx train minigooglenet --data cifar-10 --augment shift,flip --schedule poly --output plot.png
+  phalanx train mnist-cnn --data flowers/ --image-size 64 --save flowers.safetensors
+  phalanx train --config run.toml --epochs 20        # what the command line says comes first
+
+A run.toml has the names of the flags as keys:
+  model = \"mnist-cnn\"
+  data = \"mnist\"
+  epochs = 12
+  augment = [\"shift\", \"zoom\"]
+  no-shuffle = true
+
+Data without a test split lose every fifth sample of each class to one. Epochs in files count from 1.")]
     Train(Box<Train>),
     /// Evaluate saved weights on the test split of a dataset
-    #[command(after_help = "Example:
-  phalanx evaluate ckpt/ckpt-12.safetensors --model mnist-cnn --data mnist")]
+    #[command(after_help = "Examples:
+  phalanx evaluate ckpt/ckpt-12.safetensors
+  phalanx evaluate flowers.safetensors --data flowers/ --confusion matrix.png --samples samples.png")]
     Evaluate(Evaluate),
+    /// Name the class of images, or run a network over an array
+    #[command(after_help = "Examples:
+  phalanx predict flowers.safetensors rose.jpg tulip.png --top 3
+  phalanx predict mnist.safetensors --input x.npy --output y.npy")]
+    Predict(Predict),
     /// Measure training or inference speed on synthetic data
+    #[command(after_help = "Examples:
+  phalanx bench mnist-cnn --batch-size 256
+  phalanx bench minigooglenet --replicas 2 --batch-size 32 --json")]
     Bench(Bench),
     /// Show a network's layers, its compiled program and memory plan, or its picture
     #[command(after_help = "Examples:
@@ -39,36 +65,46 @@ pub enum Command {
   phalanx inspect minigooglenet --picture model.svg
   phalanx inspect mnist-mlp --program --batch-size 32 --replicas 2")]
     Inspect(Inspect),
-    /// List the datasets and where their files belong
-    Data,
+    /// List, fetch or describe datasets
+    #[command(after_help = "Examples:
+  phalanx data list
+  phalanx data fetch cifar-10
+  phalanx data info flowers/")]
+    Data {
+        /// What to do; without it, list
+        #[command(subcommand)]
+        what: Option<DataCommand>,
+    },
     /// List the devices of this machine
     Devices,
     /// Print a completion script for a shell
+    #[command(after_help = "Example:
+  phalanx completions bash > /etc/bash_completion.d/phalanx")]
     Completions {
         /// The shell
         shell: clap_complete::Shell,
     },
 }
 
-/// The networks that come with Phalanx.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Network {
-    /// Two hidden layers of 256 on 784 pixels
-    MnistMlp,
-    /// One convolution and two dense layers on 28x28 images
-    MnistCnn,
-    /// MiniGoogLeNet on 32x32 colour images
-    Minigooglenet,
-    /// ResNet20 on 32x32 colour images
-    Resnet20,
-    /// VGG-11 with batch normalisation on 32x32 colour images
-    Vgg11,
-    /// ResNet50 on 224x224 colour images
-    Resnet50,
+/// `phalanx data`.
+#[derive(Debug, Subcommand)]
+pub enum DataCommand {
+    /// List the datasets and where their files are
+    List,
+    /// Fetch the files of a dataset, unless they are here
+    Fetch {
+        /// mnist, fashion-mnist, cifar-10, cifar-100
+        name: String,
+    },
+    /// Describe a dataset or files of your own: samples, shape, classes
+    Info {
+        #[arg(help = DATA_HELP)]
+        data: String,
+    },
 }
 
 /// Where to run.
-#[derive(Clone, Debug, ClapArgs)]
+#[derive(Clone, Debug, Default, ClapArgs)]
 pub struct Where {
     /// Devices to mirror the model on, such as cpu:0,cpu:1
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["replicas", "gpus"])]
@@ -82,6 +118,17 @@ pub struct Where {
     /// Worker threads of each CPU device (default: the cores, shared out)
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub threads: usize,
+}
+
+/// How many samples make a step.
+#[derive(Clone, Copy, Debug, ClapArgs)]
+pub struct Batch {
+    /// Samples per replica and step (default: the network's own)
+    #[arg(long, conflicts_with = "global_batch_size")]
+    pub batch_size: Option<usize>,
+    /// Samples per step over all replicas
+    #[arg(long)]
+    pub global_batch_size: Option<usize>,
 }
 
 /// How the learning rate changes.
@@ -110,23 +157,51 @@ pub enum Augment {
     Zoom,
 }
 
+/// Height and width of images, as in `64` or `48x64`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Pixels from top to bottom.
+    pub height: usize,
+    /// Pixels from left to right.
+    pub width: usize,
+}
+
+impl std::str::FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Size, String> {
+        let (height, width) = text.split_once('x').unwrap_or((text, text));
+        let side = |text: &str| text.parse().ok().filter(|n| (1..=4096).contains(n));
+        match (side(height), side(width)) {
+            (Some(height), Some(width)) => Ok(Size { height, width }),
+            _ => Err("expected sides of 1 to 4096, as in 64 or 48x64".into()),
+        }
+    }
+}
+
 /// `phalanx train`.
 #[derive(Debug, ClapArgs)]
 pub struct Train {
     /// The network
-    pub model: Network,
-    /// glyphs (generated), mnist, fashion-mnist, cifar-10 (all with ten classes)
-    #[arg(long, default_value = "glyphs")]
+    #[arg(value_parser = ChoiceParser, required_unless_present = "config")]
+    pub model: Option<Choice>,
+    /// Take arguments from this TOML file, whose keys are the names of the flags and `model`
+    #[arg(long)]
+    pub config: Option<PathBuf>,
+    #[arg(long, default_value = "glyphs", help = DATA_HELP)]
     pub data: String,
+    /// Bring images to this size, as in 64 or 48x64 (default: their own, or the network's)
+    #[arg(long)]
+    pub image_size: Option<Size>,
+    /// Read the images of a directory in shades of grey
+    #[arg(long)]
+    pub grayscale: bool,
     /// Where to run
     #[command(flatten)]
     pub place: Where,
-    /// Samples per replica and step (default: the network's own)
-    #[arg(long, conflicts_with = "global_batch_size")]
-    pub batch_size: Option<usize>,
-    /// Samples per step over all replicas
-    #[arg(long)]
-    pub global_batch_size: Option<usize>,
+    /// Samples of a step
+    #[command(flatten)]
+    pub batch: Batch,
     /// Passes over the data
     #[arg(long, default_value_t = 2)]
     pub epochs: usize,
@@ -160,7 +235,7 @@ pub struct Train {
     /// Write TensorBoard logs here
     #[arg(long)]
     pub log_dir: Option<PathBuf>,
-    /// Write a CSV line per epoch
+    /// Write a CSV line per epoch; - for standard output
     #[arg(long)]
     pub csv: Option<PathBuf>,
     /// Write a JSON object per epoch and one at the end; - for standard output
@@ -175,6 +250,9 @@ pub struct Train {
     /// Keep the order of the data
     #[arg(long)]
     pub no_shuffle: bool,
+    /// Do not measure one replica alone (about a second) to tell how well several scale
+    #[arg(long)]
+    pub no_scaling: bool,
     /// 0 nothing, 1 a live bar, 2 a line per epoch
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=2))]
     pub verbose: u8,
@@ -185,15 +263,18 @@ pub struct Train {
 pub struct Evaluate {
     /// The weights
     pub file: PathBuf,
-    /// The network they belong to
+    /// The network they belong to (default: what the file says)
     #[arg(long, value_enum)]
-    pub model: Network,
-    /// glyphs (generated), mnist, fashion-mnist, cifar-10 (all with ten classes)
-    #[arg(long, default_value = "glyphs")]
-    pub data: String,
+    pub model: Option<Network>,
+    /// The data, as train takes them (default: what the network was trained on)
+    #[arg(long)]
+    pub data: Option<String>,
     /// Where to run
     #[command(flatten)]
     pub place: Where,
+    /// Samples of a step
+    #[command(flatten)]
+    pub batch: Batch,
     /// Draw the confusion matrix into this .png or .svg
     #[arg(long)]
     pub confusion: Option<PathBuf>,
@@ -202,14 +283,40 @@ pub struct Evaluate {
     pub samples: Option<PathBuf>,
 }
 
+/// `phalanx predict`.
+#[derive(Debug, ClapArgs)]
+pub struct Predict {
+    /// The weights
+    pub file: PathBuf,
+    /// Images, JPEG or PNG; brought to the network's size and colours
+    #[arg(required_unless_present = "input", conflicts_with = "input")]
+    pub images: Vec<PathBuf>,
+    /// An array of samples instead, .npy; bytes count as those of images
+    #[arg(long, requires = "output")]
+    pub input: Option<PathBuf>,
+    /// Write the network's outputs for --input to this .npy
+    #[arg(long, short = 'o', requires = "input")]
+    pub output: Option<PathBuf>,
+    /// Classes shown of each image, the likeliest first
+    #[arg(long, default_value_t = 1)]
+    pub top: usize,
+    /// The network they belong to (default: what the file says)
+    #[arg(long, value_enum)]
+    pub model: Option<Network>,
+    /// Where to run
+    #[command(flatten)]
+    pub place: Where,
+}
+
 /// `phalanx bench`.
 #[derive(Debug, ClapArgs)]
 pub struct Bench {
     /// The network
-    pub model: Network,
-    /// Samples per step over all replicas (default: the network's own)
-    #[arg(long)]
-    pub batch_size: Option<usize>,
+    #[arg(value_parser = ChoiceParser)]
+    pub model: Choice,
+    /// Samples of a step
+    #[command(flatten)]
+    pub batch: Batch,
     /// Where to run
     #[command(flatten)]
     pub place: Where,
@@ -228,16 +335,17 @@ pub struct Bench {
 #[derive(Debug, ClapArgs)]
 pub struct Inspect {
     /// The network
-    pub model: Network,
+    #[arg(value_parser = ChoiceParser)]
+    pub model: Choice,
     /// Print the compiled training program instead of the layers
     #[arg(long)]
     pub program: bool,
     /// Draw the layers into this .png or .svg
     #[arg(long)]
     pub picture: Option<PathBuf>,
-    /// Samples per step over all replicas (default: the network's own)
-    #[arg(long)]
-    pub batch_size: Option<usize>,
+    /// Samples of a step
+    #[command(flatten)]
+    pub batch: Batch,
     /// Where it would run
     #[command(flatten)]
     pub place: Where,

@@ -1,6 +1,7 @@
 //! `phalanx bench`: speed on synthetic data, the median of three windows.
 
 use crate::args::Bench;
+use crate::prepare::Origin;
 use anyhow::{Context, Result};
 use phalanx::prelude::*;
 use std::io::Write;
@@ -8,15 +9,17 @@ use std::time::Instant;
 
 /// Measures and prints.
 pub fn run(args: &Bench) -> Result<()> {
-    let usual = args.model.usual();
-    let batch = args.batch_size.unwrap_or(usual.batch);
-    let mut model = args.model.compiled(&args.place)?;
+    let network = args.model.network()?;
+    let strategy = args.place.strategy()?;
+    let batch = args.batch.global(network, strategy.num_replicas_in_sync())?;
+    let mut model = Origin::usual(network).build()?;
+    model.compile(network.compile(strategy))?;
     let kind = if args.inference { StepKind::Predict } else { StepKind::Train };
     let planned = model.program(kind, batch)?.device_bytes();
-    let (x, y) = synthetic(batch, usual.input)?;
+    let (x, y) = synthetic(batch, &network.dims(&network.usual_input()))?;
     let mut step = || -> Result<()> {
         if args.inference {
-            model.predict_all(&x, batch)?;
+            model.predict_with(&x, Inference::new().batch_size(batch))?;
         } else {
             model.train_on_batch(&x, &y)?;
         }

@@ -1,6 +1,8 @@
 //! `phalanx evaluate`: saved weights on a test split, with pictures where asked.
 
 use crate::args::Evaluate;
+use crate::paths;
+use crate::prepare::{Origin, Prepared, prepare};
 use anyhow::Result;
 use phalanx::pictures;
 use phalanx::prelude::*;
@@ -11,30 +13,44 @@ const SHOWN: usize = 40;
 
 /// Evaluates and prints.
 pub fn run(args: &Evaluate) -> Result<()> {
-    let mut model = args.model.compiled(&args.place)?;
+    let kinds = ["png", "svg"];
+    paths::check_file("--confusion", args.confusion.as_deref(), &kinds)?;
+    paths::check_file("--samples", args.samples.as_deref(), &kinds)?;
+    let strategy = args.place.strategy()?;
+    let data = match Origin::read(&args.file, args.model)? {
+        Some(origin) => origin.load(args.data.as_ref().unwrap_or(&origin.data))?,
+        None => {
+            let name = args.data.as_deref().unwrap_or("glyphs");
+            prepare(Origin::network_of(&args.file, args.model)?, name, None, false)?
+        }
+    };
+    let network = data.origin.network()?;
+    let batch = args.batch.global(network, strategy.num_replicas_in_sync())?;
+    let mut model = data.origin.build()?;
+    model.compile(network.compile(strategy))?;
     model.load_weights(&args.file)?;
-    let data = args.model.load(&args.data)?;
-    let (x, y) = data.test;
-    let test = Arrays::new(x, y.clone())?;
-    let logs = model.evaluate(test.clone(), args.model.usual().batch)?;
+    let test = Arrays::new(data.test.0.clone(), data.test.1.clone())?.batch(batch)?;
+    let logs = model.evaluate_with(&test, Inference::new())?;
     let text: Vec<String> = logs.iter().map(|(name, v)| format!("{name}: {v:.4}")).collect();
     writeln!(std::io::stdout().lock(), "test - {}", text.join(" - "))?;
-    if args.confusion.is_none() && args.samples.is_none() {
-        return Ok(());
+    if args.confusion.is_some() || args.samples.is_some() {
+        draw(args, &data, &model.predict(&test)?)?;
     }
-    let scores = model.predict(test)?;
-    let guesses = best(&scores);
-    let truths: Vec<usize> =
-        y.i32().unwrap_or_default().iter().map(|l| usize::try_from(*l).unwrap_or(0)).collect();
-    let classes = scores.row_len();
+    Ok(())
+}
+
+fn draw(args: &Evaluate, data: &Prepared, scores: &Tensor) -> Result<()> {
+    let guesses = best(scores);
+    let labels = data.test.1.i32().unwrap_or_default();
+    let truths: Vec<usize> = labels.iter().map(|l| usize::try_from(*l).unwrap_or(0)).collect();
+    let names = &data.origin.classes;
     if let Some(path) = &args.confusion {
-        let mut counts = vec![vec![0; classes]; classes];
+        let mut counts = vec![vec![0; names.len()]; names.len()];
         for (truth, guess) in truths.iter().zip(&guesses) {
             counts[*truth][*guess] += 1;
         }
-        let labels: Vec<String> = (0..classes).map(|c| c.to_string()).collect();
-        let title = format!("{} on {}", model.name(), args.data);
-        pictures::confusion_matrix(&counts, &labels, &title, path)?;
+        let title = format!("{} on {}", data.origin.network()?.name(), data.name);
+        pictures::confusion_matrix(&counts, names, &title, path)?;
     }
     if let Some(path) = &args.samples {
         let shown = SHOWN.min(truths.len());
@@ -43,7 +59,9 @@ pub fn run(args: &Evaluate) -> Result<()> {
             .iter()
             .zip(&guesses)
             .take(shown)
-            .map(|(truth, guess)| (format!("{guess} ({truth})"), truth == guess))
+            .map(|(truth, guess)| {
+                (format!("{} ({})", names[*guess], names[*truth]), truth == guess)
+            })
             .collect();
         if let Some(images) = images {
             pictures::samples(&images, &captions, 8, path)?;

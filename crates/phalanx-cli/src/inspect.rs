@@ -1,20 +1,25 @@
-//! `phalanx inspect`, `phalanx data` and `phalanx devices`.
+//! `phalanx inspect` and `phalanx devices`.
 
 use crate::args::Inspect;
+use crate::paths;
+use crate::prepare::Origin;
 use anyhow::Result;
 use phalanx::prelude::*;
 use std::io::Write;
 
 /// Prints layers, or the compiled program.
 pub fn run(args: &Inspect) -> Result<()> {
+    paths::check_file("--picture", args.picture.as_deref(), &["png", "svg"])?;
+    let network = args.model.network()?;
+    let mut model = Origin::usual(network).build()?;
     let mut out = std::io::stdout().lock();
     if args.program {
-        let model = args.model.compiled(&args.place)?;
-        let batch = args.batch_size.unwrap_or(args.model.usual().batch);
+        let strategy = args.place.strategy()?;
+        let batch = args.batch.global(network, strategy.num_replicas_in_sync())?;
+        model.compile(network.compile(strategy))?;
         write!(out, "{}", model.program(StepKind::Train, batch)?)?;
         return Ok(());
     }
-    let model = args.model.build()?;
     if let Some(path) = &args.picture {
         phalanx::pictures::model(&model.summary(), path)?;
         return Ok(());
@@ -23,25 +28,12 @@ pub fn run(args: &Inspect) -> Result<()> {
     Ok(())
 }
 
-/// Prints the datasets and where they are looked for.
-pub fn data() -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "looked for in {}", datasets::directory().display())?;
-    writeln!(out, "glyphs         generated")?;
-    for name in datasets::NAMES.into_iter().filter(|n| *n != "glyphs") {
-        match datasets::find(name)? {
-            Some(place) => writeln!(out, "{name:<14} {}", place.display())?,
-            None => writeln!(out, "{name:<14} not here (fetched when first used)")?,
-        }
-    }
-    Ok(())
-}
-
 /// Prints the devices of this machine.
 pub fn devices() -> Result<()> {
     let mut out = std::io::stdout().lock();
     let cores = phalanx::cores().len();
-    writeln!(out, "cpu:0  {cores} core(s), {}", phalanx::Isa::detect())?;
+    let word = if cores == 1 { "core" } else { "cores" };
+    writeln!(out, "cpu:0  {cores} {word}, {}", phalanx::Isa::detect())?;
     for gpu in list_physical_devices(DeviceKind::Gpu) {
         writeln!(out, "{gpu}")?;
     }

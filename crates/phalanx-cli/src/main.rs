@@ -2,12 +2,20 @@
 
 mod args;
 mod bench;
+mod config;
+mod data;
 mod evaluate;
 mod inspect;
 mod network;
+mod paths;
+mod place;
+mod predict;
+mod prepare;
+mod report;
+mod sets;
 mod train;
 
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -15,23 +23,26 @@ use std::process::ExitCode;
 const FAILED: u8 = 1;
 
 fn main() -> ExitCode {
-    let args = args::Args::parse();
-    let result = match args.command {
-        args::Command::Train(train) => train::run(&train),
-        args::Command::Bench(bench) => bench::run(&bench),
-        args::Command::Inspect(inspect) => inspect::run(&inspect),
-        args::Command::Evaluate(evaluate) => evaluate::run(&evaluate),
-        args::Command::Data => inspect::data(),
-        args::Command::Devices => inspect::devices(),
-        args::Command::Completions { shell } => completions(shell),
-    };
-    match result {
+    match config::parse().and_then(|args| run(&args.command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", words(&error));
             ExitCode::from(FAILED)
         }
+    }
+}
+
+fn run(command: &args::Command) -> anyhow::Result<()> {
+    match command {
+        args::Command::Train(train) => train::run(train),
+        args::Command::Evaluate(evaluate) => evaluate::run(evaluate),
+        args::Command::Predict(predict) => predict::run(predict),
+        args::Command::Bench(bench) => bench::run(bench),
+        args::Command::Inspect(inspect) => inspect::run(inspect),
+        args::Command::Data { what } => sets::run(what.as_ref()),
+        args::Command::Devices => inspect::devices(),
+        args::Command::Completions { shell } => completions(*shell),
     }
 }
 
@@ -43,7 +54,8 @@ fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An error and its causes, each said once: a library's message often has its cause in it.
+/// An error and its causes on one line, each said once: a library's message often has its cause in
+/// it.
 fn words(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -51,7 +63,7 @@ fn words(error: &anyhow::Error) -> String {
             text += &format!(": {cause}");
         }
     }
-    text
+    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
 /// Whether the reader of our output went away, which is its right.

@@ -1,64 +1,176 @@
-//! The networks by name: sizes, data, and how each is compiled in the tutorials.
+//! The networks by name: sizes, and how each is compiled in the tutorials.
 
-use crate::args::{Network, Where};
-use anyhow::{Context, Result, bail};
-use phalanx::data::Samples;
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
 use phalanx::prelude::*;
+use std::ffi::OsStr;
+use std::path::PathBuf;
 
-/// A network's usual sizes.
-pub struct Usual {
-    /// Dimensions of one sample.
-    pub input: &'static [usize],
-    /// Samples per replica.
-    pub batch: usize,
+/// The networks that come with Phalanx.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Network {
+    /// Two hidden layers of 256 on flat samples
+    MnistMlp,
+    /// One convolution and two dense layers on small images
+    MnistCnn,
+    /// MiniGoogLeNet on 32x32 images
+    Minigooglenet,
+    /// ResNet50 on images of 32x32 and more
+    Resnet50,
+    /// ResNet20 on small images
+    Resnet20,
+    /// VGG11 on images of 32x32 and more
+    Vgg11,
 }
 
-/// Data in the form a network takes.
-pub struct Prepared {
-    /// To train on.
-    pub train: (Samples, Tensor),
-    /// To test on.
-    pub test: (Samples, Tensor),
-    /// To show: the test images as they are.
-    pub pictures: Samples,
+/// What MODEL can be: a network by name, or a file that describes one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// One that comes with Phalanx.
+    Network(Network),
+    /// One of the user's own.
+    File(PathBuf),
+}
+
+impl Choice {
+    /// The network by name.
+    pub fn network(&self) -> Result<Network> {
+        match self {
+            Choice::Network(network) => Ok(*network),
+            Choice::File(path) => bail!(
+                "{}: model files cannot be read yet; expected one of {}",
+                path.display(),
+                Network::names().join(", ")
+            ),
+        }
+    }
+}
+
+/// Reads a [`Choice`]: names first; what has a dot or a slash, or is there, is a file.
+#[derive(Clone)]
+pub struct ChoiceParser;
+
+impl TypedValueParser for ChoiceParser {
+    type Value = Choice;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<Choice, clap::Error> {
+        let named = EnumValueParser::<Network>::new().parse_ref(command, argument, value);
+        let text = value.to_string_lossy();
+        let path = PathBuf::from(value);
+        match named {
+            Ok(network) => Ok(Choice::Network(network)),
+            Err(_) if text.contains(['.', '/']) || path.exists() => Ok(Choice::File(path)),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(Network::value_variants().iter().filter_map(Network::to_possible_value)))
+    }
 }
 
 impl Network {
-    /// What the network is usually run with.
-    pub fn usual(self) -> Usual {
-        let (input, batch): (&[usize], usize) = match self {
-            Network::MnistMlp => (&[784], 32),
-            Network::MnistCnn => (&[28, 28, 1], 64),
-            Network::Minigooglenet => (&[32, 32, 3], 64),
-            Network::Resnet20 => (&[32, 32, 3], 32),
-            Network::Vgg11 => (&[32, 32, 3], 128),
-            Network::Resnet50 => (&[224, 224, 3], 8),
-        };
-        Usual { input, batch }
+    /// All names.
+    fn names() -> Vec<String> {
+        Network::value_variants().iter().map(|network| network.name()).collect()
     }
 
-    /// Builds it for ten classes.
-    pub fn build(self) -> Result<Model> {
+    /// Its name, as on the command line.
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or(String::new(), |value| value.get_name().into())
+    }
+
+    /// The network of a name, as on the command line or as the library calls the model.
+    pub fn by_name(name: &str) -> Option<Network> {
+        let plain = |name: &str| name.replace(['-', '_'], "");
+        let same = |network: &&Network| plain(&network.name()) == plain(name);
+        Network::value_variants().iter().find(same).copied()
+    }
+
+    /// The sample it is usually run on.
+    pub fn usual_input(self) -> Vec<usize> {
+        match self {
+            Network::MnistMlp | Network::MnistCnn => vec![28, 28, 1],
+            Network::Minigooglenet | Network::Resnet20 | Network::Vgg11 => vec![32, 32, 3],
+            Network::Resnet50 => vec![224, 224, 3],
+        }
+    }
+
+    /// Samples of these dimensions as the model takes them.
+    pub fn dims(self, input: &[usize]) -> Vec<usize> {
+        match self.least_side() {
+            None => vec![input.iter().product()],
+            Some(_) => input.to_vec(),
+        }
+    }
+
+    /// Samples per replica it is usually run with.
+    pub fn usual_batch(self) -> usize {
+        match self {
+            Network::MnistMlp | Network::Resnet20 => 32,
+            Network::MnistCnn | Network::Minigooglenet | Network::Vgg11 => 64,
+            Network::Resnet50 => 8,
+        }
+    }
+
+    /// The shortest side of an image it takes; none where samples are flat.
+    pub fn least_side(self) -> Option<usize> {
+        match self {
+            Network::MnistMlp => None,
+            Network::MnistCnn | Network::Resnet20 => Some(4),
+            Network::Minigooglenet => Some(31),
+            Network::Resnet50 | Network::Vgg11 => Some(32),
+        }
+    }
+
+    /// Whether its tutorial feeds images as their bytes, less the mean of the training images,
+    /// rather than as numbers from 0 to 1.
+    pub fn centred(self) -> bool {
+        self.usual_input().last() == Some(&3)
+    }
+
+    /// Whether its outputs are logits rather than probabilities.
+    pub fn logits(self) -> bool {
+        self == Network::MnistMlp
+    }
+
+    /// Builds it for samples of these dimensions and so many classes.
+    pub fn build(self, input: &[usize], classes: usize) -> Result<Model> {
+        let cells = input.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        let image = || match *input {
+            [height, width, channels] => Ok([height, width, channels]),
+            _ => bail!("{}: expected [height, width, channels], received {input:?}", self.name()),
+        };
+        let Some(cells) = cells else { bail!("{}: {input:?} is too large", self.name()) };
         Ok(match self {
-            Network::MnistMlp => applications::mnist_mlp(10)?,
-            Network::MnistCnn => applications::mnist_cnn(10)?,
-            Network::Minigooglenet => applications::mini_googlenet(3, Some(10))?,
-            Network::Resnet20 => applications::resnet20([32, 32, 3], Some(10))?,
-            Network::Vgg11 => applications::vgg11([32, 32, 3], Some(10))?,
-            Network::Resnet50 => applications::resnet50([224, 224, 3], Some(10))?,
+            Network::MnistMlp => applications::mnist_mlp(cells, classes)?,
+            Network::MnistCnn => applications::mnist_cnn(image()?, classes)?,
+            Network::Minigooglenet => applications::mini_googlenet(image()?, Some(classes))?,
+            Network::Resnet50 => applications::resnet50(image()?, Some(classes))?,
+            Network::Resnet20 => applications::resnet20(image()?, Some(classes))?,
+            Network::Vgg11 => applications::vgg11(image()?, Some(classes))?,
         })
     }
 
-    /// Builds and compiles it with its own optimizer.
-    pub fn compiled(self, place: &Where) -> Result<Model> {
-        let mut model = self.build()?;
-        model.compile(
-            Compile::new(self.optimizer())
-                .loss(self.loss())
-                .metrics(["accuracy"])
-                .strategy(place.strategy()?),
-        )?;
-        Ok(model)
+    /// How it is compiled, with its own optimizer.
+    pub fn compile(self, strategy: MirroredStrategy) -> Compile {
+        self.compile_with(self.optimizer(), strategy)
+    }
+
+    /// How it is compiled, with another optimizer.
+    pub fn compile_with(
+        self,
+        optimizer: Box<dyn Optimizer>,
+        strategy: MirroredStrategy,
+    ) -> Compile {
+        let loss = SparseCategoricalCrossentropy::default().from_logits(self.logits());
+        Compile::new(optimizer).loss(loss).metrics(["accuracy"]).strategy(strategy)
     }
 
     /// Its optimizer in the tutorials.
@@ -70,67 +182,9 @@ impl Network {
         }
     }
 
-    /// Its loss for class numbers.
-    pub fn loss(self) -> Box<dyn Loss> {
-        let logits = self == Network::MnistMlp;
-        Box::new(SparseCategoricalCrossentropy::default().from_logits(logits))
-    }
-
     /// The share of the training data its tutorial holds back to validate on; the others look at
     /// the test split.
     pub fn validation_share(self) -> Option<f64> {
         (self == Network::MnistMlp).then_some(1.0 / 6.0)
-    }
-
-    /// Loads a dataset in the shape the network takes. Colour images keep their bytes' range and
-    /// lose the mean of the training images, as in the tutorial.
-    pub fn load(self, name: &str) -> Result<Prepared> {
-        let split = datasets::load(name)?;
-        let pictures = split.test.0.clone();
-        let shaped = |(x, y): (Samples, Tensor)| -> Result<(Samples, Tensor)> {
-            let input = self.usual().input;
-            let dims = x.dims().to_vec();
-            if x.row_len() != input.iter().product::<usize>() {
-                bail!("--data {name}: expected images of {input:?}, received {:?}", &dims[1..]);
-            }
-            let mut wanted = vec![x.rows()];
-            wanted.extend(input);
-            Ok((x.reshape(wanted).context("reshaping images")?, y))
-        };
-        let (mut train, mut test) = (shaped(split.train)?, shaped(split.test)?);
-        if let Some(most) = train.1.i32().and_then(|y| y.iter().max()).filter(|y| **y > 9) {
-            bail!("--data {name}: expected labels 0 to 9, received {most}");
-        }
-        if self.usual().input.last() == Some(&3) {
-            let mean = train.0.clone().raw().mean();
-            train.0 = train.0.raw().subtract(&mean)?;
-            test.0 = test.0.raw().subtract(&mean)?;
-        }
-        Ok(Prepared { train, test, pictures })
-    }
-}
-
-impl Where {
-    /// The strategy these arguments ask for.
-    pub fn strategy(&self) -> Result<MirroredStrategy> {
-        let strategy = if !self.devices.is_empty() {
-            MirroredStrategy::with_devices(&self.devices)?
-        } else if let Some(n) = self.gpus {
-            let found = list_physical_devices(DeviceKind::Gpu).len();
-            if n == 0 || n > found {
-                let has = if found == 0 {
-                    "no GPU was found".into()
-                } else {
-                    format!("expected 1 to {found}")
-                };
-                bail!("--gpus: {has}, received {n}; --replicas N trains on N CPU devices");
-            }
-            MirroredStrategy::with_devices((0..n).map(|i| format!("gpu:{i}")))?
-        } else if let Some(n) = self.replicas {
-            MirroredStrategy::cpus(n).with_context(|| format!("--replicas {n}"))?
-        } else {
-            MirroredStrategy::new()
-        };
-        Ok(strategy.threads(self.threads))
     }
 }

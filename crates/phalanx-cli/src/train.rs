@@ -1,7 +1,10 @@
 //! `phalanx train`.
 
 use crate::args::{Augment, Schedule, Train};
-use crate::network::Prepared;
+use crate::network::Network;
+use crate::paths::{self, is_stdout};
+use crate::prepare::{Prepared, prepare};
+use crate::report::{self, Plan};
 use anyhow::{Context, Result, bail};
 use phalanx::callbacks::{CSVLogger, JsonLines, ModelCheckpoint, TensorBoard};
 use phalanx::data::ImageDataGenerator;
@@ -9,130 +12,101 @@ use phalanx::model::{IntoDataset, Source};
 use phalanx::optimizers;
 use phalanx::pictures;
 use phalanx::prelude::*;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use serde_json::Value;
 use std::time::Instant;
 
 /// Trains and evaluates.
 pub fn run(args: &Train) -> Result<()> {
     let begin = Instant::now();
-    check_paths(args)?;
+    let network = check(args)?;
     let strategy = args.place.strategy()?;
-    let replicas = strategy.num_replicas_in_sync();
-    let batch = global_batch(args, replicas)?;
-    let data = args.model.load(&args.data)?;
-    let held = args.model.validation_share().filter(|_| args.augment.is_empty()).unwrap_or(0.0);
-    let trained = data.train.0.rows() as f64 * (1.0 - held);
-    let steps = args.steps_per_epoch.unwrap_or((trained / batch as f64).ceil() as usize).max(1);
+    let asked = args.batch.global(network, strategy.num_replicas_in_sync())?;
+    let data = prepare(network, &args.data, args.image_size, args.grayscale)?;
+    let plan = Plan::new(args, network, &strategy, &data, asked);
+    // A stream on standard output must not be mixed with anything else.
+    let streams = is_stdout(args.json.as_deref()) || is_stdout(args.csv.as_deref());
+    let verbose = if streams { 0 } else { args.verbose };
 
-    let optimizer = optimizer(args, steps)?;
+    let optimizer = optimizer(args, network, plan.steps)?;
     let rate = optimizer.common().learning_rate.at(0);
-    let mut model = args.model.build()?;
-    model.compile(
-        Compile::new(optimizer)
-            .loss(args.model.loss())
-            .metrics(["accuracy"])
-            .strategy(strategy)
-            .seed(args.seed),
-    )?;
-    // A JSON stream on standard output must not be mixed with anything else.
-    let verbose = if args.json.as_deref() == Some(Path::new("-")) { 0 } else { args.verbose };
+    let mut model = data.origin.build()?;
+    model.compile(network.compile_with(optimizer, strategy).seed(args.seed))?;
     if verbose > 0 {
-        header(&mut model, batch, replicas, rate, steps)?;
+        report::header(&mut model, &plan, rate, &data)?;
     }
-
     let json = args.json.as_ref().map(JsonLines::new);
-    let mut fit = Fit::new().epochs(args.epochs).shuffle(!args.no_shuffle).verbose(verbose);
-    fit = if held > 0.0 {
-        fit.validation_split(held)
-    } else {
-        let (x, y) = data.test.clone();
-        fit.validation_data(Arrays::new(x, y)?.batch(batch)?)
-    };
-    if let Some(steps) = args.steps_per_epoch {
-        fit = fit.steps_per_epoch(steps);
-    }
-    fit = callbacks(args, fit, rate)?;
+    let mut fit = callbacks(args, arguments(args, &data, &plan)?.verbose(verbose), rate);
     if let Some(json) = &json {
         fit = fit.callback(json.clone());
     }
-    let source = source(args, &data, batch)?;
-    let history = model.fit(source, fit)?;
-    let test = Arrays::new(data.test.0, data.test.1)?;
-    let logs = model.evaluate(test, batch)?;
-
+    let history = model.fit(source(args, &data, plan.batch)?, fit)?;
+    let logs = tested(&mut model, &history, &data, &plan)?;
     if let Some(path) = &args.save {
         model.save_weights(path)?;
     }
+    let scaling = match plan.replicas > 1 && !args.no_scaling && (verbose > 0 || json.is_some()) {
+        true => report::scaling(&plan, &history, &data, || source(args, &data, plan.each()))?,
+        false => None,
+    };
     if let Some(json) = json {
-        let mut fields: Vec<(String, serde_json::Value)> =
+        let mut fields: Vec<(String, Value)> =
             logs.iter().map(|(name, v)| (format!("test_{name}"), (*v).into())).collect();
         fields.push(("seconds".into(), begin.elapsed().as_secs_f64().into()));
         fields.push(("weights_sha256".into(), model.weights_sha256()?.into()));
+        let times = report::seconds(&mut model, &history)?;
+        fields.extend(times.map(|(name, v)| (format!("{name}_seconds"), v.into())));
+        fields.extend(scaling.iter().map(|s| ("scaling_efficiency".into(), s.efficiency().into())));
         json.event("end", fields.iter().map(|(name, v)| (name.as_str(), v.clone())))?;
-    }
-    if verbose > 0 {
-        report(&mut model, &history, &logs, args)?;
     }
     if let Some(path) = &args.output {
         let title = format!("{} on {}", model.name(), args.data);
         pictures::curves(&history, &title, path)?;
     }
-    Ok(())
-}
-
-/// Places to write to are tried before hours of training, not after.
-fn check_paths(args: &Train) -> Result<()> {
-    let kinds: [(&str, &Option<PathBuf>, &[&str]); 2] =
-        [("--output", &args.output, &["png", "svg"]), ("--save", &args.save, &["safetensors"])];
-    for (flag, path, kinds) in kinds {
-        let Some(path) = path else { continue };
-        let parent = match path.parent() {
-            Some(p) if !p.as_os_str().is_empty() => p,
-            _ => Path::new("."),
-        };
-        if !parent.is_dir() {
-            bail!(
-                "{flag}: expected a file in a directory that exists, received {}",
-                path.display()
-            );
-        }
-        if path.is_dir() {
-            bail!("{flag}: expected a file, received the directory {}", path.display());
-        }
-        let kind = path.extension().map(|e| e.to_string_lossy().to_lowercase());
-        if !kind.as_deref().is_some_and(|k| kinds.contains(&k)) {
-            let known = kinds.join(" or .");
-            bail!("{flag}: expected a name ending in .{known}, received {}", path.display());
-        }
+    if verbose > 0 {
+        report::end(&mut model, &history, &logs, scaling.as_ref(), args)?;
     }
     Ok(())
 }
 
-fn global_batch(args: &Train, replicas: usize) -> Result<usize> {
-    let each = args.batch_size.unwrap_or(args.model.usual().batch);
-    let batch = match args.global_batch_size {
-        Some(global) => global,
-        None => each.checked_mul(replicas).context("--batch-size is too large")?,
+/// What can be refused before any work.
+fn check(args: &Train) -> Result<Network> {
+    let Some(model) = &args.model else {
+        bail!("MODEL: expected a network on the command line or as `model` in the --config file");
     };
-    if batch == 0 {
-        bail!("--batch-size: expected 1 or more, received 0");
+    let network = model.network()?;
+    if args.epochs == 0 {
+        bail!("--epochs: expected 1 or more, received 0");
     }
-    Ok(batch)
+    if args.steps_per_epoch == Some(0) {
+        bail!("--steps-per-epoch: expected 1 or more, received 0");
+    }
+    if !args.augment.is_empty() && network.least_side().is_none() {
+        bail!("--augment: expected a network on images, received {}", network.name());
+    }
+    if is_stdout(args.json.as_deref()) && is_stdout(args.csv.as_deref()) {
+        bail!("--csv: expected a file beside --json -, received -");
+    }
+    paths::check_file("--output", args.output.as_deref(), &["png", "svg"])?;
+    paths::check_file("--save", args.save.as_deref(), &["safetensors"])?;
+    paths::check_stream("--csv", args.csv.as_deref())?;
+    paths::check_stream("--json", args.json.as_deref())?;
+    paths::check_directory("--checkpoint-dir", args.checkpoint_dir.as_deref())?;
+    paths::check_directory("--log-dir", args.log_dir.as_deref())?;
+    Ok(network)
 }
 
-fn optimizer(args: &Train, steps: usize) -> Result<Box<dyn Optimizer>> {
+fn optimizer(args: &Train, network: Network, steps: usize) -> Result<Box<dyn Optimizer>> {
     let mut optimizer = match (&args.optimizer, args.momentum) {
         (Some(name), Some(momentum)) if name.eq_ignore_ascii_case("sgd") => {
             Box::new(SGD::default().momentum(momentum))
         }
-        (None, Some(momentum)) if args.model.optimizer().class_name() == "SGD" => {
-            let rate = args.model.optimizer().common().learning_rate.clone();
+        (None, Some(momentum)) if network.optimizer().class_name() == "SGD" => {
+            let rate = network.optimizer().common().learning_rate.clone();
             Box::new(SGD::new(rate).momentum(momentum))
         }
         (_, Some(_)) => bail!("--momentum: expected the optimizer sgd beside it"),
-        (Some(name), None) => optimizers::get(name)?,
-        (None, None) => args.model.optimizer(),
+        (Some(name), None) => optimizers::get(name).context("--optimizer")?,
+        (None, None) => network.optimizer(),
     };
     if let Some(lr) = args.lr {
         optimizer.common_mut().learning_rate = lr.into();
@@ -164,7 +138,36 @@ fn source(args: &Train, data: &Prepared, batch: usize) -> Result<Source> {
     Ok(flow.into_source()?)
 }
 
-fn callbacks(args: &Train, mut fit: Fit, rate: f64) -> Result<Fit> {
+/// Epochs, steps and what to validate on.
+fn arguments(args: &Train, data: &Prepared, plan: &Plan) -> Result<Fit> {
+    let mut fit = Fit::new().epochs(args.epochs).shuffle(!args.no_shuffle);
+    if let Some(steps) = args.steps_per_epoch {
+        fit = fit.steps_per_epoch(steps);
+    }
+    if plan.held > 0.0 {
+        return Ok(fit.validation_split(plan.held));
+    }
+    let (x, y) = data.test.clone();
+    Ok(fit.validation_data(Arrays::new(x, y)?.batch(plan.batch)?))
+}
+
+/// Loss and metrics on the test split: those of the last validation, where that was it.
+fn tested(
+    model: &mut Model,
+    history: &History,
+    data: &Prepared,
+    plan: &Plan,
+) -> Result<Vec<(String, f64)>> {
+    let last = |name: &str| Some((name.to_string(), *history.get(&format!("val_{name}"))?.last()?));
+    if let (true, Some(loss), Some(accuracy)) = (plan.held == 0.0, last("loss"), last("accuracy")) {
+        return Ok(vec![loss, accuracy]);
+    }
+    let (x, y) = data.test.clone();
+    let test = Arrays::new(x, y)?.batch(plan.batch)?;
+    Ok(model.evaluate_with(test, Inference::new())?.to_vec())
+}
+
+fn callbacks(args: &Train, mut fit: Fit, rate: f64) -> Fit {
     let epochs = args.epochs.max(1) as f64;
     match args.schedule {
         Schedule::Constant | Schedule::Cosine => {}
@@ -182,7 +185,6 @@ fn callbacks(args: &Train, mut fit: Fit, rate: f64) -> Result<Fit> {
         }
     }
     if let Some(dir) = &args.checkpoint_dir {
-        std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
         let mut checkpoint = ModelCheckpoint::new(dir.join("ckpt-{epoch}.safetensors"));
         if let Some(every) = args.checkpoint_every {
             checkpoint = checkpoint.save_freq(every);
@@ -193,56 +195,7 @@ fn callbacks(args: &Train, mut fit: Fit, rate: f64) -> Result<Fit> {
         fit = fit.callback(TensorBoard::new(dir));
     }
     if let Some(path) = &args.csv {
-        fit = fit.callback(CSVLogger::new(path));
+        fit = fit.callback(CSVLogger::new(path).first_epoch(1));
     }
-    Ok(fit)
-}
-
-fn header(model: &mut Model, batch: usize, replicas: usize, rate: f64, steps: usize) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    let program = model.program(StepKind::Train, batch)?;
-    writeln!(out, "devices: {} ({replicas} replica(s))", model.devices()?.join(", "))?;
-    writeln!(
-        out,
-        "batch: {batch} global, {} per replica; learning rate {rate}; {steps} steps per epoch",
-        batch.div_ceil(replicas),
-    )?;
-    writeln!(
-        out,
-        "parameters: {}; planned memory per device: {:.1} MiB of activations",
-        model.count_params(),
-        program.device_bytes() as f64 / f64::from(1 << 20),
-    )?;
-    Ok(())
-}
-
-/// Where the time went, and the closing evaluation.
-fn report(
-    model: &mut Model,
-    history: &History,
-    logs: &[(String, f64)],
-    args: &Train,
-) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    let text: Vec<String> = logs.iter().map(|(name, v)| format!("{name}: {v:.4}")).collect();
-    writeln!(out, "test - {}", text.join(" - "))?;
-    let times = model.times()?;
-    let all: f64 = history.seconds.iter().sum();
-    if all > 0.0 {
-        let share = |seconds: f64| 100.0 * seconds / all;
-        let rest = (all - times.compute - times.reduce).max(0.0);
-        writeln!(
-            out,
-            "training time {all:.1} s: compute {:.0}%, reduction and update {:.0}%, input and host {:.0}%",
-            share(times.compute),
-            share(times.reduce),
-            share(rest),
-        )?;
-    }
-    for (what, path) in [("weights", &args.save), ("curves", &args.output)] {
-        if let Some(path) = path {
-            writeln!(out, "{what}: {}", path.display())?;
-        }
-    }
-    Ok(())
+    fit
 }

@@ -1,17 +1,25 @@
 //! The real binary in a temporary directory: what it does, and what it says when it cannot.
 
+use std::ffi::OsStr;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
-fn phalanx(dir: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_phalanx"))
+#[path = "cli/files.rs"]
+mod files;
+
+fn command<S: AsRef<OsStr>>(dir: &Path, args: &[S]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+    command
         .args(args)
         .current_dir(dir)
-        .env("PHALANX_DATA", dir.join("no-data-here"))
+        .env("PHALANX_DATA", dir.join("data"))
         .env("PHALANX_OFFLINE", "1")
-        .env("PHALANX_PIN", "0")
-        .output()
-        .expect("the binary starts")
+        .env("PHALANX_PIN", "0");
+    command
+}
+
+fn phalanx(dir: &Path, args: &[&str]) -> Output {
+    command(dir, args).output().expect("the binary starts")
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -31,6 +39,14 @@ fn bad_input_gives_one_clear_line_and_a_code() {
     std::fs::create_dir(dir.path().join("folder")).unwrap();
     std::fs::write(dir.path().join("file"), "x").unwrap();
     std::fs::write(dir.path().join("broken.safetensors"), [255; 40]).unwrap();
+    std::fs::write(dir.path().join("plain.safetensors"), b"\x08\0\0\0\0\0\0\0{}      ").unwrap();
+    std::fs::write(dir.path().join("empty.toml"), "").unwrap();
+    std::fs::write(dir.path().join("odd.toml"), "model = \"mnist-mlp\"\nepoch = 3\n").unwrap();
+    std::fs::write(dir.path().join("date.toml"), "epochs = 2020-01-01").unwrap();
+    std::fs::write(dir.path().join("word.toml"), "epochs = \"two\"").unwrap();
+    std::fs::write(dir.path().join("broken.toml"), "epochs = = 2").unwrap();
+    std::os::unix::fs::symlink("loop.npz", dir.path().join("loop.npz")).unwrap();
+    assert!(Command::new("mkfifo").arg(dir.path().join("pipe")).status().unwrap().success());
     let cases: &[(&[&str], i32, &str)] = &[
         (&["train", "mnist-mlp", "--replicas", "0"], 1, "at least one device"),
         (&["train", "mnist-mlp", "--replicas", "18446744073709551615"], 1, "1024 or fewer"),
@@ -40,7 +56,14 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["train", "mnist-mlp", "--threads", "99999999"], 1, "threads"),
         (&["train", "mnist-mlp", "--batch-size", "0"], 1, "expected 1 or more, received 0"),
         (&["train", "mnist-mlp", "--batch-size", "-1"], 2, "--batch-size"),
-        (&["train", "mnist-mlp", "--batch-size", "9223372036854775808"], 1, "error: "),
+        (&["train", "mnist-mlp", "--batch-size", "18446744073709551616"], 2, "--batch-size"),
+        (&["train", "mnist-mlp", "--global-batch-size", "0"], 1, "--global-batch-size: expected 1"),
+        (&["train", "mnist-mlp", "--batch-size", "2", "--global-batch-size", "2"], 2, "cannot be"),
+        (&["train", "mnist-mlp", "--epochs", "0"], 1, "--epochs: expected 1 or more"),
+        (&["train", "mnist-mlp", "--steps-per-epoch", "0"], 1, "--steps-per-epoch: expected 1"),
+        (&["train", "mnist-mlp", "--image-size", "0"], 2, "sides of 1 to 4096"),
+        (&["train", "mnist-mlp", "--image-size", "4x"], 2, "sides of 1 to 4096"),
+        (&["train", "vgg11", "--image-size", "8"], 1, "--image-size: vgg11 takes sides of 32"),
         (&["train", "mnist-mlp", "--lr", "nan"], 1, "received NaN"),
         (&["train", "mnist-mlp", "--lr", "-1"], 1, "received -1"),
         (&["train", "mnist-mlp", "--lr", "inf"], 1, "received inf"),
@@ -49,8 +72,31 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["train", "mnist-mlp", "--data", "nope"], 1, "unknown dataset 'nope'"),
         (&["train", "mnist-mlp", "--data", ""], 1, "unknown dataset ''"),
         (&["train", "mnist-mlp", "--data", "mnist"], 1, "train-images-idx3-ubyte"),
-        (&["train", "minigooglenet"], 1, "expected images of [32, 32, 3]"),
-        (&["train", "mnist-mlp", "--augment", "shift"], 1, "expected"),
+        (&["train", "mnist-mlp", "--data", "folder"], 1, "a directory for each class"),
+        (&["train", "mnist-mlp", "--data", "missing.npz"], 1, "missing.npz"),
+        (&["train", "mnist-mlp", "--data", "loop.npz"], 1, "loop.npz"),
+        (&["train", "mnist-mlp", "--data", "/dev/zero"], 1, "unknown dataset"),
+        (&["train", "mnist-mlp", "--data", "pipe"], 1, "unknown dataset"),
+        (&["train", "mnist-mlp", "--augment", "shift"], 1, "expected a network on images"),
+        (&["train"], 2, "MODEL"),
+        (&["train", "net.keras"], 1, "model files cannot be read yet"),
+        (&["train", "folder"], 1, "model files cannot be read yet"),
+        (&["train", ""], 2, "possible values"),
+        (&["train", "mnist-mlp", "--config", "missing.toml"], 1, "--config: missing.toml"),
+        (&["train", "mnist-mlp", "--config", "folder"], 1, "expected a file"),
+        (&["train", "mnist-mlp", "--config", "pipe"], 1, "expected a file"),
+        (&["train", "mnist-mlp", "--config", "broken.toml"], 1, "broken.toml: expected TOML"),
+        (&["train", "--config", "empty.toml"], 1, "MODEL: expected a network"),
+        (&["train", "--config", "odd.toml"], 1, "unknown key 'epoch'; did you mean 'epochs'?"),
+        (&["train", "mnist-mlp", "--config", "date.toml"], 1, "epochs: expected a number"),
+        (&["train", "mnist-mlp", "--config", "word.toml"], 1, "invalid value 'two' for '--epochs"),
+        (&["train", "mnist-mlp", "--csv", "-", "--json", "-"], 1, "--csv: expected a file"),
+        (&["train", "mnist-mlp", "--csv", "no/log.csv"], 1, "a directory that exists"),
+        (&["train", "mnist-mlp", "--json", "pipe"], 1, "a pipe or a device"),
+        (&["train", "mnist-mlp", "--json", "folder"], 1, "received the directory folder"),
+        (&["train", "mnist-mlp", "--log-dir", "file"], 1, "--log-dir: file"),
+        (&["train", "mnist-mlp", "--save", "/proc/w.safetensors"], 1, "--save: /proc"),
+        (&["train", "mnist-mlp", "--checkpoint-every", "5"], 2, "--checkpoint-dir"),
         (&["train", "mnist-mlp", "--output", "no/such/plot.png"], 1, "a directory that exists"),
         (&["train", "mnist-mlp", "--output", "folder"], 1, "received the directory"),
         (&["train", "mnist-mlp", "--output", "plot.bmp"], 1, "bmp"),
@@ -65,23 +111,213 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["evaluate", "missing.safetensors", "--model", "mnist-mlp"], 1, "missing.safetensors"),
         (&["evaluate", "folder", "--model", "mnist-mlp"], 1, "folder"),
         (&["evaluate", "broken.safetensors", "--model", "mnist-mlp"], 1, "broken.safetensors"),
+        (&["evaluate", "plain.safetensors"], 1, "does not say its network; add --model"),
+        (&["evaluate", "plain.safetensors", "--model", "vgg11"], 1, "plain.safetensors: expected"),
+        (&["evaluate", "file", "--model", "mnist-mlp", "--confusion", "c.gif"], 1, "--confusion"),
+        (&["predict", "broken.safetensors", "x.png"], 1, "broken.safetensors"),
+        (&["predict", "broken.safetensors"], 2, "IMAGES"),
+        (&["predict", "broken.safetensors", "x.png", "--input", "x.npy"], 2, "cannot be used"),
+        (&["predict", "broken.safetensors", "--input", "x.npy"], 2, "--output"),
+        (&["predict", "file", "x.png", "--top", "0"], 1, "--top: expected 1 or more"),
+        (&["data", "fetch", "nope"], 1, "unknown dataset of files 'nope'"),
+        (&["data", "fetch", "mnist"], 1, "PHALANX_OFFLINE"),
+        (&["data", "info", "nope"], 1, "unknown dataset 'nope'"),
         (&["bench", "mnist-mlp", "--batch-size", "99999999999999"], 1, "error: "),
+        (&["bench", "mnist-mlp", "--batch-size", "0"], 1, "--batch-size: expected 1 or more"),
+        (&["inspect", "net.keras"], 1, "model files"),
         (&["inspect", "mnist-mlp", "--picture", "m.gif"], 1, "gif"),
     ];
     let mut wrong = vec![];
     for (args, code, expected) in cases {
-        let out = phalanx(dir.path(), args);
-        let error = text(&out.stderr);
-        let one_line = *code != 1 || error.trim_end().lines().count() == 1;
-        let fine = out.status.code() == Some(*code)
-            && error.contains(expected)
-            && !error.contains("panicked")
-            && one_line;
-        if !fine {
-            wrong.push(format!("{args:?}: {:?}, {error}", out.status.code()));
-        }
+        wrong.extend(fault(dir.path(), args, *code, expected));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// What is wrong with how a command fails: it must exit with a code and, with 1, say one line.
+fn fault(dir: &Path, args: &[&str], code: i32, expected: &str) -> Option<String> {
+    let out = phalanx(dir, args);
+    let error = text(&out.stderr);
+    let one_line = code != 1 || error.trim_end().lines().count() == 1;
+    let fine = out.status.code() == Some(code)
+        && error.contains(expected)
+        && !error.contains("panicked")
+        && one_line;
+    (!fine).then(|| format!("{args:?}, expected {expected:?}: {:?}, {error}", out.status.code()))
+}
+
+#[test]
+fn arguments_that_are_no_text_and_closed_outputs_are_no_trouble() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = tempfile::tempdir().unwrap();
+    let odd = OsStr::from_bytes(b"\xff\xfe");
+    for (args, code) in [
+        (vec![OsStr::new("train"), odd], 2),
+        (vec![OsStr::new("train"), OsStr::new("mnist-mlp"), OsStr::new("--data"), odd], 2),
+        (vec![OsStr::new("predict"), odd, odd], 1),
+    ] {
+        let out = command(dir.path(), &args).output().unwrap();
+        let error = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "{error}");
+        assert!(!error.contains("panicked"), "{error}");
+    }
+    for args in
+        [&["inspect", "resnet50"][..], &["completions", "bash"], &["data", "info", "glyphs"]]
+    {
+        let mut child = command(dir.path(), args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let out = child.wait_with_output().unwrap();
+        assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
+    }
+}
+
+#[test]
+fn damaged_data_files_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut wrong = vec![];
+    for (what, name, expected) in files::damaged(dir.path()) {
+        let place = dir.path().join(what);
+        let args = ["train", "minigooglenet", "--steps-per-epoch", "1", "--data", &name];
+        wrong.extend(fault(&place, &args, 1, expected).map(|fault| format!("{what}: {fault}")));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Colours that a network can tell apart, as images, as an array and as a table.
+#[test]
+fn data_of_ones_own_train_evaluate_and_predict() {
+    let dir = tempfile::tempdir().unwrap();
+    files::colours(dir.path());
+    let end = |out: &str| -> serde_json::Value {
+        serde_json::from_str(out.lines().last().unwrap()).unwrap()
+    };
+    for (data, model, size, epochs) in [
+        ("images", "mnist-cnn", "16", "12"),
+        ("parts", "mnist-mlp", "8", "12"),
+        ("colours.npz", "mnist-mlp", "8", "12"),
+        // Its moving statistics take their time.
+        ("images", "resnet20", "8x12", "80"),
+    ] {
+        let args = ["train", model, "--data", data, "--image-size", size, "--epochs", epochs];
+        let more = ["--batch-size", "8", "--json", "-", "--save", "w.safetensors"];
+        let out = succeeds(dir.path(), &[&args[..], &more].concat());
+        let accuracy = end(&out)["test_accuracy"].as_f64().unwrap();
+        assert!(accuracy > 0.9, "{model} on {data}: {accuracy}");
+        // The file knows its network, its size, its classes and its mean.
+        let evaluated = succeeds(dir.path(), &["evaluate", "w.safetensors", "--data", data]);
+        assert!(evaluated.contains(&format!("accuracy: {accuracy:.4}")), "{evaluated}");
+    }
+    let args = ["train", "mnist-cnn", "--data", "images", "--grayscale", "--epochs", "1"];
+    let out = succeeds(dir.path(), &args);
+    assert!(out.contains("32 samples of [28, 28, 1], 2 classes"), "{out}");
+    let args = ["train", "mnist-mlp", "--data", "table.csv", "--epochs", "20", "--json", "-"];
+    let out = succeeds(dir.path(), &[&args[..], &["--batch-size", "8"]].concat());
+    assert!(end(&out)["test_accuracy"].as_f64().unwrap() > 0.9, "{out}");
+
+    let args = ["train", "mnist-cnn", "--data", "images", "--epochs", "2"];
+    let more = ["--verbose", "0", "--checkpoint-dir", "ckpt"];
+    assert_eq!(succeeds(dir.path(), &[&args[..], &more].concat()), "", "verbose 0 is silent");
+    let named = succeeds(dir.path(), &["evaluate", "ckpt/ckpt-2.safetensors", "--data", "images"]);
+    assert_eq!(succeeds(dir.path(), &["evaluate", "ckpt/ckpt-2.safetensors"]), named);
+    let file = "w.safetensors";
+    let images = ["images/blue/3.png", "images/red/0.jpg"];
+    let named = succeeds(dir.path(), &["predict", file, images[0], images[1], "--top", "2"]);
+    let lines: Vec<&str> = named.lines().collect();
+    assert!(lines[0].starts_with("images/blue/3.png: blue "), "{named}");
+    assert!(lines[1].starts_with("images/red/0.jpg: red "), "{named}");
+    assert!(lines[0].contains(", red "), "{named}");
+    succeeds(dir.path(), &["predict", file, "--input", "x.npy", "--output", "y.npy"]);
+    let y = phalanx::datasets::npy::read(&dir.path().join("y.npy")).unwrap().to_tensor();
+    assert_eq!(y.dims(), [2, 2]);
+    for row in y.f32().unwrap().chunks(2) {
+        assert!((row[0] + row[1] - 1.0).abs() < 1e-5, "{row:?}");
+    }
+    assert!(y.f32().unwrap()[0] > 0.5 && y.f32().unwrap()[3] > 0.5, "blue, then red: {y:?}");
+    let info = succeeds(dir.path(), &["data", "info", "images"]);
+    assert!(info.contains("classes: 2") && info.contains("blue"), "{info}");
+    let other = fault(dir.path(), &["evaluate", file, "--model", "vgg11"], 1, "expected resnet20");
+    assert_eq!(other, None);
+    let other = fault(
+        dir.path(),
+        &["evaluate", file, "--data", "glyphs"],
+        1,
+        "at most 2 classes, received 10",
+    );
+    assert_eq!(other, None);
+    let text = fault(dir.path(), &["predict", file, "table.csv"], 1, "table.csv: expected a JPEG");
+    assert_eq!(text, None);
+}
+
+#[test]
+fn cifar_100_has_its_hundred_classes() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("data/cifar-100-binary");
+    std::fs::create_dir_all(&folder).unwrap();
+    let record = |fine: u8| [vec![fine % 20, fine], vec![fine; 3072]].concat();
+    let records: Vec<u8> = (0..100).flat_map(record).collect();
+    std::fs::write(folder.join("train.bin"), &records).unwrap();
+    std::fs::write(folder.join("test.bin"), &records).unwrap();
+    let args =
+        ["train", "mnist-mlp", "--data", "cifar-100", "--epochs", "1", "--save", "w.safetensors"];
+    let out = succeeds(dir.path(), &args);
+    assert!(out.contains("100 samples of [32, 32, 3], 100 classes"), "{out}");
+    let evaluated = succeeds(dir.path(), &["evaluate", "w.safetensors"]);
+    assert!(out.contains(evaluated.trim_end()), "{evaluated}");
+    let info = succeeds(dir.path(), &["data", "info", "cifar-100"]);
+    assert!(info.contains("aquarium_fish") && info.contains("and 80 more"), "{info}");
+}
+
+#[test]
+fn a_config_file_stands_under_the_command_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let toml = "model = \"mnist-cnn\"\nepochs = 2\nbatch-size = 16\nsteps-per-epoch = 3\n\
+                augment = [\"shift\", \"zoom\"]\nno-shuffle = true\nlr = 0.01\nno-scaling = false\n";
+    std::fs::write(dir.path().join("run.toml"), toml).unwrap();
+    let out = succeeds(dir.path(), &["train", "--config", "run.toml", "--json", "-"]);
+    let from_file: Vec<&str> = out.lines().collect();
+    assert_eq!(from_file.len(), 3, "two epochs and the end");
+    let line: serde_json::Value = serde_json::from_str(from_file[0]).unwrap();
+    assert_eq!(line["lr"], 0.01);
+    let same = ["train", "mnist-cnn", "--epochs", "2", "--batch-size", "16", "--json", "-"];
+    let more =
+        ["--steps-per-epoch", "3", "--augment", "shift,zoom", "--no-shuffle", "--lr", "0.01"];
+    let by_hand = succeeds(dir.path(), &[&same[..], &more].concat());
+    let hash = |out: &str| {
+        let end: serde_json::Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+        end["weights_sha256"].clone()
+    };
+    assert_eq!(hash(&out), hash(&by_hand));
+    // A flag that excludes one of the file's takes its place.
+    let args = ["train", "mnist-mlp", "--config", "run.toml", "--global-batch-size", "8"];
+    let more = ["--epochs", "1", "--verbose", "2"];
+    let error = phalanx(dir.path(), &[&args[..], &more].concat());
+    assert!(text(&error.stderr).contains("--augment"), "the file's augment still holds");
+    std::fs::write(dir.path().join("run.toml"), "batch-size = 16\nepochs = 9\nsteps-per-epoch = 2")
+        .unwrap();
+    let out = succeeds(dir.path(), &[&args[..], &more].concat());
+    assert!(out.contains("batch: 8 global, 8 per replica") && !out.contains("/9"), "{out}");
+}
+
+#[test]
+fn tables_go_to_standard_output_and_large_batches_are_all_the_data() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["train", "mnist-mlp", "--epochs", "2", "--steps-per-epoch", "2", "--csv", "-"];
+    let table = succeeds(dir.path(), &args);
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 3, "{table}");
+    assert_eq!(lines[0], "epoch,accuracy,learning_rate,loss,val_accuracy,val_loss");
+    assert!(lines[1].starts_with("1,") && lines[2].starts_with("2,"), "{table}");
+    let args = ["train", "mnist-mlp", "--epochs", "1", "--batch-size", "9223372036854775808"];
+    let out = succeeds(dir.path(), &args);
+    assert!(out.contains("notice: the batch of 9223372036854775808 became 5000"), "{out}");
+    let args =
+        ["train", "mnist-cnn", "--epochs", "1", "--steps-per-epoch", "1", "--image-size", "12"];
+    let out = succeeds(dir.path(), &args);
+    assert!(out.contains("samples of [12, 12, 1] (from [28, 28, 1]), 10 classes"), "{out}");
 }
 
 #[test]
@@ -106,7 +342,7 @@ fn training_writes_what_was_asked_and_repeats_to_the_bit() {
         "w.safetensors",
     ];
     let out = succeeds(dir.path(), &args);
-    assert!(out.starts_with("devices: cpu:0"), "{out}");
+    assert!(out.starts_with("devices: cpu:0 (1 replica)\n"), "{out}");
     assert!(!out.contains('\u{1b}'), "no control characters where the output is no terminal");
     let log = std::fs::read_to_string(dir.path().join("log.jsonl")).unwrap();
     let lines: Vec<serde_json::Value> =
@@ -134,11 +370,11 @@ fn training_writes_what_was_asked_and_repeats_to_the_bit() {
     let end: serde_json::Value = serde_json::from_str(again.lines().last().unwrap()).unwrap();
     assert_eq!(end["weights_sha256"], lines[2]["weights_sha256"]);
 
-    let saved = ["evaluate", "w.safetensors", "--model", "mnist-mlp", "--confusion", "cm.png"];
+    let saved = ["evaluate", "w.safetensors", "--confusion", "cm.png", "--samples", "samples.png"];
     let evaluated = succeeds(dir.path(), &saved);
     let accuracy = format!("accuracy: {:.4}", lines[2]["test_accuracy"].as_f64().unwrap());
     assert!(evaluated.contains(&accuracy), "{evaluated} {accuracy}");
-    assert!(dir.path().join("cm.png").exists());
+    assert!(dir.path().join("cm.png").exists() && dir.path().join("samples.png").exists());
 }
 
 #[test]
@@ -155,6 +391,12 @@ fn two_replicas_train_with_the_losses_of_one() {
     let (one, two) = (losses(&[]), losses(&["--replicas", "2"]));
     assert_eq!(one.len(), 1);
     assert!((one[0] - two[0]).abs() < 1e-3 * one[0], "{one:?} {two:?}");
+    let args = ["train", "mnist-mlp", "--epochs", "1", "--replicas", "2", "--threads", "1"];
+    let out = succeeds(dir.path(), &args);
+    assert!(out.contains("cpu:0, cpu:1 (2 replicas)"), "{out}");
+    assert!(out.contains("input wait") && out.contains("scaling efficiency"), "{out}");
+    let plain = succeeds(dir.path(), &[&args[..], &["--no-scaling"]].concat());
+    assert!(!plain.contains("scaling efficiency"), "{plain}");
 }
 
 #[test]
@@ -167,9 +409,14 @@ fn inspecting_shows_layers_program_and_devices() {
     assert!(program.contains("2 device(s)") && program.contains("update Adam"), "{program}");
     assert!(succeeds(dir.path(), &["devices"]).starts_with("cpu:0"));
     assert!(succeeds(dir.path(), &["data"]).contains("cifar-10"));
+    assert_eq!(succeeds(dir.path(), &["data", "list"]), succeeds(dir.path(), &["data"]));
     assert!(succeeds(dir.path(), &["completions", "bash"]).contains("phalanx"));
-    let bench = succeeds(dir.path(), &["bench", "mnist-mlp", "--steps", "2", "--json"]);
+    let bench = succeeds(
+        dir.path(),
+        &["bench", "mnist-mlp", "--steps", "2", "--replicas", "2", "--batch-size", "8", "--json"],
+    );
     let line: serde_json::Value = serde_json::from_str(&bench).unwrap();
+    assert_eq!(line["batch"], 16, "the batch is per replica");
     for key in ["images_per_second", "step_ms", "setup_s", "peak_rss_mib", "planned_mib"] {
         assert!(line[key].is_number(), "{key}: {line}");
     }

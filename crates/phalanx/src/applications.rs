@@ -9,20 +9,20 @@ use crate::layers::{
 use crate::model::{Apply, Input, Model, Sequential, Symbol};
 use crate::regularizers::Regularizer;
 
-/// The guide's perceptron: two hidden layers of 256 on 784 pixels, logits out.
-pub fn mnist_mlp(classes: usize) -> Result<Model> {
-    let inputs = Input::new([784]).symbol();
+/// The guide's perceptron: two hidden layers of 256 on so many pixels (784 of MNIST), logits out.
+pub fn mnist_mlp(pixels: usize, classes: usize) -> Result<Model> {
+    let inputs = Input::new([pixels]).symbol();
     let x = Dense::new(256).activation("relu").apply(&inputs);
     let x = Dense::new(256).activation("relu").apply(&x);
     let outputs = Dense::new(classes).apply(&x);
     Model::with_name("mnist_mlp", &inputs, &outputs)
 }
 
-/// The MirroredStrategy tutorial's convolutional network on 28x28 grey images.
-pub fn mnist_cnn(classes: usize) -> Result<Model> {
+/// The MirroredStrategy tutorial's convolutional network on images such as MNIST's `[28, 28, 1]`.
+pub fn mnist_cnn(input: [usize; 3], classes: usize) -> Result<Model> {
     Sequential::new()
         .named("mnist_cnn")
-        .add(Input::new([28, 28, 1]))
+        .add(Input::new(input))
         .add(Conv2D::new(32, 3).activation("relu"))
         .add(MaxPooling2D::new(2))
         .add(Flatten::new())
@@ -52,10 +52,10 @@ fn downsample(x: &Symbol, filters: usize) -> Symbol {
     Concatenate::new().apply([&a, &b])
 }
 
-/// MiniGoogLeNet for 32x32 images (Zhang et al. 2017), with `classes` for the top or without one
+/// MiniGoogLeNet for images of 32x32 or a bit more (Zhang et al. 2017), with `classes` for the top or without one
 /// (`None`): then the output is the last feature map, to build a new head on.
-pub fn mini_googlenet(channels: usize, classes: Option<usize>) -> Result<Model> {
-    let inputs = Input::new([32, 32, channels]).symbol();
+pub fn mini_googlenet(input: [usize; 3], classes: Option<usize>) -> Result<Model> {
+    let inputs = Input::new(input).symbol();
     let mut x = conv_module(&inputs, 96, 3, 1, "same");
     for (ones, threes) in [(32, 32), (32, 48)] {
         x = inception(&x, ones, threes);
@@ -196,6 +196,9 @@ mod tests {
         assert_eq!(counts(vgg11([32, 32, 3], Some(10)).unwrap()), (9_236_618, 9_231_114));
         let resnet50 = resnet50([224, 224, 3], Some(1000)).unwrap();
         assert_eq!(counts(resnet50), (25_636_712, 25_583_592));
+        assert_eq!(mnist_mlp(784, 10).unwrap().count_params(), 269_322);
+        assert_eq!(mnist_cnn([28, 28, 1], 10).unwrap().count_params(), 347_146);
+        assert!(mini_googlenet([64, 64, 1], Some(3)).is_ok());
     }
 
     #[test]

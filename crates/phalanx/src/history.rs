@@ -15,6 +15,9 @@ pub struct History {
     pub seconds: Vec<f64>,
     /// Samples trained on in a second of each epoch.
     pub images_per_second: Vec<f64>,
+    /// Seconds of all epochs in which the devices waited for batches.
+    #[serde(default)]
+    input_wait: f64,
 }
 
 impl History {
@@ -32,6 +35,17 @@ impl History {
         for series in self.values.values_mut() {
             series.resize(before + 1, f64::NAN);
         }
+    }
+
+    /// Adds time in which the devices waited for a batch.
+    pub(crate) fn waited(&mut self, seconds: f64) {
+        self.input_wait += seconds;
+    }
+
+    /// Seconds of all epochs in which the devices waited for batches: what a faster disk, more
+    /// prefetching or less augmentation could save.
+    pub fn input_wait_seconds(&self) -> f64 {
+        self.input_wait
     }
 
     /// A metric's values, one per epoch; none for a name that never occurred.

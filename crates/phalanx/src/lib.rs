@@ -67,7 +67,7 @@ pub mod prelude {
         SparseCategoricalAccuracy, SparseTopKCategoricalAccuracy, TopKCategoricalAccuracy,
     };
     pub use crate::model::{
-        Apply, Compile, Fit, Input, Logs, Model, Sequential, StepKind, Symbol, Symbols,
+        Apply, Compile, Fit, Inference, Input, Logs, Model, Sequential, StepKind, Symbol, Symbols,
     };
     pub use crate::optimizers::{
         Adagrad, Adam, AdamW, Lion, Nadam, Optimizer, OptimizerExt, RMSprop, SGD,

@@ -145,9 +145,17 @@ impl Progress {
         }
     }
 
-    /// Ends an epoch with all its metrics, those of the validation included.
+    /// Ends an epoch with all its metrics, those of the validation included, and warns of those
+    /// that are no numbers any more.
     pub fn end_epoch(&mut self, logs: &[(String, f64)]) {
         self.end(logs);
+        let lost = |(_, value): &&(String, f64)| !value.is_finite();
+        let lost: Vec<String> =
+            logs.iter().filter(lost).map(|(name, value)| format!("{name} is {value}")).collect();
+        if !lost.is_empty() && self.verbose != Verbose::Silent {
+            let hint = "look for bad values in the data, or lower the learning rate";
+            self.print(&format!("warning: {}: {hint}\n", lost.join(", ")));
+        }
     }
 
     /// Ends an evaluation.
@@ -432,6 +440,15 @@ mod tests {
             "1563/1563 ━━━━━━━━━━━━━━━━━━━━ 6s 4ms/step - loss: 0.3830 - val_loss: 0.5000\x1b[K\n",
         ];
         assert_eq!(bench.text().split('\r').collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_metric_that_is_no_number_is_warned_of() {
+        let mut bench = Bench::new(Verbose::Line);
+        bench.progress.begin_epoch(0, 1, Some(1));
+        bench.progress.end_epoch(&logs(&[("loss", 0.5), ("val_loss", f64::NAN)]));
+        let text = bench.text();
+        assert!(text.contains("\nwarning: val_loss is NaN: look for bad values"), "{text}");
     }
 
     #[test]

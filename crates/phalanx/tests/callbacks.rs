@@ -104,7 +104,7 @@ fn a_checkpoint_brings_the_weights_of_its_epoch_back() {
     let x = Tensor::new([16, 2], x.f32().unwrap()[96..].to_vec()).unwrap();
     let phalanx::Data::I32(labels) = y.data() else { panic!("labels are integers") };
     let y = Tensor::new([16], labels[48..].to_vec()).unwrap();
-    let logs = fresh.evaluate((&x, &y), 12).unwrap();
+    let logs = fresh.evaluate_with((&x, &y), Inference::new()).unwrap();
     let found = logs.iter().find(|(name, _)| name == "loss").unwrap().1;
     assert!((found - loss(1)).abs() < 1e-6, "{found} for {}", loss(1));
 

@@ -5,19 +5,21 @@ use phalanx::Result;
 use phalanx::datasets::glyphs::{self, Glyphs};
 use phalanx::prelude::*;
 
-#[path = "../examples/08_augment.rs"]
+#[path = "../examples/augment.rs"]
 mod augment;
-#[path = "../examples/07_program.rs"]
+#[path = "../examples/program.rs"]
 mod compiled_program;
-#[path = "../examples/04_functional.rs"]
+#[path = "../examples/functional.rs"]
 mod functional;
-#[path = "../examples/01_hello.rs"]
+#[path = "../examples/hello.rs"]
 mod hello;
-#[path = "../examples/05_transfer.rs"]
+#[path = "../examples/minigooglenet_cifar10.rs"]
+mod minigooglenet;
+#[path = "../examples/resnet50_transfer.rs"]
 mod transfer;
-#[path = "../examples/03_cnn.rs"]
+#[path = "../examples/mnist_cnn.rs"]
 mod tutorial_cnn;
-#[path = "../examples/06_two_replicas.rs"]
+#[path = "../examples/two_replicas.rs"]
 mod two_replicas;
 
 fn digits(train: usize) -> Result<datasets::Split> {
@@ -31,11 +33,17 @@ fn hello_learns_the_digits() {
 }
 
 #[test]
-fn the_perceptron_generalises_and_its_history_is_complete() {
-    let strategy = MirroredStrategy::new();
-    let (history, test) = two_replicas::mlp::run(digits(3000).unwrap(), strategy).unwrap();
-    assert_eq!(history.epochs, [0, 1]);
-    let names: Vec<&str> = history.names().collect();
+fn the_perceptron_generalises_and_goes_on_from_its_checkpoint() {
+    let directory = tempfile::tempdir().unwrap();
+    let digits = digits(3000).unwrap();
+    let run = |epochs| {
+        let strategy = MirroredStrategy::new();
+        two_replicas::mlp::run(&digits, strategy, Some(directory.path()), epochs).unwrap()
+    };
+    let (first, _) = run(1);
+    let (second, test) = run(3);
+    assert_eq!((&first.epochs[..], &second.epochs[..]), (&[0][..], &[1, 2][..]));
+    let names: Vec<&str> = second.names().collect();
     let accuracy = "sparse_categorical_accuracy";
     assert_eq!(
         names,
@@ -43,14 +51,33 @@ fn the_perceptron_generalises_and_its_history_is_complete() {
         "as Keras names them"
     );
     assert!(test.get(accuracy).unwrap() > 0.88, "{test}");
-    assert!(history.last("val_loss").unwrap() < history.get("val_loss").unwrap()[0]);
+    // A fresh start would be as bad as the first epoch was.
+    assert!(second.get("loss").unwrap()[0] < 0.6 * first.get("loss").unwrap()[0]);
+    assert!(directory.path().join("ckpt-3.safetensors").exists());
 }
 
 #[test]
-fn the_tutorial_network_follows_its_learning_rate() {
-    let (history, eval) = tutorial_cnn::run(digits(1500).unwrap(), 4).unwrap();
+fn the_tutorial_network_follows_its_learning_rate_and_evaluates_its_checkpoint() {
+    let directory = tempfile::tempdir().unwrap();
+    let (history, eval) = tutorial_cnn::run(digits(1500).unwrap(), 4, directory.path()).unwrap();
     assert_eq!(history.get("lr").unwrap(), [1e-3, 1e-3, 1e-3, 1e-4]);
     assert!(eval.get("accuracy").unwrap() > 0.8, "{eval}");
+    assert!(directory.path().join("training_checkpoints/ckpt_4.safetensors").exists());
+    assert!(directory.path().join("logs/train").is_dir());
+}
+
+#[test]
+fn minigooglenet_trains_on_two_devices_and_draws_its_curves() {
+    let directory = tempfile::tempdir().unwrap();
+    let plot = directory.path().join("plot.png");
+    let mut digits = glyphs::load(Glyphs { train: 256, test: 32, seed: 1 }).unwrap();
+    digits.train.0 = digits.train.0.resize(32, 32).unwrap();
+    digits.test.0 = digits.test.0.resize(32, 32).unwrap();
+    let history = minigooglenet::run(digits, 2, 2, &plot).unwrap();
+    assert_eq!(history.get("lr").unwrap(), [5e-3, 2.5e-3], "the polynomial decay");
+    let losses = history.get("loss").unwrap();
+    assert!(losses[1] < losses[0] && history.last("val_loss").unwrap().is_finite(), "{losses:?}");
+    assert!(plot.exists());
 }
 
 #[test]
@@ -67,21 +94,26 @@ fn the_graph_learns_both_tasks() {
 }
 
 #[test]
-fn the_new_head_learns_on_a_base_that_stays() {
-    let (base, model, logs) = transfer::run().unwrap();
-    assert!(logs.get("accuracy").unwrap() > 0.93, "{logs}");
-    let summary = model.summary();
-    assert_eq!(summary.non_trainable, base.count_params());
-    // Trained before, and untouched since: the batch norm's statistics are no longer 0 and 1.
-    let base = base.weights().unwrap();
-    let statistics = &base.iter().find(|(name, _)| name.ends_with("moving_mean")).unwrap().1;
-    assert!(statistics.f32().unwrap().iter().any(|mean| mean.abs() > 1e-3));
-    assert_eq!(base[..], model.weights().unwrap()[..base.len()]);
+fn a_new_head_learns_on_a_base_that_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("base.safetensors");
+    let digits = glyphs::load(Glyphs { train: 64, test: 1, seed: 1 }).unwrap();
+    let (fresh, _) = transfer::build(digits.train.0.dims(), None).unwrap();
+    fresh.save_weights(&path).unwrap();
+    let (base, mut model) = transfer::build(digits.train.0.dims(), path.to_str()).unwrap();
+    let before = model.weights().unwrap();
+    let strategy = MirroredStrategy::with_devices(["cpu:0", "cpu:1"]).unwrap();
+    transfer::train(&mut model, digits, strategy, 1).unwrap();
+    let after = model.weights().unwrap();
+    let own = base.weights().unwrap().len();
+    assert_eq!(after[..own], before[..own], "the base, its statistics too");
+    assert_ne!(after[own..], before[own..], "the head");
+    assert_eq!(model.summary().non_trainable, base.count_params());
 }
 
 #[test]
 fn two_replicas_give_the_losses_of_one() {
-    let losses = two_replicas::run(digits(1000).unwrap()).unwrap();
+    let losses = two_replicas::run(&digits(1000).unwrap()).unwrap();
     assert_eq!(losses.len(), 4);
     for (one, two) in losses {
         assert!((one - two).abs() < 1e-4 * one, "{one} {two}");

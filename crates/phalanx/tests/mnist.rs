@@ -26,7 +26,7 @@ fn the_perceptron_reads_97_of_100_digits_after_two_epochs() {
     };
     let (train, test) = (flat(data.train), flat(data.test));
     for replicas in [1, 2] {
-        let mut model = applications::mnist_mlp(10).unwrap();
+        let mut model = applications::mnist_mlp(784, 10).unwrap();
         let loss = SparseCategoricalCrossentropy::default().from_logits(true);
         let compile = Compile::new(Adam::default()).loss(loss).metrics(["accuracy"]);
         let strategy = MirroredStrategy::cpus(replicas).unwrap();
@@ -34,7 +34,7 @@ fn the_perceptron_reads_97_of_100_digits_after_two_epochs() {
         let fit = Fit::new().epochs(2).batch_size(32).validation_split(1.0 / 6.0).verbose(0);
         let history = model.fit(&train, fit).unwrap();
         assert_eq!(history.get("val_accuracy").unwrap().len(), 2);
-        let logs = model.evaluate(&test, 32).unwrap();
+        let logs = model.evaluate(&test).unwrap();
         println!("{replicas} replica(s): {logs:?}, validation {:?}", history.get("val_accuracy"));
         assert_eq!(logs[1].0, "accuracy");
         assert!(logs[1].1 >= 0.97, "{replicas} replica(s): test accuracy {}", logs[1].1);

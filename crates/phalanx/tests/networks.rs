@@ -311,13 +311,13 @@ fn check(name: &str, build: fn() -> Model, strategies: &[MirroredStrategy]) {
 
 #[test]
 fn the_perceptron_of_the_guide_trains_as_in_keras() {
-    let build = || applications::mnist_mlp(10).unwrap();
+    let build = || applications::mnist_mlp(784, 10).unwrap();
     check("mlp", build, &[cpus(1, 1), cpus(1, 2), cpus(2, 1), cpus(3, 1)]);
 }
 
 #[test]
 fn the_convolutional_network_of_the_tutorial_trains_as_in_keras() {
-    let build = || applications::mnist_cnn(10).unwrap();
+    let build = || applications::mnist_cnn([28, 28, 1], 10).unwrap();
     check("cnn", build, &[cpus(1, 1), cpus(1, 2), cpus(2, 1), cpus(3, 1)]);
 }
 
@@ -325,7 +325,7 @@ fn the_convolutional_network_of_the_tutorial_trains_as_in_keras() {
 #[test]
 fn mini_googlenet_trains_as_in_keras() {
     let build = || {
-        let base = applications::mini_googlenet(3, None).unwrap();
+        let base = applications::mini_googlenet([32, 32, 3], None).unwrap();
         let x = AveragePooling2D::new(7).apply(base.outputs());
         let x = Flatten::new().apply(&x);
         let outputs = Dense::new(10).activation("softmax").apply(&x);

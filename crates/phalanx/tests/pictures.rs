@@ -164,7 +164,7 @@ fn samples_in_a_grid() {
 
 #[test]
 fn models_as_graphs() {
-    let mini = applications::mini_googlenet(3, Some(10)).unwrap().summary();
+    let mini = applications::mini_googlenet([32, 32, 3], Some(10)).unwrap().summary();
     let (png, svg) = both(|path| pictures::model(&mini, path));
     assert!(png.width() < 1000 && png.height() < 5000);
     assert_texts(&svg, &["mini_googlenet", "conv2d_3", "Concatenate", "(None, 32, 32, 96)"]);
@@ -182,7 +182,7 @@ fn models_as_graphs() {
 
 #[test]
 fn a_very_deep_model_fits_into_a_png() {
-    let mut summary = applications::mnist_mlp(10).unwrap().summary();
+    let mut summary = applications::mnist_mlp(784, 10).unwrap().summary();
     let mut row = summary.rows[1].clone();
     for i in 0..400 {
         (row.inputs, row.layer) = (vec![format!("l{i}")], format!("l{} (Dense)", i + 1));
@@ -229,7 +229,7 @@ fn bad_input_is_told() {
     fails(samples(&[2, 4, 4, 1], &caption, 1), &["captions", "expected 2", "received 1"]);
     fails(samples(&[1, 4, 4, 1], &caption, 0), &["columns"]);
 
-    let mut empty = applications::mnist_mlp(10).unwrap().summary();
+    let mut empty = applications::mnist_mlp(784, 10).unwrap().summary();
     empty.rows.clear();
     fails(pictures::model(&empty, &at("m.svg")), &["at least one layer"]);
 }

@@ -277,7 +277,7 @@ fn predictions_are_one_per_sample_in_order() {
             let x = noise(rows as u64, &[rows, 2]);
             assert_eq!(model.predict(&x).unwrap(), x, "{rows} rows on {strategy:?}");
             for batch in [1, 3, 7] {
-                let outputs = model.predict_all(&x, batch).unwrap();
+                let outputs = model.predict_with(&x, Inference::new().batch_size(batch)).unwrap();
                 assert_eq!(
                     outputs,
                     std::slice::from_ref(&x),
@@ -304,7 +304,7 @@ fn evaluation_does_not_depend_on_replicas() {
         let (x, y) = samples(rows);
         let weights: Vec<f32> = (0..rows).map(|i| 0.5 + i as f32).collect();
         let data = Arrays::new(x, y).unwrap().sample_weight(&weights).unwrap();
-        model.evaluate(data, 5).unwrap()
+        model.evaluate_with(data, Inference::new().batch_size(5)).unwrap()
     };
     for rows in 1..=12 {
         let expected = evaluate(&one_device(), rows);

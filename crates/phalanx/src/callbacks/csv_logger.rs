@@ -4,14 +4,14 @@ use super::log_file::{LogFile, Mark};
 use super::{Action, Callback, CallbackState, View};
 use crate::error::{Error, Result};
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 const OWNER: &str = "CSVLogger";
 /// The longest header read.
 const MAX_HEADER: u64 = 1 << 20;
 
-/// Writes a line per epoch: `epoch`, counted from 0, then the metrics and `learning_rate` by name.
+/// Writes a line per epoch: `epoch`, counted from 0 as in Keras unless told otherwise, then the metrics and `learning_rate` by name.
 ///
 /// As in Keras, a run without validation has empty columns for it (`NA`), so that tables of several
 /// runs fit together. Every line is in the file when its epoch ends.
@@ -26,17 +26,19 @@ pub struct CSVLogger {
     filename: PathBuf,
     separator: String,
     append: bool,
+    first_epoch: usize,
     file: Option<LogFile>,
     columns: Vec<String>,
 }
 
 impl CSVLogger {
-    /// A table in a new file, with commas.
+    /// A table in a new file or, with `-`, on the standard output; with commas.
     pub fn new(filename: impl AsRef<Path>) -> CSVLogger {
         CSVLogger {
             filename: filename.as_ref().into(),
             separator: ",".into(),
             append: false,
+            first_epoch: 0,
             file: None,
             columns: vec![],
         }
@@ -52,6 +54,16 @@ impl CSVLogger {
     pub fn append(mut self, append: bool) -> CSVLogger {
         self.append = append;
         self
+    }
+
+    /// The number of the first epoch: 0, or 1 to count as everything else that is printed does.
+    pub fn first_epoch(mut self, number: usize) -> CSVLogger {
+        self.first_epoch = number;
+        self
+    }
+
+    fn is_stdout(&self) -> bool {
+        self.filename.as_os_str() == "-"
     }
 
     fn check(&self) -> Result<()> {
@@ -88,8 +100,13 @@ impl CSVLogger {
     }
 
     fn line(&mut self, cells: &[String]) -> Result<()> {
-        let Some(file) = &mut self.file else { return Ok(()) };
         let line = cells.join(&self.separator) + "\n";
+        if self.is_stdout() {
+            let mut out = io::stdout().lock();
+            let written = out.write_all(line.as_bytes()).and_then(|()| out.flush());
+            return written.map_err(|source| Error::io("standard output", source));
+        }
+        let Some(file) = &mut self.file else { return Ok(()) };
         file.write(line.as_bytes())
     }
 }
@@ -120,6 +137,10 @@ fn number(value: f64) -> String {
 impl Callback for CSVLogger {
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
         self.check()?;
+        if self.is_stdout() {
+            self.columns = vec![];
+            return Ok(Action::Continue);
+        }
         self.columns = if self.append { self.known_columns()? } else { vec![] };
         self.file = Some(match self.append {
             true => LogFile::append(&self.filename)?,
@@ -150,7 +171,7 @@ impl Callback for CSVLogger {
             self.line(&self.columns.clone())?;
         }
         let cell = |name: &String| match name.as_str() {
-            "epoch" => view.epoch.to_string(),
+            "epoch" => (view.epoch + self.first_epoch).to_string(),
             "learning_rate" => number(view.epoch_learning_rate()),
             metric => view.log(metric).map_or("NA".into(), number),
         };
@@ -191,9 +212,9 @@ mod tests {
                         1,NA,0.1,1e-7,NA,NA\n";
         assert_eq!(text, expected);
         let logs: &[_] = &[("loss", 0.5), ("val_loss", f64::INFINITY)];
-        run(CSVLogger::new(&path).separator(";"), &[(0, logs)]).unwrap();
+        run(CSVLogger::new(&path).separator(";").first_epoch(1), &[(0, logs)]).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(text, "epoch;learning_rate;loss;val_loss\n0;0.1;0.5;inf\n");
+        assert_eq!(text, "epoch;learning_rate;loss;val_loss\n1;0.1;0.5;inf\n");
     }
 
     #[test]

@@ -284,9 +284,15 @@ mod tests {
 
     #[test]
     fn an_unknown_metric_is_named_with_those_there_are() {
-        let mut watch = EarlyStopping::default();
-        let error = with_view(0, ("loss", 1.0), 0.0, |v| watch.on_epoch_end(v)).unwrap_err();
-        assert!(error.to_string().contains("unknown metric 'val_loss'"), "{error}");
-        assert!(error.to_string().contains("known: loss"), "{error}");
+        let message = |mut watch: EarlyStopping| {
+            let error = with_view(0, ("loss", 1.0), 0.0, |v| watch.on_epoch_end(v)).unwrap_err();
+            error.to_string()
+        };
+        let unknown = message(EarlyStopping::new("my_loss"));
+        assert!(unknown.contains("unknown metric 'my_loss'"), "{unknown}");
+        assert!(unknown.contains("known: loss"), "{unknown}");
+        let validation = message(EarlyStopping::default());
+        assert!(validation.contains("expected validation_data or"), "{validation}");
+        assert!(validation.contains("'val_loss' without either; there is loss"), "{validation}");
     }
 }

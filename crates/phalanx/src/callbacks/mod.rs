@@ -69,11 +69,17 @@ impl View<'_> {
 
     /// A metric that a callback was told to watch.
     fn monitored(&self, name: &str) -> Result<f64> {
-        self.log(name).ok_or_else(|| Error::Unknown {
-            kind: "metric",
-            name: name.into(),
-            known: self.logs.iter().map(|(name, _)| name.clone()).collect(),
-        })
+        if let Some(value) = self.log(name) {
+            return Ok(value);
+        }
+        let known: Vec<String> = self.logs.iter().map(|(name, _)| name.clone()).collect();
+        let validated = known.iter().any(|name| name.starts_with("val_"));
+        if name.starts_with("val_") && !validated {
+            let expected = "validation_data or validation_split in fit, or another monitor";
+            let received = format!("'{name}' without either; there is {}", known.join(", "));
+            return Err(Error::argument("callback", "monitor", expected, received));
+        }
+        Err(Error::Unknown { kind: "metric", name: name.into(), known })
     }
 
     /// At an epoch's end, the learning rate that it ended with, whatever callbacks have set since.

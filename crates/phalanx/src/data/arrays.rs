@@ -4,7 +4,7 @@ use super::{Dataset, Epoch, HostBatch, Samples, make_room};
 use crate::error::{Error, Result};
 use phalanx_graph::rng::permutation;
 use phalanx_graph::{Data, Tensor};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -163,6 +163,9 @@ impl Arrays {
 
     /// Weighs each sample's loss by its class; a class not named weighs 1. The target is the
     /// class as a number, or one-hot.
+    ///
+    /// # Errors
+    /// A class that no sample has: a weight without effect is a mistake.
     pub fn class_weight(self, weights: &BTreeMap<usize, f32>) -> Result<Arrays> {
         let wrong = |expected, received: String| {
             Error::argument("Arrays", "class_weight", expected, received)
@@ -175,6 +178,13 @@ impl Arrays {
         }
         if target.dims().len() > 2 || target.row_len() == 0 {
             return Err(wrong("one class per sample", format!("targets {:?}", target.dims())));
+        }
+        let all: BTreeSet<usize> =
+            (0..target.rows()).filter_map(|row| class_of(target, row)).collect();
+        if let Some(class) = weights.keys().find(|class| !all.contains(class)) {
+            let most = all.last().copied().unwrap_or_default();
+            let received = format!("class {class}; the largest there is {most}");
+            return Err(wrong("classes that the targets have", received));
         }
         let mut by_sample = Vec::with_capacity(self.window.len());
         for row in self.window.clone() {
@@ -549,6 +559,9 @@ mod tests {
         let labels = Tensor::new([4], vec![0i32, 1, 2, 3]).unwrap();
         let data = Arrays::new(x(), labels).unwrap().sample_weight(&own).unwrap();
         assert_eq!(weights(&data.class_weight(&by_class).unwrap()), [1.0, 5.0, 3.0, 2.0]);
+
+        let none = numbered(4).class_weight(&BTreeMap::from([(3, 1.0), (7, 2.0)]));
+        assert!(message(none).contains("received class 7; the largest there is 3"));
 
         let one_hot = vec![0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0];
         let data = Arrays::new(x(), Tensor::new([4, 3], one_hot).unwrap()).unwrap();

@@ -8,6 +8,7 @@ mod generator;
 mod labels;
 mod pipeline;
 mod prefetch;
+mod resize;
 mod samples;
 
 pub use affine::FillMode;

@@ -39,6 +39,11 @@ impl Pixels {
         &self.bytes
     }
 
+    /// What a byte is divided by.
+    pub(super) fn divisor(&self) -> f32 {
+        self.divisor
+    }
+
     /// The same bytes under another divisor.
     pub fn divided_by(mut self, divisor: f32) -> Pixels {
         self.divisor = divisor;

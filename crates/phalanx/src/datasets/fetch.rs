@@ -211,8 +211,8 @@ impl Published {
     }
 }
 
-/// Shows transfers on standard error, where that is a terminal.
-fn terminal() -> impl FnMut(&Transfer) {
+/// Shows transfers on standard error, where that is a terminal: for [`fetch`].
+pub fn terminal() -> impl FnMut(&Transfer) {
     let shown = std::io::stderr().is_terminal();
     let mut last: Option<Instant> = None;
     move |transfer| {

@@ -16,6 +16,20 @@ const FILES: [[&str; 2]; 2] = [
     ["t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"],
 ];
 
+/// The ten classes of Fashion-MNIST, in the order of their labels.
+pub const FASHION_CLASSES: [&str; 10] = [
+    "T-shirt/top",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+];
+
 /// Where Debian's package `dataset-fashion-mnist` puts its files.
 pub(super) const DEBIAN: &str = "/usr/share/dataset-fashion-mnist";
 

@@ -10,7 +10,7 @@ pub mod npy;
 mod own;
 
 pub use download::Transfer;
-pub use fetch::{fetch, find};
+pub use fetch::{fetch, find, terminal};
 pub use own::{Csv, Own, load_npz};
 
 use crate::data::Samples;
@@ -44,12 +44,24 @@ pub fn load(name: &str) -> Result<Split> {
         "fashion-mnist" => mnist::load_fashion(None),
         "cifar-10" => cifar::load(None),
         "cifar-100" => cifar::load_100(None),
-        _ => Err(Error::Unknown {
-            kind: "dataset",
-            name: name.into(),
-            known: NAMES.map(String::from).into(),
-        }),
+        _ => Err(unknown(name)),
     }
+}
+
+/// The names of a dataset's classes, in the order of their labels.
+pub fn class_names(name: &str) -> Result<Vec<String>> {
+    let own = |names: &[&str]| Ok(names.iter().map(ToString::to_string).collect());
+    match name {
+        "glyphs" | "mnist" => Ok((0..10).map(|digit| digit.to_string()).collect()),
+        "fashion-mnist" => own(&mnist::FASHION_CLASSES),
+        "cifar-10" => own(&cifar::CLASSES),
+        "cifar-100" => own(&cifar::FINE_CLASSES),
+        _ => Err(unknown(name)),
+    }
+}
+
+fn unknown(name: &str) -> Error {
+    Error::Unknown { kind: "dataset", name: name.into(), known: NAMES.map(String::from).into() }
 }
 
 /// Where datasets are kept: `$PHALANX_DATA`, or `phalanx` in the user's cache directory.
@@ -67,6 +79,17 @@ pub fn directory() -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_dataset_names_its_classes() {
+        for name in NAMES {
+            let names = class_names(name).unwrap();
+            let expected = if name == "cifar-100" { 100 } else { 10 };
+            assert_eq!(names.len(), expected);
+            assert!(names.iter().enumerate().all(|(i, n)| !names[..i].contains(n)), "{name}");
+        }
+        assert!(class_names("nope").is_err());
+    }
 
     #[test]
     fn an_unknown_name_lists_the_known_ones() {

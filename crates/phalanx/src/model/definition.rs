@@ -4,8 +4,8 @@ use super::symbol::{Call, Callee, Input, Symbol};
 use crate::error::{Error, Result};
 use crate::layer::{LayerHandle, Lowering};
 use phalanx_graph::{FeedId, NodeId, Type};
-use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Whether a model was written as a chain or as a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,8 @@ pub struct Definition {
     pub(crate) output_types: Vec<Type>,
     pub(crate) members: Vec<Member>,
     pub(crate) calls: Vec<Placed>,
+    /// What its weights files say besides the weights.
+    notes: Mutex<BTreeMap<String, String>>,
 }
 
 impl Definition {
@@ -97,9 +99,15 @@ impl Definition {
                 .zip(index)
                 .map(|(call, member)| Placed { call, member, ty: Type::rows([]) })
                 .collect(),
+            notes: Mutex::default(),
         };
         def.infer()?;
         Ok(def)
+    }
+
+    /// What its weights files say besides the weights.
+    pub(crate) fn notes(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs the layers once in inference mode: shapes, weights, and every error there is to find.

@@ -1,20 +1,16 @@
-//! `fit`, `evaluate`, `predict` and their arguments.
+//! `fit` and its arguments.
 
 use super::engine::{Engine, Gather, StepKind};
 use super::source::{IntoDataset, Source, one_batch};
 use super::training::{Interrupt, OnNan, Training};
 use super::{Logs, Model};
 use crate::callbacks::Callback;
-use crate::data::{Dataset, HostBatch};
 use crate::error::{Error, Result};
 use crate::history::History;
 use phalanx_graph::Tensor;
 use phalanx_graph::exec::Times;
 use phalanx_graph::program::Program;
 use std::collections::BTreeMap;
-
-/// Samples of a batch where nothing else is said.
-const DEFAULT_BATCH: usize = 32;
 
 /// The arguments of `fit`.
 ///
@@ -183,7 +179,7 @@ impl Fit {
 
 impl Model {
     /// The compiled model, with the newest weights.
-    fn engine(&mut self, call: &'static str) -> Result<&mut Engine> {
+    pub(super) fn engine(&mut self, call: &'static str) -> Result<&mut Engine> {
         let model = self.def.name.clone();
         let engine = self.engine.as_mut().filter(|e| e.compiled());
         let engine = engine.ok_or(Error::NotCompiled { model, call })?;
@@ -192,7 +188,7 @@ impl Model {
     }
 
     /// The compiled model, or one that can only predict.
-    fn any_engine(&mut self) -> Result<&mut Engine> {
+    pub(super) fn any_engine(&mut self) -> Result<&mut Engine> {
         if self.engine.is_none() {
             self.initialize(0)?;
             self.engine = Some(Engine::inference(self)?);
@@ -258,53 +254,6 @@ impl Model {
         Training::new(engine, &*data, validation.as_deref(), fit)?.run()
     }
 
-    /// Loss and metrics over a dataset.
-    pub fn evaluate(&mut self, data: impl IntoDataset, batch_size: usize) -> Result<Logs> {
-        let engine = self.engine("evaluate")?;
-        let source = data.into_source()?.in_order();
-        let data = source.prepare(engine, Some(batch_size), true)?.dataset();
-        Ok(evaluate(engine, &*data, &Interrupt::new())?.unwrap_or_default())
-    }
-
-    /// The model's outputs for every sample, in order; one tensor per output.
-    ///
-    /// Needs no compiled model: where there is none, the visible devices are used.
-    pub fn predict_all(
-        &mut self,
-        data: impl IntoDataset,
-        batch_size: usize,
-    ) -> Result<Vec<Tensor>> {
-        let engine = self.any_engine()?;
-        let source = data.into_source()?.in_order();
-        let data = source.prepare(engine, Some(batch_size), false)?.dataset();
-        let dims = engine.output_dims();
-        let mut outputs: Vec<Vec<f32>> = vec![vec![]; dims.len()];
-        let mut batch = HostBatch::default();
-        let mut epoch = data.epoch(0, 0, 0)?;
-        let mut rows = 0;
-        while epoch.next(&mut batch)? {
-            rows += batch.rows;
-            for (out, part) in outputs.iter_mut().zip(engine.predict(&batch)?) {
-                out.extend_from_slice(part);
-            }
-        }
-        let tensor = |(dims, values): (Vec<usize>, Vec<f32>)| {
-            let mut full = vec![rows];
-            full.extend(dims);
-            Ok(Tensor::new(full, values)?)
-        };
-        dims.into_iter().zip(outputs).map(tensor).collect()
-    }
-
-    /// The output of a model with one output, for every sample, in order.
-    pub fn predict(&mut self, data: impl IntoDataset) -> Result<Tensor> {
-        let mut all = self.predict_all(data, DEFAULT_BATCH)?;
-        if all.len() == 1 {
-            return Ok(all.remove(0));
-        }
-        Err(Error::argument("predict", "model", "one output (else predict_all)", all.len()))
-    }
-
     /// One update on one batch; returns loss and metrics of that batch.
     pub fn train_on_batch(&mut self, x: &Tensor, y: &Tensor) -> Result<Logs> {
         let engine = self.engine("train_on_batch")?;
@@ -351,25 +300,4 @@ impl Model {
     pub fn devices(&mut self) -> Result<Vec<String>> {
         Ok(self.engine("devices")?.devices())
     }
-}
-
-/// Loss and metrics over a dataset; nothing when interrupted.
-pub(super) fn evaluate(
-    engine: &mut Engine,
-    data: &dyn Dataset,
-    interrupt: &Interrupt,
-) -> Result<Option<Logs>> {
-    let mut tally = engine.tally();
-    let mut batch = HostBatch::default();
-    let mut epoch = data.epoch(engine.seed, 0, 0)?;
-    while epoch.next(&mut batch)? {
-        engine.run(StepKind::Test, &batch, 0.0, None, &mut tally)?;
-        if interrupt.raised() {
-            return Ok(None);
-        }
-    }
-    if tally.is_empty() {
-        return Err(Error::argument("evaluate", "data", "at least one sample", "none"));
-    }
-    Ok(Some(engine.logs(&tally)))
 }

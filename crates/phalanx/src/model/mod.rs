@@ -3,6 +3,7 @@
 mod compile;
 mod definition;
 mod engine;
+mod evaluate;
 mod fit;
 mod logs;
 mod run_state;
@@ -15,6 +16,7 @@ mod training;
 pub use compile::{Compile, LossArgument, MetricArgument, OptimizerArgument};
 pub use definition::{Definition, Kind};
 pub use engine::StepKind;
+pub use evaluate::Inference;
 pub use fit::Fit;
 pub use logs::Logs;
 pub use run_state::RunState;
@@ -73,6 +75,12 @@ impl Model {
     /// The model's name.
     pub fn name(&self) -> &str {
         &self.def.name
+    }
+
+    /// Adds a note to every weights file of this model, such as how its inputs were prepared; see
+    /// [`read_metadata`](crate::saving::read_metadata).
+    pub fn set_metadata(&self, key: &str, value: impl Into<String>) {
+        self.def.notes().insert(key.into(), value.into());
     }
 
     /// Its structure.

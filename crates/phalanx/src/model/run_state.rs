@@ -7,6 +7,7 @@ use crate::history::History;
 use phalanx_graph::Tensor;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// Version of what a header says.
 const VERSION: u32 = 1;
@@ -48,6 +49,8 @@ pub(crate) struct Header {
     /// Samples of a global batch.
     pub batch_size: usize,
     pub model: String,
+    /// What the model says of itself in files.
+    pub notes: BTreeMap<String, String>,
 }
 
 /// As in files.

@@ -2,7 +2,8 @@
 
 use super::Logs;
 use super::engine::{Engine, Gather, StepKind, Tally};
-use super::fit::{Fit, evaluate};
+use super::evaluate::evaluate;
+use super::fit::Fit;
 use super::run_state::{Header, Position, RunState};
 use crate::callbacks::{Action, Callback, CallbackState, View, WeightSource};
 use crate::data::{Dataset, Epoch, HostBatch};
@@ -241,7 +242,10 @@ impl<'a> Training<'a> {
     fn train_epoch(&mut self, feeder: &mut Feeder<'_>, batch: &mut HostBatch) -> Result<()> {
         let none = Logs::default();
         while self.asked_steps.is_none_or(|n| self.at.batch < n) && !self.stop {
-            if !feeder.next(batch, &mut self.at, self.asked_steps.is_some())? {
+            let asked = Instant::now();
+            let more = feeder.next(batch, &mut self.at, self.asked_steps.is_some())?;
+            self.history.waited(asked.elapsed().as_secs_f64());
+            if !more {
                 break;
             }
             self.call(&none, |c, v| c.on_batch_begin(v))?;
@@ -309,7 +313,7 @@ impl<'a> Training<'a> {
         let seconds = self.seconds();
         let mut logs = self.engine.logs(&self.tally);
         if let Some(validation) = self.validation {
-            let Some(held) = evaluate(self.engine, validation, &self.interrupt)? else {
+            let Some(held) = evaluate(self.engine, validation, None, &self.interrupt)? else {
                 // The epoch's batches are done and stay so; a run continued validates anew.
                 self.interrupted()?;
                 return Ok(logs);
@@ -388,6 +392,7 @@ impl<'a> Training<'a> {
             stopped: self.stop,
             batch_size: self.data.batch_size(),
             model: self.engine.def.name.clone(),
+            notes: self.engine.def.notes().clone(),
         };
         let state = |c: &mut Box<dyn Callback>| Ok((c.name().to_string(), c.state()?));
         let callbacks = self.callbacks.iter_mut().map(state).collect::<Result<_>>()?;

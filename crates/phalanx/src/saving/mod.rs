@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::model::{Definition, Model};
 use phalanx_graph::Tensor;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 /// Named weights, in the model's order.
@@ -73,16 +73,28 @@ trait Reader {
 }
 
 /// Writes weights in the format of the path's extension.
-pub(crate) fn save(path: &Path, model: &str, weights: &Weights) -> Result<()> {
+pub(crate) fn save(path: &Path, model: &Definition, weights: &Weights) -> Result<()> {
     let format = Format::of(path)?;
     let mut names = HashSet::new();
     if let Some((name, _)) = weights.iter().find(|(name, _)| !names.insert(name)) {
-        let owner = format!("model '{model}'");
+        let owner = format!("model '{}'", model.name);
         return Err(Error::argument(owner, "weight names", "each once", name));
     }
     write_atomic(path, |out| match format {
-        Format::SafeTensors => safetensors::write(out, model, &[], weights),
+        Format::SafeTensors => safetensors::write(out, &model.name, model.notes().clone(), weights),
     })
+}
+
+/// What a weights file says besides its weights: `model`, the name of the model saved, and the notes of
+/// [`Model::set_metadata`].
+///
+/// # Errors
+/// A file that is broken, named.
+pub fn read_metadata(path: impl AsRef<Path>) -> Result<BTreeMap<String, String>> {
+    let path = path.as_ref();
+    match Format::of(path)? {
+        Format::SafeTensors => Ok(safetensors::open(path)?.metadata()),
+    }
 }
 
 /// Opens a file in the format of its extension.
@@ -179,7 +191,7 @@ impl Model {
         let mut weights = self.weights()?;
         let names: HashSet<String> = expected(self.definition()).into_iter().map(|w| w.0).collect();
         weights.retain(|(name, _)| names.contains(name));
-        save(path.as_ref(), self.name(), &weights)
+        save(path.as_ref(), self.definition(), &weights)
     }
 
     /// Sets every weight from a file that [`Model::save_weights`] or a checkpoint wrote.
@@ -257,6 +269,20 @@ mod tests {
         assert_eq!((metadata["model"].as_str(), metadata["format_version"].as_str()), ("net", "1"));
         assert_eq!(header.info("dense/kernel").unwrap().shape, [3, 2]);
         assert_eq!(header.tensors().len(), 6);
+    }
+
+    #[test]
+    fn notes_travel_with_the_weights() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("noted.safetensors");
+        let saved = model(2);
+        saved.set_metadata("origin", "{\"classes\": [\"cat\"]}");
+        saved.set_metadata("model", "our own keys stay ours");
+        saved.save_weights(&path).unwrap();
+        let notes = read_metadata(&path).unwrap();
+        assert_eq!(notes["origin"], "{\"classes\": [\"cat\"]}");
+        assert_eq!(notes["model"], "net");
+        model(2).load_weights(&path).unwrap();
     }
 
     #[test]

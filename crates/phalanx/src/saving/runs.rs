@@ -26,12 +26,12 @@ const LOCK: &str = ".lock";
 
 /// Writes a run's state, whole or not at all.
 pub(crate) fn write(path: &Path, state: RunState) -> Result<()> {
-    let model = state.header.model.clone();
+    let (model, mut notes) = (state.header.model.clone(), state.header.notes.clone());
     let (text, mut tensors) = state.into_parts()?;
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
     let sum = checksum(&text, &tensors);
-    let metadata = [(RUN, text.as_str()), (CHECKSUM, &sum)];
-    write_atomic(path, |out| safetensors::write(out, &model, &metadata, &tensors))
+    notes.extend([(RUN.into(), text), (CHECKSUM.into(), sum)]);
+    write_atomic(path, |out| safetensors::write(out, &model, notes, &tensors))
 }
 
 /// What a file of a run's state turned out to be.
@@ -51,7 +51,7 @@ pub(crate) fn read(path: &Path) -> Result<Found> {
         Err(error @ Error::File { .. }) => return Ok(Found::Damaged(error.to_string())),
         file => file?,
     };
-    let (Some(text), Some(sum)) = (file.metadata(RUN), file.metadata(CHECKSUM)) else {
+    let (Some(text), Some(sum)) = (file.note(RUN), file.note(CHECKSUM)) else {
         return Ok(Found::Damaged("no run in it".into()));
     };
     let mut tensors = read_all(&mut file)?;

@@ -8,7 +8,7 @@ use crate::model::is_weight;
 use phalanx_graph::{Data, Tensor};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ const PREFIX: u64 = 8;
 pub(super) fn write(
     out: &mut dyn Write,
     model: &str,
-    metadata: &[(&str, &str)],
+    notes: BTreeMap<String, String>,
     weights: &Weights,
 ) -> io::Result<()> {
     let mut order: Vec<&(String, Tensor)> = weights.iter().collect();
@@ -43,7 +43,7 @@ pub(super) fn write(
         offset = end;
     }
     let tensors = Metadata::new(None, infos).map_err(io::Error::other)?;
-    let header = header(model, metadata, &tensors)?;
+    let header = header(model, notes, &tensors)?;
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
     for (_, tensor) in order {
@@ -56,16 +56,20 @@ pub(super) fn write(
 }
 
 /// The header as the crate writes it, with the metadata's keys in order.
-fn header(model: &str, more: &[(&str, &str)], tensors: &Metadata) -> io::Result<Vec<u8>> {
-    let mut metadata = serde_json::json!({
-        "format": "phalanx",
-        "format_version": VERSION,
-        "model": model,
-        "phalanx_version": env!("CARGO_PKG_VERSION"),
-    });
-    for (key, value) in more {
-        metadata[*key] = (*value).into();
+fn header(
+    model: &str,
+    mut metadata: BTreeMap<String, String>,
+    tensors: &Metadata,
+) -> io::Result<Vec<u8>> {
+    for (key, value) in [
+        ("format", "phalanx"),
+        ("format_version", VERSION),
+        ("model", model),
+        ("phalanx_version", env!("CARGO_PKG_VERSION")),
+    ] {
+        metadata.insert(key.into(), value.into());
     }
+    let metadata = serde_json::to_string(&metadata)?;
     let tensors = serde_json::to_string(tensors)?;
     let rest = tensors.strip_prefix('{').unwrap_or(&tensors);
     let comma = if rest == "}" { "" } else { "," };
@@ -132,7 +136,7 @@ pub(super) fn open(path: &Path) -> Result<SafeTensors> {
 impl SafeTensors {
     /// Refuses files of versions that are not known yet.
     pub(super) fn check_version(&self) -> Result<()> {
-        match self.metadata("format_version").filter(|v| v != VERSION) {
+        match self.note("format_version").filter(|v| v != VERSION) {
             None => Ok(()),
             Some(version) => {
                 let expected = format!("format version {VERSION}");
@@ -141,8 +145,13 @@ impl SafeTensors {
         }
     }
 
+    /// The metadata, in the order of their keys.
+    pub(super) fn metadata(&self) -> BTreeMap<String, String> {
+        self.header.metadata().clone().unwrap_or_default().into_iter().collect()
+    }
+
     /// What the metadata say under a name.
-    pub(super) fn metadata(&self, key: &str) -> Option<String> {
+    pub(super) fn note(&self, key: &str) -> Option<String> {
         self.header.metadata().as_ref()?.get(key).cloned()
     }
 
@@ -176,7 +185,7 @@ impl Reader for SafeTensors {
             dims: info.shape.clone(),
         };
         // The state of a run holds more than weights.
-        let run = self.metadata(RUN).is_some();
+        let run = self.note(RUN).is_some();
         let tensors = self.header.tensors().into_iter();
         let weights = tensors.filter(|(name, _)| !run || is_weight(name));
         weights.map(|(name, info)| (name, entry(info))).collect()

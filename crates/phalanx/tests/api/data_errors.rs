@@ -122,11 +122,19 @@ fn data_are_checked_before_anything_runs_on_them() {
             "model 'sequential': targets: expected 1, received 2",
         ),
         (
-            || compiled(SGD::default()).evaluate(clouds(4).0, 2).map(|_| ()),
+            || {
+                compiled(SGD::default())
+                    .evaluate_with(clouds(4).0, Inference::new().batch_size(2))
+                    .map(|_| ())
+            },
             "model 'sequential': targets: expected 1, received 0",
         ),
         (
-            || compiled(SGD::default()).evaluate(clouds(4), 0).map(|_| ()),
+            || {
+                compiled(SGD::default())
+                    .evaluate_with(clouds(4), Inference::new().batch_size(0))
+                    .map(|_| ())
+            },
             "Arrays: batch: expected at least 1, received 0",
         ),
         (
@@ -238,7 +246,7 @@ fn a_dataset_of_the_users_own_is_not_trusted() {
         (
             || {
                 compiled(SGD::default())
-                    .evaluate(Arc::new(Given(None)) as Arc<dyn Dataset>, 1)
+                    .evaluate(Arc::new(Given(None)) as Arc<dyn Dataset>)
                     .map(|_| ())
             },
             "evaluate: data: expected at least one sample, received none",

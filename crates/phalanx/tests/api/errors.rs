@@ -123,7 +123,7 @@ fn calls_that_need_a_compiled_model_say_so() {
             || classifier().fit(clouds(3), Fit::new()).map(|_| ()),
             "model 'sequential' is not compiled: call compile(...) before fit",
         ),
-        (|| classifier().evaluate(clouds(3), 1).map(|_| ()), "before evaluate"),
+        (|| classifier().evaluate(clouds(3)).map(|_| ()), "before evaluate"),
         (
             || classifier().train_on_batch(&clouds(3).0, &clouds(3).1).map(|_| ()),
             "before train_on_batch",
@@ -170,7 +170,8 @@ fn callbacks_report_what_they_cannot_do() {
     check(&[
         (
             || with(EarlyStopping::new("val_loss")),
-            "unknown metric 'val_loss'; did you mean 'loss'? known: loss, accuracy",
+            "monitor: expected validation_data or validation_split in fit, or another monitor, received \
+             'val_loss' without either; there is loss, accuracy",
         ),
         (
             || with(LearningRateScheduler::new(|_| f64::NAN)),

@@ -104,6 +104,8 @@ fn epochs_count_from_the_first_asked_for() {
     let (_, history) = order(2, Fit::new().initial_epoch(2).epochs(5));
     assert_eq!(history.epochs, [2, 3, 4]);
     assert_eq!((history.seconds.len(), history.images_per_second.len()), (3, 3));
+    let waited = history.input_wait_seconds();
+    assert!(waited > 0.0 && waited < history.seconds.iter().sum(), "{waited}");
     for none in [Fit::new().epochs(0), Fit::new().epochs(2).initial_epoch(2)] {
         assert!(order(2, none).1.epochs.is_empty());
     }

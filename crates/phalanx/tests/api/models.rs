@@ -72,7 +72,8 @@ fn an_input_may_go_unused_and_an_output_may_be_an_input() {
     let doubled = Add::new().apply([&x, &x]);
     let mut model = Model::new([&x, &unused], [&doubled, &x]).unwrap();
     let data = vec![super::tensor(&[1, 2], vec![1.0f32, 2.0]), Tensor::zeros([1, 3])];
-    let y = model.predict_all(Arrays::new(data, ()).unwrap(), 1).unwrap();
+    let y =
+        model.predict_with(Arrays::new(data, ()).unwrap(), Inference::new().batch_size(1)).unwrap();
     assert_eq!(y[0].f32().unwrap(), [2.0, 4.0]);
     assert_eq!(y[1].f32().unwrap(), [1.0, 2.0]);
 }

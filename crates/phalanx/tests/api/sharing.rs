@@ -54,7 +54,7 @@ fn a_nested_model_gives_all_its_outputs() {
     let parts = inner.apply_all(&z);
     let mut outer = Model::new(&z, [&parts[1], &parts[0]]).unwrap();
     assert_eq!(outer.output_names(), ["inner", "inner_1"]);
-    let y = outer.predict_all(tensor(&[1, 2], vec![3.0f32, 5.0]), 32).unwrap();
+    let y = outer.predict_all(tensor(&[1, 2], vec![3.0f32, 5.0])).unwrap();
     assert_eq!(y[0].f32().unwrap(), [9.0, 25.0]);
     assert_eq!(y[1].f32().unwrap(), [6.0, 10.0]);
 }
@@ -119,7 +119,11 @@ fn a_callback_may_ask_another_model_over_the_same_layers() {
     model.fit((ones(4), Tensor::zeros([4, 1])), fit).unwrap();
     let trained = weight(&model);
     assert!((trained - 2.0 * 0.8f32.powi(4)).abs() < 1e-5, "{trained}");
-    let loss = model.evaluate((ones(4), Tensor::zeros([4, 1])), 4).unwrap().get("loss").unwrap();
+    let loss = model
+        .evaluate_with((ones(4), Tensor::zeros([4, 1])), Inference::new())
+        .unwrap()
+        .get("loss")
+        .unwrap();
     assert!(
         (loss - f64::from(trained * trained)).abs() < 1e-6,
         "the last weights, not the monitor's"
@@ -176,14 +180,14 @@ fn a_frozen_batch_norm_uses_its_moving_statistics() {
     assert!(moved[2].f32().unwrap().iter().all(|mean| *mean != 0.0), "the moving mean follows");
     let (x, y) = clouds(12);
     let by_batch = model.train_on_batch(&x, &y).unwrap().get("loss").unwrap();
-    let by_moving = model.evaluate((&x, &y), 12).unwrap().get("loss").unwrap();
+    let by_moving = model.evaluate_with((&x, &y), Inference::new()).unwrap().get("loss").unwrap();
     assert!((by_batch - by_moving).abs() > 1e-4);
 
     model.layer("norm").unwrap().set_trainable(false);
     model.compile(compile().strategy(one_thread())).unwrap();
     let before = model.get_weights().unwrap();
     let trained = model.train_on_batch(&x, &y).unwrap().get("loss").unwrap();
-    let evaluated = model.evaluate((&x, &y), 12).unwrap().get("loss").unwrap();
+    let evaluated = model.evaluate_with((&x, &y), Inference::new()).unwrap().get("loss").unwrap();
     assert!((trained - evaluated).abs() < 1e-6, "{trained} {evaluated}");
     assert_eq!(before, model.get_weights().unwrap());
 }

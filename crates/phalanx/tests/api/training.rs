@@ -99,10 +99,10 @@ fn evaluate_gives_the_means_over_all_samples_and_changes_nothing() {
     let mut model = compiled(Adam::new(0.05));
     model.fit(clouds(90), Fit::new().epochs(20).verbose(0)).unwrap();
     let before = model.get_weights().unwrap();
-    let whole = model.evaluate(clouds(50), 50).unwrap();
+    let whole = model.evaluate_with(clouds(50), Inference::new().batch_size(50)).unwrap();
     assert!(whole.get("accuracy").unwrap() > 0.9, "{whole}");
     for batch in [1, 7, 32, usize::MAX] {
-        let parts = model.evaluate(clouds(50), batch).unwrap();
+        let parts = model.evaluate_with(clouds(50), Inference::new().batch_size(batch)).unwrap();
         let near =
             |(a, b): (&(String, f64), &(String, f64))| a.0 == b.0 && (a.1 - b.1).abs() < 1e-6;
         assert!(parts.iter().zip(whole.iter()).all(near), "{parts}, {whole}");
@@ -111,7 +111,10 @@ fn evaluate_gives_the_means_over_all_samples_and_changes_nothing() {
     // Labels as floats are labels too.
     let (x, y) = clouds(50);
     let y: Vec<f32> = y.i32().unwrap().iter().map(|class| *class as f32).collect();
-    assert_eq!(model.evaluate((x, tensor(&[50, 1], y)), 50).unwrap(), whole);
+    assert_eq!(
+        model.evaluate_with((x, tensor(&[50, 1], y)), Inference::new().batch_size(50)).unwrap(),
+        whole
+    );
 }
 
 #[test]
@@ -126,7 +129,7 @@ fn predict_needs_no_compile_and_keeps_every_row_in_order() {
     model.compile(Compile::new("sgd").loss("mse").strategy(strategy)).unwrap();
     for batch in [1, 2, 64] {
         let data = Arrays::new(tensor(&[71, 1], numbers.clone()), ()).unwrap().shuffle(true);
-        let y = model.predict_all(data, batch).unwrap().remove(0);
+        let y = model.predict_with(data, Inference::new().batch_size(batch)).unwrap().remove(0);
         assert_eq!((y.dims(), y.f32().unwrap()), (&[71, 1][..], &doubled[..]));
     }
     // Whole numbers become the floats the model takes.
@@ -174,12 +177,12 @@ fn several_outputs_have_a_loss_and_metrics_each() {
         ["class_accuracy", "class_loss", "loss", "lr", "size_loss", "size_mae", "size_mse"];
     assert_eq!(names, expected);
     assert_eq!(history.names().filter(|name| name.starts_with("val_")).count(), 6);
-    let logs = model.evaluate(&data, 60).unwrap();
+    let logs = model.evaluate_with(&data, Inference::new().batch_size(60)).unwrap();
     let get = |name: &str| logs.get(name).unwrap();
     assert!((get("loss") - 2.0 * get("class_loss") - 0.5 * get("size_loss")).abs() < 1e-6);
     assert!((get("size_loss") - get("size_mse")).abs() < 1e-6);
     assert!(get("class_accuracy") > 0.9 && get("size_mae") < 0.3, "{logs}");
-    let outputs = model.predict_all(x, 32).unwrap();
+    let outputs = model.predict_all(x).unwrap();
     assert_eq!((outputs[0].dims(), outputs[1].dims()), (&[60, 3][..], &[60, 1][..]));
 }
 
@@ -216,7 +219,7 @@ fn metrics_count_every_sample_and_weighted_metrics_their_weights() {
     let x = tensor(&[4, 2], vec![1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]);
     let y = Tensor::new([4], vec![0, 0, 0, 1]).unwrap();
     let data = Arrays::new(x, y).unwrap().sample_weight(&[0.0, 0.0, 0.0, 1.0]).unwrap();
-    let logs = model.evaluate(data, 4).unwrap();
+    let logs = model.evaluate_with(data, Inference::new().batch_size(4)).unwrap();
     assert_eq!(logs.get("accuracy"), Some(0.75));
     assert_eq!(logs.get("sparse_categorical_accuracy"), Some(0.0));
 }

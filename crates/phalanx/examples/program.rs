@@ -1,7 +1,7 @@
 //! What `compile` makes: a network's layers, then its step as one static program with every byte
 //! of memory planned.
 //!
-//! `cargo run --release -p phalanx --example 07_program`
+//! `cargo run --release -p phalanx --example program`
 
 use phalanx::Program;
 use phalanx::prelude::*;

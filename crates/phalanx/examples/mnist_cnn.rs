@@ -1,14 +1,17 @@
-//! TensorFlow's tutorial for `MirroredStrategy`: a convolutional network, a learning rate that
-//! falls with the epochs, and a callback of one's own.
+//! TensorFlow's tutorial for `MirroredStrategy`: a convolutional network with logs for TensorBoard,
+//! checkpoints, a learning rate that falls with the epochs and a callback of one's own; then the last
+//! checkpoint is evaluated.
 //!
-//! `cargo run --release -p phalanx --example 03_cnn`
+//! `cargo run --release -p phalanx --example mnist_cnn`
 
 use phalanx::datasets::Split;
 use phalanx::prelude::*;
+use std::path::Path;
 
 fn main() -> Result<()> {
-    let digits = datasets::load("mnist").or_else(|_| datasets::load("glyphs"))?;
-    let (_, eval) = run(digits, 12)?;
+    let mnist = datasets::find("mnist")?.is_some();
+    let digits = datasets::load(if mnist { "mnist" } else { "glyphs" })?;
+    let (_, eval) = run(digits, 12, Path::new("."))?;
     println!("Eval {eval}");
     Ok(())
 }
@@ -30,7 +33,7 @@ impl Callback for PrintLR {
     }
 }
 
-pub fn run(digits: Split, epochs: usize) -> Result<(History, Logs)> {
+pub fn run(digits: Split, epochs: usize, directory: &Path) -> Result<(History, Logs)> {
     let strategy = MirroredStrategy::new();
     let batch_size = 64 * strategy.num_replicas_in_sync();
     let mut model = Sequential::new()
@@ -47,14 +50,20 @@ pub fn run(digits: Split, epochs: usize) -> Result<(History, Logs)> {
             .metrics(["accuracy"])
             .strategy(strategy),
     )?;
+    let checkpoints = directory.join("training_checkpoints");
     let history = model.fit(
         digits.train,
         Fit::new()
             .epochs(epochs)
             .batch_size(batch_size)
+            .callback(TensorBoard::new(directory.join("logs")))
+            .callback(ModelCheckpoint::new(checkpoints.join("ckpt_{epoch}.safetensors")))
             .callback(LearningRateScheduler::new(decay))
             .callback(PrintLR),
     )?;
-    let eval = model.evaluate(digits.test, batch_size)?;
+    if let Some(latest) = latest_checkpoint(&checkpoints)? {
+        model.load_weights(latest)?;
+    }
+    let eval = model.evaluate_with(digits.test, Inference::new().batch_size(batch_size))?;
     Ok((history, eval))
 }

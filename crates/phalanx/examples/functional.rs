@@ -2,7 +2,7 @@
 //!
 //! Two digits come in; the network names the left one and adds them up.
 //!
-//! `cargo run --release -p phalanx --example 04_functional`
+//! `cargo run --release -p phalanx --example functional`
 
 use phalanx::prelude::*;
 
@@ -38,7 +38,7 @@ pub fn run() -> Result<(Model, Logs)> {
 
     let (train, test) = pairs()?.split(0.2)?;
     model.fit(train, Fit::new().epochs(12).batch_size(64).verbose(2))?;
-    let logs = model.evaluate(test, 64)?;
+    let logs = model.evaluate_with(test, Inference::new())?;
     Ok((model, logs))
 }
 

@@ -1,6 +1,6 @@
 //! The smallest program: describe a network, compile it, train it.
 //!
-//! `cargo run --release -p phalanx --example 01_hello`
+//! `cargo run --release -p phalanx --example hello`
 
 use phalanx::prelude::*;
 

@@ -1,6 +1,6 @@
 //! Images distorted inside the model: layers that work while it trains and rest when it predicts.
 //!
-//! `cargo run --release -p phalanx --example 08_augment`
+//! `cargo run --release -p phalanx --example augment`
 
 use phalanx::prelude::*;
 
@@ -53,7 +53,7 @@ pub fn run(digits: datasets::Split) -> Result<(f64, f64)> {
         model.fit(digits.train.clone(), Fit::new().epochs(3).batch_size(64))?;
         // The random layers rest: two predictions are the same.
         assert_eq!(model.predict(&test.0)?, model.predict(&test.0)?);
-        *loss = model.evaluate(test.clone(), 64)?.get("loss").unwrap_or(f64::NAN);
+        *loss = model.evaluate(test.clone())?.get("loss").unwrap_or(f64::NAN);
     }
     Ok((losses[0], losses[1]))
 }

@@ -1,0 +1,116 @@
+//! `--config run.toml`: the flags of a command from a file, under those of the command line.
+
+use crate::args::Args;
+use anyhow::{Context, Result, bail};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use std::ffi::OsString;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use toml::Value;
+
+/// A larger file is no list of arguments.
+const LARGEST: u64 = 1 << 20;
+
+/// Reads the command line, and the file it may name. What clap refuses ends the program.
+pub fn parse() -> Result<Args> {
+    let line: Vec<OsString> = std::env::args_os().collect();
+    let matches = Args::command().get_matches_from(&line);
+    let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let Some((name, given)) = matches.subcommand() else { return Ok(args) };
+    let Ok(Some(path)) = given.try_get_one::<PathBuf>("config") else { return Ok(args) };
+    let from_file = arguments(path, name, given)?;
+    let all = line.into_iter().chain(from_file.into_iter().map(OsString::from));
+    let matches = Args::command().try_get_matches_from(all);
+    let parsed = matches.and_then(|matches| Args::from_arg_matches(&matches));
+    parsed.map_err(|error| {
+        let text = error.to_string();
+        let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        anyhow::anyhow!("{}: {first}", path.display())
+    })
+}
+
+/// The file's keys as arguments, but for those that the command line has something to say about.
+fn arguments(path: &Path, subcommand: &str, given: &ArgMatches) -> Result<Vec<String>> {
+    let shown = path.display();
+    let table: toml::Table = read(path)?.parse().map_err(|error: toml::de::Error| {
+        let line = error.span().map(|_| error.message().to_string());
+        anyhow::anyhow!("{shown}: expected TOML: {}", line.unwrap_or_else(|| error.to_string()))
+    })?;
+    let command = Args::command();
+    let command = command.find_subcommand(subcommand).context("a subcommand")?;
+    let on_line = |arg: &clap::Arg| {
+        given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine)
+    };
+    let mut arguments = vec![];
+    for (key, value) in &table {
+        let named = |arg: &&clap::Arg| arg.get_long() == Some(key) || arg.get_id() == key.as_str();
+        let known = command.get_arguments().find(named).filter(|_| key != "config");
+        let Some(arg) = known else { bail!("{shown}: unknown key '{key}'{}", near(command, key)) };
+        let rival = |other: &clap::Arg| {
+            let against = |a, b| command.get_arg_conflicts_with(a).contains(&b);
+            against(arg, other) || against(other, arg)
+        };
+        if on_line(arg) || command.get_arguments().any(|other| rival(other) && on_line(other)) {
+            continue;
+        }
+        let Some(text) = text(value) else {
+            bail!(
+                "{shown}: {key}: expected a number, a text, true or a list, received a {}",
+                value.type_str()
+            );
+        };
+        match (arg.get_long(), value) {
+            (Some(_), Value::Boolean(false)) => {}
+            (Some(long), Value::Boolean(true)) => arguments.push(format!("--{long}")),
+            (Some(long), _) => arguments.push(format!("--{long}={text}")),
+            (None, _) => arguments.push(text),
+        }
+    }
+    Ok(arguments)
+}
+
+/// The file's text, which is never a pipe's or a device's.
+fn read(path: &Path) -> Result<String> {
+    let named = || format!("--config: {}", path.display());
+    let meta = std::fs::metadata(path).with_context(named)?;
+    if !meta.is_file() || meta.len() > LARGEST {
+        bail!("{}: expected a file of at most {LARGEST} bytes", named());
+    }
+    let mut text = String::new();
+    let file = std::fs::File::open(path).with_context(named)?;
+    file.take(LARGEST).read_to_string(&mut text).with_context(named)?;
+    Ok(text)
+}
+
+/// A value as it would stand on the command line.
+fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Integer(number) => Some(number.to_string()),
+        Value::Float(number) => Some(number.to_string()),
+        Value::Boolean(flag) => Some(flag.to_string()),
+        Value::Array(values) => {
+            let texts: Option<Vec<String>> = values.iter().map(text).collect();
+            Some(texts?.join(","))
+        }
+        Value::Datetime(_) | Value::Table(_) => None,
+    }
+}
+
+/// The keys there are, the likely one first.
+fn near(command: &clap::Command, key: &str) -> String {
+    let keys = command.get_arguments().filter_map(clap::Arg::get_long);
+    let mut keys: Vec<&str> =
+        keys.filter(|key| !["config", "help", "version"].contains(key)).collect();
+    keys.push("model");
+    let dashed = key.replace('_', "-");
+    let shared = |known: &str| {
+        let same = |(a, b): &(char, char)| a == b;
+        known.chars().zip(dashed.chars()).take_while(same).count()
+    };
+    match keys.iter().max_by_key(|known| shared(known)).filter(|known| shared(known) > 2) {
+        Some(known) => format!("; did you mean '{known}'?"),
+        None => format!("; the keys are {}", keys.join(", ")),
+    }
+}

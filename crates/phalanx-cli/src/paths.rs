@@ -1,0 +1,63 @@
+//! Places to write to, tried before hours of work and not after.
+
+use anyhow::{Context, Result, bail};
+use std::fs::{File, OpenOptions};
+use std::path::Path;
+
+/// A file that will be written by a flag, with one of these extensions where there are any.
+pub fn check_file(flag: &str, path: Option<&Path>, kinds: &[&str]) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let shown = path.display();
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    if !parent.is_dir() {
+        bail!("{flag}: expected a file in a directory that exists, received {shown}");
+    }
+    if path.is_dir() {
+        bail!("{flag}: expected a file, received the directory {shown}");
+    }
+    let kind = path.extension().map(|e| e.to_string_lossy().to_lowercase());
+    if !kinds.is_empty() && !kind.as_deref().is_some_and(|kind| kinds.contains(&kind)) {
+        bail!("{flag}: expected a name ending in .{}, received {shown}", kinds.join(" or ."));
+    }
+    writable(path).with_context(|| format!("{flag}: {shown}"))
+}
+
+/// A file, or `-` for the standard output.
+pub fn check_stream(flag: &str, path: Option<&Path>) -> Result<()> {
+    check_file(flag, path.filter(|path| !is_stdout(Some(path))), &[])
+}
+
+/// Whether a path stands for the standard output.
+pub fn is_stdout(path: Option<&Path>) -> bool {
+    path.is_some_and(|path| path.as_os_str() == "-")
+}
+
+/// A directory that will be written into by a flag; made where it is not there.
+pub fn check_directory(flag: &str, path: Option<&Path>) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let named = || format!("{flag}: {}", path.display());
+    std::fs::create_dir_all(path).with_context(named)?;
+    writable(&path.join(format!(".phalanx-{}", std::process::id()))).with_context(named)
+}
+
+/// Whether a file can be written: one that is there keeps its content, another is gone again.
+fn writable(path: &Path) -> Result<()> {
+    match std::fs::metadata(path) {
+        // Opening a pipe would wait for its reader.
+        Ok(there) if !there.is_file() && !path.starts_with("/dev") => {
+            bail!("expected a file, received a pipe or a device")
+        }
+        Ok(there) if there.is_file() => {
+            OpenOptions::new().append(true).open(path)?;
+        }
+        Ok(_) => {}
+        Err(_) => {
+            File::create_new(path)?;
+            std::fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! Where to run, and on how many samples at once.
+
+use crate::args::{Batch, Where};
+use crate::network::Network;
+use anyhow::{Context, Result, bail};
+use phalanx::prelude::*;
+
+impl Where {
+    /// The strategy these arguments ask for.
+    pub fn strategy(&self) -> Result<MirroredStrategy> {
+        let strategy = if !self.devices.is_empty() {
+            MirroredStrategy::with_devices(&self.devices)?
+        } else if let Some(n) = self.gpus {
+            let found = list_physical_devices(DeviceKind::Gpu).len();
+            if n == 0 || n > found {
+                let has = if found == 0 {
+                    "no GPU was found".into()
+                } else {
+                    format!("expected 1 to {found}")
+                };
+                bail!("--gpus: {has}, received {n}; --replicas N trains on N CPU devices");
+            }
+            MirroredStrategy::with_devices((0..n).map(|i| format!("gpu:{i}")))?
+        } else if let Some(n) = self.replicas {
+            MirroredStrategy::cpus(n).with_context(|| format!("--replicas {n}"))?
+        } else {
+            MirroredStrategy::new()
+        };
+        Ok(strategy.threads(self.threads))
+    }
+}
+
+impl Batch {
+    /// Samples per step over all replicas.
+    pub fn global(self, network: Network, replicas: usize) -> Result<usize> {
+        let (flag, batch) = match (self.global_batch_size, self.batch_size) {
+            (Some(global), _) => ("--global-batch-size", global),
+            (None, each) => {
+                let each = each.unwrap_or(network.usual_batch());
+                ("--batch-size", each.saturating_mul(replicas))
+            }
+        };
+        if batch == 0 {
+            bail!("{flag}: expected 1 or more, received 0");
+        }
+        Ok(batch)
+    }
+}

@@ -1,0 +1,223 @@
+//! What `phalanx train` says before and after: the plan, where the time went, how replicas scale.
+
+use crate::args::{Train, Where};
+use crate::network::Network;
+use crate::prepare::Prepared;
+use anyhow::Result;
+use phalanx::model::Source;
+use phalanx::prelude::*;
+use std::io::Write;
+
+/// Seconds that the measurement of one replica may take, and the steps it takes at least.
+const WINDOW: f64 = 0.7;
+const LEAST_STEPS: usize = 4;
+
+/// The sizes of a run.
+pub struct Plan {
+    network: Network,
+    place: Where,
+    /// Replicas in sync.
+    pub replicas: usize,
+    /// Samples per step over all replicas.
+    pub batch: usize,
+    /// What was asked for, where the data have fewer samples.
+    asked: Option<usize>,
+    /// Steps of an epoch.
+    pub steps: usize,
+    /// The share of the training data held back to validate on.
+    pub held: f64,
+}
+
+impl Plan {
+    /// The sizes these arguments and data make; a batch is never larger than the data.
+    pub fn new(
+        args: &Train,
+        network: Network,
+        strategy: &MirroredStrategy,
+        data: &Prepared,
+        asked: usize,
+    ) -> Plan {
+        let held = network.validation_share().filter(|_| args.augment.is_empty()).unwrap_or(0.0);
+        // As `Arrays::split` counts.
+        let rows = ((data.train.0.rows() as f64 * (1.0 - held)).floor() as usize).max(1);
+        let batch = asked.min(rows);
+        Plan {
+            network,
+            place: args.place.clone(),
+            replicas: strategy.num_replicas_in_sync(),
+            batch,
+            asked: (batch < asked).then_some(asked),
+            steps: args.steps_per_epoch.unwrap_or(rows.div_ceil(batch)),
+            held,
+        }
+    }
+
+    /// Samples per replica, of the one that has most.
+    pub fn each(&self) -> usize {
+        self.batch.div_ceil(self.replicas)
+    }
+}
+
+fn counted(n: usize, word: &str) -> String {
+    format!("{n} {word}{}", if n == 1 { "" } else { "s" })
+}
+
+/// Bytes in a unit that leaves something before the point.
+fn size(bytes: usize) -> String {
+    let bytes = bytes as f64;
+    match bytes {
+        b if b >= 1e9 => format!("{:.2} GiB", b / f64::from(1 << 30)),
+        b if b >= 1e6 => format!("{:.1} MiB", b / f64::from(1 << 20)),
+        b => format!("{:.1} KiB", b / 1024.0),
+    }
+}
+
+/// Says what will be done.
+pub fn header(model: &mut Model, plan: &Plan, rate: f64, data: &Prepared) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    let program = model.program(StepKind::Train, plan.batch)?;
+    let devices = model.devices()?.join(", ");
+    writeln!(out, "devices: {devices} ({})", counted(plan.replicas, "replica"))?;
+    if let Some(asked) = plan.asked {
+        writeln!(out, "notice: the batch of {asked} became {}, all there is", plan.batch)?;
+    }
+    writeln!(
+        out,
+        "batch: {} global, {} per replica; learning rate {rate}; {} per epoch",
+        plan.batch,
+        plan.each(),
+        counted(plan.steps, "step"),
+    )?;
+    let (own, input) = (&data.pictures.dims()[1..], &data.origin.input);
+    let brought = match own == input {
+        true => String::new(),
+        false => format!(" (from {own:?})"),
+    };
+    writeln!(
+        out,
+        "data: {} samples of {input:?}{brought}, {}",
+        data.train.0.rows(),
+        match data.origin.classes.len() {
+            1 => "1 class".into(),
+            n => format!("{n} classes"),
+        },
+    )?;
+    writeln!(
+        out,
+        "parameters: {}; planned memory per device: {} of activations",
+        model.count_params(),
+        size(program.device_bytes()),
+    )?;
+    Ok(())
+}
+
+/// Where the time of training went, in seconds: by name, without what is left.
+pub fn seconds(model: &mut Model, history: &History) -> Result<[(&'static str, f64); 3]> {
+    let times = model.times()?;
+    Ok([
+        ("compute", times.compute),
+        ("reduction", times.reduce),
+        ("input_wait", history.input_wait_seconds()),
+    ])
+}
+
+/// The closing evaluation, where the time went, and what was written.
+pub fn end(
+    model: &mut Model,
+    history: &History,
+    logs: &[(String, f64)],
+    scaling: Option<&Scaling>,
+    args: &Train,
+) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    let text: Vec<String> = logs.iter().map(|(name, v)| format!("{name}: {v:.4}")).collect();
+    writeln!(out, "test - {}", text.join(" - "))?;
+    let all: f64 = history.seconds.iter().sum();
+    if all > 0.0 {
+        let share = |seconds: f64| 100.0 * seconds / all;
+        let [compute, reduction, input] = seconds(model, history)?.map(|(_, seconds)| seconds);
+        let rest = (all - compute - reduction - input).max(0.0);
+        writeln!(
+            out,
+            "training time {all:.1} s: compute {:.0}%, reduction and update {:.0}%, input wait {:.0}%, \
+             other {:.0}%",
+            share(compute),
+            share(reduction),
+            share(input),
+            share(rest),
+        )?;
+    }
+    if let Some(scaling) = scaling {
+        writeln!(out, "{scaling}")?;
+    }
+    for (what, path) in [("weights", &args.save), ("curves", &args.output)] {
+        if let Some(path) = path {
+            writeln!(out, "{what}: {}", path.display())?;
+        }
+    }
+    Ok(())
+}
+
+/// How fast several replicas are beside one.
+pub struct Scaling {
+    replicas: usize,
+    each: usize,
+    threads: usize,
+    /// Samples per second of one replica alone, and of all.
+    one: f64,
+    all: f64,
+}
+
+impl Scaling {
+    /// The speed of all over as many times the speed of one.
+    pub fn efficiency(&self) -> f64 {
+        self.all / (self.one * self.replicas as f64)
+    }
+}
+
+impl std::fmt::Display for Scaling {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Scaling { replicas, each, threads, one, all } = self;
+        let threads = counted(*threads, "thread");
+        let percent = 100.0 * self.efficiency();
+        write!(
+            f,
+            "scaling efficiency {percent:.0}%: {all:.0} samples/s on {replicas} replicas, {one:.0} on one \
+             alone ({each} samples a step, {threads})"
+        )
+    }
+}
+
+/// Trains a fresh copy on the first device alone, for less than a second, with the samples per step and
+/// the threads that one replica has. Nothing where a step takes too long for that.
+pub fn scaling(
+    plan: &Plan,
+    history: &History,
+    data: &Prepared,
+    source: impl Fn() -> Result<Source>,
+) -> Result<Option<Scaling>> {
+    let Some(all) = history.images_per_second.last().copied().filter(|v| *v > 0.0) else {
+        return Ok(None);
+    };
+    let step = plan.batch as f64 / all;
+    if step * LEAST_STEPS as f64 > WINDOW {
+        return Ok(None);
+    }
+    let threads = match plan.place.threads {
+        0 => (phalanx::cores().len() / plan.replicas).max(1),
+        chosen => chosen,
+    };
+    let strategy = plan.place.strategy()?;
+    let first: Vec<String> = strategy.devices().iter().take(1).map(ToString::to_string).collect();
+    let mut model = data.origin.build()?;
+    let strategy = MirroredStrategy::with_devices(&first)?.threads(threads);
+    model.compile(plan.network.compile(strategy))?;
+    // One replica's step is no slower than theirs: the window is kept.
+    let steps = ((WINDOW / step) as usize).clamp(LEAST_STEPS, 5000);
+    let fit = |steps: usize| Fit::new().epochs(1).steps_per_epoch(steps).verbose(0);
+    model.fit(source()?, fit(1))?;
+    let alone = model.fit(source()?, fit(steps))?;
+    let one = alone.images_per_second.last().copied().unwrap_or(0.0);
+    let measured = Scaling { replicas: plan.replicas, each: plan.each(), threads, one, all };
+    Ok((one > 0.0).then_some(measured))
+}

@@ -1,0 +1,69 @@
+//! The tutorial on multi-GPU training: MiniGoogLeNet on CIFAR-10, images shifted and flipped, a learning
+//! rate that falls to zero, G devices, and a picture of the training. Without CIFAR-10's files it learns
+//! generated digits.
+//!
+//! `cargo run --release -p phalanx --example minigooglenet_cifar10 -- --output plot.png --gpus 2 --epochs 5`
+//! (CPU replicas where there are fewer GPUs)
+
+use phalanx::datasets::Split;
+use phalanx::pictures;
+use phalanx::prelude::*;
+use std::path::Path;
+
+const INIT_LR: f64 = 5e-3;
+
+fn main() -> Result<()> {
+    let flag = |name: &str| std::env::args().skip_while(|a| a != name).nth(1);
+    let number = |name, usual| flag(name).and_then(|n| n.parse().ok()).unwrap_or(usual);
+    let output = flag("--output").unwrap_or("plot.png".into());
+    run(data()?, number("--gpus", 1), number("--epochs", 70), Path::new(&output)).map(|_| ())
+}
+
+/// CIFAR-10 where it is, else digits in its size.
+fn data() -> Result<Split> {
+    if datasets::find("cifar-10")?.is_some() {
+        return datasets::load("cifar-10");
+    }
+    let Split { train, test } = datasets::load("glyphs")?;
+    Ok(Split { train: (train.0.resize(32, 32)?, train.1), test: (test.0.resize(32, 32)?, test.1) })
+}
+
+pub fn run(data: Split, devices: usize, epochs: usize, output: &Path) -> Result<History> {
+    // The images' bytes less their mean, the labels as vectors.
+    let mean = data.train.0.clone().raw().mean();
+    let prepare = |(x, y): (Samples, Tensor)| -> Result<(Samples, Tensor)> {
+        Ok((x.raw().subtract(&mean)?, to_categorical(&y, Some(10))?))
+    };
+    let (train_x, train_y) = prepare(data.train)?;
+    let aug = ImageDataGenerator::new()
+        .width_shift_range(0.1)
+        .height_shift_range(0.1)
+        .horizontal_flip(true)
+        .fill_mode("nearest");
+
+    let gpus = list_physical_devices(DeviceKind::Gpu).len() >= devices;
+    let strategy = match gpus {
+        true => MirroredStrategy::with_devices((0..devices).map(|i| format!("gpu:{i}")))?,
+        false => MirroredStrategy::cpus(devices)?,
+    };
+    println!("[INFO] training with {devices} devices...");
+    let input = [32, 32, *train_x.dims().last().unwrap_or(&3)];
+    let mut model = applications::mini_googlenet(input, Some(10))?;
+    model.compile(
+        Compile::new(SGD::new(INIT_LR).momentum(0.9))
+            .loss("categorical_crossentropy")
+            .metrics(["accuracy"])
+            .strategy(strategy),
+    )?;
+    let poly_decay = move |epoch: usize| INIT_LR * (1.0 - epoch as f64 / epochs as f64);
+    let history = model.fit(
+        aug.flow(train_x, train_y, 64 * devices)?,
+        Fit::new()
+            .validation_data(prepare(data.test)?)
+            .epochs(epochs)
+            .callback(LearningRateScheduler::new(poly_decay))
+            .verbose(2),
+    )?;
+    pictures::curves(&history, "MiniGoogLeNet on CIFAR-10", output)?;
+    Ok(history)
+}

@@ -1,0 +1,110 @@
+//! Images of a set brought to another size.
+
+use super::{Pixels, Samples};
+use crate::error::{Error, Result};
+use phalanx_graph::Tensor;
+
+/// Pixels of a side, before and after.
+const LONGEST_SIDE: usize = 16_384;
+/// Elements of all images together.
+const MOST: usize = 1 << 34;
+
+impl Samples {
+    /// Images `[n, height, width, channels]` in another size: bilinear, with pixels as areas. Bytes
+    /// stay bytes.
+    ///
+    /// # Errors
+    /// Samples that are no images, or a size out of range.
+    pub fn resize(&self, height: usize, width: usize) -> Result<Samples> {
+        let wrong = |argument: &str, expected: &str, received: String| {
+            Error::argument("resize", argument, expected, received)
+        };
+        let &[n, from_height, from_width, channels] = self.dims() else {
+            let received = format!("{:?}", self.dims());
+            return Err(wrong("samples", "images [n, height, width, channels]", received));
+        };
+        let sides = [height, width, from_height, from_width];
+        let size = height
+            .checked_mul(width)
+            .and_then(|s| s.checked_mul(n))
+            .and_then(|s| s.checked_mul(channels));
+        let fits = sides.iter().all(|side| (1..=LONGEST_SIDE).contains(side));
+        let Some(size) = size.filter(|size| fits && *size <= MOST) else {
+            let received = format!("{n} images of {height}x{width}");
+            return Err(wrong("size", "sides of 1 to 16384 and images that fit", received));
+        };
+        let (rows, columns) = (taps(from_height, height), taps(from_width, width));
+        let (mut image, mut out) = (vec![0.0; self.row_len()], Vec::with_capacity(size));
+        let plain = match self {
+            Samples::Pixels(pixels) => Samples::Pixels(pixels.clone()).raw(),
+            other => other.clone(),
+        };
+        for i in 0..n {
+            plain.read_row(i, &mut image);
+            for (top, bottom, down) in &rows {
+                for (left, right, along) in &columns {
+                    for c in 0..channels {
+                        let at = |y: usize, x: usize| image[(y * from_width + x) * channels + c];
+                        let mix = |a: f32, b: f32, share: f32| a + (b - a) * share;
+                        let above = mix(at(*top, *left), at(*top, *right), *along);
+                        let below = mix(at(*bottom, *left), at(*bottom, *right), *along);
+                        out.push(mix(above, below, *down));
+                    }
+                }
+            }
+        }
+        let dims = [n, height, width, channels];
+        match self {
+            Samples::Pixels(pixels) => {
+                let bytes = out.iter().map(|v| v.round().clamp(0.0, 255.0) as u8).collect();
+                let resized = Pixels::new(dims, bytes, pixels.divisor());
+                resized
+                    .map(Into::into)
+                    .ok_or_else(|| wrong("size", "a byte each", size.to_string()))
+            }
+            Samples::Tensor(_) => Ok(Tensor::new(dims, out)?.into()),
+        }
+    }
+}
+
+/// For each place of a side of `to`: the two places of one of `from` around it, and the share of
+/// the second.
+fn taps(from: usize, to: usize) -> Vec<(usize, usize, f32)> {
+    let scale = from as f64 / to as f64;
+    let tap = |i: usize| {
+        let at = ((i as f64 + 0.5) * scale - 0.5).clamp(0.0, (from - 1) as f64);
+        let first = at.floor() as usize;
+        (first, (first + 1).min(from - 1), (at - first as f64) as f32)
+    };
+    (0..to).map(tap).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_change_and_values_stay_between_their_neighbours() {
+        let bytes = Pixels::new([1, 2, 2, 1], vec![0, 100, 200, 40], 255.0).unwrap();
+        let same = Samples::from(bytes.clone()).resize(2, 2).unwrap();
+        assert_eq!(same, Samples::from(bytes.clone()));
+        let one = Samples::from(bytes).resize(1, 1).unwrap();
+        assert_eq!(one.to_tensor().f32().unwrap(), [85.0 / 255.0]);
+        let floats = Tensor::new([1, 1, 2, 2], vec![0.0, 8.0, 4.0, 0.0]).unwrap();
+        let wide = Samples::from(floats).resize(1, 4).unwrap();
+        assert_eq!(wide.dims(), [1, 1, 4, 2]);
+        let expected = [0.0, 8.0, 1.0, 6.0, 3.0, 2.0, 4.0, 0.0];
+        assert_eq!(wide.to_tensor().f32().unwrap(), expected);
+    }
+
+    #[test]
+    fn what_cannot_be_resized_is_named() {
+        let message = |dims: &[usize], side| {
+            let samples = Samples::from(Tensor::zeros(dims));
+            samples.resize(side, side).unwrap_err().to_string()
+        };
+        assert!(message(&[4, 9], 2).contains("expected images"));
+        assert!(message(&[1, 2, 2, 1], 0).contains("sides of 1 to 16384"));
+        assert!(message(&[1, 2, 2, 1], usize::MAX).contains("sides of 1 to 16384"));
+    }
+}

@@ -1,0 +1,154 @@
+//! `evaluate` and `predict`: passes over data that change no weight.
+
+use super::engine::{Engine, StepKind};
+use super::source::IntoDataset;
+use super::training::Interrupt;
+use super::{Logs, Model};
+use crate::data::{Dataset, HostBatch};
+use crate::error::{Error, Result};
+use crate::progress::{Progress, Verbose};
+use phalanx_graph::Tensor;
+
+/// The arguments of [`Model::evaluate_with`] and [`Model::predict_with`].
+///
+/// ```no_run
+/// # use phalanx::prelude::*;
+/// # fn example(mut model: Model, x: Tensor, y: Tensor) -> Result<(), phalanx::Error> {
+/// let logs = model.evaluate_with((x, y), Inference::new().batch_size(256).verbose(0))?;
+/// println!("{logs}");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Inference {
+    batch_size: Option<usize>,
+    verbose: u8,
+}
+
+impl Inference {
+    /// The batches that the data have (of 32 for plain arrays), printing nothing.
+    pub fn new() -> Inference {
+        Inference::default()
+    }
+
+    /// Samples of a *global* batch, shared out among the replicas.
+    pub fn batch_size(mut self, samples: usize) -> Inference {
+        self.batch_size = Some(samples);
+        self
+    }
+
+    /// 0 nothing, 1 a live bar (a plain line where the output is no terminal), 2 a line at the end.
+    pub fn verbose(mut self, verbose: u8) -> Inference {
+        self.verbose = verbose;
+        self
+    }
+}
+
+impl Model {
+    /// Loss and metrics over a dataset, with a bar as `fit` has it.
+    ///
+    /// ```no_run
+    /// # use phalanx::prelude::*;
+    /// # fn example(mut model: Model, x: Tensor, y: Tensor) -> Result<(), phalanx::Error> {
+    /// let logs = model.evaluate((x, y))?;
+    /// println!("accuracy {:?}", logs.get("accuracy"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn evaluate(&mut self, data: impl IntoDataset) -> Result<Logs> {
+        self.evaluate_with(data, Inference::new().verbose(1))
+    }
+
+    /// As [`Model::evaluate`], with arguments.
+    pub fn evaluate_with(&mut self, data: impl IntoDataset, arguments: Inference) -> Result<Logs> {
+        let mut progress = Progress::stdout(Verbose::try_from(arguments.verbose)?);
+        let engine = self.engine("evaluate")?;
+        let source = data.into_source()?.in_order();
+        let data = source.prepare(engine, arguments.batch_size, true)?.dataset();
+        let logs = evaluate(engine, &*data, Some(&mut progress), &Interrupt::new())?;
+        Ok(logs.unwrap_or_default())
+    }
+
+    /// The output of a model with one output, for every sample, in order.
+    ///
+    /// Needs no compiled model: where there is none, the visible devices are used.
+    pub fn predict(&mut self, data: impl IntoDataset) -> Result<Tensor> {
+        let mut all = self.predict_all(data)?;
+        if all.len() == 1 {
+            return Ok(all.remove(0));
+        }
+        Err(Error::argument("predict", "model", "one output (else predict_all)", all.len()))
+    }
+
+    /// As [`Model::predict`], with one tensor per output.
+    pub fn predict_all(&mut self, data: impl IntoDataset) -> Result<Vec<Tensor>> {
+        self.predict_with(data, Inference::new())
+    }
+
+    /// As [`Model::predict_all`], with arguments.
+    pub fn predict_with(
+        &mut self,
+        data: impl IntoDataset,
+        arguments: Inference,
+    ) -> Result<Vec<Tensor>> {
+        let mut progress = Progress::stdout(Verbose::try_from(arguments.verbose)?);
+        let engine = self.any_engine()?;
+        let source = data.into_source()?.in_order();
+        let data = source.prepare(engine, arguments.batch_size, false)?.dataset();
+        let dims = engine.output_dims();
+        let mut outputs: Vec<Vec<f32>> = vec![vec![]; dims.len()];
+        let mut batch = HostBatch::default();
+        let mut epoch = data.epoch(0, 0, 0)?;
+        let (mut rows, mut done) = (0, 0);
+        progress.begin_predict(data.batches());
+        while epoch.next(&mut batch)? {
+            rows += batch.rows;
+            done += 1;
+            for (out, part) in outputs.iter_mut().zip(engine.predict(&batch)?) {
+                out.extend_from_slice(part);
+            }
+            progress.step(done, &[]);
+        }
+        progress.end_predict();
+        let tensor = |(dims, values): (Vec<usize>, Vec<f32>)| {
+            let mut full = vec![rows];
+            full.extend(dims);
+            Ok(Tensor::new(full, values)?)
+        };
+        dims.into_iter().zip(outputs).map(tensor).collect()
+    }
+}
+
+/// One pass of the test program over a dataset; nothing comes of it when interrupted.
+pub(super) fn evaluate(
+    engine: &mut Engine,
+    data: &dyn Dataset,
+    mut progress: Option<&mut Progress>,
+    interrupt: &Interrupt,
+) -> Result<Option<Logs>> {
+    let mut tally = engine.tally();
+    let mut batch = HostBatch::default();
+    let mut epoch = data.epoch(engine.seed, 0, 0)?;
+    let mut done = 0;
+    if let Some(progress) = &mut progress {
+        progress.begin_evaluate(data.batches());
+    }
+    while epoch.next(&mut batch)? {
+        engine.run(StepKind::Test, &batch, 0.0, None, &mut tally)?;
+        done += 1;
+        if let Some(progress) = &mut progress {
+            progress.step(done, &engine.logs(&tally));
+        }
+        if interrupt.raised() {
+            return Ok(None);
+        }
+    }
+    if tally.is_empty() {
+        return Err(Error::argument("evaluate", "data", "at least one sample", "none"));
+    }
+    let logs = engine.logs(&tally);
+    if let Some(progress) = progress {
+        progress.end_evaluate(&logs);
+    }
+    Ok(Some(logs))
+}
