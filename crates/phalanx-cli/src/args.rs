@@ -14,7 +14,9 @@ const DATA_HELP: &str = "glyphs (generated), mnist, fashion-mnist, cifar-10, cif
 #[command(version, about = "Deep learning in lockstep on every device you have")]
 #[command(propagate_version = true)]
 #[command(after_help = "Exit codes: 0 done, 1 failed (one line on standard error says why), \
-                        2 arguments not understood.")]
+                        2 arguments not understood, 75 ended by SIGINT or SIGTERM after its step, \
+                        the run saved where it has a --checkpoint-dir (130: by a second signal, \
+                        at once).")]
 pub struct Args {
     /// What to do.
     #[command(subcommand)]
@@ -33,6 +35,7 @@ pub enum Command {
   phalanx train mnist-cnn --data mnist --epochs 12 --schedule steps --log-dir logs --checkpoint-dir ckpt
   phalanx train minigooglenet --data cifar-10 --augment shift,flip --schedule poly --output plot.png
   phalanx train mnist-cnn --data flowers/ --image-size 64 --save flowers.safetensors
+  phalanx train mnist-cnn --checkpoint-dir ckpt --checkpoint-every 100 --resume     # begins or goes on
   phalanx train --config run.toml --epochs 20        # what the command line says comes first
 
 A run.toml has the names of the flags as keys:
@@ -46,7 +49,7 @@ Data without a test split lose every fifth sample of each class to one. Epochs i
     Train(Box<Train>),
     /// Evaluate saved weights on the test split of a dataset
     #[command(after_help = "Examples:
-  phalanx evaluate ckpt/ckpt-12.safetensors
+  phalanx evaluate ckpt                              # the newest checkpoint in it
   phalanx evaluate flowers.safetensors --data flowers/ --confusion matrix.png --samples samples.png")]
     Evaluate(Evaluate),
     /// Name the class of images, or run a network over an array
@@ -226,12 +229,22 @@ pub struct Train {
     /// Draw loss and accuracy into this .png or .svg
     #[arg(long, short = 'o')]
     pub output: Option<PathBuf>,
-    /// Save the weights here after every epoch
+    /// Save the run here after every epoch: to resume it, and as weights to evaluate or predict with
     #[arg(long)]
     pub checkpoint_dir: Option<PathBuf>,
-    /// Save every so many steps instead
-    #[arg(long, requires = "checkpoint_dir")]
+    /// Save every so many steps too
+    #[arg(long, requires = "checkpoint_dir", value_parser = clap::value_parser!(u64).range(1..))]
     pub checkpoint_every: Option<u64>,
+    /// Checkpoints to keep, the newest
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
+    pub keep: u64,
+    /// Continue the run in --checkpoint-dir, where there is one, as if it had never ended
+    #[arg(long, requires = "checkpoint_dir")]
+    pub resume: bool,
+    /// The same bits on 1, 2, 4 or 8 replicas and any number of threads; costs some speed, and batch
+    /// statistics are those of the whole batch
+    #[arg(long)]
+    pub deterministic: bool,
     /// Write TensorBoard logs here
     #[arg(long)]
     pub log_dir: Option<PathBuf>,
@@ -261,7 +274,7 @@ pub struct Train {
 /// `phalanx evaluate`.
 #[derive(Debug, ClapArgs)]
 pub struct Evaluate {
-    /// The weights
+    /// The weights, or a directory of checkpoints, of which the newest is taken
     pub file: PathBuf,
     /// The network they belong to (default: what the file says)
     #[arg(long, value_enum)]
@@ -286,7 +299,7 @@ pub struct Evaluate {
 /// `phalanx predict`.
 #[derive(Debug, ClapArgs)]
 pub struct Predict {
-    /// The weights
+    /// The weights, or a directory of checkpoints, of which the newest is taken
     pub file: PathBuf,
     /// Images, JPEG or PNG; brought to the network's size and colours
     #[arg(required_unless_present = "input", conflicts_with = "input")]

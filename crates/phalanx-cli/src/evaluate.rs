@@ -17,18 +17,19 @@ pub fn run(args: &Evaluate) -> Result<()> {
     paths::check_file("--confusion", args.confusion.as_deref(), &kinds)?;
     paths::check_file("--samples", args.samples.as_deref(), &kinds)?;
     let strategy = args.place.strategy()?;
-    let data = match Origin::read(&args.file, args.model)? {
+    let file = paths::weights(&args.file)?;
+    let data = match Origin::read(&file, args.model)? {
         Some(origin) => origin.load(args.data.as_ref().unwrap_or(&origin.data))?,
         None => {
             let name = args.data.as_deref().unwrap_or("glyphs");
-            prepare(Origin::network_of(&args.file, args.model)?, name, None, false)?
+            prepare(Origin::network_of(&file, args.model)?, name, None, false)?
         }
     };
     let network = data.origin.network()?;
     let batch = args.batch.global(network, strategy.num_replicas_in_sync())?;
     let mut model = data.origin.build()?;
     model.compile(network.compile(strategy))?;
-    model.load_weights(&args.file)?;
+    model.load_weights(&file)?;
     let test = Arrays::new(data.test.0.clone(), data.test.1.clone())?.batch(batch)?;
     let logs = model.evaluate_with(&test, Inference::new())?;
     let text: Vec<String> = logs.iter().map(|(name, v)| format!("{name}: {v:.4}")).collect();

@@ -13,22 +13,29 @@ mod predict;
 mod prepare;
 mod report;
 mod sets;
+mod signals;
 mod train;
+mod warnings;
 
 use clap::CommandFactory;
+use phalanx::Error;
 use std::io::Write;
 use std::process::ExitCode;
 
 /// Exit code of a command that failed; clap uses 2 for arguments it does not understand.
 const FAILED: u8 = 1;
+/// Exit code of a run that a signal ended: what others call a temporary failure, to be tried again.
+const INTERRUPTED: u8 = 75;
 
 fn main() -> ExitCode {
+    warnings::show();
     match config::parse().and_then(|args| run(&args.command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", words(&error));
-            ExitCode::from(FAILED)
+            let interrupted = matches!(error.downcast_ref(), Some(Error::Interrupted { .. }));
+            ExitCode::from(if interrupted { INTERRUPTED } else { FAILED })
         }
     }
 }
@@ -70,8 +77,8 @@ fn words(error: &anyhow::Error) -> String {
 fn closed(error: &anyhow::Error) -> bool {
     let broken = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
     error.chain().any(|cause| {
-        let inner = match cause.downcast_ref::<phalanx::Error>() {
-            Some(phalanx::Error::Io { source, .. }) => Some(source),
+        let inner = match cause.downcast_ref::<Error>() {
+            Some(Error::Io { source, .. }) => Some(source),
             _ => None,
         };
         cause.downcast_ref().or(inner).is_some_and(broken)

@@ -1,8 +1,9 @@
 //! Places to write to, tried before hours of work and not after.
 
 use anyhow::{Context, Result, bail};
+use phalanx::saving::latest_checkpoint;
 use std::fs::{File, OpenOptions};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A file that will be written by a flag, with one of these extensions where there are any.
 pub fn check_file(flag: &str, path: Option<&Path>, kinds: &[&str]) -> Result<()> {
@@ -41,6 +42,16 @@ pub fn check_directory(flag: &str, path: Option<&Path>) -> Result<()> {
     let named = || format!("{flag}: {}", path.display());
     std::fs::create_dir_all(path).with_context(named)?;
     writable(&path.join(format!(".phalanx-{}", std::process::id()))).with_context(named)
+}
+
+/// A file of weights: the path itself, or the newest checkpoint of a directory.
+pub fn weights(path: &Path) -> Result<PathBuf> {
+    if !path.is_dir() {
+        return Ok(path.into());
+    }
+    let newest = latest_checkpoint(path)?;
+    newest
+        .with_context(|| format!("{}: expected a checkpoint in it, received none", path.display()))
 }
 
 /// Whether a file can be written: one that is there keeps its content, another is gone again.

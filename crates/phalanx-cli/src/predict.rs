@@ -18,14 +18,15 @@ pub fn run(args: &Predict) -> Result<()> {
         bail!("--top: expected 1 or more, received 0");
     }
     let strategy = args.place.strategy()?;
-    let origin = match Origin::read(&args.file, args.model)? {
+    let file = paths::weights(&args.file)?;
+    let origin = match Origin::read(&file, args.model)? {
         Some(origin) => origin,
-        None => Origin::usual(Origin::network_of(&args.file, args.model)?),
+        None => Origin::usual(Origin::network_of(&file, args.model)?),
     };
     let network = origin.network()?;
     let mut model = origin.build()?;
     model.compile(network.compile(strategy))?;
-    model.load_weights(&args.file)?;
+    model.load_weights(&file)?;
     if let (Some(input), Some(output)) = (&args.input, &args.output) {
         return array(&mut model, &origin, input, output);
     }

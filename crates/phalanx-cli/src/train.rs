@@ -5,8 +5,9 @@ use crate::network::Network;
 use crate::paths::{self, is_stdout};
 use crate::prepare::{Prepared, prepare};
 use crate::report::{self, Plan};
+use crate::signals;
 use anyhow::{Context, Result, bail};
-use phalanx::callbacks::{CSVLogger, JsonLines, ModelCheckpoint, TensorBoard};
+use phalanx::callbacks::{CSVLogger, JsonLines, TensorBoard};
 use phalanx::data::ImageDataGenerator;
 use phalanx::model::{IntoDataset, Source};
 use phalanx::optimizers;
@@ -19,7 +20,7 @@ use std::time::Instant;
 pub fn run(args: &Train) -> Result<()> {
     let begin = Instant::now();
     let network = check(args)?;
-    let strategy = args.place.strategy()?;
+    let strategy = args.place.strategy()?.deterministic(args.deterministic);
     let asked = args.batch.global(network, strategy.num_replicas_in_sync())?;
     let data = prepare(network, &args.data, args.image_size, args.grayscale)?;
     let plan = Plan::new(args, network, &strategy, &data, asked);
@@ -35,7 +36,9 @@ pub fn run(args: &Train) -> Result<()> {
         report::header(&mut model, &plan, rate, &data)?;
     }
     let json = args.json.as_ref().map(JsonLines::new);
-    let mut fit = callbacks(args, arguments(args, &data, &plan)?.verbose(verbose), rate);
+    let interrupt = signals::interrupt()?;
+    let fit = arguments(args, &data, &plan)?.verbose(verbose).interrupt(&interrupt);
+    let mut fit = callbacks(args, fit, rate);
     if let Some(json) = &json {
         fit = fit.callback(json.clone());
     }
@@ -44,7 +47,8 @@ pub fn run(args: &Train) -> Result<()> {
     if let Some(path) = &args.save {
         model.save_weights(path)?;
     }
-    let scaling = match plan.replicas > 1 && !args.no_scaling && (verbose > 0 || json.is_some()) {
+    let measured = plan.replicas > 1 && !args.no_scaling && !args.deterministic;
+    let scaling = match measured && (verbose > 0 || json.is_some()) {
         true => report::scaling(&plan, &history, &data, || source(args, &data, plan.each()))?,
         false => None,
     };
@@ -185,11 +189,12 @@ fn callbacks(args: &Train, mut fit: Fit, rate: f64) -> Fit {
         }
     }
     if let Some(dir) = &args.checkpoint_dir {
-        let mut checkpoint = ModelCheckpoint::new(dir.join("ckpt-{epoch}.safetensors"));
+        let mut backup = BackupAndRestore::new(dir).delete_checkpoint(false);
         if let Some(every) = args.checkpoint_every {
-            checkpoint = checkpoint.save_freq(every);
+            backup = backup.save_freq(every);
         }
-        fit = fit.callback(checkpoint.save_weights_only(true));
+        let keep = usize::try_from(args.keep).unwrap_or(usize::MAX);
+        fit = fit.callback(backup.keep_last(keep).restore(args.resume));
     }
     if let Some(dir) = &args.log_dir {
         fit = fit.callback(TensorBoard::new(dir));

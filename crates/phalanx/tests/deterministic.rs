@@ -38,11 +38,9 @@ fn outcome(replicas: usize, threads: usize, optimizer: Box<dyn Optimizer>) -> (S
     let strategy = MirroredStrategy::cpus(replicas).unwrap().threads(threads);
     let mut model = compiled(strategy, optimizer);
     let fit = Fit::new().epochs(3).batch_size(35).verbose(0).validation_split(0.1);
-    let mut history = model.fit(data(100), fit).unwrap();
+    let history = model.fit(data(100), fit).unwrap();
     model.check_mirrored().unwrap();
-    history.seconds.clear();
-    history.images_per_second.clear();
-    (model.weights_sha256().unwrap(), serde_json::to_string(&history).unwrap())
+    (model.weights_sha256().unwrap(), format!("{:?}", history.values))
 }
 
 #[test]

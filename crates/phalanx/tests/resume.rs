@@ -4,6 +4,7 @@
 use phalanx::callbacks::{BackupAndRestore, LambdaCallback};
 use phalanx::model::Interrupt;
 use phalanx::prelude::*;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 /// Samples, batches of an epoch and epochs of every run here.
@@ -72,13 +73,19 @@ struct Outcome {
     history: String,
     csv: String,
     json: String,
-    events: Vec<u8>,
+    events: u64,
 }
 
 /// Numbers that no two runs share.
 fn without_times(text: &str) -> String {
     let cut = |line: &str| line.split(", \"seconds\"").next().unwrap_or_default().to_string();
     text.lines().map(cut).collect::<Vec<_>>().join("\n")
+}
+
+fn hash(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The scalars of an event file, without their times.
@@ -140,15 +147,13 @@ fn train(directory: &Path, setup: Setup, until: Option<u64>) -> Result<Outcome> 
         fit = fit.accumulate(batches);
     }
     let mut model = compiled(setup);
-    let mut history = model.fit(flow, fit)?;
-    history.seconds.clear();
-    history.images_per_second.clear();
+    let history = model.fit(flow, fit)?;
     Ok(Outcome {
         weights: model.weights_sha256()?,
-        history: serde_json::to_string(&history).unwrap(),
+        history: format!("{:?} {:?}", history.epochs, history.values),
         csv: std::fs::read_to_string(at("log.csv")).unwrap(),
         json: without_times(&std::fs::read_to_string(at("log.jsonl")).unwrap()),
-        events: [events(&at("logs/train")), events(&at("logs/validation"))].concat(),
+        events: hash(&[events(&at("logs/train")), events(&at("logs/validation"))]),
     })
 }
 
@@ -300,10 +305,10 @@ fn states_in(directory: &Path) -> Vec<String> {
 fn a_directory_that_vanishes_ends_the_run_with_its_name() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("backup");
-    let gone = path.clone();
+    let (gone, elsewhere) = (path.clone(), directory.path().join("elsewhere"));
     let remove = LambdaCallback::new().epoch_begin(move |view| {
         if view.epoch == 1 {
-            std::fs::remove_dir_all(&gone).unwrap();
+            std::fs::rename(&gone, &elsewhere).unwrap();
         }
         Ok(Action::Continue)
     });

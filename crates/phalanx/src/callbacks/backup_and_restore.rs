@@ -126,7 +126,7 @@ impl Callback for BackupAndRestore {
 
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
         self.waited = 0;
-        self.directory().map(|_| Action::Continue)
+        self.directory().map(|_| Action::BackUp)
     }
 
     fn state(&mut self) -> Result<CallbackState> {
@@ -134,9 +134,9 @@ impl Callback for BackupAndRestore {
     }
 
     fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
-        let begun = self.on_train_begin(view)?;
+        self.on_train_begin(view)?;
         self.waited = state.read(OWNER)?;
-        Ok(begun)
+        Ok(Action::Continue)
     }
 
     fn on_batch_end(&mut self, _view: &View<'_>) -> Result<Action> {
@@ -154,7 +154,12 @@ impl Callback for BackupAndRestore {
     }
 
     fn back_up(&mut self, state: RunState) -> Result<()> {
-        self.save(state)
+        if state.step() > 0 {
+            return self.save(state);
+        }
+        // The beginning is on the disk before there is anything to repeat: logs know from the
+        // first line on how far they belong to the run.
+        self.directory()?.save(state).map(|_| ())
     }
 
     fn on_interrupt(&mut self, state: &RunState) -> Result<Option<PathBuf>> {

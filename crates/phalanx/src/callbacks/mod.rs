@@ -103,7 +103,8 @@ pub enum Action {
     SetLearningRate(f64),
     /// Set weights by name.
     RestoreWeights(Vec<(String, Vec<f32>)>),
-    /// After a batch or an epoch: hand over the run's state once every callback has been called.
+    /// Before the first epoch, after a batch or after an epoch: hand over the run's state once every
+    /// callback has been called.
     BackUp,
 }
 

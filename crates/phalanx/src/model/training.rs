@@ -201,8 +201,11 @@ impl<'a> Training<'a> {
                 break;
             }
         }
+        // What the optimizer keeps is there once the step is.
+        self.engine.prepare(self.data.batch_size())?;
         let Some(state) = found else {
-            return self.call(&Logs::default(), |c, v| c.on_train_begin(v)).map(|_| ());
+            let asking = self.call(&Logs::default(), |c, v| c.on_train_begin(v))?;
+            return self.back_up(&asking);
         };
         let mut states = self.resume(state)?;
         let none = Logs::default();

@@ -23,13 +23,22 @@ impl EventFile {
             let path = directory.join(format!("{base}.{host}.{process}.{number}"));
             match LogFile::create_new(&path) {
                 Err(_) if path.exists() => number += 1,
-                file => {
-                    let mut events = EventFile(file?);
-                    events.write(&[proto::file_version(time)])?;
-                    return Ok(events);
-                }
+                file => return EventFile::begin(file?),
             }
         }
+    }
+
+    /// A file that bears the name of another one in its own directory.
+    pub(super) fn beside(other: &EventFile, directory: &Path) -> Result<EventFile> {
+        std::fs::create_dir_all(directory).map_err(|source| Error::io(directory, source))?;
+        let name = other.mark()?.path().file_name().unwrap_or_default().to_owned();
+        EventFile::begin(LogFile::create(&directory.join(name))?)
+    }
+
+    fn begin(file: LogFile) -> Result<EventFile> {
+        let mut events = EventFile(file);
+        events.write(&[proto::file_version(now())])?;
+        Ok(events)
     }
 
     /// Goes on in the file of an earlier run, in a directory where it should still be.

@@ -87,15 +87,24 @@ impl TensorBoard {
     }
 
     fn train(&mut self) -> Result<&mut EventFile> {
-        opened(&mut self.train, &self.log_dir.join("train"))
+        let file = match self.train.take() {
+            Some(file) => file,
+            None => EventFile::create(&self.log_dir.join("train"))?,
+        };
+        Ok(self.train.insert(file))
     }
-}
 
-/// A file that is made when first needed: before the events that go into it, as their times tell.
-fn opened<'a>(file: &'a mut Option<EventFile>, directory: &Path) -> Result<&'a mut EventFile> {
-    match file {
-        Some(file) => Ok(file),
-        None => Ok(file.insert(EventFile::create(directory)?)),
+    /// Made when first needed. It has the name of the file of the training: one that a killed run
+    /// began and never saved is begun again when that run is continued.
+    fn validation(&mut self) -> Result<&mut EventFile> {
+        let file = match self.validation.take() {
+            Some(file) => file,
+            None => {
+                let directory = self.log_dir.join("validation");
+                EventFile::beside(self.train()?, &directory)?
+            }
+        };
+        Ok(self.validation.insert(file))
     }
 }
 
@@ -126,10 +135,11 @@ impl Callback for TensorBoard {
         self.update_freq.check("TensorBoard", "update_freq")?;
         let (train, validation, first): (Option<Mark>, Option<Mark>, u64) =
             state.read("TensorBoard")?;
-        let resume = |mark: Option<Mark>, directory: &str| {
-            mark.map(|mark| EventFile::resume(&self.log_dir.join(directory), &mark)).transpose()
+        let resume = |mark: &Option<Mark>, directory: &str| {
+            let at = self.log_dir.join(directory);
+            mark.as_ref().map(|mark| EventFile::resume(&at, mark)).transpose()
         };
-        let files = (resume(train, "train")?, resume(validation, "validation")?);
+        let files = (resume(&train, "train")?, resume(&validation, "validation")?);
         (self.train, self.validation) = files;
         self.first = first;
         Ok(Action::Continue)
@@ -190,7 +200,8 @@ impl Callback for TensorBoard {
             let of_step = validation
                 .iter()
                 .map(|(n, v)| (format!("evaluation_{}_vs_iterations", short(n)), v));
-            let file = opened(&mut self.validation, &self.log_dir.join("validation"))?;
+            // The file comes before what goes into it, as their times tell.
+            let file = self.validation()?;
             file.write(&[scalars(epoch, of_epoch), scalars(view.step, of_step)])?;
         }
         Ok(Action::Continue)

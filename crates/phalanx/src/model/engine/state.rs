@@ -57,6 +57,11 @@ impl Engine {
         Ok((counters, tensors))
     }
 
+    /// Compiles the training step for batches of this size.
+    pub(crate) fn prepare(&mut self, batch: usize) -> Result<()> {
+        self.ensure(StepKind::Train, batch).map(|_| ())
+    }
+
     /// Takes up a state where another engine of the same model left it. `batch` is the size of the
     /// batches to come.
     pub(crate) fn set_state(
@@ -66,8 +71,7 @@ impl Engine {
         batch: usize,
     ) -> Result<()> {
         self.check_counters(counters)?;
-        // Slots are there once the step is.
-        self.ensure(StepKind::Train, batch)?;
+        self.prepare(batch)?;
         let mut given: HashMap<&str, &Tensor> =
             tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
         let mut take = |name: &str, dims: &[usize]| {
