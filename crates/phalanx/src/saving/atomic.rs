@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Ends the names of temporary files.
 const SUFFIX: &str = ".phalanx.tmp";
+/// Bytes handed to the system at a time.
+const BUFFER: usize = 1 << 20;
 /// How often a temporary name is tried before the directory is given up.
 const TRIES: u32 = 16;
 
@@ -100,7 +102,7 @@ fn create(directory: &Path, name: &OsStr) -> io::Result<(PathBuf, File)> {
 }
 
 fn fill(file: &File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let mut out = BufWriter::new(file);
+    let mut out = BufWriter::with_capacity(BUFFER, file);
     write(&mut out)?;
     out.flush()?;
     file.sync_all()
