@@ -192,7 +192,7 @@ fn killed_at_every_system_call_of_a_save_a_run_ends_alike() {
         return;
     }
     let expected = Run::new("6").finish();
-    let every: u64 = if std::env::var("PHALANX_CRASHES").is_ok() { 1 } else { 4 };
+    let every: u64 = if std::env::var("PHALANX_CRASHES").is_ok() { 1 } else { 2 };
     let (mut tried, mut when) = (0, 1);
     loop {
         let run = Run::new("6");
