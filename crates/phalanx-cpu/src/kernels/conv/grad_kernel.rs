@@ -6,8 +6,8 @@
 
 use phalanx_graph::ConvGeom;
 
-use super::gathers;
 use super::grid::Grid;
+use super::{gathers, winograd};
 use crate::kernels::tile::{Arena, BLOCK_ROWS, Outer, Panels, part};
 use crate::simd::{Kernel, Simd};
 
@@ -139,7 +139,12 @@ fn inside(geom: &ConvGeom, axis: usize, k: usize) -> [usize; 2] {
     [start, end.min(geom.output[axis])]
 }
 
-impl GradKernel<'_> {
+impl<'a> GradKernel<'a> {
+    pub fn winograd<P>(self, tile: P) -> winograd::GradKernel<'a, P> {
+        let GradKernel { geom, rows, x, ldx, dy, ldy, dw, scratch } = self;
+        winograd::GradKernel { geom, rows, x, ldx, dy, ldy, dw, scratch, tile }
+    }
+
     /// Adds one block to every element of `dw`.
     #[inline(always)]
     unsafe fn block<S: Simd>(&mut self, block: PixelBlock) {
