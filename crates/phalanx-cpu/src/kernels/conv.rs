@@ -19,6 +19,8 @@ mod grid;
 mod method;
 mod winograd;
 
+use std::marker::PhantomData;
+
 use phalanx_graph::ConvGeom;
 
 use self::grid::Grid;
@@ -115,8 +117,8 @@ pub fn forward(
     let bias = bias.map_or(std::ptr::null(), <[f32]>::as_ptr);
     let forward = Forward { geom, rows, x, ldx, w, bias, relu, y, ldy, scratch };
     match method {
-        Method::Winograd2 => dispatch(isa, forward.winograd(winograd::Two)),
-        Method::Winograd4 => dispatch(isa, forward.winograd(winograd::Four)),
+        Method::Winograd2 => dispatch(isa, forward.winograd::<winograd::Two>()),
+        Method::Winograd4 => dispatch(isa, forward.winograd::<winograd::Four>()),
         Method::Direct if depthwise::applies(geom) => {
             depthwise::forward(isa, geom, rows, x, ldx, w, bias, relu, forward.y, ldy);
         }
@@ -141,8 +143,8 @@ pub fn grad_input(
     check(method, geom, rows, (dx.len(), ldx), w.len(), (dy.len(), ldy));
     let grad = GradInput { geom, rows, dy, ldy, w, dx, ldx, scratch };
     match method {
-        Method::Winograd2 => dispatch(isa, grad.winograd(winograd::Two)),
-        Method::Winograd4 => dispatch(isa, grad.winograd(winograd::Four)),
+        Method::Winograd2 => dispatch(isa, grad.winograd::<winograd::Two>()),
+        Method::Winograd4 => dispatch(isa, grad.winograd::<winograd::Four>()),
         Method::Direct if depthwise::applies(geom) => {
             depthwise::grad_input(isa, geom, rows, dy, ldy, w, grad.dx, ldx);
         }
@@ -168,8 +170,8 @@ pub fn grad_kernel(
     dw[..geom.kernel_dims().iter().product()].fill(0.0);
     let grad = grad_kernel::GradKernel { geom, rows, x, ldx, dy, ldy, dw, scratch };
     match method {
-        Method::Winograd2 => dispatch(isa, grad.winograd(winograd::Two)),
-        Method::Winograd4 => dispatch(isa, grad.winograd(winograd::Four)),
+        Method::Winograd2 => dispatch(isa, grad.winograd::<winograd::Two>()),
+        Method::Winograd4 => dispatch(isa, grad.winograd::<winograd::Four>()),
         Method::Direct if depthwise::applies(geom) => {
             depthwise::grad_kernel(isa, geom, rows, x, ldx, dy, ldy, grad.dw);
         }
@@ -191,7 +193,7 @@ struct Forward<'a> {
 }
 
 impl<'a> Forward<'a> {
-    fn winograd<P>(self, tile: P) -> winograd::Product<'a, P> {
+    fn winograd<P>(self) -> winograd::Product<'a, P> {
         let Forward { geom, rows, x, ldx, w, bias, relu, y, ldy, scratch } = self;
         winograd::Product {
             geom,
@@ -205,7 +207,7 @@ impl<'a> Forward<'a> {
             dst: y,
             dst_ld: ldy,
             scratch,
-            tile,
+            tile: PhantomData,
         }
     }
 }
@@ -265,7 +267,7 @@ struct GradInput<'a> {
 }
 
 impl<'a> GradInput<'a> {
-    fn winograd<P>(self, tile: P) -> winograd::Product<'a, P> {
+    fn winograd<P>(self) -> winograd::Product<'a, P> {
         let GradInput { geom, rows, dy, ldy, w, dx, ldx, scratch } = self;
         winograd::Product {
             geom,
@@ -279,7 +281,7 @@ impl<'a> GradInput<'a> {
             dst: dx,
             dst_ld: ldx,
             scratch,
-            tile,
+            tile: PhantomData,
         }
     }
 }

@@ -4,6 +4,8 @@
 //! nothing. Pixels are taken in blocks small enough that a panel of the output gradient stays in cache
 //! while every tap and every input channel passes over it.
 
+use std::marker::PhantomData;
+
 use phalanx_graph::ConvGeom;
 
 use super::grid::Grid;
@@ -140,9 +142,9 @@ fn inside(geom: &ConvGeom, axis: usize, k: usize) -> [usize; 2] {
 }
 
 impl<'a> GradKernel<'a> {
-    pub fn winograd<P>(self, tile: P) -> winograd::GradKernel<'a, P> {
+    pub fn winograd<P>(self) -> winograd::GradKernel<'a, P> {
         let GradKernel { geom, rows, x, ldx, dy, ldy, dw, scratch } = self;
-        winograd::GradKernel { geom, rows, x, ldx, dy, ldy, dw, scratch, tile }
+        winograd::GradKernel { geom, rows, x, ldx, dy, ldy, dw, scratch, tile: PhantomData }
     }
 
     /// Adds one block to every element of `dw`.

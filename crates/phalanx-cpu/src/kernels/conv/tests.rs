@@ -64,7 +64,18 @@ fn check_all(geom: &ConvGeom, rows: usize, gap: usize, bias: bool, relu: bool) {
 
         let mut dx = Matrix::poisoned(in_pixels, geom.input[2], gap);
         let mut room = scratch(Pass::GradInput);
-        grad_input(isa, Method::Direct, geom, rows, &dy.data, dy.ld, &w, &mut dx.data, x.ld, &mut room);
+        grad_input(
+            isa,
+            Method::Direct,
+            geom,
+            rows,
+            &dy.data,
+            dy.ld,
+            &w,
+            &mut dx.data,
+            x.ld,
+            &mut room,
+        );
         dx.check(&format!("{what} grad_input"), |i, ci| {
             (dx_terms[i * geom.input[2] + ci].clone(), 0.0, false)
         });
@@ -72,12 +83,34 @@ fn check_all(geom: &ConvGeom, rows: usize, gap: usize, bias: bool, relu: bool) {
         let mut dw = Matrix::poisoned(kh * kw * cin, cout, 0);
         let mut room = scratch(Pass::GradKernel);
         let out = &mut dw.data;
-        grad_kernel(isa, Method::Direct, geom, rows, &x.data, x.ld, &dy.data, dy.ld, out, &mut room);
+        grad_kernel(
+            isa,
+            Method::Direct,
+            geom,
+            rows,
+            &x.data,
+            x.ld,
+            &dy.data,
+            dy.ld,
+            out,
+            &mut room,
+        );
         dw.check(&format!("{what} grad_kernel"), |row, co| {
             (dw_terms[row * cout + co].clone(), 0.0, false)
         });
         let first = dw.data.clone();
-        grad_kernel(isa, Method::Direct, geom, rows, &x.data, x.ld, &dy.data, dy.ld, &mut dw.data, &mut room);
+        grad_kernel(
+            isa,
+            Method::Direct,
+            geom,
+            rows,
+            &x.data,
+            x.ld,
+            &dy.data,
+            dy.ld,
+            &mut dw.data,
+            &mut room,
+        );
         assert_eq!(first, dw.data, "{what}: the second call gave other bits");
     }
 }

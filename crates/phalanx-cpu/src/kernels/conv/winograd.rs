@@ -14,11 +14,15 @@
 //! about twice those of the direct sum; a NaN or an infinity spreads over its tile.
 
 mod grad_kernel;
+mod tiling;
 mod transform;
+
+use std::marker::PhantomData;
 
 use phalanx_graph::ConvGeom;
 
-use self::transform::{Map, Points, SIDE, Tile};
+use self::tiling::{Tiling, planes};
+use self::transform::{Map, Points};
 use super::Pass;
 use crate::kernels::tile::{Arena, Block, Weights, pack_columns, pack_rows};
 use crate::simd::{Kernel, MAX_LANES, Simd};
@@ -50,8 +54,6 @@ pub(super) fn applies(geom: &ConvGeom) -> bool {
 /// How one pass is cut into blocks, and where its parts lie in scratch.
 #[derive(Clone, Copy)]
 struct Plan {
-    /// Results along one side of a tile.
-    m: usize,
     /// Points, in two dimensions.
     points: usize,
     /// Channels summed over; of the kernel's gradient, input channels.
@@ -76,7 +78,7 @@ impl Plan {
         let width = vectors.div_ceil(groups) * MAX_LANES;
         let each = points * (k.next_multiple_of(MAX_LANES) + width);
         let tiles = (BLOCK_FLOATS / each / TILE_STEP * TILE_STEP).clamp(TILE_STEP, MAX_TILES);
-        Plan { m, points, k, cols, groups, width, tiles }
+        Plan { points, k, cols, groups, width, tiles }
     }
 
     /// First column of a group and its columns.
@@ -126,110 +128,6 @@ pub(super) fn scratch_len(geom: &ConvGeom, pass: Pass, m: usize) -> usize {
     Plan::new(geom, pass, m).scratch_len(pass)
 }
 
-/// Images cut into tiles: each tile of results and the source pixels it is made from.
-struct Tiling {
-    source: [usize; 2],
-    results: [usize; 2],
-    /// Source pixels before the first result's window.
-    pad: [usize; 2],
-    m: usize,
-    /// Tiles of an image, vertically and horizontally.
-    count: [usize; 2],
-}
-
-impl Tiling {
-    fn new(source: [usize; 3], results: [usize; 3], pad: [usize; 2], m: usize) -> Tiling {
-        let count = [results[0].div_ceil(m), results[1].div_ceil(m)];
-        let (source, results) = ([source[0], source[1]], [results[0], results[1]]);
-        Tiling { source, results, pad, m, count }
-    }
-
-    fn forward(geom: &ConvGeom, m: usize) -> Tiling {
-        Tiling::new(geom.input, geom.output, geom.pad, m)
-    }
-
-    /// Input pixel `i` is reached from output pixels `i + pad - 2 ..= i + pad`.
-    fn backward(geom: &ConvGeom, m: usize) -> Tiling {
-        Tiling::new(geom.output, geom.input, geom.pad.map(|pad| 2 - pad), m)
-    }
-
-    /// Tiles of an image.
-    fn per_image(&self) -> usize {
-        self.count[0] * self.count[1]
-    }
-
-    /// Image, row and column of a tile counted over all images.
-    #[inline(always)]
-    fn locate(&self, tile: usize) -> [usize; 3] {
-        let within = tile % self.per_image();
-        [tile / self.per_image(), within / self.count[1], within % self.count[1]]
-    }
-
-    /// The source pixels of a tile; those outside are `zeros`.
-    #[inline(always)]
-    unsafe fn sources(
-        &self,
-        tile: usize,
-        src: *const f32,
-        ld: usize,
-        zeros: *mut f32,
-    ) -> Tile {
-        let [image, y, x] = self.locate(tile);
-        let first = [y * self.m, x * self.m];
-        let [h, w] = self.source;
-        let mut out = [[zeros; SIDE]; SIDE];
-        for i in 0..self.m + 2 {
-            let row = (first[0] + i).wrapping_sub(self.pad[0]);
-            if row >= h {
-                continue;
-            }
-            for j in 0..self.m + 2 {
-                let col = (first[1] + j).wrapping_sub(self.pad[1]);
-                if col < w {
-                    // SAFETY: the pixel lies inside the image.
-                    out[i][j] = unsafe { src.add(((image * h + row) * w + col) * ld) }.cast_mut();
-                }
-            }
-        }
-        out
-    }
-
-    /// The result pixels of a tile; those outside are `outside`.
-    #[inline(always)]
-    unsafe fn targets(
-        &self,
-        tile: usize,
-        dst: *mut f32,
-        ld: usize,
-        outside: *mut f32,
-    ) -> Tile {
-        let [image, y, x] = self.locate(tile);
-        let [h, w] = self.results;
-        let mut out = [[outside; SIDE]; SIDE];
-        for i in 0..self.m.min(h - y * self.m) {
-            let row = (image * h + y * self.m + i) * w;
-            for j in 0..self.m.min(w - x * self.m) {
-                // SAFETY: the pixel lies inside the image.
-                out[i][j] = unsafe { dst.add((row + x * self.m + j) * ld) };
-            }
-        }
-        out
-    }
-}
-
-/// The same place in all planes, `step` floats apart.
-#[inline(always)]
-unsafe fn planes(side: usize, first: *mut f32, step: usize) -> Tile {
-    let mut out = [[first; SIDE]; SIDE];
-    for i in 0..side {
-        for j in 0..side {
-            // SAFETY: the caller's planes.
-            out[i][j] = unsafe { first.add((i * side + j) * step) };
-        }
-    }
-    out
-}
-
 /// Forward or input gradient; lengths are checked by the caller.
 pub(super) struct Product<'a, P> {
     pub geom: &'a ConvGeom,
@@ -243,7 +141,7 @@ pub(super) struct Product<'a, P> {
     pub dst: &'a mut [f32],
     pub dst_ld: usize,
     pub scratch: &'a mut [f32],
-    pub tile: P,
+    pub tile: PhantomData<P>,
 }
 
 /// Where a product keeps its parts.
@@ -376,7 +274,8 @@ unsafe fn inputs<S: Simd, P: Points>(
         for i in 0..count {
             let from = tiling.sources(first + i, src, ld, zeros);
             let to = planes(P::N, to.add(i * plan.k_step()), plan.inputs());
-            S::enter(Map::<P::Input>::plain(&from, &to, plan.k));
+            let map = Map::<P::Input>::plain(&from, &to, plan.k);
+            S::enter(Map { ahead: P::M * ld, ..map });
         }
     }
 }

@@ -1,10 +1,13 @@
 //! The kernel's gradient: `dw = Σ over tiles` of transformed inputs times transformed output
 //! gradients, transformed to 3x3 taps at the end.
 
+use std::marker::PhantomData;
+
 use phalanx_graph::ConvGeom;
 
+use super::tiling::{Tiling, planes};
 use super::transform::{Map, Points};
-use super::{Plan, Tiling, inputs, planes};
+use super::{Plan, inputs};
 use crate::kernels::conv::Pass;
 use crate::kernels::tile::{Arena, Outer, Panels};
 use crate::simd::{Kernel, Simd};
@@ -19,7 +22,7 @@ pub(in crate::kernels::conv) struct GradKernel<'a, P> {
     pub ldy: usize,
     pub dw: &'a mut [f32],
     pub scratch: &'a mut [f32],
-    pub tile: P,
+    pub tile: PhantomData<P>,
 }
 
 impl<P: Points> Kernel for GradKernel<'_, P> {

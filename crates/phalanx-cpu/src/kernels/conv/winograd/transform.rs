@@ -291,6 +291,8 @@ pub(crate) struct Map<'a, T: Step> {
     pub bias: *const f32,
     /// Clamp results at zero from below.
     pub relu: bool,
+    /// Floats from these pixels to those of the next tile, which are fetched ahead; 0 for none.
+    pub ahead: usize,
     pub step: PhantomData<T>,
 }
 
@@ -298,7 +300,7 @@ impl<'a, T: Step> Map<'a, T> {
     /// A map with nothing added to its results.
     #[inline(always)]
     pub fn plain(from: &'a Tile, to: &'a Tile, len: usize) -> Self {
-        Map { from, to, len, bias: std::ptr::null(), relu: false, step: PhantomData }
+        Map { from, to, len, bias: std::ptr::null(), relu: false, ahead: 0, step: PhantomData }
     }
 
     /// Maps `n` channels from `c` on; `WHOLE` promises a full vector.
@@ -306,6 +308,14 @@ impl<'a, T: Step> Map<'a, T> {
     unsafe fn vector<S: Simd, const WHOLE: bool>(&self, c: usize, n: usize) {
         // SAFETY: the caller's pointers.
         unsafe {
+            if self.ahead > 0 {
+                for i in 0..T::IN {
+                    // Two columns overlap.
+                    for j in 2..T::IN {
+                        S::prefetch(self.from[i][j].wrapping_add(c + self.ahead));
+                    }
+                }
+            }
             let mut x = [[S::zero(); SIDE]; SIDE];
             for j in 0..T::IN {
                 let mut column = [S::zero(); SIDE];
