@@ -5,7 +5,8 @@
 //! convolution is one grid per phase: input pixels whose coordinates agree modulo the stride are
 //! reached by the same subset of taps, so nothing is multiplied with the zeros a stride would insert.
 //! Inputs of few channels would make the inner loop short; there patches are gathered into scratch,
-//! a block of pixels at a time, and the product has a single tap. Depthwise convolution has no
+//! a block of pixels at a time, and the product has a single tap; their gradients are made as patches
+//! and added up (`scatter.rs`). Depthwise convolution has no
 //! product to block and goes its own way, vectorised over channels. 3x3 convolutions of stride one go
 //! through Winograd's algorithm (`winograd.rs`) where [`Method::choose`] expects that to be faster.
 //!
@@ -17,6 +18,7 @@ mod depthwise;
 mod grad_kernel;
 mod grid;
 mod method;
+mod scatter;
 mod winograd;
 
 use std::marker::PhantomData;
@@ -60,6 +62,7 @@ pub fn scratch_len(method: Method, geom: &ConvGeom, pass: Pass) -> usize {
     let patches = if gathers(geom) { BLOCK_ROWS * taps * cin } else { 0 };
     let (k, n) = match pass {
         Pass::Forward => (cin, cout),
+        Pass::GradInput if gathers(geom) => return scatter::scratch_len(geom),
         Pass::GradInput => (cout, cin),
         Pass::GradKernel => return Arena::floats_len(patches),
     };
@@ -70,7 +73,7 @@ pub fn scratch_len(method: Method, geom: &ConvGeom, pass: Pass) -> usize {
         + Arena::floats_len(if pass == Pass::Forward { patches } else { 0 })
 }
 
-/// Whether forward and kernel gradient work on gathered patches.
+/// Whether a convolution works on patches gathered from its input, or scattered to it.
 fn gathers(geom: &ConvGeom) -> bool {
     geom.input[2] / geom.groups < GATHER_BELOW && geom.kernel != [1, 1]
 }
@@ -292,6 +295,10 @@ impl Kernel for GradInput<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let geom = self.geom;
+        if gathers(geom) {
+            // SAFETY: lengths were checked.
+            return unsafe { self.scattered::<S>() };
+        }
         let [kh, kw, cin, filters] = geom.kernel_dims();
         let cout = filters / geom.groups;
         let mut arena = Arena(self.scratch);
