@@ -123,6 +123,33 @@ fn odd_shapes_match_direct_sums() {
     }
 }
 
+/// Root mean square error of the forward pass relative to the result's root mean square.
+fn forward_error(isa: Isa, method: Method, geom: &ConvGeom) -> f64 {
+    let ([h, wide, cin], [oh, ow, cout]) = (geom.input, geom.output);
+    let x = Matrix::noise(h * wide, cin, 0, 1);
+    let dy = Matrix::noise(oh * ow, cout, 0, 2);
+    let w = noise(9 * cin * cout, 3);
+    let want = exact(geom, 1, &x, &dy, &w).y;
+    let mut y = vec![0.0; want.len()];
+    let mut room = vec![0.0; scratch_len(method, geom, Pass::Forward)];
+    forward(isa, method, geom, 1, &x.data, cin, &w, None, false, &mut y, cout, &mut room);
+    let errors: f64 = y.iter().zip(&want).map(|(y, want)| (f64::from(*y) - want).powi(2)).sum();
+    (errors / want.iter().map(|want| want * want).sum::<f64>()).sqrt()
+}
+
+#[test]
+fn errors_stay_near_those_of_the_direct_sum() {
+    let geom = geometry([12, 12, 128], 32, Padding::Same);
+    for isa in Isa::available() {
+        let direct = forward_error(isa, Method::Direct, &geom);
+        for method in METHODS {
+            let error = forward_error(isa, method, &geom);
+            println!("{isa} {method:?}: {error:.2e}, direct {direct:.2e}");
+            assert!(error < 1.5e-6 && error < 3.0 * direct, "{isa} {method:?}: {error}, {direct}");
+        }
+    }
+}
+
 #[test]
 fn columns_in_several_groups_match_direct_sums() {
     check_all(&geometry([3, 4, 900], 300, Padding::Same), 1, 1, true, false);
