@@ -39,9 +39,13 @@ fn speed(macs: usize, mut work: impl FnMut()) -> f64 {
     2.0 * macs as f64 / best * 1e-9
 }
 
-fn print(name: &str, speeds: [f64; 3]) {
-    let [forward, input, kernel] = speeds;
-    println!("{name:34} {forward:8.1} {input:8.1} {kernel:8.1}");
+/// One line; a star marks the method that would be chosen.
+fn print(name: &str, speeds: [f64; 3], chosen: [bool; 3]) {
+    print!("{name:44}");
+    for (speed, chosen) in speeds.into_iter().zip(chosen) {
+        print!(" {speed:8.1}{}", if chosen { '*' } else { ' ' });
+    }
+    println!();
 }
 
 fn bench_conv(
@@ -58,17 +62,29 @@ fn bench_conv(
     let mut x = Buffer::new(rows * geom.input_len());
     let mut y = Buffer::new(rows * geom.output_len());
     let mut w = Buffer::new(geom.kernel_dims().iter().product());
-    let passes = [conv::Pass::Forward, conv::Pass::GradInput, conv::Pass::GradKernel];
-    let longest = passes.map(|pass| conv::scratch_len(&geom, pass)).into_iter().max().unwrap_or(0);
-    let mut scratch = Buffer::new(longest);
-    let (x, y, w, room) = (x.get(), y.get(), w.get(), scratch.get());
+    let (x, y, w) = (x.get(), y.get(), w.get());
     let macs = rows * geom.macs();
-    let speeds = [
-        speed(macs, || conv::forward(isa, &geom, rows, x, cin, w, None, true, y, cout, room)),
-        speed(macs, || conv::grad_input(isa, &geom, rows, y, cout, w, x, cin, room)),
-        speed(macs, || conv::grad_kernel(isa, &geom, rows, x, cin, y, cout, w, room)),
-    ];
-    print(&format!("{rows} x {size}x{size} {cin}->{cout} {kernel}x{kernel}/{stride}"), speeds);
+    let passes = [conv::Pass::Forward, conv::Pass::GradInput, conv::Pass::GradKernel];
+    let chosen = passes.map(|pass| conv::Method::choose(&geom, pass, rows));
+    for method in [conv::Method::Direct, conv::Method::Winograd2, conv::Method::Winograd4] {
+        if !method.computes(&geom) {
+            continue;
+        }
+        let needed = passes.map(|pass| conv::scratch_len(method, &geom, pass));
+        let mut scratch = Buffer::new(needed.into_iter().max().unwrap_or(0));
+        let room = scratch.get();
+        let speeds = [
+            speed(macs, || {
+                conv::forward(isa, method, &geom, rows, x, cin, w, None, true, y, cout, room);
+            }),
+            speed(macs, || conv::grad_input(isa, method, &geom, rows, y, cout, w, x, cin, room)),
+            speed(macs, || {
+                conv::grad_kernel(isa, method, &geom, rows, x, cin, y, cout, w, room);
+            }),
+        ];
+        let name = format!("{rows} x {size}x{size} {cin}->{cout} {kernel}x{kernel}/{stride}");
+        print(&format!("{name} {method:?}"), speeds, chosen.map(|c| c == method));
+    }
 }
 
 fn bench_dot(isa: Isa, [m, k, n]: [usize; 3]) {
@@ -84,7 +100,7 @@ fn bench_dot(isa: Isa, [m, k, n]: [usize; 3]) {
             dot::grad_weight(isa, k, n, &[block], 0..k, w);
         }),
     ];
-    print(&format!("dense {m}x{k}x{n}"), speeds);
+    print(&format!("dense {m}x{k}x{n}"), speeds, [true; 3]);
 }
 
 fn main() {
@@ -95,7 +111,7 @@ fn main() {
         .find(|isa| wanted.as_deref() == Some(&isa.to_string()))
         .unwrap_or(Isa::detect());
     println!(
-        "{:34} {:>8} {:>8} {:>8}",
+        "{:44} {:>8}  {:>8}  {:>8}",
         format!("{isa}, GFLOP/s"),
         "forward",
         "d input",

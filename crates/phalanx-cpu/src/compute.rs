@@ -8,9 +8,9 @@ use crate::update;
 use crate::worker::{Ctx, MAX_WORKERS};
 use phalanx_graph::exec::Batch;
 use phalanx_graph::ops::{BatchNormAttrs, PoolKind};
-use phalanx_graph::program::{Instr, Program, ValueId};
+use phalanx_graph::program::{Instr, Options, Program, ValueId};
 use phalanx_graph::rng::Draw;
-use phalanx_graph::{DType, Op, ParamId};
+use phalanx_graph::{ConvGeom, DType, Op, ParamId};
 
 /// Most operands of a tape.
 const MAX_OPERANDS: usize = 40;
@@ -29,9 +29,9 @@ pub(crate) fn scratch_bytes(
                 let dims = |i: usize| &program.value(inputs[i]).ty.dims;
                 match op {
                     Op::Dot(_) | Op::DotGradInput => dot::scratch_len(dims(1)[0], dims(1)[1]),
-                    Op::Conv(g, _) => conv::scratch_len(g, conv::Pass::Forward),
-                    Op::ConvGradInput(g) => conv::scratch_len(g, conv::Pass::GradInput),
-                    Op::ConvGradKernel(g) => conv::scratch_len(g, conv::Pass::GradKernel),
+                    Op::Conv(g, _) => conv_scratch(program, g, conv::Pass::Forward),
+                    Op::ConvGradInput(g) => conv_scratch(program, g, conv::Pass::GradInput),
+                    Op::ConvGradKernel(g) => conv_scratch(program, g, conv::Pass::GradKernel),
                     Op::BatchNorm(_) | Op::BatchNormGradSums(_) | Op::BatchNormGradInput(_) => {
                         // Four vectors, and two of doubles.
                         8 * program.value(inputs[0]).ty.last()
@@ -45,6 +45,16 @@ pub(crate) fn scratch_bytes(
         floats = floats.max(need);
     }
     floats * 4
+}
+
+/// How a program computes a convolution: by what it was planned for, not by the rows of one batch.
+fn conv_method(program: &Program, geom: &ConvGeom, pass: conv::Pass) -> conv::Method {
+    let Options { mesh, max_batch } = program.options;
+    conv::Method::choose(geom, pass, mesh.max_rows(max_batch))
+}
+
+fn conv_scratch(program: &Program, geom: &ConvGeom, pass: conv::Pass) -> usize {
+    conv::scratch_len(conv_method(program, geom, pass), geom, pass)
 }
 
 impl<'a> Ctx<'a> {
@@ -191,19 +201,25 @@ impl<'a> Ctx<'a> {
                 let (out, ldy) = (self.slice_mut(y), self.value(y).ld);
                 let w = self.slice(x[1]);
                 let scratch = self.scratch();
-                conv::forward(isa, geom, rows, input, ldx, w, bias, e.relu, out, ldy, scratch);
+                let method = conv_method(self.program(), geom, conv::Pass::Forward);
+                conv::forward(
+                    isa, method, geom, rows, input, ldx, w, bias, e.relu, out, ldy, scratch,
+                );
             }
             Op::ConvGradInput(geom) => {
                 let (dy, ldy) = (self.slice(x[0]), self.value(x[0]).ld);
                 let (dx, ldx) = (self.slice_mut(y), self.value(y).ld);
                 let w = self.slice(x[1]);
-                conv::grad_input(isa, geom, rows, dy, ldy, w, dx, ldx, self.scratch());
+                let method = conv_method(self.program(), geom, conv::Pass::GradInput);
+                conv::grad_input(isa, method, geom, rows, dy, ldy, w, dx, ldx, self.scratch());
             }
             Op::ConvGradKernel(geom) => {
                 let (input, ldx) = (self.slice(x[0]), self.value(x[0]).ld);
                 let (dy, ldy) = (self.slice(x[1]), self.value(x[1]).ld);
                 let (dw, rows) = (self.slice_mut(y), self.rows.len());
-                conv::grad_kernel(isa, geom, rows, input, ldx, dy, ldy, dw, self.scratch());
+                let method = conv_method(self.program(), geom, conv::Pass::GradKernel);
+                let scratch = self.scratch();
+                conv::grad_kernel(isa, method, geom, rows, input, ldx, dy, ldy, dw, scratch);
             }
             // SAFETY: see above.
             Op::Pool(kind, geom) => unsafe {

@@ -5,8 +5,10 @@
 //! convolution is one grid per phase: input pixels whose coordinates agree modulo the stride are
 //! reached by the same subset of taps, so nothing is multiplied with the zeros a stride would insert.
 //! Inputs of few channels would make the inner loop short; there patches are gathered into scratch,
-//! a block of pixels at a time, and the product has a single tap. Depthwise convolution has no
-//! product to block and goes its own way, vectorised over channels.
+//! a block of pixels at a time, and the product has a single tap; their gradients are made as patches
+//! and added up (`scatter.rs`). Depthwise convolution has no
+//! product to block and goes its own way, vectorised over channels. 3x3 convolutions of stride one go
+//! through Winograd's algorithm (`winograd.rs`) where [`Method::choose`] expects that to be faster.
 //!
 //! `ldx` and `ldy` are the floats between neighbouring pixels, so that inputs and outputs may be
 //! channel slices of a wider tensor. No function allocates, and each output is summed in one fixed
@@ -15,6 +17,11 @@
 mod depthwise;
 mod grad_kernel;
 mod grid;
+mod method;
+mod scatter;
+mod winograd;
+
+use std::marker::PhantomData;
 
 use phalanx_graph::ConvGeom;
 
@@ -24,6 +31,8 @@ use super::tile::{
     Arena, BLOCK_ROWS, Block, Weights, pack_columns, pack_rows, part, reads_in_place,
 };
 use crate::simd::{Isa, Kernel, MAX_LANES, Simd, dispatch};
+
+pub use self::method::Method;
 
 /// Below this many channels per tap patches are gathered instead of pointed at.
 const GATHER_BELOW: usize = 8;
@@ -40,7 +49,10 @@ pub enum Pass {
 }
 
 /// Floats of scratch a pass needs.
-pub fn scratch_len(geom: &ConvGeom, pass: Pass) -> usize {
+pub fn scratch_len(method: Method, geom: &ConvGeom, pass: Pass) -> usize {
+    if let Some(m) = method.tile() {
+        return winograd::scratch_len(geom, pass, m);
+    }
     if depthwise::applies(geom) {
         return 0;
     }
@@ -50,6 +62,7 @@ pub fn scratch_len(geom: &ConvGeom, pass: Pass) -> usize {
     let patches = if gathers(geom) { BLOCK_ROWS * taps * cin } else { 0 };
     let (k, n) = match pass {
         Pass::Forward => (cin, cout),
+        Pass::GradInput if gathers(geom) => return scatter::scratch_len(geom),
         Pass::GradInput => (cout, cin),
         Pass::GradKernel => return Arena::floats_len(patches),
     };
@@ -60,14 +73,22 @@ pub fn scratch_len(geom: &ConvGeom, pass: Pass) -> usize {
         + Arena::floats_len(if pass == Pass::Forward { patches } else { 0 })
 }
 
-/// Whether forward and kernel gradient work on gathered patches.
+/// Whether a convolution works on patches gathered from its input, or scattered to it.
 fn gathers(geom: &ConvGeom) -> bool {
     geom.input[2] / geom.groups < GATHER_BELOW && geom.kernel != [1, 1]
 }
 
 /// Panics unless the slices hold `rows` images of the geometry.
-fn check(geom: &ConvGeom, rows: usize, x: (usize, usize), w: usize, y: (usize, usize)) {
+fn check(
+    method: Method,
+    geom: &ConvGeom,
+    rows: usize,
+    x: (usize, usize),
+    w: usize,
+    y: (usize, usize),
+) {
     let ConvGeom { input, output, groups, .. } = *geom;
+    assert!(method.computes(geom), "{method:?} does not compute {geom:?}");
     assert!(
         groups > 0 && input[2] % groups == 0 && output[2] % groups == 0,
         "expected channels divisible by groups, received {geom:?}"
@@ -82,6 +103,7 @@ fn check(geom: &ConvGeom, rows: usize, x: (usize, usize), w: usize, y: (usize, u
 #[allow(clippy::too_many_arguments)] // Operands and their leading dimensions, as in BLAS.
 pub fn forward(
     isa: Isa,
+    method: Method,
     geom: &ConvGeom,
     rows: usize,
     x: &[f32],
@@ -93,13 +115,17 @@ pub fn forward(
     ldy: usize,
     scratch: &mut [f32],
 ) {
-    check(geom, rows, (x.len(), ldx), w.len(), (y.len(), ldy));
+    check(method, geom, rows, (x.len(), ldx), w.len(), (y.len(), ldy));
     assert!(bias.is_none_or(|b| b.len() >= geom.output[2]), "bias: expected {}", geom.output[2]);
     let bias = bias.map_or(std::ptr::null(), <[f32]>::as_ptr);
-    if depthwise::applies(geom) {
-        depthwise::forward(isa, geom, rows, x, ldx, w, bias, relu, y, ldy);
-    } else {
-        dispatch(isa, Forward { geom, rows, x, ldx, w, bias, relu, y, ldy, scratch });
+    let forward = Forward { geom, rows, x, ldx, w, bias, relu, y, ldy, scratch };
+    match method {
+        Method::Winograd2 => dispatch(isa, forward.winograd::<winograd::Two>()),
+        Method::Winograd4 => dispatch(isa, forward.winograd::<winograd::Four>()),
+        Method::Direct if depthwise::applies(geom) => {
+            depthwise::forward(isa, geom, rows, x, ldx, w, bias, relu, forward.y, ldy);
+        }
+        Method::Direct => dispatch(isa, forward),
     }
 }
 
@@ -107,6 +133,7 @@ pub fn forward(
 #[allow(clippy::too_many_arguments)] // Operands and their leading dimensions, as in BLAS.
 pub fn grad_input(
     isa: Isa,
+    method: Method,
     geom: &ConvGeom,
     rows: usize,
     dy: &[f32],
@@ -116,11 +143,15 @@ pub fn grad_input(
     ldx: usize,
     scratch: &mut [f32],
 ) {
-    check(geom, rows, (dx.len(), ldx), w.len(), (dy.len(), ldy));
-    if depthwise::applies(geom) {
-        depthwise::grad_input(isa, geom, rows, dy, ldy, w, dx, ldx);
-    } else {
-        dispatch(isa, GradInput { geom, rows, dy, ldy, w, dx, ldx, scratch });
+    check(method, geom, rows, (dx.len(), ldx), w.len(), (dy.len(), ldy));
+    let grad = GradInput { geom, rows, dy, ldy, w, dx, ldx, scratch };
+    match method {
+        Method::Winograd2 => dispatch(isa, grad.winograd::<winograd::Two>()),
+        Method::Winograd4 => dispatch(isa, grad.winograd::<winograd::Four>()),
+        Method::Direct if depthwise::applies(geom) => {
+            depthwise::grad_input(isa, geom, rows, dy, ldy, w, grad.dx, ldx);
+        }
+        Method::Direct => dispatch(isa, grad),
     }
 }
 
@@ -128,6 +159,7 @@ pub fn grad_input(
 #[allow(clippy::too_many_arguments)] // Operands and their leading dimensions, as in BLAS.
 pub fn grad_kernel(
     isa: Isa,
+    method: Method,
     geom: &ConvGeom,
     rows: usize,
     x: &[f32],
@@ -137,12 +169,16 @@ pub fn grad_kernel(
     dw: &mut [f32],
     scratch: &mut [f32],
 ) {
-    check(geom, rows, (x.len(), ldx), dw.len(), (dy.len(), ldy));
+    check(method, geom, rows, (x.len(), ldx), dw.len(), (dy.len(), ldy));
     dw[..geom.kernel_dims().iter().product()].fill(0.0);
-    if depthwise::applies(geom) {
-        depthwise::grad_kernel(isa, geom, rows, x, ldx, dy, ldy, dw);
-    } else {
-        dispatch(isa, grad_kernel::GradKernel { geom, rows, x, ldx, dy, ldy, dw, scratch });
+    let grad = grad_kernel::GradKernel { geom, rows, x, ldx, dy, ldy, dw, scratch };
+    match method {
+        Method::Winograd2 => dispatch(isa, grad.winograd::<winograd::Two>()),
+        Method::Winograd4 => dispatch(isa, grad.winograd::<winograd::Four>()),
+        Method::Direct if depthwise::applies(geom) => {
+            depthwise::grad_kernel(isa, geom, rows, x, ldx, dy, ldy, grad.dw);
+        }
+        Method::Direct => dispatch(isa, grad),
     }
 }
 
@@ -157,6 +193,26 @@ struct Forward<'a> {
     y: &'a mut [f32],
     ldy: usize,
     scratch: &'a mut [f32],
+}
+
+impl<'a> Forward<'a> {
+    fn winograd<P>(self) -> winograd::Product<'a, P> {
+        let Forward { geom, rows, x, ldx, w, bias, relu, y, ldy, scratch } = self;
+        winograd::Product {
+            geom,
+            pass: Pass::Forward,
+            rows,
+            src: x,
+            src_ld: ldx,
+            w,
+            bias,
+            relu,
+            dst: y,
+            dst_ld: ldy,
+            scratch,
+            tile: PhantomData,
+        }
+    }
 }
 
 impl Kernel for Forward<'_> {
@@ -213,12 +269,36 @@ struct GradInput<'a> {
     scratch: &'a mut [f32],
 }
 
+impl<'a> GradInput<'a> {
+    fn winograd<P>(self) -> winograd::Product<'a, P> {
+        let GradInput { geom, rows, dy, ldy, w, dx, ldx, scratch } = self;
+        winograd::Product {
+            geom,
+            pass: Pass::GradInput,
+            rows,
+            src: dy,
+            src_ld: ldy,
+            w,
+            bias: std::ptr::null(),
+            relu: false,
+            dst: dx,
+            dst_ld: ldx,
+            scratch,
+            tile: PhantomData,
+        }
+    }
+}
+
 impl Kernel for GradInput<'_> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let geom = self.geom;
+        if gathers(geom) {
+            // SAFETY: lengths were checked.
+            return unsafe { self.scattered::<S>() };
+        }
         let [kh, kw, cin, filters] = geom.kernel_dims();
         let cout = filters / geom.groups;
         let mut arena = Arena(self.scratch);

@@ -74,6 +74,10 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(p: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn splat(x: f32) -> __m256 {
         unsafe { _mm256_set1_ps(x) }
     }

@@ -37,6 +37,10 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(p: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
         unsafe { _mm512_set1_ps(x) }
     }

@@ -194,6 +194,11 @@ pub trait Simd: Copy + 'static {
     /// (rows `dst_ld` apart).
     unsafe fn transpose(src: *const f32, src_ld: usize, dst: *mut f32, dst_ld: usize);
 
+    /// Asks for the cache line at `p`, any address, to be brought near; does nothing where the set
+    /// cannot.
+    #[inline(always)]
+    unsafe fn prefetch(_p: *const f32) {}
+
     /// All lanes zero.
     #[inline(always)]
     unsafe fn zero() -> Self::V {

@@ -4,10 +4,12 @@
 //! nothing. Pixels are taken in blocks small enough that a panel of the output gradient stays in cache
 //! while every tap and every input channel passes over it.
 
+use std::marker::PhantomData;
+
 use phalanx_graph::ConvGeom;
 
-use super::gathers;
 use super::grid::Grid;
+use super::{gathers, winograd};
 use crate::kernels::tile::{Arena, BLOCK_ROWS, Outer, Panels, part};
 use crate::simd::{Kernel, Simd};
 
@@ -139,7 +141,12 @@ fn inside(geom: &ConvGeom, axis: usize, k: usize) -> [usize; 2] {
     [start, end.min(geom.output[axis])]
 }
 
-impl GradKernel<'_> {
+impl<'a> GradKernel<'a> {
+    pub fn winograd<P>(self) -> winograd::GradKernel<'a, P> {
+        let GradKernel { geom, rows, x, ldx, dy, ldy, dw, scratch } = self;
+        winograd::GradKernel { geom, rows, x, ldx, dy, ldy, dw, scratch, tile: PhantomData }
+    }
+
     /// Adds one block to every element of `dw`.
     #[inline(always)]
     unsafe fn block<S: Simd>(&mut self, block: PixelBlock) {

@@ -307,4 +307,45 @@ impl Grid {
             self.advance(&mut at);
         }
     }
+
+    /// Adds the patches of `count` points from `first` on to the source pixels they were gathered from.
+    ///
+    /// # Safety
+    /// `src` points at images of the source's size, pixels `ld >= channels` apart.
+    #[inline(always)]
+    pub unsafe fn scatter(
+        &self,
+        first: usize,
+        count: usize,
+        patches: &[f32],
+        channels: usize,
+        src: *mut f32,
+        ld: usize,
+    ) {
+        let [y, x] = &self.0;
+        let line = x.taps * channels;
+        let contiguous = x.tap_step == 1 && ld == channels;
+        let mut at = self.locate(first);
+        for patch in patches.chunks_exact(y.taps * line).take(count) {
+            let Window { rows, cols } = self.window(at);
+            for i in rows {
+                // One run of floats where all columns lie side by side, else one per column.
+                let (runs, len) =
+                    if contiguous { (1, cols.len() * channels) } else { (cols.len(), channels) };
+                for run in 0..if cols.is_empty() { 0 } else { runs } {
+                    let tap = cols.start + run;
+                    let from = &patch[i * line + tap * channels..][..len];
+                    // SAFETY: the taps lie inside the source.
+                    let to = unsafe {
+                        let pixel = self.source(at, [i, tap]);
+                        std::slice::from_raw_parts_mut(src.add(pixel * ld), len)
+                    };
+                    for (to, from) in to.iter_mut().zip(from) {
+                        *to += *from;
+                    }
+                }
+            }
+            self.advance(&mut at);
+        }
+    }
 }

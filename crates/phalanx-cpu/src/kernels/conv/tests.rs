@@ -51,12 +51,12 @@ fn check_all(geom: &ConvGeom, rows: usize, gap: usize, bias: bool, relu: bool) {
 
     for isa in Isa::available() {
         let what = format!("{isa} {geom:?} rows {rows} gap {gap}");
-        let scratch = |pass| vec![f32::NAN; scratch_len(geom, pass)];
+        let scratch = |pass| vec![f32::NAN; scratch_len(Method::Direct, geom, pass)];
 
         let mut y = Matrix::poisoned(out_pixels, cout, gap);
         let (b, out) = (bias.as_deref(), &mut y.data);
         let mut room = scratch(Pass::Forward);
-        forward(isa, geom, rows, &x.data, x.ld, &w, b, relu, out, dy.ld, &mut room);
+        forward(isa, Method::Direct, geom, rows, &x.data, x.ld, &w, b, relu, out, dy.ld, &mut room);
         y.check(&format!("{what} forward"), |o, co| {
             let bias = bias.as_ref().map_or(0.0, |b| f64::from(b[co]));
             (y_terms[o * cout + co].clone(), bias, relu)
@@ -64,7 +64,18 @@ fn check_all(geom: &ConvGeom, rows: usize, gap: usize, bias: bool, relu: bool) {
 
         let mut dx = Matrix::poisoned(in_pixels, geom.input[2], gap);
         let mut room = scratch(Pass::GradInput);
-        grad_input(isa, geom, rows, &dy.data, dy.ld, &w, &mut dx.data, x.ld, &mut room);
+        grad_input(
+            isa,
+            Method::Direct,
+            geom,
+            rows,
+            &dy.data,
+            dy.ld,
+            &w,
+            &mut dx.data,
+            x.ld,
+            &mut room,
+        );
         dx.check(&format!("{what} grad_input"), |i, ci| {
             (dx_terms[i * geom.input[2] + ci].clone(), 0.0, false)
         });
@@ -72,12 +83,34 @@ fn check_all(geom: &ConvGeom, rows: usize, gap: usize, bias: bool, relu: bool) {
         let mut dw = Matrix::poisoned(kh * kw * cin, cout, 0);
         let mut room = scratch(Pass::GradKernel);
         let out = &mut dw.data;
-        grad_kernel(isa, geom, rows, &x.data, x.ld, &dy.data, dy.ld, out, &mut room);
+        grad_kernel(
+            isa,
+            Method::Direct,
+            geom,
+            rows,
+            &x.data,
+            x.ld,
+            &dy.data,
+            dy.ld,
+            out,
+            &mut room,
+        );
         dw.check(&format!("{what} grad_kernel"), |row, co| {
             (dw_terms[row * cout + co].clone(), 0.0, false)
         });
         let first = dw.data.clone();
-        grad_kernel(isa, geom, rows, &x.data, x.ld, &dy.data, dy.ld, &mut dw.data, &mut room);
+        grad_kernel(
+            isa,
+            Method::Direct,
+            geom,
+            rows,
+            &x.data,
+            x.ld,
+            &dy.data,
+            dy.ld,
+            &mut dw.data,
+            &mut room,
+        );
         assert_eq!(first, dw.data, "{what}: the second call gave other bits");
     }
 }
@@ -127,12 +160,12 @@ fn images_do_not_influence_each_other() {
     let x = noise(5 * geom.input_len(), 1);
     let w = noise(9 * 24 * 50, 2);
     for isa in Isa::available() {
-        let mut room = vec![0.0; scratch_len(&geom, Pass::Forward)];
+        let mut room = vec![0.0; scratch_len(Method::Direct, &geom, Pass::Forward)];
         let mut all = vec![0.0; 5 * geom.output_len()];
-        forward(isa, &geom, 5, &x, 24, &w, None, false, &mut all, 50, &mut room);
+        forward(isa, Method::Direct, &geom, 5, &x, 24, &w, None, false, &mut all, 50, &mut room);
         let mut one = vec![0.0; geom.output_len()];
         let last = &x[4 * geom.input_len()..];
-        forward(isa, &geom, 1, last, 24, &w, None, false, &mut one, 50, &mut room);
+        forward(isa, Method::Direct, &geom, 1, last, 24, &w, None, false, &mut one, 50, &mut room);
         assert_eq!(all[4 * geom.output_len()..], one[..], "{isa}");
     }
 }

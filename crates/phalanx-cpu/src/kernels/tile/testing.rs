@@ -62,6 +62,13 @@ impl Matrix {
                     "{what} [{i}, {j}]: got {got}, expected {sum}"
                 );
             }
+        }
+        self.check_gaps(what);
+    }
+
+    /// Panics where something was written between rows.
+    pub fn check_gaps(&self, what: &str) {
+        for i in 0..self.rows {
             let gap = &self.data[(i * self.ld + self.cols).min(self.data.len())..];
             let gap = &gap[..gap.len().min(self.ld - self.cols)];
             assert!(gap.iter().all(|&x| x == GAP), "{what}: the gap after row {i} was written");

@@ -1,0 +1,79 @@
+//! The input gradient of a convolution with few input channels.
+//!
+//! A vector across input channels would be nearly empty. So the gradients of whole patches, all taps and
+//! channels of an output pixel, are one matrix product, a block of pixels at a time, and are added to the
+//! pixels they were read from in the order of output pixels.
+
+// Two tables of pointers are filled in step inside a kernel, where closures are to be avoided.
+#![allow(clippy::needless_range_loop)]
+
+use phalanx_graph::ConvGeom;
+
+use super::GradInput;
+use super::grid::Grid;
+use crate::kernels::tile::{Arena, BLOCK_ROWS, Block, Weights, pack_columns, part};
+use crate::simd::{MAX_LANES, Simd};
+
+/// Floats of scratch.
+pub(super) fn scratch_len(geom: &ConvGeom) -> usize {
+    let [kh, kw, cin, filters] = geom.kernel_dims();
+    let depth = kh * kw * cin;
+    Arena::floats_len(filters / geom.groups * depth.next_multiple_of(MAX_LANES))
+        + Arena::floats_len(BLOCK_ROWS * depth)
+        + 2 * Arena::pointers_len(BLOCK_ROWS)
+}
+
+impl GradInput<'_> {
+    /// Overwrites `dx`.
+    ///
+    /// # Safety
+    /// Lengths were checked, and the machine has the instructions of `S`.
+    #[inline(always)]
+    pub(super) unsafe fn scattered<S: Simd>(self) {
+        let geom = self.geom;
+        let [kh, kw, cin, filters] = geom.kernel_dims();
+        let (depth, cout) = (kh * kw * cin, filters / geom.groups);
+        let mut arena = Arena(self.scratch);
+        let packed = arena.floats(cout * depth.next_multiple_of(S::LANES)).as_mut_ptr();
+        let patches = arena.floats(BLOCK_ROWS * depth);
+        let a = arena.pointers::<f32>(BLOCK_ROWS);
+        let out = arena.pointers::<f32>(BLOCK_ROWS);
+        let [height, width, channels] = geom.input;
+        for pixel in 0..self.rows * height * width {
+            self.dx[pixel * self.ldx..][..channels].fill(0.0);
+        }
+        let grid = Grid::forward(geom);
+        let pixels = self.rows * grid.points();
+        let blocks = pixels.div_ceil(BLOCK_ROWS);
+        for group in 0..geom.groups {
+            // SAFETY: lengths were checked, offsets select the channels of the group; `packed` holds all
+            // taps and the tables a block.
+            unsafe {
+                let w = self.w.as_ptr().add(group * cout);
+                pack_columns::<S>(w, filters, cout, depth, packed, (0, cout));
+                for block in 0..blocks {
+                    let (first, rows) = part(pixels, blocks, block);
+                    for i in 0..rows {
+                        let pixel = (first + i) * self.ldy + group * cout;
+                        a[i] = self.dy.as_ptr().add(pixel).cast_mut();
+                        out[i] = patches.as_mut_ptr().add(i * depth);
+                    }
+                    Block {
+                        rows,
+                        taps: 1,
+                        k: cout,
+                        a: a.as_ptr().cast(),
+                        weights: Weights::Packed(packed),
+                        cols: depth,
+                        out: out.as_ptr(),
+                        bias: std::ptr::null(),
+                        relu: false,
+                    }
+                    .run::<S>();
+                    let dx = self.dx.as_mut_ptr().add(group * cin);
+                    grid.scatter(first, rows, patches, cin, dx, self.ldx);
+                }
+            }
+        }
+    }
+}
