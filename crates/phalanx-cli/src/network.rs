@@ -47,7 +47,11 @@ impl Network {
 
     /// Builds and compiles it with its own optimizer.
     pub fn compiled(self, place: &Where) -> Result<Model> {
-        let mut model = self.build()?;
+        self.compile(self.build()?, place)
+    }
+
+    /// Compiles a network like this one with its own optimizer.
+    pub fn compile(self, mut model: Model, place: &Where) -> Result<Model> {
         model.compile(
             Compile::new(self.optimizer())
                 .loss(self.loss())

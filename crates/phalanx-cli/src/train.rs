@@ -4,7 +4,7 @@ use crate::args::{Augment, Schedule, Train};
 use crate::network::Prepared;
 use anyhow::{Context, Result, bail};
 use phalanx::callbacks::{CSVLogger, JsonLines, ModelCheckpoint, TensorBoard};
-use phalanx::data::ImageDataGenerator;
+use phalanx::data::{ImageDataGenerator, ImageFlow};
 use phalanx::model::{IntoDataset, Source};
 use phalanx::optimizers;
 use phalanx::pictures;
@@ -56,7 +56,7 @@ pub fn run(args: &Train) -> Result<()> {
     if let Some(json) = &json {
         fit = fit.callback(json.clone());
     }
-    let source = source(args, &data, batch)?;
+    let source = source(&args.augment, !args.no_shuffle, &data, batch)?;
     let history = model.fit(source, fit)?;
     let test = Arrays::new(data.test.0, data.test.1)?;
     let logs = model.evaluate(test, batch)?;
@@ -146,13 +146,24 @@ fn optimizer(args: &Train, steps: usize) -> Result<Box<dyn Optimizer>> {
 }
 
 /// The training data, distorted where asked.
-fn source(args: &Train, data: &Prepared, batch: usize) -> Result<Source> {
-    let (x, y) = data.train.clone();
-    if args.augment.is_empty() {
+fn source(augment: &[Augment], shuffle: bool, data: &Prepared, batch: usize) -> Result<Source> {
+    if augment.is_empty() {
+        let (x, y) = data.train.clone();
         return Ok(Source::Arrays(Arrays::new(x, y)?.batch(batch)?));
     }
+    Ok(flow(augment, shuffle, data, batch)?.into_source()?)
+}
+
+/// The training images, distorted.
+pub fn flow(
+    augment: &[Augment],
+    shuffle: bool,
+    data: &Prepared,
+    batch: usize,
+) -> Result<ImageFlow> {
+    let (x, y) = data.train.clone();
     let mut aug = ImageDataGenerator::new().fill_mode("nearest");
-    for kind in &args.augment {
+    for kind in augment {
         aug = match kind {
             Augment::Shift => aug.width_shift_range(0.1).height_shift_range(0.1),
             Augment::Flip => aug.horizontal_flip(true),
@@ -160,8 +171,7 @@ fn source(args: &Train, data: &Prepared, batch: usize) -> Result<Source> {
             Augment::Zoom => aug.zoom_range(0.1),
         };
     }
-    let flow = aug.flow(x, y, batch)?.shuffle(!args.no_shuffle);
-    Ok(flow.into_source()?)
+    Ok(aug.flow(x, y, batch)?.shuffle(shuffle))
 }
 
 fn callbacks(args: &Train, mut fit: Fit, rate: f64) -> Result<Fit> {
