@@ -201,7 +201,7 @@ mod tests {
         let mut buffers: Vec<Buffer> =
             sizes.iter().map(|n| heap.buffer(*n, "a test").unwrap()).collect();
         for (i, (b, size)) in buffers.iter_mut().zip(sizes).enumerate() {
-            assert!(b.bytes() >= size && b.ptr() as usize % LINE == 0);
+            assert!(b.bytes() >= size && (b.ptr() as usize).is_multiple_of(LINE));
             let floats = b.as_floats_mut();
             assert!(floats.iter().all(|v| *v == 0.0), "buffer {i}");
             floats.fill(i as f32 + 1.0);
