@@ -90,13 +90,13 @@ impl Block {
             return None;
         }
         let base: *mut u8 = base.cast();
-        // SAFETY: at most one huge page further, which the mapping has to spare. The advice changes
-        // no content and comes before the first use; a kernel that refuses it costs only speed.
-        let ptr = unsafe {
-            let ptr = base.add(base.align_offset(HUGE));
-            libc::madvise(ptr.cast(), bytes, libc::MADV_HUGEPAGE);
-            ptr
-        };
+        // SAFETY: at most one huge page further, which the mapping has to spare.
+        let ptr = unsafe { base.add(base.align_offset(HUGE)) };
+        if std::env::var("PHALANX_HUGE").map_or(true, |v| v != "0") {
+            // SAFETY: inside the mapping. The advice changes no content and comes before the first
+            // use; a kernel that refuses it costs only speed.
+            unsafe { libc::madvise(ptr.cast(), bytes, libc::MADV_HUGEPAGE) };
+        }
         Some(Block { ptr, bytes, taken: (base, size) })
     }
 }
