@@ -60,7 +60,11 @@ Data without a test split lose every fifth sample of each class to one. Epochs i
     /// Measure training or inference speed on synthetic data
     #[command(after_help = "Examples:
   phalanx bench mnist-cnn --batch-size 256
-  phalanx bench minigooglenet --replicas 2 --batch-size 32 --json")]
+  phalanx bench minigooglenet --replicas 2 --batch-size 32 --json
+  phalanx bench minigooglenet --profile              # where the time goes
+  phalanx bench minigooglenet --inference --batch-size 1
+  phalanx bench minigooglenet --data cifar-10 --augment shift,flip    # do images come fast enough?
+  phalanx bench mnist-mlp --width 1024 --depth 8 --json")]
     Bench(Bench),
     /// Show a network's layers, its compiled program and memory plan, or its picture
     #[command(after_help = "Examples:
@@ -339,6 +343,21 @@ pub struct Bench {
     /// Measure inference instead of training
     #[arg(long)]
     pub inference: bool,
+    /// Show time, FLOP/s and bytes of every kind of op and of the slowest instructions
+    #[arg(long)]
+    pub profile: bool,
+    /// Also feed training from a dataset, and measure how fast its batches are made
+    #[arg(long, conflicts_with = "inference")]
+    pub data: Option<String>,
+    /// Distort those images: shift,flip,rotate,zoom
+    #[arg(long, value_enum, value_delimiter = ',', requires = "data")]
+    pub augment: Vec<Augment>,
+    /// Units of each hidden layer (mnist-mlp)
+    #[arg(long)]
+    pub width: Option<usize>,
+    /// Hidden layers (mnist-mlp)
+    #[arg(long)]
+    pub depth: Option<usize>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

@@ -1,79 +1,183 @@
-//! `phalanx bench`: speed on synthetic data, the median of three windows.
+//! `phalanx bench`: speed on synthetic data, the median of three windows, and where the time goes.
+
+mod input;
+mod profile;
 
 use crate::args::Bench;
+use crate::network::Network;
 use crate::prepare::Origin;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use phalanx::Profile;
 use phalanx::prelude::*;
 use std::io::Write;
 use std::time::Instant;
 
+/// What was measured.
+struct Report {
+    model: String,
+    devices: Vec<String>,
+    batch: usize,
+    /// Steps of a window.
+    steps: usize,
+    /// Seconds of a step, the median window's.
+    seconds: f64,
+    /// Seconds from the start of the process to the end of the first step.
+    setup: f64,
+    /// Bytes of activations planned for a device.
+    planned: usize,
+    profile: Option<Profile>,
+    input: Option<input::Input>,
+}
+
 /// Measures and prints.
 pub fn run(args: &Bench) -> Result<()> {
-    let network = args.model.network()?;
-    let strategy = args.place.strategy()?;
-    let batch = args.batch.global(network, strategy.num_replicas_in_sync())?;
-    let mut model = Origin::usual(network).build()?;
-    model.compile(network.compile(strategy))?;
-    let kind = if args.inference { StepKind::Predict } else { StepKind::Train };
-    let planned = model.program(kind, batch)?.device_bytes();
-    let (x, y) = synthetic(batch, &network.dims(&network.usual_input()))?;
-    let mut step = || -> Result<()> {
-        if args.inference {
-            model.predict_with(&x, Inference::new().batch_size(batch))?;
+    let report = measure(args)?;
+    if args.json { report.print_json(args) } else { report.print() }
+}
+
+/// One step after the other on one batch.
+struct Job {
+    model: Model,
+    kind: StepKind,
+    x: Tensor,
+    y: Tensor,
+    batch: usize,
+}
+
+impl Job {
+    fn new(args: &Bench) -> Result<Job> {
+        let network = args.model.network()?;
+        let strategy = args.place.strategy()?;
+        let batch = args.batch.global(network, strategy.num_replicas_in_sync())?;
+        let kind = if args.inference { StepKind::Predict } else { StepKind::Train };
+        let mut model = build(args, network)?;
+        model.compile(network.compile(strategy))?;
+        let (x, y) = synthetic(batch, &network.dims(&network.usual_input()))?;
+        Ok(Job { model, kind, x, y, batch })
+    }
+
+    fn step(&mut self) -> Result<()> {
+        if self.kind == StepKind::Predict {
+            self.model.predict_with(&self.x, Inference::new().batch_size(self.batch))?;
         } else {
-            model.train_on_batch(&x, &y)?;
+            self.model.train_on_batch(&self.x, &self.y)?;
         }
         Ok(())
-    };
-    step()?;
-    let setup = process_age();
-    let begin = Instant::now();
-    for _ in 0..3 {
-        step()?;
     }
-    let each = begin.elapsed().as_secs_f64() / 3.0;
-    let steps = args.steps.unwrap_or(((1.0 / each) as usize).clamp(3, 5000)).max(1);
-    let mut windows = vec![];
-    for _ in 0..3 {
+
+    /// Mean seconds of so many steps.
+    fn window(&mut self, steps: usize) -> Result<f64> {
         let begin = Instant::now();
         for _ in 0..steps {
-            step()?;
+            self.step()?;
         }
-        windows.push(begin.elapsed().as_secs_f64() / steps as f64);
+        Ok(begin.elapsed().as_secs_f64() / steps as f64)
+    }
+
+    /// Every instruction's time over so many steps.
+    fn profile(&mut self, steps: usize) -> Result<Option<Profile>> {
+        self.model.set_profiling(true)?;
+        self.window(steps)?;
+        self.model.set_profiling(false)?;
+        Ok(self.model.profile(self.kind)?)
+    }
+}
+
+/// The network, of other size than usual where that was asked for.
+fn build(args: &Bench, network: Network) -> Result<Model> {
+    if args.width.is_none() && args.depth.is_none() {
+        return Origin::usual(network).build();
+    }
+    if network != Network::MnistMlp {
+        bail!("--width and --depth: expected mnist-mlp, whose hidden layers they count");
+    }
+    let (width, depth) = (args.width.unwrap_or(256), args.depth.unwrap_or(2));
+    let mut layers = Sequential::new().named("mlp").add(Input::new([784]));
+    for _ in 0..depth {
+        layers = layers.add(Dense::new(width).activation("relu"));
+    }
+    Ok(layers.add(Dense::new(10)).build()?)
+}
+
+fn measure(args: &Bench) -> Result<Report> {
+    let mut job = Job::new(args)?;
+    job.step()?;
+    let setup = process_age();
+    let each = job.window(3)?;
+    let steps = args.steps.unwrap_or(((1.0 / each) as usize).clamp(3, 5000)).max(1);
+    let mut windows = [0.0; 3];
+    for window in &mut windows {
+        *window = job.window(steps)?;
     }
     windows.sort_by(f64::total_cmp);
-    let seconds = windows[1];
-    let mib = |bytes: f64| (bytes / f64::from(1 << 20) * 10.0).round() / 10.0;
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        let line = serde_json::json!({
-            "model": model.name(),
-            "task": if args.inference { "infer" } else { "train" },
-            "batch": batch,
-            "devices": model.devices()?,
-            "images_per_second": (batch as f64 / seconds * 10.0).round() / 10.0,
-            "step_ms": (seconds * 1e6).round() / 1e3,
-            "setup_s": setup,
-            "peak_rss_mib": mib(peak_rss() as f64),
-            "planned_mib": mib(planned as f64),
-        });
-        writeln!(out, "{line}")?;
-    } else {
+    let profile = if args.profile { job.profile(steps)? } else { None };
+    let input = match &args.data {
+        Some(name) => Some(input::measure(args, name, &mut job.model, job.batch, steps)?),
+        None => None,
+    };
+    Ok(Report {
+        model: job.model.name().into(),
+        devices: job.model.devices()?,
+        batch: job.batch,
+        steps,
+        seconds: windows[1],
+        setup,
+        planned: job.model.program(job.kind, job.batch)?.device_bytes(),
+        profile,
+        input,
+    })
+}
+
+impl Report {
+    fn print(&self) -> Result<()> {
+        let Report { model, batch, steps, seconds, setup, .. } = self;
+        let mut out = std::io::stdout().lock();
         writeln!(
             out,
-            "{}: {:.0} images/s, {:.3} ms/step (batch {batch}, {steps} steps per window)",
-            model.name(),
-            batch as f64 / seconds,
+            "{model}: {:.0} images/s, {:.3} ms/step (batch {batch}, {steps} steps per window)",
+            *batch as f64 / seconds,
             seconds * 1e3,
         )?;
         writeln!(
             out,
             "first step after {setup:.2} s; peak memory {} MiB, planned {} MiB",
-            mib(peak_rss() as f64),
-            mib(planned as f64)
+            mib(peak_rss()),
+            mib(self.planned)
         )?;
+        if let Some(input) = &self.input {
+            input.print(*batch as f64 / seconds, &mut out)?;
+        }
+        if let Some(profile) = &self.profile {
+            profile::print(profile, &mut out)?;
+        }
+        Ok(())
     }
-    Ok(())
+
+    fn print_json(&self, args: &Bench) -> Result<()> {
+        let mut line = serde_json::json!({
+            "model": self.model,
+            "task": if args.inference { "infer" } else { "train" },
+            "batch": self.batch,
+            "devices": self.devices,
+            "images_per_second": (self.batch as f64 / self.seconds * 10.0).round() / 10.0,
+            "step_ms": (self.seconds * 1e6).round() / 1e3,
+            "setup_s": (self.setup * 1e3).round() / 1e3,
+            "peak_rss_mib": mib(peak_rss()),
+            "planned_mib": mib(self.planned),
+        });
+        if let Some(input) = &self.input {
+            line["input"] = input.json();
+        }
+        if let Some(profile) = &self.profile {
+            line["profile"] = profile::json(profile);
+        }
+        writeln!(std::io::stdout().lock(), "{line}")?;
+        Ok(())
+    }
+}
+
+fn mib(bytes: usize) -> f64 {
+    (bytes as f64 / f64::from(1 << 20) * 10.0).round() / 10.0
 }
 
 /// A batch of noise with labels.

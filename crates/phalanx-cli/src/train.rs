@@ -8,7 +8,7 @@ use crate::report::{self, Plan};
 use crate::signals;
 use anyhow::{Context, Result, bail};
 use phalanx::callbacks::{CSVLogger, JsonLines, TensorBoard};
-use phalanx::data::ImageDataGenerator;
+use phalanx::data::{ImageDataGenerator, ImageFlow};
 use phalanx::model::{IntoDataset, Source};
 use phalanx::optimizers;
 use phalanx::pictures;
@@ -42,14 +42,15 @@ pub fn run(args: &Train) -> Result<()> {
     if let Some(json) = &json {
         fit = fit.callback(json.clone());
     }
-    let history = model.fit(source(args, &data, plan.batch)?, fit)?;
+    let batches = |batch| source(&args.augment, !args.no_shuffle, &data, batch);
+    let history = model.fit(batches(plan.batch)?, fit)?;
     let logs = tested(&mut model, &history, &data, &plan)?;
     if let Some(path) = &args.save {
         model.save_weights(path)?;
     }
     let measured = plan.replicas > 1 && !args.no_scaling && !args.deterministic;
     let scaling = match measured && (verbose > 0 || json.is_some()) {
-        true => report::scaling(&plan, &history, &data, || source(args, &data, plan.each()))?,
+        true => report::scaling(&plan, &history, &data, || batches(plan.each()))?,
         false => None,
     };
     if let Some(json) = json {
@@ -124,13 +125,24 @@ fn optimizer(args: &Train, network: Network, steps: usize) -> Result<Box<dyn Opt
 }
 
 /// The training data, distorted where asked.
-fn source(args: &Train, data: &Prepared, batch: usize) -> Result<Source> {
-    let (x, y) = data.train.clone();
-    if args.augment.is_empty() {
+fn source(augment: &[Augment], shuffle: bool, data: &Prepared, batch: usize) -> Result<Source> {
+    if augment.is_empty() {
+        let (x, y) = data.train.clone();
         return Ok(Source::Arrays(Arrays::new(x, y)?.batch(batch)?));
     }
+    Ok(flow(augment, shuffle, data, batch)?.into_source()?)
+}
+
+/// The training images, distorted.
+pub fn flow(
+    augment: &[Augment],
+    shuffle: bool,
+    data: &Prepared,
+    batch: usize,
+) -> Result<ImageFlow> {
+    let (x, y) = data.train.clone();
     let mut aug = ImageDataGenerator::new().fill_mode("nearest");
-    for kind in &args.augment {
+    for kind in augment {
         aug = match kind {
             Augment::Shift => aug.width_shift_range(0.1).height_shift_range(0.1),
             Augment::Flip => aug.horizontal_flip(true),
@@ -138,8 +150,7 @@ fn source(args: &Train, data: &Prepared, batch: usize) -> Result<Source> {
             Augment::Zoom => aug.zoom_range(0.1),
         };
     }
-    let flow = aug.flow(x, y, batch)?.shuffle(!args.no_shuffle);
-    Ok(flow.into_source()?)
+    Ok(aug.flow(x, y, batch)?.shuffle(shuffle))
 }
 
 /// Epochs, steps and what to validate on.

@@ -125,6 +125,9 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["bench", "mnist-mlp", "--batch-size", "99999999999999"], 1, "error: "),
         (&["bench", "mnist-mlp", "--batch-size", "0"], 1, "--batch-size: expected 1 or more"),
         (&["inspect", "net.keras"], 1, "model files"),
+        (&["bench", "mnist-cnn", "--width", "8"], 1, "expected mnist-mlp"),
+        (&["bench", "mnist-mlp", "--augment", "flip"], 2, "--data"),
+        (&["bench", "mnist-cnn", "--data", "nope"], 1, "unknown dataset 'nope'"),
         (&["inspect", "mnist-mlp", "--picture", "m.gif"], 1, "gif"),
     ];
     let mut wrong = vec![];
@@ -411,6 +414,19 @@ fn inspecting_shows_layers_program_and_devices() {
     assert!(succeeds(dir.path(), &["data"]).contains("cifar-10"));
     assert_eq!(succeeds(dir.path(), &["data", "list"]), succeeds(dir.path(), &["data"]));
     assert!(succeeds(dir.path(), &["completions", "bash"]).contains("phalanx"));
+    let sized =
+        ["bench", "mnist-mlp", "--steps", "2", "--width", "32", "--depth", "1", "--profile"];
+    let table = succeeds(dir.path(), &sized);
+    assert!(table.contains("mlp: ") && table.contains("GFLOP/s"), "{table}");
+    assert!(table.lines().any(|l| l.starts_with("update") && l.contains('%')), "{table}");
+    let bench =
+        succeeds(dir.path(), &["bench", "mnist-mlp", "--steps", "2", "--json", "--profile"]);
+    let line: serde_json::Value = serde_json::from_str(&bench).unwrap();
+    let ops = line["profile"]["ops"].as_array().unwrap();
+    let dot = ops.iter().find(|o| o["op"] == "dot").unwrap();
+    assert_eq!(dot["flops"], 2.0 * 32.0 * (784 * 256 + 256 * 256 + 256 * 10) as f64);
+    let fed = ["bench", "mnist-cnn", "--steps", "2", "--data", "glyphs", "--augment", "flip"];
+    assert!(succeeds(dir.path(), &fed).contains("glyphs: one core makes"));
     let bench = succeeds(
         dir.path(),
         &["bench", "mnist-mlp", "--steps", "2", "--replicas", "2", "--batch-size", "8", "--json"],

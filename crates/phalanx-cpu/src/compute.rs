@@ -4,6 +4,7 @@ use crate::kernels::elementwise::{TapeInput, TapeOutput, TapePlan};
 use crate::kernels::layout::Upsample;
 use crate::kernels::random::Dropout;
 use crate::kernels::{conv, dot, index, layout, norm, pool, random, reduce, sample, softmax};
+use crate::lines;
 use crate::update;
 use crate::worker::{Ctx, MAX_WORKERS};
 use phalanx_graph::exec::Batch;
@@ -21,7 +22,8 @@ pub(crate) fn scratch_bytes(
     tapes: &[Option<TapePlan>],
     update: Option<&TapePlan>,
 ) -> usize {
-    let mut floats = update::scratch_len(update);
+    let updates = update::scratch_len(program.update.as_ref(), update);
+    let mut floats = updates.max(lines::scratch_len(program));
     for (instr, tape) in program.instrs.iter().zip(tapes) {
         let need = match (instr, tape) {
             (_, Some(tape)) => tape.scratch_len(),
@@ -48,7 +50,7 @@ pub(crate) fn scratch_bytes(
 }
 
 /// How a program computes a convolution: by what it was planned for, not by the rows of one batch.
-fn conv_method(program: &Program, geom: &ConvGeom, pass: conv::Pass) -> conv::Method {
+pub(crate) fn conv_method(program: &Program, geom: &ConvGeom, pass: conv::Pass) -> conv::Method {
     let Options { mesh, max_batch } = program.options;
     conv::Method::choose(geom, pass, mesh.max_rows(max_batch))
 }
@@ -58,7 +60,10 @@ fn conv_scratch(program: &Program, geom: &ConvGeom, pass: conv::Pass) -> usize {
 }
 
 impl<'a> Ctx<'a> {
-    fn tape(&self, plan: &TapePlan, inputs: &[ValueId], output: ValueId) {
+    /// Runs the tape of instruction `at`.
+    pub fn tape(&self, at: usize, inputs: &[ValueId], output: ValueId) {
+        let plan = self.run.loaded.tapes[at].as_ref();
+        let plan = plan.expect("prepared when the program was loaded");
         let out = self.value(output);
         let width = out.ty.last().max(1);
         let mut operands = [TapeInput { ptr: std::ptr::null(), ld: 0 }; MAX_OPERANDS];
@@ -74,7 +79,8 @@ impl<'a> Ctx<'a> {
             result.ld = width;
         }
         let result: [TapeOutput; 1] = [result];
-        let elements = 0..self.elements(output);
+        let pixels = self.part(self.elements(output) / width);
+        let elements = pixels.start * width..pixels.end * width;
         // SAFETY: the plan gave every operand the memory its type needs, and the result has bytes
         // in common with an operand only where it takes over the whole of it.
         unsafe {
@@ -94,10 +100,7 @@ impl<'a> Ctx<'a> {
         // where the plan lets a tape or dropout work in place; it may lie between the pixels of one
         // (two parts of a concatenation), but not for the kernels that take slices of both.
         match op {
-            Op::Fused(_) => {
-                let plan = self.run.loaded.tapes[at].as_ref();
-                self.tape(plan.expect("prepared when the program was loaded"), x, y);
-            }
+            Op::Fused(_) => self.tape(at, x, y),
             Op::Const { bits, .. } => self.slice_mut(y).fill(f64::from_bits(*bits) as f32),
             // SAFETY: see above.
             Op::Cast { dtype } => unsafe {
@@ -353,7 +356,7 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    fn batch_norm(&self, a: &BatchNormAttrs, x: &[ValueId]) -> norm::BatchNorm<'a> {
+    pub fn batch_norm(&self, a: &BatchNormAttrs, x: &[ValueId]) -> norm::BatchNorm<'a> {
         norm::BatchNorm {
             stats: self.slice(x[0]),
             gamma: self.slice(x[1]),
@@ -385,21 +388,36 @@ impl<'a> Ctx<'a> {
         dot::GradBlock { x: part(x), ldx, dy: part(dy), ldy, rows }
     }
 
+    /// This worker's slice of a dense kernel's gradient, for other devices to read.
     pub fn sliced_gradient(&self, param: ParamId, x: ValueId, dy: ValueId) {
         let dims = &self.program().params[param.index()].dims;
         let (k, n) = (dims[0], dims[1]);
-        let workers = self.run.mesh.workers;
-        let mine = phalanx_graph::program::share(0..k, workers, self.worker);
-        let empty = dot::GradBlock { x: &[], ldx: k, dy: &[], ldy: n, rows: 0 };
-        let mut blocks = [empty; MAX_WORKERS];
-        for (worker, block) in blocks[..workers].iter_mut().enumerate() {
-            *block = self.grad_block(x, dy, self.device, worker);
-        }
+        let mine = phalanx_graph::program::share(0..k, self.run.mesh.workers, self.worker);
         let start = self.run.layout.offsets[param.index()] + mine.start * n;
         // SAFETY: this worker alone writes this slice of the device's gradient.
         let out = unsafe {
             std::slice::from_raw_parts_mut(self.device().sliced.f32().add(start), mine.len() * n)
         };
+        self.kernel_rows(param, x, dy, mine, out);
+    }
+
+    /// Rows `mine` of a dense kernel's gradient, over all rows of the device.
+    pub fn kernel_rows(
+        &self,
+        param: ParamId,
+        x: ValueId,
+        dy: ValueId,
+        mine: std::ops::Range<usize>,
+        out: &mut [f32],
+    ) {
+        let dims = &self.program().params[param.index()].dims;
+        let (k, n) = (dims[0], dims[1]);
+        let workers = self.run.mesh.workers;
+        let empty = dot::GradBlock { x: &[], ldx: k, dy: &[], ldy: n, rows: 0 };
+        let mut blocks = [empty; MAX_WORKERS];
+        for (worker, block) in blocks[..workers].iter_mut().enumerate() {
+            *block = self.grad_block(x, dy, self.device, worker);
+        }
         dot::grad_weight(self.run.isa, k, n, &blocks[..workers], mine, out);
     }
 }

@@ -2,13 +2,14 @@
 
 use crate::compute;
 use crate::kernels::elementwise::TapePlan;
-use crate::memory::Buffer;
+use crate::memory::{Buffer, Heap};
 use crate::pool::{Barrier, Pool, Team, cores};
 use crate::simd::Isa;
 use crate::update::{MAX_SCALARS, MAX_SLOTS, SCATTER_FROM};
 use crate::worker::{self, Run};
 use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
-use phalanx_graph::program::{Instr, Mesh, Program, SHARDS};
+use phalanx_graph::profile::Profile;
+use phalanx_graph::program::{Instr, Mesh, Program, SHARDS, Split};
 use phalanx_graph::update::SlotInit;
 use phalanx_graph::{DType, Op, ParamId, ParamSpec};
 
@@ -69,6 +70,8 @@ pub(crate) struct Worker {
     pub scratch: Buffer,
     /// Squared norms of this worker's slices of each gradient.
     pub norms: Buffer,
+    /// Seconds of each instruction in this step, where they are measured.
+    pub seconds: Buffer,
 }
 
 /// A program and what was prepared for it.
@@ -77,6 +80,16 @@ pub(crate) struct Loaded {
     /// The tape of each instruction that has one.
     pub tapes: Vec<Option<TapePlan>>,
     pub update: Option<TapePlan>,
+    measured: Measured,
+}
+
+/// What profiling found out about a program.
+#[derive(Default)]
+struct Measured {
+    steps: u64,
+    rows: usize,
+    /// Seconds of each instruction, summed over workers and steps.
+    seconds: Vec<f64>,
 }
 
 /// Runs programs on the cores of this machine.
@@ -87,11 +100,13 @@ pub struct CpuExecutor {
     barrier: Barrier,
     params: Vec<ParamSpec>,
     layout: FlatLayout,
+    heap: Heap,
     devices: Vec<Device>,
     workers: Vec<Worker>,
     programs: Vec<Loaded>,
     fetch_ptrs: Vec<FetchPtr>,
     times: Times,
+    profiling: bool,
 }
 
 /// Where a fetch goes; workers write disjoint rows.
@@ -123,27 +138,28 @@ impl CpuExecutor {
         let team = Team::new(mesh.len());
         let pin = std::env::var("PHALANX_PIN").map_or(true, |v| v != "0");
         let layout = FlatLayout::new(params);
-        let empty = || Buffer::new(0, "nothing");
+        let mut heap = Heap::default();
         let mut mine = vec![];
         for _ in 0..devices {
             mine.push(Device {
-                params: Buffer::floats(layout.len, "weights")?,
+                params: heap.buffer(layout.len.saturating_mul(4), "weights")?,
                 slots: vec![],
-                sliced: empty()?,
-                scattered: empty()?,
-                reduced: empty()?,
-                accumulated: empty()?,
+                sliced: Buffer::empty(),
+                scattered: Buffer::empty(),
+                reduced: Buffer::empty(),
+                accumulated: Buffer::empty(),
                 barrier: Barrier::new(workers, team.clone()),
             });
         }
         let mut memories = vec![];
         for _ in 0..mesh.len() {
             memories.push(Worker {
-                arena: empty()?,
-                shared: empty()?,
-                gradients: empty()?,
-                scratch: empty()?,
-                norms: empty()?,
+                arena: Buffer::empty(),
+                shared: Buffer::empty(),
+                gradients: Buffer::empty(),
+                scratch: Buffer::empty(),
+                norms: Buffer::empty(),
+                seconds: Buffer::empty(),
             });
         }
         let pool = Pool::new(mesh.len(), pin, team.clone()).map_err(|e| ExecError::Worker {
@@ -157,12 +173,31 @@ impl CpuExecutor {
             barrier: Barrier::new(mesh.len(), team),
             params: params.to_vec(),
             layout,
+            heap,
             devices: mine,
             workers: memories,
             programs: vec![],
             fetch_ptrs: vec![],
             times: Times::default(),
+            profiling: false,
         })
+    }
+
+    /// Takes over what the workers measured in a step.
+    fn measure(&mut self, id: ProgramId, rows: usize) {
+        let loaded = &mut self.programs[id.0];
+        let count = loaded.program.instrs.len();
+        let measured = &mut loaded.measured;
+        if measured.rows != rows {
+            *measured = Measured { rows, ..Measured::default() };
+        }
+        measured.steps += 1;
+        measured.seconds.resize(count, 0.0);
+        for w in &self.workers {
+            // SAFETY: the workers are done; each wrote one number per instruction.
+            let seconds = unsafe { std::slice::from_raw_parts(w.seconds.ptr().cast(), count) };
+            measured.seconds.iter_mut().zip(seconds).for_each(|(sum, s): (_, &f64)| *sum += s);
+        }
     }
 
     fn range(&self, id: ParamId) -> std::ops::Range<usize> {
@@ -206,9 +241,15 @@ impl CpuExecutor {
 }
 
 /// Replaces a buffer by a larger one when needed; contents do not survive.
-fn grow(buffer: &mut Buffer, bytes: usize, purpose: &str) -> Result<(), ExecError> {
+fn grow(
+    heap: &mut Heap,
+    buffer: &mut Buffer,
+    bytes: usize,
+    purpose: &str,
+) -> Result<(), ExecError> {
     if buffer.bytes() < bytes {
-        *buffer = Buffer::new(bytes, purpose)?;
+        *buffer = Buffer::empty();
+        *buffer = heap.buffer(bytes, purpose)?;
     }
     Ok(())
 }
@@ -245,31 +286,35 @@ impl Executor for CpuExecutor {
             .collect();
         let update = program.update.as_ref().map(|u| TapePlan::new(&u.rule.tape));
         let scratch = compute::scratch_bytes(&program, &tapes, update.as_ref());
-        for w in &mut self.workers {
-            grow(&mut w.arena, program.memory.arena, "activations")?;
-            grow(&mut w.shared, program.memory.shared, "statistics")?;
-            grow(&mut w.scratch, scratch, "kernel scratch")?;
+        let heap = &mut self.heap;
+        let shared = program.split == Split::Lines;
+        for (i, w) in self.workers.iter_mut().enumerate() {
+            if !shared || i % self.mesh.workers == 0 {
+                grow(heap, &mut w.arena, program.memory.arena, "activations")?;
+            }
+            grow(heap, &mut w.shared, program.memory.shared, "statistics")?;
+            grow(heap, &mut w.scratch, scratch, "kernel scratch")?;
             if program.update.is_some() {
-                grow(&mut w.gradients, self.layout.len * 4, "gradients")?;
-                grow(&mut w.norms, self.params.len() * 8, "gradient norms")?;
+                grow(heap, &mut w.gradients, self.layout.len * 4, "gradients")?;
+                grow(heap, &mut w.norms, self.params.len() * 8, "gradient norms")?;
             }
         }
         if let Some(plan) = &program.update {
             let flat = self.layout.len * 4;
             for d in &mut self.devices {
-                if plan.gradients.iter().any(|g| g.sliced) {
-                    grow(&mut d.sliced, flat, "gradients")?;
+                if plan.gradients.iter().any(|g| g.sliced && g.operands.is_none()) {
+                    grow(heap, &mut d.sliced, flat, "gradients")?;
                 }
                 if self.mesh.devices >= SCATTER_FROM {
-                    grow(&mut d.scattered, flat, "gradients")?;
+                    grow(heap, &mut d.scattered, flat, "gradients")?;
                 }
                 if plan.rule.clip.is_some() {
-                    grow(&mut d.reduced, flat, "reduced gradients")?;
+                    grow(heap, &mut d.reduced, flat, "reduced gradients")?;
                 }
                 if d.slots.len() != plan.rule.slots.len() {
                     d.slots.clear();
                     for slot in &plan.rule.slots {
-                        let mut buffer = Buffer::new(flat, "optimizer slots")?;
+                        let mut buffer = heap.buffer(flat, "optimizer slots")?;
                         match slot.init {
                             SlotInit::Value(v) => buffer.as_floats_mut().fill(v),
                             SlotInit::Weight => {
@@ -282,7 +327,7 @@ impl Executor for CpuExecutor {
                 }
             }
         }
-        self.programs.push(Loaded { program, tapes, update });
+        self.programs.push(Loaded { program, tapes, update, measured: Measured::default() });
         Ok(ProgramId(self.programs.len() - 1))
     }
 
@@ -307,8 +352,18 @@ impl Executor for CpuExecutor {
             }
             if batch.accumulate.is_some() {
                 for d in &mut self.devices {
-                    grow(&mut d.accumulated, self.layout.len * 4, "accumulated gradients")?;
+                    grow(
+                        &mut self.heap,
+                        &mut d.accumulated,
+                        self.layout.len * 4,
+                        "accumulated gradients",
+                    )?;
                 }
+            }
+        }
+        if self.profiling {
+            for w in &mut self.workers {
+                grow(&mut self.heap, &mut w.seconds, loaded.program.instrs.len() * 8, "a profile")?;
             }
         }
         fetched.resize_with(loaded.program.fetches.len(), Vec::new);
@@ -329,6 +384,7 @@ impl Executor for CpuExecutor {
             barrier: &self.barrier,
             fetches: &self.fetch_ptrs,
             times: std::sync::Mutex::new(Times::default()),
+            profiling: self.profiling,
         };
         self.pool
             .run(&|index| worker::run(&run, index))
@@ -337,6 +393,9 @@ impl Executor for CpuExecutor {
             let times = run.times.into_inner().unwrap_or_default();
             self.times.compute += times.compute;
             self.times.reduce += times.reduce;
+        }
+        if self.profiling {
+            self.measure(id, batch.rows);
         }
         Ok(())
     }
@@ -381,7 +440,7 @@ impl Executor for CpuExecutor {
         self.check_len(id, values.len())?;
         let range = self.range(id);
         for d in &mut self.devices {
-            grow(&mut d.accumulated, self.layout.len * 4, "accumulated gradients")?;
+            grow(&mut self.heap, &mut d.accumulated, self.layout.len * 4, "accumulated gradients")?;
             d.accumulated.as_floats_mut()[range.clone()].copy_from_slice(values);
         }
         Ok(())
@@ -413,5 +472,20 @@ impl Executor for CpuExecutor {
 
     fn times(&self) -> Times {
         self.times
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.profiling = on;
+        if on {
+            self.programs.iter_mut().for_each(|p| p.measured = Measured::default());
+        }
+    }
+
+    fn profile(&self, id: ProgramId) -> Option<Profile> {
+        let Loaded { program, measured, .. } = self.programs.get(id.0)?;
+        let workers = self.mesh.len() as f64;
+        let seconds: Vec<f64> = measured.seconds.iter().map(|s| s / workers).collect();
+        let Measured { steps, rows, .. } = *measured;
+        (steps > 0).then(|| Profile::new(program, rows, steps, &seconds))
     }
 }

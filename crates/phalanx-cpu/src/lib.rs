@@ -5,6 +5,7 @@
 mod compute;
 mod executor;
 pub mod kernels;
+mod lines;
 mod memory;
 mod pool;
 pub mod reference;

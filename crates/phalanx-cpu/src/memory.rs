@@ -1,12 +1,16 @@
 //! Aligned, zeroed buffers that workers address by raw pointer.
 
 use phalanx_graph::exec::ExecError;
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::sync::Arc;
 
-/// Alignment of small buffers: a cache line.
+/// Alignment of buffers: a cache line.
 const LINE: usize = 64;
-/// Alignment of large buffers, so that the kernel can back them with huge pages.
+/// What the processor takes for equal when it compares addresses in a hurry.
+const PAGE: usize = 4096;
+/// Size and alignment of a huge page.
 const HUGE: usize = 2 << 20;
+/// What small buffers share: addresses, which cost nothing before they are used.
+const SHARED: usize = 16 * HUGE;
 
 /// Bytes of memory that this machine has; `usize::MAX` where it does not say.
 pub fn physical_memory() -> usize {
@@ -22,49 +26,139 @@ pub fn physical_memory() -> usize {
     usize::MAX
 }
 
-/// A fixed block of memory, zeroed at first.
-#[derive(Debug)]
-pub struct Buffer {
-    ptr: *mut u8,
-    layout: Layout,
+/// Where an executor's buffers come from: small ones share huge pages, which costs fewer entries of
+/// the address cache and no luck with the pages' places in the data caches.
+#[derive(Debug, Default)]
+pub struct Heap {
+    /// The block that small buffers are cut from, and its bytes in use.
+    open: Option<(Arc<Block>, usize)>,
+    /// Buffers handed out so far.
+    count: usize,
 }
 
-// SAFETY: a buffer is plain memory; who may touch which part when is the program's affair, which
-// orders conflicting accesses by barriers.
-unsafe impl Send for Buffer {}
-// SAFETY: as above.
-unsafe impl Sync for Buffer {}
-
-impl Buffer {
+impl Heap {
     /// `bytes` zeroed bytes.
-    pub fn new(bytes: usize, purpose: &str) -> Result<Buffer, ExecError> {
+    pub fn buffer(&mut self, bytes: usize, purpose: &str) -> Result<Buffer, ExecError> {
         let fail = || ExecError::Memory { wanted: bytes, purpose: purpose.into() };
         // A system that overcommits hands out more than it has, and kills who uses it.
         if bytes > physical_memory() {
             return Err(fail());
         }
-        let align = if bytes >= HUGE { HUGE } else { LINE };
-        let layout = Layout::from_size_align(bytes.max(LINE), align).map_err(|_| fail())?;
-        // SAFETY: the layout has a size above zero.
-        let ptr = unsafe { alloc_zeroed(layout) };
-        if ptr.is_null() {
-            return Err(fail());
+        let size = bytes.max(LINE).next_multiple_of(LINE);
+        let skew = self.skew();
+        if size >= HUGE {
+            let block = Arc::new(Block::new(size + skew).ok_or_else(fail)?);
+            return Ok(Buffer::inside(&block, skew, size));
         }
-        #[cfg(target_os = "linux")]
-        if align == HUGE {
-            // SAFETY: the range was just allocated; the advice changes no content, and a kernel
-            // that refuses it costs only speed.
-            unsafe { libc::madvise(ptr.cast(), layout.size(), libc::MADV_HUGEPAGE) };
-        }
-        Ok(Buffer { ptr, layout })
+        let (block, used) = match self.open.take() {
+            Some((block, used)) if used + skew + size <= block.bytes => (block, used + skew),
+            _ => (Arc::new(Block::new(SHARED).ok_or_else(fail)?), skew),
+        };
+        let buffer = Buffer::inside(&block, used, size);
+        self.open = Some((block, (used + size).next_multiple_of(PAGE)));
+        Ok(buffer)
     }
 
-    /// `n` zeroed floats.
-    pub fn floats(n: usize, purpose: &str) -> Result<Buffer, ExecError> {
-        let bytes = n
-            .checked_mul(4)
-            .ok_or_else(|| ExecError::Memory { wanted: usize::MAX, purpose: purpose.into() })?;
-        Buffer::new(bytes, purpose)
+    /// Bytes to skip in front of a buffer: were all to start at the same place of a page, equal
+    /// elements of weights, gradients and slots would fight for the same sets of the caches.
+    fn skew(&mut self) -> usize {
+        self.count += 1;
+        // Odd steps visit every line of a page.
+        self.count * 13 * LINE % PAGE
+    }
+}
+
+/// Zeroed memory of the system, in huge pages where there are any.
+#[derive(Debug)]
+struct Block {
+    ptr: *mut u8,
+    bytes: usize,
+    /// What was really taken, so that `ptr` could be aligned.
+    taken: (*mut u8, usize),
+}
+
+#[cfg(target_os = "linux")]
+impl Block {
+    fn new(bytes: usize) -> Option<Block> {
+        let bytes = bytes.checked_next_multiple_of(HUGE)?;
+        let size = bytes.checked_add(HUGE)?;
+        let (access, kind) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping at a place of the system's choice.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), size, access, kind, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return None;
+        }
+        let base: *mut u8 = base.cast();
+        // SAFETY: at most one huge page further, which the mapping has to spare.
+        let ptr = unsafe { base.add(base.align_offset(HUGE)) };
+        if std::env::var("PHALANX_HUGE").map_or(true, |v| v != "0") {
+            // SAFETY: inside the mapping. The advice changes no content and comes before the first
+            // use; a kernel that refuses it costs only speed.
+            unsafe { libc::madvise(ptr.cast(), bytes, libc::MADV_HUGEPAGE) };
+        }
+        Some(Block { ptr, bytes, taken: (base, size) })
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: mapped with this size and not yet given back.
+        unsafe { libc::munmap(self.taken.0.cast(), self.taken.1) };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+impl Block {
+    fn new(bytes: usize) -> Option<Block> {
+        let layout = std::alloc::Layout::from_size_align(bytes, PAGE).ok()?;
+        // SAFETY: callers ask for more than nothing.
+        let ptr = unsafe { std::alloc::alloc_zeroed(layout) };
+        (!ptr.is_null()).then_some(Block { ptr, bytes, taken: (ptr, bytes) })
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+impl Drop for Block {
+    fn drop(&mut self) {
+        let layout = std::alloc::Layout::from_size_align(self.taken.1, PAGE);
+        // SAFETY: allocated with this layout and not yet freed.
+        unsafe { std::alloc::dealloc(self.taken.0, layout.expect("a layout that was used")) };
+    }
+}
+
+// SAFETY: a block is plain memory; who may touch which part when is the program's affair, which
+// orders conflicting accesses by barriers.
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
+
+/// A fixed piece of memory, zeroed at first.
+#[derive(Debug)]
+pub struct Buffer {
+    ptr: *mut u8,
+    bytes: usize,
+    /// Keeps the memory.
+    _block: Option<Arc<Block>>,
+}
+
+// SAFETY: as a block.
+unsafe impl Send for Buffer {}
+// SAFETY: as a block.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// A buffer of nothing.
+    pub fn empty() -> Buffer {
+        Buffer { ptr: std::ptr::without_provenance_mut(LINE), bytes: 0, _block: None }
+    }
+
+    fn inside(block: &Arc<Block>, start: usize, bytes: usize) -> Buffer {
+        assert!(start + bytes <= block.bytes, "a buffer inside its block");
+        // SAFETY: inside the block, as was just checked.
+        let ptr = unsafe { block.ptr.add(start) };
+        Buffer { ptr, bytes, _block: Some(block.clone()) }
     }
 
     /// First byte.
@@ -79,7 +173,7 @@ impl Buffer {
 
     /// Size in bytes.
     pub fn bytes(&self) -> usize {
-        self.layout.size()
+        self.bytes
     }
 
     /// The floats, while nobody else writes.
@@ -96,9 +190,31 @@ impl Buffer {
     }
 }
 
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout and not yet freed.
-        unsafe { dealloc(self.ptr, self.layout) }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_zeroed_aligned_and_apart() {
+        let mut heap = Heap::default();
+        let sizes = [0, 1, 100, 4096, 70_000, HUGE - 64, HUGE, 3 * HUGE + 5, 64, 1 << 20];
+        let mut buffers: Vec<Buffer> =
+            sizes.iter().map(|n| heap.buffer(*n, "a test").unwrap()).collect();
+        for (i, (b, size)) in buffers.iter_mut().zip(sizes).enumerate() {
+            assert!(b.bytes() >= size && (b.ptr() as usize).is_multiple_of(LINE));
+            let floats = b.as_floats_mut();
+            assert!(floats.iter().all(|v| *v == 0.0), "buffer {i}");
+            floats.fill(i as f32 + 1.0);
+        }
+        drop(heap);
+        for (i, b) in buffers.iter().enumerate() {
+            assert!(b.as_floats().iter().all(|v| *v == i as f32 + 1.0), "buffer {i}");
+        }
+    }
+
+    #[test]
+    fn what_no_machine_has_is_refused() {
+        let error = Heap::default().buffer(usize::MAX - 70, "a test").unwrap_err();
+        assert!(matches!(error, ExecError::Memory { .. }), "{error}");
     }
 }

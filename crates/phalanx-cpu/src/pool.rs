@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle, Thread};
 
 /// Turns of a waiting loop spent spinning, before yielding to other threads; none where there are
 /// more workers than cores, since whoever is waited for needs the core.
-const SPINS: u32 = 2_000;
+const SPINS: u32 = 20_000;
 /// Turns before an idle worker goes to sleep.
 const IDLE_YIELDS: u32 = 200;
 

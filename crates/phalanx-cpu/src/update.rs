@@ -21,8 +21,18 @@ pub(crate) const MAX_SLOTS: usize = 8;
 pub(crate) const MAX_SCALARS: usize = 16;
 
 /// Floats of scratch memory an update needs.
-pub(crate) fn scratch_len(tape: Option<&TapePlan>) -> usize {
-    tape.map_or(0, |t| CHUNK + t.scratch_len())
+pub(crate) fn scratch_len(plan: Option<&UpdatePlan>, tape: Option<&TapePlan>) -> usize {
+    let (Some(plan), Some(tape)) = (plan, tape) else { return 0 };
+    longest_piece(plan) + tape.scratch_len()
+}
+
+/// Elements reduced and updated at a time: whole rows where the kernel's gradient is made here.
+fn piece_len(g: &GradientPlan) -> usize {
+    if g.operands.is_none() { CHUNK } else { (CHUNK / g.granule).max(1) * g.granule }
+}
+
+fn longest_piece(plan: &UpdatePlan) -> usize {
+    plan.gradients.iter().map(piece_len).fold(CHUNK, usize::max)
 }
 
 /// Runs the optimizer on this worker's slices.
@@ -40,12 +50,13 @@ pub(crate) fn update(ctx: &Ctx<'_>) {
         ctx.barrier(Scope::All);
     }
     let applies = ctx.run.batch.accumulate.is_none_or(|a| a.apply.is_some());
+    let longest = longest_piece(plan);
     let norms = applies && matches!(plan.rule.clip, Some(Clip::Norm(_) | Clip::GlobalNorm(_)));
     for bucket in &plan.buckets {
         for g in &plan.gradients[bucket.clone()] {
             let mut square = 0.0;
             for chunk in chunks(ctx, g) {
-                let (tile, scratch) = ctx.scratch().split_at_mut(CHUNK);
+                let (tile, scratch) = ctx.scratch().split_at_mut(longest);
                 let tile = &mut tile[..chunk.len()];
                 reduce(ctx, g, chunk.clone(), tile);
                 if !applies {
@@ -86,19 +97,19 @@ fn slice(ctx: &Ctx<'_>, g: &GradientPlan) -> Range<usize> {
 }
 
 /// A range cut into pieces that fit the first cache.
-fn pieces(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+fn pieces(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
-    range.step_by(CHUNK).map(move |at| at..end.min(at + CHUNK))
+    range.step_by(len).map(move |at| at..end.min(at + len))
 }
 
 fn chunks(ctx: &Ctx<'_>, g: &GradientPlan) -> impl Iterator<Item = Range<usize>> + use<> {
-    pieces(slice(ctx, g))
+    pieces(slice(ctx, g), piece_len(g))
 }
 
 /// Adds up this device's share of the worker's slice, for all devices to read.
 fn scatter(ctx: &Ctx<'_>, g: &GradientPlan) {
     let mine = share(slice(ctx, g), ctx.run.mesh.devices, ctx.device);
-    for piece in pieces(mine) {
+    for piece in pieces(mine, CHUNK) {
         // SAFETY: this worker alone writes this part of its device's buffer.
         let out = unsafe {
             let at = ctx.device().scattered.f32().add(piece.start);
@@ -143,7 +154,11 @@ fn collect(ctx: &Ctx<'_>, g: &GradientPlan, chunk: &Range<usize>, tile: &mut [f3
 
 /// The whole gradient: partial sums and penalty, and the running sum under accumulation.
 fn reduce(ctx: &Ctx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]) {
-    if ctx.run.mesh.devices >= SCATTER_FROM {
+    if let Some((x, dy)) = g.operands {
+        let first = ctx.run.layout.offsets[g.param.index()];
+        let rows = (chunk.start - first) / g.granule..(chunk.end - first) / g.granule;
+        ctx.kernel_rows(g.param, x, dy, rows, tile);
+    } else if ctx.run.mesh.devices >= SCATTER_FROM {
         collect(ctx, g, &chunk, tile);
     } else {
         add_up(ctx, g, chunk.clone(), tile);
@@ -212,6 +227,7 @@ fn apply(
 /// The update behind a norm: scales each reduced gradient, then applies it.
 fn apply_clipped(ctx: &Ctx<'_>, plan: &UpdatePlan) {
     let workers = ctx.run.mesh.workers;
+    let longest = longest_piece(plan);
     debug_assert!(workers <= MAX_WORKERS);
     let square = |g: &GradientPlan| -> f64 {
         if ctx.run.mesh.fixed {
@@ -232,7 +248,7 @@ fn apply_clipped(ctx: &Ctx<'_>, plan: &UpdatePlan) {
             Some(Clip::Value(_)) | None => 1.0,
         };
         for chunk in chunks(ctx, g) {
-            let (tile, scratch) = ctx.scratch().split_at_mut(CHUNK);
+            let (tile, scratch) = ctx.scratch().split_at_mut(longest);
             let tile = &mut tile[..chunk.len()];
             // SAFETY: written by this worker a moment ago.
             let reduced = unsafe {

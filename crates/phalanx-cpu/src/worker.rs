@@ -7,7 +7,7 @@ use crate::pool::Barrier;
 use crate::simd::Isa;
 use crate::update;
 use phalanx_graph::exec::{Batch, FeedData, Times};
-use phalanx_graph::program::{Instr, Mesh, Place, Program, SHARDS, Value, ValueId};
+use phalanx_graph::program::{Instr, Mesh, Place, Program, SHARDS, Split, Value, ValueId, share};
 use phalanx_graph::{DType, Op, ParamId, Scope};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -28,6 +28,8 @@ pub(crate) struct Run<'a> {
     pub barrier: &'a Barrier,
     pub fetches: &'a [FetchPtr],
     pub times: Mutex<Times>,
+    /// Whether each worker notes the time of every instruction.
+    pub profiling: bool,
 }
 
 /// One worker's view of a step.
@@ -35,14 +37,24 @@ pub(crate) struct Ctx<'a> {
     pub run: &'a Run<'a>,
     pub device: usize,
     pub worker: usize,
-    /// Its rows of the global batch.
+    /// Its rows of the global batch; the device's where lines are shared.
     pub rows: Range<usize>,
+}
+
+impl Run<'_> {
+    /// The rows that a worker of a device works on.
+    pub fn rows(&self, device: usize, worker: usize) -> Range<usize> {
+        match self.loaded.program.split {
+            Split::Rows => self.mesh.rows(self.batch.rows, device, worker),
+            Split::Lines => self.mesh.device_rows(self.batch.rows, device),
+        }
+    }
 }
 
 /// Runs the program on worker `number` of the mesh.
 pub(crate) fn run(run: &Run<'_>, number: usize) {
     let (device, worker) = (number / run.mesh.workers, number % run.mesh.workers);
-    let rows = run.mesh.rows(run.batch.rows, device, worker);
+    let rows = run.rows(device, worker);
     let ctx = Ctx { run, device, worker, rows };
     let begin = Instant::now();
     let mut update = None;
@@ -54,7 +66,11 @@ pub(crate) fn run(run: &Run<'_>, number: usize) {
                 update = Some(Instant::now());
             }
         }
-        ctx.instr(at, instr);
+        if run.profiling {
+            ctx.timed(at, instr);
+        } else {
+            ctx.instr(at, instr);
+        }
     }
     if number == 0 {
         let end = Instant::now();
@@ -116,7 +132,7 @@ impl<'a> Ctx<'a> {
         unsafe {
             match v.place {
                 Place::Feed(id) => {
-                    let rows = self.run.mesh.rows(self.run.batch.rows, device, worker);
+                    let rows = self.run.rows(device, worker);
                     let start = if v.ty.is_rows() { rows.start } else { 0 };
                     // A view keeps the stride of the feed it looks into.
                     let row = self.program().feeds[id.index()].ty.len() * v.ty.dtype.bytes();
@@ -140,7 +156,12 @@ impl<'a> Ctx<'a> {
     }
 
     pub fn f32(&self, id: ValueId) -> *mut f32 {
-        self.address(self.value(id), self.device, self.worker).cast()
+        self.address(self.value(id), self.device, self.home()).cast()
+    }
+
+    /// The worker in whose memory this one works.
+    pub fn home(&self) -> usize {
+        if self.program().split == Split::Lines { 0 } else { self.worker }
     }
 
     pub fn i32(&self, id: ValueId) -> *mut i32 {
@@ -212,9 +233,20 @@ impl<'a> Ctx<'a> {
         }
     }
 
+    /// Runs an instruction and notes how long it took.
+    fn timed(&self, at: usize, instr: &Instr) {
+        let begin = Instant::now();
+        self.instr(at, instr);
+        // SAFETY: a table of this worker's own, one number per instruction.
+        unsafe { *self.me().seconds.ptr().cast::<f64>().add(at) = begin.elapsed().as_secs_f64() };
+    }
+
     fn instr(&self, at: usize, instr: &Instr) {
         match instr {
-            Instr::Compute { op, inputs, output, .. } => self.compute(at, op, inputs, *output),
+            Instr::Compute { op, inputs, output, .. } => match self.program().split {
+                Split::Rows => self.compute(at, op, inputs, *output),
+                Split::Lines => self.compute_lines(at, op, inputs, *output),
+            },
             Instr::Copy { input, output } => self.copy(*input, *output),
             Instr::Barrier(scope) => self.barrier(*scope),
             Instr::AllReduce { scope, input, output } => self.all_reduce(*scope, *input, *output),
@@ -231,14 +263,22 @@ impl<'a> Ctx<'a> {
         // Where one side has no gaps its pixels may be cut as the other's are.
         let width = if from.contiguous() { to.ty.last() } else { from.ty.last() };
         let step = |v: &Value| if v.contiguous() { width } else { v.ld };
-        let pixels = self.elements(output) / width.max(1);
+        let pixels = self.part(self.elements(output) / width.max(1));
         let (src, dst) = (self.f32(input), self.f32(output));
-        for p in 0..pixels {
+        for p in pixels {
             // SAFETY: both values have this many pixels, and a copy's sides never overlap.
             unsafe {
                 let (src, dst) = (src.add(p * step(from)), dst.add(p * step(to)));
                 std::ptr::copy_nonoverlapping(src, dst, width);
             }
+        }
+    }
+
+    /// This worker's part of so many equal pieces of a value: all, unless lines are shared.
+    pub fn part(&self, pieces: usize) -> Range<usize> {
+        match self.program().split {
+            Split::Rows => 0..pieces,
+            Split::Lines => share(0..pieces, self.run.mesh.workers, self.worker),
         }
     }
 
@@ -306,7 +346,7 @@ impl<'a> Ctx<'a> {
     fn fetch(&self, index: usize, value: ValueId) {
         let v = self.value(value);
         let first = self.device == 0 && self.worker == 0;
-        if !v.ty.is_rows() && !first {
+        if !v.ty.is_rows() && !first || self.worker != self.home() {
             return;
         }
         let start = if v.ty.is_rows() { self.rows.start * v.ty.len() } else { 0 };

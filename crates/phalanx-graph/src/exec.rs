@@ -1,6 +1,7 @@
 //! What an executor does, whatever it runs on.
 
 use crate::graph::ParamId;
+use crate::profile::Profile;
 use crate::program::{Mesh, Program};
 use thiserror::Error;
 
@@ -104,6 +105,15 @@ pub trait Executor: Send {
 
     /// Seconds spent in training steps so far, by kind.
     fn times(&self) -> Times;
+
+    /// Starts or stops measuring every instruction of the steps run; measuring starts from nothing.
+    /// An executor that cannot measure ignores it.
+    fn set_profiling(&mut self, _on: bool) {}
+
+    /// What was measured of a program; `None` where nothing was.
+    fn profile(&self, _program: ProgramId) -> Option<Profile> {
+        None
+    }
 }
 
 /// Where the time of training steps went, in seconds, as the first worker saw it.

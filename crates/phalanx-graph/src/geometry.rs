@@ -74,6 +74,20 @@ impl ConvGeom {
         [self.kernel[0], self.kernel[1], self.input[2] / self.groups, self.output[2]]
     }
 
+    /// The geometry of the output lines `lines` alone, and the first input line they see.
+    pub fn lines(&self, lines: std::ops::Range<usize>) -> (ConvGeom, usize) {
+        let span = (self.kernel[0] - 1) * self.dilation[0] + 1;
+        let first = lines.start * self.stride[0];
+        let last = lines.end.saturating_sub(1) * self.stride[0] + span;
+        let start = first.saturating_sub(self.pad[0]).min(self.input[0]);
+        let end = last.saturating_sub(self.pad[0]).clamp(start, self.input[0]);
+        let mut part = *self;
+        part.input[0] = end - start;
+        part.output[0] = lines.len();
+        part.pad[0] = self.pad[0].saturating_sub(first);
+        (part, start)
+    }
+
     /// Multiply-adds of one row, forward.
     pub fn macs(&self) -> usize {
         self.output[0] * self.output[1] * self.kernel_dims().iter().product::<usize>()
@@ -96,5 +110,43 @@ impl fmt::Display for ConvGeom {
             write!(f, " groups={}", self.groups)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_see_the_same_windows() {
+        for (height, kernel, stride, dilation, padding) in [
+            (7, 3, 1, 1, Padding::Same),
+            (7, 3, 1, 1, Padding::Valid),
+            (15, 3, 2, 1, Padding::Same),
+            (9, 5, 1, 2, Padding::Same),
+            (8, 1, 2, 1, Padding::Valid),
+            (6, 2, 2, 1, Padding::Same),
+        ] {
+            let (size, steps, apart) = ([kernel; 2], [stride; 2], [dilation; 2]);
+            let whole =
+                ConvGeom::new([height, height, 4], 8, size, steps, apart, padding, 1).unwrap();
+            // The input line under a tap of an output line; none where it is padding.
+            let tap = |g: &ConvGeom, line: usize, k: usize| {
+                (line * g.stride[0] + k * g.dilation[0])
+                    .checked_sub(g.pad[0])
+                    .filter(|i| *i < g.input[0])
+            };
+            for start in 0..whole.output[0] {
+                for end in start + 1..=whole.output[0] {
+                    let (part, first) = whole.lines(start..end);
+                    for line in start..end {
+                        for k in 0..kernel {
+                            let inside = tap(&part, line - start, k).map(|i| i + first);
+                            assert_eq!(inside, tap(&whole, line, k), "{whole:?} {start}..{end}");
+                        }
+                    }
+                }
+            }
+        }
     }
 }

@@ -13,6 +13,7 @@ mod lower;
 pub mod ops;
 pub mod passes;
 mod plan;
+pub mod profile;
 pub mod program;
 pub mod rng;
 mod step;

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::graph::{Graph, NodeId, ParamId};
 use crate::ops::{Access, Op};
-use crate::program::Options;
+use crate::program::{Options, Split};
 use crate::step::Step;
 use crate::types::{Scope, Space, Type};
 
@@ -71,6 +71,7 @@ pub(crate) struct Lowered {
     pub drafts: Vec<Draft>,
     /// Parameters whose gradient is computed in slices.
     pub sliced: Vec<ParamId>,
+    pub split: Split,
 }
 
 /// Orders the step's nodes into instructions.
@@ -81,8 +82,33 @@ pub(crate) fn lower(step: &Step, options: Options) -> Result<Lowered> {
     let sliced = sliced(step, &users, options);
     let homes = homes(step, &live, &views, &users, &sliced);
     let drafts = order(step, &live, &views, &homes, &sliced);
+    let split = split(&drafts, options);
+    let drafts = if split == Split::Lines { wait_everywhere(drafts) } else { drafts };
     let sliced = sliced.iter().map(|(p, _)| *p).collect();
-    Ok(Lowered { views, homes, drafts, sliced })
+    Ok(Lowered { views, homes, drafts, sliced, split })
+}
+
+/// Steps that only compute can be shared line by line.
+fn split(drafts: &[Draft], options: Options) -> Split {
+    let plain =
+        |d: &Draft| matches!(d, Draft::Compute(_) | Draft::Copy { .. } | Draft::Fetch { .. });
+    match Split::of(options.mesh, options.max_batch) {
+        Split::Lines if drafts.iter().all(plain) => Split::Lines,
+        _ => Split::Rows,
+    }
+}
+
+/// A barrier between any two instructions: what one worker wrote the others read, and a buffer that
+/// nobody needs any more is soon another's.
+fn wait_everywhere(drafts: Vec<Draft>) -> Vec<Draft> {
+    let mut out = Vec::with_capacity(2 * drafts.len());
+    for draft in drafts {
+        if !out.is_empty() {
+            out.push(Draft::Barrier(Scope::Device));
+        }
+        out.push(draft);
+    }
+    out
 }
 
 /// Who reads each node: `(reader, operand index)`; roots count as readers without a node.
@@ -298,6 +324,32 @@ fn tail(step: &Step, live: &[bool]) -> Vec<bool> {
     tail
 }
 
+/// The order of computation: a collective stands behind everything that does not need its result,
+/// so that the collectives of parallel branches share a barrier.
+fn few_waits(g: &Graph, mut ids: Vec<NodeId>) -> Vec<NodeId> {
+    let mut order = Vec::with_capacity(ids.len());
+    let mut late = vec![false; g.nodes().len()];
+    while !ids.is_empty() {
+        let mut waiting = vec![];
+        let mut collectives = vec![];
+        for id in ids {
+            let node = g.node(id);
+            let held = node.inputs.iter().any(|x| late[x.index()]);
+            let collective = matches!(node.op, Op::AllReduce { .. } | Op::ReplicaMean);
+            late[id.index()] = held || collective;
+            match (held, collective) {
+                (true, _) => waiting.push(id),
+                (false, true) => collectives.push(id),
+                (false, false) => order.push(id),
+            }
+        }
+        collectives.iter().chain(&waiting).for_each(|id| late[id.index()] = false);
+        order.extend(collectives);
+        ids = waiting;
+    }
+    order
+}
+
 struct Emitter<'a> {
     g: &'a Graph,
     views: &'a [View],
@@ -401,7 +453,8 @@ fn order(
         device_barrier: 0,
         all_barrier: 0,
     };
-    for id in g.ids().filter(|id| live[id.index()] && !tail[id.index()] && !is_sliced(*id)) {
+    let body = |id: &NodeId| live[id.index()] && !tail[id.index()] && !is_sliced(*id);
+    for id in few_waits(g, g.ids().filter(body).collect()) {
         e.node(id);
     }
     for grad in &step.gradients {

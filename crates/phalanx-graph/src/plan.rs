@@ -5,7 +5,8 @@ use crate::graph::{NodeId, ParamId};
 use crate::lower::{Draft, Home, Lowered, Target, needs_own_buffer};
 use crate::ops::{Access, Op};
 use crate::program::{
-    FetchPlan, GradientPlan, Instr, Memory, Options, Place, Program, UpdatePlan, Value, ValueId,
+    FetchPlan, GradientPlan, Instr, Memory, Options, Place, Program, Split, UpdatePlan, Value,
+    ValueId,
 };
 use crate::step::Step;
 use crate::types::{DType, Space, Type};
@@ -36,18 +37,28 @@ pub(crate) fn place(step: Step, lowered: Lowered, options: Options) -> Result<Pr
         p.check(&offsets, memory)?;
     }
     let mut w = Writer { p: &p, offsets: &offsets, values: vec![], known: HashMap::new() };
-    let instrs: Vec<Instr> =
-        lowered.drafts.iter().map(|d| w.instr(d)).collect::<Result<Vec<_>>>()?;
+    let mut operands = HashMap::new();
+    let mut instrs = Vec::with_capacity(lowered.drafts.len());
+    for draft in &lowered.drafts {
+        match draft {
+            // Nobody else reads the slices of a single device: its update computes them.
+            Draft::Sliced { param, x, dy } if options.mesh.devices == 1 => {
+                operands.insert(*param, (w.value(*x), w.value(*dy)));
+            }
+            _ => instrs.push(w.instr(draft)?),
+        }
+    }
     let values = w.values;
     let fetches = step
         .fetches
         .iter()
         .map(|f| FetchPlan { name: f.name.clone(), ty: step.graph.ty(f.node).clone() })
         .collect();
-    let update = update_plan(&step, &lowered);
+    let update = update_plan(&step, &lowered, &operands);
     Ok(Program {
         name: step.name.clone(),
         options,
+        split: lowered.split,
         params: step.graph.params().to_vec(),
         feeds: step.graph.feeds().to_vec(),
         fetches,
@@ -59,7 +70,11 @@ pub(crate) fn place(step: Step, lowered: Lowered, options: Options) -> Result<Pr
     })
 }
 
-fn update_plan(step: &Step, lowered: &Lowered) -> Option<UpdatePlan> {
+fn update_plan(
+    step: &Step,
+    lowered: &Lowered,
+    operands: &HashMap<ParamId, (ValueId, ValueId)>,
+) -> Option<UpdatePlan> {
     let rule = step.update.clone()?;
     let mut found: Vec<(Option<NodeId>, GradientPlan)> = step
         .gradients
@@ -70,6 +85,7 @@ fn update_plan(step: &Step, lowered: &Lowered) -> Option<UpdatePlan> {
             let plan = GradientPlan {
                 param: g.param,
                 sliced: lowered.sliced.contains(&g.param),
+                operands: operands.get(&g.param).copied(),
                 granule: dims.last().copied().unwrap_or(1).max(1),
                 l1: g.l1,
                 l2: g.l2,
@@ -107,7 +123,10 @@ impl<'a> Planner<'a> {
         Planner {
             step,
             lowered,
-            max_rows: options.mesh.max_rows(options.max_batch),
+            max_rows: match lowered.split {
+                Split::Rows => options.mesh.max_rows(options.max_batch),
+                Split::Lines => options.max_batch.div_ceil(options.mesh.devices),
+            },
             life: vec![None; step.graph.nodes().len()],
             buffer: step.graph.ids().collect(),
         }

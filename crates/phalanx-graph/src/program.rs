@@ -80,6 +80,24 @@ pub fn share(range: std::ops::Range<usize>, n: usize, i: usize) -> std::ops::Ran
     begin..begin + each + usize::from(i < extra)
 }
 
+/// How the workers of a device share its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// Each has its own rows of the batch and its own memory.
+    Rows,
+    /// All work on all rows of the device in one memory, each on its lines of every value (the
+    /// first axis behind the rows), with a barrier behind every instruction.
+    Lines,
+}
+
+impl Split {
+    /// Lines pay where a device has fewer rows than workers.
+    pub fn of(mesh: Mesh, rows: usize) -> Split {
+        let few = rows.div_ceil(mesh.devices.max(1)) < mesh.workers;
+        if few { Split::Lines } else { Split::Rows }
+    }
+}
+
 /// What a program is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -175,7 +193,7 @@ pub enum Instr {
         output: ValueId,
     },
     /// Computes this worker's slice of a dense kernel's gradient over all rows of its device,
-    /// where that is cheaper than adding whole partial gradients.
+    /// where that is cheaper than adding whole partial gradients; for other devices to read.
     SlicedGradient {
         /// The kernel.
         param: ParamId,
@@ -209,6 +227,9 @@ pub struct GradientPlan {
     pub param: ParamId,
     /// True when workers hold slices of the device's sum instead of partial sums of all of it.
     pub sliced: bool,
+    /// The layer's input and the derivative of its output, where the update itself computes each
+    /// piece of a sliced gradient right before it applies it.
+    pub operands: Option<(ValueId, ValueId)>,
     /// Elements that must stay together when the gradient is split among workers.
     pub granule: usize,
     /// Coefficient of `Σ|w|` in the loss.
@@ -255,6 +276,8 @@ pub struct Program {
     pub name: String,
     /// What it was compiled for.
     pub options: Options,
+    /// How the workers of a device share its work.
+    pub split: Split,
     /// Parameters.
     pub params: Vec<ParamSpec>,
     /// Feeds.
@@ -292,7 +315,9 @@ impl Program {
 
     /// Bytes of activations and statistics on one device.
     pub fn device_bytes(&self) -> usize {
-        (self.memory.arena + self.memory.shared) * self.options.mesh.workers
+        let workers = self.options.mesh.workers;
+        let arenas = if self.split == Split::Lines { 1 } else { workers };
+        self.memory.arena * arenas + self.memory.shared * workers
     }
 }
 
@@ -304,6 +329,9 @@ impl fmt::Display for Program {
             "program {}: batch {max_batch}, {} device(s) of {} worker(s)",
             self.name, mesh.devices, mesh.workers
         )?;
+        if self.split == Split::Lines {
+            writeln!(f, "workers share lines of every value, and the arena of the first")?;
+        }
         writeln!(
             f,
             "memory per worker: arena {} B ({} B without reuse), shared {} B",
@@ -369,6 +397,12 @@ impl Program {
 
     fn fmt_update(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(update) = &self.update else { return Ok(()) };
+        for g in &update.gradients {
+            let Some((x, dy)) = g.operands else { continue };
+            let name = &self.params[g.param.index()].name;
+            let (x, dy) = (self.place_text(x), self.place_text(dy));
+            writeln!(f, "  gradient slice of \"{name}\" from {x}, {dy}")?;
+        }
         for (i, bucket) in update.buckets.iter().enumerate() {
             let gradients = &update.gradients[bucket.clone()];
             let count: usize = gradients.iter().map(|g| self.params[g.param.index()].len()).sum();

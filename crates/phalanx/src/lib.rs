@@ -30,6 +30,7 @@ pub mod strategy;
 pub use error::{Error, Result};
 pub use phalanx_cpu::cores;
 pub use phalanx_cpu::simd::Isa;
+pub use phalanx_graph::profile::{Line, Profile};
 pub use phalanx_graph::program::Program;
 pub use phalanx_graph::rng::Stream;
 pub use phalanx_graph::{Data, Tensor};

@@ -49,12 +49,38 @@ pub fn forward(
     ldy: usize,
     scratch: &mut [f32],
 ) {
+    forward_columns(isa, m, k, n, 0..n, x, ldx, w, bias, relu, y, ldy, scratch);
+}
+
+/// Columns `columns` of [`forward`]; `y` starts with the first of them.
+///
+/// Every element is summed over `k` in order, so any split of the columns gives the same bits.
+#[allow(clippy::too_many_arguments)] // The matrix product and its leading dimensions, as in BLAS.
+pub fn forward_columns(
+    isa: Isa,
+    m: usize,
+    k: usize,
+    n: usize,
+    columns: Range<usize>,
+    x: &[f32],
+    ldx: usize,
+    w: &[f32],
+    bias: Option<&[f32]>,
+    relu: bool,
+    y: &mut [f32],
+    ldy: usize,
+    scratch: &mut [f32],
+) {
+    assert!(columns.start <= columns.end && columns.end <= n, "columns {columns:?} exceed {n}");
     check_matrix("x", x.len(), m, k, ldx);
     check_matrix("w", w.len(), k, n, n);
-    check_matrix("y", y.len(), m, n, ldy);
+    check_matrix("y", y.len(), m, columns.len(), ldy);
     assert!(bias.is_none_or(|bias| bias.len() >= n), "bias: expected {n} floats");
-    let bias = bias.map_or(std::ptr::null(), <[f32]>::as_ptr);
-    dispatch(isa, Product { m, k, n, x, ldx, w, transposed: false, bias, relu, y, ldy, scratch });
+    let bias = bias.map_or(std::ptr::null(), |b| b[columns.start..].as_ptr());
+    let (w, n, ldw) = (&w[columns.start.min(w.len())..], columns.len(), n);
+    let product =
+        Product { m, k, n, x, ldx, w, ldw, transposed: false, bias, relu, y, ldy, scratch };
+    dispatch(isa, product);
 }
 
 /// `dx[m, k] = dy[m, n] wᵀ` for `w[k, n]`.
@@ -81,6 +107,7 @@ pub fn grad_input(
         x: dy,
         ldx: ldy,
         w,
+        ldw: n,
         transposed: true,
         bias: std::ptr::null(),
         relu: false,
@@ -126,7 +153,8 @@ pub fn grad_weight(
     dispatch(isa, WeightGradient { n, blocks, k_range, dw });
 }
 
-/// `y[m, n] = x[m, k] w` with lengths checked; `w` is `[k, n]`, or `[n, k]` if transposed.
+/// `y[m, n] = x[m, k] w` with lengths checked; `w` is `[k, n]`, or `[n, k]` if transposed, its rows
+/// `ldw` apart.
 struct Product<'a> {
     m: usize,
     k: usize,
@@ -134,6 +162,7 @@ struct Product<'a> {
     x: &'a [f32],
     ldx: usize,
     w: &'a [f32],
+    ldw: usize,
     transposed: bool,
     bias: *const f32,
     relu: bool,
@@ -148,7 +177,7 @@ impl Kernel for Product<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Product { m, k, n, .. } = self;
-        if m == 0 {
+        if m == 0 || n == 0 {
             return;
         }
         let mut arena = Arena(self.scratch);
@@ -159,12 +188,12 @@ impl Kernel for Product<'_> {
         // SAFETY: lengths were checked, and `packed` holds the padded weights.
         let weights = unsafe {
             if self.transposed {
-                pack_columns::<S>(w, k, k, n, packed, (0, k));
+                pack_columns::<S>(w, self.ldw, k, n, packed, (0, k));
                 Weights::Packed(packed)
             } else if reads_in_place::<S>(n, m) {
-                Weights::Rows(w, n)
+                Weights::Rows(w, self.ldw)
             } else {
-                pack_rows::<S>(w, n, k, n, packed);
+                pack_rows::<S>(w, self.ldw, k, n, packed);
                 Weights::Packed(packed)
             }
         };

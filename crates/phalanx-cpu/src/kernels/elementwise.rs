@@ -6,6 +6,7 @@
 //! (repeated vectors, one number per pixel, channel slices) pass through a tile of their own.
 
 mod functions;
+mod fusion;
 mod plan;
 #[cfg(test)]
 mod tests;

@@ -7,11 +7,14 @@ use phalanx_cpu::reference::{Context, Value, evaluate};
 use phalanx_cpu::simd::Isa;
 use phalanx_graph::exec::Executor;
 use phalanx_graph::ops::Binary;
+use phalanx_graph::program::Split;
 use phalanx_graph::{DType, Fetch, Mesh, NodeId, Op, ParamId, Scope, Space, Step};
 
 /// Fewer rows than workers, every remainder, and none at all.
 const ROWS: [usize; 6] = [0, 1, 2, 3, 4, 5];
 const TOLERANCE: f64 = 1e-5;
+/// More workers than rows, which share lines where a program only computes.
+const CROWDS: [Mesh; 2] = [Mesh::new(1, 6), Mesh::new(2, 4)];
 
 /// A step that fetches nodes, partial sums through a reduction over all.
 fn fetching(b: &Build, nodes: &[NodeId]) -> Step {
@@ -57,7 +60,7 @@ fn expected(b: &Build, step: &Step, nodes: &[NodeId], mesh: Mesh) -> Vec<Vec<f64
     whole
 }
 
-fn check(case: &Case, differentiate: bool) {
+fn check(case: &Case, differentiate: bool, meshes: &[Mesh]) {
     // The graph is the same for any number of rows; programs are compiled once.
     let built: Vec<(Build, Vec<NodeId>)> = ROWS
         .iter()
@@ -73,7 +76,7 @@ fn check(case: &Case, differentiate: bool) {
         .collect();
     let step = fetching(&built[0].0, &built[0].1);
     let specs = step.graph.params();
-    for mesh in MESHES {
+    for mesh in meshes.iter().copied() {
         let wants: Vec<Vec<Vec<f64>>> =
             built.iter().map(|(b, nodes)| expected(b, &step, nodes, mesh)).collect();
         let largest = ROWS[ROWS.len() - 1];
@@ -102,7 +105,7 @@ fn check(case: &Case, differentiate: bool) {
 }
 
 fn check_all(cases: Vec<Case>) {
-    cases.iter().for_each(|c| check(c, true));
+    cases.iter().for_each(|c| check(c, true, &MESHES));
 }
 
 #[test]
@@ -192,7 +195,7 @@ fn flat_ops() {
             b.push(Op::InTopK { k: 2 }, &[x, labels])
         }),
     ];
-    cases.iter().for_each(|c| check(c, false));
+    cases.iter().for_each(|c| check(c, false, &MESHES));
 }
 
 /// Fetches nodes of one graph directly, whatever their type.
@@ -263,4 +266,28 @@ fn replica_means_are_weighted_by_rows() {
             assert_close(&format!("{rows} rows, {mesh:?}"), &got[0], &want, TOLERANCE);
         }
     }
+}
+
+#[test]
+fn few_rows_are_shared_by_lines() {
+    let lists = [
+        binary_cases(),
+        select_cases(),
+        layout_cases(),
+        dot_cases(),
+        conv_cases(),
+        pool_cases(),
+        softmax_cases(),
+        norm_cases(),
+        shared_cases(),
+    ];
+    let mut shared = 0;
+    for case in lists.iter().flatten() {
+        let mut b = Build::new(&case.name, 1);
+        let y = (case.build)(&mut b);
+        let step = fetching(&b, &[y]);
+        shared += usize::from(compile(&step, CROWDS[0], 5).split == Split::Lines);
+        check(case, false, &CROWDS);
+    }
+    assert!(shared > 50, "{shared} cases");
 }

@@ -134,7 +134,7 @@ impl Callback for BackupAndRestore {
     }
 
     fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
-        self.on_train_begin(view)?;
+        let _ = self.on_train_begin(view)?;
         self.waited = state.read(OWNER)?;
         Ok(Action::Continue)
     }

@@ -20,7 +20,8 @@ use crate::optimizers::Optimizer;
 use crate::strategy::{DeviceKind, MirroredStrategy};
 use phalanx_cpu::{CpuExecutor, CpuOptions};
 use phalanx_graph::exec::{Accumulate, Batch, FeedData, ProgramId, Times};
-use phalanx_graph::program::FetchPlan;
+use phalanx_graph::profile::Profile;
+use phalanx_graph::program::{FetchPlan, Split};
 use phalanx_graph::{DType, Data, Options, ParamId, Program, Step, Tensor, Type};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -37,6 +38,9 @@ pub enum StepKind {
     /// Forward and backward, nothing changed.
     Gradients,
 }
+
+/// Where the program for predictions on few rows is kept.
+const FEW_ROWS: usize = 4;
 
 /// One loaded program.
 struct Slot {
@@ -62,7 +66,8 @@ pub(crate) struct Engine {
     output_names: Vec<String>,
     /// As the strategy names them.
     devices: Vec<String>,
-    programs: [Option<Slot>; 4],
+    /// By kind, and one more for predictions on few rows.
+    programs: [Option<Slot>; 5],
     constrain: Option<ProgramId>,
     pub(crate) seed: u64,
     /// Training steps so far: the random counters.
@@ -159,7 +164,7 @@ impl Engine {
             targets,
             output_names: model.output_names(),
             devices: strategy.devices().iter().map(ToString::to_string).collect(),
-            programs: [const { None }; 4],
+            programs: [const { None }; 5],
             constrain: None,
             seed,
             steps: 0,
@@ -266,7 +271,7 @@ impl Engine {
     }
 
     fn ensure(&mut self, kind: StepKind, batch: usize) -> Result<ProgramId> {
-        let at = kind as usize;
+        let at = self.slot(kind, batch);
         if let Some(slot) = self.programs[at].as_ref().filter(|s| s.max_batch >= batch) {
             return Ok(slot.id);
         }
@@ -277,12 +282,28 @@ impl Engine {
         Ok(id)
     }
 
+    /// Which program a batch runs: few rows are predicted in another way than many.
+    fn slot(&self, kind: StepKind, batch: usize) -> usize {
+        let few = Split::of(lock(&self.executor).mesh(), batch) == Split::Lines;
+        if kind == StepKind::Predict && few { FEW_ROWS } else { kind as usize }
+    }
+
     pub(crate) fn devices(&self) -> Vec<String> {
         self.devices.clone()
     }
 
     pub(crate) fn times(&self) -> Times {
         lock(&self.executor).times()
+    }
+
+    pub(crate) fn set_profiling(&mut self, on: bool) {
+        lock(&self.executor).set_profiling(on);
+    }
+
+    pub(crate) fn profile(&self, kind: StepKind) -> Option<Profile> {
+        let few = self.programs[FEW_ROWS].as_ref().filter(|_| kind == StepKind::Predict);
+        let slots = [self.programs[kind as usize].as_ref(), few];
+        slots.into_iter().flatten().find_map(|slot| lock(&self.executor).profile(slot.id))
     }
 
     pub(crate) fn check_mirrored(&self) -> Result<()> {

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::history::History;
 use phalanx_graph::Tensor;
 use phalanx_graph::exec::Times;
+use phalanx_graph::profile::Profile;
 use phalanx_graph::program::Program;
 use std::collections::BTreeMap;
 
@@ -294,6 +295,18 @@ impl Model {
     /// Where the time of all steps since `compile` went.
     pub fn times(&mut self) -> Result<Times> {
         Ok(self.engine("times")?.times())
+    }
+
+    /// Starts or stops measuring every instruction; [`Model::profile`] tells what was found.
+    pub fn set_profiling(&mut self, on: bool) -> Result<()> {
+        self.engine("set_profiling")?.set_profiling(on);
+        Ok(())
+    }
+
+    /// Time, arithmetic and bytes of every instruction of a step, as measured since
+    /// [`Model::set_profiling`]; `None` where no such step was run.
+    pub fn profile(&mut self, kind: StepKind) -> Result<Option<Profile>> {
+        Ok(self.engine("profile")?.profile(kind))
     }
 
     /// The devices a compiled model runs on.

@@ -22,6 +22,16 @@ fn check_all(m: usize, k: usize, n: usize, gap: usize, bias: bool, relu: bool) {
             (terms.collect(), bias.as_ref().map_or(0.0, |b| f64::from(b[j])), relu)
         });
 
+        for (i, x) in x.data.chunks(x.ld).enumerate() {
+            let (cut, mut row) = (n / 2, vec![f32::NAN; n]);
+            for part in [0..cut, cut..n] {
+                let out = &mut row[part.clone()];
+                forward_columns(isa, 1, k, n, part, x, k, &w, b, relu, out, n, &mut scratch);
+            }
+            let whole = &y.data[i * y.ld..i * y.ld + n];
+            assert_eq!(row, whole, "{what}: the split of the columns changed the bits");
+        }
+
         let mut dx = Matrix::poisoned(m, k, gap);
         grad_input(isa, m, k, n, &dy.data, dy.ld, &w, &mut dx.data, x.ld, &mut scratch);
         dx.check(&format!("{what} grad_input"), |i, l| {

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use phalanx_graph::ops::{Binary, Unary};
 
-use super::plan::{Action, Ternary};
+use super::plan::{Action, Quaternary, Ternary};
 use crate::kernels::math;
 use crate::simd::{Kernel, Simd};
 
@@ -65,6 +65,11 @@ pub(super) unsafe fn execute<S: Simd>(action: Action<Source>, n: usize, y: *mut 
                 Ternary::MulGt => each!(MulGt, a, b, c),
                 Ternary::Select => each!(Select, a, b, c),
             },
+            Action::Quaternary(op, [a, b, c, d]) => match op {
+                Quaternary::Blend => each!(Blend, a, b, c, d),
+                Quaternary::BlendSquare => each!(BlendSquare, a, b, c, d),
+            },
+            Action::RootStep([a, b, c, d, e]) => each!(RootStep, a, b, c, d, e),
         }
     }
 }
@@ -174,5 +179,8 @@ functions! {
     MulSub<3, 4> = |a, b, c| S::fmadd(a, b, S::neg(c));
     SubMul<3, 4> = |a, b, c| S::fmadd(S::neg(a), b, c);
     MulGt<3, 4> = |a, b, c| S::mul(a, S::select(S::gt(b, c), S::splat(1.0), S::zero()));
+    Blend<4, 4> = |a, b, c, d| S::fmadd(a, b, S::mul(c, d));
+    BlendSquare<4, 4> = |a, b, c, d| S::fmadd(a, b, S::mul(S::mul(c, c), d));
+    RootStep<5, 2> = |a, b, c, d, e| S::sub(a, S::div(S::mul(b, c), S::add(S::sqrt(d), e)));
     Select<3, 4> = |a, b, c| S::select(S::eq(a, S::zero()), c, b);
 }

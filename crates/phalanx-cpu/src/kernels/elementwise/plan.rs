@@ -3,6 +3,7 @@
 use phalanx_graph::ops::{Access, Binary, Instr, Tape, Unary};
 
 use super::TILE;
+use super::fusion::fuse;
 
 /// Where the value of a register lies during a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +12,15 @@ pub(super) enum Place {
     Input(u16),
     Temp(u16),
     Output(u16),
+}
+
+/// Functions of four registers, made by fusion: moving averages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Quaternary {
+    /// `a * b + c * d`
+    Blend,
+    /// `a * b + c * c * d`
+    BlendSquare,
 }
 
 /// Functions of three registers, all but the last made by fusion.
@@ -35,14 +45,19 @@ pub(super) enum Action<T> {
     Unary(Unary, T),
     Binary(Binary, T, T),
     Ternary(Ternary, T, T, T),
+    Quaternary(Quaternary, [T; 4]),
+    /// `a - b * c / (√d + e)`, where adaptive optimizers end.
+    RootStep([T; 5]),
 }
 
 impl<T: Copy> Action<T> {
     pub fn args(&self) -> impl Iterator<Item = T> + use<T> {
         let args = match *self {
-            Action::Copy(a) | Action::Unary(_, a) => [Some(a), None, None],
-            Action::Binary(_, a, b) => [Some(a), Some(b), None],
-            Action::Ternary(_, a, b, c) => [Some(a), Some(b), Some(c)],
+            Action::Copy(a) | Action::Unary(_, a) => [Some(a), None, None, None, None],
+            Action::Binary(_, a, b) => [Some(a), Some(b), None, None, None],
+            Action::Ternary(_, a, b, c) => [Some(a), Some(b), Some(c), None, None],
+            Action::Quaternary(_, [a, b, c, d]) => [Some(a), Some(b), Some(c), Some(d), None],
+            Action::RootStep(x) => x.map(Some),
         };
         args.into_iter().flatten()
     }
@@ -53,6 +68,8 @@ impl<T: Copy> Action<T> {
             Action::Unary(u, a) => Action::Unary(u, f(a)),
             Action::Binary(o, a, b) => Action::Binary(o, f(a), f(b)),
             Action::Ternary(t, a, b, c) => Action::Ternary(t, f(a), f(b), f(c)),
+            Action::Quaternary(q, x) => Action::Quaternary(q, x.map(f)),
+            Action::RootStep(x) => Action::RootStep(x.map(f)),
         }
     }
 }
@@ -169,83 +186,6 @@ fn tile_len(inputs: &[Access]) -> usize {
         }
     }
     TILE / common * common
-}
-
-/// What each register computes, `None` where it is an operand, a constant, unused, or absorbed by
-/// the step that uses it.
-fn fuse(tape: &Tape) -> Vec<Option<Action<u16>>> {
-    let count = tape.instrs.len();
-    let mut uses = vec![0; count];
-    tape.outputs.iter().for_each(|r| uses[usize::from(*r)] += 1);
-    for (r, instr) in tape.instrs.iter().enumerate().rev() {
-        if uses[r] > 0 {
-            match *instr {
-                Instr::Input(_) | Instr::Const(_) => {}
-                Instr::Unary(_, a) => uses[usize::from(a)] += 1,
-                Instr::Binary(_, a, b) => {
-                    uses[usize::from(a)] += 1;
-                    uses[usize::from(b)] += 1;
-                }
-                Instr::Select(c, a, b) => {
-                    [c, a, b].iter().for_each(|x| uses[usize::from(*x)] += 1);
-                }
-            }
-        }
-    }
-    let constant = |r: u16| match tape.instrs[usize::from(r)] {
-        Instr::Const(bits) => Some(f64::from_bits(bits)),
-        _ => None,
-    };
-    let mut actions: Vec<Option<Action<u16>>> = vec![None; count];
-    for (r, instr) in tape.instrs.iter().enumerate().filter(|(r, _)| uses[*r] > 0) {
-        // A product or comparison that nothing else reads.
-        let only = |r: u16| actions[usize::from(r)].filter(|_| uses[usize::from(r)] == 1);
-        let product = |r: u16| match only(r) {
-            Some(Action::Binary(Binary::Mul, a, b)) => Some((a, b)),
-            Some(Action::Unary(Unary::Square, a)) => Some((a, a)),
-            _ => None,
-        };
-        let above = |r: u16| match only(r) {
-            Some(Action::Binary(Binary::Gt, a, b)) => Some((a, b)),
-            _ => None,
-        };
-        let (action, absorbed) = match *instr {
-            Instr::Input(_) | Instr::Const(_) => continue,
-            Instr::Unary(u, a) => (Action::Unary(u, a), None),
-            Instr::Select(c, a, b) => (Action::Ternary(Ternary::Select, c, a, b), None),
-            Instr::Binary(op, l, r) => match (op, product(l), product(r)) {
-                (Binary::Add, Some((a, b)), _) => {
-                    (Action::Ternary(Ternary::MulAdd, a, b, r), Some(l))
-                }
-                (Binary::Add, _, Some((a, b))) => {
-                    (Action::Ternary(Ternary::MulAdd, a, b, l), Some(r))
-                }
-                (Binary::Sub, Some((a, b)), _) => {
-                    (Action::Ternary(Ternary::MulSub, a, b, r), Some(l))
-                }
-                (Binary::Sub, _, Some((a, b))) => {
-                    (Action::Ternary(Ternary::SubMul, a, b, l), Some(r))
-                }
-                (Binary::Mul, _, _) => match (above(l), above(r)) {
-                    (_, Some((a, b))) => (Action::Ternary(Ternary::MulGt, l, a, b), Some(r)),
-                    (Some((a, b)), _) => (Action::Ternary(Ternary::MulGt, r, a, b), Some(l)),
-                    _ => (Action::Binary(op, l, r), None),
-                },
-                (Binary::Pow, _, _) if constant(r) == Some(2.0) => {
-                    (Action::Unary(Unary::Square, l), None)
-                }
-                (Binary::Pow, _, _) if constant(r) == Some(-1.0) => {
-                    (Action::Unary(Unary::Recip, l), None)
-                }
-                _ => (Action::Binary(op, l, r), None),
-            },
-        };
-        actions[r] = Some(action);
-        if let Some(r) = absorbed {
-            actions[usize::from(r)] = None;
-        }
-    }
-    actions
 }
 
 fn read_later(steps: &[Step], outputs: usize) -> Vec<Vec<u16>> {

@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Phalanx and its peers on the same networks, one after the other, and the ratios.
+
+    cargo build --release -p phalanx-cli
+    python3 benches/compare.py --torch VENV --jax VENV --tf VENV --scripts DIR
+
+DIR holds the peers' scripts (bench_torch.py, bench_jax.py, bench_keras.py), each of which prints one JSON
+line; a virtual environment that is not named is left out. Every flag has an environment variable:
+PHALANX_BENCH_SCRIPTS, PHALANX_VENV_TORCH, PHALANX_VENV_JAX, PHALANX_VENV_TF. Prints a table and, at the end
+or into --json FILE, one JSON object. Run it on an otherwise idle machine.
+"""
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# What is compared: name, Phalanx's arguments, the peers' arguments, and each peer's best configurations.
+TORCH, JAX, KERAS = "torch", "jax", "keras-tf"
+WORKLOADS = [
+    ("mnist-mlp, batch 32", ["mnist-mlp"], ["--workload", "mnist_mlp"],
+     {TORCH: [["--opt-impl", "fused"]], JAX: [["--mode", "scan"]], KERAS: [[]]}),
+    ("mnist-cnn, batch 64", ["mnist-cnn"], ["--workload", "mnist_cnn"],
+     {TORCH: [["--opt-impl", "fused"]], JAX: [["--mode", "scan"]], KERAS: [[]]}),
+    ("minigooglenet, batch 64, training", ["minigooglenet"], ["--workload", "minigooglenet"],
+     {TORCH: [["--channels-last"]], KERAS: [[]]}),
+    ("minigooglenet, batch 64, inference", ["minigooglenet", "--inference"],
+     ["--workload", "minigooglenet", "--task", "infer", "--batch", "64", "--samples", "1280"],
+     {TORCH: [["--channels-last"]], KERAS: [[]]}),
+    ("minigooglenet, batch 1, inference", ["minigooglenet", "--inference", "--batch-size", "1"],
+     ["--workload", "minigooglenet", "--task", "infer", "--batch", "1", "--samples", "256"],
+     {TORCH: [[], ["--channels-last"]], KERAS: [[]]}),
+    ("resnet50, batch 8, training", ["resnet50"], ["--workload", "resnet50"],
+     {TORCH: [["--channels-last"]], KERAS: [[]]}),
+]
+SCRIPT = {TORCH: ["bench_torch.py"], JAX: ["bench_jax.py"],
+          KERAS: ["bench_keras.py", "--backend", "tensorflow"]}
+
+
+def arguments():
+    env = os.environ.get
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--phalanx", default=env("PHALANX_BIN"), help="the binary (default: target/release/phalanx)")
+    ap.add_argument("--scripts", default=env("PHALANX_BENCH_SCRIPTS", str(ROOT.parent / "shared/bench/cpu")))
+    ap.add_argument("--torch", default=env("PHALANX_VENV_TORCH"), metavar="VENV")
+    ap.add_argument("--jax", default=env("PHALANX_VENV_JAX"), metavar="VENV")
+    ap.add_argument("--tf", default=env("PHALANX_VENV_TF"), metavar="VENV")
+    ap.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    ap.add_argument("--rounds", type=int, default=1, help="runs of each, taking turns; the best counts")
+    ap.add_argument("--only", help="workloads whose name contains this")
+    ap.add_argument("--json", metavar="FILE", help="write the JSON object here instead of printing it")
+    return ap.parse_args()
+
+
+def lines(command, timeout=1800):
+    """The JSON objects that a command prints; its error output where it fails."""
+    env = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=timeout)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"  left out: {command[0]}: {error}", file=sys.stderr)
+        return []
+    if done.returncode != 0:
+        why = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        print(f"  left out: {' '.join(command)}: {why}", file=sys.stderr)
+        return []
+    return [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
+
+
+def phalanx(binary, args, threads):
+    """One run of Phalanx in the peers' words."""
+    found = lines([binary, "bench", *args, "--threads", str(threads), "--json"])
+    return [dict(who="phalanx", mode="", img_s=o["images_per_second"], first_step_s=o["setup_s"],
+                 peak_rss_mib=o["peak_rss_mib"]) for o in found]
+
+
+def peer(who, python, scripts, args, threads):
+    command = [python, str(pathlib.Path(scripts) / SCRIPT[who][0]), *SCRIPT[who][1:]]
+    found = lines([*command, *args, "--threads", str(threads)])
+    keys = ("mode", "img_s", "first_step_s", "peak_rss_mib", "other_cores")
+    return [dict(who=who, **{k: o.get(k) for k in keys}) for o in found]
+
+
+def best(runs):
+    """The fastest run of each contestant."""
+    fastest = {}
+    for run in runs:
+        if run["who"] not in fastest or run["img_s"] > fastest[run["who"]]["img_s"]:
+            fastest[run["who"]] = run
+    return fastest
+
+
+def show(name, fastest):
+    ours = fastest.get("phalanx")
+    rivals = sorted((r for w, r in fastest.items() if w != "phalanx"), key=lambda r: -r["img_s"])
+    ratio = f"{ours['img_s'] / rivals[0]['img_s']:.2f}" if ours and rivals else ""
+    def cell(r):
+        return f"{r['img_s']:,.0f} ({r['who']}{' ' + r['mode'] if r['mode'] else ''})"
+    ours_text = f"{ours['img_s']:,.0f}" if ours else "failed"
+    first = [f"{r['first_step_s']:.2f} s" for r in [ours, *rivals[:1]] if r and r.get("first_step_s")]
+    memory = [f"{r['peak_rss_mib']:,.0f}" for r in [ours, *rivals[:1]] if r]
+    row = [name, ours_text, "; ".join(map(cell, rivals)), ratio, " / ".join(first), " / ".join(memory)]
+    print("| " + " | ".join(row) + " |", flush=True)
+
+
+def main():
+    args = arguments()
+    binary = args.phalanx or str(ROOT / "target/release/phalanx")
+    if not pathlib.Path(binary).is_file():
+        sys.exit(f"expected the binary at {binary}: cargo build --release -p phalanx-cli, or --phalanx FILE")
+    venvs = {TORCH: args.torch, JAX: args.jax, KERAS: args.tf}
+    pythons = {who: f"{venv}/bin/python" for who, venv in venvs.items() if venv}
+    if pythons and not pathlib.Path(args.scripts).is_dir():
+        sys.exit(f"expected the peers' scripts in {args.scripts}: --scripts DIR")
+    chosen = [w for w in WORKLOADS if not args.only or args.only in w[0]]
+    if not chosen:
+        sys.exit(f"--only: expected a part of one of {[w[0] for w in WORKLOADS]}, received {args.only!r}")
+    print("| workload | Phalanx, images/s | peers | ratio to the best | first step, ours / theirs | peak MiB |")
+    print("|---|---|---|---|---|---|", flush=True)
+    results = {}
+    for name, ours, theirs, modes in chosen:
+        runs = []
+        for _ in range(args.rounds):
+            runs += phalanx(binary, ours, args.threads)
+            for who, python in pythons.items():
+                for mode in modes.get(who, []):
+                    runs += peer(who, python, args.scripts, [*theirs, *mode], args.threads)
+        results[name] = runs
+        show(name, best(runs))
+    text = json.dumps({"threads": args.threads, "results": results})
+    if args.json:
+        pathlib.Path(args.json).write_text(text + "\n")
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+//! The table of `phalanx bench --profile`, and the same as JSON.
+
+use phalanx::{Line, Profile};
+use serde_json::{Value, json};
+use std::io::{Result, Write};
+
+/// Instructions shown one by one.
+const TOP: usize = 15;
+
+/// Time, arithmetic and memory traffic by op, then the slowest instructions.
+pub fn print(profile: &Profile, out: &mut impl Write) -> Result<()> {
+    let total = profile.seconds();
+    writeln!(
+        out,
+        "\nprofile: {:.3} ms a step, the mean over workers and {} steps",
+        total * 1e3,
+        profile.steps
+    )?;
+    let head = ["op", "count", "ms", "share", "GFLOP/s", "GB/s"];
+    let [op, count, ms, share, flops, bytes] = head;
+    writeln!(out, "{op:<22} {count:>5} {ms:>9} {share:>6} {flops:>8} {bytes:>7}  layer")?;
+    for line in profile.by_op() {
+        row(&line, total, out)?;
+    }
+    writeln!(out, "the slowest instructions")?;
+    for line in profile.top(TOP) {
+        row(&line, total, out)?;
+    }
+    Ok(())
+}
+
+fn row(l: &Line, total: f64, out: &mut impl Write) -> Result<()> {
+    let (ms, share) = (l.seconds * 1e3, 100.0 * l.seconds / total.max(1e-12));
+    let (flops, bytes) = (rate(l.cost.flops, l.seconds), rate(l.cost.bytes, l.seconds));
+    let Line { op, layer, count, .. } = l;
+    writeln!(out, "{op:<22} {count:>5} {ms:>9.4} {share:>5.1}% {flops:>8.1} {bytes:>7.1}  {layer}")
+}
+
+/// Billions a second.
+fn rate(amount: f64, seconds: f64) -> f64 {
+    if seconds > 0.0 { amount / seconds * 1e-9 } else { 0.0 }
+}
+
+/// The same numbers for programs to read.
+pub fn json(profile: &Profile) -> Value {
+    let lines = |lines: Vec<Line>| -> Vec<Value> { lines.iter().map(object).collect() };
+    json!({
+        "steps": profile.steps,
+        "seconds": profile.seconds(),
+        "ops": lines(profile.by_op()),
+        "instructions": lines(profile.lines.clone()),
+    })
+}
+
+fn object(l: &Line) -> Value {
+    json!({
+        "op": l.op,
+        "layer": l.layer,
+        "count": l.count,
+        "seconds": l.seconds,
+        "flops": l.cost.flops,
+        "bytes": l.cost.bytes,
+    })
+}

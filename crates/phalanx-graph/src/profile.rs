@@ -1,0 +1,209 @@
+//! Where a step's time goes: seconds, arithmetic and bytes of every instruction, as counted from
+//! the program and measured by an executor.
+
+use crate::geometry::ConvGeom;
+use crate::ops::{self, Op, Tape};
+use crate::program::{Instr, Program, ValueId};
+use std::collections::BTreeMap;
+
+/// What an instruction costs, over all workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Floating-point operations; a multiply-add counts two.
+    pub flops: f64,
+    /// Bytes of operands and results, each counted once per worker that touches them.
+    pub bytes: f64,
+}
+
+/// One instruction, or all of one kind, in a mean step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Line {
+    /// The op.
+    pub op: String,
+    /// The layer or parameter; empty where there is none.
+    pub layer: String,
+    /// Instructions summed here.
+    pub count: usize,
+    /// Seconds, the mean over workers: the lines of a step add up to its time.
+    pub seconds: f64,
+    /// Arithmetic and bytes.
+    pub cost: Cost,
+}
+
+/// The measured cost of a program's instructions.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Profile {
+    /// Steps measured.
+    pub steps: u64,
+    /// One line per instruction, in program order.
+    pub lines: Vec<Line>,
+}
+
+impl Profile {
+    /// From the seconds each instruction took in `steps` steps of `rows` rows.
+    pub fn new(program: &Program, rows: usize, steps: u64, seconds: &[f64]) -> Profile {
+        let line = |(instr, seconds): (&Instr, &f64)| {
+            let (op, layer) = program.label(instr);
+            let cost = program.cost(instr, rows);
+            Line { op, layer, count: 1, seconds: seconds / steps.max(1) as f64, cost }
+        };
+        Profile { steps, lines: program.instrs.iter().zip(seconds).map(line).collect() }
+    }
+
+    /// Seconds of a step.
+    pub fn seconds(&self) -> f64 {
+        self.lines.iter().map(|l| l.seconds).sum()
+    }
+
+    /// One line per op, the slowest first.
+    pub fn by_op(&self) -> Vec<Line> {
+        let mut kinds: BTreeMap<&str, Line> = BTreeMap::new();
+        for l in &self.lines {
+            let sum = kinds.entry(&l.op).or_default();
+            sum.op.clone_from(&l.op);
+            sum.count += l.count;
+            sum.seconds += l.seconds;
+            sum.cost.flops += l.cost.flops;
+            sum.cost.bytes += l.cost.bytes;
+        }
+        slowest_first(kinds.into_values().collect())
+    }
+
+    /// The slowest instructions.
+    pub fn top(&self, n: usize) -> Vec<Line> {
+        let mut lines = slowest_first(self.lines.clone());
+        lines.truncate(n);
+        lines
+    }
+}
+
+fn slowest_first(mut lines: Vec<Line>) -> Vec<Line> {
+    lines.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    lines
+}
+
+impl Program {
+    /// An instruction's op and layer, for people.
+    fn label(&self, instr: &Instr) -> (String, String) {
+        let param = |p: &crate::ParamId| self.params[p.index()].name.clone();
+        let none = String::new();
+        match instr {
+            Instr::Compute { op, scope, .. } => {
+                (op.name().into(), self.scopes[*scope as usize].clone())
+            }
+            Instr::Copy { .. } => ("copy".into(), none),
+            Instr::Barrier(scope) => (format!("barrier {scope}"), none),
+            Instr::AllReduce { .. } => ("all_reduce".into(), none),
+            Instr::ReplicaMean { .. } => ("replica_mean".into(), none),
+            Instr::SlicedGradient { param: p, .. } => ("sliced_gradient".into(), param(p)),
+            Instr::Update => ("update".into(), none),
+            Instr::Assign { param: p, .. } => ("assign".into(), param(p)),
+            Instr::Fetch { index, .. } => ("fetch".into(), self.fetches[*index].name.clone()),
+        }
+    }
+
+    /// What an instruction costs on a global batch of `rows`, over all workers.
+    pub fn cost(&self, instr: &Instr, rows: usize) -> Cost {
+        let moved = |ids: &[ValueId]| ids.iter().map(|id| self.bytes(*id, rows)).sum::<f64>();
+        match instr {
+            Instr::Compute { op, inputs, output, .. } => Cost {
+                flops: self.flops(op, inputs, *output, rows),
+                bytes: moved(inputs) + moved(&[*output]),
+            },
+            Instr::Copy { input, output } | Instr::ReplicaMean { input, output } => {
+                Cost { flops: 0.0, bytes: moved(&[*input, *output]) }
+            }
+            Instr::AllReduce { input, output, .. } => {
+                let sources = self.options.mesh.workers as f64;
+                let flops = self.elements(*input, rows) * sources;
+                Cost { flops, bytes: moved(&[*input]) * sources + moved(&[*output]) }
+            }
+            Instr::SlicedGradient { param, x, dy } => {
+                let elements = self.params[param.index()].len() * self.options.mesh.devices;
+                let bytes = moved(&[*x, *dy]) + 4.0 * elements as f64;
+                Cost { flops: self.sliced_flops(*x, *dy, rows), bytes }
+            }
+            Instr::Update => self.update_cost(rows),
+            Instr::Assign { value, .. } | Instr::Fetch { value, .. } => {
+                Cost { flops: 0.0, bytes: moved(&[*value]) }
+            }
+            Instr::Barrier(_) => Cost::default(),
+        }
+    }
+
+    /// Elements of a value over all workers.
+    fn elements(&self, id: ValueId, rows: usize) -> f64 {
+        let ty = &self.value(id).ty;
+        let copies = if ty.is_rows() { rows } else { self.options.mesh.len() };
+        (ty.len() * copies) as f64
+    }
+
+    fn bytes(&self, id: ValueId, rows: usize) -> f64 {
+        self.elements(id, rows) * self.value(id).ty.dtype.bytes() as f64
+    }
+
+    fn flops(&self, op: &Op, x: &[ValueId], y: ValueId, rows: usize) -> f64 {
+        let conv = |g: &ConvGeom| 2.0 * (g.macs() * rows) as f64;
+        let window = |g: &ConvGeom| (g.output_len() * g.kernel[0] * g.kernel[1] * rows) as f64;
+        match op {
+            Op::Dot(_) => 2.0 * self.elements(x[0], rows) * self.value(y).ty.last() as f64,
+            Op::DotGradInput => 2.0 * self.elements(x[0], rows) * self.value(y).ty.last() as f64,
+            Op::DotGradKernel => {
+                2.0 * self.elements(x[0], rows) * self.value(x[1]).ty.last() as f64
+            }
+            Op::Conv(g, _) | Op::ConvGradInput(g) | Op::ConvGradKernel(g) => conv(g),
+            Op::Pool(_, g) | Op::PoolGrad(_, g) => window(g),
+            Op::Fused(tape) => self.elements(y, rows) * tape_flops(tape),
+            Op::BatchNorm(_) => 2.0 * self.elements(y, rows),
+            Op::Moments => 3.0 * self.elements(x[0], rows),
+            Op::BatchNormGradSums(_) => 4.0 * self.elements(x[0], rows),
+            Op::BatchNormGradInput(_) => 5.0 * self.elements(y, rows),
+            Op::Softmax | Op::LogSoftmax | Op::SparseXent | Op::SparseXentGrad => {
+                4.0 * self.elements(x[0], rows)
+            }
+            Op::Reduce { .. } | Op::SumRows | Op::GatherGrad { .. } => {
+                self.elements(*x.last().unwrap_or(&y), rows)
+            }
+            Op::Dropout { .. } | Op::UpsampleGrad { .. } | Op::Upsample { bilinear: true, .. } => {
+                self.elements(y, rows)
+            }
+            // Moves and comparisons, or nothing to speak of.
+            _ => 0.0,
+        }
+    }
+
+    fn sliced_flops(&self, x: ValueId, dy: ValueId, rows: usize) -> f64 {
+        2.0 * self.elements(x, rows) * self.value(dy).ty.last() as f64
+    }
+
+    /// Every device adds up all partial gradients and updates its own weights and slots; sliced
+    /// gradients of a single device are computed on the way.
+    fn update_cost(&self, rows: usize) -> Cost {
+        let Some(update) = &self.update else { return Cost::default() };
+        let mesh = self.options.mesh;
+        let each = tape_flops(&update.rule.tape);
+        let mut cost = Cost::default();
+        for g in &update.gradients {
+            let elements = (self.params[g.param.index()].len() * mesh.devices) as f64;
+            let sources = match g.operands {
+                Some((x, dy)) => {
+                    cost.flops += self.sliced_flops(x, dy, rows);
+                    cost.bytes += self.bytes(x, rows) + self.bytes(dy, rows);
+                    0.0
+                }
+                None if g.sliced => mesh.devices as f64,
+                None => mesh.len() as f64,
+            };
+            let held = 1.0 + update.rule.slots.len() as f64;
+            cost.flops += elements * (each + f64::max(sources - 1.0, 0.0));
+            cost.bytes += 4.0 * elements * (sources + 2.0 * held);
+        }
+        cost
+    }
+}
+
+/// Operations a tape does on every element.
+fn tape_flops(tape: &Tape) -> f64 {
+    let works = |i: &&ops::Instr| !matches!(i, ops::Instr::Input(_) | ops::Instr::Const(_));
+    tape.instrs.iter().filter(works).count() as f64
+}
