@@ -33,12 +33,34 @@ pub enum Command {
     Evaluate(Evaluate),
     /// Measure training or inference speed on synthetic data
     Bench(Bench),
-    /// Show a network's layers, its compiled program and memory plan, or its picture
+    /// Show a network's layers, its compiled program and memory plan, or its picture; or what a
+    /// model file holds
     #[command(after_help = "Examples:
   phalanx inspect minigooglenet
+  phalanx inspect model.keras
   phalanx inspect minigooglenet --picture model.svg
   phalanx inspect mnist-mlp --program --batch-size 32 --replicas 2")]
     Inspect(Inspect),
+    /// Write a model file in another format
+    #[command(
+        after_help = "The names say the formats: .keras and .h5 hold whole models, .weights.h5 and \
+                            .safetensors weights.
+Example:
+  phalanx convert model.h5 model.keras"
+    )]
+    Convert {
+        /// The file to read
+        from: PathBuf,
+        /// The file to write
+        to: PathBuf,
+    },
+    /// Show what differs between two model files, in any formats; fails where something does
+    Diff {
+        /// A file
+        left: PathBuf,
+        /// Another
+        right: PathBuf,
+    },
     /// List the datasets and where their files belong
     Data,
     /// List the devices of this machine
@@ -220,11 +242,37 @@ pub struct Bench {
     pub json: bool,
 }
 
+/// What to inspect.
+#[derive(Clone, Debug)]
+pub enum Subject {
+    /// A network that comes with Phalanx
+    Network(Network),
+    /// A model file
+    File(PathBuf),
+}
+
+impl std::str::FromStr for Subject {
+    type Err = String;
+
+    /// A name with a dot or a slash is a file's.
+    fn from_str(text: &str) -> Result<Subject, String> {
+        match Network::from_str(text, false) {
+            Ok(network) => Ok(Subject::Network(network)),
+            Err(_) if text.contains(['.', '/']) => Ok(Subject::File(text.into())),
+            Err(_) => {
+                let names = Network::value_variants().iter().filter_map(|n| n.to_possible_value());
+                let names: Vec<String> = names.map(|n| n.get_name().to_string()).collect();
+                Err(format!("expected a file or one of {}", names.join(", ")))
+            }
+        }
+    }
+}
+
 /// `phalanx inspect`.
 #[derive(Debug, ClapArgs)]
 pub struct Inspect {
-    /// The network
-    pub model: Network,
+    /// The network (mnist-mlp, mnist-cnn, minigooglenet, resnet50) or a model file
+    pub model: Subject,
     /// Print the compiled training program instead of the layers
     #[arg(long)]
     pub program: bool,

@@ -1,20 +1,35 @@
 //! `phalanx inspect`, `phalanx data` and `phalanx devices`.
 
-use crate::args::Inspect;
+use crate::args::{Inspect, Subject};
 use anyhow::Result;
 use phalanx::prelude::*;
 use std::io::Write;
 
-/// Prints layers, or the compiled program.
+/// Samples per step where a file's program is shown and nothing else is said.
+const BATCH: usize = 32;
+
+/// Prints layers, or the compiled program, or what a file holds.
 pub fn run(args: &Inspect) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if args.program {
-        let model = args.model.compiled(&args.place)?;
-        let batch = args.batch_size.unwrap_or(args.model.usual().batch);
+        let (model, batch) = match &args.model {
+            Subject::Network(network) => (network.compiled(&args.place)?, network.usual().batch),
+            Subject::File(path) => {
+                (Load::new().strategy(args.place.strategy()?).model(path)?, BATCH)
+            }
+        };
+        let batch = args.batch_size.unwrap_or(batch);
         write!(out, "{}", model.program(StepKind::Train, batch)?)?;
         return Ok(());
     }
-    let model = args.model.build()?;
+    let model = match &args.model {
+        Subject::Network(network) => network.build()?,
+        Subject::File(path) if args.picture.is_none() => {
+            write!(out, "{}", phalanx::saving::describe(path)?)?;
+            return Ok(());
+        }
+        Subject::File(path) => Load::new().compile(false).model(path)?,
+    };
     if let Some(path) = &args.picture {
         phalanx::pictures::model(&model.summary(), path)?;
         return Ok(());

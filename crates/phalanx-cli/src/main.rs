@@ -3,6 +3,7 @@
 mod args;
 mod bench;
 mod evaluate;
+mod files;
 mod inspect;
 mod network;
 mod train;
@@ -21,6 +22,8 @@ fn main() -> ExitCode {
         args::Command::Bench(bench) => bench::run(&bench),
         args::Command::Inspect(inspect) => inspect::run(&inspect),
         args::Command::Evaluate(evaluate) => evaluate::run(&evaluate),
+        args::Command::Convert { from, to } => files::convert(&from, &to),
+        args::Command::Diff { left, right } => files::diff(&left, &right),
         args::Command::Data => inspect::data(),
         args::Command::Devices => inspect::devices(),
         args::Command::Completions { shell } => completions(shell),

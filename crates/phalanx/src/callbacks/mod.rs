@@ -20,6 +20,7 @@ pub use tensorboard::TensorBoard;
 use crate::error::{Error, Result};
 use crate::history::History;
 use crate::model::Definition;
+use crate::saving::Training;
 
 /// The model's weights, to read.
 pub trait WeightSource {
@@ -28,6 +29,11 @@ pub trait WeightSource {
 
     /// A weight's values.
     fn get(&self, name: &str) -> Option<Vec<f32>>;
+
+    /// What the model is trained with, for files that keep it.
+    fn training(&self) -> Option<Training> {
+        None
+    }
 }
 
 /// What a callback sees.

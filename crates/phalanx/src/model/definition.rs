@@ -33,6 +33,23 @@ pub(crate) struct Placed {
     pub ty: Type,
 }
 
+/// How a model takes its inputs or gives its outputs, as files describe it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// One, by itself.
+    One,
+    /// A list.
+    List,
+    /// By these names, in order.
+    Names(Vec<String>),
+}
+
+impl Form {
+    fn of(symbols: &[Symbol]) -> Form {
+        if symbols.len() == 1 { Form::One } else { Form::List }
+    }
+}
+
 /// The structure of a model, shared by all its uses.
 #[derive(Debug)]
 pub struct Definition {
@@ -43,6 +60,8 @@ pub struct Definition {
     pub(crate) output_types: Vec<Type>,
     pub(crate) members: Vec<Member>,
     pub(crate) calls: Vec<Placed>,
+    pub(crate) input_form: Form,
+    pub(crate) output_form: Form,
 }
 
 impl Definition {
@@ -88,6 +107,8 @@ impl Definition {
         let mut def = Definition {
             name: name.into(),
             kind,
+            input_form: Form::of(&inputs),
+            output_form: Form::of(&outputs),
             inputs,
             outputs,
             output_types: vec![],
@@ -308,11 +329,14 @@ fn name_members(
     Ok((members, index))
 }
 
+/// The names of models that were given none.
+const UNNAMED: [&str; 2] = ["functional", "sequential"];
+
 fn given_name(callee: &Callee) -> Option<String> {
     match callee {
         Callee::Input(input) => input.name.clone(),
         Callee::Layer(layer) => layer.given_name().map(str::to_string),
-        Callee::Model(def) => Some(def.name.clone()),
+        Callee::Model(def) => Some(def.name.clone()).filter(|n| !UNNAMED.contains(&n.as_str())),
     }
 }
 

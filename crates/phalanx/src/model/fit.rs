@@ -8,6 +8,7 @@ use crate::data::{Dataset, Epoch, HostBatch};
 use crate::error::{Error, Result};
 use crate::history::History;
 use crate::progress::{Progress, Verbose};
+use crate::saving::Training;
 use phalanx_graph::Tensor;
 use phalanx_graph::exec::Times;
 use phalanx_graph::program::Program;
@@ -200,6 +201,10 @@ impl WeightSource for Engine {
 
     fn get(&self, name: &str) -> Option<Vec<f32>> {
         self.weight(name)
+    }
+
+    fn training(&self) -> Option<Training> {
+        self.compiled().then(|| Engine::training(self))
     }
 }
 

@@ -12,6 +12,7 @@ mod symbol;
 
 pub use compile::{Compile, LossArgument, MetricArgument, OptimizerArgument};
 pub use definition::{Definition, Kind};
+pub(crate) use definition::{Form, Placed, snake};
 pub use engine::StepKind;
 pub use fit::Fit;
 pub use logs::Logs;
@@ -22,13 +23,13 @@ pub use symbol::{Apply, Input, Symbol, Symbols};
 
 use crate::error::{Error, Result};
 use crate::layer::{Layer, LayerHandle};
-use engine::Engine;
+pub(crate) use engine::Engine;
 use phalanx_graph::Tensor;
 use phalanx_graph::exec::ExecError;
 use phalanx_graph::rng::Stream;
 use std::collections::HashSet;
 use std::sync::Arc;
-pub(crate) use symbol::Callee;
+pub(crate) use symbol::{Call, Callee};
 
 /// First stream of initial weights; layers' own streams start at 1.
 const WEIGHT_STREAM: u32 = 1 << 24;
@@ -63,6 +64,21 @@ impl Model {
     pub fn with_name(name: &str, inputs: impl Symbols, outputs: impl Symbols) -> Result<Model> {
         let def = Definition::new(name, Kind::Functional, inputs.symbols(), outputs.symbols())?;
         Ok(Model { def: Arc::new(def), engine: None })
+    }
+
+    /// What trains the model, once it is compiled with something to train for.
+    pub(crate) fn trainer(&self) -> Option<&Engine> {
+        self.engine.as_ref().filter(|engine| engine.compiled())
+    }
+
+    /// As [`Model::trainer`], to change.
+    pub(crate) fn trainer_mut(&mut self) -> Option<&mut Engine> {
+        self.engine.as_mut().filter(|engine| engine.compiled())
+    }
+
+    /// A model of a structure read from a file.
+    pub(crate) fn of(def: Definition) -> Model {
+        Model { def: Arc::new(def), engine: None }
     }
 
     /// The model's name.

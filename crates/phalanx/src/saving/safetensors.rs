@@ -1,11 +1,12 @@
 //! Weights in `.safetensors` files: tensors called `layer/weight`, and metadata that say what wrote
 //! them.
 
-use super::{Entry, Reader, Weights};
+use super::{Entry, Weights};
 use crate::error::{Error, Result};
 use phalanx_graph::{Data, Tensor};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
+use serde_json::Value;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -19,7 +20,12 @@ const MAX_HEADER: u64 = 100_000_000;
 const PREFIX: u64 = 8;
 
 /// Writes weights; the layout is by name, so that equal weights make equal files.
-pub(super) fn write(out: &mut dyn Write, model: &str, weights: &Weights) -> io::Result<()> {
+pub(super) fn write(
+    out: &mut dyn Write,
+    model: &str,
+    config: &str,
+    weights: &Weights,
+) -> io::Result<()> {
     let mut order: Vec<&(String, Tensor)> = weights.iter().collect();
     order.sort_by(|a, b| a.0.cmp(&b.0));
     let mut infos = Vec::with_capacity(order.len());
@@ -35,7 +41,7 @@ pub(super) fn write(out: &mut dyn Write, model: &str, weights: &Weights) -> io::
         offset = end;
     }
     let tensors = Metadata::new(None, infos).map_err(io::Error::other)?;
-    let header = header(model, &tensors)?;
+    let header = header(model, config, &tensors)?;
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
     for (_, tensor) in order {
@@ -48,8 +54,9 @@ pub(super) fn write(out: &mut dyn Write, model: &str, weights: &Weights) -> io::
 }
 
 /// The header as the crate writes it, with the metadata's keys in order.
-fn header(model: &str, tensors: &Metadata) -> io::Result<Vec<u8>> {
+fn header(model: &str, config: &str, tensors: &Metadata) -> io::Result<Vec<u8>> {
     let metadata = serde_json::json!({
+        "config": config,
         "format": "phalanx",
         "format_version": VERSION,
         "model": model,
@@ -123,8 +130,19 @@ pub(super) fn open(path: &Path) -> Result<SafeTensors> {
     Ok(SafeTensors { path: path.into(), file, start: PREFIX + length, header })
 }
 
-impl Reader for SafeTensors {
-    fn entries(&self) -> HashMap<String, Entry> {
+impl SafeTensors {
+    /// The structure that the metadata hold, if any.
+    pub fn config(&self) -> Result<Option<Value>> {
+        let config = self.header.metadata().as_ref().and_then(|m| m.get("config"));
+        let parse = |text: &String| serde_json::from_str(text);
+        config
+            .map(parse)
+            .transpose()
+            .map_err(|error| Error::file(&self.path, "JSON in the metadata's config", error))
+    }
+
+    /// What it holds, by name.
+    pub fn entries(&self) -> HashMap<String, Entry> {
         let entry = |info: &TensorInfo| Entry {
             dtype: info.dtype.to_string().to_lowercase(),
             dims: info.shape.clone(),
@@ -132,7 +150,8 @@ impl Reader for SafeTensors {
         self.header.tensors().into_iter().map(|(name, info)| (name, entry(info))).collect()
     }
 
-    fn read(&mut self, name: &str) -> Result<Vec<f32>> {
+    /// A weight's values.
+    pub fn read(&mut self, name: &str) -> Result<Vec<f32>> {
         let Some(info) = self.header.info(name).filter(|i| i.dtype == Dtype::F32) else {
             return Err(Error::file(&self.path, format!("f32 weight '{name}'"), "none"));
         };
