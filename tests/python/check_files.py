@@ -96,6 +96,7 @@ def write(directory, name, model, options):
             # Most files hold an optimizer that has something gathered.
             train(model, x, y)
     model.save(path)
+    model.save(os.path.join(directory, f"{name}.python.h5"))
     predictions = flat(model.predict_on_batch(single(x)))
     predictions = [np.asarray(p, "float32") for p in predictions]
     tensors |= {f"p{i}": a for i, a in enumerate(predictions)}

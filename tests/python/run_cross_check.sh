@@ -14,4 +14,4 @@ if ! "$python" -c 'import h5py, jax, keras' 2>/dev/null; then
 fi
 directory="$(mktemp -d)"
 trap 'rm -rf "$directory"' EXIT
-"$python" tests/python/cross_check.py "$directory"
+timeout 1200 "$python" tests/python/cross_check.py "$directory"

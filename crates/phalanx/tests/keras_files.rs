@@ -1,5 +1,5 @@
 //! Files of Python Keras, as `tests/python/cross_check.py` lays them out in `$PHALANX_CROSS_CHECK`:
-//! `<name>.keras`, and `<name>.safetensors` with inputs `x<i>`, predictions `p<i>` and, to train on,
+//! `<name>.keras`, the same as `<name>.python.h5`, and `<name>.safetensors` with inputs `x<i>`, predictions `p<i>` and, to train on,
 //! targets `y<i>`. Every model is loaded, asked, written in every format and trained for three steps; the
 //! script then looks at what was written. `resnet50_*.h5` are weight files in the layouts of the official
 //! ones. Without the directory there is nothing to do.
@@ -58,6 +58,8 @@ fn check(path: &Path) -> std::result::Result<(), String> {
         p.iter().zip(&outputs).try_for_each(|(p, output)| compare(what, p, output))
     };
     ask(&mut model, "predictions")?;
+    let old = path.with_extension("python.h5");
+    ask(&mut load_model(&old).map_err(said)?, "predictions of the legacy file")?;
     let to = |ending: &str| path.with_extension(ending);
     for ending in ["back.keras", "back.h5"] {
         model.save(to(ending)).map_err(said)?;
