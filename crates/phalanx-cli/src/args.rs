@@ -69,9 +69,28 @@ Data without a test split lose every fifth sample of each class to one. Epochs i
     /// Show a network's layers, its compiled program and memory plan, or its picture
     #[command(after_help = "Examples:
   phalanx inspect minigooglenet
+  phalanx inspect model.keras                        # what the file holds
   phalanx inspect minigooglenet --picture model.svg
   phalanx inspect mnist-mlp --program --batch-size 32 --replicas 2")]
     Inspect(Inspect),
+    /// Write a model file in another format
+    #[command(after_help = "The names say the formats: .keras and .h5 hold whole models, \
+                            .weights.h5 and .safetensors weights.
+Example:
+  phalanx convert model.h5 model.keras")]
+    Convert {
+        /// The file to read
+        from: PathBuf,
+        /// The file to write
+        to: PathBuf,
+    },
+    /// Show what differs between two model files, in any formats; fails where something does
+    Diff {
+        /// A file
+        left: PathBuf,
+        /// Another
+        right: PathBuf,
+    },
     /// List, fetch or describe datasets
     #[command(after_help = "Examples:
   phalanx data list

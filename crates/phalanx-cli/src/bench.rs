@@ -48,7 +48,7 @@ impl Job {
     fn new(args: &Bench) -> Result<Job> {
         let network = args.model.network()?;
         let strategy = args.place.strategy()?;
-        let batch = args.batch.global(network, strategy.num_replicas_in_sync())?;
+        let batch = args.batch.global(network.usual_batch(), strategy.num_replicas_in_sync())?;
         let kind = if args.inference { StepKind::Predict } else { StepKind::Train };
         let mut model = build(args, network)?;
         model.compile(network.compile(strategy))?;

@@ -26,7 +26,7 @@ pub fn run(args: &Evaluate) -> Result<()> {
         }
     };
     let network = data.origin.network()?;
-    let batch = args.batch.global(network, strategy.num_replicas_in_sync())?;
+    let batch = args.batch.global(network.usual_batch(), strategy.num_replicas_in_sync())?;
     let mut model = data.origin.build()?;
     model.compile(network.compile(strategy))?;
     model.load_weights(&file)?;

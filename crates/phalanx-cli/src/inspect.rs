@@ -1,31 +1,53 @@
 //! `phalanx inspect` and `phalanx devices`.
 
 use crate::args::Inspect;
+use crate::network::{Choice, USUAL_BATCH};
 use crate::paths;
 use crate::prepare::Origin;
 use anyhow::Result;
 use phalanx::prelude::*;
 use std::io::Write;
 
-/// Prints layers, or the compiled program.
+/// Prints layers, or the compiled program, or what a file holds.
 pub fn run(args: &Inspect) -> Result<()> {
     paths::check_file("--picture", args.picture.as_deref(), &["png", "svg"])?;
-    let network = args.model.network()?;
-    let mut model = Origin::usual(network).build()?;
     let mut out = std::io::stdout().lock();
     if args.program {
-        let strategy = args.place.strategy()?;
-        let batch = args.batch.global(network, strategy.num_replicas_in_sync())?;
-        model.compile(network.compile(strategy))?;
+        let (model, batch) = compiled(args)?;
         write!(out, "{}", model.program(StepKind::Train, batch)?)?;
         return Ok(());
     }
+    let model = match &args.model {
+        Choice::Network(network) => Origin::usual(*network).build()?,
+        Choice::File(path) if args.picture.is_none() => {
+            write!(out, "{}", phalanx::saving::describe(path)?)?;
+            return Ok(());
+        }
+        Choice::File(path) => Load::new().compile(false).model(path)?,
+    };
     if let Some(path) = &args.picture {
         phalanx::pictures::model(&model.summary(), path)?;
         return Ok(());
     }
     writeln!(out, "{}", model.summary())?;
     Ok(())
+}
+
+/// The model, and the batch that its program is for.
+fn compiled(args: &Inspect) -> Result<(Model, usize)> {
+    let strategy = args.place.strategy()?;
+    let replicas = strategy.num_replicas_in_sync();
+    match &args.model {
+        Choice::Network(network) => {
+            let mut model = Origin::usual(*network).build()?;
+            model.compile(network.compile(strategy))?;
+            Ok((model, args.batch.global(network.usual_batch(), replicas)?))
+        }
+        Choice::File(path) => {
+            let model = Load::new().strategy(strategy).model(path)?;
+            Ok((model, args.batch.global(USUAL_BATCH, replicas)?))
+        }
+    }
 }
 
 /// Prints the devices of this machine.

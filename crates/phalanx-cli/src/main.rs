@@ -5,6 +5,7 @@ mod bench;
 mod config;
 mod data;
 mod evaluate;
+mod files;
 mod inspect;
 mod network;
 mod paths;
@@ -47,6 +48,8 @@ fn run(command: &args::Command) -> anyhow::Result<()> {
         args::Command::Predict(predict) => predict::run(predict),
         args::Command::Bench(bench) => bench::run(bench),
         args::Command::Inspect(inspect) => inspect::run(inspect),
+        args::Command::Convert { from, to } => files::convert(from, to),
+        args::Command::Diff { left, right } => files::diff(left, right),
         args::Command::Data { what } => sets::run(what.as_ref()),
         args::Command::Devices => inspect::devices(),
         args::Command::Completions { shell } => completions(*shell),

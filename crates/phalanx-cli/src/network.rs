@@ -24,6 +24,9 @@ pub enum Network {
     Vgg11,
 }
 
+/// Samples per replica where a model file says nothing of it.
+pub const USUAL_BATCH: usize = 32;
+
 /// What MODEL can be: a network by name, or a file that describes one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {

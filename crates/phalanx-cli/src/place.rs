@@ -1,7 +1,6 @@
 //! Where to run, and on how many samples at once.
 
 use crate::args::{Batch, Where};
-use crate::network::Network;
 use anyhow::{Context, Result, bail};
 use phalanx::prelude::*;
 
@@ -32,11 +31,13 @@ impl Where {
 
 impl Batch {
     /// Samples per step over all replicas.
-    pub fn global(self, network: Network, replicas: usize) -> Result<usize> {
+    ///
+    /// `usual` is what a replica gets where nothing else is said.
+    pub fn global(self, usual: usize, replicas: usize) -> Result<usize> {
         let (flag, batch) = match (self.global_batch_size, self.batch_size) {
             (Some(global), _) => ("--global-batch-size", global),
             (None, each) => {
-                let each = each.unwrap_or(network.usual_batch());
+                let each = each.unwrap_or(usual);
                 ("--batch-size", each.saturating_mul(replicas))
             }
         };

@@ -21,7 +21,7 @@ pub fn run(args: &Train) -> Result<()> {
     let begin = Instant::now();
     let network = check(args)?;
     let strategy = args.place.strategy()?.deterministic(args.deterministic);
-    let asked = args.batch.global(network, strategy.num_replicas_in_sync())?;
+    let asked = args.batch.global(network.usual_batch(), strategy.num_replicas_in_sync())?;
     let data = prepare(network, &args.data, args.image_size, args.grayscale)?;
     let plan = Plan::new(args, network, &strategy, &data, asked);
     // A stream on standard output must not be mixed with anything else.

@@ -102,6 +102,12 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["train", "mnist-mlp", "--output", "plot.bmp"], 1, "bmp"),
         (&["train", "mnist-mlp", "--save", "weights.bin"], 1, ".safetensors"),
         (&["train", "mnist-mlp", "--csv", "folder"], 1, "folder"),
+        (&["inspect", "mnist-mpl"], 2, "expected a file or one of mnist-mlp"),
+        (&["inspect", "missing.keras"], 1, "missing.keras: No such file"),
+        (&["inspect", "broken.safetensors"], 1, "broken.safetensors: expected"),
+        (&["convert", "missing.h5", "out.keras"], 1, "missing.h5: No such file"),
+        (&["convert", "broken.safetensors", "out.onnx"], 1, "a name ending in .weights.h5"),
+        (&["diff", "missing.keras", "missing.keras"], 1, "missing.keras: No such file"),
         (&["train", "mnist-mlp", "--checkpoint-dir", "file"], 1, "file"),
         (&["train", "mnist-mlp", "--lr", "1e30"], 1, "at step"),
         (&["train", "mnist-mlp", "--epochs", "1", "--epochs", "2"], 2, "cannot be used multiple"),
@@ -436,4 +442,26 @@ fn inspecting_shows_layers_program_and_devices() {
     for key in ["images_per_second", "step_ms", "setup_s", "peak_rss_mib", "planned_mib"] {
         assert!(line[key].is_number(), "{key}: {line}");
     }
+}
+
+#[test]
+fn model_files_are_converted_shown_and_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let train = ["train", "mnist-mlp", "--epochs", "1", "--steps-per-epoch", "2", "--verbose", "0"];
+    succeeds(dir.path(), &[&train[..], &["--save", "a.safetensors"]].concat());
+    succeeds(dir.path(), &["convert", "a.safetensors", "b.keras"]);
+    succeeds(dir.path(), &["convert", "b.keras", "c.h5"]);
+    assert_eq!(succeeds(dir.path(), &["diff", "a.safetensors", "c.h5"]), "");
+    let shown = succeeds(dir.path(), &["inspect", "b.keras"]);
+    assert!(shown.contains("model: Functional 'mnist_mlp'"), "{shown}");
+    assert!(shown.contains("  layers/dense_2/vars/0 f32 [256, 10]"), "{shown}");
+    succeeds(dir.path(), &[&train[..], &["--seed", "1", "--save", "d.safetensors"]].concat());
+    let out = phalanx(dir.path(), &["diff", "c.h5", "d.safetensors"]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stdout).contains("dense/kernel: "), "{}", text(&out.stdout));
+    assert!(
+        text(&out.stderr).contains("c.h5 and d.safetensors differ in"),
+        "{}",
+        text(&out.stderr)
+    );
 }

@@ -8,6 +8,9 @@ use crate::layers::{
 };
 use crate::model::{Apply, Input, Model, Sequential, Symbol};
 use crate::regularizers::Regularizer;
+use crate::saving;
+use phalanx_graph::Tensor;
+use std::path::Path;
 
 /// The guide's perceptron: two hidden layers of 256 on so many pixels (784 of MNIST), logits out.
 pub fn mnist_mlp(pixels: usize, classes: usize) -> Result<Model> {
@@ -77,25 +80,39 @@ pub fn mini_googlenet(input: [usize; 3], classes: Option<usize>) -> Result<Model
     Model::with_name("mini_googlenet", &inputs, &x)
 }
 
+/// The epsilon of ResNet50's batch normalisations, and that of its older weight files.
+const EPSILON: f64 = 1.001e-5;
+const OLD_EPSILON: f64 = 1e-3;
+/// What Keras takes from the channels blue, green and red of ResNet50's images.
+const CHANNEL_MEANS: [f32; 3] = [103.939, 116.779, 123.68];
+
 /// A convolution of ResNet50 with its batch normalisation, under Keras' names.
-fn named_conv(x: &Symbol, conv: Conv2D, name: &str) -> Symbol {
+fn named_conv(x: &Symbol, conv: Conv2D, name: &str, epsilon: f64) -> Symbol {
     let x = conv.named(&format!("{name}_conv")).apply(x);
-    BatchNormalization::new().epsilon(1.001e-5).named(&format!("{name}_bn")).apply(&x)
+    BatchNormalization::new().epsilon(epsilon).named(&format!("{name}_bn")).apply(&x)
 }
 
-fn bottleneck(x: &Symbol, filters: usize, stride: usize, project: bool, name: &str) -> Symbol {
+/// A block's filters, its stride, and whether its shortcut is a convolution.
+struct Block {
+    filters: usize,
+    stride: usize,
+    project: bool,
+}
+
+fn bottleneck(x: &Symbol, block: Block, name: &str, epsilon: f64) -> Symbol {
+    let Block { filters, stride, project } = block;
+    let conv = |x: &Symbol, conv: Conv2D, part: usize| {
+        named_conv(x, conv, &format!("{name}_{part}"), epsilon)
+    };
     let relu =
         |x: &Symbol, part: &str| Activation::new("relu").named(&format!("{name}_{part}")).apply(x);
-    let shortcut = if project {
-        named_conv(x, Conv2D::new(4 * filters, 1).strides(stride), &format!("{name}_0"))
-    } else {
-        x.clone()
-    };
-    let y = named_conv(x, Conv2D::new(filters, 1).strides(stride), &format!("{name}_1"));
+    let shortcut =
+        if project { conv(x, Conv2D::new(4 * filters, 1).strides(stride), 0) } else { x.clone() };
+    let y = conv(x, Conv2D::new(filters, 1).strides(stride), 1);
     let y = relu(&y, "1_relu");
-    let y = named_conv(&y, Conv2D::new(filters, 3).padding("same"), &format!("{name}_2"));
+    let y = conv(&y, Conv2D::new(filters, 3).padding("same"), 2);
     let y = relu(&y, "2_relu");
-    let y = named_conv(&y, Conv2D::new(4 * filters, 1), &format!("{name}_3"));
+    let y = conv(&y, Conv2D::new(4 * filters, 1), 3);
     let y = Add::new().named(&format!("{name}_add")).apply([&shortcut, &y]);
     relu(&y, "out")
 }
@@ -103,9 +120,63 @@ fn bottleneck(x: &Symbol, filters: usize, stride: usize, project: bool, name: &s
 /// ResNet50 as Keras' applications have it, with `classes` for the top or without one (`None`):
 /// then the output is the last feature map, to build a new head on.
 pub fn resnet50(input: [usize; 3], classes: Option<usize>) -> Result<Model> {
+    resnet50_with(input, classes, EPSILON)
+}
+
+/// ResNet50 with weights from a file: one of the official ImageNet `.h5` files, in the current version or
+/// the older one (whose layers are `res2a_branch2a`, …), with or without top, or any file of weights
+/// of the same network.
+///
+/// A file's top is passed over where `classes` is `None`; where the file has none, a new top starts
+/// with fresh weights.
+///
+/// # Errors
+/// A file that is broken, of another network, or of another number of classes.
+pub fn resnet50_from(
+    path: impl AsRef<Path>,
+    input: [usize; 3],
+    classes: Option<usize>,
+) -> Result<Model> {
+    let path = path.as_ref();
+    let Some(names) = saving::legacy_names(path)? else {
+        let mut model = resnet50(input, classes)?;
+        model.load_weights(path)?;
+        return Ok(model);
+    };
+    let old = names.iter().any(|name| saving::resnet::is_old_name(name));
+    let mut model = resnet50_with(input, classes, if old { OLD_EPSILON } else { EPSILON })?;
+    let has_top = names.iter().any(|name| name == "predictions" || name == "fc1000");
+    let mut left = model.load_weights_by_name(path)?;
+    left.retain(|name| has_top || name != "predictions");
+    if left.is_empty() {
+        return Ok(model);
+    }
+    let received = format!("none for {}", left.join(", "));
+    Err(Error::file(path, "weights for every layer of ResNet50", received))
+}
+
+/// Images (red, green, blue from 0 to 255) as ResNet50's ImageNet weights want them: blue first, less
+/// the mean of each channel.
+///
+/// # Errors
+/// Images without a last axis of three floats.
+pub fn resnet50_preprocess(images: &Tensor) -> Result<Tensor> {
+    let dims = images.dims();
+    let Some(values) = images.f32().filter(|_| dims.last() == Some(&3)) else {
+        let received = format!("{} {dims:?}", images.dtype());
+        let expected = "floats with a last axis of 3";
+        return Err(Error::argument("resnet50_preprocess", "images", expected, received));
+    };
+    let [blue, green, red] = CHANNEL_MEANS;
+    let pixel = |p: &[f32; 3]| [p[2] - blue, p[1] - green, p[0] - red];
+    let values: Vec<f32> = values.as_chunks().0.iter().flat_map(pixel).collect();
+    Ok(Tensor::new(dims, values)?)
+}
+
+fn resnet50_with(input: [usize; 3], classes: Option<usize>, epsilon: f64) -> Result<Model> {
     let inputs = Input::new(input).symbol();
     let x = ZeroPadding2D::new(3).named("conv1_pad").apply(&inputs);
-    let x = named_conv(&x, Conv2D::new(64, 7).strides(2), "conv1");
+    let x = named_conv(&x, Conv2D::new(64, 7).strides(2), "conv1", epsilon);
     let x = Activation::new("relu").named("conv1_relu").apply(&x);
     let x = ZeroPadding2D::new(1).named("pool1_pad").apply(&x);
     let mut x = MaxPooling2D::new(3).strides(2).named("pool1_pool").apply(&x);
@@ -115,7 +186,8 @@ pub fn resnet50(input: [usize; 3], classes: Option<usize>) -> Result<Model> {
         for block in 1..=blocks {
             let first = block == 1;
             let name = format!("conv{}_block{block}", stage + 2);
-            x = bottleneck(&x, filters, if first { stride } else { 1 }, first, &name);
+            let stride = if first { stride } else { 1 };
+            x = bottleneck(&x, Block { filters, stride, project: first }, &name, epsilon);
         }
     }
     if let Some(classes) = classes {

@@ -74,7 +74,7 @@ pub mod prelude {
         Adagrad, Adam, AdamW, Lion, Nadam, Optimizer, OptimizerExt, RMSprop, SGD,
     };
     pub use crate::regularizers::Regularizer;
-    pub use crate::saving::latest_checkpoint;
+    pub use crate::saving::{Load, latest_checkpoint, load_model};
     pub use crate::schedules::{
         CosineDecay, CosineDecayRestarts, ExponentialDecay, InverseTimeDecay, LearningRate,
         PiecewiseConstantDecay, PolynomialDecay,

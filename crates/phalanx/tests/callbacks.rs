@@ -186,7 +186,7 @@ fn a_checkpoint_that_cannot_be_written_ends_the_run_with_its_name() {
     let path = directory.path().join("file/{epoch}.safetensors");
     let error = compiled(0.1).fit(data(), fit(1).callback(ModelCheckpoint::new(path))).unwrap_err();
     assert!(error.to_string().contains("/file: "), "{error}");
-    let early = fit(1).callback(ModelCheckpoint::new("model.keras"));
+    let early = fit(1).callback(ModelCheckpoint::new("model.onnx"));
     let error = compiled(0.1).fit(data(), early).unwrap_err().to_string();
-    assert!(error.contains("model.keras: expected a name ending in .safetensors"), "{error}");
+    assert!(error.contains("model.onnx: expected a name ending in .weights.h5"), "{error}");
 }

@@ -23,6 +23,7 @@ pub use tensorboard::TensorBoard;
 use crate::error::{Error, Result};
 use crate::history::History;
 use crate::model::{Definition, RunState};
+use crate::saving::Training;
 use phalanx_graph::Tensor;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -36,6 +37,11 @@ pub trait WeightSource {
 
     /// A weight's values.
     fn get(&self, name: &str) -> Option<Vec<f32>>;
+
+    /// What the model is trained with, for files that keep it.
+    fn training(&self) -> Option<Training> {
+        None
+    }
 }
 
 /// What a callback sees.

@@ -114,10 +114,14 @@ impl ModelCheckpoint {
             return Err(Error::argument(OWNER, "keep_last", "1 or more", 0));
         }
         let format = Format::of(&self.filepath)?;
-        if self.save_weights_only.is_some_and(|only| only != format.weights_only()) {
-            let name = self.filepath.display();
-            let received = format!("false for '{name}', which holds weights only");
-            return Err(Error::argument(OWNER, "save_weights_only", "true", received));
+        if let (Some(asked), Some(only)) = (self.save_weights_only, format.weights_only())
+            && asked != only
+        {
+            let holds = if only { "weights only" } else { "whole models" };
+            let received =
+                format!("{asked} for '{}', which holds {holds}", self.filepath.display());
+            let expected = only.to_string();
+            return Err(Error::argument(OWNER, "save_weights_only", expected, received));
         }
         let text = self.filepath.to_str().ok_or_else(|| {
             let received = self.filepath.display();
@@ -169,7 +173,10 @@ impl ModelCheckpoint {
         if let Some(directory) = path.parent() {
             std::fs::create_dir_all(directory).map_err(|source| Error::io(directory, source))?;
         }
-        saving::save(&path, view.model, &weights)?;
+        let weights_only = Format::of(&path)?.weights_only().or(self.save_weights_only);
+        let whole = !weights_only.unwrap_or(false);
+        let training = if whole { view.weights.training() } else { None };
+        saving::save(&path, view.model, &weights, saving::Parts { whole, training })?;
         self.best = value.or(self.best);
         self.forget(path)
     }
@@ -326,7 +333,8 @@ mod tests {
     fn arguments_are_checked_before_the_first_epoch() {
         let new = ModelCheckpoint::new;
         for (mut bad, what) in [
-            (new("model.keras"), "model.keras: expected a name ending in .safetensors"),
+            (new("model.onnx"), "model.onnx: expected a name ending in .weights.h5"),
+            (new("model.keras").save_weights_only(true), "which holds whole models"),
             (new("model"), "received no extension"),
             (new("{epoch:x}.safetensors"), "received {epoch:x}"),
             (new("a.safetensors").save_freq("hour"), "save_freq"),

@@ -6,7 +6,9 @@ use crate::error::{Error, Result};
 use crate::losses::{self, Loss};
 use crate::metrics::Metric;
 use crate::optimizers::{self, Optimizer};
+use crate::saving::object;
 use crate::strategy::MirroredStrategy;
+use serde_json::{Map, Value};
 
 /// An optimizer by value or by name.
 pub enum OptimizerArgument {
@@ -111,6 +113,8 @@ pub struct Compile {
     pub(crate) weighted_metrics: Vec<Vec<MetricArgument>>,
     pub(crate) strategy: MirroredStrategy,
     pub(crate) seed: u64,
+    /// Losses and metrics as the file has them that this was read from.
+    pub(crate) described: Option<Map<String, Value>>,
 }
 
 impl Compile {
@@ -124,6 +128,7 @@ impl Compile {
             weighted_metrics: vec![],
             strategy: MirroredStrategy::new(),
             seed: 0,
+            described: None,
         }
     }
 
@@ -178,12 +183,54 @@ pub(crate) struct Resolved {
     pub loss_weights: Vec<f64>,
     /// Each with whether samples count by their weights.
     pub metrics: Vec<Vec<(MetricArgument, bool)>>,
+    /// Losses and metrics under Keras' keys.
+    pub described: Map<String, Value>,
     pub strategy: MirroredStrategy,
     pub seed: u64,
 }
 
 impl Compile {
+    /// Losses and metrics under the keys of Keras' `compile_config`, names as names.
+    fn describe(&self, outputs: usize) -> Map<String, Value> {
+        let lists = |lists: &[Vec<MetricArgument>]| {
+            let list =
+                |list: &Vec<MetricArgument>| list.iter().map(metric_value).collect::<Value>();
+            match lists {
+                [] => Value::Null,
+                [one] if outputs == 1 => list(one),
+                lists => {
+                    let rest = outputs.saturating_sub(lists.len());
+                    let rest = std::iter::repeat_n(Value::Array(vec![]), rest);
+                    lists.iter().map(list).chain(rest).collect()
+                }
+            }
+        };
+        let losses: Vec<Value> = self.losses.iter().map(loss_value).collect();
+        let loss = match &losses[..] {
+            [one] => one.clone(),
+            _ => losses.into(),
+        };
+        let weights = match &self.loss_weights[..] {
+            [] => Value::Null,
+            weights => weights.into(),
+        };
+        let entries = [
+            ("loss", loss),
+            ("loss_weights", weights),
+            ("metrics", lists(&self.metrics)),
+            ("weighted_metrics", lists(&self.weighted_metrics)),
+            ("run_eagerly", false.into()),
+            ("steps_per_execution", 1.into()),
+            ("jit_compile", "auto".into()),
+        ];
+        entries.into_iter().map(|(key, value)| (key.into(), value)).collect()
+    }
+
     pub(crate) fn resolve(self, outputs: usize) -> Result<Resolved> {
+        let described = match &self.described {
+            Some(described) => described.clone(),
+            None => self.describe(outputs),
+        };
         let optimizer = match self.optimizer {
             OptimizerArgument::Value(o) => o,
             OptimizerArgument::Name(name) => optimizers::get(&name)?,
@@ -224,7 +271,21 @@ impl Compile {
             }
         }
         let (strategy, seed) = (self.strategy, self.seed);
-        Ok(Resolved { optimizer, losses, loss_weights, metrics, strategy, seed })
+        Ok(Resolved { optimizer, losses, loss_weights, metrics, described, strategy, seed })
+    }
+}
+
+fn loss_value(loss: &LossArgument) -> Value {
+    match loss {
+        LossArgument::Name(name) => name.as_str().into(),
+        LossArgument::Value(loss) => object("keras.losses", loss.class_name(), loss.config()),
+    }
+}
+
+fn metric_value(metric: &MetricArgument) -> Value {
+    match metric {
+        MetricArgument::Name(name) => name.as_str().into(),
+        MetricArgument::Value(m) => object("keras.metrics", m.class_name(), m.config()),
     }
 }
 

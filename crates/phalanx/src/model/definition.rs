@@ -33,6 +33,23 @@ pub(crate) struct Placed {
     pub ty: Type,
 }
 
+/// How a model takes its inputs or gives its outputs, as files describe it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// One, by itself.
+    One,
+    /// A list.
+    List,
+    /// By these names, in order.
+    Names(Vec<String>),
+}
+
+impl Form {
+    fn of(symbols: &[Symbol]) -> Form {
+        if symbols.len() == 1 { Form::One } else { Form::List }
+    }
+}
+
 /// The structure of a model, shared by all its uses.
 #[derive(Debug)]
 pub struct Definition {
@@ -45,6 +62,8 @@ pub struct Definition {
     pub(crate) calls: Vec<Placed>,
     /// What its weights files say besides the weights.
     notes: Mutex<BTreeMap<String, String>>,
+    pub(crate) input_form: Form,
+    pub(crate) output_form: Form,
 }
 
 impl Definition {
@@ -90,6 +109,8 @@ impl Definition {
         let mut def = Definition {
             name: name.into(),
             kind,
+            input_form: Form::of(&inputs),
+            output_form: Form::of(&outputs),
             inputs,
             outputs,
             output_types: vec![],
@@ -316,11 +337,14 @@ fn name_members(
     Ok((members, index))
 }
 
+/// The names of models that were given none.
+const UNNAMED: [&str; 2] = ["functional", "sequential"];
+
 fn given_name(callee: &Callee) -> Option<String> {
     match callee {
         Callee::Input(input) => input.name.clone(),
         Callee::Layer(layer) => layer.given_name().map(str::to_string),
-        Callee::Model(def) => Some(def.name.clone()),
+        Callee::Model(def) => Some(def.name.clone()).filter(|n| !UNNAMED.contains(&n.as_str())),
     }
 }
 

@@ -3,6 +3,7 @@
 mod checks;
 mod state;
 mod tally;
+mod variables;
 
 pub(crate) use state::{Counters, is_weight};
 pub(crate) use tally::Tally;
@@ -23,6 +24,7 @@ use phalanx_graph::exec::{Accumulate, Batch, FeedData, ProgramId, Times};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{FetchPlan, Split};
 use phalanx_graph::{DType, Data, Options, ParamId, Program, Step, Tensor, Type};
+use serde_json::{Map, Value};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
@@ -57,6 +59,8 @@ pub(crate) struct Engine {
     losses: Vec<Box<dyn Loss>>,
     loss_weights: Vec<f64>,
     metrics: Vec<Vec<Tracked>>,
+    /// Losses and metrics as the user gave them, under Keras' keys.
+    pub(crate) described: Map<String, Value>,
     weights: Vec<ModelWeight>,
     layers: Vec<HeldLayer>,
     /// The weights the optimizer updates, as `trainable` was when compiled.
@@ -129,7 +133,8 @@ fn start(strategy: &MirroredStrategy, l: &Lowered) -> Result<SharedExecutor> {
 
 impl Engine {
     pub(crate) fn new(model: &Model, resolved: Resolved) -> Result<Engine> {
-        let Resolved { optimizer, losses, loss_weights, metrics, strategy, seed } = resolved;
+        let Resolved { optimizer, losses, loss_weights, metrics, described, strategy, seed } =
+            resolved;
         let l = lower(&model.def, true, strategy.is_deterministic())?;
         let types: Vec<Type> = l.outputs.iter().map(|o| l.low.graph.ty(*o).clone()).collect();
         let targets: Vec<Type> =
@@ -157,6 +162,7 @@ impl Engine {
             losses,
             loss_weights,
             metrics,
+            described,
             layers: by_layer(&l.low.weights),
             weights: l.low.weights,
             trained,
@@ -196,7 +202,10 @@ impl Engine {
         let optimizer = Box::new(crate::optimizers::SGD::default());
         let strategy = MirroredStrategy::new();
         let (losses, loss_weights, metrics) = (vec![], vec![], vec![]);
-        Engine::new(model, Resolved { optimizer, losses, loss_weights, metrics, strategy, seed: 0 })
+        let described = Map::new();
+        let resolved =
+            Resolved { optimizer, losses, loss_weights, metrics, described, strategy, seed: 0 };
+        Engine::new(model, resolved)
     }
 
     /// Whether there is something to train for.

@@ -15,6 +15,7 @@ mod training;
 
 pub use compile::{Compile, LossArgument, MetricArgument, OptimizerArgument};
 pub use definition::{Definition, Kind};
+pub(crate) use definition::{Form, Placed, snake};
 pub use engine::StepKind;
 pub use evaluate::Inference;
 pub use fit::Fit;
@@ -28,14 +29,13 @@ pub use training::{Interrupt, OnNan};
 
 use crate::error::{Error, Result};
 use crate::layer::{Layer, LayerHandle};
-use engine::Engine;
-pub(crate) use engine::is_weight;
+pub(crate) use engine::{Engine, is_weight};
 use phalanx_graph::Tensor;
 use phalanx_graph::exec::ExecError;
 use phalanx_graph::rng::Stream;
 use std::collections::HashSet;
 use std::sync::Arc;
-pub(crate) use symbol::Callee;
+pub(crate) use symbol::{Call, Callee};
 
 /// First stream of initial weights; layers' own streams start at 1.
 const WEIGHT_STREAM: u32 = 1 << 24;
@@ -70,6 +70,21 @@ impl Model {
     pub fn with_name(name: &str, inputs: impl Symbols, outputs: impl Symbols) -> Result<Model> {
         let def = Definition::new(name, Kind::Functional, inputs.symbols(), outputs.symbols())?;
         Ok(Model { def: Arc::new(def), engine: None })
+    }
+
+    /// What trains the model, once it is compiled with something to train for.
+    pub(crate) fn trainer(&self) -> Option<&Engine> {
+        self.engine.as_ref().filter(|engine| engine.compiled())
+    }
+
+    /// As [`Model::trainer`], to change.
+    pub(crate) fn trainer_mut(&mut self) -> Option<&mut Engine> {
+        self.engine.as_mut().filter(|engine| engine.compiled())
+    }
+
+    /// A model of a structure read from a file.
+    pub(crate) fn of(def: Definition) -> Model {
+        Model { def: Arc::new(def), engine: None }
     }
 
     /// The model's name.

@@ -7,6 +7,7 @@ use super::definition::Definition;
 use crate::layer::{Layer, LayerHandle};
 use phalanx_graph::{DType, Space, Type};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An input of a model: the shape of one sample.
 #[derive(Clone, Debug)]
@@ -61,6 +62,8 @@ pub(crate) enum Callee {
 pub(crate) struct Call {
     pub callee: Callee,
     pub inputs: Vec<Symbol>,
+    /// Grows from call to call: files list the calls of a shared layer in this order.
+    pub sequence: u64,
 }
 
 impl Drop for Call {
@@ -84,7 +87,9 @@ pub struct Symbol {
 
 impl Symbol {
     pub(crate) fn new(callee: Callee, inputs: Vec<Symbol>) -> Symbol {
-        Symbol { call: Arc::new(Call { callee, inputs }), output: 0 }
+        static SEQUENCE: AtomicU64 = AtomicU64::new(0);
+        let sequence = SEQUENCE.fetch_add(1, Ordering::Relaxed);
+        Symbol { call: Arc::new(Call { callee, inputs, sequence }), output: 0 }
     }
 
     /// Identity of the call that made it.

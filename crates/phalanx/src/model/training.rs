@@ -10,6 +10,7 @@ use crate::data::{Dataset, Epoch, HostBatch};
 use crate::error::{Error, Result};
 use crate::history::History;
 use crate::progress::{Progress, Verbose};
+use crate::saving;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -90,6 +91,10 @@ impl WeightSource for Engine {
 
     fn get(&self, name: &str) -> Option<Vec<f32>> {
         self.weight(name)
+    }
+
+    fn training(&self) -> Option<saving::Training> {
+        self.compiled().then(|| Engine::training(self))
     }
 }
 

@@ -157,6 +157,12 @@ pub trait Optimizer: Debug + Send + Sync {
     /// first).
     fn step_scalars(&self, learning_rate: f64, step: u64) -> Vec<f64>;
 
+    /// Numbers besides the slots that Keras saves after `updates` updates; here they follow from the
+    /// step.
+    fn state_scalars(&self, _updates: u64) -> Vec<f64> {
+        vec![]
+    }
+
     /// Checks the optimizer's own options.
     fn validate_step(&self) -> Result<()> {
         Ok(())

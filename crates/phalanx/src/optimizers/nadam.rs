@@ -107,6 +107,10 @@ impl Optimizer for Nadam {
         ]
     }
 
+    fn state_scalars(&self, updates: u64) -> Vec<f64> {
+        vec![self.momentum(updates).1]
+    }
+
     fn validate_step(&self) -> Result<()> {
         need_beta(self.class_name(), "beta_1", self.beta_1)?;
         need_beta(self.class_name(), "beta_2", self.beta_2)?;

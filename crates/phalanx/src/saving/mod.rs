@@ -1,24 +1,43 @@
-//! Weights in files: written whole or not at all, checked whole before anything changes.
+//! Models and weights in files: written whole or not at all, checked whole before anything changes.
 //!
-//! A path's extension chooses the format. Formats meet in two places, `save` and `open`; a new one is
-//! a file of its own and a line in each.
+//! A path's name chooses the format: `.keras` (whole models, as Keras 3 has them), `.h5` (Keras' older
+//! files), `.weights.h5` and `.safetensors` (weights). Nothing in a file runs code, opens another file
+//! or uses the network.
 
 mod atomic;
 mod checkpoints;
+mod convert;
+mod describe;
+mod diff;
 mod hash;
+mod hdf5;
+mod keras;
+mod legacy;
+mod load;
+pub(crate) mod resnet;
 mod runs;
 mod safetensors;
+mod training;
 
 pub use atomic::write_atomic;
 pub use checkpoints::latest_checkpoint;
+pub use convert::convert;
+pub use describe::{Description, LayerEntry, TensorEntry, describe};
+pub use diff::{Difference, diff};
+pub(crate) use keras::{layers_in_order, object, optimizer_object};
+pub use load::{Load, load_model};
+use load::{Stored, open_stored};
 pub(crate) use runs::RunDirectory;
+pub use training::Training;
+pub(crate) use training::{TrainingState, Variable};
 
 use crate::callbacks::WeightSource;
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
-use crate::model::{Definition, Model};
+use crate::model::{Callee, Definition, Model};
 use phalanx_graph::Tensor;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use safetensors::SafeTensors;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 /// Named weights, in the model's order.
@@ -27,32 +46,69 @@ pub(crate) type Weights = [(String, Tensor)];
 /// What a file can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// `.safetensors`: the weights.
+    /// `.keras`: a whole model.
+    Keras,
+    /// `.weights.h5`: the weights, by class and number.
+    WeightsH5,
+    /// Other `.h5`: the weights by name, or a whole model.
+    LegacyH5,
+    /// `.safetensors`: the weights, with the structure in the metadata.
     SafeTensors,
 }
 
 impl Format {
-    const EXTENSIONS: [(&'static str, Format); 1] = [("safetensors", Format::SafeTensors)];
+    /// Longer endings first.
+    const ENDINGS: [(&'static str, Format); 5] = [
+        (".weights.h5", Format::WeightsH5),
+        (".keras", Format::Keras),
+        (".h5", Format::LegacyH5),
+        (".hdf5", Format::LegacyH5),
+        (".safetensors", Format::SafeTensors),
+    ];
 
-    /// The format that a path's extension asks for.
+    /// The format that a path's name asks for.
     pub(crate) fn of(path: &Path) -> Result<Format> {
-        let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
-        let known = |(name, _): &&(&str, Format)| extension.as_deref() == Some(*name);
-        Format::EXTENSIONS.iter().find(known).map(|(_, format)| *format).ok_or_else(|| {
-            let names: Vec<String> =
-                Format::EXTENSIONS.iter().map(|(name, _)| format!(".{name}")).collect();
-            let expected = format!("a name ending in {}", names.join(", "));
-            let received = extension.map_or("no extension".into(), |e| format!(".{e}"));
-            Error::file(path, expected, received)
+        let name = path.file_name().map(|n| n.to_string_lossy().to_lowercase()).unwrap_or_default();
+        let known =
+            |(ending, _): &&(&str, Format)| name.len() > ending.len() && name.ends_with(*ending);
+        Format::ENDINGS.iter().find(known).map(|(_, format)| *format).ok_or_else(|| {
+            let endings: Vec<&str> = Format::ENDINGS.iter().map(|(ending, _)| *ending).collect();
+            let expected = format!("a name ending in {}", endings.join(", "));
+            let extension = path.extension().map(|e| format!(".{}", e.to_string_lossy()));
+            Error::file(path, expected, extension.unwrap_or("no extension".into()))
         })
     }
 
-    /// Whether it holds weights and nothing else.
-    pub(crate) fn weights_only(self) -> bool {
+    /// Whether it holds weights and nothing else; `None` where it may be either.
+    pub(crate) fn weights_only(self) -> Option<bool> {
         match self {
-            Format::SafeTensors => true,
+            Format::Keras => Some(false),
+            Format::WeightsH5 | Format::SafeTensors => Some(true),
+            Format::LegacyH5 => None,
         }
     }
+}
+
+/// The names of the layers of a legacy `.h5` file; `None` for other files.
+pub(crate) fn legacy_names(path: &Path) -> Result<Option<Vec<String>>> {
+    let format = Format::of(path)?;
+    if !matches!(format, Format::LegacyH5 | Format::WeightsH5) {
+        return Ok(None);
+    }
+    let stored = open_stored(path, format)?;
+    match legacy::weights_group(&stored.file) {
+        None => Ok(None),
+        Some(_) => legacy::layer_names(path, &stored.file).map(Some),
+    }
+}
+
+/// What of a model goes into a file that can hold it.
+#[derive(Default)]
+pub(crate) struct Parts {
+    /// The structure.
+    pub whole: bool,
+    /// What it is trained with.
+    pub training: Option<Training>,
 }
 
 /// A weight as a file describes it.
@@ -63,29 +119,35 @@ struct Entry {
     dims: Vec<usize>,
 }
 
-/// An open file of weights.
-trait Reader {
-    /// What it holds, by name.
-    fn entries(&self) -> HashMap<String, Entry>;
-
-    /// A weight's values.
-    fn read(&mut self, name: &str) -> Result<Vec<f32>>;
-}
-
-/// Writes weights in the format of the path's extension.
-pub(crate) fn save(path: &Path, model: &Definition, weights: &Weights) -> Result<()> {
+/// Writes a model or its weights in the format of the path's name.
+pub(crate) fn save(path: &Path, def: &Definition, weights: &Weights, parts: Parts) -> Result<()> {
     let format = Format::of(path)?;
     let mut names = HashSet::new();
     if let Some((name, _)) = weights.iter().find(|(name, _)| !names.insert(name)) {
-        let owner = format!("model '{}'", model.name);
+        let owner = format!("model '{}'", def.name);
         return Err(Error::argument(owner, "weight names", "each once", name));
     }
+    if format != Format::SafeTensors {
+        check_names(def)?;
+    }
+    let training = parts.training.as_ref();
     write_atomic(path, |out| match format {
-        Format::SafeTensors => safetensors::write(out, &model.name, model.notes().clone(), weights),
+        Format::Keras => keras::write(out, def, weights, training),
+        Format::WeightsH5 => {
+            let weights = keras::ByLayer::new(def, weights);
+            out.write_all(&hdf5::write(&keras::content(def, &weights, training)))
+        }
+        Format::LegacyH5 => out.write_all(&legacy::write(def, weights, parts.whole, training)),
+        Format::SafeTensors => {
+            let mut notes = def.notes().clone();
+            notes
+                .insert(safetensors::CONFIG.into(), keras::whole_config(def, training).to_string());
+            safetensors::write(out, &def.name, notes, weights)
+        }
     })
 }
 
-/// What a weights file says besides its weights: `model`, the name of the model saved, and the notes of
+/// What a file says besides its model: `model`, the name of the model saved, and the notes of
 /// [`Model::set_metadata`].
 ///
 /// # Errors
@@ -94,18 +156,24 @@ pub fn read_metadata(path: impl AsRef<Path>) -> Result<BTreeMap<String, String>>
     let path = path.as_ref();
     match Format::of(path)? {
         Format::SafeTensors => Ok(safetensors::open(path)?.metadata()),
+        Format::Keras => Ok(keras::notes(&open_stored(path, Format::Keras)?)),
+        Format::WeightsH5 | Format::LegacyH5 => Ok(BTreeMap::new()),
     }
 }
 
-/// Opens a file in the format of its extension.
-fn open(path: &Path) -> Result<Box<dyn Reader>> {
-    match Format::of(path)? {
-        Format::SafeTensors => {
-            let file = safetensors::open(path)?;
-            file.check_version()?;
-            Ok(Box::new(file))
+/// Fails on names that cannot be parts of paths in a file.
+fn check_names(def: &Definition) -> Result<()> {
+    for member in &def.members {
+        if !keras::is_plain_name(&member.name) {
+            let owner = format!("model '{}'", def.name);
+            let received = format!("{:?}", member.name);
+            return Err(Error::argument(owner, "layer names", keras::PLAIN_NAME, received));
+        }
+        if let Callee::Model(inner) = &member.callee {
+            check_names(inner)?;
         }
     }
+    Ok(())
 }
 
 /// The layers with weights of their own, each once: a layer that several models share has the name
@@ -146,8 +214,9 @@ pub(crate) fn snapshot(
 }
 
 /// Opens a file and checks that it holds exactly these weights.
-fn open_checked(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Box<dyn Reader>> {
-    let reader = open(path)?;
+fn open_checked(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<SafeTensors> {
+    let reader = safetensors::open(path)?;
+    reader.check_version()?;
     let mut entries = reader.entries();
     let mut faults = vec![];
     for (name, dims) in expected {
@@ -181,26 +250,94 @@ fn list(faults: &[String]) -> String {
 }
 
 impl Model {
-    /// Writes every weight to a `.safetensors` file, under `layer/weight`.
+    /// Writes the whole model to a `.keras` file (or a legacy `.h5`): structure, weights and, once it is
+    /// compiled, losses, metrics, optimizer and what the optimizer has gathered. Python Keras reads
+    /// it, and [`load_model`] does.
+    ///
+    /// The file is there whole or not at all, and on the disk when the call returns.
+    ///
+    /// ```
+    /// use phalanx::prelude::*;
+    ///
+    /// # let directory = std::env::temp_dir();
+    /// # let path = directory.join(format!("phalanx-doc-{}.keras", std::process::id()));
+    /// let mut model = Sequential::new().add(Input::new([4])).add(Dense::new(3)).build()?;
+    /// model.compile(Compile::new("adam").loss("mse"))?;
+    /// model.save(&path)?;
+    /// let again = load_model(&path)?;
+    /// assert_eq!(again.get_weights()?, model.get_weights()?);
+    /// # std::fs::remove_file(&path).ok();
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Another extension, or what the system reports, naming the file; an older file stays as it was.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        if Format::of(path)?.weights_only() == Some(true) {
+            let expected = "a name ending in .keras or .h5 for a whole model";
+            let received = "one of a file of weights (see save_weights)";
+            return Err(Error::file(path, expected, received));
+        }
+        let training = self.trainer().map(|engine| engine.training());
+        save(path, self.definition(), &self.own_weights()?, Parts { whole: true, training })
+    }
+
+    /// Writes every weight to a `.weights.h5`, `.safetensors` or legacy `.h5` file.
     ///
     /// The file is there whole or not at all, and on the disk when the call returns.
     ///
     /// # Errors
     /// Another extension, or what the system reports, naming the file; an older file stays as it was.
     pub fn save_weights(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        if Format::of(path)? == Format::Keras {
+            let expected = "a name ending in .weights.h5, .h5 or .safetensors for weights";
+            return Err(Error::file(path, expected, "one of a whole model (see save)"));
+        }
+        save(path, self.definition(), &self.own_weights()?, Parts::default())
+    }
+
+    /// Every weight once: a shared layer's under its first name.
+    fn own_weights(&self) -> Result<Vec<(String, Tensor)>> {
         let mut weights = self.weights()?;
         let names: HashSet<String> = expected(self.definition()).into_iter().map(|w| w.0).collect();
         weights.retain(|(name, _)| names.contains(name));
-        save(path.as_ref(), self.definition(), &weights)
+        Ok(weights)
     }
 
-    /// Sets every weight from a file that [`Model::save_weights`] or a checkpoint wrote.
+    /// Sets every weight from a file of weights or of a whole model.
     ///
     /// # Errors
     /// A file that is broken or does not fit the model, with every weight that is missing, too many
     /// or of another shape; the model's weights then stay as they were.
     pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        let mut reader = open_checked(path.as_ref(), &expected(self.definition()))?;
+        let path = path.as_ref();
+        match Format::of(path)? {
+            Format::SafeTensors => self.load_safetensors(path),
+            format => open_stored(path, format)?.set_weights(path, self),
+        }
+    }
+
+    /// Sets the weights of layers that a legacy `.h5` file has under the same names, and returns the
+    /// names of those it has none for. Layers that are only in the file are passed over.
+    ///
+    /// # Errors
+    /// A file that is broken or of another kind, and layers whose weights have other shapes; the
+    /// model's weights then stay as they were.
+    pub fn load_weights_by_name(&mut self, path: impl AsRef<Path>) -> Result<Vec<String>> {
+        let path = path.as_ref();
+        let stored = open_stored(path, Format::of(path)?)?;
+        let how = legacy::Match::ByName;
+        let (staged, left) = legacy::read(path, &stored.file, self.definition(), how)?;
+        for (layer, values) in staged {
+            layer.set_values(values.into_iter());
+        }
+        Ok(left)
+    }
+
+    fn load_safetensors(&mut self, path: &Path) -> Result<()> {
+        let mut reader = open_checked(path, &expected(self.definition()))?;
         let owners = owners(self.definition());
         let mut tensors = vec![];
         for (name, layer) in self.layers() {
@@ -210,7 +347,7 @@ impl Model {
                 let values = reader.read(&format!("{owner}/{}", weight.spec.name))?;
                 let tensor = Tensor::new(weight.spec.dims.clone(), values);
                 let expected = format!("{:?} for '{owner}'", weight.spec.dims);
-                tensors.push(tensor.map_err(|_| Error::file(path.as_ref(), expected, "others"))?);
+                tensors.push(tensor.map_err(|_| Error::file(path, expected, "others"))?);
             }
         }
         self.set_weights(&tensors)
@@ -396,13 +533,20 @@ mod tests {
     #[test]
     fn other_extensions_are_refused_with_those_there_are() {
         let directory = tempfile::tempdir().unwrap();
-        for name in ["model.keras", "model.weights.h5", "model"] {
+        for name in ["model.onnx", ".h5", "model"] {
             let path = directory.path().join(name);
             let error = model(1).save_weights(&path).unwrap_err().to_string();
             assert!(error.contains(".safetensors"), "{error}");
             assert!(!path.exists());
             let error = model(1).load_weights(&path).unwrap_err().to_string();
-            assert!(error.contains("expected a name ending in .safetensors"), "{error}");
+            assert!(error.contains("expected a name ending in .weights.h5, .keras"), "{error}");
         }
+        let error = model(1).save_weights(directory.path().join("model.keras")).unwrap_err();
+        assert!(error.to_string().contains("one of a whole model (see save)"), "{error}");
+        let error = model(1).save(directory.path().join("model.weights.h5")).unwrap_err();
+        assert!(
+            error.to_string().contains("one of a file of weights (see save_weights)"),
+            "{error}"
+        );
     }
 }

@@ -66,7 +66,7 @@ pub(crate) fn read(path: &Path) -> Result<Found> {
 fn read_all(file: &mut SafeTensors) -> Result<Vec<(String, Tensor)>> {
     let mut tensors = vec![];
     for (name, dims) in file.floats() {
-        let values = file.values(&name)?;
+        let values = file.read(&name)?;
         tensors.push((name, Tensor::new(dims, values)?));
     }
     Ok(tensors)

@@ -2,12 +2,13 @@
 //! them.
 
 use super::runs::RUN;
-use super::{Entry, Reader, Weights};
+use super::{Entry, Weights};
 use crate::error::{Error, Result};
 use crate::model::is_weight;
 use phalanx_graph::{Data, Tensor};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
+use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -17,6 +18,8 @@ use std::path::{Path, PathBuf};
 const VERSION: &str = "1";
 /// The longest header read; a model of a million weights stays below.
 const MAX_HEADER: u64 = 100_000_000;
+/// The model's structure among the metadata.
+pub(super) const CONFIG: &str = "config";
 /// Bytes before the header.
 const PREFIX: u64 = 8;
 
@@ -155,6 +158,13 @@ impl SafeTensors {
         self.header.metadata().as_ref()?.get(key).cloned()
     }
 
+    /// The structure that the metadata hold, if any.
+    pub(super) fn config(&self) -> Result<Option<Value>> {
+        let parse = |text: String| serde_json::from_str(&text);
+        let wrong = |error| Error::file(&self.path, "JSON in the metadata's config", error);
+        self.note(CONFIG).map(parse).transpose().map_err(wrong)
+    }
+
     /// The f32 tensors' names and dimensions.
     pub(super) fn floats(&self) -> Vec<(String, Vec<usize>)> {
         let float = |(name, info): (String, &TensorInfo)| {
@@ -164,7 +174,7 @@ impl SafeTensors {
     }
 
     /// An f32 tensor's values.
-    pub(super) fn values(&mut self, name: &str) -> Result<Vec<f32>> {
+    pub(super) fn read(&mut self, name: &str) -> Result<Vec<f32>> {
         let Some(info) = self.header.info(name).filter(|i| i.dtype == Dtype::F32) else {
             return Err(Error::file(&self.path, format!("f32 weight '{name}'"), "none"));
         };
@@ -178,8 +188,9 @@ impl SafeTensors {
     }
 }
 
-impl Reader for SafeTensors {
-    fn entries(&self) -> HashMap<String, Entry> {
+impl SafeTensors {
+    /// What it holds, by name.
+    pub(super) fn entries(&self) -> HashMap<String, Entry> {
         let entry = |info: &TensorInfo| Entry {
             dtype: info.dtype.to_string().to_lowercase(),
             dims: info.shape.clone(),
@@ -189,9 +200,5 @@ impl Reader for SafeTensors {
         let tensors = self.header.tensors().into_iter();
         let weights = tensors.filter(|(name, _)| !run || is_weight(name));
         weights.map(|(name, info)| (name, entry(info))).collect()
-    }
-
-    fn read(&mut self, name: &str) -> Result<Vec<f32>> {
-        self.values(name)
     }
 }

@@ -1,0 +1,24 @@
+//! `phalanx convert` and `phalanx diff`.
+
+use anyhow::{Result, bail};
+use phalanx::saving;
+use std::io::Write;
+use std::path::Path;
+
+/// Writes a model file in another format.
+pub fn convert(from: &Path, to: &Path) -> Result<()> {
+    Ok(saving::convert(from, to)?)
+}
+
+/// Prints what differs between two files, a line each.
+pub fn diff(left: &Path, right: &Path) -> Result<()> {
+    let differences = saving::diff(left, right)?;
+    let mut out = std::io::stdout().lock();
+    for difference in &differences {
+        writeln!(out, "{difference}")?;
+    }
+    match differences.len() {
+        0 => Ok(()),
+        n => bail!("{} and {} differ in {n} place(s)", left.display(), right.display()),
+    }
+}

@@ -1,0 +1,183 @@
+//! What an optimizer has gathered, in the order of Keras' variables.
+
+use super::{Engine, StepKind, lock};
+use crate::error::{Error, Result};
+use crate::layer::ModelWeight;
+use crate::saving::{Training, TrainingState, Variable, layers_in_order, optimizer_object};
+use crate::schedules::LearningRate;
+use phalanx_graph::Tensor;
+use phalanx_graph::update::{Slot, SlotInit};
+
+/// Keras' variables beyond iteration and learning rate.
+enum Kind {
+    /// A slot of a weight.
+    Slot(usize, usize),
+    /// The gradient gathered so far for a weight, which is not kept.
+    Gathered(usize),
+    /// A number of the optimizer's own, which follows from the step.
+    Scalar(f64),
+}
+
+impl Engine {
+    /// The weights that are trained, in Keras' order.
+    fn trained_in_order(&self) -> Vec<&ModelWeight> {
+        let mut out = vec![];
+        for layer in layers_in_order(&self.def) {
+            let of_layer = self.weights.iter().filter(|w| w.layer.same(&layer));
+            out.extend(of_layer.filter(|w| self.trained.contains(&w.param)));
+        }
+        out
+    }
+
+    /// The variables of Keras' optimizer, slots of one group weight by weight.
+    fn variables(&self, slots: &[Slot], weights: usize) -> Vec<Kind> {
+        let common = self.optimizer.common();
+        let mut groups: Vec<Vec<usize>> = vec![];
+        let own = slots.len() - usize::from(common.use_ema);
+        if common.use_ema {
+            groups.push(vec![own]);
+        }
+        let mut next = 0;
+        while next < own {
+            let pair = slots[next].name == "momentum"
+                && slots[..own].get(next + 1).is_some_and(|s| s.name == "velocity");
+            groups.push(if pair { vec![next, next + 1] } else { vec![next] });
+            next += 1 + usize::from(pair);
+        }
+        let mut out = vec![];
+        for (i, group) in groups.iter().enumerate() {
+            if i == usize::from(common.use_ema) && common.gradient_accumulation_steps.is_some() {
+                out.extend((0..weights).map(Kind::Gathered));
+            }
+            out.extend((0..weights).flat_map(|w| group.iter().map(move |s| Kind::Slot(*s, w))));
+        }
+        if groups.len() == usize::from(common.use_ema)
+            && common.gradient_accumulation_steps.is_some()
+        {
+            out.extend((0..weights).map(Kind::Gathered));
+        }
+        out.extend(self.optimizer.state_scalars(self.updates).into_iter().map(Kind::Scalar));
+        out
+    }
+
+    /// The learning rate that a file keeps beside the optimizer: none where a schedule rules.
+    fn kept_learning_rate(&self) -> Option<f64> {
+        match self.optimizer.common().learning_rate {
+            LearningRate::Constant(rate) => Some(self.learning_rate.unwrap_or(rate)),
+            LearningRate::Schedule(_) => None,
+        }
+    }
+
+    /// What the model was compiled with, and everything gathered so far.
+    pub(crate) fn training(&self) -> Training {
+        let mut config = self.described.clone();
+        let optimizer = optimizer_object(&*self.optimizer, self.kept_learning_rate());
+        config.insert("optimizer".into(), optimizer);
+        let optimizer = self.optimizer.common().name.clone();
+        Training { config, optimizer, state: self.training_state() }
+    }
+
+    fn training_state(&self) -> TrainingState {
+        let slots = self.optimizer.rule().slots;
+        let weights = self.trained_in_order();
+        let executor = lock(&self.executor);
+        let started = executor.slots() == slots.len() && !slots.is_empty();
+        let variable = |kind: Kind| match kind {
+            Kind::Scalar(value) => {
+                Variable { name: "variable".into(), dims: vec![], values: vec![value as f32] }
+            }
+            Kind::Slot(slot, w) => {
+                let fresh = || match slots[slot].init {
+                    SlotInit::Value(value) => value,
+                    SlotInit::Weight => 0.0,
+                };
+                let of = |n: usize| match started {
+                    true => executor.slot(slot, weights[w].param),
+                    false => vec![fresh(); n],
+                };
+                Variable::of(weights[w], &slots[slot].name, of)
+            }
+            Kind::Gathered(w) => Variable::of(weights[w], "gradient_accumulator", |n| vec![0.0; n]),
+        };
+        let kinds = self.variables(&slots, weights.len());
+        TrainingState {
+            iterations: self.steps,
+            learning_rate: self.kept_learning_rate(),
+            variables: kinds.into_iter().map(variable).collect(),
+        }
+    }
+
+    /// Goes on from what a file holds: the iteration, then the learning rate (without a schedule) and
+    /// the variables, if the optimizer had any yet.
+    pub(crate) fn set_training_state(&mut self, iteration: u64, found: &[Tensor]) -> Result<()> {
+        let mut found = found.iter();
+        let rate = match self.kept_learning_rate() {
+            None => None,
+            Some(_) => {
+                let rate = found.next().and_then(Tensor::f32).unwrap_or_default();
+                let usable = |r: &f32| r.is_finite() && *r >= 0.0;
+                let rate = <[f32; 1]>::try_from(rate).ok().map(|[r]| r).filter(usable);
+                let expected = "a finite number from 0 up";
+                let wrong = || Error::argument("optimizer", "learning_rate", expected, "another");
+                Some(f64::from(rate.ok_or_else(wrong)?))
+            }
+        };
+        let found: Vec<&Tensor> = found.collect();
+        let slots = self.optimizer.rule().slots;
+        let trained = self.trained_in_order();
+        let params: Vec<_> = trained.iter().map(|w| w.param).collect();
+        let kinds = self.variables(&slots, params.len());
+        if !found.is_empty() {
+            let dims: Vec<Vec<usize>> =
+                trained.iter().map(|w| w.layer.weights()[w.index].spec.dims.clone()).collect();
+            check(&kinds, &dims, &found)?;
+            self.ensure(StepKind::Train, 1)?;
+            let mut executor = lock(&self.executor);
+            for (kind, tensor) in kinds.iter().zip(found) {
+                if let Kind::Slot(slot, w) = kind {
+                    executor.set_slot(*slot, params[*w], tensor.f32().unwrap_or_default())?;
+                }
+            }
+        }
+        self.steps = iteration;
+        self.updates = iteration / self.gather_steps().unwrap_or(1).max(1);
+        if let Some(rate) = rate {
+            self.optimizer.common_mut().learning_rate = LearningRate::Constant(rate);
+        }
+        Ok(())
+    }
+}
+
+/// Fails unless the file's variables are those of the optimizer.
+fn check(kinds: &[Kind], dims: &[Vec<usize>], found: &[&Tensor]) -> Result<()> {
+    let expected = |kind: &Kind| match kind {
+        Kind::Slot(_, w) | Kind::Gathered(w) => dims[*w].clone(),
+        Kind::Scalar(_) => vec![],
+    };
+    if kinds.len() != found.len() {
+        let expected = format!("{} for the weights that are trained", kinds.len());
+        return Err(Error::argument("optimizer", "variables", expected, found.len()));
+    }
+    for (i, (kind, tensor)) in kinds.iter().zip(found).enumerate() {
+        if tensor.dims() != expected(kind) || tensor.f32().is_none() {
+            let (expected, received) = (format!("{:?}", expected(kind)), tensor.dims());
+            let what = format!("variable {i} after the learning rate");
+            return Err(Error::argument("optimizer", what, expected, format!("{received:?}")));
+        }
+    }
+    Ok(())
+}
+
+impl Variable {
+    fn of(weight: &ModelWeight, slot: &str, values: impl Fn(usize) -> Vec<f32>) -> Variable {
+        let weights = weight.layer.weights();
+        let spec = &weights[weight.index].spec;
+        let owner = weight.layer_name.replace('/', "_");
+        let len = spec.dims.iter().product();
+        Variable {
+            name: format!("{owner}_{}_{slot}", spec.name),
+            dims: spec.dims.clone(),
+            values: values(len),
+        }
+    }
+}

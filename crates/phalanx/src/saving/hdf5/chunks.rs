@@ -1,0 +1,234 @@
+//! Datasets in chunks: their index (a v1 B-tree) and their filters.
+
+use super::bytes::{Cursor, UNDEFINED};
+use super::types::count;
+use super::{Fault, Result};
+use flate2::read::ZlibDecoder;
+use std::collections::HashSet;
+use std::io::Read;
+
+/// Up to here an array may unpack from anything.
+const SMALL: usize = 16_000_000;
+/// Larger arrays may be this many times the size of their file.
+const MAX_PACKING: usize = 64;
+
+/// What was done to each chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Filter {
+    /// Packed by deflate.
+    Deflate,
+    /// Bytes of elements brought together.
+    Shuffle,
+    /// Four bytes of checksum at the end.
+    Checksum,
+}
+
+/// The filters in a pipeline message, in the order they were applied.
+pub(super) fn filters(data: &[u8]) -> Result<Vec<Filter>> {
+    let mut at = Cursor::new(data, 0)?;
+    let (version, n) = (at.u8()?, at.u8()?);
+    match version {
+        1 => at.skip(6)?,
+        2 => {}
+        _ => return Err(Fault(format!("version {version} of a list of filters"))),
+    }
+    let mut out = vec![];
+    for _ in 0..n {
+        let id = at.u16()?;
+        let name = if version == 1 || id >= 256 { at.u16()? as usize } else { 0 };
+        at.skip(2)?;
+        let values = at.u16()? as usize;
+        at.skip(name)?;
+        if version == 1 {
+            at.pad(name)?;
+        }
+        at.skip(values * 4)?;
+        if version == 1 && values % 2 == 1 {
+            at.skip(4)?;
+        }
+        out.push(match id {
+            1 => Filter::Deflate,
+            2 => Filter::Shuffle,
+            3 => Filter::Checksum,
+            _ => return Err(Fault(format!("filter {id}, which is not known"))),
+        });
+    }
+    Ok(out)
+}
+
+/// Where the chunks are and how to unpack them.
+#[derive(Debug)]
+pub(super) struct Chunked {
+    tree: u64,
+    dims: Vec<usize>,
+    filters: Vec<Filter>,
+}
+
+/// One chunk: its bytes, the filters left out, its place in the array.
+struct Chunk<'a> {
+    data: &'a [u8],
+    mask: u32,
+    start: Vec<usize>,
+}
+
+impl Chunked {
+    /// From the rest of a layout message.
+    pub fn parse(mut at: Cursor<'_>, rank: usize, filters: Vec<Filter>) -> Result<Chunked> {
+        let axes = at.u8()? as usize;
+        if axes != rank + 1 {
+            return Err(Fault(format!("chunks of {axes} axes for an array of {rank}")));
+        }
+        let tree = at.u64()?;
+        let dims = (0..rank).map(|_| Ok(at.u32()? as usize)).collect::<Result<Vec<_>>>()?;
+        if dims.contains(&0) {
+            return Err(Fault("empty chunks".into()));
+        }
+        Ok(Chunked { tree, dims, filters })
+    }
+
+    /// The whole array, `length` bytes long.
+    pub fn read(
+        &self,
+        bytes: &[u8],
+        dims: &[usize],
+        element: usize,
+        length: usize,
+    ) -> Result<Vec<u8>> {
+        let plausible = |size: usize| size <= SMALL || size / MAX_PACKING <= bytes.len();
+        if !plausible(length) {
+            return Err(Fault(format!("{length} bytes of data in a file of {}", bytes.len())));
+        }
+        let size = count(&self.dims)?.checked_mul(element);
+        let size = size.filter(|size| plausible(*size));
+        let size = size.ok_or_else(|| Fault(format!("chunks of {:?}", self.dims)))?;
+        if self.tree == UNDEFINED {
+            return Err(Fault("a dataset that was never written".into()));
+        }
+        let mut chunks = vec![];
+        self.collect(bytes, self.tree, None, &mut HashSet::new(), &mut chunks)?;
+        let most = dims.iter().zip(&self.dims).map(|(n, c)| n.div_ceil(*c)).product::<usize>();
+        if chunks.len() != most {
+            return Err(Fault(format!("{} chunks where {most} belong", chunks.len())));
+        }
+        let mut out = vec![0; length];
+        for chunk in chunks {
+            let data = self.unpack(&chunk, element, size)?;
+            place(&mut out, dims, &data, &self.dims, &chunk.start, element);
+        }
+        Ok(out)
+    }
+
+    fn collect<'a>(
+        &self,
+        bytes: &'a [u8],
+        address: u64,
+        level: Option<u8>,
+        seen: &mut HashSet<u64>,
+        out: &mut Vec<Chunk<'a>>,
+    ) -> Result<()> {
+        if !seen.insert(address) {
+            return Err(Fault("a tree of chunks that meets itself".into()));
+        }
+        let mut at = Cursor::new(bytes, address)?;
+        at.signature(b"TREE")?;
+        let (kind, height) = (at.u8()?, at.u8()?);
+        if kind != 1 || level.is_some_and(|level| height + 1 != level) {
+            return Err(Fault("a tree of chunks of another kind".into()));
+        }
+        let used = at.u16()?;
+        at.skip(16)?;
+        for _ in 0..used {
+            let (size, mask) = (at.u32()? as usize, at.u32()?);
+            let start = self.dims.iter().map(|_| Ok(at.u64()? as usize));
+            let start = start.collect::<Result<Vec<_>>>()?;
+            at.skip(8)?;
+            let child = at.u64()?;
+            if height > 0 {
+                self.collect(bytes, child, Some(height), seen, out)?;
+            } else if seen.insert(child) {
+                let data = Cursor::new(bytes, child)?.take(size)?;
+                out.push(Chunk { data, mask, start });
+            } else {
+                return Err(Fault("a chunk in two places".into()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Undoes the filters; what comes out has `size` bytes.
+    fn unpack(&self, chunk: &Chunk<'_>, element: usize, size: usize) -> Result<Vec<u8>> {
+        let mut data = chunk.data.to_vec();
+        for (i, filter) in self.filters.iter().enumerate().rev() {
+            if i < 32 && chunk.mask & (1 << i) != 0 {
+                continue;
+            }
+            data = match filter {
+                Filter::Checksum => {
+                    let end = data.len().checked_sub(4);
+                    data.truncate(end.ok_or_else(|| Fault("a chunk too short".into()))?);
+                    data
+                }
+                Filter::Deflate => {
+                    let mut out = vec![];
+                    let most = size as u64 + 5;
+                    let unpacked = ZlibDecoder::new(&data[..]).take(most).read_to_end(&mut out);
+                    unpacked.map_err(|e| Fault(format!("a chunk that does not unpack: {e}")))?;
+                    out
+                }
+                Filter::Shuffle => unshuffle(&data, element),
+            };
+        }
+        if data.len() == size {
+            return Ok(data);
+        }
+        Err(Fault(format!("a chunk of {} bytes where {size} belong", data.len())))
+    }
+}
+
+/// Puts the bytes of each element together again.
+fn unshuffle(data: &[u8], element: usize) -> Vec<u8> {
+    let n = data.len() / element;
+    let mut out = data.to_vec();
+    for (i, whole) in out.chunks_exact_mut(element).enumerate() {
+        for (b, byte) in whole.iter_mut().enumerate() {
+            *byte = data[b * n + i];
+        }
+    }
+    out
+}
+
+/// Copies a chunk to its place, row by row, without what lies outside the array.
+fn place(
+    out: &mut [u8],
+    dims: &[usize],
+    data: &[u8],
+    chunk: &[usize],
+    start: &[usize],
+    element: usize,
+) {
+    let Some((last, lead)) = chunk.split_last() else {
+        out.copy_from_slice(data);
+        return;
+    };
+    let axis = lead.len();
+    if start[axis] >= dims[axis] {
+        return;
+    }
+    let width = (*last).min(dims[axis] - start[axis]) * element;
+    for (row, line) in data.chunks_exact(last * element).enumerate() {
+        let (mut rest, mut target, mut stride) = (row, start[axis], dims[axis]);
+        let mut inside = true;
+        for a in (0..axis).rev() {
+            let at = start[a].saturating_add(rest % chunk[a]);
+            rest /= chunk[a];
+            inside &= at < dims[a];
+            if inside {
+                target += at * stride;
+                stride *= dims[a];
+            }
+        }
+        if inside {
+            out[target * element..][..width].copy_from_slice(&line[..width]);
+        }
+    }
+}

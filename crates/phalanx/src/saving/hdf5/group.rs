@@ -1,0 +1,188 @@
+//! Groups: what they hold, in symbol tables (v1 B-tree, local heap) or as link messages.
+
+use super::attribute::Attribute;
+use super::bytes::{Cursor, UNDEFINED, utf8};
+use super::dataset::Dataset;
+use super::dense::{self, Index};
+use super::header::{self, Message};
+use super::{Fault, Group, MAX_DEPTH, Node, Result};
+use std::collections::{BTreeMap, HashSet};
+
+/// Symbol tables say so of soft links.
+const SOFT: u32 = 2;
+
+/// A walk through a file's structure.
+pub(super) struct Walk<'a> {
+    pub bytes: &'a [u8],
+    /// Objects and tree nodes met so far: none is met twice.
+    pub seen: HashSet<u64>,
+    /// Bytes of headers read so far: overlapping ones must not add up.
+    pub read: usize,
+}
+
+impl Walk<'_> {
+    fn enter(&mut self, address: u64) -> Result<()> {
+        if self.seen.insert(address) {
+            return Ok(());
+        }
+        Err(Fault(format!("two links to the object at {address}")))
+    }
+
+    /// The group or dataset at an address.
+    pub fn node(&mut self, address: u64, depth: usize) -> Result<Node> {
+        self.enter(address)?;
+        if depth > MAX_DEPTH {
+            return Err(Fault(format!("groups more than {MAX_DEPTH} deep")));
+        }
+        let messages = header::messages(self.bytes, address)?;
+        self.read += messages.iter().map(|m| m.data.len() + 8).sum::<usize>();
+        if self.read > 2 * self.bytes.len() {
+            return Err(Fault("objects that overlap".into()));
+        }
+        if messages.iter().any(|m| m.kind == header::LAYOUT) {
+            return Ok(Node::Dataset(Dataset::parse(&messages)?));
+        }
+        let attributes = self.attributes(&messages)?;
+        let group = [header::SYMBOL_TABLE, header::LINK_INFO, header::LINK, header::GROUP_INFO];
+        if !messages.iter().any(|m| group.contains(&m.kind)) {
+            return Err(Fault(format!("neither a group nor a dataset at {address}")));
+        }
+        let mut members = BTreeMap::new();
+        for (name, place) in self.links(&messages)? {
+            let node = match place {
+                Some(address) => self.node(address, depth + 1)?,
+                None => Node::Link,
+            };
+            if members.insert(name.clone(), node).is_some() {
+                return Err(Fault(format!("'{name}' twice in a group")));
+            }
+        }
+        Ok(Node::Group(Group { attributes, members }))
+    }
+
+    /// Names and addresses of what a group holds; no address for links to elsewhere.
+    fn links(&mut self, messages: &[Message<'_>]) -> Result<Vec<(String, Option<u64>)>> {
+        let mut out = vec![];
+        for message in messages {
+            let mut at = Cursor::new(message.data, 0)?;
+            match message.kind {
+                header::SYMBOL_TABLE => {
+                    let (tree, heap) = (at.u64()?, at.u64()?);
+                    let names = local_heap(self.bytes, heap)?;
+                    self.symbols(tree, names, None, &mut out)?;
+                }
+                header::LINK => out.push(link(at)?),
+                header::LINK_INFO => {
+                    at.skip(1)?;
+                    let flags = at.u8()?;
+                    at.skip(if flags & 1 != 0 { 8 } else { 0 })?;
+                    for message in self.kept_elsewhere(&mut at, Index::Links)? {
+                        out.push(link(Cursor::new(&message, 0)?)?);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(out)
+    }
+
+    /// The messages that are not in the header but in a heap of their own.
+    fn kept_elsewhere(&mut self, at: &mut Cursor<'_>, index: Index) -> Result<Vec<Vec<u8>>> {
+        let (heap, tree) = (at.u64()?, at.u64()?);
+        if heap == UNDEFINED || tree == UNDEFINED {
+            return Ok(vec![]);
+        }
+        self.enter(heap)?;
+        self.enter(tree)?;
+        let messages = dense::messages(self.bytes, heap, tree, index)?;
+        self.read += messages.iter().map(Vec::len).sum::<usize>();
+        Ok(messages)
+    }
+
+    fn attributes(&mut self, messages: &[Message<'_>]) -> Result<BTreeMap<String, Attribute>> {
+        let mut out = BTreeMap::new();
+        for message in messages {
+            match message.kind {
+                header::ATTRIBUTE => out.extend([Attribute::parse(message.data)?]),
+                header::ATTRIBUTE_INFO => {
+                    let mut at = Cursor::new(message.data, 0)?;
+                    at.skip(1)?;
+                    let flags = at.u8()?;
+                    at.skip(if flags & 1 != 0 { 2 } else { 0 })?;
+                    for message in self.kept_elsewhere(&mut at, Index::Attributes)? {
+                        out.extend([Attribute::parse(&message)?]);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(out)
+    }
+
+    /// The entries below a node of a group's tree.
+    fn symbols(
+        &mut self,
+        address: u64,
+        names: &[u8],
+        level: Option<u8>,
+        out: &mut Vec<(String, Option<u64>)>,
+    ) -> Result<()> {
+        self.enter(address)?;
+        let mut at = Cursor::new(self.bytes, address)?;
+        if level == Some(0) {
+            return table(at, names, out);
+        }
+        at.signature(b"TREE")?;
+        let (kind, height) = (at.u8()?, at.u8()?);
+        if kind != 0 || level.is_some_and(|level| height + 1 != level) {
+            return Err(Fault("a group's tree of another kind".into()));
+        }
+        let used = at.u16()?;
+        at.skip(16)?;
+        for _ in 0..used {
+            at.skip(8)?;
+            let child = at.u64()?;
+            self.symbols(child, names, Some(height), out)?;
+        }
+        Ok(())
+    }
+}
+
+/// The entries of one symbol table node.
+fn table(mut at: Cursor<'_>, names: &[u8], out: &mut Vec<(String, Option<u64>)>) -> Result<()> {
+    at.signature(b"SNOD")?;
+    at.skip(2)?;
+    for _ in 0..at.u16()? {
+        let (name, address, cache) = (at.u64()?, at.u64()?, at.u32()?);
+        at.skip(20)?;
+        let name = Cursor::new(names, name)?.text()?;
+        out.push((name, (cache != SOFT).then_some(address)));
+    }
+    Ok(())
+}
+
+/// The names in a local heap.
+fn local_heap(bytes: &[u8], address: u64) -> Result<&[u8]> {
+    let mut at = Cursor::new(bytes, address)?;
+    at.signature(b"HEAP")?;
+    at.skip(4)?;
+    let size = at.u64()?;
+    at.skip(8)?;
+    let size = usize::try_from(size).map_err(|_| Fault("a heap too long".into()))?;
+    Cursor::new(bytes, at.u64()?)?.take(size)
+}
+
+/// A link message.
+fn link(mut at: Cursor<'_>) -> Result<(String, Option<u64>)> {
+    let (version, flags) = (at.u8()?, at.u8()?);
+    if version != 1 {
+        return Err(Fault(format!("version {version} of a link")));
+    }
+    let kind = if flags & 0x08 != 0 { at.u8()? } else { 0 };
+    at.skip(if flags & 0x04 != 0 { 8 } else { 0 })?;
+    at.skip(if flags & 0x10 != 0 { 1 } else { 0 })?;
+    let length = at.unsigned(1 << (flags & 3))?;
+    let length = usize::try_from(length).map_err(|_| Fault("a name too long".into()))?;
+    let name = utf8(at.take(length)?)?;
+    Ok((name, if kind == 0 { Some(at.u64()?) } else { None }))
+}

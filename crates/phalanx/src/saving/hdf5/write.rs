@@ -1,0 +1,330 @@
+//! Writing files as h5py does by default: version 0 of everything, one contiguous piece a dataset.
+
+use super::header::{ATTRIBUTE, DATASPACE, DATATYPE, FILL, LAYOUT, SYMBOL_TABLE};
+use super::{SIGNATURE, bytes::UNDEFINED};
+use std::collections::BTreeMap;
+
+/// Half of the entries that a node of a group's tree has place for.
+const NODE_K: usize = 16;
+/// Half of the entries that a symbol table node has place for.
+const LEAF_K: usize = 4;
+/// Bytes of a superblock.
+const SUPERBLOCK: usize = 96;
+/// Bytes of the usual collection of texts.
+const COLLECTION: usize = 4096;
+/// Most entries of one collection: indices have 16 bits.
+const MAX_TEXTS: u16 = u16::MAX - 1;
+
+/// An array to write.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Values {
+    /// 32-bit floats.
+    F32(Vec<f32>),
+    /// 32-bit integers.
+    I32(Vec<i32>),
+}
+
+/// What to write: a group with its attributes, or an array.
+#[derive(Clone, Debug)]
+pub(crate) enum Content {
+    /// A group.
+    Group {
+        /// Texts: one, or a list.
+        attributes: Vec<(String, Text)>,
+        /// What it holds.
+        members: BTreeMap<String, Content>,
+    },
+    /// An array.
+    Dataset {
+        /// Its shape.
+        dims: Vec<usize>,
+        /// Its elements.
+        values: Values,
+    },
+}
+
+/// The value of an attribute.
+#[derive(Clone, Debug)]
+pub(crate) enum Text {
+    /// One text.
+    One(String),
+    /// A list of them.
+    Many(Vec<String>),
+}
+
+impl Content {
+    /// An empty group.
+    pub fn group() -> Content {
+        Content::Group { attributes: vec![], members: BTreeMap::new() }
+    }
+
+    /// Adds a text beside a group; nothing beside a dataset.
+    pub fn attribute(&mut self, name: &str, text: Text) {
+        if let Content::Group { attributes, .. } = self {
+            attributes.push((name.into(), text));
+        }
+    }
+
+    /// The group at a path, made where it is missing; a dataset on the way gives place.
+    pub fn at(&mut self, path: &str) -> &mut Content {
+        let mut here = self;
+        for part in path.split('/').filter(|part| !part.is_empty()) {
+            if matches!(here, Content::Dataset { .. }) {
+                *here = Content::group();
+            }
+            let Content::Group { members, .. } = here else { unreachable!("it was just made") };
+            here = members.entry(part.into()).or_insert_with(Content::group);
+        }
+        here
+    }
+
+    /// Puts an array at a path.
+    pub fn put(&mut self, path: &str, dims: &[usize], values: Values) {
+        *self.at(path) = Content::Dataset { dims: dims.to_vec(), values };
+    }
+}
+
+/// The bytes of a file with this root group.
+pub(crate) fn write(root: &Content) -> Vec<u8> {
+    let mut writer = Writer { out: vec![0; SUPERBLOCK], texts: None };
+    let address = writer.content(root);
+    let end = writer.out.len() as u64;
+    let mut block = SIGNATURE.to_vec();
+    block.extend([0, 0, 0, 0, 0, 8, 8, 0]);
+    block.extend((LEAF_K as u16).to_le_bytes());
+    block.extend((NODE_K as u16).to_le_bytes());
+    block.extend([0; 4]);
+    for number in [0, UNDEFINED, end, UNDEFINED, 0, address] {
+        block.extend(number.to_le_bytes());
+    }
+    block.resize(SUPERBLOCK, 0);
+    writer.out[..SUPERBLOCK].copy_from_slice(&block);
+    writer.out
+}
+
+struct Writer {
+    out: Vec<u8>,
+    /// The collection of texts being filled.
+    texts: Option<Collection>,
+}
+
+struct Collection {
+    address: usize,
+    used: usize,
+    size: usize,
+    entries: u16,
+}
+
+impl Writer {
+    fn append(&mut self, bytes: &[u8]) -> u64 {
+        self.out.resize(self.out.len().next_multiple_of(8), 0);
+        let address = self.out.len() as u64;
+        self.out.extend_from_slice(bytes);
+        address
+    }
+
+    /// Writes a group or dataset with all below it; the address of its header.
+    fn content(&mut self, content: &Content) -> u64 {
+        match content {
+            Content::Dataset { dims, values } => self.dataset(dims, values),
+            Content::Group { attributes, members } => {
+                let mut entries = vec![];
+                for (name, member) in members {
+                    entries.push((name.as_str(), self.content(member)));
+                }
+                let (tree, heap) = self.symbols(&entries);
+                let mut table = tree.to_le_bytes().to_vec();
+                table.extend(heap.to_le_bytes());
+                let mut messages = vec![(SYMBOL_TABLE, table)];
+                for (name, text) in attributes {
+                    messages.push((ATTRIBUTE, self.attribute(name, text)));
+                }
+                self.header(&messages)
+            }
+        }
+    }
+
+    fn dataset(&mut self, dims: &[usize], values: &Values) -> u64 {
+        let (kind, data): (Vec<u8>, Vec<u8>) = match values {
+            Values::F32(v) => (float32(), v.iter().flat_map(|v| v.to_le_bytes()).collect()),
+            Values::I32(v) => (int32(), v.iter().flat_map(|v| v.to_le_bytes()).collect()),
+        };
+        let size = data.len() as u64;
+        let address = if data.is_empty() { UNDEFINED } else { self.append(&data) };
+        let mut layout = vec![3, 1];
+        layout.extend(address.to_le_bytes());
+        layout.extend(size.to_le_bytes());
+        // Allocated late, filled when set, no value of its own.
+        let fill = vec![2, 2, 2, 0];
+        let shape = dataspace(dims);
+        self.header(&[(DATASPACE, shape), (DATATYPE, kind), (FILL, fill), (LAYOUT, layout)])
+    }
+
+    /// A version 1 object header.
+    fn header(&mut self, messages: &[(u16, Vec<u8>)]) -> u64 {
+        let mut body = vec![];
+        for (kind, data) in messages {
+            let size = data.len().next_multiple_of(8);
+            body.extend(kind.to_le_bytes());
+            body.extend((size as u16).to_le_bytes());
+            body.extend([0; 4]);
+            body.extend_from_slice(data);
+            body.resize(body.len().next_multiple_of(8), 0);
+        }
+        let mut header = vec![1, 0];
+        header.extend((messages.len() as u16).to_le_bytes());
+        header.extend(1u32.to_le_bytes());
+        header.extend((body.len() as u32).to_le_bytes());
+        header.extend([0; 4]);
+        header.extend(body);
+        self.append(&header)
+    }
+
+    /// A group's tree and heap of names, for entries in order.
+    fn symbols(&mut self, entries: &[(&str, u64)]) -> (u64, u64) {
+        let mut names = vec![0; 8];
+        let mut level = vec![];
+        let mut place = |name: &str| {
+            let at = names.len() as u64;
+            names.extend_from_slice(name.as_bytes());
+            names.push(0);
+            names.resize(names.len().next_multiple_of(8), 0);
+            at
+        };
+        for leaf in entries.chunks(2 * LEAF_K) {
+            let mut node = b"SNOD\x01\0".to_vec();
+            node.extend((leaf.len() as u16).to_le_bytes());
+            let mut last = 0;
+            for (name, address) in leaf {
+                last = place(name);
+                node.extend(last.to_le_bytes());
+                node.extend(address.to_le_bytes());
+                node.extend([0; 24]);
+            }
+            node.resize(8 + 2 * LEAF_K * 40, 0);
+            level.push((self.append(&node), last));
+        }
+        let tree = self.tree(level);
+        let data = self.append(&names);
+        let mut heap = b"HEAP\0\0\0\0".to_vec();
+        // No free list.
+        for number in [names.len() as u64, 1, data] {
+            heap.extend(number.to_le_bytes());
+        }
+        (tree, self.append(&heap))
+    }
+
+    /// The nodes above leaves, each leaf with the place of its last name.
+    fn tree(&mut self, mut level: Vec<(u64, u64)>) -> u64 {
+        let size = 24 + (4 * NODE_K + 1) * 8;
+        let mut height = 0;
+        loop {
+            let groups: Vec<&[(u64, u64)]> =
+                if level.is_empty() { vec![&[]] } else { level.chunks(2 * NODE_K).collect() };
+            let first = self.out.len().next_multiple_of(8);
+            let stride = size.next_multiple_of(8);
+            let sister = |i: Option<usize>| {
+                i.filter(|i| *i < groups.len()).map_or(UNDEFINED, |i| (first + i * stride) as u64)
+            };
+            let mut next = vec![];
+            let mut before = 0u64;
+            for (i, children) in groups.iter().enumerate() {
+                let mut node = b"TREE\0".to_vec();
+                node.push(height);
+                node.extend((children.len() as u16).to_le_bytes());
+                node.extend(sister(i.checked_sub(1)).to_le_bytes());
+                node.extend(sister(Some(i + 1)).to_le_bytes());
+                node.extend(before.to_le_bytes());
+                for (address, last) in *children {
+                    node.extend(address.to_le_bytes());
+                    node.extend(last.to_le_bytes());
+                    before = *last;
+                }
+                node.resize(size, 0);
+                next.push((self.append(&node), before));
+            }
+            match next[..] {
+                [(root, _)] => return root,
+                _ => level = next,
+            }
+            height += 1;
+        }
+    }
+
+    /// A version 1 attribute message with texts of any length.
+    fn attribute(&mut self, name: &str, text: &Text) -> Vec<u8> {
+        let (dims, texts) = match text {
+            Text::One(text) => (vec![], std::slice::from_ref(text)),
+            Text::Many(texts) => (vec![texts.len()], &texts[..]),
+        };
+        let (kind, shape) = (variable_text(), dataspace(&dims));
+        let mut message = vec![1, 0];
+        for size in [name.len() + 1, kind.len(), shape.len()] {
+            message.extend((size as u16).to_le_bytes());
+        }
+        for part in [&[name.as_bytes(), &[0]].concat(), &kind, &shape] {
+            message.extend_from_slice(part);
+            message.resize(message.len().next_multiple_of(8), 0);
+        }
+        for text in texts {
+            message.extend(self.text(text));
+        }
+        message
+    }
+
+    /// Keeps a text in the global heap; what refers to it.
+    fn text(&mut self, text: &str) -> Vec<u8> {
+        let padded = text.len().next_multiple_of(8);
+        let needed = 16 + padded;
+        let fits = |c: &Collection| c.used + needed + 16 <= c.size && c.entries < MAX_TEXTS;
+        if !self.texts.as_ref().is_some_and(fits) {
+            let size = COLLECTION.max(16 + needed + 16);
+            let address = self.append(&vec![0; size]) as usize;
+            self.out[address..address + 8].copy_from_slice(b"GCOL\x01\0\0\0");
+            self.out[address + 8..address + 16].copy_from_slice(&(size as u64).to_le_bytes());
+            self.texts = Some(Collection { address, used: 16, size, entries: 0 });
+        }
+        let Some(collection) = &mut self.texts else { unreachable!("it was just made") };
+        collection.entries += 1;
+        let (address, index) = (collection.address as u64, collection.entries);
+        let at = collection.address + collection.used;
+        collection.used += needed;
+        let free = (collection.size - collection.used) as u64;
+        let mut entry = index.to_le_bytes().to_vec();
+        entry.extend([1, 0, 0, 0, 0, 0]);
+        entry.extend((text.len() as u64).to_le_bytes());
+        entry.extend_from_slice(text.as_bytes());
+        entry.resize(needed, 0);
+        // What is left is an entry of index 0, which counts its own head.
+        entry.extend([0; 8]);
+        entry.extend(free.to_le_bytes());
+        self.out[at..at + entry.len()].copy_from_slice(&entry);
+        let mut element = (text.len() as u32).to_le_bytes().to_vec();
+        element.extend(address.to_le_bytes());
+        element.extend(u32::from(index).to_le_bytes());
+        element
+    }
+}
+
+fn dataspace(dims: &[usize]) -> Vec<u8> {
+    let mut out = vec![1, dims.len() as u8, 0, 0, 0, 0, 0, 0];
+    dims.iter().for_each(|d| out.extend((*d as u64).to_le_bytes()));
+    out
+}
+
+fn float32() -> Vec<u8> {
+    let mut out = vec![0x11, 0x20, 31, 0, 4, 0, 0, 0, 0, 0, 32, 0, 23, 8, 0, 23];
+    out.extend(127u32.to_le_bytes());
+    out
+}
+
+fn int32() -> Vec<u8> {
+    vec![0x10, 0x08, 0, 0, 4, 0, 0, 0, 0, 0, 32, 0]
+}
+
+/// UTF-8 text of any length: a sequence of bytes.
+fn variable_text() -> Vec<u8> {
+    let mut out = vec![0x19, 0x01, 0x01, 0, 16, 0, 0, 0];
+    out.extend([0x10, 0, 0, 0, 1, 0, 0, 0, 0, 0, 8, 0]);
+    out
+}

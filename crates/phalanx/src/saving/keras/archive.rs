@@ -1,0 +1,112 @@
+//! The zip of a `.keras` file: `metadata.json`, `config.json`, `model.weights.h5`.
+
+use crate::error::{Error, Result};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, DateTime, ZipArchive, ZipWriter};
+
+const METADATA: &str = "metadata.json";
+const CONFIG: &str = "config.json";
+const WEIGHTS: &str = "model.weights.h5";
+
+/// Most bytes of a config; one of twenty thousand layers stays below.
+const MAX_CONFIG: u64 = 100_000_000;
+/// Up to here a member may unpack to anything.
+const SMALL: u64 = 16_000_000;
+/// Larger members may unpack to this many times their size.
+const MAX_PACKING: u64 = 32;
+
+/// The members of an archive.
+pub(super) struct Archive {
+    pub config: Vec<u8>,
+    pub weights: Vec<u8>,
+    pub metadata: Option<Vec<u8>>,
+}
+
+/// Reads the members; nothing else in the archive is looked at.
+pub(super) fn read(path: &Path) -> Result<Archive> {
+    let io = |source| Error::io(path, source);
+    let wrong = |received: String| Error::file(path, "a .keras file", received);
+    // Opening a pipe would wait for its writer.
+    if !std::fs::metadata(path).map_err(io)?.is_file() {
+        return Err(wrong("a directory, device or pipe".into()));
+    }
+    let mut file = File::open(path).map_err(io)?;
+    let entries = entries(&mut file).map_err(io)?;
+    let mut zip = ZipArchive::new(file).map_err(|e| wrong(format!("a broken archive: {e}")))?;
+    if entries.is_some_and(|n| n != zip.len()) {
+        return Err(wrong("an archive with a name twice".into()));
+    }
+    let mut member = |name: &str, most: u64| -> Result<Option<Vec<u8>>> {
+        let mut member = match zip.by_name(name) {
+            Ok(member) => member,
+            Err(zip::result::ZipError::FileNotFound) => return Ok(None),
+            Err(error) => return Err(wrong(format!("{name}: {error}"))),
+        };
+        let (size, packed) = (member.size(), member.compressed_size());
+        if size > most || size > SMALL && size / MAX_PACKING > packed {
+            return Err(wrong(format!("{name} of {size} bytes packed into {packed}")));
+        }
+        let mut bytes = vec![];
+        let read = (&mut member).take(size + 1).read_to_end(&mut bytes);
+        read.map_err(|error| wrong(format!("{name}: {error}")))?;
+        if bytes.len() as u64 != size {
+            return Err(wrong(format!("{name} of {} bytes instead of {size}", bytes.len())));
+        }
+        Ok(Some(bytes))
+    };
+    let metadata = member(METADATA, MAX_CONFIG)?;
+    let config = member(CONFIG, MAX_CONFIG)?;
+    let weights = member(WEIGHTS, u64::MAX / 2)?;
+    Ok(Archive {
+        config: config.ok_or_else(|| wrong(format!("an archive without {CONFIG}")))?,
+        weights: weights.ok_or_else(|| wrong(format!("an archive without {WEIGHTS}")))?,
+        metadata,
+    })
+}
+
+/// Entries that the end of an archive speaks of; `None` where they are not counted there.
+fn entries(file: &mut File) -> io::Result<Option<usize>> {
+    // The end record and the longest comment.
+    const TAIL: u64 = 22 + 65_535;
+    let size = file.seek(SeekFrom::End(0))?;
+    file.seek(SeekFrom::Start(size.saturating_sub(TAIL)))?;
+    let mut tail = vec![];
+    file.take(TAIL).read_to_end(&mut tail)?;
+    let start = tail.windows(12).rposition(|w| w.starts_with(b"PK\x05\x06"));
+    let count = start.map(|at| u16::from_le_bytes([tail[at + 10], tail[at + 11]]));
+    Ok(count.filter(|n| *n != u16::MAX).map(usize::from))
+}
+
+/// Writes the members as they are, without times: equal models make equal files.
+pub(super) fn write(
+    out: &mut dyn Write,
+    notes: &BTreeMap<String, String>,
+    config: &str,
+    weights: &[u8],
+) -> io::Result<()> {
+    let mut metadata = serde_json::json!({
+        "keras_version": super::KERAS_VERSION,
+        "phalanx_version": env!("CARGO_PKG_VERSION"),
+    });
+    if !notes.is_empty() {
+        metadata[super::NOTES] = serde_json::json!(notes);
+    }
+    let mut zip = ZipWriter::new(Cursor::new(Vec::with_capacity(weights.len() + config.len())));
+    let options = SimpleFileOptions::default()
+        .compression_method(CompressionMethod::Stored)
+        .last_modified_time(DateTime::default())
+        .large_file(weights.len() >= u32::MAX as usize);
+    let members =
+        [(METADATA, metadata.to_string().into_bytes()), (CONFIG, config.as_bytes().to_vec())];
+    let weights = (WEIGHTS, weights);
+    for (name, bytes) in members.iter().map(|(n, b)| (*n, &b[..])).chain([weights]) {
+        zip.start_file(name, options).map_err(io::Error::other)?;
+        zip.write_all(bytes)?;
+    }
+    let bytes = zip.finish().map_err(io::Error::other)?;
+    out.write_all(bytes.get_ref())
+}

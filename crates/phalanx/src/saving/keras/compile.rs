@@ -1,0 +1,173 @@
+//! What a model was compiled with: `compile_config` in a file, [`Compile`] here.
+
+use super::read::Object;
+use crate::error::{Error, Result};
+use crate::model::{Compile, LossArgument, MetricArgument, OptimizerArgument};
+use crate::optimizers::Optimizer;
+use crate::schedules::LearningRate;
+use crate::{losses, metrics, optimizers};
+use serde_json::{Map, Value, json};
+
+/// What Keras' configs have besides an object's own keys.
+const ALWAYS: [&str; 4] = ["name", "dtype", "axis", "jit_compile"];
+
+/// An optimizer as an object. As in Keras the learning rate is what `f32` makes of it.
+pub(crate) fn optimizer(optimizer: &dyn Optimizer, rate: Option<f64>) -> Value {
+    let mut config = optimizer.config();
+    let own = match &optimizer.common().learning_rate {
+        LearningRate::Constant(rate) => Some(*rate),
+        LearningRate::Schedule(_) => None,
+    };
+    if let Some(rate) = own.map(|own| rate.unwrap_or(own)) {
+        config.insert("learning_rate".into(), f64::from(rate as f32).into());
+    }
+    object("keras.optimizers", optimizer.class_name(), config)
+}
+
+/// An object of Keras' own.
+pub(crate) fn object(module: &str, class: &str, config: Map<String, Value>) -> Value {
+    json!({ "module": module, "class_name": class, "config": config, "registered_name": null })
+}
+
+/// The call that compiles a model as its file says; `None` when there is no loss to train for.
+pub(in crate::saving) fn compile(
+    config: &Map<String, Value>,
+    outputs: &[String],
+) -> Result<Option<Compile>> {
+    let get = |key: &str| config.get(key).unwrap_or(&Value::Null);
+    let given = config.get("optimizer").or(config.get("optimizer_config"));
+    let Some(given) = given.filter(|o| !o.is_null()) else { return Ok(None) };
+    if get("loss").is_null() {
+        return Ok(None);
+    }
+    let mut compile = Compile::new(read_optimizer(given)?);
+    for value in per_output("loss", get("loss"), outputs)? {
+        match value {
+            Some(value) if !value.is_null() => compile.losses.push(loss(value)?),
+            _ => {
+                let expected = "one for every output";
+                return Err(Error::argument("compile_config", "loss", expected, "null"));
+            }
+        }
+    }
+    let weights = per_output("loss_weights", get("loss_weights"), outputs)?;
+    if weights.iter().any(Option::is_some) {
+        let weight = |w: Option<&Value>| match w {
+            None => Ok(1.0),
+            Some(w) => w
+                .as_f64()
+                .ok_or_else(|| Error::argument("compile_config", "loss_weights", "numbers", w)),
+        };
+        compile.loss_weights = weights.into_iter().map(weight).collect::<Result<_>>()?;
+    }
+    compile.metrics = metric_lists("metrics", get("metrics"), outputs)?;
+    compile.weighted_metrics = metric_lists("weighted_metrics", get("weighted_metrics"), outputs)?;
+    let mut described = config.clone();
+    described.remove("optimizer");
+    described.remove("optimizer_config");
+    compile.described = Some(described);
+    Ok(Some(compile))
+}
+
+fn read_optimizer(value: &Value) -> Result<OptimizerArgument> {
+    if let Some(name) = value.as_str() {
+        return Ok(name.into());
+    }
+    let object = Object::parse("optimizer", value)?;
+    let optimizer = optimizers::from_config(object.class, object.config)?;
+    known_keys(object.class, object.config, &optimizer.config())?;
+    Ok(optimizer.into())
+}
+
+/// A thing by name: a string, or a function of Keras' own.
+fn by_name(value: &Value) -> Option<&str> {
+    let function = || match value.get("class_name")?.as_str()? {
+        "function" => value.get("config")?.as_str(),
+        _ => None,
+    };
+    value.as_str().or_else(function)
+}
+
+fn loss(value: &Value) -> Result<LossArgument> {
+    if let Some(name) = by_name(value) {
+        return Ok(name.into());
+    }
+    let object = Object::parse("loss", value)?;
+    let loss = losses::from_config(object.class, object.config)?;
+    known_keys(object.class, object.config, &loss.config())?;
+    Ok(loss.into())
+}
+
+fn metric(value: &Value) -> Result<MetricArgument> {
+    if let Some(name) = by_name(value) {
+        return Ok(name.into());
+    }
+    let object = Object::parse("metric", value)?;
+    let metric = metrics::from_config(object.class, object.config)?;
+    known_keys(object.class, object.config, &metric.config())?;
+    Ok(metric.into())
+}
+
+/// Fails on an option that is set and that the object does not have.
+fn known_keys(class: &str, given: &Map<String, Value>, known: &Map<String, Value>) -> Result<()> {
+    let idle = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Number(n) => n.as_f64() == Some(0.0),
+        _ => false,
+    };
+    let unknown = given.iter().find(|(key, value)| {
+        !known.contains_key(*key) && !ALWAYS.contains(&key.as_str()) && !idle(value)
+    });
+    match unknown {
+        None => Ok(()),
+        Some((key, value)) => {
+            Err(Error::config(class, format!("unknown option `{key}` with the value {value}")))
+        }
+    }
+}
+
+/// Whether a value is one thing rather than several.
+fn single(value: &Value) -> bool {
+    !value.is_array() && (value.get("class_name").is_some() || !value.is_object())
+}
+
+/// A value for each output: one for all, a list, or named by the outputs.
+fn per_output<'a>(
+    what: &str,
+    value: &'a Value,
+    outputs: &[String],
+) -> Result<Vec<Option<&'a Value>>> {
+    let wrong = |received: String| {
+        let expected = format!("one for each output: {}", outputs.join(", "));
+        Error::argument("compile_config", what, expected, received)
+    };
+    match value {
+        Value::Null => Ok(vec![None; outputs.len()]),
+        value if single(value) => Ok(vec![Some(value); outputs.len()]),
+        Value::Array(list) if list.len() == outputs.len() => Ok(list.iter().map(Some).collect()),
+        Value::Array(list) => Err(wrong(format!("{} of them", list.len()))),
+        Value::Object(map) => match map.keys().find(|key| !outputs.contains(key)) {
+            Some(key) => Err(wrong(format!("one for '{key}'"))),
+            None => Ok(outputs.iter().map(|name| map.get(name)).collect()),
+        },
+        _ => Err(wrong(value.to_string())),
+    }
+}
+
+/// The metrics of each output.
+fn metric_lists(what: &str, value: &Value, outputs: &[String]) -> Result<Vec<Vec<MetricArgument>>> {
+    // For one output the list is that of its metrics, unless it holds lists.
+    if let Value::Array(list) = value
+        && outputs.len() == 1
+        && list.iter().all(single)
+    {
+        return Ok(vec![list.iter().map(metric).collect::<Result<_>>()?]);
+    }
+    let lists = per_output(what, value, outputs)?;
+    let read = |value: Option<&Value>| match value {
+        None | Some(Value::Null) => Ok(vec![]),
+        Some(Value::Array(list)) => list.iter().map(metric).collect(),
+        Some(one) => Ok(vec![metric(one)?]),
+    };
+    lists.into_iter().map(read).collect()
+}

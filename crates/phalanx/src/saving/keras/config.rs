@@ -1,0 +1,284 @@
+//! A model's structure as Keras' `config.json` has it.
+
+use super::order::{Place, identity, is_chain, order};
+use crate::layer::LayerHandle;
+use crate::model::{Call, Callee, Definition, Form, Input, Placed, Symbol};
+use phalanx_graph::{DType, Type};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Which of Keras' two ways of writing objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::saving) enum Style {
+    /// With modules, as in `.keras`.
+    Version3,
+    /// Classes and configs only, as in legacy `.h5`.
+    Legacy,
+}
+
+/// The model as an object, without what it was compiled with.
+pub(in crate::saving) fn model(def: &Definition, style: Style) -> Value {
+    Writer { style, shared: shared(def) }.model(def)
+}
+
+/// The layers that several models of a file hold, each with its number.
+fn shared(def: &Definition) -> HashMap<*const (), usize> {
+    fn count(def: &Definition, uses: &mut Vec<(*const (), usize)>) {
+        for member in &def.members {
+            match &member.callee {
+                Callee::Input(_) => {}
+                Callee::Layer(layer) => {
+                    let id = identity(layer);
+                    match uses.iter_mut().find(|(known, _)| *known == id) {
+                        Some((_, n)) => *n += 1,
+                        None => uses.push((id, 1)),
+                    }
+                }
+                Callee::Model(inner) => count(inner, uses),
+            }
+        }
+    }
+    let mut uses = vec![];
+    count(def, &mut uses);
+    let several = uses.into_iter().filter(|(_, n)| *n > 1);
+    several.enumerate().map(|(number, (id, _))| (id, number + 1)).collect()
+}
+
+/// Keras' name of an element type.
+fn dtype(dtype: DType) -> &'static str {
+    match dtype {
+        DType::I32 => "int32",
+        _ => "float32",
+    }
+}
+
+/// The policy that every layer has.
+fn policy() -> Value {
+    json!({ "module": "keras", "class_name": "DTypePolicy",
+            "config": { "name": "float32" }, "registered_name": null })
+}
+
+/// A shape with its open batch.
+fn shape(dims: &[usize]) -> Value {
+    let axes = dims.iter().map(|d| Value::from(*d));
+    std::iter::once(Value::Null).chain(axes).collect()
+}
+
+struct Writer {
+    style: Style,
+    shared: HashMap<*const (), usize>,
+}
+
+impl Writer {
+    fn object(&self, module: &str, class: &str, config: Value) -> Map<String, Value> {
+        let mut object = Map::new();
+        object.insert("class_name".into(), class.into());
+        object.insert("config".into(), config);
+        if self.style == Style::Version3 {
+            object.insert("module".into(), module.into());
+            let functional = class == "Functional";
+            let registered = if functional { class.into() } else { Value::Null };
+            object.insert("registered_name".into(), registered);
+        }
+        object
+    }
+
+    fn model(&self, def: &Definition) -> Value {
+        Value::Object(if is_chain(def) { self.sequential(def) } else { self.functional(def) })
+    }
+
+    fn sequential(&self, def: &Definition) -> Map<String, Value> {
+        let input = shape(&def.input(0).dims);
+        let layers: Vec<Value> =
+            def.members.iter().map(|m| self.callee(&m.name, &m.callee).into()).collect();
+        let config = json!({
+            "name": def.name, "trainable": trainable(def), "dtype": policy(), "layers": layers,
+            "build_input_shape": input,
+        });
+        let mut object = self.object("keras", "Sequential", config);
+        if self.style == Style::Version3 {
+            object.insert("build_config".into(), json!({ "input_shape": input }));
+        }
+        object
+    }
+
+    fn functional(&self, def: &Definition) -> Map<String, Value> {
+        let nodes = Nodes::new(def);
+        let layers: Vec<Value> = order(def)
+            .into_iter()
+            .map(|place| {
+                let (name, mut layer) = match place {
+                    Place::Member(i) => {
+                        let member = &def.members[i];
+                        (member.name.clone(), self.callee(&member.name, &member.callee))
+                    }
+                    Place::Unused(i) => {
+                        let name = def.input_name(i);
+                        let layer = self.input(&name, def.input(i));
+                        (name, layer)
+                    }
+                };
+                let inbound = match place {
+                    Place::Member(i) => nodes.inbound(i),
+                    Place::Unused(_) => vec![],
+                };
+                layer.insert("name".into(), name.into());
+                layer.insert("inbound_nodes".into(), inbound.into());
+                layer.into()
+            })
+            .collect();
+        let tensors = |symbols: &[Symbol], form: &Form| {
+            let places: Vec<Value> = symbols.iter().map(|s| nodes.end(s)).collect();
+            match (form, &places[..]) {
+                (Form::One, [place]) => place.clone(),
+                (Form::Names(names), _) => {
+                    names.iter().cloned().zip(places).collect::<Map<_, _>>().into()
+                }
+                _ => places.into(),
+            }
+        };
+        let config = json!({
+            "name": def.name, "trainable": trainable(def), "layers": layers,
+            "input_layers": tensors(&def.inputs, &def.input_form),
+            "output_layers": tensors(&def.outputs, &def.output_form),
+        });
+        let mut object = self.object("keras.src.models.functional", "Functional", config);
+        if self.style == Style::Version3 {
+            object.insert("build_config".into(), json!({ "input_shape": null }));
+        }
+        object
+    }
+
+    fn callee(&self, name: &str, callee: &Callee) -> Map<String, Value> {
+        match callee {
+            Callee::Input(input) => self.input(name, input),
+            Callee::Layer(layer) => self.layer(name, layer),
+            Callee::Model(inner) => match self.model(inner) {
+                Value::Object(mut object) => {
+                    // Its name among the layers around it.
+                    object["config"]["name"] = name.into();
+                    if self.style == Style::Version3 {
+                        object.insert("compile_config".into(), json!({}));
+                    }
+                    object
+                }
+                _ => Map::new(),
+            },
+        }
+    }
+
+    fn input(&self, name: &str, input: &Input) -> Map<String, Value> {
+        let config = json!({ "batch_shape": shape(&input.dims), "dtype": dtype(input.dtype),
+                             "sparse": false, "name": name });
+        self.object("keras.layers", "InputLayer", config)
+    }
+
+    fn layer(&self, name: &str, layer: &LayerHandle) -> Map<String, Value> {
+        let mut config = layer.layer().config();
+        let class = layer.layer().class_name();
+        config.insert("name".into(), name.into());
+        if class == "SpatialDropout2D" {
+            // Keras' own takes no more than this.
+            config.insert("dtype".into(), "float32".into());
+        } else {
+            config.insert("trainable".into(), layer.trainable().into());
+            config.insert("dtype".into(), policy());
+        }
+        let mut object = self.object("keras.layers", class, config.into());
+        if let Some(number) = self.shared.get(&identity(layer)) {
+            object.insert("shared_object_id".into(), (*number).into());
+        }
+        object
+    }
+}
+
+/// A model is frozen when all its layers are.
+fn trainable(def: &Definition) -> bool {
+    let layers = def.layers();
+    layers.is_empty() || layers.iter().any(|(_, layer)| layer.trainable())
+}
+
+/// The calls of a functional model as Keras numbers them.
+struct Nodes<'a> {
+    def: &'a Definition,
+    /// For each call its member and its number among the calls of that.
+    places: HashMap<*const Call, (usize, usize)>,
+    /// For each member its calls.
+    calls: Vec<Vec<&'a Placed>>,
+}
+
+impl<'a> Nodes<'a> {
+    fn new(def: &'a Definition) -> Nodes<'a> {
+        let mut calls: Vec<Vec<&Placed>> = def.members.iter().map(|_| vec![]).collect();
+        def.calls.iter().for_each(|placed| calls[placed.member].push(placed));
+        let mut places = HashMap::new();
+        for (member, calls) in calls.iter_mut().enumerate() {
+            calls.sort_by_key(|placed| placed.call.sequence);
+            for (number, placed) in calls.iter().enumerate() {
+                places.insert(Arc::as_ptr(&placed.call), (member, number));
+            }
+        }
+        Nodes { def, places, calls }
+    }
+
+    /// A call's member and number; an input that nothing uses is in no call.
+    fn place(&self, symbol: &Symbol) -> (String, usize) {
+        match self.places.get(&symbol.id()) {
+            Some((member, number)) => (self.def.members[*member].name.clone(), *number),
+            None => {
+                let unused = self.def.inputs.iter().position(|s| s.id() == symbol.id());
+                (unused.map_or(String::new(), |i| self.def.input_name(i)), 0)
+            }
+        }
+    }
+
+    /// An end of the model. Keras counts the calls of functional models from 1 here.
+    fn end(&self, symbol: &Symbol) -> Value {
+        let (name, number) = self.place(symbol);
+        let functional = matches!(&symbol.call.callee, Callee::Model(inner) if !is_chain(inner));
+        json!([name, number + usize::from(functional), symbol.output])
+    }
+
+    fn inbound(&self, member: usize) -> Vec<Value> {
+        let calls = self.calls[member].iter().filter(|p| !p.call.inputs.is_empty());
+        calls
+            .map(|placed| {
+                let operands: Vec<Value> =
+                    placed.call.inputs.iter().map(|s| self.tensor(s)).collect();
+                let args = match (&operands[..], takes_list(&placed.call.callee)) {
+                    ([one], false) => json!([one]),
+                    _ => json!([operands]),
+                };
+                json!({ "args": args, "kwargs": {} })
+            })
+            .collect()
+    }
+
+    fn tensor(&self, symbol: &Symbol) -> Value {
+        let (name, number) = self.place(symbol);
+        let ty = self.ty(symbol);
+        json!({ "class_name": "__keras_tensor__", "config": {
+            "shape": shape(&ty.dims), "dtype": dtype(ty.dtype),
+            "keras_history": [name, number, symbol.output],
+        }})
+    }
+
+    fn ty(&self, symbol: &Symbol) -> Type {
+        if let Callee::Model(inner) = &symbol.call.callee {
+            return inner.output_types[symbol.output].clone();
+        }
+        let (member, number) = self.places[&symbol.id()];
+        self.calls[member][number].ty.clone()
+    }
+}
+
+/// Whether Keras hands a layer its one input in a list.
+fn takes_list(callee: &Callee) -> bool {
+    let merging = ["Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract"];
+    match callee {
+        Callee::Input(_) => false,
+        Callee::Layer(layer) => merging.contains(&layer.layer().class_name()),
+        Callee::Model(inner) => inner.input_form == Form::List,
+    }
+}

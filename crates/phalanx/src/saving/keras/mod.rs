@@ -1,0 +1,82 @@
+//! Keras' files of version 3: `.keras` (structure, weights, what it was compiled with, optimizer) and
+//! `.weights.h5`.
+
+mod archive;
+mod compile;
+mod config;
+mod order;
+mod read;
+mod weights;
+
+pub(super) use compile::compile;
+pub(crate) use compile::{object, optimizer as optimizer_object};
+pub(super) use config::{Style, model as model_config};
+pub(crate) use order::layers as layers_in_order;
+pub(super) use order::listed;
+pub(super) use read::{PLAIN_NAME, is_plain_name, model as read_structure};
+pub(super) use weights::{
+    ByLayer, Staged, Variables, content, fault, read as read_weights, read_variables, values,
+    variables, variables_at,
+};
+
+use super::hdf5::{self, File};
+use super::{Stored, Training};
+use crate::error::{Error, Result};
+use crate::model::Definition;
+use phalanx_graph::Tensor;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::Path;
+
+/// The model's notes in `metadata.json`.
+const NOTES: &str = "phalanx_notes";
+
+/// The version whose way of writing files this is.
+pub(super) const KERAS_VERSION: &str = "3.15.0";
+
+/// Structure and what the model was compiled with, as `config.json` has them.
+pub(super) fn whole_config(def: &Definition, training: Option<&Training>) -> Value {
+    let mut model = model_config(def, Style::Version3);
+    let compiled = training.map_or(json!({}), |training| training.config.clone().into());
+    model["compile_config"] = compiled;
+    model
+}
+
+/// Writes a `.keras` file.
+pub(super) fn write(
+    out: &mut dyn Write,
+    def: &Definition,
+    weights: &[(String, Tensor)],
+    training: Option<&Training>,
+) -> io::Result<()> {
+    let config = whole_config(def, training).to_string();
+    let weights = hdf5::write(&content(def, &ByLayer::new(def, weights), training));
+    archive::write(out, &def.notes(), &config, &weights)
+}
+
+/// The notes of a model, from `metadata.json`, and its name.
+pub(super) fn notes(stored: &Stored) -> BTreeMap<String, String> {
+    let written = stored.metadata.as_ref().and_then(|m| m.get(NOTES)).and_then(Value::as_object);
+    let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_string()));
+    let mut notes: BTreeMap<String, String> =
+        written.into_iter().flatten().filter_map(text).collect();
+    let name = stored.config.as_ref().and_then(|c| c.pointer("/config/name")?.as_str());
+    notes.extend(name.map(|name| ("model".to_string(), name.to_string())));
+    notes
+}
+
+/// Reads a `.keras` file.
+pub(super) fn open(path: &Path) -> Result<Stored> {
+    let archive = archive::read(path)?;
+    let wrong =
+        |what: &str, error: serde_json::Error| Error::file(path, format!("JSON in {what}"), error);
+    let config: Value =
+        serde_json::from_slice(&archive.config).map_err(|e| wrong("config.json", e))?;
+    let metadata: Option<Value> = match archive.metadata {
+        Some(bytes) => Some(serde_json::from_slice(&bytes).map_err(|e| wrong("metadata.json", e))?),
+        None => None,
+    };
+    let file = File::new(archive.weights).map_err(|f| fault(path, f))?;
+    Ok(Stored { config: Some(config), metadata, file })
+}

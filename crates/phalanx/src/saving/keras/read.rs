@@ -1,0 +1,465 @@
+//! A model's structure from Keras' `config.json` or the attributes of a legacy `.h5`.
+//!
+//! Everything is looked up in Phalanx' own registries; a class, option or module that is not there is
+//! an error, so nothing in a file can run code or reach anything outside it.
+
+use crate::error::{Error, Result};
+use crate::layer::LayerHandle;
+use crate::layers;
+use crate::model::{Callee, Definition, Form, Input, Kind, Symbol};
+use phalanx_graph::DType;
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Most layers of a file; checks between layers are quadratic.
+const MAX_LAYERS: usize = 20_000;
+
+/// What names of layers are in files: they are parts of paths there.
+pub(in crate::saving) const PLAIN_NAME: &str = "letters without '/' and control characters";
+
+/// Whether a layer may have this name in a file.
+pub(in crate::saving) fn is_plain_name(name: &str) -> bool {
+    !name.is_empty() && !name.contains(|c: char| c == '/' || c.is_control())
+}
+
+/// The model of an object.
+pub(in crate::saving) fn model(object: &Value) -> Result<Definition> {
+    let mut reader = Reader { shared: HashMap::new(), layers: 0 };
+    let object = Object::parse("model", object)?;
+    match object.class {
+        "Sequential" => reader.sequential(&object),
+        "Functional" | "Model" => reader.functional(&object),
+        other => {
+            let known = vec!["Sequential".into(), "Functional".into()];
+            Err(Error::Unknown { kind: "model", name: other.into(), known })
+        }
+    }
+}
+
+/// A serialised object.
+pub(super) struct Object<'a> {
+    pub class: &'a str,
+    pub config: &'a Map<String, Value>,
+    whole: &'a Map<String, Value>,
+}
+
+impl<'a> Object<'a> {
+    /// Checks that it names a class of Keras and has a config.
+    pub fn parse(what: &str, value: &'a Value) -> Result<Object<'a>> {
+        let wrong = |expected: &str, received: &Value| {
+            Error::argument(what, "config", expected, brief(received))
+        };
+        let whole = value.as_object().ok_or_else(|| wrong("an object", value))?;
+        let class = whole.get("class_name").unwrap_or(&Value::Null);
+        let class = class.as_str().ok_or_else(|| wrong("a class_name", class))?;
+        if let Some(module) = whole.get("module").filter(|m| !m.is_null()) {
+            let keras = |m: &str| m == "keras" || m.starts_with("keras.");
+            if !module.as_str().is_some_and(keras) {
+                let owner = format!("{what} '{class}'");
+                return Err(Error::argument(owner, "module", "one of Keras", brief(module)));
+            }
+        }
+        let registered = whole.get("registered_name").filter(|name| !name.is_null());
+        if let Some(name) = registered.filter(|name| name.as_str() != Some(class)) {
+            let owner = format!("{what} '{class}'");
+            return Err(Error::argument(owner, "registered_name", "null", brief(name)));
+        }
+        let config = whole.get("config").unwrap_or(&Value::Null);
+        let config = config.as_object().ok_or_else(|| wrong("a config", config))?;
+        Ok(Object { class, config, whole })
+    }
+
+    fn name(&self) -> Option<&'a str> {
+        let name = |map: &'a Map<String, Value>| map.get("name").and_then(Value::as_str);
+        name(self.whole).or(name(self.config))
+    }
+}
+
+/// The start of a value, to show.
+fn brief(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(80) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+struct Reader {
+    /// What objects of the file refer to by number.
+    shared: HashMap<u64, Callee>,
+    layers: usize,
+}
+
+impl Reader {
+    /// An input, a layer or a model inside a model.
+    fn callee(&mut self, value: &Value) -> Result<(String, Callee)> {
+        self.layers += 1;
+        if self.layers > MAX_LAYERS {
+            let received = format!("more than {MAX_LAYERS}");
+            return Err(Error::argument("model", "layers", format!("{MAX_LAYERS}"), received));
+        }
+        let object = Object::parse("layer", value)?;
+        let name = object.name().map(str::to_string);
+        let number = object.whole.get("shared_object_id").and_then(Value::as_u64);
+        let callee = match number.and_then(|n| self.shared.get(&n)) {
+            Some(known) => known.clone(),
+            None => match object.class {
+                "InputLayer" => Callee::Input(input(&object)?),
+                "Sequential" => Callee::Model(Arc::new(self.sequential(&object)?)),
+                "Functional" | "Model" => Callee::Model(Arc::new(self.functional(&object)?)),
+                _ => Callee::Layer(layer(&object)?),
+            },
+        };
+        if let Some(number) = number {
+            self.shared.insert(number, callee.clone());
+        }
+        let name = name.ok_or_else(|| {
+            Error::argument(format!("layer '{}'", object.class), "config", "a name", "none")
+        })?;
+        if !is_plain_name(&name) {
+            let owner = format!("layer '{}'", object.class);
+            return Err(Error::argument(owner, "name", PLAIN_NAME, format!("{name:?}")));
+        }
+        Ok((name, callee))
+    }
+
+    fn sequential(&mut self, object: &Object<'_>) -> Result<Definition> {
+        let name = object.name().unwrap_or("sequential");
+        let owner = format!("model '{name}'");
+        let empty = Value::Null;
+        let list = object.config.get("layers").unwrap_or(&empty);
+        let list = list
+            .as_array()
+            .filter(|list| !list.is_empty())
+            .ok_or_else(|| Error::argument(&owner, "layers", "a list of layers", brief(list)))?;
+        let mut symbols: Option<(Symbol, Symbol)> = None;
+        for value in list {
+            let (_, callee) = self.callee(value)?;
+            let (first, last) = match (symbols, callee) {
+                (None, Callee::Input(input)) => {
+                    let symbol = input.symbol();
+                    (symbol.clone(), symbol)
+                }
+                (Some(_), Callee::Input(_)) => {
+                    let received = "another one further down";
+                    return Err(Error::argument(owner, "InputLayer", "one, first", received));
+                }
+                (None, callee) => {
+                    let input = first_input(&owner, object, list, &callee)?.symbol();
+                    (input.clone(), Symbol::new(callee, vec![input]))
+                }
+                (Some((first, last)), callee) => (first, Symbol::new(callee, vec![last])),
+            };
+            symbols = Some((first, last));
+        }
+        let Some((first, last)) = symbols else { unreachable!("the list is not empty") };
+        Definition::new(name, Kind::Sequential, vec![first], vec![last])
+    }
+
+    fn functional(&mut self, object: &Object<'_>) -> Result<Definition> {
+        let name = object.name().unwrap_or("functional");
+        let owner = format!("model '{name}'");
+        let get = |key: &str| object.config.get(key).unwrap_or(&Value::Null);
+        let list = get("layers").as_array().ok_or_else(|| {
+            Error::argument(&owner, "layers", "a list of layers", brief(get("layers")))
+        })?;
+        let mut graph = Graph { owner: &owner, names: HashMap::new(), layers: vec![] };
+        for value in list {
+            let (name, callee) = self.callee(value)?;
+            graph.add(name, callee, value)?;
+        }
+        graph.connect()?;
+        let (inputs, input_form) = graph.ends("input_layers", get("input_layers"))?;
+        let (outputs, output_form) = graph.ends("output_layers", get("output_layers"))?;
+        let mut def = Definition::new(name, Kind::Functional, inputs, outputs)?;
+        (def.input_form, def.output_form) = (input_form, output_form);
+        Ok(def)
+    }
+}
+
+/// Where a chain has no input layer, the shape its first layer or the chain itself was built with.
+fn first_input(owner: &str, object: &Object<'_>, list: &[Value], callee: &Callee) -> Result<Input> {
+    if let Callee::Model(inner) = callee {
+        return Ok(inner.input(0).clone());
+    }
+    let of_first = list[0].get("config").and_then(|config| config.get("batch_input_shape"));
+    let shape = of_first.or(object.config.get("build_input_shape")).unwrap_or(&Value::Null);
+    Ok(Input::new(sample_shape(owner, shape)?))
+}
+
+/// The sizes of a sample in a shape that starts with an open batch.
+fn sample_shape(owner: &str, shape: &Value) -> Result<Vec<usize>> {
+    let wrong = || {
+        let expected = "[null, ..] with every size but the batch given";
+        Error::argument(owner, "input shape", expected, brief(shape))
+    };
+    match shape.as_array().map(Vec::as_slice) {
+        Some([Value::Null, sizes @ ..]) => {
+            let size = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
+            sizes.iter().map(size).collect::<Option<_>>().ok_or_else(wrong)
+        }
+        _ => Err(wrong()),
+    }
+}
+
+fn input(object: &Object<'_>) -> Result<Input> {
+    let name = object.name().unwrap_or("input");
+    let owner = format!("layer '{name}'");
+    for key in ["sparse", "ragged", "optional"] {
+        if object.config.get(key).is_some_and(|v| !matches!(v, Value::Null | Value::Bool(false))) {
+            return Err(Error::argument(owner, key, "false", "true"));
+        }
+    }
+    let null = Value::Null;
+    let shape = object.config.get("batch_shape").or(object.config.get("batch_input_shape"));
+    let mut input = Input::new(sample_shape(&owner, shape.unwrap_or(&null))?).named(name);
+    input.dtype = match object.config.get("dtype").map_or(Some("float32"), policy) {
+        Some("float32") => DType::F32,
+        Some("int32" | "int64" | "int16" | "int8" | "uint8" | "uint16" | "uint32") => DType::I32,
+        other => {
+            let received = other.unwrap_or("another kind of value");
+            return Err(Error::argument(owner, "dtype", "float32 or integers", received));
+        }
+    };
+    Ok(input)
+}
+
+/// The name of an element type or policy.
+fn policy(dtype: &Value) -> Option<&str> {
+    match dtype {
+        Value::Null => Some("float32"),
+        Value::String(name) => Some(name),
+        other => other.get("config")?.get("name")?.as_str(),
+    }
+}
+
+fn layer(object: &Object<'_>) -> Result<LayerHandle> {
+    let name = object.name().unwrap_or(object.class);
+    let owner = || format!("layer '{name}'");
+    let mut config = object.config.clone();
+    let dtype = config.remove("dtype");
+    if dtype.as_ref().map_or(Some("float32"), policy) != Some("float32") {
+        let received = dtype.as_ref().map(brief).unwrap_or_default();
+        return Err(Error::argument(owner(), "dtype", "float32", received));
+    }
+    let trainable = match config.remove("trainable") {
+        None | Some(Value::Null) => true,
+        Some(Value::Bool(trainable)) => trainable,
+        Some(other) => {
+            return Err(Error::argument(owner(), "trainable", "true or false", brief(&other)));
+        }
+    };
+    config.remove("batch_input_shape");
+    // Older versions write the one axis of a batch normalization as a list.
+    if let Some(Value::Array(axes)) = config.get("axis")
+        && let ([axis], "BatchNormalization") = (&axes[..], object.class)
+    {
+        let axis = axis.clone();
+        config.insert("axis".into(), axis);
+    }
+    let layer = layers::from_config(object.class, config).map_err(|error| match error {
+        Error::Config { owner: class, message } => {
+            Error::config(format!("layer '{name}' ({class})"), message)
+        }
+        other => other,
+    })?;
+    Ok(LayerHandle::new(layer, Some(name.into()), trainable))
+}
+
+/// A tensor in a file: layer, number of its call, number of the output.
+type Tensor = (usize, usize, usize);
+
+/// A functional model under construction.
+struct Graph<'a> {
+    owner: &'a str,
+    names: HashMap<String, usize>,
+    layers: Vec<Node<'a>>,
+}
+
+/// A layer, the values its calls are described by, and the calls made so far.
+struct Node<'a> {
+    name: String,
+    callee: Callee,
+    inbound: &'a [Value],
+    made: Vec<Symbol>,
+}
+
+impl<'a> Graph<'a> {
+    fn add(&mut self, name: String, callee: Callee, value: &'a Value) -> Result<()> {
+        if self.names.insert(name.clone(), self.layers.len()).is_some() {
+            return Err(Error::argument(self.owner, "layer names", "each once", name));
+        }
+        let inbound = value.get("inbound_nodes").and_then(Value::as_array);
+        let inbound = inbound.map_or(&[][..], Vec::as_slice);
+        let made = match &callee {
+            Callee::Input(input) => vec![input.clone().symbol()],
+            _ => vec![],
+        };
+        self.layers.push(Node { name, callee, inbound, made });
+        Ok(())
+    }
+
+    /// Makes the calls, each once its operands are there.
+    fn connect(&mut self) -> Result<()> {
+        let mut waiting: HashMap<(usize, usize), Vec<usize>> = HashMap::new();
+        let mut ready: Vec<usize> = (0..self.layers.len()).rev().collect();
+        while let Some(layer) = ready.pop() {
+            while let Some(value) = self.next_call(layer) {
+                let operands = self.operands(layer, value)?;
+                let missing = operands.iter().find(|(l, n, _)| self.layers[*l].made.len() <= *n);
+                if let Some((of, number, _)) = missing {
+                    waiting.entry((*of, *number)).or_default().push(layer);
+                    break;
+                }
+                let inputs =
+                    operands.iter().map(|t| self.symbol(*t)).collect::<Result<Vec<_>>>()?;
+                let node = &mut self.layers[layer];
+                node.made.push(Symbol::new(node.callee.clone(), inputs));
+                let made = (layer, self.layers[layer].made.len() - 1);
+                ready.extend(waiting.remove(&made).unwrap_or_default());
+            }
+        }
+        match (0..self.layers.len()).find(|l| self.next_call(*l).is_some()) {
+            None => Ok(()),
+            Some(layer) => {
+                let owner = format!("layer '{}'", self.layers[layer].name);
+                let received = "a call that waits for itself or for one that is missing";
+                Err(Error::argument(owner, "inbound_nodes", "calls in an order", received))
+            }
+        }
+    }
+
+    /// The description of a layer's next call.
+    fn next_call(&self, layer: usize) -> Option<&'a Value> {
+        let node = &self.layers[layer];
+        match node.callee {
+            Callee::Input(_) => None,
+            _ => node.inbound.get(node.made.len()),
+        }
+    }
+
+    fn symbol(&self, (layer, number, output): Tensor) -> Result<Symbol> {
+        let node = &self.layers[layer];
+        let outputs = match &node.callee {
+            Callee::Model(inner) => inner.outputs.len(),
+            _ => 1,
+        };
+        match node.made.get(number) {
+            Some(symbol) if output < outputs => Ok(Symbol { output, ..symbol.clone() }),
+            _ => {
+                let received = format!("output {output} of call {number}");
+                let owner = format!("layer '{}'", node.name);
+                Err(Error::argument(owner, "keras_history", "an output it has", received))
+            }
+        }
+    }
+
+    /// The tensors a call takes.
+    fn operands(&self, layer: usize, value: &Value) -> Result<Vec<Tensor>> {
+        let owner = format!("layer '{}'", self.layers[layer].name);
+        let mut out = vec![];
+        // Keras 2: [["name", 0, 0, {}], ..]
+        if let Some(list) = value.as_array() {
+            for item in list {
+                let options = item.get(3).and_then(Value::as_object);
+                options.map_or(Ok(()), |options| check_options(&owner, options))?;
+                out.push(self.place(&owner, item)?);
+            }
+            return Ok(out);
+        }
+        let args = value.get("args").unwrap_or(&Value::Null);
+        self.tensors(&owner, args, 0, &mut out)?;
+        if let Some(options) = value.get("kwargs").and_then(Value::as_object) {
+            check_options(&owner, options)?;
+        }
+        Ok(out)
+    }
+
+    /// The tensors in the arguments of a call, in order.
+    fn tensors(
+        &self,
+        owner: &str,
+        args: &Value,
+        depth: usize,
+        out: &mut Vec<Tensor>,
+    ) -> Result<()> {
+        if let Some(list) = args.as_array().filter(|_| depth < 3) {
+            return list.iter().try_for_each(|item| self.tensors(owner, item, depth + 1, out));
+        }
+        let tensor = args.get("class_name").and_then(Value::as_str) == Some("__keras_tensor__");
+        let history = args.get("config").and_then(|config| config.get("keras_history"));
+        match history.filter(|_| tensor) {
+            Some(history) => {
+                out.push(self.place(owner, history)?);
+                Ok(())
+            }
+            None => Err(Error::argument(owner, "args", "tensors of the model", brief(args))),
+        }
+    }
+
+    /// `["layer", call, output, ..]`
+    fn place(&self, owner: &str, value: &Value) -> Result<Tensor> {
+        let wrong = || {
+            let expected = "[layer, call, output] of a layer of the model";
+            Error::argument(owner, "keras_history", expected, brief(value))
+        };
+        let number = |i: usize| {
+            let number = value.get(i).and_then(Value::as_u64);
+            number.and_then(|n| usize::try_from(n).ok()).ok_or_else(wrong)
+        };
+        let name = value.get(0).and_then(Value::as_str).ok_or_else(wrong)?;
+        let layer = self.names.get(name).ok_or_else(wrong)?;
+        Ok((*layer, number(1)?, number(2)?))
+    }
+
+    /// The model's inputs or outputs: one, a list, or named ones.
+    fn ends(&self, key: &str, value: &Value) -> Result<(Vec<Symbol>, Form)> {
+        let single = |v: &Value| v.get(0).is_some_and(Value::is_string);
+        let (list, form): (Vec<&Value>, Form) = match value {
+            Value::Array(_) if single(value) => (vec![value], Form::One),
+            Value::Array(list) => (list.iter().collect(), Form::List),
+            Value::Object(map) => {
+                (map.values().collect(), Form::Names(map.keys().cloned().collect()))
+            }
+            _ => {
+                let expected = "[layer, call, output] or several of them";
+                return Err(Error::argument(self.owner, key, expected, brief(value)));
+            }
+        };
+        let end = |value: &&Value| {
+            let (layer, number, output) = self.place(self.owner, value)?;
+            let node = &self.layers[layer];
+            // Keras counts the calls of functional models from 1 here; before, 0 was the last.
+            let functional =
+                matches!(&node.callee, Callee::Model(m) if m.kind() == Kind::Functional);
+            let number = match (functional, number) {
+                (true, 0) => node.made.len().saturating_sub(1),
+                (true, number) => number - 1,
+                (false, number) => number,
+            };
+            self.symbol((layer, number, output))
+        };
+        Ok((list.iter().map(end).collect::<Result<_>>()?, form))
+    }
+}
+
+/// Options of a call: only those that say what happens anyway.
+fn check_options(owner: &str, options: &Map<String, Value>) -> Result<()> {
+    for (key, value) in options {
+        let idle = match key.as_str() {
+            // Keras itself goes by whether the model is trained or asked.
+            "training" => value.is_null() || value.is_boolean(),
+            // One for each operand.
+            "mask" => {
+                value.is_null() || value.as_array().is_some_and(|l| l.iter().all(Value::is_null))
+            }
+            _ => value.is_null(),
+        };
+        if !idle {
+            let received = brief(value);
+            return Err(Error::argument(owner, format!("call option '{key}'"), "null", received));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,199 @@
+//! Weights in `.weights.h5`: `layers/<class>[_k]/vars/<i>`, numbered by class in Keras' order, and the
+//! optimizer's variables.
+
+use super::order::{identity, is_chain, listed};
+use crate::error::{Error, Result};
+use crate::layer::LayerHandle;
+use crate::model::{Callee, Definition, snake};
+use crate::saving::hdf5::{Content, Fault, File, Group, Text, Values};
+use crate::saving::training::{Training, TrainingState, Variable};
+use phalanx_graph::Tensor;
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+/// Where a layer's or model's own variables are in the file.
+struct Slot {
+    /// The path of its group.
+    path: String,
+    name: String,
+    layer: Option<LayerHandle>,
+}
+
+/// Everything of a model that has a place in the file, in order. A layer that several models of
+/// the file hold has several: Python does not always know that it is one.
+fn slots(def: &Definition) -> Vec<Slot> {
+    fn collect(def: &Definition, path: &str, name: &str, out: &mut Vec<Slot>) {
+        out.push(Slot { path: path.into(), name: name.into(), layer: None });
+        let mut counts: HashMap<String, usize> = HashMap::new();
+        for (name, callee) in listed(def) {
+            let class = match callee {
+                None | Some(Callee::Input(_)) => "InputLayer",
+                Some(Callee::Layer(layer)) => layer.layer().class_name(),
+                Some(Callee::Model(inner)) if is_chain(inner) => "Sequential",
+                Some(Callee::Model(_)) => "Functional",
+            };
+            let base = snake(class);
+            let n = counts.entry(base.clone()).or_default();
+            let unique = if *n == 0 { base } else { format!("{base}_{n}") };
+            *n += 1;
+            let path = format!("{path}layers/{unique}/");
+            match callee {
+                Some(Callee::Model(inner)) => collect(inner, &path, &name, out),
+                Some(Callee::Layer(layer)) => {
+                    out.push(Slot { path, name, layer: Some(layer.clone()) });
+                }
+                _ => out.push(Slot { path, name, layer: None }),
+            }
+        }
+    }
+    let mut out = vec![];
+    collect(def, "", &def.name, &mut out);
+    out
+}
+
+/// A weight as HDF5 has it; the count of an adapted normalization is an integer.
+pub(in crate::saving) fn values(layer: &LayerHandle, weight: &str, values: &[f32]) -> Values {
+    if (layer.layer().class_name(), weight) == ("Normalization", "count") {
+        return Values::I32(values.iter().map(|v| *v as i32).collect());
+    }
+    Values::F32(values.to_vec())
+}
+
+/// The weights of each layer, by the layer.
+pub(in crate::saving) struct ByLayer<'a>(HashMap<*const (), Vec<&'a Tensor>>);
+
+impl<'a> ByLayer<'a> {
+    /// From named weights; a layer's weights stand under its first name.
+    pub fn new(def: &Definition, weights: &'a [(String, Tensor)]) -> ByLayer<'a> {
+        let named: HashMap<&str, &Tensor> =
+            weights.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        let mut out = HashMap::new();
+        for (name, layer) in def.layers() {
+            let full = |w: &crate::layer::Weight| format!("{name}/{}", w.spec.name);
+            let tensors = layer.weights().iter().map(full).collect::<Vec<_>>();
+            let tensors = tensors.iter().filter_map(|n| named.get(n.as_str()).copied()).collect();
+            out.insert(identity(&layer), tensors);
+        }
+        ByLayer(out)
+    }
+
+    /// A layer's weights, in order.
+    pub fn get(&self, layer: &LayerHandle) -> &[&'a Tensor] {
+        self.0.get(&identity(layer)).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// The file's content: weights and, where there are any, the optimizer's variables.
+pub(in crate::saving) fn content(
+    def: &Definition,
+    weights: &ByLayer<'_>,
+    training: Option<&Training>,
+) -> Content {
+    let mut root = Content::group();
+    for slot in slots(def) {
+        let vars = format!("{}vars", slot.path);
+        root.at(&vars).attribute("name", Text::One(slot.name));
+        let Some(layer) = slot.layer else { continue };
+        let names: Vec<&str> = layer.weights().iter().map(|w| w.spec.name).collect();
+        for (i, (tensor, name)) in weights.get(&layer).iter().zip(names).enumerate() {
+            let data = tensor.f32().unwrap_or_default();
+            root.put(&format!("{vars}/{i}"), tensor.dims(), values(&layer, name, data));
+        }
+    }
+    if let Some(training) = training {
+        root.at("optimizer/vars").attribute("name", Text::One(training.optimizer.clone()));
+        for (i, (_, dims, values)) in variables(&training.state).into_iter().enumerate() {
+            root.put(&format!("optimizer/vars/{i}"), &dims, values);
+        }
+    }
+    root
+}
+
+/// The optimizer's variables with their names, in Keras' order.
+pub(in crate::saving) fn variables(state: &TrainingState) -> Vec<(String, Vec<usize>, Values)> {
+    let steps = i32::try_from(state.iterations).unwrap_or(i32::MAX);
+    let mut out = vec![("iteration".to_string(), vec![], Values::I32(vec![steps]))];
+    if let Some(rate) = state.learning_rate {
+        out.push(("learning_rate".into(), vec![], Values::F32(vec![rate as f32])));
+    }
+    let one = |v: &Variable| (v.name.clone(), v.dims.clone(), Values::F32(v.values.clone()));
+    out.extend(state.variables.iter().map(one));
+    out
+}
+
+/// New values of layers, checked and not yet set.
+pub(in crate::saving) type Staged = Vec<(LayerHandle, Vec<Vec<f32>>)>;
+
+/// An error about a file.
+pub(in crate::saving) fn fault(path: &Path, fault: Fault) -> Error {
+    Error::file(path, "an HDF5 file with a model's weights", fault.0)
+}
+
+/// Reads every weight of a model.
+pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Result<Staged> {
+    let mut staged = vec![];
+    let mut faults = vec![];
+    let mut seen = HashSet::new();
+    for slot in slots(def) {
+        // Keras writes a layer where it first meets it, and there only.
+        let Some(layer) = slot.layer.filter(|layer| seen.insert(identity(layer))) else { continue };
+        let specs: Vec<Vec<usize>> = layer.weights().iter().map(|w| w.spec.dims.clone()).collect();
+        let vars = format!("{}vars", slot.path);
+        // Sequential models of some versions keep weightless layers out of the file.
+        let found = file.root.group(&vars).map_or(0, |group| group.members.len());
+        if found != specs.len() {
+            let expected = specs.len();
+            faults.push(format!("{found} weights of '{}' where {expected} belong", slot.name));
+            continue;
+        }
+        let mut tensors = vec![];
+        for (i, dims) in specs.iter().enumerate() {
+            let place = format!("{vars}/{i}");
+            let dataset = file.root.dataset(&place).map_err(|f| fault(path, f))?;
+            if dataset.dims != *dims {
+                let what = format!("{place} of '{}'", slot.name);
+                faults.push(format!("{what} {:?} for {dims:?}", dataset.dims));
+                continue;
+            }
+            tensors.push(file.floats(dataset).map_err(|f| fault(path, f))?);
+        }
+        staged.push((layer, tensors));
+    }
+    if faults.is_empty() {
+        return Ok(staged);
+    }
+    let expected = format!("the weights of model '{}'", def.name);
+    Err(Error::file(path, expected, crate::saving::list(&faults)))
+}
+
+/// The optimizer's variables in a file: the iteration, then the others in order.
+pub(in crate::saving) type Variables = Option<(u64, Vec<Tensor>)>;
+
+/// Reads the optimizer's variables at these places of a group.
+pub(in crate::saving) fn variables_at(
+    path: &Path,
+    file: &File,
+    group: &Group,
+    places: &[String],
+) -> Result<Variables> {
+    let find = |place: &String| group.dataset(place).map_err(|f| fault(path, f));
+    let Some((first, rest)) = places.split_first() else { return Ok(None) };
+    let iteration = file.numbers(find(first)?).map_err(|f| fault(path, f))?;
+    let [iteration] = iteration[..] else {
+        let received = format!("{} numbers", iteration.len());
+        return Err(Error::file(path, "one number for the optimizer's iteration", received));
+    };
+    let read = |place: &String| {
+        let dataset = find(place)?;
+        let values = file.floats(dataset).map_err(|f| fault(path, f))?;
+        Ok(Tensor::new(dataset.dims.clone(), values)?)
+    };
+    Ok(Some((iteration.max(0.0) as u64, rest.iter().map(read).collect::<Result<_>>()?)))
+}
+
+/// The optimizer's variables.
+pub(in crate::saving) fn read_variables(path: &Path, file: &File) -> Result<Variables> {
+    let Ok(group) = file.root.group("optimizer/vars") else { return Ok(None) };
+    let places: Vec<String> = (0..group.members.len()).map(|i| i.to_string()).collect();
+    variables_at(path, file, group, &places)
+}

@@ -1,0 +1,316 @@
+//! Legacy `.h5` files: weights by layer name, with or without the structure and the optimizer.
+
+use super::hdf5::{self, Content, Fault, File, Group, Text};
+use super::keras::{self, ByLayer, Staged, Style, Variables, fault, layers_in_order, listed};
+use super::training::Training;
+use crate::error::{Error, Result};
+use crate::layer::LayerHandle;
+use crate::model::{Callee, Definition};
+use phalanx_graph::Tensor;
+use serde_json::Value;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// Texts of one attribute; lists of more go on in the next.
+const MAX_TEXTS: usize = 2000;
+/// What the files of a whole model keep the weights in.
+const WEIGHTS: &str = "model_weights";
+const OPTIMIZER: &str = "optimizer_weights";
+
+/// Whether a file has this layout, and where its weights are.
+pub(super) fn weights_group(file: &File) -> Option<&Group> {
+    let listed = |group: &Group| {
+        ["layer_names", "layer_names0"].iter().any(|name| group.attributes.contains_key(*name))
+    };
+    let inner = file.root.group(WEIGHTS).ok();
+    [Some(&file.root), inner].into_iter().flatten().find(|group| listed(group))
+}
+
+/// A weight of a layer.
+type Weight = (LayerHandle, usize);
+
+/// What Keras saves under a member's name: weights that train, then the others.
+fn member_weights(callee: &Callee) -> Vec<Weight> {
+    let layers = match callee {
+        Callee::Input(_) => vec![],
+        Callee::Layer(layer) => vec![layer.clone()],
+        Callee::Model(inner) => layers_in_order(inner),
+    };
+    let (mut training, mut still) = (vec![], vec![]);
+    for layer in layers {
+        for (i, weight) in layer.weights().iter().enumerate() {
+            let trains = weight.spec.trainable && layer.trainable();
+            if trains { &mut training } else { &mut still }.push((layer.clone(), i));
+        }
+    }
+    training.extend(still);
+    training
+}
+
+/// The members with weights, in Keras' order.
+fn members(def: &Definition) -> Vec<(String, Vec<Weight>)> {
+    let member = |(name, callee): (String, Option<&Callee>)| {
+        (name, callee.map(member_weights).unwrap_or_default())
+    };
+    listed(def).into_iter().map(member).collect()
+}
+
+/// The bytes of a file: weights alone, or a whole model.
+pub(super) fn write(
+    def: &Definition,
+    weights: &[(String, Tensor)],
+    whole: bool,
+    training: Option<&Training>,
+) -> Vec<u8> {
+    let weights = ByLayer::new(def, weights);
+    let mut root = Content::group();
+    if whole {
+        let config = keras::model_config(def, Style::Legacy);
+        root.attribute("model_config", Text::One(config.to_string()));
+        head(&mut root);
+        if let Some(training) = training {
+            let config = training_config(training);
+            root.attribute("training_config", Text::One(config.to_string()));
+            write_optimizer(root.at(OPTIMIZER), training);
+        }
+    }
+    let group = root.at(if whole { WEIGHTS } else { "" });
+    head(group);
+    let members = members(def);
+    texts(group, "layer_names", members.iter().map(|(name, _)| name.clone()).collect());
+    let full: HashMap<_, _> =
+        def.layers().into_iter().map(|(name, layer)| (key(&layer), name)).collect();
+    for (member, of_member) in &members {
+        let mut names = vec![];
+        for (layer, index) in of_member {
+            let Some(tensor) = weights.get(layer).get(*index) else { continue };
+            let owner = full.get(&key(layer)).unwrap_or(member);
+            let weight = layer.weights()[*index].spec.name;
+            let name = format!("{owner}/{weight}");
+            let values = keras::values(layer, weight, tensor.f32().unwrap_or_default());
+            group.put(&format!("{member}/{name}"), tensor.dims(), values);
+            names.push(name);
+        }
+        texts(group.at(member), "weight_names", names);
+    }
+    hdf5::write(&root)
+}
+
+fn key(layer: &LayerHandle) -> *const crate::layer::LayerInstance {
+    std::ptr::from_ref(&**layer)
+}
+
+/// What every group of weights says of its writer.
+fn head(group: &mut Content) {
+    group.attribute("backend", Text::One("phalanx".into()));
+    group.attribute("keras_version", Text::One(keras::KERAS_VERSION.into()));
+}
+
+/// A list of texts in as many attributes as it takes.
+fn texts(group: &mut Content, name: &str, mut list: Vec<String>) {
+    if list.len() <= MAX_TEXTS {
+        group.attribute(name, Text::Many(list));
+        return;
+    }
+    let mut number = 0;
+    while !list.is_empty() {
+        let rest = list.split_off(list.len().min(MAX_TEXTS));
+        group.attribute(&format!("{name}{number}"), Text::Many(list));
+        (list, number) = (rest, number + 1);
+    }
+}
+
+/// What the model was compiled with, the optimizer under its old key.
+fn training_config(training: &Training) -> Value {
+    let mut config = training.config.clone();
+    config.get_mut("loss").map(long_names);
+    if let Some(mut optimizer) = config.remove("optimizer") {
+        if let Some(object) = optimizer.as_object_mut() {
+            object.remove("module");
+            object.remove("registered_name");
+        }
+        config.insert("optimizer_config".into(), optimizer);
+    }
+    config.into()
+}
+
+/// Python reads losses of legacy files by their long names only.
+fn long_names(loss: &mut Value) {
+    match loss {
+        Value::String(name) => {
+            let long = match name.to_lowercase().as_str() {
+                "mse" => "mean_squared_error",
+                "mae" => "mean_absolute_error",
+                "kld" => "kl_divergence",
+                "bce" => "binary_crossentropy",
+                _ => return,
+            };
+            *name = long.into();
+        }
+        Value::Array(list) => list.iter_mut().for_each(long_names),
+        Value::Object(map) if !map.contains_key("class_name") => {
+            map.values_mut().for_each(long_names);
+        }
+        _ => {}
+    }
+}
+
+fn write_optimizer(group: &mut Content, training: &Training) {
+    let mut names = vec![];
+    for (name, dims, values) in keras::variables(&training.state) {
+        let name = format!("{}/{name}", training.optimizer);
+        group.put(&name, &dims, values);
+        names.push(name);
+    }
+    texts(group, "weight_names", names);
+}
+
+/// A list of texts, however many attributes it takes.
+fn read_texts(file: &File, group: &Group, name: &str) -> Result<Vec<String>, Fault> {
+    if let Some(attribute) = group.attributes.get(name) {
+        return file.texts(attribute);
+    }
+    let mut out = vec![];
+    let mut number = 0;
+    while let Some(attribute) = group.attributes.get(&format!("{name}{number}")) {
+        out.extend(file.texts(attribute)?);
+        number += 1;
+    }
+    Ok(out)
+}
+
+/// The names of the layers in a file.
+pub(super) fn layer_names(path: &Path, file: &File) -> Result<Vec<String>> {
+    let Some(group) = weights_group(file) else { return Ok(vec![]) };
+    read_texts(file, group, "layer_names").map_err(|f| fault(path, f))
+}
+
+/// A layer of a file: its name and the paths of its weights.
+struct Saved {
+    name: String,
+    weights: Vec<String>,
+}
+
+/// The layers of a file that have weights, in order.
+fn saved(file: &File, group: &Group) -> Result<Vec<Saved>, Fault> {
+    let mut out = vec![];
+    for name in read_texts(file, group, "layer_names")? {
+        let of_layer = group.group(&name)?;
+        let weights: Vec<String> = read_texts(file, of_layer, "weight_names")?;
+        if !weights.is_empty() {
+            out.push(Saved { name, weights });
+        }
+    }
+    Ok(out)
+}
+
+/// How a file's layers are matched with a model's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Match {
+    /// Every layer must be there: by name where the names agree, else in order.
+    Exactly,
+    /// By name; layers that are only in the file or only in the model are passed over.
+    ByName,
+}
+
+/// Reads weights; with the names of the model's members that got none.
+pub(super) fn read(
+    path: &Path,
+    file: &File,
+    def: &Definition,
+    how: Match,
+) -> Result<(Staged, Vec<String>)> {
+    let broken = |f: Fault| fault(path, f);
+    let Some(group) = weights_group(file) else {
+        return Err(broken(Fault("a file without layer_names".into())));
+    };
+    let saved = saved(file, group).map_err(broken)?;
+    let members: Vec<(String, Vec<Weight>)> =
+        members(def).into_iter().filter(|(_, weights)| !weights.is_empty()).collect();
+    let pairs = pair(&saved, &members, how)
+        .map_err(|(expected, received)| Error::file(path, expected, received))?;
+    let mut staged: Vec<(LayerHandle, Vec<Option<Vec<f32>>>)> = vec![];
+    let mut faults = vec![];
+    for (of_file, of_model) in &pairs {
+        let (name, weights) = &members[*of_model];
+        let of_file = &saved[*of_file];
+        if of_file.weights.len() != weights.len() {
+            let (found, expected) = (of_file.weights.len(), weights.len());
+            faults.push(format!("{found} weights of '{name}' where {expected} belong"));
+            continue;
+        }
+        for ((layer, index), weight) in weights.iter().zip(&of_file.weights) {
+            let place = format!("{}/{weight}", of_file.name);
+            let dataset = group.dataset(&place).map_err(broken)?;
+            let dims = layer.weights()[*index].spec.dims.clone();
+            if dataset.dims != dims {
+                faults.push(format!("'{place}' {:?} for {dims:?}", dataset.dims));
+                continue;
+            }
+            let values = file.floats(dataset).map_err(broken)?;
+            let at = match staged.iter().position(|(known, _)| known.same(layer)) {
+                Some(at) => at,
+                None => {
+                    staged.push((layer.clone(), vec![None; layer.weights().len()]));
+                    staged.len() - 1
+                }
+            };
+            staged[at].1[*index] = Some(values);
+        }
+    }
+    if !faults.is_empty() {
+        let expected = format!("the weights of model '{}'", def.name);
+        return Err(Error::file(path, expected, super::list(&faults)));
+    }
+    let whole = |(layer, values): (LayerHandle, Vec<Option<Vec<f32>>>)| {
+        Some((layer, values.into_iter().collect::<Option<Vec<_>>>()?))
+    };
+    let left = (0..members.len()).filter(|i| !pairs.iter().any(|(_, m)| m == i));
+    let left = left.map(|i| members[i].0.clone()).collect();
+    Ok((staged.into_iter().filter_map(whole).collect(), left))
+}
+
+/// Which layer of the file belongs to which of the model.
+fn pair(
+    saved: &[Saved],
+    members: &[(String, Vec<Weight>)],
+    how: Match,
+) -> std::result::Result<Vec<(usize, usize)>, (String, String)> {
+    let place: HashMap<&str, usize> =
+        members.iter().enumerate().map(|(i, (name, _))| (name.as_str(), i)).collect();
+    let by = |rename: fn(&str) -> String| -> Vec<(usize, usize)> {
+        let find = |(i, s): (usize, &Saved)| Some((i, *place.get(rename(&s.name).as_str())?));
+        saved.iter().enumerate().filter_map(find).collect()
+    };
+    let complete = |pairs: &Vec<_>| pairs.len() == saved.len() && pairs.len() == members.len();
+    let (named, renamed) = (by(str::to_string), by(super::resnet::current_name));
+    if complete(&named) || how == Match::ByName && named.len() >= renamed.len() {
+        return Ok(named);
+    }
+    if complete(&renamed) || how == Match::ByName {
+        return Ok(renamed);
+    }
+    if saved.len() == members.len() {
+        return Ok((0..saved.len()).map(|i| (i, i)).collect());
+    }
+    let expected = format!("{} layers with weights", members.len());
+    Err((expected, format!("{}", saved.len())))
+}
+
+/// The structure and what it was compiled with, where the file has them.
+pub(super) fn configs(path: &Path, file: &File) -> Result<(Option<Value>, Option<Value>)> {
+    let read = |name: &str| -> Result<Option<Value>> {
+        let Some(attribute) = file.root.attributes.get(name) else { return Ok(None) };
+        let text = file.text(attribute).map_err(|f| fault(path, f))?;
+        let value = serde_json::from_str(&text);
+        value.map(Some).map_err(|e| Error::file(path, format!("JSON in '{name}'"), e))
+    };
+    Ok((read("model_config")?, read("training_config")?))
+}
+
+/// The optimizer's variables.
+pub(super) fn read_variables(path: &Path, file: &File) -> Result<Variables> {
+    let Ok(group) = file.root.group(OPTIMIZER) else { return Ok(None) };
+    let names = read_texts(file, group, "weight_names").map_err(|f| fault(path, f))?;
+    keras::variables_at(path, file, group, &names)
+}

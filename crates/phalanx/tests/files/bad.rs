@@ -1,0 +1,238 @@
+//! Files that are broken, lie or ask for what must not be done.
+
+use super::{Place, chain, graph, unzip, zip_of};
+use phalanx::prelude::*;
+use phalanx::saving::describe;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// A `.keras` file of a model.
+fn saved(place: &Place, model: &Model) -> PathBuf {
+    let path = place.at("good.keras");
+    model.save(&path).unwrap();
+    path
+}
+
+/// The error for the file with another config.
+fn with_config(place: &Place, model: &Model, edit: impl FnOnce(&mut Value)) -> String {
+    let members = unzip(&saved(place, model));
+    let mut config: Value = serde_json::from_slice(&members[1].1).unwrap();
+    edit(&mut config);
+    refused_config(place, &members, config.to_string().as_bytes())
+}
+
+fn refused_config(place: &Place, members: &[(String, Vec<u8>)], config: &[u8]) -> String {
+    let path = place.at("bad.keras");
+    let zip = zip_of(&[("config.json", config), ("model.weights.h5", &members[2].1)], false);
+    std::fs::write(&path, zip).unwrap();
+    let error = load_model(&path).err().expect("a bad file is refused").to_string();
+    assert!(error.contains("bad.keras"), "{error}");
+    error
+}
+
+#[test]
+fn whatever_phalanx_does_not_have_is_refused_by_name() {
+    let place = Place::new();
+    let model = chain();
+    let layer =
+        |config: &mut Value, key: &str, value: Value| config["config"]["layers"][1][key] = value;
+    let option = |config: &mut Value, key: &str, value: Value| {
+        config["config"]["layers"][1]["config"][key] = value;
+    };
+    type Edit = Box<dyn Fn(&mut Value)>;
+    let cases: Vec<(Edit, &str)> = vec![
+        (Box::new(move |c| layer(c, "class_name", json!("Lambda"))), "unknown layer 'Lambda'"),
+        (Box::new(move |c| layer(c, "class_name", json!("LSTM"))), "unknown layer 'LSTM'"),
+        (Box::new(move |c| layer(c, "module", json!("os"))), "module: expected one of Keras"),
+        (Box::new(move |c| layer(c, "registered_name", json!("my>Dense"))), "registered_name"),
+        (Box::new(move |c| option(c, "units", json!("many"))), "layer 'dense' (Dense): units"),
+        (Box::new(move |c| option(c, "units", json!(-3))), "units"),
+        (Box::new(move |c| option(c, "units", json!(1u64 << 62))), "dense"),
+        (Box::new(move |c| option(c, "unit", json!(3))), "unknown field `unit`"),
+        (Box::new(move |c| option(c, "activation", json!("relu7"))), "relu7"),
+        (Box::new(move |c| option(c, "dtype", json!("mixed_float16"))), "dtype: expected float32"),
+        (Box::new(move |c| option(c, "lora_rank", json!(4))), "unknown field `lora_rank`"),
+        (Box::new(|c| c["class_name"] = json!("Transformer")), "unknown model 'Transformer'"),
+        (Box::new(|c| c["config"]["layers"] = json!([])), "expected a list of layers"),
+        (
+            Box::new(|c| c["config"]["layers"][0]["config"]["batch_shape"] = json!([null, null])),
+            "input shape",
+        ),
+        (
+            Box::new(|c| c["config"]["layers"][0]["config"]["batch_shape"] = json!([8, 4])),
+            "input shape",
+        ),
+        (Box::new(|c| c["config"]["layers"][0]["config"]["sparse"] = json!(true)), "sparse"),
+        (Box::new(|c| c["compile_config"]["loss"] = json!("lost")), "unknown loss 'lost'"),
+        (Box::new(|c| c["compile_config"]["metrics"] = json!(["speed"])), "unknown metric 'speed'"),
+        (Box::new(|c| c["compile_config"]["loss"] = json!(["mse", "mse"])), "one for each output"),
+        (
+            Box::new(|c| c["compile_config"]["optimizer"]["class_name"] = json!("Magic")),
+            "unknown optimizer 'Magic'",
+        ),
+        (
+            Box::new(|c| c["compile_config"]["optimizer"]["config"]["magic"] = json!(2.0)),
+            "unknown option `magic`",
+        ),
+        (Box::new(|c| c["compile_config"]["optimizer"]["config"]["beta_1"] = json!(7)), "beta_1"),
+        (Box::new(|c| *c = json!([])), "expected an object"),
+        (Box::new(|c| *c = json!({})), "class_name"),
+    ];
+    for (edit, expected) in cases {
+        let error = with_config(&place, &model, edit);
+        assert!(error.contains(expected), "'{expected}' is not in: {error}");
+    }
+}
+
+#[test]
+fn graphs_that_cannot_be_are_refused() {
+    let place = Place::new();
+    let model = graph();
+    let history = |c: &mut Value, layer: &str, history: Value| {
+        let layers = c["config"]["layers"].as_array_mut().unwrap();
+        let layer = layers.iter_mut().find(|l| l["name"] == layer).unwrap();
+        layer["inbound_nodes"][0]["args"][0]["config"]["keras_history"] = history;
+    };
+    type Edit = Box<dyn Fn(&mut Value)>;
+    let cases: Vec<(Edit, &str)> = vec![
+        (Box::new(move |c| history(c, "shared", json!(["shared", 1, 0]))), "waits for itself"),
+        (Box::new(move |c| history(c, "shared", json!(["head", 0, 0]))), "waits for itself"),
+        (Box::new(move |c| history(c, "shared", json!(["x", 9, 0]))), "waits for itself"),
+        (Box::new(move |c| history(c, "head", json!(["nobody", 0, 0]))), "keras_history"),
+        (Box::new(move |c| history(c, "head", json!(["add", 0, 3]))), "output 3 of call 0"),
+        (Box::new(move |c| history(c, "head", json!([1, 2]))), "keras_history"),
+        (Box::new(|c| c["config"]["output_layers"] = json!([["head", 7, 0]])), "call 7"),
+        (Box::new(|c| c["config"]["output_layers"] = json!([])), "at least one each"),
+        (Box::new(|c| c["config"]["input_layers"] = json!("x")), "input_layers"),
+        (Box::new(|c| c["config"]["input_layers"] = json!(["head", 0, 0])), "symbols of Input"),
+        (
+            Box::new(|c| {
+                let l = c["config"]["layers"][1].clone();
+                c["config"]["layers"][2] = l;
+            }),
+            "each once",
+        ),
+    ];
+    for (edit, expected) in cases {
+        let error = with_config(&place, &model, edit);
+        assert!(error.contains(expected), "'{expected}' is not in: {error}");
+    }
+}
+
+#[test]
+fn config_that_is_no_config_is_refused() {
+    let place = Place::new();
+    let members = unzip(&saved(&place, &chain()));
+    let deep = [b"[".repeat(100_000), b"]".repeat(100_000)].concat();
+    let nested = {
+        let mut text = "{\"class_name\":\"Sequential\",\"config\":{\"layers\":[".repeat(2000);
+        text += "0";
+        text + &"]}}".repeat(2000)
+    };
+    let bom = [b"\xef\xbb\xbf", &members[1].1[..]].concat();
+    let cut = &members[1].1[..members[1].1.len() / 2];
+    for config in [
+        &b""[..],
+        b"null",
+        b"1e400",
+        b"{\"class_name\": 1e400}",
+        b"\xff\xfe",
+        &deep,
+        nested.as_bytes(),
+        &bom,
+        cut,
+    ] {
+        refused_config(&place, &members, config);
+    }
+    let layer =
+        |i: usize| json!({ "class_name": "ReLU", "config": { "name": format!("relu_{i}") } });
+    let mut layers = vec![json!({ "class_name": "InputLayer",
+        "config": { "name": "x", "batch_shape": [null, 1] } })];
+    layers.extend((0..100_000).map(layer));
+    let many =
+        json!({ "class_name": "Sequential", "config": { "name": "many", "layers": layers } });
+    let error = refused_config(&place, &members, many.to_string().as_bytes());
+    assert!(error.contains("more than 20000"), "{error}");
+}
+
+#[test]
+fn archives_that_lie_are_refused() {
+    let place = Place::new();
+    let path = saved(&place, &chain());
+    let members = unzip(&path);
+    let (config, weights) = (&members[1].1[..], &members[2].1[..]);
+    let zeros = vec![0; 40_000_000];
+    let both = zip_of(&[("config.json", config), ("model.weights.h5", weights)], false);
+    let mut broken_sum = both.clone();
+    let at = both.windows(4).position(|w| w == b"\x89HDF").unwrap();
+    broken_sum[at + 300] ^= 1;
+    // The second name is made the first one's.
+    let mut twice = zip_of(
+        &[("config.json", config), ("konfig.json", config), ("model.weights.h5", weights)],
+        false,
+    );
+    while let Some(at) = twice.windows(11).position(|w| w == b"konfig.json") {
+        twice[at] = b'c';
+    }
+    for (bytes, expected) in [
+        (vec![], "a broken archive"),
+        (b"PK\x05\x06".to_vec(), "a broken archive"),
+        (both[..both.len() / 2].to_vec(), "a broken archive"),
+        (zip_of(&[("model.weights.h5", weights)], false), "without config.json"),
+        (zip_of(&[("config.json", config)], false), "without model.weights.h5"),
+        (zip_of(&[("../config.json", config), ("/model.weights.h5", weights)], false), "without"),
+        (zip_of(&[("config.json", config), ("model.weights.h5", &zeros)], true), "packed into"),
+        (zip_of(&[("config.json", config), ("model.weights.h5", b"nothing")], false), "HDF5"),
+        (broken_sum, "model.weights.h5"),
+        (twice, "a name twice"),
+    ] {
+        let path = place.at("bad.keras");
+        std::fs::write(&path, bytes).unwrap();
+        let error = load_model(&path).err().expect(expected).to_string();
+        assert!(error.contains("bad.keras") && error.contains(expected), "{expected}: {error}");
+        assert!(describe(&path).is_err());
+    }
+    let error = load_model(place.0.path().join("directory.keras")).err().unwrap().to_string();
+    assert!(error.contains("No such file"), "{error}");
+    std::fs::create_dir(place.at("directory.keras")).unwrap();
+    let error = load_model(place.at("directory.keras")).err().unwrap().to_string();
+    assert!(error.contains("a directory, device or pipe"), "{error}");
+    assert!(load_model(place.at("directory.h5")).is_err());
+}
+
+/// Bytes changed here and there: an error or a model, never a panic.
+#[test]
+fn changed_bytes_never_panic() {
+    let place = Place::new();
+    let model = chain();
+    for name in ["m.keras", "m.h5"] {
+        let path = place.at(name);
+        model.save(&path).unwrap();
+        let good = std::fs::read(&path).unwrap();
+        let step = (good.len() / 300).max(1);
+        for at in (0..good.len()).step_by(step) {
+            let mut bytes = good.clone();
+            bytes[at] ^= 0xff;
+            std::fs::write(&path, &bytes).unwrap();
+            let _ = Load::new().compile(false).model(&path);
+            let _ = describe(&path);
+            std::fs::write(&path, &good[..at]).unwrap();
+            assert!(load_model(&path).is_err());
+        }
+    }
+}
+
+#[test]
+fn names_that_could_leave_their_place_are_refused() {
+    let place = Place::new();
+    for name in ["../../etc", "a/b", "", "a\u{0}b"] {
+        let error = with_config(&place, &chain(), |config| {
+            config["config"]["layers"][1]["config"]["name"] = json!(name);
+        });
+        assert!(error.contains("letters without '/'"), "{error}");
+    }
+    let model = Sequential::new().add(Input::new([4])).add(Dense::new(2).named("a/b")).build();
+    let error = model.unwrap().save(place.at("named.keras")).unwrap_err().to_string();
+    assert!(error.contains("layer names: expected letters without '/'"), "{error}");
+    assert!(!place.at("named.keras").exists());
+}

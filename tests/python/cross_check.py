@@ -1,0 +1,75 @@
+"""Models of Python Keras through Phalanx and back.
+
+    python tests/python/cross_check.py [directory] [name part]
+
+Writes the models of file_models.py, lets the Rust test `keras_files` load, ask, write and train them, and looks at
+what it wrote: configs, weights and optimizer state must be equal, predictions and three steps of training agree.
+Needs keras, jax and h5py; ends with 0 and a message where they are missing.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+try:
+    import h5py
+    import keras
+    import numpy as np
+except ImportError as error:
+    print(f"cross check skipped: {error}")
+    sys.exit(0)
+
+import check_files
+import file_models
+import resnet_files
+
+ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+
+
+def rust(directory):
+    """Phalanx' part."""
+    command = ["cargo", "test", "-q", "-p", "phalanx", "--test", "keras_files"]
+    environment = os.environ | {"PHALANX_CROSS_CHECK": directory, "PHALANX_PIN": "0"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        print(done.stdout[-20000:], done.stderr[-4000:], sep="\n")
+    return done.returncode
+
+
+def main():
+    warnings.filterwarnings("ignore")
+    started = time.time()
+    directory = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="phalanx-cross-check-")
+    part = sys.argv[2] if len(sys.argv) > 2 else ""
+    os.makedirs(directory, exist_ok=True)
+    cases = []
+    for name, model, options in file_models.all_models():
+        if part in name:
+            cases.append(check_files.write(directory, name, model, options))
+        keras.backend.clear_session(free_memory=False)
+    if part in "resnet50_files":
+        resnet_files.write(directory)
+    print(f"{len(cases)} models written ({time.time() - started:.0f} s)", flush=True)
+    failed = rust(directory)
+    print(f"Phalanx done ({time.time() - started:.0f} s)", flush=True)
+    faults = []
+    for case in cases:
+        try:
+            faults += [f"{case.name}: {fault}" for fault in check_files.check(directory, case)]
+        except Exception as error:
+            faults.append(f"{case.name}: {type(error).__name__}: {str(error)[:500]}")
+        keras.backend.clear_session(free_memory=False)
+    print("\n".join(faults))
+    trained = sum(case.trained is not None for case in cases)
+    print(f"{len(cases)} models, {trained} trained, {len(faults)} faults ({time.time() - started:.0f} s)")
+    return 1 if failed or faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
