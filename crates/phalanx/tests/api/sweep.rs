@@ -39,7 +39,8 @@ const SHAPES: [&[usize]; 7] = [&[], &[1], &[4], &[2, 6], &[3, 4, 2], &[5, 1, 1],
 fn plain(class: &str) -> Map<String, Value> {
     let needed = json!({ "units": 2, "filters": 2, "kernel_size": 2, "rate": 0.5, "pool_size": 2,
         "input_dim": 3, "output_dim": 2, "dims": [1], "target_shape": [-1], "scale": 2.0,
-        "activation": "relu" });
+        "activation": "relu", "height": 2, "width": 1, "factor": 0.2, "height_factor": 0.2,
+        "width_factor": 0.2 });
     let all = needed.as_object().unwrap();
     // The fewest of them that will do, by leaving out those that are unknown to the class.
     let mut config = all.clone();
