@@ -57,7 +57,7 @@ pub fn run(digits: Split, epochs: usize, directory: &Path) -> Result<(History, L
             .epochs(epochs)
             .batch_size(batch_size)
             .callback(TensorBoard::new(directory.join("logs")))
-            .callback(ModelCheckpoint::new(checkpoints.join("ckpt_{epoch}.safetensors")))
+            .callback(ModelCheckpoint::new(checkpoints.join("ckpt_{epoch}.keras")))
             .callback(LearningRateScheduler::new(decay))
             .callback(PrintLR),
     )?;
