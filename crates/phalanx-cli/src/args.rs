@@ -1,6 +1,6 @@
 //! The command line as plain data.
 
-use crate::network::{Choice, ChoiceParser, Network};
+use crate::network::{Choice, ChoiceParser};
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -35,6 +35,8 @@ pub enum Command {
   phalanx train mnist-cnn --data mnist --epochs 12 --schedule steps --log-dir logs --checkpoint-dir ckpt
   phalanx train minigooglenet --data cifar-10 --augment shift,flip --schedule poly --output plot.png
   phalanx train mnist-cnn --data flowers/ --image-size 64 --save flowers.safetensors
+  phalanx train model.keras --data mnist --save trained.keras      # described in Python, read by it
+  phalanx train resnet50 --weights resnet50_notop.h5 --data flowers/ --image-size 224
   phalanx train mnist-cnn --checkpoint-dir ckpt --checkpoint-every 100 --resume     # begins or goes on
   phalanx train --config run.toml --epochs 20        # what the command line says comes first
 
@@ -47,9 +49,11 @@ A run.toml has the names of the flags as keys:
 
 Data without a test split lose every fifth sample of each class to one. Epochs in files count from 1.")]
     Train(Box<Train>),
-    /// Evaluate saved weights on the test split of a dataset
+    /// Evaluate a saved model on the test split of a dataset
     #[command(after_help = "Examples:
   phalanx evaluate ckpt                              # the newest checkpoint in it
+  phalanx evaluate model.keras --data mnist
+  phalanx evaluate resnet50.h5 --model resnet50 --data photos/
   phalanx evaluate flowers.safetensors --data flowers/ --confusion matrix.png --samples samples.png")]
     Evaluate(Evaluate),
     /// Name the class of images, or run a network over an array
@@ -61,6 +65,7 @@ Data without a test split lose every fifth sample of each class to one. Epochs i
     #[command(after_help = "Examples:
   phalanx bench mnist-cnn --batch-size 256
   phalanx bench minigooglenet --replicas 2 --batch-size 32 --json
+  phalanx bench model.keras --inference
   phalanx bench minigooglenet --profile              # where the time goes
   phalanx bench minigooglenet --inference --batch-size 1
   phalanx bench minigooglenet --data cifar-10 --augment shift,flip    # do images come fast enough?
@@ -208,7 +213,7 @@ impl std::str::FromStr for Size {
 /// `phalanx train`.
 #[derive(Debug, ClapArgs)]
 pub struct Train {
-    /// The network
+    /// The network, or a file with a model: .keras, .h5 or .safetensors
     #[arg(value_parser = ChoiceParser, required_unless_present = "config")]
     pub model: Option<Choice>,
     /// Take arguments from this TOML file, whose keys are the names of the flags and `model`
@@ -234,7 +239,7 @@ pub struct Train {
     /// Steps per epoch (default: all the data)
     #[arg(long)]
     pub steps_per_epoch: Option<usize>,
-    /// Optimizer: sgd, adam, adamw, rmsprop, adagrad, nadam, lion (default: the network's own)
+    /// Optimizer: sgd, adam, adamw, rmsprop, adagrad, nadam, lion (default: the model's own)
     #[arg(long)]
     pub optimizer: Option<String>,
     /// Learning rate (default: the optimizer's own)
@@ -277,7 +282,11 @@ pub struct Train {
     /// Write a JSON object per epoch and one at the end; - for standard output
     #[arg(long)]
     pub json: Option<PathBuf>,
-    /// Save the weights at the end
+    /// Start from the weights of this file; for resnet50 it may be one of the official ImageNet files,
+    /// with or without top
+    #[arg(long)]
+    pub weights: Option<PathBuf>,
+    /// Save at the end: the model into .keras or .h5, its weights into .weights.h5 or .safetensors
     #[arg(long)]
     pub save: Option<PathBuf>,
     /// Seed of weights, shuffling and dropout
@@ -297,11 +306,14 @@ pub struct Train {
 /// `phalanx evaluate`.
 #[derive(Debug, ClapArgs)]
 pub struct Evaluate {
-    /// The weights, or a directory of checkpoints, of which the newest is taken
+    /// A file with a model or weights, or a directory of checkpoints, of which the newest is taken
     pub file: PathBuf,
-    /// The network they belong to (default: what the file says)
-    #[arg(long, value_enum)]
-    pub model: Option<Network>,
+    /// The network, or file with a model, that weights belong to (default: what the file says)
+    #[arg(long, value_parser = ChoiceParser)]
+    pub model: Option<Choice>,
+    /// Weights for the network or model that FILE then names
+    #[arg(long, conflicts_with = "model")]
+    pub weights: Option<PathBuf>,
     /// The data, as train takes them (default: what the network was trained on)
     #[arg(long)]
     pub data: Option<String>,
@@ -322,7 +334,7 @@ pub struct Evaluate {
 /// `phalanx predict`.
 #[derive(Debug, ClapArgs)]
 pub struct Predict {
-    /// The weights, or a directory of checkpoints, of which the newest is taken
+    /// A file with a model or weights, or a directory of checkpoints, of which the newest is taken
     pub file: PathBuf,
     /// Images, JPEG or PNG; brought to the network's size and colours
     #[arg(required_unless_present = "input", conflicts_with = "input")]
@@ -336,9 +348,9 @@ pub struct Predict {
     /// Classes shown of each image, the likeliest first
     #[arg(long, default_value_t = 1)]
     pub top: usize,
-    /// The network they belong to (default: what the file says)
-    #[arg(long, value_enum)]
-    pub model: Option<Network>,
+    /// The network, or file with a model, that weights belong to (default: what the file says)
+    #[arg(long, value_parser = ChoiceParser)]
+    pub model: Option<Choice>,
     /// Where to run
     #[command(flatten)]
     pub place: Where,
@@ -347,7 +359,7 @@ pub struct Predict {
 /// `phalanx bench`.
 #[derive(Debug, ClapArgs)]
 pub struct Bench {
-    /// The network
+    /// The network, or a file with a model
     #[arg(value_parser = ChoiceParser)]
     pub model: Choice,
     /// Samples of a step
@@ -385,7 +397,7 @@ pub struct Bench {
 /// `phalanx inspect`.
 #[derive(Debug, ClapArgs)]
 pub struct Inspect {
-    /// The network
+    /// The network, or a file with a model
     #[arg(value_parser = ChoiceParser)]
     pub model: Choice,
     /// Print the compiled training program instead of the layers

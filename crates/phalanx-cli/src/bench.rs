@@ -4,8 +4,8 @@ mod input;
 mod profile;
 
 use crate::args::Bench;
-use crate::network::Network;
-use crate::prepare::Origin;
+use crate::network::{Choice, Network};
+use crate::subject::Subject;
 use anyhow::{Context, Result, bail};
 use phalanx::Profile;
 use phalanx::prelude::*;
@@ -42,18 +42,26 @@ struct Job {
     x: Tensor,
     y: Tensor,
     batch: usize,
+    subject: Subject,
 }
 
 impl Job {
     fn new(args: &Bench) -> Result<Job> {
-        let network = args.model.network()?;
+        let subject = Subject::chosen(&args.model, None)?;
         let strategy = args.place.strategy()?;
-        let batch = args.batch.global(network.usual_batch(), strategy.num_replicas_in_sync())?;
+        let batch = args.batch.global(subject.usual_batch(), strategy.num_replicas_in_sync())?;
         let kind = if args.inference { StepKind::Predict } else { StepKind::Train };
-        let mut model = build(args, network)?;
-        model.compile(network.compile(strategy))?;
-        let (x, y) = synthetic(batch, &network.dims(&network.usual_input()))?;
-        Ok(Job { model, kind, x, y, batch })
+        let origin = subject.usual();
+        let (x, labels) = synthetic(batch, &subject.dims(&origin.input), origin.classes.len())?;
+        let y = subject.targets(&labels)?;
+        let model = match resized(args)? {
+            Some(mut model) => {
+                model.compile(Network::MnistMlp.compile(strategy))?;
+                model
+            }
+            None => subject.compiled(&origin, strategy.into())?,
+        };
+        Ok(Job { model, kind, x, y, batch, subject })
     }
 
     fn step(&mut self) -> Result<()> {
@@ -83,12 +91,12 @@ impl Job {
     }
 }
 
-/// The network, of other size than usual where that was asked for.
-fn build(args: &Bench, network: Network) -> Result<Model> {
+/// The perceptron in another size than usual, where that was asked for.
+fn resized(args: &Bench) -> Result<Option<Model>> {
     if args.width.is_none() && args.depth.is_none() {
-        return Origin::usual(network).build();
+        return Ok(None);
     }
-    if network != Network::MnistMlp {
+    if args.model != Choice::Network(Network::MnistMlp) {
         bail!("--width and --depth: expected mnist-mlp, whose hidden layers they count");
     }
     let (width, depth) = (args.width.unwrap_or(256), args.depth.unwrap_or(2));
@@ -96,7 +104,7 @@ fn build(args: &Bench, network: Network) -> Result<Model> {
     for _ in 0..depth {
         layers = layers.add(Dense::new(width).activation("relu"));
     }
-    Ok(layers.add(Dense::new(10)).build()?)
+    Ok(Some(layers.add(Dense::new(10)).build()?))
 }
 
 fn measure(args: &Bench) -> Result<Report> {
@@ -112,7 +120,7 @@ fn measure(args: &Bench) -> Result<Report> {
     windows.sort_by(f64::total_cmp);
     let profile = if args.profile { job.profile(steps)? } else { None };
     let input = match &args.data {
-        Some(name) => Some(input::measure(args, name, &mut job.model, job.batch, steps)?),
+        Some(name) => Some(input::measure(args, name, &mut job, steps)?),
         None => None,
     };
     Ok(Report {
@@ -181,7 +189,7 @@ fn mib(bytes: usize) -> f64 {
 }
 
 /// A batch of noise with labels.
-fn synthetic(batch: usize, input: &[usize]) -> Result<(Tensor, Tensor)> {
+fn synthetic(batch: usize, input: &[usize], classes: usize) -> Result<(Tensor, Tensor)> {
     let mut dims = vec![batch];
     dims.extend(input);
     let len = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).context("batch too large")?;
@@ -189,7 +197,7 @@ fn synthetic(batch: usize, input: &[usize]) -> Result<(Tensor, Tensor)> {
     let mut x: Vec<f32> = vec![];
     x.try_reserve_exact(len).with_context(|| format!("no memory for a batch of {batch}"))?;
     x.extend((0..len).map(|_| rng.unit() as f32));
-    let y: Vec<i32> = (0..batch).map(|_| rng.below(10) as i32).collect();
+    let y: Vec<i32> = (0..batch).map(|_| rng.below(classes as u64) as i32).collect();
     Ok((Tensor::new(dims, x)?, Tensor::new([batch], y)?))
 }
 

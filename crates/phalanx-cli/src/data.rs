@@ -1,7 +1,6 @@
 //! What `--data` names, loaded: a dataset, a directory of images, an `.npz` or a `.csv`.
 
 use crate::args::Size;
-use crate::network::Network;
 use anyhow::{Context, Result, bail};
 use phalanx::Data;
 use phalanx::data::{ColorMode, Pixels, Samples};
@@ -13,6 +12,9 @@ use std::path::Path;
 const TEST_SHARE: usize = 5;
 /// More classes than a network sensibly tells apart.
 pub const MOST_CLASSES: usize = 1 << 16;
+
+/// The size of images where nothing else says it.
+const USUAL_SIZE: Size = Size { height: 28, width: 28 };
 
 /// Samples and class numbers as they came.
 pub struct Loaded {
@@ -35,22 +37,24 @@ pub struct Reading {
 
 impl Reading {
     /// In colour or in shades of grey, in a network's usual size where none is given.
-    pub fn of(network: Network, size: Option<Size>, grey: bool) -> Reading {
-        let usual = network.usual_input();
-        let (height, width) = (usual[0], usual[1]);
+    pub fn of(usual: &[usize], size: Option<Size>, grey: bool) -> Reading {
+        let usual = match *usual {
+            [height, width, ..] => Size { height, width },
+            _ => USUAL_SIZE,
+        };
         let color = if grey { ColorMode::Grayscale } else { ColorMode::Rgb };
-        Reading { size: size.unwrap_or(Size { height, width }), color }
+        Reading { size: size.unwrap_or(usual), color }
     }
 
-    /// As a network was trained on them.
-    pub fn like(input: &[usize], network: Network) -> Reading {
-        let mut reading = Reading::of(network, None, false);
-        if let [height, width, channels] = *input {
-            reading.size = Size { height, width };
-            reading.color = if channels == 1 { ColorMode::Grayscale } else { ColorMode::Rgb };
-        }
-        reading
+    /// As a model takes them: in shades of grey too where it has one channel.
+    pub fn sized(input: &[usize], size: Option<Size>, grey: bool) -> Reading {
+        Reading::of(input, size, grey || matches!(input, [_, _, 1]))
     }
+}
+
+/// The names of so many classes that have none.
+pub fn numbered(count: usize) -> Vec<String> {
+    (0..count).map(|class| class.to_string()).collect()
 }
 
 /// Loads what a name or path stands for.
@@ -107,8 +111,7 @@ fn own(own: Own) -> Result<Loaded> {
     };
     let largest = [&train.1, &test.1].into_iter().filter_map(|y| y.i32()?.iter().max());
     let count = largest.max().map_or(0, |most| *most as usize + 1);
-    let numbered = || (0..count).map(|class| class.to_string()).collect();
-    let classes = if own.classes.is_empty() { numbered() } else { own.classes };
+    let classes = if own.classes.is_empty() { numbered(count) } else { own.classes };
     // [n, height, width] and [n, height, width, channels].
     let images = matches!(train.0.dims().len(), 3 | 4);
     Ok(Loaded { train, test, classes, images })

@@ -1,8 +1,10 @@
 //! `phalanx evaluate`: saved weights on a test split, with pictures where asked.
 
 use crate::args::Evaluate;
+use crate::network::Choice;
 use crate::paths;
-use crate::prepare::{Origin, Prepared, prepare};
+use crate::prepare::{Prepared, load, prepare};
+use crate::subject::Subject;
 use anyhow::Result;
 use phalanx::pictures;
 use phalanx::prelude::*;
@@ -17,32 +19,34 @@ pub fn run(args: &Evaluate) -> Result<()> {
     paths::check_file("--confusion", args.confusion.as_deref(), &kinds)?;
     paths::check_file("--samples", args.samples.as_deref(), &kinds)?;
     let strategy = args.place.strategy()?;
-    let file = paths::weights(&args.file)?;
-    let data = match Origin::read(&file, args.model)? {
-        Some(origin) => origin.load(args.data.as_ref().unwrap_or(&origin.data))?,
-        None => {
-            let name = args.data.as_deref().unwrap_or("glyphs");
-            prepare(Origin::network_of(&file, args.model)?, name, None, false)?
-        }
+    let subject = subject(args)?;
+    let data = match &subject.origin {
+        Some(origin) => load(&subject, origin, args.data.as_ref().unwrap_or(&origin.data))?,
+        None => prepare(&subject, args.data.as_deref().unwrap_or("glyphs"), None, false)?,
     };
-    let network = data.origin.network()?;
-    let batch = args.batch.global(network.usual_batch(), strategy.num_replicas_in_sync())?;
-    let mut model = data.origin.build()?;
-    model.compile(network.compile(strategy))?;
-    model.load_weights(&file)?;
+    let batch = args.batch.global(subject.usual_batch(), strategy.num_replicas_in_sync())?;
+    let mut model = subject.compiled(&data.origin, strategy.into())?;
     let test = Arrays::new(data.test.0.clone(), data.test.1.clone())?.batch(batch)?;
     let logs = model.evaluate_with(&test, Inference::new())?;
     let text: Vec<String> = logs.iter().map(|(name, v)| format!("{name}: {v:.4}")).collect();
     writeln!(std::io::stdout().lock(), "test - {}", text.join(" - "))?;
     if args.confusion.is_some() || args.samples.is_some() {
-        draw(args, &data, &model.predict(&test)?)?;
+        draw(args, &subject, &data, &model.predict(&test)?)?;
     }
     Ok(())
 }
 
-fn draw(args: &Evaluate, data: &Prepared, scores: &Tensor) -> Result<()> {
-    let guesses = best(scores);
-    let labels = data.test.1.i32().unwrap_or_default();
+/// What FILE stands for: a model or weights, or with --weights a model that those belong to.
+fn subject(args: &Evaluate) -> Result<Subject> {
+    match &args.weights {
+        Some(weights) => Subject::saved(&paths::weights(weights)?, Some(&Choice::of(&args.file))),
+        None => Subject::saved(&paths::weights(&args.file)?, args.model.as_ref()),
+    }
+}
+
+fn draw(args: &Evaluate, subject: &Subject, data: &Prepared, outputs: &Tensor) -> Result<()> {
+    let guesses = best(subject, outputs);
+    let labels = data.labels.i32().unwrap_or_default();
     let truths: Vec<usize> = labels.iter().map(|l| usize::try_from(*l).unwrap_or(0)).collect();
     let names = &data.origin.classes;
     if let Some(path) = &args.confusion {
@@ -50,7 +54,7 @@ fn draw(args: &Evaluate, data: &Prepared, scores: &Tensor) -> Result<()> {
         for (truth, guess) in truths.iter().zip(&guesses) {
             counts[*truth][*guess] += 1;
         }
-        let title = format!("{} on {}", data.origin.network()?.name(), data.name);
+        let title = format!("{} on {}", subject.name(), data.name);
         pictures::confusion_matrix(&counts, names, &title, path)?;
     }
     if let Some(path) = &args.samples {
@@ -72,11 +76,12 @@ fn draw(args: &Evaluate, data: &Prepared, scores: &Tensor) -> Result<()> {
 }
 
 /// The best class of every row.
-fn best(scores: &Tensor) -> Vec<usize> {
-    let width = scores.row_len().max(1);
-    let rows = scores.f32().unwrap_or_default().chunks_exact(width);
+fn best(subject: &Subject, outputs: &Tensor) -> Vec<usize> {
+    let width = outputs.row_len().max(1);
+    let rows = outputs.f32().unwrap_or_default().chunks_exact(width);
     rows.map(|row| {
-        let largest = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+        let chances = subject.probabilities(row);
+        let largest = chances.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
         largest.map_or(0, |(i, _)| i)
     })
     .collect()

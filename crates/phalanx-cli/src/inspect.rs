@@ -1,9 +1,8 @@
 //! `phalanx inspect` and `phalanx devices`.
 
 use crate::args::Inspect;
-use crate::network::{Choice, USUAL_BATCH};
+use crate::network::{Choice, USUAL_BATCH, USUAL_CLASSES};
 use crate::paths;
-use crate::prepare::Origin;
 use anyhow::Result;
 use phalanx::prelude::*;
 use std::io::Write;
@@ -18,7 +17,7 @@ pub fn run(args: &Inspect) -> Result<()> {
         return Ok(());
     }
     let model = match &args.model {
-        Choice::Network(network) => Origin::usual(*network).build()?,
+        Choice::Network(network) => network.build(&network.usual_input(), USUAL_CLASSES)?,
         Choice::File(path) if args.picture.is_none() => {
             write!(out, "{}", phalanx::saving::describe(path)?)?;
             return Ok(());
@@ -39,7 +38,7 @@ fn compiled(args: &Inspect) -> Result<(Model, usize)> {
     let replicas = strategy.num_replicas_in_sync();
     match &args.model {
         Choice::Network(network) => {
-            let mut model = Origin::usual(*network).build()?;
+            let mut model = network.build(&network.usual_input(), USUAL_CLASSES)?;
             model.compile(network.compile(strategy))?;
             Ok((model, args.batch.global(network.usual_batch(), replicas)?))
         }

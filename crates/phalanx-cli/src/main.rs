@@ -7,7 +7,9 @@ mod data;
 mod evaluate;
 mod files;
 mod inspect;
+mod model_file;
 mod network;
+mod origin;
 mod paths;
 mod place;
 mod predict;
@@ -15,6 +17,7 @@ mod prepare;
 mod report;
 mod sets;
 mod signals;
+mod subject;
 mod train;
 mod warnings;
 

@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
 use phalanx::prelude::*;
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The networks that come with Phalanx.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -24,6 +24,8 @@ pub enum Network {
     Vgg11,
 }
 
+/// Classes of a network where no data say how many.
+pub const USUAL_CLASSES: usize = 10;
 /// Samples per replica where a model file says nothing of it.
 pub const USUAL_BATCH: usize = 32;
 
@@ -37,16 +39,10 @@ pub enum Choice {
 }
 
 impl Choice {
-    /// The network by name.
-    pub fn network(&self) -> Result<Network> {
-        match self {
-            Choice::Network(network) => Ok(*network),
-            Choice::File(path) => bail!(
-                "{}: model files cannot be read yet; expected one of {}",
-                path.display(),
-                Network::names().join(", ")
-            ),
-        }
+    /// What a name or path stands for.
+    pub fn of(path: &Path) -> Choice {
+        let named = path.to_str().and_then(|name| Network::from_str(name, false).ok());
+        named.map_or_else(|| Choice::File(path.into()), Choice::Network)
     }
 }
 
@@ -79,11 +75,6 @@ impl TypedValueParser for ChoiceParser {
 }
 
 impl Network {
-    /// All names.
-    fn names() -> Vec<String> {
-        Network::value_variants().iter().map(|network| network.name()).collect()
-    }
-
     /// Its name, as on the command line.
     pub fn name(self) -> String {
         self.to_possible_value().map_or(String::new(), |value| value.get_name().into())

@@ -1,42 +1,23 @@
-//! Data in the form a network takes, and what to remember of it with the weights.
+//! Data in the form a model takes.
 
 use crate::args::Size;
-use crate::data::{self, Loaded, MOST_CLASSES, Reading};
+use crate::data::{self, Loaded, Reading};
+use crate::model_file::ModelFile;
 use crate::network::Network;
+use crate::origin::{Origin, Scale};
+use crate::subject::{Kind, Subject};
 use anyhow::{Context, Result, bail};
 use phalanx::data::Samples;
 use phalanx::prelude::*;
-use phalanx::saving::read_metadata;
-use serde::{Deserialize, Serialize};
-use std::path::Path;
 
-/// The key of an [`Origin`] in a weights file.
-const KEY: &str = "origin";
-
-/// Numbers of a sample, more than any of a network here.
-const MOST_CELLS: usize = 1 << 28;
-
-/// What a network was made for: enough to build it again and to feed it as it was trained.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Origin {
-    /// Its name.
-    network: String,
-    /// What it was trained on.
-    pub data: String,
-    /// Dimensions of a sample.
-    pub input: Vec<usize>,
-    /// Names of the classes, in the order of their numbers.
-    pub classes: Vec<String>,
-    /// The mean of the training samples, taken from every sample of a centred network.
-    mean: Option<Vec<f32>>,
-}
-
-/// Data in the form a network takes.
+/// Data in the form a model takes.
 pub struct Prepared {
     /// To train on.
     pub train: (Samples, Tensor),
     /// To test on.
     pub test: (Samples, Tensor),
+    /// The test samples' class numbers.
+    pub labels: Tensor,
     /// Their name or path.
     pub name: String,
     /// To show: the test images as they are.
@@ -45,132 +26,108 @@ pub struct Prepared {
     pub origin: Origin,
 }
 
-impl Origin {
-    /// A network as it usually is, for ten classes.
-    pub fn usual(network: Network) -> Origin {
-        let classes = (0..10).map(|class| class.to_string()).collect();
-        let (data, input) = ("glyphs".into(), network.usual_input());
-        Origin { network: network.name(), data, input, classes, mean: None }
+/// Loads a dataset for a model that was trained before.
+pub fn load(subject: &Subject, origin: &Origin, name: &str) -> Result<Prepared> {
+    let loaded = data::load(name, Reading::sized(&origin.input, None, false))?;
+    if loaded.classes.len() > origin.classes.len() {
+        let (most, received) = (origin.classes.len(), loaded.classes.len());
+        bail!("--data {name}: expected at most {most} classes, received {received}");
     }
-
-    /// What a weights file says of itself; `wanted` where it says nothing.
-    pub fn read(path: &Path, wanted: Option<Network>) -> Result<Option<Origin>> {
-        let notes = read_metadata(path)?;
-        let Some(text) = notes.get(KEY) else {
-            let named = notes.get("model").and_then(|name| Network::by_name(name));
-            if wanted.or(named).is_none() {
-                bail!("{}: does not say its network; add --model", path.display());
-            }
-            return Ok(None);
-        };
-        let origin: Origin = serde_json::from_str(text)
-            .with_context(|| format!("{}: its origin cannot be read", path.display()))?;
-        let network = origin.network().with_context(|| path.display().to_string())?;
-        if let Some(other) = wanted.filter(|wanted| *wanted != network) {
-            let (own, other) = (network.name(), other.name());
-            bail!("--model: expected {own}, as {} says, received {other}", path.display());
-        }
-        let cells = origin.input.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
-        let cells = cells.filter(|cells| (1..=MOST_CELLS).contains(cells));
-        if cells.is_none() || !(1..=MOST_CLASSES).contains(&origin.classes.len()) {
-            let (input, classes) = (&origin.input, origin.classes.len());
-            bail!("{}: its origin has {classes} classes of {input:?}", path.display());
-        }
-        if origin.mean.as_ref().is_some_and(|mean| Some(mean.len()) != cells) {
-            bail!("{}: expected a mean of the input's size", path.display());
-        }
-        Ok(Some(origin))
-    }
-
-    /// The network a file without an origin belongs to.
-    pub fn network_of(path: &Path, wanted: Option<Network>) -> Result<Network> {
-        let named = || Network::by_name(read_metadata(path).ok()?.get("model")?);
-        wanted.or_else(named).context("--model: expected a network")
-    }
-
-    /// The network.
-    pub fn network(&self) -> Result<Network> {
-        Network::by_name(&self.network)
-            .with_context(|| format!("unknown network '{}'", self.network))
-    }
-
-    /// Builds the network; its weights files will say what this says.
-    pub fn build(&self) -> Result<Model> {
-        let model = self.network()?.build(&self.input, self.classes.len())?;
-        model.set_metadata(KEY, serde_json::to_string(self)?);
-        Ok(model)
-    }
-
-    /// Samples as the network takes them: resized, reshaped and centred.
-    pub fn shape(&self, samples: &Samples) -> Result<Samples> {
-        let mut samples = samples.clone();
-        // Grey images come with or without their one channel.
-        if let (&[n, height, width], [_, _, 1]) = (samples.dims(), &self.input[..]) {
-            samples = samples.reshape([n, height, width, 1]).context("one channel")?;
-        }
-        if let (&[_, height, width, from], &[to_height, to_width, to]) =
-            (samples.dims(), &self.input[..])
-            && (height, width) != (to_height, to_width)
-            && from == to
-        {
-            samples = samples.resize(to_height, to_width)?;
-        }
-        if samples.row_len() != self.input.iter().product::<usize>() {
-            let received = &samples.dims()[1..];
-            bail!("expected samples of {:?}, received {received:?}", self.input);
-        }
-        let network = self.network()?;
-        let dims: Vec<usize> = [&[samples.rows()], &network.dims(&self.input)[..]].concat();
-        let shaped = samples.reshape(dims).context("reshaping samples")?;
-        match &self.mean {
-            Some(mean) => {
-                let mean = Tensor::new(network.dims(&self.input), mean.clone())?;
-                Ok(shaped.raw().subtract(&mean)?)
-            }
-            None if network.centred() => Ok(shaped.raw()),
-            None => Ok(shaped),
-        }
-    }
-
-    /// Loads a dataset for a network trained before.
-    pub fn load(&self, name: &str) -> Result<Prepared> {
-        let loaded = data::load(name, Reading::like(&self.input, self.network()?))?;
-        if loaded.classes.len() > self.classes.len() {
-            let (most, received) = (self.classes.len(), loaded.classes.len());
-            bail!("--data {name}: expected at most {most} classes, received {received}");
-        }
-        self.clone().finish(name, loaded)
-    }
-
-    fn finish(self, name: &str, loaded: Loaded) -> Result<Prepared> {
-        let named = || format!("--data {name}");
-        let (train, test) = (loaded.train, loaded.test);
-        Ok(Prepared {
-            name: name.into(),
-            train: (self.shape(&train.0).with_context(named)?, train.1),
-            pictures: test.0.clone(),
-            test: (self.shape(&test.0).with_context(named)?, test.1),
-            origin: self,
-        })
-    }
+    finish(subject, origin.clone(), name, loaded)
 }
 
-/// Loads a dataset and fits the network to it: its input is a sample, its outputs are the classes.
-/// Images that are too small for the network are brought to its usual size.
-pub fn prepare(network: Network, name: &str, size: Option<Size>, grey: bool) -> Result<Prepared> {
-    let loaded = data::load(name, Reading::of(network, size, grey))?;
-    let input = input(network, &loaded, size).with_context(|| format!("--data {name}"))?;
-    let classes = loaded.classes.clone();
-    if classes.len() < 2 {
-        bail!("--data {name}: expected two classes or more, received {classes:?}");
+/// Loads a dataset and fits it and the model to each other: a network's input becomes a sample and its
+/// outputs the classes; a file's model has its own, and images are brought to its size.
+pub fn prepare(subject: &Subject, name: &str, size: Option<Size>, grey: bool) -> Result<Prepared> {
+    let reading = match &subject.kind {
+        Kind::Network(network) => Reading::of(&network.usual_input(), size, grey),
+        Kind::File(file) => Reading::sized(&file.image(), size, grey),
+    };
+    let loaded = data::load(name, reading)?;
+    if loaded.classes.len() < 2 {
+        let received = &loaded.classes;
+        bail!("--data {name}: expected two classes or more, received {received:?}");
     }
-    let mut origin =
-        Origin { network: network.name(), data: name.into(), input, classes, mean: None };
-    if network.centred() {
-        let mean = origin.shape(&loaded.train.0)?.mean();
-        origin.mean = Some(mean.f32().unwrap_or_default().to_vec());
+    let origin = match &subject.kind {
+        Kind::Network(network) => for_network(*network, subject, &loaded, size),
+        Kind::File(file) => for_file(file, subject, &loaded, size),
+    };
+    let origin = origin.with_context(|| format!("--data {name}"))?;
+    finish(subject, Origin { data: name.into(), ..origin }, name, loaded)
+}
+
+fn finish(subject: &Subject, origin: Origin, name: &str, loaded: Loaded) -> Result<Prepared> {
+    let named = || format!("--data {name}");
+    let (train, test) = (loaded.train, loaded.test);
+    Ok(Prepared {
+        name: name.into(),
+        train: (
+            subject.feed(&origin, &train.0).with_context(named)?,
+            subject.targets(&train.1).with_context(named)?,
+        ),
+        pictures: test.0.clone(),
+        test: (
+            subject.feed(&origin, &test.0).with_context(named)?,
+            subject.targets(&test.1).with_context(named)?,
+        ),
+        labels: test.1,
+        origin,
+    })
+}
+
+/// A network's origin. With weights of a file, images are scaled as those want them.
+fn for_network(
+    network: Network,
+    subject: &Subject,
+    loaded: &Loaded,
+    size: Option<Size>,
+) -> Result<Origin> {
+    let input = input(network, loaded, size)?;
+    let origin = Origin::unnamed("", input, loaded.classes.clone()).named(Some(network));
+    if let Some(before) = subject.origin.as_ref().filter(|before| before.input == origin.input) {
+        return Ok(Origin { mean: before.mean.clone(), scale: before.scale, ..origin });
     }
-    origin.finish(name, loaded)
+    if subject.of_imagenet() {
+        if origin.input.last() != Some(&3) {
+            let received = &origin.input;
+            bail!("ImageNet's weights take images [height, width, 3], received {received:?}");
+        }
+        return Ok(Origin { scale: Scale::Imagenet, ..origin });
+    }
+    if !network.centred() {
+        return Ok(origin);
+    }
+    let origin = Origin { scale: Scale::Bytes, ..origin };
+    let mean = origin.shape(&loaded.train.0)?.mean();
+    Ok(Origin { mean: Some(mean.f32().unwrap_or_default().to_vec()), ..origin })
+}
+
+/// The origin of a file's model, which is fed as it was before.
+fn for_file(
+    file: &ModelFile,
+    subject: &Subject,
+    loaded: &Loaded,
+    size: Option<Size>,
+) -> Result<Origin> {
+    let mut own = loaded.train.0.dims()[1..].to_vec();
+    if let (Some(size), true) = (size, loaded.images) {
+        own[..2].copy_from_slice(&[size.height, size.width]);
+    }
+    let input = file.input_for(&own, loaded.images);
+    if let (Some(size), &[height, width, ..]) = (size, &input[..])
+        && (size.height, size.width) != (height, width)
+    {
+        let Size { height: h, width: w } = size;
+        bail!("--image-size: expected {height}x{width}, as the model takes, received {h}x{w}");
+    }
+    let origin = Origin::unnamed("", input, file.class_names(loaded.classes.clone())?);
+    let cells = |origin: &Origin| origin.input.iter().product::<usize>();
+    Ok(match &subject.origin {
+        Some(before) if cells(before) == cells(&origin) => {
+            Origin { mean: before.mean.clone(), scale: before.scale, ..origin }
+        }
+        _ => origin,
+    })
 }
 
 /// The dimensions of a network's input for these samples.

@@ -1,8 +1,8 @@
 //! What `phalanx train` says before and after: the plan, where the time went, how replicas scale.
 
 use crate::args::{Train, Where};
-use crate::network::Network;
 use crate::prepare::Prepared;
+use crate::subject::Subject;
 use anyhow::Result;
 use phalanx::model::Source;
 use phalanx::prelude::*;
@@ -14,7 +14,6 @@ const LEAST_STEPS: usize = 4;
 
 /// The sizes of a run.
 pub struct Plan {
-    network: Network,
     place: Where,
     /// Replicas in sync.
     pub replicas: usize,
@@ -32,17 +31,16 @@ impl Plan {
     /// The sizes these arguments and data make; a batch is never larger than the data.
     pub fn new(
         args: &Train,
-        network: Network,
+        subject: &Subject,
         strategy: &MirroredStrategy,
         data: &Prepared,
         asked: usize,
     ) -> Plan {
-        let held = network.validation_share().filter(|_| args.augment.is_empty()).unwrap_or(0.0);
+        let held = subject.validation_share().filter(|_| args.augment.is_empty()).unwrap_or(0.0);
         // As `Arrays::split` counts.
         let rows = ((data.train.0.rows() as f64 * (1.0 - held)).floor() as usize).max(1);
         let batch = asked.min(rows);
         Plan {
-            network,
             place: args.place.clone(),
             replicas: strategy.num_replicas_in_sync(),
             batch,
@@ -83,9 +81,11 @@ pub fn header(model: &mut Model, plan: &Plan, rate: f64, data: &Prepared) -> Res
     }
     writeln!(
         out,
-        "batch: {} global, {} per replica; learning rate {rate}; {} per epoch",
+        "batch: {} global, {} per replica; learning rate {}; {} per epoch",
         plan.batch,
         plan.each(),
+        // Files keep it in single precision.
+        rate as f32,
         counted(plan.steps, "step"),
     )?;
     let (own, input) = (&data.pictures.dims()[1..], &data.origin.input);
@@ -150,7 +150,7 @@ pub fn end(
     if let Some(scaling) = scaling {
         writeln!(out, "{scaling}")?;
     }
-    for (what, path) in [("weights", &args.save), ("curves", &args.output)] {
+    for (what, path) in [("saved", &args.save), ("curves", &args.output)] {
         if let Some(path) = path {
             writeln!(out, "{what}: {}", path.display())?;
         }
@@ -193,6 +193,7 @@ impl std::fmt::Display for Scaling {
 pub fn scaling(
     plan: &Plan,
     history: &History,
+    subject: &Subject,
     data: &Prepared,
     source: impl Fn() -> Result<Source>,
 ) -> Result<Option<Scaling>> {
@@ -209,9 +210,8 @@ pub fn scaling(
     };
     let strategy = plan.place.strategy()?;
     let first: Vec<String> = strategy.devices().iter().take(1).map(ToString::to_string).collect();
-    let mut model = data.origin.build()?;
     let strategy = MirroredStrategy::with_devices(&first)?.threads(threads);
-    model.compile(plan.network.compile(strategy))?;
+    let mut model = subject.compiled(&data.origin, strategy.into())?;
     // One replica's step is no slower than theirs: the window is kept.
     let steps = ((WINDOW / step) as usize).clamp(LEAST_STEPS, 5000);
     let fit = |steps: usize| Fit::new().epochs(1).steps_per_epoch(steps).verbose(0);

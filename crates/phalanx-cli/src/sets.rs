@@ -42,7 +42,7 @@ fn fetch(name: &str) -> Result<()> {
 }
 
 fn info(name: &str) -> Result<()> {
-    let data = data::load(name, Reading::of(Network::Minigooglenet, None, false))?;
+    let data = data::load(name, Reading::of(&Network::Minigooglenet.usual_input(), None, false))?;
     let mut out = std::io::stdout().lock();
     if let Ok(Some(place)) = datasets::find(name) {
         writeln!(out, "files: {}", place.display())?;

@@ -1,11 +1,11 @@
 //! `phalanx train`.
 
 use crate::args::{Augment, Schedule, Train};
-use crate::network::Network;
 use crate::paths::{self, is_stdout};
 use crate::prepare::{Prepared, prepare};
 use crate::report::{self, Plan};
 use crate::signals;
+use crate::subject::{How, Subject, save};
 use anyhow::{Context, Result, bail};
 use phalanx::callbacks::{CSVLogger, JsonLines, TensorBoard};
 use phalanx::data::{ImageDataGenerator, ImageFlow};
@@ -19,19 +19,18 @@ use std::time::Instant;
 /// Trains and evaluates.
 pub fn run(args: &Train) -> Result<()> {
     let begin = Instant::now();
-    let network = check(args)?;
+    let subject = check(args)?;
     let strategy = args.place.strategy()?.deterministic(args.deterministic);
-    let asked = args.batch.global(network.usual_batch(), strategy.num_replicas_in_sync())?;
-    let data = prepare(network, &args.data, args.image_size, args.grayscale)?;
-    let plan = Plan::new(args, network, &strategy, &data, asked);
+    let asked = args.batch.global(subject.usual_batch(), strategy.num_replicas_in_sync())?;
+    let data = prepare(&subject, &args.data, args.image_size, args.grayscale)?;
+    let plan = Plan::new(args, &subject, &strategy, &data, asked);
     // A stream on standard output must not be mixed with anything else.
     let streams = is_stdout(args.json.as_deref()) || is_stdout(args.csv.as_deref());
     let verbose = if streams { 0 } else { args.verbose };
 
-    let optimizer = optimizer(args, network, plan.steps)?;
-    let rate = optimizer.common().learning_rate.at(0);
-    let mut model = data.origin.build()?;
-    model.compile(network.compile_with(optimizer, strategy).seed(args.seed))?;
+    let optimizer = optimizer(args, &subject, plan.steps)?;
+    let mut model = subject.compiled(&data.origin, How { optimizer, strategy, seed: args.seed })?;
+    let rate = model.learning_rate()?;
     if verbose > 0 {
         report::header(&mut model, &plan, rate, &data)?;
     }
@@ -46,11 +45,11 @@ pub fn run(args: &Train) -> Result<()> {
     let history = model.fit(batches(plan.batch)?, fit)?;
     let logs = tested(&mut model, &history, &data, &plan)?;
     if let Some(path) = &args.save {
-        model.save_weights(path)?;
+        save(&model, &data.origin, path)?;
     }
     let measured = plan.replicas > 1 && !args.no_scaling && !args.deterministic;
     let scaling = match measured && (verbose > 0 || json.is_some()) {
-        true => report::scaling(&plan, &history, &data, || batches(plan.each()))?,
+        true => report::scaling(&plan, &history, &subject, &data, || batches(plan.each()))?,
         false => None,
     };
     if let Some(json) = json {
@@ -74,44 +73,49 @@ pub fn run(args: &Train) -> Result<()> {
 }
 
 /// What can be refused before any work.
-fn check(args: &Train) -> Result<Network> {
+fn check(args: &Train) -> Result<Subject> {
     let Some(model) = &args.model else {
         bail!("MODEL: expected a network on the command line or as `model` in the --config file");
     };
-    let network = model.network()?;
     if args.epochs == 0 {
         bail!("--epochs: expected 1 or more, received 0");
     }
     if args.steps_per_epoch == Some(0) {
         bail!("--steps-per-epoch: expected 1 or more, received 0");
     }
-    if !args.augment.is_empty() && network.least_side().is_none() {
-        bail!("--augment: expected a network on images, received {}", network.name());
-    }
     if is_stdout(args.json.as_deref()) && is_stdout(args.csv.as_deref()) {
         bail!("--csv: expected a file beside --json -, received -");
     }
     paths::check_file("--output", args.output.as_deref(), &["png", "svg"])?;
-    paths::check_file("--save", args.save.as_deref(), &["safetensors"])?;
+    paths::check_file("--save", args.save.as_deref(), &["keras", "h5", "hdf5", "safetensors"])?;
     paths::check_stream("--csv", args.csv.as_deref())?;
     paths::check_stream("--json", args.json.as_deref())?;
     paths::check_directory("--checkpoint-dir", args.checkpoint_dir.as_deref())?;
     paths::check_directory("--log-dir", args.log_dir.as_deref())?;
-    Ok(network)
+    let subject = Subject::chosen(model, args.weights.as_deref())?;
+    if !args.augment.is_empty() && !subject.takes_images() {
+        bail!("--augment: expected a network on images, received {}", subject.name());
+    }
+    Ok(subject)
 }
 
-fn optimizer(args: &Train, network: Network, steps: usize) -> Result<Box<dyn Optimizer>> {
+/// The optimizer that the arguments ask for, unless that is the model's own.
+fn optimizer(args: &Train, subject: &Subject, steps: usize) -> Result<Option<Box<dyn Optimizer>>> {
+    let named = args.optimizer.is_some() || args.momentum.is_some();
+    if !named && args.lr.is_none() && args.schedule != Schedule::Cosine {
+        return Ok(None);
+    }
+    let own = subject.optimizer()?;
     let mut optimizer = match (&args.optimizer, args.momentum) {
         (Some(name), Some(momentum)) if name.eq_ignore_ascii_case("sgd") => {
             Box::new(SGD::default().momentum(momentum))
         }
-        (None, Some(momentum)) if network.optimizer().class_name() == "SGD" => {
-            let rate = network.optimizer().common().learning_rate.clone();
-            Box::new(SGD::new(rate).momentum(momentum))
+        (None, Some(momentum)) if own.class_name() == "SGD" => {
+            Box::new(SGD::new(own.common().learning_rate.clone()).momentum(momentum))
         }
         (_, Some(_)) => bail!("--momentum: expected the optimizer sgd beside it"),
         (Some(name), None) => optimizers::get(name).context("--optimizer")?,
-        (None, None) => network.optimizer(),
+        (None, None) => own,
     };
     if let Some(lr) = args.lr {
         optimizer.common_mut().learning_rate = lr.into();
@@ -121,7 +125,7 @@ fn optimizer(args: &Train, network: Network, steps: usize) -> Result<Box<dyn Opt
         let total = (steps as u64).saturating_mul(args.epochs as u64).max(1);
         optimizer.common_mut().learning_rate = CosineDecay::new(rate, total).into();
     }
-    Ok(optimizer)
+    Ok(Some(optimizer))
 }
 
 /// The training data, distorted where asked.
@@ -173,9 +177,11 @@ fn tested(
     data: &Prepared,
     plan: &Plan,
 ) -> Result<Vec<(String, f64)>> {
-    let last = |name: &str| Some((name.to_string(), *history.get(&format!("val_{name}"))?.last()?));
-    if let (true, Some(loss), Some(accuracy)) = (plan.held == 0.0, last("loss"), last("accuracy")) {
-        return Ok(vec![loss, accuracy]);
+    if plan.held == 0.0 && history.get("val_loss").is_some() {
+        let last = |name: &str| Some((name.strip_prefix("val_")?.into(), history.last(name)?));
+        let mut logs: Vec<(String, f64)> = history.names().filter_map(last).collect();
+        logs.sort_by_key(|(name, _)| name != "loss");
+        return Ok(logs);
     }
     let (x, y) = data.test.clone();
     let test = Arrays::new(x, y)?.batch(plan.batch)?;

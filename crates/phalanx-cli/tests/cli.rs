@@ -6,6 +6,8 @@ use std::process::{Command, Output, Stdio};
 
 #[path = "cli/files.rs"]
 mod files;
+#[path = "cli/models.rs"]
+mod models;
 
 fn command<S: AsRef<OsStr>>(dir: &Path, args: &[S]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
@@ -47,6 +49,7 @@ fn bad_input_gives_one_clear_line_and_a_code() {
     std::fs::write(dir.path().join("broken.toml"), "epochs = = 2").unwrap();
     std::os::unix::fs::symlink("loop.npz", dir.path().join("loop.npz")).unwrap();
     assert!(Command::new("mkfifo").arg(dir.path().join("pipe")).status().unwrap().success());
+    models::bad_files(dir.path());
     let cases: &[(&[&str], i32, &str)] = &[
         (&["train", "mnist-mlp", "--replicas", "0"], 1, "at least one device"),
         (&["train", "mnist-mlp", "--replicas", "18446744073709551615"], 1, "1024 or fewer"),
@@ -79,8 +82,29 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["train", "mnist-mlp", "--data", "pipe"], 1, "unknown dataset"),
         (&["train", "mnist-mlp", "--augment", "shift"], 1, "expected a network on images"),
         (&["train"], 2, "MODEL"),
-        (&["train", "net.keras"], 1, "model files cannot be read yet"),
-        (&["train", "folder"], 1, "model files cannot be read yet"),
+        (&["train", "net.keras"], 1, "net.keras: No such file"),
+        (&["train", "folder"], 1, "folder: expected a name ending in"),
+        (&["train", "file.keras"], 1, "file.keras: expected"),
+        (&["train", "cut.keras"], 1, "cut.keras: expected"),
+        (&["train", "pipe.keras"], 1, "pipe.keras: expected"),
+        (&["train", "plain.safetensors"], 1, "expected a file with a model's structure"),
+        (&["train", "map.keras"], 1, "map.keras: expected a model whose output has a number for"),
+        (&["train", "binary.keras"], 1, "at most the 2 classes of binary.keras, received 10"),
+        (&["train", "cnn.keras", "--data", "wide.csv"], 1, "of [28, 28, 1], received [2]"),
+        (&["train", "cnn.keras", "--image-size", "32"], 1, "expected 28x28, as the model takes"),
+        (&["train", "cnn.keras", "--momentum", "0.9"], 1, "sgd"),
+        (&["train", "flat.keras", "--augment", "flip"], 1, "images, received plain"),
+        (&["train", "cnn.keras", "--weights", "flat.keras"], 1, "flat.keras: expected"),
+        (&["train", "mnist-cnn", "--weights", "cnn.keras"], 1, "cnn.keras: expected"),
+        (&["train", "mnist-cnn", "--weights", "missing.h5"], 1, "missing.h5: No such file"),
+        (&["train", "resnet50", "--weights", "cnn.keras"], 1, "[height, width, 3], received"),
+        (&["evaluate", "cut.keras"], 1, "cut.keras: expected"),
+        (&["evaluate", "pipe.keras"], 1, "pipe.keras: expected"),
+        (&["evaluate", "cnn.keras", "--model", "mnist-cnn"], 1, "cnn.keras: expected"),
+        (&["evaluate", "mnist-cnn"], 1, "mnist-cnn: expected a name ending in"),
+        (&["predict", "cnn.keras", "--input", "wide.csv", "--output", "y.npy"], 1, "wide.csv"),
+        (&["bench", "map.keras"], 1, "map.keras: expected a model whose output"),
+        (&["bench", "net.keras"], 1, "net.keras: No such file"),
         (&["train", ""], 2, "possible values"),
         (&["train", "mnist-mlp", "--config", "missing.toml"], 1, "--config: missing.toml"),
         (&["train", "mnist-mlp", "--config", "folder"], 1, "expected a file"),
@@ -102,7 +126,7 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["train", "mnist-mlp", "--output", "plot.bmp"], 1, "bmp"),
         (&["train", "mnist-mlp", "--save", "weights.bin"], 1, ".safetensors"),
         (&["train", "mnist-mlp", "--csv", "folder"], 1, "folder"),
-        (&["inspect", "mnist-mpl"], 2, "a similar value exists: 'mnist-mlp'"),
+        (&["inspect", "mnist-mpl"], 2, "possible values: mnist-mlp"),
         (&["inspect", "missing.keras"], 1, "missing.keras: No such file"),
         (&["inspect", "broken.safetensors"], 1, "broken.safetensors: expected"),
         (&["convert", "missing.h5", "out.keras"], 1, "missing.h5: No such file"),

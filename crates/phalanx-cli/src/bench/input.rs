@@ -1,5 +1,6 @@
 //! How fast a dataset's batches are made, and whether training has to wait for them.
 
+use super::Job;
 use crate::args::Bench;
 use crate::prepare::prepare;
 use crate::train;
@@ -23,14 +24,10 @@ pub struct Input {
 }
 
 /// Makes batches alone, then trains on them.
-pub fn measure(
-    args: &Bench,
-    name: &str,
-    model: &mut Model,
-    batch: usize,
-    steps: usize,
-) -> Result<Input> {
-    let data = prepare(args.model.network()?, name, None, false)?;
+pub fn measure(args: &Bench, name: &str, job: &mut Job, steps: usize) -> Result<Input> {
+    let Job { model, subject, batch, .. } = job;
+    let batch = *batch;
+    let data = prepare(subject, name, None, false)?;
     let flow = || train::flow(&args.augment, true, &data, batch);
     let loader = loader_rate(&flow()?)?;
     let fit = || Fit::new().epochs(1).steps_per_epoch(steps).verbose(0);

@@ -132,6 +132,35 @@ impl Compile {
         }
     }
 
+    /// Another optimizer, by value or name.
+    pub fn optimizer(mut self, optimizer: impl Into<OptimizerArgument>) -> Compile {
+        self.optimizer = optimizer.into();
+        self
+    }
+
+    /// The optimizer alone.
+    ///
+    /// # Errors
+    /// A name that is unknown.
+    pub fn into_optimizer(self) -> Result<Box<dyn Optimizer>> {
+        match self.optimizer {
+            OptimizerArgument::Value(optimizer) => Ok(optimizer),
+            OptimizerArgument::Name(name) => optimizers::get(&name),
+        }
+    }
+
+    /// The classes of the losses, such as `MeanSquaredError`.
+    ///
+    /// # Errors
+    /// A name that is unknown.
+    pub fn loss_classes(&self) -> Result<Vec<&'static str>> {
+        let class = |loss: &LossArgument| match loss {
+            LossArgument::Value(loss) => Ok(loss.class_name()),
+            LossArgument::Name(name) => Ok(losses::get(name)?.class_name()),
+        };
+        self.losses.iter().map(class).collect()
+    }
+
     /// The loss; called again, that of the next output.
     pub fn loss(mut self, loss: impl Into<LossArgument>) -> Compile {
         self.losses.push(loss.into());

@@ -124,6 +124,16 @@ impl Model {
         &self.def.outputs
     }
 
+    /// The dimensions of a sample of each input.
+    pub fn input_shapes(&self) -> Vec<Vec<usize>> {
+        (0..self.def.inputs.len()).map(|i| self.def.input(i).dims.clone()).collect()
+    }
+
+    /// The dimensions of a sample of each output.
+    pub fn output_shapes(&self) -> Vec<Vec<usize>> {
+        self.def.output_types.iter().map(|ty| ty.dims.clone()).collect()
+    }
+
     /// Every layer with its name, those of nested models as `model/layer`.
     pub fn layers(&self) -> Vec<(String, LayerHandle)> {
         self.def.layers()

@@ -400,7 +400,7 @@ impl<'a> Training<'a> {
             stopped: self.stop,
             batch_size: self.data.batch_size(),
             model: self.engine.def.name.clone(),
-            notes: self.engine.def.notes().clone(),
+            notes: saving::notes(&self.engine.def, Some(&self.engine.compile_config())),
         };
         let state = |c: &mut Box<dyn Callback>| Ok((c.name().to_string(), c.state()?));
         let callbacks = self.callbacks.iter_mut().map(state).collect::<Result<_>>()?;

@@ -4,7 +4,7 @@ use super::hdf5::File;
 use super::keras::Variables;
 use super::{Format, keras, legacy, safetensors};
 use crate::error::{Error, Result};
-use crate::model::Model;
+use crate::model::{Compile, Model};
 use crate::strategy::MirroredStrategy;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -99,8 +99,7 @@ impl Load {
         let path = path.as_ref();
         let format = Format::of(path)?;
         if format == Format::SafeTensors {
-            let config = safetensors::open(path)?.config()?;
-            let config = config.ok_or_else(|| weights_only(path))?;
+            let config = stored_config(path)?;
             let mut model = structure(path, &config)?;
             model.load_weights(path)?;
             self.train(path, &mut model, &config, None)?;
@@ -164,6 +163,29 @@ impl Stored {
         }
         Ok(())
     }
+}
+
+/// How a file's model was compiled, to compile another with; `None` where it was not.
+///
+/// # Errors
+/// A broken file, one without a structure, and whatever in it Phalanx does not have, by name.
+pub fn read_compile(path: impl AsRef<Path>) -> Result<Option<Compile>> {
+    let path = path.as_ref();
+    let config = stored_config(path)?;
+    let outputs = structure(path, &config)?.output_names();
+    match config.get("compile_config").and_then(Value::as_object) {
+        Some(config) => keras::compile(config, &outputs).map_err(|error| within(path, error)),
+        None => Ok(None),
+    }
+}
+
+/// The config of a file's model.
+fn stored_config(path: &Path) -> Result<Value> {
+    let config = match Format::of(path)? {
+        Format::SafeTensors => safetensors::open(path)?.config()?,
+        format => open_stored(path, format)?.config,
+    };
+    config.ok_or_else(|| weights_only(path))
 }
 
 fn structure(path: &Path, config: &Value) -> Result<Model> {

@@ -25,7 +25,7 @@ pub use convert::convert;
 pub use describe::{Description, LayerEntry, TensorEntry, describe};
 pub use diff::{Difference, diff};
 pub(crate) use keras::{layers_in_order, object, optimizer_object};
-pub use load::{Load, load_model};
+pub use load::{Load, load_model, read_compile};
 use load::{Stored, open_stored};
 pub(crate) use runs::RunDirectory;
 pub use training::Training;
@@ -37,6 +37,7 @@ use crate::layer::LayerHandle;
 use crate::model::{Callee, Definition, Model};
 use phalanx_graph::Tensor;
 use safetensors::SafeTensors;
+use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
@@ -139,12 +140,20 @@ pub(crate) fn save(path: &Path, def: &Definition, weights: &Weights, parts: Part
         }
         Format::LegacyH5 => out.write_all(&legacy::write(def, weights, parts.whole, training)),
         Format::SafeTensors => {
-            let mut notes = def.notes().clone();
-            notes
-                .insert(safetensors::CONFIG.into(), keras::whole_config(def, training).to_string());
-            safetensors::write(out, &def.name, notes, weights)
+            safetensors::write(out, &def.name, notes(def, training.map(|t| &t.config)), weights)
         }
     })
+}
+
+/// What a `.safetensors` file says besides the weights: the model's notes, its structure and how it was
+/// compiled.
+pub(crate) fn notes(
+    def: &Definition,
+    compiled: Option<&Map<String, Value>>,
+) -> BTreeMap<String, String> {
+    let mut notes = def.notes().clone();
+    notes.insert(safetensors::CONFIG.into(), keras::whole_config(def, compiled).to_string());
+    notes
 }
 
 /// What a file says besides its model: `model`, the name of the model saved, and the notes of

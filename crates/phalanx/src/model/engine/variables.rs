@@ -7,6 +7,7 @@ use crate::saving::{Training, TrainingState, Variable, layers_in_order, optimize
 use crate::schedules::LearningRate;
 use phalanx_graph::Tensor;
 use phalanx_graph::update::{Slot, SlotInit};
+use serde_json::{Map, Value};
 
 /// Keras' variables beyond iteration and learning rate.
 enum Kind {
@@ -68,11 +69,17 @@ impl Engine {
         }
     }
 
-    /// What the model was compiled with, and everything gathered so far.
-    pub(crate) fn training(&self) -> Training {
+    /// What the model was compiled with, under Keras' keys.
+    pub(crate) fn compile_config(&self) -> Map<String, Value> {
         let mut config = self.described.clone();
         let optimizer = optimizer_object(&*self.optimizer, self.kept_learning_rate());
         config.insert("optimizer".into(), optimizer);
+        config
+    }
+
+    /// What the model was compiled with, and everything gathered so far.
+    pub(crate) fn training(&self) -> Training {
+        let config = self.compile_config();
         let optimizer = self.optimizer.common().name.clone();
         Training { config, optimizer, state: self.training_state() }
     }

@@ -24,7 +24,7 @@ use super::{Stored, Training};
 use crate::error::{Error, Result};
 use crate::model::Definition;
 use phalanx_graph::Tensor;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
@@ -36,10 +36,9 @@ const NOTES: &str = "phalanx_notes";
 pub(super) const KERAS_VERSION: &str = "3.15.0";
 
 /// Structure and what the model was compiled with, as `config.json` has them.
-pub(super) fn whole_config(def: &Definition, training: Option<&Training>) -> Value {
+pub(super) fn whole_config(def: &Definition, compiled: Option<&Map<String, Value>>) -> Value {
     let mut model = model_config(def, Style::Version3);
-    let compiled = training.map_or(json!({}), |training| training.config.clone().into());
-    model["compile_config"] = compiled;
+    model["compile_config"] = compiled.map_or(json!({}), |config| config.clone().into());
     model
 }
 
@@ -50,7 +49,7 @@ pub(super) fn write(
     weights: &[(String, Tensor)],
     training: Option<&Training>,
 ) -> io::Result<()> {
-    let config = whole_config(def, training).to_string();
+    let config = whole_config(def, training.map(|t| &t.config)).to_string();
     let weights = hdf5::write(&content(def, &ByLayer::new(def, weights), training));
     archive::write(out, &def.notes(), &config, &weights)
 }

@@ -1,0 +1,276 @@
+//! What the commands work on: a network by name or the model of a file, and where its weights come from.
+
+use crate::model_file::ModelFile;
+use crate::network::{Choice, Network, USUAL_BATCH};
+use crate::origin::Origin;
+use anyhow::{Context, Result, bail};
+use phalanx::data::Samples;
+use phalanx::prelude::*;
+use phalanx::saving::{describe, read_metadata};
+use std::path::{Path, PathBuf};
+
+/// A network or model, with what the commands ask of either.
+pub struct Subject {
+    /// Which of both.
+    pub kind: Kind,
+    /// A file of weights to start from.
+    weights: Option<PathBuf>,
+    /// What the file says that the weights come from.
+    pub origin: Option<Origin>,
+    /// Whether weights of other classes may serve below a new top.
+    new_top: bool,
+}
+
+/// A network or a model.
+pub enum Kind {
+    /// One that comes with Phalanx.
+    Network(Network),
+    /// One of the user's own.
+    File(ModelFile),
+}
+
+/// How a model is compiled.
+pub struct How {
+    /// In the place of the model's own.
+    pub optimizer: Option<Box<dyn Optimizer>>,
+    /// The devices.
+    pub strategy: MirroredStrategy,
+    /// Seed of weights, shuffling and dropout.
+    pub seed: u64,
+}
+
+impl From<MirroredStrategy> for How {
+    fn from(strategy: MirroredStrategy) -> How {
+        How { optimizer: None, strategy, seed: 0 }
+    }
+}
+
+impl Subject {
+    /// What MODEL says, with weights of another file where one is given.
+    pub fn chosen(choice: &Choice, weights: Option<&Path>) -> Result<Subject> {
+        let (kind, own) = match choice {
+            Choice::Network(network) => (Kind::Network(*network), None),
+            Choice::File(path) => (Kind::File(ModelFile::open(path)?), Some(path.as_path())),
+        };
+        let origin = match weights.or(own) {
+            Some(path) => Origin::read(path)?,
+            None => None,
+        };
+        let weights = weights.map(Path::to_path_buf);
+        let subject = Subject { kind, weights, origin, new_top: true };
+        subject.check_origin()?;
+        Ok(subject)
+    }
+
+    /// What a file of weights or of a whole model belongs to: what `wanted` says, or the file itself.
+    pub fn saved(path: &Path, wanted: Option<&Choice>) -> Result<Subject> {
+        if let Some(choice) = wanted {
+            let subject = Subject::chosen(choice, Some(path))?;
+            subject.check_wanted(path)?;
+            return Ok(Subject { new_top: false, ..subject });
+        }
+        let origin = Origin::read(path)?;
+        let described = !describe(path)?.layers.is_empty();
+        let whole = path.extension().is_some_and(|e| !e.eq_ignore_ascii_case("safetensors"));
+        let name = || read_metadata(path).ok()?.get("model").cloned();
+        let named = match &origin {
+            Some(origin) => origin.network(),
+            None => name().and_then(|name| Network::by_name(&name)),
+        };
+        let (kind, weights) = match named {
+            _ if described && (origin.is_some() || whole) => {
+                (Kind::File(ModelFile::open(path)?), None)
+            }
+            Some(network) => (Kind::Network(network), Some(path.into())),
+            None => bail!("{}: does not say its network; add --model", path.display()),
+        };
+        let subject = Subject { kind, weights, origin, new_top: false };
+        subject.check_origin()?;
+        Ok(subject)
+    }
+
+    /// A file that says its network must say the one that is wanted.
+    fn check_wanted(&self, path: &Path) -> Result<()> {
+        let said = self.origin.as_ref().and_then(Origin::network);
+        if let (Kind::Network(wanted), Some(said)) = (&self.kind, said)
+            && *wanted != said
+        {
+            let (said, wanted) = (said.name(), wanted.name());
+            bail!("--model: expected {said}, as {} says, received {wanted}", path.display());
+        }
+        Ok(())
+    }
+
+    /// What a file says of its model's input and classes must be so.
+    fn check_origin(&self) -> Result<()> {
+        match (&self.kind, &self.origin) {
+            (Kind::File(file), Some(origin)) => file.check_origin(origin, self.weights.as_deref()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> String {
+        match &self.kind {
+            Kind::Network(network) => network.name(),
+            Kind::File(file) => file.name.clone(),
+        }
+    }
+
+    /// The network, where it is one by name.
+    pub fn network(&self) -> Option<Network> {
+        match self.kind {
+            Kind::Network(network) => Some(network),
+            Kind::File(_) => None,
+        }
+    }
+
+    /// Whether its weights are those of ImageNet's ResNet50, which want images in their own way.
+    pub fn of_imagenet(&self) -> bool {
+        let resnet = self.network() == Some(Network::Resnet50);
+        resnet && self.weights.is_some() && self.origin.is_none()
+    }
+
+    /// Samples per replica it is usually run with.
+    pub fn usual_batch(&self) -> usize {
+        self.network().map_or(USUAL_BATCH, Network::usual_batch)
+    }
+
+    /// The share of the training data held back to validate on.
+    pub fn validation_share(&self) -> Option<f64> {
+        self.network().and_then(Network::validation_share)
+    }
+
+    /// Whether samples are images to it, in height, width and channels.
+    pub fn takes_images(&self) -> bool {
+        match &self.kind {
+            Kind::Network(network) => network.least_side().is_some(),
+            Kind::File(file) => file.input.len() == 3,
+        }
+    }
+
+    /// Its own optimizer.
+    pub fn optimizer(&self) -> Result<Box<dyn Optimizer>> {
+        match &self.kind {
+            Kind::Network(network) => Ok(network.optimizer()),
+            Kind::File(file) => file.optimizer(),
+        }
+    }
+
+    /// As it was trained; else as it usually is, for as many classes as it has, or ten.
+    pub fn usual(&self) -> Origin {
+        match (&self.origin, &self.kind) {
+            (Some(origin), _) => origin.clone(),
+            (None, Kind::Network(network)) => Origin::usual(*network, self.of_imagenet()),
+            (None, Kind::File(file)) => file.usual(),
+        }
+    }
+
+    /// Samples as the model takes them.
+    pub fn feed(&self, origin: &Origin, samples: &Samples) -> Result<Samples> {
+        let shaped = origin.shape(samples)?;
+        let dims = [&[shaped.rows()], &self.dims(&origin.input)[..]].concat();
+        shaped.reshape(dims).context("reshaping samples")
+    }
+
+    /// The dimensions that the model takes samples of others in.
+    pub fn dims(&self, input: &[usize]) -> Vec<usize> {
+        match &self.kind {
+            Kind::Network(network) => network.dims(input),
+            Kind::File(file) => file.input.clone(),
+        }
+    }
+
+    /// Class numbers as the loss takes them.
+    pub fn targets(&self, labels: &Tensor) -> Result<Tensor> {
+        match &self.kind {
+            Kind::Network(_) => Ok(labels.clone()),
+            Kind::File(file) => file.targets(labels),
+        }
+    }
+
+    /// The probability of each class, from the outputs for one sample.
+    pub fn probabilities(&self, outputs: &[f32]) -> Vec<f64> {
+        let logits = match &self.kind {
+            Kind::Network(network) => network.logits(),
+            Kind::File(file) => file.logits,
+        };
+        let outputs = outputs.iter().map(|output| f64::from(*output));
+        match (logits, outputs.clone().next()) {
+            (false, Some(one)) if outputs.len() == 1 => vec![1.0 - one, one],
+            (true, Some(one)) if outputs.len() == 1 => {
+                let one = 1.0 / (1.0 + (-one).exp());
+                vec![1.0 - one, one]
+            }
+            (false, _) => outputs.collect(),
+            (true, _) => {
+                let most = outputs.clone().fold(f64::NEG_INFINITY, f64::max);
+                let total: f64 = outputs.clone().map(|output| (output - most).exp()).sum();
+                outputs.map(|output| (output - most).exp() / total).collect()
+            }
+        }
+    }
+
+    /// The model with its weights, compiled; its files will say what the origin says.
+    pub fn compiled(&self, origin: &Origin, how: How) -> Result<Model> {
+        let model = match &self.kind {
+            Kind::Network(network) => {
+                let mut model = self.build(*network, origin)?;
+                let optimizer = how.optimizer.unwrap_or_else(|| network.optimizer());
+                model.compile(network.compile_with(optimizer, how.strategy).seed(how.seed))?;
+                model
+            }
+            Kind::File(file) => {
+                let mut model = file.compiled(how)?;
+                if let Some(weights) = &self.weights {
+                    model.load_weights(weights)?;
+                }
+                model
+            }
+        };
+        origin.note(&model)?;
+        Ok(model)
+    }
+
+    /// A network, with the weights of a file where there is one.
+    fn build(&self, network: Network, origin: &Origin) -> Result<Model> {
+        let classes = origin.classes.len();
+        match (&self.weights, &origin.input[..]) {
+            (Some(path), &[height, width, channels]) if network == Network::Resnet50 => {
+                resnet50_from(path, [height, width, channels], classes, self.new_top)
+            }
+            (Some(path), _) => {
+                let mut model = network.build(&origin.input, classes)?;
+                model.load_weights(path)?;
+                Ok(model)
+            }
+            (None, _) => network.build(&origin.input, classes),
+        }
+    }
+}
+
+/// ResNet50 with weights from a file; where it has those of other classes, and a new top may be, with that.
+fn resnet50_from(path: &Path, input: [usize; 3], classes: usize, new_top: bool) -> Result<Model> {
+    let misfit = match applications::resnet50_from(path, input, Some(classes)) {
+        Ok(model) => return Ok(model),
+        Err(error) => error,
+    };
+    let base = applications::resnet50_from(path, input, None);
+    let Some(base) = base.ok().filter(|_| new_top) else { return Err(misfit.into()) };
+    let pooled = GlobalAveragePooling2D::new().named("avg_pool").apply(&base.outputs()[0]);
+    let top = Dense::new(classes).activation("softmax").named("predictions").apply(&pooled);
+    Ok(Model::with_name("resnet50", &base.inputs()[0], &top)?)
+}
+
+/// Writes a whole model or its weights, as the name asks.
+pub fn save(model: &Model, origin: &Origin, path: &Path) -> Result<()> {
+    let name = path.to_string_lossy().to_lowercase();
+    if name.ends_with(".weights.h5") || name.ends_with(".safetensors") {
+        return Ok(model.save_weights(path)?);
+    }
+    if !name.ends_with(".keras") && origin.is_scaled() {
+        let shown = path.display();
+        tracing::warn!("{shown}: .h5 files do not keep how images were scaled; .keras files do");
+    }
+    Ok(model.save(path)?)
+}

@@ -1,0 +1,40 @@
+"""Models described in Python for the tests of the command: tests/fixtures/described_*.keras.
+
+Files keep the time they were made, so a second run gives equal models in other bytes."""
+
+import os
+
+import keras
+from keras import layers as L
+
+FIXTURES = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fixtures"))
+
+
+def save(model, name):
+    model.save(os.path.join(FIXTURES, f"described_{name}.keras"))
+
+
+def small_cnn(shape, *top):
+    keras.utils.set_random_seed(7)
+    chain = [L.Conv2D(4, 3, strides=2, activation="relu"), L.MaxPooling2D(), L.Flatten(), *top]
+    return keras.Sequential([keras.Input(shape), *chain], name="small_cnn")
+
+
+def main():
+    model = small_cnn((28, 28, 1), L.Dense(10, activation="softmax"))
+    optimizer = keras.optimizers.Adam(0.005)
+    model.compile(optimizer, "categorical_crossentropy", metrics=["accuracy"])
+    save(model, "cnn")
+    # Never compiled: classes come out as logits, samples go in flat.
+    keras.utils.set_random_seed(8)
+    save(keras.Sequential([keras.Input((784,)), L.Dense(10)], name="plain"), "flat")
+    # One number for two classes.
+    model = small_cnn((8, 8, 3), L.Dense(1, activation="sigmoid"))
+    model.compile("rmsprop", "binary_crossentropy", metrics=["accuracy"])
+    save(model, "binary")
+    # No classes at all.
+    save(small_cnn((28, 28, 1), L.Reshape((12, 12))), "map")
+
+
+if __name__ == "__main__":
+    main()
