@@ -20,11 +20,11 @@ pub(super) use weights::{
 };
 
 use super::hdf5::{self, File};
-use super::{Stored, Training};
+use super::{Stored, Training, json};
 use crate::error::{Error, Result};
 use crate::model::Definition;
 use phalanx_graph::Tensor;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
@@ -38,7 +38,8 @@ pub(super) const KERAS_VERSION: &str = "3.15.0";
 /// Structure and what the model was compiled with, as `config.json` has them.
 pub(super) fn whole_config(def: &Definition, training: Option<&Training>) -> Value {
     let mut model = model_config(def, Style::Version3);
-    let compiled = training.map_or(json!({}), |training| training.config.clone().into());
+    let compiled =
+        training.map_or(serde_json::json!({}), |training| training.config.clone().into());
     model["compile_config"] = compiled;
     model
 }
@@ -71,12 +72,9 @@ pub(super) fn open(path: &Path) -> Result<Stored> {
     let archive = archive::read(path)?;
     let wrong =
         |what: &str, error: serde_json::Error| Error::file(path, format!("JSON in {what}"), error);
-    let config: Value =
-        serde_json::from_slice(&archive.config).map_err(|e| wrong("config.json", e))?;
-    let metadata: Option<Value> = match archive.metadata {
-        Some(bytes) => Some(serde_json::from_slice(&bytes).map_err(|e| wrong("metadata.json", e))?),
-        None => None,
-    };
+    let config = json::parse(&archive.config).map_err(|e| wrong("config.json", e))?;
+    let metadata = archive.metadata.map(|bytes| json::parse(&bytes)).transpose();
+    let metadata = metadata.map_err(|e| wrong("metadata.json", e))?;
     let file = File::new(archive.weights).map_err(|f| fault(path, f))?;
     Ok(Stored { config: Some(config), metadata, file })
 }

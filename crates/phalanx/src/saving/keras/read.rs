@@ -15,26 +15,41 @@ use std::sync::Arc;
 /// Most layers of a file; checks between layers are quadratic.
 const MAX_LAYERS: usize = 20_000;
 
+/// Most calls of layers once nested models are unfolded.
+const MAX_CALLS: usize = 50_000;
+/// How deep models may lie in each other.
+const MAX_DEPTH: usize = 32;
+/// Bytes of a name.
+const MAX_NAME: usize = 1000;
+
 /// What names of layers are in files: they are parts of paths there.
-pub(in crate::saving) const PLAIN_NAME: &str = "letters without '/' and control characters";
+pub(in crate::saving) const PLAIN_NAME: &str =
+    "letters without '/' and control characters, 1000 bytes at most";
 
 /// Whether a layer may have this name in a file.
 pub(in crate::saving) fn is_plain_name(name: &str) -> bool {
-    !name.is_empty() && !name.contains(|c: char| c == '/' || c.is_control())
+    !name.is_empty()
+        && name.len() <= MAX_NAME
+        && !name.contains(|c: char| c == '/' || c.is_control())
 }
 
 /// The model of an object.
 pub(in crate::saving) fn model(object: &Value) -> Result<Definition> {
-    let mut reader = Reader { shared: HashMap::new(), layers: 0 };
+    let mut reader = Reader { shared: HashMap::new(), sizes: HashMap::new(), layers: 0 };
     let object = Object::parse("model", object)?;
     match object.class {
-        "Sequential" => reader.sequential(&object),
-        "Functional" | "Model" => reader.functional(&object),
+        "Sequential" => reader.sequential(&object).map(|(model, _)| model),
+        "Functional" | "Model" => reader.functional(&object).map(|(model, _)| model),
         other => {
             let known = vec!["Sequential".into(), "Functional".into()];
             Err(Error::Unknown { kind: "model", name: other.into(), known })
         }
     }
+}
+
+/// Whether a module is one of Keras.
+pub(super) fn is_keras(module: &str) -> bool {
+    module == "keras" || module.starts_with("keras.")
 }
 
 /// A serialised object.
@@ -54,8 +69,7 @@ impl<'a> Object<'a> {
         let class = whole.get("class_name").unwrap_or(&Value::Null);
         let class = class.as_str().ok_or_else(|| wrong("a class_name", class))?;
         if let Some(module) = whole.get("module").filter(|m| !m.is_null()) {
-            let keras = |m: &str| m == "keras" || m.starts_with("keras.");
-            if !module.as_str().is_some_and(keras) {
+            if !module.as_str().is_some_and(is_keras) {
                 let owner = format!("{what} '{class}'");
                 return Err(Error::argument(owner, "module", "one of Keras", brief(module)));
             }
@@ -88,7 +102,16 @@ fn brief(value: &Value) -> String {
 struct Reader {
     /// What objects of the file refer to by number.
     shared: HashMap<u64, Callee>,
+    /// Of the models inside the model.
+    sizes: HashMap<*const Definition, Size>,
     layers: usize,
+}
+
+/// What a model is unfolded: few words of a file can describe models without end.
+#[derive(Clone, Copy, Default)]
+struct Size {
+    calls: usize,
+    depth: usize,
 }
 
 impl Reader {
@@ -106,8 +129,14 @@ impl Reader {
             Some(known) => known.clone(),
             None => match object.class {
                 "InputLayer" => Callee::Input(input(&object)?),
-                "Sequential" => Callee::Model(Arc::new(self.sequential(&object)?)),
-                "Functional" | "Model" => Callee::Model(Arc::new(self.functional(&object)?)),
+                "Sequential" => {
+                    let (model, size) = self.sequential(&object)?;
+                    self.nested(model, size)
+                }
+                "Functional" | "Model" => {
+                    let (model, size) = self.functional(&object)?;
+                    self.nested(model, size)
+                }
                 _ => Callee::Layer(layer(&object)?),
             },
         };
@@ -124,7 +153,39 @@ impl Reader {
         Ok((name, callee))
     }
 
-    fn sequential(&mut self, object: &Object<'_>) -> Result<Definition> {
+    fn nested(&mut self, model: Definition, size: Size) -> Callee {
+        let model = Arc::new(model);
+        self.sizes.insert(Arc::as_ptr(&model), size);
+        Callee::Model(model)
+    }
+
+    /// The size of a model that makes these calls, each so often.
+    fn size<'b>(
+        &self,
+        owner: &str,
+        calls: impl IntoIterator<Item = (&'b Callee, usize)>,
+    ) -> Result<Size> {
+        let mut size = Size::default();
+        for (callee, times) in calls {
+            let inner = match callee {
+                Callee::Model(model) => self.sizes.get(&Arc::as_ptr(model)).copied(),
+                _ => None,
+            };
+            let inner = inner.unwrap_or_default();
+            size.calls = size.calls.saturating_add(times.saturating_mul(inner.calls + 1));
+            size.depth = size.depth.max(inner.depth + 1);
+        }
+        for (what, most, received) in
+            [("calls of layers", MAX_CALLS, size.calls), ("models deep", MAX_DEPTH, size.depth)]
+        {
+            if received > most {
+                return Err(Error::argument(owner, what, format!("{most} at most"), received));
+            }
+        }
+        Ok(size)
+    }
+
+    fn sequential(&mut self, object: &Object<'_>) -> Result<(Definition, Size)> {
         let name = object.name().unwrap_or("sequential");
         let owner = format!("model '{name}'");
         let empty = Value::Null;
@@ -133,9 +194,11 @@ impl Reader {
             .as_array()
             .filter(|list| !list.is_empty())
             .ok_or_else(|| Error::argument(&owner, "layers", "a list of layers", brief(list)))?;
+        let callees = list.iter().map(|value| Ok(self.callee(value)?.1));
+        let callees = callees.collect::<Result<Vec<Callee>>>()?;
+        let size = self.size(&owner, callees.iter().map(|callee| (callee, 1)))?;
         let mut symbols: Option<(Symbol, Symbol)> = None;
-        for value in list {
-            let (_, callee) = self.callee(value)?;
+        for callee in callees {
             let (first, last) = match (symbols, callee) {
                 (None, Callee::Input(input)) => {
                     let symbol = input.symbol();
@@ -154,10 +217,10 @@ impl Reader {
             symbols = Some((first, last));
         }
         let Some((first, last)) = symbols else { unreachable!("the list is not empty") };
-        Definition::new(name, Kind::Sequential, vec![first], vec![last])
+        Ok((Definition::new(name, Kind::Sequential, vec![first], vec![last])?, size))
     }
 
-    fn functional(&mut self, object: &Object<'_>) -> Result<Definition> {
+    fn functional(&mut self, object: &Object<'_>) -> Result<(Definition, Size)> {
         let name = object.name().unwrap_or("functional");
         let owner = format!("model '{name}'");
         let get = |key: &str| object.config.get(key).unwrap_or(&Value::Null);
@@ -169,12 +232,14 @@ impl Reader {
             let (name, callee) = self.callee(value)?;
             graph.add(name, callee, value)?;
         }
+        let calls = graph.layers.iter().map(|node| (&node.callee, node.inbound.len()));
+        let size = self.size(&owner, calls)?;
         graph.connect()?;
         let (inputs, input_form) = graph.ends("input_layers", get("input_layers"))?;
         let (outputs, output_form) = graph.ends("output_layers", get("output_layers"))?;
         let mut def = Definition::new(name, Kind::Functional, inputs, outputs)?;
         (def.input_form, def.output_form) = (input_form, output_form);
-        Ok(def)
+        Ok((def, size))
     }
 }
 
