@@ -114,8 +114,8 @@ fn member(file: &[u8], name: &str) -> Vec<u8> {
 /// An archive of metadata, config and weights.
 fn archive(parts: [&[u8]; 3]) -> Vec<u8> {
     let mut zip = zip::ZipWriter::new(Cursor::new(vec![]));
-    let options = zip::write::SimpleFileOptions::default()
-        .compression_method(zip::CompressionMethod::Stored);
+    let options =
+        zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
     for (name, bytes) in ["metadata.json", "config.json", "model.weights.h5"].iter().zip(parts) {
         zip.start_file(*name, options).unwrap();
         zip.write_all(bytes).unwrap();
