@@ -94,6 +94,8 @@ fn values() -> Vec<(&'static str, Value, &'static str)> {
         ("models that refer to models", referred(&shared, 2, 60), "calls"),
         ("models deep in models", referred(&shared, 1, 6000), "deep"),
         ("a layer called without end", called(200_000), "calls"),
+        ("a layer called often", called(49_000), "[4, 3] for [4, 4]"),
+        ("as many layers as there may be", many(19_000), "where 2 belong"),
     ]
 }
 
@@ -121,10 +123,16 @@ fn referred(shared: &dyn Fn(&str, u64, Vec<Value>) -> Value, times: usize, level
     sequential("net", all)
 }
 
+/// A long chain.
+fn many(n: usize) -> Value {
+    let dense = |i| layer("Dense", json!({ "name": format!("d{i}"), "units": 4 }));
+    sequential("net", [input()].into_iter().chain((0..n).map(dense)))
+}
+
 /// One layer, called on its own output.
 fn called(times: u64) -> Value {
-    let relu = layer("ReLU", json!({ "name": "r" }));
+    let dense = layer("Dense", json!({ "name": "r", "units": 4 }));
     let operands: Vec<(&str, u64)> =
         [("x", 0)].into_iter().chain((0..times - 1).map(|i| ("r", i))).collect();
-    graph("net", vec![call(relu, &operands)], ("r", times - 1))
+    graph("net", vec![call(dense, &operands)], ("r", times - 1))
 }
