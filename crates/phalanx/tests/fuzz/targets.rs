@@ -12,19 +12,23 @@ use serde_json::{Map, Value};
 use std::io::{Cursor, Write};
 use std::path::{Path, PathBuf};
 
+/// Whether bytes are accepted.
+type Parse = dyn Fn(&[u8]) -> bool;
+/// A file around a part of it.
+type Whole = dyn Fn(&[u8]) -> Vec<u8>;
+
 /// A parser.
 pub struct Target {
     pub name: &'static str,
     pub seeds: Vec<Seed>,
-    /// Whether the bytes are accepted.
-    pub parse: Box<dyn Fn(&[u8]) -> bool>,
+    pub parse: Box<Parse>,
 }
 
 /// A sound file: the part that is damaged, how, and what stands around it.
 pub struct Seed {
     part: Vec<u8>,
     mutate: fn(&[u8], u64) -> Vec<u8>,
-    file: Box<dyn Fn(&[u8]) -> Vec<u8>>,
+    file: Box<Whole>,
 }
 
 impl Seed {

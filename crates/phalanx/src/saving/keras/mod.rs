@@ -4,6 +4,7 @@
 mod archive;
 mod compile;
 mod config;
+mod graph;
 mod order;
 mod read;
 mod weights;
