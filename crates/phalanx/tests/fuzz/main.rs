@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use targets::{Target, targets};
 
 /// Inputs per parser unless said otherwise.
-const USUAL: u64 = 300;
+const USUAL: u64 = 1000;
 /// Bytes that a parser may hold at once beyond a multiple of its file.
 const SPARE: usize = 64 << 20;
 const TIMES: usize = 64;
