@@ -128,6 +128,9 @@ pub enum Error {
 }
 
 fn suggestion(known: &[String], name: &str) -> String {
+    // Names from files may be of any length.
+    const COMPARED: usize = 100;
+    let name: String = name.chars().take(COMPARED).collect();
     // A slip of the fingers, else a part of the name.
     let near = |k: &String| {
         let edits = edits(&k.to_lowercase(), &name.to_lowercase());

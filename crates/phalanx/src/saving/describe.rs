@@ -1,7 +1,7 @@
 //! What a file holds, whether or not Phalanx can make a model of it.
 
 use super::hdf5::File;
-use super::{Format, open_stored, safetensors};
+use super::{Format, cut, open_stored, safetensors};
 use crate::error::Result;
 use serde_json::Value;
 use std::fmt;
@@ -9,6 +9,8 @@ use std::path::Path;
 
 /// Nested models are listed this deep.
 const MAX_DEPTH: usize = 32;
+/// No more layers are listed.
+const MAX_LAYERS: usize = 20_000;
 
 /// What a file holds.
 #[derive(Clone, Debug, PartialEq)]
@@ -130,6 +132,9 @@ impl Description {
             }
         }
         collect(config, "", 0, &mut out.layers);
+        if out.layers.len() == MAX_LAYERS {
+            out.facts.push(("layers listed".into(), format!("the first {MAX_LAYERS}")));
+        }
         out
     }
 }
@@ -137,8 +142,12 @@ impl Description {
 fn collect(model: &Value, prefix: &str, depth: usize, out: &mut Vec<LayerEntry>) {
     let layers = model.get("config").and_then(|c| c.get("layers")).and_then(Value::as_array);
     for layer in layers.into_iter().flatten().filter(|_| depth < MAX_DEPTH) {
+        if out.len() == MAX_LAYERS {
+            return;
+        }
         let name = layer.get("config").and_then(|c| c.get("name")).map(plain);
-        let name = format!("{prefix}{}", name.unwrap_or_default());
+        // Long names would add up from model to model.
+        let name = cut(&format!("{prefix}{}", name.unwrap_or_default()));
         let class_name = layer.get("class_name").map(plain).unwrap_or_default();
         out.push(LayerEntry { name: name.clone(), class_name });
         collect(layer, &format!("{name}/"), depth + 1, out);

@@ -8,7 +8,7 @@ use crate::layer::LayerHandle;
 use crate::model::{Callee, Definition};
 use phalanx_graph::Tensor;
 use serde_json::Value;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 /// Texts of one attribute; lists of more go on in the next.
@@ -165,18 +165,23 @@ fn write_optimizer(group: &mut Content, training: &Training) {
     texts(group, "weight_names", names);
 }
 
-/// A list of texts, however many attributes it takes.
+/// A list of names, however many attributes it takes. Each stands once: a file that repeated one would
+/// have its arrays read without end.
 fn read_texts(file: &File, group: &Group, name: &str) -> Result<Vec<String>, Fault> {
-    if let Some(attribute) = group.attributes.get(name) {
-        return file.texts(attribute);
-    }
     let mut out = vec![];
-    let mut number = 0;
-    while let Some(attribute) = group.attributes.get(&format!("{name}{number}")) {
-        out.extend(file.texts(attribute)?);
-        number += 1;
+    if let Some(attribute) = group.attributes.get(name) {
+        out = file.texts(attribute)?;
+    } else {
+        let numbered = |number: usize| group.attributes.get(&format!("{name}{number}"));
+        for attribute in (0..).map_while(numbered) {
+            out.extend(file.texts(attribute)?);
+        }
     }
-    Ok(out)
+    let mut seen = HashSet::new();
+    match out.iter().find(|text| !seen.insert(*text)) {
+        None => Ok(out),
+        Some(text) => Err(Fault(format!("'{text}' twice in '{name}'"))),
+    }
 }
 
 /// The names of the layers in a file.
@@ -302,7 +307,7 @@ pub(super) fn configs(path: &Path, file: &File) -> Result<(Option<Value>, Option
     let read = |name: &str| -> Result<Option<Value>> {
         let Some(attribute) = file.root.attributes.get(name) else { return Ok(None) };
         let text = file.text(attribute).map_err(|f| fault(path, f))?;
-        let value = serde_json::from_str(&text);
+        let value = super::json::parse(text.as_bytes());
         value.map(Some).map_err(|e| Error::file(path, format!("JSON in '{name}'"), e))
     };
     Ok((read("model_config")?, read("training_config")?))

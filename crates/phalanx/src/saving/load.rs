@@ -199,7 +199,7 @@ fn weights_only(path: &Path) -> Error {
 
 /// An error with the file it is about.
 fn within(path: &Path, error: Error) -> Error {
-    Error::config(path.display().to_string(), error)
+    Error::config(path.display().to_string(), super::cut(&error.to_string()))
 }
 
 /// Reads a model from a `.keras`, `.h5` or `.safetensors` file, compiled as the file says and ready

@@ -11,6 +11,7 @@ mod describe;
 mod diff;
 mod hash;
 mod hdf5;
+mod json;
 mod keras;
 mod legacy;
 mod load;
@@ -248,6 +249,17 @@ fn open_checked(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<SafeTe
     Err(Error::file(path, expected, list(&faults)))
 }
 
+/// The start of a text from a file, on one line.
+fn cut(text: &str) -> String {
+    const SHOWN: usize = 600;
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    let mut out: String = text.chars().take(SHOWN).map(plain).collect();
+    if out.len() < text.len() {
+        out.push('…');
+    }
+    out
+}
+
 /// All of a few, the first of many.
 fn list(faults: &[String]) -> String {
     const SHOWN: usize = 20;
@@ -255,7 +267,7 @@ fn list(faults: &[String]) -> String {
     if faults.len() > SHOWN {
         text += &format!(" and {} more", faults.len() - SHOWN);
     }
-    text
+    cut(&text)
 }
 
 impl Model {

@@ -160,7 +160,7 @@ impl SafeTensors {
 
     /// The structure that the metadata hold, if any.
     pub(super) fn config(&self) -> Result<Option<Value>> {
-        let parse = |text: String| serde_json::from_str(&text);
+        let parse = |text: String| super::json::parse(text.as_bytes());
         let wrong = |error| Error::file(&self.path, "JSON in the metadata's config", error);
         self.note(CONFIG).map(parse).transpose().map_err(wrong)
     }

@@ -180,7 +180,10 @@ fn archives_that_lie_are_refused() {
         (both[..both.len() / 2].to_vec(), "a broken archive"),
         (zip_of(&[("model.weights.h5", weights)], false), "without config.json"),
         (zip_of(&[("config.json", config)], false), "without model.weights.h5"),
-        (zip_of(&[("../config.json", config), ("/model.weights.h5", weights)], false), "without"),
+        (
+            zip_of(&[("../config.json", config), ("/model.weights.h5", weights)], false),
+            "'../config.json'",
+        ),
         (zip_of(&[("config.json", config), ("model.weights.h5", &zeros)], true), "packed into"),
         (zip_of(&[("config.json", config), ("model.weights.h5", b"nothing")], false), "HDF5"),
         (broken_sum, "model.weights.h5"),

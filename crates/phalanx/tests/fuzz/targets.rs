@@ -1,5 +1,7 @@
 //! The parsers, each with sound files to start from.
 
+use super::models;
+use super::mutate::mutated;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use image::ImageFormat;
@@ -10,19 +12,57 @@ use serde_json::{Map, Value};
 use std::io::{Cursor, Write};
 use std::path::{Path, PathBuf};
 
+/// Whether bytes are accepted.
+type Parse = dyn Fn(&[u8]) -> bool;
+/// A file around a part of it.
+type Whole = dyn Fn(&[u8]) -> Vec<u8>;
+
 /// A parser.
 pub struct Target {
     pub name: &'static str,
-    pub seeds: Vec<Vec<u8>>,
-    /// Whether the bytes are accepted.
-    pub parse: Box<dyn Fn(&[u8]) -> bool>,
+    pub seeds: Vec<Seed>,
+    pub parse: Box<Parse>,
+}
+
+/// A sound file: the part that is damaged, how, and what stands around it.
+pub struct Seed {
+    part: Vec<u8>,
+    mutate: fn(&[u8], u64) -> Vec<u8>,
+    file: Box<Whole>,
+}
+
+impl Seed {
+    /// A part of a file.
+    pub fn inside(
+        part: Vec<u8>,
+        mutate: fn(&[u8], u64) -> Vec<u8>,
+        file: impl Fn(&[u8]) -> Vec<u8> + 'static,
+    ) -> Seed {
+        Seed { part, mutate, file: Box::new(file) }
+    }
+
+    /// The sound file.
+    pub fn sound(&self) -> Vec<u8> {
+        (self.file)(&self.part)
+    }
+
+    /// A damaged one.
+    pub fn damaged(&self, number: u64) -> Vec<u8> {
+        (self.file)(&(self.mutate)(&self.part, number))
+    }
+}
+
+impl From<Vec<u8>> for Seed {
+    fn from(file: Vec<u8>) -> Seed {
+        Seed::inside(file, mutated, <[u8]>::to_vec)
+    }
 }
 
 /// A parser of a file with this name.
-fn of_file(
+pub fn of_file(
     name: &'static str,
     file: &'static str,
-    seeds: Vec<Vec<u8>>,
+    seeds: Vec<impl Into<Seed>>,
     parse: impl Fn(&Path) -> bool + 'static,
 ) -> Target {
     let directory = tempfile::tempdir().unwrap();
@@ -31,11 +71,12 @@ fn of_file(
         std::fs::write(&path, bytes).unwrap();
         parse(&path)
     };
+    let seeds = seeds.into_iter().map(Into::into).collect();
     Target { name, seeds, parse: Box::new(parse) }
 }
 
 /// What a function writes to a file of this name.
-fn written(file: &str, write: impl FnOnce(&Path)) -> Vec<u8> {
+pub fn written(file: &str, write: impl FnOnce(&Path)) -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join(file);
     write(&path);
@@ -46,6 +87,7 @@ pub fn targets() -> Vec<Target> {
     let mut all =
         vec![weights(), array(), archive(), table(), picture(), digits(), photos(), run()];
     all.extend(configs());
+    all.extend(models::targets());
     all
 }
 
@@ -173,7 +215,7 @@ fn config(
     seeds: &[Value],
     read: fn(&str, Map<String, Value>) -> bool,
 ) -> Target {
-    let seeds = seeds.iter().map(|s| s.to_string().into_bytes()).collect();
+    let seeds = seeds.iter().map(|s| s.to_string().into_bytes().into()).collect();
     let parse = move |bytes: &[u8]| {
         let Ok(Value::Object(mut object)) = serde_json::from_slice(bytes) else { return false };
         let class = object.remove("class_name");

@@ -2,7 +2,7 @@
 
 use super::bytes::{Cursor, utf8};
 use super::types::{Type, count, dataspace};
-use super::{Fault, File, Result, heap};
+use super::{Fault, File, Result};
 
 /// An attribute, decoded when asked for.
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ impl File {
                 // Elements may refer to the same text; all of them together stay in bounds.
                 let mut left = self.bytes.len();
                 let mut one = |element: &[u8]| {
-                    let text = heap::text(&self.bytes, element)?;
+                    let text = self.heaps.borrow_mut().text(&self.bytes, element)?;
                     let rest = left.checked_sub(text.len());
                     left = rest.ok_or_else(|| Fault("more text than the file is long".into()))?;
                     Ok(text)

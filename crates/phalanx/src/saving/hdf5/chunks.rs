@@ -110,6 +110,14 @@ impl Chunked {
         if chunks.len() != most {
             return Err(Fault(format!("{} chunks where {most} belong", chunks.len())));
         }
+        let stored: usize = chunks.iter().map(|chunk| chunk.data.len()).sum();
+        if stored > bytes.len() || !most.checked_mul(size).is_some_and(plausible) {
+            return Err(Fault(format!(
+                "{most} chunks of {:?} in {} bytes",
+                self.dims,
+                bytes.len()
+            )));
+        }
         let mut out = vec![0; length];
         for chunk in chunks {
             let data = self.unpack(&chunk, element, size)?;
@@ -132,7 +140,7 @@ impl Chunked {
         let mut at = Cursor::new(bytes, address)?;
         at.signature(b"TREE")?;
         let (kind, height) = (at.u8()?, at.u8()?);
-        if kind != 1 || level.is_some_and(|level| height + 1 != level) {
+        if kind != 1 || level.is_some_and(|level| height != level - 1) {
             return Err(Fault("a tree of chunks of another kind".into()));
         }
         let used = at.u16()?;

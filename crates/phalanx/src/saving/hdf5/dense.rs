@@ -60,7 +60,8 @@ fn records(bytes: &[u8], address: u64) -> Result<Vec<&[u8]>> {
     let (node, size, depth) = (at.u32()? as usize, at.u16()? as usize, at.u16()?);
     at.skip(2)?;
     let (root, used, total) = (at.u64()?, at.u16()?, at.u64()?);
-    if depth > MAX_DEPTH || total > MAX_RECORDS || size == 0 || node < 10 + size {
+    let most = MAX_RECORDS.min(bytes.len() as u64);
+    if depth > MAX_DEPTH || total > most || size == 0 || node < 10 + size {
         return Err(Fault("an index of unusual size".into()));
     }
     let mut tree = Tree { node, size, most: vec![] };

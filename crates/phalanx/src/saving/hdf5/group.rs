@@ -5,7 +5,7 @@ use super::bytes::{Cursor, UNDEFINED, utf8};
 use super::dataset::Dataset;
 use super::dense::{self, Index};
 use super::header::{self, Message};
-use super::{Fault, Group, MAX_DEPTH, Node, Result};
+use super::{Fault, Group, MAX_DEPTH, MAX_PATH, Node, Result};
 use std::collections::{BTreeMap, HashSet};
 
 /// Symbol tables say so of soft links.
@@ -16,7 +16,7 @@ pub(super) struct Walk<'a> {
     pub bytes: &'a [u8],
     /// Objects and tree nodes met so far: none is met twice.
     pub seen: HashSet<u64>,
-    /// Bytes of headers read so far: overlapping ones must not add up.
+    /// Bytes of headers and names read so far: overlapping ones must not add up.
     pub read: usize,
 }
 
@@ -28,17 +28,22 @@ impl Walk<'_> {
         Err(Fault(format!("two links to the object at {address}")))
     }
 
-    /// The group or dataset at an address.
-    pub fn node(&mut self, address: u64, depth: usize) -> Result<Node> {
+    fn count(&mut self, bytes: usize) -> Result<()> {
+        self.read += bytes;
+        if self.read <= 2 * self.bytes.len() {
+            return Ok(());
+        }
+        Err(Fault("objects that overlap".into()))
+    }
+
+    /// The group or dataset at an address, below a path of so many bytes.
+    pub fn node(&mut self, address: u64, depth: usize, path: usize) -> Result<Node> {
         self.enter(address)?;
         if depth > MAX_DEPTH {
             return Err(Fault(format!("groups more than {MAX_DEPTH} deep")));
         }
         let messages = header::messages(self.bytes, address)?;
-        self.read += messages.iter().map(|m| m.data.len() + 8).sum::<usize>();
-        if self.read > 2 * self.bytes.len() {
-            return Err(Fault("objects that overlap".into()));
-        }
+        self.count(messages.iter().map(|m| m.data.len() + 8).sum())?;
         if messages.iter().any(|m| m.kind == header::LAYOUT) {
             return Ok(Node::Dataset(Dataset::parse(&messages)?));
         }
@@ -49,8 +54,12 @@ impl Walk<'_> {
         }
         let mut members = BTreeMap::new();
         for (name, place) in self.links(&messages)? {
+            let path = path + 1 + name.len();
+            if path > MAX_PATH {
+                return Err(Fault(format!("a path of {path} bytes")));
+            }
             let node = match place {
-                Some(address) => self.node(address, depth + 1)?,
+                Some(address) => self.node(address, depth + 1, path)?,
                 None => Node::Link,
             };
             if members.insert(name.clone(), node).is_some() {
@@ -95,7 +104,7 @@ impl Walk<'_> {
         self.enter(heap)?;
         self.enter(tree)?;
         let messages = dense::messages(self.bytes, heap, tree, index)?;
-        self.read += messages.iter().map(Vec::len).sum::<usize>();
+        self.count(messages.iter().map(Vec::len).sum())?;
         Ok(messages)
     }
 
@@ -130,11 +139,11 @@ impl Walk<'_> {
         self.enter(address)?;
         let mut at = Cursor::new(self.bytes, address)?;
         if level == Some(0) {
-            return table(at, names, out);
+            return self.table(at, names, out);
         }
         at.signature(b"TREE")?;
         let (kind, height) = (at.u8()?, at.u8()?);
-        if kind != 0 || level.is_some_and(|level| height + 1 != level) {
+        if kind != 0 || level.is_some_and(|level| height != level - 1) {
             return Err(Fault("a group's tree of another kind".into()));
         }
         let used = at.u16()?;
@@ -146,19 +155,25 @@ impl Walk<'_> {
         }
         Ok(())
     }
-}
 
-/// The entries of one symbol table node.
-fn table(mut at: Cursor<'_>, names: &[u8], out: &mut Vec<(String, Option<u64>)>) -> Result<()> {
-    at.signature(b"SNOD")?;
-    at.skip(2)?;
-    for _ in 0..at.u16()? {
-        let (name, address, cache) = (at.u64()?, at.u64()?, at.u32()?);
-        at.skip(20)?;
-        let name = Cursor::new(names, name)?.text()?;
-        out.push((name, (cache != SOFT).then_some(address)));
+    /// The entries of one symbol table node.
+    fn table(
+        &mut self,
+        mut at: Cursor<'_>,
+        names: &[u8],
+        out: &mut Vec<(String, Option<u64>)>,
+    ) -> Result<()> {
+        at.signature(b"SNOD")?;
+        at.skip(2)?;
+        for _ in 0..at.u16()? {
+            let (name, address, cache) = (at.u64()?, at.u64()?, at.u32()?);
+            at.skip(20)?;
+            let name = Cursor::new(names, name)?.text()?;
+            self.count(name.len())?;
+            out.push((name, (cache != SOFT).then_some(address)));
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// The names in a local heap.

@@ -2,20 +2,55 @@
 
 use super::bytes::{Cursor, utf8};
 use super::{Fault, Result};
+use std::collections::HashMap;
+use std::ops::Range;
 
-/// Text that an element of 16 bytes refers to.
-pub(super) fn text(bytes: &[u8], element: &[u8]) -> Result<String> {
-    let mut at = Cursor::new(element, 0)?;
-    let (length, address, index) = (at.u32()? as usize, at.u64()?, at.u32()?);
-    if length == 0 {
-        return Ok(String::new());
+/// The collections of texts met so far, by address: each is walked through once.
+#[derive(Debug, Default)]
+pub(super) struct Heaps {
+    collections: HashMap<u64, Collection>,
+    /// Entries of all of them: collections that overlap must not add up.
+    entries: usize,
+}
+
+/// Where the texts of a collection are, by index.
+type Collection = HashMap<u32, Range<usize>>;
+
+impl Heaps {
+    /// Text that an element of 16 bytes refers to.
+    pub fn text(&mut self, bytes: &[u8], element: &[u8]) -> Result<String> {
+        let mut at = Cursor::new(element, 0)?;
+        let (length, address, index) = (at.u32()? as usize, at.u64()?, at.u32()?);
+        if length == 0 {
+            return Ok(String::new());
+        }
+        if !self.collections.contains_key(&address) {
+            let collection = collection(bytes, address)?;
+            // An entry takes 16 bytes at least.
+            self.entries += collection.len();
+            if self.entries > bytes.len() / 16 {
+                return Err(Fault("heaps that overlap".into()));
+            }
+            self.collections.insert(address, collection);
+        }
+        let place = self.collections[&address].get(&index);
+        let place = place.ok_or_else(|| Fault(format!("text {index} missing from its heap")))?;
+        let text = bytes[place.clone()].get(..length);
+        let text = utf8(text.ok_or_else(|| Fault("text longer than its entry".into()))?)?;
+        Ok(text.trim_end_matches('\0').into())
     }
+}
+
+/// The texts of the collection at an address.
+fn collection(bytes: &[u8], address: u64) -> Result<Collection> {
+    let mut out = HashMap::new();
     let mut at = Cursor::new(bytes, address)?;
     at.signature(b"GCOL")?;
     at.skip(4)?;
     let size = at.u64()?;
     let inner = usize::try_from(size).ok().and_then(|size| size.checked_sub(16));
     let inner = inner.ok_or_else(|| Fault(format!("a heap of {size} bytes")))?;
+    let start = at.position();
     let mut at = Cursor::new(at.take(inner)?, 0)?;
     while at.left() >= 16 {
         let found = at.u16()?;
@@ -25,14 +60,11 @@ pub(super) fn text(bytes: &[u8], element: &[u8]) -> Result<String> {
         if found == 0 {
             break;
         }
-        let data = at.take(size)?;
-        if u32::from(found) == index {
-            let text = data.get(..length);
-            return utf8(text.ok_or_else(|| Fault("text longer than its entry".into()))?)
-                .map(|text| text.trim_end_matches('\0').into());
-        }
+        let place = start + at.position();
+        at.skip(size)?;
+        out.entry(u32::from(found)).or_insert(place..place + size);
         // The last entry may lack its padding.
         at.skip((size.next_multiple_of(8) - size).min(at.left()))?;
     }
-    Err(Fault(format!("text {index} missing from its heap")))
+    Ok(out)
 }

@@ -25,12 +25,16 @@ pub(crate) use dataset::Dataset;
 pub(crate) use write::{Content, Text, Values, write};
 
 use bytes::Cursor;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 
 /// First bytes of every file.
 const SIGNATURE: &[u8; 8] = b"\x89HDF\r\n\x1a\n";
 /// How deep groups may lie in each other.
 const MAX_DEPTH: usize = 64;
+
+/// Bytes of a path inside a file.
+const MAX_PATH: usize = 4096;
 
 /// What is wrong with a file, as what was received.
 #[derive(Debug, PartialEq, Eq)]
@@ -42,6 +46,7 @@ type Result<T> = std::result::Result<T, Fault>;
 #[derive(Debug)]
 pub(crate) struct File {
     bytes: Vec<u8>,
+    heaps: RefCell<heap::Heaps>,
     /// The outermost group.
     pub root: Group,
 }
@@ -81,8 +86,8 @@ impl File {
     pub fn new(bytes: Vec<u8>) -> Result<File> {
         let root = root(&bytes)?;
         let mut walk = group::Walk { bytes: &bytes, seen: HashSet::new(), read: 0 };
-        match walk.node(root, 0)? {
-            Node::Group(root) => Ok(File { bytes, root }),
+        match walk.node(root, 0, 0)? {
+            Node::Group(root) => Ok(File { bytes, heaps: RefCell::default(), root }),
             other => Err(Fault(format!("{} where the root group belongs", other.kind()))),
         }
     }

@@ -97,6 +97,92 @@ fn a_group_that_holds_itself_is_refused() {
     assert!(fault.starts_with("two links to the object at"), "{fault}");
 }
 
+/// Every place of some bytes.
+fn places(bytes: &[u8], what: &[u8]) -> Vec<usize> {
+    (0..bytes.len() - what.len()).filter(|at| bytes[*at..].starts_with(what)).collect()
+}
+
+fn put(bytes: &mut [u8], at: usize, value: u64) {
+    bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+#[test]
+fn trees_of_any_height_are_refused_without_a_panic() {
+    let mut root = Content::group();
+    (0..700).for_each(|i| root.put(&format!("{i}"), &[1], Values::I32(vec![i])));
+    let good = write(&root);
+    for at in places(&good, b"TREE") {
+        let mut bytes = good.clone();
+        bytes[at + 5] = 255;
+        assert!(File::new(bytes).is_err());
+    }
+    let at = places(CHUNKED, b"TREE\x01")[0];
+    // The tree of the chunks is made its own child.
+    let mut bytes = CHUNKED.to_vec();
+    bytes[at + 5] = 1;
+    let fault = |bytes: Vec<u8>| {
+        let file = File::new(bytes).unwrap();
+        file.numbers(file.root.dataset("chunked").unwrap()).unwrap_err().0
+    };
+    // A key has two sizes and a place in three axes.
+    let child = at + 24 + 8 + 24;
+    let mut itself = bytes.clone();
+    put(&mut itself, child, at as u64);
+    assert_eq!(fault(itself), "a tree of chunks that meets itself");
+    // Another tree of that height at the end.
+    put(&mut bytes, child, CHUNKED.len() as u64);
+    bytes.extend(&CHUNKED[at..at + 24]);
+    bytes[CHUNKED.len() + 5] = 255;
+    assert_eq!(fault(bytes), "a tree of chunks of another kind");
+}
+
+#[test]
+fn one_long_name_for_many_members_is_refused() {
+    let mut root = Content::group();
+    root.put(&"x".repeat(3000), &[1], Values::I32(vec![1]));
+    (0..2000).for_each(|i| root.put(&format!("{i}"), &[1], Values::I32(vec![i])));
+    let mut bytes = write(&root);
+    let heap = *places(&bytes, b"HEAP").last().unwrap();
+    let names = u64::from_le_bytes(bytes[heap + 24..heap + 32].try_into().unwrap());
+    let long = (places(&bytes, b"xxxxxxxx")[0] as u64) - names;
+    for node in places(&bytes, b"SNOD") {
+        (0..8).for_each(|i| put(&mut bytes, node + 8 + 40 * i, long));
+    }
+    assert_eq!(File::new(bytes).unwrap_err().0, "objects that overlap");
+    let mut root = Content::group();
+    root.put(&"x/".repeat(30).replace('x', &"x".repeat(200)), &[1], Values::I32(vec![1]));
+    assert_eq!(File::new(write(&root)).unwrap_err().0, "a path of 4221 bytes");
+}
+
+#[test]
+fn chunks_that_overlap_are_refused() {
+    let mut bytes = CHUNKED.to_vec();
+    let at = places(CHUNKED, b"TREE\x01")[0];
+    // All chunks but the first are as long as the file allows, a byte apart.
+    for i in 1..8 {
+        let key = at + 24 + 40 * i;
+        bytes[key..key + 4].copy_from_slice(&(CHUNKED.len() as u32 - 600).to_le_bytes());
+        put(&mut bytes, key + 32, 500 + i as u64);
+    }
+    let file = File::new(bytes).unwrap();
+    let fault = file.numbers(file.root.dataset("chunked").unwrap()).unwrap_err().0;
+    assert!(fault.starts_with("8 chunks of [3, 4] in"), "{fault}");
+}
+
+#[test]
+fn many_texts_of_one_heap_take_little_time() {
+    let mut root = Content::group();
+    let texts = |from: usize| (from..from + 2000).map(|i| format!("{i}")).collect();
+    (0..30).for_each(|i| root.attribute(&format!("a{i}"), Text::Many(texts(i * 2000))));
+    let file = File::new(write(&root)).unwrap();
+    let began = std::time::Instant::now();
+    for i in 0..30 {
+        let texts = file.texts(&file.root.attributes[&format!("a{i}")]).unwrap();
+        assert_eq!(texts[7], format!("{}", i * 2000 + 7));
+    }
+    assert!(began.elapsed().as_secs() < 5);
+}
+
 /// Written by h5py 3.16 with `libver="latest"`: twelve datasets in one group, twelve attributes beside it.
 const NEWER: &[u8] = include_bytes!("../../../../../tests/fixtures/h5py_latest.h5");
 /// The same with `libver="v108"`, and chunks with gzip, shuffle and checksums.

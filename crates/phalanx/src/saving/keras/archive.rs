@@ -14,8 +14,12 @@ const WEIGHTS: &str = "model.weights.h5";
 
 /// Most bytes of a config; one of twenty thousand layers stays below.
 const MAX_CONFIG: u64 = 100_000_000;
-/// Up to here a member may unpack to anything.
+/// Up to here weights may unpack from anything.
 const SMALL: u64 = 16_000_000;
+/// The same for text, whose values take many times its length.
+const SMALL_TEXT: u64 = 1_000_000;
+/// The end of an archive counts no further.
+const MANY: usize = u16::MAX as usize;
 /// Larger members may unpack to this many times their size.
 const MAX_PACKING: u64 = 32;
 
@@ -37,17 +41,20 @@ pub(super) fn read(path: &Path) -> Result<Archive> {
     let mut file = File::open(path).map_err(io)?;
     let entries = entries(&mut file).map_err(io)?;
     let mut zip = ZipArchive::new(file).map_err(|e| wrong(format!("a broken archive: {e}")))?;
-    if entries.is_some_and(|n| n != zip.len()) {
+    if entries.is_some_and(|n| n != zip.len().min(MANY)) {
         return Err(wrong("an archive with a name twice".into()));
     }
-    let mut member = |name: &str, most: u64| -> Result<Option<Vec<u8>>> {
+    if let Some(name) = zip.file_names().find(|name| leaves(name)) {
+        return Err(wrong(format!("an archive with the entry '{}'", crate::saving::cut(name))));
+    }
+    let mut member = |name: &str, small: u64, most: u64| -> Result<Option<Vec<u8>>> {
         let mut member = match zip.by_name(name) {
             Ok(member) => member,
             Err(zip::result::ZipError::FileNotFound) => return Ok(None),
             Err(error) => return Err(wrong(format!("{name}: {error}"))),
         };
         let (size, packed) = (member.size(), member.compressed_size());
-        if size > most || size > SMALL && size / MAX_PACKING > packed {
+        if size > most || size > small && size / MAX_PACKING > packed {
             return Err(wrong(format!("{name} of {size} bytes packed into {packed}")));
         }
         let mut bytes = vec![];
@@ -58,9 +65,9 @@ pub(super) fn read(path: &Path) -> Result<Archive> {
         }
         Ok(Some(bytes))
     };
-    let metadata = member(METADATA, MAX_CONFIG)?;
-    let config = member(CONFIG, MAX_CONFIG)?;
-    let weights = member(WEIGHTS, u64::MAX / 2)?;
+    let metadata = member(METADATA, SMALL_TEXT, MAX_CONFIG)?;
+    let config = member(CONFIG, SMALL_TEXT, MAX_CONFIG)?;
+    let weights = member(WEIGHTS, SMALL, u64::MAX / 2)?;
     Ok(Archive {
         config: config.ok_or_else(|| wrong(format!("an archive without {CONFIG}")))?,
         weights: weights.ok_or_else(|| wrong(format!("an archive without {WEIGHTS}")))?,
@@ -68,7 +75,13 @@ pub(super) fn read(path: &Path) -> Result<Archive> {
     })
 }
 
-/// Entries that the end of an archive speaks of; `None` where they are not counted there.
+/// Whether an entry would be written outside of where an archive is unpacked.
+fn leaves(name: &str) -> bool {
+    let drive = name.as_bytes().get(1) == Some(&b':');
+    drive || name.starts_with(['/', '\\']) || name.split(['/', '\\']).any(|part| part == "..")
+}
+
+/// Entries that the end of an archive speaks of, many or more counted as that; `None` without an end.
 fn entries(file: &mut File) -> io::Result<Option<usize>> {
     // The end record and the longest comment.
     const TAIL: u64 = 22 + 65_535;
@@ -78,7 +91,7 @@ fn entries(file: &mut File) -> io::Result<Option<usize>> {
     file.take(TAIL).read_to_end(&mut tail)?;
     let start = tail.windows(12).rposition(|w| w.starts_with(b"PK\x05\x06"));
     let count = start.map(|at| u16::from_le_bytes([tail[at + 10], tail[at + 11]]));
-    Ok(count.filter(|n| *n != u16::MAX).map(usize::from))
+    Ok(count.map(usize::from))
 }
 
 /// Writes the members as they are, without times: equal models make equal files.

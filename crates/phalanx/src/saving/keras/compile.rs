@@ -1,6 +1,6 @@
 //! What a model was compiled with: `compile_config` in a file, [`Compile`] here.
 
-use super::read::Object;
+use super::read::{Object, is_keras};
 use crate::error::{Error, Result};
 use crate::model::{Compile, LossArgument, MetricArgument, OptimizerArgument};
 use crate::optimizers::Optimizer;
@@ -79,10 +79,13 @@ fn read_optimizer(value: &Value) -> Result<OptimizerArgument> {
     Ok(optimizer.into())
 }
 
-/// A thing by name: a string, or a function of Keras' own.
+/// A thing by name: a string, or a function of Keras' own, whose module Keras calls `builtins`.
 fn by_name(value: &Value) -> Option<&str> {
-    let function = || match value.get("class_name")?.as_str()? {
-        "function" => value.get("config")?.as_str(),
+    let function = || match (value.get("class_name")?.as_str()?, value.get("module")) {
+        ("function", None | Some(Value::Null)) => value.get("config")?.as_str(),
+        ("function", Some(Value::String(module))) if module == "builtins" || is_keras(module) => {
+            value.get("config")?.as_str()
+        }
         _ => None,
     };
     value.as_str().or_else(function)

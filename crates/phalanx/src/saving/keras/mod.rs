@@ -4,6 +4,7 @@
 mod archive;
 mod compile;
 mod config;
+mod graph;
 mod order;
 mod read;
 mod weights;
@@ -20,7 +21,7 @@ pub(super) use weights::{
 };
 
 use super::hdf5::{self, File};
-use super::{Stored, Training};
+use super::{Stored, Training, json};
 use crate::error::{Error, Result};
 use crate::model::Definition;
 use phalanx_graph::Tensor;
@@ -70,12 +71,9 @@ pub(super) fn open(path: &Path) -> Result<Stored> {
     let archive = archive::read(path)?;
     let wrong =
         |what: &str, error: serde_json::Error| Error::file(path, format!("JSON in {what}"), error);
-    let config: Value =
-        serde_json::from_slice(&archive.config).map_err(|e| wrong("config.json", e))?;
-    let metadata: Option<Value> = match archive.metadata {
-        Some(bytes) => Some(serde_json::from_slice(&bytes).map_err(|e| wrong("metadata.json", e))?),
-        None => None,
-    };
+    let config = json::parse(&archive.config).map_err(|e| wrong("config.json", e))?;
+    let metadata = archive.metadata.map(|bytes| json::parse(&bytes)).transpose();
+    let metadata = metadata.map_err(|e| wrong("metadata.json", e))?;
     let file = File::new(archive.weights).map_err(|f| fault(path, f))?;
     Ok(Stored { config: Some(config), metadata, file })
 }

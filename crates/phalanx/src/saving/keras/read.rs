@@ -3,10 +3,11 @@
 //! Everything is looked up in Phalanx' own registries; a class, option or module that is not there is
 //! an error, so nothing in a file can run code or reach anything outside it.
 
+use super::graph::Graph;
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::layers;
-use crate::model::{Callee, Definition, Form, Input, Kind, Symbol};
+use crate::model::{Callee, Definition, Input, Kind, Symbol};
 use phalanx_graph::DType;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
@@ -15,26 +16,41 @@ use std::sync::Arc;
 /// Most layers of a file; checks between layers are quadratic.
 const MAX_LAYERS: usize = 20_000;
 
+/// Most calls of layers once nested models are unfolded.
+const MAX_CALLS: usize = 50_000;
+/// How deep models may lie in each other.
+const MAX_DEPTH: usize = 32;
+/// Bytes of a name.
+const MAX_NAME: usize = 1000;
+
 /// What names of layers are in files: they are parts of paths there.
-pub(in crate::saving) const PLAIN_NAME: &str = "letters without '/' and control characters";
+pub(in crate::saving) const PLAIN_NAME: &str =
+    "letters without '/' and control characters, 1000 bytes at most";
 
 /// Whether a layer may have this name in a file.
 pub(in crate::saving) fn is_plain_name(name: &str) -> bool {
-    !name.is_empty() && !name.contains(|c: char| c == '/' || c.is_control())
+    !name.is_empty()
+        && name.len() <= MAX_NAME
+        && !name.contains(|c: char| c == '/' || c.is_control())
 }
 
 /// The model of an object.
 pub(in crate::saving) fn model(object: &Value) -> Result<Definition> {
-    let mut reader = Reader { shared: HashMap::new(), layers: 0 };
+    let mut reader = Reader { shared: HashMap::new(), sizes: HashMap::new(), layers: 0 };
     let object = Object::parse("model", object)?;
     match object.class {
-        "Sequential" => reader.sequential(&object),
-        "Functional" | "Model" => reader.functional(&object),
+        "Sequential" => reader.sequential(&object).map(|(model, _)| model),
+        "Functional" | "Model" => reader.functional(&object).map(|(model, _)| model),
         other => {
             let known = vec!["Sequential".into(), "Functional".into()];
             Err(Error::Unknown { kind: "model", name: other.into(), known })
         }
     }
+}
+
+/// Whether a module is one of Keras.
+pub(super) fn is_keras(module: &str) -> bool {
+    module == "keras" || module.starts_with("keras.")
 }
 
 /// A serialised object.
@@ -53,12 +69,10 @@ impl<'a> Object<'a> {
         let whole = value.as_object().ok_or_else(|| wrong("an object", value))?;
         let class = whole.get("class_name").unwrap_or(&Value::Null);
         let class = class.as_str().ok_or_else(|| wrong("a class_name", class))?;
-        if let Some(module) = whole.get("module").filter(|m| !m.is_null()) {
-            let keras = |m: &str| m == "keras" || m.starts_with("keras.");
-            if !module.as_str().is_some_and(keras) {
-                let owner = format!("{what} '{class}'");
-                return Err(Error::argument(owner, "module", "one of Keras", brief(module)));
-            }
+        let module = whole.get("module").filter(|module| !module.is_null());
+        if let Some(module) = module.filter(|module| !module.as_str().is_some_and(is_keras)) {
+            let owner = format!("{what} '{class}'");
+            return Err(Error::argument(owner, "module", "one of Keras", brief(module)));
         }
         let registered = whole.get("registered_name").filter(|name| !name.is_null());
         if let Some(name) = registered.filter(|name| name.as_str() != Some(class)) {
@@ -77,7 +91,7 @@ impl<'a> Object<'a> {
 }
 
 /// The start of a value, to show.
-fn brief(value: &Value) -> String {
+pub(super) fn brief(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(80) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -88,7 +102,16 @@ fn brief(value: &Value) -> String {
 struct Reader {
     /// What objects of the file refer to by number.
     shared: HashMap<u64, Callee>,
+    /// Of the models inside the model.
+    sizes: HashMap<*const Definition, Size>,
     layers: usize,
+}
+
+/// What a model is unfolded: few words of a file can describe models without end.
+#[derive(Clone, Copy, Default)]
+struct Size {
+    calls: usize,
+    depth: usize,
 }
 
 impl Reader {
@@ -106,8 +129,14 @@ impl Reader {
             Some(known) => known.clone(),
             None => match object.class {
                 "InputLayer" => Callee::Input(input(&object)?),
-                "Sequential" => Callee::Model(Arc::new(self.sequential(&object)?)),
-                "Functional" | "Model" => Callee::Model(Arc::new(self.functional(&object)?)),
+                "Sequential" => {
+                    let (model, size) = self.sequential(&object)?;
+                    self.nested(model, size)
+                }
+                "Functional" | "Model" => {
+                    let (model, size) = self.functional(&object)?;
+                    self.nested(model, size)
+                }
                 _ => Callee::Layer(layer(&object)?),
             },
         };
@@ -124,7 +153,39 @@ impl Reader {
         Ok((name, callee))
     }
 
-    fn sequential(&mut self, object: &Object<'_>) -> Result<Definition> {
+    fn nested(&mut self, model: Definition, size: Size) -> Callee {
+        let model = Arc::new(model);
+        self.sizes.insert(Arc::as_ptr(&model), size);
+        Callee::Model(model)
+    }
+
+    /// The size of a model that makes these calls, each so often.
+    fn size<'b>(
+        &self,
+        owner: &str,
+        calls: impl IntoIterator<Item = (&'b Callee, usize)>,
+    ) -> Result<Size> {
+        let mut size = Size::default();
+        for (callee, times) in calls {
+            let inner = match callee {
+                Callee::Model(model) => self.sizes.get(&Arc::as_ptr(model)).copied(),
+                _ => None,
+            };
+            let inner = inner.unwrap_or_default();
+            size.calls = size.calls.saturating_add(times.saturating_mul(inner.calls + 1));
+            size.depth = size.depth.max(inner.depth + 1);
+        }
+        for (what, most, received) in
+            [("calls of layers", MAX_CALLS, size.calls), ("models deep", MAX_DEPTH, size.depth)]
+        {
+            if received > most {
+                return Err(Error::argument(owner, what, format!("{most} at most"), received));
+            }
+        }
+        Ok(size)
+    }
+
+    fn sequential(&mut self, object: &Object<'_>) -> Result<(Definition, Size)> {
         let name = object.name().unwrap_or("sequential");
         let owner = format!("model '{name}'");
         let empty = Value::Null;
@@ -133,9 +194,11 @@ impl Reader {
             .as_array()
             .filter(|list| !list.is_empty())
             .ok_or_else(|| Error::argument(&owner, "layers", "a list of layers", brief(list)))?;
+        let callees = list.iter().map(|value| Ok(self.callee(value)?.1));
+        let callees = callees.collect::<Result<Vec<Callee>>>()?;
+        let size = self.size(&owner, callees.iter().map(|callee| (callee, 1)))?;
         let mut symbols: Option<(Symbol, Symbol)> = None;
-        for value in list {
-            let (_, callee) = self.callee(value)?;
+        for callee in callees {
             let (first, last) = match (symbols, callee) {
                 (None, Callee::Input(input)) => {
                     let symbol = input.symbol();
@@ -154,27 +217,28 @@ impl Reader {
             symbols = Some((first, last));
         }
         let Some((first, last)) = symbols else { unreachable!("the list is not empty") };
-        Definition::new(name, Kind::Sequential, vec![first], vec![last])
+        Ok((Definition::new(name, Kind::Sequential, vec![first], vec![last])?, size))
     }
 
-    fn functional(&mut self, object: &Object<'_>) -> Result<Definition> {
+    fn functional(&mut self, object: &Object<'_>) -> Result<(Definition, Size)> {
         let name = object.name().unwrap_or("functional");
         let owner = format!("model '{name}'");
         let get = |key: &str| object.config.get(key).unwrap_or(&Value::Null);
         let list = get("layers").as_array().ok_or_else(|| {
             Error::argument(&owner, "layers", "a list of layers", brief(get("layers")))
         })?;
-        let mut graph = Graph { owner: &owner, names: HashMap::new(), layers: vec![] };
+        let mut graph = Graph::new(&owner);
         for value in list {
             let (name, callee) = self.callee(value)?;
             graph.add(name, callee, value)?;
         }
+        let size = self.size(&owner, graph.calls())?;
         graph.connect()?;
         let (inputs, input_form) = graph.ends("input_layers", get("input_layers"))?;
         let (outputs, output_form) = graph.ends("output_layers", get("output_layers"))?;
         let mut def = Definition::new(name, Kind::Functional, inputs, outputs)?;
         (def.input_form, def.output_form) = (input_form, output_form);
-        Ok(def)
+        Ok((def, size))
     }
 }
 
@@ -265,201 +329,4 @@ fn layer(object: &Object<'_>) -> Result<LayerHandle> {
         other => other,
     })?;
     Ok(LayerHandle::new(layer, Some(name.into()), trainable))
-}
-
-/// A tensor in a file: layer, number of its call, number of the output.
-type Tensor = (usize, usize, usize);
-
-/// A functional model under construction.
-struct Graph<'a> {
-    owner: &'a str,
-    names: HashMap<String, usize>,
-    layers: Vec<Node<'a>>,
-}
-
-/// A layer, the values its calls are described by, and the calls made so far.
-struct Node<'a> {
-    name: String,
-    callee: Callee,
-    inbound: &'a [Value],
-    made: Vec<Symbol>,
-}
-
-impl<'a> Graph<'a> {
-    fn add(&mut self, name: String, callee: Callee, value: &'a Value) -> Result<()> {
-        if self.names.insert(name.clone(), self.layers.len()).is_some() {
-            return Err(Error::argument(self.owner, "layer names", "each once", name));
-        }
-        let inbound = value.get("inbound_nodes").and_then(Value::as_array);
-        let inbound = inbound.map_or(&[][..], Vec::as_slice);
-        let made = match &callee {
-            Callee::Input(input) => vec![input.clone().symbol()],
-            _ => vec![],
-        };
-        self.layers.push(Node { name, callee, inbound, made });
-        Ok(())
-    }
-
-    /// Makes the calls, each once its operands are there.
-    fn connect(&mut self) -> Result<()> {
-        let mut waiting: HashMap<(usize, usize), Vec<usize>> = HashMap::new();
-        let mut ready: Vec<usize> = (0..self.layers.len()).rev().collect();
-        while let Some(layer) = ready.pop() {
-            while let Some(value) = self.next_call(layer) {
-                let operands = self.operands(layer, value)?;
-                let missing = operands.iter().find(|(l, n, _)| self.layers[*l].made.len() <= *n);
-                if let Some((of, number, _)) = missing {
-                    waiting.entry((*of, *number)).or_default().push(layer);
-                    break;
-                }
-                let inputs =
-                    operands.iter().map(|t| self.symbol(*t)).collect::<Result<Vec<_>>>()?;
-                let node = &mut self.layers[layer];
-                node.made.push(Symbol::new(node.callee.clone(), inputs));
-                let made = (layer, self.layers[layer].made.len() - 1);
-                ready.extend(waiting.remove(&made).unwrap_or_default());
-            }
-        }
-        match (0..self.layers.len()).find(|l| self.next_call(*l).is_some()) {
-            None => Ok(()),
-            Some(layer) => {
-                let owner = format!("layer '{}'", self.layers[layer].name);
-                let received = "a call that waits for itself or for one that is missing";
-                Err(Error::argument(owner, "inbound_nodes", "calls in an order", received))
-            }
-        }
-    }
-
-    /// The description of a layer's next call.
-    fn next_call(&self, layer: usize) -> Option<&'a Value> {
-        let node = &self.layers[layer];
-        match node.callee {
-            Callee::Input(_) => None,
-            _ => node.inbound.get(node.made.len()),
-        }
-    }
-
-    fn symbol(&self, (layer, number, output): Tensor) -> Result<Symbol> {
-        let node = &self.layers[layer];
-        let outputs = match &node.callee {
-            Callee::Model(inner) => inner.outputs.len(),
-            _ => 1,
-        };
-        match node.made.get(number) {
-            Some(symbol) if output < outputs => Ok(Symbol { output, ..symbol.clone() }),
-            _ => {
-                let received = format!("output {output} of call {number}");
-                let owner = format!("layer '{}'", node.name);
-                Err(Error::argument(owner, "keras_history", "an output it has", received))
-            }
-        }
-    }
-
-    /// The tensors a call takes.
-    fn operands(&self, layer: usize, value: &Value) -> Result<Vec<Tensor>> {
-        let owner = format!("layer '{}'", self.layers[layer].name);
-        let mut out = vec![];
-        // Keras 2: [["name", 0, 0, {}], ..]
-        if let Some(list) = value.as_array() {
-            for item in list {
-                let options = item.get(3).and_then(Value::as_object);
-                options.map_or(Ok(()), |options| check_options(&owner, options))?;
-                out.push(self.place(&owner, item)?);
-            }
-            return Ok(out);
-        }
-        let args = value.get("args").unwrap_or(&Value::Null);
-        self.tensors(&owner, args, 0, &mut out)?;
-        if let Some(options) = value.get("kwargs").and_then(Value::as_object) {
-            check_options(&owner, options)?;
-        }
-        Ok(out)
-    }
-
-    /// The tensors in the arguments of a call, in order.
-    fn tensors(
-        &self,
-        owner: &str,
-        args: &Value,
-        depth: usize,
-        out: &mut Vec<Tensor>,
-    ) -> Result<()> {
-        if let Some(list) = args.as_array().filter(|_| depth < 3) {
-            return list.iter().try_for_each(|item| self.tensors(owner, item, depth + 1, out));
-        }
-        let tensor = args.get("class_name").and_then(Value::as_str) == Some("__keras_tensor__");
-        let history = args.get("config").and_then(|config| config.get("keras_history"));
-        match history.filter(|_| tensor) {
-            Some(history) => {
-                out.push(self.place(owner, history)?);
-                Ok(())
-            }
-            None => Err(Error::argument(owner, "args", "tensors of the model", brief(args))),
-        }
-    }
-
-    /// `["layer", call, output, ..]`
-    fn place(&self, owner: &str, value: &Value) -> Result<Tensor> {
-        let wrong = || {
-            let expected = "[layer, call, output] of a layer of the model";
-            Error::argument(owner, "keras_history", expected, brief(value))
-        };
-        let number = |i: usize| {
-            let number = value.get(i).and_then(Value::as_u64);
-            number.and_then(|n| usize::try_from(n).ok()).ok_or_else(wrong)
-        };
-        let name = value.get(0).and_then(Value::as_str).ok_or_else(wrong)?;
-        let layer = self.names.get(name).ok_or_else(wrong)?;
-        Ok((*layer, number(1)?, number(2)?))
-    }
-
-    /// The model's inputs or outputs: one, a list, or named ones.
-    fn ends(&self, key: &str, value: &Value) -> Result<(Vec<Symbol>, Form)> {
-        let single = |v: &Value| v.get(0).is_some_and(Value::is_string);
-        let (list, form): (Vec<&Value>, Form) = match value {
-            Value::Array(_) if single(value) => (vec![value], Form::One),
-            Value::Array(list) => (list.iter().collect(), Form::List),
-            Value::Object(map) => {
-                (map.values().collect(), Form::Names(map.keys().cloned().collect()))
-            }
-            _ => {
-                let expected = "[layer, call, output] or several of them";
-                return Err(Error::argument(self.owner, key, expected, brief(value)));
-            }
-        };
-        let end = |value: &&Value| {
-            let (layer, number, output) = self.place(self.owner, value)?;
-            let node = &self.layers[layer];
-            // Keras counts the calls of functional models from 1 here; before, 0 was the last.
-            let functional =
-                matches!(&node.callee, Callee::Model(m) if m.kind() == Kind::Functional);
-            let number = match (functional, number) {
-                (true, 0) => node.made.len().saturating_sub(1),
-                (true, number) => number - 1,
-                (false, number) => number,
-            };
-            self.symbol((layer, number, output))
-        };
-        Ok((list.iter().map(end).collect::<Result<_>>()?, form))
-    }
-}
-
-/// Options of a call: only those that say what happens anyway.
-fn check_options(owner: &str, options: &Map<String, Value>) -> Result<()> {
-    for (key, value) in options {
-        let idle = match key.as_str() {
-            // Keras itself goes by whether the model is trained or asked.
-            "training" => value.is_null() || value.is_boolean(),
-            // One for each operand.
-            "mask" => {
-                value.is_null() || value.as_array().is_some_and(|l| l.iter().all(Value::is_null))
-            }
-            _ => value.is_null(),
-        };
-        if !idle {
-            let received = brief(value);
-            return Err(Error::argument(owner, format!("call option '{key}'"), "null", received));
-        }
-    }
-    Ok(())
 }

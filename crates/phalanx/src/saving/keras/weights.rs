@@ -126,7 +126,7 @@ pub(in crate::saving) type Staged = Vec<(LayerHandle, Vec<Vec<f32>>)>;
 
 /// An error about a file.
 pub(in crate::saving) fn fault(path: &Path, fault: Fault) -> Error {
-    Error::file(path, "an HDF5 file with a model's weights", fault.0)
+    Error::file(path, "an HDF5 file with a model's weights", crate::saving::cut(&fault.0))
 }
 
 /// Reads every weight of a model.
