@@ -269,8 +269,8 @@ pub struct Train {
     /// Continue the run in --checkpoint-dir, where there is one, as if it had never ended
     #[arg(long, requires = "checkpoint_dir")]
     pub resume: bool,
-    /// The same bits on 1, 2, 4 or 8 replicas and any number of threads; costs some speed, and batch
-    /// statistics are those of the whole batch
+    /// The same bits on 1, 2, 4 or 8 replicas, which share eight threads whatever --threads says; costs
+    /// some speed, and batch statistics are those of the whole batch
     #[arg(long)]
     pub deterministic: bool,
     /// Write TensorBoard logs here

@@ -43,7 +43,7 @@ pub fn run(args: &Train) -> Result<()> {
     }
     let batches = |batch| source(&args.augment, !args.no_shuffle, &data, batch);
     let history = model.fit(batches(plan.batch)?, fit)?;
-    let logs = tested(&mut model, &history, &data, &plan)?;
+    let logs = tested(&mut model, &data, &plan)?;
     if let Some(path) = &args.save {
         save(&model, &data.origin, path)?;
     }
@@ -170,19 +170,8 @@ fn arguments(args: &Train, data: &Prepared, plan: &Plan) -> Result<Fit> {
     Ok(fit.validation_data(Arrays::new(x, y)?.batch(plan.batch)?))
 }
 
-/// Loss and metrics on the test split: those of the last validation, where that was it.
-fn tested(
-    model: &mut Model,
-    history: &History,
-    data: &Prepared,
-    plan: &Plan,
-) -> Result<Vec<(String, f64)>> {
-    if plan.held == 0.0 && history.get("val_loss").is_some() {
-        let last = |name: &str| Some((name.strip_prefix("val_")?.into(), history.last(name)?));
-        let mut logs: Vec<(String, f64)> = history.names().filter_map(last).collect();
-        logs.sort_by_key(|(name, _)| name != "loss");
-        return Ok(logs);
-    }
+/// Loss and metrics of the trained model on the test split.
+fn tested(model: &mut Model, data: &Prepared, plan: &Plan) -> Result<Vec<(String, f64)>> {
     let (x, y) = data.test.clone();
     let test = Arrays::new(x, y)?.batch(plan.batch)?;
     Ok(model.evaluate_with(test, Inference::new())?.to_vec())

@@ -336,3 +336,81 @@ fn weights_that_are_no_numbers_never_replace_good_ones() {
     let newest = states(directory.path()).pop().unwrap();
     assert!(newest.ends_with("step-0000000003.safetensors"), "{}", newest.display());
 }
+
+#[test]
+fn a_run_that_ended_in_nan_keeps_its_good_states() {
+    let directory = tempfile::tempdir().unwrap();
+    let (x, y) = images();
+    let mut values = x.f32().unwrap().to_vec();
+    values[20 * 64] = f32::NAN;
+    let bad = Tensor::new(x.dims(), values).unwrap();
+    let backup = BackupAndRestore::new(directory.path().join("backup")).save_freq(1);
+    let fit = Fit::new().batch_size(15).shuffle(false).verbose(0);
+    let fit = fit.callback(backup).callback(TerminateOnNaN);
+    compiled(Setup::default()).fit((bad, y), fit).unwrap();
+    let newest = states(directory.path()).pop().expect("the states before the NaN");
+    assert!(newest.ends_with("step-0000000001.safetensors"), "{}", newest.display());
+}
+
+#[test]
+fn weights_broken_by_the_last_step_are_an_error() {
+    let spoil = LambdaCallback::new().batch_end(|view| {
+        let name = view.weights.names().remove(0);
+        let bad = view.weights.get(&name).map(|values| vec![f32::NAN; values.len()]);
+        Ok(match bad {
+            Some(values) if view.step == BATCHES => Action::RestoreWeights(vec![(name, values)]),
+            _ => Action::Continue,
+        })
+    });
+    let fit = Fit::new().batch_size(15).verbose(0).callback(spoil);
+    let error = compiled(Setup::default()).fit(images(), fit).unwrap_err();
+    assert!(matches!(error, Error::NotFinite { .. }), "{error}");
+}
+
+#[test]
+fn an_epoch_that_was_stopped_and_interrupted_is_brought_to_its_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let train = |interrupted: bool| {
+        let interrupt = Interrupt::new();
+        let raised = interrupt.clone();
+        let stop = LambdaCallback::new().batch_end(move |view| {
+            if view.step != BATCHES + 2 {
+                return Ok(Action::Continue);
+            }
+            if interrupted {
+                raised.raise();
+            }
+            Ok(Action::Stop)
+        });
+        let fit = Fit::new().epochs(3).batch_size(15).verbose(0).validation_split(0.0);
+        let backup = BackupAndRestore::new(directory.path()).delete_checkpoint(false);
+        let fit = fit.callback(backup).callback(stop).interrupt(&interrupt);
+        compiled(Setup::default()).fit(images(), fit)
+    };
+    assert!(matches!(train(true), Err(Error::Interrupted { .. })));
+    assert_eq!(train(false).unwrap().epochs, [0, 1]);
+}
+
+#[test]
+fn what_a_pipeline_keeps_does_not_depend_on_where_a_run_is_taken_up() {
+    let train = |directory: &Path, until: Option<u64>| {
+        let (x, y) = images();
+        let interrupt = Interrupt::new();
+        let raised = interrupt.clone();
+        let watch = LambdaCallback::new().batch_end(move |view| {
+            if until == Some(view.step) {
+                raised.raise();
+            }
+            Ok(Action::Continue)
+        });
+        let data = Pipeline::from_tensor_slices((x, y))?.shuffle(90)?.cache().batch(15, false)?;
+        let backup = BackupAndRestore::new(directory).delete_checkpoint(false);
+        let fit = Fit::new().epochs(3).verbose(0).callback(backup).callback(watch);
+        let mut model = compiled(Setup::default());
+        model.fit(data, fit.interrupt(&interrupt))?;
+        model.weights_sha256()
+    };
+    let (alone, twice) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    train(twice.path(), Some(BATCHES + 2)).unwrap_err();
+    assert_eq!(train(twice.path(), None).unwrap(), train(alone.path(), None).unwrap());
+}

@@ -39,6 +39,8 @@ pub struct BackupAndRestore {
     writer: Option<Writer>,
     /// Batches since the last save that was due.
     waited: u64,
+    /// Whether the run's beginning, or what it goes on from, is on the disk.
+    begun: bool,
 }
 
 impl BackupAndRestore {
@@ -53,6 +55,7 @@ impl BackupAndRestore {
             directory: None,
             writer: None,
             waited: 0,
+            begun: false,
         }
     }
 
@@ -125,7 +128,7 @@ impl Callback for BackupAndRestore {
     }
 
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
-        self.waited = 0;
+        (self.waited, self.begun) = (0, false);
         self.directory().map(|_| Action::BackUp)
     }
 
@@ -135,7 +138,7 @@ impl Callback for BackupAndRestore {
 
     fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
         let _ = self.on_train_begin(view)?;
-        self.waited = state.read(OWNER)?;
+        (self.waited, self.begun) = (state.read(OWNER)?, true);
         Ok(Action::Continue)
     }
 
@@ -154,11 +157,12 @@ impl Callback for BackupAndRestore {
     }
 
     fn back_up(&mut self, state: RunState) -> Result<()> {
-        if state.step() > 0 {
+        if self.begun {
             return self.save(state);
         }
         // The beginning is on the disk before there is anything to repeat: logs know from the
         // first line on how far they belong to the run.
+        self.begun = true;
         self.directory()?.save(state).map(|_| ())
     }
 
@@ -167,13 +171,24 @@ impl Callback for BackupAndRestore {
         self.finish()
     }
 
-    fn on_train_end(&mut self, _view: &View<'_>) -> Result<Action> {
+    fn on_train_end(&mut self, view: &View<'_>) -> Result<Action> {
         self.finish()?;
-        if let Some(directory) = self.directory.take().filter(|_| self.delete_checkpoint) {
+        let directory = self.directory.take();
+        // A run that ended in NaN has nothing better than its last good states.
+        let finished = self.delete_checkpoint && is_sound(view);
+        if let Some(directory) = directory.filter(|_| finished) {
             directory.clear()?;
         }
         Ok(Action::Continue)
     }
+}
+
+/// Whether the last loss and every weight are numbers.
+fn is_sound(view: &View<'_>) -> bool {
+    let loss = view.history.get("loss").and_then(|losses| losses.last());
+    let finite =
+        |name: String| view.weights.get(&name).is_none_or(|v| v.iter().all(|x| x.is_finite()));
+    loss.is_none_or(|loss| loss.is_finite()) && view.weights.names().into_iter().all(finite)
 }
 
 /// A thread that writes states, one after the other.
@@ -205,16 +220,17 @@ impl Writer {
     }
 
     fn finish(mut self) -> Result<Option<PathBuf>> {
-        self.join();
+        if !self.join() {
+            return Err(Error::config(OWNER, "the thread that writes has failed"));
+        }
         let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *outcome, Ok(None))
     }
 
-    fn join(&mut self) {
+    /// Waits for the thread; whether it ended well.
+    fn join(&mut self) -> bool {
         self.sender = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.thread.take().is_none_or(|thread| thread.join().is_ok())
     }
 }
 

@@ -171,7 +171,7 @@ impl ModelCheckpoint {
             return Ok(());
         }
         if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory).map_err(|source| Error::io(directory, source))?;
+            saving::create_directory(directory)?;
         }
         let weights_only = Format::of(&path)?.weights_only().or(self.save_weights_only);
         let whole = !weights_only.unwrap_or(false);

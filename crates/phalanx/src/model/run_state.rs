@@ -46,8 +46,10 @@ pub(crate) struct Header {
     pub seconds: f64,
     /// Whether a callback has ended the run.
     pub stopped: bool,
-    /// Samples of a global batch.
+    /// Samples of a global batch, and of an epoch and its batches where known.
     pub batch_size: usize,
+    pub samples: Option<usize>,
+    pub steps: Option<usize>,
     pub model: String,
     /// What the model says of itself in files.
     pub notes: BTreeMap<String, String>,

@@ -173,7 +173,8 @@ impl<'a> Training<'a> {
         self.begin()?;
         let mut batch = HostBatch::default();
         let mut feeder = Feeder::new(self.data, self.engine.seed, &self.at)?;
-        while self.at.epoch < self.epochs && !self.stop {
+        // An epoch that was begun is brought to its end, validation and all, even when stopped.
+        while self.at.epoch < self.epochs && (self.at.batch > 0 || !self.stop) {
             if self.at.batch == 0 {
                 self.call(&none, |c, v| c.on_epoch_begin(v))?;
             }
@@ -190,6 +191,10 @@ impl<'a> Training<'a> {
             if self.asked_steps.is_none() {
                 feeder = Feeder::new(self.data, self.engine.seed, &self.at)?;
             }
+        }
+        if self.on_nan == OnNan::Raise && !self.stop && !self.engine.is_finite() {
+            // The last update broke the weights, and no later loss could show it.
+            return Err(self.not_finite(f64::NAN));
         }
         self.engine.finish_training()?;
         self.at.epoch = self.history.epochs.last().copied().unwrap_or(self.at.epoch);
@@ -237,6 +242,13 @@ impl<'a> Training<'a> {
         if header.batch_size != batch {
             return differs("global batch size", header.batch_size.to_string(), batch.to_string());
         }
+        let shown = |n: Option<usize>| n.map_or("unknown".into(), |n| n.to_string());
+        if header.samples != self.data.len() {
+            return differs("samples", shown(header.samples), shown(self.data.len()));
+        }
+        if header.steps != self.steps {
+            return differs("steps per epoch", shown(header.steps), shown(self.steps));
+        }
         if !self.tally.alike(&header.tally) {
             let expected = "as many losses and metrics as it had".into();
             return differs("compile", expected, "others".into());
@@ -275,7 +287,7 @@ impl<'a> Training<'a> {
             }
             self.progress.step(self.at.batch, &logs);
             if self.interrupt.raised() {
-                self.interrupted()?;
+                return self.interrupted();
             }
             self.back_up(&asking)?;
         }
@@ -323,8 +335,7 @@ impl<'a> Training<'a> {
         if let Some(validation) = self.validation {
             let Some(held) = evaluate(self.engine, validation, None, &self.interrupt)? else {
                 // The epoch's batches are done and stay so; a run continued validates anew.
-                self.interrupted()?;
-                return Ok(logs);
+                return self.interrupted();
             };
             logs.extend(held.prefixed("val_"));
         }
@@ -399,6 +410,8 @@ impl<'a> Training<'a> {
             seconds: self.seconds(),
             stopped: self.stop,
             batch_size: self.data.batch_size(),
+            samples: self.data.len(),
+            steps: self.steps,
             model: self.engine.def.name.clone(),
             notes: saving::notes(&self.engine.def, Some(&self.engine.compile_config())),
         };

@@ -42,6 +42,19 @@ pub fn write_atomic(
     replace(path, write).map_err(|source| Error::io(path, source))
 }
 
+/// Makes a directory and those above it; new names are on the disk when the call returns.
+pub(crate) fn create_directory(path: &Path) -> Result<()> {
+    let io = |source| Error::io(path, source);
+    let missing = path.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.exists());
+    let parents: Vec<PathBuf> = missing.filter_map(|p| p.parent().map(Path::to_path_buf)).collect();
+    fs::create_dir_all(path).map_err(io)?;
+    for parent in parents {
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { &parent };
+        sync_directory(parent).map_err(io)?;
+    }
+    Ok(())
+}
+
 fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let target = target(path)?;
     let name = target.file_name().ok_or_else(|| {

@@ -20,6 +20,7 @@ mod runs;
 mod safetensors;
 mod training;
 
+pub(crate) use atomic::create_directory;
 pub use atomic::write_atomic;
 pub use checkpoints::latest_checkpoint;
 pub use convert::convert;

@@ -4,12 +4,13 @@
 //! of weights too; what else belongs to the run under names that start with `@`; the rest as JSON
 //! in the metadata, with a checksum over all of it.
 
-use super::atomic::write_atomic;
+use super::atomic::{create_directory, write_atomic};
 use super::safetensors::{self, SafeTensors};
 use crate::error::{Error, Result};
 use crate::model::RunState;
 use phalanx_graph::Tensor;
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
@@ -29,8 +30,9 @@ pub(crate) fn write(path: &Path, state: RunState) -> Result<()> {
     let (model, mut notes) = (state.header.model.clone(), state.header.notes.clone());
     let (text, mut tensors) = state.into_parts()?;
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
-    let sum = checksum(&text, &tensors);
-    notes.extend([(RUN.into(), text), (CHECKSUM.into(), sum)]);
+    notes.insert(RUN.into(), text);
+    let sum = checksum(&safetensors::metadata(&model, notes.clone()), &tensors);
+    notes.insert(CHECKSUM.into(), sum);
     write_atomic(path, |out| safetensors::write(out, &model, notes, &tensors))
 }
 
@@ -45,18 +47,22 @@ pub(crate) enum Found {
 /// Reads a run's state.
 ///
 /// # Errors
-/// A file that cannot be read at all, or is of a newer version.
+/// A file of a newer version.
 pub(crate) fn read(path: &Path) -> Result<Found> {
     let mut file = match safetensors::open(path) {
-        Err(error @ Error::File { .. }) => return Ok(Found::Damaged(error.to_string())),
-        file => file?,
+        Err(error) => return Ok(Found::Damaged(error.to_string())),
+        Ok(file) => file,
     };
-    let (Some(text), Some(sum)) = (file.note(RUN), file.note(CHECKSUM)) else {
+    let mut metadata = file.metadata();
+    let (Some(sum), Some(text)) = (metadata.remove(CHECKSUM), metadata.get(RUN).cloned()) else {
         return Ok(Found::Damaged("no run in it".into()));
     };
-    let mut tensors = read_all(&mut file)?;
+    let mut tensors = match read_all(&mut file) {
+        Err(error) => return Ok(Found::Damaged(error.to_string())),
+        Ok(tensors) => tensors,
+    };
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
-    if checksum(&text, &tensors) != sum {
+    if checksum(&metadata, &tensors) != sum {
         return Ok(Found::Damaged("its checksum does not fit its content".into()));
     }
     file.check_version()?;
@@ -72,10 +78,12 @@ fn read_all(file: &mut SafeTensors) -> Result<Vec<(String, Tensor)>> {
     Ok(tensors)
 }
 
-fn checksum(text: &str, tensors: &[(String, Tensor)]) -> String {
+fn checksum(metadata: &BTreeMap<String, String>, tensors: &[(String, Tensor)]) -> String {
     let mut hash = Sha256::new();
-    hash.update((text.len() as u64).to_le_bytes());
-    hash.update(text);
+    for text in metadata.iter().flat_map(|(key, value)| [key, value]) {
+        hash.update((text.len() as u64).to_le_bytes());
+        hash.update(text);
+    }
     for (name, tensor) in tensors {
         super::hash::update(&mut hash, name, tensor);
     }
@@ -93,7 +101,7 @@ pub(crate) struct RunDirectory {
 impl RunDirectory {
     /// Makes the directory where it is missing, and takes it.
     pub(crate) fn open(path: &Path, keep: usize) -> Result<RunDirectory> {
-        std::fs::create_dir_all(path).map_err(|source| Error::io(path, source))?;
+        create_directory(path)?;
         Ok(RunDirectory { path: path.into(), keep, _lock: lock(path)? })
     }
 
@@ -128,11 +136,17 @@ impl RunDirectory {
     pub(crate) fn save(&self, state: RunState) -> Result<PathBuf> {
         let path = self.path.join(format!("{PREFIX}{:010}{SUFFIX}", state.step()));
         write(&path, state)?;
-        let states = self.states()?;
-        for (_, old) in states.iter().take(states.len().saturating_sub(self.keep)) {
-            remove(old)?;
+        // What is saved is saved, whatever becomes of the old ones.
+        if let Err(error) = self.prune() {
+            tracing::warn!("older checkpoints cannot be removed: {error}");
         }
         Ok(path)
+    }
+
+    fn prune(&self) -> Result<()> {
+        let states = self.states()?;
+        let old = states.iter().take(states.len().saturating_sub(self.keep));
+        old.map(|(_, path)| remove(path)).collect()
     }
 
     /// Removes all states.

@@ -58,21 +58,25 @@ pub(super) fn write(
     Ok(())
 }
 
-/// The header as the crate writes it, with the metadata's keys in order.
-fn header(
+/// All metadata of a file: the notes, and what every file says.
+pub(super) fn metadata(
     model: &str,
-    mut metadata: BTreeMap<String, String>,
-    tensors: &Metadata,
-) -> io::Result<Vec<u8>> {
+    mut notes: BTreeMap<String, String>,
+) -> BTreeMap<String, String> {
     for (key, value) in [
         ("format", "phalanx"),
         ("format_version", VERSION),
         ("model", model),
         ("phalanx_version", env!("CARGO_PKG_VERSION")),
     ] {
-        metadata.insert(key.into(), value.into());
+        notes.insert(key.into(), value.into());
     }
-    let metadata = serde_json::to_string(&metadata)?;
+    notes
+}
+
+/// The header as the crate writes it, with the metadata's keys in order.
+fn header(model: &str, notes: BTreeMap<String, String>, tensors: &Metadata) -> io::Result<Vec<u8>> {
+    let metadata = serde_json::to_string(&metadata(model, notes))?;
     let tensors = serde_json::to_string(tensors)?;
     let rest = tensors.strip_prefix('{').unwrap_or(&tensors);
     let comma = if rest == "}" { "" } else { "," };

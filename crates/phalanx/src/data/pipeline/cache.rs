@@ -31,7 +31,7 @@ impl Step for InMemory {
         Ok(match kept {
             Some(kept) => Box::new(Again { kept, at: 0 }),
             None => {
-                let (inner, kept) = (self.inner.open(pass)?, self.kept.clone());
+                let (inner, kept) = (self.inner.open(pass.first())?, self.kept.clone());
                 Box::new(Keeping { inner, so_far: vec![], kept })
             }
         })
@@ -95,7 +95,7 @@ impl Step for InFile {
         if self.path.exists() {
             return Ok(Box::new(Reading::new(&self.path)?));
         }
-        let inner = self.inner.open(pass)?;
+        let inner = self.inner.open(pass.first())?;
         let writer = Writing::new(&self.path)?;
         Ok(Box::new(Recording { inner, writer: Some(writer) }))
     }

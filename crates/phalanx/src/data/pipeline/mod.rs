@@ -36,6 +36,11 @@ struct Pass {
 }
 
 impl Pass {
+    /// The first pass of a run: what is kept must not depend on where a run was taken up.
+    fn first(self) -> Pass {
+        Pass { epoch: 0, ..self }
+    }
+
     fn inner(self, step: usize) -> Pass {
         let path = self.path.wrapping_mul(31).wrapping_add(step as u32).wrapping_add(1);
         Pass { path, ..self }

@@ -20,6 +20,7 @@ pub(crate) struct Counters {
     gathered: (u64, Exact),
     learning_rate: Option<Exact>,
     optimizer: String,
+    deterministic: bool,
 }
 
 /// Whether a tensor of a state is a weight of the model.
@@ -38,6 +39,7 @@ impl Engine {
             gathered: (count, Exact(weight)),
             learning_rate: self.learning_rate.map(Exact),
             optimizer: self.optimizer.class_name().into(),
+            deterministic: lock(&self.executor).mesh().fixed,
         };
         let mut tensors = vec![];
         let executor = lock(&self.executor);
@@ -115,6 +117,11 @@ impl Engine {
         let optimizer = self.optimizer.class_name();
         if counters.optimizer != optimizer {
             return Err(self.misfit(&format!("optimizer {optimizer}"), &counters.optimizer));
+        }
+        let fixed = lock(&self.executor).mesh().fixed;
+        if counters.deterministic != fixed {
+            let word = |fixed: bool| if fixed { "deterministic mode" } else { "the usual mode" };
+            return Err(self.misfit(word(fixed), word(counters.deterministic)));
         }
         if counters.seed != self.seed {
             let expected = format!("seed {}", self.seed);
