@@ -33,9 +33,15 @@ const INTERRUPTED: u8 = 75;
 
 fn main() -> ExitCode {
     warnings::show();
-    match config::parse().and_then(|args| run(&args.command)) {
+    let mut trains = false;
+    let done = config::parse().and_then(|args| {
+        trains = matches!(args.command, args::Command::Train(_));
+        run(&args.command)
+    });
+    match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if closed(&error) => ExitCode::SUCCESS,
+        // A listing may be cut short; a training that was has not done what it was asked for.
+        Err(error) if closed(&error) && !trains => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", words(&error));
             let interrupted = matches!(error.downcast_ref(), Some(Error::Interrupted { .. }));

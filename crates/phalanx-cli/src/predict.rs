@@ -74,6 +74,12 @@ fn array(
     if samples.dims().is_empty() || samples.rows() == 0 {
         bail!("{}: expected samples in rows, received {:?}", named(), samples.dims());
     }
+    let (wanted, each) = (&origin.input[..], &samples.dims()[1..]);
+    let flat = each == [wanted.iter().product::<usize>()];
+    let grey = wanted.strip_suffix(&[1]).is_some_and(|image| image == each);
+    if each != wanted && !flat && !grey {
+        bail!("{}: expected samples of {wanted:?}, received {each:?}", named());
+    }
     let shaped = subject.feed(origin, &samples).with_context(named)?;
     npy::write(output, &model.predict(Arrays::new(shaped, ())?)?)?;
     Ok(())

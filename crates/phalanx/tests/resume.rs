@@ -271,7 +271,7 @@ fn a_run_that_does_not_fit_is_refused_with_the_reason() {
     let again = || BackupAndRestore::new(directory.path().join("backup"));
     let fit = Fit::new().batch_size(10).verbose(0).callback(again());
     let error = model.fit((x.clone(), y.clone()), fit).unwrap_err().to_string();
-    assert!(error.contains("global batch size: expected 15, received 10"), "{error}");
+    assert!(error.contains("global batch size: expected 10, received 15"), "{error}");
     let fit = Fit::new().batch_size(15).verbose(0).callback(again().restore(false));
     let error = model.fit((x, y), fit).unwrap_err().to_string();
     assert!(error.contains("expected no earlier run"), "{error}");

@@ -239,15 +239,19 @@ impl<'a> Training<'a> {
             Err(Error::argument("run to continue", what, expected, received))
         };
         let batch = self.data.batch_size();
+        let name = &self.engine.def.name;
+        if header.model != *name {
+            return differs("model", name.clone(), header.model);
+        }
         if header.batch_size != batch {
-            return differs("global batch size", header.batch_size.to_string(), batch.to_string());
+            return differs("global batch size", batch.to_string(), header.batch_size.to_string());
         }
         let shown = |n: Option<usize>| n.map_or("unknown".into(), |n| n.to_string());
         if header.samples != self.data.len() {
-            return differs("samples", shown(header.samples), shown(self.data.len()));
+            return differs("samples", shown(self.data.len()), shown(header.samples));
         }
         if header.steps != self.steps {
-            return differs("steps per epoch", shown(header.steps), shown(self.steps));
+            return differs("steps per epoch", shown(self.steps), shown(header.steps));
         }
         if !self.tally.alike(&header.tally) {
             let expected = "as many losses and metrics as it had".into();
