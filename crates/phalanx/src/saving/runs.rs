@@ -145,8 +145,8 @@ impl RunDirectory {
 
     fn prune(&self) -> Result<()> {
         let states = self.states()?;
-        let old = states.iter().take(states.len().saturating_sub(self.keep));
-        old.map(|(_, path)| remove(path)).collect()
+        let mut old = states.iter().take(states.len().saturating_sub(self.keep));
+        old.try_for_each(|(_, path)| remove(path))
     }
 
     /// Removes all states.
