@@ -172,10 +172,10 @@ pub fn colours(dir: &Path) {
     npz(dir, &[("x", array("40, 4, 4, 3", &bytes)), ("y", array("40,", &labels))]);
     let two: Vec<f32> = [shade(0, 3), shade(1, 3)]
         .iter()
-        .flat_map(|rgb| [*rgb; 64].concat())
+        .flat_map(|rgb| [*rgb; 96].concat())
         .map(f32::from)
         .collect();
-    npy::write(&dir.join("x.npy"), &Tensor::new([2, 8, 8, 3], two).unwrap()).unwrap();
+    npy::write(&dir.join("x.npy"), &Tensor::new([2, 8, 12, 3], two).unwrap()).unwrap();
 }
 
 /// A zip of stored files, by hand.
