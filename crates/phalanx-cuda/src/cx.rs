@@ -1,0 +1,108 @@
+//! What an op's lowering sees: its operands as addresses, for the rows one device has.
+
+use crate::launch::{Block, Elem, Ptr};
+use phalanx_graph::DType;
+use phalanx_graph::program::{Place, Program, ValueId};
+
+/// Where feeds and parameters lie in their blocks, in bytes.
+pub(crate) struct Layout {
+    pub feeds: Vec<usize>,
+    /// Also the layout of gradients and slots.
+    pub params: Vec<usize>,
+}
+
+/// An operand or result.
+#[derive(Clone, Debug)]
+pub(crate) struct Operand {
+    pub ptr: Ptr,
+    pub elem: Elem,
+    /// Dimensions of one row, or of the whole value.
+    pub dims: Vec<usize>,
+    /// Elements from one pixel (a run of the last axis) to the next.
+    pub ld: usize,
+    /// Elements in all, every row of this replica counted.
+    pub len: usize,
+}
+
+impl Operand {
+    /// The last dimension, 1 for scalars.
+    pub fn last(&self) -> usize {
+        self.dims.last().copied().unwrap_or(1)
+    }
+
+    /// Runs of the last axis in all.
+    pub fn pixels(&self) -> usize {
+        self.len / self.last().max(1)
+    }
+}
+
+/// Scratch memory handed out while a step is lowered.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    replica: usize,
+    used: usize,
+}
+
+impl Scratch {
+    pub fn new(replica: usize) -> Scratch {
+        Scratch { replica, used: 0 }
+    }
+
+    /// Bytes nobody else uses in this step, zero before the first launch and never cleared again.
+    pub fn take(&mut self, bytes: usize) -> Ptr {
+        let at = self.used;
+        self.used += bytes.next_multiple_of(256).max(256);
+        Ptr::new(self.replica, Block::Scratch, at)
+    }
+
+    /// Bytes handed out.
+    pub fn bytes(&self) -> usize {
+        self.used
+    }
+}
+
+/// The context of a lowering.
+pub(crate) struct Cx<'a> {
+    pub program: &'a Program,
+    pub layout: &'a Layout,
+    pub scratch: &'a mut Scratch,
+    /// Which of the replicas that share the GPU.
+    pub replica: usize,
+    /// Rows of this replica.
+    pub rows: usize,
+    /// Its first row in the global batch.
+    pub first_row: usize,
+}
+
+impl Cx<'_> {
+    /// An operand as it lies in memory.
+    pub fn operand(&self, id: ValueId) -> Operand {
+        let v = self.program.value(id);
+        let elem = match v.ty.dtype {
+            DType::F32 => Elem::F32,
+            DType::F64 => Elem::F64,
+            DType::I32 => Elem::I32,
+        };
+        let (block, at) = match v.place {
+            Place::Feed(f) => (Block::Feeds, self.layout.feeds[f.index()]),
+            Place::Param(p) => (Block::Params, self.layout.params[p.index()]),
+            Place::Arena(at) => (Block::Arena, at),
+            Place::Shared(at) => (Block::Shared, at),
+            Place::Gradient(p) => (Block::Gradients, self.layout.params[p.index()]),
+        };
+        let base = Ptr::new(self.replica, block, at);
+        let rows = if v.ty.is_rows() { self.rows } else { 1 };
+        Operand {
+            ptr: base.add(v.offset * elem.bytes()),
+            elem,
+            dims: v.ty.dims.clone(),
+            ld: v.ld,
+            len: v.ty.len() * rows,
+        }
+    }
+
+    /// Rows of a value: this replica's, or one.
+    pub fn count(&self, id: ValueId) -> usize {
+        if self.program.value(id).ty.is_rows() { self.rows } else { 1 }
+    }
+}

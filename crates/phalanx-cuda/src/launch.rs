@@ -1,0 +1,227 @@
+//! A kernel launch as plain data: which kernel, how many threads, which arguments. A step is a list
+//! of them that can be printed, compiled without a GPU and compared in tests.
+
+use std::fmt;
+
+/// A block of a replica's memory. Every replica has its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Block {
+    /// The feeds of this step, one behind the other.
+    Feeds,
+    /// Seed, step, scalars: [`crate::step_block`].
+    Step,
+    /// Weights, in the flat layout.
+    Params,
+    /// Activations, reused by liveness.
+    Arena,
+    /// Sums and statistics that keep their place for the whole step.
+    Shared,
+    /// Gradients, in the flat layout.
+    Gradients,
+    /// Gradients summed over steps, in the flat layout.
+    Gathered,
+    /// An optimizer slot, in the flat layout.
+    Slot(usize),
+    /// What kernels write and read within one launch list: partial sums, packed filters, tables.
+    Scratch,
+    /// Values on their way to the host.
+    Fetches,
+}
+
+/// An address inside a block, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Ptr {
+    /// Which of the replicas that share the GPU.
+    pub replica: usize,
+    pub block: Block,
+    pub offset: usize,
+}
+
+impl Ptr {
+    pub fn new(replica: usize, block: Block, offset: usize) -> Ptr {
+        Ptr { replica, block, offset }
+    }
+
+    /// The address some bytes further.
+    pub fn add(self, bytes: usize) -> Ptr {
+        Ptr { offset: self.offset + bytes, ..self }
+    }
+}
+
+impl fmt::Display for Ptr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.replica > 0 {
+            write!(f, "{}/", self.replica)?;
+        }
+        write!(f, "{:?}+{}", self.block, self.offset)
+    }
+}
+
+/// Element type of a value in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Elem {
+    F32,
+    F64,
+    I32,
+    Bf16,
+    F16,
+}
+
+impl Elem {
+    pub fn bytes(self) -> usize {
+        match self {
+            Elem::F64 => 8,
+            Elem::F32 | Elem::I32 => 4,
+            Elem::Bf16 | Elem::F16 => 2,
+        }
+    }
+
+    /// Its name in the kernels.
+    pub fn c_name(self) -> &'static str {
+        match self {
+            Elem::F32 => "float",
+            Elem::F64 => "double",
+            Elem::I32 => "int",
+            Elem::Bf16 => "bf16",
+            Elem::F16 => "half",
+        }
+    }
+}
+
+/// The source file a kernel stands in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Source {
+    /// A file of `kernels/`, by name without its extension.
+    File(&'static str),
+    /// Written at load time from the program's tapes.
+    Tapes,
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Arg {
+    Ptr(Ptr),
+    /// A null pointer: an optional operand that is not there.
+    Null,
+    I32(i32),
+    I64(i64),
+    F32(f32),
+}
+
+impl From<Ptr> for Arg {
+    fn from(p: Ptr) -> Arg {
+        Arg::Ptr(p)
+    }
+}
+
+impl From<Option<Ptr>> for Arg {
+    fn from(p: Option<Ptr>) -> Arg {
+        p.map_or(Arg::Null, Arg::Ptr)
+    }
+}
+
+impl From<i32> for Arg {
+    fn from(v: i32) -> Arg {
+        Arg::I32(v)
+    }
+}
+
+impl From<bool> for Arg {
+    fn from(v: bool) -> Arg {
+        Arg::I32(i32::from(v))
+    }
+}
+
+/// Sizes and distances are `long long` in kernels.
+impl From<usize> for Arg {
+    fn from(v: usize) -> Arg {
+        Arg::I64(v as i64)
+    }
+}
+
+impl From<f32> for Arg {
+    fn from(v: f32) -> Arg {
+        Arg::F32(v)
+    }
+}
+
+/// A range of bytes that a launch reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub at: Ptr,
+    pub bytes: usize,
+}
+
+impl Span {
+    pub fn overlaps(&self, other: &Span) -> bool {
+        let (a, b) = (self.at, other.at);
+        (a.replica, a.block) == (b.replica, b.block)
+            && a.offset < b.offset + other.bytes
+            && b.offset < a.offset + self.bytes
+    }
+}
+
+/// One kernel launch.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Launch {
+    pub source: Source,
+    /// The kernel as C++ writes it: `max_pool<float>`.
+    pub kernel: String,
+    pub grid: [u32; 3],
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    pub args: Vec<Arg>,
+}
+
+impl Launch {
+    /// A launch with one thread for each of `items`.
+    pub fn over(source: &'static str, kernel: impl Into<String>, items: usize) -> Launch {
+        let threads = 256;
+        let blocks = items.div_ceil(threads).clamp(1, MOST_BLOCKS);
+        Launch::blocks(source, kernel, blocks, threads as u32)
+    }
+
+    /// A launch of so many blocks.
+    pub fn blocks(
+        source: &'static str,
+        kernel: impl Into<String>,
+        blocks: usize,
+        threads: u32,
+    ) -> Launch {
+        Launch {
+            source: Source::File(source),
+            kernel: kernel.into(),
+            grid: [blocks as u32, 1, 1],
+            threads,
+            shared: 0,
+            args: vec![],
+        }
+    }
+
+    /// Adds an argument; the order is the kernel's.
+    pub fn arg(mut self, arg: impl Into<Arg>) -> Launch {
+        self.args.push(arg.into());
+        self
+    }
+}
+
+/// Kernels walk over their items with a grid stride, so that more blocks than this gain nothing.
+pub(crate) const MOST_BLOCKS: usize = 132 * 16;
+
+impl fmt::Display for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} <<<{:?}, {}>>>(", self.kernel, self.grid, self.threads)?;
+        for (i, arg) in self.args.iter().enumerate() {
+            let comma = if i == 0 { "" } else { ", " };
+            match arg {
+                Arg::Ptr(p) => write!(f, "{comma}{p}")?,
+                Arg::Null => write!(f, "{comma}null")?,
+                Arg::I32(v) => write!(f, "{comma}{v}")?,
+                Arg::I64(v) => write!(f, "{comma}{v}")?,
+                Arg::F32(v) => write!(f, "{comma}{v}")?,
+            }
+        }
+        f.write_str(")")
+    }
+}

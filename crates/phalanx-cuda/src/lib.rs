@@ -1,0 +1,7 @@
+//! Runs step programs on NVIDIA GPUs. Nothing here is linked: the driver and its libraries are
+//! looked for when a GPU is asked for, and a machine without them loses nothing.
+#![deny(missing_docs)]
+
+mod cx;
+mod launch;
+mod task;
