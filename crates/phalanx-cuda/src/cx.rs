@@ -84,7 +84,7 @@ impl Cx<'_> {
             DType::I32 => Elem::I32,
         };
         let (block, at) = match v.place {
-            Place::Feed(f) => (Block::Feeds, self.layout.feeds[f.index()]),
+            Place::Feed(f) => (Block::Inputs, self.layout.feeds[f.index()]),
             Place::Param(p) => (Block::Params, self.layout.params[p.index()]),
             Place::Arena(at) => (Block::Arena, at),
             Place::Shared(at) => (Block::Shared, at),

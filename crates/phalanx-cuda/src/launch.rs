@@ -6,10 +6,8 @@ use std::fmt;
 /// A block of a replica's memory. Every replica has its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Block {
-    /// The feeds of this step, one behind the other.
-    Feeds,
-    /// Seed, step, scalars: [`crate::step_block`].
-    Step,
+    /// What the host hands in at every step: [`crate::inputs`], then the feeds.
+    Inputs,
     /// Weights, in the flat layout.
     Params,
     /// Activations, reused by liveness.

@@ -3,5 +3,7 @@
 #![deny(missing_docs)]
 
 mod cx;
+mod inputs;
 mod launch;
+mod machine;
 mod task;

@@ -32,6 +32,13 @@ __device__ __forceinline__ void st(half* p, float v) {
     p->bits = b;
 }
 
+// What the host hands in at every step, as `inputs.rs` has it.
+struct Inputs {
+    u64 seed, step;
+    float scalars[16];
+    float keep, weight, mean, unused;
+};
+
 // Items of a grid-stride loop.
 #define EACH(i, n)                                                        \
     for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < (n);     \

@@ -1,0 +1,29 @@
+//! The first bytes of a replica's inputs: what changes from step to step besides the feeds. Kernels
+//! read them from memory, so that one captured step serves for all.
+
+/// Most scalars of an optimizer.
+pub(crate) const MAX_SCALARS: usize = 16;
+
+/// As `struct Inputs` of `kernels/prelude.cuh` has it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Inputs {
+    /// The run's seed.
+    pub seed: u64,
+    /// Counts steps, for random numbers.
+    pub step: u64,
+    /// The optimizer's scalars.
+    pub scalars: [f32; MAX_SCALARS],
+    /// Under accumulation, 0 on the step that starts the sum anew, else 1.
+    pub keep: f32,
+    /// The weight of this step's gradient in the sum.
+    pub weight: f32,
+    /// The factor that turns the sum into a mean.
+    pub mean: f32,
+    pub unused: f32,
+}
+
+/// Bytes in front of the first feed.
+pub(crate) const INPUT_BYTES: usize = 256;
+
+const _: () = assert!(size_of::<Inputs>() <= INPUT_BYTES);

@@ -1,0 +1,47 @@
+//! What carries out the tasks of a step: a GPU, or whatever stands for one in tests.
+
+use crate::launch::{Block, Ptr};
+use crate::task::Work;
+use phalanx_graph::exec::ExecError;
+
+/// A step that a machine has made ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StepId(pub usize);
+
+/// A step's work, and the kernels that were written for it alone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Plan {
+    /// In an order that can be kept.
+    pub work: Vec<Work>,
+    /// The source of the kernels of [`crate::launch::Source::Tapes`].
+    pub tapes: String,
+}
+
+/// One GPU with the memory of every replica on it.
+pub(crate) trait Machine: Send {
+    /// Gives a block at least so many bytes. New bytes are zero; those that were there survive.
+    /// Steps made ready before must be made ready again if `true` comes back: the block has moved.
+    fn reserve(
+        &mut self,
+        replica: usize,
+        block: Block,
+        bytes: usize,
+        purpose: &str,
+    ) -> Result<bool, ExecError>;
+
+    /// Writes memory, once everything started is done.
+    fn write(&mut self, at: Ptr, bytes: &[u8]) -> Result<(), ExecError>;
+
+    /// Reads memory, once everything started is done.
+    fn read(&self, at: Ptr, bytes: &mut [u8]) -> Result<(), ExecError>;
+
+    /// Compiles a step's kernels and chooses its plans.
+    fn prepare(&mut self, plan: Plan) -> Result<StepId, ExecError>;
+
+    /// Starts a step behind whatever was started before: hands in each replica's inputs from the
+    /// start of their block, then does the work.
+    fn start(&mut self, step: StepId, inputs: &[&[u8]]) -> Result<(), ExecError>;
+
+    /// Waits for everything started and reads each replica's fetches from the start of their block.
+    fn finish(&mut self, fetches: &mut [&mut [u8]]) -> Result<(), ExecError>;
+}
