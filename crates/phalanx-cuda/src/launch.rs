@@ -95,9 +95,29 @@ pub(crate) enum Source {
     Tapes,
 }
 
-/// An argument of a kernel.
+impl Source {
+    pub fn name(self) -> &'static str {
+        match self {
+            Source::File(name) => name,
+            Source::Tapes => "tapes",
+        }
+    }
+}
+
+/// An entry of a table, eight bytes each.
 #[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Word {
+    Ptr(Ptr),
+    I64(i64),
+    /// In the first four bytes.
+    F32(f32),
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Arg {
+    /// Constants in device memory; the kernel gets their address.
+    Table(Vec<Word>),
     Ptr(Ptr),
     /// A null pointer: an optional operand that is not there.
     Null,
@@ -213,6 +233,7 @@ impl fmt::Display for Launch {
         for (i, arg) in self.args.iter().enumerate() {
             let comma = if i == 0 { "" } else { ", " };
             match arg {
+                Arg::Table(words) => write!(f, "{comma}table of {}", words.len())?,
                 Arg::Ptr(p) => write!(f, "{comma}{p}")?,
                 Arg::Null => write!(f, "{comma}null")?,
                 Arg::I32(v) => write!(f, "{comma}{v}")?,

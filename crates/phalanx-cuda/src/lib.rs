@@ -2,8 +2,18 @@
 //! looked for when a GPU is asked for, and a machine without them loses nothing.
 #![deny(missing_docs)]
 
+mod autotune;
+mod cache;
+mod cublas;
+mod cudnn;
 mod cx;
+mod driver;
+mod fallback;
+mod gpu;
 mod inputs;
 mod launch;
+pub mod libs;
 mod machine;
+mod nvrtc;
+mod schedule;
 mod task;
