@@ -139,7 +139,8 @@ __global__ void reduce_columns(const X* x, Y* y, i64 len, i64 inner, i64 ld, i64
             for (int w = 0; w < W; w++) own[split * inner + w] = v[w];
         if (!last_block(counters + (i64)outer * tiles + tile, (u32)splits)) return;
         for (int w = 0; w < W; w++) v[w] = nothing<MAX>();
-        for (i64 s = ty; live && s < splits; s += TY)
+#pragma unroll 8
+        for (i64 s = ty; s < (live ? splits : 0); s += TY)
             for (int w = 0; w < W; w++) v[w] = fold<MAX>(v[w], own[s * inner + w]);
         fold_rows<MAX, W, TX>(v);
     }
