@@ -95,8 +95,16 @@ pub(crate) enum Source {
     Tapes,
 }
 
-/// An argument of a kernel.
+/// An entry of a constant table, eight bytes wide; a float takes the first four.
 #[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Word {
+    Ptr(Ptr),
+    I64(i64),
+    F32(f32),
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Arg {
     Ptr(Ptr),
     /// A null pointer: an optional operand that is not there.
@@ -104,6 +112,14 @@ pub(crate) enum Arg {
     I32(i32),
     I64(i64),
     F32(f32),
+    /// A pointer to constants that are handed to the GPU when a step is made ready.
+    Table(Vec<Word>),
+}
+
+impl From<Vec<Word>> for Arg {
+    fn from(words: Vec<Word>) -> Arg {
+        Arg::Table(words)
+    }
 }
 
 impl From<Ptr> for Arg {
@@ -218,6 +234,7 @@ impl fmt::Display for Launch {
                 Arg::I32(v) => write!(f, "{comma}{v}")?,
                 Arg::I64(v) => write!(f, "{comma}{v}")?,
                 Arg::F32(v) => write!(f, "{comma}{v}")?,
+                Arg::Table(words) => write!(f, "{comma}table of {}", words.len())?,
             }
         }
         f.write_str(")")

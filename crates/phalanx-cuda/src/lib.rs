@@ -3,6 +3,8 @@
 #![deny(missing_docs)]
 
 mod cx;
+#[cfg(feature = "emulator")]
+mod emulator;
 mod inputs;
 mod launch;
 mod machine;
