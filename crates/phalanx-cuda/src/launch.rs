@@ -124,6 +124,14 @@ pub(crate) enum Arg {
     I32(i32),
     I64(i64),
     F32(f32),
+    /// A pointer to constants that are handed to the GPU when a step is made ready.
+    Table(Vec<Word>),
+}
+
+impl From<Vec<Word>> for Arg {
+    fn from(words: Vec<Word>) -> Arg {
+        Arg::Table(words)
+    }
 }
 
 impl From<Ptr> for Arg {
@@ -257,6 +265,7 @@ impl fmt::Display for Launch {
                 Arg::I32(v) => write!(f, "{comma}{v}")?,
                 Arg::I64(v) => write!(f, "{comma}{v}")?,
                 Arg::F32(v) => write!(f, "{comma}{v}")?,
+                Arg::Table(words) => write!(f, "{comma}table of {}", words.len())?,
             }
         }
         f.write_str(")")

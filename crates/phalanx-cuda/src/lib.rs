@@ -10,10 +10,13 @@ mod cx;
 mod driver;
 mod fallback;
 mod gpu;
+#[cfg(feature = "emulator")]
+mod emulator;
 mod inputs;
 mod launch;
 pub mod libs;
 mod machine;
 mod nvrtc;
 mod schedule;
+mod ops;
 mod task;
