@@ -6,4 +6,5 @@ mod cx;
 mod inputs;
 mod launch;
 mod machine;
+mod ops;
 mod task;

@@ -71,7 +71,10 @@ pub(crate) enum Task {
     /// Fills bytes with zero.
     Clear(Span),
     /// Adds 32-bit floats over all GPUs, in place.
-    AllReduce { at: Ptr, len: usize },
+    AllReduce {
+        at: Ptr,
+        len: usize,
+    },
 }
 
 /// Tasks that follow one another, with everything they touch.

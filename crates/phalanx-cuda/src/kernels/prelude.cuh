@@ -43,3 +43,59 @@ struct Inputs {
 #define EACH(i, n)                                                        \
     for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < (n);     \
          i += (i64)gridDim.x * blockDim.x)
+
+// ---- Vectors of neighbouring elements ----
+
+template <int N> struct alignas(4 * N) Words { u32 w[N]; };
+
+template <typename T> __device__ __forceinline__ float from_bits(u32 bits) {
+    T narrow;
+    narrow.bits = (u16)bits;
+    return ld(&narrow);
+}
+
+template <typename T> __device__ __forceinline__ u32 to_bits(float v) {
+    T narrow;
+    st(&narrow, v);
+    return narrow.bits;
+}
+
+// V elements from an address that is aligned to all of them together.
+template <int V> __device__ __forceinline__ void load_lanes(const float* p, float (&v)[V]) {
+    Words<V> words = *(const Words<V>*)p;
+#pragma unroll
+    for (int i = 0; i < V; i++) v[i] = __uint_as_float(words.w[i]);
+}
+
+template <int V, typename T> __device__ __forceinline__ void load_lanes(const T* p, float (&v)[V]) {
+    if constexpr (V == 1) {
+        v[0] = ld(p);
+    } else {
+        Words<V / 2> words = *(const Words<V / 2>*)p;
+#pragma unroll
+        for (int i = 0; i < V / 2; i++) {
+            v[2 * i] = from_bits<T>(words.w[i] & 0xffff);
+            v[2 * i + 1] = from_bits<T>(words.w[i] >> 16);
+        }
+    }
+}
+
+template <int V> __device__ __forceinline__ void store_lanes(float* p, const float (&v)[V]) {
+    Words<V> words;
+#pragma unroll
+    for (int i = 0; i < V; i++) words.w[i] = __float_as_uint(v[i]);
+    *(Words<V>*)p = words;
+}
+
+template <int V, typename T> __device__ __forceinline__ void store_lanes(T* p, const float (&v)[V]) {
+    if constexpr (V == 1) {
+        st(p, v[0]);
+    } else {
+        Words<V / 2> words;
+#pragma unroll
+        for (int i = 0; i < V / 2; i++) {
+            words.w[i] = to_bits<T>(v[2 * i]) | to_bits<T>(v[2 * i + 1]) << 16;
+        }
+        *(Words<V / 2>*)p = words;
+    }
+}

@@ -1,0 +1,3 @@
+//! Ops as launches: which kernel, how many threads, which arguments.
+
+mod norm;
