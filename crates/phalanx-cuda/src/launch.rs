@@ -95,8 +95,35 @@ pub(crate) enum Source {
     Tapes,
 }
 
-/// An argument of a kernel.
+/// Eight bytes of a table.
 #[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Word {
+    Ptr(Ptr),
+    I64(i64),
+    /// In the first four bytes.
+    F32(f32),
+}
+
+impl From<Ptr> for Word {
+    fn from(p: Ptr) -> Word {
+        Word::Ptr(p)
+    }
+}
+
+impl From<usize> for Word {
+    fn from(v: usize) -> Word {
+        Word::I64(v as i64)
+    }
+}
+
+impl From<f32> for Word {
+    fn from(v: f32) -> Word {
+        Word::F32(v)
+    }
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Arg {
     Ptr(Ptr),
     /// A null pointer: an optional operand that is not there.
@@ -104,6 +131,14 @@ pub(crate) enum Arg {
     I32(i32),
     I64(i64),
     F32(f32),
+    /// A pointer to constants that are written once, when the step is made ready.
+    Table(Vec<Word>),
+}
+
+impl From<Vec<Word>> for Arg {
+    fn from(words: Vec<Word>) -> Arg {
+        Arg::Table(words)
+    }
 }
 
 impl From<Ptr> for Arg {
@@ -218,6 +253,7 @@ impl fmt::Display for Launch {
                 Arg::I32(v) => write!(f, "{comma}{v}")?,
                 Arg::I64(v) => write!(f, "{comma}{v}")?,
                 Arg::F32(v) => write!(f, "{comma}{v}")?,
+                Arg::Table(words) => write!(f, "{comma}table of {}", words.len())?,
             }
         }
         f.write_str(")")

@@ -7,4 +7,5 @@ mod inputs;
 mod launch;
 mod machine;
 mod ops;
+mod tape;
 mod task;

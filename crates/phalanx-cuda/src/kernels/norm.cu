@@ -10,9 +10,7 @@
 #define SUM_THREADS 512
 // Most channels of a tile.
 #define MOST_CHANNELS 256
-// Pixels whose loads are in flight together.
-#define AHEAD 4
-// Pixels summed in float, in units of AHEAD.
+// Pixels a thread sums in float, in units of those whose loads are in flight together.
 #define RUN 8
 
 // What a thread works on.
@@ -52,11 +50,11 @@ template <int V> __device__ __forceinline__ i64 first_channel(const Share& s) {
 template <typename Each>
 __device__ __forceinline__ void few_pixels(Each& each, i64 pixel, i64 step, i64 pixels) {
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
+    for (int i = 0; i < Each::AHEAD; i++) {
         if (pixel + i * step < pixels) each.load(i, pixel + i * step);
     }
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
+    for (int i = 0; i < Each::AHEAD; i++) {
         if (pixel + i * step < pixels) each.use(i, pixel + i * step);
     }
 }
@@ -64,7 +62,7 @@ __device__ __forceinline__ void few_pixels(Each& each, i64 pixel, i64 step, i64 
 template <typename Each>
 __device__ __forceinline__ void each_pixel(const Share& s, i64 pixels, Each& each) {
     i64 step = (i64)s.parts * s.lanes;
-    for (i64 p = (i64)s.part * s.lanes + s.lane; p < pixels; p += AHEAD * step) {
+    for (i64 p = (i64)s.part * s.lanes + s.lane; p < pixels; p += Each::AHEAD * step) {
         few_pixels(each, p, step, pixels);
     }
 }
@@ -81,7 +79,7 @@ __device__ __forceinline__ void sum_pixels(const Share& s, i64 pixels, Each& eac
 #pragma unroll
             for (int v = 0; v < V; v++) each.sum[n][v] = 0.0f;
         }
-        for (int r = 0; r < RUN && p < pixels; r++, p += AHEAD * step) {
+        for (int r = 0; r < RUN && p < pixels; r++, p += Each::AHEAD * step) {
             few_pixels(each, p, step, pixels);
         }
 #pragma unroll
@@ -159,15 +157,19 @@ __device__ bool add_blocks(const Share& s, const double (&total)[N][V], double* 
 }
 
 template <typename T, int V> struct MomentTerms {
+    static const int AHEAD = 4;
     const T* x;
     i64 ld;
-    float bias[V], at[AHEAD][V], sum[2][V];
+    Raw<T, V> at[AHEAD];
+    float bias[V], sum[2][V];
 
-    __device__ __forceinline__ void load(int i, i64 p) { load_lanes<V>(x + p * ld, at[i]); }
+    __device__ __forceinline__ void load(int i, i64 p) { at[i] = load_raw<V>(x + p * ld); }
     __device__ __forceinline__ void use(int i, i64) {
+        float values[V];
+        at[i].unpack(values);
 #pragma unroll
         for (int v = 0; v < V; v++) {
-            float value = at[i][v] + bias[v];
+            float value = values[v] + bias[v];
             sum[0][v] += value;
             sum[1][v] = fmaf(value, value, sum[1][v]);
         }
@@ -187,7 +189,7 @@ __device__ __forceinline__ void write_stats(float* stats, i64 channels, i64 c, d
 
 // Sums, then sums of squares, of every channel; also mean and variance where `stats` is there.
 template <typename T, int V>
-__global__ void __launch_bounds__(SUM_THREADS)
+__global__ void __launch_bounds__(SUM_THREADS, 2)
 moments(const T* x, i64 ld, const float* bias, double* sums, float* stats, i64 count, i64 pixels,
         i64 channels, int tile, double* partial, u32* counters) {
     Share s = share(channels, V, tile);
@@ -239,18 +241,21 @@ struct Params {
 };
 
 template <typename T, int V> struct Normalize {
+    static const int AHEAD = 4;
     const T* x;
     T* y;
     i64 x_ld, y_ld;
     int relu;
-    float bias[V], scale[V], shift[V], at[AHEAD][V];
+    Raw<T, V> at[AHEAD];
+    float bias[V], scale[V], shift[V];
 
-    __device__ __forceinline__ void load(int i, i64 p) { load_lanes<V>(x + p * x_ld, at[i]); }
+    __device__ __forceinline__ void load(int i, i64 p) { at[i] = load_raw<V>(x + p * x_ld); }
     __device__ __forceinline__ void use(int i, i64 p) {
-        float out[V];
+        float values[V], out[V];
+        at[i].unpack(values);
 #pragma unroll
         for (int v = 0; v < V; v++) {
-            float value = fmaf(at[i][v] + bias[v], scale[v], shift[v]);
+            float value = fmaf(values[v] + bias[v], scale[v], shift[v]);
             out[v] = relu && value < 0.0f ? 0.0f : value;
         }
         store_lanes<V>(y + p * y_ld, out);
@@ -291,21 +296,26 @@ batch_norm(const T* x, i64 x_ld, const float* bias, const float* stats, const fl
 }
 
 template <typename T, int V> struct GradTerms {
+    static const int AHEAD = 2;
     const T *dy, *x;
     i64 dy_ld, x_ld;
     int relu;
-    float bias[V], mean[V], scale[V], shift[V], dy_at[AHEAD][V], x_at[AHEAD][V], sum[2][V];
+    Raw<T, V> dy_at[AHEAD], x_at[AHEAD];
+    float bias[V], mean[V], scale[V], shift[V], sum[2][V];
 
     __device__ __forceinline__ void load(int i, i64 p) {
-        load_lanes<V>(dy + p * dy_ld, dy_at[i]);
-        load_lanes<V>(x + p * x_ld, x_at[i]);
+        dy_at[i] = load_raw<V>(dy + p * dy_ld);
+        x_at[i] = load_raw<V>(x + p * x_ld);
     }
     __device__ __forceinline__ void use(int i, i64) {
+        float dys[V], xs[V];
+        dy_at[i].unpack(dys);
+        x_at[i].unpack(xs);
 #pragma unroll
         for (int v = 0; v < V; v++) {
-            float value = x_at[i][v] + bias[v];
+            float value = xs[v] + bias[v];
             bool passes = !relu || fmaf(value, scale[v], shift[v]) > 0.0f;
-            float g = passes ? dy_at[i][v] : 0.0f;
+            float g = passes ? dys[v] : 0.0f;
             sum[0][v] += g;
             sum[1][v] = fmaf(g, value - mean[v], sum[1][v]);
         }
@@ -314,7 +324,7 @@ template <typename T, int V> struct GradTerms {
 
 // Sums of `dy`, then of `dy * x̂`, of every channel.
 template <typename T, int V>
-__global__ void __launch_bounds__(SUM_THREADS)
+__global__ void __launch_bounds__(SUM_THREADS, 2)
 batch_norm_grad_sums(const T* dy, i64 dy_ld, const T* x, i64 x_ld, const float* bias,
                      const float* stats, const float* gamma, const float* beta, float epsilon,
                      int relu, float* sums, i64 pixels, i64 channels, int tile, double* partial,
@@ -352,24 +362,27 @@ batch_norm_grad_sums(const T* dy, i64 dy_ld, const T* x, i64 x_ld, const float* 
 }
 
 template <typename T, int V> struct GradInput {
+    static const int AHEAD = 2;
     const T *dy, *x;
     T* dx;
     i64 dy_ld, x_ld, dx_ld;
     int relu;
-    float bias[V], scale[V], shift[V], slope[V], offset[V];
-    float dy_at[AHEAD][V], x_at[AHEAD][V], sum[1][V];
+    Raw<T, V> dy_at[AHEAD], x_at[AHEAD];
+    float bias[V], scale[V], shift[V], slope[V], offset[V], sum[1][V];
 
     __device__ __forceinline__ void load(int i, i64 p) {
-        load_lanes<V>(dy + p * dy_ld, dy_at[i]);
-        load_lanes<V>(x + p * x_ld, x_at[i]);
+        dy_at[i] = load_raw<V>(dy + p * dy_ld);
+        x_at[i] = load_raw<V>(x + p * x_ld);
     }
     __device__ __forceinline__ void use(int i, i64 p) {
-        float out[V];
+        float dys[V], xs[V], out[V];
+        dy_at[i].unpack(dys);
+        x_at[i].unpack(xs);
 #pragma unroll
         for (int v = 0; v < V; v++) {
-            float value = x_at[i][v] + bias[v];
+            float value = xs[v] + bias[v];
             bool passes = !relu || fmaf(value, scale[v], shift[v]) > 0.0f;
-            float g = passes ? dy_at[i][v] : 0.0f;
+            float g = passes ? dys[v] : 0.0f;
             out[v] = fmaf(g, scale[v], fmaf(value, slope[v], offset[v]));
             sum[0][v] += out[v];
         }
@@ -380,7 +393,7 @@ template <typename T, int V> struct GradInput {
 // `dx = gamma/σ · (dy - Σdy/N - x̂ · Σdy·x̂/N)`, which is `k·dy + slope·x + offset` with `k = gamma/σ`;
 // where SUMS, also the sums of `dx` over all pixels.
 template <typename T, int V, bool SUMS>
-__global__ void __launch_bounds__(SUM_THREADS)
+__global__ void __launch_bounds__(SUMS ? SUM_THREADS : 256, SUMS ? 2 : 3)
 batch_norm_grad_input(const T* dy, i64 dy_ld, const T* x, i64 x_ld, const float* bias,
                       const float* stats, const float* gamma, const float* beta, float epsilon,
                       int relu, const float* sums, i64 count, T* dx, i64 dx_ld, i64 pixels,

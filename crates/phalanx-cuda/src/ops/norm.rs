@@ -8,8 +8,11 @@ use crate::launch::{Launch, Ptr};
 use phalanx_graph::ops::BatchNormAttrs;
 use phalanx_graph::program::ValueId;
 
-/// Pixels whose loads a thread has in flight, as `AHEAD` of the kernels.
-const AHEAD: usize = 4;
+/// Pixels a thread has at least, where there are enough.
+const PIXELS: usize = 4;
+
+/// Channels of a thread that sums: more would not leave it enough registers.
+const SUMMED: usize = 4;
 
 /// How the channels and pixels are shared out.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,7 +51,7 @@ impl Tiling {
         let vectors = (x.last() / vector).max(1);
         let tiles = vectors.div_ceil(widest);
         let tile = vectors.div_ceil(tiles);
-        let wanted = pixels.div_ceil(threads / tile * AHEAD).max(1);
+        let wanted = pixels.div_ceil(threads / tile * PIXELS).max(1);
         let rounds = wanted.div_ceil((most_blocks / tiles).max(1));
         Tiling { vector, tile, tiles, parts: wanted.div_ceil(rounds), threads }
     }
@@ -66,13 +69,16 @@ impl Tiling {
 
 /// The most elements that all operands can be read and written by at once, at most 16 bytes.
 fn vector(operands: &[&Operand]) -> usize {
+    vector_up_to(16 / operands[0].elem.bytes(), operands)
+}
+
+fn vector_up_to(widest: usize, operands: &[&Operand]) -> usize {
     let fits = |v: &usize| {
         operands.iter().all(|o| {
             let aligned = o.ptr.offset.is_multiple_of(v * o.elem.bytes());
             aligned && o.ld.is_multiple_of(*v) && o.last().is_multiple_of(*v)
         })
     };
-    let widest = 16 / operands[0].elem.bytes();
     [widest, 4].into_iter().find(fits).unwrap_or(1)
 }
 
@@ -88,7 +94,7 @@ fn sum_moments(
     if x.len == 0 {
         return vec![];
     }
-    let t = Tiling::sums(x.pixels(), vector(&[&x]), &x);
+    let t = Tiling::sums(x.pixels(), vector_up_to(SUMMED, &[&x]), &x);
     let (partial, counters) = t.scratch(cx, 2);
     let launch = t
         .launch(format!("moments<{}, {}>", x.elem.c_name(), t.vector))
@@ -195,7 +201,7 @@ pub(crate) fn batch_norm_grad_sums(
     if input.len == 0 {
         return vec![];
     }
-    let t = Tiling::sums(input.pixels(), vector(&[&input, &dy]), &input);
+    let t = Tiling::sums(input.pixels(), vector_up_to(SUMMED, &[&input, &dy]), &input);
     let (partial, counters) = t.scratch(cx, 2);
     let launch = t
         .launch(format!("batch_norm_grad_sums<{}, {}>", input.elem.c_name(), t.vector))
@@ -229,16 +235,16 @@ pub(crate) fn batch_norm_grad_input(
     if input.len == 0 {
         return vec![];
     }
-    let v = vector(&[&input, &dy, &dx]);
+    let operands = [&input, &dy, &dx];
     let pixels = input.pixels();
-    let (t, room) = match column_sums {
-        Some(_) => {
-            let t = Tiling::sums(pixels, v, &input);
-            (t, Some(t.scratch(cx, 1)))
-        }
-        None => (Tiling::walk(pixels, v, &input), None),
+    let (t, room) = if column_sums.is_some() {
+        let t = Tiling::sums(pixels, vector_up_to(SUMMED, &operands), &input);
+        (t, Some(t.scratch(cx, 1)))
+    } else {
+        (Tiling::walk(pixels, vector(&operands), &input), None)
     };
-    let kernel = format!("batch_norm_grad_input<{}, {v}, {}>", input.elem.c_name(), room.is_some());
+    let kernel =
+        format!("batch_norm_grad_input<{}, {}, {}>", input.elem.c_name(), t.vector, room.is_some());
     let launch = t.launch(kernel).arg(dy.ptr).arg(dy.ld).arg(input.ptr).arg(input.ld);
     let launch = norm_args(cx, launch, a, &x[2..5], bias)
         .arg(cx.operand(x[5]).ptr)
@@ -284,9 +290,9 @@ mod tests {
                 for elem in [Elem::F32, Elem::Bf16] {
                     let x = image(elem, 0, channels, channels, pixels);
                     let v = vector(&[&x]);
-                    let t = Tiling::sums(pixels, v, &x);
-                    assert!(t.tile * t.tiles * v >= channels);
-                    assert!(2 * t.tile * v <= t.threads && t.tile * v <= 256);
+                    let t = Tiling::sums(pixels, vector_up_to(SUMMED, &[&x]), &x);
+                    assert!(t.tile * t.tiles * t.vector >= channels);
+                    assert!(2 * t.tile * t.vector <= 128);
                     let w = Tiling::walk(pixels, v, &x);
                     assert!(w.tile * w.tiles * v >= channels && w.tile * v <= 256);
                     assert!(t.tiles * t.parts <= 264.max(t.tiles) && t.parts > 0);
