@@ -113,6 +113,24 @@ pub(crate) enum Word {
     F32(f32),
 }
 
+impl From<Ptr> for Word {
+    fn from(p: Ptr) -> Word {
+        Word::Ptr(p)
+    }
+}
+
+impl From<usize> for Word {
+    fn from(v: usize) -> Word {
+        Word::I64(v as i64)
+    }
+}
+
+impl From<f32> for Word {
+    fn from(v: f32) -> Word {
+        Word::F32(v)
+    }
+}
+
 /// An argument of a kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Arg {
@@ -124,8 +142,6 @@ pub(crate) enum Arg {
     I32(i32),
     I64(i64),
     F32(f32),
-    /// A pointer to constants that are handed to the GPU when a step is made ready.
-    Table(Vec<Word>),
 }
 
 impl From<Vec<Word>> for Arg {
@@ -265,7 +281,6 @@ impl fmt::Display for Launch {
                 Arg::I32(v) => write!(f, "{comma}{v}")?,
                 Arg::I64(v) => write!(f, "{comma}{v}")?,
                 Arg::F32(v) => write!(f, "{comma}{v}")?,
-                Arg::Table(words) => write!(f, "{comma}table of {}", words.len())?,
             }
         }
         f.write_str(")")

@@ -17,6 +17,7 @@ mod launch;
 pub mod libs;
 mod machine;
 mod nvrtc;
-mod schedule;
 mod ops;
+mod schedule;
+mod tape;
 mod task;
