@@ -1,3 +1,5 @@
 //! Ops as launches: which kernel, how many threads, which arguments.
 
 mod norm;
+mod pool;
+mod update;
