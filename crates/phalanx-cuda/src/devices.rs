@@ -61,10 +61,7 @@ impl std::fmt::Display for GpuPlace {
 ///
 /// # Errors
 /// A library that is missing, or a GPU that cannot be used.
-pub fn executor(
-    places: &[GpuPlace],
-    params: &[ParamSpec],
-) -> Result<Box<dyn Executor>, ExecError> {
+pub fn executor(places: &[GpuPlace], params: &[ParamSpec]) -> Result<Box<dyn Executor>, ExecError> {
     let mut by_gpu: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     for place in places {
         by_gpu.entry(place.index).or_default().push(place.to_string());

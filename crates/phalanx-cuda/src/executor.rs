@@ -5,7 +5,6 @@ use crate::inputs::{INPUT_BYTES, Inputs, MAX_SCALARS};
 use crate::launch::{Block, Ptr};
 use crate::lower::{self, Facts, Replica, Request};
 use crate::machine::{Machine, Plan, StepId};
-use crate::ops::update::Gathering;
 use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
 use phalanx_graph::program::{Mesh, Program, share};
 use phalanx_graph::update::SlotInit;
@@ -24,8 +23,9 @@ struct Station<M> {
     replicas: Range<usize>,
 }
 
-/// What a step was made ready for: the rows of the batch, and how gradients are gathered.
-type Key = (usize, Option<Gathering>);
+/// What a step was made ready for: the rows of the batch; under gradient accumulation, whether the sum
+/// is applied.
+type Key = (usize, Option<bool>);
 
 /// A step made ready, with what it takes to make it ready again.
 struct Ready {
@@ -206,7 +206,7 @@ impl<M: Machine> GpuExecutor<M> {
                     replicas: &replicas,
                     rows: key.0,
                     fetches: &loaded.fetches,
-                    gathering: key.1,
+                    accumulate: key.1,
                     scratch: self.scratch,
                 });
                 tracing::debug!("{} works for {} rows", plan.work.len(), key.0);
@@ -247,7 +247,8 @@ impl<M: Machine> GpuExecutor<M> {
                 loaded.program.feeds.iter().zip(batch.feeds).zip(&loaded.layout.feeds)
             {
                 let len = spec.ty.len();
-                let part = if spec.ty.is_rows() { rows.start * len..rows.end * len } else { 0..len };
+                let part =
+                    if spec.ty.is_rows() { rows.start * len..rows.end * len } else { 0..len };
                 let from = match data {
                     FeedData::F32(v) => as_bytes(&v[part]),
                     FeedData::I32(v) => as_bytes(&v[part]),
@@ -267,7 +268,8 @@ impl<M: Machine> GpuExecutor<M> {
             out.clear();
             let devices = if plan.ty.is_rows() { self.mesh.devices } else { 1 };
             for (device, bytes) in self.fetched[..devices].iter().enumerate() {
-                let rows = if plan.ty.is_rows() { self.mesh.device_rows(rows, device).len() } else { 1 };
+                let rows =
+                    if plan.ty.is_rows() { self.mesh.device_rows(rows, device).len() } else { 1 };
                 let len = rows * plan.ty.len() * 4;
                 out.extend(floats(&bytes[*at..at + len]));
             }
@@ -339,15 +341,12 @@ impl<M: Machine> Executor for GpuExecutor<M> {
         })?;
         loaded.program.check_batch(batch)?;
         let trains = loaded.program.update.is_some();
-        let gathering = batch.accumulate.filter(|_| trains).map(|a| match a.apply {
-            Some(_) => Gathering::Apply,
-            None => Gathering::Gather,
-        });
-        if gathering.is_some() {
+        let accumulate = batch.accumulate.filter(|_| trains).map(|a| a.apply.is_some());
+        if accumulate.is_some() {
             self.reserve(Block::Gathered, self.flat, "accumulated gradients")?;
             self.gathers = true;
         }
-        let key = (batch.rows, gathering);
+        let key = (batch.rows, accumulate);
         self.ready(id, key)?;
         let start = Instant::now();
         self.fill_inputs(id, batch);

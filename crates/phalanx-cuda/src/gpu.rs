@@ -1,6 +1,6 @@
 //! A GPU that carries out steps: memory, compiled kernels, library plans, captured graphs.
 
-use crate::cublas::{self, Cublas, GemmPlan};
+use crate::cublas::{Cublas, GemmPlan};
 use crate::cudnn::{ConvPlan, Cudnn};
 use crate::driver::{
     Context, DeviceBuffer, Event, Failure, Graph, Module, PinnedBuffer, Result, Stream, cu,

@@ -59,7 +59,8 @@ impl FromStr for Device {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Device> {
-        let fail = || Error::argument("device", "name", "cpu:N, gpu:N or gpu:N/PART", format!("'{text}'"));
+        let fail =
+            || Error::argument("device", "name", "cpu:N, gpu:N or gpu:N/PART", format!("'{text}'"));
         let lower = text.trim().to_lowercase();
         let (kind, index) = lower.split_once(':').ok_or_else(fail)?;
         let (index, part) = match index.split_once('/') {
@@ -291,7 +292,15 @@ mod tests {
     fn devices_are_named_and_checked() {
         let two = MirroredStrategy::with_devices(["cpu:0", "CPU:1"]).unwrap();
         assert_eq!(two.num_replicas_in_sync(), 2);
-        for bad in [&["cpu"][..], &["tpu:0"], &["cpu:x"], &["cpu:0", "cpu:0"], &["gpu:7"], &["cpu:0/1"], &[]] {
+        for bad in [
+            &["cpu"][..],
+            &["tpu:0"],
+            &["cpu:x"],
+            &["cpu:0", "cpu:0"],
+            &["gpu:7"],
+            &["cpu:0/1"],
+            &[],
+        ] {
             let error = MirroredStrategy::with_devices(bad).unwrap_err().to_string();
             assert!(error.contains("expected"), "{error}");
         }

@@ -243,3 +243,34 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-
 
 // Lanes of a vector, in registers.
 #define EVERY(v) _Pragma("unroll") for (int k = 0; k < (v); k++)
+
+// ---- Sums over a block ----
+
+// The sum over 256 threads, all of a block, in each of them.
+__device__ __forceinline__ double sum_of_256(double mine) {
+    __shared__ double sums[256];
+    sums[threadIdx.x] = mine;
+    for (int n = 128; n > 0; n /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
+    }
+    __syncthreads();
+    double all = sums[0];
+    __syncthreads();
+    return all;
+}
+
+// ---- Gradients on their way to the optimizer ----
+
+// The derivative of `l1·Σ|w| + l2·Σw²` added.
+__device__ __forceinline__ float penalised(float g, float w, float l1, float l2) {
+    return l1 == 0.0f && l2 == 0.0f ? g : g + (l1 * sign(w) + 2.0f * l2 * w);
+}
+__device__ __forceinline__ float limited(float g, float limit) {
+    return g < -limit ? -limit : g > limit ? limit : g;
+}
+// The factor that brings a norm down to its limit.
+__device__ __forceinline__ float limit_scale(double square, float limit) {
+    double norm = sqrt(square);
+    return norm > (double)limit ? (float)((double)limit / norm) : 1.0f;
+}

@@ -163,7 +163,8 @@ fn nobody_else_reads(
 /// Bytes of the buffer a value lies in, at most; gaps between its pixels included.
 fn extent(program: &Program, id: ValueId) -> usize {
     let v = program.value(id);
-    let rows = if v.ty.is_rows() { program.options.mesh.max_rows(program.options.max_batch) } else { 1 };
+    let rows =
+        if v.ty.is_rows() { program.options.mesh.max_rows(program.options.max_batch) } else { 1 };
     let pixels = v.ty.len() / v.ty.last().max(1) * rows;
     (v.offset + pixels * v.ld) * v.ty.dtype.bytes()
 }

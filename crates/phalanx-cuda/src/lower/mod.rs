@@ -10,15 +10,14 @@ use crate::cx::{Cx, Layout, Operand, Scratch};
 use crate::launch::{Arg, Block, Elem, Launch, Ptr, Span, Word};
 use crate::machine::Plan;
 use crate::ops;
-use crate::ops::filters::{self, Filter};
-use crate::ops::update::{self, Gathering};
-use crate::tape::Tapes;
+use crate::ops::update::{self, Filters, Update};
+use crate::tape::{self, Tapes};
 use crate::task::{Conv, Gemm, Images, Matrix, Pass, Task, Work};
 pub(crate) use facts::Facts;
 use pending::Move;
-use phalanx_graph::ops::{BatchNormAttrs, Epilogue};
+use phalanx_graph::ops::{self as op, Access, BatchNormAttrs, Binary, Epilogue, Tape, Unary};
 use phalanx_graph::program::{Instr, Place, Program, ValueId};
-use phalanx_graph::{ConvGeom, DType, Op, ParamId, Scope};
+use phalanx_graph::{ConvGeom, Op, ParamId, Scope};
 use std::collections::HashMap;
 
 /// A replica on this GPU, and its part of the batch.
@@ -41,8 +40,8 @@ pub(crate) struct Request<'a> {
     pub rows: usize,
     /// Where each fetch begins in its block.
     pub fetches: &'a [usize],
-    /// Gradient accumulation, where it is asked for.
-    pub gathering: Option<Gathering>,
+    /// Under gradient accumulation, whether this step applies the sum.
+    pub accumulate: Option<bool>,
     /// Bytes of scratch memory that other steps use.
     pub scratch: usize,
 }
@@ -80,7 +79,7 @@ struct Lowering<'a> {
     /// Filters in the library's order, by replica and address.
     packed: HashMap<Ptr, Ptr>,
     moves: Vec<Move>,
-    unpacks: Vec<Filter>,
+    unpacks: Vec<Filters>,
 }
 
 impl Lowering<'_> {
@@ -119,7 +118,7 @@ impl Lowering<'_> {
             meets(&work.reads, &to) || meets(&work.writes, &to) || meets(&work.writes, &from)
         });
         let unpacked = self.unpacks.iter().any(|f| {
-            let to = f.writes();
+            let to = plain(f);
             meets(&work.reads, &to) || meets(&work.writes, &to)
         });
         if moved || unpacked {
@@ -134,9 +133,9 @@ impl Lowering<'_> {
         if !unpacks.is_empty() {
             self.works.push(Work {
                 label: format!("{} filter gradients", unpacks.len()),
-                tasks: vec![Task::Launch(filters::unpack(&unpacks))],
-                reads: unpacks.iter().map(Filter::reads).collect(),
-                writes: unpacks.iter().map(Filter::writes).collect(),
+                tasks: tasks(update::unpack_gradients(&unpacks, Elem::F32)),
+                reads: unpacks.iter().map(packed).collect(),
+                writes: unpacks.iter().map(plain).collect(),
             });
         }
         let moves = std::mem::take(&mut self.moves);
@@ -149,9 +148,11 @@ impl Lowering<'_> {
     fn put_off(&mut self, new: Move) {
         let (reads, writes) = (new.reads(), new.writes());
         let meets = |m: &Move| {
-            m.writes().overlaps(&reads) || m.writes().overlaps(&writes) || m.reads().overlaps(&writes)
+            m.writes().overlaps(&reads)
+                || m.writes().overlaps(&writes)
+                || m.reads().overlaps(&writes)
         };
-        if self.moves.iter().any(meets) || self.unpacks.iter().any(|f| f.writes().overlaps(&reads)) {
+        if self.moves.iter().any(meets) || self.unpacks.iter().any(|f| plain(f).overlaps(&reads)) {
             self.flush();
         }
         self.moves.push(new);
@@ -180,22 +181,22 @@ impl Lowering<'_> {
     }
 
     /// A weight and a place for it in the library's order.
-    fn new_filter(&mut self, replica: usize, id: ValueId) -> Filter {
+    fn new_filter(&mut self, replica: usize, id: ValueId) -> Filters {
         let w = self.operand(replica, id);
         let to = self.scratch[replica].take(w.len * 4);
         self.packed.insert(w.ptr, to);
-        Filter { plain: w.ptr, packed: to, taps: w.len / w.last().max(1), filters: w.last() }
+        Filters { weights: w.ptr, packed: to, k: w.len / w.last().max(1), f: w.last() }
     }
 
-    fn pack(&mut self, filters: &[Filter]) {
+    fn pack(&mut self, filters: &[Filters]) {
         if filters.is_empty() {
             return;
         }
         self.push(Work {
             label: format!("{} filters", filters.len()),
-            tasks: vec![Task::Launch(filters::pack(filters))],
-            reads: filters.iter().map(Filter::writes).collect(),
-            writes: filters.iter().map(Filter::reads).collect(),
+            tasks: tasks(update::pack_filters(filters, Elem::F32)),
+            reads: filters.iter().map(plain).collect(),
+            writes: filters.iter().map(packed).collect(),
         });
     }
 
@@ -256,8 +257,7 @@ impl Lowering<'_> {
         x: &[ValueId],
         y: &[ValueId],
     ) {
-        let tasks = launches.into_iter().map(Task::Launch).collect();
-        self.work(replica, label, tasks, x, y);
+        self.work(replica, label, tasks(launches), x, y);
     }
 
     fn work(
@@ -346,8 +346,12 @@ impl Lowering<'_> {
             }
             Op::Reduce { .. } if self.q.facts.column_sums.contains_key(&at) => {
                 let sums = self.q.facts.column_sums[&at];
-                let launches = ops::reduce::column_sums(&mut self.cx(replica).0, x[0], sums);
-                self.launches(replica, label, launches, x, &[sums]);
+                let (from, to) = (self.operand(replica, x[0]), self.operand(replica, sums));
+                let sizes = [from.pixels(), from.last(), from.ld];
+                let (mut cx, _) = self.cx(replica);
+                let from = (from.ptr, from.elem);
+                let launch = ops::reduce::column_sums(&mut cx, from, sizes, to.ptr);
+                self.launches(replica, label, vec![launch], x, &[sums]);
             }
             Op::Slice { axis, start, .. } if self.stays(replica, *axis, x[0]) => {
                 self.slice_in_place(replica, *axis, *start, x[0], y);
@@ -504,9 +508,10 @@ impl Lowering<'_> {
         self.conv_pass(replica, label.clone(), Pass::Forward, geom, (x[0], x[1], y), y);
         let late = self.q.facts.late_bias.contains_key(&y);
         if e.relu || e.bias && !late {
-            let bias = e.bias.then(|| x[2]);
-            let launches = ops::layout::bias_relu(&mut self.cx(replica).0, y, bias, e.relu);
-            let reads: Vec<ValueId> = bias.into_iter().chain([y]).collect();
+            let reads: Vec<ValueId> = [y].into_iter().chain(e.bias.then(|| x[2])).collect();
+            let (mut cx, tapes) = self.cx(replica);
+            let tape = epilogue(e, geom.output[2]);
+            let launches = tape::fused(&mut cx, tapes, &tape, &reads, y);
             self.launches(replica, label, launches, &reads, &[y]);
         }
     }
@@ -563,32 +568,25 @@ impl Lowering<'_> {
         x: &[ValueId],
         dw: ValueId,
     ) {
-        let plain = self.operand(replica, dw);
-        let packed = self.scratch[replica].take(plain.len * 4);
+        let dw = self.operand(replica, dw);
+        let packed = self.scratch[replica].take(dw.len * 4);
         let task = self.conv_task(replica, Pass::GradKernel, geom, x[0], (packed, Elem::F32), x[1]);
         let work = Work {
             label,
             tasks: vec![Task::Conv(task)],
             reads: x.iter().map(|id| self.operand(replica, *id).span()).collect(),
-            writes: vec![Span::whole(packed, plain.len * 4)],
+            writes: vec![Span::whole(packed, dw.len * 4)],
         };
         self.push(work);
-        let (taps, filters) = (plain.len / plain.last().max(1), plain.last());
-        let filter = Filter { plain: plain.ptr, packed, taps, filters };
-        if self.moves.iter().any(|m| m.reads().overlaps(&filter.writes())) {
+        let (k, f) = (dw.len / dw.last().max(1), dw.last());
+        let filter = Filters { weights: dw.ptr, packed, k, f };
+        if self.moves.iter().any(|m| m.reads().overlaps(&plain(&filter))) {
             self.flush();
         }
         self.unpacks.push(filter);
     }
 
-    fn dot(
-        &mut self,
-        replica: usize,
-        label: String,
-        e: Epilogue,
-        x: &[ValueId],
-        y: ValueId,
-    ) {
+    fn dot(&mut self, replica: usize, label: String, e: Epilogue, x: &[ValueId], y: ValueId) {
         let (a, b, c) =
             (self.operand(replica, x[0]), self.operand(replica, x[1]), self.operand(replica, y));
         let bias = e.bias.then(|| self.operand(replica, x[2]).ptr);
@@ -674,29 +672,59 @@ impl Lowering<'_> {
             }
         }
         self.flush();
-        let replicas: Vec<usize> = self.q.replicas.iter().map(|r| r.local).collect();
-        let (program, layout, gathering) = (self.q.program, self.q.layout, self.q.gathering);
-        let launches = update::update(
-            program,
-            layout,
-            &mut self.scratch[0],
-            &mut self.tapes,
-            &replicas,
-            gathering,
-        );
+        let count = self.q.replicas.len();
+        let u = Update {
+            plan,
+            replicas: count,
+            sources: count,
+            fixed: false,
+            accumulate: self.q.accumulate,
+        };
+        let (mut cx, tapes) = self.cx(0);
+        let launches = update::update(&mut cx, tapes, &u);
         let blocks = [Block::Params, Block::Gradients, Block::Gathered]
             .into_iter()
             .chain((0..plan.rule.slots.len()).map(Block::Slot));
         let touched: Vec<Span> = blocks
-            .flat_map(|b| replicas.iter().map(move |r| Span::whole(Ptr::new(*r, b, 0), usize::MAX >> 1)))
+            .flat_map(|b| (0..count).map(move |r| Span::whole(Ptr::new(r, b, 0), usize::MAX >> 1)))
             .collect();
         self.push(Work {
             label: "update".into(),
-            tasks: launches.into_iter().map(Task::Launch).collect(),
+            tasks: tasks(launches),
             reads: touched.clone(),
             writes: touched,
         });
     }
+}
+
+fn tasks(launches: Vec<Launch>) -> Vec<Task> {
+    launches.into_iter().map(Task::Launch).collect()
+}
+
+/// What follows a convolution that did not do it itself.
+fn epilogue(e: Epilogue, channels: usize) -> Tape {
+    let mut tape =
+        Tape { inputs: vec![Access::Full], instrs: vec![op::Instr::Input(0)], outputs: vec![] };
+    if e.bias {
+        tape.inputs.push(Access::Suffix(channels));
+        tape.instrs.extend([op::Instr::Input(1), op::Instr::Binary(Binary::Add, 0, 1)]);
+    }
+    if e.relu {
+        let last = tape.instrs.len() as u16 - 1;
+        tape.instrs.push(op::Instr::Unary(Unary::Relu, last));
+    }
+    tape.outputs.push(tape.instrs.len() as u16 - 1);
+    tape
+}
+
+/// Filters, or their gradient, as the weights lie.
+fn plain(f: &Filters) -> Span {
+    Span::whole(f.weights, f.k * f.f * 4)
+}
+
+/// The same in the library's order.
+fn packed(f: &Filters) -> Span {
+    Span::whole(f.packed, f.k * f.f * 4)
 }
 
 /// An operand as a matrix of pixels by channels.

@@ -4,10 +4,12 @@ pub(crate) mod axes;
 pub(crate) mod index;
 pub(crate) mod layout;
 pub(crate) mod norm;
+pub(crate) mod pool;
 pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod sample;
 pub(crate) mod softmax;
+pub(crate) mod update;
 
 use crate::cx::Cx;
 use crate::launch::Launch;

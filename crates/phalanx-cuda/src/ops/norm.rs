@@ -68,7 +68,7 @@ impl Tiling {
 }
 
 /// The most elements that all operands can be read and written by at once, at most 16 bytes.
-fn vector(operands: &[&Operand]) -> usize {
+pub(super) fn vector(operands: &[&Operand]) -> usize {
     vector_up_to(16 / operands[0].elem.bytes(), operands)
 }
 
