@@ -3,3 +3,6 @@
 mod norm;
 mod pool;
 mod update;
+
+#[cfg(all(test, feature = "emulator"))]
+pub(crate) mod lab;

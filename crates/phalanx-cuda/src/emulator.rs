@@ -1,0 +1,293 @@
+//! A GPU that the host plays, so that kernels and plans are tested where there is none. Kernels run
+//! thread by thread, products as plain loops. It looks for what a GPU would not tell: barriers that
+//! not all threads reach, writes outside of blocks, works that touch what they did not ask for,
+//! arguments of other types than the kernel's. With a seed, works, blocks and threads run in any
+//! order that is allowed.
+
+mod library;
+mod memory;
+mod narrow;
+mod order;
+mod products;
+#[cfg(test)]
+mod tests;
+
+use crate::launch::{Arg, Block, Launch, Ptr, Source, Word};
+use crate::machine::{Machine, Plan, StepId};
+use crate::nvrtc;
+use crate::task::{Task, Work};
+use library::Kernel;
+use memory::{Bytes, Memory};
+use order::Random;
+use phalanx_graph::exec::ExecError;
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::sync::Arc;
+
+/// Bytes of a thread's stack.
+const STACK: usize = 128 << 10;
+/// One per thread of a block, one to start from, one for the run itself.
+const STACKS: usize = 1024 + 2;
+/// Most dynamic shared memory of a block.
+const MOST_SHARED: u32 = 227 << 10;
+/// Bytes behind a block's shared memory.
+const SHARED_GUARD: usize = 256;
+
+/// Why nothing can be emulated here, if so: tests then have to be skipped.
+pub(crate) fn missing() -> Option<String> {
+    library::missing()
+}
+
+/// An emulated GPU.
+pub(crate) struct EmulatedGpu {
+    memory: Memory,
+    steps: Vec<Step>,
+    stacks: Bytes,
+    random: Option<Random>,
+    /// Counts the moves of blocks.
+    moves: usize,
+}
+
+/// A step made ready.
+struct Step {
+    plan: Plan,
+    /// For each work, the works that must be done before.
+    before: Vec<Vec<usize>>,
+    kernels: Kernels,
+    moves: usize,
+}
+
+type Kernels = BTreeMap<(Source, String), Arc<Kernel>>;
+
+impl EmulatedGpu {
+    /// Everything runs in the order written down; with a seed, in any order that is allowed.
+    pub fn new(seed: Option<u64>) -> EmulatedGpu {
+        EmulatedGpu {
+            memory: Memory::default(),
+            steps: vec![],
+            stacks: Bytes::untouched(STACK * STACKS),
+            random: seed.map(Random::new),
+            moves: 0,
+        }
+    }
+
+    /// The seed that `PHALANX_EMULATOR_SEED` gives, if any.
+    pub fn from_env() -> EmulatedGpu {
+        let seed = std::env::var("PHALANX_EMULATOR_SEED");
+        EmulatedGpu::new(seed.ok().and_then(|s| s.parse().ok()))
+    }
+
+    fn work(&mut self, work: &Work, kernels: &Kernels) -> Result<(), String> {
+        let hidden = self.memory.hide(work);
+        let done = work.tasks.iter().try_for_each(|task| self.task(task, kernels));
+        let shown = self.memory.show(hidden);
+        done.and(shown).map_err(|e| format!("{}: {e}", work.label))
+    }
+
+    fn task(&mut self, task: &Task, kernels: &Kernels) -> Result<(), String> {
+        match task {
+            Task::Launch(l) => {
+                let kernel = &kernels[&(l.source, l.kernel.clone())];
+                let done = self.launch(l, kernel).and_then(|()| self.memory.check_guards());
+                done.map_err(|e| format!("{l}: {e}"))
+            }
+            Task::Gemm(g) => products::gemm(&mut self.memory, g),
+            Task::Conv(c) => products::conv(&mut self.memory, c),
+            Task::Clear(span) => products::clear(&mut self.memory, span),
+        }
+    }
+
+    fn launch(&mut self, l: &Launch, kernel: &Kernel) -> Result<(), String> {
+        let mut cells = Cells::new(&self.memory, l)?;
+        let mut shared = vec![u128::MAX; (l.shared as usize + SHARED_GUARD).div_ceil(16)];
+        let mut error = [0; 1024];
+        let launch = library::Launch {
+            body: kernel.body,
+            args: cells.pointers().as_mut_ptr(),
+            grid: l.grid,
+            threads: l.threads,
+            seed: self.random.as_mut().map_or(0, |r| r.next() | 1),
+            shared: shared.as_mut_ptr().cast(),
+            shared_bytes: l.shared as usize,
+            stacks: self.stacks.address(),
+            stack_bytes: STACK,
+            error: error.as_mut_ptr(),
+            error_bytes: error.len(),
+        };
+        // SAFETY: the kernel's arguments were checked against its signature, and everything the
+        // launch points to lives on. What the kernel does with its pointers is what is tested here.
+        if unsafe { (kernel.run)(&launch) } == 0 {
+            // SAFETY: the message ends with zero.
+            return Err(unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy().into_owned());
+        }
+        let used = (l.shared as usize).div_ceil(16);
+        match shared[used..].iter().all(|v| *v == u128::MAX) {
+            true => Ok(()),
+            false => Err(format!("writes behind its {} bytes of shared memory", l.shared)),
+        }
+    }
+}
+
+/// A launch's arguments in memory.
+struct Cells {
+    values: Vec<u64>,
+    pointers: Vec<*mut std::ffi::c_void>,
+    /// Tables that values point to.
+    _tables: Vec<Vec<u64>>,
+}
+
+impl Cells {
+    fn new(memory: &Memory, l: &Launch) -> Result<Cells, String> {
+        let (mut values, mut tables) = (vec![], vec![]);
+        for arg in &l.args {
+            values.push(match arg {
+                Arg::Ptr(p) => memory.address(*p)?,
+                Arg::Null => 0,
+                Arg::I32(v) => u64::from(v.cast_unsigned()),
+                Arg::I64(v) => v.cast_unsigned(),
+                Arg::F32(v) => u64::from(v.to_bits()),
+                Arg::Table(words) => {
+                    tables.push(table(memory, words)?);
+                    tables[tables.len() - 1].as_ptr() as u64
+                }
+            });
+        }
+        Ok(Cells { values, pointers: vec![], _tables: tables })
+    }
+
+    fn pointers(&mut self) -> &mut [*mut std::ffi::c_void] {
+        self.pointers = self.values.iter_mut().map(|v| std::ptr::from_mut(v).cast()).collect();
+        &mut self.pointers
+    }
+}
+
+fn table(memory: &Memory, words: &[Word]) -> Result<Vec<u64>, String> {
+    let word = |w: &Word| match w {
+        Word::Ptr(p) => memory.address(*p),
+        Word::I64(v) => Ok(v.cast_unsigned()),
+        Word::F32(v) => Ok(u64::from(v.to_bits())),
+    };
+    words.iter().map(word).collect()
+}
+
+/// Fails unless a launch is one that a GPU takes and the kernel expects.
+fn check(memory: &Memory, l: &Launch, kernel: &Kernel) -> Result<(), String> {
+    let letter = |arg: &Arg| match arg {
+        Arg::Ptr(_) | Arg::Null | Arg::Table(_) => 'p',
+        Arg::I32(_) => 'i',
+        Arg::I64(_) => 'l',
+        Arg::F32(_) => 'f',
+    };
+    let letters: String = l.args.iter().map(letter).collect();
+    if letters != kernel.letters {
+        let expected = &kernel.letters;
+        return Err(format!("{l}: expected arguments '{expected}', received '{letters}'"));
+    }
+    let [x, y, z] = l.grid;
+    let fits = x > 0 && (1..=65535).contains(&y) && (1..=65535).contains(&z);
+    if !fits || x > i32::MAX as u32 || !(1..=1024).contains(&l.threads) || l.shared > MOST_SHARED {
+        return Err(format!(
+            "{l}: more or fewer blocks, threads or shared memory than a GPU takes"
+        ));
+    }
+    Cells::new(memory, l).map(|_| ()).map_err(|e| format!("{l}: {e}"))
+}
+
+/// Compiles what a plan launches. A file's kernels are compiled one by one, so that plans share
+/// them.
+fn kernels(plan: &Plan) -> Result<Kernels, String> {
+    let source = |of: Source| nvrtc::source(of, &plan.tapes).map_err(|e| e.0);
+    let mut found = Kernels::new();
+    let mut tapes = vec![];
+    for task in plan.work.iter().flat_map(|w| &w.tasks) {
+        let Task::Launch(l) = task else { continue };
+        match l.source {
+            Source::Tapes => tapes.push(l.kernel.as_str()),
+            Source::File(_) => {
+                let key = (l.source, l.kernel.clone());
+                if !found.contains_key(&key) {
+                    let compiled = library::kernels(&source(l.source)?, &[&l.kernel])?;
+                    found.extend(compiled.into_iter().map(|k| (key.clone(), k)));
+                }
+            }
+        }
+    }
+    tapes.sort_unstable();
+    tapes.dedup();
+    if !tapes.is_empty() {
+        let compiled = library::kernels(&source(Source::Tapes)?, &tapes)?;
+        found.extend(tapes.iter().map(|n| (Source::Tapes, (*n).to_owned())).zip(compiled));
+    }
+    Ok(found)
+}
+
+fn failed(message: String) -> ExecError {
+    ExecError::Device { device: "emulated GPU".into(), message }
+}
+
+impl Machine for EmulatedGpu {
+    fn reserve(
+        &mut self,
+        replica: usize,
+        block: Block,
+        bytes: usize,
+        _purpose: &str,
+    ) -> Result<bool, ExecError> {
+        let moved = self.memory.reserve(replica, block, bytes);
+        self.moves += usize::from(moved);
+        Ok(moved)
+    }
+
+    fn write(&mut self, at: Ptr, bytes: &[u8]) -> Result<(), ExecError> {
+        let place = self.memory.bytes_mut(at, bytes.len()).map_err(failed)?;
+        place.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(&self, at: Ptr, bytes: &mut [u8]) -> Result<(), ExecError> {
+        bytes.copy_from_slice(self.memory.bytes(at, bytes.len()).map_err(failed)?);
+        Ok(())
+    }
+
+    fn prepare(&mut self, plan: Plan) -> Result<StepId, ExecError> {
+        let kernels = kernels(&plan).map_err(failed)?;
+        for work in &plan.work {
+            for task in &work.tasks {
+                let Task::Launch(l) = task else { continue };
+                let kernel = &kernels[&(l.source, l.kernel.clone())];
+                check(&self.memory, l, kernel)
+                    .map_err(|e| failed(format!("{}: {e}", work.label)))?;
+            }
+        }
+        let before = order::before(&plan.work);
+        self.steps.push(Step { plan, before, kernels, moves: self.moves });
+        Ok(StepId(self.steps.len() - 1))
+    }
+
+    fn start(&mut self, step: StepId, inputs: &[&[u8]]) -> Result<(), ExecError> {
+        let index = step.0;
+        let step = self.steps.get(index).ok_or_else(|| failed(format!("no step {index}")))?;
+        if step.moves != self.moves {
+            return Err(failed(format!("step {index} was made ready before a block moved")));
+        }
+        let works = match &mut self.random {
+            Some(random) => order::shuffled(&step.before, random),
+            None => (0..step.plan.work.len()).collect(),
+        };
+        let (work, kernels) = (step.plan.work.clone(), step.kernels.clone());
+        self.memory.poison_arenas();
+        for (replica, bytes) in inputs.iter().enumerate() {
+            self.write(Ptr::new(replica, Block::Inputs, 0), bytes)?;
+        }
+        works.into_iter().try_for_each(|i| self.work(&work[i], &kernels)).map_err(failed)
+    }
+
+    fn finish(&mut self, fetches: &mut [&mut [u8]]) -> Result<(), ExecError> {
+        for (replica, bytes) in fetches.iter_mut().enumerate() {
+            if !bytes.is_empty() {
+                self.read(Ptr::new(replica, Block::Fetches, 0), bytes)?;
+            }
+        }
+        Ok(())
+    }
+}

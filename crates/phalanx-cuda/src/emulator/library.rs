@@ -1,0 +1,194 @@
+//! Kernels as functions of a shared library: written out as C++, compiled by g++ and kept next to
+//! the test programs under the hash of their source.
+
+use libloading::Library;
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
+
+const COMPILE: [&str; 9] = [
+    "-O1",
+    "-std=c++17",
+    "-fPIC",
+    "-w",
+    "-fvisibility=hidden",
+    // Else shared arrays of two libraries would be one.
+    "-fno-gnu-unique",
+    "-U_FORTIFY_SOURCE",
+    "-fsanitize=alignment,bounds,integer-divide-by-zero",
+    "-fno-sanitize-recover=all",
+];
+
+/// As `fibers.hpp` has it.
+#[repr(C)]
+pub(super) struct Launch {
+    pub body: Body,
+    pub args: *mut *mut c_void,
+    pub grid: [u32; 3],
+    pub threads: u32,
+    pub seed: u64,
+    pub shared: *mut u8,
+    pub shared_bytes: usize,
+    pub stacks: *mut u8,
+    pub stack_bytes: usize,
+    pub error: *mut c_char,
+    pub error_bytes: usize,
+}
+
+type Body = unsafe extern "C" fn(*mut *mut c_void);
+type Run = unsafe extern "C" fn(*const Launch) -> c_int;
+
+/// A kernel that can be called.
+pub(super) struct Kernel {
+    pub body: Body,
+    pub run: Run,
+    /// A letter for each argument: pointer, 32-bit integer, 64-bit integer (`l`), float.
+    pub letters: String,
+    /// What the functions stand in.
+    _library: Arc<Library>,
+}
+
+/// Why kernels cannot be compiled here, if so.
+pub(super) fn missing() -> Option<String> {
+    static MISSING: LazyLock<Option<String>> = LazyLock::new(|| {
+        let found = Command::new("g++").arg("--version").output();
+        found.err().map(|e| format!("g++ cannot be started: {e}"))
+    });
+    MISSING.clone()
+}
+
+type Loaded = Arc<OnceLock<Result<Vec<Arc<Kernel>>, String>>>;
+
+/// The kernels of that name in a source with its prelude, compiled together.
+pub(super) fn kernels(source: &str, names: &[&str]) -> Result<Vec<Arc<Kernel>>, String> {
+    static LOADED: LazyLock<Mutex<HashMap<String, Loaded>>> = LazyLock::new(Mutex::default);
+    let unit = unit(source, names)?;
+    let hash = hash(&unit);
+    let loaded = LOADED.lock().expect("no panic").entry(hash.clone()).or_default().clone();
+    loaded.get_or_init(|| load(&compiled(&unit, &hash)?, names.len())).clone()
+}
+
+fn hash(unit: &str) -> String {
+    let mut hash = Sha256::new();
+    COMPILE.iter().for_each(|flag| hash.update(flag));
+    hash.update(unit);
+    hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// All that the compiler sees.
+fn unit(source: &str, names: &[&str]) -> Result<String, String> {
+    let mut unit = String::new();
+    for (file, text) in
+        [("fibers.hpp", include_str!("fibers.hpp")), ("cuda.hpp", include_str!("cuda.hpp"))]
+    {
+        unit += &format!("#line 1 \"{file}\"\n{text}\n");
+    }
+    unit += &format!("#line 1 \"prelude.cuh\"\n{}", with_dynamic_memory(source)?);
+    for (i, name) in names.iter().enumerate() {
+        unit += &format!("\nPHALANX_KERNEL({i}, {name})");
+    }
+    Ok(unit + "\n")
+}
+
+/// Turns `extern __shared__ T name[];` into a pointer to the launch's shared memory.
+fn with_dynamic_memory(source: &str) -> Result<String, String> {
+    const WORDS: &str = "extern __shared__";
+    let mut parts = source.split(WORDS);
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let declared = part.split_once(';').and_then(|(declared, rest)| {
+            let words = match declared.trim().strip_prefix("__align__(") {
+                Some(aligned) => aligned.split_once(')')?.1,
+                None => declared,
+            };
+            let (elem, name) = words.trim().strip_suffix("[]")?.trim().rsplit_once(' ')?;
+            Some((elem, name, rest))
+        });
+        let Some((elem, name, rest)) = declared else {
+            let line = part.lines().next().unwrap_or_default();
+            return Err(format!("expected '{WORDS} T name[];', received '{WORDS}{line}'"));
+        };
+        out += &format!("{elem}* {name} = ({elem}*)emu::run->launch->shared;{rest}");
+    }
+    Ok(out)
+}
+
+/// Where libraries are kept: beside the directory of the running test program.
+fn directory() -> PathBuf {
+    let program = std::env::current_exe().ok();
+    let deps = program.as_deref().and_then(Path::parent).filter(|d| d.ends_with("deps"));
+    let beside = deps.and_then(Path::parent).map(Path::to_owned);
+    beside.unwrap_or_else(std::env::temp_dir).join("phalanx-emulator")
+}
+
+/// The library of a source.
+fn compiled(unit: &str, hash: &str) -> Result<PathBuf, String> {
+    let directory = directory();
+    let library = directory.join(format!("{hash}.so"));
+    if library.exists() {
+        return Ok(library);
+    }
+    let failed = |e: std::io::Error| format!("{}: {e}", directory.display());
+    std::fs::create_dir_all(&directory).map_err(failed)?;
+    // Other processes may be at the same; each renames its own.
+    let mine = |end: &str| directory.join(format!("{hash}-{}.{end}", std::process::id()));
+    let (source, object, linked) = (mine("cpp"), mine("o"), mine("so"));
+    std::fs::write(&source, unit).map_err(failed)?;
+    let result =
+        run(Command::new("g++").args(COMPILE).arg("-c").args([&source]).arg("-o").arg(&object))
+            // Linked without the flags, as the checks' handlers are in the source.
+            .and_then(|()| {
+                run(Command::new("g++").args(["-shared", "-o"]).args([&linked, &object]))
+            })
+            .and_then(|()| std::fs::rename(&linked, &library).map_err(failed));
+    for file in [source, object] {
+        // What stays behind does no harm.
+        let _ = std::fs::remove_file(file);
+    }
+    result.map(|()| library)
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|e| format!("g++ cannot be started: {e}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("g++ refuses:\n{}", String::from_utf8_lossy(&output.stderr))),
+    }
+}
+
+fn load(path: &Path, kernels: usize) -> Result<Vec<Arc<Kernel>>, String> {
+    let failed = |e: libloading::Error| format!("{}: {e}", path.display());
+    // SAFETY: compiled from sources of this crate; loading it runs nothing.
+    let library = Arc::new(unsafe { Library::new(path) }.map_err(failed)?);
+    // SAFETY: `fibers.hpp` defines it so.
+    let run = *unsafe { library.get::<Run>(b"phalanx_launch") }.map_err(failed)?;
+    let kernel = |i: usize| {
+        let (body, letters) = (format!("phalanx_body_{i}"), format!("phalanx_letters_{i}"));
+        // SAFETY: `PHALANX_KERNEL` defines it so.
+        let body = *unsafe { library.get::<Body>(body.as_bytes()) }.map_err(failed)?;
+        type Letters = unsafe extern "C" fn() -> *const c_char;
+        // SAFETY: as above.
+        let letters = *unsafe { library.get::<Letters>(letters.as_bytes()) }.map_err(failed)?;
+        // SAFETY: it returns a constant of the library that ends with zero.
+        let letters = unsafe { CStr::from_ptr(letters()) }.to_string_lossy().into_owned();
+        Ok(Arc::new(Kernel { body, run, letters, _library: library.clone() }))
+    };
+    (0..kernels).map(kernel).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dynamic_memory_becomes_a_pointer() {
+        let source = "a; extern __shared__ __align__(16) unsigned char bytes[]; b;";
+        let want = "a; unsigned char* bytes = (unsigned char*)emu::run->launch->shared; b;";
+        assert_eq!(with_dynamic_memory(source).unwrap(), want);
+        let text = with_dynamic_memory("extern __shared__ float x[4];").unwrap_err();
+        assert!(text.starts_with("expected 'extern __shared__ T name[];'"), "{text}");
+    }
+}

@@ -1,0 +1,290 @@
+//! The memory of an emulated GPU. Every block lies between guards, and while a work runs, all that
+//! it did not ask for is out of sight: what it reads there is no number, what it writes is found.
+
+use crate::launch::{Block, Elem, Ptr, Span};
+use crate::task::Work;
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::slice::{from_raw_parts, from_raw_parts_mut};
+
+/// No number in any float type, -1 in integers.
+const POISON: u8 = 0xff;
+const GUARD: usize = 4096;
+/// Memory above this is not hidden from works that did not ask for it: it would take too long.
+const MOST_HIDDEN: usize = 16 << 20;
+
+/// Bytes that kernels reach by their address.
+pub(super) struct Bytes {
+    at: *mut u8,
+    len: usize,
+}
+
+// SAFETY: it owns what it points to.
+unsafe impl Send for Bytes {}
+
+impl Bytes {
+    fn layout(len: usize) -> Layout {
+        Layout::from_size_align(len.max(1), 4096).expect("a size that fits into memory")
+    }
+
+    /// Zero bytes.
+    pub fn zeroed(len: usize) -> Bytes {
+        // SAFETY: the size is not zero.
+        Bytes::checked(unsafe { alloc_zeroed(Bytes::layout(len)) }, len)
+    }
+
+    /// Bytes of any content, which cost nothing before they are touched.
+    pub fn untouched(len: usize) -> Bytes {
+        // SAFETY: the size is not zero.
+        Bytes::checked(unsafe { alloc(Bytes::layout(len)) }, len)
+    }
+
+    fn checked(at: *mut u8, len: usize) -> Bytes {
+        if at.is_null() {
+            handle_alloc_error(Bytes::layout(len));
+        }
+        Bytes { at, len }
+    }
+
+    pub fn address(&self) -> *mut u8 {
+        self.at
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.at, Bytes::layout(self.len)) }
+    }
+}
+
+/// A block between its guards.
+struct Guarded {
+    bytes: Bytes,
+    len: usize,
+}
+
+impl Guarded {
+    fn new(len: usize) -> Guarded {
+        let mut new = Guarded { bytes: Bytes::zeroed(len + 2 * GUARD), len };
+        new.whole_mut()[..GUARD].fill(POISON);
+        new.whole_mut()[GUARD + len..].fill(POISON);
+        new
+    }
+
+    fn whole(&self) -> &[u8] {
+        // SAFETY: all bytes were zeroed, and no kernel runs while they are borrowed.
+        unsafe { from_raw_parts(self.bytes.at, self.len + 2 * GUARD) }
+    }
+
+    fn whole_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and borrowed alone.
+        unsafe { from_raw_parts_mut(self.bytes.at, self.len + 2 * GUARD) }
+    }
+
+    fn data(&self) -> &[u8] {
+        &self.whole()[GUARD..GUARD + self.len]
+    }
+
+    fn data_mut(&mut self) -> &mut [u8] {
+        let end = GUARD + self.len;
+        &mut self.whole_mut()[GUARD..end]
+    }
+
+    /// Where something was written outside, as the distance to the block's start.
+    fn damage(&self) -> Option<isize> {
+        let whole = self.whole();
+        let outside = (0..GUARD).chain(GUARD + self.len..whole.len());
+        let (front, back) = (&whole[..GUARD], &whole[GUARD + self.len..]);
+        let sound = |bytes: &[u8]| bytes.iter().all(|b| *b == POISON);
+        if sound(front) && sound(back) {
+            return None;
+        }
+        let mut hit = outside.filter(|i| whole[*i] != POISON);
+        hit.next().map(|i| i as isize - GUARD as isize)
+    }
+}
+
+/// What a work may do with a byte.
+#[derive(Clone, Copy, PartialEq)]
+enum Access {
+    Hidden,
+    Read,
+    Write,
+}
+
+/// Bytes that a work may not change, and what they were.
+struct Kept {
+    place: (usize, Block),
+    range: Range<usize>,
+    bytes: Vec<u8>,
+    hidden: bool,
+}
+
+/// What [`Memory::hide`] put aside.
+pub(super) struct Hidden(Vec<Kept>);
+
+/// All blocks of all replicas.
+#[derive(Default)]
+pub(super) struct Memory {
+    blocks: BTreeMap<(usize, Block), Guarded>,
+}
+
+impl Memory {
+    /// Gives a block at least so many bytes; whether it moved.
+    pub fn reserve(&mut self, replica: usize, block: Block, bytes: usize) -> bool {
+        let old = self.blocks.get(&(replica, block));
+        if old.is_some_and(|b| b.len >= bytes) {
+            return false;
+        }
+        let mut new = Guarded::new(bytes);
+        let moved = old.is_some();
+        if let Some(old) = old {
+            new.data_mut()[..old.len].copy_from_slice(old.data());
+        }
+        self.blocks.insert((replica, block), new);
+        moved
+    }
+
+    /// The bytes of a block from an address on.
+    fn from(&self, at: Ptr) -> Result<&[u8], String> {
+        let block = self.blocks.get(&(at.replica, at.block));
+        let data = block.map(Guarded::data).and_then(|d| d.get(at.offset..));
+        data.ok_or_else(|| format!("{at} lies outside its block"))
+    }
+
+    pub fn bytes(&self, at: Ptr, len: usize) -> Result<&[u8], String> {
+        let rest = self.from(at)?;
+        let short = || format!("{len} bytes at {at} reach {} too far", len - rest.len());
+        rest.get(..len).ok_or_else(short)
+    }
+
+    pub fn bytes_mut(&mut self, at: Ptr, len: usize) -> Result<&mut [u8], String> {
+        self.bytes(at, len)?;
+        let block = self.blocks.get_mut(&(at.replica, at.block)).expect("found above");
+        Ok(&mut block.data_mut()[at.offset..at.offset + len])
+    }
+
+    /// The address that kernels see.
+    pub fn address(&self, at: Ptr) -> Result<u64, String> {
+        self.from(at).map(|rest| rest.as_ptr() as u64)
+    }
+
+    /// An element as a number.
+    pub fn load(&self, at: Ptr, elem: Elem) -> Result<f64, String> {
+        let b = self.bytes(at, elem.bytes())?;
+        Ok(match elem {
+            Elem::F32 => f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+            Elem::I32 => f64::from(i32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+            Elem::F64 => f64::from_le_bytes(b.try_into().expect("eight bytes")),
+            Elem::Bf16 => super::narrow::from_bf16(u16::from_le_bytes([b[0], b[1]])),
+            Elem::F16 => super::narrow::from_half(u16::from_le_bytes([b[0], b[1]])),
+        })
+    }
+
+    /// Rounds a number to an element.
+    pub fn store(&mut self, at: Ptr, elem: Elem, v: f64) -> Result<(), String> {
+        let bytes = self.bytes_mut(at, elem.bytes())?;
+        match elem {
+            Elem::F32 => bytes.copy_from_slice(&(v as f32).to_le_bytes()),
+            Elem::I32 => bytes.copy_from_slice(&(v as i32).to_le_bytes()),
+            Elem::F64 => bytes.copy_from_slice(&v.to_le_bytes()),
+            Elem::Bf16 => bytes.copy_from_slice(&super::narrow::to_bf16(v).to_le_bytes()),
+            Elem::F16 => bytes.copy_from_slice(&super::narrow::to_half(v).to_le_bytes()),
+        }
+        Ok(())
+    }
+
+    /// Activations of an earlier step mean nothing.
+    pub fn poison_arenas(&mut self) {
+        for ((_, block), guarded) in &mut self.blocks {
+            if *block == Block::Arena {
+                guarded.data_mut().fill(POISON);
+            }
+        }
+    }
+
+    /// Fails where something was written between the blocks.
+    pub fn check_guards(&self) -> Result<(), String> {
+        for ((replica, block), guarded) in &self.blocks {
+            if let Some(at) = guarded.damage() {
+                let len = guarded.len;
+                return Err(format!(
+                    "writes outside of {block:?} (replica {replica}, {len} bytes), at byte {at}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts aside what a work did not ask for. Scratch memory is nobody else's, and inputs are
+    /// written by no one, so that these need not be asked for.
+    pub fn hide(&mut self, work: &Work) -> Hidden {
+        let mut kept = vec![];
+        if self.blocks.values().map(|b| b.len).sum::<usize>() > MOST_HIDDEN {
+            return Hidden(kept);
+        }
+        for (place, guarded) in &mut self.blocks {
+            let other = match place.1 {
+                Block::Scratch => continue,
+                Block::Inputs => Access::Read,
+                _ => Access::Hidden,
+            };
+            for (range, access) in parts(*place, guarded.len, work, other) {
+                let bytes = guarded.data()[range.clone()].to_vec();
+                let hidden = access == Access::Hidden;
+                if hidden {
+                    guarded.data_mut()[range.clone()].fill(POISON);
+                }
+                kept.push(Kept { place: *place, range, bytes, hidden });
+            }
+        }
+        Hidden(kept)
+    }
+
+    /// Puts back what was hidden, and fails where it was changed.
+    pub fn show(&mut self, hidden: Hidden) -> Result<(), String> {
+        let mut result = Ok(());
+        for Kept { place, range, bytes, hidden } in hidden.0 {
+            let data =
+                &mut self.blocks.get_mut(&place).expect("still there").data_mut()[range.clone()];
+            let changed = match hidden {
+                true => data.iter().position(|b| *b != POISON),
+                false => data.iter().zip(&bytes).position(|(a, b)| a != b),
+            };
+            data.copy_from_slice(&bytes);
+            if let Some(i) = changed {
+                let at = Ptr::new(place.0, place.1, (range.start + i) / 4 * 4);
+                result = Err(format!("writes at {at}, which is not among its writes"));
+            }
+        }
+        result
+    }
+}
+
+/// The parts of a block that a work may not write.
+fn parts(
+    (replica, block): (usize, Block),
+    len: usize,
+    work: &Work,
+    other: Access,
+) -> Vec<(Range<usize>, Access)> {
+    let mut access = vec![other; len];
+    let mut mark = |spans: &[Span], kind: Access| {
+        for s in spans.iter().filter(|s| (s.at.replica, s.at.block) == (replica, block)) {
+            access[s.at.offset.min(len)..(s.at.offset + s.bytes).min(len)].fill(kind);
+        }
+    };
+    mark(&work.reads, Access::Read);
+    mark(&work.writes, Access::Write);
+    let mut parts = vec![];
+    let mut start = 0;
+    for run in access.chunk_by(|a, b| a == b) {
+        if run[0] != Access::Write {
+            parts.push((start..start + run.len(), run[0]));
+        }
+        start += run.len();
+    }
+    parts
+}

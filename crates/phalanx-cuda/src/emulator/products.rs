@@ -1,0 +1,113 @@
+//! What the vendor's libraries compute, as plain loops.
+
+use super::memory::Memory;
+use crate::launch::{Elem, Ptr, Span};
+use crate::task::{Conv, Gemm, Images, Matrix, Pass};
+use phalanx_graph::ConvGeom;
+
+/// The address of an element.
+fn element(at: Ptr, elem: Elem, index: usize) -> Ptr {
+    at.add(index * elem.bytes())
+}
+
+fn entry(m: &Matrix, row: usize, column: usize) -> Ptr {
+    let index = if m.transposed { column * m.ld + row } else { row * m.ld + column };
+    element(m.at, m.elem, index)
+}
+
+fn matrix(memory: &Memory, m: &Matrix, rows: usize, columns: usize) -> Result<Vec<f64>, String> {
+    let places = (0..rows * columns).map(|i| entry(m, i / columns, i % columns));
+    places.map(|at| memory.load(at, m.elem)).collect()
+}
+
+/// `c = relu(a · b + bias)`.
+pub(super) fn gemm(memory: &mut Memory, g: &Gemm) -> Result<(), String> {
+    let (a, b) = (matrix(memory, &g.a, g.m, g.k)?, matrix(memory, &g.b, g.k, g.n)?);
+    for i in 0..g.m {
+        for j in 0..g.n {
+            let mut sum: f64 = (0..g.k).map(|k| a[i * g.k + k] * b[k * g.n + j]).sum();
+            if let Some(bias) = g.bias {
+                sum += memory.load(element(bias, Elem::F32, j), Elem::F32)?;
+            }
+            if g.relu && sum < 0.0 {
+                sum = 0.0;
+            }
+            memory.store(entry(&g.c, i, j), g.c.elem, sum)?;
+        }
+    }
+    Ok(())
+}
+
+/// Calls `f(x, w, y)` with the numbers of every product `x · w` that adds to `y`, pixels close
+/// together and filters as `[filters, height, width, channels / groups]`.
+fn each_product(g: &ConvGeom, rows: usize, mut f: impl FnMut(usize, usize, usize)) {
+    let [ih, iw, ic] = g.input;
+    let [oh, ow, oc] = g.output;
+    let [kh, kw] = g.kernel;
+    let (group_in, group_out) = (ic / g.groups, oc / g.groups);
+    let tap = |axis: usize, o: usize, k: usize| {
+        let at = o * g.stride[axis] + k * g.dilation[axis];
+        at.checked_sub(g.pad[axis]).filter(|i| *i < g.input[axis])
+    };
+    for pixel in 0..rows * oh * ow {
+        let (row, oy, ox) = (pixel / (oh * ow), pixel / ow % oh, pixel % ow);
+        for (ky, kx) in (0..kh * kw).map(|k| (k / kw, k % kw)) {
+            let (Some(iy), Some(ix)) = (tap(0, oy, ky), tap(1, ox, kx)) else { continue };
+            for o in 0..oc {
+                let first = ((row * ih + iy) * iw + ix) * ic + o / group_out * group_in;
+                let filter = ((o * kh + ky) * kw + kx) * group_in;
+                (0..group_in).for_each(|c| f(first + c, filter + c, pixel * oc + o));
+            }
+        }
+    }
+}
+
+/// Elements with `channels` of each pixel.
+fn images(memory: &Memory, x: &Images, pixels: usize, channels: usize) -> Result<Vec<f64>, String> {
+    let place = |i: usize| element(x.at, x.elem, i / channels * x.ld + i % channels);
+    (0..pixels * channels).map(|i| memory.load(place(i), x.elem)).collect()
+}
+
+fn set_images(memory: &mut Memory, x: &Images, channels: usize, v: &[f64]) -> Result<(), String> {
+    for (i, v) in v.iter().enumerate() {
+        let at = element(x.at, x.elem, i / channels * x.ld + i % channels);
+        memory.store(at, x.elem, *v)?;
+    }
+    Ok(())
+}
+
+/// One of a convolution's three products.
+pub(super) fn conv(memory: &mut Memory, t: &Conv) -> Result<(), String> {
+    let g = &t.geom;
+    let ([ih, iw, ic], [oh, ow, oc]) = (g.input, g.output);
+    let (inputs, outputs) = (t.rows * ih * iw, t.rows * oh * ow);
+    let x = |memory: &Memory| images(memory, &t.x, inputs, ic);
+    let y = |memory: &Memory| images(memory, &t.y, outputs, oc);
+    let filters = Images { at: t.w.0, elem: t.w.1, ld: 1 };
+    let weights: usize = g.kernel_dims().iter().product();
+    match t.pass {
+        Pass::Forward => {
+            let (x, w) = (x(memory)?, images(memory, &filters, weights, 1)?);
+            let mut y = vec![0.0; outputs * oc];
+            each_product(g, t.rows, |i, k, o| y[o] += x[i] * w[k]);
+            set_images(memory, &t.y, oc, &y)
+        }
+        Pass::GradInput => {
+            let (dy, w) = (y(memory)?, images(memory, &filters, weights, 1)?);
+            let mut dx = vec![0.0; inputs * ic];
+            each_product(g, t.rows, |i, k, o| dx[i] += dy[o] * w[k]);
+            set_images(memory, &t.x, ic, &dx)
+        }
+        Pass::GradKernel => {
+            let (x, dy) = (x(memory)?, y(memory)?);
+            let mut dw = vec![0.0; weights];
+            each_product(g, t.rows, |i, k, o| dw[k] += x[i] * dy[o]);
+            set_images(memory, &filters, 1, &dw)
+        }
+    }
+}
+
+/// Fills with zero.
+pub(super) fn clear(memory: &mut Memory, span: &Span) -> Result<(), String> {
+    memory.bytes_mut(span.at, span.bytes).map(|bytes| bytes.fill(0))
+}
