@@ -163,14 +163,13 @@ impl Update<'_> {
         parts: &Parts,
     ) -> Launch {
         let body = format!(
-            "{}{}) {{\n    const Word* chunk = chunks + (i64)blockIdx.x * 5;\n    \
+            "{}) {{\n    const Word* chunk = chunks + (i64)blockIdx.x * 5;\n    \
              const i64 start = chunk[0].number();\n    const int len = (int)chunk[1].number();\n    \
              const float l1 = chunk[2].real(), l2 = chunk[3].real();\n{}    \
              for (int i = (int)threadIdx.x * 4; i < len; i += {STRIDE}) {{\n        \
              const i64 e = start + i;\n        \
              float w[4]; load_lanes<4>(w0 + e, w);\n{}    }}\n{}}}",
             self.params(),
-            parts.more_params,
             parts.before,
             parts.each,
             parts.behind
@@ -184,7 +183,6 @@ impl Update<'_> {
 /// What the kernels differ in.
 #[derive(Default)]
 struct Parts {
-    more_params: String,
     before: String,
     each: String,
     behind: String,
@@ -245,7 +243,6 @@ fn clipped(
         behind: "    square = sum_of_256(square);\n    \
                  if (threadIdx.x == 0) norms[blockIdx.x] = square;\n"
             .into(),
-        ..Parts::default()
     };
     let first = u.launch(cx, tapes, chunks, Some(of_chunks), &sums);
 
@@ -270,7 +267,7 @@ fn clipped(
     let each = "        float g[4]; load_lanes<4>(g0 + e, g);\n        EVERY(4) g[k] *= scale;\n"
         .to_string()
         + &u.apply(&tapes.function(&u.plan.rule.tape));
-    let third = Parts { before, each, ..Parts::default() };
+    let third = Parts { before, each, behind: String::new() };
     vec![first, second, u.launch(cx, tapes, chunks, Some(of_gradients), &third)]
 }
 
@@ -423,7 +420,7 @@ mod tests {
         };
         let trained = [0, 1, 3];
         let gradients = trained.map(|i| gradient(&params[i])).to_vec();
-        let plan = UpdatePlan { rule: momentum(clip), gradients, buckets: vec![0..3] };
+        let plan = UpdatePlan { rule: momentum(clip), gradients, buckets: vec![] };
         lab.inputs.scalars[0] = RATE;
         let mut first = true;
         for step in steps {
@@ -482,19 +479,13 @@ mod tests {
         let global: f64 = whole.iter().map(square).sum();
         for (i, g) in trained.iter().zip(&whole) {
             let scale = |square: f64, limit: f32| (f64::from(limit) / square.sqrt()).min(1.0);
+            let own = square(g);
             let p = &mut params[*i];
             for (e, g) in g.iter().enumerate() {
                 let g = match clip {
                     None => *g,
                     Some(Clip::Value(limit)) => g.clamp(-f64::from(limit), f64::from(limit)),
-                    Some(Clip::Norm(limit)) => {
-                        g * scale(
-                            square(
-                                &whole[trained.iter().position(|t| t == i).expect("one of them")],
-                            ),
-                            limit,
-                        )
-                    }
+                    Some(Clip::Norm(limit)) => g * scale(own, limit),
                     Some(Clip::GlobalNorm(limit)) => g * scale(global, limit),
                 };
                 p.m[e] = 0.9 * p.m[e] - f64::from(RATE) * g;
