@@ -50,6 +50,105 @@ struct Inputs {
     for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < (n);     \
          i += (i64)gridDim.x * blockDim.x)
 
+// ---- Helpers of the general ops ----
+
+__device__ __forceinline__ float negative_infinity() { return __uint_as_float(0xff800000u); }
+__device__ __forceinline__ float not_a_number() { return __uint_as_float(0x7fc00000u); }
+
+// The larger; NaN if either is.
+template <typename A>
+__device__ __forceinline__ A larger(A a, A b) {
+    return a != a || a > b ? a : b;
+}
+
+// Neighbouring elements that are loaded and stored at once.
+template <typename T, int W>
+struct alignas(sizeof(T) * W) Pack {
+    T v[W];
+};
+
+template <typename T, int W>
+__device__ __forceinline__ void load(const T* p, float (&v)[W]) {
+    Pack<T, W> pack = *(const Pack<T, W>*)p;
+#pragma unroll
+    for (int k = 0; k < W; k++) v[k] = ld(&pack.v[k]);
+}
+
+template <typename T, int W>
+__device__ __forceinline__ void store(T* p, const float (&v)[W]) {
+    Pack<T, W> pack;
+#pragma unroll
+    for (int k = 0; k < W; k++) st(&pack.v[k], v[k]);
+    *(Pack<T, W>*)p = pack;
+}
+
+// Sizes or strides of nested loops, outermost first, known when the kernel is compiled: divisions by
+// them are multiplications.
+template <i64... N>
+struct Axes {};
+
+// How far iteration `i` of loops of `N` is from the first one, in strides of `S`. The outermost size
+// does not matter.
+template <typename I, i64... N, i64... S>
+__device__ __forceinline__ i64 distance(I i, Axes<N...>, Axes<S...>) {
+    constexpr i64 size[] = {N...}, stride[] = {S...};
+    i64 sum = 0;
+#pragma unroll
+    for (int k = sizeof...(N) - 1; k > 0; k--) {
+        I outer = i / (I)size[k];
+        sum += (i64)(i - outer * (I)size[k]) * stride[k];
+        i = outer;
+    }
+    return sum + (i64)i * stride[0];
+}
+
+// Sum over groups of `G` neighbouring threads, handed to all of them.
+template <int G, typename A>
+__device__ __forceinline__ A group_sum(A v) {
+#pragma unroll
+    for (int m = G / 2; m > 0; m /= 2) v += __shfl_xor_sync(0xffffffff, v, m);
+    return v;
+}
+
+// The largest of groups of `G` neighbouring threads, NaN if one is.
+template <int G, typename A>
+__device__ __forceinline__ A group_max(A v) {
+#pragma unroll
+    for (int m = G / 2; m > 0; m /= 2) v = larger(v, __shfl_xor_sync(0xffffffff, v, m));
+    return v;
+}
+
+// Whether this block is the last of `blocks` that count here; what the others wrote before is
+// visible then. The counter is left as it was found: zero.
+__device__ __forceinline__ bool last_block(u32* counter, u32 blocks) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(counter, 1u) == blocks - 1;
+        if (last) *counter = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return last;
+}
+
+// Words `4 * block..4 * block + 4` for a row of the global batch, as `phalanx_graph::rng` draws them.
+__device__ __forceinline__ void draw(const Inputs* in, u32 stream, u32 row, u32 block, u32 (&c)[4]) {
+    u64 seed = in->seed, step = in->step;
+    u32 k0 = (u32)seed, k1 = (u32)(seed >> 32) ^ (u32)(step >> 32);
+    c[0] = block, c[1] = row, c[2] = (u32)step, c[3] = stream;
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        u64 p0 = (u64)c[0] * 0xD2511F53u, p1 = (u64)c[2] * 0xCD9E8D57u;
+        c[0] = (u32)(p1 >> 32) ^ c[1] ^ k0;
+        c[1] = (u32)p1;
+        c[2] = (u32)(p0 >> 32) ^ c[3] ^ k1;
+        c[3] = (u32)p0;
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+}
+
 // ---- Vectors of neighbouring elements ----
 
 template <int N> struct alignas(4 * N) Words { u32 w[N]; };

@@ -9,6 +9,7 @@ use crate::tape::Tapes;
 use crate::task::{Task, Work};
 use phalanx_graph::program::{Memory, Mesh, Options, Place, Program, Split, Value, ValueId};
 use phalanx_graph::{DType, ParamId, ParamSpec, Space, Type};
+use std::collections::HashMap;
 
 const BYTES: usize = 1 << 20;
 
@@ -78,7 +79,7 @@ impl Lab {
             memory: Memory::default(),
         };
         let layout = Layout { feeds: vec![], params: vec![] };
-        let (scratch, inputs) = (Scratch::new(0), Inputs::default());
+        let (scratch, inputs) = (Scratch::new(0, 0), Inputs::default());
         Some(Lab { gpu, program, layout, inputs, scratch, rows, used: 0 })
     }
 
@@ -169,6 +170,7 @@ impl Lab {
         let mut cx = Cx {
             program: &self.program,
             layout: &self.layout,
+            aliases: &HashMap::new(),
             scratch: &mut self.scratch,
             replica: 0,
             rows: self.rows,
@@ -180,7 +182,7 @@ impl Lab {
         let writes = blocks
             .into_iter()
             .chain([Block::Gathered, Block::Slot(0), Block::Slot(1)])
-            .flat_map(|b| (0..2).map(move |r| Span { at: Ptr::new(r, b, 0), bytes: BYTES }))
+            .flat_map(|b| (0..2).map(move |r| Span::whole(Ptr::new(r, b, 0), BYTES)))
             .collect();
         let work = Work { label: "test".into(), tasks, reads: vec![], writes };
         self.gpu.prepare(Plan { work: vec![work], tapes: tapes.source() }).expect("compiles")
