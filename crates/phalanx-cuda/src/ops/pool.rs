@@ -159,15 +159,21 @@ mod tests {
             }
             let (zx, zy) = (vec![9.0; x.len()], vec![9.0; dy.len()]);
             let (input, grad) = (lab.rows(&g.input, 2, &x), lab.rows(&g.output, 1, &dy));
-            let (y, dx) = (lab.rows(&g.output, 3, &zy), lab.rows(&g.input, 4, &zx));
-            lab.run(|cx, _| pool(cx, PoolKind::Average, g, &[input], y));
-            close(&format!("mean {g}"), &lab.get(y), &mean, 1e-6);
-            lab.run(|cx, _| pool(cx, PoolKind::Max, g, &[input], y));
-            close(&format!("max {g}"), &lab.get(y), &max, 0.0);
-            lab.run(|cx, _| pool_grad(cx, PoolKind::Max, g, &[input, y, grad], dx));
-            close(&format!("max' {g}"), &lab.get(dx), &dmax, 2e-6);
-            lab.run(|cx, _| pool_grad(cx, PoolKind::Average, g, &[grad], dx));
-            close(&format!("mean' {g}"), &lab.get(dx), &dmean, 2e-6);
+            let (best, mid) = (lab.rows(&g.output, 3, &zy), lab.rows(&g.output, 0, &zy));
+            let (dbest, dmid) = (lab.rows(&g.input, 4, &zx), lab.rows(&g.input, 0, &zx));
+            lab.run(|cx, _| {
+                [
+                    pool(cx, PoolKind::Average, g, &[input], mid),
+                    pool(cx, PoolKind::Max, g, &[input], best),
+                    pool_grad(cx, PoolKind::Max, g, &[input, best, grad], dbest),
+                    pool_grad(cx, PoolKind::Average, g, &[grad], dmid),
+                ]
+                .concat()
+            });
+            close(&format!("mean {g}"), &lab.get(mid), &mean, 1e-6);
+            close(&format!("max {g}"), &lab.get(best), &max, 0.0);
+            close(&format!("max' {g}"), &lab.get(dbest), &dmax, 2e-6);
+            close(&format!("mean' {g}"), &lab.get(dmid), &dmean, 2e-6);
         }
     }
 }
