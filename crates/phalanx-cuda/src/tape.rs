@@ -392,4 +392,189 @@ mod tests {
         // One function serves them all but for what the tapes differ in: nothing.
         assert_eq!(tapes.source().matches("__forceinline__").count(), 1);
     }
+
+    #[cfg(feature = "emulator")]
+    mod emulated {
+        use super::*;
+        use crate::ops::lab::{Lab, SEEDS, close, numbers};
+
+        const UNARY: [Unary; 17] = [
+            Unary::Neg,
+            Unary::Abs,
+            Unary::Sign,
+            Unary::Recip,
+            Unary::Square,
+            Unary::Sqrt,
+            Unary::Rsqrt,
+            Unary::Exp,
+            Unary::Expm1,
+            Unary::Log,
+            Unary::Log1p,
+            Unary::Tanh,
+            Unary::Sigmoid,
+            Unary::Erf,
+            Unary::Relu,
+            Unary::Floor,
+            Unary::Sin,
+        ];
+
+        fn number(u: Unary, x: f64) -> f64 {
+            match u {
+                Unary::Neg => -x,
+                Unary::Abs => x.abs(),
+                Unary::Sign => {
+                    if x == 0.0 || x.is_nan() {
+                        x
+                    } else {
+                        x.signum()
+                    }
+                }
+                Unary::Recip => 1.0 / x,
+                Unary::Square => x * x,
+                Unary::Sqrt => x.sqrt(),
+                Unary::Rsqrt => 1.0 / x.sqrt(),
+                Unary::Exp => x.exp(),
+                Unary::Expm1 => x.exp_m1(),
+                Unary::Log => x.ln(),
+                Unary::Log1p => x.ln_1p(),
+                Unary::Tanh => x.tanh(),
+                Unary::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+                // At the points the test asks for.
+                Unary::Erf if x.abs() == 0.5 => 0.520_499_877_813_046_5 * x.signum(),
+                Unary::Erf => {
+                    if x == 0.0 || x.is_nan() {
+                        x
+                    } else {
+                        x.signum()
+                    }
+                }
+                Unary::Relu => {
+                    if x < 0.0 {
+                        0.0
+                    } else {
+                        x
+                    }
+                }
+                Unary::Floor => x.floor(),
+                Unary::Sin => x.sin(),
+            }
+        }
+
+        fn single(inputs: Vec<Access>, last: Instr) -> Tape {
+            let mut instrs: Vec<Instr> = (0..inputs.len() as u16).map(Instr::Input).collect();
+            instrs.push(last);
+            Tape { outputs: vec![inputs.len() as u16], inputs, instrs }
+        }
+
+        #[test]
+        fn functions_of_one_number() {
+            let Some(mut lab) = Lab::new(None, 1) else { return };
+            let x = [0.0, 0.5, -0.5, 9.25, -9.25, f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+            let (input, y) = (lab.rows(&[8], 0, &x), lab.rows(&[8], 0, &[0.0; 8]));
+            for u in UNARY {
+                let tape = single(vec![Access::Full], Instr::Unary(u, 0));
+                lab.run(|cx, tapes| fused(cx, tapes, &tape, &[input], y));
+                let want: Vec<f64> = x.iter().map(|x| number(u, f64::from(*x))).collect();
+                close(u.name(), &lab.get(y), &want, 1e-6);
+            }
+        }
+
+        #[test]
+        fn functions_of_two_numbers() {
+            let Some(mut lab) = Lab::new(None, 1) else { return };
+            let nan = f32::NAN;
+            let (a, b) = ([2.0, 3.0, nan, 1.0, 2.0], [2.0, 0.5, 1.0, nan, 4.0]);
+            let (left, right) = (lab.rows(&[5], 0, &a), lab.rows(&[5], 0, &b));
+            let y = lab.rows(&[5], 0, &[0.0; 5]);
+            let no = f64::NAN;
+            for (op, want) in [
+                (Binary::Add, [4.0, 3.5, no, no, 6.0]),
+                (Binary::Sub, [0.0, 2.5, no, no, -2.0]),
+                (Binary::Mul, [4.0, 1.5, no, no, 8.0]),
+                (Binary::Div, [1.0, 6.0, no, no, 0.5]),
+                (Binary::Max, [2.0, 3.0, no, no, 4.0]),
+                (Binary::Min, [2.0, 0.5, no, no, 2.0]),
+                (Binary::Pow, [4.0, 3f64.sqrt(), no, 1.0, 16.0]),
+                (Binary::Gt, [0.0, 1.0, 0.0, 0.0, 0.0]),
+                (Binary::Ge, [1.0, 1.0, 0.0, 0.0, 0.0]),
+                (Binary::Eq, [1.0, 0.0, 0.0, 0.0, 0.0]),
+            ] {
+                let tape = single(vec![Access::Full; 2], Instr::Binary(op, 0, 1));
+                lab.run(|cx, tapes| fused(cx, tapes, &tape, &[left, right], y));
+                close(op.name(), &lab.get(y), &want, 1e-6);
+            }
+            let tape = single(vec![Access::Full; 3], Instr::Select(0, 1, 2));
+            lab.run(|cx, tapes| fused(cx, tapes, &tape, &[left, left, right], y));
+            close("select", &lab.get(y), &[2.0, 3.0, no, 1.0, 2.0], 0.0);
+        }
+
+        #[test]
+        fn every_way_of_reading() {
+            for seed in SEEDS {
+                for (width, gap) in [(12, 0), (12, 4), (12, 3), (7, 0), (7, 2)] {
+                    every_way(seed, width, gap);
+                }
+            }
+        }
+
+        fn every_way(seed: Option<u64>, width: usize, gap: usize) {
+            let (rows, high) = (3, 5);
+            let Some(mut lab) = Lab::new(seed, rows) else { return };
+            let (dims, n) = ([high, width], rows * high * width);
+            let (x, zero) = (numbers(n, 1), vec![0.0; n]);
+            let input = lab.rows(&dims, gap, &x);
+            let y = lab.rows(&dims, gap, &zero);
+            let other = [numbers(n, 2), numbers(1, 3), numbers(width, 4), numbers(rows * high, 5)];
+            for (values, access, id) in [
+                (&other[0], Access::Full, lab.rows(&dims, 0, &other[0])),
+                (&other[1], Access::Scalar, lab.whole(&[1], &other[1])),
+                (&other[2], Access::Suffix(width), lab.whole(&[width], &other[2])),
+                (&other[3], Access::Prefix(width), lab.rows(&[high, 1], 0, &other[3])),
+            ] {
+                let tape = add(access);
+                lab.run(|cx, tapes| fused(cx, tapes, &tape, &[input, id], y));
+                let read = |e: usize| match access {
+                    Access::Full => values[e],
+                    Access::Scalar => values[0],
+                    Access::Suffix(p) => values[e % p],
+                    Access::Prefix(g) => values[e / g],
+                };
+                let want: Vec<f64> = (0..n).map(|e| f64::from(x[e] + read(e))).collect();
+                close(&format!("{access:?} {width} {gap}"), &lab.get(y), &want, 0.0);
+            }
+            // The result may take over what is read whole.
+            let id = lab.whole(&[width], &other[2]);
+            let tape = add(Access::Suffix(width));
+            let step = lab.prepare(|cx, tapes| fused(cx, tapes, &tape, &[input, id], input));
+            lab.start(step);
+            let want: Vec<f64> = (0..n).map(|e| f64::from(x[e] + other[2][e % width])).collect();
+            close("in place", &lab.get(input), &want, 0.0);
+        }
+
+        #[test]
+        fn many_at_once() {
+            for seed in SEEDS {
+                let Some(mut lab) = Lab::new(seed, 1) else { return };
+                let mut instances = vec![];
+                let mut wanted = vec![];
+                for (i, n) in [5, 96, 5000, 1, 160].into_iter().enumerate() {
+                    let (a, b) = (numbers(n, i as u64), numbers(n, 9 + i as u64));
+                    let y = lab.whole(&[n], &vec![0.0; n]);
+                    instances.push((vec![lab.whole(&[n], &a), lab.whole(&[n], &b)], y));
+                    let sum = a.iter().zip(&b).map(|(a, b)| f64::from(a + b));
+                    wanted.push(sum.collect::<Vec<f64>>());
+                }
+                let tape = add(Access::Full);
+                lab.run(|cx, tapes| {
+                    let launches = fused_many(cx, tapes, &tape, &instances);
+                    // Those whose length is a multiple of four, and the others.
+                    assert_eq!(launches.len(), 2);
+                    launches
+                });
+                for ((_, y), want) in instances.iter().zip(&wanted) {
+                    close("many", &lab.get(*y), want, 0.0);
+                }
+            }
+        }
+    }
 }

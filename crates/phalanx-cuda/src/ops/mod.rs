@@ -2,6 +2,8 @@
 
 pub(crate) mod axes;
 pub(crate) mod index;
+#[cfg(all(test, feature = "emulator"))]
+pub(crate) mod lab;
 pub(crate) mod layout;
 pub(crate) mod norm;
 pub(crate) mod pool;

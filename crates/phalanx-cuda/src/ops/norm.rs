@@ -300,4 +300,98 @@ mod tests {
             }
         }
     }
+
+    #[cfg(feature = "emulator")]
+    mod emulated {
+        use super::*;
+        use crate::ops::lab::{Lab, SEEDS, close, numbers};
+        use phalanx_graph::Scope;
+
+        fn attrs(relu: bool) -> BatchNormAttrs {
+            BatchNormAttrs { epsilon: 1e-3.into(), relu, scope: Scope::Device }
+        }
+
+        #[test]
+        fn whole_normalisation_against_plain_loops() {
+            for seed in SEEDS {
+                for (c, size, gap) in [(1, 301, 0), (3, 77, 2), (96, 150, 8), (40, 49, 0)] {
+                    for (relu, biased) in [(false, true), (true, true), (true, false)] {
+                        check(seed, c, size, gap, relu, biased);
+                    }
+                }
+            }
+        }
+
+        fn check(seed: Option<u64>, c: usize, size: usize, gap: usize, relu: bool, biased: bool) {
+            let rows = 2;
+            let Some(mut lab) = Lab::new(seed, rows) else { return };
+            let (n, count) = (rows * size * c, rows * size);
+            let what = |part: &str| format!("{part} c {c} size {size} gap {gap} relu {relu}");
+            let x: Vec<f32> = numbers(n, 1).iter().map(|v| v * 2.0 + 1.5).collect();
+            let (dy, zero) = (numbers(n, 2), vec![0.0; n]);
+            let (gamma, beta) = (numbers(c, 3), numbers(c, 4));
+            let shift = if biased { numbers(c, 5) } else { vec![0.0; c] };
+            let dims = [size, c];
+            let input = lab.rows(&dims, gap, &x);
+            let grad = lab.rows(&dims, gap, &dy);
+            let (y, dx) = (lab.rows(&dims, gap, &zero), lab.rows(&dims, 0, &zero));
+            let (g, b) = (lab.whole(&[c], &gamma), lab.whole(&[c], &beta));
+            let (st, sums) = (lab.whole(&[2, c], &[0.0].repeat(2 * c)), lab.doubles(&[2, c]));
+            let (st2, gs) = (
+                lab.whole(&[2, c], &[0.0].repeat(2 * c)),
+                lab.whole(&[2, c], &[0.0].repeat(2 * c)),
+            );
+            let (shifts, columns) = (lab.whole(&[c], &shift), lab.whole(&[c], &zero[..c]));
+            let bias = biased.then(|| lab.at(shifts));
+            let a = attrs(relu);
+            lab.run(|cx, _| moments_and_stats(cx, count, &[input], sums, st, bias));
+            lab.run(|cx, _| moments(cx, &[input], sums, bias));
+            lab.run(|cx, _| batch_stats(cx, count, &[sums], st2));
+            assert_eq!(lab.get(st), lab.get(st2), "{}", what("one launch or two"));
+            lab.run(|cx, _| batch_norm(cx, &a, &[input, st, g, b], y, bias));
+            lab.run(|cx, _| batch_norm_grad_sums(cx, &a, &[grad, input, st, g, b], gs, bias));
+            let operands = [grad, input, st, g, b, gs];
+            lab.run(|cx, _| batch_norm_grad_input(cx, &a, count, &operands, dx, bias, None));
+            let plain = lab.get(dx);
+            let to = lab.at(columns);
+            lab.run(|cx, _| batch_norm_grad_input(cx, &a, count, &operands, dx, bias, Some(to)));
+            assert_eq!(lab.get(dx), plain, "{}", what("with or without sums"));
+
+            let (stats, got, sums, columns) =
+                (lab.get(st), lab.get(y), lab.get(gs), lab.get(columns));
+            let pick = |v: &[f32], i: usize| -> Vec<f32> {
+                v.iter().skip(i).step_by(c).copied().collect()
+            };
+            for i in 0..c {
+                let xs: Vec<f64> =
+                    pick(&x, i).iter().map(|v| f64::from(*v) + f64::from(shift[i])).collect();
+                let mean = xs.iter().sum::<f64>() / count as f64;
+                let variance = xs.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count as f64;
+                close(&what("stats"), &[stats[i], stats[c + i]], &[mean, variance], 2e-6);
+                let inverse = 1.0 / (variance + 1e-3).sqrt();
+                let hat: Vec<f64> = xs.iter().map(|x| (x - mean) * inverse).collect();
+                let (g, b) = (f64::from(gamma[i]), f64::from(beta[i]));
+                let z = hat.iter().map(|h| h * g + b);
+                let want: Vec<f64> = z.map(|z| if relu { z.max(0.0) } else { z }).collect();
+                let got = pick(&got, i);
+                close(&what("y"), &got, &want, 1e-5);
+                let dz: Vec<f64> = pick(&dy, i)
+                    .iter()
+                    .zip(&got)
+                    .map(|(d, y)| if !relu || *y > 0.0 { f64::from(*d) } else { 0.0 })
+                    .collect();
+                let s0: f64 = dz.iter().sum();
+                let s1: f64 = dz.iter().zip(&hat).map(|(d, h)| d * h).sum();
+                close(&what("sums"), &[sums[i], sums[c + i]], &[s0, s1], 2e-4);
+                let n = count as f64;
+                let want: Vec<f64> = dz
+                    .iter()
+                    .zip(&hat)
+                    .map(|(d, h)| g * inverse * (d - s0 / n - h * s1 / n))
+                    .collect();
+                close(&what("dx"), &pick(&plain, i), &want, 2e-5);
+                close(&what("columns"), &[columns[i]], &[want.iter().sum()], 1e-4);
+            }
+        }
+    }
 }

@@ -89,4 +89,91 @@ mod tests {
         assert!(!apart(&geom(8, 3, 2, Padding::Same)));
         assert!(!apart(&geom(8, 2, 3, Padding::Valid)));
     }
+
+    #[cfg(feature = "emulator")]
+    mod emulated {
+        use super::*;
+        use crate::ops::lab::{Lab, SEEDS, close, numbers};
+
+        /// Input elements of each output's window, in row-major order.
+        fn windows(g: &ConvGeom, rows: usize) -> Vec<Vec<usize>> {
+            let [h, w, c] = g.input;
+            let mut all = Vec::new();
+            for o in 0..rows * g.output_len() {
+                let (k, j, i) = (o % c, o / c % g.output[1], o / c / g.output[1] % g.output[0]);
+                let row = o / g.output_len();
+                let mut window = Vec::new();
+                for a in 0..g.kernel[0] {
+                    for b in 0..g.kernel[1] {
+                        let y = (i * g.stride[0] + a * g.dilation[0]).checked_sub(g.pad[0]);
+                        let x = (j * g.stride[1] + b * g.dilation[1]).checked_sub(g.pad[1]);
+                        if let (Some(y), Some(x)) = (y.filter(|y| *y < h), x.filter(|x| *x < w)) {
+                            window.push(((row * h + y) * w + x) * c + k);
+                        }
+                    }
+                }
+                all.push(window);
+            }
+            all
+        }
+
+        #[test]
+        fn pools_and_derivatives() {
+            for (size, kernel, stride, dilation) in [
+                ([8, 6], [2, 2], [2, 2], [1, 1]),
+                ([7, 9], [3, 3], [2, 2], [1, 1]),
+                ([7, 5], [2, 3], [3, 3], [1, 1]),
+                ([9, 8], [2, 3], [1, 1], [2, 2]),
+                ([3, 4], [5, 5], [2, 1], [1, 1]),
+                ([7, 7], [7, 7], [7, 7], [1, 1]),
+            ] {
+                for padding in [Padding::Valid, Padding::Same] {
+                    let input = [size[0], size[1], 3];
+                    let g = ConvGeom::new(input, 3, kernel, stride, dilation, padding, 1);
+                    g.iter().for_each(|g| SEEDS.into_iter().for_each(|seed| check(seed, g)));
+                }
+            }
+        }
+
+        fn check(seed: Option<u64>, g: &ConvGeom) {
+            let rows = 2;
+            let Some(mut lab) = Lab::new(seed, rows) else { return };
+            // Few different numbers, so that ties are common, and some that are none.
+            let mut x: Vec<f32> =
+                numbers(rows * g.input_len(), 1).iter().map(|v| (v * 3.0).round()).collect();
+            x.iter_mut().step_by(31).for_each(|v| *v = f32::NAN);
+            let dy = numbers(rows * g.output_len(), 2);
+            let (mut max, mut mean) = (vec![], vec![]);
+            let (mut dmax, mut dmean) = (vec![0.0; x.len()], vec![0.0; x.len()]);
+            for (window, dy) in windows(g, rows).iter().zip(&dy) {
+                let larger = |best: usize, i: &usize| {
+                    let takes = x[*i] > x[best] || x[*i].is_nan() && !x[best].is_nan();
+                    if takes { *i } else { best }
+                };
+                let first = window.iter().fold(window[0], larger);
+                let count = window.len() as f64;
+                max.push(f64::from(x[first]));
+                mean.push(window.iter().map(|i| f64::from(x[*i])).sum::<f64>() / count);
+                dmax[first] += f64::from(*dy);
+                window.iter().for_each(|i| dmean[*i] += f64::from(*dy) / count);
+            }
+            let (zx, zy) = (vec![9.0; x.len()], vec![9.0; dy.len()]);
+            let (input, grad) = (lab.rows(&g.input, 2, &x), lab.rows(&g.output, 1, &dy));
+            let (best, mid) = (lab.rows(&g.output, 3, &zy), lab.rows(&g.output, 0, &zy));
+            let (dbest, dmid) = (lab.rows(&g.input, 4, &zx), lab.rows(&g.input, 0, &zx));
+            lab.run(|cx, _| {
+                [
+                    pool(cx, PoolKind::Average, g, &[input], mid),
+                    pool(cx, PoolKind::Max, g, &[input], best),
+                    pool_grad(cx, PoolKind::Max, g, &[input, best, grad], dbest),
+                    pool_grad(cx, PoolKind::Average, g, &[grad], dmid),
+                ]
+                .concat()
+            });
+            close(&format!("mean {g}"), &lab.get(mid), &mean, 1e-6);
+            close(&format!("max {g}"), &lab.get(best), &max, 0.0);
+            close(&format!("max' {g}"), &lab.get(dbest), &dmax, 2e-6);
+            close(&format!("mean' {g}"), &lab.get(dmid), &dmean, 2e-6);
+        }
+    }
 }

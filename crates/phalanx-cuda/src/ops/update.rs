@@ -163,14 +163,13 @@ impl Update<'_> {
         parts: &Parts,
     ) -> Launch {
         let body = format!(
-            "{}{}) {{\n    const Word* chunk = chunks + (i64)blockIdx.x * 5;\n    \
+            "{}) {{\n    const Word* chunk = chunks + (i64)blockIdx.x * 5;\n    \
              const i64 start = chunk[0].number();\n    const int len = (int)chunk[1].number();\n    \
              const float l1 = chunk[2].real(), l2 = chunk[3].real();\n{}    \
              for (int i = (int)threadIdx.x * 4; i < len; i += {STRIDE}) {{\n        \
              const i64 e = start + i;\n        \
              float w[4]; load_lanes<4>(w0 + e, w);\n{}    }}\n{}}}",
             self.params(),
-            parts.more_params,
             parts.before,
             parts.each,
             parts.behind
@@ -184,7 +183,6 @@ impl Update<'_> {
 /// What the kernels differ in.
 #[derive(Default)]
 struct Parts {
-    more_params: String,
     before: String,
     each: String,
     behind: String,
@@ -245,7 +243,6 @@ fn clipped(
         behind: "    square = sum_of_256(square);\n    \
                  if (threadIdx.x == 0) norms[blockIdx.x] = square;\n"
             .into(),
-        ..Parts::default()
     };
     let first = u.launch(cx, tapes, chunks, Some(of_chunks), &sums);
 
@@ -270,7 +267,7 @@ fn clipped(
     let each = "        float g[4]; load_lanes<4>(g0 + e, g);\n        EVERY(4) g[k] *= scale;\n"
         .to_string()
         + &u.apply(&tapes.function(&u.plan.rule.tape));
-    let third = Parts { before, each, ..Parts::default() };
+    let third = Parts { before, each, behind: String::new() };
     vec![first, second, u.launch(cx, tapes, chunks, Some(of_gradients), &third)]
 }
 
@@ -339,4 +336,201 @@ fn transpose_many(
         return vec![];
     }
     vec![Launch::blocks("update", kernel, table.len() / 6, THREADS as u32).arg(table)]
+}
+
+#[cfg(all(test, feature = "emulator"))]
+mod tests {
+    use super::*;
+    use crate::ops::lab::{Lab, SEEDS, close, numbers};
+    use phalanx_graph::ParamId;
+    use phalanx_graph::program::GradientPlan;
+    use phalanx_graph::update::{RuleBuilder, Slot, SlotInit, UpdateRule};
+
+    /// Momentum: `m = 0.9 m - rate · g`, `w = w + m`.
+    fn momentum(clip: Option<Clip>) -> UpdateRule {
+        let slot = Slot { name: "momentum".into(), init: SlotInit::Value(0.0) };
+        let mut b = RuleBuilder::new(vec![slot], 1);
+        let kept = b.scale(b.slot(0), 0.9);
+        let step = b.mul(b.scalar(0), b.gradient());
+        let m = b.sub(kept, step);
+        let w = b.add(b.weight(), m);
+        b.finish("momentum", clip, w, &[m])
+    }
+
+    /// A parameter of the test: weights, momentum, both replicas' gradients, sum over steps.
+    struct Param {
+        id: ParamId,
+        w: Vec<f64>,
+        m: Vec<f64>,
+        parts: [Vec<f32>; 2],
+        kept: Vec<f64>,
+        penalty: (f32, f32),
+    }
+
+    impl Param {
+        fn whole(&self, e: usize) -> f64 {
+            let (l1, l2) = (f64::from(self.penalty.0), f64::from(self.penalty.1));
+            let sum: f64 = self.parts.iter().map(|p| f64::from(p[e])).sum();
+            let sign = if self.w[e] == 0.0 { 0.0 } else { self.w[e].signum() };
+            sum + l1 * sign + 2.0 * l2 * self.w[e]
+        }
+    }
+
+    const RATE: f32 = 0.25;
+
+    #[test]
+    fn one_update_on_two_replicas() {
+        let clips =
+            [None, Some(Clip::Value(0.5)), Some(Clip::Norm(3.0)), Some(Clip::GlobalNorm(5.0))];
+        for clip in clips {
+            for seed in SEEDS {
+                check(seed, clip, &[None]);
+            }
+            check(
+                None,
+                clip,
+                &[Some((1.0, None)), Some((3.0, Some(0.25))), Some((2.0, Some(0.5)))],
+            );
+        }
+    }
+
+    /// Steps, each with its weight and the factor where the sum is applied.
+    fn check(seed: Option<u64>, clip: Option<Clip>, steps: &[Option<(f32, Option<f32>)>]) {
+        let Some(mut lab) = Lab::new(seed, 1) else { return };
+        let mut params: Vec<Param> = vec![];
+        // The third is nobody's to touch.
+        for (i, n) in [5000, 3, 70, 64].into_iter().enumerate() {
+            let mut w = numbers(n, i as u64);
+            w[0] = 0.0;
+            let id = lab.param(&w);
+            let parts = [numbers(n, 10 + i as u64), numbers(n, 20 + i as u64)];
+            let at = lab.layout.params[i];
+            (0..2).for_each(|r| lab.write(Ptr::new(r, Block::Gradients, at), &parts[r]));
+            let penalty = if i == 0 { (0.0, 0.0) } else { (0.125, 0.5) };
+            let w: Vec<f64> = w.iter().map(|v| f64::from(*v)).collect();
+            params.push(Param { id, m: vec![0.0; n], kept: vec![0.0; n], w, parts, penalty });
+        }
+        let gradient = |p: &Param| GradientPlan {
+            param: p.id,
+            sliced: false,
+            operands: None,
+            granule: 1,
+            l1: p.penalty.0,
+            l2: p.penalty.1,
+        };
+        let trained = [0, 1, 3];
+        let gradients = trained.map(|i| gradient(&params[i])).to_vec();
+        let plan = UpdatePlan { rule: momentum(clip), gradients, buckets: vec![] };
+        lab.inputs.scalars[0] = RATE;
+        let mut first = true;
+        for step in steps {
+            let accumulate = step.map(|(_, apply)| apply.is_some());
+            if let Some((weight, apply)) = step {
+                lab.inputs.keep = f32::from(u8::from(!first));
+                lab.inputs.weight = *weight;
+                lab.inputs.mean = apply.unwrap_or(0.0);
+            }
+            // Gradients are new at every step.
+            for (i, p) in params.iter().enumerate() {
+                let at = lab.layout.params[i];
+                (0..2).for_each(|r| lab.write(Ptr::new(r, Block::Gradients, at), &p.parts[r]));
+            }
+            let u = Update { plan: &plan, replicas: 2, sources: 2, fixed: false, accumulate };
+            let id = lab.prepare(|cx, tapes| update(cx, tapes, &u));
+            lab.start(id);
+            expect(&mut params, &trained, clip, *step, first);
+            first = step.is_none_or(|(_, apply)| apply.is_some());
+        }
+        for (i, p) in params.iter().enumerate() {
+            for r in 0..2 {
+                let at = |block| Ptr::new(r, block, lab.layout.params[i]);
+                let what = |part: &str| format!("{part} {i} of {r} with {clip:?} {steps:?}");
+                close(&what("weight"), &lab.read(at(Block::Params), p.w.len()), &p.w, 1e-6);
+                close(&what("slot"), &lab.read(at(Block::Slot(0)), p.m.len()), &p.m, 1e-6);
+            }
+        }
+    }
+
+    fn expect(
+        params: &mut [Param],
+        trained: &[usize],
+        clip: Option<Clip>,
+        step: Option<(f32, Option<f32>)>,
+        first: bool,
+    ) {
+        let mut whole: Vec<Vec<f64>> = vec![];
+        for i in trained {
+            let p = &mut params[*i];
+            let g: Vec<f64> = (0..p.w.len()).map(|e| p.whole(e)).collect();
+            let Some((weight, apply)) = step else {
+                whole.push(g);
+                continue;
+            };
+            for (kept, g) in p.kept.iter_mut().zip(g) {
+                *kept = if first { 0.0 } else { *kept } + f64::from(weight) * g;
+            }
+            let mean = f64::from(apply.unwrap_or(0.0));
+            whole.push(p.kept.iter().map(|k| k * mean).collect());
+        }
+        if step.is_some_and(|(_, apply)| apply.is_none()) {
+            return;
+        }
+        let square = |g: &Vec<f64>| g.iter().map(|v| v * v).sum::<f64>();
+        let global: f64 = whole.iter().map(square).sum();
+        for (i, g) in trained.iter().zip(&whole) {
+            let scale = |square: f64, limit: f32| (f64::from(limit) / square.sqrt()).min(1.0);
+            let own = square(g);
+            let p = &mut params[*i];
+            for (e, g) in g.iter().enumerate() {
+                let g = match clip {
+                    None => *g,
+                    Some(Clip::Value(limit)) => g.clamp(-f64::from(limit), f64::from(limit)),
+                    Some(Clip::Norm(limit)) => g * scale(own, limit),
+                    Some(Clip::GlobalNorm(limit)) => g * scale(global, limit),
+                };
+                p.m[e] = 0.9 * p.m[e] - f64::from(RATE) * g;
+                p.w[e] += p.m[e];
+            }
+        }
+    }
+
+    #[test]
+    fn replicas_add_their_gradients() {
+        let Some(mut lab) = Lab::new(None, 1) else { return };
+        let (a, b) = (numbers(101, 1), numbers(101, 2));
+        lab.write(Ptr::new(0, Block::Gradients, 0), &a);
+        lab.write(Ptr::new(1, Block::Gradients, 0), &b);
+        let step = lab.prepare(|_, tapes| add_gradients(tapes, 2, 101));
+        lab.start(step);
+        let want: Vec<f64> = a.iter().zip(&b).map(|(a, b)| f64::from(a + b)).collect();
+        close("sum", &lab.read(Ptr::new(0, Block::Gradients, 0), 101), &want, 0.0);
+    }
+
+    #[test]
+    fn filters_there_and_back() {
+        for seed in SEEDS {
+            let Some(mut lab) = Lab::new(seed, 1) else { return };
+            let shapes = [(27, 96), (130, 65), (1, 1)];
+            let filters: Vec<Filters> = shapes
+                .iter()
+                .enumerate()
+                .map(|(i, (k, f))| {
+                    let weights = Ptr::new(0, Block::Params, i << 16);
+                    lab.write(weights, &numbers(k * f, i as u64));
+                    Filters { k: *k, f: *f, weights, packed: Ptr::new(0, Block::Slot(0), i << 16) }
+                })
+                .collect();
+            lab.run(|_, _| pack_filters(&filters, Elem::F32));
+            for (i, w) in filters.iter().enumerate() {
+                let (from, got) = (numbers(w.k * w.f, i as u64), lab.read(w.packed, w.k * w.f));
+                let turned = |e: usize| f64::from(from[e % w.k * w.f + e / w.k]);
+                close("packed", &got, &(0..w.k * w.f).map(turned).collect::<Vec<_>>(), 0.0);
+                lab.write(w.weights, &vec![0.0; w.k * w.f]);
+            }
+            lab.run(|_, _| unpack_gradients(&filters, Elem::F32));
+            for (i, w) in filters.iter().enumerate() {
+                assert_eq!(lab.read(w.weights, w.k * w.f), numbers(w.k * w.f, i as u64));
+            }
+        }
+    }
 }

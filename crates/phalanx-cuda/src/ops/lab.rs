@@ -1,0 +1,200 @@
+//! Launches tried on an emulated GPU: values by hand, one op, results back.
+
+use crate::cx::{Cx, Layout, Scratch};
+use crate::emulator::{EmulatedGpu, missing};
+use crate::inputs::{INPUT_BYTES, Inputs};
+use crate::launch::{Block, Launch, Ptr, Span};
+use crate::machine::{Machine, Plan, StepId};
+use crate::tape::Tapes;
+use crate::task::{Task, Work};
+use phalanx_graph::program::{Memory, Mesh, Options, Place, Program, Split, Value, ValueId};
+use phalanx_graph::{DType, ParamId, ParamSpec, Space, Type};
+use std::collections::HashMap;
+
+const BYTES: usize = 1 << 20;
+
+/// As written, and in another order.
+pub(crate) const SEEDS: [Option<u64>; 2] = [None, Some(7)];
+
+/// An emulated GPU and values on it.
+pub(crate) struct Lab {
+    pub gpu: EmulatedGpu,
+    pub program: Program,
+    pub layout: Layout,
+    pub inputs: Inputs,
+    scratch: Scratch,
+    rows: usize,
+    used: usize,
+}
+
+/// Numbers between -1 and 1 that look random.
+pub(crate) fn numbers(n: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// Fails unless all numbers are as wanted; NaN equals NaN.
+#[track_caller]
+pub(crate) fn close(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        let same = g.is_nan() && w.is_nan() || f64::from(*g) == *w;
+        let near = (f64::from(*g) - w).abs() <= tolerance * w.abs().max(1.0);
+        assert!(same || near, "{what}: element {i} is {g}, wanted {w}");
+    }
+}
+
+impl Lab {
+    /// `None`, with a word about it, where nothing can be emulated.
+    pub fn new(seed: Option<u64>, rows: usize) -> Option<Lab> {
+        if let Some(reason) = missing() {
+            eprintln!("skipped: {reason}");
+            return None;
+        }
+        let mut gpu = EmulatedGpu::new(seed);
+        let blocks =
+            [Block::Inputs, Block::Params, Block::Shared, Block::Scratch, Block::Gradients];
+        for block in blocks.into_iter().chain([Block::Gathered, Block::Slot(0), Block::Slot(1)]) {
+            for replica in 0..2 {
+                gpu.reserve(replica, block, BYTES, "a test").expect("memory");
+            }
+        }
+        let options = Options { mesh: Mesh::new(1, 1), max_batch: rows };
+        let program = Program {
+            name: "test".into(),
+            options,
+            split: Split::Rows,
+            params: vec![],
+            feeds: vec![],
+            fetches: vec![],
+            scopes: vec![],
+            values: vec![],
+            instrs: vec![],
+            update: None,
+            memory: Memory::default(),
+        };
+        let layout = Layout { feeds: vec![], params: vec![] };
+        let (scratch, inputs) = (Scratch::new(0, 0), Inputs::default());
+        Some(Lab { gpu, program, layout, inputs, scratch, rows, used: 0 })
+    }
+
+    fn value(&mut self, ty: Type, ld: usize, bytes: usize) -> ValueId {
+        let place = Place::Shared(self.used);
+        self.used += bytes.next_multiple_of(256);
+        assert!(self.used <= BYTES);
+        self.program.values.push(Value { ty, place, offset: 0, ld });
+        ValueId(self.program.values.len() as u32 - 1)
+    }
+
+    /// Rows of floats with pixels `gap` elements further apart than they are wide.
+    pub fn rows(&mut self, dims: &[usize], gap: usize, values: &[f32]) -> ValueId {
+        let (width, ld) = (dims[dims.len() - 1], dims[dims.len() - 1] + gap);
+        let pixels = values.len() / width;
+        let id = self.value(Type::rows(dims.to_vec()), ld, pixels * ld * 4);
+        let mut spread = vec![77.0; pixels * ld];
+        for (to, from) in spread.chunks_mut(ld).zip(values.chunks(width)) {
+            to[..width].copy_from_slice(from);
+        }
+        self.write(self.at(id), &spread);
+        id
+    }
+
+    /// A float value that is the same for all rows.
+    pub fn whole(&mut self, dims: &[usize], values: &[f32]) -> ValueId {
+        let ty = Type::new(DType::F32, Space::Mirrored, dims.to_vec());
+        let id = self.value(ty, dims.last().copied().unwrap_or(1), values.len() * 4);
+        self.write(self.at(id), values);
+        id
+    }
+
+    /// Room for doubles.
+    pub fn doubles(&mut self, dims: &[usize]) -> ValueId {
+        let ty = Type::new(DType::F64, Space::Partial, dims.to_vec());
+        self.value(ty, dims[dims.len() - 1], dims.iter().product::<usize>() * 8)
+    }
+
+    /// A parameter with its gradient, on two replicas.
+    pub fn param(&mut self, weights: &[f32]) -> ParamId {
+        let at = self.layout.params.last().map_or(0, |at| {
+            let len = self.program.params[self.layout.params.len() - 1].len();
+            at + (len * 4).next_multiple_of(256)
+        });
+        self.layout.params.push(at);
+        let dims = vec![weights.len()];
+        self.program.params.push(ParamSpec { name: "w".into(), dims, trainable: true });
+        (0..2).for_each(|r| self.write(Ptr::new(r, Block::Params, at), weights));
+        ParamId(self.layout.params.len() as u32 - 1)
+    }
+
+    pub fn at(&self, id: ValueId) -> Ptr {
+        let Place::Shared(at) = self.program.value(id).place else { unreachable!("see `value`") };
+        Ptr::new(0, Block::Shared, at)
+    }
+
+    pub fn write(&mut self, at: Ptr, values: &[f32]) {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.gpu.write(at, &bytes).expect("fits");
+    }
+
+    pub fn read(&self, at: Ptr, len: usize) -> Vec<f32> {
+        let mut bytes = vec![0; len * 4];
+        self.gpu.read(at, &mut bytes).expect("fits");
+        bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().expect("four"))).collect()
+    }
+
+    /// A value without the gaps between its pixels, which must be as they were.
+    pub fn get(&self, id: ValueId) -> Vec<f32> {
+        let v = self.program.value(id);
+        let (width, rows) = (v.ty.last(), if v.ty.is_rows() { self.rows } else { 1 });
+        let all = self.read(self.at(id), v.ty.len() * rows / width * v.ld);
+        let gaps = all.chunks(v.ld).flat_map(|p| &p[width..]);
+        assert!(gaps.into_iter().all(|g| *g == 77.0), "wrote between the pixels");
+        all.chunks(v.ld).flat_map(|p| p[..width].to_vec()).collect()
+    }
+
+    /// Lowers and runs, twice: what a launch leaves behind must not matter to the next.
+    pub fn run(&mut self, lower: impl Fn(&mut Cx<'_>, &mut Tapes) -> Vec<Launch>) {
+        let step = self.prepare(lower);
+        self.start(step);
+        self.start(step);
+    }
+
+    /// Lowers and makes ready.
+    pub fn prepare(&mut self, lower: impl Fn(&mut Cx<'_>, &mut Tapes) -> Vec<Launch>) -> StepId {
+        let mut tapes = Tapes::default();
+        let mut cx = Cx {
+            program: &self.program,
+            layout: &self.layout,
+            aliases: &HashMap::new(),
+            scratch: &mut self.scratch,
+            replica: 0,
+            rows: self.rows,
+            first_row: 0,
+        };
+        let tasks = lower(&mut cx, &mut tapes).into_iter().map(Task::Launch).collect();
+        let blocks =
+            [Block::Inputs, Block::Params, Block::Shared, Block::Scratch, Block::Gradients];
+        let writes = blocks
+            .into_iter()
+            .chain([Block::Gathered, Block::Slot(0), Block::Slot(1)])
+            .flat_map(|b| (0..2).map(move |r| Span::whole(Ptr::new(r, b, 0), BYTES)))
+            .collect();
+        let work = Work { label: "test".into(), tasks, reads: vec![], writes };
+        self.gpu.prepare(Plan { work: vec![work], tapes: tapes.source() }).expect("compiles")
+    }
+
+    pub fn start(&mut self, step: StepId) {
+        let i = &self.inputs;
+        let mut bytes = [i.seed.to_le_bytes(), i.step.to_le_bytes()].concat();
+        for v in i.scalars.iter().chain(&[i.keep, i.weight, i.mean, i.unused]) {
+            bytes.extend(v.to_le_bytes());
+        }
+        bytes.resize(INPUT_BYTES, 0);
+        self.gpu.start(step, &[&bytes, &bytes]).expect("runs");
+    }
+}
