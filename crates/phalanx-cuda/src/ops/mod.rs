@@ -7,3 +7,7 @@ pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod sample;
 pub(crate) mod softmax;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;

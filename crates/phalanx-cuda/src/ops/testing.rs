@@ -1,0 +1,255 @@
+//! Runs one op on the emulated GPU and compares it with the reference.
+
+use super::{index, layout, random, reduce, sample, softmax};
+use crate::cx::{Cx, Layout, Scratch};
+use crate::emulator::{EmulatedGpu, missing};
+use crate::inputs::{INPUT_BYTES, Inputs};
+use crate::launch::{Block, Launch, Ptr, Span};
+use crate::machine::{Machine, Plan};
+use crate::task::{Task, Work};
+use phalanx_cpu::reference::{Bindings, Context, Data, Value, evaluate};
+use phalanx_graph::program::{
+    Memory, Mesh, Options, Place, Program, Split, Value as Placed, ValueId,
+};
+use phalanx_graph::{FeedId, Graph, NodeId, Op, Type};
+
+pub(super) const SEED: u64 = 0x1234_5678_9abc_def0;
+pub(super) const STEP: u64 = 0x1_0000_0007;
+
+/// Numbers between -1 and 1 that a 32-bit float holds.
+pub(super) fn numbers(n: usize, seed: u64) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        f64::from(((state >> 40) as f32) / (1u64 << 23) as f32 - 1.0)
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// An op with its operands.
+pub(super) struct Case {
+    pub op: Op,
+    pub x: Vec<(Type, Value)>,
+    pub rows: usize,
+    /// Elements in front of operands and result, which spoil their alignment.
+    pub shift: usize,
+}
+
+impl Case {
+    pub fn new(op: Op, rows: usize) -> Case {
+        Case { op, x: vec![], rows, shift: 0 }
+    }
+
+    /// Adds float rows of pseudo-random numbers.
+    pub fn rows(self, dims: &[usize]) -> Case {
+        let n = self.rows * dims.iter().product::<usize>();
+        let seed = self.x.len() as u64 + 1;
+        self.floats(Type::rows(dims), numbers(n, seed))
+    }
+
+    /// Adds floats.
+    pub fn floats(mut self, ty: Type, data: Vec<f64>) -> Case {
+        let value = Value::float(self.dims(&ty), data);
+        self.x.push((ty, value));
+        self
+    }
+
+    /// Adds integer rows.
+    pub fn ints(mut self, dims: &[usize], data: Vec<i32>) -> Case {
+        let ty = Type { dtype: phalanx_graph::DType::I32, ..Type::rows(dims) };
+        let value = Value::int(self.dims(&ty), data);
+        self.x.push((ty, value));
+        self
+    }
+
+    pub fn shifted(self, shift: usize) -> Case {
+        Case { shift, ..self }
+    }
+
+    fn dims(&self, ty: &Type) -> Vec<usize> {
+        let lead = if ty.is_rows() { vec![self.rows] } else { vec![] };
+        [lead, ty.dims.clone()].concat()
+    }
+
+    fn graph(&self) -> (Graph, NodeId) {
+        let mut g = Graph::new();
+        let x: Vec<NodeId> = (self.x.iter().enumerate())
+            .map(|(i, (ty, _))| {
+                let feed = g.add_feed(&format!("x{i}"), ty.clone());
+                g.feed(feed)
+            })
+            .collect();
+        let y = g.push(self.op.clone(), &x).expect("operands fit");
+        (g, y)
+    }
+
+    /// Operands are feeds one behind the other, the result starts the arena.
+    fn program(&self) -> (Program, Layout) {
+        let (g, y) = self.graph();
+        let shift = self.shift;
+        let place = |ty: &Type, place| {
+            let ld = ty.last();
+            Placed { ty: ty.clone(), place, offset: shift, ld }
+        };
+        let (mut feeds, mut at, mut values) = (vec![], INPUT_BYTES, vec![]);
+        for (i, (ty, value)) in self.x.iter().enumerate() {
+            feeds.push(at);
+            at += ((value.len() + shift) * 4).next_multiple_of(256).max(256);
+            values.push(place(ty, Place::Feed(FeedId(i as u32))));
+        }
+        values.push(place(g.ty(y), Place::Arena(0)));
+        let program = Program {
+            name: "test".into(),
+            options: Options { mesh: Mesh::new(1, 1), max_batch: self.rows },
+            split: Split::Rows,
+            params: vec![],
+            feeds: g.feeds().to_vec(),
+            fetches: vec![],
+            scopes: vec![],
+            values,
+            instrs: vec![],
+            update: None,
+            memory: Memory::default(),
+        };
+        feeds.push(at);
+        (program, Layout { feeds, params: vec![] })
+    }
+
+    /// What the op is lowered to.
+    pub fn launches(&self) -> Vec<Launch> {
+        let (program, layout) = self.program();
+        lower(&mut cx(&program, &layout, &mut Scratch::default(), self.rows), &self.op)
+    }
+
+    /// Fails unless the emulated GPU has what the reference has, the same in every order.
+    pub fn check(&self, tolerance: f64) {
+        if let Some(reason) = missing() {
+            return eprintln!("skipped: {reason}");
+        }
+        let (graph, node) = self.graph();
+        let bindings =
+            Bindings { feeds: self.x.iter().map(|x| x.1.clone()).collect(), params: vec![] };
+        let ctx = Context { rows: self.rows, seed: SEED, step: STEP };
+        let want = evaluate(&graph, &[node], &bindings, &ctx).remove(0);
+        let runs: Vec<Vec<u32>> =
+            [None, Some(5)].into_iter().flat_map(|seed| self.run(seed, want.len())).collect();
+        let text = || format!("{} rows, {:?}", self.rows, self.launches());
+        for run in &runs {
+            assert!(*run == runs[0], "{}: two runs differ", text());
+        }
+        match &want.data {
+            Data::Int(want) => {
+                let got: Vec<i32> = runs[0].iter().map(|w| w.cast_signed()).collect();
+                assert_eq!(got, *want, "{}", text());
+            }
+            Data::Float(want) => {
+                for (i, (word, want)) in runs[0].iter().zip(want).enumerate() {
+                    let got = f64::from(f32::from_bits(*word));
+                    let same = got == *want || got.is_nan() && want.is_nan();
+                    let near = (got - want).abs() <= tolerance * (1.0 + want.abs());
+                    assert!(same || near, "{} at {i}: {got} for {want}", text());
+                }
+            }
+        }
+    }
+
+    /// The result of two steps on one GPU.
+    fn run(&self, seed: Option<u64>, len: usize) -> Vec<Vec<u32>> {
+        let (program, layout) = self.program();
+        let mut scratch = Scratch::default();
+        let launches = lower(&mut cx(&program, &layout, &mut scratch, self.rows), &self.op);
+        let mut gpu = EmulatedGpu::new(seed);
+        let input_bytes = layout.feeds[self.x.len()];
+        let sizes = [
+            (Block::Inputs, input_bytes),
+            (Block::Arena, (len + self.shift) * 4),
+            (Block::Scratch, scratch.bytes()),
+        ];
+        for (block, bytes) in sizes {
+            gpu.reserve(0, block, bytes, "a test").expect("memory");
+        }
+        let at = |block| Ptr::new(0, block, 0);
+        let [inputs, arena, scratch] = sizes.map(|(b, bytes)| Span { at: at(b), bytes });
+        let work = Work {
+            label: self.op.name().into(),
+            tasks: launches.into_iter().map(Task::Launch).collect(),
+            reads: vec![inputs],
+            writes: vec![arena, scratch],
+        };
+        let step = gpu.prepare(Plan { work: vec![work], tapes: String::new() });
+        let step = step.expect("compiles");
+        let bytes = self.input_bytes(&layout.feeds);
+        let mut results = vec![];
+        for _ in 0..2 {
+            gpu.start(step, &[&bytes]).expect("runs");
+            let mut y = vec![0; len * 4];
+            gpu.read(at(Block::Arena).add(self.shift * 4), &mut y).expect("is there");
+            results.push(y.chunks(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect());
+        }
+        results
+    }
+
+    /// The block of inputs.
+    fn input_bytes(&self, feeds: &[usize]) -> Vec<u8> {
+        let mut bytes = vec![0xff; feeds[self.x.len()]];
+        bytes[..8].copy_from_slice(&SEED.to_le_bytes());
+        bytes[8..16].copy_from_slice(&STEP.to_le_bytes());
+        assert_eq!(
+            (std::mem::offset_of!(Inputs, seed), std::mem::offset_of!(Inputs, step)),
+            (0, 8)
+        );
+        for ((_, value), feed) in self.x.iter().zip(feeds) {
+            let words: Vec<[u8; 4]> = match &value.data {
+                Data::Float(v) => v.iter().map(|v| (*v as f32).to_le_bytes()).collect(),
+                Data::Int(v) => v.iter().map(|v| v.to_le_bytes()).collect(),
+            };
+            let start = feed + self.shift * 4;
+            bytes[start..start + words.len() * 4].copy_from_slice(&words.concat());
+        }
+        bytes
+    }
+}
+
+/// The first row of the batch is this replica's: the reference has no other.
+fn cx<'a>(
+    program: &'a Program,
+    layout: &'a Layout,
+    scratch: &'a mut Scratch,
+    rows: usize,
+) -> Cx<'a> {
+    Cx { program, layout, scratch, replica: 0, rows, first_row: 0 }
+}
+
+fn lower(cx: &mut Cx<'_>, op: &Op) -> Vec<Launch> {
+    let n = cx.program.values.len() - 1;
+    let x: Vec<ValueId> = (0..n as u32).map(ValueId).collect();
+    let (x, y) = (&x[..], ValueId(n as u32));
+    match op {
+        Op::Const { bits, .. } => layout::constant(cx, f64::from_bits(*bits), y),
+        Op::Cast { .. } => layout::cast(cx, x, y),
+        Op::Broadcast { dims } => layout::broadcast(cx, dims, x, y),
+        Op::Reduce { kind, axes } => reduce::reduce(cx, *kind, axes, x, y),
+        Op::SumRows => reduce::sum_rows(cx, x, y),
+        Op::Transpose { perm } => layout::transpose(cx, perm, x, y),
+        Op::Concat { axis } => layout::concat(cx, *axis, x, y),
+        Op::Slice { axis, start, .. } => layout::slice(cx, *axis, *start, x, y),
+        Op::Pad { before, .. } => layout::pad(cx, before, x, y),
+        Op::Upsample { size, bilinear } => sample::upsample(cx, *size, *bilinear, x, y),
+        Op::UpsampleGrad { size, bilinear } => sample::upsample_grad(cx, *size, *bilinear, x, y),
+        Op::AffineSample(geom) => sample::affine(cx, geom, x, y),
+        Op::AffineSampleGrad(geom) => sample::affine_grad(cx, geom, x, y),
+        Op::Softmax => softmax::softmax(cx, x, y),
+        Op::LogSoftmax => softmax::log_softmax(cx, x, y),
+        Op::SparseXent => softmax::sparse_xent(cx, x, y),
+        Op::SparseXentGrad => softmax::sparse_xent_grad(cx, x, y),
+        Op::Gather => index::gather(cx, x, y),
+        Op::GatherGrad { .. } => index::gather_grad(cx, x, y),
+        Op::OneHot { depth } => index::one_hot(cx, *depth, x, y),
+        Op::ArgMax => index::arg_max(cx, x, y),
+        Op::InTopK { k } => index::in_top_k(cx, *k, x, y),
+        Op::ThresholdCounts { n } => index::threshold_counts(cx, *n, x, y),
+        Op::Dropout { rate, key, noise } => random::dropout(cx, rate.get(), *key, noise, x, y),
+        Op::Uniform { key, .. } => random::uniform(cx, *key, y),
+        _ => panic!("{} is lowered elsewhere", op.name()),
+    }
+}
