@@ -4,7 +4,7 @@ use super::{index, layout, random, reduce, sample, softmax};
 use crate::cx::{Cx, Layout, Scratch};
 use crate::emulator::{EmulatedGpu, missing};
 use crate::inputs::{INPUT_BYTES, Inputs};
-use crate::launch::{Block, Launch, Ptr, Span};
+use crate::launch::{Block, Elem, Launch, Ptr, Span};
 use crate::machine::{Machine, Plan};
 use crate::task::{Task, Work};
 use phalanx_cpu::reference::{Bindings, Context, Data, Value, evaluate};
@@ -33,11 +33,13 @@ pub(super) struct Case {
     pub rows: usize,
     /// Elements in front of operands and result, which spoil their alignment.
     pub shift: usize,
+    /// Whether floats lie in memory as `bf16`.
+    pub narrow: bool,
 }
 
 impl Case {
     pub fn new(op: Op, rows: usize) -> Case {
-        Case { op, x: vec![], rows, shift: 0 }
+        Case { op, x: vec![], rows, shift: 0, narrow: false }
     }
 
     /// Adds float rows of pseudo-random numbers.
@@ -64,6 +66,16 @@ impl Case {
 
     pub fn shifted(self, shift: usize) -> Case {
         Case { shift, ..self }
+    }
+
+    /// The same on narrow floats, operands rounded to them.
+    pub fn narrow(mut self) -> Case {
+        for (_, value) in &mut self.x {
+            if let Data::Float(v) = &mut value.data {
+                v.iter_mut().for_each(|v| *v = f64::from(from_bf16(to_bf16(*v as f32))));
+            }
+        }
+        Case { narrow: true, ..self }
     }
 
     fn dims(&self, ty: &Type) -> Vec<usize> {
@@ -118,7 +130,16 @@ impl Case {
     /// What the op is lowered to.
     pub fn launches(&self) -> Vec<Launch> {
         let (program, layout) = self.program();
-        lower(&mut cx(&program, &layout, &mut Scratch::default(), self.rows), &self.op)
+        self.lower(&mut cx(&program, &layout, &mut Scratch::default(), self.rows))
+    }
+
+    /// Narrow operands fit wherever wide ones do: only the kernels' types change.
+    fn lower(&self, cx: &mut Cx<'_>) -> Vec<Launch> {
+        let mut launches = lower(cx, &self.op);
+        if self.narrow {
+            launches.iter_mut().for_each(|l| l.kernel = l.kernel.replace("float", "bf16"));
+        }
+        launches
     }
 
     /// Fails unless the emulated GPU has what the reference has, the same in every order.
@@ -132,7 +153,7 @@ impl Case {
         let ctx = Context { rows: self.rows, seed: SEED, step: STEP };
         let want = evaluate(&graph, &[node], &bindings, &ctx).remove(0);
         let runs: Vec<Vec<u32>> =
-            [None, Some(5)].into_iter().flat_map(|seed| self.run(seed, want.len())).collect();
+            [None, Some(5)].into_iter().flat_map(|seed| self.run(seed, &want)).collect();
         let text = || format!("{} rows, {:?}", self.rows, self.launches());
         for run in &runs {
             assert!(*run == runs[0], "{}: two runs differ", text());
@@ -154,10 +175,11 @@ impl Case {
     }
 
     /// The result of two steps on one GPU.
-    fn run(&self, seed: Option<u64>, len: usize) -> Vec<Vec<u32>> {
+    fn run(&self, seed: Option<u64>, want: &Value) -> Vec<Vec<u32>> {
+        let (len, ints) = (want.len(), matches!(want.data, Data::Int(_)));
         let (program, layout) = self.program();
         let mut scratch = Scratch::default();
-        let launches = lower(&mut cx(&program, &layout, &mut scratch, self.rows), &self.op);
+        let launches = self.lower(&mut cx(&program, &layout, &mut scratch, self.rows));
         let mut gpu = EmulatedGpu::new(seed);
         let input_bytes = layout.feeds[self.x.len()];
         let sizes = [
@@ -182,9 +204,10 @@ impl Case {
         let mut results = vec![];
         for _ in 0..2 {
             gpu.start(step, &[&bytes]).expect("runs");
-            let mut y = vec![0; len * 4];
+            let narrow = self.narrow && !ints;
+            let mut y = vec![0; len * if narrow { 2 } else { 4 }];
             gpu.read(at(Block::Arena).add(self.shift * 4), &mut y).expect("is there");
-            results.push(y.chunks(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect());
+            results.push(if narrow { wide_words(&y) } else { words(&y) });
         }
         results
     }
@@ -199,14 +222,98 @@ impl Case {
             (0, 8)
         );
         for ((_, value), feed) in self.x.iter().zip(feeds) {
-            let words: Vec<[u8; 4]> = match &value.data {
-                Data::Float(v) => v.iter().map(|v| (*v as f32).to_le_bytes()).collect(),
-                Data::Int(v) => v.iter().map(|v| v.to_le_bytes()).collect(),
+            let elem = if self.narrow { Elem::Bf16 } else { Elem::F32 };
+            let own: Vec<u8> = match &value.data {
+                Data::Float(v) => v.iter().flat_map(|v| float_bytes(*v as f32, elem)).collect(),
+                Data::Int(v) => v.iter().flat_map(|v| v.to_le_bytes()).collect(),
             };
             let start = feed + self.shift * 4;
-            bytes[start..start + words.len() * 4].copy_from_slice(&words.concat());
+            bytes[start..start + own.len()].copy_from_slice(&own);
         }
         bytes
+    }
+}
+
+pub(super) fn to_bf16(v: f32) -> u16 {
+    let bits = v.to_bits();
+    if v.is_nan() { 0x7fc0 } else { ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16 }
+}
+
+pub(super) fn from_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+fn float_bytes(v: f32, elem: Elem) -> Vec<u8> {
+    match elem {
+        Elem::Bf16 => to_bf16(v).to_le_bytes().to_vec(),
+        _ => v.to_le_bytes().to_vec(),
+    }
+}
+
+fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect()
+}
+
+/// Narrow floats as the words of wide ones.
+fn wide_words(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks().0.iter().map(|b| u32::from(u16::from_le_bytes(*b)) << 16).collect()
+}
+
+/// One operand and one result, for launches that no op has.
+pub(super) struct Bench {
+    gpu: EmulatedGpu,
+    input_bytes: usize,
+    scratch: Scratch,
+}
+
+impl Bench {
+    /// With the operand's numbers in memory, unless nothing can be emulated here.
+    pub fn new(elem: Elem, x: &[f32]) -> Option<Bench> {
+        if let Some(reason) = missing() {
+            eprintln!("skipped: {reason}");
+            return None;
+        }
+        let bytes: Vec<u8> = x.iter().flat_map(|v| float_bytes(*v, elem)).collect();
+        let mut gpu = EmulatedGpu::new(Some(3));
+        gpu.reserve(0, Block::Inputs, bytes.len().max(1), "a test").expect("memory");
+        gpu.write(Ptr::new(0, Block::Inputs, 0), &bytes).expect("fits");
+        Some(Bench { gpu, input_bytes: bytes.len(), scratch: Scratch::default() })
+    }
+
+    pub fn x(&self) -> Ptr {
+        Ptr::new(0, Block::Inputs, 0)
+    }
+
+    pub fn y(&self) -> Ptr {
+        Ptr::new(0, Block::Arena, 0)
+    }
+
+    /// Lowers something with this bench's scratch memory.
+    pub fn lower<T>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> T) -> T {
+        let (program, layout) = Case::new(Op::SumRows, 1).rows(&[]).program();
+        f(&mut cx(&program, &layout, &mut self.scratch, 1))
+    }
+
+    /// The result's first `len` numbers.
+    pub fn run(&mut self, launches: Vec<Launch>, elem: Elem, len: usize) -> Vec<f32> {
+        let bytes = len * elem.bytes();
+        let scratch = self.scratch.bytes();
+        self.gpu.reserve(0, Block::Arena, bytes, "a test").expect("memory");
+        self.gpu.reserve(0, Block::Scratch, scratch, "a test").expect("memory");
+        let span = |block, bytes| Span { at: Ptr::new(0, block, 0), bytes };
+        let work = Work {
+            label: "test".into(),
+            tasks: launches.into_iter().map(Task::Launch).collect(),
+            reads: vec![span(Block::Inputs, self.input_bytes)],
+            writes: vec![span(Block::Arena, bytes), span(Block::Scratch, scratch)],
+        };
+        let plan = Plan { work: vec![work], tapes: String::new() };
+        let step = self.gpu.prepare(plan).expect("compiles");
+        self.gpu.start(step, &[]).expect("runs");
+        let mut y = vec![0; bytes];
+        self.gpu.read(self.y(), &mut y).expect("is there");
+        let words = if elem == Elem::Bf16 { wide_words(&y) } else { words(&y) };
+        words.into_iter().map(f32::from_bits).collect()
     }
 }
 

@@ -1,6 +1,11 @@
 //! Every general op against the reference, in the shapes that take different paths.
 
-use super::testing::{Case, numbers};
+use super::axes::{Loop, push};
+use super::layout::copy_loops;
+use super::reduce::column_sums;
+use super::testing::{Bench, Case, from_bf16, numbers, to_bf16};
+use crate::emulator::missing;
+use crate::launch::Elem;
 use phalanx_graph::ops::{FillMode, ReduceKind, SampleGeom};
 use phalanx_graph::{DType, Op, Type};
 
@@ -45,7 +50,7 @@ fn reductions() {
     let cases = [
         (sum(&[1], 5).rows(&[3, 10]), "reduce_lines<false, float, float, 16>"),
         (sum(&[0], 300).rows(&[1]), "reduce_lines<false, float, float, 1>"),
-        (sum(&[0], 2).rows(&[5000]), "reduce_columns<false, float, float, 4, 1>"),
+        (sum(&[0], 2).rows(&[5000]), "reduce_columns<false, float, float, 1, 1>"),
         (sum(&[0, 1], 2).rows(&[7, 7, 64]), "reduce_columns<false, float, float, 4, 16>"),
         (sum(&[0, 1], 2).rows(&[30, 40, 3]), "reduce_columns<false, float, float, 1, 4>"),
         (sum(&[0], 9).rows(&[6, 5]), "reduce_each<false, float, float, u32>"),
@@ -217,7 +222,8 @@ fn affine_maps_and_back() {
 #[test]
 fn softmax_and_crossentropy() {
     for (rows, n) in [(5, 1), (7, 10), (3, 100), (3, 1003), (2, 5000), (2100, 150)] {
-        let logits: Vec<f64> = numbers(rows * n, 1).iter().map(|v| v * 20.0 + 60.0).collect();
+        let spread = |v: &f64| f64::from((v * 20.0 + 60.0) as f32);
+        let logits: Vec<f64> = numbers(rows * n, 1).iter().map(spread).collect();
         let labels: Vec<i32> = (0..rows).map(|r| (r * 7 % (n + 1)) as i32 - r as i32 % 2).collect();
         let logits = |op| Case::new(op, rows).floats(Type::rows([n]), logits.clone());
         logits(Op::Softmax).check(1e-6);
@@ -303,4 +309,95 @@ fn random_numbers() {
     let case = |shift| Case::new(op.clone(), 3).rows(&[32]).shifted(shift);
     assert_eq!(names(&case(0)), ["dropout<float, float, 4, u32>"]);
     assert_eq!(names(&case(1)), ["dropout<float, float, 1, u32>"]);
+}
+
+/// What the kernels make of narrow operands: the reference's result of the same numbers.
+#[test]
+fn narrow_numbers() {
+    let sum = |axes: &[usize]| Op::Reduce { kind: ReduceKind::Sum, axes: axes.to_vec() };
+    let labels = vec![2, 0, -1, 7];
+    let cases = [
+        Case::new(sum(&[1]), 4).rows(&[3, 10]),
+        Case::new(sum(&[0]), 4).rows(&[600, 8]),
+        Case::new(sum(&[0, 2]), 4).rows(&[3, 5, 4]),
+        Case::new(Op::SumRows, 3000).rows(&[16]),
+        Case::new(Op::Softmax, 4).rows(&[10]),
+        Case::new(Op::LogSoftmax, 4).rows(&[300]),
+        Case::new(Op::SparseXent, 4).rows(&[10]).ints(&[], labels.clone()),
+        Case::new(Op::SparseXentGrad, 4).rows(&[10]).ints(&[], labels.clone()).rows(&[]),
+        Case::new(Op::Upsample { size: [2, 3], bilinear: true }, 2).rows(&[3, 4, 8]),
+        Case::new(Op::UpsampleGrad { size: [2, 2], bilinear: false }, 2).rows(&[4, 4, 5]),
+        Case::new(Op::InTopK { k: 2 }, 4).rows(&[10]).ints(&[], labels.clone()),
+        Case::new(Op::ArgMax, 4).rows(&[10]),
+        Case::new(Op::OneHot { depth: 5 }, 4).ints(&[], labels),
+        Case::new(Op::Dropout { rate: 0.5.into(), key: 3, noise: vec![32] }, 4).rows(&[32]),
+        Case::new(Op::Dropout { rate: 0.5.into(), key: 3, noise: vec![31] }, 4).rows(&[31]),
+        Case::new(Op::Uniform { key: 3, dims: vec![30] }, 4),
+    ];
+    for case in cases {
+        case.narrow().check(0.005);
+    }
+}
+
+#[test]
+fn copies_between_strides_and_types() {
+    for (x, y, width, ldx, ldy) in [
+        (Elem::F32, Elem::F32, 8, 12, 20),
+        (Elem::F32, Elem::F32, 3, 5, 3),
+        (Elem::F32, Elem::Bf16, 8, 8, 12),
+        (Elem::Bf16, Elem::F32, 8, 16, 8),
+        (Elem::F32, Elem::Bf16, 5, 7, 5),
+        (Elem::Bf16, Elem::Bf16, 8, 8, 24),
+        (Elem::Bf16, Elem::Bf16, 3, 3, 4),
+    ] {
+        let (pixels, mut loops) = (50, vec![]);
+        push(&mut loops, pixels, ldx, ldy);
+        push(&mut loops, width, 1, 1);
+        let values: Vec<f32> = numbers(pixels * ldx, 1).iter().map(|v| *v as f32).collect();
+        let Some(mut bench) = Bench::new(x, &values) else { return };
+        let launches = copy_loops(loops, (bench.x(), x), (bench.y(), y));
+        let result = bench.run(launches, y, pixels * ldy);
+        for p in 0..pixels {
+            for c in 0..width {
+                let value = values[p * ldx + c];
+                let narrow = from_bf16(to_bf16(value));
+                let want = if [x, y].contains(&Elem::Bf16) { narrow } else { value };
+                assert_eq!(result[p * ldy + c], want, "{x:?} {y:?} {width} at {p}, {c}");
+            }
+        }
+    }
+    let names = |width, ldx| {
+        let loops =
+            vec![Loop { count: 4, src: ldx, dst: 8 }, Loop { count: width, src: 1, dst: 1 }];
+        let bench = Bench::new(Elem::F32, &[]).map(|b| ((b.x(), Elem::F32), (b.y(), Elem::Bf16)));
+        bench.map(|(x, y)| copy_loops(loops, x, y)[0].kernel.clone())
+    };
+    if missing().is_none() {
+        assert_eq!(names(8, 8).unwrap(), "copy_pixels<Pack<float, 4>, Pack<bf16, 4>, u32>");
+        assert_eq!(names(8, 9).unwrap(), "copy_pixels<float, bf16, u32>");
+    }
+}
+
+#[test]
+fn sums_of_columns() {
+    for (elem, pixels, c, ld) in [
+        (Elem::F32, 5000, 32, 48),
+        (Elem::Bf16, 5000, 32, 48),
+        (Elem::F32, 300, 7, 7),
+        (Elem::Bf16, 20, 3, 5),
+    ] {
+        let values: Vec<f32> = numbers(pixels * ld, 1).iter().map(|v| *v as f32).collect();
+        let Some(mut bench) = Bench::new(elem, &values) else { return };
+        let (x, y) = ((bench.x(), elem), bench.y());
+        let launch = bench.lower(|cx| column_sums(cx, x, [pixels, c, ld], y));
+        let result = bench.run(vec![launch], Elem::F32, c);
+        for (k, got) in result.iter().enumerate() {
+            let value = |p: usize| match elem {
+                Elem::Bf16 => f64::from(from_bf16(to_bf16(values[p * ld + k]))),
+                _ => f64::from(values[p * ld + k]),
+            };
+            let want: f64 = (0..pixels).map(value).sum();
+            assert!((f64::from(*got) - want).abs() < 1e-4, "{elem:?} {c} at {k}: {got} {want}");
+        }
+    }
 }
