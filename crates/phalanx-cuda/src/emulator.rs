@@ -14,6 +14,7 @@ mod tests;
 
 use crate::launch::{Arg, Block, Launch, Ptr, Source, Word};
 use crate::machine::{Machine, Plan, StepId};
+use crate::nvrtc;
 use crate::task::{Task, Work};
 use library::Kernel;
 use memory::{Bytes, Memory};
@@ -93,8 +94,6 @@ impl EmulatedGpu {
             Task::Gemm(g) => products::gemm(&mut self.memory, g),
             Task::Conv(c) => products::conv(&mut self.memory, c),
             Task::Clear(span) => products::clear(&mut self.memory, span),
-            // There is no other GPU to add.
-            Task::AllReduce { at, len } => self.memory.bytes(*at, len * 4).map(|_| ()),
         }
     }
 
@@ -197,16 +196,17 @@ fn check(memory: &Memory, l: &Launch, kernel: &Kernel) -> Result<(), String> {
 /// Compiles what a plan launches. A file's kernels are compiled one by one, so that plans share
 /// them.
 fn kernels(plan: &Plan) -> Result<Kernels, String> {
+    let source = |of: Source| nvrtc::source(of, &plan.tapes).map_err(|e| e.0);
     let mut found = Kernels::new();
     let mut tapes = vec![];
     for task in plan.work.iter().flat_map(|w| &w.tasks) {
         let Task::Launch(l) = task else { continue };
         match l.source {
             Source::Tapes => tapes.push(l.kernel.as_str()),
-            Source::File(file) => {
+            Source::File(_) => {
                 let key = (l.source, l.kernel.clone());
                 if !found.contains_key(&key) {
-                    let compiled = library::kernels(&file_source(file)?, &[&l.kernel])?;
+                    let compiled = library::kernels(&source(l.source)?, &[&l.kernel])?;
                     found.extend(compiled.into_iter().map(|k| (key.clone(), k)));
                 }
             }
@@ -215,22 +215,14 @@ fn kernels(plan: &Plan) -> Result<Kernels, String> {
     tapes.sort_unstable();
     tapes.dedup();
     if !tapes.is_empty() {
-        let source = format!("#line 1 \"tapes.cu\"\n{}", plan.tapes);
-        let compiled = library::kernels(&source, &tapes)?;
+        let compiled = library::kernels(&source(Source::Tapes)?, &tapes)?;
         found.extend(tapes.iter().map(|n| (Source::Tapes, (*n).to_owned())).zip(compiled));
     }
     Ok(found)
 }
 
-/// Read when needed: kernels are tested as they are now.
-fn file_source(file: &str) -> Result<String, String> {
-    let path = format!("{}/src/kernels/{file}.cu", env!("CARGO_MANIFEST_DIR"));
-    let text = std::fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
-    Ok(format!("#line 1 \"{file}.cu\"\n{text}"))
-}
-
 fn failed(message: String) -> ExecError {
-    ExecError::Worker { worker: 0, message }
+    ExecError::Device { device: "emulated GPU".into(), message }
 }
 
 impl Machine for EmulatedGpu {

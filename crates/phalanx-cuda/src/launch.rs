@@ -95,31 +95,35 @@ pub(crate) enum Source {
     Tapes,
 }
 
-/// An entry of a constant table, eight bytes wide; a float takes the first four.
+impl Source {
+    pub fn name(self) -> &'static str {
+        match self {
+            Source::File(name) => name,
+            Source::Tapes => "tapes",
+        }
+    }
+}
+
+/// An entry of a table, eight bytes each.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Word {
     Ptr(Ptr),
     I64(i64),
+    /// In the first four bytes.
     F32(f32),
 }
 
 /// An argument of a kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Arg {
+    /// Constants in device memory; the kernel gets their address.
+    Table(Vec<Word>),
     Ptr(Ptr),
     /// A null pointer: an optional operand that is not there.
     Null,
     I32(i32),
     I64(i64),
     F32(f32),
-    /// A pointer to constants that are handed to the GPU when a step is made ready.
-    Table(Vec<Word>),
-}
-
-impl From<Vec<Word>> for Arg {
-    fn from(words: Vec<Word>) -> Arg {
-        Arg::Table(words)
-    }
 }
 
 impl From<Ptr> for Arg {
@@ -229,12 +233,12 @@ impl fmt::Display for Launch {
         for (i, arg) in self.args.iter().enumerate() {
             let comma = if i == 0 { "" } else { ", " };
             match arg {
+                Arg::Table(words) => write!(f, "{comma}table of {}", words.len())?,
                 Arg::Ptr(p) => write!(f, "{comma}{p}")?,
                 Arg::Null => write!(f, "{comma}null")?,
                 Arg::I32(v) => write!(f, "{comma}{v}")?,
                 Arg::I64(v) => write!(f, "{comma}{v}")?,
                 Arg::F32(v) => write!(f, "{comma}{v}")?,
-                Arg::Table(words) => write!(f, "{comma}table of {}", words.len())?,
             }
         }
         f.write_str(")")

@@ -70,11 +70,6 @@ pub(crate) enum Task {
     Conv(Conv),
     /// Fills bytes with zero.
     Clear(Span),
-    /// Adds 32-bit floats over all GPUs, in place.
-    AllReduce {
-        at: Ptr,
-        len: usize,
-    },
 }
 
 /// Tasks that follow one another, with everything they touch.
@@ -88,6 +83,11 @@ pub(crate) struct Work {
 }
 
 impl Work {
+    /// Tasks that touch nothing anyone else does.
+    pub fn of(tasks: Vec<Task>) -> Work {
+        Work { label: String::new(), tasks, reads: vec![], writes: vec![] }
+    }
+
     /// Whether this must wait for an earlier one.
     pub fn follows(&self, earlier: &Work) -> bool {
         let meet = |a: &[Span], b: &[Span]| a.iter().any(|x| b.iter().any(|y| x.overlaps(y)));

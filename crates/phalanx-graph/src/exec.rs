@@ -175,6 +175,14 @@ pub enum ExecError {
         /// What for.
         purpose: String,
     },
+    /// A device that failed; the executor cannot go on.
+    #[error("{device}: {message}")]
+    Device {
+        /// Which.
+        device: String,
+        /// How.
+        message: String,
+    },
     /// A worker that failed; the executor cannot go on.
     #[error("worker {worker} failed: {message}")]
     Worker {

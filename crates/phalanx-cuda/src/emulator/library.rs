@@ -62,7 +62,7 @@ pub(super) fn missing() -> Option<String> {
 
 type Loaded = Arc<OnceLock<Result<Vec<Arc<Kernel>>, String>>>;
 
-/// The kernels of that name in a source, compiled together.
+/// The kernels of that name in a source with its prelude, compiled together.
 pub(super) fn kernels(source: &str, names: &[&str]) -> Result<Vec<Arc<Kernel>>, String> {
     static LOADED: LazyLock<Mutex<HashMap<String, Loaded>>> = LazyLock::new(Mutex::default);
     let unit = unit(source, names)?;
@@ -81,14 +81,12 @@ fn hash(unit: &str) -> String {
 /// All that the compiler sees.
 fn unit(source: &str, names: &[&str]) -> Result<String, String> {
     let mut unit = String::new();
-    for (file, text) in [
-        ("fibers.hpp", include_str!("fibers.hpp")),
-        ("cuda.hpp", include_str!("cuda.hpp")),
-        ("prelude.cuh", include_str!("../kernels/prelude.cuh")),
-    ] {
+    for (file, text) in
+        [("fibers.hpp", include_str!("fibers.hpp")), ("cuda.hpp", include_str!("cuda.hpp"))]
+    {
         unit += &format!("#line 1 \"{file}\"\n{text}\n");
     }
-    unit += &with_dynamic_memory(source)?;
+    unit += &format!("#line 1 \"prelude.cuh\"\n{}", with_dynamic_memory(source)?);
     for (i, name) in names.iter().enumerate() {
         unit += &format!("\nPHALANX_KERNEL({i}, {name})");
     }

@@ -267,7 +267,7 @@ fn tables_hold_addresses() {
     let Some(mut gpu) = gpu(None) else { return };
     let row = |at: usize, n: i64, v: f32| [Word::Ptr(Y.add(at)), Word::I64(n), Word::F32(v)];
     let words = [row(0, 2, 1.5), row(8, 1, -2.0), row(16, 1, 4.0)].concat();
-    let l = launch("fill_rows", 1, 32).arg(words).arg(3usize);
+    let l = launch("fill_rows", 1, 32).arg(Arg::Table(words)).arg(3usize);
     run(&mut gpu, Task::Launch(l)).expect("runs");
     let y = get(&gpu, Y, 5);
     assert_eq!((y[0], y[1], y[2], y[4]), (1.5, 1.5, -2.0, 4.0));

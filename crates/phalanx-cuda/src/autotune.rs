@@ -1,0 +1,81 @@
+//! Which engine computes a convolution: the fastest of those cuDNN proposes, measured once and kept
+//! on disk, so that the same machine takes the same one ever after.
+
+use crate::cache;
+use crate::cudnn::{ConvPlan, Cudnn};
+use crate::driver::{DeviceBuffer, Event, Result, Stream};
+use crate::libs::{self, Lib};
+use crate::task::Conv;
+
+/// Proposals that are measured.
+const TRIED: usize = 10;
+
+/// Runs of each that count.
+const RUNS: usize = 5;
+
+/// More workspace than this is not given to one convolution.
+const MOST_WORKSPACE: usize = 1 << 30;
+
+/// The plan of a convolution; nothing where no engine takes it. `at` are the addresses of its
+/// operands, whose result may be overwritten.
+pub(crate) fn choose(
+    cudnn: &Cudnn,
+    conv: &Conv,
+    at: [u64; 3],
+    tf32: bool,
+    stream: &Stream,
+) -> Result<Option<ConvPlan>> {
+    let Ok(proposals) = cudnn.proposals(conv, tf32) else { return Ok(None) };
+    let key = key(conv, tf32);
+    if let Some(known) = kept(&key).filter(|i| *i < proposals.len())
+        && let Ok(plan) = cudnn.plan(&proposals, known)
+    {
+        return Ok(Some(plan));
+    }
+    let mut best: Option<(f64, usize, ConvPlan)> = None;
+    for index in 0..proposals.len().min(TRIED) {
+        let Ok(plan) = cudnn.plan(&proposals, index) else { continue };
+        if plan.workspace > MOST_WORKSPACE {
+            continue;
+        }
+        let Ok(seconds) = measure(cudnn, &plan, at, stream) else { continue };
+        if best.as_ref().is_none_or(|(s, ..)| seconds < *s) {
+            best = Some((seconds, index, plan));
+        }
+    }
+    Ok(best.map(|(_, index, plan)| {
+        cache::write("plans", &key, index.to_string().as_bytes());
+        plan
+    }))
+}
+
+fn kept(key: &str) -> Option<usize> {
+    String::from_utf8(cache::read("plans", key)?).ok()?.parse().ok()
+}
+
+/// Seconds of a run, the least of several.
+fn measure(cudnn: &Cudnn, plan: &ConvPlan, at: [u64; 3], stream: &Stream) -> Result<f64> {
+    let workspace = DeviceBuffer::new(plan.workspace)?;
+    let (start, end) = (Event::timed()?, Event::timed()?);
+    cudnn.execute(plan, at, workspace.at(), stream)?;
+    let mut least = f64::INFINITY;
+    for _ in 0..RUNS {
+        start.record(stream)?;
+        cudnn.execute(plan, at, workspace.at(), stream)?;
+        end.record(stream)?;
+        end.synchronize()?;
+        least = least.min(end.since(&start)?);
+    }
+    Ok(least)
+}
+
+/// Names a convolution, its precision and the library; the addresses count by their alignment.
+fn key(conv: &Conv, tf32: bool) -> String {
+    use sha2::{Digest, Sha256};
+    let version = libs::find(Lib::Cudnn).map(libs::Found::version).unwrap_or_default();
+    let images = |x: &crate::task::Images| (x.elem, x.ld, x.at.offset.trailing_zeros().min(4));
+    let (geom, rows, pass) = (&conv.geom, conv.rows, conv.pass);
+    let parts = (images(&conv.x), images(&conv.y), conv.w.1, tf32);
+    let text = format!("{version} {pass:?} {rows} {geom:?} {parts:?}");
+    Sha256::digest(text).iter().map(|b| format!("{b:02x}")).collect()
+}

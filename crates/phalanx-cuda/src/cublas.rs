@@ -1,0 +1,210 @@
+//! Matrix products by cuBLASLt.
+
+use crate::driver::{Failure, Result, Stream};
+use crate::launch::Elem;
+use crate::task::{Gemm, Matrix};
+use cudarc::cublaslt::sys::{
+    self, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue,
+    cublasLtMatmulDescAttributes_t as Attribute, cublasStatus_t as Status, cudaDataType_t as Type,
+};
+use std::ffi::c_void;
+
+/// Bytes of workspace products may ask for.
+pub(crate) const WORKSPACE: usize = 32 << 20;
+
+fn check(what: &str, answer: Status) -> Result<()> {
+    match answer {
+        Status::CUBLAS_STATUS_SUCCESS => Ok(()),
+        other => Err(Failure(format!("{what}: {other:?}"))),
+    }
+}
+
+/// An object of the library and how it is destroyed.
+struct Owned<T: Copy>(T, unsafe fn(T) -> Status);
+
+impl<T: Copy> Drop for Owned<T> {
+    fn drop(&mut self) {
+        // SAFETY: made by the library, destroyed once.
+        unsafe { (self.1)(self.0) };
+    }
+}
+
+/// A product made ready.
+pub(crate) struct GemmPlan {
+    desc: Owned<sys::cublasLtMatmulDesc_t>,
+    /// Of `b`, `a` and `c`: the library counts by columns, so it computes `cᵀ = bᵀ · aᵀ`.
+    layouts: [Owned<sys::cublasLtMatrixLayout_t>; 3],
+    algorithm: sys::cublasLtMatmulAlgo_t,
+    /// Bytes it needs besides its operands.
+    pub workspace: usize,
+}
+
+// SAFETY: descriptors are plain data of the library, used by one thread at a time.
+unsafe impl Send for GemmPlan {}
+
+/// The library, on one GPU.
+pub(crate) struct Cublas(sys::cublasLtHandle_t);
+
+// SAFETY: the handle is used by one thread at a time.
+unsafe impl Send for Cublas {}
+
+fn data_type(elem: Elem) -> Type {
+    match elem {
+        Elem::F32 => Type::CUDA_R_32F,
+        Elem::F64 => Type::CUDA_R_64F,
+        Elem::I32 => Type::CUDA_R_32I,
+        Elem::Bf16 => Type::CUDA_R_16BF,
+        Elem::F16 => Type::CUDA_R_16F,
+    }
+}
+
+/// A matrix whose memory holds `rows` rows, as the library sees it: column by column, transposed.
+fn layout(
+    matrix: &Matrix,
+    rows: usize,
+    columns: usize,
+) -> Result<Owned<sys::cublasLtMatrixLayout_t>> {
+    let (rows, columns) = if matrix.transposed { (columns, rows) } else { (rows, columns) };
+    let mut raw = std::ptr::null_mut();
+    let (ty, ld) = (data_type(matrix.elem), matrix.ld as i64);
+    // SAFETY: a local receives the descriptor.
+    let made =
+        unsafe { sys::cublasLtMatrixLayoutCreate(&mut raw, ty, columns as u64, rows as u64, ld) };
+    check("cublasLtMatrixLayoutCreate", made)?;
+    Ok(Owned(raw, sys::cublasLtMatrixLayoutDestroy))
+}
+
+fn set<T>(desc: sys::cublasLtMatmulDesc_t, name: Attribute, value: &T) -> Result<()> {
+    // SAFETY: a live descriptor; the library reads a value of this size.
+    let set = unsafe {
+        let at: *const c_void = std::ptr::from_ref(value).cast();
+        sys::cublasLtMatmulDescSetAttribute(desc, name, at, size_of::<T>())
+    };
+    check(&format!("cuBLASLt attribute {name:?}"), set)
+}
+
+impl Cublas {
+    /// Opens the library for the current context.
+    pub fn new() -> Result<Cublas> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a local receives the handle.
+        check("cublasLtCreate", unsafe { sys::cublasLtCreate(&mut raw) })?;
+        Ok(Cublas(raw))
+    }
+
+    /// Chooses an algorithm by the library's heuristics. `bias` is the address of the bias.
+    pub fn plan(&self, gemm: &Gemm, bias: Option<u64>, tf32: bool) -> Result<GemmPlan> {
+        let narrow = gemm.a.elem != Elem::F32;
+        let compute = match tf32 && !narrow {
+            true => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
+            false => Compute::CUBLAS_COMPUTE_32F,
+        };
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a local receives the descriptor.
+        let made = unsafe { sys::cublasLtMatmulDescCreate(&mut raw, compute, Type::CUDA_R_32F) };
+        check("cublasLtMatmulDescCreate", made)?;
+        let desc = Owned(raw, sys::cublasLtMatmulDescDestroy as unsafe fn(_) -> _);
+        let op = |m: &Matrix| i32::from(m.transposed);
+        set(desc.0, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &op(&gemm.b))?;
+        set(desc.0, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &op(&gemm.a))?;
+        let epilogue = match (bias, gemm.relu) {
+            (None, false) => Epilogue::CUBLASLT_EPILOGUE_DEFAULT,
+            (None, true) => Epilogue::CUBLASLT_EPILOGUE_RELU,
+            (Some(_), false) => Epilogue::CUBLASLT_EPILOGUE_BIAS,
+            (Some(_), true) => Epilogue::CUBLASLT_EPILOGUE_RELU_BIAS,
+        };
+        set(desc.0, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+        if let Some(bias) = bias {
+            set(desc.0, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+            let ty = Type::CUDA_R_32F;
+            set(desc.0, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &ty)?;
+        }
+        let layouts = [
+            layout(&gemm.b, gemm.k, gemm.n)?,
+            layout(&gemm.a, gemm.m, gemm.k)?,
+            layout(&gemm.c, gemm.m, gemm.n)?,
+        ];
+        let found = self.propose(&desc, &layouts)?;
+        Ok(GemmPlan { desc, layouts, algorithm: found.algo, workspace: found.workspaceSize })
+    }
+
+    fn propose(
+        &self,
+        desc: &Owned<sys::cublasLtMatmulDesc_t>,
+        [b, a, c]: &[Owned<sys::cublasLtMatrixLayout_t>; 3],
+    ) -> Result<sys::cublasLtMatmulHeuristicResult_t> {
+        let mut preference = std::ptr::null_mut();
+        // SAFETY: a local receives the descriptor.
+        let made = unsafe { sys::cublasLtMatmulPreferenceCreate(&mut preference) };
+        check("cublasLtMatmulPreferenceCreate", made)?;
+        let preference = Owned(preference, sys::cublasLtMatmulPreferenceDestroy);
+        let name =
+            sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        // SAFETY: live descriptors; the library writes one result and how many there are.
+        unsafe {
+            let at: *const c_void = std::ptr::from_ref(&WORKSPACE).cast();
+            let set = sys::cublasLtMatmulPreferenceSetAttribute(preference.0, name, at, 8);
+            check("cublasLtMatmulPreferenceSetAttribute", set)?;
+            let mut result: sys::cublasLtMatmulHeuristicResult_t = std::mem::zeroed();
+            let mut found = 0;
+            let asked = sys::cublasLtMatmulAlgoGetHeuristic(
+                self.0,
+                desc.0,
+                b.0,
+                a.0,
+                c.0,
+                c.0,
+                preference.0,
+                1,
+                &mut result,
+                &mut found,
+            );
+            check("cublasLtMatmulAlgoGetHeuristic", asked)?;
+            if found == 0 {
+                return Err(Failure("cuBLASLt knows no way to compute this product".into()));
+            }
+            Ok(result)
+        }
+    }
+
+    /// Computes; the addresses are those of `a`, `b` and `c`.
+    pub fn execute(
+        &self,
+        plan: &GemmPlan,
+        [a, b, c]: [u64; 3],
+        workspace: u64,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (one, zero) = (1f32, 0f32);
+        let [lb, la, lc] = &plan.layouts;
+        // SAFETY: the plan was made for operands of these sizes, which the caller has there.
+        let done = unsafe {
+            sys::cublasLtMatmul(
+                self.0,
+                plan.desc.0,
+                std::ptr::from_ref(&one).cast(),
+                b as *const c_void,
+                lb.0,
+                a as *const c_void,
+                la.0,
+                std::ptr::from_ref(&zero).cast(),
+                c as *const c_void,
+                lc.0,
+                c as *mut c_void,
+                lc.0,
+                &plan.algorithm,
+                workspace as *mut c_void,
+                plan.workspace,
+                stream.0.cast(),
+            )
+        };
+        check("cublasLtMatmul", done)
+    }
+}
+
+impl Drop for Cublas {
+    fn drop(&mut self) {
+        // SAFETY: made by `cublasLtCreate`, destroyed once.
+        unsafe { sys::cublasLtDestroy(self.0) };
+    }
+}

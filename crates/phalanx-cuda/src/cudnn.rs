@@ -1,0 +1,333 @@
+//! Convolutions by cuDNN's graph interface: one operation, the engines its heuristics propose, and
+//! an execution plan for one of them.
+
+use crate::driver::{Failure, Result, Stream};
+use crate::launch::{Elem, Ptr};
+use crate::task::{Conv, Images, Pass};
+use cudarc::cudnn::sys::{
+    self, cudnnBackendAttributeName_t as Name, cudnnBackendAttributeType_t as Kind,
+    cudnnBackendDescriptorType_t as Type, cudnnBackendNumericalNote_t as Note,
+    cudnnStatus_t as Status,
+};
+use std::ffi::{CStr, c_void};
+
+/// Names of a convolution's tensors inside its plan.
+const IDS: [i64; 3] = [1, 2, 3];
+
+/// Engines asked of each heuristic.
+const PROPOSALS: usize = 16;
+
+/// What engines do that may not be wanted, as their numerical notes say.
+const NOT_DETERMINISTIC: u32 = Note::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC as u32;
+const NARROWS_INPUTS: u32 = Note::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS as u32;
+
+fn check(what: &str, answer: Status) -> Result<()> {
+    if answer == Status::CUDNN_STATUS_SUCCESS {
+        return Ok(());
+    }
+    // SAFETY: the library hands out a constant text.
+    let reason = unsafe { CStr::from_ptr(sys::cudnnGetErrorString(answer)) };
+    Err(Failure(format!("{what}: {}", reason.to_string_lossy())))
+}
+
+/// A descriptor of the library, destroyed when dropped.
+struct Desc(sys::cudnnBackendDescriptor_t);
+
+impl Desc {
+    fn new(kind: Type) -> Result<Desc> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a local receives the handle.
+        let made = unsafe { sys::cudnnBackendCreateDescriptor(kind, &mut raw) };
+        check("cudnnBackendCreateDescriptor", made)?;
+        Ok(Desc(raw))
+    }
+
+    /// Sets an attribute of several elements, whose Rust type has the attribute's layout.
+    fn set<T>(&self, name: Name, kind: Kind, values: &[T]) -> Result<()> {
+        // SAFETY: a live descriptor; the library reads that many elements.
+        let set = unsafe {
+            let values_at: *const c_void = values.as_ptr().cast();
+            sys::cudnnBackendSetAttribute(self.0, name, kind, values.len() as i64, values_at)
+        };
+        check(&format!("cuDNN attribute {name:?}"), set)
+    }
+
+    fn set_numbers(&self, name: Name, values: &[i64]) -> Result<()> {
+        self.set(name, Kind::CUDNN_TYPE_INT64, values)
+    }
+
+    fn set_desc(&self, name: Name, value: &Desc) -> Result<()> {
+        self.set(name, Kind::CUDNN_TYPE_BACKEND_DESCRIPTOR, &[value.0])
+    }
+
+    /// Reads at most as many elements as there is room for; returns how many there were.
+    fn get<T>(&self, name: Name, kind: Kind, room: &mut [T]) -> Result<usize> {
+        let mut count = 0;
+        // SAFETY: as in `set`; the library writes no more than asked for.
+        let got = unsafe {
+            let to: *mut c_void = room.as_mut_ptr().cast();
+            sys::cudnnBackendGetAttribute(self.0, name, kind, room.len() as i64, &mut count, to)
+        };
+        check(&format!("cuDNN attribute {name:?}"), got)?;
+        Ok(room.len().min(count.max(0) as usize))
+    }
+
+    fn finalize(self) -> Result<Desc> {
+        // SAFETY: a live descriptor.
+        check("cudnnBackendFinalize", unsafe { sys::cudnnBackendFinalize(self.0) })?;
+        Ok(self)
+    }
+}
+
+impl Drop for Desc {
+    fn drop(&mut self) {
+        // SAFETY: made by the library, destroyed once.
+        unsafe { sys::cudnnBackendDestroyDescriptor(self.0) };
+    }
+}
+
+// SAFETY: descriptors are plain data of the library, used by one thread at a time.
+unsafe impl Send for Desc {}
+
+/// A way to compute a convolution.
+pub(crate) struct ConvPlan {
+    plan: Desc,
+    /// Bytes it needs besides its operands.
+    pub workspace: usize,
+}
+
+/// The library, on one GPU.
+pub(crate) struct Cudnn(sys::cudnnHandle_t);
+
+// SAFETY: the handle is used by one thread at a time.
+unsafe impl Send for Cudnn {}
+
+impl Cudnn {
+    /// Opens the library for the current context.
+    pub fn new() -> Result<Cudnn> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a local receives the handle.
+        check("cudnnCreate", unsafe { sys::cudnnCreate(&mut raw) })?;
+        Ok(Cudnn(raw))
+    }
+
+    /// The engines proposed for a convolution, the most promising first. Those whose results change
+    /// from run to run are left out; `tf32` allows 32-bit floats rounded to 10 bits of mantissa.
+    pub fn proposals(&self, conv: &Conv, tf32: bool) -> Result<Proposals> {
+        let graph = self.operation_graph(conv)?;
+        let mut configs = vec![];
+        for mode in [
+            sys::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A,
+            sys::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_FALLBACK,
+        ] {
+            configs.extend(propose(&graph, mode).unwrap_or_default());
+        }
+        let float = [conv.x.elem, conv.y.elem, conv.w.1].contains(&Elem::F32);
+        configs.retain(|c| {
+            let notes = notes(c).unwrap_or_default();
+            !notes.contains(&NOT_DETERMINISTIC)
+                && (tf32 || !float || !notes.contains(&NARROWS_INPUTS))
+        });
+        Ok(Proposals { configs, _graph: graph })
+    }
+
+    fn operation_graph(&self, conv: &Conv) -> Result<Desc> {
+        let g = &conv.geom;
+        let x = images(IDS[0], conv.rows, g.input, &conv.x)?;
+        let y = images(IDS[2], conv.rows, g.output, &conv.y)?;
+        let w = filters(IDS[1], conv)?;
+        let how = convolution(conv)?;
+        use Name as N;
+        let (kind, names) = match conv.pass {
+            Pass::Forward => (
+                Type::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+                [
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,
+                ],
+            ),
+            Pass::GradInput => (
+                Type::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+                [
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA,
+                ],
+            ),
+            Pass::GradKernel => (
+                Type::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+                [
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+                    N::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA,
+                ],
+            ),
+        };
+        let op = Desc::new(kind)?;
+        for (name, desc) in names.into_iter().zip([&x, &w, &y, &how]) {
+            op.set_desc(name, desc)?;
+        }
+        op.set(names[4], Kind::CUDNN_TYPE_FLOAT, &[1f32])?;
+        op.set(names[5], Kind::CUDNN_TYPE_FLOAT, &[0f32])?;
+        let op = op.finalize()?;
+        let graph = Desc::new(Type::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
+        graph.set(N::CUDNN_ATTR_OPERATIONGRAPH_HANDLE, Kind::CUDNN_TYPE_HANDLE, &[self.0])?;
+        graph.set_desc(N::CUDNN_ATTR_OPERATIONGRAPH_OPS, &op)?;
+        graph.finalize()
+    }
+
+    /// Builds the plan of a proposal; fails where the engine does not take these operands.
+    pub fn plan(&self, proposals: &Proposals, index: usize) -> Result<ConvPlan> {
+        let plan = Desc::new(Type::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
+        let handle = Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE;
+        plan.set(handle, Kind::CUDNN_TYPE_HANDLE, &[self.0])?;
+        let config = Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG;
+        plan.set_desc(config, &proposals.configs[index])?;
+        let plan = plan.finalize()?;
+        let mut bytes = [0i64];
+        let size = Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE;
+        plan.get(size, Kind::CUDNN_TYPE_INT64, &mut bytes)?;
+        Ok(ConvPlan { plan, workspace: bytes[0].max(0) as usize })
+    }
+
+    /// Computes; the addresses are those of `x`, `w` and `y`.
+    pub fn execute(
+        &self,
+        plan: &ConvPlan,
+        addresses: [u64; 3],
+        workspace: u64,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: live handle and stream; the two libraries name the same type differently.
+        let set = unsafe { sys::cudnnSetStream(self.0, stream.0.cast()) };
+        check("cudnnSetStream", set)?;
+        let pack = Desc::new(Type::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?;
+        let pointer = Kind::CUDNN_TYPE_VOID_PTR;
+        pack.set(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, pointer, &addresses)?;
+        pack.set_numbers(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, &IDS)?;
+        pack.set(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, pointer, &[workspace])?;
+        let pack = pack.finalize()?;
+        // SAFETY: the plan was built for operands of these sizes, which the caller has there.
+        let done = unsafe { sys::cudnnBackendExecute(self.0, plan.plan.0, pack.0) };
+        check("cudnnBackendExecute", done)
+    }
+}
+
+impl Drop for Cudnn {
+    fn drop(&mut self) {
+        // SAFETY: made by `cudnnCreate`, destroyed once.
+        unsafe { sys::cudnnDestroy(self.0) };
+    }
+}
+
+/// The engines proposed for one convolution.
+pub(crate) struct Proposals {
+    configs: Vec<Desc>,
+    _graph: Desc,
+}
+
+impl Proposals {
+    pub fn len(&self) -> usize {
+        self.configs.len()
+    }
+}
+
+fn data_type(elem: Elem) -> sys::cudnnDataType_t {
+    match elem {
+        Elem::F32 => sys::cudnnDataType_t::CUDNN_DATA_FLOAT,
+        Elem::F64 => sys::cudnnDataType_t::CUDNN_DATA_DOUBLE,
+        Elem::I32 => sys::cudnnDataType_t::CUDNN_DATA_INT32,
+        Elem::Bf16 => sys::cudnnDataType_t::CUDNN_DATA_BFLOAT16,
+        Elem::F16 => sys::cudnnDataType_t::CUDNN_DATA_HALF,
+    }
+}
+
+/// The largest power of two up to 16 that divides an address; blocks start at multiples of 256.
+fn alignment(at: Ptr) -> i64 {
+    1 << at.offset.trailing_zeros().min(4)
+}
+
+fn tensor(id: i64, elem: Elem, at: Ptr, dims: [usize; 4], strides: [usize; 4]) -> Result<Desc> {
+    let desc = Desc::new(Type::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?;
+    let numbers = |v: [usize; 4]| v.map(|n| n as i64);
+    let kind = Kind::CUDNN_TYPE_DATA_TYPE;
+    desc.set(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, kind, &[data_type(elem)])?;
+    desc.set_numbers(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, &numbers(dims))?;
+    desc.set_numbers(Name::CUDNN_ATTR_TENSOR_STRIDES, &numbers(strides))?;
+    desc.set_numbers(Name::CUDNN_ATTR_TENSOR_UNIQUE_ID, &[id])?;
+    desc.set_numbers(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, &[alignment(at)])?;
+    desc.finalize()
+}
+
+/// Images as the library counts: batch, channels, height, width.
+fn images(id: i64, rows: usize, [h, w, c]: [usize; 3], x: &Images) -> Result<Desc> {
+    let strides = [h * w * x.ld, 1, w * x.ld, x.ld];
+    tensor(id, x.elem, x.at, [rows, c, h, w], strides)
+}
+
+fn filters(id: i64, conv: &Conv) -> Result<Desc> {
+    let g = &conv.geom;
+    let ([h, w], c) = (g.kernel, g.input[2] / g.groups);
+    let (at, elem) = conv.w;
+    tensor(id, elem, at, [g.output[2], c, h, w], [h * w * c, 1, w * c, c])
+}
+
+fn convolution(conv: &Conv) -> Result<Desc> {
+    let g = &conv.geom;
+    // What lies behind the input follows from the sizes.
+    let behind = |a: usize| {
+        let span = (g.output[a] - 1) * g.stride[a] + (g.kernel[a] - 1) * g.dilation[a] + 1;
+        (span as i64 - (g.input[a] + g.pad[a]) as i64).max(0)
+    };
+    let desc = Desc::new(Type::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?;
+    let numbers = |v: [usize; 2]| v.map(|n| n as i64);
+    desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, &[2])?;
+    let compute = [sys::cudnnDataType_t::CUDNN_DATA_FLOAT];
+    desc.set(Name::CUDNN_ATTR_CONVOLUTION_COMP_TYPE, Kind::CUDNN_TYPE_DATA_TYPE, &compute)?;
+    let mode = [sys::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION];
+    let kind = Kind::CUDNN_TYPE_CONVOLUTION_MODE;
+    desc.set(Name::CUDNN_ATTR_CONVOLUTION_CONV_MODE, kind, &mode)?;
+    desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, &numbers(g.pad))?;
+    let after = [behind(0), behind(1)];
+    desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, &after)?;
+    desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_DILATIONS, &numbers(g.dilation))?;
+    desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, &numbers(g.stride))?;
+    desc.finalize()
+}
+
+fn propose(graph: &Desc, mode: sys::cudnnBackendHeurMode_t) -> Result<Vec<Desc>> {
+    let heuristic = Desc::new(Type::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?;
+    heuristic.set_desc(Name::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph)?;
+    let kind = Kind::CUDNN_TYPE_HEUR_MODE;
+    heuristic.set(Name::CUDNN_ATTR_ENGINEHEUR_MODE, kind, &[mode])?;
+    let heuristic = heuristic.finalize()?;
+    let mut configs: Vec<Desc> = (0..PROPOSALS)
+        .map(|_| Desc::new(Type::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR))
+        .collect::<Result<_>>()?;
+    let mut raw: Vec<_> = configs.iter().map(|c| c.0).collect();
+    let kind = Kind::CUDNN_TYPE_BACKEND_DESCRIPTOR;
+    let found = heuristic.get(Name::CUDNN_ATTR_ENGINEHEUR_RESULTS, kind, &mut raw)?;
+    configs.truncate(found);
+    Ok(configs)
+}
+
+/// The numerical notes of an engine.
+fn notes(config: &Desc) -> Result<Vec<u32>> {
+    let engine = Desc::new(Type::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?;
+    let kind = Kind::CUDNN_TYPE_BACKEND_DESCRIPTOR;
+    config.get(Name::CUDNN_ATTR_ENGINECFG_ENGINE, kind, &mut [engine.0])?;
+    let mut notes = [0u32; 16];
+    let kind = Kind::CUDNN_TYPE_NUMERICAL_NOTE;
+    let count = engine.get(Name::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, kind, &mut notes)?;
+    Ok(notes[..count].to_vec())
+}

@@ -1,0 +1,89 @@
+//! Which work runs side by side: each is given a stream, and what it must wait for.
+
+use crate::task::Work;
+
+/// Where a work runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Placed {
+    pub stream: usize,
+    /// Earlier works on other streams that must be done first.
+    pub waits: Vec<usize>,
+    /// Whether another stream waits for this.
+    pub awaited: bool,
+}
+
+/// Spreads works over `streams` in their order. A work goes on in the stream of the last one it must
+/// wait for, if nothing came behind that; else in the stream that has been idle longest.
+pub(crate) fn schedule(works: &[Work], streams: usize) -> Vec<Placed> {
+    let mut placed: Vec<Placed> = Vec::with_capacity(works.len());
+    // For each stream the last work, and up to which work of every stream it has waited.
+    let mut last: Vec<Option<usize>> = vec![None; streams];
+    let mut known: Vec<Vec<Option<usize>>> = vec![vec![None; streams]; streams];
+    let mut seen: Vec<Vec<Option<usize>>> = Vec::with_capacity(works.len());
+    for (i, work) in works.iter().enumerate() {
+        let mut needed: Vec<Option<usize>> = vec![None; streams];
+        for j in 0..i {
+            if work.follows(&works[j]) {
+                let slot = &mut needed[placed[j].stream];
+                *slot = (*slot).max(Some(j));
+            }
+        }
+        let behind = (0..streams).filter(|s| last[*s].is_some() && needed[*s] == last[*s]);
+        let newest = behind.max_by_key(|s| last[*s]);
+        let idle = || (0..streams).min_by_key(|s| last[*s]).unwrap_or(0);
+        let stream = newest.unwrap_or_else(idle);
+        let mut now = known[stream].clone();
+        let mut waits = vec![];
+        for s in (0..streams).filter(|s| *s != stream) {
+            let Some(j) = needed[s].filter(|j| Some(*j) > now[s]) else { continue };
+            waits.push(j);
+            for (mine, theirs) in now.iter_mut().zip(&seen[j]) {
+                *mine = (*mine).max(*theirs);
+            }
+            now[s] = now[s].max(Some(j));
+        }
+        // A wait that another one implies is not needed.
+        let implied =
+            |j: usize| waits.iter().any(|k| *k != j && seen[*k][placed[j].stream] >= Some(j));
+        let waits: Vec<usize> = waits.iter().copied().filter(|j| !implied(*j)).collect();
+        waits.iter().for_each(|j| placed[*j].awaited = true);
+        now[stream] = Some(i);
+        last[stream] = Some(i);
+        known[stream].clone_from(&now);
+        seen.push(now);
+        placed.push(Placed { stream, waits, awaited: false });
+    }
+    placed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::{Block, Ptr, Span};
+
+    fn work(reads: &[usize], writes: &[usize]) -> Work {
+        let spans = |v: &[usize]| {
+            v.iter().map(|at| Span { at: Ptr::new(0, Block::Arena, *at), bytes: 8 }).collect()
+        };
+        Work { label: String::new(), tasks: vec![], reads: spans(reads), writes: spans(writes) }
+    }
+
+    #[test]
+    fn branches_run_side_by_side_and_meet_again() {
+        let works = [work(&[], &[0]), work(&[0], &[8]), work(&[0], &[16]), work(&[8, 16], &[24])];
+        let placed = schedule(&works, 2);
+        assert_eq!(placed[1].stream, 0);
+        assert_eq!((placed[2].stream, &placed[2].waits[..]), (1, &[0][..]));
+        assert_eq!((placed[3].stream, &placed[3].waits[..]), (1, &[1][..]));
+        assert!(placed[0].awaited && placed[1].awaited && !placed[3].awaited);
+    }
+
+    #[test]
+    fn a_buffer_is_not_written_while_it_is_read() {
+        let works = [work(&[], &[0]), work(&[0], &[8]), work(&[], &[0])];
+        let placed = schedule(&works, 1);
+        assert!(placed.iter().all(|p| p.waits.is_empty()));
+        let placed = schedule(&works, 3);
+        assert_eq!(placed[2].stream, 0);
+    }
+}
