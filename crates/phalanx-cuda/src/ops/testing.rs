@@ -33,13 +33,15 @@ pub(super) struct Case {
     pub rows: usize,
     /// Elements in front of operands and result, which spoil their alignment.
     pub shift: usize,
+    /// Rows of the batch in front of these.
+    pub first_row: usize,
     /// Whether floats lie in memory as `bf16`.
     pub narrow: bool,
 }
 
 impl Case {
     pub fn new(op: Op, rows: usize) -> Case {
-        Case { op, x: vec![], rows, shift: 0, narrow: false }
+        Case { op, x: vec![], rows, shift: 0, first_row: 0, narrow: false }
     }
 
     /// Adds float rows of pseudo-random numbers.
@@ -66,6 +68,11 @@ impl Case {
 
     pub fn shifted(self, shift: usize) -> Case {
         Case { shift, ..self }
+    }
+
+    /// These rows are not the batch's first.
+    pub fn behind(self, first_row: usize) -> Case {
+        Case { first_row, ..self }
     }
 
     /// The same on narrow floats, operands rounded to them.
@@ -130,12 +137,14 @@ impl Case {
     /// What the op is lowered to.
     pub fn launches(&self) -> Vec<Launch> {
         let (program, layout) = self.program();
-        self.lower(&mut cx(&program, &layout, &mut Scratch::default(), self.rows))
+        self.lower(&program, &layout, &mut Scratch::default())
     }
 
     /// Narrow operands fit wherever wide ones do: only the kernels' types change.
-    fn lower(&self, cx: &mut Cx<'_>) -> Vec<Launch> {
-        let mut launches = lower(cx, &self.op);
+    fn lower(&self, program: &Program, layout: &Layout, scratch: &mut Scratch) -> Vec<Launch> {
+        let (rows, first_row) = (self.rows, self.first_row);
+        let mut cx = Cx { program, layout, scratch, replica: 0, rows, first_row };
+        let mut launches = lower(&mut cx, &self.op);
         if self.narrow {
             launches.iter_mut().for_each(|l| l.kernel = l.kernel.replace("float", "bf16"));
         }
@@ -148,10 +157,10 @@ impl Case {
             return eprintln!("skipped: {reason}");
         }
         let (graph, node) = self.graph();
-        let bindings =
-            Bindings { feeds: self.x.iter().map(|x| x.1.clone()).collect(), params: vec![] };
-        let ctx = Context { rows: self.rows, seed: SEED, step: STEP };
-        let want = evaluate(&graph, &[node], &bindings, &ctx).remove(0);
+        let feeds = self.x.iter().map(|(_, value)| self.whole_batch(value)).collect();
+        let bindings = Bindings { feeds, params: vec![] };
+        let ctx = Context { rows: self.first_row + self.rows, seed: SEED, step: STEP };
+        let want = self.own_rows(evaluate(&graph, &[node], &bindings, &ctx).remove(0));
         let runs: Vec<Vec<u32>> =
             [None, Some(5)].into_iter().flat_map(|seed| self.run(seed, &want)).collect();
         let text = || format!("{} rows, {:?}", self.rows, self.launches());
@@ -174,12 +183,33 @@ impl Case {
         }
     }
 
+    /// Float rows with zeros for the rows in front.
+    fn whole_batch(&self, value: &Value) -> Value {
+        let Data::Float(own) = &value.data else { return value.clone() };
+        let mut value = Value::float(value.dims.clone(), own.clone());
+        if self.first_row > 0 {
+            let front = vec![0.0; own.len() / self.rows * self.first_row];
+            value.dims[0] += self.first_row;
+            value.data = Data::Float([front, own.clone()].concat());
+        }
+        value
+    }
+
+    /// A result without the rows in front.
+    fn own_rows(&self, mut value: Value) -> Value {
+        if let (Data::Float(all), true) = (&mut value.data, self.first_row > 0) {
+            all.drain(..all.len() / value.dims[0] * self.first_row);
+            value.dims[0] = self.rows;
+        }
+        value
+    }
+
     /// The result of two steps on one GPU.
     fn run(&self, seed: Option<u64>, want: &Value) -> Vec<Vec<u32>> {
         let (len, ints) = (want.len(), matches!(want.data, Data::Int(_)));
         let (program, layout) = self.program();
         let mut scratch = Scratch::default();
-        let launches = self.lower(&mut cx(&program, &layout, &mut scratch, self.rows));
+        let launches = self.lower(&program, &layout, &mut scratch);
         let mut gpu = EmulatedGpu::new(seed);
         let input_bytes = layout.feeds[self.x.len()];
         let sizes = [
@@ -291,7 +321,8 @@ impl Bench {
     /// Lowers something with this bench's scratch memory.
     pub fn lower<T>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> T) -> T {
         let (program, layout) = Case::new(Op::SumRows, 1).rows(&[]).program();
-        f(&mut cx(&program, &layout, &mut self.scratch, 1))
+        let (program, layout, scratch) = (&program, &layout, &mut self.scratch);
+        f(&mut Cx { program, layout, scratch, replica: 0, rows: 1, first_row: 0 })
     }
 
     /// The result's first `len` numbers.
@@ -317,16 +348,7 @@ impl Bench {
     }
 }
 
-/// The first row of the batch is this replica's: the reference has no other.
-fn cx<'a>(
-    program: &'a Program,
-    layout: &'a Layout,
-    scratch: &'a mut Scratch,
-    rows: usize,
-) -> Cx<'a> {
-    Cx { program, layout, scratch, replica: 0, rows, first_row: 0 }
-}
-
+/// An op over all values of a program but the last, its result.
 fn lower(cx: &mut Cx<'_>, op: &Op) -> Vec<Launch> {
     let n = cx.program.values.len() - 1;
     let x: Vec<ValueId> = (0..n as u32).map(ValueId).collect();
