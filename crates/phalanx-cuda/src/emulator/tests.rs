@@ -31,7 +31,7 @@ fn launch(kernel: &str, blocks: u32, threads: u32) -> Launch {
 }
 
 fn span(at: Ptr) -> Span {
-    Span { at, bytes: BYTES - at.offset }
+    Span::whole(at, BYTES - at.offset)
 }
 
 /// A work that reads `X` and writes `Y`.
@@ -179,7 +179,7 @@ fn reads_that_were_not_asked_for_yield_no_number() {
     let Some(mut gpu) = gpu(None) else { return };
     set(&mut gpu, X, &counted(64));
     let task = Task::Launch(launch("reversed", 1, 64).arg(X).arg(Y));
-    let blind = Work { reads: vec![Span { at: X, bytes: 4 }], ..work(task) };
+    let blind = Work { reads: vec![Span::whole(X, 4)], ..work(task) };
     let step = gpu.prepare(plan(vec![blind])).expect("ready");
     gpu.start(step, &[]).expect("runs");
     let y = get(&gpu, Y, 64);
@@ -278,7 +278,7 @@ fn tables_hold_addresses() {
 #[test]
 fn works_wait_for_whom_they_follow() {
     let Some(mut gpu) = gpu(Some(5)) else { return };
-    let at = |i: usize| Span { at: Y.add(i * 4), bytes: 4 };
+    let at = |i: usize| Span::whole(Y.add(i * 4), 4);
     let store = |i: usize, v: f32| Work {
         label: format!("store {i}"),
         tasks: vec![Task::Launch(launch("store", 1, 1).arg(Y).arg(i).arg(v))],
@@ -347,7 +347,7 @@ fn inputs_go_in_and_fetches_come_out() {
     let Some(mut gpu) = gpu(None) else { return };
     let (inputs, fetches) = (Ptr::new(0, Block::Inputs, 0), Ptr::new(0, Block::Fetches, 0));
     let sum = launch("block_sum<float>", 1, 32).arg(inputs).arg(fetches).arg(2usize);
-    let sum = Work { writes: vec![Span { at: fetches, bytes: 4 }], ..work(Task::Launch(sum)) };
+    let sum = Work { writes: vec![Span::whole(fetches, 4)], ..work(Task::Launch(sum)) };
     let step = gpu.prepare(plan(vec![sum])).expect("ready");
     let bytes = [1.5f32, 2.0].map(f32::to_le_bytes).concat();
     gpu.start(step, &[&bytes]).expect("runs");

@@ -148,3 +148,129 @@ __device__ __forceinline__ void draw(const Inputs* in, u32 stream, u32 row, u32 
         k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
     }
 }
+
+// ---- Vectors of neighbouring elements ----
+
+template <int N> struct alignas(4 * N) Words { u32 w[N]; };
+
+template <typename T> __device__ __forceinline__ float from_bits(u32 bits) {
+    T narrow;
+    narrow.bits = (u16)bits;
+    return ld(&narrow);
+}
+
+template <typename T> __device__ __forceinline__ u32 to_bits(float v) {
+    T narrow;
+    st(&narrow, v);
+    return narrow.bits;
+}
+
+// V elements as they lie in memory, at an address that is aligned to all of them together.
+template <typename T, int V> struct Raw {
+    Words<V * (int)sizeof(T) / 4> words;
+    __device__ __forceinline__ void unpack(float (&v)[V]) const {
+#pragma unroll
+        for (int i = 0; i < V / 2; i++) {
+            v[2 * i] = from_bits<T>(words.w[i] & 0xffff);
+            v[2 * i + 1] = from_bits<T>(words.w[i] >> 16);
+        }
+    }
+    __device__ __forceinline__ void pack(const float (&v)[V]) {
+#pragma unroll
+        for (int i = 0; i < V / 2; i++) {
+            words.w[i] = to_bits<T>(v[2 * i]) | to_bits<T>(v[2 * i + 1]) << 16;
+        }
+    }
+};
+
+template <typename T> struct Raw<T, 1> {
+    T one;
+    __device__ __forceinline__ void unpack(float (&v)[1]) const { v[0] = ld(&one); }
+    __device__ __forceinline__ void pack(const float (&v)[1]) { st(&one, v[0]); }
+};
+
+template <> struct Raw<float, 1> {
+    float one;
+    __device__ __forceinline__ void unpack(float (&v)[1]) const { v[0] = one; }
+    __device__ __forceinline__ void pack(const float (&v)[1]) { one = v[0]; }
+};
+
+template <int V> struct Raw<float, V> {
+    Words<4> words[V / 4];
+    __device__ __forceinline__ void unpack(float (&v)[V]) const {
+#pragma unroll
+        for (int i = 0; i < V; i++) v[i] = __uint_as_float(words[i / 4].w[i % 4]);
+    }
+    __device__ __forceinline__ void pack(const float (&v)[V]) {
+#pragma unroll
+        for (int i = 0; i < V; i++) words[i / 4].w[i % 4] = __float_as_uint(v[i]);
+    }
+};
+
+template <int V, typename T> __device__ __forceinline__ Raw<T, V> load_raw(const T* p) {
+    return *(const Raw<T, V>*)p;
+}
+
+template <int V, typename T> __device__ __forceinline__ void load_lanes(const T* p, float (&v)[V]) {
+    load_raw<V>(p).unpack(v);
+}
+
+template <int V, typename T> __device__ __forceinline__ void store_lanes(T* p, const float (&v)[V]) {
+    Raw<T, V> raw;
+    raw.pack(v);
+    *(Raw<T, V>*)p = raw;
+}
+
+// ---- Tables: words of 8 bytes that are written when a step is made ready ----
+
+struct Word {
+    u64 bits;
+    template <typename T> __device__ __forceinline__ T* ptr() const { return (T*)bits; }
+    __device__ __forceinline__ i64 number() const { return (i64)bits; }
+    __device__ __forceinline__ float real() const { return __uint_as_float((u32)bits); }
+};
+
+// ---- Elementwise functions ----
+
+__device__ __forceinline__ float sign(float x) {
+    return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x;
+}
+// NaN if either is.
+__device__ __forceinline__ float larger(float a, float b) { return a > b || a != a ? a : b; }
+__device__ __forceinline__ float smaller(float a, float b) { return a < b || a != a ? a : b; }
+__device__ __forceinline__ float relu(float x) { return x < 0.0f ? 0.0f : x; }
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// Lanes of a vector, in registers.
+#define EVERY(v) _Pragma("unroll") for (int k = 0; k < (v); k++)
+
+// ---- Sums over a block ----
+
+// The sum over 256 threads, all of a block, in each of them.
+__device__ __forceinline__ double sum_of_256(double mine) {
+    __shared__ double sums[256];
+    sums[threadIdx.x] = mine;
+    for (int n = 128; n > 0; n /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
+    }
+    __syncthreads();
+    double all = sums[0];
+    __syncthreads();
+    return all;
+}
+
+// ---- Gradients on their way to the optimizer ----
+
+// The derivative of `l1·Σ|w| + l2·Σw²` added.
+__device__ __forceinline__ float penalised(float g, float w, float l1, float l2) {
+    return l1 == 0.0f && l2 == 0.0f ? g : g + (l1 * sign(w) + 2.0f * l2 * w);
+}
+__device__ __forceinline__ float limited(float g, float limit) {
+    return g < -limit ? -limit : g > limit ? limit : g;
+}
+// The factor that brings a norm down to its limit.
+__device__ __forceinline__ float limit_scale(double square, float limit) {
+    double norm = sqrt(square);
+    return norm > (double)limit ? (float)((double)limit / norm) : 1.0f;
+}

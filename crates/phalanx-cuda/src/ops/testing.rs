@@ -1,17 +1,19 @@
 //! Runs one op on the emulated GPU and compares it with the reference.
 
-use super::{index, layout, random, reduce, sample, softmax};
+use super::compute;
 use crate::cx::{Cx, Layout, Scratch};
 use crate::emulator::{EmulatedGpu, missing};
 use crate::inputs::{INPUT_BYTES, Inputs};
 use crate::launch::{Block, Elem, Launch, Ptr, Span};
 use crate::machine::{Machine, Plan};
+use crate::tape::Tapes;
 use crate::task::{Task, Work};
 use phalanx_cpu::reference::{Bindings, Context, Data, Value, evaluate};
 use phalanx_graph::program::{
     Memory, Mesh, Options, Place, Program, Split, Value as Placed, ValueId,
 };
 use phalanx_graph::{FeedId, Graph, NodeId, Op, Type};
+use std::collections::HashMap;
 
 pub(super) const SEED: u64 = 0x1234_5678_9abc_def0;
 pub(super) const STEP: u64 = 0x1_0000_0007;
@@ -143,7 +145,8 @@ impl Case {
     /// Narrow operands fit wherever wide ones do: only the kernels' types change.
     fn lower(&self, program: &Program, layout: &Layout, scratch: &mut Scratch) -> Vec<Launch> {
         let (rows, first_row) = (self.rows, self.first_row);
-        let mut cx = Cx { program, layout, scratch, replica: 0, rows, first_row };
+        let aliases = &HashMap::new();
+        let mut cx = Cx { program, layout, aliases, scratch, replica: 0, rows, first_row };
         let mut launches = lower(&mut cx, &self.op);
         if self.narrow {
             launches.iter_mut().for_each(|l| l.kernel = l.kernel.replace("float", "bf16"));
@@ -215,13 +218,13 @@ impl Case {
         let sizes = [
             (Block::Inputs, input_bytes),
             (Block::Arena, (len + self.shift) * 4),
-            (Block::Scratch, scratch.bytes()),
+            (Block::Scratch, scratch.end()),
         ];
         for (block, bytes) in sizes {
             gpu.reserve(0, block, bytes, "a test").expect("memory");
         }
         let at = |block| Ptr::new(0, block, 0);
-        let [inputs, arena, scratch] = sizes.map(|(b, bytes)| Span { at: at(b), bytes });
+        let [inputs, arena, scratch] = sizes.map(|(b, bytes)| Span::whole(at(b), bytes));
         let work = Work {
             label: self.op.name().into(),
             tasks: launches.into_iter().map(Task::Launch).collect(),
@@ -322,16 +325,17 @@ impl Bench {
     pub fn lower<T>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> T) -> T {
         let (program, layout) = Case::new(Op::SumRows, 1).rows(&[]).program();
         let (program, layout, scratch) = (&program, &layout, &mut self.scratch);
-        f(&mut Cx { program, layout, scratch, replica: 0, rows: 1, first_row: 0 })
+        let aliases = &HashMap::new();
+        f(&mut Cx { program, layout, aliases, scratch, replica: 0, rows: 1, first_row: 0 })
     }
 
     /// The result's first `len` numbers.
     pub fn run(&mut self, launches: Vec<Launch>, elem: Elem, len: usize) -> Vec<f32> {
         let bytes = len * elem.bytes();
-        let scratch = self.scratch.bytes();
+        let scratch = self.scratch.end();
         self.gpu.reserve(0, Block::Arena, bytes, "a test").expect("memory");
         self.gpu.reserve(0, Block::Scratch, scratch, "a test").expect("memory");
-        let span = |block, bytes| Span { at: Ptr::new(0, block, 0), bytes };
+        let span = |block, bytes| Span::whole(Ptr::new(0, block, 0), bytes);
         let work = Work {
             label: "test".into(),
             tasks: launches.into_iter().map(Task::Launch).collect(),
@@ -348,37 +352,9 @@ impl Bench {
     }
 }
 
-/// An op over all values of a program but the last, its result.
+/// The op over all values of a program but the last, its result.
 fn lower(cx: &mut Cx<'_>, op: &Op) -> Vec<Launch> {
     let n = cx.program.values.len() - 1;
     let x: Vec<ValueId> = (0..n as u32).map(ValueId).collect();
-    let (x, y) = (&x[..], ValueId(n as u32));
-    match op {
-        Op::Const { bits, .. } => layout::constant(cx, f64::from_bits(*bits), y),
-        Op::Cast { .. } => layout::cast(cx, x, y),
-        Op::Broadcast { dims } => layout::broadcast(cx, dims, x, y),
-        Op::Reduce { kind, axes } => reduce::reduce(cx, *kind, axes, x, y),
-        Op::SumRows => reduce::sum_rows(cx, x, y),
-        Op::Transpose { perm } => layout::transpose(cx, perm, x, y),
-        Op::Concat { axis } => layout::concat(cx, *axis, x, y),
-        Op::Slice { axis, start, .. } => layout::slice(cx, *axis, *start, x, y),
-        Op::Pad { before, .. } => layout::pad(cx, before, x, y),
-        Op::Upsample { size, bilinear } => sample::upsample(cx, *size, *bilinear, x, y),
-        Op::UpsampleGrad { size, bilinear } => sample::upsample_grad(cx, *size, *bilinear, x, y),
-        Op::AffineSample(geom) => sample::affine(cx, geom, x, y),
-        Op::AffineSampleGrad(geom) => sample::affine_grad(cx, geom, x, y),
-        Op::Softmax => softmax::softmax(cx, x, y),
-        Op::LogSoftmax => softmax::log_softmax(cx, x, y),
-        Op::SparseXent => softmax::sparse_xent(cx, x, y),
-        Op::SparseXentGrad => softmax::sparse_xent_grad(cx, x, y),
-        Op::Gather => index::gather(cx, x, y),
-        Op::GatherGrad { .. } => index::gather_grad(cx, x, y),
-        Op::OneHot { depth } => index::one_hot(cx, *depth, x, y),
-        Op::ArgMax => index::arg_max(cx, x, y),
-        Op::InTopK { k } => index::in_top_k(cx, *k, x, y),
-        Op::ThresholdCounts { n } => index::threshold_counts(cx, *n, x, y),
-        Op::Dropout { rate, key, noise } => random::dropout(cx, rate.get(), *key, noise, x, y),
-        Op::Uniform { key, .. } => random::uniform(cx, *key, y),
-        _ => panic!("{} is lowered elsewhere", op.name()),
-    }
+    compute(cx, &mut Tapes::default(), op, &x, ValueId(n as u32))
 }
