@@ -1,8 +1,9 @@
 //! What an op's lowering sees: its operands as addresses, for the rows one device has.
 
-use crate::launch::{Block, Elem, Ptr};
+use crate::launch::{Block, Elem, Ptr, Span};
 use phalanx_graph::DType;
 use phalanx_graph::program::{Place, Program, ValueId};
+use std::collections::HashMap;
 
 /// Where feeds and parameters lie in their blocks, in bytes.
 pub(crate) struct Layout {
@@ -30,6 +31,16 @@ impl Operand {
         self.dims.last().copied().unwrap_or(1)
     }
 
+    /// The bytes it takes.
+    pub fn span(&self) -> Span {
+        let (size, last) = (self.elem.bytes(), self.last());
+        if self.ld == last || self.pixels() <= 1 {
+            return Span::whole(self.ptr, self.len * size);
+        }
+        let bytes = ((self.pixels() - 1) * self.ld + last) * size;
+        Span { at: self.ptr, bytes, width: last * size, pitch: self.ld * size }
+    }
+
     /// Runs of the last axis in all.
     pub fn pixels(&self) -> usize {
         self.len / self.last().max(1)
@@ -44,8 +55,9 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    pub fn new(replica: usize) -> Scratch {
-        Scratch { replica, used: 0 }
+    /// Memory of a replica from this byte on.
+    pub fn new(replica: usize, from: usize) -> Scratch {
+        Scratch { replica, used: from }
     }
 
     /// Bytes nobody else uses in this step, zero before the first launch and never cleared again.
@@ -55,8 +67,8 @@ impl Scratch {
         Ptr::new(self.replica, Block::Scratch, at)
     }
 
-    /// Bytes handed out.
-    pub fn bytes(&self) -> usize {
+    /// Where the next bytes would lie.
+    pub fn end(&self) -> usize {
         self.used
     }
 }
@@ -65,6 +77,8 @@ impl Scratch {
 pub(crate) struct Cx<'a> {
     pub program: &'a Program,
     pub layout: &'a Layout,
+    /// Values that are read where another one lies: copies that were not made.
+    pub aliases: &'a HashMap<ValueId, (Block, usize)>,
     pub scratch: &'a mut Scratch,
     /// Which of the replicas that share the GPU.
     pub replica: usize,
@@ -90,6 +104,7 @@ impl Cx<'_> {
             Place::Shared(at) => (Block::Shared, at),
             Place::Gradient(p) => (Block::Gradients, self.layout.params[p.index()]),
         };
+        let (block, at) = self.aliases.get(&id).copied().unwrap_or((block, at));
         let base = Ptr::new(self.replica, block, at);
         let rows = if v.ty.is_rows() { self.rows } else { 1 };
         Operand {

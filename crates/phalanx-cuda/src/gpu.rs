@@ -1,6 +1,6 @@
 //! A GPU that carries out steps: memory, compiled kernels, library plans, captured graphs.
 
-use crate::cublas::{self, Cublas, GemmPlan};
+use crate::cublas::{Cublas, GemmPlan};
 use crate::cudnn::{ConvPlan, Cudnn};
 use crate::driver::{
     Context, DeviceBuffer, Event, Failure, Graph, Module, PinnedBuffer, Result, Stream, cu,
@@ -27,6 +27,19 @@ struct Function(CUfunction);
 
 // SAFETY: functions belong to a module of the same owner.
 unsafe impl Send for Function {}
+
+/// A fingerprint of a text.
+type Text = u64;
+
+/// What tells kernels of the same name apart: those of tapes are each plan's own.
+fn text_of(source: Source, tapes: &str) -> Text {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    if source == Source::Tapes {
+        tapes.hash(&mut hasher);
+    }
+    hasher.finish()
+}
 
 /// A task with everything resolved.
 enum Ready {
@@ -55,7 +68,8 @@ struct Staging {
 pub(crate) struct Gpu {
     // Dropped in this order; the context goes last.
     steps: Vec<Prepared>,
-    functions: HashMap<(Source, String), Function>,
+    /// By source, the text written for one plan alone, and name.
+    functions: HashMap<(Source, Text, String), Function>,
     modules: Vec<Module>,
     cudnn: Option<Cudnn>,
     cublas: Option<Cublas>,
@@ -126,7 +140,8 @@ impl Gpu {
         let mut missing: BTreeMap<Source, Vec<String>> = BTreeMap::new();
         for task in plan.work.iter().flat_map(|w| &w.tasks) {
             let Task::Launch(l) = task else { continue };
-            let known = self.functions.contains_key(&(l.source, l.kernel.clone()));
+            let key = (l.source, text_of(l.source, &plan.tapes), l.kernel.clone());
+            let known = self.functions.contains_key(&key);
             let names = missing.entry(l.source).or_default();
             if !known && !names.contains(&l.kernel) {
                 names.push(l.kernel.clone());
@@ -156,7 +171,8 @@ impl Gpu {
             let module = Module::load(&code.cubin)?;
             for (kernel, lowered) in code.names {
                 let function = Function(module.function(&lowered)?);
-                self.functions.insert((source, kernel), function);
+                let text = text_of(source, &plan.tapes);
+                self.functions.insert((source, text, kernel), function);
             }
             self.modules.push(module);
         }
@@ -164,7 +180,8 @@ impl Gpu {
     }
 
     fn ready_launch(&self, launch: &Launch, tables: &mut Tables) -> Result<Ready> {
-        let function = self.functions[&(launch.source, launch.kernel.clone())];
+        let key = (launch.source, tables.text(launch.source), launch.kernel.clone());
+        let function = self.functions[&key];
         let mut args = Vec::with_capacity(launch.args.len());
         for arg in &launch.args {
             args.push(match arg {
@@ -306,7 +323,7 @@ impl Gpu {
     fn prepare_step(&mut self, plan: &Plan) -> Result<StepId> {
         self.context.enter()?;
         self.compile(plan)?;
-        let mut tables = Tables::new(&plan.work)?;
+        let mut tables = Tables::new(plan)?;
         let mut ready = Vec::with_capacity(plan.work.len());
         for work in &plan.work {
             let tasks: Result<Vec<Ready>> =
@@ -404,11 +421,12 @@ impl Gpu {
 struct Tables {
     buffer: DeviceBuffer,
     used: usize,
+    tapes: Text,
 }
 
 impl Tables {
-    fn new(works: &[Work]) -> Result<Tables> {
-        let tasks = works.iter().flat_map(|w| &w.tasks);
+    fn new(plan: &Plan) -> Result<Tables> {
+        let tasks = plan.work.iter().flat_map(|w| &w.tasks);
         let words: usize = tasks
             .map(|task| match task {
                 Task::Launch(l) => l.args.iter().map(table_words).sum(),
@@ -417,7 +435,12 @@ impl Tables {
                 _ => 0,
             })
             .sum();
-        Ok(Tables { buffer: DeviceBuffer::new(words * 8)?, used: 0 })
+        let tapes = text_of(Source::Tapes, &plan.tapes);
+        Ok(Tables { buffer: DeviceBuffer::new(words * 8)?, used: 0, tapes })
+    }
+
+    fn text(&self, source: Source) -> Text {
+        if source == Source::Tapes { self.tapes } else { text_of(source, "") }
     }
 
     fn add(&mut self, gpu: &Gpu, words: &[Word]) -> Result<u64> {

@@ -23,6 +23,13 @@ pub(crate) struct Inputs {
     pub unused: f32,
 }
 
+impl Inputs {
+    pub fn to_bytes(self) -> [u8; size_of::<Inputs>()] {
+        // SAFETY: numbers alone, and no padding between them.
+        unsafe { std::mem::transmute(self) }
+    }
+}
+
 /// Bytes in front of the first feed.
 pub(crate) const INPUT_BYTES: usize = 256;
 

@@ -113,6 +113,24 @@ pub(crate) enum Word {
     F32(f32),
 }
 
+impl From<Ptr> for Word {
+    fn from(p: Ptr) -> Word {
+        Word::Ptr(p)
+    }
+}
+
+impl From<usize> for Word {
+    fn from(v: usize) -> Word {
+        Word::I64(v as i64)
+    }
+}
+
+impl From<f32> for Word {
+    fn from(v: f32) -> Word {
+        Word::F32(v)
+    }
+}
+
 /// An argument of a kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Arg {
@@ -124,6 +142,12 @@ pub(crate) enum Arg {
     I32(i32),
     I64(i64),
     F32(f32),
+}
+
+impl From<Vec<Word>> for Arg {
+    fn from(words: Vec<Word>) -> Arg {
+        Arg::Table(words)
+    }
 }
 
 impl From<Ptr> for Arg {
@@ -163,19 +187,37 @@ impl From<f32> for Arg {
     }
 }
 
-/// A range of bytes that a launch reads or writes.
+/// Bytes that a task reads or writes: all of a range, or `width` of every `pitch` in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub at: Ptr,
     pub bytes: usize,
+    pub width: usize,
+    pub pitch: usize,
 }
 
 impl Span {
+    /// Every byte of a range.
+    pub fn whole(at: Ptr, bytes: usize) -> Span {
+        Span { at, bytes, width: bytes, pitch: bytes }
+    }
+
     pub fn overlaps(&self, other: &Span) -> bool {
         let (a, b) = (self.at, other.at);
         (a.replica, a.block) == (b.replica, b.block)
             && a.offset < b.offset + other.bytes
             && b.offset < a.offset + self.bytes
+            && !self.beside(other)
+    }
+
+    /// Whether two lie between each other's pixels, as the parts of a concatenation do.
+    fn beside(&self, other: &Span) -> bool {
+        if self.pitch != other.pitch || self.width == self.pitch || other.width == other.pitch {
+            return false;
+        }
+        let pitch = self.pitch as i64;
+        let apart = (other.at.offset as i64 - self.at.offset as i64).rem_euclid(pitch);
+        apart >= self.width as i64 && apart + other.width as i64 <= pitch
     }
 }
 
@@ -242,5 +284,26 @@ impl fmt::Display for Launch {
             }
         }
         f.write_str(")")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_concatenation_lie_beside_each_other() {
+        let part = |offset, width| Span {
+            at: Ptr::new(0, Block::Arena, offset),
+            bytes: 9 * 100 + width,
+            width,
+            pitch: 100,
+        };
+        assert!(!part(0, 40).overlaps(&part(40, 60)));
+        assert!(!part(40, 60).overlaps(&part(0, 40)));
+        assert!(part(0, 41).overlaps(&part(40, 60)));
+        let all = Span::whole(Ptr::new(0, Block::Arena, 0), 1000);
+        assert!(all.overlaps(&part(40, 60)) && part(0, 40).overlaps(&all));
+        assert!(!all.overlaps(&Span::whole(Ptr::new(1, Block::Arena, 0), 1000)));
     }
 }

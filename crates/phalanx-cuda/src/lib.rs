@@ -7,15 +7,22 @@ mod cache;
 mod cublas;
 mod cudnn;
 mod cx;
+mod devices;
 mod driver;
 #[cfg(feature = "emulator")]
-mod emulator;
+pub mod emulator;
+mod executor;
 mod fallback;
 mod gpu;
 mod inputs;
 mod launch;
 pub mod libs;
+mod lower;
 mod machine;
 mod nvrtc;
+mod ops;
 mod schedule;
+mod tape;
 mod task;
+
+pub use devices::{GpuInfo, GpuPlace, executor, gpus};

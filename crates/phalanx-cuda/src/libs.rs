@@ -113,7 +113,9 @@ impl Found {
                     let version: Option<unsafe extern "C" fn(*mut i32) -> i32> =
                         self.symbol("ncclGetVersion");
                     let mut v = 0;
-                    version.map_or(0, |f| f(&mut v));
+                    if let Some(f) = version {
+                        f(&mut v);
+                    }
                     format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100)
                 }
             }

@@ -12,7 +12,19 @@ use std::ffi::{CStr, CString};
 pub(crate) const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 
 /// The kernel files, by name.
-pub(crate) const FILES: &[(&str, &str)] = &[("conv", include_str!("kernels/conv.cu"))];
+pub(crate) const FILES: &[(&str, &str)] = &[
+    ("collective", include_str!("kernels/collective.cu")),
+    ("conv", include_str!("kernels/conv.cu")),
+    ("index", include_str!("kernels/index.cu")),
+    ("layout", include_str!("kernels/layout.cu")),
+    ("norm", include_str!("kernels/norm.cu")),
+    ("pool", include_str!("kernels/pool.cu")),
+    ("random", include_str!("kernels/random.cu")),
+    ("reduce", include_str!("kernels/reduce.cu")),
+    ("sample", include_str!("kernels/sample.cu")),
+    ("softmax", include_str!("kernels/softmax.cu")),
+    ("update", include_str!("kernels/update.cu")),
+];
 
 /// The whole source of a file; `tapes` is the text of those written for one program.
 pub(crate) fn source(of: Source, tapes: &str) -> Result<String> {

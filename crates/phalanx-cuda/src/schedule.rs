@@ -63,7 +63,7 @@ mod tests {
 
     fn work(reads: &[usize], writes: &[usize]) -> Work {
         let spans = |v: &[usize]| {
-            v.iter().map(|at| Span { at: Ptr::new(0, Block::Arena, *at), bytes: 8 }).collect()
+            v.iter().map(|at| Span::whole(Ptr::new(0, Block::Arena, *at), 8)).collect()
         };
         Work { label: String::new(), tasks: vec![], reads: spans(reads), writes: spans(writes) }
     }

@@ -1,8 +1,9 @@
 //! What an executor does, whatever it runs on.
 
-use crate::graph::ParamId;
+use crate::graph::{ParamId, ParamSpec};
 use crate::profile::Profile;
 use crate::program::{Mesh, Program};
+use crate::types::DType;
 use thiserror::Error;
 
 /// A feed's elements on the host: all rows of the global batch, or one mirrored value.
@@ -55,6 +56,55 @@ pub struct Batch<'a> {
     pub scalars: &'a [f32],
     /// Gradient accumulation, when asked for.
     pub accumulate: Option<Accumulate>,
+}
+
+impl Program {
+    /// Fails where this was compiled for other devices or parameters than an executor's.
+    pub fn check_executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Result<(), ExecError> {
+        let reject = |reason: &str| {
+            Err(ExecError::Program { name: self.name.clone(), reason: reason.into() })
+        };
+        if self.options.mesh != mesh {
+            return reject("it was compiled for other devices");
+        }
+        let same = |(a, b): (&ParamSpec, &ParamSpec)| a.name == b.name && a.dims == b.dims;
+        if self.params.len() != params.len() || !self.params.iter().zip(params).all(same) {
+            return reject("its parameters are others");
+        }
+        Ok(())
+    }
+
+    /// Fails where a batch does not have the feeds, rows or scalars this was compiled for.
+    pub fn check_batch(&self, batch: &Batch<'_>) -> Result<(), ExecError> {
+        let fail = |name: &str, expected: String, received: String| {
+            Err(ExecError::Feed { name: name.into(), expected, received })
+        };
+        if batch.feeds.len() != self.feeds.len() {
+            let (expected, received) = (self.feeds.len(), batch.feeds.len());
+            return fail(&self.name, format!("{expected} feeds"), received.to_string());
+        }
+        for (spec, data) in self.feeds.iter().zip(batch.feeds) {
+            let rows = if spec.ty.is_rows() { batch.rows } else { 1 };
+            let dtype = match data {
+                FeedData::F32(_) => DType::F32,
+                FeedData::I32(_) => DType::I32,
+            };
+            if dtype != spec.ty.dtype || data.len() != rows * spec.ty.len() {
+                let expected = format!("{} for {rows} row(s)", spec.ty);
+                return fail(&spec.name, expected, format!("{} {dtype} elements", data.len()));
+            }
+        }
+        if batch.rows > self.options.max_batch {
+            let expected = format!("at most {} rows", self.options.max_batch);
+            return fail(&self.name, expected, batch.rows.to_string());
+        }
+        let scalars = self.update.as_ref().map_or(batch.scalars.len(), |u| u.rule.scalars);
+        if scalars != batch.scalars.len() {
+            let received = batch.scalars.len().to_string();
+            return fail("optimizer scalars", scalars.to_string(), received);
+        }
+        Ok(())
+    }
 }
 
 /// A program loaded into an executor.

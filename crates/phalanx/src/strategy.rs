@@ -4,7 +4,10 @@
 //! strategy with one replica.
 
 use crate::error::{Error, Result};
-use phalanx_graph::Mesh;
+use phalanx_cpu::{CpuExecutor, CpuOptions};
+use phalanx_cuda::GpuPlace;
+use phalanx_graph::exec::Executor;
+use phalanx_graph::{Mesh, ParamSpec};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::RwLock;
@@ -18,13 +21,22 @@ pub enum DeviceKind {
     Gpu,
 }
 
-/// A device, as `cpu:0` or `gpu:1`.
+/// A device, as `cpu:0` or `gpu:1`; or a part of one, as `gpu:0/1`: several replicas can share a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Device {
     /// What it is.
     pub kind: DeviceKind,
     /// Its number among its kind.
     pub index: usize,
+    /// Which part of a GPU it is, where several replicas share one.
+    pub part: Option<usize>,
+}
+
+impl Device {
+    /// A whole device.
+    pub fn new(kind: DeviceKind, index: usize) -> Device {
+        Device { kind, index, part: None }
+    }
 }
 
 impl fmt::Display for DeviceKind {
@@ -38,7 +50,8 @@ impl fmt::Display for DeviceKind {
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.kind, self.index)
+        write!(f, "{}:{}", self.kind, self.index)?;
+        self.part.map_or(Ok(()), |part| write!(f, "/{part}"))
     }
 }
 
@@ -46,15 +59,21 @@ impl FromStr for Device {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Device> {
-        let fail = || Error::argument("device", "name", "cpu:N or gpu:N", format!("'{text}'"));
+        let fail =
+            || Error::argument("device", "name", "cpu:N, gpu:N or gpu:N/PART", format!("'{text}'"));
         let lower = text.trim().to_lowercase();
         let (kind, index) = lower.split_once(':').ok_or_else(fail)?;
-        let kind = match kind {
-            "cpu" => DeviceKind::Cpu,
-            "gpu" => DeviceKind::Gpu,
+        let (index, part) = match index.split_once('/') {
+            Some((index, part)) => (index, Some(part)),
+            None => (index, None),
+        };
+        let kind = match (kind, part) {
+            ("cpu", None) => DeviceKind::Cpu,
+            ("gpu", _) => DeviceKind::Gpu,
             _ => return Err(fail()),
         };
-        Ok(Device { kind, index: index.parse().map_err(|_| fail())? })
+        let number = |text: &str| text.parse().map_err(|_| fail());
+        Ok(Device { kind, index: number(index)?, part: part.map(number).transpose()? })
     }
 }
 
@@ -68,9 +87,11 @@ const MOST_THREADS: usize = 1024;
 /// (`cpu:1`, …) makes logical devices that share out its cores.
 pub fn list_physical_devices(kind: DeviceKind) -> Vec<Device> {
     match kind {
-        DeviceKind::Cpu => vec![Device { kind, index: 0 }],
-        // No GPU executor is part of this build.
-        DeviceKind::Gpu => vec![],
+        DeviceKind::Cpu => vec![Device::new(kind, 0)],
+        DeviceKind::Gpu => {
+            let found = phalanx_cuda::gpus().unwrap_or_default();
+            found.iter().map(|gpu| Device::new(kind, gpu.index)).collect()
+        }
     }
 }
 
@@ -120,7 +141,12 @@ fn check_devices(owner: &str, devices: &[Device]) -> Result<()> {
         if devices[..i].contains(d) {
             return fail("each device once", d.to_string());
         }
-        if d.kind == DeviceKind::Gpu && !list_physical_devices(d.kind).contains(d) {
+        let shared = |o: &Device| (o.kind, o.index) == (d.kind, d.index) && o.part.is_none();
+        if d.part.is_some() && devices.iter().any(shared) {
+            return fail("a GPU whole or in parts, not both", d.to_string());
+        }
+        let whole = Device::new(d.kind, d.index);
+        if d.kind == DeviceKind::Gpu && !list_physical_devices(d.kind).contains(&whole) {
             let found = list_physical_devices(d.kind).len();
             return fail("a device of this machine", format!("{d} ({found} GPUs found)"));
         }
@@ -156,7 +182,7 @@ impl MirroredStrategy {
     pub fn cpus(n: usize) -> Result<MirroredStrategy> {
         // One past the limit is enough to be refused.
         let indices = 0..n.min(MOST_THREADS + 1);
-        let devices = indices.map(|index| Device { kind: DeviceKind::Cpu, index }).collect();
+        let devices = indices.map(|index| Device::new(DeviceKind::Cpu, index)).collect();
         MirroredStrategy::over(devices)
     }
 
@@ -219,6 +245,39 @@ impl MirroredStrategy {
     }
 }
 
+impl MirroredStrategy {
+    /// An executor on these devices.
+    pub(crate) fn executor(&self, params: &[ParamSpec]) -> Result<Box<dyn Executor>> {
+        let workers = self.worker_threads()?;
+        let on_gpu = |d: &&Device| d.kind == DeviceKind::Gpu;
+        let places: Vec<GpuPlace> = self.devices.iter().filter(on_gpu).map(place).collect();
+        if places.is_empty() {
+            let (devices, fixed) = (self.devices.len(), self.deterministic);
+            let options = CpuOptions { devices, workers, fixed, isa: None };
+            return Ok(Box::new(CpuExecutor::new(options, params)?));
+        }
+        let fail = |argument: &str, expected: &str, received: String| {
+            Err(Error::argument("MirroredStrategy", argument, expected, received))
+        };
+        if places.len() < self.devices.len() {
+            let names: Vec<String> = self.devices.iter().map(Device::to_string).collect();
+            return fail("devices", "CPU devices alone or GPUs alone", names.join(", "));
+        }
+        if self.deterministic {
+            return fail("deterministic", "CPU devices", places[0].to_string());
+        }
+        if !places.is_sorted_by_key(|p| (p.index, p.part)) {
+            let names: Vec<String> = places.iter().map(GpuPlace::to_string).collect();
+            return fail("devices", "GPUs in their order", names.join(", "));
+        }
+        Ok(phalanx_cuda::executor(&places, params)?)
+    }
+}
+
+fn place(device: &Device) -> GpuPlace {
+    GpuPlace { index: device.index, part: device.part }
+}
+
 impl Default for MirroredStrategy {
     fn default() -> MirroredStrategy {
         MirroredStrategy::new()
@@ -233,7 +292,15 @@ mod tests {
     fn devices_are_named_and_checked() {
         let two = MirroredStrategy::with_devices(["cpu:0", "CPU:1"]).unwrap();
         assert_eq!(two.num_replicas_in_sync(), 2);
-        for bad in [&["cpu"][..], &["tpu:0"], &["cpu:x"], &["cpu:0", "cpu:0"], &["gpu:7"], &[]] {
+        for bad in [
+            &["cpu"][..],
+            &["tpu:0"],
+            &["cpu:x"],
+            &["cpu:0", "cpu:0"],
+            &["gpu:7"],
+            &["cpu:0/1"],
+            &[],
+        ] {
             let error = MirroredStrategy::with_devices(bad).unwrap_err().to_string();
             assert!(error.contains("expected"), "{error}");
         }

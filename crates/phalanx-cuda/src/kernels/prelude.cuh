@@ -49,3 +49,228 @@ struct Inputs {
 #define EACH(i, n)                                                        \
     for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < (n);     \
          i += (i64)gridDim.x * blockDim.x)
+
+// ---- Helpers of the general ops ----
+
+__device__ __forceinline__ float negative_infinity() { return __uint_as_float(0xff800000u); }
+__device__ __forceinline__ float not_a_number() { return __uint_as_float(0x7fc00000u); }
+
+// The larger; NaN if either is.
+template <typename A>
+__device__ __forceinline__ A larger(A a, A b) {
+    return a != a || a > b ? a : b;
+}
+
+// Neighbouring elements that are loaded and stored at once.
+template <typename T, int W>
+struct alignas(sizeof(T) * W) Pack {
+    T v[W];
+};
+
+template <typename T, int W>
+__device__ __forceinline__ void load(const T* p, float (&v)[W]) {
+    Pack<T, W> pack = *(const Pack<T, W>*)p;
+#pragma unroll
+    for (int k = 0; k < W; k++) v[k] = ld(&pack.v[k]);
+}
+
+template <typename T, int W>
+__device__ __forceinline__ void store(T* p, const float (&v)[W]) {
+    Pack<T, W> pack;
+#pragma unroll
+    for (int k = 0; k < W; k++) st(&pack.v[k], v[k]);
+    *(Pack<T, W>*)p = pack;
+}
+
+// Sizes or strides of nested loops, outermost first, known when the kernel is compiled: divisions by
+// them are multiplications.
+template <i64... N>
+struct Axes {};
+
+// How far iteration `i` of loops of `N` is from the first one, in strides of `S`. The outermost size
+// does not matter.
+template <typename I, i64... N, i64... S>
+__device__ __forceinline__ i64 distance(I i, Axes<N...>, Axes<S...>) {
+    constexpr i64 size[] = {N...}, stride[] = {S...};
+    i64 sum = 0;
+#pragma unroll
+    for (int k = sizeof...(N) - 1; k > 0; k--) {
+        I outer = i / (I)size[k];
+        sum += (i64)(i - outer * (I)size[k]) * stride[k];
+        i = outer;
+    }
+    return sum + (i64)i * stride[0];
+}
+
+// Sum over groups of `G` neighbouring threads, handed to all of them.
+template <int G, typename A>
+__device__ __forceinline__ A group_sum(A v) {
+#pragma unroll
+    for (int m = G / 2; m > 0; m /= 2) v += __shfl_xor_sync(0xffffffff, v, m);
+    return v;
+}
+
+// The largest of groups of `G` neighbouring threads, NaN if one is.
+template <int G, typename A>
+__device__ __forceinline__ A group_max(A v) {
+#pragma unroll
+    for (int m = G / 2; m > 0; m /= 2) v = larger(v, __shfl_xor_sync(0xffffffff, v, m));
+    return v;
+}
+
+// Whether this block is the last of `blocks` that count here; what the others wrote before is
+// visible then. The counter is left as it was found: zero.
+__device__ __forceinline__ bool last_block(u32* counter, u32 blocks) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(counter, 1u) == blocks - 1;
+        if (last) *counter = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return last;
+}
+
+// Words `4 * block..4 * block + 4` for a row of the global batch, as `phalanx_graph::rng` draws them.
+__device__ __forceinline__ void draw(const Inputs* in, u32 stream, u32 row, u32 block, u32 (&c)[4]) {
+    u64 seed = in->seed, step = in->step;
+    u32 k0 = (u32)seed, k1 = (u32)(seed >> 32) ^ (u32)(step >> 32);
+    c[0] = block, c[1] = row, c[2] = (u32)step, c[3] = stream;
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        u64 p0 = (u64)c[0] * 0xD2511F53u, p1 = (u64)c[2] * 0xCD9E8D57u;
+        c[0] = (u32)(p1 >> 32) ^ c[1] ^ k0;
+        c[1] = (u32)p1;
+        c[2] = (u32)(p0 >> 32) ^ c[3] ^ k1;
+        c[3] = (u32)p0;
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+}
+
+// ---- Vectors of neighbouring elements ----
+
+template <int N> struct alignas(4 * N) Words { u32 w[N]; };
+
+template <typename T> __device__ __forceinline__ float from_bits(u32 bits) {
+    T narrow;
+    narrow.bits = (u16)bits;
+    return ld(&narrow);
+}
+
+template <typename T> __device__ __forceinline__ u32 to_bits(float v) {
+    T narrow;
+    st(&narrow, v);
+    return narrow.bits;
+}
+
+// V elements as they lie in memory, at an address that is aligned to all of them together.
+template <typename T, int V> struct Raw {
+    Words<V * (int)sizeof(T) / 4> words;
+    __device__ __forceinline__ void unpack(float (&v)[V]) const {
+#pragma unroll
+        for (int i = 0; i < V / 2; i++) {
+            v[2 * i] = from_bits<T>(words.w[i] & 0xffff);
+            v[2 * i + 1] = from_bits<T>(words.w[i] >> 16);
+        }
+    }
+    __device__ __forceinline__ void pack(const float (&v)[V]) {
+#pragma unroll
+        for (int i = 0; i < V / 2; i++) {
+            words.w[i] = to_bits<T>(v[2 * i]) | to_bits<T>(v[2 * i + 1]) << 16;
+        }
+    }
+};
+
+template <typename T> struct Raw<T, 1> {
+    T one;
+    __device__ __forceinline__ void unpack(float (&v)[1]) const { v[0] = ld(&one); }
+    __device__ __forceinline__ void pack(const float (&v)[1]) { st(&one, v[0]); }
+};
+
+template <> struct Raw<float, 1> {
+    float one;
+    __device__ __forceinline__ void unpack(float (&v)[1]) const { v[0] = one; }
+    __device__ __forceinline__ void pack(const float (&v)[1]) { one = v[0]; }
+};
+
+template <int V> struct Raw<float, V> {
+    Words<4> words[V / 4];
+    __device__ __forceinline__ void unpack(float (&v)[V]) const {
+#pragma unroll
+        for (int i = 0; i < V; i++) v[i] = __uint_as_float(words[i / 4].w[i % 4]);
+    }
+    __device__ __forceinline__ void pack(const float (&v)[V]) {
+#pragma unroll
+        for (int i = 0; i < V; i++) words[i / 4].w[i % 4] = __float_as_uint(v[i]);
+    }
+};
+
+template <int V, typename T> __device__ __forceinline__ Raw<T, V> load_raw(const T* p) {
+    return *(const Raw<T, V>*)p;
+}
+
+template <int V, typename T> __device__ __forceinline__ void load_lanes(const T* p, float (&v)[V]) {
+    load_raw<V>(p).unpack(v);
+}
+
+template <int V, typename T> __device__ __forceinline__ void store_lanes(T* p, const float (&v)[V]) {
+    Raw<T, V> raw;
+    raw.pack(v);
+    *(Raw<T, V>*)p = raw;
+}
+
+// ---- Tables: words of 8 bytes that are written when a step is made ready ----
+
+struct Word {
+    u64 bits;
+    template <typename T> __device__ __forceinline__ T* ptr() const { return (T*)bits; }
+    __device__ __forceinline__ i64 number() const { return (i64)bits; }
+    __device__ __forceinline__ float real() const { return __uint_as_float((u32)bits); }
+};
+
+// ---- Elementwise functions ----
+
+__device__ __forceinline__ float sign(float x) {
+    return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x;
+}
+// NaN if either is.
+__device__ __forceinline__ float larger(float a, float b) { return a > b || a != a ? a : b; }
+__device__ __forceinline__ float smaller(float a, float b) { return a < b || a != a ? a : b; }
+__device__ __forceinline__ float relu(float x) { return x < 0.0f ? 0.0f : x; }
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// Lanes of a vector, in registers.
+#define EVERY(v) _Pragma("unroll") for (int k = 0; k < (v); k++)
+
+// ---- Sums over a block ----
+
+// The sum over 256 threads, all of a block, in each of them.
+__device__ __forceinline__ double sum_of_256(double mine) {
+    __shared__ double sums[256];
+    sums[threadIdx.x] = mine;
+    for (int n = 128; n > 0; n /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
+    }
+    __syncthreads();
+    double all = sums[0];
+    __syncthreads();
+    return all;
+}
+
+// ---- Gradients on their way to the optimizer ----
+
+// The derivative of `l1·Σ|w| + l2·Σw²` added.
+__device__ __forceinline__ float penalised(float g, float w, float l1, float l2) {
+    return l1 == 0.0f && l2 == 0.0f ? g : g + (l1 * sign(w) + 2.0f * l2 * w);
+}
+__device__ __forceinline__ float limited(float g, float limit) {
+    return g < -limit ? -limit : g > limit ? limit : g;
+}
+// The factor that brings a norm down to its limit.
+__device__ __forceinline__ float limit_scale(double square, float limit) {
+    double norm = sqrt(square);
+    return norm > (double)limit ? (float)((double)limit / norm) : 1.0f;
+}

@@ -18,8 +18,7 @@ use crate::layer::{LayerHandle, Lowering, ModelWeight, SharedExecutor, lock};
 use crate::losses::{Loss, Reduction};
 use crate::metrics;
 use crate::optimizers::Optimizer;
-use crate::strategy::{DeviceKind, MirroredStrategy};
-use phalanx_cpu::{CpuExecutor, CpuOptions};
+use crate::strategy::MirroredStrategy;
 use phalanx_graph::exec::{Accumulate, Batch, FeedData, ProgramId, Times};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{FetchPlan, Split};
@@ -116,21 +115,6 @@ fn lower(def: &Definition, training: bool, synchronized: bool) -> Result<Lowered
     Ok(Lowered { low, outputs })
 }
 
-fn start(strategy: &MirroredStrategy, l: &Lowered) -> Result<SharedExecutor> {
-    let kinds = strategy.devices().iter().map(|d| d.kind);
-    if kinds.clone().any(|k| k != DeviceKind::Cpu) {
-        let received = strategy.devices().iter().map(ToString::to_string).collect::<Vec<_>>();
-        return Err(Error::argument("compile", "strategy", "CPU devices", received.join(", ")));
-    }
-    let options = CpuOptions {
-        devices: strategy.num_replicas_in_sync(),
-        workers: strategy.worker_threads()?,
-        fixed: strategy.is_deterministic(),
-        isa: None,
-    };
-    Ok(Arc::new(Mutex::new(Box::new(CpuExecutor::new(options, l.low.graph.params())?))))
-}
-
 impl Engine {
     pub(crate) fn new(model: &Model, resolved: Resolved) -> Result<Engine> {
         let Resolved { optimizer, losses, loss_weights, metrics, described, strategy, seed } =
@@ -152,7 +136,7 @@ impl Engine {
         };
         let metrics: Vec<Vec<Tracked>> =
             metrics.into_iter().enumerate().map(resolve).collect::<Result<_>>()?;
-        let executor = start(&strategy, &l)?;
+        let executor = Arc::new(Mutex::new(strategy.executor(l.low.graph.params())?));
         let trained = |w: &&ModelWeight| l.low.graph.params()[w.param.index()].trainable;
         let trained = l.low.weights.iter().filter(trained).map(|w| w.param).collect();
         let mut engine = Engine {

@@ -1,0 +1,78 @@
+//! The GPUs of this machine, and executors on them.
+
+use crate::driver;
+use crate::executor::GpuExecutor;
+use crate::gpu::Gpu;
+use crate::libs::{self, Lib};
+use phalanx_graph::ParamSpec;
+use phalanx_graph::exec::{ExecError, Executor};
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+/// A GPU of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuInfo {
+    /// Its number, as in `gpu:0`.
+    pub index: usize,
+    /// What it is called.
+    pub name: String,
+    /// Bytes of memory.
+    pub memory: usize,
+}
+
+/// The GPUs of this machine, or why there are none. No GPU is touched: only the driver is asked.
+///
+/// # Errors
+/// There is no driver, or it does not work.
+pub fn gpus() -> Result<&'static [GpuInfo], String> {
+    static FOUND: OnceLock<Result<Vec<GpuInfo>, String>> = OnceLock::new();
+    FOUND.get_or_init(look).as_deref().map_err(Clone::clone)
+}
+
+fn look() -> Result<Vec<GpuInfo>, String> {
+    libs::find(Lib::Driver).map_err(|e| e.to_string())?;
+    let count = driver::count().map_err(|e| e.0)?;
+    let each = (0..count).map(|index| {
+        let (name, memory) = driver::describe(index).map_err(|e| e.0)?;
+        Ok(GpuInfo { index, name, memory })
+    });
+    each.collect()
+}
+
+/// A replica's place: a GPU, or a numbered part of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuPlace {
+    /// The GPU.
+    pub index: usize,
+    /// Which of the replicas that share it, where several do.
+    pub part: Option<usize>,
+}
+
+impl std::fmt::Display for GpuPlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.part {
+            Some(part) => write!(f, "gpu:{}/{part}", self.index),
+            None => write!(f, "gpu:{}", self.index),
+        }
+    }
+}
+
+/// An executor with a replica at each place, which must be in the order of the GPUs.
+///
+/// # Errors
+/// A library that is missing, or a GPU that cannot be used.
+pub fn executor(places: &[GpuPlace], params: &[ParamSpec]) -> Result<Box<dyn Executor>, ExecError> {
+    let mut by_gpu: BTreeMap<usize, Vec<String>> = BTreeMap::new();
+    for place in places {
+        by_gpu.entry(place.index).or_default().push(place.to_string());
+    }
+    if by_gpu.len() > 1 {
+        let message = "training on several GPUs is not part of this build yet".into();
+        return Err(ExecError::Device { device: places[0].to_string(), message });
+    }
+    let mut machines = vec![];
+    for (index, names) in by_gpu {
+        machines.push((Gpu::open(index)?, names));
+    }
+    Ok(Box::new(GpuExecutor::new(machines, params)?))
+}

@@ -1,0 +1,439 @@
+//! The GPU executor: replicas on GPUs, their memory, and the steps made ready for them.
+
+use crate::cx::Layout;
+use crate::inputs::{INPUT_BYTES, Inputs, MAX_SCALARS};
+use crate::launch::{Block, Ptr};
+use crate::lower::{self, Facts, Replica, Request};
+use crate::machine::{Machine, Plan, StepId};
+use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
+use phalanx_graph::program::{Mesh, Program, share};
+use phalanx_graph::update::SlotInit;
+use phalanx_graph::{ParamId, ParamSpec};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::Instant;
+
+/// Parameters, feeds and fetches start at multiples of this many bytes.
+const ALIGN: usize = 256;
+
+/// A GPU and the replicas on it.
+struct Station<M> {
+    machine: M,
+    /// Numbers of its replicas among all.
+    replicas: Range<usize>,
+}
+
+/// What a step was made ready for: the rows of the batch; under gradient accumulation, whether the sum
+/// is applied.
+type Key = (usize, Option<bool>);
+
+/// A step made ready, with what it takes to make it ready again.
+struct Ready {
+    plans: Vec<Plan>,
+    ids: Vec<StepId>,
+    /// Moves of memory that it has seen.
+    moves: u64,
+}
+
+struct Loaded {
+    program: Program,
+    layout: Layout,
+    facts: Facts,
+    /// Bytes of a replica's inputs.
+    inputs: usize,
+    /// Where each fetch begins, and where the last ends.
+    fetches: Vec<usize>,
+    fetch_bytes: usize,
+    steps: HashMap<Key, Ready>,
+}
+
+/// Runs programs on GPUs.
+pub(crate) struct GpuExecutor<M: Machine> {
+    mesh: Mesh,
+    stations: Vec<Station<M>>,
+    names: Vec<String>,
+    params: Vec<ParamSpec>,
+    /// Where each parameter lies, in bytes, and the end of the last.
+    offsets: Vec<usize>,
+    flat: usize,
+    slots: usize,
+    gathers: bool,
+    programs: Vec<Loaded>,
+    /// Bytes of scratch memory that steps have taken.
+    scratch: usize,
+    /// How often a block of memory has moved.
+    moves: u64,
+    times: Times,
+    /// Bytes on their way in and out, by replica.
+    inputs: Vec<Vec<u8>>,
+    fetched: Vec<Vec<u8>>,
+}
+
+/// Byte offsets of parts that follow one another, and the end.
+fn stack(sizes: impl Iterator<Item = usize>, from: usize) -> (Vec<usize>, usize) {
+    let mut end = from;
+    let mut offsets = vec![];
+    for bytes in sizes {
+        offsets.push(end);
+        end += bytes.next_multiple_of(ALIGN);
+    }
+    (offsets, end)
+}
+
+impl<M: Machine> GpuExecutor<M> {
+    /// An executor for a table of parameters. Each machine comes with the names of its replicas.
+    pub fn new(
+        machines: Vec<(M, Vec<String>)>,
+        params: &[ParamSpec],
+    ) -> Result<GpuExecutor<M>, ExecError> {
+        let names: Vec<String> = machines.iter().flat_map(|(_, names)| names.clone()).collect();
+        let mut first = 0;
+        let stations = machines.into_iter().map(|(machine, names)| {
+            let replicas = first..first + names.len();
+            first = replicas.end;
+            Station { machine, replicas }
+        });
+        let (offsets, flat) = stack(params.iter().map(|p| p.len() * 4), 0);
+        let mut executor = GpuExecutor {
+            mesh: Mesh::new(names.len(), 1),
+            stations: stations.collect(),
+            inputs: vec![vec![]; names.len()],
+            fetched: vec![vec![]; names.len()],
+            names,
+            params: params.to_vec(),
+            offsets,
+            flat,
+            slots: 0,
+            gathers: false,
+            programs: vec![],
+            scratch: 0,
+            moves: 0,
+            times: Times::default(),
+        };
+        executor.reserve(Block::Params, flat, "weights")?;
+        Ok(executor)
+    }
+
+    /// Gives a block of every replica at least so many bytes.
+    fn reserve(&mut self, block: Block, bytes: usize, purpose: &str) -> Result<(), ExecError> {
+        for station in &mut self.stations {
+            for local in 0..station.replicas.len() {
+                let moved = station.machine.reserve(local, block, bytes.max(ALIGN), purpose)?;
+                self.moves += u64::from(moved);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_len(&self, id: ParamId, received: usize) -> Result<(), ExecError> {
+        let spec = &self.params[id.index()];
+        if spec.len() == received {
+            return Ok(());
+        }
+        Err(ExecError::Param { name: spec.name.clone(), expected: spec.len(), received })
+    }
+
+    /// Writes a parameter's numbers into a block of every replica.
+    fn write(&mut self, block: Block, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
+        self.check_len(id, values.len())?;
+        let bytes = to_bytes(values);
+        for station in &mut self.stations {
+            for local in 0..station.replicas.len() {
+                let at = Ptr::new(local, block, self.offsets[id.index()]);
+                station.machine.write(at, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a parameter's numbers from a block of a replica.
+    fn read(&self, replica: usize, block: Block, id: ParamId) -> Result<Vec<f32>, ExecError> {
+        let mut bytes = vec![0; self.params[id.index()].len() * 4];
+        for station in self.stations.iter().filter(|s| s.replicas.contains(&replica)) {
+            let local = replica - station.replicas.start;
+            station.machine.read(Ptr::new(local, block, self.offsets[id.index()]), &mut bytes)?;
+        }
+        Ok(to_floats(&bytes))
+    }
+
+    /// The first replica's; a GPU that cannot be read any more gives numbers nobody can miss.
+    fn read_first(&self, block: Block, id: ParamId) -> Vec<f32> {
+        self.read(0, block, id).unwrap_or_else(|e| {
+            tracing::error!("{e}");
+            vec![f32::NAN; self.params[id.index()].len()]
+        })
+    }
+
+    /// Makes room for an optimizer's slots and fills them with their first values.
+    fn make_slots(&mut self, inits: &[SlotInit]) -> Result<(), ExecError> {
+        for (i, init) in inits.iter().enumerate() {
+            self.reserve(Block::Slot(i), self.flat, "optimizer slots")?;
+            for at in 0..self.params.len() {
+                let id = ParamId(at as u32);
+                let values = match init {
+                    SlotInit::Value(v) => vec![*v; self.params[at].len()],
+                    SlotInit::Weight => self.read(0, Block::Params, id)?,
+                };
+                self.write(Block::Slot(i), id, &values)?;
+            }
+        }
+        self.slots = inits.len();
+        Ok(())
+    }
+
+    /// The rows of every replica of a station.
+    fn rows(&self, station: usize, rows: usize) -> Vec<Replica> {
+        let replicas = self.stations[station].replicas.clone();
+        let each = replicas.enumerate().map(|(local, device)| {
+            let range = self.mesh.device_rows(rows, device);
+            Replica { local, rows: range.len(), first_row: range.start }
+        });
+        each.collect()
+    }
+
+    /// Makes a step ready for a batch, once.
+    fn ready(&mut self, id: ProgramId, key: Key) -> Result<(), ExecError> {
+        if !self.programs[id.0].steps.contains_key(&key) {
+            let mut plans = vec![];
+            let mut end = self.scratch;
+            for station in 0..self.stations.len() {
+                let replicas = self.rows(station, key.0);
+                let loaded = &self.programs[id.0];
+                let (plan, scratch) = lower::lower(&Request {
+                    program: &loaded.program,
+                    layout: &loaded.layout,
+                    facts: &loaded.facts,
+                    replicas: &replicas,
+                    rows: key.0,
+                    fetches: &loaded.fetches,
+                    accumulate: key.1,
+                    scratch: self.scratch,
+                });
+                tracing::debug!("{} works for {} rows", plan.work.len(), key.0);
+                plans.push(plan);
+                end = end.max(scratch);
+            }
+            self.scratch = end;
+            self.reserve(Block::Scratch, end, "partial sums")?;
+            let ready = Ready { plans, ids: vec![], moves: 0 };
+            self.programs[id.0].steps.insert(key, ready);
+        }
+        let ready = self.programs[id.0].steps.get_mut(&key).expect("made above");
+        if ready.ids.is_empty() || ready.moves != self.moves {
+            ready.ids.clear();
+            for (station, plan) in self.stations.iter_mut().zip(&ready.plans) {
+                ready.ids.push(station.machine.prepare(plan.clone())?);
+            }
+            ready.moves = self.moves;
+        }
+        Ok(())
+    }
+
+    /// Fills every replica's inputs.
+    fn fill_inputs(&mut self, id: ProgramId, batch: &Batch<'_>) {
+        let loaded = &self.programs[id.0];
+        let mut head = Inputs { seed: batch.seed, step: batch.step, ..Inputs::default() };
+        head.scalars[..batch.scalars.len()].copy_from_slice(batch.scalars);
+        if let Some(a) = batch.accumulate {
+            head.keep = f32::from(!a.first);
+            head.weight = a.weight;
+            head.mean = a.apply.unwrap_or(0.0);
+        }
+        for (device, bytes) in self.inputs.iter_mut().enumerate() {
+            bytes.resize(loaded.inputs, 0);
+            bytes[..size_of::<Inputs>()].copy_from_slice(&head.to_bytes());
+            let rows = share(0..batch.rows, self.mesh.devices, device);
+            for ((spec, data), at) in
+                loaded.program.feeds.iter().zip(batch.feeds).zip(&loaded.layout.feeds)
+            {
+                let len = spec.ty.len();
+                let part =
+                    if spec.ty.is_rows() { rows.start * len..rows.end * len } else { 0..len };
+                let from = match data {
+                    FeedData::F32(v) => as_bytes(&v[part]),
+                    FeedData::I32(v) => as_bytes(&v[part]),
+                };
+                bytes[*at..at + from.len()].copy_from_slice(from);
+            }
+        }
+    }
+
+    /// Takes the fetches of all replicas apart.
+    fn take_fetches(&self, id: ProgramId, rows: usize, fetched: &mut Vec<Vec<f32>>) {
+        let loaded = &self.programs[id.0];
+        fetched.resize_with(loaded.program.fetches.len(), Vec::new);
+        for ((plan, at), out) in
+            loaded.program.fetches.iter().zip(&loaded.fetches).zip(fetched.iter_mut())
+        {
+            out.clear();
+            let devices = if plan.ty.is_rows() { self.mesh.devices } else { 1 };
+            for (device, bytes) in self.fetched[..devices].iter().enumerate() {
+                let rows =
+                    if plan.ty.is_rows() { self.mesh.device_rows(rows, device).len() } else { 1 };
+                let len = rows * plan.ty.len() * 4;
+                out.extend(floats(&bytes[*at..at + len]));
+            }
+        }
+    }
+
+    fn run_step(&mut self, id: ProgramId, key: Key) -> Result<(), ExecError> {
+        let loaded = &self.programs[id.0];
+        let ids = loaded.steps[&key].ids.clone();
+        for (station, step) in self.stations.iter_mut().zip(&ids) {
+            let inputs: Vec<&[u8]> =
+                self.inputs[station.replicas.clone()].iter().map(Vec::as_slice).collect();
+            station.machine.start(*step, &inputs)?;
+        }
+        for station in &mut self.stations {
+            let room = &mut self.fetched[station.replicas.clone()];
+            room.iter_mut().for_each(|b| b.resize(loaded.fetch_bytes, 0));
+            let mut room: Vec<&mut [u8]> = room.iter_mut().map(Vec::as_mut_slice).collect();
+            station.machine.finish(&mut room)?;
+        }
+        Ok(())
+    }
+}
+
+impl<M: Machine> Executor for GpuExecutor<M> {
+    fn mesh(&self) -> Mesh {
+        self.mesh
+    }
+
+    fn load(&mut self, program: Program) -> Result<ProgramId, ExecError> {
+        program.check_executor(self.mesh, &self.params)?;
+        let max_rows = self.mesh.max_rows(program.options.max_batch);
+        let bytes = |ty: &phalanx_graph::Type| {
+            ty.len() * ty.dtype.bytes() * if ty.is_rows() { max_rows } else { 1 }
+        };
+        let (feeds, inputs) = stack(program.feeds.iter().map(|f| bytes(&f.ty)), INPUT_BYTES);
+        let (fetches, fetch_bytes) = stack(program.fetches.iter().map(|f| bytes(&f.ty)), 0);
+        self.reserve(Block::Inputs, inputs, "inputs")?;
+        self.reserve(Block::Fetches, fetch_bytes, "results")?;
+        self.reserve(Block::Arena, program.memory.arena, "activations")?;
+        self.reserve(Block::Shared, program.memory.shared, "statistics")?;
+        if let Some(plan) = &program.update {
+            if plan.rule.scalars > MAX_SCALARS {
+                let reason = format!("its optimizer has more than {MAX_SCALARS} scalars");
+                return Err(ExecError::Program { name: program.name.clone(), reason });
+            }
+            self.reserve(Block::Gradients, self.flat, "gradients")?;
+            if self.slots != plan.rule.slots.len() {
+                let inits: Vec<SlotInit> = plan.rule.slots.iter().map(|s| s.init).collect();
+                self.make_slots(&inits)?;
+            }
+        }
+        let layout = Layout { feeds, params: self.offsets.clone() };
+        let facts = Facts::of(&program, self.mesh.devices == 1);
+        let steps = HashMap::new();
+        self.programs.push(Loaded { program, layout, facts, inputs, fetches, fetch_bytes, steps });
+        Ok(ProgramId(self.programs.len() - 1))
+    }
+
+    fn run(
+        &mut self,
+        id: ProgramId,
+        batch: &Batch<'_>,
+        fetched: &mut Vec<Vec<f32>>,
+    ) -> Result<(), ExecError> {
+        let loaded = self.programs.get(id.0).ok_or_else(|| ExecError::Program {
+            name: format!("#{}", id.0),
+            reason: "it was not loaded here".into(),
+        })?;
+        loaded.program.check_batch(batch)?;
+        let trains = loaded.program.update.is_some();
+        let accumulate = batch.accumulate.filter(|_| trains).map(|a| a.apply.is_some());
+        if accumulate.is_some() {
+            self.reserve(Block::Gathered, self.flat, "accumulated gradients")?;
+            self.gathers = true;
+        }
+        let key = (batch.rows, accumulate);
+        self.ready(id, key)?;
+        let start = Instant::now();
+        self.fill_inputs(id, batch);
+        self.run_step(id, key)?;
+        self.take_fetches(id, batch.rows, fetched);
+        if trains {
+            self.times.compute += start.elapsed().as_secs_f64();
+        }
+        Ok(())
+    }
+
+    fn param(&self, id: ParamId) -> Vec<f32> {
+        self.read_first(Block::Params, id)
+    }
+
+    fn set_param(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
+        self.write(Block::Params, id, values)
+    }
+
+    fn slots(&self) -> usize {
+        self.slots
+    }
+
+    fn slot(&self, slot: usize, id: ParamId) -> Vec<f32> {
+        self.read_first(Block::Slot(slot), id)
+    }
+
+    fn set_slot(&mut self, slot: usize, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
+        self.write(Block::Slot(slot), id, values)
+    }
+
+    fn gathered(&self, id: ParamId) -> Option<Vec<f32>> {
+        self.gathers.then(|| self.read_first(Block::Gathered, id))
+    }
+
+    fn set_gathered(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
+        self.reserve(Block::Gathered, self.flat, "accumulated gradients")?;
+        self.gathers = true;
+        self.write(Block::Gathered, id, values)
+    }
+
+    fn check_mirrored(&self) -> Result<(), ExecError> {
+        let blocks: Vec<Block> =
+            [Block::Params].into_iter().chain((0..self.slots).map(Block::Slot)).collect();
+        for (at, spec) in self.params.iter().enumerate() {
+            let id = ParamId(at as u32);
+            for block in &blocks {
+                let first = self.read(0, *block, id)?;
+                for device in 1..self.mesh.devices {
+                    let other = self.read(device, *block, id)?;
+                    let same = first.iter().zip(&other).all(|(a, b)| a.to_bits() == b.to_bits());
+                    if !same {
+                        return Err(ExecError::Drift {
+                            param: spec.name.clone(),
+                            first: self.names[0].clone(),
+                            second: self.names[device].clone(),
+                        });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn times(&self) -> Times {
+        self.times
+    }
+}
+
+/// Numbers whose bytes may be copied as they are.
+trait Plain: Copy {}
+impl Plain for f32 {}
+impl Plain for i32 {}
+
+fn as_bytes<T: Plain>(values: &[T]) -> &[u8] {
+    // SAFETY: plain numbers without padding.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+fn to_bytes(values: &[f32]) -> Vec<u8> {
+    as_bytes(values).to_vec()
+}
+
+fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+}
+
+fn to_floats(bytes: &[u8]) -> Vec<f32> {
+    floats(bytes).collect()
+}

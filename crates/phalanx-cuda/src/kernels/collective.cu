@@ -1,0 +1,56 @@
+// Sums and means over the replicas that share a GPU, in index order; and many small copies at once.
+
+struct Pair {
+    const void* from;
+    void* to;
+};
+
+// Every replica's result is the sum of all.
+template <typename T>
+__global__ void all_reduce(const Pair* replicas, i64 count, i64 n) {
+    EACH(i, n) {
+        T sum = ((const T*)replicas[0].from)[i];
+        for (i64 r = 1; r < count; r++) sum += ((const T*)replicas[r].from)[i];
+        for (i64 r = 0; r < count; r++) ((T*)replicas[r].to)[i] = sum;
+    }
+}
+
+struct Share {
+    const float* from;
+    float* to;
+    float share;
+    float unused;
+};
+
+// Every replica's result is the mean of all, weighted by their shares of the rows.
+__global__ void replica_mean(const Share* replicas, i64 count, i64 n) {
+    EACH(i, n) {
+        float mean = 0;
+        for (i64 r = 0; r < count; r++) {
+            if (replicas[r].share > 0) mean += replicas[r].share * replicas[r].from[i];
+        }
+        for (i64 r = 0; r < count; r++) replicas[r].to[i] = mean;
+    }
+}
+
+struct Move {
+    const void* from;
+    float* to;
+    i64 n;
+    i64 kind;
+};
+
+// Copies to floats; each is shared by `blocks` blocks.
+__global__ void copy_many(const Move* moves, i64 blocks) {
+    const Move m = moves[blockIdx.x / blocks];
+    const i64 first = (blockIdx.x % blocks) * blockDim.x + threadIdx.x;
+    for (i64 i = first; i < m.n; i += blocks * blockDim.x) {
+        switch (m.kind) {
+            case 0: m.to[i] = ((const float*)m.from)[i]; break;
+            case 1: m.to[i] = (float)((const double*)m.from)[i]; break;
+            case 2: m.to[i] = (float)((const int*)m.from)[i]; break;
+            case 3: m.to[i] = ld((const bf16*)m.from + i); break;
+            case 4: m.to[i] = ld((const half*)m.from + i); break;
+        }
+    }
+}

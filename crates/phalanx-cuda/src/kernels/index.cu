@@ -1,0 +1,237 @@
+// Kernels with integer operands or results: embeddings, one-hot, arg-max and counting.
+
+__device__ __forceinline__ bool within(int index, i64 n) { return index >= 0 && index < n; }
+
+// Rows of a table, `packs` of `W` numbers wide; NaN where there is no such row.
+template <typename X, typename Y, int W, typename I>
+__global__ void gather(const X* table, const int* index, Y* y, i64 n, i64 vocab, i64 packs) {
+    EACH(i, n) {
+        I row = (I)i / (I)packs;
+        i64 c = (i64)((I)i - row * (I)packs) * W;
+        int id = index[row];
+        float v[W];
+        if (within(id, vocab)) load(table + (i64)id * packs * W + c, v);
+        else
+            for (int k = 0; k < W; k++) v[k] = not_a_number();
+        store(y + i * W, v);
+    }
+}
+
+// Uses of a table row that a warp puts in order by itself. Rows used more often look for their uses
+// among all.
+constexpr u32 FEW = 32;
+
+// How often each row is used. `counts` are zero before, and again after `gather_grad`.
+__global__ void gather_count(const int* index, u32* counts, i64 n, i64 vocab) {
+    EACH(i, n)
+    if (within(index[i], vocab)) atomicAdd(counts + index[i], 1u);
+}
+
+// Where the uses of each row start in a list of all of them. One block of 1024 threads.
+__global__ void gather_starts(const u32* counts, u32* starts, i64 vocab) {
+    __shared__ u32 sums[1024];
+    int t = threadIdx.x;
+    i64 each = (vocab + 1023) / 1024, begin = t * each;
+    i64 end = begin + each < vocab ? begin + each : vocab;
+    u32 sum = 0;
+    for (i64 v = begin; v < end; v++) sum += counts[v];
+    sums[t] = sum;
+    for (int step = 1; step < 1024; step *= 2) {
+        __syncthreads();
+        u32 before = t >= step ? sums[t - step] : 0;
+        __syncthreads();
+        sums[t] += before;
+    }
+    u32 at = sums[t] - sum;
+    for (i64 v = begin; v < end; v++) {
+        starts[v] = at;
+        at += counts[v];
+    }
+}
+
+// Lists the uses of rows with few of them, each row's in any order, and moves its start behind them.
+__global__ void gather_place(const int* index, const u32* counts, u32* starts, u32* list, i64 n, i64 vocab) {
+    EACH(i, n) {
+        int id = index[i];
+        if (within(id, vocab) && counts[id] <= FEW) list[atomicAdd(starts + id, 1u)] = (u32)i;
+    }
+}
+
+template <typename X, int W>
+__device__ __forceinline__ void add_use(const X* dy, i64 use, i64 width, i64 c, float (&sum)[W]) {
+    float v[W];
+    load(dy + use * width + c, v);
+#pragma unroll
+    for (int k = 0; k < W; k++) sum[k] += v[k];
+}
+
+// A table row with few uses, listed in order: one warp.
+template <typename X, int W>
+__device__ __forceinline__ void sum_few(const X* dy, float* to, i64 width, const u32* uses, u32 count) {
+    for (i64 c = threadIdx.x % 32 * W; c < width; c += 32 * W) {
+        float sum[W];
+        for (int k = 0; k < W; k++) sum[k] = 0;
+        for (u32 u = 0; u < count; u++) add_use(dy, uses[u], width, c, sum);
+        store(to + c, sum);
+    }
+}
+
+// A table row with many uses: each of the block's 8 warps takes a part of all indices, in order.
+template <typename X, int W>
+__device__ __forceinline__ void sum_many(const int* index, const X* dy, float* to, i64 n, i64 width, int id) {
+    __shared__ float sums[8][32 * W];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    i64 part = (n + 255) / 256 * 32, begin = warp * part, end = begin + part < n ? begin + part : n;
+    for (i64 first = 0; first < width; first += 32 * W) {
+        i64 c = first + lane * W;
+        float sum[W];
+        for (int k = 0; k < W; k++) sum[k] = 0;
+        for (i64 i = begin; i < end; i += 32) {
+            int mine = i + lane < end && index[i + lane] == id;
+            if (group_sum<32>(mine) == 0) continue;
+            for (int k = 0; k < 32; k++)
+                if (__shfl_sync(0xffffffff, mine, k) && c < width) add_use(dy, i + k, width, c, sum);
+        }
+        __syncthreads();
+        for (int k = 0; k < W; k++) sums[warp][lane * W + k] = sum[k];
+        __syncthreads();
+        i64 t = threadIdx.x;
+        if (t < 32 * W && first + t < width) {
+            float total = 0;
+            for (int k = 0; k < 8; k++) total += sums[k][t];
+            to[first + t] = total;
+        }
+    }
+}
+
+// Every use of a table row adds its `dy` to that row, in the order of uses. A block of 256 threads for
+// eight rows.
+template <typename X, int W>
+__global__ void gather_grad(const int* index, const X* dy, float* table, u32* counts, const u32* starts,
+                            const u32* list, i64 n, i64 vocab, i64 width) {
+    __shared__ u32 ordered[8][FEW];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (i64 first = (i64)blockIdx.x * 8; first < vocab; first += (i64)gridDim.x * 8) {
+        i64 row = first + warp;
+        u32 count = row < vocab ? counts[row] : 0;
+        bool few = count <= FEW;
+        u32 use = few && lane < count ? list[starts[row] - count + lane] : 0xffffffffu;
+        int rank = 0;
+        for (int k = 0; k < 32; k++) {
+            u32 other = __shfl_sync(0xffffffff, use, k);
+            if (other < use) rank++;
+        }
+        __syncthreads();
+        if (few && lane < count) ordered[warp][rank] = use;
+        __syncthreads();
+        if (few && row < vocab) sum_few<X, W>(dy, table + row * width, width, ordered[warp], count);
+        for (i64 r = first; r < first + 8 && r < vocab; r++)
+            if (counts[r] > FEW) sum_many<X, W>(index, dy, table + r * width, n, width, (int)r);
+        __syncthreads();
+        if (lane == 0 && row < vocab) counts[row] = 0;
+    }
+}
+
+// 1 at the index, 0 elsewhere.
+template <typename Y, typename I>
+__global__ void one_hot(const int* index, Y* y, i64 n, i64 depth) {
+    EACH(i, n) {
+        I row = (I)i / (I)depth;
+        st(y + i, index[row] == (i64)((I)i - row * (I)depth) ? 1.0f : 0.0f);
+    }
+}
+
+// Vectors of a launch, a warp each.
+#define EACH_WARP(row, rows)                                                             \
+    for (i64 row = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < (rows);      \
+         row += (i64)gridDim.x * blockDim.x / 32)
+
+// Index of the first maximum; NaN is passed over unless it comes first.
+template <typename X>
+__global__ void arg_max(const X* x, int* y, i64 rows, int n) {
+    int lane = threadIdx.x % 32;
+    EACH_WARP(r, rows) {
+        const X* row = x + r * n;
+        float best = negative_infinity();
+        int at = n;
+        for (int i = lane; i < n; i += 32) {
+            float v = ld(row + i);
+            if (v > best || (at == n && v == best)) best = v, at = i;
+        }
+        for (int m = 16; m > 0; m /= 2) {
+            float other = __shfl_xor_sync(0xffffffff, best, m);
+            int there = __shfl_xor_sync(0xffffffff, at, m);
+            if (other > best || (other == best && there < at)) best = other, at = there;
+        }
+        float start = ld(row);
+        if (lane == 0) y[r] = start == start ? at : 0;
+    }
+}
+
+// 1 where fewer than `k` scores are above the label's; 0 also where the label names no class or a
+// score is not finite.
+template <typename X, typename Y>
+__global__ void in_top_k(const X* scores, const int* labels, Y* y, i64 rows, int n, int k) {
+    int lane = threadIdx.x % 32;
+    EACH_WARP(r, rows) {
+        const X* row = scores + r * n;
+        int label = labels[r];
+        bool named = within(label, n);
+        float own = named ? ld(row + label) : 0;
+        int above = 0, wild = 0;
+        for (int i = lane; i < n; i += 32) {
+            float v = ld(row + i);
+            above += v > own;
+            wild += !(v - v == 0.0f);
+        }
+        above = group_sum<32>(above);
+        wild = group_sum<32>(wild);
+        if (lane == 0) st(y + r, named && wild == 0 && above < k ? 1.0f : 0.0f);
+    }
+}
+
+// Threshold `i` of `n`, as Keras' AUC has them: even over 0..=1, the ends a little outside.
+__device__ __forceinline__ double threshold(int i, int n) {
+    if (i == 0) return -1e-7;
+    return i == n - 1 ? 1.0 + 1e-7 : (double)i / (double)(n - 1);
+}
+
+// Weights of positives, then of negatives, whose score is above each threshold. Every block of 256
+// threads takes a part of the samples; the last one adds the parts.
+template <typename X, typename L, typename V>
+__global__ void threshold_counts(const X* scores, const L* labels, const V* weights, float* y, i64 count,
+                                 int n, double* parts, u32* counter) {
+    __shared__ double score[256], positive[256], negative[256];
+    int t = threadIdx.x;
+    i64 part = (count + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * part;
+    i64 end = begin + part < count ? begin + part : count;
+    double* own = parts + 2 * (i64)n * blockIdx.x;
+    for (int first = 0; first < n; first += 256) {
+        int mine = first + t;
+        double limit = threshold(mine, n), above = 0, other = 0;
+        for (i64 i = begin; i < end; i += 256) {
+            __syncthreads();
+            if (i + t < end) {
+                double weight = (double)ld(weights + i + t);
+                bool yes = ld(labels + i + t) > 0.5f;
+                score[t] = (double)ld(scores + i + t);
+                positive[t] = yes ? weight : 0.0;
+                negative[t] = yes ? 0.0 : weight;
+            }
+            __syncthreads();
+            int some = end - i < 256 ? (int)(end - i) : 256;
+            for (int k = 0; k < some; k++) {
+                bool counts = score[k] > limit;
+                above += counts ? positive[k] : 0.0;
+                other += counts ? negative[k] : 0.0;
+            }
+        }
+        if (mine < n) own[mine] = above, own[n + mine] = other;
+    }
+    if (!last_block(counter, gridDim.x)) return;
+    for (int i = t; i < 2 * n; i += 256) {
+        double sum = 0;
+        for (u32 b = 0; b < gridDim.x; b++) sum += parts[2 * (i64)n * b + i];
+        y[i] = (float)sum;
+    }
+}

@@ -1,0 +1,209 @@
+// Pooling over windows. Padding never wins a maximum and never counts in an average; a NaN wins
+// every maximum. The geometry is a type, so that nothing divides and small windows unroll. A thread
+// has V channels of a pixel; I counts the items of a launch.
+
+template <int H, int W, int OUT_H, int OUT_W, int KERNEL_H, int KERNEL_W, int STRIDE_H, int STRIDE_W,
+          int DILATION_H, int DILATION_W, int PAD_H, int PAD_W, int CHANNELS>
+struct Geom {
+    static const int h = H, w = W, out_h = OUT_H, out_w = OUT_W;
+    static const int kernel_h = KERNEL_H, kernel_w = KERNEL_W, stride_h = STRIDE_H;
+    static const int stride_w = STRIDE_W, dilation_h = DILATION_H, dilation_w = DILATION_W;
+    static const int pad_h = PAD_H, pad_w = PAD_W, channels = CHANNELS;
+    // Loops over large windows stay loops.
+    static const int unroll = KERNEL_H * KERNEL_W <= 64 ? 64 : 1;
+};
+
+#define POOL template <typename T, int V, typename I, typename G>
+
+// A pixel of an image and its channels.
+struct Spot {
+    i64 row;
+    int y, x, channel;
+};
+
+template <int V, typename I> __device__ __forceinline__ Spot spot(I item, int h, int w, int c) {
+    Spot s;
+    I vectors = (I)(c / V), pixel = item / vectors, line = pixel / (I)w;
+    s.channel = (int)(item - pixel * vectors) * V;
+    s.x = (int)(pixel - line * (I)w);
+    s.row = (i64)(line / (I)h);
+    s.y = (int)(line - (I)s.row * (I)h);
+    return s;
+}
+
+template <typename G> __device__ __forceinline__ i64 input_pixel(const Spot& s, int y, int x) {
+    return (s.row * G::h + y) * G::w + x;
+}
+
+template <typename G> __device__ __forceinline__ i64 output_pixel(const Spot& s, int y, int x) {
+    return (s.row * G::out_h + y) * G::out_w + x;
+}
+
+// Whether tap (a, b) of a window lies in the image, and where.
+template <typename G>
+__device__ __forceinline__ bool tap(int out_y, int out_x, int a, int b, int& y, int& x) {
+    y = out_y * G::stride_h + a * G::dilation_h - G::pad_h;
+    x = out_x * G::stride_w + b * G::dilation_w - G::pad_w;
+    return y >= 0 && y < G::h && x >= 0 && x < G::w;
+}
+
+// Taps of a window along one axis that lie in the image.
+__device__ __forceinline__ int taps(int at, int size, int kernel, int stride, int dilation,
+                                    int pad) {
+    int start = at * stride - pad;
+    int skipped = start < 0 ? min((-start + dilation - 1) / dilation, kernel) : 0;
+    int fit = (size - start - skipped * dilation + dilation - 1) / dilation;
+    return max(min(fit, kernel - skipped), 0);
+}
+
+template <typename G> __device__ __forceinline__ float window_share(int y, int x) {
+    int n = taps(y, G::h, G::kernel_h, G::stride_h, G::dilation_h, G::pad_h)
+          * taps(x, G::w, G::kernel_w, G::stride_w, G::dilation_w, G::pad_w);
+    return 1.0f / (float)max(n, 1);
+}
+
+POOL __global__ void max_pool(const T* x, i64 x_ld, T* y, i64 y_ld, i64 items) {
+    EACH(item, items) {
+        Spot s = spot<V, I>((I)item, G::out_h, G::out_w, G::channels);
+        float best[V];
+        EVERY(V) best[k] = __uint_as_float(0xff800000u);
+#pragma unroll(G::unroll)
+        for (int a = 0; a < G::kernel_h; a++) {
+#pragma unroll(G::unroll)
+            for (int b = 0; b < G::kernel_w; b++) {
+                int in_y, in_x;
+                if (!tap<G>(s.y, s.x, a, b, in_y, in_x)) continue;
+                float v[V];
+                load_lanes<V>(x + input_pixel<G>(s, in_y, in_x) * x_ld + s.channel, v);
+                EVERY(V) best[k] = larger(best[k], v[k]);
+            }
+        }
+        store_lanes<V>(y + output_pixel<G>(s, s.y, s.x) * y_ld + s.channel, best);
+    }
+}
+
+POOL __global__ void average_pool(const T* x, i64 x_ld, T* y, i64 y_ld, i64 items) {
+    EACH(item, items) {
+        Spot s = spot<V, I>((I)item, G::out_h, G::out_w, G::channels);
+        float sum[V];
+        EVERY(V) sum[k] = 0.0f;
+#pragma unroll(G::unroll)
+        for (int a = 0; a < G::kernel_h; a++) {
+#pragma unroll(G::unroll)
+            for (int b = 0; b < G::kernel_w; b++) {
+                int in_y, in_x;
+                if (!tap<G>(s.y, s.x, a, b, in_y, in_x)) continue;
+                float v[V];
+                load_lanes<V>(x + input_pixel<G>(s, in_y, in_x) * x_ld + s.channel, v);
+                EVERY(V) sum[k] += v[k];
+            }
+        }
+        float share = window_share<G>(s.y, s.x);
+        EVERY(V) sum[k] *= share;
+        store_lanes<V>(y + output_pixel<G>(s, s.y, s.x) * y_ld + s.channel, sum);
+    }
+}
+
+// Windows that neither overlap nor leave anything out: each writes all of its pixels.
+POOL __global__ void max_pool_grad_apart(const T* x, i64 x_ld, const T* y, i64 y_ld, const T* dy,
+                                         i64 dy_ld, T* dx, i64 dx_ld, i64 items) {
+    EACH(item, items) {
+        Spot s = spot<V, I>((I)item, G::out_h, G::out_w, G::channels);
+        i64 pixel = output_pixel<G>(s, s.y, s.x);
+        float best[V], rest[V];
+        load_lanes<V>(y + pixel * y_ld + s.channel, best);
+        load_lanes<V>(dy + pixel * dy_ld + s.channel, rest);
+#pragma unroll(G::unroll)
+        for (int a = 0; a < G::kernel_h; a++) {
+#pragma unroll(G::unroll)
+            for (int b = 0; b < G::kernel_w; b++) {
+                int in_y, in_x;
+                if (!tap<G>(s.y, s.x, a, b, in_y, in_x)) continue;
+                i64 at = input_pixel<G>(s, in_y, in_x);
+                float v[V], g[V];
+                load_lanes<V>(x + at * x_ld + s.channel, v);
+                EVERY(V) {
+                    // The first hit takes all, and leaves zero to the others. NaN is a hit.
+                    bool hit = v[k] == best[k] || v[k] != v[k];
+                    g[k] = hit ? rest[k] : 0.0f;
+                    rest[k] = hit ? 0.0f : rest[k];
+                }
+                store_lanes<V>(dx + at * dx_ld + s.channel, g);
+            }
+        }
+    }
+}
+
+// The windows along one axis that may hold position `at`: from `first` to `last`.
+__device__ __forceinline__ void windows(int at, int outputs, int kernel, int stride, int dilation,
+                                        int pad, int& first, int& last) {
+    int past = at + pad - (kernel - 1) * dilation;
+    first = past > 0 ? (past + stride - 1) / stride : 0;
+    last = min((at + pad) / stride, outputs - 1);
+}
+
+// Calls `each(out_y, out_x, a, b)` for every window that holds the spot as its tap (a, b), in order.
+template <typename G, typename Each>
+__device__ __forceinline__ void each_window(const Spot& s, Each each) {
+    int top, bottom, left, right;
+    windows(s.y, G::out_h, G::kernel_h, G::stride_h, G::dilation_h, G::pad_h, top, bottom);
+    windows(s.x, G::out_w, G::kernel_w, G::stride_w, G::dilation_w, G::pad_w, left, right);
+    for (int y = top; y <= bottom; y++) {
+        int down = s.y + G::pad_h - y * G::stride_h;
+        if (down % G::dilation_h != 0) continue;
+        for (int x = left; x <= right; x++) {
+            int along = s.x + G::pad_w - x * G::stride_w;
+            if (along % G::dilation_w != 0) continue;
+            each(y, x, down / G::dilation_h, along / G::dilation_w);
+        }
+    }
+}
+
+// Every pixel gathers from the windows whose first maximum it is.
+POOL __global__ void max_pool_grad(const T* x, i64 x_ld, const T* y, i64 y_ld, const T* dy,
+                                   i64 dy_ld, T* dx, i64 dx_ld, i64 items) {
+    EACH(item, items) {
+        Spot s = spot<V, I>((I)item, G::h, G::w, G::channels);
+        i64 here = input_pixel<G>(s, s.y, s.x);
+        float value[V], sum[V];
+        load_lanes<V>(x + here * x_ld + s.channel, value);
+        EVERY(V) sum[k] = 0.0f;
+        each_window<G>(s, [&](int out_y, int out_x, int a, int b) {
+            i64 pixel = output_pixel<G>(s, out_y, out_x);
+            float best[V], g[V];
+            load_lanes<V>(y + pixel * y_ld + s.channel, best);
+            bool hit[V], any = false;
+            EVERY(V) {
+                hit[k] = value[k] == best[k] || value[k] != value[k];
+                any |= hit[k];
+            }
+            if (!any) return;
+            for (int before = 0; before < a * G::kernel_w + b; before++) {
+                int in_y, in_x;
+                int up = before / G::kernel_w, left = before % G::kernel_w;
+                if (!tap<G>(out_y, out_x, up, left, in_y, in_x)) continue;
+                float v[V];
+                load_lanes<V>(x + input_pixel<G>(s, in_y, in_x) * x_ld + s.channel, v);
+                EVERY(V) hit[k] = hit[k] && !(v[k] == best[k] || v[k] != v[k]);
+            }
+            load_lanes<V>(dy + pixel * dy_ld + s.channel, g);
+            EVERY(V) sum[k] += hit[k] ? g[k] : 0.0f;
+        });
+        store_lanes<V>(dx + here * dx_ld + s.channel, sum);
+    }
+}
+
+// Every pixel gathers its share from all windows that hold it.
+POOL __global__ void average_pool_grad(const T* dy, i64 dy_ld, T* dx, i64 dx_ld, i64 items) {
+    EACH(item, items) {
+        Spot s = spot<V, I>((I)item, G::h, G::w, G::channels);
+        float sum[V];
+        EVERY(V) sum[k] = 0.0f;
+        each_window<G>(s, [&](int out_y, int out_x, int, int) {
+            float g[V], share = window_share<G>(out_y, out_x);
+            load_lanes<V>(dy + output_pixel<G>(s, out_y, out_x) * dy_ld + s.channel, g);
+            EVERY(V) sum[k] = fmaf(g[k], share, sum[k]);
+        });
+        store_lanes<V>(dx + input_pixel<G>(s, s.y, s.x) * dx_ld + s.channel, sum);
+    }
+}

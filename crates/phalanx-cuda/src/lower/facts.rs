@@ -1,0 +1,170 @@
+//! What can be left out or done together, found before a program is lowered.
+
+use phalanx_graph::ops::{Op, ReduceKind};
+use phalanx_graph::program::{Instr, Place, Program, ValueId};
+use phalanx_graph::{Scope, Space};
+use std::collections::{HashMap, HashSet};
+
+/// Statistics that the kernel of the moments can finish by itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Finish {
+    pub stats: ValueId,
+    pub positions: usize,
+}
+
+/// The findings.
+#[derive(Debug, Default)]
+pub(crate) struct Facts {
+    /// Convolutions whose bias is added by whoever reads their result, and the bias.
+    pub late_bias: HashMap<ValueId, ValueId>,
+    /// Moments, and the statistics made of them alone.
+    pub finish: HashMap<ValueId, Finish>,
+    /// Sums over pixels whose only use is a sum over rows: by instruction, the final result.
+    pub column_sums: HashMap<usize, ValueId>,
+    /// Instructions that another one does as well.
+    pub covered: HashSet<usize>,
+}
+
+impl Facts {
+    /// `alone`: whether this is the only replica.
+    pub fn of(program: &Program, alone: bool) -> Facts {
+        let mut facts = Facts::default();
+        for (i, instr) in program.instrs.iter().enumerate() {
+            let Instr::Compute { op, inputs, output, .. } = instr else { continue };
+            match op {
+                Op::Conv(_, e) if e.bias && !e.relu => {
+                    if only_normalised(program, i, *output) {
+                        facts.late_bias.insert(*output, inputs[2]);
+                    }
+                }
+                Op::Moments => facts.find_finish(program, i, *output, alone),
+                Op::Reduce { kind: ReduceKind::Sum, axes } => {
+                    facts.find_column_sums(program, i, axes, inputs[0], *output);
+                }
+                _ => {}
+            }
+        }
+        facts
+    }
+
+    /// `moments → all_reduce → batch_stats` with nobody else to add.
+    fn find_finish(&mut self, program: &Program, from: usize, moments: ValueId, alone: bool) {
+        let reduced = program.instrs.iter().enumerate().skip(from).find_map(|(i, x)| match x {
+            Instr::AllReduce { scope, input, output } if *input == moments => {
+                (alone || *scope == Scope::Device).then_some((i, *output))
+            }
+            _ => None,
+        });
+        let Some((at, reduced)) = reduced else { return };
+        let users = readers(program, reduced);
+        let [(stats_at, Op::BatchStats { positions, .. }, stats)] = users[..] else { return };
+        if matches!(program.value(stats).place, Place::Shared(_)) {
+            self.finish.insert(moments, Finish { stats, positions: *positions });
+            self.covered.extend([at, stats_at]);
+        }
+    }
+
+    /// `reduce_sum` over all pixels, then `sum_rows`: a convolution's bias gradient.
+    fn find_column_sums(
+        &mut self,
+        program: &Program,
+        at: usize,
+        axes: &[usize],
+        x: ValueId,
+        y: ValueId,
+    ) {
+        let ty = &program.value(x).ty;
+        let all_but_last = axes.len() + 1 == ty.dims.len()
+            && (0..axes.len()).all(|a| axes.contains(&a))
+            && ty.space == Space::Rows;
+        if !all_but_last {
+            return;
+        }
+        let users = readers(program, y);
+        if let [(sum_at, Op::SumRows, sums)] = users[..]
+            && nobody_else_reads(program, at, y, |op, _| matches!(op, Op::SumRows))
+        {
+            self.column_sums.insert(at, sums);
+            self.covered.insert(sum_at);
+        }
+    }
+}
+
+/// Instructions that read a value by its own name, with their results.
+fn readers(program: &Program, value: ValueId) -> Vec<(usize, &Op, ValueId)> {
+    let each = program.instrs.iter().enumerate();
+    each.filter_map(|(i, x)| match x {
+        Instr::Compute { op, inputs, output, .. } if inputs.contains(&value) => {
+            Some((i, op, *output))
+        }
+        _ => None,
+    })
+    .collect()
+}
+
+/// Whether a convolution's result is read by batch norms alone, as what they normalise.
+fn only_normalised(program: &Program, at: usize, value: ValueId) -> bool {
+    let normalises = |op: &Op, operand: usize| match op {
+        Op::Moments | Op::BatchNorm(_) => operand == 0,
+        Op::BatchNormGradSums(_) | Op::BatchNormGradInput(_) => operand == 1,
+        _ => false,
+    };
+    !readers(program, value).is_empty() && nobody_else_reads(program, at, value, normalises)
+}
+
+/// Whether, until its bytes are written again, a value is read under its own name alone and in the
+/// ways allowed.
+fn nobody_else_reads(
+    program: &Program,
+    at: usize,
+    value: ValueId,
+    allowed: impl Fn(&Op, usize) -> bool,
+) -> bool {
+    let mine = &program.value(value);
+    let touches = |id: ValueId| {
+        let other = program.value(id);
+        match (mine.place, other.place) {
+            (Place::Arena(a), Place::Arena(b)) => {
+                let end = |at: usize, id: ValueId| at + extent(program, id);
+                a < end(b, id) && b < end(a, value)
+            }
+            (a, b) => a == b,
+        }
+    };
+    for instr in &program.instrs[at + 1..] {
+        let (reads, writes): (Vec<ValueId>, Option<ValueId>) = match instr {
+            Instr::Compute { op, inputs, output, .. } => {
+                let fine = |(i, x): (usize, &ValueId)| *x == value && allowed(op, i);
+                let wrong = inputs.iter().enumerate().any(|x| touches(*x.1) && !fine(x));
+                if wrong {
+                    return false;
+                }
+                (vec![], Some(*output))
+            }
+            Instr::Copy { input, output } => (vec![*input], Some(*output)),
+            Instr::AllReduce { input, output, .. } | Instr::ReplicaMean { input, output } => {
+                (vec![*input], Some(*output))
+            }
+            Instr::SlicedGradient { x, dy, .. } => (vec![*x, *dy], None),
+            Instr::Assign { value, .. } | Instr::Fetch { value, .. } => (vec![*value], None),
+            Instr::Barrier(_) | Instr::Update => (vec![], None),
+        };
+        if reads.into_iter().any(touches) {
+            return false;
+        }
+        if writes.is_some_and(touches) {
+            return true;
+        }
+    }
+    let operands = program.update.iter().flat_map(|u| &u.gradients).filter_map(|g| g.operands);
+    !operands.into_iter().any(|(x, dy)| touches(x) || touches(dy))
+}
+
+/// Bytes of the buffer a value lies in, at most; gaps between its pixels included.
+fn extent(program: &Program, id: ValueId) -> usize {
+    let v = program.value(id);
+    let rows =
+        if v.ty.is_rows() { program.options.mesh.max_rows(program.options.max_batch) } else { 1 };
+    let pixels = v.ty.len() / v.ty.last().max(1) * rows;
+    (v.offset + pixels * v.ld) * v.ty.dtype.bytes()
+}

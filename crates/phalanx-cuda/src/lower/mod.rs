@@ -1,0 +1,733 @@
+//! From a step program to the works of one GPU, for given rows of every replica on it.
+//!
+//! Instructions are taken in order, each for every replica, so that a collective finds what it adds
+//! already there.
+
+mod facts;
+mod pending;
+
+use crate::cx::{Cx, Layout, Operand, Scratch};
+use crate::launch::{Arg, Block, Elem, Launch, Ptr, Span, Word};
+use crate::machine::Plan;
+use crate::ops;
+use crate::ops::update::{self, Filters, Update};
+use crate::tape::{self, Tapes};
+use crate::task::{Conv, Gemm, Images, Matrix, Pass, Task, Work};
+pub(crate) use facts::Facts;
+use pending::Move;
+use phalanx_graph::ops::{self as op, Access, BatchNormAttrs, Binary, Epilogue, Tape, Unary};
+use phalanx_graph::program::{Instr, Place, Program, ValueId};
+use phalanx_graph::{ConvGeom, Op, ParamId, Scope};
+use std::collections::HashMap;
+
+/// A replica on this GPU, and its part of the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Replica {
+    /// Its number on this GPU.
+    pub local: usize,
+    pub rows: usize,
+    /// Its first row in the global batch.
+    pub first_row: usize,
+}
+
+/// What is to be lowered.
+pub(crate) struct Request<'a> {
+    pub program: &'a Program,
+    pub layout: &'a Layout,
+    pub facts: &'a Facts,
+    pub replicas: &'a [Replica],
+    /// Rows of the global batch.
+    pub rows: usize,
+    /// Where each fetch begins in its block.
+    pub fetches: &'a [usize],
+    /// Under gradient accumulation, whether this step applies the sum.
+    pub accumulate: Option<bool>,
+    /// Bytes of scratch memory that other steps use.
+    pub scratch: usize,
+}
+
+/// The works of a step, and where its scratch memory ends.
+pub(crate) fn lower(request: &Request<'_>) -> (Plan, usize) {
+    let mut l = Lowering {
+        q: request,
+        works: vec![],
+        scratch: request.replicas.iter().map(|r| Scratch::new(r.local, request.scratch)).collect(),
+        aliases: HashMap::new(),
+        tapes: Tapes::default(),
+        packed: HashMap::new(),
+        moves: vec![],
+        unpacks: vec![],
+    };
+    l.pack_filters();
+    for (i, instr) in request.program.instrs.iter().enumerate() {
+        if !request.facts.covered.contains(&i) {
+            l.instr(i, instr);
+        }
+    }
+    l.flush();
+    let end = l.scratch.iter().map(Scratch::end).max().unwrap_or(request.scratch);
+    (Plan { work: l.works, tapes: l.tapes.source() }, end)
+}
+
+struct Lowering<'a> {
+    q: &'a Request<'a>,
+    works: Vec<Work>,
+    scratch: Vec<Scratch>,
+    /// Values that are read where another one lies.
+    aliases: HashMap<ValueId, (Block, usize)>,
+    tapes: Tapes,
+    /// Filters in the library's order, by replica and address.
+    packed: HashMap<Ptr, Ptr>,
+    moves: Vec<Move>,
+    unpacks: Vec<Filters>,
+}
+
+impl Lowering<'_> {
+    fn cx(&mut self, replica: usize) -> (Cx<'_>, &mut Tapes) {
+        let r = self.q.replicas[replica];
+        let cx = Cx {
+            program: self.q.program,
+            layout: self.q.layout,
+            aliases: &self.aliases,
+            scratch: &mut self.scratch[replica],
+            replica: r.local,
+            rows: r.rows,
+            first_row: r.first_row,
+        };
+        (cx, &mut self.tapes)
+    }
+
+    fn operand(&mut self, replica: usize, id: ValueId) -> Operand {
+        self.cx(replica).0.operand(id)
+    }
+
+    fn replicas(&self) -> std::ops::Range<usize> {
+        0..self.q.replicas.len()
+    }
+
+    /// Whether there is no other replica anywhere.
+    fn alone(&self) -> bool {
+        self.q.program.options.mesh.devices == 1
+    }
+
+    /// Adds a work behind whatever was put off and touches the same bytes.
+    fn push(&mut self, work: Work) {
+        let meets = |spans: &[Span], other: &Span| spans.iter().any(|s| s.overlaps(other));
+        let moved = self.moves.iter().any(|m| {
+            let (from, to) = (m.reads(), m.writes());
+            meets(&work.reads, &to) || meets(&work.writes, &to) || meets(&work.writes, &from)
+        });
+        let unpacked = self.unpacks.iter().any(|f| {
+            let to = plain(f);
+            meets(&work.reads, &to) || meets(&work.writes, &to)
+        });
+        if moved || unpacked {
+            self.flush();
+        }
+        self.works.push(work);
+    }
+
+    /// Does what was put off.
+    fn flush(&mut self) {
+        let unpacks = std::mem::take(&mut self.unpacks);
+        if !unpacks.is_empty() {
+            self.works.push(Work {
+                label: format!("{} filter gradients", unpacks.len()),
+                tasks: tasks(update::unpack_gradients(&unpacks, Elem::F32)),
+                reads: unpacks.iter().map(packed).collect(),
+                writes: unpacks.iter().map(plain).collect(),
+            });
+        }
+        let moves = std::mem::take(&mut self.moves);
+        if !moves.is_empty() {
+            self.works.push(pending::copy_many(&moves));
+        }
+    }
+
+    /// Puts off a copy; one that meets another comes behind it.
+    fn put_off(&mut self, new: Move) {
+        let (reads, writes) = (new.reads(), new.writes());
+        let meets = |m: &Move| {
+            m.writes().overlaps(&reads)
+                || m.writes().overlaps(&writes)
+                || m.reads().overlaps(&writes)
+        };
+        if self.moves.iter().any(meets) || self.unpacks.iter().any(|f| plain(f).overlaps(&reads)) {
+            self.flush();
+        }
+        self.moves.push(new);
+    }
+
+    /// Brings all convolution weights into the library's order, in one launch.
+    fn pack_filters(&mut self) {
+        let mut found = vec![];
+        for instr in &self.q.program.instrs {
+            let Instr::Compute { op: Op::Conv(..) | Op::ConvGradInput(_), inputs, .. } = instr
+            else {
+                continue;
+            };
+            let is_param = matches!(self.q.program.value(inputs[1]).place, Place::Param(_));
+            if is_param && !found.contains(&inputs[1]) {
+                found.push(inputs[1]);
+            }
+        }
+        let mut filters = vec![];
+        for replica in self.replicas().filter(|r| self.q.replicas[*r].rows > 0) {
+            for id in &found {
+                filters.push(self.new_filter(replica, *id));
+            }
+        }
+        self.pack(&filters);
+    }
+
+    /// A weight and a place for it in the library's order.
+    fn new_filter(&mut self, replica: usize, id: ValueId) -> Filters {
+        let w = self.operand(replica, id);
+        let to = self.scratch[replica].take(w.len * 4);
+        self.packed.insert(w.ptr, to);
+        Filters { weights: w.ptr, packed: to, k: w.len / w.last().max(1), f: w.last() }
+    }
+
+    fn pack(&mut self, filters: &[Filters]) {
+        if filters.is_empty() {
+            return;
+        }
+        self.push(Work {
+            label: format!("{} filters", filters.len()),
+            tasks: tasks(update::pack_filters(filters, Elem::F32)),
+            reads: filters.iter().map(plain).collect(),
+            writes: filters.iter().map(packed).collect(),
+        });
+    }
+
+    fn instr(&mut self, at: usize, instr: &Instr) {
+        match instr {
+            Instr::Compute { op, inputs, output, scope } => {
+                for replica in self.replicas() {
+                    self.compute(replica, at, op, inputs, *output, *scope);
+                }
+            }
+            Instr::Copy { input, output } => {
+                for replica in self.replicas() {
+                    self.copy(replica, *input, *output);
+                }
+            }
+            Instr::Barrier(_) => {}
+            Instr::AllReduce { scope, input, output } => self.all_reduce(*scope, *input, *output),
+            Instr::ReplicaMean { input, output } => self.replica_mean(*input, *output),
+            Instr::SlicedGradient { param, x, dy } => {
+                for replica in self.replicas() {
+                    self.dense_gradient(replica, *param, *x, *dy);
+                }
+            }
+            Instr::Update => self.update(),
+            Instr::Assign { param, value } => {
+                for replica in self.replicas() {
+                    let from = self.operand(replica, *value);
+                    let local = self.q.replicas[replica].local;
+                    let to = Ptr::new(local, Block::Params, self.q.layout.params[param.index()]);
+                    if from.ptr != to {
+                        self.put_off(Move { from: from.ptr, elem: from.elem, to, len: from.len });
+                    }
+                }
+            }
+            Instr::Fetch { index, value } => self.fetch(*index, *value),
+        }
+    }
+
+    fn fetch(&mut self, index: usize, value: ValueId) {
+        let rows = self.q.program.value(value).ty.is_rows();
+        let replicas = if rows { self.replicas() } else { 0..1 };
+        for replica in replicas {
+            let from = self.operand(replica, value);
+            let local = self.q.replicas[replica].local;
+            let to = Ptr::new(local, Block::Fetches, self.q.fetches[index]);
+            if from.len > 0 {
+                self.put_off(Move { from: from.ptr, elem: from.elem, to, len: from.len });
+            }
+        }
+    }
+
+    /// A work of launches, with operands and result as what it touches.
+    fn launches(
+        &mut self,
+        replica: usize,
+        label: String,
+        launches: Vec<Launch>,
+        x: &[ValueId],
+        y: &[ValueId],
+    ) {
+        self.work(replica, label, tasks(launches), x, y);
+    }
+
+    fn work(
+        &mut self,
+        replica: usize,
+        label: String,
+        tasks: Vec<Task>,
+        x: &[ValueId],
+        y: &[ValueId],
+    ) {
+        let reads = x.iter().map(|id| self.operand(replica, *id).span()).collect();
+        let writes = y.iter().map(|id| self.operand(replica, *id).span()).collect();
+        self.push(Work { label, tasks, reads, writes });
+    }
+
+    fn label(&self, op: &Op, scope: u32) -> String {
+        format!("{} {}", op.name(), self.q.program.scopes[scope as usize])
+    }
+
+    fn compute(
+        &mut self,
+        replica: usize,
+        at: usize,
+        op: &Op,
+        x: &[ValueId],
+        y: ValueId,
+        scope: u32,
+    ) {
+        let label = self.label(op, scope);
+        if self.q.replicas[replica].rows == 0 && self.without_rows(replica, &label, x, y) {
+            return;
+        }
+        let bias = |l: &mut Self, id: ValueId| {
+            let late = l.q.facts.late_bias.get(&id).copied();
+            late.map(|b| l.operand(replica, b).ptr)
+        };
+        match op {
+            Op::Conv(geom, e) => self.conv(replica, label, geom, *e, x, y),
+            Op::ConvGradInput(geom) => {
+                self.conv_pass(replica, label, Pass::GradInput, geom, (y, x[1], x[0]), y);
+            }
+            Op::ConvGradKernel(geom) => self.conv_grad_kernel(replica, label, geom, x, y),
+            Op::Dot(e) => self.dot(replica, label, *e, x, y),
+            Op::DotGradInput => self.dot_grad_input(replica, label, x, y),
+            Op::DotGradKernel => {
+                let task = self.dot_grad_kernel(replica, x[0], x[1], y);
+                self.work(replica, label, vec![task], x, &[y]);
+            }
+            Op::Moments => {
+                let late = bias(self, x[0]);
+                let finish = self.q.facts.finish.get(&y).copied();
+                let rows = self.q.replicas[replica].rows;
+                let (mut cx, _) = self.cx(replica);
+                match finish {
+                    None => {
+                        let launches = ops::norm::moments(&mut cx, x, y, late);
+                        self.launches(replica, label, launches, x, &[y]);
+                    }
+                    Some(f) => {
+                        let count = rows * f.positions;
+                        let launches =
+                            ops::norm::moments_and_stats(&mut cx, count, x, y, f.stats, late);
+                        self.launches(replica, label, launches, x, &[y, f.stats]);
+                    }
+                }
+            }
+            Op::BatchStats { scope, positions } => {
+                let count = self.scope_rows(replica, *scope) * positions;
+                let launches = ops::norm::batch_stats(&mut self.cx(replica).0, count, x, y);
+                self.launches(replica, label, launches, x, &[y]);
+            }
+            Op::BatchNorm(a) => {
+                let late = bias(self, x[0]);
+                let launches = ops::norm::batch_norm(&mut self.cx(replica).0, a, x, y, late);
+                self.launches(replica, label, launches, x, &[y]);
+            }
+            Op::BatchNormGradSums(a) => {
+                let late = bias(self, x[1]);
+                let launches =
+                    ops::norm::batch_norm_grad_sums(&mut self.cx(replica).0, a, x, y, late);
+                self.launches(replica, label, launches, x, &[y]);
+            }
+            Op::BatchNormGradInput(a) => {
+                let late = bias(self, x[1]);
+                self.batch_norm_grad_input(replica, label, a, x, y, late);
+            }
+            Op::Reduce { .. } if self.q.facts.column_sums.contains_key(&at) => {
+                let sums = self.q.facts.column_sums[&at];
+                let (from, to) = (self.operand(replica, x[0]), self.operand(replica, sums));
+                let sizes = [from.pixels(), from.last(), from.ld];
+                let (mut cx, _) = self.cx(replica);
+                let from = (from.ptr, from.elem);
+                let launch = ops::reduce::column_sums(&mut cx, from, sizes, to.ptr);
+                self.launches(replica, label, vec![launch], x, &[sums]);
+            }
+            Op::Slice { axis, start, .. } if self.stays(replica, *axis, x[0]) => {
+                self.slice_in_place(replica, *axis, *start, x[0], y);
+            }
+            _ => {
+                let (mut cx, tapes) = self.cx(replica);
+                let launches = ops::compute(&mut cx, tapes, op, x, y);
+                self.launches(replica, label, launches, x, &[y]);
+            }
+        }
+    }
+
+    fn batch_norm_grad_input(
+        &mut self,
+        replica: usize,
+        label: String,
+        attrs: &BatchNormAttrs,
+        x: &[ValueId],
+        y: ValueId,
+        late: Option<Ptr>,
+    ) {
+        let ty = &self.q.program.value(y).ty;
+        let positions = ty.len() / ty.last().max(1);
+        let count = self.scope_rows(replica, attrs.scope) * positions;
+        let (mut cx, _) = self.cx(replica);
+        let launches = ops::norm::batch_norm_grad_input(&mut cx, attrs, count, x, y, late, None);
+        self.launches(replica, label, launches, x, &[y]);
+    }
+
+    /// Rows that share statistics.
+    fn scope_rows(&self, replica: usize, scope: Scope) -> usize {
+        match scope {
+            Scope::Device => self.q.replicas[replica].rows,
+            Scope::All => self.q.rows,
+        }
+    }
+
+    /// With no rows there is nothing to compute, and sums over rows are zero. Says whether that was all.
+    fn without_rows(&mut self, replica: usize, label: &str, x: &[ValueId], y: ValueId) -> bool {
+        let is_rows = |id: &ValueId| self.q.program.value(*id).ty.is_rows();
+        if is_rows(&y) {
+            return true;
+        }
+        if !x.iter().any(is_rows) {
+            return false;
+        }
+        let clear = Task::Clear(self.operand(replica, y).span());
+        self.work(replica, label.into(), vec![clear], &[], &[y]);
+        true
+    }
+
+    /// Whether a part of a value along an axis is a run of neighbours that keep their place for the
+    /// whole step.
+    fn stays(&mut self, replica: usize, axis: usize, x: ValueId) -> bool {
+        let v = self.q.program.value(x);
+        let leading: usize = v.ty.dims[..axis].iter().product();
+        let block = self.operand(replica, x).ptr.block;
+        !v.ty.is_rows() && leading == 1 && matches!(block, Block::Shared | Block::Inputs)
+    }
+
+    /// A part of a value read where it lies; only weights' gradients are copied, later.
+    fn slice_in_place(
+        &mut self,
+        replica: usize,
+        axis: usize,
+        start: usize,
+        x: ValueId,
+        y: ValueId,
+    ) {
+        let from = self.operand(replica, x);
+        let inner: usize = from.dims[axis + 1..].iter().product();
+        let part = from.ptr.add(start * inner * from.elem.bytes());
+        match self.q.program.value(y).place {
+            Place::Gradient(_) => {
+                let to = self.operand(replica, y);
+                self.put_off(Move { from: part, elem: from.elem, to: to.ptr, len: to.len });
+            }
+            _ => {
+                self.aliases.insert(y, (part.block, part.offset));
+            }
+        }
+    }
+
+    fn copy(&mut self, replica: usize, x: ValueId, y: ValueId) {
+        let empty = self.q.replicas[replica].rows == 0;
+        if empty && self.q.program.value(y).ty.is_rows() {
+            return;
+        }
+        let launches = ops::layout::copy(&mut self.cx(replica).0, x, y);
+        self.launches(replica, "copy".into(), launches, &[x], &[y]);
+    }
+
+    /// Adds over replicas. A single one's sum is read where it lies.
+    fn all_reduce(&mut self, scope: Scope, x: ValueId, y: ValueId) {
+        if scope == Scope::Device || self.alone() {
+            let from = self.operand(0, x).ptr;
+            self.aliases.insert(y, (from.block, from.offset));
+            return;
+        }
+        let (from, to) = self.everywhere(x, y);
+        let elem = from[0].elem;
+        let words = from.iter().zip(&to).flat_map(|(f, t)| [Word::Ptr(f.ptr), Word::Ptr(t.ptr)]);
+        let kernel = format!("all_reduce<{}>", elem.c_name());
+        let launch = Launch::over("collective", kernel, from[0].len)
+            .arg(Arg::Table(words.collect()))
+            .arg(from.len())
+            .arg(from[0].len);
+        self.collective("all_reduce", launch, &from, &to);
+    }
+
+    /// The mean over replicas, weighted by their rows.
+    fn replica_mean(&mut self, x: ValueId, y: ValueId) {
+        if self.alone() {
+            let from = self.operand(0, x).ptr;
+            self.aliases.insert(y, (from.block, from.offset));
+            return;
+        }
+        let (from, to) = self.everywhere(x, y);
+        let total = self.q.rows.max(1) as f32;
+        let mut words = vec![];
+        for (r, (f, t)) in self.q.replicas.iter().zip(from.iter().zip(&to)) {
+            let share = Word::F32(r.rows as f32 / total);
+            words.extend([Word::Ptr(f.ptr), Word::Ptr(t.ptr), share]);
+        }
+        let launch = Launch::over("collective", "replica_mean", from[0].len)
+            .arg(Arg::Table(words))
+            .arg(from.len())
+            .arg(from[0].len);
+        self.collective("replica_mean", launch, &from, &to);
+    }
+
+    fn everywhere(&mut self, x: ValueId, y: ValueId) -> (Vec<Operand>, Vec<Operand>) {
+        self.replicas().map(|r| (self.operand(r, x), self.operand(r, y))).unzip()
+    }
+
+    fn collective(&mut self, label: &str, launch: Launch, from: &[Operand], to: &[Operand]) {
+        self.push(Work {
+            label: label.into(),
+            tasks: vec![Task::Launch(launch)],
+            reads: from.iter().map(Operand::span).collect(),
+            writes: to.iter().map(Operand::span).collect(),
+        });
+    }
+
+    fn conv(
+        &mut self,
+        replica: usize,
+        label: String,
+        geom: &ConvGeom,
+        e: Epilogue,
+        x: &[ValueId],
+        y: ValueId,
+    ) {
+        self.conv_pass(replica, label.clone(), Pass::Forward, geom, (x[0], x[1], y), y);
+        let late = self.q.facts.late_bias.contains_key(&y);
+        if e.relu || e.bias && !late {
+            let reads: Vec<ValueId> = [y].into_iter().chain(e.bias.then(|| x[2])).collect();
+            let (mut cx, tapes) = self.cx(replica);
+            let tape = epilogue(e, geom.output[2]);
+            let launches = tape::fused(&mut cx, tapes, &tape, &reads, y);
+            self.launches(replica, label, launches, &reads, &[y]);
+        }
+    }
+
+    /// One of a convolution's products over images; `(x, w, y)` as in the forward pass.
+    fn conv_pass(
+        &mut self,
+        replica: usize,
+        label: String,
+        pass: Pass,
+        geom: &ConvGeom,
+        (x, w, y): (ValueId, ValueId, ValueId),
+        result: ValueId,
+    ) {
+        let plain = self.operand(replica, w).ptr;
+        if !self.packed.contains_key(&plain) {
+            let filter = self.new_filter(replica, w);
+            self.pack(&[filter]);
+        }
+        let packed = self.packed[&plain];
+        let task = self.conv_task(replica, pass, geom, x, (packed, Elem::F32), y);
+        let images = if result == y { x } else { y };
+        let bytes = self.operand(replica, w).len * 4;
+        let mut work = Work {
+            label,
+            tasks: vec![Task::Conv(task)],
+            reads: vec![self.operand(replica, images).span()],
+            writes: vec![self.operand(replica, result).span()],
+        };
+        work.reads.push(Span::whole(packed, bytes));
+        self.push(work);
+    }
+
+    fn conv_task(
+        &mut self,
+        replica: usize,
+        pass: Pass,
+        geom: &ConvGeom,
+        x: ValueId,
+        w: (Ptr, Elem),
+        y: ValueId,
+    ) -> Conv {
+        let images = |o: Operand| Images { at: o.ptr, elem: o.elem, ld: o.ld };
+        let (x, y) = (self.operand(replica, x), self.operand(replica, y));
+        let rows = self.q.replicas[replica].rows;
+        Conv { pass, geom: *geom, rows, x: images(x), w, y: images(y) }
+    }
+
+    fn conv_grad_kernel(
+        &mut self,
+        replica: usize,
+        label: String,
+        geom: &ConvGeom,
+        x: &[ValueId],
+        dw: ValueId,
+    ) {
+        let dw = self.operand(replica, dw);
+        let packed = self.scratch[replica].take(dw.len * 4);
+        let task = self.conv_task(replica, Pass::GradKernel, geom, x[0], (packed, Elem::F32), x[1]);
+        let work = Work {
+            label,
+            tasks: vec![Task::Conv(task)],
+            reads: x.iter().map(|id| self.operand(replica, *id).span()).collect(),
+            writes: vec![Span::whole(packed, dw.len * 4)],
+        };
+        self.push(work);
+        let (k, f) = (dw.len / dw.last().max(1), dw.last());
+        let filter = Filters { weights: dw.ptr, packed, k, f };
+        if self.moves.iter().any(|m| m.reads().overlaps(&plain(&filter))) {
+            self.flush();
+        }
+        self.unpacks.push(filter);
+    }
+
+    fn dot(&mut self, replica: usize, label: String, e: Epilogue, x: &[ValueId], y: ValueId) {
+        let (a, b, c) =
+            (self.operand(replica, x[0]), self.operand(replica, x[1]), self.operand(replica, y));
+        let bias = e.bias.then(|| self.operand(replica, x[2]).ptr);
+        let gemm = Gemm {
+            m: c.pixels(),
+            n: b.dims[1],
+            k: b.dims[0],
+            a: matrix(&a, false),
+            b: matrix(&b, false),
+            c: matrix(&c, false),
+            bias,
+            relu: e.relu,
+        };
+        self.work(replica, label, vec![Task::Gemm(gemm)], x, &[y]);
+    }
+
+    fn dot_grad_input(&mut self, replica: usize, label: String, x: &[ValueId], y: ValueId) {
+        let (dy, w, dx) =
+            (self.operand(replica, x[0]), self.operand(replica, x[1]), self.operand(replica, y));
+        let gemm = Gemm {
+            m: dx.pixels(),
+            n: w.dims[0],
+            k: w.dims[1],
+            a: matrix(&dy, false),
+            b: matrix(&w, true),
+            c: matrix(&dx, false),
+            bias: None,
+            relu: false,
+        };
+        self.work(replica, label, vec![Task::Gemm(gemm)], x, &[y]);
+    }
+
+    fn dot_grad_kernel(&mut self, replica: usize, x: ValueId, dy: ValueId, dw: ValueId) -> Task {
+        let dw = self.operand(replica, dw);
+        self.dense_product(replica, x, dy, (dw.ptr, dw.dims[0], dw.dims[1]))
+    }
+
+    /// `dw[k, n] = xᵀ · dy`
+    fn dense_product(
+        &mut self,
+        replica: usize,
+        x: ValueId,
+        dy: ValueId,
+        (to, k, n): (Ptr, usize, usize),
+    ) -> Task {
+        let (x, dy) = (self.operand(replica, x), self.operand(replica, dy));
+        Task::Gemm(Gemm {
+            m: k,
+            n,
+            k: x.pixels(),
+            a: matrix(&x, true),
+            b: matrix(&dy, false),
+            c: Matrix { at: to, elem: Elem::F32, ld: n, transposed: false },
+            bias: None,
+            relu: false,
+        })
+    }
+
+    /// A dense kernel's gradient that CPU workers would compute in slices.
+    fn dense_gradient(&mut self, replica: usize, param: ParamId, x: ValueId, dy: ValueId) {
+        let dims = &self.q.program.params[param.index()].dims;
+        let (k, n) = (dims[0], dims[1]);
+        let local = self.q.replicas[replica].local;
+        let to = Ptr::new(local, Block::Gradients, self.q.layout.params[param.index()]);
+        let span = Span::whole(to, k * n * 4);
+        let (task, reads) = match self.q.replicas[replica].rows {
+            0 => (Task::Clear(span), vec![]),
+            _ => {
+                let reads = [x, dy].map(|id| self.operand(replica, id).span()).to_vec();
+                (self.dense_product(replica, x, dy, (to, k, n)), reads)
+            }
+        };
+        let label = format!("gradient of {}", self.q.program.params[param.index()].name);
+        self.push(Work { label, tasks: vec![task], reads, writes: vec![span] });
+    }
+
+    fn update(&mut self) {
+        let Some(plan) = &self.q.program.update else { return };
+        for g in &plan.gradients {
+            let Some((x, dy)) = g.operands else { continue };
+            for replica in self.replicas() {
+                self.dense_gradient(replica, g.param, x, dy);
+            }
+        }
+        self.flush();
+        let count = self.q.replicas.len();
+        let u = Update {
+            plan,
+            replicas: count,
+            sources: count,
+            fixed: false,
+            accumulate: self.q.accumulate,
+        };
+        let (mut cx, tapes) = self.cx(0);
+        let launches = update::update(&mut cx, tapes, &u);
+        let blocks = [Block::Params, Block::Gradients, Block::Gathered]
+            .into_iter()
+            .chain((0..plan.rule.slots.len()).map(Block::Slot));
+        let touched: Vec<Span> = blocks
+            .flat_map(|b| (0..count).map(move |r| Span::whole(Ptr::new(r, b, 0), usize::MAX >> 1)))
+            .collect();
+        self.push(Work {
+            label: "update".into(),
+            tasks: tasks(launches),
+            reads: touched.clone(),
+            writes: touched,
+        });
+    }
+}
+
+fn tasks(launches: Vec<Launch>) -> Vec<Task> {
+    launches.into_iter().map(Task::Launch).collect()
+}
+
+/// What follows a convolution that did not do it itself.
+fn epilogue(e: Epilogue, channels: usize) -> Tape {
+    let mut tape =
+        Tape { inputs: vec![Access::Full], instrs: vec![op::Instr::Input(0)], outputs: vec![] };
+    if e.bias {
+        tape.inputs.push(Access::Suffix(channels));
+        tape.instrs.extend([op::Instr::Input(1), op::Instr::Binary(Binary::Add, 0, 1)]);
+    }
+    if e.relu {
+        let last = tape.instrs.len() as u16 - 1;
+        tape.instrs.push(op::Instr::Unary(Unary::Relu, last));
+    }
+    tape.outputs.push(tape.instrs.len() as u16 - 1);
+    tape
+}
+
+/// Filters, or their gradient, as the weights lie.
+fn plain(f: &Filters) -> Span {
+    Span::whole(f.weights, f.k * f.f * 4)
+}
+
+/// The same in the library's order.
+fn packed(f: &Filters) -> Span {
+    Span::whole(f.packed, f.k * f.f * 4)
+}
+
+/// An operand as a matrix of pixels by channels.
+fn matrix(x: &Operand, transposed: bool) -> Matrix {
+    Matrix { at: x.ptr, elem: x.elem, ld: x.ld, transposed }
+}

@@ -1,0 +1,110 @@
+//! Nested loops over elements as kernels take them, and how many elements a thread moves at once.
+
+use crate::launch::{Elem, Ptr};
+
+/// Where elements lie, and what they are.
+pub(crate) type Place = (Ptr, Elem);
+
+/// The widest load or store of a thread, in bytes.
+const WIDEST: usize = 16;
+
+/// One loop of a copy: how often, and how far it moves in source and destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Loop {
+    pub count: usize,
+    pub src: usize,
+    pub dst: usize,
+}
+
+/// Adds a loop inside the others; one that only goes on where they stop is joined to the last.
+pub(crate) fn push(loops: &mut Vec<Loop>, count: usize, src: usize, dst: usize) {
+    if count == 1 {
+        return;
+    }
+    match loops.last_mut() {
+        Some(outer) if outer.src == count * src && outer.dst == count * dst => {
+            *outer = Loop { count: outer.count * count, src, dst };
+        }
+        _ => loops.push(Loop { count, src, dst }),
+    }
+}
+
+/// Distances between neighbours along every axis, and between rows.
+pub(crate) fn strides(dims: &[usize], ld: usize) -> (Vec<usize>, usize) {
+    let mut strides = vec![1; dims.len()];
+    let mut next = ld;
+    for i in (0..dims.len().saturating_sub(1)).rev() {
+        strides[i] = next;
+        next *= dims[i];
+    }
+    (strides, next)
+}
+
+/// The type in which kernels divide numbers up to `n`.
+pub(crate) fn index_type(n: usize) -> &'static str {
+    if n < 1 << 31 { "u32" } else { "u64" }
+}
+
+/// Elements that can be loaded and stored at once: all places are aligned for them, and they divide
+/// every size and distance.
+pub(crate) fn pack_width(places: &[Place], sizes: &[usize]) -> usize {
+    let fits = |w: &usize| {
+        let aligned = |(ptr, elem): &Place| {
+            w * elem.bytes() <= WIDEST && ptr.offset.is_multiple_of(w * elem.bytes())
+        };
+        places.iter().all(aligned) && sizes.iter().all(|n| n.is_multiple_of(*w))
+    };
+    [8, 4, 2].into_iter().find(fits).unwrap_or(1)
+}
+
+/// What a copy of `width` elements at once moves, as kernels name it on both sides: raw words where
+/// the types agree.
+pub(crate) fn items(x: Elem, y: Elem, width: usize) -> String {
+    if x == y {
+        let word = match x.bytes() * width {
+            2 => "u16",
+            4 => "u32",
+            8 => "u64",
+            _ => "uint4",
+        };
+        return format!("{word}, {word}");
+    }
+    let name = |e: Elem| match width {
+        1 => e.c_name().into(),
+        _ => format!("Pack<{}, {width}>", e.c_name()),
+    };
+    format!("{}, {}", name(x), name(y))
+}
+
+/// Sizes or strides as a template argument.
+pub(crate) fn axes(numbers: impl IntoIterator<Item = usize>) -> String {
+    let list: Vec<String> = numbers.into_iter().map(|n| n.to_string()).collect();
+    format!("Axes<{}>", list.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::Block;
+
+    #[test]
+    fn loops_join_where_memory_goes_on() {
+        let mut loops = vec![];
+        for (count, src, dst) in [(8, 60, 120), (1, 7, 7), (3, 20, 40), (4, 5, 10), (5, 1, 1)] {
+            push(&mut loops, count, src, dst);
+        }
+        assert_eq!(loops, [Loop { count: 96, src: 5, dst: 10 }, Loop { count: 5, src: 1, dst: 1 }]);
+    }
+
+    #[test]
+    fn packs_are_aligned() {
+        let at = |offset, elem| (Ptr::new(0, Block::Arena, offset), elem);
+        assert_eq!(pack_width(&[at(64, Elem::F32)], &[12]), 4);
+        assert_eq!(pack_width(&[at(64, Elem::Bf16)], &[16]), 8);
+        assert_eq!(pack_width(&[at(64, Elem::F32), at(64, Elem::Bf16)], &[16]), 4);
+        assert_eq!(pack_width(&[at(8, Elem::F32)], &[12]), 2);
+        assert_eq!(pack_width(&[at(4, Elem::F32)], &[12]), 1);
+        assert_eq!(pack_width(&[at(64, Elem::F32)], &[12, 10]), 2);
+        assert_eq!(pack_width(&[at(64, Elem::F32)], &[12, 7]), 1);
+    }
+}

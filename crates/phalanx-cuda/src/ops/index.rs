@@ -1,0 +1,103 @@
+//! Ops with integer operands or results: embeddings, one-hot, arg-max and counting.
+
+use super::axes::{index_type, pack_width};
+use super::layout::place;
+use crate::cx::Cx;
+use crate::launch::{Elem, Launch, MOST_BLOCKS};
+use phalanx_graph::program::ValueId;
+
+const FILE: &str = "index";
+
+/// Rows of a table; operands `table, index`.
+pub(crate) fn gather(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+    let (table, index, y) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
+    if y.len == 0 {
+        return vec![];
+    }
+    let (vocab, wide) = (table.dims[0], table.dims[1]);
+    let width = pack_width(&[place(&table), place(&y)], &[wide]);
+    let n = y.len / width;
+    let types = format!("{}, {}", table.elem.c_name(), y.elem.c_name());
+    let name = format!("gather<{types}, {width}, {}>", index_type(n));
+    let launch = Launch::over(FILE, name, n).arg(table.ptr).arg(index.ptr).arg(y.ptr);
+    vec![launch.arg(n).arg(vocab).arg(wide / width)]
+}
+
+/// Operands `index, dy`. Uses are sorted by table row, so that every row adds its own in their order.
+pub(crate) fn gather_grad(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+    let (index, dy, table) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
+    if table.len == 0 {
+        return vec![];
+    }
+    let (n, vocab, wide) = (index.len, table.dims[0], table.dims[1]);
+    let word = size_of::<u32>();
+    let counts = cx.scratch.take(vocab * word);
+    let starts = cx.scratch.take(vocab * word);
+    let list = cx.scratch.take(n * word);
+    let width = pack_width(&[place(&dy), place(&table)], &[wide]);
+    let count = Launch::over(FILE, "gather_count", n).arg(index.ptr).arg(counts);
+    let start = Launch::blocks(FILE, "gather_starts", 1, 1024).arg(counts).arg(starts);
+    let put = Launch::over(FILE, "gather_place", n).arg(index.ptr).arg(counts);
+    let put = put.arg(starts).arg(list);
+    let name = format!("gather_grad<{}, {width}>", dy.elem.c_name());
+    let sum = Launch::blocks(FILE, name, vocab.div_ceil(8).min(MOST_BLOCKS), 256);
+    let sum = sum.arg(index.ptr).arg(dy.ptr).arg(table.ptr).arg(counts).arg(starts).arg(list);
+    vec![
+        count.arg(n).arg(vocab),
+        start.arg(vocab),
+        put.arg(n).arg(vocab),
+        sum.arg(n).arg(vocab).arg(wide),
+    ]
+}
+
+/// 1 at the index, 0 elsewhere, along a new last axis.
+pub(crate) fn one_hot(cx: &mut Cx<'_>, depth: usize, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+    let (index, y) = (cx.operand(x[0]), cx.operand(y));
+    if y.len == 0 {
+        return vec![];
+    }
+    let name = format!("one_hot<{}, {}>", y.elem.c_name(), index_type(y.len));
+    let launch = Launch::over(FILE, name, y.len).arg(index.ptr).arg(y.ptr);
+    vec![launch.arg(y.len).arg(depth)]
+}
+
+/// Index of the first maximum along the last axis.
+pub(crate) fn arg_max(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+    let (x, y) = (cx.operand(x[0]), cx.operand(y));
+    if y.len == 0 {
+        return vec![];
+    }
+    let launch = Launch::over(FILE, format!("arg_max<{}>", x.elem.c_name()), 32 * y.len);
+    vec![launch.arg(x.ptr).arg(y.ptr).arg(y.len).arg(x.last() as i32)]
+}
+
+/// 1 where the label's score is among the `k` best; operands `scores, labels`.
+pub(crate) fn in_top_k(cx: &mut Cx<'_>, k: usize, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+    let (scores, labels, y) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
+    if y.len == 0 {
+        return vec![];
+    }
+    let n = scores.last();
+    let name = format!("in_top_k<{}, {}>", scores.elem.c_name(), y.elem.c_name());
+    let launch = Launch::over(FILE, name, 32 * y.len).arg(scores.ptr).arg(labels.ptr).arg(y.ptr);
+    vec![launch.arg(y.len).arg(n as i32).arg(k.min(n) as i32)]
+}
+
+/// Weights of positives, then of negatives, above each of `n` thresholds; operands
+/// `score, label, weight`.
+pub(crate) fn threshold_counts(
+    cx: &mut Cx<'_>,
+    n: usize,
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
+    let (score, label, weight) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(x[2]));
+    let y = cx.operand(y);
+    let blocks = score.len.div_ceil(1024).clamp(1, 132);
+    let parts = cx.scratch.take(blocks * 2 * n * Elem::F64.bytes());
+    let counter = cx.scratch.take(size_of::<u32>());
+    let types = [&score, &label, &weight].map(|o| o.elem.c_name()).join(", ");
+    let launch = Launch::blocks(FILE, format!("threshold_counts<{types}>"), blocks, 256);
+    let launch = launch.arg(score.ptr).arg(label.ptr).arg(weight.ptr).arg(y.ptr);
+    vec![launch.arg(score.len).arg(n as i32).arg(parts).arg(counter)]
+}

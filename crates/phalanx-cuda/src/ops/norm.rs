@@ -1,0 +1,303 @@
+//! Batch normalisation. A block has a tile of channels and a share of the pixels; see
+//! `kernels/norm.cu`.
+//!
+//! All take the `bias` of a convolution that did not add it, or nothing.
+
+use crate::cx::{Cx, Operand};
+use crate::launch::{Launch, Ptr};
+use phalanx_graph::ops::BatchNormAttrs;
+use phalanx_graph::program::ValueId;
+
+/// Pixels a thread has at least, where there are enough.
+const PIXELS: usize = 4;
+
+/// Channels of a thread that sums: more would not leave it enough registers.
+const SUMMED: usize = 4;
+
+/// How the channels and pixels are shared out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Tiling {
+    /// Channels of a thread.
+    vector: usize,
+    /// Vectors of a tile.
+    tile: usize,
+    tiles: usize,
+    /// Shares of the pixels.
+    parts: usize,
+    threads: usize,
+}
+
+impl Tiling {
+    /// For kernels that sum: narrow tiles, so that many blocks end with the sums of their own tile,
+    /// and few of them for each tile.
+    fn sums(pixels: usize, vector: usize, x: &Operand) -> Tiling {
+        let bytes = 128 / (vector * x.elem.bytes());
+        Tiling::new(pixels, vector, x, bytes.min(32), 512, 264)
+    }
+
+    /// For kernels that only walk over the pixels.
+    fn walk(pixels: usize, vector: usize, x: &Operand) -> Tiling {
+        Tiling::new(pixels, vector, x, 32, 256, 132 * 8)
+    }
+
+    fn new(
+        pixels: usize,
+        vector: usize,
+        x: &Operand,
+        widest: usize,
+        threads: usize,
+        most_blocks: usize,
+    ) -> Tiling {
+        let vectors = (x.last() / vector).max(1);
+        let tiles = vectors.div_ceil(widest);
+        let tile = vectors.div_ceil(tiles);
+        let wanted = pixels.div_ceil(threads / tile * PIXELS).max(1);
+        let rounds = wanted.div_ceil((most_blocks / tiles).max(1));
+        Tiling { vector, tile, tiles, parts: wanted.div_ceil(rounds), threads }
+    }
+
+    fn launch(&self, kernel: String) -> Launch {
+        Launch::blocks("norm", kernel, self.tiles * self.parts, self.threads as u32)
+    }
+
+    /// Room for each block's `sums` of its channels, and a counter for each tile.
+    fn scratch(&self, cx: &mut Cx<'_>, sums: usize) -> (Ptr, Ptr) {
+        let numbers = sums * self.tiles * self.parts * self.tile * self.vector;
+        (cx.scratch.take(8 * numbers), cx.scratch.take(4 * self.tiles))
+    }
+}
+
+/// The most elements that all operands can be read and written by at once, at most 16 bytes.
+pub(super) fn vector(operands: &[&Operand]) -> usize {
+    vector_up_to(16 / operands[0].elem.bytes(), operands)
+}
+
+fn vector_up_to(widest: usize, operands: &[&Operand]) -> usize {
+    let fits = |v: &usize| {
+        operands.iter().all(|o| {
+            let aligned = o.ptr.offset.is_multiple_of(v * o.elem.bytes());
+            aligned && o.ld.is_multiple_of(*v) && o.last().is_multiple_of(*v)
+        })
+    };
+    [widest, 4].into_iter().find(fits).unwrap_or(1)
+}
+
+/// `moments`, and `batch_stats` over `count` numbers where `stats` asks for it.
+fn sum_moments(
+    cx: &mut Cx<'_>,
+    x: ValueId,
+    sums: ValueId,
+    stats: Option<(ValueId, usize)>,
+    bias: Option<Ptr>,
+) -> Vec<Launch> {
+    let (x, sums) = (cx.operand(x), cx.operand(sums));
+    if x.len == 0 {
+        return vec![];
+    }
+    let t = Tiling::sums(x.pixels(), vector_up_to(SUMMED, &[&x]), &x);
+    let (partial, counters) = t.scratch(cx, 2);
+    let launch = t
+        .launch(format!("moments<{}, {}>", x.elem.c_name(), t.vector))
+        .arg(x.ptr)
+        .arg(x.ld)
+        .arg(bias)
+        .arg(sums.ptr)
+        .arg(stats.map(|(y, _)| cx.operand(y).ptr))
+        .arg(stats.map_or(0, |(_, count)| count))
+        .arg(x.pixels())
+        .arg(x.last())
+        .arg(t.tile as i32)
+        .arg(partial)
+        .arg(counters);
+    vec![launch]
+}
+
+/// Sums and sums of squares of every channel.
+pub(crate) fn moments(
+    cx: &mut Cx<'_>,
+    x: &[ValueId],
+    y: ValueId,
+    bias: Option<Ptr>,
+) -> Vec<Launch> {
+    sum_moments(cx, x[0], y, None, bias)
+}
+
+/// Mean and variance of every channel from whole moments over `count` numbers.
+pub(crate) fn batch_stats(cx: &mut Cx<'_>, count: usize, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+    let (sums, stats) = (cx.operand(x[0]), cx.operand(y));
+    let launch = Launch::over("norm", "batch_stats", sums.last())
+        .arg(sums.ptr)
+        .arg(count)
+        .arg(sums.last())
+        .arg(stats.ptr);
+    vec![launch]
+}
+
+/// [`moments`] into `sums` and [`batch_stats`] into `y`, where the moments are whole by themselves.
+pub(crate) fn moments_and_stats(
+    cx: &mut Cx<'_>,
+    count: usize,
+    x: &[ValueId],
+    sums: ValueId,
+    y: ValueId,
+    bias: Option<Ptr>,
+) -> Vec<Launch> {
+    sum_moments(cx, x[0], sums, Some((y, count)), bias)
+}
+
+/// Adds `bias`, statistics, gamma, beta, epsilon and whether a ReLU follows.
+fn norm_args(
+    cx: &Cx<'_>,
+    launch: Launch,
+    a: &BatchNormAttrs,
+    x: &[ValueId],
+    bias: Option<Ptr>,
+) -> Launch {
+    let at = |id: ValueId| cx.operand(id).ptr;
+    launch
+        .arg(bias)
+        .arg(at(x[0]))
+        .arg(at(x[1]))
+        .arg(at(x[2]))
+        .arg(a.epsilon.get() as f32)
+        .arg(a.relu)
+}
+
+/// `y = gamma * (x - mean) / sqrt(variance + epsilon) + beta`; operands `x, stats, gamma, beta`.
+pub(crate) fn batch_norm(
+    cx: &mut Cx<'_>,
+    a: &BatchNormAttrs,
+    x: &[ValueId],
+    y: ValueId,
+    bias: Option<Ptr>,
+) -> Vec<Launch> {
+    let (input, out) = (cx.operand(x[0]), cx.operand(y));
+    if input.len == 0 {
+        return vec![];
+    }
+    let t = Tiling::walk(input.pixels(), vector(&[&input, &out]), &input);
+    let launch = t
+        .launch(format!("batch_norm<{}, {}>", input.elem.c_name(), t.vector))
+        .arg(input.ptr)
+        .arg(input.ld);
+    let launch = norm_args(cx, launch, a, &x[1..4], bias)
+        .arg(out.ptr)
+        .arg(out.ld)
+        .arg(input.pixels())
+        .arg(input.last())
+        .arg(t.tile as i32);
+    vec![launch]
+}
+
+/// Sums of `dy` and `dy * x̂`; operands `dy, x, stats, gamma, beta`.
+pub(crate) fn batch_norm_grad_sums(
+    cx: &mut Cx<'_>,
+    a: &BatchNormAttrs,
+    x: &[ValueId],
+    y: ValueId,
+    bias: Option<Ptr>,
+) -> Vec<Launch> {
+    let (dy, input, sums) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
+    if input.len == 0 {
+        return vec![];
+    }
+    let t = Tiling::sums(input.pixels(), vector_up_to(SUMMED, &[&input, &dy]), &input);
+    let (partial, counters) = t.scratch(cx, 2);
+    let launch = t
+        .launch(format!("batch_norm_grad_sums<{}, {}>", input.elem.c_name(), t.vector))
+        .arg(dy.ptr)
+        .arg(dy.ld)
+        .arg(input.ptr)
+        .arg(input.ld);
+    let launch = norm_args(cx, launch, a, &x[2..5], bias)
+        .arg(sums.ptr)
+        .arg(input.pixels())
+        .arg(input.last())
+        .arg(t.tile as i32)
+        .arg(partial)
+        .arg(counters);
+    vec![launch]
+}
+
+/// The derivative by `x` from whole sums over `count` numbers; operands `dy, x, stats, gamma, beta,
+/// sums`. The result's sums over all pixels go to `column_sums` where it is given: the derivative by
+/// the `bias`.
+pub(crate) fn batch_norm_grad_input(
+    cx: &mut Cx<'_>,
+    a: &BatchNormAttrs,
+    count: usize,
+    x: &[ValueId],
+    y: ValueId,
+    bias: Option<Ptr>,
+    column_sums: Option<Ptr>,
+) -> Vec<Launch> {
+    let (dy, input, dx) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
+    if input.len == 0 {
+        return vec![];
+    }
+    let operands = [&input, &dy, &dx];
+    let pixels = input.pixels();
+    let (t, room) = if column_sums.is_some() {
+        let t = Tiling::sums(pixels, vector_up_to(SUMMED, &operands), &input);
+        (t, Some(t.scratch(cx, 1)))
+    } else {
+        (Tiling::walk(pixels, vector(&operands), &input), None)
+    };
+    let kernel =
+        format!("batch_norm_grad_input<{}, {}, {}>", input.elem.c_name(), t.vector, room.is_some());
+    let launch = t.launch(kernel).arg(dy.ptr).arg(dy.ld).arg(input.ptr).arg(input.ld);
+    let launch = norm_args(cx, launch, a, &x[2..5], bias)
+        .arg(cx.operand(x[5]).ptr)
+        .arg(count)
+        .arg(dx.ptr)
+        .arg(dx.ld)
+        .arg(pixels)
+        .arg(input.last())
+        .arg(t.tile as i32)
+        .arg(column_sums)
+        .arg(room.map(|(partial, _)| partial))
+        .arg(room.map(|(_, counters)| counters));
+    vec![launch]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::{Block, Elem};
+
+    fn image(elem: Elem, offset: usize, ld: usize, channels: usize, pixels: usize) -> Operand {
+        let ptr = Ptr::new(0, Block::Arena, offset);
+        Operand { ptr, elem, dims: vec![pixels, channels], ld, len: pixels * channels }
+    }
+
+    #[test]
+    fn vectors_need_alignment_distance_and_channels() {
+        let v = |elem, offset, ld, channels| vector(&[&image(elem, offset, ld, channels, 8)]);
+        assert_eq!(v(Elem::F32, 0, 96, 96), 4);
+        assert_eq!(v(Elem::Bf16, 512, 96, 96), 8);
+        assert_eq!(v(Elem::Bf16, 8, 100, 20), 4);
+        assert_eq!(v(Elem::F32, 8, 96, 96), 1);
+        assert_eq!(v(Elem::F32, 0, 97, 96), 1);
+        assert_eq!(v(Elem::F32, 0, 96, 83), 1);
+        let (x, y) = (image(Elem::F32, 0, 96, 96, 8), image(Elem::F32, 4, 96, 96, 8));
+        assert_eq!(vector(&[&x, &y]), 1);
+    }
+
+    #[test]
+    fn tiles_cover_all_channels_and_pixels() {
+        for channels in [1, 3, 4, 20, 83, 96, 160, 1000, 4096] {
+            for pixels in [1, 49, 3136, 65536, 1 << 20] {
+                for elem in [Elem::F32, Elem::Bf16] {
+                    let x = image(elem, 0, channels, channels, pixels);
+                    let v = vector(&[&x]);
+                    let t = Tiling::sums(pixels, vector_up_to(SUMMED, &[&x]), &x);
+                    assert!(t.tile * t.tiles * t.vector >= channels);
+                    assert!(2 * t.tile * t.vector <= 128);
+                    let w = Tiling::walk(pixels, v, &x);
+                    assert!(w.tile * w.tiles * v >= channels && w.tile * v <= 256);
+                    assert!(t.tiles * t.parts <= 264.max(t.tiles) && t.parts > 0);
+                }
+            }
+        }
+    }
+}

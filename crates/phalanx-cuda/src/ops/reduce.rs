@@ -1,0 +1,175 @@
+//! Sums and maxima along axes, and the sum over rows.
+
+use super::axes::{Place, axes, index_type, pack_width, strides};
+use super::layout;
+use crate::cx::{Cx, Scratch};
+use crate::launch::{Arg, Elem, Launch, MOST_BLOCKS, Ptr};
+use phalanx_graph::ops::ReduceKind;
+use phalanx_graph::program::ValueId;
+
+const FILE: &str = "reduce";
+
+/// Threads of a block of `reduce_columns`.
+const THREADS: usize = 256;
+
+/// Blocks that keep a GPU busy with columns.
+const BLOCKS: usize = 132 * 4;
+
+/// Rows a thread of `reduce_columns` gets at least before they are split among blocks.
+const RUN: usize = 16;
+
+/// Sum or maximum along axes, which stay with size one.
+pub(crate) fn reduce(
+    cx: &mut Cx<'_>,
+    kind: ReduceKind,
+    along: &[usize],
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
+    let rows = cx.count(y);
+    let (x, y) = (cx.operand(x[0]), cx.operand(y));
+    let ends = (layout::place(&x), layout::place(&y));
+    if y.len == 0 || x.len == 0 {
+        let start = if kind == ReduceKind::Sum { 0.0 } else { f32::NEG_INFINITY };
+        return layout::fill(ends.1, y.len, start);
+    }
+    let (from, from_row) = strides(&x.dims, x.last());
+    let (mut kept, mut gone) = (vec![], vec![]);
+    join(&mut kept, rows, from_row);
+    for (i, d) in x.dims.iter().enumerate() {
+        join(if along.contains(&i) { &mut gone } else { &mut kept }, *d, from[i]);
+    }
+    match gone[..] {
+        [] => plain(cx.scratch, kind, ends, [y.len, 1, 1]),
+        [(len, inner)] => plain(cx.scratch, kind, ends, [x.len / (len * inner), len, inner]),
+        _ => vec![any(kind, ends, y.len, x.len, kept, gone)],
+    }
+}
+
+/// Adds a loop of so many steps, joined to the last where it goes on where that stops.
+fn join(loops: &mut Vec<(usize, usize)>, count: usize, stride: usize) {
+    match loops.last_mut() {
+        _ if count == 1 => {}
+        Some(outer) if outer.1 == count * stride => *outer = (outer.0 * count, stride),
+        _ => loops.push((count, stride)),
+    }
+}
+
+/// The sum of all rows.
+pub(crate) fn sum_rows(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+    let (x, y) = (cx.operand(x[0]), cx.operand(y));
+    if y.len == 0 {
+        return vec![];
+    }
+    let ends = (layout::place(&x), layout::place(&y));
+    plain(cx.scratch, ReduceKind::Sum, ends, [1, cx.rows, y.len])
+}
+
+/// The sum of `pixels` of `c` channels each, `ld` elements apart, in one launch.
+pub(crate) fn column_sums(
+    cx: &mut Cx<'_>,
+    x: Place,
+    [pixels, c, ld]: [usize; 3],
+    y: Ptr,
+) -> Launch {
+    columns(cx.scratch, ReduceKind::Sum, (x, (y, Elem::F32)), [1, pixels, c], ld)
+}
+
+fn max(kind: ReduceKind) -> bool {
+    kind == ReduceKind::Max
+}
+
+fn template(name: &str, kind: ReduceKind, (x, y): (Place, Place), more: &str) -> String {
+    format!("{name}<{}, {}, {}, {more}>", max(kind), x.1.c_name(), y.1.c_name())
+}
+
+/// `[outer, len, inner]` to `[outer, inner]`.
+fn plain(
+    scratch: &mut Scratch,
+    kind: ReduceKind,
+    ends: (Place, Place),
+    [outer, len, inner]: [usize; 3],
+) -> Vec<Launch> {
+    let (x, y) = ends;
+    if inner == 1 && (len <= 2048 || outer >= 1024) {
+        let group = len.next_power_of_two().min(32);
+        let name = template("reduce_lines", kind, ends, &group.to_string());
+        let launch = Launch::over(FILE, name, outer * group);
+        return vec![launch.arg(x.0).arg(y.0).arg(outer).arg(len)];
+    }
+    let shape = Columns::new(x, [outer, len, inner], inner);
+    let small = len * inner.min(shape.tile()) < 8 * THREADS && outer > 1;
+    if len <= 4 || small || outer * shape.tiles > 1 << 20 {
+        let n = outer * inner;
+        let name = template("reduce_each", kind, ends, index_type(n));
+        let launch = Launch::over(FILE, name, n);
+        return vec![launch.arg(x.0).arg(y.0).arg(n).arg(len).arg(inner)];
+    }
+    vec![columns(scratch, kind, ends, [outer, len, inner], inner)]
+}
+
+/// How `reduce_columns` cuts its work: `tx` threads of `width` columns each stand side by side.
+struct Columns {
+    width: usize,
+    tx: usize,
+    tiles: usize,
+    splits: usize,
+}
+
+impl Columns {
+    fn new(x: Place, [outer, len, inner]: [usize; 3], ld: usize) -> Columns {
+        let width = pack_width(&[x], &[inner, ld]);
+        let tx = inner.div_ceil(width).next_power_of_two().min(32);
+        let tiles = inner.div_ceil(tx * width).max(1);
+        let most = len.div_ceil(THREADS / tx * RUN).max(1);
+        let splits = BLOCKS.div_ceil((outer * tiles).max(1)).min(most);
+        Columns { width, tx, tiles, splits }
+    }
+
+    fn tile(&self) -> usize {
+        self.width * self.tx
+    }
+}
+
+/// Rows may be `ld` apart where there is one outer step.
+fn columns(
+    scratch: &mut Scratch,
+    kind: ReduceKind,
+    ends: (Place, Place),
+    [outer, len, inner]: [usize; 3],
+    ld: usize,
+) -> Launch {
+    let (x, y) = ends;
+    let Columns { width, tx, tiles, splits } = Columns::new(x, [outer, len, inner], ld);
+    let name = template("reduce_columns", kind, ends, &format!("{width}, {tx}"));
+    let launch = Launch::blocks(FILE, name, (outer * tiles * splits).max(1), THREADS as u32);
+    let launch = launch.arg(x.0).arg(y.0).arg(len).arg(inner).arg(ld).arg(tiles).arg(splits);
+    if splits == 1 {
+        return launch.arg(Arg::Null).arg(Arg::Null);
+    }
+    let parts = scratch.take(outer * splits * inner * Elem::F64.bytes());
+    launch.arg(parts).arg(scratch.take(outer * tiles * size_of::<u32>()))
+}
+
+/// Axes that do not lie side by side.
+fn any(
+    kind: ReduceKind,
+    ends: (Place, Place),
+    n: usize,
+    all: usize,
+    mut kept: Vec<(usize, usize)>,
+    gone: Vec<(usize, usize)>,
+) -> Launch {
+    if kept.is_empty() {
+        kept.push((1, 0));
+    }
+    let list = |loops: &[(usize, usize)]| {
+        let (sizes, strides) = (loops.iter().map(|l| l.0), loops.iter().map(|l| l.1));
+        format!("{}, {}", axes(sizes), axes(strides))
+    };
+    let more = format!("{}, {}, {}", index_type(all), list(&kept), list(&gone));
+    let name = template("reduce_axes", kind, ends, &more);
+    let blocks = (32 * n).div_ceil(THREADS).min(MOST_BLOCKS);
+    let launch = Launch::blocks(FILE, name, blocks, THREADS as u32);
+    launch.arg(ends.0.0).arg(ends.1.0).arg(n).arg(all / n)
+}

@@ -1,0 +1,342 @@
+//! The optimizer: gradients made whole and applied, over chunks of the flat layout, in one launch;
+//! in three where norms limit them. Its kernels are written around the rule's tape.
+
+use crate::cx::Cx;
+use crate::launch::{Block, Elem, Launch, Ptr, Source, Word};
+use crate::tape::{Tapes, literal};
+use phalanx_graph::program::{SHARDS, UpdatePlan};
+use phalanx_graph::update::Clip;
+use std::fmt::Write;
+
+const THREADS: usize = 256;
+
+/// Elements a block takes in one go.
+const STRIDE: usize = THREADS * 4;
+
+/// Blocks that fill a GPU.
+const BLOCKS: usize = 132 * 4;
+
+/// Side of a tile of a matrix that is transposed, as `SIDE` of the kernels.
+const SIDE: usize = 64;
+
+/// What an update is told besides the plan.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Update<'a> {
+    pub plan: &'a UpdatePlan,
+    /// Replicas on this GPU. Weights and slots are read from the first and written to all.
+    pub replicas: usize,
+    /// How many of them have a part of the gradient; one, where the first has the whole.
+    pub sources: usize,
+    /// Whether the parts of [`SHARDS`] sources are added as a tree.
+    pub fixed: bool,
+    /// Under accumulation, whether this step applies the sum, which the first replica keeps.
+    pub accumulate: Option<bool>,
+}
+
+/// A piece of a parameter, in elements of the flat layout.
+struct Chunk {
+    start: usize,
+    len: usize,
+    l1: f32,
+    l2: f32,
+    /// Position in the plan's gradients.
+    gradient: usize,
+}
+
+impl Update<'_> {
+    fn chunks(&self, cx: &Cx<'_>) -> Vec<Chunk> {
+        let len = |g: usize| cx.program.params[self.plan.gradients[g].param.index()].len();
+        let total: usize = (0..self.plan.gradients.len()).map(len).sum();
+        let size = total.div_ceil(BLOCKS).next_multiple_of(STRIDE).clamp(STRIDE, 8 * STRIDE);
+        let mut chunks = vec![];
+        for (gradient, g) in self.plan.gradients.iter().enumerate() {
+            let (first, len) = (cx.layout.params[g.param.index()] / 4, len(gradient));
+            for at in (0..len).step_by(size) {
+                let (start, len) = (first + at, size.min(len - at));
+                chunks.push(Chunk { start, len, l1: g.l1, l2: g.l2, gradient });
+            }
+        }
+        chunks
+    }
+
+    fn norms(&self) -> Option<Clip> {
+        self.plan.rule.clip.filter(|c| matches!(c, Clip::Norm(_) | Clip::GlobalNorm(_)))
+    }
+
+    /// Statements that leave the whole gradient of four elements in `g`.
+    fn whole(&self) -> String {
+        let mut text = String::new();
+        for s in 0..self.sources {
+            writeln!(text, "        float p{s}[4]; load_lanes<4>(g{s} + e, p{s});").expect("fits");
+        }
+        let parts: Vec<String> = (0..self.sources).map(|s| format!("p{s}[k]")).collect();
+        let sum =
+            if self.fixed && self.sources == SHARDS { tree(&parts) } else { parts.join(" + ") };
+        writeln!(text, "        float g[4]; EVERY(4) g[k] = {sum};").expect("fits");
+        text += "        EVERY(4) g[k] = penalised(g[k], w[k], l1, l2);\n";
+        if self.accumulate.is_some() {
+            text += "        float kept[4]; load_lanes<4>(gathered + e, kept);\n        \
+                     EVERY(4) {\n            \
+                     float part = in->weight * g[k];\n            \
+                     kept[k] = in->keep != 0.0f ? kept[k] + part : part;\n            \
+                     g[k] = kept[k] * in->mean;\n        }\n        \
+                     store_lanes<4>(gathered + e, kept);\n";
+        }
+        text
+    }
+
+    fn slots(&self) -> usize {
+        self.plan.rule.slots.len()
+    }
+
+    /// Statements that run the rule on `w` and `g` and store its results.
+    fn apply(&self, function: &str) -> String {
+        let (mut text, slots) = (String::new(), self.slots());
+        for s in 0..slots {
+            writeln!(text, "        float s{s}[4]; load_lanes<4>(s0_{s} + e, s{s});")
+                .expect("fits");
+        }
+        let slot = |s: usize| format!("s{s}[k]");
+        let scalar = |i: usize| format!("in->scalars[{i}]");
+        let mut args: Vec<String> = vec!["w[k]".into(), "g[k]".into()];
+        args.extend((0..slots).map(slot).chain((0..self.plan.rule.scalars).map(scalar)));
+        args.push("w[k]".into());
+        args.extend((0..slots).map(slot));
+        writeln!(text, "        EVERY(4) {function}({});", args.join(", ")).expect("fits");
+        for r in 0..self.replicas {
+            writeln!(text, "        store_lanes<4>(w{r} + e, w);").expect("fits");
+            for s in 0..slots {
+                writeln!(text, "        store_lanes<4>(s{r}_{s} + e, s{s});").expect("fits");
+            }
+        }
+        text
+    }
+
+    /// The parameters of every kernel here: inputs, chunks, gradients, the kept sum, weights, slots,
+    /// norms.
+    fn params(&self) -> String {
+        let mut text = "(const Inputs* in, const Word* chunks".to_string();
+        (0..self.sources).for_each(|s| text += &format!(", float* g{s}"));
+        text += ", float* gathered";
+        for r in 0..self.replicas {
+            text += &format!(", float* w{r}");
+            (0..self.slots()).for_each(|s| text += &format!(", float* s{r}_{s}"));
+        }
+        text + ", double* norms"
+    }
+
+    fn arguments(
+        &self,
+        launch: Launch,
+        cx: &Cx<'_>,
+        chunks: &[Chunk],
+        norms: Option<Ptr>,
+    ) -> Launch {
+        let table: Vec<Word> = chunks
+            .iter()
+            .flat_map(|c| {
+                [c.start.into(), c.len.into(), c.l1.into(), c.l2.into(), c.gradient.into()]
+            })
+            .collect();
+        let mut launch = launch.arg(Ptr::new(cx.replica, Block::Inputs, 0)).arg(table);
+        for r in 0..self.sources {
+            launch = launch.arg(Ptr::new(r, Block::Gradients, 0));
+        }
+        let kept = self.accumulate.map(|_| Ptr::new(0, Block::Gathered, 0));
+        launch = launch.arg(kept);
+        for r in 0..self.replicas {
+            launch = launch.arg(Ptr::new(r, Block::Params, 0));
+            for s in 0..self.slots() {
+                launch = launch.arg(Ptr::new(r, Block::Slot(s), 0));
+            }
+        }
+        launch.arg(norms)
+    }
+
+    /// A kernel that walks over its chunk with `each` in the loop, and its launch.
+    fn launch(
+        &self,
+        cx: &Cx<'_>,
+        tapes: &mut Tapes,
+        chunks: &[Chunk],
+        norms: Option<Ptr>,
+        parts: &Parts,
+    ) -> Launch {
+        let body = format!(
+            "{}{}) {{\n    const Word* chunk = chunks + (i64)blockIdx.x * 5;\n    \
+             const i64 start = chunk[0].number();\n    const int len = (int)chunk[1].number();\n    \
+             const float l1 = chunk[2].real(), l2 = chunk[3].real();\n{}    \
+             for (int i = (int)threadIdx.x * 4; i < len; i += {STRIDE}) {{\n        \
+             const i64 e = start + i;\n        \
+             float w[4]; load_lanes<4>(w0 + e, w);\n{}    }}\n{}}}",
+            self.params(),
+            parts.more_params,
+            parts.before,
+            parts.each,
+            parts.behind
+        );
+        let head = format!("__global__ void __launch_bounds__({THREADS})");
+        let kernel = tapes.add("update", &head, &body);
+        self.arguments(tapes_launch(kernel, chunks.len()), cx, chunks, norms)
+    }
+}
+
+/// What the kernels differ in.
+#[derive(Default)]
+struct Parts {
+    more_params: String,
+    before: String,
+    each: String,
+    behind: String,
+}
+
+fn tapes_launch(kernel: String, blocks: usize) -> Launch {
+    let (grid, threads) = ([blocks as u32, 1, 1], THREADS as u32);
+    Launch { source: Source::Tapes, kernel, grid, threads, shared: 0, args: vec![] }
+}
+
+/// Eight parts added as one tree, whoever computed which.
+fn tree(p: &[String]) -> String {
+    let pair = |i: usize| format!("({} + {})", p[i], p[i + 1]);
+    format!("({} + {}) + ({} + {})", pair(0), pair(2), pair(4), pair(6))
+}
+
+/// The optimizer's step.
+pub(crate) fn update(cx: &mut Cx<'_>, tapes: &mut Tapes, u: &Update<'_>) -> Vec<Launch> {
+    let chunks = u.chunks(cx);
+    if chunks.is_empty() {
+        return vec![];
+    }
+    let applies = u.accumulate.unwrap_or(true);
+    match u.norms() {
+        Some(clip) if applies => clipped(cx, tapes, u, &chunks, clip),
+        _ => {
+            let mut each = u.whole();
+            if let (true, Some(Clip::Value(limit))) = (applies, u.plan.rule.clip) {
+                writeln!(each, "        EVERY(4) g[k] = limited(g[k], {});", literal(limit))
+                    .expect("fits");
+            }
+            if applies {
+                each += &u.apply(&tapes.function(&u.plan.rule.tape));
+            }
+            vec![u.launch(cx, tapes, &chunks, None, &Parts { each, ..Parts::default() })]
+        }
+    }
+}
+
+/// Gradients made whole in place with the squared norm of every chunk; squared norms of the
+/// parameters; the rule on gradients scaled by them.
+fn clipped(
+    cx: &mut Cx<'_>,
+    tapes: &mut Tapes,
+    u: &Update<'_>,
+    chunks: &[Chunk],
+    clip: Clip,
+) -> Vec<Launch> {
+    let gradients = u.plan.gradients.len();
+    let (of_chunks, of_gradients) =
+        (cx.scratch.take(8 * chunks.len()), cx.scratch.take(8 * gradients));
+    let each = u.whole()
+        + "        store_lanes<4>(g0 + e, g);\n        \
+           EVERY(4) if (i + k < len) square += (double)g[k] * (double)g[k];\n";
+    let sums = Parts {
+        before: "    double square = 0.0;\n".into(),
+        each,
+        behind: "    square = sum_of_256(square);\n    \
+                 if (threadIdx.x == 0) norms[blockIdx.x] = square;\n"
+            .into(),
+        ..Parts::default()
+    };
+    let first = u.launch(cx, tapes, chunks, Some(of_chunks), &sums);
+
+    let position = |g: usize| chunks.partition_point(|c| c.gradient < g);
+    let ranges: Vec<Word> =
+        (0..gradients).flat_map(|g| [position(g).into(), position(g + 1).into()]).collect();
+    let second = Launch::blocks("update", "squared_norms", gradients, THREADS as u32)
+        .arg(ranges)
+        .arg(of_chunks)
+        .arg(of_gradients);
+
+    let (square, limit) = match clip {
+        Clip::GlobalNorm(limit) => ("sum_of_256(mine)", limit),
+        Clip::Norm(limit) | Clip::Value(limit) => ("norms[chunk[4].number()]", limit),
+    };
+    let before = format!(
+        "    double mine = 0.0;\n    \
+         for (int i = (int)threadIdx.x; i < {gradients}; i += {THREADS}) mine += norms[i];\n    \
+         const float scale = limit_scale({square}, {});\n",
+        literal(limit)
+    );
+    let each = "        float g[4]; load_lanes<4>(g0 + e, g);\n        EVERY(4) g[k] *= scale;\n"
+        .to_string()
+        + &u.apply(&tapes.function(&u.plan.rule.tape));
+    let third = Parts { before, each, ..Parts::default() };
+    vec![first, second, u.launch(cx, tapes, chunks, Some(of_gradients), &third)]
+}
+
+/// Adds the gradients of all replicas on this GPU into the first's, before GPUs add up theirs.
+pub(crate) fn add_gradients(tapes: &mut Tapes, sources: usize, floats: usize) -> Vec<Launch> {
+    if sources < 2 || floats == 0 {
+        return vec![];
+    }
+    let params: Vec<String> = (0..sources).map(|s| format!("float* g{s}")).collect();
+    let loads: String = (0..sources)
+        .map(|s| format!("        float p{s}[4]; load_lanes<4>(g{s} + 4 * i, p{s});\n"))
+        .collect();
+    let parts: Vec<String> = (0..sources).map(|s| format!("p{s}[k]")).collect();
+    let body = format!(
+        "({}, i64 vectors) {{\n    EACH(i, vectors) {{\n{loads}        \
+         EVERY(4) p0[k] = {};\n        store_lanes<4>(g0 + 4 * i, p0);\n    }}\n}}",
+        params.join(", "),
+        parts.join(" + ")
+    );
+    let kernel = tapes.add("add", &format!("__global__ void __launch_bounds__({THREADS})"), &body);
+    let vectors = floats.div_ceil(4);
+    let blocks = vectors.div_ceil(THREADS).min(2 * BLOCKS);
+    let launch = (0..sources)
+        .fold(tapes_launch(kernel, blocks), |l, s| l.arg(Ptr::new(s, Block::Gradients, 0)));
+    vec![launch.arg(vectors)]
+}
+
+/// A convolution's filters in both orders: `[k][f]` as weights lie, `[f][k]` as the vendor's library
+/// wants them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Filters {
+    /// `height * width * channels / groups`
+    pub k: usize,
+    pub f: usize,
+    /// The weights or their gradient.
+    pub weights: Ptr,
+    pub packed: Ptr,
+}
+
+/// All convolutions' weights as `[f][k]` of another type, in one launch.
+pub(crate) fn pack_filters(filters: &[Filters], elem: Elem) -> Vec<Launch> {
+    let kernel = format!("transpose_many<float, {}>", elem.c_name());
+    transpose_many(kernel, filters.iter().map(|w| (w.weights, w.packed, w.k, w.f)))
+}
+
+/// All convolutions' gradients back in the order of the weights, in one launch.
+pub(crate) fn unpack_gradients(filters: &[Filters], elem: Elem) -> Vec<Launch> {
+    let kernel = format!("transpose_many<{}, float>", elem.c_name());
+    transpose_many(kernel, filters.iter().map(|w| (w.packed, w.weights, w.f, w.k)))
+}
+
+fn transpose_many(
+    kernel: String,
+    matrices: impl Iterator<Item = (Ptr, Ptr, usize, usize)>,
+) -> Vec<Launch> {
+    let mut table: Vec<Word> = vec![];
+    for (from, to, rows, columns) in matrices {
+        for top in (0..rows).step_by(SIDE) {
+            for left in (0..columns).step_by(SIDE) {
+                table.extend([Word::Ptr(from), Word::Ptr(to)]);
+                table.extend([rows, columns, top, left].map(Word::from));
+            }
+        }
+    }
+    if table.is_empty() {
+        return vec![];
+    }
+    vec![Launch::blocks("update", kernel, table.len() / 6, THREADS as u32).arg(table)]
+}

@@ -1,0 +1,395 @@
+//! Elementwise tapes as CUDA source: a function for each distinct tape, and a kernel for each way its
+//! operands lie in memory. What divides is a constant of the source, so that no kernel divides.
+
+use crate::cx::{Cx, Operand};
+use crate::launch::{Elem, Launch, MOST_BLOCKS, Ptr, Source, Word};
+use phalanx_graph::ops::{Access, Binary, Instr, Tape, Unary};
+use phalanx_graph::program::ValueId;
+use std::collections::HashMap;
+use std::fmt::Write;
+
+/// Threads of a block.
+const THREADS: usize = 256;
+
+/// Elements a block of a grouped launch has at most, where that takes few blocks.
+const GROUPED: usize = 4096;
+
+/// The kernels of a program's tapes.
+#[derive(Default)]
+pub(crate) struct Tapes {
+    /// Names by what stands behind them.
+    names: HashMap<String, String>,
+    source: String,
+}
+
+impl Tapes {
+    /// Everything registered so far, behind `kernels/prelude.cuh`.
+    pub fn source(&self) -> String {
+        self.source.clone()
+    }
+
+    /// Adds `head name body` to the source unless it is there already; its name.
+    pub fn add(&mut self, prefix: &str, head: &str, body: &str) -> String {
+        let key = format!("{head} {body}");
+        if let Some(name) = self.names.get(&key) {
+            return name.clone();
+        }
+        let name = format!("{prefix}_{}", self.names.len());
+        writeln!(self.source, "{head} {name}{body}").expect("strings take all");
+        self.names.insert(key, name.clone());
+        name
+    }
+
+    /// The device function `f(x0, x1, …, y0&, …)` of a tape.
+    pub fn function(&mut self, tape: &Tape) -> String {
+        let inputs = (0..tape.inputs.len()).map(|i| format!("float x{i}"));
+        let outputs = (0..tape.outputs.len()).map(|o| format!("float& y{o}"));
+        let params: Vec<String> = inputs.chain(outputs).collect();
+        let mut body = format!("({}) {{\n", params.join(", "));
+        for (i, instr) in tape.instrs.iter().enumerate() {
+            writeln!(body, "    const float r{i} = {};", expression(instr)).expect("as above");
+        }
+        for (o, r) in tape.outputs.iter().enumerate() {
+            writeln!(body, "    y{o} = r{r};").expect("as above");
+        }
+        self.add("tape", "__device__ __forceinline__ void", &(body + "}"))
+    }
+
+    fn kernel(&mut self, tape: &Tape, form: &Form) -> String {
+        let function = self.function(tape);
+        let body = form.body(tape, &function);
+        self.add("fused", &format!("__global__ void __launch_bounds__({THREADS})"), &body)
+    }
+
+    fn grouped_kernel(&mut self, tape: &Tape, form: &Form) -> String {
+        let function = self.function(tape);
+        let body = form.grouped_body(tape, &function);
+        self.add("grouped", &format!("__global__ void __launch_bounds__({THREADS})"), &body)
+    }
+}
+
+/// A 32-bit constant, exactly.
+pub(crate) fn literal(v: f32) -> String {
+    let bits = v.to_bits();
+    let (exponent, fraction) = (bits >> 23 & 0xff, bits & 0x7f_ffff);
+    let sign = if bits >> 31 == 1 { "-" } else { "" };
+    match (exponent, fraction) {
+        (0xff, _) => format!("__uint_as_float(0x{bits:08x}u)"),
+        (0, 0) => format!("{sign}0.0f"),
+        (0, _) => format!("{sign}0x0.{:06x}p-126f", fraction << 1),
+        _ => format!("{sign}0x1.{:06x}p{:+}f", fraction << 1, exponent as i32 - 127),
+    }
+}
+
+fn expression(instr: &Instr) -> String {
+    match *instr {
+        Instr::Input(i) => format!("x{i}"),
+        Instr::Const(bits) => literal(f64::from_bits(bits) as f32),
+        Instr::Unary(u, a) => unary(u, &format!("r{a}")),
+        Instr::Binary(b, l, r) => binary(b, &format!("r{l}"), &format!("r{r}")),
+        Instr::Select(c, a, b) => format!("r{c} != 0.0f ? r{a} : r{b}"),
+    }
+}
+
+fn unary(u: Unary, a: &str) -> String {
+    let function = match u {
+        Unary::Neg => return format!("-{a}"),
+        Unary::Recip => return format!("1.0f / {a}"),
+        Unary::Square => return format!("{a} * {a}"),
+        Unary::Rsqrt => return format!("1.0f / sqrtf({a})"),
+        Unary::Abs => "fabsf",
+        Unary::Sign => "sign",
+        Unary::Sqrt => "sqrtf",
+        Unary::Exp => "expf",
+        Unary::Expm1 => "expm1f",
+        Unary::Log => "logf",
+        Unary::Log1p => "log1pf",
+        Unary::Tanh => "tanhf",
+        Unary::Sigmoid => "sigmoid",
+        Unary::Erf => "erff",
+        Unary::Relu => "relu",
+        Unary::Floor => "floorf",
+        Unary::Sin => "sinf",
+    };
+    format!("{function}({a})")
+}
+
+fn binary(b: Binary, l: &str, r: &str) -> String {
+    match b {
+        Binary::Add => format!("{l} + {r}"),
+        Binary::Sub => format!("{l} - {r}"),
+        Binary::Mul => format!("{l} * {r}"),
+        Binary::Div => format!("{l} / {r}"),
+        Binary::Max => format!("larger({l}, {r})"),
+        Binary::Min => format!("smaller({l}, {r})"),
+        Binary::Pow => format!("powf({l}, {r})"),
+        Binary::Gt => format!("{l} > {r} ? 1.0f : 0.0f"),
+        Binary::Ge => format!("{l} >= {r} ? 1.0f : 0.0f"),
+        Binary::Eq => format!("{l} == {r} ? 1.0f : 0.0f"),
+    }
+}
+
+/// How an operand lies in memory, as far as the kernel differs by it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Lie {
+    elem: Elem,
+    /// Its pixels' distance, where they are apart.
+    ld: Option<usize>,
+    /// Whether vectors of it can be read at once.
+    aligned: bool,
+}
+
+/// How a kernel's operands lie in memory.
+struct Form {
+    inputs: Vec<Lie>,
+    output: Lie,
+    /// Elements of a pixel.
+    width: usize,
+    /// Elements a thread takes at once.
+    vector: usize,
+    /// Whether the elements are too many for 32-bit numbers.
+    long: bool,
+}
+
+impl Form {
+    fn new(tape: &Tape, x: &[Operand], y: &Operand) -> Form {
+        let width = y.last().max(1);
+        let full = |i: usize| tape.inputs[i] == Access::Full;
+        let walked = || x.iter().enumerate().filter(|(i, _)| full(*i)).map(|(_, o)| o).chain([y]);
+        let fits = |v: &usize| {
+            let apart = |o: &Operand| o.ld != width;
+            let whole = |o: &Operand| {
+                let rows = !apart(o) || o.ld.is_multiple_of(*v) && width.is_multiple_of(*v);
+                rows && o.ptr.offset.is_multiple_of(v * o.elem.bytes())
+            };
+            y.len.is_multiple_of(*v) && walked().all(whole)
+        };
+        let narrow = walked().all(|o| o.elem.bytes() == 2);
+        let widths: &[usize] = if narrow { &[8, 4] } else { &[4] };
+        let vector = widths.iter().copied().find(fits).unwrap_or(1);
+        let lie = |o: &Operand, full: bool| Lie {
+            elem: o.elem,
+            ld: (full && o.ld != width).then_some(o.ld),
+            aligned: o.ptr.offset.is_multiple_of(16),
+        };
+        Form {
+            inputs: x.iter().enumerate().map(|(i, o)| lie(o, full(i))).collect(),
+            output: lie(y, true),
+            width,
+            vector,
+            long: y.len >= 1 << 31,
+        }
+    }
+
+    /// Where element `e` of a whole operand lies.
+    fn place(&self, lie: &Lie) -> String {
+        match lie.ld {
+            None => "e".into(),
+            Some(ld) => format!("(i64)(e / {w}) * {ld} + e % {w}", w = self.width),
+        }
+    }
+
+    /// Statements that fill `v{i}` with operand `i` of the elements from `e` on.
+    fn load(&self, i: usize, access: Access) -> String {
+        let v = self.vector;
+        let each = |at: &str| format!("EVERY({v}) v{i}[k] = ld(x{i} + {at});");
+        let body = match access {
+            Access::Full => {
+                format!("load_lanes<{v}>(x{i} + ({}), v{i});", self.place(&self.inputs[i]))
+            }
+            Access::Scalar => each("0"),
+            Access::Suffix(p) if p.is_multiple_of(v) && self.inputs[i].aligned => {
+                format!("load_lanes<{v}>(x{i} + e % {p}, v{i});")
+            }
+            Access::Suffix(p) => each(&format!("(e + k) % {p}")),
+            Access::Prefix(g) if g.is_multiple_of(v) => each(&format!("e / {g}")),
+            Access::Prefix(g) => each(&format!("(e + k) / {g}")),
+        };
+        format!("        float v{i}[{v}]; {body}\n")
+    }
+
+    /// Loads, the tape, the store, for the elements from `e` on.
+    fn step(&self, tape: &Tape, function: &str) -> String {
+        let v = self.vector;
+        let loads: String = (0..self.inputs.len()).map(|i| self.load(i, tape.inputs[i])).collect();
+        let args: Vec<String> = (0..self.inputs.len()).map(|i| format!("v{i}[k]")).collect();
+        let place = self.place(&self.output);
+        format!(
+            "{loads}        float out[{v}];\n        EVERY({v}) {function}({}, out[k]);\n        \
+             store_lanes<{v}>(y + ({place}), out);\n",
+            args.join(", ")
+        )
+    }
+
+    fn index(&self) -> &'static str {
+        if self.long { "u64" } else { "u32" }
+    }
+
+    fn body(&self, tape: &Tape, function: &str) -> String {
+        let params: String = self
+            .inputs
+            .iter()
+            .enumerate()
+            .map(|(i, l)| format!("const {}* x{i}, ", l.elem.c_name()))
+            .collect();
+        let (index, v) = (self.index(), self.vector);
+        format!(
+            "({params}{out}* y, i64 n) {{\n    {index} step = ({index})gridDim.x * {THREADS} * {v};\n    \
+             for ({index} e = (({index})blockIdx.x * {THREADS} + threadIdx.x) * {v}; e < ({index})n; \
+             e += step) {{\n{}    }}\n}}",
+            self.step(tape, function),
+            out = self.output.elem.c_name(),
+        )
+    }
+
+    /// A kernel over a table: for every instance its length, operands and result.
+    fn grouped_body(&self, tape: &Tape, function: &str) -> String {
+        let (index, v, words) = (self.index(), self.vector, self.inputs.len() + 2);
+        let at = |i: usize, lie: &Lie| format!("row[{i}].ptr<{}>()", lie.elem.c_name());
+        let inputs: String = self
+            .inputs
+            .iter()
+            .enumerate()
+            .map(|(i, l)| format!("    const {}* x{i} = {};\n", l.elem.c_name(), at(i + 1, l)))
+            .collect();
+        format!(
+            "(const Word* table, int parts) {{\n    \
+             const Word* row = table + (i64)(blockIdx.x / parts) * {words};\n    \
+             {index} n = ({index})row[0].number(), step = ({index})parts * {THREADS} * {v};\n{inputs}    \
+             {out}* y = {at_out};\n    \
+             for ({index} e = (({index})(blockIdx.x % parts) * {THREADS} + threadIdx.x) * {v}; e < n; \
+             e += step) {{\n{step}    }}\n}}",
+            out = self.output.elem.c_name(),
+            at_out = at(words - 1, &self.output),
+            step = self.step(tape, function),
+        )
+    }
+}
+
+fn launch(kernel: String, blocks: usize) -> Launch {
+    let grid = [blocks.clamp(1, MOST_BLOCKS) as u32, 1, 1];
+    let threads = THREADS as u32;
+    Launch { source: Source::Tapes, kernel, grid, threads, shared: 0, args: vec![] }
+}
+
+/// A tape over the elements of `y`, which may take over an operand that is read whole.
+pub(crate) fn fused(
+    cx: &mut Cx<'_>,
+    tapes: &mut Tapes,
+    tape: &Tape,
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
+    let x: Vec<Operand> = x.iter().map(|id| cx.operand(*id)).collect();
+    let y = cx.operand(y);
+    if y.len == 0 {
+        return vec![];
+    }
+    let form = Form::new(tape, &x, &y);
+    let blocks = (y.len / form.vector).div_ceil(THREADS);
+    let launch = launch(tapes.kernel(tape, &form), blocks);
+    let launch = x.iter().fold(launch, |l, o| l.arg(o.ptr));
+    vec![launch.arg(y.ptr).arg(y.len)]
+}
+
+/// Many instances of one tape over small contiguous values, none of which needs another's result,
+/// in one launch for each way they lie in memory.
+pub(crate) fn fused_many(
+    cx: &mut Cx<'_>,
+    tapes: &mut Tapes,
+    tape: &Tape,
+    instances: &[(Vec<ValueId>, ValueId)],
+) -> Vec<Launch> {
+    // Kernels in the order they first appear, with their rows of the table.
+    let mut groups: Vec<(String, usize, Vec<Word>)> = vec![];
+    let words = tape.inputs.len() + 2;
+    for (x, y) in instances {
+        let x: Vec<Operand> = x.iter().map(|id| cx.operand(*id)).collect();
+        let y = cx.operand(*y);
+        if y.len == 0 {
+            continue;
+        }
+        let kernel = tapes.grouped_kernel(tape, &Form::new(tape, &x, &y));
+        let at = groups.iter().position(|(k, ..)| *k == kernel).unwrap_or_else(|| {
+            groups.push((kernel, 0, vec![]));
+            groups.len() - 1
+        });
+        let (_, longest, table) = &mut groups[at];
+        *longest = y.len.max(*longest);
+        table.push(y.len.into());
+        let operands: Vec<Ptr> = x.iter().chain([&y]).map(|o| o.ptr).collect();
+        table.extend(operands.into_iter().map(Word::Ptr));
+    }
+    let finish = |(kernel, longest, table): (String, usize, Vec<Word>)| {
+        let rows = table.len() / words;
+        let parts = longest.div_ceil(GROUPED).min((MOST_BLOCKS / rows).max(1));
+        let mut launch = launch(kernel, 1).arg(table).arg(parts as i32);
+        launch.grid[0] = (rows * parts) as u32;
+        launch
+    };
+    groups.into_iter().map(finish).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::Block;
+
+    #[test]
+    fn constants_are_exact() {
+        for (v, text) in [
+            (3.0, "0x1.800000p+1f"),
+            (-0.1, "-0x1.99999ap-4f"),
+            (0.0, "0.0f"),
+            (-0.0, "-0.0f"),
+            (f32::from_bits(1), "0x0.000002p-126f"),
+            (f32::MAX, "0x1.fffffep+127f"),
+            (f32::NEG_INFINITY, "__uint_as_float(0xff800000u)"),
+        ] {
+            assert_eq!(literal(v), text);
+        }
+    }
+
+    fn value(elem: Elem, offset: usize, ld: usize) -> Operand {
+        let ptr = Ptr::new(0, Block::Arena, offset);
+        Operand { ptr, elem, dims: vec![8, 96], ld, len: 5 * 8 * 96 }
+    }
+
+    fn add(access: Access) -> Tape {
+        let instrs = vec![Instr::Input(0), Instr::Input(1), Instr::Binary(Binary::Add, 0, 1)];
+        Tape { inputs: vec![Access::Full, access], instrs, outputs: vec![2] }
+    }
+
+    #[test]
+    fn vectors_follow_from_type_distance_and_alignment() {
+        let tape = add(Access::Full);
+        let v = |elem, offset, ld| {
+            let x = value(elem, offset, ld);
+            Form::new(&tape, &[x.clone(), x], &value(elem, 0, 96)).vector
+        };
+        assert_eq!(v(Elem::F32, 0, 96), 4);
+        assert_eq!(v(Elem::F32, 8, 96), 1);
+        assert_eq!(v(Elem::F32, 0, 98), 1);
+        assert_eq!(v(Elem::F32, 16, 104), 4);
+        assert_eq!(v(Elem::Bf16, 16, 104), 8);
+        assert_eq!(v(Elem::Bf16, 8, 100), 4);
+    }
+
+    #[test]
+    fn equal_tapes_share_a_kernel() {
+        let mut tapes = Tapes::default();
+        let mut kernel = |access, ld| {
+            let x = [value(Elem::F32, 0, ld), value(Elem::F32, 512, 96)];
+            let tape = add(access);
+            let form = Form::new(&tape, &x, &value(Elem::F32, 1024, 96));
+            tapes.kernel(&tape, &form)
+        };
+        let first = kernel(Access::Full, 96);
+        assert_eq!(kernel(Access::Full, 96), first);
+        let others =
+            [kernel(Access::Full, 192), kernel(Access::Suffix(96), 96), kernel(Access::Scalar, 96)];
+        assert!(others.iter().all(|k| *k != first));
+        // One function serves them all but for what the tapes differ in: nothing.
+        assert_eq!(tapes.source().matches("__forceinline__").count(), 1);
+    }
+}
