@@ -6,6 +6,7 @@ use crate::launch::{Block, Ptr};
 use crate::lower::{self, Facts, Replica, Request};
 use crate::machine::{Machine, Plan, StepId};
 use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
+use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Mesh, Program, share};
 use phalanx_graph::update::SlotInit;
 use phalanx_graph::{ParamId, ParamSpec};
@@ -45,6 +46,8 @@ struct Loaded {
     fetches: Vec<usize>,
     fetch_bytes: usize,
     steps: HashMap<Key, Ready>,
+    /// Rows measured, and the seconds of each instruction.
+    measured: Option<(usize, Vec<f64>)>,
 }
 
 /// Runs programs on GPUs.
@@ -64,6 +67,7 @@ pub(crate) struct GpuExecutor<M: Machine> {
     /// How often a block of memory has moved.
     moves: u64,
     times: Times,
+    profiling: bool,
     /// Bytes on their way in and out, by replica.
     inputs: Vec<Vec<u8>>,
     fetched: Vec<Vec<u8>>,
@@ -109,6 +113,7 @@ impl<M: Machine> GpuExecutor<M> {
             scratch: 0,
             moves: 0,
             times: Times::default(),
+            profiling: false,
         };
         executor.reserve(Block::Params, flat, "weights")?;
         Ok(executor)
@@ -276,6 +281,39 @@ impl<M: Machine> GpuExecutor<M> {
         }
     }
 
+    /// Blocks that outlive a step.
+    fn lasting(&self) -> Vec<Block> {
+        let gathered = self.gathers.then_some(Block::Gathered);
+        let slots = (0..self.slots).map(Block::Slot);
+        [Block::Params].into_iter().chain(gathered).chain(slots).collect()
+    }
+
+    /// Measures every instruction on the first GPU; weights and slots are what they were before.
+    fn measure(&mut self, id: ProgramId, key: Key) -> Result<(), ExecError> {
+        let blocks = self.lasting();
+        let flat = self.flat;
+        let loaded = &mut self.programs[id.0];
+        let ready = &loaded.steps[&key];
+        let (works, step) = (&ready.plans[0].work, ready.ids[0]);
+        let Station { machine, replicas } = &mut self.stations[0];
+        let mut kept = vec![];
+        for local in 0..replicas.len() {
+            for block in &blocks {
+                let mut bytes = vec![0; flat];
+                machine.read(Ptr::new(local, *block, 0), &mut bytes)?;
+                kept.push((Ptr::new(local, *block, 0), bytes));
+            }
+        }
+        let seconds = machine.measure(step)?;
+        for (at, bytes) in &kept {
+            machine.write(*at, bytes)?;
+        }
+        let mut by_instr = vec![0.0; loaded.program.instrs.len()];
+        works.iter().zip(&seconds).for_each(|(work, s)| by_instr[work.instr] += s);
+        loaded.measured = (!seconds.is_empty()).then_some((key.0, by_instr));
+        Ok(())
+    }
+
     fn run_step(&mut self, id: ProgramId, key: Key) -> Result<(), ExecError> {
         let loaded = &self.programs[id.0];
         let ids = loaded.steps[&key].ids.clone();
@@ -324,8 +362,16 @@ impl<M: Machine> Executor for GpuExecutor<M> {
         }
         let layout = Layout { feeds, params: self.offsets.clone() };
         let facts = Facts::of(&program, self.mesh.devices == 1);
-        let steps = HashMap::new();
-        self.programs.push(Loaded { program, layout, facts, inputs, fetches, fetch_bytes, steps });
+        self.programs.push(Loaded {
+            program,
+            layout,
+            facts,
+            inputs,
+            fetches,
+            fetch_bytes,
+            steps: HashMap::new(),
+            measured: None,
+        });
         Ok(ProgramId(self.programs.len() - 1))
     }
 
@@ -348,6 +394,9 @@ impl<M: Machine> Executor for GpuExecutor<M> {
         }
         let key = (batch.rows, accumulate);
         self.ready(id, key)?;
+        if self.profiling && self.programs[id.0].measured.is_none() {
+            self.measure(id, key)?;
+        }
         let start = Instant::now();
         self.fill_inputs(id, batch);
         self.run_step(id, key)?;
@@ -389,8 +438,8 @@ impl<M: Machine> Executor for GpuExecutor<M> {
     }
 
     fn check_mirrored(&self) -> Result<(), ExecError> {
-        let blocks: Vec<Block> =
-            [Block::Params].into_iter().chain((0..self.slots).map(Block::Slot)).collect();
+        let slots = (0..self.slots).map(Block::Slot);
+        let blocks: Vec<Block> = [Block::Params].into_iter().chain(slots).collect();
         for (at, spec) in self.params.iter().enumerate() {
             let id = ParamId(at as u32);
             for block in &blocks {
@@ -413,6 +462,19 @@ impl<M: Machine> Executor for GpuExecutor<M> {
 
     fn times(&self) -> Times {
         self.times
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.profiling = on;
+        if on {
+            self.programs.iter_mut().for_each(|p| p.measured = None);
+        }
+    }
+
+    fn profile(&self, id: ProgramId) -> Option<Profile> {
+        let loaded = self.programs.get(id.0)?;
+        let (rows, seconds) = loaded.measured.as_ref()?;
+        Some(Profile::new(&loaded.program, *rows, 1, seconds))
     }
 }
 

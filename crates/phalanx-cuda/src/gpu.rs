@@ -18,6 +18,9 @@ use std::collections::{BTreeMap, HashMap};
 /// Works that may run side by side.
 const STREAMS: usize = 4;
 
+/// How often a work follows itself while it is measured.
+const REPEATS: usize = 20;
+
 /// Steps whose inputs may be on their way at the same time.
 const AHEAD: usize = 2;
 
@@ -53,7 +56,7 @@ enum Ready {
 struct Prepared {
     graph: Graph,
     /// What the graph's nodes refer to.
-    _ready: Vec<Vec<Ready>>,
+    ready: Vec<Vec<Ready>>,
     _tables: DeviceBuffer,
 }
 
@@ -333,8 +336,39 @@ impl Gpu {
         let placed = schedule(&plan.work, self.streams.len());
         self.grow_workspaces(&ready, &placed)?;
         let graph = Graph::capture(&self.streams[0], || self.record(&ready, &placed))?;
-        self.steps.push(Prepared { graph, _ready: ready, _tables: tables.buffer });
+        self.steps.push(Prepared { graph, ready, _tables: tables.buffer });
         Ok(StepId(self.steps.len() - 1))
+    }
+
+    /// Seconds of each work when it follows itself in a graph.
+    fn measure_step(&mut self, step: StepId) -> Result<Vec<f64>> {
+        self.context.enter()?;
+        let main = &self.streams[0];
+        let (start, end) = (Event::timed()?, Event::timed()?);
+        let mut seconds = vec![];
+        // Steps may have been placed in any stream: one workspace must do for all.
+        let room = self.workspaces.iter().map(DeviceBuffer::bytes).max().unwrap_or(0);
+        if self.workspaces[0].bytes() < room {
+            let old = std::mem::replace(&mut self.workspaces[0], DeviceBuffer::new(room)?);
+            self.retired.push(old);
+        }
+        for tasks in &self.steps[step.0].ready {
+            let repeat = || {
+                let all = (0..REPEATS).flat_map(|_| tasks);
+                all.into_iter().try_for_each(|task| self.issue(task, 0))
+            };
+            let graph = Graph::capture(main, repeat)?;
+            let mut least = f64::INFINITY;
+            for _ in 0..3 {
+                start.record(main)?;
+                graph.launch(main)?;
+                end.record(main)?;
+                end.synchronize()?;
+                least = least.min(end.since(&start)?);
+            }
+            seconds.push(least / REPEATS as f64);
+        }
+        Ok(seconds)
     }
 
     fn start_step(&mut self, step: StepId, inputs: &[&[u8]]) -> Result<()> {
@@ -496,6 +530,10 @@ impl Machine for Gpu {
 
     fn start(&mut self, step: StepId, inputs: &[&[u8]]) -> std::result::Result<(), ExecError> {
         self.start_step(step, inputs).map_err(|e| self.failed(e))
+    }
+
+    fn measure(&mut self, step: StepId) -> std::result::Result<Vec<f64>, ExecError> {
+        self.measure_step(step).map_err(|e| self.failed(e))
     }
 
     fn finish(&mut self, fetches: &mut [&mut [u8]]) -> std::result::Result<(), ExecError> {

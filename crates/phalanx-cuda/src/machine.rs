@@ -42,6 +42,12 @@ pub(crate) trait Machine: Send {
     /// start of their block, then does the work.
     fn start(&mut self, step: StepId, inputs: &[&[u8]]) -> Result<(), ExecError>;
 
+    /// Runs each work of a step by itself, many times, and says how many seconds one takes; nothing
+    /// where that cannot be measured. Memory is left in whatever state that gives.
+    fn measure(&mut self, _step: StepId) -> Result<Vec<f64>, ExecError> {
+        Ok(vec![])
+    }
+
     /// Waits for everything started and reads each replica's fetches from the start of their block.
     fn finish(&mut self, fetches: &mut [&mut [u8]]) -> Result<(), ExecError>;
 }

@@ -65,7 +65,7 @@ mod tests {
         let spans = |v: &[usize]| {
             v.iter().map(|at| Span::whole(Ptr::new(0, Block::Arena, *at), 8)).collect()
         };
-        Work { label: String::new(), tasks: vec![], reads: spans(reads), writes: spans(writes) }
+        Work { reads: spans(reads), writes: spans(writes), ..Work::of(vec![]) }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::fmt::Write;
 const THREADS: usize = 256;
 
 /// Elements a block of a grouped launch has at most, where that takes few blocks.
-const GROUPED: usize = 4096;
+pub(crate) const GROUPED: usize = 4096;
 
 /// The kernels of a program's tapes.
 #[derive(Default)]

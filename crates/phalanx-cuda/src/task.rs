@@ -77,6 +77,8 @@ pub(crate) enum Task {
 pub(crate) struct Work {
     /// The op, and the layer it belongs to.
     pub label: String,
+    /// The instruction it belongs to.
+    pub instr: usize,
     pub tasks: Vec<Task>,
     pub reads: Vec<Span>,
     pub writes: Vec<Span>,
@@ -85,7 +87,7 @@ pub(crate) struct Work {
 impl Work {
     /// Tasks that touch nothing anyone else does.
     pub fn of(tasks: Vec<Task>) -> Work {
-        Work { label: String::new(), tasks, reads: vec![], writes: vec![] }
+        Work { label: String::new(), instr: 0, tasks, reads: vec![], writes: vec![] }
     }
 
     /// Whether this must wait for an earlier one.

@@ -21,6 +21,8 @@ pub(crate) struct Facts {
     pub finish: HashMap<ValueId, Finish>,
     /// Sums over pixels whose only use is a sum over rows: by instruction, the final result.
     pub column_sums: HashMap<usize, ValueId>,
+    /// Gradients behind a batch norm whose sums over rows and pixels are made along with them.
+    pub with_sums: HashMap<ValueId, ValueId>,
     /// Instructions that another one does as well.
     pub covered: HashSet<usize>,
 }
@@ -84,8 +86,18 @@ impl Facts {
         if let [(sum_at, Op::SumRows, sums)] = users[..]
             && nobody_else_reads(program, at, y, |op, _| matches!(op, Op::SumRows))
         {
-            self.column_sums.insert(at, sums);
             self.covered.insert(sum_at);
+            let made_by = program.instrs[..at].iter().rev().find_map(|i| match i {
+                Instr::Compute { op, output, .. } if *output == x => Some(op),
+                _ => None,
+            });
+            let lasts = matches!(program.value(sums).place, Place::Gradient(_));
+            if lasts && matches!(made_by, Some(Op::BatchNormGradInput(_))) {
+                self.with_sums.insert(x, sums);
+                self.covered.insert(at);
+            } else {
+                self.column_sums.insert(at, sums);
+            }
         }
     }
 }

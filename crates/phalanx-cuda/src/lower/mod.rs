@@ -50,6 +50,7 @@ pub(crate) struct Request<'a> {
 pub(crate) fn lower(request: &Request<'_>) -> (Plan, usize) {
     let mut l = Lowering {
         q: request,
+        at: 0,
         works: vec![],
         scratch: request.replicas.iter().map(|r| Scratch::new(r.local, request.scratch)).collect(),
         aliases: HashMap::new(),
@@ -57,11 +58,13 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, usize) {
         packed: HashMap::new(),
         moves: vec![],
         unpacks: vec![],
+        small: vec![],
     };
     l.pack_filters();
     for (i, instr) in request.program.instrs.iter().enumerate() {
+        l.at = i;
         if !request.facts.covered.contains(&i) {
-            l.instr(i, instr);
+            l.instr(instr);
         }
     }
     l.flush();
@@ -71,6 +74,8 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, usize) {
 
 struct Lowering<'a> {
     q: &'a Request<'a>,
+    /// The instruction under way.
+    at: usize,
     works: Vec<Work>,
     scratch: Vec<Scratch>,
     /// Values that are read where another one lies.
@@ -80,6 +85,17 @@ struct Lowering<'a> {
     packed: HashMap<Ptr, Ptr>,
     moves: Vec<Move>,
     unpacks: Vec<Filters>,
+    small: Vec<Small>,
+}
+
+/// A small tape that was put off.
+struct Small {
+    replica: usize,
+    tape: Tape,
+    x: Vec<ValueId>,
+    y: ValueId,
+    reads: Vec<Span>,
+    writes: Span,
 }
 
 impl Lowering<'_> {
@@ -121,10 +137,15 @@ impl Lowering<'_> {
             let to = plain(f);
             meets(&work.reads, &to) || meets(&work.writes, &to)
         });
-        if moved || unpacked {
+        let small = self.small.iter().any(|t| {
+            meets(&work.reads, &t.writes)
+                || meets(&work.writes, &t.writes)
+                || t.reads.iter().any(|r| meets(&work.writes, r))
+        });
+        if moved || unpacked || small {
             self.flush();
         }
-        self.works.push(work);
+        self.works.push(Work { instr: self.at, ..work });
     }
 
     /// Does what was put off.
@@ -132,16 +153,59 @@ impl Lowering<'_> {
         let unpacks = std::mem::take(&mut self.unpacks);
         if !unpacks.is_empty() {
             self.works.push(Work {
+                instr: self.at,
                 label: format!("{} filter gradients", unpacks.len()),
                 tasks: tasks(update::unpack_gradients(&unpacks, Elem::F32)),
                 reads: unpacks.iter().map(packed).collect(),
                 writes: unpacks.iter().map(plain).collect(),
             });
         }
+        self.flush_small();
         let moves = std::mem::take(&mut self.moves);
         if !moves.is_empty() {
-            self.works.push(pending::copy_many(&moves));
+            self.works.push(Work { instr: self.at, ..pending::copy_many(&moves) });
         }
+    }
+
+    /// Does the small tapes, all of one kind in one launch.
+    fn flush_small(&mut self) {
+        let mut rest = std::mem::take(&mut self.small);
+        while let Some(first) = rest.first() {
+            let (replica, tape) = (first.replica, first.tape.clone());
+            let alike = |t: &Small| t.replica == replica && t.tape == tape;
+            let (group, others): (Vec<Small>, Vec<Small>) = rest.into_iter().partition(alike);
+            rest = others;
+            let instances: Vec<(Vec<ValueId>, ValueId)> =
+                group.iter().map(|t| (t.x.clone(), t.y)).collect();
+            let (mut cx, tapes) = self.cx(replica);
+            let launches = tape::fused_many(&mut cx, tapes, &tape, &instances);
+            self.works.push(Work {
+                label: format!("{} small tapes", group.len()),
+                instr: self.at,
+                tasks: tasks(launches),
+                reads: group.iter().flat_map(|t| t.reads.clone()).collect(),
+                writes: group.iter().map(|t| t.writes).collect(),
+            });
+        }
+    }
+
+    /// Puts off a tape over few numbers.
+    fn put_off_tape(&mut self, replica: usize, tape: &Tape, x: &[ValueId], y: ValueId) {
+        let reads: Vec<Span> = x.iter().map(|id| self.operand(replica, *id).span()).collect();
+        let writes = self.operand(replica, y).span();
+        let meets = |other: &Span| reads.iter().any(|r| r.overlaps(other));
+        let small = self.small.iter().any(|t| {
+            meets(&t.writes) || writes.overlaps(&t.writes) || t.reads.iter().any(|r| r.overlaps(&writes))
+        });
+        let moved = self.moves.iter().any(|m| {
+            meets(&m.writes()) || writes.overlaps(&m.writes()) || writes.overlaps(&m.reads())
+        });
+        let unpacked = self.unpacks.iter().any(|f| meets(&plain(f)) || writes.overlaps(&plain(f)));
+        if small || moved || unpacked {
+            self.flush();
+        }
+        let (tape, x) = (tape.clone(), x.to_vec());
+        self.small.push(Small { replica, tape, x, y, reads, writes });
     }
 
     /// Puts off a copy; one that meets another comes behind it.
@@ -193,6 +257,7 @@ impl Lowering<'_> {
             return;
         }
         self.push(Work {
+            instr: self.at,
             label: format!("{} filters", filters.len()),
             tasks: tasks(update::pack_filters(filters, Elem::F32)),
             reads: filters.iter().map(plain).collect(),
@@ -200,11 +265,11 @@ impl Lowering<'_> {
         });
     }
 
-    fn instr(&mut self, at: usize, instr: &Instr) {
+    fn instr(&mut self, instr: &Instr) {
         match instr {
             Instr::Compute { op, inputs, output, scope } => {
                 for replica in self.replicas() {
-                    self.compute(replica, at, op, inputs, *output, *scope);
+                    self.compute(replica, op, inputs, *output, *scope);
                 }
             }
             Instr::Copy { input, output } => {
@@ -270,7 +335,7 @@ impl Lowering<'_> {
     ) {
         let reads = x.iter().map(|id| self.operand(replica, *id).span()).collect();
         let writes = y.iter().map(|id| self.operand(replica, *id).span()).collect();
-        self.push(Work { label, tasks, reads, writes });
+        self.push(Work { label, instr: self.at, tasks, reads, writes });
     }
 
     fn label(&self, op: &Op, scope: u32) -> String {
@@ -280,7 +345,6 @@ impl Lowering<'_> {
     fn compute(
         &mut self,
         replica: usize,
-        at: usize,
         op: &Op,
         x: &[ValueId],
         y: ValueId,
@@ -344,8 +408,8 @@ impl Lowering<'_> {
                 let late = bias(self, x[1]);
                 self.batch_norm_grad_input(replica, label, a, x, y, late);
             }
-            Op::Reduce { .. } if self.q.facts.column_sums.contains_key(&at) => {
-                let sums = self.q.facts.column_sums[&at];
+            Op::Reduce { .. } if self.q.facts.column_sums.contains_key(&self.at) => {
+                let sums = self.q.facts.column_sums[&self.at];
                 let (from, to) = (self.operand(replica, x[0]), self.operand(replica, sums));
                 let sizes = [from.pixels(), from.last(), from.ld];
                 let (mut cx, _) = self.cx(replica);
@@ -353,6 +417,7 @@ impl Lowering<'_> {
                 let launch = ops::reduce::column_sums(&mut cx, from, sizes, to.ptr);
                 self.launches(replica, label, vec![launch], x, &[sums]);
             }
+            Op::Fused(tape) if self.is_small(y) => self.put_off_tape(replica, tape, x, y),
             Op::Slice { axis, start, .. } if self.stays(replica, *axis, x[0]) => {
                 self.slice_in_place(replica, *axis, *start, x[0], y);
             }
@@ -376,9 +441,12 @@ impl Lowering<'_> {
         let ty = &self.q.program.value(y).ty;
         let positions = ty.len() / ty.last().max(1);
         let count = self.scope_rows(replica, attrs.scope) * positions;
+        let sums = self.q.facts.with_sums.get(&y).copied();
+        let to = sums.map(|s| self.operand(replica, s).ptr);
         let (mut cx, _) = self.cx(replica);
-        let launches = ops::norm::batch_norm_grad_input(&mut cx, attrs, count, x, y, late, None);
-        self.launches(replica, label, launches, x, &[y]);
+        let launches = ops::norm::batch_norm_grad_input(&mut cx, attrs, count, x, y, late, to);
+        let written: Vec<ValueId> = [y].into_iter().chain(sums).collect();
+        self.launches(replica, label, launches, x, &written);
     }
 
     /// Rows that share statistics.
@@ -401,6 +469,12 @@ impl Lowering<'_> {
         let clear = Task::Clear(self.operand(replica, y).span());
         self.work(replica, label.into(), vec![clear], &[], &[y]);
         true
+    }
+
+    /// Whether a value is the same for all rows and has few numbers.
+    fn is_small(&self, y: ValueId) -> bool {
+        let ty = &self.q.program.value(y).ty;
+        !ty.is_rows() && ty.len() <= tape::GROUPED
     }
 
     /// Whether a part of a value along an axis is a run of neighbours that keep their place for the
@@ -489,6 +563,7 @@ impl Lowering<'_> {
 
     fn collective(&mut self, label: &str, launch: Launch, from: &[Operand], to: &[Operand]) {
         self.push(Work {
+            instr: self.at,
             label: label.into(),
             tasks: vec![Task::Launch(launch)],
             reads: from.iter().map(Operand::span).collect(),
@@ -536,6 +611,7 @@ impl Lowering<'_> {
         let images = if result == y { x } else { y };
         let bytes = self.operand(replica, w).len * 4;
         let mut work = Work {
+            instr: self.at,
             label,
             tasks: vec![Task::Conv(task)],
             reads: vec![self.operand(replica, images).span()],
@@ -572,6 +648,7 @@ impl Lowering<'_> {
         let packed = self.scratch[replica].take(dw.len * 4);
         let task = self.conv_task(replica, Pass::GradKernel, geom, x[0], (packed, Elem::F32), x[1]);
         let work = Work {
+            instr: self.at,
             label,
             tasks: vec![Task::Conv(task)],
             reads: x.iter().map(|id| self.operand(replica, *id).span()).collect(),
@@ -660,7 +737,7 @@ impl Lowering<'_> {
             }
         };
         let label = format!("gradient of {}", self.q.program.params[param.index()].name);
-        self.push(Work { label, tasks: vec![task], reads, writes: vec![span] });
+        self.push(Work { label, instr: self.at, tasks: vec![task], reads, writes: vec![span] });
     }
 
     fn update(&mut self) {
@@ -689,6 +766,7 @@ impl Lowering<'_> {
             .flat_map(|b| (0..count).map(move |r| Span::whole(Ptr::new(r, b, 0), usize::MAX >> 1)))
             .collect();
         self.push(Work {
+            instr: self.at,
             label: "update".into(),
             tasks: tasks(launches),
             reads: touched.clone(),

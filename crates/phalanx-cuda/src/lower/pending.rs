@@ -48,6 +48,7 @@ pub(crate) fn copy_many(moves: &[Move]) -> Work {
         .arg(blocks);
     Work {
         label: format!("{} small copies", moves.len()),
+        instr: 0,
         tasks: vec![Task::Launch(launch)],
         reads: moves.iter().map(Move::reads).collect(),
         writes: moves.iter().map(Move::writes).collect(),
