@@ -3,9 +3,6 @@
 //! A case builds a small graph. Its loss is `Σ output · seed` for a random seed; the graph's own
 //! gradient by every float feed and parameter must equal the central difference in f64.
 
-mod cases;
-
-use cases::*;
 use phalanx_cpu::reference::{Value, evaluate};
 use phalanx_graph::autodiff::gradients;
 use phalanx_graph::ops::{
@@ -13,6 +10,7 @@ use phalanx_graph::ops::{
     Unary,
 };
 use phalanx_graph::{DType, Graph, GraphError, NodeId, Op, Scope, Space, Type};
+use phalanx_testing::cases::*;
 use std::collections::BTreeSet;
 
 const ROWS: usize = 3;

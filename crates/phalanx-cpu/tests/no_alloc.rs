@@ -1,13 +1,10 @@
 //! After warm-up a training step allocates nothing, on no thread.
 
-#[path = "../../phalanx-graph/tests/networks/mod.rs"]
-mod networks;
-
-use networks::{adam, cnn, mlp, momentum, odd};
 use phalanx_cpu::{CpuExecutor, CpuOptions};
 use phalanx_graph::exec::{Accumulate, Batch, Executor, FeedData};
 use phalanx_graph::update::Clip;
 use phalanx_graph::{DType, Mesh, Options, Program, Scope, Step};
+use phalanx_testing::networks::{adam, cnn, mlp, momentum, odd};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -12,6 +12,7 @@ mod products;
 #[cfg(test)]
 mod tests;
 
+use crate::executor::GpuExecutor;
 use crate::launch::{Arg, Block, Launch, Ptr, Source, Word};
 use crate::machine::{Machine, Plan, StepId};
 use crate::nvrtc;
@@ -19,7 +20,8 @@ use crate::task::{Task, Work};
 use library::Kernel;
 use memory::{Bytes, Memory};
 use order::Random;
-use phalanx_graph::exec::ExecError;
+use phalanx_graph::ParamSpec;
+use phalanx_graph::exec::{ExecError, Executor};
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -34,8 +36,21 @@ const MOST_SHARED: u32 = 227 << 10;
 const SHARED_GUARD: usize = 256;
 
 /// Why nothing can be emulated here, if so: tests then have to be skipped.
-pub(crate) fn missing() -> Option<String> {
+pub fn missing() -> Option<String> {
     library::missing()
+}
+
+/// An executor with replicas on one emulated GPU.
+///
+/// # Errors
+/// Memory that cannot be had.
+pub fn executor(
+    replicas: usize,
+    seed: Option<u64>,
+    params: &[ParamSpec],
+) -> Result<Box<dyn Executor>, ExecError> {
+    let names = (0..replicas).map(|part| format!("emulated:0/{part}")).collect();
+    Ok(Box::new(GpuExecutor::new(vec![(EmulatedGpu::new(seed), names)], params)?))
 }
 
 /// An emulated GPU.
@@ -69,12 +84,6 @@ impl EmulatedGpu {
             random: seed.map(Random::new),
             moves: 0,
         }
-    }
-
-    /// The seed that `PHALANX_EMULATOR_SEED` gives, if any.
-    pub fn from_env() -> EmulatedGpu {
-        let seed = std::env::var("PHALANX_EMULATOR_SEED");
-        EmulatedGpu::new(seed.ok().and_then(|s| s.parse().ok()))
     }
 
     fn work(&mut self, work: &Work, kernels: &Kernels) -> Result<(), String> {

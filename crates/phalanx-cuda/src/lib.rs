@@ -10,7 +10,7 @@ mod cx;
 mod devices;
 mod driver;
 #[cfg(feature = "emulator")]
-mod emulator;
+pub mod emulator;
 mod executor;
 mod fallback;
 mod gpu;

@@ -273,7 +273,10 @@ fn parts(
     let mut access = vec![other; len];
     let mut mark = |spans: &[Span], kind: Access| {
         for s in spans.iter().filter(|s| (s.at.replica, s.at.block) == (replica, block)) {
-            access[s.at.offset.min(len)..(s.at.offset + s.bytes).min(len)].fill(kind);
+            let end = (s.at.offset + s.bytes).min(len);
+            for start in (s.at.offset..end).step_by(s.pitch.max(1)) {
+                access[start..(start + s.width).min(end)].fill(kind);
+            }
         }
     };
     mark(&work.reads, Access::Read);

@@ -78,7 +78,7 @@ __global__ void exchanges(const float* x, float* y) {
     y[threadIdx.x] = v + __popc(votes);
 }
 
-__global__ void store(float* y, i64 at, float v) { y[at] = v; }
+__global__ void put_one(float* y, i64 at, float v) { y[at] = v; }
 
 __global__ void index_of_array(float* y, int i) {
     __shared__ float line[4];

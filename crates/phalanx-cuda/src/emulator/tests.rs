@@ -156,7 +156,7 @@ fn divergent_threads_are_reported() {
 fn writes_where_they_do_not_belong_are_reported() {
     let Some(mut gpu) = gpu(None) else { return };
     let store = |gpu: &mut EmulatedGpu, base: Ptr, at: usize| {
-        let l = launch("store", 1, 1).arg(base).arg(at).arg(2.0);
+        let l = launch("put_one", 1, 1).arg(base).arg(at).arg(2.0);
         run(gpu, Task::Launch(l)).map_err(|e| e.to_string())
     };
     assert_eq!(store(&mut gpu, Y, 5), Ok(()));
@@ -185,6 +185,13 @@ fn reads_that_were_not_asked_for_yield_no_number() {
     let y = get(&gpu, Y, 64);
     assert_eq!((y[0].is_nan(), y[63]), (true, 0.0));
     assert_eq!(get(&gpu, X, 64), counted(64));
+    // Every second number alone.
+    let task = Task::Launch(launch("reversed", 1, 64).arg(X).arg(Y));
+    let every_second = Span { at: X.add(4), bytes: 252, width: 4, pitch: 8 };
+    let step = gpu.prepare(plan(vec![Work { reads: vec![every_second], ..work(task) }]));
+    gpu.start(step.expect("ready"), &[]).expect("runs");
+    let seen: Vec<bool> = get(&gpu, Y, 64).iter().map(|v| !v.is_nan()).collect();
+    assert_eq!(seen, (0..64).map(|i| i % 2 == 0).collect::<Vec<_>>());
 }
 
 #[test]
@@ -212,7 +219,7 @@ fn what_the_compiler_checks() {
 #[test]
 fn launches_must_fit_their_kernel() {
     let Some(mut gpu) = gpu(None) else { return };
-    let text = message(&mut gpu, Task::Launch(launch("store", 1, 1).arg(Y).arg(1).arg(2.0)));
+    let text = message(&mut gpu, Task::Launch(launch("put_one", 1, 1).arg(Y).arg(1).arg(2.0)));
     assert!(text.contains("expected arguments 'plf', received 'pif'"), "{text}");
     let text = message(&mut gpu, Task::Launch(launch("leaves_early", 1, 1025).arg(Y)));
     assert!(text.contains("than a GPU takes"), "{text}");
@@ -281,7 +288,7 @@ fn works_wait_for_whom_they_follow() {
     let at = |i: usize| Span::whole(Y.add(i * 4), 4);
     let store = |i: usize, v: f32| Work {
         label: format!("store {i}"),
-        tasks: vec![Task::Launch(launch("store", 1, 1).arg(Y).arg(i).arg(v))],
+        tasks: vec![Task::Launch(launch("put_one", 1, 1).arg(Y).arg(i).arg(v))],
         reads: vec![],
         writes: vec![at(i)],
     };

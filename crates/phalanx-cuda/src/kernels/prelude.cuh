@@ -68,14 +68,14 @@ struct alignas(sizeof(T) * W) Pack {
 };
 
 template <typename T, int W>
-__device__ __forceinline__ void load(const T* p, float (&v)[W]) {
+__device__ __forceinline__ void load_pack(const T* p, float (&v)[W]) {
     Pack<T, W> pack = *(const Pack<T, W>*)p;
 #pragma unroll
     for (int k = 0; k < W; k++) v[k] = ld(&pack.v[k]);
 }
 
 template <typename T, int W>
-__device__ __forceinline__ void store(T* p, const float (&v)[W]) {
+__device__ __forceinline__ void store_pack(T* p, const float (&v)[W]) {
     Pack<T, W> pack;
 #pragma unroll
     for (int k = 0; k < W; k++) st(&pack.v[k], v[k]);

@@ -76,7 +76,13 @@ pub(crate) fn items(x: Elem, y: Elem, width: usize) -> String {
     format!("{}, {}", name(x), name(y))
 }
 
-/// Sizes or strides as a template argument.
+/// Sizes as a template argument. Kernels do not look at the outermost, which often counts rows: as 1 it
+/// leaves one kernel for all batches.
+pub(crate) fn sizes(numbers: impl IntoIterator<Item = usize>) -> String {
+    axes([1].into_iter().chain(numbers.into_iter().skip(1)))
+}
+
+/// Strides as a template argument.
 pub(crate) fn axes(numbers: impl IntoIterator<Item = usize>) -> String {
     let list: Vec<String> = numbers.into_iter().map(|n| n.to_string()).collect();
     format!("Axes<{}>", list.join(", "))

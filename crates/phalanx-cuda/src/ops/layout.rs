@@ -1,6 +1,6 @@
 //! Constants, casts and everything that moves elements: copies, transposes, joins, slices, pads.
 
-use super::axes::{Loop, Place, axes, index_type, items, pack_width, push, strides};
+use super::axes::{Loop, Place, axes, index_type, items, pack_width, push, sizes, strides};
 use crate::cx::{Cx, Operand};
 use crate::launch::{Launch, MOST_BLOCKS};
 use phalanx_graph::program::ValueId;
@@ -56,7 +56,7 @@ fn further((ptr, elem): Place, elements: usize) -> Place {
 }
 
 /// Copies what nested loops walk over.
-pub(super) fn copy_loops(mut loops: Vec<Loop>, x: Place, y: Place) -> Vec<Launch> {
+pub(crate) fn copy_loops(mut loops: Vec<Loop>, x: Place, y: Place) -> Vec<Launch> {
     let n: usize = loops.iter().map(|l| l.count).product();
     if n == 0 {
         return vec![];
@@ -105,7 +105,7 @@ fn shorten(loops: &[Loop], width: usize) -> Vec<Loop> {
 
 fn loop_axes(loops: &[Loop]) -> String {
     let each = |f: fn(&Loop) -> usize| axes(loops.iter().map(f));
-    format!("{}, {}, {}", each(|l| l.count), each(|l| l.src), each(|l| l.dst))
+    format!("{}, {}, {}", sizes(loops.iter().map(|l| l.count)), each(|l| l.src), each(|l| l.dst))
 }
 
 /// Where neighbours on both sides are neighbours on neither other, tiles make both sides fast.

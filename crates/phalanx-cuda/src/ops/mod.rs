@@ -78,3 +78,7 @@ pub(crate) fn compute(
         | Op::ReplicaMean => unreachable!("{} is not lowered op by op", op.name()),
     }
 }
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;

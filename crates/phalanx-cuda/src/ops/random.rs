@@ -1,6 +1,6 @@
 //! Dropout and random numbers.
 
-use super::axes::{Loop, axes, index_type, pack_width, push};
+use super::axes::{Loop, axes, index_type, pack_width, push, sizes};
 use super::layout;
 use crate::cx::Cx;
 use crate::launch::{Block, Launch, Ptr};
@@ -82,8 +82,8 @@ fn mask(dims: &[usize], noise: &[usize]) -> String {
     if loops.is_empty() {
         loops.push(Loop { count: 1, src: 0, dst: 0 });
     }
-    let sizes = axes(loops.iter().map(|l| l.count));
-    format!("{sizes}, {}", axes(loops.iter().map(|l| l.src)))
+    let counts = sizes(loops.iter().map(|l| l.count));
+    format!("{counts}, {}", axes(loops.iter().map(|l| l.src)))
 }
 
 #[cfg(test)]
@@ -92,9 +92,9 @@ mod tests {
 
     #[test]
     fn masks_walk_over_the_axes_they_have() {
-        assert_eq!(mask(&[4, 5, 33], &[1, 1, 33]), "Axes<20, 33>, Axes<0, 1>");
-        assert_eq!(mask(&[4, 5, 7], &[4, 1, 1]), "Axes<4, 35>, Axes<1, 0>");
-        assert_eq!(mask(&[4, 5, 7], &[4, 1, 7]), "Axes<4, 5, 7>, Axes<7, 0, 1>");
-        assert_eq!(mask(&[3], &[1]), "Axes<3>, Axes<0>");
+        assert_eq!(mask(&[4, 5, 33], &[1, 1, 33]), "Axes<1, 33>, Axes<0, 1>");
+        assert_eq!(mask(&[4, 5, 7], &[4, 1, 1]), "Axes<1, 35>, Axes<1, 0>");
+        assert_eq!(mask(&[4, 5, 7], &[4, 1, 7]), "Axes<1, 5, 7>, Axes<7, 0, 1>");
+        assert_eq!(mask(&[3], &[1]), "Axes<1>, Axes<0>");
     }
 }

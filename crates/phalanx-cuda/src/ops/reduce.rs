@@ -1,6 +1,6 @@
 //! Sums and maxima along axes, and the sum over rows.
 
-use super::axes::{Place, axes, index_type, pack_width, strides};
+use super::axes::{Place, axes, index_type, pack_width, sizes, strides};
 use super::layout;
 use crate::cx::{Cx, Scratch};
 use crate::launch::{Arg, Elem, Launch, MOST_BLOCKS, Ptr};
@@ -164,8 +164,7 @@ fn any(
         kept.push((1, 0));
     }
     let list = |loops: &[(usize, usize)]| {
-        let (sizes, strides) = (loops.iter().map(|l| l.0), loops.iter().map(|l| l.1));
-        format!("{}, {}", axes(sizes), axes(strides))
+        format!("{}, {}", sizes(loops.iter().map(|l| l.0)), axes(loops.iter().map(|l| l.1)))
     };
     let more = format!("{}, {}, {}", index_type(all), list(&kept), list(&gone));
     let name = template("reduce_axes", kind, ends, &more);

@@ -11,27 +11,27 @@ const THREADS: usize = 256;
 
 /// Softmax over the last axis.
 pub(crate) fn softmax(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
-    vectors(cx, "softmax", x, y, x[0])
+    vectors(cx, "softmax", x, y)
 }
 
 /// `log(softmax(x))` over the last axis.
 pub(crate) fn log_softmax(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
-    vectors(cx, "log_softmax", x, y, x[0])
+    vectors(cx, "log_softmax", x, y)
 }
 
 /// `log Σ e^logits - logits[label]`; operands `logits, labels`.
 pub(crate) fn sparse_xent(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
-    vectors(cx, "sparse_xent", x, y, x[0])
+    vectors(cx, "sparse_xent", x, y)
 }
 
 /// Operands `logits, labels, dy`.
 pub(crate) fn sparse_xent_grad(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
-    vectors(cx, "sparse_xent_grad", x, y, x[0])
+    vectors(cx, "sparse_xent_grad", x, y)
 }
 
-/// A kernel over the vectors of `logits`.
-fn vectors(cx: &mut Cx<'_>, name: &str, x: &[ValueId], y: ValueId, logits: ValueId) -> Vec<Launch> {
-    let logits = cx.operand(logits);
+/// A kernel over the vectors of the first operand.
+fn vectors(cx: &mut Cx<'_>, name: &str, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+    let logits = cx.operand(x[0]);
     let (rows, n) = (logits.pixels(), logits.last());
     let operands: Vec<Operand> = x.iter().chain([&y]).map(|id| cx.operand(*id)).collect();
     if rows == 0 {

@@ -1,23 +1,18 @@
 //! Every case of the gradient checks, its output and all its derivatives, as a program on every
-//! mesh, instruction set and number of rows.
+//! mesh, kind of executor and number of rows.
 
+use crate::Lab;
 use crate::cases::*;
 use crate::harness::*;
 use phalanx_cpu::reference::{Context, Value, evaluate};
-use phalanx_cpu::simd::Isa;
-use phalanx_graph::exec::Executor;
 use phalanx_graph::ops::Binary;
-use phalanx_graph::program::Split;
-use phalanx_graph::{DType, Fetch, Mesh, NodeId, Op, ParamId, Scope, Space, Step};
+use phalanx_graph::{DType, Fetch, Mesh, NodeId, Op, Scope, Space, Step};
 
 /// Fewer rows than workers, every remainder, and none at all.
 const ROWS: [usize; 6] = [0, 1, 2, 3, 4, 5];
-const TOLERANCE: f64 = 1e-5;
-/// More workers than rows, which share lines where a program only computes.
-const CROWDS: [Mesh; 2] = [Mesh::new(1, 6), Mesh::new(2, 4)];
 
 /// A step that fetches nodes, partial sums through a reduction over all.
-fn fetching(b: &Build, nodes: &[NodeId]) -> Step {
+pub fn fetching(b: &Build, nodes: &[NodeId]) -> Step {
     let mut step = Step::new("case", b.g.clone());
     for node in nodes {
         let mut node = *node;
@@ -60,7 +55,8 @@ fn expected(b: &Build, step: &Step, nodes: &[NodeId], mesh: Mesh) -> Vec<Vec<f64
     whole
 }
 
-fn check(case: &Case, differentiate: bool, meshes: &[Mesh]) {
+/// Compares a case, and its derivatives if asked, with the reference.
+pub fn check(lab: &dyn Lab, case: &Case, differentiate: bool, meshes: &[Mesh]) {
     // The graph is the same for any number of rows; programs are compiled once.
     let built: Vec<(Build, Vec<NodeId>)> = ROWS
         .iter()
@@ -81,22 +77,18 @@ fn check(case: &Case, differentiate: bool, meshes: &[Mesh]) {
             built.iter().map(|(b, nodes)| expected(b, &step, nodes, mesh)).collect();
         let largest = ROWS[ROWS.len() - 1];
         let programs = [largest, largest + 3].map(|max| compile(&step, mesh, max));
-        for isa in Isa::available() {
-            let mut e = executor(mesh, Some(isa), specs, &[]);
+        for (kind, mut e) in lab.executors(mesh, specs) {
             for program in &programs {
                 let id = e.load(program.clone()).expect("loads");
                 let mut fetched = vec![];
                 for ((b, nodes), want) in built.iter().zip(&wants) {
-                    for (i, v) in b.bindings.params.iter().enumerate() {
-                        let values: Vec<f32> = v.floats().iter().map(|x| *x as f32).collect();
-                        e.set_param(ParamId(i as u32), &values).expect("fits");
-                    }
+                    set_params(&mut *e, &b.bindings.params);
                     let elements = elements(&b.bindings.feeds);
                     e.run(id, &batch(&b.context, &feeds(&elements)), &mut fetched).expect("runs");
                     for ((node, got), want) in nodes.iter().zip(&fetched).zip(want) {
                         let (name, rows) = (&case.name, b.context.rows);
-                        let what = format!("{name}: %{} of {rows} rows, {mesh:?}, {isa}", node.0);
-                        assert_close(&what, got, want, TOLERANCE);
+                        let what = format!("{name}: %{} of {rows} rows, {mesh:?}, {kind}", node.0);
+                        assert_close(&what, got, want, lab.tolerances().op);
                     }
                 }
             }
@@ -104,78 +96,64 @@ fn check(case: &Case, differentiate: bool, meshes: &[Mesh]) {
     }
 }
 
-fn check_all(cases: Vec<Case>) {
-    cases.iter().for_each(|c| check(c, true, &MESHES));
+fn check_all(lab: &dyn Lab, cases: Vec<Case>) {
+    cases.iter().for_each(|c| check(lab, c, true, &lab.meshes()));
 }
 
-#[test]
-fn unary_ops() {
-    check_all(unary_cases());
+pub fn unary_ops(lab: &dyn Lab) {
+    check_all(lab, unary_cases());
 }
 
-#[test]
-fn binary_ops() {
-    check_all(binary_cases());
+pub fn binary_ops(lab: &dyn Lab) {
+    check_all(lab, binary_cases());
 }
 
-#[test]
-fn select_ops() {
-    check_all(select_cases());
+pub fn select_ops(lab: &dyn Lab) {
+    check_all(lab, select_cases());
 }
 
-#[test]
-fn reduce_ops() {
-    check_all(reduce_cases());
+pub fn reduce_ops(lab: &dyn Lab) {
+    check_all(lab, reduce_cases());
 }
 
-#[test]
-fn layout_ops() {
-    check_all(layout_cases());
+pub fn layout_ops(lab: &dyn Lab) {
+    check_all(lab, layout_cases());
 }
 
-#[test]
-fn dot_ops() {
-    check_all(dot_cases());
+pub fn dot_ops(lab: &dyn Lab) {
+    check_all(lab, dot_cases());
 }
 
-#[test]
-fn conv_ops() {
-    check_all(conv_cases());
+pub fn conv_ops(lab: &dyn Lab) {
+    check_all(lab, conv_cases());
 }
 
-#[test]
-fn pool_ops() {
-    check_all(pool_cases());
+pub fn pool_ops(lab: &dyn Lab) {
+    check_all(lab, pool_cases());
 }
 
-#[test]
-fn softmax_ops() {
-    check_all(softmax_cases());
+pub fn softmax_ops(lab: &dyn Lab) {
+    check_all(lab, softmax_cases());
 }
 
-#[test]
-fn index_and_random_ops() {
-    check_all(index_and_random_cases());
+pub fn index_and_random_ops(lab: &dyn Lab) {
+    check_all(lab, index_and_random_cases());
 }
 
-#[test]
-fn sample_ops() {
-    check_all(sample_cases());
+pub fn sample_ops(lab: &dyn Lab) {
+    check_all(lab, sample_cases());
 }
 
-#[test]
-fn batch_norm_ops() {
-    check_all(norm_cases());
+pub fn batch_norm_ops(lab: &dyn Lab) {
+    check_all(lab, norm_cases());
 }
 
-#[test]
-fn shared_nodes() {
-    check_all(shared_cases());
+pub fn shared_nodes(lab: &dyn Lab) {
+    check_all(lab, shared_cases());
 }
 
 /// Ops without derivatives: metrics, casts, collectives.
-#[test]
-fn flat_ops() {
+pub fn flat_ops(lab: &dyn Lab) {
     let cases = [
         case("one_hot of arg_max", |b| {
             let x = b.rows(&[2, 5]);
@@ -195,37 +173,35 @@ fn flat_ops() {
             b.push(Op::InTopK { k: 2 }, &[x, labels])
         }),
     ];
-    cases.iter().for_each(|c| check(c, false, &MESHES));
+    cases.iter().for_each(|c| check(lab, c, false, &lab.meshes()));
 }
 
 /// Fetches nodes of one graph directly, whatever their type.
-fn fetch_all(b: &Build, nodes: &[NodeId], mesh: Mesh) -> Vec<Vec<f32>> {
+fn fetch_all(lab: &dyn Lab, b: &Build, nodes: &[NodeId], mesh: Mesh) -> Vec<Vec<f32>> {
     let step = fetching(b, nodes);
-    let mut e = executor(mesh, None, step.graph.params(), &b.bindings.params);
+    let mut e = executor(lab, mesh, step.graph.params(), &b.bindings.params);
     let id = e.load(compile(&step, mesh, b.context.rows)).expect("loads");
     let (elements, mut fetched) = (elements(&b.bindings.feeds), vec![]);
     e.run(id, &batch(&b.context, &feeds(&elements)), &mut fetched).expect("runs");
     fetched
 }
 
-#[test]
-fn whole_numbers_are_fetched_as_floats() {
+pub fn whole_numbers_are_fetched_as_floats(lab: &dyn Lab) {
     let mut b = Build::new("whole numbers", 5);
     let x = b.rows(&[4]);
     let labels = b.labels(&[3], 9);
     let best = b.push(Op::ArgMax, &[x]);
     let nodes = [labels, best];
     let want = evaluate(&b.g, &nodes, &b.bindings, &b.context);
-    for mesh in MESHES {
-        for (got, want) in fetch_all(&b, &nodes, mesh).iter().zip(&want) {
+    for mesh in lab.meshes() {
+        for (got, want) in fetch_all(lab, &b, &nodes, mesh).iter().zip(&want) {
             let want: Vec<f32> = want.ints().iter().map(|v| *v as f32).collect();
             assert_eq!(*got, want, "{mesh:?}");
         }
     }
 }
 
-#[test]
-fn threshold_counts() {
+pub fn threshold_counts(lab: &dyn Lab) {
     for rows in ROWS {
         let mut b = Build::new("threshold counts", rows);
         b.range = (0.0, 1.0);
@@ -234,16 +210,20 @@ fn threshold_counts() {
         let label = b.g.binary(Binary::Gt, weight, half).expect("fits");
         let counts = b.push(Op::ThresholdCounts { n: 7 }, &[score, label, weight]);
         let want = evaluate(&b.g, &[counts], &b.bindings, &b.context);
-        for mesh in MESHES {
-            let got = fetch_all(&b, &[counts], mesh);
-            assert_close(&format!("{rows} rows, {mesh:?}"), &got[0], want[0].floats(), TOLERANCE);
+        for mesh in lab.meshes() {
+            let got = fetch_all(lab, &b, &[counts], mesh);
+            assert_close(
+                &format!("{rows} rows, {mesh:?}"),
+                &got[0],
+                want[0].floats(),
+                lab.tolerances().op,
+            );
         }
     }
 }
 
 /// Statistics of a replica are over its own rows; their mean is weighted by the rows.
-#[test]
-fn replica_means_are_weighted_by_rows() {
+pub fn replica_means_are_weighted_by_rows(lab: &dyn Lab) {
     for rows in ROWS {
         let mut b = Build::new("replica mean", rows);
         let x = b.rows(&[2, 3]);
@@ -251,7 +231,7 @@ fn replica_means_are_weighted_by_rows() {
         let sums = b.push(Op::AllReduce { scope: Scope::Device }, &[sums]);
         let stats = b.push(Op::BatchStats { scope: Scope::Device, positions: 2 }, &[sums]);
         let mean = b.push(Op::ReplicaMean, &[stats]);
-        for mesh in MESHES {
+        for mesh in lab.meshes() {
             let step = fetching(&b, &[mean]);
             let mut want = vec![0.0; 6];
             for device in 0..mesh.devices {
@@ -262,32 +242,8 @@ fn replica_means_are_weighted_by_rows() {
                 let share = own as f64 / rows.max(1) as f64;
                 want.iter_mut().zip(stats[0].floats()).for_each(|(w, s)| *w += share * s);
             }
-            let got = fetch_all(&b, &[mean], mesh);
-            assert_close(&format!("{rows} rows, {mesh:?}"), &got[0], &want, TOLERANCE);
+            let got = fetch_all(lab, &b, &[mean], mesh);
+            assert_close(&format!("{rows} rows, {mesh:?}"), &got[0], &want, lab.tolerances().op);
         }
     }
-}
-
-#[test]
-fn few_rows_are_shared_by_lines() {
-    let lists = [
-        binary_cases(),
-        select_cases(),
-        layout_cases(),
-        dot_cases(),
-        conv_cases(),
-        pool_cases(),
-        softmax_cases(),
-        norm_cases(),
-        shared_cases(),
-    ];
-    let mut shared = 0;
-    for case in lists.iter().flatten() {
-        let mut b = Build::new(&case.name, 1);
-        let y = (case.build)(&mut b);
-        let step = fetching(&b, &[y]);
-        shared += usize::from(compile(&step, CROWDS[0], 5).split == Split::Lines);
-        check(case, false, &CROWDS);
-    }
-    assert!(shared > 50, "{shared} cases");
 }

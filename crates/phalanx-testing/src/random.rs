@@ -1,11 +1,11 @@
 //! Random graphs and their derivatives: what shares, aliases or reuses memory wrongly shows up as
 //! another result than the reference's.
 
+use crate::Lab;
 use crate::cases::{Build, batch_norm_of};
 use crate::harness::*;
 use phalanx_cpu::reference::evaluate;
 use phalanx_graph::autodiff::gradients;
-use phalanx_graph::exec::Executor;
 use phalanx_graph::ops::{
     BatchNormAttrs, Binary, Epilogue, FillMode, PoolKind, ReduceKind, SampleGeom, Unary,
 };
@@ -16,9 +16,6 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 /// Rows longer than this are not made even longer.
 const LARGE: usize = 200;
-
-/// Sums are longer than in single ops, and errors pass through several of them.
-const TOLERANCE: f64 = 1e-4;
 
 /// What to append: the kind, an operand, a choice.
 type Gene = (u8, u8, u8);
@@ -166,7 +163,7 @@ impl Plant {
     }
 }
 
-fn check(genes: &[Gene], mesh: usize, rows: usize) {
+fn check(lab: &dyn Lab, genes: &[Gene], mesh: usize, rows: usize) {
     let mut plant = Plant::new(rows);
     genes.iter().for_each(|g| plant.grow(*g));
     let (mut b, y) = plant.finish();
@@ -195,8 +192,8 @@ fn check(genes: &[Gene], mesh: usize, rows: usize) {
     }
     assert_eq!(step.fetches.len(), 1 + present.len());
 
-    let mesh = MESHES[mesh];
-    let mut e = executor(mesh, None, step.graph.params(), &b.bindings.params);
+    let mesh = lab.meshes()[mesh];
+    let mut e = executor(lab, mesh, step.graph.params(), &b.bindings.params);
     let program = compile(&step, mesh, rows + 1);
     let id = e.load(program.clone()).expect("loads");
     let (elements, mut fetched) = (elements(&b.bindings.feeds), vec![]);
@@ -205,20 +202,20 @@ fn check(genes: &[Gene], mesh: usize, rows: usize) {
         e.run(id, &batch(&b.context, &feeds(&elements)), &mut fetched).expect("runs");
         for ((f, got), want) in step.fetches.iter().zip(&fetched).zip(&want) {
             let what = format!("{program}\nround {round}, {}", f.name);
-            assert_close(&what, got, want.floats(), TOLERANCE);
+            assert_close(&what, got, want.floats(), lab.tolerances().graph);
         }
     }
 }
 
-#[test]
-fn random_graphs() {
-    let config = Config { cases: 800, failure_persistence: None, ..Config::default() };
+pub fn random_graphs(lab: &dyn Lab) {
+    let config =
+        Config { cases: lab.random_graphs(), failure_persistence: None, ..Config::default() };
     // The same graphs every time: a kink hit by one rounding and not by the other is no bug.
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let genes = prop::collection::vec(any::<Gene>(), 1..16);
     TestRunner::new_with_rng(config, rng)
-        .run(&(genes, 0..MESHES.len(), 0..6usize), |(genes, mesh, rows)| {
-            check(&genes, mesh, rows);
+        .run(&(genes, 0..lab.meshes().len(), 0..6usize), |(genes, mesh, rows)| {
+            check(lab, &genes, mesh, rows);
             Ok(())
         })
         .unwrap_or_else(|e| panic!("{e}"));

@@ -1,28 +1,32 @@
 //! Whole training steps on every mesh against the f64 simulation.
 
+use crate::Lab;
 use crate::harness::*;
 use crate::networks::{adam, cnn, mlp, momentum, odd};
 use crate::simulate::{Minibatch, Numbers, SEED, Simulation};
-use phalanx_cpu::CpuExecutor;
 use phalanx_graph::exec::{Accumulate, Batch, Executor};
 use phalanx_graph::update::Clip;
 use phalanx_graph::{Mesh, ParamId, Scope, Step};
 
-const TOLERANCE: f64 = 2e-5;
-
 /// Parameters, then slots, by their bits.
 type State = Vec<Vec<f32>>;
 
-fn state(e: &CpuExecutor, step: &Step) -> State {
+fn state(e: &dyn Executor, step: &Step) -> State {
     let ids = || (0..step.graph.params().len() as u32).map(ParamId);
     let slots = (0..e.slots()).flat_map(|s| ids().map(move |id| e.slot(s, id)));
     ids().map(|id| e.param(id)).chain(slots).collect()
 }
 
 /// Runs the batches; returns the final state and the rows each step fetched.
-fn execute(step: &Step, mesh: Mesh, max: usize, batches: &[Minibatch]) -> (State, State) {
+fn execute(
+    lab: &dyn Lab,
+    step: &Step,
+    mesh: Mesh,
+    max: usize,
+    batches: &[Minibatch],
+) -> (State, State) {
     let params = Numbers::new(0).params(step);
-    let mut e = executor(mesh, None, step.graph.params(), &params);
+    let mut e = executor(lab, mesh, step.graph.params(), &params);
     let id = e.load(compile(step, mesh, max)).expect("loads");
     let (mut fetched, mut rows) = (vec![], vec![]);
     for b in batches {
@@ -39,28 +43,33 @@ fn execute(step: &Step, mesh: Mesh, max: usize, batches: &[Minibatch]) -> (State
         rows.push(fetched[1].clone());
         e.check_mirrored().expect("mirrored");
     }
-    (state(&e, step), rows)
+    (state(&*e, step), rows)
 }
 
 /// Compares a run on every mesh with the simulation, and with itself.
-fn check(step: &Step, scope: Scope, max: usize, batches: &[Minibatch]) {
-    for mesh in MESHES {
+fn check(lab: &dyn Lab, step: &Step, scope: Scope, max: usize, batches: &[Minibatch]) {
+    for mesh in lab.meshes() {
         let devices = if scope == Scope::Device { mesh.devices } else { 1 };
         let mut simulation = Simulation::new(step, devices, Numbers::new(0).params(step));
         let rows: Vec<Vec<f64>> = batches.iter().map(|b| simulation.run(b)).collect();
-        let (got, fetched) = execute(step, mesh, max, batches);
+        let (got, fetched) = execute(lab, step, mesh, max, batches);
         let what = |p: &str| format!("{} {mesh:?}: {p}", step.name);
         for (i, (got, want)) in fetched.iter().zip(&rows).enumerate() {
-            assert_close(&what(&format!("predictions of step {i}")), got, want, TOLERANCE);
+            assert_close(
+                &what(&format!("predictions of step {i}")),
+                got,
+                want,
+                lab.tolerances().training,
+            );
         }
         let specs = step.graph.params();
         let params = simulation.params.iter().map(|p| p.floats());
         let slots = simulation.slots.iter().flatten().map(|s| &s[..]);
         for (i, (got, want)) in got.iter().zip(params.chain(slots)).enumerate() {
             let name = format!("{} (slot {})", specs[i % specs.len()].name, i / specs.len());
-            assert_close(&what(&name), got, want, TOLERANCE);
+            assert_close(&what(&name), got, want, lab.tolerances().training);
         }
-        let again = execute(step, mesh, max, batches);
+        let again = execute(lab, step, mesh, max, batches);
         let bits = |s: &State| -> Vec<Vec<u32>> {
             s.iter().map(|v| v.iter().map(|x| x.to_bits()).collect()).collect()
         };
@@ -73,45 +82,40 @@ fn batches(step: &Step, rows: &[usize]) -> Vec<Minibatch> {
     rows.iter().enumerate().map(|(i, r)| numbers.batch(step, *r, i as u64)).collect()
 }
 
-#[test]
-fn mlp_with_partial_gradients() {
+pub fn mlp_with_partial_gradients(lab: &dyn Lab) {
     let step = mlp(&[6, 8, 7, 5], momentum(None), (0.0, 0.0));
     let program = compile(&step, Mesh::new(1, 2), 40).to_string();
     assert!(!program.contains("gradient slice"), "{program}");
-    check(&step, Scope::All, 40, &batches(&step, &[40, 37, 3]));
+    check(lab, &step, Scope::All, 40, &batches(&step, &[40, 37, 3]));
 }
 
-#[test]
-fn mlp_with_sliced_gradients() {
+pub fn mlp_with_sliced_gradients(lab: &dyn Lab) {
     let step = mlp(&[37, 29, 33, 5], momentum(None), (1e-3, 1e-2));
     for mesh in [Mesh::new(1, 2), Mesh::new(2, 2)] {
         let program = compile(&step, mesh, 6).to_string();
         assert!(program.contains("gradient slice of \"dense_0/kernel\""), "{program}");
         assert!(program.contains("gradient slice of \"dense_1/kernel\""), "{program}");
     }
-    check(&step, Scope::All, 6, &batches(&step, &[6, 5, 1]));
+    check(lab, &step, Scope::All, 6, &batches(&step, &[6, 5, 1]));
 }
 
-#[test]
-fn mlp_with_adam() {
+pub fn mlp_with_adam(lab: &dyn Lab) {
     for max in [6, 30] {
         let step = mlp(&[37, 29, 33, 5], adam(None), (0.0, 1e-2));
-        check(&step, Scope::All, max, &batches(&step, &[6, 5, 6]));
+        check(lab, &step, Scope::All, max, &batches(&step, &[6, 5, 6]));
     }
 }
 
-#[test]
-fn gradients_are_clipped() {
+pub fn gradients_are_clipped(lab: &dyn Lab) {
     for clip in [Clip::Norm(0.05), Clip::GlobalNorm(0.1), Clip::Value(0.01), Clip::Norm(1e3)] {
         for max in [6, 60] {
             let step = mlp(&[37, 29, 33, 5], momentum(Some(clip)), (1e-3, 0.0));
-            check(&step, Scope::All, max, &batches(&step, &[6, 4, 5]));
+            check(lab, &step, Scope::All, max, &batches(&step, &[6, 4, 5]));
         }
     }
 }
 
-#[test]
-fn gradients_are_accumulated() {
+pub fn gradients_are_accumulated(lab: &dyn Lab) {
     for clip in [None, Some(Clip::GlobalNorm(0.1))] {
         for max in [6, 60] {
             let step = mlp(&[37, 29, 33, 5], adam(clip), (0.0, 1e-3));
@@ -122,51 +126,45 @@ fn gradients_are_accumulated() {
                 let (first, weight, apply) = (*first, *weight, *apply);
                 b.accumulate = Some(Accumulate { first, weight, apply });
             }
-            check(&step, Scope::All, max, &run);
+            check(lab, &step, Scope::All, max, &run);
         }
     }
 }
 
-#[test]
-fn cnn_with_shared_statistics() {
+pub fn cnn_with_shared_statistics(lab: &dyn Lab) {
     for dropout in [false, true] {
         let step = cnn(Scope::All, dropout, momentum(None), (0.0, 1e-3));
-        check(&step, Scope::All, 9, &batches(&step, &[9, 8, 7]));
+        check(lab, &step, Scope::All, 9, &batches(&step, &[9, 8, 7]));
     }
 }
 
-#[test]
-fn cnn_with_statistics_of_each_replica() {
+pub fn cnn_with_statistics_of_each_replica(lab: &dyn Lab) {
     let step = cnn(Scope::Device, false, adam(Some(Clip::GlobalNorm(1.0))), (0.0, 0.0));
-    check(&step, Scope::Device, 9, &batches(&step, &[9, 7, 8]));
+    check(lab, &step, Scope::Device, 9, &batches(&step, &[9, 7, 8]));
 }
 
-#[test]
-fn fewer_rows_than_workers() {
+pub fn fewer_rows_than_workers(lab: &dyn Lab) {
     let step = cnn(Scope::Device, false, momentum(None), (0.0, 0.0));
-    check(&step, Scope::Device, 9, &batches(&step, &[2, 1, 3]));
+    check(lab, &step, Scope::Device, 9, &batches(&step, &[2, 1, 3]));
 }
 
-#[test]
-fn unusual_gradients() {
+pub fn unusual_gradients(lab: &dyn Lab) {
     for clip in [None, Some(Clip::Norm(0.05))] {
         let step = odd(adam(clip));
-        check(&step, Scope::All, 9, &batches(&step, &[9, 4, 1]));
+        check(lab, &step, Scope::All, 9, &batches(&step, &[9, 4, 1]));
     }
 }
 
-#[test]
-fn a_step_without_rows_moves_by_the_penalty_alone() {
+pub fn a_step_without_rows_moves_by_the_penalty_alone(lab: &dyn Lab) {
     for max in [6, 60] {
         let step = mlp(&[37, 29, 33, 5], momentum(None), (1e-2, 1e-2));
-        check(&step, Scope::All, max, &batches(&step, &[0, 4, 0]));
+        check(lab, &step, Scope::All, max, &batches(&step, &[0, 4, 0]));
     }
 }
 
-#[test]
-fn a_weight_may_move_by_its_penalty_alone() {
+pub fn a_weight_may_move_by_its_penalty_alone(lab: &dyn Lab) {
     let mut step = mlp(&[5, 6, 5], momentum(None), (1e-2, 1e-1));
     let kernel = step.gradients.iter_mut().find(|g| g.l2 != 0.0).expect("a kernel");
     kernel.node = None;
-    check(&step, Scope::All, 4, &batches(&step, &[4, 3, 2]));
+    check(lab, &step, Scope::All, 4, &batches(&step, &[4, 3, 2]));
 }

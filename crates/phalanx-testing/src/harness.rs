@@ -1,20 +1,9 @@
 //! Runs a step on an executor and compares what comes out with f64.
 
+use crate::Lab;
 use phalanx_cpu::reference::{Bindings, Context, Data, Value};
-use phalanx_cpu::simd::Isa;
-use phalanx_cpu::{CpuExecutor, CpuOptions};
 use phalanx_graph::exec::{Batch, Executor, FeedData};
 use phalanx_graph::{Mesh, Options, ParamId, ParamSpec, Program, Step};
-
-/// Devices and workers that every test covers.
-pub const MESHES: [Mesh; 6] = [
-    Mesh::new(1, 1),
-    Mesh::new(1, 2),
-    Mesh::new(2, 1),
-    Mesh::new(3, 1),
-    Mesh::new(2, 2),
-    Mesh::new(3, 2),
-];
 
 /// A feed's elements as the host hands them in.
 pub enum Elements {
@@ -43,20 +32,24 @@ pub fn feeds(elements: &[Elements]) -> Vec<FeedData<'_>> {
     feeds
 }
 
-/// An executor with its parameters set.
+/// The lab's executor with its parameters set.
 pub fn executor(
+    lab: &dyn Lab,
     mesh: Mesh,
-    isa: Option<Isa>,
     specs: &[ParamSpec],
     params: &[Value],
-) -> CpuExecutor {
-    let options = CpuOptions { devices: mesh.devices, workers: mesh.workers, fixed: false, isa };
-    let mut e = CpuExecutor::new(options, specs).expect("starts");
+) -> Box<dyn Executor> {
+    let mut e = lab.executor(mesh, specs);
+    set_params(&mut *e, params);
+    e
+}
+
+/// Sets all parameters.
+pub fn set_params(e: &mut dyn Executor, params: &[Value]) {
     for (i, v) in params.iter().enumerate() {
         let values: Vec<f32> = v.floats().iter().map(|x| *x as f32).collect();
         e.set_param(ParamId(i as u32), &values).expect("fits");
     }
-    e
 }
 
 /// Compiles for a mesh.

@@ -1,0 +1,86 @@
+//! Where the tests run.
+
+use phalanx_graph::exec::Executor;
+use phalanx_graph::{Mesh, ParamSpec};
+
+/// How far from f64 an executor may be, relative to the largest number.
+#[derive(Clone, Copy, Debug)]
+pub struct Tolerances {
+    /// A single op.
+    pub op: f64,
+    /// A few training steps.
+    pub training: f64,
+    /// Random graphs: sums are longer than in single ops, and errors pass through several of them.
+    pub graph: f64,
+}
+
+/// What 32-bit floats allow.
+impl Default for Tolerances {
+    fn default() -> Tolerances {
+        Tolerances { op: 1e-5, training: 2e-5, graph: 1e-4 }
+    }
+}
+
+/// Makes the executors under test.
+pub trait Lab {
+    /// Devices and workers that every test covers, two at least.
+    fn meshes(&self) -> Vec<Mesh>;
+
+    /// The executor that users get.
+    fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor>;
+
+    /// One of every kind, with its name: single ops are checked on all of them.
+    fn executors(&self, mesh: Mesh, params: &[ParamSpec]) -> Vec<(String, Box<dyn Executor>)> {
+        vec![("default".into(), self.executor(mesh, params))]
+    }
+
+    /// What the executors promise.
+    fn tolerances(&self) -> Tolerances {
+        Tolerances::default()
+    }
+
+    /// How many random graphs there is time for.
+    fn random_graphs(&self) -> u32 {
+        800
+    }
+}
+
+/// Declares a test for every body, in a module per topic. The lab is an expression of type
+/// `Option<impl Lab>`; where it is `None`, there is nothing to run on and the tests say so.
+#[macro_export]
+macro_rules! executor_tests {
+    ($lab:expr) => {
+        $crate::executor_tests! { $lab;
+            errors:
+                a_batch_that_fits_runs a_larger_batch_than_compiled a_feed_of_another_size
+                a_feed_of_another_type a_missing_feed what_does_not_belong_to_the_executor
+                missing_scalars_of_the_optimizer;
+            ops:
+                unary_ops binary_ops select_ops reduce_ops layout_ops dot_ops conv_ops pool_ops
+                softmax_ops index_and_random_ops sample_ops batch_norm_ops shared_nodes flat_ops
+                whole_numbers_are_fetched_as_floats threshold_counts
+                replica_means_are_weighted_by_rows;
+            random: random_graphs;
+            steps:
+                a_step_may_do_nothing_but_assign programs_share_parameters
+                weights_are_fetched_before_the_update slots_start_as_the_rule_says;
+            train:
+                mlp_with_partial_gradients mlp_with_sliced_gradients mlp_with_adam
+                gradients_are_clipped gradients_are_accumulated cnn_with_shared_statistics
+                cnn_with_statistics_of_each_replica fewer_rows_than_workers unusual_gradients
+                a_step_without_rows_moves_by_the_penalty_alone
+                a_weight_may_move_by_its_penalty_alone;
+        }
+    };
+    ($lab:expr; $($topic:ident: $($name:ident)+;)+) => {
+        $(mod $topic {
+            $(#[test]
+            fn $name() {
+                match $lab {
+                    Some(lab) => $crate::$topic::$name(&lab),
+                    None => eprintln!("skipped: nothing to run on"),
+                }
+            })+
+        })+
+    };
+}
