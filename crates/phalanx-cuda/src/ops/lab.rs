@@ -184,7 +184,7 @@ impl Lab {
             .chain([Block::Gathered, Block::Slot(0), Block::Slot(1)])
             .flat_map(|b| (0..2).map(move |r| Span::whole(Ptr::new(r, b, 0), BYTES)))
             .collect();
-        let work = Work { label: "test".into(), tasks, reads: vec![], writes };
+        let work = Work { label: "test".into(), instr: 0, tasks, reads: vec![], writes };
         self.gpu.prepare(Plan { work: vec![work], tapes: tapes.source() }).expect("compiles")
     }
 
