@@ -36,7 +36,13 @@ fn span(at: Ptr) -> Span {
 
 /// A work that reads `X` and writes `Y`.
 fn work(task: Task) -> Work {
-    Work { label: "test".into(), tasks: vec![task], reads: vec![span(X)], writes: vec![span(Y)] }
+    Work {
+        instr: 0,
+        label: "test".into(),
+        tasks: vec![task],
+        reads: vec![span(X)],
+        writes: vec![span(Y)],
+    }
 }
 
 fn plan(work: Vec<Work>) -> Plan {
@@ -287,6 +293,7 @@ fn works_wait_for_whom_they_follow() {
     let Some(mut gpu) = gpu(Some(5)) else { return };
     let at = |i: usize| Span::whole(Y.add(i * 4), 4);
     let store = |i: usize, v: f32| Work {
+        instr: 0,
         label: format!("store {i}"),
         tasks: vec![Task::Launch(launch("put_one", 1, 1).arg(Y).arg(i).arg(v))],
         reads: vec![],
@@ -294,6 +301,7 @@ fn works_wait_for_whom_they_follow() {
     };
     let sum = launch("block_sum<float>", 1, 32).arg(Y).arg(Y.add(64)).arg(4usize);
     let sum = Work {
+        instr: 0,
         label: "sum".into(),
         tasks: vec![Task::Launch(sum)],
         reads: (0..4).map(at).collect(),

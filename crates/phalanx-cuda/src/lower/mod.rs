@@ -195,7 +195,9 @@ impl Lowering<'_> {
         let writes = self.operand(replica, y).span();
         let meets = |other: &Span| reads.iter().any(|r| r.overlaps(other));
         let small = self.small.iter().any(|t| {
-            meets(&t.writes) || writes.overlaps(&t.writes) || t.reads.iter().any(|r| r.overlaps(&writes))
+            meets(&t.writes)
+                || writes.overlaps(&t.writes)
+                || t.reads.iter().any(|r| r.overlaps(&writes))
         });
         let moved = self.moves.iter().any(|m| {
             meets(&m.writes()) || writes.overlaps(&m.writes()) || writes.overlaps(&m.reads())
@@ -342,14 +344,7 @@ impl Lowering<'_> {
         format!("{} {}", op.name(), self.q.program.scopes[scope as usize])
     }
 
-    fn compute(
-        &mut self,
-        replica: usize,
-        op: &Op,
-        x: &[ValueId],
-        y: ValueId,
-        scope: u32,
-    ) {
+    fn compute(&mut self, replica: usize, op: &Op, x: &[ValueId], y: ValueId, scope: u32) {
         let label = self.label(op, scope);
         if self.q.replicas[replica].rows == 0 && self.without_rows(replica, &label, x, y) {
             return;

@@ -226,6 +226,7 @@ impl Case {
         let at = |block| Ptr::new(0, block, 0);
         let [inputs, arena, scratch] = sizes.map(|(b, bytes)| Span::whole(at(b), bytes));
         let work = Work {
+            instr: 0,
             label: self.op.name().into(),
             tasks: launches.into_iter().map(Task::Launch).collect(),
             reads: vec![inputs],
@@ -337,6 +338,7 @@ impl Bench {
         self.gpu.reserve(0, Block::Scratch, scratch, "a test").expect("memory");
         let span = |block, bytes| Span::whole(Ptr::new(0, block, 0), bytes);
         let work = Work {
+            instr: 0,
             label: "test".into(),
             tasks: launches.into_iter().map(Task::Launch).collect(),
             reads: vec![span(Block::Inputs, self.input_bytes)],
