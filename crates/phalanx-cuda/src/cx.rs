@@ -3,7 +3,7 @@
 use crate::launch::{Block, Elem, Ptr, Span};
 use phalanx_graph::DType;
 use phalanx_graph::program::{Place, Program, ValueId};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// Where feeds and parameters lie in their blocks, in bytes.
 pub(crate) struct Layout {
@@ -73,12 +73,41 @@ impl Scratch {
     }
 }
 
+/// Copies that were not made: values that are read where another one lies, by the place the copy
+/// would have had.
+#[derive(Default)]
+pub(crate) struct Aliases(BTreeMap<(Block, usize), Alias>);
+
+struct Alias {
+    bytes: usize,
+    to: (Block, usize),
+}
+
+impl Aliases {
+    /// What would have been copied to `span` is read at `to`.
+    pub fn insert(&mut self, span: Span, to: (Block, usize)) {
+        self.0.insert((span.at.block, span.at.offset), Alias { bytes: span.bytes, to });
+    }
+
+    /// Where the values at a place are.
+    fn find(&self, block: Block, at: usize) -> (Block, usize) {
+        self.0.get(&(block, at)).map_or((block, at), |alias| alias.to)
+    }
+
+    /// Forgets copies whose place is written.
+    pub fn written(&mut self, span: Span) {
+        let at = span.at;
+        self.0.retain(|(block, from), alias| {
+            *block != at.block || *from >= at.offset + span.bytes || at.offset >= from + alias.bytes
+        });
+    }
+}
+
 /// The context of a lowering.
 pub(crate) struct Cx<'a> {
     pub program: &'a Program,
     pub layout: &'a Layout,
-    /// Values that are read where another one lies: copies that were not made.
-    pub aliases: &'a HashMap<ValueId, (Block, usize)>,
+    pub aliases: &'a Aliases,
     pub scratch: &'a mut Scratch,
     /// Which of the replicas that share the GPU.
     pub replica: usize,
@@ -89,8 +118,16 @@ pub(crate) struct Cx<'a> {
 }
 
 impl Cx<'_> {
-    /// An operand as it lies in memory.
+    /// An operand where it lies.
     pub fn operand(&self, id: ValueId) -> Operand {
+        let own = self.own(id);
+        let offset = self.program.value(id).offset * own.elem.bytes();
+        let (block, at) = self.aliases.find(own.ptr.block, own.ptr.offset - offset);
+        Operand { ptr: Ptr::new(self.replica, block, at + offset), ..own }
+    }
+
+    /// A value at the place that the program gave it.
+    pub fn own(&self, id: ValueId) -> Operand {
         let v = self.program.value(id);
         let elem = match v.ty.dtype {
             DType::F32 => Elem::F32,
@@ -104,7 +141,6 @@ impl Cx<'_> {
             Place::Shared(at) => (Block::Shared, at),
             Place::Gradient(p) => (Block::Gradients, self.layout.params[p.index()]),
         };
-        let (block, at) = self.aliases.get(&id).copied().unwrap_or((block, at));
         let base = Ptr::new(self.replica, block, at);
         let rows = if v.ty.is_rows() { self.rows } else { 1 };
         Operand {

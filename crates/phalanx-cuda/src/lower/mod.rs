@@ -6,7 +6,7 @@
 mod facts;
 mod pending;
 
-use crate::cx::{Cx, Layout, Operand, Scratch};
+use crate::cx::{Aliases, Cx, Layout, Operand, Scratch};
 use crate::launch::{Arg, Block, Elem, Launch, Ptr, Span, Word};
 use crate::machine::Plan;
 use crate::ops;
@@ -53,7 +53,7 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, usize) {
         at: 0,
         works: vec![],
         scratch: request.replicas.iter().map(|r| Scratch::new(r.local, request.scratch)).collect(),
-        aliases: HashMap::new(),
+        aliases: Aliases::default(),
         tapes: Tapes::default(),
         packed: HashMap::new(),
         moves: vec![],
@@ -78,8 +78,7 @@ struct Lowering<'a> {
     at: usize,
     works: Vec<Work>,
     scratch: Vec<Scratch>,
-    /// Values that are read where another one lies.
-    aliases: HashMap<ValueId, (Block, usize)>,
+    aliases: Aliases,
     tapes: Tapes,
     /// Filters in the library's order, by replica and address.
     packed: HashMap<Ptr, Ptr>,
@@ -195,7 +194,9 @@ impl Lowering<'_> {
         let writes = self.operand(replica, y).span();
         let meets = |other: &Span| reads.iter().any(|r| r.overlaps(other));
         let small = self.small.iter().any(|t| {
-            meets(&t.writes) || writes.overlaps(&t.writes) || t.reads.iter().any(|r| r.overlaps(&writes))
+            meets(&t.writes)
+                || writes.overlaps(&t.writes)
+                || t.reads.iter().any(|r| r.overlaps(&writes))
         });
         let moved = self.moves.iter().any(|m| {
             meets(&m.writes()) || writes.overlaps(&m.writes()) || writes.overlaps(&m.reads())
@@ -266,6 +267,15 @@ impl Lowering<'_> {
     }
 
     fn instr(&mut self, instr: &Instr) {
+        if let Instr::Compute { output, .. }
+        | Instr::Copy { output, .. }
+        | Instr::AllReduce { output, .. }
+        | Instr::ReplicaMean { output, .. } = instr
+        {
+            let largest = (0..self.q.replicas.len()).max_by_key(|r| self.q.replicas[*r].rows);
+            let span = self.cx(largest.unwrap_or(0)).0.own(*output).span();
+            self.aliases.written(span);
+        }
         match instr {
             Instr::Compute { op, inputs, output, scope } => {
                 for replica in self.replicas() {
@@ -342,14 +352,7 @@ impl Lowering<'_> {
         format!("{} {}", op.name(), self.q.program.scopes[scope as usize])
     }
 
-    fn compute(
-        &mut self,
-        replica: usize,
-        op: &Op,
-        x: &[ValueId],
-        y: ValueId,
-        scope: u32,
-    ) {
+    fn compute(&mut self, replica: usize, op: &Op, x: &[ValueId], y: ValueId, scope: u32) {
         let label = self.label(op, scope);
         if self.q.replicas[replica].rows == 0 && self.without_rows(replica, &label, x, y) {
             return;
@@ -460,14 +463,20 @@ impl Lowering<'_> {
     /// With no rows there is nothing to compute, and sums over rows are zero. Says whether that was all.
     fn without_rows(&mut self, replica: usize, label: &str, x: &[ValueId], y: ValueId) -> bool {
         let is_rows = |id: &ValueId| self.q.program.value(*id).ty.is_rows();
-        if is_rows(&y) {
-            return true;
-        }
-        if !x.iter().any(is_rows) {
+        let facts = self.q.facts;
+        let sums = [
+            (!is_rows(&y)).then_some(y),
+            facts.column_sums.get(&self.at).copied(),
+            facts.with_sums.get(&y).copied(),
+            facts.finish.get(&y).map(|f| f.stats),
+        ];
+        if !is_rows(&y) && !x.iter().any(is_rows) {
             return false;
         }
-        let clear = Task::Clear(self.operand(replica, y).span());
-        self.work(replica, label.into(), vec![clear], &[], &[y]);
+        for sum in sums.into_iter().flatten() {
+            let clear = Task::Clear(self.operand(replica, sum).span());
+            self.work(replica, label.into(), vec![clear], &[], &[sum]);
+        }
         true
     }
 
@@ -504,7 +513,8 @@ impl Lowering<'_> {
                 self.put_off(Move { from: part, elem: from.elem, to: to.ptr, len: to.len });
             }
             _ => {
-                self.aliases.insert(y, (part.block, part.offset));
+                let own = self.cx(replica).0.own(y).span();
+                self.aliases.insert(own, (part.block, part.offset));
             }
         }
     }
@@ -521,8 +531,7 @@ impl Lowering<'_> {
     /// Adds over replicas. A single one's sum is read where it lies.
     fn all_reduce(&mut self, scope: Scope, x: ValueId, y: ValueId) {
         if scope == Scope::Device || self.alone() {
-            let from = self.operand(0, x).ptr;
-            self.aliases.insert(y, (from.block, from.offset));
+            self.read_in_place(x, y);
             return;
         }
         let (from, to) = self.everywhere(x, y);
@@ -536,11 +545,17 @@ impl Lowering<'_> {
         self.collective("all_reduce", launch, &from, &to);
     }
 
+    /// Instead of a copy.
+    fn read_in_place(&mut self, x: ValueId, y: ValueId) {
+        let from = self.operand(0, x).ptr;
+        let own = self.cx(0).0.own(y).span();
+        self.aliases.insert(own, (from.block, from.offset));
+    }
+
     /// The mean over replicas, weighted by their rows.
     fn replica_mean(&mut self, x: ValueId, y: ValueId) {
         if self.alone() {
-            let from = self.operand(0, x).ptr;
-            self.aliases.insert(y, (from.block, from.offset));
+            self.read_in_place(x, y);
             return;
         }
         let (from, to) = self.everywhere(x, y);

@@ -1,6 +1,6 @@
 //! Launches tried on an emulated GPU: values by hand, one op, results back.
 
-use crate::cx::{Cx, Layout, Scratch};
+use crate::cx::{Aliases, Cx, Layout, Scratch};
 use crate::emulator::{EmulatedGpu, missing};
 use crate::inputs::{INPUT_BYTES, Inputs};
 use crate::launch::{Block, Launch, Ptr, Span};
@@ -9,7 +9,6 @@ use crate::tape::Tapes;
 use crate::task::{Task, Work};
 use phalanx_graph::program::{Memory, Mesh, Options, Place, Program, Split, Value, ValueId};
 use phalanx_graph::{DType, ParamId, ParamSpec, Space, Type};
-use std::collections::HashMap;
 
 const BYTES: usize = 1 << 20;
 
@@ -170,7 +169,7 @@ impl Lab {
         let mut cx = Cx {
             program: &self.program,
             layout: &self.layout,
-            aliases: &HashMap::new(),
+            aliases: &Aliases::default(),
             scratch: &mut self.scratch,
             replica: 0,
             rows: self.rows,

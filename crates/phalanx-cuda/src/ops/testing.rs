@@ -1,7 +1,7 @@
 //! Runs one op on the emulated GPU and compares it with the reference.
 
 use super::compute;
-use crate::cx::{Cx, Layout, Scratch};
+use crate::cx::{Aliases, Cx, Layout, Scratch};
 use crate::emulator::{EmulatedGpu, missing};
 use crate::inputs::{INPUT_BYTES, Inputs};
 use crate::launch::{Block, Elem, Launch, Ptr, Span};
@@ -13,7 +13,6 @@ use phalanx_graph::program::{
     Memory, Mesh, Options, Place, Program, Split, Value as Placed, ValueId,
 };
 use phalanx_graph::{FeedId, Graph, NodeId, Op, Type};
-use std::collections::HashMap;
 
 pub(super) const SEED: u64 = 0x1234_5678_9abc_def0;
 pub(super) const STEP: u64 = 0x1_0000_0007;
@@ -145,7 +144,7 @@ impl Case {
     /// Narrow operands fit wherever wide ones do: only the kernels' types change.
     fn lower(&self, program: &Program, layout: &Layout, scratch: &mut Scratch) -> Vec<Launch> {
         let (rows, first_row) = (self.rows, self.first_row);
-        let aliases = &HashMap::new();
+        let aliases = &Aliases::default();
         let mut cx = Cx { program, layout, aliases, scratch, replica: 0, rows, first_row };
         let mut launches = lower(&mut cx, &self.op);
         if self.narrow {
@@ -326,7 +325,7 @@ impl Bench {
     pub fn lower<T>(&mut self, f: impl FnOnce(&mut Cx<'_>) -> T) -> T {
         let (program, layout) = Case::new(Op::SumRows, 1).rows(&[]).program();
         let (program, layout, scratch) = (&program, &layout, &mut self.scratch);
-        let aliases = &HashMap::new();
+        let aliases = &Aliases::default();
         f(&mut Cx { program, layout, aliases, scratch, replica: 0, rows: 1, first_row: 0 })
     }
 
