@@ -73,10 +73,14 @@ impl Scratch {
     }
 }
 
-/// Copies that were not made: values that are read where another one lies, by the place the copy
-/// would have had.
+/// Copies that were not made: values that are read where another one lies.
 #[derive(Default)]
-pub(crate) struct Aliases(BTreeMap<(Block, usize), Alias>);
+pub(crate) struct Aliases {
+    /// By the place the copy would have had.
+    places: BTreeMap<(Block, usize), Alias>,
+    /// Operands of the instruction under way, whose places its result may take over.
+    operands: Vec<(ValueId, (Block, usize))>,
+}
 
 struct Alias {
     bytes: usize,
@@ -86,20 +90,32 @@ struct Alias {
 impl Aliases {
     /// What would have been copied to `span` is read at `to`.
     pub fn insert(&mut self, span: Span, to: (Block, usize)) {
-        self.0.insert((span.at.block, span.at.offset), Alias { bytes: span.bytes, to });
+        self.places.insert((span.at.block, span.at.offset), Alias { bytes: span.bytes, to });
     }
 
-    /// Where the values at a place are.
-    fn find(&self, block: Block, at: usize) -> (Block, usize) {
-        self.0.get(&(block, at)).map_or((block, at), |alias| alias.to)
-    }
-
-    /// Forgets copies whose place is written.
-    pub fn written(&mut self, span: Span) {
-        let at = span.at;
-        self.0.retain(|(block, from), alias| {
-            *block != at.block || *from >= at.offset + span.bytes || at.offset >= from + alias.bytes
+    /// Begins an instruction with these operands, which writes `result`.
+    pub fn enter(&mut self, operands: Vec<(ValueId, Ptr)>, result: Span) {
+        let place = |(id, at): (ValueId, Ptr)| (id, (at.block, at.offset));
+        self.operands = operands.into_iter().map(place).collect();
+        let at = result.at;
+        self.places.retain(|(block, from), alias| {
+            let end = at.offset + result.bytes;
+            *block != at.block || *from >= end || at.offset >= from + alias.bytes
         });
+    }
+
+    /// Ends the instruction under way.
+    pub fn leave(&mut self) {
+        self.operands.clear();
+    }
+
+    /// Where a value is that has no elements before it in its buffer but `skipped` bytes.
+    fn find(&self, id: ValueId, own: Ptr, skipped: usize) -> (Block, usize) {
+        if let Some((_, at)) = self.operands.iter().find(|(operand, _)| *operand == id) {
+            return *at;
+        }
+        let alias = self.places.get(&(own.block, own.offset - skipped));
+        alias.map_or((own.block, own.offset), |a| (a.to.0, a.to.1 + skipped))
     }
 }
 
@@ -121,9 +137,9 @@ impl Cx<'_> {
     /// An operand where it lies.
     pub fn operand(&self, id: ValueId) -> Operand {
         let own = self.own(id);
-        let offset = self.program.value(id).offset * own.elem.bytes();
-        let (block, at) = self.aliases.find(own.ptr.block, own.ptr.offset - offset);
-        Operand { ptr: Ptr::new(self.replica, block, at + offset), ..own }
+        let skipped = self.program.value(id).offset * own.elem.bytes();
+        let (block, at) = self.aliases.find(id, own.ptr, skipped);
+        Operand { ptr: Ptr::new(self.replica, block, at), ..own }
     }
 
     /// A value at the place that the program gave it.

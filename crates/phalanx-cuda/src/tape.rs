@@ -295,21 +295,18 @@ pub(crate) fn fused(
 /// Many instances of one tape over small contiguous values, none of which needs another's result,
 /// in one launch for each way they lie in memory.
 pub(crate) fn fused_many(
-    cx: &mut Cx<'_>,
     tapes: &mut Tapes,
     tape: &Tape,
-    instances: &[(Vec<ValueId>, ValueId)],
+    instances: &[(Vec<Operand>, Operand)],
 ) -> Vec<Launch> {
     // Kernels in the order they first appear, with their rows of the table.
     let mut groups: Vec<(String, usize, Vec<Word>)> = vec![];
     let words = tape.inputs.len() + 2;
     for (x, y) in instances {
-        let x: Vec<Operand> = x.iter().map(|id| cx.operand(*id)).collect();
-        let y = cx.operand(*y);
         if y.len == 0 {
             continue;
         }
-        let kernel = tapes.grouped_kernel(tape, &Form::new(tape, &x, &y));
+        let kernel = tapes.grouped_kernel(tape, &Form::new(tape, x, y));
         let at = groups.iter().position(|(k, ..)| *k == kernel).unwrap_or_else(|| {
             groups.push((kernel, 0, vec![]));
             groups.len() - 1
@@ -317,7 +314,7 @@ pub(crate) fn fused_many(
         let (_, longest, table) = &mut groups[at];
         *longest = y.len.max(*longest);
         table.push(y.len.into());
-        let operands: Vec<Ptr> = x.iter().chain([&y]).map(|o| o.ptr).collect();
+        let operands: Vec<Ptr> = x.iter().chain([y]).map(|o| o.ptr).collect();
         table.extend(operands.into_iter().map(Word::Ptr));
     }
     let finish = |(kernel, longest, table): (String, usize, Vec<Word>)| {
@@ -566,7 +563,13 @@ mod tests {
                 }
                 let tape = add(Access::Full);
                 lab.run(|cx, tapes| {
-                    let launches = fused_many(cx, tapes, &tape, &instances);
+                    let found: Vec<(Vec<Operand>, Operand)> = instances
+                        .iter()
+                        .map(|(x, y)| {
+                            (x.iter().map(|id| cx.operand(*id)).collect(), cx.operand(*y))
+                        })
+                        .collect();
+                    let launches = fused_many(tapes, &tape, &found);
                     // Those whose length is a multiple of four, and the others.
                     assert_eq!(launches.len(), 2);
                     launches

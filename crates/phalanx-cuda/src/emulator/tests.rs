@@ -36,7 +36,13 @@ fn span(at: Ptr) -> Span {
 
 /// A work that reads `X` and writes `Y`.
 fn work(task: Task) -> Work {
-    Work { label: "test".into(), instr: 0, tasks: vec![task], reads: vec![span(X)], writes: vec![span(Y)] }
+    Work {
+        label: "test".into(),
+        instr: 0,
+        tasks: vec![task],
+        reads: vec![span(X)],
+        writes: vec![span(Y)],
+    }
 }
 
 fn plan(work: Vec<Work>) -> Plan {

@@ -89,10 +89,9 @@ struct Lowering<'a> {
 
 /// A small tape that was put off.
 struct Small {
-    replica: usize,
     tape: Tape,
-    x: Vec<ValueId>,
-    y: ValueId,
+    x: Vec<Operand>,
+    y: Operand,
     reads: Vec<Span>,
     writes: Span,
 }
@@ -170,14 +169,13 @@ impl Lowering<'_> {
     fn flush_small(&mut self) {
         let mut rest = std::mem::take(&mut self.small);
         while let Some(first) = rest.first() {
-            let (replica, tape) = (first.replica, first.tape.clone());
-            let alike = |t: &Small| t.replica == replica && t.tape == tape;
+            let tape = first.tape.clone();
+            let alike = |t: &Small| t.tape == tape;
             let (group, others): (Vec<Small>, Vec<Small>) = rest.into_iter().partition(alike);
             rest = others;
-            let instances: Vec<(Vec<ValueId>, ValueId)> =
-                group.iter().map(|t| (t.x.clone(), t.y)).collect();
-            let (mut cx, tapes) = self.cx(replica);
-            let launches = tape::fused_many(&mut cx, tapes, &tape, &instances);
+            let instances: Vec<(Vec<Operand>, Operand)> =
+                group.iter().map(|t| (t.x.clone(), t.y.clone())).collect();
+            let launches = tape::fused_many(&mut self.tapes, &tape, &instances);
             self.works.push(Work {
                 label: format!("{} small tapes", group.len()),
                 instr: self.at,
@@ -190,8 +188,10 @@ impl Lowering<'_> {
 
     /// Puts off a tape over few numbers.
     fn put_off_tape(&mut self, replica: usize, tape: &Tape, x: &[ValueId], y: ValueId) {
-        let reads: Vec<Span> = x.iter().map(|id| self.operand(replica, *id).span()).collect();
-        let writes = self.operand(replica, y).span();
+        let x: Vec<Operand> = x.iter().map(|id| self.operand(replica, *id)).collect();
+        let y = self.operand(replica, y);
+        let reads: Vec<Span> = x.iter().map(Operand::span).collect();
+        let writes = y.span();
         let meets = |other: &Span| reads.iter().any(|r| r.overlaps(other));
         let small = self.small.iter().any(|t| {
             meets(&t.writes)
@@ -205,8 +205,7 @@ impl Lowering<'_> {
         if small || moved || unpacked {
             self.flush();
         }
-        let (tape, x) = (tape.clone(), x.to_vec());
-        self.small.push(Small { replica, tape, x, y, reads, writes });
+        self.small.push(Small { tape: tape.clone(), x, y, reads, writes });
     }
 
     /// Puts off a copy; one that meets another comes behind it.
@@ -267,15 +266,7 @@ impl Lowering<'_> {
     }
 
     fn instr(&mut self, instr: &Instr) {
-        if let Instr::Compute { output, .. }
-        | Instr::Copy { output, .. }
-        | Instr::AllReduce { output, .. }
-        | Instr::ReplicaMean { output, .. } = instr
-        {
-            let largest = (0..self.q.replicas.len()).max_by_key(|r| self.q.replicas[*r].rows);
-            let span = self.cx(largest.unwrap_or(0)).0.own(*output).span();
-            self.aliases.written(span);
-        }
+        self.enter(instr);
         match instr {
             Instr::Compute { op, inputs, output, scope } => {
                 for replica in self.replicas() {
@@ -308,6 +299,24 @@ impl Lowering<'_> {
             }
             Instr::Fetch { index, value } => self.fetch(*index, *value),
         }
+    }
+
+    /// Before an instruction: its operands are where they are, and where its result goes nothing else
+    /// is read any more.
+    fn enter(&mut self, instr: &Instr) {
+        let (inputs, output) = match instr {
+            Instr::Compute { inputs, output, .. } => (&inputs[..], output),
+            Instr::Copy { input, output }
+            | Instr::AllReduce { input, output, .. }
+            | Instr::ReplicaMean { input, output } => (std::slice::from_ref(input), output),
+            _ => return self.aliases.leave(),
+        };
+        let largest = self.replicas().max_by_key(|r| self.q.replicas[*r].rows);
+        let (cx, _) = self.cx(largest.unwrap_or(0));
+        let operands: Vec<(ValueId, Ptr)> =
+            inputs.iter().map(|id| (*id, cx.operand(*id).ptr)).collect();
+        let result = cx.own(*output).span();
+        self.aliases.enter(operands, result);
     }
 
     fn fetch(&mut self, index: usize, value: ValueId) {
