@@ -172,9 +172,13 @@ impl<'a> Training<'a> {
         self.engine.claim();
         self.begin()?;
         let mut batch = HostBatch::default();
-        let mut feeder = Feeder::new(self.data, self.engine.seed, &self.at)?;
+        let mut open = None;
         // An epoch that was begun is brought to its end, validation and all, even when stopped.
         while self.at.epoch < self.epochs && (self.at.batch > 0 || !self.stop) {
+            let mut feeder = match open.take() {
+                Some(feeder) => feeder,
+                None => Feeder::new(self.data, self.engine.seed, &self.at)?,
+            };
             if self.at.batch == 0 {
                 self.call(&none, |c, v| c.on_epoch_begin(v))?;
             }
@@ -188,9 +192,8 @@ impl<'a> Training<'a> {
             if self.interrupt.raised() && self.at.epoch < self.epochs && !self.stop {
                 return self.interrupted();
             }
-            if self.asked_steps.is_none() {
-                feeder = Feeder::new(self.data, self.engine.seed, &self.at)?;
-            }
+            // With steps asked for, the data goes on where it is.
+            open = self.asked_steps.is_some().then_some(feeder);
         }
         if self.on_nan == OnNan::Raise && !self.stop && !self.engine.is_finite() {
             // The last update broke the weights, and no later loss could show it.
