@@ -397,14 +397,12 @@ impl<'a> Training<'a> {
 
     /// Hands the run's state to the callbacks that asked for it.
     fn back_up(&mut self, asking: &[usize]) -> Result<()> {
-        if asking.is_empty() {
-            return Ok(());
-        }
+        let Some((last, others)) = asking.split_last() else { return Ok(()) };
         let state = self.state()?;
-        for i in asking {
+        for i in others {
             self.callbacks[*i].back_up(state.clone())?;
         }
-        Ok(())
+        self.callbacks[*last].back_up(state)
     }
 
     fn state(&mut self) -> Result<RunState> {
