@@ -414,3 +414,37 @@ fn what_a_pipeline_keeps_does_not_depend_on_where_a_run_is_taken_up() {
     train(twice.path(), Some(BATCHES + 2)).unwrap_err();
     assert_eq!(train(twice.path(), None).unwrap(), train(alone.path(), None).unwrap());
 }
+
+/// Trains two weights on four samples with their state in a directory; written by version 1, it is
+/// the run of `tests/fixtures/runs/version_1.safetensors`.
+fn two_weights(directory: &Path, epochs: usize) -> History {
+    let mut model =
+        Sequential::new().named("net").add(Input::new([2])).add(Dense::new(1)).build().unwrap();
+    model.compile(Compile::new("adam").loss("mse").seed(5)).unwrap();
+    model.set_metadata("origin", "an earlier version");
+    let x = Tensor::new([4, 2], (0..8).map(|v| v as f32).collect::<Vec<_>>()).unwrap();
+    let y = Tensor::new([4, 1], (0..4).map(|v| v as f32).collect::<Vec<_>>()).unwrap();
+    let backup = BackupAndRestore::new(directory).delete_checkpoint(false).keep_last(1);
+    let fit = Fit::new().epochs(epochs).batch_size(2).verbose(0).callback(backup);
+    model.fit((x, y), fit).unwrap()
+}
+
+#[test]
+fn notes_are_stored_once_and_a_state_that_repeats_them_is_taken_up() {
+    let old =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/runs/version_1.safetensors");
+    let count = |path: &Path| {
+        let bytes = std::fs::read(path).unwrap();
+        String::from_utf8_lossy(&bytes).matches("an earlier version").count()
+    };
+    assert_eq!(count(old.as_ref()), 2);
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::copy(old, directory.path().join("step-0000000002.safetensors")).unwrap();
+    let history = two_weights(directory.path(), 2);
+    assert_eq!(history.epochs, [0, 1]);
+    assert_eq!(history.get("loss").unwrap()[0], 0.584489643573761);
+    let newest = directory.path().join("step-0000000004.safetensors");
+    assert_eq!(count(&newest), 1);
+    assert_eq!(phalanx::saving::read_metadata(&newest).unwrap()["origin"], "an earlier version");
+    assert_eq!(two_weights(directory.path(), 3).epochs, [0, 1, 2]);
+}

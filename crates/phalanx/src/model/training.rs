@@ -237,7 +237,7 @@ impl<'a> Training<'a> {
 
     /// Goes to where an earlier run was; returns what its callbacks remember.
     fn resume(&mut self, state: RunState) -> Result<Vec<(String, CallbackState)>> {
-        let RunState { header, tensors, callbacks } = state;
+        let RunState { header, tensors, callbacks, .. } = state;
         let differs = |what: &str, expected: String, received: String| {
             Err(Error::argument("run to continue", what, expected, received))
         };
@@ -418,11 +418,11 @@ impl<'a> Training<'a> {
             samples: self.data.len(),
             steps: self.steps,
             model: self.engine.def.name.clone(),
-            notes: saving::notes(&self.engine.def, Some(&self.engine.compile_config())),
         };
+        let notes = saving::notes(&self.engine.def, Some(&self.engine.compile_config()));
         let state = |c: &mut Box<dyn Callback>| Ok((c.name().to_string(), c.state()?));
         let callbacks = self.callbacks.iter_mut().map(state).collect::<Result<_>>()?;
-        Ok(RunState { header, tensors, callbacks })
+        Ok(RunState { header, notes, tensors, callbacks })
     }
 
     /// Lets callbacks keep what there is, and ends the run.
