@@ -2,6 +2,7 @@
 
 use super::{Cardinality, Element, Elements, Pass, Step};
 use crate::error::{Error, Result};
+use crate::saving::open_file;
 use phalanx_graph::{DType, Data, Tensor};
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
@@ -199,13 +200,9 @@ struct Reading {
 
 impl Reading {
     fn new(path: &Path) -> Result<Reading> {
-        let fail = |e| Error::io(path, e);
-        let meta = std::fs::metadata(path).map_err(fail)?;
-        if !meta.is_file() {
-            return Err(Error::file(path, "a cache file", "something else"));
-        }
-        let file = BufReader::new(File::open(path).map_err(fail)?);
-        let mut reading = Reading { file, path: path.into(), left: meta.len() };
+        let file = open_file(path, "a cache file")?;
+        let left = file.metadata().map_err(|e| Error::io(path, e))?.len();
+        let mut reading = Reading { file: BufReader::new(file), path: path.into(), left };
         if reading.bytes(8)? != MAGIC {
             return Err(Error::file(path, "a cache file of this version", "another file"));
         }
