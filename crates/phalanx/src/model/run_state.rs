@@ -91,8 +91,7 @@ impl RunState {
 
     /// Whether every number in it is one.
     pub fn is_finite(&self) -> bool {
-        let finite = |t: &Tensor| t.f32().is_none_or(|v| v.iter().all(|x| x.is_finite()));
-        self.tensors.iter().all(|(_, tensor)| finite(tensor))
+        self.tensors.iter().all(|(_, tensor)| tensor.is_finite())
     }
 
     /// A text and named tensors, which together with the notes are the whole state.

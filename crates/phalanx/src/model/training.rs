@@ -93,6 +93,10 @@ impl WeightSource for Engine {
         self.weight(name)
     }
 
+    fn is_finite(&self) -> bool {
+        Engine::is_finite(self)
+    }
+
     fn training(&self) -> Option<saving::Training> {
         self.compiled().then(|| Engine::training(self))
     }
