@@ -21,8 +21,8 @@ mod runs;
 mod safetensors;
 mod training;
 
-pub(crate) use atomic::create_directory;
 pub use atomic::write_atomic;
+pub(crate) use atomic::{AtomicFile, create_directory};
 pub use checkpoints::latest_checkpoint;
 pub use convert::convert;
 pub use describe::{Description, LayerEntry, TensorEntry, describe};
