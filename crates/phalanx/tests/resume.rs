@@ -278,6 +278,30 @@ fn a_run_that_does_not_fit_is_refused_with_the_reason() {
 }
 
 #[test]
+fn data_in_another_order_is_refused_and_another_learning_rate_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let train = |epochs: usize, rate: f64, shuffle: bool, flow: bool| {
+        let mut model = compiled(Setup::default());
+        model.compile(Compile::new(Adam::new(rate)).loss("sparse_categorical_crossentropy"))?;
+        let (x, y) = images();
+        let name = if flow { "flow" } else { "arrays" };
+        let backup = BackupAndRestore::new(directory.path().join(name)).delete_checkpoint(false);
+        let fit = Fit::new().epochs(epochs).verbose(0).callback(backup);
+        match flow {
+            true => model.fit(ImageDataGenerator::new().flow(x, y, 15)?.shuffle(shuffle), fit),
+            false => model.fit((x, y), fit.batch_size(15).shuffle(shuffle)),
+        }
+    };
+    for flow in [false, true] {
+        train(1, 0.001, true, flow).unwrap();
+        let error = train(2, 0.001, false, flow).unwrap_err().to_string();
+        assert_eq!(error, "run to continue: shuffle: expected false, received true");
+        let history = train(2, 0.01, true, flow).unwrap();
+        assert_eq!(history.get("lr").unwrap(), [0.001, 0.01]);
+    }
+}
+
+#[test]
 fn two_runs_do_not_share_a_directory() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_path_buf();

@@ -307,6 +307,10 @@ impl Dataset for Arrays {
         true
     }
 
+    fn shuffles(&self) -> Option<bool> {
+        Some(self.shuffle)
+    }
+
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
         let n = self.window.len();
         let end = if self.drop_remainder { n - n % self.batch } else { n };

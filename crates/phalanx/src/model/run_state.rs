@@ -1,6 +1,7 @@
 //! A training run between two steps: all it needs to go on as if nothing had happened.
 
 use super::engine::{Counters, Tally, is_weight};
+use super::run_setup::Setup;
 use crate::callbacks::CallbackState;
 use crate::error::{Error, Result};
 use crate::history::History;
@@ -48,11 +49,8 @@ pub(crate) struct Header {
     pub seconds: f64,
     /// Whether a callback has ended the run.
     pub stopped: bool,
-    /// Samples of a global batch, and of an epoch and its batches where known.
-    pub batch_size: usize,
-    pub samples: Option<usize>,
-    pub steps: Option<usize>,
-    pub model: String,
+    #[serde(flatten)]
+    pub setup: Setup,
 }
 
 /// As in files.

@@ -4,6 +4,7 @@ use super::Logs;
 use super::engine::{Engine, Gather, StepKind, Tally};
 use super::evaluate::evaluate;
 use super::fit::Fit;
+use super::run_setup::Setup;
 use super::run_state::{Header, Position, RunState};
 use crate::callbacks::{Action, Callback, CallbackState, View, WeightSource};
 use crate::data::{Dataset, Epoch, HostBatch};
@@ -242,29 +243,17 @@ impl<'a> Training<'a> {
     /// Goes to where an earlier run was; returns what its callbacks remember.
     fn resume(&mut self, state: RunState) -> Result<Vec<(String, CallbackState)>> {
         let RunState { header, tensors, callbacks, .. } = state;
-        let differs = |what: &str, expected: String, received: String| {
-            Err(Error::argument("run to continue", what, expected, received))
-        };
-        let batch = self.data.batch_size();
-        let name = &self.engine.def.name;
-        if header.model != *name {
-            return differs("model", name.clone(), header.model);
-        }
-        if header.batch_size != batch {
-            return differs("global batch size", batch.to_string(), header.batch_size.to_string());
-        }
-        let shown = |n: Option<usize>| n.map_or("unknown".into(), |n| n.to_string());
-        if header.samples != self.data.len() {
-            return differs("samples", shown(self.data.len()), shown(header.samples));
-        }
-        if header.steps != self.steps {
-            return differs("steps per epoch", shown(self.steps), shown(header.steps));
-        }
+        let setup = self.setup();
+        setup.check(&header.setup)?;
         if !self.tally.alike(&header.tally) {
-            let expected = "as many losses and metrics as it had".into();
-            return differs("compile", expected, "others".into());
+            let expected = "as many losses and metrics as it had";
+            return Err(Error::argument("run to continue", "compile", expected, "others"));
         }
-        self.engine.set_state(&header.counters, &tensors, batch)?;
+        self.engine.check_counters(&header.counters)?;
+        for change in setup.changes(&header.setup) {
+            tracing::warn!("{change}");
+        }
+        self.engine.set_state(&header.counters, &tensors, setup.batch_size)?;
         (self.at, self.tally, self.history) = (header.position, header.tally, header.history);
         (self.earlier, self.stop) = (header.seconds, header.stopped);
         Ok(callbacks)
@@ -409,6 +398,17 @@ impl<'a> Training<'a> {
         self.callbacks[*last].back_up(state)
     }
 
+    fn setup(&self) -> Setup {
+        Setup {
+            model: self.engine.def.name.clone(),
+            batch_size: self.data.batch_size(),
+            samples: self.data.len(),
+            steps: self.steps,
+            shuffle: self.data.shuffles(),
+            optimizer: self.engine.optimizer.config(),
+        }
+    }
+
     fn state(&mut self) -> Result<RunState> {
         let (counters, tensors) = self.engine.state()?;
         let header = Header {
@@ -418,10 +418,7 @@ impl<'a> Training<'a> {
             history: self.history.clone(),
             seconds: self.seconds(),
             stopped: self.stop,
-            batch_size: self.data.batch_size(),
-            samples: self.data.len(),
-            steps: self.steps,
-            model: self.engine.def.name.clone(),
+            setup: self.setup(),
         };
         let notes = saving::notes(&self.engine.def, Some(&self.engine.compile_config()));
         let state = |c: &mut Box<dyn Callback>| Ok((c.name().to_string(), c.state()?));

@@ -114,7 +114,8 @@ impl Engine {
         self.weights.iter().all(|weight| finite(weight.param))
     }
 
-    fn check_counters(&self, counters: &Counters) -> Result<()> {
+    /// Fails unless the numbers are those of an engine set up as this one.
+    pub(crate) fn check_counters(&self, counters: &Counters) -> Result<()> {
         let optimizer = self.optimizer.class_name();
         if counters.optimizer != optimizer {
             return Err(self.misfit(&format!("optimizer {optimizer}"), &counters.optimizer));
