@@ -23,7 +23,7 @@ mod training;
 
 pub use atomic::write_atomic;
 pub(crate) use atomic::{AtomicFile, create_directory};
-pub use checkpoints::latest_checkpoint;
+pub use checkpoints::{latest_checkpoint, latest_whole_checkpoint};
 pub use convert::convert;
 pub use describe::{Description, LayerEntry, TensorEntry, describe};
 pub use diff::{Difference, diff};

@@ -44,6 +44,12 @@ pub(crate) enum Found {
     Damaged(String),
 }
 
+/// Whether a file says that it is a run's state, or once did.
+pub(super) fn is_state(path: &Path) -> bool {
+    safetensors::open(path)
+        .is_ok_and(|file| [RUN, CHECKSUM].iter().any(|key| file.note(key).is_some()))
+}
+
 /// Reads a run's state.
 ///
 /// # Errors
