@@ -472,3 +472,16 @@ fn notes_are_stored_once_and_a_state_that_repeats_them_is_taken_up() {
     assert_eq!(phalanx::saving::read_metadata(&newest).unwrap()["origin"], "an earlier version");
     assert_eq!(two_weights(directory.path(), 3).epochs, [0, 1, 2]);
 }
+
+#[test]
+fn times_are_those_of_the_run_that_is_under_way() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = two_weights(directory.path(), 2);
+    assert_eq!(first.run_seconds(), first.seconds.iter().sum::<f64>());
+    let nothing = two_weights(directory.path(), 2);
+    assert_eq!(nothing.seconds, first.seconds);
+    assert_eq!((nothing.run_seconds(), nothing.input_wait_seconds()), (0.0, 0.0));
+    let more = two_weights(directory.path(), 3);
+    assert_eq!(more.run_seconds(), more.seconds[2]);
+    assert!(more.input_wait_seconds() < more.seconds[2]);
+}

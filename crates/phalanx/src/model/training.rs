@@ -330,7 +330,8 @@ impl<'a> Training<'a> {
 
     /// Validates and adds the epoch to the history.
     fn end_epoch(&mut self) -> Result<Logs> {
-        let seconds = self.seconds();
+        let ran = self.began.elapsed().as_secs_f64();
+        self.history.ran(ran);
         let mut logs = self.engine.logs(&self.tally);
         if let Some(validation) = self.validation {
             let Some(held) = evaluate(self.engine, validation, None, &self.interrupt)? else {
@@ -342,7 +343,7 @@ impl<'a> Training<'a> {
         self.progress.end_epoch(&logs);
         let mut entry = logs.clone();
         entry.push("lr", self.engine.learning_rate());
-        self.history.push(self.at.epoch, &entry, seconds, self.at.rows);
+        self.history.push(self.at.epoch, &entry, self.earlier + ran, self.at.rows);
         Ok(logs)
     }
 
