@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn what_is_not_a_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(read(dir.path(), &[]).unwrap_err().to_string().contains("expected a file"));
+        assert!(read(dir.path(), &[]).unwrap_err().to_string().contains("received a directory"));
         let missing = read(&dir.path().join("none"), &[]).unwrap_err().to_string();
         assert!(missing.contains("none: No such file"), "{missing}");
         #[cfg(unix)]

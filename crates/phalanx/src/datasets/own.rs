@@ -290,7 +290,7 @@ mod tests {
             std::fs::write(file.path(), bytes).unwrap();
             assert!(message(load_npz(file.path())).contains("an npz (zip) file"));
         }
-        assert!(message(load_npz(Path::new("/"))).contains("expected a file"));
+        assert!(message(load_npz(Path::new("/"))).contains("received a directory"));
     }
 
     fn csv(text: &str, table: Csv) -> Result<Own> {
