@@ -482,6 +482,7 @@ fn times_are_those_of_the_run_that_is_under_way() {
     assert_eq!(nothing.seconds, first.seconds);
     assert_eq!((nothing.run_seconds(), nothing.input_wait_seconds()), (0.0, 0.0));
     let more = two_weights(directory.path(), 3);
-    assert_eq!(more.run_seconds(), more.seconds[2]);
-    assert!(more.input_wait_seconds() < more.seconds[2]);
+    // The third epoch's own time, less the moment between its start and the save before it.
+    let ran = more.run_seconds();
+    assert!(ran > more.input_wait_seconds() && ran <= more.seconds[2], "{more:?}");
 }
