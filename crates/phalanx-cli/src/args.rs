@@ -51,7 +51,7 @@ Data without a test split lose every fifth sample of each class to one. Epochs i
     Train(Box<Train>),
     /// Evaluate a saved model on the test split of a dataset
     #[command(after_help = "Examples:
-  phalanx evaluate ckpt                              # the newest checkpoint in it
+  phalanx evaluate ckpt                              # the newest checkpoint in it that is whole
   phalanx evaluate model.keras --data mnist
   phalanx evaluate resnet50.h5 --model resnet50 --data photos/
   phalanx evaluate flowers.safetensors --data flowers/ --confusion matrix.png --samples samples.png")]
@@ -306,7 +306,7 @@ pub struct Train {
 /// `phalanx evaluate`.
 #[derive(Debug, ClapArgs)]
 pub struct Evaluate {
-    /// A file with a model or weights, or a directory of checkpoints, of which the newest is taken
+    /// A file with a model or weights, or a directory of checkpoints, of which the newest whole one is taken
     pub file: PathBuf,
     /// The network, or file with a model, that weights belong to (default: what the file says)
     #[arg(long, value_parser = ChoiceParser)]
@@ -334,7 +334,7 @@ pub struct Evaluate {
 /// `phalanx predict`.
 #[derive(Debug, ClapArgs)]
 pub struct Predict {
-    /// A file with a model or weights, or a directory of checkpoints, of which the newest is taken
+    /// A file with a model or weights, or a directory of checkpoints, of which the newest whole one is taken
     pub file: PathBuf,
     /// Images, JPEG or PNG; brought to the network's size and colours
     #[arg(required_unless_present = "input", conflicts_with = "input")]

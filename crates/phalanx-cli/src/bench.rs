@@ -108,11 +108,14 @@ fn resized(args: &Bench) -> Result<Option<Model>> {
 }
 
 fn measure(args: &Bench) -> Result<Report> {
+    if args.steps == Some(0) {
+        bail!("--steps: expected 1 or more, received 0");
+    }
     let mut job = Job::new(args)?;
     job.step()?;
     let setup = process_age();
     let each = job.window(3)?;
-    let steps = args.steps.unwrap_or(((1.0 / each) as usize).clamp(3, 5000)).max(1);
+    let steps = args.steps.unwrap_or(((1.0 / each) as usize).clamp(3, 5000));
     let mut windows = [0.0; 3];
     for window in &mut windows {
         *window = job.window(steps)?;

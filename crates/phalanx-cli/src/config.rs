@@ -74,8 +74,12 @@ fn arguments(path: &Path, subcommand: &str, given: &ArgMatches) -> Result<Vec<St
 fn read(path: &Path) -> Result<String> {
     let named = || format!("--config: {}", path.display());
     let meta = std::fs::metadata(path).with_context(named)?;
-    if !meta.is_file() || meta.len() > LARGEST {
-        bail!("{}: expected a file of at most {LARGEST} bytes", named());
+    if !meta.is_file() {
+        let received = if meta.is_dir() { "a directory" } else { "a device or pipe" };
+        bail!("{}: expected a file, received {received}", named());
+    }
+    if meta.len() > LARGEST {
+        bail!("{}: expected at most {LARGEST} bytes, received {}", named(), meta.len());
     }
     let mut text = String::new();
     let file = std::fs::File::open(path).with_context(named)?;

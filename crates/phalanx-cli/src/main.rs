@@ -18,6 +18,7 @@ mod report;
 mod sets;
 mod signals;
 mod subject;
+mod told;
 mod train;
 mod warnings;
 

@@ -1,7 +1,7 @@
 //! Places to write to, tried before hours of work and not after.
 
 use anyhow::{Context, Result, bail};
-use phalanx::saving::latest_checkpoint;
+use phalanx::saving::latest_whole_checkpoint;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
@@ -44,12 +44,12 @@ pub fn check_directory(flag: &str, path: Option<&Path>) -> Result<()> {
     writable(&path.join(format!(".phalanx-{}", std::process::id()))).with_context(named)
 }
 
-/// A file of weights: the path itself, or the newest checkpoint of a directory.
+/// A file of weights: the path itself, or the newest checkpoint of a directory that is whole.
 pub fn weights(path: &Path) -> Result<PathBuf> {
     if !path.is_dir() {
         return Ok(path.into());
     }
-    let newest = latest_checkpoint(path)?;
+    let newest = latest_whole_checkpoint(path)?;
     newest
         .with_context(|| format!("{}: expected a checkpoint in it, received none", path.display()))
 }

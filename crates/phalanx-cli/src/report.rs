@@ -132,7 +132,7 @@ pub fn end(
     let mut out = std::io::stdout().lock();
     let text: Vec<String> = logs.iter().map(|(name, v)| format!("{name}: {v:.4}")).collect();
     writeln!(out, "test - {}", text.join(" - "))?;
-    let all: f64 = history.seconds.iter().sum();
+    let all = history.run_seconds();
     if all > 0.0 {
         let share = |seconds: f64| 100.0 * seconds / all;
         let [compute, reduction, input] = seconds(model, history)?.map(|(_, seconds)| seconds);

@@ -6,6 +6,7 @@ use crate::prepare::{Prepared, prepare};
 use crate::report::{self, Plan};
 use crate::signals;
 use crate::subject::{How, Subject, save};
+use crate::told::Told;
 use anyhow::{Context, Result, bail};
 use phalanx::callbacks::{CSVLogger, JsonLines, TensorBoard};
 use phalanx::data::{ImageDataGenerator, ImageFlow};
@@ -200,7 +201,7 @@ fn callbacks(args: &Train, mut fit: Fit, rate: f64) -> Fit {
             backup = backup.save_freq(every);
         }
         let keep = usize::try_from(args.keep).unwrap_or(usize::MAX);
-        fit = fit.callback(backup.keep_last(keep).restore(args.resume));
+        fit = fit.callback(backup.keep_last(keep).restore(args.resume)).callback(Told::new(args));
     }
     if let Some(dir) = &args.log_dir {
         fit = fit.callback(TensorBoard::new(dir));

@@ -8,6 +8,8 @@ use std::process::{Command, Output, Stdio};
 mod files;
 #[path = "cli/models.rs"]
 mod models;
+#[path = "cli/runs.rs"]
+mod runs;
 
 fn command<S: AsRef<OsStr>>(dir: &Path, args: &[S]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));

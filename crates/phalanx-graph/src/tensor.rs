@@ -115,6 +115,11 @@ impl Tensor {
         }
     }
 
+    /// Whether no element is NaN or infinite.
+    pub fn is_finite(&self) -> bool {
+        self.f32().is_none_or(|values| values.iter().all(|v| v.is_finite()))
+    }
+
     /// The same elements under other dimensions.
     ///
     /// # Errors

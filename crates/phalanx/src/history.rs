@@ -15,8 +15,11 @@ pub struct History {
     pub seconds: Vec<f64>,
     /// Samples trained on in a second of each epoch.
     pub images_per_second: Vec<f64>,
-    /// Seconds of all epochs in which the devices waited for batches.
-    #[serde(default)]
+    /// Seconds of training in this run, and those in which the devices waited for batches: not what a
+    /// run that it continues took.
+    #[serde(skip)]
+    run: f64,
+    #[serde(skip)]
     input_wait: f64,
 }
 
@@ -42,7 +45,18 @@ impl History {
         self.input_wait += seconds;
     }
 
-    /// Seconds of all epochs in which the devices waited for batches: what a faster disk, more
+    /// Adds time of training.
+    pub(crate) fn ran(&mut self, seconds: f64) {
+        self.run += seconds;
+    }
+
+    /// Seconds of this run's epochs, without what a run that it continues took: `seconds` has those
+    /// too.
+    pub fn run_seconds(&self) -> f64 {
+        self.run
+    }
+
+    /// Seconds of this run's epochs in which the devices waited for batches: what a faster disk, more
     /// prefetching or less augmentation could save.
     pub fn input_wait_seconds(&self) -> f64 {
         self.input_wait

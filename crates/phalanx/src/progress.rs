@@ -4,8 +4,14 @@
 //! The bar is drawn here rather than by a library: Keras' line mixes bar, times and metrics in one
 //! row, and a writer and a clock handed in make it testable to the byte.
 
+mod line;
+mod pass;
+
+pub use line::number;
+
 use crate::error::{Error, Result};
-use std::fmt::Write as _;
+use line::{BOLD, GREEN, GREY, Line};
+use pass::Pass;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -13,10 +19,6 @@ use std::time::{Duration, Instant};
 const BAR: usize = 20;
 /// The bar is redrawn at most this often.
 const REDRAW: Duration = Duration::from_millis(50);
-const BOLD: &str = "\x1b[1m";
-const GREEN: &str = "\x1b[32m";
-const GREY: &str = "\x1b[37m";
-const RESET: &str = "\x1b[0m";
 /// Without wrapping, a line longer than the terminal is cut at its edge, whatever its width.
 const NO_WRAP: &str = "\x1b[?7l";
 const WRAP: &str = "\x1b[?7h";
@@ -59,17 +61,6 @@ pub struct Progress {
     pass: Pass,
     drawn: Option<Duration>,
     closed: bool,
-}
-
-/// Where an epoch, an evaluation or a prediction stands.
-#[derive(Default)]
-struct Pass {
-    start: Duration,
-    steps: Option<usize>,
-    /// The first step seen and when; it is slower than the others, so they are timed from there.
-    first: Option<(usize, Duration)>,
-    done: usize,
-    last: Duration,
 }
 
 impl Progress {
@@ -233,106 +224,9 @@ impl Drop for Progress {
     }
 }
 
-impl Pass {
-    /// Steps done and, where known or at the end, of how many.
-    fn count(&self, last: bool) -> String {
-        match self.steps.or(last.then_some(self.done)) {
-            Some(steps) => {
-                let digits = steps.checked_ilog10().unwrap_or(0) as usize + 1;
-                format!("{:>digits$}/{steps}", self.done)
-            }
-            None => format!("{:>7}/Unknown", self.done),
-        }
-    }
-
-    fn step_seconds(&self) -> f64 {
-        let (since, steps) = match self.first {
-            Some((first, at)) if self.done > first => (at, self.done - first),
-            _ => (self.start, self.done),
-        };
-        self.last.saturating_sub(since).as_secs_f64() / steps.max(1) as f64
-    }
-
-    fn per_step(&self) -> String {
-        format!("{}/step", short_time(self.step_seconds()))
-    }
-
-    fn elapsed(&self, now: Duration) -> String {
-        format!("{:.0}s", now.saturating_sub(self.start).as_secs_f64())
-    }
-
-    fn remaining(&self, steps: usize) -> String {
-        let seconds = (self.step_seconds() * steps.saturating_sub(self.done) as f64) as u64;
-        let (hours, minutes) = (seconds / 3600, seconds % 3600 / 60);
-        match seconds {
-            0..=60 => format!("{seconds}s"),
-            61..=3600 => format!("{}:{:02}", seconds / 60, seconds % 60),
-            _ => format!("{hours}:{minutes:02}:{:02}", seconds % 60),
-        }
-    }
-}
-
-/// A line under construction, with a count of the columns left.
-struct Line {
-    text: String,
-    colour: bool,
-    left: usize,
-}
-
-impl Line {
-    fn new(colour: bool, width: usize) -> Line {
-        Line { text: String::new(), colour, left: width }
-    }
-
-    fn push(&mut self, style: &str, text: &str) {
-        let styled = self.colour && !style.is_empty() && !text.is_empty() && self.left > 0;
-        self.text.push_str(if styled { style } else { "" });
-        for c in text.chars().filter(|c| !c.is_control()).take(self.left) {
-            self.text.push(c);
-            self.left -= 1;
-        }
-        self.text.push_str(if styled { RESET } else { "" });
-    }
-
-    fn metrics(&mut self, logs: &[(String, f64)]) {
-        for (name, value) in logs {
-            self.push("", &format!(" - {name}: {}", number(*value)));
-        }
-    }
-}
-
-/// A duration as Keras shows a step's: `387us`, `4ms`, `1.2s`, `64s`.
-fn short_time(seconds: f64) -> String {
-    match seconds {
-        0.0 => "0s".into(),
-        s if s >= 10.0 => format!("{s:.0}s"),
-        s if s >= 1.0 => format!("{s:.1}s"),
-        s if s >= 1e-3 => format!("{:.0}ms", s * 1e3),
-        s => format!("{:.0}us", s * 1e6),
-    }
-}
-
-/// A metric as Keras shows it: four decimals, `1.0000e-05` where those would say little.
-pub fn number(value: f64) -> String {
-    if value.is_nan() {
-        return "nan".into();
-    }
-    if value.abs() > 1e-3 {
-        return format!("{value:.4}");
-    }
-    let mut text = format!("{value:.4e}");
-    // Rust leaves the exponent as short as it can be; C and Python write two digits and a sign.
-    if let Some((mantissa, exponent)) = text.clone().split_once('e') {
-        let exponent: i32 = exponent.parse().unwrap_or(0);
-        text = mantissa.into();
-        let sign = if exponent < 0 { '-' } else { '+' };
-        let _ = write!(text, "e{sign}{:02}", exponent.abs());
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
+    use super::line::RESET;
     use super::*;
     use std::io;
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -418,6 +312,7 @@ mod tests {
         let mut bench = Bench::live(Verbose::Silent, true, None);
         bench.run(10, true);
         assert_eq!(bench.text(), "");
+        assert!(Verbose::try_from(3).is_err());
     }
 
     #[test]
@@ -542,33 +437,5 @@ mod tests {
             progress.end_epoch(&[]);
         }
         assert_eq!(tries.load(Ordering::Relaxed), 1);
-    }
-
-    #[test]
-    fn numbers_and_times_look_as_in_keras() {
-        let numbers = [
-            (0.38299, "0.3830"),
-            (-12.5, "-12.5000"),
-            (1e-5, "1.0000e-05"),
-            (1e-3, "1.0000e-03"),
-            (0.0, "0.0000e+00"),
-            (1.23456e-120, "1.2346e-120"),
-            (f64::NAN, "nan"),
-            (f64::INFINITY, "inf"),
-        ];
-        for (value, expected) in numbers {
-            assert_eq!(number(value), expected);
-        }
-        for (seconds, expected) in
-            [(0.0, "0s"), (387e-6, "387us"), (0.0042, "4ms"), (1.23, "1.2s"), (64.4, "64s")]
-        {
-            assert_eq!(short_time(seconds), expected);
-        }
-        let pass =
-            |seconds| Pass { last: Duration::from_secs(seconds), done: 1, ..Pass::default() };
-        assert_eq!(pass(6).remaining(2), "6s");
-        assert_eq!(pass(65).remaining(2), "1:05");
-        assert_eq!(pass(3723).remaining(2), "1:02:03");
-        assert!(Verbose::try_from(3).is_err());
     }
 }

@@ -129,14 +129,20 @@ pub fn visible_devices() -> Vec<Device> {
     if gpus.is_empty() { visible(DeviceKind::Cpu) } else { gpus }
 }
 
+/// Fails where there are more devices than can be started.
+fn check_count(owner: &str, devices: usize) -> Result<()> {
+    if devices <= MOST_THREADS {
+        return Ok(());
+    }
+    Err(Error::argument(owner, "devices", format!("{MOST_THREADS} or fewer"), devices))
+}
+
 /// Fails where a device is named twice or is not of this machine.
 fn check_devices(owner: &str, devices: &[Device]) -> Result<()> {
     let fail = |expected: &str, received: String| {
         Err(Error::argument(owner, "devices", expected, received))
     };
-    if devices.len() > MOST_THREADS {
-        return fail(&format!("{MOST_THREADS} or fewer"), devices.len().to_string());
-    }
+    check_count(owner, devices.len())?;
     for (i, d) in devices.iter().enumerate() {
         if devices[..i].contains(d) {
             return fail("each device once", d.to_string());
@@ -180,9 +186,8 @@ impl MirroredStrategy {
 
     /// `n` logical CPU devices.
     pub fn cpus(n: usize) -> Result<MirroredStrategy> {
-        // One past the limit is enough to be refused.
-        let indices = 0..n.min(MOST_THREADS + 1);
-        let devices = indices.map(|index| Device::new(DeviceKind::Cpu, index)).collect();
+        check_count("MirroredStrategy", n)?;
+        let devices = (0..n).map(|index| Device::new(DeviceKind::Cpu, index)).collect();
         MirroredStrategy::over(devices)
     }
 

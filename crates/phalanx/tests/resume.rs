@@ -278,6 +278,30 @@ fn a_run_that_does_not_fit_is_refused_with_the_reason() {
 }
 
 #[test]
+fn data_in_another_order_is_refused_and_another_learning_rate_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let train = |epochs: usize, rate: f64, shuffle: bool, flow: bool| {
+        let mut model = compiled(Setup::default());
+        model.compile(Compile::new(Adam::new(rate)).loss("sparse_categorical_crossentropy"))?;
+        let (x, y) = images();
+        let name = if flow { "flow" } else { "arrays" };
+        let backup = BackupAndRestore::new(directory.path().join(name)).delete_checkpoint(false);
+        let fit = Fit::new().epochs(epochs).verbose(0).callback(backup);
+        match flow {
+            true => model.fit(ImageDataGenerator::new().flow(x, y, 15)?.shuffle(shuffle), fit),
+            false => model.fit((x, y), fit.batch_size(15).shuffle(shuffle)),
+        }
+    };
+    for flow in [false, true] {
+        train(1, 0.001, true, flow).unwrap();
+        let error = train(2, 0.001, false, flow).unwrap_err().to_string();
+        assert_eq!(error, "run to continue: shuffle: expected false, received true");
+        let history = train(2, 0.01, true, flow).unwrap();
+        assert_eq!(history.get("lr").unwrap(), [0.001, 0.01]);
+    }
+}
+
+#[test]
 fn two_runs_do_not_share_a_directory() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_path_buf();
@@ -413,4 +437,52 @@ fn what_a_pipeline_keeps_does_not_depend_on_where_a_run_is_taken_up() {
     let (alone, twice) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     train(twice.path(), Some(BATCHES + 2)).unwrap_err();
     assert_eq!(train(twice.path(), None).unwrap(), train(alone.path(), None).unwrap());
+}
+
+/// Trains two weights on four samples with their state in a directory; written by version 1, it is
+/// the run of `tests/fixtures/runs/version_1.safetensors`.
+fn two_weights(directory: &Path, epochs: usize) -> History {
+    let mut model =
+        Sequential::new().named("net").add(Input::new([2])).add(Dense::new(1)).build().unwrap();
+    model.compile(Compile::new("adam").loss("mse").seed(5)).unwrap();
+    model.set_metadata("origin", "an earlier version");
+    let x = Tensor::new([4, 2], (0..8).map(|v| v as f32).collect::<Vec<_>>()).unwrap();
+    let y = Tensor::new([4, 1], (0..4).map(|v| v as f32).collect::<Vec<_>>()).unwrap();
+    let backup = BackupAndRestore::new(directory).delete_checkpoint(false).keep_last(1);
+    let fit = Fit::new().epochs(epochs).batch_size(2).verbose(0).callback(backup);
+    model.fit((x, y), fit).unwrap()
+}
+
+#[test]
+fn notes_are_stored_once_and_a_state_that_repeats_them_is_taken_up() {
+    let old =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/runs/version_1.safetensors");
+    let count = |path: &Path| {
+        let bytes = std::fs::read(path).unwrap();
+        String::from_utf8_lossy(&bytes).matches("an earlier version").count()
+    };
+    assert_eq!(count(old.as_ref()), 2);
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::copy(old, directory.path().join("step-0000000002.safetensors")).unwrap();
+    let history = two_weights(directory.path(), 2);
+    assert_eq!(history.epochs, [0, 1]);
+    assert_eq!(history.get("loss").unwrap()[0], 0.584489643573761);
+    let newest = directory.path().join("step-0000000004.safetensors");
+    assert_eq!(count(&newest), 1);
+    assert_eq!(phalanx::saving::read_metadata(&newest).unwrap()["origin"], "an earlier version");
+    assert_eq!(two_weights(directory.path(), 3).epochs, [0, 1, 2]);
+}
+
+#[test]
+fn times_are_those_of_the_run_that_is_under_way() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = two_weights(directory.path(), 2);
+    assert_eq!(first.run_seconds(), first.seconds.iter().sum::<f64>());
+    let nothing = two_weights(directory.path(), 2);
+    assert_eq!(nothing.seconds, first.seconds);
+    assert_eq!((nothing.run_seconds(), nothing.input_wait_seconds()), (0.0, 0.0));
+    let more = two_weights(directory.path(), 3);
+    // The third epoch's own time, less the moment between its start and the save before it.
+    let ran = more.run_seconds();
+    assert!(ran > more.input_wait_seconds() && ran <= more.seconds[2], "{more:?}");
 }

@@ -186,9 +186,7 @@ impl Callback for BackupAndRestore {
 /// Whether the last loss and every weight are numbers.
 fn is_sound(view: &View<'_>) -> bool {
     let loss = view.history.get("loss").and_then(|losses| losses.last());
-    let finite =
-        |name: String| view.weights.get(&name).is_none_or(|v| v.iter().all(|x| x.is_finite()));
-    loss.is_none_or(|loss| loss.is_finite()) && view.weights.names().into_iter().all(finite)
+    loss.is_none_or(|loss| loss.is_finite()) && view.weights.is_finite()
 }
 
 /// A thread that writes states, one after the other.

@@ -4,7 +4,7 @@ use super::log_file::{LogFile, Mark};
 use super::{Action, Callback, CallbackState, View};
 use crate::error::{Error, Result};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 const OWNER: &str = "CSVLogger";
@@ -62,10 +62,6 @@ impl CSVLogger {
         self
     }
 
-    fn is_stdout(&self) -> bool {
-        self.filename.as_os_str() == "-"
-    }
-
     fn check(&self) -> Result<()> {
         let mut bytes = self.separator.bytes();
         if bytes.len() == 1 && bytes.all(|b| !b"\"\n\r".contains(&b)) {
@@ -76,14 +72,11 @@ impl CSVLogger {
     }
 
     /// The header of a file to be continued.
-    fn known_columns(&self) -> Result<Vec<String>> {
+    fn known_columns(&self, log: &LogFile) -> Result<Vec<String>> {
+        if log.is_empty()? {
+            return Ok(vec![]);
+        }
         let io = |source| Error::io(&self.filename, source);
-        match std::fs::metadata(&self.filename) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
-            // Devices and pipes have no header to read.
-            Ok(there) if !there.is_file() => return Ok(vec![]),
-            there => there.map_err(io)?,
-        };
         let file = File::open(&self.filename).map_err(io)?;
         let mut header = String::new();
         BufReader::new(file.take(MAX_HEADER)).read_line(&mut header).map_err(io)?;
@@ -101,11 +94,6 @@ impl CSVLogger {
 
     fn line(&mut self, cells: &[String]) -> Result<()> {
         let line = cells.join(&self.separator) + "\n";
-        if self.is_stdout() {
-            let mut out = io::stdout().lock();
-            let written = out.write_all(line.as_bytes()).and_then(|()| out.flush());
-            return written.map_err(|source| Error::io("standard output", source));
-        }
         let Some(file) = &mut self.file else { return Ok(()) };
         file.write(line.as_bytes())
     }
@@ -137,20 +125,17 @@ fn number(value: f64) -> String {
 impl Callback for CSVLogger {
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
         self.check()?;
-        if self.is_stdout() {
-            self.columns = vec![];
-            return Ok(Action::Continue);
-        }
-        self.columns = if self.append { self.known_columns()? } else { vec![] };
-        self.file = Some(match self.append {
+        let log = match self.append {
             true => LogFile::append(&self.filename)?,
             false => LogFile::create(&self.filename)?,
-        });
+        };
+        self.columns = self.known_columns(&log)?;
+        self.file = Some(log);
         Ok(Action::Continue)
     }
 
     fn state(&mut self) -> Result<CallbackState> {
-        let mark = self.file.as_ref().map(LogFile::mark).transpose()?;
+        let mark = self.file.as_ref().map_or(Ok(None), LogFile::mark)?;
         Ok(CallbackState::of((mark, &self.columns)))
     }
 
@@ -158,10 +143,10 @@ impl Callback for CSVLogger {
         let (mark, columns): (Option<Mark>, Vec<String>) = state.read(OWNER)?;
         let Some(mark) = mark else { return self.on_train_begin(view) };
         self.check()?;
-        self.file = Some(LogFile::resume(&self.filename, &mark)?);
+        let log = LogFile::resume(&self.filename, &mark)?;
         // A table of which nothing is left needs its header again.
-        let there = std::fs::metadata(&self.filename).is_ok_and(|m| m.len() > 0);
-        self.columns = if there { columns } else { vec![] };
+        self.columns = if log.is_empty()? { vec![] } else { columns };
+        self.file = Some(log);
         Ok(Action::Continue)
     }
 

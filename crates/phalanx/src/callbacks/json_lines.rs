@@ -2,9 +2,8 @@
 
 use super::log_file::{LogFile, Mark};
 use super::{Action, Callback, CallbackState, View};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use serde_json::Value;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -62,10 +61,6 @@ impl JsonLines {
 }
 
 impl Sink {
-    fn is_stdout(&self) -> bool {
-        self.path.as_os_str() == "-"
-    }
-
     /// The file, opened when first needed.
     fn file(&mut self) -> Result<&mut LogFile> {
         let opened = match self.file.take() {
@@ -80,34 +75,24 @@ impl Sink {
     fn line<'a>(&mut self, fields: impl Iterator<Item = (&'a str, Value)>) -> Result<()> {
         let pair = |(name, value): (&str, Value)| format!("{}: {value}", Value::from(name));
         let line = format!("{{{}}}\n", fields.map(pair).collect::<Vec<_>>().join(", "));
-        if !self.is_stdout() {
-            return self.file()?.write(line.as_bytes());
-        }
-        let mut out = std::io::stdout().lock();
-        let written = out.write_all(line.as_bytes()).and_then(|()| out.flush());
-        written.map_err(|source| Error::io("standard output", source))
+        self.file()?.write(line.as_bytes())
     }
 }
 
 impl Callback for JsonLines {
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
-        let mut sink = self.sink();
-        if !sink.is_stdout() {
-            sink.file()?;
-        }
+        self.sink().file()?;
         Ok(Action::Continue)
     }
 
     fn state(&mut self) -> Result<CallbackState> {
-        let mark = self.sink().file.as_ref().map(LogFile::mark).transpose()?;
+        let mark = self.sink().file.as_ref().map_or(Ok(None), LogFile::mark)?;
         Ok(CallbackState::of(mark))
     }
 
     fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
         let mark: Option<Mark> = state.read("JsonLines")?;
-        let Some(mark) = mark.filter(|_| !self.sink().is_stdout()) else {
-            return self.on_train_begin(view);
-        };
+        let Some(mark) = mark else { return self.on_train_begin(view) };
         let mut sink = self.sink();
         sink.file = Some(LogFile::resume(&sink.path, &mark)?);
         Ok(Action::Continue)

@@ -3,14 +3,19 @@
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+/// The path that stands for the standard output.
+const STDOUT: &str = "-";
+
 /// A log being written: every call reaches the system whole, so that a crash leaves whole entries.
+/// The path `-` is the standard output.
 #[derive(Debug)]
 pub(super) struct LogFile {
     path: PathBuf,
-    file: File,
+    /// `None` for the standard output.
+    file: Option<File>,
 }
 
 /// How far a log went when the run was saved.
@@ -37,22 +42,44 @@ impl LogFile {
     }
 
     fn open(path: &Path, options: &OpenOptions) -> Result<LogFile> {
-        let file = options.open(path).map_err(|source| Error::io(path, source))?;
+        let file = match path.as_os_str() == STDOUT {
+            true => None,
+            false => Some(options.open(path).map_err(|source| Error::io(path, source))?),
+        };
         Ok(LogFile { path: path.into(), file })
     }
 
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(|source| Error::io(&self.path, source))
+        if let Some(file) = &mut self.file {
+            return file.write_all(bytes).map_err(|source| Error::io(&self.path, source));
+        }
+        let mut out = io::stdout().lock();
+        let written = out.write_all(bytes).and_then(|()| out.flush());
+        written.map_err(|source| Error::io("standard output", source))
     }
 
-    /// How far it goes; what is there is on the disk when this returns.
-    pub(super) fn mark(&self) -> Result<Mark> {
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether nothing can be read back from it: an empty file, a device, the standard output.
+    pub(super) fn is_empty(&self) -> Result<bool> {
+        let Some(file) = &self.file else { return Ok(true) };
+        let about = file.metadata().map_err(|source| Error::io(&self.path, source))?;
+        Ok(!about.is_file() || about.len() == 0)
+    }
+
+    /// How far it goes, `None` for the standard output; what is there is on the disk when this
+    /// returns.
+    pub(super) fn mark(&self) -> Result<Option<Mark>> {
+        let Some(file) = &self.file else { return Ok(None) };
         let io = |source| Error::io(&self.path, source);
-        let about = self.file.metadata().map_err(io)?;
+        let about = file.metadata().map_err(io)?;
         if about.is_file() {
-            self.file.sync_data().map_err(io)?;
+            file.sync_data().map_err(io)?;
         }
-        Ok(Mark { path: self.path.clone(), bytes: about.len() })
+        Ok(Some(Mark { path: self.path.clone(), bytes: about.len() }))
     }
 
     /// Goes on behind a mark: what was written after it is cut off, since the run will write it
@@ -60,8 +87,9 @@ impl LogFile {
     pub(super) fn resume(path: &Path, mark: &Mark) -> Result<LogFile> {
         let options = OpenOptions::new().create(true).write(true).truncate(false).clone();
         let mut log = LogFile::open(path, &options)?;
+        let Some(file) = &mut log.file else { return Ok(log) };
         let io = |source| Error::io(path, source);
-        let about = log.file.metadata().map_err(io)?;
+        let about = file.metadata().map_err(io)?;
         if !about.is_file() {
             return Ok(log);
         }
@@ -69,9 +97,9 @@ impl LogFile {
             let (path, there, wanted) = (path.display(), about.len(), mark.bytes);
             tracing::warn!("{path}: expected {wanted} bytes of an earlier run, received {there}");
         } else {
-            log.file.set_len(mark.bytes).map_err(io)?;
+            file.set_len(mark.bytes).map_err(io)?;
         }
-        log.file.seek(SeekFrom::End(0)).map_err(io)?;
+        file.seek(SeekFrom::End(0)).map_err(io)?;
         Ok(log)
     }
 }
@@ -93,7 +121,7 @@ mod tests {
         let path = directory.path().join("log");
         let mut log = LogFile::create(&path).unwrap();
         log.write(b"one\n").unwrap();
-        let mark = log.mark().unwrap();
+        let mark = log.mark().unwrap().unwrap();
         log.write(b"lost\n").unwrap();
         drop(log);
         let mut log = LogFile::resume(&path, &mark).unwrap();
@@ -107,5 +135,9 @@ mod tests {
         LogFile::resume(&path, &mark).unwrap().write(b"2").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "2");
         assert!(LogFile::create_new(&path).is_err());
+        assert!(!LogFile::append(&path).unwrap().is_empty().unwrap());
+        // The standard output goes on as it is.
+        let log = LogFile::resume(Path::new("-"), &mark).unwrap();
+        assert!(log.is_empty().unwrap() && log.mark().unwrap().is_none());
     }
 }

@@ -38,6 +38,12 @@ pub trait WeightSource {
     /// A weight's values.
     fn get(&self, name: &str) -> Option<Vec<f32>>;
 
+    /// Whether every weight is a number.
+    fn is_finite(&self) -> bool {
+        let finite = |values: Vec<f32>| values.iter().all(|v| v.is_finite());
+        self.names().iter().all(|name| self.get(name).is_none_or(finite))
+    }
+
     /// What the model is trained with, for files that keep it.
     fn training(&self) -> Option<Training> {
         None

@@ -166,8 +166,7 @@ impl ModelCheckpoint {
         let path = self.path(view)?;
         let weights = saving::snapshot(view.model, view.weights)?;
         // The loss is of the weights before the last update: that one may have broken them.
-        let finite = |values: &[f32]| values.iter().all(|v| v.is_finite());
-        if !weights.iter().all(|(_, tensor)| tensor.f32().is_none_or(finite)) {
+        if !weights.iter().all(|(_, tensor)| tensor.is_finite()) {
             return Ok(());
         }
         if let Some(directory) = path.parent() {

@@ -1,7 +1,13 @@
 //! In-memory arrays as a dataset.
 
-use super::{Dataset, Epoch, HostBatch, Samples, make_room};
+mod columns;
+mod epoch;
+
+pub use columns::Columns;
+
+use super::{Dataset, Epoch, Samples};
 use crate::error::{Error, Result};
+use epoch::ArraysEpoch;
 use phalanx_graph::rng::permutation;
 use phalanx_graph::{Data, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,52 +19,6 @@ pub(super) const SHUFFLE: u32 = 0xFFFF_0001;
 
 /// Keras' batch where none is given.
 const DEFAULT_BATCH: usize = 32;
-
-/// What is handed to [`Arrays::new`]: one tensor or set of images, several, or none as `()`.
-#[derive(Clone, Debug, Default)]
-pub struct Columns(Vec<Samples>);
-
-impl From<()> for Columns {
-    fn from((): ()) -> Columns {
-        Columns::default()
-    }
-}
-
-impl<S: Into<Samples>> From<S> for Columns {
-    fn from(samples: S) -> Columns {
-        Columns(vec![samples.into()])
-    }
-}
-
-impl<S: Into<Samples>> From<Vec<S>> for Columns {
-    fn from(columns: Vec<S>) -> Columns {
-        Columns(columns.into_iter().map(Into::into).collect())
-    }
-}
-
-impl<A: Into<Samples>, B: Into<Samples>> From<(A, B)> for Columns {
-    fn from((a, b): (A, B)) -> Columns {
-        Columns(vec![a.into(), b.into()])
-    }
-}
-
-impl<A: Into<Samples>, B: Into<Samples>, C: Into<Samples>> From<(A, B, C)> for Columns {
-    fn from((a, b, c): (A, B, C)) -> Columns {
-        Columns(vec![a.into(), b.into(), c.into()])
-    }
-}
-
-impl Columns {
-    /// The columns.
-    pub(super) fn into_samples(self) -> Vec<Samples> {
-        self.0
-    }
-
-    /// All columns as tensors.
-    pub(super) fn tensors(&self) -> Vec<Arc<Tensor>> {
-        self.0.iter().map(Samples::to_tensor).collect()
-    }
-}
 
 /// Inputs, targets and sample weights in memory; clones and parts share the arrays.
 ///
@@ -88,7 +48,7 @@ impl Arrays {
     /// Inputs and what the model should make of them: a tensor each, several, or `()` for no
     /// targets. In order, in batches of 32, until told otherwise.
     pub fn new(x: impl Into<Columns>, y: impl Into<Columns>) -> Result<Arrays> {
-        let (Columns(inputs), Columns(targets)) = (x.into(), y.into());
+        let (inputs, targets) = (x.into().into_samples(), y.into().into_samples());
         let Some(first) = inputs.first() else {
             return Err(Error::argument("Arrays", "x", "at least one tensor", "none"));
         };
@@ -307,6 +267,10 @@ impl Dataset for Arrays {
         true
     }
 
+    fn shuffles(&self) -> Option<bool> {
+        Some(self.shuffle)
+    }
+
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
         let n = self.window.len();
         let end = if self.drop_remainder { n - n % self.batch } else { n };
@@ -321,120 +285,10 @@ impl Dataset for Arrays {
     }
 }
 
-/// Where an epoch stands.
-struct ArraysEpoch<'a> {
-    arrays: &'a Arrays,
-    /// Positions in the window, where they are not taken in order.
-    order: Option<Vec<u32>>,
-    at: usize,
-    end: usize,
-}
-
-impl Epoch for ArraysEpoch<'_> {
-    fn next(&mut self, batch: &mut HostBatch) -> Result<bool> {
-        if self.at >= self.end {
-            return Ok(false);
-        }
-        let arrays = self.arrays;
-        let positions = self.at..self.end.min(self.at.saturating_add(arrays.batch));
-        self.at = positions.end;
-        batch.rows = positions.len();
-        let first = arrays.window.start;
-        let rows = match &self.order {
-            None => Rows::InOrder(first + positions.start..first + positions.end),
-            Some(order) => Rows::Picked(first, &order[positions]),
-        };
-        let room = arrays.batch_size();
-        let columns = arrays.inputs.iter().map(|c| (c.dtype(), c.dims()));
-        make_room(&mut batch.inputs, columns, room);
-        for (slot, column) in batch.inputs.iter_mut().zip(&arrays.inputs) {
-            rows.gather(column, slot);
-        }
-        let columns = arrays.targets.iter().map(|c| (c.dtype(), c.dims()));
-        make_room(&mut batch.targets, columns, room);
-        for (slot, column) in batch.targets.iter_mut().zip(&arrays.targets) {
-            rows.gather_tensor(column, slot);
-        }
-        batch.sample_weight.resize(batch.rows, 1.0);
-        match &arrays.weights {
-            Some(weights) => rows.copy(weights, 1, &mut batch.sample_weight),
-            None => batch.sample_weight.fill(1.0),
-        }
-        Ok(true)
-    }
-
-    fn skip(&mut self, batches: usize) -> Result<()> {
-        self.at = self.at.saturating_add(batches.saturating_mul(self.arrays.batch));
-        Ok(())
-    }
-}
-
-/// Which rows make a batch.
-enum Rows<'a> {
-    InOrder(Range<usize>),
-    /// Offsets from a first row.
-    Picked(usize, &'a [u32]),
-}
-
-impl Rows<'_> {
-    fn gather(&self, column: &Samples, slot: &mut Tensor) {
-        match (column, self) {
-            (Samples::Tensor(tensor), _) => self.gather_tensor(tensor, slot),
-            (Samples::Pixels(pixels), Rows::InOrder(rows)) => {
-                let width = column.row_len();
-                let Some(to) = slot.f32_mut() else { return };
-                pixels.convert(rows.start, &mut to[..rows.len() * width]);
-            }
-            (Samples::Pixels(_), Rows::Picked(first, offsets)) => {
-                let width = column.row_len().max(1);
-                let Some(to) = slot.f32_mut() else { return };
-                for (to, offset) in to.chunks_exact_mut(width).zip(*offsets) {
-                    column.read_row(first + *offset as usize, to);
-                }
-            }
-        }
-    }
-
-    fn gather_tensor(&self, column: &Tensor, slot: &mut Tensor) {
-        let width = column.row_len();
-        match column.data() {
-            Data::F32(from) => {
-                if let Some(to) = slot.f32_mut() {
-                    self.copy(from, width, to);
-                }
-            }
-            Data::I32(from) => {
-                if let Some(to) = slot.i32_mut() {
-                    self.copy(from, width, to);
-                }
-            }
-        }
-    }
-
-    fn copy<T: Copy>(&self, from: &[T], width: usize, to: &mut [T]) {
-        match self {
-            Rows::InOrder(rows) => {
-                let part = &from[rows.start * width..rows.end * width];
-                to[..part.len()].copy_from_slice(part);
-            }
-            Rows::Picked(first, offsets) if width == 1 => {
-                for (to, offset) in to.iter_mut().zip(*offsets) {
-                    *to = from[first + *offset as usize];
-                }
-            }
-            Rows::Picked(first, offsets) => {
-                for (to, offset) in to.chunks_exact_mut(width.max(1)).zip(*offsets) {
-                    let row = first + *offset as usize;
-                    to.copy_from_slice(&from[row * width..(row + 1) * width]);
-                }
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::HostBatch;
 
     /// Row `i` holds `[i, i + 0.5]`, its target `i`.
     fn numbered(n: usize) -> Arrays {

@@ -175,6 +175,10 @@ impl Dataset for ImageFlow {
         true
     }
 
+    fn shuffles(&self) -> Option<bool> {
+        Some(self.shuffle)
+    }
+
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
         let n = self.rows.len();
         if self.end() == 0 {

@@ -3,14 +3,17 @@
 use super::flow::Images;
 use super::{ImageDataGenerator, ImageFlow, LabelBinarizer, Pixels, Samples, Subset};
 use crate::error::{Error, Result};
+use crate::saving::open_file;
 use image::imageops::FilterType;
 use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
 use phalanx_graph::Tensor;
-use std::io::Cursor;
+use std::io::{Cursor, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// What every file is, for who gets another.
+const IMAGE: &str = "a JPEG or PNG image";
 /// More files than a directory of images sensibly has.
 const MOST_FILES: usize = 10_000_000;
 /// Directories within a class.
@@ -223,13 +226,15 @@ impl Images for ImageFolder {
 /// One image file, JPEG or PNG by its content whatever its name, turned as its EXIF data says.
 pub fn read(path: &Path) -> Result<DynamicImage> {
     let fail = |e| Error::io(path, e);
-    let meta = std::fs::metadata(path).map_err(fail)?;
-    if !meta.is_file() || meta.len() > LARGEST_FILE {
-        let received = format!("{} bytes", meta.len());
+    let mut file = open_file(path, IMAGE)?;
+    let size = file.metadata().map_err(fail)?.len();
+    if size > LARGEST_FILE {
+        let received = format!("{size} bytes");
         return Err(Error::file(path, format!("a file of at most {LARGEST_FILE} bytes"), received));
     }
-    let bytes = std::fs::read(path).map_err(fail)?;
-    let wrong = |e: image::ImageError| Error::file(path, "a JPEG or PNG image", e);
+    let mut bytes = vec![];
+    file.read_to_end(&mut bytes).map_err(fail)?;
+    let wrong = |e: image::ImageError| Error::file(path, IMAGE, e);
     let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(fail)?;
     let mut limits = Limits::default();
     limits.max_image_width = Some(LONGEST_SIDE);

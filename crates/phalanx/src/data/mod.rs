@@ -61,6 +61,12 @@ pub trait Dataset: Send + Sync {
         false
     }
 
+    /// Whether the samples' order changes with the epoch, where known: a run is not continued with the
+    /// other order.
+    fn shuffles(&self) -> Option<bool> {
+        None
+    }
+
     /// Starts an epoch at its batch `start`. The order depends on `seed` and `epoch` alone, so a
     /// run may be resumed anywhere.
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>>;

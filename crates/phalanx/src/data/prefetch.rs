@@ -88,6 +88,10 @@ impl Dataset for Prefetch {
         self.inner.batch_size()
     }
 
+    fn shuffles(&self) -> Option<bool> {
+        self.inner.shuffles()
+    }
+
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
         let turns = if self.inner.skips() { self.workers } else { 1 };
         let mut ahead = Ahead { workers: vec![], turn: 0, done: false, waited: &self.waited };

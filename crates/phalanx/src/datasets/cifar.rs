@@ -8,8 +8,8 @@ use super::Split;
 use super::fetch::located;
 use crate::data::{Pixels, Samples};
 use crate::error::{Error, Result};
+use crate::saving::open_file;
 use phalanx_graph::Tensor;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -121,26 +121,23 @@ fn load_part(files: &[PathBuf], classes: &[u8]) -> Result<(Samples, Tensor)> {
 /// Appends a file's images, channels last, and labels.
 fn read(path: &Path, classes: &[u8], pixels: &mut Vec<u8>, labels: &mut Vec<i32>) -> Result<()> {
     let fail = |source| Error::io(path, source);
-    let meta = std::fs::metadata(path).map_err(fail)?;
-    if !meta.is_file() {
-        return Err(Error::file(path, "a file", "something else"));
-    }
+    let file = open_file(path, "a file of images")?;
+    let size = file.metadata().map_err(fail)?.len();
     let record = classes.len() + CHANNELS * PLANE;
-    let images = meta.len() / record as u64;
+    let images = size / record as u64;
     let wrong_length = |received: u64| {
         let expected = format!("a whole number of records of {record} bytes");
         Err(Error::file(path, expected, format!("{received} bytes")))
     };
-    if images == 0 || meta.len() % record as u64 != 0 {
-        return wrong_length(meta.len());
+    if images == 0 || size % record as u64 != 0 {
+        return wrong_length(size);
     }
     if images > MOST_IMAGES {
         return Err(Error::file(path, format!("at most {MOST_IMAGES} images"), images));
     }
-    let mut bytes = Vec::with_capacity(meta.len() as usize);
-    let file = File::open(path).map_err(fail)?;
-    file.take(meta.len() + 1).read_to_end(&mut bytes).map_err(fail)?;
-    if bytes.len() as u64 != meta.len() {
+    let mut bytes = Vec::with_capacity(size as usize);
+    file.take(size + 1).read_to_end(&mut bytes).map_err(fail)?;
+    if bytes.len() as u64 != size {
         return wrong_length(bytes.len() as u64);
     }
     pixels.reserve_exact(images as usize * CHANNELS * PLANE);

@@ -2,8 +2,8 @@
 //! plain or gzipped.
 
 use crate::error::{Error, Result};
+use crate::saving::open_file;
 use flate2::read::MultiGzDecoder;
-use std::fs::File;
 use std::io::{self, BufReader, Read, Seek};
 use std::path::Path;
 
@@ -26,15 +26,13 @@ pub struct Idx {
 /// labels. Memory is bounded by what the header announces, and that by the file's size.
 pub fn read(path: &Path, sample: &[usize]) -> Result<Idx> {
     let fail = |source| Error::io(path, source);
-    let size = std::fs::metadata(path).map_err(fail)?;
-    if !size.is_file() {
-        return Err(Error::file(path, "a file", "something else"));
-    }
-    let mut file = BufReader::new(File::open(path).map_err(fail)?);
+    let file = open_file(path, "an idx file")?;
+    let size = file.metadata().map_err(fail)?.len();
+    let mut file = BufReader::new(file);
     let mut start = [0; 2];
     let gzipped = read_up_to(&mut file, &mut start).map_err(fail)? == 2 && start == [0x1f, 0x8b];
     file.rewind().map_err(fail)?;
-    let most = size.len().saturating_mul(if gzipped { MOST_INFLATED } else { 1 });
+    let most = size.saturating_mul(if gzipped { MOST_INFLATED } else { 1 });
     let source: &mut dyn Read = if gzipped { &mut MultiGzDecoder::new(file) } else { &mut file };
     parse(path, source, sample, most)
 }
@@ -176,7 +174,7 @@ mod tests {
     #[test]
     fn what_is_not_a_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(read(dir.path(), &[]).unwrap_err().to_string().contains("expected a file"));
+        assert!(read(dir.path(), &[]).unwrap_err().to_string().contains("received a directory"));
         let missing = read(&dir.path().join("none"), &[]).unwrap_err().to_string();
         assert!(missing.contains("none: No such file"), "{missing}");
         #[cfg(unix)]

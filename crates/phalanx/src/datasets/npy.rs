@@ -2,6 +2,7 @@
 
 use crate::data::{Pixels, Samples};
 use crate::error::{Error, Result};
+use crate::saving::open_file;
 use phalanx_graph::{Data, Tensor};
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
@@ -18,12 +19,9 @@ const MOST_DIMENSIONS: usize = 32;
 /// A file that is damaged, of another element type, in Fortran order, or with integers beyond
 /// 32 bits.
 pub fn read(path: &Path) -> Result<Samples> {
-    let meta = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
-    if !meta.is_file() {
-        return Err(Error::file(path, "a file", "something else"));
-    }
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
-    parse(path, &mut BufReader::new(file), meta.len())
+    let file = open_file(path, "an npy file")?;
+    let size = file.metadata().map_err(|e| Error::io(path, e))?.len();
+    parse(path, &mut BufReader::new(file), size)
 }
 
 /// Writes a tensor as NumPy's `save` would.

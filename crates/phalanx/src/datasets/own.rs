@@ -3,11 +3,14 @@
 use super::npy;
 use crate::data::{LabelBinarizer, Samples};
 use crate::error::{Error, Result};
+use crate::saving::open_file;
 use phalanx_graph::{Data, Tensor};
-use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
+/// What files are, for who gets another.
+const NPZ: &str = "an npz (zip) file";
+const TABLE: &str = "a table";
 /// A zip's deflate packs at most about 1,032 bytes into one.
 const MOST_INFLATED: u64 = 1_100;
 /// Columns and rows a table may have.
@@ -29,28 +32,31 @@ pub struct Own {
 /// in Keras' `mnist.npz`. Unsigned bytes count from 0 to 1 as inputs (see [`Samples::raw`]);
 /// integer labels become `i32`.
 pub fn load_npz(path: &Path) -> Result<Own> {
-    let meta = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
-    if !meta.is_file() {
-        return Err(Error::file(path, "a file", "something else"));
+    let file = open_file(path, NPZ)?;
+    let size = file.metadata().map_err(|e| Error::io(path, e))?.len();
+    if size == 0 {
+        return Err(Error::file(path, NPZ, "an empty file"));
     }
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
-    let damaged = |e: zip::result::ZipError| Error::file(path, "an npz (zip) file", e);
+    let damaged = |e: zip::result::ZipError| Error::file(path, NPZ, e);
     let mut archive = zip::ZipArchive::new(BufReader::new(file)).map_err(damaged)?;
     let names: Vec<String> = archive.file_names().map(String::from).collect();
     let has = |name: &str| names.iter().any(|n| n == &format!("{name}.npy"));
     let mut part = |x: &str, y: &str| -> Result<(Samples, Tensor)> {
         let mut array = |name: &str| {
             let mut entry = archive.by_name(&format!("{name}.npy")).map_err(damaged)?;
-            let most = entry.compressed_size().min(meta.len()).saturating_mul(MOST_INFLATED);
+            let most = entry.compressed_size().min(size).saturating_mul(MOST_INFLATED);
             let most = most.min(entry.size());
             let named = PathBuf::from(format!("{}:{name}", path.display()));
             npy::parse(&named, &mut entry, most)
         };
         let (inputs, labels) = (unit(array(x)?), whole(&array(y)?));
         let rows = inputs.dims().first().copied();
-        if rows.is_none_or(|rows| rows == 0) || labels.dims().first().copied() != rows {
+        if rows.is_none() || labels.dims().first().copied() != rows {
             let received = format!("{:?} and {:?}", inputs.dims(), labels.dims());
             return Err(Error::file(path, format!("as many rows in {x} as in {y}"), received));
+        }
+        if rows == Some(0) {
+            return Err(Error::file(path, format!("at least one sample in {x}"), "none"));
         }
         Ok((inputs, labels))
     };
@@ -135,10 +141,7 @@ impl Csv {
     /// numbers, other numbers stay, words are numbered in their order.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Own> {
         let path = path.as_ref();
-        let meta = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
-        if !meta.is_file() {
-            return Err(Error::file(path, "a file", "something else"));
-        }
+        let file = open_file(path, TABLE)?;
         let damaged = |e: csv::Error| match e.into_kind() {
             csv::ErrorKind::Io(e) => Error::io(path, e),
             csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
@@ -147,14 +150,13 @@ impl Csv {
                 Error::file(path, expected, format!("{len} in line {line}"))
             }
             csv::ErrorKind::Utf8 { .. } => Error::file(path, "UTF-8 text", "other bytes"),
-            _ => Error::file(path, "a table", "something else"),
+            _ => Error::file(path, TABLE, "something else"),
         };
         let mut reader = csv::ReaderBuilder::new()
             .has_headers(self.header)
             .delimiter(self.separator)
             .trim(csv::Trim::All)
-            .from_path(path)
-            .map_err(damaged)?;
+            .from_reader(file);
         let names = match self.header {
             true => reader.headers().map_err(damaged)?.clone(),
             false => csv::StringRecord::new(),
@@ -272,6 +274,8 @@ mod tests {
         let x = || npy("<f4", "(2, 1)", &[0; 8]);
         let short = npz(&[("x", x()), ("y", npy("|u1", "(3,)", &[0; 3]))], stored);
         assert!(message(load_npz(short.path())).contains("as many rows in x as in y"));
+        let rows = npz(&[("x", npy("<f4", "(0, 1)", &[])), ("y", npy("|u1", "(0,)", &[]))], stored);
+        assert!(message(load_npz(rows.path())).contains("at least one sample in x, received none"));
         let none = npz(&[("a", x())], stored);
         assert!(message(load_npz(none.path())).contains("received a.npy"));
         // A shape bomb, and a bomb of zeros whose header is honest about too little.
@@ -286,7 +290,7 @@ mod tests {
             std::fs::write(file.path(), bytes).unwrap();
             assert!(message(load_npz(file.path())).contains("an npz (zip) file"));
         }
-        assert!(message(load_npz(Path::new("/"))).contains("expected a file"));
+        assert!(message(load_npz(Path::new("/"))).contains("received a directory"));
     }
 
     fn csv(text: &str, table: Csv) -> Result<Own> {

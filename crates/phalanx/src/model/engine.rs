@@ -4,9 +4,11 @@ mod checks;
 mod state;
 mod tally;
 mod variables;
+mod weights;
 
 pub(crate) use state::{Counters, is_weight};
 pub(crate) use tally::Tally;
+use weights::{HeldLayer, by_layer};
 
 use super::Model;
 use super::compile::{MetricArgument, Resolved};
@@ -14,7 +16,7 @@ use super::definition::Definition;
 use super::steps::{self, Lowered, Objective, Tracked};
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
-use crate::layer::{LayerHandle, Lowering, ModelWeight, SharedExecutor, lock};
+use crate::layer::{Lowering, ModelWeight, SharedExecutor, lock};
 use crate::losses::{Loss, Reduction};
 use crate::metrics;
 use crate::optimizers::Optimizer;
@@ -83,27 +85,6 @@ pub(crate) struct Engine {
     learning_rate: Option<f64>,
     fetched: Vec<Vec<f32>>,
     scales: Vec<f32>,
-}
-
-/// A layer with weights, its parameters, and the host's values that the devices have seen.
-struct HeldLayer {
-    layer: LayerHandle,
-    params: Vec<ParamId>,
-    seen: Option<u64>,
-}
-
-/// The weights layer by layer.
-fn by_layer(weights: &[ModelWeight]) -> Vec<HeldLayer> {
-    let mut layers: Vec<HeldLayer> = vec![];
-    for w in weights {
-        match layers.iter_mut().find(|held| held.layer.same(&w.layer)) {
-            Some(held) => held.params.push(w.param),
-            None => {
-                layers.push(HeldLayer { layer: w.layer.clone(), params: vec![w.param], seen: None })
-            }
-        }
-    }
-    layers
 }
 
 fn lower(def: &Definition, training: bool, synchronized: bool) -> Result<Lowered> {
@@ -303,68 +284,6 @@ impl Engine {
         Ok(lock(&self.executor).check_mirrored()?)
     }
 
-    /// Sends weights to the devices that were set on the host, or that another model with the same
-    /// layers has trained, since these devices last saw them.
-    pub(crate) fn refresh(&mut self) -> Result<()> {
-        for held in &mut self.layers {
-            let version = held.layer.pull_unless(Some(&self.executor));
-            if version.is_none() || version == held.seen {
-                continue;
-            }
-            for (weight, param) in held.layer.weights().iter().zip(&held.params) {
-                if let Some(values) = &weight.values {
-                    lock(&self.executor).set_param(*param, values)?;
-                }
-            }
-            held.seen = version;
-        }
-        Ok(())
-    }
-
-    /// Says that the newest weights will be here.
-    pub(crate) fn claim(&self) {
-        for held in &self.layers {
-            held.layer.trained_by(&self.executor, &held.params);
-        }
-    }
-
-    pub(crate) fn weight_names(&self) -> Vec<String> {
-        let full =
-            |w: &ModelWeight| format!("{}/{}", w.layer_name, w.layer.weights()[w.index].spec.name);
-        self.weights.iter().map(full).collect()
-    }
-
-    pub(crate) fn weight(&self, name: &str) -> Option<Vec<f32>> {
-        let at = self.weight_names().iter().position(|n| n == name)?;
-        Some(lock(&self.executor).param(self.weights[at].param))
-    }
-
-    /// Sets weights by name.
-    pub(crate) fn restore(&mut self, weights: &[(String, Vec<f32>)]) -> Result<()> {
-        let names = self.weight_names();
-        for (name, values) in weights {
-            let Some(at) = names.iter().position(|n| n == name) else {
-                return Err(Error::Unknown { kind: "weight", name: name.clone(), known: names });
-            };
-            lock(&self.executor).set_param(self.weights[at].param, values)?;
-        }
-        Ok(())
-    }
-
-    /// At the end of training an optimizer with a moving average leaves that in the weights.
-    pub(crate) fn finish_training(&mut self) -> Result<()> {
-        if !self.optimizer.common().use_ema || self.updates == 0 {
-            return Ok(());
-        }
-        let mut executor = lock(&self.executor);
-        let Some(last) = executor.slots().checked_sub(1) else { return Ok(()) };
-        for param in &self.trained {
-            let average = executor.slot(last, *param);
-            executor.set_param(*param, &average)?;
-        }
-        Ok(())
-    }
-
     /// Element types of the inputs.
     pub(crate) fn input_dtypes(&self) -> Vec<DType> {
         (0..self.def.inputs.len()).map(|i| self.def.input(i).dtype).collect()
@@ -498,13 +417,6 @@ impl Engine {
     /// Dimensions of one sample of each output.
     pub(crate) fn output_dims(&self) -> Vec<Vec<usize>> {
         self.def.output_types.iter().map(|ty| ty.dims.clone()).collect()
-    }
-}
-
-impl Drop for Engine {
-    /// What was trained here stays with the layers.
-    fn drop(&mut self) {
-        self.layers.iter().for_each(|held| held.layer.release(&self.executor));
     }
 }
 

@@ -6,6 +6,7 @@ mod engine;
 mod evaluate;
 mod fit;
 mod logs;
+mod run_setup;
 mod run_state;
 mod source;
 mod steps;

@@ -1,6 +1,7 @@
 //! A training run between two steps: all it needs to go on as if nothing had happened.
 
 use super::engine::{Counters, Tally, is_weight};
+use super::run_setup::Setup;
 use crate::callbacks::CallbackState;
 use crate::error::{Error, Result};
 use crate::history::History;
@@ -9,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Version of what a header says.
-const VERSION: u32 = 1;
+/// Version of what a header says. Version 1 repeated the notes, which are passed over there.
+const VERSION: u32 = 2;
 
 /// Where in its data a run is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +32,8 @@ pub(crate) struct Position {
 #[derive(Clone, Debug)]
 pub struct RunState {
     pub(crate) header: Header,
+    /// What the model says of itself in files.
+    pub(crate) notes: BTreeMap<String, String>,
     pub(crate) tensors: Vec<(String, Tensor)>,
     pub(crate) callbacks: Vec<(String, CallbackState)>,
 }
@@ -46,13 +49,8 @@ pub(crate) struct Header {
     pub seconds: f64,
     /// Whether a callback has ended the run.
     pub stopped: bool,
-    /// Samples of a global batch, and of an epoch and its batches where known.
-    pub batch_size: usize,
-    pub samples: Option<usize>,
-    pub steps: Option<usize>,
-    pub model: String,
-    /// What the model says of itself in files.
-    pub notes: BTreeMap<String, String>,
+    #[serde(flatten)]
+    pub setup: Setup,
 }
 
 /// As in files.
@@ -91,11 +89,10 @@ impl RunState {
 
     /// Whether every number in it is one.
     pub fn is_finite(&self) -> bool {
-        let finite = |t: &Tensor| t.f32().is_none_or(|v| v.iter().all(|x| x.is_finite()));
-        self.tensors.iter().all(|(_, tensor)| finite(tensor))
+        self.tensors.iter().all(|(_, tensor)| tensor.is_finite())
     }
 
-    /// A text and named tensors, which together are the whole state.
+    /// A text and named tensors, which together with the notes are the whole state.
     pub(crate) fn into_parts(self) -> Result<(String, Vec<(String, Tensor)>)> {
         let mut tensors = self.tensors;
         let mut callbacks = vec![];
@@ -110,12 +107,17 @@ impl RunState {
     }
 
     /// The state of its parts.
-    pub(crate) fn from_parts(text: &str, tensors: Vec<(String, Tensor)>) -> Result<RunState> {
+    pub(crate) fn from_parts(
+        text: &str,
+        notes: BTreeMap<String, String>,
+        tensors: Vec<(String, Tensor)>,
+    ) -> Result<RunState> {
         let wrong = |e: serde_json::Error| Error::config("run state", e);
         let version: Version = serde_json::from_str(text).map_err(wrong)?;
-        if version.version != VERSION {
+        if !(1..=VERSION).contains(&version.version) {
             let received = format!("version {} (from a newer Phalanx?)", version.version);
-            return Err(Error::argument("run state", "version", VERSION.to_string(), received));
+            let expected = format!("1 to {VERSION}");
+            return Err(Error::argument("run state", "version", expected, received));
         }
         let written: Written = serde_json::from_str(text).map_err(wrong)?;
         let mut callbacks: Vec<(String, CallbackState)> = written
@@ -133,7 +135,7 @@ impl RunState {
             }
             mine.push((name, tensor));
         }
-        Ok(RunState { header: written.run, tensors: mine, callbacks })
+        Ok(RunState { header: written.run, notes, tensors: mine, callbacks })
     }
 }
 

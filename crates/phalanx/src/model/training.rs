@@ -4,6 +4,7 @@ use super::Logs;
 use super::engine::{Engine, Gather, StepKind, Tally};
 use super::evaluate::evaluate;
 use super::fit::Fit;
+use super::run_setup::Setup;
 use super::run_state::{Header, Position, RunState};
 use crate::callbacks::{Action, Callback, CallbackState, View, WeightSource};
 use crate::data::{Dataset, Epoch, HostBatch};
@@ -93,6 +94,10 @@ impl WeightSource for Engine {
         self.weight(name)
     }
 
+    fn is_finite(&self) -> bool {
+        Engine::is_finite(self)
+    }
+
     fn training(&self) -> Option<saving::Training> {
         self.compiled().then(|| Engine::training(self))
     }
@@ -172,9 +177,13 @@ impl<'a> Training<'a> {
         self.engine.claim();
         self.begin()?;
         let mut batch = HostBatch::default();
-        let mut feeder = Feeder::new(self.data, self.engine.seed, &self.at)?;
+        let mut open = None;
         // An epoch that was begun is brought to its end, validation and all, even when stopped.
         while self.at.epoch < self.epochs && (self.at.batch > 0 || !self.stop) {
+            let mut feeder = match open.take() {
+                Some(feeder) => feeder,
+                None => Feeder::new(self.data, self.engine.seed, &self.at)?,
+            };
             if self.at.batch == 0 {
                 self.call(&none, |c, v| c.on_epoch_begin(v))?;
             }
@@ -188,9 +197,8 @@ impl<'a> Training<'a> {
             if self.interrupt.raised() && self.at.epoch < self.epochs && !self.stop {
                 return self.interrupted();
             }
-            if self.asked_steps.is_none() {
-                feeder = Feeder::new(self.data, self.engine.seed, &self.at)?;
-            }
+            // With steps asked for, the data goes on where it is.
+            open = self.asked_steps.is_some().then_some(feeder);
         }
         if self.on_nan == OnNan::Raise && !self.stop && !self.engine.is_finite() {
             // The last update broke the weights, and no later loss could show it.
@@ -234,30 +242,18 @@ impl<'a> Training<'a> {
 
     /// Goes to where an earlier run was; returns what its callbacks remember.
     fn resume(&mut self, state: RunState) -> Result<Vec<(String, CallbackState)>> {
-        let RunState { header, tensors, callbacks } = state;
-        let differs = |what: &str, expected: String, received: String| {
-            Err(Error::argument("run to continue", what, expected, received))
-        };
-        let batch = self.data.batch_size();
-        let name = &self.engine.def.name;
-        if header.model != *name {
-            return differs("model", name.clone(), header.model);
-        }
-        if header.batch_size != batch {
-            return differs("global batch size", batch.to_string(), header.batch_size.to_string());
-        }
-        let shown = |n: Option<usize>| n.map_or("unknown".into(), |n| n.to_string());
-        if header.samples != self.data.len() {
-            return differs("samples", shown(self.data.len()), shown(header.samples));
-        }
-        if header.steps != self.steps {
-            return differs("steps per epoch", shown(self.steps), shown(header.steps));
-        }
+        let RunState { header, tensors, callbacks, .. } = state;
+        let setup = self.setup();
+        setup.check(&header.setup)?;
         if !self.tally.alike(&header.tally) {
-            let expected = "as many losses and metrics as it had".into();
-            return differs("compile", expected, "others".into());
+            let expected = "as many losses and metrics as it had";
+            return Err(Error::argument("run to continue", "compile", expected, "others"));
         }
-        self.engine.set_state(&header.counters, &tensors, batch)?;
+        self.engine.check_counters(&header.counters)?;
+        for change in setup.changes(&header.setup) {
+            tracing::warn!("{change}");
+        }
+        self.engine.set_state(&header.counters, &tensors, setup.batch_size)?;
         (self.at, self.tally, self.history) = (header.position, header.tally, header.history);
         (self.earlier, self.stop) = (header.seconds, header.stopped);
         Ok(callbacks)
@@ -334,7 +330,8 @@ impl<'a> Training<'a> {
 
     /// Validates and adds the epoch to the history.
     fn end_epoch(&mut self) -> Result<Logs> {
-        let seconds = self.seconds();
+        let ran = self.began.elapsed().as_secs_f64();
+        self.history.ran(ran);
         let mut logs = self.engine.logs(&self.tally);
         if let Some(validation) = self.validation {
             let Some(held) = evaluate(self.engine, validation, None, &self.interrupt)? else {
@@ -346,7 +343,7 @@ impl<'a> Training<'a> {
         self.progress.end_epoch(&logs);
         let mut entry = logs.clone();
         entry.push("lr", self.engine.learning_rate());
-        self.history.push(self.at.epoch, &entry, seconds, self.at.rows);
+        self.history.push(self.at.epoch, &entry, self.earlier + ran, self.at.rows);
         Ok(logs)
     }
 
@@ -394,14 +391,23 @@ impl<'a> Training<'a> {
 
     /// Hands the run's state to the callbacks that asked for it.
     fn back_up(&mut self, asking: &[usize]) -> Result<()> {
-        if asking.is_empty() {
-            return Ok(());
-        }
+        let Some((last, others)) = asking.split_last() else { return Ok(()) };
         let state = self.state()?;
-        for i in asking {
+        for i in others {
             self.callbacks[*i].back_up(state.clone())?;
         }
-        Ok(())
+        self.callbacks[*last].back_up(state)
+    }
+
+    fn setup(&self) -> Setup {
+        Setup {
+            model: self.engine.def.name.clone(),
+            batch_size: self.data.batch_size(),
+            samples: self.data.len(),
+            steps: self.steps,
+            shuffle: self.data.shuffles(),
+            optimizer: self.engine.optimizer.config(),
+        }
     }
 
     fn state(&mut self) -> Result<RunState> {
@@ -413,15 +419,12 @@ impl<'a> Training<'a> {
             history: self.history.clone(),
             seconds: self.seconds(),
             stopped: self.stop,
-            batch_size: self.data.batch_size(),
-            samples: self.data.len(),
-            steps: self.steps,
-            model: self.engine.def.name.clone(),
-            notes: saving::notes(&self.engine.def, Some(&self.engine.compile_config())),
+            setup: self.setup(),
         };
+        let notes = saving::notes(&self.engine.def, Some(&self.engine.compile_config()));
         let state = |c: &mut Box<dyn Callback>| Ok((c.name().to_string(), c.state()?));
         let callbacks = self.callbacks.iter_mut().map(state).collect::<Result<_>>()?;
-        Ok(RunState { header, tensors, callbacks })
+        Ok(RunState { header, notes, tensors, callbacks })
     }
 
     /// Lets callbacks keep what there is, and ends the run.

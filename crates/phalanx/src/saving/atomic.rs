@@ -56,23 +56,67 @@ pub(crate) fn create_directory(path: &Path) -> Result<()> {
 }
 
 fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let target = target(path)?;
-    let name = target.file_name().ok_or_else(|| {
-        io::Error::new(ErrorKind::InvalidInput, "expected the name of a file, received none")
-    })?;
-    let directory = match target.parent() {
+    let mut file = AtomicFile::create(path)?;
+    write(&mut file)?;
+    file.finish()
+}
+
+/// A file that takes its name when it is whole; one that is dropped before leaves nothing behind.
+pub(crate) struct AtomicFile {
+    out: BufWriter<File>,
+    temporary: PathBuf,
+    target: PathBuf,
+    named: bool,
+}
+
+impl AtomicFile {
+    pub(crate) fn create(path: &Path) -> io::Result<AtomicFile> {
+        let target = target(path)?;
+        let name = target.file_name().ok_or_else(|| {
+            io::Error::new(ErrorKind::InvalidInput, "expected the name of a file, received none")
+        })?;
+        let directory = directory(&target);
+        remove_stale(directory);
+        let (temporary, file) = temporary(directory, name)?;
+        let out = BufWriter::with_capacity(BUFFER, file);
+        Ok(AtomicFile { out, temporary, target, named: false })
+    }
+
+    /// Brings the bytes to the disk and gives the file its name.
+    pub(crate) fn finish(mut self) -> io::Result<()> {
+        self.out.flush()?;
+        self.out.get_ref().sync_all()?;
+        fs::rename(&self.temporary, &self.target)?;
+        self.named = true;
+        sync_directory(directory(&self.target))
+    }
+}
+
+impl Write for AtomicFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.out.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+impl Drop for AtomicFile {
+    fn drop(&mut self) {
+        if !self.named {
+            // What cannot be removed is removed as stale later.
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+/// Where a file is.
+fn directory(target: &Path) -> &Path {
+    match target.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
-    };
-    remove_stale(directory);
-    let (temporary, file) = create(directory, name)?;
-    let written = fill(&file, write).and_then(|()| fs::rename(&temporary, &target));
-    if let Err(error) = written {
-        // The first error is the one to report; what cannot be removed is removed as stale later.
-        let _ = fs::remove_file(&temporary);
-        return Err(error);
     }
-    sync_directory(directory)
 }
 
 /// The file itself behind links; refuses what is there and no file.
@@ -90,7 +134,7 @@ fn target(path: &Path) -> io::Result<PathBuf> {
 }
 
 /// A new temporary file for `name`, locked as long as it is open.
-fn create(directory: &Path, name: &OsStr) -> io::Result<(PathBuf, File)> {
+fn temporary(directory: &Path, name: &OsStr) -> io::Result<(PathBuf, File)> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let mut last = io::Error::from(ErrorKind::AlreadyExists);
     for _ in 0..TRIES {
@@ -112,13 +156,6 @@ fn create(directory: &Path, name: &OsStr) -> io::Result<(PathBuf, File)> {
         }
     }
     Err(last)
-}
-
-fn fill(file: &File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let mut out = BufWriter::with_capacity(BUFFER, file);
-    write(&mut out)?;
-    out.flush()?;
-    file.sync_all()
 }
 
 /// A new name is durable once its directory is.
@@ -146,7 +183,7 @@ fn remove_stale(directory: &Path) {
     }
 }
 
-/// Whether a path is a temporary file of [`write_atomic`], which readers pass over.
+/// Whether a path is a temporary file of an [`AtomicFile`], which readers pass over.
 pub(crate) fn is_temporary(path: &Path) -> bool {
     let name = path.file_name().map(OsStr::to_string_lossy).unwrap_or_default();
     name.starts_with('.') && name.ends_with(SUFFIX)
@@ -228,7 +265,7 @@ mod tests {
     fn what_a_killed_writer_left_is_removed_and_what_a_live_one_writes_is_not() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
-        let (live, _lock) = create(directory.path(), OsStr::new("live")).unwrap();
+        let (live, _lock) = temporary(directory.path(), OsStr::new("live")).unwrap();
         fs::write(at(&format!(".dead.1-0{SUFFIX}")), "half").unwrap();
         fs::write(at("mine.tmp"), "not ours").unwrap();
         write_atomic(at("weights"), |out| out.write_all(b"x")).unwrap();

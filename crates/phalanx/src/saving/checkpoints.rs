@@ -1,7 +1,8 @@
 //! Which of a directory's checkpoints is the latest.
 
-use super::Format;
 use super::atomic::is_temporary;
+use super::runs::{self, Found};
+use super::{Format, open_stored, safetensors};
 use crate::error::{Error, Result};
 use std::cmp::Ordering;
 use std::io::ErrorKind;
@@ -27,13 +28,52 @@ use std::time::SystemTime;
 /// # Errors
 /// A directory that is there and cannot be read.
 pub fn latest_checkpoint(directory: impl AsRef<Path>) -> Result<Option<PathBuf>> {
+    Ok(checkpoints(directory.as_ref())?.pop())
+}
+
+/// The latest checkpoint of a directory that is whole, if there is one: damaged ones are passed over
+/// with a warning. States of a run are known by their checksum, other files by their structure.
+///
+/// # Errors
+/// A directory that is there and cannot be read, or one in which all checkpoints are damaged.
+pub fn latest_whole_checkpoint(directory: impl AsRef<Path>) -> Result<Option<PathBuf>> {
     let directory = directory.as_ref();
+    let mut damaged = 0;
+    for path in checkpoints(directory)?.into_iter().rev() {
+        let Some(reason) = damage(&path)? else { return Ok(Some(path)) };
+        damaged += 1;
+        tracing::warn!("{}: damaged ({reason}); the one before is used", path.display());
+    }
+    if damaged == 0 {
+        return Ok(None);
+    }
+    Err(Error::file(directory, "a checkpoint that is whole", format!("{damaged} damaged")))
+}
+
+/// What is wrong with a file, if anything is.
+fn damage(path: &Path) -> Result<Option<String>> {
+    let format = Format::of(path)?;
+    let opened = match format {
+        Format::SafeTensors if runs::is_state(path) => {
+            return Ok(match runs::read(path)? {
+                Found::Whole(_) => None,
+                Found::Damaged(reason) => Some(reason),
+            });
+        }
+        Format::SafeTensors => safetensors::open(path).map(|_| ()),
+        format => open_stored(path, format).map(|_| ()),
+    };
+    Ok(opened.err().map(|error| error.to_string()))
+}
+
+/// The checkpoints of a directory, the latest last.
+fn checkpoints(directory: &Path) -> Result<Vec<PathBuf>> {
     let io = |source| Error::io(directory, source);
     let entries = match std::fs::read_dir(directory) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
         entries => entries.map_err(io)?,
     };
-    let mut latest: Option<(SystemTime, PathBuf)> = None;
+    let mut found: Vec<(SystemTime, PathBuf)> = vec![];
     for entry in entries {
         let path = entry.map_err(io)?.path();
         if is_temporary(&path) || Format::of(&path).is_err() {
@@ -41,19 +81,14 @@ pub fn latest_checkpoint(directory: impl AsRef<Path>) -> Result<Option<PathBuf>>
         }
         // What vanishes meanwhile is no checkpoint.
         let Ok(metadata) = std::fs::metadata(&path) else { continue };
-        if !metadata.is_file() {
-            continue;
-        }
-        let modified = metadata.modified().map_err(io)?;
-        let later = latest.as_ref().is_none_or(|(time, known)| {
-            let names = || compare(&path, known).then_with(|| path.cmp(known));
-            modified.cmp(time).then_with(names) == Ordering::Greater
-        });
-        if later {
-            latest = Some((modified, path));
+        if metadata.is_file() {
+            found.push((metadata.modified().map_err(io)?, path));
         }
     }
-    Ok(latest.map(|(_, path)| path))
+    found.sort_by(|(time, path), (other, known)| {
+        time.cmp(other).then_with(|| compare(path, known)).then_with(|| path.cmp(known))
+    });
+    Ok(found.into_iter().map(|(_, path)| path).collect())
 }
 
 /// Names in the order in which people count: numbers by value, the rest by letter.
@@ -88,6 +123,8 @@ fn take_number<'a>(text: &mut &'a str) -> &'a str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layers::Dense;
+    use crate::model::{Input, Sequential};
     use std::fs::{self, File};
     use std::time::Duration;
 
@@ -116,5 +153,36 @@ mod tests {
         fs::create_dir(at("directory.safetensors")).unwrap();
         assert_eq!(latest(), Some(at("ckpt-2.safetensors")));
         assert!(latest_checkpoint(at("notes.txt")).is_err());
+    }
+
+    #[test]
+    fn damaged_checkpoints_are_passed_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let latest = || latest_whole_checkpoint(directory.path());
+        assert_eq!(latest().unwrap(), None);
+        let model = Sequential::new().add(Input::new([1])).add(Dense::new(1)).build().unwrap();
+        let start = SystemTime::now();
+        let age = |name: &str, seconds: u64| {
+            let file = File::options().append(true).open(at(name)).unwrap();
+            file.set_modified(start + Duration::from_secs(seconds)).unwrap();
+        };
+        model.save_weights(at("1.safetensors")).unwrap();
+        model.save(at("2.keras")).unwrap();
+        age("1.safetensors", 1);
+        age("2.keras", 2);
+        assert_eq!(latest().unwrap(), Some(at("2.keras")));
+        let damage = |name: &str, place: fn(usize) -> usize| {
+            let mut bytes = fs::read(at(name)).unwrap();
+            let place = place(bytes.len());
+            bytes[place] ^= 0x80;
+            fs::write(at(name), bytes).unwrap();
+            age(name, 3);
+        };
+        damage("2.keras", |size| size / 2);
+        assert_eq!(latest().unwrap(), Some(at("1.safetensors")));
+        damage("1.safetensors", |_| 3);
+        let error = latest().unwrap_err().to_string();
+        assert!(error.ends_with("expected a checkpoint that is whole, received 2 damaged"));
     }
 }

@@ -2,11 +2,12 @@
 
 use super::hdf5::File;
 use super::keras::Variables;
-use super::{Format, keras, legacy, safetensors};
+use super::{Format, keras, legacy, open_file, safetensors};
 use crate::error::{Error, Result};
 use crate::model::{Compile, Model};
 use crate::strategy::MirroredStrategy;
 use serde_json::{Map, Value};
+use std::io::Read;
 use std::path::Path;
 
 /// An HDF5 file and what stands beside it.
@@ -23,11 +24,8 @@ pub(super) fn open_stored(path: &Path, format: Format) -> Result<Stored> {
         return keras::open(path);
     }
     let io = |source| Error::io(path, source);
-    // Opening a pipe would wait for its writer.
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Err(Error::file(path, "an HDF5 file", "a directory, device or pipe"));
-    }
-    let bytes = std::fs::read(path).map_err(io)?;
+    let mut bytes = vec![];
+    open_file(path, "an HDF5 file")?.read_to_end(&mut bytes).map_err(io)?;
     let file = File::new(bytes).map_err(|f| keras::fault(path, f))?;
     let config = match legacy::weights_group(&file) {
         None => None,

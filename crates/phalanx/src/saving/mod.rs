@@ -9,26 +9,31 @@ mod checkpoints;
 mod convert;
 mod describe;
 mod diff;
+mod format;
 mod hash;
 mod hdf5;
 mod json;
 mod keras;
 mod legacy;
 mod load;
+mod model;
+mod open;
 pub(crate) mod resnet;
 mod runs;
 mod safetensors;
 mod training;
 
-pub(crate) use atomic::create_directory;
 pub use atomic::write_atomic;
-pub use checkpoints::latest_checkpoint;
+pub(crate) use atomic::{AtomicFile, create_directory};
+pub use checkpoints::{latest_checkpoint, latest_whole_checkpoint};
 pub use convert::convert;
 pub use describe::{Description, LayerEntry, TensorEntry, describe};
 pub use diff::{Difference, diff};
+pub(crate) use format::Format;
 pub(crate) use keras::{layers_in_order, object, optimizer_object};
 pub use load::{Load, load_model, read_compile};
 use load::{Stored, open_stored};
+pub(crate) use open::open_file;
 pub(crate) use runs::RunDirectory;
 pub use training::Training;
 pub(crate) use training::{TrainingState, Variable};
@@ -36,7 +41,7 @@ pub(crate) use training::{TrainingState, Variable};
 use crate::callbacks::WeightSource;
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
-use crate::model::{Callee, Definition, Model};
+use crate::model::{Callee, Definition};
 use phalanx_graph::Tensor;
 use safetensors::SafeTensors;
 use serde_json::{Map, Value};
@@ -45,52 +50,6 @@ use std::path::Path;
 
 /// Named weights, in the model's order.
 pub(crate) type Weights = [(String, Tensor)];
-
-/// What a file can be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
-    /// `.keras`: a whole model.
-    Keras,
-    /// `.weights.h5`: the weights, by class and number.
-    WeightsH5,
-    /// Other `.h5`: the weights by name, or a whole model.
-    LegacyH5,
-    /// `.safetensors`: the weights, with the structure in the metadata.
-    SafeTensors,
-}
-
-impl Format {
-    /// Longer endings first.
-    const ENDINGS: [(&'static str, Format); 5] = [
-        (".weights.h5", Format::WeightsH5),
-        (".keras", Format::Keras),
-        (".h5", Format::LegacyH5),
-        (".hdf5", Format::LegacyH5),
-        (".safetensors", Format::SafeTensors),
-    ];
-
-    /// The format that a path's name asks for.
-    pub(crate) fn of(path: &Path) -> Result<Format> {
-        let name = path.file_name().map(|n| n.to_string_lossy().to_lowercase()).unwrap_or_default();
-        let known =
-            |(ending, _): &&(&str, Format)| name.len() > ending.len() && name.ends_with(*ending);
-        Format::ENDINGS.iter().find(known).map(|(_, format)| *format).ok_or_else(|| {
-            let endings: Vec<&str> = Format::ENDINGS.iter().map(|(ending, _)| *ending).collect();
-            let expected = format!("a name ending in {}", endings.join(", "));
-            let extension = path.extension().map(|e| format!(".{}", e.to_string_lossy()));
-            Error::file(path, expected, extension.unwrap_or("no extension".into()))
-        })
-    }
-
-    /// Whether it holds weights and nothing else; `None` where it may be either.
-    pub(crate) fn weights_only(self) -> Option<bool> {
-        match self {
-            Format::Keras => Some(false),
-            Format::WeightsH5 | Format::SafeTensors => Some(true),
-            Format::LegacyH5 => None,
-        }
-    }
-}
 
 /// The names of the layers of a legacy `.h5` file; `None` for other files.
 pub(crate) fn legacy_names(path: &Path) -> Result<Option<Vec<String>>> {
@@ -159,7 +118,7 @@ pub(crate) fn notes(
 }
 
 /// What a file says besides its model: `model`, the name of the model saved, and the notes of
-/// [`Model::set_metadata`].
+/// [`Model::set_metadata`](crate::model::Model::set_metadata).
 ///
 /// # Errors
 /// A file that is broken, named.
@@ -271,116 +230,11 @@ fn list(faults: &[String]) -> String {
     cut(&text)
 }
 
-impl Model {
-    /// Writes the whole model to a `.keras` file (or a legacy `.h5`): structure, weights and, once it is
-    /// compiled, losses, metrics, optimizer and what the optimizer has gathered. Python Keras reads
-    /// it, and [`load_model`] does.
-    ///
-    /// The file is there whole or not at all, and on the disk when the call returns.
-    ///
-    /// ```
-    /// use phalanx::prelude::*;
-    ///
-    /// # let directory = std::env::temp_dir();
-    /// # let path = directory.join(format!("phalanx-doc-{}.keras", std::process::id()));
-    /// let mut model = Sequential::new().add(Input::new([4])).add(Dense::new(3)).build()?;
-    /// model.compile(Compile::new("adam").loss("mse"))?;
-    /// model.save(&path)?;
-    /// let again = load_model(&path)?;
-    /// assert_eq!(again.get_weights()?, model.get_weights()?);
-    /// # std::fs::remove_file(&path).ok();
-    /// # Ok::<(), phalanx::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Another extension, or what the system reports, naming the file; an older file stays as it was.
-    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
-        if Format::of(path)?.weights_only() == Some(true) {
-            let expected = "a name ending in .keras or .h5 for a whole model";
-            let received = "one of a file of weights (see save_weights)";
-            return Err(Error::file(path, expected, received));
-        }
-        let training = self.trainer().map(|engine| engine.training());
-        save(path, self.definition(), &self.own_weights()?, Parts { whole: true, training })
-    }
-
-    /// Writes every weight to a `.weights.h5`, `.safetensors` or legacy `.h5` file.
-    ///
-    /// The file is there whole or not at all, and on the disk when the call returns.
-    ///
-    /// # Errors
-    /// Another extension, or what the system reports, naming the file; an older file stays as it was.
-    pub fn save_weights(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
-        if Format::of(path)? == Format::Keras {
-            let expected = "a name ending in .weights.h5, .h5 or .safetensors for weights";
-            return Err(Error::file(path, expected, "one of a whole model (see save)"));
-        }
-        save(path, self.definition(), &self.own_weights()?, Parts::default())
-    }
-
-    /// Every weight once: a shared layer's under its first name.
-    fn own_weights(&self) -> Result<Vec<(String, Tensor)>> {
-        let mut weights = self.weights()?;
-        let names: HashSet<String> = expected(self.definition()).into_iter().map(|w| w.0).collect();
-        weights.retain(|(name, _)| names.contains(name));
-        Ok(weights)
-    }
-
-    /// Sets every weight from a file of weights or of a whole model.
-    ///
-    /// # Errors
-    /// A file that is broken or does not fit the model, with every weight that is missing, too many
-    /// or of another shape; the model's weights then stay as they were.
-    pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
-        match Format::of(path)? {
-            Format::SafeTensors => self.load_safetensors(path),
-            format => open_stored(path, format)?.set_weights(path, self),
-        }
-    }
-
-    /// Sets the weights of layers that a legacy `.h5` file has under the same names, and returns the
-    /// names of those it has none for. Layers that are only in the file are passed over.
-    ///
-    /// # Errors
-    /// A file that is broken or of another kind, and layers whose weights have other shapes; the
-    /// model's weights then stay as they were.
-    pub fn load_weights_by_name(&mut self, path: impl AsRef<Path>) -> Result<Vec<String>> {
-        let path = path.as_ref();
-        let stored = open_stored(path, Format::of(path)?)?;
-        let how = legacy::Match::ByName;
-        let (staged, left) = legacy::read(path, &stored.file, self.definition(), how)?;
-        for (layer, values) in staged {
-            layer.set_values(values.into_iter());
-        }
-        Ok(left)
-    }
-
-    fn load_safetensors(&mut self, path: &Path) -> Result<()> {
-        let mut reader = open_checked(path, &expected(self.definition()))?;
-        let owners = owners(self.definition());
-        let mut tensors = vec![];
-        for (name, layer) in self.layers() {
-            // A shared layer's other names stand for the same weights.
-            let owner = owners.iter().find(|(_, known)| known.same(&layer)).map_or(&name, |o| &o.0);
-            for weight in layer.weights().iter() {
-                let values = reader.read(&format!("{owner}/{}", weight.spec.name))?;
-                let tensor = Tensor::new(weight.spec.dims.clone(), values);
-                let expected = format!("{:?} for '{owner}'", weight.spec.dims);
-                tensors.push(tensor.map_err(|_| Error::file(path, expected, "others"))?);
-            }
-        }
-        self.set_weights(&tensors)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::layers::{BatchNormalization, Dense};
-    use crate::model::{Apply, Input, Sequential};
+    use crate::model::{Apply, Input, Model, Sequential};
     use serde_json::json;
     use std::path::PathBuf;
 

@@ -26,8 +26,8 @@ const DAMAGED: &str = ".damaged";
 const LOCK: &str = ".lock";
 
 /// Writes a run's state, whole or not at all.
-pub(crate) fn write(path: &Path, state: RunState) -> Result<()> {
-    let (model, mut notes) = (state.header.model.clone(), state.header.notes.clone());
+pub(crate) fn write(path: &Path, mut state: RunState) -> Result<()> {
+    let (model, mut notes) = (state.header.setup.model.clone(), std::mem::take(&mut state.notes));
     let (text, mut tensors) = state.into_parts()?;
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
     notes.insert(RUN.into(), text);
@@ -42,6 +42,12 @@ pub(crate) enum Found {
     Whole(Box<RunState>),
     /// Not as it was written.
     Damaged(String),
+}
+
+/// Whether a file says that it is a run's state, or once did.
+pub(super) fn is_state(path: &Path) -> bool {
+    safetensors::open(path)
+        .is_ok_and(|file| [RUN, CHECKSUM].iter().any(|key| file.note(key).is_some()))
 }
 
 /// Reads a run's state.
@@ -66,7 +72,8 @@ pub(crate) fn read(path: &Path) -> Result<Found> {
         return Ok(Found::Damaged("its checksum does not fit its content".into()));
     }
     file.check_version()?;
-    Ok(Found::Whole(Box::new(RunState::from_parts(&text, tensors)?)))
+    metadata.remove(RUN);
+    Ok(Found::Whole(Box::new(RunState::from_parts(&text, metadata, tensors)?)))
 }
 
 fn read_all(file: &mut SafeTensors) -> Result<Vec<(String, Tensor)>> {

@@ -2,7 +2,7 @@
 //! them.
 
 use super::runs::RUN;
-use super::{Entry, Weights};
+use super::{Entry, Weights, open_file};
 use crate::error::{Error, Result};
 use crate::model::is_weight;
 use phalanx_graph::{Data, Tensor};
@@ -14,6 +14,8 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+/// What every file here is, for who gets another.
+const WHAT: &str = "a .safetensors file";
 /// Version of what the metadata promise: names, layouts, keys.
 const VERSION: &str = "1";
 /// The longest header read; a model of a million weights stays below.
@@ -112,12 +114,8 @@ pub(super) struct SafeTensors {
 /// What is allocated never exceeds what the file's size vouches for.
 pub(super) fn open(path: &Path) -> Result<SafeTensors> {
     let io = |source| Error::io(path, source);
-    let wrong = |received: String| Error::file(path, "a .safetensors file", received);
-    // Opening a pipe would wait for its writer.
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Err(wrong("a directory, device or pipe".into()));
-    }
-    let mut file = BufReader::new(File::open(path).map_err(io)?);
+    let wrong = |received: String| Error::file(path, WHAT, received);
+    let mut file = BufReader::new(open_file(path, WHAT)?);
     let size = file.get_ref().metadata().map_err(io)?.len();
     let mut prefix = [0; PREFIX as usize];
     if size < PREFIX {

@@ -1,9 +1,11 @@
 //! The arguments of `fit`, its callbacks and its history.
 
 use super::{clouds, compiled, difference, one_thread, one_weight, tensor};
+use phalanx::data::Epoch;
 use phalanx::model::OnNan;
 use phalanx::prelude::*;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Which samples, by number, `fit` trains on in batches of one, epoch by epoch: the model predicts
@@ -196,6 +198,43 @@ fn callbacks_are_called_in_the_order_of_keras() {
     let expected: Vec<String> =
         expected.iter().flat_map(|h| [format!("a {h}"), format!("b {h}")]).collect();
     assert_eq!(*lines.lock().unwrap(), expected);
+}
+
+/// Data that counts how often it is opened.
+struct Counted(Arrays, Arc<AtomicUsize>);
+
+impl Dataset for Counted {
+    fn len(&self) -> Option<usize> {
+        self.0.len()
+    }
+
+    fn batches(&self) -> Option<usize> {
+        self.0.batches()
+    }
+
+    fn batch_size(&self) -> usize {
+        self.0.batch_size()
+    }
+
+    fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.epoch(seed, epoch, start)
+    }
+}
+
+#[test]
+fn data_is_opened_for_the_epochs_there_are() {
+    let opened = |fit: Fit| {
+        let count = Arc::new(AtomicUsize::new(0));
+        let (x, y) = clouds(6);
+        let data = Arrays::new(x, y).unwrap().batch(2).unwrap();
+        let data: Arc<dyn Dataset> = Arc::new(Counted(data, count.clone()));
+        compiled(SGD::default()).fit(data, fit.verbose(0)).unwrap();
+        count.load(Ordering::Relaxed)
+    };
+    assert_eq!(opened(Fit::new().epochs(2)), 2);
+    assert_eq!(opened(Fit::new().epochs(2).initial_epoch(2)), 0);
+    assert_eq!(opened(Fit::new().epochs(3).steps_per_epoch(2)), 2, "six batches of three");
 }
 
 #[test]

@@ -82,35 +82,16 @@ fn check_all(geom: &ConvGeom, rows: usize, gap: usize, bias: bool, relu: bool) {
 
         let mut dw = Matrix::poisoned(kh * kw * cin, cout, 0);
         let mut room = scratch(Pass::GradKernel);
-        let out = &mut dw.data;
-        grad_kernel(
-            isa,
-            Method::Direct,
-            geom,
-            rows,
-            &x.data,
-            x.ld,
-            &dy.data,
-            dy.ld,
-            out,
-            &mut room,
-        );
+        let mut run = |out: &mut [f32]| {
+            let (x, dy) = ((&x.data, x.ld), (&dy.data, dy.ld));
+            grad_kernel(isa, Method::Direct, geom, rows, x.0, x.1, dy.0, dy.1, out, &mut room);
+        };
+        run(&mut dw.data);
         dw.check(&format!("{what} grad_kernel"), |row, co| {
             (dw_terms[row * cout + co].clone(), 0.0, false)
         });
         let first = dw.data.clone();
-        grad_kernel(
-            isa,
-            Method::Direct,
-            geom,
-            rows,
-            &x.data,
-            x.ld,
-            &dy.data,
-            dy.ld,
-            &mut dw.data,
-            &mut room,
-        );
+        run(&mut dw.data);
         assert_eq!(first, dw.data, "{what}: the second call gave other bits");
     }
 }

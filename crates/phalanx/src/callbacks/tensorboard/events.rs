@@ -31,7 +31,7 @@ impl EventFile {
     /// A file that bears the name of another one in its own directory.
     pub(super) fn beside(other: &EventFile, directory: &Path) -> Result<EventFile> {
         std::fs::create_dir_all(directory).map_err(|source| Error::io(directory, source))?;
-        let name = other.mark()?.path().file_name().unwrap_or_default().to_owned();
+        let name = other.0.path().file_name().unwrap_or_default().to_owned();
         EventFile::begin(LogFile::create(&directory.join(name))?)
     }
 
@@ -49,7 +49,7 @@ impl EventFile {
         }
     }
 
-    pub(super) fn mark(&self) -> Result<Mark> {
+    pub(super) fn mark(&self) -> Result<Option<Mark>> {
         self.0.mark()
     }
 
@@ -132,7 +132,7 @@ mod tests {
     fn files_of_one_second_have_names_of_their_own() {
         let directory = tempfile::tempdir().unwrap();
         let directory = directory.path().join("a/b");
-        let path = |file: EventFile| file.mark().unwrap().path().to_path_buf();
+        let path = |file: EventFile| file.0.path().to_path_buf();
         let files: Vec<_> = (0..3).map(|_| path(EventFile::create(&directory).unwrap())).collect();
         assert!(files[0] != files[1] && files[1] != files[2]);
         for file in files {

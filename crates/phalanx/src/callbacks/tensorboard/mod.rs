@@ -127,7 +127,7 @@ impl Callback for TensorBoard {
     }
 
     fn state(&mut self) -> Result<CallbackState> {
-        let mark = |file: &Option<EventFile>| file.as_ref().map(EventFile::mark).transpose();
+        let mark = |file: &Option<EventFile>| file.as_ref().map_or(Ok(None), EventFile::mark);
         Ok(CallbackState::of((mark(&self.train)?, mark(&self.validation)?, self.first)))
     }
 

@@ -2,9 +2,10 @@
 
 use super::{Cardinality, Element, Elements, Pass, Step};
 use crate::error::{Error, Result};
+use crate::saving::{AtomicFile, open_file};
 use phalanx_graph::{DType, Data, Tensor};
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -125,30 +126,22 @@ impl Elements for Recording {
     }
 }
 
-/// A file that gets its name when it is whole.
+/// A cache file under way; a pass that does not end leaves none.
 struct Writing {
-    file: BufWriter<File>,
-    temporary: PathBuf,
+    file: AtomicFile,
     path: PathBuf,
-    finished: bool,
 }
 
 impl Writing {
     fn new(path: &Path) -> Result<Writing> {
-        static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-        let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let mut name = path.file_name().unwrap_or_default().to_os_string();
-        name.push(format!(".{}-{count}.tmp", std::process::id()));
-        let temporary = path.with_file_name(name);
-        let file = File::create(&temporary).map_err(|e| Error::io(&temporary, e))?;
-        let path = path.to_path_buf();
-        let mut writing = Writing { file: BufWriter::new(file), temporary, path, finished: false };
+        let file = AtomicFile::create(path).map_err(|e| Error::io(path, e))?;
+        let mut writing = Writing { file, path: path.into() };
         writing.write(MAGIC)?;
         Ok(writing)
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(|e| Error::io(&self.temporary, e))
+        self.file.write_all(bytes).map_err(|e| Error::io(&self.path, e))
     }
 
     fn element(&mut self, element: &Element) -> Result<()> {
@@ -171,22 +164,8 @@ impl Writing {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<()> {
-        let fail = |e| Error::io(&self.temporary, e);
-        self.file.flush().map_err(fail)?;
-        self.file.get_ref().sync_all().map_err(fail)?;
-        std::fs::rename(&self.temporary, &self.path).map_err(|e| Error::io(&self.path, e))?;
-        self.finished = true;
-        Ok(())
-    }
-}
-
-impl Drop for Writing {
-    fn drop(&mut self) {
-        if !self.finished {
-            // A pass that did not end leaves nothing behind.
-            let _ = std::fs::remove_file(&self.temporary);
-        }
+    fn finish(self) -> Result<()> {
+        self.file.finish().map_err(|e| Error::io(&self.path, e))
     }
 }
 
@@ -199,13 +178,9 @@ struct Reading {
 
 impl Reading {
     fn new(path: &Path) -> Result<Reading> {
-        let fail = |e| Error::io(path, e);
-        let meta = std::fs::metadata(path).map_err(fail)?;
-        if !meta.is_file() {
-            return Err(Error::file(path, "a cache file", "something else"));
-        }
-        let file = BufReader::new(File::open(path).map_err(fail)?);
-        let mut reading = Reading { file, path: path.into(), left: meta.len() };
+        let file = open_file(path, "a cache file")?;
+        let left = file.metadata().map_err(|e| Error::io(path, e))?.len();
+        let mut reading = Reading { file: BufReader::new(file), path: path.into(), left };
         if reading.bytes(8)? != MAGIC {
             return Err(Error::file(path, "a cache file of this version", "another file"));
         }

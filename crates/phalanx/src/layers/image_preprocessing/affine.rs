@@ -3,6 +3,7 @@
 
 use super::super::support::finite;
 use super::super::up_sampling2d::Interpolation;
+use super::uniform;
 use crate::choice::Choice;
 use crate::data::FillMode;
 use crate::error::Result;
@@ -28,7 +29,7 @@ pub(super) struct Maps {
 
 impl<const N: usize> Affine<N> {
     /// The same maps by numbers `u` in 0 to 1, for the parameters `low + u · (high - low)`.
-    pub fn over(self, ranges: [[f64; 2]; N]) -> Affine<N> {
+    fn over(self, ranges: [[f64; 2]; N]) -> Affine<N> {
         let mut over = self;
         for (i, [low, high]) in ranges.into_iter().enumerate() {
             for k in 0..6 {
@@ -37,6 +38,24 @@ impl<const N: usize> Affine<N> {
             }
         }
         over
+    }
+
+    /// In training, reads an image through a map of each sample's own, its parameters drawn from these
+    /// ranges; otherwise leaves the image as it is.
+    pub fn at_random(
+        self,
+        cx: &mut Cx<'_>,
+        geom: SampleGeom,
+        x: NodeId,
+        ranges: [[f64; 2]; N],
+    ) -> Result<NodeId> {
+        let maps = self.over(ranges).declare(cx);
+        if !cx.training() {
+            return Ok(x);
+        }
+        let u = uniform(cx, &[N])?;
+        let matrix = maps.matrix(cx, u)?;
+        sample(cx, geom, x, matrix)
     }
 
     /// Declares the constants. To be called in training and in inference alike: all programs of a

@@ -3,8 +3,8 @@
 
 use super::super::support::{DataFormat, setters};
 use super::super::up_sampling2d::Interpolation;
-use super::affine::{Affine, IDENTITY, Reading, sample};
-use super::{Factor, float_image, uniform};
+use super::affine::{Affine, IDENTITY, Reading};
+use super::{Factor, float_image};
 use crate::choice::Choice;
 use crate::config;
 use crate::data::FillMode;
@@ -94,12 +94,6 @@ impl Layer for RandomTranslation {
         let reading = Reading { fill_mode, interpolation, fill_value: *fill_value };
         let geom = reading.geometry(cx, dims)?;
         let slopes = [[0.0, 0.0, 0.0, 0.0, 0.0, -h], [0.0, 0.0, -w, 0.0, 0.0, 0.0]];
-        let maps = Affine { base: IDENTITY, slopes }.over([down, right]).declare(cx);
-        if !cx.training() {
-            return Ok(x);
-        }
-        let u = uniform(cx, &[2])?;
-        let matrix = maps.matrix(cx, u)?;
-        sample(cx, geom, x, matrix)
+        Affine { base: IDENTITY, slopes }.at_random(cx, geom, x, [down, right])
     }
 }

@@ -3,9 +3,9 @@
 
 use super::super::support::{DataFormat, setters};
 use super::super::up_sampling2d::Interpolation;
-use super::affine::{Affine, IDENTITY, Reading, sample};
+use super::affine::{Affine, IDENTITY, Reading};
 use super::random_translation::{bilinear, reflect};
-use super::{Factor, float_image, uniform};
+use super::{Factor, float_image};
 use crate::choice::Choice;
 use crate::config;
 use crate::data::FillMode;
@@ -100,21 +100,15 @@ impl Layer for RandomZoom {
         // By how much the height, and the width, differ from what they were.
         let (down, across) = ([0.0, 0.0, 0.0, 0.0, 1.0, -my], [1.0, 0.0, -mx, 0.0, 0.0, 0.0]);
         let base = IDENTITY;
-        let (maps, numbers) = match width {
+        match width {
             Some(width) => {
-                let maps = Affine { base, slopes: [down, across] };
-                (maps.over([height, width]).declare(cx), 2)
+                let slopes = [down, across];
+                Affine { base, slopes }.at_random(cx, geom, x, [height, width])
             }
             None => {
                 let both = std::array::from_fn(|k| down[k] + across[k]);
-                (Affine { base, slopes: [both] }.over([height]).declare(cx), 1)
+                Affine { base, slopes: [both] }.at_random(cx, geom, x, [height])
             }
-        };
-        if !cx.training() {
-            return Ok(x);
         }
-        let u = uniform(cx, &[numbers])?;
-        let matrix = maps.matrix(cx, u)?;
-        sample(cx, geom, x, matrix)
     }
 }

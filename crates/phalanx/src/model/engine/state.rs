@@ -42,12 +42,13 @@ impl Engine {
             deterministic: lock(&self.executor).mesh().fixed,
         };
         let mut tensors = vec![];
+        let mut named = self.named();
         let executor = lock(&self.executor);
-        for (name, param, dims) in self.named() {
-            tensors.push((name, Tensor::new(dims, executor.param(param))?));
+        for (name, param, dims) in &named {
+            tensors.push((name.clone(), Tensor::new(dims.clone(), executor.param(*param))?));
         }
-        for (name, param, dims) in self.named().into_iter().filter(|w| self.trained.contains(&w.1))
-        {
+        named.retain(|weight| self.trained.contains(&weight.1));
+        for (name, param, dims) in named {
             for slot in 0..executor.slots() {
                 let values = executor.slot(slot, param);
                 tensors.push((slot_name(slot, &name), Tensor::new(dims.clone(), values)?));
@@ -113,7 +114,8 @@ impl Engine {
         self.weights.iter().all(|weight| finite(weight.param))
     }
 
-    fn check_counters(&self, counters: &Counters) -> Result<()> {
+    /// Fails unless the numbers are those of an engine set up as this one.
+    pub(crate) fn check_counters(&self, counters: &Counters) -> Result<()> {
         let optimizer = self.optimizer.class_name();
         if counters.optimizer != optimizer {
             return Err(self.misfit(&format!("optimizer {optimizer}"), &counters.optimizer));

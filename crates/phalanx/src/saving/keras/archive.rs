@@ -1,6 +1,7 @@
 //! The zip of a `.keras` file: `metadata.json`, `config.json`, `model.weights.h5`.
 
 use crate::error::{Error, Result};
+use crate::saving::open_file;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
@@ -8,6 +9,8 @@ use std::path::Path;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, DateTime, ZipArchive, ZipWriter};
 
+/// What every file here is, for who gets another.
+const WHAT: &str = "a .keras file";
 const METADATA: &str = "metadata.json";
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.weights.h5";
@@ -33,12 +36,8 @@ pub(super) struct Archive {
 /// Reads the members; nothing else in the archive is looked at.
 pub(super) fn read(path: &Path) -> Result<Archive> {
     let io = |source| Error::io(path, source);
-    let wrong = |received: String| Error::file(path, "a .keras file", received);
-    // Opening a pipe would wait for its writer.
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Err(wrong("a directory, device or pipe".into()));
-    }
-    let mut file = File::open(path).map_err(io)?;
+    let wrong = |received: String| Error::file(path, WHAT, received);
+    let mut file = open_file(path, WHAT)?;
     let entries = entries(&mut file).map_err(io)?;
     let mut zip = ZipArchive::new(file).map_err(|e| wrong(format!("a broken archive: {e}")))?;
     if entries.is_some_and(|n| n != zip.len().min(MANY)) {

@@ -1,0 +1,118 @@
+//! The batches of arrays.
+
+use super::Arrays;
+use crate::data::{Dataset, Epoch, HostBatch, Samples, make_room};
+use crate::error::Result;
+use phalanx_graph::{Data, Tensor};
+use std::ops::Range;
+
+/// Where an epoch stands.
+pub(super) struct ArraysEpoch<'a> {
+    pub arrays: &'a Arrays,
+    /// Positions in the window, where they are not taken in order.
+    pub order: Option<Vec<u32>>,
+    pub at: usize,
+    pub end: usize,
+}
+
+impl Epoch for ArraysEpoch<'_> {
+    fn next(&mut self, batch: &mut HostBatch) -> Result<bool> {
+        if self.at >= self.end {
+            return Ok(false);
+        }
+        let arrays = self.arrays;
+        let positions = self.at..self.end.min(self.at.saturating_add(arrays.batch));
+        self.at = positions.end;
+        batch.rows = positions.len();
+        let first = arrays.window.start;
+        let rows = match &self.order {
+            None => Rows::InOrder(first + positions.start..first + positions.end),
+            Some(order) => Rows::Picked(first, &order[positions]),
+        };
+        let room = arrays.batch_size();
+        let columns = arrays.inputs.iter().map(|c| (c.dtype(), c.dims()));
+        make_room(&mut batch.inputs, columns, room);
+        for (slot, column) in batch.inputs.iter_mut().zip(&arrays.inputs) {
+            rows.gather(column, slot);
+        }
+        let columns = arrays.targets.iter().map(|c| (c.dtype(), c.dims()));
+        make_room(&mut batch.targets, columns, room);
+        for (slot, column) in batch.targets.iter_mut().zip(&arrays.targets) {
+            rows.gather_tensor(column, slot);
+        }
+        batch.sample_weight.resize(batch.rows, 1.0);
+        match &arrays.weights {
+            Some(weights) => rows.copy(weights, 1, &mut batch.sample_weight),
+            None => batch.sample_weight.fill(1.0),
+        }
+        Ok(true)
+    }
+
+    fn skip(&mut self, batches: usize) -> Result<()> {
+        self.at = self.at.saturating_add(batches.saturating_mul(self.arrays.batch));
+        Ok(())
+    }
+}
+
+/// Which rows make a batch.
+enum Rows<'a> {
+    InOrder(Range<usize>),
+    /// Offsets from a first row.
+    Picked(usize, &'a [u32]),
+}
+
+impl Rows<'_> {
+    fn gather(&self, column: &Samples, slot: &mut Tensor) {
+        match (column, self) {
+            (Samples::Tensor(tensor), _) => self.gather_tensor(tensor, slot),
+            (Samples::Pixels(pixels), Rows::InOrder(rows)) => {
+                let width = column.row_len();
+                let Some(to) = slot.f32_mut() else { return };
+                pixels.convert(rows.start, &mut to[..rows.len() * width]);
+            }
+            (Samples::Pixels(_), Rows::Picked(first, offsets)) => {
+                let width = column.row_len().max(1);
+                let Some(to) = slot.f32_mut() else { return };
+                for (to, offset) in to.chunks_exact_mut(width).zip(*offsets) {
+                    column.read_row(first + *offset as usize, to);
+                }
+            }
+        }
+    }
+
+    fn gather_tensor(&self, column: &Tensor, slot: &mut Tensor) {
+        let width = column.row_len();
+        match column.data() {
+            Data::F32(from) => {
+                if let Some(to) = slot.f32_mut() {
+                    self.copy(from, width, to);
+                }
+            }
+            Data::I32(from) => {
+                if let Some(to) = slot.i32_mut() {
+                    self.copy(from, width, to);
+                }
+            }
+        }
+    }
+
+    fn copy<T: Copy>(&self, from: &[T], width: usize, to: &mut [T]) {
+        match self {
+            Rows::InOrder(rows) => {
+                let part = &from[rows.start * width..rows.end * width];
+                to[..part.len()].copy_from_slice(part);
+            }
+            Rows::Picked(first, offsets) if width == 1 => {
+                for (to, offset) in to.iter_mut().zip(*offsets) {
+                    *to = from[first + *offset as usize];
+                }
+            }
+            Rows::Picked(first, offsets) => {
+                for (to, offset) in to.chunks_exact_mut(width.max(1)).zip(*offsets) {
+                    let row = first + *offset as usize;
+                    to.copy_from_slice(&from[row * width..(row + 1) * width]);
+                }
+            }
+        }
+    }
+}
