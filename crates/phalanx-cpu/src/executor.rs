@@ -7,11 +7,11 @@ use crate::pool::{Barrier, Pool, Team, cores};
 use crate::simd::Isa;
 use crate::update::{MAX_SCALARS, MAX_SLOTS, SCATTER_FROM};
 use crate::worker::{self, Run};
-use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
+use phalanx_graph::exec::{Batch, ExecError, Executor, ProgramId, Times};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Instr, Mesh, Program, SHARDS, Split};
 use phalanx_graph::update::SlotInit;
-use phalanx_graph::{DType, Op, ParamId, ParamSpec};
+use phalanx_graph::{Op, ParamId, ParamSpec};
 
 /// Parameters start at multiples of this many floats, so that slices stay aligned.
 const PARAM_ALIGN: usize = 16;
@@ -105,6 +105,8 @@ pub struct CpuExecutor {
     workers: Vec<Worker>,
     programs: Vec<Loaded>,
     fetch_ptrs: Vec<FetchPtr>,
+    /// What the last step fetched.
+    done: Vec<Vec<f32>>,
     times: Times,
     profiling: bool,
 }
@@ -178,6 +180,7 @@ impl CpuExecutor {
             workers: memories,
             programs: vec![],
             fetch_ptrs: vec![],
+            done: vec![],
             times: Times::default(),
             profiling: false,
         })
@@ -212,32 +215,6 @@ impl CpuExecutor {
         }
         Err(ExecError::Param { name: spec.name.clone(), expected: spec.len(), received })
     }
-
-    fn check_feeds(&self, program: &Program, batch: &Batch<'_>) -> Result<(), ExecError> {
-        let fail = |name: &str, expected: String, received: String| {
-            Err(ExecError::Feed { name: name.into(), expected, received })
-        };
-        if batch.feeds.len() != program.feeds.len() {
-            let (expected, received) = (program.feeds.len(), batch.feeds.len());
-            return fail(&program.name, format!("{expected} feeds"), received.to_string());
-        }
-        for (spec, data) in program.feeds.iter().zip(batch.feeds) {
-            let rows = if spec.ty.is_rows() { batch.rows } else { 1 };
-            let dtype = match data {
-                FeedData::F32(_) => DType::F32,
-                FeedData::I32(_) => DType::I32,
-            };
-            if dtype != spec.ty.dtype || data.len() != rows * spec.ty.len() {
-                let expected = format!("{} for {rows} row(s)", spec.ty);
-                return fail(&spec.name, expected, format!("{} {dtype} elements", data.len()));
-            }
-        }
-        if batch.rows > program.options.max_batch {
-            let expected = format!("at most {} rows", program.options.max_batch);
-            return fail(&program.name, expected, batch.rows.to_string());
-        }
-        Ok(())
-    }
 }
 
 /// Replaces a buffer by a larger one when needed; contents do not survive.
@@ -260,21 +237,11 @@ impl Executor for CpuExecutor {
     }
 
     fn load(&mut self, program: Program) -> Result<ProgramId, ExecError> {
-        let reject = |reason: &str| {
-            Err(ExecError::Program { name: program.name.clone(), reason: reason.into() })
-        };
-        if program.options.mesh != self.mesh {
-            return reject("it was compiled for other devices");
-        }
-        let same = |(a, b): (&ParamSpec, &ParamSpec)| a.name == b.name && a.dims == b.dims;
-        if program.params.len() != self.params.len()
-            || !program.params.iter().zip(&self.params).all(same)
-        {
-            return reject("its parameters are others");
-        }
+        program.check_executor(self.mesh, &self.params)?;
         let rule = program.update.as_ref().map(|u| &u.rule);
         if rule.is_some_and(|r| r.slots.len() > MAX_SLOTS || r.scalars > MAX_SCALARS) {
-            return reject("its optimizer has too many slots or scalars");
+            let reason = "its optimizer has too many slots or scalars".into();
+            return Err(ExecError::Program { name: program.name.clone(), reason });
         }
         let tapes: Vec<Option<TapePlan>> = program
             .instrs
@@ -331,34 +298,17 @@ impl Executor for CpuExecutor {
         Ok(ProgramId(self.programs.len() - 1))
     }
 
-    fn run(
-        &mut self,
-        id: ProgramId,
-        batch: &Batch<'_>,
-        fetched: &mut Vec<Vec<f32>>,
-    ) -> Result<(), ExecError> {
+    /// The whole step: nothing goes on while the caller does something else.
+    fn start(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
         let loaded = self.programs.get(id.0).ok_or_else(|| ExecError::Program {
             name: format!("#{}", id.0),
             reason: "it was not loaded here".into(),
         })?;
-        self.check_feeds(&loaded.program, batch)?;
-        if let Some(plan) = &loaded.program.update {
-            if plan.rule.scalars != batch.scalars.len() {
-                return Err(ExecError::Feed {
-                    name: "optimizer scalars".into(),
-                    expected: plan.rule.scalars.to_string(),
-                    received: batch.scalars.len().to_string(),
-                });
-            }
-            if batch.accumulate.is_some() {
-                for d in &mut self.devices {
-                    grow(
-                        &mut self.heap,
-                        &mut d.accumulated,
-                        self.layout.len * 4,
-                        "accumulated gradients",
-                    )?;
-                }
+        loaded.program.check_batch(batch)?;
+        if loaded.program.update.is_some() && batch.accumulate.is_some() {
+            for d in &mut self.devices {
+                let bytes = self.layout.len * 4;
+                grow(&mut self.heap, &mut d.accumulated, bytes, "accumulated gradients")?;
             }
         }
         if self.profiling {
@@ -366,9 +316,9 @@ impl Executor for CpuExecutor {
                 grow(&mut self.heap, &mut w.seconds, loaded.program.instrs.len() * 8, "a profile")?;
             }
         }
-        fetched.resize_with(loaded.program.fetches.len(), Vec::new);
+        self.done.resize_with(loaded.program.fetches.len(), Vec::new);
         self.fetch_ptrs.clear();
-        for (plan, out) in loaded.program.fetches.iter().zip(fetched.iter_mut()) {
+        for (plan, out) in loaded.program.fetches.iter().zip(&mut self.done) {
             let rows = if plan.ty.is_rows() { batch.rows } else { 1 };
             out.resize(rows * plan.ty.len(), 0.0);
             self.fetch_ptrs.push(FetchPtr(out.as_mut_ptr()));
@@ -397,6 +347,11 @@ impl Executor for CpuExecutor {
         if self.profiling {
             self.measure(id, batch.rows);
         }
+        Ok(())
+    }
+
+    fn finish(&mut self, fetched: &mut Vec<Vec<f32>>) -> Result<(), ExecError> {
+        std::mem::swap(fetched, &mut self.done);
         Ok(())
     }
 

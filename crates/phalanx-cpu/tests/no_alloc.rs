@@ -66,6 +66,7 @@ fn allocated(step: Step, mesh: Mesh, accumulate: bool) -> usize {
             step: number,
             scalars: &[0.01],
             accumulate: accumulate.then_some(part),
+            staged: false,
         };
         e.run(id, &batch, &mut fetched).expect("runs");
     }

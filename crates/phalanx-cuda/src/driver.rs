@@ -250,6 +250,11 @@ impl Event {
         cu!(cuEventSynchronize(self.0))
     }
 
+    /// Whether everything in front of it is done.
+    pub fn passed(&self) -> bool {
+        cu!(cuEventQuery(self.0)).is_ok()
+    }
+
     /// Seconds since an earlier one; both have passed.
     pub fn since(&self, earlier: &Event) -> Result<f64> {
         let mut ms = 0.0;

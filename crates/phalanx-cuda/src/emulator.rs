@@ -13,6 +13,7 @@ mod products;
 mod tests;
 
 use crate::executor::GpuExecutor;
+use crate::inputs::INPUT_BYTES;
 use crate::launch::{Arg, Block, Launch, Ptr, Source, Word};
 use crate::machine::{Machine, Plan, StepId};
 use crate::nvrtc;
@@ -273,7 +274,20 @@ impl Machine for EmulatedGpu {
         Ok(StepId(self.steps.len() - 1))
     }
 
-    fn start(&mut self, step: StepId, inputs: &[&[u8]]) -> Result<(), ExecError> {
+    fn stage(
+        &mut self,
+        replicas: usize,
+        bytes: usize,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<(), ExecError> {
+        for replica in 0..replicas {
+            let at = Ptr::new(replica, Block::Inputs, INPUT_BYTES);
+            fill(replica, self.memory.bytes_mut(at, bytes).map_err(failed)?);
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, step: StepId, head: &[u8]) -> Result<(), ExecError> {
         let index = step.0;
         let step = self.steps.get(index).ok_or_else(|| failed(format!("no step {index}")))?;
         if step.moves != self.moves {
@@ -285,8 +299,9 @@ impl Machine for EmulatedGpu {
         };
         let (work, kernels) = (step.plan.work.clone(), step.kernels.clone());
         self.memory.poison_arenas();
-        for (replica, bytes) in inputs.iter().enumerate() {
-            self.write(Ptr::new(replica, Block::Inputs, 0), bytes)?;
+        let replicas = if head.is_empty() { 0..0 } else { self.memory.replicas() };
+        for replica in replicas {
+            self.write(Ptr::new(replica, Block::Inputs, 0), head)?;
         }
         works.into_iter().try_for_each(|i| self.work(&work[i], &kernels)).map_err(failed)
     }

@@ -68,9 +68,13 @@ pub(crate) struct GpuExecutor<M: Machine> {
     moves: u64,
     times: Times,
     profiling: bool,
-    /// Bytes on their way in and out, by replica.
-    inputs: Vec<Vec<u8>>,
+    /// Bytes on their way out, by replica.
     fetched: Vec<Vec<u8>>,
+    /// The program whose next feeds were staged.
+    staged: Option<ProgramId>,
+    /// The program that was started, and its rows.
+    under_way: Option<(ProgramId, usize)>,
+    began: Instant,
 }
 
 /// Byte offsets of parts that follow one another, and the end.
@@ -101,7 +105,6 @@ impl<M: Machine> GpuExecutor<M> {
         let mut executor = GpuExecutor {
             mesh: Mesh::new(names.len(), 1),
             stations: stations.collect(),
-            inputs: vec![vec![]; names.len()],
             fetched: vec![vec![]; names.len()],
             names,
             params: params.to_vec(),
@@ -114,6 +117,9 @@ impl<M: Machine> GpuExecutor<M> {
             moves: 0,
             times: Times::default(),
             profiling: false,
+            staged: None,
+            under_way: None,
+            began: Instant::now(),
         };
         executor.reserve(Block::Params, flat, "weights")?;
         Ok(executor)
@@ -196,6 +202,13 @@ impl<M: Machine> GpuExecutor<M> {
         each.collect()
     }
 
+    fn loaded(&self, id: ProgramId) -> Result<&Loaded, ExecError> {
+        self.programs.get(id.0).ok_or_else(|| ExecError::Program {
+            name: format!("#{}", id.0),
+            reason: "it was not loaded here".into(),
+        })
+    }
+
     /// Makes a step ready for a batch, once.
     fn ready(&mut self, id: ProgramId, key: Key) -> Result<(), ExecError> {
         if !self.programs[id.0].steps.contains_key(&key) {
@@ -234,9 +247,8 @@ impl<M: Machine> GpuExecutor<M> {
         Ok(())
     }
 
-    /// Fills every replica's inputs.
-    fn fill_inputs(&mut self, id: ProgramId, batch: &Batch<'_>) {
-        let loaded = &self.programs[id.0];
+    /// What changes from step to step besides the feeds.
+    fn head(batch: &Batch<'_>) -> Inputs {
         let mut head = Inputs { seed: batch.seed, step: batch.step, ..Inputs::default() };
         head.scalars[..batch.scalars.len()].copy_from_slice(batch.scalars);
         if let Some(a) = batch.accumulate {
@@ -244,23 +256,33 @@ impl<M: Machine> GpuExecutor<M> {
             head.weight = a.weight;
             head.mean = a.apply.unwrap_or(0.0);
         }
-        for (device, bytes) in self.inputs.iter_mut().enumerate() {
-            bytes.resize(loaded.inputs, 0);
-            bytes[..size_of::<Inputs>()].copy_from_slice(&head.to_bytes());
-            let rows = share(0..batch.rows, self.mesh.devices, device);
-            for ((spec, data), at) in
-                loaded.program.feeds.iter().zip(batch.feeds).zip(&loaded.layout.feeds)
-            {
-                let len = spec.ty.len();
-                let part =
-                    if spec.ty.is_rows() { rows.start * len..rows.end * len } else { 0..len };
-                let from = match data {
-                    FeedData::F32(v) => as_bytes(&v[part]),
-                    FeedData::I32(v) => as_bytes(&v[part]),
-                };
-                bytes[*at..at + from.len()].copy_from_slice(from);
-            }
+        head
+    }
+
+    /// Hands every replica its rows of the feeds.
+    fn stage_feeds(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
+        let Loaded { program, layout, inputs, .. } = &self.programs[id.0];
+        let mesh = self.mesh;
+        for Station { machine, replicas } in &mut self.stations {
+            let mut fill = |local: usize, bytes: &mut [u8]| {
+                let rows = share(0..batch.rows, mesh.devices, replicas.start + local);
+                for ((spec, data), at) in program.feeds.iter().zip(batch.feeds).zip(&layout.feeds) {
+                    let len = spec.ty.len();
+                    let part = match spec.ty.is_rows() {
+                        true => rows.start * len..rows.end * len,
+                        false => 0..len,
+                    };
+                    let from = match data {
+                        FeedData::F32(v) => as_bytes(&v[part]),
+                        FeedData::I32(v) => as_bytes(&v[part]),
+                    };
+                    let at = at - INPUT_BYTES;
+                    bytes[at..at + from.len()].copy_from_slice(from);
+                }
+            };
+            machine.stage(replicas.len(), inputs - INPUT_BYTES, &mut fill)?;
         }
+        Ok(())
     }
 
     /// Takes the fetches of all replicas apart.
@@ -314,17 +336,11 @@ impl<M: Machine> GpuExecutor<M> {
         Ok(())
     }
 
-    fn run_step(&mut self, id: ProgramId, key: Key) -> Result<(), ExecError> {
-        let loaded = &self.programs[id.0];
-        let ids = loaded.steps[&key].ids.clone();
-        for (station, step) in self.stations.iter_mut().zip(&ids) {
-            let inputs: Vec<&[u8]> =
-                self.inputs[station.replicas.clone()].iter().map(Vec::as_slice).collect();
-            station.machine.start(*step, &inputs)?;
-        }
+    fn collect(&mut self, id: ProgramId) -> Result<(), ExecError> {
+        let bytes = self.programs[id.0].fetch_bytes;
         for station in &mut self.stations {
             let room = &mut self.fetched[station.replicas.clone()];
-            room.iter_mut().for_each(|b| b.resize(loaded.fetch_bytes, 0));
+            room.iter_mut().for_each(|b| b.resize(bytes, 0));
             let mut room: Vec<&mut [u8]> = room.iter_mut().map(Vec::as_mut_slice).collect();
             station.machine.finish(&mut room)?;
         }
@@ -375,18 +391,17 @@ impl<M: Machine> Executor for GpuExecutor<M> {
         Ok(ProgramId(self.programs.len() - 1))
     }
 
-    fn run(
-        &mut self,
-        id: ProgramId,
-        batch: &Batch<'_>,
-        fetched: &mut Vec<Vec<f32>>,
-    ) -> Result<(), ExecError> {
-        let loaded = self.programs.get(id.0).ok_or_else(|| ExecError::Program {
-            name: format!("#{}", id.0),
-            reason: "it was not loaded here".into(),
-        })?;
-        loaded.program.check_batch(batch)?;
-        let trains = loaded.program.update.is_some();
+    fn stage(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
+        self.loaded(id)?.program.check_feeds(batch)?;
+        self.stage_feeds(id, batch)?;
+        self.staged = Some(id);
+        Ok(())
+    }
+
+    fn start(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
+        let program = &self.loaded(id)?.program;
+        program.check_batch(batch)?;
+        let trains = program.update.is_some();
         let accumulate = batch.accumulate.filter(|_| trains).map(|a| a.apply.is_some());
         if accumulate.is_some() {
             self.reserve(Block::Gathered, self.flat, "accumulated gradients")?;
@@ -397,14 +412,31 @@ impl<M: Machine> Executor for GpuExecutor<M> {
         if self.profiling && self.programs[id.0].measured.is_none() {
             self.measure(id, key)?;
         }
-        let start = Instant::now();
-        self.fill_inputs(id, batch);
-        self.run_step(id, key)?;
-        self.take_fetches(id, batch.rows, fetched);
-        if trains {
-            self.times.compute += start.elapsed().as_secs_f64();
+        self.began = Instant::now();
+        if !batch.staged || self.staged.take() != Some(id) {
+            self.stage_feeds(id, batch)?;
+        }
+        let head = Self::head(batch).to_bytes();
+        let ids = &self.programs[id.0].steps[&key].ids;
+        for (station, step) in self.stations.iter_mut().zip(ids) {
+            station.machine.start(*step, &head)?;
+        }
+        self.under_way = Some((id, batch.rows));
+        Ok(())
+    }
+
+    fn finish(&mut self, fetched: &mut Vec<Vec<f32>>) -> Result<(), ExecError> {
+        let Some((id, rows)) = self.under_way.take() else { return Ok(()) };
+        self.collect(id)?;
+        self.take_fetches(id, rows, fetched);
+        if self.programs[id.0].program.update.is_some() {
+            self.times.compute += self.began.elapsed().as_secs_f64();
         }
         Ok(())
+    }
+
+    fn busy(&self) -> bool {
+        self.under_way.is_some() && self.stations.iter().any(|s| s.machine.busy())
     }
 
     fn param(&self, id: ParamId) -> Vec<f32> {

@@ -5,6 +5,7 @@ use crate::cudnn::{ConvPlan, Cudnn};
 use crate::driver::{
     Context, DeviceBuffer, Event, Failure, Graph, Module, PinnedBuffer, Result, Stream, cu,
 };
+use crate::inputs::INPUT_BYTES;
 use crate::launch::{Arg, Block, Launch, Ptr, Source, Word};
 use crate::libs::{self, Lib};
 use crate::machine::{Machine, Plan, StepId};
@@ -60,10 +61,22 @@ struct Prepared {
     _tables: DeviceBuffer,
 }
 
-/// A place for inputs on their way to the GPU.
+/// A place for feeds on their way to the GPU.
 struct Staging {
-    inputs: Vec<PinnedBuffer>,
-    /// Passed once the inputs have been copied.
+    /// By replica.
+    host: Vec<PinnedBuffer>,
+    device: Vec<DeviceBuffer>,
+    bytes: usize,
+    /// Passed once they are on the GPU.
+    arrived: Event,
+    /// Passed once the step has taken them.
+    taken: Event,
+}
+
+/// A place for heads on their way to the GPU.
+struct Head {
+    host: PinnedBuffer,
+    /// Passed once all replicas have it.
     taken: Event,
 }
 
@@ -81,9 +94,14 @@ pub(crate) struct Gpu {
     /// Workspaces that earlier steps still use.
     retired: Vec<DeviceBuffer>,
     staging: Vec<Staging>,
+    /// Which of them is filled next.
     next: usize,
+    heads: Vec<Head>,
+    /// Passed once everything started is done.
+    done: Event,
     fetched: Vec<PinnedBuffer>,
     streams: Vec<Stream>,
+    copies: Stream,
     capability: i32,
     name: String,
     /// Whether products of 32-bit floats may be rounded for the tensor cores.
@@ -106,9 +124,13 @@ impl Gpu {
         let context = Context::new(index)?;
         let streams = (0..STREAMS).map(|_| Stream::new()).collect::<Result<_>>()?;
         let workspaces = (0..STREAMS).map(|_| DeviceBuffer::default()).collect();
-        let staging = (0..AHEAD)
-            .map(|_| Ok(Staging { inputs: vec![], taken: Event::new()? }))
-            .collect::<Result<_>>()?;
+        let place = |_| {
+            let (host, device, bytes) = (vec![], vec![], 0);
+            Ok(Staging { host, device, bytes, arrived: Event::new()?, taken: Event::new()? })
+        };
+        let staging = (0..AHEAD).map(place).collect::<Result<_>>()?;
+        let head = |_| Ok(Head { host: PinnedBuffer::new(INPUT_BYTES)?, taken: Event::new()? });
+        let heads = (0..AHEAD).map(head).collect::<Result<_>>()?;
         Ok(Gpu {
             steps: vec![],
             functions: HashMap::new(),
@@ -120,8 +142,11 @@ impl Gpu {
             retired: vec![],
             staging,
             next: 0,
+            heads,
+            done: Event::new()?,
             fetched: vec![],
             streams,
+            copies: Stream::new()?,
             capability: context.capability()?,
             name,
             tf32: std::env::var("PHALANX_TF32").map_or(true, |v| v != "0"),
@@ -371,28 +396,60 @@ impl Gpu {
         Ok(seconds)
     }
 
-    fn start_step(&mut self, step: StepId, inputs: &[&[u8]]) -> Result<()> {
+    fn stage_feeds(
+        &mut self,
+        replicas: usize,
+        bytes: usize,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<()> {
         self.context.enter()?;
-        let at = self.next % self.staging.len();
-        self.next += 1;
-        let staging = &mut self.staging[at];
-        staging.taken.synchronize()?;
-        let stream = &self.streams[0];
-        for (replica, bytes) in inputs.iter().enumerate() {
-            if staging.inputs.len() == replica {
-                staging.inputs.push(PinnedBuffer::new(bytes.len())?);
+        let place = &mut self.staging[self.next % AHEAD];
+        // What was here before must be on the GPU before it is written over.
+        place.arrived.synchronize()?;
+        self.copies.wait(&place.taken)?;
+        place.bytes = bytes;
+        for replica in 0..replicas {
+            if place.host.len() == replica {
+                place.host.push(PinnedBuffer::new(bytes)?);
+                place.device.push(DeviceBuffer::new(bytes)?);
             }
-            let buffer = &mut staging.inputs[replica];
-            if buffer.bytes() < bytes.len() {
-                *buffer = PinnedBuffer::new(bytes.len())?;
+            if place.host[replica].bytes() < bytes {
+                place.taken.synchronize()?;
+                place.host[replica] = PinnedBuffer::new(bytes)?;
+                place.device[replica] = DeviceBuffer::new(bytes)?;
             }
-            buffer.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-            let to = self.blocks[&(replica, Block::Inputs)].at();
-            let from = buffer.as_slice().as_ptr().cast();
-            cu!(cuMemcpyHtoDAsync_v2(to, from, bytes.len(), stream.0))?;
+            let host = &mut place.host[replica].as_mut_slice()[..bytes];
+            fill(replica, host);
+            if bytes > 0 {
+                let (to, from) = (place.device[replica].at(), host.as_ptr().cast());
+                cu!(cuMemcpyHtoDAsync_v2(to, from, bytes, self.copies.0))?;
+            }
         }
-        staging.taken.record(stream)?;
-        self.steps[step.0].graph.launch(stream)
+        place.arrived.record(&self.copies)
+    }
+
+    fn start_step(&mut self, step: StepId, head: &[u8]) -> Result<()> {
+        self.context.enter()?;
+        let stream = &self.streams[0];
+        let at = self.next % AHEAD;
+        self.next += 1;
+        let (place, sent) = (&self.staging[at], &mut self.heads[at]);
+        sent.taken.synchronize()?;
+        sent.host.as_mut_slice()[..head.len()].copy_from_slice(head);
+        stream.wait(&place.arrived)?;
+        for (replica, feeds) in place.device.iter().enumerate() {
+            let to = self.blocks[&(replica, Block::Inputs)].at();
+            let from = sent.host.as_slice().as_ptr().cast();
+            cu!(cuMemcpyHtoDAsync_v2(to, from, head.len(), stream.0))?;
+            if place.bytes > 0 {
+                let behind = to + INPUT_BYTES as u64;
+                cu!(cuMemcpyDtoDAsync_v2(behind, feeds.at(), place.bytes, stream.0))?;
+            }
+        }
+        place.taken.record(stream)?;
+        sent.taken.record(stream)?;
+        self.steps[step.0].graph.launch(stream)?;
+        self.done.record(stream)
     }
 
     fn finish_steps(&mut self, fetches: &mut [&mut [u8]]) -> Result<()> {
@@ -528,8 +585,21 @@ impl Machine for Gpu {
         self.prepare_step(&plan).map_err(|e| self.failed(e))
     }
 
-    fn start(&mut self, step: StepId, inputs: &[&[u8]]) -> std::result::Result<(), ExecError> {
-        self.start_step(step, inputs).map_err(|e| self.failed(e))
+    fn stage(
+        &mut self,
+        replicas: usize,
+        bytes: usize,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> std::result::Result<(), ExecError> {
+        self.stage_feeds(replicas, bytes, fill).map_err(|e| self.failed(e))
+    }
+
+    fn start(&mut self, step: StepId, head: &[u8]) -> std::result::Result<(), ExecError> {
+        self.start_step(step, head).map_err(|e| self.failed(e))
+    }
+
+    fn busy(&self) -> bool {
+        self.context.enter().is_ok() && !self.done.passed()
     }
 
     fn measure(&mut self, step: StepId) -> std::result::Result<Vec<f64>, ExecError> {

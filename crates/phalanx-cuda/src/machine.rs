@@ -38,9 +38,22 @@ pub(crate) trait Machine: Send {
     /// Compiles a step's kernels and chooses its plans.
     fn prepare(&mut self, plan: Plan) -> Result<StepId, ExecError>;
 
-    /// Starts a step behind whatever was started before: hands in each replica's inputs from the
-    /// start of their block, then does the work.
-    fn start(&mut self, step: StepId, inputs: &[&[u8]]) -> Result<(), ExecError>;
+    /// Takes the feeds of the next step, while others may be under way: `fill` writes `bytes` of each
+    /// replica, which follow the head.
+    fn stage(
+        &mut self,
+        replicas: usize,
+        bytes: usize,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<(), ExecError>;
+
+    /// Starts a step behind whatever was started before, with this head and the feeds staged last.
+    fn start(&mut self, step: StepId, head: &[u8]) -> Result<(), ExecError>;
+
+    /// Whether what was started is still under way.
+    fn busy(&self) -> bool {
+        false
+    }
 
     /// Runs each work of a step by itself, many times, and says how many seconds one takes; nothing
     /// where that cannot be measured. Memory is left in whatever state that gives.

@@ -42,7 +42,7 @@ pub struct Accumulate {
 }
 
 /// What one step is run with.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Batch<'a> {
     /// Rows of the global batch.
     pub rows: usize,
@@ -56,6 +56,8 @@ pub struct Batch<'a> {
     pub scalars: &'a [f32],
     /// Gradient accumulation, when asked for.
     pub accumulate: Option<Accumulate>,
+    /// Whether its feeds were handed in by [`Executor::stage`] before.
+    pub staged: bool,
 }
 
 impl Program {
@@ -76,6 +78,17 @@ impl Program {
 
     /// Fails where a batch does not have the feeds, rows or scalars this was compiled for.
     pub fn check_batch(&self, batch: &Batch<'_>) -> Result<(), ExecError> {
+        self.check_feeds(batch)?;
+        let scalars = self.update.as_ref().map_or(batch.scalars.len(), |u| u.rule.scalars);
+        if scalars == batch.scalars.len() {
+            return Ok(());
+        }
+        let (expected, received) = (scalars.to_string(), batch.scalars.len().to_string());
+        Err(ExecError::Feed { name: "optimizer scalars".into(), expected, received })
+    }
+
+    /// Fails where a batch does not have the feeds or rows this was compiled for.
+    pub fn check_feeds(&self, batch: &Batch<'_>) -> Result<(), ExecError> {
         let fail = |name: &str, expected: String, received: String| {
             Err(ExecError::Feed { name: name.into(), expected, received })
         };
@@ -98,11 +111,6 @@ impl Program {
             let expected = format!("at most {} rows", self.options.max_batch);
             return fail(&self.name, expected, batch.rows.to_string());
         }
-        let scalars = self.update.as_ref().map_or(batch.scalars.len(), |u| u.rule.scalars);
-        if scalars != batch.scalars.len() {
-            let received = batch.scalars.len().to_string();
-            return fail("optimizer scalars", scalars.to_string(), received);
-        }
         Ok(())
     }
 }
@@ -119,14 +127,34 @@ pub trait Executor: Send {
     /// Takes a program; all programs of an executor share one parameter table.
     fn load(&mut self, program: Program) -> Result<ProgramId, ExecError>;
 
-    /// Runs a step. `fetched` receives one vector per fetch: rows of the batch in order, or the
-    /// mirrored value.
+    /// Hands in the feeds of the step to come, while another may be under way: that step's batch then
+    /// says so. An executor whose feeds need not travel ignores it.
+    fn stage(&mut self, _program: ProgramId, _batch: &Batch<'_>) -> Result<(), ExecError> {
+        Ok(())
+    }
+
+    /// Starts a step. One at a time: [`finish`](Executor::finish) comes before the next.
+    fn start(&mut self, program: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError>;
+
+    /// Waits for the step that was started. `fetched` receives one vector per fetch: rows of the
+    /// batch in order, or the mirrored value.
+    fn finish(&mut self, fetched: &mut Vec<Vec<f32>>) -> Result<(), ExecError>;
+
+    /// Whether the step that was started is still under way.
+    fn busy(&self) -> bool {
+        false
+    }
+
+    /// Runs a step to its end.
     fn run(
         &mut self,
         program: ProgramId,
         batch: &Batch<'_>,
         fetched: &mut Vec<Vec<f32>>,
-    ) -> Result<(), ExecError>;
+    ) -> Result<(), ExecError> {
+        self.start(program, batch)?;
+        self.finish(fetched)
+    }
 
     /// Reads a parameter.
     fn param(&self, id: ParamId) -> Vec<f32>;

@@ -21,8 +21,15 @@ fn attempt(
     let elements = elements(&values);
     let mut feeds = feeds(&elements);
     change(&mut feeds);
-    let batch =
-        Batch { rows, feeds: &feeds, seed: SEED, step: 0, scalars: &scalars, accumulate: None };
+    let batch = Batch {
+        rows,
+        feeds: &feeds,
+        seed: SEED,
+        step: 0,
+        scalars: &scalars,
+        accumulate: None,
+        staged: false,
+    };
     e.run(id, &batch, &mut vec![])
 }
 
@@ -66,7 +73,15 @@ pub fn what_does_not_belong_to_the_executor(lab: &dyn Lab) {
     let wider = mlp(&[5, 3, 5], momentum(None), (0.0, 0.0));
     let text = e.load(compile(&wider, mesh, 6)).expect_err("is refused").to_string();
     assert_eq!(text, "program 'mlp' does not fit this executor: its parameters are others");
-    let batch = Batch { rows: 0, feeds: &[], seed: 0, step: 0, scalars: &[], accumulate: None };
+    let batch = Batch {
+        rows: 0,
+        feeds: &[],
+        seed: 0,
+        step: 0,
+        scalars: &[],
+        accumulate: None,
+        staged: false,
+    };
     assert!(e.run(ProgramId(3), &batch, &mut vec![]).is_err());
     let short = e.set_param(phalanx_graph::ParamId(0), &[0.0; 5]).expect_err("is refused");
     assert_eq!(short.to_string(), "parameter dense_0/kernel: expected 12 elements, received 5");
@@ -86,6 +101,7 @@ pub fn missing_scalars_of_the_optimizer(lab: &dyn Lab) {
         step: 0,
         scalars: &[],
         accumulate: None,
+        staged: false,
     };
     let text = message(e.run(id, &batch, &mut vec![]));
     assert_eq!(text, "feed 'optimizer scalars': expected 1, received 0");

@@ -60,7 +60,7 @@ pub fn compile(step: &Step, mesh: Mesh, max_batch: usize) -> Program {
 /// A batch of what a reference evaluation sees, without optimizer.
 pub fn batch<'a>(context: &Context, feeds: &'a [FeedData<'a>]) -> Batch<'a> {
     let Context { rows, seed, step } = *context;
-    Batch { rows, feeds, seed, step, scalars: &[], accumulate: None }
+    Batch { rows, feeds, seed, step, scalars: &[], accumulate: None, staged: false }
 }
 
 /// The rows of a batch that one device sees.

@@ -47,8 +47,15 @@ pub fn programs_share_parameters(lab: &dyn Lab) {
             let owned = elements(&b.feeds);
             let feeds = feeds(&owned);
             let (rows, scalars) = (b.rows, &b.scalars[..]);
-            let batch =
-                Batch { rows, feeds: &feeds, seed: SEED, step: 0, scalars, accumulate: None };
+            let batch = Batch {
+                rows,
+                feeds: &feeds,
+                seed: SEED,
+                step: 0,
+                scalars,
+                accumulate: None,
+                staged: false,
+            };
             e.run(first, &batch, &mut vec![]).expect("runs");
         }
         let b = numbers.batch(&train, 50, 0);
@@ -84,8 +91,15 @@ pub fn weights_are_fetched_before_the_update(lab: &dyn Lab) {
         for _ in 0..20 {
             let before = e.param(ParamId(0));
             let (rows, scalars) = (b.rows, &b.scalars[..]);
-            let batch =
-                Batch { rows, feeds: &feeds, seed: SEED, step: 0, scalars, accumulate: None };
+            let batch = Batch {
+                rows,
+                feeds: &feeds,
+                seed: SEED,
+                step: 0,
+                scalars,
+                accumulate: None,
+                staged: false,
+            };
             e.run(id, &batch, &mut fetched).expect("runs");
             assert_eq!(fetched[2], before, "{mesh:?}");
         }

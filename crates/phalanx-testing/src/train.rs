@@ -38,6 +38,7 @@ fn execute(
             step: b.step,
             scalars: &b.scalars,
             accumulate: b.accumulate,
+            staged: false,
         };
         e.run(id, &batch, &mut fetched).expect("runs");
         rows.push(fetched[1].clone());

@@ -92,7 +92,8 @@ fn apply(layer: impl Into<LayerHandle>, images: &Tensor, at: At) -> Vec<f32> {
     }
     let feeds = [feed_data(images)];
     let At { seed, step, .. } = at;
-    let batch = Batch { rows, feeds: &feeds, seed, step, scalars: &[], accumulate: None };
+    let batch =
+        Batch { rows, feeds: &feeds, seed, step, scalars: &[], accumulate: None, staged: false };
     let mut fetched = vec![];
     cpu.run(id, &batch, &mut fetched).unwrap();
     fetched.remove(0)

@@ -20,7 +20,15 @@ fn profiles_time_every_instruction() {
         let owned = elements(&b.feeds);
         let feeds = feeds(&owned);
         let (rows, scalars) = (b.rows, &b.scalars[..]);
-        let batch = Batch { rows, feeds: &feeds, seed: SEED, step: 0, scalars, accumulate: None };
+        let batch = Batch {
+            rows,
+            feeds: &feeds,
+            seed: SEED,
+            step: 0,
+            scalars,
+            accumulate: None,
+            staged: false,
+        };
         e.run(id, &batch, &mut vec![]).expect("runs");
         assert_eq!(e.profile(id), None, "nothing was asked for");
         e.set_profiling(true);

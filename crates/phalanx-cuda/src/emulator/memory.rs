@@ -147,6 +147,11 @@ impl Memory {
         moved
     }
 
+    /// Replicas that have memory.
+    pub fn replicas(&self) -> std::ops::Range<usize> {
+        0..self.blocks.keys().map(|(replica, _)| replica + 1).max().unwrap_or(0)
+    }
+
     /// The bytes of a block from an address on.
     fn from(&self, at: Ptr) -> Result<&[u8], String> {
         let block = self.blocks.get(&(at.replica, at.block));

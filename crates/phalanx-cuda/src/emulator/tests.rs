@@ -365,7 +365,7 @@ fn inputs_go_in_and_fetches_come_out() {
     let sum = Work { writes: vec![Span::whole(fetches, 4)], ..work(Task::Launch(sum)) };
     let step = gpu.prepare(plan(vec![sum])).expect("ready");
     let bytes = [1.5f32, 2.0].map(f32::to_le_bytes).concat();
-    gpu.start(step, &[&bytes]).expect("runs");
+    gpu.start(step, &bytes).expect("runs");
     let mut fetched = [0; 4];
     gpu.finish(&mut [&mut fetched]).expect("done");
     assert_eq!(f32::from_le_bytes(fetched), 3.5);

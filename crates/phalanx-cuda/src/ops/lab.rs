@@ -194,6 +194,6 @@ impl Lab {
             bytes.extend(v.to_le_bytes());
         }
         bytes.resize(INPUT_BYTES, 0);
-        self.gpu.start(step, &[&bytes, &bytes]).expect("runs");
+        self.gpu.start(step, &bytes).expect("runs");
     }
 }

@@ -236,7 +236,7 @@ impl Case {
         let bytes = self.input_bytes(&layout.feeds);
         let mut results = vec![];
         for _ in 0..2 {
-            gpu.start(step, &[&bytes]).expect("runs");
+            gpu.start(step, &bytes).expect("runs");
             let narrow = self.narrow && !ints;
             let mut y = vec![0; len * if narrow { 2 } else { 4 }];
             gpu.read(at(Block::Arena).add(self.shift * 4), &mut y).expect("is there");

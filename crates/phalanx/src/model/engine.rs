@@ -21,7 +21,7 @@ use crate::losses::{Loss, Reduction};
 use crate::metrics;
 use crate::optimizers::Optimizer;
 use crate::strategy::MirroredStrategy;
-use phalanx_graph::exec::{Accumulate, Batch, FeedData, ProgramId, Times};
+use phalanx_graph::exec::{Accumulate, Batch, ExecError, Executor, FeedData, ProgramId, Times};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{FetchPlan, Split};
 use phalanx_graph::{DType, Data, Options, ParamId, Program, Step, Tensor, Type};
@@ -313,9 +313,41 @@ impl Engine {
         accumulate: Option<Gather>,
         tally: &mut Tally,
     ) -> Result<f64> {
+        let started = self.start(kind, batch, learning_rate, accumulate, false)?;
+        self.finish(started, tally)
+    }
+
+    /// Hands in the batch of the step to come while another may be under way.
+    pub(crate) fn stage(&mut self, kind: StepKind, batch: &HostBatch) -> Result<()> {
+        if batch.rows == 0 {
+            return Ok(());
+        }
+        self.with_feeds(kind, batch, |executor, id, feeds| {
+            let (rows, feeds) = (batch.rows, &feeds[..]);
+            let (scalars, accumulate) = (&[][..], None);
+            let step = Batch { rows, feeds, seed: 0, step: 0, scalars, accumulate, staged: false };
+            executor.stage(id, &step)
+        })?;
+        Ok(())
+    }
+
+    /// Whether the step that was started is still under way.
+    pub(crate) fn busy(&self) -> bool {
+        lock(&self.executor).busy()
+    }
+
+    /// Starts a step; `staged` says that [`stage`](Self::stage) has had this very batch.
+    pub(crate) fn start(
+        &mut self,
+        kind: StepKind,
+        batch: &HostBatch,
+        learning_rate: f64,
+        accumulate: Option<Gather>,
+        staged: bool,
+    ) -> Result<Started> {
         if batch.rows == 0 {
             // Nothing to learn from and nothing to count.
-            return Ok(0.0);
+            return Ok(Started::default());
         }
         let training = kind == StepKind::Train;
         let gather = accumulate.filter(|_| training);
@@ -324,27 +356,41 @@ impl Engine {
             true => self.optimizer.scalars(learning_rate, self.updates + 1),
             false => vec![],
         };
-        let denominators = self.execute(kind, batch, &scalars, accumulate)?;
-        self.gathered = gathered.unwrap_or(self.gathered);
-        self.steps += u64::from(training);
-        if training && accumulate.is_none_or(|a| a.apply.is_some()) {
-            self.updates += 1;
-            if let Some(id) = self.constrain {
-                let nothing =
-                    Batch { rows: 0, feeds: &[], seed: 0, step: 0, scalars: &[], accumulate: None };
-                lock(&self.executor).run(id, &nothing, &mut vec![])?;
-            }
-        }
-        Ok(tally.add(self, batch.rows, &denominators))
+        let (seed, step) = (self.seed, self.steps);
+        let denominators = self.with_feeds(kind, batch, |executor, id, feeds| {
+            let (rows, feeds, scalars) = (batch.rows, &feeds[..], &scalars[..]);
+            let step = Batch { rows, feeds, seed, step, scalars, accumulate, staged };
+            executor.start(id, &step)
+        })?;
+        let updates = training && accumulate.is_none_or(|a| a.apply.is_some());
+        Ok(Started { rows: batch.rows, training, updates, gathered, denominators })
     }
 
-    /// Runs a program with targets on a batch; returns what each loss sum is divided by.
-    fn execute(
+    /// Waits for the step that was started and adds its losses and metrics to the tally; returns the
+    /// batch's loss.
+    pub(crate) fn finish(&mut self, started: Started, tally: &mut Tally) -> Result<f64> {
+        if started.rows == 0 {
+            return Ok(0.0);
+        }
+        lock(&self.executor).finish(&mut self.fetched)?;
+        self.gathered = started.gathered.unwrap_or(self.gathered);
+        self.steps += u64::from(started.training);
+        let loss = tally.add(self, started.rows, &started.denominators);
+        if started.updates {
+            self.updates += 1;
+            if let Some(id) = self.constrain {
+                lock(&self.executor).run(id, &Batch::default(), &mut vec![])?;
+            }
+        }
+        Ok(loss)
+    }
+
+    /// Calls with a program and a batch's feeds; returns what each loss sum is divided by.
+    fn with_feeds(
         &mut self,
         kind: StepKind,
         batch: &HostBatch,
-        scalars: &[f32],
-        accumulate: Option<Accumulate>,
+        call: impl FnOnce(&mut dyn Executor, ProgramId, &[FeedData<'_>]) -> Result<(), ExecError>,
     ) -> Result<Vec<f64>> {
         self.check(batch, true)?;
         let id = self.ensure(kind, batch.rows)?;
@@ -356,21 +402,17 @@ impl Engine {
         feeds.extend(batch.inputs.iter().chain(&batch.targets).map(|t| feed(t, batch.rows)));
         feeds.push(FeedData::F32(&batch.sample_weight[..batch.rows]));
         feeds.extend(self.scales.chunks(1).map(FeedData::F32));
-        let step = Batch {
-            rows: batch.rows,
-            feeds: &feeds,
-            seed: self.seed,
-            step: self.steps,
-            scalars,
-            accumulate,
-        };
-        lock(&self.executor).run(id, &step, &mut self.fetched)?;
+        call(&mut **lock(&self.executor), id, &feeds)?;
         Ok(denominators)
     }
 
     /// The gradient of the loss on a batch by every weight trained, with the weights' names.
     pub(crate) fn gradients(&mut self, batch: &HostBatch) -> Result<Vec<(String, Tensor)>> {
-        self.execute(StepKind::Gradients, batch, &[], None)?;
+        let (seed, step) = (self.seed, self.steps);
+        self.with_feeds(StepKind::Gradients, batch, |executor, id, feeds| {
+            executor.start(id, &Batch { rows: batch.rows, feeds, seed, step, ..Batch::default() })
+        })?;
+        lock(&self.executor).finish(&mut self.fetched)?;
         let fetches = self.programs[StepKind::Gradients as usize].iter().flat_map(|s| &s.fetches);
         let tensor = |(plan, values): (&FetchPlan, &Vec<f32>)| {
             Ok((plan.name.clone(), Tensor::new(plan.ty.dims.clone(), values.clone())?))
@@ -402,14 +444,8 @@ impl Engine {
         self.check(batch, false)?;
         let id = self.ensure(StepKind::Predict, batch.rows)?;
         let feeds: Vec<FeedData<'_>> = batch.inputs.iter().map(|t| feed(t, batch.rows)).collect();
-        let step = Batch {
-            rows: batch.rows,
-            feeds: &feeds,
-            seed: self.seed,
-            step: 0,
-            scalars: &[],
-            accumulate: None,
-        };
+        let (rows, feeds, seed) = (batch.rows, &feeds[..], self.seed);
+        let step = Batch { rows, feeds, seed, ..Batch::default() };
         lock(&self.executor).run(id, &step, &mut self.fetched)?;
         Ok(&self.fetched)
     }
@@ -418,6 +454,17 @@ impl Engine {
     pub(crate) fn output_dims(&self) -> Vec<Vec<usize>> {
         self.def.output_types.iter().map(|ty| ty.dims.clone()).collect()
     }
+}
+
+/// A step under way.
+#[derive(Debug, Default)]
+pub(crate) struct Started {
+    rows: usize,
+    training: bool,
+    /// Whether it updates the weights.
+    updates: bool,
+    gathered: Option<(u64, f64)>,
+    denominators: Vec<f64>,
 }
 
 /// Gradient accumulation as `fit` asks for it.

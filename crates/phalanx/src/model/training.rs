@@ -85,6 +85,14 @@ impl<'a> Feeder<'a> {
     }
 }
 
+/// The batch of the step to come.
+#[derive(Default)]
+struct Ahead {
+    batch: HostBatch,
+    /// Whether there is one, and where in the data it ends; nothing while nobody has looked.
+    looked: Option<(bool, Position)>,
+}
+
 impl WeightSource for Engine {
     fn names(&self) -> Vec<String> {
         self.weight_names()
@@ -261,10 +269,22 @@ impl<'a> Training<'a> {
 
     fn train_epoch(&mut self, feeder: &mut Feeder<'_>, batch: &mut HostBatch) -> Result<()> {
         let none = Logs::default();
+        let mut ahead = Ahead::default();
         while self.asked_steps.is_none_or(|n| self.at.batch < n) && !self.stop {
-            let asked = Instant::now();
-            let more = feeder.next(batch, &mut self.at, self.asked_steps.is_some())?;
-            self.history.waited(asked.elapsed().as_secs_f64());
+            let staged = ahead.looked.is_some();
+            let more = match ahead.looked.take() {
+                Some((more, at)) => {
+                    std::mem::swap(batch, &mut ahead.batch);
+                    (self.at.pass, self.at.taken) = (at.pass, at.taken);
+                    more
+                }
+                None => {
+                    let asked = Instant::now();
+                    let more = feeder.next(batch, &mut self.at, self.asked_steps.is_some())?;
+                    self.history.waited(asked.elapsed().as_secs_f64());
+                    more
+                }
+            };
             if !more {
                 break;
             }
@@ -273,7 +293,13 @@ impl<'a> Training<'a> {
             let gather = self.gather.map(|every| Gather { every, last });
             let loss = match self.on_nan {
                 OnNan::Skip => self.step_or_undo(batch, gather)?,
-                OnNan::Raise | OnNan::Stop => self.step(batch, gather)?,
+                OnNan::Raise | OnNan::Stop => {
+                    let rate = self.engine.learning_rate();
+                    let started =
+                        self.engine.start(StepKind::Train, batch, rate, gather, staged)?;
+                    self.look_ahead(feeder, &mut ahead)?;
+                    self.engine.finish(started, &mut self.tally)?
+                }
             };
             self.at.batch += 1;
             self.at.rows += batch.rows;
@@ -294,6 +320,23 @@ impl<'a> Training<'a> {
         if self.at.batch == 0 && !self.stop {
             return Err(Error::argument("fit", "data", "at least one batch", "an empty dataset"));
         }
+        Ok(())
+    }
+
+    /// Gets the next batch of the epoch while a step is under way.
+    fn look_ahead(&mut self, feeder: &mut Feeder<'_>, ahead: &mut Ahead) -> Result<()> {
+        if self.asked_steps.is_some_and(|n| self.at.batch + 1 >= n) {
+            return Ok(());
+        }
+        let (asked, mut at) = (Instant::now(), self.at);
+        let more = feeder.next(&mut ahead.batch, &mut at, self.asked_steps.is_some())?;
+        if !self.engine.busy() {
+            self.history.waited(asked.elapsed().as_secs_f64());
+        }
+        if more {
+            self.engine.stage(StepKind::Train, &ahead.batch)?;
+        }
+        ahead.looked = Some((more, at));
         Ok(())
     }
 

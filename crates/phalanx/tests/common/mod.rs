@@ -167,7 +167,15 @@ fn run_cpu(
         cpu.set_param(ParamId(i as u32), values).expect("values that fit");
     }
     let feeds: Vec<FeedData<'_>> = feeds.iter().map(feed_data).collect();
-    let batch = Batch { rows, feeds: &feeds, seed: 1, step: 0, scalars: &[], accumulate: None };
+    let batch = Batch {
+        rows,
+        feeds: &feeds,
+        seed: 1,
+        step: 0,
+        scalars: &[],
+        accumulate: None,
+        staged: false,
+    };
     let mut fetched = vec![];
     cpu.run(id, &batch, &mut fetched).expect("it runs");
     fetched.into_iter().map(|v| v.into_iter().map(f64::from).collect()).collect()
