@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use phalanx_graph::ops::{Binary, Unary};
 
-use super::plan::{Action, Quaternary, Ternary};
+use super::plan::{Action, Quaternary, RESULTS, Ternary};
 use crate::kernels::math;
 use crate::simd::{Kernel, Simd};
 
@@ -17,10 +17,10 @@ pub(super) struct Source {
 
 /// One step over one tile.
 #[inline(always)]
-pub(super) unsafe fn execute<S: Simd>(action: Action<Source>, n: usize, y: *mut f32) {
+pub(super) unsafe fn execute<S: Simd>(action: Action<Source>, n: usize, y: [*mut f32; RESULTS]) {
     macro_rules! each {
         ($f:ty, $($x:expr),+) => {
-            S::enter(Loop::<$f, _> { n, x: [$($x),+], y, f: PhantomData })
+            S::enter(Loop::<$f, _, _> { n, x: [$($x),+], y: [y[0]], f: PhantomData })
         };
     }
     // SAFETY: the caller's contract.
@@ -70,26 +70,27 @@ pub(super) unsafe fn execute<S: Simd>(action: Action<Source>, n: usize, y: *mut 
                 Quaternary::BlendSquare => each!(BlendSquare, a, b, c, d),
             },
             Action::RootStep([a, b, c, d, e]) => each!(RootStep, a, b, c, d, e),
+            Action::Adam(x) => S::enter(Loop::<Adam, _, _> { n, x, y, f: PhantomData }),
         }
     }
 }
 
-/// A function of `N` vectors.
-trait Function<const N: usize> {
+/// A function of `N` vectors with `M` results.
+trait Function<const N: usize, const M: usize> {
     /// Vectors a turn of the loop works on: several where the function is short.
     const UNROLL: usize;
-    unsafe fn apply<S: Simd>(x: [S::V; N]) -> S::V;
+    unsafe fn apply<S: Simd>(x: [S::V; N]) -> [S::V; M];
 }
 
 /// A function over `n` elements, compiled on its own.
-struct Loop<F, const N: usize> {
+struct Loop<F, const N: usize, const M: usize> {
     n: usize,
     x: [Source; N],
-    y: *mut f32,
+    y: [*mut f32; M],
     f: PhantomData<F>,
 }
 
-impl<F: Function<N>, const N: usize> Kernel for Loop<F, N> {
+impl<F: Function<N, M>, const N: usize, const M: usize> Kernel for Loop<F, N, M> {
     type Output = ();
 
     #[inline(always)]
@@ -102,8 +103,8 @@ impl<F: Function<N>, const N: usize> Kernel for Loop<F, N> {
             stride[k] = if x[k].splat { 0 } else { S::LANES };
         }
         let mut left = n;
-        // SAFETY: sources hold a vector or `n` floats, the result takes `n` floats. Where it is a
-        // source as well, every vector is read before it is written.
+        // SAFETY: sources hold a vector or `n` floats, results take `n` floats. Where one is a source
+        // as well, every vector is read before it is written.
         unsafe {
             let mut v = [S::zero(); N];
             while left >= F::UNROLL * S::LANES {
@@ -112,8 +113,11 @@ impl<F: Function<N>, const N: usize> Kernel for Loop<F, N> {
                         v[k] = S::load(from[k]);
                         from[k] = from[k].add(stride[k]);
                     }
-                    S::store(y, F::apply::<S>(v));
-                    y = y.add(S::LANES);
+                    let result = F::apply::<S>(v);
+                    for k in 0..M {
+                        S::store(y[k], result[k]);
+                        y[k] = y[k].add(S::LANES);
+                    }
                 }
                 left -= F::UNROLL * S::LANES;
             }
@@ -123,8 +127,11 @@ impl<F: Function<N>, const N: usize> Kernel for Loop<F, N> {
                     v[k] = S::load_partial(from[k], m);
                     from[k] = from[k].wrapping_add(stride[k]);
                 }
-                S::store_partial(y, F::apply::<S>(v), m);
-                y = y.wrapping_add(S::LANES);
+                let result = F::apply::<S>(v);
+                for k in 0..M {
+                    S::store_partial(y[k], result[k], m);
+                    y[k] = y[k].wrapping_add(S::LANES);
+                }
                 left -= m;
             }
         }
@@ -134,13 +141,13 @@ impl<F: Function<N>, const N: usize> Kernel for Loop<F, N> {
 macro_rules! functions {
     ($($name:ident<$n:literal, $unroll:literal> = |$($x:ident),+| $value:expr;)+) => {$(
         struct $name;
-        impl Function<$n> for $name {
+        impl Function<$n, 1> for $name {
             const UNROLL: usize = $unroll;
             #[inline(always)]
             #[allow(unused_unsafe)]
-            unsafe fn apply<S: Simd>([$($x),+]: [S::V; $n]) -> S::V {
+            unsafe fn apply<S: Simd>([$($x),+]: [S::V; $n]) -> [S::V; 1] {
                 // SAFETY: the caller's contract.
-                unsafe { $value }
+                unsafe { [$value] }
             }
         }
     )+};
@@ -183,4 +190,21 @@ functions! {
     BlendSquare<4, 4> = |a, b, c, d| S::fmadd(a, b, S::mul(S::mul(c, c), d));
     RootStep<5, 2> = |a, b, c, d, e| S::sub(a, S::div(S::mul(b, c), S::add(S::sqrt(d), e)));
     Select<3, 4> = |a, b, c| S::select(S::eq(a, S::zero()), c, b);
+}
+
+struct Adam;
+
+impl Function<10, 3> for Adam {
+    const UNROLL: usize = 1;
+
+    #[inline(always)]
+    unsafe fn apply<S: Simd>([w, m, b, g, d, v, e, f, rate, epsilon]: [S::V; 10]) -> [S::V; 3] {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let [m] = Blend::apply::<S>([m, b, g, d]);
+            let [v] = BlendSquare::apply::<S>([v, e, g, f]);
+            let [w] = RootStep::apply::<S>([w, m, rate, v, epsilon]);
+            [w, m, v]
+        }
+    }
 }
