@@ -157,7 +157,7 @@ fn reduce(ctx: &Ctx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]
     if let Some((x, dy)) = g.operands {
         let first = ctx.run.layout.offsets[g.param.index()];
         let rows = (chunk.start - first) / g.granule..(chunk.end - first) / g.granule;
-        ctx.kernel_rows(g.param, x, dy, rows, tile);
+        ctx.kernel_rows(x, dy, rows, tile);
     } else if ctx.run.mesh.devices >= SCATTER_FROM {
         collect(ctx, g, &chunk, tile);
     } else {

@@ -3,7 +3,7 @@
 #[path = "../../phalanx-graph/tests/networks/mod.rs"]
 mod networks;
 
-use networks::{adam, cnn, mlp, momentum, odd};
+use networks::{adam, cnn, mlp, momentum, odd, wide};
 use phalanx_cpu::{CpuExecutor, CpuOptions};
 use phalanx_graph::exec::{Accumulate, Batch, Executor, FeedData};
 use phalanx_graph::update::Clip;
@@ -42,7 +42,7 @@ fn allocated(step: Step, mesh: Mesh, accumulate: bool) -> usize {
     let specs = step.graph.feeds().to_vec();
     let program = Program::compile(step, Options { mesh, max_batch: ROWS }).expect("compiles");
     let id = e.load(program).expect("loads");
-    let (floats, ints) = (vec![0.1; ROWS * 128], vec![1; ROWS * 2]);
+    let (floats, ints) = (vec![0.1; ROWS * 140], vec![1; ROWS * 2]);
     let feeds: Vec<FeedData<'_>> = specs
         .iter()
         .map(|spec| {
@@ -92,6 +92,7 @@ fn steps_allocate_nothing() {
             }
             check(mlp(&[100, 80, 5], momentum(None), (0.0, 0.0)));
             check(odd(momentum(None)));
+            check(wide(momentum(None), (0.0, 0.0)));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Whole training steps on every mesh against the f64 simulation.
 
 use crate::harness::*;
-use crate::networks::{adam, cnn, mlp, momentum, odd};
+use crate::networks::{adam, cnn, mlp, momentum, odd, wide};
 use crate::simulate::{Minibatch, Numbers, SEED, Simulation};
 use phalanx_cpu::CpuExecutor;
 use phalanx_graph::exec::{Accumulate, Batch, Executor};
@@ -45,27 +45,31 @@ fn execute(step: &Step, mesh: Mesh, max: usize, batches: &[Minibatch]) -> (State
 /// Compares a run on every mesh with the simulation, and with itself.
 fn check(step: &Step, scope: Scope, max: usize, batches: &[Minibatch]) {
     for mesh in MESHES {
-        let devices = if scope == Scope::Device { mesh.devices } else { 1 };
-        let mut simulation = Simulation::new(step, devices, Numbers::new(0).params(step));
-        let rows: Vec<Vec<f64>> = batches.iter().map(|b| simulation.run(b)).collect();
-        let (got, fetched) = execute(step, mesh, max, batches);
-        let what = |p: &str| format!("{} {mesh:?}: {p}", step.name);
-        for (i, (got, want)) in fetched.iter().zip(&rows).enumerate() {
-            assert_close(&what(&format!("predictions of step {i}")), got, want, TOLERANCE);
-        }
-        let specs = step.graph.params();
-        let params = simulation.params.iter().map(|p| p.floats());
-        let slots = simulation.slots.iter().flatten().map(|s| &s[..]);
-        for (i, (got, want)) in got.iter().zip(params.chain(slots)).enumerate() {
-            let name = format!("{} (slot {})", specs[i % specs.len()].name, i / specs.len());
-            assert_close(&what(&name), got, want, TOLERANCE);
-        }
-        let again = execute(step, mesh, max, batches);
-        let bits = |s: &State| -> Vec<Vec<u32>> {
-            s.iter().map(|v| v.iter().map(|x| x.to_bits()).collect()).collect()
-        };
-        assert_eq!(bits(&got), bits(&again.0), "{}", what("the same run twice"));
+        check_on(mesh, step, scope, max, batches);
     }
+}
+
+fn check_on(mesh: Mesh, step: &Step, scope: Scope, max: usize, batches: &[Minibatch]) {
+    let devices = if scope == Scope::Device { mesh.devices } else { 1 };
+    let mut simulation = Simulation::new(step, devices, Numbers::new(0).params(step));
+    let rows: Vec<Vec<f64>> = batches.iter().map(|b| simulation.run(b)).collect();
+    let (got, fetched) = execute(step, mesh, max, batches);
+    let what = |p: &str| format!("{} {mesh:?}: {p}", step.name);
+    for (i, (got, want)) in fetched.iter().zip(&rows).enumerate() {
+        assert_close(&what(&format!("predictions of step {i}")), got, want, TOLERANCE);
+    }
+    let specs = step.graph.params();
+    let params = simulation.params.iter().map(|p| p.floats());
+    let slots = simulation.slots.iter().flatten().map(|s| &s[..]);
+    for (i, (got, want)) in got.iter().zip(params.chain(slots)).enumerate() {
+        let name = format!("{} (slot {})", specs[i % specs.len()].name, i / specs.len());
+        assert_close(&what(&name), got, want, TOLERANCE);
+    }
+    let again = execute(step, mesh, max, batches);
+    let bits = |s: &State| -> Vec<Vec<u32>> {
+        s.iter().map(|v| v.iter().map(|x| x.to_bits()).collect()).collect()
+    };
+    assert_eq!(bits(&got), bits(&again.0), "{}", what("the same run twice"));
 }
 
 fn batches(step: &Step, rows: &[usize]) -> Vec<Minibatch> {
@@ -90,6 +94,28 @@ fn mlp_with_sliced_gradients() {
         assert!(program.contains("gradient slice of \"dense_1/kernel\""), "{program}");
     }
     check(&step, Scope::All, 6, &batches(&step, &[6, 5, 1]));
+}
+
+#[test]
+fn kernels_in_slices() {
+    let layers = ["hidden", "left", "right", "mixed"];
+    for (clip, max) in [(None, 6), (Some(Clip::GlobalNorm(0.1)), 7)] {
+        let step = wide(momentum(clip), (1e-3, 1e-2));
+        for mesh in [Mesh::new(1, 2), Mesh::new(2, 2), Mesh::new(1, 5)] {
+            let program = compile(&step, mesh, max).to_string();
+            for layer in layers {
+                let line = |op: &str| program.lines().any(|l| l.contains(op) && l.ends_with(layer));
+                assert!(line("slice of dot("), "{layer}: {program}");
+                assert!(
+                    line("slice of dot_grad_input(") || layer == "hidden",
+                    "{layer}: {program}"
+                );
+            }
+        }
+        check(&step, Scope::All, max, &batches(&step, &[max, 5, 1, 0, 3]));
+    }
+    let step = wide(adam(None), (0.0, 0.0));
+    check_on(Mesh::new(1, 5), &step, Scope::All, 7, &batches(&step, &[7, 2, 6]));
 }
 
 #[test]
