@@ -9,7 +9,7 @@ use phalanx_graph::update::Clip;
 use std::ops::Range;
 
 /// Elements reduced and updated at a time.
-const CHUNK: usize = 2048;
+const CHUNK: usize = 4096;
 
 /// From this many devices on each adds up its share of every slice and takes the rest from the
 /// others: were all to add up all, the cost would grow with the square of their number.

@@ -20,7 +20,7 @@ pub(super) struct Source {
 pub(super) unsafe fn execute<S: Simd>(action: Action<Source>, n: usize, y: [*mut f32; RESULTS]) {
     macro_rules! each {
         ($f:ty, $($x:expr),+) => {
-            S::enter(Loop::<$f, _, _> { n, x: [$($x),+], y: [y[0]], f: PhantomData })
+            S::enter(Loop::<$f, _> { n, x: [$($x),+], y: y[0], f: PhantomData })
         };
     }
     // SAFETY: the caller's contract.
@@ -70,27 +70,27 @@ pub(super) unsafe fn execute<S: Simd>(action: Action<Source>, n: usize, y: [*mut
                 Quaternary::BlendSquare => each!(BlendSquare, a, b, c, d),
             },
             Action::RootStep([a, b, c, d, e]) => each!(RootStep, a, b, c, d, e),
-            Action::Adam(x) => S::enter(Loop::<Adam, _, _> { n, x, y, f: PhantomData }),
+            Action::Adam { full, splat } => S::enter(Adam { n, full, splat, y }),
         }
     }
 }
 
-/// A function of `N` vectors with `M` results.
-trait Function<const N: usize, const M: usize> {
+/// A function of `N` vectors.
+trait Function<const N: usize> {
     /// Vectors a turn of the loop works on: several where the function is short.
     const UNROLL: usize;
-    unsafe fn apply<S: Simd>(x: [S::V; N]) -> [S::V; M];
+    unsafe fn apply<S: Simd>(x: [S::V; N]) -> S::V;
 }
 
 /// A function over `n` elements, compiled on its own.
-struct Loop<F, const N: usize, const M: usize> {
+struct Loop<F, const N: usize> {
     n: usize,
     x: [Source; N],
-    y: [*mut f32; M],
+    y: *mut f32,
     f: PhantomData<F>,
 }
 
-impl<F: Function<N, M>, const N: usize, const M: usize> Kernel for Loop<F, N, M> {
+impl<F: Function<N>, const N: usize> Kernel for Loop<F, N> {
     type Output = ();
 
     #[inline(always)]
@@ -103,8 +103,8 @@ impl<F: Function<N, M>, const N: usize, const M: usize> Kernel for Loop<F, N, M>
             stride[k] = if x[k].splat { 0 } else { S::LANES };
         }
         let mut left = n;
-        // SAFETY: sources hold a vector or `n` floats, results take `n` floats. Where one is a source
-        // as well, every vector is read before it is written.
+        // SAFETY: sources hold a vector or `n` floats, the result takes `n` floats. Where it is a
+        // source as well, every vector is read before it is written.
         unsafe {
             let mut v = [S::zero(); N];
             while left >= F::UNROLL * S::LANES {
@@ -113,11 +113,8 @@ impl<F: Function<N, M>, const N: usize, const M: usize> Kernel for Loop<F, N, M>
                         v[k] = S::load(from[k]);
                         from[k] = from[k].add(stride[k]);
                     }
-                    let result = F::apply::<S>(v);
-                    for k in 0..M {
-                        S::store(y[k], result[k]);
-                        y[k] = y[k].add(S::LANES);
-                    }
+                    S::store(y, F::apply::<S>(v));
+                    y = y.add(S::LANES);
                 }
                 left -= F::UNROLL * S::LANES;
             }
@@ -127,11 +124,8 @@ impl<F: Function<N, M>, const N: usize, const M: usize> Kernel for Loop<F, N, M>
                     v[k] = S::load_partial(from[k], m);
                     from[k] = from[k].wrapping_add(stride[k]);
                 }
-                let result = F::apply::<S>(v);
-                for k in 0..M {
-                    S::store_partial(y[k], result[k], m);
-                    y[k] = y[k].wrapping_add(S::LANES);
-                }
+                S::store_partial(y, F::apply::<S>(v), m);
+                y = y.wrapping_add(S::LANES);
                 left -= m;
             }
         }
@@ -141,13 +135,13 @@ impl<F: Function<N, M>, const N: usize, const M: usize> Kernel for Loop<F, N, M>
 macro_rules! functions {
     ($($name:ident<$n:literal, $unroll:literal> = |$($x:ident),+| $value:expr;)+) => {$(
         struct $name;
-        impl Function<$n, 1> for $name {
+        impl Function<$n> for $name {
             const UNROLL: usize = $unroll;
             #[inline(always)]
             #[allow(unused_unsafe)]
-            unsafe fn apply<S: Simd>([$($x),+]: [S::V; $n]) -> [S::V; 1] {
+            unsafe fn apply<S: Simd>([$($x),+]: [S::V; $n]) -> S::V {
                 // SAFETY: the caller's contract.
-                unsafe { [$value] }
+                unsafe { $value }
             }
         }
     )+};
@@ -192,19 +186,50 @@ functions! {
     Select<3, 4> = |a, b, c| S::select(S::eq(a, S::zero()), c, b);
 }
 
-struct Adam;
+/// Adam over `n` elements: its divisions take so long that all the rest hides behind them.
+struct Adam {
+    n: usize,
+    /// Weight, average, average square and gradient.
+    full: [Source; 4],
+    /// What is kept of the average and of the square, what is taken of the new, rate and epsilon.
+    splat: [Source; 6],
+    /// New weight, average and average square.
+    y: [*mut f32; RESULTS],
+}
 
-impl Function<10, 3> for Adam {
-    const UNROLL: usize = 1;
+impl Kernel for Adam {
+    type Output = ();
 
     #[inline(always)]
-    unsafe fn apply<S: Simd>([w, m, b, g, d, v, e, f, rate, epsilon]: [S::V; 10]) -> [S::V; 3] {
-        // SAFETY: the caller's contract.
+    unsafe fn run<S: Simd>(self) {
+        let Adam { n, full: [w, m, v, g], splat, y } = self;
+        // SAFETY: sources hold a vector or `n` floats, results take `n` floats. Where one is a source
+        // as well, every vector is read before it is written.
         unsafe {
-            let [m] = Blend::apply::<S>([m, b, g, d]);
-            let [v] = BlendSquare::apply::<S>([v, e, g, f]);
-            let [w] = RootStep::apply::<S>([w, m, rate, v, epsilon]);
-            [w, m, v]
+            let mut c = [S::zero(); 6];
+            for k in 0..6 {
+                c[k] = S::load(splat[k].ptr);
+            }
+            let mut at = 0;
+            while at < n {
+                let lanes = S::LANES.min(n - at);
+                let whole = lanes == S::LANES;
+                let mut x = [S::zero(); 4];
+                for (k, from) in [w.ptr, m.ptr, v.ptr, g.ptr].into_iter().enumerate() {
+                    let from = from.add(at);
+                    x[k] = if whole { S::load(from) } else { S::load_partial(from, lanes) };
+                }
+                let m = Blend::apply::<S>([x[1], c[0], x[3], c[1]]);
+                let v = BlendSquare::apply::<S>([x[2], c[2], x[3], c[3]]);
+                let w = RootStep::apply::<S>([x[0], m, c[4], v, c[5]]);
+                for (k, result) in [w, m, v].into_iter().enumerate() {
+                    let to = y[k].add(at);
+                    // What follows is often wanted next, but not at once.
+                    math::prefetch(to.wrapping_add(n));
+                    if whole { S::store(to, result) } else { S::store_partial(to, result, lanes) }
+                }
+                at += lanes;
+            }
         }
     }
 }

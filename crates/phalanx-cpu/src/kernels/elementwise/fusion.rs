@@ -1,7 +1,7 @@
 //! Which steps of a tape become one: every step saved is a pass over the tile saved.
 
 use super::plan::{Action, Quaternary, Ternary};
-use phalanx_graph::ops::{Binary, Instr, Tape, Unary};
+use phalanx_graph::ops::{Access, Binary, Instr, Tape, Unary};
 
 /// A tape's steps.
 pub(super) struct Fused {
@@ -90,6 +90,23 @@ impl Fusion<'_> {
         }
     }
 
+    /// Whether a register is the same number for all elements.
+    fn one_number(&self, r: u16) -> bool {
+        match self.tape.instrs[usize::from(r)] {
+            Instr::Const(_) => true,
+            Instr::Input(i) => self.tape.inputs[usize::from(i)] == Access::Scalar,
+            _ => false,
+        }
+    }
+
+    /// Whether a register is an operand with fewer elements than the tape has.
+    fn repeats(&self, r: u16) -> bool {
+        match self.tape.instrs[usize::from(r)] {
+            Instr::Input(i) => self.tape.inputs[usize::from(i)] != Access::Full,
+            _ => false,
+        }
+    }
+
     fn binary(&self, op: Binary, l: u16, r: u16) -> Step {
         let plain = (Action::Binary(op, l, r), vec![]);
         match op {
@@ -156,7 +173,9 @@ impl Fusion<'_> {
         let of = |r: u16| self.actions[usize::from(r)].filter(|_| leaves(r));
         let Action::Quaternary(Quaternary::Blend, [a, b, c, d]) = of(m)? else { return None };
         let Action::Quaternary(Quaternary::BlendSquare, [f, g, h, i]) = of(v)? else { return None };
-        let adam = Action::Adam([w, a, b, c, d, f, g, i, rate, epsilon]);
-        (c == h).then(|| (adam, vec![m, v]))
+        let (full, splat) = ([w, a, f, c], [b, d, g, i, rate, epsilon]);
+        let many = |r: &u16| !self.one_number(*r) && !self.repeats(*r);
+        let fits = c == h && full.iter().all(many) && splat.iter().all(|r| self.one_number(*r));
+        fits.then(|| (Action::Adam { full, splat }, vec![m, v]))
     }
 }

@@ -48,9 +48,13 @@ pub(super) enum Action<T> {
     Quaternary(Quaternary, [T; 4]),
     /// `a - b * c / (√d + e)`, where adaptive optimizers end.
     RootStep([T; 5]),
-    /// `b * c + d * e` for `b`, `f * g + d² * h` for `f`, and with these `a - b * i / (√f + j)`: all of
-    /// Adam.
-    Adam([T; 10]),
+    /// All of Adam: `m = a m + b g`, `v = c v + d g²`, `w - m e / (√v + f)`.
+    Adam {
+        /// `w, m, v, g`.
+        full: [T; 4],
+        /// `a` to `f`: each one number for all elements.
+        splat: [T; 6],
+    },
 }
 
 /// Most results of one step.
@@ -66,7 +70,9 @@ impl<T: Copy> Action<T> {
             Action::Ternary(_, a, b, c) => set(&[a, b, c]),
             Action::Quaternary(_, x) => set(&x),
             Action::RootStep(x) => set(&x),
-            Action::Adam(x) => set(&x),
+            Action::Adam { full: [w, m, v, g], splat: [a, b, c, d, e, f] } => {
+                set(&[w, m, v, g, a, b, c, d, e, f]);
+            }
         }
         args.into_iter().flatten()
     }
@@ -79,7 +85,9 @@ impl<T: Copy> Action<T> {
             Action::Ternary(t, a, b, c) => Action::Ternary(t, f(a), f(b), f(c)),
             Action::Quaternary(q, x) => Action::Quaternary(q, x.map(f)),
             Action::RootStep(x) => Action::RootStep(x.map(f)),
-            Action::Adam(x) => Action::Adam(x.map(f)),
+            Action::Adam { full, splat } => {
+                Action::Adam { full: full.map(&f), splat: splat.map(&f) }
+            }
         }
     }
 }
