@@ -95,10 +95,7 @@ fn bench_dot(isa: Isa, [m, k, n]: [usize; 3]) {
     let speeds = [
         speed(macs, || dot::forward(isa, m, k, n, x, k, w, None, true, y, n, room)),
         speed(macs, || dot::grad_input(isa, m, k, n, y, n, w, x, k, room)),
-        speed(macs, || {
-            let block = dot::GradBlock { x, ldx: k, dy: y, ldy: n, rows: m };
-            dot::grad_weight(isa, k, n, &[block], 0..k, w);
-        }),
+        speed(macs, || dot::grad_weight(isa, m, k, n, x, k, y, n, 0..k, w)),
     ];
     print(&format!("dense {m}x{k}x{n}"), speeds, [true; 3]);
 }

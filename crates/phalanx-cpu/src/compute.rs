@@ -6,12 +6,12 @@ use crate::kernels::random::Dropout;
 use crate::kernels::{conv, dot, index, layout, norm, pool, random, reduce, sample, softmax};
 use crate::lines;
 use crate::update;
-use crate::worker::{Ctx, MAX_WORKERS};
+use crate::worker::Ctx;
 use phalanx_graph::exec::Batch;
 use phalanx_graph::ops::{BatchNormAttrs, PoolKind};
 use phalanx_graph::program::{Instr, Options, Program, ValueId};
 use phalanx_graph::rng::Draw;
-use phalanx_graph::{ConvGeom, DType, Op, ParamId};
+use phalanx_graph::{ConvGeom, DType, Op};
 
 /// Most operands of a tape.
 const MAX_OPERANDS: usize = 40;
@@ -41,6 +41,10 @@ pub(crate) fn scratch_bytes(
                     Op::ThresholdCounts { n } => 4 * n,
                     _ => 0,
                 }
+            }
+            (Instr::SlicedDot { kernel, .. } | Instr::SlicedGradInput { kernel, .. }, _) => {
+                let dims = &program.value(*kernel).ty.dims;
+                dot::scratch_len(dims[0], dims[1])
             }
             _ => 0,
         };
@@ -195,8 +199,9 @@ impl<'a> Ctx<'a> {
             }
             Op::DotGradKernel => {
                 let (k, n) = (dims(y)[0], dims(y)[1]);
-                let block = self.grad_block(x[0], x[1], self.device, self.worker);
-                dot::grad_weight(isa, k, n, &[block], 0..k, self.slice_mut(y));
+                let (ldx, ldy) = (self.value(x[0]).ld, self.value(x[1]).ld);
+                let (input, dy, m) = (self.slice(x[0]), self.slice(x[1]), self.pixels(x[0]));
+                dot::grad_weight(isa, m, k, n, input, ldx, dy, ldy, 0..k, self.slice_mut(y));
             }
             Op::Conv(geom, e) => {
                 let bias = e.bias.then(|| self.slice(x[2]));
@@ -364,61 +369,6 @@ impl<'a> Ctx<'a> {
             epsilon: a.epsilon.get(),
             relu: a.relu,
         }
-    }
-
-    /// Input and output derivative of a dense layer, as one worker holds them.
-    fn grad_block(
-        &self,
-        x: ValueId,
-        dy: ValueId,
-        device: usize,
-        worker: usize,
-    ) -> dot::GradBlock<'a> {
-        let rows = self.run.mesh.rows(self.run.batch.rows, device, worker).len();
-        let part = |id: ValueId| {
-            let v = self.value(id);
-            let pixels = rows * v.ty.len() / v.ty.last().max(1);
-            let len = if pixels == 0 { 0 } else { (pixels - 1) * v.ld + v.ty.last() };
-            // SAFETY: that worker finished the value before the barrier in front of this, and
-            // does not overwrite it before the end of the step.
-            unsafe { std::slice::from_raw_parts(self.address(v, device, worker).cast(), len) }
-        };
-        let rows = rows * self.value(x).ty.len() / self.value(x).ty.last().max(1);
-        let (ldx, ldy) = (self.value(x).ld, self.value(dy).ld);
-        dot::GradBlock { x: part(x), ldx, dy: part(dy), ldy, rows }
-    }
-
-    /// This worker's slice of a dense kernel's gradient, for other devices to read.
-    pub fn sliced_gradient(&self, param: ParamId, x: ValueId, dy: ValueId) {
-        let dims = &self.program().params[param.index()].dims;
-        let (k, n) = (dims[0], dims[1]);
-        let mine = phalanx_graph::program::share(0..k, self.run.mesh.workers, self.worker);
-        let start = self.run.layout.offsets[param.index()] + mine.start * n;
-        // SAFETY: this worker alone writes this slice of the device's gradient.
-        let out = unsafe {
-            std::slice::from_raw_parts_mut(self.device().sliced.f32().add(start), mine.len() * n)
-        };
-        self.kernel_rows(param, x, dy, mine, out);
-    }
-
-    /// Rows `mine` of a dense kernel's gradient, over all rows of the device.
-    pub fn kernel_rows(
-        &self,
-        param: ParamId,
-        x: ValueId,
-        dy: ValueId,
-        mine: std::ops::Range<usize>,
-        out: &mut [f32],
-    ) {
-        let dims = &self.program().params[param.index()].dims;
-        let (k, n) = (dims[0], dims[1]);
-        let workers = self.run.mesh.workers;
-        let empty = dot::GradBlock { x: &[], ldx: k, dy: &[], ldy: n, rows: 0 };
-        let mut blocks = [empty; MAX_WORKERS];
-        for (worker, block) in blocks[..workers].iter_mut().enumerate() {
-            *block = self.grad_block(x, dy, self.device, worker);
-        }
-        dot::grad_weight(self.run.isa, k, n, &blocks[..workers], mine, out);
     }
 }
 

@@ -51,6 +51,8 @@ impl FlatLayout {
 pub(crate) struct Device {
     pub params: Buffer,
     pub slots: Vec<Buffer>,
+    /// Rows of activations that its workers share.
+    pub rows: Buffer,
     /// Gradients computed in slices over the device's rows.
     pub sliced: Buffer,
     /// This device's share of the gradients, added up for the others to read.
@@ -146,6 +148,7 @@ impl CpuExecutor {
             mine.push(Device {
                 params: heap.buffer(layout.len.saturating_mul(4), "weights")?,
                 slots: vec![],
+                rows: Buffer::empty(),
                 sliced: Buffer::empty(),
                 scattered: Buffer::empty(),
                 reduced: Buffer::empty(),
@@ -265,6 +268,9 @@ impl Executor for CpuExecutor {
                 grow(heap, &mut w.gradients, self.layout.len * 4, "gradients")?;
                 grow(heap, &mut w.norms, self.params.len() * 8, "gradient norms")?;
             }
+        }
+        for d in &mut self.devices {
+            grow(heap, &mut d.rows, program.memory.device, "activations")?;
         }
         if let Some(plan) = &program.update {
             let flat = self.layout.len * 4;

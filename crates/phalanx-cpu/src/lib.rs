@@ -4,12 +4,14 @@
 
 mod compute;
 mod executor;
+mod flush;
 pub mod kernels;
 mod lines;
 mod memory;
 mod pool;
 pub mod reference;
 pub mod simd;
+mod slices;
 mod update;
 mod worker;
 

@@ -9,7 +9,7 @@ use phalanx_graph::update::Clip;
 use std::ops::Range;
 
 /// Elements reduced and updated at a time.
-const CHUNK: usize = 2048;
+const CHUNK: usize = 4096;
 
 /// From this many devices on each adds up its share of every slice and takes the rest from the
 /// others: were all to add up all, the cost would grow with the square of their number.
@@ -157,7 +157,7 @@ fn reduce(ctx: &Ctx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]
     if let Some((x, dy)) = g.operands {
         let first = ctx.run.layout.offsets[g.param.index()];
         let rows = (chunk.start - first) / g.granule..(chunk.end - first) / g.granule;
-        ctx.kernel_rows(g.param, x, dy, rows, tile);
+        ctx.kernel_rows(x, dy, rows, tile);
     } else if ctx.run.mesh.devices >= SCATTER_FROM {
         collect(ctx, g, &chunk, tile);
     } else {

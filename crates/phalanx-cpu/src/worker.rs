@@ -2,6 +2,7 @@
 //! the others, adds up what they have, and copies.
 
 use crate::executor::{Device, FetchPtr, FlatLayout, Loaded, Worker};
+use crate::flush::Flush;
 use crate::kernels::layout::{Dst, Src};
 use crate::pool::Barrier;
 use crate::simd::Isa;
@@ -56,6 +57,7 @@ pub(crate) fn run(run: &Run<'_>, number: usize) {
     let (device, worker) = (number / run.mesh.workers, number % run.mesh.workers);
     let rows = run.rows(device, worker);
     let ctx = Ctx { run, device, worker, rows };
+    let _flush = Flush::begin();
     let begin = Instant::now();
     let mut update = None;
     for (at, instr) in run.loaded.program.instrs.iter().enumerate() {
@@ -89,6 +91,7 @@ fn has_compute(instrs: &[Instr]) -> bool {
             op,
             Op::ConvGradKernel(_) | Op::ConvGradInput(_) | Op::DotGradInput | Op::DotGradKernel
         ),
+        Instr::SlicedGradInput { .. } => true,
         _ => false,
     })
 }
@@ -148,6 +151,13 @@ impl<'a> Ctx<'a> {
                 }
                 Place::Arena(offset) => owner.arena.ptr().add(offset + skip),
                 Place::Shared(offset) => owner.shared.ptr().add(offset + skip),
+                Place::Device(offset) => {
+                    // Rows of the buffer that the value lies in, gaps included.
+                    let row = v.ty.len() / v.ty.last().max(1) * v.ld * v.ty.dtype.bytes();
+                    let first = self.run.rows(device, 0).start;
+                    let before = self.run.rows(device, worker).start - first;
+                    self.run.devices[device].rows.ptr().add(offset + before * row + skip)
+                }
                 Place::Gradient(id) => {
                     owner.gradients.ptr().add(self.run.layout.offsets[id.index()] * 4 + skip)
                 }
@@ -251,6 +261,13 @@ impl<'a> Ctx<'a> {
             Instr::Barrier(scope) => self.barrier(*scope),
             Instr::AllReduce { scope, input, output } => self.all_reduce(*scope, *input, *output),
             Instr::ReplicaMean { input, output } => self.replica_mean(*input, *output),
+            Instr::SlicedDot { x, kernel, output, .. } => self.sliced_dot(*x, *kernel, *output),
+            Instr::AddSlices { input, bias, relu, output, .. } => {
+                self.add_slices(*input, *bias, *relu, *output);
+            }
+            Instr::SlicedGradInput { dy, kernel, output, .. } => {
+                self.sliced_grad_input(*dy, *kernel, *output);
+            }
             Instr::SlicedGradient { param, x, dy } => self.sliced_gradient(*param, *x, *dy),
             Instr::Update => update::update(self),
             Instr::Assign { param, value } => self.assign(*param, *value),

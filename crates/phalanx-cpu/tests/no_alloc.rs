@@ -4,7 +4,7 @@ use phalanx_cpu::{CpuExecutor, CpuOptions};
 use phalanx_graph::exec::{Accumulate, Batch, Executor, FeedData};
 use phalanx_graph::update::Clip;
 use phalanx_graph::{DType, Mesh, Options, Program, Scope, Step};
-use phalanx_testing::networks::{adam, cnn, mlp, momentum, odd};
+use phalanx_testing::networks::{adam, cnn, mlp, momentum, odd, wide};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -39,7 +39,7 @@ fn allocated(step: Step, mesh: Mesh, accumulate: bool) -> usize {
     let specs = step.graph.feeds().to_vec();
     let program = Program::compile(step, Options { mesh, max_batch: ROWS }).expect("compiles");
     let id = e.load(program).expect("loads");
-    let (floats, ints) = (vec![0.1; ROWS * 128], vec![1; ROWS * 2]);
+    let (floats, ints) = (vec![0.1; ROWS * 140], vec![1; ROWS * 2]);
     let feeds: Vec<FeedData<'_>> = specs
         .iter()
         .map(|spec| {
@@ -90,6 +90,7 @@ fn steps_allocate_nothing() {
             }
             check(mlp(&[100, 80, 5], momentum(None), (0.0, 0.0)));
             check(odd(momentum(None)));
+            check(wide(momentum(None), (0.0, 0.0)));
         }
     }
 }

@@ -155,6 +155,7 @@ impl Cx<'_> {
             Place::Param(p) => (Block::Params, self.layout.params[p.index()]),
             Place::Arena(at) => (Block::Arena, at),
             Place::Shared(at) => (Block::Shared, at),
+            Place::Device(_) => unreachable!("a GPU's replica has one worker: nothing is shared"),
             Place::Gradient(p) => (Block::Gradients, self.layout.params[p.index()]),
         };
         let base = Ptr::new(self.replica, block, at);

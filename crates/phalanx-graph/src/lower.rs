@@ -1,16 +1,28 @@
 //! From graph to instructions: who shares whose buffer, in which order, with which barriers.
 
+mod slices;
+mod views;
+
+pub(crate) use self::slices::Slices;
+pub(crate) use self::views::{View, needs_own_buffer};
+
+use self::slices::slices;
+use self::views::{last_axis_rows, views};
 use crate::error::Result;
 use crate::graph::{Graph, NodeId, ParamId};
-use crate::ops::{Access, Op};
+use crate::ops::Op;
 use crate::program::{Options, Split};
 use crate::step::Step;
-use crate::types::{Scope, Space, Type};
+use crate::types::{Scope, Space};
 
 /// An instruction over graph nodes, before values have places.
 #[derive(Clone, Debug)]
 pub(crate) enum Draft {
     Compute(NodeId),
+    /// This worker's share of a product with a kernel in slices.
+    Product(NodeId),
+    /// Adds up the parts of such a product.
+    AddSlices(NodeId),
     /// Copies `from` into the place of `to` (a view or the node itself).
     Copy {
         from: NodeId,
@@ -19,7 +31,7 @@ pub(crate) enum Draft {
     Barrier(Scope),
     AllReduce(NodeId),
     ReplicaMean(NodeId),
-    Sliced {
+    SlicedGradient {
         param: ParamId,
         x: NodeId,
         dy: NodeId,
@@ -48,19 +60,13 @@ pub(crate) enum Target {
     Gradient(ParamId),
 }
 
-/// Where a node's elements lie: in the buffer of `root`, `offset` elements in, `ld` apart.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct View {
-    pub root: NodeId,
-    pub offset: usize,
-    pub ld: usize,
-}
-
 /// A buffer's home when it is not the arena.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Home {
     Arena,
     Shared,
+    /// With the rows of the device's other workers.
+    Device,
     Gradient(ParamId),
 }
 
@@ -69,8 +75,7 @@ pub(crate) struct Lowered {
     pub views: Vec<View>,
     pub homes: Vec<Home>,
     pub drafts: Vec<Draft>,
-    /// Parameters whose gradient is computed in slices.
-    pub sliced: Vec<ParamId>,
+    pub slices: Slices,
     pub split: Split,
 }
 
@@ -79,13 +84,14 @@ pub(crate) fn lower(step: &Step, options: Options) -> Result<Lowered> {
     let live = step.live();
     let users = users(step, &live);
     let views = views(step, &live, &users);
-    let sliced = sliced(step, &users, options);
-    let homes = homes(step, &live, &views, &users, &sliced);
-    let drafts = order(step, &live, &views, &homes, &sliced);
+    let tail = tail(step, &live);
+    let body = |id: NodeId| live[id.index()] && !tail[id.index()];
+    let slices = slices(step, &users, body, options);
+    let homes = homes(step, &live, &views, &users, &slices);
+    let drafts = order(step, &live, &tail, &views, &homes, &slices);
     let split = split(&drafts, options);
     let drafts = if split == Split::Lines { wait_everywhere(drafts) } else { drafts };
-    let sliced = sliced.iter().map(|(p, _)| *p).collect();
-    Ok(Lowered { views, homes, drafts, sliced, split })
+    Ok(Lowered { views, homes, drafts, slices, split })
 }
 
 /// Steps that only compute can be shared line by line.
@@ -129,147 +135,9 @@ fn users(step: &Step, live: &[bool]) -> Users {
     Users { nodes, roots }
 }
 
-/// Whether a kernel reads this operand with any distance between pixels.
-fn reads_strided(op: &Op, operand: usize) -> bool {
-    match op {
-        Op::Fused(tape) => tape.inputs[operand] == Access::Full,
-        Op::Dot(_) | Op::Conv(..) => operand == 0,
-        Op::DotGradInput | Op::ConvGradInput(_) => operand == 0,
-        Op::DotGradKernel | Op::ConvGradKernel(_) => true,
-        Op::Pool(..) | Op::PoolGrad(..) | Op::Moments => true,
-        Op::BatchNorm(_) => operand == 0,
-        Op::BatchNormGradSums(_) | Op::BatchNormGradInput(_) => operand < 2,
-        _ => false,
-    }
-}
-
-/// Whether a kernel writes its result with any distance between pixels.
-fn writes_strided(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Fused(_)
-            | Op::Dot(_)
-            | Op::DotGradInput
-            | Op::Conv(..)
-            | Op::ConvGradInput(_)
-            | Op::Pool(..)
-            | Op::PoolGrad(..)
-            | Op::BatchNorm(_)
-            | Op::BatchNormGradInput(_)
-    )
-}
-
-/// Whether a kernel takes its operands and its result as slices, gaps between pixels included: the
-/// two must not lie in one buffer, not even side by side.
-pub(crate) fn needs_own_buffer(op: &Op) -> bool {
-    matches!(op, Op::Dot(_) | Op::DotGradInput | Op::Conv(..) | Op::ConvGradInput(_))
-}
-
-fn last_axis_rows(ty: &Type, axis: usize) -> bool {
-    ty.is_rows() && axis + 1 == ty.dims.len()
-}
-
-/// Whether a reader takes its operand with any distance between pixels; joining channels copies
-/// pixel by pixel where it must.
-fn reader_strided(g: &Graph, (reader, operand): (NodeId, usize)) -> bool {
-    let node = g.node(reader);
-    match node.op {
-        Op::Concat { axis } => last_axis_rows(&node.ty, axis),
-        _ => reads_strided(&node.op, operand),
-    }
-}
-
-/// Decides which nodes live inside another's buffer: reshapes, channel slices, and the operands of
-/// a concatenation, whose producers then write straight into their part of it.
-fn views(step: &Step, live: &[bool], users: &Users) -> Vec<View> {
-    let g = &step.graph;
-    let strided_ok = |id: NodeId| {
-        users.roots[id.index()] == 0
-            && users.nodes[id.index()].iter().all(|u| reader_strided(g, *u))
-    };
-    let mut inside: Vec<Option<View>> = vec![None; g.nodes().len()];
-    for id in g.ids().filter(|id| live[id.index()]) {
-        let node = g.node(id);
-        let Op::Concat { axis } = node.op else { continue };
-        if !last_axis_rows(&node.ty, axis) {
-            continue;
-        }
-        let mut offset = 0;
-        let mut parts = vec![];
-        for x in &node.inputs {
-            parts.push((*x, offset));
-            offset += g.ty(*x).last();
-        }
-        // In the order of computation: what a part is computed from is decided before the part,
-        // wherever the two stand.
-        parts.sort_by_key(|(x, _)| *x);
-        for (x, offset) in parts {
-            let op = &g.node(x).op;
-            // Who stands twice lies at the first place and is copied to the second.
-            let free = inside[x.index()].is_none();
-            let beside = |i: &NodeId| inside[i.index()].is_some_and(|v| v.root == id);
-            let apart = !(needs_own_buffer(op) && g.node(x).inputs.iter().any(beside));
-            if free && apart && strided_ok(x) && writes_strided(op) {
-                inside[x.index()] = Some(View { root: id, offset, ld: node.ty.last() });
-            }
-        }
-    }
-
-    let mut views: Vec<View> = Vec::with_capacity(g.nodes().len());
-    for id in g.ids() {
-        let node = g.node(id);
-        let own = View { root: id, offset: 0, ld: node.ty.last() };
-        let view = match node.op {
-            _ if !live[id.index()] => own,
-            Op::Reshape { .. } => {
-                let x = node.inputs[0];
-                let v: View = views[x.index()];
-                let contiguous = v.ld == g.ty(x).last();
-                if contiguous { View { ld: node.ty.last(), ..v } } else { own }
-            }
-            Op::Slice { axis, start, .. } if last_axis_rows(&node.ty, axis) && strided_ok(id) => {
-                let v: View = views[node.inputs[0].index()];
-                View { offset: v.offset + start, ..v }
-            }
-            _ => own,
-        };
-        views.push(inside[id.index()].unwrap_or(view));
-    }
-    views
-}
-
-/// Gradients of dense kernels that are cheaper to compute in slices over all rows of the device
-/// than to add up as whole partial sums: where the kernel is large against the batch.
-fn sliced(step: &Step, users: &Users, options: Options) -> Vec<(ParamId, NodeId)> {
-    // A slice sums over a device's rows, which depend on the number of devices.
-    if options.mesh.workers < 2 || options.mesh.fixed {
-        return vec![];
-    }
-    let g = &step.graph;
-    let device_rows = options.max_batch.div_ceil(options.mesh.devices);
-    step.gradients
-        .iter()
-        .filter_map(|grad| Some((grad.param, grad.node?)))
-        .filter(|(_, id)| {
-            let node = g.node(*id);
-            if node.op != Op::DotGradKernel || users.roots[id.index()] != 1 {
-                return false;
-            }
-            let (k, n) = (node.ty.dims[0], node.ty.dims[1]);
-            let rows = device_rows.saturating_mul(g.ty(node.inputs[0]).len() / k);
-            users.nodes[id.index()].is_empty() && k * n > rows.saturating_mul(k + n)
-        })
-        .collect()
-}
-
-/// Buffers that others read stay in the shared block; gradients go straight to their buffer.
-fn homes(
-    step: &Step,
-    live: &[bool],
-    views: &[View],
-    users: &Users,
-    sliced: &[(ParamId, NodeId)],
-) -> Vec<Home> {
+/// Buffers that others read stay in the shared block or in that of the device; gradients go straight
+/// to their buffer.
+fn homes(step: &Step, live: &[bool], views: &[View], users: &Users, slices: &Slices) -> Vec<Home> {
     let g = &step.graph;
     let mut homes = vec![Home::Arena; g.nodes().len()];
     for id in g.ids().filter(|id| live[id.index()]) {
@@ -277,11 +145,11 @@ fn homes(
             homes[views[g.node(id).inputs[0].index()].root.index()] = Home::Shared;
         }
     }
+    for id in slices.shared(step) {
+        homes[views[id.index()].root.index()] = Home::Device;
+    }
     for grad in &step.gradients {
-        let Some(node) = grad.node else { continue };
-        if sliced.iter().any(|(_, id)| *id == node) {
-            continue;
-        }
+        let Some(node) = grad.node.filter(|n| !slices.is_gradient(*n)) else { continue };
         let v = views[node.index()];
         let root = g.node(v.root);
         let whole = v.offset == 0 && root.ty.len() == g.ty(node).len();
@@ -353,6 +221,7 @@ fn few_waits(g: &Graph, mut ids: Vec<NodeId>) -> Vec<NodeId> {
 struct Emitter<'a> {
     g: &'a Graph,
     views: &'a [View],
+    slices: &'a Slices,
     drafts: Vec<Draft>,
     /// Where in `drafts` each node was finished.
     done: Vec<usize>,
@@ -381,12 +250,31 @@ impl Emitter<'_> {
         }
     }
 
+    /// A barrier over the device, unless all its workers have finished the node's rows for sure.
+    fn wait_for_rows(&mut self, id: NodeId) {
+        if !matches!(self.g.node(self.views[id.index()].root).op, Op::Feed { .. }) {
+            self.wait_for(Scope::Device, self.done[id.index()]);
+        }
+    }
+
+    /// A product with a kernel in slices, whose operand and result are others' as well.
+    fn product(&mut self, id: NodeId) {
+        let node = self.g.node(id);
+        self.wait_for_rows(node.inputs[0]);
+        self.drafts.push(Draft::Product(id));
+        self.barrier(Scope::Device);
+        if let Op::Dot(_) = node.op {
+            self.drafts.push(Draft::AddSlices(id));
+        }
+    }
+
     fn node(&mut self, id: NodeId) {
         let node = self.g.node(id);
         let v = self.views[id.index()];
         let inside = |x: NodeId, root: NodeId| self.views[x.index()].root == root;
         match node.op {
             Op::Feed { .. } | Op::Param { .. } => {}
+            _ if self.slices.is_product(id) => self.product(id),
             Op::AllReduce { scope } => {
                 self.wait_for(scope, self.done[node.inputs[0].index()]);
                 self.drafts.push(Draft::AllReduce(id));
@@ -426,11 +314,13 @@ fn reads_trained(step: &Step, views: &[View], draft: &Draft) -> bool {
         _ => false,
     };
     match draft {
-        Draft::Compute(id) => step.graph.node(*id).inputs.iter().any(trained),
+        Draft::Compute(id) | Draft::Product(id) | Draft::AddSlices(id) => {
+            step.graph.node(*id).inputs.iter().any(trained)
+        }
         Draft::Copy { from, .. } => trained(from),
         Draft::Fetch { node, .. } => trained(node),
         // Collectives read shared blocks, slices of gradients read activations.
-        Draft::AllReduce(_) | Draft::ReplicaMean(_) | Draft::Sliced { .. } => false,
+        Draft::AllReduce(_) | Draft::ReplicaMean(_) | Draft::SlicedGradient { .. } => false,
         Draft::Barrier(_) | Draft::Zero(_) | Draft::Update | Draft::Assign { .. } => false,
     }
 }
@@ -438,22 +328,22 @@ fn reads_trained(step: &Step, views: &[View], draft: &Draft) -> bool {
 fn order(
     step: &Step,
     live: &[bool],
+    tail: &[bool],
     views: &[View],
     homes: &[Home],
-    sliced: &[(ParamId, NodeId)],
+    slices: &Slices,
 ) -> Vec<Draft> {
     let g = &step.graph;
-    let tail = tail(step, live);
-    let is_sliced = |id: NodeId| sliced.iter().any(|(_, n)| *n == id);
     let mut e = Emitter {
         g,
         views,
+        slices,
         drafts: vec![],
         done: vec![0; live.len()],
         device_barrier: 0,
         all_barrier: 0,
     };
-    let body = |id: &NodeId| live[id.index()] && !tail[id.index()] && !is_sliced(*id);
+    let body = |id: &NodeId| live[id.index()] && !tail[id.index()] && !slices.is_gradient(*id);
     for id in few_waits(g, g.ids().filter(body).collect()) {
         e.node(id);
     }
@@ -461,7 +351,7 @@ fn order(
         if grad.penalty_alone() {
             e.drafts.push(Draft::Zero(grad.param));
         }
-        let Some(node) = grad.node.filter(|n| !is_sliced(*n)) else { continue };
+        let Some(node) = grad.node.filter(|n| !slices.is_gradient(*n)) else { continue };
         if homes[views[node.index()].root.index()] != Home::Gradient(grad.param) {
             e.drafts.push(Draft::Copy { from: node, to: Target::Gradient(grad.param) });
         }
@@ -476,13 +366,13 @@ fn order(
     for (index, f) in step.fetches.iter().enumerate() {
         e.drafts.push(Draft::Fetch { index, node: f.node });
     }
-    if !sliced.is_empty() && g.ids().any(|id| tail[id.index()] && g.ty(id).is_rows()) {
+    if !slices.gradients.is_empty() && g.ids().any(|id| tail[id.index()] && g.ty(id).is_rows()) {
         // Slices look into other workers' rows, which must have come to rest.
         e.barrier(Scope::Device);
     }
-    for (param, id) in sliced {
+    for (param, id) in &slices.gradients {
         let inputs = &g.node(*id).inputs;
-        e.drafts.push(Draft::Sliced { param: *param, x: inputs[0], dy: inputs[1] });
+        e.drafts.push(Draft::SlicedGradient { param: *param, x: inputs[0], dy: inputs[1] });
     }
     if step.update.is_some() {
         if e.drafts[behind..].iter().any(|d| reads_trained(step, views, d)) {

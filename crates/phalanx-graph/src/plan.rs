@@ -32,17 +32,18 @@ pub(crate) fn place(step: Step, lowered: Lowered, options: Options) -> Result<Pr
     p.check_addressable(options.max_batch)?;
     p.lives();
     p.reuse_in_place();
-    let (offsets, memory) = p.offsets();
+    let (offsets, mut memory) = p.offsets();
+    let parts = p.parts(&mut memory);
     if cfg!(debug_assertions) {
         p.check(&offsets, memory)?;
     }
-    let mut w = Writer { p: &p, offsets: &offsets, values: vec![], known: HashMap::new() };
+    let mut w = Writer { p: &p, offsets: &offsets, parts, values: vec![], known: HashMap::new() };
     let mut operands = HashMap::new();
     let mut instrs = Vec::with_capacity(lowered.drafts.len());
     for draft in &lowered.drafts {
         match draft {
             // Nobody else reads the slices of a single device: its update computes them.
-            Draft::Sliced { param, x, dy } if options.mesh.devices == 1 => {
+            Draft::SlicedGradient { param, x, dy } if options.mesh.devices == 1 => {
                 operands.insert(*param, (w.value(*x), w.value(*dy)));
             }
             _ => instrs.push(w.instr(draft)?),
@@ -84,7 +85,7 @@ fn update_plan(
             let dims = &step.graph.params()[g.param.index()].dims;
             let plan = GradientPlan {
                 param: g.param,
-                sliced: lowered.sliced.contains(&g.param),
+                sliced: g.node.is_some_and(|n| lowered.slices.is_gradient(n)),
                 operands: operands.get(&g.param).copied(),
                 granule: dims.last().copied().unwrap_or(1).max(1),
                 l1: g.l1,
@@ -112,6 +113,8 @@ struct Planner<'a> {
     step: &'a Step,
     lowered: &'a Lowered,
     max_rows: usize,
+    /// Rows of a device.
+    device_rows: usize,
     /// Life of each root's buffer.
     life: Vec<Option<Life>>,
     /// The buffer a root uses after in-place merging.
@@ -120,13 +123,15 @@ struct Planner<'a> {
 
 impl<'a> Planner<'a> {
     fn new(step: &'a Step, lowered: &'a Lowered, options: Options) -> Planner<'a> {
+        let device_rows = options.max_batch.div_ceil(options.mesh.devices);
         Planner {
             step,
             lowered,
             max_rows: match lowered.split {
                 Split::Rows => options.mesh.max_rows(options.max_batch),
-                Split::Lines => options.max_batch.div_ceil(options.mesh.devices),
+                Split::Lines => device_rows,
             },
+            device_rows,
             life: vec![None; step.graph.nodes().len()],
             buffer: step.graph.ids().collect(),
         }
@@ -136,7 +141,7 @@ impl<'a> Planner<'a> {
     /// sizes overflows later.
     fn check_addressable(&self, max_batch: usize) -> Result<()> {
         let bytes = |ty: &Type| {
-            let rows = if ty.is_rows() { self.max_rows } else { 1 };
+            let rows = if ty.is_rows() { self.device_rows } else { 1 };
             (ty.len() * ty.dtype.bytes()).checked_mul(rows)?.checked_add(ALIGN)
         };
         let add = |sum: usize, ty: &Type| sum.checked_add(bytes(ty)?);
@@ -154,8 +159,16 @@ impl<'a> Planner<'a> {
         self.lowered.views[id.index()].root
     }
 
-    fn bytes(&self, ty: &Type) -> usize {
-        let rows = if ty.is_rows() { self.max_rows } else { 1 };
+    fn bytes(&self, root: NodeId) -> usize {
+        let rows = match self.lowered.homes[root.index()] {
+            Home::Device => self.device_rows,
+            _ => self.max_rows,
+        };
+        self.bytes_of(self.step.graph.ty(root), rows)
+    }
+
+    fn bytes_of(&self, ty: &Type, rows: usize) -> usize {
+        let rows = if ty.is_rows() { rows } else { 1 };
         (ty.len() * rows * ty.dtype.bytes()).next_multiple_of(ALIGN).max(ALIGN)
     }
 
@@ -170,7 +183,7 @@ impl<'a> Planner<'a> {
         if !self.buffered(root) {
             return;
         }
-        let bytes = self.bytes(self.step.graph.ty(root));
+        let bytes = self.bytes(root);
         let life = self.life[root.index()].get_or_insert(Life { start: at, end: at, bytes });
         life.end = at;
     }
@@ -178,7 +191,11 @@ impl<'a> Planner<'a> {
     fn lives(&mut self) {
         for (at, draft) in self.lowered.drafts.iter().enumerate() {
             match draft {
-                Draft::Compute(id) | Draft::AllReduce(id) | Draft::ReplicaMean(id) => {
+                Draft::Compute(id)
+                | Draft::Product(id)
+                | Draft::AddSlices(id)
+                | Draft::AllReduce(id)
+                | Draft::ReplicaMean(id) => {
                     let inputs = self.step.graph.node(*id).inputs.clone();
                     inputs.into_iter().for_each(|x| self.touch(x, at));
                     self.touch(*id, at);
@@ -190,7 +207,7 @@ impl<'a> Planner<'a> {
                         Target::Gradient(_) => {}
                     }
                 }
-                Draft::Sliced { x, dy, .. } => {
+                Draft::SlicedGradient { x, dy, .. } => {
                     self.touch(*x, at);
                     self.touch(*dy, at);
                 }
@@ -242,12 +259,13 @@ impl<'a> Planner<'a> {
         let mut order: Vec<(usize, Life)> = vec![];
         for (i, life) in self.life.iter().enumerate() {
             let Some(life) = life else { continue };
-            if self.lowered.homes[i] == Home::Shared {
-                offsets[i] = memory.shared;
-                memory.shared += life.bytes;
-            } else {
-                memory.unplanned += life.bytes;
-                order.push((i, *life));
+            match self.lowered.homes[i] {
+                Home::Shared => offsets[i] = take(&mut memory.shared, life.bytes),
+                Home::Device => offsets[i] = take(&mut memory.device, life.bytes),
+                Home::Arena | Home::Gradient(_) => {
+                    memory.unplanned += life.bytes;
+                    order.push((i, *life));
+                }
             }
         }
         order.sort_by_key(|(i, life)| (std::cmp::Reverse(life.bytes), *i));
@@ -273,22 +291,37 @@ impl<'a> Planner<'a> {
         (offsets, memory)
     }
 
+    /// Room for this worker's part of every product that is added up: all rows of the device.
+    fn parts(&self, memory: &mut Memory) -> HashMap<NodeId, usize> {
+        let mut parts = HashMap::new();
+        for draft in &self.lowered.drafts {
+            let Draft::AddSlices(id) = draft else { continue };
+            let bytes = self.bytes_of(self.step.graph.ty(*id), self.device_rows);
+            parts.insert(*id, take(&mut memory.shared, bytes));
+        }
+        parts
+    }
+
     /// Fails where two buffers alive at one time overlap, where one leaves its block, or where a
     /// kernel that takes slices reads the buffer it writes.
     fn check(&self, offsets: &[usize], memory: Memory) -> Result<()> {
         let buffers: Vec<(usize, Life)> =
             self.life.iter().enumerate().filter_map(|(i, life)| Some((i, (*life)?))).collect();
         for (n, (i, a)) in buffers.iter().enumerate() {
-            let shared = self.lowered.homes[*i] == Home::Shared;
-            let size = if shared { memory.shared } else { memory.arena };
+            let home = self.lowered.homes[*i];
+            let size = match home {
+                Home::Shared => memory.shared,
+                Home::Device => memory.device,
+                Home::Arena | Home::Gradient(_) => memory.arena,
+            };
             if offsets[*i] + a.bytes > size {
                 let text = format!("the buffer of %{i} ends behind byte {size}");
                 return Err(GraphError::internal("plan", text));
             }
             for (j, b) in &buffers[..n] {
                 // What others read keeps its place for the whole step.
-                let same_block = shared == (self.lowered.homes[*j] == Home::Shared);
-                let same_time = shared || (a.start <= b.end && b.start <= a.end);
+                let same_block = home == self.lowered.homes[*j];
+                let same_time = home != Home::Arena || (a.start <= b.end && b.start <= a.end);
                 let (x, y) = (offsets[*i], offsets[*j]);
                 if same_block && same_time && x < y + b.bytes && y < x + a.bytes {
                     let text = format!("the buffers of %{j} and %{i} overlap");
@@ -297,7 +330,7 @@ impl<'a> Planner<'a> {
             }
         }
         for draft in &self.lowered.drafts {
-            let Draft::Compute(id) = draft else { continue };
+            let (Draft::Compute(id) | Draft::Product(id)) = draft else { continue };
             let node = self.step.graph.node(*id);
             let home = |x: NodeId| self.buffer[self.root(x).index()];
             if needs_own_buffer(&node.op) && node.inputs.iter().any(|x| home(*x) == home(*id)) {
@@ -309,10 +342,18 @@ impl<'a> Planner<'a> {
     }
 }
 
+/// The next bytes of a block that only grows.
+fn take(block: &mut usize, bytes: usize) -> usize {
+    *block += bytes;
+    *block - bytes
+}
+
 /// Writes instructions, numbering values as they appear.
 struct Writer<'a, 'b> {
     p: &'b Planner<'a>,
     offsets: &'b [usize],
+    /// Where the parts of each product in slices lie.
+    parts: HashMap<NodeId, usize>,
     values: Vec<Value>,
     known: HashMap<NodeId, ValueId>,
 }
@@ -332,6 +373,7 @@ impl Writer<'_, '_> {
                 match self.p.lowered.homes[root.index()] {
                     Home::Arena => Place::Arena(offset),
                     Home::Shared => Place::Shared(offset),
+                    Home::Device => Place::Device(offset),
                     Home::Gradient(p) => Place::Gradient(p),
                 }
             }
@@ -358,6 +400,13 @@ impl Writer<'_, '_> {
         self.add(Value { ty, place: Place::Gradient(p), offset: 0, ld })
     }
 
+    /// This worker's part of a product that is added up.
+    fn part(&mut self, id: NodeId) -> ValueId {
+        let ty = self.p.step.graph.ty(id).clone();
+        let (place, ld) = (Place::Shared(self.parts[&id]), ty.last());
+        self.add(Value { ty, place, offset: 0, ld })
+    }
+
     fn instr(&mut self, draft: &Draft) -> Result<Instr> {
         let g = &self.p.step.graph;
         Ok(match draft {
@@ -370,6 +419,27 @@ impl Writer<'_, '_> {
                 let inputs = node.inputs.iter().map(|x| self.value(*x)).collect();
                 let output = self.value(*id);
                 Instr::Compute { op: node.op.clone(), inputs, output, scope: node.scope }
+            }
+            Draft::Product(id) => {
+                let node = g.node(*id);
+                let (x, kernel) = (self.value(node.inputs[0]), self.value(node.inputs[1]));
+                let scope = node.scope;
+                match node.op {
+                    Op::Dot(_) => Instr::SlicedDot { x, kernel, output: self.part(*id), scope },
+                    _ => {
+                        let output = self.value(*id);
+                        Instr::SlicedGradInput { dy: x, kernel, output, scope }
+                    }
+                }
+            }
+            Draft::AddSlices(id) => {
+                let node = g.node(*id);
+                let Op::Dot(epilogue) = node.op else {
+                    return Err(GraphError::internal("plan", "dot expected"));
+                };
+                let bias = node.inputs.get(2).map(|b| self.value(*b));
+                let (input, output) = (self.part(*id), self.value(*id));
+                Instr::AddSlices { input, bias, relu: epilogue.relu, output, scope: node.scope }
             }
             Draft::Copy { from, to } => {
                 let input = self.value(*from);
@@ -404,7 +474,7 @@ impl Writer<'_, '_> {
                 let input = self.value(g.node(*id).inputs[0]);
                 Instr::ReplicaMean { input, output: self.value(*id) }
             }
-            Draft::Sliced { param, x, dy } => {
+            Draft::SlicedGradient { param, x, dy } => {
                 Instr::SlicedGradient { param: *param, x: self.value(*x), dy: self.value(*dy) }
             }
             Draft::Update => Instr::Update,

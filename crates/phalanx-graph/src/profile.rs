@@ -86,15 +86,17 @@ impl Program {
     /// An instruction's op and layer, for people.
     fn label(&self, instr: &Instr) -> (String, String) {
         let param = |p: &crate::ParamId| self.params[p.index()].name.clone();
+        let layer = |scope: &u32| self.scopes[*scope as usize].clone();
         let none = String::new();
         match instr {
-            Instr::Compute { op, scope, .. } => {
-                (op.name().into(), self.scopes[*scope as usize].clone())
-            }
+            Instr::Compute { op, scope, .. } => (op.name().into(), layer(scope)),
             Instr::Copy { .. } => ("copy".into(), none),
             Instr::Barrier(scope) => (format!("barrier {scope}"), none),
             Instr::AllReduce { .. } => ("all_reduce".into(), none),
             Instr::ReplicaMean { .. } => ("replica_mean".into(), none),
+            Instr::SlicedDot { scope, .. } => ("sliced_dot".into(), layer(scope)),
+            Instr::AddSlices { scope, .. } => ("add_slices".into(), layer(scope)),
+            Instr::SlicedGradInput { scope, .. } => ("sliced_grad_input".into(), layer(scope)),
             Instr::SlicedGradient { param: p, .. } => ("sliced_gradient".into(), param(p)),
             Instr::Update => ("update".into(), none),
             Instr::Assign { param: p, .. } => ("assign".into(), param(p)),
@@ -104,6 +106,7 @@ impl Program {
 
     /// What an instruction costs on a global batch of `rows`, over all workers.
     pub fn cost(&self, instr: &Instr, rows: usize) -> Cost {
+        let mesh = self.options.mesh;
         let moved = |ids: &[ValueId]| ids.iter().map(|id| self.bytes(*id, rows)).sum::<f64>();
         match instr {
             Instr::Compute { op, inputs, output, .. } => Cost {
@@ -117,6 +120,19 @@ impl Program {
                 let sources = self.options.mesh.workers as f64;
                 let flops = self.elements(*input, rows) * sources;
                 Cost { flops, bytes: moved(&[*input]) * sources + moved(&[*output]) }
+            }
+            Instr::SlicedDot { x, kernel, output, .. }
+            | Instr::SlicedGradInput { dy: x, kernel, output, .. } => {
+                // Each has its slice of the kernel; every worker writes a whole part.
+                let parts = if let Instr::SlicedDot { .. } = instr { mesh.workers } else { 1 };
+                let kernels = (self.value(*kernel).ty.len() * mesh.devices) as f64;
+                let bytes = moved(&[*x]) + 4.0 * kernels + moved(&[*output]) * parts as f64;
+                Cost { flops: self.sliced_flops(*x, *output, rows), bytes }
+            }
+            Instr::AddSlices { input, output, .. } => {
+                let parts = mesh.workers as f64;
+                let flops = self.elements(*output, rows) * parts;
+                Cost { flops, bytes: moved(&[*input]) * parts + moved(&[*output]) }
             }
             Instr::SlicedGradient { param, x, dy } => {
                 let elements = self.params[param.index()].len() * self.options.mesh.devices;

@@ -129,6 +129,9 @@ pub enum Place {
     Arena(usize),
     /// In the worker's shared block, which others read; never reused within a step.
     Shared(usize),
+    /// In the block of rows that the workers of a device share, at the worker's rows; never reused
+    /// within a step.
+    Device(usize),
     /// In the worker's gradient buffer.
     Gradient(ParamId),
 }
@@ -191,6 +194,43 @@ pub enum Instr {
         input: ValueId,
         /// The mean.
         output: ValueId,
+    },
+    /// Multiplies all rows of the device with this worker's slice of a dense kernel: a part of every
+    /// sum, for [`AddSlices`](Instr::AddSlices).
+    SlicedDot {
+        /// The layer's input.
+        x: ValueId,
+        /// The kernel.
+        kernel: ValueId,
+        /// The part: a shared value with all rows of the device.
+        output: ValueId,
+        /// The layer.
+        scope: u32,
+    },
+    /// Adds up what the device's workers have of a product, each for its rows.
+    AddSlices {
+        /// A part, as [`SlicedDot`](Instr::SlicedDot) makes it.
+        input: ValueId,
+        /// What is added to every row.
+        bias: Option<ValueId>,
+        /// Whether negative results become zero.
+        relu: bool,
+        /// The sum.
+        output: ValueId,
+        /// The layer.
+        scope: u32,
+    },
+    /// Computes those columns of a dense layer's input derivative that belong to this worker's slice
+    /// of the kernel, for all rows of the device.
+    SlicedGradInput {
+        /// The derivative of the layer's output.
+        dy: ValueId,
+        /// The kernel.
+        kernel: ValueId,
+        /// The derivative of its input, in the device's block.
+        output: ValueId,
+        /// The layer.
+        scope: u32,
     },
     /// Computes this worker's slice of a dense kernel's gradient over all rows of its device,
     /// where that is cheaper than adding whole partial gradients; for other devices to read.
@@ -258,13 +298,15 @@ pub struct FetchPlan {
     pub ty: Type,
 }
 
-/// Memory of one worker, in bytes.
+/// Memory of one worker and its device, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
     /// The arena, reused by liveness.
     pub arena: usize,
     /// The block others read.
     pub shared: usize,
+    /// The device's block of rows.
+    pub device: usize,
     /// What the arena would take without reuse.
     pub unplanned: usize,
 }
@@ -317,7 +359,7 @@ impl Program {
     pub fn device_bytes(&self) -> usize {
         let workers = self.options.mesh.workers;
         let arenas = if self.split == Split::Lines { 1 } else { workers };
-        self.memory.arena * arenas + self.memory.shared * workers
+        self.memory.arena * arenas + self.memory.shared * workers + self.memory.device
     }
 }
 
@@ -337,17 +379,45 @@ impl fmt::Display for Program {
             "memory per worker: arena {} B ({} B without reuse), shared {} B",
             self.memory.arena, self.memory.unplanned, self.memory.shared
         )?;
+        if self.memory.device > 0 {
+            writeln!(f, "memory shared by a device's workers: {} B", self.memory.device)?;
+        }
         let at = |id: &ValueId| self.place_text(*id);
+        let layer = |scope: &u32| match self.scopes[*scope as usize].as_str() {
+            "" => String::new(),
+            name => format!("  ; {name}"),
+        };
         for instr in &self.instrs {
             match instr {
                 Instr::Compute { op, inputs, output, scope } => {
                     let args: Vec<String> = inputs.iter().map(at).collect();
                     let ty = &self.value(*output).ty;
-                    write!(f, "  {} = {op}({}) : {ty}", at(output), args.join(", "))?;
-                    match self.scopes[*scope as usize].as_str() {
-                        "" => writeln!(f)?,
-                        name => writeln!(f, "  ; {name}")?,
-                    }
+                    let (out, args) = (at(output), args.join(", "));
+                    writeln!(f, "  {out} = {op}({args}) : {ty}{}", layer(scope))?;
+                }
+                Instr::SlicedDot { x, kernel, output, scope } => {
+                    let (out, ty) = (at(output), &self.value(*output).ty);
+                    let args = format!("{}, {}", at(x), at(kernel));
+                    writeln!(f, "  {out} = slice of dot({args}) : {ty}{}", layer(scope))?;
+                }
+                Instr::AddSlices { input, bias, relu, output, scope } => {
+                    let args = bias.iter().fold(at(input), |text, b| text + ", " + &at(b));
+                    let what = format!(
+                        "add slices{}{}",
+                        if bias.is_some() { " +bias" } else { "" },
+                        if *relu { " +relu" } else { "" }
+                    );
+                    let (out, ty) = (at(output), &self.value(*output).ty);
+                    writeln!(f, "  {out} = {what}({args}) : {ty}{}", layer(scope))?;
+                }
+                Instr::SlicedGradInput { dy, kernel, output, scope } => {
+                    let (out, ty) = (at(output), &self.value(*output).ty);
+                    let args = format!("{}, {}", at(dy), at(kernel));
+                    writeln!(
+                        f,
+                        "  {out} = slice of dot_grad_input({args}) : {ty}{}",
+                        layer(scope)
+                    )?;
                 }
                 Instr::Copy { input, output } => {
                     writeln!(f, "  {} = copy({})", at(output), at(input))?
@@ -384,6 +454,7 @@ impl Program {
             Place::Param(p) => format!("\"{}\"", self.params[p.index()].name),
             Place::Arena(o) => format!("@{o}"),
             Place::Shared(o) => format!("@shared+{o}"),
+            Place::Device(o) => format!("@device+{o}"),
             Place::Gradient(p) => format!("grad \"{}\"", self.params[p.index()].name),
         };
         if v.offset > 0 {

@@ -2,6 +2,7 @@
 
 use crate::error::{GraphError, Result};
 use crate::types::DType;
+use std::sync::Arc;
 
 /// The elements of a host tensor.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,11 +13,11 @@ pub enum Data {
     I32(Vec<i32>),
 }
 
-/// A dense row-major array on the host.
+/// A dense row-major array on the host. Copies share their elements until one of them is changed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     dims: Vec<usize>,
-    data: Data,
+    data: Arc<Data>,
 }
 
 impl Tensor {
@@ -25,7 +26,10 @@ impl Tensor {
     /// # Errors
     /// A number of elements that is not the product of the dimensions.
     pub fn new(dims: impl Into<Vec<usize>>, data: impl Into<Data>) -> Result<Tensor> {
-        let (dims, data) = (dims.into(), data.into());
+        Tensor::sharing(dims.into(), Arc::new(data.into()))
+    }
+
+    fn sharing(dims: Vec<usize>, data: Arc<Data>) -> Result<Tensor> {
         let len = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
         if len == Some(data.len()) {
             return Ok(Tensor { dims, data });
@@ -41,7 +45,7 @@ impl Tensor {
     pub fn zeros(dims: impl Into<Vec<usize>>) -> Tensor {
         let dims = dims.into();
         let len = dims.iter().fold(1usize, |n, d| n.saturating_mul(*d));
-        Tensor { dims, data: Data::F32(vec![0.0; len]) }
+        Tensor { dims, data: Arc::new(Data::F32(vec![0.0; len])) }
     }
 
     /// Dimensions, the batch first.
@@ -51,7 +55,7 @@ impl Tensor {
 
     /// Element type.
     pub fn dtype(&self) -> DType {
-        match self.data {
+        match *self.data {
             Data::F32(_) => DType::F32,
             Data::I32(_) => DType::I32,
         }
@@ -85,7 +89,7 @@ impl Tensor {
 
     /// The floats, `None` for another type.
     pub fn f32(&self) -> Option<&[f32]> {
-        match &self.data {
+        match &*self.data {
             Data::F32(v) => Some(v),
             Data::I32(_) => None,
         }
@@ -93,7 +97,7 @@ impl Tensor {
 
     /// The floats to change, `None` for another type.
     pub fn f32_mut(&mut self) -> Option<&mut [f32]> {
-        match &mut self.data {
+        match Arc::make_mut(&mut self.data) {
             Data::F32(v) => Some(v),
             Data::I32(_) => None,
         }
@@ -101,7 +105,7 @@ impl Tensor {
 
     /// The integers, `None` for another type.
     pub fn i32(&self) -> Option<&[i32]> {
-        match &self.data {
+        match &*self.data {
             Data::I32(v) => Some(v),
             Data::F32(_) => None,
         }
@@ -109,7 +113,7 @@ impl Tensor {
 
     /// The integers to change, `None` for another type.
     pub fn i32_mut(&mut self) -> Option<&mut [i32]> {
-        match &mut self.data {
+        match Arc::make_mut(&mut self.data) {
             Data::I32(v) => Some(v),
             Data::F32(_) => None,
         }
@@ -125,7 +129,7 @@ impl Tensor {
     /// # Errors
     /// Another number of elements.
     pub fn reshape(self, dims: impl Into<Vec<usize>>) -> Result<Tensor> {
-        Tensor::new(dims, self.data)
+        Tensor::sharing(dims.into(), self.data)
     }
 
     /// Rows `range` as a new tensor.
@@ -135,13 +139,13 @@ impl Tensor {
     pub fn slice_rows(&self, range: std::ops::Range<usize>) -> Tensor {
         let len = self.row_len();
         let part = range.start * len..range.end * len;
-        let data = match &self.data {
+        let data = match &*self.data {
             Data::F32(v) => Data::F32(v[part].to_vec()),
             Data::I32(v) => Data::I32(v[part].to_vec()),
         };
         let mut dims = self.dims.clone();
         dims[0] = range.len();
-        Tensor { dims, data }
+        Tensor { dims, data: Arc::new(data) }
     }
 }
 

@@ -4,7 +4,7 @@
 
 mod networks;
 
-use networks::{adam, cnn, mlp, momentum, odd};
+use networks::{adam, cnn, mlp, momentum, odd, wide};
 use phalanx_graph::autodiff::gradients;
 use phalanx_graph::ops::{BatchNormAttrs, Binary, Epilogue, Instr as TapeInstr, Unary};
 use phalanx_graph::passes::{fuse_elementwise, fuse_epilogues, optimize, simplify};
@@ -434,6 +434,12 @@ fn printed_mlp() {
     let step = mlp(&[8, 16, 16, 5], momentum(None), (0.0, 1e-4));
     snapshot("mlp_step.txt", &step.to_string());
     snapshot("mlp_program.txt", &compile(step, TWO, 4).to_string());
+}
+
+#[test]
+fn printed_wide() {
+    let step = wide(momentum(None), (0.0, 0.0));
+    snapshot("wide_program.txt", &compile(step, TWO, 4).to_string());
 }
 
 #[test]

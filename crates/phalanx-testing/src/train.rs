@@ -2,7 +2,7 @@
 
 use crate::Lab;
 use crate::harness::*;
-use crate::networks::{adam, cnn, mlp, momentum, odd};
+use crate::networks::{adam, cnn, mlp, momentum, odd, wide};
 use crate::simulate::{Minibatch, Numbers, SEED, Simulation};
 use phalanx_graph::exec::{Accumulate, Batch, Executor};
 use phalanx_graph::update::Clip;
@@ -50,32 +50,43 @@ fn execute(
 /// Compares a run on every mesh with the simulation, and with itself.
 fn check(lab: &dyn Lab, step: &Step, scope: Scope, max: usize, batches: &[Minibatch]) {
     for mesh in lab.meshes() {
-        let devices = if scope == Scope::Device { mesh.devices } else { 1 };
-        let mut simulation = Simulation::new(step, devices, Numbers::new(0).params(step));
-        let rows: Vec<Vec<f64>> = batches.iter().map(|b| simulation.run(b)).collect();
-        let (got, fetched) = execute(lab, step, mesh, max, batches);
-        let what = |p: &str| format!("{} {mesh:?}: {p}", step.name);
-        for (i, (got, want)) in fetched.iter().zip(&rows).enumerate() {
-            assert_close(
-                &what(&format!("predictions of step {i}")),
-                got,
-                want,
-                lab.tolerances().training,
-            );
-        }
-        let specs = step.graph.params();
-        let params = simulation.params.iter().map(|p| p.floats());
-        let slots = simulation.slots.iter().flatten().map(|s| &s[..]);
-        for (i, (got, want)) in got.iter().zip(params.chain(slots)).enumerate() {
-            let name = format!("{} (slot {})", specs[i % specs.len()].name, i / specs.len());
-            assert_close(&what(&name), got, want, lab.tolerances().training);
-        }
-        let again = execute(lab, step, mesh, max, batches);
-        let bits = |s: &State| -> Vec<Vec<u32>> {
-            s.iter().map(|v| v.iter().map(|x| x.to_bits()).collect()).collect()
-        };
-        assert_eq!(bits(&got), bits(&again.0), "{}", what("the same run twice"));
+        check_on(lab, mesh, step, scope, max, batches);
     }
+}
+
+fn check_on(
+    lab: &dyn Lab,
+    mesh: Mesh,
+    step: &Step,
+    scope: Scope,
+    max: usize,
+    batches: &[Minibatch],
+) {
+    let devices = if scope == Scope::Device { mesh.devices } else { 1 };
+    let mut simulation = Simulation::new(step, devices, Numbers::new(0).params(step));
+    let rows: Vec<Vec<f64>> = batches.iter().map(|b| simulation.run(b)).collect();
+    let (got, fetched) = execute(lab, step, mesh, max, batches);
+    let what = |p: &str| format!("{} {mesh:?}: {p}", step.name);
+    for (i, (got, want)) in fetched.iter().zip(&rows).enumerate() {
+        assert_close(
+            &what(&format!("predictions of step {i}")),
+            got,
+            want,
+            lab.tolerances().training,
+        );
+    }
+    let specs = step.graph.params();
+    let params = simulation.params.iter().map(|p| p.floats());
+    let slots = simulation.slots.iter().flatten().map(|s| &s[..]);
+    for (i, (got, want)) in got.iter().zip(params.chain(slots)).enumerate() {
+        let name = format!("{} (slot {})", specs[i % specs.len()].name, i / specs.len());
+        assert_close(&what(&name), got, want, lab.tolerances().training);
+    }
+    let again = execute(lab, step, mesh, max, batches);
+    let bits = |s: &State| -> Vec<Vec<u32>> {
+        s.iter().map(|v| v.iter().map(|x| x.to_bits()).collect()).collect()
+    };
+    assert_eq!(bits(&got), bits(&again.0), "{}", what("the same run twice"));
 }
 
 fn batches(step: &Step, rows: &[usize]) -> Vec<Minibatch> {
@@ -98,6 +109,27 @@ pub fn mlp_with_sliced_gradients(lab: &dyn Lab) {
         assert!(program.contains("gradient slice of \"dense_1/kernel\""), "{program}");
     }
     check(lab, &step, Scope::All, 6, &batches(&step, &[6, 5, 1]));
+}
+
+pub fn kernels_in_slices(lab: &dyn Lab) {
+    let layers = ["hidden", "left", "right", "mixed"];
+    for (clip, max) in [(None, 6), (Some(Clip::GlobalNorm(0.1)), 7)] {
+        let step = wide(momentum(clip), (1e-3, 1e-2));
+        for mesh in [Mesh::new(1, 2), Mesh::new(2, 2), Mesh::new(1, 5)] {
+            let program = compile(&step, mesh, max).to_string();
+            for layer in layers {
+                let line = |op: &str| program.lines().any(|l| l.contains(op) && l.ends_with(layer));
+                assert!(line("slice of dot("), "{layer}: {program}");
+                assert!(
+                    line("slice of dot_grad_input(") || layer == "hidden",
+                    "{layer}: {program}"
+                );
+            }
+        }
+        check(lab, &step, Scope::All, max, &batches(&step, &[max, 5, 1, 0, 3]));
+    }
+    let step = wide(adam(None), (0.0, 0.0));
+    check(lab, &step, Scope::All, 7, &batches(&step, &[7, 2, 6]));
 }
 
 pub fn mlp_with_adam(lab: &dyn Lab) {

@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 
+use super::layout::Dst;
 use super::tile::{
     Arena, BLOCK_ROWS, Block, Outer, Panels, Weights, pack_columns, pack_rows, part, reads_in_place,
 };
@@ -78,6 +79,7 @@ pub fn forward_columns(
     assert!(bias.is_none_or(|bias| bias.len() >= n), "bias: expected {n} floats");
     let bias = bias.map_or(std::ptr::null(), |b| b[columns.start..].as_ptr());
     let (w, n, ldw) = (&w[columns.start.min(w.len())..], columns.len(), n);
+    let y = y.as_mut_ptr();
     let product =
         Product { m, k, n, x, ldx, w, ldw, transposed: false, bias, relu, y, ldy, scratch };
     dispatch(isa, product);
@@ -97,9 +99,30 @@ pub fn grad_input(
     ldx: usize,
     scratch: &mut [f32],
 ) {
+    check_matrix("dx", dx.len(), m, k, ldx);
+    // SAFETY: `dx` holds the result, as was just checked.
+    unsafe { grad_input_at(isa, m, k, n, dy, ldy, w, dx.as_mut_ptr(), ldx, scratch) };
+}
+
+/// [`grad_input`] where `dx` is part of a wider matrix whose other columns are not this caller's.
+///
+/// # Safety
+/// `dx` points at `m` rows of `k` floats, `ldx` apart, that nobody else touches.
+#[allow(clippy::too_many_arguments)] // The matrix product and its leading dimensions, as in BLAS.
+pub unsafe fn grad_input_at(
+    isa: Isa,
+    m: usize,
+    k: usize,
+    n: usize,
+    dy: &[f32],
+    ldy: usize,
+    w: &[f32],
+    dx: *mut f32,
+    ldx: usize,
+    scratch: &mut [f32],
+) {
     check_matrix("dy", dy.len(), m, n, ldy);
     check_matrix("w", w.len(), k, n, n);
-    check_matrix("dx", dx.len(), m, k, ldx);
     let product = Product {
         m,
         k: n,
@@ -118,39 +141,83 @@ pub fn grad_input(
     dispatch(isa, product);
 }
 
-/// Rows of a batch that contribute to a weight gradient.
-#[derive(Clone, Copy, Debug)]
-pub struct GradBlock<'a> {
-    /// Inputs `[rows, k]`.
-    pub x: &'a [f32],
-    /// Floats between rows of `x`.
-    pub ldx: usize,
-    /// Gradients of the outputs `[rows, n]`.
-    pub dy: &'a [f32],
-    /// Floats between rows of `dy`.
-    pub ldy: usize,
-    /// Rows.
-    pub rows: usize,
-}
-
-/// `dw[k_range, n] = Σ xᵀ dy` over the blocks in order; `dw` holds the rows of `k_range` only.
+/// `dw[k_range, n] = xᵀ dy` for `x[m, k]` and `dy[m, n]`; `dw` holds the rows of `k_range` only.
 ///
 /// Rows are summed in order for each element, so any split of `0..k` into ranges gives the same bits.
+#[allow(clippy::too_many_arguments)] // The matrix product and its leading dimensions, as in BLAS.
 pub fn grad_weight(
     isa: Isa,
+    m: usize,
     k: usize,
     n: usize,
-    blocks: &[GradBlock<'_>],
+    x: &[f32],
+    ldx: usize,
+    dy: &[f32],
+    ldy: usize,
     k_range: Range<usize>,
     dw: &mut [f32],
 ) {
     assert!(k_range.start <= k_range.end && k_range.end <= k, "k_range {k_range:?} exceeds {k}");
     check_matrix("dw", dw.len(), k_range.len(), n, n);
-    for block in blocks {
-        check_matrix("x", block.x.len(), block.rows, k, block.ldx);
-        check_matrix("dy", block.dy.len(), block.rows, n, block.ldy);
+    check_matrix("x", x.len(), m, k, ldx);
+    check_matrix("dy", dy.len(), m, n, ldy);
+    dispatch(isa, WeightGradient { m, n, x, ldx, dy, ldy, k_range, dw });
+}
+
+/// `y = Σ parts (+ bias) (then max with 0)`, parts added in order: `m` rows of `n` floats each.
+///
+/// # Safety
+/// Every part holds the rows without gaps, `y` has room for them and overlaps none.
+pub unsafe fn add_parts(
+    isa: Isa,
+    m: usize,
+    n: usize,
+    parts: &[*const f32],
+    bias: Option<&[f32]>,
+    relu: bool,
+    y: Dst,
+) {
+    assert!(bias.is_none_or(|bias| bias.len() >= n), "bias: expected {n} floats");
+    dispatch(isa, AddParts { m, n, parts, bias, relu, y });
+}
+
+struct AddParts<'a> {
+    m: usize,
+    n: usize,
+    parts: &'a [*const f32],
+    bias: Option<&'a [f32]>,
+    relu: bool,
+    y: Dst,
+}
+
+impl Kernel for AddParts<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for row in 0..self.m {
+            let mut col = 0;
+            while col < self.n {
+                let lanes = S::LANES.min(self.n - col);
+                // SAFETY: the caller's contract, and the bias was checked.
+                unsafe {
+                    let mut sum = S::zero();
+                    for (i, part) in self.parts.iter().enumerate() {
+                        let x = S::load_partial(part.add(row * self.n + col), lanes);
+                        sum = if i == 0 { x } else { S::add(sum, x) };
+                    }
+                    if let Some(bias) = self.bias {
+                        sum = S::add(sum, S::load_partial(bias.as_ptr().add(col), lanes));
+                    }
+                    if self.relu {
+                        sum = S::max(S::zero(), sum);
+                    }
+                    S::store_partial(self.y.ptr.add(row * self.y.ld + col), sum, lanes);
+                }
+                col += S::LANES;
+            }
+        }
     }
-    dispatch(isa, WeightGradient { n, blocks, k_range, dw });
 }
 
 /// `y[m, n] = x[m, k] w` with lengths checked; `w` is `[k, n]`, or `[n, k]` if transposed, its rows
@@ -166,7 +233,7 @@ struct Product<'a> {
     transposed: bool,
     bias: *const f32,
     relu: bool,
-    y: &'a mut [f32],
+    y: *mut f32,
     ldy: usize,
     scratch: &'a mut [f32],
 }
@@ -204,7 +271,7 @@ impl Kernel for Product<'_> {
             unsafe {
                 for i in 0..rows {
                     a[i] = self.x.as_ptr().add((first + i) * self.ldx).cast_mut();
-                    out[i] = self.y.as_mut_ptr().add((first + i) * self.ldy);
+                    out[i] = self.y.add((first + i) * self.ldy);
                 }
                 let (bias, relu) = (self.bias, self.relu);
                 let (a, out) = (a.as_ptr().cast(), out.as_ptr());
@@ -215,8 +282,12 @@ impl Kernel for Product<'_> {
 }
 
 struct WeightGradient<'a> {
+    m: usize,
     n: usize,
-    blocks: &'a [GradBlock<'a>],
+    x: &'a [f32],
+    ldx: usize,
+    dy: &'a [f32],
+    ldy: usize,
     k_range: Range<usize>,
     dw: &'a mut [f32],
 }
@@ -227,34 +298,30 @@ impl Kernel for WeightGradient<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let (n, rows) = (self.n, self.k_range.len());
-        let mut accumulate = false;
-        for block in self.blocks {
-            let parts = block.rows.div_ceil(GRAD_ROWS);
-            for i in 0..parts {
-                let (first, count) = part(block.rows, parts, i);
-                // SAFETY: lengths were checked by `grad_weight`.
-                unsafe {
-                    let outer = Outer {
-                        rows,
-                        cols: n,
-                        extent: [1, 1, count],
-                        x: block.x.as_ptr().add(first * block.ldx + self.k_range.start),
-                        x_step: [0, 0, block.ldx],
-                        y: block.dy.as_ptr().add(first * block.ldy),
-                        y_step: [0, 0, block.ldy],
-                        out: self.dw.as_mut_ptr(),
-                        out_step: n,
-                        accumulate,
-                    };
-                    for panel in Panels::new::<S>(n) {
-                        outer.run_panel::<S>(panel);
-                    }
-                }
-                accumulate = true;
-            }
-        }
-        if !accumulate {
+        if self.m == 0 {
             self.dw[..rows * n].fill(0.0);
+        }
+        let parts = self.m.div_ceil(GRAD_ROWS);
+        for i in 0..parts {
+            let (first, count) = part(self.m, parts, i);
+            // SAFETY: lengths were checked by `grad_weight`.
+            unsafe {
+                let outer = Outer {
+                    rows,
+                    cols: n,
+                    extent: [1, 1, count],
+                    x: self.x.as_ptr().add(first * self.ldx + self.k_range.start),
+                    x_step: [0, 0, self.ldx],
+                    y: self.dy.as_ptr().add(first * self.ldy),
+                    y_step: [0, 0, self.ldy],
+                    out: self.dw.as_mut_ptr(),
+                    out_step: n,
+                    accumulate: i > 0,
+                };
+                for panel in Panels::new::<S>(n) {
+                    outer.run_panel::<S>(panel);
+                }
+            }
         }
     }
 }

@@ -18,7 +18,7 @@ use phalanx_graph::ops::Access;
 use super::math::prefetch;
 use crate::simd::{Isa, Kernel, MAX_LANES, Simd, dispatch};
 use functions::{Source, execute};
-use plan::Place;
+use plan::{Place, RESULTS};
 
 pub use super::layout::{Dst as TapeOutput, Src as TapeInput};
 pub use plan::TapePlan;
@@ -248,6 +248,12 @@ impl Walk<'_> {
         }
     }
 
+    fn dests(&self, places: &[Place], t: &Tile) -> [*mut f32; RESULTS] {
+        let mut dests = [std::ptr::null_mut(); RESULTS];
+        dests.iter_mut().zip(places).for_each(|(to, place)| *to = self.dest(*place, t));
+        dests
+    }
+
     fn dest(&self, place: Place, t: &Tile) -> *mut f32 {
         match place {
             Place::Output(o) => self.output(usize::from(o), t),
@@ -328,8 +334,8 @@ impl Kernel for Evaluate<'_> {
             }
             for step in &walk.plan.steps {
                 let action = step.action.map(|place| walk.source(place, &t));
-                // SAFETY: sources and destination hold `len` floats.
-                unsafe { execute::<S>(action, t.len, walk.dest(step.dest, &t)) };
+                // SAFETY: sources and destinations hold `len` floats.
+                unsafe { execute::<S>(action, t.len, walk.dests(&step.dests, &t)) };
             }
             walk.flush(&t);
             start += t.len;

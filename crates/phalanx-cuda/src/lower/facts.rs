@@ -157,6 +157,13 @@ fn nobody_else_reads(
             Instr::AllReduce { input, output, .. } | Instr::ReplicaMean { input, output } => {
                 (vec![*input], Some(*output))
             }
+            Instr::SlicedDot { x, kernel, output, .. } => (vec![*x, *kernel], Some(*output)),
+            Instr::AddSlices { input, bias, output, .. } => {
+                (bias.iter().chain([input]).copied().collect(), Some(*output))
+            }
+            Instr::SlicedGradInput { dy, kernel, output, .. } => {
+                (vec![*dy, *kernel], Some(*output))
+            }
             Instr::SlicedGradient { x, dy, .. } => (vec![*x, *dy], None),
             Instr::Assign { value, .. } | Instr::Fetch { value, .. } => (vec![*value], None),
             Instr::Barrier(_) | Instr::Update => (vec![], None),

@@ -286,6 +286,9 @@ impl Lowering<'_> {
                     self.dense_gradient(replica, *param, *x, *dy);
                 }
             }
+            Instr::SlicedDot { .. } | Instr::AddSlices { .. } | Instr::SlicedGradInput { .. } => {
+                unreachable!("a GPU's replica has one worker: nothing is cut into slices")
+            }
             Instr::Update => self.update(),
             Instr::Assign { param, value } => {
                 for replica in self.replicas() {

@@ -1,4 +1,4 @@
-//! Two small networks as whole training steps: an MLP, and a CNN with branches. Tests of the passes
+//! Small networks as whole training steps: MLPs, one of them with branches, and a CNN. Tests of the passes
 //! print them; the executors' tests run them.
 
 use phalanx_graph::autodiff::gradients;
@@ -179,6 +179,26 @@ pub fn mlp(sizes: &[usize], rule: UpdateRule, penalty: (f32, f32)) -> Step {
         }
     }
     net.train("mlp", x, rule, penalty)
+}
+
+/// Two dense layers side by side on two positions of a hidden layer, joined on channels, then dense
+/// layers on all of that; with few samples all kernels but the last are large against the batch.
+/// Input `[2, 70]`, 5 classes.
+pub fn wide(rule: UpdateRule, penalty: (f32, f32)) -> Step {
+    let mut net = Net::new(Scope::All);
+    let x = net.feed("x", Type::rows([2, 70]));
+    let hidden = net.dense("hidden", x, 110);
+    let hidden = net.relu(hidden);
+    let left = net.dense("left", hidden, 90);
+    let left = net.relu(left);
+    let right = net.dense("right", hidden, 83);
+    net.g.enter("joined");
+    let joined = net.push(Op::Concat { axis: 1 }, &[left, right]);
+    let flat = net.g.reshape(joined, &[2 * 173]).expect("fits");
+    let mixed = net.dense("mixed", flat, 37);
+    let mixed = net.relu(mixed);
+    let logits = net.dense("top", mixed, 5);
+    net.train("wide", logits, rule, penalty)
 }
 
 /// Two convolution branches joined on channels, a max-pool beside a strided convolution, their sum,

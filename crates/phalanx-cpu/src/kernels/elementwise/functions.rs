@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use phalanx_graph::ops::{Binary, Unary};
 
-use super::plan::{Action, Quaternary, Ternary};
+use super::plan::{Action, Quaternary, RESULTS, Ternary};
 use crate::kernels::math;
 use crate::simd::{Kernel, Simd};
 
@@ -17,10 +17,10 @@ pub(super) struct Source {
 
 /// One step over one tile.
 #[inline(always)]
-pub(super) unsafe fn execute<S: Simd>(action: Action<Source>, n: usize, y: *mut f32) {
+pub(super) unsafe fn execute<S: Simd>(action: Action<Source>, n: usize, y: [*mut f32; RESULTS]) {
     macro_rules! each {
         ($f:ty, $($x:expr),+) => {
-            S::enter(Loop::<$f, _> { n, x: [$($x),+], y, f: PhantomData })
+            S::enter(Loop::<$f, _> { n, x: [$($x),+], y: y[0], f: PhantomData })
         };
     }
     // SAFETY: the caller's contract.
@@ -70,6 +70,7 @@ pub(super) unsafe fn execute<S: Simd>(action: Action<Source>, n: usize, y: *mut 
                 Quaternary::BlendSquare => each!(BlendSquare, a, b, c, d),
             },
             Action::RootStep([a, b, c, d, e]) => each!(RootStep, a, b, c, d, e),
+            Action::Adam { full, splat } => S::enter(Adam { n, full, splat, y }),
         }
     }
 }
@@ -183,4 +184,52 @@ functions! {
     BlendSquare<4, 4> = |a, b, c, d| S::fmadd(a, b, S::mul(S::mul(c, c), d));
     RootStep<5, 2> = |a, b, c, d, e| S::sub(a, S::div(S::mul(b, c), S::add(S::sqrt(d), e)));
     Select<3, 4> = |a, b, c| S::select(S::eq(a, S::zero()), c, b);
+}
+
+/// Adam over `n` elements: its divisions take so long that all the rest hides behind them.
+struct Adam {
+    n: usize,
+    /// Weight, average, average square and gradient.
+    full: [Source; 4],
+    /// What is kept of the average and of the square, what is taken of the new, rate and epsilon.
+    splat: [Source; 6],
+    /// New weight, average and average square.
+    y: [*mut f32; RESULTS],
+}
+
+impl Kernel for Adam {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Adam { n, full: [w, m, v, g], splat, y } = self;
+        // SAFETY: sources hold a vector or `n` floats, results take `n` floats. Where one is a source
+        // as well, every vector is read before it is written.
+        unsafe {
+            let mut c = [S::zero(); 6];
+            for k in 0..6 {
+                c[k] = S::load(splat[k].ptr);
+            }
+            let mut at = 0;
+            while at < n {
+                let lanes = S::LANES.min(n - at);
+                let whole = lanes == S::LANES;
+                let mut x = [S::zero(); 4];
+                for (k, from) in [w.ptr, m.ptr, v.ptr, g.ptr].into_iter().enumerate() {
+                    let from = from.add(at);
+                    x[k] = if whole { S::load(from) } else { S::load_partial(from, lanes) };
+                }
+                let m = Blend::apply::<S>([x[1], c[0], x[3], c[1]]);
+                let v = BlendSquare::apply::<S>([x[2], c[2], x[3], c[3]]);
+                let w = RootStep::apply::<S>([x[0], m, c[4], v, c[5]]);
+                for (k, result) in [w, m, v].into_iter().enumerate() {
+                    let to = y[k].add(at);
+                    // What follows is often wanted next, but not at once.
+                    math::prefetch(to.wrapping_add(n));
+                    if whole { S::store(to, result) } else { S::store_partial(to, result, lanes) }
+                }
+                at += lanes;
+            }
+        }
+    }
 }

@@ -1,13 +1,22 @@
 //! Which steps of a tape become one: every step saved is a pass over the tile saved.
 
 use super::plan::{Action, Quaternary, Ternary};
-use phalanx_graph::ops::{Binary, Instr, Tape, Unary};
+use phalanx_graph::ops::{Access, Binary, Instr, Tape, Unary};
 
-/// What each register computes, `None` where it is an operand, a constant, unused, or absorbed by
-/// the step that uses it.
-pub(super) fn fuse(tape: &Tape) -> Vec<Option<Action<u16>>> {
+/// A tape's steps.
+pub(super) struct Fused {
+    /// What computes each register, `None` where it is an operand, a constant, unused, or absorbed by
+    /// the step that uses it.
+    pub actions: Vec<Option<Action<u16>>>,
+    /// Outputs that another register's step makes as well: `(output, register)`.
+    pub beside: Vec<(u16, u16)>,
+}
+
+/// Makes as few steps of a tape as it can.
+pub(super) fn fuse(tape: &Tape) -> Fused {
     let uses = uses(tape);
     let mut f = Fusion { tape, uses, actions: vec![None; tape.instrs.len()] };
+    let mut beside = vec![];
     for (r, instr) in tape.instrs.iter().enumerate().filter(|(r, _)| f.uses[*r] > 0) {
         let (action, absorbed) = match *instr {
             Instr::Input(_) | Instr::Const(_) => continue,
@@ -15,10 +24,14 @@ pub(super) fn fuse(tape: &Tape) -> Vec<Option<Action<u16>>> {
             Instr::Select(c, a, b) => (Action::Ternary(Ternary::Select, c, a, b), vec![]),
             Instr::Binary(op, a, b) => f.binary(op, a, b),
         };
+        let averages = f.averages(action);
+        let (action, made) = averages.unwrap_or((action, vec![]));
         f.actions[r] = Some(action);
-        absorbed.into_iter().for_each(|r| f.actions[usize::from(r)] = None);
+        beside.extend(made.iter().map(|m| (*m, r as u16)));
+        let absorbed = absorbed.into_iter().chain(made);
+        absorbed.for_each(|r| f.actions[usize::from(r)] = None);
     }
-    f.actions
+    Fused { actions: f.actions, beside }
 }
 
 /// How often each register is read, by what leaves the tape in the end.
@@ -40,8 +53,8 @@ fn uses(tape: &Tape) -> Vec<u32> {
     uses
 }
 
-/// A step and the registers it makes unnecessary.
-type Fused = (Action<u16>, Vec<u16>);
+/// A step and the registers that need none of their own any more.
+type Step = (Action<u16>, Vec<u16>);
 
 struct Fusion<'a> {
     tape: &'a Tape,
@@ -77,7 +90,24 @@ impl Fusion<'_> {
         }
     }
 
-    fn binary(&self, op: Binary, l: u16, r: u16) -> Fused {
+    /// Whether a register is the same number for all elements.
+    fn one_number(&self, r: u16) -> bool {
+        match self.tape.instrs[usize::from(r)] {
+            Instr::Const(_) => true,
+            Instr::Input(i) => self.tape.inputs[usize::from(i)] == Access::Scalar,
+            _ => false,
+        }
+    }
+
+    /// Whether a register is an operand with fewer elements than the tape has.
+    fn repeats(&self, r: u16) -> bool {
+        match self.tape.instrs[usize::from(r)] {
+            Instr::Input(i) => self.tape.inputs[usize::from(i)] != Access::Full,
+            _ => false,
+        }
+    }
+
+    fn binary(&self, op: Binary, l: u16, r: u16) -> Step {
         let plain = (Action::Binary(op, l, r), vec![]);
         match op {
             Binary::Add => self.blend(l, r).or_else(|| self.sum(l, r)).unwrap_or(plain),
@@ -94,7 +124,7 @@ impl Fusion<'_> {
     }
 
     /// The sum of two products.
-    fn blend(&self, l: u16, r: u16) -> Option<Fused> {
+    fn blend(&self, l: u16, r: u16) -> Option<Step> {
         if l == r {
             return None;
         }
@@ -109,30 +139,43 @@ impl Fusion<'_> {
         })
     }
 
-    fn sum(&self, l: u16, r: u16) -> Option<Fused> {
+    fn sum(&self, l: u16, r: u16) -> Option<Step> {
         let fused = |(a, b), c, gone| (Action::Ternary(Ternary::MulAdd, a, b, c), vec![gone]);
         let left = self.product(l).map(|p| fused(p, r, l));
         left.or_else(|| self.product(r).map(|p| fused(p, l, r)))
     }
 
-    fn difference(&self, l: u16, r: u16) -> Option<Fused> {
+    fn difference(&self, l: u16, r: u16) -> Option<Step> {
         let fused = |kind, (a, b), c, gone| (Action::Ternary(kind, a, b, c), vec![gone]);
         let left = self.product(l).map(|p| fused(Ternary::MulSub, p, r, l));
         left.or_else(|| self.product(r).map(|p| fused(Ternary::SubMul, p, l, r)))
     }
 
-    fn masked(&self, l: u16, r: u16) -> Option<Fused> {
+    fn masked(&self, l: u16, r: u16) -> Option<Step> {
         let fused = |x, (a, b), gone| (Action::Ternary(Ternary::MulGt, x, a, b), vec![gone]);
         let right = self.above(r).map(|c| fused(l, c, r));
         right.or_else(|| self.above(l).map(|c| fused(r, c, l)))
     }
 
     /// `w - m * rate / (√v + ε)`.
-    fn root_step(&self, w: u16, change: u16) -> Option<Fused> {
+    fn root_step(&self, w: u16, change: u16) -> Option<Step> {
         let Action::Binary(Binary::Div, top, bottom) = self.only(change)? else { return None };
         let Action::Binary(Binary::Add, root, epsilon) = self.only(bottom)? else { return None };
         let Action::Unary(Unary::Sqrt, v) = self.only(root)? else { return None };
         let Some(Action::Binary(Binary::Mul, m, rate)) = self.only(top) else { return None };
         Some((Action::RootStep([w, m, rate, v, epsilon]), vec![change, bottom, root, top]))
+    }
+
+    /// A root step together with the averages it is made of, where these only leave the tape.
+    fn averages(&self, step: Action<u16>) -> Option<Step> {
+        let Action::RootStep([w, m, rate, v, epsilon]) = step else { return None };
+        let leaves = |r: u16| self.tape.outputs.contains(&r) && self.uses[usize::from(r)] == 2;
+        let of = |r: u16| self.actions[usize::from(r)].filter(|_| leaves(r));
+        let Action::Quaternary(Quaternary::Blend, [a, b, c, d]) = of(m)? else { return None };
+        let Action::Quaternary(Quaternary::BlendSquare, [f, g, h, i]) = of(v)? else { return None };
+        let (full, splat) = ([w, a, f, c], [b, d, g, i, rate, epsilon]);
+        let many = |r: &u16| !self.one_number(*r) && !self.repeats(*r);
+        let fits = c == h && full.iter().all(many) && splat.iter().all(|r| self.one_number(*r));
+        fits.then(|| (Action::Adam { full, splat }, vec![m, v]))
     }
 }

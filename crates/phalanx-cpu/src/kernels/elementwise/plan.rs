@@ -3,7 +3,7 @@
 use phalanx_graph::ops::{Access, Binary, Instr, Tape, Unary};
 
 use super::TILE;
-use super::fusion::fuse;
+use super::fusion::{Fused, fuse};
 
 /// Where the value of a register lies during a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,17 +48,32 @@ pub(super) enum Action<T> {
     Quaternary(Quaternary, [T; 4]),
     /// `a - b * c / (√d + e)`, where adaptive optimizers end.
     RootStep([T; 5]),
+    /// All of Adam: `m = a m + b g`, `v = c v + d g²`, `w - m e / (√v + f)`.
+    Adam {
+        /// `w, m, v, g`.
+        full: [T; 4],
+        /// `a` to `f`: each one number for all elements.
+        splat: [T; 6],
+    },
 }
+
+/// Most results of one step.
+pub(super) const RESULTS: usize = 3;
 
 impl<T: Copy> Action<T> {
     pub fn args(&self) -> impl Iterator<Item = T> + use<T> {
-        let args = match *self {
-            Action::Copy(a) | Action::Unary(_, a) => [Some(a), None, None, None, None],
-            Action::Binary(_, a, b) => [Some(a), Some(b), None, None, None],
-            Action::Ternary(_, a, b, c) => [Some(a), Some(b), Some(c), None, None],
-            Action::Quaternary(_, [a, b, c, d]) => [Some(a), Some(b), Some(c), Some(d), None],
-            Action::RootStep(x) => x.map(Some),
-        };
+        let mut args = [None; 10];
+        let mut set = |x: &[T]| args.iter_mut().zip(x).for_each(|(to, x)| *to = Some(*x));
+        match *self {
+            Action::Copy(a) | Action::Unary(_, a) => set(&[a]),
+            Action::Binary(_, a, b) => set(&[a, b]),
+            Action::Ternary(_, a, b, c) => set(&[a, b, c]),
+            Action::Quaternary(_, x) => set(&x),
+            Action::RootStep(x) => set(&x),
+            Action::Adam { full: [w, m, v, g], splat: [a, b, c, d, e, f] } => {
+                set(&[w, m, v, g, a, b, c, d, e, f]);
+            }
+        }
         args.into_iter().flatten()
     }
 
@@ -70,6 +85,9 @@ impl<T: Copy> Action<T> {
             Action::Ternary(t, a, b, c) => Action::Ternary(t, f(a), f(b), f(c)),
             Action::Quaternary(q, x) => Action::Quaternary(q, x.map(f)),
             Action::RootStep(x) => Action::RootStep(x.map(f)),
+            Action::Adam { full, splat } => {
+                Action::Adam { full: full.map(&f), splat: splat.map(&f) }
+            }
         }
     }
 }
@@ -77,7 +95,8 @@ impl<T: Copy> Action<T> {
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub action: Action<Place>,
-    pub dest: Place,
+    /// Where its results go: one, but for Adam.
+    pub dests: Vec<Place>,
 }
 
 /// A tape made ready to run: fused, with every register placed.
@@ -98,16 +117,17 @@ pub struct TapePlan {
 impl TapePlan {
     /// Plans `tape`.
     pub fn new(tape: &Tape) -> TapePlan {
-        let mut actions = fuse(tape);
+        let Fused { mut actions, beside } = fuse(tape);
         // Every output is the destination of exactly one step; repeats and bare operands are copied.
-        let mut dest: Vec<Option<Place>> = vec![None; actions.len()];
+        let mut dests: Vec<Option<Place>> = vec![None; actions.len()];
         for (o, r) in tape.outputs.iter().enumerate() {
+            let made = actions[usize::from(*r)].is_some() || beside.iter().any(|(b, _)| b == r);
             let r = usize::from(*r);
-            if actions[r].is_some() && dest[r].is_none() {
-                dest[r] = Some(Place::Output(o as u16));
+            if made && dests[r].is_none() {
+                dests[r] = Some(Place::Output(o as u16));
             } else {
                 actions.push(Some(Action::Copy(r as u16)));
-                dest.push(Some(Place::Output(o as u16)));
+                dests.push(Some(Place::Output(o as u16)));
             }
         }
         let mut last_use = vec![0; actions.len()];
@@ -142,14 +162,17 @@ impl TapePlan {
                     free.push(t);
                 }
             }
-            let dest = dest[r].unwrap_or_else(|| {
+            let dest = dests[r].unwrap_or_else(|| {
                 Place::Temp(free.pop().unwrap_or_else(|| {
                     temps += 1;
                     temps - 1
                 }))
             });
             place[r] = Some(dest);
-            steps.push(Step { action: placed, dest });
+            let also = beside.iter().filter(|(_, by)| usize::from(*by) == r);
+            let also = also.map(|(b, _)| dests[usize::from(*b)].expect("an output"));
+            let dests = std::iter::once(dest).chain(also).collect();
+            steps.push(Step { action: placed, dests });
         }
         let inputs: Vec<Access> = tape.inputs.iter().map(|a| simplify(*a)).collect();
         let repeats = inputs.iter().any(|a| matches!(a, Access::Suffix(_) | Access::Prefix(_)));
@@ -191,10 +214,11 @@ fn tile_len(inputs: &[Access]) -> usize {
 fn read_later(steps: &[Step], outputs: usize) -> Vec<Vec<u16>> {
     let mut later = vec![Vec::new(); outputs];
     for (at, step) in steps.iter().enumerate() {
-        if let Place::Output(o) = step.dest {
+        for dest in &step.dests {
+            let Place::Output(o) = dest else { continue };
             for arg in steps[at + 1..].iter().flat_map(|s| s.action.args()) {
                 if let Place::Input(i) = arg {
-                    later[usize::from(o)].push(i);
+                    later[usize::from(*o)].push(i);
                 }
             }
         }

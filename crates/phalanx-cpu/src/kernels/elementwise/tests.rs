@@ -300,7 +300,7 @@ fn updates_in_place() {
     let n = 1237;
     let tape = adam();
     let plan = TapePlan::new(&tape);
-    assert_eq!(plan.steps.len(), 3, "one pass for each result: {:?}", plan.steps);
+    assert_eq!(plan.steps.len(), 1, "one pass for all results: {:?}", plan.steps);
     for isa in Isa::available() {
         let mut x = [numbers(n, 1), numbers(n, 2), numbers(n, 3), numbers(n, 4), vec![0.01]];
         x[3].iter_mut().for_each(|v| *v = v.abs());
@@ -321,7 +321,7 @@ fn updates_in_place() {
 #[test]
 fn what_is_read_twice_is_computed_once() {
     let mut tape = adam();
-    for extra in [6, 8, 10, 12, 14, 16, 18, 19, 20] {
+    for extra in [6, 8, 9, 10, 12, 14, 15, 16, 18, 19, 20] {
         tape.outputs.push(extra);
         let n = 777;
         let mut x = vec![numbers(n, 1), numbers(n, 2), numbers(n, 3), numbers(n, 4), vec![0.01]];

@@ -1,0 +1,124 @@
+//! Who lives in whose buffer.
+
+use super::Users;
+use crate::graph::{Graph, NodeId};
+use crate::ops::{Access, Op};
+use crate::step::Step;
+use crate::types::Type;
+
+/// Where a node's elements lie: in the buffer of `root`, `offset` elements in, `ld` apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View {
+    pub root: NodeId,
+    pub offset: usize,
+    pub ld: usize,
+}
+
+/// Whether a kernel reads this operand with any distance between pixels.
+fn reads_strided(op: &Op, operand: usize) -> bool {
+    match op {
+        Op::Fused(tape) => tape.inputs[operand] == Access::Full,
+        Op::Dot(_) | Op::Conv(..) => operand == 0,
+        Op::DotGradInput | Op::ConvGradInput(_) => operand == 0,
+        Op::DotGradKernel | Op::ConvGradKernel(_) => true,
+        Op::Pool(..) | Op::PoolGrad(..) | Op::Moments => true,
+        Op::BatchNorm(_) => operand == 0,
+        Op::BatchNormGradSums(_) | Op::BatchNormGradInput(_) => operand < 2,
+        _ => false,
+    }
+}
+
+/// Whether a kernel writes its result with any distance between pixels.
+fn writes_strided(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Fused(_)
+            | Op::Dot(_)
+            | Op::DotGradInput
+            | Op::Conv(..)
+            | Op::ConvGradInput(_)
+            | Op::Pool(..)
+            | Op::PoolGrad(..)
+            | Op::BatchNorm(_)
+            | Op::BatchNormGradInput(_)
+    )
+}
+
+/// Whether a kernel takes its operands and its result as slices, gaps between pixels included: the
+/// two must not lie in one buffer, not even side by side.
+pub(crate) fn needs_own_buffer(op: &Op) -> bool {
+    matches!(op, Op::Dot(_) | Op::DotGradInput | Op::Conv(..) | Op::ConvGradInput(_))
+}
+
+pub(super) fn last_axis_rows(ty: &Type, axis: usize) -> bool {
+    ty.is_rows() && axis + 1 == ty.dims.len()
+}
+
+/// Whether a reader takes its operand with any distance between pixels; joining channels copies
+/// pixel by pixel where it must.
+fn reader_strided(g: &Graph, (reader, operand): (NodeId, usize)) -> bool {
+    let node = g.node(reader);
+    match node.op {
+        Op::Concat { axis } => last_axis_rows(&node.ty, axis),
+        _ => reads_strided(&node.op, operand),
+    }
+}
+
+/// Decides which nodes live inside another's buffer: reshapes, channel slices, and the operands of
+/// a concatenation, whose producers then write straight into their part of it.
+pub(super) fn views(step: &Step, live: &[bool], users: &Users) -> Vec<View> {
+    let g = &step.graph;
+    let strided_ok = |id: NodeId| {
+        users.roots[id.index()] == 0
+            && users.nodes[id.index()].iter().all(|u| reader_strided(g, *u))
+    };
+    let mut inside: Vec<Option<View>> = vec![None; g.nodes().len()];
+    for id in g.ids().filter(|id| live[id.index()]) {
+        let node = g.node(id);
+        let Op::Concat { axis } = node.op else { continue };
+        if !last_axis_rows(&node.ty, axis) {
+            continue;
+        }
+        let mut offset = 0;
+        let mut parts = vec![];
+        for x in &node.inputs {
+            parts.push((*x, offset));
+            offset += g.ty(*x).last();
+        }
+        // In the order of computation: what a part is computed from is decided before the part,
+        // wherever the two stand.
+        parts.sort_by_key(|(x, _)| *x);
+        for (x, offset) in parts {
+            let op = &g.node(x).op;
+            // Who stands twice lies at the first place and is copied to the second.
+            let free = inside[x.index()].is_none();
+            let beside = |i: &NodeId| inside[i.index()].is_some_and(|v| v.root == id);
+            let apart = !(needs_own_buffer(op) && g.node(x).inputs.iter().any(beside));
+            if free && apart && strided_ok(x) && writes_strided(op) {
+                inside[x.index()] = Some(View { root: id, offset, ld: node.ty.last() });
+            }
+        }
+    }
+
+    let mut views: Vec<View> = Vec::with_capacity(g.nodes().len());
+    for id in g.ids() {
+        let node = g.node(id);
+        let own = View { root: id, offset: 0, ld: node.ty.last() };
+        let view = match node.op {
+            _ if !live[id.index()] => own,
+            Op::Reshape { .. } => {
+                let x = node.inputs[0];
+                let v: View = views[x.index()];
+                let contiguous = v.ld == g.ty(x).last();
+                if contiguous { View { ld: node.ty.last(), ..v } } else { own }
+            }
+            Op::Slice { axis, start, .. } if last_axis_rows(&node.ty, axis) && strided_ok(id) => {
+                let v: View = views[node.inputs[0].index()];
+                View { offset: v.offset + start, ..v }
+            }
+            _ => own,
+        };
+        views.push(inside[id.index()].unwrap_or(view));
+    }
+    views
+}
