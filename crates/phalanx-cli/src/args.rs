@@ -149,6 +149,20 @@ pub struct Where {
     /// Worker threads of each CPU device (default: the cores, shared out)
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub threads: usize,
+    /// How GPUs store activations; CPU devices always use 32-bit floats
+    #[arg(long, default_value = "float32")]
+    pub precision: PrecisionArg,
+}
+
+/// How activations are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum PrecisionArg {
+    /// 32-bit floats, whose products may be rounded for the tensor cores
+    #[default]
+    Float32,
+    /// Keras' policy: 16 bits with the range of 32-bit floats; weights stay 32-bit
+    #[value(name = "mixed_bfloat16", alias = "bf16")]
+    MixedBfloat16,
 }
 
 /// How many samples make a step.

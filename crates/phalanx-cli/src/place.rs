@@ -1,6 +1,6 @@
 //! Where to run, and on how many samples at once.
 
-use crate::args::{Batch, Where};
+use crate::args::{Batch, PrecisionArg, Where};
 use anyhow::{Context, Result, bail};
 use phalanx::prelude::*;
 
@@ -25,7 +25,11 @@ impl Where {
         } else {
             MirroredStrategy::new()
         };
-        Ok(strategy.threads(self.threads))
+        let policy = match self.precision {
+            PrecisionArg::Float32 => Policy::Float32,
+            PrecisionArg::MixedBfloat16 => Policy::MixedBfloat16,
+        };
+        Ok(strategy.threads(self.threads).policy(policy))
     }
 }
 

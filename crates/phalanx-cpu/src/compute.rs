@@ -55,7 +55,7 @@ pub(crate) fn scratch_bytes(
 
 /// How a program computes a convolution: by what it was planned for, not by the rows of one batch.
 pub(crate) fn conv_method(program: &Program, geom: &ConvGeom, pass: conv::Pass) -> conv::Method {
-    let Options { mesh, max_batch } = program.options;
+    let Options { mesh, max_batch, .. } = program.options;
     conv::Method::choose(geom, pass, mesh.max_rows(max_batch))
 }
 

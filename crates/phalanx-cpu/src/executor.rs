@@ -9,7 +9,7 @@ use crate::update::{MAX_SCALARS, MAX_SLOTS, SCATTER_FROM};
 use crate::worker::{self, Run};
 use phalanx_graph::exec::{Batch, ExecError, Executor, ProgramId, Times};
 use phalanx_graph::profile::Profile;
-use phalanx_graph::program::{Instr, Mesh, Program, SHARDS, Split};
+use phalanx_graph::program::{Instr, Mesh, Policy, Program, SHARDS, Split};
 use phalanx_graph::update::SlotInit;
 use phalanx_graph::{Op, ParamId, ParamSpec};
 
@@ -241,6 +241,10 @@ impl Executor for CpuExecutor {
 
     fn load(&mut self, program: Program) -> Result<ProgramId, ExecError> {
         program.check_executor(self.mesh, &self.params)?;
+        if program.options.policy != Policy::Float32 {
+            let reason = "CPU devices store 32-bit floats".into();
+            return Err(ExecError::Program { name: program.name.clone(), reason });
+        }
         let rule = program.update.as_ref().map(|u| &u.rule);
         if rule.is_some_and(|r| r.slots.len() > MAX_SLOTS || r.scalars > MAX_SCALARS) {
             let reason = "its optimizer has too many slots or scalars".into();

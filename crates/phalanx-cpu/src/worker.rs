@@ -321,7 +321,7 @@ impl<'a> Ctx<'a> {
                     let out = std::slice::from_raw_parts_mut(out.cast::<f32>(), len);
                     add_up(self.run.mesh, sources, out);
                 }
-                DType::I32 => unreachable!("sums are floats"),
+                DType::I32 | DType::Bf16 | DType::F16 => unreachable!("sums are wide floats"),
             }
         }
     }
@@ -377,6 +377,7 @@ impl<'a> Ctx<'a> {
                 DType::F32 => std::ptr::copy_nonoverlapping(from.cast(), to, len),
                 DType::I32 => (0..len).for_each(|i| *to.add(i) = *from.cast::<i32>().add(i) as f32),
                 DType::F64 => (0..len).for_each(|i| *to.add(i) = *from.cast::<f64>().add(i) as f32),
+                DType::Bf16 | DType::F16 => unreachable!("refused when the program was loaded"),
             }
         }
     }

@@ -37,7 +37,7 @@ fn allocated(step: Step, mesh: Mesh, accumulate: bool) -> usize {
         CpuOptions { devices: mesh.devices, workers: mesh.workers, fixed: false, isa: None };
     let mut e = CpuExecutor::new(options, step.graph.params()).expect("starts");
     let specs = step.graph.feeds().to_vec();
-    let program = Program::compile(step, Options { mesh, max_batch: ROWS }).expect("compiles");
+    let program = Program::compile(step, Options::new(mesh, ROWS)).expect("compiles");
     let id = e.load(program).expect("loads");
     let (floats, ints) = (vec![0.1; ROWS * 140], vec![1; ROWS * 2]);
     let feeds: Vec<FeedData<'_>> = specs

@@ -149,6 +149,8 @@ impl Cx<'_> {
             DType::F32 => Elem::F32,
             DType::F64 => Elem::F64,
             DType::I32 => Elem::I32,
+            DType::Bf16 => Elem::Bf16,
+            DType::F16 => Elem::F16,
         };
         let (block, at) = match v.place {
             Place::Feed(f) => (Block::Inputs, self.layout.feeds[f.index()]),

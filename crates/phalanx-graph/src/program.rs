@@ -5,7 +5,7 @@ use crate::graph::{FeedId, FeedSpec, ParamId, ParamSpec};
 use crate::ops::Op;
 use crate::passes;
 use crate::step::Step;
-use crate::types::{Scope, Type};
+use crate::types::{DType, Scope, Type};
 use crate::update::UpdateRule;
 use crate::{lower, plan};
 use std::fmt;
@@ -98,6 +98,26 @@ impl Split {
     }
 }
 
+/// How layers store what they compute. Arithmetic and weights are always 32-bit floats.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// 32-bit floats.
+    #[default]
+    Float32,
+    /// 16 bits with the range of 32-bit floats: Keras' `mixed_bfloat16`.
+    MixedBfloat16,
+}
+
+impl Policy {
+    /// The 16-bit type, where there is one.
+    pub fn narrow(self) -> Option<DType> {
+        match self {
+            Policy::Float32 => None,
+            Policy::MixedBfloat16 => Some(DType::Bf16),
+        }
+    }
+}
+
 /// What a program is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -105,6 +125,15 @@ pub struct Options {
     pub mesh: Mesh,
     /// The largest global batch.
     pub max_batch: usize,
+    /// How activations are stored.
+    pub policy: Policy,
+}
+
+impl Options {
+    /// Options with 32-bit floats throughout.
+    pub fn new(mesh: Mesh, max_batch: usize) -> Options {
+        Options { mesh, max_batch, policy: Policy::Float32 }
+    }
 }
 
 /// A value of a program.
@@ -346,6 +375,7 @@ impl Program {
             step.gradients.clear();
         }
         let step = passes::optimize(step)?;
+        let step = passes::store_narrow(step, options.policy);
         let lowered = lower::lower(&step, options)?;
         plan::place(step, lowered, options)
     }
@@ -365,7 +395,7 @@ impl Program {
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Options { mesh, max_batch } = self.options;
+        let Options { mesh, max_batch, .. } = self.options;
         writeln!(
             f,
             "program {}: batch {max_batch}, {} device(s) of {} worker(s)",

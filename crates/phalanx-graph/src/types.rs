@@ -19,6 +19,10 @@ pub enum DType {
     F64,
     /// 32-bit integer: class labels and token ids.
     I32,
+    /// The upper half of a 32-bit float: how mixed precision stores activations.
+    Bf16,
+    /// 16-bit float of IEEE 754.
+    F16,
 }
 
 impl DType {
@@ -27,6 +31,7 @@ impl DType {
         match self {
             DType::F32 | DType::I32 => 4,
             DType::F64 => 8,
+            DType::Bf16 | DType::F16 => 2,
         }
     }
 }
@@ -37,6 +42,8 @@ impl fmt::Display for DType {
             DType::F32 => "f32",
             DType::F64 => "f64",
             DType::I32 => "i32",
+            DType::Bf16 => "bf16",
+            DType::F16 => "f16",
         })
     }
 }

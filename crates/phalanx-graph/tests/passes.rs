@@ -38,7 +38,7 @@ fn fetching(g: Graph, nodes: &[NodeId]) -> Step {
 }
 
 fn compile(step: Step, mesh: Mesh, max_batch: usize) -> Program {
-    Program::compile(step, Options { mesh, max_batch }).expect("compiles")
+    Program::compile(step, Options::new(mesh, max_batch)).expect("compiles")
 }
 
 fn names(step: &Step) -> Vec<&'static str> {

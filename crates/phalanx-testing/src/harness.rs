@@ -54,7 +54,7 @@ pub fn set_params(e: &mut dyn Executor, params: &[Value]) {
 
 /// Compiles for a mesh.
 pub fn compile(step: &Step, mesh: Mesh, max_batch: usize) -> Program {
-    Program::compile(step.clone(), Options { mesh, max_batch }).expect("compiles")
+    Program::compile(step.clone(), Options::new(mesh, max_batch)).expect("compiles")
 }
 
 /// A batch of what a reference evaluation sees, without optimizer.

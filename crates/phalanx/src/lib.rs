@@ -80,7 +80,7 @@ pub mod prelude {
         PiecewiseConstantDecay, PolynomialDecay,
     };
     pub use crate::strategy::{
-        DeviceKind, MirroredStrategy, list_physical_devices, set_visible_devices,
+        DeviceKind, MirroredStrategy, Policy, list_physical_devices, set_visible_devices,
     };
     pub use crate::{Data, Tensor, applications, datasets};
 }

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use phalanx_cpu::{CpuExecutor, CpuOptions};
 use phalanx_cuda::GpuPlace;
 use phalanx_graph::exec::Executor;
+pub use phalanx_graph::program::Policy;
 use phalanx_graph::{Mesh, ParamSpec};
 use std::fmt;
 use std::str::FromStr;
@@ -167,12 +168,18 @@ pub struct MirroredStrategy {
     devices: Vec<Device>,
     threads: usize,
     deterministic: bool,
+    policy: Policy,
 }
 
 impl MirroredStrategy {
     /// Every visible device.
     pub fn new() -> MirroredStrategy {
-        MirroredStrategy { devices: visible_devices(), threads: 0, deterministic: false }
+        MirroredStrategy {
+            devices: visible_devices(),
+            threads: 0,
+            deterministic: false,
+            policy: Policy::Float32,
+        }
     }
 
     /// The devices named, such as `["cpu:0", "cpu:1"]`.
@@ -197,7 +204,7 @@ impl MirroredStrategy {
             return Err(Error::argument("MirroredStrategy", "devices", expected, "none"));
         }
         check_devices("MirroredStrategy", &devices)?;
-        Ok(MirroredStrategy { devices, threads: 0, deterministic: false })
+        Ok(MirroredStrategy { devices, threads: 0, deterministic: false, policy: Policy::Float32 })
     }
 
     /// Worker threads of each CPU device; 0, the default, shares out the cores.
@@ -212,6 +219,20 @@ impl MirroredStrategy {
     pub fn deterministic(mut self, deterministic: bool) -> MirroredStrategy {
         self.deterministic = deterministic;
         self
+    }
+
+    /// How layers store what they compute: [`Policy::MixedBfloat16`] halves the memory that
+    /// activations take and the time that moving them does, as Keras' policy `mixed_bfloat16`. Weights
+    /// and arithmetic stay 32-bit floats, and so does everything on CPU devices.
+    pub fn policy(mut self, policy: Policy) -> MirroredStrategy {
+        self.policy = policy;
+        self
+    }
+
+    /// How activations are stored on these devices.
+    pub(crate) fn stored_policy(&self) -> Policy {
+        let on_gpu = self.devices.iter().all(|d| d.kind == DeviceKind::Gpu);
+        if on_gpu { self.policy } else { Policy::Float32 }
     }
 
     pub(crate) fn is_deterministic(&self) -> bool {

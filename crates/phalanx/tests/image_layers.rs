@@ -85,7 +85,7 @@ fn apply(layer: impl Into<LayerHandle>, images: &Tensor, at: At) -> Vec<f32> {
     let options = CpuOptions { devices: at.devices, workers: at.workers, fixed: false, isa: None };
     let mut cpu = CpuExecutor::new(options, step.graph.params()).unwrap();
     let rows = images.rows();
-    let program = Program::compile(step, Options { mesh: cpu.mesh(), max_batch: rows }).unwrap();
+    let program = Program::compile(step, Options::new(cpu.mesh(), rows)).unwrap();
     let id = cpu.load(program).unwrap();
     for (param, values) in &low.constants {
         cpu.set_param(ParamId(param.index() as u32), values).unwrap();

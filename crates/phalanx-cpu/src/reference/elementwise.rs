@@ -137,6 +137,7 @@ pub(super) fn select(out: &Type, x: &[&Value], types: &[&Type], dims: Vec<usize>
 /// Another element type; floats are cut off towards zero on their way to integers.
 pub(super) fn cast(dtype: DType, x: &Value) -> Value {
     let data = match (dtype, &x.data) {
+        (DType::Bf16 | DType::F16, _) => unreachable!("no graph has 16-bit floats before its plan"),
         (DType::F32 | DType::F64, Data::Int(v)) => {
             Data::Float(v.iter().map(|i| f64::from(*i)).collect())
         }

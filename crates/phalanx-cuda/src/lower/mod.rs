@@ -80,10 +80,10 @@ struct Lowering<'a> {
     scratch: Vec<Scratch>,
     aliases: Aliases,
     tapes: Tapes,
-    /// Filters in the library's order, by replica and address.
-    packed: HashMap<Ptr, Ptr>,
+    /// Weights in the library's order and the type of its operands, by address.
+    packed: HashMap<(Ptr, Elem), Ptr>,
     moves: Vec<Move>,
-    unpacks: Vec<Filters>,
+    unpacks: Vec<(Filters, Elem)>,
     small: Vec<Small>,
 }
 
@@ -131,7 +131,7 @@ impl Lowering<'_> {
             let (from, to) = (m.reads(), m.writes());
             meets(&work.reads, &to) || meets(&work.writes, &to) || meets(&work.writes, &from)
         });
-        let unpacked = self.unpacks.iter().any(|f| {
+        let unpacked = self.unpacks.iter().any(|(f, _)| {
             let to = plain(f);
             meets(&work.reads, &to) || meets(&work.writes, &to)
         });
@@ -149,12 +149,17 @@ impl Lowering<'_> {
     /// Does what was put off.
     fn flush(&mut self) {
         let unpacks = std::mem::take(&mut self.unpacks);
-        if !unpacks.is_empty() {
+        for elem in [Elem::F32, Elem::Bf16, Elem::F16] {
+            let unpacks: Vec<Filters> =
+                unpacks.iter().filter(|(_, e)| *e == elem).map(|(f, _)| *f).collect();
+            if unpacks.is_empty() {
+                continue;
+            }
             self.works.push(Work {
                 instr: self.at,
                 label: format!("{} filter gradients", unpacks.len()),
-                tasks: tasks(update::unpack_gradients(&unpacks, Elem::F32)),
-                reads: unpacks.iter().map(packed).collect(),
+                tasks: tasks(update::unpack_gradients(&unpacks, elem)),
+                reads: unpacks.iter().map(|f| packed(f, elem)).collect(),
                 writes: unpacks.iter().map(plain).collect(),
             });
         }
@@ -201,7 +206,8 @@ impl Lowering<'_> {
         let moved = self.moves.iter().any(|m| {
             meets(&m.writes()) || writes.overlaps(&m.writes()) || writes.overlaps(&m.reads())
         });
-        let unpacked = self.unpacks.iter().any(|f| meets(&plain(f)) || writes.overlaps(&plain(f)));
+        let unpacked =
+            self.unpacks.iter().any(|(f, _)| meets(&plain(f)) || writes.overlaps(&plain(f)));
         if small || moved || unpacked {
             self.flush();
         }
@@ -216,52 +222,72 @@ impl Lowering<'_> {
                 || m.writes().overlaps(&writes)
                 || m.reads().overlaps(&writes)
         };
-        if self.moves.iter().any(meets) || self.unpacks.iter().any(|f| plain(f).overlaps(&reads)) {
+        if self.moves.iter().any(meets)
+            || self.unpacks.iter().any(|(f, _)| plain(f).overlaps(&reads))
+        {
             self.flush();
         }
         self.moves.push(new);
     }
 
-    /// Brings all convolution weights into the library's order, in one launch.
+    /// Brings all weights that the libraries want otherwise into that order and type, in one launch
+    /// for each type.
     fn pack_filters(&mut self) {
-        let mut found = vec![];
+        let mut found: Vec<(ValueId, Elem)> = vec![];
         for instr in &self.q.program.instrs {
-            let Instr::Compute { op: Op::Conv(..) | Op::ConvGradInput(_), inputs, .. } = instr
-            else {
-                continue;
+            let Instr::Compute { op, inputs, .. } = instr else { continue };
+            let [x, w, ..] = inputs[..] else { continue };
+            let elem = self.operand(0, x).elem;
+            let repacked = match op {
+                Op::Conv(..) | Op::ConvGradInput(_) => true,
+                Op::Dot(_) | Op::DotGradInput => elem != Elem::F32,
+                _ => false,
             };
-            let is_param = matches!(self.q.program.value(inputs[1]).place, Place::Param(_));
-            if is_param && !found.contains(&inputs[1]) {
-                found.push(inputs[1]);
+            let is_param = matches!(self.q.program.value(w).place, Place::Param(_));
+            if repacked && is_param && !found.contains(&(w, elem)) {
+                found.push((w, elem));
             }
         }
         let mut filters = vec![];
         for replica in self.replicas().filter(|r| self.q.replicas[*r].rows > 0) {
-            for id in &found {
-                filters.push(self.new_filter(replica, *id));
+            for (id, elem) in &found {
+                filters.push((self.new_filter(replica, *id, *elem), *elem));
             }
         }
-        self.pack(&filters);
+        for elem in [Elem::F32, Elem::Bf16, Elem::F16] {
+            let alike = filters.iter().filter(|(_, e)| *e == elem).map(|(f, _)| *f);
+            self.pack(&alike.collect::<Vec<Filters>>(), elem);
+        }
     }
 
     /// A weight and a place for it in the library's order.
-    fn new_filter(&mut self, replica: usize, id: ValueId) -> Filters {
+    fn new_filter(&mut self, replica: usize, id: ValueId, elem: Elem) -> Filters {
         let w = self.operand(replica, id);
-        let to = self.scratch[replica].take(w.len * 4);
-        self.packed.insert(w.ptr, to);
+        let to = self.scratch[replica].take(w.len * elem.bytes());
+        self.packed.insert((w.ptr, elem), to);
         Filters { weights: w.ptr, packed: to, k: w.len / w.last().max(1), f: w.last() }
     }
 
-    fn pack(&mut self, filters: &[Filters]) {
+    /// A weight in the library's order.
+    fn packed(&mut self, replica: usize, id: ValueId, elem: Elem) -> Ptr {
+        let key = (self.operand(replica, id).ptr, elem);
+        if !self.packed.contains_key(&key) {
+            let filter = self.new_filter(replica, id, elem);
+            self.pack(&[filter], elem);
+        }
+        self.packed[&key]
+    }
+
+    fn pack(&mut self, filters: &[Filters], elem: Elem) {
         if filters.is_empty() {
             return;
         }
         self.push(Work {
             instr: self.at,
             label: format!("{} filters", filters.len()),
-            tasks: tasks(update::pack_filters(filters, Elem::F32)),
+            tasks: tasks(update::pack_filters(filters, elem)),
             reads: filters.iter().map(plain).collect(),
-            writes: filters.iter().map(packed).collect(),
+            writes: filters.iter().map(|f| packed(f, elem)).collect(),
         });
     }
 
@@ -610,11 +636,7 @@ impl Lowering<'_> {
         self.conv_pass(replica, label.clone(), Pass::Forward, geom, (x[0], x[1], y), y);
         let late = self.q.facts.late_bias.contains_key(&y);
         if e.relu || e.bias && !late {
-            let reads: Vec<ValueId> = [y].into_iter().chain(e.bias.then(|| x[2])).collect();
-            let (mut cx, tapes) = self.cx(replica);
-            let tape = epilogue(e, geom.output[2]);
-            let launches = tape::fused(&mut cx, tapes, &tape, &reads, y);
-            self.launches(replica, label, launches, &reads, &[y]);
+            self.epilogue(replica, label, e, geom.output[2], x, y);
         }
     }
 
@@ -628,15 +650,11 @@ impl Lowering<'_> {
         (x, w, y): (ValueId, ValueId, ValueId),
         result: ValueId,
     ) {
-        let plain = self.operand(replica, w).ptr;
-        if !self.packed.contains_key(&plain) {
-            let filter = self.new_filter(replica, w);
-            self.pack(&[filter]);
-        }
-        let packed = self.packed[&plain];
-        let task = self.conv_task(replica, pass, geom, x, (packed, Elem::F32), y);
         let images = if result == y { x } else { y };
-        let bytes = self.operand(replica, w).len * 4;
+        let elem = self.operand(replica, images).elem;
+        let packed = self.packed(replica, w, elem);
+        let task = self.conv_task(replica, pass, geom, x, (packed, elem), y);
+        let bytes = self.operand(replica, w).len * elem.bytes();
         let mut work = Work {
             instr: self.at,
             label,
@@ -672,14 +690,15 @@ impl Lowering<'_> {
         dw: ValueId,
     ) {
         let dw = self.operand(replica, dw);
-        let packed = self.scratch[replica].take(dw.len * 4);
-        let task = self.conv_task(replica, Pass::GradKernel, geom, x[0], (packed, Elem::F32), x[1]);
+        let elem = self.operand(replica, x[0]).elem;
+        let packed = self.scratch[replica].take(dw.len * elem.bytes());
+        let task = self.conv_task(replica, Pass::GradKernel, geom, x[0], (packed, elem), x[1]);
         let work = Work {
             instr: self.at,
             label,
             tasks: vec![Task::Conv(task)],
             reads: x.iter().map(|id| self.operand(replica, *id).span()).collect(),
-            writes: vec![Span::whole(packed, dw.len * 4)],
+            writes: vec![Span::whole(packed, dw.len * elem.bytes())],
         };
         self.push(work);
         let (k, f) = (dw.len / dw.last().max(1), dw.last());
@@ -687,40 +706,88 @@ impl Lowering<'_> {
         if self.moves.iter().any(|m| m.reads().overlaps(&plain(&filter))) {
             self.flush();
         }
-        self.unpacks.push(filter);
+        self.unpacks.push((filter, elem));
+    }
+
+    /// A dense kernel as a matrix: where it lies, or in the type of a narrow operand.
+    fn kernel(
+        &mut self,
+        replica: usize,
+        w: ValueId,
+        elem: Elem,
+        transposed: bool,
+    ) -> (Matrix, Span) {
+        let plain = self.operand(replica, w);
+        if elem == Elem::F32 {
+            return (matrix(&plain, transposed), plain.span());
+        }
+        // Packed kernels are transposed already.
+        let at = self.packed(replica, w, elem);
+        let ld = plain.len / plain.last().max(1);
+        let span = Span::whole(at, plain.len * elem.bytes());
+        (Matrix { at, elem, ld, transposed: !transposed }, span)
     }
 
     fn dot(&mut self, replica: usize, label: String, e: Epilogue, x: &[ValueId], y: ValueId) {
-        let (a, b, c) =
-            (self.operand(replica, x[0]), self.operand(replica, x[1]), self.operand(replica, y));
-        let bias = e.bias.then(|| self.operand(replica, x[2]).ptr);
+        let (a, c) = (self.operand(replica, x[0]), self.operand(replica, y));
+        let dims = self.operand(replica, x[1]).dims;
+        let (b, weights) = self.kernel(replica, x[1], a.elem, false);
+        // The library adds a bias of its result's type.
+        let fused = c.elem == Elem::F32;
+        let bias = e.bias.then(|| self.operand(replica, x[2]));
+        let mut reads = vec![a.span(), weights];
+        reads.extend(bias.iter().map(Operand::span));
         let gemm = Gemm {
             m: c.pixels(),
-            n: b.dims[1],
-            k: b.dims[0],
+            n: dims[1],
+            k: dims[0],
             a: matrix(&a, false),
-            b: matrix(&b, false),
+            b,
             c: matrix(&c, false),
-            bias,
-            relu: e.relu,
+            bias: bias.filter(|_| fused).map(|b| b.ptr),
+            relu: e.relu && fused,
         };
-        self.work(replica, label, vec![Task::Gemm(gemm)], x, &[y]);
+        let tasks = vec![Task::Gemm(gemm)];
+        let (instr, writes) = (self.at, vec![c.span()]);
+        self.push(Work { label: label.clone(), instr, tasks, reads, writes });
+        if !fused && (e.bias || e.relu) {
+            self.epilogue(replica, label, e, dims[1], x, y);
+        }
+    }
+
+    /// What follows a product that did not do it itself.
+    fn epilogue(
+        &mut self,
+        replica: usize,
+        label: String,
+        e: Epilogue,
+        channels: usize,
+        x: &[ValueId],
+        y: ValueId,
+    ) {
+        let reads: Vec<ValueId> = [y].into_iter().chain(e.bias.then(|| x[2])).collect();
+        let (mut cx, tapes) = self.cx(replica);
+        let tape = epilogue(e, channels);
+        let launches = tape::fused(&mut cx, tapes, &tape, &reads, y);
+        self.launches(replica, label, launches, &reads, &[y]);
     }
 
     fn dot_grad_input(&mut self, replica: usize, label: String, x: &[ValueId], y: ValueId) {
-        let (dy, w, dx) =
-            (self.operand(replica, x[0]), self.operand(replica, x[1]), self.operand(replica, y));
+        let (dy, dx) = (self.operand(replica, x[0]), self.operand(replica, y));
+        let dims = self.operand(replica, x[1]).dims;
+        let (b, weights) = self.kernel(replica, x[1], dy.elem, true);
         let gemm = Gemm {
             m: dx.pixels(),
-            n: w.dims[0],
-            k: w.dims[1],
+            n: dims[0],
+            k: dims[1],
             a: matrix(&dy, false),
-            b: matrix(&w, true),
+            b,
             c: matrix(&dx, false),
             bias: None,
             relu: false,
         };
-        self.work(replica, label, vec![Task::Gemm(gemm)], x, &[y]);
+        let (tasks, reads) = (vec![Task::Gemm(gemm)], vec![dy.span(), weights]);
+        self.push(Work { label, instr: self.at, tasks, reads, writes: vec![dx.span()] });
     }
 
     fn dot_grad_kernel(&mut self, replica: usize, x: ValueId, dy: ValueId, dw: ValueId) -> Task {
@@ -828,8 +895,8 @@ fn plain(f: &Filters) -> Span {
 }
 
 /// The same in the library's order.
-fn packed(f: &Filters) -> Span {
-    Span::whole(f.packed, f.k * f.f * 4)
+fn packed(f: &Filters, elem: Elem) -> Span {
+    Span::whole(f.packed, f.k * f.f * elem.bytes())
 }
 
 /// An operand as a matrix of pixels by channels.

@@ -63,7 +63,7 @@ impl Lab {
                 gpu.reserve(replica, block, BYTES, "a test").expect("memory");
             }
         }
-        let options = Options { mesh: Mesh::new(1, 1), max_batch: rows };
+        let options = Options::new(Mesh::new(1, 1), rows);
         let program = Program {
             name: "test".into(),
             options,

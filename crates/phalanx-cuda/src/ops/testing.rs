@@ -120,7 +120,7 @@ impl Case {
         values.push(place(g.ty(y), Place::Arena(0)));
         let program = Program {
             name: "test".into(),
-            options: Options { mesh: Mesh::new(1, 1), max_batch: self.rows },
+            options: Options::new(Mesh::new(1, 1), self.rows),
             split: Split::Rows,
             params: vec![],
             feeds: g.feeds().to_vec(),

@@ -2,10 +2,12 @@
 
 mod epilogue;
 mod fuse;
+mod precision;
 mod simplify;
 
 pub use epilogue::fuse_epilogues;
 pub use fuse::fuse_elementwise;
+pub use precision::store_narrow;
 pub use simplify::simplify;
 
 use crate::error::Result;

@@ -116,7 +116,7 @@ fn zeros(dtype: DType, dims: &[usize], rows: usize) -> Tensor {
     let len = dims.iter().product();
     let data: Data = match dtype {
         DType::I32 => vec![0i32; len].into(),
-        DType::F32 | DType::F64 => vec![0f32; len].into(),
+        _ => vec![0f32; len].into(),
     };
     Tensor::new(dims, data).expect("the length is the product of the dimensions")
 }

@@ -23,7 +23,7 @@ use crate::optimizers::Optimizer;
 use crate::strategy::MirroredStrategy;
 use phalanx_graph::exec::{Accumulate, Batch, ExecError, Executor, FeedData, ProgramId, Times};
 use phalanx_graph::profile::Profile;
-use phalanx_graph::program::{FetchPlan, Split};
+use phalanx_graph::program::{FetchPlan, Policy, Split};
 use phalanx_graph::{DType, Data, Options, ParamId, Program, Step, Tensor, Type};
 use serde_json::{Map, Value};
 use std::collections::HashSet;
@@ -70,6 +70,7 @@ pub(crate) struct Engine {
     targets: Vec<Type>,
     output_names: Vec<String>,
     /// As the strategy names them.
+    policy: Policy,
     devices: Vec<String>,
     /// By kind, and one more for predictions on few rows.
     programs: [Option<Slot>; 5],
@@ -135,6 +136,7 @@ impl Engine {
             targets,
             output_names: model.output_names(),
             devices: strategy.devices().iter().map(ToString::to_string).collect(),
+            policy: strategy.stored_policy(),
             programs: [const { None }; 5],
             constrain: None,
             seed,
@@ -235,7 +237,8 @@ impl Engine {
     }
 
     fn program_for(&self, step: Step, max_batch: usize) -> Result<Program> {
-        let options = Options { mesh: lock(&self.executor).mesh(), max_batch };
+        let (mesh, policy) = (lock(&self.executor).mesh(), self.policy);
+        let options = Options { mesh, max_batch, policy };
         Ok(Program::compile(step, options)?)
     }
 

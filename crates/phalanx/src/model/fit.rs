@@ -267,6 +267,25 @@ impl Model {
         Ok(engine.logs(&tally))
     }
 
+    /// Several updates on the same batch, to measure them; returns loss and metrics of the last.
+    pub fn train_repeatedly(&mut self, x: &Tensor, y: &Tensor, steps: usize) -> Result<Logs> {
+        let engine = self.engine("train_repeatedly")?;
+        let batch = one_batch(engine, x, y)?;
+        let mut tally = engine.tally();
+        engine.claim();
+        for step in 0..steps {
+            tally = engine.tally();
+            let rate = engine.learning_rate();
+            let gather = engine.gather_steps().map(|every| Gather { every, last: false });
+            let started = engine.start(StepKind::Train, &batch, rate, gather, step > 0)?;
+            if step + 1 < steps {
+                engine.stage(StepKind::Train, &batch)?;
+            }
+            engine.finish(started, &mut tally)?;
+        }
+        Ok(engine.logs(&tally))
+    }
+
     /// The gradient of the loss on one batch by every weight trained, with the weights' names;
     /// changes nothing.
     pub fn gradients(&mut self, x: &Tensor, y: &Tensor) -> Result<Vec<(String, Tensor)>> {

@@ -160,7 +160,7 @@ fn run_cpu(
         };
         step.fetches.push(Fetch { name: "output".into(), node });
     }
-    let options = Options { mesh: cpu.mesh(), max_batch: rows };
+    let options = Options::new(cpu.mesh(), rows);
     let id = cpu.load(Program::compile(step, options).expect("a program")).expect("it loads");
     for (i, param) in params.iter().enumerate() {
         let values = param.f32().expect("parameters are floats");

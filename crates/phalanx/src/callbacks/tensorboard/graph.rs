@@ -75,6 +75,8 @@ impl Graph {
             DType::F32 => 1,
             DType::F64 => 2,
             DType::I32 => 3,
+            DType::Bf16 => 14,
+            DType::F16 => 19,
         };
         let shapes = Message::new().message(7, &shape(ty));
         let node = attribute(node, "keras_class", &Message::new().text(2, class));

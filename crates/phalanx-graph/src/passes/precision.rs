@@ -1,0 +1,120 @@
+//! Mixed precision: what layers compute is stored in 16 bits, and losses, metrics, statistics, weights
+//! and their gradients in 32. Kernels load and store the narrow numbers; they compute in 32 bits.
+//!
+//! Runs last: the types it leaves are those of memory, no longer those of the op set.
+
+use super::Rewriter;
+use crate::graph::NodeId;
+use crate::ops::Op;
+use crate::program::Policy;
+use crate::step::Step;
+use crate::types::{DType, Type};
+use std::collections::HashMap;
+
+/// Rewrites the step with narrow activations, where the policy asks for them.
+pub fn store_narrow(step: Step, policy: Policy) -> Step {
+    let Some(narrow) = policy.narrow() else { return step };
+    let stored = stored(&step, narrow);
+    let live = step.live();
+    let mut r = Rewriter::new(&step);
+    let mut casts: HashMap<(NodeId, DType), NodeId> = HashMap::new();
+    for id in step.graph.ids().filter(|id| live[id.index()]) {
+        let node = step.graph.node(id);
+        let mut inputs = vec![];
+        for (i, x) in node.inputs.iter().enumerate() {
+            let have = stored[x.index()].unwrap_or(step.graph.ty(*x).dtype);
+            let want = wanted(&step, id, i, &stored, narrow).unwrap_or(have);
+            let new = r.get(*x);
+            inputs.push(if have == want {
+                new
+            } else {
+                *casts.entry((*x, want)).or_insert_with(|| {
+                    let ty = Type { dtype: want, ..step.graph.ty(*x).clone() };
+                    r.graph.set_scope(node.scope);
+                    r.graph.push_typed(Op::Cast { dtype: want }, vec![new], ty)
+                })
+            });
+        }
+        let ty = Type { dtype: stored[id.index()].unwrap_or(node.ty.dtype), ..node.ty.clone() };
+        r.graph.set_scope(node.scope);
+        r.map[id.index()] = Some(r.graph.push_typed(node.op.clone(), inputs, ty));
+    }
+    r.finish(step)
+}
+
+/// Whether a type is rows of 32-bit floats, which may be stored otherwise.
+fn is_activation(ty: &Type) -> bool {
+    ty.is_rows() && ty.dtype == DType::F32
+}
+
+/// Products of the vendor's libraries take operands of one type and give the same.
+fn is_convolution(op: &Op) -> bool {
+    matches!(op, Op::Conv(..) | Op::ConvGradInput(_))
+}
+
+/// Ops whose result may be narrow.
+fn may_be_narrow(op: &Op) -> bool {
+    is_convolution(op)
+        || matches!(
+            op,
+            Op::Fused(_)
+                | Op::Dot(_)
+                | Op::DotGradInput
+                | Op::Pool(..)
+                | Op::PoolGrad(..)
+                | Op::BatchNorm(_)
+                | Op::BatchNormGradInput(_)
+                | Op::Dropout { .. }
+                | Op::Concat { .. }
+                | Op::Slice { .. }
+                | Op::Pad { .. }
+                | Op::Transpose { .. }
+                | Op::Reshape { .. }
+        )
+}
+
+/// How each node's result is stored, where that is not as its type says: results of layers, unless
+/// somebody outside of them reads it.
+fn stored(step: &Step, narrow: DType) -> Vec<Option<DType>> {
+    let (g, live) = (&step.graph, step.live());
+    let mut outside = vec![false; g.nodes().len()];
+    step.roots().for_each(|r| outside[r.index()] = true);
+    for id in g.ids().filter(|id| live[id.index()] && g.node(*id).scope == 0) {
+        g.node(id).inputs.iter().for_each(|x| outside[x.index()] = true);
+    }
+    g.ids()
+        .map(|id| {
+            let node = g.node(id);
+            let inside = node.scope != 0 && (!outside[id.index()] || is_convolution(&node.op));
+            (inside && is_activation(&node.ty) && may_be_narrow(&node.op)).then_some(narrow)
+        })
+        .collect()
+}
+
+/// How an op wants an operand stored; nothing where any way will do.
+fn wanted(
+    step: &Step,
+    id: NodeId,
+    operand: usize,
+    stored: &[Option<DType>],
+    narrow: DType,
+) -> Option<DType> {
+    let node = step.graph.node(id);
+    if !is_activation(step.graph.ty(node.inputs[operand])) {
+        return None;
+    }
+    let own = stored[id.index()].unwrap_or(DType::F32);
+    let of = |i: usize| stored[node.inputs[i].index()].unwrap_or(DType::F32);
+    match &node.op {
+        // Their tapes and sums load every operand by its own type.
+        Op::Fused(_) | Op::SumRows | Op::Reduce { .. } | Op::Moments | Op::Cast { .. } => None,
+        Op::Dot(_) | Op::DotGradInput | Op::DotGradKernel | Op::ConvGradKernel(_)
+            if node.scope != 0 =>
+        {
+            Some(narrow)
+        }
+        Op::BatchNormGradSums(_) => Some(of(1)),
+        op if may_be_narrow(op) => Some(own),
+        _ => Some(DType::F32),
+    }
+}
