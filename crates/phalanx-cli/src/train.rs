@@ -42,7 +42,8 @@ pub fn run(args: &Train) -> Result<()> {
     if let Some(json) = &json {
         fit = fit.callback(json.clone());
     }
-    let batches = |batch| source(&args.augment, !args.no_shuffle, &data, batch);
+    let loaders = loaders(&model.devices()?);
+    let batches = |batch| source(&args.augment, !args.no_shuffle, &data, batch, loaders);
     let history = model.fit(batches(plan.batch)?, fit)?;
     let logs = tested(&mut model, &data, &plan)?;
     if let Some(path) = &args.save {
@@ -130,12 +131,27 @@ fn optimizer(args: &Train, subject: &Subject, steps: usize) -> Result<Option<Box
 }
 
 /// The training data, distorted where asked.
-fn source(augment: &[Augment], shuffle: bool, data: &Prepared, batch: usize) -> Result<Source> {
+fn source(
+    augment: &[Augment],
+    shuffle: bool,
+    data: &Prepared,
+    batch: usize,
+    loaders: usize,
+) -> Result<Source> {
     if augment.is_empty() {
         let (x, y) = data.train.clone();
         return Ok(Source::Arrays(Arrays::new(x, y)?.batch(batch)?));
     }
-    Ok(flow(augment, shuffle, data, batch)?.into_source()?)
+    Ok(flow(augment, shuffle, data, batch)?.workers(loaders).into_source()?)
+}
+
+/// Threads that distort images: where GPUs train, half of the cores have nothing better to do.
+fn loaders(devices: &[String]) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    match devices.iter().any(|d| d.starts_with("gpu")) {
+        true => (cores / 2).clamp(1, 8),
+        false => 1,
+    }
 }
 
 /// The training images, distorted.

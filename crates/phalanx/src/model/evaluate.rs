@@ -133,9 +133,17 @@ pub(super) fn evaluate(
     if let Some(progress) = &mut progress {
         progress.begin_evaluate(data.batches());
     }
-    while epoch.next(&mut batch)? {
-        engine.run(StepKind::Test, &batch, 0.0, None, &mut tally)?;
-        done += 1;
+    let (mut ahead, mut staged) = (HostBatch::default(), false);
+    let mut more = epoch.next(&mut batch)?;
+    while more {
+        let started = engine.start(StepKind::Test, &batch, 0.0, None, staged)?;
+        more = epoch.next(&mut ahead)?;
+        if more {
+            engine.stage(StepKind::Test, &ahead)?;
+        }
+        engine.finish(started, &mut tally)?;
+        std::mem::swap(&mut batch, &mut ahead);
+        (staged, done) = (true, done + 1);
         if let Some(progress) = &mut progress {
             progress.step(done, &engine.logs(&tally));
         }

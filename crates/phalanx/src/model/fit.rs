@@ -267,8 +267,15 @@ impl Model {
         Ok(engine.logs(&tally))
     }
 
-    /// Several updates on the same batch, to measure them; returns loss and metrics of the last.
-    pub fn train_repeatedly(&mut self, x: &Tensor, y: &Tensor, steps: usize) -> Result<Logs> {
+    /// Several updates on the same batch, to measure them; `each` is called behind every one. Returns
+    /// loss and metrics of the last.
+    pub fn train_repeatedly(
+        &mut self,
+        x: &Tensor,
+        y: &Tensor,
+        steps: usize,
+        mut each: impl FnMut(),
+    ) -> Result<Logs> {
         let engine = self.engine("train_repeatedly")?;
         let batch = one_batch(engine, x, y)?;
         let mut tally = engine.tally();
@@ -282,6 +289,7 @@ impl Model {
                 engine.stage(StepKind::Train, &batch)?;
             }
             engine.finish(started, &mut tally)?;
+            each();
         }
         Ok(engine.logs(&tally))
     }
