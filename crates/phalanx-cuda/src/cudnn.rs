@@ -19,6 +19,7 @@ const PROPOSALS: usize = 16;
 
 /// What engines do that may not be wanted, as their numerical notes say.
 const NOT_DETERMINISTIC: u32 = Note::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC as u32;
+const TENSOR_CORES: u32 = Note::CUDNN_NUMERICAL_NOTE_TENSOR_CORE as u32;
 const NARROWS_INPUTS: u32 = Note::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS as u32;
 
 fn check(what: &str, answer: Status) -> Result<()> {
@@ -126,7 +127,9 @@ impl Cudnn {
         configs.retain(|c| {
             let notes = notes(c).unwrap_or_default();
             !notes.contains(&NOT_DETERMINISTIC)
-                && (tf32 || !float || !notes.contains(&NARROWS_INPUTS))
+                && (tf32
+                    || !float
+                    || ![NARROWS_INPUTS, TENSOR_CORES].iter().any(|n| notes.contains(n)))
         });
         Ok(Proposals { configs, _graph: graph })
     }

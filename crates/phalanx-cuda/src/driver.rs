@@ -3,7 +3,6 @@
 use cudarc::driver::sys::{self, CUresult};
 use std::ffi::{CStr, CString, c_void};
 use std::fmt;
-use std::sync::{Mutex, MutexGuard};
 
 /// A call that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,7 +127,6 @@ pub(crate) struct DeviceBuffer {
 impl DeviceBuffer {
     pub fn new(bytes: usize) -> Result<DeviceBuffer> {
         let bytes = bytes.max(256);
-        let _quiet = quiet();
         let mut at = 0;
         cu!(cuMemAlloc_v2(&mut at, bytes))?;
         let buffer = DeviceBuffer { at, bytes };
@@ -148,7 +146,6 @@ impl DeviceBuffer {
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         if self.at != 0 {
-            let _quiet = quiet();
             cu!(cuMemFree_v2(self.at)).ok();
         }
     }
@@ -168,7 +165,6 @@ unsafe impl Sync for PinnedBuffer {}
 impl PinnedBuffer {
     pub fn new(bytes: usize) -> Result<PinnedBuffer> {
         let bytes = bytes.max(64);
-        let _quiet = quiet();
         let mut at: *mut c_void = std::ptr::null_mut();
         cu!(cuMemHostAlloc(&mut at, bytes, sys::CU_MEMHOSTALLOC_PORTABLE))?;
         Ok(PinnedBuffer { at: at.cast(), bytes })
@@ -191,7 +187,6 @@ impl PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        let _quiet = quiet();
         cu!(cuMemFreeHost(self.at.cast())).ok();
     }
 }
@@ -282,7 +277,6 @@ unsafe impl Send for Module {}
 
 impl Module {
     pub fn load(cubin: &[u8]) -> Result<Module> {
-        let _quiet = quiet();
         let mut raw = std::ptr::null_mut();
         cu!(cuModuleLoadData(&mut raw, cubin.as_ptr().cast()))?;
         Ok(Module(raw))
@@ -298,16 +292,8 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        let _quiet = quiet();
         cu!(cuModuleUnload(self.0)).ok();
     }
-}
-
-/// While a step is captured nobody else may take or give back memory or load code: what they do would
-/// spoil it.
-fn quiet() -> MutexGuard<'static, ()> {
-    static QUIET: Mutex<()> = Mutex::new(());
-    QUIET.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// A captured step, ready to be replayed.
@@ -320,7 +306,6 @@ impl Graph {
     /// Captures what `record` puts into `stream`, and into streams that wait for it.
     pub fn capture(stream: &Stream, record: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        let _quiet = quiet();
         cu!(cuStreamBeginCapture_v2(stream.0, mode))?;
         let recorded = record();
         let mut graph = std::ptr::null_mut();

@@ -15,6 +15,7 @@ use crate::{autotune, driver, fallback, nvrtc};
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute};
 use phalanx_graph::exec::ExecError;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Works that may run side by side.
 const STREAMS: usize = 4;
@@ -80,6 +81,19 @@ struct Head {
     taken: Event,
 }
 
+/// Whatever else this process does on its GPUs would spoil a step that is being captured.
+static CAPTURE: RwLock<()> = RwLock::new(());
+
+/// Held while a step is captured.
+fn capturing() -> RwLockWriteGuard<'static, ()> {
+    CAPTURE.write().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Held while anything else is done.
+fn working() -> RwLockReadGuard<'static, ()> {
+    CAPTURE.read().unwrap_or_else(|e| e.into_inner())
+}
+
 /// One GPU.
 pub(crate) struct Gpu {
     // Dropped in this order; the context goes last.
@@ -121,6 +135,7 @@ impl Gpu {
     }
 
     fn with_context(index: usize, name: String) -> Result<Gpu> {
+        let _working = working();
         let context = Context::new(index)?;
         let streams = (0..STREAMS).map(|_| Stream::new()).collect::<Result<_>>()?;
         let workspaces = (0..STREAMS).map(|_| DeviceBuffer::default()).collect();
@@ -349,6 +364,7 @@ impl Gpu {
     }
 
     fn prepare_step(&mut self, plan: &Plan) -> Result<StepId> {
+        let working = working();
         self.context.enter()?;
         self.compile(plan)?;
         let mut tables = Tables::new(plan)?;
@@ -360,13 +376,17 @@ impl Gpu {
         }
         let placed = schedule(&plan.work, self.streams.len());
         self.grow_workspaces(&ready, &placed)?;
+        drop(working);
+        let capturing = capturing();
         let graph = Graph::capture(&self.streams[0], || self.record(&ready, &placed))?;
+        drop(capturing);
         self.steps.push(Prepared { graph, ready, _tables: tables.buffer });
         Ok(StepId(self.steps.len() - 1))
     }
 
     /// Seconds of each work when it follows itself in a graph.
     fn measure_step(&mut self, step: StepId) -> Result<Vec<f64>> {
+        let _capturing = capturing();
         self.context.enter()?;
         let main = &self.streams[0];
         let (start, end) = (Event::timed()?, Event::timed()?);
@@ -402,6 +422,7 @@ impl Gpu {
         bytes: usize,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<()> {
+        let _working = working();
         self.context.enter()?;
         let place = &mut self.staging[self.next % AHEAD];
         // What was here before must be on the GPU before it is written over.
@@ -429,6 +450,7 @@ impl Gpu {
     }
 
     fn start_step(&mut self, step: StepId, head: &[u8]) -> Result<()> {
+        let _working = working();
         self.context.enter()?;
         let stream = &self.streams[0];
         let at = self.next % AHEAD;
@@ -453,6 +475,7 @@ impl Gpu {
     }
 
     fn finish_steps(&mut self, fetches: &mut [&mut [u8]]) -> Result<()> {
+        let _working = working();
         self.context.enter()?;
         let stream = &self.streams[0];
         for (replica, bytes) in fetches.iter().enumerate() {
@@ -476,6 +499,7 @@ impl Gpu {
     }
 
     fn grow(&mut self, replica: usize, block: Block, bytes: usize) -> Result<bool> {
+        let _working = working();
         self.context.enter()?;
         let old = self.blocks.get(&(replica, block)).map_or(0, DeviceBuffer::bytes);
         if bytes <= old {
@@ -496,12 +520,14 @@ impl Gpu {
     }
 
     fn copy_in(&mut self, at: Ptr, bytes: &[u8]) -> Result<()> {
+        let _working = working();
         self.context.enter()?;
         self.streams[0].synchronize()?;
         cu!(cuMemcpyHtoD_v2(self.address(at)?, bytes.as_ptr().cast(), bytes.len()))
     }
 
     fn copy_out(&self, at: Ptr, bytes: &mut [u8]) -> Result<()> {
+        let _working = working();
         self.context.enter()?;
         self.streams[0].synchronize()?;
         cu!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), self.address(at)?, bytes.len()))
@@ -613,7 +639,18 @@ impl Machine for Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // What is freed next needs the context of this GPU.
+        let _working = working();
         self.context.enter().ok();
+        // Freed here, while nobody captures.
+        self.steps.clear();
+        self.modules.clear();
+        (self.cudnn, self.cublas) = (None, None);
+        self.blocks.clear();
+        self.workspaces.clear();
+        self.retired.clear();
+        self.staging.clear();
+        self.heads.clear();
+        self.fetched.clear();
+        self.streams.clear();
     }
 }
