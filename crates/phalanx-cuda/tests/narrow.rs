@@ -1,7 +1,7 @@
 //! Mixed precision on a GPU that the host plays: 16-bit activations give what 32-bit ones give, up to
 //! their eight bits.
 
-use phalanx_graph::exec::{Batch, Executor};
+use phalanx_graph::exec::Batch;
 use phalanx_graph::program::Policy;
 use phalanx_graph::{Mesh, Options, ParamId, Program, Scope, Step};
 use phalanx_testing::harness::{elements, feeds};
