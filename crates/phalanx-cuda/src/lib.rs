@@ -25,4 +25,5 @@ mod schedule;
 mod tape;
 mod task;
 
-pub use devices::{GpuInfo, GpuPlace, executor, gpus};
+pub use cache::folder as cache_folder;
+pub use devices::{GpuInfo, GpuPlace, driver_version, executor, gpus};
