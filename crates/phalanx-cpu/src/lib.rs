@@ -13,6 +13,6 @@ pub mod simd;
 mod update;
 mod worker;
 
-pub use executor::{CpuExecutor, CpuOptions};
+pub use executor::{CpuExecutor, CpuOptions, memory_plan};
 pub use memory::physical_memory;
 pub use pool::cores;

@@ -21,9 +21,11 @@ mod lower;
 mod machine;
 mod nvrtc;
 mod ops;
+mod plan;
 mod schedule;
 mod tape;
 mod task;
 
 pub use cache::folder as cache_folder;
 pub use devices::{GpuInfo, GpuPlace, driver_version, executor, gpus};
+pub use plan::memory_plan;

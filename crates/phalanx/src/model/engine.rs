@@ -20,11 +20,11 @@ use crate::layer::{Lowering, ModelWeight, SharedExecutor, lock};
 use crate::losses::{Loss, Reduction};
 use crate::metrics;
 use crate::optimizers::Optimizer;
-use crate::strategy::MirroredStrategy;
+use crate::strategy::{DeviceKind, MirroredStrategy};
 use phalanx_graph::exec::{Accumulate, Batch, FeedData, ProgramId, Times};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{FetchPlan, Split};
-use phalanx_graph::{DType, Data, Options, ParamId, Program, Step, Tensor, Type};
+use phalanx_graph::{DType, Data, Mesh, Options, ParamId, Program, Step, Tensor, Type};
 use serde_json::{Map, Value};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -71,6 +71,7 @@ pub(crate) struct Engine {
     output_names: Vec<String>,
     /// As the strategy names them.
     devices: Vec<String>,
+    pub(super) device_kind: DeviceKind,
     /// By kind, and one more for predictions on few rows.
     programs: [Option<Slot>; 5],
     constrain: Option<ProgramId>,
@@ -135,6 +136,7 @@ impl Engine {
             targets,
             output_names: model.output_names(),
             devices: strategy.devices().iter().map(ToString::to_string).collect(),
+            device_kind: strategy.devices()[0].kind,
             programs: [const { None }; 5],
             constrain: None,
             seed,
@@ -235,8 +237,17 @@ impl Engine {
     }
 
     fn program_for(&self, step: Step, max_batch: usize) -> Result<Program> {
-        let options = Options { mesh: lock(&self.executor).mesh(), max_batch };
-        Ok(Program::compile(step, options)?)
+        Ok(Program::compile(step, Options { mesh: self.mesh(), max_batch })?)
+    }
+
+    /// The devices and workers that programs are compiled for.
+    pub(super) fn mesh(&self) -> Mesh {
+        lock(&self.executor).mesh()
+    }
+
+    /// The program of a step as other devices would run it.
+    pub(super) fn program_on(&self, kind: StepKind, batch: usize, mesh: Mesh) -> Result<Program> {
+        Ok(Program::compile(self.step(kind)?, Options { mesh, max_batch: batch })?)
     }
 
     /// The program of a step for a batch of this size, as it would be run.
@@ -251,7 +262,8 @@ impl Engine {
         }
         let program = self.program(kind, batch)?;
         let fetches = program.fetches.clone();
-        let id = lock(&self.executor).load(program)?;
+        let loaded = lock(&self.executor).load(program);
+        let id = loaded.map_err(|e| self.explain(e, kind, batch))?;
         self.programs[at] = Some(Slot { id, max_batch: batch, fetches });
         Ok(id)
     }
@@ -364,7 +376,8 @@ impl Engine {
             scalars,
             accumulate,
         };
-        lock(&self.executor).run(id, &step, &mut self.fetched)?;
+        let done = lock(&self.executor).run(id, &step, &mut self.fetched);
+        done.map_err(|e| self.explain(e, kind, batch.rows))?;
         Ok(denominators)
     }
 
@@ -410,7 +423,8 @@ impl Engine {
             scalars: &[],
             accumulate: None,
         };
-        lock(&self.executor).run(id, &step, &mut self.fetched)?;
+        let done = lock(&self.executor).run(id, &step, &mut self.fetched);
+        done.map_err(|e| self.explain(e, StepKind::Predict, batch.rows))?;
         Ok(&self.fetched)
     }
 
