@@ -2,6 +2,8 @@
 //! looked for when a GPU is asked for, and a machine without them loses nothing.
 #![deny(missing_docs)]
 
+#[cfg(all(test, feature = "emulator"))]
+mod applications;
 mod autotune;
 mod cache;
 mod cublas;
