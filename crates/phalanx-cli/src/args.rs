@@ -2,6 +2,7 @@
 
 use crate::network::{Choice, ChoiceParser};
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use phalanx::prelude::DeviceKind;
 use std::path::PathBuf;
 
 /// What `--data` takes, for every command's help.
@@ -106,8 +107,22 @@ Example:
         #[command(subcommand)]
         what: Option<DataCommand>,
     },
-    /// List the devices of this machine
-    Devices,
+    /// List the devices of this machine, and which of them train uses
+    Devices {
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Look for NVIDIA's libraries and at what else training depends on; fails where train would
+    Doctor,
+    /// Show what training takes of a device's memory, and the largest batch that fits
+    #[command(after_help = "Examples:
+  phalanx plan resnet50 --batch-size 64 --device gpu
+  phalanx plan minigooglenet --device gpu --memory 16GiB
+  phalanx plan model.keras --devices gpu:0,gpu:1 --batch-size 256
+
+No GPU is needed or touched. A replica's part of the batch counts, as in train.")]
+    Plan(Plan),
     /// Print a completion script for a shell
     #[command(after_help = "Example:
   phalanx completions bash > /etc/bash_completion.d/phalanx")]
@@ -426,4 +441,83 @@ pub struct Inspect {
     /// Where it would run
     #[command(flatten)]
     pub place: Where,
+}
+
+/// A number of bytes, as in `16GiB` or `24GB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub usize);
+
+impl std::str::FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Bytes, String> {
+        const MOST: f64 = (1u64 << 50) as f64;
+        let digits = text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let unit = unit.trim().to_lowercase();
+        let (letter, base) = match unit.strip_suffix("ib") {
+            Some(letter) => (letter, 1024.0f64),
+            None => (unit.strip_suffix('b').unwrap_or(&unit), 1000.0),
+        };
+        let power = ["", "k", "m", "g", "t"].iter().position(|l| *l == letter);
+        let scale = power.filter(|p| *p > 0 || base == 1000.0).map(|p| base.powi(p as i32));
+        let bytes = number.parse::<f64>().ok().zip(scale).map(|(n, scale)| n * scale);
+        match bytes.filter(|b| (1.0..=MOST).contains(b)) {
+            Some(bytes) => Ok(Bytes(bytes as usize)),
+            None => Err("expected bytes up to 1024TiB, as in 16GiB or 24GB".into()),
+        }
+    }
+}
+
+/// Reads `cpu` or `gpu`.
+fn device_kind(text: &str) -> Result<DeviceKind, String> {
+    match text {
+        "cpu" => Ok(DeviceKind::Cpu),
+        "gpu" => Ok(DeviceKind::Gpu),
+        _ => Err("expected cpu or gpu".into()),
+    }
+}
+
+/// `phalanx plan`.
+#[derive(Debug, ClapArgs)]
+pub struct Plan {
+    /// The network, or a file with a model
+    #[arg(value_parser = ChoiceParser)]
+    pub model: Choice,
+    /// Samples of a step
+    #[command(flatten)]
+    pub batch: Batch,
+    /// Plan for one device of this kind: cpu or gpu (default: what train uses)
+    #[arg(long, value_parser = device_kind, conflicts_with = "devices")]
+    pub device: Option<DeviceKind>,
+    /// Plan for these devices, such as gpu:0,gpu:1, whether this machine has them or not
+    #[arg(long, value_delimiter = ',')]
+    pub devices: Vec<String>,
+    /// Worker threads of each CPU device (default: the cores, shared out)
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    pub threads: usize,
+    /// Memory of each device, such as 16GiB: also find the largest batch that fits
+    #[arg(long)]
+    pub memory: Option<Bytes>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_have_units() {
+        let bytes = |text: &str| text.parse::<Bytes>().ok().map(|b| b.0);
+        assert_eq!(bytes("16GiB"), Some(16 << 30));
+        assert_eq!(bytes("24GB"), Some(24_000_000_000));
+        assert_eq!(bytes("1.5 mib"), Some(3 << 19));
+        assert_eq!(bytes("4096"), Some(4096));
+        assert_eq!(bytes("100B"), Some(100));
+        for bad in ["", "GiB", "0", "0.1", "-1GiB", "16XB", "1ib", "1e99", "99999TiB", "nan"] {
+            assert_eq!(bytes(bad), None, "{bad}");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! `phalanx inspect` and `phalanx devices`.
+//! `phalanx inspect`.
 
 use crate::args::Inspect;
 use crate::network::{Choice, USUAL_BATCH, USUAL_CLASSES};
@@ -47,16 +47,4 @@ fn compiled(args: &Inspect) -> Result<(Model, usize)> {
             Ok((model, args.batch.global(USUAL_BATCH, replicas)?))
         }
     }
-}
-
-/// Prints the devices of this machine.
-pub fn devices() -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    let cores = phalanx::cores().len();
-    let word = if cores == 1 { "core" } else { "cores" };
-    writeln!(out, "cpu:0  {cores} {word}, {}", phalanx::Isa::detect())?;
-    for gpu in list_physical_devices(DeviceKind::Gpu) {
-        writeln!(out, "{gpu}")?;
-    }
-    Ok(())
 }

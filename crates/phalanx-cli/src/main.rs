@@ -4,6 +4,8 @@ mod args;
 mod bench;
 mod config;
 mod data;
+mod devices;
+mod doctor;
 mod evaluate;
 mod files;
 mod inspect;
@@ -12,6 +14,7 @@ mod network;
 mod origin;
 mod paths;
 mod place;
+mod plan;
 mod predict;
 mod prepare;
 mod report;
@@ -61,7 +64,9 @@ fn run(command: &args::Command) -> anyhow::Result<()> {
         args::Command::Convert { from, to } => files::convert(from, to),
         args::Command::Diff { left, right } => files::diff(left, right),
         args::Command::Data { what } => sets::run(what.as_ref()),
-        args::Command::Devices => inspect::devices(),
+        args::Command::Devices { json } => devices::run(*json),
+        args::Command::Doctor => doctor::run(),
+        args::Command::Plan(plan) => plan::run(plan),
         args::Command::Completions { shell } => completions(*shell),
     }
 }

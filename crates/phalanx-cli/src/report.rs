@@ -61,7 +61,7 @@ fn counted(n: usize, word: &str) -> String {
 }
 
 /// Bytes in a unit that leaves something before the point.
-fn size(bytes: usize) -> String {
+pub fn size(bytes: usize) -> String {
     let bytes = bytes as f64;
     match bytes {
         b if b >= 1e9 => format!("{:.2} GiB", b / f64::from(1 << 30)),

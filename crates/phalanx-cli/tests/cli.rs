@@ -4,6 +4,8 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+#[path = "cli/doctor.rs"]
+mod doctor;
 #[path = "cli/files.rs"]
 mod files;
 #[path = "cli/models.rs"]
@@ -56,9 +58,26 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["train", "mnist-mlp", "--replicas", "0"], 1, "at least one device"),
         (&["train", "mnist-mlp", "--replicas", "18446744073709551615"], 1, "1024 or fewer"),
         (&["train", "mnist-mlp", "--devices", "cpu:0,cpu:0"], 1, "each device once"),
-        (&["train", "mnist-mlp", "--devices", "tpu:0"], 1, "cpu:N or gpu:N"),
+        (&["train", "mnist-mlp", "--devices", "tpu:0"], 1, "cpu:N, gpu:N"),
         (&["train", "mnist-mlp", "--gpus", "2"], 1, "--gpus: no GPU was found"),
         (&["train", "mnist-mlp", "--threads", "99999999"], 1, "threads"),
+        (&["plan", "mnist-mlp", "--device", "tpu"], 2, "expected cpu or gpu"),
+        (&["plan", "mnist-mlp", "--devices", "gpu:0,cpu:0"], 1, "CPU devices alone or GPUs alone"),
+        (&["plan", "mnist-mlp", "--devices", "gpu:0,gpu:0"], 1, "each device once"),
+        (
+            &["plan", "mnist-mlp", "--devices", "gpu:x"],
+            1,
+            "--devices: device: name: expected cpu:N",
+        ),
+        (&["plan", "mnist-mlp", "--device", "gpu", "--devices", "gpu:0"], 2, "cannot be used"),
+        (&["plan", "mnist-mlp", "--threads", "99999999"], 1, "threads: expected 1 to 1024"),
+        (&["plan", "mnist-mlp", "--memory", "16XB"], 2, "as in 16GiB or 24GB"),
+        (&["plan", "mnist-mlp", "--batch-size", "0"], 1, "expected 1 or more, received 0"),
+        (
+            &["plan", "mnist-mlp", "--threads", "0", "--batch-size", "1000000000000000000"],
+            1,
+            "batch of 1000000000000000000",
+        ),
         (&["train", "mnist-mlp", "--batch-size", "0"], 1, "expected 1 or more, received 0"),
         (&["train", "mnist-mlp", "--batch-size", "-1"], 2, "--batch-size"),
         (&["train", "mnist-mlp", "--batch-size", "18446744073709551616"], 2, "--batch-size"),
@@ -442,7 +461,21 @@ fn inspecting_shows_layers_program_and_devices() {
     assert!(succeeds(dir.path(), &["inspect", "vgg11"]).contains("9,236,618"));
     let program = succeeds(dir.path(), &["inspect", "mnist-mlp", "--program", "--replicas", "2"]);
     assert!(program.contains("2 device(s)") && program.contains("update Adam"), "{program}");
-    assert!(succeeds(dir.path(), &["devices"]).starts_with("cpu:0"));
+    let devices = succeeds(dir.path(), &["devices"]);
+    assert!(devices.starts_with("cpu:0") && devices.contains("\ntrain uses "), "{devices}");
+    let devices: serde_json::Value =
+        serde_json::from_str(&succeeds(dir.path(), &["devices", "--json"])).unwrap();
+    assert_eq!(devices["devices"][0]["device"], "cpu:0");
+    let plan = ["plan", "mnist-cnn", "--device", "gpu", "--batch-size", "64", "--memory", "1GiB"];
+    let plan = succeeds(dir.path(), &plan);
+    for part in ["weights", "gradients", "optimizer slots", "without reuse", "total per device"] {
+        assert!(plan.contains(part), "{plan}");
+    }
+    assert!(plan.contains("largest batch in 1.00 GiB: "), "{plan}");
+    let plan = succeeds(dir.path(), &["plan", "mnist-mlp", "--devices", "gpu:0,gpu:1", "--json"]);
+    let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
+    assert_eq!((&plan["replicas"], &plan["batch"]), (&2.into(), &64.into()));
+    assert!(plan["total"].as_u64() > plan["bytes"]["weights"].as_u64(), "{plan}");
     assert!(succeeds(dir.path(), &["data"]).contains("cifar-10"));
     assert_eq!(succeeds(dir.path(), &["data", "list"]), succeeds(dir.path(), &["data"]));
     assert!(succeeds(dir.path(), &["completions", "bash"]).contains("phalanx"));

@@ -220,6 +220,82 @@ impl CpuExecutor {
     }
 }
 
+/// Bytes that a program needs.
+struct Needs {
+    /// Of each worker; a single arena for all workers of a device where they share lines.
+    arena: usize,
+    arenas: usize,
+    shared: usize,
+    scratch: usize,
+    gradients: usize,
+    norms: usize,
+    /// Of each device.
+    sliced: usize,
+    scattered: usize,
+    reduced: usize,
+    slots: usize,
+}
+
+/// The tape of each instruction that has one, and that of the update.
+fn tape_plans(program: &Program) -> (Vec<Option<TapePlan>>, Option<TapePlan>) {
+    let tapes = program.instrs.iter().map(|i| match i {
+        Instr::Compute { op: Op::Fused(tape), .. } => Some(TapePlan::new(tape)),
+        _ => None,
+    });
+    (tapes.collect(), program.update.as_ref().map(|u| TapePlan::new(&u.rule.tape)))
+}
+
+impl Needs {
+    fn of(program: &Program, tapes: &[Option<TapePlan>], update: Option<&TapePlan>) -> Needs {
+        let mesh = program.options.mesh;
+        let flat = FlatLayout::new(&program.params).len.saturating_mul(4);
+        let plan = program.update.as_ref();
+        let flat_if = |needed: bool| if needed { flat } else { 0 };
+        let sliced =
+            plan.is_some_and(|p| p.gradients.iter().any(|g| g.sliced && g.operands.is_none()));
+        Needs {
+            arena: program.memory.arena,
+            arenas: if program.split == Split::Lines { 1 } else { mesh.workers },
+            shared: program.memory.shared,
+            scratch: compute::scratch_bytes(program, tapes, update),
+            gradients: flat_if(plan.is_some()),
+            norms: plan.map_or(0, |_| program.params.len() * 8),
+            sliced: flat_if(sliced),
+            scattered: flat_if(plan.is_some() && mesh.devices >= SCATTER_FROM),
+            reduced: flat_if(plan.is_some_and(|p| p.rule.clip.is_some())),
+            slots: plan.map_or(0, |p| p.rule.slots.len()) * flat,
+        }
+    }
+}
+
+/// What a program takes of each device's memory, by purpose and in bytes; `gathers` where gradients are
+/// accumulated over steps. The inputs are those of the batch on the host.
+pub fn memory_plan(program: &Program, gathers: bool) -> Vec<(&'static str, usize)> {
+    let (tapes, update) = tape_plans(program);
+    let needs = Needs::of(program, &tapes, update.as_ref());
+    let (mesh, workers) = (program.options.mesh, program.options.mesh.workers);
+    let flat = FlatLayout::new(&program.params).len * 4;
+    let rows = program.options.max_batch.div_ceil(mesh.devices);
+    let input = |ty: &phalanx_graph::Type| {
+        ty.len() * ty.dtype.bytes() * if ty.is_rows() { rows } else { 1 }
+    };
+    let gradients = needs.gradients * workers + needs.sliced + needs.scattered + needs.reduced;
+    let mut parts = vec![
+        ("weights", flat),
+        ("inputs", program.feeds.iter().map(|f| input(&f.ty)).sum()),
+        ("activations", needs.arena * needs.arenas),
+        ("statistics", needs.shared * workers),
+        ("gradients", gradients + needs.norms * workers),
+        ("optimizer slots", needs.slots),
+        ("kernel scratch", needs.scratch * workers),
+    ];
+    if gathers && program.update.is_some() {
+        parts.push(("accumulated gradients", flat));
+    }
+    parts.retain(|(_, bytes)| *bytes > 0);
+    parts
+}
+
 /// Replaces a buffer by a larger one when needed; contents do not survive.
 fn grow(
     heap: &mut Heap,
@@ -250,28 +326,17 @@ impl Executor for CpuExecutor {
             let reason = "its optimizer has too many slots or scalars".into();
             return Err(ExecError::Program { name: program.name.clone(), reason });
         }
-        let tapes: Vec<Option<TapePlan>> = program
-            .instrs
-            .iter()
-            .map(|i| match i {
-                Instr::Compute { op: Op::Fused(tape), .. } => Some(TapePlan::new(tape)),
-                _ => None,
-            })
-            .collect();
-        let update = program.update.as_ref().map(|u| TapePlan::new(&u.rule.tape));
-        let scratch = compute::scratch_bytes(&program, &tapes, update.as_ref());
+        let (tapes, update) = tape_plans(&program);
+        let needs = Needs::of(&program, &tapes, update.as_ref());
         let heap = &mut self.heap;
-        let shared = program.split == Split::Lines;
         for (i, w) in self.workers.iter_mut().enumerate() {
-            if !shared || i % self.mesh.workers == 0 {
-                grow(heap, &mut w.arena, program.memory.arena, "activations")?;
+            if i % self.mesh.workers < needs.arenas {
+                grow(heap, &mut w.arena, needs.arena, "activations")?;
             }
-            grow(heap, &mut w.shared, program.memory.shared, "statistics")?;
-            grow(heap, &mut w.scratch, scratch, "kernel scratch")?;
-            if program.update.is_some() {
-                grow(heap, &mut w.gradients, self.layout.len * 4, "gradients")?;
-                grow(heap, &mut w.norms, self.params.len() * 8, "gradient norms")?;
-            }
+            grow(heap, &mut w.shared, needs.shared, "statistics")?;
+            grow(heap, &mut w.scratch, needs.scratch, "kernel scratch")?;
+            grow(heap, &mut w.gradients, needs.gradients, "gradients")?;
+            grow(heap, &mut w.norms, needs.norms, "gradient norms")?;
         }
         for d in &mut self.devices {
             grow(heap, &mut d.rows, program.memory.device, "activations")?;
@@ -279,15 +344,9 @@ impl Executor for CpuExecutor {
         if let Some(plan) = &program.update {
             let flat = self.layout.len * 4;
             for d in &mut self.devices {
-                if plan.gradients.iter().any(|g| g.sliced && g.operands.is_none()) {
-                    grow(heap, &mut d.sliced, flat, "gradients")?;
-                }
-                if self.mesh.devices >= SCATTER_FROM {
-                    grow(heap, &mut d.scattered, flat, "gradients")?;
-                }
-                if plan.rule.clip.is_some() {
-                    grow(heap, &mut d.reduced, flat, "reduced gradients")?;
-                }
+                grow(heap, &mut d.sliced, needs.sliced, "gradients")?;
+                grow(heap, &mut d.scattered, needs.scattered, "gradients")?;
+                grow(heap, &mut d.reduced, needs.reduced, "reduced gradients")?;
                 if d.slots.len() != plan.rule.slots.len() {
                     d.slots.clear();
                     for slot in &plan.rule.slots {

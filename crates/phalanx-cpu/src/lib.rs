@@ -15,6 +15,6 @@ mod slices;
 mod update;
 mod worker;
 
-pub use executor::{CpuExecutor, CpuOptions};
+pub use executor::{CpuExecutor, CpuOptions, memory_plan};
 pub use memory::physical_memory;
 pub use pool::cores;

@@ -39,7 +39,7 @@ pub struct Heap {
 impl Heap {
     /// `bytes` zeroed bytes.
     pub fn buffer(&mut self, bytes: usize, purpose: &str) -> Result<Buffer, ExecError> {
-        let fail = || ExecError::Memory { wanted: bytes, purpose: purpose.into() };
+        let fail = || ExecError::Memory { wanted: bytes, purpose: purpose.into(), available: None };
         // A system that overcommits hands out more than it has, and kills who uses it.
         if bytes > physical_memory() {
             return Err(fail());

@@ -78,7 +78,7 @@ fn measure(cudnn: &Cudnn, plan: &ConvPlan, at: [u64; 3], stream: &Stream) -> Res
 /// Names a convolution, its precision and the library; the addresses count by their alignment.
 fn key(conv: &Conv, tf32: bool) -> String {
     use sha2::{Digest, Sha256};
-    let version = libs::find(Lib::Cudnn).map(libs::Found::version).unwrap_or_default();
+    let version = libs::find(Lib::Cudnn).map(|found| found.version.to_string()).unwrap_or_default();
     let images = |x: &crate::task::Images| (x.elem, x.ld, x.at.offset.trailing_zeros().min(4));
     let (geom, rows, pass) = (&conv.geom, conv.rows, conv.pass);
     let parts = (images(&conv.x), images(&conv.y), conv.w.1, tf32);

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 const CHECKSUM: usize = 32;
 
-/// `PHALANX_CACHE`, or the user's cache folder.
-pub(crate) fn folder() -> Option<PathBuf> {
+/// Where compiled kernels and chosen plans are kept: `PHALANX_CACHE`, or the user's cache folder.
+pub fn folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     set("PHALANX_CACHE")
         .or_else(|| set("XDG_CACHE_HOME").map(|d| d.join("phalanx")))

@@ -1,7 +1,7 @@
 //! Matrix products by cuBLASLt.
 
 use crate::driver::{Failure, Result, Stream};
-use crate::launch::Elem;
+use crate::launch::{Elem, Ptr};
 use crate::task::{Gemm, Matrix};
 use cudarc::cublaslt::sys::{
     self, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue,
@@ -124,7 +124,8 @@ impl Cublas {
             layout(&gemm.a, gemm.m, gemm.k)?,
             layout(&gemm.c, gemm.m, gemm.n)?,
         ];
-        let found = self.propose(&desc, &layouts)?;
+        let aligned = [gemm.b.at, gemm.a.at, gemm.c.at].map(Ptr::alignment);
+        let found = self.propose(&desc, &layouts, aligned)?;
         Ok(GemmPlan { desc, layouts, algorithm: found.algo, workspace: found.workspaceSize })
     }
 
@@ -132,19 +133,33 @@ impl Cublas {
         &self,
         desc: &Owned<sys::cublasLtMatmulDesc_t>,
         [b, a, c]: &[Owned<sys::cublasLtMatrixLayout_t>; 3],
+        aligned: [u32; 3],
     ) -> Result<sys::cublasLtMatmulHeuristicResult_t> {
         let mut preference = std::ptr::null_mut();
         // SAFETY: a local receives the descriptor.
         let made = unsafe { sys::cublasLtMatmulPreferenceCreate(&mut preference) };
         check("cublasLtMatmulPreferenceCreate", made)?;
         let preference = Owned(preference, sys::cublasLtMatmulPreferenceDestroy);
-        let name =
-            sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        use sys::cublasLtMatmulPreferenceAttributes_t as Wish;
+        let prefer = |wish: Wish, at: *const c_void, bytes: usize| {
+            // SAFETY: a live descriptor; the library reads a value of this size.
+            let set =
+                unsafe { sys::cublasLtMatmulPreferenceSetAttribute(preference.0, wish, at, bytes) };
+            check("cublasLtMatmulPreferenceSetAttribute", set)
+        };
+        let workspace: *const c_void = std::ptr::from_ref(&WORKSPACE).cast();
+        prefer(Wish::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace, size_of::<usize>())?;
+        let [of_b, of_a, of_c] = &aligned;
+        for (wish, bytes) in [
+            (Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, of_b),
+            (Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, of_a),
+            (Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, of_c),
+            (Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, of_c),
+        ] {
+            prefer(wish, std::ptr::from_ref(bytes).cast(), size_of::<u32>())?;
+        }
         // SAFETY: live descriptors; the library writes one result and how many there are.
         unsafe {
-            let at: *const c_void = std::ptr::from_ref(&WORKSPACE).cast();
-            let set = sys::cublasLtMatmulPreferenceSetAttribute(preference.0, name, at, 8);
-            check("cublasLtMatmulPreferenceSetAttribute", set)?;
             let mut result: sys::cublasLtMatmulHeuristicResult_t = std::mem::zeroed();
             let mut found = 0;
             let asked = sys::cublasLtMatmulAlgoGetHeuristic(

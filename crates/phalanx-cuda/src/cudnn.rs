@@ -255,11 +255,6 @@ fn data_type(elem: Elem) -> sys::cudnnDataType_t {
     }
 }
 
-/// The largest power of two up to 16 that divides an address; blocks start at multiples of 256.
-fn alignment(at: Ptr) -> i64 {
-    1 << at.offset.trailing_zeros().min(4)
-}
-
 fn tensor(id: i64, elem: Elem, at: Ptr, dims: [usize; 4], strides: [usize; 4]) -> Result<Desc> {
     let desc = Desc::new(Type::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?;
     let numbers = |v: [usize; 4]| v.map(|n| n as i64);
@@ -268,7 +263,7 @@ fn tensor(id: i64, elem: Elem, at: Ptr, dims: [usize; 4], strides: [usize; 4]) -
     desc.set_numbers(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, &numbers(dims))?;
     desc.set_numbers(Name::CUDNN_ATTR_TENSOR_STRIDES, &numbers(strides))?;
     desc.set_numbers(Name::CUDNN_ATTR_TENSOR_UNIQUE_ID, &[id])?;
-    desc.set_numbers(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, &[alignment(at)])?;
+    desc.set_numbers(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, &[i64::from(at.alignment().min(16))])?;
     desc.finalize()
 }
 

@@ -39,6 +39,17 @@ fn look() -> Result<Vec<GpuInfo>, String> {
     each.collect()
 }
 
+/// The driver's own version, where the system says it, and that of its CUDA; nothing where there is no
+/// driver.
+pub fn driver_version() -> Option<String> {
+    let cuda = libs::driver_version()?;
+    let own = std::fs::read_to_string("/sys/module/nvidia/version").unwrap_or_default();
+    Some(match own.trim() {
+        "" => format!("CUDA {cuda}"),
+        own => format!("{own} (CUDA {cuda})"),
+    })
+}
+
 /// A replica's place: a GPU, or a numbered part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuPlace {

@@ -54,9 +54,25 @@ pub fn executor(
     Ok(Box::new(GpuExecutor::new(vec![(EmulatedGpu::new(seed), names)], params)?))
 }
 
+/// An executor with replicas on one emulated GPU that has so many bytes of memory.
+///
+/// # Errors
+/// Memory that cannot be had.
+pub fn small_executor(
+    replicas: usize,
+    memory: usize,
+    params: &[ParamSpec],
+) -> Result<Box<dyn Executor>, ExecError> {
+    let names = (0..replicas).map(|part| format!("emulated:0/{part}")).collect();
+    let gpu = EmulatedGpu { most: memory, ..EmulatedGpu::new(None) };
+    Ok(Box::new(GpuExecutor::new(vec![(gpu, names)], params)?))
+}
+
 /// An emulated GPU.
 pub(crate) struct EmulatedGpu {
     memory: Memory,
+    /// Bytes of memory that it has.
+    most: usize,
     steps: Vec<Step>,
     stacks: Bytes,
     random: Option<Random>,
@@ -80,6 +96,7 @@ impl EmulatedGpu {
     pub fn new(seed: Option<u64>) -> EmulatedGpu {
         EmulatedGpu {
             memory: Memory::default(),
+            most: usize::MAX,
             steps: vec![],
             stacks: Bytes::untouched(STACK * STACKS),
             random: seed.map(Random::new),
@@ -241,8 +258,12 @@ impl Machine for EmulatedGpu {
         replica: usize,
         block: Block,
         bytes: usize,
-        _purpose: &str,
+        purpose: &str,
     ) -> Result<bool, ExecError> {
+        if self.memory.held_with(replica, block, bytes) > self.most {
+            let purpose = format!("{purpose} on the emulated GPU");
+            return Err(ExecError::Memory { wanted: bytes, purpose, available: Some(self.most) });
+        }
         let moved = self.memory.reserve(replica, block, bytes);
         self.moves += usize::from(moved);
         Ok(moved)

@@ -5,6 +5,7 @@ use crate::inputs::{INPUT_BYTES, Inputs, MAX_SCALARS};
 use crate::launch::{Block, Ptr};
 use crate::lower::{self, Facts, Replica, Request};
 use crate::machine::{Machine, Plan, StepId};
+use crate::plan::{self, ALIGN, Rooms};
 use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Mesh, Program, share};
@@ -13,9 +14,6 @@ use phalanx_graph::{ParamId, ParamSpec};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;
-
-/// Parameters, feeds and fetches start at multiples of this many bytes.
-const ALIGN: usize = 256;
 
 /// A GPU and the replicas on it.
 struct Station<M> {
@@ -77,17 +75,6 @@ pub(crate) struct GpuExecutor<M: Machine> {
     began: Instant,
 }
 
-/// Byte offsets of parts that follow one another, and the end.
-fn stack(sizes: impl Iterator<Item = usize>, from: usize) -> (Vec<usize>, usize) {
-    let mut end = from;
-    let mut offsets = vec![];
-    for bytes in sizes {
-        offsets.push(end);
-        end += bytes.next_multiple_of(ALIGN);
-    }
-    (offsets, end)
-}
-
 impl<M: Machine> GpuExecutor<M> {
     /// An executor for a table of parameters. Each machine comes with the names of its replicas.
     pub fn new(
@@ -101,7 +88,7 @@ impl<M: Machine> GpuExecutor<M> {
             first = replicas.end;
             Station { machine, replicas }
         });
-        let (offsets, flat) = stack(params.iter().map(|p| p.len() * 4), 0);
+        let (offsets, flat) = plan::flat(params);
         let mut executor = GpuExecutor {
             mesh: Mesh::new(names.len(), 1),
             stations: stations.collect(),
@@ -129,8 +116,8 @@ impl<M: Machine> GpuExecutor<M> {
     fn reserve(&mut self, block: Block, bytes: usize, purpose: &str) -> Result<(), ExecError> {
         for station in &mut self.stations {
             for local in 0..station.replicas.len() {
-                let moved = station.machine.reserve(local, block, bytes.max(ALIGN), purpose)?;
-                self.moves += u64::from(moved);
+                let moved = station.machine.reserve(local, block, bytes.max(ALIGN), purpose);
+                self.moves += u64::from(moved.map_err(|e| shared(e, station.replicas.len()))?);
             }
         }
         Ok(())
@@ -175,10 +162,9 @@ impl<M: Machine> GpuExecutor<M> {
         })
     }
 
-    /// Makes room for an optimizer's slots and fills them with their first values.
+    /// Fills an optimizer's slots with their first values.
     fn make_slots(&mut self, inits: &[SlotInit]) -> Result<(), ExecError> {
         for (i, init) in inits.iter().enumerate() {
-            self.reserve(Block::Slot(i), self.flat, "optimizer slots")?;
             for at in 0..self.params.len() {
                 let id = ParamId(at as u32);
                 let values = match init {
@@ -240,7 +226,8 @@ impl<M: Machine> GpuExecutor<M> {
         if ready.ids.is_empty() || ready.moves != self.moves {
             ready.ids.clear();
             for (station, plan) in self.stations.iter_mut().zip(&ready.plans) {
-                ready.ids.push(station.machine.prepare(plan.clone())?);
+                let id = station.machine.prepare(plan.clone());
+                ready.ids.push(id.map_err(|e| shared(e, station.replicas.len()))?);
             }
             ready.moves = self.moves;
         }
@@ -355,28 +342,20 @@ impl<M: Machine> Executor for GpuExecutor<M> {
 
     fn load(&mut self, program: Program) -> Result<ProgramId, ExecError> {
         program.check_executor(self.mesh, &self.params)?;
-        let max_rows = self.mesh.max_rows(program.options.max_batch);
-        let bytes = |ty: &phalanx_graph::Type| {
-            ty.len() * ty.dtype.bytes() * if ty.is_rows() { max_rows } else { 1 }
-        };
-        let (feeds, inputs) = stack(program.feeds.iter().map(|f| bytes(&f.ty)), INPUT_BYTES);
-        let (fetches, fetch_bytes) = stack(program.fetches.iter().map(|f| bytes(&f.ty)), 0);
-        self.reserve(Block::Inputs, inputs, "inputs")?;
-        self.reserve(Block::Fetches, fetch_bytes, "results")?;
-        self.reserve(Block::Arena, program.memory.arena, "activations")?;
-        self.reserve(Block::Shared, program.memory.shared, "statistics")?;
-        if let Some(plan) = &program.update {
-            if plan.rule.scalars > MAX_SCALARS {
-                let reason = format!("its optimizer has more than {MAX_SCALARS} scalars");
-                return Err(ExecError::Program { name: program.name.clone(), reason });
-            }
-            self.reserve(Block::Gradients, self.flat, "gradients")?;
-            if self.slots != plan.rule.slots.len() {
-                let inits: Vec<SlotInit> = plan.rule.slots.iter().map(|s| s.init).collect();
-                self.make_slots(&inits)?;
-            }
+        if program.update.as_ref().is_some_and(|plan| plan.rule.scalars > MAX_SCALARS) {
+            let reason = format!("its optimizer has more than {MAX_SCALARS} scalars");
+            return Err(ExecError::Program { name: program.name.clone(), reason });
         }
-        let layout = Layout { feeds, params: self.offsets.clone() };
+        let rooms = Rooms::of(&program);
+        for room in rooms.blocks(&program) {
+            self.reserve(room.block, room.bytes, room.purpose)?;
+        }
+        let slots = program.update.as_ref().map(|plan| &plan.rule.slots);
+        if let Some(slots) = slots.filter(|slots| slots.len() != self.slots) {
+            let inits: Vec<SlotInit> = slots.iter().map(|s| s.init).collect();
+            self.make_slots(&inits)?;
+        }
+        let Rooms { layout, inputs, fetches, fetch_bytes, .. } = rooms;
         let facts = Facts::of(&program, self.mesh.devices == 1);
         self.programs.push(Loaded {
             program,
@@ -507,6 +486,18 @@ impl<M: Machine> Executor for GpuExecutor<M> {
         let loaded = self.programs.get(id.0)?;
         let (rows, seconds) = loaded.measured.as_ref()?;
         Some(Profile::new(&loaded.program, *rows, 1, seconds))
+    }
+}
+
+/// Memory that a GPU lacks, as a replica sees it that shares the GPU with others.
+fn shared(error: ExecError, replicas: usize) -> ExecError {
+    match error {
+        ExecError::Memory { wanted, purpose, available } => ExecError::Memory {
+            wanted,
+            purpose,
+            available: available.map(|bytes| bytes / replicas),
+        },
+        other => other,
     }
 }
 

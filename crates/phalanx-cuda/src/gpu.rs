@@ -309,7 +309,11 @@ impl Gpu {
     }
 
     /// Grows each stream's workspace to what its tasks need.
-    fn grow_workspaces(&mut self, ready: &[Vec<Ready>], placed: &[Placed]) -> Result<()> {
+    fn grow_workspaces(
+        &mut self,
+        ready: &[Vec<Ready>],
+        placed: &[Placed],
+    ) -> std::result::Result<(), ExecError> {
         let mut wanted = vec![0; self.streams.len()];
         for (tasks, place) in ready.iter().zip(placed) {
             for task in tasks {
@@ -321,10 +325,12 @@ impl Gpu {
                 wanted[place.stream] = bytes.max(wanted[place.stream]);
             }
         }
-        for (workspace, bytes) in self.workspaces.iter_mut().zip(wanted) {
-            if workspace.bytes() < bytes {
-                let old = std::mem::replace(workspace, DeviceBuffer::new(bytes)?);
-                self.retired.push(old);
+        let all: usize = wanted.iter().sum();
+        for (stream, bytes) in wanted.into_iter().enumerate() {
+            if self.workspaces[stream].bytes() < bytes {
+                let new = DeviceBuffer::new(bytes);
+                let new = new.map_err(|e| self.refused(e, bytes, "workspaces", all))?;
+                self.retired.push(std::mem::replace(&mut self.workspaces[stream], new));
             }
         }
         Ok(())
@@ -363,8 +369,9 @@ impl Gpu {
         Ok(())
     }
 
-    fn prepare_step(&mut self, plan: &Plan) -> Result<StepId> {
-        let working = working();
+    /// Compiles a step's kernels, chooses its plans and finds its addresses.
+    fn resolve(&mut self, plan: &Plan) -> Result<(Vec<Vec<Ready>>, Tables)> {
+        let _working = working();
         self.context.enter()?;
         self.compile(plan)?;
         let mut tables = Tables::new(plan)?;
@@ -374,14 +381,7 @@ impl Gpu {
                 work.tasks.iter().map(|t| self.ready(t, &mut tables)).collect();
             ready.push(tasks.map_err(|e| Failure(format!("{}: {e}", work.label)))?);
         }
-        let placed = schedule(&plan.work, self.streams.len());
-        self.grow_workspaces(&ready, &placed)?;
-        drop(working);
-        let capturing = capturing();
-        let graph = Graph::capture(&self.streams[0], || self.record(&ready, &placed))?;
-        drop(capturing);
-        self.steps.push(Prepared { graph, ready, _tables: tables.buffer });
-        Ok(StepId(self.steps.len() - 1))
+        Ok((ready, tables))
     }
 
     /// Seconds of each work when it follows itself in a graph.
@@ -519,6 +519,18 @@ impl Gpu {
         ExecError::Device { device: self.name.clone(), message: failure.0 }
     }
 
+    /// An allocation that failed. `besides` are bytes that are needed on top of all blocks.
+    fn refused(&self, e: Failure, wanted: usize, purpose: &str, besides: usize) -> ExecError {
+        if !e.0.contains("OUT_OF_MEMORY") {
+            return self.failed(e);
+        }
+        let free = driver::memory().map_or(0, |(free, _)| free);
+        let held: usize = self.blocks.values().map(DeviceBuffer::bytes).sum();
+        let available = Some((free + held).saturating_sub(besides));
+        let purpose = format!("{purpose} on {}", self.name);
+        ExecError::Memory { wanted, purpose, available }
+    }
+
     fn copy_in(&mut self, at: Ptr, bytes: &[u8]) -> Result<()> {
         let _working = working();
         self.context.enter()?;
@@ -589,14 +601,7 @@ impl Machine for Gpu {
         bytes: usize,
         purpose: &str,
     ) -> std::result::Result<bool, ExecError> {
-        self.grow(replica, block, bytes).map_err(|e| match e.0.contains("OUT_OF_MEMORY") {
-            true => {
-                let free = driver::memory().map_or(0, |(free, _)| free);
-                let purpose = format!("{purpose} on {}, which has {free} free", self.name);
-                ExecError::Memory { wanted: bytes, purpose }
-            }
-            false => self.failed(e),
-        })
+        self.grow(replica, block, bytes).map_err(|e| self.refused(e, bytes, purpose, 0))
     }
 
     fn write(&mut self, at: Ptr, bytes: &[u8]) -> std::result::Result<(), ExecError> {
@@ -608,7 +613,17 @@ impl Machine for Gpu {
     }
 
     fn prepare(&mut self, plan: Plan) -> std::result::Result<StepId, ExecError> {
-        self.prepare_step(&plan).map_err(|e| self.failed(e))
+        let (ready, tables) = self.resolve(&plan).map_err(|e| self.failed(e))?;
+        let placed = schedule(&plan.work, self.streams.len());
+        let working = working();
+        self.grow_workspaces(&ready, &placed)?;
+        drop(working);
+        let capturing = capturing();
+        let graph = Graph::capture(&self.streams[0], || self.record(&ready, &placed));
+        drop(capturing);
+        let graph = graph.map_err(|e| self.failed(e))?;
+        self.steps.push(Prepared { graph, ready, _tables: tables.buffer });
+        Ok(StepId(self.steps.len() - 1))
     }
 
     fn stage(

@@ -40,6 +40,11 @@ impl Ptr {
         Ptr { replica, block, offset }
     }
 
+    /// The largest power of two up to 256 that divides the address: blocks start at multiples of it.
+    pub fn alignment(self) -> u32 {
+        1 << self.offset.trailing_zeros().min(8)
+    }
+
     /// The address some bytes further.
     pub fn add(self, bytes: usize) -> Ptr {
         Ptr { offset: self.offset + bytes, ..self }

@@ -2,6 +2,8 @@
 //! looked for when a GPU is asked for, and a machine without them loses nothing.
 #![deny(missing_docs)]
 
+#[cfg(all(test, feature = "emulator"))]
+mod applications;
 mod autotune;
 mod cache;
 mod cublas;
@@ -21,8 +23,11 @@ mod lower;
 mod machine;
 mod nvrtc;
 mod ops;
+mod plan;
 mod schedule;
 mod tape;
 mod task;
 
-pub use devices::{GpuInfo, GpuPlace, executor, gpus};
+pub use cache::folder as cache_folder;
+pub use devices::{GpuInfo, GpuPlace, driver_version, executor, gpus};
+pub use plan::memory_plan;

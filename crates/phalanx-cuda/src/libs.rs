@@ -1,6 +1,11 @@
 //! NVIDIA's libraries: where they are looked for, which were found, and what is missing. They are
 //! opened when first needed; nothing is linked.
 
+mod symbols;
+mod version;
+
+pub use version::Version;
+
 use cudarc::{cublaslt, cudnn, driver, nvrtc};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::fmt;
@@ -37,17 +42,6 @@ impl Lib {
         }
     }
 
-    /// A function that must be there.
-    fn symbol(self) -> &'static [u8] {
-        match self {
-            Lib::Driver => b"cuGraphInstantiateWithFlags\0",
-            Lib::Nvrtc => b"nvrtcGetCUBIN\0",
-            Lib::CublasLt => b"cublasLtMatmulAlgoGetHeuristic\0",
-            Lib::Cudnn => b"cudnnBackendExecute\0",
-            Lib::Nccl => b"ncclCommInitRank\0",
-        }
-    }
-
     /// What it is for, in messages.
     pub fn purpose(self) -> &'static str {
         match self {
@@ -57,6 +51,22 @@ impl Lib {
             Lib::Cudnn => "convolutions",
             Lib::Nccl => "sums over several GPUs",
         }
+    }
+
+    /// How to come by it, for a driver of this CUDA version where there is one.
+    pub fn remedy(self, driver: Option<Version>) -> String {
+        let old = driver.is_some_and(|v| v.major == 12);
+        let (bare, suffixed) = if old { ("-cu12", "-cu12") } else { ("", "-cu13") };
+        let wheel = match self {
+            Lib::Driver => {
+                return "install NVIDIA's driver, for example your distribution's".into();
+            }
+            Lib::Nvrtc => format!("nvidia-cuda-nvrtc{bare}"),
+            Lib::CublasLt => format!("nvidia-cublas{bare}"),
+            Lib::Cudnn => format!("nvidia-cudnn{suffixed}"),
+            Lib::Nccl => format!("nvidia-nccl{suffixed}"),
+        };
+        format!("pip install {wheel}, or your distribution's package")
     }
 }
 
@@ -70,57 +80,10 @@ impl fmt::Display for Lib {
 pub struct Found {
     /// Which.
     pub lib: Lib,
-    /// The name or path it was opened by.
+    /// Its file.
     pub path: PathBuf,
-    handle: Library,
-}
-
-impl Found {
-    /// A function of the library.
-    ///
-    /// # Safety
-    /// `T` is the function's type.
-    pub(crate) unsafe fn symbol<T: Copy>(&self, name: &str) -> Option<T> {
-        // SAFETY: the caller's contract; the library is never closed.
-        unsafe { self.handle.get::<T>(name.as_bytes()).ok().map(|s| *s) }
-    }
-
-    /// Its version as it says itself; empty where it does not.
-    pub fn version(&self) -> String {
-        let dotted = |v: i64, unit: i64| format!("{}.{}", v / unit, v % unit / 10);
-        // SAFETY: the library is open, and these functions need nothing else.
-        unsafe {
-            match self.lib {
-                Lib::Driver => {
-                    let mut v = 0;
-                    driver::sys::cuDriverGetVersion(&mut v).result().ok();
-                    format!("CUDA {}", dotted(i64::from(v), 1000))
-                }
-                Lib::Nvrtc => {
-                    let (mut major, mut minor) = (0, 0);
-                    nvrtc::sys::nvrtcVersion(&mut major, &mut minor);
-                    format!("{major}.{minor}")
-                }
-                Lib::CublasLt => {
-                    let v = cublaslt::sys::cublasLtGetVersion() as i64;
-                    format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100)
-                }
-                Lib::Cudnn => {
-                    let v = cudnn::sys::cudnnGetVersion() as i64;
-                    format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100)
-                }
-                Lib::Nccl => {
-                    let version: Option<unsafe extern "C" fn(*mut i32) -> i32> =
-                        self.symbol("ncclGetVersion");
-                    let mut v = 0;
-                    if let Some(f) = version {
-                        f(&mut v);
-                    }
-                    format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100)
-                }
-            }
-        }
-    }
+    /// As it says itself.
+    pub version: Version,
 }
 
 /// A library that is not there, or not usable.
@@ -134,17 +97,23 @@ pub struct Missing {
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}): {}", self.lib, self.lib.purpose(), self.reason)
+        let remedy = self.lib.remedy(driver_version());
+        write!(f, "{} ({}): {}; {remedy}", self.lib, self.lib.purpose(), self.reason)
     }
 }
 
 /// Opens a library, once; later calls give the same answer.
 ///
 /// # Errors
-/// It is nowhere, or lacks a function that is needed.
+/// It is nowhere, lacks a function that is needed, or does not fit the others.
 pub fn find(lib: Lib) -> Result<&'static Found, Missing> {
     static FOUND: [OnceLock<Result<Found, Missing>>; 5] = [const { OnceLock::new() }; 5];
     FOUND[lib as usize].get_or_init(|| open(lib)).as_ref().map_err(Clone::clone)
+}
+
+/// The CUDA version of the driver, where there is one.
+pub(crate) fn driver_version() -> Option<Version> {
+    find(Lib::Driver).ok().map(|found| found.version)
 }
 
 fn open(lib: Lib) -> Result<Found, Missing> {
@@ -158,17 +127,18 @@ fn open(lib: Lib) -> Result<Found, Missing> {
         let Ok(handle) = (unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }) else {
             continue;
         };
-        // SAFETY: the symbol is only looked for, not called.
-        if unsafe { handle.get::<*const ()>(lib.symbol()) }.is_err() {
-            let name = String::from_utf8_lossy(lib.symbol()).trim_end_matches('\0').to_string();
-            wrong = Some(format!("{} has no {name}: it is too old", path.display()));
-            continue;
+        match check(lib, &handle) {
+            Ok(version) => {
+                let path = file_of(lib, &handle).unwrap_or(path);
+                // It stays open for as long as the process lives.
+                std::mem::forget(handle);
+                return Ok(Found { lib, path, version });
+            }
+            Err(what) => {
+                let path = file_of(lib, &handle).unwrap_or(path);
+                wrong.get_or_insert(format!("{} {what}", path.display()));
+            }
         }
-        if lib != Lib::Nccl && !visible(lib) {
-            wrong = Some(format!("{} is not a version this build can use", path.display()));
-            continue;
-        }
-        return Ok(Found { lib, path, handle });
     }
     let looked = || {
         let list: Vec<String> = folders.iter().map(|d| d.display().to_string()).collect();
@@ -178,10 +148,17 @@ fn open(lib: Lib) -> Result<Found, Missing> {
     Err(Missing { lib, reason: wrong.unwrap_or_else(looked) })
 }
 
-/// Whether the bindings find what was just opened, by its file name.
-fn visible(lib: Lib) -> bool {
+/// The version of a library that can be used, or what is wrong with it.
+fn check(lib: Lib, handle: &Library) -> Result<Version, String> {
+    if let Some(name) = lib.symbols().iter().find(|name| address(handle, name).is_none()) {
+        return Err(format!("has no {name}: it is too old"));
+    }
+    // SAFETY: the library has the functions of its kind.
+    let version = unsafe { version::ask(lib, handle) }.ok_or("does not say its version")?;
+    let driver = if lib == Lib::Nvrtc { driver_version() } else { None };
+    version::check(lib, version, driver)?;
     // SAFETY: opens libraries that are open already.
-    unsafe {
+    let seen = unsafe {
         match lib {
             Lib::Driver => driver::sys::is_culib_present(),
             Lib::Nvrtc => nvrtc::sys::is_culib_present(),
@@ -189,7 +166,56 @@ fn visible(lib: Lib) -> bool {
             Lib::Cudnn => cudnn::sys::is_culib_present(),
             Lib::Nccl => true,
         }
+    };
+    if !seen {
+        return Err("is not a version this build can use".into());
     }
+    // The bindings look by themselves, and may come upon another copy.
+    let lacks = |name: &&&str| address_bound(lib, name).is_none();
+    match lib.symbols().iter().find(lacks).filter(|_| lib != Lib::Nccl) {
+        Some(name) => Err(format!("is hidden by another copy, which has no {name}")),
+        None => Ok(version),
+    }
+}
+
+/// Where a function of a library lies.
+fn address(handle: &Library, name: &str) -> Option<usize> {
+    // SAFETY: the function is only looked for, not called.
+    let found = unsafe { handle.get::<*const ()>(name.as_bytes()) };
+    found.ok().map(|function| function.as_raw_ptr() as usize)
+}
+
+/// Where a function lies that the bindings will call.
+fn address_bound(lib: Lib, name: &str) -> Option<usize> {
+    // SAFETY: the bindings find their library, as was checked before; nothing is called.
+    let found = unsafe {
+        let library = match lib {
+            Lib::Driver => driver::sys::culib(),
+            Lib::Nvrtc => nvrtc::sys::culib(),
+            Lib::CublasLt => cublaslt::sys::culib(),
+            Lib::Cudnn => cudnn::sys::culib(),
+            Lib::Nccl => return None,
+        };
+        library.get::<*const ()>(name.as_bytes())
+    };
+    // SAFETY: a pointer for a pointer.
+    found.ok().map(|function| unsafe { function.into_raw() }.as_raw_ptr() as usize)
+}
+
+/// The file that a library was loaded from, as the system's table of mappings says.
+fn file_of(lib: Lib, handle: &Library) -> Option<PathBuf> {
+    let at = lib.symbols().iter().find_map(|name| address(handle, name))?;
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    maps.lines().find_map(|line| mapped(line, at))
+}
+
+/// The file of a mapping that holds an address.
+fn mapped(line: &str, at: usize) -> Option<PathBuf> {
+    let (range, rest) = line.split_once(' ')?;
+    let (from, to) = range.split_once('-')?;
+    let number = |text: &str| usize::from_str_radix(text, 16).ok();
+    let holds = (number(from)?..number(to)?).contains(&at);
+    holds.then(|| rest.find('/').map(|i| PathBuf::from(&rest[i..]))).flatten()
 }
 
 /// Folders besides the system's: `CUDA_HOME`, and the `nvidia-*` wheels of a Python environment.
@@ -225,4 +251,39 @@ fn children(folder: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
         entries.filter(|e| e.file_name().to_str().is_some_and(&wanted)).map(|e| e.path()).collect();
     out.sort();
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_of_an_address_is_found_in_the_table_of_mappings() {
+        let line = "7f10-7f20 r-xp 00000000 fd:01 1234                       /usr/lib/libcuda.so.1";
+        assert_eq!(mapped(line, 0x7f1f), Some("/usr/lib/libcuda.so.1".into()));
+        assert_eq!(mapped(line, 0x7f20), None);
+        assert_eq!(mapped("7f10-7f20 rw-p 00000000 00:00 0", 0x7f10), None);
+        assert_eq!(mapped("", 0), None);
+    }
+
+    #[test]
+    fn what_is_missing_says_where_it_was_looked_for_and_how_to_get_it() {
+        let missing = Missing { lib: Lib::Cudnn, reason: "not found in /a".into() };
+        let text = missing.to_string();
+        assert!(text.starts_with("libcudnn.so.9 (convolutions): not found in /a; "), "{text}");
+        assert!(text.contains("pip install nvidia-cudnn-cu1"), "{text}");
+        let old = Some(Version { major: 12, minor: 4, patch: 0 });
+        assert!(Lib::Nvrtc.remedy(old).contains("nvidia-cuda-nvrtc-cu12,"));
+        assert!(Lib::Nvrtc.remedy(None).contains("nvidia-cuda-nvrtc,"));
+    }
+
+    #[test]
+    fn a_library_of_the_same_name_that_is_something_else_is_refused() {
+        // SAFETY: a library without initialisers of note.
+        let handle = unsafe { Library::open(Some("libm.so.6"), RTLD_NOW) }.expect("there is one");
+        for lib in Lib::ALL {
+            let what = check(lib, &handle).unwrap_err();
+            assert!(what.starts_with(&format!("has no {}", lib.symbols()[0])), "{what}");
+        }
+    }
 }

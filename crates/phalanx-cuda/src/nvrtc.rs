@@ -45,7 +45,7 @@ pub(crate) struct Compiled {
     pub cubin: Vec<u8>,
 }
 
-/// Compiles kernels of one source for a compute capability, or takes them from the cache.
+/// As [`translate`], from the cache where it was done before.
 pub(crate) fn compile(source: &str, kernels: &[String], capability: i32) -> Result<Compiled> {
     let mut hash = Sha256::new();
     for part in [source, &kernels.join("\n"), &format!("sm_{capability}"), &version()] {
@@ -89,7 +89,8 @@ fn text(s: &str) -> Result<CString> {
     CString::new(s).map_err(|e| Failure(e.to_string()))
 }
 
-fn translate(source: &str, kernels: &[String], capability: i32) -> Result<Compiled> {
+/// Compiles kernels of one source for a compute capability.
+pub(crate) fn translate(source: &str, kernels: &[String], capability: i32) -> Result<Compiled> {
     let source = text(source)?;
     let mut raw = std::ptr::null_mut();
     // SAFETY: the source outlives the call; there are no headers.

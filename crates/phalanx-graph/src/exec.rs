@@ -252,6 +252,9 @@ pub enum ExecError {
         wanted: usize,
         /// What for.
         purpose: String,
+        /// Bytes that a replica can have in all, those that it already holds included, where that is
+        /// known.
+        available: Option<usize>,
     },
     /// A device that failed; the executor cannot go on.
     #[error("{device}: {message}")]

@@ -1,5 +1,6 @@
 //! What can go wrong, in the user's words.
 
+use crate::model::gibibytes;
 use phalanx_graph::GraphError;
 use phalanx_graph::exec::ExecError;
 use std::fmt;
@@ -16,6 +17,23 @@ pub enum Error {
     /// What the executor reports.
     #[error(transparent)]
     Exec(#[from] ExecError),
+    /// A batch that is too large for the memory of its devices.
+    #[error(
+        "{source}: a batch of {batch} takes {} of each device, {} are available; {}",
+        gibibytes(*planned), gibibytes(*available), fitting(*largest)
+    )]
+    Memory {
+        /// Samples of the global batch.
+        batch: usize,
+        /// Bytes that its step takes of each device.
+        planned: usize,
+        /// Bytes that there are.
+        available: usize,
+        /// The largest global batch whose step takes no more, if there is one.
+        largest: Option<usize>,
+        /// What was refused.
+        source: Box<ExecError>,
+    },
     /// A call that needs a compiled model.
     #[error("model '{model}' is not compiled: call compile(...) before {call}")]
     NotCompiled {
@@ -125,6 +143,13 @@ pub enum Error {
         /// Why they could not be fetched.
         reason: String,
     },
+}
+
+fn fitting(largest: Option<usize>) -> String {
+    match largest {
+        Some(batch) => format!("the largest batch that fits is {batch}"),
+        None => "not even a batch of one sample for each replica fits".into(),
+    }
 }
 
 fn suggestion(known: &[String], name: &str) -> String {

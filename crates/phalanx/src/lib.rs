@@ -28,8 +28,8 @@ pub mod schedules;
 pub mod strategy;
 
 pub use error::{Error, Result};
-pub use phalanx_cpu::cores;
 pub use phalanx_cpu::simd::Isa;
+pub use phalanx_cpu::{cores, physical_memory};
 pub use phalanx_graph::profile::{Line, Profile};
 pub use phalanx_graph::program::Program;
 pub use phalanx_graph::rng::Stream;

@@ -82,7 +82,7 @@ impl FromStr for Device {
 static VISIBLE: RwLock<[Option<Vec<Device>>; 2]> = RwLock::new([None, None]);
 
 /// Replicas and worker threads in all: more than any machine has cores, few enough to be started.
-const MOST_THREADS: usize = 1024;
+pub(crate) const MOST_THREADS: usize = 1024;
 
 /// The devices of a kind that this machine has. The processor counts as one; naming more
 /// (`cpu:1`, …) makes logical devices that share out its cores.

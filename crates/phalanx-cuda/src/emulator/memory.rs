@@ -132,6 +132,13 @@ pub(super) struct Memory {
 }
 
 impl Memory {
+    /// Bytes of all blocks once one of them has at least so many.
+    pub fn held_with(&self, replica: usize, block: Block, bytes: usize) -> usize {
+        let held: usize = self.blocks.values().map(|b| b.len).sum();
+        let own = self.blocks.get(&(replica, block)).map_or(0, |b| b.len);
+        held + bytes.saturating_sub(own)
+    }
+
     /// Gives a block at least so many bytes; whether it moved.
     pub fn reserve(&mut self, replica: usize, block: Block, bytes: usize) -> bool {
         let old = self.blocks.get(&(replica, block));

@@ -20,11 +20,11 @@ use crate::layer::{Lowering, ModelWeight, SharedExecutor, lock};
 use crate::losses::{Loss, Reduction};
 use crate::metrics;
 use crate::optimizers::Optimizer;
-use crate::strategy::MirroredStrategy;
+use crate::strategy::{DeviceKind, MirroredStrategy};
 use phalanx_graph::exec::{Accumulate, Batch, ExecError, Executor, FeedData, ProgramId, Times};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{FetchPlan, Policy, Split};
-use phalanx_graph::{DType, Data, Options, ParamId, Program, Step, Tensor, Type};
+use phalanx_graph::{DType, Data, Mesh, Options, ParamId, Program, Step, Tensor, Type};
 use serde_json::{Map, Value};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -72,6 +72,7 @@ pub(crate) struct Engine {
     /// As the strategy names them.
     policy: Policy,
     devices: Vec<String>,
+    pub(super) device_kind: DeviceKind,
     /// By kind, and one more for predictions on few rows.
     programs: [Option<Slot>; 5],
     constrain: Option<ProgramId>,
@@ -137,6 +138,7 @@ impl Engine {
             output_names: model.output_names(),
             devices: strategy.devices().iter().map(ToString::to_string).collect(),
             policy: strategy.stored_policy(),
+            device_kind: strategy.devices()[0].kind,
             programs: [const { None }; 5],
             constrain: None,
             seed,
@@ -237,9 +239,19 @@ impl Engine {
     }
 
     fn program_for(&self, step: Step, max_batch: usize) -> Result<Program> {
-        let (mesh, policy) = (lock(&self.executor).mesh(), self.policy);
-        let options = Options { mesh, max_batch, policy };
-        Ok(Program::compile(step, options)?)
+        let (mesh, policy) = (self.mesh(), self.policy);
+        Ok(Program::compile(step, Options { mesh, max_batch, policy })?)
+    }
+
+    /// The devices and workers that programs are compiled for.
+    pub(super) fn mesh(&self) -> Mesh {
+        lock(&self.executor).mesh()
+    }
+
+    /// The program of a step as other devices would run it.
+    pub(super) fn program_on(&self, kind: StepKind, batch: usize, mesh: Mesh) -> Result<Program> {
+        let (max_batch, policy) = (batch, self.policy);
+        Ok(Program::compile(self.step(kind)?, Options { mesh, max_batch, policy })?)
     }
 
     /// The program of a step for a batch of this size, as it would be run.
@@ -254,7 +266,8 @@ impl Engine {
         }
         let program = self.program(kind, batch)?;
         let fetches = program.fetches.clone();
-        let id = lock(&self.executor).load(program)?;
+        let loaded = lock(&self.executor).load(program);
+        let id = loaded.map_err(|e| self.explain(e, kind, batch))?;
         self.programs[at] = Some(Slot { id, max_batch: batch, fetches });
         Ok(id)
     }
@@ -405,7 +418,8 @@ impl Engine {
         feeds.extend(batch.inputs.iter().chain(&batch.targets).map(|t| feed(t, batch.rows)));
         feeds.push(FeedData::F32(&batch.sample_weight[..batch.rows]));
         feeds.extend(self.scales.chunks(1).map(FeedData::F32));
-        call(&mut **lock(&self.executor), id, &feeds)?;
+        let done = call(&mut **lock(&self.executor), id, &feeds);
+        done.map_err(|e| self.explain(e, kind, batch.rows))?;
         Ok(denominators)
     }
 
@@ -449,7 +463,8 @@ impl Engine {
         let feeds: Vec<FeedData<'_>> = batch.inputs.iter().map(|t| feed(t, batch.rows)).collect();
         let (rows, feeds, seed) = (batch.rows, &feeds[..], self.seed);
         let step = Batch { rows, feeds, seed, ..Batch::default() };
-        lock(&self.executor).run(id, &step, &mut self.fetched)?;
+        let done = lock(&self.executor).run(id, &step, &mut self.fetched);
+        done.map_err(|e| self.explain(e, StepKind::Predict, rows))?;
         Ok(&self.fetched)
     }
 

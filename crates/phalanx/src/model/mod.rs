@@ -6,6 +6,7 @@ mod engine;
 mod evaluate;
 mod fit;
 mod logs;
+mod memory;
 mod run_setup;
 mod run_state;
 mod source;
@@ -21,6 +22,8 @@ pub use engine::StepKind;
 pub use evaluate::Inference;
 pub use fit::Fit;
 pub use logs::Logs;
+pub(crate) use memory::gibibytes;
+pub use memory::{MemoryPlan, PlannedDevices};
 pub use run_state::RunState;
 pub use source::{IntoDataset, Source};
 pub(crate) use summary::thousands;
@@ -175,7 +178,8 @@ impl Model {
     pub fn initialize(&self, seed: u64) -> Result<()> {
         let wanted = self.count_params().saturating_mul(size_of::<f32>());
         if wanted > phalanx_cpu::physical_memory() {
-            return Err(ExecError::Memory { wanted, purpose: "weights".into() }.into());
+            let purpose = "weights".into();
+            return Err(ExecError::Memory { wanted, purpose, available: None }.into());
         }
         let mut number = 0;
         for (_, layer) in self.layers() {

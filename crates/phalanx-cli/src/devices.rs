@@ -1,0 +1,129 @@
+//! `phalanx devices`: what this machine has, and what a plain `train` would use of it.
+
+use crate::report::size;
+use anyhow::Result;
+use phalanx::strategy::visible_devices;
+use phalanx_cuda::GpuInfo;
+use serde_json::{Value, json};
+use std::io::Write;
+
+/// What this machine has.
+struct Machine {
+    cores: usize,
+    isa: String,
+    /// Bytes of memory; nothing where the system does not say.
+    memory: Option<usize>,
+    /// The GPUs, or why none can be used.
+    gpus: Result<Vec<GpuInfo>, String>,
+    driver: Option<String>,
+    /// What `train` uses where no device is named.
+    used: Vec<String>,
+}
+
+/// Prints the devices of this machine.
+pub fn run(json: bool) -> Result<()> {
+    let machine = Machine::look();
+    let mut out = std::io::stdout().lock();
+    match json {
+        true => writeln!(out, "{}", machine.json())?,
+        false => machine.lines().iter().try_for_each(|line| writeln!(out, "{line}"))?,
+    }
+    Ok(())
+}
+
+/// Cores, instruction set and memory of the processor.
+pub fn processor() -> String {
+    Machine::look().processor()
+}
+
+impl Machine {
+    fn look() -> Machine {
+        Machine {
+            cores: phalanx::cores().len(),
+            isa: phalanx::Isa::detect().to_string(),
+            memory: Some(phalanx::physical_memory()).filter(|bytes| *bytes < usize::MAX),
+            gpus: phalanx_cuda::gpus().map(<[GpuInfo]>::to_vec),
+            driver: phalanx_cuda::driver_version(),
+            used: visible_devices().iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    fn processor(&self) -> String {
+        let word = if self.cores == 1 { "core" } else { "cores" };
+        let memory = self.memory.map_or(String::new(), |bytes| format!(", {}", size(bytes)));
+        format!("{} {word}, {}{memory}", self.cores, self.isa)
+    }
+
+    /// Why there is no GPU, if so.
+    fn no_gpu(&self) -> Option<&str> {
+        match &self.gpus {
+            Ok(found) if found.is_empty() => Some("the driver finds none"),
+            Ok(_) => None,
+            Err(reason) => Some(reason),
+        }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let mut lines = vec![format!("cpu:0  {}", self.processor())];
+        let driver = self.driver.as_ref().map_or(String::new(), |d| format!(", driver {d}"));
+        for GpuInfo { index, name, memory } in self.gpus.iter().flatten() {
+            lines.push(format!("gpu:{index}  {name}, {}{driver}", size(*memory)));
+        }
+        lines.extend(self.no_gpu().map(|reason| format!("no GPU: {reason}")));
+        lines.push(format!("train uses {}", self.used.join(", ")));
+        lines
+    }
+
+    fn json(&self) -> Value {
+        let gpu = |GpuInfo { index, name, memory }: &GpuInfo| {
+            let device = format!("gpu:{index}");
+            json!({"device": device, "name": name, "memory": memory, "driver": self.driver})
+        };
+        let cpu = json!({
+            "device": "cpu:0", "cores": self.cores, "isa": self.isa, "memory": self.memory,
+        });
+        let gpus = self.gpus.iter().flatten().map(gpu);
+        let devices: Vec<Value> = [cpu].into_iter().chain(gpus).collect();
+        json!({"devices": devices, "train_uses": self.used, "no_gpu": self.no_gpu()})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(gpus: Result<Vec<GpuInfo>, String>) -> Machine {
+        Machine {
+            cores: 16,
+            isa: "avx512".into(),
+            memory: Some(128 << 30),
+            gpus,
+            driver: Some("580.82 (CUDA 13.0)".into()),
+            used: vec!["gpu:0".into()],
+        }
+    }
+
+    #[test]
+    fn every_device_has_a_line() {
+        let gpu = GpuInfo { index: 0, name: "NVIDIA H200".into(), memory: 139 << 30 };
+        let found = machine(Ok(vec![gpu]));
+        let expected = [
+            "cpu:0  16 cores, avx512, 128.00 GiB",
+            "gpu:0  NVIDIA H200, 139.00 GiB, driver 580.82 (CUDA 13.0)",
+            "train uses gpu:0",
+        ];
+        assert_eq!(found.lines(), expected);
+        let json = found.json();
+        assert_eq!(json["devices"][1]["memory"], 139u64 << 30);
+        assert_eq!((&json["train_uses"][0], &json["no_gpu"]), (&json!("gpu:0"), &Value::Null));
+    }
+
+    #[test]
+    fn a_machine_without_a_gpu_says_why() {
+        let lines = machine(Err("cuInit: no device".into())).lines();
+        assert_eq!(lines[1], "no GPU: cuInit: no device");
+        let none = machine(Ok(vec![]));
+        assert_eq!(none.lines()[1], "no GPU: the driver finds none");
+        assert_eq!(none.json()["no_gpu"], "the driver finds none");
+    }
+}

@@ -1,0 +1,182 @@
+//! `phalanx doctor`: NVIDIA's libraries, caches and settings of the system, and what is wrong with them.
+
+use crate::devices;
+use crate::report::size;
+use anyhow::{Result, bail};
+use phalanx_cuda::libs::{self, Lib};
+use std::io::Write;
+use std::path::Path;
+
+/// A library as it was found.
+struct Finding {
+    lib: Lib,
+    /// Version and file, or what is wrong with it.
+    state: Result<(String, String), String>,
+    remedy: String,
+}
+
+impl Finding {
+    fn of(lib: Lib) -> Finding {
+        let driver = libs::find(Lib::Driver).ok().map(|found| found.version);
+        let state = match libs::find(lib) {
+            Ok(found) => Ok((found.version.to_string(), found.path.display().to_string())),
+            Err(missing) => Err(missing.reason),
+        };
+        Finding { lib, state, remedy: lib.remedy(driver) }
+    }
+}
+
+/// Prints everything; fails where a plain `train` would.
+pub fn run() -> Result<()> {
+    let gpus = phalanx_cuda::gpus();
+    let findings = Lib::ALL.map(Finding::of);
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "processor   {}", devices::processor())?;
+    writeln!(
+        out,
+        "huge pages  {}",
+        huge_pages(&read(HUGE_PAGES), std::env::var("PHALANX_HUGE").ok())
+    )?;
+    match &gpus {
+        Ok([]) => writeln!(out, "gpus        none: the driver finds none")?,
+        Ok(found) => {
+            let names: Vec<String> =
+                found.iter().map(|gpu| format!("gpu:{} {}", gpu.index, gpu.name)).collect();
+            writeln!(out, "gpus        {}", names.join(", "))?;
+        }
+        Err(reason) => writeln!(out, "gpus        none: {reason}")?,
+    }
+    writeln!(out, "cache       {}", cache(phalanx_cuda::cache_folder().as_deref()))?;
+    writeln!(out)?;
+    table(&findings).iter().try_for_each(|line| writeln!(out, "{line}"))?;
+    let broken = broken(gpus.map_or(0, <[_]>::len), &findings);
+    if broken.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "train would fail on the GPU: {} cannot be used (--replicas 1 trains on the CPU)",
+        broken.join(", ")
+    )
+}
+
+/// What the system says of huge pages.
+const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// Whether memory comes in huge pages: as the system says, unless the user does not want them.
+fn huge_pages(system: &str, wanted: Option<String>) -> String {
+    if wanted.is_some_and(|v| v == "0") {
+        return "turned off by PHALANX_HUGE=0".into();
+    }
+    match system.split(['[', ']']).nth(1) {
+        Some("always" | "madvise") => "used".into(),
+        Some(other) => format!("not given: {HUGE_PAGES} says {other}; training is slower"),
+        None => "not known to this system".into(),
+    }
+}
+
+/// The folder of compiled kernels and chosen plans, and how full it is.
+fn cache(folder: Option<&Path>) -> String {
+    let Some(folder) = folder else {
+        return "none: neither PHALANX_CACHE, XDG_CACHE_HOME nor HOME is set".into();
+    };
+    let (files, bytes) = weigh(folder);
+    let word = if files == 1 { "file" } else { "files" };
+    match files {
+        0 => format!("{}, empty", folder.display()),
+        _ => format!("{}, {files} {word}, {}", folder.display(), size(bytes)),
+    }
+}
+
+/// Files of the folders in a folder, and their bytes.
+fn weigh(folder: &Path) -> (usize, usize) {
+    let inside = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let files = inside(folder).flat_map(|kind| inside(&kind.path()));
+    let sizes = files.filter_map(|file| file.metadata().ok()).filter(std::fs::Metadata::is_file);
+    sizes.fold((0, 0), |(n, bytes), meta| (n + 1, bytes + meta.len() as usize))
+}
+
+/// The libraries, one line each, and one more for each that is missing.
+fn table(findings: &[Finding]) -> Vec<String> {
+    let row = |a: &str, b: &str, c: &str, d: &str| format!("{a:<19}{b:<24}{c:<10}{d}");
+    let mut lines = vec![row("library", "for", "version", "file")];
+    for Finding { lib, state, remedy } in findings {
+        let name = lib.to_string();
+        match state {
+            Ok((version, file)) => lines.push(row(&name, lib.purpose(), version, file)),
+            Err(reason) => {
+                lines.push(row(&name, lib.purpose(), "-", reason));
+                lines.push(format!("{:<19}{remedy}", ""));
+            }
+        }
+    }
+    lines
+}
+
+/// The libraries that a plain `train` needs on so many GPUs and that cannot be used.
+fn broken(gpus: usize, findings: &[Finding]) -> Vec<String> {
+    let needed = |lib: Lib| match lib {
+        Lib::Driver | Lib::Nvrtc | Lib::CublasLt | Lib::Cudnn => gpus > 0,
+        Lib::Nccl => gpus > 1,
+    };
+    let bad = findings.iter().filter(|f| f.state.is_err() && needed(f.lib));
+    bad.map(|f| f.lib.to_string()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn findings(missing: &[Lib]) -> Vec<Finding> {
+        let of = |lib: Lib| Finding {
+            lib,
+            state: match missing.contains(&lib) {
+                true => Err("not found in the system's library path".into()),
+                false => Ok(("9.1".into(), format!("/usr/lib/{lib}"))),
+            },
+            remedy: lib.remedy(None),
+        };
+        Lib::ALL.map(of).into()
+    }
+
+    #[test]
+    fn only_what_train_needs_is_broken() {
+        let without = findings(&[Lib::Cudnn, Lib::Nccl]);
+        assert!(broken(0, &without).is_empty());
+        assert_eq!(broken(1, &without), ["libcudnn.so.9"]);
+        assert_eq!(broken(2, &without), ["libcudnn.so.9", "libnccl.so.2"]);
+        assert!(broken(8, &findings(&[])).is_empty());
+    }
+
+    #[test]
+    fn what_is_missing_has_its_reason_and_remedy() {
+        let lines = table(&findings(&[Lib::Nvrtc]));
+        assert_eq!(lines.len(), 1 + Lib::ALL.len() + 1);
+        assert!(lines[1].contains("9.1") && lines[1].ends_with("/usr/lib/libcuda.so.1"));
+        assert!(lines[2].contains("not found in"), "{}", lines[2]);
+        assert!(lines[3].contains("pip install nvidia-cuda-nvrtc"), "{}", lines[3]);
+    }
+
+    #[test]
+    fn huge_pages_are_as_the_system_says() {
+        assert_eq!(huge_pages("always [madvise] never\n", None), "used");
+        assert!(huge_pages("always madvise [never]\n", None).contains("says never"));
+        assert_eq!(huge_pages("", None), "not known to this system");
+        assert!(huge_pages("[always]", Some("0".into())).contains("PHALANX_HUGE=0"));
+        assert_eq!(huge_pages("[always]", Some("1".into())), "used");
+    }
+
+    #[test]
+    fn the_cache_is_weighed() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(cache(Some(&dir.path().join("nowhere"))).ends_with("nowhere, empty"));
+        std::fs::create_dir(dir.path().join("kernels")).unwrap();
+        std::fs::write(dir.path().join("kernels/a"), [0; 1024]).unwrap();
+        std::fs::write(dir.path().join("kernels/b"), [0; 2048]).unwrap();
+        assert!(cache(Some(dir.path())).ends_with(", 2 files, 3.0 KiB"));
+        assert!(cache(None).starts_with("none"));
+    }
+}

@@ -1,0 +1,110 @@
+//! `phalanx plan`: what training takes of each device's memory, before anything runs.
+
+use crate::args::Plan;
+use crate::report::size;
+use crate::subject::Subject;
+use anyhow::{Context, Result};
+use phalanx::model::{MemoryPlan, PlannedDevices};
+use phalanx::prelude::*;
+use phalanx::strategy::{Device, visible_devices};
+use serde_json::{Map, Value, json};
+use std::io::Write;
+
+/// Prints the plan.
+pub fn run(args: &Plan) -> Result<()> {
+    let devices = devices(args)?;
+    let subject = Subject::chosen(&args.model, None)?;
+    let batch = args.batch.global(subject.usual_batch(), devices.replicas)?;
+    let model = subject.compiled(&subject.usual(), MirroredStrategy::cpus(1)?.into())?;
+    let plan = model.memory_plan(StepKind::Train, batch, devices)?;
+    let largest = match args.memory {
+        Some(memory) => Some(model.largest_batch(StepKind::Train, memory.0, devices)?),
+        None => None,
+    };
+    let report = Report { model: subject.name(), devices, batch, plan, args, largest };
+    let mut out = std::io::stdout().lock();
+    match args.json {
+        true => writeln!(out, "{}", report.json())?,
+        false => report.lines().iter().try_for_each(|line| writeln!(out, "{line}"))?,
+    }
+    Ok(())
+}
+
+/// The devices these arguments ask for.
+fn devices(args: &Plan) -> Result<PlannedDevices> {
+    let found: Vec<Device> = match (args.device, &args.devices[..]) {
+        (Some(kind), _) => vec![Device::new(kind, 0)],
+        (None, []) => visible_devices(),
+        (None, names) => {
+            let parsed: phalanx::Result<_> = names.iter().map(|name| name.parse()).collect();
+            parsed.context("--devices")?
+        }
+    };
+    Ok(PlannedDevices { threads: args.threads, ..PlannedDevices::new(&found)? })
+}
+
+struct Report<'a> {
+    model: String,
+    devices: PlannedDevices,
+    batch: usize,
+    plan: MemoryPlan,
+    args: &'a Plan,
+    /// Where memory was given, the largest batch that fits into it.
+    largest: Option<Option<usize>>,
+}
+
+impl Report<'_> {
+    fn lines(&self) -> Vec<String> {
+        let PlannedDevices { kind, replicas, .. } = self.devices;
+        let word = if replicas == 1 { "replica" } else { "replicas" };
+        let each = self.batch.div_ceil(replicas);
+        let mut lines = vec![format!(
+            "training {} on {replicas} {kind} {word}: batch {} global, {each} per replica",
+            self.model, self.batch
+        )];
+        let row = |name: &str, bytes: usize| format!("{name:<24}{:>12}", size(bytes));
+        for (purpose, bytes) in &self.plan.parts {
+            let mut line = row(purpose, *bytes);
+            if *purpose == "activations" {
+                line += &format!("  ({} without reuse)", size(self.plan.without_reuse));
+            }
+            lines.push(line);
+        }
+        lines.push(row("total per device", self.plan.total()));
+        if kind == DeviceKind::Gpu {
+            lines.push("the driver and NVIDIA's libraries take some more for themselves".into());
+        }
+        lines.extend(self.fitting());
+        lines
+    }
+
+    fn fitting(&self) -> Option<String> {
+        let memory = size(self.args.memory?.0);
+        Some(match self.largest? {
+            Some(batch) => {
+                let each = batch / self.devices.replicas;
+                format!("largest batch in {memory}: {batch} global, {each} per replica")
+            }
+            None => format!("largest batch in {memory}: none fits"),
+        })
+    }
+
+    fn json(&self) -> Value {
+        let parts: Map<String, Value> =
+            self.plan.parts.iter().map(|(p, bytes)| ((*p).into(), json!(bytes))).collect();
+        let mut line = json!({
+            "model": self.model,
+            "device": self.devices.kind.to_string(),
+            "replicas": self.devices.replicas,
+            "batch": self.batch,
+            "bytes": parts,
+            "activations_without_reuse": self.plan.without_reuse,
+            "total": self.plan.total(),
+        });
+        if let (Some(memory), Some(largest)) = (self.args.memory, self.largest) {
+            line["memory"] = json!(memory.0);
+            line["largest_batch"] = json!(largest);
+        }
+        line
+    }
+}

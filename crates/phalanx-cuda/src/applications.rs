@@ -1,0 +1,132 @@
+//! The training programs of the applications: every kernel they need compiles, and they take the memory
+//! that was planned for them.
+
+use crate::emulator;
+use crate::fallback;
+use crate::launch::{Launch, Source};
+use crate::libs::{self, Lib};
+use crate::machine::Plan;
+use crate::nvrtc;
+use crate::plan::{Rooms, memory_plan};
+use crate::task::Task;
+use phalanx::prelude::*;
+use phalanx_graph::exec::{Batch, ExecError, FeedData};
+use phalanx_graph::program::Program;
+use phalanx_graph::{DType, Type};
+use std::collections::{BTreeMap, BTreeSet};
+
+const BATCH: usize = 64;
+
+/// Compute capabilities that kernels are compiled for: A100 and H100.
+const CAPABILITIES: [i32; 2] = [80, 90];
+
+fn program(mut model: Model, replicas: usize, batch: usize) -> Program {
+    // As on GPUs: one worker for each replica.
+    let strategy = MirroredStrategy::cpus(replicas).unwrap().threads(1);
+    let compile = Compile::new("adam").loss("sparse_categorical_crossentropy");
+    model.compile(compile.metrics(["accuracy"]).strategy(strategy)).unwrap();
+    model.program(StepKind::Train, batch).unwrap()
+}
+
+fn programs() -> Vec<Program> {
+    use applications::{mini_googlenet, mnist_cnn, mnist_mlp, resnet50};
+    let mut programs = vec![];
+    for replicas in [1, 2] {
+        programs.push(program(mnist_mlp(784, 10).unwrap(), replicas, BATCH));
+        programs.push(program(mnist_cnn([28, 28, 1], 10).unwrap(), replicas, BATCH));
+        let googlenet = mini_googlenet([32, 32, 3], Some(10)).unwrap();
+        programs.push(program(googlenet, replicas, BATCH));
+    }
+    programs.push(program(resnet50([224, 224, 3], Some(1000)).unwrap(), 1, BATCH));
+    programs
+}
+
+/// What a plan launches, and what stands in for convolutions that cuDNN does not take.
+fn launches(plan: &Plan) -> Vec<Launch> {
+    let tasks = plan.work.iter().flat_map(|w| &w.tasks);
+    let launch = |task: &Task| match task {
+        Task::Launch(launch) => Some(launch.clone()),
+        Task::Conv(conv) => Some(fallback::launch(conv)),
+        Task::Gemm(_) | Task::Clear(_) => None,
+    };
+    tasks.filter_map(launch).collect()
+}
+
+/// The sources of all kernels, each with the kernels that are launched.
+fn sources() -> BTreeMap<String, BTreeSet<String>> {
+    let mut sources: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for program in programs() {
+        let (plan, _) = Rooms::of(&program).lower(&program);
+        for launch in launches(&plan) {
+            let source = nvrtc::source(launch.source, &plan.tapes).unwrap();
+            sources.entry(source).or_default().insert(launch.kernel);
+        }
+    }
+    sources
+}
+
+/// Skipped where there is no compiler, unless `PHALANX_NVRTC` says that there must be one.
+#[test]
+fn every_kernel_compiles() {
+    if let Err(missing) = libs::find(Lib::Nvrtc) {
+        assert!(std::env::var_os("PHALANX_NVRTC").is_none(), "{missing}");
+        eprintln!("skipped: {missing}");
+        return;
+    }
+    let sources = sources();
+    let files = nvrtc::FILES.iter().filter(|(name, _)| {
+        let source = nvrtc::source(Source::File(name), "").unwrap();
+        sources.contains_key(&source)
+    });
+    assert!(files.count() >= 5 && sources.len() >= 10, "{} sources", sources.len());
+    for (source, kernels) in &sources {
+        let kernels: Vec<String> = kernels.iter().cloned().collect();
+        for capability in CAPABILITIES {
+            let compiled = nvrtc::translate(source, &kernels, capability);
+            let compiled = compiled.unwrap_or_else(|e| panic!("sm_{capability}, {kernels:?}: {e}"));
+            assert!(compiled.names.len() == kernels.len() && !compiled.cubin.is_empty());
+        }
+    }
+}
+
+/// Runs a step of zeros on an emulated GPU of so many bytes.
+fn train(program: &Program, memory: usize) -> Result<(), ExecError> {
+    let (rows, devices) = (program.options.max_batch, program.options.mesh.devices);
+    let count = |ty: &Type| ty.len() * if ty.is_rows() { rows } else { 1 };
+    let most = program.feeds.iter().map(|f| count(&f.ty)).max().unwrap_or(0);
+    let (floats, integers) = (vec![0.0; most], vec![0; most]);
+    let feed = |ty: &Type| match ty.dtype {
+        DType::I32 => FeedData::I32(&integers[..count(ty)]),
+        _ => FeedData::F32(&floats[..count(ty)]),
+    };
+    let feeds: Vec<FeedData<'_>> = program.feeds.iter().map(|f| feed(&f.ty)).collect();
+    let scalars = vec![0.0; program.update.as_ref().map_or(0, |u| u.rule.scalars)];
+    let batch = Batch { rows, feeds: &feeds, scalars: &scalars, ..Batch::default() };
+    let mut executor = emulator::small_executor(devices, memory, &program.params)?;
+    let id = executor.load(program.clone())?;
+    executor.run(id, &batch, &mut vec![])
+}
+
+#[test]
+fn a_step_takes_the_memory_that_was_planned() {
+    for replicas in [1, 2] {
+        let cnn = applications::mnist_cnn([12, 12, 1], 4).unwrap();
+        let program = program(cnn, replicas, 3 * replicas);
+        let parts = memory_plan(&program, false);
+        let planned: usize = parts.iter().map(|(_, bytes)| bytes).sum::<usize>();
+        for lacking in [1, planned / 2, planned - 10] {
+            let memory = replicas * planned - lacking;
+            let error = train(&program, memory).unwrap_err();
+            let expected = Some(memory / replicas);
+            let available = match &error {
+                ExecError::Memory { available, .. } => *available,
+                other => panic!("{other}"),
+            };
+            assert_eq!(available, expected, "{error}");
+        }
+        match emulator::missing() {
+            Some(reason) => eprintln!("skipped: {reason}"),
+            None => train(&program, replicas * planned).unwrap(),
+        }
+    }
+}

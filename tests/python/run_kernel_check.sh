@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Compiles the GPU kernels of the applications' training programs with NVIDIA's runtime compiler, which needs no GPU. Takes
+# it from the Python environment in $PHALANX_NVRTC_VENV or makes one under the target directory; says so and ends well
+# where neither is possible.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+venv="${PHALANX_NVRTC_VENV:-${CARGO_TARGET_DIR:-target}/kernel-check-venv}"
+if ! compgen -G "$venv/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.*" >/dev/null; then
+    if ! { python3 -m venv "$venv" && timeout 300 "$venv/bin/pip" install -q 'nvidia-cuda-nvrtc>=13,<14'; } >/dev/null 2>&1; then
+        echo "kernel check skipped: no nvidia-cuda-nvrtc, and pip cannot install it here"
+        exit 0
+    fi
+fi
+VIRTUAL_ENV="$(cd "$venv" && pwd)" PHALANX_NVRTC=required \
+    cargo test --locked -p phalanx-cuda --lib applications::every_kernel_compiles -- --exact
