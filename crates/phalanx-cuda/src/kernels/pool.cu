@@ -9,6 +9,10 @@ struct Geom {
     static const int kernel_h = KERNEL_H, kernel_w = KERNEL_W, stride_h = STRIDE_H;
     static const int stride_w = STRIDE_W, dilation_h = DILATION_H, dilation_w = DILATION_W;
     static const int pad_h = PAD_H, pad_w = PAD_W, channels = CHANNELS;
+    // Whether windows reach beyond the image.
+    static const bool beyond = PAD_H > 0 || PAD_W > 0
+                            || (OUT_H - 1) * STRIDE_H + (KERNEL_H - 1) * DILATION_H >= H
+                            || (OUT_W - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W >= W;
     // Loops over large windows stay loops.
     static const int unroll = KERNEL_H * KERNEL_W <= 64 ? 64 : 1;
 };
@@ -44,7 +48,7 @@ template <typename G>
 __device__ __forceinline__ bool tap(int out_y, int out_x, int a, int b, int& y, int& x) {
     y = out_y * G::stride_h + a * G::dilation_h - G::pad_h;
     x = out_x * G::stride_w + b * G::dilation_w - G::pad_w;
-    return y >= 0 && y < G::h && x >= 0 && x < G::w;
+    return !G::beyond || (y >= 0 && y < G::h && x >= 0 && x < G::w);
 }
 
 // Taps of a window along one axis that lie in the image.
@@ -142,6 +146,99 @@ __device__ __forceinline__ void windows(int at, int outputs, int kernel, int str
     last = min((at + pad) / stride, outputs - 1);
 }
 
+// Where in its window each maximum lies, for the windows that touch a band of an image's lines.
+template <typename G, int V, int LINES, int CHUNK> struct Band {
+    static const int lines = LINES, chunk = CHUNK;
+    static const int bands = (G::h + LINES - 1) / LINES;
+    static const int chunks = (G::channels / V + CHUNK - 1) / CHUNK;
+    // Lines of windows that a band meets, at most.
+    static const int reach = LINES - 1 + (G::kernel_h - 1) * G::dilation_h;
+    static const int met = reach / G::stride_h + 1 < G::out_h ? reach / G::stride_h + 1 : G::out_h;
+    // Windows that hold a pixel, along each axis, at most.
+    static const int over_h = ((G::kernel_h - 1) * G::dilation_h) / G::stride_h + 1;
+    static const int over_w = ((G::kernel_w - 1) * G::dilation_w) / G::stride_w + 1;
+};
+
+// The tap of a window's first maximum, a NaN being the largest.
+template <typename T, int V, typename G>
+__device__ __forceinline__ Pack<u8, V> first_maximum(const T* x, i64 x_ld, int out_y, int out_x) {
+    float best[V];
+    Pack<u8, V> at;
+    bool seen = false;
+#pragma unroll(G::unroll)
+    for (int a = 0; a < G::kernel_h; a++) {
+#pragma unroll(G::unroll)
+        for (int b = 0; b < G::kernel_w; b++) {
+            int y, x_at;
+            if (!tap<G>(out_y, out_x, a, b, y, x_at)) continue;
+            float v[V];
+            load_lanes<V>(x + (i64)(y * G::w + x_at) * x_ld, v);
+            EVERY(V) {
+                bool takes = !seen || v[k] > best[k] || (v[k] != v[k] && best[k] == best[k]);
+                best[k] = takes ? v[k] : best[k];
+                at.v[k] = takes ? (u8)(a * G::kernel_w + b) : at.v[k];
+            }
+            seen = true;
+        }
+    }
+    return at;
+}
+
+// A block has a band of lines of an image and a chunk of its channels. It finds the maximum of every
+// window that meets the band, then every pixel gathers from the windows whose maximum it is.
+template <typename T, int V, typename G, typename B>
+__global__ void __launch_bounds__(256)
+max_pool_grad_bands(const T* x, i64 x_ld, const T* dy, i64 dy_ld, T* dx, i64 dx_ld) {
+    __shared__ Pack<u8, V> firsts[B::met * G::out_w * B::chunk];
+    u32 band = blockIdx.x / B::chunks, row = band / B::bands;
+    int channel = (int)(blockIdx.x % B::chunks) * B::chunk;
+    int vectors = min(B::chunk, G::channels / V - channel);
+    int start = (int)(band % B::bands) * B::lines, end = min(start + B::lines, G::h);
+    int top, bottom, unused;
+    windows(start, G::out_h, G::kernel_h, G::stride_h, G::dilation_h, G::pad_h, top, unused);
+    windows(end - 1, G::out_h, G::kernel_h, G::stride_h, G::dilation_h, G::pad_h, unused, bottom);
+    x += (i64)row * (G::h * G::w) * x_ld + channel * V;
+    dx += (i64)row * (G::h * G::w) * dx_ld + channel * V;
+    dy += (i64)row * (G::out_h * G::out_w) * dy_ld + channel * V;
+    int found = (bottom - top + 1) * G::out_w * B::chunk;
+    for (int i = (int)threadIdx.x; i < found; i += 256) {
+        int vector = i % B::chunk, pixel = i / B::chunk;
+        if (vector >= vectors) continue;
+        int out_y = top + pixel / G::out_w, out_x = pixel % G::out_w;
+        firsts[i] = first_maximum<T, V, G>(x + vector * V, x_ld, out_y, out_x);
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < (end - start) * G::w * B::chunk; i += 256) {
+        int vector = i % B::chunk, pixel = i / B::chunk;
+        if (vector >= vectors) continue;
+        int at_y = start + pixel / G::w, at_x = pixel % G::w;
+        float sum[V];
+        EVERY(V) sum[k] = 0.0f;
+        int first_y, last_y, first_x, last_x;
+        windows(at_y, G::out_h, G::kernel_h, G::stride_h, G::dilation_h, G::pad_h, first_y, last_y);
+        windows(at_x, G::out_w, G::kernel_w, G::stride_w, G::dilation_w, G::pad_w, first_x, last_x);
+#pragma unroll(G::unroll)
+        for (int j = 0; j < B::over_h; j++) {
+#pragma unroll(G::unroll)
+            for (int l = 0; l < B::over_w; l++) {
+                int out_y = first_y + j, out_x = first_x + l;
+                int down = at_y + G::pad_h - out_y * G::stride_h;
+                int along = at_x + G::pad_w - out_x * G::stride_w;
+                bool holds = out_y <= last_y && out_x <= last_x && down % G::dilation_h == 0
+                          && along % G::dilation_w == 0;
+                if (!holds) continue;
+                int mine = down / G::dilation_h * G::kernel_w + along / G::dilation_w;
+                int window = out_y * G::out_w + out_x;
+                Pack<u8, V> hit = firsts[(window - top * G::out_w) * B::chunk + vector];
+                float g[V];
+                load_lanes<V>(dy + (i64)window * dy_ld + vector * V, g);
+                EVERY(V) sum[k] += hit.v[k] == mine ? g[k] : 0.0f;
+            }
+        }
+        store_lanes<V>(dx + (i64)(at_y * G::w + at_x) * dx_ld + vector * V, sum);
+    }
+}
+
 // Calls `each(out_y, out_x, a, b)` for every window that holds the spot as its tap (a, b), in order.
 template <typename G, typename Each>
 __device__ __forceinline__ void each_window(const Spot& s, Each each) {
@@ -159,7 +256,7 @@ __device__ __forceinline__ void each_window(const Spot& s, Each each) {
     }
 }
 
-// Every pixel gathers from the windows whose first maximum it is.
+// The same where a band meets too many windows.
 POOL __global__ void max_pool_grad(const T* x, i64 x_ld, const T* y, i64 y_ld, const T* dy,
                                    i64 dy_ld, T* dx, i64 dx_ld, i64 items) {
     EACH(item, items) {
@@ -205,5 +302,26 @@ POOL __global__ void average_pool_grad(const T* dy, i64 dy_ld, T* dx, i64 dx_ld,
             EVERY(V) sum[k] = fmaf(g[k], share, sum[k]);
         });
         store_lanes<V>(dx + input_pixel<G>(s, s.y, s.x) * dx_ld + s.channel, sum);
+    }
+}
+
+// Windows that neither overlap nor leave anything out: a line of each for a thread.
+POOL __global__ void average_pool_grad_apart(const T* dy, i64 dy_ld, T* dx, i64 dx_ld, i64 items) {
+    EACH(item, items) {
+        I vectors = (I)(G::channels / V), rest = (I)item / vectors;
+        int channel = (int)((I)item - rest * vectors) * V;
+        I line = rest / (I)G::out_w, top = line / (I)G::kernel_h;
+        int out_x = (int)(rest - line * (I)G::out_w), a = (int)(line - top * (I)G::kernel_h);
+        Spot s;
+        s.row = (i64)(top / (I)G::out_h);
+        int out_y = (int)(top - (I)s.row * (I)G::out_h), y, x;
+        float g[V], share = window_share<G>(out_y, out_x);
+        load_lanes<V>(dy + output_pixel<G>(s, out_y, out_x) * dy_ld + channel, g);
+        EVERY(V) g[k] *= share;
+#pragma unroll(G::unroll)
+        for (int b = 0; b < G::kernel_w; b++) {
+            if (!tap<G>(out_y, out_x, a, b, y, x)) continue;
+            store_lanes<V>(dx + input_pixel<G>(s, y, x) * dx_ld + channel, g);
+        }
     }
 }

@@ -6,6 +6,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 typedef unsigned short u16;
+typedef unsigned char u8;
 
 // Narrow floats are stored, never computed with.
 struct bf16 { u16 bits; };

@@ -10,22 +10,30 @@ use phalanx_graph::program::ValueId;
 /// Threads that fill a GPU; fewer vectors than this are taken apart.
 const FILLS: usize = 132 * 256;
 
-/// One thread for each vector of `over`, one of the operands.
-fn launch(kernel: &str, g: &ConvGeom, over: &Operand, operands: &[&Operand]) -> Vec<Launch> {
+/// `each` threads for every vector of `over`, one of the operands.
+fn launch(
+    kernel: &str,
+    g: &ConvGeom,
+    (over, each): (&Operand, usize),
+    operands: &[&Operand],
+) -> Vec<Launch> {
     if over.len == 0 {
         return vec![];
     }
     let wide = vector(operands);
-    let v = if over.len / wide < FILLS { 1 } else { wide };
-    let items = over.len / v;
+    let v = if over.len * each / wide < FILLS { 1 } else { wide };
+    let items = over.len / v * each;
     let index = if items < 1 << 31 { "u32" } else { "u64" };
-    let sizes = [&g.input[..2], &g.output[..2], &g.kernel, &g.stride, &g.dilation, &g.pad].concat();
-    let sizes: Vec<String> = sizes.iter().chain(&[g.input[2]]).map(usize::to_string).collect();
-    let name =
-        format!("{kernel}<{}, {v}, {index}, Geom<{}>>", over.elem.c_name(), sizes.join(", "));
+    let name = format!("{kernel}<{}, {v}, {index}, {}>", over.elem.c_name(), geom_type(g));
     let launch = Launch::over("pool", name, items);
     let launch = operands.iter().fold(launch, |l, o| l.arg(o.ptr).arg(o.ld));
     vec![launch.arg(items)]
+}
+
+fn geom_type(g: &ConvGeom) -> String {
+    let sizes = [&g.input[..2], &g.output[..2], &g.kernel, &g.stride, &g.dilation, &g.pad].concat();
+    let sizes: Vec<String> = sizes.iter().chain(&[g.input[2]]).map(usize::to_string).collect();
+    format!("Geom<{}>", sizes.join(", "))
 }
 
 /// Largest element or mean of each window.
@@ -41,7 +49,7 @@ pub(crate) fn pool(
         PoolKind::Max => "max_pool",
         PoolKind::Average => "average_pool",
     };
-    launch(kernel, geom, &y, &[&x, &y])
+    launch(kernel, geom, (&y, 1), &[&x, &y])
 }
 
 /// Whether every input pixel lies in exactly one window.
@@ -51,6 +59,59 @@ fn apart(g: &ConvGeom) -> bool {
         // Padding cuts a window short but leaves nothing out.
         fits && g.output[a] * g.stride[a] >= g.input[a] + g.pad[a]
     })
+}
+
+/// Bytes in which a block notes where its windows' maxima lie.
+const NOTES: usize = 16 << 10;
+
+/// Blocks that keep a GPU busy.
+const BUSY: usize = 132 * 6;
+
+/// How overlapping windows are cut for the derivative of their maximum.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Bands {
+    /// Channels of a thread.
+    vector: usize,
+    /// Lines of the image that a block has.
+    lines: usize,
+    /// Vectors of channels that it has.
+    chunk: usize,
+    blocks: usize,
+}
+
+impl Bands {
+    /// The highest bands that leave enough blocks: windows between two bands are looked at twice.
+    fn new(g: &ConvGeom, rows: usize, vector: usize) -> Option<Bands> {
+        let heights = [8, 4, 2, 1].map(|n| n * g.stride[0]);
+        let all: Vec<Bands> =
+            heights.iter().filter_map(|lines| Bands::of(g, rows, vector, *lines)).collect();
+        let busy = all.iter().find(|b| b.blocks >= BUSY);
+        // Of those that are all too few, not the lowest: they would look at everything twice.
+        busy.or(all.iter().rfind(|b| b.lines > g.stride[0])).or(all.last()).copied()
+    }
+
+    fn of(g: &ConvGeom, rows: usize, vector: usize, lines: usize) -> Option<Bands> {
+        let lines = lines.min(g.input[0]);
+        let reach = lines - 1 + (g.kernel[0] - 1) * g.dilation[0];
+        let met = (reach / g.stride[0] + 1).min(g.output[0]);
+        let vectors = g.input[2] / vector;
+        let most = NOTES / (met * g.output[1] * vector).max(1);
+        // A tap's number takes a byte; narrower chunks than this waste what memory delivers.
+        if g.kernel[0] * g.kernel[1] > 256 || most < vectors.min(8) {
+            return None;
+        }
+        let chunks = vectors.div_ceil(most);
+        let blocks = rows * g.input[0].div_ceil(lines) * chunks;
+        Some(Bands { vector, lines, chunk: vectors.div_ceil(chunks), blocks })
+    }
+
+    fn launch(&self, g: &ConvGeom, x: &Operand, dy: &Operand, dx: &Operand) -> Launch {
+        let (v, geom) = (self.vector, geom_type(g));
+        let band = format!("Band<{geom}, {v}, {}, {}>", self.lines, self.chunk);
+        let name = format!("max_pool_grad_bands<{}, {v}, {geom}, {band}>", x.elem.c_name());
+        let launch = Launch::blocks("pool", name, self.blocks, 256);
+        [x, dy, dx].into_iter().fold(launch, |l, o| l.arg(o.ptr).arg(o.ld))
+    }
 }
 
 /// Operands `x, y, dy` (max) or `dy` (average).
@@ -65,9 +126,15 @@ pub(crate) fn pool_grad(
     let x: Vec<Operand> = x.iter().map(|id| cx.operand(*id)).collect();
     let operands: Vec<&Operand> = x.iter().chain([&dx]).collect();
     match kind {
-        PoolKind::Max if apart(geom) => launch("max_pool_grad_apart", geom, &x[2], &operands),
-        PoolKind::Max => launch("max_pool_grad", geom, &dx, &operands),
-        PoolKind::Average => launch("average_pool_grad", geom, &dx, &operands),
+        PoolKind::Max if apart(geom) => launch("max_pool_grad_apart", geom, (&x[2], 1), &operands),
+        PoolKind::Max => match Bands::new(geom, cx.rows, vector(&operands)) {
+            Some(bands) if dx.len > 0 => vec![bands.launch(geom, &x[0], &x[2], &dx)],
+            _ => launch("max_pool_grad", geom, (&dx, 1), &operands),
+        },
+        PoolKind::Average if apart(geom) => {
+            launch("average_pool_grad_apart", geom, (&x[0], geom.kernel[0]), &operands)
+        }
+        PoolKind::Average => launch("average_pool_grad", geom, (&dx, 1), &operands),
     }
 }
 
@@ -88,6 +155,22 @@ mod tests {
         assert!(!apart(&geom(7, 2, 2, Padding::Valid)));
         assert!(!apart(&geom(8, 3, 2, Padding::Same)));
         assert!(!apart(&geom(8, 2, 3, Padding::Valid)));
+    }
+
+    #[test]
+    fn bands_follow_from_batch_and_memory() {
+        let geom = |size, channels, kernel| {
+            let (k, s) = ([kernel, kernel], [2, 2]);
+            ConvGeom::new([size, size, channels], channels, k, s, [1, 1], Padding::Valid, 1)
+                .unwrap()
+        };
+        let bands = |size, channels, rows| Bands::new(&geom(size, channels, 3), rows, 4).unwrap();
+        let band = |lines, chunk, blocks| Bands { vector: 4, lines, chunk, blocks };
+        assert_eq!(bands(32, 80, 1024), band(16, 20, 2048));
+        assert_eq!(bands(32, 80, 256), band(8, 20, 1024));
+        assert_eq!(bands(32, 80, 4), band(4, 20, 32));
+        assert_eq!(bands(224, 512, 64).chunk, 12);
+        assert_eq!(Bands::new(&geom(64, 8, 17), 1, 4), None);
     }
 
     #[cfg(feature = "emulator")]
@@ -126,6 +209,9 @@ mod tests {
                 ([9, 8], [2, 3], [1, 1], [2, 2]),
                 ([3, 4], [5, 5], [2, 1], [1, 1]),
                 ([7, 7], [7, 7], [7, 7], [1, 1]),
+                ([20, 11], [3, 3], [2, 2], [1, 1]),
+                // More taps than a byte counts.
+                ([20, 19], [17, 16], [2, 2], [1, 1]),
             ] {
                 for padding in [Padding::Valid, Padding::Same] {
                     let input = [size[0], size[1], 3];
