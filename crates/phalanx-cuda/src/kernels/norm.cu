@@ -3,7 +3,8 @@
 // keeps its channels for the whole launch. Sums run in float over short runs, then in double: over a
 // thread's runs, over a block's threads, over the blocks of a tile in the last of them.
 //
-// `bias`, where there is one, is added to `x` first: a convolution need not add its own.
+// `bias`, where there is one, belongs to `x`: a convolution need not add its own. It moves into the
+// numbers that a channel is shifted by.
 // Whether a ReLU let a value pass is not stored: forward and backward evaluate the same `fmaf`.
 
 // Threads of a block that sums.
@@ -46,132 +47,144 @@ template <int V> __device__ __forceinline__ i64 first_channel(const Share& s) {
     return (i64)(s.index * s.tile + s.vector) * V;
 }
 
-// Calls `each.load(i, pixel)` for a few pixels, then `each.use(i, pixel)` for the same ones.
+// Calls `each.load(i)` for a few pixels ahead, then `each.use(i)` for the same ones, and moves on.
+// `left` counts the pixels that remain.
 template <typename Each>
-__device__ __forceinline__ void few_pixels(Each& each, i64 pixel, i64 step, i64 pixels) {
-#pragma unroll
-    for (int i = 0; i < Each::AHEAD; i++) {
-        if (pixel + i * step < pixels) each.load(i, pixel + i * step);
+__device__ __forceinline__ void few_pixels(Each& each, int left) {
+    if (left >= Each::AHEAD) {
+        EVERY(Each::AHEAD) each.load(k);
+        EVERY(Each::AHEAD) each.use(k);
+    } else {
+        EVERY(Each::AHEAD - 1) if (k < left) each.load(k);
+        EVERY(Each::AHEAD - 1) if (k < left) each.use(k);
     }
-#pragma unroll
-    for (int i = 0; i < Each::AHEAD; i++) {
-        if (pixel + i * step < pixels) each.use(i, pixel + i * step);
+    each.move();
+}
+
+// Where a thread begins, how far its pixels are apart and how many it has.
+struct Walk {
+    i64 first, step;
+    int count;
+};
+
+__device__ __forceinline__ Walk walk(const Share& s, i64 pixels) {
+    Walk w;
+    w.first = (i64)s.part * s.lanes + s.lane;
+    w.step = (i64)s.parts * s.lanes;
+    w.count = 0;
+    if (w.first < pixels) {
+        i64 behind = pixels - 1 - w.first;
+        bool small = (behind | w.step) >> 32 == 0;
+        w.count = 1 + (int)(small ? (u32)behind / (u32)w.step : behind / w.step);
     }
+    return w;
 }
 
 template <typename Each>
-__device__ __forceinline__ void each_pixel(const Share& s, i64 pixels, Each& each) {
-    i64 step = (i64)s.parts * s.lanes;
-    for (i64 p = (i64)s.part * s.lanes + s.lane; p < pixels; p += Each::AHEAD * step) {
-        few_pixels(each, p, step, pixels);
-    }
+__device__ __forceinline__ void each_pixel(int count, Each& each) {
+#pragma unroll 1
+    for (; count > 0; count -= Each::AHEAD) few_pixels(each, count);
 }
 
-// The same for an `Each` that adds to `sum`, which moves to `total` after every run.
-template <int N, int V, typename Each>
-__device__ __forceinline__ void sum_pixels(const Share& s, i64 pixels, Each& each,
-                                           double (&total)[N][V]) {
-    i64 step = (i64)s.parts * s.lanes;
-    i64 p = (i64)s.part * s.lanes + s.lane;
-    while (p < pixels) {
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-#pragma unroll
-            for (int v = 0; v < V; v++) each.sum[n][v] = 0.0f;
-        }
-        for (int r = 0; r < RUN && p < pixels; r++, p += Each::AHEAD * step) {
-            few_pixels(each, p, step, pixels);
-        }
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-#pragma unroll
-            for (int v = 0; v < V; v++) total[n][v] += (double)each.sum[n][v];
-        }
-    }
-}
+// The sums of a block's threads: sum `n` of channel `v` of every thread's vector.
+template <int N, int V> struct Totals {
+    double at[N * V][SUM_THREADS];
 
-// Adds up `rows` of `columns` numbers in shared memory; thread `i < columns` gets column `i`.
-__device__ __forceinline__ double column_sum(double* at, int rows, int columns) {
-    int column = (int)threadIdx.x % columns, first = (int)threadIdx.x / columns;
-    int step = min((int)blockDim.x / columns, rows);
-    double sum = 0.0;
-    if (first < step) {
-        for (int r = first; r < rows; r += step) sum += at[r * columns + column];
+    __device__ __forceinline__ void clear() {
+        EVERY(N * V) at[k][threadIdx.x] = 0.0;
     }
-    __syncthreads();
-    if (first < step) at[first * columns + column] = sum;
-    __syncthreads();
-    double all = 0.0;
-    if ((int)threadIdx.x < columns) {
-        for (int r = 0; r < step; r++) all += at[r * columns + threadIdx.x];
-    }
-    __syncthreads();
-    return all;
-}
-
-// Adds up every thread's `total`. In the last block of a tile `whole[n * columns + i]` becomes sum
-// `n` of the tile's channel `i`, and the result is true; in the others it is false.
-template <int N, int V>
-__device__ bool add_blocks(const Share& s, const double (&total)[N][V], double* partial,
-                           u32* counters, double* whole) {
-    __shared__ double buffer[SUM_THREADS * V];
-    __shared__ int is_last;
-    int t = (int)threadIdx.x, columns = s.tile * V;
-    double* mine = partial + ((i64)s.index * s.parts + s.part) * N * columns;
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        if (s.lane < s.lanes) {
-#pragma unroll
-            for (int v = 0; v < V; v++) {
-                buffer[s.lane * columns + s.vector * V + v] = total[n][v];
-            }
-        }
-        __syncthreads();
-        double sum = column_sum(buffer, s.lanes, columns);
-        if (t < columns) mine[n * columns + t] = sum;
-    }
-    __threadfence();
-    __syncthreads();
-    if (t == 0) is_last = atomicAdd(counters + s.index, 1u) == (u32)s.parts - 1;
-    __syncthreads();
-    if (!is_last) return false;
-    __threadfence();
-    int all = N * columns, column = t % all, first = t / all;
-    int step = min((int)blockDim.x / all, s.parts);
-    const double* parts = partial + (i64)s.index * s.parts * all;
-    if (first < step) {
+    // Column `q` of `tile` threads side by side, the column of every `step`th lane.
+    __device__ __forceinline__ double lanes(const Share& s, int q, int first, int step) const {
+        const double* column = at[q / s.tile] + q % s.tile;
         double sum = 0.0;
-#pragma unroll 8
-        for (int r = first; r < s.parts; r += step) sum += parts[(i64)r * all + column];
-        buffer[first * all + column] = sum;
+        for (int r = first; r < s.lanes; r += step) sum += column[r * s.tile];
+        return sum;
     }
+};
+
+// The same for an `Each` that adds to `sum`, which moves to `totals` after every run.
+template <int N, int V, typename Each>
+__device__ __forceinline__ void sum_pixels(int count, Each& each, Totals<N, V>& totals) {
+    while (count > 0) {
+        EVERY(N * V) each.sum[k / V][k % V] = 0.0f;
+#pragma unroll 1
+        for (int r = 0; r < RUN && count > 0; r++, count -= Each::AHEAD) few_pixels(each, count);
+        EVERY(N * V) totals.at[k][threadIdx.x] += (double)each.sum[k / V][k % V];
+    }
+}
+
+// Adds up every `step`th of `parts` numbers `apart` from each other, many of them in flight.
+__device__ __forceinline__ double sum_parts(const double* at, int first, int parts, int step,
+                                            int apart) {
+    const int AHEAD = 12;
+    double sum = 0.0;
+    for (int r = first; r < parts; r += AHEAD * step) {
+        double v[AHEAD];
+        EVERY(AHEAD) v[k] = r + k * step < parts ? at[(i64)(r + k * step) * apart] : 0.0;
+        EVERY(AHEAD) sum += v[k];
+    }
+    return sum;
+}
+
+// Adds up every thread's sums. In the last block of a tile `whole[n * columns + i]` becomes sum `n`
+// of the tile's channel `i`, and the result is true; in the others it is false.
+template <int N, int V>
+__device__ bool add_blocks(const Share& s, const Totals<N, V>& totals, double* partial,
+                           u32* counters, double* whole) {
+    __shared__ double buffer[SUM_THREADS];
+    int t = (int)threadIdx.x, all = N * V * s.tile;
+    int q = t % all, first = t / all, threads = (int)blockDim.x / all;
+    __syncthreads();
+    int step = min(threads, s.lanes);
+    if (first < step) buffer[first * all + q] = totals.lanes(s, q, first, step);
+    __syncthreads();
+    double* mine = partial + (i64)s.index * s.parts * all;
+    if (t < all) {
+        double sum = 0.0;
+        for (int r = 0; r < step; r++) sum += buffer[r * all + t];
+        mine[(i64)s.part * all + t] = sum;
+    }
+    if (!last_block(counters + s.index, (u32)s.parts)) return false;
+    step = min(threads, s.parts);
+    if (first < step) buffer[first * all + q] = sum_parts(mine + q, first, s.parts, step, all);
     __syncthreads();
     if (t < all) {
         double sum = 0.0;
         for (int r = 0; r < step; r++) sum += buffer[r * all + t];
-        whole[t] = sum;
+        // Columns are ordered by sum, lane of the vector, vector.
+        int n = t / (V * s.tile), v = t / s.tile % V, vector = t % s.tile;
+        whole[(n * s.tile + vector) * V + v] = sum;
     }
-    if (t == 0) counters[s.index] = 0;
     __syncthreads();
     return true;
 }
 
+// A tensor that a thread walks over: its place now, and the distance between pixels.
+template <typename T> struct Path {
+    T* at;
+    i64 step;
+
+    __device__ __forceinline__ Path(T* first, i64 ld, const Walk& w)
+        : at(first + w.first * ld), step(w.step * ld) {}
+    __device__ __forceinline__ T* ahead(int i) const { return at + i * step; }
+    __device__ __forceinline__ void move(int pixels) { at += pixels * step; }
+};
+
 template <typename T, int V> struct MomentTerms {
     static const int AHEAD = 4;
-    const T* x;
-    i64 ld;
-    Raw<T, V> at[AHEAD];
+    Path<const T> x;
     float bias[V], sum[2][V];
+    Raw<T, V> values[AHEAD];
 
-    __device__ __forceinline__ void load(int i, i64 p) { at[i] = load_raw<V>(x + p * ld); }
-    __device__ __forceinline__ void use(int i, i64) {
-        float values[V];
-        at[i].unpack(values);
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            float value = values[v] + bias[v];
-            sum[0][v] += value;
-            sum[1][v] = fmaf(value, value, sum[1][v]);
+    __device__ __forceinline__ void load(int i) { values[i] = load_raw<V>(x.ahead(i)); }
+    __device__ __forceinline__ void move() { x.move(AHEAD); }
+    __device__ __forceinline__ void use(int i) {
+        float xs[V];
+        values[i].unpack(xs);
+        EVERY(V) {
+            float value = xs[k] + bias[k];
+            sum[0][k] += value;
+            sum[1][k] = fmaf(value, value, sum[1][k]);
         }
     }
 };
@@ -192,19 +205,18 @@ template <typename T, int V>
 __global__ void __launch_bounds__(SUM_THREADS, 2)
 moments(const T* x, i64 ld, const float* bias, double* sums, float* stats, i64 count, i64 pixels,
         i64 channels, int tile, double* partial, u32* counters) {
+    __shared__ Totals<2, V> totals;
+    __shared__ double whole[SUM_THREADS];
     Share s = share(channels, V, tile);
-    double total[2][V] = {};
+    totals.clear();
     if (s.active) {
         i64 c = first_channel<V>(s);
-        MomentTerms<T, V> terms;
-        terms.x = x + c;
-        terms.ld = ld;
-#pragma unroll
-        for (int v = 0; v < V; v++) terms.bias[v] = bias ? bias[c + v] : 0.0f;
-        sum_pixels<2, V>(s, pixels, terms, total);
+        Walk w = walk(s, pixels);
+        MomentTerms<T, V> terms = {Path<const T>(x + c, ld, w)};
+        EVERY(V) terms.bias[k] = bias ? bias[c + k] : 0.0f;
+        sum_pixels(w.count, terms, totals);
     }
-    __shared__ double whole[2 * MOST_CHANNELS];
-    if (!add_blocks<2, V>(s, total, partial, counters, whole)) return;
+    if (!add_blocks(s, totals, partial, counters, whole)) return;
     int t = (int)threadIdx.x, columns = s.tile * V;
     i64 c = (i64)s.index * columns + t;
     if (t >= columns || c >= channels) return;
@@ -219,105 +231,99 @@ __global__ void batch_stats(const double* sums, i64 count, i64 channels, float* 
 
 // A normalisation: what forward and backward share.
 struct Norm {
-    const float *stats, *gamma, *beta;
+    const float *bias, *stats, *gamma, *beta;
     i64 channels;
     float epsilon;
 
     __device__ __forceinline__ double inverse_deviation(i64 c) const {
         return 1.0 / sqrt((double)stats[channels + c] + (double)epsilon);
     }
+    // The mean of what `x` is without its bias.
+    __device__ __forceinline__ double mean(i64 c) const {
+        return (double)stats[c] - (bias ? (double)bias[c] : 0.0);
+    }
     // `y = x * scale + shift`, the one place where these two numbers are made.
     __device__ __forceinline__ void scale_shift(i64 c, double inverse, float& scale,
                                                 float& shift) const {
         scale = (float)((double)gamma[c] * inverse);
-        shift = (float)((double)beta[c] - (double)stats[c] * (double)scale);
+        shift = (float)((double)beta[c] - mean(c) * (double)scale);
     }
 };
 
-// Parameters of a tile's channels, made once in a block.
-struct Params {
-    float bias[MOST_CHANNELS], scale[MOST_CHANNELS], shift[MOST_CHANNELS];
-    float slope[MOST_CHANNELS], offset[MOST_CHANNELS];
-};
+// Calls `each(i, c)` for the channels of a block's tile: `i` in the tile, `c` in all.
+template <int V, typename Each>
+__device__ __forceinline__ void each_channel(const Share& s, i64 channels, Each each) {
+    for (int i = (int)threadIdx.x; i < s.tile * V; i += (int)blockDim.x) {
+        i64 c = (i64)s.index * s.tile * V + i;
+        if (c < channels) each(i, c);
+    }
+}
 
 template <typename T, int V> struct Normalize {
     static const int AHEAD = 4;
-    const T* x;
-    T* y;
-    i64 x_ld, y_ld;
+    Path<const T> x;
+    Path<T> y;
     int relu;
-    Raw<T, V> at[AHEAD];
-    float bias[V], scale[V], shift[V];
+    Raw<T, V> values[AHEAD];
+    float scale[V], shift[V];
 
-    __device__ __forceinline__ void load(int i, i64 p) { at[i] = load_raw<V>(x + p * x_ld); }
-    __device__ __forceinline__ void use(int i, i64 p) {
-        float values[V], out[V];
-        at[i].unpack(values);
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            float value = fmaf(values[v] + bias[v], scale[v], shift[v]);
-            out[v] = relu && value < 0.0f ? 0.0f : value;
+    __device__ __forceinline__ void load(int i) { values[i] = load_raw<V>(x.ahead(i)); }
+    __device__ __forceinline__ void move() { x.move(AHEAD), y.move(AHEAD); }
+    __device__ __forceinline__ void use(int i) {
+        float xs[V], out[V];
+        values[i].unpack(xs);
+        EVERY(V) {
+            float value = fmaf(xs[k], scale[k], shift[k]);
+            out[k] = relu && value < 0.0f ? 0.0f : value;
         }
-        store_lanes<V>(y + p * y_ld, out);
+        store_lanes<V>(y.ahead(i), out);
     }
 };
 
 template <typename T, int V>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 4)
 batch_norm(const T* x, i64 x_ld, const float* bias, const float* stats, const float* gamma,
            const float* beta, float epsilon, int relu, T* y, i64 y_ld, i64 pixels, i64 channels,
            int tile) {
-    __shared__ Params params;
+    __shared__ float scale[MOST_CHANNELS], shift[MOST_CHANNELS];
     Share s = share(channels, V, tile);
-    Norm norm = {stats, gamma, beta, channels, epsilon};
-    for (int k = (int)threadIdx.x; k < tile * V; k += (int)blockDim.x) {
-        i64 c = (i64)s.index * tile * V + k;
-        if (c >= channels) break;
-        norm.scale_shift(c, norm.inverse_deviation(c), params.scale[k], params.shift[k]);
-        params.bias[k] = bias ? bias[c] : 0.0f;
-    }
+    Norm norm = {bias, stats, gamma, beta, channels, epsilon};
+    each_channel<V>(s, channels, [&](int i, i64 c) {
+        norm.scale_shift(c, norm.inverse_deviation(c), scale[i], shift[i]);
+    });
     __syncthreads();
     if (!s.active) return;
     i64 c = first_channel<V>(s);
-    Normalize<T, V> each;
-    each.x = x + c;
-    each.y = y + c;
-    each.x_ld = x_ld;
-    each.y_ld = y_ld;
-    each.relu = relu;
-#pragma unroll
-    for (int v = 0; v < V; v++) {
-        int k = s.vector * V + v;
-        each.bias[v] = params.bias[k];
-        each.scale[v] = params.scale[k];
-        each.shift[v] = params.shift[k];
+    Walk w = walk(s, pixels);
+    Normalize<T, V> each = {Path<const T>(x + c, x_ld, w), Path<T>(y + c, y_ld, w), relu};
+    EVERY(V) {
+        each.scale[k] = scale[s.vector * V + k];
+        each.shift[k] = shift[s.vector * V + k];
     }
-    each_pixel(s, pixels, each);
+    each_pixel(w.count, each);
 }
 
 template <typename T, int V> struct GradTerms {
-    static const int AHEAD = 2;
-    const T *dy, *x;
-    i64 dy_ld, x_ld;
+    static const int AHEAD = 3;
+    Path<const T> dy, x;
     int relu;
     Raw<T, V> dy_at[AHEAD], x_at[AHEAD];
-    float bias[V], mean[V], scale[V], shift[V], sum[2][V];
+    float mean[V], scale[V], shift[V], sum[2][V];
 
-    __device__ __forceinline__ void load(int i, i64 p) {
-        dy_at[i] = load_raw<V>(dy + p * dy_ld);
-        x_at[i] = load_raw<V>(x + p * x_ld);
+    __device__ __forceinline__ void load(int i) {
+        dy_at[i] = load_raw<V>(dy.ahead(i));
+        x_at[i] = load_raw<V>(x.ahead(i));
     }
-    __device__ __forceinline__ void use(int i, i64) {
+    __device__ __forceinline__ void move() { dy.move(AHEAD), x.move(AHEAD); }
+    __device__ __forceinline__ void use(int i) {
         float dys[V], xs[V];
         dy_at[i].unpack(dys);
         x_at[i].unpack(xs);
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            float value = xs[v] + bias[v];
-            bool passes = !relu || fmaf(value, scale[v], shift[v]) > 0.0f;
-            float g = passes ? dys[v] : 0.0f;
-            sum[0][v] += g;
-            sum[1][v] = fmaf(g, value - mean[v], sum[1][v]);
+        EVERY(V) {
+            bool passes = !relu || fmaf(xs[k], scale[k], shift[k]) > 0.0f;
+            float g = passes ? dys[k] : 0.0f;
+            sum[0][k] += g;
+            sum[1][k] = fmaf(g, xs[k] - mean[k], sum[1][k]);
         }
     }
 };
@@ -329,123 +335,108 @@ batch_norm_grad_sums(const T* dy, i64 dy_ld, const T* x, i64 x_ld, const float* 
                      const float* stats, const float* gamma, const float* beta, float epsilon,
                      int relu, float* sums, i64 pixels, i64 channels, int tile, double* partial,
                      u32* counters) {
-    __shared__ double whole[2 * MOST_CHANNELS];
+    __shared__ Totals<2, V> totals;
+    __shared__ double whole[SUM_THREADS];
+    __shared__ float mean[MOST_CHANNELS], scale[MOST_CHANNELS], shift[MOST_CHANNELS];
+    __shared__ double inverses[MOST_CHANNELS];
     Share s = share(channels, V, tile);
-    Norm norm = {stats, gamma, beta, channels, epsilon};
-    double total[2][V] = {};
+    Norm norm = {bias, stats, gamma, beta, channels, epsilon};
+    each_channel<V>(s, channels, [&](int i, i64 c) {
+        inverses[i] = norm.inverse_deviation(c);
+        mean[i] = (float)norm.mean(c);
+        norm.scale_shift(c, inverses[i], scale[i], shift[i]);
+    });
+    totals.clear();
+    __syncthreads();
     if (s.active) {
         i64 c = first_channel<V>(s);
-        GradTerms<T, V> terms;
-        terms.dy = dy + c;
-        terms.x = x + c;
-        terms.dy_ld = dy_ld;
-        terms.x_ld = x_ld;
-        terms.relu = relu;
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            terms.bias[v] = bias ? bias[c + v] : 0.0f;
-            terms.mean[v] = stats[c + v];
-            terms.scale[v] = terms.shift[v] = 0.0f;
-            if (relu) {
-                double inverse = norm.inverse_deviation(c + v);
-                norm.scale_shift(c + v, inverse, terms.scale[v], terms.shift[v]);
-            }
+        Walk w = walk(s, pixels);
+        GradTerms<T, V> terms = {Path<const T>(dy + c, dy_ld, w), Path<const T>(x + c, x_ld, w),
+                                 relu};
+        EVERY(V) {
+            terms.mean[k] = mean[s.vector * V + k];
+            terms.scale[k] = scale[s.vector * V + k];
+            terms.shift[k] = shift[s.vector * V + k];
         }
-        sum_pixels<2, V>(s, pixels, terms, total);
+        sum_pixels(w.count, terms, totals);
     }
-    if (!add_blocks<2, V>(s, total, partial, counters, whole)) return;
+    if (!add_blocks(s, totals, partial, counters, whole)) return;
     int t = (int)threadIdx.x, columns = s.tile * V;
     i64 c = (i64)s.index * columns + t;
     if (t >= columns || c >= channels) return;
     sums[c] = (float)whole[t];
-    sums[channels + c] = (float)(whole[columns + t] * norm.inverse_deviation(c));
+    sums[channels + c] = (float)(whole[columns + t] * inverses[t]);
 }
 
 template <typename T, int V> struct GradInput {
     static const int AHEAD = 2;
-    const T *dy, *x;
-    T* dx;
-    i64 dy_ld, x_ld, dx_ld;
+    Path<const T> dy, x;
+    Path<T> dx;
     int relu;
     Raw<T, V> dy_at[AHEAD], x_at[AHEAD];
-    float bias[V], scale[V], shift[V], slope[V], offset[V], sum[1][V];
+    float scale[V], shift[V], slope[V], offset[V], sum[1][V];
 
-    __device__ __forceinline__ void load(int i, i64 p) {
-        dy_at[i] = load_raw<V>(dy + p * dy_ld);
-        x_at[i] = load_raw<V>(x + p * x_ld);
+    __device__ __forceinline__ void load(int i) {
+        dy_at[i] = load_raw<V>(dy.ahead(i));
+        x_at[i] = load_raw<V>(x.ahead(i));
     }
-    __device__ __forceinline__ void use(int i, i64 p) {
+    __device__ __forceinline__ void move() { dy.move(AHEAD), x.move(AHEAD), dx.move(AHEAD); }
+    __device__ __forceinline__ void use(int i) {
         float dys[V], xs[V], out[V];
         dy_at[i].unpack(dys);
         x_at[i].unpack(xs);
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            float value = xs[v] + bias[v];
-            bool passes = !relu || fmaf(value, scale[v], shift[v]) > 0.0f;
-            float g = passes ? dys[v] : 0.0f;
-            out[v] = fmaf(g, scale[v], fmaf(value, slope[v], offset[v]));
-            sum[0][v] += out[v];
+        EVERY(V) {
+            bool passes = !relu || fmaf(xs[k], scale[k], shift[k]) > 0.0f;
+            float g = passes ? dys[k] : 0.0f;
+            out[k] = fmaf(g, scale[k], fmaf(xs[k], slope[k], offset[k]));
+            sum[0][k] += out[k];
         }
-        store_lanes<V>(dx + p * dx_ld, out);
+        store_lanes<V>(dx.ahead(i), out);
     }
 };
 
 // `dx = gamma/σ · (dy - Σdy/N - x̂ · Σdy·x̂/N)`, which is `k·dy + slope·x + offset` with `k = gamma/σ`;
 // where SUMS, also the sums of `dx` over all pixels.
 template <typename T, int V, bool SUMS>
-__global__ void __launch_bounds__(SUMS ? SUM_THREADS : 256, SUMS ? 2 : 3)
+__global__ void __launch_bounds__(SUMS ? SUM_THREADS : 256, SUMS ? 2 : V > 4 ? 3 : 4)
 batch_norm_grad_input(const T* dy, i64 dy_ld, const T* x, i64 x_ld, const float* bias,
                       const float* stats, const float* gamma, const float* beta, float epsilon,
                       int relu, const float* sums, i64 count, T* dx, i64 dx_ld, i64 pixels,
                       i64 channels, int tile, float* column_sums, double* partial, u32* counters) {
-    __shared__ Params params;
+    __shared__ float scale[MOST_CHANNELS], shift[MOST_CHANNELS];
+    __shared__ float slope[MOST_CHANNELS], offset[MOST_CHANNELS];
     Share s = share(channels, V, tile);
-    Norm norm = {stats, gamma, beta, channels, epsilon};
-    for (int i = (int)threadIdx.x; i < tile * V; i += (int)blockDim.x) {
-        i64 c = (i64)s.index * tile * V + i;
-        if (c >= channels) break;
+    Norm norm = {bias, stats, gamma, beta, channels, epsilon};
+    each_channel<V>(s, channels, [&](int i, i64 c) {
         double inverse = norm.inverse_deviation(c), share = count > 0 ? 1.0 / (double)count : 0.0;
-        norm.scale_shift(c, inverse, params.scale[i], params.shift[i]);
-        double k = (double)gamma[c] * inverse;
-        float slope = (float)(-k * inverse * share * (double)sums[channels + c]);
-        params.slope[i] = slope;
-        double moved = (double)slope * (double)stats[c];
-        params.offset[i] = (float)(-k * share * (double)sums[c] - moved);
-        params.bias[i] = bias ? bias[c] : 0.0f;
-    }
+        double factor = (double)gamma[c] * inverse;
+        norm.scale_shift(c, inverse, scale[i], shift[i]);
+        slope[i] = (float)(-factor * inverse * share * (double)sums[channels + c]);
+        offset[i] = (float)(-factor * share * (double)sums[c] - (double)slope[i] * norm.mean(c));
+    });
+    Walk w = walk(s, pixels);
+    i64 c = first_channel<V>(s);
+    GradInput<T, V> each = {Path<const T>(dy + c, dy_ld, w), Path<const T>(x + c, x_ld, w),
+                            Path<T>(dx + c, dx_ld, w), relu};
     __syncthreads();
-    double total[1][V] = {};
-    if (s.active) {
-        i64 c = first_channel<V>(s);
-        GradInput<T, V> each;
-        each.dy = dy + c;
-        each.x = x + c;
-        each.dx = dx + c;
-        each.dy_ld = dy_ld;
-        each.x_ld = x_ld;
-        each.dx_ld = dx_ld;
-        each.relu = relu;
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            int i = s.vector * V + v;
-            each.bias[v] = params.bias[i];
-            each.scale[v] = params.scale[i];
-            each.shift[v] = params.shift[i];
-            each.slope[v] = params.slope[i];
-            each.offset[v] = params.offset[i];
-            each.sum[0][v] = 0.0f;
-        }
-        if constexpr (SUMS) {
-            sum_pixels<1, V>(s, pixels, each, total);
-        } else {
-            each_pixel(s, pixels, each);
-        }
+    EVERY(V) {
+        int i = s.vector * V + k;
+        each.scale[k] = scale[i];
+        each.shift[k] = shift[i];
+        each.slope[k] = slope[i];
+        each.offset[k] = offset[i];
+        each.sum[0][k] = 0.0f;
     }
     if constexpr (SUMS) {
-        __shared__ double whole[MOST_CHANNELS];
-        if (!add_blocks<1, V>(s, total, partial, counters, whole)) return;
+        __shared__ Totals<1, V> totals;
+        __shared__ double whole[SUM_THREADS];
+        totals.clear();
+        if (s.active) sum_pixels(w.count, each, totals);
+        if (!add_blocks(s, totals, partial, counters, whole)) return;
         int t = (int)threadIdx.x, columns = s.tile * V;
-        i64 c = (i64)s.index * columns + t;
-        if (t < columns && c < channels) column_sums[c] = (float)whole[t];
+        i64 first = (i64)s.index * columns + t;
+        if (t < columns && first < channels) column_sums[first] = (float)whole[t];
+    } else if (s.active) {
+        each_pixel(w.count, each);
     }
 }
