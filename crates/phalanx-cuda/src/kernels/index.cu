@@ -10,10 +10,10 @@ __global__ void gather(const X* table, const int* index, Y* y, i64 n, i64 vocab,
         i64 c = (i64)((I)i - row * (I)packs) * W;
         int id = index[row];
         float v[W];
-        if (within(id, vocab)) load_pack(table + (i64)id * packs * W + c, v);
+        if (within(id, vocab)) load_lanes(table + (i64)id * packs * W + c, v);
         else
             for (int k = 0; k < W; k++) v[k] = not_a_number();
-        store_pack(y + i * W, v);
+        store_lanes(y + i * W, v);
     }
 }
 
@@ -60,7 +60,7 @@ __global__ void gather_place(const int* index, const u32* counts, u32* starts, u
 template <typename X, int W>
 __device__ __forceinline__ void add_use(const X* dy, i64 use, i64 width, i64 c, float (&sum)[W]) {
     float v[W];
-    load_pack(dy + use * width + c, v);
+    load_lanes(dy + use * width + c, v);
 #pragma unroll
     for (int k = 0; k < W; k++) sum[k] += v[k];
 }
@@ -72,7 +72,7 @@ __device__ __forceinline__ void sum_few(const X* dy, float* to, i64 width, const
         float sum[W];
         for (int k = 0; k < W; k++) sum[k] = 0;
         for (u32 u = 0; u < count; u++) add_use(dy, uses[u], width, c, sum);
-        store_pack(to + c, sum);
+        store_lanes(to + c, sum);
     }
 }
 

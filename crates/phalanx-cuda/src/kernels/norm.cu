@@ -174,9 +174,9 @@ template <typename T, int V> struct MomentTerms {
     static const int AHEAD = 4;
     Path<const T> x;
     float bias[V], sum[2][V];
-    Raw<T, V> values[AHEAD];
+    Pack<T, V> values[AHEAD];
 
-    __device__ __forceinline__ void load(int i) { values[i] = load_raw<V>(x.ahead(i)); }
+    __device__ __forceinline__ void load(int i) { values[i] = load_pack<V>(x.ahead(i)); }
     __device__ __forceinline__ void move() { x.move(AHEAD); }
     __device__ __forceinline__ void use(int i) {
         float xs[V];
@@ -264,10 +264,10 @@ template <typename T, int V> struct Normalize {
     Path<const T> x;
     Path<T> y;
     int relu;
-    Raw<T, V> values[AHEAD];
+    Pack<T, V> values[AHEAD];
     float scale[V], shift[V];
 
-    __device__ __forceinline__ void load(int i) { values[i] = load_raw<V>(x.ahead(i)); }
+    __device__ __forceinline__ void load(int i) { values[i] = load_pack<V>(x.ahead(i)); }
     __device__ __forceinline__ void move() { x.move(AHEAD), y.move(AHEAD); }
     __device__ __forceinline__ void use(int i) {
         float xs[V], out[V];
@@ -281,7 +281,7 @@ template <typename T, int V> struct Normalize {
 };
 
 template <typename T, int V>
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(256, V > 4 ? 3 : 4)
 batch_norm(const T* x, i64 x_ld, const float* bias, const float* stats, const float* gamma,
            const float* beta, float epsilon, int relu, T* y, i64 y_ld, i64 pixels, i64 channels,
            int tile) {
@@ -307,12 +307,12 @@ template <typename T, int V> struct GradTerms {
     static const int AHEAD = 3;
     Path<const T> dy, x;
     int relu;
-    Raw<T, V> dy_at[AHEAD], x_at[AHEAD];
+    Pack<T, V> dy_at[AHEAD], x_at[AHEAD];
     float mean[V], scale[V], shift[V], sum[2][V];
 
     __device__ __forceinline__ void load(int i) {
-        dy_at[i] = load_raw<V>(dy.ahead(i));
-        x_at[i] = load_raw<V>(x.ahead(i));
+        dy_at[i] = load_pack<V>(dy.ahead(i));
+        x_at[i] = load_pack<V>(x.ahead(i));
     }
     __device__ __forceinline__ void move() { dy.move(AHEAD), x.move(AHEAD); }
     __device__ __forceinline__ void use(int i) {
@@ -373,12 +373,12 @@ template <typename T, int V> struct GradInput {
     Path<const T> dy, x;
     Path<T> dx;
     int relu;
-    Raw<T, V> dy_at[AHEAD], x_at[AHEAD];
+    Pack<T, V> dy_at[AHEAD], x_at[AHEAD];
     float scale[V], shift[V], slope[V], offset[V], sum[1][V];
 
     __device__ __forceinline__ void load(int i) {
-        dy_at[i] = load_raw<V>(dy.ahead(i));
-        x_at[i] = load_raw<V>(x.ahead(i));
+        dy_at[i] = load_pack<V>(dy.ahead(i));
+        x_at[i] = load_pack<V>(x.ahead(i));
     }
     __device__ __forceinline__ void move() { dy.move(AHEAD), x.move(AHEAD), dx.move(AHEAD); }
     __device__ __forceinline__ void use(int i) {

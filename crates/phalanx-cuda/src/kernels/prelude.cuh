@@ -62,27 +62,6 @@ __device__ __forceinline__ A larger(A a, A b) {
     return a != a || a > b ? a : b;
 }
 
-// Neighbouring elements that are loaded and stored at once.
-template <typename T, int W>
-struct alignas(sizeof(T) * W) Pack {
-    T v[W];
-};
-
-template <typename T, int W>
-__device__ __forceinline__ void load_pack(const T* p, float (&v)[W]) {
-    Pack<T, W> pack = *(const Pack<T, W>*)p;
-#pragma unroll
-    for (int k = 0; k < W; k++) v[k] = ld(&pack.v[k]);
-}
-
-template <typename T, int W>
-__device__ __forceinline__ void store_pack(T* p, const float (&v)[W]) {
-    Pack<T, W> pack;
-#pragma unroll
-    for (int k = 0; k < W; k++) st(&pack.v[k], v[k]);
-    *(Pack<T, W>*)p = pack;
-}
-
 // Sizes or strides of nested loops, outermost first, known when the kernel is compiled: divisions by
 // them are multiplications.
 template <i64... N>
@@ -152,74 +131,41 @@ __device__ __forceinline__ void draw(const Inputs* in, u32 stream, u32 row, u32 
 
 // ---- Vectors of neighbouring elements ----
 
-template <int N> struct alignas(4 * N) Words { u32 w[N]; };
+// So many bytes as one load or store moves them.
+template <int BYTES> struct alignas(BYTES) Bits { u32 words[BYTES / 4]; };
+template <> struct Bits<2> { u16 word; };
+template <> struct Bits<1> { u8 word; };
 
-template <typename T> __device__ __forceinline__ float from_bits(u32 bits) {
-    T narrow;
-    narrow.bits = (u16)bits;
-    return ld(&narrow);
-}
-
-template <typename T> __device__ __forceinline__ u32 to_bits(float v) {
-    T narrow;
-    st(&narrow, v);
-    return narrow.bits;
-}
-
-// V elements as they lie in memory, at an address that is aligned to all of them together.
-template <typename T, int V> struct Raw {
-    Words<V * (int)sizeof(T) / 4> words;
-    __device__ __forceinline__ void unpack(float (&v)[V]) const {
+// V elements, at an address that is aligned to all of them together.
+template <typename T, int V> struct alignas(sizeof(T) * V) Pack {
+    T v[V];
+    __device__ __forceinline__ void unpack(float (&to)[V]) const {
 #pragma unroll
-        for (int i = 0; i < V / 2; i++) {
-            v[2 * i] = from_bits<T>(words.w[i] & 0xffff);
-            v[2 * i + 1] = from_bits<T>(words.w[i] >> 16);
-        }
+        for (int k = 0; k < V; k++) to[k] = ld(&v[k]);
     }
-    __device__ __forceinline__ void pack(const float (&v)[V]) {
+    __device__ __forceinline__ void pack(const float (&from)[V]) {
 #pragma unroll
-        for (int i = 0; i < V / 2; i++) {
-            words.w[i] = to_bits<T>(v[2 * i]) | to_bits<T>(v[2 * i + 1]) << 16;
-        }
+        for (int k = 0; k < V; k++) st(&v[k], from[k]);
     }
 };
 
-template <typename T> struct Raw<T, 1> {
-    T one;
-    __device__ __forceinline__ void unpack(float (&v)[1]) const { v[0] = ld(&one); }
-    __device__ __forceinline__ void pack(const float (&v)[1]) { st(&one, v[0]); }
-};
-
-template <> struct Raw<float, 1> {
-    float one;
-    __device__ __forceinline__ void unpack(float (&v)[1]) const { v[0] = one; }
-    __device__ __forceinline__ void pack(const float (&v)[1]) { one = v[0]; }
-};
-
-template <int V> struct Raw<float, V> {
-    Words<4> words[V / 4];
-    __device__ __forceinline__ void unpack(float (&v)[V]) const {
-#pragma unroll
-        for (int i = 0; i < V; i++) v[i] = __uint_as_float(words[i / 4].w[i % 4]);
-    }
-    __device__ __forceinline__ void pack(const float (&v)[V]) {
-#pragma unroll
-        for (int i = 0; i < V; i++) words[i / 4].w[i % 4] = __float_as_uint(v[i]);
-    }
-};
-
-template <int V, typename T> __device__ __forceinline__ Raw<T, V> load_raw(const T* p) {
-    return *(const Raw<T, V>*)p;
+template <int V, typename T> __device__ __forceinline__ Pack<T, V> load_pack(const T* p) {
+    Bits<sizeof(T) * V> bits = *(const Bits<sizeof(T) * V>*)p;
+    Pack<T, V> pack;
+    memcpy(&pack, &bits, sizeof(pack));
+    return pack;
 }
 
 template <int V, typename T> __device__ __forceinline__ void load_lanes(const T* p, float (&v)[V]) {
-    load_raw<V>(p).unpack(v);
+    load_pack<V>(p).unpack(v);
 }
 
 template <int V, typename T> __device__ __forceinline__ void store_lanes(T* p, const float (&v)[V]) {
-    Raw<T, V> raw;
-    raw.pack(v);
-    *(Raw<T, V>*)p = raw;
+    Pack<T, V> pack;
+    pack.pack(v);
+    Bits<sizeof(T) * V> bits;
+    memcpy(&bits, &pack, sizeof(pack));
+    *(Bits<sizeof(T) * V>*)p = bits;
 }
 
 // ---- Tables: words of 8 bytes that are written when a step is made ready ----

@@ -16,10 +16,10 @@ __global__ void dropout(const Inputs* in, const X* x, Y* y, i64 n, i64 blocks, i
         for (int k = 0; k < 4; k += W) {
             float v[W];
             if (k >= left) break;
-            load_pack(x + at + k, v);
+            load_lanes(x + at + k, v);
 #pragma unroll
             for (int w = 0; w < W; w++) v[w] = words[k + w] >> 8 >= kept_from ? v[w] * scale : 0.0f;
-            store_pack(y + at + k, v);
+            store_lanes(y + at + k, v);
         }
     }
 }

@@ -99,7 +99,7 @@ __device__ __forceinline__ void fold_columns(const X* x, i64 first, i64 end, i64
     for (; r + (RUN - 1) * TY < end; r += RUN * TY) {
         float run[RUN][W];
 #pragma unroll
-        for (int k = 0; k < RUN; k++) load_pack(x + (r + k * TY) * ld, run[k]);
+        for (int k = 0; k < RUN; k++) load_lanes(x + (r + k * TY) * ld, run[k]);
 #pragma unroll
         for (int half = RUN / 2; half > 0; half /= 2)
             for (int k = 0; k < half; k++)
@@ -109,7 +109,7 @@ __device__ __forceinline__ void fold_columns(const X* x, i64 first, i64 end, i64
     }
     for (; r < end; r += TY) {
         float one[W];
-        load_pack(x + r * ld, one);
+        load_lanes(x + r * ld, one);
 #pragma unroll
         for (int w = 0; w < W; w++) v[w] = fold<MAX>(v[w], (double)one[w]);
     }

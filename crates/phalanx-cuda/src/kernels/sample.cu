@@ -33,10 +33,10 @@ __global__ void upsample(const X* x, Y* y, i64 n, i64 h, i64 w, i64 packs, i64 s
         if (BILINEAR) {
             Between b = between(i, size_h, h), a = between(j, size_w, w);
             float v00[W], v01[W], v10[W], v11[W];
-            load_pack(image + (b.low * w + a.low) * ldx, v00);
-            load_pack(image + (b.low * w + a.high) * ldx, v01);
-            load_pack(image + (b.high * w + a.low) * ldx, v10);
-            load_pack(image + (b.high * w + a.high) * ldx, v11);
+            load_lanes(image + (b.low * w + a.low) * ldx, v00);
+            load_lanes(image + (b.low * w + a.high) * ldx, v01);
+            load_lanes(image + (b.high * w + a.low) * ldx, v10);
+            load_lanes(image + (b.high * w + a.high) * ldx, v11);
 #pragma unroll
             for (int k = 0; k < W; k++) {
                 float top = (v01[k] - v00[k]) * a.weight + v00[k];
@@ -44,9 +44,9 @@ __global__ void upsample(const X* x, Y* y, i64 n, i64 h, i64 w, i64 packs, i64 s
                 v[k] = (bottom - top) * b.weight + top;
             }
         } else {
-            load_pack(image + ((i64)(i / (I)size_h) * w + j / (I)size_w) * ldx, v);
+            load_lanes(image + ((i64)(i / (I)size_h) * w + j / (I)size_w) * ldx, v);
         }
-        store_pack(y + (i64)p * ldy + c, v);
+        store_lanes(y + (i64)p * ldy + c, v);
     }
 }
 
@@ -81,12 +81,12 @@ __global__ void upsample_grad(const X* dy, Y* dx, i64 n, i64 h, i64 w, i64 packs
                 float weight = down * share<BILINEAR>(b, size_w, w, j);
                 if (weight == 0.0f) continue;
                 float v[W];
-                load_pack(image + (a * wide + b) * ldy, v);
+                load_lanes(image + (a * wide + b) * ldy, v);
 #pragma unroll
                 for (int k = 0; k < W; k++) sum[k] += weight * v[k];
             }
         }
-        store_pack(dx + (i64)p * ldx + c, sum);
+        store_lanes(dx + (i64)p * ldx + c, sum);
     }
 }
 
