@@ -2,8 +2,15 @@
 //! statistics into gradients and weights, filters' gradients on their way back to Keras' order,
 //! moving averages.
 
+use super::conv::{packed, plain};
+use super::{Lowering, tasks};
+use crate::cx::Operand;
 use crate::launch::{Arg, Elem, Launch, Ptr, Span, Word};
+use crate::ops::update;
+use crate::tape;
 use crate::task::{Task, Work};
+use phalanx_graph::ops::Tape;
+use phalanx_graph::program::ValueId;
 
 /// Blocks that share one copy.
 const BLOCKS: usize = 4;
@@ -28,7 +35,7 @@ impl Move {
 }
 
 /// All copies in one launch.
-pub(crate) fn copy_many(moves: &[Move]) -> Work {
+fn copy_many(moves: &[Move]) -> Work {
     let mut table = vec![];
     for m in moves {
         let kind = match m.elem {
@@ -52,5 +59,114 @@ pub(crate) fn copy_many(moves: &[Move]) -> Work {
         tasks: vec![Task::Launch(launch)],
         reads: moves.iter().map(Move::reads).collect(),
         writes: moves.iter().map(Move::writes).collect(),
+    }
+}
+
+/// A small tape that was put off.
+pub(super) struct Small {
+    tape: Tape,
+    x: Vec<Operand>,
+    y: Operand,
+    reads: Vec<Span>,
+    writes: Span,
+}
+
+impl Lowering<'_> {
+    /// Adds a work behind whatever was put off and touches the same bytes.
+    pub(super) fn push(&mut self, work: Work) {
+        let meets = |spans: &[Span], other: &Span| spans.iter().any(|s| s.overlaps(other));
+        let moved = self.moves.iter().any(|m| {
+            let (from, to) = (m.reads(), m.writes());
+            meets(&work.reads, &to) || meets(&work.writes, &to) || meets(&work.writes, &from)
+        });
+        let unpacked = self.unpacks.iter().any(|f| {
+            let to = plain(f);
+            meets(&work.reads, &to) || meets(&work.writes, &to)
+        });
+        let small = self.small.iter().any(|t| {
+            meets(&work.reads, &t.writes)
+                || meets(&work.writes, &t.writes)
+                || t.reads.iter().any(|r| meets(&work.writes, r))
+        });
+        if moved || unpacked || small {
+            self.flush();
+        }
+        self.works.push(Work { instr: self.at, ..work });
+    }
+
+    /// Does what was put off.
+    pub(super) fn flush(&mut self) {
+        let unpacks = std::mem::take(&mut self.unpacks);
+        if !unpacks.is_empty() {
+            self.works.push(Work {
+                instr: self.at,
+                label: format!("{} filter gradients", unpacks.len()),
+                tasks: tasks(update::unpack_gradients(&unpacks, Elem::F32)),
+                reads: unpacks.iter().map(packed).collect(),
+                writes: unpacks.iter().map(plain).collect(),
+            });
+        }
+        self.flush_small();
+        let moves = std::mem::take(&mut self.moves);
+        if !moves.is_empty() {
+            self.works.push(Work { instr: self.at, ..copy_many(&moves) });
+        }
+    }
+
+    /// Does the small tapes, all of one kind in one launch.
+    pub(super) fn flush_small(&mut self) {
+        let mut rest = std::mem::take(&mut self.small);
+        while let Some(first) = rest.first() {
+            let tape = first.tape.clone();
+            let alike = |t: &Small| t.tape == tape;
+            let (group, others): (Vec<Small>, Vec<Small>) = rest.into_iter().partition(alike);
+            rest = others;
+            let instances: Vec<(Vec<Operand>, Operand)> =
+                group.iter().map(|t| (t.x.clone(), t.y.clone())).collect();
+            let launches = tape::fused_many(&mut self.tapes, &tape, &instances);
+            self.works.push(Work {
+                label: format!("{} small tapes", group.len()),
+                instr: self.at,
+                tasks: tasks(launches),
+                reads: group.iter().flat_map(|t| t.reads.clone()).collect(),
+                writes: group.iter().map(|t| t.writes).collect(),
+            });
+        }
+    }
+
+    /// Puts off a tape over few numbers.
+    pub(super) fn put_off_tape(&mut self, replica: usize, tape: &Tape, x: &[ValueId], y: ValueId) {
+        let x: Vec<Operand> = x.iter().map(|id| self.operand(replica, *id)).collect();
+        let y = self.operand(replica, y);
+        let reads: Vec<Span> = x.iter().map(Operand::span).collect();
+        let writes = y.span();
+        let meets = |other: &Span| reads.iter().any(|r| r.overlaps(other));
+        let small = self.small.iter().any(|t| {
+            meets(&t.writes)
+                || writes.overlaps(&t.writes)
+                || t.reads.iter().any(|r| r.overlaps(&writes))
+        });
+        let moved = self.moves.iter().any(|m| {
+            meets(&m.writes()) || writes.overlaps(&m.writes()) || writes.overlaps(&m.reads())
+        });
+        let unpacked = self.unpacks.iter().any(|f| meets(&plain(f)) || writes.overlaps(&plain(f)));
+        if small || moved || unpacked {
+            self.flush();
+        }
+        self.small.push(Small { tape: tape.clone(), x, y, reads, writes });
+    }
+
+    /// Puts off a copy; one that meets another comes behind it.
+    pub(super) fn put_off(&mut self, new: Move) {
+        let (reads, writes) = (new.reads(), new.writes());
+        let meets = |m: &Move| {
+            m.writes().overlaps(&reads)
+                || m.writes().overlaps(&writes)
+                || m.reads().overlaps(&writes)
+        };
+        if self.moves.iter().any(meets) || self.unpacks.iter().any(|f| plain(f).overlaps(&reads)) {
+            self.flush();
+        }
+        self.moves.push(new);
     }
 }
