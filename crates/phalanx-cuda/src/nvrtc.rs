@@ -15,6 +15,7 @@ pub(crate) const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 pub(crate) const FILES: &[(&str, &str)] = &[
     ("collective", include_str!("kernels/collective.cu")),
     ("conv", include_str!("kernels/conv.cu")),
+    ("dataset", include_str!("kernels/dataset.cu")),
     ("index", include_str!("kernels/index.cu")),
     ("layout", include_str!("kernels/layout.cu")),
     ("norm", include_str!("kernels/norm.cu")),

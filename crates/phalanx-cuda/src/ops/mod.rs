@@ -1,6 +1,7 @@
 //! From an op to kernel launches: one file per family, beside its kernels in `kernels/`.
 
 pub(crate) mod axes;
+pub(crate) mod dataset;
 pub(crate) mod index;
 #[cfg(all(test, feature = "emulator"))]
 pub(crate) mod lab;
