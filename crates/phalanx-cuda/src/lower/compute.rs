@@ -52,7 +52,16 @@ impl Lowering<'_> {
                 let launch = ops::reduce::column_sums(&mut cx, from, sizes, to.ptr);
                 self.launches(replica, label, vec![launch], x, &[sums]);
             }
-            Op::Fused(tape) if self.is_small(y) => self.put_off_tape(replica, tape, x, y),
+            Op::Fused(tape) => {
+                let x = self.q.facts.uncast(x);
+                if self.is_small(y) {
+                    return self.put_off_tape(replica, tape, &x, y);
+                }
+                let (mut cx, tapes) = self.cx(replica);
+                let launches = tape::fused(&mut cx, tapes, tape, &x, y);
+                self.launches(replica, label, launches, &x, &[y]);
+            }
+            Op::SumRows if self.sum_rows(replica, x[0], y) => {}
             Op::Slice { axis, start, .. } if self.stays(replica, *axis, x[0]) => {
                 self.slice_in_place(replica, *axis, *start, x[0], y);
             }

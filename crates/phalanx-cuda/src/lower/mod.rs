@@ -3,6 +3,7 @@
 //! Instructions are taken in order, each for every replica, so that a collective finds what it adds
 //! already there.
 
+mod casts;
 mod collective;
 mod compute;
 mod conv;
@@ -10,10 +11,12 @@ mod dense;
 mod facts;
 mod norm;
 mod pending;
+mod sums;
 
 use crate::cx::{Aliases, Cx, Layout, Operand, Scratch};
 use crate::launch::{Block, Launch, Ptr, Span};
 use crate::machine::Plan;
+use crate::ops::reduce::RowSum;
 use crate::ops::update::{self, Filters, Update};
 use crate::tape::Tapes;
 use crate::task::{Task, Work};
@@ -61,6 +64,7 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, usize) {
         moves: vec![],
         unpacks: vec![],
         small: vec![],
+        sums: vec![],
     };
     l.pack_filters();
     for (i, instr) in request.program.instrs.iter().enumerate() {
@@ -87,6 +91,7 @@ struct Lowering<'a> {
     moves: Vec<Move>,
     unpacks: Vec<Filters>,
     small: Vec<Small>,
+    sums: Vec<RowSum>,
 }
 
 impl Lowering<'_> {

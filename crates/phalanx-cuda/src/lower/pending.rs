@@ -1,6 +1,6 @@
 //! Small things that are put off until there are many, and then done in one launch: copies of
 //! statistics into gradients and weights, filters' gradients on their way back to Keras' order,
-//! moving averages.
+//! moving averages. Sums over rows are put off in `sums`.
 
 use super::conv::{packed, plain};
 use super::{Lowering, tasks};
@@ -74,28 +74,37 @@ pub(super) struct Small {
 impl Lowering<'_> {
     /// Adds a work behind whatever was put off and touches the same bytes.
     pub(super) fn push(&mut self, work: Work) {
-        let meets = |spans: &[Span], other: &Span| spans.iter().any(|s| s.overlaps(other));
-        let moved = self.moves.iter().any(|m| {
-            let (from, to) = (m.reads(), m.writes());
-            meets(&work.reads, &to) || meets(&work.writes, &to) || meets(&work.writes, &from)
-        });
-        let unpacked = self.unpacks.iter().any(|f| {
-            let to = plain(f);
-            meets(&work.reads, &to) || meets(&work.writes, &to)
-        });
-        let small = self.small.iter().any(|t| {
-            meets(&work.reads, &t.writes)
-                || meets(&work.writes, &t.writes)
-                || t.reads.iter().any(|r| meets(&work.writes, r))
-        });
-        if moved || unpacked || small {
-            self.flush();
+        self.flush_for(&work.reads, &work.writes);
+        if self.meets_sums(&work.reads, &work.writes) {
+            self.flush_sums();
         }
         self.works.push(Work { instr: self.at, ..work });
     }
 
+    /// Does what was put off, but for sums, if any of it meets what is read and written next.
+    pub(super) fn flush_for(&mut self, reads: &[Span], writes: &[Span]) {
+        let meets = |spans: &[Span], other: &Span| spans.iter().any(|s| s.overlaps(other));
+        let moved = self.moves.iter().any(|m| {
+            let (from, to) = (m.reads(), m.writes());
+            meets(reads, &to) || meets(writes, &to) || meets(writes, &from)
+        });
+        let unpacked = self.unpacks.iter().any(|f| {
+            let to = plain(f);
+            meets(reads, &to) || meets(writes, &to)
+        });
+        let small = self.small.iter().any(|t| {
+            meets(reads, &t.writes)
+                || meets(writes, &t.writes)
+                || t.reads.iter().any(|r| meets(writes, r))
+        });
+        if moved || unpacked || small {
+            self.flush();
+        }
+    }
+
     /// Does what was put off.
     pub(super) fn flush(&mut self) {
+        self.flush_sums();
         let unpacks = std::mem::take(&mut self.unpacks);
         if !unpacks.is_empty() {
             self.works.push(Work {
@@ -140,19 +149,7 @@ impl Lowering<'_> {
         let y = self.operand(replica, y);
         let reads: Vec<Span> = x.iter().map(Operand::span).collect();
         let writes = y.span();
-        let meets = |other: &Span| reads.iter().any(|r| r.overlaps(other));
-        let small = self.small.iter().any(|t| {
-            meets(&t.writes)
-                || writes.overlaps(&t.writes)
-                || t.reads.iter().any(|r| r.overlaps(&writes))
-        });
-        let moved = self.moves.iter().any(|m| {
-            meets(&m.writes()) || writes.overlaps(&m.writes()) || writes.overlaps(&m.reads())
-        });
-        let unpacked = self.unpacks.iter().any(|f| meets(&plain(f)) || writes.overlaps(&plain(f)));
-        if small || moved || unpacked {
-            self.flush();
-        }
+        self.flush_for(&reads, &[writes]);
         self.small.push(Small { tape: tape.clone(), x, y, reads, writes });
     }
 
