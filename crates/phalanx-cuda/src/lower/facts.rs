@@ -39,10 +39,8 @@ impl Facts {
         for (i, instr) in program.instrs.iter().enumerate() {
             let Instr::Compute { op, inputs, output, .. } = instr else { continue };
             match op {
-                Op::Conv(_, e) if e.bias && !e.relu => {
-                    if only_normalised(program, i, *output) {
-                        facts.late_bias.insert(*output, inputs[2]);
-                    }
+                Op::Conv(_, e) if e.bias && !e.relu && only_normalised(program, i, *output) => {
+                    facts.late_bias.insert(*output, inputs[2]);
                 }
                 Op::Moments => facts.find_finish(program, i, *output, alone),
                 Op::Reduce { kind: ReduceKind::Sum, axes } => {

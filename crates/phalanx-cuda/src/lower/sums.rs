@@ -87,7 +87,7 @@ impl Lowering<'_> {
     /// Sums are done before anything else that was put off.
     fn put_off_sum(&mut self, sum: RowSum) {
         let (from, to) = (reads(&sum), writes(&sum));
-        if self.sums.iter().any(|s| writes(s).overlaps(&from) || writes(s).overlaps(&to)) {
+        if self.meets_sums(&[from], &[to]) {
             self.flush_sums();
         }
         self.flush_for(&[from], &[to]);
