@@ -172,6 +172,16 @@ pub fn flat_ops(lab: &dyn Lab) {
             let labels = b.labels(&[], 6);
             b.push(Op::InTopK { k: 2 }, &[x, labels])
         }),
+        case("sums of an accuracy", |b| {
+            let (x, labels, weight) = (b.rows(&[4]), b.labels(&[], 4), b.rows(&[]));
+            let best = b.push(Op::ArgMax, &[x]);
+            let [best, labels] = [best, labels].map(|n| b.g.cast(n, DType::F32).expect("fits"));
+            let right = b.g.binary(Binary::Eq, labels, best).expect("fits");
+            let total = b.g.mul(right, weight).expect("fits");
+            let columns = [total, weight, labels].map(|n| b.g.reshape(n, &[1]).expect("fits"));
+            let joined = b.push(Op::Concat { axis: 0 }, &columns);
+            b.push(Op::SumRows, &[joined])
+        }),
     ];
     cases.iter().for_each(|c| check(lab, c, false, &lab.meshes()));
 }

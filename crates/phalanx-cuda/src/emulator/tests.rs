@@ -112,7 +112,7 @@ fn warps_exchange() {
         (0..4).for_each(|i| v[i] = 3.0);
         let v: Vec<f32> = (0..64).map(|i| v[i] + v[i / 8 * 8]).collect();
         let want = |i: usize| {
-            let below = if i % 32 == 0 { v[i] } else { v[i - 1] };
+            let below = if i.is_multiple_of(32) { v[i] } else { v[i - 1] };
             v[i] + below + 11.0
         };
         assert_eq!(get(&gpu, Y, 64), (0..64).map(want).collect::<Vec<_>>(), "{seed:?}");

@@ -147,3 +147,29 @@ __global__ void reduce_columns(const X* x, Y* y, i64 len, i64 inner, i64 ld, i64
     if (live && ty == 0)
         for (int w = 0; w < W; w++) st(y + (i64)outer * inner + column + w, (float)v[w]);
 }
+
+struct RowSum {
+    const float* from;
+    float* to;
+    i64 rows, columns, ld, side;
+};
+
+// Sums over rows; a block of 256 threads has `side` columns of one of them, a power of two.
+__global__ void sum_many(const RowSum* sums, i64 tiles) {
+    __shared__ double all[256];
+    const RowSum s = sums[blockIdx.x / (u32)tiles];
+    int side = (int)s.side, lanes = 256 / side;
+    int lane = (int)threadIdx.x / side;
+    i64 column = (i64)(blockIdx.x % (u32)tiles) * side + threadIdx.x % side;
+    double sum = 0.0;
+    if (column < s.columns && lane < s.rows) {
+        i64 n = (s.rows - lane + lanes - 1) / lanes;
+        sum = fold_line<false>(s.from + lane * s.ld + column, n, lanes * s.ld);
+    }
+    all[threadIdx.x] = sum;
+    for (int half = 128; half >= side; half /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < half) all[threadIdx.x] += all[threadIdx.x + half];
+    }
+    if (lane == 0 && column < s.columns) s.to[column] = (float)all[threadIdx.x];
+}

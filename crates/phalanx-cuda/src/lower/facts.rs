@@ -23,6 +23,11 @@ pub(crate) struct Facts {
     pub column_sums: HashMap<usize, ValueId>,
     /// Gradients behind a batch norm whose sums over rows and pixels are made along with them.
     pub with_sums: HashMap<ValueId, ValueId>,
+    /// Casts of whole numbers that tapes read as they are, and the numbers.
+    pub casts: HashMap<ValueId, ValueId>,
+    /// Sums over rows of what was only joined for them: by instruction, the parts and the column
+    /// each begins at.
+    pub joined: HashMap<usize, Vec<(ValueId, usize)>>,
     /// Instructions that another one does as well.
     pub covered: HashSet<usize>,
 }
@@ -34,18 +39,18 @@ impl Facts {
         for (i, instr) in program.instrs.iter().enumerate() {
             let Instr::Compute { op, inputs, output, .. } = instr else { continue };
             match op {
-                Op::Conv(_, e) if e.bias && !e.relu => {
-                    if only_normalised(program, i, *output) {
-                        facts.late_bias.insert(*output, inputs[2]);
-                    }
+                Op::Conv(_, e) if e.bias && !e.relu && only_normalised(program, i, *output) => {
+                    facts.late_bias.insert(*output, inputs[2]);
                 }
                 Op::Moments => facts.find_finish(program, i, *output, alone),
                 Op::Reduce { kind: ReduceKind::Sum, axes } => {
                     facts.find_column_sums(program, i, axes, inputs[0], *output);
                 }
+                Op::SumRows => facts.find_joined(program, i, inputs[0]),
                 _ => {}
             }
         }
+        facts.find_casts(program);
         facts
     }
 
@@ -103,7 +108,7 @@ impl Facts {
 }
 
 /// Instructions that read a value by its own name, with their results.
-fn readers(program: &Program, value: ValueId) -> Vec<(usize, &Op, ValueId)> {
+pub(super) fn readers(program: &Program, value: ValueId) -> Vec<(usize, &Op, ValueId)> {
     let each = program.instrs.iter().enumerate();
     each.filter_map(|(i, x)| match x {
         Instr::Compute { op, inputs, output, .. } if inputs.contains(&value) => {
@@ -126,23 +131,13 @@ fn only_normalised(program: &Program, at: usize, value: ValueId) -> bool {
 
 /// Whether, until its bytes are written again, a value is read under its own name alone and in the
 /// ways allowed.
-fn nobody_else_reads(
+pub(super) fn nobody_else_reads(
     program: &Program,
     at: usize,
     value: ValueId,
     allowed: impl Fn(&Op, usize) -> bool,
 ) -> bool {
-    let mine = &program.value(value);
-    let touches = |id: ValueId| {
-        let other = program.value(id);
-        match (mine.place, other.place) {
-            (Place::Arena(a), Place::Arena(b)) => {
-                let end = |at: usize, id: ValueId| at + extent(program, id);
-                a < end(b, id) && b < end(a, value)
-            }
-            (a, b) => a == b,
-        }
-    };
+    let touches = |id: ValueId| touch(program, value, id);
     for instr in &program.instrs[at + 1..] {
         let (reads, writes): (Vec<ValueId>, Option<ValueId>) = match instr {
             Instr::Compute { op, inputs, output, .. } => {
@@ -177,6 +172,41 @@ fn nobody_else_reads(
     }
     let operands = program.update.iter().flat_map(|u| &u.gradients).filter_map(|g| g.operands);
     !operands.into_iter().any(|(x, dy)| touches(x) || touches(dy))
+}
+
+/// Whether a value is still there behind the instructions after `from` up to `until`, where those that
+/// write an `unwritten` value do not.
+pub(super) fn kept(
+    program: &Program,
+    value: ValueId,
+    (from, until): (usize, usize),
+    unwritten: impl Fn(ValueId) -> bool,
+) -> bool {
+    program.instrs[from + 1..=until].iter().all(|instr| match instr {
+        Instr::Compute { output, .. }
+        | Instr::Copy { output, .. }
+        | Instr::AllReduce { output, .. }
+        | Instr::SlicedDot { output, .. }
+        | Instr::AddSlices { output, .. }
+        | Instr::SlicedGradInput { output, .. }
+        | Instr::ReplicaMean { output, .. } => {
+            unwritten(*output) || !touch(program, value, *output)
+        }
+        Instr::Barrier(_) | Instr::SlicedGradient { .. } | Instr::Fetch { .. } => true,
+        Instr::Update | Instr::Assign { .. } => {
+            !matches!(program.value(value).place, Place::Param(_))
+        }
+    })
+}
+
+/// Whether two values may share bytes.
+fn touch(program: &Program, value: ValueId, other: ValueId) -> bool {
+    match (program.value(value).place, program.value(other).place) {
+        (Place::Arena(a), Place::Arena(b)) => {
+            a < b + extent(program, other) && b < a + extent(program, value)
+        }
+        (a, b) => a == b,
+    }
 }
 
 /// Bytes of the buffer a value lies in, at most; gaps between its pixels included.

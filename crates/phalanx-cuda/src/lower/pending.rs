@@ -1,9 +1,16 @@
 //! Small things that are put off until there are many, and then done in one launch: copies of
 //! statistics into gradients and weights, filters' gradients on their way back to Keras' order,
-//! moving averages.
+//! moving averages. Sums over rows are put off in `sums`.
 
+use super::conv::{of_type, packed, plain};
+use super::{Lowering, tasks};
+use crate::cx::Operand;
 use crate::launch::{Arg, Elem, Launch, Ptr, Span, Word};
+use crate::ops::update;
+use crate::tape;
 use crate::task::{Task, Work};
+use phalanx_graph::ops::Tape;
+use phalanx_graph::program::ValueId;
 
 /// Blocks that share one copy.
 const BLOCKS: usize = 4;
@@ -28,7 +35,7 @@ impl Move {
 }
 
 /// All copies in one launch.
-pub(crate) fn copy_many(moves: &[Move]) -> Work {
+fn copy_many(moves: &[Move]) -> Work {
     let mut table = vec![];
     for m in moves {
         let kind = match m.elem {
@@ -52,5 +59,117 @@ pub(crate) fn copy_many(moves: &[Move]) -> Work {
         tasks: vec![Task::Launch(launch)],
         reads: moves.iter().map(Move::reads).collect(),
         writes: moves.iter().map(Move::writes).collect(),
+    }
+}
+
+/// A small tape that was put off.
+pub(super) struct Small {
+    tape: Tape,
+    x: Vec<Operand>,
+    y: Operand,
+    reads: Vec<Span>,
+    writes: Span,
+}
+
+impl Lowering<'_> {
+    /// Adds a work behind whatever was put off and touches the same bytes.
+    pub(super) fn push(&mut self, work: Work) {
+        self.flush_for(&work.reads, &work.writes);
+        if self.meets_sums(&work.reads, &work.writes) {
+            self.flush_sums();
+        }
+        self.works.push(Work { instr: self.at, ..work });
+    }
+
+    /// Does what was put off, but for sums, if any of it meets what is read and written next.
+    pub(super) fn flush_for(&mut self, reads: &[Span], writes: &[Span]) {
+        let meets = |spans: &[Span], other: &Span| spans.iter().any(|s| s.overlaps(other));
+        let moved = self.moves.iter().any(|m| {
+            let (from, to) = (m.reads(), m.writes());
+            meets(reads, &to) || meets(writes, &to) || meets(writes, &from)
+        });
+        let unpacked = self.unpacks.iter().any(|(f, _)| {
+            let to = plain(f);
+            meets(reads, &to) || meets(writes, &to)
+        });
+        let small = self.small.iter().any(|t| {
+            meets(reads, &t.writes)
+                || meets(writes, &t.writes)
+                || t.reads.iter().any(|r| meets(writes, r))
+        });
+        if moved || unpacked || small {
+            self.flush();
+        }
+    }
+
+    /// Does what was put off.
+    pub(super) fn flush(&mut self) {
+        self.flush_sums();
+        let unpacks = std::mem::take(&mut self.unpacks);
+        for elem in [Elem::F32, Elem::Bf16, Elem::F16] {
+            let unpacks = of_type(&unpacks, elem);
+            if unpacks.is_empty() {
+                continue;
+            }
+            self.works.push(Work {
+                instr: self.at,
+                label: format!("{} filter gradients", unpacks.len()),
+                tasks: tasks(update::unpack_gradients(&unpacks, elem)),
+                reads: unpacks.iter().map(|f| packed(f, elem)).collect(),
+                writes: unpacks.iter().map(plain).collect(),
+            });
+        }
+        self.flush_small();
+        let moves = std::mem::take(&mut self.moves);
+        if !moves.is_empty() {
+            self.works.push(Work { instr: self.at, ..copy_many(&moves) });
+        }
+    }
+
+    /// Does the small tapes, all of one kind in one launch.
+    pub(super) fn flush_small(&mut self) {
+        let mut rest = std::mem::take(&mut self.small);
+        while let Some(first) = rest.first() {
+            let tape = first.tape.clone();
+            let alike = |t: &Small| t.tape == tape;
+            let (group, others): (Vec<Small>, Vec<Small>) = rest.into_iter().partition(alike);
+            rest = others;
+            let instances: Vec<(Vec<Operand>, Operand)> =
+                group.iter().map(|t| (t.x.clone(), t.y.clone())).collect();
+            let launches = tape::fused_many(&mut self.tapes, &tape, &instances);
+            self.works.push(Work {
+                label: format!("{} small tapes", group.len()),
+                instr: self.at,
+                tasks: tasks(launches),
+                reads: group.iter().flat_map(|t| t.reads.clone()).collect(),
+                writes: group.iter().map(|t| t.writes).collect(),
+            });
+        }
+    }
+
+    /// Puts off a tape over few numbers.
+    pub(super) fn put_off_tape(&mut self, replica: usize, tape: &Tape, x: &[ValueId], y: ValueId) {
+        let x: Vec<Operand> = x.iter().map(|id| self.operand(replica, *id)).collect();
+        let y = self.operand(replica, y);
+        let reads: Vec<Span> = x.iter().map(Operand::span).collect();
+        let writes = y.span();
+        self.flush_for(&reads, &[writes]);
+        self.small.push(Small { tape: tape.clone(), x, y, reads, writes });
+    }
+
+    /// Puts off a copy; one that meets another comes behind it.
+    pub(super) fn put_off(&mut self, new: Move) {
+        let (reads, writes) = (new.reads(), new.writes());
+        let meets = |m: &Move| {
+            m.writes().overlaps(&reads)
+                || m.writes().overlaps(&writes)
+                || m.reads().overlaps(&writes)
+        };
+        if self.moves.iter().any(meets)
+            || self.unpacks.iter().any(|(f, _)| plain(f).overlaps(&reads))
+        {
+            self.flush();
+        }
+        self.moves.push(new);
     }
 }

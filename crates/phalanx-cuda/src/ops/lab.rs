@@ -3,7 +3,7 @@
 use crate::cx::{Aliases, Cx, Layout, Scratch};
 use crate::emulator::{EmulatedGpu, missing};
 use crate::inputs::{INPUT_BYTES, Inputs};
-use crate::launch::{Block, Launch, Ptr, Span};
+use crate::launch::{Block, Elem, Launch, Ptr, Span};
 use crate::machine::{Machine, Plan, StepId};
 use crate::tape::Tapes;
 use crate::task::{Task, Work};
@@ -11,6 +11,12 @@ use phalanx_graph::program::{Memory, Mesh, Options, Place, Program, Split, Value
 use phalanx_graph::{DType, ParamId, ParamSpec, Space, Type};
 
 const BYTES: usize = 1 << 20;
+
+/// Room for values.
+const VALUES: usize = 4 << 20;
+
+/// What lies behind every value, and must stay.
+const GUARD: [u8; 64] = [0xff; 64];
 
 /// As written, and in another order.
 pub(crate) const SEEDS: [Option<u64>; 2] = [None, Some(7)];
@@ -21,9 +27,12 @@ pub(crate) struct Lab {
     pub program: Program,
     pub layout: Layout,
     pub inputs: Inputs,
+    /// Rows of the batch in front of these.
+    pub first_row: usize,
     scratch: Scratch,
     rows: usize,
     used: usize,
+    guards: Vec<Ptr>,
 }
 
 /// Numbers between -1 and 1 that look random.
@@ -55,13 +64,14 @@ impl Lab {
             eprintln!("skipped: {reason}");
             return None;
         }
+        Some(Lab::bare(seed, rows))
+    }
+
+    /// One that can lower, and run only where something can be emulated.
+    pub fn bare(seed: Option<u64>, rows: usize) -> Lab {
         let mut gpu = EmulatedGpu::new(seed);
-        let blocks =
-            [Block::Inputs, Block::Params, Block::Shared, Block::Scratch, Block::Gradients];
-        for block in blocks.into_iter().chain([Block::Gathered, Block::Slot(0), Block::Slot(1)]) {
-            for replica in 0..2 {
-                gpu.reserve(replica, block, BYTES, "a test").expect("memory");
-            }
+        for (at, bytes) in blocks() {
+            gpu.reserve(at.replica, at.block, bytes, "a test").expect("memory");
         }
         let options = Options::new(Mesh::new(1, 1), rows);
         let program = Program {
@@ -79,22 +89,41 @@ impl Lab {
         };
         let layout = Layout { feeds: vec![], params: vec![] };
         let (scratch, inputs) = (Scratch::new(0, 0), Inputs::default());
-        Some(Lab { gpu, program, layout, inputs, scratch, rows, used: 0 })
+        let (first_row, used, guards) = (0, 0, vec![]);
+        Lab { gpu, program, layout, inputs, first_row, scratch, rows, used, guards }
     }
 
-    fn value(&mut self, ty: Type, ld: usize, bytes: usize) -> ValueId {
+    /// Room for a value and so many elements of four bytes in front of it.
+    fn value(&mut self, ty: Type, ld: usize, bytes: usize, skipped: usize) -> ValueId {
         let place = Place::Shared(self.used);
-        self.used += bytes.next_multiple_of(256);
-        assert!(self.used <= BYTES);
-        self.program.values.push(Value { ty, place, offset: 0, ld });
+        let end = self.used + skipped * 4 + bytes;
+        self.used = (end + GUARD.len()).next_multiple_of(256);
+        assert!(self.used <= VALUES);
+        let guard = Ptr::new(0, Block::Shared, end);
+        self.gpu.write(guard, &GUARD).expect("fits");
+        self.guards.push(guard);
+        self.program.values.push(Value { ty, place, offset: skipped, ld });
         ValueId(self.program.values.len() as u32 - 1)
+    }
+
+    /// A value without gaps, byte by byte, behind so many elements of four bytes.
+    pub fn put(&mut self, ty: &Type, skipped: usize, bytes: &[u8]) -> ValueId {
+        let id = self.value(ty.clone(), ty.last(), bytes.len(), skipped);
+        self.gpu.write(self.at(id), bytes).expect("fits");
+        id
+    }
+
+    /// Floats in a row, as the type of element has them.
+    pub fn floats(&mut self, elem: Elem, values: &[f32]) -> ValueId {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| float_bytes(*v, elem)).collect();
+        self.put(&Type::mirrored([values.len()]), 0, &bytes)
     }
 
     /// Rows of floats with pixels `gap` elements further apart than they are wide.
     pub fn rows(&mut self, dims: &[usize], gap: usize, values: &[f32]) -> ValueId {
         let (width, ld) = (dims[dims.len() - 1], dims[dims.len() - 1] + gap);
         let pixels = values.len() / width;
-        let id = self.value(Type::rows(dims.to_vec()), ld, pixels * ld * 4);
+        let id = self.value(Type::rows(dims.to_vec()), ld, pixels * ld * 4, 0);
         let mut spread = vec![77.0; pixels * ld];
         for (to, from) in spread.chunks_mut(ld).zip(values.chunks(width)) {
             to[..width].copy_from_slice(from);
@@ -106,7 +135,7 @@ impl Lab {
     /// A float value that is the same for all rows.
     pub fn whole(&mut self, dims: &[usize], values: &[f32]) -> ValueId {
         let ty = Type::new(DType::F32, Space::Mirrored, dims.to_vec());
-        let id = self.value(ty, dims.last().copied().unwrap_or(1), values.len() * 4);
+        let id = self.value(ty, dims.last().copied().unwrap_or(1), values.len() * 4, 0);
         self.write(self.at(id), values);
         id
     }
@@ -114,7 +143,7 @@ impl Lab {
     /// Room for doubles.
     pub fn doubles(&mut self, dims: &[usize]) -> ValueId {
         let ty = Type::new(DType::F64, Space::Partial, dims.to_vec());
-        self.value(ty, dims[dims.len() - 1], dims.iter().product::<usize>() * 8)
+        self.value(ty, dims[dims.len() - 1], dims.iter().product::<usize>() * 8, 0)
     }
 
     /// A parameter with its gradient, on two replicas.
@@ -132,7 +161,7 @@ impl Lab {
 
     pub fn at(&self, id: ValueId) -> Ptr {
         let Place::Shared(at) = self.program.value(id).place else { unreachable!("see `value`") };
-        Ptr::new(0, Block::Shared, at)
+        Ptr::new(0, Block::Shared, at + self.program.value(id).offset * 4)
     }
 
     pub fn write(&mut self, at: Ptr, values: &[f32]) {
@@ -141,9 +170,20 @@ impl Lab {
     }
 
     pub fn read(&self, at: Ptr, len: usize) -> Vec<f32> {
-        let mut bytes = vec![0; len * 4];
+        self.words(at, Elem::F32, len).into_iter().map(f32::from_bits).collect()
+    }
+
+    /// Elements as words, narrow floats as those of wide ones.
+    pub fn words(&self, at: Ptr, elem: Elem, len: usize) -> Vec<u32> {
+        let mut bytes = vec![0; len * elem.bytes()];
         self.gpu.read(at, &mut bytes).expect("fits");
-        bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().expect("four"))).collect()
+        match elem {
+            Elem::Bf16 => {
+                let narrow = bytes.as_chunks().0.iter().map(|b| u16::from_le_bytes(*b));
+                narrow.map(|b| u32::from(b) << 16).collect()
+            }
+            _ => bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect(),
+        }
     }
 
     /// A value without the gaps between its pixels, which must be as they were.
@@ -165,6 +205,18 @@ impl Lab {
 
     /// Lowers and makes ready.
     pub fn prepare(&mut self, lower: impl Fn(&mut Cx<'_>, &mut Tapes) -> Vec<Launch>) -> StepId {
+        let (launches, tapes) = self.lower(lower);
+        let tasks = launches.into_iter().map(Task::Launch).collect();
+        let writes = blocks().into_iter().map(|(at, bytes)| Span::whole(at, bytes)).collect();
+        let work = Work { label: "test".into(), instr: 0, tasks, reads: vec![], writes };
+        self.gpu.prepare(Plan { work: vec![work], tapes }).expect("compiles")
+    }
+
+    /// Launches, and the source of their tapes.
+    pub fn lower(
+        &mut self,
+        lower: impl Fn(&mut Cx<'_>, &mut Tapes) -> Vec<Launch>,
+    ) -> (Vec<Launch>, String) {
         let mut tapes = Tapes::default();
         let mut cx = Cx {
             program: &self.program,
@@ -173,18 +225,9 @@ impl Lab {
             scratch: &mut self.scratch,
             replica: 0,
             rows: self.rows,
-            first_row: 0,
+            first_row: self.first_row,
         };
-        let tasks = lower(&mut cx, &mut tapes).into_iter().map(Task::Launch).collect();
-        let blocks =
-            [Block::Inputs, Block::Params, Block::Shared, Block::Scratch, Block::Gradients];
-        let writes = blocks
-            .into_iter()
-            .chain([Block::Gathered, Block::Slot(0), Block::Slot(1)])
-            .flat_map(|b| (0..2).map(move |r| Span::whole(Ptr::new(r, b, 0), BYTES)))
-            .collect();
-        let work = Work { label: "test".into(), instr: 0, tasks, reads: vec![], writes };
-        self.gpu.prepare(Plan { work: vec![work], tapes: tapes.source() }).expect("compiles")
+        (lower(&mut cx, &mut tapes), tapes.source())
     }
 
     pub fn start(&mut self, step: StepId) {
@@ -195,5 +238,36 @@ impl Lab {
         }
         bytes.resize(INPUT_BYTES, 0);
         self.gpu.start(step, &bytes).expect("runs");
+        for guard in &self.guards {
+            let mut now = GUARD.map(|_| 0);
+            self.gpu.read(*guard, &mut now).expect("is there");
+            assert_eq!(now, GUARD, "wrote behind a value");
+        }
+    }
+}
+
+/// Where the blocks of two replicas begin, and their bytes.
+fn blocks() -> Vec<(Ptr, usize)> {
+    let small = [Block::Inputs, Block::Params, Block::Scratch, Block::Gradients, Block::Gathered];
+    let slots = [Block::Slot(0), Block::Slot(1)];
+    let sizes = small.into_iter().chain(slots).map(|b| (b, BYTES)).chain([(Block::Shared, VALUES)]);
+    let both = |(b, bytes): (Block, usize)| [0, 1].map(|r| (Ptr::new(r, b, 0), bytes));
+    sizes.flat_map(both).collect()
+}
+
+pub(crate) fn to_bf16(v: f32) -> u16 {
+    let bits = v.to_bits();
+    if v.is_nan() { 0x7fc0 } else { ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16 }
+}
+
+pub(crate) fn from_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// A float as the type of element has it.
+pub(crate) fn float_bytes(v: f32, elem: Elem) -> Vec<u8> {
+    match elem {
+        Elem::Bf16 => to_bf16(v).to_le_bytes().to_vec(),
+        _ => v.to_le_bytes().to_vec(),
     }
 }

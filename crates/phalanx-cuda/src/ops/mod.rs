@@ -78,7 +78,8 @@ pub(crate) fn compute(
         | Op::ReplicaMean => unreachable!("{} is not lowered op by op", op.name()),
     }
 }
-#[cfg(test)]
-mod testing;
-#[cfg(test)]
+
+#[cfg(all(test, feature = "emulator"))]
+mod case;
+#[cfg(all(test, feature = "emulator"))]
 mod tests;

@@ -3,7 +3,7 @@
 use super::axes::{Place, axes, index_type, pack_width, sizes, strides};
 use super::layout;
 use crate::cx::{Cx, Scratch};
-use crate::launch::{Arg, Elem, Launch, MOST_BLOCKS, Ptr};
+use crate::launch::{Arg, Elem, Launch, MOST_BLOCKS, Ptr, Word};
 use phalanx_graph::ops::ReduceKind;
 use phalanx_graph::program::ValueId;
 
@@ -11,6 +11,9 @@ const FILE: &str = "reduce";
 
 /// Threads of a block of `reduce_columns`.
 const THREADS: usize = 256;
+
+/// Columns of a block of `sum_many`, at most.
+const MANY_SIDE: usize = 16;
 
 /// Blocks that keep a GPU busy with columns.
 const BLOCKS: usize = 132 * 4;
@@ -73,6 +76,28 @@ pub(crate) fn column_sums(
     y: Ptr,
 ) -> Launch {
     columns(cx.scratch, ReduceKind::Sum, (x, (y, Elem::F32)), [1, pixels, c], ld)
+}
+
+/// A sum over rows among others.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct RowSum {
+    pub from: Ptr,
+    pub to: Ptr,
+    pub rows: usize,
+    pub columns: usize,
+    /// Floats from one row to the next.
+    pub ld: usize,
+}
+
+/// Many sums over few rows in one launch.
+pub(crate) fn sum_many(sums: &[RowSum]) -> Launch {
+    let side = |s: &RowSum| s.columns.next_power_of_two().min(MANY_SIDE);
+    let tiles = sums.iter().map(|s| s.columns.div_ceil(side(s))).max().unwrap_or(1).max(1);
+    let row = |s: &RowSum| -> [Word; 6] {
+        [s.from.into(), s.to.into(), s.rows.into(), s.columns.into(), s.ld.into(), side(s).into()]
+    };
+    let table: Vec<Word> = sums.iter().flat_map(row).collect();
+    Launch::blocks(FILE, "sum_many", sums.len() * tiles, THREADS as u32).arg(table).arg(tiles)
 }
 
 fn max(kind: ReduceKind) -> bool {

@@ -1,11 +1,11 @@
 //! Every general op against the reference, in the shapes that take different paths.
 
 use super::axes::{Loop, push};
+use super::case::{Case, numbers};
+use super::lab::{Lab, close, from_bf16, to_bf16};
 use super::layout::copy_loops;
-use super::reduce::column_sums;
-use super::testing::{Bench, Case, from_bf16, numbers, to_bf16};
-use crate::emulator::missing;
-use crate::launch::Elem;
+use super::reduce::{RowSum, column_sums, sum_many};
+use crate::launch::{Block, Elem, Ptr};
 use phalanx_graph::ops::{FillMode, ReduceKind, SampleGeom};
 use phalanx_graph::{DType, Op, Type};
 
@@ -359,9 +359,12 @@ fn copies_between_strides_and_types() {
         push(&mut loops, pixels, ldx, ldy);
         push(&mut loops, width, 1, 1);
         let values: Vec<f32> = numbers(pixels * ldx, 1).iter().map(|v| *v as f32).collect();
-        let Some(mut bench) = Bench::new(x, &values) else { return };
-        let launches = copy_loops(loops, (bench.x(), x), (bench.y(), y));
-        let result = bench.run(launches, y, pixels * ldy);
+        let Some(mut lab) = Lab::new(Some(3), 1) else { return };
+        let (from, to) = (lab.floats(x, &values), lab.floats(y, &vec![0.0; pixels * ldy]));
+        let (from, to) = (lab.at(from), lab.at(to));
+        lab.run(|_, _| copy_loops(loops.clone(), (from, x), (to, y)));
+        let result = lab.words(to, y, pixels * ldy).into_iter().map(f32::from_bits);
+        let result: Vec<f32> = result.collect();
         for p in 0..pixels {
             for c in 0..width {
                 let value = values[p * ldx + c];
@@ -374,13 +377,11 @@ fn copies_between_strides_and_types() {
     let names = |width, ldx| {
         let loops =
             vec![Loop { count: 4, src: ldx, dst: 8 }, Loop { count: width, src: 1, dst: 1 }];
-        let bench = Bench::new(Elem::F32, &[]).map(|b| ((b.x(), Elem::F32), (b.y(), Elem::Bf16)));
-        bench.map(|(x, y)| copy_loops(loops, x, y)[0].kernel.clone())
+        let at = Ptr::new(0, Block::Arena, 0);
+        copy_loops(loops, (at, Elem::F32), (at, Elem::Bf16))[0].kernel.clone()
     };
-    if missing().is_none() {
-        assert_eq!(names(8, 8).unwrap(), "copy_pixels<Pack<float, 4>, Pack<bf16, 4>, u32>");
-        assert_eq!(names(8, 9).unwrap(), "copy_pixels<float, bf16, u32>");
-    }
+    assert_eq!(names(8, 8), "copy_pixels<Pack<float, 4>, Pack<bf16, 4>, u32>");
+    assert_eq!(names(8, 9), "copy_pixels<float, bf16, u32>");
 }
 
 #[test]
@@ -392,10 +393,11 @@ fn sums_of_columns() {
         (Elem::Bf16, 20, 3, 5),
     ] {
         let values: Vec<f32> = numbers(pixels * ld, 1).iter().map(|v| *v as f32).collect();
-        let Some(mut bench) = Bench::new(elem, &values) else { return };
-        let (x, y) = ((bench.x(), elem), bench.y());
-        let launch = bench.lower(|cx| column_sums(cx, x, [pixels, c, ld], y));
-        let result = bench.run(vec![launch], Elem::F32, c);
+        let Some(mut lab) = Lab::new(Some(3), 1) else { return };
+        let (x, y) = (lab.floats(elem, &values), lab.floats(Elem::F32, &vec![0.0; c]));
+        let (x, y) = ((lab.at(x), elem), lab.at(y));
+        lab.run(|cx, _| vec![column_sums(cx, x, [pixels, c, ld], y)]);
+        let result = lab.read(y, c);
         for (k, got) in result.iter().enumerate() {
             let value = |p: usize| match elem {
                 Elem::Bf16 => f64::from(from_bf16(to_bf16(values[p * ld + k]))),
@@ -404,5 +406,23 @@ fn sums_of_columns() {
             let want: f64 = (0..pixels).map(value).sum();
             assert!((f64::from(*got) - want).abs() < 1e-4, "{elem:?} {c} at {k}: {got} {want}");
         }
+    }
+}
+
+#[test]
+fn many_sums_over_rows() {
+    let Some(mut lab) = Lab::new(Some(3), 1) else { return };
+    let (mut sums, mut wanted) = (vec![], vec![]);
+    for (rows, columns, ld) in [(300, 40, 40), (500, 1, 1), (7, 3, 5), (1, 16, 16), (64, 257, 300)]
+    {
+        let values: Vec<f32> = numbers(rows * ld, 1).iter().map(|v| *v as f32).collect();
+        let (x, y) = (lab.floats(Elem::F32, &values), lab.floats(Elem::F32, &vec![9.0; columns]));
+        sums.push(RowSum { from: lab.at(x), to: lab.at(y), rows, columns, ld });
+        let column = |c: usize| (0..rows).map(|r| f64::from(values[r * ld + c])).sum();
+        wanted.push((0..columns).map(column).collect::<Vec<f64>>());
+    }
+    lab.run(|_, _| vec![sum_many(&sums)]);
+    for (sum, want) in sums.iter().zip(&wanted) {
+        close(&format!("{sum:?}"), &lab.read(sum.to, sum.columns), want, 1e-5);
     }
 }

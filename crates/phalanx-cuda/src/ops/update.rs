@@ -271,30 +271,6 @@ fn clipped(
     vec![first, second, u.launch(cx, tapes, chunks, Some(of_gradients), &third)]
 }
 
-/// Adds the gradients of all replicas on this GPU into the first's, before GPUs add up theirs.
-pub(crate) fn add_gradients(tapes: &mut Tapes, sources: usize, floats: usize) -> Vec<Launch> {
-    if sources < 2 || floats == 0 {
-        return vec![];
-    }
-    let params: Vec<String> = (0..sources).map(|s| format!("float* g{s}")).collect();
-    let loads: String = (0..sources)
-        .map(|s| format!("        float p{s}[4]; load_lanes<4>(g{s} + 4 * i, p{s});\n"))
-        .collect();
-    let parts: Vec<String> = (0..sources).map(|s| format!("p{s}[k]")).collect();
-    let body = format!(
-        "({}, i64 vectors) {{\n    EACH(i, vectors) {{\n{loads}        \
-         EVERY(4) p0[k] = {};\n        store_lanes<4>(g0 + 4 * i, p0);\n    }}\n}}",
-        params.join(", "),
-        parts.join(" + ")
-    );
-    let kernel = tapes.add("add", &format!("__global__ void __launch_bounds__({THREADS})"), &body);
-    let vectors = floats.div_ceil(4);
-    let blocks = vectors.div_ceil(THREADS).min(2 * BLOCKS);
-    let launch = (0..sources)
-        .fold(tapes_launch(kernel, blocks), |l, s| l.arg(Ptr::new(s, Block::Gradients, 0)));
-    vec![launch.arg(vectors)]
-}
-
 /// A convolution's filters in both orders: `[k][f]` as weights lie, `[f][k]` as the vendor's library
 /// wants them.
 #[derive(Clone, Copy, Debug)]
@@ -492,18 +468,6 @@ mod tests {
                 p.w[e] += p.m[e];
             }
         }
-    }
-
-    #[test]
-    fn replicas_add_their_gradients() {
-        let Some(mut lab) = Lab::new(None, 1) else { return };
-        let (a, b) = (numbers(101, 1), numbers(101, 2));
-        lab.write(Ptr::new(0, Block::Gradients, 0), &a);
-        lab.write(Ptr::new(1, Block::Gradients, 0), &b);
-        let step = lab.prepare(|_, tapes| add_gradients(tapes, 2, 101));
-        lab.start(step);
-        let want: Vec<f64> = a.iter().zip(&b).map(|(a, b)| f64::from(a + b)).collect();
-        close("sum", &lab.read(Ptr::new(0, Block::Gradients, 0), 101), &want, 0.0);
     }
 
     #[test]

@@ -339,7 +339,7 @@ impl Engine {
             return Ok(());
         }
         self.with_feeds(kind, batch, |executor, id, feeds| {
-            let (rows, feeds) = (batch.rows, &feeds[..]);
+            let (rows, feeds) = (batch.rows, feeds);
             let (scalars, accumulate) = (&[][..], None);
             let step = Batch { rows, feeds, seed: 0, step: 0, scalars, accumulate, staged: false };
             executor.stage(id, &step)
@@ -374,7 +374,7 @@ impl Engine {
         };
         let (seed, step) = (self.seed, self.steps);
         let denominators = self.with_feeds(kind, batch, |executor, id, feeds| {
-            let (rows, feeds, scalars) = (batch.rows, &feeds[..], &scalars[..]);
+            let (rows, feeds, scalars) = (batch.rows, feeds, &scalars[..]);
             let step = Batch { rows, feeds, seed, step, scalars, accumulate, staged };
             executor.start(id, &step)
         })?;

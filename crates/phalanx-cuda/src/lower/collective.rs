@@ -1,0 +1,74 @@
+//! Sums and means over the replicas on this GPU.
+
+use super::Lowering;
+use crate::cx::Operand;
+use crate::launch::{Arg, Launch, Word};
+use crate::task::{Task, Work};
+use phalanx_graph::Scope;
+use phalanx_graph::program::ValueId;
+
+impl Lowering<'_> {
+    /// Adds over replicas. A single one's sum is read where it lies.
+    pub(super) fn all_reduce(&mut self, scope: Scope, x: ValueId, y: ValueId) {
+        if scope == Scope::Device || self.alone() {
+            self.read_in_place(x, y);
+            return;
+        }
+        let (from, to) = self.everywhere(x, y);
+        let elem = from[0].elem;
+        let words = from.iter().zip(&to).flat_map(|(f, t)| [Word::Ptr(f.ptr), Word::Ptr(t.ptr)]);
+        let kernel = format!("all_reduce<{}>", elem.c_name());
+        let launch = Launch::over("collective", kernel, from[0].len)
+            .arg(Arg::Table(words.collect()))
+            .arg(from.len())
+            .arg(from[0].len);
+        self.collective("all_reduce", launch, &from, &to);
+    }
+
+    /// Instead of a copy.
+    pub(super) fn read_in_place(&mut self, x: ValueId, y: ValueId) {
+        let from = self.operand(0, x).ptr;
+        let own = self.cx(0).0.own(y).span();
+        self.aliases.insert(own, (from.block, from.offset));
+    }
+
+    /// The mean over replicas, weighted by their rows.
+    pub(super) fn replica_mean(&mut self, x: ValueId, y: ValueId) {
+        if self.alone() {
+            self.read_in_place(x, y);
+            return;
+        }
+        let (from, to) = self.everywhere(x, y);
+        let total = self.q.rows.max(1) as f32;
+        let mut words = vec![];
+        for (r, (f, t)) in self.q.replicas.iter().zip(from.iter().zip(&to)) {
+            let share = Word::F32(r.rows as f32 / total);
+            words.extend([Word::Ptr(f.ptr), Word::Ptr(t.ptr), share]);
+        }
+        let launch = Launch::over("collective", "replica_mean", from[0].len)
+            .arg(Arg::Table(words))
+            .arg(from.len())
+            .arg(from[0].len);
+        self.collective("replica_mean", launch, &from, &to);
+    }
+
+    pub(super) fn everywhere(&mut self, x: ValueId, y: ValueId) -> (Vec<Operand>, Vec<Operand>) {
+        self.replicas().map(|r| (self.operand(r, x), self.operand(r, y))).unzip()
+    }
+
+    pub(super) fn collective(
+        &mut self,
+        label: &str,
+        launch: Launch,
+        from: &[Operand],
+        to: &[Operand],
+    ) {
+        self.push(Work {
+            instr: self.at,
+            label: label.into(),
+            tasks: vec![Task::Launch(launch)],
+            reads: from.iter().map(Operand::span).collect(),
+            writes: to.iter().map(Operand::span).collect(),
+        });
+    }
+}

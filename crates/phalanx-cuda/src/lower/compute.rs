@@ -1,0 +1,149 @@
+//! From an op to works: what `lower` decides about, and the launches of the others.
+
+use super::Lowering;
+use super::pending::Move;
+use crate::launch::Block;
+use crate::ops;
+use crate::tape;
+use crate::task::{Pass, Task};
+use phalanx_graph::Op;
+use phalanx_graph::program::{Place, ValueId};
+
+impl Lowering<'_> {
+    pub(super) fn label(&self, op: &Op, scope: u32) -> String {
+        format!("{} {}", op.name(), self.q.program.scopes[scope as usize])
+    }
+
+    pub(super) fn compute(
+        &mut self,
+        replica: usize,
+        op: &Op,
+        x: &[ValueId],
+        y: ValueId,
+        scope: u32,
+    ) {
+        let label = self.label(op, scope);
+        if self.q.replicas[replica].rows == 0 && self.without_rows(replica, &label, x, y) {
+            return;
+        }
+        match op {
+            Op::Conv(geom, e) => self.conv(replica, label, geom, *e, x, y),
+            Op::ConvGradInput(geom) => {
+                self.conv_pass(replica, label, Pass::GradInput, geom, (y, x[1], x[0]), y);
+            }
+            Op::ConvGradKernel(geom) => self.conv_grad_kernel(replica, label, geom, x, y),
+            Op::Dot(e) => self.dot(replica, label, *e, x, y),
+            Op::DotGradInput => self.dot_grad_input(replica, label, x, y),
+            Op::DotGradKernel => {
+                let task = self.dot_grad_kernel(replica, x[0], x[1], y);
+                self.work(replica, label, vec![task], x, &[y]);
+            }
+            Op::Moments
+            | Op::BatchStats { .. }
+            | Op::BatchNorm(_)
+            | Op::BatchNormGradSums(_)
+            | Op::BatchNormGradInput(_) => self.norm(replica, label, op, x, y),
+            Op::Reduce { .. } if self.q.facts.column_sums.contains_key(&self.at) => {
+                let sums = self.q.facts.column_sums[&self.at];
+                let (from, to) = (self.operand(replica, x[0]), self.operand(replica, sums));
+                let sizes = [from.pixels(), from.last(), from.ld];
+                let (mut cx, _) = self.cx(replica);
+                let from = (from.ptr, from.elem);
+                let launch = ops::reduce::column_sums(&mut cx, from, sizes, to.ptr);
+                self.launches(replica, label, vec![launch], x, &[sums]);
+            }
+            Op::Fused(tape) => {
+                let x = self.q.facts.uncast(x);
+                if self.is_small(y) {
+                    return self.put_off_tape(replica, tape, &x, y);
+                }
+                let (mut cx, tapes) = self.cx(replica);
+                let launches = tape::fused(&mut cx, tapes, tape, &x, y);
+                self.launches(replica, label, launches, &x, &[y]);
+            }
+            Op::SumRows if self.sum_rows(replica, x[0], y) => {}
+            Op::Slice { axis, start, .. } if self.stays(replica, *axis, x[0]) => {
+                self.slice_in_place(replica, *axis, *start, x[0], y);
+            }
+            _ => {
+                let (mut cx, tapes) = self.cx(replica);
+                let launches = ops::compute(&mut cx, tapes, op, x, y);
+                self.launches(replica, label, launches, x, &[y]);
+            }
+        }
+    }
+
+    /// With no rows there is nothing to compute, and sums over rows are zero. Says whether that was all.
+    pub(super) fn without_rows(
+        &mut self,
+        replica: usize,
+        label: &str,
+        x: &[ValueId],
+        y: ValueId,
+    ) -> bool {
+        let is_rows = |id: &ValueId| self.q.program.value(*id).ty.is_rows();
+        let facts = self.q.facts;
+        let sums = [
+            (!is_rows(&y)).then_some(y),
+            facts.column_sums.get(&self.at).copied(),
+            facts.with_sums.get(&y).copied(),
+            facts.finish.get(&y).map(|f| f.stats),
+        ];
+        if !is_rows(&y) && !x.iter().any(is_rows) {
+            return false;
+        }
+        for sum in sums.into_iter().flatten() {
+            let clear = Task::Clear(self.operand(replica, sum).span());
+            self.work(replica, label.into(), vec![clear], &[], &[sum]);
+        }
+        true
+    }
+
+    /// Whether a value is the same for all rows and has few numbers.
+    pub(super) fn is_small(&self, y: ValueId) -> bool {
+        let ty = &self.q.program.value(y).ty;
+        !ty.is_rows() && ty.len() <= tape::GROUPED
+    }
+
+    /// Whether a part of a value along an axis is a run of neighbours that keep their place for the
+    /// whole step.
+    pub(super) fn stays(&mut self, replica: usize, axis: usize, x: ValueId) -> bool {
+        let v = self.q.program.value(x);
+        let leading: usize = v.ty.dims[..axis].iter().product();
+        let block = self.operand(replica, x).ptr.block;
+        !v.ty.is_rows() && leading == 1 && matches!(block, Block::Shared | Block::Inputs)
+    }
+
+    /// A part of a value read where it lies; only weights' gradients are copied, later.
+    pub(super) fn slice_in_place(
+        &mut self,
+        replica: usize,
+        axis: usize,
+        start: usize,
+        x: ValueId,
+        y: ValueId,
+    ) {
+        let from = self.operand(replica, x);
+        let inner: usize = from.dims[axis + 1..].iter().product();
+        let part = from.ptr.add(start * inner * from.elem.bytes());
+        match self.q.program.value(y).place {
+            Place::Gradient(_) => {
+                let to = self.operand(replica, y);
+                self.put_off(Move { from: part, elem: from.elem, to: to.ptr, len: to.len });
+            }
+            _ => {
+                let own = self.cx(replica).0.own(y).span();
+                self.aliases.insert(own, (part.block, part.offset));
+            }
+        }
+    }
+
+    pub(super) fn copy(&mut self, replica: usize, x: ValueId, y: ValueId) {
+        let empty = self.q.replicas[replica].rows == 0;
+        if empty && self.q.program.value(y).ty.is_rows() {
+            return;
+        }
+        let launches = ops::layout::copy(&mut self.cx(replica).0, x, y);
+        self.launches(replica, "copy".into(), launches, &[x], &[y]);
+    }
+}

@@ -1,0 +1,217 @@
+//! Runs one op on the emulated GPU and compares it with the reference.
+
+use super::compute;
+use super::lab::{Lab, float_bytes, from_bf16, to_bf16};
+use crate::cx::Cx;
+use crate::emulator::missing;
+use crate::launch::{Elem, Launch};
+use crate::tape::Tapes;
+use phalanx_cpu::reference::{Bindings, Context, Data, Value, evaluate};
+use phalanx_graph::program::ValueId;
+use phalanx_graph::{DType, Graph, NodeId, Op, Type};
+
+pub(super) const SEED: u64 = 0x1234_5678_9abc_def0;
+pub(super) const STEP: u64 = 0x1_0000_0007;
+
+/// Numbers between -1 and 1 that a 32-bit float holds.
+pub(super) fn numbers(n: usize, seed: u64) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        f64::from(((state >> 40) as f32) / (1u64 << 23) as f32 - 1.0)
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// An op with its operands.
+pub(super) struct Case {
+    pub op: Op,
+    pub x: Vec<(Type, Value)>,
+    pub rows: usize,
+    /// Elements in front of operands and result, which spoil their alignment.
+    pub shift: usize,
+    /// Rows of the batch in front of these.
+    pub first_row: usize,
+    /// Whether floats lie in memory as `bf16`.
+    pub narrow: bool,
+}
+
+impl Case {
+    pub fn new(op: Op, rows: usize) -> Case {
+        Case { op, x: vec![], rows, shift: 0, first_row: 0, narrow: false }
+    }
+
+    /// Adds float rows of pseudo-random numbers.
+    pub fn rows(self, dims: &[usize]) -> Case {
+        let n = self.rows * dims.iter().product::<usize>();
+        let seed = self.x.len() as u64 + 1;
+        self.floats(Type::rows(dims), numbers(n, seed))
+    }
+
+    /// Adds floats.
+    pub fn floats(mut self, ty: Type, data: Vec<f64>) -> Case {
+        let value = Value::float(self.dims(&ty), data);
+        self.x.push((ty, value));
+        self
+    }
+
+    /// Adds integer rows.
+    pub fn ints(mut self, dims: &[usize], data: Vec<i32>) -> Case {
+        let ty = Type { dtype: DType::I32, ..Type::rows(dims) };
+        let value = Value::int(self.dims(&ty), data);
+        self.x.push((ty, value));
+        self
+    }
+
+    pub fn shifted(self, shift: usize) -> Case {
+        Case { shift, ..self }
+    }
+
+    /// These rows are not the batch's first.
+    pub fn behind(self, first_row: usize) -> Case {
+        Case { first_row, ..self }
+    }
+
+    /// The same on narrow floats, operands rounded to them.
+    pub fn narrow(mut self) -> Case {
+        for (_, value) in &mut self.x {
+            if let Data::Float(v) = &mut value.data {
+                v.iter_mut().for_each(|v| *v = f64::from(from_bf16(to_bf16(*v as f32))));
+            }
+        }
+        Case { narrow: true, ..self }
+    }
+
+    fn dims(&self, ty: &Type) -> Vec<usize> {
+        let lead = if ty.is_rows() { vec![self.rows] } else { vec![] };
+        [lead, ty.dims.clone()].concat()
+    }
+
+    fn graph(&self) -> (Graph, NodeId) {
+        let mut g = Graph::new();
+        let x: Vec<NodeId> = (self.x.iter().enumerate())
+            .map(|(i, (ty, _))| {
+                let feed = g.add_feed(&format!("x{i}"), ty.clone());
+                g.feed(feed)
+            })
+            .collect();
+        let y = g.push(self.op.clone(), &x).expect("operands fit");
+        (g, y)
+    }
+
+    /// Operands and result, not written yet, as a bench has them.
+    fn place(&self, lab: &mut Lab) -> (Vec<ValueId>, ValueId) {
+        let (graph, node) = self.graph();
+        let x = self.x.iter().map(|(ty, value)| lab.put(ty, self.shift, &self.bytes(value)));
+        let x = x.collect();
+        let ty = graph.ty(node);
+        let rows = if ty.is_rows() { self.rows } else { 1 };
+        let result = vec![0xff; ty.len() * rows * self.elem(ty.dtype).bytes()];
+        (x, lab.put(ty, self.shift, &result))
+    }
+
+    /// What an operand or result is in memory.
+    fn elem(&self, dtype: DType) -> Elem {
+        match dtype {
+            DType::I32 => Elem::I32,
+            _ if self.narrow => Elem::Bf16,
+            _ => Elem::F32,
+        }
+    }
+
+    fn bytes(&self, value: &Value) -> Vec<u8> {
+        let elem = self.elem(DType::F32);
+        match &value.data {
+            Data::Float(v) => v.iter().flat_map(|v| float_bytes(*v as f32, elem)).collect(),
+            Data::Int(v) => v.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        }
+    }
+
+    /// What the op is lowered to.
+    pub fn launches(&self) -> Vec<Launch> {
+        let mut lab = Lab::bare(None, self.rows);
+        let (x, y) = self.place(&mut lab);
+        lab.lower(|cx, tapes| self.lower(cx, tapes, &x, y)).0
+    }
+
+    /// Narrow operands fit wherever wide ones do: only the kernels' types change.
+    fn lower(&self, cx: &mut Cx<'_>, tapes: &mut Tapes, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+        let mut launches = compute(cx, tapes, &self.op, x, y);
+        if self.narrow {
+            launches.iter_mut().for_each(|l| l.kernel = l.kernel.replace("float", "bf16"));
+        }
+        launches
+    }
+
+    /// Fails unless the emulated GPU has what the reference has, the same in every order.
+    pub fn check(&self, tolerance: f64) {
+        if let Some(reason) = missing() {
+            return eprintln!("skipped: {reason}");
+        }
+        let (graph, node) = self.graph();
+        let feeds = self.x.iter().map(|(_, value)| self.whole_batch(value)).collect();
+        let bindings = Bindings { feeds, params: vec![] };
+        let ctx = Context { rows: self.first_row + self.rows, seed: SEED, step: STEP };
+        let want = self.own_rows(evaluate(&graph, &[node], &bindings, &ctx).remove(0));
+        let runs: Vec<Vec<u32>> =
+            [None, Some(5)].into_iter().flat_map(|seed| self.run(seed, &want)).collect();
+        let text = || format!("{} rows, {:?}", self.rows, self.launches());
+        for run in &runs {
+            assert!(*run == runs[0], "{}: two runs differ", text());
+        }
+        match &want.data {
+            Data::Int(want) => {
+                let got: Vec<i32> = runs[0].iter().map(|w| w.cast_signed()).collect();
+                assert_eq!(got, *want, "{}", text());
+            }
+            Data::Float(want) => {
+                for (i, (word, want)) in runs[0].iter().zip(want).enumerate() {
+                    let got = f64::from(f32::from_bits(*word));
+                    let same = got == *want || got.is_nan() && want.is_nan();
+                    let near = (got - want).abs() <= tolerance * (1.0 + want.abs());
+                    assert!(same || near, "{} at {i}: {got} for {want}", text());
+                }
+            }
+        }
+    }
+
+    /// Float rows with zeros for the rows in front.
+    fn whole_batch(&self, value: &Value) -> Value {
+        let Data::Float(own) = &value.data else { return value.clone() };
+        let mut value = Value::float(value.dims.clone(), own.clone());
+        if self.first_row > 0 {
+            let front = vec![0.0; own.len() / self.rows * self.first_row];
+            value.dims[0] += self.first_row;
+            value.data = Data::Float([front, own.clone()].concat());
+        }
+        value
+    }
+
+    /// A result without the rows in front.
+    fn own_rows(&self, mut value: Value) -> Value {
+        if let (Data::Float(all), true) = (&mut value.data, self.first_row > 0) {
+            all.drain(..all.len() / value.dims[0] * self.first_row);
+            value.dims[0] = self.rows;
+        }
+        value
+    }
+
+    /// The result of two steps on one GPU.
+    fn run(&self, seed: Option<u64>, want: &Value) -> Vec<Vec<u32>> {
+        let mut lab = Lab::bare(seed, self.rows);
+        lab.first_row = self.first_row;
+        (lab.inputs.seed, lab.inputs.step) = (SEED, STEP);
+        let (x, y) = self.place(&mut lab);
+        let elem = match want.data {
+            Data::Int(_) => Elem::I32,
+            Data::Float(_) => self.elem(DType::F32),
+        };
+        let step = lab.prepare(|cx, tapes| self.lower(cx, tapes, &x, y));
+        let mut results = vec![];
+        for _ in 0..2 {
+            lab.start(step);
+            results.push(lab.words(lab.at(y), elem, want.len()));
+        }
+        results
+    }
+}
