@@ -50,6 +50,9 @@ pub fn driver_version() -> Option<String> {
     })
 }
 
+/// How long programs for GPUs leave the places of dead values alone (`Options::rest`).
+pub const REST: usize = 16;
+
 /// A replica's place: a GPU, or a numbered part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuPlace {

@@ -29,5 +29,5 @@ mod tape;
 mod task;
 
 pub use cache::folder as cache_folder;
-pub use devices::{GpuInfo, GpuPlace, driver_version, executor, gpus};
+pub use devices::{GpuInfo, GpuPlace, REST, driver_version, executor, gpus};
 pub use plan::memory_plan;

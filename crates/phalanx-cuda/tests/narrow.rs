@@ -11,7 +11,8 @@ use phalanx_testing::simulate::{Numbers, SEED};
 /// Weights and predictions after a few steps.
 fn train(step: &Step, policy: Policy, devices: usize) -> (Vec<Vec<f32>>, Vec<f32>) {
     let mesh = Mesh::new(devices, 1);
-    let program = Program::compile(step.clone(), Options { mesh, max_batch: 8, policy }).unwrap();
+    let program =
+        Program::compile(step.clone(), Options { policy, ..Options::new(mesh, 8) }).unwrap();
     let text = program.to_string();
     assert_eq!(text.contains("rows bf16["), policy == Policy::MixedBfloat16, "{text}");
     let params = step.graph.params();

@@ -32,6 +32,7 @@ pub(crate) fn place(step: Step, lowered: Lowered, options: Options) -> Result<Pr
     p.check_addressable(options.max_batch)?;
     p.lives();
     p.reuse_in_place();
+    p.rest(options.rest);
     let (offsets, mut memory) = p.offsets();
     let parts = p.parts(&mut memory);
     if cfg!(debug_assertions) {
@@ -186,6 +187,11 @@ impl<'a> Planner<'a> {
         let bytes = self.bytes(root);
         let life = self.life[root.index()].get_or_insert(Life { start: at, end: at, bytes });
         life.end = at;
+    }
+
+    /// Leaves the places of dead values alone for a while.
+    fn rest(&mut self, instructions: usize) {
+        self.life.iter_mut().flatten().for_each(|life| life.end += instructions);
     }
 
     fn lives(&mut self) {

@@ -127,12 +127,15 @@ pub struct Options {
     pub max_batch: usize,
     /// How activations are stored.
     pub policy: Policy,
+    /// Instructions for which the place of a value that nobody needs any more is left alone: whoever
+    /// runs them side by side need not wait for its last readers.
+    pub rest: usize,
 }
 
 impl Options {
     /// Options with 32-bit floats throughout.
     pub fn new(mesh: Mesh, max_batch: usize) -> Options {
-        Options { mesh, max_batch, policy: Policy::Float32 }
+        Options { mesh, max_batch, policy: Policy::Float32, rest: 0 }
     }
 }
 

@@ -239,8 +239,13 @@ impl Engine {
     }
 
     fn program_for(&self, step: Step, max_batch: usize) -> Result<Program> {
-        let (mesh, policy) = (self.mesh(), self.policy);
-        Ok(Program::compile(step, Options { mesh, max_batch, policy })?)
+        let options = self.options(self.mesh(), max_batch, self.device_kind);
+        Ok(Program::compile(step, options)?)
+    }
+
+    fn options(&self, mesh: Mesh, max_batch: usize, kind: DeviceKind) -> Options {
+        let rest = if kind == DeviceKind::Gpu { phalanx_cuda::REST } else { 0 };
+        Options { mesh, max_batch, policy: self.policy, rest }
     }
 
     /// The devices and workers that programs are compiled for.
@@ -249,9 +254,14 @@ impl Engine {
     }
 
     /// The program of a step as other devices would run it.
-    pub(super) fn program_on(&self, kind: StepKind, batch: usize, mesh: Mesh) -> Result<Program> {
-        let (max_batch, policy) = (batch, self.policy);
-        Ok(Program::compile(self.step(kind)?, Options { mesh, max_batch, policy })?)
+    pub(super) fn program_on(
+        &self,
+        kind: StepKind,
+        batch: usize,
+        mesh: Mesh,
+        devices: DeviceKind,
+    ) -> Result<Program> {
+        Ok(Program::compile(self.step(kind)?, self.options(mesh, batch, devices))?)
     }
 
     /// The program of a step for a batch of this size, as it would be run.

@@ -134,7 +134,7 @@ impl Engine {
         on: DeviceKind,
         mesh: Mesh,
     ) -> Result<MemoryPlan> {
-        let program = self.program_on(kind, batch, mesh)?;
+        let program = self.program_on(kind, batch, mesh, on)?;
         Ok(MemoryPlan::of(&program, on, self.gather_steps().is_some()))
     }
 

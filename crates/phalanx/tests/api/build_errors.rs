@@ -308,7 +308,7 @@ fn what_no_machine_can_hold_is_refused() {
         ),
         (
             || MirroredStrategy::with_devices(["tpu"]).map(|_| ()),
-            "device: name: expected cpu:N or gpu:N, received 'tpu'",
+            "device: name: expected cpu:N, gpu:N or gpu:N/PART, received 'tpu'",
         ),
     ]);
 }
