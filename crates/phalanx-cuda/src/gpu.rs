@@ -1,21 +1,25 @@
 //! A GPU that carries out steps: memory, compiled kernels, library plans, captured graphs.
 
+mod kernels;
+mod transfers;
+
 use crate::cublas::{Cublas, GemmPlan};
 use crate::cudnn::{ConvPlan, Cudnn};
 use crate::driver::{
-    Context, DeviceBuffer, Event, Failure, Graph, Module, PinnedBuffer, Result, Stream, cu,
+    Context, DeviceBuffer, Event, Failure, Graph, PinnedBuffer, Result, Stream, cu,
 };
-use crate::inputs::INPUT_BYTES;
-use crate::launch::{Arg, Block, Launch, Ptr, Source, Word};
+use crate::launch::{Arg, Block, Launch, Ptr};
 use crate::libs::{self, Lib};
 use crate::machine::{Machine, Plan, StepId};
 use crate::schedule::{Placed, schedule};
-use crate::task::{Conv, Task, Work};
-use crate::{autotune, driver, fallback, nvrtc};
-use cudarc::driver::sys::{CUfunction, CUfunction_attribute};
+use crate::task::{Conv, Task};
+use crate::{autotune, driver, fallback};
+use cudarc::driver::sys::CUfunction_attribute;
+use kernels::{Function, Kernels, Tables, Texts};
 use phalanx_graph::exec::ExecError;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use transfers::{Head, Staging};
 
 /// Works that may run side by side.
 const STREAMS: usize = 4;
@@ -25,26 +29,6 @@ const REPEATS: usize = 20;
 
 /// Steps whose inputs may be on their way at the same time.
 const AHEAD: usize = 2;
-
-/// A kernel's function in a loaded module.
-#[derive(Clone, Copy)]
-struct Function(CUfunction);
-
-// SAFETY: functions belong to a module of the same owner.
-unsafe impl Send for Function {}
-
-/// A fingerprint of a text.
-type Text = u64;
-
-/// What tells kernels of the same name apart: those of tapes are each plan's own.
-fn text_of(source: Source, tapes: &str) -> Text {
-    use std::hash::{DefaultHasher, Hash, Hasher};
-    let mut hasher = DefaultHasher::new();
-    if source == Source::Tapes {
-        tapes.hash(&mut hasher);
-    }
-    hasher.finish()
-}
 
 /// A task with everything resolved.
 enum Ready {
@@ -62,25 +46,6 @@ struct Prepared {
     _tables: DeviceBuffer,
 }
 
-/// A place for feeds on their way to the GPU.
-struct Staging {
-    /// By replica.
-    host: Vec<PinnedBuffer>,
-    device: Vec<DeviceBuffer>,
-    bytes: usize,
-    /// Passed once they are on the GPU.
-    arrived: Event,
-    /// Passed once the step has taken them.
-    taken: Event,
-}
-
-/// A place for heads on their way to the GPU.
-struct Head {
-    host: PinnedBuffer,
-    /// Passed once all replicas have it.
-    taken: Event,
-}
-
 /// Whatever else this process does on its GPUs would spoil a step that is being captured.
 static CAPTURE: RwLock<()> = RwLock::new(());
 
@@ -96,11 +61,8 @@ fn working() -> RwLockReadGuard<'static, ()> {
 
 /// One GPU.
 pub(crate) struct Gpu {
-    // Dropped in this order; the context goes last.
     steps: Vec<Prepared>,
-    /// By source, the text written for one plan alone, and name.
-    functions: HashMap<(Source, Text, String), Function>,
-    modules: Vec<Module>,
+    kernels: Kernels,
     cudnn: Option<Cudnn>,
     cublas: Option<Cublas>,
     blocks: BTreeMap<(usize, Block), DeviceBuffer>,
@@ -116,10 +78,10 @@ pub(crate) struct Gpu {
     fetched: Vec<PinnedBuffer>,
     streams: Vec<Stream>,
     copies: Stream,
-    capability: i32,
     name: String,
     /// Whether products of 32-bit floats may be rounded for the tensor cores.
     tf32: bool,
+    /// Dropped last: the rest belongs to it.
     context: Context,
 }
 
@@ -139,17 +101,11 @@ impl Gpu {
         let context = Context::new(index)?;
         let streams = (0..STREAMS).map(|_| Stream::new()).collect::<Result<_>>()?;
         let workspaces = (0..STREAMS).map(|_| DeviceBuffer::default()).collect();
-        let place = |_| {
-            let (host, device, bytes) = (vec![], vec![], 0);
-            Ok(Staging { host, device, bytes, arrived: Event::new()?, taken: Event::new()? })
-        };
-        let staging = (0..AHEAD).map(place).collect::<Result<_>>()?;
-        let head = |_| Ok(Head { host: PinnedBuffer::new(INPUT_BYTES)?, taken: Event::new()? });
-        let heads = (0..AHEAD).map(head).collect::<Result<_>>()?;
+        let staging = (0..AHEAD).map(|_| Staging::new()).collect::<Result<_>>()?;
+        let heads = (0..AHEAD).map(|_| Head::new()).collect::<Result<_>>()?;
         Ok(Gpu {
             steps: vec![],
-            functions: HashMap::new(),
-            modules: vec![],
+            kernels: Kernels::new(context.capability()?),
             cudnn: None,
             cublas: None,
             blocks: BTreeMap::new(),
@@ -162,7 +118,6 @@ impl Gpu {
             fetched: vec![],
             streams,
             copies: Stream::new()?,
-            capability: context.capability()?,
             name,
             tf32: std::env::var("PHALANX_TF32").map_or(true, |v| v != "0"),
             context,
@@ -178,53 +133,8 @@ impl Gpu {
         Ok(block.at() + at.offset as u64)
     }
 
-    /// Compiles the kernels that are not there yet, source by source.
-    fn compile(&mut self, plan: &Plan) -> Result<()> {
-        let mut missing: BTreeMap<Source, Vec<String>> = BTreeMap::new();
-        for task in plan.work.iter().flat_map(|w| &w.tasks) {
-            let Task::Launch(l) = task else { continue };
-            let key = (l.source, text_of(l.source, &plan.tapes), l.kernel.clone());
-            let known = self.functions.contains_key(&key);
-            let names = missing.entry(l.source).or_default();
-            if !known && !names.contains(&l.kernel) {
-                names.push(l.kernel.clone());
-            }
-        }
-        missing.retain(|_, names| !names.is_empty());
-        let capability = self.capability;
-        let compiled = std::thread::scope(|scope| {
-            let jobs: Vec<_> = missing
-                .iter_mut()
-                .map(|(source, names)| {
-                    names.sort();
-                    let job = scope.spawn(|| {
-                        let text = nvrtc::source(*source, &plan.tapes)?;
-                        nvrtc::compile(&text, names, capability)
-                    });
-                    (*source, job)
-                })
-                .collect();
-            let join = |(source, job): (Source, std::thread::ScopedJoinHandle<'_, _>)| {
-                let died = |_| Err(Failure("the kernel compiler failed".into()));
-                Ok((source, job.join().unwrap_or_else(died)?))
-            };
-            jobs.into_iter().map(join).collect::<Result<Vec<(Source, nvrtc::Compiled)>>>()
-        })?;
-        for (source, code) in compiled {
-            let module = Module::load(&code.cubin)?;
-            for (kernel, lowered) in code.names {
-                let function = Function(module.function(&lowered)?);
-                let text = text_of(source, &plan.tapes);
-                self.functions.insert((source, text, kernel), function);
-            }
-            self.modules.push(module);
-        }
-        Ok(())
-    }
-
-    fn ready_launch(&self, launch: &Launch, tables: &mut Tables) -> Result<Ready> {
-        let key = (launch.source, tables.text(launch.source), launch.kernel.clone());
-        let function = self.functions[&key];
+    fn ready_launch(&self, texts: Texts, launch: &Launch, tables: &mut Tables) -> Result<Ready> {
+        let function = self.kernels.find(texts, launch)?;
         let mut args = Vec::with_capacity(launch.args.len());
         for arg in &launch.args {
             args.push(match arg {
@@ -244,7 +154,7 @@ impl Gpu {
         Ok(Ready::Launch { function, grid, threads, shared, args })
     }
 
-    fn ready_conv(&mut self, conv: &Conv, tables: &mut Tables) -> Result<Ready> {
+    fn ready_conv(&mut self, texts: Texts, conv: &Conv, tables: &mut Tables) -> Result<Ready> {
         let at = [self.address(conv.x.at)?, self.address(conv.w.0)?, self.address(conv.y.at)?];
         if self.cudnn.is_none() {
             libs::find(Lib::Cudnn).map_err(|e| Failure(e.to_string()))?;
@@ -255,20 +165,16 @@ impl Gpu {
             Some(plan) => Ok(Ready::Conv { plan, at }),
             None => {
                 let launch = fallback::launch(conv);
-                let plan = Plan {
-                    work: vec![Work::of(vec![Task::Launch(launch.clone())])],
-                    tapes: String::new(),
-                };
-                self.compile(&plan)?;
-                self.ready_launch(&launch, tables)
+                self.kernels.compile(texts, "", [&launch].into_iter())?;
+                self.ready_launch(texts, &launch, tables)
             }
         }
     }
 
-    fn ready(&mut self, task: &Task, tables: &mut Tables) -> Result<Ready> {
+    fn ready(&mut self, texts: Texts, task: &Task, tables: &mut Tables) -> Result<Ready> {
         match task {
-            Task::Launch(l) => self.ready_launch(l, tables),
-            Task::Conv(conv) => self.ready_conv(conv, tables),
+            Task::Launch(l) => self.ready_launch(texts, l, tables),
+            Task::Conv(conv) => self.ready_conv(texts, conv, tables),
             Task::Gemm(gemm) => {
                 let at = [gemm.a.at, gemm.b.at, gemm.c.at];
                 let at = [self.address(at[0])?, self.address(at[1])?, self.address(at[2])?];
@@ -373,12 +279,17 @@ impl Gpu {
     fn resolve(&mut self, plan: &Plan) -> Result<(Vec<Vec<Ready>>, Tables)> {
         let _working = working();
         self.context.enter()?;
-        self.compile(plan)?;
+        let texts = Texts::of(plan);
+        let launches = plan.work.iter().flat_map(|w| &w.tasks).filter_map(|task| match task {
+            Task::Launch(l) => Some(l),
+            _ => None,
+        });
+        self.kernels.compile(texts, &plan.tapes, launches)?;
         let mut tables = Tables::new(plan)?;
         let mut ready = Vec::with_capacity(plan.work.len());
         for work in &plan.work {
             let tasks: Result<Vec<Ready>> =
-                work.tasks.iter().map(|t| self.ready(t, &mut tables)).collect();
+                work.tasks.iter().map(|t| self.ready(texts, t, &mut tables)).collect();
             ready.push(tasks.map_err(|e| Failure(format!("{}: {e}", work.label)))?);
         }
         Ok((ready, tables))
@@ -414,88 +325,6 @@ impl Gpu {
             seconds.push(least / REPEATS as f64);
         }
         Ok(seconds)
-    }
-
-    fn stage_feeds(
-        &mut self,
-        replicas: usize,
-        bytes: usize,
-        fill: &mut dyn FnMut(usize, &mut [u8]),
-    ) -> Result<()> {
-        let _working = working();
-        self.context.enter()?;
-        let place = &mut self.staging[self.next % AHEAD];
-        // What was here before must be on the GPU before it is written over.
-        place.arrived.synchronize()?;
-        self.copies.wait(&place.taken)?;
-        place.bytes = bytes;
-        for replica in 0..replicas {
-            if place.host.len() == replica {
-                place.host.push(PinnedBuffer::new(bytes)?);
-                place.device.push(DeviceBuffer::new(bytes)?);
-            }
-            if place.host[replica].bytes() < bytes {
-                place.taken.synchronize()?;
-                place.host[replica] = PinnedBuffer::new(bytes)?;
-                place.device[replica] = DeviceBuffer::new(bytes)?;
-            }
-            let host = &mut place.host[replica].as_mut_slice()[..bytes];
-            fill(replica, host);
-            if bytes > 0 {
-                let (to, from) = (place.device[replica].at(), host.as_ptr().cast());
-                cu!(cuMemcpyHtoDAsync_v2(to, from, bytes, self.copies.0))?;
-            }
-        }
-        place.arrived.record(&self.copies)
-    }
-
-    fn start_step(&mut self, step: StepId, head: &[u8]) -> Result<()> {
-        let _working = working();
-        self.context.enter()?;
-        let stream = &self.streams[0];
-        let at = self.next % AHEAD;
-        self.next += 1;
-        let (place, sent) = (&self.staging[at], &mut self.heads[at]);
-        sent.taken.synchronize()?;
-        sent.host.as_mut_slice()[..head.len()].copy_from_slice(head);
-        stream.wait(&place.arrived)?;
-        for (replica, feeds) in place.device.iter().enumerate() {
-            let to = self.blocks[&(replica, Block::Inputs)].at();
-            let from = sent.host.as_slice().as_ptr().cast();
-            cu!(cuMemcpyHtoDAsync_v2(to, from, head.len(), stream.0))?;
-            if place.bytes > 0 {
-                let behind = to + INPUT_BYTES as u64;
-                cu!(cuMemcpyDtoDAsync_v2(behind, feeds.at(), place.bytes, stream.0))?;
-            }
-        }
-        place.taken.record(stream)?;
-        sent.taken.record(stream)?;
-        self.steps[step.0].graph.launch(stream)?;
-        self.done.record(stream)
-    }
-
-    fn finish_steps(&mut self, fetches: &mut [&mut [u8]]) -> Result<()> {
-        let _working = working();
-        self.context.enter()?;
-        let stream = &self.streams[0];
-        for (replica, bytes) in fetches.iter().enumerate() {
-            if self.fetched.len() == replica {
-                self.fetched.push(PinnedBuffer::new(bytes.len())?);
-            }
-            if self.fetched[replica].bytes() < bytes.len() {
-                self.fetched[replica] = PinnedBuffer::new(bytes.len())?;
-            }
-            if !bytes.is_empty() {
-                let from = self.blocks[&(replica, Block::Fetches)].at();
-                let to = self.fetched[replica].as_mut_slice().as_mut_ptr().cast();
-                cu!(cuMemcpyDtoHAsync_v2(to, from, bytes.len(), stream.0))?;
-            }
-        }
-        stream.synchronize()?;
-        for (to, from) in fetches.iter_mut().zip(&self.fetched) {
-            to.copy_from_slice(&from.as_slice()[..to.len()]);
-        }
-        Ok(())
     }
 
     fn grow(&mut self, replica: usize, block: Block, bytes: usize) -> Result<bool> {
@@ -544,53 +373,6 @@ impl Gpu {
         self.streams[0].synchronize()?;
         cu!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), self.address(at)?, bytes.len()))
     }
-}
-
-/// The tables of a step, one behind the other.
-struct Tables {
-    buffer: DeviceBuffer,
-    used: usize,
-    tapes: Text,
-}
-
-impl Tables {
-    fn new(plan: &Plan) -> Result<Tables> {
-        let tasks = plan.work.iter().flat_map(|w| &w.tasks);
-        let words: usize = tasks
-            .map(|task| match task {
-                Task::Launch(l) => l.args.iter().map(table_words).sum(),
-                // Where the library does not take it, a kernel of our own gets its geometry.
-                Task::Conv(_) => fallback::TABLE_WORDS,
-                _ => 0,
-            })
-            .sum();
-        let tapes = text_of(Source::Tapes, &plan.tapes);
-        Ok(Tables { buffer: DeviceBuffer::new(words * 8)?, used: 0, tapes })
-    }
-
-    fn text(&self, source: Source) -> Text {
-        if source == Source::Tapes { self.tapes } else { text_of(source, "") }
-    }
-
-    fn add(&mut self, gpu: &Gpu, words: &[Word]) -> Result<u64> {
-        let mut bytes = Vec::with_capacity(words.len() * 8);
-        for word in words {
-            let bits = match word {
-                Word::Ptr(p) => gpu.address(*p)?,
-                Word::I64(v) => *v as u64,
-                Word::F32(v) => u64::from(v.to_bits()),
-            };
-            bytes.extend(bits.to_le_bytes());
-        }
-        let at = self.buffer.at() + self.used as u64;
-        self.used += bytes.len();
-        cu!(cuMemcpyHtoD_v2(at, bytes.as_ptr().cast(), bytes.len()))?;
-        Ok(at)
-    }
-}
-
-fn table_words(arg: &Arg) -> usize {
-    if let Arg::Table(words) = arg { words.len() } else { 0 }
 }
 
 impl Machine for Gpu {
@@ -658,7 +440,7 @@ impl Drop for Gpu {
         self.context.enter().ok();
         // Freed here, while nobody captures.
         self.steps.clear();
-        self.modules.clear();
+        self.kernels.clear();
         (self.cudnn, self.cublas) = (None, None);
         self.blocks.clear();
         self.workspaces.clear();

@@ -65,7 +65,8 @@ mod tests {
         let spans = |v: &[usize]| {
             v.iter().map(|at| Span::whole(Ptr::new(0, Block::Arena, *at), 8)).collect()
         };
-        Work { reads: spans(reads), writes: spans(writes), ..Work::of(vec![]) }
+        let (reads, writes) = (spans(reads), spans(writes));
+        Work { label: String::new(), instr: 0, tasks: vec![], reads, writes }
     }
 
     #[test]

@@ -85,11 +85,6 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Tasks that touch nothing anyone else does.
-    pub fn of(tasks: Vec<Task>) -> Work {
-        Work { label: String::new(), instr: 0, tasks, reads: vec![], writes: vec![] }
-    }
-
     /// Whether this must wait for an earlier one.
     pub fn follows(&self, earlier: &Work) -> bool {
         let meet = |a: &[Span], b: &[Span]| a.iter().any(|x| b.iter().any(|y| x.overlaps(y)));

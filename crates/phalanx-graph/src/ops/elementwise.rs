@@ -74,6 +74,27 @@ pub enum Binary {
 }
 
 impl Unary {
+    /// All of them.
+    pub const ALL: [Unary; 17] = [
+        Unary::Neg,
+        Unary::Abs,
+        Unary::Sign,
+        Unary::Recip,
+        Unary::Square,
+        Unary::Sqrt,
+        Unary::Rsqrt,
+        Unary::Exp,
+        Unary::Expm1,
+        Unary::Log,
+        Unary::Log1p,
+        Unary::Tanh,
+        Unary::Sigmoid,
+        Unary::Erf,
+        Unary::Relu,
+        Unary::Floor,
+        Unary::Sin,
+    ];
+
     /// Name in programs.
     pub fn name(self) -> &'static str {
         match self {
@@ -99,6 +120,20 @@ impl Unary {
 }
 
 impl Binary {
+    /// All of them.
+    pub const ALL: [Binary; 10] = [
+        Binary::Add,
+        Binary::Sub,
+        Binary::Mul,
+        Binary::Div,
+        Binary::Max,
+        Binary::Min,
+        Binary::Pow,
+        Binary::Gt,
+        Binary::Ge,
+        Binary::Eq,
+    ];
+
     /// Name in programs.
     pub fn name(self) -> &'static str {
         match self {

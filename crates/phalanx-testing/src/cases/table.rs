@@ -40,19 +40,6 @@ pub fn unary_cases() -> Vec<Case> {
     UNARY.into_iter().map(one).collect()
 }
 
-const BINARY: [Binary; 10] = [
-    Binary::Add,
-    Binary::Sub,
-    Binary::Mul,
-    Binary::Div,
-    Binary::Max,
-    Binary::Min,
-    Binary::Pow,
-    Binary::Gt,
-    Binary::Ge,
-    Binary::Eq,
-];
-
 /// An operand: float rows or a parameter.
 #[derive(Clone, Copy)]
 enum Operand {
@@ -88,7 +75,7 @@ pub fn binary_cases() -> Vec<Case> {
         ("parameters, suffix", Param(&[2, 3]), Param(&[3])),
     ];
     let mut cases = vec![];
-    for op in BINARY {
+    for op in Binary::ALL {
         for (form, l, r) in forms {
             for (order, l, r) in [("", l, r), (" swapped", r, l)] {
                 let name = format!("{} {form}{order}", op.name());

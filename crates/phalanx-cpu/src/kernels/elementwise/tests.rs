@@ -4,39 +4,6 @@ use super::*;
 use crate::kernels::math::testing::{close, gather, numbers, spread};
 use phalanx_graph::ops::{Binary, Instr, Tape, Unary};
 
-const UNARY: [Unary; 17] = [
-    Unary::Neg,
-    Unary::Abs,
-    Unary::Sign,
-    Unary::Recip,
-    Unary::Square,
-    Unary::Sqrt,
-    Unary::Rsqrt,
-    Unary::Exp,
-    Unary::Expm1,
-    Unary::Log,
-    Unary::Log1p,
-    Unary::Tanh,
-    Unary::Sigmoid,
-    Unary::Erf,
-    Unary::Relu,
-    Unary::Floor,
-    Unary::Sin,
-];
-
-const BINARY: [Binary; 10] = [
-    Binary::Add,
-    Binary::Sub,
-    Binary::Mul,
-    Binary::Div,
-    Binary::Max,
-    Binary::Min,
-    Binary::Pow,
-    Binary::Gt,
-    Binary::Ge,
-    Binary::Eq,
-];
-
 fn unary(u: Unary, x: f64) -> f64 {
     match u {
         Unary::Neg => -x,
@@ -182,14 +149,14 @@ fn every_function_of_every_isa() {
     }
     let n = a.len();
     for isa in Isa::available() {
-        for u in UNARY {
+        for u in Unary::ALL {
             let tape = single(vec![Instr::Input(0), Instr::Unary(u, 0)], vec![Access::Full]);
             let x = [a.clone()];
             let want: Vec<f64> = interpret(&tape, n, &x).remove(0);
             let want: Vec<f64> = want.iter().map(|w| f64::from(*w as f32)).collect();
             close(isa, u.name(), &run_flat(isa, &tape, n, n, &x)[0], &want, 4e-7);
         }
-        for op in BINARY {
+        for op in Binary::ALL {
             let tape = single(
                 vec![Instr::Input(0), Instr::Input(1), Instr::Binary(op, 0, 1)],
                 vec![Access::Full; 2],
