@@ -1,7 +1,7 @@
 //! What a step is started with on its way to the GPU, and what it fetched on its way back.
 
 use super::{AHEAD, Gpu, working};
-use crate::driver::{DeviceBuffer, Event, PinnedBuffer, Result, cu};
+use crate::driver::{DeviceBuffer, Event, Failure, PinnedBuffer, Result, cu};
 use crate::inputs::INPUT_BYTES;
 use crate::launch::Block;
 use crate::machine::StepId;
@@ -92,7 +92,8 @@ impl Gpu {
         }
         place.taken.record(stream)?;
         sent.taken.record(stream)?;
-        self.steps[step.0].graph.launch(stream)?;
+        let graph = self.steps[step.0].graph.as_ref();
+        graph.ok_or_else(|| Failure("a step was not captured".into()))?.launch(stream)?;
         self.done.record(stream)
     }
 

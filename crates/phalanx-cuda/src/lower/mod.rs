@@ -9,6 +9,7 @@ mod compute;
 mod conv;
 mod dense;
 mod facts;
+mod joined;
 mod norm;
 mod pending;
 mod sums;
@@ -21,6 +22,7 @@ use crate::ops::update::{self, Filters, Update};
 use crate::tape::Tapes;
 use crate::task::{Task, Work};
 pub(crate) use facts::Facts;
+use joined::Departures;
 use pending::{Move, Small};
 use phalanx_graph::program::{Instr, Program, ValueId};
 use std::collections::HashMap;
@@ -49,6 +51,8 @@ pub(crate) struct Request<'a> {
     pub accumulate: Option<bool>,
     /// Bytes of scratch memory that other steps use.
     pub scratch: usize,
+    /// Whether there are other GPUs to add with.
+    pub joined: bool,
 }
 
 /// The works of a step, and where its scratch memory ends.
@@ -65,13 +69,18 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, usize) {
         unpacks: vec![],
         small: vec![],
         sums: vec![],
+        departures: Departures::default(),
     };
+    if request.joined {
+        l.join();
+    }
     l.pack_filters();
     for (i, instr) in request.program.instrs.iter().enumerate() {
         l.at = i;
         if !request.facts.covered.contains(&i) {
             l.instr(instr);
         }
+        l.reduce_gradients();
     }
     l.flush();
     let end = l.scratch.iter().map(Scratch::end).max().unwrap_or(request.scratch);
@@ -93,6 +102,7 @@ struct Lowering<'a> {
     unpacks: Vec<(Filters, Elem)>,
     small: Vec<Small>,
     sums: Vec<RowSum>,
+    departures: Departures,
 }
 
 impl Lowering<'_> {
@@ -120,7 +130,7 @@ impl Lowering<'_> {
 
     /// Whether there is no other replica anywhere.
     fn alone(&self) -> bool {
-        self.q.program.options.mesh.devices == 1
+        self.q.program.options.mesh.devices == 1 && !self.q.joined
     }
 
     fn instr(&mut self, instr: &Instr) {
@@ -226,12 +236,13 @@ impl Lowering<'_> {
                 self.dense_gradient(replica, g.param, x, dy);
             }
         }
+        self.reduce_gradients();
         self.flush();
         let count = self.q.replicas.len();
         let u = Update {
             plan,
             replicas: count,
-            sources: count,
+            sources: if self.q.joined { 1 } else { count },
             fixed: false,
             accumulate: self.q.accumulate,
         };
