@@ -25,6 +25,10 @@ pub struct GpuInfo {
 /// # Errors
 /// There is no driver, or it does not work.
 pub fn gpus() -> Result<&'static [GpuInfo], String> {
+    #[cfg(feature = "emulator")]
+    if let Some(gpus) = crate::emulator::pretended() {
+        return Ok(gpus);
+    }
     static FOUND: OnceLock<Result<Vec<GpuInfo>, String>> = OnceLock::new();
     FOUND.get_or_init(look).as_deref().map_err(Clone::clone)
 }
@@ -99,6 +103,11 @@ fn open(
     let mut by_gpu: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     for place in places {
         by_gpu.entry(place.index).or_default().push(place.to_string());
+    }
+    #[cfg(feature = "emulator")]
+    if crate::emulator::pretended().is_some() {
+        let machines = crate::emulator::machines(by_gpu.into_values(), joined, None);
+        return Ok(Box::new(GpuExecutor::new(machines, params)?));
     }
     let mut gpus = by_gpu.keys().map(|index| Gpu::open(*index)).collect::<Result<Vec<_>, _>>()?;
     if joined {

@@ -3,6 +3,7 @@
 mod capture;
 mod kernels;
 mod transfers;
+mod turns;
 
 use crate::cublas::{Cublas, GemmPlan};
 use crate::cudnn::{ConvPlan, Cudnn};
@@ -11,7 +12,7 @@ use crate::driver::{
 };
 use crate::launch::{Arg, Block, Launch, Ptr};
 use crate::libs::{self, Lib};
-use crate::machine::{Machine, Plan, StepId};
+use crate::machine::{Lists, Machine, Plan, StepId};
 use crate::nccl::{Link, Sum};
 use crate::schedule::{Placed, schedule};
 use crate::task::{Conv, Part, Task};
@@ -22,6 +23,7 @@ use phalanx_graph::exec::ExecError;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use transfers::{Head, Staging};
+use turns::Sent;
 
 /// Works that may run side by side.
 const STREAMS: usize = 4;
@@ -48,7 +50,9 @@ enum Ready {
 struct Prepared {
     /// Nothing before it is captured.
     graph: Option<Graph>,
-    /// What the graph's nodes refer to.
+    /// Several of them, one behind the other.
+    many: Option<Graph>,
+    /// What the graphs' nodes refer to, and where they run.
     ready: Vec<Vec<Ready>>,
     placed: Vec<Placed>,
     _tables: DeviceBuffer,
@@ -69,7 +73,7 @@ fn working() -> RwLockReadGuard<'static, ()> {
 
 /// One GPU.
 pub(crate) struct Gpu {
-    steps: Vec<Prepared>,
+    steps: Vec<Option<Prepared>>,
     kernels: Kernels,
     cudnn: Option<Cudnn>,
     cublas: Option<Cublas>,
@@ -81,6 +85,7 @@ pub(crate) struct Gpu {
     /// Which of them is filled next.
     next: usize,
     heads: Vec<Head>,
+    sent: Sent,
     /// Passed once everything started is done.
     done: Event,
     fetched: Vec<PinnedBuffer>,
@@ -124,6 +129,7 @@ impl Gpu {
             staging,
             next: 0,
             heads,
+            sent: Sent::new()?,
             done: Event::new()?,
             fetched: vec![],
             streams,
@@ -330,7 +336,7 @@ impl Gpu {
             let old = std::mem::replace(&mut self.workspaces[0], DeviceBuffer::new(room)?);
             self.retired.push(old);
         }
-        for tasks in &self.steps[step.0].ready {
+        for tasks in &self.prepared(step)?.ready {
             // The other GPUs are not asked.
             if matches!(tasks[..], [Ready::Reduce(_)]) {
                 seconds.push(0.0);
@@ -434,7 +440,9 @@ impl Machine for Gpu {
         let placed = schedule(&plan.work, STREAMS);
         let _working = working();
         self.grow_workspaces(&ready, &placed)?;
-        self.steps.push(Prepared { graph: None, ready, placed, _tables: tables.buffer });
+        let _tables = tables.buffer;
+        let prepared = Prepared { graph: None, many: None, ready, placed, _tables };
+        self.steps.push(Some(prepared));
         Ok(StepId(self.steps.len() - 1))
     }
 
@@ -456,6 +464,35 @@ impl Machine for Gpu {
         ready.and_then(|()| self.start_step(step, head)).map_err(|e| self.failed(e))
     }
 
+    fn start_turns(
+        &mut self,
+        step: StepId,
+        turns: usize,
+        lists: Lists,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> std::result::Result<(), ExecError> {
+        let ready = self.check_others();
+        let start = |()| self.start_list(step, turns, lists, fill);
+        ready.and_then(start).map_err(|e| self.failed(e))
+    }
+
+    fn together(&self, step: StepId) -> usize {
+        self.prepared(step).map_or(1, Prepared::together)
+    }
+
+    fn forget(&mut self, step: StepId) {
+        self.drop_step(step);
+    }
+
+    fn free(&mut self, replica: usize, block: Block) {
+        self.drop_block(replica, block);
+    }
+
+    fn room(&self) -> Option<usize> {
+        self.context.enter().ok()?;
+        driver::memory().ok().map(|(free, _)| free)
+    }
+
     fn busy(&self) -> bool {
         self.context.enter().is_ok() && matches!(self.done.state(), Ok(false))
     }
@@ -464,9 +501,13 @@ impl Machine for Gpu {
         self.measure_step(step).map_err(|e| self.failed(e))
     }
 
-    fn finish(&mut self, fetches: &mut [&mut [u8]]) -> std::result::Result<(), ExecError> {
+    fn finish(
+        &mut self,
+        from: Block,
+        fetches: &mut [&mut [u8]],
+    ) -> std::result::Result<(), ExecError> {
         let done = self.wait_for_others();
-        done.and_then(|()| self.finish_steps(fetches)).map_err(|e| self.failed(e))
+        done.and_then(|()| self.finish_steps(from, fetches)).map_err(|e| self.failed(e))
     }
 }
 
@@ -484,6 +525,7 @@ impl Drop for Gpu {
         self.retired.clear();
         self.staging.clear();
         self.heads.clear();
+        self.sent.clear();
         self.fetched.clear();
         self.streams.clear();
     }

@@ -100,6 +100,7 @@ impl Rooms {
             accumulate: None,
             scratch: 0,
             joined: false,
+            from: None,
         })
     }
 }

@@ -43,11 +43,11 @@ impl<M: Machine> Station<M> {
         self.machine.prepare(plan).map_err(|e| self.shared(e))
     }
 
-    /// Waits for what was started and takes so many bytes of every replica's fetches.
-    pub fn finish(&mut self, bytes: usize) -> Result<(), ExecError> {
+    /// Waits for what was started and takes so many bytes of a block of every replica.
+    pub fn finish(&mut self, from: Block, bytes: usize) -> Result<(), ExecError> {
         self.fetched.iter_mut().for_each(|b| b.resize(bytes, 0));
         let mut room: Vec<&mut [u8]> = self.fetched.iter_mut().map(Vec::as_mut_slice).collect();
-        self.machine.finish(&mut room)
+        self.machine.finish(from, &mut room)
     }
 
     /// Memory that a GPU lacks, as a replica sees it that shares the GPU with others.

@@ -24,7 +24,7 @@ impl Gpu {
 
     pub(super) fn capture_step(&mut self, step: StepId) -> Result<()> {
         self.context.enter()?;
-        let prepared = &self.steps[step.0];
+        let prepared = self.prepared(step)?;
         let capture =
             || Graph::capture(&self.streams[0], || self.record(&prepared.ready, &prepared.placed));
         let graph = match &self.link {
@@ -37,7 +37,9 @@ impl Gpu {
                 link.together(capturing, capture)?
             }
         };
-        self.steps[step.0].graph = Some(graph);
+        if let Some(Some(prepared)) = self.steps.get_mut(step.0) {
+            prepared.graph = Some(graph);
+        }
         Ok(())
     }
 

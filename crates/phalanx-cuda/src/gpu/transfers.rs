@@ -1,7 +1,7 @@
 //! What a step is started with on its way to the GPU, and what it fetched on its way back.
 
 use super::{AHEAD, Gpu, working};
-use crate::driver::{DeviceBuffer, Event, Failure, PinnedBuffer, Result, cu};
+use crate::driver::{DeviceBuffer, Event, PinnedBuffer, Result, cu};
 use crate::inputs::INPUT_BYTES;
 use crate::launch::Block;
 use crate::machine::StepId;
@@ -92,12 +92,11 @@ impl Gpu {
         }
         place.taken.record(stream)?;
         sent.taken.record(stream)?;
-        let graph = self.steps[step.0].graph.as_ref();
-        graph.ok_or_else(|| Failure("a step was not captured".into()))?.launch(stream)?;
+        self.prepared(step)?.graph()?.launch(stream)?;
         self.done.record(stream)
     }
 
-    pub(super) fn finish_steps(&mut self, fetches: &mut [&mut [u8]]) -> Result<()> {
+    pub(super) fn finish_steps(&mut self, from: Block, fetches: &mut [&mut [u8]]) -> Result<()> {
         let _working = working();
         self.context.enter()?;
         let stream = &self.streams[0];
@@ -108,7 +107,7 @@ impl Gpu {
                 self.fetched[replica] = PinnedBuffer::new(bytes.len())?;
             }
             if !bytes.is_empty() {
-                let from = self.blocks[&(replica, Block::Fetches)].at();
+                let from = self.blocks[&(replica, from)].at();
                 let to = self.fetched[replica].as_mut_slice().as_mut_ptr().cast();
                 cu!(cuMemcpyDtoHAsync_v2(to, from, bytes.len(), stream.0))?;
             }

@@ -299,6 +299,7 @@ mod tests {
                 accumulate: None,
                 scratch: 0,
                 joined: true,
+                from: None,
             };
             lower(&request).0
         };

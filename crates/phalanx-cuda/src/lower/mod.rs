@@ -10,6 +10,7 @@ mod conv;
 mod dense;
 mod facts;
 mod joined;
+mod kept;
 mod norm;
 mod pending;
 mod sums;
@@ -23,6 +24,7 @@ use crate::tape::Tapes;
 use crate::task::{Task, Work};
 pub(crate) use facts::Facts;
 use joined::Departures;
+pub(crate) use kept::FromTable;
 use pending::{Move, Small};
 use phalanx_graph::program::{Instr, Program, ValueId};
 use std::collections::HashMap;
@@ -51,6 +53,8 @@ pub(crate) struct Request<'a> {
     pub accumulate: Option<bool>,
     /// Bytes of scratch memory that other steps use.
     pub scratch: usize,
+    /// Where its rows come from, if not from the host.
+    pub from: Option<FromTable<'a>>,
     /// Whether there are other GPUs to add with.
     pub joined: bool,
 }
@@ -74,6 +78,9 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, usize) {
     if request.joined {
         l.join();
     }
+    if let Some(from) = &request.from {
+        l.take(from);
+    }
     l.pack_filters();
     for (i, instr) in request.program.instrs.iter().enumerate() {
         l.at = i;
@@ -83,6 +90,9 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, usize) {
         l.reduce_gradients();
     }
     l.flush();
+    if let Some(from) = &request.from {
+        l.leave(from);
+    }
     let end = l.scratch.iter().map(Scratch::end).max().unwrap_or(request.scratch);
     (Plan { work: l.works, tapes: l.tapes.source() }, end)
 }
