@@ -22,43 +22,47 @@ fn seed() -> Option<u64> {
     Some(seed.parse().expect("PHALANX_EMULATOR_SEED is a number"))
 }
 
-/// Replicas of each GPU.
-fn layout(devices: usize) -> Vec<usize> {
-    match devices {
-        4 => vec![2, 2],
-        5 => vec![2, 1, 2],
-        n => vec![1; n],
-    }
-}
-
 impl Lab for Joined {
     fn meshes(&self) -> Vec<Mesh> {
-        [1, 2, 3, 4, 5].map(|devices| Mesh::new(devices, 1)).into()
+        vec![Mesh::new(2, 1), Mesh::new(3, 1), Mesh::new(4, 1)]
     }
 
     fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
-        phalanx_cuda::emulator::joined_executor(&layout(mesh.devices), seed(), params)
-            .expect("starts")
+        let replicas = if mesh.devices == 4 { vec![2, 2] } else { vec![1; mesh.devices] };
+        phalanx_cuda::emulator::joined_executor(&replicas, seed(), params).expect("starts")
     }
 
     fn random_graphs(&self) -> u32 {
-        10
+        5
     }
 }
 
-phalanx_testing::executor_tests!(crate::lab());
+// What a single replica does by itself is not different here.
+phalanx_testing::executor_tests! { crate::lab();
+    ops: batch_norm_ops threshold_counts replica_means_are_weighted_by_rows;
+    random: random_graphs;
+    steps:
+        a_step_may_do_nothing_but_assign programs_share_parameters
+        weights_are_fetched_before_the_update slots_start_as_the_rule_says;
+    train:
+        mlp_with_partial_gradients mlp_with_sliced_gradients mlp_with_adam kernels_in_slices
+        gradients_are_clipped gradients_are_accumulated cnn_with_shared_statistics
+        cnn_with_statistics_of_each_replica fewer_rows_than_workers unusual_gradients
+        a_step_without_rows_moves_by_the_penalty_alone a_weight_may_move_by_its_penalty_alone;
+}
 
-/// Up to three GPUs add in the same order as three replicas on one.
+/// GPUs of which the first alone has several replicas add in the same order as replicas on one.
 fn same_bits(step: &Step) {
     if lab().is_none() {
         return;
     }
-    for devices in [1, 2, 3] {
-        let params = step.graph.params();
+    let params = step.graph.params();
+    for layout in [&[1][..], &[1, 1], &[1, 1, 1], &[2, 1]] {
+        let devices = layout.iter().sum();
         let shared = phalanx_cuda::emulator::executor(devices, seed(), params).expect("starts");
-        let joined = phalanx_cuda::emulator::joined_executor(&vec![1; devices], seed(), params);
+        let joined = phalanx_cuda::emulator::joined_executor(layout, seed(), params);
         let same = bits(shared, step) == bits(joined.expect("starts"), step);
-        assert!(same, "{} on {devices} GPUs", step.name);
+        assert!(same, "{} on GPUs with {layout:?} replicas", step.name);
     }
 }
 

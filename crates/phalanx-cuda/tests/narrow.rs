@@ -9,14 +9,18 @@ use phalanx_testing::networks::{cnn, mlp, momentum};
 use phalanx_testing::simulate::{Numbers, SEED};
 
 /// Weights and predictions after a few steps.
-fn train(step: &Step, policy: Policy, devices: usize) -> (Vec<Vec<f32>>, Vec<f32>) {
+fn train(step: &Step, policy: Policy, devices: usize, joined: bool) -> (Vec<Vec<f32>>, Vec<f32>) {
     let mesh = Mesh::new(devices, 1);
     let program =
         Program::compile(step.clone(), Options { policy, ..Options::new(mesh, 8) }).unwrap();
     let text = program.to_string();
     assert_eq!(text.contains("rows bf16["), policy == Policy::MixedBfloat16, "{text}");
     let params = step.graph.params();
-    let mut e = phalanx_cuda::emulator::executor(devices, None, params).expect("starts");
+    let mut e = match joined {
+        true => phalanx_cuda::emulator::joined_executor(&vec![1; devices], None, params),
+        false => phalanx_cuda::emulator::executor(devices, None, params),
+    }
+    .expect("starts");
     for (i, values) in Numbers::new(0).params(step).iter().enumerate() {
         let values: Vec<f32> = values.floats().iter().map(|v| *v as f32).collect();
         e.set_param(ParamId(i as u32), &values).expect("fits");
@@ -39,9 +43,9 @@ fn check(step: &Step) {
     if let Some(reason) = phalanx_cuda::emulator::missing() {
         return eprintln!("{reason}");
     }
-    for devices in [1, 2] {
-        let (wide, predicted) = train(step, Policy::Float32, devices);
-        let (narrow, also) = train(step, Policy::MixedBfloat16, devices);
+    for (devices, joined) in [(1, false), (2, false), (2, true)] {
+        let (wide, predicted) = train(step, Policy::Float32, devices, joined);
+        let (narrow, also) = train(step, Policy::MixedBfloat16, devices, joined);
         let close = |what: &str, a: &[f32], b: &[f32]| {
             let largest = a.iter().fold(0f32, |m, v| m.max(v.abs()));
             for (a, b) in a.iter().zip(b) {
