@@ -91,6 +91,7 @@ pub(crate) struct Engine {
     scales: Vec<f32>,
     /// Samples on the devices.
     held: Vec<tables::Held>,
+    profiling: bool,
 }
 
 fn lower(def: &Definition, training: bool, synchronized: bool) -> Result<Lowered> {
@@ -153,6 +154,7 @@ impl Engine {
             fetched: vec![],
             scales: vec![],
             held: vec![],
+            profiling: false,
         };
         for (param, values) in &engine.constants {
             lock(&engine.executor).set_param(*param, values)?;
@@ -310,6 +312,7 @@ impl Engine {
     }
 
     pub(crate) fn set_profiling(&mut self, on: bool) {
+        self.profiling = on;
         lock(&self.executor).set_profiling(on);
     }
 

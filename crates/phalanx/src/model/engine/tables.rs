@@ -34,7 +34,8 @@ impl Engine {
     /// Keeps a dataset's samples on the devices, where they can and nothing has to be done between
     /// steps.
     pub(crate) fn keep(&mut self, kind: StepKind, data: &dyn Dataset) -> Result<Option<Kept>> {
-        let between = self.constrain.is_some() || self.gather_steps().is_some();
+        // Instructions are measured one by one, on a batch that stays where it is.
+        let between = self.constrain.is_some() || self.gather_steps().is_some() || self.profiling;
         if self.device_kind != DeviceKind::Gpu || (kind == StepKind::Train && between) {
             return Ok(None);
         }
