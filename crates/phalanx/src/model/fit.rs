@@ -206,6 +206,12 @@ impl Model {
         Ok(self.engine("learning_rate")?.learning_rate())
     }
 
+    /// What the loss is multiplied by before it is differentiated, where the optimizer is a
+    /// [`LossScaleOptimizer`](crate::optimizers::LossScaleOptimizer): Keras' `dynamic_scale`.
+    pub fn loss_scale(&mut self) -> Result<Option<f64>> {
+        Ok(self.engine("loss_scale")?.loss_scale().map(f64::from))
+    }
+
     /// Trains on with another learning rate, in the place of the optimizer's own or its schedule.
     pub fn set_learning_rate(&mut self, rate: f64) -> Result<()> {
         self.engine("set_learning_rate")?.set_learning_rate(rate)

@@ -386,6 +386,9 @@ impl<'a> Training<'a> {
         self.progress.end_epoch(&logs);
         let mut entry = logs.clone();
         entry.push("lr", self.engine.learning_rate());
+        if let Some(scale) = self.engine.loss_scale() {
+            entry.push("loss_scale", f64::from(scale));
+        }
         self.history.push(self.at.epoch, &entry, self.earlier + ran, self.at.rows);
         Ok(logs)
     }
@@ -449,7 +452,7 @@ impl<'a> Training<'a> {
             samples: self.data.len(),
             steps: self.steps,
             shuffle: self.data.shuffles(),
-            optimizer: self.engine.optimizer.config(),
+            optimizer: self.engine.optimizer_options(),
         }
     }
 
