@@ -1,12 +1,29 @@
-//! Mixed precision on a GPU that the host plays: 16-bit activations give what 32-bit ones give, up to
-//! their eight or eleven bits.
+//! Mixed precision on this machine's GPU or, without one, on one that the host plays: 16-bit activations
+//! give what 32-bit ones give, up to their eight or eleven bits.
 
+use phalanx_cuda::GpuPlace;
 use phalanx_graph::exec::{Batch, Executor, ProgramId};
 use phalanx_graph::program::Policy;
-use phalanx_graph::{Mesh, Options, ParamId, Program, Scope, Step};
+use phalanx_graph::{Mesh, Options, ParamId, ParamSpec, Program, Scope, Step};
 use phalanx_testing::harness::{elements, feeds};
 use phalanx_testing::networks::{cnn, mlp, momentum, scaled_cnn, scaled_mlp};
 use phalanx_testing::simulate::{Numbers, SEED};
+
+/// Why there is nothing to run on.
+fn missing() -> Option<String> {
+    let gpus = phalanx_cuda::gpus().unwrap_or_default();
+    if gpus.is_empty() { phalanx_cuda::emulator::missing() } else { None }
+}
+
+/// Replicas that share a GPU.
+fn executor(devices: usize, params: &[ParamSpec]) -> Box<dyn Executor> {
+    let part = |part| GpuPlace { index: 0, part: Some(part) };
+    let places: Vec<GpuPlace> = (0..devices).map(part).collect();
+    match phalanx_cuda::gpus() {
+        Ok([_, ..]) => phalanx_cuda::executor(&places, params).expect("starts"),
+        _ => phalanx_cuda::emulator::executor(devices, None, params).expect("starts"),
+    }
+}
 
 /// A network on its way.
 struct Trained {
@@ -26,7 +43,7 @@ impl Trained {
         assert_eq!(text.contains("rows bf16["), policy == Policy::MixedBfloat16, "{text}");
         assert_eq!(text.contains("rows f16["), policy == Policy::MixedFloat16, "{text}");
         let params = step.graph.params();
-        let mut e = phalanx_cuda::emulator::executor(devices, None, params).expect("starts");
+        let mut e = executor(devices, params);
         for (i, values) in Numbers::new(0).params(step).iter().enumerate() {
             let values: Vec<f32> = values.floats().iter().map(|v| *v as f32).collect();
             e.set_param(ParamId(i as u32), &values).expect("fits");
@@ -56,7 +73,7 @@ fn train(step: &Step, policy: Policy, devices: usize, rows: &[usize]) -> (Vec<Ve
 }
 
 fn check(step: &Step, policy: Policy, rows: &[usize], tolerance: f32) {
-    if let Some(reason) = phalanx_cuda::emulator::missing() {
+    if let Some(reason) = missing() {
         return eprintln!("{reason}");
     }
     for devices in [1, 2] {
@@ -116,7 +133,7 @@ fn median_error(step: &Step, policy: Policy, devices: usize) -> f32 {
 
 #[test]
 fn halves_have_more_digits() {
-    if let Some(reason) = phalanx_cuda::emulator::missing() {
+    if let Some(reason) = missing() {
         return eprintln!("{reason}");
     }
     for step in [
@@ -131,7 +148,7 @@ fn halves_have_more_digits() {
 
 #[test]
 fn halves_that_overflow_are_found_in_the_gradients() {
-    if let Some(reason) = phalanx_cuda::emulator::missing() {
+    if let Some(reason) = missing() {
         return eprintln!("{reason}");
     }
     let step = scaled_mlp(&[37, 29, 33, 5], momentum(None), (0.0, 0.0), 2);
