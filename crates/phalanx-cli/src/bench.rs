@@ -80,9 +80,10 @@ impl Job {
     fn window(&mut self, steps: usize) -> Result<Vec<f64>> {
         let mut times = Vec::with_capacity(steps);
         let mut begin = Instant::now();
-        let mut lap = || {
+        let mut lap = |steps: usize| {
             let end = Instant::now();
-            times.push((end - begin).as_secs_f64());
+            let each = (end - begin).as_secs_f64() / steps as f64;
+            times.extend(std::iter::repeat_n(each, steps));
             begin = end;
         };
         if self.kind == StepKind::Train {
@@ -91,7 +92,7 @@ impl Job {
         }
         for _ in 0..steps {
             self.step()?;
-            lap();
+            lap(1);
         }
         Ok(times)
     }

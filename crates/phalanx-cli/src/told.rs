@@ -29,6 +29,10 @@ fn word(choice: &impl ValueEnum) -> String {
 }
 
 impl Callback for Told {
+    fn sees_batches(&self) -> bool {
+        false
+    }
+
     fn state(&mut self) -> Result<CallbackState> {
         Ok(CallbackState { values: Value::Object(self.0.clone()), tensors: vec![] })
     }

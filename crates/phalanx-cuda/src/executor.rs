@@ -1,12 +1,16 @@
 //! The GPU executor: replicas on GPUs, their memory, and the steps made ready for them.
 
+mod turns;
+
 use crate::cx::Layout;
 use crate::inputs::{INPUT_BYTES, Inputs, MAX_SCALARS};
+use crate::kept::Table;
 use crate::launch::{Block, Ptr};
 use crate::lower::{self, Facts, Replica, Request};
 use crate::machine::{Machine, Plan, StepId};
 use crate::plan::{self, ALIGN, Rooms};
 use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
+use phalanx_graph::kept::{Column, TableId, Turn};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Mesh, Program, share};
 use phalanx_graph::update::SlotInit;
@@ -22,9 +26,16 @@ struct Station<M> {
     replicas: Range<usize>,
 }
 
-/// What a step was made ready for: the rows of the batch; under gradient accumulation, whether the sum
-/// is applied.
-type Key = (usize, Option<bool>);
+/// What a step was made ready for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    /// Rows of the batch.
+    rows: usize,
+    /// Under gradient accumulation, whether the sum is applied.
+    accumulate: Option<bool>,
+    /// The samples that its rows are of, where the GPUs keep them.
+    table: Option<TableId>,
+}
 
 /// A step made ready, with what it takes to make it ready again.
 struct Ready {
@@ -72,6 +83,9 @@ pub(crate) struct GpuExecutor<M: Machine> {
     staged: Option<ProgramId>,
     /// The program that was started, and its rows.
     under_way: Option<(ProgramId, usize)>,
+    /// The steps that were started together: their program, and how many.
+    turns: Option<(ProgramId, usize)>,
+    tables: Vec<Option<Table>>,
     began: Instant,
 }
 
@@ -106,6 +120,8 @@ impl<M: Machine> GpuExecutor<M> {
             profiling: false,
             staged: None,
             under_way: None,
+            turns: None,
+            tables: vec![],
             began: Instant::now(),
         };
         executor.reserve(Block::Params, flat, "weights")?;
@@ -201,19 +217,20 @@ impl<M: Machine> GpuExecutor<M> {
             let mut plans = vec![];
             let mut end = self.scratch;
             for station in 0..self.stations.len() {
-                let replicas = self.rows(station, key.0);
+                let replicas = self.rows(station, key.rows);
                 let loaded = &self.programs[id.0];
                 let (plan, scratch) = lower::lower(&Request {
                     program: &loaded.program,
                     layout: &loaded.layout,
                     facts: &loaded.facts,
                     replicas: &replicas,
-                    rows: key.0,
+                    rows: key.rows,
                     fetches: &loaded.fetches,
-                    accumulate: key.1,
+                    accumulate: key.accumulate,
                     scratch: self.scratch,
+                    from: self.source(loaded, key.table),
                 });
-                tracing::debug!("{} works for {} rows", plan.work.len(), key.0);
+                tracing::debug!("{} works for {} rows", plan.work.len(), key.rows);
                 plans.push(plan);
                 end = end.max(scratch);
             }
@@ -224,7 +241,9 @@ impl<M: Machine> GpuExecutor<M> {
         }
         let ready = self.programs[id.0].steps.get_mut(&key).expect("made above");
         if ready.ids.is_empty() || ready.moves != self.moves {
-            ready.ids.clear();
+            for (station, old) in self.stations.iter_mut().zip(std::mem::take(&mut ready.ids)) {
+                station.machine.forget(old);
+            }
             for (station, plan) in self.stations.iter_mut().zip(&ready.plans) {
                 let id = station.machine.prepare(plan.clone());
                 ready.ids.push(id.map_err(|e| shared(e, station.replicas.len()))?);
@@ -236,8 +255,7 @@ impl<M: Machine> GpuExecutor<M> {
 
     /// What changes from step to step besides the feeds.
     fn head(batch: &Batch<'_>) -> Inputs {
-        let mut head = Inputs { seed: batch.seed, step: batch.step, ..Inputs::default() };
-        head.scalars[..batch.scalars.len()].copy_from_slice(batch.scalars);
+        let mut head = Inputs::new(batch.seed, batch.step, batch.scalars);
         if let Some(a) = batch.accumulate {
             head.keep = f32::from(!a.first);
             head.weight = a.weight;
@@ -319,17 +337,17 @@ impl<M: Machine> GpuExecutor<M> {
         }
         let mut by_instr = vec![0.0; loaded.program.instrs.len()];
         works.iter().zip(&seconds).for_each(|(work, s)| by_instr[work.instr] += s);
-        loaded.measured = (!seconds.is_empty()).then_some((key.0, by_instr));
+        loaded.measured = (!seconds.is_empty()).then_some((key.rows, by_instr));
         Ok(())
     }
 
-    fn collect(&mut self, id: ProgramId) -> Result<(), ExecError> {
-        let bytes = self.programs[id.0].fetch_bytes;
+    /// Waits, and reads so many bytes of a block of every replica.
+    fn collect(&mut self, from: Block, bytes: usize) -> Result<(), ExecError> {
         for station in &mut self.stations {
             let room = &mut self.fetched[station.replicas.clone()];
             room.iter_mut().for_each(|b| b.resize(bytes, 0));
             let mut room: Vec<&mut [u8]> = room.iter_mut().map(Vec::as_mut_slice).collect();
-            station.machine.finish(&mut room)?;
+            station.machine.finish(from, &mut room)?;
         }
         Ok(())
     }
@@ -386,7 +404,7 @@ impl<M: Machine> Executor for GpuExecutor<M> {
             self.reserve(Block::Gathered, self.flat, "accumulated gradients")?;
             self.gathers = true;
         }
-        let key = (batch.rows, accumulate);
+        let key = Key { rows: batch.rows, accumulate, table: None };
         self.ready(id, key)?;
         if self.profiling && self.programs[id.0].measured.is_none() {
             self.measure(id, key)?;
@@ -406,7 +424,7 @@ impl<M: Machine> Executor for GpuExecutor<M> {
 
     fn finish(&mut self, fetched: &mut Vec<Vec<f32>>) -> Result<(), ExecError> {
         let Some((id, rows)) = self.under_way.take() else { return Ok(()) };
-        self.collect(id)?;
+        self.collect(Block::Fetches, self.programs[id.0].fetch_bytes)?;
         self.take_fetches(id, rows, fetched);
         if self.programs[id.0].program.update.is_some() {
             self.times.compute += self.began.elapsed().as_secs_f64();
@@ -416,6 +434,36 @@ impl<M: Machine> Executor for GpuExecutor<M> {
 
     fn busy(&self) -> bool {
         self.under_way.is_some() && self.stations.iter().any(|s| s.machine.busy())
+    }
+
+    fn keep(&mut self, columns: &[Column<'_>]) -> Result<Option<TableId>, ExecError> {
+        self.keep_columns(columns)
+    }
+
+    fn release(&mut self, table: TableId) {
+        self.release_table(table);
+    }
+
+    fn together(
+        &mut self,
+        program: ProgramId,
+        table: TableId,
+        rows: usize,
+    ) -> Result<usize, ExecError> {
+        self.turns_together(program, table, rows)
+    }
+
+    fn start_turns(
+        &mut self,
+        program: ProgramId,
+        table: TableId,
+        turns: &[Turn<'_>],
+    ) -> Result<(), ExecError> {
+        self.start_on_table(program, table, turns)
+    }
+
+    fn finish_turns(&mut self, fetched: &mut Vec<Vec<Vec<f32>>>) -> Result<(), ExecError> {
+        self.finish_on_table(fetched)
     }
 
     fn param(&self, id: ParamId) -> Vec<f32> {
@@ -502,11 +550,11 @@ fn shared(error: ExecError, replicas: usize) -> ExecError {
 }
 
 /// Numbers whose bytes may be copied as they are.
-trait Plain: Copy {}
+pub(crate) trait Plain: Copy {}
 impl Plain for f32 {}
 impl Plain for i32 {}
 
-fn as_bytes<T: Plain>(values: &[T]) -> &[u8] {
+pub(crate) fn as_bytes<T: Plain>(values: &[T]) -> &[u8] {
     // SAFETY: plain numbers without padding.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }

@@ -2,6 +2,7 @@
 
 mod kernels;
 mod transfers;
+mod turns;
 
 use crate::cublas::{Cublas, GemmPlan};
 use crate::cudnn::{ConvPlan, Cudnn};
@@ -10,7 +11,7 @@ use crate::driver::{
 };
 use crate::launch::{Arg, Block, Launch, Ptr};
 use crate::libs::{self, Lib};
-use crate::machine::{Machine, Plan, StepId};
+use crate::machine::{Lists, Machine, Plan, StepId};
 use crate::schedule::{Placed, schedule};
 use crate::task::{Conv, Task};
 use crate::{autotune, driver, fallback};
@@ -20,6 +21,7 @@ use phalanx_graph::exec::ExecError;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use transfers::{Head, Staging};
+use turns::Sent;
 
 /// Works that may run side by side.
 const STREAMS: usize = 4;
@@ -41,8 +43,11 @@ enum Ready {
 /// A step made ready.
 struct Prepared {
     graph: Graph,
-    /// What the graph's nodes refer to.
+    /// Several of them, one behind the other.
+    many: Option<Graph>,
+    /// What the graphs' nodes refer to, and where they run.
     ready: Vec<Vec<Ready>>,
+    placed: Vec<Placed>,
     _tables: DeviceBuffer,
 }
 
@@ -61,7 +66,7 @@ fn working() -> RwLockReadGuard<'static, ()> {
 
 /// One GPU.
 pub(crate) struct Gpu {
-    steps: Vec<Prepared>,
+    steps: Vec<Option<Prepared>>,
     kernels: Kernels,
     cudnn: Option<Cudnn>,
     cublas: Option<Cublas>,
@@ -73,6 +78,7 @@ pub(crate) struct Gpu {
     /// Which of them is filled next.
     next: usize,
     heads: Vec<Head>,
+    sent: Sent,
     /// Passed once everything started is done.
     done: Event,
     fetched: Vec<PinnedBuffer>,
@@ -114,6 +120,7 @@ impl Gpu {
             staging,
             next: 0,
             heads,
+            sent: Sent::new()?,
             done: Event::new()?,
             fetched: vec![],
             streams,
@@ -308,7 +315,7 @@ impl Gpu {
             let old = std::mem::replace(&mut self.workspaces[0], DeviceBuffer::new(room)?);
             self.retired.push(old);
         }
-        for tasks in &self.steps[step.0].ready {
+        for tasks in &self.prepared(step)?.ready {
             let repeat = || {
                 let all = (0..REPEATS).flat_map(|_| tasks);
                 all.into_iter().try_for_each(|task| self.issue(task, 0))
@@ -404,7 +411,8 @@ impl Machine for Gpu {
         let graph = Graph::capture(&self.streams[0], || self.record(&ready, &placed));
         drop(capturing);
         let graph = graph.map_err(|e| self.failed(e))?;
-        self.steps.push(Prepared { graph, ready, _tables: tables.buffer });
+        let _tables = tables.buffer;
+        self.steps.push(Some(Prepared { graph, many: None, ready, placed, _tables }));
         Ok(StepId(self.steps.len() - 1))
     }
 
@@ -421,6 +429,33 @@ impl Machine for Gpu {
         self.start_step(step, head).map_err(|e| self.failed(e))
     }
 
+    fn start_turns(
+        &mut self,
+        step: StepId,
+        turns: usize,
+        lists: Lists,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> std::result::Result<(), ExecError> {
+        self.start_list(step, turns, lists, fill).map_err(|e| self.failed(e))
+    }
+
+    fn together(&self, step: StepId) -> usize {
+        self.prepared(step).map_or(1, Prepared::together)
+    }
+
+    fn forget(&mut self, step: StepId) {
+        self.drop_step(step);
+    }
+
+    fn free(&mut self, replica: usize, block: Block) {
+        self.drop_block(replica, block);
+    }
+
+    fn room(&self) -> Option<usize> {
+        self.context.enter().ok()?;
+        driver::memory().ok().map(|(free, _)| free)
+    }
+
     fn busy(&self) -> bool {
         self.context.enter().is_ok() && !self.done.passed()
     }
@@ -429,8 +464,12 @@ impl Machine for Gpu {
         self.measure_step(step).map_err(|e| self.failed(e))
     }
 
-    fn finish(&mut self, fetches: &mut [&mut [u8]]) -> std::result::Result<(), ExecError> {
-        self.finish_steps(fetches).map_err(|e| self.failed(e))
+    fn finish(
+        &mut self,
+        from: Block,
+        fetches: &mut [&mut [u8]],
+    ) -> std::result::Result<(), ExecError> {
+        self.finish_steps(from, fetches).map_err(|e| self.failed(e))
     }
 }
 
@@ -447,6 +486,7 @@ impl Drop for Gpu {
         self.retired.clear();
         self.staging.clear();
         self.heads.clear();
+        self.sent.clear();
         self.fetched.clear();
         self.streams.clear();
     }

@@ -17,6 +17,7 @@ mod executor;
 mod fallback;
 mod gpu;
 mod inputs;
+mod kept;
 mod launch;
 pub mod libs;
 mod lower;

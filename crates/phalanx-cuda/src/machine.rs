@@ -17,6 +17,14 @@ pub(crate) struct Plan {
     pub tapes: String,
 }
 
+/// The lists of a GPU's replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lists {
+    pub replicas: usize,
+    /// Of each.
+    pub bytes: usize,
+}
+
 /// One GPU with the memory of every replica on it.
 pub(crate) trait Machine: Send {
     /// Gives a block at least so many bytes. New bytes are zero; those that were there survive.
@@ -50,6 +58,27 @@ pub(crate) trait Machine: Send {
     /// Starts a step behind whatever was started before, with this head and the feeds staged last.
     fn start(&mut self, step: StepId, head: &[u8]) -> Result<(), ExecError>;
 
+    /// Writes each replica's list of turns with `fill`, and starts a step for each of them.
+    fn start_turns(
+        &mut self,
+        step: StepId,
+        turns: usize,
+        lists: Lists,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<(), ExecError>;
+
+    /// How many turns of a step are best started together.
+    fn together(&self, step: StepId) -> usize;
+
+    /// Forgets a step, once everything started is done.
+    fn forget(&mut self, step: StepId);
+
+    /// Frees a block that no step uses any more, once everything started is done.
+    fn free(&mut self, replica: usize, block: Block);
+
+    /// Bytes that are still to be had, where that is known.
+    fn room(&self) -> Option<usize>;
+
     /// Whether what was started is still under way.
     fn busy(&self) -> bool {
         false
@@ -61,6 +90,6 @@ pub(crate) trait Machine: Send {
         Ok(vec![])
     }
 
-    /// Waits for everything started and reads each replica's fetches from the start of their block.
-    fn finish(&mut self, fetches: &mut [&mut [u8]]) -> Result<(), ExecError>;
+    /// Waits for everything started and reads what each replica has at the start of a block.
+    fn finish(&mut self, from: Block, fetches: &mut [&mut [u8]]) -> Result<(), ExecError>;
 }

@@ -9,6 +9,7 @@ mod compute;
 mod conv;
 mod dense;
 mod facts;
+mod kept;
 mod norm;
 mod pending;
 mod sums;
@@ -21,6 +22,7 @@ use crate::ops::update::{self, Filters, Update};
 use crate::tape::Tapes;
 use crate::task::{Task, Work};
 pub(crate) use facts::Facts;
+pub(crate) use kept::FromTable;
 use pending::{Move, Small};
 use phalanx_graph::program::{Instr, Program, ValueId};
 use std::collections::HashMap;
@@ -49,6 +51,8 @@ pub(crate) struct Request<'a> {
     pub accumulate: Option<bool>,
     /// Bytes of scratch memory that other steps use.
     pub scratch: usize,
+    /// Where its rows come from, if not from the host.
+    pub from: Option<FromTable<'a>>,
 }
 
 /// The works of a step, and where its scratch memory ends.
@@ -66,6 +70,9 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, usize) {
         small: vec![],
         sums: vec![],
     };
+    if let Some(from) = &request.from {
+        l.take(from);
+    }
     l.pack_filters();
     for (i, instr) in request.program.instrs.iter().enumerate() {
         l.at = i;
@@ -74,6 +81,9 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, usize) {
         }
     }
     l.flush();
+    if let Some(from) = &request.from {
+        l.leave(from);
+    }
     let end = l.scratch.iter().map(Scratch::end).max().unwrap_or(request.scratch);
     (Plan { work: l.works, tapes: l.tapes.source() }, end)
 }

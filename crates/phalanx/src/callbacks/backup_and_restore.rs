@@ -115,6 +115,10 @@ impl BackupAndRestore {
 }
 
 impl Callback for BackupAndRestore {
+    fn sees_batches(&self) -> bool {
+        self.save_freq != Frequency::Epoch
+    }
+
     fn earlier_run(&mut self) -> Result<Option<RunState>> {
         let directory = self.directory()?;
         if self.restore {

@@ -5,7 +5,7 @@ mod epoch;
 
 pub use columns::Columns;
 
-use super::{Dataset, Epoch, Samples};
+use super::{Dataset, Epoch, InMemory, Picks, Samples, Table};
 use crate::error::{Error, Result};
 use epoch::ArraysEpoch;
 use phalanx_graph::rng::permutation;
@@ -271,7 +271,28 @@ impl Dataset for Arrays {
         Some(self.shuffle)
     }
 
+    fn in_memory(&self) -> Option<&dyn InMemory> {
+        Some(self)
+    }
+
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
+        Ok(Box::new(self.begin(seed, epoch, start)?))
+    }
+}
+
+impl InMemory for Arrays {
+    fn table(&self) -> Table {
+        let (inputs, targets) = (self.inputs.clone(), self.targets.clone());
+        Table { inputs, frame: None, targets, weights: self.weights.clone() }
+    }
+
+    fn picks(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Picks + '_>> {
+        Ok(Box::new(self.begin(seed, epoch, start)?))
+    }
+}
+
+impl Arrays {
+    fn begin(&self, seed: u64, epoch: u64, start: usize) -> Result<ArraysEpoch<'_>> {
         let n = self.window.len();
         let end = if self.drop_remainder { n - n % self.batch } else { n };
         if end == 0 {
@@ -281,7 +302,7 @@ impl Dataset for Arrays {
         }
         let order = self.shuffle.then(|| permutation(n, seed, epoch, SHUFFLE));
         let at = start.saturating_mul(self.batch);
-        Ok(Box::new(ArraysEpoch { arrays: self, order, at, end }))
+        Ok(ArraysEpoch { arrays: self, order, at, end })
     }
 }
 

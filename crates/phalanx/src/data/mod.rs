@@ -5,6 +5,7 @@ mod arrays;
 mod flow;
 mod folder;
 mod generator;
+mod in_memory;
 mod labels;
 mod pipeline;
 mod prefetch;
@@ -16,6 +17,8 @@ pub use arrays::{Arrays, Columns};
 pub use flow::{ImageFlow, Images, Subset};
 pub use folder::{ClassMode, ColorMode, FromDirectory, ImageFolder, read as read_image};
 pub use generator::{ImageDataGenerator, ZoomRange};
+pub(crate) use in_memory::Identity;
+pub use in_memory::{InMemory, Picked, Picks, Table};
 pub use labels::{LabelBinarizer, to_categorical};
 pub use pipeline::{Cardinality, Element, Pipeline};
 pub use prefetch::Prefetch;
@@ -64,6 +67,11 @@ pub trait Dataset: Send + Sync {
     /// Whether the samples' order changes with the epoch, where known: a run is not continued with the
     /// other order.
     fn shuffles(&self) -> Option<bool> {
+        None
+    }
+
+    /// The same samples, where all of them lie in memory: devices may keep them.
+    fn in_memory(&self) -> Option<&dyn InMemory> {
         None
     }
 

@@ -1,6 +1,6 @@
 //! Batches made ahead of time, on other threads than the trainer's.
 
-use super::{Dataset, Epoch, HostBatch};
+use super::{Dataset, Epoch, HostBatch, InMemory};
 use crate::error::{Error, Result};
 use crate::model::{IntoDataset, Source};
 use std::any::Any;
@@ -90,6 +90,10 @@ impl Dataset for Prefetch {
 
     fn shuffles(&self) -> Option<bool> {
         self.inner.shuffles()
+    }
+
+    fn in_memory(&self) -> Option<&dyn InMemory> {
+        self.inner.in_memory()
     }
 
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {

@@ -2,11 +2,13 @@
 
 mod checks;
 mod state;
+mod tables;
 mod tally;
 mod variables;
 mod weights;
 
 pub(crate) use state::{Counters, is_weight};
+pub(crate) use tables::Kept;
 pub(crate) use tally::Tally;
 use weights::{HeldLayer, by_layer};
 
@@ -92,6 +94,8 @@ pub(crate) struct Engine {
     pub(crate) skipped: u64,
     fetched: Vec<Vec<f32>>,
     scales: Vec<f32>,
+    /// Samples on the devices.
+    held: Vec<tables::Held>,
 }
 
 fn lower(
@@ -163,6 +167,7 @@ impl Engine {
             skipped: 0,
             fetched: vec![],
             scales: vec![],
+            held: vec![],
         };
         for (param, values) in &engine.constants {
             lock(&engine.executor).set_param(*param, values)?;
@@ -214,7 +219,12 @@ impl Engine {
 
     /// The learning rate at this step.
     pub(crate) fn learning_rate(&self) -> f64 {
-        let scheduled = || self.optimizer.common().learning_rate.at(self.iterations());
+        self.learning_rate_at(self.iterations())
+    }
+
+    /// The learning rate at an iteration to come.
+    fn learning_rate_at(&self, iteration: u64) -> f64 {
+        let scheduled = || self.optimizer.common().learning_rate.at(iteration);
         self.learning_rate.unwrap_or_else(scheduled)
     }
 
@@ -305,7 +315,10 @@ impl Engine {
         }
         let program = self.program(kind, batch)?;
         let fetches = program.fetches.clone();
-        let loaded = lock(&self.executor).load(program);
+        let mut loaded = lock(&self.executor).load(program.clone());
+        if matches!(loaded, Err(ExecError::Memory { .. })) && self.let_go() {
+            loaded = lock(&self.executor).load(program);
+        }
         let id = loaded.map_err(|e| self.explain(e, kind, batch))?;
         self.programs[at] = Some(Slot { id, max_batch: batch, fetches });
         Ok(id)
@@ -346,17 +359,9 @@ impl Engine {
 
     /// What each output's weighted loss sum is divided by.
     fn denominators(&self, batch: &HostBatch) -> Vec<f64> {
-        let rows = batch.rows as f64;
-        self.losses
-            .iter()
-            .map(|loss| match loss.reduction() {
-                Reduction::SumOverBatchSize => rows,
-                Reduction::Sum => 1.0,
-                Reduction::MeanWithSampleWeight => {
-                    batch.sample_weight[..batch.rows].iter().map(|w| f64::from(*w)).sum()
-                }
-            })
-            .collect()
+        let weights = &batch.sample_weight[..batch.rows];
+        let total = || weights.iter().map(|w| f64::from(*w)).sum();
+        self.losses.iter().map(|loss| denominator(&**loss, batch.rows, total)).collect()
     }
 
     /// Runs one batch and adds its losses and metrics to the tally; returns the batch's loss.
@@ -549,6 +554,15 @@ pub(crate) struct Gather {
     pub every: u64,
     /// Whether this is the last batch of the epoch, which updates with what there is.
     pub last: bool,
+}
+
+/// What a loss' weighted sum over so many samples is divided by, given the sum of their weights.
+fn denominator(loss: &dyn Loss, rows: usize, total: impl Fn() -> f64) -> f64 {
+    match loss.reduction() {
+        Reduction::SumOverBatchSize => rows as f64,
+        Reduction::Sum => 1.0,
+        Reduction::MeanWithSampleWeight => total(),
+    }
 }
 
 /// The first rows of a tensor.

@@ -273,19 +273,34 @@ impl Model {
         Ok(engine.logs(&tally))
     }
 
-    /// Several updates on the same batch, to measure them; `each` is called behind every one. Returns
-    /// loss and metrics of the last.
+    /// Several updates on the same batch, to measure them; `each` is called behind one or more, with
+    /// their number. Returns loss and metrics of the last.
     pub fn train_repeatedly(
         &mut self,
         x: &Tensor,
         y: &Tensor,
         steps: usize,
-        mut each: impl FnMut(),
+        mut each: impl FnMut(usize),
     ) -> Result<Logs> {
         let engine = self.engine("train_repeatedly")?;
-        let batch = one_batch(engine, x, y)?;
+        let data = (x, y).into_source()?.prepare(engine, Some(x.rows().max(1)), true)?.dataset();
         let mut tally = engine.tally();
         engine.claim();
+        if let Some(kept) = engine.keep(StepKind::Train, &*data)? {
+            let rows = (0..x.rows() as u32).collect();
+            let batches = vec![crate::data::Picked { rows, motions: vec![] }; kept.together];
+            let mut left = steps;
+            while left > 0 {
+                let turns = left.min(engine.together(&kept));
+                let started = engine.start_turns(StepKind::Train, &kept, &batches[..turns])?;
+                tally = engine.tally();
+                engine.finish_turns(started, &mut tally)?;
+                each(turns);
+                left -= turns;
+            }
+            return Ok(engine.logs(&tally));
+        }
+        let batch = one_batch(engine, x, y)?;
         for step in 0..steps {
             tally = engine.tally();
             let rate = engine.learning_rate();
@@ -295,7 +310,7 @@ impl Model {
                 engine.stage(StepKind::Train, &batch)?;
             }
             engine.finish(started, &mut tally)?;
-            each();
+            each(1);
         }
         Ok(engine.logs(&tally))
     }

@@ -72,8 +72,8 @@ impl Engine {
     }
 
     /// Compiles the training step for batches of this size.
-    pub(crate) fn prepare(&mut self, batch: usize) -> Result<()> {
-        self.ensure(StepKind::Train, batch).map(|_| ())
+    pub(crate) fn prepare(&mut self, kind: StepKind, batch: usize) -> Result<()> {
+        self.ensure(kind, batch).map(|_| ())
     }
 
     /// Takes up a state where another engine of the same model left it. `batch` is the size of the
@@ -85,7 +85,7 @@ impl Engine {
         batch: usize,
     ) -> Result<()> {
         self.check_counters(counters)?;
-        self.prepare(batch)?;
+        self.prepare(StepKind::Train, batch)?;
         let mut given: HashMap<&str, &Tensor> =
             tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
         let mut take = |name: &str, dims: &[usize]| {
