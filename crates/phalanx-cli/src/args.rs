@@ -178,6 +178,9 @@ pub enum PrecisionArg {
     /// Keras' policy: 16 bits with the range of 32-bit floats; weights stay 32-bit
     #[value(name = "mixed_bfloat16", alias = "bf16")]
     MixedBfloat16,
+    /// Keras' policy: 16-bit floats with more digits and less range; the loss is scaled, on any device
+    #[value(name = "mixed_float16", alias = "f16")]
+    MixedFloat16,
 }
 
 /// How many samples make a step.

@@ -110,7 +110,7 @@ fn update_plan(
             (start, bytes) = (i + 1, 0);
         }
     }
-    Some(UpdatePlan { rule, gradients, buckets })
+    Some(UpdatePlan { rule, gradients, buckets, loss_scale: step.loss_scale })
 }
 
 struct Planner<'a> {

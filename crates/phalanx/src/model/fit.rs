@@ -207,6 +207,12 @@ impl Model {
         Ok(self.engine("learning_rate")?.learning_rate())
     }
 
+    /// What the loss is multiplied by before it is differentiated, where the optimizer is a
+    /// [`LossScaleOptimizer`](crate::optimizers::LossScaleOptimizer): Keras' `dynamic_scale`.
+    pub fn loss_scale(&mut self) -> Result<Option<f64>> {
+        Ok(self.engine("loss_scale")?.loss_scale().map(f64::from))
+    }
+
     /// Trains on with another learning rate, in the place of the optimizer's own or its schedule.
     pub fn set_learning_rate(&mut self, rate: f64) -> Result<()> {
         self.engine("set_learning_rate")?.set_learning_rate(rate)
@@ -287,7 +293,7 @@ impl Model {
             let batches = vec![batch; kept.together];
             let mut left = steps;
             while left > 0 {
-                let turns = left.min(kept.together);
+                let turns = left.min(engine.together(&kept));
                 let started = engine.start_turns(StepKind::Train, &kept, &batches[..turns])?;
                 tally = engine.tally();
                 engine.finish_turns(started, &mut tally)?;
