@@ -9,6 +9,7 @@ mod memory;
 mod narrow;
 mod order;
 mod products;
+mod sums;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,7 @@ use phalanx_graph::exec::{ExecError, Executor};
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::sync::{Arc, OnceLock};
+use sums::Sums;
 
 /// Bytes of a thread's stack.
 const STACK: usize = 128 << 10;
@@ -55,6 +57,38 @@ pub fn executor(
 ) -> Result<Box<dyn Executor>, ExecError> {
     let names = (0..replicas).map(|part| format!("emulated:0/{part}")).collect();
     Ok(Box::new(GpuExecutor::new(vec![(EmulatedGpu::new(seed), names)], params)?))
+}
+
+/// An executor with several emulated GPUs, so many replicas on each. A single one adds with itself, in
+/// the way of several.
+///
+/// # Errors
+/// Memory that cannot be had.
+pub fn joined_executor(
+    replicas: &[usize],
+    seed: Option<u64>,
+    params: &[ParamSpec],
+) -> Result<Box<dyn Executor>, ExecError> {
+    let names = |(rank, replicas): (usize, &usize)| {
+        (0..*replicas).map(|part| format!("emulated:{rank}/{part}")).collect()
+    };
+    let machines = machines(replicas.iter().enumerate().map(names), true, seed);
+    Ok(Box::new(GpuExecutor::new(machines, params)?))
+}
+
+/// An emulated GPU for each list of replicas; joined, they add with each other.
+pub(crate) fn machines(
+    replicas: impl ExactSizeIterator<Item = Vec<String>>,
+    joined: bool,
+    seed: Option<u64>,
+) -> Vec<(EmulatedGpu, Vec<String>)> {
+    let sums = Arc::new(Sums::new(replicas.len()));
+    let machine = |(rank, names): (usize, Vec<String>)| {
+        let link = joined.then(|| (sums.clone(), rank));
+        let gpu = EmulatedGpu::new(seed.map(|seed| seed + rank as u64));
+        (EmulatedGpu { link, ..gpu }, names)
+    };
+    replicas.enumerate().map(machine).collect()
 }
 
 /// An executor with replicas on one emulated GPU that has so many bytes of memory.
@@ -94,6 +128,8 @@ pub(crate) struct EmulatedGpu {
     random: Option<Random>,
     /// Counts the moves of blocks.
     moves: usize,
+    /// What it adds with others through, and which of them it is.
+    link: Option<(Arc<Sums>, usize)>,
 }
 
 /// A step made ready.
@@ -117,6 +153,7 @@ impl EmulatedGpu {
             stacks: Bytes::untouched(STACK * STACKS),
             random: seed.map(Random::new),
             moves: 0,
+            link: None,
         }
     }
 
@@ -137,6 +174,10 @@ impl EmulatedGpu {
             Task::Gemm(g) => products::gemm(&mut self.memory, g),
             Task::Conv(c) => products::conv(&mut self.memory, c),
             Task::Clear(span) => products::clear(&mut self.memory, span),
+            Task::Reduce(parts) => {
+                let (sums, rank) = self.link.as_ref().ok_or("there is no other GPU to add with")?;
+                sums.add(*rank, &mut self.memory, parts)
+            }
         }
     }
 
@@ -269,6 +310,16 @@ fn failed(message: String) -> ExecError {
 }
 
 impl Machine for EmulatedGpu {
+    fn joined(&self) -> bool {
+        self.link.is_some()
+    }
+
+    fn give_up(&mut self) {
+        if let Some((sums, _)) = &self.link {
+            sums.give_up();
+        }
+    }
+
     fn reserve(
         &mut self,
         replica: usize,

@@ -2,6 +2,7 @@
 
 mod turns;
 
+use crate::crew::Crew;
 use crate::cx::Layout;
 use crate::inputs::{INPUT_BYTES, Inputs, MAX_SCALARS};
 use crate::kept::Table;
@@ -9,6 +10,7 @@ use crate::launch::{Block, Ptr};
 use crate::lower::{self, Facts, Replica, Request};
 use crate::machine::{Machine, Plan, StepId};
 use crate::plan::{self, ALIGN, Rooms};
+use crate::stations::{Station, together};
 use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
 use phalanx_graph::kept::{Column, TableId, Turn};
 use phalanx_graph::profile::Profile;
@@ -16,15 +18,7 @@ use phalanx_graph::program::{Mesh, Program, share};
 use phalanx_graph::update::SlotInit;
 use phalanx_graph::{ParamId, ParamSpec};
 use std::collections::HashMap;
-use std::ops::Range;
 use std::time::Instant;
-
-/// A GPU and the replicas on it.
-struct Station<M> {
-    machine: M,
-    /// Numbers of its replicas among all.
-    replicas: Range<usize>,
-}
 
 /// What a step was made ready for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,6 +57,9 @@ struct Loaded {
 pub(crate) struct GpuExecutor<M: Machine> {
     mesh: Mesh,
     stations: Vec<Station<M>>,
+    crew: Crew,
+    /// Whether sums are made over stations.
+    joined: bool,
     names: Vec<String>,
     params: Vec<ParamSpec>,
     /// Where each parameter lies, in bytes, and the end of the last.
@@ -77,8 +74,6 @@ pub(crate) struct GpuExecutor<M: Machine> {
     moves: u64,
     times: Times,
     profiling: bool,
-    /// Bytes on their way out, by replica.
-    fetched: Vec<Vec<u8>>,
     /// The program whose next feeds were staged.
     staged: Option<ProgramId>,
     /// The program that was started, and its rows.
@@ -96,17 +91,18 @@ impl<M: Machine> GpuExecutor<M> {
         params: &[ParamSpec],
     ) -> Result<GpuExecutor<M>, ExecError> {
         let names: Vec<String> = machines.iter().flat_map(|(_, names)| names.clone()).collect();
-        let mut first = 0;
-        let stations = machines.into_iter().map(|(machine, names)| {
-            let replicas = first..first + names.len();
-            first = replicas.end;
-            Station { machine, replicas }
-        });
+        let stations = Station::all(machines);
+        let failed = |e: std::io::Error| ExecError::Device {
+            device: names.join(", "),
+            message: format!("a thread cannot be started: {e}"),
+        };
+        let crew = Crew::new(stations.len()).map_err(failed)?;
         let (offsets, flat) = plan::flat(params);
         let mut executor = GpuExecutor {
             mesh: Mesh::new(names.len(), 1),
-            stations: stations.collect(),
-            fetched: vec![vec![]; names.len()],
+            joined: stations.iter().any(|s| s.machine.joined()),
+            stations,
+            crew,
             names,
             params: params.to_vec(),
             offsets,
@@ -130,11 +126,10 @@ impl<M: Machine> GpuExecutor<M> {
 
     /// Gives a block of every replica at least so many bytes.
     fn reserve(&mut self, block: Block, bytes: usize, purpose: &str) -> Result<(), ExecError> {
-        for station in &mut self.stations {
-            for local in 0..station.replicas.len() {
-                let moved = station.machine.reserve(local, block, bytes.max(ALIGN), purpose);
-                self.moves += u64::from(moved.map_err(|e| shared(e, station.replicas.len()))?);
-            }
+        let bytes = bytes.max(ALIGN);
+        let moves = self.crew.each(&mut self.stations, |_, s| s.reserve(block, bytes, purpose));
+        for moves in moves {
+            self.moves += moves?;
         }
         Ok(())
     }
@@ -229,6 +224,7 @@ impl<M: Machine> GpuExecutor<M> {
                     accumulate: key.accumulate,
                     scratch: self.scratch,
                     from: self.source(loaded, key.table),
+                    joined: self.joined,
                 });
                 tracing::debug!("{} works for {} rows", plan.work.len(), key.rows);
                 plans.push(plan);
@@ -244,11 +240,11 @@ impl<M: Machine> GpuExecutor<M> {
             for (station, old) in self.stations.iter_mut().zip(std::mem::take(&mut ready.ids)) {
                 station.machine.forget(old);
             }
-            for (station, plan) in self.stations.iter_mut().zip(&ready.plans) {
-                let id = station.machine.prepare(plan.clone());
-                ready.ids.push(id.map_err(|e| shared(e, station.replicas.len()))?);
-            }
-            ready.moves = self.moves;
+            let plans = &ready.plans;
+            let ids = self.crew.each(&mut self.stations, |i, s| s.prepare(plans[i].clone()));
+            let ids = ids.into_iter().collect::<Result<Vec<StepId>, ExecError>>()?;
+            together(&self.crew, &mut self.stations, |i, s| s.machine.capture(ids[i]))?;
+            (ready.ids, ready.moves) = (ids, self.moves);
         }
         Ok(())
     }
@@ -268,7 +264,7 @@ impl<M: Machine> GpuExecutor<M> {
     fn stage_feeds(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
         let Loaded { program, layout, inputs, .. } = &self.programs[id.0];
         let mesh = self.mesh;
-        for Station { machine, replicas } in &mut self.stations {
+        let staged = self.crew.each(&mut self.stations, |_, Station { machine, replicas, .. }| {
             let mut fill = |local: usize, bytes: &mut [u8]| {
                 let rows = share(0..batch.rows, mesh.devices, replicas.start + local);
                 for ((spec, data), at) in program.feeds.iter().zip(batch.feeds).zip(&layout.feeds) {
@@ -285,9 +281,9 @@ impl<M: Machine> GpuExecutor<M> {
                     bytes[at..at + from.len()].copy_from_slice(from);
                 }
             };
-            machine.stage(replicas.len(), inputs - INPUT_BYTES, &mut fill)?;
-        }
-        Ok(())
+            machine.stage(replicas.len(), inputs - INPUT_BYTES, &mut fill)
+        });
+        staged.into_iter().collect()
     }
 
     /// Takes the fetches of all replicas apart.
@@ -299,7 +295,8 @@ impl<M: Machine> GpuExecutor<M> {
         {
             out.clear();
             let devices = if plan.ty.is_rows() { self.mesh.devices } else { 1 };
-            for (device, bytes) in self.fetched[..devices].iter().enumerate() {
+            let fetched = self.stations.iter().flat_map(|s| &s.fetched);
+            for (device, bytes) in fetched.take(devices).enumerate() {
                 let rows =
                     if plan.ty.is_rows() { self.mesh.device_rows(rows, device).len() } else { 1 };
                 let len = rows * plan.ty.len() * 4;
@@ -322,7 +319,7 @@ impl<M: Machine> GpuExecutor<M> {
         let loaded = &mut self.programs[id.0];
         let ready = &loaded.steps[&key];
         let (works, step) = (&ready.plans[0].work, ready.ids[0]);
-        let Station { machine, replicas } = &mut self.stations[0];
+        let Station { machine, replicas, .. } = &mut self.stations[0];
         let mut kept = vec![];
         for local in 0..replicas.len() {
             for block in &blocks {
@@ -343,12 +340,7 @@ impl<M: Machine> GpuExecutor<M> {
 
     /// Waits, and reads so many bytes of a block of every replica.
     fn collect(&mut self, from: Block, bytes: usize) -> Result<(), ExecError> {
-        for station in &mut self.stations {
-            let room = &mut self.fetched[station.replicas.clone()];
-            room.iter_mut().for_each(|b| b.resize(bytes, 0));
-            let mut room: Vec<&mut [u8]> = room.iter_mut().map(Vec::as_mut_slice).collect();
-            station.machine.finish(from, &mut room)?;
-        }
+        together(&self.crew, &mut self.stations, |_, s| s.finish(from, bytes))?;
         Ok(())
     }
 }
@@ -374,7 +366,7 @@ impl<M: Machine> Executor for GpuExecutor<M> {
             self.make_slots(&inits)?;
         }
         let Rooms { layout, inputs, fetches, fetch_bytes, .. } = rooms;
-        let facts = Facts::of(&program, self.mesh.devices == 1);
+        let facts = Facts::of(&program, self.mesh.devices == 1 && !self.joined);
         self.programs.push(Loaded {
             program,
             layout,
@@ -415,9 +407,7 @@ impl<M: Machine> Executor for GpuExecutor<M> {
         }
         let head = Self::head(batch).to_bytes();
         let ids = &self.programs[id.0].steps[&key].ids;
-        for (station, step) in self.stations.iter_mut().zip(ids) {
-            station.machine.start(*step, &head)?;
-        }
+        together(&self.crew, &mut self.stations, |i, s| s.machine.start(ids[i], &head))?;
         self.under_way = Some((id, batch.rows));
         Ok(())
     }
@@ -534,18 +524,6 @@ impl<M: Machine> Executor for GpuExecutor<M> {
         let loaded = self.programs.get(id.0)?;
         let (rows, seconds) = loaded.measured.as_ref()?;
         Some(Profile::new(&loaded.program, *rows, 1, seconds))
-    }
-}
-
-/// Memory that a GPU lacks, as a replica sees it that shares the GPU with others.
-fn shared(error: ExecError, replicas: usize) -> ExecError {
-    match error {
-        ExecError::Memory { wanted, purpose, available } => ExecError::Memory {
-            wanted,
-            purpose,
-            available: available.map(|bytes| bytes / replicas),
-        },
-        other => other,
     }
 }
 

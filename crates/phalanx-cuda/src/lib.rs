@@ -6,6 +6,7 @@
 mod applications;
 mod autotune;
 mod cache;
+mod crew;
 mod cublas;
 mod cudnn;
 mod cx;
@@ -22,13 +23,15 @@ mod launch;
 pub mod libs;
 mod lower;
 mod machine;
+mod nccl;
 mod nvrtc;
 mod ops;
 mod plan;
 mod schedule;
+mod stations;
 mod tape;
 mod task;
 
 pub use cache::folder as cache_folder;
-pub use devices::{GpuInfo, GpuPlace, REST, driver_version, executor, gpus};
+pub use devices::{GpuInfo, GpuPlace, REST, driver_version, executor, gpus, joined_executor};
 pub use plan::memory_plan;

@@ -27,6 +27,14 @@ pub(crate) struct Lists {
 
 /// One GPU with the memory of every replica on it.
 pub(crate) trait Machine: Send {
+    /// Whether it adds with other machines, or would if there were any.
+    fn joined(&self) -> bool {
+        false
+    }
+
+    /// Has nobody wait for this machine any more: what all do together fails from now on.
+    fn give_up(&mut self) {}
+
     /// Gives a block at least so many bytes. New bytes are zero; those that were there survive.
     /// Steps made ready before must be made ready again if `true` comes back: the block has moved.
     fn reserve(
@@ -45,6 +53,12 @@ pub(crate) trait Machine: Send {
 
     /// Compiles a step's kernels and chooses its plans.
     fn prepare(&mut self, plan: Plan) -> Result<StepId, ExecError>;
+
+    /// Makes a prepared step ready to be started. All machines that add with each other do this at the
+    /// same time.
+    fn capture(&mut self, _step: StepId) -> Result<(), ExecError> {
+        Ok(())
+    }
 
     /// Takes the feeds of the next step, while others may be under way: `fill` writes `bytes` of each
     /// replica, which follow the head.

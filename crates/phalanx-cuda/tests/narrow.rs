@@ -9,20 +9,26 @@ use phalanx_testing::harness::{elements, feeds};
 use phalanx_testing::networks::{cnn, mlp, momentum, scaled_cnn, scaled_mlp};
 use phalanx_testing::simulate::{Numbers, SEED};
 
-/// Why there is nothing to run on.
-fn missing() -> Option<String> {
-    let gpus = phalanx_cuda::gpus().unwrap_or_default();
-    if gpus.is_empty() { phalanx_cuda::emulator::missing() } else { None }
+/// Whether there is a real GPU.
+fn real() -> bool {
+    phalanx_cuda::gpus().is_ok_and(|gpus| !gpus.is_empty())
 }
 
-/// Replicas that share a GPU.
-fn executor(devices: usize, params: &[ParamSpec]) -> Box<dyn Executor> {
+/// Why there is nothing to run on.
+fn missing() -> Option<String> {
+    if real() { None } else { phalanx_cuda::emulator::missing() }
+}
+
+/// Replicas that share a GPU or, `joined`, have an emulated one each.
+fn executor(devices: usize, joined: bool, params: &[ParamSpec]) -> Box<dyn Executor> {
     let part = |part| GpuPlace { index: 0, part: Some(part) };
     let places: Vec<GpuPlace> = (0..devices).map(part).collect();
-    match phalanx_cuda::gpus() {
-        Ok([_, ..]) => phalanx_cuda::executor(&places, params).expect("starts"),
-        _ => phalanx_cuda::emulator::executor(devices, None, params).expect("starts"),
-    }
+    let made = match (joined, real()) {
+        (false, true) => phalanx_cuda::executor(&places, params),
+        (false, false) => phalanx_cuda::emulator::executor(devices, None, params),
+        (true, _) => phalanx_cuda::emulator::joined_executor(&vec![1; devices], None, params),
+    };
+    made.expect("starts")
 }
 
 /// A network on its way.
@@ -35,7 +41,7 @@ struct Trained {
 }
 
 impl Trained {
-    fn new(step: &Step, policy: Policy, devices: usize) -> Trained {
+    fn new(step: &Step, policy: Policy, (devices, joined): (usize, bool)) -> Trained {
         let mesh = Mesh::new(devices, 1);
         let options = Options { policy, ..Options::new(mesh, 8) };
         let program = Program::compile(step.clone(), options).unwrap();
@@ -43,7 +49,7 @@ impl Trained {
         assert_eq!(text.contains("rows bf16["), policy == Policy::MixedBfloat16, "{text}");
         assert_eq!(text.contains("rows f16["), policy == Policy::MixedFloat16, "{text}");
         let params = step.graph.params();
-        let mut e = executor(devices, params);
+        let mut e = executor(devices, joined, params);
         for (i, values) in Numbers::new(0).params(step).iter().enumerate() {
             let values: Vec<f32> = values.floats().iter().map(|v| *v as f32).collect();
             e.set_param(ParamId(i as u32), &values).expect("fits");
@@ -65,7 +71,12 @@ impl Trained {
 }
 
 /// Weights and predictions after a few steps.
-fn train(step: &Step, policy: Policy, devices: usize, rows: &[usize]) -> (Vec<Vec<f32>>, Vec<f32>) {
+fn train(
+    step: &Step,
+    policy: Policy,
+    devices: (usize, bool),
+    rows: &[usize],
+) -> (Vec<Vec<f32>>, Vec<f32>) {
     let mut network = Trained::new(step, policy, devices);
     rows.iter().for_each(|rows| network.run(step, *rows));
     let ids = (0..step.graph.params().len() as u32).map(ParamId);
@@ -76,9 +87,10 @@ fn check(step: &Step, policy: Policy, rows: &[usize], tolerance: f32) {
     if let Some(reason) = missing() {
         return eprintln!("{reason}");
     }
-    for devices in [1, 2] {
-        let (wide, predicted) = train(step, Policy::Float32, devices, rows);
-        let (narrow, also) = train(step, policy, devices, rows);
+    let both = [(1, false), (2, false), (2, true)];
+    for (devices, joined) in both.into_iter().filter(|(_, joined)| !(*joined && real())) {
+        let (wide, predicted) = train(step, Policy::Float32, (devices, joined), rows);
+        let (narrow, also) = train(step, policy, (devices, joined), rows);
         let close = |what: &str, a: &[f32], b: &[f32]| {
             let largest = a.iter().fold(0f32, |m, v| m.max(v.abs()));
             for (a, b) in a.iter().zip(b) {
@@ -124,7 +136,7 @@ fn halves_of_a_perceptron() {
 /// How far a single step's weights are from those of 32-bit floats, in the middle of all: where a ReLU
 /// falls to the other side some are far off.
 fn median_error(step: &Step, policy: Policy, devices: usize) -> f32 {
-    let run = |policy| train(step, policy, devices, &[8]).0.concat();
+    let run = |policy| train(step, policy, (devices, false), &[8]).0.concat();
     let pairs = run(Policy::Float32).into_iter().zip(run(policy));
     let mut errors: Vec<f32> = pairs.map(|(a, b)| (a - b).abs()).collect();
     errors.sort_by(f32::total_cmp);
@@ -153,7 +165,7 @@ fn halves_that_overflow_are_found_in_the_gradients() {
     }
     let step = scaled_mlp(&[37, 29, 33, 5], momentum(None), (0.0, 0.0), 2);
     let state = step.loss_scale.expect("scaled").state;
-    for devices in [1, 2] {
+    for devices in [(1, false), (2, false)] {
         let mut lab = Trained::new(&step, Policy::MixedFloat16, devices);
         let weights = |lab: &Trained| {
             let all = (0..step.graph.params().len() as u32).map(ParamId);

@@ -13,7 +13,7 @@ fn emulated() -> bool {
         eprintln!("skipped: {why}");
         return false;
     }
-    emulator::pretend(1);
+    emulator::pretend(3);
     true
 }
 
@@ -73,6 +73,19 @@ fn samples_kept_on_the_gpu_train_as_on_the_cpu() {
     let cpu = trained(&["cpu:0"], data(), fit());
     assert_close(&trained(&["gpu:0"], data(), fit()), &cpu);
     assert_close(&trained(&["gpu:0/0", "gpu:0/1"], data(), fit()), &cpu);
+}
+
+#[test]
+fn several_gpus_train_as_the_cpu_does() {
+    if !emulated() {
+        return;
+    }
+    let (x, y) = images();
+    let data = || Arrays::new(x.clone(), y.clone()).unwrap().batch(5).unwrap().shuffle(true);
+    let fit = || Fit::new().validation_data(data().take(9).unwrap());
+    let cpu = trained(&["cpu:0"], data(), fit());
+    assert_close(&trained(&["gpu:0", "gpu:2"], data(), fit()), &cpu);
+    assert_close(&trained(&["gpu:0/0", "gpu:0/1", "gpu:1"], data(), fit()), &cpu);
 }
 
 #[test]

@@ -97,6 +97,36 @@ fn check_on(
     assert_eq!(bits(&got), bits(&again.0), "{}", what("the same run twice"));
 }
 
+/// The bits of what a few steps fetch and leave, some of them accumulated, some with fewer rows than
+/// devices.
+pub fn bits(mut e: Box<dyn Executor>, step: &Step) -> Vec<Vec<u32>> {
+    set_params(&mut *e, &Numbers::new(0).params(step));
+    let id = e.load(compile(step, e.mesh(), 9)).expect("loads");
+    let part = |first, apply| Some(Accumulate { first, weight: 4.0, apply });
+    let mut batches = batches(step, &[9, 2, 4, 1, 0, 9]);
+    batches[2].accumulate = part(true, None);
+    batches[3].accumulate = part(false, Some(0.2));
+    let mut out = vec![];
+    for b in &batches {
+        let elements = elements(&b.feeds);
+        let batch = Batch {
+            rows: b.rows,
+            feeds: &feeds(&elements),
+            seed: SEED,
+            step: b.step,
+            scalars: &b.scalars,
+            accumulate: b.accumulate,
+            staged: false,
+        };
+        let mut fetched = vec![];
+        e.run(id, &batch, &mut fetched).expect("runs");
+        e.check_mirrored().expect("mirrored");
+        out.extend(fetched);
+    }
+    out.extend(state(&*e, step));
+    out.iter().map(|v| v.iter().map(|x| x.to_bits()).collect()).collect()
+}
+
 fn batches(step: &Step, rows: &[usize]) -> Vec<Minibatch> {
     let mut numbers = Numbers::new(1);
     rows.iter().enumerate().map(|(i, r)| numbers.batch(step, *r, i as u64)).collect()

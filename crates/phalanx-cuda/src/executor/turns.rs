@@ -1,11 +1,12 @@
 //! Steps on samples that the GPUs keep, several started together.
 
-use super::{GpuExecutor, Key, Loaded, Station, floats};
+use super::{GpuExecutor, Key, Loaded, floats};
 use crate::inputs::Inputs;
 use crate::kept::{HEAD, MOST_TURNS, Table, TurnLayout};
 use crate::launch::Block;
 use crate::lower::FromTable;
 use crate::machine::{Lists, Machine};
+use crate::stations::{Station, together};
 use phalanx_graph::exec::{ExecError, ProgramId};
 use phalanx_graph::kept::{Column, TableId, Turn};
 use phalanx_graph::program::{FetchPlan, share};
@@ -161,7 +162,7 @@ impl<M: Machine> GpuExecutor<M> {
         let loaded = &self.programs[id.0];
         let layout = self.turn_layout(loaded, self.table(table)?);
         let (ids, mesh) = (&loaded.steps[&key].ids, self.mesh);
-        for (Station { machine, replicas }, step) in self.stations.iter_mut().zip(ids) {
+        together(&self.crew, &mut self.stations, |i, Station { machine, replicas, .. }| {
             let mut fill = |local: usize, bytes: &mut [u8]| {
                 bytes[..HEAD].fill(0);
                 let each = bytes[HEAD..].chunks_exact_mut(layout.bytes);
@@ -172,8 +173,8 @@ impl<M: Machine> GpuExecutor<M> {
                 }
             };
             let lists = Lists { replicas: replicas.len(), bytes: layout.list(turns.len()) };
-            machine.start_turns(*step, turns.len(), lists, &mut fill)?;
-        }
+            machine.start_turns(ids[i], turns.len(), lists, &mut fill)
+        })?;
         self.turns = Some((id, turns.len()));
         Ok(())
     }
@@ -187,7 +188,7 @@ impl<M: Machine> GpuExecutor<M> {
         let bytes = self.programs[id.0].fetch_bytes;
         self.collect(Block::Results, bytes * turns)?;
         let loaded = &self.programs[id.0];
-        for turn in self.fetched[0].chunks_exact(bytes.max(1)) {
+        for turn in self.stations[0].fetched[0].chunks_exact(bytes.max(1)) {
             let each = loaded.program.fetches.iter().zip(&loaded.fetches);
             let values = |(plan, at): (&FetchPlan, &usize)| {
                 floats(&turn[*at..at + plan.ty.len() * 4]).collect()

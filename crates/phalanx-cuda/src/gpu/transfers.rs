@@ -92,7 +92,7 @@ impl Gpu {
         }
         place.taken.record(stream)?;
         sent.taken.record(stream)?;
-        self.prepared(step)?.graph.launch(stream)?;
+        self.prepared(step)?.graph()?.launch(stream)?;
         self.done.record(stream)
     }
 

@@ -28,6 +28,10 @@ impl Sent {
 }
 
 impl Prepared {
+    pub fn graph(&self) -> Result<&Graph> {
+        self.graph.as_ref().ok_or_else(|| Failure("a step was not captured".into()))
+    }
+
     /// How many of this step are launched together.
     pub fn together(&self) -> usize {
         (MOST_WORKS / self.ready.len().max(1)).clamp(1, MOST_TURNS)
@@ -40,11 +44,12 @@ impl Gpu {
         found.ok_or_else(|| Failure(format!("there is no step {}", step.0)))
     }
 
-    /// Captures as many of a step as are launched together, once.
+    /// Captures as many of a step as are launched together, once. GPUs that add with each other would
+    /// have to agree on it.
     fn capture_many(&mut self, step: StepId) -> Result<()> {
         let prepared = self.prepared(step)?;
         let turns = prepared.together();
-        if prepared.many.is_some() || turns < 2 {
+        if prepared.many.is_some() || turns < 2 || self.link.is_some() {
             return Ok(());
         }
         let _capturing = capturing();
@@ -95,7 +100,8 @@ impl Gpu {
             many.launch(stream)?;
             left -= prepared.together();
         }
-        (0..left).try_for_each(|_| prepared.graph.launch(stream))?;
+        let one = prepared.graph()?;
+        (0..left).try_for_each(|_| one.launch(stream))?;
         self.done.record(stream)
     }
 

@@ -9,6 +9,7 @@ mod compute;
 mod conv;
 mod dense;
 mod facts;
+mod joined;
 mod kept;
 mod norm;
 mod pending;
@@ -22,6 +23,7 @@ use crate::ops::update::{self, Filters, Update};
 use crate::tape::Tapes;
 use crate::task::{Task, Work};
 pub(crate) use facts::Facts;
+use joined::Departures;
 pub(crate) use kept::FromTable;
 use pending::{Move, Small};
 use phalanx_graph::program::{Instr, Program, ValueId};
@@ -53,6 +55,8 @@ pub(crate) struct Request<'a> {
     pub scratch: usize,
     /// Where its rows come from, if not from the host.
     pub from: Option<FromTable<'a>>,
+    /// Whether there are other GPUs to add with.
+    pub joined: bool,
 }
 
 /// The works of a step, and where its scratch memory ends.
@@ -69,7 +73,11 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, usize) {
         unpacks: vec![],
         small: vec![],
         sums: vec![],
+        departures: Departures::default(),
     };
+    if request.joined {
+        l.join();
+    }
     if let Some(from) = &request.from {
         l.take(from);
     }
@@ -79,6 +87,7 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, usize) {
         if !request.facts.covered.contains(&i) {
             l.instr(instr);
         }
+        l.reduce_gradients();
     }
     l.flush();
     if let Some(from) = &request.from {
@@ -103,6 +112,7 @@ struct Lowering<'a> {
     unpacks: Vec<(Filters, Elem)>,
     small: Vec<Small>,
     sums: Vec<RowSum>,
+    departures: Departures,
 }
 
 impl Lowering<'_> {
@@ -130,7 +140,7 @@ impl Lowering<'_> {
 
     /// Whether there is no other replica anywhere.
     fn alone(&self) -> bool {
-        self.q.program.options.mesh.devices == 1
+        self.q.program.options.mesh.devices == 1 && !self.q.joined
     }
 
     fn instr(&mut self, instr: &Instr) {
@@ -236,12 +246,13 @@ impl Lowering<'_> {
                 self.dense_gradient(replica, g.param, x, dy);
             }
         }
+        self.reduce_gradients();
         self.flush();
         let count = self.q.replicas.len();
         let u = Update {
             plan,
             replicas: count,
-            sources: count,
+            sources: if self.q.joined { 1 } else { count },
             fixed: false,
             accumulate: self.q.accumulate,
         };
