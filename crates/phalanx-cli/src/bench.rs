@@ -44,6 +44,7 @@ struct Job {
     kind: StepKind,
     x: Tensor,
     y: Tensor,
+    data: Arrays,
     batch: usize,
     subject: Subject,
 }
@@ -64,7 +65,8 @@ impl Job {
             }
             None => subject.compiled(&origin, strategy.into())?,
         };
-        Ok(Job { model, kind, x, y, batch, subject })
+        let data = Arrays::new(x.clone(), y.clone())?;
+        Ok(Job { model, kind, x, y, data, batch, subject })
     }
 
     fn step(&mut self) -> Result<()> {
@@ -87,7 +89,7 @@ impl Job {
             begin = end;
         };
         if self.kind == StepKind::Train {
-            self.model.train_repeatedly(&self.x, &self.y, steps, lap)?;
+            self.model.train_repeatedly(&self.data, steps, lap)?;
             return Ok(times);
         }
         for _ in 0..steps {

@@ -2,6 +2,7 @@
 
 mod capture;
 mod kernels;
+mod products;
 mod transfers;
 mod turns;
 
@@ -40,7 +41,7 @@ const AHEAD: usize = 2;
 /// A task with everything resolved.
 enum Ready {
     Launch { function: Function, grid: [u32; 3], threads: u32, shared: u32, args: Vec<u64> },
-    Gemm { plan: GemmPlan, at: [u64; 3] },
+    Gemm { plan: GemmPlan, at: [u64; 3], key: String },
     Conv { plan: ConvPlan, at: [u64; 3] },
     Clear { at: u64, bytes: usize },
     Reduce(Vec<Sum>),
@@ -201,7 +202,8 @@ impl Gpu {
                     self.cublas = Some(Cublas::new()?);
                 }
                 let cublas = self.cublas.as_ref().expect("opened above");
-                Ok(Ready::Gemm { plan: cublas.plan(gemm, bias, self.tf32)?, at })
+                let plan = cublas.plan(gemm, bias, self.tf32)?;
+                Ok(Ready::Gemm { plan, at, key: autotune::gemm_key(gemm, self.tf32) })
             }
             Task::Clear(span) => Ok(Ready::Clear { at: self.address(span.at)?, bytes: span.bytes }),
             Task::Reduce(parts) => {
@@ -226,7 +228,7 @@ impl Gpu {
                     function.0, x, y, z, threads, 1, 1, *shared, queue.0, params, none
                 ))
             }
-            Ready::Gemm { plan, at } => {
+            Ready::Gemm { plan, at, .. } => {
                 let cublas = self.cublas.as_ref().expect("opened for the plan");
                 cublas.execute(plan, *at, workspace, queue)
             }
@@ -252,7 +254,7 @@ impl Gpu {
         for (tasks, place) in ready.iter().zip(placed) {
             for task in tasks {
                 let bytes = match task {
-                    Ready::Gemm { plan, .. } => plan.workspace,
+                    Ready::Gemm { plan, .. } => plan.workspace(),
                     Ready::Conv { plan, .. } => plan.workspace,
                     Ready::Launch { .. } | Ready::Clear { .. } | Ready::Reduce(_) => 0,
                 };
@@ -436,7 +438,8 @@ impl Machine for Gpu {
     }
 
     fn prepare(&mut self, plan: Plan) -> std::result::Result<StepId, ExecError> {
-        let (ready, tables) = self.resolve(&plan).map_err(|e| self.failed(e))?;
+        let (mut ready, tables) = self.resolve(&plan).map_err(|e| self.failed(e))?;
+        self.tune_products(&mut ready).map_err(|e| self.failed(e))?;
         let placed = schedule(&plan.work, STREAMS);
         let _working = working();
         self.grow_workspaces(&ready, &placed)?;

@@ -21,9 +21,10 @@ use crate::error::{Error, Result};
 use crate::layer::{Lowering, ModelWeight, SharedExecutor, lock};
 use crate::losses::{Loss, Reduction};
 use crate::metrics;
-use crate::optimizers::Optimizer;
+use crate::optimizers::{Optimizer, Scaling};
 use crate::strategy::{DeviceKind, MirroredStrategy};
 use phalanx_graph::exec::{Accumulate, Batch, ExecError, Executor, FeedData, ProgramId, Times};
+use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{FetchPlan, Policy, Split};
 use phalanx_graph::{DType, Data, Mesh, Options, ParamId, Program, Step, Tensor, Type};
@@ -87,26 +88,39 @@ pub(crate) struct Engine {
     gathered: (u64, f64),
     /// Set by a callback or the user; overrides the optimizer's own.
     learning_rate: Option<f64>,
+    /// How the loss is scaled, and by what now.
+    scaling: Option<(LossScale, f32)>,
+    /// Training steps whose gradients were not finite, which changed nothing.
+    pub(crate) skipped: u64,
     fetched: Vec<Vec<f32>>,
     scales: Vec<f32>,
     /// Samples on the devices.
     held: Vec<tables::Held>,
+    profiling: bool,
 }
 
-fn lower(def: &Definition, training: bool, synchronized: bool) -> Result<Lowered> {
+fn lower(
+    def: &Definition,
+    training: bool,
+    synchronized: bool,
+    scaling: Option<Scaling>,
+) -> Result<Lowered> {
     let mut low = Lowering::new(training);
     low.synchronized = synchronized;
     let feeds = def.feeds(&mut low);
     let inputs: Vec<_> = feeds.iter().map(|f| low.graph.feed(*f)).collect();
     let outputs = def.lower(&mut low, &inputs, "")?;
-    Ok(Lowered { low, outputs })
+    let scaling = scaling.map(|s| LossScale::declare(&mut low.graph, s.growth_steps));
+    Ok(Lowered { low, outputs, scaling })
 }
 
 impl Engine {
     pub(crate) fn new(model: &Model, resolved: Resolved) -> Result<Engine> {
         let Resolved { optimizer, losses, loss_weights, metrics, described, strategy, seed } =
             resolved;
-        let l = lower(&model.def, true, strategy.is_deterministic())?;
+        let asked = optimizer.inner().map(|(_, scaling)| scaling);
+        let l = lower(&model.def, true, strategy.is_deterministic(), asked)?;
+        let first = asked.map_or(0.0, |s| s.initial_scale as f32);
         let types: Vec<Type> = l.outputs.iter().map(|o| l.low.graph.ty(*o).clone()).collect();
         let targets: Vec<Type> =
             losses.iter().zip(&types).map(|(loss, ty)| loss.target(ty)).collect::<Result<_>>()?;
@@ -150,12 +164,18 @@ impl Engine {
             updates: 0,
             gathered: (0, 0.0),
             learning_rate: None,
+            scaling: l.scaling.map(|s| (s, first)),
+            skipped: 0,
             fetched: vec![],
             scales: vec![],
             held: vec![],
+            profiling: false,
         };
         for (param, values) in &engine.constants {
             lock(&engine.executor).set_param(*param, values)?;
+        }
+        if let Some((scaling, first)) = engine.scaling {
+            lock(&engine.executor).set_param(scaling.state, &[first, 0.0, 1.0])?;
         }
         engine.refresh()?;
         if !engine.compiled() {
@@ -201,13 +221,23 @@ impl Engine {
 
     /// The learning rate at this step.
     pub(crate) fn learning_rate(&self) -> f64 {
-        self.learning_rate_at(self.steps)
+        self.learning_rate_at(self.iterations())
     }
 
-    /// The learning rate at a step to come.
-    fn learning_rate_at(&self, step: u64) -> f64 {
-        let scheduled = || self.optimizer.common().learning_rate.at(step);
+    /// The learning rate at an iteration to come.
+    fn learning_rate_at(&self, iteration: u64) -> f64 {
+        let scheduled = || self.optimizer.common().learning_rate.at(iteration);
         self.learning_rate.unwrap_or_else(scheduled)
+    }
+
+    /// Training steps that counted, as Keras' optimizers have them.
+    pub(crate) fn iterations(&self) -> u64 {
+        self.steps - self.skipped
+    }
+
+    /// What the loss is multiplied by before it is differentiated, where it is.
+    pub(crate) fn loss_scale(&self) -> Option<f32> {
+        self.scaling.map(|(_, scale)| scale)
     }
 
     /// Overrides the optimizer's learning rate from this step on.
@@ -235,7 +265,8 @@ impl Engine {
     }
 
     fn lower(&self, training: bool) -> Result<Lowered> {
-        lower(&self.def, training, lock(&self.executor).mesh().fixed)
+        let scaling = self.optimizer.inner().map(|(_, scaling)| scaling);
+        lower(&self.def, training, lock(&self.executor).mesh().fixed, scaling)
     }
 
     fn step(&self, kind: StepKind) -> Result<Step> {
@@ -310,6 +341,7 @@ impl Engine {
     }
 
     pub(crate) fn set_profiling(&mut self, on: bool) {
+        self.profiling = on;
         lock(&self.executor).set_profiling(on);
     }
 
@@ -404,16 +436,34 @@ impl Engine {
             return Ok(0.0);
         }
         lock(&self.executor).finish(&mut self.fetched)?;
-        self.gathered = started.gathered.unwrap_or(self.gathered);
         self.steps += u64::from(started.training);
+        let counts = !started.training || self.take_scale();
+        if counts {
+            self.gathered = started.gathered.unwrap_or(self.gathered);
+        }
         let loss = tally.add(self, started.rows, &started.denominators);
-        if started.updates {
+        if started.updates && counts {
             self.updates += 1;
             if let Some(id) = self.constrain {
                 lock(&self.executor).run(id, &Batch::default(), &mut vec![])?;
             }
         }
         Ok(loss)
+    }
+
+    /// Takes note of the loss scale behind a training step, which is fetched last; whether the step
+    /// counts.
+    fn take_scale(&mut self) -> bool {
+        let Some((_, scale)) = &mut self.scaling else { return true };
+        let Some(&[new, _, finite]) = self.fetched.last().map(Vec::as_slice) else { return true };
+        *scale = new;
+        if finite != 0.0 {
+            return true;
+        }
+        self.skipped += 1;
+        let step = self.steps;
+        tracing::debug!("step {step} is skipped: gradients are not finite; loss scale {new}");
+        false
     }
 
     /// Calls with a program and a batch's feeds; returns what each loss sum is divided by.

@@ -335,16 +335,15 @@ impl<'a> Training<'a> {
     /// at each of them.
     fn train_epoch_kept(&mut self, kept: &Kept) -> Result<()> {
         let Some(data) = self.data.in_memory() else { return Ok(()) };
-        let most = if self.watched() { 1 } else { kept.together };
         let mut picks = data.picks(self.engine.seed, self.at.pass, self.at.taken)?;
         let (mut now, mut next) = (Group::default(), Group::default());
-        now.fill(&mut next, &mut *picks, most)?;
+        now.fill(&mut next, &mut *picks, self.together(kept))?;
         while !now.batches().is_empty() && !self.stop {
             if self.watched() {
                 self.call(&Logs::default(), |c, v| c.on_batch_begin(v))?;
             }
             let started = self.engine.start_turns(StepKind::Train, kept, now.batches())?;
-            next.fill(&mut now, &mut *picks, most)?;
+            next.fill(&mut now, &mut *picks, self.together(kept))?;
             let losses = self.engine.finish_turns(started, &mut self.tally)?;
             self.at.batch += losses.len();
             self.at.taken += losses.len();
@@ -353,6 +352,11 @@ impl<'a> Training<'a> {
             std::mem::swap(&mut now, &mut next);
         }
         Ok(())
+    }
+
+    /// How many steps to start together.
+    fn together(&self, kept: &Kept) -> usize {
+        if self.watched() { 1 } else { self.engine.together(kept) }
     }
 
     /// Whether a callback looks at every batch.
@@ -445,6 +449,9 @@ impl<'a> Training<'a> {
         self.progress.end_epoch(&logs);
         let mut entry = logs.clone();
         entry.push("lr", self.engine.learning_rate());
+        if let Some(scale) = self.engine.loss_scale() {
+            entry.push("loss_scale", f64::from(scale));
+        }
         self.history.push(self.at.epoch, &entry, self.earlier + ran, self.at.rows);
         Ok(logs)
     }
@@ -508,7 +515,7 @@ impl<'a> Training<'a> {
             samples: self.data.len(),
             steps: self.steps,
             shuffle: self.data.shuffles(),
-            optimizer: self.engine.optimizer.config(),
+            optimizer: self.engine.optimizer_options(),
         }
     }
 

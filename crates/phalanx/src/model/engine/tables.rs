@@ -34,7 +34,8 @@ impl Engine {
     /// Keeps a dataset's samples on the devices, where they can and nothing has to be done between
     /// steps.
     pub(crate) fn keep(&mut self, kind: StepKind, data: &dyn Dataset) -> Result<Option<Kept>> {
-        let between = self.constrain.is_some() || self.gather_steps().is_some();
+        // Instructions are measured one by one, on a batch that stays where it is.
+        let between = self.constrain.is_some() || self.gather_steps().is_some() || self.profiling;
         if self.device_kind != DeviceKind::Gpu || (kind == StepKind::Train && between) {
             return Ok(None);
         }
@@ -90,6 +91,22 @@ impl Engine {
         self.losses.iter().map(|loss| denominator(&**loss, rows.len(), total)).collect()
     }
 
+    /// The optimizer's scalars of an update to come, where none before is skipped.
+    fn scalars_ahead(&self, updates: usize) -> Vec<f32> {
+        let rate = self.learning_rate_at(self.iterations() + updates as u64);
+        self.optimizer.scalars(rate, self.updates + 1 + updates as u64)
+    }
+
+    /// How many training steps to start together, now and while others are under way. Where the loss
+    /// is scaled a step may turn out not to count: those behind it have the right scalars if all have
+    /// the same.
+    pub(crate) fn together(&self, kept: &Kept) -> usize {
+        let first = self.scalars_ahead(0);
+        let alike = |i: usize| self.scalars_ahead(i) == first;
+        let any = self.scaling.is_none() || (1..2 * kept.together).all(alike);
+        if any { kept.together } else { 1 }
+    }
+
     /// Starts a step on each of these batches, one behind the other; all have as many rows.
     pub(crate) fn start_turns(
         &mut self,
@@ -105,13 +122,7 @@ impl Engine {
         let invert = |d: &f64| if *d == 0.0 { 0.0 } else { (1.0 / d) as f32 };
         let mirrored: Vec<Vec<f32>> =
             steps.iter().map(|s| s.1.iter().map(invert).collect()).collect();
-        let scalars = |i: usize| match training {
-            true => {
-                let i = i as u64;
-                self.optimizer.scalars(self.learning_rate_at(self.steps + i), self.updates + 1 + i)
-            }
-            false => vec![],
-        };
+        let scalars = |i: usize| if training { self.scalars_ahead(i) } else { vec![] };
         let scalars: Vec<Vec<f32>> = (0..batches.len()).map(scalars).collect();
         let turn = |i: usize| {
             let step = if training { self.steps + i as u64 } else { self.steps };
@@ -137,7 +148,8 @@ impl Engine {
         for (values, (rows, denominators)) in fetched.into_iter().zip(&started.steps) {
             self.fetched = values;
             self.steps += u64::from(started.training);
-            self.updates += u64::from(started.training);
+            let counts = !started.training || self.take_scale();
+            self.updates += u64::from(started.training && counts);
             losses.push(tally.add(self, *rows, denominators));
         }
         Ok(losses)
