@@ -6,8 +6,9 @@ use crate::driver::{Context, Failure, Result, Stream};
 use crate::launch::Elem;
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 /// The library's functions, as `nccl.h` has them. All were looked for when it was opened.
 #[allow(non_snake_case)]
@@ -57,6 +58,9 @@ mod sys {
         fn ncclGetLastError(comm: Comm) -> *const c_char;
     }
 }
+
+/// Milliseconds that a call which waits for nobody surely takes less than.
+const PATIENCE: usize = 200;
 
 /// Adding, among the library's operations.
 const SUM: c_int = 0;
@@ -151,6 +155,18 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
+/// Takes a communicator out, unless the library keeps its thread for long.
+fn taken(comm: &Mutex<Option<Comm>>) -> Option<Comm> {
+    for _ in 0..PATIENCE {
+        match comm.try_lock() {
+            Ok(mut comm) => return comm.take(),
+            Err(TryLockError::Poisoned(e)) => return e.into_inner().take(),
+            Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    None
+}
+
 fn gone() -> Failure {
     Failure("the GPUs do not work together any more, since one of them failed".into())
 }
@@ -174,13 +190,14 @@ impl Group {
         Ok(Group { members, meeting, aborts: Mutex::default() })
     }
 
-    /// Stops what is under way on every GPU. A communicator that its own thread is using is left to it:
-    /// the others' end shows there as an error, and that thread gives up as well. Each has a thread
-    /// because the library first lets go of the GPU and then waits until no captured step is left.
+    /// Stops what is under way on every GPU. A communicator that its own thread stays in the library
+    /// with is left to it: the end of the others shows there as an error, and that thread gives up as
+    /// well. Each has a thread because the library first lets go of the GPU and then waits until no
+    /// captured step is left.
     fn give_up(&self) {
         self.meeting.fail();
         for Member { context, comm } in &self.members {
-            let Some(comm) = comm.try_lock().ok().and_then(|mut c| c.take()) else { continue };
+            let Some(comm) = taken(comm) else { continue };
             let Ok(context) = context.again() else { continue };
             let abort = move || {
                 let aborted = context.enter().and_then(|()| nccl!(ncclCommAbort(comm.raw())));
@@ -231,7 +248,9 @@ impl Link {
                 let (from, to) = (*from as *const _, *to as *mut _);
                 nccl!(ncclAllReduce(from, to, *len, number(*elem), SUM, comm, stream.0))
             })
-        })
+        })?;
+        // Whoever gave up meanwhile may have left this communicator alone.
+        if self.group.meeting.failed() { Err(gone()) } else { Ok(()) }
     }
 
     /// Does what the GPUs may wait for each other in. The first takes a lock for all of them: were it
@@ -270,6 +289,19 @@ impl Link {
 mod tests {
     use super::*;
     use crate::libs::{self, Lib};
+
+    #[test]
+    fn a_communicator_in_use_is_waited_for_but_not_forever() {
+        let comm = Mutex::new(Some(Comm(null_mut())));
+        let held = locked(&comm);
+        thread::scope(|scope| {
+            assert!(scope.spawn(|| taken(&comm)).join().expect("no panic").is_none());
+            let waits = scope.spawn(|| taken(&comm));
+            drop(held);
+            assert!(waits.join().expect("no panic").is_some());
+        });
+        assert!(taken(&comm).is_none());
+    }
 
     #[test]
     fn errors_are_named_and_a_thread_is_not_left_inside_a_group() {

@@ -123,11 +123,6 @@ impl Lowering<'_> {
         self.aliases.insert(own, (Block::Scratch, self.departures.slots[&self.at]));
     }
 
-    fn slot(&self, replica: usize, at: usize) -> Ptr {
-        let local = self.q.replicas[replica].local;
-        Ptr::new(local, Block::Scratch, self.departures.slots[&at])
-    }
-
     /// What each replica adds to a collective, with its weight.
     fn parts(&mut self, at: usize) -> Gather {
         let instr = &self.q.program.instrs[at];
@@ -140,13 +135,15 @@ impl Lowering<'_> {
         });
         let from = from.collect();
         let x = self.operand(0, x);
-        Gather { to: self.slot(0, at), elem: x.elem, len: x.len, from }
+        let slot = Ptr::new(x.ptr.replica, Block::Scratch, self.departures.slots[&at]);
+        Gather { to: slot, elem: x.elem, len: x.len, from }
     }
 
     fn reduce_group(&mut self, group: &[usize]) {
         let gathers: Vec<Gather> = group.iter().map(|at| self.parts(*at)).collect();
         if let [one] = &gathers[..]
             && let [(from, 1.0)] = one.from[..]
+            && one.len > 0
         {
             let part = Part { from, to: one.to, elem: one.elem, len: one.len };
             return self.reduce("sum", vec![part]);
