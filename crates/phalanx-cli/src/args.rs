@@ -276,7 +276,7 @@ pub struct Train {
     /// Optimizer: sgd, adam, adamw, rmsprop, adagrad, nadam, lion (default: the model's own)
     #[arg(long)]
     pub optimizer: Option<String>,
-    /// Learning rate (default: the optimizer's own)
+    /// Learning rate (default: the optimizer's own; minigooglenet 0.1 for 256 samples per replica, less for fewer)
     #[arg(long)]
     pub lr: Option<f64>,
     /// Momentum of sgd

@@ -5,11 +5,14 @@ use crate::network::Network;
 use crate::subject::Subject;
 use phalanx::prelude::*;
 
-/// The arguments with everything said.
-pub fn complete(args: &Train, subject: &Subject) -> Train {
+/// The arguments with everything said, for so many samples per replica.
+pub fn complete(args: &Train, subject: &Subject, batch: usize) -> Train {
     let mut args = args.clone();
-    // As its tutorial trains it.
+    // As its tutorial trains it, at a higher rate: that gains a percent and more.
     let googlenet = subject.network() == Some(Network::Minigooglenet);
+    if googlenet && args.optimizer.is_none() {
+        args.lr.get_or_insert(0.1 * batch.min(256) as f64 / 256.0);
+    }
     let usual = if googlenet { Schedule::Poly } else { Schedule::Constant };
     args.schedule.get_or_insert(usual);
     if args.augment.is_empty() && googlenet {

@@ -3,6 +3,7 @@
 use crate::args::{Train, Where};
 use crate::prepare::Prepared;
 use crate::subject::Subject;
+use crate::told;
 use anyhow::Result;
 use phalanx::model::Source;
 use phalanx::prelude::*;
@@ -71,7 +72,13 @@ pub fn size(bytes: usize) -> String {
 }
 
 /// Says what will be done.
-pub fn header(model: &mut Model, plan: &Plan, rate: f64, data: &Prepared) -> Result<()> {
+pub fn header(
+    model: &mut Model,
+    args: &Train,
+    plan: &Plan,
+    rate: f64,
+    data: &Prepared,
+) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let program = model.program(StepKind::Train, plan.batch)?;
     let devices = model.devices()?.join(", ");
@@ -81,11 +88,12 @@ pub fn header(model: &mut Model, plan: &Plan, rate: f64, data: &Prepared) -> Res
     }
     writeln!(
         out,
-        "batch: {} global, {} per replica; learning rate {}; {} per epoch",
+        "batch: {} global, {} per replica; learning rate {}{}; {} per epoch",
         plan.batch,
         plan.each(),
         // Files keep it in single precision.
         rate as f32,
+        told::schedule(args).map_or(String::new(), |word| format!(" ({word})")),
         counted(plan.steps, "step"),
     )?;
     let (own, input) = (&data.pictures.dims()[1..], &data.origin.input);
@@ -95,12 +103,13 @@ pub fn header(model: &mut Model, plan: &Plan, rate: f64, data: &Prepared) -> Res
     };
     writeln!(
         out,
-        "data: {} samples of {input:?}{brought}, {}",
+        "data: {} samples of {input:?}{brought}, {}{}",
         data.train.0.rows(),
         match data.origin.classes.len() {
             1 => "1 class".into(),
             n => format!("{n} classes"),
         },
+        told::augment(args).map_or(String::new(), |words| format!(", distorted: {words}")),
     )?;
     writeln!(
         out,

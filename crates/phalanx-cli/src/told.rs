@@ -12,16 +12,26 @@ pub struct Told(Map<String, Value>);
 impl Told {
     /// What these arguments tell.
     pub fn new(args: &Train) -> Told {
-        let schedule = args.schedule.unwrap_or(Schedule::Constant);
-        let schedule = match schedule {
-            Schedule::Poly => format!("{} over {} epochs", word(&schedule), args.epochs),
-            _ => word(&schedule),
-        };
-        let augment: Vec<String> = args.augment.iter().map(word).collect();
-        let augment = if augment.is_empty() { "none".into() } else { augment.join(",") };
+        let schedule = schedule(args).unwrap_or_else(|| word(&Schedule::Constant));
+        let augment = augment(args).unwrap_or_else(|| "none".into());
         let told = [("--schedule", schedule), ("--augment", augment)];
         Told(told.map(|(flag, words)| (flag.into(), words.into())).into_iter().collect())
     }
+}
+
+/// How the learning rate changes, if it does.
+pub fn schedule(args: &Train) -> Option<String> {
+    let schedule = args.schedule.filter(|s| *s != Schedule::Constant)?;
+    Some(match schedule {
+        Schedule::Poly => format!("{} over {} epochs", word(&schedule), args.epochs),
+        _ => word(&schedule),
+    })
+}
+
+/// How images are distorted, if they are.
+pub fn augment(args: &Train) -> Option<String> {
+    let words: Vec<String> = args.augment.iter().map(word).collect();
+    (!words.is_empty()).then(|| words.join(","))
 }
 
 /// A choice as it stands on the command line.

@@ -22,10 +22,11 @@ use std::time::Instant;
 pub fn run(args: &Train) -> Result<()> {
     let begin = Instant::now();
     let subject = check(args)?;
-    let args = &recipe::complete(args, &subject);
     let strategy = args.place.strategy()?.deterministic(args.deterministic);
     let usual = recipe::batch(&subject, &strategy);
     let asked = args.batch.global(usual, strategy.num_replicas_in_sync())?;
+    let each = asked.div_ceil(strategy.num_replicas_in_sync().max(1));
+    let args = &recipe::complete(args, &subject, each);
     let data = prepare(&subject, &args.data, args.image_size, args.grayscale)?;
     let plan = Plan::new(args, &subject, &strategy, &data, asked);
     // A stream on standard output must not be mixed with anything else.
@@ -36,7 +37,7 @@ pub fn run(args: &Train) -> Result<()> {
     let mut model = subject.compiled(&data.origin, How { optimizer, strategy, seed: args.seed })?;
     let rate = model.learning_rate()?;
     if verbose > 0 {
-        report::header(&mut model, &plan, rate, &data)?;
+        report::header(&mut model, args, &plan, rate, &data)?;
     }
     let json = args.json.as_ref().map(JsonLines::new);
     let interrupt = signals::interrupt()?;

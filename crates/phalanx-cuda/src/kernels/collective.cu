@@ -15,6 +15,15 @@ __global__ void all_reduce(const Pair* replicas, i64 count, i64 n) {
     }
 }
 
+// `sum + weight * x`, both rounded: means have the same bits whoever makes them.
+__device__ __forceinline__ float add_times(float sum, float weight, float x) {
+    return __fadd_rn(sum, __fmul_rn(weight, x));
+}
+__device__ __forceinline__ double add_times(double sum, double weight, double x) {
+    return __dadd_rn(sum, __dmul_rn(weight, x));
+}
+__device__ __forceinline__ int add_times(int sum, int weight, int x) { return sum + weight * x; }
+
 struct Share {
     const float* from;
     float* to;
@@ -27,7 +36,7 @@ __global__ void replica_mean(const Share* replicas, i64 count, i64 n) {
     EACH(i, n) {
         float mean = 0;
         for (i64 r = 0; r < count; r++) {
-            if (replicas[r].share > 0) mean += replicas[r].share * replicas[r].from[i];
+            if (replicas[r].share > 0) mean = add_times(mean, replicas[r].share, replicas[r].from[i]);
         }
         for (i64 r = 0; r < count; r++) replicas[r].to[i] = mean;
     }
@@ -62,13 +71,11 @@ __device__ __forceinline__ void gather(const Word* sum, i64 count, i64 first, i6
     const Word* sources = sum + 3;
     for (i64 i = first; i < n; i += stride) {
         T total = T(0);
-        bool some = false;
         for (i64 r = 0; r < count; r++) {
             const float weight = sources[2 * r + 1].real();
             if (weight == 0.0f) continue;
             const T x = sources[2 * r].ptr<const T>()[i];
-            total = some ? total + T(weight) * x : T(weight) * x;
-            some = true;
+            total = add_times(total, T(weight), x);
         }
         to[i] = total;
     }
