@@ -9,6 +9,7 @@ picture needs nothing but this script.
 """
 import argparse
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -41,41 +42,52 @@ def sweep(binary, model, flag, values, *args):
     return [(v, run) for v, run in runs if run]
 
 
-def picture(path, series):
-    """Images/s over batch on logarithmic axes, one line a series, as SVG."""
-    import math
-    points = [(v, r["images_per_second"]) for _, runs in series for v, r in runs]
+WIDTH, HEIGHT, MARGIN = 520, 340, 56
+COLOURS = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b"]
+
+
+def panel(title, axis, series):
+    """Lines on logarithmic axes: one of (name, [(x, y), ...]) each; as SVG inside a box."""
+    points = [p for _, line in series for p in line]
     if not points:
-        return
-    width, height, margin = 640, 420, 60
-    low = [min(math.log10(max(p[i], 1e-9)) for p in points) for i in (0, 1)]
-    high = [max(math.log10(max(p[i], 1e-9)) for p in points) for i in (0, 1)]
+        return ""
+    low = [min(math.log10(p[i]) for p in points) for i in (0, 1)]
+    high = [max(math.log10(p[i]) for p in points) for i in (0, 1)]
     size = [max(h - l, 1e-9) for l, h in zip(low, high)]
 
-    def at(v, r):
-        x = margin + (math.log10(v) - low[0]) / size[0] * (width - 2 * margin)
-        y = height - margin - (math.log10(max(r, 1e-9)) - low[1]) / size[1] * (height - 2 * margin)
-        return f"{x:.1f},{y:.1f}"
+    def at(x, y):
+        return (MARGIN + (math.log10(x) - low[0]) / size[0] * (WIDTH - 2 * MARGIN),
+                HEIGHT - MARGIN - (math.log10(y) - low[1]) / size[1] * (HEIGHT - 2 * MARGIN))
 
-    colours = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"]
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
-             f'font-size="12"><rect width="100%" height="100%" fill="white"/>']
-    frame = f'{margin},{margin} {margin},{height - margin} {width - margin},{height - margin}'
-    parts.append(f'<polyline points="{frame}" fill="none" stroke="black"/>')
-    for e in range(math.ceil(low[1]), math.floor(high[1]) + 1):
-        x, y = at(10 ** low[0], 10 ** e).split(",")
-        parts.append(f'<text x="{float(x) - 6}" y="{float(y) + 4}" text-anchor="end">{10 ** e:,.0f}</text>')
-    for v in sorted({v for v, _ in points}):
-        x, _ = at(v, 1).split(",")
-        parts.append(f'<text x="{x}" y="{height - margin + 18}" text-anchor="middle">{v}</text>')
-    parts.append(f'<text x="{width / 2}" y="{height - 15}" text-anchor="middle">global batch</text>')
-    parts.append(f'<text x="{margin}" y="{margin - 20}">images/s</text>')
-    for i, (name, runs) in enumerate(series):
-        colour = colours[i % len(colours)]
-        line = " ".join(at(v, r["images_per_second"]) for v, r in runs)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<text x="{margin + 12}" y="{margin + 16 * i}" fill="{colour}">{name}</text>')
+    left, bottom = MARGIN, HEIGHT - MARGIN
+    parts = [f'<text x="{left}" y="20" font-weight="bold">{title}</text>',
+             f'<polyline points="{left},{MARGIN} {left},{bottom} {WIDTH - MARGIN},{bottom}" fill="none" stroke="black"/>',
+             f'<text x="{WIDTH / 2}" y="{HEIGHT - 12}" text-anchor="middle">{axis}</text>']
+    ticks = [10 ** e for e in range(math.ceil(low[1]), math.floor(high[1]) + 1)]
+    for y in ticks if len(ticks) > 1 else [10 ** low[1], 10 ** high[1]]:
+        parts.append(f'<text x="{left - 6}" y="{at(10 ** low[0], y)[1] + 4:.1f}" text-anchor="end">{y:,.0f}</text>')
+    for x in sorted({p[0] for p in points}):
+        parts.append(f'<text x="{at(x, 10 ** low[1])[0]:.1f}" y="{bottom + 18}" text-anchor="middle">{x}</text>')
+    for i, (name, line) in enumerate(series):
+        colour = COLOURS[i % len(COLOURS)]
+        text = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in line)
+        parts.append(f'<polyline points="{text}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<text x="{left + 12}" y="{MARGIN - 18 + 15 * i}" fill="{colour}">{name}</text>')
+    return "\n".join(parts)
+
+
+def picture(path, panels):
+    """Panels of (title, axis, series), two in a row, as SVG."""
+    rows = (len(panels) + 1) // 2
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * WIDTH}" height="{rows * HEIGHT}" '
+             'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>']
+    for i, found in enumerate(panels):
+        parts.append(f'<g transform="translate({i % 2 * WIDTH},{i // 2 * HEIGHT})">{panel(*found)}</g>')
     pathlib.Path(path).write_text("\n".join(parts) + "\n</svg>\n")
+
+
+def line(runs, key):
+    return [(v, run[key]) for v, run in runs if run.get(key)]
 
 
 def main():
@@ -112,8 +124,15 @@ def main():
     depths = [1, 4] if args.quick else [1, 2, 4, 8, 16, 32]
     found["depth"] = sweep(args.phalanx, "mnist-mlp", "--depth", depths, "--batch-size", 64, *steps)
     table("mlp of width 256, batch 64, by depth", "hidden layers", found["depth"])
+    speed, small = "images_per_second", found["minigooglenet, 1 replica(s)"]
     if args.picture:
-        picture(args.picture, series)
+        picture(args.picture, [
+            ("images/s, training", "global batch", [(name, line(runs, speed)) for name, runs in series]),
+            ("MiB, minigooglenet, training", "batch",
+             [("planned", line(small, "planned_mib")), ("measured peak", line(small, "peak_rss_mib"))]),
+            ("images/s, perceptron of two hidden layers", "width", [("batch 64", line(found["width"], speed))]),
+            ("images/s, perceptron of width 256", "hidden layers", [("batch 64", line(found["depth"], speed))]),
+        ])
     if args.json:
         pathlib.Path(args.json).write_text(json.dumps(found) + "\n")
 
