@@ -26,12 +26,14 @@ mod train;
 mod warnings;
 
 use clap::CommandFactory;
-use phalanx::Error;
+use phalanx::{Error, ExecError, workers};
 use std::io::Write;
 use std::process::ExitCode;
 
 /// Exit code of a command that failed; clap uses 2 for arguments it does not understand.
 const FAILED: u8 = 1;
+/// Exit code of a worker that lost others: the job can be started again with --resume.
+const LOST: u8 = 76;
 /// Exit code of a run that a signal ended: what others call a temporary failure, to be tried again.
 const INTERRUPTED: u8 = 75;
 
@@ -42,16 +44,37 @@ fn main() -> ExitCode {
         trains = matches!(args.command, args::Command::Train(_));
         run(&args.command)
     });
+    let code = conclude(done, trains);
+    workers::leave();
+    code
+}
+
+fn conclude(done: anyhow::Result<()>, trains: bool) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         // A listing may be cut short; a training that was has not done what it was asked for.
         Err(error) if closed(&error) && !trains => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {}", words(&error));
-            let interrupted = matches!(error.downcast_ref(), Some(Error::Interrupted { .. }));
-            ExitCode::from(if interrupted { INTERRUPTED } else { FAILED })
-        }
+        Err(error) => ExitCode::from(report(&error)),
     }
+}
+
+/// Says what went wrong; returns the exit code. Other workers are ended, unless all end together.
+fn report(error: &anyhow::Error) -> u8 {
+    let code = match error.downcast_ref() {
+        Some(Error::Interrupted { .. }) => INTERRUPTED,
+        Some(Error::Exec(ExecError::Peer { .. })) => LOST,
+        _ => FAILED,
+    };
+    let me = workers::name();
+    if code != INTERRUPTED || me.as_ref().is_none_or(|(rank, _)| *rank == 0) {
+        let place = me.map(|(_, name)| name + ": ").unwrap_or_default();
+        // In one piece: lines of several workers meet on one terminal.
+        let _ = std::io::stderr().write_all(format!("error: {place}{}\n", words(error)).as_bytes());
+    }
+    if code != INTERRUPTED {
+        workers::abort(code);
+    }
+    code
 }
 
 fn run(command: &args::Command) -> anyhow::Result<()> {

@@ -2,6 +2,7 @@
 //! collectives; and a plain f64 evaluator that everything is checked against.
 #![deny(missing_docs)]
 
+mod between;
 mod compute;
 mod executor;
 mod flush;
@@ -17,4 +18,4 @@ mod worker;
 
 pub use executor::{CpuExecutor, CpuOptions, memory_plan};
 pub use memory::physical_memory;
-pub use pool::cores;
+pub use pool::{cores, share_cores};

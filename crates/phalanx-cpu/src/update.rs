@@ -1,6 +1,7 @@
 //! Gradients made whole and applied: each worker reduces its slice of every gradient over all
 //! others, in index order, and runs the optimizer's tape on it while it is still in cache.
 
+use crate::between::Between;
 use crate::kernels::elementwise::{TapeInput, TapeOutput, TapePlan};
 use crate::worker::{self, Ctx, MAX_WORKERS};
 use phalanx_graph::Scope;
@@ -43,7 +44,9 @@ pub(crate) fn update(ctx: &Ctx<'_>) {
         // Slices of other devices must be finished before they are read.
         ctx.barrier(Scope::All);
     }
-    if ctx.run.mesh.devices >= SCATTER_FROM {
+    if let Some(between) = ctx.run.between {
+        reduce_between(ctx, plan, between);
+    } else if ctx.run.mesh.devices >= SCATTER_FROM {
         for g in &plan.gradients {
             scatter(ctx, g);
         }
@@ -53,12 +56,12 @@ pub(crate) fn update(ctx: &Ctx<'_>) {
     let longest = longest_piece(plan);
     let norms = applies && matches!(plan.rule.clip, Some(Clip::Norm(_) | Clip::GlobalNorm(_)));
     for bucket in &plan.buckets {
-        for g in &plan.gradients[bucket.clone()] {
+        for (g, at) in plan.gradients[bucket.clone()].iter().zip(bucket.clone()) {
             let mut square = 0.0;
             for chunk in chunks(ctx, g) {
                 let (tile, scratch) = ctx.scratch().split_at_mut(longest);
                 let tile = &mut tile[..chunk.len()];
-                reduce(ctx, g, chunk.clone(), tile);
+                reduce(ctx, g, at, chunk.clone(), tile);
                 if !applies {
                     continue;
                 }
@@ -106,6 +109,31 @@ fn chunks(ctx: &Ctx<'_>, g: &GradientPlan) -> impl Iterator<Item = Range<usize>>
     pieces(slice(ctx, g), piece_len(g))
 }
 
+/// Adds up all gradients over the host's workers, then over all processes.
+fn reduce_between(ctx: &Ctx<'_>, plan: &UpdatePlan, between: &Between) {
+    let devices = ctx.devices();
+    for (g, at) in plan.gradients.iter().zip(&ctx.run.loaded.packed) {
+        let first = ctx.run.layout.offsets[g.param.index()];
+        let mine = share(slice(ctx, g), devices.len(), ctx.device - devices.start);
+        for piece in pieces(mine, CHUNK) {
+            // SAFETY: this worker alone writes this part of the host's buffer.
+            let out = unsafe {
+                let to = between.gradients.f32().add(at + piece.start - first);
+                std::slice::from_raw_parts_mut(to, piece.len())
+            };
+            add_up(ctx, g, piece, out);
+        }
+    }
+    ctx.barrier(Scope::All);
+    if ctx.leads() {
+        let len = ctx.run.loaded.packed.last().copied().unwrap_or(0);
+        // SAFETY: the others wait at the barrier behind this.
+        let all = unsafe { std::slice::from_raw_parts_mut(between.gradients.f32(), len) };
+        ctx.or_leave(between.sum(all));
+    }
+    ctx.barrier(Scope::All);
+}
+
 /// Adds up this device's share of the worker's slice, for all devices to read.
 fn scatter(ctx: &Ctx<'_>, g: &GradientPlan) {
     let mine = share(slice(ctx, g), ctx.run.mesh.devices, ctx.device);
@@ -123,7 +151,7 @@ fn scatter(ctx: &Ctx<'_>, g: &GradientPlan) {
 fn add_up(ctx: &Ctx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]) {
     let mesh = ctx.run.mesh;
     let of_device = |device: usize| {
-        let sliced = g.sliced.then(|| ctx.run.devices[device].sliced.f32());
+        let sliced = g.sliced.then(|| ctx.device_at(device).sliced.f32());
         let workers = if g.sliced { 0 } else { mesh.workers };
         let partial = move |worker| ctx.worker_of(device, worker).gradients.f32();
         sliced.into_iter().chain((0..workers).map(partial))
@@ -131,7 +159,7 @@ fn add_up(ctx: &Ctx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]
     // SAFETY: sources were finished before the barrier in front of the update, and hold the whole
     // flat layout.
     unsafe {
-        let sources = (0..mesh.devices).flat_map(of_device).map(|s| s.add(chunk.start));
+        let sources = ctx.devices().flat_map(of_device).map(|s| s.add(chunk.start));
         worker::add_up(mesh, sources, tile);
     }
 }
@@ -152,12 +180,22 @@ fn collect(ctx: &Ctx<'_>, g: &GradientPlan, chunk: &Range<usize>, tile: &mut [f3
     }
 }
 
-/// The whole gradient: partial sums and penalty, and the running sum under accumulation.
-fn reduce(ctx: &Ctx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]) {
+/// The whole gradient, number `at` of the plan: partial sums and penalty, and the running sum under
+/// accumulation.
+fn reduce(ctx: &Ctx<'_>, g: &GradientPlan, at: usize, chunk: Range<usize>, tile: &mut [f32]) {
     if let Some((x, dy)) = g.operands {
         let first = ctx.run.layout.offsets[g.param.index()];
         let rows = (chunk.start - first) / g.granule..(chunk.end - first) / g.granule;
         ctx.kernel_rows(x, dy, rows, tile);
+    } else if let Some(between) = ctx.run.between {
+        let first = ctx.run.layout.offsets[g.param.index()];
+        // SAFETY: finished before the barrier behind the reduction, not written again before the end
+        // of the step.
+        let values = unsafe {
+            let from = between.gradients.f32().add(ctx.run.loaded.packed[at]);
+            std::slice::from_raw_parts(from.add(chunk.start - first), tile.len())
+        };
+        tile.copy_from_slice(values);
     } else if ctx.run.mesh.devices >= SCATTER_FROM {
         collect(ctx, g, &chunk, tile);
     } else {

@@ -12,6 +12,7 @@ mod graph;
 mod lower;
 pub mod ops;
 pub mod passes;
+pub mod peers;
 mod plan;
 pub mod profile;
 pub mod program;

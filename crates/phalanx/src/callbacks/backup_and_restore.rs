@@ -115,6 +115,10 @@ impl BackupAndRestore {
 }
 
 impl Callback for BackupAndRestore {
+    fn writes(&self) -> bool {
+        true
+    }
+
     fn earlier_run(&mut self) -> Result<Option<RunState>> {
         let directory = self.directory()?;
         if self.restore {

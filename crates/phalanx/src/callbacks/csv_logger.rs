@@ -123,6 +123,10 @@ fn number(value: f64) -> String {
 }
 
 impl Callback for CSVLogger {
+    fn writes(&self) -> bool {
+        true
+    }
+
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
         self.check()?;
         let log = match self.append {

@@ -80,6 +80,10 @@ impl Sink {
 }
 
 impl Callback for JsonLines {
+    fn writes(&self) -> bool {
+        true
+    }
+
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
         self.sink().file()?;
         Ok(Action::Continue)

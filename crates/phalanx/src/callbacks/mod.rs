@@ -180,6 +180,11 @@ pub trait Callback: Send {
         std::any::type_name::<Self>()
     }
 
+    /// Whether it writes files and does nothing else: of several workers, the chief alone calls it.
+    fn writes(&self) -> bool {
+        false
+    }
+
     /// What it must know to go on in a run continued: asked for when the run is saved.
     fn state(&mut self) -> Result<CallbackState> {
         Ok(CallbackState::default())

@@ -199,6 +199,10 @@ impl ModelCheckpoint {
 }
 
 impl Callback for ModelCheckpoint {
+    fn writes(&self) -> bool {
+        true
+    }
+
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
         self.check()?;
         self.best = self.initial_value_threshold;

@@ -5,7 +5,7 @@ mod epoch;
 
 pub use columns::Columns;
 
-use super::{Dataset, Epoch, Samples};
+use super::{Dataset, Digest, Epoch, Samples, Share};
 use crate::error::{Error, Result};
 use epoch::ArraysEpoch;
 use phalanx_graph::rng::permutation;
@@ -271,7 +271,27 @@ impl Dataset for Arrays {
         Some(self.shuffle)
     }
 
+    fn digest(&self) -> u64 {
+        let mut digest = Digest::default();
+        [self.window.start, self.window.end].iter().for_each(|n| digest.word(*n as u64));
+        self.inputs.iter().for_each(|samples| digest.samples(samples));
+        self.targets.iter().for_each(|target| digest.tensor(target));
+        self.weights.iter().for_each(|weights| digest.floats(weights));
+        digest.end()
+    }
+
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
+        self.epoch_of(seed, epoch, start, None)
+    }
+
+    fn epoch_of(
+        &self,
+        seed: u64,
+        epoch: u64,
+        start: usize,
+        share: Option<&Share>,
+    ) -> Result<Box<dyn Epoch + '_>> {
+        let share = share.cloned();
         let n = self.window.len();
         let end = if self.drop_remainder { n - n % self.batch } else { n };
         if end == 0 {
@@ -281,7 +301,7 @@ impl Dataset for Arrays {
         }
         let order = self.shuffle.then(|| permutation(n, seed, epoch, SHUFFLE));
         let at = start.saturating_mul(self.batch);
-        Ok(Box::new(ArraysEpoch { arrays: self, order, at, end }))
+        Ok(Box::new(ArraysEpoch { arrays: self, share, order, at, end }))
     }
 }
 

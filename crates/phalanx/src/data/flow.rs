@@ -3,7 +3,10 @@
 use super::affine::{Mover, Size};
 use super::arrays::SHUFFLE;
 use super::generator::image_size;
-use super::{Columns, Dataset, Epoch, HostBatch, ImageDataGenerator, Prefetch, Samples, make_room};
+use super::{
+    Columns, Dataset, Digest, Epoch, HostBatch, ImageDataGenerator, Prefetch, Samples, Share,
+    make_room, own_positions,
+};
 use crate::error::{Error, Result};
 use crate::model::{IntoDataset, Source};
 use phalanx_graph::rng::{Stream, permutation};
@@ -23,6 +26,11 @@ pub trait Images: Send + Sync {
     /// # Errors
     /// One that names the image where it cannot be read.
     fn read(&self, row: usize, to: &mut [f32]) -> Result<()>;
+
+    /// A fingerprint of the images: of their names where they are files. 0 where none is made.
+    fn digest(&self) -> u64 {
+        0
+    }
 }
 
 impl Images for Samples {
@@ -33,6 +41,12 @@ impl Images for Samples {
     fn read(&self, row: usize, to: &mut [f32]) -> Result<()> {
         self.read_row(row, to);
         Ok(())
+    }
+
+    fn digest(&self) -> u64 {
+        let mut digest = Digest::default();
+        digest.samples(self);
+        digest.end()
     }
 }
 
@@ -179,7 +193,27 @@ impl Dataset for ImageFlow {
         Some(self.shuffle)
     }
 
+    fn digest(&self) -> u64 {
+        let mut digest = Digest::default();
+        digest.word(self.images.digest());
+        digest.bytes(format!("{:?}", self.generator).as_bytes());
+        self.targets.iter().for_each(|target| digest.tensor(target));
+        self.rows.iter().for_each(|row| digest.word(u64::from(*row)));
+        digest.end()
+    }
+
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
+        self.epoch_of(seed, epoch, start, None)
+    }
+
+    fn epoch_of(
+        &self,
+        seed: u64,
+        epoch: u64,
+        start: usize,
+        share: Option<&Share>,
+    ) -> Result<Box<dyn Epoch + '_>> {
+        let share = share.cloned();
         let n = self.rows.len();
         if self.end() == 0 {
             let expected = format!("at least one batch of {}", self.batch);
@@ -188,12 +222,14 @@ impl Dataset for ImageFlow {
         let order = self.shuffle.then(|| permutation(n, seed, epoch, SHUFFLE));
         let at = start.saturating_mul(self.batch);
         let (mover, image) = (Mover::default(), vec![0.0; self.size.len()]);
-        Ok(Box::new(FlowEpoch { flow: self, seed, epoch, order, at, mover, image }))
+        Ok(Box::new(FlowEpoch { flow: self, share, seed, epoch, order, at, mover, image }))
     }
 }
 
 struct FlowEpoch<'a> {
     flow: &'a ImageFlow,
+    /// The rows of every batch that are wanted; all where nothing is said.
+    share: Option<Share>,
     seed: u64,
     epoch: u64,
     order: Option<Vec<u32>>,
@@ -211,13 +247,17 @@ impl Epoch for FlowEpoch<'_> {
         let positions = self.at..flow.end().min(self.at.saturating_add(flow.batch));
         self.at = positions.end;
         batch.rows = positions.len();
+        let share = self.share.as_ref();
+        let (positions, own) = own_positions(share, positions);
+        batch.own = own;
         let room = flow.batch_size();
+        let room = share.map_or(room, |share| share.rows(room).len().max(1));
         let dims = [room, flow.size.height, flow.size.width, flow.size.channels];
         make_room(&mut batch.inputs, [(DType::F32, &dims[..])].into_iter(), room);
         let columns = flow.targets.iter().map(|t| (t.dtype(), t.dims()));
         make_room(&mut batch.targets, columns, room);
         batch.sample_weight.clear();
-        batch.sample_weight.resize(batch.rows, 1.0);
+        batch.sample_weight.resize(batch.held(), 1.0);
         let images = batch.inputs[0].f32_mut().unwrap_or_default();
         for (to, position) in images.chunks_exact_mut(flow.size.len()).zip(positions.clone()) {
             let row = self.row(position);

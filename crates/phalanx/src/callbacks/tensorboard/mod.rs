@@ -115,6 +115,10 @@ fn scalars<'a>(step: u64, values: impl Iterator<Item = (String, &'a f64)>) -> Me
 }
 
 impl Callback for TensorBoard {
+    fn writes(&self) -> bool {
+        true
+    }
+
     fn on_train_begin(&mut self, view: &View<'_>) -> Result<Action> {
         self.update_freq.check("TensorBoard", "update_freq")?;
         (self.train, self.validation) = (None, None);
