@@ -40,6 +40,7 @@ pub fn run(args: &Train) -> Result<()> {
     }
     let json = args.json.as_ref().map(JsonLines::new);
     let interrupt = signals::interrupt()?;
+    phalanx::workers::watch(&interrupt);
     let fit = arguments(args, &data, &plan)?.verbose(verbose).interrupt(&interrupt);
     let mut fit = callbacks(args, fit, rate);
     if let Some(json) = &json {

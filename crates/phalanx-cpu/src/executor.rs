@@ -323,7 +323,7 @@ pub fn memory_plan(program: &Program, gathers: bool) -> Vec<(&'static str, usize
     let needs = Needs::of(program, &tapes, update.as_ref());
     let (mesh, workers) = (program.options.mesh, program.options.mesh.workers);
     let flat = FlatLayout::new(&program.params).len * 4;
-    let rows = program.options.max_batch.div_ceil(mesh.devices);
+    let rows = mesh.max_device_rows(program.options.max_batch);
     let input = |ty: &phalanx_graph::Type| {
         ty.len() * ty.dtype.bytes() * if ty.is_rows() { rows } else { 1 }
     };
@@ -480,6 +480,9 @@ impl Executor for CpuExecutor {
             times: std::sync::Mutex::new(Times::default()),
             profiling: self.profiling,
         };
+        if let Some(between) = &self.between {
+            between.cluster.peers.working_on(batch.step);
+        }
         let done = self.pool.run(&|index| worker::run(&run, index));
         if let Err((worker, message)) = done {
             let failure = run.failure.into_inner().unwrap_or_default();

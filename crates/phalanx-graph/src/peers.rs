@@ -19,6 +19,9 @@ pub trait Peers: Send + Sync {
     /// A process in words: its rank and its host.
     fn name(&self, rank: usize) -> String;
 
+    /// Says which step is under way, for messages.
+    fn working_on(&self, _step: u64) {}
+
     /// Sends `outgoing[r]` to the process of rank `r` while `incoming[r]` is filled by it, and waits for
     /// both; sizes were agreed upon. This process' own entries are left alone.
     ///

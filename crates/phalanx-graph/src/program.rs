@@ -75,6 +75,11 @@ impl Mesh {
         self.device_rows(rows, devices.start).start..last.end
     }
 
+    /// The most rows a single device gets: the first ones get what does not divide.
+    pub fn max_device_rows(&self, rows: usize) -> usize {
+        self.device_rows(rows, 0).len()
+    }
+
     /// The most rows a single worker gets.
     pub fn max_rows(&self, rows: usize) -> usize {
         rows.div_ceil(self.devices).div_ceil(self.workers)

@@ -7,7 +7,7 @@
 mod world;
 
 #[cfg(feature = "mpi")]
-pub use world::{abort, join, leave, name};
+pub use world::{abort, join, leave, name, watch};
 
 /// Whether this was built with MPI.
 pub const AVAILABLE: bool = cfg!(feature = "mpi");

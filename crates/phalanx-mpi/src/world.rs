@@ -6,10 +6,11 @@
 use mpi::Threading;
 use mpi::datatype::Equivalence;
 use mpi::ffi;
+use mpi::point_to_point::Source;
 use mpi::raw::AsRaw;
 use mpi::topology::{Communicator, SimpleCommunicator};
 use phalanx_graph::peers::{PeerError, Peers};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,9 +18,12 @@ use std::time::{Duration, Instant};
 const MOST: usize = 1 << 30;
 /// Turns of a wait without a pause, and turns that merely let others run.
 const SPINS: u32 = 2_000;
-const YIELDS: u32 = 20_000;
+const YIELDS: u32 = 2_000;
 /// Pause between two looks, once a wait takes longer.
 const PAUSE: Duration = Duration::from_micros(50);
+/// How often a wait looks for alarms, and how long one waits for those of the others.
+const LOOK: Duration = Duration::from_millis(100);
+const GRACE: Duration = Duration::from_millis(1500);
 /// Tags that messages are numbered with, in turn; every MPI has that many.
 const TAGS: i32 = 32_767;
 
@@ -29,11 +33,21 @@ static LEFT: AtomicBool = AtomicBool::new(false);
 /// All processes of the job.
 struct World {
     comm: SimpleCommunicator,
+    /// For workers that have waited too long.
+    alarm: SimpleCommunicator,
     rank: usize,
     hosts: Vec<String>,
     timeout: Duration,
+    /// Turns of a wait without a pause: none where processes share cores.
+    spins: u32,
     /// Exchanges so far; one at a time.
     turn: Mutex<i32>,
+    /// The step under way, for messages.
+    step: AtomicU64,
+    /// Raised where this process was asked to end.
+    asked: OnceLock<Arc<AtomicBool>>,
+    /// By rank, who has raised an alarm.
+    raised: Mutex<Vec<bool>>,
 }
 
 // SAFETY: the communicator is a handle; the library was started for calls from any one thread at a time,
@@ -55,6 +69,14 @@ pub fn join(timeout: Duration) -> Result<Arc<dyn Peers>, String> {
 pub fn name() -> Option<(usize, String)> {
     let world = WORLD.get()?.as_ref().ok()?;
     Some((world.rank, world.name(world.rank)))
+}
+
+/// Lets a process that is asked to end by this flag say whom it waits for.
+pub fn watch(asked: Arc<AtomicBool>) {
+    if let Some(Ok(world)) = WORLD.get() {
+        // The first flag stays.
+        let _ = world.asked.set(asked);
+    }
 }
 
 /// Ends all processes of the job at once, this one with them.
@@ -96,37 +118,50 @@ impl World {
         if threading < Threading::Serialized {
             return Err(format!("the MPI library cannot be called from threads ({threading:?})"));
         }
-        let comm = universe.world().duplicate();
+        let (comm, alarm) = (universe.world().duplicate(), universe.world().duplicate());
         // Left by `leave`, not where this goes out of scope.
         std::mem::forget(universe);
         // SAFETY: the communicator is valid; errors come back as codes from now on.
-        unsafe { ffi::MPI_Comm_set_errhandler(comm.as_raw(), ffi::RSMPI_ERRORS_RETURN) };
+        unsafe {
+            ffi::MPI_Comm_set_errhandler(comm.as_raw(), ffi::RSMPI_ERRORS_RETURN);
+            ffi::MPI_Comm_set_errhandler(alarm.as_raw(), ffi::RSMPI_ERRORS_RETURN);
+        }
         let (rank, size) = (comm.rank() as usize, comm.size() as usize);
         let host = mpi::environment::processor_name().map_err(|e| e.to_string())?;
         let hosts = vec!["?".to_string(); size];
-        let mut world = World { comm, rank, hosts, timeout, turn: Mutex::new(0) };
+        let raised = Mutex::new(vec![false; size]);
+        let (turn, step, asked) = (Mutex::new(0), AtomicU64::new(0), OnceLock::new());
+        let mut world =
+            World { comm, alarm, rank, hosts, timeout, spins: 0, turn, step, asked, raised };
         let all = phalanx_graph::peers::gather(&world, host.as_bytes());
         let all = all.map_err(|e| format!("while meeting the others: {e}"))?;
         world.hosts = all.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
+        let here = world.hosts.iter().filter(|name| **name == host).count();
+        // SAFETY: a plain query; unknown names answer -1.
+        let cores = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+        world.spins = if here as i64 <= cores { SPINS } else { 0 };
         // SAFETY: a function of this library, which is never unloaded.
         unsafe { libc::atexit(at_exit) };
         Ok(world)
     }
 
-    fn lost(&self, ranks: &[usize], message: &str) -> PeerError {
+    fn names(&self, ranks: &[usize]) -> String {
+        ranks.iter().map(|r| self.name(*r)).collect::<Vec<_>>().join(", ")
+    }
+
+    fn lost(&self, ranks: &[usize], message: String) -> PeerError {
         let others = self.hosts.len() - 1;
-        let name = match ranks {
-            _ if ranks.len() == others && others > 1 => {
-                format!("all others (is {} cut off?)", self.name(self.rank))
-            }
-            _ => ranks.iter().map(|r| self.name(*r)).collect::<Vec<_>>().join(", "),
+        let name = match ranks.len() == others && others > 1 {
+            true => format!("all others (is {} cut off?)", self.name(self.rank)),
+            false => self.names(ranks),
         };
-        PeerError { name, message: message.into() }
+        PeerError { name, message }
     }
 
     /// Waits until all messages have gone or come.
     fn wait(&self, pending: &mut Vec<Message>) -> Result<(), PeerError> {
-        let (begin, mut turns) = (Instant::now(), 0u32);
+        let (begin, mut turns, mut looked) = (Instant::now(), 0u32, Instant::now());
+        let mut told = false;
         loop {
             let mut failed = None;
             pending.retain_mut(|message| match message.done() {
@@ -137,29 +172,81 @@ impl World {
                 }
             });
             if let Some((rank, code)) = failed {
-                return Err(self.lost(&[rank], &format!("MPI reports error {code}")));
+                return Err(self.lost(&[rank], format!("MPI reports error {code}")));
             }
             if pending.is_empty() {
                 return Ok(());
             }
             turns = turns.saturating_add(1);
             match turns {
-                0..SPINS => std::hint::spin_loop(),
-                SPINS..YIELDS => std::thread::yield_now(),
+                n if n < self.spins => std::hint::spin_loop(),
+                n if n < self.spins + YIELDS => std::thread::yield_now(),
                 _ => std::thread::sleep(PAUSE),
             }
-            if turns.is_multiple_of(64) && begin.elapsed() > self.timeout {
-                let mut missing: Vec<usize> =
-                    pending.iter().filter(|m| m.incoming).map(|m| m.rank).collect();
-                if missing.is_empty() {
-                    missing = pending.iter().map(|m| m.rank).collect();
-                }
-                missing.dedup();
-                let seconds = self.timeout.as_secs_f64();
-                return Err(self.lost(&missing, &format!("no answer for {seconds} s")));
+            if !turns.is_multiple_of(64) || looked.elapsed() < LOOK {
+                continue;
+            }
+            looked = Instant::now();
+            if begin.elapsed() > self.timeout || self.alarms().contains(&true) {
+                return Err(self.missing(pending, begin));
+            }
+            if !told && self.asked.get().is_some_and(|asked| asked.load(Ordering::Relaxed)) {
+                told = true;
+                let (step, others) =
+                    (self.step.load(Ordering::Relaxed), self.names(&ranks(pending)));
+                let me = self.name(self.rank);
+                eprintln!("warning: {me}: asked to end at step {step}, waiting for {others}");
             }
         }
     }
+
+    /// By rank, who has raised an alarm so far.
+    fn alarms(&self) -> Vec<bool> {
+        let mut raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some((message, _)) = self.alarm.any_process().immediate_matched_probe_with_tag(0)
+        {
+            let (_, status) = message.matched_receive::<u8>();
+            raised[status.source_rank() as usize] = true;
+        }
+        raised.clone()
+    }
+
+    /// Finds out who does not answer: all that wait in vain raise an alarm, so those that raise none are
+    /// the ones that all wait for.
+    fn missing(&self, pending: &[Message], begin: Instant) -> PeerError {
+        static ALARM: [u8; 1] = [0];
+        let (comm, kind) = (self.alarm.as_raw(), u8::equivalent_datatype().as_raw());
+        for rank in (0..self.hosts.len()).filter(|r| *r != self.rank) {
+            // SAFETY: the byte lives for ever; nobody waits for the request, which MPI is left with.
+            unsafe {
+                let mut request = ffi::RSMPI_REQUEST_NULL;
+                let from = ALARM.as_ptr().cast();
+                ffi::MPI_Isend(from, 1, kind, rank as i32, 0, comm, &mut request);
+            }
+        }
+        let since = Instant::now();
+        let silent = loop {
+            let alarms = self.alarms();
+            let silent: Vec<usize> =
+                (0..alarms.len()).filter(|r| !alarms[*r] && *r != self.rank).collect();
+            if silent.is_empty() || since.elapsed() > GRACE {
+                break silent;
+            }
+            std::thread::sleep(PAUSE);
+        };
+        let who = if silent.is_empty() { ranks(pending) } else { silent };
+        self.lost(&who, format!("no answer for {:.1} s", begin.elapsed().as_secs_f64()))
+    }
+}
+
+/// The processes that messages are expected from; where all have come, those they go to.
+fn ranks(pending: &[Message]) -> Vec<usize> {
+    let mut ranks: Vec<usize> = pending.iter().filter(|m| m.incoming).map(|m| m.rank).collect();
+    if ranks.is_empty() {
+        ranks = pending.iter().map(|m| m.rank).collect();
+    }
+    ranks.dedup();
+    ranks
 }
 
 /// A message under way. The caller of `exchange` keeps its bytes until it is done; where it never is,
@@ -192,6 +279,10 @@ impl Peers for World {
         format!("rank {rank} ({})", self.hosts[rank])
     }
 
+    fn working_on(&self, step: u64) {
+        self.step.store(step, Ordering::Relaxed);
+    }
+
     fn exchange(&self, outgoing: &[&[u8]], incoming: &mut [&mut [u8]]) -> Result<(), PeerError> {
         let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         *turn = (*turn + 1) % TAGS;
@@ -200,7 +291,7 @@ impl Peers for World {
         let others = |rank: usize| rank != self.rank;
         let check = |code: i32, rank: usize| match code == ffi::MPI_SUCCESS as i32 {
             true => Ok(()),
-            false => Err(self.lost(&[rank], &format!("MPI reports error {code}"))),
+            false => Err(self.lost(&[rank], format!("MPI reports error {code}"))),
         };
         for (rank, bytes) in incoming.iter_mut().enumerate().filter(|(r, _)| others(*r)) {
             for piece in pieces(bytes.len()) {

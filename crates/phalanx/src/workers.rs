@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::launch::{self, Launch};
+use crate::model::Interrupt;
 use crate::strategy::{DeviceKind, MirroredStrategy};
 use phalanx_graph::peers::{Cluster, PeerError, Peers, gather};
 use phalanx_graph::{Mesh, ParamSpec};
@@ -189,6 +190,14 @@ pub fn name() -> Option<(usize, String)> {
     return phalanx_mpi::name();
     #[cfg(not(feature = "mpi"))]
     return None;
+}
+
+/// Lets a worker that this asks to end say whom it is waiting for, where it is.
+pub fn watch(interrupt: &Interrupt) {
+    #[cfg(feature = "mpi")]
+    phalanx_mpi::watch(interrupt.flag());
+    #[cfg(not(feature = "mpi"))]
+    let _ = interrupt;
 }
 
 /// Ends the processes of all workers at once, where there are others: what a worker does that cannot go

@@ -233,7 +233,9 @@ impl<'a> Training<'a> {
                 break;
             }
         }
-        self.engine.check_workers(&self.facts())?;
+        if self.engine.worker_share().is_some() {
+            self.engine.check_workers(&self.facts())?;
+        }
         let found = self.engine.from_chief(found)?;
         // What the optimizer keeps is there once the step is.
         self.engine.prepare(self.data.batch_size())?;
@@ -468,20 +470,22 @@ impl<'a> Training<'a> {
     }
 
     /// What must be the same on every worker.
-    fn facts(&self) -> Vec<(&'static str, String)> {
+    fn facts(&self) -> Vec<(String, String)> {
         let setup = self.setup();
         let shown = |n: Option<usize>| n.map_or("unknown".into(), |n| n.to_string());
-        let mut facts = self.engine.facts();
-        facts.extend([
+        let digest = |data: &dyn Dataset| format!("{:016x}", data.digest());
+        let own = [
             ("epochs", format!("{} to {}", self.at.epoch, self.epochs)),
             ("global batch size", setup.batch_size.to_string()),
             ("samples", shown(setup.samples)),
             ("steps per epoch", shown(setup.steps)),
             ("shuffle", format!("{:?}", setup.shuffle)),
             ("accumulated batches", format!("{:?}", self.gather)),
-            ("data", format!("{:016x}", self.data.digest())),
-        ]);
-        facts.extend(self.validation.map(|v| ("validation data", format!("{:016x}", v.digest()))));
+            ("data", digest(self.data)),
+            ("validation data", self.validation.map_or("none".into(), digest)),
+        ];
+        let mut facts = self.engine.facts();
+        facts.extend(own.map(|(name, value)| (name.into(), value)));
         facts
     }
 

@@ -72,10 +72,10 @@ impl Engine {
     }
 
     /// What this worker was set up with, as far as all must agree.
-    pub(crate) fn facts(&self) -> Vec<(&'static str, String)> {
-        let digest = |bytes: &[u8]| {
+    pub(crate) fn facts(&self) -> Vec<(String, String)> {
+        let digest = |text: String| {
             let mut digest = Digest::default();
-            digest.bytes(bytes);
+            digest.bytes(text.as_bytes());
             format!("{:016x}", digest.end())
         };
         let structure: Vec<String> =
@@ -83,23 +83,27 @@ impl Engine {
         let executor = lock(&self.executor);
         let mut weights = Digest::default();
         self.weights.iter().for_each(|w| weights.floats(&executor.param(w.param)));
-        vec![
+        let mut facts: Vec<(String, String)> = [
             ("version", env!("CARGO_PKG_VERSION").into()),
-            ("model", format!("{} {}", self.def.name, digest(structure.join("\n").as_bytes()))),
-            (
-                "losses and metrics",
-                digest(Value::Object(self.described.clone()).to_string().as_bytes()),
-            ),
-            ("optimizer", Value::Object(self.optimizer.config()).to_string()),
+            ("model", format!("{} {}", self.def.name, digest(structure.join("\n")))),
+            ("losses and metrics", digest(Value::Object(self.described.clone()).to_string())),
             ("seed", self.seed.to_string()),
             ("deterministic mode", executor.mesh().fixed.to_string()),
             ("instruction set", Isa::detect().to_string()),
             ("weights", format!("{:016x}", weights.end())),
+            ("optimizer", self.optimizer.class_name().into()),
         ]
+        .map(|(name, value)| (name.into(), value))
+        .into();
+        let options = self.optimizer.config().into_iter();
+        facts.extend(
+            options.map(|(name, value)| (format!("optimizer's {name}"), value.to_string())),
+        );
+        facts
     }
 
     /// Fails where workers were set up differently; `facts` are names and what they are here.
-    pub(crate) fn check_workers(&self, facts: &[(&str, String)]) -> Result<()> {
+    pub(crate) fn check_workers(&self, facts: &[(String, String)]) -> Result<()> {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         let mine = serde_json::to_vec(facts).map_err(|e| Error::config("workers", e))?;
         let all = gather(&*cluster.peers, &mine).map_err(lost)?;
@@ -109,15 +113,14 @@ impl Engine {
         let chief = read(&all[0]);
         for (rank, other) in all.iter().enumerate().skip(1) {
             let other = read(other);
-            let differs = |(a, b): (&(String, String), &(String, String))| a != b;
-            let place = chief.iter().zip(&other).position(|(a, b)| differs((a, b)));
-            let Some(at) = place.or((chief.len() != other.len()).then_some(0)) else { continue };
-            let shown = |list: &[(String, String)], rank: usize| {
-                let (name, value) = list.get(at).cloned().unwrap_or_default();
-                format!("{name} {value} on {}", cluster.peers.name(rank))
+            let same = |at: &usize| chief.get(*at) == other.get(*at);
+            let Some(at) = (0..chief.len().max(other.len())).find(|at| !same(at)) else { continue };
+            let value = |list: &[(String, String)], rank: usize| {
+                let value = list.get(at).map_or("nothing", |fact| fact.1.as_str());
+                format!("{value} on {}", cluster.peers.name(rank))
             };
-            let (expected, received) = (shown(&chief, 0), shown(&other, rank));
-            let name = chief.get(at).map_or("version", |fact| fact.0.as_str());
+            let name = chief.get(at).or(other.get(at)).map_or("", |fact| fact.0.as_str());
+            let (expected, received) = (value(&chief, 0), value(&other, rank));
             return Err(Error::argument("workers", name, expected, received));
         }
         Ok(())
