@@ -2,13 +2,15 @@
 //! what the others have and adds it in the order of the ranks, so that all hold the same bits. Where the
 //! mesh is fixed, a process' shards are a whole branch of the tree that one process alone would add up.
 
+use crate::courier::Courier;
 use crate::memory::{Buffer, Heap};
 use crate::worker::{self, Ctx};
 use phalanx_graph::exec::ExecError;
-use phalanx_graph::peers::{Cluster, PeerError, Share};
-use phalanx_graph::program::{Instr, Program, ValueId, share};
-use phalanx_graph::{DType, Mesh, Scope};
+use phalanx_graph::peers::{Cluster, PeerError, Peers, Share};
+use phalanx_graph::program::{GradientPlan, Instr, Place, Program, ValueId, share};
+use phalanx_graph::{DType, Mesh, ParamId, Scope};
 use std::ops::{Add, Range};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Up to this many floats everyone sends all to everyone; above, each adds up a part for the others.
@@ -22,6 +24,9 @@ pub(crate) struct Between {
     totals: Buffer,
     /// The host's gradients, in the order of the update plan.
     pub gradients: Buffer,
+    courier: Courier,
+    /// Workers that have added up their part of the bucket under way.
+    arrived: AtomicUsize,
     state: Mutex<State>,
 }
 
@@ -107,14 +112,16 @@ pub(crate) fn packed(program: &Program) -> Vec<usize> {
 }
 
 impl Between {
-    pub fn new(cluster: Cluster, mesh: Mesh) -> Between {
-        Between {
+    pub fn new(cluster: Cluster, mesh: Mesh) -> std::io::Result<Between> {
+        Ok(Between {
+            courier: Courier::start(cluster.peers.clone(), mesh.fixed)?,
             cluster,
             mesh,
             totals: Buffer::empty(),
             gradients: Buffer::empty(),
+            arrived: AtomicUsize::new(0),
             state: Mutex::default(),
-        }
+        })
     }
 
     /// Makes room for a program.
@@ -150,6 +157,8 @@ impl Between {
 
     /// Adds up a meeting's collectives over all processes.
     pub fn meet(&self, ctx: &Ctx<'_>, meeting: &Meeting) -> Result<(), PeerError> {
+        // Exchanges come in the same order everywhere.
+        self.courier.idle()?;
         let (rank, size) = (self.cluster.peers.rank(), self.cluster.peers.size());
         let mut state = self.state();
         let State { outgoing, incoming, raise, .. } = &mut *state;
@@ -250,35 +259,25 @@ impl Between {
         Some(unsafe { self.totals.ptr().add(entry.offset * 8).cast_const() })
     }
 
-    /// Adds up floats over all processes, in place.
+    /// Adds up floats over all processes, in place, behind whatever is on its way.
     pub fn sum(&self, values: &mut [f32]) -> Result<(), PeerError> {
-        let peers = &*self.cluster.peers;
-        let (rank, size, fixed) = (peers.rank(), peers.size(), self.mesh.fixed);
-        let parts = &mut self.state().parts;
-        if values.len() <= WHOLE {
-            parts.resize(size * values.len(), 0.0);
-            let mut into = cut(parts, values.len(), size);
-            into[rank].copy_from_slice(values);
-            let out = vec![bytes(values); size];
-            peers.exchange(&out, &mut into.iter_mut().map(|v| bytes_mut(v)).collect::<Vec<_>>())?;
-            let all: Vec<&[f32]> = into.iter().map(|v| &**v).collect();
-            add_parts(fixed, &all, values);
-            return Ok(());
+        self.courier.idle()?;
+        sum(&*self.cluster.peers, self.mesh.fixed, values, &mut self.state().parts)
+    }
+
+    /// Counts the workers that have added up their part of a bucket; the last sends it on its way.
+    pub fn send(&self, bucket: Range<usize>, workers: usize) {
+        // Nobody comes to the next bucket before all have been here: there is a barrier in front of it.
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == workers {
+            self.arrived.store(0, Ordering::Relaxed);
+            // SAFETY: the bucket lies inside the buffer; nobody touches it before `arrive`.
+            unsafe { self.courier.take(self.gradients.f32().add(bucket.start), bucket.len()) };
         }
-        let len = values.len();
-        let range = |r: usize| share(0..len, size, r);
-        let mine = range(rank);
-        parts.resize(size * mine.len(), 0.0);
-        let mut into = cut(parts, mine.len(), size);
-        into[rank].copy_from_slice(&values[mine.clone()]);
-        let out: Vec<&[u8]> = (0..size).map(|r| bytes(&values[range(r)])).collect();
-        peers.exchange(&out, &mut into.iter_mut().map(|v| bytes_mut(v)).collect::<Vec<_>>())?;
-        let all: Vec<&[f32]> = into.iter().map(|v| &**v).collect();
-        add_parts(fixed, &all, &mut values[mine.clone()]);
-        let own = values[mine].to_vec();
-        let mut into = ranges(values, (0..size).map(range));
-        let mut into: Vec<&mut [u8]> = into.iter_mut().map(|v| bytes_mut(v)).collect();
-        peers.exchange(&vec![bytes(&own); size], &mut into)
+    }
+
+    /// Waits for all buckets that are on their way.
+    pub fn arrive(&self) -> Result<(), PeerError> {
+        self.courier.idle()
     }
 
     /// Completes the rows of a fetch with those of the other processes.
@@ -293,6 +292,67 @@ impl Between {
         let mut into: Vec<&mut [u8]> = into.iter_mut().map(|v| bytes_mut(v)).collect();
         peers.exchange(&vec![bytes(&own); peers.size()], &mut into)
     }
+}
+
+/// Adds up floats over all processes, in place: each adds up a part, in the order of the ranks, and hands
+/// it to the others. `room` is for what comes in.
+pub(crate) fn sum(
+    peers: &dyn Peers,
+    tree: bool,
+    values: &mut [f32],
+    room: &mut Vec<f32>,
+) -> Result<(), PeerError> {
+    let (rank, size, len) = (peers.rank(), peers.size(), values.len());
+    let whole = len <= WHOLE;
+    let range = |r: usize| if whole { 0..len } else { share(0..len, size, r) };
+    let mine = range(rank);
+    room.resize(size * mine.len(), 0.0);
+    let mut into = cut(room, mine.len(), size);
+    into[rank].copy_from_slice(&values[mine.clone()]);
+    let out: Vec<&[u8]> = (0..size).map(|r| bytes(&values[range(r)])).collect();
+    peers.exchange(&out, &mut into.iter_mut().map(|v| bytes_mut(v)).collect::<Vec<_>>())?;
+    let parts: Vec<&[f32]> = into.iter().map(|v| &**v).collect();
+    add_parts(tree, &parts, &mut values[mine.clone()]);
+    if whole {
+        return Ok(());
+    }
+    let own = &mut room[..mine.len()];
+    own.copy_from_slice(&values[mine]);
+    let mut into = ranges(values, (0..size).map(range));
+    let mut into: Vec<&mut [u8]> = into.iter_mut().map(|v| bytes_mut(v)).collect();
+    peers.exchange(&vec![bytes(own); size], &mut into)
+}
+
+/// Where in a program each bucket of gradients is finished on every worker, as far as enough is computed
+/// behind it to send it meanwhile.
+pub(crate) fn sends(program: &Program) -> Vec<Option<usize>> {
+    let Some(plan) = &program.update else { return vec![] };
+    if std::env::var("PHALANX_OVERLAP").is_ok_and(|v| v == "0") {
+        return vec![None; plan.buckets.len()];
+    }
+    let writes = |instr: &Instr, param: ParamId| match instr {
+        Instr::Compute { output, .. } | Instr::Copy { output, .. } => {
+            program.value(*output).place == Place::Gradient(param)
+        }
+        _ => false,
+    };
+    let finished = |g: &GradientPlan| {
+        let last = program.instrs.iter().rposition(|i| writes(i, g.param));
+        last.filter(|_| !g.sliced)
+    };
+    let bucket = |range: &Range<usize>| {
+        let all: Option<Vec<usize>> = plan.gradients[range.clone()].iter().map(finished).collect();
+        let last = all?.into_iter().max()?;
+        worker::has_compute(&program.instrs[last + 1..]).then_some(last)
+    };
+    let mut found: Vec<Option<usize>> = plan.buckets.iter().map(bucket).collect();
+    // Buckets leave in their order, on every process alike.
+    let mut before = 0;
+    for at in &mut found {
+        *at = at.map(|at| at.max(before));
+        before = at.unwrap_or(before);
+    }
+    found
 }
 
 /// Ranges that follow one another, as slices of their own.

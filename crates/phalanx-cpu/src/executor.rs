@@ -87,6 +87,8 @@ pub(crate) struct Loaded {
     /// Where processes meet, and where each gradient lies in what they add up.
     pub meetings: Vec<Meeting>,
     pub packed: Vec<usize>,
+    /// Behind which instruction each bucket of gradients is sent, where it is before the update.
+    pub sends: Vec<Option<usize>>,
     measured: Measured,
 }
 
@@ -185,10 +187,12 @@ impl CpuExecutor {
                 seconds: Buffer::empty(),
             });
         }
-        let pool = Pool::new(here, pin, team.clone()).map_err(|e| ExecError::Worker {
+        let no_thread = |e: std::io::Error| ExecError::Worker {
             worker: here - 1,
             message: format!("the system starts no more threads: {e}"),
-        })?;
+        };
+        let between = cluster.map(|cluster| Between::new(cluster, mesh)).transpose();
+        let pool = Pool::new(here, pin, team.clone()).map_err(no_thread)?;
         Ok(CpuExecutor {
             mesh,
             isa: options.isa.unwrap_or_else(Isa::detect),
@@ -200,7 +204,7 @@ impl CpuExecutor {
             devices: mine,
             workers: memories,
             programs: vec![],
-            between: cluster.map(|cluster| Between::new(cluster, mesh)),
+            between: between.map_err(no_thread)?,
             fetch_ptrs: vec![],
             done: vec![],
             times: Times::default(),
@@ -426,13 +430,14 @@ impl Executor for CpuExecutor {
                 }
             }
         }
-        let (mut meetings, mut packed) = (vec![], vec![]);
+        let (mut meetings, mut packed, mut sends) = (vec![], vec![], vec![]);
         if let Some(between) = &mut self.between {
             between.reserve(heap, &program)?;
             (meetings, packed) = (between::meetings(&program), between::packed(&program));
+            sends = between::sends(&program);
         }
         let measured = Measured::default();
-        self.programs.push(Loaded { program, tapes, update, meetings, packed, measured });
+        self.programs.push(Loaded { program, tapes, update, meetings, packed, sends, measured });
         Ok(ProgramId(self.programs.len() - 1))
     }
 

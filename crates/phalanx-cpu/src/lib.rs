@@ -4,6 +4,7 @@
 
 mod between;
 mod compute;
+mod courier;
 mod executor;
 mod flush;
 pub mod kernels;

@@ -109,10 +109,43 @@ fn chunks(ctx: &Ctx<'_>, g: &GradientPlan) -> impl Iterator<Item = Range<usize>>
     pieces(slice(ctx, g), piece_len(g))
 }
 
-/// Adds up all gradients over the host's workers, then over all processes.
+/// Behind an instruction: sends the buckets that it finished to the other processes.
+pub(crate) fn send_finished(ctx: &Ctx<'_>, at: usize) {
+    let (Some(between), Some(plan)) = (ctx.run.between, &ctx.program().update) else { return };
+    for (bucket, _) in plan.buckets.iter().zip(&ctx.run.loaded.sends).filter(|b| *b.1 == Some(at)) {
+        // All partial sums are there behind this.
+        ctx.barrier(Scope::All);
+        add_up_host(ctx, plan, bucket.clone(), between);
+        let packed = &ctx.run.loaded.packed;
+        between.send(packed[bucket.start]..packed[bucket.end], ctx.run.workers.len());
+    }
+}
+
+/// Adds up all gradients over all processes, as far as they are not on their way.
 fn reduce_between(ctx: &Ctx<'_>, plan: &UpdatePlan, between: &Between) {
+    let late = || plan.buckets.iter().zip(&ctx.run.loaded.sends).filter(|b| b.1.is_none());
+    late().for_each(|(bucket, _)| add_up_host(ctx, plan, bucket.clone(), between));
+    ctx.barrier(Scope::All);
+    if ctx.leads() {
+        ctx.or_leave(between.arrive());
+        for (bucket, _) in late() {
+            let packed = &ctx.run.loaded.packed;
+            let (from, to) = (packed[bucket.start], packed[bucket.end]);
+            // SAFETY: the others wait at the barrier behind this.
+            let values = unsafe {
+                std::slice::from_raw_parts_mut(between.gradients.f32().add(from), to - from)
+            };
+            ctx.or_leave(between.sum(values));
+        }
+    }
+    ctx.barrier(Scope::All);
+}
+
+/// Adds up this worker's part of a bucket over the host's workers.
+fn add_up_host(ctx: &Ctx<'_>, plan: &UpdatePlan, bucket: Range<usize>, between: &Between) {
     let devices = ctx.devices();
-    for (g, at) in plan.gradients.iter().zip(&ctx.run.loaded.packed) {
+    let gradients = plan.gradients[bucket.clone()].iter();
+    for (g, at) in gradients.zip(&ctx.run.loaded.packed[bucket]) {
         let first = ctx.run.layout.offsets[g.param.index()];
         let mine = share(slice(ctx, g), devices.len(), ctx.device - devices.start);
         for piece in pieces(mine, CHUNK) {
@@ -124,14 +157,6 @@ fn reduce_between(ctx: &Ctx<'_>, plan: &UpdatePlan, between: &Between) {
             add_up(ctx, g, piece, out);
         }
     }
-    ctx.barrier(Scope::All);
-    if ctx.leads() {
-        let len = ctx.run.loaded.packed.last().copied().unwrap_or(0);
-        // SAFETY: the others wait at the barrier behind this.
-        let all = unsafe { std::slice::from_raw_parts_mut(between.gradients.f32(), len) };
-        ctx.or_leave(between.sum(all));
-    }
-    ctx.barrier(Scope::All);
 }
 
 /// Adds up this device's share of the worker's slice, for all devices to read.

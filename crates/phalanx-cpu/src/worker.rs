@@ -82,6 +82,7 @@ pub(crate) fn run(run: &Run<'_>, number: usize) {
         } else {
             ctx.instr(at, instr);
         }
+        update::send_finished(&ctx, at);
     }
     if number == 0 {
         let end = Instant::now();
@@ -94,7 +95,7 @@ pub(crate) fn run(run: &Run<'_>, number: usize) {
 }
 
 /// Whether a heavy op is among the instructions.
-fn has_compute(instrs: &[Instr]) -> bool {
+pub(crate) fn has_compute(instrs: &[Instr]) -> bool {
     instrs.iter().any(|i| match i {
         Instr::Compute { op, .. } => matches!(
             op,

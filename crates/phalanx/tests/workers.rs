@@ -293,3 +293,32 @@ fn what_cannot_be_is_refused() {
     let losses: Vec<_> = losses.into_iter().map(Result::unwrap).collect();
     assert_eq!(losses[0], losses[1]);
 }
+
+#[test]
+fn gradients_that_travel_during_backward_are_the_same_bits() {
+    let run = |strategy: MultiWorkerMirroredStrategy| {
+        let mut model = Sequential::new()
+            .add(Input::new([6]))
+            .add(Dense::new(1100).activation("relu"))
+            .add(Dense::new(1000).activation("relu"))
+            .add(Dense::new(1100).activation("relu"))
+            .add(Dense::new(3))
+            .build()?;
+        let loss = SparseCategoricalCrossentropy::default().from_logits(true);
+        model.compile(Compile::new("sgd").loss(loss).strategy(strategy))?;
+        let program = model.program(StepKind::Train, 16)?;
+        let buckets = program.update.map_or(0, |update| update.buckets.len());
+        assert!(buckets > 2, "{buckets} buckets");
+        let (x, y) = samples(37);
+        model.fit((&x, &y), Fit::new().batch_size(16).epochs(2).verbose(0))?;
+        model.check_mirrored()?;
+        model.weights_sha256()
+    };
+    let alone = MultiWorkerMirroredStrategy::from(MirroredStrategy::cpus(1).unwrap());
+    let one = run(alone.deterministic(true)).unwrap();
+    for got in job(2, |_, strategy| run(strategy.deterministic(true))) {
+        assert_eq!(got.unwrap(), one);
+    }
+    let all: Vec<String> = job(3, |_, s| run(s)).into_iter().map(Result::unwrap).collect();
+    assert!(all.iter().all(|sha| *sha == all[0]), "{all:?}");
+}
