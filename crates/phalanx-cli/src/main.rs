@@ -32,8 +32,6 @@ use std::process::ExitCode;
 
 /// Exit code of a command that failed; clap uses 2 for arguments it does not understand.
 const FAILED: u8 = 1;
-/// Exit code of a worker that lost others: the job can be started again with --resume.
-const LOST: u8 = 76;
 /// Exit code of a run that a signal ended: what others call a temporary failure, to be tried again.
 const INTERRUPTED: u8 = 75;
 
@@ -62,7 +60,7 @@ fn conclude(done: anyhow::Result<()>, trains: bool) -> ExitCode {
 fn report(error: &anyhow::Error) -> u8 {
     let code = match error.downcast_ref() {
         Some(Error::Interrupted { .. }) => INTERRUPTED,
-        Some(Error::Exec(ExecError::Peer { .. })) => LOST,
+        Some(Error::Exec(ExecError::Peer { .. })) => workers::LOST,
         _ => FAILED,
     };
     let me = workers::name();

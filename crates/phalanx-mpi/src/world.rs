@@ -38,6 +38,8 @@ struct World {
     rank: usize,
     hosts: Vec<String>,
     timeout: Duration,
+    /// Exit code of a process that lost others.
+    code: i32,
     /// Turns of a wait without a pause: none where processes share cores.
     spins: u32,
     /// Exchanges so far; one at a time.
@@ -56,13 +58,43 @@ unsafe impl Send for World {}
 // SAFETY: as above.
 unsafe impl Sync for World {}
 
-/// Starts MPI, once in a process: every exchange then waits at most `timeout`.
+/// Starts MPI, once in a process: every exchange then waits at most `timeout`. Where the library itself does
+/// not come back for so long, because a process is missing, this one ends with `lost` as its exit code.
 ///
 /// # Errors
 /// A library that cannot be called from threads, or that was started before.
-pub fn join(timeout: Duration) -> Result<Arc<dyn Peers>, String> {
-    let world = WORLD.get_or_init(|| World::start(timeout).map(Arc::new));
+pub fn join(timeout: Duration, lost: u8) -> Result<Arc<dyn Peers>, String> {
+    let world = WORLD.get_or_init(|| World::start(timeout, lost.into()).map(Arc::new));
     world.clone().map(|world| world as Arc<dyn Peers>)
+}
+
+/// Ends the process unless dropped in time: calls into MPI that wait for all others have no limit of
+/// their own.
+struct Guard(Arc<AtomicBool>);
+
+impl Guard {
+    fn new(timeout: Duration, code: i32, message: String) -> Guard {
+        let done = Arc::new(AtomicBool::new(false));
+        let seen = done.clone();
+        std::thread::spawn(move || {
+            let begin = Instant::now();
+            while begin.elapsed() < timeout && !seen.load(Ordering::Relaxed) {
+                std::thread::sleep(LOOK);
+            }
+            if !seen.load(Ordering::Relaxed) {
+                eprintln!("error: {message} for {} s", timeout.as_secs_f64());
+                // SAFETY: ends the process without running anything else.
+                unsafe { libc::_exit(code) };
+            }
+        });
+        Guard(done)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// This process' rank, and its name, once it has joined.
@@ -84,6 +116,12 @@ pub fn abort(code: i32) {
     if let Some(Ok(world)) = WORLD.get()
         && !LEFT.swap(true, Ordering::SeqCst)
     {
+        // Where the launcher cannot be reached the library waits for it; this process ends all the same.
+        std::thread::spawn(move || {
+            std::thread::sleep(GRACE);
+            // SAFETY: ends the process without running anything else.
+            unsafe { libc::_exit(code) };
+        });
         world.comm.abort(code);
     }
 }
@@ -101,6 +139,8 @@ pub fn leave() {
         return abort(1);
     }
     if !LEFT.swap(true, Ordering::SeqCst) {
+        let message = format!("{}: at the end: the others do not leave", world.name(world.rank));
+        let _guard = Guard::new(world.timeout, world.code, message);
         // SAFETY: started in this process, and nothing is under way.
         unsafe { ffi::MPI_Finalize() };
     }
@@ -112,7 +152,9 @@ extern "C" fn at_exit() {
 }
 
 impl World {
-    fn start(timeout: Duration) -> Result<World, String> {
+    fn start(timeout: Duration, code: i32) -> Result<World, String> {
+        let message = format!("process {}: not all workers have come", std::process::id());
+        let _guard = Guard::new(timeout, code, message);
         let started = mpi::initialize_with_threading(Threading::Serialized);
         let (universe, threading) = started.ok_or("MPI was started before")?;
         if threading < Threading::Serialized {
@@ -132,7 +174,7 @@ impl World {
         let raised = Mutex::new(vec![false; size]);
         let (turn, step, asked) = (Mutex::new(0), AtomicU64::new(0), OnceLock::new());
         let mut world =
-            World { comm, alarm, rank, hosts, timeout, spins: 0, turn, step, asked, raised };
+            World { comm, alarm, rank, hosts, timeout, code, spins: 0, turn, step, asked, raised };
         let all = phalanx_graph::peers::gather(&world, host.as_bytes());
         let all = all.map_err(|e| format!("while meeting the others: {e}"))?;
         world.hosts = all.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();

@@ -149,12 +149,19 @@ fn any_variables_give_a_place_or_an_error() {
     let (mut places, mut errors) = (0, 0);
     for case in 0..20_000u32 {
         let mut random = phalanx_graph::rng::Stream::new(1, 0, 7, case);
-        let picked: Vec<(&str, &str)> = (0..1 + random.below(6))
-            .map(|_| {
+        let mut pick = |most: u64| -> Vec<(&str, &str)> {
+            let mut one = || {
                 let name = names[random.below(names.len() as u64) as usize];
                 (name, texts[random.below(texts.len() as u64) as usize])
-            })
-            .collect();
+            };
+            (0..most).map(|_| one()).collect()
+        };
+        // Every other one starts from a launcher that makes sense.
+        let mut picked = match case % 2 {
+            0 => vec![],
+            _ => vec![("RANK", "1"), ("WORLD_SIZE", "3")],
+        };
+        picked.extend(pick(u64::from(case / 2 % 6)));
         match read(&picked) {
             Ok(Some(l)) => {
                 places += 1;

@@ -11,6 +11,9 @@ use std::time::Duration;
 
 const OWNER: &str = "MultiWorkerMirroredStrategy";
 
+/// Exit code of a worker that lost others: the job can be started again.
+pub const LOST: u8 = 76;
+
 /// How long a worker waits for the others before it gives them up, unless said otherwise.
 pub const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -165,7 +168,7 @@ pub(crate) fn lost(peer: PeerError) -> Error {
 #[cfg(feature = "mpi")]
 fn join(launch: &Launch, timeout: Duration) -> Result<Arc<dyn Peers>> {
     phalanx_cpu::share_cores(launch.local_rank, launch.local_size);
-    let peers = phalanx_mpi::join(timeout).map_err(|reason| Error::config(OWNER, reason))?;
+    let peers = phalanx_mpi::join(timeout, LOST).map_err(|reason| Error::config(OWNER, reason))?;
     if (peers.rank(), peers.size()) != (launch.rank, launch.size) {
         let expected = format!("rank {} of {} as {} says", launch.rank, launch.size, launch.by);
         let received = format!("rank {} of {} from MPI", peers.rank(), peers.size());
