@@ -151,7 +151,7 @@ impl Between {
 
     /// Whether processes meet behind this barrier; one of the host's workers then calls
     /// [`meet`](Self::meet).
-    pub fn meeting<'a>(meetings: &'a [Meeting], at: usize) -> Option<&'a Meeting> {
+    pub fn meeting(meetings: &[Meeting], at: usize) -> Option<&Meeting> {
         meetings.iter().find(|m| m.at == at)
     }
 

@@ -58,13 +58,13 @@ unsafe impl Send for World {}
 // SAFETY: as above.
 unsafe impl Sync for World {}
 
-/// Starts MPI, once in a process: every exchange then waits at most `timeout`. Where the library itself does
+/// Starts MPI, once in a process, of which the launcher says that it is `rank`: every exchange then waits at most `timeout`. Where the library itself does
 /// not come back for so long, because a process is missing, this one ends with `lost` as its exit code.
 ///
 /// # Errors
 /// A library that cannot be called from threads, or that was started before.
-pub fn join(timeout: Duration, lost: u8) -> Result<Arc<dyn Peers>, String> {
-    let world = WORLD.get_or_init(|| World::start(timeout, lost.into()).map(Arc::new));
+pub fn join(rank: usize, timeout: Duration, lost: u8) -> Result<Arc<dyn Peers>, String> {
+    let world = WORLD.get_or_init(|| World::start(rank, timeout, lost.into()).map(Arc::new));
     world.clone().map(|world| world as Arc<dyn Peers>)
 }
 
@@ -152,8 +152,8 @@ extern "C" fn at_exit() {
 }
 
 impl World {
-    fn start(timeout: Duration, code: i32) -> Result<World, String> {
-        let message = format!("process {}: not all workers have come", std::process::id());
+    fn start(expected: usize, timeout: Duration, code: i32) -> Result<World, String> {
+        let message = format!("rank {expected}: not all workers have come");
         let _guard = Guard::new(timeout, code, message);
         let started = mpi::initialize_with_threading(Threading::Serialized);
         let (universe, threading) = started.ok_or("MPI was started before")?;

@@ -168,7 +168,8 @@ pub(crate) fn lost(peer: PeerError) -> Error {
 #[cfg(feature = "mpi")]
 fn join(launch: &Launch, timeout: Duration) -> Result<Arc<dyn Peers>> {
     phalanx_cpu::share_cores(launch.local_rank, launch.local_size);
-    let peers = phalanx_mpi::join(timeout, LOST).map_err(|reason| Error::config(OWNER, reason))?;
+    let peers = phalanx_mpi::join(launch.rank, timeout, LOST)
+        .map_err(|reason| Error::config(OWNER, reason))?;
     if (peers.rank(), peers.size()) != (launch.rank, launch.size) {
         let expected = format!("rank {} of {} as {} says", launch.rank, launch.size, launch.by);
         let received = format!("rank {} of {} from MPI", peers.rank(), peers.size());

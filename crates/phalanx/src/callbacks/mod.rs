@@ -143,7 +143,8 @@ impl CallbackState {
     }
 }
 
-/// Something that happens along with training. An error ends the run.
+/// Something that happens along with training. An error ends the run. Of several workers each has its own
+/// callbacks, which see the same numbers and must answer the same; those that only write are the chief's.
 pub trait Callback: Send {
     /// Before the first epoch.
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {

@@ -325,12 +325,12 @@ impl Engine {
     /// What each output's weighted loss sum is divided by.
     fn denominators(&self, batch: &HostBatch) -> Result<Vec<f64>> {
         let rows = batch.rows as f64;
-        let divisor = |loss: &Box<dyn Loss>| match loss.reduction() {
+        let divisor = |reduction: Reduction| match reduction {
             Reduction::SumOverBatchSize => Ok(rows),
             Reduction::Sum => Ok(1.0),
             Reduction::MeanWithSampleWeight => self.total_weight(batch),
         };
-        self.losses.iter().map(divisor).collect()
+        self.losses.iter().map(|loss| divisor(loss.reduction())).collect()
     }
 
     /// The weights of all samples of a batch, added up in their order.

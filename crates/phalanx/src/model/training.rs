@@ -236,7 +236,7 @@ impl<'a> Training<'a> {
         if self.engine.worker_share().is_some() {
             self.engine.check_workers(&self.facts())?;
         }
-        let found = self.engine.from_chief(found)?;
+        let found = self.engine.run_of_chief(found)?;
         // What the optimizer keeps is there once the step is.
         self.engine.prepare(self.data.batch_size())?;
         let Some(state) = found else {

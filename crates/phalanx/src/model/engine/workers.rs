@@ -47,7 +47,7 @@ impl Engine {
     }
 
     /// The run that the chief continues, on every worker.
-    pub(crate) fn from_chief(&self, found: Option<RunState>) -> Result<Option<RunState>> {
+    pub(crate) fn run_of_chief(&self, found: Option<RunState>) -> Result<Option<RunState>> {
         if self.cluster.is_none() {
             return Ok(found);
         }
