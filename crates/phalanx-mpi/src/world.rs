@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 
 /// The most bytes of one message: MPI counts in 32 bits.
 const MOST: usize = 1 << 30;
-/// Turns of a wait without a pause, and turns that merely let others run.
+/// Turns of a wait without a pause: a millisecond or so.
 const SPINS: u32 = 2_000;
-const YIELDS: u32 = 2_000;
-/// Pause between two looks, once a wait takes longer.
-const PAUSE: Duration = Duration::from_micros(50);
+/// Pause between two looks, once a wait takes longer. Merely to yield would be worse where others want the
+/// core: it comes back when all of them have had their turn.
+const PAUSE: Duration = Duration::from_micros(20);
 /// How often a wait looks for alarms, and how long one waits for those of the others.
 const LOOK: Duration = Duration::from_millis(100);
 const GRACE: Duration = Duration::from_millis(1500);
@@ -220,10 +220,9 @@ impl World {
                 return Ok(());
             }
             turns = turns.saturating_add(1);
-            match turns {
-                n if n < self.spins => std::hint::spin_loop(),
-                n if n < self.spins + YIELDS => std::thread::yield_now(),
-                _ => std::thread::sleep(PAUSE),
+            match turns < self.spins {
+                true => std::hint::spin_loop(),
+                false => std::thread::sleep(PAUSE),
             }
             if !turns.is_multiple_of(64) || looked.elapsed() < LOOK {
                 continue;
