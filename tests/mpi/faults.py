@@ -79,6 +79,12 @@ class Network:
     def link(self, host, state):
         sh("ip", "link", "set", f"vphx{host}", state)
 
+    def reach(self, host):
+        """Whether a host reaches the first one again: a port that nobody listens at refuses at once."""
+        connect = "echo > /dev/tcp/10.77.0.1/9"
+        words = ["ip", "netns", "exec", f"phx{host}", "timeout", "1", "bash", "-c", connect]
+        return "refused" in subprocess.run(words, capture_output=True, text=True).stderr
+
     def start(self, phalanx, folder, *more):
         hosts = ",".join(f"phx{i}" for i in range(HOSTS))
         train = f"train mnist-mlp --threads 1 --steps-per-epoch {STEPS} --epochs {EPOCHS} --no-scaling --verbose 0 "
@@ -151,6 +157,7 @@ def trial(net, phalanx, kind, phase, draw, reference):
     told = [line for line in log.splitlines() if any(word in line for word in telling)]
     named = any(f"rank {victim}" in line or f"phx{victim}" in line for line in told)
     net.link(victim, "up")
+    assert wait_for(lambda: net.reach(victim), 30), "the link does not come up again"
     for i in range(HOSTS):
         for pid in net.pids(i):
             os.kill(pid, signal.SIGKILL)
