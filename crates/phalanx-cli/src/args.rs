@@ -34,7 +34,7 @@ pub enum Command {
   phalanx train mnist-mlp                            # on generated glyphs, no files needed
   phalanx train mnist-mlp --data mnist --epochs 2 --replicas 2
   phalanx train mnist-cnn --data mnist --epochs 12 --schedule steps --log-dir logs --checkpoint-dir ckpt
-  phalanx train minigooglenet --data cifar-10 --augment shift,flip --schedule poly --output plot.png
+  phalanx train minigooglenet --data cifar-10 --gpus 1 --epochs 70 --output plot.png
   phalanx train mnist-cnn --data flowers/ --image-size 64 --save flowers.safetensors
   phalanx train model.keras --data mnist --save trained.keras      # described in Python, read by it
   phalanx train resnet50 --weights resnet50_notop.h5 --data flowers/ --image-size 224
@@ -181,6 +181,9 @@ pub enum PrecisionArg {
     /// Keras' policy: 16 bits with the range of 32-bit floats; weights stay 32-bit
     #[value(name = "mixed_bfloat16", alias = "bf16")]
     MixedBfloat16,
+    /// Keras' policy: 16-bit floats with more digits and less range; the loss is scaled, on any device
+    #[value(name = "mixed_float16", alias = "f16")]
+    MixedFloat16,
 }
 
 /// How many samples make a step.
@@ -218,6 +221,8 @@ pub enum Augment {
     Rotate,
     /// Up to a tenth
     Zoom,
+    /// Not at all
+    None,
 }
 
 /// Height and width of images, as in `64` or `48x64`.
@@ -280,10 +285,10 @@ pub struct Train {
     /// Momentum of sgd
     #[arg(long)]
     pub momentum: Option<f64>,
-    /// How the learning rate changes
-    #[arg(long, value_enum, default_value_t = Schedule::Constant)]
-    pub schedule: Schedule,
-    /// Distort training images: shift,flip,rotate,zoom
+    /// How the learning rate changes (default: poly for minigooglenet, else constant)
+    #[arg(long, value_enum)]
+    pub schedule: Option<Schedule>,
+    /// Distort training images: shift,flip,rotate,zoom (default: shift,flip for minigooglenet)
     #[arg(long, value_enum, value_delimiter = ',')]
     pub augment: Vec<Augment>,
     /// Draw loss and accuracy into this .png or .svg

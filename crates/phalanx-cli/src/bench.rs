@@ -49,6 +49,7 @@ struct Job {
     kind: StepKind,
     x: Tensor,
     y: Tensor,
+    data: Arrays,
     batch: usize,
     subject: Subject,
     /// Whether this worker prints.
@@ -75,7 +76,8 @@ impl Job {
             }
             None => subject.compiled(&origin, strategy.into())?,
         };
-        Ok(Job { model, kind, x, y, batch, subject, chief })
+        let data = Arrays::new(x.clone(), y.clone())?;
+        Ok(Job { model, kind, x, y, data, batch, subject, chief })
     }
 
     fn step(&mut self) -> Result<()> {
@@ -91,18 +93,19 @@ impl Job {
     fn window(&mut self, steps: usize) -> Result<Vec<f64>> {
         let mut times = Vec::with_capacity(steps);
         let mut begin = Instant::now();
-        let mut lap = || {
+        let mut lap = |steps: usize| {
             let end = Instant::now();
-            times.push((end - begin).as_secs_f64());
+            let each = (end - begin).as_secs_f64() / steps as f64;
+            times.extend(std::iter::repeat_n(each, steps));
             begin = end;
         };
         if self.kind == StepKind::Train {
-            self.model.train_repeatedly(&self.x, &self.y, steps, lap)?;
+            self.model.train_repeatedly(&self.data, steps, lap)?;
             return Ok(times);
         }
         for _ in 0..steps {
             self.step()?;
-            lap();
+            lap(1);
         }
         Ok(times)
     }

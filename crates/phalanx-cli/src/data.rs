@@ -59,7 +59,7 @@ pub fn numbered(count: usize) -> Vec<String> {
 
 /// Loads what a name or path stands for.
 pub fn load(name: &str, reading: Reading) -> Result<Loaded> {
-    if datasets::NAMES.contains(&name) {
+    if datasets::NAMES.contains(&datasets::canonical(name)) {
         let split = datasets::load(name)?;
         let classes = datasets::class_names(name)?;
         return Ok(Loaded { train: split.train, test: split.test, classes, images: true });

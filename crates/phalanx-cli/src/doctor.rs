@@ -109,7 +109,8 @@ fn table(findings: &[Finding]) -> Vec<String> {
             Ok((version, file)) => lines.push(row(&name, lib.purpose(), version, file)),
             Err(reason) => {
                 lines.push(row(&name, lib.purpose(), "-", reason));
-                lines.push(format!("{:<19}{remedy}", ""));
+                let only = if *lib == Lib::Nccl { "one GPU does without; " } else { "" };
+                lines.push(format!("{:<19}{only}{remedy}", ""));
             }
         }
     }
@@ -158,6 +159,8 @@ mod tests {
         assert!(lines[1].contains("9.1") && lines[1].ends_with("/usr/lib/libcuda.so.1"));
         assert!(lines[2].contains("not found in"), "{}", lines[2]);
         assert!(lines[3].contains("pip install nvidia-cuda-nvrtc"), "{}", lines[3]);
+        let lines = table(&findings(&[Lib::Nccl]));
+        assert!(lines[6].contains("one GPU does without; pip install nvidia-nccl"), "{}", lines[6]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod place;
 mod plan;
 mod predict;
 mod prepare;
+mod recipe;
 mod report;
 mod sets;
 mod signals;

@@ -167,11 +167,12 @@ impl Network {
         Compile::new(optimizer).loss(loss).metrics(["accuracy"]).strategy(strategy)
     }
 
-    /// Its optimizer in the tutorials.
+    /// Its usual optimizer. MiniGoogLeNet learns better and as steadily at ten times the tutorial's rate.
     pub fn optimizer(self) -> Box<dyn Optimizer> {
         match self {
             Network::MnistMlp | Network::MnistCnn | Network::Resnet20 => Box::new(Adam::default()),
-            Network::Minigooglenet | Network::Resnet50 => Box::new(SGD::new(5e-3).momentum(0.9)),
+            Network::Minigooglenet => Box::new(SGD::new(0.05).momentum(0.9)),
+            Network::Resnet50 => Box::new(SGD::new(5e-3).momentum(0.9)),
             Network::Vgg11 => Box::new(SGD::new(0.01).momentum(0.9)),
         }
     }

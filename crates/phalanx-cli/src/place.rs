@@ -29,6 +29,7 @@ impl Where {
         let policy = match self.precision {
             PrecisionArg::Float32 => Policy::Float32,
             PrecisionArg::MixedBfloat16 => Policy::MixedBfloat16,
+            PrecisionArg::MixedFloat16 => Policy::MixedFloat16,
         };
         Ok(strategy.threads(self.threads).policy(policy))
     }

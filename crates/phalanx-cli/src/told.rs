@@ -12,9 +12,10 @@ pub struct Told(Map<String, Value>);
 impl Told {
     /// What these arguments tell.
     pub fn new(args: &Train) -> Told {
-        let schedule = match args.schedule {
-            Schedule::Poly => format!("{} over {} epochs", word(&args.schedule), args.epochs),
-            _ => word(&args.schedule),
+        let schedule = args.schedule.unwrap_or(Schedule::Constant);
+        let schedule = match schedule {
+            Schedule::Poly => format!("{} over {} epochs", word(&schedule), args.epochs),
+            _ => word(&schedule),
         };
         let augment: Vec<String> = args.augment.iter().map(word).collect();
         let augment = if augment.is_empty() { "none".into() } else { augment.join(",") };
@@ -29,6 +30,10 @@ fn word(choice: &impl ValueEnum) -> String {
 }
 
 impl Callback for Told {
+    fn sees_batches(&self) -> bool {
+        false
+    }
+
     fn state(&mut self) -> Result<CallbackState> {
         Ok(CallbackState { values: Value::Object(self.0.clone()), tensors: vec![] })
     }

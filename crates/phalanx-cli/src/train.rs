@@ -3,6 +3,7 @@
 use crate::args::{Augment, Schedule, Train};
 use crate::paths::{self, is_stdout};
 use crate::prepare::{Prepared, prepare};
+use crate::recipe;
 use crate::report::{self, Plan};
 use crate::signals;
 use crate::subject::{How, Subject, save};
@@ -24,7 +25,9 @@ pub fn run(args: &Train) -> Result<()> {
     let silent = (!strategy.is_chief()).then(|| args.silent());
     let args = silent.as_ref().unwrap_or(args);
     let subject = check(args)?;
-    let asked = args.batch.global(subject.usual_batch(), strategy.num_replicas_in_sync())?;
+    let args = &recipe::complete(args, &subject);
+    let usual = recipe::batch(&subject, strategy.local());
+    let asked = args.batch.global(usual, strategy.num_replicas_in_sync())?;
     let data = prepare(&subject, &args.data, args.image_size, args.grayscale)?;
     let plan = Plan::new(args, &subject, &strategy, &data, asked);
     let workers = strategy.num_workers();
@@ -108,7 +111,7 @@ fn check(args: &Train) -> Result<Subject> {
 /// The optimizer that the arguments ask for, unless that is the model's own.
 fn optimizer(args: &Train, subject: &Subject, steps: usize) -> Result<Option<Box<dyn Optimizer>>> {
     let named = args.optimizer.is_some() || args.momentum.is_some();
-    if !named && args.lr.is_none() && args.schedule != Schedule::Cosine {
+    if !named && args.lr.is_none() && args.schedule != Some(Schedule::Cosine) {
         return Ok(None);
     }
     let own = subject.optimizer()?;
@@ -126,7 +129,7 @@ fn optimizer(args: &Train, subject: &Subject, steps: usize) -> Result<Option<Box
     if let Some(lr) = args.lr {
         optimizer.common_mut().learning_rate = lr.into();
     }
-    if args.schedule == Schedule::Cosine {
+    if args.schedule == Some(Schedule::Cosine) {
         let rate = optimizer.common().learning_rate.at(0);
         let total = (steps as u64).saturating_mul(args.epochs as u64).max(1);
         optimizer.common_mut().learning_rate = CosineDecay::new(rate, total).into();
@@ -173,6 +176,7 @@ pub fn flow(
             Augment::Flip => aug.horizontal_flip(true),
             Augment::Rotate => aug.rotation_range(15.0),
             Augment::Zoom => aug.zoom_range(0.1),
+            Augment::None => aug,
         };
     }
     Ok(aug.flow(x, y, batch)?.shuffle(shuffle))
@@ -200,7 +204,7 @@ fn tested(model: &mut Model, data: &Prepared, plan: &Plan) -> Result<Vec<(String
 
 fn callbacks(args: &Train, mut fit: Fit, rate: f64) -> Fit {
     let epochs = args.epochs.max(1) as f64;
-    match args.schedule {
+    match args.schedule.unwrap_or(Schedule::Constant) {
         Schedule::Constant | Schedule::Cosine => {}
         Schedule::Poly => {
             let decay = move |epoch: usize| rate * (1.0 - epoch as f64 / epochs);

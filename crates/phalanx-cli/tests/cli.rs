@@ -328,6 +328,21 @@ fn cifar_100_has_its_hundred_classes() {
 }
 
 #[test]
+fn halves_scale_the_loss_and_leave_no_trace_on_the_cpu() {
+    let dir = tempfile::tempdir().unwrap();
+    let train = |precision: &str| {
+        let args = ["train", "mnist-mlp", "--epochs", "1", "--steps-per-epoch", "4", "--json", "-"];
+        let out = succeeds(dir.path(), &[&args[..], &["--precision", precision]].concat());
+        out.lines().map(|l| serde_json::from_str(l).unwrap()).collect::<Vec<serde_json::Value>>()
+    };
+    let (half, single) = (train("mixed_float16"), train("float32"));
+    assert_eq!(half[0]["loss_scale"], 32768.0);
+    assert_eq!(half[0]["loss"], single[0]["loss"]);
+    assert!(single[0].get("loss_scale").is_none(), "{}", single[0]);
+    assert_eq!(half[1]["weights_sha256"], single[1]["weights_sha256"]);
+}
+
+#[test]
 fn a_config_file_stands_under_the_command_line() {
     let dir = tempfile::tempdir().unwrap();
     let toml = "model = \"mnist-cnn\"\nepochs = 2\nbatch-size = 16\nsteps-per-epoch = 3\n\

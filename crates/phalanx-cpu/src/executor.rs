@@ -59,7 +59,7 @@ pub(crate) struct Device {
     pub sliced: Buffer,
     /// This device's share of the gradients, added up for the others to read.
     pub scattered: Buffer,
-    /// Reduced gradients, kept where norms are needed before the update.
+    /// Reduced gradients, kept where norms or their being finite are needed before the update.
     pub reduced: Buffer,
     /// Sums of gradients over several steps.
     pub accumulated: Buffer,
@@ -72,7 +72,8 @@ pub(crate) struct Worker {
     pub shared: Buffer,
     pub gradients: Buffer,
     pub scratch: Buffer,
-    /// Squared norms of this worker's slices of each gradient.
+    /// Squared norms of this worker's slices of each gradient; at the loss scale's place, whether all
+    /// of its slices are finite.
     pub norms: Buffer,
     /// Seconds of each instruction in this step, where they are measured.
     pub seconds: Buffer,
@@ -314,7 +315,7 @@ impl Needs {
             norms: plan.map_or(0, |_| program.params.len() * 8),
             sliced: flat_if(sliced),
             scattered: flat_if(plan.is_some() && mesh.devices >= SCATTER_FROM),
-            reduced: flat_if(plan.is_some_and(|p| p.rule.clip.is_some())),
+            reduced: flat_if(plan.is_some_and(|p| p.rule.clip.is_some() || p.loss_scale.is_some())),
             slots: plan.map_or(0, |p| p.rule.slots.len()) * flat,
         }
     }

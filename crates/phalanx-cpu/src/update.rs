@@ -5,6 +5,7 @@ use crate::between::Between;
 use crate::kernels::elementwise::{TapeInput, TapeOutput, TapePlan};
 use crate::worker::{self, Ctx, MAX_WORKERS};
 use phalanx_graph::Scope;
+use phalanx_graph::loss_scale::{LossScale, STATE};
 use phalanx_graph::program::{GradientPlan, UpdatePlan, share};
 use phalanx_graph::update::Clip;
 use std::ops::Range;
@@ -52,6 +53,13 @@ pub(crate) fn update(ctx: &Ctx<'_>) {
         }
         ctx.barrier(Scope::All);
     }
+    let scale = match plan.loss_scale {
+        None => None,
+        Some(scaling) => match whole_and_finite(ctx, plan, scaling) {
+            Some(scale) => Some(scale),
+            None => return,
+        },
+    };
     let applies = ctx.run.batch.accumulate.is_none_or(|a| a.apply.is_some());
     let longest = longest_piece(plan);
     let norms = applies && matches!(plan.rule.clip, Some(Clip::Norm(_) | Clip::GlobalNorm(_)));
@@ -61,17 +69,17 @@ pub(crate) fn update(ctx: &Ctx<'_>) {
             for chunk in chunks(ctx, g) {
                 let (tile, scratch) = ctx.scratch().split_at_mut(longest);
                 let tile = &mut tile[..chunk.len()];
-                reduce(ctx, g, at, chunk.clone(), tile);
+                match scale {
+                    None => whole(ctx, (g, at), chunk.clone(), 1.0, tile),
+                    Some(scale) => unscaled(ctx, &chunk, scale, tile),
+                }
+                gather(ctx, &chunk, tile);
                 if !applies {
                     continue;
                 }
                 if norms {
                     square += squares(tile);
-                    // SAFETY: this worker alone owns this slice of the device's buffer.
-                    unsafe {
-                        let to = ctx.device().reduced.f32().add(chunk.start);
-                        std::ptr::copy_nonoverlapping(tile.as_ptr(), to, tile.len());
-                    }
+                    keep(ctx, &chunk, tile);
                 } else {
                     if let Some(Clip::Value(limit)) = plan.rule.clip {
                         tile.iter_mut().for_each(|v| *v = v.clamp(-limit, limit));
@@ -205,9 +213,72 @@ fn collect(ctx: &Ctx<'_>, g: &GradientPlan, chunk: &Range<usize>, tile: &mut [f3
     }
 }
 
-/// The whole gradient, number `at` of the plan: partial sums and penalty, and the running sum under
-/// accumulation.
-fn reduce(ctx: &Ctx<'_>, g: &GradientPlan, at: usize, chunk: Range<usize>, tile: &mut [f32]) {
+/// Makes all gradients whole, of a loss that is scaled, and looks whether they are finite: every device
+/// finds the same, and turns its scale accordingly. The scale they have, or nothing where the step is to
+/// be skipped.
+fn whole_and_finite(ctx: &Ctx<'_>, plan: &UpdatePlan, scaling: LossScale) -> Option<f32> {
+    let longest = longest_piece(plan);
+    let at = ctx.run.layout.offsets[scaling.state.index()];
+    // SAFETY: a parameter of these numbers, which nobody writes before the barrier below.
+    let state = unsafe { *ctx.device().params.f32().add(at).cast::<[f32; STATE]>() };
+    let mut finite = true;
+    for (g, at) in plan.gradients.iter().zip(0..) {
+        for chunk in chunks(ctx, g) {
+            let tile = &mut ctx.scratch()[..longest][..chunk.len()];
+            whole(ctx, (g, at), chunk.clone(), state[0], tile);
+            finite &= tile.iter().all(|v| v.is_finite());
+            keep(ctx, &chunk, tile);
+        }
+    }
+    let flag = |worker: usize| {
+        let norms = ctx.worker_of(ctx.device, worker).norms.ptr().cast::<f64>();
+        // SAFETY: tables of one number per parameter, and the state is one.
+        unsafe { norms.add(scaling.state.index()) }
+    };
+    // SAFETY: this worker's own table, read by others behind the barrier.
+    unsafe { *flag(ctx.worker) = f64::from(u8::from(finite)) };
+    ctx.barrier(Scope::Device);
+    // SAFETY: written in front of the barrier.
+    let finite = (0..ctx.run.mesh.workers).all(|w| unsafe { *flag(w) } != 0.0);
+    if ctx.worker == 0 {
+        let next = scaling.next(state, finite);
+        // SAFETY: the device's other workers have read the state in front of the barrier.
+        unsafe { *ctx.device().params.f32().add(at).cast::<[f32; STATE]>() = next };
+    }
+    finite.then_some(state[0])
+}
+
+/// Puts a piece of a whole gradient into the device's buffer.
+fn keep(ctx: &Ctx<'_>, chunk: &Range<usize>, tile: &[f32]) {
+    // SAFETY: this worker alone owns this slice of the device's buffer.
+    unsafe {
+        let to = ctx.device().reduced.f32().add(chunk.start);
+        std::ptr::copy_nonoverlapping(tile.as_ptr(), to, tile.len());
+    }
+}
+
+/// A piece of what was kept, by this worker alone.
+fn kept<'a>(ctx: &Ctx<'a>, chunk: &Range<usize>) -> &'a [f32] {
+    // SAFETY: written by this worker a moment ago.
+    unsafe {
+        let at = ctx.device().reduced.f32().add(chunk.start);
+        std::slice::from_raw_parts(at, chunk.len())
+    }
+}
+
+/// A piece of a gradient that was made whole, of the loss itself.
+fn unscaled(ctx: &Ctx<'_>, chunk: &Range<usize>, scale: f32, tile: &mut [f32]) {
+    tile.iter_mut().zip(kept(ctx, chunk)).for_each(|(t, k)| *t = k / scale);
+}
+
+/// The whole gradient, which is number `at` of the plan, of a loss times `scale`: partial sums and penalty.
+fn whole(
+    ctx: &Ctx<'_>,
+    (g, at): (&GradientPlan, usize),
+    chunk: Range<usize>,
+    scale: f32,
+    tile: &mut [f32],
+) {
     if let Some((x, dy)) = g.operands {
         let first = ctx.run.layout.offsets[g.param.index()];
         let rows = (chunk.start - first) / g.granule..(chunk.end - first) / g.granule;
@@ -233,9 +304,13 @@ fn reduce(ctx: &Ctx<'_>, g: &GradientPlan, at: usize, chunk: Range<usize>, tile:
         };
         for (t, w) in tile.iter_mut().zip(weights) {
             let sign = if *w == 0.0 { 0.0 } else { w.signum() };
-            *t += g.l1 * sign + 2.0 * g.l2 * w;
+            *t += scale * (g.l1 * sign + 2.0 * g.l2 * w);
         }
     }
+}
+
+/// Under accumulation, adds to the running sum; what is to be applied of it.
+fn gather(ctx: &Ctx<'_>, chunk: &Range<usize>, tile: &mut [f32]) {
     if let Some(a) = ctx.run.batch.accumulate {
         // SAFETY: this worker alone owns this slice of the device's running sum.
         let sum = unsafe {
@@ -313,12 +388,7 @@ fn apply_clipped(ctx: &Ctx<'_>, plan: &UpdatePlan) {
         for chunk in chunks(ctx, g) {
             let (tile, scratch) = ctx.scratch().split_at_mut(longest);
             let tile = &mut tile[..chunk.len()];
-            // SAFETY: written by this worker a moment ago.
-            let reduced = unsafe {
-                let at = ctx.device().reduced.f32().add(chunk.start);
-                std::slice::from_raw_parts(at, chunk.len())
-            };
-            tile.iter_mut().zip(reduced).for_each(|(t, r)| *t = r * scale);
+            tile.iter_mut().zip(kept(ctx, &chunk)).for_each(|(t, r)| *t = r * scale);
             apply(ctx, plan, chunk, tile.as_ptr(), scratch);
         }
     }

@@ -47,7 +47,7 @@ fn launches(plan: &Plan) -> Vec<Launch> {
     let launch = |task: &Task| match task {
         Task::Launch(launch) => Some(launch.clone()),
         Task::Conv(conv) => Some(fallback::launch(conv)),
-        Task::Gemm(_) | Task::Clear(_) => None,
+        Task::Gemm(_) | Task::Clear(_) | Task::Reduce(_) => None,
     };
     tasks.filter_map(launch).collect()
 }

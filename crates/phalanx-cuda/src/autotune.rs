@@ -1,11 +1,12 @@
-//! Which engine computes a convolution: the fastest of those cuDNN proposes, measured once and kept
-//! on disk, so that the same machine takes the same one ever after.
+//! Which engine computes a convolution, and which algorithm a product: the fastest of those the
+//! libraries propose, measured once and kept on disk, so that the same machine takes the same one ever
+//! after.
 
 use crate::cache;
 use crate::cudnn::{ConvPlan, Cudnn};
 use crate::driver::{DeviceBuffer, Event, Result, Stream};
 use crate::libs::{self, Lib};
-use crate::task::Conv;
+use crate::task::{Conv, Gemm, Matrix};
 
 /// Proposals that are measured.
 const TRIED: usize = 10;
@@ -50,12 +51,18 @@ pub(crate) fn choose(
         return Ok(Some(plan));
     }
     Ok(best.map(|(_, index, plan)| {
-        cache::write("plans", &key, index.to_string().as_bytes());
+        keep(&key, index);
         plan
     }))
 }
 
-fn kept(key: &str) -> Option<usize> {
+/// Writes down what was chosen.
+pub(crate) fn keep(key: &str, index: usize) {
+    cache::write("plans", key, index.to_string().as_bytes());
+}
+
+/// What was chosen before.
+pub(crate) fn kept(key: &str) -> Option<usize> {
     String::from_utf8(cache::read("plans", key)?).ok()?.parse().ok()
 }
 
@@ -77,11 +84,27 @@ fn measure(cudnn: &Cudnn, plan: &ConvPlan, at: [u64; 3], stream: &Stream) -> Res
 
 /// Names a convolution, its precision and the library; the addresses count by their alignment.
 fn key(conv: &Conv, tf32: bool) -> String {
-    use sha2::{Digest, Sha256};
-    let version = libs::find(Lib::Cudnn).map(|found| found.version.to_string()).unwrap_or_default();
+    let version = version(Lib::Cudnn);
     let images = |x: &crate::task::Images| (x.elem, x.ld, x.at.offset.trailing_zeros().min(4));
     let (geom, rows, pass) = (&conv.geom, conv.rows, conv.pass);
     let parts = (images(&conv.x), images(&conv.y), conv.w.1, tf32);
-    let text = format!("{version} {pass:?} {rows} {geom:?} {parts:?}");
+    digest(&format!("{version} {pass:?} {rows} {geom:?} {parts:?}"))
+}
+
+/// Names a product, as [`key`] does a convolution.
+pub(crate) fn gemm_key(gemm: &Gemm, tf32: bool) -> String {
+    let version = version(Lib::CublasLt);
+    let matrix = |m: &Matrix| (m.elem, m.ld, m.transposed, m.at.alignment());
+    let sizes = (gemm.m, gemm.n, gemm.k, gemm.bias.is_some(), gemm.relu, tf32);
+    let operands = [&gemm.a, &gemm.b, &gemm.c].map(matrix);
+    digest(&format!("{version} {sizes:?} {operands:?}"))
+}
+
+fn version(lib: Lib) -> String {
+    libs::find(lib).map(|found| found.version.to_string()).unwrap_or_default()
+}
+
+fn digest(text: &str) -> String {
+    use sha2::{Digest, Sha256};
     Sha256::digest(text).iter().map(|b| format!("{b:02x}")).collect()
 }

@@ -12,6 +12,13 @@ use std::ffi::c_void;
 /// Bytes of workspace products may ask for.
 pub(crate) const WORKSPACE: usize = 32 << 20;
 
+/// Proposals that are asked for.
+const PROPOSALS: usize = 12;
+
+/// Ways to add up parts of a product whose bits do not depend on which part comes first: over the
+/// workspace, in the type of the arithmetic or of the result.
+const REPEATABLE: u32 = 2 | 4;
+
 fn check(what: &str, answer: Status) -> Result<()> {
     match answer {
         Status::CUBLAS_STATUS_SUCCESS => Ok(()),
@@ -34,9 +41,26 @@ pub(crate) struct GemmPlan {
     desc: Owned<sys::cublasLtMatmulDesc_t>,
     /// Of `b`, `a` and `c`: the library counts by columns, so it computes `cᵀ = bᵀ · aᵀ`.
     layouts: [Owned<sys::cublasLtMatrixLayout_t>; 3],
-    algorithm: sys::cublasLtMatmulAlgo_t,
+    /// What the library proposes, the best first by its own judgement.
+    proposals: Vec<sys::cublasLtMatmulHeuristicResult_t>,
+    chosen: usize,
+}
+
+impl GemmPlan {
     /// Bytes it needs besides its operands.
-    pub workspace: usize,
+    pub fn workspace(&self) -> usize {
+        self.proposals[self.chosen].workspaceSize
+    }
+
+    /// Ways to compute it.
+    pub fn proposals(&self) -> usize {
+        self.proposals.len()
+    }
+
+    /// Takes one of them; the first where there are not that many.
+    pub fn choose(&mut self, index: usize) {
+        self.chosen = if index < self.proposals.len() { index } else { 0 };
+    }
 }
 
 // SAFETY: descriptors are plain data of the library, used by one thread at a time.
@@ -92,7 +116,7 @@ impl Cublas {
         Ok(Cublas(raw))
     }
 
-    /// Chooses an algorithm by the library's heuristics. `bias` is the address of the bias.
+    /// A product by the algorithm that the library thinks the best. `bias` is the address of the bias.
     pub fn plan(&self, gemm: &Gemm, bias: Option<u64>, tf32: bool) -> Result<GemmPlan> {
         let narrow = gemm.a.elem != Elem::F32;
         let compute = match tf32 && !narrow {
@@ -125,8 +149,8 @@ impl Cublas {
             layout(&gemm.c, gemm.m, gemm.n)?,
         ];
         let aligned = [gemm.b.at, gemm.a.at, gemm.c.at].map(Ptr::alignment);
-        let found = self.propose(&desc, &layouts, aligned)?;
-        Ok(GemmPlan { desc, layouts, algorithm: found.algo, workspace: found.workspaceSize })
+        let proposals = self.propose(&desc, &layouts, aligned)?;
+        Ok(GemmPlan { desc, layouts, proposals, chosen: 0 })
     }
 
     fn propose(
@@ -134,7 +158,7 @@ impl Cublas {
         desc: &Owned<sys::cublasLtMatmulDesc_t>,
         [b, a, c]: &[Owned<sys::cublasLtMatrixLayout_t>; 3],
         aligned: [u32; 3],
-    ) -> Result<sys::cublasLtMatmulHeuristicResult_t> {
+    ) -> Result<Vec<sys::cublasLtMatmulHeuristicResult_t>> {
         let mut preference = std::ptr::null_mut();
         // SAFETY: a local receives the descriptor.
         let made = unsafe { sys::cublasLtMatmulPreferenceCreate(&mut preference) };
@@ -151,6 +175,7 @@ impl Cublas {
         prefer(Wish::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace, size_of::<usize>())?;
         let [of_b, of_a, of_c] = &aligned;
         for (wish, bytes) in [
+            (Wish::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &REPEATABLE),
             (Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, of_b),
             (Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, of_a),
             (Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, of_c),
@@ -158,9 +183,10 @@ impl Cublas {
         ] {
             prefer(wish, std::ptr::from_ref(bytes).cast(), size_of::<u32>())?;
         }
-        // SAFETY: live descriptors; the library writes one result and how many there are.
+        // SAFETY: live descriptors; the library writes at most so many results and how many there are.
         unsafe {
-            let mut result: sys::cublasLtMatmulHeuristicResult_t = std::mem::zeroed();
+            let mut results: Vec<sys::cublasLtMatmulHeuristicResult_t> =
+                (0..PROPOSALS).map(|_| std::mem::zeroed()).collect();
             let mut found = 0;
             let asked = sys::cublasLtMatmulAlgoGetHeuristic(
                 self.0,
@@ -170,15 +196,16 @@ impl Cublas {
                 c.0,
                 c.0,
                 preference.0,
-                1,
-                &mut result,
+                PROPOSALS as i32,
+                results.as_mut_ptr(),
                 &mut found,
             );
             check("cublasLtMatmulAlgoGetHeuristic", asked)?;
-            if found == 0 {
+            results.truncate(usize::try_from(found).unwrap_or(0));
+            if results.is_empty() {
                 return Err(Failure("cuBLASLt knows no way to compute this product".into()));
             }
-            Ok(result)
+            Ok(results)
         }
     }
 
@@ -207,9 +234,9 @@ impl Cublas {
                 lc.0,
                 c as *mut c_void,
                 lc.0,
-                &plan.algorithm,
+                &plan.proposals[plan.chosen].algo,
                 workspace as *mut c_void,
-                plan.workspace,
+                plan.workspace(),
                 stream.0.cast(),
             )
         };

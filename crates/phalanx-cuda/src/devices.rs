@@ -25,6 +25,10 @@ pub struct GpuInfo {
 /// # Errors
 /// There is no driver, or it does not work.
 pub fn gpus() -> Result<&'static [GpuInfo], String> {
+    #[cfg(feature = "emulator")]
+    if let Some(gpus) = crate::emulator::pretended() {
+        return Ok(gpus);
+    }
     static FOUND: OnceLock<Result<Vec<GpuInfo>, String>> = OnceLock::new();
     FOUND.get_or_init(look).as_deref().map_err(Clone::clone)
 }
@@ -76,17 +80,39 @@ impl std::fmt::Display for GpuPlace {
 /// # Errors
 /// A library that is missing, or a GPU that cannot be used.
 pub fn executor(places: &[GpuPlace], params: &[ParamSpec]) -> Result<Box<dyn Executor>, ExecError> {
+    let several = places.iter().any(|place| place.index != places[0].index);
+    open(places, several, params)
+}
+
+/// As [`executor`], with sums over GPUs by NCCL even where there is one GPU: for tests of it.
+///
+/// # Errors
+/// A library that is missing, or a GPU that cannot be used.
+pub fn joined_executor(
+    places: &[GpuPlace],
+    params: &[ParamSpec],
+) -> Result<Box<dyn Executor>, ExecError> {
+    open(places, true, params)
+}
+
+fn open(
+    places: &[GpuPlace],
+    joined: bool,
+    params: &[ParamSpec],
+) -> Result<Box<dyn Executor>, ExecError> {
     let mut by_gpu: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     for place in places {
         by_gpu.entry(place.index).or_default().push(place.to_string());
     }
-    if by_gpu.len() > 1 {
-        let message = "training on several GPUs is not part of this build yet".into();
-        return Err(ExecError::Device { device: places[0].to_string(), message });
+    #[cfg(feature = "emulator")]
+    if crate::emulator::pretended().is_some() {
+        let machines = crate::emulator::machines(by_gpu.into_values(), joined, None);
+        return Ok(Box::new(GpuExecutor::new(machines, params)?));
     }
-    let mut machines = vec![];
-    for (index, names) in by_gpu {
-        machines.push((Gpu::open(index)?, names));
+    let mut gpus = by_gpu.keys().map(|index| Gpu::open(*index)).collect::<Result<Vec<_>, _>>()?;
+    if joined {
+        Gpu::join(&mut gpus)?;
     }
+    let machines = gpus.into_iter().zip(by_gpu.into_values()).collect();
     Ok(Box::new(GpuExecutor::new(machines, params)?))
 }

@@ -49,6 +49,8 @@ pub(crate) struct Context {
 
 // SAFETY: a context may be current on any thread.
 unsafe impl Send for Context {}
+// SAFETY: and on several.
+unsafe impl Sync for Context {}
 
 impl Context {
     /// The context of GPU `index`.
@@ -56,11 +58,20 @@ impl Context {
         cu!(cuInit(0))?;
         let mut device = 0;
         cu!(cuDeviceGet(&mut device, index as i32))?;
-        let mut raw = std::ptr::null_mut();
-        cu!(cuDevicePrimaryCtxRetain(&mut raw, device))?;
-        let context = Context { raw, device };
+        let context = Context::held(device)?;
         context.enter()?;
         Ok(context)
+    }
+
+    fn held(device: sys::CUdevice) -> Result<Context> {
+        let mut raw = std::ptr::null_mut();
+        cu!(cuDevicePrimaryCtxRetain(&mut raw, device))?;
+        Ok(Context { raw, device })
+    }
+
+    /// The same, held once more.
+    pub fn again(&self) -> Result<Context> {
+        Context::held(self.device)
     }
 
     /// Makes it this thread's.
@@ -251,8 +262,12 @@ impl Event {
     }
 
     /// Whether everything in front of it is done.
-    pub fn passed(&self) -> bool {
-        cu!(cuEventQuery(self.0)).is_ok()
+    pub fn state(&self) -> Result<bool> {
+        // SAFETY: the event lives.
+        match unsafe { sys::cuEventQuery(self.0) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            answer => check("cuEventQuery", answer).map(|()| true),
+        }
     }
 
     /// Seconds since an earlier one; both have passed.

@@ -9,13 +9,15 @@ mod memory;
 mod narrow;
 mod order;
 mod products;
+mod sums;
 #[cfg(test)]
 mod tests;
 
+use crate::devices::GpuInfo;
 use crate::executor::GpuExecutor;
 use crate::inputs::INPUT_BYTES;
 use crate::launch::{Arg, Block, Launch, Ptr, Source, Word};
-use crate::machine::{Machine, Plan, StepId};
+use crate::machine::{Lists, Machine, Plan, StepId};
 use crate::nvrtc;
 use crate::task::{Task, Work};
 use library::Kernel;
@@ -25,7 +27,8 @@ use phalanx_graph::ParamSpec;
 use phalanx_graph::exec::{ExecError, Executor};
 use std::collections::BTreeMap;
 use std::ffi::CStr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use sums::Sums;
 
 /// Bytes of a thread's stack.
 const STACK: usize = 128 << 10;
@@ -33,6 +36,8 @@ const STACK: usize = 128 << 10;
 const STACKS: usize = 1024 + 2;
 /// Most dynamic shared memory of a block.
 const MOST_SHARED: u32 = 227 << 10;
+/// Steps that tests start together.
+const TOGETHER: usize = 3;
 /// Bytes behind a block's shared memory.
 const SHARED_GUARD: usize = 256;
 
@@ -54,6 +59,38 @@ pub fn executor(
     Ok(Box::new(GpuExecutor::new(vec![(EmulatedGpu::new(seed), names)], params)?))
 }
 
+/// An executor with several emulated GPUs, so many replicas on each. A single one adds with itself, in
+/// the way of several.
+///
+/// # Errors
+/// Memory that cannot be had.
+pub fn joined_executor(
+    replicas: &[usize],
+    seed: Option<u64>,
+    params: &[ParamSpec],
+) -> Result<Box<dyn Executor>, ExecError> {
+    let names = |(rank, replicas): (usize, &usize)| {
+        (0..*replicas).map(|part| format!("emulated:{rank}/{part}")).collect()
+    };
+    let machines = machines(replicas.iter().enumerate().map(names), true, seed);
+    Ok(Box::new(GpuExecutor::new(machines, params)?))
+}
+
+/// An emulated GPU for each list of replicas; joined, they add with each other.
+pub(crate) fn machines(
+    replicas: impl ExactSizeIterator<Item = Vec<String>>,
+    joined: bool,
+    seed: Option<u64>,
+) -> Vec<(EmulatedGpu, Vec<String>)> {
+    let sums = Arc::new(Sums::new(replicas.len()));
+    let machine = |(rank, names): (usize, Vec<String>)| {
+        let link = joined.then(|| (sums.clone(), rank));
+        let gpu = EmulatedGpu::new(seed.map(|seed| seed + rank as u64));
+        (EmulatedGpu { link, ..gpu }, names)
+    };
+    replicas.enumerate().map(machine).collect()
+}
+
 /// An executor with replicas on one emulated GPU that has so many bytes of memory.
 ///
 /// # Errors
@@ -68,16 +105,31 @@ pub fn small_executor(
     Ok(Box::new(GpuExecutor::new(vec![(gpu, names)], params)?))
 }
 
+static PRETENDED: OnceLock<Vec<GpuInfo>> = OnceLock::new();
+
+/// From now on this process finds so many emulated GPUs, and no others.
+pub fn pretend(gpus: usize) {
+    let gpu = |index| GpuInfo { index, name: "emulated GPU".into(), memory: 1 << 30 };
+    PRETENDED.get_or_init(|| (0..gpus).map(gpu).collect());
+}
+
+/// The emulated GPUs that take the place of real ones.
+pub(crate) fn pretended() -> Option<&'static [GpuInfo]> {
+    PRETENDED.get().map(Vec::as_slice)
+}
+
 /// An emulated GPU.
 pub(crate) struct EmulatedGpu {
     memory: Memory,
     /// Bytes of memory that it has.
     most: usize,
-    steps: Vec<Step>,
+    steps: Vec<Option<Step>>,
     stacks: Bytes,
     random: Option<Random>,
     /// Counts the moves of blocks.
     moves: usize,
+    /// What it adds with others through, and which of them it is.
+    link: Option<(Arc<Sums>, usize)>,
 }
 
 /// A step made ready.
@@ -101,6 +153,7 @@ impl EmulatedGpu {
             stacks: Bytes::untouched(STACK * STACKS),
             random: seed.map(Random::new),
             moves: 0,
+            link: None,
         }
     }
 
@@ -121,6 +174,10 @@ impl EmulatedGpu {
             Task::Gemm(g) => products::gemm(&mut self.memory, g),
             Task::Conv(c) => products::conv(&mut self.memory, c),
             Task::Clear(span) => products::clear(&mut self.memory, span),
+            Task::Reduce(parts) => {
+                let (sums, rank) = self.link.as_ref().ok_or("there is no other GPU to add with")?;
+                sums.add(*rank, &mut self.memory, parts)
+            }
         }
     }
 
@@ -253,6 +310,16 @@ fn failed(message: String) -> ExecError {
 }
 
 impl Machine for EmulatedGpu {
+    fn joined(&self) -> bool {
+        self.link.is_some()
+    }
+
+    fn give_up(&mut self) {
+        if let Some((sums, _)) = &self.link {
+            sums.give_up();
+        }
+    }
+
     fn reserve(
         &mut self,
         replica: usize,
@@ -291,7 +358,7 @@ impl Machine for EmulatedGpu {
             }
         }
         let before = order::before(&plan.work);
-        self.steps.push(Step { plan, before, kernels, moves: self.moves });
+        self.steps.push(Some(Step { plan, before, kernels, moves: self.moves }));
         Ok(StepId(self.steps.len() - 1))
     }
 
@@ -310,7 +377,11 @@ impl Machine for EmulatedGpu {
 
     fn start(&mut self, step: StepId, head: &[u8]) -> Result<(), ExecError> {
         let index = step.0;
-        let step = self.steps.get(index).ok_or_else(|| failed(format!("no step {index}")))?;
+        let step = self
+            .steps
+            .get(index)
+            .and_then(Option::as_ref)
+            .ok_or_else(|| failed(format!("no step {index}")))?;
         if step.moves != self.moves {
             return Err(failed(format!("step {index} was made ready before a block moved")));
         }
@@ -327,10 +398,40 @@ impl Machine for EmulatedGpu {
         works.into_iter().try_for_each(|i| self.work(&work[i], &kernels)).map_err(failed)
     }
 
-    fn finish(&mut self, fetches: &mut [&mut [u8]]) -> Result<(), ExecError> {
+    fn start_turns(
+        &mut self,
+        step: StepId,
+        turns: usize,
+        lists: Lists,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<(), ExecError> {
+        for replica in 0..lists.replicas {
+            let at = Ptr::new(replica, Block::List, 0);
+            fill(replica, self.memory.bytes_mut(at, lists.bytes).map_err(failed)?);
+        }
+        (0..turns).try_for_each(|_| self.start(step, &[]))
+    }
+
+    fn together(&self, _step: StepId) -> usize {
+        TOGETHER
+    }
+
+    fn forget(&mut self, step: StepId) {
+        self.steps[step.0] = None;
+    }
+
+    fn free(&mut self, replica: usize, block: Block) {
+        self.memory.free(replica, block);
+    }
+
+    fn room(&self) -> Option<usize> {
+        Some(self.most.saturating_sub(self.memory.held()))
+    }
+
+    fn finish(&mut self, from: Block, fetches: &mut [&mut [u8]]) -> Result<(), ExecError> {
         for (replica, bytes) in fetches.iter_mut().enumerate() {
             if !bytes.is_empty() {
-                self.read(Ptr::new(replica, Block::Fetches, 0), bytes)?;
+                self.read(Ptr::new(replica, from, 0), bytes)?;
             }
         }
         Ok(())

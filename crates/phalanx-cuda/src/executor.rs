@@ -1,30 +1,35 @@
 //! The GPU executor: replicas on GPUs, their memory, and the steps made ready for them.
 
+mod turns;
+
+use crate::crew::Crew;
 use crate::cx::Layout;
 use crate::inputs::{INPUT_BYTES, Inputs, MAX_SCALARS};
+use crate::kept::Table;
 use crate::launch::{Block, Ptr};
 use crate::lower::{self, Facts, Replica, Request};
 use crate::machine::{Machine, Plan, StepId};
 use crate::plan::{self, ALIGN, Rooms};
+use crate::stations::{Station, together};
 use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
+use phalanx_graph::kept::{Column, TableId, Turn};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Mesh, Program, share};
 use phalanx_graph::update::SlotInit;
 use phalanx_graph::{ParamId, ParamSpec};
 use std::collections::HashMap;
-use std::ops::Range;
 use std::time::Instant;
 
-/// A GPU and the replicas on it.
-struct Station<M> {
-    machine: M,
-    /// Numbers of its replicas among all.
-    replicas: Range<usize>,
+/// What a step was made ready for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    /// Rows of the batch.
+    rows: usize,
+    /// Under gradient accumulation, whether the sum is applied.
+    accumulate: Option<bool>,
+    /// The samples that its rows are of, where the GPUs keep them.
+    table: Option<TableId>,
 }
-
-/// What a step was made ready for: the rows of the batch; under gradient accumulation, whether the sum
-/// is applied.
-type Key = (usize, Option<bool>);
 
 /// A step made ready, with what it takes to make it ready again.
 struct Ready {
@@ -52,6 +57,9 @@ struct Loaded {
 pub(crate) struct GpuExecutor<M: Machine> {
     mesh: Mesh,
     stations: Vec<Station<M>>,
+    crew: Crew,
+    /// Whether sums are made over stations.
+    joined: bool,
     names: Vec<String>,
     params: Vec<ParamSpec>,
     /// Where each parameter lies, in bytes, and the end of the last.
@@ -66,12 +74,13 @@ pub(crate) struct GpuExecutor<M: Machine> {
     moves: u64,
     times: Times,
     profiling: bool,
-    /// Bytes on their way out, by replica.
-    fetched: Vec<Vec<u8>>,
     /// The program whose next feeds were staged.
     staged: Option<ProgramId>,
     /// The program that was started, and its rows.
     under_way: Option<(ProgramId, usize)>,
+    /// The steps that were started together: their program, and how many.
+    turns: Option<(ProgramId, usize)>,
+    tables: Vec<Option<Table>>,
     began: Instant,
 }
 
@@ -82,17 +91,18 @@ impl<M: Machine> GpuExecutor<M> {
         params: &[ParamSpec],
     ) -> Result<GpuExecutor<M>, ExecError> {
         let names: Vec<String> = machines.iter().flat_map(|(_, names)| names.clone()).collect();
-        let mut first = 0;
-        let stations = machines.into_iter().map(|(machine, names)| {
-            let replicas = first..first + names.len();
-            first = replicas.end;
-            Station { machine, replicas }
-        });
+        let stations = Station::all(machines);
+        let failed = |e: std::io::Error| ExecError::Device {
+            device: names.join(", "),
+            message: format!("a thread cannot be started: {e}"),
+        };
+        let crew = Crew::new(stations.len()).map_err(failed)?;
         let (offsets, flat) = plan::flat(params);
         let mut executor = GpuExecutor {
             mesh: Mesh::new(names.len(), 1),
-            stations: stations.collect(),
-            fetched: vec![vec![]; names.len()],
+            joined: stations.iter().any(|s| s.machine.joined()),
+            stations,
+            crew,
             names,
             params: params.to_vec(),
             offsets,
@@ -106,6 +116,8 @@ impl<M: Machine> GpuExecutor<M> {
             profiling: false,
             staged: None,
             under_way: None,
+            turns: None,
+            tables: vec![],
             began: Instant::now(),
         };
         executor.reserve(Block::Params, flat, "weights")?;
@@ -114,11 +126,10 @@ impl<M: Machine> GpuExecutor<M> {
 
     /// Gives a block of every replica at least so many bytes.
     fn reserve(&mut self, block: Block, bytes: usize, purpose: &str) -> Result<(), ExecError> {
-        for station in &mut self.stations {
-            for local in 0..station.replicas.len() {
-                let moved = station.machine.reserve(local, block, bytes.max(ALIGN), purpose);
-                self.moves += u64::from(moved.map_err(|e| shared(e, station.replicas.len()))?);
-            }
+        let bytes = bytes.max(ALIGN);
+        let moves = self.crew.each(&mut self.stations, |_, s| s.reserve(block, bytes, purpose));
+        for moves in moves {
+            self.moves += moves?;
         }
         Ok(())
     }
@@ -201,19 +212,21 @@ impl<M: Machine> GpuExecutor<M> {
             let mut plans = vec![];
             let mut end = self.scratch;
             for station in 0..self.stations.len() {
-                let replicas = self.rows(station, key.0);
+                let replicas = self.rows(station, key.rows);
                 let loaded = &self.programs[id.0];
                 let (plan, scratch) = lower::lower(&Request {
                     program: &loaded.program,
                     layout: &loaded.layout,
                     facts: &loaded.facts,
                     replicas: &replicas,
-                    rows: key.0,
+                    rows: key.rows,
                     fetches: &loaded.fetches,
-                    accumulate: key.1,
+                    accumulate: key.accumulate,
                     scratch: self.scratch,
+                    from: self.source(loaded, key.table),
+                    joined: self.joined,
                 });
-                tracing::debug!("{} works for {} rows", plan.work.len(), key.0);
+                tracing::debug!("{} works for {} rows", plan.work.len(), key.rows);
                 plans.push(plan);
                 end = end.max(scratch);
             }
@@ -224,20 +237,21 @@ impl<M: Machine> GpuExecutor<M> {
         }
         let ready = self.programs[id.0].steps.get_mut(&key).expect("made above");
         if ready.ids.is_empty() || ready.moves != self.moves {
-            ready.ids.clear();
-            for (station, plan) in self.stations.iter_mut().zip(&ready.plans) {
-                let id = station.machine.prepare(plan.clone());
-                ready.ids.push(id.map_err(|e| shared(e, station.replicas.len()))?);
+            for (station, old) in self.stations.iter_mut().zip(std::mem::take(&mut ready.ids)) {
+                station.machine.forget(old);
             }
-            ready.moves = self.moves;
+            let plans = &ready.plans;
+            let ids = self.crew.each(&mut self.stations, |i, s| s.prepare(plans[i].clone()));
+            let ids = ids.into_iter().collect::<Result<Vec<StepId>, ExecError>>()?;
+            together(&self.crew, &mut self.stations, |i, s| s.machine.capture(ids[i]))?;
+            (ready.ids, ready.moves) = (ids, self.moves);
         }
         Ok(())
     }
 
     /// What changes from step to step besides the feeds.
     fn head(batch: &Batch<'_>) -> Inputs {
-        let mut head = Inputs { seed: batch.seed, step: batch.step, ..Inputs::default() };
-        head.scalars[..batch.scalars.len()].copy_from_slice(batch.scalars);
+        let mut head = Inputs::new(batch.seed, batch.step, batch.scalars);
         if let Some(a) = batch.accumulate {
             head.keep = f32::from(!a.first);
             head.weight = a.weight;
@@ -250,7 +264,7 @@ impl<M: Machine> GpuExecutor<M> {
     fn stage_feeds(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
         let Loaded { program, layout, inputs, .. } = &self.programs[id.0];
         let mesh = self.mesh;
-        for Station { machine, replicas } in &mut self.stations {
+        let staged = self.crew.each(&mut self.stations, |_, Station { machine, replicas, .. }| {
             let mut fill = |local: usize, bytes: &mut [u8]| {
                 let rows = share(0..batch.rows, mesh.devices, replicas.start + local);
                 for ((spec, data), at) in program.feeds.iter().zip(batch.feeds).zip(&layout.feeds) {
@@ -267,9 +281,9 @@ impl<M: Machine> GpuExecutor<M> {
                     bytes[at..at + from.len()].copy_from_slice(from);
                 }
             };
-            machine.stage(replicas.len(), inputs - INPUT_BYTES, &mut fill)?;
-        }
-        Ok(())
+            machine.stage(replicas.len(), inputs - INPUT_BYTES, &mut fill)
+        });
+        staged.into_iter().collect()
     }
 
     /// Takes the fetches of all replicas apart.
@@ -281,7 +295,8 @@ impl<M: Machine> GpuExecutor<M> {
         {
             out.clear();
             let devices = if plan.ty.is_rows() { self.mesh.devices } else { 1 };
-            for (device, bytes) in self.fetched[..devices].iter().enumerate() {
+            let fetched = self.stations.iter().flat_map(|s| &s.fetched);
+            for (device, bytes) in fetched.take(devices).enumerate() {
                 let rows =
                     if plan.ty.is_rows() { self.mesh.device_rows(rows, device).len() } else { 1 };
                 let len = rows * plan.ty.len() * 4;
@@ -304,7 +319,7 @@ impl<M: Machine> GpuExecutor<M> {
         let loaded = &mut self.programs[id.0];
         let ready = &loaded.steps[&key];
         let (works, step) = (&ready.plans[0].work, ready.ids[0]);
-        let Station { machine, replicas } = &mut self.stations[0];
+        let Station { machine, replicas, .. } = &mut self.stations[0];
         let mut kept = vec![];
         for local in 0..replicas.len() {
             for block in &blocks {
@@ -319,18 +334,13 @@ impl<M: Machine> GpuExecutor<M> {
         }
         let mut by_instr = vec![0.0; loaded.program.instrs.len()];
         works.iter().zip(&seconds).for_each(|(work, s)| by_instr[work.instr] += s);
-        loaded.measured = (!seconds.is_empty()).then_some((key.0, by_instr));
+        loaded.measured = (!seconds.is_empty()).then_some((key.rows, by_instr));
         Ok(())
     }
 
-    fn collect(&mut self, id: ProgramId) -> Result<(), ExecError> {
-        let bytes = self.programs[id.0].fetch_bytes;
-        for station in &mut self.stations {
-            let room = &mut self.fetched[station.replicas.clone()];
-            room.iter_mut().for_each(|b| b.resize(bytes, 0));
-            let mut room: Vec<&mut [u8]> = room.iter_mut().map(Vec::as_mut_slice).collect();
-            station.machine.finish(&mut room)?;
-        }
+    /// Waits, and reads so many bytes of a block of every replica.
+    fn collect(&mut self, from: Block, bytes: usize) -> Result<(), ExecError> {
+        together(&self.crew, &mut self.stations, |_, s| s.finish(from, bytes))?;
         Ok(())
     }
 }
@@ -356,7 +366,7 @@ impl<M: Machine> Executor for GpuExecutor<M> {
             self.make_slots(&inits)?;
         }
         let Rooms { layout, inputs, fetches, fetch_bytes, .. } = rooms;
-        let facts = Facts::of(&program, self.mesh.devices == 1);
+        let facts = Facts::of(&program, self.mesh.devices == 1 && !self.joined);
         self.programs.push(Loaded {
             program,
             layout,
@@ -386,7 +396,7 @@ impl<M: Machine> Executor for GpuExecutor<M> {
             self.reserve(Block::Gathered, self.flat, "accumulated gradients")?;
             self.gathers = true;
         }
-        let key = (batch.rows, accumulate);
+        let key = Key { rows: batch.rows, accumulate, table: None };
         self.ready(id, key)?;
         if self.profiling && self.programs[id.0].measured.is_none() {
             self.measure(id, key)?;
@@ -397,16 +407,14 @@ impl<M: Machine> Executor for GpuExecutor<M> {
         }
         let head = Self::head(batch).to_bytes();
         let ids = &self.programs[id.0].steps[&key].ids;
-        for (station, step) in self.stations.iter_mut().zip(ids) {
-            station.machine.start(*step, &head)?;
-        }
+        together(&self.crew, &mut self.stations, |i, s| s.machine.start(ids[i], &head))?;
         self.under_way = Some((id, batch.rows));
         Ok(())
     }
 
     fn finish(&mut self, fetched: &mut Vec<Vec<f32>>) -> Result<(), ExecError> {
         let Some((id, rows)) = self.under_way.take() else { return Ok(()) };
-        self.collect(id)?;
+        self.collect(Block::Fetches, self.programs[id.0].fetch_bytes)?;
         self.take_fetches(id, rows, fetched);
         if self.programs[id.0].program.update.is_some() {
             self.times.compute += self.began.elapsed().as_secs_f64();
@@ -416,6 +424,36 @@ impl<M: Machine> Executor for GpuExecutor<M> {
 
     fn busy(&self) -> bool {
         self.under_way.is_some() && self.stations.iter().any(|s| s.machine.busy())
+    }
+
+    fn keep(&mut self, columns: &[Column<'_>]) -> Result<Option<TableId>, ExecError> {
+        self.keep_columns(columns)
+    }
+
+    fn release(&mut self, table: TableId) {
+        self.release_table(table);
+    }
+
+    fn together(
+        &mut self,
+        program: ProgramId,
+        table: TableId,
+        rows: usize,
+    ) -> Result<usize, ExecError> {
+        self.turns_together(program, table, rows)
+    }
+
+    fn start_turns(
+        &mut self,
+        program: ProgramId,
+        table: TableId,
+        turns: &[Turn<'_>],
+    ) -> Result<(), ExecError> {
+        self.start_on_table(program, table, turns)
+    }
+
+    fn finish_turns(&mut self, fetched: &mut Vec<Vec<Vec<f32>>>) -> Result<(), ExecError> {
+        self.finish_on_table(fetched)
     }
 
     fn param(&self, id: ParamId) -> Vec<f32> {
@@ -489,24 +527,12 @@ impl<M: Machine> Executor for GpuExecutor<M> {
     }
 }
 
-/// Memory that a GPU lacks, as a replica sees it that shares the GPU with others.
-fn shared(error: ExecError, replicas: usize) -> ExecError {
-    match error {
-        ExecError::Memory { wanted, purpose, available } => ExecError::Memory {
-            wanted,
-            purpose,
-            available: available.map(|bytes| bytes / replicas),
-        },
-        other => other,
-    }
-}
-
 /// Numbers whose bytes may be copied as they are.
-trait Plain: Copy {}
+pub(crate) trait Plain: Copy {}
 impl Plain for f32 {}
 impl Plain for i32 {}
 
-fn as_bytes<T: Plain>(values: &[T]) -> &[u8] {
+pub(crate) fn as_bytes<T: Plain>(values: &[T]) -> &[u8] {
     // SAFETY: plain numbers without padding.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }

@@ -1,7 +1,10 @@
 //! A GPU that carries out steps: memory, compiled kernels, library plans, captured graphs.
 
+mod capture;
 mod kernels;
+mod products;
 mod transfers;
+mod turns;
 
 use crate::cublas::{Cublas, GemmPlan};
 use crate::cudnn::{ConvPlan, Cudnn};
@@ -10,9 +13,10 @@ use crate::driver::{
 };
 use crate::launch::{Arg, Block, Launch, Ptr};
 use crate::libs::{self, Lib};
-use crate::machine::{Machine, Plan, StepId};
+use crate::machine::{Lists, Machine, Plan, StepId};
+use crate::nccl::{Link, Sum};
 use crate::schedule::{Placed, schedule};
-use crate::task::{Conv, Task};
+use crate::task::{Conv, Part, Task};
 use crate::{autotune, driver, fallback};
 use cudarc::driver::sys::CUfunction_attribute;
 use kernels::{Function, Kernels, Tables, Texts};
@@ -20,9 +24,13 @@ use phalanx_graph::exec::ExecError;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use transfers::{Head, Staging};
+use turns::Sent;
 
 /// Works that may run side by side.
 const STREAMS: usize = 4;
+
+/// The stream of sums over GPUs, behind the others.
+const SUMS: usize = STREAMS;
 
 /// How often a work follows itself while it is measured.
 const REPEATS: usize = 20;
@@ -33,16 +41,21 @@ const AHEAD: usize = 2;
 /// A task with everything resolved.
 enum Ready {
     Launch { function: Function, grid: [u32; 3], threads: u32, shared: u32, args: Vec<u64> },
-    Gemm { plan: GemmPlan, at: [u64; 3] },
+    Gemm { plan: GemmPlan, at: [u64; 3], key: String },
     Conv { plan: ConvPlan, at: [u64; 3] },
     Clear { at: u64, bytes: usize },
+    Reduce(Vec<Sum>),
 }
 
 /// A step made ready.
 struct Prepared {
-    graph: Graph,
-    /// What the graph's nodes refer to.
+    /// Nothing before it is captured.
+    graph: Option<Graph>,
+    /// Several of them, one behind the other.
+    many: Option<Graph>,
+    /// What the graphs' nodes refer to, and where they run.
     ready: Vec<Vec<Ready>>,
+    placed: Vec<Placed>,
     _tables: DeviceBuffer,
 }
 
@@ -61,7 +74,7 @@ fn working() -> RwLockReadGuard<'static, ()> {
 
 /// One GPU.
 pub(crate) struct Gpu {
-    steps: Vec<Prepared>,
+    steps: Vec<Option<Prepared>>,
     kernels: Kernels,
     cudnn: Option<Cudnn>,
     cublas: Option<Cublas>,
@@ -73,6 +86,7 @@ pub(crate) struct Gpu {
     /// Which of them is filled next.
     next: usize,
     heads: Vec<Head>,
+    sent: Sent,
     /// Passed once everything started is done.
     done: Event,
     fetched: Vec<PinnedBuffer>,
@@ -81,6 +95,8 @@ pub(crate) struct Gpu {
     name: String,
     /// Whether products of 32-bit floats may be rounded for the tensor cores.
     tf32: bool,
+    /// What it adds with other GPUs through.
+    link: Option<Link>,
     /// Dropped last: the rest belongs to it.
     context: Context,
 }
@@ -99,8 +115,8 @@ impl Gpu {
     fn with_context(index: usize, name: String) -> Result<Gpu> {
         let _working = working();
         let context = Context::new(index)?;
-        let streams = (0..STREAMS).map(|_| Stream::new()).collect::<Result<_>>()?;
-        let workspaces = (0..STREAMS).map(|_| DeviceBuffer::default()).collect();
+        let streams = (0..=SUMS).map(|_| Stream::new()).collect::<Result<_>>()?;
+        let workspaces = (0..=SUMS).map(|_| DeviceBuffer::default()).collect();
         let staging = (0..AHEAD).map(|_| Staging::new()).collect::<Result<_>>()?;
         let heads = (0..AHEAD).map(|_| Head::new()).collect::<Result<_>>()?;
         Ok(Gpu {
@@ -114,12 +130,14 @@ impl Gpu {
             staging,
             next: 0,
             heads,
+            sent: Sent::new()?,
             done: Event::new()?,
             fetched: vec![],
             streams,
             copies: Stream::new()?,
             name,
             tf32: std::env::var("PHALANX_TF32").map_or(true, |v| v != "0"),
+            link: None,
             context,
         })
     }
@@ -184,9 +202,17 @@ impl Gpu {
                     self.cublas = Some(Cublas::new()?);
                 }
                 let cublas = self.cublas.as_ref().expect("opened above");
-                Ok(Ready::Gemm { plan: cublas.plan(gemm, bias, self.tf32)?, at })
+                let plan = cublas.plan(gemm, bias, self.tf32)?;
+                Ok(Ready::Gemm { plan, at, key: autotune::gemm_key(gemm, self.tf32) })
             }
             Task::Clear(span) => Ok(Ready::Clear { at: self.address(span.at)?, bytes: span.bytes }),
+            Task::Reduce(parts) => {
+                let sum = |Part { from, to, elem, len }: &Part| {
+                    let (from, to) = (self.address(*from)?, self.address(*to)?);
+                    Ok(Sum { from, to, elem: *elem, len: *len })
+                };
+                parts.iter().map(sum).collect::<Result<_>>().map(Ready::Reduce)
+            }
         }
     }
 
@@ -202,7 +228,7 @@ impl Gpu {
                     function.0, x, y, z, threads, 1, 1, *shared, queue.0, params, none
                 ))
             }
-            Ready::Gemm { plan, at } => {
+            Ready::Gemm { plan, at, .. } => {
                 let cublas = self.cublas.as_ref().expect("opened for the plan");
                 cublas.execute(plan, *at, workspace, queue)
             }
@@ -211,6 +237,10 @@ impl Gpu {
                 cudnn.execute(plan, *at, workspace, queue)
             }
             Ready::Clear { at, bytes } => cu!(cuMemsetD8Async(*at, 0, *bytes, queue.0)),
+            Ready::Reduce(sums) => match &self.link {
+                Some(link) => link.reduce(sums, queue),
+                None => Err(Failure("there is no other GPU to add with".into())),
+            },
         }
     }
 
@@ -224,9 +254,9 @@ impl Gpu {
         for (tasks, place) in ready.iter().zip(placed) {
             for task in tasks {
                 let bytes = match task {
-                    Ready::Gemm { plan, .. } => plan.workspace,
+                    Ready::Gemm { plan, .. } => plan.workspace(),
                     Ready::Conv { plan, .. } => plan.workspace,
-                    Ready::Launch { .. } | Ready::Clear { .. } => 0,
+                    Ready::Launch { .. } | Ready::Clear { .. } | Ready::Reduce(_) => 0,
                 };
                 wanted[place.stream] = bytes.max(wanted[place.stream]);
             }
@@ -308,7 +338,12 @@ impl Gpu {
             let old = std::mem::replace(&mut self.workspaces[0], DeviceBuffer::new(room)?);
             self.retired.push(old);
         }
-        for tasks in &self.steps[step.0].ready {
+        for tasks in &self.prepared(step)?.ready {
+            // The other GPUs are not asked.
+            if matches!(tasks[..], [Ready::Reduce(_)]) {
+                seconds.push(0.0);
+                continue;
+            }
             let repeat = || {
                 let all = (0..REPEATS).flat_map(|_| tasks);
                 all.into_iter().try_for_each(|task| self.issue(task, 0))
@@ -376,6 +411,14 @@ impl Gpu {
 }
 
 impl Machine for Gpu {
+    fn joined(&self) -> bool {
+        self.link.is_some()
+    }
+
+    fn give_up(&mut self) {
+        self.link.iter().for_each(Link::give_up);
+    }
+
     fn reserve(
         &mut self,
         replica: usize,
@@ -395,17 +438,19 @@ impl Machine for Gpu {
     }
 
     fn prepare(&mut self, plan: Plan) -> std::result::Result<StepId, ExecError> {
-        let (ready, tables) = self.resolve(&plan).map_err(|e| self.failed(e))?;
-        let placed = schedule(&plan.work, self.streams.len());
-        let working = working();
+        let (mut ready, tables) = self.resolve(&plan).map_err(|e| self.failed(e))?;
+        self.tune_products(&mut ready).map_err(|e| self.failed(e))?;
+        let placed = schedule(&plan.work, STREAMS);
+        let _working = working();
         self.grow_workspaces(&ready, &placed)?;
-        drop(working);
-        let capturing = capturing();
-        let graph = Graph::capture(&self.streams[0], || self.record(&ready, &placed));
-        drop(capturing);
-        let graph = graph.map_err(|e| self.failed(e))?;
-        self.steps.push(Prepared { graph, ready, _tables: tables.buffer });
+        let _tables = tables.buffer;
+        let prepared = Prepared { graph: None, many: None, ready, placed, _tables };
+        self.steps.push(Some(prepared));
         Ok(StepId(self.steps.len() - 1))
+    }
+
+    fn capture(&mut self, step: StepId) -> std::result::Result<(), ExecError> {
+        self.capture_step(step).map_err(|e| self.failed(e))
     }
 
     fn stage(
@@ -418,19 +463,54 @@ impl Machine for Gpu {
     }
 
     fn start(&mut self, step: StepId, head: &[u8]) -> std::result::Result<(), ExecError> {
-        self.start_step(step, head).map_err(|e| self.failed(e))
+        let ready = self.check_others();
+        ready.and_then(|()| self.start_step(step, head)).map_err(|e| self.failed(e))
+    }
+
+    fn start_turns(
+        &mut self,
+        step: StepId,
+        turns: usize,
+        lists: Lists,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> std::result::Result<(), ExecError> {
+        let ready = self.check_others();
+        let start = |()| self.start_list(step, turns, lists, fill);
+        ready.and_then(start).map_err(|e| self.failed(e))
+    }
+
+    fn together(&self, step: StepId) -> usize {
+        self.prepared(step).map_or(1, Prepared::together)
+    }
+
+    fn forget(&mut self, step: StepId) {
+        self.drop_step(step);
+    }
+
+    fn free(&mut self, replica: usize, block: Block) {
+        self.drop_block(replica, block);
+    }
+
+    fn room(&self) -> Option<usize> {
+        self.context.enter().ok()?;
+        driver::memory().ok().map(|(free, _)| free)
     }
 
     fn busy(&self) -> bool {
-        self.context.enter().is_ok() && !self.done.passed()
+        self.context.enter().is_ok() && matches!(self.done.state(), Ok(false))
     }
 
     fn measure(&mut self, step: StepId) -> std::result::Result<Vec<f64>, ExecError> {
         self.measure_step(step).map_err(|e| self.failed(e))
     }
 
-    fn finish(&mut self, fetches: &mut [&mut [u8]]) -> std::result::Result<(), ExecError> {
-        self.finish_steps(fetches).map_err(|e| self.failed(e))
+    fn finish(
+        &mut self,
+        from: Block,
+        fetches: &mut [&mut [u8]],
+    ) -> std::result::Result<(), ExecError> {
+        let done = self.wait_for_others();
+        done.and_then(|()| self.finish_steps(from, fetches)).map_err(|e| self.failed(e))
     }
 }
 
@@ -440,6 +520,7 @@ impl Drop for Gpu {
         self.context.enter().ok();
         // Freed here, while nobody captures.
         self.steps.clear();
+        self.link = None;
         self.kernels.clear();
         (self.cudnn, self.cublas) = (None, None);
         self.blocks.clear();
@@ -447,6 +528,7 @@ impl Drop for Gpu {
         self.retired.clear();
         self.staging.clear();
         self.heads.clear();
+        self.sent.clear();
         self.fetched.clear();
         self.streams.clear();
     }

@@ -24,6 +24,13 @@ pub(crate) struct Inputs {
 }
 
 impl Inputs {
+    /// Of a step that gathers no gradients.
+    pub fn new(seed: u64, step: u64, scalars: &[f32]) -> Inputs {
+        let mut inputs = Inputs { seed, step, ..Inputs::default() };
+        inputs.scalars[..scalars.len()].copy_from_slice(scalars);
+        inputs
+    }
+
     pub fn to_bytes(self) -> [u8; size_of::<Inputs>()] {
         // SAFETY: numbers alone, and no padding between them.
         unsafe { std::mem::transmute(self) }

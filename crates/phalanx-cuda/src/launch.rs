@@ -24,6 +24,13 @@ pub(crate) enum Block {
     Scratch,
     /// Values on their way to the host.
     Fetches,
+    /// A column of samples that the GPU keeps, by number, or what is taken from its rows; the first
+    /// replica's serves all.
+    Kept(usize),
+    /// What steps that are started together are told, one after the other: [`crate::kept`].
+    List,
+    /// What such steps fetched.
+    Results,
 }
 
 /// An address inside a block, in bytes.

@@ -84,6 +84,14 @@ pub struct Found {
     pub path: PathBuf,
     /// As it says itself.
     pub version: Version,
+    handle: Library,
+}
+
+impl Found {
+    /// Where a function lies.
+    pub(crate) fn address(&self, name: &str) -> Option<usize> {
+        address(&self.handle, name)
+    }
 }
 
 /// A library that is not there, or not usable.
@@ -130,9 +138,8 @@ fn open(lib: Lib) -> Result<Found, Missing> {
         match check(lib, &handle) {
             Ok(version) => {
                 let path = file_of(lib, &handle).unwrap_or(path);
-                // It stays open for as long as the process lives.
-                std::mem::forget(handle);
-                return Ok(Found { lib, path, version });
+                // It stays open for as long as the process lives, as what is found does.
+                return Ok(Found { lib, path, version, handle });
             }
             Err(what) => {
                 let path = file_of(lib, &handle).unwrap_or(path);

@@ -17,8 +17,24 @@ pub(crate) struct Plan {
     pub tapes: String,
 }
 
+/// The lists of a GPU's replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lists {
+    pub replicas: usize,
+    /// Of each.
+    pub bytes: usize,
+}
+
 /// One GPU with the memory of every replica on it.
 pub(crate) trait Machine: Send {
+    /// Whether it adds with other machines, or would if there were any.
+    fn joined(&self) -> bool {
+        false
+    }
+
+    /// Has nobody wait for this machine any more: what all do together fails from now on.
+    fn give_up(&mut self) {}
+
     /// Gives a block at least so many bytes. New bytes are zero; those that were there survive.
     /// Steps made ready before must be made ready again if `true` comes back: the block has moved.
     fn reserve(
@@ -38,6 +54,12 @@ pub(crate) trait Machine: Send {
     /// Compiles a step's kernels and chooses its plans.
     fn prepare(&mut self, plan: Plan) -> Result<StepId, ExecError>;
 
+    /// Makes a prepared step ready to be started. All machines that add with each other do this at the
+    /// same time.
+    fn capture(&mut self, _step: StepId) -> Result<(), ExecError> {
+        Ok(())
+    }
+
     /// Takes the feeds of the next step, while others may be under way: `fill` writes `bytes` of each
     /// replica, which follow the head.
     fn stage(
@@ -50,6 +72,27 @@ pub(crate) trait Machine: Send {
     /// Starts a step behind whatever was started before, with this head and the feeds staged last.
     fn start(&mut self, step: StepId, head: &[u8]) -> Result<(), ExecError>;
 
+    /// Writes each replica's list of turns with `fill`, and starts a step for each of them.
+    fn start_turns(
+        &mut self,
+        step: StepId,
+        turns: usize,
+        lists: Lists,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<(), ExecError>;
+
+    /// How many turns of a step are best started together.
+    fn together(&self, step: StepId) -> usize;
+
+    /// Forgets a step, once everything started is done.
+    fn forget(&mut self, step: StepId);
+
+    /// Frees a block that no step uses any more, once everything started is done.
+    fn free(&mut self, replica: usize, block: Block);
+
+    /// Bytes that are still to be had, where that is known.
+    fn room(&self) -> Option<usize>;
+
     /// Whether what was started is still under way.
     fn busy(&self) -> bool {
         false
@@ -61,6 +104,6 @@ pub(crate) trait Machine: Send {
         Ok(vec![])
     }
 
-    /// Waits for everything started and reads each replica's fetches from the start of their block.
-    fn finish(&mut self, fetches: &mut [&mut [u8]]) -> Result<(), ExecError>;
+    /// Waits for everything started and reads what each replica has at the start of a block.
+    fn finish(&mut self, from: Block, fetches: &mut [&mut [u8]]) -> Result<(), ExecError>;
 }

@@ -16,6 +16,7 @@ pub(crate) const FILES: &[(&str, &str)] = &[
     ("collective", include_str!("kernels/collective.cu")),
     ("conv", include_str!("kernels/conv.cu")),
     ("index", include_str!("kernels/index.cu")),
+    ("kept", include_str!("kernels/kept.cu")),
     ("layout", include_str!("kernels/layout.cu")),
     ("norm", include_str!("kernels/norm.cu")),
     ("pool", include_str!("kernels/pool.cu")),

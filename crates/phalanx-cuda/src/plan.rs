@@ -99,6 +99,8 @@ impl Rooms {
             fetches: &self.fetches,
             accumulate: None,
             scratch: 0,
+            joined: false,
+            from: None,
         })
     }
 }

@@ -13,15 +13,17 @@ pub(crate) struct Placed {
 }
 
 /// Spreads works over `streams` in their order. A work goes on in the stream of the last one it must
-/// wait for, if nothing came behind that; else in the stream that has been idle longest.
+/// wait for, if nothing came behind that; else in the stream that has been idle longest. Sums over GPUs
+/// have one more stream to themselves, so that nothing but their readers waits for them.
 pub(crate) fn schedule(works: &[Work], streams: usize) -> Vec<Placed> {
     let mut placed: Vec<Placed> = Vec::with_capacity(works.len());
     // For each stream the last work, and up to which work of every stream it has waited.
-    let mut last: Vec<Option<usize>> = vec![None; streams];
-    let mut known: Vec<Vec<Option<usize>>> = vec![vec![None; streams]; streams];
+    let all = streams + 1;
+    let mut last: Vec<Option<usize>> = vec![None; all];
+    let mut known: Vec<Vec<Option<usize>>> = vec![vec![None; all]; all];
     let mut seen: Vec<Vec<Option<usize>>> = Vec::with_capacity(works.len());
     for (i, work) in works.iter().enumerate() {
-        let mut needed: Vec<Option<usize>> = vec![None; streams];
+        let mut needed: Vec<Option<usize>> = vec![None; all];
         for j in 0..i {
             if work.follows(&works[j]) {
                 let slot = &mut needed[placed[j].stream];
@@ -31,10 +33,10 @@ pub(crate) fn schedule(works: &[Work], streams: usize) -> Vec<Placed> {
         let behind = (0..streams).filter(|s| last[*s].is_some() && needed[*s] == last[*s]);
         let newest = behind.max_by_key(|s| last[*s]);
         let idle = || (0..streams).min_by_key(|s| last[*s]).unwrap_or(0);
-        let stream = newest.unwrap_or_else(idle);
+        let stream = if work.reduces() { streams } else { newest.unwrap_or_else(idle) };
         let mut now = known[stream].clone();
         let mut waits = vec![];
-        for s in (0..streams).filter(|s| *s != stream) {
+        for s in (0..all).filter(|s| *s != stream) {
             let Some(j) = needed[s].filter(|j| Some(*j) > now[s]) else { continue };
             waits.push(j);
             for (mine, theirs) in now.iter_mut().zip(&seen[j]) {
@@ -59,7 +61,8 @@ pub(crate) fn schedule(works: &[Work], streams: usize) -> Vec<Placed> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::launch::{Block, Ptr, Span};
+    use crate::launch::{Block, Elem, Ptr, Span};
+    use crate::task::Part;
 
     fn work(reads: &[usize], writes: &[usize]) -> Work {
         let spans = |v: &[usize]| {
@@ -77,6 +80,32 @@ mod tests {
         assert_eq!((placed[2].stream, &placed[2].waits[..]), (1, &[0][..]));
         assert_eq!((placed[3].stream, &placed[3].waits[..]), (1, &[1][..]));
         assert!(placed[0].awaited && placed[1].awaited && !placed[3].awaited);
+    }
+
+    #[test]
+    fn backward_goes_on_while_gradients_are_added_over_gpus() {
+        let gradient = |at: usize| {
+            let at = Ptr::new(0, Block::Gradients, at);
+            let part = Part { from: at, to: at, elem: Elem::F32, len: 2 };
+            Work::reduce("gradients".into(), 0, vec![part])
+        };
+        let makes = |reads: &[usize], at: usize| {
+            let writes = vec![Span::whole(Ptr::new(0, Block::Gradients, at), 8)];
+            Work { writes, ..work(reads, &[]) }
+        };
+        // Two layers: derivative, gradient, its sum; then the update.
+        let mut works = vec![work(&[], &[0]), makes(&[0], 0), gradient(0)];
+        works.extend([work(&[0], &[8]), makes(&[8], 8), gradient(8)]);
+        let all = vec![Span::whole(Ptr::new(0, Block::Gradients, 0), 16)];
+        works.push(Work { reads: all, ..work(&[], &[]) });
+        let placed = schedule(&works, 2);
+        let streams: Vec<usize> = placed.iter().map(|p| p.stream).collect();
+        assert_eq!((streams[2], streams[5]), (2, 2));
+        assert!([0, 1, 3, 4, 6].iter().all(|i| streams[*i] < 2), "{streams:?}");
+        assert_eq!((&placed[2].waits[..], &placed[5].waits[..]), (&[1][..], &[4][..]));
+        let waits = |i: usize| placed[i].waits.contains(&2) || placed[i].waits.contains(&5);
+        assert!(!waits(3) && !waits(4), "{placed:?}");
+        assert_eq!(placed[6].waits, [5], "the last sum stands for both");
     }
 
     #[test]

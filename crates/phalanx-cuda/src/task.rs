@@ -62,6 +62,25 @@ pub(crate) struct Conv {
     pub y: Images,
 }
 
+/// A part of a sum over GPUs: everybody's `to` becomes the sum of everybody's `from`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Part {
+    pub from: Ptr,
+    pub to: Ptr,
+    pub elem: Elem,
+    pub len: usize,
+}
+
+impl Part {
+    pub fn reads(&self) -> Span {
+        Span::whole(self.from, self.len * self.elem.bytes())
+    }
+
+    pub fn writes(&self) -> Span {
+        Span::whole(self.to, self.len * self.elem.bytes())
+    }
+}
+
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Task {
@@ -70,6 +89,8 @@ pub(crate) enum Task {
     Conv(Conv),
     /// Fills bytes with zero.
     Clear(Span),
+    /// Adds over GPUs. All of them do this together, with parts of the same types and lengths.
+    Reduce(Vec<Part>),
 }
 
 /// Tasks that follow one another, with everything they touch.
@@ -85,10 +106,23 @@ pub(crate) struct Work {
 }
 
 impl Work {
+    /// A sum over GPUs.
+    pub fn reduce(label: String, instr: usize, parts: Vec<Part>) -> Work {
+        let reads = parts.iter().map(Part::reads).collect();
+        let writes = parts.iter().map(Part::writes).collect();
+        Work { label, instr, tasks: vec![Task::Reduce(parts)], reads, writes }
+    }
+
+    /// Whether this is a sum over GPUs. Those of a step keep their order.
+    pub fn reduces(&self) -> bool {
+        self.tasks.iter().any(|task| matches!(task, Task::Reduce(_)))
+    }
+
     /// Whether this must wait for an earlier one.
     pub fn follows(&self, earlier: &Work) -> bool {
         let meet = |a: &[Span], b: &[Span]| a.iter().any(|x| b.iter().any(|y| x.overlaps(y)));
-        meet(&self.reads, &earlier.writes)
+        self.reduces() && earlier.reduces()
+            || meet(&self.reads, &earlier.writes)
             || meet(&self.writes, &earlier.reads)
             || meet(&self.writes, &earlier.writes)
     }

@@ -4,7 +4,9 @@
 
 use phalanx_cuda::GpuPlace;
 use phalanx_graph::exec::Executor;
-use phalanx_graph::{Mesh, ParamSpec};
+use phalanx_graph::{Mesh, ParamSpec, Scope, Step};
+use phalanx_testing::networks::{adam, cnn, mlp, momentum};
+use phalanx_testing::train::bits;
 use phalanx_testing::{Lab, Tolerances};
 
 struct Gpu;
@@ -19,6 +21,14 @@ fn lab() -> Option<Gpu> {
     None
 }
 
+fn tolerances() -> Tolerances {
+    match std::env::var("PHALANX_TF32").as_deref() {
+        Ok("0") => Tolerances::default(),
+        // Ten bits of mantissa.
+        _ => Tolerances { op: 3e-3, training: 5e-2, graph: 1e-2 },
+    }
+}
+
 impl Lab for Gpu {
     fn meshes(&self) -> Vec<Mesh> {
         vec![Mesh::new(1, 1), Mesh::new(2, 1), Mesh::new(3, 1)]
@@ -31,11 +41,7 @@ impl Lab for Gpu {
     }
 
     fn tolerances(&self) -> Tolerances {
-        match std::env::var("PHALANX_TF32").as_deref() {
-            Ok("0") => Tolerances::default(),
-            // Ten bits of mantissa.
-            _ => Tolerances { op: 3e-3, training: 5e-2, graph: 1e-2 },
-        }
+        tolerances()
     }
 
     fn random_graphs(&self) -> u32 {
@@ -44,3 +50,93 @@ impl Lab for Gpu {
 }
 
 phalanx_testing::executor_tests!(crate::lab());
+
+fn networks() -> [Step; 3] {
+    [
+        mlp(&[37, 29, 33, 5], adam(None), (1e-3, 1e-2)),
+        cnn(Scope::All, true, momentum(None), (0.0, 1e-3)),
+        cnn(Scope::Device, false, momentum(None), (0.0, 0.0)),
+    ]
+}
+
+fn place(index: usize) -> GpuPlace {
+    GpuPlace { index, part: None }
+}
+
+/// Why there is no NCCL, if so.
+fn no_nccl() -> bool {
+    let missing = phalanx_cuda::libs::find(phalanx_cuda::libs::Lib::Nccl).err();
+    missing.iter().for_each(|missing| eprintln!("skipped: {missing}"));
+    missing.is_some()
+}
+
+#[test]
+fn nccl_with_one_rank_gives_the_bits_of_no_nccl() {
+    if lab().is_none() || no_nccl() {
+        return;
+    }
+    for step in networks() {
+        let params = step.graph.params();
+        let plain = phalanx_cuda::executor(&[place(0)], params).expect("starts");
+        let joined = phalanx_cuda::joined_executor(&[place(0)], params).expect("starts");
+        assert!(bits(plain, &step) == bits(joined, &step), "{}", step.name);
+    }
+}
+
+#[test]
+fn replicas_on_a_gpu_are_added_before_nccl() {
+    if lab().is_none() || no_nccl() {
+        return;
+    }
+    let parts = [0, 1].map(|part| GpuPlace { index: 0, part: Some(part) });
+    for step in networks() {
+        let params = step.graph.params();
+        let plain = phalanx_cuda::executor(&parts, params).expect("starts");
+        let joined = phalanx_cuda::joined_executor(&parts, params).expect("starts");
+        assert!(bits(plain, &step) == bits(joined, &step), "{}", step.name);
+    }
+}
+
+/// All GPUs of a machine that has several.
+mod several {
+    use super::*;
+
+    struct Gpus(usize);
+
+    fn lab() -> Option<Gpus> {
+        let count = phalanx_cuda::gpus().map_or(0, <[_]>::len);
+        if count < 2 {
+            eprintln!("skipped: {count} GPUs");
+        }
+        (count > 1 && !no_nccl()).then_some(Gpus(count))
+    }
+
+    impl Lab for Gpus {
+        /// With all GPUs, and with two replicas on each of two.
+        fn meshes(&self) -> Vec<Mesh> {
+            let mut devices = vec![2, 4, self.0];
+            devices.sort_unstable();
+            devices.dedup();
+            devices.into_iter().map(|devices| Mesh::new(devices, 1)).collect()
+        }
+
+        fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
+            let place = |i: usize| match mesh.devices <= self.0 {
+                true => place(i),
+                false => GpuPlace { index: i / 2, part: Some(i % 2) },
+            };
+            let places: Vec<GpuPlace> = (0..mesh.devices).map(place).collect();
+            phalanx_cuda::executor(&places, params).expect("starts")
+        }
+
+        fn tolerances(&self) -> Tolerances {
+            super::tolerances()
+        }
+
+        fn random_graphs(&self) -> u32 {
+            20
+        }
+    }
+
+    phalanx_testing::executor_tests!(super::lab());
+}

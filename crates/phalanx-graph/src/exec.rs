@@ -1,6 +1,7 @@
 //! What an executor does, whatever it runs on.
 
 use crate::graph::{ParamId, ParamSpec};
+use crate::kept::{Column, TableId, Turn};
 use crate::peers::{PeerError, Share};
 use crate::profile::Profile;
 use crate::program::{Mesh, Program};
@@ -180,6 +181,43 @@ pub trait Executor: Send {
     ) -> Result<(), ExecError> {
         self.start(program, batch)?;
         self.finish(fetched)
+    }
+
+    /// Keeps samples on every device, one column for each feed that is rows; steps may then be handed
+    /// rows by number. Nothing where devices keep none, or have no room to spare.
+    fn keep(&mut self, _columns: &[Column<'_>]) -> Result<Option<TableId>, ExecError> {
+        Ok(None)
+    }
+
+    /// Lets go of samples that were kept.
+    fn release(&mut self, _table: TableId) {}
+
+    /// How many steps on full batches of a table are best started together.
+    fn together(
+        &mut self,
+        _program: ProgramId,
+        _table: TableId,
+        _rows: usize,
+    ) -> Result<usize, ExecError> {
+        Ok(1)
+    }
+
+    /// Starts steps on rows of a table, one behind the other, as [`start`](Executor::start) does one.
+    fn start_turns(
+        &mut self,
+        program: ProgramId,
+        table: TableId,
+        _turns: &[Turn<'_>],
+    ) -> Result<(), ExecError> {
+        let reason = format!("this executor keeps no samples, so there is no table {}", table.0);
+        Err(ExecError::Program { name: format!("#{}", program.0), reason })
+    }
+
+    /// Waits for the steps that were started together; what each fetched, as
+    /// [`finish`](Executor::finish) hands it over.
+    fn finish_turns(&mut self, fetched: &mut Vec<Vec<Vec<f32>>>) -> Result<(), ExecError> {
+        fetched.clear();
+        Ok(())
     }
 
     /// Reads a parameter.

@@ -9,6 +9,8 @@ mod error;
 pub mod exec;
 mod geometry;
 mod graph;
+pub mod kept;
+pub mod loss_scale;
 mod lower;
 pub mod ops;
 pub mod passes;

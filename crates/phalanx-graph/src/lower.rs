@@ -325,6 +325,12 @@ fn reads_trained(step: &Step, views: &[View], draft: &Draft) -> bool {
     }
 }
 
+/// Whether a node is the loss scale, which is fetched as the update leaves it.
+fn is_scale(step: &Step, node: NodeId) -> bool {
+    let state = step.loss_scale.map(|s| Op::Param { id: s.state });
+    state.is_some_and(|state| step.graph.node(node).op == state)
+}
+
 fn order(
     step: &Step,
     live: &[bool],
@@ -363,7 +369,9 @@ fn order(
     for id in g.ids().filter(|id| tail[id.index()]) {
         e.node(id);
     }
-    for (index, f) in step.fetches.iter().enumerate() {
+    let fetches = step.fetches.iter().enumerate();
+    let (late, early): (Vec<_>, Vec<_>) = fetches.partition(|(_, f)| is_scale(step, f.node));
+    for (index, f) in early {
         e.drafts.push(Draft::Fetch { index, node: f.node });
     }
     if !slices.gradients.is_empty() && g.ids().any(|id| tail[id.index()] && g.ty(id).is_rows()) {
@@ -380,6 +388,9 @@ fn order(
             e.barrier(Scope::Device);
         }
         e.drafts.push(Draft::Update);
+    }
+    for (index, f) in late {
+        e.drafts.push(Draft::Fetch { index, node: f.node });
     }
     if !step.assigns.is_empty() {
         // Others may still be reading the old values.

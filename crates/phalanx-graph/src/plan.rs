@@ -18,6 +18,9 @@ const ALIGN: usize = 64;
 /// Gradients are reduced in buckets of about this many bytes.
 const BUCKET_BYTES: usize = 4 << 20;
 
+/// Bytes that stay in a GPU's cache: sharing places would save nothing.
+const SMALL: usize = 16 << 20;
+
 /// A buffer's life in instruction indices, and its size.
 #[derive(Clone, Copy, Debug)]
 struct Life {
@@ -107,7 +110,7 @@ fn update_plan(
             (start, bytes) = (i + 1, 0);
         }
     }
-    Some(UpdatePlan { rule, gradients, buckets })
+    Some(UpdatePlan { rule, gradients, buckets, loss_scale: step.loss_scale })
 }
 
 struct Planner<'a> {
@@ -189,8 +192,14 @@ impl<'a> Planner<'a> {
         life.end = at;
     }
 
-    /// Leaves the places of dead values alone for a while.
+    /// Leaves the places of dead values alone for a while; to the end where all values together are
+    /// small.
     fn rest(&mut self, instructions: usize) {
+        let all: usize = self.life.iter().flatten().map(|life| life.bytes).sum();
+        let instructions = match instructions > 0 && all <= SMALL {
+            true => self.lowered.drafts.len(),
+            false => instructions,
+        };
         self.life.iter_mut().flatten().for_each(|life| life.end += instructions);
     }
 

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::graph::{FeedId, FeedSpec, ParamId, ParamSpec};
+use crate::loss_scale::LossScale;
 use crate::ops::Op;
 use crate::passes;
 use crate::step::Step;
@@ -120,6 +121,8 @@ pub enum Policy {
     Float32,
     /// 16 bits with the range of 32-bit floats: Keras' `mixed_bfloat16`.
     MixedBfloat16,
+    /// 16-bit floats of IEEE 754, and gradients of a scaled loss: Keras' `mixed_float16`.
+    MixedFloat16,
 }
 
 impl Policy {
@@ -128,6 +131,7 @@ impl Policy {
         match self {
             Policy::Float32 => None,
             Policy::MixedBfloat16 => Some(DType::Bf16),
+            Policy::MixedFloat16 => Some(DType::F16),
         }
     }
 }
@@ -333,6 +337,8 @@ pub struct UpdatePlan {
     pub gradients: Vec<GradientPlan>,
     /// Ranges of `gradients` that are reduced together.
     pub buckets: Vec<std::ops::Range<usize>>,
+    /// How the gradients are scaled, where they are.
+    pub loss_scale: Option<LossScale>,
 }
 
 /// A value the host reads.
@@ -532,6 +538,10 @@ impl Program {
                 })
                 .collect();
             writeln!(f, "  reduce bucket {i} ({count} elements): {}", names.join(", "))?;
+        }
+        if let Some(scaling) = update.loss_scale {
+            let name = &self.params[scaling.state.index()].name;
+            writeln!(f, "  unscale by \"{name}\", skip unless finite")?;
         }
         writeln!(f, "  update {} {{{}}}", update.rule.name, update.rule.tape)
     }

@@ -2,6 +2,7 @@
 
 use crate::error::{GraphError, Result};
 use crate::graph::{Graph, NodeId, ParamId};
+use crate::loss_scale::LossScale;
 use crate::types::Space;
 use crate::update::UpdateRule;
 use std::fmt;
@@ -50,6 +51,8 @@ pub struct Step {
     pub gradients: Vec<Gradient>,
     /// The optimizer's rule; `None` outside training.
     pub update: Option<UpdateRule>,
+    /// How the loss that the gradients belong to is scaled, where it is.
+    pub loss_scale: Option<LossScale>,
 }
 
 impl Step {
@@ -62,6 +65,7 @@ impl Step {
             assigns: vec![],
             gradients: vec![],
             update: None,
+            loss_scale: None,
         }
     }
 
@@ -138,6 +142,9 @@ impl fmt::Display for Step {
                 Some(node) => writeln!(f, "gradient \"{name}\" %{}", node.0)?,
                 None => writeln!(f, "gradient \"{name}\" none")?,
             }
+        }
+        if let Some(scaling) = self.loss_scale {
+            writeln!(f, "loss scale grows every {} steps", scaling.growth_steps)?;
         }
         match &self.update {
             Some(rule) => writeln!(f, "update {} {{{}}}", rule.name, rule.tape),

@@ -4,11 +4,11 @@
 
 mod networks;
 
-use networks::{adam, cnn, mlp, momentum, odd, wide};
+use networks::{adam, cnn, mlp, momentum, odd, scaled_cnn, scaled_mlp, wide};
 use phalanx_graph::autodiff::gradients;
 use phalanx_graph::ops::{BatchNormAttrs, Binary, Epilogue, Instr as TapeInstr, Unary};
 use phalanx_graph::passes::{fuse_elementwise, fuse_epilogues, optimize, simplify};
-use phalanx_graph::program::{Instr, Place};
+use phalanx_graph::program::{Instr, Place, Policy};
 use phalanx_graph::{
     ConvGeom, Fetch, Gradient, Graph, Mesh, NodeId, Op, Options, Padding, Program, Scope, Step,
     Type,
@@ -447,4 +447,35 @@ fn printed_cnn() {
     let step = cnn(Scope::Device, true, adam(None), (0.0, 0.0));
     snapshot("cnn_step.txt", &step.to_string());
     snapshot("cnn_program.txt", &compile(step, Mesh::new(2, 2), 8).to_string());
+}
+
+#[test]
+fn the_loss_scale_is_read_before_the_update_and_fetched_behind_it() {
+    for step in [
+        scaled_mlp(&[6, 8, 5], momentum(None), (0.0, 0.0), 2000),
+        scaled_cnn(Scope::Device, momentum(None), (0.0, 0.0), 2000),
+    ] {
+        let state = step.loss_scale.expect("scaled").state;
+        for (mesh, policy) in [(TWO, Policy::Float32), (ONE, Policy::MixedFloat16)] {
+            let options = Options { policy, ..Options::new(mesh, 8) };
+            let program = Program::compile(step.clone(), options).expect("compiles");
+            let reads = |i: &Instr| match i {
+                Instr::Compute { inputs, .. } => {
+                    inputs.iter().any(|x| program.value(*x).place == Place::Param(state))
+                }
+                _ => false,
+            };
+            let at = |wanted: &dyn Fn(&Instr) -> bool| program.instrs.iter().position(wanted);
+            let update = at(&|i| *i == Instr::Update).expect("an update");
+            assert!(at(&reads).expect("a reader") < update, "{program}");
+            let fetched = |i: &Instr| match i {
+                Instr::Fetch { value, .. } => program.value(*value).place == Place::Param(state),
+                _ => false,
+            };
+            assert!(at(&fetched).expect("fetched") > update, "{program}");
+            assert_eq!(program.update.as_ref().and_then(|u| u.loss_scale), step.loss_scale);
+            let half = program.to_string().contains("rows f16[");
+            assert_eq!(half, policy == Policy::MixedFloat16, "{program}");
+        }
+    }
 }

@@ -66,7 +66,8 @@ macro_rules! executor_tests {
                 weights_are_fetched_before_the_update slots_start_as_the_rule_says;
             train:
                 mlp_with_partial_gradients mlp_with_sliced_gradients mlp_with_adam kernels_in_slices
-                gradients_are_clipped gradients_are_accumulated cnn_with_shared_statistics
+                gradients_are_clipped gradients_are_accumulated a_scaled_loss
+                a_scaled_loss_leaves_sums_alone_where_it_overflows cnn_with_shared_statistics
                 cnn_with_statistics_of_each_replica fewer_rows_than_workers unusual_gradients
                 a_step_without_rows_moves_by_the_penalty_alone
                 a_weight_may_move_by_its_penalty_alone;

@@ -16,6 +16,9 @@ pub struct Minibatch {
     pub accumulate: Option<Accumulate>,
 }
 
+/// The first scale of a loss that is scaled.
+pub const SCALE: f64 = 1024.0;
+
 /// The seed of every run.
 pub const SEED: u64 = 77;
 
@@ -36,6 +39,9 @@ impl Numbers {
     pub fn params(&mut self, step: &Step) -> Vec<Value> {
         let specs = step.graph.params();
         let mut one = |spec: &phalanx_graph::ParamSpec| {
+            if spec.name == "loss_scale" {
+                return Value::float(spec.dims.clone(), vec![SCALE, 0.0, 1.0]);
+            }
             let (lo, hi) = if spec.name.ends_with("gamma") { (0.5, 1.5) } else { (-0.4, 0.4) };
             Value::float(spec.dims.clone(), self.floats(spec.len(), lo, hi))
         };
@@ -117,6 +123,18 @@ impl<'a> Simulation<'a> {
         whole
     }
 
+    /// Divides gradients of a scaled loss again and turns its scale; whether they are to be applied.
+    fn unscale(&mut self, gradients: &mut [(usize, Vec<f64>)]) -> bool {
+        let Some(scaling) = self.step.loss_scale else { return true };
+        let finite = gradients.iter().flat_map(|(_, g)| g).all(|v| (*v as f32).is_finite());
+        let state = self.params[scaling.state.index()].floats_mut();
+        let scale = state[0];
+        let next = scaling.next([state[0] as f32, state[1] as f32, state[2] as f32], finite);
+        state.iter_mut().zip(next).for_each(|(s, n)| *s = f64::from(n));
+        gradients.iter_mut().flat_map(|(_, g)| g).for_each(|v| *v /= scale);
+        finite
+    }
+
     /// Runs a step; returns the rows it fetches.
     pub fn run(&mut self, batch: &Minibatch) -> Vec<f64> {
         let step = self.step;
@@ -125,6 +143,7 @@ impl<'a> Simulation<'a> {
         let fetched = self.whole(&[fetch.expect("predictions").node], batch).remove(0);
         let assigned: Vec<NodeId> = step.assigns.iter().map(|(_, n)| *n).collect();
         let assigned = self.whole(&assigned, batch);
+        let scale = step.loss_scale.map_or(1.0, |s| self.params[s.state.index()].floats()[0]);
         let mut gradients: Vec<(usize, Vec<f64>)> = vec![];
         for g in &step.gradients {
             let p = g.param.index();
@@ -134,17 +153,20 @@ impl<'a> Simulation<'a> {
             };
             for (s, w) in sum.iter_mut().zip(self.params[p].floats()) {
                 let sign = if *w == 0.0 { 0.0 } else { w.signum() };
-                *s += f64::from(g.l1) * sign + 2.0 * f64::from(g.l2) * w;
+                *s += scale * (f64::from(g.l1) * sign + 2.0 * f64::from(g.l2) * w);
             }
-            if let Some(a) = batch.accumulate {
-                for (total, s) in self.sums[p].iter_mut().zip(&mut sum) {
+            gradients.push((p, sum));
+        }
+        let finite = self.unscale(&mut gradients);
+        if let Some(a) = batch.accumulate.filter(|_| finite) {
+            for (p, sum) in &mut gradients {
+                for (total, s) in self.sums[*p].iter_mut().zip(sum) {
                     *total = if a.first { 0.0 } else { *total } + f64::from(a.weight) * *s;
                     *s = *total * f64::from(a.apply.unwrap_or(0.0));
                 }
             }
-            gradients.push((p, sum));
         }
-        if batch.accumulate.is_none_or(|a| a.apply.is_some()) {
+        if finite && batch.accumulate.is_none_or(|a| a.apply.is_some()) {
             clip(rule.clip, &mut gradients);
             for (p, gradient) in &gradients {
                 let scalars: Vec<[f64; 1]> =

@@ -2,7 +2,7 @@
 
 use crate::Lab;
 use crate::harness::*;
-use crate::networks::{adam, cnn, mlp, momentum, odd, wide};
+use crate::networks::{adam, cnn, mlp, momentum, odd, scaled_cnn, scaled_mlp, wide};
 use crate::simulate::{Minibatch, Numbers, SEED, Simulation};
 use phalanx_graph::exec::{Accumulate, Batch, Executor};
 use phalanx_graph::update::Clip;
@@ -42,6 +42,9 @@ fn execute(
         };
         e.run(id, &batch, &mut fetched).expect("runs");
         rows.push(fetched[1].clone());
+        if let Some(scaling) = step.loss_scale {
+            assert_eq!(fetched[2], e.param(scaling.state), "fetched behind the update");
+        }
         e.check_mirrored().expect("mirrored");
     }
     (state(&*e, step), rows)
@@ -82,11 +85,46 @@ fn check_on(
         let name = format!("{} (slot {})", specs[i % specs.len()].name, i / specs.len());
         assert_close(&what(&name), got, want, lab.tolerances().training);
     }
+    if let Some(scaling) = step.loss_scale {
+        let at = scaling.state.index();
+        let want: Vec<f32> = simulation.params[at].floats().iter().map(|v| *v as f32).collect();
+        assert_eq!(got[at], want, "{}", what("loss scale"));
+    }
     let again = execute(lab, step, mesh, max, batches);
     let bits = |s: &State| -> Vec<Vec<u32>> {
         s.iter().map(|v| v.iter().map(|x| x.to_bits()).collect()).collect()
     };
     assert_eq!(bits(&got), bits(&again.0), "{}", what("the same run twice"));
+}
+
+/// The bits of what a few steps fetch and leave, some of them accumulated, some with fewer rows than
+/// devices.
+pub fn bits(mut e: Box<dyn Executor>, step: &Step) -> Vec<Vec<u32>> {
+    set_params(&mut *e, &Numbers::new(0).params(step));
+    let id = e.load(compile(step, e.mesh(), 9)).expect("loads");
+    let part = |first, apply| Some(Accumulate { first, weight: 4.0, apply });
+    let mut batches = batches(step, &[9, 2, 4, 1, 0, 9]);
+    batches[2].accumulate = part(true, None);
+    batches[3].accumulate = part(false, Some(0.2));
+    let mut out = vec![];
+    for b in &batches {
+        let elements = elements(&b.feeds);
+        let batch = Batch {
+            rows: b.rows,
+            feeds: &feeds(&elements),
+            seed: SEED,
+            step: b.step,
+            scalars: &b.scalars,
+            accumulate: b.accumulate,
+            staged: false,
+        };
+        let mut fetched = vec![];
+        e.run(id, &batch, &mut fetched).expect("runs");
+        e.check_mirrored().expect("mirrored");
+        out.extend(fetched);
+    }
+    out.extend(state(&*e, step));
+    out.iter().map(|v| v.iter().map(|x| x.to_bits()).collect()).collect()
 }
 
 fn batches(step: &Step, rows: &[usize]) -> Vec<Minibatch> {
@@ -162,6 +200,48 @@ pub fn gradients_are_accumulated(lab: &dyn Lab) {
             check(lab, &step, Scope::All, max, &run);
         }
     }
+}
+
+/// Makes the sample weights of some batches numbers that no gradient survives.
+fn spoil(batches: &mut [Minibatch], step: &Step, which: &[(usize, f64)]) {
+    let weight = step.graph.feeds().iter().position(|f| f.name == "weight").expect("a feed");
+    for (i, value) in which {
+        batches[*i].feeds[weight].floats_mut()[0] = *value;
+    }
+}
+
+pub fn a_scaled_loss(lab: &dyn Lab) {
+    let clips =
+        [None, Some(Clip::Norm(0.05)), Some(Clip::GlobalNorm(0.1)), Some(Clip::Value(0.01))];
+    for clip in clips {
+        for max in [6, 60] {
+            let step = scaled_mlp(&[37, 29, 33, 5], adam(clip), (1e-3, 1e-2), 2);
+            let mut run = batches(&step, &[6, 4, 5, 6, 3, 5, 2]);
+            spoil(&mut run, &step, &[(1, f64::INFINITY), (4, f64::NAN)]);
+            check(lab, &step, Scope::All, max, &run);
+        }
+    }
+    let step = scaled_cnn(Scope::Device, momentum(None), (0.0, 1e-3), 2);
+    let mut run = batches(&step, &[9, 7, 8, 9]);
+    spoil(&mut run, &step, &[(1, 3e38)]);
+    check(lab, &step, Scope::Device, 9, &run);
+}
+
+pub fn a_scaled_loss_leaves_sums_alone_where_it_overflows(lab: &dyn Lab) {
+    let step = scaled_mlp(&[37, 29, 33, 5], adam(Some(Clip::GlobalNorm(0.1))), (0.0, 1e-3), 3);
+    let mut run = batches(&step, &[6, 4, 5, 5, 3]);
+    spoil(&mut run, &step, &[(1, f64::NAN), (3, f64::INFINITY)]);
+    let parts = [
+        (true, 6.0, None),
+        (false, 4.0, Some(0.1)),
+        (false, 5.0, Some(1.0 / 11.0)),
+        (true, 5.0, None),
+        (true, 3.0, Some(1.0 / 3.0)),
+    ];
+    for (b, (first, weight, apply)) in run.iter_mut().zip(parts) {
+        b.accumulate = Some(Accumulate { first, weight, apply });
+    }
+    check(lab, &step, Scope::All, 6, &run);
 }
 
 pub fn cnn_with_shared_statistics(lab: &dyn Lab) {

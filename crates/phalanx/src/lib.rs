@@ -74,7 +74,8 @@ pub mod prelude {
         Apply, Compile, Fit, Inference, Input, Logs, Model, Sequential, StepKind, Symbol, Symbols,
     };
     pub use crate::optimizers::{
-        Adagrad, Adam, AdamW, Lion, Nadam, Optimizer, OptimizerExt, RMSprop, SGD,
+        Adagrad, Adam, AdamW, Lion, LossScaleOptimizer, Nadam, Optimizer, OptimizerExt, RMSprop,
+        SGD,
     };
     pub use crate::regularizers::Regularizer;
     pub use crate::saving::{Load, latest_checkpoint, load_model};

@@ -225,9 +225,18 @@ impl MirroredStrategy {
     /// How layers store what they compute: [`Policy::MixedBfloat16`] halves the memory that
     /// activations take and the time that moving them does, as Keras' policy `mixed_bfloat16`. Weights
     /// and arithmetic stay 32-bit floats, and so does everything on CPU devices.
+    ///
+    /// [`Policy::MixedFloat16`] does so with more digits and less range; as in Keras `compile` then
+    /// wraps the optimizer in a [`LossScaleOptimizer`](crate::optimizers::LossScaleOptimizer), on every
+    /// kind of device.
     pub fn policy(mut self, policy: Policy) -> MirroredStrategy {
         self.policy = policy;
         self
+    }
+
+    /// The policy as asked for.
+    pub(crate) fn asked_policy(&self) -> Policy {
+        self.policy
     }
 
     /// How activations are stored on these devices.

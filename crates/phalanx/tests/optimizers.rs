@@ -3,74 +3,12 @@
 
 mod common;
 
+use common::trainer::Trainer;
 use common::{Case, Fixture, assert_close, assert_config};
-use phalanx::error::Result;
-use phalanx::losses::Common as LossCommon;
 use phalanx::optimizers;
 use phalanx::prelude::*;
 use phalanx::schedules::Schedule;
 use phalanx_graph::update::Clip;
-use phalanx_graph::{Graph, NodeId};
-use serde_json::{Map, Value};
-
-/// `Σ y_true · y_pred`: the target is the derivative.
-#[derive(Debug)]
-struct Product(LossCommon);
-
-impl Loss for Product {
-    fn class_name(&self) -> &'static str {
-        "Product"
-    }
-
-    fn config(&self) -> Map<String, Value> {
-        Map::new()
-    }
-
-    fn common(&self) -> &LossCommon {
-        &self.0
-    }
-
-    fn common_mut(&mut self) -> &mut LossCommon {
-        &mut self.0
-    }
-
-    fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
-        let product = g.mul(y_true, y_pred)?;
-        let sum = g.sum_axes(product, &[0])?;
-        Ok(g.reshape(sum, &[])?)
-    }
-}
-
-/// A kernel of 4x3 and a bias of 3, trained with gradients of our choice.
-struct Trainer(Model);
-
-impl Trainer {
-    fn new(case: &Case<'_>, strategy: MirroredStrategy) -> Trainer {
-        let model = Sequential::new().add(Input::new([4])).add(Dense::new(3)).build();
-        let mut model = model.expect("a model");
-        let optimizer = optimizers::from_config(case.class_name(), case.config());
-        let common = LossCommon { name: "product".into(), reduction: Reduction::Sum };
-        let compile = Compile::new(optimizer.expect(case.name)).loss(Product(common));
-        model.compile(compile.strategy(strategy)).expect(case.name);
-        model.set_weights(&["var/0", "var/1"].map(|v| case.tensor(v).clone())).expect(case.name);
-        Trainer(model)
-    }
-
-    /// One call with these gradients: a row for each row of the kernel, which all reach the bias
-    /// too, and one that sets the bias right.
-    fn apply(&mut self, kernel: &[f32], bias: &[f32]) {
-        let mut x = vec![0.0; 5 * 4];
-        (0..4).for_each(|i| x[i * 4 + i] = 1.0);
-        let rest = |i: usize| bias[i] - kernel.iter().skip(i).step_by(3).sum::<f32>();
-        let y = [kernel, &[0, 1, 2].map(rest)].concat();
-        let (x, y) = (Tensor::new([5, 4], x).unwrap(), Tensor::new([5, 3], y).unwrap());
-        self.0.train_on_batch(&x, &y).expect("a step");
-    }
-
-    fn weights(&self) -> Vec<Tensor> {
-        self.0.get_weights().expect("weights")
-    }
-}
 
 fn check(case: &Case<'_>, strategy: MirroredStrategy) {
     let mut trainer = Trainer::new(case, strategy.clone());

@@ -27,6 +27,8 @@ struct Setup {
     steps_per_epoch: Option<usize>,
     replicas: usize,
     deterministic: bool,
+    /// Whether the loss is scaled, so far that some steps overflow.
+    scaled: bool,
     save_freq: u64,
 }
 
@@ -39,6 +41,7 @@ impl Default for Setup {
             steps_per_epoch: None,
             replicas: 1,
             deterministic: false,
+            scaled: false,
             save_freq: 2,
         }
     }
@@ -57,7 +60,13 @@ fn compiled(setup: Setup) -> Model {
     let devices: Vec<String> = (0..setup.replicas).map(|i| format!("cpu:{i}")).collect();
     let strategy = MirroredStrategy::with_devices(&devices).unwrap().threads(1);
     let strategy = strategy.deterministic(setup.deterministic);
-    let compile = Compile::new(setup.optimizer)
+    let high = LossScaleOptimizer::new(Adam::default()).initial_scale(2f64.powi(127));
+    let compile = match setup.scaled {
+        true => Compile::new(high.dynamic_growth_steps(4)),
+        false => Compile::new(setup.optimizer),
+    };
+    let compile = compile
+        .loss_weights([if setup.scaled { 4096.0 } else { 1.0 }])
         .loss("sparse_categorical_crossentropy")
         .metrics(["accuracy"])
         .strategy(strategy)
@@ -158,7 +167,7 @@ fn train(directory: &Path, setup: Setup, until: Option<u64>) -> Result<Outcome> 
 }
 
 /// Interrupts a run at each of these steps and compares its end with that of one left alone.
-fn check(setup: Setup, steps: &[u64]) {
+fn check(setup: Setup, steps: &[u64]) -> Outcome {
     let alone = tempfile::tempdir().unwrap();
     let expected = train(alone.path(), setup, None).unwrap();
     let directory = tempfile::tempdir().unwrap();
@@ -171,6 +180,7 @@ fn check(setup: Setup, steps: &[u64]) {
     assert_eq!(train(directory.path(), setup, None).unwrap(), expected);
     // Taken up once more, a finished run is what it was.
     assert_eq!(train(directory.path(), setup, None).unwrap(), expected);
+    expected
 }
 
 #[test]
@@ -188,6 +198,16 @@ fn data_that_goes_on_across_epochs_goes_on_across_interruptions() {
 fn gradients_gathered_towards_an_update_are_kept() {
     let setup = Setup { accumulate: Some(4), optimizer: "rmsprop", ..Setup::default() };
     check(setup, &[1, 3, 5, 9, 10]);
+}
+
+#[test]
+fn the_loss_scale_and_the_steps_it_skipped_are_kept() {
+    let setup = Setup { scaled: true, ..Setup::default() };
+    let outcome = check(setup, &[1, 2, 3, 7, 8, 14]);
+    let scale = outcome.json.split("\"loss_scale\": ").nth(1).unwrap_or_default();
+    let scale = scale.split(',').next().unwrap_or_default().parse::<f64>().unwrap();
+    assert!(scale < 2f64.powi(127), "some steps were skipped, {scale}");
+    check(Setup { accumulate: Some(3), ..setup }, &[2, 3, 10]);
 }
 
 #[test]

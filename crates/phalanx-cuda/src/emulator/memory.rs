@@ -132,11 +132,20 @@ pub(super) struct Memory {
 }
 
 impl Memory {
+    /// Bytes of all blocks.
+    pub fn held(&self) -> usize {
+        self.blocks.values().map(|b| b.len).sum()
+    }
+
     /// Bytes of all blocks once one of them has at least so many.
     pub fn held_with(&self, replica: usize, block: Block, bytes: usize) -> usize {
-        let held: usize = self.blocks.values().map(|b| b.len).sum();
         let own = self.blocks.get(&(replica, block)).map_or(0, |b| b.len);
-        held + bytes.saturating_sub(own)
+        self.held() + bytes.saturating_sub(own)
+    }
+
+    /// Takes a block away.
+    pub fn free(&mut self, replica: usize, block: Block) {
+        self.blocks.remove(&(replica, block));
     }
 
     /// Gives a block at least so many bytes; whether it moved.
@@ -234,7 +243,7 @@ impl Memory {
     /// written by no one, so that these need not be asked for.
     pub fn hide(&mut self, work: &Work) -> Hidden {
         let mut kept = vec![];
-        if self.blocks.values().map(|b| b.len).sum::<usize>() > MOST_HIDDEN {
+        if self.held() > MOST_HIDDEN {
             return Hidden(kept);
         }
         for (place, guarded) in &mut self.blocks {

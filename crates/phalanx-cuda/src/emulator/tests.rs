@@ -367,6 +367,6 @@ fn inputs_go_in_and_fetches_come_out() {
     let bytes = [1.5f32, 2.0].map(f32::to_le_bytes).concat();
     gpu.start(step, &bytes).expect("runs");
     let mut fetched = [0; 4];
-    gpu.finish(&mut [&mut fetched]).expect("done");
+    gpu.finish(Block::Fetches, &mut [&mut fetched]).expect("done");
     assert_eq!(f32::from_le_bytes(fetched), 3.5);
 }

@@ -92,11 +92,11 @@ impl Gpu {
         }
         place.taken.record(stream)?;
         sent.taken.record(stream)?;
-        self.steps[step.0].graph.launch(stream)?;
+        self.prepared(step)?.graph()?.launch(stream)?;
         self.done.record(stream)
     }
 
-    pub(super) fn finish_steps(&mut self, fetches: &mut [&mut [u8]]) -> Result<()> {
+    pub(super) fn finish_steps(&mut self, from: Block, fetches: &mut [&mut [u8]]) -> Result<()> {
         let _working = working();
         self.context.enter()?;
         let stream = &self.streams[0];
@@ -107,7 +107,7 @@ impl Gpu {
                 self.fetched[replica] = PinnedBuffer::new(bytes.len())?;
             }
             if !bytes.is_empty() {
-                let from = self.blocks[&(replica, Block::Fetches)].at();
+                let from = self.blocks[&(replica, from)].at();
                 let to = self.fetched[replica].as_mut_slice().as_mut_ptr().cast();
                 cu!(cuMemcpyDtoHAsync_v2(to, from, bytes.len(), stream.0))?;
             }

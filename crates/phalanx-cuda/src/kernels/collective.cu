@@ -54,3 +54,35 @@ __global__ void copy_many(const Move* moves, i64 blocks) {
         }
     }
 }
+
+template <typename T>
+__device__ __forceinline__ void gather(const Word* sum, i64 count, i64 first, i64 stride) {
+    T* to = sum[0].ptr<T>();
+    const i64 n = sum[1].number();
+    const Word* sources = sum + 3;
+    for (i64 i = first; i < n; i += stride) {
+        T total = T(0);
+        bool some = false;
+        for (i64 r = 0; r < count; r++) {
+            const float weight = sources[2 * r + 1].real();
+            if (weight == 0.0f) continue;
+            const T x = sources[2 * r].ptr<const T>()[i];
+            total = some ? total + T(weight) * x : T(weight) * x;
+            some = true;
+        }
+        to[i] = total;
+    }
+}
+
+// Weighted sums over the replicas, each shared by `blocks` blocks. Words of a sum: result, length,
+// type, then source and weight of each replica.
+__global__ void gather_many(const Word* table, i64 blocks, i64 count) {
+    const Word* sum = table + (blockIdx.x / blocks) * (3 + 2 * count);
+    const i64 first = (blockIdx.x % blocks) * blockDim.x + threadIdx.x;
+    const i64 stride = blocks * blockDim.x;
+    switch (sum[2].number()) {
+        case 0: gather<float>(sum, count, first, stride); break;
+        case 1: gather<double>(sum, count, first, stride); break;
+        case 2: gather<int>(sum, count, first, stride); break;
+    }
+}

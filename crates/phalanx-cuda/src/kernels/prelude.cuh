@@ -216,6 +216,9 @@ __device__ __forceinline__ float penalised(float g, float w, float l1, float l2)
 __device__ __forceinline__ float limited(float g, float limit) {
     return g < -limit ? -limit : g > limit ? limit : g;
 }
+__device__ __forceinline__ bool is_finite(float v) {
+    return (__float_as_uint(v) & 0x7f800000u) != 0x7f800000u;
+}
 // The factor that brings a norm down to its limit.
 __device__ __forceinline__ float limit_scale(double square, float limit) {
     double norm = sqrt(square);

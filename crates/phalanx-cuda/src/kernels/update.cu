@@ -1,5 +1,5 @@
-// What surrounds the optimizer's rule: filters from one order into another, norms of gradients. The
-// rule itself is generated; see `ops/update.rs`.
+// What surrounds the optimizer's rule: filters from one order into another, norms of gradients, the
+// scale of the loss. The rule itself is generated; see `ops/update.rs`.
 
 #define SIDE 64
 
@@ -38,4 +38,30 @@ squared_norms(const Word* table, const double* chunks, double* squares) {
     for (i64 i = first + threadIdx.x; i < end; i += 256) sum += chunks[i];
     sum = sum_of_256(sum);
     if (threadIdx.x == 0) squares[blockIdx.x] = sum;
+}
+
+// From the numbers of gradients that are not finite, by chunk, to the scale of those that are to be
+// applied (zero where none is) and the state of every replica behind the step, as
+// `phalanx_graph::loss_scale` has it.
+__global__ void __launch_bounds__(256)
+loss_scale(const double* wrong, i64 chunks, int growth_steps, const Word* states, int replicas,
+           float* verdict) {
+    double sum = 0.0;
+    for (i64 i = threadIdx.x; i < chunks; i += 256) sum += wrong[i];
+    const bool finite = sum_of_256(sum) == 0.0;
+    if (threadIdx.x != 0) return;
+    const float* state = states[0].ptr<const float>();
+    float scale = state[0], steps = state[1] + 1.0f;
+    *verdict = finite ? scale : 0.0f;
+    if (!finite) {
+        scale = larger(scale * 0.5f, 1.17549435e-38f);
+        steps = 0.0f;
+    } else if (steps >= (float)growth_steps) {
+        scale = scale < 8.50705917e37f ? scale * 2.0f : 1.70141183e38f;
+        steps = 0.0f;
+    }
+    for (int r = 0; r < replicas; r++) {
+        float* to = states[r].ptr<float>();
+        to[0] = scale, to[1] = steps, to[2] = finite ? 1.0f : 0.0f;
+    }
 }

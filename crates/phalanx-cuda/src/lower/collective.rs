@@ -1,4 +1,4 @@
-//! Sums and means over the replicas on this GPU.
+//! Sums and means over replicas, where all of them are on this GPU.
 
 use super::Lowering;
 use crate::cx::Operand;
@@ -13,6 +13,9 @@ impl Lowering<'_> {
         if scope == Scope::Device || self.alone() {
             self.read_in_place(x, y);
             return;
+        }
+        if self.q.joined {
+            return self.read_sum(y);
         }
         let (from, to) = self.everywhere(x, y);
         let elem = from[0].elem;
@@ -37,6 +40,9 @@ impl Lowering<'_> {
         if self.alone() {
             self.read_in_place(x, y);
             return;
+        }
+        if self.q.joined {
+            return self.read_sum(y);
         }
         let (from, to) = self.everywhere(x, y);
         let total = self.q.rows.max(1) as f32;

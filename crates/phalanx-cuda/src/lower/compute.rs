@@ -111,7 +111,9 @@ impl Lowering<'_> {
         let v = self.q.program.value(x);
         let leading: usize = v.ty.dims[..axis].iter().product();
         let block = self.operand(replica, x).ptr.block;
-        !v.ty.is_rows() && leading == 1 && matches!(block, Block::Shared | Block::Inputs)
+        !v.ty.is_rows()
+            && leading == 1
+            && matches!(block, Block::Shared | Block::Inputs | Block::Scratch)
     }
 
     /// A part of a value read where it lies; only weights' gradients are copied, later.

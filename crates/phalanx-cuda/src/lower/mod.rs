@@ -9,6 +9,8 @@ mod compute;
 mod conv;
 mod dense;
 mod facts;
+mod joined;
+mod kept;
 mod norm;
 mod pending;
 mod sums;
@@ -21,6 +23,8 @@ use crate::ops::update::{self, Filters, Update};
 use crate::tape::Tapes;
 use crate::task::{Task, Work};
 pub(crate) use facts::Facts;
+use joined::Departures;
+pub(crate) use kept::FromTable;
 use pending::{Move, Small};
 use phalanx_graph::program::{Instr, Program, ValueId};
 use std::collections::HashMap;
@@ -49,6 +53,10 @@ pub(crate) struct Request<'a> {
     pub accumulate: Option<bool>,
     /// Bytes of scratch memory that other steps use.
     pub scratch: usize,
+    /// Where its rows come from, if not from the host.
+    pub from: Option<FromTable<'a>>,
+    /// Whether there are other GPUs to add with.
+    pub joined: bool,
 }
 
 /// The works of a step, and where its scratch memory ends.
@@ -65,15 +73,26 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, usize) {
         unpacks: vec![],
         small: vec![],
         sums: vec![],
+        departures: Departures::default(),
     };
+    if request.joined {
+        l.join();
+    }
+    if let Some(from) = &request.from {
+        l.take(from);
+    }
     l.pack_filters();
     for (i, instr) in request.program.instrs.iter().enumerate() {
         l.at = i;
         if !request.facts.covered.contains(&i) {
             l.instr(instr);
         }
+        l.reduce_gradients();
     }
     l.flush();
+    if let Some(from) = &request.from {
+        l.leave(from);
+    }
     let end = l.scratch.iter().map(Scratch::end).max().unwrap_or(request.scratch);
     (Plan { work: l.works, tapes: l.tapes.source() }, end)
 }
@@ -93,6 +112,7 @@ struct Lowering<'a> {
     unpacks: Vec<(Filters, Elem)>,
     small: Vec<Small>,
     sums: Vec<RowSum>,
+    departures: Departures,
 }
 
 impl Lowering<'_> {
@@ -120,7 +140,7 @@ impl Lowering<'_> {
 
     /// Whether there is no other replica anywhere.
     fn alone(&self) -> bool {
-        self.q.program.options.mesh.devices == 1
+        self.q.program.options.mesh.devices == 1 && !self.q.joined
     }
 
     fn instr(&mut self, instr: &Instr) {
@@ -226,12 +246,13 @@ impl Lowering<'_> {
                 self.dense_gradient(replica, g.param, x, dy);
             }
         }
+        self.reduce_gradients();
         self.flush();
         let count = self.q.replicas.len();
         let u = Update {
             plan,
             replicas: count,
-            sources: count,
+            sources: if self.q.joined { 1 } else { count },
             fixed: false,
             accumulate: self.q.accumulate,
         };

@@ -1,9 +1,11 @@
 //! The optimizer: gradients made whole and applied, over chunks of the flat layout, in one launch;
-//! in three where norms limit them. Its kernels are written around the rule's tape.
+//! in three where norms limit them, and two in front of them where the loss is scaled. Its kernels are
+//! written around the rule's tape.
 
 use crate::cx::Cx;
 use crate::launch::{Block, Elem, Launch, Ptr, Source, Word};
 use crate::tape::{Tapes, literal};
+use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::program::{SHARDS, UpdatePlan};
 use phalanx_graph::update::Clip;
 use std::fmt::Write;
@@ -63,17 +65,15 @@ impl Update<'_> {
         self.plan.rule.clip.filter(|c| matches!(c, Clip::Norm(_) | Clip::GlobalNorm(_)))
     }
 
-    /// Statements that leave the whole gradient of four elements in `g`.
-    fn whole(&self) -> String {
-        let mut text = String::new();
-        for s in 0..self.sources {
-            writeln!(text, "        float p{s}[4]; load_lanes<4>(g{s} + e, p{s});").expect("fits");
-        }
-        let parts: Vec<String> = (0..self.sources).map(|s| format!("p{s}[k]")).collect();
-        let sum =
-            if self.fixed && self.sources == SHARDS { tree(&parts) } else { parts.join(" + ") };
-        writeln!(text, "        float g[4]; EVERY(4) g[k] = {sum};").expect("fits");
-        text += "        EVERY(4) g[k] = penalised(g[k], w[k], l1, l2);\n";
+    /// Statements that leave the whole gradient of four elements in `g`, and what is to be applied of
+    /// it under accumulation.
+    fn gathered(&self) -> String {
+        let mut text = match self.plan.loss_scale {
+            None => self.whole("l1, l2"),
+            Some(_) => "        float g[4]; load_lanes<4>(g0 + e, g);\n        \
+                        EVERY(4) g[k] /= scaling[0];\n"
+                .into(),
+        };
         if self.accumulate.is_some() {
             text += "        float kept[4]; load_lanes<4>(gathered + e, kept);\n        \
                      EVERY(4) {\n            \
@@ -83,6 +83,29 @@ impl Update<'_> {
                      store_lanes<4>(gathered + e, kept);\n";
         }
         text
+    }
+
+    /// Statements that leave the parts of four elements' gradient, added up, and their penalty in `g`.
+    fn whole(&self, penalty: &str) -> String {
+        let mut text = String::new();
+        for s in 0..self.sources {
+            writeln!(text, "        float p{s}[4]; load_lanes<4>(g{s} + e, p{s});").expect("fits");
+        }
+        let parts: Vec<String> = (0..self.sources).map(|s| format!("p{s}[k]")).collect();
+        let sum =
+            if self.fixed && self.sources == SHARDS { tree(&parts) } else { parts.join(" + ") };
+        writeln!(text, "        float g[4]; EVERY(4) g[k] = {sum};").expect("fits");
+        writeln!(text, "        EVERY(4) g[k] = penalised(g[k], w[k], {penalty});").expect("fits");
+        text
+    }
+
+    fn scaled(&self) -> bool {
+        self.plan.loss_scale.is_some()
+    }
+
+    /// The start of a kernel that leaves everything as it is where the step is skipped.
+    fn unless_skipped(&self) -> String {
+        if self.scaled() { "    if (scaling[0] == 0.0f) return;\n".into() } else { String::new() }
     }
 
     fn slots(&self) -> usize {
@@ -113,7 +136,7 @@ impl Update<'_> {
     }
 
     /// The parameters of every kernel here: inputs, chunks, gradients, the kept sum, weights, slots,
-    /// norms.
+    /// norms, and the scale of the gradients, zero where they are not to be applied.
     fn params(&self) -> String {
         let mut text = "(const Inputs* in, const Word* chunks".to_string();
         (0..self.sources).for_each(|s| text += &format!(", float* g{s}"));
@@ -122,16 +145,10 @@ impl Update<'_> {
             text += &format!(", float* w{r}");
             (0..self.slots()).for_each(|s| text += &format!(", float* s{r}_{s}"));
         }
-        text + ", double* norms"
+        text + ", double* norms" + if self.scaled() { ", const float* scaling" } else { "" }
     }
 
-    fn arguments(
-        &self,
-        launch: Launch,
-        cx: &Cx<'_>,
-        chunks: &[Chunk],
-        norms: Option<Ptr>,
-    ) -> Launch {
+    fn arguments(&self, launch: Launch, cx: &Cx<'_>, chunks: &[Chunk], extra: Extra) -> Launch {
         let table: Vec<Word> = chunks
             .iter()
             .flat_map(|c| {
@@ -150,7 +167,8 @@ impl Update<'_> {
                 launch = launch.arg(Ptr::new(r, Block::Slot(s), 0));
             }
         }
-        launch.arg(norms)
+        let launch = launch.arg(extra.norms);
+        if self.scaled() { launch.arg(extra.scaling) } else { launch }
     }
 
     /// A kernel that walks over its chunk with `each` in the loop, and its launch.
@@ -159,7 +177,7 @@ impl Update<'_> {
         cx: &Cx<'_>,
         tapes: &mut Tapes,
         chunks: &[Chunk],
-        norms: Option<Ptr>,
+        extra: Extra,
         parts: &Parts,
     ) -> Launch {
         let body = format!(
@@ -176,8 +194,15 @@ impl Update<'_> {
         );
         let head = format!("__global__ void __launch_bounds__({THREADS})");
         let kernel = tapes.add("update", &head, &body);
-        self.arguments(tapes_launch(kernel, chunks.len()), cx, chunks, norms)
+        self.arguments(tapes_launch(kernel, chunks.len()), cx, chunks, extra)
     }
+}
+
+/// Memory that only some kernels use.
+#[derive(Clone, Copy, Default)]
+struct Extra {
+    norms: Option<Ptr>,
+    scaling: Option<Ptr>,
 }
 
 /// What the kernels differ in.
@@ -205,11 +230,62 @@ pub(crate) fn update(cx: &mut Cx<'_>, tapes: &mut Tapes, u: &Update<'_>) -> Vec<
     if chunks.is_empty() {
         return vec![];
     }
+    let Some(scaling) = u.plan.loss_scale else {
+        return applied(cx, tapes, u, &chunks, Extra::default());
+    };
+    let (mut launches, verdict) = made_whole(cx, tapes, u, &chunks, scaling);
+    let extra = Extra { scaling: Some(verdict), norms: None };
+    launches.extend(applied(cx, tapes, u, &chunks, extra));
+    launches
+}
+
+/// Gradients of a scaled loss made whole in place; then whether they are all finite, and the scale of
+/// the next step. What those kernels that apply them read: their scale, or zero.
+fn made_whole(
+    cx: &mut Cx<'_>,
+    tapes: &mut Tapes,
+    u: &Update<'_>,
+    chunks: &[Chunk],
+    scaling: LossScale,
+) -> (Vec<Launch>, Ptr) {
+    let (wrong, verdict) = (cx.scratch.take(8 * chunks.len()), cx.scratch.take(4));
+    let at = cx.layout.params[scaling.state.index()];
+    let state = |replica: usize| Ptr::new(replica, Block::Params, at);
+    let parts = Parts {
+        before: "    double wrong = 0.0;\n".into(),
+        each: u.whole("l1 * scaling[0], l2 * scaling[0]")
+            + "        store_lanes<4>(g0 + e, g);\n        \
+               EVERY(4) if (i + k < len && !is_finite(g[k])) wrong = 1.0;\n",
+        behind: "    wrong = sum_of_256(wrong);\n    \
+                 if (threadIdx.x == 0) norms[blockIdx.x] = wrong;\n"
+            .into(),
+    };
+    let extra = Extra { norms: Some(wrong), scaling: Some(state(0)) };
+    let whole = u.launch(cx, tapes, chunks, extra, &parts);
+    let states: Vec<Word> = (0..u.replicas).map(|r| Word::Ptr(state(r))).collect();
+    let decide = Launch::blocks("update", "loss_scale", 1, THREADS as u32)
+        .arg(wrong)
+        .arg(chunks.len())
+        .arg(scaling.growth_steps as i32)
+        .arg(states)
+        .arg(u.replicas as i32)
+        .arg(verdict);
+    (vec![whole, decide], verdict)
+}
+
+/// The rule, on gradients that are whole or to be made so.
+fn applied(
+    cx: &mut Cx<'_>,
+    tapes: &mut Tapes,
+    u: &Update<'_>,
+    chunks: &[Chunk],
+    extra: Extra,
+) -> Vec<Launch> {
     let applies = u.accumulate.unwrap_or(true);
     match u.norms() {
-        Some(clip) if applies => clipped(cx, tapes, u, &chunks, clip),
+        Some(clip) if applies => clipped(cx, tapes, u, chunks, clip, extra),
         _ => {
-            let mut each = u.whole();
+            let mut each = u.gathered();
             if let (true, Some(Clip::Value(limit))) = (applies, u.plan.rule.clip) {
                 writeln!(each, "        EVERY(4) g[k] = limited(g[k], {});", literal(limit))
                     .expect("fits");
@@ -217,7 +293,8 @@ pub(crate) fn update(cx: &mut Cx<'_>, tapes: &mut Tapes, u: &Update<'_>) -> Vec<
             if applies {
                 each += &u.apply(&tapes.function(&u.plan.rule.tape));
             }
-            vec![u.launch(cx, tapes, &chunks, None, &Parts { each, ..Parts::default() })]
+            let parts = Parts { before: u.unless_skipped(), each, behind: String::new() };
+            vec![u.launch(cx, tapes, chunks, extra, &parts)]
         }
     }
 }
@@ -230,21 +307,22 @@ fn clipped(
     u: &Update<'_>,
     chunks: &[Chunk],
     clip: Clip,
+    extra: Extra,
 ) -> Vec<Launch> {
     let gradients = u.plan.gradients.len();
     let (of_chunks, of_gradients) =
         (cx.scratch.take(8 * chunks.len()), cx.scratch.take(8 * gradients));
-    let each = u.whole()
+    let each = u.gathered()
         + "        store_lanes<4>(g0 + e, g);\n        \
            EVERY(4) if (i + k < len) square += (double)g[k] * (double)g[k];\n";
     let sums = Parts {
-        before: "    double square = 0.0;\n".into(),
+        before: u.unless_skipped() + "    double square = 0.0;\n",
         each,
         behind: "    square = sum_of_256(square);\n    \
                  if (threadIdx.x == 0) norms[blockIdx.x] = square;\n"
             .into(),
     };
-    let first = u.launch(cx, tapes, chunks, Some(of_chunks), &sums);
+    let first = u.launch(cx, tapes, chunks, Extra { norms: Some(of_chunks), ..extra }, &sums);
 
     let position = |g: usize| chunks.partition_point(|c| c.gradient < g);
     let ranges: Vec<Word> =
@@ -259,16 +337,18 @@ fn clipped(
         Clip::Norm(limit) | Clip::Value(limit) => ("norms[chunk[4].number()]", limit),
     };
     let before = format!(
-        "    double mine = 0.0;\n    \
+        "{}    double mine = 0.0;\n    \
          for (int i = (int)threadIdx.x; i < {gradients}; i += {THREADS}) mine += norms[i];\n    \
          const float scale = limit_scale({square}, {});\n",
+        u.unless_skipped(),
         literal(limit)
     );
     let each = "        float g[4]; load_lanes<4>(g0 + e, g);\n        EVERY(4) g[k] *= scale;\n"
         .to_string()
         + &u.apply(&tapes.function(&u.plan.rule.tape));
     let third = Parts { before, each, behind: String::new() };
-    vec![first, second, u.launch(cx, tapes, chunks, Some(of_gradients), &third)]
+    let extra = Extra { norms: Some(of_gradients), ..extra };
+    vec![first, second, u.launch(cx, tapes, chunks, extra, &third)]
 }
 
 /// A convolution's filters in both orders: `[k][f]` as weights lie, `[f][k]` as the vendor's library
@@ -396,7 +476,8 @@ mod tests {
         };
         let trained = [0, 1, 3];
         let gradients = trained.map(|i| gradient(&params[i])).to_vec();
-        let plan = UpdatePlan { rule: momentum(clip), gradients, buckets: vec![] };
+        let (rule, buckets) = (momentum(clip), vec![]);
+        let plan = UpdatePlan { rule, gradients, buckets, loss_scale: None };
         lab.inputs.scalars[0] = RATE;
         let mut first = true;
         for step in steps {

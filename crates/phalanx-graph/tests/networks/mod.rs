@@ -2,6 +2,7 @@
 //! print them; the executors' tests run them.
 
 use phalanx_graph::autodiff::gradients;
+use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::ops::{BatchNormAttrs, Epilogue, PoolKind, Unary};
 use phalanx_graph::passes::fuse_epilogues;
 use phalanx_graph::update::{Clip, RuleBuilder, Slot, SlotInit, UpdateRule};
@@ -41,11 +42,13 @@ struct Net {
     g: Graph,
     assigns: Vec<(ParamId, NodeId)>,
     scope: Scope,
+    /// Steps after which the loss scale grows, where the loss is scaled.
+    growth_steps: Option<u32>,
 }
 
 impl Net {
     fn new(scope: Scope) -> Net {
-        Net { g: Graph::new(), assigns: vec![], scope }
+        Net { g: Graph::new(), assigns: vec![], scope, growth_steps: None }
     }
 
     fn push(&mut self, op: Op, inputs: &[NodeId]) -> NodeId {
@@ -136,7 +139,11 @@ impl Net {
         let sum = self.push(Op::SumRows, &[weighted]);
         let sum = self.push(Op::AllReduce { scope: Scope::All }, &[sum]);
         let loss = self.g.mul(sum, scale).expect("fits");
-        let coefficient = self.g.mul(weight, scale).expect("fits");
+        let mut coefficient = self.g.mul(weight, scale).expect("fits");
+        let scaling = self.growth_steps.map(|steps| LossScale::declare(&mut self.g, steps));
+        if let Some(scaling) = scaling {
+            coefficient = scaling.seed(&mut self.g, coefficient).expect("fits");
+        }
         let predicted = self.push(Op::Softmax, &[logits]);
         let mut step = Step::new(name, self.g);
         // The last two are carried through the pass to learn their new numbers.
@@ -164,13 +171,32 @@ impl Net {
             step.gradients.push(Gradient { param: *param, node, l1, l2 });
         }
         step.update = Some(rule);
+        step.loss_scale = scaling;
+        if let Some(scaling) = scaling {
+            let node = step.graph.param(scaling.state);
+            step.fetches.push(Fetch { name: "loss_scale".into(), node });
+        }
         step
     }
 }
 
 /// Dense layers with ReLU between them; `sizes` from the input to the classes.
 pub fn mlp(sizes: &[usize], rule: UpdateRule, penalty: (f32, f32)) -> Step {
-    let mut net = Net::new(Scope::All);
+    layers(Net::new(Scope::All), sizes, rule, penalty)
+}
+
+/// The same, trained with a scaled loss; the scale is fetched last.
+pub fn scaled_mlp(
+    sizes: &[usize],
+    rule: UpdateRule,
+    penalty: (f32, f32),
+    growth_steps: u32,
+) -> Step {
+    let growth_steps = Some(growth_steps);
+    layers(Net { growth_steps, ..Net::new(Scope::All) }, sizes, rule, penalty)
+}
+
+fn layers(mut net: Net, sizes: &[usize], rule: UpdateRule, penalty: (f32, f32)) -> Step {
     let mut x = net.feed("x", Type::rows([sizes[0]]));
     for (i, units) in sizes[1..].iter().enumerate() {
         x = net.dense(&format!("dense_{i}"), x, *units);
@@ -204,7 +230,16 @@ pub fn wide(rule: UpdateRule, penalty: (f32, f32)) -> Step {
 /// Two convolution branches joined on channels, a max-pool beside a strided convolution, their sum,
 /// dropout where `dropout`, global average pooling and a dense layer. Input `[6, 6, 3]`, 5 classes.
 pub fn cnn(scope: Scope, dropout: bool, rule: UpdateRule, penalty: (f32, f32)) -> Step {
-    let mut net = Net::new(scope);
+    convolutions(Net::new(scope), dropout, rule, penalty)
+}
+
+/// The same, trained with a scaled loss; the scale is fetched last.
+pub fn scaled_cnn(scope: Scope, rule: UpdateRule, penalty: (f32, f32), growth_steps: u32) -> Step {
+    let growth_steps = Some(growth_steps);
+    convolutions(Net { growth_steps, ..Net::new(scope) }, false, rule, penalty)
+}
+
+fn convolutions(mut net: Net, dropout: bool, rule: UpdateRule, penalty: (f32, f32)) -> Step {
     let x = net.feed("x", Type::rows([6, 6, 3]));
     let stem = net.conv("stem", x, 4, 3, 1);
     let stem = net.batch_norm("stem_norm", stem);

@@ -119,6 +119,10 @@ impl Callback for BackupAndRestore {
         true
     }
 
+    fn sees_batches(&self) -> bool {
+        self.save_freq != Frequency::Epoch
+    }
+
     fn earlier_run(&mut self) -> Result<Option<RunState>> {
         let directory = self.directory()?;
         if self.restore {

@@ -127,6 +127,10 @@ impl Callback for CSVLogger {
         true
     }
 
+    fn sees_batches(&self) -> bool {
+        false
+    }
+
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
         self.check()?;
         let log = match self.append {

@@ -143,6 +143,10 @@ impl EarlyStopping {
 }
 
 impl Callback for EarlyStopping {
+    fn sees_batches(&self) -> bool {
+        false
+    }
+
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
         self.mode.rises(OWNER, &self.monitor)?;
         (self.wait, self.best, self.best_weights) = (0, None, None);

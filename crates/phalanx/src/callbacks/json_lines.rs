@@ -84,6 +84,10 @@ impl Callback for JsonLines {
         true
     }
 
+    fn sees_batches(&self) -> bool {
+        false
+    }
+
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
         self.sink().file()?;
         Ok(Action::Continue)
@@ -106,12 +110,13 @@ impl Callback for JsonLines {
         let number = |series: &[f64]| series.last().map_or(Value::Null, |v| Value::from(*v));
         let first = [("epoch", Value::from(view.epoch + 1))];
         let metrics = view.logs.iter().map(|(name, value)| (name.as_str(), Value::from(*value)));
+        let scale = view.history.get("loss_scale").map(|scales| ("loss_scale", number(scales)));
         let last = [
             ("lr", Value::from(view.epoch_learning_rate())),
             ("seconds", number(&view.history.seconds)),
             ("images_per_second", number(&view.history.images_per_second)),
         ];
-        self.sink().line(first.into_iter().chain(metrics).chain(last))?;
+        self.sink().line(first.into_iter().chain(metrics).chain(scale).chain(last))?;
         Ok(Action::Continue)
     }
 }

@@ -176,6 +176,12 @@ pub trait Callback: Send {
         Ok(Action::Continue)
     }
 
+    /// Whether [`Callback::on_batch_begin`] or [`Callback::on_batch_end`] has something to do. Where no
+    /// callback looks between batches, devices that can run several steps without the host do so.
+    fn sees_batches(&self) -> bool {
+        true
+    }
+
     /// Tells it from callbacks of other kinds when a run is continued.
     fn name(&self) -> &'static str {
         std::any::type_name::<Self>()
@@ -240,6 +246,10 @@ impl LearningRateScheduler {
 }
 
 impl Callback for LearningRateScheduler {
+    fn sees_batches(&self) -> bool {
+        false
+    }
+
     fn on_epoch_begin(&mut self, view: &View<'_>) -> Result<Action> {
         let rate = (self.schedule)(view.epoch, view.learning_rate);
         if !rate.is_finite() || rate < 0.0 {
@@ -350,6 +360,10 @@ fn run(hook: &mut Option<Hook>, view: &View<'_>) -> Result<Action> {
 }
 
 impl Callback for LambdaCallback {
+    fn sees_batches(&self) -> bool {
+        self.batch_begin.is_some() || self.batch_end.is_some()
+    }
+
     fn on_train_begin(&mut self, view: &View<'_>) -> Result<Action> {
         run(&mut self.train_begin, view)
     }

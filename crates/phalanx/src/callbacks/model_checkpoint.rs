@@ -203,6 +203,10 @@ impl Callback for ModelCheckpoint {
         true
     }
 
+    fn sees_batches(&self) -> bool {
+        self.save_freq != Frequency::Epoch
+    }
+
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
         self.check()?;
         self.best = self.initial_value_threshold;

@@ -99,6 +99,10 @@ impl ReduceLROnPlateau {
 }
 
 impl Callback for ReduceLROnPlateau {
+    fn sees_batches(&self) -> bool {
+        false
+    }
+
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
         self.mode.rises(OWNER, &self.monitor)?;
         if !(0.0..1.0).contains(&self.factor) {

@@ -70,7 +70,7 @@ impl Motion {
 
     /// The map from a new pixel's row and column to the old one's, about the image's centre:
     /// rotation, shift, shear and zoom multiplied in Keras' order.
-    fn map(&self, size: Size) -> Map {
+    pub fn map(&self, size: Size) -> Map {
         let mut m = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]];
         if self.theta != 0.0 {
             let (sin, cos) = self.theta.to_radians().sin_cos();
@@ -94,7 +94,7 @@ impl Motion {
 }
 
 /// Two rows of a 3x3 matrix whose last is `0 0 1`.
-type Map = [[f64; 3]; 2];
+pub(super) type Map = [[f64; 3]; 2];
 
 fn times(a: Map, b: Map) -> Map {
     let row = |r: [f64; 3]| {

@@ -5,7 +5,7 @@ mod epoch;
 
 pub use columns::Columns;
 
-use super::{Dataset, Digest, Epoch, Samples, Share};
+use super::{Dataset, Digest, Epoch, InMemory, Picks, Samples, Share, Table};
 use crate::error::{Error, Result};
 use epoch::ArraysEpoch;
 use phalanx_graph::rng::permutation;
@@ -280,6 +280,10 @@ impl Dataset for Arrays {
         digest.end()
     }
 
+    fn in_memory(&self) -> Option<&dyn InMemory> {
+        Some(self)
+    }
+
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
         self.epoch_of(seed, epoch, start, None)
     }
@@ -291,7 +295,24 @@ impl Dataset for Arrays {
         start: usize,
         share: Option<&Share>,
     ) -> Result<Box<dyn Epoch + '_>> {
-        let share = share.cloned();
+        let epoch = self.begin(seed, epoch, start)?;
+        Ok(Box::new(ArraysEpoch { share: share.cloned(), ..epoch }))
+    }
+}
+
+impl InMemory for Arrays {
+    fn table(&self) -> Table {
+        let (inputs, targets) = (self.inputs.clone(), self.targets.clone());
+        Table { inputs, frame: None, targets, weights: self.weights.clone() }
+    }
+
+    fn picks(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Picks + '_>> {
+        Ok(Box::new(self.begin(seed, epoch, start)?))
+    }
+}
+
+impl Arrays {
+    fn begin(&self, seed: u64, epoch: u64, start: usize) -> Result<ArraysEpoch<'_>> {
         let n = self.window.len();
         let end = if self.drop_remainder { n - n % self.batch } else { n };
         if end == 0 {
@@ -301,7 +322,7 @@ impl Dataset for Arrays {
         }
         let order = self.shuffle.then(|| permutation(n, seed, epoch, SHUFFLE));
         let at = start.saturating_mul(self.batch);
-        Ok(Box::new(ArraysEpoch { arrays: self, share, order, at, end }))
+        Ok(ArraysEpoch { arrays: self, share: None, order, at, end })
     }
 }
 

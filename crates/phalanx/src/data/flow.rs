@@ -4,13 +4,14 @@ use super::affine::{Mover, Size};
 use super::arrays::SHUFFLE;
 use super::generator::image_size;
 use super::{
-    Columns, Dataset, Digest, Epoch, HostBatch, ImageDataGenerator, Prefetch, Samples, Share,
-    make_room, own_positions,
+    Columns, Dataset, Digest, Epoch, HostBatch, ImageDataGenerator, InMemory, Picked, Picks,
+    Prefetch, Samples, Share, Table, make_room, own_positions,
 };
 use crate::error::{Error, Result};
 use crate::model::{IntoDataset, Source};
 use phalanx_graph::rng::{Stream, permutation};
 use phalanx_graph::{DType, Data, Tensor};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The random stream of distortions; layers count theirs from 1.
@@ -31,6 +32,11 @@ pub trait Images: Send + Sync {
     fn digest(&self) -> u64 {
         0
     }
+
+    /// All of them, where they lie in memory.
+    fn samples(&self) -> Option<&Samples> {
+        None
+    }
 }
 
 impl Images for Samples {
@@ -47,6 +53,10 @@ impl Images for Samples {
         let mut digest = Digest::default();
         digest.samples(self);
         digest.end()
+    }
+
+    fn samples(&self) -> Option<&Samples> {
+        Some(self)
     }
 }
 
@@ -202,6 +212,11 @@ impl Dataset for ImageFlow {
         digest.end()
     }
 
+    fn in_memory(&self) -> Option<&dyn InMemory> {
+        let floats = self.images.samples().is_some_and(|s| s.dtype() == DType::F32);
+        (floats && self.generator.frame(self.size).is_some()).then_some(self)
+    }
+
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
         self.epoch_of(seed, epoch, start, None)
     }
@@ -213,7 +228,25 @@ impl Dataset for ImageFlow {
         start: usize,
         share: Option<&Share>,
     ) -> Result<Box<dyn Epoch + '_>> {
-        let share = share.cloned();
+        let epoch = self.begin(seed, epoch, start)?;
+        Ok(Box::new(FlowEpoch { share: share.cloned(), ..epoch }))
+    }
+}
+
+impl InMemory for ImageFlow {
+    fn table(&self) -> Table {
+        let inputs = self.images.samples().cloned().into_iter().collect();
+        let frame = self.generator.frame(self.size);
+        Table { inputs, frame, targets: self.targets.clone(), weights: None }
+    }
+
+    fn picks(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Picks + '_>> {
+        Ok(Box::new(self.begin(seed, epoch, start)?))
+    }
+}
+
+impl ImageFlow {
+    fn begin(&self, seed: u64, epoch: u64, start: usize) -> Result<FlowEpoch<'_>> {
         let n = self.rows.len();
         if self.end() == 0 {
             let expected = format!("at least one batch of {}", self.batch);
@@ -222,7 +255,7 @@ impl Dataset for ImageFlow {
         let order = self.shuffle.then(|| permutation(n, seed, epoch, SHUFFLE));
         let at = start.saturating_mul(self.batch);
         let (mover, image) = (Mover::default(), vec![0.0; self.size.len()]);
-        Ok(Box::new(FlowEpoch { flow: self, share, seed, epoch, order, at, mover, image }))
+        Ok(FlowEpoch { flow: self, share: None, seed, epoch, order, at, mover, image })
     }
 }
 
@@ -241,11 +274,7 @@ struct FlowEpoch<'a> {
 impl Epoch for FlowEpoch<'_> {
     fn next(&mut self, batch: &mut HostBatch) -> Result<bool> {
         let flow = self.flow;
-        if self.at >= flow.end() {
-            return Ok(false);
-        }
-        let positions = self.at..flow.end().min(self.at.saturating_add(flow.batch));
-        self.at = positions.end;
+        let Some(positions) = self.advance() else { return Ok(false) };
         batch.rows = positions.len();
         let share = self.share.as_ref();
         let (positions, own) = own_positions(share, positions);
@@ -262,7 +291,7 @@ impl Epoch for FlowEpoch<'_> {
         for (to, position) in images.chunks_exact_mut(flow.size.len()).zip(positions.clone()) {
             let row = self.row(position);
             flow.images.read(row, &mut self.image)?;
-            let mut random = Stream::new(self.seed, self.epoch, AUGMENT, row as u32);
+            let mut random = self.random(row);
             flow.generator.change(&mut random, &mut self.mover, flow.size, &self.image, to)?;
         }
         for (slot, target) in batch.targets.iter_mut().zip(&flow.targets) {
@@ -279,7 +308,35 @@ impl Epoch for FlowEpoch<'_> {
     }
 }
 
+impl Picks for FlowEpoch<'_> {
+    fn next(&mut self, picked: &mut Picked) -> Result<bool> {
+        let Some(positions) = self.advance() else { return Ok(false) };
+        picked.rows.clear();
+        picked.motions.clear();
+        for position in positions {
+            let row = self.row(position);
+            picked.rows.push(row as u32);
+            let motion = self.flow.generator.motion(&mut self.random(row), self.flow.size);
+            picked.motions.push(motion);
+        }
+        Ok(true)
+    }
+}
+
 impl FlowEpoch<'_> {
+    /// Where the next batch lies; nothing at the end.
+    fn advance(&mut self) -> Option<Range<usize>> {
+        let end = self.flow.end();
+        let positions = self.at..end.min(self.at.saturating_add(self.flow.batch));
+        self.at = self.at.max(positions.end);
+        (!positions.is_empty()).then_some(positions)
+    }
+
+    /// What decides how a sample is distorted.
+    fn random(&self, row: usize) -> Stream {
+        Stream::new(self.seed, self.epoch, AUGMENT, row as u32)
+    }
+
     /// The sample at a position of the epoch.
     fn row(&self, position: usize) -> usize {
         let at = self.order.as_ref().map_or(position, |order| order[position] as usize);

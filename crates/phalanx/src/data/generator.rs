@@ -5,6 +5,7 @@ use super::flow::{ImageFlow, Images};
 use super::{Columns, Samples};
 use crate::choice::Choice;
 use crate::error::{Error, Result};
+use phalanx_graph::kept::{self, Fill, Frame};
 use phalanx_graph::rng::Stream;
 use std::sync::Arc;
 
@@ -272,6 +273,35 @@ impl ImageDataGenerator {
         let channel_shift = symmetric(random, self.channel_shift_range) as f32;
         let brightness = self.brightness_range.map(|(a, b)| between(random, a, b) as f32);
         Change { motion, channel_shift, brightness }
+    }
+
+    /// What images of this size are moved in, where moving them is all that is done.
+    pub(super) fn frame(&self, size: Size) -> Option<Frame> {
+        let others = self.featurewise_center
+            || self.featurewise_std_normalization
+            || self.samplewise_center
+            || self.samplewise_std_normalization
+            || self.brightness_range.is_some()
+            || self.channel_shift_range != 0.0
+            || self.rescale.is_some();
+        let fill = match self.fill_mode.get().ok()? {
+            FillMode::Nearest => Fill::Nearest,
+            FillMode::Constant => Fill::Constant(self.cval),
+            FillMode::Reflect => Fill::Reflect,
+            FillMode::Wrap => Fill::Wrap,
+        };
+        let Size { height, width, channels } = size;
+        (!others).then_some(Frame { height, width, channels, fill })
+    }
+
+    /// How a sample is moved in an epoch.
+    pub(super) fn motion(&self, random: &mut Stream, size: Size) -> kept::Motion {
+        let motion = self.draw(random, size).motion;
+        if motion == Motion::NONE {
+            return kept::Motion::NONE;
+        }
+        let Motion { flip_horizontal, flip_vertical, .. } = motion;
+        kept::Motion { map: motion.map(size), flip_horizontal, flip_vertical }
     }
 
     /// Distorts and standardises the image `from` into `to`.

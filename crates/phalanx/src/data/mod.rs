@@ -6,6 +6,7 @@ mod digest;
 mod flow;
 mod folder;
 mod generator;
+mod in_memory;
 mod labels;
 mod pipeline;
 mod prefetch;
@@ -18,6 +19,8 @@ pub use digest::Digest;
 pub use flow::{ImageFlow, Images, Subset};
 pub use folder::{ClassMode, ColorMode, FromDirectory, ImageFolder, read as read_image};
 pub use generator::{ImageDataGenerator, ZoomRange};
+pub(crate) use in_memory::Identity;
+pub use in_memory::{InMemory, Picked, Picks, Table};
 pub use labels::{LabelBinarizer, to_categorical};
 pub use pipeline::{Cardinality, Element, Pipeline};
 pub use prefetch::Prefetch;
@@ -83,6 +86,11 @@ pub trait Dataset: Send + Sync {
     /// A fingerprint of the samples, by which workers see that they have the same; 0 where none is made.
     fn digest(&self) -> u64 {
         0
+    }
+
+    /// The same samples, where all of them lie in memory: devices may keep them.
+    fn in_memory(&self) -> Option<&dyn InMemory> {
+        None
     }
 
     /// Starts an epoch at its batch `start`. The order depends on `seed` and `epoch` alone, so a

@@ -1,6 +1,6 @@
 //! Batches made ahead of time, on other threads than the trainer's.
 
-use super::{Dataset, Epoch, HostBatch, Share};
+use super::{Dataset, Epoch, HostBatch, InMemory, Share};
 use crate::error::{Error, Result};
 use crate::model::{IntoDataset, Source};
 use std::any::Any;
@@ -94,6 +94,10 @@ impl Dataset for Prefetch {
 
     fn digest(&self) -> u64 {
         self.inner.digest()
+    }
+
+    fn in_memory(&self) -> Option<&dyn InMemory> {
+        self.inner.in_memory()
     }
 
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {

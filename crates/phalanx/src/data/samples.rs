@@ -39,6 +39,11 @@ impl Pixels {
         &self.bytes
     }
 
+    /// The bytes, and what is taken from every sample.
+    pub(super) fn shared(&self) -> (&Arc<Vec<u8>>, Option<&Arc<Vec<f32>>>) {
+        (&self.bytes, self.offset.as_ref())
+    }
+
     /// What a byte is divided by.
     pub(super) fn divisor(&self) -> f32 {
         self.divisor

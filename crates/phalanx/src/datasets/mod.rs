@@ -38,7 +38,7 @@ pub struct Split {
 /// # Ok::<(), phalanx::error::Error>(())
 /// ```
 pub fn load(name: &str) -> Result<Split> {
-    match name {
+    match canonical(name) {
         "glyphs" => glyphs::load(glyphs::Glyphs::default()),
         "mnist" => mnist::load(None),
         "fashion-mnist" => mnist::load_fashion(None),
@@ -51,13 +51,19 @@ pub fn load(name: &str) -> Result<Split> {
 /// The names of a dataset's classes, in the order of their labels.
 pub fn class_names(name: &str) -> Result<Vec<String>> {
     let own = |names: &[&str]| Ok(names.iter().map(ToString::to_string).collect());
-    match name {
+    match canonical(name) {
         "glyphs" | "mnist" => Ok((0..10).map(|digit| digit.to_string()).collect()),
         "fashion-mnist" => own(&mnist::FASHION_CLASSES),
         "cifar-10" => own(&cifar::CLASSES),
         "cifar-100" => own(&cifar::FINE_CLASSES),
         _ => Err(unknown(name)),
     }
+}
+
+/// A dataset's name as it is here, for one as Keras has it: `cifar10`, `fashion_mnist`.
+pub fn canonical(name: &str) -> &str {
+    let plain = |name: &str| name.replace(['-', '_'], "");
+    NAMES.into_iter().find(|known| plain(known) == plain(name)).unwrap_or(name)
 }
 
 fn unknown(name: &str) -> Error {
@@ -89,6 +95,15 @@ mod tests {
             assert!(names.iter().enumerate().all(|(i, n)| !names[..i].contains(n)), "{name}");
         }
         assert!(class_names("nope").is_err());
+    }
+
+    #[test]
+    fn keras_names_are_known_too() {
+        assert_eq!(
+            ["cifar10", "cifar100", "fashion_mnist"].map(canonical),
+            ["cifar-10", "cifar-100", "fashion-mnist"]
+        );
+        assert_eq!(canonical("cifar"), "cifar");
     }
 
     #[test]

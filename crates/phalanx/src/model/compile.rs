@@ -5,9 +5,9 @@ use super::engine::Engine;
 use crate::error::{Error, Result};
 use crate::losses::{self, Loss};
 use crate::metrics::Metric;
-use crate::optimizers::{self, Optimizer};
+use crate::optimizers::{self, LossScaleOptimizer, Optimizer};
 use crate::saving::object;
-use crate::strategy::MirroredStrategy;
+use crate::strategy::{MirroredStrategy, Policy};
 use crate::workers::MultiWorkerMirroredStrategy;
 use serde_json::{Map, Value};
 
@@ -264,6 +264,11 @@ impl Compile {
         let optimizer = match self.optimizer {
             OptimizerArgument::Value(o) => o,
             OptimizerArgument::Name(name) => optimizers::get(&name)?,
+        };
+        let scaled = self.strategy.local().asked_policy() == Policy::MixedFloat16;
+        let optimizer = match optimizer.inner() {
+            None if scaled => Box::new(LossScaleOptimizer::around(optimizer)),
+            _ => optimizer,
         };
         optimizer.validate()?;
         let losses: Vec<Box<dyn Loss>> = self

@@ -2,12 +2,14 @@
 
 mod checks;
 mod state;
+mod tables;
 mod tally;
 mod variables;
 mod weights;
 mod workers;
 
 pub(crate) use state::{Counters, is_weight};
+pub(crate) use tables::Kept;
 pub(crate) use tally::Tally;
 use weights::{HeldLayer, by_layer};
 
@@ -20,10 +22,11 @@ use crate::error::{Error, Result};
 use crate::layer::{Lowering, ModelWeight, SharedExecutor, lock};
 use crate::losses::{Loss, Reduction};
 use crate::metrics;
-use crate::optimizers::Optimizer;
+use crate::optimizers::{Optimizer, Scaling};
 use crate::strategy::{DeviceKind, MirroredStrategy};
 use crate::workers::lost;
 use phalanx_graph::exec::{Accumulate, Batch, ExecError, Executor, FeedData, ProgramId, Times};
+use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::peers::{Cluster, Share, gather};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{FetchPlan, Policy, Split};
@@ -91,24 +94,39 @@ pub(crate) struct Engine {
     gathered: (u64, f64),
     /// Set by a callback or the user; overrides the optimizer's own.
     learning_rate: Option<f64>,
+    /// How the loss is scaled, and by what now.
+    scaling: Option<(LossScale, f32)>,
+    /// Training steps whose gradients were not finite, which changed nothing.
+    pub(crate) skipped: u64,
     fetched: Vec<Vec<f32>>,
     scales: Vec<f32>,
+    /// Samples on the devices.
+    held: Vec<tables::Held>,
+    profiling: bool,
 }
 
-fn lower(def: &Definition, training: bool, synchronized: bool) -> Result<Lowered> {
+fn lower(
+    def: &Definition,
+    training: bool,
+    synchronized: bool,
+    scaling: Option<Scaling>,
+) -> Result<Lowered> {
     let mut low = Lowering::new(training);
     low.synchronized = synchronized;
     let feeds = def.feeds(&mut low);
     let inputs: Vec<_> = feeds.iter().map(|f| low.graph.feed(*f)).collect();
     let outputs = def.lower(&mut low, &inputs, "")?;
-    Ok(Lowered { low, outputs })
+    let scaling = scaling.map(|s| LossScale::declare(&mut low.graph, s.growth_steps));
+    Ok(Lowered { low, outputs, scaling })
 }
 
 impl Engine {
     pub(crate) fn new(model: &Model, resolved: Resolved) -> Result<Engine> {
         let Resolved { optimizer, losses, loss_weights, metrics, described, strategy, seed } =
             resolved;
-        let l = lower(&model.def, true, strategy.local().is_deterministic())?;
+        let asked = optimizer.inner().map(|(_, scaling)| scaling);
+        let l = lower(&model.def, true, strategy.local().is_deterministic(), asked)?;
+        let first = asked.map_or(0.0, |s| s.initial_scale as f32);
         let types: Vec<Type> = l.outputs.iter().map(|o| l.low.graph.ty(*o).clone()).collect();
         let targets: Vec<Type> =
             losses.iter().zip(&types).map(|(loss, ty)| loss.target(ty)).collect::<Result<_>>()?;
@@ -153,11 +171,18 @@ impl Engine {
             updates: 0,
             gathered: (0, 0.0),
             learning_rate: None,
+            scaling: l.scaling.map(|s| (s, first)),
+            skipped: 0,
             fetched: vec![],
             scales: vec![],
+            held: vec![],
+            profiling: false,
         };
         for (param, values) in &engine.constants {
             lock(&engine.executor).set_param(*param, values)?;
+        }
+        if let Some((scaling, first)) = engine.scaling {
+            lock(&engine.executor).set_param(scaling.state, &[first, 0.0, 1.0])?;
         }
         engine.refresh()?;
         if !engine.compiled() {
@@ -203,8 +228,23 @@ impl Engine {
 
     /// The learning rate at this step.
     pub(crate) fn learning_rate(&self) -> f64 {
-        let scheduled = || self.optimizer.common().learning_rate.at(self.steps);
+        self.learning_rate_at(self.iterations())
+    }
+
+    /// The learning rate at an iteration to come.
+    fn learning_rate_at(&self, iteration: u64) -> f64 {
+        let scheduled = || self.optimizer.common().learning_rate.at(iteration);
         self.learning_rate.unwrap_or_else(scheduled)
+    }
+
+    /// Training steps that counted, as Keras' optimizers have them.
+    pub(crate) fn iterations(&self) -> u64 {
+        self.steps - self.skipped
+    }
+
+    /// What the loss is multiplied by before it is differentiated, where it is.
+    pub(crate) fn loss_scale(&self) -> Option<f32> {
+        self.scaling.map(|(_, scale)| scale)
     }
 
     /// Overrides the optimizer's learning rate from this step on.
@@ -232,7 +272,8 @@ impl Engine {
     }
 
     fn lower(&self, training: bool) -> Result<Lowered> {
-        lower(&self.def, training, lock(&self.executor).mesh().fixed)
+        let scaling = self.optimizer.inner().map(|(_, scaling)| scaling);
+        lower(&self.def, training, lock(&self.executor).mesh().fixed, scaling)
     }
 
     fn step(&self, kind: StepKind) -> Result<Step> {
@@ -283,7 +324,10 @@ impl Engine {
         }
         let program = self.program(kind, batch)?;
         let fetches = program.fetches.clone();
-        let loaded = lock(&self.executor).load(program);
+        let mut loaded = lock(&self.executor).load(program.clone());
+        if matches!(loaded, Err(ExecError::Memory { .. })) && self.let_go() {
+            loaded = lock(&self.executor).load(program);
+        }
         let id = loaded.map_err(|e| self.explain(e, kind, batch))?;
         self.programs[at] = Some(Slot { id, max_batch: batch, fetches });
         Ok(id)
@@ -304,6 +348,7 @@ impl Engine {
     }
 
     pub(crate) fn set_profiling(&mut self, on: bool) {
+        self.profiling = on;
         lock(&self.executor).set_profiling(on);
     }
 
@@ -324,13 +369,12 @@ impl Engine {
 
     /// What each output's weighted loss sum is divided by.
     fn denominators(&self, batch: &HostBatch) -> Result<Vec<f64>> {
-        let rows = batch.rows as f64;
-        let divisor = |reduction: Reduction| match reduction {
-            Reduction::SumOverBatchSize => Ok(rows),
-            Reduction::Sum => Ok(1.0),
-            Reduction::MeanWithSampleWeight => self.total_weight(batch),
+        let weighted = Reduction::MeanWithSampleWeight;
+        let total = match self.losses.iter().any(|loss| loss.reduction() == weighted) {
+            true => self.total_weight(batch)?,
+            false => 0.0,
         };
-        self.losses.iter().map(|loss| divisor(loss.reduction())).collect()
+        Ok(self.losses.iter().map(|loss| denominator(&**loss, batch.rows, || total)).collect())
     }
 
     /// The weights of all samples of a batch, added up in their order.
@@ -425,16 +469,34 @@ impl Engine {
             return Ok(0.0);
         }
         lock(&self.executor).finish(&mut self.fetched)?;
-        self.gathered = started.gathered.unwrap_or(self.gathered);
         self.steps += u64::from(started.training);
+        let counts = !started.training || self.take_scale();
+        if counts {
+            self.gathered = started.gathered.unwrap_or(self.gathered);
+        }
         let loss = tally.add(self, started.rows, &started.denominators);
-        if started.updates {
+        if started.updates && counts {
             self.updates += 1;
             if let Some(id) = self.constrain {
                 lock(&self.executor).run(id, &Batch::default(), &mut vec![])?;
             }
         }
         Ok(loss)
+    }
+
+    /// Takes note of the loss scale behind a training step, which is fetched last; whether the step
+    /// counts.
+    fn take_scale(&mut self) -> bool {
+        let Some((_, scale)) = &mut self.scaling else { return true };
+        let Some(&[new, _, finite]) = self.fetched.last().map(Vec::as_slice) else { return true };
+        *scale = new;
+        if finite != 0.0 {
+            return true;
+        }
+        self.skipped += 1;
+        let step = self.steps;
+        tracing::debug!("step {step} is skipped: gradients are not finite; loss scale {new}");
+        false
     }
 
     /// Calls with a program and a batch's feeds; returns what each loss sum is divided by.
@@ -530,6 +592,15 @@ pub(crate) struct Gather {
     pub every: u64,
     /// Whether this is the last batch of the epoch, which updates with what there is.
     pub last: bool,
+}
+
+/// What a loss' weighted sum over so many samples is divided by, given the sum of their weights.
+fn denominator(loss: &dyn Loss, rows: usize, total: impl Fn() -> f64) -> f64 {
+    match loss.reduction() {
+        Reduction::SumOverBatchSize => rows as f64,
+        Reduction::Sum => 1.0,
+        Reduction::MeanWithSampleWeight => total(),
+    }
 }
 
 /// Some rows of a tensor.

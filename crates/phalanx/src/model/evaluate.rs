@@ -1,10 +1,11 @@
 //! `evaluate` and `predict`: passes over data that change no weight.
 
-use super::engine::{Engine, StepKind};
+use super::engine::{Engine, Kept, StepKind, Tally};
 use super::source::IntoDataset;
 use super::training::Interrupt;
+use super::turns::Group;
 use super::{Logs, Model};
-use crate::data::{Dataset, HostBatch};
+use crate::data::{Dataset, HostBatch, InMemory};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use phalanx_graph::Tensor;
@@ -126,31 +127,25 @@ pub(super) fn evaluate(
     mut progress: Option<&mut Progress>,
     interrupt: &Interrupt,
 ) -> Result<Option<Logs>> {
-    let mut tally = engine.tally();
-    let mut batch = HostBatch::default();
-    let mut epoch = data.epoch_of(engine.seed, 0, 0, engine.worker_share().as_ref())?;
-    let mut done = 0;
     if let Some(progress) = &mut progress {
         progress.begin_evaluate(data.batches());
     }
-    let (mut ahead, mut staged) = (HostBatch::default(), false);
-    let mut more = epoch.next(&mut batch)?;
-    while more {
-        engine.raise(interrupt.raised());
-        let started = engine.start(StepKind::Test, &batch, 0.0, None, staged)?;
-        more = epoch.next(&mut ahead)?;
-        if more {
-            engine.stage(StepKind::Test, &ahead)?;
-        }
-        engine.finish(started, &mut tally)?;
-        std::mem::swap(&mut batch, &mut ahead);
-        (staged, done) = (true, done + 1);
+    let kept = engine.keep(StepKind::Test, data)?;
+    let mut done = 0;
+    let each = &mut |steps: usize, engine: &Engine, tally: &Tally| {
+        done += steps;
         if let Some(progress) = &mut progress {
-            progress.step(done, &engine.logs(&tally));
+            progress.step(done, &engine.logs(tally));
         }
-        if engine.agreed(interrupt.raised()) {
-            return Ok(None);
-        }
+        !engine.agreed(interrupt.raised())
+    };
+    let mut tally = engine.tally();
+    let whole = match kept.zip(data.in_memory()) {
+        Some((kept, data)) => over_table(engine, data, &kept, &mut tally, each)?,
+        None => over_batches(engine, data, &mut tally, interrupt, each)?,
+    };
+    if !whole {
+        return Ok(None);
     }
     if tally.is_empty() {
         return Err(Error::argument("evaluate", "data", "at least one sample", "none"));
@@ -160,4 +155,59 @@ pub(super) fn evaluate(
         progress.end_evaluate(&logs);
     }
     Ok(Some(logs))
+}
+
+/// Called behind steps with their number; whether to go on.
+type Each<'a> = dyn FnMut(usize, &Engine, &Tally) -> bool + 'a;
+
+/// The pass over samples that the devices keep; whether it came to its end.
+fn over_table(
+    engine: &mut Engine,
+    data: &dyn InMemory,
+    kept: &Kept,
+    tally: &mut Tally,
+    each: &mut Each<'_>,
+) -> Result<bool> {
+    let mut picks = data.picks(engine.seed, 0, 0)?;
+    let (mut now, mut next) = (Group::default(), Group::default());
+    now.fill(&mut next, &mut *picks, kept.together)?;
+    while !now.batches().is_empty() {
+        let started = engine.start_turns(StepKind::Test, kept, now.batches())?;
+        next.fill(&mut now, &mut *picks, kept.together)?;
+        engine.finish_turns(started, tally)?;
+        if !each(now.batches().len(), engine, tally) {
+            return Ok(false);
+        }
+        std::mem::swap(&mut now, &mut next);
+    }
+    Ok(true)
+}
+
+/// The pass over batches of the host; whether it came to its end.
+fn over_batches(
+    engine: &mut Engine,
+    data: &dyn Dataset,
+    tally: &mut Tally,
+    interrupt: &Interrupt,
+    each: &mut Each<'_>,
+) -> Result<bool> {
+    let mut batch = HostBatch::default();
+    let mut epoch = data.epoch_of(engine.seed, 0, 0, engine.worker_share().as_ref())?;
+    let (mut ahead, mut staged) = (HostBatch::default(), false);
+    let mut more = epoch.next(&mut batch)?;
+    while more {
+        engine.raise(interrupt.raised());
+        let started = engine.start(StepKind::Test, &batch, 0.0, None, staged)?;
+        more = epoch.next(&mut ahead)?;
+        if more {
+            engine.stage(StepKind::Test, &ahead)?;
+        }
+        engine.finish(started, tally)?;
+        std::mem::swap(&mut batch, &mut ahead);
+        staged = true;
+        if !each(1, engine, tally) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

@@ -5,6 +5,7 @@ use super::source::{IntoDataset, Source, one_batch};
 use super::training::{Interrupt, OnNan, Training};
 use super::{Logs, Model};
 use crate::callbacks::Callback;
+use crate::data::{Arrays, Dataset, HostBatch, Picked};
 use crate::error::{Error, Result};
 use crate::history::History;
 use phalanx_graph::Tensor;
@@ -206,6 +207,12 @@ impl Model {
         Ok(self.engine("learning_rate")?.learning_rate())
     }
 
+    /// What the loss is multiplied by before it is differentiated, where the optimizer is a
+    /// [`LossScaleOptimizer`](crate::optimizers::LossScaleOptimizer): Keras' `dynamic_scale`.
+    pub fn loss_scale(&mut self) -> Result<Option<f64>> {
+        Ok(self.engine("loss_scale")?.loss_scale().map(f64::from))
+    }
+
     /// Trains on with another learning rate, in the place of the optimizer's own or its schedule.
     pub fn set_learning_rate(&mut self, rate: f64) -> Result<()> {
         self.engine("set_learning_rate")?.set_learning_rate(rate)
@@ -267,19 +274,36 @@ impl Model {
         Ok(engine.logs(&tally))
     }
 
-    /// Several updates on the same batch, to measure them; `each` is called behind every one. Returns
-    /// loss and metrics of the last.
+    /// Several updates on one and the same batch, all samples there are, to measure them; `each` is
+    /// called behind one or more, with their number. Returns loss and metrics of the last.
     pub fn train_repeatedly(
         &mut self,
-        x: &Tensor,
-        y: &Tensor,
+        data: &Arrays,
         steps: usize,
-        mut each: impl FnMut(),
+        mut each: impl FnMut(usize),
     ) -> Result<Logs> {
         let engine = self.engine("train_repeatedly")?;
-        let batch = one_batch(engine, x, y)?;
+        let rows = data.len().unwrap_or_default();
+        let source = data.into_source()?.in_order();
+        let data = source.prepare(engine, Some(rows), true)?.dataset();
         let mut tally = engine.tally();
         engine.claim();
+        if let Some(kept) = engine.keep(StepKind::Train, &*data)? {
+            let batch = Picked { rows: (0..rows as u32).collect(), motions: vec![] };
+            let batches = vec![batch; kept.together];
+            let mut left = steps;
+            while left > 0 {
+                let turns = left.min(engine.together(&kept));
+                let started = engine.start_turns(StepKind::Train, &kept, &batches[..turns])?;
+                tally = engine.tally();
+                engine.finish_turns(started, &mut tally)?;
+                each(turns);
+                left -= turns;
+            }
+            return Ok(engine.logs(&tally));
+        }
+        let mut batch = HostBatch::default();
+        data.epoch(0, 0, 0)?.next(&mut batch)?;
         for step in 0..steps {
             tally = engine.tally();
             let rate = engine.learning_rate();
@@ -289,7 +313,7 @@ impl Model {
                 engine.stage(StepKind::Train, &batch)?;
             }
             engine.finish(started, &mut tally)?;
-            each();
+            each(1);
         }
         Ok(engine.logs(&tally))
     }

@@ -14,6 +14,7 @@ mod steps;
 mod summary;
 mod symbol;
 mod training;
+mod turns;
 
 pub use compile::{Compile, LossArgument, MetricArgument, OptimizerArgument};
 pub use definition::{Definition, Kind};

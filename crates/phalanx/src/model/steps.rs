@@ -2,13 +2,15 @@
 //!
 //! Feeds stand in this order: the model's inputs, one target per output, the sample weights, and
 //! one loss scale per output (what the weighted sum of its losses is divided by, inverted).
-//! Fetches: one loss sum per output, the penalty of the regularizers, then the metrics' sums.
+//! Fetches: one loss sum per output, the penalty of the regularizers, then the metrics' sums; last the
+//! loss scale behind the update, where the loss is scaled.
 
 use crate::error::Result;
 use crate::layer::{Lowering, ModelWeight};
 use crate::losses::Loss;
 use crate::metrics::Metric;
 use phalanx_graph::autodiff;
+use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::passes::{checked, fuse_epilogues};
 use phalanx_graph::update::UpdateRule;
@@ -18,6 +20,8 @@ use phalanx_graph::{Fetch, Gradient, Graph, NodeId, Op, ParamId, Scope, Step, Ty
 pub(crate) struct Lowered {
     pub low: Lowering,
     pub outputs: Vec<NodeId>,
+    /// How the loss is scaled in training, where it is.
+    pub scaling: Option<LossScale>,
 }
 
 /// A metric, and whether samples count by their weights in it.
@@ -110,7 +114,12 @@ fn penalty(g: &mut Graph, weights: &[ModelWeight]) -> Result<NodeId> {
 
 /// Forward, backward, reduction, update.
 pub(crate) fn train(mut l: Lowered, goal: &Objective<'_>, rule: UpdateRule) -> Result<Step> {
-    let (fetches, seeds) = objective(&mut l, goal)?;
+    let (fetches, mut seeds) = objective(&mut l, goal)?;
+    if let Some(scaling) = l.scaling {
+        for (_, coefficient) in &mut seeds {
+            *coefficient = scaling.seed(&mut l.low.graph, *coefficient)?;
+        }
+    }
     let Lowering { graph, assigns, weights, .. } = l.low;
     let mut step = Step::new("train", graph);
     let kept = fetches.len();
@@ -144,12 +153,18 @@ pub(crate) fn train(mut l: Lowered, goal: &Objective<'_>, rule: UpdateRule) -> R
         step.gradients.push(Gradient { param: weight.param, node: partials[at], l1, l2 });
     }
     step.update = Some(rule);
+    step.loss_scale = l.scaling;
+    if let Some(scaling) = l.scaling {
+        let node = step.graph.param(scaling.state);
+        step.fetches.push(Fetch { name: "loss_scale".into(), node });
+    }
     Ok(checked("autodiff", step)?)
 }
 
 /// Forward and backward; the gradients themselves, whole, are what is fetched, in the order of the
 /// weights trained.
 pub(crate) fn gradients(l: Lowered, goal: &Objective<'_>, rule: UpdateRule) -> Result<Step> {
+    let l = Lowered { scaling: None, ..l };
     let mut step = train(l, goal, rule)?;
     step.name = "gradients".into();
     step.update = None;

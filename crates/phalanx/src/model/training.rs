@@ -1,11 +1,12 @@
 //! The training loop: batches, callbacks, validation, and the state between two steps.
 
 use super::Logs;
-use super::engine::{Engine, Gather, StepKind, Tally};
+use super::engine::{Engine, Gather, Kept, StepKind, Tally};
 use super::evaluate::evaluate;
 use super::fit::Fit;
 use super::run_setup::Setup;
 use super::run_state::{Header, Position, RunState};
+use super::turns::Group;
 use crate::callbacks::{Action, Callback, CallbackState, View, WeightSource};
 use crate::data::{Dataset, Epoch, HostBatch, Share};
 use crate::error::{Error, Result};
@@ -190,20 +191,28 @@ impl<'a> Training<'a> {
         let none = Logs::default();
         self.engine.claim();
         self.begin()?;
+        let kept = self.keep()?;
         let mut batch = HostBatch::default();
         let mut open = None;
         // An epoch that was begun is brought to its end, validation and all, even when stopped.
         while self.at.epoch < self.epochs && (self.at.batch > 0 || !self.stop) {
-            let mut feeder = match open.take() {
-                Some(feeder) => feeder,
-                None => Feeder::new(self.data, self.engine, &self.at)?,
-            };
             if self.at.batch == 0 {
                 self.call(&none, |c, v| c.on_epoch_begin(v))?;
             }
             self.progress.begin_epoch(self.at.epoch, self.epochs, self.steps);
             self.began = Instant::now();
-            self.train_epoch(&mut feeder, &mut batch)?;
+            match &kept {
+                Some(kept) => self.train_epoch_kept(kept)?,
+                None => {
+                    let mut feeder = match open.take() {
+                        Some(feeder) => feeder,
+                        None => Feeder::new(self.data, self.engine, &self.at)?,
+                    };
+                    self.train_epoch(&mut feeder, &mut batch)?;
+                    // With steps asked for, the data goes on where it is.
+                    open = self.asked_steps.is_some().then_some(feeder);
+                }
+            }
             let logs = self.end_epoch()?;
             let asking = self.call(&logs, |c, v| c.on_epoch_end(v))?;
             self.advance();
@@ -211,12 +220,10 @@ impl<'a> Training<'a> {
             if self.asked_to_end() && self.at.epoch < self.epochs && !self.stop {
                 return self.interrupted();
             }
-            // With steps asked for, the data goes on where it is.
-            open = self.asked_steps.is_some().then_some(feeder);
         }
         if self.on_nan == OnNan::Raise && !self.stop && !self.engine.is_finite() {
             // The last update broke the weights, and no later loss could show it.
-            return Err(self.not_finite(f64::NAN));
+            return Err(self.not_finite(f64::NAN, self.engine.steps));
         }
         self.engine.finish_training()?;
         self.at.epoch = self.history.epochs.last().copied().unwrap_or(self.at.epoch);
@@ -238,7 +245,7 @@ impl<'a> Training<'a> {
         }
         let found = self.engine.run_of_chief(found)?;
         // What the optimizer keeps is there once the step is.
-        self.engine.prepare(self.data.batch_size())?;
+        self.engine.prepare(StepKind::Train, self.data.batch_size())?;
         let Some(state) = found else {
             let asking = self.call(&Logs::default(), |c, v| c.on_train_begin(v))?;
             return self.back_up(&asking);
@@ -314,24 +321,80 @@ impl<'a> Training<'a> {
             };
             self.at.batch += 1;
             self.at.rows += batch.rows;
-            let logs = self.engine.logs(&self.tally);
-            let asking = self.call(&logs, |c, v| c.on_batch_end(v))?;
-            if !loss.is_finite() && !self.stop {
-                if self.on_nan == OnNan::Raise {
-                    return Err(self.not_finite(loss));
-                }
-                self.stop = true;
-            }
-            self.progress.step(self.at.batch, &logs);
-            if self.asked_to_end() {
-                return self.interrupted();
-            }
-            self.back_up(&asking)?;
+            self.after_steps(&[loss])?;
         }
         if self.at.batch == 0 && !self.stop {
             return Err(Error::argument("fit", "data", "at least one batch", "an empty dataset"));
         }
         Ok(())
+    }
+
+    /// The samples on the devices, where they can be kept there and epochs are whole passes.
+    fn keep(&mut self) -> Result<Option<Kept>> {
+        let steps_alone = self.asked_steps.is_none() && self.gather.is_none();
+        if !steps_alone || self.on_nan == OnNan::Skip {
+            return Ok(None);
+        }
+        if let Some(validation) = self.validation {
+            // What programs need comes first: samples take what is left.
+            self.engine.prepare(StepKind::Test, validation.batch_size())?;
+        }
+        self.engine.keep(StepKind::Train, self.data)
+    }
+
+    /// An epoch on samples that the devices keep. Steps are started together unless a callback looks
+    /// at each of them.
+    fn train_epoch_kept(&mut self, kept: &Kept) -> Result<()> {
+        let Some(data) = self.data.in_memory() else { return Ok(()) };
+        let mut picks = data.picks(self.engine.seed, self.at.pass, self.at.taken)?;
+        let (mut now, mut next) = (Group::default(), Group::default());
+        now.fill(&mut next, &mut *picks, self.together(kept))?;
+        while !now.batches().is_empty() && !self.stop {
+            if self.watched() {
+                self.call(&Logs::default(), |c, v| c.on_batch_begin(v))?;
+            }
+            let started = self.engine.start_turns(StepKind::Train, kept, now.batches())?;
+            next.fill(&mut now, &mut *picks, self.together(kept))?;
+            let losses = self.engine.finish_turns(started, &mut self.tally)?;
+            self.at.batch += losses.len();
+            self.at.taken += losses.len();
+            self.at.rows += now.rows();
+            self.after_steps(&losses)?;
+            std::mem::swap(&mut now, &mut next);
+        }
+        Ok(())
+    }
+
+    /// How many steps to start together.
+    fn together(&self, kept: &Kept) -> usize {
+        if self.watched() { 1 } else { self.engine.together(kept) }
+    }
+
+    /// Whether a callback looks at every batch.
+    fn watched(&self) -> bool {
+        self.callbacks.iter().any(|c| c.sees_batches())
+    }
+
+    /// Lets everybody see the last of some steps, given the loss of each.
+    fn after_steps(&mut self, losses: &[f64]) -> Result<()> {
+        let logs = self.engine.logs(&self.tally);
+        let asking = match self.watched() {
+            true => self.call(&logs, |c, v| c.on_batch_end(v))?,
+            false => vec![],
+        };
+        let broken = losses.iter().position(|loss| !loss.is_finite());
+        if let Some(at) = broken.filter(|_| !self.stop) {
+            if self.on_nan == OnNan::Raise {
+                let step = self.engine.steps - (losses.len() - 1 - at) as u64;
+                return Err(self.not_finite(losses[at], step));
+            }
+            self.stop = true;
+        }
+        self.progress.step(self.at.batch, &logs);
+        if self.asked_to_end() {
+            return self.interrupted();
+        }
+        self.back_up(&asking)
     }
 
     /// Gets the next batch of the epoch while a step is under way.
@@ -367,7 +430,7 @@ impl<'a> Training<'a> {
         }
         self.skipped += 1;
         if self.skipped > MOST_SKIPPED {
-            return Err(self.not_finite(loss));
+            return Err(self.not_finite(loss, self.engine.steps));
         }
         let step = self.engine.steps;
         tracing::warn!("step {step} is undone: its loss is {loss}, or its weights no numbers");
@@ -383,8 +446,8 @@ impl<'a> Training<'a> {
         self.engine.agreed(self.interrupt.raised())
     }
 
-    fn not_finite(&self, loss: f64) -> Error {
-        Error::NotFinite { loss, step: self.engine.steps, epoch: self.at.epoch + 1 }
+    fn not_finite(&self, loss: f64, step: u64) -> Error {
+        Error::NotFinite { loss, step, epoch: self.at.epoch + 1 }
     }
 
     /// Validates and adds the epoch to the history.
@@ -402,6 +465,9 @@ impl<'a> Training<'a> {
         self.progress.end_epoch(&logs);
         let mut entry = logs.clone();
         entry.push("lr", self.engine.learning_rate());
+        if let Some(scale) = self.engine.loss_scale() {
+            entry.push("loss_scale", f64::from(scale));
+        }
         self.history.push(self.at.epoch, &entry, self.earlier + ran, self.at.rows);
         Ok(logs)
     }
@@ -465,7 +531,7 @@ impl<'a> Training<'a> {
             samples: self.data.len(),
             steps: self.steps,
             shuffle: self.data.shuffles(),
-            optimizer: self.engine.optimizer.config(),
+            optimizer: self.engine.optimizer_options(),
         }
     }
 

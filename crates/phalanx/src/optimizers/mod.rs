@@ -18,6 +18,7 @@ mod adagrad;
 mod adam;
 mod adamw;
 mod lion;
+mod loss_scale;
 mod nadam;
 mod rmsprop;
 mod sgd;
@@ -26,6 +27,7 @@ pub use adagrad::Adagrad;
 pub use adam::Adam;
 pub use adamw::AdamW;
 pub use lion::Lion;
+pub use loss_scale::{LossScaleOptimizer, Scaling};
 pub use nadam::Nadam;
 pub use rmsprop::RMSprop;
 pub use sgd::SGD;
@@ -161,6 +163,11 @@ pub trait Optimizer: Debug + Send + Sync {
     /// step.
     fn state_scalars(&self, _updates: u64) -> Vec<f64> {
         vec![]
+    }
+
+    /// The optimizer inside, and how it is scaled, where this only scales the loss of another.
+    fn inner(&self) -> Option<(&dyn Optimizer, Scaling)> {
+        None
     }
 
     /// Checks the optimizer's own options.
@@ -319,6 +326,7 @@ const REGISTRY: &[(&str, Make)] = &[
     ("Adagrad", make::<Adagrad>),
     ("Nadam", make::<Nadam>),
     ("Lion", make::<Lion>),
+    ("LossScaleOptimizer", LossScaleOptimizer::read),
 ];
 
 /// An optimizer by Keras' name, in any case: `"adam"`, `"SGD"`, ….

@@ -92,7 +92,7 @@ impl Series {
 /// The curves in the order of the legend: losses first, each with its validation.
 fn collect(history: &History) -> Vec<Series> {
     let mut names: Vec<&str> = history.names().map(base).collect();
-    names.retain(|name| !matches!(*name, "lr" | "learning_rate"));
+    names.retain(|name| !matches!(*name, "lr" | "learning_rate" | "loss_scale"));
     names.sort_by_key(|name| (*name != "loss", !is_loss(name), *name));
     names.dedup();
     let mut series = vec![];

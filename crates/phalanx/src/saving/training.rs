@@ -1,5 +1,6 @@
 //! What files keep besides structure and weights.
 
+use phalanx_graph::loss_scale::STATE;
 use serde_json::{Map, Value};
 
 /// What a model is trained with: losses, metrics and optimizer, and what the optimizer has gathered.
@@ -18,6 +19,8 @@ pub(crate) struct TrainingState {
     pub iterations: u64,
     /// The learning rate, unless a schedule gives it.
     pub learning_rate: Option<f64>,
+    /// The state of the loss scale, where the optimizer has one.
+    pub scale: Option<[f32; STATE]>,
     /// The rest, in Keras' order.
     pub variables: Vec<Variable>,
 }

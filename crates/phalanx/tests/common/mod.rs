@@ -1,6 +1,8 @@
 //! What the tests against Python Keras share: the fixture reader, the runner and the comparison.
 #![allow(dead_code)] // every test binary uses its part
 
+pub mod trainer;
+
 use phalanx_cpu::reference::{self, Bindings, Context, Value as RefValue};
 use phalanx_cpu::simd::Isa;
 use phalanx_cpu::{CpuExecutor, CpuOptions};

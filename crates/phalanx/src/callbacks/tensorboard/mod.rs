@@ -119,6 +119,10 @@ impl Callback for TensorBoard {
         true
     }
 
+    fn sees_batches(&self) -> bool {
+        self.update_freq != Frequency::Epoch
+    }
+
     fn on_train_begin(&mut self, view: &View<'_>) -> Result<Action> {
         self.update_freq.check("TensorBoard", "update_freq")?;
         (self.train, self.validation) = (None, None);

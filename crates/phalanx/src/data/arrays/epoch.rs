@@ -1,7 +1,9 @@
 //! The batches of arrays.
 
 use super::Arrays;
-use crate::data::{Dataset, Epoch, HostBatch, Samples, Share, make_room, own_positions};
+use crate::data::{
+    Dataset, Epoch, HostBatch, Picked, Picks, Samples, Share, make_room, own_positions,
+};
 use crate::error::Result;
 use phalanx_graph::{Data, Tensor};
 use std::ops::Range;
@@ -17,14 +19,33 @@ pub(super) struct ArraysEpoch<'a> {
     pub end: usize,
 }
 
+impl ArraysEpoch<'_> {
+    /// Where the next batch lies; nothing at the end.
+    fn advance(&mut self) -> Option<Range<usize>> {
+        let positions = self.at..self.end.min(self.at.saturating_add(self.arrays.batch));
+        self.at = self.at.max(positions.end);
+        (!positions.is_empty()).then_some(positions)
+    }
+}
+
+impl Picks for ArraysEpoch<'_> {
+    fn next(&mut self, picked: &mut Picked) -> Result<bool> {
+        let Some(positions) = self.advance() else { return Ok(false) };
+        picked.rows.clear();
+        picked.motions.clear();
+        let first = self.arrays.window.start as u32;
+        match &self.order {
+            None => picked.rows.extend(positions.map(|at| first + at as u32)),
+            Some(order) => picked.rows.extend(order[positions].iter().map(|at| first + at)),
+        }
+        Ok(true)
+    }
+}
+
 impl Epoch for ArraysEpoch<'_> {
     fn next(&mut self, batch: &mut HostBatch) -> Result<bool> {
-        if self.at >= self.end {
-            return Ok(false);
-        }
+        let Some(positions) = self.advance() else { return Ok(false) };
         let arrays = self.arrays;
-        let positions = self.at..self.end.min(self.at.saturating_add(arrays.batch));
-        self.at = positions.end;
         batch.rows = positions.len();
         let share = self.share.as_ref();
         let (positions, own) = own_positions(share, positions);

@@ -4,6 +4,7 @@ use super::{Engine, StepKind};
 use crate::error::{Error, Result};
 use crate::exact::Exact;
 use crate::layer::lock;
+use phalanx_graph::loss_scale::STATE;
 use phalanx_graph::{ParamId, Tensor};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -11,12 +12,17 @@ use std::collections::HashMap;
 /// First letter of the names of tensors that are no weights.
 const OTHER: &str = "@";
 
+/// The tensor of the loss scale.
+const LOSS_SCALE: &str = "@loss_scale";
+
 /// The numbers that training counts along.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Counters {
     pub seed: u64,
     pub steps: u64,
     pub updates: u64,
+    #[serde(default)]
+    pub skipped: u64,
     gathered: (u64, Exact),
     learning_rate: Option<Exact>,
     optimizer: String,
@@ -36,9 +42,10 @@ impl Engine {
             seed: self.seed,
             steps: self.steps,
             updates: self.updates,
+            skipped: self.skipped,
             gathered: (count, Exact(weight)),
             learning_rate: self.learning_rate.map(Exact),
-            optimizer: self.optimizer.class_name().into(),
+            optimizer: self.optimizer.rule().name,
             deterministic: lock(&self.executor).mesh().fixed,
         };
         let mut tensors = vec![];
@@ -46,6 +53,10 @@ impl Engine {
         let executor = lock(&self.executor);
         for (name, param, dims) in &named {
             tensors.push((name.clone(), Tensor::new(dims.clone(), executor.param(*param))?));
+        }
+        if let Some((scaling, _)) = self.scaling {
+            let state = executor.param(scaling.state);
+            tensors.push((LOSS_SCALE.into(), Tensor::new([STATE], state)?));
         }
         named.retain(|weight| self.trained.contains(&weight.1));
         for (name, param, dims) in named {
@@ -61,8 +72,8 @@ impl Engine {
     }
 
     /// Compiles the training step for batches of this size.
-    pub(crate) fn prepare(&mut self, batch: usize) -> Result<()> {
-        self.ensure(StepKind::Train, batch).map(|_| ())
+    pub(crate) fn prepare(&mut self, kind: StepKind, batch: usize) -> Result<()> {
+        self.ensure(kind, batch).map(|_| ())
     }
 
     /// Takes up a state where another engine of the same model left it. `batch` is the size of the
@@ -74,7 +85,7 @@ impl Engine {
         batch: usize,
     ) -> Result<()> {
         self.check_counters(counters)?;
-        self.prepare(batch)?;
+        self.prepare(StepKind::Train, batch)?;
         let mut given: HashMap<&str, &Tensor> =
             tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
         let mut take = |name: &str, dims: &[usize]| {
@@ -96,11 +107,18 @@ impl Engine {
                 executor.set_gathered(param, take(&gathered_name(&name), &dims)?)?;
             }
         }
+        let mut scaled = None;
+        if let Some((scaling, _)) = self.scaling {
+            let state = take(LOSS_SCALE, &[STATE])?;
+            executor.set_param(scaling.state, state)?;
+            scaled = Some((scaling, state[0]));
+        }
         drop(executor);
         if let Some(name) = given.keys().min() {
             return Err(self.misfit("the tensors of this model", &format!("'{name}' too")));
         }
         (self.steps, self.updates) = (counters.steps, counters.updates);
+        (self.skipped, self.scaling) = (counters.skipped, scaled);
         self.gathered = (counters.gathered.0, counters.gathered.1.0);
         self.learning_rate = counters.learning_rate.map(|rate| rate.0);
         self.claim();
@@ -116,7 +134,7 @@ impl Engine {
 
     /// Fails unless the numbers are those of an engine set up as this one.
     pub(crate) fn check_counters(&self, counters: &Counters) -> Result<()> {
-        let optimizer = self.optimizer.class_name();
+        let optimizer = self.optimizer.rule().name;
         if counters.optimizer != optimizer {
             return Err(self.misfit(&format!("optimizer {optimizer}"), &counters.optimizer));
         }

@@ -6,8 +6,12 @@ use crate::layer::ModelWeight;
 use crate::saving::{Training, TrainingState, Variable, layers_in_order, optimizer_object};
 use crate::schedules::LearningRate;
 use phalanx_graph::Tensor;
+use phalanx_graph::loss_scale::STATE;
 use phalanx_graph::update::{Slot, SlotInit};
 use serde_json::{Map, Value};
+
+/// Variables behind the iteration that belong to a loss scale.
+const OF_SCALE: usize = 4;
 
 /// Keras' variables beyond iteration and learning rate.
 enum Kind {
@@ -69,6 +73,16 @@ impl Engine {
         }
     }
 
+    /// The options of the optimizer, and of the one inside of it.
+    pub(crate) fn optimizer_options(&self) -> Map<String, Value> {
+        let mut options = self.optimizer.config();
+        if let Some((inner, _)) = self.optimizer.inner() {
+            options.remove("inner_optimizer");
+            options.extend(inner.config());
+        }
+        options
+    }
+
     /// What the model was compiled with, under Keras' keys.
     pub(crate) fn compile_config(&self) -> Map<String, Value> {
         let mut config = self.described.clone();
@@ -108,15 +122,37 @@ impl Engine {
         };
         let kinds = self.variables(&slots, weights.len());
         TrainingState {
-            iterations: self.steps,
+            iterations: self.iterations(),
             learning_rate: self.kept_learning_rate(),
+            scale: self
+                .scaling
+                .and_then(|(scaling, _)| executor.param(scaling.state).try_into().ok()),
             variables: kinds.into_iter().map(variable).collect(),
         }
+    }
+
+    /// The state of the loss scale and the iteration of the optimizer inside, where a file's variables
+    /// begin with them: its own learning rate, the finite steps, the scale, the iteration.
+    fn scale_in(&self, found: &[Tensor]) -> Option<([f32; STATE], u64)> {
+        self.scaling?;
+        let number = |tensor: &Tensor| match (tensor.dims(), tensor.f32()?) {
+            ([], [number]) if number.is_finite() && *number >= 0.0 => Some(*number),
+            _ => None,
+        };
+        let numbers: Option<Vec<f32>> = found.get(..OF_SCALE)?.iter().map(number).collect();
+        let [rate, steps, scale, iteration] = numbers?[..] else { return None };
+        let usable = rate == 0.0 && scale.is_normal();
+        usable.then_some(([scale, steps, 1.0], iteration as u64))
     }
 
     /// Goes on from what a file holds: the iteration, then the learning rate (without a schedule) and
     /// the variables, if the optimizer had any yet.
     pub(crate) fn set_training_state(&mut self, iteration: u64, found: &[Tensor]) -> Result<()> {
+        let scaled = self.scale_in(found);
+        let (iteration, found) = match scaled {
+            Some((_, iteration)) => (iteration, &found[OF_SCALE..]),
+            None => (iteration, found),
+        };
         let mut found = found.iter();
         let rate = match self.kept_learning_rate() {
             None => None,
@@ -146,7 +182,11 @@ impl Engine {
                 }
             }
         }
-        self.steps = iteration;
+        if let (Some((scaling, scale)), Some((state, _))) = (&mut self.scaling, scaled) {
+            lock(&self.executor).set_param(scaling.state, &state)?;
+            *scale = state[0];
+        }
+        (self.steps, self.skipped) = (iteration, 0);
         self.updates = iteration / self.gather_steps().unwrap_or(1).max(1);
         if let Some(rate) = rate {
             self.optimizer.common_mut().learning_rate = LearningRate::Constant(rate);

@@ -14,6 +14,10 @@ const ALWAYS: [&str; 4] = ["name", "dtype", "axis", "jit_compile"];
 /// An optimizer as an object. As in Keras the learning rate is what `f32` makes of it.
 pub(crate) fn optimizer(optimizer: &dyn Optimizer, rate: Option<f64>) -> Value {
     let mut config = optimizer.config();
+    if let Some((inner, _)) = optimizer.inner() {
+        config.insert("inner_optimizer".into(), self::optimizer(inner, rate));
+        return object("keras.optimizers", optimizer.class_name(), config);
+    }
     let own = match &optimizer.common().learning_rate {
         LearningRate::Constant(rate) => Some(*rate),
         LearningRate::Schedule(_) => None,

@@ -100,17 +100,44 @@ pub(in crate::saving) fn content(
             root.put(&format!("{vars}/{i}"), tensor.dims(), values(&layer, name, data));
         }
     }
-    if let Some(training) = training {
-        root.at("optimizer/vars").attribute("name", Text::One(training.optimizer.clone()));
-        for (i, (_, dims, values)) in variables(&training.state).into_iter().enumerate() {
-            root.put(&format!("optimizer/vars/{i}"), &dims, values);
+    if let Some(Training { optimizer, state, .. }) = training {
+        let mut put = |vars: &str, name: &str, list: Vec<Entry>| {
+            root.at(vars).attribute("name", Text::One(name.into()));
+            for (i, (_, dims, values)) in list.into_iter().enumerate() {
+                root.put(&format!("{vars}/{i}"), &dims, values);
+            }
+        };
+        if state.scale.is_some() {
+            put("optimizer/inner_optimizer/vars", optimizer, inner_variables(state));
         }
+        let name = if state.scale.is_some() { "loss_scale_optimizer" } else { optimizer };
+        put("optimizer/vars", name, variables(state));
     }
     root
 }
 
+/// A variable's name, dimensions and numbers.
+type Entry = (String, Vec<usize>, Values);
+
 /// The optimizer's variables with their names, in Keras' order.
-pub(in crate::saving) fn variables(state: &TrainingState) -> Vec<(String, Vec<usize>, Values)> {
+pub(in crate::saving) fn variables(state: &TrainingState) -> Vec<Entry> {
+    let mut out = vec![];
+    if let Some([scale, steps, _]) = state.scale {
+        // Iteration and learning rate of the optimizer around the one that has them.
+        let own = [
+            ("loss_scale_iteration", Values::I32(vec![0])),
+            ("loss_scale_learning_rate", Values::F32(vec![0.0])),
+            ("step_counter", Values::I32(vec![steps as i32])),
+            ("dynamic_scale", Values::F32(vec![scale])),
+        ];
+        out.extend(own.map(|(name, values)| (name.to_string(), vec![], values)));
+    }
+    out.extend(inner_variables(state));
+    out
+}
+
+/// The same without those of the loss scale.
+fn inner_variables(state: &TrainingState) -> Vec<Entry> {
     let steps = i32::try_from(state.iterations).unwrap_or(i32::MAX);
     let mut out = vec![("iteration".to_string(), vec![], Values::I32(vec![steps]))];
     if let Some(rate) = state.learning_rate {

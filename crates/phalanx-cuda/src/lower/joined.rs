@@ -1,0 +1,364 @@
+//! Sums over several GPUs. What is added together, and when, follows from the program alone: every GPU
+//! asks for the same sums in the same order, whatever its rows.
+//!
+//! Gradients leave by the bucket, as soon as the last of one is made, and backward goes on meanwhile. A
+//! collective takes along all later ones whose parts are there by then.
+
+use super::Lowering;
+use crate::launch::{Arg, Block, Elem, Launch, Ptr, Span, Word};
+use crate::plan::ALIGN;
+use crate::task::{Part, Task, Work};
+use phalanx_graph::Scope;
+use phalanx_graph::program::{Instr, Place, Program, UpdatePlan, ValueId};
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+/// When which sums are made.
+#[derive(Debug, Default)]
+pub(super) struct Departures {
+    /// Collectives that travel together, by the first of them.
+    groups: HashMap<usize, Vec<usize>>,
+    /// Where the result of each lies in scratch memory, the same on all replicas.
+    slots: HashMap<usize, usize>,
+    /// Ranges of the gradients, by the instruction that completes them.
+    buckets: HashMap<usize, Vec<Range<usize>>>,
+}
+
+/// A sum over the replicas on this GPU, each with its weight.
+struct Gather {
+    to: Ptr,
+    elem: Elem,
+    len: usize,
+    from: Vec<(Ptr, f32)>,
+}
+
+/// What a collective over all replicas adds.
+fn operand(instr: &Instr) -> Option<ValueId> {
+    match instr {
+        Instr::AllReduce { scope: Scope::All, input, .. } | Instr::ReplicaMean { input, .. } => {
+            Some(*input)
+        }
+        _ => None,
+    }
+}
+
+/// The instructions that write to a place.
+fn makers(program: &Program, place: Place) -> impl Iterator<Item = usize> {
+    let each = program.instrs.iter().enumerate();
+    each.filter(move |(_, instr)| match instr {
+        Instr::Compute { output, .. }
+        | Instr::Copy { output, .. }
+        | Instr::AllReduce { output, .. }
+        | Instr::ReplicaMean { output, .. } => program.value(*output).place == place,
+        Instr::SlicedGradient { param, .. } => place == Place::Gradient(*param),
+        _ => false,
+    })
+    .map(|(at, _)| at)
+}
+
+/// Collectives that travel together: the first with all those whose parts are made before it and stay.
+fn groups(program: &Program, covered: &HashSet<usize>) -> Vec<Vec<usize>> {
+    let mut waiting: Vec<(usize, ValueId)> = program
+        .instrs
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| !covered.contains(at))
+        .filter_map(|(at, instr)| Some((at, operand(instr)?)))
+        .collect();
+    let mut groups = vec![];
+    while let Some((first, _)) = waiting.first().copied() {
+        let together = |(at, x): &(usize, ValueId)| {
+            let place = program.value(*x).place;
+            let stays = matches!(place, Place::Shared(_));
+            *at == first || stays && makers(program, place).all(|made| made < first)
+        };
+        let (group, rest) = waiting.into_iter().partition::<Vec<_>, _>(together);
+        groups.push(group.into_iter().map(|(at, _)| at).collect());
+        waiting = rest;
+    }
+    groups
+}
+
+/// The instruction behind which all gradients of a bucket are there.
+fn complete(program: &Program, plan: &UpdatePlan, bucket: &Range<usize>) -> usize {
+    let update = program.instrs.iter().position(|i| matches!(i, Instr::Update));
+    let update = update.unwrap_or(program.instrs.len());
+    let made = plan.gradients[bucket.clone()].iter().map(|g| match g.operands {
+        Some(_) => update,
+        None => makers(program, Place::Gradient(g.param)).max().unwrap_or(update),
+    });
+    made.max().unwrap_or(update)
+}
+
+impl Lowering<'_> {
+    /// Plans the sums over GPUs, and takes memory for them before the replicas' scratch memory differs.
+    pub(super) fn join(&mut self) {
+        let program = self.q.program;
+        for mut group in groups(program, &self.q.facts.covered) {
+            let first = group[0];
+            let of = |at: &usize| operand(&program.instrs[*at]).expect("a collective");
+            // Those of one type beside each other.
+            group.sort_by_key(|at| self.operand(0, of(at)).elem as usize);
+            for at in &group {
+                let x = self.operand(0, of(at));
+                let bytes = x.len * x.elem.bytes();
+                let slots: Vec<Ptr> = self.scratch.iter_mut().map(|s| s.take(bytes)).collect();
+                self.departures.slots.insert(*at, slots[0].offset);
+            }
+            self.departures.groups.insert(first, group);
+        }
+        let Some(plan) = &program.update else { return };
+        for bucket in &plan.buckets {
+            let at = complete(program, plan, bucket);
+            self.departures.buckets.entry(at).or_default().push(bucket.clone());
+        }
+    }
+
+    /// Has the collective under way read where its sum lies.
+    pub(super) fn read_sum(&mut self, y: ValueId) {
+        if let Some(group) = self.departures.groups.remove(&self.at) {
+            self.reduce_group(&group);
+        }
+        let own = self.cx(0).0.own(y).span();
+        self.aliases.insert(own, (Block::Scratch, self.departures.slots[&self.at]));
+    }
+
+    fn slot(&self, replica: usize, at: usize) -> Ptr {
+        let local = self.q.replicas[replica].local;
+        Ptr::new(local, Block::Scratch, self.departures.slots[&at])
+    }
+
+    /// What each replica adds to a collective, with its weight.
+    fn parts(&mut self, at: usize) -> Gather {
+        let instr = &self.q.program.instrs[at];
+        let x = operand(instr).expect("a collective");
+        let is_mean = matches!(instr, Instr::ReplicaMean { .. });
+        let total = self.q.rows.max(1) as f32;
+        let from = self.replicas().map(|r| {
+            let share = if is_mean { self.q.replicas[r].rows as f32 / total } else { 1.0 };
+            (self.operand(r, x).ptr, share)
+        });
+        let from = from.collect();
+        let x = self.operand(0, x);
+        Gather { to: self.slot(0, at), elem: x.elem, len: x.len, from }
+    }
+
+    fn reduce_group(&mut self, group: &[usize]) {
+        let gathers: Vec<Gather> = group.iter().map(|at| self.parts(*at)).collect();
+        if let [one] = &gathers[..]
+            && let [(from, 1.0)] = one.from[..]
+        {
+            let part = Part { from, to: one.to, elem: one.elem, len: one.len };
+            return self.reduce("sum", vec![part]);
+        }
+        let parts = joined(gathers.iter().map(|g| in_place(g.to, g.elem, g.len)));
+        self.gather("parts of sums", &gathers);
+        self.reduce("sums", parts.clone());
+        self.spread(&parts);
+    }
+
+    /// Sums the gradients that the instruction under way completes.
+    pub(super) fn reduce_gradients(&mut self) {
+        let Some(buckets) = self.departures.buckets.remove(&self.at) else { return };
+        let Some(plan) = &self.q.program.update else { return };
+        for bucket in buckets {
+            let mut found: Vec<(usize, usize)> = vec![];
+            for g in &plan.gradients[bucket] {
+                let i = g.param.index();
+                found.push((self.q.layout.params[i], self.q.program.params[i].len()));
+            }
+            found.sort_unstable();
+            let at =
+                |r: usize, offset| Ptr::new(self.q.replicas[r].local, Block::Gradients, offset);
+            let parts =
+                joined(found.iter().map(|(offset, len)| in_place(at(0, *offset), Elem::F32, *len)));
+            let gather = |p: &Part| {
+                let from = self.replicas().map(|r| (at(r, p.to.offset), 1.0)).collect();
+                Gather { to: p.to, elem: p.elem, len: p.len, from }
+            };
+            let gathers: Vec<Gather> = parts.iter().map(gather).collect();
+            if self.q.replicas.len() > 1 {
+                self.gather("parts of gradients", &gathers);
+            }
+            self.reduce("gradients", parts);
+        }
+    }
+
+    fn reduce(&mut self, what: &str, parts: Vec<Part>) {
+        if !parts.is_empty() {
+            let label = format!("{what} over GPUs");
+            self.push(Work::reduce(label, self.at, parts));
+        }
+    }
+
+    /// Hands sums to the other replicas on this GPU.
+    fn spread(&mut self, parts: &[Part]) {
+        let mut gathers = vec![];
+        for replica in self.replicas().skip(1) {
+            let local = self.q.replicas[replica].local;
+            for Part { to: from, elem, len, .. } in parts.iter().copied() {
+                let to = Ptr { replica: local, ..from };
+                gathers.push(Gather { to, elem, len, from: vec![(from, 1.0)] });
+            }
+        }
+        self.gather("sums to replicas", &gathers);
+    }
+
+    fn gather(&mut self, label: &str, gathers: &[Gather]) {
+        if gathers.is_empty() {
+            return;
+        }
+        let span = |at: Ptr, g: &Gather| Span::whole(at, g.len * g.elem.bytes());
+        let reads = gathers.iter().flat_map(|g| g.from.iter().map(move |(from, _)| span(*from, g)));
+        self.push(Work {
+            label: label.into(),
+            instr: self.at,
+            reads: reads.collect(),
+            writes: gathers.iter().map(|g| span(g.to, g)).collect(),
+            tasks: vec![Task::Launch(launch(gathers))],
+        });
+    }
+}
+
+fn in_place(at: Ptr, elem: Elem, len: usize) -> Part {
+    Part { from: at, to: at, elem, len }
+}
+
+/// Parts in place, those that lie behind each other as one, with the gaps between them.
+fn joined(parts: impl Iterator<Item = Part>) -> Vec<Part> {
+    let mut out: Vec<Part> = vec![];
+    for part in parts.filter(|p| p.len > 0) {
+        let size = part.elem.bytes();
+        match out.last_mut() {
+            Some(last)
+                if last.elem == part.elem
+                    && (last.to.offset + last.len * size).next_multiple_of(ALIGN)
+                        == part.to.offset =>
+            {
+                last.len = (part.to.offset - last.to.offset) / size + part.len;
+            }
+            _ => out.push(part),
+        }
+    }
+    out
+}
+
+/// All sums in one launch. All have as many sources.
+fn launch(gathers: &[Gather]) -> Launch {
+    let count = gathers[0].from.len();
+    let mut table = vec![];
+    for g in gathers {
+        let kind = match g.elem {
+            Elem::F32 => 0usize,
+            Elem::F64 => 1,
+            Elem::I32 => 2,
+            Elem::Bf16 | Elem::F16 => unreachable!("sums have at least 32 bits"),
+        };
+        table.extend([Word::from(g.to), g.len.into(), kind.into()]);
+        table
+            .extend(g.from.iter().flat_map(|(from, weight)| [Word::from(*from), (*weight).into()]));
+    }
+    let longest = gathers.iter().map(|g| g.len).max().unwrap_or(0);
+    let blocks = longest.div_ceil(256 * 8).clamp(1, 512);
+    Launch::blocks("collective", "gather_many", gathers.len() * blocks, 256)
+        .arg(Arg::Table(table))
+        .arg(blocks)
+        .arg(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lower::{Facts, Replica, Request, lower};
+    use crate::machine::Plan;
+    use crate::plan::Rooms;
+    use crate::schedule::schedule;
+    use phalanx_graph::{Mesh, Options, Step};
+    use phalanx_testing::networks::{cnn, mlp, momentum};
+
+    /// The works of each GPU, whose replicas are counted through.
+    fn plans(step: &Step, layout: &[usize], rows: usize) -> Vec<Plan> {
+        let mesh = Mesh::new(layout.iter().sum(), 1);
+        let program = Program::compile(step.clone(), Options::new(mesh, 12)).expect("compiles");
+        let (rooms, facts) = (Rooms::of(&program), Facts::of(&program, false));
+        let mut first = 0;
+        let mut plan = |count: usize| {
+            let replica = |local: usize| {
+                let range = mesh.device_rows(rows, first + local);
+                Replica { local, rows: range.len(), first_row: range.start }
+            };
+            let replicas: Vec<Replica> = (0..count).map(replica).collect();
+            first += count;
+            let request = Request {
+                program: &program,
+                layout: &rooms.layout,
+                facts: &facts,
+                replicas: &replicas,
+                rows,
+                fetches: &rooms.fetches,
+                accumulate: None,
+                scratch: 0,
+                joined: true,
+                from: None,
+            };
+            lower(&request).0
+        };
+        layout.iter().map(|count| plan(*count)).collect()
+    }
+
+    /// Types and lengths of all sums over GPUs, in their order.
+    fn sums(plan: &Plan) -> Vec<Vec<(Elem, usize)>> {
+        let tasks = plan.work.iter().flat_map(|w| &w.tasks);
+        let parts = tasks.filter_map(|task| match task {
+            Task::Reduce(parts) => Some(parts.iter().map(|p| (p.elem, p.len)).collect()),
+            _ => None,
+        });
+        parts.collect()
+    }
+
+    #[test]
+    fn all_gpus_ask_for_the_same_sums_whatever_their_rows() {
+        let steps = [
+            cnn(Scope::All, true, momentum(None), (0.0, 1e-3)),
+            cnn(Scope::Device, true, momentum(None), (0.0, 1e-3)),
+            mlp(&[7, 6, 5], momentum(None), (1e-3, 0.0)),
+        ];
+        for step in &steps {
+            let all = sums(&plans(step, &[1], 12)[0]);
+            assert!(all.len() >= 2 && all.iter().flatten().all(|(_, len)| *len > 0), "{all:?}");
+            for layout in [&[1, 1][..], &[2, 1, 3], &[1, 4]] {
+                for rows in [12, 3, 1, 0] {
+                    for plan in plans(step, layout, rows) {
+                        assert_eq!(sums(&plan), all, "{} {layout:?} {rows}", step.name);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn statistics_of_replicas_travel_together() {
+        let step = cnn(Scope::Device, true, momentum(None), (0.0, 0.0));
+        let plan = &plans(&step, &[1, 1], 12)[0];
+        let means = sums(plan).iter().filter(|parts| parts[0].0 == Elem::F32).count();
+        assert_eq!(means, 2, "gradients, and everything else: {:?}", sums(plan));
+    }
+
+    #[test]
+    fn a_bucket_leaves_while_backward_goes_on() {
+        // Two kernels of a bucket each.
+        let step = mlp(&[1100, 1000, 1100, 5], momentum(None), (0.0, 0.0));
+        let plan = &plans(&step, &[1, 1], 12)[0];
+        let reduces: Vec<usize> =
+            (0..plan.work.len()).filter(|i| plan.work[*i].label.starts_with("gradients")).collect();
+        assert_eq!(reduces.len(), 2, "{:?}", sums(plan));
+        let placed = schedule(&plan.work, 4);
+        let first = &plan.work[reduces[0]];
+        let between = &plan.work[reduces[0] + 1..reduces[1]];
+        assert!(between.iter().any(|w| w.label.starts_with("dot_grad")), "backward goes on");
+        assert!(!between.iter().any(|w| w.follows(first)), "and waits for nothing of it");
+        for waited in &placed[reduces[0]].waits {
+            assert!(first.follows(&plan.work[*waited]), "{}", plan.work[*waited].label);
+        }
+    }
+}

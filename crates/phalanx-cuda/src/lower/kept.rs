@@ -1,0 +1,87 @@
+//! A step on samples that the GPU keeps: it takes what it is told from a list, and leaves what it
+//! fetched in another.
+
+use super::Lowering;
+use crate::inputs::INPUT_BYTES;
+use crate::kept::{Table, TurnLayout};
+use crate::launch::{Arg, Block, Launch, Ptr, Span, Word};
+use crate::task::{Task, Work};
+
+/// Where a step's rows come from.
+pub(crate) struct FromTable<'a> {
+    pub table: &'a Table,
+    pub turn: TurnLayout,
+    /// Bytes of a replica's inputs, and of its fetches.
+    pub inputs: usize,
+    pub fetch_bytes: usize,
+}
+
+/// A replica's whole list: its length is the executor's business.
+fn list(replica: usize) -> Span {
+    Span::whole(Ptr::new(replica, Block::List, 0), usize::MAX >> 1)
+}
+
+impl Lowering<'_> {
+    /// The first work of each replica: its feeds.
+    pub(super) fn take(&mut self, from: &FromTable<'_>) {
+        for r in self.q.replicas {
+            let (local, feeds) = (r.local, self.q.program.feeds.iter().zip(&self.q.layout.feeds));
+            let to = |at: &usize| Ptr::new(local, Block::Inputs, *at);
+            let (rows, others): (Vec<_>, Vec<_>) = feeds.partition(|(f, _)| f.ty.is_rows());
+            let columns = from.table.columns.iter().zip(&rows);
+            let words: Vec<Word> = columns.flat_map(|(c, (_, at))| c.words(to(at))).collect();
+            let others: Vec<Word> = others.iter().map(|(_, at)| Word::Ptr(to(at))).collect();
+            let others = match others.len() {
+                0 => (Arg::Null, 0),
+                n => (Arg::Table(others), n),
+            };
+            let largest = rows.iter().map(|(f, _)| f.ty.len() * r.rows).max().unwrap_or(0);
+            let launch = Launch::over("kept", "take", largest)
+                .arg(list(local).at)
+                .arg(Ptr::new(local, Block::Inputs, 0))
+                .arg(Arg::Table(words))
+                .arg(rows.len())
+                .arg(others.0)
+                .arg(others.1)
+                .arg(r.rows)
+                .arg(from.turn.bytes)
+                .arg(from.turn.picks)
+                .arg(from.turn.motions.unwrap_or(0));
+            let cells = from.table.columns.iter().flat_map(|c| c.reads());
+            let cells = cells.map(|(at, bytes)| Span::whole(at, bytes));
+            self.works.push(Work {
+                label: "rows".into(),
+                instr: 0,
+                tasks: vec![Task::Launch(launch)],
+                reads: [list(local)].into_iter().chain(cells).collect(),
+                writes: vec![Span::whole(Ptr::new(local, Block::Inputs, 0), from.inputs)],
+            });
+        }
+    }
+
+    /// The last work of each replica: what it fetched. Whatever reads a step's head comes behind what
+    /// writes it.
+    pub(super) fn leave(&mut self, from: &FromTable<'_>) {
+        for work in &mut self.works[self.q.replicas.len()..] {
+            let head =
+                |r: &super::Replica| Span::whole(Ptr::new(r.local, Block::Inputs, 0), INPUT_BYTES);
+            work.reads.extend(self.q.replicas.iter().map(head));
+        }
+        for r in self.q.replicas {
+            let at = |block| Ptr::new(r.local, block, 0);
+            let launch = Launch::blocks("kept", "leave", 1, 256)
+                .arg(at(Block::List))
+                .arg(at(Block::Fetches))
+                .arg(at(Block::Results))
+                .arg(from.fetch_bytes / 4);
+            let results = Span::whole(at(Block::Results), usize::MAX >> 1);
+            self.works.push(Work {
+                label: "results".into(),
+                instr: self.at,
+                tasks: vec![Task::Launch(launch)],
+                reads: vec![Span::whole(at(Block::Fetches), from.fetch_bytes), list(r.local)],
+                writes: vec![results, list(r.local)],
+            });
+        }
+    }
+}

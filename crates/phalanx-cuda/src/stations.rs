@@ -1,0 +1,91 @@
+//! GPUs with the replicas on them, at work at the same time.
+
+use crate::crew::Crew;
+use crate::launch::Block;
+use crate::machine::{Machine, Plan, StepId};
+use phalanx_graph::exec::ExecError;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::OnceLock;
+
+/// A GPU and the replicas on it.
+pub(crate) struct Station<M> {
+    pub machine: M,
+    /// Numbers of its replicas among all.
+    pub replicas: Range<usize>,
+    /// Bytes on their way out, by replica.
+    pub fetched: Vec<Vec<u8>>,
+}
+
+impl<M: Machine> Station<M> {
+    /// Machines with the names of their replicas, which are counted through.
+    pub fn all(machines: Vec<(M, Vec<String>)>) -> Vec<Station<M>> {
+        let mut first = 0;
+        let station = |(machine, names): (M, Vec<String>)| {
+            let replicas = first..first + names.len();
+            first = replicas.end;
+            Station { machine, fetched: vec![vec![]; replicas.len()], replicas }
+        };
+        machines.into_iter().map(station).collect()
+    }
+
+    /// Gives a block of every replica at least so many bytes; how many moved.
+    pub fn reserve(&mut self, block: Block, bytes: usize, purpose: &str) -> Result<u64, ExecError> {
+        let mut moves = 0;
+        for local in 0..self.replicas.len() {
+            let moved = self.machine.reserve(local, block, bytes, purpose);
+            moves += u64::from(moved.map_err(|e| self.shared(e))?);
+        }
+        Ok(moves)
+    }
+
+    pub fn prepare(&mut self, plan: Plan) -> Result<StepId, ExecError> {
+        self.machine.prepare(plan).map_err(|e| self.shared(e))
+    }
+
+    /// Waits for what was started and takes so many bytes of a block of every replica.
+    pub fn finish(&mut self, from: Block, bytes: usize) -> Result<(), ExecError> {
+        self.fetched.iter_mut().for_each(|b| b.resize(bytes, 0));
+        let mut room: Vec<&mut [u8]> = self.fetched.iter_mut().map(Vec::as_mut_slice).collect();
+        self.machine.finish(from, &mut room)
+    }
+
+    /// Memory that a GPU lacks, as a replica sees it that shares the GPU with others.
+    fn shared(&self, error: ExecError) -> ExecError {
+        match error {
+            ExecError::Memory { wanted, purpose, available } => ExecError::Memory {
+                wanted,
+                purpose,
+                available: available.map(|bytes| bytes / self.replicas.len()),
+            },
+            other => other,
+        }
+    }
+}
+
+/// Has all machines do something in which one may wait for another. Where one fails, the others are
+/// told, and its error is the answer: theirs only follow from it.
+pub(crate) fn together<M: Machine, R: Send>(
+    crew: &Crew,
+    stations: &mut [Station<M>],
+    work: impl Fn(usize, &mut Station<M>) -> Result<R, ExecError> + Sync,
+) -> Result<Vec<R>, ExecError> {
+    if let [alone] = stations {
+        return Ok(vec![work(0, alone)?]);
+    }
+    let first = OnceLock::new();
+    let results = crew.each(stations, |i, station| {
+        let done = catch_unwind(AssertUnwindSafe(|| work(i, station)));
+        if !matches!(done, Ok(Ok(_))) {
+            first.get_or_init(|| i);
+            station.machine.give_up();
+        }
+        done
+    });
+    let mut results: Vec<Result<R, ExecError>> =
+        results.into_iter().map(|done| done.unwrap_or_else(|panic| resume_unwind(panic))).collect();
+    match first.get() {
+        Some(i) => Err(results.swap_remove(*i).err().expect("it failed")),
+        None => results.into_iter().collect(),
+    }
+}

@@ -1,0 +1,167 @@
+//! Samples that devices keep, and steps that are handed rows of them by number.
+
+use crate::exec::ExecError;
+use crate::graph::FeedSpec;
+use crate::program::Program;
+use crate::types::DType;
+
+/// Samples on the devices of an executor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TableId(pub usize);
+
+/// The numbers of a column, row by row.
+#[derive(Clone, Copy, Debug)]
+pub enum Cells<'a> {
+    /// 32-bit floats.
+    F32(&'a [f32]),
+    /// 32-bit integers.
+    I32(&'a [i32]),
+    /// Floats as bytes: each counts as `byte / divisor`, less the offset at its place in the row.
+    Bytes {
+        /// The bytes.
+        bytes: &'a [u8],
+        /// What they are divided by.
+        divisor: f32,
+        /// What is taken from every row.
+        offset: Option<&'a [f32]>,
+    },
+}
+
+impl Cells<'_> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Cells::F32(v) => v.len(),
+            Cells::I32(v) => v.len(),
+            Cells::Bytes { bytes, .. } => bytes.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes that they take.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Cells::F32(v) => size_of_val(*v),
+            Cells::I32(v) => size_of_val(*v),
+            Cells::Bytes { bytes, offset, .. } => bytes.len() + offset.map_or(0, size_of_val),
+        }
+    }
+}
+
+/// What lies outside an image that is moved.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fill {
+    /// The nearest pixel.
+    Nearest,
+    /// One value.
+    Constant(f32),
+    /// The image mirrored.
+    Reflect,
+    /// The image again.
+    Wrap,
+}
+
+/// Images of one size, channels last, that a step may find moved.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Frame {
+    /// Rows of pixels.
+    pub height: usize,
+    /// Pixels of a row.
+    pub width: usize,
+    /// Numbers of a pixel.
+    pub channels: usize,
+    /// What lies outside.
+    pub fill: Fill,
+}
+
+/// One column of samples, for one feed.
+#[derive(Clone, Copy, Debug)]
+pub struct Column<'a> {
+    /// All rows.
+    pub cells: Cells<'a>,
+    /// Elements of a row.
+    pub row: usize,
+    /// What a row is, where it may be moved.
+    pub frame: Option<Frame>,
+}
+
+/// How an image is read: each pixel where the map sends it, between four pixels.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Motion {
+    /// From a new pixel's row and column (and 1) to the old one's row, and to its column.
+    pub map: [[f64; 3]; 2],
+    /// Whether columns are counted from the right before that.
+    pub flip_horizontal: bool,
+    /// Whether rows are counted from below before that.
+    pub flip_vertical: bool,
+}
+
+impl Motion {
+    /// Leaves an image as it is.
+    pub const NONE: Motion = Motion {
+        map: [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]],
+        flip_horizontal: false,
+        flip_vertical: false,
+    };
+}
+
+/// A step on rows of a table. Feeds that are rows come from its columns, in their order.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn<'a> {
+    /// The rows of the global batch.
+    pub rows: &'a [u32],
+    /// How the images of each are moved; none where they are not.
+    pub motions: &'a [Motion],
+    /// The feeds that are no rows: one number each.
+    pub mirrored: &'a [f32],
+    /// The run's seed.
+    pub seed: u64,
+    /// Counts steps, for random numbers.
+    pub step: u64,
+    /// The optimizer's scalars of this step.
+    pub scalars: &'a [f32],
+}
+
+impl Program {
+    /// Fails where rows of a table, given by the type and length of each column, do not have the feeds
+    /// this was compiled for.
+    pub fn check_turn(&self, columns: &[(DType, usize)], turn: &Turn<'_>) -> Result<(), ExecError> {
+        let fail = |name: &str, expected: String, received: String| {
+            Err(ExecError::Feed { name: name.into(), expected, received })
+        };
+        let (rows, others): (Vec<&FeedSpec>, Vec<&FeedSpec>) =
+            self.feeds.iter().partition(|f| f.ty.is_rows());
+        if rows.len() != columns.len() {
+            let expected = format!("{} columns", rows.len());
+            return fail(&self.name, expected, columns.len().to_string());
+        }
+        let differs = |(f, c): &(&&FeedSpec, &(DType, usize))| (f.ty.dtype, f.ty.len()) != **c;
+        if let Some((feed, (dtype, len))) = rows.iter().zip(columns).find(differs) {
+            let received = format!("a column of {len} {dtype} a row");
+            return fail(&feed.name, feed.ty.to_string(), received);
+        }
+        let single = others.iter().all(|f| f.ty.len() == 1 && f.ty.dtype == DType::F32);
+        if !single || others.len() != turn.mirrored.len() {
+            let expected = format!("{} numbers", others.len());
+            return fail(&self.name, expected, turn.mirrored.len().to_string());
+        }
+        if turn.rows.len() > self.options.max_batch {
+            let expected = format!("at most {} rows", self.options.max_batch);
+            return fail(&self.name, expected, turn.rows.len().to_string());
+        }
+        if !turn.motions.is_empty() && turn.motions.len() != turn.rows.len() {
+            let expected = format!("{} motions", turn.rows.len());
+            return fail(&self.name, expected, turn.motions.len().to_string());
+        }
+        let scalars = self.update.as_ref().map_or(turn.scalars.len(), |u| u.rule.scalars);
+        if scalars != turn.scalars.len() {
+            let received = turn.scalars.len().to_string();
+            return fail("optimizer scalars", scalars.to_string(), received);
+        }
+        Ok(())
+    }
+}
