@@ -164,6 +164,9 @@ pub struct Where {
     /// Worker threads of each CPU device (default: the cores, shared out)
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub threads: usize,
+    /// Seconds that a worker waits for the others, where mpirun or another launcher started several
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub collective_timeout: u64,
     /// How GPUs store activations; CPU devices always use 32-bit floats
     #[arg(long, default_value = "float32")]
     pub precision: PrecisionArg,
@@ -335,6 +338,24 @@ pub struct Train {
     /// 0 nothing, 1 a live bar, 2 a line per epoch
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=2))]
     pub verbose: u8,
+}
+
+impl Train {
+    /// The same run on a worker that writes no files and prints nothing.
+    pub fn silent(&self) -> Train {
+        Train {
+            output: None,
+            checkpoint_dir: None,
+            checkpoint_every: None,
+            resume: false,
+            log_dir: None,
+            csv: None,
+            json: None,
+            save: None,
+            verbose: 0,
+            ..self.clone()
+        }
+    }
 }
 
 /// `phalanx evaluate`.

@@ -15,6 +15,8 @@ use std::time::Instant;
 
 /// What was measured.
 struct Report {
+    /// Whether this worker prints it.
+    chief: bool,
     model: String,
     devices: Vec<String>,
     batch: usize,
@@ -35,6 +37,9 @@ struct Report {
 /// Measures and prints.
 pub fn run(args: &Bench) -> Result<()> {
     let report = measure(args)?;
+    if !report.chief {
+        return Ok(());
+    }
     if args.json { report.print_json(args) } else { report.print() }
 }
 
@@ -47,12 +52,18 @@ struct Job {
     data: Arrays,
     batch: usize,
     subject: Subject,
+    /// Whether this worker prints.
+    chief: bool,
 }
 
 impl Job {
     fn new(args: &Bench) -> Result<Job> {
         let subject = Subject::chosen(&args.model, None)?;
-        let strategy = args.place.strategy()?;
+        let strategy = args.place.workers()?;
+        let chief = strategy.is_chief();
+        if strategy.num_workers() > 1 && args.steps.is_none() {
+            bail!("--steps: expected a number of steps, the same on all workers");
+        }
         let batch = args.batch.global(subject.usual_batch(), strategy.num_replicas_in_sync())?;
         let kind = if args.inference { StepKind::Predict } else { StepKind::Train };
         let origin = subject.usual();
@@ -66,7 +77,7 @@ impl Job {
             None => subject.compiled(&origin, strategy.into())?,
         };
         let data = Arrays::new(x.clone(), y.clone())?;
-        Ok(Job { model, kind, x, y, data, batch, subject })
+        Ok(Job { model, kind, x, y, data, batch, subject, chief })
     }
 
     fn step(&mut self) -> Result<()> {
@@ -147,6 +158,7 @@ fn measure(args: &Bench) -> Result<Report> {
         None => None,
     };
     Ok(Report {
+        chief: job.chief,
         model: job.model.name().into(),
         devices: job.model.devices()?,
         batch: job.batch,

@@ -18,7 +18,8 @@ pub fn run(args: &Evaluate) -> Result<()> {
     let kinds = ["png", "svg"];
     paths::check_file("--confusion", args.confusion.as_deref(), &kinds)?;
     paths::check_file("--samples", args.samples.as_deref(), &kinds)?;
-    let strategy = args.place.strategy()?;
+    let strategy = args.place.workers()?;
+    let chief = strategy.is_chief();
     let subject = subject(args)?;
     let data = match &subject.origin {
         Some(origin) => load(&subject, origin, args.data.as_ref().unwrap_or(&origin.data))?,
@@ -29,9 +30,14 @@ pub fn run(args: &Evaluate) -> Result<()> {
     let test = Arrays::new(data.test.0.clone(), data.test.1.clone())?.batch(batch)?;
     let logs = model.evaluate_with(&test, Inference::new())?;
     let text: Vec<String> = logs.iter().map(|(name, v)| format!("{name}: {v:.4}")).collect();
-    writeln!(std::io::stdout().lock(), "test - {}", text.join(" - "))?;
+    if chief {
+        writeln!(std::io::stdout().lock(), "test - {}", text.join(" - "))?;
+    }
     if args.confusion.is_some() || args.samples.is_some() {
-        draw(args, &subject, &data, &model.predict(&test)?)?;
+        let outputs = model.predict(&test)?;
+        if chief {
+            draw(args, &subject, &data, &outputs)?;
+        }
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ mod train;
 mod warnings;
 
 use clap::CommandFactory;
-use phalanx::Error;
+use phalanx::{Error, ExecError, workers};
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -43,16 +43,37 @@ fn main() -> ExitCode {
         trains = matches!(args.command, args::Command::Train(_));
         run(&args.command)
     });
+    let code = conclude(done, trains);
+    workers::leave();
+    code
+}
+
+fn conclude(done: anyhow::Result<()>, trains: bool) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         // A listing may be cut short; a training that was has not done what it was asked for.
         Err(error) if closed(&error) && !trains => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {}", words(&error));
-            let interrupted = matches!(error.downcast_ref(), Some(Error::Interrupted { .. }));
-            ExitCode::from(if interrupted { INTERRUPTED } else { FAILED })
-        }
+        Err(error) => ExitCode::from(report(&error)),
     }
+}
+
+/// Says what went wrong; returns the exit code. Other workers are ended, unless all end together.
+fn report(error: &anyhow::Error) -> u8 {
+    let code = match error.downcast_ref() {
+        Some(Error::Interrupted { .. }) => INTERRUPTED,
+        Some(Error::Exec(ExecError::Peer { .. })) => workers::LOST,
+        _ => FAILED,
+    };
+    let me = workers::name();
+    if code != INTERRUPTED || me.as_ref().is_none_or(|(rank, _)| *rank == 0) {
+        let place = me.map(|(_, name)| name + ": ").unwrap_or_default();
+        // In one piece: lines of several workers meet on one terminal.
+        let _ = std::io::stderr().write_all(format!("error: {place}{}\n", words(error)).as_bytes());
+    }
+    if code != INTERRUPTED {
+        workers::abort(code);
+    }
+    code
 }
 
 fn run(command: &args::Command) -> anyhow::Result<()> {

@@ -153,7 +153,7 @@ impl Network {
     }
 
     /// How it is compiled, with its own optimizer.
-    pub fn compile(self, strategy: MirroredStrategy) -> Compile {
+    pub fn compile(self, strategy: impl Into<MultiWorkerMirroredStrategy>) -> Compile {
         self.compile_with(self.optimizer(), strategy)
     }
 
@@ -161,7 +161,7 @@ impl Network {
     pub fn compile_with(
         self,
         optimizer: Box<dyn Optimizer>,
-        strategy: MirroredStrategy,
+        strategy: impl Into<MultiWorkerMirroredStrategy>,
     ) -> Compile {
         let loss = SparseCategoricalCrossentropy::default().from_logits(self.logits());
         Compile::new(optimizer).loss(loss).metrics(["accuracy"]).strategy(strategy)

@@ -3,6 +3,7 @@
 use crate::args::{Batch, PrecisionArg, Where};
 use anyhow::{Context, Result, bail};
 use phalanx::prelude::*;
+use std::time::Duration;
 
 impl Where {
     /// The strategy these arguments ask for.
@@ -31,6 +32,14 @@ impl Where {
             PrecisionArg::MixedFloat16 => Policy::MixedFloat16,
         };
         Ok(strategy.threads(self.threads).policy(policy))
+    }
+}
+
+impl Where {
+    /// The same on every worker, where a launcher started several.
+    pub fn workers(&self) -> Result<MultiWorkerMirroredStrategy> {
+        let timeout = Duration::from_secs(self.collective_timeout);
+        Ok(MultiWorkerMirroredStrategy::within(self.strategy()?, timeout)?)
     }
 }
 

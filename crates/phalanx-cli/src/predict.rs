@@ -17,13 +17,15 @@ pub fn run(args: &Predict) -> Result<()> {
     if args.top == 0 {
         bail!("--top: expected 1 or more, received 0");
     }
-    let strategy = args.place.strategy()?;
+    let strategy = args.place.workers()?;
+    let chief = strategy.is_chief();
     let file = paths::weights(&args.file)?;
     let subject = Subject::saved(&file, args.model.as_ref())?;
     let origin = subject.usual();
     let mut model = subject.compiled(&origin, strategy.into())?;
     if let (Some(input), Some(output)) = (&args.input, &args.output) {
-        return array(&mut model, &subject, &origin, input, output);
+        let outputs = array(&mut model, &subject, &origin, input)?;
+        return if chief { Ok(npy::write(output, &outputs)?) } else { Ok(()) };
     }
     for path in &args.images {
         let image = image(path, &subject, &origin)?;
@@ -36,7 +38,9 @@ pub fn run(args: &Predict) -> Result<()> {
             .take(args.top)
             .map(|(class, p)| format!("{} {p:.4}", origin.classes[*class]))
             .collect();
-        writeln!(std::io::stdout().lock(), "{}: {}", path.display(), words.join(", "))?;
+        if chief {
+            writeln!(std::io::stdout().lock(), "{}: {}", path.display(), words.join(", "))?;
+        }
     }
     Ok(())
 }
@@ -58,14 +62,8 @@ fn image(path: &Path, subject: &Subject, origin: &Origin) -> Result<Samples> {
     subject.feed(origin, &sized).with_context(|| path.display().to_string())
 }
 
-/// The network's outputs for an array of samples, as an array.
-fn array(
-    model: &mut Model,
-    subject: &Subject,
-    origin: &Origin,
-    input: &Path,
-    output: &Path,
-) -> Result<()> {
+/// The network's outputs for an array of samples.
+fn array(model: &mut Model, subject: &Subject, origin: &Origin, input: &Path) -> Result<Tensor> {
     let named = || input.display().to_string();
     let samples = match npy::read(input)? {
         Samples::Pixels(pixels) => pixels.divided_by(255.0).into(),
@@ -81,6 +79,5 @@ fn array(
         bail!("{}: expected samples of {wanted:?}, received {each:?}", named());
     }
     let shaped = subject.feed(origin, &samples).with_context(named)?;
-    npy::write(output, &model.predict(Arrays::new(shaped, ())?)?)?;
-    Ok(())
+    Ok(model.predict(Arrays::new(shaped, ())?)?)
 }

@@ -16,8 +16,9 @@ const LEAST_STEPS: usize = 4;
 /// The sizes of a run.
 pub struct Plan {
     place: Where,
-    /// Replicas in sync.
+    /// Replicas in sync, over all workers.
     pub replicas: usize,
+    workers: usize,
     /// Samples per step over all replicas.
     pub batch: usize,
     /// What was asked for, where the data have fewer samples.
@@ -33,7 +34,7 @@ impl Plan {
     pub fn new(
         args: &Train,
         subject: &Subject,
-        strategy: &MirroredStrategy,
+        strategy: &MultiWorkerMirroredStrategy,
         data: &Prepared,
         asked: usize,
     ) -> Plan {
@@ -44,6 +45,7 @@ impl Plan {
         Plan {
             place: args.place.clone(),
             replicas: strategy.num_replicas_in_sync(),
+            workers: strategy.num_workers(),
             batch,
             asked: (batch < asked).then_some(asked),
             steps: args.steps_per_epoch.unwrap_or(rows.div_ceil(batch)),
@@ -82,7 +84,11 @@ pub fn header(
     let mut out = std::io::stdout().lock();
     let program = model.program(StepKind::Train, plan.batch)?;
     let devices = model.devices()?.join(", ");
-    writeln!(out, "devices: {devices} ({})", counted(plan.replicas, "replica"))?;
+    let mut replicas = counted(plan.replicas, "replica");
+    if plan.workers > 1 {
+        replicas += &format!(" on {}", counted(plan.workers, "worker"));
+    }
+    writeln!(out, "devices: {devices} ({replicas})")?;
     if let Some(asked) = plan.asked {
         writeln!(out, "notice: the batch of {asked} became {}, all there is", plan.batch)?;
     }

@@ -34,14 +34,14 @@ pub struct How {
     /// In the place of the model's own.
     pub optimizer: Option<Box<dyn Optimizer>>,
     /// The devices.
-    pub strategy: MirroredStrategy,
+    pub strategy: MultiWorkerMirroredStrategy,
     /// Seed of weights, shuffling and dropout.
     pub seed: u64,
 }
 
-impl From<MirroredStrategy> for How {
-    fn from(strategy: MirroredStrategy) -> How {
-        How { optimizer: None, strategy, seed: 0 }
+impl<S: Into<MultiWorkerMirroredStrategy>> From<S> for How {
+    fn from(strategy: S) -> How {
+        How { optimizer: None, strategy: strategy.into(), seed: 0 }
     }
 }
 

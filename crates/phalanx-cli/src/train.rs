@@ -21,14 +21,17 @@ use std::time::Instant;
 /// Trains and evaluates.
 pub fn run(args: &Train) -> Result<()> {
     let begin = Instant::now();
+    let strategy = args.place.workers()?.deterministic(args.deterministic);
+    let silent = (!strategy.is_chief()).then(|| args.silent());
+    let args = silent.as_ref().unwrap_or(args);
     let subject = check(args)?;
-    let strategy = args.place.strategy()?.deterministic(args.deterministic);
-    let usual = recipe::batch(&subject, &strategy);
+    let usual = recipe::batch(&subject, strategy.local());
     let asked = args.batch.global(usual, strategy.num_replicas_in_sync())?;
     let each = asked.div_ceil(strategy.num_replicas_in_sync().max(1));
     let args = &recipe::complete(args, &subject, each);
     let data = prepare(&subject, &args.data, args.image_size, args.grayscale)?;
     let plan = Plan::new(args, &subject, &strategy, &data, asked);
+    let workers = strategy.num_workers();
     // A stream on standard output must not be mixed with anything else.
     let streams = is_stdout(args.json.as_deref()) || is_stdout(args.csv.as_deref());
     let verbose = if streams { 0 } else { args.verbose };
@@ -41,6 +44,7 @@ pub fn run(args: &Train) -> Result<()> {
     }
     let json = args.json.as_ref().map(JsonLines::new);
     let interrupt = signals::interrupt()?;
+    phalanx::workers::watch(&interrupt);
     let fit = arguments(args, &data, &plan)?.verbose(verbose).interrupt(&interrupt);
     let mut fit = callbacks(args, fit, rate);
     if let Some(json) = &json {
@@ -53,7 +57,7 @@ pub fn run(args: &Train) -> Result<()> {
     if let Some(path) = &args.save {
         save(&model, &data.origin, path)?;
     }
-    let measured = plan.replicas > 1 && !args.no_scaling && !args.deterministic;
+    let measured = workers == 1 && plan.replicas > 1 && !args.no_scaling && !args.deterministic;
     let scaling = match measured && (verbose > 0 || json.is_some()) {
         true => report::scaling(&plan, &history, &subject, &data, || batches(plan.each()))?,
         false => None,

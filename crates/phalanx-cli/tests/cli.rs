@@ -12,6 +12,8 @@ mod files;
 mod models;
 #[path = "cli/runs.rs"]
 mod runs;
+#[path = "cli/workers.rs"]
+mod workers;
 
 fn command<S: AsRef<OsStr>>(dir: &Path, args: &[S]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));

@@ -1,5 +1,6 @@
 //! The CPU executor: devices with mirrored parameters, workers with their memory, loaded programs.
 
+use crate::between::{self, Between, Meeting};
 use crate::compute;
 use crate::kernels::elementwise::TapePlan;
 use crate::memory::{Buffer, Heap};
@@ -8,6 +9,7 @@ use crate::simd::Isa;
 use crate::update::{MAX_SCALARS, MAX_SLOTS, SCATTER_FROM};
 use crate::worker::{self, Run};
 use phalanx_graph::exec::{Batch, ExecError, Executor, ProgramId, Times};
+use phalanx_graph::peers::{Cluster, Share, gather};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Instr, Mesh, Policy, Program, SHARDS, Split};
 use phalanx_graph::update::SlotInit;
@@ -83,6 +85,11 @@ pub(crate) struct Loaded {
     /// The tape of each instruction that has one.
     pub tapes: Vec<Option<TapePlan>>,
     pub update: Option<TapePlan>,
+    /// Where processes meet, and where each gradient lies in what they add up.
+    pub meetings: Vec<Meeting>,
+    pub packed: Vec<usize>,
+    /// Behind which instruction each bucket of gradients is sent, where it is before the update.
+    pub sends: Vec<Option<usize>>,
     measured: Measured,
 }
 
@@ -107,6 +114,7 @@ pub struct CpuExecutor {
     devices: Vec<Device>,
     workers: Vec<Worker>,
     programs: Vec<Loaded>,
+    between: Option<Between>,
     fetch_ptrs: Vec<FetchPtr>,
     /// What the last step fetched.
     done: Vec<Vec<f32>>,
@@ -126,21 +134,33 @@ unsafe impl Sync for FetchPtr {}
 impl CpuExecutor {
     /// An executor for a table of parameters.
     pub fn new(options: CpuOptions, params: &[ParamSpec]) -> Result<CpuExecutor, ExecError> {
+        CpuExecutor::among(options, params, None)
+    }
+
+    /// An executor for this process' devices among those of others.
+    pub fn among(
+        options: CpuOptions,
+        params: &[ParamSpec],
+        cluster: Option<Cluster>,
+    ) -> Result<CpuExecutor, ExecError> {
         let devices = options.devices.max(1);
+        let all = cluster.as_ref().map_or(devices, Cluster::all_devices);
+        let even = cluster.as_ref().is_none_or(|c| c.devices.iter().all(|d| *d == devices));
         let available = cores().len();
         let workers = match options.workers {
             0 => (available / devices).clamp(1, worker::MAX_WORKERS),
             n => n.min(worker::MAX_WORKERS),
         };
         let mesh = match options.fixed {
-            true => Mesh::fixed(devices).ok_or_else(|| ExecError::Program {
+            true => Mesh::fixed(all).filter(|_| even).ok_or_else(|| ExecError::Program {
                 name: "any".into(),
-                reason: format!("{devices} devices do not divide {SHARDS} shards"),
+                reason: format!("{all} devices do not divide {SHARDS} shards evenly"),
             })?,
-            false => Mesh::new(devices, workers),
+            false => Mesh::new(all, workers),
         };
         let workers = mesh.workers;
-        let team = Team::new(mesh.len());
+        let here = devices * workers;
+        let team = Team::new(here);
         let pin = std::env::var("PHALANX_PIN").map_or(true, |v| v != "0");
         let layout = FlatLayout::new(params);
         let mut heap = Heap::default();
@@ -158,7 +178,7 @@ impl CpuExecutor {
             });
         }
         let mut memories = vec![];
-        for _ in 0..mesh.len() {
+        for _ in 0..here {
             memories.push(Worker {
                 arena: Buffer::empty(),
                 shared: Buffer::empty(),
@@ -168,21 +188,24 @@ impl CpuExecutor {
                 seconds: Buffer::empty(),
             });
         }
-        let pool = Pool::new(mesh.len(), pin, team.clone()).map_err(|e| ExecError::Worker {
-            worker: mesh.len() - 1,
+        let no_thread = |e: std::io::Error| ExecError::Worker {
+            worker: here - 1,
             message: format!("the system starts no more threads: {e}"),
-        })?;
+        };
+        let between = cluster.map(|cluster| Between::new(cluster, mesh)).transpose();
+        let pool = Pool::new(here, pin, team.clone()).map_err(no_thread)?;
         Ok(CpuExecutor {
             mesh,
             isa: options.isa.unwrap_or_else(Isa::detect),
             pool,
-            barrier: Barrier::new(mesh.len(), team),
+            barrier: Barrier::new(here, team),
             params: params.to_vec(),
             layout,
             heap,
             devices: mine,
             workers: memories,
             programs: vec![],
+            between: between.map_err(no_thread)?,
             fetch_ptrs: vec![],
             done: vec![],
             times: Times::default(),
@@ -205,6 +228,35 @@ impl CpuExecutor {
             let seconds = unsafe { std::slice::from_raw_parts(w.seconds.ptr().cast(), count) };
             measured.seconds.iter_mut().zip(seconds).for_each(|(sum, s): (_, &f64)| *sum += s);
         }
+    }
+
+    /// Fails where other processes hold other bits.
+    fn check_processes(&self) -> Result<(), ExecError> {
+        let Some(cluster) = self.between.as_ref().map(|b| &b.cluster) else { return Ok(()) };
+        let first = &self.devices[0];
+        let buffers = || std::iter::once(&first.params).chain(&first.slots);
+        let digest = |i: usize| {
+            let range = self.range(ParamId(i as u32));
+            let bits = buffers().flat_map(|b| &b.as_floats()[range.clone()]).map(|v| v.to_bits());
+            // FNV-1a, word by word.
+            bits.fold(0xcbf2_9ce4_8422_2325u64, |h, v| {
+                (h ^ u64::from(v)).wrapping_mul(0x0100_0000_01b3)
+            })
+        };
+        let mine: Vec<u8> = (0..self.params.len()).flat_map(|i| digest(i).to_le_bytes()).collect();
+        let all = gather(&*cluster.peers, &mine);
+        let all = all.map_err(|peer| ExecError::Peer { step: 0, peer })?;
+        for (rank, other) in all.iter().enumerate() {
+            let differs = |i: &usize| all[0].get(8 * i..8 * i + 8) != other.get(8 * i..8 * i + 8);
+            if let Some(param) = (0..self.params.len()).find(differs) {
+                return Err(ExecError::Drift {
+                    param: self.params[param].name.clone(),
+                    first: cluster.peers.name(0),
+                    second: cluster.peers.name(rank),
+                });
+            }
+        }
+        Ok(())
     }
 
     fn range(&self, id: ParamId) -> std::ops::Range<usize> {
@@ -276,7 +328,7 @@ pub fn memory_plan(program: &Program, gathers: bool) -> Vec<(&'static str, usize
     let needs = Needs::of(program, &tapes, update.as_ref());
     let (mesh, workers) = (program.options.mesh, program.options.mesh.workers);
     let flat = FlatLayout::new(&program.params).len * 4;
-    let rows = program.options.max_batch.div_ceil(mesh.devices);
+    let rows = mesh.max_device_rows(program.options.max_batch);
     let input = |ty: &phalanx_graph::Type| {
         ty.len() * ty.dtype.bytes() * if ty.is_rows() { rows } else { 1 }
     };
@@ -298,7 +350,7 @@ pub fn memory_plan(program: &Program, gathers: bool) -> Vec<(&'static str, usize
 }
 
 /// Replaces a buffer by a larger one when needed; contents do not survive.
-fn grow(
+pub(crate) fn grow(
     heap: &mut Heap,
     buffer: &mut Buffer,
     bytes: usize,
@@ -314,6 +366,21 @@ fn grow(
 impl Executor for CpuExecutor {
     fn mesh(&self) -> Mesh {
         self.mesh
+    }
+
+    fn share(&self) -> Share {
+        let whole = Share { mesh: self.mesh, devices: 0..self.mesh.devices };
+        self.between.as_ref().map_or(whole, Between::share)
+    }
+
+    fn raise(&mut self, bits: u64) {
+        if let Some(between) = &self.between {
+            between.raise(bits);
+        }
+    }
+
+    fn raised(&self) -> Option<u64> {
+        self.between.as_ref().map(Between::raised)
     }
 
     fn load(&mut self, program: Program) -> Result<ProgramId, ExecError> {
@@ -364,7 +431,14 @@ impl Executor for CpuExecutor {
                 }
             }
         }
-        self.programs.push(Loaded { program, tapes, update, measured: Measured::default() });
+        let (mut meetings, mut packed, mut sends) = (vec![], vec![], vec![]);
+        if let Some(between) = &mut self.between {
+            between.reserve(heap, &program)?;
+            (meetings, packed) = (between::meetings(&program), between::packed(&program));
+            sends = between::sends(&program);
+        }
+        let measured = Measured::default();
+        self.programs.push(Loaded { program, tapes, update, meetings, packed, sends, measured });
         Ok(ProgramId(self.programs.len() - 1))
     }
 
@@ -374,7 +448,9 @@ impl Executor for CpuExecutor {
             name: format!("#{}", id.0),
             reason: "it was not loaded here".into(),
         })?;
-        loaded.program.check_batch(batch)?;
+        let share = self.share();
+        let own = share.rows(batch.rows);
+        loaded.program.check_own_batch(batch, own.len())?;
         if loaded.program.update.is_some() && batch.accumulate.is_some() {
             for d in &mut self.devices {
                 let bytes = self.layout.len * 4;
@@ -397,22 +473,39 @@ impl Executor for CpuExecutor {
             loaded,
             batch,
             mesh: self.mesh,
+            first: share.devices.start,
+            first_row: own.start,
             isa: self.isa,
             layout: &self.layout,
             devices: &self.devices,
             workers: &self.workers,
             barrier: &self.barrier,
+            between: self.between.as_ref(),
+            failure: std::sync::Mutex::new(None),
             fetches: &self.fetch_ptrs,
             times: std::sync::Mutex::new(Times::default()),
             profiling: self.profiling,
         };
-        self.pool
-            .run(&|index| worker::run(&run, index))
-            .map_err(|(worker, message)| ExecError::Worker { worker, message })?;
+        if let Some(between) = &self.between {
+            between.cluster.peers.working_on(batch.step);
+        }
+        let done = self.pool.run(&|index| worker::run(&run, index));
+        if let Err((worker, message)) = done {
+            let failure = run.failure.into_inner().unwrap_or_default();
+            return Err(failure.unwrap_or(ExecError::Worker { worker, message }));
+        }
         if loaded.program.update.is_some() {
             let times = run.times.into_inner().unwrap_or_default();
             self.times.compute += times.compute;
             self.times.reduce += times.reduce;
+        }
+        if let Some(between) = &self.between {
+            for (plan, out) in loaded.program.fetches.iter().zip(&mut self.done) {
+                if plan.ty.is_rows() {
+                    let done = between.gather_rows(batch.rows, plan.ty.len(), out);
+                    done.map_err(|peer| ExecError::Peer { step: batch.step, peer })?;
+                }
+            }
         }
         if self.profiling {
             self.measure(id, batch.rows);
@@ -492,7 +585,7 @@ impl Executor for CpuExecutor {
                 }
             }
         }
-        Ok(())
+        self.check_processes()
     }
 
     fn times(&self) -> Times {
@@ -508,7 +601,7 @@ impl Executor for CpuExecutor {
 
     fn profile(&self, id: ProgramId) -> Option<Profile> {
         let Loaded { program, measured, .. } = self.programs.get(id.0)?;
-        let workers = self.mesh.len() as f64;
+        let workers = self.workers.len() as f64;
         let seconds: Vec<f64> = measured.seconds.iter().map(|s| s / workers).collect();
         let Measured { steps, rows, .. } = *measured;
         (steps > 0).then(|| Profile::new(program, rows, steps, &seconds))

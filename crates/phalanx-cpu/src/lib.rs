@@ -2,7 +2,9 @@
 //! collectives; and a plain f64 evaluator that everything is checked against.
 #![deny(missing_docs)]
 
+mod between;
 mod compute;
+mod courier;
 mod executor;
 mod flush;
 pub mod kernels;
@@ -17,4 +19,4 @@ mod worker;
 
 pub use executor::{CpuExecutor, CpuOptions, memory_plan};
 pub use memory::physical_memory;
-pub use pool::cores;
+pub use pool::{cores, share_cores};

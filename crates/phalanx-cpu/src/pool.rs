@@ -239,6 +239,31 @@ pub fn cores() -> Vec<usize> {
     (0..libc::CPU_SETSIZE as usize).filter(|i| unsafe { libc::CPU_ISSET(*i, &set) }).collect()
 }
 
+/// Takes this process' part of the cores of its machine, where several processes share it and nobody has
+/// shared them out before. Threads started from now on stay there.
+pub fn share_cores(part: usize, parts: usize) {
+    let cores = cores();
+    let pin = std::env::var("PHALANX_PIN").map_or(true, |v| v != "0");
+    // A launcher that binds processes leaves each of them fewer than there are.
+    if !pin || parts < 2 || cores.is_empty() || cores.len() < online() {
+        return;
+    }
+    let mine = phalanx_graph::program::share(0..cores.len(), parts, part % parts);
+    match mine.is_empty() {
+        false => bind(&cores[mine]),
+        true => bind(&[cores[part % cores.len()]]),
+    }
+}
+
+/// The cores of the machine.
+fn online() -> usize {
+    #[cfg(unix)]
+    // SAFETY: a plain query; unknown names answer -1.
+    return usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1);
+    #[cfg(not(unix))]
+    return 1;
+}
+
 /// The cores this process may use.
 #[cfg(not(target_os = "linux"))]
 pub fn cores() -> Vec<usize> {

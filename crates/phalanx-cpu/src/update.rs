@@ -1,6 +1,7 @@
 //! Gradients made whole and applied: each worker reduces its slice of every gradient over all
 //! others, in index order, and runs the optimizer's tape on it while it is still in cache.
 
+use crate::between::Between;
 use crate::kernels::elementwise::{TapeInput, TapeOutput, TapePlan};
 use crate::worker::{self, Ctx, MAX_WORKERS};
 use phalanx_graph::Scope;
@@ -44,7 +45,9 @@ pub(crate) fn update(ctx: &Ctx<'_>) {
         // Slices of other devices must be finished before they are read.
         ctx.barrier(Scope::All);
     }
-    if ctx.run.mesh.devices >= SCATTER_FROM {
+    if let Some(between) = ctx.run.between {
+        reduce_between(ctx, plan, between);
+    } else if ctx.run.mesh.devices >= SCATTER_FROM {
         for g in &plan.gradients {
             scatter(ctx, g);
         }
@@ -61,13 +64,13 @@ pub(crate) fn update(ctx: &Ctx<'_>) {
     let longest = longest_piece(plan);
     let norms = applies && matches!(plan.rule.clip, Some(Clip::Norm(_) | Clip::GlobalNorm(_)));
     for bucket in &plan.buckets {
-        for g in &plan.gradients[bucket.clone()] {
+        for (g, at) in plan.gradients[bucket.clone()].iter().zip(bucket.clone()) {
             let mut square = 0.0;
             for chunk in chunks(ctx, g) {
                 let (tile, scratch) = ctx.scratch().split_at_mut(longest);
                 let tile = &mut tile[..chunk.len()];
                 match scale {
-                    None => whole(ctx, g, chunk.clone(), 1.0, tile),
+                    None => whole(ctx, (g, at), chunk.clone(), 1.0, tile),
                     Some(scale) => unscaled(ctx, &chunk, scale, tile),
                 }
                 gather(ctx, &chunk, tile);
@@ -114,6 +117,56 @@ fn chunks(ctx: &Ctx<'_>, g: &GradientPlan) -> impl Iterator<Item = Range<usize>>
     pieces(slice(ctx, g), piece_len(g))
 }
 
+/// Behind an instruction: sends the buckets that it finished to the other processes.
+pub(crate) fn send_finished(ctx: &Ctx<'_>, at: usize) {
+    let (Some(between), Some(plan)) = (ctx.run.between, &ctx.program().update) else { return };
+    for (bucket, _) in plan.buckets.iter().zip(&ctx.run.loaded.sends).filter(|b| *b.1 == Some(at)) {
+        // All partial sums are there behind this.
+        ctx.barrier(Scope::All);
+        add_up_host(ctx, plan, bucket.clone(), between);
+        let packed = &ctx.run.loaded.packed;
+        between.send(packed[bucket.start]..packed[bucket.end], ctx.run.workers.len());
+    }
+}
+
+/// Adds up all gradients over all processes, as far as they are not on their way.
+fn reduce_between(ctx: &Ctx<'_>, plan: &UpdatePlan, between: &Between) {
+    let late = || plan.buckets.iter().zip(&ctx.run.loaded.sends).filter(|b| b.1.is_none());
+    late().for_each(|(bucket, _)| add_up_host(ctx, plan, bucket.clone(), between));
+    ctx.barrier(Scope::All);
+    if ctx.leads() {
+        ctx.or_leave(between.arrive());
+        for (bucket, _) in late() {
+            let packed = &ctx.run.loaded.packed;
+            let (from, to) = (packed[bucket.start], packed[bucket.end]);
+            // SAFETY: the others wait at the barrier behind this.
+            let values = unsafe {
+                std::slice::from_raw_parts_mut(between.gradients.f32().add(from), to - from)
+            };
+            ctx.or_leave(between.sum(values));
+        }
+    }
+    ctx.barrier(Scope::All);
+}
+
+/// Adds up this worker's part of a bucket over the host's workers.
+fn add_up_host(ctx: &Ctx<'_>, plan: &UpdatePlan, bucket: Range<usize>, between: &Between) {
+    let devices = ctx.devices();
+    let gradients = plan.gradients[bucket.clone()].iter();
+    for (g, at) in gradients.zip(&ctx.run.loaded.packed[bucket]) {
+        let first = ctx.run.layout.offsets[g.param.index()];
+        let mine = share(slice(ctx, g), devices.len(), ctx.device - devices.start);
+        for piece in pieces(mine, CHUNK) {
+            // SAFETY: this worker alone writes this part of the host's buffer.
+            let out = unsafe {
+                let to = between.gradients.f32().add(at + piece.start - first);
+                std::slice::from_raw_parts_mut(to, piece.len())
+            };
+            add_up(ctx, g, piece, out);
+        }
+    }
+}
+
 /// Adds up this device's share of the worker's slice, for all devices to read.
 fn scatter(ctx: &Ctx<'_>, g: &GradientPlan) {
     let mine = share(slice(ctx, g), ctx.run.mesh.devices, ctx.device);
@@ -131,7 +184,7 @@ fn scatter(ctx: &Ctx<'_>, g: &GradientPlan) {
 fn add_up(ctx: &Ctx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]) {
     let mesh = ctx.run.mesh;
     let of_device = |device: usize| {
-        let sliced = g.sliced.then(|| ctx.run.devices[device].sliced.f32());
+        let sliced = g.sliced.then(|| ctx.device_at(device).sliced.f32());
         let workers = if g.sliced { 0 } else { mesh.workers };
         let partial = move |worker| ctx.worker_of(device, worker).gradients.f32();
         sliced.into_iter().chain((0..workers).map(partial))
@@ -139,7 +192,7 @@ fn add_up(ctx: &Ctx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]
     // SAFETY: sources were finished before the barrier in front of the update, and hold the whole
     // flat layout.
     unsafe {
-        let sources = (0..mesh.devices).flat_map(of_device).map(|s| s.add(chunk.start));
+        let sources = ctx.devices().flat_map(of_device).map(|s| s.add(chunk.start));
         worker::add_up(mesh, sources, tile);
     }
 }
@@ -169,10 +222,10 @@ fn whole_and_finite(ctx: &Ctx<'_>, plan: &UpdatePlan, scaling: LossScale) -> Opt
     // SAFETY: a parameter of these numbers, which nobody writes before the barrier below.
     let state = unsafe { *ctx.device().params.f32().add(at).cast::<[f32; STATE]>() };
     let mut finite = true;
-    for g in &plan.gradients {
+    for (g, at) in plan.gradients.iter().zip(0..) {
         for chunk in chunks(ctx, g) {
             let tile = &mut ctx.scratch()[..longest][..chunk.len()];
-            whole(ctx, g, chunk.clone(), state[0], tile);
+            whole(ctx, (g, at), chunk.clone(), state[0], tile);
             finite &= tile.iter().all(|v| v.is_finite());
             keep(ctx, &chunk, tile);
         }
@@ -218,12 +271,27 @@ fn unscaled(ctx: &Ctx<'_>, chunk: &Range<usize>, scale: f32, tile: &mut [f32]) {
     tile.iter_mut().zip(kept(ctx, chunk)).for_each(|(t, k)| *t = k / scale);
 }
 
-/// The whole gradient of a loss times `scale`: partial sums and penalty.
-fn whole(ctx: &Ctx<'_>, g: &GradientPlan, chunk: Range<usize>, scale: f32, tile: &mut [f32]) {
+/// The whole gradient, which is number `at` of the plan, of a loss times `scale`: partial sums and penalty.
+fn whole(
+    ctx: &Ctx<'_>,
+    (g, at): (&GradientPlan, usize),
+    chunk: Range<usize>,
+    scale: f32,
+    tile: &mut [f32],
+) {
     if let Some((x, dy)) = g.operands {
         let first = ctx.run.layout.offsets[g.param.index()];
         let rows = (chunk.start - first) / g.granule..(chunk.end - first) / g.granule;
         ctx.kernel_rows(x, dy, rows, tile);
+    } else if let Some(between) = ctx.run.between {
+        let first = ctx.run.layout.offsets[g.param.index()];
+        // SAFETY: finished before the barrier behind the reduction, not written again before the end
+        // of the step.
+        let values = unsafe {
+            let from = between.gradients.f32().add(ctx.run.loaded.packed[at]);
+            std::slice::from_raw_parts(from.add(chunk.start - first), tile.len())
+        };
+        tile.copy_from_slice(values);
     } else if ctx.run.mesh.devices >= SCATTER_FROM {
         collect(ctx, g, &chunk, tile);
     } else {

@@ -1,13 +1,15 @@
 //! What a worker does with a program: finds each value's memory, computes (`compute.rs`), waits for
 //! the others, adds up what they have, and copies.
 
+use crate::between::{self, Between};
 use crate::executor::{Device, FetchPtr, FlatLayout, Loaded, Worker};
 use crate::flush::Flush;
 use crate::kernels::layout::{Dst, Src};
 use crate::pool::Barrier;
 use crate::simd::Isa;
 use crate::update;
-use phalanx_graph::exec::{Batch, FeedData, Times};
+use phalanx_graph::exec::{Batch, ExecError, FeedData, Times};
+use phalanx_graph::peers::PeerError;
 use phalanx_graph::program::{Instr, Mesh, Place, Program, SHARDS, Split, Value, ValueId, share};
 use phalanx_graph::{DType, Op, ParamId, Scope};
 use std::ops::Range;
@@ -22,11 +24,18 @@ pub(crate) struct Run<'a> {
     pub loaded: &'a Loaded,
     pub batch: &'a Batch<'a>,
     pub mesh: Mesh,
+    /// The first device of the mesh that is here, and the first of its rows.
+    pub first: usize,
+    pub first_row: usize,
     pub isa: Isa,
     pub layout: &'a FlatLayout,
     pub devices: &'a [Device],
     pub workers: &'a [Worker],
     pub barrier: &'a Barrier,
+    /// Where there are other processes.
+    pub between: Option<&'a Between>,
+    /// Why a worker gave up.
+    pub failure: Mutex<Option<ExecError>>,
     pub fetches: &'a [FetchPtr],
     pub times: Mutex<Times>,
     /// Whether each worker notes the time of every instruction.
@@ -52,9 +61,9 @@ impl Run<'_> {
     }
 }
 
-/// Runs the program on worker `number` of the mesh.
+/// Runs the program on worker `number` of those that are here.
 pub(crate) fn run(run: &Run<'_>, number: usize) {
-    let (device, worker) = (number / run.mesh.workers, number % run.mesh.workers);
+    let (device, worker) = (run.first + number / run.mesh.workers, number % run.mesh.workers);
     let rows = run.rows(device, worker);
     let ctx = Ctx { run, device, worker, rows };
     let _flush = Flush::begin();
@@ -73,6 +82,7 @@ pub(crate) fn run(run: &Run<'_>, number: usize) {
         } else {
             ctx.instr(at, instr);
         }
+        update::send_finished(&ctx, at);
     }
     if number == 0 {
         let end = Instant::now();
@@ -85,7 +95,7 @@ pub(crate) fn run(run: &Run<'_>, number: usize) {
 }
 
 /// Whether a heavy op is among the instructions.
-fn has_compute(instrs: &[Instr]) -> bool {
+pub(crate) fn has_compute(instrs: &[Instr]) -> bool {
     instrs.iter().any(|i| match i {
         Instr::Compute { op, .. } => matches!(
             op,
@@ -102,12 +112,27 @@ impl<'a> Ctx<'a> {
     }
 
     pub fn device(&self) -> &'a Device {
-        &self.run.devices[self.device]
+        self.device_at(self.device)
+    }
+
+    /// The memory of a device of this process.
+    pub fn device_at(&self, device: usize) -> &'a Device {
+        &self.run.devices[device - self.run.first]
+    }
+
+    /// The devices of this process, by their numbers in the mesh.
+    pub fn devices(&self) -> Range<usize> {
+        self.run.first..self.run.first + self.run.devices.len()
+    }
+
+    /// Whether this is the first of the process' workers.
+    pub fn leads(&self) -> bool {
+        self.device == self.run.first && self.worker == 0
     }
 
     /// The memory of worker `worker` of a device.
     pub fn worker_of(&self, device: usize, worker: usize) -> &'a Worker {
-        &self.run.workers[device * self.run.mesh.workers + worker]
+        &self.run.workers[(device - self.run.first) * self.run.mesh.workers + worker]
     }
 
     pub fn me(&self) -> &'a Worker {
@@ -136,7 +161,7 @@ impl<'a> Ctx<'a> {
             match v.place {
                 Place::Feed(id) => {
                     let rows = self.run.rows(device, worker);
-                    let start = if v.ty.is_rows() { rows.start } else { 0 };
+                    let start = if v.ty.is_rows() { rows.start - self.run.first_row } else { 0 };
                     // A view keeps the stride of the feed it looks into.
                     let row = self.program().feeds[id.index()].ty.len() * v.ty.dtype.bytes();
                     let base: *const u8 = match self.run.batch.feeds[id.index()] {
@@ -147,7 +172,7 @@ impl<'a> Ctx<'a> {
                 }
                 Place::Param(id) => {
                     let offset = self.run.layout.offsets[id.index()];
-                    self.run.devices[device].params.ptr().add(offset * 4 + skip)
+                    self.device_at(device).params.ptr().add(offset * 4 + skip)
                 }
                 Place::Arena(offset) => owner.arena.ptr().add(offset + skip),
                 Place::Shared(offset) => owner.shared.ptr().add(offset + skip),
@@ -156,7 +181,7 @@ impl<'a> Ctx<'a> {
                     let row = v.ty.len() / v.ty.last().max(1) * v.ld * v.ty.dtype.bytes();
                     let first = self.run.rows(device, 0).start;
                     let before = self.run.rows(device, worker).start - first;
-                    self.run.devices[device].rows.ptr().add(offset + before * row + skip)
+                    self.device_at(device).rows.ptr().add(offset + before * row + skip)
                 }
                 Place::Gradient(id) => {
                     owner.gradients.ptr().add(self.run.layout.offsets[id.index()] * 4 + skip)
@@ -258,7 +283,11 @@ impl<'a> Ctx<'a> {
                 Split::Lines => self.compute_lines(at, op, inputs, *output),
             },
             Instr::Copy { input, output } => self.copy(*input, *output),
-            Instr::Barrier(scope) => self.barrier(*scope),
+            Instr::Barrier(scope) => {
+                self.barrier(*scope);
+                self.meet(at);
+            }
+            Instr::AllReduce { .. } | Instr::ReplicaMean { .. } if self.collect(at, instr) => {}
             Instr::AllReduce { scope, input, output } => self.all_reduce(*scope, *input, *output),
             Instr::ReplicaMean { input, output } => self.replica_mean(*input, *output),
             Instr::SlicedDot { x, kernel, output, .. } => self.sliced_dot(*x, *kernel, *output),
@@ -273,6 +302,46 @@ impl<'a> Ctx<'a> {
             Instr::Assign { param, value } => self.assign(*param, *value),
             Instr::Fetch { index, value } => self.fetch(*index, *value),
         }
+    }
+
+    /// Behind a barrier: adds up over all processes what the collectives behind it take.
+    fn meet(&self, at: usize) {
+        let Some(between) = self.run.between else { return };
+        let Some(meeting) = Between::meeting(&self.run.loaded.meetings, at) else { return };
+        if self.leads() {
+            self.or_leave(between.meet(self, meeting));
+        }
+        self.barrier(Scope::All);
+    }
+
+    /// Gives up where another process was lost; the executor has the reason, and barriers let the
+    /// others out.
+    pub fn or_leave<T>(&self, result: Result<T, PeerError>) -> T {
+        result.unwrap_or_else(|peer| {
+            let text = peer.to_string();
+            let failure = ExecError::Peer { step: self.run.batch.step, peer };
+            let mut first = self.run.failure.lock().unwrap_or_else(|e| e.into_inner());
+            first.get_or_insert(failure);
+            drop(first);
+            // Not `panic!`, whose hook would report a failure of ours.
+            std::panic::resume_unwind(Box::new(text))
+        })
+    }
+
+    /// Takes a collective's result where processes have met for it; whether they have.
+    fn collect(&self, at: usize, instr: &Instr) -> bool {
+        let (Instr::AllReduce { input, output, .. } | Instr::ReplicaMean { input, output }) = instr
+        else {
+            return false;
+        };
+        let total = self.run.between.and_then(|b| b.total(&self.run.loaded.meetings, at));
+        let Some(from) = total else { return false };
+        let ty = &self.value(*input).ty;
+        let out = self.address(self.value(*output), self.device, self.worker);
+        // SAFETY: the total was finished before the barrier in front of this; the result, of the same
+        // type, is this worker's own.
+        unsafe { std::ptr::copy_nonoverlapping(from, out, ty.len() * ty.dtype.bytes()) };
+        true
     }
 
     fn copy(&self, input: ValueId, output: ValueId) {
@@ -303,7 +372,7 @@ impl<'a> Ctx<'a> {
         let (from, len) = (self.value(input), self.value(input).ty.len());
         let devices = match scope {
             Scope::Device => self.device..self.device + 1,
-            Scope::All => 0..self.run.mesh.devices,
+            Scope::All => self.devices(),
         };
         let sources = devices.flat_map(|d| (0..self.run.mesh.workers).map(move |w| (d, w)));
         let out = self.address(self.value(output), self.device, self.worker);
@@ -327,23 +396,14 @@ impl<'a> Ctx<'a> {
     }
 
     fn replica_mean(&self, input: ValueId, output: ValueId) {
-        let from = self.value(input);
-        let out = self.slice_mut(output);
-        out.fill(0.0);
-        let total = self.run.batch.rows.max(1) as f32;
-        for device in 0..self.run.mesh.devices {
-            let rows = self.run.mesh.device_rows(self.run.batch.rows, device).len();
-            if rows == 0 {
-                continue;
-            }
-            let share = rows as f32 / total;
-            // SAFETY: every device's first worker finished its statistics before the barrier in
-            // front of this.
-            let values = unsafe {
-                std::slice::from_raw_parts(self.address(from, device, 0).cast::<f32>(), out.len())
-            };
-            out.iter_mut().zip(values).for_each(|(o, v)| *o += share * v);
-        }
+        let (from, out) = (self.value(input), self.slice_mut(output));
+        let len = out.len();
+        // SAFETY: every device's first worker finished its statistics before the barrier in front of
+        // this.
+        let values = self.devices().map(|device| unsafe {
+            std::slice::from_raw_parts(self.address(from, device, 0).cast::<f32>(), len)
+        });
+        weighted_mean(self.run.mesh, self.run.batch.rows, values, out);
     }
 
     fn assign(&self, param: ParamId, value: ValueId) {
@@ -362,8 +422,7 @@ impl<'a> Ctx<'a> {
 
     fn fetch(&self, index: usize, value: ValueId) {
         let v = self.value(value);
-        let first = self.device == 0 && self.worker == 0;
-        if !v.ty.is_rows() && !first || self.worker != self.home() {
+        if !v.ty.is_rows() && !self.leads() || self.worker != self.home() {
             return;
         }
         let start = if v.ty.is_rows() { self.rows.start * v.ty.len() } else { 0 };
@@ -383,29 +442,42 @@ impl<'a> Ctx<'a> {
     }
 }
 
+/// The mean of what all devices have, weighted by their rows, in their order.
+pub(crate) fn weighted_mean<'v>(
+    mesh: Mesh,
+    rows: usize,
+    devices: impl Iterator<Item = &'v [f32]>,
+    out: &mut [f32],
+) {
+    out.fill(0.0);
+    let total = rows.max(1) as f32;
+    for (device, values) in devices.enumerate() {
+        let rows = mesh.device_rows(rows, device).len();
+        if rows > 0 {
+            let share = rows as f32 / total;
+            out.iter_mut().zip(values).for_each(|(o, v)| *o += share * v);
+        }
+    }
+}
+
 /// `out = Σ sources`: in order, or as a tree where the mesh is fixed.
 ///
 /// # Safety
 /// Every source holds as many elements as `out` and overlaps it not.
 pub(crate) unsafe fn add_up<T: Copy + std::ops::Add<Output = T>>(
     mesh: Mesh,
-    mut sources: impl Iterator<Item = *mut T>,
+    sources: impl Iterator<Item = *mut T>,
     out: &mut [T],
 ) {
     let len = out.len();
     // SAFETY: the caller's contract.
-    let values = |source: *mut T| unsafe { std::slice::from_raw_parts(source, len) };
+    let mut values = sources.map(|source| unsafe { std::slice::from_raw_parts(source, len) });
     if mesh.fixed {
-        let s: [&[T]; SHARDS] =
-            std::array::from_fn(|_| values(sources.next().expect("a fixed mesh has its shards")));
-        for (i, o) in out.iter_mut().enumerate() {
-            let (a, b) = ((s[0][i] + s[1][i]) + (s[2][i] + s[3][i]), (s[4][i] + s[5][i]));
-            *o = a + (b + (s[6][i] + s[7][i]));
-        }
-        return;
+        let mut shards: [&[T]; SHARDS] = [&[]; SHARDS];
+        let count = shards.iter_mut().zip(&mut values).map(|(s, v)| *s = v).count();
+        return between::add_parts(true, &shards[..count], out);
     }
-    for (i, source) in sources.enumerate() {
-        let values = values(source);
+    for (i, values) in values.enumerate() {
         if i == 0 {
             out.copy_from_slice(values);
         } else {

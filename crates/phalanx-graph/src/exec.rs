@@ -2,12 +2,14 @@
 
 use crate::graph::{ParamId, ParamSpec};
 use crate::kept::{Column, TableId, Turn};
+use crate::peers::{PeerError, Share};
 use crate::profile::Profile;
 use crate::program::{Mesh, Program};
 use crate::types::DType;
 use thiserror::Error;
 
-/// A feed's elements on the host: all rows of the global batch, or one mirrored value.
+/// A feed's elements on the host: all rows of the global batch (of it those of this process, where there
+/// are several), or one mirrored value.
 #[derive(Clone, Copy, Debug)]
 pub enum FeedData<'a> {
     /// 32-bit floats.
@@ -47,7 +49,7 @@ pub struct Accumulate {
 pub struct Batch<'a> {
     /// Rows of the global batch.
     pub rows: usize,
-    /// One entry per feed of the program.
+    /// One entry per feed of the program, with the rows of the executor's own devices.
     pub feeds: &'a [FeedData<'a>],
     /// The run's seed.
     pub seed: u64,
@@ -79,7 +81,12 @@ impl Program {
 
     /// Fails where a batch does not have the feeds, rows or scalars this was compiled for.
     pub fn check_batch(&self, batch: &Batch<'_>) -> Result<(), ExecError> {
-        self.check_feeds(batch)?;
+        self.check_own_batch(batch, batch.rows)
+    }
+
+    /// As [`check_batch`](Program::check_batch), where the feeds hold just so many rows of the batch.
+    pub fn check_own_batch(&self, batch: &Batch<'_>, own: usize) -> Result<(), ExecError> {
+        self.check_own_feeds(batch, own)?;
         let scalars = self.update.as_ref().map_or(batch.scalars.len(), |u| u.rule.scalars);
         if scalars == batch.scalars.len() {
             return Ok(());
@@ -90,6 +97,10 @@ impl Program {
 
     /// Fails where a batch does not have the feeds or rows this was compiled for.
     pub fn check_feeds(&self, batch: &Batch<'_>) -> Result<(), ExecError> {
+        self.check_own_feeds(batch, batch.rows)
+    }
+
+    fn check_own_feeds(&self, batch: &Batch<'_>, own: usize) -> Result<(), ExecError> {
         let fail = |name: &str, expected: String, received: String| {
             Err(ExecError::Feed { name: name.into(), expected, received })
         };
@@ -98,7 +109,7 @@ impl Program {
             return fail(&self.name, format!("{expected} feeds"), received.to_string());
         }
         for (spec, data) in self.feeds.iter().zip(batch.feeds) {
-            let rows = if spec.ty.is_rows() { batch.rows } else { 1 };
+            let rows = if spec.ty.is_rows() { own } else { 1 };
             let dtype = match data {
                 FeedData::F32(_) => DType::F32,
                 FeedData::I32(_) => DType::I32,
@@ -124,6 +135,21 @@ pub struct ProgramId(pub usize);
 pub trait Executor: Send {
     /// Devices and workers, which programs are compiled for.
     fn mesh(&self) -> Mesh;
+
+    /// The devices of the mesh that are here, all unless there are other processes: a batch's feeds
+    /// hold their rows alone.
+    fn share(&self) -> Share {
+        let mesh = self.mesh();
+        Share { mesh, devices: 0..mesh.devices }
+    }
+
+    /// Raises bits for all processes to see: they travel with the next step.
+    fn raise(&mut self, _bits: u64) {}
+
+    /// The bits that any process raised for the last step; `None` where there are no others.
+    fn raised(&self) -> Option<u64> {
+        None
+    }
 
     /// Takes a program; all programs of an executor share one parameter table.
     fn load(&mut self, program: Program) -> Result<ProgramId, ExecError>;
@@ -301,6 +327,14 @@ pub enum ExecError {
         device: String,
         /// How.
         message: String,
+    },
+    /// Another process that was lost; the job cannot go on.
+    #[error("step {step}: {peer}")]
+    Peer {
+        /// The step under way.
+        step: u64,
+        /// Who, and what became of it.
+        peer: PeerError,
     },
     /// A worker that failed; the executor cannot go on.
     #[error("worker {worker} failed: {message}")]

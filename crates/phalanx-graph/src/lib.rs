@@ -14,6 +14,7 @@ pub mod loss_scale;
 mod lower;
 pub mod ops;
 pub mod passes;
+pub mod peers;
 mod plan;
 pub mod profile;
 pub mod program;

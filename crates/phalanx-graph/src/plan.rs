@@ -127,7 +127,7 @@ struct Planner<'a> {
 
 impl<'a> Planner<'a> {
     fn new(step: &'a Step, lowered: &'a Lowered, options: Options) -> Planner<'a> {
-        let device_rows = options.max_batch.div_ceil(options.mesh.devices);
+        let device_rows = options.mesh.max_device_rows(options.max_batch);
         Planner {
             step,
             lowered,

@@ -67,6 +67,20 @@ impl Mesh {
         share(0..rows, self.devices, device)
     }
 
+    /// The rows of devices that follow one another.
+    pub fn rows_of(&self, rows: usize, devices: std::ops::Range<usize>) -> std::ops::Range<usize> {
+        if devices.is_empty() {
+            return 0..0;
+        }
+        let last = self.device_rows(rows, devices.end - 1);
+        self.device_rows(rows, devices.start).start..last.end
+    }
+
+    /// The most rows a single device gets: the first ones get what does not divide.
+    pub fn max_device_rows(&self, rows: usize) -> usize {
+        self.device_rows(rows, 0).len()
+    }
+
     /// The most rows a single worker gets.
     pub fn max_rows(&self, rows: usize) -> usize {
         rows.div_ceil(self.devices).div_ceil(self.workers)

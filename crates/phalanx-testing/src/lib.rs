@@ -9,6 +9,7 @@ mod lab;
 #[path = "../../phalanx-graph/tests/networks/mod.rs"]
 pub mod networks;
 pub mod ops;
+pub mod peers;
 pub mod random;
 pub mod simulate;
 pub mod steps;

@@ -14,6 +14,7 @@ pub mod error;
 mod exact;
 pub mod history;
 pub mod initializers;
+pub mod launch;
 pub mod layer;
 pub mod layers;
 pub mod losses;
@@ -26,10 +27,12 @@ pub mod regularizers;
 pub mod saving;
 pub mod schedules;
 pub mod strategy;
+pub mod workers;
 
 pub use error::{Error, Result};
 pub use phalanx_cpu::simd::Isa;
 pub use phalanx_cpu::{cores, physical_memory};
+pub use phalanx_graph::exec::ExecError;
 pub use phalanx_graph::profile::{Line, Profile};
 pub use phalanx_graph::program::Program;
 pub use phalanx_graph::rng::Stream;
@@ -83,5 +86,6 @@ pub mod prelude {
     pub use crate::strategy::{
         DeviceKind, MirroredStrategy, Policy, list_physical_devices, set_visible_devices,
     };
+    pub use crate::workers::MultiWorkerMirroredStrategy;
     pub use crate::{Data, Tensor, applications, datasets};
 }

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use phalanx_cpu::{CpuExecutor, CpuOptions};
 use phalanx_cuda::GpuPlace;
 use phalanx_graph::exec::Executor;
+use phalanx_graph::peers::Cluster;
 pub use phalanx_graph::program::Policy;
 use phalanx_graph::{Mesh, ParamSpec};
 use std::fmt;
@@ -281,15 +282,19 @@ impl MirroredStrategy {
 }
 
 impl MirroredStrategy {
-    /// An executor on these devices.
-    pub(crate) fn executor(&self, params: &[ParamSpec]) -> Result<Box<dyn Executor>> {
+    /// An executor on these devices, among those of a cluster where there is one.
+    pub(crate) fn executor(
+        &self,
+        params: &[ParamSpec],
+        cluster: Option<Cluster>,
+    ) -> Result<Box<dyn Executor>> {
         let workers = self.worker_threads()?;
         let on_gpu = |d: &&Device| d.kind == DeviceKind::Gpu;
         let places: Vec<GpuPlace> = self.devices.iter().filter(on_gpu).map(place).collect();
         if places.is_empty() {
             let (devices, fixed) = (self.devices.len(), self.deterministic);
             let options = CpuOptions { devices, workers, fixed, isa: None };
-            return Ok(Box::new(CpuExecutor::new(options, params)?));
+            return Ok(Box::new(CpuExecutor::among(options, params, cluster)?));
         }
         let fail = |argument: &str, expected: &str, received: String| {
             Err(Error::argument("MirroredStrategy", argument, expected, received))

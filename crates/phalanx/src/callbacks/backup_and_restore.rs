@@ -115,6 +115,10 @@ impl BackupAndRestore {
 }
 
 impl Callback for BackupAndRestore {
+    fn writes(&self) -> bool {
+        true
+    }
+
     fn sees_batches(&self) -> bool {
         self.save_freq != Frequency::Epoch
     }

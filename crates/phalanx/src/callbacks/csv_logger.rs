@@ -123,6 +123,10 @@ fn number(value: f64) -> String {
 }
 
 impl Callback for CSVLogger {
+    fn writes(&self) -> bool {
+        true
+    }
+
     fn sees_batches(&self) -> bool {
         false
     }

@@ -80,6 +80,10 @@ impl Sink {
 }
 
 impl Callback for JsonLines {
+    fn writes(&self) -> bool {
+        true
+    }
+
     fn sees_batches(&self) -> bool {
         false
     }

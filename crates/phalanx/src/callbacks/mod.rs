@@ -143,7 +143,8 @@ impl CallbackState {
     }
 }
 
-/// Something that happens along with training. An error ends the run.
+/// Something that happens along with training. An error ends the run. Of several workers each has its own
+/// callbacks, which see the same numbers and must answer the same; those that only write are the chief's.
 pub trait Callback: Send {
     /// Before the first epoch.
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
@@ -184,6 +185,11 @@ pub trait Callback: Send {
     /// Tells it from callbacks of other kinds when a run is continued.
     fn name(&self) -> &'static str {
         std::any::type_name::<Self>()
+    }
+
+    /// Whether it writes files and does nothing else: of several workers, the chief alone calls it.
+    fn writes(&self) -> bool {
+        false
     }
 
     /// What it must know to go on in a run continued: asked for when the run is saved.

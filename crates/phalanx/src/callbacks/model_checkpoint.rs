@@ -199,6 +199,10 @@ impl ModelCheckpoint {
 }
 
 impl Callback for ModelCheckpoint {
+    fn writes(&self) -> bool {
+        true
+    }
+
     fn sees_batches(&self) -> bool {
         self.save_freq != Frequency::Epoch
     }

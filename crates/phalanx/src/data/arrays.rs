@@ -5,7 +5,7 @@ mod epoch;
 
 pub use columns::Columns;
 
-use super::{Dataset, Epoch, InMemory, Picks, Samples, Table};
+use super::{Dataset, Digest, Epoch, InMemory, Picks, Samples, Share, Table};
 use crate::error::{Error, Result};
 use epoch::ArraysEpoch;
 use phalanx_graph::rng::permutation;
@@ -271,12 +271,32 @@ impl Dataset for Arrays {
         Some(self.shuffle)
     }
 
+    fn digest(&self) -> u64 {
+        let mut digest = Digest::default();
+        [self.window.start, self.window.end].iter().for_each(|n| digest.word(*n as u64));
+        self.inputs.iter().for_each(|samples| digest.samples(samples));
+        self.targets.iter().for_each(|target| digest.tensor(target));
+        self.weights.iter().for_each(|weights| digest.floats(weights));
+        digest.end()
+    }
+
     fn in_memory(&self) -> Option<&dyn InMemory> {
         Some(self)
     }
 
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
-        Ok(Box::new(self.begin(seed, epoch, start)?))
+        self.epoch_of(seed, epoch, start, None)
+    }
+
+    fn epoch_of(
+        &self,
+        seed: u64,
+        epoch: u64,
+        start: usize,
+        share: Option<&Share>,
+    ) -> Result<Box<dyn Epoch + '_>> {
+        let epoch = self.begin(seed, epoch, start)?;
+        Ok(Box::new(ArraysEpoch { share: share.cloned(), ..epoch }))
     }
 }
 
@@ -302,7 +322,7 @@ impl Arrays {
         }
         let order = self.shuffle.then(|| permutation(n, seed, epoch, SHUFFLE));
         let at = start.saturating_mul(self.batch);
-        Ok(ArraysEpoch { arrays: self, order, at, end })
+        Ok(ArraysEpoch { arrays: self, share: None, order, at, end })
     }
 }
 

@@ -4,8 +4,8 @@ use super::affine::{Mover, Size};
 use super::arrays::SHUFFLE;
 use super::generator::image_size;
 use super::{
-    Columns, Dataset, Epoch, HostBatch, ImageDataGenerator, InMemory, Picked, Picks, Prefetch,
-    Samples, Table, make_room,
+    Columns, Dataset, Digest, Epoch, HostBatch, ImageDataGenerator, InMemory, Picked, Picks,
+    Prefetch, Samples, Share, Table, make_room, own_positions,
 };
 use crate::error::{Error, Result};
 use crate::model::{IntoDataset, Source};
@@ -28,6 +28,11 @@ pub trait Images: Send + Sync {
     /// One that names the image where it cannot be read.
     fn read(&self, row: usize, to: &mut [f32]) -> Result<()>;
 
+    /// A fingerprint of the images: of their names where they are files. 0 where none is made.
+    fn digest(&self) -> u64 {
+        0
+    }
+
     /// All of them, where they lie in memory.
     fn samples(&self) -> Option<&Samples> {
         None
@@ -42,6 +47,12 @@ impl Images for Samples {
     fn read(&self, row: usize, to: &mut [f32]) -> Result<()> {
         self.read_row(row, to);
         Ok(())
+    }
+
+    fn digest(&self) -> u64 {
+        let mut digest = Digest::default();
+        digest.samples(self);
+        digest.end()
     }
 
     fn samples(&self) -> Option<&Samples> {
@@ -192,13 +203,33 @@ impl Dataset for ImageFlow {
         Some(self.shuffle)
     }
 
+    fn digest(&self) -> u64 {
+        let mut digest = Digest::default();
+        digest.word(self.images.digest());
+        digest.bytes(format!("{:?}", self.generator).as_bytes());
+        self.targets.iter().for_each(|target| digest.tensor(target));
+        self.rows.iter().for_each(|row| digest.word(u64::from(*row)));
+        digest.end()
+    }
+
     fn in_memory(&self) -> Option<&dyn InMemory> {
         let floats = self.images.samples().is_some_and(|s| s.dtype() == DType::F32);
         (floats && self.generator.frame(self.size).is_some()).then_some(self)
     }
 
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
-        Ok(Box::new(self.begin(seed, epoch, start)?))
+        self.epoch_of(seed, epoch, start, None)
+    }
+
+    fn epoch_of(
+        &self,
+        seed: u64,
+        epoch: u64,
+        start: usize,
+        share: Option<&Share>,
+    ) -> Result<Box<dyn Epoch + '_>> {
+        let epoch = self.begin(seed, epoch, start)?;
+        Ok(Box::new(FlowEpoch { share: share.cloned(), ..epoch }))
     }
 }
 
@@ -224,12 +255,14 @@ impl ImageFlow {
         let order = self.shuffle.then(|| permutation(n, seed, epoch, SHUFFLE));
         let at = start.saturating_mul(self.batch);
         let (mover, image) = (Mover::default(), vec![0.0; self.size.len()]);
-        Ok(FlowEpoch { flow: self, seed, epoch, order, at, mover, image })
+        Ok(FlowEpoch { flow: self, share: None, seed, epoch, order, at, mover, image })
     }
 }
 
 struct FlowEpoch<'a> {
     flow: &'a ImageFlow,
+    /// The rows of every batch that are wanted; all where nothing is said.
+    share: Option<Share>,
     seed: u64,
     epoch: u64,
     order: Option<Vec<u32>>,
@@ -243,13 +276,17 @@ impl Epoch for FlowEpoch<'_> {
         let flow = self.flow;
         let Some(positions) = self.advance() else { return Ok(false) };
         batch.rows = positions.len();
+        let share = self.share.as_ref();
+        let (positions, own) = own_positions(share, positions);
+        batch.own = own;
         let room = flow.batch_size();
+        let room = share.map_or(room, |share| share.rows(room).len().max(1));
         let dims = [room, flow.size.height, flow.size.width, flow.size.channels];
         make_room(&mut batch.inputs, [(DType::F32, &dims[..])].into_iter(), room);
         let columns = flow.targets.iter().map(|t| (t.dtype(), t.dims()));
         make_room(&mut batch.targets, columns, room);
         batch.sample_weight.clear();
-        batch.sample_weight.resize(batch.rows, 1.0);
+        batch.sample_weight.resize(batch.held(), 1.0);
         let images = batch.inputs[0].f32_mut().unwrap_or_default();
         for (to, position) in images.chunks_exact_mut(flow.size.len()).zip(positions.clone()) {
             let row = self.row(position);

@@ -1,7 +1,7 @@
 //! A directory of images, one sub-directory per class.
 
 use super::flow::Images;
-use super::{ImageDataGenerator, ImageFlow, LabelBinarizer, Pixels, Samples, Subset};
+use super::{Digest, ImageDataGenerator, ImageFlow, LabelBinarizer, Pixels, Samples, Subset};
 use crate::error::{Error, Result};
 use crate::saving::open_file;
 use image::imageops::FilterType;
@@ -220,6 +220,16 @@ impl Images for ImageFolder {
         let image = self.decode(row)?;
         to.iter_mut().zip(image).for_each(|(to, byte)| *to = f32::from(byte));
         Ok(())
+    }
+
+    fn digest(&self) -> u64 {
+        let mut digest = Digest::default();
+        for (path, class) in &self.files {
+            let name = path.strip_prefix(&self.directory).unwrap_or(path);
+            digest.bytes(name.as_os_str().as_encoded_bytes());
+            digest.word(u64::from(*class));
+        }
+        digest.end()
     }
 }
 

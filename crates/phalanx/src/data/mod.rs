@@ -2,6 +2,7 @@
 
 mod affine;
 mod arrays;
+mod digest;
 mod flow;
 mod folder;
 mod generator;
@@ -14,6 +15,7 @@ mod samples;
 
 pub use affine::FillMode;
 pub use arrays::{Arrays, Columns};
+pub use digest::Digest;
 pub use flow::{ImageFlow, Images, Subset};
 pub use folder::{ClassMode, ColorMode, FromDirectory, ImageFolder, read as read_image};
 pub use generator::{ImageDataGenerator, ZoomRange};
@@ -25,22 +27,33 @@ pub use prefetch::Prefetch;
 pub use samples::{Pixels, Samples};
 
 use crate::error::Result;
+pub use phalanx_graph::peers::Share;
 use phalanx_graph::{DType, Data, Tensor};
+use std::ops::Range;
 
-/// One global batch on the host.
+/// One global batch on the host, or a worker's rows of it where there are several.
 ///
 /// The tensors have room for the largest batch, and floats are written to the same buffers from one
-/// batch to the next; only their first `rows` rows count.
+/// batch to the next; only the first [`held`](HostBatch::held) rows count.
 #[derive(Clone, Debug, Default)]
 pub struct HostBatch {
-    /// Samples in this batch.
+    /// Samples in this batch, over all workers.
     pub rows: usize,
+    /// Which of them are here, where not all are.
+    pub own: Option<Range<usize>>,
     /// One tensor per input of the model.
     pub inputs: Vec<Tensor>,
     /// One tensor per output of the model; none when there is nothing to compare with.
     pub targets: Vec<Tensor>,
     /// One weight per sample.
     pub sample_weight: Vec<f32>,
+}
+
+impl HostBatch {
+    /// Samples that are here.
+    pub fn held(&self) -> usize {
+        self.own.as_ref().map_or(self.rows, Range::len)
+    }
 }
 
 /// Samples in batches, epoch after epoch.
@@ -70,6 +83,11 @@ pub trait Dataset: Send + Sync {
         None
     }
 
+    /// A fingerprint of the samples, by which workers see that they have the same; 0 where none is made.
+    fn digest(&self) -> u64 {
+        0
+    }
+
     /// The same samples, where all of them lie in memory: devices may keep them.
     fn in_memory(&self) -> Option<&dyn InMemory> {
         None
@@ -78,6 +96,28 @@ pub trait Dataset: Send + Sync {
     /// Starts an epoch at its batch `start`. The order depends on `seed` and `epoch` alone, so a
     /// run may be resumed anywhere.
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>>;
+
+    /// As [`epoch`](Dataset::epoch), with a share of every batch for the worker that needs no more. A dataset
+    /// that makes all rows all the same says so by leaving [`HostBatch::own`] empty.
+    fn epoch_of(
+        &self,
+        seed: u64,
+        epoch: u64,
+        start: usize,
+        _share: Option<&Share>,
+    ) -> Result<Box<dyn Epoch + '_>> {
+        self.epoch(seed, epoch, start)
+    }
+}
+
+/// The part of the positions of a batch that a share has, and which of its rows they are.
+fn own_positions(
+    share: Option<&Share>,
+    positions: Range<usize>,
+) -> (Range<usize>, Option<Range<usize>>) {
+    let Some(share) = share else { return (positions, None) };
+    let own = share.rows(positions.len());
+    (positions.start + own.start..positions.start + own.end, Some(own))
 }
 
 /// The batches of one epoch.

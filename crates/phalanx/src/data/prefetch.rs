@@ -1,6 +1,6 @@
 //! Batches made ahead of time, on other threads than the trainer's.
 
-use super::{Dataset, Epoch, HostBatch, InMemory};
+use super::{Dataset, Epoch, HostBatch, InMemory, Share};
 use crate::error::{Error, Result};
 use crate::model::{IntoDataset, Source};
 use std::any::Any;
@@ -92,20 +92,37 @@ impl Dataset for Prefetch {
         self.inner.shuffles()
     }
 
+    fn digest(&self) -> u64 {
+        self.inner.digest()
+    }
+
     fn in_memory(&self) -> Option<&dyn InMemory> {
         self.inner.in_memory()
     }
 
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
+        self.epoch_of(seed, epoch, start, None)
+    }
+
+    fn epoch_of(
+        &self,
+        seed: u64,
+        epoch: u64,
+        start: usize,
+        share: Option<&Share>,
+    ) -> Result<Box<dyn Epoch + '_>> {
         let turns = if self.inner.skips() { self.workers } else { 1 };
         let mut ahead = Ahead { workers: vec![], turn: 0, done: false, waited: &self.waited };
         for turn in 0..turns {
             let (full, ready) = sync_channel(self.ahead.div_ceil(turns));
             let (empty, used) = channel();
             let inner = self.inner.clone();
-            let start = start.saturating_add(turn);
+            let (start, share) = (start.saturating_add(turn), share.cloned());
             let work = move || {
-                let run = || fill(&*inner, (seed, epoch, start), turns, &full, &used);
+                let run = || {
+                    let epoch = inner.epoch_of(seed, epoch, start, share.as_ref())?;
+                    fill(epoch, turns, &full, &used)
+                };
                 let error = match catch_unwind(AssertUnwindSafe(run)) {
                     Ok(Ok(())) => return,
                     Ok(Err(error)) => error,
@@ -133,13 +150,11 @@ pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
 
 /// Makes every `turns`-th batch until there are no more or nobody wants them.
 fn fill(
-    inner: &dyn Dataset,
-    (seed, epoch, start): (u64, u64, usize),
+    mut epoch: Box<dyn Epoch + '_>,
     turns: usize,
     full: &SyncSender<Result<HostBatch>>,
     used: &Receiver<HostBatch>,
 ) -> Result<()> {
-    let mut epoch = inner.epoch(seed, epoch, start)?;
     loop {
         let mut batch = used.try_recv().unwrap_or_default();
         if !epoch.next(&mut batch)? || full.send(Ok(batch)).is_err() {

@@ -8,6 +8,7 @@ use crate::metrics::Metric;
 use crate::optimizers::{self, LossScaleOptimizer, Optimizer};
 use crate::saving::object;
 use crate::strategy::{MirroredStrategy, Policy};
+use crate::workers::MultiWorkerMirroredStrategy;
 use serde_json::{Map, Value};
 
 /// An optimizer by value or by name.
@@ -111,7 +112,7 @@ pub struct Compile {
     pub(crate) loss_weights: Vec<f64>,
     pub(crate) metrics: Vec<Vec<MetricArgument>>,
     pub(crate) weighted_metrics: Vec<Vec<MetricArgument>>,
-    pub(crate) strategy: MirroredStrategy,
+    pub(crate) strategy: MultiWorkerMirroredStrategy,
     pub(crate) seed: u64,
     /// Losses and metrics as the file has them that this was read from.
     pub(crate) described: Option<Map<String, Value>>,
@@ -126,7 +127,7 @@ impl Compile {
             loss_weights: vec![],
             metrics: vec![],
             weighted_metrics: vec![],
-            strategy: MirroredStrategy::new(),
+            strategy: MirroredStrategy::new().into(),
             seed: 0,
             described: None,
         }
@@ -192,9 +193,9 @@ impl Compile {
         self
     }
 
-    /// The devices that train.
-    pub fn strategy(mut self, strategy: MirroredStrategy) -> Compile {
-        self.strategy = strategy;
+    /// The devices that train: a [`MirroredStrategy`], or a [`MultiWorkerMirroredStrategy`].
+    pub fn strategy(mut self, strategy: impl Into<MultiWorkerMirroredStrategy>) -> Compile {
+        self.strategy = strategy.into();
         self
     }
 
@@ -214,7 +215,7 @@ pub(crate) struct Resolved {
     pub metrics: Vec<Vec<(MetricArgument, bool)>>,
     /// Losses and metrics under Keras' keys.
     pub described: Map<String, Value>,
-    pub strategy: MirroredStrategy,
+    pub strategy: MultiWorkerMirroredStrategy,
     pub seed: u64,
 }
 
@@ -264,7 +265,7 @@ impl Compile {
             OptimizerArgument::Value(o) => o,
             OptimizerArgument::Name(name) => optimizers::get(&name)?,
         };
-        let scaled = self.strategy.asked_policy() == Policy::MixedFloat16;
+        let scaled = self.strategy.local().asked_policy() == Policy::MixedFloat16;
         let optimizer = match optimizer.inner() {
             None if scaled => Box::new(LossScaleOptimizer::around(optimizer)),
             _ => optimizer,

@@ -6,6 +6,7 @@ mod tables;
 mod tally;
 mod variables;
 mod weights;
+mod workers;
 
 pub(crate) use state::{Counters, is_weight};
 pub(crate) use tables::Kept;
@@ -23,13 +24,16 @@ use crate::losses::{Loss, Reduction};
 use crate::metrics;
 use crate::optimizers::{Optimizer, Scaling};
 use crate::strategy::{DeviceKind, MirroredStrategy};
+use crate::workers::lost;
 use phalanx_graph::exec::{Accumulate, Batch, ExecError, Executor, FeedData, ProgramId, Times};
 use phalanx_graph::loss_scale::LossScale;
+use phalanx_graph::peers::{Cluster, Share, gather};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{FetchPlan, Policy, Split};
 use phalanx_graph::{DType, Data, Mesh, Options, ParamId, Program, Step, Tensor, Type};
 use serde_json::{Map, Value};
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 /// Which step of a model.
@@ -76,6 +80,8 @@ pub(crate) struct Engine {
     policy: Policy,
     devices: Vec<String>,
     pub(super) device_kind: DeviceKind,
+    /// The other workers, where there are any.
+    pub(super) cluster: Option<Cluster>,
     /// By kind, and one more for predictions on few rows.
     programs: [Option<Slot>; 5],
     constrain: Option<ProgramId>,
@@ -119,7 +125,7 @@ impl Engine {
         let Resolved { optimizer, losses, loss_weights, metrics, described, strategy, seed } =
             resolved;
         let asked = optimizer.inner().map(|(_, scaling)| scaling);
-        let l = lower(&model.def, true, strategy.is_deterministic(), asked)?;
+        let l = lower(&model.def, true, strategy.local().is_deterministic(), asked)?;
         let first = asked.map_or(0.0, |s| s.initial_scale as f32);
         let types: Vec<Type> = l.outputs.iter().map(|o| l.low.graph.ty(*o).clone()).collect();
         let targets: Vec<Type> =
@@ -154,9 +160,10 @@ impl Engine {
             constants: l.low.constants,
             targets,
             output_names: model.output_names(),
-            devices: strategy.devices().iter().map(ToString::to_string).collect(),
-            policy: strategy.stored_policy(),
-            device_kind: strategy.devices()[0].kind,
+            devices: strategy.local().devices().iter().map(ToString::to_string).collect(),
+            policy: strategy.local().stored_policy(),
+            device_kind: strategy.local().devices()[0].kind,
+            cluster: strategy.cluster().cloned(),
             programs: [const { None }; 5],
             constrain: None,
             seed,
@@ -194,7 +201,7 @@ impl Engine {
     /// An engine that only predicts, for models that were never compiled.
     pub(crate) fn inference(model: &Model) -> Result<Engine> {
         let optimizer = Box::new(crate::optimizers::SGD::default());
-        let strategy = MirroredStrategy::new();
+        let strategy = MirroredStrategy::new().into();
         let (losses, loss_weights, metrics) = (vec![], vec![], vec![]);
         let described = Map::new();
         let resolved =
@@ -361,10 +368,36 @@ impl Engine {
     }
 
     /// What each output's weighted loss sum is divided by.
-    fn denominators(&self, batch: &HostBatch) -> Vec<f64> {
-        let weights = &batch.sample_weight[..batch.rows];
-        let total = || weights.iter().map(|w| f64::from(*w)).sum();
-        self.losses.iter().map(|loss| denominator(&**loss, batch.rows, total)).collect()
+    fn denominators(&self, batch: &HostBatch) -> Result<Vec<f64>> {
+        let weighted = Reduction::MeanWithSampleWeight;
+        let total = match self.losses.iter().any(|loss| loss.reduction() == weighted) {
+            true => self.total_weight(batch)?,
+            false => 0.0,
+        };
+        Ok(self.losses.iter().map(|loss| denominator(&**loss, batch.rows, || total)).collect())
+    }
+
+    /// The weights of all samples of a batch, added up in their order.
+    fn total_weight(&self, batch: &HostBatch) -> Result<f64> {
+        let sum = |weights: &mut dyn Iterator<Item = f32>| weights.map(f64::from).sum();
+        let held = &batch.sample_weight[..batch.held()];
+        let Some(cluster) = self.cluster.as_ref().filter(|_| batch.own.is_some()) else {
+            return Ok(sum(&mut held.iter().copied()));
+        };
+        let mine: Vec<u8> = held.iter().flat_map(|w| w.to_le_bytes()).collect();
+        let all = gather(&*cluster.peers, &mine).map_err(lost)?.concat();
+        let (weights, _) = all.as_chunks::<4>();
+        Ok(sum(&mut weights.iter().map(|w| f32::from_le_bytes(*w))))
+    }
+
+    /// The devices of this worker, and so its rows of every batch.
+    fn share(&self) -> Share {
+        lock(&self.executor).share()
+    }
+
+    /// The same, where there are several workers.
+    pub(crate) fn worker_share(&self) -> Option<Share> {
+        self.cluster.is_some().then(|| self.share())
     }
 
     /// Runs one batch and adds its losses and metrics to the tally; returns the batch's loss.
@@ -475,13 +508,14 @@ impl Engine {
     ) -> Result<Vec<f64>> {
         self.check(batch, true)?;
         let id = self.ensure(kind, batch.rows)?;
-        let denominators = self.denominators(batch);
+        let denominators = self.denominators(batch)?;
+        let rows = self.held_rows(batch)?;
         self.scales.clear();
         let invert = |d: &f64| if *d == 0.0 { 0.0 } else { (1.0 / d) as f32 };
         self.scales.extend(denominators.iter().map(invert));
         let mut feeds: Vec<FeedData<'_>> = Vec::with_capacity(batch.inputs.len() + 4);
-        feeds.extend(batch.inputs.iter().chain(&batch.targets).map(|t| feed(t, batch.rows)));
-        feeds.push(FeedData::F32(&batch.sample_weight[..batch.rows]));
+        feeds.extend(batch.inputs.iter().chain(&batch.targets).map(|t| feed(t, &rows)));
+        feeds.push(FeedData::F32(&batch.sample_weight[rows]));
         feeds.extend(self.scales.chunks(1).map(FeedData::F32));
         let done = call(&mut **lock(&self.executor), id, &feeds);
         done.map_err(|e| self.explain(e, kind, batch.rows))?;
@@ -525,7 +559,8 @@ impl Engine {
     pub(crate) fn predict(&mut self, batch: &HostBatch) -> Result<&[Vec<f32>]> {
         self.check(batch, false)?;
         let id = self.ensure(StepKind::Predict, batch.rows)?;
-        let feeds: Vec<FeedData<'_>> = batch.inputs.iter().map(|t| feed(t, batch.rows)).collect();
+        let held = self.held_rows(batch)?;
+        let feeds: Vec<FeedData<'_>> = batch.inputs.iter().map(|t| feed(t, &held)).collect();
         let (rows, feeds, seed) = (batch.rows, &feeds[..], self.seed);
         let step = Batch { rows, feeds, seed, ..Batch::default() };
         let done = lock(&self.executor).run(id, &step, &mut self.fetched);
@@ -568,11 +603,11 @@ fn denominator(loss: &dyn Loss, rows: usize, total: impl Fn() -> f64) -> f64 {
     }
 }
 
-/// The first rows of a tensor.
-fn feed(t: &Tensor, rows: usize) -> FeedData<'_> {
-    let len = rows * t.row_len();
+/// Some rows of a tensor.
+fn feed<'a>(t: &'a Tensor, rows: &Range<usize>) -> FeedData<'a> {
+    let part = rows.start * t.row_len()..rows.end * t.row_len();
     match t.data() {
-        Data::F32(v) => FeedData::F32(&v[..len]),
-        Data::I32(v) => FeedData::I32(&v[..len]),
+        Data::F32(v) => FeedData::F32(&v[part]),
+        Data::I32(v) => FeedData::I32(&v[part]),
     }
 }

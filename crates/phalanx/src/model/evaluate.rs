@@ -7,7 +7,7 @@ use super::turns::Group;
 use super::{Logs, Model};
 use crate::data::{Dataset, HostBatch, InMemory};
 use crate::error::{Error, Result};
-use crate::progress::{Progress, Verbose};
+use crate::progress::Progress;
 use phalanx_graph::Tensor;
 
 /// The arguments of [`Model::evaluate_with`] and [`Model::predict_with`].
@@ -62,8 +62,8 @@ impl Model {
 
     /// As [`Model::evaluate`], with arguments.
     pub fn evaluate_with(&mut self, data: impl IntoDataset, arguments: Inference) -> Result<Logs> {
-        let mut progress = Progress::stdout(Verbose::try_from(arguments.verbose)?);
         let engine = self.engine("evaluate")?;
+        let mut progress = Progress::stdout(engine.verbose(arguments.verbose)?);
         let source = data.into_source()?.in_order();
         let data = source.prepare(engine, arguments.batch_size, true)?.dataset();
         let logs = evaluate(engine, &*data, Some(&mut progress), &Interrupt::new())?;
@@ -92,14 +92,14 @@ impl Model {
         data: impl IntoDataset,
         arguments: Inference,
     ) -> Result<Vec<Tensor>> {
-        let mut progress = Progress::stdout(Verbose::try_from(arguments.verbose)?);
         let engine = self.any_engine()?;
+        let mut progress = Progress::stdout(engine.verbose(arguments.verbose)?);
         let source = data.into_source()?.in_order();
         let data = source.prepare(engine, arguments.batch_size, false)?.dataset();
         let dims = engine.output_dims();
         let mut outputs: Vec<Vec<f32>> = vec![vec![]; dims.len()];
         let mut batch = HostBatch::default();
-        let mut epoch = data.epoch(0, 0, 0)?;
+        let mut epoch = data.epoch_of(0, 0, 0, engine.worker_share().as_ref())?;
         let (mut rows, mut done) = (0, 0);
         progress.begin_predict(data.batches());
         while epoch.next(&mut batch)? {
@@ -137,12 +137,12 @@ pub(super) fn evaluate(
         if let Some(progress) = &mut progress {
             progress.step(done, &engine.logs(tally));
         }
-        !interrupt.raised()
+        !engine.agreed(interrupt.raised())
     };
     let mut tally = engine.tally();
     let whole = match kept.zip(data.in_memory()) {
         Some((kept, data)) => over_table(engine, data, &kept, &mut tally, each)?,
-        None => over_batches(engine, data, &mut tally, each)?,
+        None => over_batches(engine, data, &mut tally, interrupt, each)?,
     };
     if !whole {
         return Ok(None);
@@ -188,13 +188,15 @@ fn over_batches(
     engine: &mut Engine,
     data: &dyn Dataset,
     tally: &mut Tally,
+    interrupt: &Interrupt,
     each: &mut Each<'_>,
 ) -> Result<bool> {
     let mut batch = HostBatch::default();
-    let mut epoch = data.epoch(engine.seed, 0, 0)?;
+    let mut epoch = data.epoch_of(engine.seed, 0, 0, engine.worker_share().as_ref())?;
     let (mut ahead, mut staged) = (HostBatch::default(), false);
     let mut more = epoch.next(&mut batch)?;
     while more {
+        engine.raise(interrupt.raised());
         let started = engine.start(StepKind::Test, &batch, 0.0, None, staged)?;
         more = epoch.next(&mut ahead)?;
         if more {

@@ -139,6 +139,50 @@ impl RunState {
     }
 }
 
+/// A state on its way to another worker: all but the tensors' numbers, which follow.
+#[derive(Serialize, Deserialize)]
+struct Sent {
+    text: String,
+    notes: BTreeMap<String, String>,
+    tensors: Vec<(String, Vec<usize>)>,
+}
+
+impl RunState {
+    /// The state as bytes for another worker of this version.
+    pub(crate) fn into_bytes(mut self) -> Result<Vec<u8>> {
+        let notes = std::mem::take(&mut self.notes);
+        let (text, tensors) = self.into_parts()?;
+        let named = |(name, t): &(String, Tensor)| (name.clone(), t.dims().to_vec());
+        let sent = Sent { text, notes, tensors: tensors.iter().map(named).collect() };
+        let head = serde_json::to_vec(&sent).map_err(|e| Error::config("run state", e))?;
+        let mut bytes = (head.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(head);
+        for (_, tensor) in &tensors {
+            bytes.extend(tensor.f32().unwrap_or_default().iter().flat_map(|v| v.to_le_bytes()));
+        }
+        Ok(bytes)
+    }
+
+    /// The state that another worker sent.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<RunState> {
+        let short = || Error::config("run state", "a part of it is missing");
+        let (length, rest) = bytes.split_first_chunk::<8>().ok_or_else(short)?;
+        let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
+        let (head, mut rest) = rest.split_at_checked(length).ok_or_else(short)?;
+        let sent: Sent = serde_json::from_slice(head).map_err(|e| Error::config("run state", e))?;
+        let mut tensors = vec![];
+        for (name, dims) in sent.tensors {
+            let len = dims.iter().try_fold(4usize, |n, d| n.checked_mul(*d)).ok_or_else(short)?;
+            let (own, others) = rest.split_at_checked(len).ok_or_else(short)?;
+            let (numbers, _) = own.as_chunks::<4>();
+            let values: Vec<f32> = numbers.iter().map(|v| f32::from_le_bytes(*v)).collect();
+            tensors.push((name, Tensor::new(dims, values)?));
+            rest = others;
+        }
+        RunState::from_parts(&sent.text, sent.notes, tensors)
+    }
+}
+
 #[derive(Deserialize)]
 struct Version {
     version: u32,

@@ -8,10 +8,10 @@ use super::run_setup::Setup;
 use super::run_state::{Header, Position, RunState};
 use super::turns::Group;
 use crate::callbacks::{Action, Callback, CallbackState, View, WeightSource};
-use crate::data::{Dataset, Epoch, HostBatch};
+use crate::data::{Dataset, Epoch, HostBatch, Share};
 use crate::error::{Error, Result};
 use crate::history::History;
-use crate::progress::{Progress, Verbose};
+use crate::progress::Progress;
 use crate::saving;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,12 +65,16 @@ const MOST_SKIPPED: u32 = 100;
 struct Feeder<'a> {
     data: &'a dyn Dataset,
     seed: u64,
+    /// A worker's rows of every batch, where there are several.
+    share: Option<Share>,
     epoch: Box<dyn Epoch + 'a>,
 }
 
 impl<'a> Feeder<'a> {
-    fn new(data: &'a dyn Dataset, seed: u64, at: &Position) -> Result<Feeder<'a>> {
-        Ok(Feeder { data, seed, epoch: data.epoch(seed, at.pass, at.taken)? })
+    fn new(data: &'a dyn Dataset, engine: &Engine, at: &Position) -> Result<Feeder<'a>> {
+        let (seed, share) = (engine.seed, engine.worker_share());
+        let epoch = data.epoch_of(seed, at.pass, at.taken, share.as_ref())?;
+        Ok(Feeder { data, seed, share, epoch })
     }
 
     /// The next batch; with `endless`, the data starts again where it ends.
@@ -78,7 +82,7 @@ impl<'a> Feeder<'a> {
         let mut there = self.epoch.next(batch)?;
         if !there && endless {
             (at.pass, at.taken) = (at.pass + 1, 0);
-            self.epoch = self.data.epoch(self.seed, at.pass, 0)?;
+            self.epoch = self.data.epoch_of(self.seed, at.pass, 0, self.share.as_ref())?;
             there = self.epoch.next(batch)?;
         }
         at.taken += usize::from(there);
@@ -156,6 +160,8 @@ impl<'a> Training<'a> {
             engine.forget_gathered();
         }
         let epoch = fit.initial_epoch;
+        let (mut callbacks, verbose) = (fit.callbacks, engine.verbose(fit.verbose)?);
+        callbacks.retain(|c| engine.is_chief() || !c.writes());
         Ok(Training {
             gather: fit.accumulate.or(engine.gather_steps()),
             // As in Keras, an optimizer that gathers goes on across epochs; `fit` itself does not.
@@ -164,14 +170,14 @@ impl<'a> Training<'a> {
             engine,
             data,
             validation,
-            callbacks: fit.callbacks,
+            callbacks,
             epochs: fit.epochs,
             asked_steps: fit.steps_per_epoch,
             steps,
             interrupt: fit.interrupt,
             on_nan: fit.on_nan,
             skipped: 0,
-            progress: Progress::stdout(Verbose::try_from(fit.verbose)?),
+            progress: Progress::stdout(verbose),
             at: Position { epoch, pass: epoch as u64, ..Position::default() },
             history: History::default(),
             began: Instant::now(),
@@ -200,7 +206,7 @@ impl<'a> Training<'a> {
                 None => {
                     let mut feeder = match open.take() {
                         Some(feeder) => feeder,
-                        None => Feeder::new(self.data, self.engine.seed, &self.at)?,
+                        None => Feeder::new(self.data, self.engine, &self.at)?,
                     };
                     self.train_epoch(&mut feeder, &mut batch)?;
                     // With steps asked for, the data goes on where it is.
@@ -211,7 +217,7 @@ impl<'a> Training<'a> {
             let asking = self.call(&logs, |c, v| c.on_epoch_end(v))?;
             self.advance();
             self.back_up(&asking)?;
-            if self.interrupt.raised() && self.at.epoch < self.epochs && !self.stop {
+            if self.asked_to_end() && self.at.epoch < self.epochs && !self.stop {
                 return self.interrupted();
             }
         }
@@ -234,6 +240,10 @@ impl<'a> Training<'a> {
                 break;
             }
         }
+        if self.engine.worker_share().is_some() {
+            self.engine.check_workers(&self.facts())?;
+        }
+        let found = self.engine.run_of_chief(found)?;
         // What the optimizer keeps is there once the step is.
         self.engine.prepare(StepKind::Train, self.data.batch_size())?;
         let Some(state) = found else {
@@ -296,6 +306,7 @@ impl<'a> Training<'a> {
                 break;
             }
             self.call(&none, |c, v| c.on_batch_begin(v))?;
+            self.engine.raise(self.interrupt.raised());
             let last = self.flush && self.steps.is_some_and(|n| self.at.batch + 1 == n);
             let gather = self.gather.map(|every| Gather { every, last });
             let loss = match self.on_nan {
@@ -380,7 +391,7 @@ impl<'a> Training<'a> {
             self.stop = true;
         }
         self.progress.step(self.at.batch, &logs);
-        if self.interrupt.raised() {
+        if self.asked_to_end() {
             return self.interrupted();
         }
         self.back_up(&asking)
@@ -428,6 +439,11 @@ impl<'a> Training<'a> {
         self.engine.steps = step;
         self.tally = tally;
         Ok(0.0)
+    }
+
+    /// Whether this worker, or any of several, was asked to end before the last step was over.
+    fn asked_to_end(&self) -> bool {
+        self.engine.agreed(self.interrupt.raised())
     }
 
     fn not_finite(&self, loss: f64, step: u64) -> Error {
@@ -519,6 +535,26 @@ impl<'a> Training<'a> {
         }
     }
 
+    /// What must be the same on every worker.
+    fn facts(&self) -> Vec<(String, String)> {
+        let setup = self.setup();
+        let shown = |n: Option<usize>| n.map_or("unknown".into(), |n| n.to_string());
+        let digest = |data: &dyn Dataset| format!("{:016x}", data.digest());
+        let own = [
+            ("epochs", format!("{} to {}", self.at.epoch, self.epochs)),
+            ("global batch size", setup.batch_size.to_string()),
+            ("samples", shown(setup.samples)),
+            ("steps per epoch", shown(setup.steps)),
+            ("shuffle", format!("{:?}", setup.shuffle)),
+            ("accumulated batches", format!("{:?}", self.gather)),
+            ("data", digest(self.data)),
+            ("validation data", self.validation.map_or("none".into(), digest)),
+        ];
+        let mut facts = self.engine.facts();
+        facts.extend(own.map(|(name, value)| (name.into(), value)));
+        facts
+    }
+
     fn state(&mut self) -> Result<RunState> {
         let (counters, tensors) = self.engine.state()?;
         let header = Header {
@@ -543,6 +579,8 @@ impl<'a> Training<'a> {
         for callback in &mut self.callbacks {
             saved = callback.on_interrupt(&state)?.or(saved);
         }
+        // Nobody leaves before the chief has saved.
+        let saved = self.engine.path_of_chief(saved)?;
         let (step, epoch) = (self.engine.steps, self.at.epoch + 1);
         Err(Error::Interrupted { step, epoch, saved })
     }

@@ -6,6 +6,7 @@ use super::{Format, keras, legacy, open_file, safetensors};
 use crate::error::{Error, Result};
 use crate::model::{Compile, Model};
 use crate::strategy::MirroredStrategy;
+use crate::workers::MultiWorkerMirroredStrategy;
 use serde_json::{Map, Value};
 use std::io::Read;
 use std::path::Path;
@@ -55,13 +56,13 @@ pub(super) fn open_stored(path: &Path, format: Format) -> Result<Stored> {
 #[derive(Clone, Debug)]
 pub struct Load {
     compile: bool,
-    strategy: MirroredStrategy,
+    strategy: MultiWorkerMirroredStrategy,
     seed: u64,
 }
 
 impl Default for Load {
     fn default() -> Load {
-        Load { compile: true, strategy: MirroredStrategy::new(), seed: 0 }
+        Load { compile: true, strategy: MirroredStrategy::new().into(), seed: 0 }
     }
 }
 
@@ -77,9 +78,9 @@ impl Load {
         self
     }
 
-    /// The devices that train.
-    pub fn strategy(mut self, strategy: MirroredStrategy) -> Load {
-        self.strategy = strategy;
+    /// The devices that train: a [`MirroredStrategy`], or a [`MultiWorkerMirroredStrategy`].
+    pub fn strategy(mut self, strategy: impl Into<MultiWorkerMirroredStrategy>) -> Load {
+        self.strategy = strategy.into();
         self
     }
 

@@ -115,6 +115,10 @@ fn scalars<'a>(step: u64, values: impl Iterator<Item = (String, &'a f64)>) -> Me
 }
 
 impl Callback for TensorBoard {
+    fn writes(&self) -> bool {
+        true
+    }
+
     fn sees_batches(&self) -> bool {
         self.update_freq != Frequency::Epoch
     }

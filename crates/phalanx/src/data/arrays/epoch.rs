@@ -1,7 +1,9 @@
 //! The batches of arrays.
 
 use super::Arrays;
-use crate::data::{Dataset, Epoch, HostBatch, Picked, Picks, Samples, make_room};
+use crate::data::{
+    Dataset, Epoch, HostBatch, Picked, Picks, Samples, Share, make_room, own_positions,
+};
 use crate::error::Result;
 use phalanx_graph::{Data, Tensor};
 use std::ops::Range;
@@ -9,6 +11,8 @@ use std::ops::Range;
 /// Where an epoch stands.
 pub(super) struct ArraysEpoch<'a> {
     pub arrays: &'a Arrays,
+    /// The rows of every batch that are wanted; all where nothing is said.
+    pub share: Option<Share>,
     /// Positions in the window, where they are not taken in order.
     pub order: Option<Vec<u32>>,
     pub at: usize,
@@ -43,12 +47,16 @@ impl Epoch for ArraysEpoch<'_> {
         let Some(positions) = self.advance() else { return Ok(false) };
         let arrays = self.arrays;
         batch.rows = positions.len();
+        let share = self.share.as_ref();
+        let (positions, own) = own_positions(share, positions);
+        batch.own = own;
         let first = arrays.window.start;
         let rows = match &self.order {
             None => Rows::InOrder(first + positions.start..first + positions.end),
             Some(order) => Rows::Picked(first, &order[positions]),
         };
         let room = arrays.batch_size();
+        let room = share.map_or(room, |share| share.rows(room).len().max(1));
         let columns = arrays.inputs.iter().map(|c| (c.dtype(), c.dims()));
         make_room(&mut batch.inputs, columns, room);
         for (slot, column) in batch.inputs.iter_mut().zip(&arrays.inputs) {
@@ -59,7 +67,7 @@ impl Epoch for ArraysEpoch<'_> {
         for (slot, column) in batch.targets.iter_mut().zip(&arrays.targets) {
             rows.gather_tensor(column, slot);
         }
-        batch.sample_weight.resize(batch.rows, 1.0);
+        batch.sample_weight.resize(batch.held(), 1.0);
         match &arrays.weights {
             Some(weights) => rows.copy(weights, 1, &mut batch.sample_weight),
             None => batch.sample_weight.fill(1.0),

@@ -5,6 +5,7 @@ use crate::data::HostBatch;
 use crate::error::{Error, Result};
 use crate::losses;
 use phalanx_graph::{Data, Space, Tensor, Type};
+use std::ops::Range;
 
 impl Engine {
     /// Fails unless there are as many inputs or targets as the model has.
@@ -33,7 +34,7 @@ impl Engine {
 
     /// Checks a batch against the model before anything runs on it.
     pub(super) fn check(&self, batch: &HostBatch, targets: bool) -> Result<()> {
-        let rows = batch.rows;
+        let rows = batch.held();
         self.check_count("inputs", self.def.inputs.len(), batch.inputs.len())?;
         for (i, t) in batch.inputs.iter().enumerate() {
             let ty = self.def.input(i).ty();
@@ -54,6 +55,20 @@ impl Engine {
             return Err(Error::argument(owner, "sample weights", rows.to_string(), received));
         }
         Ok(())
+    }
+
+    /// Where this worker's rows are in the tensors of a batch.
+    pub(super) fn held_rows(&self, batch: &HostBatch) -> Result<Range<usize>> {
+        let own = self.share().rows(batch.rows);
+        match &batch.own {
+            None => Ok(own),
+            Some(held) if *held == own => Ok(0..own.len()),
+            Some(held) => {
+                let owner = format!("model '{}'", self.def.name);
+                let (expected, received) = (format!("{own:?}"), format!("{held:?}"));
+                Err(Error::argument(owner, "rows of this worker", expected, received))
+            }
+        }
     }
 
     /// Class numbers must name a class.

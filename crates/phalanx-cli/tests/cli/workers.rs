@@ -1,0 +1,41 @@
+//! What the command says under a launcher: without MPI in it, or with variables that make no sense.
+
+use crate::{command, text};
+
+const TRAIN: [&str; 4] = ["train", "mnist-mlp", "--epochs", "1"];
+
+#[test]
+fn a_launcher_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let says = |variables: &[(&str, &str)], words: &str| {
+        let out = command(dir.path(), &TRAIN).envs(variables.iter().copied()).output().unwrap();
+        let error = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{variables:?}: {error}");
+        assert!(error.contains(words) && error.lines().count() == 1, "{variables:?}: {error}");
+    };
+    says(
+        &[("OMPI_COMM_WORLD_RANK", "0"), ("RANK", "0"), ("WORLD_SIZE", "2")],
+        "launcher: OMPI_COMM_WORLD_SIZE: expected it beside OMPI_COMM_WORLD_RANK 0, received nothing",
+    );
+    says(
+        &[("RANK", "3"), ("WORLD_SIZE", "2")],
+        "launcher: RANK: expected a number below WORLD_SIZE 2",
+    );
+    says(&[("TF_CONFIG", "{")], "launcher: TF_CONFIG: expected JSON");
+    #[cfg(not(feature = "mpi"))]
+    says(
+        &[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")],
+        "this is worker 1 of 2 (OMPI_COMM_WORLD_RANK), but MPI was left out of this build: \
+         cargo build --release -p phalanx-cli --features mpi",
+    );
+}
+
+#[test]
+fn one_worker_is_a_process_like_any_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["train", "mnist-mlp", "--epochs", "1", "--steps-per-epoch", "2", "--verbose", "2"];
+    let alone = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];
+    let out = command(dir.path(), &args).envs(alone).output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert!(text(&out.stdout).contains("(1 replica)"), "{}", text(&out.stdout));
+}

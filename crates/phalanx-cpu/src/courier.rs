@@ -1,0 +1,107 @@
+//! A thread that adds up finished gradients over all processes while the workers go on computing.
+
+use crate::between::sum;
+use phalanx_graph::peers::{PeerError, Peers};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// Floats that nobody else touches before they are added up.
+struct Parcel(*mut f32, usize);
+
+// SAFETY: whoever hands it over leaves the floats alone until the courier is idle.
+unsafe impl Send for Parcel {}
+
+#[derive(Default)]
+struct Desk {
+    parcels: VecDeque<Parcel>,
+    busy: bool,
+    closed: bool,
+    /// The first thing that went wrong; nothing is done behind it.
+    failed: Option<PeerError>,
+}
+
+#[derive(Default)]
+struct Shared {
+    desk: Mutex<Desk>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until something holds.
+    fn until(&self, holds: impl Fn(&Desk) -> bool) -> MutexGuard<'_, Desk> {
+        let wait = self.changed.wait_while(self.desk(), |desk| !holds(desk));
+        wait.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Adds up parcels, one after the other in the order they come.
+pub(crate) struct Courier {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Courier {
+    /// Starts the thread; `tree` says how sums are added up.
+    pub fn start(peers: Arc<dyn Peers>, tree: bool) -> std::io::Result<Courier> {
+        let shared = Arc::new(Shared::default());
+        let mine = shared.clone();
+        let work = move || deliver(&mine, &*peers, tree);
+        let thread = std::thread::Builder::new().name("phalanx-courier".into()).spawn(work)?;
+        Ok(Courier { shared, thread: Some(thread) })
+    }
+
+    /// Takes floats to add up over all processes, in place.
+    ///
+    /// # Safety
+    /// They are there, and nobody else's, until [`idle`](Self::idle) returns.
+    pub unsafe fn take(&self, first: *mut f32, len: usize) {
+        self.shared.desk().parcels.push_back(Parcel(first, len));
+        self.shared.changed.notify_all();
+    }
+
+    /// Waits until all that was taken is added up.
+    pub fn idle(&self) -> Result<(), PeerError> {
+        let done = |desk: &Desk| desk.failed.is_some() || desk.parcels.is_empty() && !desk.busy;
+        self.shared.until(done).failed.clone().map_or(Ok(()), Err)
+    }
+}
+
+fn deliver(shared: &Shared, peers: &dyn Peers, tree: bool) {
+    let mut room = vec![];
+    loop {
+        let mut desk = shared.until(|desk| desk.closed || !desk.parcels.is_empty());
+        if desk.closed {
+            return;
+        }
+        let Some(Parcel(first, len)) = desk.parcels.pop_front() else { continue };
+        desk.busy = true;
+        drop(desk);
+        // SAFETY: the contract of `take`.
+        let values = unsafe { std::slice::from_raw_parts_mut(first, len) };
+        let result = sum(peers, tree, values, &mut room);
+        let mut desk = shared.desk();
+        desk.busy = false;
+        if let Err(error) = result {
+            desk.parcels.clear();
+            desk.failed = Some(error);
+        }
+        drop(desk);
+        shared.changed.notify_all();
+    }
+}
+
+impl Drop for Courier {
+    fn drop(&mut self) {
+        self.shared.desk().closed = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // It panics nowhere, and an exchange has an end.
+            let _ = thread.join();
+        }
+    }
+}

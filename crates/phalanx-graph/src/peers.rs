@@ -1,0 +1,105 @@
+//! What is between machines: several processes run one program, each with its share of the devices.
+//!
+//! An executor needs a single thing of them: to hand every other process some bytes and to receive some
+//! from each. Sums are made from that where the numbers are, in the order of the ranks.
+
+use crate::program::Mesh;
+use std::ops::Range;
+use std::sync::Arc;
+use thiserror::Error;
+
+/// The other processes of a job. All of them make the same calls in the same order.
+pub trait Peers: Send + Sync {
+    /// This process' number, from 0: the chief's.
+    fn rank(&self) -> usize;
+
+    /// Processes in all.
+    fn size(&self) -> usize;
+
+    /// A process in words: its rank and its host.
+    fn name(&self, rank: usize) -> String;
+
+    /// Says which step is under way, for messages.
+    fn working_on(&self, _step: u64) {}
+
+    /// Sends `outgoing[r]` to the process of rank `r` while `incoming[r]` is filled by it, and waits for
+    /// both; sizes were agreed upon. This process' own entries are left alone.
+    ///
+    /// # Errors
+    /// The process that could not be reached, or did not answer in time.
+    fn exchange(&self, outgoing: &[&[u8]], incoming: &mut [&mut [u8]]) -> Result<(), PeerError>;
+}
+
+/// A process that was lost.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{name}: {message}")]
+pub struct PeerError {
+    /// Which, in words.
+    pub name: String,
+    /// What became of it.
+    pub message: String,
+}
+
+/// Everyone's bytes by rank, of any size; this process' own among them.
+pub fn gather(peers: &dyn Peers, mine: &[u8]) -> Result<Vec<Vec<u8>>, PeerError> {
+    let (size, rank) = (peers.size(), peers.rank());
+    let length = (mine.len() as u64).to_le_bytes();
+    let mut lengths = vec![[0u8; 8]; size];
+    let mut into: Vec<&mut [u8]> = lengths.iter_mut().map(|l| &mut l[..]).collect();
+    peers.exchange(&vec![&length[..]; size], &mut into)?;
+    lengths[rank] = length;
+    let mut all: Vec<Vec<u8>> =
+        lengths.iter().map(|l| vec![0; u64::from_le_bytes(*l) as usize]).collect();
+    let mut into: Vec<&mut [u8]> = all.iter_mut().map(|v| &mut v[..]).collect();
+    peers.exchange(&vec![mine; size], &mut into)?;
+    all[rank].copy_from_slice(mine);
+    Ok(all)
+}
+
+/// A process' place among others: who they are, and how many devices each of them has.
+#[derive(Clone)]
+pub struct Cluster {
+    /// The processes.
+    pub peers: Arc<dyn Peers>,
+    /// Devices of each, by rank.
+    pub devices: Vec<usize>,
+}
+
+impl Cluster {
+    /// All devices.
+    pub fn all_devices(&self) -> usize {
+        self.devices.iter().sum()
+    }
+
+    /// The devices of a process among all, in the order of the ranks.
+    pub fn devices_of(&self, rank: usize) -> Range<usize> {
+        let first = self.devices[..rank].iter().sum();
+        first..first + self.devices[rank]
+    }
+
+    /// The devices of this process.
+    pub fn own_devices(&self) -> Range<usize> {
+        self.devices_of(self.peers.rank())
+    }
+}
+
+/// Some of the devices of a mesh: a process' share of every batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// All devices.
+    pub mesh: Mesh,
+    /// Those of this process.
+    pub devices: Range<usize>,
+}
+
+impl Share {
+    /// The share's rows of a batch.
+    pub fn rows(&self, rows: usize) -> Range<usize> {
+        self.mesh.rows_of(rows, self.devices.clone())
+    }
+
+    /// Whether it is all there is.
+    pub fn is_whole(&self) -> bool {
+        self.devices == (0..self.mesh.devices)
+    }
+}

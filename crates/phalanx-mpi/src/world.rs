@@ -1,0 +1,372 @@
+//! The world of an MPI job: messages between all pairs of its processes, each with a limit to its wait.
+//!
+//! Messages go from process to process and not through MPI's own collectives, for two reasons: who is
+//! missing is then known by name, and the order of a sum is ours. MPI carries every byte.
+
+use mpi::Threading;
+use mpi::datatype::Equivalence;
+use mpi::ffi;
+use mpi::point_to_point::Source;
+use mpi::raw::AsRaw;
+use mpi::topology::{Communicator, SimpleCommunicator};
+use phalanx_graph::peers::{PeerError, Peers};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The most bytes of one message: MPI counts in 32 bits.
+const MOST: usize = 1 << 30;
+/// Turns of a wait without a pause: a millisecond or so.
+const SPINS: u32 = 2_000;
+/// Pause between two looks, once a wait takes longer. Merely to yield would be worse where others want the
+/// core: it comes back when all of them have had their turn.
+const PAUSE: Duration = Duration::from_micros(20);
+/// How often a wait looks for alarms, and how long one waits for those of the others.
+const LOOK: Duration = Duration::from_millis(100);
+const GRACE: Duration = Duration::from_millis(1500);
+/// Tags that messages are numbered with, in turn; every MPI has that many.
+const TAGS: i32 = 32_767;
+
+static WORLD: OnceLock<Result<Arc<World>, String>> = OnceLock::new();
+static LEFT: AtomicBool = AtomicBool::new(false);
+
+/// All processes of the job.
+struct World {
+    comm: SimpleCommunicator,
+    /// For workers that have waited too long.
+    alarm: SimpleCommunicator,
+    rank: usize,
+    hosts: Vec<String>,
+    timeout: Duration,
+    /// Exit code of a process that lost others.
+    code: i32,
+    /// Turns of a wait without a pause: none where processes share cores.
+    spins: u32,
+    /// Exchanges so far; one at a time.
+    turn: Mutex<i32>,
+    /// The step under way, for messages.
+    step: AtomicU64,
+    /// Raised where this process was asked to end.
+    asked: OnceLock<Arc<AtomicBool>>,
+    /// By rank, who has raised an alarm.
+    raised: Mutex<Vec<bool>>,
+}
+
+// SAFETY: the communicator is a handle; the library was started for calls from any one thread at a time,
+// and every call is made under `turn`.
+unsafe impl Send for World {}
+// SAFETY: as above.
+unsafe impl Sync for World {}
+
+/// Starts MPI, once in a process, of which the launcher says that it is `rank`: every exchange then waits at most `timeout`. Where the library itself does
+/// not come back for so long, because a process is missing, this one ends with `lost` as its exit code.
+///
+/// # Errors
+/// A library that cannot be called from threads, or that was started before.
+pub fn join(rank: usize, timeout: Duration, lost: u8) -> Result<Arc<dyn Peers>, String> {
+    let world = WORLD.get_or_init(|| World::start(rank, timeout, lost.into()).map(Arc::new));
+    world.clone().map(|world| world as Arc<dyn Peers>)
+}
+
+/// Ends the process unless dropped in time: calls into MPI that wait for all others have no limit of
+/// their own.
+struct Guard(Arc<AtomicBool>);
+
+impl Guard {
+    fn new(timeout: Duration, code: i32, message: String) -> Guard {
+        let done = Arc::new(AtomicBool::new(false));
+        let seen = done.clone();
+        std::thread::spawn(move || {
+            let begin = Instant::now();
+            while begin.elapsed() < timeout && !seen.load(Ordering::Relaxed) {
+                std::thread::sleep(LOOK);
+            }
+            if !seen.load(Ordering::Relaxed) {
+                eprintln!("error: {message} for {} s", timeout.as_secs_f64());
+                // SAFETY: ends the process without running anything else.
+                unsafe { libc::_exit(code) };
+            }
+        });
+        Guard(done)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// This process' rank, and its name, once it has joined.
+pub fn name() -> Option<(usize, String)> {
+    let world = WORLD.get()?.as_ref().ok()?;
+    Some((world.rank, world.name(world.rank)))
+}
+
+/// Lets a process that is asked to end by this flag say whom it waits for.
+pub fn watch(asked: Arc<AtomicBool>) {
+    if let Some(Ok(world)) = WORLD.get() {
+        // The first flag stays.
+        let _ = world.asked.set(asked);
+    }
+}
+
+/// Ends all processes of the job at once, this one with them.
+pub fn abort(code: i32) {
+    if let Some(Ok(world)) = WORLD.get()
+        && !LEFT.swap(true, Ordering::SeqCst)
+    {
+        // Where the launcher cannot be reached the library waits for it; this process ends all the same.
+        std::thread::spawn(move || {
+            std::thread::sleep(GRACE);
+            // SAFETY: ends the process without running anything else.
+            unsafe { libc::_exit(code) };
+        });
+        world.comm.abort(code);
+    }
+}
+
+/// Leaves the job, once all others are ready to; where they are not in time, the job is ended.
+pub fn leave() {
+    let Some(Ok(world)) = WORLD.get() else { return };
+    if LEFT.load(Ordering::SeqCst) {
+        return;
+    }
+    let size = world.hosts.len();
+    let mut nothing: Vec<&mut [u8]> = (0..size).map(|_| &mut [][..]).collect();
+    if let Err(error) = world.exchange(&vec![&[][..]; size], &mut nothing) {
+        eprintln!("error: {}: at the end: {error}", world.name(world.rank));
+        return abort(1);
+    }
+    if !LEFT.swap(true, Ordering::SeqCst) {
+        let message = format!("{}: at the end: the others do not leave", world.name(world.rank));
+        let _guard = Guard::new(world.timeout, world.code, message);
+        // SAFETY: started in this process, and nothing is under way.
+        unsafe { ffi::MPI_Finalize() };
+    }
+}
+
+/// The same where the process ends by itself.
+extern "C" fn at_exit() {
+    leave();
+}
+
+impl World {
+    fn start(expected: usize, timeout: Duration, code: i32) -> Result<World, String> {
+        let message = format!("rank {expected}: not all workers have come");
+        let _guard = Guard::new(timeout, code, message);
+        let started = mpi::initialize_with_threading(Threading::Serialized);
+        let (universe, threading) = started.ok_or("MPI was started before")?;
+        if threading < Threading::Serialized {
+            return Err(format!("the MPI library cannot be called from threads ({threading:?})"));
+        }
+        let (comm, alarm) = (universe.world().duplicate(), universe.world().duplicate());
+        // Left by `leave`, not where this goes out of scope.
+        std::mem::forget(universe);
+        // SAFETY: the communicator is valid; errors come back as codes from now on.
+        unsafe {
+            ffi::MPI_Comm_set_errhandler(comm.as_raw(), ffi::RSMPI_ERRORS_RETURN);
+            ffi::MPI_Comm_set_errhandler(alarm.as_raw(), ffi::RSMPI_ERRORS_RETURN);
+        }
+        let (rank, size) = (comm.rank() as usize, comm.size() as usize);
+        let host = mpi::environment::processor_name().map_err(|e| e.to_string())?;
+        let hosts = vec!["?".to_string(); size];
+        let raised = Mutex::new(vec![false; size]);
+        let (turn, step, asked) = (Mutex::new(0), AtomicU64::new(0), OnceLock::new());
+        let mut world =
+            World { comm, alarm, rank, hosts, timeout, code, spins: 0, turn, step, asked, raised };
+        let all = phalanx_graph::peers::gather(&world, host.as_bytes());
+        let all = all.map_err(|e| format!("while meeting the others: {e}"))?;
+        world.hosts = all.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
+        let here = world.hosts.iter().filter(|name| **name == host).count();
+        // SAFETY: a plain query; unknown names answer -1.
+        let cores = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+        world.spins = if here as i64 <= cores { SPINS } else { 0 };
+        // SAFETY: a function of this library, which is never unloaded.
+        unsafe { libc::atexit(at_exit) };
+        Ok(world)
+    }
+
+    fn names(&self, ranks: &[usize]) -> String {
+        ranks.iter().map(|r| self.name(*r)).collect::<Vec<_>>().join(", ")
+    }
+
+    fn lost(&self, ranks: &[usize], message: String) -> PeerError {
+        let others = self.hosts.len() - 1;
+        let name = match ranks.len() == others && others > 1 {
+            true => format!("all others (is {} cut off?)", self.name(self.rank)),
+            false => self.names(ranks),
+        };
+        PeerError { name, message }
+    }
+
+    /// Waits until all messages have gone or come.
+    fn wait(&self, pending: &mut Vec<Message>) -> Result<(), PeerError> {
+        let (begin, mut turns, mut looked) = (Instant::now(), 0u32, Instant::now());
+        let mut told = false;
+        loop {
+            let mut failed = None;
+            pending.retain_mut(|message| match message.done() {
+                Ok(done) => !done,
+                Err(code) => {
+                    failed = Some((message.rank, code));
+                    true
+                }
+            });
+            if let Some((rank, code)) = failed {
+                return Err(self.lost(&[rank], format!("MPI reports error {code}")));
+            }
+            if pending.is_empty() {
+                return Ok(());
+            }
+            turns = turns.saturating_add(1);
+            match turns < self.spins {
+                true => std::hint::spin_loop(),
+                false => std::thread::sleep(PAUSE),
+            }
+            if !turns.is_multiple_of(64) || looked.elapsed() < LOOK {
+                continue;
+            }
+            looked = Instant::now();
+            if begin.elapsed() > self.timeout || self.alarms().contains(&true) {
+                return Err(self.missing(pending, begin));
+            }
+            if !told && self.asked.get().is_some_and(|asked| asked.load(Ordering::Relaxed)) {
+                told = true;
+                let (step, others) =
+                    (self.step.load(Ordering::Relaxed), self.names(&ranks(pending)));
+                let me = self.name(self.rank);
+                eprintln!("warning: {me}: asked to end at step {step}, waiting for {others}");
+            }
+        }
+    }
+
+    /// By rank, who has raised an alarm so far.
+    fn alarms(&self) -> Vec<bool> {
+        let mut raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some((message, _)) = self.alarm.any_process().immediate_matched_probe_with_tag(0)
+        {
+            let (_, status) = message.matched_receive::<u8>();
+            raised[status.source_rank() as usize] = true;
+        }
+        raised.clone()
+    }
+
+    /// Finds out who does not answer: all that wait in vain raise an alarm, so those that raise none are
+    /// the ones that all wait for.
+    fn missing(&self, pending: &[Message], begin: Instant) -> PeerError {
+        static ALARM: [u8; 1] = [0];
+        let (comm, kind) = (self.alarm.as_raw(), u8::equivalent_datatype().as_raw());
+        for rank in (0..self.hosts.len()).filter(|r| *r != self.rank) {
+            // SAFETY: the byte lives for ever; nobody waits for the request, which MPI is left with.
+            unsafe {
+                let mut request = ffi::RSMPI_REQUEST_NULL;
+                let from = ALARM.as_ptr().cast();
+                ffi::MPI_Isend(from, 1, kind, rank as i32, 0, comm, &mut request);
+            }
+        }
+        let since = Instant::now();
+        let silent = loop {
+            let alarms = self.alarms();
+            let silent: Vec<usize> =
+                (0..alarms.len()).filter(|r| !alarms[*r] && *r != self.rank).collect();
+            if silent.is_empty() || since.elapsed() > GRACE {
+                break silent;
+            }
+            std::thread::sleep(PAUSE);
+        };
+        let who = if silent.is_empty() { ranks(pending) } else { silent };
+        self.lost(&who, format!("no answer for {:.1} s", begin.elapsed().as_secs_f64()))
+    }
+}
+
+/// The processes that messages are expected from; where all have come, those they go to.
+fn ranks(pending: &[Message]) -> Vec<usize> {
+    let mut ranks: Vec<usize> = pending.iter().filter(|m| m.incoming).map(|m| m.rank).collect();
+    if ranks.is_empty() {
+        ranks = pending.iter().map(|m| m.rank).collect();
+    }
+    ranks.dedup();
+    ranks
+}
+
+/// A message under way. The caller of `exchange` keeps its bytes until it is done; where it never is,
+/// no further call gives MPI the occasion to touch them.
+struct Message {
+    rank: usize,
+    incoming: bool,
+    request: ffi::MPI_Request,
+}
+
+impl Message {
+    fn done(&mut self) -> Result<bool, i32> {
+        let mut flag = 0;
+        // SAFETY: the request is one under way.
+        let code = unsafe { ffi::MPI_Test(&mut self.request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
+        if code == ffi::MPI_SUCCESS as i32 { Ok(flag != 0) } else { Err(code) }
+    }
+}
+
+impl Peers for World {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.hosts.len()
+    }
+
+    fn name(&self, rank: usize) -> String {
+        format!("rank {rank} ({})", self.hosts[rank])
+    }
+
+    fn working_on(&self, step: u64) {
+        self.step.store(step, Ordering::Relaxed);
+    }
+
+    fn exchange(&self, outgoing: &[&[u8]], incoming: &mut [&mut [u8]]) -> Result<(), PeerError> {
+        let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        *turn = (*turn + 1) % TAGS;
+        let (tag, comm, kind) = (*turn, self.comm.as_raw(), u8::equivalent_datatype().as_raw());
+        let mut pending = vec![];
+        let others = |rank: usize| rank != self.rank;
+        let check = |code: i32, rank: usize| match code == ffi::MPI_SUCCESS as i32 {
+            true => Ok(()),
+            false => Err(self.lost(&[rank], format!("MPI reports error {code}"))),
+        };
+        for (rank, bytes) in incoming.iter_mut().enumerate().filter(|(r, _)| others(*r)) {
+            for piece in pieces(bytes.len()) {
+                let part = &mut bytes[piece];
+                // SAFETY: the null request is a valid value to be replaced.
+                let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+                let (to, count) = (part.as_mut_ptr().cast(), part.len() as i32);
+                // SAFETY: the bytes are borrowed until the wait below is over.
+                let code = unsafe {
+                    ffi::MPI_Irecv(to, count, kind, rank as i32, tag, comm, &mut request)
+                };
+                check(code, rank)?;
+                pending.push(Message { rank, incoming: true, request });
+            }
+        }
+        for (rank, bytes) in outgoing.iter().enumerate().filter(|(r, _)| others(*r)) {
+            for piece in pieces(bytes.len()) {
+                let part = &bytes[piece];
+                // SAFETY: as above.
+                let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+                let (from, count) = (part.as_ptr().cast(), part.len() as i32);
+                // SAFETY: as above.
+                let code = unsafe {
+                    ffi::MPI_Isend(from, count, kind, rank as i32, tag, comm, &mut request)
+                };
+                check(code, rank)?;
+                pending.push(Message { rank, incoming: false, request });
+            }
+        }
+        self.wait(&mut pending)
+    }
+}
+
+/// A message's bytes in pieces that MPI can count; at least one.
+fn pieces(len: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+    (0..len.max(1)).step_by(MOST).map(move |at| at..len.min(at + MOST))
+}

@@ -1,0 +1,199 @@
+//! Several processes as threads of one: what other machines mean to an executor, without machines.
+
+use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
+use phalanx_graph::peers::{Cluster, PeerError, Peers, Share};
+use phalanx_graph::program::Program;
+use phalanx_graph::{Mesh, ParamId};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// How long a thread waits for another.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A process of a job whose processes are threads.
+pub struct Neighbour {
+    rank: usize,
+    to: Vec<Mutex<Sender<Vec<u8>>>>,
+    from: Vec<Mutex<Receiver<Vec<u8>>>>,
+}
+
+/// So many processes.
+pub fn neighbours(size: usize) -> Vec<Neighbour> {
+    let mut all: Vec<Neighbour> =
+        (0..size).map(|rank| Neighbour { rank, to: vec![], from: vec![] }).collect();
+    for sender in 0..size {
+        for receiver in 0..size {
+            let (to, from) = channel();
+            all[sender].to.push(Mutex::new(to));
+            all[receiver].from.push(Mutex::new(from));
+        }
+    }
+    all
+}
+
+impl Peers for Neighbour {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.to.len()
+    }
+
+    fn name(&self, rank: usize) -> String {
+        format!("rank {rank} (a thread)")
+    }
+
+    fn exchange(&self, outgoing: &[&[u8]], incoming: &mut [&mut [u8]]) -> Result<(), PeerError> {
+        let lost = |rank: usize, message: &str| PeerError {
+            name: self.name(rank),
+            message: message.into(),
+        };
+        assert_eq!((outgoing.len(), incoming.len()), (self.size(), self.size()));
+        for (rank, bytes) in outgoing.iter().enumerate().filter(|(r, _)| *r != self.rank) {
+            let to = self.to[rank].lock().expect("one call at a time");
+            to.send(bytes.to_vec()).map_err(|_| lost(rank, "gone"))?;
+        }
+        for (rank, bytes) in incoming.iter_mut().enumerate().filter(|(r, _)| *r != self.rank) {
+            let from = self.from[rank].lock().expect("one call at a time");
+            let received = from.recv_timeout(PATIENCE).map_err(|_| lost(rank, "no answer"))?;
+            assert_eq!(received.len(), bytes.len(), "rank {rank} sent another size");
+            bytes.copy_from_slice(&received);
+        }
+        Ok(())
+    }
+}
+
+/// The clusters of processes with so many devices each.
+pub fn clusters(devices: &[usize]) -> Vec<Cluster> {
+    let one = |n: Neighbour| Cluster { peers: Arc::new(n), devices: devices.to_vec() };
+    neighbours(devices.len()).into_iter().map(one).collect()
+}
+
+/// The rows of a process.
+fn own<'a>(
+    program: &Program,
+    feeds: &[FeedData<'a>],
+    share: &Share,
+    rows: usize,
+) -> Vec<FeedData<'a>> {
+    let rows = share.rows(rows);
+    let cut = |(feed, data): (&phalanx_graph::FeedSpec, &FeedData<'a>)| {
+        let range = rows.start * feed.ty.len()..rows.end * feed.ty.len();
+        match data {
+            _ if !feed.ty.is_rows() => *data,
+            FeedData::F32(v) => FeedData::F32(&v[range]),
+            FeedData::I32(v) => FeedData::I32(&v[range]),
+        }
+    };
+    program.feeds.iter().zip(feeds).map(cut).collect()
+}
+
+/// Executors of several processes as one: each gets its rows of a batch, and what they fetch must be
+/// the same bits.
+pub struct Job {
+    processes: Vec<Mutex<Box<dyn Executor>>>,
+    programs: Vec<Program>,
+    fetched: Vec<Vec<f32>>,
+}
+
+impl Job {
+    /// A job of these executors, in the order of the ranks.
+    pub fn new(executors: Vec<Box<dyn Executor>>) -> Job {
+        let processes = executors.into_iter().map(Mutex::new).collect();
+        Job { processes, programs: vec![], fetched: vec![] }
+    }
+
+    /// Asks the first.
+    fn first<T>(&self, ask: impl FnOnce(&dyn Executor) -> T) -> T {
+        ask(&**self.processes[0].lock().expect("one call at a time"))
+    }
+
+    /// Runs on all at once.
+    fn all<T: Send>(
+        &self,
+        run: impl Fn(&mut dyn Executor) -> Result<T, ExecError> + Sync,
+    ) -> Result<Vec<T>, ExecError> {
+        let on = |e: &Mutex<Box<dyn Executor>>| run(&mut **e.lock().expect("one call at a time"));
+        std::thread::scope(|scope| {
+            let on = &on;
+            let threads: Vec<_> =
+                self.processes.iter().map(|e| scope.spawn(move || on(e))).collect();
+            threads.into_iter().map(|t| t.join().expect("no panic")).collect()
+        })
+    }
+}
+
+impl Executor for Job {
+    fn mesh(&self) -> Mesh {
+        self.first(|e| e.mesh())
+    }
+
+    fn load(&mut self, program: Program) -> Result<ProgramId, ExecError> {
+        let ids = self.all(|e| e.load(program.clone()))?;
+        self.programs.push(program);
+        Ok(ids[0])
+    }
+
+    fn start(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
+        let unknown = || ExecError::Program { name: String::new(), reason: "not loaded".into() };
+        let program = self.programs.get(id.0).ok_or_else(unknown)?;
+        // A batch that does not fit is refused as a whole.
+        program.check_batch(batch)?;
+        let mut fetched = self.all(|e| {
+            let feeds = own(program, batch.feeds, &e.share(), batch.rows);
+            let mut fetched = vec![];
+            e.run(id, &Batch { feeds: &feeds, ..*batch }, &mut fetched)?;
+            Ok(fetched)
+        })?;
+        let bits =
+            |f: &Vec<Vec<f32>>| -> Vec<u32> { f.iter().flatten().map(|v| v.to_bits()).collect() };
+        for other in &fetched[1..] {
+            assert_eq!(bits(&fetched[0]), bits(other), "processes fetched different bits");
+        }
+        self.fetched = fetched.swap_remove(0);
+        Ok(())
+    }
+
+    fn finish(&mut self, fetched: &mut Vec<Vec<f32>>) -> Result<(), ExecError> {
+        std::mem::swap(fetched, &mut self.fetched);
+        Ok(())
+    }
+
+    fn param(&self, id: ParamId) -> Vec<f32> {
+        self.first(|e| e.param(id))
+    }
+
+    fn set_param(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
+        self.all(|e| e.set_param(id, values)).map(|_| ())
+    }
+
+    fn slots(&self) -> usize {
+        self.first(|e| e.slots())
+    }
+
+    fn slot(&self, slot: usize, id: ParamId) -> Vec<f32> {
+        self.first(|e| e.slot(slot, id))
+    }
+
+    fn set_slot(&mut self, slot: usize, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
+        self.all(|e| e.set_slot(slot, id, values)).map(|_| ())
+    }
+
+    fn gathered(&self, id: ParamId) -> Option<Vec<f32>> {
+        self.first(|e| e.gathered(id))
+    }
+
+    fn set_gathered(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
+        self.all(|e| e.set_gathered(id, values)).map(|_| ())
+    }
+
+    fn check_mirrored(&self) -> Result<(), ExecError> {
+        self.all(|e| e.check_mirrored()).map(|_| ())
+    }
+
+    fn times(&self) -> Times {
+        self.first(|e| e.times())
+    }
+}

@@ -1,0 +1,179 @@
+use super::*;
+
+fn read(variables: &[(&str, &str)]) -> Result<Option<Launch>> {
+    let find = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string());
+    Launch::read(find)
+}
+
+const TF: &str = r#"{"cluster": {"chief": ["a:1"], "worker": ["b:1", "b:2"]},
+    "task": {"type": "worker", "index": 1}}"#;
+
+#[test]
+fn every_launcher_is_understood() {
+    let launch = |rank, size, local_rank, local_size, by| {
+        Some(Launch { rank, size, local_rank, local_size, address: None, by })
+    };
+    let open = [
+        ("OMPI_COMM_WORLD_RANK", "5"),
+        ("OMPI_COMM_WORLD_SIZE", "8"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+    ];
+    assert_eq!(read(&open).unwrap(), launch(5, 8, 1, 4, Launcher::OpenMpi));
+    let pmi = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("PMI_FD", "7")];
+    assert_eq!(read(&pmi).unwrap(), launch(1, 2, 0, 1, Launcher::Pmi));
+    let slurm = [
+        ("SLURM_PROCID", "3"),
+        ("SLURM_NTASKS", "6"),
+        ("SLURM_LOCALID", "1"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2(x3)"),
+    ];
+    assert_eq!(read(&slurm).unwrap(), launch(3, 6, 1, 2, Launcher::Slurm));
+    let torch =
+        [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "29500")];
+    let found = read(&torch).unwrap().unwrap();
+    assert_eq!((found.rank, found.by), (0, Launcher::Torch));
+    assert_eq!(found.address.as_deref(), Some("a:29500"));
+    let tf = read(&[("TF_CONFIG", TF)]).unwrap().unwrap();
+    assert_eq!((tf.rank, tf.size, tf.local_rank, tf.local_size), (2, 3, 1, 2));
+    assert_eq!(tf.address.as_deref(), Some("a:1"));
+}
+
+#[test]
+fn without_a_launcher_there_is_none() {
+    for variables in [
+        &[][..],
+        &[("PATH", "/bin")],
+        &[("RANK", ""), ("WORLD_SIZE", "")],
+        // An allocation, not a process that srun started.
+        &[("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7")],
+        &[("MASTER_ADDR", "a")],
+    ] {
+        assert_eq!(read(variables).unwrap(), None, "{variables:?}");
+    }
+}
+
+#[test]
+fn launchers_may_agree_but_not_contradict() {
+    let ompi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
+    let with = |more: &[(&'static str, &'static str)]| read(&[&ompi[..], more].concat());
+    let same =
+        with(&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "9")]);
+    let same = same.unwrap().unwrap();
+    assert_eq!((same.by, same.address.as_deref()), (Launcher::OpenMpi, Some("a:9")));
+    // Daemons of mpirun are what srun started there.
+    assert!(with(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")]).unwrap().is_some());
+    let error = with(&[("RANK", "0"), ("WORLD_SIZE", "2")]).unwrap_err().to_string();
+    let expected =
+        "launcher: RANK: expected rank 1 of 2 as OMPI_COMM_WORLD_RANK says, received rank 0 of 2";
+    assert_eq!(error, expected);
+}
+
+#[test]
+fn gaps_and_nonsense_are_named() {
+    for (variables, words) in [
+        (&[("RANK", "1")][..], "WORLD_SIZE: expected it beside RANK 1, received nothing"),
+        (&[("PMI_SIZE", "4")], "PMI_RANK: expected it beside PMI_SIZE 4, received nothing"),
+        (
+            &[("RANK", "2"), ("WORLD_SIZE", "2")],
+            "RANK: expected a number below WORLD_SIZE 2, received 2",
+        ),
+        (&[("RANK", "-1"), ("WORLD_SIZE", "2")], "RANK: expected a number up to"),
+        (&[("RANK", "0"), ("WORLD_SIZE", "9999999999")], "WORLD_SIZE: expected a number up to"),
+        (
+            &[("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "3"), ("LOCAL_WORLD_SIZE", "2")],
+            "LOCAL_RANK: expected a number below LOCAL_WORLD_SIZE 2, of 2 in all, received 3",
+        ),
+        (
+            &[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "x")],
+            "MASTER_PORT: expected a port, 1 to 65535, received x",
+        ),
+        (&[("TF_CONFIG", "{")], "TF_CONFIG: expected JSON"),
+        (&[("TF_CONFIG", "{}")], "TF_CONFIG: expected a task with its type"),
+        (
+            &[(
+                "TF_CONFIG",
+                r#"{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}"#,
+            )],
+            "TF_CONFIG: expected a task of the cluster, received worker 1",
+        ),
+        (
+            &[(
+                "TF_CONFIG",
+                r#"{"cluster": {"worker": "a:1"}, "task": {"type": "worker", "index": 0}}"#,
+            )],
+            "TF_CONFIG: expected a list of addresses",
+        ),
+    ] {
+        let error = read(variables).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+/// Whatever stands in the variables, a place that comes out is one that can be.
+#[test]
+fn any_variables_give_a_place_or_an_error() {
+    let names = [
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "PMI_RANK",
+        "PMI_SIZE",
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        "SLURM_LOCALID",
+        "SLURM_STEP_TASKS_PER_NODE",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TF_CONFIG",
+    ];
+    let texts = [
+        "0",
+        "1",
+        "2",
+        "3",
+        "-1",
+        "",
+        " ",
+        "x",
+        "2(x2)",
+        "1,1",
+        "99999999999999999999",
+        TF,
+        "{",
+        "\u{0}",
+    ];
+    let (mut places, mut errors) = (0, 0);
+    for case in 0..20_000u32 {
+        let mut random = phalanx_graph::rng::Stream::new(1, 0, 7, case);
+        let mut pick = |most: u64| -> Vec<(&str, &str)> {
+            let mut one = || {
+                let name = names[random.below(names.len() as u64) as usize];
+                (name, texts[random.below(texts.len() as u64) as usize])
+            };
+            (0..most).map(|_| one()).collect()
+        };
+        // Every other one starts from a launcher that makes sense.
+        let mut picked = match case % 2 {
+            0 => vec![],
+            _ => vec![("RANK", "1"), ("WORLD_SIZE", "3")],
+        };
+        picked.extend(pick(u64::from(case / 2 % 6)));
+        match read(&picked) {
+            Ok(Some(l)) => {
+                places += 1;
+                assert!(l.rank < l.size && l.local_rank < l.local_size, "{picked:?}: {l:?}");
+                assert!(l.local_size <= l.size, "{picked:?}: {l:?}");
+            }
+            Ok(None) => {}
+            Err(error) => {
+                errors += 1;
+                assert!(error.to_string().starts_with("launcher: "), "{picked:?}: {error}");
+            }
+        }
+    }
+    assert!(places > 500 && errors > 500, "{places} places, {errors} errors");
+}

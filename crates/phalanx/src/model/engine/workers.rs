@@ -1,0 +1,128 @@
+//! What the workers of a job tell each other between steps.
+
+use super::Engine;
+use crate::data::Digest;
+use crate::error::{Error, Result};
+use crate::layer::lock;
+use crate::model::RunState;
+use crate::progress::Verbose;
+use crate::saving;
+use crate::workers::lost;
+use phalanx_cpu::simd::Isa;
+use phalanx_graph::peers::gather;
+use serde_json::Value;
+use std::path::PathBuf;
+
+/// The bit of a worker that was asked to end.
+const END: u64 = 1;
+
+impl Engine {
+    /// Whether this worker writes files and prints.
+    pub(crate) fn is_chief(&self) -> bool {
+        self.cluster.as_ref().is_none_or(|c| c.peers.rank() == 0)
+    }
+
+    /// What this worker prints: nothing unless it is the chief.
+    pub(crate) fn verbose(&self, asked: u8) -> Result<Verbose> {
+        Verbose::try_from(if self.is_chief() { asked } else { 0 })
+    }
+
+    /// Tells the other workers, along with the next step, whether this one was asked to end.
+    pub(crate) fn raise(&mut self, asked: bool) {
+        lock(&self.executor).raise(if asked { END } else { 0 });
+    }
+
+    /// Whether any worker was asked to end before the last step: all find the same. A worker alone knows
+    /// by itself.
+    pub(crate) fn agreed(&self, asked: bool) -> bool {
+        lock(&self.executor).raised().map_or(asked, |bits| bits & END != 0)
+    }
+
+    /// Bytes of the chief, on every worker.
+    fn bytes_of_chief(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
+        let Some(cluster) = &self.cluster else { return Ok(mine) };
+        let mine = if self.is_chief() { mine } else { vec![] };
+        let mut all = gather(&*cluster.peers, &mine).map_err(lost)?;
+        Ok(all.swap_remove(0))
+    }
+
+    /// The run that the chief continues, on every worker.
+    pub(crate) fn run_of_chief(&self, found: Option<RunState>) -> Result<Option<RunState>> {
+        if self.cluster.is_none() {
+            return Ok(found);
+        }
+        let mine = found.clone().map_or(Ok(vec![]), RunState::into_bytes)?;
+        let bytes = self.bytes_of_chief(mine)?;
+        match (self.is_chief(), bytes.is_empty()) {
+            (true, _) => Ok(found),
+            (false, true) => Ok(None),
+            (false, false) => RunState::from_bytes(&bytes).map(Some),
+        }
+    }
+
+    /// Where the chief saved the run, on every worker.
+    pub(crate) fn path_of_chief(&self, path: Option<PathBuf>) -> Result<Option<PathBuf>> {
+        if self.cluster.is_none() {
+            return Ok(path);
+        }
+        let text = path.map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
+        let bytes = self.bytes_of_chief(text.into_bytes())?;
+        let text = String::from_utf8_lossy(&bytes);
+        Ok((!text.is_empty()).then(|| PathBuf::from(&*text)))
+    }
+
+    /// What this worker was set up with, as far as all must agree.
+    pub(crate) fn facts(&self) -> Vec<(String, String)> {
+        let digest = |text: String| {
+            let mut digest = Digest::default();
+            digest.bytes(text.as_bytes());
+            format!("{:016x}", digest.end())
+        };
+        let structure: Vec<String> =
+            saving::notes(&self.def, None).into_iter().map(|(k, v)| format!("{k}={v}")).collect();
+        let executor = lock(&self.executor);
+        let mut weights = Digest::default();
+        self.weights.iter().for_each(|w| weights.floats(&executor.param(w.param)));
+        let mut facts: Vec<(String, String)> = [
+            ("version", env!("CARGO_PKG_VERSION").into()),
+            ("model", format!("{} {}", self.def.name, digest(structure.join("\n")))),
+            ("losses and metrics", digest(Value::Object(self.described.clone()).to_string())),
+            ("seed", self.seed.to_string()),
+            ("deterministic mode", executor.mesh().fixed.to_string()),
+            ("instruction set", Isa::detect().to_string()),
+            ("weights", format!("{:016x}", weights.end())),
+            ("optimizer", self.optimizer.class_name().into()),
+        ]
+        .map(|(name, value)| (name.into(), value))
+        .into();
+        let options = self.optimizer.config().into_iter();
+        facts.extend(
+            options.map(|(name, value)| (format!("optimizer's {name}"), value.to_string())),
+        );
+        facts
+    }
+
+    /// Fails where workers were set up differently; `facts` are names and what they are here.
+    pub(crate) fn check_workers(&self, facts: &[(String, String)]) -> Result<()> {
+        let Some(cluster) = &self.cluster else { return Ok(()) };
+        let mine = serde_json::to_vec(facts).map_err(|e| Error::config("workers", e))?;
+        let all = gather(&*cluster.peers, &mine).map_err(lost)?;
+        let read = |bytes: &Vec<u8>| -> Vec<(String, String)> {
+            serde_json::from_slice(bytes).unwrap_or_default()
+        };
+        let chief = read(&all[0]);
+        for (rank, other) in all.iter().enumerate().skip(1) {
+            let other = read(other);
+            let same = |at: &usize| chief.get(*at) == other.get(*at);
+            let Some(at) = (0..chief.len().max(other.len())).find(|at| !same(at)) else { continue };
+            let value = |list: &[(String, String)], rank: usize| {
+                let value = list.get(at).map_or("nothing", |fact| fact.1.as_str());
+                format!("{value} on {}", cluster.peers.name(rank))
+            };
+            let name = chief.get(at).or(other.get(at)).map_or("", |fact| fact.0.as_str());
+            let (expected, received) = (value(&chief, 0), value(&other, rank));
+            return Err(Error::argument("workers", name, expected, received));
+        }
+        Ok(())
+    }
+}

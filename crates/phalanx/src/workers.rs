@@ -1,0 +1,221 @@
+//! Training on several machines: one worker process on each, started by `mpirun`, Slurm or their like.
+
+use crate::error::{Error, Result};
+use crate::launch::{self, Launch};
+use crate::model::Interrupt;
+use crate::strategy::{DeviceKind, MirroredStrategy};
+use phalanx_graph::peers::{Cluster, PeerError, Peers, gather};
+use phalanx_graph::{Mesh, ParamSpec};
+use std::sync::Arc;
+use std::time::Duration;
+
+const OWNER: &str = "MultiWorkerMirroredStrategy";
+
+/// Exit code of a worker that lost others: the job can be started again.
+pub const LOST: u8 = 76;
+
+/// How long a worker waits for the others before it gives them up, unless said otherwise.
+pub const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Synchronous training on the devices of several workers: [`MirroredStrategy`], one level up. Every
+/// worker runs the same program; a global batch is cut over the devices of all, in the order of the
+/// workers' ranks, and each worker reads its own rows only. The first, the chief, writes files and
+/// prints.
+///
+/// ```no_run
+/// # use phalanx::prelude::*;
+/// # fn main() -> Result<()> {
+/// # let compile = Compile::new("adam");
+/// // The workers are those that mpirun, srun or another launcher started; without one, this process alone.
+/// let strategy = MultiWorkerMirroredStrategy::new()?;
+/// let global_batch = 64 * strategy.num_replicas_in_sync();
+/// let compile = compile.strategy(strategy);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct MultiWorkerMirroredStrategy {
+    local: MirroredStrategy,
+    cluster: Option<Cluster>,
+}
+
+impl MultiWorkerMirroredStrategy {
+    /// Every visible device of every worker.
+    ///
+    /// # Errors
+    /// A launcher whose variables contradict one another, a build without MPI, or workers that do not
+    /// find each other.
+    pub fn new() -> Result<MultiWorkerMirroredStrategy> {
+        MultiWorkerMirroredStrategy::over(MirroredStrategy::new())
+    }
+
+    /// These devices of this worker, and whatever the others bring.
+    pub fn over(local: MirroredStrategy) -> Result<MultiWorkerMirroredStrategy> {
+        MultiWorkerMirroredStrategy::within(local, COLLECTIVE_TIMEOUT)
+    }
+
+    /// As [`over`](Self::over), where no worker waits longer than this for the others.
+    pub fn within(
+        local: MirroredStrategy,
+        timeout: Duration,
+    ) -> Result<MultiWorkerMirroredStrategy> {
+        match launch::detect()?.filter(|launch| launch.size > 1) {
+            None => Ok(local.into()),
+            Some(launch) => MultiWorkerMirroredStrategy::among(local, join(&launch, timeout)?),
+        }
+    }
+
+    /// These devices of this worker among others that are reached in some way of one's own.
+    pub fn among(
+        mut local: MirroredStrategy,
+        peers: Arc<dyn Peers>,
+    ) -> Result<MultiWorkerMirroredStrategy> {
+        if let Some(device) = local.devices().iter().find(|d| d.kind != DeviceKind::Cpu) {
+            return Err(Error::argument(OWNER, "devices", "CPU devices", device));
+        }
+        let devices = local.num_replicas_in_sync();
+        let threads = match local.worker_threads()? {
+            0 => (phalanx_cpu::cores().len() / devices.max(1)).max(1),
+            threads => threads,
+        };
+        let mine = [devices as u64, threads as u64].map(u64::to_le_bytes).concat();
+        let all = gather(&*peers, &mine).map_err(lost)?;
+        let number = |bytes: &[u8], at: usize| -> usize {
+            let word = bytes.get(8 * at..8 * at + 8).and_then(|b| b.try_into().ok());
+            word.map_or(0, |word| u64::from_le_bytes(word) as usize)
+        };
+        let counts: Vec<usize> = all.iter().map(|bytes| number(bytes, 0)).collect();
+        // Programs are cut the same way everywhere: the worker with the fewest threads sets the pace.
+        local = local.threads(all.iter().map(|bytes| number(bytes, 1)).min().unwrap_or(threads));
+        Ok(MultiWorkerMirroredStrategy { local, cluster: Some(Cluster { peers, devices: counts }) })
+    }
+
+    /// Whether weights come out the same, bit for bit, as on one worker: see
+    /// [`MirroredStrategy::deterministic`].
+    pub fn deterministic(mut self, deterministic: bool) -> MultiWorkerMirroredStrategy {
+        self.local = self.local.deterministic(deterministic);
+        self
+    }
+
+    /// Number of replicas over all workers: the factor between a per-replica and the global batch.
+    pub fn num_replicas_in_sync(&self) -> usize {
+        let alone = self.local.num_replicas_in_sync();
+        self.cluster.as_ref().map_or(alone, Cluster::all_devices)
+    }
+
+    /// Workers in all.
+    pub fn num_workers(&self) -> usize {
+        self.cluster.as_ref().map_or(1, |c| c.peers.size())
+    }
+
+    /// This worker's number.
+    pub fn rank(&self) -> usize {
+        self.cluster.as_ref().map_or(0, |c| c.peers.rank())
+    }
+
+    /// Whether this worker is the first, which writes files and prints.
+    pub fn is_chief(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// This worker's devices.
+    pub fn local(&self) -> &MirroredStrategy {
+        &self.local
+    }
+
+    pub(crate) fn cluster(&self) -> Option<&Cluster> {
+        self.cluster.as_ref()
+    }
+
+    /// An executor on this worker's devices.
+    pub(crate) fn executor(
+        &self,
+        params: &[ParamSpec],
+    ) -> Result<Box<dyn phalanx_graph::exec::Executor>> {
+        let (all, even) = match &self.cluster {
+            None => return self.local.executor(params, None),
+            Some(c) => (c.all_devices(), c.devices.iter().all(|d| *d == c.devices[0])),
+        };
+        if self.local.is_deterministic() && !(even && Mesh::fixed(all).is_some()) {
+            let expected = "1, 2, 4 or 8 replicas, as many on every worker";
+            return Err(Error::argument(OWNER, "deterministic", expected, all));
+        }
+        self.local.executor(params, self.cluster.clone())
+    }
+}
+
+impl From<MirroredStrategy> for MultiWorkerMirroredStrategy {
+    fn from(local: MirroredStrategy) -> MultiWorkerMirroredStrategy {
+        MultiWorkerMirroredStrategy { local, cluster: None }
+    }
+}
+
+impl std::fmt::Debug for MultiWorkerMirroredStrategy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct(OWNER)
+            .field("local", &self.local)
+            .field("rank", &self.rank())
+            .field("workers", &self.num_workers())
+            .finish()
+    }
+}
+
+/// Another worker that was lost outside a step.
+pub(crate) fn lost(peer: PeerError) -> Error {
+    Error::Exec(phalanx_graph::exec::ExecError::Peer { step: 0, peer })
+}
+
+#[cfg(feature = "mpi")]
+fn join(launch: &Launch, timeout: Duration) -> Result<Arc<dyn Peers>> {
+    phalanx_cpu::share_cores(launch.local_rank, launch.local_size);
+    let peers = phalanx_mpi::join(launch.rank, timeout, LOST)
+        .map_err(|reason| Error::config(OWNER, reason))?;
+    if (peers.rank(), peers.size()) != (launch.rank, launch.size) {
+        let expected = format!("rank {} of {} as {} says", launch.rank, launch.size, launch.by);
+        let received = format!("rank {} of {} from MPI", peers.rank(), peers.size());
+        return Err(Error::argument(OWNER, "launcher", expected, received));
+    }
+    Ok(peers)
+}
+
+#[cfg(not(feature = "mpi"))]
+fn join(launch: &Launch, _timeout: Duration) -> Result<Arc<dyn Peers>> {
+    let message = format!(
+        "this is worker {} of {} ({}), but MPI was left out of this build: \
+         cargo build --release -p phalanx-cli --features mpi",
+        launch.rank, launch.size, launch.by
+    );
+    Err(Error::config(OWNER, message))
+}
+
+/// This worker's rank, and in words its rank and host; nothing where it is alone.
+pub fn name() -> Option<(usize, String)> {
+    #[cfg(feature = "mpi")]
+    return phalanx_mpi::name();
+    #[cfg(not(feature = "mpi"))]
+    return None;
+}
+
+/// Lets a worker that this asks to end say whom it is waiting for, where it is.
+pub fn watch(interrupt: &Interrupt) {
+    #[cfg(feature = "mpi")]
+    phalanx_mpi::watch(interrupt.flag());
+    #[cfg(not(feature = "mpi"))]
+    let _ = interrupt;
+}
+
+/// Ends the processes of all workers at once, where there are others: what a worker does that cannot go
+/// on. Returns where there are none.
+pub fn abort(code: u8) {
+    #[cfg(feature = "mpi")]
+    phalanx_mpi::abort(code.into());
+    #[cfg(not(feature = "mpi"))]
+    let _ = code;
+}
+
+/// Leaves the other workers once all are ready to: the last thing a worker does. A process that just ends
+/// does it too.
+pub fn leave() {
+    #[cfg(feature = "mpi")]
+    phalanx_mpi::leave();
+}

@@ -1,0 +1,324 @@
+//! Several workers, as threads that stand for processes: the semantics of one, whatever their number.
+
+use phalanx::data::{Images, Pipeline};
+use phalanx::model::Interrupt;
+use phalanx::prelude::*;
+use phalanx_graph::peers::Peers;
+use phalanx_testing::peers::neighbours;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Runs `work` as each of so many workers with one replica each; their results by rank.
+fn job<T: Send>(
+    workers: usize,
+    work: impl Fn(usize, MultiWorkerMirroredStrategy) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let mut threads = vec![];
+        for (rank, peer) in neighbours(workers).into_iter().enumerate() {
+            let peer: Arc<dyn Peers> = Arc::new(peer);
+            threads.push(scope.spawn(move || {
+                let local = MirroredStrategy::cpus(1)?.threads(1);
+                work(rank, MultiWorkerMirroredStrategy::among(local, peer)?)
+            }));
+        }
+        threads.into_iter().map(|t| t.join().expect("no panic")).collect()
+    })
+}
+
+fn samples(n: usize) -> (Tensor, Tensor) {
+    let x: Vec<f32> = (0..n * 6).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+    let y: Vec<i32> = (0..n).map(|i| (i * 7 % 3) as i32).collect();
+    (Tensor::new([n, 6], x).unwrap(), Tensor::new([n], y).unwrap())
+}
+
+fn compiled(strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<Model> {
+    let mut model = Sequential::new()
+        .add(Input::new([6]))
+        .add(Dense::new(16).activation("relu"))
+        .add(BatchNormalization::new())
+        .add(Dropout::new(0.2))
+        .add(Dense::new(3).activation("softmax"))
+        .build()?;
+    let compile = Compile::new(Adam::new(0.01)).loss("sparse_categorical_crossentropy");
+    model.compile(compile.metrics(["accuracy"]).strategy(strategy).seed(3))?;
+    Ok(model)
+}
+
+/// Everything a run gives: history, evaluation, predictions and weights.
+type Outcome = (Vec<f64>, Vec<f64>, Vec<f32>, String);
+
+fn train(
+    strategy: impl Into<MultiWorkerMirroredStrategy>,
+    n: usize,
+    batch: usize,
+) -> Result<Outcome> {
+    let mut model = compiled(strategy)?;
+    let (x, y) = samples(n);
+    let weights: Vec<f32> = (0..n).map(|i| 0.5 + (i % 4) as f32).collect();
+    let fit = Fit::new().epochs(2).batch_size(batch).verbose(0).sample_weight(weights);
+    let history = model.fit((&x, &y), fit.validation_data((&x, &y)))?;
+    let arguments = || Inference::new().batch_size(batch);
+    let logs = model.evaluate_with((&x, &y), arguments())?;
+    let outputs = model.predict_with(&x, arguments())?;
+    model.check_mirrored()?;
+    let losses = ["loss", "val_loss", "accuracy"]
+        .iter()
+        .flat_map(|name| history.get(name).unwrap().to_vec());
+    Ok((
+        losses.collect(),
+        logs.iter().map(|(_, v)| *v).collect(),
+        outputs[0].f32().unwrap().to_vec(),
+        model.weights_sha256()?,
+    ))
+}
+
+#[test]
+fn several_workers_give_the_bits_of_one_in_deterministic_mode() {
+    for (n, batch) in [(64, 16), (61, 16), (7, 5), (1, 4), (33, 33)] {
+        let one = train(MirroredStrategy::cpus(1).unwrap().deterministic(true), n, batch).unwrap();
+        for workers in [2, 4] {
+            for (rank, got) in
+                job(workers, |_, s| train(s.deterministic(true), n, batch)).into_iter().enumerate()
+            {
+                assert_eq!(
+                    got.unwrap(),
+                    one,
+                    "{n} samples, batch {batch}, rank {rank} of {workers}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn any_number_of_workers_and_samples_gives_the_results_of_as_many_replicas() {
+    for (workers, n, batch) in [(2, 64, 16), (3, 61, 16), (3, 2, 8), (5, 23, 7)] {
+        let local = MirroredStrategy::cpus(workers).unwrap().threads(1);
+        let one = train(local, n, batch).unwrap();
+        let close = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
+        let all: Vec<Outcome> =
+            job(workers, |_, s| train(s, n, batch)).into_iter().map(Result::unwrap).collect();
+        for got in &all {
+            assert_eq!(got, &all[0], "workers agree to the bit");
+            assert!(close(&got.0, &one.0) && close(&got.1, &one.1), "{:?} {:?}", got.0, one.0);
+            assert_eq!(got.2.len(), n * 3);
+            assert!(got.2.iter().zip(&one.2).all(|(a, b)| (a - b).abs() < 1e-4));
+        }
+    }
+}
+
+/// Images that count how often each is read.
+struct Counted(Vec<AtomicUsize>);
+
+impl Images for Counted {
+    fn dims(&self) -> Vec<usize> {
+        vec![self.0.len(), 2, 3, 1]
+    }
+
+    fn read(&self, row: usize, to: &mut [f32]) -> Result<()> {
+        self.0[row].fetch_add(1, Ordering::Relaxed);
+        to.iter_mut().enumerate().for_each(|(i, v)| *v = (row * 6 + i) as f32 / 100.0);
+        Ok(())
+    }
+}
+
+#[test]
+fn every_worker_reads_its_own_images_only() {
+    let images = Arc::new(Counted((0..37).map(|_| AtomicUsize::new(0)).collect()));
+    let labels = Tensor::new([37], (0..37).map(|i| i % 3).collect::<Vec<i32>>()).unwrap();
+    let run = |strategy: MultiWorkerMirroredStrategy| {
+        let mut model = Sequential::new()
+            .add(Input::new([2, 3, 1]))
+            .add(Flatten::new())
+            .add(Dense::new(3))
+            .build()?;
+        let loss = SparseCategoricalCrossentropy::default().from_logits(true);
+        model.compile(Compile::new("sgd").loss(loss).strategy(strategy.deterministic(true)))?;
+        let aug = ImageDataGenerator::new().horizontal_flip(true);
+        let flow = aug.flow_images(images.clone(), labels.clone(), 10)?;
+        model.fit(flow, Fit::new().epochs(3).verbose(0))?;
+        model.weights_sha256()
+    };
+    let counts = || images.0.iter().map(|c| c.swap(0, Ordering::Relaxed)).collect::<Vec<_>>();
+    let one = run(MirroredStrategy::cpus(1).unwrap().into()).unwrap();
+    assert_eq!(counts(), [3; 37]);
+    for got in job(2, |_, strategy| run(strategy)) {
+        assert_eq!(got.unwrap(), one);
+    }
+    assert_eq!(counts(), [3; 37], "each image once per epoch, over both workers");
+}
+
+#[test]
+fn pipelines_and_weighted_means_work_too() {
+    let run = |strategy: MultiWorkerMirroredStrategy| {
+        let mut model = Sequential::new().add(Input::new([6])).add(Dense::new(1)).build()?;
+        let loss = MeanSquaredError::default().with_reduction(Reduction::MeanWithSampleWeight);
+        model.compile(Compile::new("sgd").loss(loss).strategy(strategy.deterministic(true)))?;
+        let (x, _) = samples(41);
+        let y = Tensor::new([41, 1], (0..41).map(|i| i as f32 / 41.0).collect::<Vec<_>>())?;
+        let weights = Tensor::new([41], (0..41).map(|i| (i % 5) as f32 + 0.1).collect::<Vec<_>>())?;
+        let data = Pipeline::from_tensor_slices((x.clone(), y.clone(), weights.clone()))?;
+        model.fit(data.shuffle(10)?.batch(8, false)?, Fit::new().epochs(2).verbose(0))?;
+        let own = weights.f32().unwrap_or_default();
+        model.fit((x, y), Fit::new().batch_size(9).verbose(0).sample_weight(own))?;
+        model.weights_sha256()
+    };
+    let one = run(MirroredStrategy::cpus(1).unwrap().into()).unwrap();
+    for got in job(4, |_, strategy| run(strategy)) {
+        assert_eq!(got.unwrap(), one);
+    }
+}
+
+#[test]
+fn a_run_goes_on_with_another_number_of_workers() {
+    let directory = tempfile::tempdir().unwrap();
+    let (x, y) = samples(50);
+    let fit = |strategy: MultiWorkerMirroredStrategy, epochs: usize| {
+        let mut model = compiled(strategy.deterministic(true))?;
+        let backup = BackupAndRestore::new(directory.path()).delete_checkpoint(false).save_freq(2);
+        let fit = Fit::new().epochs(epochs).batch_size(15).verbose(0).callback(backup);
+        let history = model.fit((&x, &y), fit)?;
+        Ok((history.get("loss").unwrap().to_vec(), model.weights_sha256()?))
+    };
+    let alone = || MultiWorkerMirroredStrategy::from(MirroredStrategy::cpus(1).unwrap());
+    fit(alone(), 1).unwrap();
+    job(2, |_, s| fit(s, 2)).into_iter().for_each(|r| drop(r.unwrap()));
+    job(4, |_, s| fit(s, 3)).into_iter().for_each(|r| drop(r.unwrap()));
+    let resumed = fit(alone(), 4).unwrap();
+    std::fs::remove_dir_all(directory.path()).unwrap();
+    assert_eq!(resumed, fit(alone(), 4).unwrap());
+}
+
+#[test]
+fn any_worker_that_is_asked_to_end_ends_all_at_the_same_step() {
+    let directory = tempfile::tempdir().unwrap();
+    let (x, y) = samples(64);
+    let errors = job(3, |rank, strategy| {
+        let mut model = compiled(strategy)?;
+        let interrupt = Interrupt::new();
+        let mine = interrupt.clone();
+        let stop = LambdaCallback::new().batch_end(move |view| {
+            if rank == 2 && view.step == 5 {
+                mine.raise();
+            }
+            Ok(Action::Continue)
+        });
+        let fit =
+            Fit::new().epochs(9).batch_size(8).verbose(0).interrupt(&interrupt).callback(stop);
+        let fit = fit.callback(BackupAndRestore::new(directory.path()));
+        Ok(model.fit((&x, &y), fit).map(|_| ()).unwrap_err().to_string())
+    });
+    let file = directory.path().join("step-0000000006.safetensors");
+    for error in errors {
+        let error = error.unwrap();
+        assert!(error.starts_with("interrupted after step 6 (epoch 1); saved "), "{error}");
+        assert!(error.ends_with(&*file.to_string_lossy()), "{error}");
+    }
+    assert!(file.exists());
+}
+
+#[test]
+fn workers_that_differ_are_named() {
+    let (x, y) = samples(20);
+    let messages = |change: &(dyn Fn(usize) -> (u64, f64, usize, f32) + Sync)| {
+        let errors = job(3, |rank, strategy| {
+            let (seed, rate, batch, first) = change(rank);
+            let mut model = Sequential::new().add(Input::new([6])).add(Dense::new(3)).build()?;
+            let loss = SparseCategoricalCrossentropy::default().from_logits(true);
+            let compile = Compile::new(SGD::new(rate)).loss(loss).strategy(strategy).seed(seed);
+            model.compile(compile)?;
+            let mut x = x.clone();
+            x.f32_mut().unwrap()[0] = first;
+            let fit = Fit::new().batch_size(batch).verbose(0);
+            Ok(model.fit((&x, &y), fit).map(|_| ()).unwrap_err().to_string())
+        });
+        let errors: Vec<String> = errors.into_iter().map(Result::unwrap).collect();
+        assert!(errors.iter().all(|e| *e == errors[0]), "{errors:?}");
+        errors[0].clone()
+    };
+    let odd = |rank: usize, usual: f64, other: f64| if rank == 2 { other } else { usual };
+    for (message, words) in [
+        (
+            messages(&|r| (odd(r, 0.0, 7.0) as u64, 0.1, 5, 0.0)),
+            "workers: seed: expected 0 on rank 0 (a thread), received 7 on rank 2 (a thread)",
+        ),
+        (
+            messages(&|r| (0, odd(r, 0.1, 0.2), 5, 0.0)),
+            "workers: optimizer's learning_rate: expected 0.1 on rank 0 (a thread), received 0.2 on",
+        ),
+        (
+            messages(&|r| (0, 0.1, odd(r, 5.0, 6.0) as usize, 0.0)),
+            "workers: global batch size: expected 5 on",
+        ),
+        (messages(&|r| (0, 0.1, 5, odd(r, 0.0, 1.0) as f32)), "workers: data: expected "),
+    ] {
+        assert!(message.starts_with(words), "{message}");
+    }
+}
+
+#[test]
+fn only_the_chief_calls_what_writes() {
+    let directory = tempfile::tempdir().unwrap();
+    let (x, y) = samples(20);
+    let called = Mutex::new(vec![]);
+    let done = job(2, |rank, strategy| {
+        assert_eq!((strategy.rank(), strategy.is_chief()), (rank, rank == 0));
+        assert_eq!((strategy.num_workers(), strategy.num_replicas_in_sync()), (2, 2));
+        let mut model = compiled(strategy)?;
+        let csv = directory.path().join(format!("{rank}.csv"));
+        let log = LambdaCallback::new().epoch_end(|_| Ok(Action::Continue));
+        model.fit((&x, &y), Fit::new().verbose(0).callback(CSVLogger::new(&csv)).callback(log))?;
+        called.lock().unwrap().push((rank, csv.exists()));
+        Ok(())
+    });
+    done.into_iter().for_each(|r| r.unwrap());
+    let mut called = called.into_inner().unwrap();
+    called.sort_unstable();
+    assert_eq!(called, [(0, true), (1, false)]);
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    for error in job(3, |_, s| compiled(s.deterministic(true)).map(|_| ())) {
+        let error = error.unwrap_err().to_string();
+        let words = "MultiWorkerMirroredStrategy: deterministic: expected 1, 2, 4 or 8 replicas, as many on \
+                     every worker, received 3";
+        assert_eq!(error, words);
+    }
+    // A model of arrays that nobody shares out is cut by the engine itself.
+    let (x, y) = samples(9);
+    let losses = job(2, |_, s| Ok(compiled(s)?.train_on_batch(&x, &y)?.get("loss")));
+    let losses: Vec<_> = losses.into_iter().map(Result::unwrap).collect();
+    assert_eq!(losses[0], losses[1]);
+}
+
+#[test]
+fn gradients_that_travel_during_backward_are_the_same_bits() {
+    let run = |strategy: MultiWorkerMirroredStrategy| {
+        let mut model = Sequential::new()
+            .add(Input::new([6]))
+            .add(Dense::new(1100).activation("relu"))
+            .add(Dense::new(1000).activation("relu"))
+            .add(Dense::new(1100).activation("relu"))
+            .add(Dense::new(3))
+            .build()?;
+        let loss = SparseCategoricalCrossentropy::default().from_logits(true);
+        model.compile(Compile::new("sgd").loss(loss).strategy(strategy))?;
+        let program = model.program(StepKind::Train, 16)?;
+        let buckets = program.update.map_or(0, |update| update.buckets.len());
+        assert!(buckets > 2, "{buckets} buckets");
+        let (x, y) = samples(37);
+        model.fit((&x, &y), Fit::new().batch_size(16).epochs(2).verbose(0))?;
+        model.check_mirrored()?;
+        model.weights_sha256()
+    };
+    let alone = MultiWorkerMirroredStrategy::from(MirroredStrategy::cpus(1).unwrap());
+    let one = run(alone.deterministic(true)).unwrap();
+    for got in job(2, |_, strategy| run(strategy.deterministic(true))) {
+        assert_eq!(got.unwrap(), one);
+    }
+    let all: Vec<String> = job(3, |_, s| run(s)).into_iter().map(Result::unwrap).collect();
+    assert!(all.iter().all(|sha| *sha == all[0]), "{all:?}");
+}

@@ -1,0 +1,225 @@
+"""Several hosts on one machine, and what becomes of a run when one of them fails.
+
+Network namespaces are the hosts, with addresses and names of their own; mpirun reaches them by way of `ip netns exec`.
+In every trial a run of three workers is hurt at a random moment of a phase: a worker killed or paused, or a host
+cut off. The job must end in time, name the culprit, leave no process, and finish bit-identically once it is resumed.
+
+    sudo python3 tests/mpi/faults.py target/debug/phalanx --trials 60
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+HOSTS = 3
+TIMEOUT = 4
+# Seconds beyond the collective timeout: the alarm's grace, mpirun's own end, and a busy machine.
+SLACK = 8
+KINDS = ["kill", "pause", "cut"]
+PHASES = ["rendezvous", "backward", "save", "evaluation"]
+STEPS, EPOCHS = 10, 2
+
+
+def sh(*words, check=True):
+    return subprocess.run(words, check=check, capture_output=True, text=True).stdout
+
+
+class Network:
+    def __init__(self, folder):
+        self.folder = folder
+        self.down()
+        sh("ip", "link", "add", "phxbr", "type", "bridge")
+        sh("ip", "link", "set", "phxbr", "up")
+        for i in range(HOSTS):
+            ns = f"phx{i}"
+            sh("ip", "netns", "add", ns)
+            sh("ip", "link", "add", f"v{ns}", "type", "veth", "peer", "name", "eth0", "netns", ns)
+            sh("ip", "link", "set", f"v{ns}", "master", "phxbr", "up")
+            sh("ip", "-n", ns, "link", "set", "lo", "up")
+            sh("ip", "-n", ns, "addr", "add", f"10.77.0.{i + 1}/24", "dev", "eth0")
+            sh("ip", "-n", ns, "link", "set", "eth0", "up")
+        # `ip netns exec` shows these to the hosts in the place of /etc/hosts.
+        for i in range(HOSTS):
+            os.makedirs(f"/etc/netns/phx{i}", exist_ok=True)
+            with open(f"/etc/netns/phx{i}/hosts", "w") as f:
+                f.write("127.0.0.1 localhost\n")
+                f.writelines(f"10.77.0.{j + 1} phx{j}\n" for j in range(HOSTS))
+        self.agent = os.path.join(folder, "agent")
+        with open(self.agent, "w") as f:
+            f.write('#!/bin/sh\nh=$1; shift\nexec ip netns exec "$h" unshare --uts sh -c "hostname $h; $*"\n')
+        os.chmod(self.agent, 0o755)
+
+    def down(self):
+        for i in range(HOSTS):
+            for pid in self.pids(i):
+                os.kill(pid, signal.SIGKILL)
+            sh("ip", "link", "del", f"vphx{i}", check=False)
+            sh("ip", "netns", "del", f"phx{i}", check=False)
+            shutil.rmtree(f"/etc/netns/phx{i}", ignore_errors=True)
+        sh("ip", "link", "del", "phxbr", check=False)
+
+    def pids(self, host, name=None):
+        pids = [int(p) for p in sh("ip", "netns", "pids", f"phx{host}", check=False).split()]
+        if name is None:
+            return pids
+        def comm(pid):
+            try:
+                return open(f"/proc/{pid}/comm").read().strip()
+            except OSError:
+                return ""
+        return [p for p in pids if comm(p) == name]
+
+    def link(self, host, state):
+        sh("ip", "link", "set", f"vphx{host}", state)
+
+    def reach(self, host):
+        """Whether a host reaches the first one again: a port that nobody listens at refuses at once."""
+        connect = "echo > /dev/tcp/10.77.0.1/9"
+        words = ["ip", "netns", "exec", f"phx{host}", "timeout", "1", "bash", "-c", connect]
+        return "refused" in subprocess.run(words, capture_output=True, text=True).stderr
+
+    def start(self, phalanx, folder, *more):
+        hosts = ",".join(f"phx{i}" for i in range(HOSTS))
+        train = f"train mnist-mlp --threads 1 --steps-per-epoch {STEPS} --epochs {EPOCHS} --no-scaling --verbose 0 "
+        train += f"--checkpoint-dir {folder}/run --checkpoint-every 1 --keep 50 --resume --collective-timeout {TIMEOUT} "
+        train += f"--json {folder}/out.json"
+        mca = f"--mca plm_rsh_agent {self.agent} --mca oob_tcp_if_include eth0 --mca btl_tcp_if_include eth0 --mca btl tcp,self "
+        # mpirun looks after the connections to its daemons, or it would wait for one that cannot be reached.
+        mca += "--mca oob_tcp_keepalive_time 1 --mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 2"
+        command = f"hostname phx0; exec mpirun {mca} -n {HOSTS} --host {hosts} {phalanx} {train}"
+        env = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        log = open(os.path.join(folder, "log"), "w")
+        words = ["ip", "netns", "exec", "phx0", "unshare", "--uts", "sh", "-c", command]
+        return subprocess.Popen(words, stdout=log, stderr=log, env=env, cwd=folder)
+
+
+def wait_for(test, seconds, process=None):
+    end = time.time() + seconds
+    while time.time() < end:
+        if test():
+            return True
+        if process is not None and process.poll() is not None:
+            return test()
+        time.sleep(0.005)
+    return False
+
+
+def sha(folder):
+    try:
+        return json.loads(open(f"{folder}/out.json").read().splitlines()[-1]).get("weights_sha256")
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def finish(net, phalanx, folder):
+    process = net.start(phalanx, folder)
+    code = process.wait(timeout=180)
+    log = open(f"{folder}/log").read()
+    assert code == 0, f"a run that should end well: {code}\n{log}"
+    return sha(folder), log
+
+
+def trial(net, phalanx, kind, phase, draw, reference):
+    folder = tempfile.mkdtemp(dir=net.folder)
+    victim = draw.randrange(HOSTS) if kind != "cut" else draw.randrange(1, HOSTS)
+    process = net.start(phalanx, folder)
+    step = {"rendezvous": None, "evaluation": STEPS}.get(phase, draw.randrange(2, STEPS - 1))
+    if step is None:
+        there = lambda: net.pids(victim, "phalanx")
+        delay = draw.uniform(0, 0.25)
+    else:
+        there = lambda: os.path.exists(f"{folder}/run/step-{step:010}.safetensors")
+        delay = {"save": 0.0, "backward": draw.uniform(0, 0.05), "evaluation": draw.uniform(0, 0.05)}[phase]
+    assert wait_for(there, 90, process), open(f"{folder}/log").read()
+    time.sleep(delay)
+    begin = time.time()
+    for pid in net.pids(victim, "phalanx") if kind != "cut" else []:
+        os.kill(pid, signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+    if kind == "cut":
+        net.link(victim, "down")
+    ended = True
+    try:
+        code = process.wait(timeout=TIMEOUT + SLACK + 20)
+    except subprocess.TimeoutExpired:
+        code, ended = None, False
+    left = not wait_for(lambda: not any(net.pids(i, "phalanx") for i in range(HOSTS)), SLACK)
+    seconds = time.time() - begin
+    log = open(f"{folder}/log").read()
+    late = code == 0
+    telling = ("error", "noticed", "exited", "lost communication", "Remote daemon")
+    told = [line for line in log.splitlines() if any(word in line for word in telling)]
+    named = any(f"rank {victim}" in line or f"phx{victim}" in line for line in told)
+    net.link(victim, "up")
+    assert wait_for(lambda: net.reach(victim), 30), "the link does not come up again"
+    for i in range(HOSTS):
+        for pid in net.pids(i):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+    again, resumed = finish(net, phalanx, folder)
+    damaged = "damaged" in resumed or "damaged" in log
+    problems = [
+        word
+        for word, bad in [
+            ("did not end", not ended),
+            (f"took {seconds:.1f} s", seconds > TIMEOUT + SLACK and not late),
+            # Before MPI has brought the workers together, the others cannot know who is missing.
+            ("culprit not named", not named and not late and (kind, phase) != ("pause", "rendezvous")),
+            ("processes left", left),
+            ("damaged checkpoint", damaged),
+            ("other bits", again != reference),
+        ]
+        if bad
+    ]
+    line = f"{kind:6} {phase:11} rank {victim}: {seconds:5.1f} s, exit {code}{', over before' if late else ''}"
+    print(line, "; ".join(problems) or "ok", flush=True)
+    if problems:
+        print(log, flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    return kind, phase, seconds, problems
+
+
+def main():
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("phalanx")
+    arguments.add_argument("--trials", type=int, default=60)
+    arguments.add_argument("--seed", type=int, default=0)
+    args = arguments.parse_args()
+    phalanx = os.path.abspath(args.phalanx)
+    folder = tempfile.mkdtemp(prefix="phalanx-faults-")
+    # The name by which workers are found.
+    shutil.copy(phalanx, f"{folder}/phalanx")
+    net = Network(folder)
+    try:
+        first = tempfile.mkdtemp(dir=folder)
+        reference, _ = finish(net, f"{folder}/phalanx", first)
+        assert reference, "the reference run wrote no weights"
+        results = []
+        for i in range(args.trials):
+            draw = random.Random(args.seed * 1000 + i)
+            kind, phase = KINDS[i % len(KINDS)], PHASES[(i // len(KINDS)) % len(PHASES)]
+            results.append(trial(net, f"{folder}/phalanx", kind, phase, draw, reference))
+        print("\n| fault | " + " | ".join(PHASES) + " |\n|---|" + "---|" * len(PHASES))
+        for kind in KINDS:
+            cells = []
+            for phase in PHASES:
+                some = [r for r in results if r[0] == kind and r[1] == phase]
+                bad = sum(1 for r in some if r[3])
+                worst = max((r[2] for r in some), default=0)
+                cells.append(f"{len(some)} trials, {bad} failed, {worst:.1f} s")
+            print(f"| {kind} | " + " | ".join(cells) + " |")
+        failed = [r for r in results if r[3]]
+        print(f"{len(results)} faults, {len(failed)} failures")
+        sys.exit(1 if failed else 0)
+    finally:
+        net.down()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+main()

@@ -1,0 +1,140 @@
+#!/usr/bin/env bash
+# Several workers for real: builds the command with MPI and runs it under mpirun on this machine. Installs
+# Open MPI from Debian's packages where it is missing and that can be done; else says what is left out.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+ready() { command -v mpirun >/dev/null && command -v mpicc >/dev/null && ls /usr/lib/llvm-*/lib/libclang* >/dev/null 2>&1; }
+if ! ready && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    timeout 600 sh -c "apt-get -q update && apt-get -qy install openmpi-bin libopenmpi-dev libclang-dev" >/dev/null 2>&1 || true
+fi
+if ! ready; then
+    echo "Open MPI is not here and cannot be installed: checks with several workers are skipped"
+    exit 0
+fi
+
+cargo clippy -p phalanx-mpi -p phalanx-cli --features mpi --locked -- -D warnings
+cargo build -p phalanx-cli --features mpi --locked
+target=${CARGO_TARGET_DIR:-target}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# A copy: later builds without the feature replace the file.
+cp "$target/debug/phalanx" "$work/phalanx-mpi"
+phalanx=$work/phalanx-mpi
+cd "$work"
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+
+workers() { local n=$1; shift; timeout 120 mpirun --oversubscribe -n "$n" "$phalanx" "$@"; }
+fail() { echo "failed: $*" >&2; exit 1; }
+# A field of the last line that --json wrote.
+field() { tail -n 1 "$1" | grep -o "\"$2\": [^,}]*" | cut -d' ' -f2 | tr -d '"'; }
+same() { [ -n "$1" ] && [ "$1" = "$2" ] || fail "$3: $1 is not $2"; }
+orphans() { pgrep -f "^$phalanx" >/dev/null && fail "$1: processes are left" || true; }
+
+# 800 images a class, 90 in a batch: workers have unequal rows, and the last batch is short.
+train="train mnist-mlp --global-batch-size 90 --verbose 0 --no-scaling"
+exact="$train --deterministic"
+
+echo "the same losses as one process with as many replicas"
+for n in 2 4; do
+    $phalanx $train --epochs 2 --replicas $n --threads 1 --json one.json
+    workers $n $train --epochs 2 --threads 1 --json several.json
+    for name in test_loss test_accuracy; do
+        a=$(field one.json $name) b=$(field several.json $name)
+        awk -v a="$a" -v b="$b" 'BEGIN { exit !(a != "" && (a - b)^2 < 1e-10) }' || fail "$n workers: $name $a, $b"
+    done
+done
+
+echo "the same bits in deterministic mode, distorted images and dropout included"
+for arguments in "$exact --epochs 2" "train mnist-cnn --global-batch-size 50 --steps-per-epoch 12 --epochs 1 --augment shift,flip --verbose 0 --no-scaling --deterministic"; do
+    $phalanx $arguments --json one.json
+    for n in 2 4; do
+        workers $n $arguments --json several.json
+        same "$(field several.json weights_sha256)" "$(field one.json weights_sha256)" "$n workers: $arguments"
+        same "$(field several.json test_loss)" "$(field one.json test_loss)" "$n workers: loss"
+    done
+done
+
+echo "evaluation and prediction, in order and without a row too many"
+$phalanx $train --epochs 1 --save model.keras
+python3 - <<'PY' 2>/dev/null || head -c 0 /dev/null
+import struct
+rows = 101
+head = "{'descr': '<f4', 'fortran_order': False, 'shape': (%d, 784), }" % rows
+head += " " * (-(len(head) + 11) % 64) + "\n"
+data = [((i * 37) % 256) / 255 for i in range(rows * 784)]
+open("x.npy", "wb").write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode() + struct.pack("<%df" % len(data), *data))
+PY
+$phalanx evaluate model.keras --data glyphs > one.txt
+for n in 2 4; do
+    workers $n evaluate model.keras --data glyphs > several.txt
+    cmp one.txt several.txt || fail "$n workers evaluate otherwise"
+done
+if [ -s x.npy ]; then
+    $phalanx predict model.keras --input x.npy --output one.npy
+    for n in 2 4; do
+        workers $n predict model.keras --input x.npy --output several.npy
+        cmp one.npy several.npy || fail "$n workers predict otherwise"
+    done
+fi
+
+echo "a run goes from 1 to 2 to 4 to 1 workers"
+$phalanx $exact --epochs 4 --json whole.json
+whole=$(field whole.json weights_sha256)
+$phalanx $exact --epochs 1 --checkpoint-dir moved
+workers 2 $exact --epochs 2 --checkpoint-dir moved --resume
+workers 4 $exact --epochs 3 --checkpoint-dir moved --resume
+$phalanx $exact --epochs 4 --checkpoint-dir moved --resume --json moved.json
+same "$(field moved.json weights_sha256)" "$whole" "a run that moved"
+
+# Starts three workers in the background that train long enough, and waits for the first checkpoint.
+begin() {
+    rm -rf run
+    (rc=0; workers 3 $long --checkpoint-dir run --checkpoint-every 5 --collective-timeout 3 2>log >/dev/null || rc=$?; echo $rc > rc) &
+    for _ in $(seq 300); do [ -e run/step-0000000010.safetensors ] && break; sleep 0.1; done
+    mapfile -t pids < <(pgrep -f "^$phalanx train")
+    [ ${#pids[@]} = 3 ] || { cat log; fail "workers did not start"; }
+}
+long="train mnist-mlp --global-batch-size 90 --epochs 8 --steps-per-epoch 60 --threads 1 --verbose 0 --no-scaling"
+finish() {
+    workers 3 $long --checkpoint-dir run --resume --json run.json
+    same "$(field run.json weights_sha256)" "$reference" "$1, then resumed"
+}
+workers 3 $long --json run.json
+reference=$(field run.json weights_sha256)
+
+echo "SIGTERM to any worker saves the same step on all"
+begin
+kill -TERM "${pids[2]}"; wait
+same "$(cat rc)" 75 "exit code after SIGTERM"
+grep -q "interrupted after step .* saved run/step-" log || { cat log; fail "SIGTERM is not told"; }
+orphans SIGTERM
+finish SIGTERM
+
+echo "a worker that is killed ends the job"
+begin
+kill -KILL "${pids[1]}"; start=$SECONDS; wait
+[ $((SECONDS - start)) -le 5 ] || fail "a killed worker: $((SECONDS - start)) s"
+[ "$(cat rc)" != 0 ] || fail "a killed worker: exit code 0"
+orphans SIGKILL
+finish SIGKILL
+
+echo "a worker that hangs ends the job after the collective timeout"
+begin
+rank=$(tr '\0' '\n' < "/proc/${pids[1]}/environ" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')
+kill -STOP "${pids[1]}"; start=$SECONDS; wait
+[ $((SECONDS - start)) -le 9 ] || fail "a stopped worker: $((SECONDS - start)) s"
+same "$(cat rc)" 76 "exit code after SIGSTOP"
+grep -q "error: rank . (.*): step .*: rank $rank (.*): no answer" log || { cat log; fail "who hangs is not told"; }
+orphans SIGSTOP
+finish SIGSTOP
+
+echo "workers that differ are refused before the first step"
+rc=0
+timeout 60 mpirun --oversubscribe -n 1 "$phalanx" $train --epochs 1 : -n 1 "$phalanx" $train --epochs 1 --seed 1 2>log || rc=$?
+same "$rc" 1 "exit code of workers that differ"
+grep -q "workers: seed: expected 0 on rank 0 (.*), received 1 on rank 1" log || { cat log; fail "a mismatch is not told"; }
+rc=0
+RANK=0 WORLD_SIZE=3 timeout 60 mpirun --oversubscribe -n 2 "$phalanx" $train 2>log || rc=$?
+grep -q "launcher: RANK: expected rank . of 2 as OMPI_COMM_WORLD_RANK says" log || { cat log; fail "a conflict is not told"; }
+echo "several workers: all checks passed"
