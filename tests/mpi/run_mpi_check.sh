@@ -45,8 +45,8 @@ for n in 2 4; do
     done
 done
 
-echo "the same bits in deterministic mode, distorted images and dropout included"
-for arguments in "$exact --epochs 2" "train mnist-cnn --global-batch-size 50 --steps-per-epoch 12 --epochs 1 --augment shift,flip --verbose 0 --no-scaling --deterministic"; do
+echo "the same bits in deterministic mode, scaled losses, distorted images and dropout included"
+for arguments in "$exact --epochs 2" "$exact --epochs 1 --precision mixed_float16" "train mnist-cnn --global-batch-size 50 --steps-per-epoch 12 --epochs 1 --augment shift,flip --verbose 0 --no-scaling --deterministic"; do
     $phalanx $arguments --json one.json
     for n in 2 4; do
         workers $n $arguments --json several.json

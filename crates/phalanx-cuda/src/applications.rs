@@ -3,15 +3,18 @@
 
 use crate::emulator;
 use crate::fallback;
+use crate::kept::{Table, TurnLayout};
 use crate::launch::{Launch, Source};
 use crate::libs::{self, Lib};
+use crate::lower::FromTable;
 use crate::machine::Plan;
 use crate::nvrtc;
 use crate::plan::{Rooms, memory_plan};
 use crate::task::Task;
 use phalanx::prelude::*;
 use phalanx_graph::exec::{Batch, ExecError, FeedData};
-use phalanx_graph::program::Program;
+use phalanx_graph::kept::{Cells, Column};
+use phalanx_graph::program::{Policy, Program};
 use phalanx_graph::{DType, Type};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,9 +23,13 @@ const BATCH: usize = 64;
 /// Compute capabilities that kernels are compiled for: A100 and H100.
 const CAPABILITIES: [i32; 2] = [80, 90];
 
-fn program(mut model: Model, replicas: usize, batch: usize) -> Program {
+fn program(model: Model, replicas: usize, batch: usize) -> Program {
+    program_as(model, replicas, batch, Policy::Float32)
+}
+
+fn program_as(mut model: Model, replicas: usize, batch: usize, policy: Policy) -> Program {
     // As on GPUs: one worker for each replica.
-    let strategy = MirroredStrategy::cpus(replicas).unwrap().threads(1);
+    let strategy = MirroredStrategy::cpus(replicas).unwrap().threads(1).policy(policy);
     let compile = Compile::new("adam").loss("sparse_categorical_crossentropy");
     model.compile(compile.metrics(["accuracy"]).strategy(strategy)).unwrap();
     model.program(StepKind::Train, batch).unwrap()
@@ -37,6 +44,8 @@ fn programs() -> Vec<Program> {
         let googlenet = mini_googlenet([32, 32, 3], Some(10)).unwrap();
         programs.push(program(googlenet, replicas, BATCH));
     }
+    let scaled = mnist_cnn([28, 28, 1], 10).unwrap();
+    programs.push(program_as(scaled, 1, BATCH, Policy::MixedFloat16));
     programs.push(program(resnet50([224, 224, 3], Some(1000)).unwrap(), 1, BATCH));
     programs
 }
@@ -56,13 +65,32 @@ fn launches(plan: &Plan) -> Vec<Launch> {
 fn sources() -> BTreeMap<String, BTreeSet<String>> {
     let mut sources: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for program in programs() {
-        let (plan, _) = Rooms::of(&program).lower(&program);
-        for launch in launches(&plan) {
-            let source = nvrtc::source(launch.source, &plan.tapes).unwrap();
-            sources.entry(source).or_default().insert(launch.kernel);
+        let rooms = Rooms::of(&program);
+        let table = table(&program);
+        let (inputs, fetch_bytes) = (rooms.inputs, rooms.fetch_bytes);
+        let from = FromTable {
+            table: &table,
+            turn: TurnLayout::new(1, BATCH, false),
+            inputs,
+            fetch_bytes,
+        };
+        for (plan, _) in [rooms.lower(&program), rooms.lower_as(&program, true, Some(from))] {
+            for launch in launches(&plan) {
+                let source = nvrtc::source(launch.source, &plan.tapes).unwrap();
+                sources.entry(source).or_default().insert(launch.kernel);
+            }
         }
     }
     sources
+}
+
+/// A sample for each feed of a program that is rows.
+fn table(program: &Program) -> Table {
+    let rows = program.feeds.iter().filter(|f| f.ty.is_rows());
+    let zeros: Vec<Vec<f32>> = rows.map(|f| vec![0.0; f.ty.len()]).collect();
+    let column = |cells| Column { cells: Cells::F32(cells), row: cells.len(), frame: None };
+    let columns: Vec<Column<'_>> = zeros.iter().map(|cells| column(&cells[..])).collect();
+    Table::new(&columns, 0)
 }
 
 /// Skipped where there is no compiler, unless `PHALANX_NVRTC` says that there must be one.

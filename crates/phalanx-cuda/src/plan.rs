@@ -3,7 +3,7 @@
 use crate::cx::Layout;
 use crate::inputs::INPUT_BYTES;
 use crate::launch::Block;
-use crate::lower::{self, Facts, Replica, Request};
+use crate::lower::{self, Facts, FromTable, Replica, Request};
 use crate::machine::Plan;
 use phalanx_graph::ParamSpec;
 use phalanx_graph::program::Program;
@@ -84,6 +84,16 @@ impl Rooms {
 
     /// The works of the largest batch, all replicas on one GPU, and their bytes of scratch memory.
     pub fn lower(&self, program: &Program) -> (Plan, usize) {
+        self.lower_as(program, false, None)
+    }
+
+    /// The same where the GPU adds with others, or takes its rows from a table.
+    pub fn lower_as(
+        &self,
+        program: &Program,
+        joined: bool,
+        from: Option<FromTable<'_>>,
+    ) -> (Plan, usize) {
         let (mesh, rows) = (program.options.mesh, program.options.max_batch);
         let replica = |local: usize| {
             let range = mesh.device_rows(rows, local);
@@ -99,8 +109,8 @@ impl Rooms {
             fetches: &self.fetches,
             accumulate: None,
             scratch: 0,
-            joined: false,
-            from: None,
+            joined,
+            from,
         })
     }
 }

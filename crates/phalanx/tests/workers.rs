@@ -109,6 +109,47 @@ fn any_number_of_workers_and_samples_gives_the_results_of_as_many_replicas() {
     }
 }
 
+/// What a run with a scaled loss gives, where one sample alone overflows; in Keras' terms, the steps that
+/// meet it are skipped until the scale is low enough.
+fn train_scaled(strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<(Vec<f64>, String)> {
+    let mut model = Sequential::new()
+        .add(Input::new([6]))
+        .add(Dense::new(16).activation("relu").kernel_regularizer(Regularizer::l2(1e-3)))
+        .add(Dense::new(3).activation("softmax"))
+        .build()?;
+    let inner = Adam::new(0.01).global_clipnorm(0.5);
+    let scaled = LossScaleOptimizer::new(inner).initial_scale(2f64.powi(100));
+    let compile = Compile::new(scaled).loss("sparse_categorical_crossentropy");
+    model.compile(compile.strategy(strategy).seed(3))?;
+    let (x, y) = samples(60);
+    let mut weights = vec![1.0; 60];
+    weights[41] = 1e12;
+    let fit = Fit::new().epochs(6).batch_size(16).verbose(0).sample_weight(weights);
+    let history = model.fit((&x, &y), fit)?;
+    model.check_mirrored()?;
+    let logs = [history.get("loss").unwrap(), history.get("loss_scale").unwrap()].concat();
+    Ok((logs, model.weights_sha256()?))
+}
+
+#[test]
+fn an_overflow_on_one_worker_skips_the_step_on_all() {
+    let one = train_scaled(MirroredStrategy::cpus(1).unwrap().deterministic(true)).unwrap();
+    let scales: Vec<f64> = (1..=6).map(|n| 2f64.powi(100 - n)).collect();
+    assert_eq!(one.0[6..], scales, "one step of every epoch is skipped");
+    for workers in [2, 4] {
+        for got in job(workers, |_, s| train_scaled(s.deterministic(true))) {
+            assert_eq!(got.unwrap(), one, "{workers} workers");
+        }
+    }
+    let replicas = train_scaled(MirroredStrategy::cpus(3).unwrap().threads(1)).unwrap();
+    let all: Vec<_> = job(3, |_, s| train_scaled(s)).into_iter().map(Result::unwrap).collect();
+    for got in &all {
+        assert_eq!(got, &all[0], "workers agree to the bit");
+        let close = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-4 * b.abs();
+        assert!(got.0.iter().zip(&replicas.0).all(close), "{:?} {:?}", got.0, replicas.0);
+    }
+}
+
 /// Images that count how often each is read.
 struct Counted(Vec<AtomicUsize>);
 

@@ -36,7 +36,8 @@ impl Engine {
     pub(crate) fn keep(&mut self, kind: StepKind, data: &dyn Dataset) -> Result<Option<Kept>> {
         // Instructions are measured one by one, on a batch that stays where it is.
         let between = self.constrain.is_some() || self.gather_steps().is_some() || self.profiling;
-        if self.device_kind != DeviceKind::Gpu || (kind == StepKind::Train && between) {
+        let alone_on_gpus = self.device_kind == DeviceKind::Gpu && self.cluster.is_none();
+        if !alone_on_gpus || (kind == StepKind::Train && between) {
             return Ok(None);
         }
         let Some(data) = data.in_memory() else { return Ok(None) };
