@@ -152,14 +152,18 @@ pub fn end(
         let share = |seconds: f64| 100.0 * seconds / all;
         let [compute, reduction, input] = seconds(model, history)?.map(|(_, seconds)| seconds);
         let rest = (all - compute - reduction - input).max(0.0);
+        let (input, rest) = (share(input), share(rest));
+        // A step on GPUs is one launch: nobody sees its parts.
+        let steps = match model.devices()?.iter().all(|name| name.starts_with("gpu")) {
+            true => format!("steps {:.0}%", share(compute)),
+            false => {
+                let (compute, reduction) = (share(compute), share(reduction));
+                format!("compute {compute:.0}%, reduction and update {reduction:.0}%")
+            }
+        };
         writeln!(
             out,
-            "training time {all:.1} s: compute {:.0}%, reduction and update {:.0}%, input wait {:.0}%, \
-             other {:.0}%",
-            share(compute),
-            share(reduction),
-            share(input),
-            share(rest),
+            "training time {all:.1} s: {steps}, input wait {input:.0}%, other {rest:.0}%"
         )?;
     }
     if let Some(scaling) = scaling {

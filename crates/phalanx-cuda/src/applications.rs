@@ -27,9 +27,11 @@ fn program(model: Model, replicas: usize, batch: usize) -> Program {
     program_as(model, replicas, batch, Policy::Float32)
 }
 
+/// As a GPU runs it. The devices are those of the library that the networks use, not of this test's own.
 fn program_as(mut model: Model, replicas: usize, batch: usize, policy: Policy) -> Program {
-    // As on GPUs: one worker for each replica.
-    let strategy = MirroredStrategy::cpus(replicas).unwrap().threads(1).policy(policy);
+    phalanx_cuda::emulator::pretend(1);
+    let places: Vec<String> = (0..replicas).map(|part| format!("gpu:0/{part}")).collect();
+    let strategy = MirroredStrategy::with_devices(&places).unwrap().policy(policy);
     let compile = Compile::new("adam").loss("sparse_categorical_crossentropy");
     model.compile(compile.metrics(["accuracy"]).strategy(strategy)).unwrap();
     model.program(StepKind::Train, batch).unwrap()
@@ -44,8 +46,11 @@ fn programs() -> Vec<Program> {
         let googlenet = mini_googlenet([32, 32, 3], Some(10)).unwrap();
         programs.push(program(googlenet, replicas, BATCH));
     }
-    let scaled = mnist_cnn([28, 28, 1], 10).unwrap();
-    programs.push(program_as(scaled, 1, BATCH, Policy::MixedFloat16));
+    for policy in [Policy::MixedBfloat16, Policy::MixedFloat16] {
+        let cnn = mnist_cnn([28, 28, 1], 10).unwrap();
+        let googlenet = mini_googlenet([32, 32, 3], Some(10)).unwrap();
+        programs.extend([cnn, googlenet].map(|model| program_as(model, 1, BATCH, policy)));
+    }
     programs.push(program(resnet50([224, 224, 3], Some(1000)).unwrap(), 1, BATCH));
     programs
 }
@@ -117,22 +122,24 @@ fn every_kernel_compiles() {
     }
 }
 
-/// Runs a step of zeros on an emulated GPU of so many bytes.
+/// Runs steps of zeros, from a full batch down to one row, on an emulated GPU of so many bytes.
 fn train(program: &Program, memory: usize) -> Result<(), ExecError> {
-    let (rows, devices) = (program.options.max_batch, program.options.mesh.devices);
-    let count = |ty: &Type| ty.len() * if ty.is_rows() { rows } else { 1 };
-    let most = program.feeds.iter().map(|f| count(&f.ty)).max().unwrap_or(0);
-    let (floats, integers) = (vec![0.0; most], vec![0; most]);
-    let feed = |ty: &Type| match ty.dtype {
-        DType::I32 => FeedData::I32(&integers[..count(ty)]),
-        _ => FeedData::F32(&floats[..count(ty)]),
+    let (most, devices) = (program.options.max_batch, program.options.mesh.devices);
+    let count = |ty: &Type, rows: usize| ty.len() * if ty.is_rows() { rows } else { 1 };
+    let longest = program.feeds.iter().map(|f| count(&f.ty, most)).max().unwrap_or(0);
+    let (floats, integers) = (vec![0.0; longest], vec![0; longest]);
+    let feed = |ty: &Type, rows: usize| match ty.dtype {
+        DType::I32 => FeedData::I32(&integers[..count(ty, rows)]),
+        _ => FeedData::F32(&floats[..count(ty, rows)]),
     };
-    let feeds: Vec<FeedData<'_>> = program.feeds.iter().map(|f| feed(&f.ty)).collect();
     let scalars = vec![0.0; program.update.as_ref().map_or(0, |u| u.rule.scalars)];
-    let batch = Batch { rows, feeds: &feeds, scalars: &scalars, ..Batch::default() };
     let mut executor = emulator::small_executor(devices, memory, &program.params)?;
     let id = executor.load(program.clone())?;
-    executor.run(id, &batch, &mut vec![])
+    (1..=most).rev().try_for_each(|rows| {
+        let feeds: Vec<FeedData<'_>> = program.feeds.iter().map(|f| feed(&f.ty, rows)).collect();
+        let batch = Batch { rows, feeds: &feeds, scalars: &scalars, ..Batch::default() };
+        executor.run(id, &batch, &mut vec![])
+    })
 }
 
 #[test]

@@ -24,13 +24,20 @@ pub(crate) fn choose(
     conv: &Conv,
     at: [u64; 3],
     tf32: bool,
+    gpu: &str,
     stream: &Stream,
 ) -> Result<Option<ConvPlan>> {
-    let Ok(proposals) = cudnn.proposals(conv, tf32) else { return Ok(None) };
-    let key = key(conv, tf32);
+    let proposals = match cudnn.proposals(conv, tf32) {
+        Ok(proposals) => proposals,
+        Err(e) => {
+            tracing::warn!("no engine of cuDNN computes {:?} of {:?}: {e}", conv.pass, conv.geom);
+            return Ok(None);
+        }
+    };
+    let key = key(conv, tf32, gpu);
     let known = || {
         let index = kept(&key).filter(|i| *i < proposals.len())?;
-        cudnn.plan(&proposals, index).ok()
+        cudnn.plan(&proposals, index).ok().filter(|plan| plan.workspace <= MOST_WORKSPACE)
     };
     if let Some(plan) = known() {
         return Ok(Some(plan));
@@ -82,22 +89,22 @@ fn measure(cudnn: &Cudnn, plan: &ConvPlan, at: [u64; 3], stream: &Stream) -> Res
     Ok(least)
 }
 
-/// Names a convolution, its precision and the library; the addresses count by their alignment.
-fn key(conv: &Conv, tf32: bool) -> String {
+/// Names a convolution, its precision, the GPU and the library; the addresses count by their alignment.
+fn key(conv: &Conv, tf32: bool, gpu: &str) -> String {
     let version = version(Lib::Cudnn);
     let images = |x: &crate::task::Images| (x.elem, x.ld, x.at.offset.trailing_zeros().min(4));
     let (geom, rows, pass) = (&conv.geom, conv.rows, conv.pass);
     let parts = (images(&conv.x), images(&conv.y), conv.w.1, tf32);
-    digest(&format!("{version} {pass:?} {rows} {geom:?} {parts:?}"))
+    digest(&format!("{gpu} {version} {pass:?} {rows} {geom:?} {parts:?}"))
 }
 
 /// Names a product, as [`key`] does a convolution.
-pub(crate) fn gemm_key(gemm: &Gemm, tf32: bool) -> String {
+pub(crate) fn gemm_key(gemm: &Gemm, tf32: bool, gpu: &str) -> String {
     let version = version(Lib::CublasLt);
     let matrix = |m: &Matrix| (m.elem, m.ld, m.transposed, m.at.alignment());
     let sizes = (gemm.m, gemm.n, gemm.k, gemm.bias.is_some(), gemm.relu, tf32);
     let operands = [&gemm.a, &gemm.b, &gemm.c].map(matrix);
-    digest(&format!("{version} {sizes:?} {operands:?}"))
+    digest(&format!("{gpu} {version} {sizes:?} {operands:?}"))
 }
 
 fn version(lib: Lib) -> String {

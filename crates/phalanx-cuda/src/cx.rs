@@ -52,24 +52,32 @@ impl Operand {
 pub(crate) struct Scratch {
     replica: usize,
     used: usize,
+    counted: usize,
 }
 
 impl Scratch {
-    /// Memory of a replica from this byte on.
-    pub fn new(replica: usize, from: usize) -> Scratch {
-        Scratch { replica, used: from }
+    /// Memory of a replica.
+    pub fn new(replica: usize) -> Scratch {
+        Scratch { replica, used: 0, counted: 0 }
     }
 
-    /// Bytes nobody else uses in this step, zero before the first launch and never cleared again.
+    /// Bytes that are zero before every launch that uses them, and left so: other steps have the same.
+    pub fn counters(&mut self, bytes: usize) -> Ptr {
+        let at = self.counted;
+        self.counted += bytes.next_multiple_of(256).max(256);
+        Ptr::new(self.replica, Block::Counters, at)
+    }
+
+    /// Bytes nobody else uses in this step; what is there before is anybody's.
     pub fn take(&mut self, bytes: usize) -> Ptr {
         let at = self.used;
         self.used += bytes.next_multiple_of(256).max(256);
         Ptr::new(self.replica, Block::Scratch, at)
     }
 
-    /// Where the next bytes would lie.
-    pub fn end(&self) -> usize {
-        self.used
+    /// Bytes taken, and bytes of counters.
+    pub fn used(&self) -> (usize, usize) {
+        (self.used, self.counted)
     }
 }
 

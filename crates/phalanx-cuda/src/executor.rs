@@ -68,8 +68,6 @@ pub(crate) struct GpuExecutor<M: Machine> {
     slots: usize,
     gathers: bool,
     programs: Vec<Loaded>,
-    /// Bytes of scratch memory that steps have taken.
-    scratch: usize,
     /// How often a block of memory has moved.
     moves: u64,
     times: Times,
@@ -110,7 +108,6 @@ impl<M: Machine> GpuExecutor<M> {
             slots: 0,
             gathers: false,
             programs: vec![],
-            scratch: 0,
             moves: 0,
             times: Times::default(),
             profiling: false,
@@ -128,10 +125,11 @@ impl<M: Machine> GpuExecutor<M> {
     fn reserve(&mut self, block: Block, bytes: usize, purpose: &str) -> Result<(), ExecError> {
         let bytes = bytes.max(ALIGN);
         let moves = self.crew.each(&mut self.stations, |_, s| s.reserve(block, bytes, purpose));
-        for moves in moves {
-            self.moves += moves?;
+        for moves in &moves {
+            // Where one failed, others may have moved before.
+            self.moves += moves.as_ref().map_or(1, |moves| *moves);
         }
-        Ok(())
+        moves.into_iter().try_for_each(|moves| moves.map(|_| ()))
     }
 
     fn check_len(&self, id: ParamId, received: usize) -> Result<(), ExecError> {
@@ -210,11 +208,11 @@ impl<M: Machine> GpuExecutor<M> {
     fn ready(&mut self, id: ProgramId, key: Key) -> Result<(), ExecError> {
         if !self.programs[id.0].steps.contains_key(&key) {
             let mut plans = vec![];
-            let mut end = self.scratch;
+            let mut room = (0, 0);
             for station in 0..self.stations.len() {
                 let replicas = self.rows(station, key.rows);
                 let loaded = &self.programs[id.0];
-                let (plan, scratch) = lower::lower(&Request {
+                let (plan, (scratch, counters)) = lower::lower(&Request {
                     program: &loaded.program,
                     layout: &loaded.layout,
                     facts: &loaded.facts,
@@ -222,16 +220,15 @@ impl<M: Machine> GpuExecutor<M> {
                     rows: key.rows,
                     fetches: &loaded.fetches,
                     accumulate: key.accumulate,
-                    scratch: self.scratch,
                     from: self.source(loaded, key.table),
                     joined: self.joined,
                 });
                 tracing::debug!("{} works for {} rows", plan.work.len(), key.rows);
                 plans.push(plan);
-                end = end.max(scratch);
+                room = (scratch.max(room.0), counters.max(room.1));
             }
-            self.scratch = end;
-            self.reserve(Block::Scratch, end, "partial sums")?;
+            self.reserve(Block::Scratch, room.0, "partial sums")?;
+            self.reserve(Block::Counters, room.1, "partial sums")?;
             let ready = Ready { plans, ids: vec![], moves: 0 };
             self.programs[id.0].steps.insert(key, ready);
         }
@@ -423,7 +420,8 @@ impl<M: Machine> Executor for GpuExecutor<M> {
     }
 
     fn busy(&self) -> bool {
-        self.under_way.is_some() && self.stations.iter().any(|s| s.machine.busy())
+        let started = self.under_way.is_some() || self.turns.is_some();
+        started && self.stations.iter().any(|s| s.machine.busy())
     }
 
     fn keep(&mut self, columns: &[Column<'_>]) -> Result<Option<TableId>, ExecError> {

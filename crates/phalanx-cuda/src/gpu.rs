@@ -93,6 +93,8 @@ pub(crate) struct Gpu {
     streams: Vec<Stream>,
     copies: Stream,
     name: String,
+    /// What it is called, to tell GPUs of one machine from those of another.
+    model: String,
     /// Whether products of 32-bit floats may be rounded for the tensor cores.
     tf32: bool,
     /// What it adds with other GPUs through.
@@ -136,6 +138,7 @@ impl Gpu {
             streams,
             copies: Stream::new()?,
             name,
+            model: driver::describe(index)?.0,
             tf32: std::env::var("PHALANX_TF32").map_or(true, |v| v != "0"),
             link: None,
             context,
@@ -179,7 +182,7 @@ impl Gpu {
             self.cudnn = Some(Cudnn::new()?);
         }
         let cudnn = self.cudnn.as_ref().expect("opened above");
-        match autotune::choose(cudnn, conv, at, self.tf32, &self.streams[0])? {
+        match autotune::choose(cudnn, conv, at, self.tf32, &self.model, &self.streams[0])? {
             Some(plan) => Ok(Ready::Conv { plan, at }),
             None => {
                 let launch = fallback::launch(conv);
@@ -203,7 +206,7 @@ impl Gpu {
                 }
                 let cublas = self.cublas.as_ref().expect("opened above");
                 let plan = cublas.plan(gemm, bias, self.tf32)?;
-                Ok(Ready::Gemm { plan, at, key: autotune::gemm_key(gemm, self.tf32) })
+                Ok(Ready::Gemm { plan, at, key: autotune::gemm_key(gemm, self.tf32, &self.model) })
             }
             Task::Clear(span) => Ok(Ready::Clear { at: self.address(span.at)?, bytes: span.bytes }),
             Task::Reduce(parts) => {

@@ -22,6 +22,8 @@ pub(crate) enum Block {
     Slot(usize),
     /// What kernels write and read within one launch list: partial sums, packed filters, tables.
     Scratch,
+    /// Counters that kernels leave as they found them: zero.
+    Counters,
     /// Values on their way to the host.
     Fetches,
     /// A column of samples that the GPU keeps, by number, or what is taken from its rows; the first

@@ -234,21 +234,26 @@ fn folders() -> Vec<PathBuf> {
     }
     for prefix in python_prefixes() {
         for python in children(&prefix.join("lib"), |n| n.starts_with("python3")) {
-            let wheels = children(&python.join("site-packages/nvidia"), |_| true);
-            out.extend(wheels.into_iter().map(|d| d.join("lib")));
+            for packages in ["site-packages/nvidia", "dist-packages/nvidia"] {
+                let wheels = children(&python.join(packages), |_| true);
+                out.extend(wheels.into_iter().map(|d| d.join("lib")));
+            }
         }
     }
     out.retain(|d| d.is_dir());
     out
 }
 
-/// Where Python environments are: the active one, and that of the first `python3` on the path.
+/// Where Python environments are: the active one, that of the first `python3` on the path, the system's own
+/// packages and the user's.
 fn python_prefixes() -> Vec<PathBuf> {
     let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(std::env::var_os);
     let mut out: Vec<PathBuf> = active.map(PathBuf::from).collect();
     let path = std::env::var_os("PATH").unwrap_or_default();
     let first = std::env::split_paths(&path).find(|d| d.join("python3").exists());
     out.extend(first.and_then(|bin| bin.parent().map(Path::to_path_buf)));
+    out.push("/usr/local".into());
+    out.extend(std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local")));
     out
 }
 

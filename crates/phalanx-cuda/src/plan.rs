@@ -82,8 +82,9 @@ impl Rooms {
         rooms
     }
 
-    /// The works of the largest batch, all replicas on one GPU, and their bytes of scratch memory.
-    pub fn lower(&self, program: &Program) -> (Plan, usize) {
+    /// The works of the largest batch, all replicas on one GPU, and their bytes of scratch
+    /// memory and of counters.
+    pub fn lower(&self, program: &Program) -> (Plan, (usize, usize)) {
         self.lower_as(program, false, None)
     }
 
@@ -93,7 +94,7 @@ impl Rooms {
         program: &Program,
         joined: bool,
         from: Option<FromTable<'_>>,
-    ) -> (Plan, usize) {
+    ) -> (Plan, (usize, usize)) {
         let (mesh, rows) = (program.options.mesh, program.options.max_batch);
         let replica = |local: usize| {
             let range = mesh.device_rows(rows, local);
@@ -108,7 +109,6 @@ impl Rooms {
             rows,
             fetches: &self.fetches,
             accumulate: None,
-            scratch: 0,
             joined,
             from,
         })
@@ -121,7 +121,9 @@ impl Rooms {
 pub fn memory_plan(program: &Program, gathers: bool) -> Vec<(&'static str, usize)> {
     let rooms = Rooms::of(program);
     let mut blocks = rooms.blocks(program);
-    blocks.push(Room::new(Block::Scratch, rooms.lower(program).1, "partial sums"));
+    let (scratch, counters) = rooms.lower(program).1;
+    blocks.push(Room::new(Block::Scratch, scratch, "partial sums"));
+    blocks.push(Room::new(Block::Counters, counters, "partial sums"));
     if gathers && program.update.is_some() {
         blocks.push(Room::new(Block::Gathered, rooms.flat, "accumulated gradients"));
     }

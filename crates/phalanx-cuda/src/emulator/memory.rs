@@ -217,10 +217,10 @@ impl Memory {
         Ok(())
     }
 
-    /// Activations of an earlier step mean nothing.
+    /// Activations and partial sums of an earlier step mean nothing.
     pub fn poison_arenas(&mut self) {
         for ((_, block), guarded) in &mut self.blocks {
-            if *block == Block::Arena {
+            if matches!(block, Block::Arena | Block::Scratch) {
                 guarded.data_mut().fill(POISON);
             }
         }
@@ -248,7 +248,7 @@ impl Memory {
         }
         for (place, guarded) in &mut self.blocks {
             let other = match place.1 {
-                Block::Scratch => continue,
+                Block::Scratch | Block::Counters => continue,
                 Block::Inputs => Access::Read,
                 _ => Access::Hidden,
             };

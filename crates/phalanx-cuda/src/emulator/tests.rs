@@ -9,6 +9,7 @@ const BYTES: usize = 4096;
 const X: Ptr = Ptr { replica: 0, block: Block::Params, offset: 0 };
 const Y: Ptr = Ptr { replica: 0, block: Block::Arena, offset: 0 };
 const SCRATCH: Ptr = Ptr { replica: 0, block: Block::Scratch, offset: 0 };
+const COUNTERS: Ptr = Ptr { replica: 0, block: Block::Counters, offset: 0 };
 
 /// As written, and in two other orders.
 const SEEDS: [Option<u64>; 3] = [None, Some(1), Some(2)];
@@ -20,7 +21,8 @@ fn gpu(seed: Option<u64>) -> Option<EmulatedGpu> {
         return None;
     }
     let mut gpu = EmulatedGpu::new(seed);
-    for block in [Block::Inputs, Block::Params, Block::Arena, Block::Scratch, Block::Fetches] {
+    let work = [Block::Arena, Block::Scratch, Block::Counters];
+    for block in work.into_iter().chain([Block::Inputs, Block::Params, Block::Fetches]) {
         gpu.reserve(0, block, BYTES, "a test").expect("memory");
     }
     Some(gpu)
@@ -91,7 +93,7 @@ fn the_last_block_adds_up() {
     for seed in SEEDS {
         let Some(mut gpu) = gpu(seed) else { return };
         set(&mut gpu, X, &counted(1000));
-        let mut l = launch("sum_of_all", 7, 64).arg(X).arg(SCRATCH.add(256)).arg(SCRATCH);
+        let mut l = launch("sum_of_all", 7, 64).arg(X).arg(SCRATCH).arg(COUNTERS);
         l.shared = 64 * 4;
         let l = l.arg(Y).arg(1000usize);
         let step = gpu.prepare(plan(vec![work(Task::Launch(l))])).expect("ready");

@@ -155,9 +155,6 @@ impl<M: Machine> GpuExecutor<M> {
         self.check_turns(id, table, turns)?;
         let Some(first) = turns.first() else { return Ok(()) };
         let key = self.ready_on_table(id, table, first.rows.len())?;
-        if self.profiling && self.programs[id.0].measured.is_none() {
-            self.measure(id, key)?;
-        }
         self.began = Instant::now();
         let loaded = &self.programs[id.0];
         let layout = self.turn_layout(loaded, self.table(table)?);

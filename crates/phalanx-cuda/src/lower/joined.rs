@@ -294,7 +294,6 @@ mod tests {
                 rows,
                 fetches: &rooms.fetches,
                 accumulate: None,
-                scratch: 0,
                 joined: true,
                 from: None,
             };

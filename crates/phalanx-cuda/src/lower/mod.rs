@@ -51,21 +51,19 @@ pub(crate) struct Request<'a> {
     pub fetches: &'a [usize],
     /// Under gradient accumulation, whether this step applies the sum.
     pub accumulate: Option<bool>,
-    /// Bytes of scratch memory that other steps use.
-    pub scratch: usize,
     /// Where its rows come from, if not from the host.
     pub from: Option<FromTable<'a>>,
     /// Whether there are other GPUs to add with.
     pub joined: bool,
 }
 
-/// The works of a step, and where its scratch memory ends.
-pub(crate) fn lower(request: &Request<'_>) -> (Plan, usize) {
+/// The works of a step, and its bytes of scratch memory and of counters.
+pub(crate) fn lower(request: &Request<'_>) -> (Plan, (usize, usize)) {
     let mut l = Lowering {
         q: request,
         at: 0,
         works: vec![],
-        scratch: request.replicas.iter().map(|r| Scratch::new(r.local, request.scratch)).collect(),
+        scratch: request.replicas.iter().map(|r| Scratch::new(r.local)).collect(),
         aliases: Aliases::default(),
         tapes: Tapes::default(),
         packed: HashMap::new(),
@@ -93,8 +91,11 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, usize) {
     if let Some(from) = &request.from {
         l.leave(from);
     }
-    let end = l.scratch.iter().map(Scratch::end).max().unwrap_or(request.scratch);
-    (Plan { work: l.works, tapes: l.tapes.source() }, end)
+    let most = |part: fn((usize, usize)) -> usize| {
+        l.scratch.iter().map(|s| part(s.used())).max().unwrap_or(0)
+    };
+    let room = (most(|used| used.0), most(|used| used.1));
+    (Plan { work: l.works, tapes: l.tapes.source() }, room)
 }
 
 struct Lowering<'a> {

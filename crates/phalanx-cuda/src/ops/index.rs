@@ -31,7 +31,7 @@ pub(crate) fn gather_grad(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Lau
     }
     let (n, vocab, wide) = (index.len, table.dims[0], table.dims[1]);
     let word = size_of::<u32>();
-    let counts = cx.scratch.take(vocab * word);
+    let counts = cx.scratch.counters(vocab * word);
     let starts = cx.scratch.take(vocab * word);
     let list = cx.scratch.take(n * word);
     let width = pack_width(&[place(&dy), place(&table)], &[wide]);
@@ -95,7 +95,7 @@ pub(crate) fn threshold_counts(
     let y = cx.operand(y);
     let blocks = score.len.div_ceil(1024).clamp(1, 132);
     let parts = cx.scratch.take(blocks * 2 * n * Elem::F64.bytes());
-    let counter = cx.scratch.take(size_of::<u32>());
+    let counter = cx.scratch.counters(size_of::<u32>());
     let types = [&score, &label, &weight].map(|o| o.elem.c_name()).join(", ");
     let launch = Launch::blocks(FILE, format!("threshold_counts<{types}>"), blocks, 256);
     let launch = launch.arg(score.ptr).arg(label.ptr).arg(weight.ptr).arg(y.ptr);

@@ -88,7 +88,7 @@ impl Lab {
             memory: Memory::default(),
         };
         let layout = Layout { feeds: vec![], params: vec![] };
-        let (scratch, inputs) = (Scratch::new(0, 0), Inputs::default());
+        let (scratch, inputs) = (Scratch::new(0), Inputs::default());
         let (first_row, used, guards) = (0, 0, vec![]);
         Lab { gpu, program, layout, inputs, first_row, scratch, rows, used, guards }
     }
@@ -248,9 +248,10 @@ impl Lab {
 
 /// Where the blocks of two replicas begin, and their bytes.
 fn blocks() -> Vec<(Ptr, usize)> {
-    let small = [Block::Inputs, Block::Params, Block::Scratch, Block::Gradients, Block::Gathered];
+    let work = [Block::Inputs, Block::Params, Block::Scratch, Block::Counters];
+    let small = work.into_iter().chain([Block::Gradients, Block::Gathered]);
     let slots = [Block::Slot(0), Block::Slot(1)];
-    let sizes = small.into_iter().chain(slots).map(|b| (b, BYTES)).chain([(Block::Shared, VALUES)]);
+    let sizes = small.chain(slots).map(|b| (b, BYTES)).chain([(Block::Shared, VALUES)]);
     let both = |(b, bytes): (Block, usize)| [0, 1].map(|r| (Ptr::new(r, b, 0), bytes));
     sizes.flat_map(both).collect()
 }

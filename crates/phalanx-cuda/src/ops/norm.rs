@@ -63,7 +63,7 @@ impl Tiling {
     /// Room for each block's `sums` of its channels, and a counter for each tile.
     fn scratch(&self, cx: &mut Cx<'_>, sums: usize) -> (Ptr, Ptr) {
         let numbers = sums * self.tiles * self.parts * self.tile * self.vector;
-        (cx.scratch.take(8 * numbers), cx.scratch.take(4 * self.tiles))
+        (cx.scratch.take(8 * numbers), cx.scratch.counters(4 * self.tiles))
     }
 }
 

@@ -173,7 +173,7 @@ fn columns(
         return launch.arg(Arg::Null).arg(Arg::Null);
     }
     let parts = scratch.take(outer * splits * inner * Elem::F64.bytes());
-    launch.arg(parts).arg(scratch.take(outer * tiles * size_of::<u32>()))
+    launch.arg(parts).arg(scratch.counters(outer * tiles * size_of::<u32>()))
 }
 
 /// Axes that do not lie side by side.

@@ -354,7 +354,11 @@ impl<'a> Training<'a> {
                 self.call(&Logs::default(), |c, v| c.on_batch_begin(v))?;
             }
             let started = self.engine.start_turns(StepKind::Train, kept, now.batches())?;
+            let asked = Instant::now();
             next.fill(&mut now, &mut *picks, self.together(kept))?;
+            if !self.engine.busy() {
+                self.history.waited(asked.elapsed().as_secs_f64());
+            }
             let losses = self.engine.finish_turns(started, &mut self.tally)?;
             self.at.batch += losses.len();
             self.at.taken += losses.len();

@@ -5,6 +5,7 @@ use crate::data::{Dataset, HostBatch, Identity, InMemory, Picked, Table};
 use crate::error::Result;
 use crate::layer::lock;
 use crate::strategy::DeviceKind;
+use phalanx_graph::exec::ExecError;
 use phalanx_graph::kept::{TableId, Turn};
 use std::sync::Arc;
 
@@ -34,10 +35,10 @@ impl Engine {
     /// Keeps a dataset's samples on the devices, where they can and nothing has to be done between
     /// steps.
     pub(crate) fn keep(&mut self, kind: StepKind, data: &dyn Dataset) -> Result<Option<Kept>> {
-        // Instructions are measured one by one, on a batch that stays where it is.
-        let between = self.constrain.is_some() || self.gather_steps().is_some() || self.profiling;
+        let between = self.constrain.is_some() || self.gather_steps().is_some();
         let alone_on_gpus = self.device_kind == DeviceKind::Gpu && self.cluster.is_none();
-        if !alone_on_gpus || (kind == StepKind::Train && between) {
+        // Instructions are measured one by one, on a batch that stays where it is.
+        if !alone_on_gpus || self.profiling || (kind == StepKind::Train && between) {
             return Ok(None);
         }
         let Some(data) = data.in_memory() else { return Ok(None) };
@@ -46,6 +47,11 @@ impl Engine {
         let program = self.ensure(kind, rows)?;
         let Some(id) = self.hold(data, &table)? else { return Ok(None) };
         let together = lock(&self.executor).together(program, id, rows);
+        if matches!(together, Err(ExecError::Memory { .. })) {
+            // Batches from the host need less.
+            self.let_go();
+            return Ok(None);
+        }
         let together = together.map_err(|e| self.explain(e, kind, rows))?;
         Ok(Some(Kept { id, weights: table.weights, together }))
     }
