@@ -2,6 +2,7 @@
 
 mod capture;
 mod kernels;
+mod memory;
 mod products;
 mod transfers;
 mod turns;
@@ -365,51 +366,8 @@ impl Gpu {
         Ok(seconds)
     }
 
-    fn grow(&mut self, replica: usize, block: Block, bytes: usize) -> Result<bool> {
-        let _working = working();
-        self.context.enter()?;
-        let old = self.blocks.get(&(replica, block)).map_or(0, DeviceBuffer::bytes);
-        if bytes <= old {
-            return Ok(false);
-        }
-        self.streams[0].synchronize()?;
-        let new = DeviceBuffer::new(bytes)?;
-        if let Some(old) = self.blocks.get(&(replica, block)) {
-            cu!(cuMemcpyDtoDAsync_v2(new.at(), old.at(), old.bytes(), self.streams[0].0))?;
-            self.streams[0].synchronize()?;
-        }
-        let moved = self.blocks.insert((replica, block), new).is_some();
-        Ok(moved)
-    }
-
     fn failed(&self, failure: Failure) -> ExecError {
         ExecError::Device { device: self.name.clone(), message: failure.0 }
-    }
-
-    /// An allocation that failed. `besides` are bytes that are needed on top of all blocks.
-    fn refused(&self, e: Failure, wanted: usize, purpose: &str, besides: usize) -> ExecError {
-        if !e.0.contains("OUT_OF_MEMORY") {
-            return self.failed(e);
-        }
-        let free = driver::memory().map_or(0, |(free, _)| free);
-        let held: usize = self.blocks.values().map(DeviceBuffer::bytes).sum();
-        let available = Some((free + held).saturating_sub(besides));
-        let purpose = format!("{purpose} on {}", self.name);
-        ExecError::Memory { wanted, purpose, available }
-    }
-
-    fn copy_in(&mut self, at: Ptr, bytes: &[u8]) -> Result<()> {
-        let _working = working();
-        self.context.enter()?;
-        self.streams[0].synchronize()?;
-        cu!(cuMemcpyHtoD_v2(self.address(at)?, bytes.as_ptr().cast(), bytes.len()))
-    }
-
-    fn copy_out(&self, at: Ptr, bytes: &mut [u8]) -> Result<()> {
-        let _working = working();
-        self.context.enter()?;
-        self.streams[0].synchronize()?;
-        cu!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), self.address(at)?, bytes.len()))
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) trait Machine: Send {
     /// Has nobody wait for this machine any more: what all do together fails from now on.
     fn give_up(&mut self) {}
 
-    /// Gives a block at least so many bytes. New bytes are zero; those that were there survive.
+    /// Gives a block at least so many bytes. New bytes are zero; those of blocks that outlive a step survive.
     /// Steps made ready before must be made ready again if `true` comes back: the block has moved.
     fn reserve(
         &mut self,
