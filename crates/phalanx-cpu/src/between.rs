@@ -327,11 +327,16 @@ pub(crate) fn sum(
     peers.exchange(&vec![bytes(own); size], &mut into)
 }
 
+/// Whether gradients travel during backward: `PHALANX_OVERLAP=0` sends all of them behind it.
+pub fn overlaps() -> bool {
+    std::env::var("PHALANX_OVERLAP").map_or(true, |v| v != "0")
+}
+
 /// Where in a program each bucket of gradients is finished on every worker, as far as enough is computed
 /// behind it to send it meanwhile.
 pub(crate) fn sends(program: &Program) -> Vec<Option<usize>> {
     let Some(plan) = &program.update else { return vec![] };
-    if std::env::var("PHALANX_OVERLAP").is_ok_and(|v| v == "0") {
+    if !overlaps() {
         return vec![None; plan.buckets.len()];
     }
     let writes = |instr: &Instr, param: ParamId| match instr {

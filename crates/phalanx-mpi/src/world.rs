@@ -418,6 +418,10 @@ impl Peers for World {
         format!("rank {rank} ({})", self.hosts[rank])
     }
 
+    fn timeout(&self) -> Option<Duration> {
+        Some(self.timeout)
+    }
+
     fn working_on(&self, step: u64) {
         self.step.store(step, Ordering::Relaxed);
     }
