@@ -539,7 +539,8 @@ impl<'a> Training<'a> {
     /// Fails where callbacks have set other learning rates on other workers.
     fn check_rate(&self) -> Result<()> {
         let rate = self.engine.learning_rate().to_string();
-        self.engine.check_workers(&[(format!("learning rate of epoch {}", self.at.epoch + 1), rate)])
+        self.engine
+            .check_workers(&[(format!("learning rate of epoch {}", self.at.epoch + 1), rate)])
     }
 
     /// What must be the same on every worker.
