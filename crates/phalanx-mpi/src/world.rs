@@ -128,22 +128,23 @@ pub fn watch(asked: Arc<AtomicBool>) {
 
 /// Ends all processes of the job at once, this one with them.
 pub fn abort(code: i32) {
-    if let Some(Ok(world)) = WORLD.get() {
+    if let Some(Ok(world)) = WORLD.get()
+        && !LEFT.load(Ordering::SeqCst)
+    {
         world.ending.store(true, Ordering::SeqCst);
         // Where the lock does not come free in time, this process ends without it.
-        let watch = end_soon(code);
+        end_soon(code);
         world.end(world.turn(), code);
-        drop(watch);
     }
 }
 
 /// Ends this process a little later: where the launcher cannot be reached, the library waits for it.
-fn end_soon(code: i32) -> std::thread::JoinHandle<()> {
+fn end_soon(code: i32) {
     std::thread::spawn(move || {
         std::thread::sleep(GRACE);
         // SAFETY: ends the process without running anything else.
         unsafe { libc::_exit(code) };
-    })
+    });
 }
 
 /// Leaves the job, once all others are ready to; where they are not in time, or others were lost before,
@@ -290,14 +291,11 @@ impl World {
                 std::thread::park();
             }
         }
-        let step = match self.step.load(Ordering::Relaxed) {
-            0 => String::new(),
-            step => format!("step {step}: "),
-        };
-        eprintln!("error: {}: {step}{why}", self.name(self.rank));
-        let _watch = end_soon(self.code);
+        let step = self.step.load(Ordering::Relaxed);
+        eprintln!("error: {}: step {step}: {why}", self.name(self.rank));
+        end_soon(self.code);
         self.end(turn, self.code);
-        // The library ends the process; where it has been left before, the watch does.
+        // The library ends the process, or what was started above does.
         loop {
             std::thread::park();
         }
