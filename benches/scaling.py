@@ -10,39 +10,47 @@ import argparse
 
 HOSTS = [2, 4, 8, 16, 32, 64, 128, 256]
 LINKS = [10, 25, 100, 400]  # Gbit/s
-# (name, parameters, seconds of a step on one host of two cores, bytes of the bucket that is finished last)
+# (name, seconds of a step on one host of two cores, megabytes of each bucket of gradients in the order they are
+# finished). Speeds and buckets are those of docs/performance.md: 218 and 9 images/s.
 MODELS = [
-    ("MiniGoogLeNet, batch 64 per host", 1_652_826, 0.251, 2.6e6),
-    ("ResNet50, batch 8 per host", 25_636_712, 0.84, 4e6),
-    ("100M parameters", 100_000_000, 2.0, 4e6),
+    ("MiniGoogLeNet, batch 64 per host", 64 / 218, [4.2, 2.4]),
+    ("ResNet50, batch 8 per host", 8 / 9, [100.9 / 17] * 17 + [1.6]),
+    ("100M parameters", 2.0, [400 / 95] * 95),
 ]
 LATENCY = 20e-6  # seconds of a message between hosts, both ends' software included
+UNDER_WAY = 8  # messages at once
 ADD = 4e9  # bytes per second that a host adds up of what came in
 SHARE = 0.9  # of a link's rate that messages get
 BACKWARD = 0.5  # of a step in which finished buckets can travel
 
 
-def reduction(nbytes, hosts, gbit):
-    """Seconds to add up so many bytes: each host sends and receives 2 (n-1)/n of them, in two rounds."""
-    rate = gbit * 1e9 / 8 * SHARE
+def round_of(hosts):
+    """Seconds of a round in which every host sends a message to every other, but for its bytes."""
+    return LATENCY + (hosts - 1) * LATENCY / UNDER_WAY
+
+
+def reduction(megabytes, hosts, gbit):
+    """Seconds to add up a bucket: each host sends and receives 2 (n-1)/n of it, in two rounds."""
+    nbytes, rate = megabytes * 1e6, gbit * 1e9 / 8 * SHARE
     wire = 2 * (hosts - 1) / hosts * nbytes / rate
-    return wire + 2 * (hosts - 1) * LATENCY / 8 + 2 * LATENCY + nbytes / ADD
+    return wire + 2 * round_of(hosts) + nbytes / ADD
 
 
 def efficiency(model, hosts, gbit, faster=1.0):
     """Speed per host beside a single one; `faster` is how many times faster than two cores a host computes."""
-    _, params, step, last = model
+    _, step, buckets = model
     step /= faster
-    whole = reduction(4 * params, hosts, gbit)
-    # Nothing hides what is finished last, nor what takes longer than backward.
-    shown = max(whole - BACKWARD * step, reduction(min(last, 4 * params), hosts, gbit))
+    travel = [reduction(b, hosts, gbit) for b in buckets]
+    # Nothing hides what is finished last, nor what takes longer than backward, nor the meeting for losses and
+    # metrics in front of every update.
+    shown = max(sum(travel) - BACKWARD * step, travel[-1]) + round_of(hosts)
     return step / (step + shown)
 
 
 def tables():
-    for faster, words in [(1, "hosts of two cores, as measured"), (32, "hosts that compute 32 times faster")]:
+    for faster, words in [(1, "hosts as fast as two of our cores"), (32, "hosts that compute 32 times faster")]:
         for model in MODELS:
-            print(f"\n{model[0]} ({4 * model[1] / 1e6:.1f} MB of gradients), {words}\n")
+            print(f"\n{model[0]} ({sum(model[2]):.1f} MB of gradients in {len(model[2])} buckets), {words}\n")
             print("| Gbit/s | " + " | ".join(map(str, HOSTS)) + " |")
             print("|---|" + "---|" * len(HOSTS))
             for gbit in LINKS:

@@ -16,9 +16,11 @@ CONTAINER = {
     "securityContext": {"runAsUser": int},
     "resources": {"limits": {"cpu": str, "memory": str}},
     "volumeMounts": [{"name": str, "mountPath": str}],
+    "lifecycle": {"preStop": {"exec": {"command": [str]}}},
 }
 CLAIM = {"claimName": str, "readOnly": bool}
-POD = {"spec": {"containers": [CONTAINER], "volumes": [{"name": str, "persistentVolumeClaim": CLAIM}]}}
+VOLUME = {"name": str, "persistentVolumeClaim": CLAIM}
+POD = {"spec": {"terminationGracePeriodSeconds": int, "containers": [CONTAINER], "volumes": [VOLUME]}}
 REPLICA = {"replicas": int, "restartPolicy": str, "template": POD}
 JOB = {
     "apiVersion": str,
@@ -70,6 +72,7 @@ def main(phalanx):
     script = open("deploy/slurm.sbatch").read().replace("\\\n", " ")
     words = re.search(r'srun .*"\$phalanx" (train .*)', script).group(1).split()
     understood(phalanx, [folder if "$checkpoints" in w else w for w in words])
+    assert re.search(r"SLURM_RESTART_COUNT:-0.*-lt", script), "requeues have an end"
     print("deploy: manifest and commands are understood")
 
 

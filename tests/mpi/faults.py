@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -126,6 +127,17 @@ def finish(net, phalanx, folder):
     return sha(folder), log
 
 
+def is_named(log, kind, victim):
+    """Whether a worker names the victim and nobody else as the one that is missing, or mpirun does: the process
+    that was killed, the host that was cut off."""
+    lines = [rf": rank {victim} \(phx{victim}\): (no answer|MPI)"]
+    if kind == "kill":
+        lines.append(rf"noticed that process rank {victim} with PID \d+ on node phx{victim} exited on signal 9")
+    if kind == "cut":
+        lines.append(rf"Remote daemon: .* on node phx{victim}$")
+    return any(re.search(line, log, re.MULTILINE) for line in lines)
+
+
 def trial(net, phalanx, kind, phase, draw, reference):
     folder = tempfile.mkdtemp(dir=net.folder)
     victim = draw.randrange(HOSTS) if kind != "cut" else draw.randrange(1, HOSTS)
@@ -153,9 +165,7 @@ def trial(net, phalanx, kind, phase, draw, reference):
     seconds = time.time() - begin
     log = open(f"{folder}/log").read()
     late = code == 0
-    telling = ("error", "noticed", "exited", "lost communication", "Remote daemon")
-    told = [line for line in log.splitlines() if any(word in line for word in telling)]
-    named = any(f"rank {victim}" in line or f"phx{victim}" in line for line in told)
+    named = is_named(log, kind, victim)
     net.link(victim, "up")
     assert wait_for(lambda: net.reach(victim), 30), "the link does not come up again"
     for i in range(HOSTS):
@@ -182,7 +192,7 @@ def trial(net, phalanx, kind, phase, draw, reference):
     if problems:
         print(log, flush=True)
     shutil.rmtree(folder, ignore_errors=True)
-    return kind, phase, seconds, problems
+    return kind, phase, seconds, problems, late
 
 
 def main():
@@ -210,12 +220,14 @@ def main():
             cells = []
             for phase in PHASES:
                 some = [r for r in results if r[0] == kind and r[1] == phase]
-                bad = sum(1 for r in some if r[3])
-                worst = max((r[2] for r in some), default=0)
-                cells.append(f"{len(some)} trials, {bad} failed, {worst:.1f} s")
+                bad, hit = sum(1 for r in some if r[3]), [r for r in some if not r[4]]
+                worst = max((r[2] for r in hit), default=0)
+                over = f", {len(some) - len(hit)} over before" if len(hit) < len(some) else ""
+                cells.append(f"{len(hit)} trials, {bad} failed, {worst:.1f} s{over}")
             print(f"| {kind} | " + " | ".join(cells) + " |")
         failed = [r for r in results if r[3]]
-        print(f"{len(results)} faults, {len(failed)} failures")
+        over = sum(1 for r in results if r[4])
+        print(f"{len(results) - over} faults, {len(failed)} failures; {over} runs were over before the fault")
         sys.exit(1 if failed else 0)
     finally:
         net.down()

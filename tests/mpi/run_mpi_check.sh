@@ -15,11 +15,13 @@ fi
 
 cargo clippy -p phalanx-mpi -p phalanx-cli --features mpi --locked -- -D warnings
 cargo build -p phalanx-cli --features mpi --locked
+cargo build -p phalanx-mpi --features mpi --locked --example faults
 target=${CARGO_TARGET_DIR:-target}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # A copy: later builds without the feature replace the file.
 cp "$target/debug/phalanx" "$work/phalanx-mpi"
+cp "$target/debug/examples/faults" "$work/faults"
 phalanx=$work/phalanx-mpi
 cd "$work"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -137,4 +139,16 @@ grep -q "workers: seed: expected 0 on rank 0 (.*), received 1 on rank 1" log || 
 rc=0
 RANK=0 WORLD_SIZE=3 timeout 60 mpirun --oversubscribe -n 2 "$phalanx" $train 2>log || rc=$?
 grep -q "launcher: RANK: expected rank . of 2 as OMPI_COMM_WORLD_RANK says" log || { cat log; fail "a conflict is not told"; }
+
+echo "processes that do not keep to the rules are named, and nothing is exchanged behind that"
+fault() {
+    local rc=0
+    timeout 60 mpirun --oversubscribe -n 2 ./faults "$1" >out 2>log || rc=$?
+    same "$rc" "$2" "exit code of $1"
+    [ -z "$3" ] || grep -q "^first: rank 1 (.*): $3" out || { cat out log; fail "$1 is not told"; }
+}
+fault short 76 "expected 8 bytes, received 3"
+fault long 76 "expected 8 bytes, received \(16\|more\)"
+fault panic 76 "it left before the others were done"
+fault late 9 ""
 echo "several workers: all checks passed"

@@ -224,7 +224,7 @@ pub fn scaling(
         return Ok(None);
     }
     let threads = match plan.place.threads {
-        0 => (phalanx::cores().len() / plan.replicas).max(1),
+        0 => (phalanx::usable_cores() / plan.replicas).max(1),
         chosen => chosen,
     };
     let strategy = plan.place.strategy()?;

@@ -18,13 +18,15 @@ const WHOLE: usize = 4096;
 
 /// What an executor has for other processes.
 pub(crate) struct Between {
+    /// In front of the buffers: fields are dropped in this order, and its thread, which may have a bucket
+    /// in hand where a step was broken off, must have ended before the gradients are freed.
+    courier: Courier,
     pub cluster: Cluster,
     mesh: Mesh,
     /// Results of the collectives of a step, for the host's workers to read.
     totals: Buffer,
     /// The host's gradients, in the order of the update plan.
     pub gradients: Buffer,
-    courier: Courier,
     /// Workers that have added up their part of the bucket under way.
     arrived: AtomicUsize,
     state: Mutex<State>,
@@ -129,6 +131,8 @@ impl Between {
         let entries = meetings(program);
         let words: usize = entries.iter().flat_map(|m| &m.entries).map(Entry::words).sum();
         let gradients = packed(program).last().copied().unwrap_or(0);
+        // A step that was broken off may have left a bucket on its way; how that ends is for the next step.
+        let _ = self.courier.idle();
         crate::executor::grow(heap, &mut self.totals, words * 8, "sums between processes")?;
         crate::executor::grow(heap, &mut self.gradients, gradients * 4, "gradients of the host")
     }
@@ -323,11 +327,16 @@ pub(crate) fn sum(
     peers.exchange(&vec![bytes(own); size], &mut into)
 }
 
+/// Whether gradients travel during backward: `PHALANX_OVERLAP=0` sends all of them behind it.
+pub fn overlaps() -> bool {
+    std::env::var("PHALANX_OVERLAP").map_or(true, |v| v != "0")
+}
+
 /// Where in a program each bucket of gradients is finished on every worker, as far as enough is computed
 /// behind it to send it meanwhile.
 pub(crate) fn sends(program: &Program) -> Vec<Option<usize>> {
     let Some(plan) = &program.update else { return vec![] };
-    if std::env::var("PHALANX_OVERLAP").is_ok_and(|v| v == "0") {
+    if !overlaps() {
         return vec![None; plan.buckets.len()];
     }
     let writes = |instr: &Instr, param: ParamId| match instr {
@@ -424,4 +433,66 @@ fn doubles(words: &[u64]) -> &[f64] {
 fn doubles_mut(words: &mut [u64]) -> &mut [f64] {
     // SAFETY: as above.
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    /// Another process that takes its time, then reads what it is sent and answers with as much.
+    struct Slow(Arc<AtomicUsize>);
+
+    impl Peers for Slow {
+        fn rank(&self) -> usize {
+            0
+        }
+
+        fn size(&self) -> usize {
+            2
+        }
+
+        fn name(&self, rank: usize) -> String {
+            format!("rank {rank}")
+        }
+
+        fn exchange(&self, out: &[&[u8]], into: &mut [&mut [u8]]) -> Result<(), PeerError> {
+            std::thread::sleep(Duration::from_millis(100));
+            into[1].fill(out[1].iter().fold(0, |all, byte| all | byte));
+            self.0.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        }
+    }
+
+    /// Gradients of a size that the system takes back at once, one bucket of them on its way: what a
+    /// worker leaves that panics in backward.
+    fn broken_off(exchanges: &Arc<AtomicUsize>) -> (Heap, Between) {
+        let cluster = Cluster { peers: Arc::new(Slow(exchanges.clone())), devices: vec![1, 1] };
+        let (mut heap, floats) = (Heap::default(), 1 << 20);
+        let mut between = Between::new(cluster, Mesh::new(2, 1)).unwrap();
+        between.gradients = heap.buffer(floats * 4, "a test").unwrap();
+        between.send(0..floats, 1);
+        // The courier has it in hand.
+        std::thread::sleep(Duration::from_millis(20));
+        (heap, between)
+    }
+
+    #[test]
+    fn gradients_outlive_a_bucket_on_its_way() {
+        let exchanges = Arc::new(AtomicUsize::new(0));
+        drop(broken_off(&exchanges));
+        assert_eq!(exchanges.load(Ordering::SeqCst), 2, "both rounds ended before the drop did");
+    }
+
+    #[test]
+    fn gradients_outlive_a_bucket_where_the_step_panics() {
+        let exchanges = Arc::new(AtomicUsize::new(0));
+        let step = || {
+            let _held = broken_off(&exchanges);
+            panic!("a worker in backward");
+        };
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)).is_err());
+        assert_eq!(exchanges.load(Ordering::SeqCst), 2);
+    }
 }

@@ -4,7 +4,7 @@ use crate::between::{self, Between, Meeting};
 use crate::compute;
 use crate::kernels::elementwise::TapePlan;
 use crate::memory::{Buffer, Heap};
-use crate::pool::{Barrier, Pool, Team, cores};
+use crate::pool::{Barrier, Pool, Team, pins, usable_cores};
 use crate::simd::Isa;
 use crate::update::{MAX_SCALARS, MAX_SLOTS, SCATTER_FROM};
 use crate::worker::{self, Run};
@@ -146,7 +146,7 @@ impl CpuExecutor {
         let devices = options.devices.max(1);
         let all = cluster.as_ref().map_or(devices, Cluster::all_devices);
         let even = cluster.as_ref().is_none_or(|c| c.devices.iter().all(|d| *d == devices));
-        let available = cores().len();
+        let available = usable_cores();
         let workers = match options.workers {
             0 => (available / devices).clamp(1, worker::MAX_WORKERS),
             n => n.min(worker::MAX_WORKERS),
@@ -161,7 +161,6 @@ impl CpuExecutor {
         let workers = mesh.workers;
         let here = devices * workers;
         let team = Team::new(here);
-        let pin = std::env::var("PHALANX_PIN").map_or(true, |v| v != "0");
         let layout = FlatLayout::new(params);
         let mut heap = Heap::default();
         let mut mine = vec![];
@@ -193,7 +192,7 @@ impl CpuExecutor {
             message: format!("the system starts no more threads: {e}"),
         };
         let between = cluster.map(|cluster| Between::new(cluster, mesh)).transpose();
-        let pool = Pool::new(here, pin, team.clone()).map_err(no_thread)?;
+        let pool = Pool::new(here, pins(), team.clone()).map_err(no_thread)?;
         Ok(CpuExecutor {
             mesh,
             isa: options.isa.unwrap_or_else(Isa::detect),

@@ -17,6 +17,7 @@ mod slices;
 mod update;
 mod worker;
 
+pub use between::overlaps;
 pub use executor::{CpuExecutor, CpuOptions, memory_plan};
 pub use memory::physical_memory;
-pub use pool::{cores, share_cores};
+pub use pool::{bound_to_fewer, cores, share_cores, usable_cores};

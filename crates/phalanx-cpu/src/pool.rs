@@ -26,7 +26,7 @@ pub struct Team {
 impl Team {
     /// A team of so many workers.
     pub fn new(workers: usize) -> Arc<Team> {
-        let spins = if workers > cores().len() { 0 } else { SPINS };
+        let spins = if workers > usable_cores() { 0 } else { SPINS };
         Arc::new(Team { broken: AtomicBool::new(false), spins })
     }
 
@@ -239,13 +239,31 @@ pub fn cores() -> Vec<usize> {
     (0..libc::CPU_SETSIZE as usize).filter(|i| unsafe { libc::CPU_ISSET(*i, &set) }).collect()
 }
 
+/// How many threads can run at once: its cores, or fewer where a container is given less time than that.
+pub fn usable_cores() -> usize {
+    let quota = thread::available_parallelism().map_or(usize::MAX, usize::from);
+    quota.min(cores().len()).max(1)
+}
+
+/// Whether threads are bound to cores: not with `PHALANX_PIN=0`, nor where a quota of time lets several
+/// containers share all cores, since every one of them would take the first.
+pub(crate) fn pins() -> bool {
+    std::env::var("PHALANX_PIN").map_or(true, |v| v != "0") && usable_cores() >= cores().len()
+}
+
+/// The cores of a process that is alone on its machine, and those of the machine, where a launcher has
+/// bound it to fewer than there are.
+pub fn bound_to_fewer(local_workers: usize) -> Option<(usize, usize)> {
+    let (mine, all) = (cores().len(), online());
+    (local_workers == 1 && mine < all).then_some((mine, all))
+}
+
 /// Takes this process' part of the cores of its machine, where several processes share it and nobody has
 /// shared them out before. Threads started from now on stay there.
 pub fn share_cores(part: usize, parts: usize) {
     let cores = cores();
-    let pin = std::env::var("PHALANX_PIN").map_or(true, |v| v != "0");
     // A launcher that binds processes leaves each of them fewer than there are.
-    if !pin || parts < 2 || cores.is_empty() || cores.len() < online() {
+    if !pins() || parts < 2 || cores.is_empty() || cores.len() < online() {
         return;
     }
     let mine = phalanx_graph::program::share(0..cores.len(), parts, part % parts);

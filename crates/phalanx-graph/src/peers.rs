@@ -6,6 +6,7 @@
 use crate::program::Mesh;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 use thiserror::Error;
 
 /// The other processes of a job. All of them make the same calls in the same order.
@@ -18,6 +19,11 @@ pub trait Peers: Send + Sync {
 
     /// A process in words: its rank and its host.
     fn name(&self, rank: usize) -> String;
+
+    /// How long an exchange waits, where it has a limit.
+    fn timeout(&self) -> Option<Duration> {
+        None
+    }
 
     /// Says which step is under way, for messages.
     fn working_on(&self, _step: u64) {}

@@ -4,6 +4,8 @@
 #![deny(missing_docs)]
 
 #[cfg(feature = "mpi")]
+mod message;
+#[cfg(feature = "mpi")]
 mod world;
 
 #[cfg(feature = "mpi")]

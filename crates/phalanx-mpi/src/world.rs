@@ -3,6 +3,7 @@
 //! Messages go from process to process and not through MPI's own collectives, for two reasons: who is
 //! missing is then known by name, and the order of a sum is ours. MPI carries every byte.
 
+use crate::message::{Fault, Message};
 use mpi::Threading;
 use mpi::datatype::Equivalence;
 use mpi::ffi;
@@ -11,7 +12,7 @@ use mpi::raw::AsRaw;
 use mpi::topology::{Communicator, SimpleCommunicator};
 use phalanx_graph::peers::{PeerError, Peers};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The most bytes of one message: MPI counts in 32 bits.
@@ -24,8 +25,12 @@ const PAUSE: Duration = Duration::from_micros(20);
 /// How often a wait looks for alarms, and how long one waits for those of the others.
 const LOOK: Duration = Duration::from_millis(100);
 const GRACE: Duration = Duration::from_millis(1500);
-/// Tags that messages are numbered with, in turn; every MPI has that many.
+/// How long messages that were given up may take to end.
+const SETTLE: Duration = Duration::from_millis(200);
+/// Tags that messages are numbered with, from 1 and in turn; every MPI has that many.
 const TAGS: i32 = 32_767;
+/// The tag of a process that leaves, so that nobody takes its message for data.
+const LEAVE: i32 = 0;
 
 static WORLD: OnceLock<Result<Arc<World>, String>> = OnceLock::new();
 static LEFT: AtomicBool = AtomicBool::new(false);
@@ -42,8 +47,10 @@ struct World {
     code: i32,
     /// Turns of a wait without a pause: none where processes share cores.
     spins: u32,
-    /// Exchanges so far; one at a time.
-    turn: Mutex<i32>,
+    /// One exchange at a time; every call into the library is made under this lock.
+    turn: Mutex<Turn>,
+    /// The job is being ended: whoever holds the lock gives it up.
+    ending: AtomicBool,
     /// The step under way, for messages.
     step: AtomicU64,
     /// Raised where this process was asked to end.
@@ -52,8 +59,16 @@ struct World {
     raised: Mutex<Vec<bool>>,
 }
 
+#[derive(Default)]
+struct Turn {
+    /// Exchanges so far.
+    count: i32,
+    /// The first thing that went wrong; nothing is exchanged behind it.
+    failed: Option<PeerError>,
+}
+
 // SAFETY: the communicator is a handle; the library was started for calls from any one thread at a time,
-// and every call is made under `turn`.
+// and every call but those of `start`, which comes first, is made under `turn`.
 unsafe impl Send for World {}
 // SAFETY: as above.
 unsafe impl Sync for World {}
@@ -114,19 +129,26 @@ pub fn watch(asked: Arc<AtomicBool>) {
 /// Ends all processes of the job at once, this one with them.
 pub fn abort(code: i32) {
     if let Some(Ok(world)) = WORLD.get()
-        && !LEFT.swap(true, Ordering::SeqCst)
+        && !LEFT.load(Ordering::SeqCst)
     {
-        // Where the launcher cannot be reached the library waits for it; this process ends all the same.
-        std::thread::spawn(move || {
-            std::thread::sleep(GRACE);
-            // SAFETY: ends the process without running anything else.
-            unsafe { libc::_exit(code) };
-        });
-        world.comm.abort(code);
+        world.ending.store(true, Ordering::SeqCst);
+        // Where the lock does not come free in time, this process ends without it.
+        end_soon(code);
+        world.end(world.turn(), code);
     }
 }
 
-/// Leaves the job, once all others are ready to; where they are not in time, the job is ended.
+/// Ends this process a little later: where the launcher cannot be reached, the library waits for it.
+fn end_soon(code: i32) {
+    std::thread::spawn(move || {
+        std::thread::sleep(GRACE);
+        // SAFETY: ends the process without running anything else.
+        unsafe { libc::_exit(code) };
+    });
+}
+
+/// Leaves the job, once all others are ready to; where they are not in time, or others were lost before,
+/// the job is ended.
 pub fn leave() {
     let Some(Ok(world)) = WORLD.get() else { return };
     if LEFT.load(Ordering::SeqCst) {
@@ -134,10 +156,11 @@ pub fn leave() {
     }
     let size = world.hosts.len();
     let mut nothing: Vec<&mut [u8]> = (0..size).map(|_| &mut [][..]).collect();
-    if let Err(error) = world.exchange(&vec![&[][..]; size], &mut nothing) {
+    if let Err(error) = world.exchange_as(Some(LEAVE), &vec![&[][..]; size], &mut nothing) {
         eprintln!("error: {}: at the end: {error}", world.name(world.rank));
-        return abort(1);
+        return abort(world.code);
     }
+    let _turn = world.turn();
     if !LEFT.swap(true, Ordering::SeqCst) {
         let message = format!("{}: at the end: the others do not leave", world.name(world.rank));
         let _guard = Guard::new(world.timeout, world.code, message);
@@ -172,9 +195,20 @@ impl World {
         let host = mpi::environment::processor_name().map_err(|e| e.to_string())?;
         let hosts = vec!["?".to_string(); size];
         let raised = Mutex::new(vec![false; size]);
-        let (turn, step, asked) = (Mutex::new(0), AtomicU64::new(0), OnceLock::new());
-        let mut world =
-            World { comm, alarm, rank, hosts, timeout, code, spins: 0, turn, step, asked, raised };
+        let mut world = World {
+            comm,
+            alarm,
+            rank,
+            hosts,
+            timeout,
+            code,
+            spins: 0,
+            turn: Mutex::default(),
+            ending: AtomicBool::new(false),
+            step: AtomicU64::new(0),
+            asked: OnceLock::new(),
+            raised,
+        };
         let all = phalanx_graph::peers::gather(&world, host.as_bytes());
         let all = all.map_err(|e| format!("while meeting the others: {e}"))?;
         world.hosts = all.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
@@ -200,21 +234,88 @@ impl World {
         PeerError { name, message }
     }
 
+    fn turn(&self) -> MutexGuard<'_, Turn> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the job with the lock in hand; returns where it has been left already.
+    fn end(&self, _turn: MutexGuard<'_, Turn>, code: i32) {
+        if !LEFT.swap(true, Ordering::SeqCst) {
+            self.comm.abort(code);
+        }
+    }
+
+    /// What a fault of a message means.
+    fn fault(&self, message: &Message, fault: &Fault) -> PeerError {
+        let words = match fault {
+            Fault::Size(came) => {
+                let came = came.map_or("more".into(), |bytes| bytes.to_string());
+                format!("expected {} bytes, received {came}", message.bytes)
+            }
+            Fault::Code(code) => format!("MPI reports error {code}"),
+        };
+        self.lost(&[message.rank], words)
+    }
+
+    /// Whether a process has left, or is about to.
+    fn leaves(&self, rank: usize) -> bool {
+        let mut flag = 0;
+        // SAFETY: a plain query that takes no message.
+        unsafe {
+            let mut status: ffi::MPI_Status = std::mem::zeroed();
+            let comm = self.comm.as_raw();
+            ffi::MPI_Iprobe(rank as i32, LEAVE, comm, &mut flag, &mut status);
+        }
+        flag != 0
+    }
+
+    /// Gives up what is under way: takes back what can be, and lets the rest end. Where something does
+    /// not, its bytes would have to stay for ever: this process then goes no further than to say why, and
+    /// ends the job.
+    fn give_up(&self, mut turn: MutexGuard<'_, Turn>, pending: &mut Vec<Message>, why: &PeerError) {
+        turn.failed = Some(why.clone());
+        pending.iter_mut().for_each(Message::cancel);
+        let since = Instant::now();
+        while !pending.is_empty() && since.elapsed() < SETTLE {
+            // One that ended badly has ended too.
+            pending.retain_mut(|message| matches!(message.done(), Ok(false)));
+            std::thread::sleep(PAUSE);
+        }
+        if pending.is_empty() {
+            return;
+        }
+        if self.ending.load(Ordering::SeqCst) {
+            drop(turn);
+            // Another thread ends this process, and says why.
+            loop {
+                std::thread::park();
+            }
+        }
+        let step = self.step.load(Ordering::Relaxed);
+        eprintln!("error: {}: step {step}: {why}", self.name(self.rank));
+        end_soon(self.code);
+        self.end(turn, self.code);
+        // The library ends the process, or what was started above does.
+        loop {
+            std::thread::park();
+        }
+    }
+
     /// Waits until all messages have gone or come.
-    fn wait(&self, pending: &mut Vec<Message>) -> Result<(), PeerError> {
+    fn wait(&self, leaving: bool, pending: &mut Vec<Message>) -> Result<(), PeerError> {
         let (begin, mut turns, mut looked) = (Instant::now(), 0u32, Instant::now());
-        let mut told = false;
+        let (mut told, mut left) = (false, None);
         loop {
             let mut failed = None;
             pending.retain_mut(|message| match message.done() {
                 Ok(done) => !done,
-                Err(code) => {
-                    failed = Some((message.rank, code));
-                    true
+                Err(fault) => {
+                    failed = Some(self.fault(message, &fault));
+                    false
                 }
             });
-            if let Some((rank, code)) = failed {
-                return Err(self.lost(&[rank], format!("MPI reports error {code}")));
+            if let Some(error) = failed {
+                return Err(error);
             }
             if pending.is_empty() {
                 return Ok(());
@@ -228,6 +329,18 @@ impl World {
                 continue;
             }
             looked = Instant::now();
+            if self.ending.load(Ordering::SeqCst) {
+                return Err(self.lost(&ranks(pending), "the job is being ended".into()));
+            }
+            let leaver = |rank: &usize| !leaving && self.leaves(*rank);
+            match (left, ranks(pending).into_iter().find(leaver)) {
+                // What it sent before may still be on its way.
+                (None, Some(_)) => left = Some(Instant::now()),
+                (Some(since), Some(rank)) if since.elapsed() > GRACE => {
+                    return Err(self.lost(&[rank], "it left before the others were done".into()));
+                }
+                _ => {}
+            }
             if begin.elapsed() > self.timeout || self.alarms().contains(&true) {
                 return Err(self.missing(pending, begin));
             }
@@ -290,23 +403,6 @@ fn ranks(pending: &[Message]) -> Vec<usize> {
     ranks
 }
 
-/// A message under way. The caller of `exchange` keeps its bytes until it is done; where it never is,
-/// no further call gives MPI the occasion to touch them.
-struct Message {
-    rank: usize,
-    incoming: bool,
-    request: ffi::MPI_Request,
-}
-
-impl Message {
-    fn done(&mut self) -> Result<bool, i32> {
-        let mut flag = 0;
-        // SAFETY: the request is one under way.
-        let code = unsafe { ffi::MPI_Test(&mut self.request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
-        if code == ffi::MPI_SUCCESS as i32 { Ok(flag != 0) } else { Err(code) }
-    }
-}
-
 impl Peers for World {
     fn rank(&self) -> usize {
         self.rank
@@ -320,49 +416,85 @@ impl Peers for World {
         format!("rank {rank} ({})", self.hosts[rank])
     }
 
+    fn timeout(&self) -> Option<Duration> {
+        Some(self.timeout)
+    }
+
     fn working_on(&self, step: u64) {
         self.step.store(step, Ordering::Relaxed);
     }
 
     fn exchange(&self, outgoing: &[&[u8]], incoming: &mut [&mut [u8]]) -> Result<(), PeerError> {
-        let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        *turn = (*turn + 1) % TAGS;
-        let (tag, comm, kind) = (*turn, self.comm.as_raw(), u8::equivalent_datatype().as_raw());
-        let mut pending = vec![];
-        let others = |rank: usize| rank != self.rank;
-        let check = |code: i32, rank: usize| match code == ffi::MPI_SUCCESS as i32 {
-            true => Ok(()),
-            false => Err(self.lost(&[rank], format!("MPI reports error {code}"))),
+        self.exchange_as(None, outgoing, incoming)
+    }
+}
+
+impl World {
+    /// An exchange under a tag of its own, or the next number.
+    fn exchange_as(
+        &self,
+        tag: Option<i32>,
+        outgoing: &[&[u8]],
+        incoming: &mut [&mut [u8]],
+    ) -> Result<(), PeerError> {
+        let mut turn = self.turn();
+        if let Some(error) = &turn.failed {
+            return Err(error.clone());
+        }
+        turn.count = turn.count % TAGS + 1;
+        let (number, mut pending) = (tag.unwrap_or(turn.count), vec![]);
+        let done = self.post(number, outgoing, incoming, &mut pending);
+        let done = done.and_then(|()| self.wait(tag == Some(LEAVE), &mut pending));
+        if let Err(error) = &done {
+            self.give_up(turn, &mut pending, error);
+        }
+        done
+    }
+
+    /// Starts all messages of an exchange. Their bytes are borrowed for longer than they are under way:
+    /// `exchange_as` comes back when all have ended, or not at all.
+    fn post(
+        &self,
+        tag: i32,
+        outgoing: &[&[u8]],
+        incoming: &mut [&mut [u8]],
+        pending: &mut Vec<Message>,
+    ) -> Result<(), PeerError> {
+        let (comm, kind) = (self.comm.as_raw(), u8::equivalent_datatype().as_raw());
+        let mut add = |rank: usize, incoming: bool, code: i32, bytes: i32, request| {
+            let message = Message { rank, incoming, bytes: bytes as usize, request };
+            if code != ffi::MPI_SUCCESS as i32 {
+                return Err(self.fault(&message, &Fault::Code(code)));
+            }
+            pending.push(message);
+            Ok(())
         };
-        for (rank, bytes) in incoming.iter_mut().enumerate().filter(|(r, _)| others(*r)) {
+        // SAFETY: the null request is a valid value to be replaced.
+        let null = unsafe { ffi::RSMPI_REQUEST_NULL };
+        let others = |rank: &usize| *rank != self.rank;
+        for (rank, bytes) in incoming.iter_mut().enumerate().filter(|(r, _)| others(r)) {
             for piece in pieces(bytes.len()) {
-                let part = &mut bytes[piece];
-                // SAFETY: the null request is a valid value to be replaced.
-                let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+                let (part, mut request) = (&mut bytes[piece], null);
                 let (to, count) = (part.as_mut_ptr().cast(), part.len() as i32);
-                // SAFETY: the bytes are borrowed until the wait below is over.
+                // SAFETY: the bytes are borrowed for as long as the message is under way, as said above.
                 let code = unsafe {
                     ffi::MPI_Irecv(to, count, kind, rank as i32, tag, comm, &mut request)
                 };
-                check(code, rank)?;
-                pending.push(Message { rank, incoming: true, request });
+                add(rank, true, code, count, request)?;
             }
         }
-        for (rank, bytes) in outgoing.iter().enumerate().filter(|(r, _)| others(*r)) {
+        for (rank, bytes) in outgoing.iter().enumerate().filter(|(r, _)| others(r)) {
             for piece in pieces(bytes.len()) {
-                let part = &bytes[piece];
-                // SAFETY: as above.
-                let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+                let (part, mut request) = (&bytes[piece], null);
                 let (from, count) = (part.as_ptr().cast(), part.len() as i32);
                 // SAFETY: as above.
                 let code = unsafe {
                     ffi::MPI_Isend(from, count, kind, rank as i32, tag, comm, &mut request)
                 };
-                check(code, rank)?;
-                pending.push(Message { rank, incoming: false, request });
+                add(rank, false, code, count, request)?;
             }
         }
-        self.wait(&mut pending)
+        Ok(())
     }
 }
 

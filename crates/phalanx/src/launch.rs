@@ -17,8 +17,6 @@ pub struct Launch {
     pub local_rank: usize,
     /// Processes of its host.
     pub local_size: usize,
-    /// Where the first process can be reached, as `host:port`, where the launcher says so.
-    pub address: Option<String>,
     /// The launcher.
     pub by: Launcher,
 }
@@ -69,6 +67,10 @@ const VARIABLES: [(Launcher, [&str; 4]); 4] = [
     (Launcher::Torch, ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]),
 ];
 
+/// What srun gives the processes of a step. The shell of a batch script has `SLURM_PROCID` and
+/// `SLURM_NTASKS` as well, yet nobody has started it as one of several.
+const STEP: [&str; 2] = ["SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"];
+
 /// Most processes of a job: more than any has, few enough to be counted.
 const MOST: usize = 1 << 20;
 
@@ -84,8 +86,9 @@ impl Launch {
     /// What the variables say; nothing where no launcher has set any.
     ///
     /// # Errors
-    /// A variable that is missing beside others of its launcher, that is no number or out of range, or two
-    /// launchers that contradict one another.
+    /// A variable that is missing beside others of its launcher (`RANK` without `WORLD_SIZE` and the other
+    /// way round, for one), that is no number or out of range, or two launchers that contradict one another.
+    /// Slurm's alone may be there without a process of srun: a batch script has them too.
     pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>> {
         let get = |name: &str| variable(name).filter(|text| !text.trim().is_empty());
         let mut found: Option<Launch> = None;
@@ -95,9 +98,6 @@ impl Launch {
         }
         if let Some(text) = get("TF_CONFIG") {
             merge(&mut found, tf_config(&text)?)?;
-        }
-        if let Some(launch) = &mut found {
-            launch.address = launch.address.take().or(address(&get)?);
         }
         Ok(found)
     }
@@ -114,27 +114,19 @@ fn numbers(
     names: [&str; 4],
 ) -> Result<Option<Launch>> {
     let [rank_name, size_name, local_name, local_size_name] = names;
+    if by == Launcher::Slurm && STEP.iter().all(|name| get(name).is_none()) {
+        return Ok(None);
+    }
     let number = |name: &str| -> Result<Option<usize>> {
-        let Some(text) = get(name) else { return Ok(None) };
-        // Slurm writes tasks per node as in 4(x2) or 4,3.
-        let digits = match by == Launcher::Slurm && name == local_size_name {
-            true => text.split(['(', ',']).next().unwrap_or_default(),
-            false => &text,
-        };
-        let number = digits.trim().parse().ok().filter(|n| *n <= MOST);
-        number.map(Some).ok_or_else(|| wrong(name, format!("a number up to {MOST}"), &text))
+        get(name).map(|text| count(name, &text, &text)).transpose()
     };
     let size = match (number(size_name)?, by) {
-        // Older versions of Slurm, and jobs of one step.
+        // Older versions of Slurm.
         (None, Launcher::Slurm) => number("SLURM_NTASKS")?,
         (size, _) => size,
     };
     let (rank, size) = match (number(rank_name)?, size) {
-        // A job's allocation has its size before srun starts any process, and any shell may have a
-        // variable named RANK.
-        (None, Some(_)) if by == Launcher::Slurm => return Ok(None),
         (None, None) => return Ok(None),
-        (Some(_), None) if by == Launcher::Slurm => return Ok(None),
         (Some(rank), None) => {
             return Err(wrong(size_name, format!("it beside {rank_name} {rank}"), "nothing"));
         }
@@ -148,13 +140,47 @@ fn numbers(
     }
     let local_rank = number(local_name)?;
     // Without the count on this host, the least that there can be.
-    let local_size = number(local_size_name)?.unwrap_or(local_rank.unwrap_or(0) + 1);
+    let local_size = match by {
+        Launcher::Slurm => tasks_of_node(get, local_size_name)?,
+        _ => number(local_size_name)?,
+    };
+    let local_size = local_size.unwrap_or(local_rank.unwrap_or(0) + 1);
     let local_rank = local_rank.unwrap_or(0);
     if local_rank >= local_size || local_size > size {
         let expected = format!("a number below {local_size_name} {local_size}, of {size} in all");
         return Err(wrong(local_name, expected, local_rank));
     }
-    Ok(Some(Launch { rank, size, local_rank, local_size, address: None, by }))
+    Ok(Some(Launch { rank, size, local_rank, local_size, by }))
+}
+
+fn count(name: &str, digits: &str, text: &str) -> Result<usize> {
+    let number = digits.trim().parse().ok().filter(|n| *n <= MOST);
+    number.ok_or_else(|| wrong(name, format!("a number up to {MOST}"), text))
+}
+
+/// Tasks of this node: Slurm writes those of all nodes, as in `2(x3),1`. Without the node's number, where
+/// all have the same.
+fn tasks_of_node(get: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<usize>> {
+    let Some(text) = get(name) else { return Ok(None) };
+    let mut groups = vec![];
+    for group in text.split(',') {
+        let (tasks, nodes) = group.split_once("(x").unwrap_or((group, "1)"));
+        let nodes = nodes.strip_suffix(')').unwrap_or("");
+        groups.push((count(name, tasks, &text)?, count(name, nodes, &text)?));
+    }
+    let Some(id) = get("SLURM_NODEID") else {
+        let first = groups[0].0;
+        return Ok(groups.iter().all(|group| group.0 == first).then_some(first));
+    };
+    let id = count("SLURM_NODEID", &id, &id)?;
+    let mut after = 0;
+    let mine = groups.iter().find(|(_, nodes)| {
+        after += nodes;
+        id < after
+    });
+    let nodes: usize = groups.iter().map(|(_, nodes)| nodes).sum();
+    let outside = || wrong("SLURM_NODEID", format!("a number below the {nodes} of {name}"), id);
+    mine.map(|(tasks, _)| Some(*tasks)).ok_or_else(outside)
 }
 
 /// Adds what another launcher says; both must say the same. srun may start mpirun's processes and an
@@ -173,17 +199,7 @@ fn merge(found: &mut Option<Launch>, launch: Launch) -> Result<()> {
         let received = format!("rank {} of {}", launch.rank, launch.size);
         return Err(wrong(&launch.by.to_string(), expected, received));
     }
-    first.address = first.address.take().or(launch.address);
     Ok(())
-}
-
-/// `MASTER_ADDR` and `MASTER_PORT`.
-fn address(get: &impl Fn(&str) -> Option<String>) -> Result<Option<String>> {
-    let Some(host) = get("MASTER_ADDR") else { return Ok(None) };
-    let Some(port) = get("MASTER_PORT") else { return Ok(None) };
-    let number: Option<u16> = port.trim().parse().ok().filter(|port| *port > 0);
-    let number = number.ok_or_else(|| wrong("MASTER_PORT", "a port, 1 to 65535", &port))?;
-    Ok(Some(format!("{}:{number}", host.trim())))
 }
 
 /// `{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}`, with a chief in
@@ -218,7 +234,6 @@ fn tf_config(text: &str) -> Result<Launch> {
         size: hosts.len(),
         local_rank: on_host.iter().position(|at| *at == rank).unwrap_or(0),
         local_size: on_host.len(),
-        address: Some(hosts[0].1.clone()),
         by: Launcher::TfConfig,
     })
 }

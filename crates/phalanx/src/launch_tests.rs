@@ -11,7 +11,7 @@ const TF: &str = r#"{"cluster": {"chief": ["a:1"], "worker": ["b:1", "b:2"]},
 #[test]
 fn every_launcher_is_understood() {
     let launch = |rank, size, local_rank, local_size, by| {
-        Some(Launch { rank, size, local_rank, local_size, address: None, by })
+        Some(Launch { rank, size, local_rank, local_size, by })
     };
     let open = [
         ("OMPI_COMM_WORLD_RANK", "5"),
@@ -23,20 +23,18 @@ fn every_launcher_is_understood() {
     let pmi = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("PMI_FD", "7")];
     assert_eq!(read(&pmi).unwrap(), launch(1, 2, 0, 1, Launcher::Pmi));
     let slurm = [
+        ("SLURM_STEP_ID", "0"),
         ("SLURM_PROCID", "3"),
         ("SLURM_NTASKS", "6"),
         ("SLURM_LOCALID", "1"),
         ("SLURM_STEP_TASKS_PER_NODE", "2(x3)"),
     ];
     assert_eq!(read(&slurm).unwrap(), launch(3, 6, 1, 2, Launcher::Slurm));
-    let torch =
-        [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "29500")];
+    let torch = [("RANK", "0"), ("WORLD_SIZE", "2")];
     let found = read(&torch).unwrap().unwrap();
     assert_eq!((found.rank, found.by), (0, Launcher::Torch));
-    assert_eq!(found.address.as_deref(), Some("a:29500"));
     let tf = read(&[("TF_CONFIG", TF)]).unwrap().unwrap();
     assert_eq!((tf.rank, tf.size, tf.local_rank, tf.local_size), (2, 3, 1, 2));
-    assert_eq!(tf.address.as_deref(), Some("a:1"));
 }
 
 #[test]
@@ -47,7 +45,9 @@ fn without_a_launcher_there_is_none() {
         &[("RANK", ""), ("WORLD_SIZE", "")],
         // An allocation, not a process that srun started.
         &[("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7")],
-        &[("MASTER_ADDR", "a")],
+        // The shell of a batch script.
+        &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_LOCALID", "0")],
+        &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_TASKS_PER_NODE", "2,4")],
     ] {
         assert_eq!(read(variables).unwrap(), None, "{variables:?}");
     }
@@ -57,12 +57,11 @@ fn without_a_launcher_there_is_none() {
 fn launchers_may_agree_but_not_contradict() {
     let ompi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
     let with = |more: &[(&'static str, &'static str)]| read(&[&ompi[..], more].concat());
-    let same =
-        with(&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "9")]);
-    let same = same.unwrap().unwrap();
-    assert_eq!((same.by, same.address.as_deref()), (Launcher::OpenMpi, Some("a:9")));
+    let same = with(&[("RANK", "1"), ("WORLD_SIZE", "2")]).unwrap().unwrap();
+    assert_eq!(same.by, Launcher::OpenMpi);
     // Daemons of mpirun are what srun started there.
-    assert!(with(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")]).unwrap().is_some());
+    let daemon = [("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")];
+    assert_eq!(with(&daemon).unwrap().unwrap().by, Launcher::OpenMpi);
     let error = with(&[("RANK", "0"), ("WORLD_SIZE", "2")]).unwrap_err().to_string();
     let expected =
         "launcher: RANK: expected rank 1 of 2 as OMPI_COMM_WORLD_RANK says, received rank 0 of 2";
@@ -84,9 +83,10 @@ fn gaps_and_nonsense_are_named() {
             &[("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "3"), ("LOCAL_WORLD_SIZE", "2")],
             "LOCAL_RANK: expected a number below LOCAL_WORLD_SIZE 2, of 2 in all, received 3",
         ),
+        (&[("WORLD_SIZE", "2")], "RANK: expected it beside WORLD_SIZE 2, received nothing"),
         (
-            &[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "x")],
-            "MASTER_PORT: expected a port, 1 to 65535, received x",
+            &[("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "1")],
+            "SLURM_STEP_NUM_TASKS: expected it beside SLURM_PROCID 1, received nothing",
         ),
         (&[("TF_CONFIG", "{")], "TF_CONFIG: expected JSON"),
         (&[("TF_CONFIG", "{}")], "TF_CONFIG: expected a task with its type"),
@@ -110,6 +110,42 @@ fn gaps_and_nonsense_are_named() {
     }
 }
 
+/// Tasks of a node, from those of all nodes and the node's number.
+#[test]
+fn slurm_lists_the_tasks_of_every_node() {
+    for (tasks, node, local_size) in [
+        ("2,4", Some("0"), Ok(2)),
+        ("2,4", Some("1"), Ok(4)),
+        ("2(x3),1", Some("2"), Ok(2)),
+        ("2(x3),1", Some("3"), Ok(1)),
+        ("1,2(x2),4", Some("2"), Ok(2)),
+        ("3(x2)", None, Ok(3)),
+        // Not known without the node's number: the least that there can be.
+        ("2,4", None, Ok(1)),
+        ("2(x3),1", Some("4"), Err("SLURM_NODEID: expected a number below the 4")),
+        ("2(x3),1", Some("-1"), Err("SLURM_NODEID: expected a number up to")),
+        ("2(x", Some("0"), Err("SLURM_STEP_TASKS_PER_NODE: expected a number up to")),
+        ("2(x3", Some("0"), Err("received 2(x3")),
+        (",", Some("0"), Err("SLURM_STEP_TASKS_PER_NODE: expected a number up to")),
+    ] {
+        let mut variables = vec![
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_PROCID", "1"),
+            ("SLURM_STEP_NUM_TASKS", "7"),
+            ("SLURM_LOCALID", "0"),
+            ("SLURM_STEP_TASKS_PER_NODE", tasks),
+        ];
+        variables.extend(node.map(|node| ("SLURM_NODEID", node)));
+        match (read(&variables), local_size) {
+            (Ok(found), Ok(size)) => {
+                assert_eq!(found.unwrap().local_size, size, "{tasks} {node:?}")
+            }
+            (Err(error), Err(words)) => assert!(error.to_string().contains(words), "{error}"),
+            (found, _) => panic!("{tasks} {node:?}: {found:?}"),
+        }
+    }
+}
+
 /// Whatever stands in the variables, a place that comes out is one that can be.
 #[test]
 fn any_variables_give_a_place_or_an_error() {
@@ -126,8 +162,8 @@ fn any_variables_give_a_place_or_an_error() {
         "WORLD_SIZE",
         "LOCAL_RANK",
         "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
+        "SLURM_STEP_ID",
+        "SLURM_NODEID",
         "TF_CONFIG",
     ];
     let texts = [

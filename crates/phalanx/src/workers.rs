@@ -75,7 +75,7 @@ impl MultiWorkerMirroredStrategy {
         }
         let devices = local.num_replicas_in_sync();
         let threads = match local.worker_threads()? {
-            0 => (phalanx_cpu::cores().len() / devices.max(1)).max(1),
+            0 => (phalanx_cpu::usable_cores() / devices.max(1)).max(1),
             threads => threads,
         };
         let mine = [devices as u64, threads as u64].map(u64::to_le_bytes).concat();
@@ -168,6 +168,13 @@ pub(crate) fn lost(peer: PeerError) -> Error {
 #[cfg(feature = "mpi")]
 fn join(launch: &Launch, timeout: Duration) -> Result<Arc<dyn Peers>> {
     phalanx_cpu::share_cores(launch.local_rank, launch.local_size);
+    if let Some((mine, all)) = phalanx_cpu::bound_to_fewer(launch.local_size) {
+        tracing::warn!(
+            "rank {}: bound to {mine} of {all} cores, though it is alone on its machine; \
+             mpirun --bind-to none leaves it all of them",
+            launch.rank
+        );
+    }
     let peers = phalanx_mpi::join(launch.rank, timeout, LOST)
         .map_err(|reason| Error::config(OWNER, reason))?;
     if (peers.rank(), peers.size()) != (launch.rank, launch.size) {

@@ -299,6 +299,59 @@ fn workers_that_differ_are_named() {
     }
 }
 
+/// The error of three workers of which the last does something else; all have the same.
+fn message_of(work: impl Fn(bool, &mut Model) -> Result<()> + Sync) -> String {
+    let errors = job(3, |rank, strategy| {
+        let mut model = compiled(strategy)?;
+        Ok(work(rank == 2, &mut model).unwrap_err().to_string())
+    });
+    let errors: Vec<String> = errors.into_iter().map(Result::unwrap).collect();
+    assert!(errors.iter().all(|e| *e == errors[0]), "{errors:?}");
+    errors[0].clone()
+}
+
+#[test]
+fn callbacks_that_differ_are_named() {
+    let (x, y) = samples(20);
+    let fit = || Fit::new().epochs(2).batch_size(5).verbose(0);
+    let message = message_of(|odd, model| {
+        let stop = EarlyStopping::new("loss").patience(if odd { 3 } else { 2 });
+        model.fit((&x, &y), fit().callback(stop)).map(|_| ())
+    });
+    assert!(message.starts_with("workers: callbacks: expected EarlyStopping"), "{message}");
+    assert!(message.contains("patience: 2") && message.contains("patience: 3"), "{message}");
+    // A function cannot be compared, what it gives can.
+    let message = message_of(|odd, model| {
+        let rate = move |epoch| if odd && epoch == 1 { 0.02 } else { 0.01 };
+        model.fit((&x, &y), fit().callback(LearningRateScheduler::new(rate))).map(|_| ())
+    });
+    let words =
+        "workers: learning rate of epoch 2: expected 0.01 on rank 0 (a thread), received 0.02 on";
+    assert!(message.starts_with(words), "{message}");
+}
+
+#[test]
+fn passes_over_other_data_are_refused() {
+    let (x, y) = samples(20);
+    let (fewer, labels) = samples(19);
+    let message = message_of(|odd, model| {
+        let data = if odd { (&fewer, &labels) } else { (&x, &y) };
+        model.evaluate_with(data, Inference::new().batch_size(8)).map(|_| ())
+    });
+    assert!(message.starts_with("workers: samples: expected 20 on rank 0"), "{message}");
+    let message = message_of(|odd, model| {
+        let arguments = Inference::new().batch_size(if odd { 4 } else { 8 });
+        model.predict_with(&x, arguments).map(|_| ())
+    });
+    assert!(message.starts_with("workers: global batch size: expected 8 on rank 0"), "{message}");
+    let message = message_of(|odd, model| {
+        let mut x = x.clone();
+        x.f32_mut().unwrap()[3] += f32::from(u8::from(odd));
+        model.predict_with(&x, Inference::new()).map(|_| ())
+    });
+    assert!(message.starts_with("workers: data: expected "), "{message}");
+}
+
 #[test]
 fn only_the_chief_calls_what_writes() {
     let directory = tempfile::tempdir().unwrap();

@@ -147,6 +147,11 @@ impl Callback for EarlyStopping {
         false
     }
 
+    fn setup(&self) -> Option<String> {
+        let fresh = EarlyStopping { wait: 0, best: None, best_weights: None, ..self.clone() };
+        Some(format!("{fresh:?}"))
+    }
+
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
         self.mode.rises(OWNER, &self.monitor)?;
         (self.wait, self.best, self.best_weights) = (0, None, None);

@@ -192,6 +192,11 @@ pub trait Callback: Send {
         false
     }
 
+    /// What it was told to do, where that changes the training: all workers must have said the same.
+    fn setup(&self) -> Option<String> {
+        None
+    }
+
     /// What it must know to go on in a run continued: asked for when the run is saved.
     fn state(&mut self) -> Result<CallbackState> {
         Ok(CallbackState::default())
@@ -248,6 +253,11 @@ impl LearningRateScheduler {
 impl Callback for LearningRateScheduler {
     fn sees_batches(&self) -> bool {
         false
+    }
+
+    /// That there is one; its rates are compared as they come.
+    fn setup(&self) -> Option<String> {
+        Some("LearningRateScheduler".into())
     }
 
     fn on_epoch_begin(&mut self, view: &View<'_>) -> Result<Action> {

@@ -103,6 +103,11 @@ impl Callback for ReduceLROnPlateau {
         false
     }
 
+    fn setup(&self) -> Option<String> {
+        let fresh = ReduceLROnPlateau { best: None, wait: 0, cooling: 0, ..self.clone() };
+        Some(format!("{fresh:?}"))
+    }
+
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
         self.mode.rises(OWNER, &self.monitor)?;
         if !(0.0..1.0).contains(&self.factor) {

@@ -158,7 +158,7 @@ impl ImageFolder {
             return Err(Error::file(&self.directory, "images that fit into memory", received));
         };
         bytes.resize(total, 0u8);
-        let threads = crate::cores().len().clamp(1, self.len());
+        let threads = crate::usable_cores().clamp(1, self.len());
         let share = self.len().div_ceil(threads);
         // The first image of all that fails is the one named, whatever the threads.
         let failed = AtomicUsize::new(usize::MAX);
@@ -377,7 +377,7 @@ impl ImageDataGenerator {
         };
         let rows = arguments.subset.map(|subset| folder.rows(subset, self.validation_split));
         let flow = self.flow_images(Arc::new(folder), targets, arguments.batch_size)?;
-        let flow = flow.shuffle(arguments.shuffle).workers(crate::cores().len());
+        let flow = flow.shuffle(arguments.shuffle).workers(crate::usable_cores());
         match rows {
             Some(rows) => flow.with_rows(rows),
             None => Ok(flow),

@@ -66,6 +66,7 @@ impl Model {
         let mut progress = Progress::stdout(engine.verbose(arguments.verbose)?);
         let source = data.into_source()?.in_order();
         let data = source.prepare(engine, arguments.batch_size, true)?.dataset();
+        engine.check_pass(&*data)?;
         let logs = evaluate(engine, &*data, Some(&mut progress), &Interrupt::new())?;
         Ok(logs.unwrap_or_default())
     }
@@ -96,6 +97,7 @@ impl Model {
         let mut progress = Progress::stdout(engine.verbose(arguments.verbose)?);
         let source = data.into_source()?.in_order();
         let data = source.prepare(engine, arguments.batch_size, false)?.dataset();
+        engine.check_pass(&*data)?;
         let dims = engine.output_dims();
         let mut outputs: Vec<Vec<f32>> = vec![vec![]; dims.len()];
         let mut batch = HostBatch::default();

@@ -49,7 +49,7 @@ impl PlannedDevices {
             let expected = format!("1 to {MOST_THREADS} over all devices");
             return Err(Error::argument("memory_plan", "threads", expected, all));
         }
-        let shared = || (phalanx_cpu::cores().len() / self.replicas).max(1);
+        let shared = || (phalanx_cpu::usable_cores() / self.replicas).max(1);
         let workers = match (self.kind, self.threads) {
             (DeviceKind::Gpu, _) => 1,
             (DeviceKind::Cpu, 0) => shared(),

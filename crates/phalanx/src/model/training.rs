@@ -199,6 +199,7 @@ impl<'a> Training<'a> {
             if self.at.batch == 0 {
                 self.call(&none, |c, v| c.on_epoch_begin(v))?;
             }
+            self.check_rate()?;
             self.progress.begin_epoch(self.at.epoch, self.epochs, self.steps);
             self.began = Instant::now();
             match &kept {
@@ -539,6 +540,13 @@ impl<'a> Training<'a> {
         }
     }
 
+    /// Fails where callbacks have set other learning rates on other workers.
+    fn check_rate(&self) -> Result<()> {
+        let rate = self.engine.learning_rate().to_string();
+        self.engine
+            .check_workers(&[(format!("learning rate of epoch {}", self.at.epoch + 1), rate)])
+    }
+
     /// What must be the same on every worker.
     fn facts(&self) -> Vec<(String, String)> {
         let setup = self.setup();
@@ -556,6 +564,8 @@ impl<'a> Training<'a> {
         ];
         let mut facts = self.engine.facts();
         facts.extend(own.map(|(name, value)| (name.into(), value)));
+        let callbacks = self.callbacks.iter().filter(|c| !c.writes()).filter_map(|c| c.setup());
+        facts.push(("callbacks".into(), callbacks.collect::<Vec<_>>().join(", ")));
         facts
     }
 

@@ -122,7 +122,7 @@ impl Pipeline {
 
     /// Changes every element, on as many threads as there are cores; the order stays.
     pub fn map(self, f: impl Fn(Element) -> Result<Element> + Send + Sync + 'static) -> Pipeline {
-        self.map_parallel(crate::cores().len(), f)
+        self.map_parallel(crate::usable_cores(), f)
     }
 
     /// [`map`](Self::map) with a number of threads, `num_parallel_calls` of `tf.data`.

@@ -1,7 +1,7 @@
 //! What the workers of a job tell each other between steps.
 
 use super::Engine;
-use crate::data::Digest;
+use crate::data::{Dataset, Digest};
 use crate::error::{Error, Result};
 use crate::layer::lock;
 use crate::model::RunState;
@@ -80,6 +80,7 @@ impl Engine {
         };
         let structure: Vec<String> =
             saving::notes(&self.def, None).into_iter().map(|(k, v)| format!("{k}={v}")).collect();
+        let timeout = self.cluster.as_ref().and_then(|c| c.peers.timeout());
         let executor = lock(&self.executor);
         let mut weights = Digest::default();
         self.weights.iter().for_each(|w| weights.floats(&executor.param(w.param)));
@@ -90,6 +91,8 @@ impl Engine {
             ("seed", self.seed.to_string()),
             ("deterministic mode", executor.mesh().fixed.to_string()),
             ("instruction set", Isa::detect().to_string()),
+            ("gradients during backward (PHALANX_OVERLAP)", phalanx_cpu::overlaps().to_string()),
+            ("collective timeout", timeout.map_or("none".into(), |t| format!("{t:?}"))),
             ("weights", format!("{:016x}", weights.end())),
             ("optimizer", self.optimizer.class_name().into()),
         ]
@@ -100,6 +103,22 @@ impl Engine {
             options.map(|(name, value)| (format!("optimizer's {name}"), value.to_string())),
         );
         facts
+    }
+
+    /// Fails where workers are about to go over other data, or with another model.
+    pub(crate) fn check_pass(&self, data: &dyn Dataset) -> Result<()> {
+        if self.cluster.is_none() {
+            return Ok(());
+        }
+        let samples = data.len().map_or("unknown".into(), |n| n.to_string());
+        let own = [
+            ("global batch size", data.batch_size().to_string()),
+            ("samples", samples),
+            ("data", format!("{:016x}", data.digest())),
+        ];
+        let mut facts = self.facts();
+        facts.extend(own.map(|(name, value)| (name.into(), value)));
+        self.check_workers(&facts)
     }
 
     /// Fails where workers were set up differently; `facts` are names and what they are here.
