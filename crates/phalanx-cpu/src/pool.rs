@@ -358,4 +358,17 @@ mod tests {
         let later = pool.run(&|_| unreachable!("must not run again"));
         assert_eq!(later, Err((worker, message)), "a broken team stays broken");
     }
+
+    /// A thread that is bound to one core stands for a process that a launcher has bound.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_lone_process_that_is_bound_to_few_cores_is_noticed() {
+        let bound = thread::spawn(|| {
+            bind(&cores()[..1]);
+            (usable_cores(), bound_to_fewer(1), bound_to_fewer(2))
+        });
+        let few = (online() > 1).then(|| (1, online()));
+        assert_eq!(bound.join().unwrap(), (1, few, None));
+        assert!(usable_cores() <= cores().len());
+    }
 }
