@@ -106,7 +106,8 @@ def main():
         sizes = [b for b in batches if b <= large]
         for replicas in (1, 2):
             name = f"{model}, {replicas} replica(s)"
-            runs = sweep(args.phalanx, model, "--batch-size", sizes, "--replicas", replicas, *steps)
+            rows = [b for b in sizes if b >= replicas]
+            runs = sweep(args.phalanx, model, "--global-batch-size", rows, "--replicas", replicas, *steps)
             table(f"{name}, training", "global batch", runs)
             found[name] = runs
             series.append((name, runs))

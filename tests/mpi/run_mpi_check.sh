@@ -89,13 +89,22 @@ workers 4 $exact --epochs 3 --checkpoint-dir moved --resume
 $phalanx $exact --epochs 4 --checkpoint-dir moved --resume --json moved.json
 same "$(field moved.json weights_sha256)" "$whole" "a run that moved"
 
-# Starts three workers in the background that train long enough, and waits for the first checkpoint.
+# Starts three workers in the background that train long enough, and waits for the first checkpoint. On a machine that
+# is busy with other things a worker may be late for the others: then they are started again.
 begin() {
-    rm -rf run
-    (rc=0; workers 3 $long --checkpoint-dir run --checkpoint-every 5 --collective-timeout 3 2>log >/dev/null || rc=$?; echo $rc > rc) &
-    for _ in $(seq 300); do [ -e run/step-0000000010.safetensors ] && break; sleep 0.1; done
-    mapfile -t pids < <(pgrep -f "^$phalanx train")
-    [ ${#pids[@]} = 3 ] || { cat log; fail "workers did not start"; }
+    for _ in 1 2 3; do
+        rm -rf run rc
+        (rc=0; workers 3 $long --checkpoint-dir run --checkpoint-every 5 --collective-timeout 3 2>log >/dev/null || rc=$?; echo $rc > rc) &
+        for _ in $(seq 300); do
+            { [ -e run/step-0000000010.safetensors ] || [ -e rc ]; } && break
+            sleep 0.1
+        done
+        mapfile -t pids < <(pgrep -f "^$phalanx train")
+        [ ${#pids[@]} = 3 ] && return
+        wait
+    done
+    cat log
+    fail "workers did not start"
 }
 long="train mnist-mlp --global-batch-size 90 --epochs 8 --steps-per-epoch 60 --threads 1 --verbose 0 --no-scaling"
 finish() {
