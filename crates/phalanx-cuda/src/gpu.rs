@@ -2,6 +2,7 @@
 
 mod capture;
 mod kernels;
+mod measure;
 mod memory;
 mod products;
 mod transfers;
@@ -32,9 +33,6 @@ const STREAMS: usize = 4;
 
 /// The stream of sums over GPUs, behind the others.
 const SUMS: usize = STREAMS;
-
-/// How often a work follows itself while it is measured.
-const REPEATS: usize = 20;
 
 /// Steps whose inputs may be on their way at the same time.
 const AHEAD: usize = 2;
@@ -327,43 +325,6 @@ impl Gpu {
             ready.push(tasks.map_err(|e| Failure(format!("{}: {e}", work.label)))?);
         }
         Ok((ready, tables))
-    }
-
-    /// Seconds of each work when it follows itself in a graph.
-    fn measure_step(&mut self, step: StepId) -> Result<Vec<f64>> {
-        let _capturing = capturing();
-        self.context.enter()?;
-        let main = &self.streams[0];
-        let (start, end) = (Event::timed()?, Event::timed()?);
-        let mut seconds = vec![];
-        // Steps may have been placed in any stream: one workspace must do for all.
-        let room = self.workspaces.iter().map(DeviceBuffer::bytes).max().unwrap_or(0);
-        if self.workspaces[0].bytes() < room {
-            let old = std::mem::replace(&mut self.workspaces[0], DeviceBuffer::new(room)?);
-            self.retired.push(old);
-        }
-        for tasks in &self.prepared(step)?.ready {
-            // The other GPUs are not asked.
-            if matches!(tasks[..], [Ready::Reduce(_)]) {
-                seconds.push(0.0);
-                continue;
-            }
-            let repeat = || {
-                let all = (0..REPEATS).flat_map(|_| tasks);
-                all.into_iter().try_for_each(|task| self.issue(task, 0))
-            };
-            let graph = Graph::capture(main, repeat)?;
-            let mut least = f64::INFINITY;
-            for _ in 0..3 {
-                start.record(main)?;
-                graph.launch(main)?;
-                end.record(main)?;
-                end.synchronize()?;
-                least = least.min(end.since(&start)?);
-            }
-            seconds.push(least / REPEATS as f64);
-        }
-        Ok(seconds)
     }
 
     fn failed(&self, failure: Failure) -> ExecError {

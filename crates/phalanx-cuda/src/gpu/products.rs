@@ -1,9 +1,9 @@
 //! Which algorithm computes a product: the fastest of those proposed, each measured as a replayed graph
 //! runs it.
 
-use super::{Gpu, REPEATS, Ready, capturing};
+use super::{Gpu, Ready, capturing};
 use crate::autotune;
-use crate::driver::{DeviceBuffer, Event, Graph, Result};
+use crate::driver::Result;
 
 impl Gpu {
     /// Chooses for every product of a step; what was measured before is kept.
@@ -37,33 +37,12 @@ impl Gpu {
         for index in 0..plan.proposals() {
             if let Ready::Gemm { plan, .. } = task {
                 plan.choose(index);
-                if self.workspaces[0].bytes() < plan.workspace() {
-                    let new = DeviceBuffer::new(plan.workspace())?;
-                    self.retired.push(std::mem::replace(&mut self.workspaces[0], new));
-                }
+                self.make_room(plan.workspace())?;
             }
-            if let Ok(seconds) = self.measure_task(task) {
+            if let Ok(seconds) = self.measure_tasks(std::slice::from_ref(task)) {
                 best = if seconds < best.0 { (seconds, index) } else { best };
             }
         }
         Ok(best.1)
-    }
-
-    /// Seconds of a task that follows itself, the least of several.
-    fn measure_task(&self, task: &Ready) -> Result<f64> {
-        let main = &self.streams[0];
-        let (start, end) = (Event::timed()?, Event::timed()?);
-        let repeat = || (0..REPEATS).try_for_each(|_| self.issue(task, 0));
-        let graph = Graph::capture(main, repeat)?;
-        graph.launch(main)?;
-        let mut least = f64::INFINITY;
-        for _ in 0..3 {
-            start.record(main)?;
-            graph.launch(main)?;
-            end.record(main)?;
-            end.synchronize()?;
-            least = least.min(end.since(&start)?);
-        }
-        Ok(least / REPEATS as f64)
     }
 }

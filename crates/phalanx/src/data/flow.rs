@@ -5,13 +5,12 @@ use super::arrays::SHUFFLE;
 use super::generator::image_size;
 use super::{
     Columns, Dataset, Digest, Epoch, HostBatch, ImageDataGenerator, InMemory, Picked, Picks,
-    Prefetch, Samples, Share, Table, make_room, own_positions,
+    Prefetch, Samples, Share, Table, make_room, next_batch, own_positions,
 };
 use crate::error::{Error, Result};
 use crate::model::{IntoDataset, Source};
 use phalanx_graph::rng::{Stream, permutation};
 use phalanx_graph::{DType, Data, Tensor};
-use std::ops::Range;
 use std::sync::Arc;
 
 /// The random stream of distortions; layers count theirs from 1.
@@ -274,7 +273,9 @@ struct FlowEpoch<'a> {
 impl Epoch for FlowEpoch<'_> {
     fn next(&mut self, batch: &mut HostBatch) -> Result<bool> {
         let flow = self.flow;
-        let Some(positions) = self.advance() else { return Ok(false) };
+        let Some(positions) = next_batch(&mut self.at, self.flow.end(), self.flow.batch) else {
+            return Ok(false);
+        };
         batch.rows = positions.len();
         let share = self.share.as_ref();
         let (positions, own) = own_positions(share, positions);
@@ -310,7 +311,9 @@ impl Epoch for FlowEpoch<'_> {
 
 impl Picks for FlowEpoch<'_> {
     fn next(&mut self, picked: &mut Picked) -> Result<bool> {
-        let Some(positions) = self.advance() else { return Ok(false) };
+        let Some(positions) = next_batch(&mut self.at, self.flow.end(), self.flow.batch) else {
+            return Ok(false);
+        };
         picked.rows.clear();
         picked.motions.clear();
         for position in positions {
@@ -324,14 +327,6 @@ impl Picks for FlowEpoch<'_> {
 }
 
 impl FlowEpoch<'_> {
-    /// Where the next batch lies; nothing at the end.
-    fn advance(&mut self) -> Option<Range<usize>> {
-        let end = self.flow.end();
-        let positions = self.at..end.min(self.at.saturating_add(self.flow.batch));
-        self.at = self.at.max(positions.end);
-        (!positions.is_empty()).then_some(positions)
-    }
-
     /// What decides how a sample is distorted.
     fn random(&self, row: usize) -> Stream {
         Stream::new(self.seed, self.epoch, AUGMENT, row as u32)

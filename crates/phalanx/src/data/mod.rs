@@ -137,6 +137,13 @@ pub trait Epoch {
     }
 }
 
+/// Where the next batch of an epoch lies, from `at` on; nothing at the end.
+fn next_batch(at: &mut usize, end: usize, batch: usize) -> Option<std::ops::Range<usize>> {
+    let positions = *at..end.min(at.saturating_add(batch));
+    *at = positions.end.max(*at);
+    (!positions.is_empty()).then_some(positions)
+}
+
 /// Makes `slots` hold one tensor of `batch` rows for each of the columns, keeping those that fit.
 /// A column is its type and its dimensions, the sample first.
 fn make_room<'a>(

@@ -2,7 +2,7 @@
 
 use super::Arrays;
 use crate::data::{
-    Dataset, Epoch, HostBatch, Picked, Picks, Samples, Share, make_room, own_positions,
+    Dataset, Epoch, HostBatch, Picked, Picks, Samples, Share, make_room, next_batch, own_positions,
 };
 use crate::error::Result;
 use phalanx_graph::{Data, Tensor};
@@ -19,18 +19,11 @@ pub(super) struct ArraysEpoch<'a> {
     pub end: usize,
 }
 
-impl ArraysEpoch<'_> {
-    /// Where the next batch lies; nothing at the end.
-    fn advance(&mut self) -> Option<Range<usize>> {
-        let positions = self.at..self.end.min(self.at.saturating_add(self.arrays.batch));
-        self.at = self.at.max(positions.end);
-        (!positions.is_empty()).then_some(positions)
-    }
-}
-
 impl Picks for ArraysEpoch<'_> {
     fn next(&mut self, picked: &mut Picked) -> Result<bool> {
-        let Some(positions) = self.advance() else { return Ok(false) };
+        let Some(positions) = next_batch(&mut self.at, self.end, self.arrays.batch) else {
+            return Ok(false);
+        };
         picked.rows.clear();
         picked.motions.clear();
         let first = self.arrays.window.start as u32;
@@ -44,7 +37,9 @@ impl Picks for ArraysEpoch<'_> {
 
 impl Epoch for ArraysEpoch<'_> {
     fn next(&mut self, batch: &mut HostBatch) -> Result<bool> {
-        let Some(positions) = self.advance() else { return Ok(false) };
+        let Some(positions) = next_batch(&mut self.at, self.end, self.arrays.batch) else {
+            return Ok(false);
+        };
         let arrays = self.arrays;
         batch.rows = positions.len();
         let share = self.share.as_ref();

@@ -1,0 +1,55 @@
+//! Seconds of what a step does, each part as a replayed graph runs it.
+
+use super::{Gpu, Ready, capturing};
+use crate::driver::{DeviceBuffer, Event, Graph, Result};
+use crate::machine::StepId;
+
+/// How often tasks follow themselves while they are measured.
+const REPEATS: usize = 20;
+
+impl Gpu {
+    /// Seconds of each work of a step when it follows itself.
+    pub(super) fn measure_step(&mut self, step: StepId) -> Result<Vec<f64>> {
+        let _capturing = capturing();
+        self.context.enter()?;
+        // Steps may have been placed in any stream: one workspace must do for all.
+        let room = self.workspaces.iter().map(DeviceBuffer::bytes).max().unwrap_or(0);
+        self.make_room(room)?;
+        let seconds = |tasks: &Vec<Ready>| match tasks[..] {
+            // The other GPUs are not asked.
+            [Ready::Reduce(_)] => Ok(0.0),
+            _ => self.measure_tasks(tasks),
+        };
+        self.prepared(step)?.ready.iter().map(seconds).collect()
+    }
+
+    /// Gives the stream that measures at least so many bytes of workspace.
+    pub(super) fn make_room(&mut self, bytes: usize) -> Result<()> {
+        if self.workspaces[0].bytes() < bytes {
+            let new = DeviceBuffer::new(bytes)?;
+            self.retired.push(std::mem::replace(&mut self.workspaces[0], new));
+        }
+        Ok(())
+    }
+
+    /// Seconds of tasks that follow themselves, the least of several runs.
+    pub(super) fn measure_tasks(&self, tasks: &[Ready]) -> Result<f64> {
+        let main = &self.streams[0];
+        let (start, end) = (Event::timed()?, Event::timed()?);
+        let repeat = || {
+            let all = (0..REPEATS).flat_map(|_| tasks);
+            all.into_iter().try_for_each(|task| self.issue(task, 0))
+        };
+        let graph = Graph::capture(main, repeat)?;
+        graph.launch(main)?;
+        let mut least = f64::INFINITY;
+        for _ in 0..3 {
+            start.record(main)?;
+            graph.launch(main)?;
+            end.record(main)?;
+            end.synchronize()?;
+            least = least.min(end.since(&start)?);
+        }
+        Ok(least / REPEATS as f64)
+    }
+}
