@@ -18,5 +18,5 @@ if ! "$venv/bin/python" -c "import yaml" 2>/dev/null; then
     echo "pyyaml is not here and cannot be installed: the manifest is not checked"
     exit 0
 fi
-cargo build -p phalanx-cli --locked
+cargo test --workspace --locked --no-run --test cli
 "$venv/bin/python" tests/deploy/check_deploy.py "${CARGO_TARGET_DIR:-target}/debug/phalanx"

@@ -12,4 +12,4 @@ if ! compgen -G "$venv/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.*" >/
     fi
 fi
 VIRTUAL_ENV="$(cd "$venv" && pwd)" PHALANX_NVRTC=required \
-    cargo test --locked -p phalanx-cuda --lib applications::every_kernel_compiles -- --exact
+    cargo test --locked --workspace --lib applications::every_kernel_compiles -- --exact
