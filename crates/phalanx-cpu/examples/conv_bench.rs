@@ -114,6 +114,9 @@ fn main() {
         "d input",
         "d kernel"
     );
+    // The small networks: rows that fit the second cache, and those that a worker has.
+    bench_conv(isa, 2, 28, [1, 32], [3, 1], Valid);
+    bench_conv(isa, 32, 28, [1, 32], [3, 1], Valid);
     // MiniGoogLeNet.
     bench_conv(isa, 16, 32, [3, 96], [3, 1], Same);
     bench_conv(isa, 16, 32, [96, 32], [1, 1], Same);

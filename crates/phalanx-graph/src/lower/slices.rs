@@ -80,12 +80,14 @@ fn gradients(step: &Step, users: &Users, options: Options) -> Vec<(ParamId, Node
     .collect()
 }
 
-/// Floats of a kernel that need not travel, less those of its layer's input and output that must.
+/// Floats of a kernel that need not travel, less those of its layer's input and output that must: of these a
+/// worker has its share already, and needs its columns only.
 fn spared(step: &Step, gradient: NodeId, options: Options) -> usize {
     let g = &step.graph;
     let node = g.node(gradient);
     let (k, n) = (node.ty.dims[0], node.ty.dims[1]);
-    let device_rows = options.max_batch.div_ceil(options.mesh.devices);
+    let Options { mesh, max_batch, .. } = options;
+    let device_rows = max_batch.div_ceil(mesh.devices);
     let rows = device_rows.saturating_mul(g.ty(node.inputs[0]).len() / k);
-    (k * n).saturating_sub(rows.saturating_mul(k + n))
+    (k * n).saturating_sub(rows.saturating_mul(k / mesh.workers + n))
 }

@@ -1,7 +1,8 @@
-//! How much memory is held at once.
+//! How much memory is held at once, and how long a thread has worked.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, SystemTime};
 
 struct Meter;
 
@@ -42,6 +43,15 @@ pub fn start() -> usize {
     let held = HELD.load(Relaxed);
     MOST.store(held, Relaxed);
     held
+}
+
+/// How long this thread has worked so far, apart from what other programs took of the processor; the time of day
+/// where the system does not tell.
+pub fn worked() -> Duration {
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanoseconds = told.as_deref().and_then(|text| text.split(' ').next()?.parse().ok());
+    let of_day = || SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    nanoseconds.map_or_else(of_day, Duration::from_nanos)
 }
 
 /// The most held since, beyond what was held before.

@@ -14,7 +14,7 @@ use build::network;
 use phalanx::prelude::*;
 use phalanx::saving::{convert, describe};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Bytes that may be held at once beyond a multiple of the file.
 const SPARE: usize = 64 << 20;
@@ -44,13 +44,13 @@ impl Case {
         let path = inside.join(self.file);
         std::fs::write(&path, &self.bytes).unwrap();
         let before = files(outside.path());
-        let (held, began) = (meter::start(), Instant::now());
+        let (held, began) = (meter::start(), meter::worked());
         let weights = self.file.contains(".weights");
         let error =
             if weights { network().load_weights(&path).err() } else { load_model(&path).err() };
         let _ = describe(&path).map(|description| description.to_string());
         let converted = convert(&path, inside.join("to.safetensors"));
-        let (peak, time) = (meter::peak(held), began.elapsed());
+        let (peak, time) = (meter::peak(held), meter::worked() - began);
         let limit = SPARE + TIMES * self.bytes.len();
         let error = error.map(|error| error.to_string());
         let faults = [

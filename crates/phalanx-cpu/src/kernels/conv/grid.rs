@@ -73,6 +73,16 @@ impl Axis {
         if (at as usize) < self.source_size { Some(at as usize) } else { None }
     }
 
+    /// The points all of whose taps read inside the source, where these lie side by side.
+    #[inline(always)]
+    fn whole(&self) -> Range<usize> {
+        let step = self.source_step;
+        let start = (-self.offset).max(0) as usize;
+        let room = self.source_size as isize - self.taps as isize - self.offset;
+        let end = if room < 0 { 0 } else { room as usize / step + 1 };
+        start.div_ceil(step)..end.min(self.points)
+    }
+
     /// The taps of point `g` that read inside the source: a range, because sources are monotone in `i`.
     #[inline(always)]
     fn inside(&self, g: usize) -> Range<usize> {
@@ -85,6 +95,66 @@ impl Axis {
             end += 1;
         }
         start..end
+    }
+}
+
+/// The lines of taps of neighbouring points, all inside the image.
+struct Lines {
+    /// The first tap of the first point.
+    from: *const f32,
+    /// Floats from one point to the next, and from one line of taps to the next.
+    point_step: usize,
+    line_step: usize,
+    /// Lines of a point.
+    count: usize,
+}
+
+impl Lines {
+    /// Copies the lines of so many points, `len` floats each, one behind the other.
+    ///
+    /// # Safety
+    /// All lines lie inside the source, and `to` has room for them.
+    #[inline(always)]
+    unsafe fn copy(&self, len: usize, points: usize, to: *mut f32) {
+        // SAFETY: the caller's.
+        unsafe {
+            match len {
+                3 => self.copy_fixed::<3>(points, to),
+                5 => self.copy_fixed::<5>(points, to),
+                9 => self.copy_fixed::<9>(points, to),
+                15 => self.copy_fixed::<15>(points, to),
+                21 => self.copy_fixed::<21>(points, to),
+                _ => self.each(points, to, len, |from, to| {
+                    std::ptr::copy_nonoverlapping(from, to, len);
+                }),
+            }
+        }
+    }
+
+    /// Lines of a length that is known: a few moves instead of a loop.
+    #[inline(always)]
+    unsafe fn copy_fixed<const LEN: usize>(&self, points: usize, to: *mut f32) {
+        // SAFETY: the caller's.
+        unsafe {
+            self.each(points, to, LEN, |from, to| *to.cast::<[f32; LEN]>() = *from.cast());
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn each(
+        &self,
+        points: usize,
+        mut to: *mut f32,
+        len: usize,
+        copy: impl Fn(*const f32, *mut f32),
+    ) {
+        for point in 0..points {
+            for line in 0..self.count {
+                let from = self.from.wrapping_add(point * self.point_step + line * self.line_step);
+                copy(from, to);
+                to = to.wrapping_add(len);
+            }
+        }
     }
 }
 
@@ -270,41 +340,55 @@ impl Grid {
         patches: &mut [f32],
     ) {
         let [y, x] = &self.0;
-        let line = x.taps * channels;
-        let contiguous = x.tap_step == 1 && ld == channels;
+        let depth = self.taps() * channels;
+        let mut to = &mut patches[..count * depth];
+        let whole = if x.tap_step == 1 && ld == channels { x.whole() } else { Range::default() };
         let mut at = self.locate(first);
-        let mut to = &mut patches[..count * y.taps * line];
-        for _ in 0..count {
-            for i in 0..y.taps {
-                let (now, rest) = to.split_at_mut(line);
-                to = rest;
-                let Some(row) = y.source(at[1], i) else {
-                    now.fill(0.0);
-                    continue;
+        while !to.is_empty() {
+            // Neighbours whose windows lie inside the image are copied in whole lines.
+            let mut points = 1;
+            if whole.contains(&at[2]) && y.inside(at[1]) == (0..y.taps) {
+                points = (whole.end - at[2]).min(to.len() / depth);
+                let lines = Lines {
+                    from: src.wrapping_add(self.source(at, [0, 0]) * ld),
+                    point_step: x.source_step * ld,
+                    line_step: y.tap_step as usize * x.source_size * ld,
+                    count: y.taps,
                 };
-                let row = (at[0] * y.source_size + row) * x.source_size;
-                if let (true, Some(col), Some(_)) =
-                    (contiguous, x.source(at[2], 0), x.source(at[2], x.taps - 1))
-                {
-                    // SAFETY: the whole line of taps lies inside the source row.
-                    let from =
-                        unsafe { std::slice::from_raw_parts(src.add((row + col) * ld), line) };
-                    for (to, from) in now.iter_mut().zip(from) {
-                        *to = *from;
-                    }
-                    continue;
-                }
-                for (j, now) in now.chunks_exact_mut(channels).enumerate() {
-                    match x.source(at[2], j) {
-                        // SAFETY: the pixel lies inside the source.
-                        Some(col) => now.copy_from_slice(unsafe {
-                            std::slice::from_raw_parts(src.add((row + col) * ld), channels)
-                        }),
-                        None => now.fill(0.0),
-                    }
+                // SAFETY: the windows lie inside the source, and `to` holds so many patches.
+                unsafe { lines.copy(x.taps * channels, points, to.as_mut_ptr()) };
+            } else {
+                // SAFETY: the caller's contract.
+                unsafe { self.gather_point(at, src, ld, channels, &mut to[..depth]) };
+            }
+            to = &mut to[points * depth..];
+            at[2] += points - 1;
+            self.advance(&mut at);
+        }
+    }
+
+    /// Copies the patch of one point, zeros for taps outside.
+    #[inline(always)]
+    unsafe fn gather_point(
+        &self,
+        at: [usize; 3],
+        src: *const f32,
+        ld: usize,
+        channels: usize,
+        patch: &mut [f32],
+    ) {
+        let [y, x] = &self.0;
+        for (i, line) in patch.chunks_exact_mut(x.taps * channels).enumerate() {
+            let row = y.source(at[1], i).map(|row| (at[0] * y.source_size + row) * x.source_size);
+            for (j, to) in line.chunks_exact_mut(channels).enumerate() {
+                match (row, x.source(at[2], j)) {
+                    // SAFETY: the pixel lies inside the source.
+                    (Some(row), Some(col)) => to.copy_from_slice(unsafe {
+                        std::slice::from_raw_parts(src.add((row + col) * ld), channels)
+                    }),
+                    _ => to.fill(0.0),
                 }
             }
-            self.advance(&mut at);
         }
     }
 

@@ -156,7 +156,7 @@ fn what_fails_is_named_and_nothing_hangs() {
     let mut endless = numbered(9).repeat(None).map(Ok).prefetch(2).elements(0, 0).unwrap();
     assert!(endless.next().is_some());
     drop(endless);
-    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(started.elapsed() < Duration::from_secs(60));
     assert!(message(numbered(3).epoch(0, 0, 0)).contains("batch(n) before training"));
     assert!(message(numbered(3).batch(0, false)).contains("at least 1"));
     assert!(message(numbered(3).shuffle(0)).contains("at least 1"));

