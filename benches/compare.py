@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 
@@ -36,6 +37,7 @@ WORKLOADS = [
     ("resnet50, batch 8, training", ["resnet50"], ["--workload", "resnet50"],
      {TORCH: [["--channels-last"]], KERAS: [[]]}),
 ]
+REPLICAS = "minigooglenet, two 1-core replicas against one"
 SCRIPT = {TORCH: ["bench_torch.py"], JAX: ["bench_jax.py"],
           KERAS: ["bench_keras.py", "--backend", "tensorflow"]}
 
@@ -111,6 +113,20 @@ def show(name, fastest):
     print("| " + " | ".join(row) + " |", flush=True)
 
 
+def replicas(binary, turns=3):
+    """Two replicas of one core each against one, taking turns; the medians count."""
+    command = [binary, "bench", "minigooglenet", "--threads", "1", "--json", "--steps", "16", "--replicas"]
+    speeds = {"1": [], "2": []}
+    for _ in range(turns):
+        for count, found in speeds.items():
+            runs = lines([*command, count, "--batch-size", "64"])
+            found.extend(o["images_per_second"] for o in runs)
+    if all(speeds.values()):
+        one, two = (statistics.median(found) for found in speeds.values())
+        print(f"| {REPLICAS} | {two:,.0f} | {one:,.0f} (one replica) | {two / one:.2f} | | |", flush=True)
+    return speeds
+
+
 def main():
     args = arguments()
     binary = args.phalanx or str(ROOT / "target/release/phalanx")
@@ -120,9 +136,11 @@ def main():
     pythons = {who: f"{venv}/bin/python" for who, venv in venvs.items() if venv}
     if pythons and not pathlib.Path(args.scripts).is_dir():
         sys.exit(f"expected the peers' scripts in {args.scripts}: --scripts DIR")
-    chosen = [w for w in WORKLOADS if not args.only or args.only in w[0]]
-    if not chosen:
-        sys.exit(f"--only: expected a part of one of {[w[0] for w in WORKLOADS]}, received {args.only!r}")
+    wanted = lambda name: not args.only or args.only in name
+    chosen = [w for w in WORKLOADS if wanted(w[0])]
+    if not chosen and not wanted(REPLICAS):
+        names = [*(w[0] for w in WORKLOADS), REPLICAS]
+        sys.exit(f"--only: expected a part of one of {names}, received {args.only!r}")
     print("| workload | Phalanx, images/s | peers | ratio to the best | first step, ours / theirs | peak MiB |")
     print("|---|---|---|---|---|---|", flush=True)
     results = {}
@@ -135,6 +153,8 @@ def main():
                     runs += peer(who, python, args.scripts, [*theirs, *mode], args.threads)
         results[name] = runs
         show(name, best(runs))
+    if wanted(REPLICAS):
+        results[REPLICAS] = replicas(binary)
     text = json.dumps({"threads": args.threads, "results": results})
     if args.json:
         pathlib.Path(args.json).write_text(text + "\n")

@@ -1,19 +1,24 @@
 //! The CPU executor: devices with mirrored parameters, workers with their memory, loaded programs.
 
+mod mirror;
+mod needs;
+
+use self::needs::{Needs, tape_plans};
 use crate::between::{self, Between, Meeting};
-use crate::compute;
 use crate::kernels::elementwise::TapePlan;
 use crate::memory::{Buffer, Heap};
 use crate::pool::{Barrier, Pool, Team, pins, usable_cores};
 use crate::simd::Isa;
-use crate::update::{MAX_SCALARS, MAX_SLOTS, SCATTER_FROM};
+use crate::update::{MAX_SCALARS, MAX_SLOTS};
 use crate::worker::{self, Run};
 use phalanx_graph::exec::{Batch, ExecError, Executor, ProgramId, Times};
-use phalanx_graph::peers::{Cluster, Share, gather};
+use phalanx_graph::peers::{Cluster, Share};
 use phalanx_graph::profile::Profile;
-use phalanx_graph::program::{Instr, Mesh, Policy, Program, SHARDS, Split};
+use phalanx_graph::program::{Mesh, Policy, Program, SHARDS};
 use phalanx_graph::update::SlotInit;
-use phalanx_graph::{Op, ParamId, ParamSpec};
+use phalanx_graph::{ParamId, ParamSpec};
+
+pub use self::needs::memory_plan;
 
 /// Parameters start at multiples of this many floats, so that slices stay aligned.
 const PARAM_ALIGN: usize = 16;
@@ -229,35 +234,6 @@ impl CpuExecutor {
         }
     }
 
-    /// Fails where other processes hold other bits.
-    fn check_processes(&self) -> Result<(), ExecError> {
-        let Some(cluster) = self.between.as_ref().map(|b| &b.cluster) else { return Ok(()) };
-        let first = &self.devices[0];
-        let buffers = || std::iter::once(&first.params).chain(&first.slots);
-        let digest = |i: usize| {
-            let range = self.range(ParamId(i as u32));
-            let bits = buffers().flat_map(|b| &b.as_floats()[range.clone()]).map(|v| v.to_bits());
-            // FNV-1a, word by word.
-            bits.fold(0xcbf2_9ce4_8422_2325u64, |h, v| {
-                (h ^ u64::from(v)).wrapping_mul(0x0100_0000_01b3)
-            })
-        };
-        let mine: Vec<u8> = (0..self.params.len()).flat_map(|i| digest(i).to_le_bytes()).collect();
-        let all = gather(&*cluster.peers, &mine);
-        let all = all.map_err(|peer| ExecError::Peer { step: 0, peer })?;
-        for (rank, other) in all.iter().enumerate() {
-            let differs = |i: &usize| all[0].get(8 * i..8 * i + 8) != other.get(8 * i..8 * i + 8);
-            if let Some(param) = (0..self.params.len()).find(differs) {
-                return Err(ExecError::Drift {
-                    param: self.params[param].name.clone(),
-                    first: cluster.peers.name(0),
-                    second: cluster.peers.name(rank),
-                });
-            }
-        }
-        Ok(())
-    }
-
     fn range(&self, id: ParamId) -> std::ops::Range<usize> {
         let start = self.layout.offsets[id.index()];
         start..start + self.params[id.index()].len()
@@ -270,82 +246,6 @@ impl CpuExecutor {
         }
         Err(ExecError::Param { name: spec.name.clone(), expected: spec.len(), received })
     }
-}
-
-/// Bytes that a program needs.
-struct Needs {
-    /// Of each worker; a single arena for all workers of a device where they share lines.
-    arena: usize,
-    arenas: usize,
-    shared: usize,
-    scratch: usize,
-    gradients: usize,
-    norms: usize,
-    /// Of each device.
-    sliced: usize,
-    scattered: usize,
-    reduced: usize,
-    slots: usize,
-}
-
-/// The tape of each instruction that has one, and that of the update.
-fn tape_plans(program: &Program) -> (Vec<Option<TapePlan>>, Option<TapePlan>) {
-    let tapes = program.instrs.iter().map(|i| match i {
-        Instr::Compute { op: Op::Fused(tape), .. } => Some(TapePlan::new(tape)),
-        _ => None,
-    });
-    (tapes.collect(), program.update.as_ref().map(|u| TapePlan::new(&u.rule.tape)))
-}
-
-impl Needs {
-    fn of(program: &Program, tapes: &[Option<TapePlan>], update: Option<&TapePlan>) -> Needs {
-        let mesh = program.options.mesh;
-        let flat = FlatLayout::new(&program.params).len.saturating_mul(4);
-        let plan = program.update.as_ref();
-        let flat_if = |needed: bool| if needed { flat } else { 0 };
-        let sliced =
-            plan.is_some_and(|p| p.gradients.iter().any(|g| g.sliced && g.operands.is_none()));
-        Needs {
-            arena: program.memory.arena,
-            arenas: if program.split == Split::Lines { 1 } else { mesh.workers },
-            shared: program.memory.shared,
-            scratch: compute::scratch_bytes(program, tapes, update),
-            gradients: flat_if(plan.is_some()),
-            norms: plan.map_or(0, |_| program.params.len() * 8),
-            sliced: flat_if(sliced),
-            scattered: flat_if(plan.is_some() && mesh.devices >= SCATTER_FROM),
-            reduced: flat_if(plan.is_some_and(|p| p.rule.clip.is_some() || p.loss_scale.is_some())),
-            slots: plan.map_or(0, |p| p.rule.slots.len()) * flat,
-        }
-    }
-}
-
-/// What a program takes of each device's memory, by purpose and in bytes; `gathers` where gradients are
-/// accumulated over steps. The inputs are those of the batch on the host.
-pub fn memory_plan(program: &Program, gathers: bool) -> Vec<(&'static str, usize)> {
-    let (tapes, update) = tape_plans(program);
-    let needs = Needs::of(program, &tapes, update.as_ref());
-    let (mesh, workers) = (program.options.mesh, program.options.mesh.workers);
-    let flat = FlatLayout::new(&program.params).len * 4;
-    let rows = mesh.max_device_rows(program.options.max_batch);
-    let input = |ty: &phalanx_graph::Type| {
-        ty.len() * ty.dtype.bytes() * if ty.is_rows() { rows } else { 1 }
-    };
-    let gradients = needs.gradients * workers + needs.sliced + needs.scattered + needs.reduced;
-    let mut parts = vec![
-        ("weights", flat),
-        ("inputs", program.feeds.iter().map(|f| input(&f.ty)).sum()),
-        ("activations", needs.arena * needs.arenas),
-        ("statistics", needs.shared * workers),
-        ("gradients", gradients + needs.norms * workers),
-        ("optimizer slots", needs.slots),
-        ("kernel scratch", needs.scratch * workers),
-    ];
-    if gathers && program.update.is_some() {
-        parts.push(("accumulated gradients", flat));
-    }
-    parts.retain(|(_, bytes)| *bytes > 0);
-    parts
 }
 
 /// Replaces a buffer by a larger one when needed; contents do not survive.
@@ -564,26 +464,7 @@ impl Executor for CpuExecutor {
     }
 
     fn check_mirrored(&self) -> Result<(), ExecError> {
-        let same = |a: &Buffer, b: &Buffer, r: &std::ops::Range<usize>| {
-            let (a, b) = (&a.as_floats()[r.clone()], &b.as_floats()[r.clone()]);
-            a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
-        };
-        let first = &self.devices[0];
-        for (i, spec) in self.params.iter().enumerate() {
-            let range = self.range(ParamId(i as u32));
-            for (n, d) in self.devices.iter().enumerate().skip(1) {
-                let mut slots = first.slots.iter().zip(&d.slots);
-                let mirrored = same(&first.params, &d.params, &range)
-                    && slots.all(|(a, b)| same(a, b, &range));
-                if !mirrored {
-                    return Err(ExecError::Drift {
-                        param: spec.name.clone(),
-                        first: "cpu:0".into(),
-                        second: format!("cpu:{n}"),
-                    });
-                }
-            }
-        }
+        self.check_devices()?;
         self.check_processes()
     }
 
