@@ -37,6 +37,7 @@ WORKLOADS = [
     ("resnet50, batch 8, training", ["resnet50"], ["--workload", "resnet50"],
      {TORCH: [["--channels-last"]], KERAS: [[]]}),
 ]
+QUICK = [name for name, *_ in WORKLOADS if name.startswith("mnist")]
 REPLICAS = "minigooglenet, two 1-core replicas against one"
 SCRIPT = {TORCH: ["bench_torch.py"], JAX: ["bench_jax.py"],
           KERAS: ["bench_keras.py", "--backend", "tensorflow"]}
@@ -51,7 +52,8 @@ def arguments():
     ap.add_argument("--jax", default=env("PHALANX_VENV_JAX"), metavar="VENV")
     ap.add_argument("--tf", default=env("PHALANX_VENV_TF"), metavar="VENV")
     ap.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    ap.add_argument("--rounds", type=int, default=1, help="runs of each, taking turns; the best counts")
+    ap.add_argument("--rounds", type=int, help="runs of each, taking turns; the best counts (default: 3 of the "
+                    "quick workloads, whose speed depends on where the cores are just then, 1 of the others)")
     ap.add_argument("--only", help="workloads whose name contains this")
     ap.add_argument("--json", metavar="FILE", help="write the JSON object here instead of printing it")
     return ap.parse_args()
@@ -146,7 +148,7 @@ def main():
     results = {}
     for name, ours, theirs, modes in chosen:
         runs = []
-        for _ in range(args.rounds):
+        for _ in range(args.rounds or (3 if name in QUICK else 1)):
             runs += phalanx(binary, ours, args.threads)
             for who, python in pythons.items():
                 for mode in modes.get(who, []):

@@ -11,15 +11,15 @@ import argparse
 HOSTS = [2, 4, 8, 16, 32, 64, 128, 256]
 LINKS = [10, 25, 100, 400]  # Gbit/s
 # (name, seconds of a step on one host of two cores, megabytes of each bucket of gradients in the order they are
-# finished). Speeds and buckets are those of docs/performance.md: 218 and 9 images/s.
+# finished). Speeds and buckets are those of docs/performance.md: 232 and 10 images/s.
 MODELS = [
-    ("MiniGoogLeNet, batch 64 per host", 64 / 218, [4.2, 2.4]),
-    ("ResNet50, batch 8 per host", 8 / 9, [100.9 / 17] * 17 + [1.6]),
+    ("MiniGoogLeNet, batch 64 per host", 64 / 232, [4.2, 2.4]),
+    ("ResNet50, batch 8 per host", 8 / 10, [100.9 / 17] * 17 + [1.6]),
     ("100M parameters", 2.0, [400 / 95] * 95),
 ]
 LATENCY = 20e-6  # seconds of a message between hosts, both ends' software included
 UNDER_WAY = 8  # messages at once
-ADD = 4e9  # bytes per second that a host adds up of what came in
+ADD = 1.6e9  # bytes of gradients per second that a host packs, hands to MPI and adds up: measured, see docs/scaling.md
 SHARE = 0.9  # of a link's rate that messages get
 BACKWARD = 0.5  # of a step in which finished buckets can travel
 

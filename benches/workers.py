@@ -1,8 +1,13 @@
 #!/usr/bin/env python3
-"""Time of a step on 1, 2 and 4 workers of this machine, with and without gradients that travel during backward.
+"""What a step costs on 1, 2 and 4 workers of this machine: its time, with and without gradients that travel during
+backward, and the bytes that a worker sends.
 
     cargo build --release -p phalanx-cli --features mpi
     python3 benches/workers.py target/release/phalanx
+    sudo python3 benches/workers.py target/release/phalanx --bytes
+
+Bytes are counted at the network interface of a worker whose host is a network namespace; frames and acknowledgements are
+among them.
 
 Workers have one thread each and 32 samples: where there are fewer cores than workers, they take turns, and the time of
 a step grows by that alone. Only a quiet machine gives numbers that mean something.
@@ -10,8 +15,13 @@ a step grows by that alone. Only a quiet machine gives numbers that mean somethi
 import argparse
 import json
 import os
+import pathlib
 import subprocess
 import sys
+import tempfile
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "tests/mpi"))
+from hosts import Network
 
 RUNS = [("mnist-mlp", 300), ("mnist-cnn", 100), ("minigooglenet", 6)]
 
@@ -26,10 +36,40 @@ def bench(phalanx, model, steps, workers, overlap):
     return json.loads(done.stdout)
 
 
+def sent(net, phalanx, model, steps):
+    """Bytes that the second worker sends in a run."""
+    counter = pathlib.Path("/sys/class/net/vphx1/statistics/rx_bytes")
+    before = int(counter.read_text())
+    command = f"{phalanx} bench {model} --threads 1 --batch-size 4 --steps {steps} --json"
+    done = net.start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    said, _ = done.communicate()
+    if done.returncode != 0:
+        sys.exit(f"{command}: {said}")
+    return int(counter.read_text()) - before
+
+
+def bytes_per_step(phalanx):
+    print("| network | workers | bytes sent per step and worker |\n|---|---|---|")
+    for workers in (2, 4):
+        net = Network(tempfile.mkdtemp(prefix="phalanx-workers-"), workers)
+        try:
+            for model, _ in RUNS:
+                few, many = 2, 8
+                # A bench goes over its steps three times.
+                more = sent(net, phalanx, model, many) - sent(net, phalanx, model, few)
+                print(f"| {model} | {workers} | {more / (3 * (many - few)):,.0f} |", flush=True)
+        finally:
+            net.down()
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("phalanx", help="the command, built with --features mpi")
-    phalanx = os.path.abspath(arguments.parse_args().phalanx)
+    arguments.add_argument("--bytes", action="store_true", help="count bytes instead of time (needs root)")
+    args = arguments.parse_args()
+    phalanx = os.path.abspath(args.phalanx)
+    if args.bytes:
+        return bytes_per_step(phalanx)
     print("| network | workers | ms/step | fastest tenth | … all gradients behind backward | fastest tenth |")
     print("|---|---|---|---|---|---|")
     for model, steps in RUNS:

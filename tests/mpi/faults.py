@@ -1,7 +1,6 @@
 """Several hosts on one machine, and what becomes of a run when one of them fails.
 
-Network namespaces are the hosts, with addresses and names of their own; mpirun reaches them by way of `ip netns exec`.
-In every trial a run of three workers is hurt at a random moment of a phase: a worker killed or paused, or a host
+Network namespaces are the hosts (`hosts.py`). In every trial a run of three workers is hurt at a random moment of a phase: a worker killed or paused, or a host
 cut off. The job must end in time, name the culprit, leave no process, and finish bit-identically once it is resumed.
 
     sudo python3 tests/mpi/faults.py target/debug/phalanx --trials 60
@@ -19,6 +18,8 @@ import sys
 import tempfile
 import time
 
+from hosts import Network
+
 HOSTS = 3
 TIMEOUT = 4
 # Seconds beyond the collective timeout: the alarm's grace, mpirun's own end, and a busy machine.
@@ -28,77 +29,14 @@ PHASES = ["rendezvous", "backward", "save", "evaluation"]
 STEPS, EPOCHS = 10, 2
 
 
-def sh(*words, check=True):
-    return subprocess.run(words, check=check, capture_output=True, text=True).stdout
-
-
-class Network:
-    def __init__(self, folder):
-        self.folder = folder
-        self.down()
-        sh("ip", "link", "add", "phxbr", "type", "bridge")
-        sh("ip", "link", "set", "phxbr", "up")
-        for i in range(HOSTS):
-            ns = f"phx{i}"
-            sh("ip", "netns", "add", ns)
-            sh("ip", "link", "add", f"v{ns}", "type", "veth", "peer", "name", "eth0", "netns", ns)
-            sh("ip", "link", "set", f"v{ns}", "master", "phxbr", "up")
-            sh("ip", "-n", ns, "link", "set", "lo", "up")
-            sh("ip", "-n", ns, "addr", "add", f"10.77.0.{i + 1}/24", "dev", "eth0")
-            sh("ip", "-n", ns, "link", "set", "eth0", "up")
-        # `ip netns exec` shows these to the hosts in the place of /etc/hosts.
-        for i in range(HOSTS):
-            os.makedirs(f"/etc/netns/phx{i}", exist_ok=True)
-            with open(f"/etc/netns/phx{i}/hosts", "w") as f:
-                f.write("127.0.0.1 localhost\n")
-                f.writelines(f"10.77.0.{j + 1} phx{j}\n" for j in range(HOSTS))
-        self.agent = os.path.join(folder, "agent")
-        with open(self.agent, "w") as f:
-            f.write('#!/bin/sh\nh=$1; shift\nexec ip netns exec "$h" unshare --uts sh -c "hostname $h; $*"\n')
-        os.chmod(self.agent, 0o755)
-
-    def down(self):
-        for i in range(HOSTS):
-            for pid in self.pids(i):
-                os.kill(pid, signal.SIGKILL)
-            sh("ip", "link", "del", f"vphx{i}", check=False)
-            sh("ip", "netns", "del", f"phx{i}", check=False)
-            shutil.rmtree(f"/etc/netns/phx{i}", ignore_errors=True)
-        sh("ip", "link", "del", "phxbr", check=False)
-
-    def pids(self, host, name=None):
-        pids = [int(p) for p in sh("ip", "netns", "pids", f"phx{host}", check=False).split()]
-        if name is None:
-            return pids
-        def comm(pid):
-            try:
-                return open(f"/proc/{pid}/comm").read().strip()
-            except OSError:
-                return ""
-        return [p for p in pids if comm(p) == name]
-
-    def link(self, host, state):
-        sh("ip", "link", "set", f"vphx{host}", state)
-
-    def reach(self, host):
-        """Whether a host reaches the first one again: a port that nobody listens at refuses at once."""
-        connect = "echo > /dev/tcp/10.77.0.1/9"
-        words = ["ip", "netns", "exec", f"phx{host}", "timeout", "1", "bash", "-c", connect]
-        return "refused" in subprocess.run(words, capture_output=True, text=True).stderr
-
-    def start(self, phalanx, folder, *more):
-        hosts = ",".join(f"phx{i}" for i in range(HOSTS))
-        train = f"train mnist-mlp --threads 1 --steps-per-epoch {STEPS} --epochs {EPOCHS} --no-scaling --verbose 0 "
-        train += f"--checkpoint-dir {folder}/run --checkpoint-every 1 --keep 50 --resume --collective-timeout {TIMEOUT} "
-        train += f"--json {folder}/out.json"
-        mca = f"--mca plm_rsh_agent {self.agent} --mca oob_tcp_if_include eth0 --mca btl_tcp_if_include eth0 --mca btl tcp,self "
-        # mpirun looks after the connections to its daemons, or it would wait for one that cannot be reached.
-        mca += "--mca oob_tcp_keepalive_time 1 --mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 2"
-        command = f"hostname phx0; exec mpirun {mca} -n {HOSTS} --host {hosts} {phalanx} {train}"
-        env = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-        log = open(os.path.join(folder, "log"), "w")
-        words = ["ip", "netns", "exec", "phx0", "unshare", "--uts", "sh", "-c", command]
-        return subprocess.Popen(words, stdout=log, stderr=log, env=env, cwd=folder)
+def start(net, phalanx, folder):
+    train = f"train mnist-mlp --threads 1 --steps-per-epoch {STEPS} --epochs {EPOCHS} --no-scaling --verbose 0 "
+    train += f"--checkpoint-dir {folder}/run --checkpoint-every 1 --keep 50 --resume --collective-timeout {TIMEOUT} "
+    train += f"--json {folder}/out.json"
+    # mpirun looks after the connections to its daemons, or it would wait for one that cannot be reached.
+    mca = "--mca oob_tcp_keepalive_time 1 --mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 2"
+    log = open(os.path.join(folder, "log"), "w")
+    return net.start(f"{phalanx} {train}", mca, stdout=log, stderr=log, cwd=folder)
 
 
 def wait_for(test, seconds, process=None):
@@ -120,7 +58,7 @@ def sha(folder):
 
 
 def finish(net, phalanx, folder):
-    process = net.start(phalanx, folder)
+    process = start(net, phalanx, folder)
     code = process.wait(timeout=180)
     log = open(f"{folder}/log").read()
     assert code == 0, f"a run that should end well: {code}\n{log}"
@@ -141,7 +79,7 @@ def is_named(log, kind, victim):
 def trial(net, phalanx, kind, phase, draw, reference):
     folder = tempfile.mkdtemp(dir=net.folder)
     victim = draw.randrange(HOSTS) if kind != "cut" else draw.randrange(1, HOSTS)
-    process = net.start(phalanx, folder)
+    process = start(net, phalanx, folder)
     step = {"rendezvous": None, "evaluation": STEPS}.get(phase, draw.randrange(2, STEPS - 1))
     if step is None:
         there = lambda: net.pids(victim, "phalanx")
@@ -205,7 +143,7 @@ def main():
     folder = tempfile.mkdtemp(prefix="phalanx-faults-")
     # The name by which workers are found.
     shutil.copy(phalanx, f"{folder}/phalanx")
-    net = Network(folder)
+    net = Network(folder, HOSTS)
     try:
         first = tempfile.mkdtemp(dir=folder)
         reference, _ = finish(net, f"{folder}/phalanx", first)
