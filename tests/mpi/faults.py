@@ -138,6 +138,7 @@ def main():
     arguments.add_argument("phalanx")
     arguments.add_argument("--trials", type=int, default=60)
     arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--phase", choices=PHASES, help="hurt runs in this phase only")
     args = arguments.parse_args()
     phalanx = os.path.abspath(args.phalanx)
     folder = tempfile.mkdtemp(prefix="phalanx-faults-")
@@ -151,7 +152,7 @@ def main():
         results = []
         for i in range(args.trials):
             draw = random.Random(args.seed * 1000 + i)
-            kind, phase = KINDS[i % len(KINDS)], PHASES[(i // len(KINDS)) % len(PHASES)]
+            kind, phase = KINDS[i % len(KINDS)], args.phase or PHASES[(i // len(KINDS)) % len(PHASES)]
             results.append(trial(net, f"{folder}/phalanx", kind, phase, draw, reference))
         print("\n| fault | " + " | ".join(PHASES) + " |\n|---|" + "---|" * len(PHASES))
         for kind in KINDS:

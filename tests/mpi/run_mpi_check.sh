@@ -3,10 +3,11 @@
 # Open MPI from Debian's packages where it is missing and that can be done; else says what is left out.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+root=$PWD
 
 ready() { command -v mpirun >/dev/null && command -v mpicc >/dev/null && ls /usr/lib/llvm-*/lib/libclang* >/dev/null 2>&1; }
 if ! ready && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    timeout 600 sh -c "apt-get -q update && apt-get -qy install openmpi-bin libopenmpi-dev libclang-dev" >/dev/null 2>&1 || true
+    timeout 600 sh -c "apt-get -q update && apt-get -qy install openmpi-bin libopenmpi-dev libclang-dev iproute2" >/dev/null 2>&1 || true
 fi
 if ! ready; then
     echo "Open MPI is not here and cannot be installed: checks with several workers are skipped"
@@ -161,4 +162,12 @@ fault short 76 "expected 8 bytes, received 3"
 fault long 76 "expected 8 bytes, received \(16\|more\)"
 fault panic 76 "it left before the others were done"
 fault late 9 ""
+# With root and iproute2, also on several hosts; PHALANX_FAULTS sets how many of them are hurt (60 take a quarter of an hour).
+if [ "$(id -u)" = 0 ] && command -v python3 >/dev/null && ip netns add phx-try 2>/dev/null; then
+    ip netns del phx-try
+    echo "a worker that is killed, paused or cut off on a host of its own"
+    python3 "$root/tests/mpi/faults.py" "$phalanx" --trials "${PHALANX_FAULTS:-3}" --phase backward
+else
+    echo "network namespaces cannot be made here: faults on several hosts are skipped"
+fi
 echo "several workers: all checks passed"

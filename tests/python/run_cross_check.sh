@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks model files against Python Keras. Uses the Python in $PHALANX_KERAS_PYTHON or makes an environment under
+# Checks model files against Python Keras; with `prepare`, only gets ready for it. Uses the Python in $PHALANX_KERAS_PYTHON or makes an environment under
 # the target directory; says so and ends well where neither is possible.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -12,6 +12,7 @@ if ! "$python" -c 'import h5py, jax, keras' 2>/dev/null; then
     fi
     python="$venv/bin/python"
 fi
+[ "${1:-}" = prepare ] && exit 0
 directory="$(mktemp -d)"
 trap 'rm -rf "$directory"' EXIT
 timeout 1200 "$python" tests/python/cross_check.py "$directory"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Compiles the GPU kernels of the applications' training programs with NVIDIA's runtime compiler, which needs no GPU. Takes
-# it from the Python environment in $PHALANX_NVRTC_VENV or makes one under the target directory; says so and ends well
-# where neither is possible.
+# Compiles the GPU kernels of the applications' training programs with NVIDIA's runtime compiler, which needs no GPU; with
+# `prepare`, only gets ready for it. Takes it from the Python environment in $PHALANX_NVRTC_VENV or makes one under the
+# target directory; says so and ends well where neither is possible.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 venv="${PHALANX_NVRTC_VENV:-${CARGO_TARGET_DIR:-target}/kernel-check-venv}"
@@ -11,5 +11,6 @@ if ! compgen -G "$venv/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.*" >/
         exit 0
     fi
 fi
+[ "${1:-}" = prepare ] && exit 0
 VIRTUAL_ENV="$(cd "$venv" && pwd)" PHALANX_NVRTC=required \
     cargo test --locked --workspace --lib applications::every_kernel_compiles -- --exact
