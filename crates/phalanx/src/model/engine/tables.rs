@@ -1,6 +1,7 @@
 //! Steps on samples that the devices keep.
 
-use super::{Engine, StepKind, denominator};
+use super::run::denominator;
+use super::{Engine, StepKind};
 use crate::data::{Dataset, HostBatch, Identity, InMemory, Picked, Table};
 use crate::error::Result;
 use crate::layer::lock;
