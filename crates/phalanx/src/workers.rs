@@ -118,6 +118,30 @@ impl MultiWorkerMirroredStrategy {
         self.rank() == 0
     }
 
+    /// Adds up numbers over all workers, which all must call it, in the order of their ranks; each gets
+    /// the sums.
+    pub fn sum(&self, values: &mut [f64]) -> Result<()> {
+        let Some(cluster) = &self.cluster else { return Ok(()) };
+        let mine: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let all = gather(&*cluster.peers, &mine).map_err(lost)?;
+        if let Some(rank) = all.iter().position(|bytes| bytes.len() != mine.len()) {
+            let received = format!("{} on {}", all[rank].len() / 8, cluster.peers.name(rank));
+            return Err(Error::argument(
+                OWNER,
+                "sum",
+                format!("{} numbers", values.len()),
+                received,
+            ));
+        }
+        values.fill(0.0);
+        for bytes in &all {
+            for (value, part) in values.iter_mut().zip(bytes.as_chunks().0) {
+                *value += f64::from_le_bytes(*part);
+            }
+        }
+        Ok(())
+    }
+
     /// This worker's devices.
     pub fn local(&self) -> &MirroredStrategy {
         &self.local
