@@ -245,3 +245,73 @@ fn pick(x: &Samples, rows: &[usize]) -> Result<Samples> {
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use image::{Rgb, RgbImage};
+    use phalanx::data::{HostBatch, Share};
+    use phalanx_graph::Mesh;
+
+    /// The inputs of all batches, as far as a share has them.
+    fn inputs(data: &dyn Dataset, share: Option<&Share>) -> Vec<Vec<f32>> {
+        let (mut batch, mut out) = (HostBatch::default(), vec![]);
+        let mut epoch = data.epoch_of(5, 1, 0, share).unwrap();
+        while epoch.next(&mut batch).unwrap() {
+            let x = &batch.inputs[0];
+            assert_eq!(x.dims()[1..], [48]);
+            out.extend(x.f32().unwrap()[..batch.held() * 48].chunks(48).map(<[f32]>::to_vec));
+        }
+        out
+    }
+
+    #[test]
+    fn files_that_are_read_by_need_are_those_of_memory_and_each_is_read_once() {
+        let dir = tempfile::tempdir().unwrap();
+        for (c, class) in ["a", "b"].iter().enumerate() {
+            std::fs::create_dir(dir.path().join(class)).unwrap();
+            for i in 0..11 {
+                let image = RgbImage::from_fn(5, 4, |x, y| {
+                    Rgb([c as u8 * 90, (i * 20 + x) as u8, (y * 30) as u8])
+                });
+                image.save(dir.path().join(class).join(format!("{i:02}.png"))).unwrap();
+            }
+        }
+        let open = || ImageFolder::open(dir.path()).unwrap().target_size(4, 4).unwrap();
+        let (samples, labels) = open().load().unwrap();
+        let feeds = [Feed::Memory(samples), Feed::files(open(), 1 << 20)];
+        let rows: Vec<usize> = (0..22).filter(|row| row % 4 != 3).collect();
+        let labels: Vec<i32> = rows.iter().map(|r| labels.i32().unwrap()[*r]).collect();
+        let y = Tensor::new([rows.len()], labels).unwrap();
+        let picked = feeds.map(|feed| feed.pick(&rows).unwrap());
+        let alone = MultiWorkerMirroredStrategy::from(MirroredStrategy::cpus(1).unwrap());
+        let origin = Origin::unnamed("", vec![4, 4, 3], vec!["a".into(), "b".into()]);
+        let origin = Origin { scale: crate::origin::Scale::Bytes, ..origin };
+        let [mean, by_need] = [0, 1].map(|i| picked[i].mean(&origin, &alone).unwrap());
+        assert_eq!(mean, by_need);
+        let origin = Origin { mean: Some(mean), ..origin };
+        let [Feed::Memory(x), Feed::Files(files)] = &picked else { panic!("one of each") };
+        let whole = origin.shape(x).unwrap().reshape([rows.len(), 48]).unwrap();
+        let whole = Arrays::new(whole, &y).unwrap().batch(5).unwrap().shuffle(true);
+        let whole = inputs(&whole, None);
+        for workers in [1, 2, 3] {
+            let mut all = 0;
+            for worker in 0..workers {
+                let images = Arc::new(open().keep(1 << 20));
+                let files = Files { images: images.clone(), ..files.shaped(&origin, vec![48]) };
+                let flow = Feed::Files(files).flow(&ImageDataGenerator::new(), &y, 5).unwrap();
+                let share = Share { mesh: Mesh::new(workers, 1), devices: worker..worker + 1 };
+                let own = |(at, _): &(usize, &Vec<f32>)| {
+                    let batch = (rows.len() - at / 5 * 5).min(5);
+                    share.rows(batch).contains(&(at % 5))
+                };
+                let expected: Vec<_> =
+                    whole.iter().enumerate().filter(own).map(|(_, x)| x.clone()).collect();
+                assert_eq!(inputs(&flow, Some(&share)), expected);
+                assert_eq!(images.decoded(), expected.len());
+                all += images.decoded();
+            }
+            assert_eq!(all, rows.len(), "each image on one of {workers} workers");
+        }
+    }
+}
