@@ -163,24 +163,27 @@ for c in range(4):
         png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
         first = c < 2 if i % 5 == 4 else i < 5
         for folder, whole in [("all", True), ("zero", first), ("one", not first)]:
-            os.makedirs(f"{folder}/class{c}", exist_ok=True)
-            open(f"{folder}/class{c}/{i}.png", "wb").write(png if whole else b"of no use here")
+            os.makedirs(f"{folder}/images/class{c}", exist_ok=True)
+            open(f"{folder}/images/class{c}/{i}.png", "wb").write(png if whole else b"of no use here")
 PY
 then
     images="train mnist-cnn --grayscale --global-batch-size 8 --epochs 1 --no-shuffle --verbose 0 --no-scaling --deterministic"
-    $phalanx $images --data all --json one.json
-    apart() { timeout 60 mpirun --oversubscribe -n 1 "$phalanx" $images --data zero --json several.json : -n 1 "$phalanx" $images --data one; }
+    $phalanx $images --data all/images --json one.json
+    apart() {
+        local each="$phalanx $images --data images"
+        timeout 60 mpirun --oversubscribe -n 1 --wdir "$work/zero" $each --json "$work/several.json" : -n 1 --wdir "$work/one" $each
+    }
     apart
     same "$(field several.json weights_sha256)" "$(field one.json weights_sha256)" "workers with their own files"
     for n in 2 4; do
-        shuffled="${images/ --no-shuffle/} --augment shift,flip --data all"
+        shuffled="${images/ --no-shuffle/} --augment shift,flip --data all/images"
         $phalanx $shuffled --json one.json
         workers $n $shuffled --json several.json
         same "$(field several.json weights_sha256)" "$(field one.json weights_sha256)" "$n workers: an image folder"
     done
-    echo "no image" > one/class3/8.png
-    apart 2>log && fail "a broken image is not noticed"
-    grep -q "^error: rank 1 (.*): .*one/class3/8.png: expected a JPEG or PNG image" log || { cat log; fail "whose image is broken is not told"; }
+    echo "no image" > one/images/class3/8.png
+    ! apart 2>log || fail "a broken image is not noticed"
+    grep -q "^error: rank 1 (.*): images/class3/8.png: expected a JPEG or PNG image" log || { cat log; fail "whose image is broken is not told"; }
 fi
 
 echo "warnings carry rank and host, and the chief alone prints results"
