@@ -122,6 +122,14 @@ fn map_keeps_the_order_whatever_the_threads() {
         let mut batch = HostBatch::default();
         assert!(batched.epoch(0, 0, 9).unwrap().next(&mut batch).unwrap());
         assert_eq!(batch.targets[0].i32().unwrap()[0], 90);
+        // In the middle, when threads have work in hand.
+        let singles = numbered(100).map_parallel(threads, Ok).batch(1, false).unwrap();
+        let mut epoch = singles.epoch(0, 0, 0).unwrap();
+        for (skipped, label) in [(0, 0), (3, 4), (60, 65)] {
+            epoch.skip(skipped).unwrap();
+            assert!(epoch.next(&mut batch).unwrap());
+            assert_eq!(batch.targets[0].i32().unwrap(), [label]);
+        }
     }
 }
 
