@@ -151,6 +151,49 @@ rc=0
 RANK=0 WORLD_SIZE=3 timeout 60 mpirun --oversubscribe -n 2 "$phalanx" $train 2>log || rc=$?
 grep -q "launcher: RANK: expected rank . of 2 as OMPI_COMM_WORLD_RANK says" log || { cat log; fail "a conflict is not told"; }
 
+echo "each worker reads its share of an image folder, and an error of one carries its rank and host"
+if python3 - <<'PY' 2>/dev/null
+# Four classes of ten images, each fifth to test on. In zero/ and one/ the files that the worker of that rank has no use
+# for are broken: of every batch of eight the first has rows 0 to 3, the second 4 to 7.
+import os, struct, zlib
+chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+for c in range(4):
+    for i in range(10):
+        rows = b"".join(b"\0" + bytes((c * 60 + i * 7 + x * y) % 256 for x in range(28)) for y in range(28))
+        head = struct.pack(">IIBBBBB", 28, 28, 8, 0, 0, 0, 0)
+        png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+        first = c < 2 if i % 5 == 4 else i < 5
+        for folder, whole in [("all", True), ("zero", first), ("one", not first)]:
+            os.makedirs(f"{folder}/images/class{c}", exist_ok=True)
+            open(f"{folder}/images/class{c}/{i}.png", "wb").write(png if whole else b"of no use here")
+PY
+then
+    images="train mnist-cnn --grayscale --global-batch-size 8 --epochs 1 --no-shuffle --verbose 0 --no-scaling --deterministic"
+    $phalanx $images --data all/images --json one.json
+    apart() {
+        local each="$phalanx $images --data images"
+        timeout 60 mpirun --oversubscribe -n 1 --wdir "$work/zero" $each --json "$work/several.json" : -n 1 --wdir "$work/one" $each
+    }
+    apart
+    same "$(field several.json weights_sha256)" "$(field one.json weights_sha256)" "workers with their own files"
+    for n in 2 4; do
+        shuffled="${images/ --no-shuffle/} --augment shift,flip --data all/images"
+        $phalanx $shuffled --json one.json
+        workers $n $shuffled --json several.json
+        same "$(field several.json weights_sha256)" "$(field one.json weights_sha256)" "$n workers: an image folder"
+    done
+    echo "no image" > one/images/class3/8.png
+    ! apart 2>log || fail "a broken image is not noticed"
+    grep -q "^error: rank 1 (.*): images/class3/8.png: expected a JPEG or PNG image" log || { cat log; fail "whose image is broken is not told"; }
+fi
+
+echo "warnings carry rank and host, and the chief alone prints results"
+workers 2 $train --epochs 1 --checkpoint-dir told >/dev/null
+workers 2 $train --epochs 2 --checkpoint-dir told --resume --schedule steps 2>log >/dev/null
+grep -q "^warning: rank 0 (.*): run to continue: " log || { cat log; fail "a warning without rank and host"; }
+workers 2 ${train/--verbose 0/--verbose 2} --epochs 1 2>/dev/null >out
+same "$(grep -c "^test - " out)" 1 "results"
+
 echo "processes that do not keep to the rules are named, and nothing is exchanged behind that"
 fault() {
     local rc=0

@@ -1,9 +1,11 @@
 //! `--config run.toml`: the flags of a command from a file, under those of the command line.
 
 use crate::args::Args;
+use crate::warnings::{place, say};
 use anyhow::{Context, Result, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use phalanx::workers;
 use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -15,19 +17,33 @@ const LARGEST: u64 = 1 << 20;
 /// Reads the command line, and the file it may name. What clap refuses ends the program.
 pub fn parse() -> Result<Args> {
     let line: Vec<OsString> = std::env::args_os().collect();
-    let matches = Args::command().get_matches_from(&line);
-    let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let matches = Args::command().try_get_matches_from(&line).unwrap_or_else(|e| refused(&e));
+    let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| refused(&error));
     let Some((name, given)) = matches.subcommand() else { return Ok(args) };
     let Ok(Some(path)) = given.try_get_one::<PathBuf>("config") else { return Ok(args) };
     let from_file = arguments(path, name, given)?;
     let all = line.into_iter().chain(from_file.into_iter().map(OsString::from));
     let matches = Args::command().try_get_matches_from(all);
     let parsed = matches.and_then(|matches| Args::from_arg_matches(&matches));
-    parsed.map_err(|error| {
-        let text = error.to_string();
-        let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
-        anyhow::anyhow!("{}: {first}", path.display())
-    })
+    parsed.map_err(|error| anyhow::anyhow!("{}: {}", path.display(), first_line(&error)))
+}
+
+fn first_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    text.lines().next().unwrap_or_default().trim_start_matches("error: ").into()
+}
+
+/// Says what clap has to say, and ends the program; workers other than the chief are brief.
+fn refused(error: &clap::Error) -> ! {
+    match workers::name() {
+        Some((rank, _)) if rank > 0 => {
+            if error.use_stderr() {
+                say(format_args!("error: {}{}", place(), first_line(error)));
+            }
+            std::process::exit(error.exit_code())
+        }
+        _ => error.exit(),
+    }
 }
 
 /// The file's keys as arguments, but for those that the command line has something to say about.

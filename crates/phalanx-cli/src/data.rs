@@ -1,9 +1,10 @@
 //! What `--data` names, loaded: a dataset, a directory of images, an `.npz` or a `.csv`.
 
 use crate::args::Size;
+use crate::feed::{Feed, room};
 use anyhow::{Context, Result, bail};
 use phalanx::Data;
-use phalanx::data::{ColorMode, Pixels, Samples};
+use phalanx::data::{ColorMode, Samples};
 use phalanx::datasets::{Csv, Own, load_npz};
 use phalanx::prelude::*;
 use std::path::Path;
@@ -19,9 +20,9 @@ const USUAL_SIZE: Size = Size { height: 28, width: 28 };
 /// Samples and class numbers as they came.
 pub struct Loaded {
     /// To train on.
-    pub train: (Samples, Tensor),
+    pub train: (Feed, Tensor),
     /// To test on.
-    pub test: (Samples, Tensor),
+    pub test: (Feed, Tensor),
     /// The classes' names, in the order of their numbers.
     pub classes: Vec<String>,
     /// Whether the samples are images in height, width and channels.
@@ -33,6 +34,8 @@ pub struct Loaded {
 pub struct Reading {
     size: Size,
     color: ColorMode,
+    /// Whether files are read as they are needed: each worker then reads its share.
+    shared: bool,
 }
 
 impl Reading {
@@ -43,7 +46,12 @@ impl Reading {
             _ => USUAL_SIZE,
         };
         let color = if grey { ColorMode::Grayscale } else { ColorMode::Rgb };
-        Reading { size: size.unwrap_or(usual), color }
+        Reading { size: size.unwrap_or(usual), color, shared: false }
+    }
+
+    /// By so many workers.
+    pub fn by(self, workers: usize) -> Reading {
+        Reading { shared: workers > 1, ..self }
     }
 
     /// As a model takes them: in shades of grey too where it has one channel.
@@ -62,7 +70,9 @@ pub fn load(name: &str, reading: Reading) -> Result<Loaded> {
     if datasets::NAMES.contains(&datasets::canonical(name)) {
         let split = datasets::load(name)?;
         let classes = datasets::class_names(name)?;
-        return Ok(Loaded { train: split.train, test: split.test, classes, images: true });
+        let held = |(x, y)| (Feed::Memory(x), y);
+        let (train, test) = (held(split.train), held(split.test));
+        return Ok(Loaded { train, test, classes, images: true });
     }
     let path = Path::new(name);
     let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
@@ -85,6 +95,13 @@ fn folder(path: &Path, reading: Reading) -> Result<Loaded> {
         let sized = folder.target_size(reading.size.height, reading.size.width)?;
         Ok(sized.color_mode(reading.color))
     };
+    let part = |folder: ImageFolder, room: usize| -> Result<Part> {
+        let labels = folder.labels();
+        Ok(match reading.shared {
+            true => (Feed::files(folder, room), labels),
+            false => (Feed::Memory(folder.load()?.0), labels),
+        })
+    };
     let (train, test) = (path.join("train"), path.join("test"));
     let (train, test) = match train.is_dir() && test.is_dir() {
         true => (open(&train)?, Some(open(&test)?)),
@@ -95,15 +112,16 @@ fn folder(path: &Path, reading: Reading) -> Result<Loaded> {
         bail!("expected the same classes in train and test, received {:?}", other.class_names());
     }
     let (train, test) = match test {
-        Some(test) => (train.load()?, test.load()?),
-        None => hold_back(train.load()?)?,
+        Some(test) => (part(train, room() / 2)?, part(test, room() / 2)?),
+        None => hold_back(part(train, room())?)?,
     };
     Ok(Loaded { train, test, classes, images: true })
 }
 
 /// Arrays of the user's own.
 fn own(own: Own) -> Result<Loaded> {
-    let whole = |(x, y): (Samples, Tensor)| Ok::<_, anyhow::Error>((x, class_numbers(&y)?));
+    let whole =
+        |(x, y): (Samples, Tensor)| -> Result<Part> { Ok((Feed::Memory(x), class_numbers(&y)?)) };
     let train = whole(own.train)?;
     let (train, test) = match own.test {
         Some(test) => (train, whole(test)?),
@@ -112,8 +130,8 @@ fn own(own: Own) -> Result<Loaded> {
     let largest = [&train.1, &test.1].into_iter().filter_map(|y| y.i32()?.iter().max());
     let count = largest.max().map_or(0, |most| *most as usize + 1);
     let classes = if own.classes.is_empty() { numbered(count) } else { own.classes };
-    // [n, height, width] and [n, height, width, channels].
-    let images = matches!(train.0.dims().len(), 3 | 4);
+    // [height, width] and [height, width, channels].
+    let images = matches!(train.0.dims().len(), 2 | 3);
     Ok(Loaded { train, test, classes, images })
 }
 
@@ -146,7 +164,7 @@ fn class_numbers(y: &Tensor) -> Result<Tensor> {
     Ok(Tensor::new([rows], numbers)?)
 }
 
-type Part = (Samples, Tensor);
+type Part = (Feed, Tensor);
 
 /// All but every fifth sample of each class, and those.
 fn hold_back((x, y): Part) -> Result<(Part, Part)> {
@@ -164,29 +182,11 @@ fn hold_back((x, y): Part) -> Result<(Part, Part)> {
         let most = seen.iter().max().unwrap_or(&0);
         bail!("expected {TEST_SHARE} samples or more of a class, to test on one, received {most}");
     }
-    Ok((pick(&x, labels, &train)?, pick(&x, labels, &test)?))
-}
-
-/// Some of the samples, in this order.
-fn pick(x: &Samples, labels: &[i32], rows: &[usize]) -> Result<Part> {
-    let labels: Vec<i32> = rows.iter().map(|row| labels[*row]).collect();
-    let width = x.row_len();
-    let mut dims = x.dims().to_vec();
-    dims[0] = rows.len();
-    let picked: Samples = match x {
-        Samples::Pixels(pixels) => {
-            let bytes = rows.iter().flat_map(|r| &pixels.bytes()[r * width..(r + 1) * width]);
-            // All bytes of a user's own count from 0 to 1.
-            Pixels::new(dims, bytes.copied().collect(), 255.0).context("a byte each")?.into()
-        }
-        Samples::Tensor(_) => {
-            let mut values = vec![0.0; rows.len() * width];
-            let places = values.chunks_exact_mut(width.max(1)).zip(rows);
-            places.for_each(|(to, row)| x.read_row(*row, to));
-            Tensor::new(dims, values)?.into()
-        }
+    let part = |rows: &[usize]| -> Result<Part> {
+        let labels: Vec<i32> = rows.iter().map(|row| labels[*row]).collect();
+        Ok((x.pick(rows)?, Tensor::new([rows.len()], labels)?))
     };
-    Ok((picked, Tensor::new([rows.len()], labels)?))
+    Ok((part(&train)?, part(&test)?))
 }
 
 #[cfg(test)]
@@ -210,10 +210,10 @@ mod tests {
     fn every_fifth_of_a_class_is_held_back() {
         let labels: Vec<i32> = (0..20).map(|i| i % 2).collect();
         let x: Vec<f32> = (0..20).map(|i| i as f32).collect();
-        let x = Samples::from(Tensor::new([20, 1], x).unwrap());
+        let x = Feed::Memory(Tensor::new([20, 1], x).unwrap().into());
         let y = Tensor::new([20], labels).unwrap();
         let (train, test) = hold_back((x, y)).unwrap();
-        assert_eq!(test.0.to_tensor().f32().unwrap(), [8.0, 9.0, 18.0, 19.0]);
+        assert_eq!(test.0.first(4).unwrap().unwrap().f32().unwrap(), [8.0, 9.0, 18.0, 19.0]);
         assert_eq!(test.1.i32().unwrap(), [0, 1, 0, 1]);
         assert_eq!(train.0.rows(), 16);
     }

@@ -22,19 +22,23 @@ pub fn run(args: &Evaluate) -> Result<()> {
     let chief = strategy.is_chief();
     let subject = subject(args)?;
     let data = match &subject.origin {
-        Some(origin) => load(&subject, origin, args.data.as_ref().unwrap_or(&origin.data))?,
-        None => prepare(&subject, args.data.as_deref().unwrap_or("glyphs"), None, false)?,
+        Some(origin) => {
+            load(&subject, origin, args.data.as_ref().unwrap_or(&origin.data), &strategy)?
+        }
+        None => {
+            prepare(&subject, args.data.as_deref().unwrap_or("glyphs"), None, false, &strategy)?
+        }
     };
     let batch = args.batch.global(subject.usual_batch(), strategy.num_replicas_in_sync())?;
     let mut model = subject.compiled(&data.origin, strategy.into())?;
-    let test = Arrays::new(data.test.0.clone(), data.test.1.clone())?.batch(batch)?;
-    let logs = model.evaluate_with(&test, Inference::new())?;
+    let test = || data.test.0.in_order(&data.test.1, batch);
+    let logs = model.evaluate_with(test()?, Inference::new())?;
     let text: Vec<String> = logs.iter().map(|(name, v)| format!("{name}: {v:.4}")).collect();
     if chief {
         writeln!(std::io::stdout().lock(), "test - {}", text.join(" - "))?;
     }
     if args.confusion.is_some() || args.samples.is_some() {
-        let outputs = model.predict(&test)?;
+        let outputs = model.predict(test()?)?;
         if chief {
             draw(args, &subject, &data, &outputs)?;
         }
@@ -65,7 +69,7 @@ fn draw(args: &Evaluate, subject: &Subject, data: &Prepared, outputs: &Tensor) -
     }
     if let Some(path) = &args.samples {
         let shown = SHOWN.min(truths.len());
-        let images = data.pictures.slice_rows(0..shown).map(|s| s.to_tensor());
+        let images = data.pictures.first(shown)?;
         let captions: Vec<(String, bool)> = truths
             .iter()
             .zip(&guesses)

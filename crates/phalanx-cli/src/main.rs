@@ -7,6 +7,7 @@ mod data;
 mod devices;
 mod doctor;
 mod evaluate;
+mod feed;
 mod files;
 mod inspect;
 mod model_file;
@@ -65,10 +66,8 @@ fn report(error: &anyhow::Error) -> u8 {
         _ => FAILED,
     };
     let me = workers::name();
-    if code != INTERRUPTED || me.as_ref().is_none_or(|(rank, _)| *rank == 0) {
-        let place = me.map(|(_, name)| name + ": ").unwrap_or_default();
-        // In one piece: lines of several workers meet on one terminal.
-        let _ = std::io::stderr().write_all(format!("error: {place}{}\n", words(error)).as_bytes());
+    if code != INTERRUPTED || me.is_none_or(|(rank, _)| rank == 0) {
+        warnings::say(format_args!("error: {}{}", warnings::place(), words(error)));
     }
     if code != INTERRUPTED {
         workers::abort(code);

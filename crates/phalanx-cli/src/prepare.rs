@@ -2,33 +2,39 @@
 
 use crate::args::Size;
 use crate::data::{self, Loaded, Reading};
+use crate::feed::Feed;
 use crate::model_file::ModelFile;
 use crate::network::Network;
 use crate::origin::{Origin, Scale};
 use crate::subject::{Kind, Subject};
 use anyhow::{Context, Result, bail};
-use phalanx::data::Samples;
 use phalanx::prelude::*;
 
 /// Data in the form a model takes.
 pub struct Prepared {
     /// To train on.
-    pub train: (Samples, Tensor),
+    pub train: (Feed, Tensor),
     /// To test on.
-    pub test: (Samples, Tensor),
+    pub test: (Feed, Tensor),
     /// The test samples' class numbers.
     pub labels: Tensor,
     /// Their name or path.
     pub name: String,
     /// To show: the test images as they are.
-    pub pictures: Samples,
+    pub pictures: Feed,
     /// What was done to them.
     pub origin: Origin,
 }
 
 /// Loads a dataset for a model that was trained before.
-pub fn load(subject: &Subject, origin: &Origin, name: &str) -> Result<Prepared> {
-    let loaded = data::load(name, Reading::sized(&origin.input, None, false))?;
+pub fn load(
+    subject: &Subject,
+    origin: &Origin,
+    name: &str,
+    workers: &MultiWorkerMirroredStrategy,
+) -> Result<Prepared> {
+    let reading = Reading::sized(&origin.input, None, false);
+    let loaded = data::load(name, reading.by(workers.num_workers()))?;
     if loaded.classes.len() > origin.classes.len() {
         let (most, received) = (origin.classes.len(), loaded.classes.len());
         bail!("--data {name}: expected at most {most} classes, received {received}");
@@ -38,18 +44,24 @@ pub fn load(subject: &Subject, origin: &Origin, name: &str) -> Result<Prepared> 
 
 /// Loads a dataset and fits it and the model to each other: a network's input becomes a sample and its
 /// outputs the classes; a file's model has its own, and images are brought to its size.
-pub fn prepare(subject: &Subject, name: &str, size: Option<Size>, grey: bool) -> Result<Prepared> {
+pub fn prepare(
+    subject: &Subject,
+    name: &str,
+    size: Option<Size>,
+    grey: bool,
+    workers: &MultiWorkerMirroredStrategy,
+) -> Result<Prepared> {
     let reading = match &subject.kind {
         Kind::Network(network) => Reading::of(&network.usual_input(), size, grey),
         Kind::File(file) => Reading::sized(&file.image(), size, grey),
     };
-    let loaded = data::load(name, reading)?;
+    let loaded = data::load(name, reading.by(workers.num_workers()))?;
     if loaded.classes.len() < 2 {
         let received = &loaded.classes;
         bail!("--data {name}: expected two classes or more, received {received:?}");
     }
     let origin = match &subject.kind {
-        Kind::Network(network) => for_network(*network, subject, &loaded, size),
+        Kind::Network(network) => for_network(*network, subject, &loaded, size, workers),
         Kind::File(file) => for_file(file, subject, &loaded, size),
     };
     let origin = origin.with_context(|| format!("--data {name}"))?;
@@ -62,12 +74,12 @@ fn finish(subject: &Subject, origin: Origin, name: &str, loaded: Loaded) -> Resu
     Ok(Prepared {
         name: name.into(),
         train: (
-            subject.feed(&origin, &train.0).with_context(named)?,
+            train.0.fed(subject, &origin).with_context(named)?,
             subject.targets(&train.1).with_context(named)?,
         ),
         pictures: test.0.clone(),
         test: (
-            subject.feed(&origin, &test.0).with_context(named)?,
+            test.0.fed(subject, &origin).with_context(named)?,
             subject.targets(&test.1).with_context(named)?,
         ),
         labels: test.1,
@@ -81,6 +93,7 @@ fn for_network(
     subject: &Subject,
     loaded: &Loaded,
     size: Option<Size>,
+    workers: &MultiWorkerMirroredStrategy,
 ) -> Result<Origin> {
     let input = input(network, loaded, size)?;
     let origin = Origin::unnamed("", input, loaded.classes.clone()).named(Some(network));
@@ -98,8 +111,8 @@ fn for_network(
         return Ok(origin);
     }
     let origin = Origin { scale: Scale::Bytes, ..origin };
-    let mean = origin.shape(&loaded.train.0)?.mean();
-    Ok(Origin { mean: Some(mean.f32().unwrap_or_default().to_vec()), ..origin })
+    let mean = loaded.train.0.mean(&origin, workers)?;
+    Ok(Origin { mean: Some(mean), ..origin })
 }
 
 /// The origin of a file's model, which is fed as it was before.
@@ -109,7 +122,7 @@ fn for_file(
     loaded: &Loaded,
     size: Option<Size>,
 ) -> Result<Origin> {
-    let mut own = loaded.train.0.dims()[1..].to_vec();
+    let mut own = loaded.train.0.dims();
     if let (Some(size), true) = (size, loaded.images) {
         own[..2].copy_from_slice(&[size.height, size.width]);
     }
@@ -132,7 +145,7 @@ fn for_file(
 
 /// The dimensions of a network's input for these samples.
 fn input(network: Network, loaded: &Loaded, size: Option<Size>) -> Result<Vec<usize>> {
-    let own = &loaded.train.0.dims()[1..];
+    let own = &loaded.train.0.dims()[..];
     let usual = network.usual_input();
     let image = match *own {
         [height, width] if loaded.images => Some([height, width, 1]),

@@ -27,6 +27,8 @@ pub struct Plan {
     pub steps: usize,
     /// The share of the training data held back to validate on.
     pub held: f64,
+    /// Samples before those.
+    pub rows: usize,
 }
 
 impl Plan {
@@ -50,6 +52,7 @@ impl Plan {
             asked: (batch < asked).then_some(asked),
             steps: args.steps_per_epoch.unwrap_or(rows.div_ceil(batch)),
             held,
+            rows,
         }
     }
 
@@ -102,7 +105,7 @@ pub fn header(
         told::schedule(args).map_or(String::new(), |word| format!(" ({word})")),
         counted(plan.steps, "step"),
     )?;
-    let (own, input) = (&data.pictures.dims()[1..], &data.origin.input);
+    let (own, input) = (&data.pictures.dims(), &data.origin.input);
     let brought = match own == input {
         true => String::new(),
         false => format!(" (from {own:?})"),

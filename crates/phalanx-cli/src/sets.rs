@@ -49,7 +49,7 @@ fn info(name: &str) -> Result<()> {
     }
     let (train, test) = (data.train.0.rows(), data.test.0.rows());
     writeln!(out, "samples: {train} to train on, {test} to test on")?;
-    writeln!(out, "shape: {:?}", &data.train.0.dims()[1..])?;
+    writeln!(out, "shape: {:?}", data.train.0.dims())?;
     let mut counts = vec![0usize; data.classes.len()];
     for class in data.train.1.i32().unwrap_or_default() {
         if let Some(count) = counts.get_mut(*class as usize) {

@@ -1,6 +1,7 @@
 //! `phalanx train`.
 
 use crate::args::{Augment, Schedule, Train};
+use crate::feed::Feed;
 use crate::paths::{self, is_stdout};
 use crate::prepare::{Prepared, prepare};
 use crate::recipe;
@@ -29,7 +30,7 @@ pub fn run(args: &Train) -> Result<()> {
     let asked = args.batch.global(usual, strategy.num_replicas_in_sync())?;
     let each = asked.div_ceil(strategy.num_replicas_in_sync().max(1));
     let args = &recipe::complete(args, &subject, each);
-    let data = prepare(&subject, &args.data, args.image_size, args.grayscale)?;
+    let data = prepare(&subject, &args.data, args.image_size, args.grayscale, &strategy)?;
     let plan = Plan::new(args, &subject, &strategy, &data, asked);
     let workers = strategy.num_workers();
     // A stream on standard output must not be mixed with anything else.
@@ -51,7 +52,7 @@ pub fn run(args: &Train) -> Result<()> {
         fit = fit.callback(json.clone());
     }
     let loaders = loaders(&model.devices()?);
-    let batches = |batch| source(&args.augment, !args.no_shuffle, &data, batch, loaders);
+    let batches = |batch| source(args, &data, plan.rows, batch, loaders);
     let history = model.fit(batches(plan.batch)?, fit)?;
     let logs = tested(&mut model, &data, &plan)?;
     if let Some(path) = &args.save {
@@ -140,17 +141,19 @@ fn optimizer(args: &Train, subject: &Subject, steps: usize) -> Result<Option<Box
 
 /// The training data, distorted where asked.
 fn source(
-    augment: &[Augment],
-    shuffle: bool,
+    args: &Train,
     data: &Prepared,
+    rows: usize,
     batch: usize,
     loaders: usize,
 ) -> Result<Source> {
-    if augment.is_empty() {
-        let (x, y) = data.train.clone();
-        return Ok(Source::Arrays(Arrays::new(x, y)?.batch(batch)?));
+    let (x, y) = &data.train;
+    let flow = || flow(&args.augment, !args.no_shuffle, data, batch);
+    match x {
+        Feed::Memory(_) if args.augment.is_empty() => x.in_order(y, batch),
+        Feed::Memory(_) => Ok(flow()?.workers(loaders).into_source()?),
+        Feed::Files(_) => Ok(flow()?.slice_rows(0..rows)?.into_source()?),
     }
-    Ok(flow(augment, shuffle, data, batch)?.workers(loaders).into_source()?)
 }
 
 /// Threads that distort images: where GPUs train, half of the cores have nothing better to do.
@@ -169,7 +172,7 @@ pub fn flow(
     data: &Prepared,
     batch: usize,
 ) -> Result<ImageFlow> {
-    let (x, y) = data.train.clone();
+    let (x, y) = &data.train;
     let mut aug = ImageDataGenerator::new().fill_mode("nearest");
     for kind in augment {
         aug = match kind {
@@ -180,7 +183,7 @@ pub fn flow(
             Augment::None => aug,
         };
     }
-    Ok(aug.flow(x, y, batch)?.shuffle(shuffle))
+    Ok(x.flow(&aug, y, batch)?.shuffle(shuffle))
 }
 
 /// Epochs, steps and what to validate on.
@@ -189,17 +192,22 @@ fn arguments(args: &Train, data: &Prepared, plan: &Plan) -> Result<Fit> {
     if let Some(steps) = args.steps_per_epoch {
         fit = fit.steps_per_epoch(steps);
     }
-    if plan.held > 0.0 {
-        return Ok(fit.validation_split(plan.held));
-    }
-    let (x, y) = data.test.clone();
-    Ok(fit.validation_data(Arrays::new(x, y)?.batch(plan.batch)?))
+    let (x, y) = &data.train;
+    Ok(match x {
+        _ if plan.held == 0.0 => {
+            fit.validation_data(data.test.0.in_order(&data.test.1, plan.batch)?)
+        }
+        Feed::Memory(_) => fit.validation_split(plan.held),
+        Feed::Files(_) => {
+            let held = x.flow(&ImageDataGenerator::new(), y, plan.batch)?.shuffle(false);
+            fit.validation_data(held.slice_rows(plan.rows..x.rows())?)
+        }
+    })
 }
 
 /// Loss and metrics of the trained model on the test split.
 fn tested(model: &mut Model, data: &Prepared, plan: &Plan) -> Result<Vec<(String, f64)>> {
-    let (x, y) = data.test.clone();
-    let test = Arrays::new(x, y)?.batch(plan.batch)?;
+    let test = data.test.0.in_order(&data.test.1, plan.batch)?;
     Ok(model.evaluate_with(test, Inference::new())?.to_vec())
 }
 

@@ -2,7 +2,9 @@
 
 use crate::between::sum;
 use phalanx_graph::peers::{PeerError, Peers};
+use std::any::Any;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -83,7 +85,8 @@ fn deliver(shared: &Shared, peers: &dyn Peers, tree: bool) {
         drop(desk);
         // SAFETY: the contract of `take`.
         let values = unsafe { std::slice::from_raw_parts_mut(first, len) };
-        let result = sum(peers, tree, values, &mut room);
+        let work = AssertUnwindSafe(|| sum(peers, tree, values, &mut room));
+        let result = catch_unwind(work).unwrap_or_else(|panic| Err(panicked(peers, &*panic)));
         let mut desk = shared.desk();
         desk.busy = false;
         if let Err(error) = result {
@@ -95,13 +98,68 @@ fn deliver(shared: &Shared, peers: &dyn Peers, tree: bool) {
     }
 }
 
+/// A panic on the way, as an error of this process: whoever waits must hear of it.
+fn panicked(peers: &dyn Peers, panic: &(dyn Any + Send)) -> PeerError {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let message = format!("adding up gradients panicked: {}", text.unwrap_or("no reason given"));
+    PeerError { name: peers.name(peers.rank()), message }
+}
+
 impl Drop for Courier {
     fn drop(&mut self) {
         self.shared.desk().closed = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It panics nowhere, and an exchange has an end.
+            // Panics were caught inside the thread, and an exchange has an end.
             let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    /// Two processes, the other of which makes this one panic.
+    struct Breaking;
+
+    impl Peers for Breaking {
+        fn rank(&self) -> usize {
+            1
+        }
+
+        fn size(&self) -> usize {
+            2
+        }
+
+        fn name(&self, rank: usize) -> String {
+            format!("rank {rank} (here)")
+        }
+
+        fn exchange(&self, _: &[&[u8]], _: &mut [&mut [u8]]) -> Result<(), PeerError> {
+            panic!("no way out");
+        }
+    }
+
+    #[test]
+    fn a_panic_on_the_way_does_not_leave_idle_waiting() {
+        let (said, heard) = channel();
+        std::thread::spawn(move || {
+            let courier = Courier::start(Arc::new(Breaking), false).unwrap();
+            let mut values = [1f32; 8];
+            for _ in 0..2 {
+                // SAFETY: the floats outlive the wait for `idle`.
+                unsafe { courier.take(values.as_mut_ptr(), values.len()) };
+                said.send(courier.idle()).unwrap();
+            }
+        });
+        for _ in 0..2 {
+            let error = heard.recv_timeout(Duration::from_secs(20)).unwrap().unwrap_err();
+            let words = "rank 1 (here): adding up gradients panicked: no way out";
+            assert_eq!(error.to_string(), words);
         }
     }
 }

@@ -11,7 +11,8 @@ fn main() {
     let rank = std::env::var("OMPI_COMM_WORLD_RANK").expect("started by mpirun");
     let rank: usize = rank.parse().expect("a number");
     let fault = std::env::args().nth(1).expect("a fault");
-    let peers = phalanx_mpi::join(rank, Duration::from_secs(20), 76).expect("another process");
+    let peers = phalanx_mpi::join(&format!("rank {rank}"), Duration::from_secs(20), 76)
+        .expect("another process");
     match (rank, fault.as_str()) {
         (0, _) => watch(&*peers),
         (_, "short") => send(&*peers, 3),

@@ -11,6 +11,7 @@ use mpi::point_to_point::Source;
 use mpi::raw::AsRaw;
 use mpi::topology::{Communicator, SimpleCommunicator};
 use phalanx_graph::peers::{PeerError, Peers};
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -73,13 +74,14 @@ unsafe impl Send for World {}
 // SAFETY: as above.
 unsafe impl Sync for World {}
 
-/// Starts MPI, once in a process, of which the launcher says that it is `rank`: every exchange then waits at most `timeout`. Where the library itself does
-/// not come back for so long, because a process is missing, this one ends with `lost` as its exit code.
+/// Starts MPI, once in a process: every exchange then waits at most `timeout`. Where the library itself does not
+/// come back for so long, because a process is missing, this one, which is `name` so far, ends with `lost` as
+/// its exit code.
 ///
 /// # Errors
 /// A library that cannot be called from threads, or that was started before.
-pub fn join(rank: usize, timeout: Duration, lost: u8) -> Result<Arc<dyn Peers>, String> {
-    let world = WORLD.get_or_init(|| World::start(rank, timeout, lost.into()).map(Arc::new));
+pub fn join(name: &str, timeout: Duration, lost: u8) -> Result<Arc<dyn Peers>, String> {
+    let world = WORLD.get_or_init(|| World::start(name, timeout, lost.into()).map(Arc::new));
     world.clone().map(|world| world as Arc<dyn Peers>)
 }
 
@@ -97,7 +99,7 @@ impl Guard {
                 std::thread::sleep(LOOK);
             }
             if !seen.load(Ordering::Relaxed) {
-                eprintln!("error: {message} for {} s", timeout.as_secs_f64());
+                say(format_args!("error: {message} for {} s", timeout.as_secs_f64()));
                 // SAFETY: ends the process without running anything else.
                 unsafe { libc::_exit(code) };
             }
@@ -110,6 +112,12 @@ impl Drop for Guard {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
+}
+
+/// Writes a line in one piece: those of several workers meet on one terminal.
+fn say(words: std::fmt::Arguments<'_>) {
+    // Nobody is there to hear that nothing can be said.
+    let _ = std::io::stderr().write_all(format!("{words}\n").as_bytes());
 }
 
 /// This process' rank, and its name, once it has joined.
@@ -157,7 +165,7 @@ pub fn leave() {
     let size = world.hosts.len();
     let mut nothing: Vec<&mut [u8]> = (0..size).map(|_| &mut [][..]).collect();
     if let Err(error) = world.exchange_as(Some(LEAVE), &vec![&[][..]; size], &mut nothing) {
-        eprintln!("error: {}: at the end: {error}", world.name(world.rank));
+        say(format_args!("error: {}: at the end: {error}", world.name(world.rank)));
         return abort(world.code);
     }
     let _turn = world.turn();
@@ -175,8 +183,8 @@ extern "C" fn at_exit() {
 }
 
 impl World {
-    fn start(expected: usize, timeout: Duration, code: i32) -> Result<World, String> {
-        let message = format!("rank {expected}: not all workers have come");
+    fn start(name: &str, timeout: Duration, code: i32) -> Result<World, String> {
+        let message = format!("{name}: not all workers have come");
         let _guard = Guard::new(timeout, code, message);
         let started = mpi::initialize_with_threading(Threading::Serialized);
         let (universe, threading) = started.ok_or("MPI was started before")?;
@@ -292,7 +300,7 @@ impl World {
             }
         }
         let step = self.step.load(Ordering::Relaxed);
-        eprintln!("error: {}: step {step}: {why}", self.name(self.rank));
+        say(format_args!("error: {}: step {step}: {why}", self.name(self.rank)));
         end_soon(self.code);
         self.end(turn, self.code);
         // The library ends the process, or what was started above does.
@@ -349,7 +357,9 @@ impl World {
                 let (step, others) =
                     (self.step.load(Ordering::Relaxed), self.names(&ranks(pending)));
                 let me = self.name(self.rank);
-                eprintln!("warning: {me}: asked to end at step {step}, waiting for {others}");
+                say(format_args!(
+                    "warning: {me}: asked to end at step {step}, waiting for {others}"
+                ));
             }
         }
     }

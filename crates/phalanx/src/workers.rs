@@ -118,6 +118,30 @@ impl MultiWorkerMirroredStrategy {
         self.rank() == 0
     }
 
+    /// Adds up numbers over all workers, which all must call it, in the order of their ranks; each gets
+    /// the sums.
+    pub fn sum(&self, values: &mut [f64]) -> Result<()> {
+        let Some(cluster) = &self.cluster else { return Ok(()) };
+        let mine: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let all = gather(&*cluster.peers, &mine).map_err(lost)?;
+        if let Some(rank) = all.iter().position(|bytes| bytes.len() != mine.len()) {
+            let received = format!("{} on {}", all[rank].len() / 8, cluster.peers.name(rank));
+            return Err(Error::argument(
+                OWNER,
+                "sum",
+                format!("{} numbers", values.len()),
+                received,
+            ));
+        }
+        values.fill(0.0);
+        for bytes in &all {
+            for (value, part) in values.iter_mut().zip(bytes.as_chunks().0) {
+                *value += f64::from_le_bytes(*part);
+            }
+        }
+        Ok(())
+    }
+
     /// This worker's devices.
     pub fn local(&self) -> &MirroredStrategy {
         &self.local
@@ -170,12 +194,11 @@ fn join(launch: &Launch, timeout: Duration) -> Result<Arc<dyn Peers>> {
     phalanx_cpu::share_cores(launch.local_rank, launch.local_size);
     if let Some((mine, all)) = phalanx_cpu::bound_to_fewer(launch.local_size) {
         tracing::warn!(
-            "rank {}: bound to {mine} of {all} cores, though it is alone on its machine; \
-             mpirun --bind-to none leaves it all of them",
-            launch.rank
+            "bound to {mine} of {all} cores, though it is alone on its machine; \
+             mpirun --bind-to none leaves it all of them"
         );
     }
-    let peers = phalanx_mpi::join(launch.rank, timeout, LOST)
+    let peers = phalanx_mpi::join(&named(launch), timeout, LOST)
         .map_err(|reason| Error::config(OWNER, reason))?;
     if (peers.rank(), peers.size()) != (launch.rank, launch.size) {
         let expected = format!("rank {} of {} as {} says", launch.rank, launch.size, launch.by);
@@ -195,12 +218,23 @@ fn join(launch: &Launch, _timeout: Duration) -> Result<Arc<dyn Peers>> {
     Err(Error::config(OWNER, message))
 }
 
-/// This worker's rank, and in words its rank and host; nothing where it is alone.
+/// This worker's rank, and in words its rank and host, before it has joined the others too; nothing where it
+/// is alone.
 pub fn name() -> Option<(usize, String)> {
     #[cfg(feature = "mpi")]
-    return phalanx_mpi::name();
-    #[cfg(not(feature = "mpi"))]
-    return None;
+    if let Some(name) = phalanx_mpi::name() {
+        return Some(name);
+    }
+    let launch = launch::detect().ok()??;
+    (launch.size > 1).then(|| (launch.rank, named(&launch)))
+}
+
+/// A worker in words, by what its launcher says.
+fn named(launch: &Launch) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let host = host.or_else(|| std::env::var("HOSTNAME").ok());
+    let host = host.as_deref().map(str::trim).filter(|host| !host.is_empty());
+    format!("rank {} ({})", launch.rank, host.unwrap_or("a host without a name"))
 }
 
 /// Lets a worker that this asks to end say whom it is waiting for, where it is.

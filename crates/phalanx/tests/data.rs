@@ -2,7 +2,7 @@
 
 use phalanx::data::{
     Arrays, Dataset, Epoch, HostBatch, ImageDataGenerator, Images, Pixels, Prefetch, Samples,
-    Subset,
+    Share, Subset,
 };
 use phalanx::{Error, Result, Tensor};
 use std::sync::Arc;
@@ -193,7 +193,13 @@ impl Dataset for Failing {
         true
     }
 
-    fn epoch(&self, _: u64, _: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
+    fn epoch_of(
+        &self,
+        _: u64,
+        _: u64,
+        start: usize,
+        _: Option<&Share>,
+    ) -> Result<Box<dyn Epoch + '_>> {
         Ok(Box::new(FailingEpoch(self, start)))
     }
 }

@@ -213,6 +213,42 @@ fn pipelines_and_weighted_means_work_too() {
 }
 
 #[test]
+fn every_worker_maps_its_own_samples_only() {
+    let calls: Arc<Vec<AtomicUsize>> = Arc::new((0..41).map(|_| AtomicUsize::new(0)).collect());
+    let counts = || calls.iter().map(|c| c.swap(0, Ordering::Relaxed)).collect::<Vec<_>>();
+    let run = |strategy: MultiWorkerMirroredStrategy, cached: bool| {
+        let mut model = Sequential::new().add(Input::new([6])).add(Dense::new(1)).build()?;
+        let compile = Compile::new("sgd").loss("mse").strategy(strategy.deterministic(true));
+        model.compile(compile)?;
+        let (x, _) = samples(41);
+        let y = Tensor::new([41, 1], (0..41).map(|i| i as f32).collect::<Vec<_>>())?;
+        let calls = calls.clone();
+        let mapped = Pipeline::from_tensor_slices((x, y))?.map(move |mut sample| {
+            let label = &mut sample[1].f32_mut().unwrap_or_default()[0];
+            calls[*label as usize].fetch_add(1, Ordering::Relaxed);
+            *label /= 41.0;
+            Ok(sample)
+        });
+        let data = if cached { mapped.cache() } else { mapped.shuffle(10)? };
+        model.fit(data.batch(8, false)?.prefetch(2), Fit::new().epochs(3).verbose(0))?;
+        model.weights_sha256()
+    };
+    for (cached, each) in [(false, 3), (true, 1)] {
+        let one = run(MirroredStrategy::cpus(1).unwrap().into(), cached).unwrap();
+        assert_eq!(counts(), [each; 41]);
+        for workers in [2, 4] {
+            for got in job(workers, |_, strategy| run(strategy, cached)) {
+                assert_eq!(got.unwrap(), one);
+            }
+            // The last batch has one sample: workers without a row take it for its shape.
+            let counts = counts();
+            assert!(counts.iter().all(|count| *count >= each), "{counts:?}");
+            assert_eq!(counts.iter().sum::<usize>(), (41 + workers - 1) * each);
+        }
+    }
+}
+
+#[test]
 fn a_run_goes_on_with_another_number_of_workers() {
     let directory = tempfile::tempdir().unwrap();
     let (x, y) = samples(50);

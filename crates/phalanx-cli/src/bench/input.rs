@@ -27,7 +27,7 @@ pub struct Input {
 pub fn measure(args: &Bench, name: &str, job: &mut Job, steps: usize) -> Result<Input> {
     let Job { model, subject, batch, .. } = job;
     let batch = *batch;
-    let data = prepare(subject, name, None, false)?;
+    let data = prepare(subject, name, None, false, &MirroredStrategy::new().into())?;
     let flow = || train::flow(&args.augment, true, &data, batch);
     let loader = loader_rate(&flow()?)?;
     let fit = || Fit::new().epochs(1).steps_per_epoch(steps).verbose(0);

@@ -25,9 +25,28 @@ fn a_launcher_is_noticed() {
     #[cfg(not(feature = "mpi"))]
     says(
         &[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")],
-        "this is worker 1 of 2 (OMPI_COMM_WORLD_RANK), but MPI was left out of this build: \
+        "): MultiWorkerMirroredStrategy: this is worker 1 of 2 (OMPI_COMM_WORLD_RANK), but MPI was left out of this build: \
          cargo build --release -p phalanx-cli --features mpi",
     );
+}
+
+#[test]
+fn words_of_a_worker_carry_its_rank_and_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = |rank: &str, args: &[&str]| {
+        let place = [("OMPI_COMM_WORLD_RANK", rank), ("OMPI_COMM_WORLD_SIZE", "2")];
+        let out = command(dir.path(), args).envs(place).output().unwrap();
+        (out.status.code(), text(&out.stderr))
+    };
+    // Before it has joined the others.
+    let (code, error) = out("1", &["inspect", "nothing.keras"]);
+    assert!(error.starts_with("error: rank 1 (") && error.contains("): nothing.keras"), "{error}");
+    assert_eq!((code, error.lines().count()), (Some(1), 1));
+    let (code, error) = out("1", &["train", "--no-such-flag"]);
+    assert!(error.starts_with("error: rank 1 (") && error.contains("--no-such-flag"), "{error}");
+    assert_eq!((code, error.lines().count()), (Some(2), 1));
+    let (code, error) = out("0", &["train", "--no-such-flag"]);
+    assert!(code == Some(2) && error.contains("Usage:"), "the chief says it all: {error}");
 }
 
 #[test]

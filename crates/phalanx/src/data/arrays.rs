@@ -284,10 +284,6 @@ impl Dataset for Arrays {
         Some(self)
     }
 
-    fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
-        self.epoch_of(seed, epoch, start, None)
-    }
-
     fn epoch_of(
         &self,
         seed: u64,

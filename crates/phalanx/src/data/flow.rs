@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::model::{IntoDataset, Source};
 use phalanx_graph::rng::{Stream, permutation};
 use phalanx_graph::{DType, Data, Tensor};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The random stream of distortions; layers count theirs from 1.
@@ -75,6 +76,8 @@ pub struct ImageFlow {
     generator: ImageDataGenerator,
     images: Arc<dyn Images>,
     size: Size,
+    /// The dimensions of a sample as it is handed over.
+    shape: Vec<usize>,
     targets: Vec<Arc<Tensor>>,
     rows: Arc<Vec<u32>>,
     batch: usize,
@@ -118,6 +121,7 @@ impl ImageFlow {
             generator,
             images,
             size,
+            shape: dims[1..].to_vec(),
             targets,
             rows,
             batch,
@@ -154,6 +158,28 @@ impl ImageFlow {
             Subset::Training => self.rows[held..].to_vec(),
         };
         self.with_rows(rows)
+    }
+
+    /// The samples of a range, of those that are shown.
+    pub fn slice_rows(self, range: Range<usize>) -> Result<ImageFlow> {
+        match self.rows.get(range.clone()).map(<[u32]>::to_vec) {
+            Some(rows) if !rows.is_empty() => self.with_rows(rows),
+            _ => {
+                let expected = format!("a range within 0..{}", self.rows.len());
+                Err(Error::argument("flow", "slice_rows", expected, format!("{range:?}")))
+            }
+        }
+    }
+
+    /// Hands samples over in other dimensions, of as many numbers: flat, for a network that takes rows.
+    pub fn reshape(mut self, shape: impl Into<Vec<usize>>) -> Result<ImageFlow> {
+        let shape = shape.into();
+        if shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(self.size.len()) {
+            let expected = format!("dimensions of {} numbers", self.size.len());
+            return Err(Error::argument("flow", "reshape", expected, format!("{shape:?}")));
+        }
+        self.shape = shape;
+        Ok(self)
     }
 
     /// Shows only these samples.
@@ -213,11 +239,8 @@ impl Dataset for ImageFlow {
 
     fn in_memory(&self) -> Option<&dyn InMemory> {
         let floats = self.images.samples().is_some_and(|s| s.dtype() == DType::F32);
+        let floats = floats && self.shape.len() == 3;
         (floats && self.generator.frame(self.size).is_some()).then_some(self)
-    }
-
-    fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
-        self.epoch_of(seed, epoch, start, None)
     }
 
     fn epoch_of(
@@ -282,7 +305,7 @@ impl Epoch for FlowEpoch<'_> {
         batch.own = own;
         let room = flow.batch_size();
         let room = share.map_or(room, |share| share.rows(room).len().max(1));
-        let dims = [room, flow.size.height, flow.size.width, flow.size.channels];
+        let dims = [&[room], &flow.shape[..]].concat();
         make_room(&mut batch.inputs, [(DType::F32, &dims[..])].into_iter(), room);
         let columns = flow.targets.iter().map(|t| (t.dtype(), t.dims()));
         make_room(&mut batch.targets, columns, room);

@@ -197,7 +197,7 @@ impl ImageFolder {
         self.height as usize * self.width as usize * self.channels()
     }
 
-    fn decode(&self, row: usize) -> Result<Vec<u8>> {
+    pub(super) fn decode(&self, row: usize) -> Result<Vec<u8>> {
         let image = read(&self.files[row].0)?;
         let (width, height) = (self.width, self.height);
         let image = match (image.width(), image.height()) == (width, height) {

@@ -118,3 +118,26 @@ fn directories_without_images_are_refused() {
     let flow = ImageDataGenerator::new().flow_from_directory(dir.path(), binary);
     assert!(message(flow).contains("class_mode: expected two classes, received 1"));
 }
+
+#[test]
+fn images_are_kept_as_far_as_there_is_room() {
+    let dir = folder(&[("a", 4), ("b", 3)]);
+    let open = || ImageFolder::open(dir.path()).unwrap().target_size(2, 2).unwrap();
+    let whole = open().load().unwrap().0.raw();
+    // Of twelve bytes each, there is room for two.
+    let images = open().keep(30);
+    for (round, decoded) in [(0, 7), (1, 12), (2, 17)] {
+        for row in 0..7 {
+            let mut image = [0.0; 12];
+            whole.read_row(row, &mut image);
+            let bytes: Vec<f32> =
+                images.bytes(row).unwrap().iter().map(|b| f32::from(*b)).collect();
+            assert_eq!(bytes, image);
+        }
+        assert_eq!(images.decoded(), decoded, "round {round}");
+    }
+    std::fs::write(dir.path().join("b/002.png"), "no image").unwrap();
+    assert!(images.bytes(0).is_ok(), "kept");
+    let said = message(images.bytes(6));
+    assert!(said.contains("002.png: expected a JPEG or PNG image"), "{said}");
+}

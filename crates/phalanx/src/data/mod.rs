@@ -7,6 +7,7 @@ mod flow;
 mod folder;
 mod generator;
 mod in_memory;
+mod kept_images;
 mod labels;
 mod pipeline;
 mod prefetch;
@@ -21,6 +22,7 @@ pub use folder::{ClassMode, ColorMode, FromDirectory, ImageFolder, read as read_
 pub use generator::{ImageDataGenerator, ZoomRange};
 pub(crate) use in_memory::Identity;
 pub use in_memory::{InMemory, Picked, Picks, Table};
+pub use kept_images::KeptImages;
 pub use labels::{LabelBinarizer, to_categorical};
 pub use pipeline::{Cardinality, Element, Pipeline};
 pub use prefetch::Prefetch;
@@ -94,19 +96,19 @@ pub trait Dataset: Send + Sync {
     }
 
     /// Starts an epoch at its batch `start`. The order depends on `seed` and `epoch` alone, so a
-    /// run may be resumed anywhere.
-    fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>>;
-
-    /// As [`epoch`](Dataset::epoch), with a share of every batch for the worker that needs no more. A dataset
-    /// that makes all rows all the same says so by leaving [`HostBatch::own`] empty.
+    /// run may be resumed anywhere. A worker with a share of every batch needs no more than that; a
+    /// dataset that makes all rows all the same says so by leaving [`HostBatch::own`] empty.
     fn epoch_of(
         &self,
         seed: u64,
         epoch: u64,
         start: usize,
-        _share: Option<&Share>,
-    ) -> Result<Box<dyn Epoch + '_>> {
-        self.epoch(seed, epoch, start)
+        share: Option<&Share>,
+    ) -> Result<Box<dyn Epoch + '_>>;
+
+    /// As [`epoch_of`](Dataset::epoch_of), all rows of every batch.
+    fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
+        self.epoch_of(seed, epoch, start, None)
     }
 }
 

@@ -100,10 +100,6 @@ impl Dataset for Prefetch {
         self.inner.in_memory()
     }
 
-    fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
-        self.epoch_of(seed, epoch, start, None)
-    }
-
     fn epoch_of(
         &self,
         seed: u64,

@@ -1,7 +1,7 @@
 //! The arguments of `fit`, its callbacks and its history.
 
 use super::{clouds, compiled, difference, one_thread, one_weight, tensor};
-use phalanx::data::Epoch;
+use phalanx::data::{Epoch, Share};
 use phalanx::model::OnNan;
 use phalanx::prelude::*;
 use std::collections::BTreeMap;
@@ -216,9 +216,15 @@ impl Dataset for Counted {
         self.0.batch_size()
     }
 
-    fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
+    fn epoch_of(
+        &self,
+        seed: u64,
+        epoch: u64,
+        start: usize,
+        share: Option<&Share>,
+    ) -> Result<Box<dyn Epoch + '_>> {
         self.1.fetch_add(1, Ordering::Relaxed);
-        self.0.epoch(seed, epoch, start)
+        self.0.epoch_of(seed, epoch, start, share)
     }
 }
 

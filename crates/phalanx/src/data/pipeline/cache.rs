@@ -1,80 +1,185 @@
 //! Elements kept from the first pass for those that follow.
 
-use super::{Cardinality, Element, Elements, Pass, Step};
+use super::part_file::{PartFile, decode, encode};
+use super::pass::{Item, Pass};
+use super::{Cardinality, Elements, Step};
+use crate::data::Share;
 use crate::error::{Error, Result};
 use crate::saving::{AtomicFile, open_file};
-use phalanx_graph::{DType, Data, Tensor};
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-type Kept = Arc<Mutex<Option<Arc<Vec<Element>>>>>;
+type Keeper = (Option<Arc<Share>>, Arc<Mutex<Kept>>);
 
-pub(super) struct InMemory {
+/// Elements by their numbers, in memory or in a file of the worker's own. A pass makes those that are
+/// missing, as the first pass would have made them.
+pub(super) struct Cache {
     inner: Arc<dyn Step>,
-    kept: Kept,
+    /// The name that files of workers begin with.
+    file: Option<PathBuf>,
+    /// Whether elements depend on the pass they were made in.
+    shuffled: bool,
+    /// What there is, for each share: threads may stand for workers.
+    kept: Mutex<Vec<Keeper>>,
 }
 
-impl InMemory {
-    pub fn new(inner: Arc<dyn Step>) -> InMemory {
-        InMemory { inner, kept: Kept::default() }
+/// What one worker has.
+struct Kept {
+    /// The seed and the path of the pass that it is from, where they matter.
+    of: Option<(u64, u32)>,
+    /// How many elements there are, once a pass has come to its end.
+    end: Option<usize>,
+    store: Store,
+}
+
+enum Store {
+    Memory(Vec<Option<Item>>),
+    File(PartFile),
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Store {
+    fn has(&self, at: usize) -> bool {
+        match self {
+            Store::Memory(items) => items.get(at).is_some_and(Option::is_some),
+            Store::File(file) => file.has(at),
+        }
+    }
+
+    fn get(&mut self, at: usize) -> Result<Option<Item>> {
+        match self {
+            Store::Memory(items) => Ok(items.get(at).cloned().flatten()),
+            Store::File(file) => file.get(at),
+        }
+    }
+
+    fn put(&mut self, at: usize, item: &Item) -> Result<()> {
+        match self {
+            Store::Memory(items) => {
+                if items.len() <= at {
+                    items.resize(at + 1, None);
+                }
+                items[at] = Some(item.clone());
+                Ok(())
+            }
+            Store::File(file) => file.put(at, item),
+        }
     }
 }
 
-impl Step for InMemory {
+impl Cache {
+    pub fn in_memory(inner: Arc<dyn Step>, shuffled: bool) -> Cache {
+        Cache { inner, file: None, shuffled, kept: Mutex::default() }
+    }
+
+    /// What this worker has. An unfinished pass with another seed leaves nothing that could be used.
+    fn kept(&self, pass: &Pass) -> Result<Arc<Mutex<Kept>>> {
+        let of = self.shuffled.then_some((pass.seed, pass.path));
+        let mut all = lock(&self.kept);
+        let usable = |kept: &Kept| kept.of == of || kept.end.is_some();
+        if let Some((_, kept)) = all.iter().find(|(share, _)| *share == pass.share)
+            && usable(&lock(kept))
+        {
+            return Ok(kept.clone());
+        }
+        all.retain(|(share, _)| *share != pass.share);
+        let store = match (&self.file, &pass.share) {
+            (Some(path), Some(share)) => {
+                Store::File(PartFile::open(path, share, of, self.inner.cardinality())?)
+            }
+            _ => Store::Memory(vec![]),
+        };
+        let kept = Arc::new(Mutex::new(Kept { of, end: None, store }));
+        all.push((pass.share.clone(), kept.clone()));
+        Ok(kept)
+    }
+}
+
+impl Step for Cache {
     fn cardinality(&self) -> Cardinality {
         self.inner.cardinality()
     }
 
     fn open(&self, pass: Pass) -> Result<Box<dyn Elements>> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Ok(match kept {
-            Some(kept) => Box::new(Again { kept, at: 0 }),
+        let kept = self.kept(&pass)?;
+        let held = lock(&kept);
+        let whole =
+            held.end.filter(|end| (0..*end).all(|at| !pass.wants(at) || held.store.has(at)));
+        let inner = match whole {
+            Some(_) => None,
             None => {
-                let (inner, kept) = (self.inner.open(pass.first())?, self.kept.clone());
-                Box::new(Keeping { inner, so_far: vec![], kept })
+                let (seed, path) = held.of.unwrap_or((pass.seed, pass.path));
+                let known = match self.inner.cardinality() {
+                    Cardinality::Known(n) => n,
+                    Cardinality::Unknown | Cardinality::Infinite => held.end.unwrap_or(0),
+                };
+                let there: Vec<bool> = (0..known).map(|at| held.store.has(at)).collect();
+                let wanted = pass.wanted.clone();
+                // What is kept must not depend on where a run was taken up.
+                let first = Pass { seed, path, epoch: 0, ..pass.clone() };
+                let missing = move |at: usize| {
+                    !there.get(at).copied().unwrap_or(false)
+                        && wanted.as_ref().is_none_or(|wanted| wanted(at))
+                };
+                Some(self.inner.open(first.with_wanted(missing))?)
             }
-        })
+        };
+        drop(held);
+        Ok(Box::new(CacheElements { inner, kept, pass, at: 0 }))
     }
 }
 
-struct Again {
-    kept: Arc<Vec<Element>>,
+struct CacheElements {
+    /// Nothing where all that is needed is there.
+    inner: Option<Box<dyn Elements>>,
+    kept: Arc<Mutex<Kept>>,
+    pass: Pass,
     at: usize,
 }
 
-impl Elements for Again {
-    fn next(&mut self) -> Result<Option<Element>> {
-        let element = self.kept.get(self.at).cloned();
-        self.at = self.at.saturating_add(1);
-        Ok(element)
+impl Elements for CacheElements {
+    fn next(&mut self) -> Result<Option<Item>> {
+        let made = match &mut self.inner {
+            None => Some(Item::LeftOut),
+            Some(inner) => inner.next()?,
+        };
+        let (at, mut kept) = (self.at, lock(&self.kept));
+        let Some(made) =
+            made.filter(|_| self.inner.is_some() || kept.end.is_none_or(|end| at < end))
+        else {
+            kept.end.get_or_insert(at);
+            return Ok(None);
+        };
+        self.at += 1;
+        if let Item::LeftOut = made {
+            return match self.pass.wants(at) {
+                true => Ok(Some(kept.store.get(at)?.unwrap_or(Item::LeftOut))),
+                false => Ok(Some(Item::LeftOut)),
+            };
+        }
+        if !kept.store.has(at) {
+            kept.store.put(at, &made)?;
+        }
+        Ok(Some(made))
     }
 
     fn skip(&mut self, elements: usize) -> Result<()> {
-        self.at = self.at.saturating_add(elements);
-        Ok(())
-    }
-}
-
-struct Keeping {
-    inner: Box<dyn Elements>,
-    so_far: Vec<Element>,
-    kept: Kept,
-}
-
-impl Elements for Keeping {
-    fn next(&mut self) -> Result<Option<Element>> {
-        let next = self.inner.next()?;
-        match &next {
-            Some(element) => self.so_far.push(element.clone()),
-            None => {
-                let whole = Arc::new(std::mem::take(&mut self.so_far));
-                let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-                kept.get_or_insert(whole);
+        if self.inner.is_none() {
+            self.at = self.at.saturating_add(elements);
+            return Ok(());
+        }
+        // What is passed over is made all the same: the next pass wants it.
+        for _ in 0..elements {
+            if self.next()?.is_none() {
+                break;
             }
         }
-        Ok(next)
+        Ok(())
     }
 }
 
@@ -82,21 +187,32 @@ impl Elements for Keeping {
 /// (u8), for each tensor its type (u8: 0 f32, 1 i32), rank (u8), dimensions (u64) and elements.
 const MAGIC: &[u8; 8] = b"PHXCACH1";
 
+/// A file of a single process; several workers have one each, unless it is there.
 pub(super) struct InFile {
-    pub inner: Arc<dyn Step>,
-    pub path: PathBuf,
+    path: PathBuf,
+    parts: Cache,
+}
+
+impl InFile {
+    pub fn new(inner: Arc<dyn Step>, path: PathBuf, shuffled: bool) -> InFile {
+        let file = Some(path.clone());
+        InFile { path, parts: Cache { inner, file, shuffled, kept: Mutex::default() } }
+    }
 }
 
 impl Step for InFile {
     fn cardinality(&self) -> Cardinality {
-        self.inner.cardinality()
+        self.parts.cardinality()
     }
 
     fn open(&self, pass: Pass) -> Result<Box<dyn Elements>> {
         if self.path.exists() {
-            return Ok(Box::new(Reading::new(&self.path)?));
+            return Ok(Box::new(Reading::new(&self.path, pass)?));
         }
-        let inner = self.inner.open(pass.first())?;
+        if pass.share.is_some() {
+            return self.parts.open(pass);
+        }
+        let inner = self.parts.inner.open(Pass { epoch: 0, ..pass })?;
         let writer = Writing::new(&self.path)?;
         Ok(Box::new(Recording { inner, writer: Some(writer) }))
     }
@@ -108,14 +224,16 @@ struct Recording {
 }
 
 impl Elements for Recording {
-    fn next(&mut self) -> Result<Option<Element>> {
+    fn next(&mut self) -> Result<Option<Item>> {
         let next = self.inner.next()?;
         match &next {
-            Some(element) => {
+            Some(Item::Made(element)) => {
                 if let Some(writer) = &mut self.writer {
-                    writer.element(element)?;
+                    writer.write(&encode(element)?)?;
                 }
             }
+            // A file is written by a process that needs everything.
+            Some(Item::Part(_) | Item::LeftOut) => self.writer = None,
             None => {
                 if let Some(writer) = self.writer.take() {
                     writer.finish()?;
@@ -144,26 +262,6 @@ impl Writing {
         self.file.write_all(bytes).map_err(|e| Error::io(&self.path, e))
     }
 
-    fn element(&mut self, element: &Element) -> Result<()> {
-        let byte = |n: usize| {
-            u8::try_from(n).map_err(|_| Error::argument("cache", "element", "at most 255", n))
-        };
-        self.write(&[byte(element.len())?])?;
-        for tensor in element {
-            let kind = u8::from(tensor.dtype() == DType::I32);
-            self.write(&[kind, byte(tensor.dims().len())?])?;
-            for dim in tensor.dims() {
-                self.write(&(*dim as u64).to_le_bytes())?;
-            }
-            let bytes: Vec<u8> = match tensor.data() {
-                Data::F32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
-                Data::I32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            };
-            self.write(&bytes)?;
-        }
-        Ok(())
-    }
-
     fn finish(self) -> Result<()> {
         self.file.finish().map_err(|e| Error::io(&self.path, e))
     }
@@ -174,57 +272,33 @@ struct Reading {
     path: PathBuf,
     /// Bytes not yet read; nothing in the file can be longer.
     left: u64,
+    pass: Pass,
+    at: usize,
 }
 
 impl Reading {
-    fn new(path: &Path) -> Result<Reading> {
-        let file = open_file(path, "a cache file")?;
+    fn new(path: &Path, pass: Pass) -> Result<Reading> {
+        let mut file = open_file(path, "a cache file")?;
         let left = file.metadata().map_err(|e| Error::io(path, e))?.len();
-        let mut reading = Reading { file: BufReader::new(file), path: path.into(), left };
-        if reading.bytes(8)? != MAGIC {
+        let cut = || Error::file(path, "whole elements", "a truncated or damaged file");
+        let mut magic = [0; MAGIC.len()];
+        let left = left.checked_sub(magic.len() as u64).ok_or_else(cut)?;
+        file.read_exact(&mut magic).map_err(|e| Error::io(path, e))?;
+        if magic != *MAGIC {
             return Err(Error::file(path, "a cache file of this version", "another file"));
         }
-        Ok(reading)
-    }
-
-    fn bytes(&mut self, n: u64) -> Result<Vec<u8>> {
-        let cut = || Error::file(&self.path, "whole elements", "a truncated or damaged file");
-        self.left = self.left.checked_sub(n).ok_or_else(cut)?;
-        let mut bytes = vec![];
-        let got = (&mut self.file).take(n).read_to_end(&mut bytes);
-        if got.map_err(|e| Error::io(&self.path, e))? as u64 != n {
-            return Err(cut());
-        }
-        Ok(bytes)
-    }
-
-    fn tensor(&mut self) -> Result<Tensor> {
-        let head = self.bytes(2)?;
-        let dims = self.bytes(8 * u64::from(head[1]))?;
-        let dims: Option<Vec<usize>> = dims
-            .chunks_exact(8)
-            .map(|b| usize::try_from(u64::from_le_bytes(b.try_into().ok()?)).ok())
-            .collect();
-        let damaged = || Error::file(&self.path, "tensors", "a damaged header");
-        let dims = dims.ok_or_else(damaged)?;
-        let size = dims.iter().try_fold(4u64, |n, dim| n.checked_mul(*dim as u64));
-        let size = size.ok_or_else(damaged)?;
-        let bytes = self.bytes(size)?;
-        let words = bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
-        let data: Data = match head[0] {
-            0 => words.map(f32::from_le_bytes).collect::<Vec<_>>().into(),
-            _ => words.map(i32::from_le_bytes).collect::<Vec<_>>().into(),
-        };
-        Tensor::new(dims, data).map_err(|_| Error::file(&self.path, "tensors", "a bad shape"))
+        Ok(Reading { file: BufReader::new(file), path: path.into(), left, pass, at: 0 })
     }
 }
 
 impl Elements for Reading {
-    fn next(&mut self) -> Result<Option<Element>> {
+    fn next(&mut self) -> Result<Option<Item>> {
         if self.left == 0 {
             return Ok(None);
         }
-        let tensors = self.bytes(1)?[0];
-        (0..tensors).map(|_| self.tensor()).collect::<Result<_>>().map(Some)
+        let wanted = self.pass.wants(self.at);
+        self.at += 1;
+        let element = decode(&mut self.file, &mut self.left, &self.path, wanted)?;
+        Ok(Some(element.map_or(Item::LeftOut, Item::Made)))
     }
 }

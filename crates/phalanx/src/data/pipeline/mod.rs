@@ -2,11 +2,14 @@
 
 mod cache;
 mod parallel;
+mod part_file;
+mod pass;
 mod steps;
 
-use super::{Columns, Dataset, Epoch, HostBatch, Samples};
+use super::{Columns, Dataset, Epoch, HostBatch, Samples, Share};
 use crate::error::{Error, Result};
 use crate::model::{IntoDataset, Source};
+use pass::{Item, Part, Pass};
 use phalanx_graph::Tensor;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,27 +29,6 @@ pub enum Cardinality {
     Infinite,
 }
 
-/// Which pass over the data this is; all randomness follows from it.
-#[derive(Clone, Copy)]
-struct Pass {
-    seed: u64,
-    epoch: u64,
-    /// Tells apart repetitions within an epoch and steps of the same kind.
-    path: u32,
-}
-
-impl Pass {
-    /// The first pass of a run: what is kept must not depend on where a run was taken up.
-    fn first(self) -> Pass {
-        Pass { epoch: 0, ..self }
-    }
-
-    fn inner(self, step: usize) -> Pass {
-        let path = self.path.wrapping_mul(31).wrapping_add(step as u32).wrapping_add(1);
-        Pass { path, ..self }
-    }
-}
-
 /// A step of a pipeline.
 trait Step: Send + Sync {
     fn cardinality(&self) -> Cardinality;
@@ -56,7 +38,7 @@ trait Step: Send + Sync {
 
 /// The elements of one pass.
 trait Elements: Send {
-    fn next(&mut self) -> Result<Option<Element>>;
+    fn next(&mut self) -> Result<Option<Item>>;
 
     fn skip(&mut self, elements: usize) -> Result<()> {
         for _ in 0..elements {
@@ -72,6 +54,12 @@ trait Elements: Send {
 ///
 /// The order is the same whatever the number of threads, and depends on the run's seed and the
 /// epoch alone. Clones share the steps.
+///
+/// With several workers each makes the samples of its own rows only, of the same batches as one process
+/// would make: what is mapped before the last `batch` is mapped by one worker, and caches keep what
+/// their worker has made. What has to see everything runs in full on every worker: `filter` and the steps
+/// before it, those between it and `batch` (how many samples there are is not known), a `map`, `zip` or
+/// `enumerate` of whole batches and what is before it, and what is repeated without end before it is shuffled.
 ///
 /// ```
 /// use phalanx::data::{Cardinality, Pipeline};
@@ -96,6 +84,8 @@ pub struct Pipeline {
     batch: Option<usize>,
     /// Samples of an epoch, where known.
     rows: Option<usize>,
+    /// Whether the order depends on the seed.
+    shuffled: bool,
 }
 
 impl Pipeline {
@@ -112,7 +102,7 @@ impl Pipeline {
             return wrong(&format!("{rows} rows in each"), format!("{:?}", bad.dims()));
         }
         let step = Arc::new(steps::Slices { columns, rows });
-        Ok(Pipeline { step, batch: None, rows: Some(rows) })
+        Ok(Pipeline { step, batch: None, rows: Some(rows), shuffled: false })
     }
 
     /// The number of elements, as far as it is known.
@@ -139,7 +129,7 @@ impl Pipeline {
     /// Keeps the elements that `f` says yes to.
     pub fn filter(self, f: impl Fn(&Element) -> Result<bool> + Send + Sync + 'static) -> Pipeline {
         let step = Arc::new(steps::Filter { inner: self.step, f: Arc::new(f) });
-        Pipeline { step, batch: self.batch, rows: None }
+        Pipeline { step, rows: None, ..self }
     }
 
     /// Takes elements at random from a buffer of that many; another order every epoch.
@@ -148,6 +138,7 @@ impl Pipeline {
             return Err(Error::argument("shuffle", "buffer_size", "at least 1", buffer_size));
         }
         self.step = Arc::new(steps::Shuffle { inner: self.step, buffer: buffer_size });
+        self.shuffled = true;
         Ok(self)
     }
 
@@ -159,18 +150,23 @@ impl Pipeline {
         let full = |n: usize| if drop_remainder { n - n % batch_size } else { n };
         let rows = self.rows.filter(|_| self.batch.is_none()).map(full);
         let step = Arc::new(steps::Batch { inner: self.step, size: batch_size, drop_remainder });
-        Ok(Pipeline { step, batch: Some(batch_size), rows })
+        Ok(Pipeline { step, batch: Some(batch_size), rows, ..self })
     }
 
-    /// Keeps the elements of the first whole pass in memory, and gives those from then on.
+    /// Keeps the elements of the first pass in memory, and gives those from then on.
     pub fn cache(mut self) -> Pipeline {
-        self.step = Arc::new(cache::InMemory::new(self.step));
+        self.step = Arc::new(cache::Cache::in_memory(self.step, self.shuffled));
         self
     }
 
     /// Keeps the elements of the first whole pass in a file, which is used where it is there.
+    ///
+    /// With several workers, each keeps what it has made in a file of its own beside it
+    /// (`PATH.rows-0-1-of-2` where the first of two replicas is its), unless there is one of a single
+    /// process, which serves all of them. A worker's file that was made for another number of elements, or with another
+    /// seed where that decides their order, is made again.
     pub fn cache_file(mut self, path: impl Into<PathBuf>) -> Pipeline {
-        self.step = Arc::new(cache::InFile { inner: self.step, path: path.into() });
+        self.step = Arc::new(cache::InFile::new(self.step, path.into(), self.shuffled));
         self
     }
 
@@ -186,29 +182,30 @@ impl Pipeline {
         let count = count.into();
         let rows = count.and_then(|count| self.rows?.checked_mul(count));
         let step = Arc::new(steps::Repeat { inner: self.step, count });
-        Pipeline { step, batch: self.batch, rows }
+        Pipeline { step, rows, ..self }
     }
 
     /// The first elements, at most so many.
     pub fn take(self, count: usize) -> Pipeline {
         let rows = self.after(|rows, size| rows.min(count.saturating_mul(size)));
         let step = Arc::new(steps::Take { inner: self.step, count });
-        Pipeline { step, batch: self.batch, rows }
+        Pipeline { step, rows, ..self }
     }
 
     /// All but the first elements.
     pub fn skip(self, count: usize) -> Pipeline {
         let rows = self.after(|rows, size| rows.saturating_sub(count.saturating_mul(size)));
         let step = Arc::new(steps::Skip { inner: self.step, count });
-        Pipeline { step, batch: self.batch, rows }
+        Pipeline { step, rows, ..self }
     }
 
     /// Elements of both side by side, until one ends.
     pub fn zip(self, other: Pipeline) -> Pipeline {
         let rows = self.rows.zip(other.rows).map(|(a, b)| a.min(b));
         let rows = rows.filter(|_| self.batch == other.batch);
+        let shuffled = self.shuffled || other.shuffled;
         let step = Arc::new(steps::Zip { inner: [self.step, other.step] });
-        Pipeline { step, batch: self.batch, rows }
+        Pipeline { step, batch: self.batch, rows, shuffled }
     }
 
     /// Puts each element's number, an integer scalar, before its tensors.
@@ -223,7 +220,7 @@ impl Pipeline {
         seed: u64,
         epoch: u64,
     ) -> Result<impl Iterator<Item = Result<Element>> + use<>> {
-        let mut elements = self.step.open(Pass { seed, epoch, path: 0 })?;
+        let mut elements = self.step.open(Pass::new(seed, epoch, None))?;
         let mut failed = false;
         Ok(std::iter::from_fn(move || {
             if failed {
@@ -231,7 +228,7 @@ impl Pipeline {
             }
             let next = elements.next();
             failed = next.is_err();
-            next.transpose()
+            next.map(|item| item.and_then(Item::made)).transpose()
         }))
     }
 
@@ -274,12 +271,18 @@ impl Dataset for Pipeline {
         self.batch.unwrap_or(1)
     }
 
-    fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
+    fn epoch_of(
+        &self,
+        seed: u64,
+        epoch: u64,
+        start: usize,
+        share: Option<&Share>,
+    ) -> Result<Box<dyn Epoch + '_>> {
         if self.batch.is_none() {
             let (expected, received) = ("batch(n) before training", "single samples");
             return Err(Error::argument("Pipeline", "batch", expected, received));
         }
-        let mut elements = self.step.open(Pass { seed, epoch, path: 0 })?;
+        let mut elements = self.step.open(Pass::new(seed, epoch, share))?;
         elements.skip(start)?;
         Ok(Box::new(PipelineEpoch { elements, at: start }))
     }
@@ -292,27 +295,33 @@ struct PipelineEpoch {
 
 impl Epoch for PipelineEpoch {
     fn next(&mut self, batch: &mut HostBatch) -> Result<bool> {
-        let Some(element) = self.elements.next()? else { return Ok(false) };
+        let Some(item) = self.elements.next()? else { return Ok(false) };
         let at = self.at;
         self.at += 1;
         let wrong = |expected: String, received: String| {
             Err(Error::argument("Pipeline", format!("batch {at}"), expected, received))
         };
+        let (element, part) = match item {
+            Item::Made(element) => (element, None),
+            Item::Part(Part { element, rows, own }) => (element, Some((rows, own))),
+            Item::LeftOut => return wrong("every batch".into(), "one that was left out".into()),
+        };
         if element.is_empty() || element.len() > 3 {
             return wrong("x, (x, y) or (x, y, sample_weight)".into(), element.len().to_string());
         }
-        let rows = element[0].rows();
-        if let Some(bad) = element.iter().find(|t| t.dims().is_empty() || t.rows() != rows) {
-            return wrong(format!("{rows} rows in each tensor"), format!("{:?}", bad.dims()));
+        let here = element[0].rows();
+        if let Some(bad) = element.iter().find(|t| t.dims().is_empty() || t.rows() != here) {
+            return wrong(format!("{here} rows in each tensor"), format!("{:?}", bad.dims()));
         }
+        (batch.rows, batch.own) = part.map_or((here, None), |(rows, own)| (rows, Some(own)));
+        let held = batch.held();
         let mut tensors = element.into_iter();
-        batch.rows = rows;
         batch.inputs = tensors.by_ref().take(1).collect();
         batch.targets = tensors.by_ref().take(1).collect();
         batch.sample_weight = match tensors.next() {
-            None => vec![1.0; rows],
+            None => vec![1.0; held],
             Some(weights) => match weights.f32() {
-                Some(values) if values.len() == rows => values.to_vec(),
+                Some(values) if values.len() == here => values[..held].to_vec(),
                 _ => {
                     let received = format!("{} {:?}", weights.dtype(), weights.dims());
                     return wrong("one float as weight per sample".into(), received);

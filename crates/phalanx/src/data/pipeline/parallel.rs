@@ -1,8 +1,10 @@
 //! The steps of a pipeline that work on threads of their own.
 
-use super::{Cardinality, Element, Elements, Pass, Step};
+use super::pass::{Item, Pass};
+use super::{Cardinality, Element, Elements, Step};
 use crate::data::prefetch::panic_text;
 use crate::error::{Error, Result};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -10,6 +12,8 @@ use std::thread::JoinHandle;
 
 /// Elements each thread of a map may have taken or finished but not handed on.
 const IN_FLIGHT: usize = 4;
+/// Elements that a map looks ahead for those that are needed.
+const SIGHT: usize = 4096;
 
 pub(super) type Function = dyn Fn(Element) -> Result<Element> + Send + Sync;
 
@@ -25,10 +29,21 @@ impl Step for Map {
     }
 
     fn open(&self, pass: Pass) -> Result<Box<dyn Elements>> {
-        let inner = self.inner.open(pass)?;
+        let pass = pass.uncut();
+        let inner = self.inner.open(pass.clone())?;
         let workers = (0..self.threads).map(|_| Worker::new(self.f.clone()));
         let workers = workers.collect::<Result<_>>()?;
-        Ok(Box::new(MapElements { inner, workers, sent: 0, received: 0, end: None }))
+        let queue = VecDeque::new();
+        Ok(Box::new(MapElements {
+            inner,
+            workers,
+            pass,
+            at: 0,
+            queue,
+            sent: 0,
+            received: 0,
+            end: None,
+        }))
     }
 }
 
@@ -83,6 +98,11 @@ fn start(work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
 struct MapElements {
     inner: Box<dyn Elements>,
     workers: Vec<Worker>,
+    pass: Pass,
+    /// The number of the next element to take.
+    at: usize,
+    /// Of each element taken but not handed on, whether a thread has it; the others are left out.
+    queue: VecDeque<bool>,
     sent: usize,
     received: usize,
     /// Why nothing more is sent: the data ended, or failed.
@@ -90,43 +110,61 @@ struct MapElements {
 }
 
 impl Elements for MapElements {
-    fn next(&mut self) -> Result<Option<Element>> {
-        let threads = self.workers.len();
-        while self.end.is_none() && self.sent - self.received < IN_FLIGHT * threads {
-            match self.inner.next() {
-                Ok(Some(element)) => {
-                    let jobs = &self.workers[self.sent % threads].jobs;
-                    if let Some(jobs) = jobs {
-                        // A thread lives as long as it is listened to.
-                        let _ = jobs.send((self.sent, element));
-                    }
-                    self.sent += 1;
-                }
-                Ok(None) => self.end = Some(None),
-                Err(error) => self.end = Some(Some(error)),
-            }
-        }
-        if self.received == self.sent {
-            return match self.end.as_mut().and_then(Option::take) {
-                Some(error) => Err(error),
-                None => Ok(None),
-            };
-        }
-        let done = self.workers[self.received % threads].done.as_ref();
-        self.received += 1;
-        match done.and_then(|done| done.recv().ok()) {
-            Some(result) => result.map(Some),
-            None => Err(Error::config("map", "a thread ended before its work did")),
-        }
+    fn next(&mut self) -> Result<Option<Item>> {
+        self.look_ahead();
+        self.front()
     }
 
     fn skip(&mut self, elements: usize) -> Result<()> {
         // Elements that nobody sees need not be changed.
-        let begun = self.sent - self.received;
-        for _ in 0..begun.min(elements) {
-            self.next()?;
+        let begun = self.queue.len().min(elements);
+        for _ in 0..begun {
+            self.front()?;
         }
-        self.inner.skip(elements.saturating_sub(begun))
+        self.at = self.at.saturating_add(elements - begun);
+        self.inner.skip(elements - begun)
+    }
+}
+
+impl MapElements {
+    /// The first element of the queue, or why there is none.
+    fn front(&mut self) -> Result<Option<Item>> {
+        match self.queue.pop_front() {
+            Some(true) => {}
+            Some(false) => return Ok(Some(Item::LeftOut)),
+            None => return self.end.as_mut().and_then(Option::take).map_or(Ok(None), Err),
+        }
+        let done = self.workers[self.received % self.workers.len()].done.as_ref();
+        self.received += 1;
+        match done.and_then(|done| done.recv().ok()) {
+            Some(result) => result.map(|element| Some(Item::Made(element))),
+            None => Err(Error::config("map", "a thread ended before its work did")),
+        }
+    }
+
+    /// Keeps the threads busy.
+    fn look_ahead(&mut self) {
+        let threads = self.workers.len();
+        while self.end.is_none()
+            && self.sent - self.received < IN_FLIGHT * threads
+            && self.queue.len() < SIGHT
+        {
+            let at = self.at;
+            match self.inner.next() {
+                Ok(Some(Item::Made(element))) if self.pass.wants(at) => {
+                    if let Some(jobs) = &self.workers[self.sent % threads].jobs {
+                        // A thread lives as long as it is listened to.
+                        let _ = jobs.send((at, element));
+                    }
+                    self.sent += 1;
+                    self.queue.push_back(true);
+                }
+                Ok(Some(_)) => self.queue.push_back(false),
+                Ok(None) => self.end = Some(None),
+                Err(error) => self.end = Some(Some(error)),
+            }
+            self.at += 1;
+        }
     }
 }
 
@@ -155,12 +193,12 @@ struct AheadElements {
 
 struct Running {
     /// Taken to end the thread.
-    ready: Option<Receiver<Result<Element>>>,
+    ready: Option<Receiver<Result<Item>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Elements for AheadElements {
-    fn next(&mut self) -> Result<Option<Element>> {
+    fn next(&mut self) -> Result<Option<Item>> {
         if let Some(mut inner) = self.inner.take() {
             let (full, ready) = sync_channel(self.ahead);
             let work = move || {

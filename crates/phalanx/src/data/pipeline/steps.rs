@@ -1,7 +1,8 @@
 //! The steps of a pipeline that need no thread.
 
-use super::{Cardinality, Element, Elements, Pass, Step};
-use crate::data::Samples;
+use super::pass::{Item, Part, Pass, rows_of};
+use super::{Cardinality, Element, Elements, Step};
+use crate::data::{Samples, Share};
 use crate::error::{Error, Result};
 use phalanx_graph::rng::Stream;
 use phalanx_graph::{Data, Tensor};
@@ -25,8 +26,8 @@ impl Cardinality {
 /// Elements made by a closure.
 struct Made<F>(F);
 
-impl<F: FnMut() -> Result<Option<Element>> + Send> Elements for Made<F> {
-    fn next(&mut self) -> Result<Option<Element>> {
+impl<F: FnMut() -> Result<Option<Item>> + Send> Elements for Made<F> {
+    fn next(&mut self) -> Result<Option<Item>> {
         (self.0)()
     }
 }
@@ -42,25 +43,31 @@ impl Step for Slices {
         Cardinality::Known(self.rows)
     }
 
-    fn open(&self, _: Pass) -> Open {
-        Ok(Box::new(SlicesElements { columns: self.columns.clone(), rows: self.rows, at: 0 }))
+    fn open(&self, pass: Pass) -> Open {
+        let columns = self.columns.clone();
+        Ok(Box::new(SlicesElements { columns, rows: self.rows, pass, at: 0 }))
     }
 }
 
 struct SlicesElements {
     columns: Vec<Samples>,
     rows: usize,
+    pass: Pass,
     at: usize,
 }
 
 impl Elements for SlicesElements {
-    fn next(&mut self) -> Result<Option<Element>> {
+    fn next(&mut self) -> Result<Option<Item>> {
         if self.at >= self.rows {
             return Ok(None);
         }
         let at = self.at;
         self.at += 1;
-        Ok(Some(self.columns.iter().map(|column| row(column, at)).collect()))
+        if !self.pass.wants(at) {
+            return Ok(Some(Item::LeftOut));
+        }
+        let element = self.columns.iter().map(|column| row(column, at)).collect();
+        Ok(Some(Item::Made(element)))
     }
 
     fn skip(&mut self, elements: usize) -> Result<()> {
@@ -103,14 +110,14 @@ impl Step for Filter {
     }
 
     fn open(&self, pass: Pass) -> Open {
-        let (mut inner, f, mut at) = (self.inner.open(pass)?, self.f.clone(), 0u64);
+        let (mut inner, f, mut at) = (self.inner.open(pass.all())?, self.f.clone(), 0u64);
         Ok(Box::new(Made(move || {
-            while let Some(element) = inner.next()? {
+            while let Some(element) = inner.next()?.and_then(Item::made) {
                 let keep = f(&element)
                     .map_err(|e| Error::config("filter", format!("element {at}: {e}")))?;
                 at += 1;
                 if keep {
-                    return Ok(Some(element));
+                    return Ok(Some(Item::Made(element)));
                 }
             }
             Ok(None)
@@ -129,22 +136,52 @@ impl Step for Shuffle {
     }
 
     fn open(&self, pass: Pass) -> Open {
-        let mut inner = self.inner.open(pass.inner(0))?;
-        let mut random = Stream::new(pass.seed, pass.epoch, PIPELINE, pass.path);
-        let (mut held, size, mut ended) = (Vec::new(), self.buffer, false);
-        Ok(Box::new(Made(move || {
-            while !ended && held.len() < size {
-                match inner.next()? {
-                    Some(element) => held.push(element),
-                    None => ended = true,
-                }
+        let random = Stream::new(pass.seed, pass.epoch, PIPELINE, pass.path);
+        let mut inner = self.inner.open(self.before(pass, random.clone()))?;
+        let mut buffer = Buffer { held: vec![], size: self.buffer, ended: false, random };
+        Ok(Box::new(Made(move || buffer.next(|| inner.next()))))
+    }
+}
+
+impl Shuffle {
+    /// The pass of the step before: what is needed of it follows from the numbers that will be drawn, as
+    /// far as there are so many that their end is known.
+    fn before(&self, pass: Pass, random: Stream) -> Pass {
+        let before = Pass { wanted: None, ..pass.clone() }.inner(0);
+        let (Cardinality::Known(n), Some(wanted)) = (self.inner.cardinality(), pass.wanted) else {
+            return before;
+        };
+        let mut buffer = Buffer { held: vec![], size: self.buffer, ended: false, random };
+        let (mut needed, mut numbers, mut at) = (vec![false; n], 0..n, 0);
+        while let Ok(Some(number)) = buffer.next(|| Ok(numbers.next())) {
+            needed[number] = wanted(at);
+            at += 1;
+        }
+        before.with_wanted(move |at| needed.get(at).copied().unwrap_or(false))
+    }
+}
+
+/// What is shuffled next, or the numbers in its place.
+struct Buffer<T> {
+    held: Vec<T>,
+    size: usize,
+    ended: bool,
+    random: Stream,
+}
+
+impl<T> Buffer<T> {
+    fn next(&mut self, mut more: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
+        while !self.ended && self.held.len() < self.size {
+            match more()? {
+                Some(item) => self.held.push(item),
+                None => self.ended = true,
             }
-            if held.is_empty() {
-                return Ok(None);
-            }
-            let at = random.below(held.len() as u64) as usize;
-            Ok(Some(held.swap_remove(at)))
-        })))
+        }
+        if self.held.is_empty() {
+            return Ok(None);
+        }
+        let at = self.random.below(self.held.len() as u64) as usize;
+        Ok(Some(self.held.swap_remove(at)))
     }
 }
 
@@ -163,9 +200,32 @@ impl Step for Batch {
     }
 
     fn open(&self, pass: Pass) -> Open {
-        let inner = self.inner.open(pass)?;
+        let share = pass.share.clone().filter(|_| pass.cut);
+        let inner = self.inner.open(self.before(pass, share.clone()))?;
         let (size, drop_remainder) = (self.size, self.drop_remainder);
-        Ok(Box::new(BatchElements { inner, size, drop_remainder, at: 0 }))
+        Ok(Box::new(BatchElements { inner, size, drop_remainder, share, at: 0 }))
+    }
+}
+
+impl Batch {
+    /// The pass of the step before: of every batch the rows that are needed, as far as it is known how many
+    /// the last one has.
+    fn before(&self, pass: Pass, share: Option<Arc<Share>>) -> Pass {
+        let end = match self.inner.cardinality() {
+            Cardinality::Known(n) => Some(n),
+            Cardinality::Infinite => Some(usize::MAX),
+            Cardinality::Unknown => None,
+        };
+        let everything = share.is_none() && pass.wanted.is_none();
+        let Some(end) = end.filter(|_| !everything) else { return pass.all() };
+        let (size, batches, drop_remainder) = (self.size, pass.wanted.clone(), self.drop_remainder);
+        pass.uncut().with_wanted(move |at| {
+            let (batch, row) = (at / size, at % size);
+            let rows = end.saturating_sub(at - row).min(size);
+            batches.as_ref().is_none_or(|wanted| wanted(batch))
+                && (rows == size || !drop_remainder)
+                && share.as_ref().is_none_or(|share| rows_of(share, rows).1.contains(&row))
+        })
     }
 }
 
@@ -173,25 +233,37 @@ struct BatchElements {
     inner: Box<dyn Elements>,
     size: usize,
     drop_remainder: bool,
+    /// The rows of every batch that are made; all where nothing is said.
+    share: Option<Arc<Share>>,
     at: usize,
 }
 
 impl Elements for BatchElements {
-    fn next(&mut self) -> Result<Option<Element>> {
-        let mut samples: Vec<Element> = Vec::new();
-        while samples.len() < self.size {
+    fn next(&mut self) -> Result<Option<Item>> {
+        let mut items: Vec<Item> = Vec::new();
+        while items.len() < self.size {
             match self.inner.next()? {
-                Some(sample) => samples.push(sample),
+                Some(item) => items.push(item),
                 None => break,
             }
         }
-        let full = samples.len() == self.size;
-        if samples.is_empty() || (self.drop_remainder && !full) {
+        let (rows, first) = (items.len(), self.at);
+        if rows == 0 || (self.drop_remainder && rows < self.size) {
             return Ok(None);
         }
-        let first = self.at;
-        self.at += samples.len();
-        stack(&samples, first).map(Some)
+        self.at += rows;
+        let (own, made) = match &self.share {
+            Some(share) => rows_of(share, rows),
+            None => (0..rows, 0..rows),
+        };
+        let start = made.start;
+        let samples: Option<Vec<Element>> = items.drain(made).map(Item::made).collect();
+        let Some(samples) = samples else { return Ok(Some(Item::LeftOut)) };
+        let element = stack(&samples, first + start)?;
+        Ok(Some(match self.share {
+            Some(_) => Item::Part(Part { element, rows, own }),
+            None => Item::Made(element),
+        }))
     }
 
     fn skip(&mut self, elements: usize) -> Result<()> {
@@ -251,12 +323,13 @@ impl Step for Repeat {
     fn open(&self, pass: Pass) -> Open {
         let (step, count, mut round) = (self.inner.clone(), self.count, 0);
         let mut inner: Option<Box<dyn Elements>> = None;
-        let mut any = true;
+        let (mut any, mut done) = (true, 0);
         Ok(Box::new(Made(move || {
             loop {
                 if let Some(elements) = &mut inner {
                     if let Some(element) = elements.next()? {
                         any = true;
+                        done += 1;
                         return Ok(Some(element));
                     }
                     inner = None;
@@ -266,7 +339,8 @@ impl Step for Repeat {
                     return Ok(None);
                 }
                 any = false;
-                inner = Some(step.open(pass.inner(round))?);
+                let pass = pass.clone().inner(round);
+                inner = Some(step.open(pass.renumbered(move |at| at.checked_add(done)))?);
                 round += 1;
             }
         })))
@@ -309,7 +383,8 @@ impl Step for Skip {
     }
 
     fn open(&self, pass: Pass) -> Open {
-        let mut inner = self.inner.open(pass)?;
+        let count = self.count;
+        let mut inner = self.inner.open(pass.renumbered(move |at| at.checked_sub(count)))?;
         inner.skip(self.count)?;
         Ok(inner)
     }
@@ -331,12 +406,14 @@ impl Step for Zip {
 
     fn open(&self, pass: Pass) -> Open {
         let [a, b] = &self.inner;
-        let (mut a, mut b) = (a.open(pass.inner(0))?, b.open(pass.inner(1))?);
+        let pass = pass.uncut();
+        let (mut a, mut b) = (a.open(pass.clone().inner(0))?, b.open(pass.inner(1))?);
         Ok(Box::new(Made(move || match (a.next()?, b.next()?) {
-            (Some(mut a), Some(b)) => {
+            (Some(Item::Made(mut a)), Some(Item::Made(b))) => {
                 a.extend(b);
-                Ok(Some(a))
+                Ok(Some(Item::Made(a)))
             }
+            (Some(_), Some(_)) => Ok(Some(Item::LeftOut)),
             _ => Ok(None),
         })))
     }
@@ -352,7 +429,7 @@ impl Step for Enumerate {
     }
 
     fn open(&self, pass: Pass) -> Open {
-        Ok(Box::new(EnumerateElements { inner: self.inner.open(pass)?, at: 0 }))
+        Ok(Box::new(EnumerateElements { inner: self.inner.open(pass.uncut())?, at: 0 }))
     }
 }
 
@@ -362,13 +439,14 @@ struct EnumerateElements {
 }
 
 impl Elements for EnumerateElements {
-    fn next(&mut self) -> Result<Option<Element>> {
-        let Some(mut element) = self.inner.next()? else { return Ok(None) };
+    fn next(&mut self) -> Result<Option<Item>> {
+        let Some(item) = self.inner.next()? else { return Ok(None) };
         let at = i32::try_from(self.at)
             .map_err(|_| Error::argument("enumerate", "elements", "fewer than 2³¹", self.at))?;
         self.at += 1;
+        let Item::Made(mut element) = item else { return Ok(Some(item)) };
         element.insert(0, Tensor::new([], vec![at]).expect("one element makes a scalar"));
-        Ok(Some(element))
+        Ok(Some(Item::Made(element)))
     }
 
     fn skip(&mut self, elements: usize) -> Result<()> {

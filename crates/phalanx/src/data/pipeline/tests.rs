@@ -122,6 +122,14 @@ fn map_keeps_the_order_whatever_the_threads() {
         let mut batch = HostBatch::default();
         assert!(batched.epoch(0, 0, 9).unwrap().next(&mut batch).unwrap());
         assert_eq!(batch.targets[0].i32().unwrap()[0], 90);
+        // In the middle, when threads have work in hand.
+        let singles = numbered(100).map_parallel(threads, Ok).batch(1, false).unwrap();
+        let mut epoch = singles.epoch(0, 0, 0).unwrap();
+        for (skipped, label) in [(0, 0), (3, 4), (60, 65)] {
+            epoch.skip(skipped).unwrap();
+            assert!(epoch.next(&mut batch).unwrap());
+            assert_eq!(batch.targets[0].i32().unwrap(), [label]);
+        }
     }
 }
 
@@ -177,16 +185,16 @@ fn a_cache_runs_what_is_before_it_once() {
             Ok(element)
         })
     };
-    for cached in [counted().cache(), counted().cache_file(&path)] {
+    for (cached, left) in [(counted().cache(), 9), (counted().cache_file(&path), 10)] {
         calls.store(0, std::sync::atomic::Ordering::Relaxed);
-        // A pass that is not finished is not kept.
-        assert!(cached.elements(0, 0).unwrap().next().is_some());
+        // A pass that is not finished leaves what it has made in memory, and no file.
+        assert!(cached.elements(7, 0).unwrap().next().is_some());
         assert!(!path.exists());
         calls.store(0, std::sync::atomic::Ordering::Relaxed);
         for epoch in 0..3 {
             assert!(run(&cached, epoch).unwrap().into_iter().eq(0..10));
         }
-        assert_eq!(calls.load(std::sync::atomic::Ordering::Relaxed), 10);
+        assert_eq!(calls.load(std::sync::atomic::Ordering::Relaxed), left);
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary files");
     let whole = std::fs::read(&path).unwrap();
@@ -202,4 +210,206 @@ fn a_cache_runs_what_is_before_it_once() {
         let said = message(run(&counted().cache_file(&path), 0));
         assert!(said.contains("cache: expected") && said.contains(expected), "{said}");
     }
+}
+
+/// The share of one of so many workers with a replica each.
+fn share(worker: usize, workers: usize) -> Share {
+    Share { mesh: phalanx_graph::Mesh::new(workers, 1), devices: worker..worker + 1 }
+}
+
+/// The labels and weights of every batch of an epoch, as far as they are made, and its rows.
+type Batches = Vec<(usize, Vec<i32>, Vec<f32>)>;
+
+fn batches(data: &Pipeline, epoch: u64, start: usize, share: Option<&Share>) -> Batches {
+    let (mut batch, mut out) = (HostBatch::default(), vec![]);
+    let mut batches = data.epoch_of(7, epoch, start, share).unwrap();
+    while batches.next(&mut batch).unwrap() {
+        let held = batch.held();
+        let labels = batch.targets[0].i32().unwrap();
+        let labels = match (&batch.own, share) {
+            (Some(own), Some(share)) => {
+                assert_eq!(*own, share.rows(batch.rows));
+                labels[..held].to_vec()
+            }
+            // All rows all the same: the engine takes its own.
+            (None, Some(share)) => labels[share.rows(batch.rows)].to_vec(),
+            _ => labels.to_vec(),
+        };
+        for (x, y) in batch.inputs[0].f32().unwrap().chunks(2).zip(batch.targets[0].i32().unwrap())
+        {
+            assert_eq!(x, [*y as f32, *y as f32 + 0.5]);
+        }
+        assert_eq!(batch.sample_weight.len(), held);
+        out.push((batch.rows, labels, vec![]));
+    }
+    out
+}
+
+/// What a worker maps, by label.
+#[derive(Default)]
+struct Calls(std::sync::Mutex<Vec<i32>>);
+
+impl Calls {
+    fn map(self: &Arc<Calls>, data: Pipeline) -> Pipeline {
+        let calls = self.clone();
+        data.map_parallel(3, move |element| {
+            calls.0.lock().unwrap().push(element[1].i32().unwrap()[0]);
+            Ok(element)
+        })
+    }
+
+    fn take(&self) -> Vec<i32> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+#[test]
+fn workers_make_their_own_rows_of_the_batches_of_one_process() {
+    type Chain = fn(&Arc<Calls>, &std::path::Path) -> Pipeline;
+    let chains: [(&str, Chain); 13] = [
+        ("map batch", |c, _| c.map(numbered(23)).batch(5, false).unwrap()),
+        ("drop_remainder", |c, _| c.map(numbered(23)).batch(5, true).unwrap().prefetch(2)),
+        ("tiny batches", |c, _| c.map(numbered(7)).batch(1, false).unwrap()),
+        ("map shuffle", |c, _| c.map(numbered(23)).shuffle(6).unwrap().batch(4, false).unwrap()),
+        ("shuffle map", |c, _| c.map(numbered(23).shuffle(50).unwrap()).batch(6, false).unwrap()),
+        ("shuffle twice", |c, _| {
+            let twice = numbered(23).shuffle(3).unwrap().prefetch(2).shuffle(4).unwrap();
+            c.map(twice).batch(6, false).unwrap()
+        }),
+        ("take skip", |c, _| c.map(numbered(30).skip(4)).take(21).skip(2).batch(4, false).unwrap()),
+        ("repeat", |c, _| {
+            c.map(numbered(9).shuffle(4).unwrap()).repeat(3).batch(5, false).unwrap()
+        }),
+        ("zip", |c, _| {
+            let odd = Tensor::new([23], (0..23).map(|i| i as f32).collect::<Vec<_>>()).unwrap();
+            let weights = Pipeline::from_tensor_slices(odd).unwrap();
+            c.map(numbered(23)).zip(weights).shuffle(9).unwrap().batch(4, false).unwrap()
+        }),
+        ("shuffled batches", |c, _| {
+            c.map(numbered(23)).batch(4, false).unwrap().shuffle(3).unwrap().repeat(2)
+        }),
+        ("cache", |c, _| c.map(numbered(23)).cache().shuffle(8).unwrap().batch(4, false).unwrap()),
+        ("cached batches", |c, _| {
+            c.map(numbered(23).shuffle(8).unwrap()).batch(4, false).unwrap().cache()
+        }),
+        ("cache file", |c, path| {
+            let kept = c.map(numbered(23).shuffle(5).unwrap()).cache_file(path.join("kept"));
+            kept.shuffle(8).unwrap().batch(4, false).unwrap()
+        }),
+    ];
+    for (name, chain) in chains {
+        let dir = tempfile::tempdir().unwrap();
+        let calls = Arc::new(Calls::default());
+        let one = chain(&calls, &dir.path().join("."));
+        let expected: Vec<Batches> = (0..3).map(|epoch| batches(&one, epoch, 0, None)).collect();
+        let resumed = batches(&one, 1, 2, None);
+        assert_eq!(resumed[..], expected[1][2..], "{name}");
+        let _ = std::fs::remove_file(dir.path().join("kept"));
+        for workers in [2, 3] {
+            let of = |worker: usize| share(worker, workers);
+            let cut = |all: &Batches, worker: usize| -> Batches {
+                let own = |(rows, labels, _): &(usize, Vec<i32>, Vec<f32>)| {
+                    (*rows, labels[of(worker).rows(*rows)].to_vec(), vec![])
+                };
+                all.iter().map(own).collect()
+            };
+            // Each builds its own, as processes do.
+            let parts: Vec<Pipeline> = (0..workers).map(|_| chain(&calls, dir.path())).collect();
+            for (worker, data) in parts.iter().enumerate() {
+                for (epoch, expected) in expected.iter().enumerate() {
+                    calls.take();
+                    let got = batches(data, epoch as u64, 0, Some(&of(worker)));
+                    assert_eq!(got, cut(expected, worker), "{name}: {worker} of {workers}");
+                    let (mut made, mut own) = (calls.take(), cut(expected, worker));
+                    let labels: Vec<i32> = own.iter_mut().flat_map(|b| b.1.clone()).collect();
+                    let stands_in = own.iter().filter(|b| b.1.is_empty()).count();
+                    let first = epoch == 0 || !name.contains("cache");
+                    let most = labels.len() + stands_in;
+                    assert!(made.len() <= most, "{name}: {} of {most} mapped", made.len());
+                    assert!(!first || made.len() == most, "{name}: {} of {most}", made.len());
+                    made.retain(|label| !labels.contains(label));
+                    assert!(made.len() <= stands_in, "{name}: {made:?} for others");
+                }
+                let got = batches(data, 1, 2, Some(&of(worker)));
+                assert_eq!(got, cut(&resumed, worker), "{name}: {worker} of {workers}, resumed");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_must_see_everything_runs_in_full_on_each_worker() {
+    let calls = Arc::new(Calls::default());
+    let even = |e: &Element| Ok(e[1].i32().unwrap()[0] % 2 == 0);
+    let filtered = calls.map(numbered(23).filter(even)).batch(4, false).unwrap();
+    let mapped = calls.map(numbered(23).batch(4, false).unwrap());
+    for (data, count) in [(filtered, 12), (mapped, 6)] {
+        let whole = batches(&data, 0, 0, None);
+        for worker in 0..2 {
+            calls.take();
+            let got = batches(&data, 0, 0, Some(&share(worker, 2)));
+            for (got, whole) in got.iter().zip(&whole) {
+                assert_eq!(got.1, whole.1[share(worker, 2).rows(whole.0)]);
+            }
+            assert_eq!(calls.take().len(), count);
+        }
+    }
+}
+
+#[test]
+fn workers_keep_files_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kept");
+    let calls = Arc::new(Calls::default());
+    let data = |n| calls.map(numbered(n)).cache_file(&path).batch(4, false).unwrap();
+    let names = || {
+        let mut names: Vec<String> = std::fs::read_dir(dir.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    let (first, second) = (share(0, 2), share(1, 2));
+    let whole = batches(&data(20), 0, 0, Some(&first));
+    assert_eq!(calls.take().len(), 10);
+    batches(&data(20), 0, 0, Some(&second));
+    assert_eq!(calls.take().len(), 10);
+    assert_eq!(names(), ["kept.rows-0-1-of-2", "kept.rows-1-2-of-2"]);
+    assert_eq!(batches(&data(20), 0, 0, Some(&first)), whole);
+    assert_eq!(calls.take().len(), 0, "a second run finds what the first has made");
+    // A record that a crash cut short is made again; one that is damaged is told.
+    let file = dir.path().join("kept.rows-0-1-of-2");
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &bytes[..bytes.len() - 3]).unwrap();
+    assert_eq!(batches(&data(20), 0, 0, Some(&first)), whole);
+    assert_eq!(calls.take().len(), 1);
+    let mut damaged = std::fs::read(&file).unwrap();
+    let last = damaged.len() - 1;
+    damaged[last] ^= 1;
+    std::fs::write(&file, &damaged).unwrap();
+    let (again, mut batch) = (data(20), HostBatch::default());
+    let mut rest = again.epoch_of(7, 0, 4, Some(&first)).unwrap();
+    let said = message(rest.next(&mut batch));
+    drop(rest);
+    drop(again);
+    assert!(said.contains("kept.rows-0-1-of-2: expected whole elements"), "{said}");
+    // Other data: it is made again. Somebody's file: it stays.
+    assert_eq!(batches(&data(12), 0, 0, Some(&first)).len(), 3);
+    assert_eq!(calls.take().len(), 6);
+    std::fs::write(&file, b"somebody's file").unwrap();
+    let said = message(data(20).epoch_of(7, 0, 0, Some(&first)).map(|_| ()));
+    assert!(said.contains("kept.rows-0-1-of-2: expected a cache file"), "{said}");
+    std::fs::remove_file(&file).unwrap();
+    // Two at once on one file are refused.
+    let (one, two) = (data(20), data(20));
+    let held = one.epoch_of(7, 0, 0, Some(&first)).unwrap();
+    let said = message(two.epoch_of(7, 0, 0, Some(&first)).map(|_| ()));
+    assert!(said.contains("one in use"), "{said}");
+    drop(held);
+    // A file of a single process serves all.
+    batches(&data(20), 0, 0, None);
+    calls.take();
+    assert_eq!(batches(&data(20), 0, 0, Some(&first)), whole);
+    assert_eq!(calls.take().len(), 0);
 }

@@ -1,0 +1,249 @@
+//! What one of several workers keeps of a pipeline's elements, in a file of its own that grows.
+
+use super::pass::{Item, Part};
+use super::{Cardinality, Element};
+use crate::data::{Digest, Share};
+use crate::error::{Error, Result};
+use phalanx_graph::{DType, Data, Tensor};
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// First bytes of a file. Then, little-endian: a number (u64) that is odd where the order follows from a seed, and two
+/// more where rows are cut as in deterministic mode; that seed (u64) and the path of the pass (u64), the number of elements (u64, all ones where it is not known); and for each
+/// element, in any order, its number (u64), its length (u64), a fingerprint of its bytes (u64), and those: rows of the
+/// batch and which of them these are (3 u64, all ones where it is no part of a batch), then tensors as in
+/// any cache file.
+const MAGIC: &[u8; 8] = b"PHXPART1";
+const HEAD: u64 = 40;
+const RECORD: u64 = 24;
+/// In the place of a number that there is none of.
+const NONE: u64 = u64::MAX;
+
+/// A worker's elements in a file. A record that was cut short by a crash is dropped.
+pub(super) struct PartFile {
+    file: File,
+    path: PathBuf,
+    /// Where the record of an element lies.
+    places: HashMap<usize, u64>,
+    end: u64,
+}
+
+impl PartFile {
+    /// The file of a worker beside `path`, new where it was made for something else.
+    pub fn open(
+        path: &Path,
+        share: &Share,
+        of: Option<(u64, u32)>,
+        cardinality: Cardinality,
+    ) -> Result<PartFile> {
+        let (Share { devices, mesh }, mut name) = (share, path.as_os_str().to_owned());
+        name.push(format!(".rows-{}-{}-of-{}", devices.start, devices.end, mesh.devices));
+        let path = PathBuf::from(name);
+        let io = |e| Error::io(&path, e);
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).open(&path);
+        let mut file = file.map_err(io)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::file(&path, "a cache of this worker alone", "one in use"));
+            }
+            Err(TryLockError::Error(e)) => return Err(io(e)),
+        }
+        let (seed, pass) = of.unwrap_or_default();
+        let count = match cardinality {
+            Cardinality::Known(n) => n as u64,
+            Cardinality::Unknown | Cardinality::Infinite => NONE,
+        };
+        let kind = u64::from(of.is_some()) + 2 * u64::from(mesh.fixed);
+        let words = [kind, seed, u64::from(pass), count];
+        let head = [&MAGIC[..], &words.map(u64::to_le_bytes).concat()].concat();
+        let mut found = vec![];
+        (&mut file).take(HEAD).read_to_end(&mut found).map_err(io)?;
+        if !found.is_empty() && !found.starts_with(MAGIC) {
+            return Err(Error::file(&path, "a cache file of this version", "another file"));
+        }
+        if found != head {
+            if !found.is_empty() {
+                let shown = path.display();
+                tracing::warn!(
+                    "{shown}: made with another seed or for other data; it is made again"
+                );
+            }
+            file.set_len(0).map_err(io)?;
+            file.seek(SeekFrom::Start(0)).map_err(io)?;
+            file.write_all(&head).map_err(io)?;
+        }
+        let mut part = PartFile { file, path, places: HashMap::new(), end: HEAD };
+        part.scan().map_err(|e| Error::io(&part.path, e))?;
+        Ok(part)
+    }
+
+    /// Finds the records, and drops one that is not whole.
+    fn scan(&mut self) -> std::io::Result<()> {
+        let len = self.file.metadata()?.len();
+        while self.end + RECORD <= len {
+            let [number, bytes, _] = self.words(self.end)?;
+            let end = (self.end + RECORD).checked_add(bytes).filter(|end| *end <= len);
+            let (Some(end), Ok(number)) = (end, usize::try_from(number)) else { break };
+            self.places.insert(number, self.end);
+            self.end = end;
+        }
+        self.file.set_len(self.end)
+    }
+
+    fn words(&mut self, at: u64) -> std::io::Result<[u64; 3]> {
+        let mut bytes = [[0; 8]; 3];
+        self.file.seek(SeekFrom::Start(at))?;
+        self.file.read_exact(bytes.as_flattened_mut())?;
+        Ok(bytes.map(u64::from_le_bytes))
+    }
+
+    pub fn has(&self, at: usize) -> bool {
+        self.places.contains_key(&at)
+    }
+
+    pub fn get(&mut self, at: usize) -> Result<Option<Item>> {
+        let Some(place) = self.places.get(&at).copied() else { return Ok(None) };
+        let [_, len, digest] = self.words(place).map_err(|e| Error::io(&self.path, e))?;
+        let mut bytes = vec![];
+        let read = (&mut self.file).take(len).read_to_end(&mut bytes);
+        read.map_err(|e| Error::io(&self.path, e))?;
+        let damaged = || Error::file(&self.path, "whole elements", "a damaged file");
+        let (rows, rest) = bytes.split_first_chunk::<24>().ok_or_else(damaged)?;
+        if fingerprint(&bytes) != digest {
+            return Err(damaged());
+        }
+        let mut words = rows.as_chunks::<8>().0.iter().map(|w| u64::from_le_bytes(*w) as usize);
+        let mut word = || words.next().unwrap_or_default();
+        let (rows, own) = (word(), word()..word());
+        let (mut from, mut left) = (rest, rest.len() as u64);
+        let element = decode(&mut from, &mut left, &self.path, true)?.ok_or_else(damaged)?;
+        Ok(Some(match rows as u64 {
+            NONE => Item::Made(element),
+            _ => Item::Part(Part { element, rows, own }),
+        }))
+    }
+
+    pub fn put(&mut self, at: usize, item: &Item) -> Result<()> {
+        let (rows, element) = match item {
+            Item::Made(element) => ([NONE; 3], element),
+            Item::Part(Part { element, rows, own }) => {
+                ([*rows, own.start, own.end].map(|n| n as u64), element)
+            }
+            Item::LeftOut => return Ok(()),
+        };
+        let bytes = [rows.map(u64::to_le_bytes).concat(), encode(element)?].concat();
+        let words = [at as u64, bytes.len() as u64, fingerprint(&bytes)];
+        let record = [words.map(u64::to_le_bytes).concat(), bytes].concat();
+        let io = |e| Error::io(&self.path, e);
+        self.file.seek(SeekFrom::Start(self.end)).map_err(io)?;
+        self.file.write_all(&record).map_err(io)?;
+        self.places.insert(at, self.end);
+        self.end += record.len() as u64;
+        Ok(())
+    }
+}
+
+fn fingerprint(bytes: &[u8]) -> u64 {
+    let mut digest = Digest::default();
+    digest.bytes(bytes);
+    digest.end()
+}
+
+/// An element as bytes.
+pub(super) fn encode(element: &Element) -> Result<Vec<u8>> {
+    let byte = |n: usize| {
+        u8::try_from(n).map_err(|_| Error::argument("cache", "element", "at most 255", n))
+    };
+    let mut bytes = vec![byte(element.len())?];
+    for tensor in element {
+        let kind = u8::from(tensor.dtype() == DType::I32);
+        bytes.extend([kind, byte(tensor.dims().len())?]);
+        bytes.extend(tensor.dims().iter().flat_map(|dim| (*dim as u64).to_le_bytes()));
+        match tensor.data() {
+            Data::F32(v) => bytes.extend(v.iter().flat_map(|x| x.to_le_bytes())),
+            Data::I32(v) => bytes.extend(v.iter().flat_map(|x| x.to_le_bytes())),
+        }
+    }
+    Ok(bytes)
+}
+
+/// The next element, of which at most `left` bytes are there; passed over where it is not wanted.
+pub(super) fn decode(
+    from: &mut impl Read,
+    left: &mut u64,
+    path: &Path,
+    wanted: bool,
+) -> Result<Option<Element>> {
+    let mut source = Source { from, left, path };
+    let tensors = source.bytes(1)?[0];
+    let mut element = vec![];
+    for _ in 0..tensors {
+        element.extend(source.tensor(wanted)?);
+    }
+    Ok(wanted.then_some(element))
+}
+
+struct Source<'a, R> {
+    from: &'a mut R,
+    /// Bytes not yet read; nothing can be longer.
+    left: &'a mut u64,
+    path: &'a Path,
+}
+
+impl<R: Read> Source<'_, R> {
+    fn cut(&self) -> Error {
+        Error::file(self.path, "whole elements", "a truncated or damaged file")
+    }
+
+    fn spend(&mut self, n: u64) -> Result<()> {
+        *self.left = self.left.checked_sub(n).ok_or_else(|| self.cut())?;
+        Ok(())
+    }
+
+    fn bytes(&mut self, n: u64) -> Result<Vec<u8>> {
+        self.spend(n)?;
+        let mut bytes = vec![];
+        let got = self.from.take(n).read_to_end(&mut bytes);
+        match got.map_err(|e| Error::io(self.path, e))? as u64 == n {
+            true => Ok(bytes),
+            false => Err(self.cut()),
+        }
+    }
+
+    fn pass_over(&mut self, n: u64) -> Result<()> {
+        self.spend(n)?;
+        let passed = std::io::copy(&mut self.from.take(n), &mut std::io::sink());
+        match passed.map_err(|e| Error::io(self.path, e))? == n {
+            true => Ok(()),
+            false => Err(self.cut()),
+        }
+    }
+
+    fn tensor(&mut self, wanted: bool) -> Result<Option<Tensor>> {
+        let head = self.bytes(2)?;
+        let dims = self.bytes(8 * u64::from(head[1]))?;
+        let dims: Option<Vec<usize>> = dims
+            .chunks_exact(8)
+            .map(|b| usize::try_from(u64::from_le_bytes(b.try_into().ok()?)).ok())
+            .collect();
+        let damaged = || Error::file(self.path, "tensors", "a damaged header");
+        let dims = dims.ok_or_else(damaged)?;
+        let size = dims.iter().try_fold(4u64, |n, dim| n.checked_mul(*dim as u64));
+        let size = size.ok_or_else(damaged)?;
+        if !wanted {
+            return self.pass_over(size).map(|()| None);
+        }
+        let bytes = self.bytes(size)?;
+        let words = bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
+        let data: Data = match head[0] {
+            0 => words.map(f32::from_le_bytes).collect::<Vec<_>>().into(),
+            _ => words.map(i32::from_le_bytes).collect::<Vec<_>>().into(),
+        };
+        let tensor = Tensor::new(dims, data);
+        tensor.map(Some).map_err(|_| Error::file(self.path, "tensors", "a bad shape"))
+    }
+}
