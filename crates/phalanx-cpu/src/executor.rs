@@ -9,7 +9,7 @@ use crate::simd::Isa;
 use crate::update::{MAX_SCALARS, MAX_SLOTS, SCATTER_FROM};
 use crate::worker::{self, Run};
 use phalanx_graph::exec::{Batch, ExecError, Executor, ProgramId, Times};
-use phalanx_graph::peers::{Cluster, Share, gather};
+use phalanx_graph::peers::{Cluster, Share, check_same, digest};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Instr, Mesh, Policy, Program, SHARDS, Split};
 use phalanx_graph::update::SlotInit;
@@ -234,28 +234,11 @@ impl CpuExecutor {
         let Some(cluster) = self.between.as_ref().map(|b| &b.cluster) else { return Ok(()) };
         let first = &self.devices[0];
         let buffers = || std::iter::once(&first.params).chain(&first.slots);
-        let digest = |i: usize| {
+        let digests = (0..self.params.len()).map(|i| {
             let range = self.range(ParamId(i as u32));
-            let bits = buffers().flat_map(|b| &b.as_floats()[range.clone()]).map(|v| v.to_bits());
-            // FNV-1a, word by word.
-            bits.fold(0xcbf2_9ce4_8422_2325u64, |h, v| {
-                (h ^ u64::from(v)).wrapping_mul(0x0100_0000_01b3)
-            })
-        };
-        let mine: Vec<u8> = (0..self.params.len()).flat_map(|i| digest(i).to_le_bytes()).collect();
-        let all = gather(&*cluster.peers, &mine);
-        let all = all.map_err(|peer| ExecError::Peer { step: 0, peer })?;
-        for (rank, other) in all.iter().enumerate() {
-            let differs = |i: &usize| all[0].get(8 * i..8 * i + 8) != other.get(8 * i..8 * i + 8);
-            if let Some(param) = (0..self.params.len()).find(differs) {
-                return Err(ExecError::Drift {
-                    param: self.params[param].name.clone(),
-                    first: cluster.peers.name(0),
-                    second: cluster.peers.name(rank),
-                });
-            }
-        }
-        Ok(())
+            digest(buffers().flat_map(|b| &b.as_floats()[range.clone()]).map(|v| v.to_bits()))
+        });
+        check_same(&*cluster.peers, &self.params, digests)
     }
 
     fn range(&self, id: ParamId) -> std::ops::Range<usize> {

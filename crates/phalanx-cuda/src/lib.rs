@@ -2,6 +2,7 @@
 //! looked for when a GPU is asked for, and a machine without them loses nothing.
 #![deny(missing_docs)]
 
+mod among;
 #[cfg(all(test, feature = "emulator"))]
 mod applications;
 mod autotune;
@@ -33,5 +34,7 @@ mod tape;
 mod task;
 
 pub use cache::folder as cache_folder;
-pub use devices::{GpuInfo, GpuPlace, REST, driver_version, executor, gpus, joined_executor};
+pub use devices::{
+    GpuInfo, GpuPlace, REST, driver_version, executor, executor_among, gpus, joined_executor,
+};
 pub use plan::memory_plan;

@@ -1,14 +1,18 @@
 //! Sums over several GPUs by NCCL: the few functions that are called, and the GPUs of this process that
-//! add with each other.
+//! add with each other, and with those of other processes where there are any.
 
+use crate::among::{Id, Seats};
 use crate::crew::Meeting;
 use crate::driver::{Context, Failure, Result, Stream};
 use crate::launch::Elem;
+use phalanx_graph::peers::Peers;
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The library's functions, as `nccl.h` has them. All were looked for when it was opened.
 #[allow(non_snake_case)]
@@ -62,6 +66,9 @@ mod sys {
 /// Milliseconds that a call which waits for nobody surely takes less than.
 const PATIENCE: usize = 200;
 
+/// How long processes wait for each other when they part.
+const PARTING: Duration = Duration::from_secs(5);
+
 /// Adding, among the library's operations.
 const SUM: c_int = 0;
 
@@ -113,6 +120,8 @@ struct Comm(sys::Comm);
 
 // SAFETY: one thread at a time calls the library with it: whoever has the lock, or took it out.
 unsafe impl Send for Comm {}
+// SAFETY: as above; to abort it is allowed beside another call.
+unsafe impl Sync for Comm {}
 
 impl Comm {
     fn raw(self) -> sys::Comm {
@@ -126,6 +135,21 @@ struct Member {
     context: Context,
     /// Nothing once it was given up. Locked while the library is at it.
     comm: Mutex<Option<Comm>>,
+    /// The same, for whoever aborts it while the library keeps its thread.
+    raw: Comm,
+    aborted: AtomicBool,
+}
+
+impl Member {
+    fn new(context: Context, comm: Comm) -> Member {
+        let aborted = AtomicBool::new(false);
+        Member { context, comm: Mutex::new(Some(comm)), raw: comm, aborted }
+    }
+
+    /// Whether nobody has aborted it before.
+    fn first_to_abort(&self) -> bool {
+        !self.aborted.swap(true, Ordering::SeqCst)
+    }
 }
 
 /// GPUs that add with each other. The last one that is dropped, with all captured steps gone before,
@@ -135,6 +159,10 @@ struct Group {
     meeting: Meeting,
     /// Communicators on their way out.
     aborts: Mutex<Vec<JoinHandle<()>>>,
+    /// The other processes, and how long they are waited for.
+    outside: Option<(Arc<dyn Peers>, Duration)>,
+    /// How it showed that GPUs of another process do not answer.
+    lost: OnceLock<String>,
 }
 
 /// One GPU's part in a group.
@@ -171,23 +199,91 @@ fn gone() -> Failure {
     Failure("the GPUs do not work together any more, since one of them failed".into())
 }
 
+/// What a group's ranks find each other by.
+pub(crate) fn make_id() -> Result<Id> {
+    let mut id = sys::UniqueId([0; 128]);
+    nccl!(ncclGetUniqueId(&mut id))?;
+    Ok(id.0.map(|byte| byte as u8))
+}
+
+/// Communicators for these GPUs, the ranks from `first` on of so many. Comes back when all ranks have come.
+fn connect(contexts: &[Context], id: Id, first: usize, ranks: usize) -> Result<Vec<Comm>> {
+    let id = sys::UniqueId(id.map(|byte| byte as c_char));
+    let mut comms = vec![null_mut(); contexts.len()];
+    grouped(|| {
+        let mut each = comms.iter_mut().zip(contexts).zip(first as c_int..);
+        each.try_for_each(|((comm, context), rank)| {
+            context.enter()?;
+            nccl!(ncclCommInitRank(comm, ranks as c_int, id, rank))
+        })
+    })?;
+    Ok(comms.into_iter().map(Comm).collect())
+}
+
+/// Calls on a thread of its own, and leaves it behind where it does not come back in time.
+fn within<T: Send + 'static>(
+    limit: Duration,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (send, answer) = channel();
+    // Nobody may be left to take it.
+    thread::spawn(move || drop(send.send(call())));
+    answer.recv_timeout(limit).ok()
+}
+
+fn no_answer(waited: Duration) -> String {
+    format!("no answer for {:.1} s", waited.as_secs_f64())
+}
+
+/// Why GPUs cannot add with each other.
+pub(crate) enum Refusal {
+    Here(Failure),
+    /// Other processes do not come.
+    Others(String),
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Refusal {
+        Refusal::Here(failure)
+    }
+}
+
 impl Group {
-    fn new(contexts: Vec<Context>) -> Result<Group> {
-        let mut id = sys::UniqueId([0; 128]);
-        nccl!(ncclGetUniqueId(&mut id))?;
-        let mut comms = vec![null_mut(); contexts.len()];
-        let ranks = contexts.len() as c_int;
-        grouped(|| {
-            let mut each = comms.iter_mut().zip(&contexts).zip(0..);
-            each.try_for_each(|((comm, context), rank)| {
-                context.enter()?;
-                nccl!(ncclCommInitRank(comm, ranks, id, rank))
-            })
-        })?;
-        let member = |(comm, context)| Member { context, comm: Mutex::new(Some(Comm(comm))) };
-        let members: Vec<Member> = comms.into_iter().zip(contexts).map(member).collect();
+    fn new(contexts: Vec<Context>, seats: Option<Seats>) -> std::result::Result<Group, Refusal> {
+        let (contexts, comms, outside) = match seats {
+            None => {
+                let comms = connect(&contexts, make_id()?, 0, contexts.len())?;
+                (contexts, comms, None)
+            }
+            Some(Seats { id, first, all, peers, limit }) => {
+                let connected = within(limit, move || {
+                    let comms = connect(&contexts, id, first, all);
+                    (contexts, comms)
+                });
+                let Some((contexts, comms)) = connected else {
+                    return Err(Refusal::Others(no_answer(limit)));
+                };
+                (contexts, comms?, Some((peers, limit)))
+            }
+        };
+        let each = contexts.into_iter().zip(comms);
+        let members: Vec<Member> = each.map(|(context, comm)| Member::new(context, comm)).collect();
         let meeting = Meeting::new(members.len());
-        Ok(Group { members, meeting, aborts: Mutex::default() })
+        Ok(Group { members, meeting, aborts: Mutex::default(), outside, lost: OnceLock::new() })
+    }
+
+    /// Takes note that other processes do not answer.
+    fn lose(&self, message: String) -> Failure {
+        Failure(self.lost.get_or_init(|| message).clone())
+    }
+
+    /// Stops the library where it keeps this process' threads waiting for others.
+    fn stop(&self) {
+        for member in self.members.iter().filter(|m| m.first_to_abort()) {
+            let aborted = member.context.enter();
+            let aborted = aborted.and_then(|()| nccl!(ncclCommAbort(member.raw.raw())));
+            aborted.unwrap_or_else(|e| tracing::warn!("{e}"));
+        }
     }
 
     /// Stops what is under way on every GPU. A communicator that its own thread stays in the library
@@ -196,9 +292,12 @@ impl Group {
     /// captured step is left.
     fn give_up(&self) {
         self.meeting.fail();
-        for Member { context, comm } in &self.members {
-            let Some(comm) = taken(comm) else { continue };
-            let Ok(context) = context.again() else { continue };
+        for member in &self.members {
+            let Some(comm) = taken(&member.comm) else { continue };
+            let Ok(context) = member.context.again() else { continue };
+            if !member.first_to_abort() {
+                continue;
+            }
             let abort = move || {
                 let aborted = context.enter().and_then(|()| nccl!(ncclCommAbort(comm.raw())));
                 aborted.unwrap_or_else(|e| tracing::warn!("{e}"));
@@ -214,23 +313,34 @@ impl Drop for Group {
             // It reports for itself.
             let _ = abort.join();
         }
-        // Each waits for the others.
-        thread::scope(|scope| {
-            for Member { context, comm } in &self.members {
-                let Some(comm) = locked(comm).take() else { continue };
-                scope.spawn(move || {
-                    let ended = context.enter().and_then(|()| nccl!(ncclCommDestroy(comm.raw())));
-                    ended.unwrap_or_else(|e| tracing::warn!("{e}"));
-                });
-            }
-        });
+        // Each waits for the others; not for long where those are other processes, which may have ended.
+        let limit = if self.outside.is_some() { PARTING } else { Duration::MAX };
+        let mut partings = vec![];
+        for Member { context, comm, aborted, .. } in self.members.drain(..) {
+            let Some(comm) = locked(&comm).take().filter(|_| !aborted.into_inner()) else {
+                continue;
+            };
+            let destroy = move || {
+                let ended = context.enter().and_then(|()| nccl!(ncclCommDestroy(comm.raw())));
+                ended.unwrap_or_else(|e| tracing::warn!("{e}"));
+            };
+            partings.push(thread::spawn(move || within(limit, destroy)));
+        }
+        for parting in partings {
+            // As above.
+            let _ = parting.join();
+        }
     }
 }
 
-/// Has the GPUs of these contexts add with each other: a link for each.
-pub(crate) fn join(contexts: Vec<Context>) -> Result<Vec<Link>> {
+/// Has the GPUs of these contexts add with each other, and with those of other processes: a link for
+/// each.
+pub(crate) fn join(
+    contexts: Vec<Context>,
+    seats: Option<Seats>,
+) -> std::result::Result<Vec<Link>, Refusal> {
     let ranks = 0..contexts.len();
-    let group = Arc::new(Group::new(contexts)?);
+    let group = Arc::new(Group::new(contexts, seats)?);
     Ok(ranks.map(|rank| Link { group: group.clone(), rank }).collect())
 }
 
@@ -262,7 +372,7 @@ impl Link {
     ) -> Result<T> {
         let held = (self.rank == 0).then(lock);
         self.group.meeting.wait().map_err(|_| gone())?;
-        let done = work()?;
+        let done = self.watched(work)?;
         self.group.meeting.wait().map_err(|_| gone())?;
         drop(held);
         Ok(done)
@@ -277,7 +387,44 @@ impl Link {
         let comm = held.ok_or_else(gone)?.raw();
         let mut error = 0;
         nccl!(ncclCommGetAsyncError(comm, &mut error))?;
-        check("sum over GPUs", error)
+        check("sum over GPUs", error).map_err(|failure| match &self.group.outside {
+            Some(_) => self.group.lose(failure.0),
+            None => failure,
+        })
+    }
+
+    /// Calls the library where it may wait for other processes without an end: in time, their sums are
+    /// stopped from outside.
+    fn watched<T>(&self, call: impl FnOnce() -> T) -> T {
+        let Some((_, limit)) = self.group.outside else { return call() };
+        let (done, ended) = channel::<()>();
+        let group = self.group.clone();
+        thread::spawn(move || {
+            if ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                group.lose(no_answer(limit));
+                group.stop();
+            }
+        });
+        let result = call();
+        drop(done);
+        result
+    }
+
+    /// Fails where other processes have been waited for too long, or one is known to be gone.
+    pub fn patient(&self, since: Instant) -> Result<()> {
+        let Some((peers, limit)) = &self.group.outside else { return Ok(()) };
+        if since.elapsed() > *limit {
+            return Err(self.group.lose(no_answer(since.elapsed())));
+        }
+        match peers.gone() {
+            Some(gone) => Err(self.group.lose(gone.to_string())),
+            None => Ok(()),
+        }
+    }
+
+    /// How it showed that GPUs of another process do not answer, where they do not.
+    pub fn lost(&self) -> Option<&str> {
+        self.group.lost.get().map(String::as_str)
     }
 
     pub fn give_up(&self) {
