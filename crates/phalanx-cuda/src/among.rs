@@ -23,6 +23,9 @@ pub(crate) struct Among {
 /// What GPUs of several processes find each other by, as NCCL makes it.
 pub(crate) type Id = [u8; 128];
 
+/// Says who is gone, where that shows without asking anyone.
+pub(crate) type Gone = Arc<dyn Fn() -> Option<PeerError> + Send + Sync>;
+
 /// How long GPUs of other processes are waited for where nobody says.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -33,7 +36,7 @@ pub(crate) struct Seats {
     /// Of the first that is here.
     pub first: usize,
     pub all: usize,
-    pub peers: Arc<dyn Peers>,
+    pub gone: Gone,
     /// How long the others are waited for.
     pub limit: Duration,
 }
@@ -60,11 +63,12 @@ impl Seats {
             counts.push(count.ok_or_else(|| odd(rank, bytes.len()))?);
         }
         let id = all[0].get(8..).and_then(|id| id.try_into().ok());
+        let all_peers = peers.clone();
         Ok(Seats {
             id: id.ok_or_else(|| odd(0, all[0].len()))?,
             first: counts[..peers.rank()].iter().sum(),
             all: counts.iter().sum(),
-            peers: peers.clone(),
+            gone: Arc::new(move || all_peers.gone()),
             limit: peers.timeout().unwrap_or(LIMIT),
         })
     }

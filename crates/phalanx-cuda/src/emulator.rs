@@ -8,12 +8,13 @@ mod library;
 mod memory;
 mod narrow;
 mod order;
+mod post;
 mod products;
 mod sums;
 #[cfg(test)]
 mod tests;
 
-use crate::among::{Seats, in_vain};
+use crate::among::{Id, Seats, in_vain};
 use crate::devices::GpuInfo;
 use crate::executor::GpuExecutor;
 use crate::inputs::INPUT_BYTES;
@@ -27,11 +28,14 @@ use order::Random;
 use phalanx_graph::ParamSpec;
 use phalanx_graph::exec::{ExecError, Executor};
 use phalanx_graph::peers::Cluster;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::CStr;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 use sums::{Link, Sums};
+
+pub(crate) use post::carrier;
 
 /// Bytes of a thread's stack.
 const STACK: usize = 128 << 10;
@@ -103,7 +107,7 @@ pub(crate) fn open(
     cluster: Option<Cluster>,
 ) -> Result<Box<dyn Executor>, ExecError> {
     let gpus = replicas.len();
-    let seats = cluster.as_ref().map(|c| Seats::take(&c.peers, gpus, || Ok(sums::make_id())));
+    let seats = cluster.as_ref().map(|c| Seats::take(&c.peers, gpus, || Ok(make_id())));
     let seats = seats.transpose()?;
     let first = seats.as_ref().map_or(0, |seats| seats.first);
     let sums = match &seats {
@@ -144,6 +148,35 @@ pub fn pretend(gpus: usize) {
 /// The emulated GPUs that take the place of real ones.
 pub(crate) fn pretended() -> Option<&'static [GpuInfo]> {
     PRETENDED.get().map(Vec::as_slice)
+}
+
+/// What the emulated GPUs of several processes find each other by: another one each time.
+pub(crate) fn make_id() -> Id {
+    static MADE: AtomicU64 = AtomicU64::new(0);
+    let mut id = [0; 128];
+    id[..8].copy_from_slice(&MADE.fetch_add(1, Ordering::Relaxed).to_le_bytes());
+    id
+}
+
+/// Where processes that have the same id meet.
+struct Register<T>(OnceLock<Mutex<HashMap<Id, Weak<T>>>>);
+
+impl<T> Register<T> {
+    const fn new() -> Register<T> {
+        Register(OnceLock::new())
+    }
+
+    /// What is under this id, made by the first that asks.
+    fn find(&self, id: Id, make: impl FnOnce() -> T) -> Arc<T> {
+        let held = self.0.get_or_init(Mutex::default).lock();
+        let mut held = held.unwrap_or_else(PoisonError::into_inner);
+        held.retain(|_, one| one.strong_count() > 0);
+        held.get(&id).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let one = Arc::new(make());
+            held.insert(id, Arc::downgrade(&one));
+            one
+        })
+    }
 }
 
 /// An emulated GPU.

@@ -7,6 +7,7 @@ mod among;
 mod applications;
 mod autotune;
 mod cache;
+mod control;
 mod crew;
 mod cublas;
 mod cudnn;
@@ -34,6 +35,7 @@ mod tape;
 mod task;
 
 pub use cache::folder as cache_folder;
+pub use control::{Place, meeting_id, peers_by_gpu};
 pub use devices::{
     GpuInfo, GpuPlace, REST, driver_version, executor, executor_among, gpus, joined_executor,
 };

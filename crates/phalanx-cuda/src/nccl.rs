@@ -1,11 +1,12 @@
 //! Sums over several GPUs by NCCL: the few functions that are called, and the GPUs of this process that
 //! add with each other, and with those of other processes where there are any.
 
-use crate::among::{Id, Seats};
+mod sys;
+
+use crate::among::{Gone, Id, Seats};
 use crate::crew::Meeting;
-use crate::driver::{Context, Failure, Result, Stream};
+use crate::driver::{Context, Event, Failure, Result, Stream};
 use crate::launch::Elem;
-use phalanx_graph::peers::Peers;
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,63 +15,23 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// The library's functions, as `nccl.h` has them. All were looked for when it was opened.
-#[allow(non_snake_case)]
-mod sys {
-    use crate::libs::{self, Lib};
-    use cudarc::driver::sys::CUstream;
-    use std::ffi::{c_char, c_int, c_void};
-    use std::sync::OnceLock;
-
-    /// A communicator.
-    pub type Comm = *mut c_void;
-
-    /// What the ranks find each other by.
-    #[repr(C)]
-    #[derive(Clone, Copy)]
-    pub struct UniqueId(pub [c_char; 128]);
-
-    macro_rules! functions {
-        ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $result:ty;)*) => {$(
-            pub unsafe fn $name($($arg: $ty),*) -> $result {
-                type Function = unsafe extern "C" fn($($ty),*) -> $result;
-                static FOUND: OnceLock<Function> = OnceLock::new();
-                let function = FOUND.get_or_init(|| {
-                    let at = libs::find(Lib::Nccl).ok().and_then(|l| l.address(stringify!($name)));
-                    // SAFETY: the library's function of that name has this type.
-                    unsafe { std::mem::transmute(at.expect("looked for when opened")) }
-                });
-                // SAFETY: the caller's.
-                unsafe { function($($arg),*) }
-            }
-        )*};
-    }
-
-    functions! {
-        fn ncclGetUniqueId(id: *mut UniqueId) -> c_int;
-        fn ncclCommInitRank(comm: *mut Comm, ranks: c_int, id: UniqueId, rank: c_int) -> c_int;
-        fn ncclAllReduce(
-            from: *const c_void, to: *mut c_void, count: usize, elem: c_int, op: c_int,
-            comm: Comm, stream: CUstream
-        ) -> c_int;
-        fn ncclGroupStart() -> c_int;
-        fn ncclGroupEnd() -> c_int;
-        fn ncclCommGetAsyncError(comm: Comm, error: *mut c_int) -> c_int;
-        fn ncclCommDestroy(comm: Comm) -> c_int;
-        fn ncclCommAbort(comm: Comm) -> c_int;
-        fn ncclGetErrorString(error: c_int) -> *const c_char;
-        fn ncclGetLastError(comm: Comm) -> *const c_char;
-    }
-}
-
 /// Milliseconds that a call which waits for nobody surely takes less than.
 const PATIENCE: usize = 200;
+
+/// How often a wait looks whether it takes too long.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How long what was sent by a process that is gone may take.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// How long processes wait for each other when they part.
 const PARTING: Duration = Duration::from_secs(5);
 
 /// Adding, among the library's operations.
 const SUM: c_int = 0;
+
+/// Bytes, among its types.
+const BYTE: c_int = 1;
 
 fn number(elem: Elem) -> c_int {
     match elem {
@@ -159,8 +120,8 @@ struct Group {
     meeting: Meeting,
     /// Communicators on their way out.
     aborts: Mutex<Vec<JoinHandle<()>>>,
-    /// The other processes, and how long they are waited for.
-    outside: Option<(Arc<dyn Peers>, Duration)>,
+    /// Where there are other processes, which of them is gone, and how long they are waited for.
+    outside: Option<(Gone, Duration)>,
     /// How it showed that GPUs of another process do not answer.
     lost: OnceLock<String>,
 }
@@ -255,7 +216,7 @@ impl Group {
                 let comms = connect(&contexts, make_id()?, 0, contexts.len())?;
                 (contexts, comms, None)
             }
-            Some(Seats { id, first, all, peers, limit }) => {
+            Some(Seats { id, first, all, gone, limit }) => {
                 let connected = within(limit, move || {
                     let comms = connect(&contexts, id, first, all);
                     (contexts, comms)
@@ -263,7 +224,7 @@ impl Group {
                 let Some((contexts, comms)) = connected else {
                     return Err(Refusal::Others(no_answer(limit)));
                 };
-                (contexts, comms?, Some((peers, limit)))
+                (contexts, comms?, Some((gone, limit)))
             }
         };
         let each = contexts.into_iter().zip(comms);
@@ -363,6 +324,27 @@ impl Link {
         if self.group.meeting.failed() { Err(gone()) } else { Ok(()) }
     }
 
+    /// Sends bytes to other ranks while others come in, as one; `sent` and `received` are an address and
+    /// a length for each rank, without those for whom there is nothing. The library connects the GPUs the
+    /// first time.
+    pub fn swap(
+        &self,
+        sent: &[(usize, u64, usize)],
+        received: &[(usize, u64, usize)],
+        stream: &Stream,
+    ) -> Result<()> {
+        let held = self.comm();
+        let comm = held.ok_or_else(gone)?.raw();
+        grouped(|| {
+            sent.iter().try_for_each(|(rank, at, len)| {
+                nccl!(ncclSend(*at as *const _, *len, BYTE, *rank as c_int, comm, stream.0))
+            })?;
+            received.iter().try_for_each(|(rank, at, len)| {
+                nccl!(ncclRecv(*at as *mut _, *len, BYTE, *rank as c_int, comm, stream.0))
+            })
+        })
+    }
+
     /// Does what the GPUs may wait for each other in. The first takes a lock for all of them: were it
     /// each for itself, one could wait inside for another that waits for the lock.
     pub fn together<L, T>(
@@ -395,7 +377,7 @@ impl Link {
 
     /// Calls the library where it may wait for other processes without an end: in time, their sums are
     /// stopped from outside.
-    fn watched<T>(&self, call: impl FnOnce() -> T) -> T {
+    pub fn watched<T>(&self, call: impl FnOnce() -> T) -> T {
         let Some((_, limit)) = self.group.outside else { return call() };
         let (done, ended) = channel::<()>();
         let group = self.group.clone();
@@ -410,15 +392,32 @@ impl Link {
         result
     }
 
-    /// Fails where other processes have been waited for too long, or one is known to be gone.
-    pub fn patient(&self, since: Instant) -> Result<()> {
-        let Some((peers, limit)) = &self.group.outside else { return Ok(()) };
+    /// Waits until an event has passed, unless another GPU fails in front of it, or those of other
+    /// processes do not come.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        let (began, mut looked, mut seen) = (Instant::now(), Instant::now(), None);
+        while !event.state()? {
+            self.check()?;
+            if looked.elapsed() > LOOK {
+                looked = Instant::now();
+                self.patient(began, &mut seen)?;
+            }
+            thread::yield_now();
+        }
+        self.check()
+    }
+
+    /// Fails where other processes have been waited for too long, or one was `seen` to be gone for a
+    /// while: what it sent before may still be on its way.
+    fn patient(&self, since: Instant, seen: &mut Option<Instant>) -> Result<()> {
+        let Some((gone, limit)) = &self.group.outside else { return Ok(()) };
         if since.elapsed() > *limit {
             return Err(self.group.lose(no_answer(since.elapsed())));
         }
-        match peers.gone() {
-            Some(gone) => Err(self.group.lose(gone.to_string())),
-            None => Ok(()),
+        let Some(gone) = gone() else { return Ok(()) };
+        match seen.get_or_insert_with(Instant::now).elapsed() > GRACE {
+            true => Err(self.group.lose(gone.to_string())),
+            false => Ok(()),
         }
     }
 

@@ -1,14 +1,13 @@
 //! Sums over emulated GPUs, in the order of their ranks. Those of several processes, which are threads
 //! here, meet by the id that one of them made.
 
+use super::Register;
 use super::memory::Memory;
-use crate::among::{Id, Seats};
+use crate::among::Seats;
 use crate::crew::{Failed, Meeting};
 use crate::launch::Elem;
 use crate::task::Part;
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// What a GPU brings to a sum: of each part the type and the numbers.
@@ -21,14 +20,6 @@ pub(super) struct Sums {
     brought: Mutex<Vec<Brought>>,
     /// How long the others are waited for.
     limit: Duration,
-}
-
-/// What the emulated GPUs of several processes find each other by: another one each time.
-pub(super) fn make_id() -> Id {
-    static MADE: AtomicU64 = AtomicU64::new(0);
-    let mut id = [0; 128];
-    id[..8].copy_from_slice(&MADE.fetch_add(1, Ordering::Relaxed).to_le_bytes());
-    id
 }
 
 /// An emulated GPU's part in sums.
@@ -61,15 +52,8 @@ impl Sums {
 
     /// Where the GPUs of several processes add up.
     pub fn of(seats: &Seats) -> Arc<Sums> {
-        static MET: OnceLock<Mutex<HashMap<Id, Weak<Sums>>>> = OnceLock::new();
-        let mut met =
-            MET.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-        met.retain(|_, sums| sums.strong_count() > 0);
-        met.get(&seats.id).and_then(Weak::upgrade).unwrap_or_else(|| {
-            let sums = Arc::new(Sums::new(seats.all, seats.limit));
-            met.insert(seats.id, Arc::downgrade(&sums));
-            sums
-        })
+        static MET: Register<Sums> = Register::new();
+        MET.find(seats.id, || Sums::new(seats.all, seats.limit))
     }
 
     /// Has nobody wait any more.

@@ -9,10 +9,6 @@ use crate::nccl::{self, Refusal};
 use phalanx_graph::exec::ExecError;
 use phalanx_graph::peers::Peers;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// How often a wait looks whether it takes too long.
-const LOOK: Duration = Duration::from_millis(100);
 
 impl Gpu {
     /// Has GPUs add with each other from now on, and with those of other processes.
@@ -83,17 +79,7 @@ impl Gpu {
     /// Waits until an event has passed, unless another GPU fails in front of it, or those of other
     /// processes do not come.
     fn wait(&self, event: &Event) -> Result<()> {
-        let Some(link) = &self.link else { return event.synchronize() };
-        let (began, mut looked) = (Instant::now(), Instant::now());
-        while !event.state()? {
-            link.check()?;
-            if looked.elapsed() > LOOK {
-                looked = Instant::now();
-                link.patient(began)?;
-            }
-            std::thread::yield_now();
-        }
-        link.check()
+        self.link.as_ref().map_or_else(|| event.synchronize(), |link| link.wait(event))
     }
 
     /// Fails where another GPU has.
