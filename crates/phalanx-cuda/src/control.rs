@@ -1,5 +1,7 @@
 //! Processes that reach each other through their GPUs alone: what they tell each other is staged through
-//! device memory and carried by NCCL, on a communicator of its own with one GPU of each process.
+//! device memory and carried by NCCL, on a communicator of its own with one GPU of each process. The sums
+//! of a step may be under way meanwhile on theirs: all processes start both in the same order, and a GPU
+//! has room for both at once.
 
 use crate::among::{Gone, Seats};
 use crate::driver::{Context, DeviceBuffer, Event, Failure, Result, Stream, cu};
@@ -140,10 +142,13 @@ impl ByGpu {
         let room = piece * seats.all;
         let mut links = nccl::join(vec![context.again()?], Some(seats))?;
         context.enter()?;
+        let (outgoing, incoming) = (DeviceBuffer::new(room)?, DeviceBuffer::new(room)?);
+        // They are filled with zero behind the back of other streams.
+        cu!(cuStreamSynchronize(std::ptr::null_mut()))?;
         Ok(ByGpu {
             link: links.remove(0),
-            outgoing: DeviceBuffer::new(room)?,
-            incoming: DeviceBuffer::new(room)?,
+            outgoing,
+            incoming,
             piece,
             passed: Event::new()?,
             stream: Stream::new()?,

@@ -1,6 +1,7 @@
 //! The GPU executor: replicas on GPUs, their memory, and the steps made ready for them.
 
 mod turns;
+mod weights;
 
 use crate::among::Among;
 use crate::crew::Crew;
@@ -14,7 +15,7 @@ use crate::plan::{self, ALIGN, Rooms};
 use crate::stations::{Station, together};
 use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
 use phalanx_graph::kept::{Column, TableId, Turn};
-use phalanx_graph::peers::{Cluster, Share, digest};
+use phalanx_graph::peers::{Cluster, Share};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Mesh, Program, share};
 use phalanx_graph::update::SlotInit;
@@ -148,6 +149,14 @@ impl<M: Machine> GpuExecutor<M> {
         })
     }
 
+    /// What came of an exchange with other processes: where one is lost, no GPU waits for its GPUs.
+    fn exchanged<T>(&mut self, done: Result<T, ExecError>) -> Result<T, ExecError> {
+        if done.is_err() {
+            self.stations.iter_mut().for_each(|s| s.machine.give_up());
+        }
+        done
+    }
+
     /// Gives a block of every replica at least so many bytes.
     fn reserve(&mut self, block: Block, bytes: usize, purpose: &str) -> Result<(), ExecError> {
         let bytes = bytes.max(ALIGN);
@@ -157,61 +166,6 @@ impl<M: Machine> GpuExecutor<M> {
             self.moves += moves.as_ref().map_or(1, |moves| *moves);
         }
         moves.into_iter().try_for_each(|moves| moves.map(|_| ()))
-    }
-
-    fn check_len(&self, id: ParamId, received: usize) -> Result<(), ExecError> {
-        let spec = &self.params[id.index()];
-        if spec.len() == received {
-            return Ok(());
-        }
-        Err(ExecError::Param { name: spec.name.clone(), expected: spec.len(), received })
-    }
-
-    /// Writes a parameter's numbers into a block of every replica.
-    fn write(&mut self, block: Block, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
-        self.check_len(id, values.len())?;
-        let bytes = to_bytes(values);
-        for station in &mut self.stations {
-            for local in 0..station.replicas.len() {
-                let at = Ptr::new(local, block, self.offsets[id.index()]);
-                station.machine.write(at, &bytes)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads a parameter's numbers from a block of a replica.
-    fn read(&self, replica: usize, block: Block, id: ParamId) -> Result<Vec<f32>, ExecError> {
-        let mut bytes = vec![0; self.params[id.index()].len() * 4];
-        for station in self.stations.iter().filter(|s| s.replicas.contains(&replica)) {
-            let local = replica - station.replicas.start;
-            station.machine.read(Ptr::new(local, block, self.offsets[id.index()]), &mut bytes)?;
-        }
-        Ok(to_floats(&bytes))
-    }
-
-    /// The first replica's; a GPU that cannot be read any more gives numbers nobody can miss.
-    fn read_first(&self, block: Block, id: ParamId) -> Vec<f32> {
-        self.read(self.own().start, block, id).unwrap_or_else(|e| {
-            tracing::error!("{e}");
-            vec![f32::NAN; self.params[id.index()].len()]
-        })
-    }
-
-    /// Fills an optimizer's slots with their first values.
-    fn make_slots(&mut self, inits: &[SlotInit]) -> Result<(), ExecError> {
-        for (i, init) in inits.iter().enumerate() {
-            for at in 0..self.params.len() {
-                let id = ParamId(at as u32);
-                let values = match init {
-                    SlotInit::Value(v) => vec![*v; self.params[at].len()],
-                    SlotInit::Weight => self.read(self.own().start, Block::Params, id)?,
-                };
-                self.write(Block::Slot(i), id, &values)?;
-            }
-        }
-        self.slots = inits.len();
-        Ok(())
     }
 
     /// The rows of every replica of a station.
@@ -271,7 +225,8 @@ impl<M: Machine> GpuExecutor<M> {
             let ids = self.crew.each(&mut self.stations, |i, s| s.prepare(plans[i].clone()));
             let ids = ids.into_iter().collect::<Result<Vec<StepId>, ExecError>>()?;
             // Kernels take long to compile, on some longer than on others.
-            self.among.as_ref().map_or(Ok(()), Among::meet)?;
+            let met = self.among.as_ref().map_or(Ok(()), Among::meet);
+            self.exchanged(met)?;
             self.all(|i, s| s.machine.capture(ids[i]))?;
             let ready = self.programs[id.0].steps.get_mut(&key).expect("made above");
             (ready.ids, ready.moves) = (ids, self.moves);
@@ -469,10 +424,12 @@ impl<M: Machine> Executor for GpuExecutor<M> {
         let Some((id, rows)) = self.under_way.take() else { return Ok(()) };
         if let Some(among) = &mut self.among {
             // While the GPUs are at work; whoever does not come to this is known by name.
-            among.tell(&self.programs[id.0].program)?;
+            let told = among.tell(&self.programs[id.0].program);
+            self.exchanged(told)?;
         }
         self.collect(Block::Fetches, self.programs[id.0].fetch_bytes)?;
-        self.take_fetches(id, rows, fetched)?;
+        let taken = self.take_fetches(id, rows, fetched);
+        self.exchanged(taken)?;
         if self.programs[id.0].program.update.is_some() {
             self.times.compute += self.began.elapsed().as_secs_f64();
         }
@@ -545,31 +502,7 @@ impl<M: Machine> Executor for GpuExecutor<M> {
     }
 
     fn check_mirrored(&self) -> Result<(), ExecError> {
-        let slots = (0..self.slots).map(Block::Slot);
-        let blocks: Vec<Block> = [Block::Params].into_iter().chain(slots).collect();
-        let own = self.own();
-        let mut digests = vec![];
-        for (at, spec) in self.params.iter().enumerate() {
-            let id = ParamId(at as u32);
-            let mut held = vec![];
-            for block in &blocks {
-                let first = self.read(own.start, *block, id)?;
-                for (device, name) in own.clone().zip(&self.names).skip(1) {
-                    let other = self.read(device, *block, id)?;
-                    let same = first.iter().zip(&other).all(|(a, b)| a.to_bits() == b.to_bits());
-                    if !same {
-                        return Err(ExecError::Drift {
-                            param: spec.name.clone(),
-                            first: self.names[0].clone(),
-                            second: name.clone(),
-                        });
-                    }
-                }
-                held.extend(first.into_iter().map(f32::to_bits));
-            }
-            digests.push(digest(held.into_iter()));
-        }
-        self.among.as_ref().map_or(Ok(()), |a| a.check_same(&self.params, digests.into_iter()))
+        self.check_same()
     }
 
     fn times(&self) -> Times {
@@ -590,6 +523,15 @@ impl<M: Machine> Executor for GpuExecutor<M> {
     }
 }
 
+impl<M: Machine> Drop for GpuExecutor<M> {
+    fn drop(&mut self) {
+        if self.among.is_some() && self.under_way.is_some() {
+            // Whatever broke it off: GPUs of other processes may never come to its end.
+            self.stations.iter_mut().for_each(|s| s.machine.give_up());
+        }
+    }
+}
+
 /// Numbers whose bytes may be copied as they are.
 pub(crate) trait Plain: Copy {}
 impl Plain for f32 {}
@@ -600,14 +542,6 @@ pub(crate) fn as_bytes<T: Plain>(values: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-fn to_bytes(values: &[f32]) -> Vec<u8> {
-    as_bytes(values).to_vec()
-}
-
 pub(crate) fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-}
-
-fn to_floats(bytes: &[u8]) -> Vec<f32> {
-    floats(bytes).collect()
 }

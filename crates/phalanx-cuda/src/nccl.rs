@@ -238,27 +238,24 @@ impl Group {
         Failure(self.lost.get_or_init(|| message).clone())
     }
 
-    /// Stops the library where it keeps this process' threads waiting for others.
-    fn stop(&self) {
-        for member in self.members.iter().filter(|m| m.first_to_abort()) {
-            let aborted = member.context.enter();
-            let aborted = aborted.and_then(|()| nccl!(ncclCommAbort(member.raw.raw())));
-            aborted.unwrap_or_else(|e| tracing::warn!("{e}"));
-        }
-    }
-
     /// Stops what is under way on every GPU. A communicator that its own thread stays in the library
     /// with is left to it: the end of the others shows there as an error, and that thread gives up as
-    /// well. Each has a thread because the library first lets go of the GPU and then waits until no
-    /// captured step is left.
+    /// well.
     fn give_up(&self) {
         self.meeting.fail();
+        self.abort(false);
+    }
+
+    /// Aborts communicators, with force even those that the library keeps a thread with. Each has a thread
+    /// because the library first lets go of the GPU and then waits until no captured step is left.
+    fn abort(&self, force: bool) {
         for member in &self.members {
-            let Some(comm) = taken(&member.comm) else { continue };
-            let Ok(context) = member.context.again() else { continue };
-            if !member.first_to_abort() {
+            let is_free = taken(&member.comm).is_some();
+            if !(is_free || force) || !member.first_to_abort() {
                 continue;
             }
+            let Ok(context) = member.context.again() else { continue };
+            let comm = member.raw;
             let abort = move || {
                 let aborted = context.enter().and_then(|()| nccl!(ncclCommAbort(comm.raw())));
                 aborted.unwrap_or_else(|e| tracing::warn!("{e}"));
@@ -270,12 +267,12 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        for abort in locked(&self.aborts).drain(..) {
-            // It reports for itself.
-            let _ = abort.join();
-        }
         // Each waits for the others; not for long where those are other processes, which may have ended.
         let limit = if self.outside.is_some() { PARTING } else { Duration::MAX };
+        for abort in locked(&self.aborts).drain(..) {
+            // It reports for itself.
+            within(limit, move || drop(abort.join()));
+        }
         let mut partings = vec![];
         for Member { context, comm, aborted, .. } in self.members.drain(..) {
             let Some(comm) = locked(&comm).take().filter(|_| !aborted.into_inner()) else {
@@ -306,14 +303,17 @@ pub(crate) fn join(
 }
 
 impl Link {
-    fn comm(&self) -> MutexGuard<'_, Option<Comm>> {
-        locked(&self.group.members[self.rank].comm)
+    /// The communicator, unless it was given up, and its lock.
+    fn comm(&self) -> Result<(MutexGuard<'_, Option<Comm>>, sys::Comm)> {
+        let member = &self.group.members[self.rank];
+        let held = locked(&member.comm);
+        let comm = held.filter(|_| !member.aborted.load(Ordering::SeqCst)).ok_or_else(gone)?.raw();
+        Ok((held, comm))
     }
 
     /// Adds over all GPUs, as one.
     pub fn reduce(&self, sums: &[Sum], stream: &Stream) -> Result<()> {
-        let held = self.comm();
-        let comm = held.ok_or_else(gone)?.raw();
+        let (_held, comm) = self.comm()?;
         grouped(|| {
             sums.iter().try_for_each(|Sum { from, to, elem, len }| {
                 let (from, to) = (*from as *const _, *to as *mut _);
@@ -333,8 +333,7 @@ impl Link {
         received: &[(usize, u64, usize)],
         stream: &Stream,
     ) -> Result<()> {
-        let held = self.comm();
-        let comm = held.ok_or_else(gone)?.raw();
+        let (_held, comm) = self.comm()?;
         grouped(|| {
             sent.iter().try_for_each(|(rank, at, len)| {
                 nccl!(ncclSend(*at as *const _, *len, BYTE, *rank as c_int, comm, stream.0))
@@ -365,8 +364,7 @@ impl Link {
         if self.group.meeting.failed() {
             return Err(gone());
         }
-        let held = self.comm();
-        let comm = held.ok_or_else(gone)?.raw();
+        let (_held, comm) = self.comm()?;
         let mut error = 0;
         nccl!(ncclCommGetAsyncError(comm, &mut error))?;
         check("sum over GPUs", error).map_err(|failure| match &self.group.outside {
@@ -382,9 +380,11 @@ impl Link {
         let (done, ended) = channel::<()>();
         let group = self.group.clone();
         thread::spawn(move || {
-            if ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+            // A wait that looks for itself comes to its limit before.
+            if ended.recv_timeout(limit + GRACE) == Err(RecvTimeoutError::Timeout) {
                 group.lose(no_answer(limit));
-                group.stop();
+                group.meeting.fail();
+                group.abort(true);
             }
         });
         let result = call();
@@ -447,6 +447,27 @@ mod tests {
             assert!(waits.join().expect("no panic").is_some());
         });
         assert!(taken(&comm).is_none());
+    }
+
+    #[test]
+    fn calls_that_do_not_come_back_are_left_behind() {
+        let (stop, stopped) = channel::<()>();
+        let waits = move || stopped.recv().is_err();
+        assert_eq!(within(Duration::from_millis(20), waits), None);
+        drop(stop);
+        assert_eq!(within(Duration::MAX, || 7), Some(7));
+    }
+
+    #[test]
+    fn every_id_is_another() {
+        if let Err(missing) = libs::find(Lib::Nccl) {
+            return eprintln!("skipped: {missing}");
+        }
+        match (make_id(), make_id()) {
+            (Ok(first), Ok(second)) => assert_ne!(first, second),
+            // There may be no network interface that suits it.
+            (first, second) => eprintln!("skipped: {first:?}, {second:?}"),
+        }
     }
 
     #[test]

@@ -121,9 +121,9 @@ impl Door {
         Ok(Door { listener, open: 0, lines: 0, report, reports })
     }
 
-    /// Lets one more in, where one waits, each with a thread; and hands over who has proved what.
+    /// Lets those in that wait, each with a thread; and hands over one that has proved who it is.
     fn next(&mut self, me: &Terms) -> Option<Guest> {
-        if self.open < MOST_OPEN
+        while self.open < MOST_OPEN
             && let Ok((stream, from)) = self.listener.accept()
         {
             let (report, terms) = (self.report.clone(), me.clone());
