@@ -218,6 +218,13 @@ impl EmulatedGpu {
         }
     }
 
+    fn failed(&self, message: String) -> ExecError {
+        match self.link.as_ref().is_some_and(Link::lost) {
+            true => in_vain(message),
+            false => failed(message),
+        }
+    }
+
     fn work(&mut self, work: &Work, kernels: &Kernels) -> Result<(), String> {
         let hidden = self.memory.hide(work);
         let done = work.tasks.iter().try_for_each(|task| self.task(task, kernels));
@@ -421,6 +428,13 @@ impl Machine for EmulatedGpu {
         Ok(StepId(self.steps.len() - 1))
     }
 
+    /// Nothing to capture; but GPUs that add with each other must all come here at the same time.
+    fn capture(&mut self, _step: StepId) -> Result<(), ExecError> {
+        let Some(link) = &self.link else { return Ok(()) };
+        let met = link.sums.add(link.rank, &mut self.memory, &[]);
+        met.map_err(|message| self.failed(message))
+    }
+
     fn stage(
         &mut self,
         replicas: usize,
@@ -455,10 +469,7 @@ impl Machine for EmulatedGpu {
             self.write(Ptr::new(replica, Block::Inputs, 0), head)?;
         }
         let done = works.into_iter().try_for_each(|i| self.work(&work[i], &kernels));
-        done.map_err(|message| match self.link.as_ref().is_some_and(Link::lost) {
-            true => in_vain(message),
-            false => failed(message),
-        })
+        done.map_err(|message| self.failed(message))
     }
 
     fn start_turns(

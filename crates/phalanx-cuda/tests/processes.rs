@@ -122,26 +122,44 @@ fn whatever_a_process_raises_all_see_with_the_step() {
 fn executor(step: &Step, cluster: Cluster) -> Result<Box<dyn Executor>, ExecError> {
     let mut e = emulator::executor_among(&[1], seed(), step.graph.params(), cluster)?;
     set_params(&mut *e, &Numbers::new(7).params(step));
-    e.load(compile(step, e.mesh(), 9))?;
+    e.load(compile(step, e.mesh(), 40))?;
     Ok(e)
 }
 
 /// A step on nine rows.
 fn run(e: &mut dyn Executor, step: &Step) -> Result<(), ExecError> {
-    let b = Numbers::new(3).batch(step, 9, 0);
-    let rows = e.share().rows(9);
+    run_on(e, step, 9)
+}
+
+fn run_on(e: &mut dyn Executor, step: &Step, rows: usize) -> Result<(), ExecError> {
+    let b = Numbers::new(3).batch(step, rows, 0);
+    let own = e.share().rows(rows);
     let values: Vec<_> = elements(&b.feeds);
     let all = feeds(&values);
-    let own = phalanx_testing::peers::own(step.graph.feeds(), &all, rows);
-    let batch = Batch {
-        rows: 9,
-        feeds: &own,
-        seed: SEED,
-        step: 4,
-        scalars: &b.scalars,
-        ..Batch::default()
-    };
+    let own = phalanx_testing::peers::own(step.graph.feeds(), &all, own);
+    let (feeds, scalars) = (&own[..], &b.scalars[..]);
+    let batch = Batch { rows, feeds, seed: SEED, step: 4, scalars, ..Batch::default() };
     e.run(phalanx_graph::exec::ProgramId(0), &batch, &mut vec![])
+}
+
+#[test]
+fn steps_are_captured_again_by_all_where_the_memory_of_one_moves() {
+    if lab().is_none() {
+        return;
+    }
+    for step in [
+        mlp(&[37, 29, 33, 5], momentum(None), (0.0, 0.0)),
+        cnn(Scope::Device, true, momentum(None), (0.0, 0.0)),
+    ] {
+        at_once(clusters_within(&[1, 1], Duration::from_secs(10)), |_, cluster| {
+            let mut e = executor(&step, cluster).expect("starts");
+            // Where there is a single row, the second process has none, and needs less room.
+            for rows in [1, 2, 1, 9, 1, 2] {
+                run_on(&mut *e, &step, rows)
+                    .unwrap_or_else(|e| panic!("{} {rows}: {e}", step.name));
+            }
+        });
+    }
 }
 
 #[test]

@@ -204,6 +204,95 @@ fn a_worker_that_is_asked_to_end_ends_all_at_the_same_step() {
 }
 
 #[test]
+fn a_worker_that_hangs_is_not_waited_for_without_end() {
+    if !emulated() {
+        return;
+    }
+    let all = launched(2);
+    let (stop, hung) = std::sync::mpsc::channel::<()>();
+    let (stop, hung) = (std::sync::Mutex::new(Some(stop)), std::sync::Mutex::new(hung));
+    let got = at_once(2, |rank| {
+        let peers = meet(&all[rank], rank, SECRET, Duration::from_secs(2)).unwrap();
+        if rank == 1 {
+            let _ = hung.lock().unwrap().recv_timeout(LIMIT);
+            return None;
+        }
+        let error = gather(&*peers, &[1]).unwrap_err();
+        drop(stop.lock().unwrap().take());
+        Some(error.to_string())
+    });
+    let error = got[0].as_ref().unwrap();
+    assert!(error.starts_with("another worker: no answer for 2."), "{error}");
+}
+
+#[test]
+fn a_run_goes_on_with_other_workers() {
+    if !emulated() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (x, y) = samples(50);
+    let fit = |strategy: MultiWorkerMirroredStrategy, epochs: usize| {
+        let mut model = compiled(strategy)?;
+        let backup = BackupAndRestore::new(directory.path()).delete_checkpoint(false).save_freq(2);
+        let fit = Fit::new().epochs(epochs).batch_size(15).verbose(0).callback(backup);
+        let history = model.fit((&x, &y), fit)?;
+        Ok::<_, Error>((history.get("loss").unwrap().to_vec(), model.weights_sha256()?))
+    };
+    let two = || MirroredStrategy::with_devices(["gpu:0", "gpu:1"]).unwrap().into();
+    let by_workers = |epochs: usize| {
+        let all = launched(2);
+        let run = |rank: usize| {
+            let peers = meet(&all[rank], rank, SECRET, LIMIT)?;
+            fit(strategy(&[&format!("gpu:{rank}")], peers)?, epochs)
+        };
+        at_once(2, run).into_iter().map(Result::unwrap).collect::<Vec<_>>()
+    };
+    fit(two(), 1).unwrap();
+    by_workers(2);
+    let resumed = by_workers(3);
+    std::fs::remove_dir_all(directory.path()).unwrap();
+    let whole = fit(two(), 3).unwrap();
+    assert_eq!(resumed, [whole.clone(), whole]);
+}
+
+/// A run with a scaled loss in which one sample overflows: the steps that meet it are skipped.
+fn train_scaled(strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<(Vec<f64>, String)> {
+    let mut model = Sequential::new()
+        .add(Input::new([6]))
+        .add(Dense::new(16).activation("relu").kernel_regularizer(Regularizer::l2(1e-3)))
+        .add(Dense::new(3).activation("softmax"))
+        .build()?;
+    let inner = Adam::new(0.01).global_clipnorm(0.5);
+    let scaled = LossScaleOptimizer::new(inner).initial_scale(2f64.powi(100));
+    let compile = Compile::new(scaled).loss("sparse_categorical_crossentropy");
+    model.compile(compile.strategy(strategy).seed(3))?;
+    let (x, y) = samples(60);
+    let mut weights = vec![1.0; 60];
+    weights[41] = 1e12;
+    let fit = Fit::new().epochs(3).batch_size(16).verbose(0).sample_weight(weights);
+    let history = model.fit((&x, &y), fit)?;
+    let logs = [history.get("loss").unwrap(), history.get("loss_scale").unwrap()].concat();
+    Ok((logs, model.weights_sha256()?))
+}
+
+#[test]
+fn an_overflow_on_one_worker_skips_the_step_on_all() {
+    if !emulated() {
+        return;
+    }
+    let two = MirroredStrategy::with_devices(["gpu:0", "gpu:1"]).unwrap();
+    let one = train_scaled(two).unwrap();
+    assert_eq!(one.0[3..], [99, 98, 97].map(|n| 2f64.powi(n)), "a step of every epoch is skipped");
+    let peers: Vec<Arc<dyn Peers>> =
+        neighbours(2).into_iter().map(|peer| Arc::new(peer) as Arc<dyn Peers>).collect();
+    let run = |rank: usize| train_scaled(strategy(&[&format!("gpu:{rank}")], peers[rank].clone())?);
+    for got in at_once(2, run) {
+        assert_eq!(got.unwrap(), one);
+    }
+}
+
+#[test]
 fn workers_on_other_kinds_of_devices_are_named() {
     if !emulated() {
         return;
