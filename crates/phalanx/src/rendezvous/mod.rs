@@ -58,7 +58,7 @@ pub(crate) fn meet(
             let id = phalanx_cuda::meeting_id()?;
             chief::receive(chief::listen(host, port)?, &me, &id)?
         }
-        _ => visitor::visit(&format!("{host}:{port}"), &me)?,
+        _ => visitor::visit(&address(host, port), &me)?,
     };
     through_gpus(gpu, me, met)
 }
@@ -69,6 +69,12 @@ fn through_gpus(gpu: usize, me: Terms, met: Met) -> Result<Arc<dyn Peers>> {
     let (id, gone) = (met.id, Box::new(move || met.line.closed()));
     let place = Place { rank, size, host, id, timeout: limit, gone };
     Ok(phalanx_cuda::peers_by_gpu(gpu, place)?)
+}
+
+/// An address as it is written: one of IPv6 in brackets.
+fn address(host: &str, port: u16) -> String {
+    let host = host.trim_matches(['[', ']']);
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 fn host_name() -> String {

@@ -192,6 +192,17 @@ fn whoever_listens_must_know_the_secret_too() {
 }
 
 #[test]
+fn addresses_are_written_as_they_must_be() {
+    assert_eq!(address("node-0", 29500), "node-0:29500");
+    assert_eq!(address("10.0.0.1", 1), "10.0.0.1:1");
+    assert_eq!((address("::1", 1), address("[::1]", 1)), ("[::1]:1".into(), "[::1]:1".into()));
+    for own in ["localhost", "127.0.0.1"] {
+        assert!(listen(own, 0).unwrap().local_addr().unwrap().ip().is_loopback());
+    }
+    assert!(!listen("a-host-elsewhere", 0).unwrap().local_addr().unwrap().ip().is_loopback());
+}
+
+#[test]
 fn a_short_secret_is_refused_and_none_is_shown() {
     for (text, received) in [(None, "nothing"), (Some("fifteen letters"), "15 characters")] {
         let error = Secret::new(text).err().expect("refused").to_string();
