@@ -20,7 +20,7 @@ impl Where {
                 };
                 bail!("--gpus: {has}, received {n}; --replicas N trains on N CPU devices");
             }
-            MirroredStrategy::with_devices((0..n).map(|i| format!("gpu:{i}")))?
+            MirroredStrategy::gpus(n)?
         } else if let Some(n) = self.replicas {
             MirroredStrategy::cpus(n).with_context(|| format!("--replicas {n}"))?
         } else {

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 /// What every thread is to do, with its number.
 type Job = &'static (dyn Fn(usize) + Sync);
@@ -128,6 +129,12 @@ impl Meeting {
 
     /// Waits for everybody.
     pub fn wait(&self) -> Result<(), Failed> {
+        self.wait_for(Duration::MAX)
+    }
+
+    /// Waits for everybody, though not longer than this: then nobody waits any more.
+    pub fn wait_for(&self, limit: Duration) -> Result<(), Failed> {
+        let began = Instant::now();
         let mut state = self.state();
         if state.failed {
             return Err(Failed);
@@ -141,10 +148,16 @@ impl Meeting {
             return Ok(());
         }
         while state.round == round {
+            let left = limit.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                state.failed = true;
+                self.changed.notify_all();
+            }
             if state.failed {
                 return Err(Failed);
             }
-            state = self.changed.wait(state).unwrap_or_else(|e| e.into_inner());
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(|e| e.into_inner()).0;
         }
         Ok(())
     }
@@ -165,7 +178,6 @@ impl Meeting {
 mod tests {
     use super::*;
     use std::collections::HashSet;
-    use std::time::Duration;
 
     #[test]
     fn each_has_its_thread_and_keeps_it() {
@@ -226,6 +238,13 @@ mod tests {
         });
         assert_eq!(waited, [Err(Failed); 3]);
         assert!(meeting.failed() && meeting.wait() == Err(Failed));
+    }
+
+    #[test]
+    fn a_wait_can_have_a_limit() {
+        let meeting = Meeting::new(2);
+        assert_eq!(meeting.wait_for(Duration::from_millis(20)), Err(Failed));
+        assert!(meeting.failed() && meeting.wait() == Err(Failed), "for good");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::gpu::Gpu;
 use crate::libs::{self, Lib};
 use phalanx_graph::ParamSpec;
 use phalanx_graph::exec::{ExecError, Executor};
+use phalanx_graph::peers::Cluster;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
@@ -81,7 +82,19 @@ impl std::fmt::Display for GpuPlace {
 /// A library that is missing, or a GPU that cannot be used.
 pub fn executor(places: &[GpuPlace], params: &[ParamSpec]) -> Result<Box<dyn Executor>, ExecError> {
     let several = places.iter().any(|place| place.index != places[0].index);
-    open(places, several, params)
+    open(places, several, params, None)
+}
+
+/// As [`executor`], for this process' places among those of others.
+///
+/// # Errors
+/// As above, or another process that was lost.
+pub fn executor_among(
+    places: &[GpuPlace],
+    params: &[ParamSpec],
+    cluster: Cluster,
+) -> Result<Box<dyn Executor>, ExecError> {
+    open(places, true, params, Some(cluster))
 }
 
 /// As [`executor`], with sums over GPUs by NCCL even where there is one GPU: for tests of it.
@@ -92,13 +105,14 @@ pub fn joined_executor(
     places: &[GpuPlace],
     params: &[ParamSpec],
 ) -> Result<Box<dyn Executor>, ExecError> {
-    open(places, true, params)
+    open(places, true, params, None)
 }
 
 fn open(
     places: &[GpuPlace],
     joined: bool,
     params: &[ParamSpec],
+    cluster: Option<Cluster>,
 ) -> Result<Box<dyn Executor>, ExecError> {
     let mut by_gpu: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     for place in places {
@@ -106,13 +120,13 @@ fn open(
     }
     #[cfg(feature = "emulator")]
     if crate::emulator::pretended().is_some() {
-        let machines = crate::emulator::machines(by_gpu.into_values(), joined, None);
-        return Ok(Box::new(GpuExecutor::new(machines, params)?));
+        let replicas = by_gpu.into_values().collect();
+        return crate::emulator::open(replicas, joined, None, params, cluster);
     }
     let mut gpus = by_gpu.keys().map(|index| Gpu::open(*index)).collect::<Result<Vec<_>, _>>()?;
     if joined {
-        Gpu::join(&mut gpus)?;
+        Gpu::join(&mut gpus, cluster.as_ref().map(|c| &c.peers))?;
     }
     let machines = gpus.into_iter().zip(by_gpu.into_values()).collect();
-    Ok(Box::new(GpuExecutor::new(machines, params)?))
+    Ok(Box::new(GpuExecutor::new(machines, params, cluster)?))
 }

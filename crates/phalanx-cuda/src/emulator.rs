@@ -8,11 +8,13 @@ mod library;
 mod memory;
 mod narrow;
 mod order;
+mod post;
 mod products;
 mod sums;
 #[cfg(test)]
 mod tests;
 
+use crate::among::{Id, Seats, in_vain};
 use crate::devices::GpuInfo;
 use crate::executor::GpuExecutor;
 use crate::inputs::INPUT_BYTES;
@@ -25,10 +27,15 @@ use memory::{Bytes, Memory};
 use order::Random;
 use phalanx_graph::ParamSpec;
 use phalanx_graph::exec::{ExecError, Executor};
-use std::collections::BTreeMap;
+use phalanx_graph::peers::Cluster;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::CStr;
-use std::sync::{Arc, OnceLock};
-use sums::Sums;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+use sums::{Link, Sums};
+
+pub(crate) use post::carrier;
 
 /// Bytes of a thread's stack.
 const STACK: usize = 128 << 10;
@@ -56,7 +63,7 @@ pub fn executor(
     params: &[ParamSpec],
 ) -> Result<Box<dyn Executor>, ExecError> {
     let names = (0..replicas).map(|part| format!("emulated:0/{part}")).collect();
-    Ok(Box::new(GpuExecutor::new(vec![(EmulatedGpu::new(seed), names)], params)?))
+    Ok(Box::new(GpuExecutor::new(vec![(EmulatedGpu::new(seed), names)], params, None)?))
 }
 
 /// An executor with several emulated GPUs, so many replicas on each. A single one adds with itself, in
@@ -69,26 +76,51 @@ pub fn joined_executor(
     seed: Option<u64>,
     params: &[ParamSpec],
 ) -> Result<Box<dyn Executor>, ExecError> {
-    let names = |(rank, replicas): (usize, &usize)| {
-        (0..*replicas).map(|part| format!("emulated:{rank}/{part}")).collect()
-    };
-    let machines = machines(replicas.iter().enumerate().map(names), true, seed);
-    Ok(Box::new(GpuExecutor::new(machines, params)?))
+    open(names(replicas), true, seed, params, None)
 }
 
-/// An emulated GPU for each list of replicas; joined, they add with each other.
-pub(crate) fn machines(
-    replicas: impl ExactSizeIterator<Item = Vec<String>>,
+/// As [`joined_executor`], with the GPUs of one process among others.
+///
+/// # Errors
+/// Memory that cannot be had, or another process that was lost.
+pub fn executor_among(
+    replicas: &[usize],
+    seed: Option<u64>,
+    params: &[ParamSpec],
+    cluster: Cluster,
+) -> Result<Box<dyn Executor>, ExecError> {
+    open(names(replicas), true, seed, params, Some(cluster))
+}
+
+fn names(replicas: &[usize]) -> Vec<Vec<String>> {
+    let each = replicas.iter().enumerate();
+    each.map(|(gpu, n)| (0..*n).map(|part| format!("emulated:{gpu}/{part}")).collect()).collect()
+}
+
+/// An executor with an emulated GPU for each list of replicas; joined, they add with each other, and
+/// with those of other processes.
+pub(crate) fn open(
+    replicas: Vec<Vec<String>>,
     joined: bool,
     seed: Option<u64>,
-) -> Vec<(EmulatedGpu, Vec<String>)> {
-    let sums = Arc::new(Sums::new(replicas.len()));
-    let machine = |(rank, names): (usize, Vec<String>)| {
-        let link = joined.then(|| (sums.clone(), rank));
-        let gpu = EmulatedGpu::new(seed.map(|seed| seed + rank as u64));
-        (EmulatedGpu { link, ..gpu }, names)
+    params: &[ParamSpec],
+    cluster: Option<Cluster>,
+) -> Result<Box<dyn Executor>, ExecError> {
+    let gpus = replicas.len();
+    let seats = cluster.as_ref().map(|c| Seats::take(&c.peers, gpus, || Ok(make_id())));
+    let seats = seats.transpose()?;
+    let first = seats.as_ref().map_or(0, |seats| seats.first);
+    let sums = match &seats {
+        Some(seats) => Sums::of(seats),
+        None => Arc::new(Sums::new(gpus, Duration::MAX)),
     };
-    replicas.enumerate().map(machine).collect()
+    let machine = |(at, names): (usize, Vec<String>)| {
+        let link = Link { sums: sums.clone(), rank: first + at, outside: seats.is_some() };
+        let gpu = EmulatedGpu::new(seed.map(|seed| seed + at as u64));
+        (EmulatedGpu { link: joined.then_some(link), ..gpu }, names)
+    };
+    let machines = replicas.into_iter().enumerate().map(machine).collect();
+    Ok(Box::new(GpuExecutor::new(machines, params, cluster)?))
 }
 
 /// An executor with replicas on one emulated GPU that has so many bytes of memory.
@@ -102,7 +134,7 @@ pub fn small_executor(
 ) -> Result<Box<dyn Executor>, ExecError> {
     let names = (0..replicas).map(|part| format!("emulated:0/{part}")).collect();
     let gpu = EmulatedGpu { most: memory, ..EmulatedGpu::new(None) };
-    Ok(Box::new(GpuExecutor::new(vec![(gpu, names)], params)?))
+    Ok(Box::new(GpuExecutor::new(vec![(gpu, names)], params, None)?))
 }
 
 static PRETENDED: OnceLock<Vec<GpuInfo>> = OnceLock::new();
@@ -118,6 +150,35 @@ pub(crate) fn pretended() -> Option<&'static [GpuInfo]> {
     PRETENDED.get().map(Vec::as_slice)
 }
 
+/// What the emulated GPUs of several processes find each other by: another one each time.
+pub(crate) fn make_id() -> Id {
+    static MADE: AtomicU64 = AtomicU64::new(0);
+    let mut id = [0; 128];
+    id[..8].copy_from_slice(&MADE.fetch_add(1, Ordering::Relaxed).to_le_bytes());
+    id
+}
+
+/// Where processes that have the same id meet.
+struct Register<T>(OnceLock<Mutex<HashMap<Id, Weak<T>>>>);
+
+impl<T> Register<T> {
+    const fn new() -> Register<T> {
+        Register(OnceLock::new())
+    }
+
+    /// What is under this id, made by the first that asks.
+    fn find(&self, id: Id, make: impl FnOnce() -> T) -> Arc<T> {
+        let held = self.0.get_or_init(Mutex::default).lock();
+        let mut held = held.unwrap_or_else(PoisonError::into_inner);
+        held.retain(|_, one| one.strong_count() > 0);
+        held.get(&id).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let one = Arc::new(make());
+            held.insert(id, Arc::downgrade(&one));
+            one
+        })
+    }
+}
+
 /// An emulated GPU.
 pub(crate) struct EmulatedGpu {
     memory: Memory,
@@ -129,7 +190,7 @@ pub(crate) struct EmulatedGpu {
     /// Counts the moves of blocks.
     moves: usize,
     /// What it adds with others through, and which of them it is.
-    link: Option<(Arc<Sums>, usize)>,
+    link: Option<Link>,
 }
 
 /// A step made ready.
@@ -157,6 +218,13 @@ impl EmulatedGpu {
         }
     }
 
+    fn failed(&self, message: String) -> ExecError {
+        match self.link.as_ref().is_some_and(Link::lost) {
+            true => in_vain(message),
+            false => failed(message),
+        }
+    }
+
     fn work(&mut self, work: &Work, kernels: &Kernels) -> Result<(), String> {
         let hidden = self.memory.hide(work);
         let done = work.tasks.iter().try_for_each(|task| self.task(task, kernels));
@@ -175,8 +243,8 @@ impl EmulatedGpu {
             Task::Conv(c) => products::conv(&mut self.memory, c),
             Task::Clear(span) => products::clear(&mut self.memory, span),
             Task::Reduce(parts) => {
-                let (sums, rank) = self.link.as_ref().ok_or("there is no other GPU to add with")?;
-                sums.add(*rank, &mut self.memory, parts)
+                let link = self.link.as_ref().ok_or("there is no other GPU to add with")?;
+                link.sums.add(link.rank, &mut self.memory, parts)
             }
         }
     }
@@ -315,9 +383,7 @@ impl Machine for EmulatedGpu {
     }
 
     fn give_up(&mut self) {
-        if let Some((sums, _)) = &self.link {
-            sums.give_up();
-        }
+        self.link.iter().for_each(|link| link.sums.give_up());
     }
 
     fn reserve(
@@ -362,6 +428,13 @@ impl Machine for EmulatedGpu {
         Ok(StepId(self.steps.len() - 1))
     }
 
+    /// Nothing to capture; but GPUs that add with each other must all come here at the same time.
+    fn capture(&mut self, _step: StepId) -> Result<(), ExecError> {
+        let Some(link) = &self.link else { return Ok(()) };
+        let met = link.sums.add(link.rank, &mut self.memory, &[]);
+        met.map_err(|message| self.failed(message))
+    }
+
     fn stage(
         &mut self,
         replicas: usize,
@@ -395,7 +468,8 @@ impl Machine for EmulatedGpu {
         for replica in replicas {
             self.write(Ptr::new(replica, Block::Inputs, 0), head)?;
         }
-        works.into_iter().try_for_each(|i| self.work(&work[i], &kernels)).map_err(failed)
+        let done = works.into_iter().try_for_each(|i| self.work(&work[i], &kernels));
+        done.map_err(|message| self.failed(message))
     }
 
     fn start_turns(

@@ -1,7 +1,9 @@
 //! The GPU executor: replicas on GPUs, their memory, and the steps made ready for them.
 
 mod turns;
+mod weights;
 
+use crate::among::Among;
 use crate::crew::Crew;
 use crate::cx::Layout;
 use crate::inputs::{INPUT_BYTES, Inputs, MAX_SCALARS};
@@ -13,6 +15,7 @@ use crate::plan::{self, ALIGN, Rooms};
 use crate::stations::{Station, together};
 use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
 use phalanx_graph::kept::{Column, TableId, Turn};
+use phalanx_graph::peers::{Cluster, Share};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Mesh, Program, share};
 use phalanx_graph::update::SlotInit;
@@ -60,6 +63,9 @@ pub(crate) struct GpuExecutor<M: Machine> {
     crew: Crew,
     /// Whether sums are made over stations.
     joined: bool,
+    /// Other processes, where there are any.
+    among: Option<Among>,
+    /// Of the replicas that are here.
     names: Vec<String>,
     params: Vec<ParamSpec>,
     /// Where each parameter lies, in bytes, and the end of the last.
@@ -83,13 +89,16 @@ pub(crate) struct GpuExecutor<M: Machine> {
 }
 
 impl<M: Machine> GpuExecutor<M> {
-    /// An executor for a table of parameters. Each machine comes with the names of its replicas.
+    /// An executor for a table of parameters. Each machine comes with the names of its replicas. In a
+    /// cluster they are this process' part of all.
     pub fn new(
         machines: Vec<(M, Vec<String>)>,
         params: &[ParamSpec],
+        cluster: Option<Cluster>,
     ) -> Result<GpuExecutor<M>, ExecError> {
         let names: Vec<String> = machines.iter().flat_map(|(_, names)| names.clone()).collect();
-        let stations = Station::all(machines);
+        let first = cluster.as_ref().map_or(0, |c| c.own_devices().start);
+        let stations = Station::all(machines, first);
         let failed = |e: std::io::Error| ExecError::Device {
             device: names.join(", "),
             message: format!("a thread cannot be started: {e}"),
@@ -97,7 +106,8 @@ impl<M: Machine> GpuExecutor<M> {
         let crew = Crew::new(stations.len()).map_err(failed)?;
         let (offsets, flat) = plan::flat(params);
         let mut executor = GpuExecutor {
-            mesh: Mesh::new(names.len(), 1),
+            mesh: Mesh::new(cluster.as_ref().map_or(names.len(), Cluster::all_devices), 1),
+            among: cluster.map(Among::new),
             joined: stations.iter().any(|s| s.machine.joined()),
             stations,
             crew,
@@ -121,6 +131,32 @@ impl<M: Machine> GpuExecutor<M> {
         Ok(executor)
     }
 
+    /// The replicas that are here.
+    fn own(&self) -> std::ops::Range<usize> {
+        let first = self.stations.first().map_or(0, |s| s.replicas.start);
+        first..first + self.names.len()
+    }
+
+    /// Has all machines do something in which one may wait for another, be it of another process.
+    fn all<R: Send>(
+        &mut self,
+        work: impl Fn(usize, &mut Station<M>) -> Result<R, ExecError> + Sync,
+    ) -> Result<Vec<R>, ExecError> {
+        let done = together(&self.crew, &mut self.stations, work);
+        done.map_err(|error| match &self.among {
+            Some(among) => among.explain(error),
+            None => error,
+        })
+    }
+
+    /// What came of an exchange with other processes: where one is lost, no GPU waits for its GPUs.
+    fn exchanged<T>(&mut self, done: Result<T, ExecError>) -> Result<T, ExecError> {
+        if done.is_err() {
+            self.stations.iter_mut().for_each(|s| s.machine.give_up());
+        }
+        done
+    }
+
     /// Gives a block of every replica at least so many bytes.
     fn reserve(&mut self, block: Block, bytes: usize, purpose: &str) -> Result<(), ExecError> {
         let bytes = bytes.max(ALIGN);
@@ -130,61 +166,6 @@ impl<M: Machine> GpuExecutor<M> {
             self.moves += moves.as_ref().map_or(1, |moves| *moves);
         }
         moves.into_iter().try_for_each(|moves| moves.map(|_| ()))
-    }
-
-    fn check_len(&self, id: ParamId, received: usize) -> Result<(), ExecError> {
-        let spec = &self.params[id.index()];
-        if spec.len() == received {
-            return Ok(());
-        }
-        Err(ExecError::Param { name: spec.name.clone(), expected: spec.len(), received })
-    }
-
-    /// Writes a parameter's numbers into a block of every replica.
-    fn write(&mut self, block: Block, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
-        self.check_len(id, values.len())?;
-        let bytes = to_bytes(values);
-        for station in &mut self.stations {
-            for local in 0..station.replicas.len() {
-                let at = Ptr::new(local, block, self.offsets[id.index()]);
-                station.machine.write(at, &bytes)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads a parameter's numbers from a block of a replica.
-    fn read(&self, replica: usize, block: Block, id: ParamId) -> Result<Vec<f32>, ExecError> {
-        let mut bytes = vec![0; self.params[id.index()].len() * 4];
-        for station in self.stations.iter().filter(|s| s.replicas.contains(&replica)) {
-            let local = replica - station.replicas.start;
-            station.machine.read(Ptr::new(local, block, self.offsets[id.index()]), &mut bytes)?;
-        }
-        Ok(to_floats(&bytes))
-    }
-
-    /// The first replica's; a GPU that cannot be read any more gives numbers nobody can miss.
-    fn read_first(&self, block: Block, id: ParamId) -> Vec<f32> {
-        self.read(0, block, id).unwrap_or_else(|e| {
-            tracing::error!("{e}");
-            vec![f32::NAN; self.params[id.index()].len()]
-        })
-    }
-
-    /// Fills an optimizer's slots with their first values.
-    fn make_slots(&mut self, inits: &[SlotInit]) -> Result<(), ExecError> {
-        for (i, init) in inits.iter().enumerate() {
-            for at in 0..self.params.len() {
-                let id = ParamId(at as u32);
-                let values = match init {
-                    SlotInit::Value(v) => vec![*v; self.params[at].len()],
-                    SlotInit::Weight => self.read(0, Block::Params, id)?,
-                };
-                self.write(Block::Slot(i), id, &values)?;
-            }
-        }
-        self.slots = inits.len();
-        Ok(())
     }
 
     /// The rows of every replica of a station.
@@ -229,6 +210,9 @@ impl<M: Machine> GpuExecutor<M> {
             }
             self.reserve(Block::Scratch, room.0, "partial sums")?;
             self.reserve(Block::Counters, room.1, "partial sums")?;
+            // Other processes may need more room, and their steps must then be captured again, which all
+            // do together.
+            self.moves += u64::from(self.among.is_some());
             let ready = Ready { plans, ids: vec![], moves: 0 };
             self.programs[id.0].steps.insert(key, ready);
         }
@@ -240,7 +224,11 @@ impl<M: Machine> GpuExecutor<M> {
             let plans = &ready.plans;
             let ids = self.crew.each(&mut self.stations, |i, s| s.prepare(plans[i].clone()));
             let ids = ids.into_iter().collect::<Result<Vec<StepId>, ExecError>>()?;
-            together(&self.crew, &mut self.stations, |i, s| s.machine.capture(ids[i]))?;
+            // Kernels take long to compile, on some longer than on others.
+            let met = self.among.as_ref().map_or(Ok(()), Among::meet);
+            self.exchanged(met)?;
+            self.all(|i, s| s.machine.capture(ids[i]))?;
+            let ready = self.programs[id.0].steps.get_mut(&key).expect("made above");
             (ready.ids, ready.moves) = (ids, self.moves);
         }
         Ok(())
@@ -260,14 +248,14 @@ impl<M: Machine> GpuExecutor<M> {
     /// Hands every replica its rows of the feeds.
     fn stage_feeds(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
         let Loaded { program, layout, inputs, .. } = &self.programs[id.0];
-        let mesh = self.mesh;
+        let (mesh, own) = (self.mesh, self.share().rows(batch.rows));
         let staged = self.crew.each(&mut self.stations, |_, Station { machine, replicas, .. }| {
             let mut fill = |local: usize, bytes: &mut [u8]| {
                 let rows = share(0..batch.rows, mesh.devices, replicas.start + local);
                 for ((spec, data), at) in program.feeds.iter().zip(batch.feeds).zip(&layout.feeds) {
                     let len = spec.ty.len();
                     let part = match spec.ty.is_rows() {
-                        true => rows.start * len..rows.end * len,
+                        true => (rows.start - own.start) * len..(rows.end - own.start) * len,
                         false => 0..len,
                     };
                     let from = match data {
@@ -283,23 +271,32 @@ impl<M: Machine> GpuExecutor<M> {
         staged.into_iter().collect()
     }
 
-    /// Takes the fetches of all replicas apart.
-    fn take_fetches(&self, id: ProgramId, rows: usize, fetched: &mut Vec<Vec<f32>>) {
+    /// Takes the fetches of all replicas apart; rows are those of all processes.
+    fn take_fetches(
+        &self,
+        id: ProgramId,
+        rows: usize,
+        fetched: &mut Vec<Vec<f32>>,
+    ) -> Result<(), ExecError> {
         let loaded = &self.programs[id.0];
         fetched.resize_with(loaded.program.fetches.len(), Vec::new);
         for ((plan, at), out) in
             loaded.program.fetches.iter().zip(&loaded.fetches).zip(fetched.iter_mut())
         {
             out.clear();
-            let devices = if plan.ty.is_rows() { self.mesh.devices } else { 1 };
+            let is_rows = plan.ty.is_rows();
+            let replicas = self.own().take(if is_rows { self.names.len() } else { 1 });
             let fetched = self.stations.iter().flat_map(|s| &s.fetched);
-            for (device, bytes) in fetched.take(devices).enumerate() {
-                let rows =
-                    if plan.ty.is_rows() { self.mesh.device_rows(rows, device).len() } else { 1 };
+            for (device, bytes) in replicas.zip(fetched) {
+                let rows = if is_rows { self.mesh.device_rows(rows, device).len() } else { 1 };
                 let len = rows * plan.ty.len() * 4;
                 out.extend(floats(&bytes[*at..at + len]));
             }
+            if let Some(among) = self.among.as_ref().filter(|_| is_rows) {
+                *out = among.gather_rows(self.mesh, rows, plan.ty.len(), out)?;
+            }
         }
+        Ok(())
     }
 
     /// Blocks that outlive a step.
@@ -337,7 +334,7 @@ impl<M: Machine> GpuExecutor<M> {
 
     /// Waits, and reads so many bytes of a block of every replica.
     fn collect(&mut self, from: Block, bytes: usize) -> Result<(), ExecError> {
-        together(&self.crew, &mut self.stations, |_, s| s.finish(from, bytes))?;
+        self.all(|_, s| s.finish(from, bytes))?;
         Ok(())
     }
 }
@@ -345,6 +342,18 @@ impl<M: Machine> GpuExecutor<M> {
 impl<M: Machine> Executor for GpuExecutor<M> {
     fn mesh(&self) -> Mesh {
         self.mesh
+    }
+
+    fn share(&self) -> Share {
+        Share { mesh: self.mesh, devices: self.own() }
+    }
+
+    fn raise(&mut self, bits: u64) {
+        self.among.iter_mut().for_each(|among| among.raise(bits));
+    }
+
+    fn raised(&self) -> Option<u64> {
+        self.among.as_ref().map(Among::raised)
     }
 
     fn load(&mut self, program: Program) -> Result<ProgramId, ExecError> {
@@ -378,7 +387,8 @@ impl<M: Machine> Executor for GpuExecutor<M> {
     }
 
     fn stage(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
-        self.loaded(id)?.program.check_feeds(batch)?;
+        let own = self.share().rows(batch.rows).len();
+        self.loaded(id)?.program.check_own_feeds(batch, own)?;
         self.stage_feeds(id, batch)?;
         self.staged = Some(id);
         Ok(())
@@ -386,13 +396,14 @@ impl<M: Machine> Executor for GpuExecutor<M> {
 
     fn start(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
         let program = &self.loaded(id)?.program;
-        program.check_batch(batch)?;
+        program.check_own_batch(batch, self.share().rows(batch.rows).len())?;
         let trains = program.update.is_some();
         let accumulate = batch.accumulate.filter(|_| trains).map(|a| a.apply.is_some());
         if accumulate.is_some() {
             self.reserve(Block::Gathered, self.flat, "accumulated gradients")?;
             self.gathers = true;
         }
+        self.among.iter_mut().for_each(|among| among.working_on(batch.step));
         let key = Key { rows: batch.rows, accumulate, table: None };
         self.ready(id, key)?;
         if self.profiling && self.programs[id.0].measured.is_none() {
@@ -403,16 +414,22 @@ impl<M: Machine> Executor for GpuExecutor<M> {
             self.stage_feeds(id, batch)?;
         }
         let head = Self::head(batch).to_bytes();
-        let ids = &self.programs[id.0].steps[&key].ids;
-        together(&self.crew, &mut self.stations, |i, s| s.machine.start(ids[i], &head))?;
+        let ids = self.programs[id.0].steps[&key].ids.clone();
+        self.all(|i, s| s.machine.start(ids[i], &head))?;
         self.under_way = Some((id, batch.rows));
         Ok(())
     }
 
     fn finish(&mut self, fetched: &mut Vec<Vec<f32>>) -> Result<(), ExecError> {
         let Some((id, rows)) = self.under_way.take() else { return Ok(()) };
+        if let Some(among) = &mut self.among {
+            // While the GPUs are at work; whoever does not come to this is known by name.
+            let told = among.tell(&self.programs[id.0].program);
+            self.exchanged(told)?;
+        }
         self.collect(Block::Fetches, self.programs[id.0].fetch_bytes)?;
-        self.take_fetches(id, rows, fetched);
+        let taken = self.take_fetches(id, rows, fetched);
+        self.exchanged(taken)?;
         if self.programs[id.0].program.update.is_some() {
             self.times.compute += self.began.elapsed().as_secs_f64();
         }
@@ -485,26 +502,7 @@ impl<M: Machine> Executor for GpuExecutor<M> {
     }
 
     fn check_mirrored(&self) -> Result<(), ExecError> {
-        let slots = (0..self.slots).map(Block::Slot);
-        let blocks: Vec<Block> = [Block::Params].into_iter().chain(slots).collect();
-        for (at, spec) in self.params.iter().enumerate() {
-            let id = ParamId(at as u32);
-            for block in &blocks {
-                let first = self.read(0, *block, id)?;
-                for device in 1..self.mesh.devices {
-                    let other = self.read(device, *block, id)?;
-                    let same = first.iter().zip(&other).all(|(a, b)| a.to_bits() == b.to_bits());
-                    if !same {
-                        return Err(ExecError::Drift {
-                            param: spec.name.clone(),
-                            first: self.names[0].clone(),
-                            second: self.names[device].clone(),
-                        });
-                    }
-                }
-            }
-        }
-        Ok(())
+        self.check_same()
     }
 
     fn times(&self) -> Times {
@@ -525,6 +523,15 @@ impl<M: Machine> Executor for GpuExecutor<M> {
     }
 }
 
+impl<M: Machine> Drop for GpuExecutor<M> {
+    fn drop(&mut self) {
+        if self.among.is_some() && self.under_way.is_some() {
+            // Whatever broke it off: GPUs of other processes may never come to its end.
+            self.stations.iter_mut().for_each(|s| s.machine.give_up());
+        }
+    }
+}
+
 /// Numbers whose bytes may be copied as they are.
 pub(crate) trait Plain: Copy {}
 impl Plain for f32 {}
@@ -535,14 +542,6 @@ pub(crate) fn as_bytes<T: Plain>(values: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-fn to_bytes(values: &[f32]) -> Vec<u8> {
-    as_bytes(values).to_vec()
-}
-
-fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
+pub(crate) fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-}
-
-fn to_floats(bytes: &[u8]) -> Vec<f32> {
-    floats(bytes).collect()
 }

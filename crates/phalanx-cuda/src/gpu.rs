@@ -8,6 +8,7 @@ mod products;
 mod transfers;
 mod turns;
 
+use crate::among::in_vain;
 use crate::cublas::{Cublas, GemmPlan};
 use crate::cudnn::{ConvPlan, Cudnn};
 use crate::driver::{
@@ -328,7 +329,10 @@ impl Gpu {
     }
 
     fn failed(&self, failure: Failure) -> ExecError {
-        ExecError::Device { device: self.name.clone(), message: failure.0 }
+        match self.link.as_ref().and_then(Link::lost) {
+            Some(message) => in_vain(message.into()),
+            None => ExecError::Device { device: self.name.clone(), message: failure.0 },
+        }
     }
 }
 

@@ -2,10 +2,12 @@
 //! looked for when a GPU is asked for, and a machine without them loses nothing.
 #![deny(missing_docs)]
 
+mod among;
 #[cfg(all(test, feature = "emulator"))]
 mod applications;
 mod autotune;
 mod cache;
+mod control;
 mod crew;
 mod cublas;
 mod cudnn;
@@ -33,5 +35,8 @@ mod tape;
 mod task;
 
 pub use cache::folder as cache_folder;
-pub use devices::{GpuInfo, GpuPlace, REST, driver_version, executor, gpus, joined_executor};
+pub use control::{Place, meeting_id, peers_by_gpu};
+pub use devices::{
+    GpuInfo, GpuPlace, REST, driver_version, executor, executor_among, gpus, joined_executor,
+};
 pub use plan::memory_plan;

@@ -1,69 +1,37 @@
 //! Sums over several GPUs by NCCL: the few functions that are called, and the GPUs of this process that
-//! add with each other.
+//! add with each other, and with those of other processes where there are any.
 
+mod sys;
+
+use crate::among::{Gone, Id, Seats};
 use crate::crew::Meeting;
-use crate::driver::{Context, Failure, Result, Stream};
+use crate::driver::{Context, Event, Failure, Result, Stream};
 use crate::launch::Elem;
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
-
-/// The library's functions, as `nccl.h` has them. All were looked for when it was opened.
-#[allow(non_snake_case)]
-mod sys {
-    use crate::libs::{self, Lib};
-    use cudarc::driver::sys::CUstream;
-    use std::ffi::{c_char, c_int, c_void};
-    use std::sync::OnceLock;
-
-    /// A communicator.
-    pub type Comm = *mut c_void;
-
-    /// What the ranks find each other by.
-    #[repr(C)]
-    #[derive(Clone, Copy)]
-    pub struct UniqueId(pub [c_char; 128]);
-
-    macro_rules! functions {
-        ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $result:ty;)*) => {$(
-            pub unsafe fn $name($($arg: $ty),*) -> $result {
-                type Function = unsafe extern "C" fn($($ty),*) -> $result;
-                static FOUND: OnceLock<Function> = OnceLock::new();
-                let function = FOUND.get_or_init(|| {
-                    let at = libs::find(Lib::Nccl).ok().and_then(|l| l.address(stringify!($name)));
-                    // SAFETY: the library's function of that name has this type.
-                    unsafe { std::mem::transmute(at.expect("looked for when opened")) }
-                });
-                // SAFETY: the caller's.
-                unsafe { function($($arg),*) }
-            }
-        )*};
-    }
-
-    functions! {
-        fn ncclGetUniqueId(id: *mut UniqueId) -> c_int;
-        fn ncclCommInitRank(comm: *mut Comm, ranks: c_int, id: UniqueId, rank: c_int) -> c_int;
-        fn ncclAllReduce(
-            from: *const c_void, to: *mut c_void, count: usize, elem: c_int, op: c_int,
-            comm: Comm, stream: CUstream
-        ) -> c_int;
-        fn ncclGroupStart() -> c_int;
-        fn ncclGroupEnd() -> c_int;
-        fn ncclCommGetAsyncError(comm: Comm, error: *mut c_int) -> c_int;
-        fn ncclCommDestroy(comm: Comm) -> c_int;
-        fn ncclCommAbort(comm: Comm) -> c_int;
-        fn ncclGetErrorString(error: c_int) -> *const c_char;
-        fn ncclGetLastError(comm: Comm) -> *const c_char;
-    }
-}
+use std::time::{Duration, Instant};
 
 /// Milliseconds that a call which waits for nobody surely takes less than.
 const PATIENCE: usize = 200;
 
+/// How often a wait looks whether it takes too long.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How long what was sent by a process that is gone may take.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How long processes wait for each other when they part.
+const PARTING: Duration = Duration::from_secs(5);
+
 /// Adding, among the library's operations.
 const SUM: c_int = 0;
+
+/// Bytes, among its types.
+const BYTE: c_int = 1;
 
 fn number(elem: Elem) -> c_int {
     match elem {
@@ -113,6 +81,8 @@ struct Comm(sys::Comm);
 
 // SAFETY: one thread at a time calls the library with it: whoever has the lock, or took it out.
 unsafe impl Send for Comm {}
+// SAFETY: as above; to abort it is allowed beside another call.
+unsafe impl Sync for Comm {}
 
 impl Comm {
     fn raw(self) -> sys::Comm {
@@ -126,6 +96,21 @@ struct Member {
     context: Context,
     /// Nothing once it was given up. Locked while the library is at it.
     comm: Mutex<Option<Comm>>,
+    /// The same, for whoever aborts it while the library keeps its thread.
+    raw: Comm,
+    aborted: AtomicBool,
+}
+
+impl Member {
+    fn new(context: Context, comm: Comm) -> Member {
+        let aborted = AtomicBool::new(false);
+        Member { context, comm: Mutex::new(Some(comm)), raw: comm, aborted }
+    }
+
+    /// Whether nobody has aborted it before.
+    fn first_to_abort(&self) -> bool {
+        !self.aborted.swap(true, Ordering::SeqCst)
+    }
 }
 
 /// GPUs that add with each other. The last one that is dropped, with all captured steps gone before,
@@ -135,6 +120,10 @@ struct Group {
     meeting: Meeting,
     /// Communicators on their way out.
     aborts: Mutex<Vec<JoinHandle<()>>>,
+    /// Where there are other processes, which of them is gone, and how long they are waited for.
+    outside: Option<(Gone, Duration)>,
+    /// How it showed that GPUs of another process do not answer.
+    lost: OnceLock<String>,
 }
 
 /// One GPU's part in a group.
@@ -171,34 +160,102 @@ fn gone() -> Failure {
     Failure("the GPUs do not work together any more, since one of them failed".into())
 }
 
+/// What a group's ranks find each other by.
+pub(crate) fn make_id() -> Result<Id> {
+    let mut id = sys::UniqueId([0; 128]);
+    nccl!(ncclGetUniqueId(&mut id))?;
+    Ok(id.0.map(|byte| byte as u8))
+}
+
+/// Communicators for these GPUs, the ranks from `first` on of so many. Comes back when all ranks have come.
+fn connect(contexts: &[Context], id: Id, first: usize, ranks: usize) -> Result<Vec<Comm>> {
+    let id = sys::UniqueId(id.map(|byte| byte as c_char));
+    let mut comms = vec![null_mut(); contexts.len()];
+    grouped(|| {
+        let mut each = comms.iter_mut().zip(contexts).zip(first as c_int..);
+        each.try_for_each(|((comm, context), rank)| {
+            context.enter()?;
+            nccl!(ncclCommInitRank(comm, ranks as c_int, id, rank))
+        })
+    })?;
+    Ok(comms.into_iter().map(Comm).collect())
+}
+
+/// Calls on a thread of its own, and leaves it behind where it does not come back in time.
+fn within<T: Send + 'static>(
+    limit: Duration,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (send, answer) = channel();
+    // Nobody may be left to take it.
+    thread::spawn(move || drop(send.send(call())));
+    answer.recv_timeout(limit).ok()
+}
+
+fn no_answer(waited: Duration) -> String {
+    format!("no answer for {:.1} s", waited.as_secs_f64())
+}
+
+/// Why GPUs cannot add with each other.
+pub(crate) enum Refusal {
+    Here(Failure),
+    /// Other processes do not come.
+    Others(String),
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Refusal {
+        Refusal::Here(failure)
+    }
+}
+
 impl Group {
-    fn new(contexts: Vec<Context>) -> Result<Group> {
-        let mut id = sys::UniqueId([0; 128]);
-        nccl!(ncclGetUniqueId(&mut id))?;
-        let mut comms = vec![null_mut(); contexts.len()];
-        let ranks = contexts.len() as c_int;
-        grouped(|| {
-            let mut each = comms.iter_mut().zip(&contexts).zip(0..);
-            each.try_for_each(|((comm, context), rank)| {
-                context.enter()?;
-                nccl!(ncclCommInitRank(comm, ranks, id, rank))
-            })
-        })?;
-        let member = |(comm, context)| Member { context, comm: Mutex::new(Some(Comm(comm))) };
-        let members: Vec<Member> = comms.into_iter().zip(contexts).map(member).collect();
+    fn new(contexts: Vec<Context>, seats: Option<Seats>) -> std::result::Result<Group, Refusal> {
+        let (contexts, comms, outside) = match seats {
+            None => {
+                let comms = connect(&contexts, make_id()?, 0, contexts.len())?;
+                (contexts, comms, None)
+            }
+            Some(Seats { id, first, all, gone, limit }) => {
+                let connected = within(limit, move || {
+                    let comms = connect(&contexts, id, first, all);
+                    (contexts, comms)
+                });
+                let Some((contexts, comms)) = connected else {
+                    return Err(Refusal::Others(no_answer(limit)));
+                };
+                (contexts, comms?, Some((gone, limit)))
+            }
+        };
+        let each = contexts.into_iter().zip(comms);
+        let members: Vec<Member> = each.map(|(context, comm)| Member::new(context, comm)).collect();
         let meeting = Meeting::new(members.len());
-        Ok(Group { members, meeting, aborts: Mutex::default() })
+        Ok(Group { members, meeting, aborts: Mutex::default(), outside, lost: OnceLock::new() })
+    }
+
+    /// Takes note that other processes do not answer.
+    fn lose(&self, message: String) -> Failure {
+        Failure(self.lost.get_or_init(|| message).clone())
     }
 
     /// Stops what is under way on every GPU. A communicator that its own thread stays in the library
     /// with is left to it: the end of the others shows there as an error, and that thread gives up as
-    /// well. Each has a thread because the library first lets go of the GPU and then waits until no
-    /// captured step is left.
+    /// well.
     fn give_up(&self) {
         self.meeting.fail();
-        for Member { context, comm } in &self.members {
-            let Some(comm) = taken(comm) else { continue };
-            let Ok(context) = context.again() else { continue };
+        self.abort(false);
+    }
+
+    /// Aborts communicators, with force even those that the library keeps a thread with. Each has a thread
+    /// because the library first lets go of the GPU and then waits until no captured step is left.
+    fn abort(&self, force: bool) {
+        for member in &self.members {
+            let is_free = taken(&member.comm).is_some();
+            if !(is_free || force) || !member.first_to_abort() {
+                continue;
+            }
+            let Ok(context) = member.context.again() else { continue };
+            let comm = member.raw;
             let abort = move || {
                 let aborted = context.enter().and_then(|()| nccl!(ncclCommAbort(comm.raw())));
                 aborted.unwrap_or_else(|e| tracing::warn!("{e}"));
@@ -210,39 +267,53 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
+        // Each waits for the others; not for long where those are other processes, which may have ended.
+        let limit = if self.outside.is_some() { PARTING } else { Duration::MAX };
         for abort in locked(&self.aborts).drain(..) {
             // It reports for itself.
-            let _ = abort.join();
+            within(limit, move || drop(abort.join()));
         }
-        // Each waits for the others.
-        thread::scope(|scope| {
-            for Member { context, comm } in &self.members {
-                let Some(comm) = locked(comm).take() else { continue };
-                scope.spawn(move || {
-                    let ended = context.enter().and_then(|()| nccl!(ncclCommDestroy(comm.raw())));
-                    ended.unwrap_or_else(|e| tracing::warn!("{e}"));
-                });
-            }
-        });
+        let mut partings = vec![];
+        for Member { context, comm, aborted, .. } in self.members.drain(..) {
+            let Some(comm) = locked(&comm).take().filter(|_| !aborted.into_inner()) else {
+                continue;
+            };
+            let destroy = move || {
+                let ended = context.enter().and_then(|()| nccl!(ncclCommDestroy(comm.raw())));
+                ended.unwrap_or_else(|e| tracing::warn!("{e}"));
+            };
+            partings.push(thread::spawn(move || within(limit, destroy)));
+        }
+        for parting in partings {
+            // As above.
+            let _ = parting.join();
+        }
     }
 }
 
-/// Has the GPUs of these contexts add with each other: a link for each.
-pub(crate) fn join(contexts: Vec<Context>) -> Result<Vec<Link>> {
+/// Has the GPUs of these contexts add with each other, and with those of other processes: a link for
+/// each.
+pub(crate) fn join(
+    contexts: Vec<Context>,
+    seats: Option<Seats>,
+) -> std::result::Result<Vec<Link>, Refusal> {
     let ranks = 0..contexts.len();
-    let group = Arc::new(Group::new(contexts)?);
+    let group = Arc::new(Group::new(contexts, seats)?);
     Ok(ranks.map(|rank| Link { group: group.clone(), rank }).collect())
 }
 
 impl Link {
-    fn comm(&self) -> MutexGuard<'_, Option<Comm>> {
-        locked(&self.group.members[self.rank].comm)
+    /// The communicator, unless it was given up, and its lock.
+    fn comm(&self) -> Result<(MutexGuard<'_, Option<Comm>>, sys::Comm)> {
+        let member = &self.group.members[self.rank];
+        let held = locked(&member.comm);
+        let comm = held.filter(|_| !member.aborted.load(Ordering::SeqCst)).ok_or_else(gone)?.raw();
+        Ok((held, comm))
     }
 
     /// Adds over all GPUs, as one.
     pub fn reduce(&self, sums: &[Sum], stream: &Stream) -> Result<()> {
-        let held = self.comm();
-        let comm = held.ok_or_else(gone)?.raw();
+        let (_held, comm) = self.comm()?;
         grouped(|| {
             sums.iter().try_for_each(|Sum { from, to, elem, len }| {
                 let (from, to) = (*from as *const _, *to as *mut _);
@@ -251,6 +322,26 @@ impl Link {
         })?;
         // Whoever gave up meanwhile may have left this communicator alone.
         if self.group.meeting.failed() { Err(gone()) } else { Ok(()) }
+    }
+
+    /// Sends bytes to other ranks while others come in, as one; `sent` and `received` are an address and
+    /// a length for each rank, without those for whom there is nothing. The library connects the GPUs the
+    /// first time.
+    pub fn swap(
+        &self,
+        sent: &[(usize, u64, usize)],
+        received: &[(usize, u64, usize)],
+        stream: &Stream,
+    ) -> Result<()> {
+        let (_held, comm) = self.comm()?;
+        grouped(|| {
+            sent.iter().try_for_each(|(rank, at, len)| {
+                nccl!(ncclSend(*at as *const _, *len, BYTE, *rank as c_int, comm, stream.0))
+            })?;
+            received.iter().try_for_each(|(rank, at, len)| {
+                nccl!(ncclRecv(*at as *mut _, *len, BYTE, *rank as c_int, comm, stream.0))
+            })
+        })
     }
 
     /// Does what the GPUs may wait for each other in. The first takes a lock for all of them: were it
@@ -262,7 +353,7 @@ impl Link {
     ) -> Result<T> {
         let held = (self.rank == 0).then(lock);
         self.group.meeting.wait().map_err(|_| gone())?;
-        let done = work()?;
+        let done = self.watched(work)?;
         self.group.meeting.wait().map_err(|_| gone())?;
         drop(held);
         Ok(done)
@@ -273,11 +364,66 @@ impl Link {
         if self.group.meeting.failed() {
             return Err(gone());
         }
-        let held = self.comm();
-        let comm = held.ok_or_else(gone)?.raw();
+        let (_held, comm) = self.comm()?;
         let mut error = 0;
         nccl!(ncclCommGetAsyncError(comm, &mut error))?;
-        check("sum over GPUs", error)
+        check("sum over GPUs", error).map_err(|failure| match &self.group.outside {
+            Some(_) => self.group.lose(failure.0),
+            None => failure,
+        })
+    }
+
+    /// Calls the library where it may wait for other processes without an end: in time, their sums are
+    /// stopped from outside.
+    pub fn watched<T>(&self, call: impl FnOnce() -> T) -> T {
+        let Some((_, limit)) = self.group.outside else { return call() };
+        let (done, ended) = channel::<()>();
+        let group = self.group.clone();
+        thread::spawn(move || {
+            // A wait that looks for itself comes to its limit before.
+            if ended.recv_timeout(limit + GRACE) == Err(RecvTimeoutError::Timeout) {
+                group.lose(no_answer(limit));
+                group.meeting.fail();
+                group.abort(true);
+            }
+        });
+        let result = call();
+        drop(done);
+        result
+    }
+
+    /// Waits until an event has passed, unless another GPU fails in front of it, or those of other
+    /// processes do not come.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        let (began, mut looked, mut seen) = (Instant::now(), Instant::now(), None);
+        while !event.state()? {
+            self.check()?;
+            if looked.elapsed() > LOOK {
+                looked = Instant::now();
+                self.patient(began, &mut seen)?;
+            }
+            thread::yield_now();
+        }
+        self.check()
+    }
+
+    /// Fails where other processes have been waited for too long, or one was `seen` to be gone for a
+    /// while: what it sent before may still be on its way.
+    fn patient(&self, since: Instant, seen: &mut Option<Instant>) -> Result<()> {
+        let Some((gone, limit)) = &self.group.outside else { return Ok(()) };
+        if since.elapsed() > *limit {
+            return Err(self.group.lose(no_answer(since.elapsed())));
+        }
+        let Some(gone) = gone() else { return Ok(()) };
+        match seen.get_or_insert_with(Instant::now).elapsed() > GRACE {
+            true => Err(self.group.lose(gone.to_string())),
+            false => Ok(()),
+        }
+    }
+
+    /// How it showed that GPUs of another process do not answer, where they do not.
+    pub fn lost(&self) -> Option<&str> {
+        self.group.lost.get().map(String::as_str)
     }
 
     pub fn give_up(&self) {
@@ -301,6 +447,27 @@ mod tests {
             assert!(waits.join().expect("no panic").is_some());
         });
         assert!(taken(&comm).is_none());
+    }
+
+    #[test]
+    fn calls_that_do_not_come_back_are_left_behind() {
+        let (stop, stopped) = channel::<()>();
+        let waits = move || stopped.recv().is_err();
+        assert_eq!(within(Duration::from_millis(20), waits), None);
+        drop(stop);
+        assert_eq!(within(Duration::MAX, || 7), Some(7));
+    }
+
+    #[test]
+    fn every_id_is_another() {
+        if let Err(missing) = libs::find(Lib::Nccl) {
+            return eprintln!("skipped: {missing}");
+        }
+        match (make_id(), make_id()) {
+            (Ok(first), Ok(second)) => assert_ne!(first, second),
+            // There may be no network interface that suits it.
+            (first, second) => eprintln!("skipped: {first:?}, {second:?}"),
+        }
     }
 
     #[test]

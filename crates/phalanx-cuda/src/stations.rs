@@ -11,16 +11,15 @@ use std::sync::OnceLock;
 /// A GPU and the replicas on it.
 pub(crate) struct Station<M> {
     pub machine: M,
-    /// Numbers of its replicas among all.
+    /// Numbers of its replicas among all, those of other processes included.
     pub replicas: Range<usize>,
     /// Bytes on their way out, by replica.
     pub fetched: Vec<Vec<u8>>,
 }
 
 impl<M: Machine> Station<M> {
-    /// Machines with the names of their replicas, which are counted through.
-    pub fn all(machines: Vec<(M, Vec<String>)>) -> Vec<Station<M>> {
-        let mut first = 0;
+    /// Machines with the names of their replicas, which are counted through from the first.
+    pub fn all(machines: Vec<(M, Vec<String>)>, mut first: usize) -> Vec<Station<M>> {
         let station = |(machine, names): (M, Vec<String>)| {
             let replicas = first..first + names.len();
             first = replicas.end;
@@ -71,7 +70,12 @@ pub(crate) fn together<M: Machine, R: Send>(
     work: impl Fn(usize, &mut Station<M>) -> Result<R, ExecError> + Sync,
 ) -> Result<Vec<R>, ExecError> {
     if let [alone] = stations {
-        return Ok(vec![work(0, alone)?]);
+        let done = work(0, alone);
+        if done.is_err() {
+            // Those of other processes.
+            alone.machine.give_up();
+        }
+        return Ok(vec![done?]);
     }
     let first = OnceLock::new();
     let results = crew.each(stations, |i, station| {

@@ -95,12 +95,9 @@ impl Program {
         Err(ExecError::Feed { name: "optimizer scalars".into(), expected, received })
     }
 
-    /// Fails where a batch does not have the feeds or rows this was compiled for.
-    pub fn check_feeds(&self, batch: &Batch<'_>) -> Result<(), ExecError> {
-        self.check_own_feeds(batch, batch.rows)
-    }
-
-    fn check_own_feeds(&self, batch: &Batch<'_>, own: usize) -> Result<(), ExecError> {
+    /// Fails where a batch does not have the feeds or rows this was compiled for, of which just so many
+    /// are here.
+    pub fn check_own_feeds(&self, batch: &Batch<'_>, own: usize) -> Result<(), ExecError> {
         let fail = |name: &str, expected: String, received: String| {
             Err(ExecError::Feed { name: name.into(), expected, received })
         };

@@ -3,6 +3,8 @@
 //! An executor needs a single thing of them: to hand every other process some bytes and to receive some
 //! from each. Sums are made from that where the numbers are, in the order of the ranks.
 
+use crate::exec::ExecError;
+use crate::graph::ParamSpec;
 use crate::program::Mesh;
 use std::ops::Range;
 use std::sync::Arc;
@@ -34,6 +36,18 @@ pub trait Peers: Send + Sync {
     /// # Errors
     /// The process that could not be reached, or did not answer in time.
     fn exchange(&self, outgoing: &[&[u8]], incoming: &mut [&mut [u8]]) -> Result<(), PeerError>;
+
+    /// A process that is gone, where that shows without asking anyone.
+    fn gone(&self) -> Option<PeerError> {
+        None
+    }
+
+    /// Who does not answer, as far as that can be found out: asked by a process that waited for the others
+    /// in vain in another way than [`exchange`](Peers::exchange), `message` says how. Nothing is exchanged
+    /// any more after that.
+    fn missing(&self, message: String) -> PeerError {
+        self.gone().unwrap_or(PeerError { name: "another worker".into(), message })
+    }
 }
 
 /// A process that was lost.
@@ -60,6 +74,35 @@ pub fn gather(peers: &dyn Peers, mine: &[u8]) -> Result<Vec<Vec<u8>>, PeerError>
     peers.exchange(&vec![mine; size], &mut into)?;
     all[rank].copy_from_slice(mine);
     Ok(all)
+}
+
+/// A word for bits that processes compare: FNV-1a, word by word.
+pub fn digest(bits: impl Iterator<Item = u32>) -> u64 {
+    bits.fold(0xcbf2_9ce4_8422_2325, |h, v| (h ^ u64::from(v)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Fails where processes hold other bits; `digests` has a word for every parameter.
+///
+/// # Errors
+/// The first parameter that differs, or a process that was lost.
+pub fn check_same(
+    peers: &dyn Peers,
+    params: &[ParamSpec],
+    digests: impl Iterator<Item = u64>,
+) -> Result<(), ExecError> {
+    let mine: Vec<u8> = digests.flat_map(u64::to_le_bytes).collect();
+    let all = gather(peers, &mine).map_err(|peer| ExecError::Peer { step: 0, peer })?;
+    for (rank, other) in all.iter().enumerate() {
+        let differs = |i: &usize| all[0].get(8 * i..8 * i + 8) != other.get(8 * i..8 * i + 8);
+        if let Some(param) = (0..params.len()).find(differs) {
+            return Err(ExecError::Drift {
+                param: params[param].name.clone(),
+                first: peers.name(0),
+                second: peers.name(rank),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// A process' place among others: who they are, and how many devices each of them has.

@@ -235,9 +235,12 @@ impl World {
 
     fn lost(&self, ranks: &[usize], message: String) -> PeerError {
         let others = self.hosts.len() - 1;
-        let name = match ranks.len() == others && others > 1 {
-            true => format!("all others (is {} cut off?)", self.name(self.rank)),
-            false => self.names(ranks),
+        let name = match ranks.len() {
+            0 => "another worker".into(),
+            n if n == others && n > 1 => {
+                format!("all others (is {} cut off?)", self.name(self.rank))
+            }
+            _ => self.names(ranks),
         };
         PeerError { name, message }
     }
@@ -350,7 +353,8 @@ impl World {
                 _ => {}
             }
             if begin.elapsed() > self.timeout || self.alarms().contains(&true) {
-                return Err(self.missing(pending, begin));
+                let waited = begin.elapsed().as_secs_f64();
+                return Err(self.silent(pending, format!("no answer for {waited:.1} s")));
             }
             if !told && self.asked.get().is_some_and(|asked| asked.load(Ordering::Relaxed)) {
                 told = true;
@@ -377,7 +381,7 @@ impl World {
 
     /// Finds out who does not answer: all that wait in vain raise an alarm, so those that raise none are
     /// the ones that all wait for.
-    fn missing(&self, pending: &[Message], begin: Instant) -> PeerError {
+    fn silent(&self, pending: &[Message], message: String) -> PeerError {
         static ALARM: [u8; 1] = [0];
         let (comm, kind) = (self.alarm.as_raw(), u8::equivalent_datatype().as_raw());
         for rank in (0..self.hosts.len()).filter(|r| *r != self.rank) {
@@ -399,7 +403,7 @@ impl World {
             std::thread::sleep(PAUSE);
         };
         let who = if silent.is_empty() { ranks(pending) } else { silent };
-        self.lost(&who, format!("no answer for {:.1} s", begin.elapsed().as_secs_f64()))
+        self.lost(&who, message)
     }
 }
 
@@ -436,6 +440,16 @@ impl Peers for World {
 
     fn exchange(&self, outgoing: &[&[u8]], incoming: &mut [&mut [u8]]) -> Result<(), PeerError> {
         self.exchange_as(None, outgoing, incoming)
+    }
+
+    fn missing(&self, message: String) -> PeerError {
+        let mut turn = self.turn();
+        if let Some(error) = &turn.failed {
+            return error.clone();
+        }
+        let error = self.silent(&[], message);
+        turn.failed = Some(error.clone());
+        error
     }
 }
 

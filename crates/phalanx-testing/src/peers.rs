@@ -1,9 +1,10 @@
 //! Several processes as threads of one: what other machines mean to an executor, without machines.
 
 use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
-use phalanx_graph::peers::{Cluster, PeerError, Peers, Share};
+use phalanx_graph::peers::{Cluster, PeerError, Peers};
 use phalanx_graph::program::Program;
-use phalanx_graph::{Mesh, ParamId};
+use phalanx_graph::{FeedSpec, Mesh, ParamId};
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,14 +15,20 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A process of a job whose processes are threads.
 pub struct Neighbour {
     rank: usize,
+    patience: Duration,
     to: Vec<Mutex<Sender<Vec<u8>>>>,
     from: Vec<Mutex<Receiver<Vec<u8>>>>,
 }
 
 /// So many processes.
 pub fn neighbours(size: usize) -> Vec<Neighbour> {
-    let mut all: Vec<Neighbour> =
-        (0..size).map(|rank| Neighbour { rank, to: vec![], from: vec![] }).collect();
+    neighbours_within(size, PATIENCE)
+}
+
+/// So many processes that wait for each other for so long.
+pub fn neighbours_within(size: usize, patience: Duration) -> Vec<Neighbour> {
+    let one = |rank| Neighbour { rank, patience, to: vec![], from: vec![] };
+    let mut all: Vec<Neighbour> = (0..size).map(one).collect();
     for sender in 0..size {
         for receiver in 0..size {
             let (to, from) = channel();
@@ -45,6 +52,10 @@ impl Peers for Neighbour {
         format!("rank {rank} (a thread)")
     }
 
+    fn timeout(&self) -> Option<Duration> {
+        Some(self.patience)
+    }
+
     fn exchange(&self, outgoing: &[&[u8]], incoming: &mut [&mut [u8]]) -> Result<(), PeerError> {
         let lost = |rank: usize, message: &str| PeerError {
             name: self.name(rank),
@@ -57,7 +68,7 @@ impl Peers for Neighbour {
         }
         for (rank, bytes) in incoming.iter_mut().enumerate().filter(|(r, _)| *r != self.rank) {
             let from = self.from[rank].lock().expect("one call at a time");
-            let received = from.recv_timeout(PATIENCE).map_err(|_| lost(rank, "no answer"))?;
+            let received = from.recv_timeout(self.patience).map_err(|_| lost(rank, "no answer"))?;
             assert_eq!(received.len(), bytes.len(), "rank {rank} sent another size");
             bytes.copy_from_slice(&received);
         }
@@ -67,19 +78,22 @@ impl Peers for Neighbour {
 
 /// The clusters of processes with so many devices each.
 pub fn clusters(devices: &[usize]) -> Vec<Cluster> {
-    let one = |n: Neighbour| Cluster { peers: Arc::new(n), devices: devices.to_vec() };
-    neighbours(devices.len()).into_iter().map(one).collect()
+    clusters_within(devices, PATIENCE)
 }
 
-/// The rows of a process.
-fn own<'a>(
-    program: &Program,
+/// The clusters of processes that wait for each other for so long.
+pub fn clusters_within(devices: &[usize], patience: Duration) -> Vec<Cluster> {
+    let one = |n: Neighbour| Cluster { peers: Arc::new(n), devices: devices.to_vec() };
+    neighbours_within(devices.len(), patience).into_iter().map(one).collect()
+}
+
+/// Some rows of a batch's feeds.
+pub fn own<'a>(
+    specs: &[FeedSpec],
     feeds: &[FeedData<'a>],
-    share: &Share,
-    rows: usize,
+    rows: Range<usize>,
 ) -> Vec<FeedData<'a>> {
-    let rows = share.rows(rows);
-    let cut = |(feed, data): (&phalanx_graph::FeedSpec, &FeedData<'a>)| {
+    let cut = |(feed, data): (&FeedSpec, &FeedData<'a>)| {
         let range = rows.start * feed.ty.len()..rows.end * feed.ty.len();
         match data {
             _ if !feed.ty.is_rows() => *data,
@@ -87,7 +101,7 @@ fn own<'a>(
             FeedData::I32(v) => FeedData::I32(&v[range]),
         }
     };
-    program.feeds.iter().zip(feeds).map(cut).collect()
+    specs.iter().zip(feeds).map(cut).collect()
 }
 
 /// Executors of several processes as one: each gets its rows of a batch, and what they fetch must be
@@ -142,7 +156,7 @@ impl Executor for Job {
         // A batch that does not fit is refused as a whole.
         program.check_batch(batch)?;
         let mut fetched = self.all(|e| {
-            let feeds = own(program, batch.feeds, &e.share(), batch.rows);
+            let feeds = own(&program.feeds, batch.feeds, e.share().rows(batch.rows));
             let mut fetched = vec![];
             e.run(id, &Batch { feeds: &feeds, ..*batch }, &mut fetched)?;
             Ok(fetched)

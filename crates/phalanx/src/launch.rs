@@ -19,6 +19,9 @@ pub struct Launch {
     pub local_size: usize,
     /// The launcher.
     pub by: Launcher,
+    /// Where the first of them can be reached, host and port, as `MASTER_ADDR` and `MASTER_PORT` say or
+    /// `TF_CONFIG` does.
+    pub meeting: Option<(String, u16)>,
 }
 
 /// Who starts processes.
@@ -97,7 +100,13 @@ impl Launch {
             merge(&mut found, launch)?;
         }
         if let Some(text) = get("TF_CONFIG") {
-            merge(&mut found, tf_config(&text)?)?;
+            let launch = tf_config(&text)?;
+            let meeting = launch.meeting.clone();
+            merge(&mut found, launch)?;
+            found.iter_mut().for_each(|launch| launch.meeting = meeting.clone());
+        }
+        if let Some(launch) = &mut found {
+            meet(launch, master(&get)?)?;
         }
         Ok(found)
     }
@@ -105,6 +114,39 @@ impl Launch {
 
 fn wrong(name: &str, expected: impl Into<String>, received: impl fmt::Display) -> Error {
     Error::argument("launcher", name, expected, received)
+}
+
+/// What `MASTER_ADDR` and `MASTER_PORT` say: both or neither.
+fn master(get: &impl Fn(&str) -> Option<String>) -> Result<Option<(String, u16)>> {
+    let (host_name, port_name) = ("MASTER_ADDR", "MASTER_PORT");
+    let (host, port) = match (get(host_name), get(port_name)) {
+        (None, None) => return Ok(None),
+        (Some(host), Some(port)) => (host.trim().to_string(), port),
+        (Some(host), None) => {
+            return Err(wrong(port_name, format!("it beside {host_name} {host}"), "nothing"));
+        }
+        (None, Some(port)) => {
+            return Err(wrong(host_name, format!("it beside {port_name} {port}"), "nothing"));
+        }
+    };
+    let number = port.trim().parse().ok().filter(|port: &u16| *port > 0);
+    let port = number.ok_or_else(|| wrong(port_name, "a number from 1 to 65535", port))?;
+    Ok(Some((host, port)))
+}
+
+/// Adds where the first process can be reached; two that say so must say the same.
+fn meet(launch: &mut Launch, master: Option<(String, u16)>) -> Result<()> {
+    match (&launch.meeting, master) {
+        (Some(first), Some(master)) if *first != master => {
+            let expected = format!("{}:{} as TF_CONFIG says", first.0, first.1);
+            Err(wrong("MASTER_ADDR", expected, format!("{}:{}", master.0, master.1)))
+        }
+        (None, master) => {
+            launch.meeting = master;
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A launcher's four numbers.
@@ -150,7 +192,7 @@ fn numbers(
         let expected = format!("a number below {local_size_name} {local_size}, of {size} in all");
         return Err(wrong(local_name, expected, local_rank));
     }
-    Ok(Some(Launch { rank, size, local_rank, local_size, by }))
+    Ok(Some(Launch { rank, size, local_rank, local_size, by, meeting: None }))
 }
 
 fn count(name: &str, digits: &str, text: &str) -> Result<usize> {
@@ -235,6 +277,9 @@ fn tf_config(text: &str) -> Result<Launch> {
         local_rank: on_host.iter().position(|at| *at == rank).unwrap_or(0),
         local_size: on_host.len(),
         by: Launcher::TfConfig,
+        meeting: hosts[0].1.rsplit_once(':').and_then(|(host, port)| {
+            Some((host.into(), port.parse().ok().filter(|port| *port > 0)?))
+        }),
     })
 }
 

@@ -11,7 +11,7 @@ const TF: &str = r#"{"cluster": {"chief": ["a:1"], "worker": ["b:1", "b:2"]},
 #[test]
 fn every_launcher_is_understood() {
     let launch = |rank, size, local_rank, local_size, by| {
-        Some(Launch { rank, size, local_rank, local_size, by })
+        Some(Launch { rank, size, local_rank, local_size, by, meeting: None })
     };
     let open = [
         ("OMPI_COMM_WORLD_RANK", "5"),
@@ -35,6 +35,43 @@ fn every_launcher_is_understood() {
     assert_eq!((found.rank, found.by), (0, Launcher::Torch));
     let tf = read(&[("TF_CONFIG", TF)]).unwrap().unwrap();
     assert_eq!((tf.rank, tf.size, tf.local_rank, tf.local_size), (2, 3, 1, 2));
+}
+
+#[test]
+fn the_address_of_the_first_is_read_once() {
+    let torch = [("RANK", "1"), ("WORLD_SIZE", "3")];
+    let with = |more: &[(&'static str, &'static str)]| read(&[&torch[..], more].concat());
+    let meeting = |found: Result<Option<Launch>>| found.unwrap().unwrap().meeting;
+    assert_eq!(meeting(with(&[])), None);
+    let master = [("MASTER_ADDR", "node-0 "), ("MASTER_PORT", "29500")];
+    assert_eq!(meeting(with(&master)), Some(("node-0".into(), 29500)));
+    assert_eq!(meeting(read(&[("TF_CONFIG", TF)])), Some(("a".into(), 1)));
+    let both = [("TF_CONFIG", TF), ("MASTER_ADDR", "a"), ("MASTER_PORT", "1")];
+    assert_eq!(meeting(read(&both)), Some(("a".into(), 1)));
+    // Without a launcher nobody asks.
+    assert_eq!(read(&master[..1]).unwrap(), None);
+    for (error, words) in [
+        (
+            with(&master[..1]),
+            "MASTER_PORT: expected it beside MASTER_ADDR node-0 , received nothing",
+        ),
+        (with(&master[1..]), "MASTER_ADDR: expected it beside MASTER_PORT 29500, received nothing"),
+        (
+            with(&[("MASTER_ADDR", "a"), ("MASTER_PORT", "0")]),
+            "MASTER_PORT: expected a number from 1 to 65535, received 0",
+        ),
+        (
+            with(&[("MASTER_ADDR", "a"), ("MASTER_PORT", "70000")]),
+            "MASTER_PORT: expected a number from 1 to 65535, received 70000",
+        ),
+        (
+            read(&[("TF_CONFIG", TF), ("MASTER_ADDR", "b"), ("MASTER_PORT", "1")]),
+            "MASTER_ADDR: expected a:1 as TF_CONFIG says, received b:1",
+        ),
+    ] {
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
 }
 
 #[test]

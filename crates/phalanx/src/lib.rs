@@ -24,6 +24,7 @@ pub mod optimizers;
 pub mod pictures;
 pub mod progress;
 pub mod regularizers;
+mod rendezvous;
 pub mod saving;
 pub mod schedules;
 pub mod strategy;

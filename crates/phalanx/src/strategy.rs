@@ -9,6 +9,7 @@ use phalanx_cuda::GpuPlace;
 use phalanx_graph::exec::Executor;
 use phalanx_graph::peers::Cluster;
 pub use phalanx_graph::program::Policy;
+use phalanx_graph::program::share;
 use phalanx_graph::{Mesh, ParamSpec};
 use std::fmt;
 use std::str::FromStr;
@@ -162,11 +163,48 @@ fn check_devices(owner: &str, devices: &[Device]) -> Result<()> {
     Ok(())
 }
 
+/// The GPUs of one of several workers on a machine: its even share of those that are visible there, or the
+/// first few of it.
+fn gpus_of(
+    visible: &[Device],
+    worker: usize,
+    workers: usize,
+    asked: Option<usize>,
+) -> Result<Vec<Device>> {
+    let fail = |expected: String, received: String| {
+        Err(Error::argument("MultiWorkerMirroredStrategy", "devices", expected, received))
+    };
+    let (found, own) = (visible.len(), share(0..visible.len(), workers, worker));
+    if found < workers {
+        let expected = format!("a GPU for each of the {workers} workers on this machine");
+        let hint = "name them with --devices where each worker sees its own alone";
+        return fail(expected, format!("{found} ({hint})"));
+    }
+    let wanted = asked.unwrap_or(own.len());
+    if !(1..=own.len()).contains(&wanted) {
+        let expected = format!("1 to {} of the {found} GPUs that {workers} workers", own.len());
+        return fail(format!("{expected} share on this machine"), wanted.to_string());
+    }
+    Ok(visible[own][..wanted].to_vec())
+}
+
+/// How devices came to be chosen, which decides what workers that share a machine make of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Choice {
+    /// All that are visible: each worker takes its share.
+    Visible,
+    /// So many GPUs: each worker takes them from its share.
+    Gpus(usize),
+    /// One by one: taken as they are.
+    Named,
+}
+
 /// Synchronous training on several devices of one machine: every replica holds the same weights
 /// and computes its share of each global batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MirroredStrategy {
     devices: Vec<Device>,
+    choice: Choice,
     threads: usize,
     deterministic: bool,
     policy: Policy,
@@ -175,12 +213,12 @@ pub struct MirroredStrategy {
 impl MirroredStrategy {
     /// Every visible device.
     pub fn new() -> MirroredStrategy {
-        MirroredStrategy {
-            devices: visible_devices(),
-            threads: 0,
-            deterministic: false,
-            policy: Policy::Float32,
-        }
+        MirroredStrategy::chosen(visible_devices(), Choice::Visible)
+    }
+
+    fn chosen(devices: Vec<Device>, choice: Choice) -> MirroredStrategy {
+        let (threads, deterministic, policy) = (0, false, Policy::Float32);
+        MirroredStrategy { devices, choice, threads, deterministic, policy }
     }
 
     /// The devices named, such as `["cpu:0", "cpu:1"]`.
@@ -199,13 +237,33 @@ impl MirroredStrategy {
         MirroredStrategy::over(devices)
     }
 
+    /// The first `n` visible GPUs; where several workers share a machine, of those that are this one's.
+    pub fn gpus(n: usize) -> Result<MirroredStrategy> {
+        let visible: Vec<Device> =
+            visible_devices().into_iter().filter(|d| d.kind == DeviceKind::Gpu).collect();
+        let devices = gpus_of(&visible, 0, 1, Some(n))?;
+        Ok(MirroredStrategy::chosen(devices, Choice::Gpus(n)))
+    }
+
+    /// The same for one of several workers on this machine.
+    pub(crate) fn of_worker(self, worker: usize, workers: usize) -> Result<MirroredStrategy> {
+        let on_gpu = self.devices.iter().any(|d| d.kind == DeviceKind::Gpu);
+        let asked = match self.choice {
+            Choice::Visible if on_gpu => None,
+            Choice::Gpus(n) => Some(n),
+            Choice::Visible | Choice::Named => return Ok(self),
+        };
+        let devices = gpus_of(&visible_devices(), worker, workers, asked)?;
+        Ok(MirroredStrategy { devices, ..self })
+    }
+
     fn over(devices: Vec<Device>) -> Result<MirroredStrategy> {
         if devices.is_empty() {
             let expected = "at least one device";
             return Err(Error::argument("MirroredStrategy", "devices", expected, "none"));
         }
         check_devices("MirroredStrategy", &devices)?;
-        Ok(MirroredStrategy { devices, threads: 0, deterministic: false, policy: Policy::Float32 })
+        Ok(MirroredStrategy::chosen(devices, Choice::Named))
     }
 
     /// Worker threads of each CPU device; 0, the default, shares out the cores.
@@ -310,7 +368,10 @@ impl MirroredStrategy {
             let names: Vec<String> = places.iter().map(GpuPlace::to_string).collect();
             return fail("devices", "GPUs in their order", names.join(", "));
         }
-        Ok(phalanx_cuda::executor(&places, params)?)
+        Ok(match cluster {
+            Some(cluster) => phalanx_cuda::executor_among(&places, params, cluster)?,
+            None => phalanx_cuda::executor(&places, params)?,
+        })
     }
 }
 
@@ -347,6 +408,50 @@ mod tests {
         assert!(MirroredStrategy::cpus(usize::MAX).is_err());
         assert!(two.clone().threads(usize::MAX).worker_threads().is_err());
         assert_eq!(two.threads(3).worker_threads().unwrap(), 3);
+    }
+
+    #[test]
+    fn workers_of_one_machine_share_out_its_gpus() {
+        let gpus: Vec<Device> = (0..8).map(|i| Device::new(DeviceKind::Gpu, i)).collect();
+        let own = |count: usize, worker, workers, asked| -> Result<Vec<usize>> {
+            let own = gpus_of(&gpus[..count], worker, workers, asked)?;
+            Ok(own.iter().map(|d| d.index).collect())
+        };
+        assert_eq!(own(8, 0, 1, None).unwrap(), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(own(8, 3, 4, None).unwrap(), [6, 7]);
+        assert_eq!(own(8, 3, 4, Some(1)).unwrap(), [6]);
+        for (count, workers) in [(8, 3), (5, 5), (7, 2), (1, 1)] {
+            let all: Vec<usize> =
+                (0..workers).flat_map(|w| own(count, w, workers, None).unwrap()).collect();
+            assert!(all.into_iter().eq(0..count), "{count} GPUs, each once");
+        }
+        for (error, words) in [
+            (
+                own(2, 0, 3, None),
+                "expected a GPU for each of the 3 workers on this machine, received 2",
+            ),
+            (
+                own(0, 0, 1, None),
+                "expected a GPU for each of the 1 workers on this machine, received 0",
+            ),
+            (
+                own(8, 1, 4, Some(3)),
+                "expected 1 to 2 of the 8 GPUs that 4 workers share on this machine, received 3",
+            ),
+            (own(8, 1, 4, Some(0)), "received 0"),
+        ] {
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn devices_that_were_named_are_taken_as_they_are() {
+        let named = MirroredStrategy::cpus(2).unwrap();
+        assert_eq!(named.clone().of_worker(1, 2).unwrap(), named);
+        let cpu = MirroredStrategy::chosen(vec![Device::new(DeviceKind::Cpu, 0)], Choice::Visible);
+        assert_eq!(cpu.clone().of_worker(1, 2).unwrap(), cpu);
+        assert!(MirroredStrategy::gpus(usize::MAX).is_err());
     }
 
     #[test]

@@ -1,18 +1,24 @@
-//! Training on several machines: one worker process on each, started by `mpirun`, Slurm or their like.
+//! Training on several machines: one worker process on each, started by `mpirun`, Slurm, torchrun or
+//! their like.
 
 use crate::error::{Error, Result};
-use crate::launch::{self, Launch};
+use crate::launch::{self, Launch, Launcher};
 use crate::model::Interrupt;
+use crate::rendezvous;
 use crate::strategy::{DeviceKind, MirroredStrategy};
 use phalanx_graph::peers::{Cluster, PeerError, Peers, gather};
 use phalanx_graph::{Mesh, ParamSpec};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 const OWNER: &str = "MultiWorkerMirroredStrategy";
 
 /// Exit code of a worker that lost others: the job can be started again.
 pub const LOST: u8 = 76;
+
+/// The variable with the secret that workers without MPI know each other by.
+pub const SECRET: &str = "PHALANX_SECRET";
 
 /// How long a worker waits for the others before it gives them up, unless said otherwise.
 pub const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -59,10 +65,12 @@ impl MultiWorkerMirroredStrategy {
         local: MirroredStrategy,
         timeout: Duration,
     ) -> Result<MultiWorkerMirroredStrategy> {
-        match launch::detect()?.filter(|launch| launch.size > 1) {
-            None => Ok(local.into()),
-            Some(launch) => MultiWorkerMirroredStrategy::among(local, join(&launch, timeout)?),
-        }
+        let Some(launch) = launch::detect()?.filter(|launch| launch.size > 1) else {
+            return Ok(local.into());
+        };
+        let local = local.of_worker(launch.local_rank, launch.local_size)?;
+        let peers = join(&launch, &local, timeout)?;
+        MultiWorkerMirroredStrategy::among(local, peers)
     }
 
     /// These devices of this worker among others that are reached in some way of one's own.
@@ -70,20 +78,26 @@ impl MultiWorkerMirroredStrategy {
         mut local: MirroredStrategy,
         peers: Arc<dyn Peers>,
     ) -> Result<MultiWorkerMirroredStrategy> {
-        if let Some(device) = local.devices().iter().find(|d| d.kind != DeviceKind::Cpu) {
-            return Err(Error::argument(OWNER, "devices", "CPU devices", device));
-        }
         let devices = local.num_replicas_in_sync();
         let threads = match local.worker_threads()? {
             0 => (phalanx_cpu::usable_cores() / devices.max(1)).max(1),
             threads => threads,
         };
-        let mine = [devices as u64, threads as u64].map(u64::to_le_bytes).concat();
+        let kind = local.devices().first().map_or(DeviceKind::Cpu, |d| d.kind);
+        let mine = [devices, threads, kind as usize].map(|n| (n as u64).to_le_bytes()).concat();
         let all = gather(&*peers, &mine).map_err(lost)?;
         let number = |bytes: &[u8], at: usize| -> usize {
             let word = bytes.get(8 * at..8 * at + 8).and_then(|b| b.try_into().ok());
             word.map_or(0, |word| u64::from_le_bytes(word) as usize)
         };
+        if let Some(rank) = (0..all.len()).find(|rank| number(&all[*rank], 2) != number(&all[0], 2))
+        {
+            let kind = |rank: usize| match number(&all[rank], 2) == DeviceKind::Cpu as usize {
+                true => format!("{} on {}", DeviceKind::Cpu, peers.name(rank)),
+                false => format!("{} on {}", DeviceKind::Gpu, peers.name(rank)),
+            };
+            return Err(Error::argument(OWNER, "devices", kind(0), kind(rank)));
+        }
         let counts: Vec<usize> = all.iter().map(|bytes| number(bytes, 0)).collect();
         // Programs are cut the same way everywhere: the worker with the fewest threads sets the pace.
         local = local.threads(all.iter().map(|bytes| number(bytes, 1)).min().unwrap_or(threads));
@@ -189,8 +203,46 @@ pub(crate) fn lost(peer: PeerError) -> Error {
     Error::Exec(phalanx_graph::exec::ExecError::Peer { step: 0, peer })
 }
 
+/// The workers that found each other without MPI.
+static MET: OnceLock<Arc<dyn Peers>> = OnceLock::new();
+/// Whether they are left.
+static LEFT: AtomicBool = AtomicBool::new(false);
+
+/// The other workers: through MPI where it started them and is built in; else, on GPUs, through those.
+fn join(launch: &Launch, local: &MirroredStrategy, timeout: Duration) -> Result<Arc<dyn Peers>> {
+    let mpi = matches!(launch.by, Launcher::OpenMpi | Launcher::Pmi | Launcher::Slurm);
+    let gpu = local.devices().iter().find(|d| d.kind == DeviceKind::Gpu);
+    let by_gpu = !mpi || (launch.meeting.is_some() && !cfg!(feature = "mpi"));
+    let Some(gpu) = gpu.filter(|_| by_gpu) else { return join_mpi(launch, timeout) };
+    if let Some(met) = MET.get() {
+        return Ok(met.clone());
+    }
+    let met = meet(launch, gpu.index, std::env::var(SECRET).ok().as_deref(), timeout)?;
+    Ok(MET.get_or_init(|| met).clone())
+}
+
+/// Meets the other workers of a launch without MPI, and reaches them through their GPUs, of which this
+/// worker's is `gpu`: rank 0 listens where the launch says, the others go there. All must know the same
+/// secret of at least 16 characters.
+///
+/// # Errors
+/// No address or secret, workers that do not come in time, one that is turned away, or GPUs that cannot
+/// be used.
+pub fn meet(
+    launch: &Launch,
+    gpu: usize,
+    secret: Option<&str>,
+    timeout: Duration,
+) -> Result<Arc<dyn Peers>> {
+    let Some((host, port)) = &launch.meeting else {
+        let expected = format!("it and MASTER_PORT beside {}", launch.by);
+        return Err(Error::argument("launcher", "MASTER_ADDR", expected, "nothing"));
+    };
+    rendezvous::meet(launch, (host, *port), gpu, secret, timeout)
+}
+
 #[cfg(feature = "mpi")]
-fn join(launch: &Launch, timeout: Duration) -> Result<Arc<dyn Peers>> {
+fn join_mpi(launch: &Launch, timeout: Duration) -> Result<Arc<dyn Peers>> {
     phalanx_cpu::share_cores(launch.local_rank, launch.local_size);
     if let Some((mine, all)) = phalanx_cpu::bound_to_fewer(launch.local_size) {
         tracing::warn!(
@@ -209,7 +261,7 @@ fn join(launch: &Launch, timeout: Duration) -> Result<Arc<dyn Peers>> {
 }
 
 #[cfg(not(feature = "mpi"))]
-fn join(launch: &Launch, _timeout: Duration) -> Result<Arc<dyn Peers>> {
+fn join_mpi(launch: &Launch, _timeout: Duration) -> Result<Arc<dyn Peers>> {
     let message = format!(
         "this is worker {} of {} ({}), but MPI was left out of this build: \
          cargo build --release -p phalanx-cli --features mpi",
@@ -221,6 +273,9 @@ fn join(launch: &Launch, _timeout: Duration) -> Result<Arc<dyn Peers>> {
 /// This worker's rank, and in words its rank and host, before it has joined the others too; nothing where it
 /// is alone.
 pub fn name() -> Option<(usize, String)> {
+    if let Some(peers) = MET.get() {
+        return Some((peers.rank(), peers.name(peers.rank())));
+    }
     #[cfg(feature = "mpi")]
     if let Some(name) = phalanx_mpi::name() {
         return Some(name);
@@ -248,15 +303,23 @@ pub fn watch(interrupt: &Interrupt) {
 /// Ends the processes of all workers at once, where there are others: what a worker does that cannot go
 /// on. Returns where there are none.
 pub fn abort(code: u8) {
+    // Others see that this process' connection is closed.
+    LEFT.store(true, Ordering::SeqCst);
     #[cfg(feature = "mpi")]
     phalanx_mpi::abort(code.into());
     #[cfg(not(feature = "mpi"))]
     let _ = code;
 }
 
-/// Leaves the other workers once all are ready to: the last thing a worker does. A process that just ends
-/// does it too.
+/// Leaves the other workers once all are ready to: the last thing a worker does. Under MPI a process that
+/// just ends does it too.
 pub fn leave() {
+    if let Some(peers) = MET.get().filter(|_| !LEFT.swap(true, Ordering::SeqCst)) {
+        let mut nothing: Vec<&mut [u8]> = (0..peers.size()).map(|_| &mut [][..]).collect();
+        if let Err(error) = peers.exchange(&vec![&[][..]; peers.size()], &mut nothing) {
+            tracing::warn!("{}: at the end: {error}", peers.name(peers.rank()));
+        }
+    }
     #[cfg(feature = "mpi")]
     phalanx_mpi::leave();
 }

@@ -4,7 +4,7 @@ use super::CpuExecutor;
 use crate::memory::Buffer;
 use phalanx_graph::ParamId;
 use phalanx_graph::exec::ExecError;
-use phalanx_graph::peers::gather;
+use phalanx_graph::peers::{check_same, digest};
 use std::ops::Range;
 
 impl CpuExecutor {
@@ -38,27 +38,10 @@ impl CpuExecutor {
         let Some(cluster) = self.between.as_ref().map(|b| &b.cluster) else { return Ok(()) };
         let first = &self.devices[0];
         let buffers = || std::iter::once(&first.params).chain(&first.slots);
-        let digest = |i: usize| {
+        let digests = (0..self.params.len()).map(|i| {
             let range = self.range(ParamId(i as u32));
-            let bits = buffers().flat_map(|b| &b.as_floats()[range.clone()]).map(|v| v.to_bits());
-            // FNV-1a, word by word.
-            bits.fold(0xcbf2_9ce4_8422_2325u64, |h, v| {
-                (h ^ u64::from(v)).wrapping_mul(0x0100_0000_01b3)
-            })
-        };
-        let mine: Vec<u8> = (0..self.params.len()).flat_map(|i| digest(i).to_le_bytes()).collect();
-        let all = gather(&*cluster.peers, &mine);
-        let all = all.map_err(|peer| ExecError::Peer { step: 0, peer })?;
-        for (rank, other) in all.iter().enumerate() {
-            let differs = |i: &usize| all[0].get(8 * i..8 * i + 8) != other.get(8 * i..8 * i + 8);
-            if let Some(param) = (0..self.params.len()).find(differs) {
-                return Err(ExecError::Drift {
-                    param: self.params[param].name.clone(),
-                    first: cluster.peers.name(0),
-                    second: cluster.peers.name(rank),
-                });
-            }
-        }
-        Ok(())
+            digest(buffers().flat_map(|b| &b.as_floats()[range.clone()]).map(|v| v.to_bits()))
+        });
+        check_same(&*cluster.peers, &self.params, digests)
     }
 }

@@ -1,10 +1,14 @@
-//! Sums over emulated GPUs, in the order of their ranks.
+//! Sums over emulated GPUs, in the order of their ranks. Those of several processes, which are threads
+//! here, meet by the id that one of them made.
 
+use super::Register;
 use super::memory::Memory;
+use crate::among::Seats;
 use crate::crew::{Failed, Meeting};
 use crate::launch::Elem;
 use crate::task::Part;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// What a GPU brings to a sum: of each part the type and the numbers.
 type Brought = Vec<(Elem, Vec<f64>)>;
@@ -14,11 +18,42 @@ pub(super) struct Sums {
     meeting: Meeting,
     /// By rank.
     brought: Mutex<Vec<Brought>>,
+    /// How long the others are waited for.
+    limit: Duration,
+}
+
+/// An emulated GPU's part in sums.
+pub(super) struct Link {
+    pub sums: Arc<Sums>,
+    pub rank: usize,
+    /// Whether others are of other processes.
+    pub outside: bool,
+}
+
+impl Link {
+    /// Whether GPUs of other processes do not answer.
+    pub fn lost(&self) -> bool {
+        self.outside && self.sums.meeting.failed()
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if self.outside {
+            self.sums.give_up();
+        }
+    }
 }
 
 impl Sums {
-    pub fn new(ranks: usize) -> Sums {
-        Sums { meeting: Meeting::new(ranks), brought: Mutex::new(vec![vec![]; ranks]) }
+    pub fn new(ranks: usize, limit: Duration) -> Sums {
+        Sums { meeting: Meeting::new(ranks), brought: Mutex::new(vec![vec![]; ranks]), limit }
+    }
+
+    /// Where the GPUs of several processes add up.
+    pub fn of(seats: &Seats) -> Arc<Sums> {
+        static MET: Register<Sums> = Register::new();
+        MET.find(seats.id, || Sums::new(seats.all, seats.limit))
     }
 
     /// Has nobody wait any more.
@@ -29,11 +64,12 @@ impl Sums {
     /// Adds the parts of all ranks, once all have brought them.
     pub fn add(&self, rank: usize, memory: &mut Memory, parts: &[Part]) -> Result<(), String> {
         let gone = |_: Failed| "another GPU failed".to_string();
+        let wait = || self.meeting.wait_for(self.limit).map_err(gone);
         let mine: Result<Brought, String> = parts.iter().map(|p| load(memory, p)).collect();
         self.brought.lock().expect("no panic")[rank] = mine?;
-        self.meeting.wait().map_err(gone)?;
+        wait()?;
         let all = self.brought.lock().expect("no panic").clone();
-        self.meeting.wait().map_err(gone)?;
+        wait()?;
         let kinds = |b: &Brought| b.iter().map(|(e, v)| (*e, v.len())).collect::<Vec<_>>();
         if let Some(other) = all.iter().position(|b| kinds(b) != kinds(&all[0])) {
             let (a, b) = (kinds(&all[0]), kinds(&all[other]));
@@ -61,6 +97,7 @@ fn load(memory: &Memory, part: &Part) -> Result<(Elem, Vec<f64>), String> {
 
 #[cfg(test)]
 mod tests {
+    use super::Link;
     use crate::crew::Crew;
     use crate::emulator::{EmulatedGpu, Sums, missing};
     use crate::launch::{Block, Elem, Launch, Ptr, Source};
@@ -69,20 +106,21 @@ mod tests {
     use crate::task::{Part, Task, Work};
     use phalanx_graph::exec::ExecError;
     use std::sync::Arc;
+    use std::time::Duration;
 
     const AT: Ptr = Ptr { replica: 0, block: Block::Params, offset: 0 };
 
     fn stations(ranks: usize) -> Vec<Station<EmulatedGpu>> {
-        let sums = Arc::new(Sums::new(ranks));
+        let sums = Arc::new(Sums::new(ranks, Duration::MAX));
         let machine = |rank: usize| {
-            let link = Some((sums.clone(), rank));
+            let link = Some(Link { sums: sums.clone(), rank, outside: false });
             let mut gpu = EmulatedGpu { link, ..EmulatedGpu::new(None) };
             gpu.reserve(0, AT.block, 256, "a test").expect("memory");
             let numbers = [rank as f32 + 0.5, 7.0].map(f32::to_le_bytes);
             gpu.write(AT, &numbers.concat()).expect("fits");
             (gpu, vec![format!("emulated:{rank}")])
         };
-        Station::all((0..ranks).map(machine).collect())
+        Station::all((0..ranks).map(machine).collect(), 0)
     }
 
     fn sum(len: usize) -> Work {

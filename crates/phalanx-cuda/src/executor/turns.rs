@@ -28,7 +28,9 @@ impl<M: Machine> GpuExecutor<M> {
     ) -> Result<Option<TableId>, ExecError> {
         let bytes: usize = columns.iter().map(|c| c.cells.bytes()).sum();
         let fits = |s: &Station<M>| s.machine.room().is_some_and(|room| bytes <= room / SHARE);
-        if columns.len() > MOST_COLUMNS || !self.stations.iter().all(fits) {
+        // Processes would have to agree on it, and on how many steps are started together.
+        let alone = self.among.is_none();
+        if !alone || columns.len() > MOST_COLUMNS || !self.stations.iter().all(fits) {
             return Ok(None);
         }
         let id = TableId(self.tables.len());

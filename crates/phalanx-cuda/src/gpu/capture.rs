@@ -1,23 +1,37 @@
 //! A step's way into a graph, and GPUs that do it together.
 
 use super::{Gpu, Ready, SUMS, capturing, working};
-use crate::driver::{Failure, Graph, Result};
+use crate::among::{Seats, in_vain};
+use crate::driver::{Event, Failure, Graph, Result};
 use crate::libs::{self, Lib};
 use crate::machine::StepId;
-use crate::nccl;
+use crate::nccl::{self, Refusal};
 use phalanx_graph::exec::ExecError;
+use phalanx_graph::peers::Peers;
+use std::sync::Arc;
 
 impl Gpu {
-    /// Has GPUs add with each other from now on.
-    pub fn join(gpus: &mut [Gpu]) -> std::result::Result<(), ExecError> {
+    /// Has GPUs add with each other from now on, and with those of other processes.
+    pub fn join(
+        gpus: &mut [Gpu],
+        peers: Option<&Arc<dyn Peers>>,
+    ) -> std::result::Result<(), ExecError> {
         let _working = working();
-        let linked = libs::find(Lib::Nccl).map_err(|e| Failure(e.to_string())).and_then(|_| {
-            let contexts = gpus.iter().map(|gpu| gpu.context.again()).collect::<Result<_>>()?;
-            nccl::join(contexts)
-        });
-        let names: Vec<&str> = gpus.iter().map(|gpu| gpu.name.as_str()).collect();
-        let links = linked
-            .map_err(|e| ExecError::Device { device: names.join(", "), message: e.to_string() })?;
+        let names: Vec<String> = gpus.iter().map(|gpu| gpu.name.clone()).collect();
+        let failed =
+            |e: Failure| ExecError::Device { device: names.join(", "), message: e.to_string() };
+        libs::find(Lib::Nccl).map_err(|e| failed(Failure(e.to_string())))?;
+        let make = || nccl::make_id().map_err(failed);
+        let seats = peers.map(|peers| Seats::take(peers, gpus.len(), make)).transpose()?;
+        let contexts = gpus.iter().map(|gpu| gpu.context.again()).collect::<Result<_>>();
+        let links =
+            nccl::join(contexts.map_err(failed)?, seats).map_err(|refusal| match refusal {
+                Refusal::Here(failure) => failed(failure),
+                Refusal::Others(message) => match peers {
+                    Some(peers) => ExecError::Peer { step: 0, peer: peers.missing(message) },
+                    None => in_vain(message),
+                },
+            })?;
         gpus.iter_mut().zip(links).for_each(|(gpu, link)| gpu.link = Some(link));
         Ok(())
     }
@@ -48,18 +62,24 @@ impl Gpu {
     fn rehearse(&self, ready: &[Vec<Ready>]) -> Result<()> {
         let sums = ready.iter().flatten().filter(|task| matches!(task, Ready::Reduce(_)));
         sums.into_iter().try_for_each(|task| self.issue(task, SUMS))?;
-        self.streams[SUMS].synchronize()
+        let event = Event::new()?;
+        event.record(&self.streams[SUMS])?;
+        self.wait(&event)
     }
 
     /// Waits for the step under way, unless another GPU fails in it.
     pub(super) fn wait_for_others(&self) -> Result<()> {
-        let Some(link) = &self.link else { return Ok(()) };
-        self.context.enter()?;
-        while !self.done.state()? {
-            link.check()?;
-            std::thread::yield_now();
+        if self.link.is_none() {
+            return Ok(());
         }
-        link.check()
+        self.context.enter()?;
+        self.wait(&self.done)
+    }
+
+    /// Waits until an event has passed, unless another GPU fails in front of it, or those of other
+    /// processes do not come.
+    fn wait(&self, event: &Event) -> Result<()> {
+        self.link.as_ref().map_or_else(|| event.synchronize(), |link| link.wait(event))
     }
 
     /// Fails where another GPU has.

@@ -118,6 +118,8 @@ const NCCL: &[&str] = &[
     "ncclGetVersion",
     "ncclGroupEnd",
     "ncclGroupStart",
+    "ncclRecv",
+    "ncclSend",
 ];
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use crate::layer::lock;
 use crate::model::RunState;
 use crate::progress::Verbose;
 use crate::saving;
+use crate::strategy::DeviceKind;
 use crate::workers::lost;
 use phalanx_cpu::simd::Isa;
 use phalanx_graph::peers::gather;
@@ -90,7 +91,8 @@ impl Engine {
             ("losses and metrics", digest(Value::Object(self.described.clone()).to_string())),
             ("seed", self.seed.to_string()),
             ("deterministic mode", executor.mesh().fixed.to_string()),
-            ("instruction set", Isa::detect().to_string()),
+            ("precision", format!("{:?}", self.policy)),
+            ("instruction set", self.isa()),
             ("gradients during backward (PHALANX_OVERLAP)", phalanx_cpu::overlaps().to_string()),
             ("collective timeout", timeout.map_or("none".into(), |t| format!("{t:?}"))),
             ("weights", format!("{:016x}", weights.end())),
@@ -103,6 +105,14 @@ impl Engine {
             options.map(|(name, value)| (format!("optimizer's {name}"), value.to_string())),
         );
         facts
+    }
+
+    /// The instruction set, where numbers depend on it.
+    fn isa(&self) -> String {
+        match self.device_kind {
+            DeviceKind::Cpu => Isa::detect().to_string(),
+            DeviceKind::Gpu => "any".into(),
+        }
     }
 
     /// Fails where workers are about to go over other data, or with another model.
