@@ -81,6 +81,7 @@ impl Engine {
         let structure: Vec<String> =
             saving::notes(&self.def, None).into_iter().map(|(k, v)| format!("{k}={v}")).collect();
         let timeout = self.cluster.as_ref().and_then(|c| c.peers.timeout());
+        let isa = Isa::detect();
         let executor = lock(&self.executor);
         let mut weights = Digest::default();
         self.weights.iter().for_each(|w| weights.floats(&executor.param(w.param)));
@@ -90,7 +91,7 @@ impl Engine {
             ("losses and metrics", digest(Value::Object(self.described.clone()).to_string())),
             ("seed", self.seed.to_string()),
             ("deterministic mode", executor.mesh().fixed.to_string()),
-            ("instruction set", Isa::detect().to_string()),
+            ("instruction set", isa.map_or_else(|e| e.to_string(), |isa| isa.to_string())),
             ("gradients during backward (PHALANX_OVERLAP)", phalanx_cpu::overlaps().to_string()),
             ("collective timeout", timeout.map_or("none".into(), |t| format!("{t:?}"))),
             ("weights", format!("{:016x}", weights.end())),
