@@ -31,7 +31,7 @@ def bench(binary, *args):
 
 def table(title, what, runs):
     """A table of runs, by what was varied."""
-    print(f"\n{title}\n\n| {what} | images/s | ms/step | planned MiB a device | peak MiB |\n|---|---|---|---|---|")
+    print(f"\n{title}\n\n| {what} | images/s | ms/step | planned MiB | peak MiB |\n|---|---|---|---|---|")
     for value, run in runs:
         print(f"| {value} | {run['images_per_second']:,.1f} | {run['step_ms']:.3f} "
               f"| {run['planned_mib']} | {run['peak_rss_mib']} |", flush=True)

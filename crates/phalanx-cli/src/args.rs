@@ -119,6 +119,7 @@ Example:
     #[command(after_help = "Examples:
   phalanx plan resnet50 --batch-size 64 --device gpu
   phalanx plan minigooglenet --device gpu --memory 16GiB
+  phalanx plan resnet50 --device gpu --precision mixed_bfloat16
   phalanx plan model.keras --devices gpu:0,gpu:1 --batch-size 256
 
 No GPU is needed or touched. A replica's part of the batch counts, as in train.")]
@@ -485,12 +486,12 @@ impl std::str::FromStr for Bytes {
             Some(letter) => (letter, 1024.0f64),
             None => (unit.strip_suffix('b').unwrap_or(&unit), 1000.0),
         };
-        let power = ["", "k", "m", "g", "t"].iter().position(|l| *l == letter);
+        let power = ["", "k", "m", "g", "t"].iter().position(|l| *l == letter && !unit.is_empty());
         let scale = power.filter(|p| *p > 0 || base == 1000.0).map(|p| base.powi(p as i32));
         let bytes = number.parse::<f64>().ok().zip(scale).map(|(n, scale)| n * scale);
         match bytes.filter(|b| (1.0..=MOST).contains(b)) {
             Some(bytes) => Ok(Bytes(bytes as usize)),
-            None => Err("expected bytes up to 1024TiB, as in 16GiB or 24GB".into()),
+            None => Err("expected a unit and up to 1024TiB, as in 16GiB or 24GB".into()),
         }
     }
 }
@@ -522,7 +523,11 @@ pub struct Plan {
     /// Worker threads of each CPU device (default: the cores, shared out)
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub threads: usize,
-    /// Memory of each device, such as 16GiB: also find the largest batch that fits
+    /// How GPUs store activations; CPU devices always use 32-bit floats
+    #[arg(long, default_value = "float32")]
+    pub precision: PrecisionArg,
+    /// Memory of each GPU, or of the machine with its CPU devices, such as 16GiB: also find the largest
+    /// batch that fits
     #[arg(long)]
     pub memory: Option<Bytes>,
     /// Print one JSON object
@@ -540,9 +545,10 @@ mod tests {
         assert_eq!(bytes("16GiB"), Some(16 << 30));
         assert_eq!(bytes("24GB"), Some(24_000_000_000));
         assert_eq!(bytes("1.5 mib"), Some(3 << 19));
-        assert_eq!(bytes("4096"), Some(4096));
         assert_eq!(bytes("100B"), Some(100));
-        for bad in ["", "GiB", "0", "0.1", "-1GiB", "16XB", "1ib", "1e99", "99999TiB", "nan"] {
+        // Sixteen of what?
+        for bad in ["16", "", "GiB", "0", "0.1B", "-1GiB", "16XB", "1ib", "1e99", "99999TiB", "nan"]
+        {
             assert_eq!(bytes(bad), None, "{bad}");
         }
     }

@@ -6,9 +6,12 @@ mod profile;
 
 use crate::args::Bench;
 use crate::network::{Choice, Network};
+use crate::plan;
+use crate::report::size;
 use crate::subject::Subject;
 use anyhow::{Context, Result, bail};
 use phalanx::Profile;
+use phalanx::model::PlannedDevices;
 use phalanx::prelude::*;
 use std::io::Write;
 use std::time::Instant;
@@ -28,8 +31,11 @@ struct Report {
     fastest: f64,
     /// Seconds from the start of the process to the end of the first step.
     setup: f64,
-    /// Bytes of activations planned for a device.
+    /// Bytes planned for the replicas of a GPU, or for all CPU devices of this process.
     planned: usize,
+    kind: DeviceKind,
+    /// How activations are stored.
+    precision: String,
     profile: Option<Profile>,
     input: Option<input::Input>,
 }
@@ -54,17 +60,27 @@ struct Job {
     subject: Subject,
     /// Whether this worker prints.
     chief: bool,
+    on: PlannedDevices,
 }
+
+/// More steps than these are none that somebody waits for.
+const MOST_STEPS: usize = 10_000_000;
+/// A model of more hidden layers takes minutes to build.
+const MOST_LAYERS: usize = 1000;
 
 impl Job {
     fn new(args: &Bench) -> Result<Job> {
         let subject = Subject::chosen(&args.model, None)?;
+        if args.data.is_some() && !subject.takes_images() {
+            bail!("--data: expected a network on images, received {}", subject.name());
+        }
         let strategy = args.place.workers()?;
         let chief = strategy.is_chief();
         if strategy.num_workers() > 1 && args.steps.is_none() {
             bail!("--steps: expected a number of steps, the same on all workers");
         }
         let batch = args.batch.global(subject.usual_batch(), strategy.num_replicas_in_sync())?;
+        let on = PlannedDevices::new(strategy.local().devices())?;
         let kind = if args.inference { StepKind::Predict } else { StepKind::Train };
         let origin = subject.usual();
         let (x, labels) = synthetic(batch, &subject.dims(&origin.input), origin.classes.len())?;
@@ -77,7 +93,7 @@ impl Job {
             None => subject.compiled(&origin, strategy.into())?,
         };
         let data = Arrays::new(x.clone(), y.clone())?;
-        Ok(Job { model, kind, x, y, data, batch, subject, chief })
+        Ok(Job { model, kind, x, y, data, batch, subject, chief, on })
     }
 
     fn step(&mut self) -> Result<()> {
@@ -91,7 +107,7 @@ impl Job {
 
     /// Seconds of so many steps.
     fn window(&mut self, steps: usize) -> Result<Vec<f64>> {
-        let mut times = Vec::with_capacity(steps);
+        let mut times = vec![];
         let mut begin = Instant::now();
         let mut lap = |steps: usize| {
             let end = Instant::now();
@@ -128,6 +144,9 @@ fn resized(args: &Bench) -> Result<Option<Model>> {
         bail!("--width and --depth: expected mnist-mlp, whose hidden layers they count");
     }
     let (width, depth) = (args.width.unwrap_or(256), args.depth.unwrap_or(2));
+    if depth > MOST_LAYERS {
+        bail!("--depth: expected {MOST_LAYERS} or fewer, received {depth}");
+    }
     let mut layers = Sequential::new().named("mlp").add(Input::new([784]));
     for _ in 0..depth {
         layers = layers.add(Dense::new(width).activation("relu"));
@@ -136,8 +155,8 @@ fn resized(args: &Bench) -> Result<Option<Model>> {
 }
 
 fn measure(args: &Bench) -> Result<Report> {
-    if args.steps == Some(0) {
-        bail!("--steps: expected 1 or more, received 0");
+    if let Some(steps) = args.steps.filter(|steps| !(1..=MOST_STEPS).contains(steps)) {
+        bail!("--steps: expected 1 to {MOST_STEPS}, received {steps}");
     }
     let mut job = Job::new(args)?;
     job.step()?;
@@ -166,7 +185,9 @@ fn measure(args: &Bench) -> Result<Report> {
         seconds: windows[1],
         fastest: all[all.len() / 10],
         setup,
-        planned: job.model.program(job.kind, job.batch)?.device_bytes(),
+        planned: job.model.own_memory_plan(job.kind, job.batch)?.total() * job.on.sharing,
+        kind: job.on.kind,
+        precision: plan::stored(args.place.precision, job.on.kind),
         profile,
         input,
     })
@@ -188,17 +209,22 @@ impl Report {
             *batch as f64 / fastest,
             fastest * 1e3,
         )?;
-        writeln!(
-            out,
-            "first step after {setup:.2} s; peak memory {} MiB, planned {} MiB",
-            mib(peak_rss()),
-            mib(self.planned)
-        )?;
+        let (peak, planned) = (mib(peak_rss()), mib(self.planned));
+        match self.kind {
+            DeviceKind::Cpu => writeln!(
+                out,
+                "first step after {setup:.2} s; peak memory {peak} MiB, planned {planned} MiB"
+            )?,
+            DeviceKind::Gpu => writeln!(
+                out,
+                "first step after {setup:.2} s; planned device memory {planned} MiB per GPU"
+            )?,
+        }
         if let Some(input) = &self.input {
             input.print(*batch as f64 / seconds, &mut out)?;
         }
         if let Some(profile) = &self.profile {
-            profile::print(profile, &mut out)?;
+            profile::print(profile, self.kind, &mut out)?;
         }
         Ok(())
     }
@@ -209,6 +235,7 @@ impl Report {
             "task": if args.inference { "infer" } else { "train" },
             "batch": self.batch,
             "devices": self.devices,
+            "precision": self.precision,
             "images_per_second": (self.batch as f64 / self.seconds * 10.0).round() / 10.0,
             "step_ms": (self.seconds * 1e6).round() / 1e3,
             "fastest_tenth_ms": (self.fastest * 1e6).round() / 1e3,
@@ -241,6 +268,11 @@ fn synthetic(batch: usize, input: &[usize], classes: usize) -> Result<(Tensor, T
     dims.extend(input);
     let len = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).context("batch too large")?;
     let mut rng = phalanx::Stream::new(0, 0, 1, 0);
+    let bytes = len.saturating_mul(size_of::<f32>());
+    // A step takes a copy of them.
+    if bytes > phalanx::physical_memory() / 2 {
+        bail!("no memory for a batch of {batch}: its inputs alone take {}", size(bytes));
+    }
     let mut x: Vec<f32> = vec![];
     x.try_reserve_exact(len).with_context(|| format!("no memory for a batch of {batch}"))?;
     x.extend((0..len).map(|_| rng.unit() as f32));

@@ -1,7 +1,9 @@
 //! `phalanx devices`: what this machine has, and what a plain `train` would use of it.
 
+use crate::doctor;
 use crate::report::size;
 use anyhow::Result;
+use phalanx::prelude::DeviceKind;
 use phalanx::strategy::visible_devices;
 use phalanx_cuda::GpuInfo;
 use serde_json::{Value, json};
@@ -18,6 +20,8 @@ struct Machine {
     driver: Option<String>,
     /// What `train` uses where no device is named.
     used: Vec<String>,
+    /// Libraries without which it fails there.
+    missing: Vec<String>,
 }
 
 /// Prints the devices of this machine.
@@ -38,13 +42,15 @@ pub fn processor() -> String {
 
 impl Machine {
     fn look() -> Machine {
+        let used = visible_devices();
         Machine {
             cores: phalanx::cores().len(),
-            isa: phalanx::Isa::detect().to_string(),
+            isa: phalanx::Isa::detect().map_or_else(|e| e.to_string(), |isa| isa.to_string()),
             memory: Some(phalanx::physical_memory()).filter(|bytes| *bytes < usize::MAX),
             gpus: phalanx_cuda::gpus().map(<[GpuInfo]>::to_vec),
             driver: phalanx_cuda::driver_version(),
-            used: visible_devices().iter().map(ToString::to_string).collect(),
+            used: used.iter().map(ToString::to_string).collect(),
+            missing: doctor::missing(used.iter().filter(|d| d.kind == DeviceKind::Gpu).count()),
         }
     }
 
@@ -71,6 +77,10 @@ impl Machine {
         }
         lines.extend(self.no_gpu().map(|reason| format!("no GPU: {reason}")));
         lines.push(format!("train uses {}", self.used.join(", ")));
+        if !self.missing.is_empty() {
+            let missing = self.missing.join(", ");
+            lines.push(format!("train would fail there: {missing} cannot be used (see doctor)"));
+        }
         lines
     }
 
@@ -84,7 +94,9 @@ impl Machine {
         });
         let gpus = self.gpus.iter().flatten().map(gpu);
         let devices: Vec<Value> = [cpu].into_iter().chain(gpus).collect();
-        json!({"devices": devices, "train_uses": self.used, "no_gpu": self.no_gpu()})
+        json!({
+            "devices": devices, "train_uses": self.used, "missing": self.missing, "no_gpu": self.no_gpu(),
+        })
     }
 }
 
@@ -100,6 +112,7 @@ mod tests {
             gpus,
             driver: Some("580.82 (CUDA 13.0)".into()),
             used: vec!["gpu:0".into()],
+            missing: vec![],
         }
     }
 

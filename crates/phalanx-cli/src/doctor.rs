@@ -91,10 +91,13 @@ fn cache(folder: Option<&Path>) -> String {
     }
 }
 
-/// Files of the folders in a folder, and their bytes.
+/// The folders of what GPUs keep; datasets may lie beside them.
+const KEPT: [&str; 2] = ["kernels", "plans"];
+
+/// Files that GPUs keep in a folder, and their bytes.
 fn weigh(folder: &Path) -> (usize, usize) {
-    let inside = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let files = inside(folder).flat_map(|kind| inside(&kind.path()));
+    let inside = |kind: &str| std::fs::read_dir(folder.join(kind)).into_iter().flatten().flatten();
+    let files = KEPT.into_iter().flat_map(inside);
     let sizes = files.filter_map(|file| file.metadata().ok()).filter(std::fs::Metadata::is_file);
     sizes.fold((0, 0), |(n, bytes), meta| (n + 1, bytes + meta.len() as usize))
 }
@@ -115,6 +118,14 @@ fn table(findings: &[Finding]) -> Vec<String> {
         }
     }
     lines
+}
+
+/// The libraries that training needs on so many GPUs and that cannot be used.
+pub fn missing(gpus: usize) -> Vec<String> {
+    match gpus {
+        0 => vec![],
+        _ => broken(gpus, &Lib::ALL.map(Finding::of)),
+    }
 }
 
 /// The libraries that a plain `train` needs on so many GPUs and that cannot be used.
@@ -178,7 +189,11 @@ mod tests {
         assert!(cache(Some(&dir.path().join("nowhere"))).ends_with("nowhere, empty"));
         std::fs::create_dir(dir.path().join("kernels")).unwrap();
         std::fs::write(dir.path().join("kernels/a"), [0; 1024]).unwrap();
-        std::fs::write(dir.path().join("kernels/b"), [0; 2048]).unwrap();
+        std::fs::create_dir(dir.path().join("plans")).unwrap();
+        std::fs::write(dir.path().join("plans/b"), [0; 2048]).unwrap();
+        // A dataset half fetched is none of it.
+        std::fs::create_dir(dir.path().join("mnist")).unwrap();
+        std::fs::write(dir.path().join("mnist/train.gz.part"), [0; 4096]).unwrap();
         assert!(cache(Some(dir.path())).ends_with(", 2 files, 3.0 KiB"));
         assert!(cache(None).starts_with("none"));
     }

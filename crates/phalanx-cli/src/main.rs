@@ -76,6 +76,7 @@ fn report(error: &anyhow::Error) -> u8 {
 }
 
 fn run(command: &args::Command) -> anyhow::Result<()> {
+    phalanx::Isa::detect()?;
     match command {
         args::Command::Train(train) => train::run(train),
         args::Command::Evaluate(evaluate) => evaluate::run(evaluate),

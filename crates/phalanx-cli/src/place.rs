@@ -2,7 +2,9 @@
 
 use crate::args::{Batch, PrecisionArg, Where};
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 use phalanx::prelude::*;
+use phalanx::workers;
 use std::time::Duration;
 
 impl Where {
@@ -13,10 +15,10 @@ impl Where {
         } else if let Some(n) = self.gpus {
             let found = list_physical_devices(DeviceKind::Gpu).len();
             if n == 0 || n > found {
-                let has = if found == 0 {
-                    "no GPU was found".into()
-                } else {
-                    format!("expected 1 to {found}")
+                let has = match (n, found) {
+                    (0, _) => "expected 1 or more".into(),
+                    (_, 0) => "no GPU was found".into(),
+                    _ => format!("expected 1 to {found}"),
                 };
                 bail!("--gpus: {has}, received {n}; --replicas N trains on N CPU devices");
             }
@@ -26,12 +28,39 @@ impl Where {
         } else {
             MirroredStrategy::new()
         };
-        let policy = match self.precision {
+        Ok(strategy.threads(self.threads).policy(self.precision.policy()))
+    }
+}
+
+impl PrecisionArg {
+    /// Keras' policy of that name.
+    pub fn policy(self) -> Policy {
+        match self {
             PrecisionArg::Float32 => Policy::Float32,
             PrecisionArg::MixedBfloat16 => Policy::MixedBfloat16,
             PrecisionArg::MixedFloat16 => Policy::MixedFloat16,
-        };
-        Ok(strategy.threads(self.threads).policy(policy))
+        }
+    }
+
+    /// Its name on the command line.
+    pub fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().into()).unwrap_or_default()
+    }
+
+    /// Says, once among all workers, that CPU devices store nothing in 16 bits.
+    pub fn warn_on_cpu(self) {
+        let (name, first) = (self.name(), workers::name().is_none_or(|(rank, _)| rank == 0));
+        match self {
+            PrecisionArg::MixedBfloat16 if first => {
+                tracing::warn!("--precision {name}: CPU devices store 32-bit floats");
+            }
+            PrecisionArg::MixedFloat16 if first => {
+                tracing::warn!(
+                    "--precision {name}: CPU devices store 32-bit floats; only the loss is scaled"
+                );
+            }
+            _ => {}
+        }
     }
 }
 
@@ -39,7 +68,11 @@ impl Where {
     /// The same on every worker, where a launcher started several.
     pub fn workers(&self) -> Result<MultiWorkerMirroredStrategy> {
         let timeout = Duration::from_secs(self.collective_timeout);
-        Ok(MultiWorkerMirroredStrategy::within(self.strategy()?, timeout)?)
+        let strategy = self.strategy()?;
+        if strategy.devices().iter().any(|d| d.kind == DeviceKind::Cpu) {
+            self.precision.warn_on_cpu();
+        }
+        Ok(MultiWorkerMirroredStrategy::within(strategy, timeout)?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! `phalanx plan`: what training takes of each device's memory, before anything runs.
 
-use crate::args::Plan;
+use crate::args::{Plan, PrecisionArg};
 use crate::report::size;
 use crate::subject::Subject;
 use anyhow::{Context, Result};
@@ -15,7 +15,11 @@ pub fn run(args: &Plan) -> Result<()> {
     let devices = devices(args)?;
     let subject = Subject::chosen(&args.model, None)?;
     let batch = args.batch.global(subject.usual_batch(), devices.replicas)?;
-    let model = subject.compiled(&subject.usual(), MirroredStrategy::cpus(1)?.into())?;
+    let strategy = MirroredStrategy::cpus(1)?.policy(args.precision.policy());
+    if devices.kind == DeviceKind::Cpu {
+        args.precision.warn_on_cpu();
+    }
+    let model = subject.compiled(&subject.usual(), strategy.into())?;
     let plan = model.memory_plan(StepKind::Train, batch, devices)?;
     let largest = match args.memory {
         Some(memory) => Some(model.largest_batch(StepKind::Train, memory.0, devices)?),
@@ -43,6 +47,14 @@ fn devices(args: &Plan) -> Result<PlannedDevices> {
     Ok(PlannedDevices { threads: args.threads, ..PlannedDevices::new(&found)? })
 }
 
+/// The name of how activations are stored.
+pub fn stored(asked: PrecisionArg, kind: DeviceKind) -> String {
+    match kind {
+        DeviceKind::Cpu => PrecisionArg::Float32.name(),
+        DeviceKind::Gpu => asked.name(),
+    }
+}
+
 struct Report<'a> {
     model: String,
     devices: PlannedDevices,
@@ -55,7 +67,7 @@ struct Report<'a> {
 
 impl Report<'_> {
     fn lines(&self) -> Vec<String> {
-        let PlannedDevices { kind, replicas, .. } = self.devices;
+        let PlannedDevices { kind, replicas, sharing, .. } = self.devices;
         let word = if replicas == 1 { "replica" } else { "replicas" };
         let each = self.batch.div_ceil(replicas);
         let mut lines = vec![format!(
@@ -70,7 +82,14 @@ impl Report<'_> {
             }
             lines.push(line);
         }
-        lines.push(row("total per device", self.plan.total()));
+        if sharing > 1 {
+            lines.push(row("total per replica", self.plan.total()));
+        }
+        let whole = match (kind, sharing) {
+            (DeviceKind::Cpu, 2..) => "total of the machine",
+            _ => "total per device",
+        };
+        lines.push(row(whole, self.device_total()));
         if kind == DeviceKind::Gpu {
             lines.push("the driver and NVIDIA's libraries take some more for themselves".into());
         }
@@ -78,15 +97,33 @@ impl Report<'_> {
         lines
     }
 
-    fn fitting(&self) -> Option<String> {
-        let memory = size(self.args.memory?.0);
-        Some(match self.largest? {
+    /// Bytes that the replicas take of the device that most of them share.
+    fn device_total(&self) -> usize {
+        self.plan.total().saturating_mul(self.devices.sharing)
+    }
+
+    /// The memory that was named, or else that of this machine for its CPU devices.
+    fn memory(&self) -> Option<usize> {
+        let machine = || Some(phalanx::physical_memory()).filter(|bytes| *bytes < usize::MAX);
+        let own = || machine().filter(|_| self.devices.kind == DeviceKind::Cpu);
+        self.args.memory.map(|memory| memory.0).or_else(own)
+    }
+
+    fn fitting(&self) -> Vec<String> {
+        let mut lines = vec![];
+        if let Some(memory) = self.memory().filter(|bytes| self.device_total() > *bytes) {
+            lines.push(format!("a batch of {} does not fit in {}", self.batch, size(memory)));
+        }
+        let Some((memory, largest)) = self.args.memory.zip(self.largest) else { return lines };
+        let memory = size(memory.0);
+        lines.push(match largest {
             Some(batch) => {
                 let each = batch / self.devices.replicas;
                 format!("largest batch in {memory}: {batch} global, {each} per replica")
             }
             None => format!("largest batch in {memory}: none fits"),
-        })
+        });
+        lines
     }
 
     fn json(&self) -> Value {
@@ -100,6 +137,9 @@ impl Report<'_> {
             "bytes": parts,
             "activations_without_reuse": self.plan.without_reuse,
             "total": self.plan.total(),
+            "replicas_per_device": self.devices.sharing,
+            "device_total": self.device_total(),
+            "precision": stored(self.args.precision, self.devices.kind),
         });
         if let (Some(memory), Some(largest)) = (self.args.memory, self.largest) {
             line["memory"] = json!(memory.0);

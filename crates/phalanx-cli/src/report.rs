@@ -72,7 +72,8 @@ pub fn size(bytes: usize) -> String {
     match bytes {
         b if b >= 1e9 => format!("{:.2} GiB", b / f64::from(1 << 30)),
         b if b >= 1e6 => format!("{:.1} MiB", b / f64::from(1 << 20)),
-        b => format!("{:.1} KiB", b / 1024.0),
+        b if b >= 1024.0 => format!("{:.1} KiB", b / 1024.0),
+        b => format!("{b} bytes"),
     }
 }
 

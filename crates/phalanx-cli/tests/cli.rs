@@ -4,12 +4,16 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+#[path = "cli/bench.rs"]
+mod bench;
 #[path = "cli/doctor.rs"]
 mod doctor;
 #[path = "cli/files.rs"]
 mod files;
 #[path = "cli/models.rs"]
 mod models;
+#[path = "cli/plan.rs"]
+mod plan;
 #[path = "cli/runs.rs"]
 mod runs;
 #[path = "cli/workers.rs"]
@@ -62,6 +66,7 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["train", "mnist-mlp", "--devices", "cpu:0,cpu:0"], 1, "each device once"),
         (&["train", "mnist-mlp", "--devices", "tpu:0"], 1, "cpu:N, gpu:N"),
         (&["train", "mnist-mlp", "--gpus", "2"], 1, "--gpus: no GPU was found"),
+        (&["train", "mnist-mlp", "--gpus", "0"], 1, "--gpus: expected 1 or more, received 0"),
         (&["train", "mnist-mlp", "--threads", "99999999"], 1, "threads"),
         (&["plan", "mnist-mlp", "--device", "tpu"], 2, "expected cpu or gpu"),
         (&["plan", "mnist-mlp", "--devices", "gpu:0,cpu:0"], 1, "CPU devices alone or GPUs alone"),
@@ -73,7 +78,10 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         ),
         (&["plan", "mnist-mlp", "--device", "gpu", "--devices", "gpu:0"], 2, "cannot be used"),
         (&["plan", "mnist-mlp", "--threads", "99999999"], 1, "threads: expected 1 to 1024"),
+        (&["plan", "mnist-mlp", "--devices", "gpu:1,gpu:0"], 1, "GPUs in their order"),
+        (&["plan", "mnist-mlp", "--devices", "gpu:0,gpu:0/1"], 1, "whole or in parts"),
         (&["plan", "mnist-mlp", "--memory", "16XB"], 2, "as in 16GiB or 24GB"),
+        (&["plan", "mnist-mlp", "--memory", "16"], 2, "expected a unit"),
         (&["plan", "mnist-mlp", "--batch-size", "0"], 1, "expected 1 or more, received 0"),
         (
             &["plan", "mnist-mlp", "--threads", "0", "--batch-size", "1000000000000000000"],
@@ -177,10 +185,19 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["data", "info", "nope"], 1, "unknown dataset 'nope'"),
         (&["bench", "mnist-mlp", "--batch-size", "99999999999999"], 1, "error: "),
         (&["bench", "mnist-mlp", "--batch-size", "0"], 1, "--batch-size: expected 1 or more"),
+        (&["bench", "mnist-mlp", "--steps", "0"], 1, "--steps: expected 1 to 10000000"),
+        (
+            &["bench", "mnist-mlp", "--steps", "999999999999999"],
+            1,
+            "--steps: expected 1 to 10000000",
+        ),
+        (&["bench", "mnist-mlp", "--depth", "99999999"], 1, "--depth: expected 1000 or fewer"),
+        (&["bench", "mnist-mlp", "--width", "99999999999"], 1, "a shape that fits in memory"),
         (&["inspect", "net.keras"], 1, "net.keras: No such file"),
         (&["bench", "mnist-cnn", "--width", "8"], 1, "expected mnist-mlp"),
         (&["bench", "mnist-mlp", "--augment", "flip"], 2, "--data"),
         (&["bench", "mnist-cnn", "--data", "nope"], 1, "unknown dataset 'nope'"),
+        (&["bench", "mnist-mlp", "--data", "glyphs"], 1, "--data: expected a network on images"),
         (&["inspect", "mnist-mlp", "--picture", "m.gif"], 1, "gif"),
     ];
     let mut wrong = vec![];

@@ -148,6 +148,7 @@ impl CpuExecutor {
         params: &[ParamSpec],
         cluster: Option<Cluster>,
     ) -> Result<CpuExecutor, ExecError> {
+        let isa = options.isa.map_or_else(Isa::detect, Ok)?;
         let devices = options.devices.max(1);
         let all = cluster.as_ref().map_or(devices, Cluster::all_devices);
         let even = cluster.as_ref().is_none_or(|c| c.devices.iter().all(|d| *d == devices));
@@ -200,7 +201,7 @@ impl CpuExecutor {
         let pool = Pool::new(here, pins(), team.clone()).map_err(no_thread)?;
         Ok(CpuExecutor {
             mesh,
-            isa: options.isa.unwrap_or_else(Isa::detect),
+            isa,
             pool,
             barrier: Barrier::new(here, team),
             params: params.to_vec(),

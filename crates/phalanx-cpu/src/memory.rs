@@ -1,7 +1,7 @@
 //! Aligned, zeroed buffers that workers address by raw pointer.
 
 use phalanx_graph::exec::ExecError;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Alignment of buffers: a cache line.
 const LINE: usize = 64;
@@ -12,18 +12,48 @@ const HUGE: usize = 2 << 20;
 /// What small buffers share: addresses, which cost nothing before they are used.
 const SHARED: usize = 16 * HUGE;
 
-/// Bytes of memory that this machine has; `usize::MAX` where it does not say.
+/// Bytes of memory that this machine has, or that its container may use; `usize::MAX` where neither says.
 pub fn physical_memory() -> usize {
-    #[cfg(unix)]
-    {
-        // SAFETY: both names are known to every POSIX system; unknown ones answer -1.
-        let (pages, size) =
-            unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
-        if let (Ok(pages), Ok(size)) = (usize::try_from(pages), usize::try_from(size)) {
-            return pages.saturating_mul(size);
-        }
-    }
-    usize::MAX
+    static BYTES: OnceLock<usize> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        // A word where there is no limit.
+        let limit = read("/sys/fs/cgroup/memory.max").trim().parse().unwrap_or(usize::MAX);
+        installed_memory().unwrap_or(usize::MAX).min(limit)
+    })
+}
+
+#[cfg(unix)]
+fn installed_memory() -> Option<usize> {
+    // SAFETY: both names are known to every POSIX system; unknown ones answer -1.
+    let (pages, size) =
+        unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+    Some(usize::try_from(pages).ok()?.saturating_mul(usize::try_from(size).ok()?))
+}
+
+#[cfg(not(unix))]
+fn installed_memory() -> Option<usize> {
+    None
+}
+
+/// What a file of the system says; nothing where there is none.
+fn read(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// Bytes that this process can have in all, those that it holds included, before others must give way;
+/// [`physical_memory`] where the system does not say.
+pub fn available_memory() -> usize {
+    let free = field(&read("/proc/meminfo"), "MemAvailable:");
+    let held = field(&read("/proc/self/status"), "VmRSS:");
+    let known = free.zip(held).map(|(free, held)| free.saturating_add(held));
+    known.unwrap_or(usize::MAX).min(physical_memory())
+}
+
+/// The bytes behind a name, in a table of Linux that counts in KiB.
+fn field(table: &str, name: &str) -> Option<usize> {
+    let line = table.lines().find_map(|line| line.strip_prefix(name))?;
+    let kib: usize = line.split_whitespace().next()?.parse().ok()?;
+    kib.checked_mul(1024)
 }
 
 /// Where an executor's buffers come from: small ones share huge pages, which costs fewer entries of
@@ -210,6 +240,14 @@ mod tests {
         for (i, b) in buffers.iter().enumerate() {
             assert!(b.as_floats().iter().all(|v| *v == i as f32 + 1.0), "buffer {i}");
         }
+    }
+
+    #[test]
+    fn what_is_available_is_read_from_the_system() {
+        let table = "MemTotal:       24 kB\nMemAvailable:    7 kB\nBroken: x kB\n";
+        assert_eq!(field(table, "MemAvailable:"), Some(7168));
+        assert_eq!((field(table, "Broken:"), field(table, "VmRSS:")), (None, None));
+        assert!((1..=physical_memory()).contains(&available_memory()));
     }
 
     #[test]

@@ -296,6 +296,16 @@ pub enum ExecError {
         /// Why.
         reason: String,
     },
+    /// An instruction set that this processor does not have.
+    #[error(
+        "PHALANX_ISA: expected one that this processor has ({available}), received '{received}'"
+    )]
+    InstructionSet {
+        /// Those it has.
+        available: String,
+        /// The one asked for.
+        received: String,
+    },
     /// Devices that should hold the same bits but do not.
     #[error("replicas drifted apart: '{param}' differs between {first} and {second}")]
     Drift {

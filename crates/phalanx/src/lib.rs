@@ -32,7 +32,7 @@ pub mod workers;
 
 pub use error::{Error, Result};
 pub use phalanx_cpu::simd::Isa;
-pub use phalanx_cpu::{cores, physical_memory, usable_cores};
+pub use phalanx_cpu::{available_memory, cores, physical_memory, usable_cores};
 pub use phalanx_graph::exec::ExecError;
 pub use phalanx_graph::profile::{Line, Profile};
 pub use phalanx_graph::program::Program;

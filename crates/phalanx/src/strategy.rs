@@ -140,8 +140,8 @@ fn check_count(owner: &str, devices: usize) -> Result<()> {
     Err(Error::argument(owner, "devices", format!("{MOST_THREADS} or fewer"), devices))
 }
 
-/// Fails where a device is named twice or is not of this machine.
-fn check_devices(owner: &str, devices: &[Device]) -> Result<()> {
+/// Fails where devices do not go together, on whatever machine.
+pub(crate) fn check_together(owner: &str, devices: &[Device]) -> Result<()> {
     let fail = |expected: &str, received: String| {
         Err(Error::argument(owner, "devices", expected, received))
     };
@@ -154,13 +154,31 @@ fn check_devices(owner: &str, devices: &[Device]) -> Result<()> {
         if d.part.is_some() && devices.iter().any(shared) {
             return fail("a GPU whole or in parts, not both", d.to_string());
         }
-        let whole = Device::new(d.kind, d.index);
-        if d.kind == DeviceKind::Gpu && !list_physical_devices(d.kind).contains(&whole) {
-            let found = list_physical_devices(d.kind).len();
-            return fail("a device of this machine", format!("{d} ({found} GPUs found)"));
-        }
+    }
+    let names = || devices.iter().map(Device::to_string).collect::<Vec<_>>().join(", ");
+    if devices.iter().any(|d| d.kind != devices[0].kind) {
+        return fail("CPU devices alone or GPUs alone", names());
+    }
+    let gpus = devices.iter().filter(|d| d.kind == DeviceKind::Gpu);
+    if !gpus.is_sorted_by_key(|d| (d.index, d.part)) {
+        return fail("GPUs in their order", names());
     }
     Ok(())
+}
+
+/// The same, and where one is not of this machine.
+fn check_devices(owner: &str, devices: &[Device]) -> Result<()> {
+    check_together(owner, devices)?;
+    let found = list_physical_devices(DeviceKind::Gpu);
+    let here =
+        |d: &&Device| d.kind == DeviceKind::Cpu || found.contains(&Device::new(d.kind, d.index));
+    match devices.iter().find(|d| !here(d)) {
+        None => Ok(()),
+        Some(d) => {
+            let received = format!("{d} ({} GPUs found)", found.len());
+            Err(Error::argument(owner, "devices", "a device of this machine", received))
+        }
+    }
 }
 
 /// The GPUs of one of several workers on a machine: its even share of those that are visible there, or the
@@ -297,12 +315,6 @@ impl MirroredStrategy {
         self.policy
     }
 
-    /// How activations are stored on these devices.
-    pub(crate) fn stored_policy(&self) -> Policy {
-        let on_gpu = self.devices.iter().all(|d| d.kind == DeviceKind::Gpu);
-        if on_gpu { self.policy } else { Policy::Float32 }
-    }
-
     pub(crate) fn is_deterministic(&self) -> bool {
         self.deterministic
     }
@@ -354,19 +366,9 @@ impl MirroredStrategy {
             let options = CpuOptions { devices, workers, fixed, isa: None };
             return Ok(Box::new(CpuExecutor::among(options, params, cluster)?));
         }
-        let fail = |argument: &str, expected: &str, received: String| {
-            Err(Error::argument("MirroredStrategy", argument, expected, received))
-        };
-        if places.len() < self.devices.len() {
-            let names: Vec<String> = self.devices.iter().map(Device::to_string).collect();
-            return fail("devices", "CPU devices alone or GPUs alone", names.join(", "));
-        }
         if self.deterministic {
-            return fail("deterministic", "CPU devices", places[0].to_string());
-        }
-        if !places.is_sorted_by_key(|p| (p.index, p.part)) {
-            let names: Vec<String> = places.iter().map(GpuPlace::to_string).collect();
-            return fail("devices", "GPUs in their order", names.join(", "));
+            let (owner, expected) = ("MirroredStrategy", "CPU devices");
+            return Err(Error::argument(owner, "deterministic", expected, places[0]));
         }
         Ok(match cluster {
             Some(cluster) => phalanx_cuda::executor_among(&places, params, cluster)?,
@@ -399,6 +401,8 @@ mod tests {
             &["cpu:x"],
             &["cpu:0", "cpu:0"],
             &["gpu:7"],
+            &["gpu:0", "cpu:0"],
+            &["gpu:1", "gpu:0"],
             &["cpu:0/1"],
             &[],
         ] {

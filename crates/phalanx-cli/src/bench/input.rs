@@ -34,7 +34,7 @@ pub fn measure(args: &Bench, name: &str, job: &mut Job, steps: usize) -> Result<
     model.fit(flow()?, fit().steps_per_epoch(1))?;
     let begin = Instant::now();
     model.fit(flow()?, fit())?;
-    let fed = (steps * batch) as f64 / begin.elapsed().as_secs_f64();
+    let fed = steps as f64 * batch as f64 / begin.elapsed().as_secs_f64();
     Ok(Input { data: name.into(), loader, fed })
 }
 

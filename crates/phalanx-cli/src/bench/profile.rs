@@ -1,5 +1,6 @@
 //! The table of `phalanx bench --profile`, and the same as JSON.
 
+use phalanx::prelude::DeviceKind;
 use phalanx::{Line, Profile};
 use serde_json::{Value, json};
 use std::io::{Result, Write};
@@ -8,13 +9,13 @@ use std::io::{Result, Write};
 const TOP: usize = 15;
 
 /// Time, arithmetic and memory traffic by op, then the slowest instructions.
-pub fn print(profile: &Profile, out: &mut impl Write) -> Result<()> {
+pub fn print(profile: &Profile, kind: DeviceKind, out: &mut impl Write) -> Result<()> {
     let total = profile.seconds();
     writeln!(
         out,
-        "\nprofile: {:.3} ms a step, the mean over workers and {} steps",
+        "\nprofile: {:.3} ms a step, the mean over {}",
         total * 1e3,
-        profile.steps
+        over(profile.steps, kind)
     )?;
     let head = ["op", "count", "ms", "share", "GFLOP/s", "GB/s"];
     let [op, count, ms, share, flops, bytes] = head;
@@ -27,6 +28,15 @@ pub fn print(profile: &Profile, out: &mut impl Write) -> Result<()> {
         row(&line, total, out)?;
     }
     Ok(())
+}
+
+/// What the times are means of.
+fn over(steps: u64, kind: DeviceKind) -> String {
+    let word = if steps == 1 { "step" } else { "steps" };
+    match kind {
+        DeviceKind::Cpu => format!("workers and {steps} {word}"),
+        DeviceKind::Gpu => format!("{steps} {word}, each launch measured by itself"),
+    }
 }
 
 fn row(l: &Line, total: f64, out: &mut impl Write) -> Result<()> {
@@ -61,4 +71,16 @@ fn object(l: &Line) -> Value {
         "flops": l.cost.flops,
         "bytes": l.cost.bytes,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_step_is_no_plural_and_gpus_say_how_they_measure() {
+        assert_eq!(over(1, DeviceKind::Cpu), "workers and 1 step");
+        assert_eq!(over(2, DeviceKind::Cpu), "workers and 2 steps");
+        assert_eq!(over(1, DeviceKind::Gpu), "1 step, each launch measured by itself");
+    }
 }

@@ -71,6 +71,8 @@ fn libraries_that_do_not_fit_are_named() {
     let devices = text(&phalanx(dir.path(), &["devices"]).stdout);
     assert!(devices.contains("gpu:0  Paper GPU, 16.00 GiB, driver "), "{devices}");
     assert!(devices.contains("CUDA 12.4") && devices.contains("train uses gpu:0"), "{devices}");
+    let fails = "train would fail there: libnvrtc.so.13, libcublasLt.so.13, libcudnn.so.9 cannot";
+    assert!(devices.lines().any(|line| line.starts_with(fails)), "{devices}");
     let doctor = phalanx(dir.path(), &["doctor"]);
     let (said, error) = (text(&doctor.stdout), text(&doctor.stderr));
     assert_eq!(doctor.status.code(), Some(1), "{said}{error}");

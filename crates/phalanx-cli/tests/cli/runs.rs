@@ -90,7 +90,7 @@ fn directories_nothing_and_too_much_are_refused_in_a_line() {
         (&["train", "mnist-mlp", "--data", "nothing.npz"], "received an empty file"),
         (&["train", "mnist-mlp", "--data", "empty.npz"], "expected arrays x and y"),
         (&["train", "mnist-mlp", "--replicas", "100000"], "1024 or fewer, received 100000"),
-        (&["bench", "mnist-mlp", "--steps", "0"], "--steps: expected 1 or more, received 0"),
+        (&["bench", "mnist-mlp", "--steps", "0"], "--steps: expected 1 to 10000000, received 0"),
     ];
     let faults = cases.iter().filter_map(|(args, what)| fault(dir.path(), args, 1, what));
     assert_eq!(faults.collect::<Vec<_>>(), [] as [String; 0]);

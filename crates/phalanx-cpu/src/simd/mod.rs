@@ -16,6 +16,8 @@ mod avx2;
 mod avx512;
 mod portable;
 
+use phalanx_graph::exec::ExecError;
+use std::ffi::OsStr;
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -40,11 +42,16 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// The best instruction set of this machine, or the one `PHALANX_ISA` names if the machine has it.
-    /// Decided once per process.
-    pub fn detect() -> Isa {
-        static ISA: OnceLock<Isa> = OnceLock::new();
-        *ISA.get_or_init(|| Isa::choose(std::env::var("PHALANX_ISA").ok().as_deref()))
+    /// The best instruction set of this machine, or the one that `PHALANX_ISA` names. Decided once per
+    /// process.
+    ///
+    /// # Errors
+    /// A name that is none, or a set that this processor lacks.
+    pub fn detect() -> Result<Isa, ExecError> {
+        static ISA: OnceLock<Result<Isa, ExecError>> = OnceLock::new();
+        let wanted = || std::env::var_os("PHALANX_ISA").filter(|name| !name.is_empty());
+        let choose = || Isa::choose(wanted().as_deref().map(OsStr::to_string_lossy).as_deref());
+        ISA.get_or_init(choose).clone()
     }
 
     /// What this machine can run, best first; never empty.
@@ -55,12 +62,14 @@ impl Isa {
             .collect()
     }
 
-    fn choose(wanted: Option<&str>) -> Isa {
+    fn choose(wanted: Option<&str>) -> Result<Isa, ExecError> {
         let available = Isa::available();
-        let wanted = wanted.and_then(|name| {
-            available.iter().copied().find(|isa| isa.to_string().eq_ignore_ascii_case(name))
-        });
-        wanted.unwrap_or(available[0])
+        let Some(name) = wanted else { return Ok(available[0]) };
+        let named = |isa: &&Isa| isa.to_string().eq_ignore_ascii_case(name);
+        available.iter().find(named).copied().ok_or_else(|| {
+            let names: Vec<String> = available.iter().map(Isa::to_string).collect();
+            ExecError::InstructionSet { available: names.join(", "), received: name.into() }
+        })
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -246,9 +246,15 @@ fn blocks_are_transposed() {
 #[test]
 fn an_instruction_set_can_be_asked_for_by_name() {
     for isa in Isa::available() {
-        assert_eq!(Isa::choose(Some(&isa.to_string())), isa);
+        assert_eq!(Isa::choose(Some(&isa.to_string().to_uppercase())), Ok(isa));
     }
-    assert_eq!(Isa::choose(Some("quantum")), Isa::available()[0]);
-    assert_eq!(Isa::choose(None), Isa::available()[0]);
-    assert!(Isa::available().contains(&Isa::detect()));
+    assert_eq!(Isa::choose(None), Ok(Isa::available()[0]));
+    assert!(Isa::available().contains(&Isa::detect().unwrap()));
+}
+
+#[test]
+fn an_instruction_set_that_is_not_here_is_refused() {
+    let error = Isa::choose(Some("quantum")).unwrap_err().to_string();
+    assert!(error.starts_with("PHALANX_ISA: expected one that this processor has ("), "{error}");
+    assert!(error.ends_with("portable), received 'quantum'"), "{error}");
 }

@@ -75,9 +75,10 @@ pub(crate) struct Engine {
     constants: Vec<(ParamId, Vec<f32>)>,
     targets: Vec<Type>,
     output_names: Vec<String>,
-    /// As the strategy names them.
+    /// As asked for; CPU devices store 32-bit floats all the same.
     policy: Policy,
-    devices: Vec<String>,
+    /// As the strategy names them.
+    pub(super) devices: Vec<String>,
     pub(super) device_kind: DeviceKind,
     /// The other workers, where there are any.
     pub(super) cluster: Option<Cluster>,
@@ -102,6 +103,8 @@ pub(crate) struct Engine {
     /// Samples on the devices.
     held: Vec<tables::Held>,
     profiling: bool,
+    /// Whether it was said that memory is short.
+    pub(super) warned: bool,
 }
 
 fn lower(
@@ -160,7 +163,7 @@ impl Engine {
             targets,
             output_names: model.output_names(),
             devices: strategy.local().devices().iter().map(ToString::to_string).collect(),
-            policy: strategy.local().stored_policy(),
+            policy: strategy.local().asked_policy(),
             device_kind: strategy.local().devices()[0].kind,
             cluster: strategy.cluster().cloned(),
             programs: [const { None }; 5],
@@ -176,6 +179,7 @@ impl Engine {
             scales: vec![],
             held: vec![],
             profiling: false,
+            warned: false,
         };
         for (param, values) in &engine.constants {
             lock(&engine.executor).set_param(*param, values)?;
@@ -291,8 +295,11 @@ impl Engine {
     }
 
     fn options(&self, mesh: Mesh, max_batch: usize, kind: DeviceKind) -> Options {
-        let rest = if kind == DeviceKind::Gpu { phalanx_cuda::REST } else { 0 };
-        Options { mesh, max_batch, policy: self.policy, rest }
+        let (policy, rest) = match kind {
+            DeviceKind::Cpu => (Policy::Float32, 0),
+            DeviceKind::Gpu => (self.policy, phalanx_cuda::REST),
+        };
+        Options { mesh, max_batch, policy, rest }
     }
 
     /// The devices and workers that programs are compiled for.
@@ -322,6 +329,7 @@ impl Engine {
             return Ok(slot.id);
         }
         let program = self.program(kind, batch)?;
+        self.check_memory(&program, kind, batch)?;
         let fetches = program.fetches.clone();
         let mut loaded = lock(&self.executor).load(program.clone());
         if matches!(loaded, Err(ExecError::Memory { .. })) && self.let_go() {

@@ -3,7 +3,7 @@
 use super::engine::{Engine, StepKind};
 use super::{Model, thousands};
 use crate::error::{Error, Result};
-use crate::strategy::{Device, DeviceKind, MOST_THREADS};
+use crate::strategy::{Device, DeviceKind, MOST_THREADS, check_together};
 use phalanx_graph::exec::ExecError;
 use phalanx_graph::program::{Mesh, Program};
 
@@ -17,30 +17,30 @@ pub struct PlannedDevices {
     pub kind: DeviceKind,
     /// How many replicas there are.
     pub replicas: usize,
+    /// The most replicas that share the memory of one GPU; CPU devices all share the machine's.
+    pub sharing: usize,
     /// Worker threads of each CPU device; 0 shares out the cores.
     pub threads: usize,
 }
 
 impl PlannedDevices {
-    /// One replica on each device, all of one kind.
+    /// One replica on each device or part of one, all of one kind.
     ///
     /// # Errors
-    /// No device, one named twice, or CPU devices and GPUs together.
+    /// No device, or devices on which nothing could be trained together, whatever the machine.
     pub fn new(devices: &[Device]) -> Result<PlannedDevices> {
-        let fail = |expected: &str, received: String| {
-            Err(Error::argument("memory_plan", "devices", expected, received))
+        let owner = "memory_plan";
+        let Some(Device { kind, .. }) = devices.first().copied() else {
+            return Err(Error::argument(owner, "devices", "at least one device", "none"));
         };
-        let Some(first) = devices.first() else {
-            return fail("at least one device", "none".into());
+        check_together(owner, devices)?;
+        let replicas = devices.len();
+        let of_gpu = |d: &Device| devices.iter().filter(|o| o.index == d.index).count();
+        let sharing = match kind {
+            DeviceKind::Cpu => replicas,
+            DeviceKind::Gpu => devices.iter().map(of_gpu).max().unwrap_or(1),
         };
-        let twice = (1..devices.len()).find(|i| devices[..*i].contains(&devices[*i]));
-        if let Some(i) = twice {
-            return fail("each device once", devices[i].to_string());
-        }
-        if let Some(other) = devices.iter().find(|d| d.kind != first.kind) {
-            return fail("CPU devices alone or GPUs alone", format!("{first}, {other}"));
-        }
-        Ok(PlannedDevices { kind: first.kind, replicas: devices.len(), threads: 0 })
+        Ok(PlannedDevices { kind, replicas, sharing, threads: 0 })
     }
 
     fn mesh(self) -> Result<Mesh> {
@@ -59,7 +59,7 @@ impl PlannedDevices {
     }
 }
 
-/// What a step takes of one device's memory. On a GPU, what the driver and the vendor's libraries keep
+/// What a step takes of memory for one replica. On a GPU, what the driver and the vendor's libraries keep
 /// for themselves comes on top.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
@@ -76,17 +76,17 @@ impl MemoryPlan {
             DeviceKind::Gpu => phalanx_cuda::memory_plan(program, gathers),
         };
         let arenas = program.options.mesh.workers;
-        MemoryPlan { parts, without_reuse: program.memory.unplanned * arenas }
+        MemoryPlan { parts, without_reuse: program.memory.unplanned.saturating_mul(arenas) }
     }
 
     /// Bytes in all.
     pub fn total(&self) -> usize {
-        self.parts.iter().map(|(_, bytes)| bytes).sum()
+        self.parts.iter().fold(0, |sum: usize, (_, bytes)| sum.saturating_add(*bytes))
     }
 }
 
 impl Model {
-    /// What a step for a global batch of this size takes of each device.
+    /// What a step for a global batch of this size takes for each replica.
     ///
     /// # Errors
     /// A model that was not compiled, a batch of which no program can be made, or more threads than a
@@ -103,8 +103,18 @@ impl Model {
         self.planner(kind)?.memory_plan(kind, batch_size, devices.kind, devices.mesh()?)
     }
 
+    /// What a step takes for each replica on the devices that the model was compiled for.
+    ///
+    /// # Errors
+    /// As [`Model::memory_plan`].
+    pub fn own_memory_plan(&self, kind: StepKind, batch_size: usize) -> Result<MemoryPlan> {
+        let engine = self.planner(kind)?;
+        engine.memory_plan(kind, batch_size, engine.device_kind, engine.mesh())
+    }
+
     /// The largest global batch, a multiple of the replicas, whose step takes no more than so many bytes
-    /// of each device; nothing where not even one sample for each replica fits.
+    /// of each GPU, or of the machine with its CPU devices; nothing where not even one sample for each
+    /// replica fits.
     ///
     /// # Errors
     /// A model that was not compiled.
@@ -115,7 +125,8 @@ impl Model {
         devices: PlannedDevices,
     ) -> Result<Option<usize>> {
         let engine = self.planner(kind)?;
-        engine.largest_batch(kind, memory, MOST_ROWS, devices.kind, devices.mesh()?)
+        let each = memory / devices.sharing.max(1);
+        engine.largest_batch(kind, each, MOST_ROWS, devices.kind, devices.mesh()?)
     }
 
     /// A model that was never compiled can only predict.
@@ -159,6 +170,36 @@ impl Engine {
         Ok((rows > 0).then_some(rows * mesh.devices))
     }
 
+    /// Fails where a step on CPU devices takes more than the machine has; says once where little is left.
+    pub(super) fn check_memory(
+        &mut self,
+        program: &Program,
+        kind: StepKind,
+        batch: usize,
+    ) -> Result<()> {
+        if self.device_kind != DeviceKind::Cpu {
+            return Ok(());
+        }
+        let plan = MemoryPlan::of(program, DeviceKind::Cpu, self.gather_steps().is_some());
+        let (wanted, replicas) = (plan.total(), self.devices.len());
+        let all = wanted.saturating_mul(replicas);
+        let most = phalanx_cpu::physical_memory();
+        if all > most {
+            let (purpose, available) = ("a step".into(), Some(most / replicas));
+            return Err(self.explain(
+                ExecError::Memory { wanted, purpose, available },
+                kind,
+                batch,
+            ));
+        }
+        let available = phalanx_cpu::available_memory();
+        if is_short(all, available) && !std::mem::replace(&mut self.warned, true) {
+            let (all, available) = (gibibytes(all), gibibytes(available));
+            tracing::warn!("a batch of {batch} takes {all} of memory, {available} are available");
+        }
+        Ok(())
+    }
+
     /// Says of memory that was lacking how much was planned and what would have fitted.
     pub(super) fn explain(&self, error: ExecError, kind: StepKind, batch: usize) -> Error {
         let ExecError::Memory { available: Some(available), .. } = error else {
@@ -190,6 +231,11 @@ fn largest(most: usize, mut fits: impl FnMut(usize) -> Result<bool>) -> Result<u
         }
     }
     Ok(good)
+}
+
+/// Whether what is planned leaves less than a fifth of what is available to everything else.
+fn is_short(planned: usize, available: usize) -> bool {
+    planned > available - available / 5
 }
 
 /// Bytes in words, for errors.
@@ -241,7 +287,97 @@ mod tests {
     }
 
     fn on(kind: DeviceKind, replicas: usize) -> PlannedDevices {
-        PlannedDevices { kind, replicas, threads: 2 }
+        PlannedDevices { kind, replicas, sharing: 1, threads: 2 }
+    }
+
+    fn planned(names: &[&str]) -> Result<PlannedDevices> {
+        let devices: Result<Vec<Device>> = names.iter().map(|n| n.parse()).collect();
+        PlannedDevices::new(&devices?)
+    }
+
+    #[test]
+    fn replicas_on_one_gpu_share_its_memory() {
+        let sharing = |names: &[&str]| planned(names).unwrap().sharing;
+        assert_eq!(sharing(&["gpu:0", "gpu:1"]), 1);
+        assert_eq!(sharing(&["gpu:0/0", "gpu:0/1", "gpu:1"]), 2);
+        assert_eq!(sharing(&["cpu:0", "cpu:1", "cpu:2"]), 3);
+        let model = model();
+        let largest = |names: &[&str], memory| {
+            model.largest_batch(StepKind::Train, memory, planned(names).unwrap()).unwrap().unwrap()
+        };
+        let (apart, together) = (["gpu:0", "gpu:1"], ["gpu:0/0", "gpu:0/1"]);
+        assert_eq!(largest(&together, 16 << 20), largest(&apart, 8 << 20));
+        assert!(largest(&together, 16 << 20) < largest(&apart, 16 << 20));
+    }
+
+    #[test]
+    fn mixed_policies_are_planned_for_gpus_without_one() {
+        let total = |policy, kind| {
+            let mut model = model();
+            let strategy = MirroredStrategy::cpus(1).unwrap().policy(policy);
+            let how = Compile::new("adam").loss("sparse_categorical_crossentropy");
+            model.compile(how.strategy(strategy)).unwrap();
+            let plan = model.memory_plan(StepKind::Train, 256, on(kind, 1)).unwrap();
+            plan.parts.iter().find(|(name, _)| *name == "activations").unwrap().1
+        };
+        let single = total(Policy::Float32, DeviceKind::Gpu);
+        for policy in [Policy::MixedBfloat16, Policy::MixedFloat16] {
+            assert!(total(policy, DeviceKind::Gpu) < single * 3 / 4, "{policy:?}");
+            assert_eq!(total(policy, DeviceKind::Cpu), total(Policy::Float32, DeviceKind::Cpu));
+        }
+    }
+
+    /// A sample of four bytes of which a step makes four million and more.
+    fn blown_up(replicas: usize) -> Model {
+        let mut model = Sequential::new()
+            .add(Input::new([1, 1, 1]))
+            .add(UpSampling2D::new(1024))
+            .add(GlobalAveragePooling2D::new())
+            .add(Dense::new(1))
+            .build()
+            .unwrap();
+        let strategy = MirroredStrategy::cpus(replicas).unwrap().threads(1);
+        model.compile(Compile::new("sgd").loss("mse").strategy(strategy)).unwrap();
+        model
+    }
+
+    #[test]
+    fn a_step_that_the_machine_has_no_memory_for_is_refused_with_what_would_fit() {
+        let rows = phalanx_cpu::physical_memory() / (4 << 20) * 2;
+        for replicas in [1, 2] {
+            let mut model = blown_up(replicas);
+            let x = Tensor::new([rows, 1, 1, 1], vec![0f32; rows]).unwrap();
+            let y = Tensor::new([rows, 1], vec![0f32; rows]).unwrap();
+            let error = model.train_on_batch(&x, &y).unwrap_err();
+            let Error::Memory { batch, planned, available, largest, .. } = error else {
+                panic!("{error}");
+            };
+            assert!(batch == rows && planned > available, "{batch} {planned} {available}");
+            assert_eq!(available, phalanx_cpu::physical_memory() / replicas);
+            assert!(largest.is_some_and(|n| (replicas..rows).contains(&n)), "{largest:?}");
+            let whole = Inference::new().batch_size(rows);
+            assert!(matches!(model.predict_with(&x, whole), Err(Error::Memory { .. })));
+        }
+    }
+
+    #[test]
+    fn a_step_that_leaves_little_memory_warns_once() {
+        let mut model = blown_up(1);
+        let devices = PlannedDevices { threads: 1, ..planned(&["cpu:0"]).unwrap() };
+        let most = phalanx_cpu::physical_memory();
+        let rows = model.largest_batch(StepKind::Train, most, devices).unwrap().unwrap();
+        let engine = model.engine.as_mut().unwrap();
+        for (rows, warned) in [(1, false), (rows, true), (rows, true)] {
+            let program = engine.program(StepKind::Train, rows).unwrap();
+            engine.check_memory(&program, StepKind::Train, rows).unwrap();
+            assert_eq!(engine.warned, warned);
+        }
+    }
+
+    #[test]
+    fn memory_is_short_above_four_fifths() {
+        assert!(!is_short(80, 100) && is_short(81, 100));
+        assert!(!is_short(usize::MAX / 2, usize::MAX) && is_short(usize::MAX, usize::MAX));
     }
 
     #[test]
@@ -300,12 +436,11 @@ mod tests {
 
     #[test]
     fn devices_of_two_kinds_or_none_are_refused() {
-        let devices = |names: &[&str]| {
-            let devices: Vec<Device> = names.iter().map(|n| n.parse().unwrap()).collect();
-            PlannedDevices::new(&devices)
-        };
-        assert_eq!(devices(&["gpu:0", "gpu:7"]).unwrap().replicas, 2);
-        assert!(devices(&["gpu:0", "cpu:0"]).unwrap_err().to_string().contains("GPUs alone"));
-        assert!(devices(&["gpu:0", "gpu:0"]).is_err() && devices(&[]).is_err());
+        assert_eq!(planned(&["gpu:0", "gpu:7"]).unwrap().replicas, 2);
+        let error = |names: &[&str]| planned(names).unwrap_err().to_string();
+        assert!(error(&["gpu:0", "cpu:0"]).contains("GPUs alone"));
+        assert!(error(&["gpu:0", "gpu:0/1"]).contains("whole or in parts"));
+        assert!(error(&["gpu:1", "gpu:0"]).contains("GPUs in their order"));
+        assert!(planned(&["gpu:0", "gpu:0"]).is_err() && planned(&[]).is_err());
     }
 }

@@ -110,7 +110,7 @@ impl Engine {
     /// The instruction set, where numbers depend on it.
     fn isa(&self) -> String {
         match self.device_kind {
-            DeviceKind::Cpu => Isa::detect().to_string(),
+            DeviceKind::Cpu => Isa::detect().map_or_else(|e| e.to_string(), |isa| isa.to_string()),
             DeviceKind::Gpu => "any".into(),
         }
     }
