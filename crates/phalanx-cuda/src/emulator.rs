@@ -17,8 +17,9 @@ use crate::devices::GpuInfo;
 use crate::executor::GpuExecutor;
 use crate::inputs::INPUT_BYTES;
 use crate::launch::{Arg, Block, Launch, Ptr, Source, Word};
-use crate::machine::{Lists, Machine, Plan, StepId};
+use crate::machine::{AHEAD, Lists, Machine, Plan, StepId};
 use crate::nvrtc;
+use crate::plan::{INPUT_COPIES, WORKSPACES, workspaces};
 use crate::task::{Task, Work};
 use library::Kernel;
 use memory::{Bytes, Memory};
@@ -123,6 +124,11 @@ pub(crate) struct EmulatedGpu {
     memory: Memory,
     /// Bytes of memory that it has.
     most: usize,
+    /// Bytes of the copies of inputs that a GPU would hold, of each; and which is filled next.
+    copies: [usize; AHEAD],
+    next: usize,
+    /// Bytes that its streams' libraries may compute in.
+    workspaces: Vec<usize>,
     steps: Vec<Option<Step>>,
     stacks: Bytes,
     random: Option<Random>,
@@ -149,12 +155,29 @@ impl EmulatedGpu {
         EmulatedGpu {
             memory: Memory::default(),
             most: usize::MAX,
+            copies: [0; AHEAD],
+            next: 0,
+            workspaces: vec![],
             steps: vec![],
             stacks: Bytes::untouched(STACK * STACKS),
             random: seed.map(Random::new),
             moves: 0,
             link: None,
         }
+    }
+
+    /// Bytes held besides blocks.
+    fn besides(&self) -> usize {
+        self.copies.iter().chain(&self.workspaces).sum()
+    }
+
+    /// Fails where so many bytes are more than it has.
+    fn check_room(&self, held: usize, wanted: usize, purpose: &str) -> Result<(), ExecError> {
+        if held <= self.most {
+            return Ok(());
+        }
+        let purpose = format!("{purpose} on the emulated GPU");
+        Err(ExecError::Memory { wanted, purpose, available: Some(self.most) })
     }
 
     fn work(&mut self, work: &Work, kernels: &Kernels) -> Result<(), String> {
@@ -327,10 +350,8 @@ impl Machine for EmulatedGpu {
         bytes: usize,
         purpose: &str,
     ) -> Result<bool, ExecError> {
-        if self.memory.held_with(replica, block, bytes) > self.most {
-            let purpose = format!("{purpose} on the emulated GPU");
-            return Err(ExecError::Memory { wanted: bytes, purpose, available: Some(self.most) });
-        }
+        let held = self.memory.held_with(replica, block, bytes) + self.besides();
+        self.check_room(held, bytes, purpose)?;
         let moved = self.memory.reserve(replica, block, bytes);
         self.moves += usize::from(moved);
         Ok(moved)
@@ -357,6 +378,11 @@ impl Machine for EmulatedGpu {
                     .map_err(|e| failed(format!("{}: {e}", work.label)))?;
             }
         }
+        let each = workspaces(&plan.work);
+        self.workspaces.resize(each.len(), 0);
+        self.workspaces.iter_mut().zip(&each).for_each(|(own, new)| *own = *new.max(own));
+        let wanted = each.iter().sum();
+        self.check_room(self.memory.held() + self.besides(), wanted, WORKSPACES)?;
         let before = order::before(&plan.work);
         self.steps.push(Some(Step { plan, before, kernels, moves: self.moves }));
         Ok(StepId(self.steps.len() - 1))
@@ -368,6 +394,9 @@ impl Machine for EmulatedGpu {
         bytes: usize,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), ExecError> {
+        let copy = &mut self.copies[self.next % AHEAD];
+        *copy = (replicas * bytes).max(*copy);
+        self.check_room(self.memory.held() + self.besides(), bytes, INPUT_COPIES)?;
         for replica in 0..replicas {
             let at = Ptr::new(replica, Block::Inputs, INPUT_BYTES);
             fill(replica, self.memory.bytes_mut(at, bytes).map_err(failed)?);
@@ -376,6 +405,7 @@ impl Machine for EmulatedGpu {
     }
 
     fn start(&mut self, step: StepId, head: &[u8]) -> Result<(), ExecError> {
+        self.next += usize::from(!head.is_empty());
         let index = step.0;
         let step = self
             .steps
@@ -425,7 +455,7 @@ impl Machine for EmulatedGpu {
     }
 
     fn room(&self) -> Option<usize> {
-        Some(self.most.saturating_sub(self.memory.held()))
+        Some(self.most.saturating_sub(self.memory.held() + self.besides()))
     }
 
     fn finish(&mut self, from: Block, fetches: &mut [&mut [u8]]) -> Result<(), ExecError> {

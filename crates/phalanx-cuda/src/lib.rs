@@ -6,6 +6,8 @@
 mod applications;
 mod autotune;
 mod cache;
+#[cfg(all(test, feature = "emulator"))]
+mod compiled;
 mod crew;
 mod cublas;
 mod cudnn;

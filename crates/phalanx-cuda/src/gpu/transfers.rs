@@ -1,10 +1,10 @@
 //! What a step is started with on its way to the GPU, and what it fetched on its way back.
 
-use super::{AHEAD, Gpu, working};
+use super::{Gpu, working};
 use crate::driver::{DeviceBuffer, Event, PinnedBuffer, Result, cu};
 use crate::inputs::INPUT_BYTES;
 use crate::launch::Block;
-use crate::machine::StepId;
+use crate::machine::{AHEAD, StepId};
 
 /// A place for feeds on their way to the GPU.
 pub(super) struct Staging {
@@ -22,6 +22,11 @@ impl Staging {
     pub fn new() -> Result<Staging> {
         let (host, device, bytes) = (vec![], vec![], 0);
         Ok(Staging { host, device, bytes, arrived: Event::new()?, taken: Event::new()? })
+    }
+
+    /// What it holds of the GPU's memory.
+    pub fn buffers(&self) -> &[DeviceBuffer] {
+        &self.device
     }
 }
 
