@@ -380,9 +380,12 @@ impl Machine for EmulatedGpu {
         }
         let each = workspaces(&plan.work);
         self.workspaces.resize(each.len(), 0);
-        self.workspaces.iter_mut().zip(&each).for_each(|(own, new)| *own = *new.max(own));
-        let wanted = each.iter().sum();
-        self.check_room(self.memory.held() + self.besides(), wanted, WORKSPACES)?;
+        let grown: Vec<usize> =
+            self.workspaces.iter().zip(&each).map(|(own, new)| *new.max(own)).collect();
+        let more = grown.iter().sum::<usize>() - self.workspaces.iter().sum::<usize>();
+        let held = self.memory.held() + self.besides() + more;
+        self.check_room(held, each.iter().sum(), WORKSPACES)?;
+        self.workspaces = grown;
         let before = order::before(&plan.work);
         self.steps.push(Some(Step { plan, before, kernels, moves: self.moves }));
         Ok(StepId(self.steps.len() - 1))
@@ -394,9 +397,11 @@ impl Machine for EmulatedGpu {
         bytes: usize,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), ExecError> {
-        let copy = &mut self.copies[self.next % AHEAD];
-        *copy = (replicas * bytes).max(*copy);
-        self.check_room(self.memory.held() + self.besides(), bytes, INPUT_COPIES)?;
+        let own = self.copies[self.next % AHEAD];
+        let grown = own.max(replicas * bytes);
+        let held = self.memory.held() + self.besides() + grown - own;
+        self.check_room(held, bytes, INPUT_COPIES)?;
+        self.copies[self.next % AHEAD] = grown;
         for replica in 0..replicas {
             let at = Ptr::new(replica, Block::Inputs, INPUT_BYTES);
             fill(replica, self.memory.bytes_mut(at, bytes).map_err(failed)?);

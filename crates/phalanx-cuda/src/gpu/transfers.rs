@@ -58,13 +58,14 @@ impl Gpu {
         self.copies.wait(&place.taken)?;
         place.bytes = bytes;
         for replica in 0..replicas {
-            if place.host.len() == replica {
-                place.host.push(PinnedBuffer::new(bytes)?);
-                place.device.push(DeviceBuffer::new(bytes)?);
-            } else if place.host[replica].bytes() < bytes {
+            if place.host.get(replica).is_none_or(|host| host.bytes() < bytes) {
                 place.taken.synchronize()?;
-                place.host[replica] = PinnedBuffer::new(bytes)?;
-                place.device[replica] = DeviceBuffer::new(bytes)?;
+                // The old ones are given up first, and both are there or neither.
+                place.host.truncate(replica);
+                place.device.truncate(replica);
+                let (host, device) = (PinnedBuffer::new(bytes)?, DeviceBuffer::new(bytes)?);
+                place.host.push(host);
+                place.device.push(device);
             }
             let host = &mut place.host[replica].as_mut_slice()[..bytes];
             fill(replica, host);
