@@ -124,6 +124,22 @@ grep -q "interrupted after step .* saved run/step-" log || { cat log; fail "SIGT
 orphans SIGTERM
 finish SIGTERM
 
+echo "SIGUSR1 to mpirun does the same"
+begin
+pkill -USR1 -f "^mpirun .* $phalanx train"; wait
+same "$(cat rc)" 75 "exit code after SIGUSR1"
+orphans SIGUSR1
+finish SIGUSR1
+
+echo "a run whose batch grew with its workers says how it goes on"
+rm -rf run
+workers 2 train mnist-mlp --steps-per-epoch 5 --epochs 1 --threads 1 --verbose 0 --no-scaling --checkpoint-dir run --resume
+rc=0
+workers 3 train mnist-mlp --steps-per-epoch 5 --epochs 2 --threads 1 --verbose 0 --no-scaling --checkpoint-dir run --resume 2>log || rc=$?
+same "$rc" 1 "exit code of another batch"
+grep -q "goes on with --global-batch-size 64" log || { cat log; fail "the batch is not told"; }
+workers 3 train mnist-mlp --steps-per-epoch 5 --epochs 2 --threads 1 --verbose 0 --no-scaling --checkpoint-dir run --resume --global-batch-size 64
+
 echo "a worker that is killed ends the job"
 begin
 kill -KILL "${pids[1]}"; start=$SECONDS; wait

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles the GPU kernels of the applications' training programs with NVIDIA's runtime compiler, which needs no GPU; with
+# Compiles every GPU kernel with NVIDIA's runtime compiler, which needs no GPU; with
 # `prepare`, only gets ready for it. Takes it from the Python environment in $PHALANX_NVRTC_VENV or makes one under the
 # target directory; says so and ends well where neither is possible.
 set -euo pipefail
@@ -13,4 +13,4 @@ if ! compgen -G "$venv/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.*" >/
 fi
 [ "${1:-}" = prepare ] && exit 0
 VIRTUAL_ENV="$(cd "$venv" && pwd)" PHALANX_NVRTC=required \
-    cargo test --locked --workspace --lib applications::every_kernel_compiles -- --exact
+    cargo test --locked --workspace --lib compiled::every_kernel_compiles -- --exact

@@ -15,9 +15,9 @@ const DATA_HELP: &str = "glyphs (generated), mnist, fashion-mnist, cifar-10, cif
 #[command(version, about = "Deep learning in lockstep on every device you have")]
 #[command(propagate_version = true)]
 #[command(after_help = "Exit codes: 0 done, 1 failed (one line on standard error says why), \
-                        2 arguments not understood, 75 ended by SIGINT or SIGTERM after its step, \
+                        2 arguments not understood, 75 ended by SIGINT, SIGTERM or SIGUSR1 after its step, \
                         the run saved where it has a --checkpoint-dir (130: by a second signal, \
-                        at once).")]
+                        at once), 76 another worker was lost: start again with --resume.")]
 pub struct Args {
     /// What to do.
     #[command(subcommand)]
@@ -40,6 +40,8 @@ pub enum Command {
   phalanx train resnet50 --weights resnet50_notop.h5 --data flowers/ --image-size 224
   phalanx train mnist-cnn --checkpoint-dir ckpt --checkpoint-every 100 --resume     # begins or goes on
   phalanx train --config run.toml --epochs 20        # what the command line says comes first
+  mpirun -n 4 --bind-to none phalanx train minigooglenet --data cifar-10 --global-batch-size 256 \\
+      --checkpoint-dir ckpt --resume                 # several machines (built with --features mpi)
 
 A run.toml has the names of the flags as keys:
   model = \"mnist-cnn\"

@@ -5,7 +5,7 @@ use crate::network::Network;
 use crate::subject::Subject;
 use phalanx::prelude::*;
 
-/// The arguments with everything said, for so many samples per replica.
+/// The arguments with everything said, for so many samples in a step: the same on any number of replicas.
 pub fn complete(args: &Train, subject: &Subject, batch: usize) -> Train {
     let mut args = args.clone();
     // As its tutorial trains it, at a higher rate: that gains a percent and more.

@@ -23,13 +23,14 @@ use std::time::Instant;
 pub fn run(args: &Train) -> Result<()> {
     let begin = Instant::now();
     let strategy = args.place.workers()?.deterministic(args.deterministic);
+    let interrupt = signals::interrupt()?;
+    phalanx::workers::watch(&interrupt);
     let silent = (!strategy.is_chief()).then(|| args.silent());
     let args = silent.as_ref().unwrap_or(args);
     let subject = check(args)?;
     let usual = recipe::batch(&subject, strategy.local());
     let asked = args.batch.global(usual, strategy.num_replicas_in_sync())?;
-    let each = asked.div_ceil(strategy.num_replicas_in_sync().max(1));
-    let args = &recipe::complete(args, &subject, each);
+    let args = &recipe::complete(args, &subject, asked);
     let data = prepare(&subject, &args.data, args.image_size, args.grayscale, &strategy)?;
     let plan = Plan::new(args, &subject, &strategy, &data, asked);
     let workers = strategy.num_workers();
@@ -44,8 +45,6 @@ pub fn run(args: &Train) -> Result<()> {
         report::header(&mut model, args, &plan, rate, &data)?;
     }
     let json = args.json.as_ref().map(JsonLines::new);
-    let interrupt = signals::interrupt()?;
-    phalanx::workers::watch(&interrupt);
     let fit = arguments(args, &data, &plan)?.verbose(verbose).interrupt(&interrupt);
     let mut fit = callbacks(args, fit, rate);
     if let Some(json) = &json {

@@ -5,8 +5,11 @@
 use crate::cache;
 use crate::cudnn::{ConvPlan, Cudnn};
 use crate::driver::{DeviceBuffer, Event, Result, Stream};
+use crate::launch::Elem;
 use crate::libs::{self, Lib};
 use crate::task::{Conv, Gemm, Matrix};
+use std::collections::BTreeSet;
+use std::sync::Mutex;
 
 /// Proposals that are measured.
 const TRIED: usize = 10;
@@ -14,8 +17,23 @@ const TRIED: usize = 10;
 /// Runs of each that count.
 const RUNS: usize = 5;
 
-/// More workspace than this is not given to one convolution.
+/// More workspace than this is not given to any convolution.
 const MOST_WORKSPACE: usize = 1 << 30;
+
+/// This much is given to every one.
+const LEAST_WORKSPACE: usize = 64 << 20;
+
+/// And so many times the bytes of its operands and result.
+const TIMES_OPERANDS: usize = 8;
+
+/// The most workspace that a convolution is given.
+pub(crate) fn most_workspace(conv: &Conv) -> usize {
+    let g = &conv.geom;
+    let images = |[h, w, c]: [usize; 3], elem: Elem| conv.rows * h * w * c * elem.bytes();
+    let filters = g.kernel_dims().iter().product::<usize>() * conv.w.1.bytes();
+    let operands = images(g.input, conv.x.elem) + filters + images(g.output, conv.y.elem);
+    operands.saturating_mul(TIMES_OPERANDS).saturating_add(LEAST_WORKSPACE).min(MOST_WORKSPACE)
+}
 
 /// The plan of a convolution; nothing where no engine takes it. `at` are the addresses of its
 /// operands, whose result may be overwritten.
@@ -30,25 +48,32 @@ pub(crate) fn choose(
     let proposals = match cudnn.proposals(conv, tf32) {
         Ok(proposals) => proposals,
         Err(e) => {
-            tracing::warn!("no engine of cuDNN computes {:?} of {:?}: {e}", conv.pass, conv.geom);
+            warn_once(conv, &format!("no engine of cuDNN computes it: {e}"));
             return Ok(None);
         }
     };
-    let key = key(conv, tf32, gpu);
+    let (key, most) = (key(conv, tf32, gpu), most_workspace(conv));
     let known = || {
         let index = kept(&key).filter(|i| *i < proposals.len())?;
-        cudnn.plan(&proposals, index).ok().filter(|plan| plan.workspace <= MOST_WORKSPACE)
+        cudnn.plan(&proposals, index).ok().filter(|plan| plan.workspace <= most)
     };
     if let Some(plan) = known() {
         return Ok(Some(plan));
     }
     let mut best: Option<(f64, usize, ConvPlan)> = None;
+    let mut failed = format!("all want more workspace than {most} bytes");
     for index in 0..proposals.len().min(TRIED) {
         let Ok(plan) = cudnn.plan(&proposals, index) else { continue };
-        if plan.workspace > MOST_WORKSPACE {
+        if plan.workspace > most {
             continue;
         }
-        let Ok(seconds) = measure(cudnn, &plan, at, stream) else { continue };
+        let seconds = match measure(cudnn, &plan, at, stream) {
+            Ok(seconds) => seconds,
+            Err(e) => {
+                failed = format!("the last with {} bytes of workspace: {e}", plan.workspace);
+                continue;
+            }
+        };
         if best.as_ref().is_none_or(|(s, ..)| seconds < *s) {
             best = Some((seconds, index, plan));
         }
@@ -57,10 +82,22 @@ pub(crate) fn choose(
     if let Some(plan) = known() {
         return Ok(Some(plan));
     }
-    Ok(best.map(|(_, index, plan)| {
-        keep(&key, index);
-        plan
-    }))
+    let Some((_, index, plan)) = best else {
+        warn_once(conv, &format!("none of {} engines of cuDNN runs; {failed}", proposals.len()));
+        return Ok(None);
+    };
+    keep(&key, index);
+    Ok(Some(plan))
+}
+
+/// Says of a shape, once, that a plain kernel computes it and why.
+fn warn_once(conv: &Conv, why: &str) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let shape = format!("{:?} of {} rows, {:?}", conv.pass, conv.rows, conv.geom);
+    let mut said = SAID.lock().unwrap_or_else(|e| e.into_inner());
+    if said.insert(shape.clone()) {
+        tracing::warn!("{shape} is computed by a plain kernel, which is slow: {why}");
+    }
 }
 
 /// Writes down what was chosen.

@@ -19,8 +19,9 @@ use crate::devices::GpuInfo;
 use crate::executor::GpuExecutor;
 use crate::inputs::INPUT_BYTES;
 use crate::launch::{Arg, Block, Launch, Ptr, Source, Word};
-use crate::machine::{Lists, Machine, Plan, StepId};
+use crate::machine::{AHEAD, Lists, Machine, Plan, StepId};
 use crate::nvrtc;
+use crate::plan::{INPUT_COPIES, WORKSPACES, workspaces};
 use crate::task::{Task, Work};
 use library::Kernel;
 use memory::{Bytes, Memory};
@@ -184,6 +185,11 @@ pub(crate) struct EmulatedGpu {
     memory: Memory,
     /// Bytes of memory that it has.
     most: usize,
+    /// Bytes of the copies of inputs that a GPU would hold, of each; and which is filled next.
+    copies: [usize; AHEAD],
+    next: usize,
+    /// Bytes that its streams' libraries may compute in.
+    workspaces: Vec<usize>,
     steps: Vec<Option<Step>>,
     stacks: Bytes,
     random: Option<Random>,
@@ -210,6 +216,9 @@ impl EmulatedGpu {
         EmulatedGpu {
             memory: Memory::default(),
             most: usize::MAX,
+            copies: [0; AHEAD],
+            next: 0,
+            workspaces: vec![],
             steps: vec![],
             stacks: Bytes::untouched(STACK * STACKS),
             random: seed.map(Random::new),
@@ -223,6 +232,20 @@ impl EmulatedGpu {
             true => in_vain(message),
             false => failed(message),
         }
+    }
+
+    /// Bytes held besides blocks.
+    fn besides(&self) -> usize {
+        self.copies.iter().chain(&self.workspaces).sum()
+    }
+
+    /// Fails where so many bytes are more than it has.
+    fn check_room(&self, held: usize, wanted: usize, purpose: &str) -> Result<(), ExecError> {
+        if held <= self.most {
+            return Ok(());
+        }
+        let purpose = format!("{purpose} on the emulated GPU");
+        Err(ExecError::Memory { wanted, purpose, available: Some(self.most) })
     }
 
     fn work(&mut self, work: &Work, kernels: &Kernels) -> Result<(), String> {
@@ -393,10 +416,8 @@ impl Machine for EmulatedGpu {
         bytes: usize,
         purpose: &str,
     ) -> Result<bool, ExecError> {
-        if self.memory.held_with(replica, block, bytes) > self.most {
-            let purpose = format!("{purpose} on the emulated GPU");
-            return Err(ExecError::Memory { wanted: bytes, purpose, available: Some(self.most) });
-        }
+        let held = self.memory.held_with(replica, block, bytes) + self.besides();
+        self.check_room(held, bytes, purpose)?;
         let moved = self.memory.reserve(replica, block, bytes);
         self.moves += usize::from(moved);
         Ok(moved)
@@ -423,6 +444,14 @@ impl Machine for EmulatedGpu {
                     .map_err(|e| failed(format!("{}: {e}", work.label)))?;
             }
         }
+        let each = workspaces(&plan.work);
+        self.workspaces.resize(each.len(), 0);
+        let grown: Vec<usize> =
+            self.workspaces.iter().zip(&each).map(|(own, new)| *new.max(own)).collect();
+        let more = grown.iter().sum::<usize>() - self.workspaces.iter().sum::<usize>();
+        let held = self.memory.held() + self.besides() + more;
+        self.check_room(held, each.iter().sum(), WORKSPACES)?;
+        self.workspaces = grown;
         let before = order::before(&plan.work);
         self.steps.push(Some(Step { plan, before, kernels, moves: self.moves }));
         Ok(StepId(self.steps.len() - 1))
@@ -441,6 +470,11 @@ impl Machine for EmulatedGpu {
         bytes: usize,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), ExecError> {
+        let own = self.copies[self.next % AHEAD];
+        let grown = own.max(replicas * bytes);
+        let held = self.memory.held() + self.besides() + grown - own;
+        self.check_room(held, bytes, INPUT_COPIES)?;
+        self.copies[self.next % AHEAD] = grown;
         for replica in 0..replicas {
             let at = Ptr::new(replica, Block::Inputs, INPUT_BYTES);
             fill(replica, self.memory.bytes_mut(at, bytes).map_err(failed)?);
@@ -449,6 +483,7 @@ impl Machine for EmulatedGpu {
     }
 
     fn start(&mut self, step: StepId, head: &[u8]) -> Result<(), ExecError> {
+        self.next += usize::from(!head.is_empty());
         let index = step.0;
         let step = self
             .steps
@@ -499,7 +534,7 @@ impl Machine for EmulatedGpu {
     }
 
     fn room(&self) -> Option<usize> {
-        Some(self.most.saturating_sub(self.memory.held()))
+        Some(self.most.saturating_sub(self.memory.held() + self.besides()))
     }
 
     fn finish(&mut self, from: Block, fetches: &mut [&mut [u8]]) -> Result<(), ExecError> {

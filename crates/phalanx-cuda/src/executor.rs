@@ -52,8 +52,16 @@ struct Loaded {
     fetches: Vec<usize>,
     fetch_bytes: usize,
     steps: HashMap<Key, Ready>,
-    /// Rows measured, and the seconds of each instruction.
-    measured: Option<(usize, Vec<f64>)>,
+    measured: Option<Measured>,
+}
+
+/// What was measured of a program's step.
+struct Measured {
+    rows: usize,
+    /// Of each instruction.
+    seconds: Vec<f64>,
+    /// Instructions with works that were not measured.
+    lacking: Vec<usize>,
 }
 
 /// Runs programs on GPUs.
@@ -249,9 +257,10 @@ impl<M: Machine> GpuExecutor<M> {
     fn stage_feeds(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
         let Loaded { program, layout, inputs, .. } = &self.programs[id.0];
         let (mesh, own) = (self.mesh, self.share().rows(batch.rows));
-        let staged = self.crew.each(&mut self.stations, |_, Station { machine, replicas, .. }| {
+        let staged = self.crew.each(&mut self.stations, |_, station| {
+            let first = station.replicas.start;
             let mut fill = |local: usize, bytes: &mut [u8]| {
-                let rows = share(0..batch.rows, mesh.devices, replicas.start + local);
+                let rows = share(0..batch.rows, mesh.devices, first + local);
                 for ((spec, data), at) in program.feeds.iter().zip(batch.feeds).zip(&layout.feeds) {
                     let len = spec.ty.len();
                     let part = match spec.ty.is_rows() {
@@ -266,7 +275,7 @@ impl<M: Machine> GpuExecutor<M> {
                     bytes[at..at + from.len()].copy_from_slice(from);
                 }
             };
-            machine.stage(replicas.len(), inputs - INPUT_BYTES, &mut fill)
+            station.stage(inputs - INPUT_BYTES, &mut fill)
         });
         staged.into_iter().collect()
     }
@@ -326,9 +335,18 @@ impl<M: Machine> GpuExecutor<M> {
         for (at, bytes) in &kept {
             machine.write(*at, bytes)?;
         }
-        let mut by_instr = vec![0.0; loaded.program.instrs.len()];
-        works.iter().zip(&seconds).for_each(|(work, s)| by_instr[work.instr] += s);
-        loaded.measured = (!seconds.is_empty()).then_some((key.rows, by_instr));
+        let mut measured = Measured {
+            rows: key.rows,
+            seconds: vec![0.0; loaded.program.instrs.len()],
+            lacking: vec![],
+        };
+        for (work, seconds) in works.iter().zip(&seconds) {
+            match seconds {
+                Some(seconds) => measured.seconds[work.instr] += seconds,
+                None => measured.lacking.push(work.instr),
+            }
+        }
+        loaded.measured = (!seconds.is_empty()).then_some(measured);
         Ok(())
     }
 
@@ -518,8 +536,8 @@ impl<M: Machine> Executor for GpuExecutor<M> {
 
     fn profile(&self, id: ProgramId) -> Option<Profile> {
         let loaded = self.programs.get(id.0)?;
-        let (rows, seconds) = loaded.measured.as_ref()?;
-        Some(Profile::new(&loaded.program, *rows, 1, seconds))
+        let Measured { rows, seconds, lacking } = loaded.measured.as_ref()?;
+        Some(Profile::new(&loaded.program, *rows, 1, seconds).lacking(lacking))
     }
 }
 

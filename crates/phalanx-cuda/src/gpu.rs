@@ -16,9 +16,10 @@ use crate::driver::{
 };
 use crate::launch::{Arg, Block, Launch, Ptr};
 use crate::libs::{self, Lib};
-use crate::machine::{Lists, Machine, Plan, StepId};
+use crate::machine::{AHEAD, Lists, Machine, Plan, StepId};
 use crate::nccl::{Link, Sum};
-use crate::schedule::{Placed, schedule};
+use crate::plan::INPUT_COPIES;
+use crate::schedule::{Placed, STREAMS, schedule};
 use crate::task::{Conv, Part, Task};
 use crate::{autotune, driver, fallback};
 use cudarc::driver::sys::CUfunction_attribute;
@@ -29,14 +30,8 @@ use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use transfers::{Head, Staging};
 use turns::Sent;
 
-/// Works that may run side by side.
-const STREAMS: usize = 4;
-
 /// The stream of sums over GPUs, behind the others.
 const SUMS: usize = STREAMS;
-
-/// Steps whose inputs may be on their way at the same time.
-const AHEAD: usize = 2;
 
 /// A task with everything resolved.
 enum Ready {
@@ -80,8 +75,8 @@ pub(crate) struct Gpu {
     cublas: Option<Cublas>,
     blocks: BTreeMap<(usize, Block), DeviceBuffer>,
     workspaces: Vec<DeviceBuffer>,
-    /// Workspaces that earlier steps still use.
-    retired: Vec<DeviceBuffer>,
+    /// Workspaces that were too small, each with how many steps there were then: these may use it.
+    retired: Vec<(usize, DeviceBuffer)>,
     staging: Vec<Staging>,
     /// Which of them is filled next.
     next: usize,
@@ -264,15 +259,8 @@ impl Gpu {
                 wanted[place.stream] = bytes.max(wanted[place.stream]);
             }
         }
-        let all: usize = wanted.iter().sum();
-        for (stream, bytes) in wanted.into_iter().enumerate() {
-            if self.workspaces[stream].bytes() < bytes {
-                let new = DeviceBuffer::new(bytes);
-                let new = new.map_err(|e| self.refused(e, bytes, "workspaces", all))?;
-                self.retired.push(std::mem::replace(&mut self.workspaces[stream], new));
-            }
-        }
-        Ok(())
+        let each = wanted.into_iter().enumerate();
+        each.into_iter().try_for_each(|(stream, bytes)| self.grow_workspace(stream, bytes))
     }
 
     /// Puts all works into their streams, with their waits.
@@ -352,7 +340,7 @@ impl Machine for Gpu {
         bytes: usize,
         purpose: &str,
     ) -> std::result::Result<bool, ExecError> {
-        self.grow(replica, block, bytes).map_err(|e| self.refused(e, bytes, purpose, 0))
+        self.grow(replica, block, bytes).map_err(|e| self.refused(e, bytes, purpose))
     }
 
     fn write(&mut self, at: Ptr, bytes: &[u8]) -> std::result::Result<(), ExecError> {
@@ -365,7 +353,7 @@ impl Machine for Gpu {
 
     fn prepare(&mut self, plan: Plan) -> std::result::Result<StepId, ExecError> {
         let (mut ready, tables) = self.resolve(&plan).map_err(|e| self.failed(e))?;
-        self.tune_products(&mut ready).map_err(|e| self.failed(e))?;
+        self.tune_products(&mut ready)?;
         let placed = schedule(&plan.work, STREAMS);
         let _working = working();
         self.grow_workspaces(&ready, &placed)?;
@@ -385,7 +373,7 @@ impl Machine for Gpu {
         bytes: usize,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> std::result::Result<(), ExecError> {
-        self.stage_feeds(replicas, bytes, fill).map_err(|e| self.failed(e))
+        self.stage_feeds(replicas, bytes, fill).map_err(|e| self.refused(e, bytes, INPUT_COPIES))
     }
 
     fn start(&mut self, step: StepId, head: &[u8]) -> std::result::Result<(), ExecError> {
@@ -426,8 +414,8 @@ impl Machine for Gpu {
         self.context.enter().is_ok() && matches!(self.done.state(), Ok(false))
     }
 
-    fn measure(&mut self, step: StepId) -> std::result::Result<Vec<f64>, ExecError> {
-        self.measure_step(step).map_err(|e| self.failed(e))
+    fn measure(&mut self, step: StepId) -> std::result::Result<Vec<Option<f64>>, ExecError> {
+        self.measure_step(step)
     }
 
     fn finish(

@@ -7,6 +7,8 @@ mod among;
 mod applications;
 mod autotune;
 mod cache;
+#[cfg(all(test, feature = "emulator"))]
+mod compiled;
 mod control;
 mod crew;
 mod cublas;

@@ -4,6 +4,9 @@ use crate::launch::{Block, Ptr};
 use crate::task::Work;
 use phalanx_graph::exec::ExecError;
 
+/// Steps whose inputs may be on their way to a GPU at the same time: each has a copy of its own there.
+pub(crate) const AHEAD: usize = 2;
+
 /// A step that a machine has made ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StepId(pub usize);
@@ -99,8 +102,8 @@ pub(crate) trait Machine: Send {
     }
 
     /// Runs each work of a step by itself, many times, and says how many seconds one takes; nothing
-    /// where that cannot be measured. Memory is left in whatever state that gives.
-    fn measure(&mut self, _step: StepId) -> Result<Vec<f64>, ExecError> {
+    /// where that cannot be measured, as for sums over GPUs. Memory is left in whatever state that gives.
+    fn measure(&mut self, _step: StepId) -> Result<Vec<Option<f64>>, ExecError> {
         Ok(vec![])
     }
 

@@ -4,12 +4,21 @@ use crate::cx::Layout;
 use crate::inputs::INPUT_BYTES;
 use crate::launch::Block;
 use crate::lower::{self, Facts, FromTable, Replica, Request};
-use crate::machine::Plan;
+use crate::machine::{AHEAD, Plan};
+use crate::schedule::{STREAMS, schedule};
+use crate::task::{Task, Work};
+use crate::{autotune, cublas};
 use phalanx_graph::ParamSpec;
 use phalanx_graph::program::Program;
 
 /// Parameters, feeds and fetches start at multiples of this many bytes, and no block is smaller.
 pub(crate) const ALIGN: usize = 256;
+
+/// What copies of the inputs on their way are for.
+pub(crate) const INPUT_COPIES: &str = "input copies";
+
+/// What memory that the vendor's libraries compute in is for.
+pub(crate) const WORKSPACES: &str = "library workspaces";
 
 /// A block of memory and what it is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +44,17 @@ pub(crate) struct Rooms {
     pub fetch_bytes: usize,
     /// Bytes of all parameters.
     flat: usize,
+}
+
+/// How a step is run, besides its rows.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Way<'a> {
+    /// Whether there are other GPUs to add with.
+    pub joined: bool,
+    /// The samples that its rows are of, if not from the host.
+    pub from: Option<FromTable<'a>>,
+    /// Under gradient accumulation, whether the sum is applied.
+    pub accumulate: Option<bool>,
 }
 
 /// Byte offsets of parts that follow one another, and the end.
@@ -84,17 +104,7 @@ impl Rooms {
 
     /// The works of the largest batch, all replicas on one GPU, and their bytes of scratch
     /// memory and of counters.
-    pub fn lower(&self, program: &Program) -> (Plan, (usize, usize)) {
-        self.lower_as(program, false, None)
-    }
-
-    /// The same where the GPU adds with others, or takes its rows from a table.
-    pub fn lower_as(
-        &self,
-        program: &Program,
-        joined: bool,
-        from: Option<FromTable<'_>>,
-    ) -> (Plan, (usize, usize)) {
+    pub fn lower(&self, program: &Program, way: Way<'_>) -> (Plan, (usize, usize)) {
         let (mesh, rows) = (program.options.mesh, program.options.max_batch);
         let replica = |local: usize| {
             let range = mesh.device_rows(rows, local);
@@ -108,20 +118,37 @@ impl Rooms {
             replicas: &replicas,
             rows,
             fetches: &self.fetches,
-            accumulate: None,
-            joined,
-            from,
+            accumulate: way.accumulate,
+            joined: way.joined,
+            from: way.from,
         })
     }
 }
 
+/// The bytes that each stream's products may compute in, at most. How much of them the libraries take
+/// shows only on the GPU.
+pub(crate) fn workspaces(works: &[Work]) -> Vec<usize> {
+    let mut most = vec![0; STREAMS + 1];
+    for (work, place) in works.iter().zip(schedule(works, STREAMS)) {
+        let bytes = |task: &Task| match task {
+            Task::Conv(conv) => autotune::most_workspace(conv),
+            Task::Gemm(_) => cublas::WORKSPACE,
+            Task::Launch(_) | Task::Clear(_) | Task::Reduce(_) => 0,
+        };
+        let wanted = work.tasks.iter().map(bytes).max().unwrap_or(0);
+        most[place.stream] = wanted.max(most[place.stream]);
+    }
+    most
+}
+
 /// What a program, compiled for a mesh of one worker per device, takes of each replica's memory, by purpose
-/// and in bytes; `gathers` where gradients are accumulated over steps. What the driver and the
-/// vendor's libraries take for themselves comes on top.
+/// and in bytes; `gathers` where gradients are accumulated over steps. Of `library workspaces` it is the
+/// most that is allowed, which replicas on one GPU share. What the driver and the vendor's libraries take
+/// for themselves comes on top.
 pub fn memory_plan(program: &Program, gathers: bool) -> Vec<(&'static str, usize)> {
     let rooms = Rooms::of(program);
     let mut blocks = rooms.blocks(program);
-    let (scratch, counters) = rooms.lower(program).1;
+    let (plan, (scratch, counters)) = rooms.lower(program, Way::default());
     blocks.push(Room::new(Block::Scratch, scratch, "partial sums"));
     blocks.push(Room::new(Block::Counters, counters, "partial sums"));
     if gathers && program.update.is_some() {
@@ -134,5 +161,7 @@ pub fn memory_plan(program: &Program, gathers: bool) -> Vec<(&'static str, usize
             None => parts.push((room.purpose, room.bytes)),
         }
     }
+    parts.push((INPUT_COPIES, AHEAD * (rooms.inputs - INPUT_BYTES)));
+    parts.push((WORKSPACES, workspaces(&plan.work).iter().sum()));
     parts
 }

@@ -2,6 +2,9 @@
 
 use crate::task::Work;
 
+/// Works that may run side by side.
+pub(crate) const STREAMS: usize = 4;
+
 /// Where a work runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Placed {

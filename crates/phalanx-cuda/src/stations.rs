@@ -42,6 +42,15 @@ impl<M: Machine> Station<M> {
         self.machine.prepare(plan).map_err(|e| self.shared(e))
     }
 
+    /// Takes the feeds of the next step: so many bytes of each replica.
+    pub fn stage(
+        &mut self,
+        bytes: usize,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<(), ExecError> {
+        self.machine.stage(self.replicas.len(), bytes, fill).map_err(|e| self.shared(e))
+    }
+
     /// Waits for what was started and takes so many bytes of a block of every replica.
     pub fn finish(&mut self, from: Block, bytes: usize) -> Result<(), ExecError> {
         self.fetched.iter_mut().for_each(|b| b.resize(bytes, 0));

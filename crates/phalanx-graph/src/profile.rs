@@ -28,6 +28,8 @@ pub struct Line {
     pub seconds: f64,
     /// Arithmetic and bytes.
     pub cost: Cost,
+    /// Whether the seconds lack something that could not be measured.
+    pub unmeasured: bool,
 }
 
 /// The measured cost of a program's instructions.
@@ -45,9 +47,17 @@ impl Profile {
         let line = |(instr, seconds): (&Instr, &f64)| {
             let (op, layer) = program.label(instr);
             let cost = program.cost(instr, rows);
-            Line { op, layer, count: 1, seconds: seconds / steps.max(1) as f64, cost }
+            let seconds = seconds / steps.max(1) as f64;
+            Line { op, layer, count: 1, seconds, cost, unmeasured: false }
         };
         Profile { steps, lines: program.instrs.iter().zip(seconds).map(line).collect() }
+    }
+
+    /// Says of instructions, by their number, that their seconds lack something.
+    #[must_use]
+    pub fn lacking(mut self, instrs: &[usize]) -> Profile {
+        instrs.iter().for_each(|i| self.lines[*i].unmeasured = true);
+        self
     }
 
     /// Seconds of a step.
@@ -63,6 +73,7 @@ impl Profile {
             sum.op.clone_from(&l.op);
             sum.count += l.count;
             sum.seconds += l.seconds;
+            sum.unmeasured |= l.unmeasured;
             sum.cost.flops += l.cost.flops;
             sum.cost.bytes += l.cost.bytes;
         }

@@ -153,8 +153,8 @@ pub fn shared_nodes(lab: &dyn Lab) {
 }
 
 /// Ops without derivatives: metrics, casts, collectives.
-pub fn flat_ops(lab: &dyn Lab) {
-    let cases = [
+fn flat_cases() -> Vec<Case> {
+    vec![
         case("one_hot of arg_max", |b| {
             let x = b.rows(&[2, 5]);
             let best = b.push(Op::ArgMax, &[x]);
@@ -182,8 +182,57 @@ pub fn flat_ops(lab: &dyn Lab) {
             let joined = b.push(Op::Concat { axis: 0 }, &columns);
             b.push(Op::SumRows, &[joined])
         }),
+    ]
+}
+
+/// Scores at thresholds.
+fn threshold_case() -> Case {
+    case("threshold counts", |b| {
+        b.range = (0.0, 1.0);
+        let (score, weight) = (b.rows(&[]), b.rows(&[]));
+        let half = b.g.scalar(0.5);
+        let label = b.g.binary(Binary::Gt, weight, half).expect("fits");
+        b.push(Op::ThresholdCounts { n: 7 }, &[score, label, weight])
+    })
+}
+
+/// A case as a step that fetches its output and, if asked, its derivatives.
+pub fn step(case: &Case, differentiate: bool) -> Step {
+    let mut b = Build::new(&case.name, 1);
+    let y = (case.build)(&mut b);
+    let mut nodes = vec![y];
+    if differentiate {
+        nodes.extend(b.differentiate(y).found.into_iter().flatten());
+    }
+    fetching(&b, &nodes)
+}
+
+/// Every case, as a step that fetches its output and derivatives.
+pub fn all_steps() -> Vec<Step> {
+    let differentiable = [
+        unary_cases,
+        binary_cases,
+        select_cases,
+        reduce_cases,
+        layout_cases,
+        dot_cases,
+        conv_cases,
+        pool_cases,
+        softmax_cases,
+        index_and_random_cases,
+        sample_cases,
+        norm_cases,
+        shared_cases,
     ];
-    cases.iter().for_each(|c| check(lab, c, false, &lab.meshes()));
+    let differentiable = differentiable.iter().flat_map(|cases| cases());
+    let mut steps: Vec<Step> = differentiable.map(|case| step(&case, true)).collect();
+    let flat = flat_cases().into_iter().chain([threshold_case()]);
+    steps.extend(flat.map(|case| step(&case, false)));
+    steps
+}
+
+pub fn flat_ops(lab: &dyn Lab) {
+    flat_cases().iter().for_each(|c| check(lab, c, false, &lab.meshes()));
 }
 
 /// Fetches nodes of one graph directly, whatever their type.
@@ -213,12 +262,9 @@ pub fn whole_numbers_are_fetched_as_floats(lab: &dyn Lab) {
 
 pub fn threshold_counts(lab: &dyn Lab) {
     for rows in ROWS {
-        let mut b = Build::new("threshold counts", rows);
-        b.range = (0.0, 1.0);
-        let (score, weight) = (b.rows(&[]), b.rows(&[]));
-        let half = b.g.scalar(0.5);
-        let label = b.g.binary(Binary::Gt, weight, half).expect("fits");
-        let counts = b.push(Op::ThresholdCounts { n: 7 }, &[score, label, weight]);
+        let case = threshold_case();
+        let mut b = Build::new(&case.name, rows);
+        let counts = (case.build)(&mut b);
         let want = evaluate(&b.g, &[counts], &b.bindings, &b.context);
         for mesh in lab.meshes() {
             let got = fetch_all(lab, &b, &[counts], mesh);

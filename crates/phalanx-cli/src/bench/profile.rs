@@ -43,7 +43,9 @@ fn row(l: &Line, total: f64, out: &mut impl Write) -> Result<()> {
     let (ms, share) = (l.seconds * 1e3, 100.0 * l.seconds / total.max(1e-12));
     let (flops, bytes) = (rate(l.cost.flops, l.seconds), rate(l.cost.bytes, l.seconds));
     let Line { op, layer, count, .. } = l;
-    writeln!(out, "{op:<22} {count:>5} {ms:>9.4} {share:>5.1}% {flops:>8.1} {bytes:>7.1}  {layer}")
+    let lacks = if l.unmeasured { " (without sums over GPUs, which are not measured)" } else { "" };
+    let numbers = format!("{ms:>9.4} {share:>5.1}% {flops:>8.1} {bytes:>7.1}");
+    writeln!(out, "{op:<22} {count:>5} {numbers}  {layer}{lacks}")
 }
 
 /// Billions a second.
@@ -70,6 +72,7 @@ fn object(l: &Line) -> Value {
         "seconds": l.seconds,
         "flops": l.cost.flops,
         "bytes": l.cost.bytes,
+        "unmeasured": l.unmeasured,
     })
 }
 
@@ -82,5 +85,22 @@ mod tests {
         assert_eq!(over(1, DeviceKind::Cpu), "workers and 1 step");
         assert_eq!(over(2, DeviceKind::Cpu), "workers and 2 steps");
         assert_eq!(over(1, DeviceKind::Gpu), "1 step, each launch measured by itself");
+    }
+
+    #[test]
+    fn what_was_not_measured_is_marked() {
+        let line = |op: &str| Line { op: op.into(), count: 1, ..Line::default() };
+        let lines = vec![line("dot"), line("all_reduce")];
+        let profile = Profile { steps: 1, lines }.lacking(&[1]);
+        let mut out = vec![];
+        print(&profile, DeviceKind::Gpu, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let marked = |op: &str| {
+            let mut rows = text.lines().filter(|l| l.starts_with(op));
+            rows.all(|row| row.contains("not measured"))
+        };
+        assert!(marked("all_reduce") && !marked("dot"), "{text}");
+        let instructions = &json(&profile)["instructions"];
+        assert_eq!([0, 1].map(|i| instructions[i]["unmeasured"] == true), [false, true]);
     }
 }

@@ -3,33 +3,32 @@
 use super::{Gpu, Ready, capturing};
 use crate::driver::{DeviceBuffer, Event, Graph, Result};
 use crate::machine::StepId;
+use phalanx_graph::exec::ExecError;
 
 /// How often tasks follow themselves while they are measured.
 const REPEATS: usize = 20;
 
 impl Gpu {
-    /// Seconds of each work of a step when it follows itself.
-    pub(super) fn measure_step(&mut self, step: StepId) -> Result<Vec<f64>> {
+    /// Seconds of each work of a step when it follows itself; nothing for sums over GPUs, as the others are not
+    /// asked.
+    pub(super) fn measure_step(
+        &mut self,
+        step: StepId,
+    ) -> std::result::Result<Vec<Option<f64>>, ExecError> {
         let _capturing = capturing();
-        self.context.enter()?;
+        self.context.enter().map_err(|e| self.failed(e))?;
         // Steps may have been placed in any stream: one workspace must do for all.
         let room = self.workspaces.iter().map(DeviceBuffer::bytes).max().unwrap_or(0);
-        self.make_room(room)?;
-        let seconds = |tasks: &Vec<Ready>| match tasks[..] {
-            // The other GPUs are not asked.
-            [Ready::Reduce(_)] => Ok(0.0),
-            _ => self.measure_tasks(tasks),
-        };
-        self.prepared(step)?.ready.iter().map(seconds).collect()
+        self.grow_workspace(0, room)?;
+        self.measure_works(step).map_err(|e| self.failed(e))
     }
 
-    /// Gives the stream that measures at least so many bytes of workspace.
-    pub(super) fn make_room(&mut self, bytes: usize) -> Result<()> {
-        if self.workspaces[0].bytes() < bytes {
-            let new = DeviceBuffer::new(bytes)?;
-            self.retired.push(std::mem::replace(&mut self.workspaces[0], new));
-        }
-        Ok(())
+    fn measure_works(&self, step: StepId) -> Result<Vec<Option<f64>>> {
+        let seconds = |tasks: &Vec<Ready>| match tasks[..] {
+            [Ready::Reduce(_)] => Ok(None),
+            _ => self.measure_tasks(tasks).map(Some),
+        };
+        self.prepared(step)?.ready.iter().map(seconds).collect()
     }
 
     /// Seconds of tasks that follow themselves, the least of several runs.

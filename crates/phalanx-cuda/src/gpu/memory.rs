@@ -1,8 +1,10 @@
 //! A GPU's blocks of memory.
 
+use super::transfers::Staging;
 use super::{Gpu, working};
 use crate::driver::{self, DeviceBuffer, Failure, Result, cu};
 use crate::launch::{Block, Ptr};
+use crate::plan::WORKSPACES;
 use phalanx_graph::exec::ExecError;
 
 /// Whether a block's bytes mean something between two steps.
@@ -49,20 +51,44 @@ impl Gpu {
         Ok(moved)
     }
 
-    /// An allocation that failed. `besides` are bytes that are needed on top of all blocks.
-    pub(super) fn refused(
-        &self,
-        e: Failure,
-        wanted: usize,
-        purpose: &str,
-        besides: usize,
-    ) -> ExecError {
-        if !e.0.contains("OUT_OF_MEMORY") {
+    /// Gives a stream's workspace at least so many bytes. Steps that were captured with the old one keep it.
+    pub(super) fn grow_workspace(
+        &mut self,
+        stream: usize,
+        bytes: usize,
+    ) -> std::result::Result<(), ExecError> {
+        if self.workspaces[stream].bytes() < bytes {
+            let new = DeviceBuffer::new(bytes);
+            let new = new.map_err(|e| self.refused(e, bytes, WORKSPACES))?;
+            let old = std::mem::replace(&mut self.workspaces[stream], new);
+            self.retired.push((self.steps.len(), old));
+            self.free_retired();
+        }
+        Ok(())
+    }
+
+    /// Frees the workspaces whose steps are all forgotten. Nothing is captured meanwhile.
+    pub(super) fn free_retired(&mut self) {
+        let steps = &self.steps;
+        self.retired.retain(|(used_by, _)| steps[..*used_by].iter().any(Option::is_some));
+    }
+
+    /// An allocation that failed; what there is counts what this GPU's steps hold already.
+    pub(super) fn refused(&self, e: Failure, wanted: usize, purpose: &str) -> ExecError {
+        // Pinned memory is the host's.
+        if !e.0.contains("OUT_OF_MEMORY") || e.0.contains("cuMemHostAlloc") {
             return self.failed(e);
         }
         let free = driver::memory().map_or(0, |(free, _)| free);
-        let held: usize = self.blocks.values().map(DeviceBuffer::bytes).sum();
-        let available = Some((free + held).saturating_sub(besides));
+        let staged = self.staging.iter().flat_map(Staging::buffers);
+        let held: usize = self
+            .blocks
+            .values()
+            .chain(&self.workspaces)
+            .chain(staged)
+            .map(DeviceBuffer::bytes)
+            .sum();
+        let available = Some(free + held);
         let purpose = format!("{purpose} on {}", self.name);
         ExecError::Memory { wanted, purpose, available }
     }

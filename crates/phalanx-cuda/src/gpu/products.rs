@@ -3,11 +3,11 @@
 
 use super::{Gpu, Ready, capturing};
 use crate::autotune;
-use crate::driver::Result;
+use phalanx_graph::exec::ExecError;
 
 impl Gpu {
     /// Chooses for every product of a step; what was measured before is kept.
-    pub(super) fn tune_products(&mut self, ready: &mut [Vec<Ready>]) -> Result<()> {
+    pub(super) fn tune_products(&mut self, ready: &mut [Vec<Ready>]) -> Result<(), ExecError> {
         let mut guard = None;
         for task in ready.iter_mut().flatten() {
             let Ready::Gemm { plan, key, .. } = task else { continue };
@@ -17,7 +17,7 @@ impl Gpu {
             }
             if guard.is_none() {
                 guard = Some(capturing());
-                self.context.enter()?;
+                self.context.enter().map_err(|e| self.failed(e))?;
             }
             let key = key.clone();
             let best = self.fastest_product(task)?;
@@ -31,13 +31,13 @@ impl Gpu {
     }
 
     /// The number of the fastest proposal; the library's own choice where none can be measured.
-    fn fastest_product(&mut self, task: &mut Ready) -> Result<usize> {
+    fn fastest_product(&mut self, task: &mut Ready) -> Result<usize, ExecError> {
         let mut best = (f64::INFINITY, 0);
         let Ready::Gemm { plan, .. } = &*task else { return Ok(0) };
         for index in 0..plan.proposals() {
             if let Ready::Gemm { plan, .. } = task {
                 plan.choose(index);
-                self.make_room(plan.workspace())?;
+                self.grow_workspace(0, plan.workspace())?;
             }
             if let Ok(seconds) = self.measure_tasks(std::slice::from_ref(task)) {
                 best = if seconds < best.0 { (seconds, index) } else { best };

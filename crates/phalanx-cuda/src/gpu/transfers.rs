@@ -1,10 +1,10 @@
 //! What a step is started with on its way to the GPU, and what it fetched on its way back.
 
-use super::{AHEAD, Gpu, working};
+use super::{Gpu, working};
 use crate::driver::{DeviceBuffer, Event, PinnedBuffer, Result, cu};
 use crate::inputs::INPUT_BYTES;
 use crate::launch::Block;
-use crate::machine::StepId;
+use crate::machine::{AHEAD, StepId};
 
 /// A place for feeds on their way to the GPU.
 pub(super) struct Staging {
@@ -22,6 +22,11 @@ impl Staging {
     pub fn new() -> Result<Staging> {
         let (host, device, bytes) = (vec![], vec![], 0);
         Ok(Staging { host, device, bytes, arrived: Event::new()?, taken: Event::new()? })
+    }
+
+    /// What it holds of the GPU's memory.
+    pub fn buffers(&self) -> &[DeviceBuffer] {
+        &self.device
     }
 }
 
@@ -53,13 +58,14 @@ impl Gpu {
         self.copies.wait(&place.taken)?;
         place.bytes = bytes;
         for replica in 0..replicas {
-            if place.host.len() == replica {
-                place.host.push(PinnedBuffer::new(bytes)?);
-                place.device.push(DeviceBuffer::new(bytes)?);
-            } else if place.host[replica].bytes() < bytes {
+            if place.host.get(replica).is_none_or(|host| host.bytes() < bytes) {
                 place.taken.synchronize()?;
-                place.host[replica] = PinnedBuffer::new(bytes)?;
-                place.device[replica] = DeviceBuffer::new(bytes)?;
+                // The old ones are given up first, and both are there or neither.
+                place.host.truncate(replica);
+                place.device.truncate(replica);
+                let (host, device) = (PinnedBuffer::new(bytes)?, DeviceBuffer::new(bytes)?);
+                place.host.push(host);
+                place.device.push(device);
             }
             let host = &mut place.host[replica].as_mut_slice()[..bytes];
             fill(replica, host);

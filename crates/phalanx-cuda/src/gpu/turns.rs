@@ -112,6 +112,7 @@ impl Gpu {
         if let Some(prepared) = self.steps.get_mut(step.0) {
             *prepared = None;
         }
+        self.free_retired();
     }
 
     pub(super) fn drop_block(&mut self, replica: usize, block: Block) {

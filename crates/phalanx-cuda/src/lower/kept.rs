@@ -8,6 +8,7 @@ use crate::launch::{Arg, Block, Launch, Ptr, Span, Word};
 use crate::task::{Task, Work};
 
 /// Where a step's rows come from.
+#[derive(Clone, Copy)]
 pub(crate) struct FromTable<'a> {
     pub table: &'a Table,
     pub turn: TurnLayout,

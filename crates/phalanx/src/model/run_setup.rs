@@ -34,6 +34,12 @@ impl Setup {
             ("steps per epoch", shown(self.steps), shown(earlier.steps)),
         ] {
             if expected != received {
+                let received = match what {
+                    "global batch size" => {
+                        format!("{received} (it goes on with --global-batch-size {received})")
+                    }
+                    _ => received,
+                };
                 return Err(Error::argument(OWNER, what, expected, received));
             }
         }
