@@ -15,9 +15,9 @@ fn replicas_on_one_card_share_its_memory() {
         let plan = json(dir.path(), &["--devices", devices, "--memory", memory]);
         plan["largest_batch"].as_u64().unwrap()
     };
-    let shared = largest("gpu:0/0,gpu:0/1", "600MiB");
-    assert_eq!(shared, largest("gpu:0,gpu:1", "300MiB"));
-    assert!(shared < largest("gpu:0,gpu:1", "600MiB"));
+    let shared = largest("gpu:0/0,gpu:0/1", "8GiB");
+    assert_eq!(shared, largest("gpu:0,gpu:1", "4GiB"));
+    assert!(shared < largest("gpu:0,gpu:1", "8GiB"));
     let plan = json(dir.path(), &["--devices", "gpu:0/0,gpu:0/1,gpu:1"]);
     assert_eq!((&plan["replicas"], &plan["replicas_per_device"]), (&3.into(), &2.into()));
     assert_eq!(plan["device_total"].as_u64().unwrap(), 2 * plan["total"].as_u64().unwrap());

@@ -306,8 +306,8 @@ mod tests {
             model.largest_batch(StepKind::Train, memory, planned(names).unwrap()).unwrap().unwrap()
         };
         let (apart, together) = (["gpu:0", "gpu:1"], ["gpu:0/0", "gpu:0/1"]);
-        assert_eq!(largest(&together, 16 << 20), largest(&apart, 8 << 20));
-        assert!(largest(&together, 16 << 20) < largest(&apart, 16 << 20));
+        assert_eq!(largest(&together, 4 << 30), largest(&apart, 2 << 30));
+        assert!(largest(&together, 4 << 30) < largest(&apart, 4 << 30));
     }
 
     #[test]
