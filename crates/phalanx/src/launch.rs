@@ -2,8 +2,9 @@
 //!
 //! Pure: [`Launch::read`] looks at nothing but what it is given.
 
+mod tf_config;
+
 use crate::error::{Error, Result};
-use serde_json::Value;
 use std::fmt;
 
 /// This process' place in a job.
@@ -52,7 +53,9 @@ impl fmt::Display for Launcher {
 }
 
 /// The variables that say so much: number, count, number on the host, count on the host.
-const VARIABLES: [(Launcher, [&str; 4]); 4] = [
+type Names = [&'static str; 4];
+
+const VARIABLES: [(Launcher, Names); 3] = [
     (
         Launcher::OpenMpi,
         [
@@ -63,12 +66,11 @@ const VARIABLES: [(Launcher, [&str; 4]); 4] = [
         ],
     ),
     (Launcher::Pmi, ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"]),
-    (
-        Launcher::Slurm,
-        ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"],
-    ),
     (Launcher::Torch, ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]),
 ];
+
+const SLURM: Names =
+    ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"];
 
 /// What srun gives the processes of a step. The shell of a batch script has `SLURM_PROCID` and
 /// `SLURM_NTASKS` as well, yet nobody has started it as one of several.
@@ -85,30 +87,75 @@ pub fn detect() -> Result<Option<Launch>> {
     Launch::read(|name| std::env::var(name).ok())
 }
 
+/// A number, and the variable that it stands in.
+type Number = (&'static str, usize);
+
+/// What one launcher says.
+struct Said {
+    by: Launcher,
+    /// Number and count; without them the rest is a gap, unless another launcher says them.
+    place: Option<(usize, usize)>,
+    local_rank: Option<Number>,
+    local_size: Option<Number>,
+}
+
 impl Launch {
     /// What the variables say; nothing where no launcher has set any.
     ///
+    /// Slurm's numbers count where no other launcher says any: srun may have started the other one.
+    ///
     /// # Errors
     /// A variable that is missing beside others of its launcher (`RANK` without `WORLD_SIZE` and the other
-    /// way round, for one), that is no number or out of range, or two launchers that contradict one another.
-    /// Slurm's alone may be there without a process of srun: a batch script has them too.
+    /// way round, or both of them beside `LOCAL_RANK` or `MASTER_ADDR`), that is no number or out of range,
+    /// or two launchers that contradict one another. Slurm's alone may be there without a process of srun: a
+    /// batch script has them too.
     pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>> {
         let get = |name: &str| variable(name).filter(|text| !text.trim().is_empty());
-        let mut found: Option<Launch> = None;
+        let slurm = numbers(&get, Launcher::Slurm, SLURM);
+        let mut all = vec![];
         for (launcher, names) in VARIABLES {
-            let Some(launch) = numbers(&get, launcher, names)? else { continue };
-            merge(&mut found, launch)?;
+            let said = numbers(&get, launcher, names)?;
+            all.extend(said.filter(|said| !is_sruns(said, &slurm)));
         }
-        if let Some(text) = get("TF_CONFIG") {
-            let launch = tf_config(&text)?;
-            let meeting = launch.meeting.clone();
-            merge(&mut found, launch)?;
-            found.iter_mut().for_each(|launch| launch.meeting = meeting.clone());
+        let listed = get("TF_CONFIG").map(|text| tf_config::read(&text)).transpose()?;
+        all.extend(listed.as_ref().map(|Launch { rank, size, by, .. }| Said {
+            by: *by,
+            place: Some((*rank, *size)),
+            local_rank: None,
+            local_size: None,
+        }));
+        if all.iter().all(|said| said.place.is_none()) {
+            all.extend(slurm?);
         }
-        if let Some(launch) = &mut found {
-            meet(launch, master(&get)?)?;
+        let master = master(&get)?;
+        let Some(mut launch) = agree(&all, listed.as_ref())? else {
+            return gap(&all, master);
+        };
+        launch.meeting = listed.and_then(|listed| listed.meeting);
+        meet(&mut launch, master)?;
+        Ok(Some(launch))
+    }
+}
+
+/// Whether it is srun that set `PMI_RANK` (`--mpi=pmi2`): for whatever it starts, be it another launcher.
+fn is_sruns(said: &Said, slurm: &Result<Option<Said>>) -> bool {
+    let same = matches!(slurm, Ok(Some(slurm)) if slurm.place == said.place);
+    same && said.by == Launcher::Pmi && said.local_rank.is_none()
+}
+
+/// Nobody has said a number and a count: then nothing else may be said either, else every process would
+/// take itself for the only one.
+fn gap(all: &[Said], master: Option<(String, u16)>) -> Result<Option<Launch>> {
+    let local = all.iter().find_map(|said| Some((said.by, said.local_rank.or(said.local_size)?)));
+    if let Some((by, (name, number))) = local {
+        return Err(wrong(&by.to_string(), format!("it beside {name} {number}"), "nothing"));
+    }
+    match master {
+        None => Ok(None),
+        Some((host, _)) => {
+            let expected = format!("it and WORLD_SIZE beside MASTER_ADDR {host}");
+            Err(wrong("RANK", expected, "nothing"))
         }
-        Ok(found)
     }
 }
 
@@ -153,8 +200,8 @@ fn meet(launch: &mut Launch, master: Option<(String, u16)>) -> Result<()> {
 fn numbers(
     get: &impl Fn(&str) -> Option<String>,
     by: Launcher,
-    names: [&str; 4],
-) -> Result<Option<Launch>> {
+    names: Names,
+) -> Result<Option<Said>> {
     let [rank_name, size_name, local_name, local_size_name] = names;
     if by == Launcher::Slurm && STEP.iter().all(|name| get(name).is_none()) {
         return Ok(None);
@@ -167,32 +214,30 @@ fn numbers(
         (None, Launcher::Slurm) => number("SLURM_NTASKS")?,
         (size, _) => size,
     };
-    let (rank, size) = match (number(rank_name)?, size) {
-        (None, None) => return Ok(None),
+    let place = match (number(rank_name)?, size) {
+        (None, None) => None,
         (Some(rank), None) => {
             return Err(wrong(size_name, format!("it beside {rank_name} {rank}"), "nothing"));
         }
         (None, Some(size)) => {
             return Err(wrong(rank_name, format!("it beside {size_name} {size}"), "nothing"));
         }
-        (Some(rank), Some(size)) => (rank, size),
+        (Some(rank), Some(size)) if rank >= size => {
+            return Err(wrong(rank_name, format!("a number below {size_name} {size}"), rank));
+        }
+        (Some(rank), Some(size)) => Some((rank, size)),
     };
-    if rank >= size {
-        return Err(wrong(rank_name, format!("a number below {size_name} {size}"), rank));
+    if let (None, Some(step)) = (place, get(STEP[0]).filter(|_| by == Launcher::Slurm)) {
+        return Err(wrong(rank_name, format!("it beside {} {step}", STEP[0]), "nothing"));
     }
-    let local_rank = number(local_name)?;
-    // Without the count on this host, the least that there can be.
+    let local_rank = number(local_name)?.map(|number| (local_name, number));
     let local_size = match by {
         Launcher::Slurm => tasks_of_node(get, local_size_name)?,
         _ => number(local_size_name)?,
     };
-    let local_size = local_size.unwrap_or(local_rank.unwrap_or(0) + 1);
-    let local_rank = local_rank.unwrap_or(0);
-    if local_rank >= local_size || local_size > size {
-        let expected = format!("a number below {local_size_name} {local_size}, of {size} in all");
-        return Err(wrong(local_name, expected, local_rank));
-    }
-    Ok(Some(Launch { rank, size, local_rank, local_size, by, meeting: None }))
+    let local_size = local_size.map(|number| (local_size_name, number));
+    let silent = place.is_none() && local_rank.is_none() && local_size.is_none();
+    Ok((!silent).then_some(Said { by, place, local_rank, local_size }))
 }
 
 fn count(name: &str, digits: &str, text: &str) -> Result<usize> {
@@ -225,62 +270,54 @@ fn tasks_of_node(get: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Op
     mine.map(|(tasks, _)| Some(*tasks)).ok_or_else(outside)
 }
 
-/// Adds what another launcher says; both must say the same. srun may start mpirun's processes and an
-/// operator may set several kinds of variables.
-fn merge(found: &mut Option<Launch>, launch: Launch) -> Result<()> {
-    let Some(first) = found else {
-        *found = Some(launch);
-        return Ok(());
+/// The place that all launchers say, as an operator may set several kinds of variables; `listed` is as
+/// `TF_CONFIG` has it, whose hosts count where nobody says a number on the host.
+fn agree(all: &[Said], listed: Option<&Launch>) -> Result<Option<Launch>> {
+    let mut places = all.iter().filter_map(|said| Some((said.by, said.place?)));
+    let Some((by, (rank, size))) = places.next() else { return Ok(None) };
+    if let Some((other, place)) = places.find(|(_, place)| *place != (rank, size)) {
+        let expected = format!("rank {rank} of {size} as {by} says");
+        let received = format!("rank {} of {}", place.0, place.1);
+        return Err(wrong(&other.to_string(), expected, received));
+    }
+    let local_rank = same(all.iter().filter_map(|said| said.local_rank))?;
+    let local_size = same(all.iter().filter_map(|said| said.local_size))?;
+    let (local_rank, local_size) = match listed {
+        Some(listed) if local_rank.is_none() && local_size.is_none() => {
+            (listed.local_rank, listed.local_size)
+        }
+        _ => on_host(local_rank, local_size, size)?,
     };
-    // mpirun inside a Slurm job: its own processes all have the numbers of the daemon that started them.
-    if launch.by == Launcher::Slurm {
-        return Ok(());
-    }
-    if (first.rank, first.size) != (launch.rank, launch.size) {
-        let expected = format!("rank {} of {} as {} says", first.rank, first.size, first.by);
-        let received = format!("rank {} of {}", launch.rank, launch.size);
-        return Err(wrong(&launch.by.to_string(), expected, received));
-    }
-    Ok(())
+    Ok(Some(Launch { rank, size, local_rank, local_size, by, meeting: None }))
 }
 
-/// `{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}`, with a chief in
-/// front of the workers where there is one.
-fn tf_config(text: &str) -> Result<Launch> {
-    let fail = |expected: &str, received: String| wrong("TF_CONFIG", expected, received);
-    let config: Value = serde_json::from_str(text).map_err(|e| fail("JSON", e.to_string()))?;
-    let mut hosts: Vec<(String, String)> = vec![];
-    for role in ["chief", "worker"] {
-        let list = config["cluster"].get(role).map(|list| list.as_array().ok_or(list));
-        let list = match list {
-            None => continue,
-            Some(list) => list.map_err(|v| fail("a list of addresses", v.to_string()))?,
-        };
-        for host in list {
-            let host = host.as_str().ok_or_else(|| fail("host:port", host.to_string()))?;
-            hosts.push((role.into(), host.into()));
-        }
+/// A number that several variables may say, if they say the same.
+fn same(mut numbers: impl Iterator<Item = Number>) -> Result<Option<Number>> {
+    let Some((first, number)) = numbers.next() else { return Ok(None) };
+    match numbers.find(|(_, other)| *other != number) {
+        None => Ok(Some((first, number))),
+        Some((name, other)) => Err(wrong(name, format!("{number} as {first} says"), other)),
     }
-    let task = &config["task"];
-    let role =
-        task["type"].as_str().ok_or_else(|| fail("a task with its type", task.to_string()))?;
-    let index = task["index"].as_u64().map(|index| index as usize);
-    let index = index.ok_or_else(|| fail("a task with its index", task.to_string()))?;
-    let mut of_role = (0..hosts.len()).filter(|at| hosts[*at].0 == role);
-    let rank = of_role.nth(index);
-    let rank = rank.ok_or_else(|| fail("a task of the cluster", format!("{role} {index}")))?;
-    let host = |at: usize| hosts[at].1.rsplit_once(':').map_or(hosts[at].1.as_str(), |(h, _)| h);
-    let on_host: Vec<usize> = (0..hosts.len()).filter(|at| host(*at) == host(rank)).collect();
-    Ok(Launch {
-        rank,
-        size: hosts.len(),
-        local_rank: on_host.iter().position(|at| *at == rank).unwrap_or(0),
-        local_size: on_host.len(),
-        by: Launcher::TfConfig,
-        meeting: hosts[0].1.rsplit_once(':').and_then(|(host, port)| {
-            Some((host.into(), port.parse().ok().filter(|port| *port > 0)?))
-        }),
-    })
+}
+
+/// Number and count on the host; without the count, the least that there can be.
+fn on_host(rank: Option<Number>, count: Option<Number>, size: usize) -> Result<(usize, usize)> {
+    match (rank, count) {
+        (None, None) => Ok((0, 1)),
+        (Some((name, rank)), None) if rank >= size => {
+            Err(wrong(name, format!("a number below the {size} in all"), rank))
+        }
+        (Some((_, rank)), None) => Ok((rank, rank + 1)),
+        (None, Some((name, count))) if !(1..=size).contains(&count) => {
+            Err(wrong(name, format!("a number from 1 to the {size} in all"), count))
+        }
+        (None, Some((_, count))) => Ok((0, count)),
+        (Some((name, rank)), Some((count_name, count))) if rank >= count || count > size => {
+            let expected = format!("a number below {count_name} {count}, of {size} in all");
+            Err(wrong(name, expected, rank))
+        }
+        (Some((_, rank)), Some((_, count))) => Ok((rank, count)),
+    }
 }
 
 #[cfg(test)]

@@ -48,8 +48,6 @@ fn the_address_of_the_first_is_read_once() {
     assert_eq!(meeting(read(&[("TF_CONFIG", TF)])), Some(("a".into(), 1)));
     let both = [("TF_CONFIG", TF), ("MASTER_ADDR", "a"), ("MASTER_PORT", "1")];
     assert_eq!(meeting(read(&both)), Some(("a".into(), 1)));
-    // Without a launcher nobody asks.
-    assert_eq!(read(&master[..1]).unwrap(), None);
     for (error, words) in [
         (
             with(&master[..1]),
@@ -147,6 +145,151 @@ fn gaps_and_nonsense_are_named() {
     }
 }
 
+/// Every process would take itself for the only one.
+#[test]
+fn a_launchers_variables_without_its_rank_and_size_are_refused() {
+    for (variables, words) in [
+        (
+            &[("MASTER_ADDR", "a"), ("MASTER_PORT", "1")][..],
+            "RANK: expected it and WORLD_SIZE beside MASTER_ADDR a, received nothing",
+        ),
+        (
+            &[("MASTER_ADDR", "a")],
+            "MASTER_PORT: expected it beside MASTER_ADDR a, received nothing",
+        ),
+        (&[("LOCAL_RANK", "0")], "RANK: expected it beside LOCAL_RANK 0, received nothing"),
+        (
+            &[("LOCAL_WORLD_SIZE", "2")],
+            "RANK: expected it beside LOCAL_WORLD_SIZE 2, received nothing",
+        ),
+        (
+            &[("OMPI_COMM_WORLD_LOCAL_RANK", "1")],
+            "OMPI_COMM_WORLD_RANK: expected it beside OMPI_COMM_WORLD_LOCAL_RANK 1, received nothing",
+        ),
+        (
+            &[("OMPI_COMM_WORLD_LOCAL_SIZE", "2")],
+            "OMPI_COMM_WORLD_RANK: expected it beside OMPI_COMM_WORLD_LOCAL_SIZE 2, received nothing",
+        ),
+        (
+            &[("MPI_LOCALRANKID", "1")],
+            "PMI_RANK: expected it beside MPI_LOCALRANKID 1, received nothing",
+        ),
+        (
+            &[("MPI_LOCALNRANKS", "2")],
+            "PMI_RANK: expected it beside MPI_LOCALNRANKS 2, received nothing",
+        ),
+        (
+            &[("SLURM_STEP_ID", "0"), ("SLURM_LOCALID", "1")],
+            "SLURM_PROCID: expected it beside SLURM_STEP_ID 0, received nothing",
+        ),
+        (
+            &[("SLURM_STEP_ID", "0"), ("SLURM_NTASKS", "2")],
+            "SLURM_PROCID: expected it beside SLURM_STEP_NUM_TASKS 2, received nothing",
+        ),
+        (
+            &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("LOCAL_RANK", "1")],
+            "RANK: expected it beside LOCAL_RANK 1, received nothing",
+        ),
+    ] {
+        let error = read(variables).unwrap_err().to_string();
+        assert_eq!(error, format!("launcher: {words}"));
+    }
+}
+
+#[test]
+fn slurms_numbers_count_only_where_no_other_launcher_says_any() {
+    let step = [
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_PROCID", "0"),
+        ("SLURM_STEP_NUM_TASKS", "2"),
+        ("SLURM_LOCALID", "0"),
+        ("SLURM_STEP_TASKS_PER_NODE", "1(x2)"),
+    ];
+    let with = |more: &[(&'static str, &'static str)]| {
+        let found = read(&[&step[..], more].concat()).unwrap().unwrap();
+        (found.by, found.rank, found.size, found.local_rank, found.local_size)
+    };
+    assert_eq!(with(&[]), (Launcher::Slurm, 0, 2, 0, 1));
+    let torch =
+        [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")];
+    assert_eq!(with(&torch), (Launcher::Torch, 1, 4, 1, 2));
+    let pmi = [("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("MPI_LOCALRANKID", "1")];
+    assert_eq!(with(&pmi), (Launcher::Pmi, 3, 4, 1, 2));
+    assert_eq!(with(&[("TF_CONFIG", TF)]), (Launcher::TfConfig, 2, 3, 1, 2));
+    // srun --mpi=pmi2 sets these for whatever it starts.
+    let sruns = [("PMI_RANK", "0"), ("PMI_SIZE", "2")];
+    assert_eq!(with(&sruns), (Launcher::Slurm, 0, 2, 0, 1));
+    assert_eq!(with(&[&sruns[..], &torch].concat()), (Launcher::Torch, 1, 4, 1, 2));
+    // What is missing of Slurm's does not matter then either.
+    assert_eq!(read(&[&step[..1], &torch].concat()).unwrap().unwrap().rank, 1);
+}
+
+#[test]
+fn local_numbers_may_not_contradict_either() {
+    let both = [
+        ("OMPI_COMM_WORLD_RANK", "1"),
+        ("OMPI_COMM_WORLD_SIZE", "4"),
+        ("RANK", "1"),
+        ("WORLD_SIZE", "4"),
+    ];
+    let with = |more: &[(&'static str, &'static str)]| read(&[&both[..], more].concat());
+    let ompi = [("OMPI_COMM_WORLD_LOCAL_RANK", "1"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")];
+    let place = |more: &[(&'static str, &'static str)]| {
+        let found = with(&[&ompi[..], more].concat()).unwrap().unwrap();
+        (found.local_rank, found.local_size)
+    };
+    assert_eq!(place(&[]), (1, 2));
+    assert_eq!(place(&[("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")]), (1, 2));
+    // Only one of them says it.
+    let torch = with(&[("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")]).unwrap().unwrap();
+    assert_eq!((torch.local_rank, torch.local_size), (1, 2));
+    let (rank, size) = (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "4"));
+    for (more, words) in [
+        (rank, "LOCAL_RANK: expected 1 as OMPI_COMM_WORLD_LOCAL_RANK says, received 0"),
+        (size, "LOCAL_WORLD_SIZE: expected 2 as OMPI_COMM_WORLD_LOCAL_SIZE says, received 4"),
+    ] {
+        let error = with(&[&ompi[..], &[more]].concat()).unwrap_err().to_string();
+        assert_eq!(error, format!("launcher: {words}"));
+    }
+    for (more, words) in [
+        (("LOCAL_RANK", "4"), "LOCAL_RANK: expected a number below the 4 in all, received 4"),
+        (
+            ("LOCAL_WORLD_SIZE", "0"),
+            "LOCAL_WORLD_SIZE: expected a number from 1 to the 4 in all, received 0",
+        ),
+    ] {
+        assert_eq!(with(&[more]).unwrap_err().to_string(), format!("launcher: {words}"));
+    }
+}
+
+#[test]
+fn tf_configs_addresses_have_ports_and_come_once() {
+    let with = |list: &str| {
+        let task = r#""task": {"type": "worker", "index": 0}"#;
+        read(&[("TF_CONFIG", &format!(r#"{{"cluster": {{{list}}}, {task}}}"#))])
+    };
+    let found = with(r#""worker": ["[::1]:1", "[::1]:2"]"#).unwrap().unwrap();
+    assert_eq!((found.meeting, found.local_size), (Some(("[::1]".into(), 1)), 2));
+    let ports = "addresses as host:port, received";
+    for (list, words) in [
+        (r#""worker": ["a", "b"]"#, format!(r#"{ports} "a""#)),
+        (r#""worker": ["a:1", "b:"]"#, format!(r#"{ports} "b:""#)),
+        (r#""worker": ["a:0"]"#, format!(r#"{ports} "a:0""#)),
+        (r#""worker": ["a:65536"]"#, format!(r#"{ports} "a:65536""#)),
+        (r#""worker": [":1"]"#, format!(r#"{ports} ":1""#)),
+        (r#""worker": ["::1"]"#, format!(r#"{ports} "::1""#)),
+        (r#""worker": [7]"#, format!("{ports} 7")),
+        (r#""worker": ["a:1", "a:1"]"#, r#"every address once, received "a:1" twice"#.into()),
+        (
+            r#""chief": ["a:1"], "worker": ["a:1"]"#,
+            r#"every address once, received "a:1" twice"#.into(),
+        ),
+    ] {
+        let error = with(list).unwrap_err().to_string();
+        assert_eq!(error, format!("launcher: TF_CONFIG: expected {words}"));
+    }
+}
+
 /// Tasks of a node, from those of all nodes and the node's number.
 #[test]
 fn slurm_lists_the_tasks_of_every_node() {
@@ -202,6 +345,10 @@ fn any_variables_give_a_place_or_an_error() {
         "SLURM_STEP_ID",
         "SLURM_NODEID",
         "TF_CONFIG",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "MPI_LOCALRANKID",
+        "MASTER_ADDR",
+        "MASTER_PORT",
     ];
     let texts = [
         "0",

@@ -5,16 +5,21 @@ use super::message::{self, CHALLENGE, Fault, HELLO, Hello, REFUSED, Reason, WELC
 use super::secret::{Nonce, nonce};
 use super::{Id, Met, Terms, failed, missing};
 use crate::error::Result;
+use std::collections::VecDeque;
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Most connections whose other end has not proved anything yet; later ones wait.
+/// Most connections whose other end has not proved anything yet; one more closes the oldest of them.
 const MOST_OPEN: usize = 32;
 /// How long such a one may take.
 const GREETING: Duration = Duration::from_secs(5);
+/// How long it has in any case: a worker has answered by then.
+const BREATH: Duration = Duration::from_millis(200);
 /// Most lines about strangers.
 const MOST_LINES: usize = 20;
 const PAUSE: Duration = Duration::from_millis(10);
@@ -61,8 +66,12 @@ pub(super) fn listen(host: &str, port: u16) -> Result<TcpListener> {
     listener.map_err(|e| failed(format!("rank 0 cannot listen at port {port}: {e}")))
 }
 
-/// What a connection comes to.
-fn greet(stream: TcpStream, me: &Terms) -> std::result::Result<Guest, Turned> {
+/// What a connection comes to. Whoever settles that first, by a proof here or by closing it, has its way.
+fn greet(
+    stream: TcpStream,
+    me: &Terms,
+    settled: &AtomicBool,
+) -> std::result::Result<Guest, Turned> {
     let until = me.until().min(Instant::now() + GREETING);
     stream.set_nonblocking(false).map_err(|e| Fault::Io(e.to_string()))?;
     let mut wire = Wire { stream, until };
@@ -78,6 +87,9 @@ fn greet(stream: TcpStream, me: &Terms) -> std::result::Result<Guest, Turned> {
         let _ = wire.send(REFUSED, &[*reason as u8]);
     }
     let (hello, theirs) = turned?;
+    if settled.swap(true, Ordering::SeqCst) {
+        return Err(Fault::Closed.into());
+    }
     Ok(Guest { rank: hello.rank as usize, stream: wire.stream, nonces: [theirs, mine] })
 }
 
@@ -105,37 +117,88 @@ fn check(body: &[u8], mine: &Nonce, me: &Terms) -> std::result::Result<(Hello, N
     Ok((hello, *theirs))
 }
 
+/// A connection that has proved nothing yet.
+struct Unproven {
+    number: usize,
+    from: SocketAddr,
+    since: Instant,
+    stream: TcpStream,
+    settled: Arc<AtomicBool>,
+}
+
+/// What a connection has come to, with its number.
+type Report = (usize, std::result::Result<Guest, Turned>);
+
 /// Connections on their way in.
 struct Door {
     listener: TcpListener,
-    open: usize,
+    /// The oldest first.
+    open: VecDeque<Unproven>,
+    /// Connections so far.
+    count: usize,
     lines: usize,
-    report: Sender<(SocketAddr, std::result::Result<Guest, Turned>)>,
-    reports: Receiver<(SocketAddr, std::result::Result<Guest, Turned>)>,
+    report: Sender<Report>,
+    reports: Receiver<Report>,
 }
 
 impl Door {
     fn new(listener: TcpListener) -> std::io::Result<Door> {
         listener.set_nonblocking(true)?;
         let (report, reports) = channel();
-        Ok(Door { listener, open: 0, lines: 0, report, reports })
+        Ok(Door { listener, open: VecDeque::new(), count: 0, lines: 0, report, reports })
     }
 
-    /// Lets those in that wait, each with a thread; and hands over one that has proved who it is.
+    /// Lets those in that wait; and hands over one that has proved who it is.
     fn next(&mut self, me: &Terms) -> Option<Guest> {
-        while self.open < MOST_OPEN
+        while self.has_room()
             && let Ok((stream, from)) = self.listener.accept()
         {
-            let (report, terms) = (self.report.clone(), me.clone());
-            let greet = move || drop(report.send((from, greet(stream, &terms))));
-            match thread::Builder::new().name("greeting".into()).spawn(greet) {
-                Ok(_) => self.open += 1,
-                Err(e) => self.say(from, &e),
+            if self.open.len() == MOST_OPEN {
+                self.close_oldest();
+            }
+            if let Err(e) = self.let_in(stream, from, me) {
+                self.say(from, &e);
             }
         }
-        let (from, turned) = self.reports.recv_timeout(PAUSE).ok()?;
-        self.open -= 1;
-        turned.map_err(|turned| self.say(from, &turned)).ok()
+        let (number, turned) = self.reports.recv_timeout(PAUSE).ok()?;
+        let at = self.open.iter().position(|unproven| unproven.number == number);
+        let unproven = at.and_then(|at| self.open.remove(at));
+        match (turned, unproven) {
+            (Ok(guest), _) => Some(guest),
+            (Err(turned), Some(unproven)) => {
+                self.say(unproven.from, &turned);
+                None
+            }
+            // It was closed to make room.
+            (Err(_), None) => None,
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        let patient = |oldest: &Unproven| oldest.since.elapsed() > BREATH;
+        self.open.len() < MOST_OPEN || self.open.front().is_some_and(patient)
+    }
+
+    fn close_oldest(&mut self) {
+        let Some(Unproven { from, stream, settled, .. }) = self.open.pop_front() else { return };
+        if !settled.swap(true, Ordering::SeqCst) {
+            // It may have gone.
+            let _ = stream.shutdown(Shutdown::Both);
+            self.say(from, &"it said nothing while others wait");
+        }
+    }
+
+    /// Gives a connection a thread.
+    fn let_in(&mut self, stream: TcpStream, from: SocketAddr, me: &Terms) -> std::io::Result<()> {
+        self.count += 1;
+        let settled = Arc::new(AtomicBool::new(false));
+        let (number, kept, mine) = (self.count, stream.try_clone()?, settled.clone());
+        let (report, terms) = (self.report.clone(), me.clone());
+        let greet = move || drop(report.send((number, greet(stream, &terms, &mine))));
+        thread::Builder::new().name("greeting".into()).spawn(greet)?;
+        let since = Instant::now();
+        self.open.push_back(Unproven { number, from, since, stream: kept, settled });
+        Ok(())
     }
 
     fn say(&mut self, from: SocketAddr, words: &dyn fmt::Display) {
@@ -171,6 +234,8 @@ pub(super) fn receive(listener: TcpListener, me: &Terms, id: &Id) -> Result<Met>
             _ => *place = Some(guest),
         }
     }
+    // Whoever is left alone from here on finds nobody.
+    drop(door);
     let mut connections = vec![];
     for Guest { rank, stream, nonces: [theirs, mine] } in guests.into_iter().flatten() {
         let mut fields = id.to_vec();

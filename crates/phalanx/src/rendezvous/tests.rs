@@ -1,5 +1,5 @@
 use super::chief::{listen, receive};
-use super::message::{HELLO, Hello, MOST, Wire};
+use super::message::{CHALLENGE, HELLO, Hello, MOST, Wire};
 use super::secret::Secret;
 use super::visitor::visit;
 use super::*;
@@ -104,6 +104,54 @@ fn strangers_are_turned_away_and_do_no_harm() {
         done
     });
     assert!(chief.is_ok() && others.iter().all(Result::is_ok));
+}
+
+/// More of them than are let in at once, in front of the workers.
+#[test]
+fn a_hundred_silent_connections_do_not_keep_workers_out() {
+    let began = Instant::now();
+    let (chief, others) = with_chief(3, LONG, |address| {
+        let silent: Vec<TcpStream> =
+            (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let done = complete(address);
+        drop(silent);
+        done
+    });
+    assert!(chief.is_ok() && others.iter().all(Result::is_ok));
+    // Each would have had five seconds, 32 at a time.
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+/// More workers than are let in at once, all at once: none is closed for another's sake.
+#[test]
+fn more_workers_than_may_be_unproven_at_once_all_come() {
+    let (chief, others) = with_chief(65, LONG, |address| {
+        thread::scope(|scope| {
+            let workers: Vec<_> = (1..65)
+                .map(|rank| scope.spawn(move || go(address, &terms(rank, 65, LONG))))
+                .collect();
+            workers.into_iter().map(|worker| worker.join().expect("no panic").is_ok()).collect()
+        })
+    });
+    let others: Vec<bool> = others;
+    assert!(chief.is_ok() && others.iter().all(|came| *came));
+}
+
+/// A worker that is closed after its hello while rank 0 still listens.
+#[test]
+fn a_worker_that_had_to_make_room_comes_again() {
+    let listener = listen("localhost", 0).unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::scope(|scope| {
+        let worker = scope.spawn(move || go(address, &terms(1, 2, LONG)));
+        let (stream, _) = listener.accept().unwrap();
+        let mut wire = Wire { stream, until: Instant::now() + LONG };
+        wire.send(CHALLENGE, &[1; 32]).unwrap();
+        assert_eq!(wire.receive().unwrap().0, HELLO);
+        drop(wire);
+        assert!(receive(listener, &terms(0, 2, LONG), &ID).is_ok());
+        assert!(worker.join().expect("no panic").is_ok());
+    });
 }
 
 #[test]

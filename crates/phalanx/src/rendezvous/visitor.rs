@@ -65,11 +65,13 @@ fn attempt(address: &str, me: &Terms) -> std::result::Result<Met, Tried> {
     let fields = Hello { rank: me.rank as u32, size: me.size as u32, version, host }.fields();
     let proof = me.secret.proof(b"worker", [&theirs, &mine], &fields);
     let hello = [&mine[..], &fields, &proof].concat();
-    let gone = |fault: Fault| match fault {
-        Fault::Closed => "it left before all workers had come".to_string(),
-        fault => fault.to_string(),
+    let never = |message: String| Tried::Never(missing(name(), message));
+    let lost = |fault: Fault| match fault {
+        // It had to make room for others.
+        Fault::Closed if connect(address, me).is_ok() => Tried::Later(fault.to_string()),
+        Fault::Closed => never("it left before all workers had come".into()),
+        fault => never(fault.to_string()),
     };
-    let lost = |fault: Fault| Tried::Never(missing(name(), gone(fault)));
     wire.send(HELLO, &hello).map_err(lost)?;
     let (kind, body) = wire.receive().map_err(lost)?;
     match kind {
