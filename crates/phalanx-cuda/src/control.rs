@@ -104,6 +104,7 @@ fn carrier(gpu: usize, seats: Seats) -> std::result::Result<Box<dyn Carrier>, Ex
             let name = format!("some of {size} workers");
             ExecError::Peer { step: 0, peer: PeerError { name, message } }
         }
+        Refusal::Gone(peer) => ExecError::Peer { step: 0, peer },
     })?;
     Ok(Box::new(carried))
 }

@@ -7,6 +7,7 @@ use crate::among::{Gone, Id, Seats};
 use crate::crew::Meeting;
 use crate::driver::{Context, Event, Failure, Result, Stream};
 use crate::launch::Elem;
+use phalanx_graph::peers::PeerError;
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -192,6 +193,35 @@ fn within<T: Send + 'static>(
     answer.recv_timeout(limit).ok()
 }
 
+/// As [`within`], for what waits for other processes: given up as well where one is gone.
+fn unless_gone<T: Send + 'static>(
+    limit: Duration,
+    gone: &Gone,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> std::result::Result<T, Refusal> {
+    let (send, answer) = channel();
+    // As above.
+    thread::spawn(move || drop(send.send(call())));
+    let (began, mut seen) = (Instant::now(), None);
+    loop {
+        let left = limit.saturating_sub(began.elapsed());
+        match answer.recv_timeout(left.min(LOOK)) {
+            Ok(answer) => return Ok(answer),
+            Err(RecvTimeoutError::Timeout) if left > LOOK => {}
+            Err(_) => return Err(Refusal::Others(no_answer(began.elapsed()))),
+        }
+        if let Some(peer) = gone_for_a_while(gone, &mut seen) {
+            return Err(Refusal::Gone(peer));
+        }
+    }
+}
+
+/// Who was `seen` to be gone for a while: what it sent before may still be on its way.
+fn gone_for_a_while(gone: &Gone, seen: &mut Option<Instant>) -> Option<PeerError> {
+    let peer = gone()?;
+    (seen.get_or_insert_with(Instant::now).elapsed() > GRACE).then_some(peer)
+}
+
 fn no_answer(waited: Duration) -> String {
     format!("no answer for {:.1} s", waited.as_secs_f64())
 }
@@ -201,6 +231,8 @@ pub(crate) enum Refusal {
     Here(Failure),
     /// Other processes do not come.
     Others(String),
+    /// One of them is gone.
+    Gone(PeerError),
 }
 
 impl From<Failure> for Refusal {
@@ -217,13 +249,10 @@ impl Group {
                 (contexts, comms, None)
             }
             Some(Seats { id, first, all, gone, limit }) => {
-                let connected = within(limit, move || {
+                let (contexts, comms) = unless_gone(limit, &gone, move || {
                     let comms = connect(&contexts, id, first, all);
                     (contexts, comms)
-                });
-                let Some((contexts, comms)) = connected else {
-                    return Err(Refusal::Others(no_answer(limit)));
-                };
+                })?;
                 (contexts, comms?, Some((gone, limit)))
             }
         };
@@ -407,17 +436,15 @@ impl Link {
         self.check()
     }
 
-    /// Fails where other processes have been waited for too long, or one was `seen` to be gone for a
-    /// while: what it sent before may still be on its way.
+    /// Fails where other processes have been waited for too long, or one is gone for a while.
     fn patient(&self, since: Instant, seen: &mut Option<Instant>) -> Result<()> {
         let Some((gone, limit)) = &self.group.outside else { return Ok(()) };
         if since.elapsed() > *limit {
             return Err(self.group.lose(no_answer(since.elapsed())));
         }
-        let Some(gone) = gone() else { return Ok(()) };
-        match seen.get_or_insert_with(Instant::now).elapsed() > GRACE {
-            true => Err(self.group.lose(gone.to_string())),
-            false => Ok(()),
+        match gone_for_a_while(gone, seen) {
+            Some(peer) => Err(self.group.lose(peer.to_string())),
+            None => Ok(()),
         }
     }
 
@@ -456,6 +483,30 @@ mod tests {
         assert_eq!(within(Duration::from_millis(20), waits), None);
         drop(stop);
         assert_eq!(within(Duration::MAX, || 7), Some(7));
+    }
+
+    #[test]
+    fn a_worker_that_dies_while_gpus_connect_is_named_long_before_the_limit() {
+        let limit = Duration::from_secs(60);
+        let lost = || PeerError { name: "rank 2".into(), message: "is gone".into() };
+        let (began, somebody, nobody): (_, Gone, Gone) =
+            (Instant::now(), Arc::new(move || Some(lost())), Arc::new(|| None));
+        let (stop, stopped) = channel::<()>();
+        let refusal = unless_gone(limit, &somebody, move || stopped.recv().is_err());
+        assert!(matches!(refusal, Err(Refusal::Gone(peer)) if peer == lost()));
+        assert!(began.elapsed() > GRACE && began.elapsed() < limit / 4, "{:?}", began.elapsed());
+        drop(stop);
+        // It may have been the last one that was waited for.
+        let late = || {
+            thread::sleep(3 * LOOK);
+            7
+        };
+        assert!(matches!(unless_gone(limit, &somebody, late), Ok(7)));
+        let (_stop, stopped) = channel::<()>();
+        let refusal = unless_gone(2 * LOOK, &nobody, move || stopped.recv().is_err());
+        assert!(
+            matches!(refusal, Err(Refusal::Others(words)) if words.starts_with("no answer for 0."))
+        );
     }
 
     #[test]

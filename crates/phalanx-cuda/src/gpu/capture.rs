@@ -7,7 +7,7 @@ use crate::libs::{self, Lib};
 use crate::machine::StepId;
 use crate::nccl::{self, Refusal};
 use phalanx_graph::exec::ExecError;
-use phalanx_graph::peers::Peers;
+use phalanx_graph::peers::{PeerError, Peers};
 use std::sync::Arc;
 
 impl Gpu {
@@ -27,10 +27,13 @@ impl Gpu {
         let links =
             nccl::join(contexts.map_err(failed)?, seats).map_err(|refusal| match refusal {
                 Refusal::Here(failure) => failed(failure),
-                Refusal::Others(message) => match peers {
-                    Some(peers) => ExecError::Peer { step: 0, peer: peers.missing(message) },
-                    None => in_vain(message),
-                },
+                Refusal::Others(message) | Refusal::Gone(PeerError { message, .. }) => {
+                    match peers {
+                        // It knows by itself who is gone.
+                        Some(peers) => ExecError::Peer { step: 0, peer: peers.missing(message) },
+                        None => in_vain(message),
+                    }
+                }
             })?;
         gpus.iter_mut().zip(links).for_each(|(gpu, link)| gpu.link = Some(link));
         Ok(())
