@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Checks model files against Python Keras: every second model, or all with PHALANX_CROSS_CHECK_ALL=1; with `prepare`, only
-# gets ready for it. Uses the Python in $PHALANX_KERAS_PYTHON or makes an environment under the target directory; says so
-# and ends well where neither is possible.
+# Checks model files against Python Keras; with `prepare`, only gets ready for it. Uses the Python in $PHALANX_KERAS_PYTHON or makes an environment under
+# the target directory; says so and ends well where neither is possible.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 venv="${CARGO_TARGET_DIR:-target}/cross-check-venv"
