@@ -286,10 +286,17 @@ pub fn name() -> Option<(usize, String)> {
 
 /// A worker in words, by what its launcher says.
 fn named(launch: &Launch) -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
-    let host = host.or_else(|| std::env::var("HOSTNAME").ok());
-    let host = host.as_deref().map(str::trim).filter(|host| !host.is_empty());
-    format!("rank {} ({})", launch.rank, host.unwrap_or("a host without a name"))
+    let host = host();
+    format!("rank {} ({})", launch.rank, host.as_deref().unwrap_or("a host without a name"))
+}
+
+/// This machine's name, where it has one.
+pub(crate) fn host() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .or_else(|_| std::env::var("HOSTNAME"))
+        .or_else(|_| std::env::var("COMPUTERNAME"))
+        .ok()?;
+    Some(name.trim().to_string()).filter(|name| !name.is_empty())
 }
 
 /// Lets a worker that this asks to end say whom it is waiting for, where it is.

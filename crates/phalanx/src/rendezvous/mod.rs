@@ -19,7 +19,7 @@ mod visitor;
 
 use crate::error::{Error, Result};
 use crate::launch::Launch;
-use crate::workers::lost;
+use crate::workers::{self, lost};
 use line::Line;
 use phalanx_cuda::Place;
 use phalanx_graph::peers::{PeerError, Peers};
@@ -48,7 +48,7 @@ pub(crate) fn meet(
         rank: launch.rank,
         size: launch.size,
         version: env!("CARGO_PKG_VERSION").into(),
-        host: host_name(),
+        host: workers::host().unwrap_or_else(|| "?".into()),
         secret: Secret::new(secret)?,
         limit: timeout,
         began: Instant::now(),
@@ -75,11 +75,6 @@ fn through_gpus(gpu: usize, me: Terms, met: Met) -> Result<Arc<dyn Peers>> {
 fn address(host: &str, port: u16) -> String {
     let host = host.trim_matches(['[', ']']);
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
-}
-
-fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    if name.trim().is_empty() { "?".into() } else { name.trim().into() }
 }
 
 /// What a worker brings.

@@ -3,6 +3,7 @@
 use super::proto::{self, Message};
 use crate::callbacks::log_file::{LogFile, Mark};
 use crate::error::{Error, Result};
+use crate::workers;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -67,12 +68,9 @@ pub(super) fn now() -> f64 {
 
 /// This machine's name, as far as a file name can hold it.
 fn host() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .or_else(|_| std::env::var("HOSTNAME"))
-        .or_else(|_| std::env::var("COMPUTERNAME"))
-        .unwrap_or_default();
+    let name = workers::host().unwrap_or_default();
     let safe = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
-    let name: String = name.trim().chars().filter(|c| safe(*c)).take(64).collect();
+    let name: String = name.chars().filter(|c| safe(*c)).take(64).collect();
     if name.is_empty() { "localhost".into() } else { name }
 }
 
