@@ -3,12 +3,14 @@
 use crate::network::{Choice, ChoiceParser};
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use phalanx::prelude::DeviceKind;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// What `--data` takes, for every command's help.
 const DATA_HELP: &str = "glyphs (generated), mnist, fashion-mnist, cifar-10, cifar-100, a directory with \
-                         one sub-directory of images per class, an .npz (x_train, y_train, x_test, \
-                         y_test; or x, y) or a .csv (a header, the label in the last column)";
+                         one sub-directory of images per class, an .npz (x, y; or x_train, y_train; with them \
+                         x_val, y_val, x_test, y_test and sample_weight; x_NAME, y_NAME for several inputs or \
+                         outputs) or a .csv (a line of names, the label in the last column)";
 
 /// Deep learning in lockstep on every device you have.
 #[derive(Debug, Parser)]
@@ -27,8 +29,7 @@ pub struct Args {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Train a network and evaluate it on the test split (mnist-mlp validates on the last sixth of
-    /// the training data, the others on the test split, as in their tutorials)
+    /// Train a network and evaluate it on the test rows
     #[command(allow_negative_numbers = true)]
     #[command(after_help = "Examples:
   phalanx train mnist-mlp                            # on generated glyphs, no files needed
@@ -36,7 +37,8 @@ pub enum Command {
   phalanx train mnist-cnn --data mnist --epochs 12 --schedule steps --log-dir logs --checkpoint-dir ckpt
   phalanx train minigooglenet --data cifar-10 --gpus 1 --epochs 70 --output plot.png
   phalanx train mnist-cnn --data flowers/ --image-size 64 --save flowers.safetensors
-  phalanx train model.keras --data mnist --save trained.keras      # described in Python, read by it
+  phalanx train model.keras --data mnist --rescale --save trained.keras      # described in Python, read by it
+  phalanx train model.keras --data houses.csv --label price --categories one-hot --test-split 0.2
   phalanx train resnet50 --weights resnet50_notop.h5 --data flowers/ --image-size 224
   phalanx train mnist-cnn --checkpoint-dir ckpt --checkpoint-every 100 --resume     # begins or goes on
   phalanx train --config run.toml --epochs 20        # what the command line says comes first
@@ -50,7 +52,10 @@ A run.toml has the names of the flags as keys:
   augment = [\"shift\", \"zoom\"]
   no-shuffle = true
 
-Data without a test split lose every fifth sample of each class to one. Epochs in files count from 1.")]
+All rows of your own data train, unless --validation-split, --test-split or arrays such as x_test say otherwise. On a named dataset \
+mnist-mlp validates on the last sixth of the training rows, the others on the test rows, as in their tutorials. A model file gets \
+data as Keras would feed them: bytes count from 0 to 255 unless --rescale says otherwise. The header says all of it. \
+Epochs in files count from 1.")]
     Train(Box<Train>),
     /// Evaluate a saved model on the test split of a dataset
     #[command(after_help = "Examples:
@@ -62,7 +67,9 @@ Data without a test split lose every fifth sample of each class to one. Epochs i
     /// Name the class of images, or run a network over an array
     #[command(after_help = "Examples:
   phalanx predict flowers.safetensors rose.jpg tulip.png --top 3
-  phalanx predict mnist.safetensors --input x.npy --output y.npy")]
+  phalanx predict mnist.safetensors --input x.npy --output y.npy
+  phalanx predict model.keras --input x.npz --output y.npz      # arrays named after inputs and outputs
+  phalanx predict houses.keras --input new.csv --output y.npy   # columns as in the table it was trained on")]
     Predict(Predict),
     /// Measure training or inference speed on synthetic data
     #[command(after_help = "Examples:
@@ -250,6 +257,83 @@ impl std::str::FromStr for Size {
     }
 }
 
+/// A factor and an offset for inputs, as in `1/255` or `1/127.5,-1`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rescale {
+    /// What inputs are divided by.
+    pub divisor: f32,
+    /// What is then added.
+    #[serde(default)]
+    pub offset: f32,
+}
+
+impl std::str::FromStr for Rescale {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Rescale, String> {
+        let number = |text: &str| text.trim().parse::<f64>().ok().filter(|v| v.is_finite());
+        let (scale, offset) = text.split_once(',').unwrap_or((text, "0"));
+        let (above, below) = scale.split_once('/').unwrap_or((scale, "1"));
+        let divisor = number(above).zip(number(below)).map(|(above, below)| below / above);
+        let divisor = divisor.map(|d| d as f32).filter(|d| d.is_finite() && *d != 0.0);
+        match divisor.zip(number(offset)) {
+            Some((divisor, offset)) => Ok(Rescale { divisor, offset: offset as f32 }),
+            None => {
+                Err("expected a factor and, if any, an offset, as in 1/255 or 1/127.5,-1".into())
+            }
+        }
+    }
+}
+
+/// How words of a table become numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CategoriesArg {
+    /// A column of 0 and 1 for each word
+    OneHot,
+    /// The word's number in alphabetical order
+    Index,
+}
+
+/// What becomes of missing values of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MissingArg {
+    /// The mean of the column; a category of its own among words
+    Mean,
+    /// Zero; a category of its own among words
+    Zero,
+    /// The row is left out
+    Drop,
+}
+
+/// How data are read, split and scaled.
+#[derive(Clone, Debug, Default, ClapArgs)]
+pub struct DataArgs {
+    /// Hold back this share of the rows to test on: the last ones, of a directory the last of each class
+    #[arg(long, value_name = "SHARE")]
+    pub test_split: Option<f64>,
+    /// Multiply all inputs by a factor and add an offset, as in --rescale=1/127.5,-1; alone it is 1/255. It is kept with what is trained
+    #[arg(long, value_name = "FACTOR[,OFFSET]", num_args = 0..=1, require_equals = true, default_missing_value = "1/255")]
+    pub rescale: Option<Rescale>,
+    /// Columns of a .csv that the model learns to give, by name or by number from 0 (default: the last)
+    #[arg(long, value_name = "COLUMN", value_delimiter = ',')]
+    pub label: Vec<String>,
+    /// The column of a .csv that weighs the samples' losses
+    #[arg(long, value_name = "COLUMN")]
+    pub sample_weight: Option<String>,
+    /// How words in the input columns of a .csv become numbers
+    #[arg(long, value_enum)]
+    pub categories: Option<CategoriesArg>,
+    /// What becomes of missing values in a .csv
+    #[arg(long, value_enum)]
+    pub missing: Option<MissingArg>,
+    /// The .csv has no line of names
+    #[arg(long)]
+    pub no_header: bool,
+    /// The loss of a model file, in the place of its own: mse, mae, binary_crossentropy and so on
+    #[arg(long)]
+    pub loss: Option<String>,
+}
+
 /// `phalanx train`.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Train {
@@ -267,6 +351,12 @@ pub struct Train {
     /// Read the images of a directory in shades of grey
     #[arg(long)]
     pub grayscale: bool,
+    /// Reading, splits and scale
+    #[command(flatten)]
+    pub reading: DataArgs,
+    /// Hold back this share of the training rows to validate on: the last ones, as Keras does; of a directory the last of each class
+    #[arg(long, value_name = "SHARE")]
+    pub validation_split: Option<f64>,
     /// Where to run
     #[command(flatten)]
     pub place: Where,
@@ -375,6 +465,9 @@ pub struct Evaluate {
     /// The data, as train takes them (default: what the network was trained on)
     #[arg(long)]
     pub data: Option<String>,
+    /// Reading, splits and scale
+    #[command(flatten)]
+    pub reading: DataArgs,
     /// Where to run
     #[command(flatten)]
     pub place: Where,
@@ -397,10 +490,13 @@ pub struct Predict {
     /// Images, JPEG or PNG; brought to the network's size and colours
     #[arg(required_unless_present = "input", conflicts_with = "input")]
     pub images: Vec<PathBuf>,
-    /// An array of samples instead, .npy; bytes count as those of images
+    /// Samples instead: a .npy, an .npz with arrays named after the inputs, or a .csv like that of training
     #[arg(long, requires = "output")]
     pub input: Option<PathBuf>,
-    /// Write the network's outputs for --input to this .npy
+    /// Multiply all inputs by a factor and add an offset, as train does (default: as the model was trained)
+    #[arg(long, value_name = "FACTOR[,OFFSET]", num_args = 0..=1, require_equals = true, default_missing_value = "1/255")]
+    pub rescale: Option<Rescale>,
+    /// Write the outputs for --input to this .npy, or to an .npz with arrays named after the outputs
     #[arg(long, short = 'o', requires = "input")]
     pub output: Option<PathBuf>,
     /// Classes shown of each image, the likeliest first
@@ -540,6 +636,17 @@ pub struct Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn factors_may_be_fractions() {
+        let rescale = |text: &str| text.parse::<Rescale>().ok().map(|r| (r.divisor, r.offset));
+        assert_eq!(rescale("1/255"), Some((255.0, 0.0)));
+        assert_eq!(rescale("1/127.5,-1"), Some((127.5, -1.0)));
+        assert_eq!(rescale("2"), Some((0.5, 0.0)));
+        for bad in ["", "0", "1/0", "nan", "1/255,inf", "a", "1//2", "1e-60"] {
+            assert_eq!(rescale(bad), None, "{bad}");
+        }
+    }
 
     #[test]
     fn bytes_have_units() {

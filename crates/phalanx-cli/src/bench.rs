@@ -3,13 +3,14 @@
 
 mod input;
 mod profile;
+mod synthetic;
 
 use crate::args::Bench;
+use crate::model_file::Purpose;
 use crate::network::{Choice, Network};
 use crate::plan;
-use crate::report::size;
 use crate::subject::Subject;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use phalanx::Profile;
 use phalanx::model::PlannedDevices;
 use phalanx::prelude::*;
@@ -53,8 +54,6 @@ pub fn run(args: &Bench) -> Result<()> {
 struct Job {
     model: Model,
     kind: StepKind,
-    x: Tensor,
-    y: Tensor,
     data: Arrays,
     batch: usize,
     subject: Subject,
@@ -82,25 +81,26 @@ impl Job {
         let batch = args.batch.global(subject.usual_batch(), strategy.num_replicas_in_sync())?;
         let on = PlannedDevices::new(strategy.local().devices())?;
         let kind = if args.inference { StepKind::Predict } else { StepKind::Train };
-        let origin = subject.usual();
-        let (x, labels) = synthetic(batch, &subject.dims(&origin.input), origin.classes.len())?;
-        let y = subject.targets(&labels)?;
         let model = match resized(args)? {
             Some(mut model) => {
                 model.compile(Network::MnistMlp.compile(strategy))?;
                 model
             }
-            None => subject.compiled(&origin, strategy.into())?,
+            None if args.inference => {
+                let (goal, _) = subject.usual_goal();
+                subject.compiled(&subject.usual(), &goal, Purpose::Predict, strategy.into())?
+            }
+            None => subject.usually_compiled(strategy)?,
         };
-        let data = Arrays::new(x.clone(), y.clone())?;
-        Ok(Job { model, kind, x, y, data, batch, subject, chief, on })
+        let data = synthetic::batch(&model, &subject.usual_goal().1, batch)?;
+        Ok(Job { model, kind, data, batch, subject, chief, on })
     }
 
     fn step(&mut self) -> Result<()> {
         if self.kind == StepKind::Predict {
-            self.model.predict_with(&self.x, Inference::new().batch_size(self.batch))?;
+            self.model.predict_with(&self.data, Inference::new().batch_size(self.batch))?;
         } else {
-            self.model.train_on_batch(&self.x, &self.y)?;
+            self.model.train_repeatedly(&self.data, 1, |_| {})?;
         }
         Ok(())
     }
@@ -260,24 +260,6 @@ fn mean(times: &[f64]) -> f64 {
 
 fn mib(bytes: usize) -> f64 {
     (bytes as f64 / f64::from(1 << 20) * 10.0).round() / 10.0
-}
-
-/// A batch of noise with labels.
-fn synthetic(batch: usize, input: &[usize], classes: usize) -> Result<(Tensor, Tensor)> {
-    let mut dims = vec![batch];
-    dims.extend(input);
-    let len = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).context("batch too large")?;
-    let mut rng = phalanx::Stream::new(0, 0, 1, 0);
-    let bytes = len.saturating_mul(size_of::<f32>());
-    // A step takes a copy of them.
-    if bytes > phalanx::physical_memory() / 2 {
-        bail!("no memory for a batch of {batch}: its inputs alone take {}", size(bytes));
-    }
-    let mut x: Vec<f32> = vec![];
-    x.try_reserve_exact(len).with_context(|| format!("no memory for a batch of {batch}"))?;
-    x.extend((0..len).map(|_| rng.unit() as f32));
-    let y: Vec<i32> = (0..batch).map(|_| rng.below(classes as u64) as i32).collect();
-    Ok((Tensor::new(dims, x)?, Tensor::new([batch], y)?))
 }
 
 /// Seconds since this process was created.

@@ -1,32 +1,51 @@
-//! What `--data` names, loaded: a dataset, a directory of images, an `.npz` or a `.csv`.
+//! What `--data` names, loaded and split: a dataset, a directory of images, an `.npz` or a `.csv`.
 
-use crate::args::Size;
+use crate::args::{CategoriesArg, DataArgs, MissingArg, Size};
 use crate::feed::{Feed, room};
 use anyhow::{Context, Result, bail};
-use phalanx::Data;
-use phalanx::data::{ColorMode, Samples};
-use phalanx::datasets::{Csv, Own, load_npz};
+use phalanx::data::ColorMode;
+use phalanx::datasets::{Categories, Csv, Missing, SampleSet, TableEncoding, load_npz};
 use phalanx::prelude::*;
 use std::path::Path;
 
-/// Of each class of data without a test split, one in so many samples goes into one.
-const TEST_SHARE: usize = 5;
 /// More classes than a network sensibly tells apart.
 pub const MOST_CLASSES: usize = 1 << 16;
 
 /// The size of images where nothing else says it.
 const USUAL_SIZE: Size = Size { height: 28, width: 28 };
 
-/// Samples and class numbers as they came.
+/// Rows of samples as they came: inputs and targets by name.
+#[derive(Clone)]
+pub struct Part {
+    /// What the model is given.
+    pub inputs: Vec<(String, Feed)>,
+    /// What it should make of them.
+    pub targets: Vec<(String, Tensor)>,
+    /// A weight for each sample, if any.
+    pub sample_weight: Option<Vec<f32>>,
+}
+
+/// Data as they came.
 pub struct Loaded {
     /// To train on.
-    pub train: (Feed, Tensor),
-    /// To test on.
-    pub test: (Feed, Tensor),
-    /// The classes' names, in the order of their numbers.
-    pub classes: Vec<String>,
+    pub train: Part,
+    /// To validate on, if there are such rows.
+    pub validation: Option<Part>,
+    /// To test on, if there are such rows.
+    pub test: Option<Part>,
+    /// The classes that the data themselves have, in the order of their numbers: those of a dataset or directory, or the words
+    /// of a table. Numbers in an array may be classes or not.
+    pub classes: Option<Vec<String>>,
     /// Whether the samples are images in height, width and channels.
     pub images: bool,
+    /// Whether it is a dataset by name, with rows to test on.
+    pub by_name: bool,
+    /// Whether the samples are arrays of the user's own, whose shape is not changed unasked.
+    pub arrays: bool,
+    /// How a table's columns became numbers.
+    pub table: Option<TableEncoding>,
+    /// What was done to the rows.
+    pub notices: Vec<String>,
 }
 
 /// How images of a directory are read.
@@ -60,26 +79,44 @@ impl Reading {
     }
 }
 
+/// What is loaded, and for what model.
+pub struct Request<'a> {
+    /// A dataset's name, or a path.
+    pub name: &'a str,
+    /// How images are read.
+    pub reading: Reading,
+    /// How tables are read.
+    pub args: &'a DataArgs,
+    /// The names of the model's inputs and outputs.
+    pub inputs: Vec<String>,
+    pub outputs: Vec<String>,
+    /// How the table was read that the model was trained on.
+    pub table: Option<&'a TableEncoding>,
+}
+
 /// The names of so many classes that have none.
 pub fn numbered(count: usize) -> Vec<String> {
     (0..count).map(|class| class.to_string()).collect()
 }
 
 /// Loads what a name or path stands for.
-pub fn load(name: &str, reading: Reading) -> Result<Loaded> {
-    if datasets::NAMES.contains(&datasets::canonical(name)) {
-        let split = datasets::load(name)?;
-        let classes = datasets::class_names(name)?;
-        let held = |(x, y)| (Feed::Memory(x), y);
-        let (train, test) = (held(split.train), held(split.test));
-        return Ok(Loaded { train, test, classes, images: true });
-    }
+pub fn load(request: &Request<'_>) -> Result<Loaded> {
+    let name = request.name;
     let path = Path::new(name);
     let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
+    if extension.as_deref() != Some("csv") {
+        request.args.check_no_table(name)?;
+    }
+    if datasets::NAMES.contains(&datasets::canonical(name)) {
+        let split = datasets::load(name)?;
+        let (train, test) = (Part::of(split.train), Some(Part::of(split.test)));
+        let classes = Some(datasets::class_names(name)?);
+        return Ok(Loaded { test, classes, images: true, by_name: true, ..Loaded::of(train) });
+    }
     let loaded = match extension.as_deref() {
-        Some("npz") => own(load_npz(path)?),
-        Some("csv") => own(Csv::new().load(path)?),
-        _ if path.is_dir() => folder(path, reading),
+        Some("npz") => npz(path),
+        Some("csv") => table(path, request),
+        _ if path.is_dir() => folder(path, request.reading),
         _ => bail!(
             "--data: unknown dataset '{name}': expected {}, a directory of images, an .npz or a .csv",
             datasets::NAMES.join(", ")
@@ -88,7 +125,132 @@ pub fn load(name: &str, reading: Reading) -> Result<Loaded> {
     loaded.with_context(|| format!("--data {name}"))
 }
 
-/// A directory with a directory per class; with `train` and `test` in it, those have them.
+impl Loaded {
+    /// Rows to train on, of which nothing more is known.
+    fn of(train: Part) -> Loaded {
+        let (validation, test, classes, table) = (None, None, None, None);
+        let (images, by_name, arrays, notices) = (false, false, false, vec![]);
+        Loaded { train, validation, test, classes, images, by_name, arrays, table, notices }
+    }
+}
+
+impl Part {
+    fn of((x, y): (phalanx::data::Samples, Tensor)) -> Part {
+        Part::single(Feed::Memory(x), y)
+    }
+
+    fn single(x: Feed, y: Tensor) -> Part {
+        let (inputs, targets) = (vec![(String::new(), x)], vec![(String::new(), y)]);
+        Part { inputs, targets, sample_weight: None }
+    }
+
+    fn from_set(set: SampleSet) -> Part {
+        let inputs = set.inputs.into_iter().map(|(name, x)| (name, Feed::Memory(x))).collect();
+        Part { inputs, targets: set.targets, sample_weight: set.sample_weight }
+    }
+
+    /// Number of samples.
+    pub fn rows(&self) -> usize {
+        self.inputs.first().map_or(0, |(_, x)| x.rows())
+    }
+
+    /// Some of the samples, in this order.
+    pub fn pick(&self, rows: &[usize]) -> Result<Part> {
+        let pick = |(name, x): &(String, Feed)| Ok((name.clone(), x.pick(rows)?));
+        let inputs = self.inputs.iter().map(pick).collect::<Result<_>>()?;
+        let pick = |(name, y): &(String, Tensor)| (name.clone(), y.select_rows(rows));
+        let targets = self.targets.iter().map(pick).collect();
+        let weight = |weights: &Vec<f32>| rows.iter().map(|row| weights[*row]).collect();
+        Ok(Part { inputs, targets, sample_weight: self.sample_weight.as_ref().map(weight) })
+    }
+
+    /// The class of every row, if there is one target and its rows are whole numbers.
+    fn classes(&self) -> Option<&[i32]> {
+        match &self.targets[..] {
+            [(_, y)] if y.row_len() == 1 => y.i32(),
+            _ => None,
+        }
+    }
+}
+
+impl DataArgs {
+    /// Refuses what only a table has.
+    fn check_no_table(&self, name: &str) -> Result<()> {
+        let asked = [
+            ("--label", !self.label.is_empty()),
+            ("--sample-weight", self.sample_weight.is_some()),
+            ("--categories", self.categories.is_some()),
+            ("--missing", self.missing.is_some()),
+            ("--no-header", self.no_header),
+        ];
+        match asked.iter().find(|(_, asked)| *asked) {
+            Some((flag, _)) => bail!("{flag}: expected a .csv as --data, received {name}"),
+            None => Ok(()),
+        }
+    }
+
+    /// How a table is read.
+    pub fn csv(&self) -> Csv {
+        let mut csv = Csv::new().header(!self.no_header);
+        for label in &self.label {
+            csv = csv.label(label);
+        }
+        if let Some(weight) = &self.sample_weight {
+            csv = csv.sample_weight(weight);
+        }
+        if let Some(categories) = self.categories {
+            csv = csv.categories(match categories {
+                CategoriesArg::OneHot => Categories::OneHot,
+                CategoriesArg::Index => Categories::Index,
+            });
+        }
+        if let Some(missing) = self.missing {
+            csv = csv.missing(match missing {
+                MissingArg::Mean => Missing::Mean,
+                MissingArg::Zero => Missing::Zero,
+                MissingArg::Drop => Missing::Drop,
+            });
+        }
+        csv
+    }
+}
+
+fn npz(path: &Path) -> Result<Loaded> {
+    let data = load_npz(path)?;
+    let train = Part::from_set(data.train);
+    // [height, width] and [height, width, channels].
+    let images = matches!(&train.inputs[..], [(_, x)] if matches!(x.dims().len(), 2 | 3));
+    let (validation, test) = (data.validation.map(Part::from_set), data.test.map(Part::from_set));
+    Ok(Loaded { validation, test, images, arrays: true, ..Loaded::of(train) })
+}
+
+fn table(path: &Path, request: &Request<'_>) -> Result<Loaded> {
+    let mut csv = request.args.csv();
+    match request.table {
+        Some(encoding) if request.args.label.is_empty() => csv = csv.encoding(encoding.clone()),
+        _ => {
+            if request.inputs.len() > 1 {
+                csv = csv.inputs(request.inputs.clone());
+            }
+            if request.outputs.len() > 1 {
+                csv = csv.outputs(request.outputs.clone());
+            }
+        }
+    }
+    let table = csv.load(path)?;
+    let notices = match table.dropped {
+        0 => vec![],
+        n => vec![format!("{n} rows with missing values left out")],
+    };
+    let classes = match &table.classes[..] {
+        [classes] if !classes.is_empty() => Some(classes.clone()),
+        _ => None,
+    };
+    let train = Part::from_set(table.set);
+    Ok(Loaded { classes, table: Some(table.encoding), notices, arrays: true, ..Loaded::of(train) })
+}
+
+/// A directory with a directory per class; with `train` and `test` (and `val`) in it, those have them.
 fn folder(path: &Path, reading: Reading) -> Result<Loaded> {
     let open = |path: &Path| -> Result<ImageFolder> {
         let folder = ImageFolder::open(path)?;
@@ -97,124 +259,147 @@ fn folder(path: &Path, reading: Reading) -> Result<Loaded> {
     };
     let part = |folder: ImageFolder, room: usize| -> Result<Part> {
         let labels = folder.labels();
-        Ok(match reading.shared {
-            true => (Feed::files(folder, room), labels),
-            false => (Feed::Memory(folder.load()?.0), labels),
-        })
+        let images = match reading.shared {
+            true => Feed::files(folder, room),
+            false => Feed::Memory(folder.load()?.0),
+        };
+        Ok(Part::single(images, labels))
     };
-    let (train, test) = (path.join("train"), path.join("test"));
-    let (train, test) = match train.is_dir() && test.is_dir() {
-        true => (open(&train)?, Some(open(&test)?)),
-        false => (open(path)?, None),
-    };
+    let [train, validation, test] = ["train", "val", "test"].map(|name| path.join(name));
+    let split = train.is_dir() && (test.is_dir() || validation.is_dir());
+    if !split {
+        let folder = open(path)?;
+        let classes = Some(folder.class_names().to_vec());
+        return Ok(Loaded { classes, images: true, ..Loaded::of(part(folder, room())?) });
+    }
+    let train = open(&train)?;
     let classes = train.class_names().to_vec();
-    if let Some(other) = test.as_ref().filter(|test| test.class_names() != classes) {
-        bail!("expected the same classes in train and test, received {:?}", other.class_names());
+    let other = |place: &Path| -> Result<Option<Part>> {
+        if !place.is_dir() {
+            return Ok(None);
+        }
+        let folder = open(place)?;
+        if folder.class_names() != classes {
+            let received = folder.class_names();
+            bail!("expected the classes of train in {}, received {received:?}", place.display());
+        }
+        part(folder, room() / 3).map(Some)
+    };
+    let (validation, test) = (other(&validation)?, other(&test)?);
+    let train = part(train, room() / 3)?;
+    let classes = Some(classes);
+    Ok(Loaded { validation, test, classes, images: true, ..Loaded::of(train) })
+}
+
+/// The last rows; where every class has its own, the last of each class.
+fn held_back(part: &Part, share: f64, by_class: bool) -> (Vec<usize>, Vec<usize>) {
+    // As Keras counts.
+    let first = |count: usize| (count as f64 * (1.0 - share)).floor() as usize;
+    let Some(labels) = part.classes().filter(|_| by_class) else {
+        let first = first(part.rows());
+        return ((0..first).collect(), (first..part.rows()).collect());
+    };
+    let most = labels.iter().max().map_or(0, |most| usize::try_from(*most).unwrap_or(0));
+    let mut counts = vec![0usize; most + 1];
+    labels.iter().for_each(|class| counts[*class as usize] += 1);
+    let mut left: Vec<usize> = counts.into_iter().map(first).collect();
+    (0..part.rows()).partition(|row| {
+        let left = &mut left[labels[*row] as usize];
+        let stays = *left > 0;
+        *left = left.saturating_sub(1);
+        stays
+    })
+}
+
+/// Cuts a share off some rows by a flag.
+fn cut(flag: &str, part: &mut Part, share: f64, by_class: bool) -> Result<Part> {
+    if !(share > 0.0 && share < 1.0) {
+        bail!("{flag}: expected a share between 0 and 1, received {share}");
     }
-    let (train, test) = match test {
-        Some(test) => (part(train, room() / 2)?, part(test, room() / 2)?),
-        None => hold_back(part(train, room())?)?,
-    };
-    Ok(Loaded { train, test, classes, images: true })
+    let (kept, held) = held_back(part, share, by_class);
+    if kept.is_empty() || held.is_empty() {
+        bail!(
+            "{flag}: expected a share that leaves rows on both sides, received {share} of {} rows",
+            part.rows()
+        );
+    }
+    let (train, other) = (part.pick(&kept)?, part.pick(&held)?);
+    if let (Some(train), Some(other)) = (train.classes(), other.classes())
+        && let Some(class) = other.iter().find(|class| !train.contains(class))
+        && train.iter().collect::<std::collections::BTreeSet<_>>().len() < 1000
+    {
+        tracing::warn!(
+            "{flag}: the last rows have the target {class}, which no training row has; are the rows sorted?"
+        );
+    }
+    *part = train;
+    Ok(other)
 }
 
-/// Arrays of the user's own.
-fn own(own: Own) -> Result<Loaded> {
-    let whole =
-        |(x, y): (Samples, Tensor)| -> Result<Part> { Ok((Feed::Memory(x), class_numbers(&y)?)) };
-    let train = whole(own.train)?;
-    let (train, test) = match own.test {
-        Some(test) => (train, whole(test)?),
-        None => hold_back(train)?,
-    };
-    let largest = [&train.1, &test.1].into_iter().filter_map(|y| y.i32()?.iter().max());
-    let count = largest.max().map_or(0, |most| *most as usize + 1);
-    let classes = if own.classes.is_empty() { numbered(count) } else { own.classes };
-    // [height, width] and [height, width, channels].
-    let images = matches!(train.0.dims().len(), 2 | 3);
-    Ok(Loaded { train, test, classes, images })
-}
-
-/// Class numbers `[n]` from such, a column of them, or one-hot rows.
-fn class_numbers(y: &Tensor) -> Result<Tensor> {
-    let (rows, width) = (y.rows(), y.row_len());
-    let largest = |row: &[f32]| {
-        let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
-        best.map_or(-1, |(i, _)| i as i32)
-    };
-    let numbers: Vec<i32> = match y.data() {
-        Data::I32(v) if width == 1 => v.clone(),
-        Data::F32(v) if width == 1 => {
-            if let Some(other) = v.iter().find(|v| v.fract() != 0.0 || v.abs() > 1e9) {
-                bail!("expected class numbers as labels, received {other}");
+impl Loaded {
+    /// Holds back the rows that were asked for.
+    pub fn split(mut self, test: Option<f64>, validation: Option<f64>) -> Result<Loaded> {
+        let by_class = self.classes.is_some() && self.images && !self.by_name;
+        let of_each = if by_class { "the last of each class" } else { "the last rows" };
+        if let Some(share) = test.filter(|share| *share != 0.0) {
+            if self.test.is_some() {
+                bail!("--test-split: expected data without test rows of their own");
             }
-            v.iter().map(|v| *v as i32).collect()
+            self.test = Some(cut("--test-split", &mut self.train, share, by_class)?);
+            self.notices.push(format!("test on {of_each}, {share} of all"));
         }
-        Data::F32(v) if y.dims().len() == 2 => v.chunks_exact(width).map(largest).collect(),
-        Data::I32(v) if y.dims().len() == 2 => {
-            let floats: Vec<f32> = v.iter().map(|v| *v as f32).collect();
-            floats.chunks_exact(width).map(largest).collect()
+        if let Some(share) = validation.filter(|share| *share != 0.0) {
+            if self.validation.is_some() {
+                bail!("--validation-split: expected data without validation rows of their own");
+            }
+            let train = self.train.rows();
+            self.validation = Some(cut("--validation-split", &mut self.train, share, by_class)?);
+            self.notices.push(format!("validate on {of_each} of the {train} training rows"));
         }
-        _ => bail!("expected class numbers or one-hot rows as labels, received {:?}", y.dims()),
-    };
-    let out = |class: &&i32| usize::try_from(**class).map_or(true, |class| class >= MOST_CLASSES);
-    if let Some(class) = numbers.iter().find(out) {
-        bail!("expected labels from 0 to {}, received {class}", MOST_CLASSES - 1);
+        Ok(self)
     }
-    Ok(Tensor::new([rows], numbers)?)
-}
-
-type Part = (Feed, Tensor);
-
-/// All but every fifth sample of each class, and those.
-fn hold_back((x, y): Part) -> Result<(Part, Part)> {
-    let labels = y.i32().unwrap_or_default();
-    let most = labels.iter().max().map_or(0, |most| *most as usize);
-    let mut seen = vec![0usize; most + 1];
-    let (mut train, mut test) = (vec![], vec![]);
-    for (row, class) in labels.iter().enumerate() {
-        let count = &mut seen[*class as usize];
-        *count += 1;
-        let part = if count.is_multiple_of(TEST_SHARE) { &mut test } else { &mut train };
-        part.push(row);
-    }
-    if test.is_empty() {
-        let most = seen.iter().max().unwrap_or(&0);
-        bail!("expected {TEST_SHARE} samples or more of a class, to test on one, received {most}");
-    }
-    let part = |rows: &[usize]| -> Result<Part> {
-        let labels: Vec<i32> = rows.iter().map(|row| labels[*row]).collect();
-        Ok((x.pick(rows)?, Tensor::new([rows.len()], labels)?))
-    };
-    Ok((part(&train)?, part(&test)?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn labels_of_any_kind_become_class_numbers() {
-        let one_hot = Tensor::new([2, 3], vec![0.0, 1.0, 0.0, 0.0, 0.0, 1.0]).unwrap();
-        assert_eq!(class_numbers(&one_hot).unwrap().i32().unwrap(), [1, 2]);
-        let column = Tensor::new([2, 1], vec![3.0, 0.0]).unwrap();
-        assert_eq!(class_numbers(&column).unwrap().i32().unwrap(), [3, 0]);
-        let half = class_numbers(&Tensor::new([1], vec![0.5]).unwrap()).unwrap_err().to_string();
-        assert!(half.contains("received 0.5"), "{half}");
-        for bad in [-1, 1 << 20] {
-            assert!(class_numbers(&Tensor::new([1], vec![bad]).unwrap()).is_err());
-        }
+    fn part(labels: Vec<i32>) -> Part {
+        let rows = labels.len();
+        let x: Vec<f32> = (0..rows).map(|i| i as f32).collect();
+        let x = Feed::Memory(Tensor::new([rows, 1], x).unwrap().into());
+        Part::single(x, Tensor::new([rows], labels).unwrap())
+    }
+
+    fn values(part: &Part) -> Vec<f32> {
+        part.inputs[0].1.first(part.rows()).unwrap().unwrap().f32().unwrap().to_vec()
     }
 
     #[test]
-    fn every_fifth_of_a_class_is_held_back() {
-        let labels: Vec<i32> = (0..20).map(|i| i % 2).collect();
-        let x: Vec<f32> = (0..20).map(|i| i as f32).collect();
-        let x = Feed::Memory(Tensor::new([20, 1], x).unwrap().into());
-        let y = Tensor::new([20], labels).unwrap();
-        let (train, test) = hold_back((x, y)).unwrap();
-        assert_eq!(test.0.first(4).unwrap().unwrap().f32().unwrap(), [8.0, 9.0, 18.0, 19.0]);
-        assert_eq!(test.1.i32().unwrap(), [0, 1, 0, 1]);
-        assert_eq!(train.0.rows(), 16);
+    fn no_row_is_held_back_unless_asked_for() {
+        let loaded = Loaded::of(part((0..20).map(|i| i % 2).collect()));
+        let loaded = loaded.split(None, None).unwrap();
+        assert_eq!(loaded.train.rows(), 20);
+        assert!(loaded.test.is_none() && loaded.validation.is_none());
+        let loaded = loaded.split(Some(0.2), Some(0.25)).unwrap();
+        assert_eq!(values(loaded.test.as_ref().unwrap()), [16.0, 17.0, 18.0, 19.0]);
+        assert_eq!(values(loaded.validation.as_ref().unwrap()), [12.0, 13.0, 14.0, 15.0]);
+        assert_eq!(loaded.train.rows(), 12);
+    }
+
+    #[test]
+    fn a_directory_gives_the_last_of_each_class() {
+        let train = part([vec![0; 10], vec![1; 5]].concat());
+        let loaded = Loaded { classes: Some(numbered(2)), images: true, ..Loaded::of(train) };
+        let loaded = loaded.split(Some(0.2), None).unwrap();
+        assert_eq!(values(loaded.test.as_ref().unwrap()), [8.0, 9.0, 14.0]);
+    }
+
+    #[test]
+    fn shares_that_leave_nothing_are_refused() {
+        for share in [1.0, -0.1, f64::NAN, 0.99] {
+            let error = Loaded::of(part(vec![0; 3])).split(Some(share), None).err().unwrap();
+            assert!(error.to_string().starts_with("--test-split: expected a share"), "{error}");
+        }
     }
 }

@@ -1,11 +1,13 @@
 //! `phalanx evaluate`: saved weights on a test split, with pictures where asked.
 
 use crate::args::Evaluate;
+use crate::model_file::Purpose;
 use crate::network::Choice;
 use crate::paths;
-use crate::prepare::{Prepared, load, prepare};
+use crate::prepare::{Asked, Prepared, load, prepare};
+use crate::report;
 use crate::subject::Subject;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use phalanx::pictures;
 use phalanx::prelude::*;
 use std::io::Write;
@@ -21,24 +23,30 @@ pub fn run(args: &Evaluate) -> Result<()> {
     let strategy = args.place.workers()?;
     let chief = strategy.is_chief();
     let subject = subject(args)?;
-    let data = match &subject.origin {
-        Some(origin) => {
-            load(&subject, origin, args.data.as_ref().unwrap_or(&origin.data), &strategy)?
-        }
-        None => {
-            prepare(&subject, args.data.as_deref().unwrap_or("glyphs"), None, false, &strategy)?
-        }
+    let origin = subject.origin.as_ref();
+    let name = args.data.as_deref().or(origin.map(|origin| &*origin.data)).unwrap_or("glyphs");
+    let asked = Asked::plain(name, &args.reading);
+    let data = match origin {
+        Some(origin) => load(&subject, origin, &asked, &strategy)?,
+        None => prepare(&subject, &asked, &strategy)?,
     };
+    if args.confusion.is_some() || args.samples.is_some() {
+        check_drawable(args, &data)?;
+    }
     let batch = args.batch.global(subject.usual_batch(), strategy.num_replicas_in_sync())?;
-    let mut model = subject.compiled(&data.origin, strategy.into())?;
-    let test = || data.test.0.in_order(&data.test.1, batch);
-    let logs = model.evaluate_with(test()?, Inference::new())?;
+    let how = strategy.into();
+    let mut model = subject.compiled(&data.origin, &data.goal, Purpose::Evaluate, how)?;
+    let rows = || data.evaluated().in_order(batch);
+    let logs = model.evaluate_with(rows()?, Inference::new())?;
     let text: Vec<String> = logs.iter().map(|(name, v)| format!("{name}: {v:.4}")).collect();
     if chief {
-        writeln!(std::io::stdout().lock(), "test - {}", text.join(" - "))?;
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{}", report::evaluated(&data))?;
+        writeln!(out, "{}", report::fed(&data))?;
+        writeln!(out, "test - {}", text.join(" - "))?;
     }
     if args.confusion.is_some() || args.samples.is_some() {
-        let outputs = model.predict(test()?)?;
+        let outputs = model.predict(rows()?)?;
         if chief {
             draw(args, &subject, &data, &outputs)?;
         }
@@ -54,15 +62,26 @@ fn subject(args: &Evaluate) -> Result<Subject> {
     }
 }
 
+/// Pictures need one class for each row.
+fn check_drawable(args: &Evaluate, data: &Prepared) -> Result<()> {
+    if data.labels.is_some() {
+        return Ok(());
+    }
+    let flag = if args.confusion.is_some() { "--confusion" } else { "--samples" };
+    bail!("{flag}: expected a model that tells classes apart, and data with a class for each row")
+}
+
 fn draw(args: &Evaluate, subject: &Subject, data: &Prepared, outputs: &Tensor) -> Result<()> {
     let guesses = best(subject, outputs);
-    let labels = data.labels.i32().unwrap_or_default();
+    let labels = data.labels.as_deref().unwrap_or_default();
     let truths: Vec<usize> = labels.iter().map(|l| usize::try_from(*l).unwrap_or(0)).collect();
     let names = &data.origin.classes;
     if let Some(path) = &args.confusion {
         let mut counts = vec![vec![0; names.len()]; names.len()];
         for (truth, guess) in truths.iter().zip(&guesses) {
-            counts[*truth][*guess] += 1;
+            if let Some(count) = counts.get_mut(*truth).and_then(|row| row.get_mut(*guess)) {
+                *count += 1;
+            }
         }
         let title = format!("{} on {}", subject.name(), data.name);
         pictures::confusion_matrix(&counts, names, &title, path)?;
@@ -75,7 +94,8 @@ fn draw(args: &Evaluate, subject: &Subject, data: &Prepared, outputs: &Tensor) -
             .zip(&guesses)
             .take(shown)
             .map(|(truth, guess)| {
-                (format!("{} ({})", names[*guess], names[*truth]), truth == guess)
+                let name = |class: &usize| names.get(*class).map_or("?", String::as_str);
+                (format!("{} ({})", name(guess), name(truth)), truth == guess)
             })
             .collect();
         if let Some(images) = images {

@@ -1,12 +1,10 @@
 //! Samples on their way to a model: in memory, or images that a worker reads as it needs them.
 
 use crate::origin::Origin;
-use crate::subject::Subject;
 use crate::words;
 use anyhow::{Context, Result};
 use phalanx::data::{Digest, ImageFlow, Images, KeptImages, Pixels, Samples};
 use phalanx::launch;
-use phalanx::model::{IntoDataset, Source};
 use phalanx::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
@@ -68,7 +66,9 @@ impl Feed {
     /// Some of the samples, in this order.
     pub fn pick(&self, rows: &[usize]) -> Result<Feed> {
         Ok(match self {
-            Feed::Memory(samples) => Feed::Memory(pick(samples, rows)?),
+            Feed::Memory(samples) => {
+                Feed::Memory(samples.select_rows(rows).context("rows that are there")?)
+            }
             Feed::Files(files) => {
                 let rows = Arc::new(rows.iter().map(|row| files.rows[*row]).collect());
                 Feed::Files(Files { rows, ..files.clone() })
@@ -76,18 +76,35 @@ impl Feed {
         })
     }
 
-    /// As the model takes them.
-    pub fn fed(&self, subject: &Subject, origin: &Origin) -> Result<Feed> {
+    /// As a model takes them, in these dimensions.
+    pub fn fed(&self, origin: &Origin, dims: &[usize]) -> Result<Feed> {
         Ok(match self {
-            Feed::Memory(samples) => Feed::Memory(subject.feed(origin, samples)?),
+            Feed::Memory(samples) => {
+                let shaped = origin.shape(samples)?;
+                let dims = [&[shaped.rows()], dims].concat();
+                Feed::Memory(shaped.reshape(dims).context("reshaping samples")?)
+            }
             Feed::Files(files) => {
-                let fed = files.shaped(origin, subject.dims(&origin.input));
+                let fed = files.shaped(origin, dims.to_vec());
                 let size: usize = files.images.folder().dims()[1..].iter().product();
                 // What cannot be fed is said before anything is read.
                 fed.shape(vec![0; size])?;
                 Feed::Files(fed)
             }
         })
+    }
+
+    /// As they are, bytes from 0 to 255.
+    pub fn raw(&self) -> Feed {
+        match self {
+            Feed::Memory(samples) => Feed::Memory(samples.clone().raw()),
+            files => files.clone(),
+        }
+    }
+
+    /// Whether the samples are kept as bytes.
+    pub fn is_bytes(&self) -> bool {
+        !matches!(self, Feed::Memory(Samples::Tensor(_)))
     }
 
     /// The mean over all samples, shaped: every worker adds up its part. Bytes are whole numbers, so the sum is
@@ -120,17 +137,6 @@ impl Feed {
                 }
                 let pixels = Pixels::new(dims, bytes, 255.0).map(Samples::from);
                 Ok(pixels.map(|s| Tensor::clone(&s.to_tensor())))
-            }
-        }
-    }
-
-    /// All samples in their order, with what belongs to them.
-    pub fn in_order(&self, y: &Tensor, batch: usize) -> Result<Source> {
-        match self {
-            Feed::Memory(x) => Ok(Source::Arrays(Arrays::new(x, y)?.batch(batch)?)),
-            Feed::Files(_) => {
-                let flow = self.flow(&ImageDataGenerator::new(), y, batch)?;
-                Ok(flow.shuffle(false).into_source()?)
             }
         }
     }
@@ -224,26 +230,6 @@ impl Images for Files {
         mean.iter().for_each(|mean| digest.floats(mean));
         digest.end()
     }
-}
-
-/// Some of the samples, in this order.
-fn pick(x: &Samples, rows: &[usize]) -> Result<Samples> {
-    let width = x.row_len();
-    let mut dims = x.dims().to_vec();
-    dims[0] = rows.len();
-    Ok(match x {
-        Samples::Pixels(pixels) => {
-            let bytes = rows.iter().flat_map(|r| &pixels.bytes()[r * width..(r + 1) * width]);
-            // All bytes of a user's own count from 0 to 1.
-            Pixels::new(dims, bytes.copied().collect(), 255.0).context("a byte each")?.into()
-        }
-        Samples::Tensor(_) => {
-            let mut values = vec![0.0; rows.len() * width];
-            let places = values.chunks_exact_mut(width.max(1)).zip(rows);
-            places.for_each(|(to, row)| x.read_row(*row, to));
-            Tensor::new(dims, values)?.into()
-        }
-    })
 }
 
 #[cfg(test)]

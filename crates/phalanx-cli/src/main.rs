@@ -23,6 +23,7 @@ mod report;
 mod sets;
 mod signals;
 mod subject;
+mod targets;
 mod told;
 mod train;
 mod warnings;

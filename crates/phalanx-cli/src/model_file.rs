@@ -1,12 +1,13 @@
-//! The model of a file as something that tells classes apart.
+//! The model of a file: its inputs and outputs, and what it is trained for.
 
-use crate::data::{MOST_CLASSES, numbered};
+use crate::data::{Loaded, numbered};
 use crate::origin::Origin;
 use crate::subject::How;
-use anyhow::{Result, bail};
-use phalanx::data::to_categorical;
+use crate::targets::Output;
+use anyhow::{Context, Result, bail};
+use phalanx::losses;
 use phalanx::prelude::*;
-use phalanx::saving::read_compile;
+use phalanx::saving::{read_compile, read_compile_for_evaluation};
 use std::path::{Path, PathBuf};
 
 /// What is to be known of a file's model before its data are.
@@ -14,114 +15,222 @@ pub struct ModelFile {
     path: PathBuf,
     /// The model's name.
     pub name: String,
-    /// Dimensions of a sample.
-    pub input: Vec<usize>,
-    /// Numbers that come out for a sample: one for each class, or one for two of them.
-    outputs: usize,
-    /// Whether they are logits rather than probabilities.
-    pub logits: bool,
-    /// The class of the loss it was compiled with.
-    loss: Option<&'static str>,
+    /// Names of the inputs, and dimensions of a sample of each.
+    pub inputs: Vec<(String, Vec<usize>)>,
+    /// Names of the outputs, and dimensions of a sample of each.
+    pub outputs: Vec<(String, Vec<usize>)>,
+    /// What the last layer makes of its sums.
+    activation: Activation,
+    losses: Losses,
+}
+
+/// What the last layer makes of its sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Activation {
+    Softmax,
+    Sigmoid,
+    Other,
+}
+
+/// The losses that a file's model was compiled with.
+enum Losses {
+    /// Keras' class names, one for each output.
+    Known(Vec<&'static str>),
+    /// One that Phalanx does not have: what was said of it.
+    Unknown(String),
+    /// It was never compiled.
+    None,
+}
+
+/// What a model is trained for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Goal {
+    /// What the file, or the network, says.
+    Stored,
+    /// A loss by name, for every output.
+    Named(String),
+    /// A loss that fits the only output and the data, where the file has none.
+    Chosen { loss: &'static str, from_logits: bool },
+}
+
+/// What a model is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To train, with what the optimizer has gathered.
+    Train,
+    /// To evaluate: neither the optimizer nor unknown metrics matter.
+    Evaluate,
+    /// To predict: nothing of `compile` matters.
+    Predict,
 }
 
 impl ModelFile {
     /// Reads a file's structure.
     pub fn open(path: &Path) -> Result<ModelFile> {
         let model = Load::new().compile(false).model(path)?;
-        let (inputs, outputs) = (model.input_shapes(), model.output_shapes());
-        let ([input], [output]) = (&inputs[..], &outputs[..]) else {
-            let expected = "expected a model with one input and one output";
-            bail!(
-                "{}: {expected}, received {} and {}",
-                path.display(),
-                inputs.len(),
-                outputs.len()
-            );
+        let inputs = model.input_names().into_iter().zip(model.input_shapes()).collect();
+        let outputs = model.output_names().into_iter().zip(model.output_shapes()).collect();
+        let losses = match read_compile_for_evaluation(path) {
+            Ok(None) => Losses::None,
+            Ok(Some((compile, _))) => match compile.loss_classes() {
+                Ok(classes) => Losses::Known(classes),
+                Err(error) => Losses::Unknown(error.to_string()),
+            },
+            Err(error) => Losses::Unknown(error.to_string()),
         };
-        let &[outputs @ 1..=MOST_CLASSES] = &output[..] else {
-            let expected = "expected a model whose output has a number for each class";
-            bail!("{}: {expected}, received {output:?}", path.display());
-        };
-        let losses = match read_compile(path)? {
-            Some(compile) => compile.loss_classes()?,
-            None => vec![],
-        };
-        Ok(ModelFile {
-            path: path.into(),
-            name: model.name().into(),
-            input: input.clone(),
-            outputs,
-            logits: !gives_probabilities(&model),
-            loss: losses.first().copied(),
-        })
+        let (name, activation) = (model.name().into(), activation(&model));
+        Ok(ModelFile { path: path.into(), name, inputs, outputs, activation, losses })
     }
 
-    /// How many classes it tells apart.
-    pub fn classes(&self) -> usize {
-        self.outputs.max(2)
+    /// The dimensions of the only input.
+    pub fn input(&self) -> &[usize] {
+        match &self.inputs[..] {
+            [(_, dims)] => dims,
+            _ => &[],
+        }
+    }
+
+    /// How many classes the only output tells apart, if it may do so.
+    pub fn classes(&self) -> Option<usize> {
+        match &self.outputs[..] {
+            [(_, dims)] => match dims[..] {
+                [1] => Some(2),
+                [n] => Some(n),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Whether the outputs are logits rather than probabilities.
+    pub fn logits(&self) -> bool {
+        self.activation == Activation::Other
     }
 
     /// As nothing else is known of it.
     pub fn usual(&self) -> Origin {
-        Origin::unnamed("glyphs", self.image(), numbered(self.classes()))
+        let classes = self.classes().filter(|_| self.is_classifier()).map_or(vec![], numbered);
+        Origin::unnamed("glyphs", self.image(), classes)
+    }
+
+    /// Whether it was made to tell classes apart, as far as the file says.
+    fn is_classifier(&self) -> bool {
+        match &self.losses {
+            Losses::Known(losses) => losses[..].iter().all(|loss| loss.ends_with("Crossentropy")),
+            Losses::Unknown(_) | Losses::None => self.activation != Activation::Other,
+        }
     }
 
     /// A sample as an image, where its dimensions are those of one; a flat one may be square and grey.
     pub fn image(&self) -> Vec<usize> {
-        match self.input[..] {
+        match *self.input() {
             [cells] if cells.isqrt().pow(2) == cells => vec![cells.isqrt(), cells.isqrt(), 1],
             [height, width] => vec![height, width, 1],
-            _ => self.input.clone(),
+            ref other => other.to_vec(),
         }
     }
 
-    /// The dimensions that samples of these are brought to: their own where only the shape differs.
+    /// The dimensions that samples of these are brought to: their own where only the shape differs, and for images the
+    /// model's size.
     pub fn input_for(&self, own: &[usize], images: bool) -> Vec<usize> {
-        let same = own.iter().product::<usize>() == self.input.iter().product::<usize>();
+        let input = self.input();
+        let same = own.iter().product::<usize>() == input.iter().product::<usize>();
         match *own {
-            [height, width] if same && images && self.input.len() == 1 => vec![height, width, 1],
-            _ if same && self.input.len() == 1 => own.to_vec(),
-            _ => self.image(),
+            [height, width] if same && images && input.len() == 1 => vec![height, width, 1],
+            _ if same && input.len() == 1 => own.to_vec(),
+            _ if images => self.image(),
+            _ => input.to_vec(),
         }
     }
 
-    /// The names of the classes of data; numbers for those that the data do not have.
-    pub fn class_names(&self, mut names: Vec<String>) -> Result<Vec<String>> {
-        let (classes, received) = (self.classes(), names.len());
-        if received > classes {
-            let path = self.path.display();
-            bail!("expected at most the {classes} classes of {path}, received {received}");
-        }
-        names.extend(numbered(classes).split_off(received));
-        Ok(names)
+    /// The names of the classes that the model tells apart: those of the data, and numbers for those that the data do not
+    /// have. Empty where it does not tell any apart.
+    pub fn class_names(&self, losses: &[&str], names: Option<&Vec<String>>) -> Vec<String> {
+        let tells = matches!(losses, [loss] if loss.ends_with("Crossentropy")) || names.is_some();
+        let Some(classes) = self.classes().filter(|_| tells) else { return vec![] };
+        let mut all = names.cloned().unwrap_or_default();
+        all.truncate(classes);
+        all.extend(numbered(classes).split_off(all.len()));
+        all
     }
 
     /// What this file, or that of its weights, says of input and classes must be so.
     pub fn check_origin(&self, origin: &Origin, weights: Option<&Path>) -> Result<()> {
         let cells = |dims: &[usize]| dims.iter().product::<usize>();
         let (classes, input) = (origin.classes.len(), &origin.input);
-        if classes == self.classes() && cells(input) == cells(&self.input) {
+        let fits = classes == 0 || Some(classes) == self.classes();
+        let several = self.inputs.len() != 1 && input.is_empty();
+        if fits && (several || cells(input) == cells(self.input())) {
             return Ok(());
         }
         bail!(
             "{}: expected {} classes of {:?} in its origin, received {classes} of {input:?}",
             weights.unwrap_or(&self.path).display(),
-            self.classes(),
-            self.input,
+            self.classes().unwrap_or(0),
+            self.input(),
         )
     }
 
-    /// Class numbers as the loss takes them: as they are, as a column or as one-hot rows.
-    pub fn targets(&self, labels: &Tensor) -> Result<Tensor> {
-        match self.loss {
-            Some("SparseCategoricalCrossentropy") => Ok(labels.clone()),
-            _ if self.outputs == 1 => {
-                let values = labels.i32().unwrap_or_default().iter().map(|class| *class as f32);
-                Ok(Tensor::new([labels.rows(), 1], values.collect::<Vec<f32>>())?)
-            }
-            None => Ok(labels.clone()),
-            Some(_) => Ok(to_categorical(labels, Some(self.outputs))?),
+    /// What the model is trained or evaluated for, with Keras' names of the losses of its outputs.
+    /// `of_classes` says whether the data, or what the model was trained on, are made of classes.
+    pub fn goal(
+        &self,
+        asked: Option<&str>,
+        data: &Loaded,
+        of_classes: bool,
+    ) -> Result<(Goal, Vec<&'static str>)> {
+        if let Some(name) = asked {
+            let class = losses::get(name).context("--loss")?.class_name();
+            return Ok((Goal::Named(name.into()), vec![class; self.outputs.len()]));
         }
+        let path = self.path.display();
+        let named = "add --loss mse, binary_crossentropy or another";
+        match &self.losses {
+            Losses::Known(classes) => return Ok((Goal::Stored, classes.clone())),
+            Losses::Unknown(error) => bail!("{error}; {named}"),
+            Losses::None => {}
+        }
+        let ([(_, dims)], [(_, y), ..]) = (&self.outputs[..], &data.train.targets[..]) else {
+            bail!("{path}: was saved without compile, and has several outputs; {named}");
+        };
+        let from_logits = self.logits();
+        let softmax = self.activation == Activation::Softmax || of_classes;
+        let loss = match dims[..] {
+            [1] if self.activation == Activation::Sigmoid || of_classes => "BinaryCrossentropy",
+            [_] if self.activation == Activation::Sigmoid && y.row_len() > 1 => {
+                "BinaryCrossentropy"
+            }
+            [_] if softmax && y.row_len() == 1 => "SparseCategoricalCrossentropy",
+            [n] if softmax && y.row_len() == n => "CategoricalCrossentropy",
+            _ => bail!(
+                "{path}: was saved without compile: which loss it is for is not clear; {named}"
+            ),
+        };
+        Ok((Goal::Chosen { loss, from_logits }, vec![loss]))
+    }
+
+    /// The outputs with their losses.
+    pub fn with_losses(&self, losses: &[&'static str]) -> Vec<Output> {
+        let outputs = self.outputs.iter().zip(losses);
+        outputs
+            .map(|((name, dims), loss)| Output { name: name.clone(), dims: dims.clone(), loss })
+            .collect()
+    }
+
+    /// A goal and outputs that fit no data, to measure or plan with: classes for a vector, else numbers.
+    pub fn usual_goal(&self) -> (Goal, Vec<Output>) {
+        let loss = match &self.losses {
+            Losses::Known(classes) => return (Goal::Stored, self.with_losses(classes)),
+            _ if matches!(&self.outputs[..], [(_, dims)] if matches!(dims[..], [n] if n > 1)) => {
+                "SparseCategoricalCrossentropy"
+            }
+            _ => "MeanSquaredError",
+        };
+        let name = match loss {
+            "MeanSquaredError" => Goal::Named("mse".into()),
+            _ => Goal::Chosen { loss, from_logits: self.logits() },
+        };
+        (name, self.with_losses(&vec![loss; self.outputs.len()]))
     }
 
     /// The optimizer it was compiled with, or Adam.
@@ -132,40 +241,77 @@ impl ModelFile {
         }
     }
 
-    /// The model, compiled as its file says, with what its optimizer has gathered unless another takes
-    /// its place; else for telling classes apart.
-    pub fn compiled(&self, how: How) -> Result<Model> {
+    /// The model, compiled for a purpose. To train, it has what its optimizer has gathered, unless another takes its
+    /// place.
+    pub fn compiled(&self, goal: &Goal, purpose: Purpose, how: How) -> Result<Model> {
         let How { optimizer, strategy, seed } = how;
-        if self.loss.is_some() && optimizer.is_none() {
+        if *goal == Goal::Stored && purpose == Purpose::Train && optimizer.is_none() {
             return Ok(Load::new().strategy(strategy).seed(seed).model(&self.path)?);
         }
         let mut model = Load::new().compile(false).model(&self.path)?;
-        let mut compile = match read_compile(&self.path)? {
-            Some(compile) => compile,
-            None => self.usual_compile(),
+        if purpose == Purpose::Predict {
+            model.predict_on(strategy)?;
+            return Ok(model);
+        }
+        let mut compile = match (goal, self.stored_for_evaluation()?) {
+            (Goal::Stored, Some(compile)) => compile,
+            (Goal::Named(name), Some(compile)) => compile.replace_losses(name, self.outputs.len()),
+            (Goal::Named(name), None) => {
+                Compile::new("adam").replace_losses(name, self.outputs.len())
+            }
+            (Goal::Chosen { loss, from_logits }, _) => chosen(loss, *from_logits),
+            (Goal::Stored, None) => bail!("{}: was saved without compile", self.path.display()),
         };
-        if let Some(optimizer) = optimizer {
-            compile = compile.optimizer(optimizer);
+        if purpose == Purpose::Train {
+            compile = compile.optimizer(match optimizer {
+                Some(optimizer) => optimizer,
+                None => self.optimizer()?,
+            });
         }
         model.compile(compile.strategy(strategy).seed(seed))?;
         Ok(model)
     }
 
-    fn usual_compile(&self) -> Compile {
-        let compile = Compile::new("adam").metrics(["accuracy"]);
-        match self.outputs {
-            1 => compile.loss(BinaryCrossentropy::default().from_logits(self.logits)),
-            _ => compile.loss(SparseCategoricalCrossentropy::default().from_logits(self.logits)),
+    /// The stored losses and metrics, without the optimizer; says which metrics are left out.
+    fn stored_for_evaluation(&self) -> Result<Option<Compile>> {
+        // A loss that is not known is replaced, and everything else of the call with it.
+        if matches!(self.losses, Losses::Unknown(_)) {
+            return Ok(None);
         }
+        let Some((compile, left_out)) = read_compile_for_evaluation(&self.path)? else {
+            return Ok(None);
+        };
+        for metric in left_out {
+            tracing::warn!("{}: a metric is left out: {metric}", self.path.display());
+        }
+        Ok(Some(compile))
     }
 }
 
-/// Whether a model's last layer is one whose outputs are probabilities.
-fn gives_probabilities(model: &Model) -> bool {
+/// How a model that was never compiled is trained.
+fn chosen(loss: &str, from_logits: bool) -> Compile {
+    let compile = Compile::new("adam").metrics(["accuracy"]);
+    match loss {
+        "BinaryCrossentropy" => {
+            compile.loss(BinaryCrossentropy::default().from_logits(from_logits))
+        }
+        "CategoricalCrossentropy" => {
+            compile.loss(CategoricalCrossentropy::default().from_logits(from_logits))
+        }
+        _ => compile.loss(SparseCategoricalCrossentropy::default().from_logits(from_logits)),
+    }
+}
+
+/// What a model's last layer makes of its sums.
+fn activation(model: &Model) -> Activation {
     let named = model.output_names().first().and_then(|name| model.layer(name).ok());
     let last = || model.layers().pop().map(|(_, layer)| layer);
-    let Some(handle) = named.or_else(last) else { return false };
+    let Some(handle) = named.or_else(last) else { return Activation::Other };
     let config = handle.layer().config();
-    let activation = config.get("activation").and_then(|value| value.as_str());
-    handle.layer().class_name() == "Softmax" || matches!(activation, Some("softmax" | "sigmoid"))
+    match config.get("activation").and_then(|value| value.as_str()) {
+        _ if handle.layer().class_name() == "Softmax" => Activation::Softmax,
+        Some("softmax") => Activation::Softmax,
+        Some("sigmoid") => Activation::Sigmoid,
+        _ => Activation::Other,
+    }
 }

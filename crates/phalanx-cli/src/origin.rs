@@ -1,9 +1,11 @@
 //! What files say of how their model was made and fed.
 
+use crate::args::Rescale;
 use crate::data::{MOST_CLASSES, numbered};
 use crate::network::{Network, USUAL_CLASSES};
 use anyhow::{Context, Result, bail};
 use phalanx::data::{Pixels, Samples};
+use phalanx::datasets::TableEncoding;
 use phalanx::prelude::*;
 use phalanx::saving::read_metadata;
 use serde::{Deserialize, Serialize};
@@ -15,17 +17,19 @@ const KEY: &str = "origin";
 /// Numbers of a sample, more than any of a network here.
 const MOST_CELLS: usize = 1 << 28;
 
-/// How the bytes of images become numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// How inputs become numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scale {
-    /// From 0 to 1.
+    /// Bytes from 0 to 1; other numbers as they are.
     #[default]
     Unit,
-    /// As they are.
+    /// As they are, bytes from 0 to 255.
     Bytes,
     /// As ResNet50's ImageNet weights want them: blue first, less the mean of each channel.
     Imagenet,
+    /// By a factor and an offset, bytes or not.
+    Rescale(Rescale),
 }
 
 /// What a model was made for: enough to build a network again and to feed it as it was trained.
@@ -35,15 +39,21 @@ pub struct Origin {
     pub network: Option<String>,
     /// What it was trained on.
     pub data: String,
-    /// Dimensions of a sample.
+    /// Dimensions of a sample; empty for a model with several inputs.
     pub input: Vec<usize>,
-    /// Names of the classes, in the order of their numbers.
+    /// Names of the classes, in the order of their numbers; empty for a model that does not tell classes apart.
     pub classes: Vec<String>,
     /// The mean of the training samples' bytes, taken from every sample.
     pub mean: Option<Vec<f32>>,
-    /// What is done to images.
+    /// What is done to inputs.
     #[serde(default)]
     pub scale: Scale,
+    /// The share of the rows that was held back to test on.
+    #[serde(default)]
+    pub test_split: Option<f64>,
+    /// How the columns of a table became numbers.
+    #[serde(default)]
+    pub table: Option<TableEncoding>,
 }
 
 impl Origin {
@@ -58,10 +68,10 @@ impl Origin {
         Origin { scale, ..origin }.named(Some(network))
     }
 
-    /// For the model of a file.
+    /// For the model of a file, which is fed as Keras would feed it.
     pub fn unnamed(data: &str, input: Vec<usize>, classes: Vec<String>) -> Origin {
-        let (mean, scale) = (None, Scale::Unit);
-        Origin { network: None, data: data.into(), input, classes, mean, scale }
+        let (network, mean, scale, test_split, table) = (None, None, Scale::Bytes, None, None);
+        Origin { network, data: data.into(), input, classes, mean, scale, test_split, table }
     }
 
     /// For a network by name.
@@ -82,7 +92,8 @@ impl Origin {
         }
         let cells = origin.input.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
         let cells = cells.filter(|cells| (1..=MOST_CELLS).contains(cells));
-        if cells.is_none() || !(1..=MOST_CLASSES).contains(&origin.classes.len()) {
+        let least = usize::from(origin.network.is_some());
+        if cells.is_none() || !(least..=MOST_CLASSES).contains(&origin.classes.len()) {
             let (input, classes) = (&origin.input, origin.classes.len());
             bail!("{shown}: its origin has {classes} classes of {input:?}");
         }
@@ -103,9 +114,26 @@ impl Origin {
         Ok(())
     }
 
-    /// Whether images are fed in another way than from 0 to 1.
+    /// Whether inputs are fed in another way than as they are.
     pub fn is_scaled(&self) -> bool {
-        self.mean.is_some() || self.scale != Scale::Unit
+        self.mean.is_some() || self.scale != Scale::Bytes
+    }
+
+    /// What is done to inputs, in words; `bytes` says whether they are kept as such.
+    pub fn scaling(&self, bytes: bool) -> String {
+        match (&self.mean, self.scale) {
+            (Some(_), _) => "less the mean of the training inputs".into(),
+            (None, Scale::Unit) if bytes => "bytes divided by 255".into(),
+            (None, Scale::Bytes) if bytes => "bytes as they are, 0 to 255".into(),
+            (None, Scale::Unit | Scale::Bytes) => "as they are".into(),
+            (None, Scale::Imagenet) => {
+                "as ImageNet's weights take them: blue first, less the mean of each channel".into()
+            }
+            (None, Scale::Rescale(Rescale { divisor, offset })) => match offset {
+                0.0 => format!("divided by {divisor}"),
+                _ => format!("divided by {divisor}, then {offset:+}"),
+            },
+        }
     }
 
     /// Samples in the input's dimensions: resized, reshaped and scaled.
@@ -122,8 +150,8 @@ impl Origin {
         {
             samples = samples.resize(to_height, to_width)?;
         }
-        if samples.row_len() != self.input.iter().product::<usize>() {
-            let received = &samples.dims()[1..];
+        if samples.dims().is_empty() || samples.row_len() != self.input.iter().product::<usize>() {
+            let received = samples.dims().get(1..).unwrap_or_default();
             bail!("expected samples of {:?}, received {received:?}", self.input);
         }
         let dims = [&[samples.rows()], &self.input[..]].concat();
@@ -132,8 +160,14 @@ impl Origin {
             (Some(mean), _) => {
                 Ok(shaped.raw().subtract(&Tensor::new(self.input.clone(), mean.clone())?)?)
             }
-            (None, Scale::Unit) => Ok(shaped),
+            (None, Scale::Unit) => Ok(match shaped {
+                Samples::Pixels(_) => shaped.rescale(255.0, 0.0),
+                numbers => numbers,
+            }),
             (None, Scale::Bytes) => Ok(shaped.raw()),
+            (None, Scale::Rescale(Rescale { divisor, offset })) => {
+                Ok(shaped.rescale(divisor, offset))
+            }
             (None, Scale::Imagenet) => imagenet(shaped),
         }
     }

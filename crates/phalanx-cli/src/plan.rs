@@ -19,7 +19,7 @@ pub fn run(args: &Plan) -> Result<()> {
     if devices.kind == DeviceKind::Cpu {
         args.precision.warn_on_cpu();
     }
-    let model = subject.compiled(&subject.usual(), strategy.into())?;
+    let model = subject.usually_compiled(strategy)?;
     let plan = model.memory_plan(StepKind::Train, batch, devices)?;
     let largest = match args.memory {
         Some(memory) => Some(model.largest_batch(StepKind::Train, memory.0, devices)?),

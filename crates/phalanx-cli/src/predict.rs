@@ -1,19 +1,21 @@
-//! `phalanx predict`: the class of images, or outputs for an array.
+//! `phalanx predict`: the class of images, or outputs for arrays.
 
-use crate::args::Predict;
-use crate::origin::Origin;
+use crate::args::{DataArgs, Predict};
+use crate::model_file::{Goal, Purpose};
+use crate::origin::{Origin, Scale};
 use crate::paths;
+use crate::prepare::check_shape;
 use crate::subject::Subject;
 use anyhow::{Context, Result, bail};
 use phalanx::data::{Pixels, Samples, read_image};
-use phalanx::datasets::npy;
+use phalanx::datasets::{npy, read_arrays, write_arrays};
 use phalanx::prelude::*;
 use std::io::Write;
 use std::path::Path;
 
 /// Predicts and prints, or writes.
 pub fn run(args: &Predict) -> Result<()> {
-    paths::check_file("--output", args.output.as_deref(), &["npy"])?;
+    paths::check_file("--output", args.output.as_deref(), &["npy", "npz"])?;
     if args.top == 0 {
         bail!("--top: expected 1 or more, received 0");
     }
@@ -22,62 +24,134 @@ pub fn run(args: &Predict) -> Result<()> {
     let file = paths::weights(&args.file)?;
     let subject = Subject::saved(&file, args.model.as_ref())?;
     let origin = subject.usual();
-    let mut model = subject.compiled(&origin, strategy.into())?;
+    let scale = args.rescale.map_or(origin.scale, Scale::Rescale);
+    let origin = Origin { scale, ..origin };
+    let mut model = subject.compiled(&origin, &Goal::Stored, Purpose::Predict, strategy.into())?;
     if let (Some(input), Some(output)) = (&args.input, &args.output) {
-        let outputs = array(&mut model, &subject, &origin, input)?;
-        return if chief { Ok(npy::write(output, &outputs)?) } else { Ok(()) };
+        let inputs =
+            arrays(input, &subject, &origin).with_context(|| input.display().to_string())?;
+        let outputs = model.predict_all(Arrays::new(inputs, ())?)?;
+        return if chief { write(output, &model.output_names(), outputs) } else { Ok(()) };
     }
     for path in &args.images {
         let image = image(path, &subject, &origin)?;
-        let outputs = model.predict(Arrays::new(image, ())?)?;
-        let chances = subject.probabilities(outputs.f32().unwrap_or_default());
-        let mut ranked: Vec<(usize, f64)> = chances.into_iter().enumerate().collect();
-        ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        let words: Vec<String> = ranked
-            .iter()
-            .take(args.top)
-            .map(|(class, p)| format!("{} {p:.4}", origin.classes[*class]))
-            .collect();
+        let outputs = model.predict_all(Arrays::new(image, ())?)?;
+        let line = described(args, &subject, &origin, &outputs)?;
         if chief {
-            writeln!(std::io::stdout().lock(), "{}: {}", path.display(), words.join(", "))?;
+            writeln!(std::io::stdout().lock(), "{}: {line}", path.display())?;
         }
     }
     Ok(())
 }
 
-/// One image as the network takes it: in its size, in colour or in shades of grey.
+/// The likeliest classes with their probabilities, or the numbers of an output that has none.
+fn described(
+    args: &Predict,
+    subject: &Subject,
+    origin: &Origin,
+    outputs: &[Tensor],
+) -> Result<String> {
+    let [output] = outputs else {
+        bail!(
+            "expected a model with one output; --input and --output write those of {}",
+            outputs.len()
+        );
+    };
+    if output.dims().len() > 2 {
+        let dims = &output.dims()[1..];
+        bail!(
+            "expected a model whose output is a row of numbers, received {dims:?}; --input and --output write it"
+        );
+    }
+    let numbers = output.f32().unwrap_or_default();
+    if origin.classes.is_empty() {
+        let words: Vec<String> = numbers.iter().map(|v| format!("{v:.4}")).collect();
+        return Ok(words.join(", "));
+    }
+    let mut ranked: Vec<(usize, f64)> =
+        subject.probabilities(numbers).into_iter().enumerate().collect();
+    ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    let named = |(class, p): &(usize, f64)| {
+        let name = origin.classes.get(*class).map_or("?", String::as_str);
+        format!("{name} {p:.4}")
+    };
+    Ok(ranked.iter().take(args.top).map(named).collect::<Vec<_>>().join(", "))
+}
+
+/// Writes one array, or one by the name of each output.
+fn write(path: &Path, names: &[String], outputs: Vec<Tensor>) -> Result<()> {
+    let archive = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("npz"));
+    match &outputs[..] {
+        _ if archive => {
+            let named: Vec<_> = names.iter().cloned().zip(outputs).collect();
+            Ok(write_arrays(path, &named)?)
+        }
+        [one] => Ok(npy::write(path, one)?),
+        several => {
+            bail!("--output: expected an .npz for {} outputs, received a .npy", several.len())
+        }
+    }
+}
+
+/// One image as the model takes it: in its size, in colour or in shades of grey.
 fn image(path: &Path, subject: &Subject, origin: &Origin) -> Result<Samples> {
+    let shown = path.display();
     let image = read_image(path)?;
     let (height, width) = (image.height() as usize, image.width() as usize);
     let [to_height, to_width, channels] = origin.input[..] else {
-        bail!("{}: the network takes {:?}, no images", path.display(), origin.input);
+        bail!("{shown}: the model takes {:?}, no images", origin.input);
     };
     let bytes = match channels {
         1 => image.into_luma8().into_raw(),
         3 => image.into_rgb8().into_raw(),
-        _ => bail!("{}: the network takes {channels} channels", path.display()),
+        _ => bail!("{shown}: the model takes {channels} channels"),
     };
     let pixels = Pixels::new([1, height, width, channels], bytes, 255.0).context("a byte each")?;
     let sized = Samples::from(pixels).resize(to_height, to_width)?;
-    subject.feed(origin, &sized).with_context(|| path.display().to_string())
+    only(subject, origin, &sized).with_context(|| shown.to_string())
 }
 
-/// The network's outputs for an array of samples.
-fn array(model: &mut Model, subject: &Subject, origin: &Origin, input: &Path) -> Result<Tensor> {
-    let named = || input.display().to_string();
-    let samples = match npy::read(input)? {
-        Samples::Pixels(pixels) => pixels.divided_by(255.0).into(),
-        other => other,
+/// Samples of the only input as the model takes them.
+fn only(subject: &Subject, origin: &Origin, samples: &Samples) -> Result<Samples> {
+    let dims = subject.dims(&origin.input).concat();
+    let shaped = origin.shape(samples)?;
+    let dims = [&[shaped.rows()], &dims[..]].concat();
+    shaped.reshape(dims).context("reshaping samples")
+}
+
+/// The samples of a file, one array for each input of the model.
+fn arrays(path: &Path, subject: &Subject, origin: &Origin) -> Result<Vec<Samples>> {
+    let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
+    let given = match (extension.as_deref(), &origin.table) {
+        (Some("npz"), _) => read_arrays(path)?,
+        (Some("csv"), Some(table)) => {
+            DataArgs::default().csv().load_inputs(path, table)?.set.inputs
+        }
+        (Some("csv"), None) => {
+            bail!("expected a model that was trained on a table, or a .npy or .npz")
+        }
+        _ => vec![(String::new(), npy::read(path)?)],
     };
-    if samples.dims().is_empty() || samples.rows() == 0 {
-        bail!("{}: expected samples in rows, received {:?}", named(), samples.dims());
+    for (name, samples) in &given {
+        if samples.dims().is_empty() || samples.rows() == 0 {
+            bail!("expected samples in rows, received {:?} as '{name}'", samples.dims());
+        }
     }
-    let (wanted, each) = (&origin.input[..], &samples.dims()[1..]);
-    let flat = each == [wanted.iter().product::<usize>()];
-    let grey = wanted.strip_suffix(&[1]).is_some_and(|image| image == each);
-    if each != wanted && !flat && !grey {
-        bail!("{}: expected samples of {wanted:?}, received {each:?}", named());
+    let (names, _) = subject.names();
+    if let ([(_, samples)], [name]) = (&given[..], &names[..]) {
+        let known = ["", "x", name].contains(&given[0].0.as_str());
+        if !known {
+            bail!("expected an array '{name}' or 'x', received '{}'", given[0].0);
+        }
+        check_shape(&samples.dims()[1..], &origin.input)?;
+        return Ok(vec![only(subject, origin, samples)?]);
     }
-    let shaped = subject.feed(origin, &samples).with_context(named)?;
-    Ok(model.predict(Arrays::new(shaped, ())?)?)
+    let find = |name: &String| {
+        let found = given.iter().find(|(given, _)| given == name || *given == format!("x_{name}"));
+        found.map(|(_, samples)| samples.clone().raw()).with_context(|| {
+            let listed: Vec<&str> = given.iter().map(|(name, _)| name.as_str()).collect();
+            format!("expected arrays {}, received {}", names.join(", "), listed.join(", "))
+        })
+    };
+    names.iter().map(find).collect()
 }

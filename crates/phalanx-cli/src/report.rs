@@ -1,6 +1,7 @@
 //! What `phalanx train` says before and after: the plan, where the time went, how replicas scale.
 
 use crate::args::{Train, Where};
+use crate::model_file::{Goal, Purpose};
 use crate::prepare::Prepared;
 use crate::subject::Subject;
 use crate::told;
@@ -25,24 +26,17 @@ pub struct Plan {
     asked: Option<usize>,
     /// Steps of an epoch.
     pub steps: usize,
-    /// The share of the training data held back to validate on.
-    pub held: f64,
-    /// Samples before those.
-    pub rows: usize,
 }
 
 impl Plan {
     /// The sizes these arguments and data make; a batch is never larger than the data.
     pub fn new(
         args: &Train,
-        subject: &Subject,
         strategy: &MultiWorkerMirroredStrategy,
         data: &Prepared,
         asked: usize,
     ) -> Plan {
-        let held = subject.validation_share().filter(|_| args.augment.is_empty()).unwrap_or(0.0);
-        // As `Arrays::split` counts.
-        let rows = ((data.train.0.rows() as f64 * (1.0 - held)).floor() as usize).max(1);
+        let rows = data.train.rows();
         let batch = asked.min(rows);
         Plan {
             place: args.place.clone(),
@@ -51,8 +45,6 @@ impl Plan {
             batch,
             asked: (batch < asked).then_some(asked),
             steps: args.steps_per_epoch.unwrap_or(rows.div_ceil(batch)),
-            held,
-            rows,
         }
     }
 
@@ -106,21 +98,11 @@ pub fn header(
         told::schedule(args).map_or(String::new(), |word| format!(" ({word})")),
         counted(plan.steps, "step"),
     )?;
-    let (own, input) = (&data.pictures.dims(), &data.origin.input);
-    let brought = match own == input {
-        true => String::new(),
-        false => format!(" (from {own:?})"),
-    };
-    writeln!(
-        out,
-        "data: {} samples of {input:?}{brought}, {}{}",
-        data.train.0.rows(),
-        match data.origin.classes.len() {
-            1 => "1 class".into(),
-            n => format!("{n} classes"),
-        },
-        told::augment(args).map_or(String::new(), |words| format!(", distorted: {words}")),
-    )?;
+    writeln!(out, "{}", rows(data))?;
+    if let Some(words) = told::augment(args) {
+        writeln!(out, "augmentation: {words}")?;
+    }
+    writeln!(out, "{}", fed(data))?;
     writeln!(
         out,
         "parameters: {}; planned memory per device: {} of activations",
@@ -128,6 +110,60 @@ pub fn header(
         size(program.device_bytes()),
     )?;
     Ok(())
+}
+
+/// How many rows train, validate and test, and what a sample is.
+pub fn rows(data: &Prepared) -> String {
+    let train = data.train.rows();
+    let validate = match (&data.validation, &data.test) {
+        (Some(rows), _) => format!("{} to validate on", rows.rows()),
+        (None, Some(_)) => "validated on the test rows".into(),
+        (None, None) => "none to validate on".into(),
+    };
+    let test = match &data.test {
+        Some(rows) => format!("{} to test on", rows.rows()),
+        None => "none to test on".into(),
+    };
+    let notices: String = data.notices.iter().map(|notice| format!("; {notice}")).collect();
+    format!("data: {train} rows to train on, {validate}, {test}{notices}")
+}
+
+/// Which rows were evaluated.
+pub fn evaluated(data: &Prepared) -> String {
+    let (name, rows) = (&data.name, data.evaluated().rows());
+    let which = match (&data.test, data.origin.data == *name) {
+        (Some(_), _) => "test rows",
+        (None, true) => "rows, all there are and what the model was trained on",
+        (None, false) => "rows, all there are",
+    };
+    let notices: String = data.notices.iter().map(|notice| format!("; {notice}")).collect();
+    format!("data: {name}, {rows} {which}{notices}")
+}
+
+/// What a sample is and how it is fed, and what the model is trained for.
+pub fn fed(data: &Prepared) -> String {
+    let (own, input, classes) = (&data.came, &data.origin.input, data.origin.classes.len());
+    let came = match own == input || own.is_empty() {
+        true => String::new(),
+        false => format!(" (from {own:?})"),
+    };
+    let sample = match own.is_empty() {
+        true => "several inputs, as they are".into(),
+        false => {
+            let scaling = data.origin.scaling(data.pictures.is_bytes());
+            format!("{input:?}{came}, {scaling}")
+        }
+    };
+    let classes = match classes {
+        0 => String::new(),
+        n => format!(" ({})", counted(n, "class").replace("classs", "classes")),
+    };
+    let (targets, losses) = (data.forms.join("; "), data.losses.join(", "));
+    let chosen = match data.goal {
+        Goal::Chosen { .. } => " (chosen: the file has none; --loss sets another)",
+        Goal::Named(_) | Goal::Stored => "",
+    };
+    format!("inputs: {sample}; targets: {targets}{classes}; loss: {losses}{chosen}")
 }
 
 /// Where the time of training went, in seconds: by name, without what is left.
@@ -144,13 +180,17 @@ pub fn seconds(model: &mut Model, history: &History) -> Result<[(&'static str, f
 pub fn end(
     model: &mut Model,
     history: &History,
-    logs: &[(String, f64)],
+    logs: &[(String, Option<f64>)],
     scaling: Option<&Scaling>,
     args: &Train,
 ) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    let text: Vec<String> = logs.iter().map(|(name, v)| format!("{name}: {v:.4}")).collect();
-    writeln!(out, "test - {}", text.join(" - "))?;
+    let value = |(name, v): &(String, Option<f64>)| Some(format!("{name}: {:.4}", (*v)?));
+    let text: Vec<String> = logs.iter().filter_map(value).collect();
+    match text.is_empty() {
+        true => writeln!(out, "test - no rows (--test-split or x_test and y_test give some)")?,
+        false => writeln!(out, "test - {}", text.join(" - "))?,
+    }
     let all = history.run_seconds();
     if all > 0.0 {
         let share = |seconds: f64| 100.0 * seconds / all;
@@ -234,7 +274,7 @@ pub fn scaling(
     let strategy = plan.place.strategy()?;
     let first: Vec<String> = strategy.devices().iter().take(1).map(ToString::to_string).collect();
     let strategy = MirroredStrategy::with_devices(&first)?.threads(threads);
-    let mut model = subject.compiled(&data.origin, strategy.into())?;
+    let mut model = subject.compiled(&data.origin, &data.goal, Purpose::Train, strategy.into())?;
     // One replica's step is no slower than theirs: the window is kept.
     let steps = ((WINDOW / step) as usize).clamp(LEAST_STEPS, 5000);
     let fit = |steps: usize| Fit::new().epochs(1).steps_per_epoch(steps).verbose(0);

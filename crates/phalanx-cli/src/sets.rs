@@ -1,7 +1,7 @@
 //! `phalanx data`: what there is, where it is, what is in it.
 
-use crate::args::DataCommand;
-use crate::data::{self, Reading};
+use crate::args::{DataArgs, DataCommand};
+use crate::data::{self, Part, Reading, Request};
 use crate::network::Network;
 use anyhow::Result;
 use phalanx::prelude::*;
@@ -42,26 +42,42 @@ fn fetch(name: &str) -> Result<()> {
 }
 
 fn info(name: &str) -> Result<()> {
-    let data = data::load(name, Reading::of(&Network::Minigooglenet.usual_input(), None, false))?;
+    let reading = Reading::of(&Network::Minigooglenet.usual_input(), None, false);
+    let (args, inputs, outputs, table) = (DataArgs::default(), vec![], vec![], None);
+    let request = Request { name, reading, args: &args, inputs, outputs, table };
+    let data = data::load(&request)?;
     let mut out = std::io::stdout().lock();
     if let Ok(Some(place)) = datasets::find(name) {
         writeln!(out, "files: {}", place.display())?;
     }
-    let (train, test) = (data.train.0.rows(), data.test.0.rows());
-    writeln!(out, "samples: {train} to train on, {test} to test on")?;
-    writeln!(out, "shape: {:?}", data.train.0.dims())?;
-    let mut counts = vec![0usize; data.classes.len()];
-    for class in data.train.1.i32().unwrap_or_default() {
-        if let Some(count) = counts.get_mut(*class as usize) {
+    let rows = |part: &Option<Part>| part.as_ref().map_or(0, Part::rows);
+    let (train, validation, test) = (data.train.rows(), rows(&data.validation), rows(&data.test));
+    writeln!(out, "rows: {train} to train on, {validation} to validate on, {test} to test on")?;
+    for (input, x) in &data.train.inputs {
+        let kind = if x.is_bytes() { ", bytes" } else { "" };
+        writeln!(out, "input{}: {:?}{kind}", titled(input), x.dims())?;
+    }
+    for (target, y) in &data.train.targets {
+        writeln!(out, "target{}: {:?} of {}", titled(target), &y.dims()[1..], y.dtype())?;
+    }
+    let Some(classes) = &data.classes else { return Ok(()) };
+    let mut counts = vec![0usize; classes.len()];
+    for class in data.train.targets[0].1.i32().unwrap_or_default() {
+        if let Some(count) = usize::try_from(*class).ok().and_then(|class| counts.get_mut(class)) {
             *count += 1;
         }
     }
-    writeln!(out, "classes: {}", data.classes.len())?;
-    for (i, (class, count)) in data.classes.iter().zip(&counts).enumerate().take(SHOWN) {
+    writeln!(out, "classes: {}", classes.len())?;
+    for (i, (class, count)) in classes.iter().zip(&counts).enumerate().take(SHOWN) {
         writeln!(out, "  {i:>3} {class:<16} {count} to train on")?;
     }
-    if data.classes.len() > SHOWN {
-        writeln!(out, "  and {} more", data.classes.len() - SHOWN)?;
+    if classes.len() > SHOWN {
+        writeln!(out, "  and {} more", classes.len() - SHOWN)?;
     }
     Ok(())
+}
+
+/// A name behind what it names, if there is one.
+fn titled(name: &str) -> String {
+    if name.is_empty() { String::new() } else { format!(" {name}") }
 }

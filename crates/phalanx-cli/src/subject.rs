@@ -1,10 +1,11 @@
 //! What the commands work on: a network by name or the model of a file, and where its weights come from.
 
-use crate::model_file::ModelFile;
+use crate::data::Loaded;
+use crate::model_file::{Goal, ModelFile, Purpose};
 use crate::network::{Choice, Network, USUAL_BATCH};
 use crate::origin::Origin;
-use anyhow::{Context, Result, bail};
-use phalanx::data::Samples;
+use crate::targets::{Output, Targets, class_numbers};
+use anyhow::{Result, bail};
 use phalanx::prelude::*;
 use phalanx::saving::{describe, read_metadata};
 use std::path::{Path, PathBuf};
@@ -145,7 +146,47 @@ impl Subject {
     pub fn takes_images(&self) -> bool {
         match &self.kind {
             Kind::Network(network) => network.least_side().is_some(),
-            Kind::File(file) => file.input.len() == 3,
+            Kind::File(file) => file.input().len() == 3,
+        }
+    }
+
+    /// The names of its inputs and outputs; a network by name has one of each, which need none.
+    pub fn names(&self) -> (Vec<String>, Vec<String>) {
+        let names = |columns: &[(String, Vec<usize>)]| {
+            columns.iter().map(|(name, _)| name.clone()).collect::<Vec<String>>()
+        };
+        match &self.kind {
+            Kind::Network(_) => (vec![String::new()], vec![String::new()]),
+            Kind::File(file) => (names(&file.inputs), names(&file.outputs)),
+        }
+    }
+
+    /// What it is trained for, with Keras' names of the losses of its outputs.
+    pub fn goal(&self, asked: Option<&str>, data: &Loaded) -> Result<(Goal, Vec<&'static str>)> {
+        match &self.kind {
+            Kind::Network(network) if asked.is_some() => {
+                bail!(
+                    "--loss: expected a model file, received {}, which has its own",
+                    network.name()
+                )
+            }
+            Kind::Network(_) => Ok((Goal::Stored, vec!["SparseCategoricalCrossentropy"])),
+            Kind::File(file) => {
+                let before = self.origin.as_ref().is_some_and(|origin| !origin.classes.is_empty());
+                file.goal(asked, data, before || data.classes.is_some())
+            }
+        }
+    }
+
+    /// A goal to measure or plan with, and the outputs it is for.
+    pub fn usual_goal(&self) -> (Goal, Vec<Output>) {
+        match &self.kind {
+            Kind::Network(_) => {
+                let dims = vec![self.usual().classes.len()];
+                let loss = "SparseCategoricalCrossentropy";
+                (Goal::Stored, vec![Output { name: "output".into(), dims, loss }])
+            }
+            Kind::File(file) => file.usual_goal(),
         }
     }
 
@@ -166,26 +207,28 @@ impl Subject {
         }
     }
 
-    /// Samples as the model takes them.
-    pub fn feed(&self, origin: &Origin, samples: &Samples) -> Result<Samples> {
-        let shaped = origin.shape(samples)?;
-        let dims = [&[shaped.rows()], &self.dims(&origin.input)[..]].concat();
-        shaped.reshape(dims).context("reshaping samples")
-    }
-
-    /// The dimensions that the model takes samples of others in.
-    pub fn dims(&self, input: &[usize]) -> Vec<usize> {
+    /// The dimensions that the model's inputs take samples in, where a sample of its only one is `input`.
+    pub fn dims(&self, input: &[usize]) -> Vec<Vec<usize>> {
         match &self.kind {
-            Kind::Network(network) => network.dims(input),
-            Kind::File(file) => file.input.clone(),
+            Kind::Network(network) => vec![network.dims(input)],
+            Kind::File(file) => file.inputs.iter().map(|(_, dims)| dims.clone()).collect(),
         }
     }
 
-    /// Class numbers as the loss takes them.
-    pub fn targets(&self, labels: &Tensor) -> Result<Tensor> {
-        match &self.kind {
-            Kind::Network(_) => Ok(labels.clone()),
-            Kind::File(file) => file.targets(labels),
+    /// The targets of each output as its loss takes them.
+    pub fn targets(
+        &self,
+        losses: &[&'static str],
+        given: &[Tensor],
+        classes: Option<usize>,
+    ) -> Result<Vec<Targets>> {
+        match (&self.kind, given) {
+            (Kind::Network(_), [y]) => Ok(vec![class_numbers(y)?]),
+            (Kind::Network(_), _) => bail!("expected one target, received {}", given.len()),
+            (Kind::File(file), _) => {
+                let outputs = file.with_losses(losses);
+                outputs.iter().zip(given).map(|(output, y)| output.targets(y, classes)).collect()
+            }
         }
     }
 
@@ -193,7 +236,7 @@ impl Subject {
     pub fn probabilities(&self, outputs: &[f32]) -> Vec<f64> {
         let logits = match &self.kind {
             Kind::Network(network) => network.logits(),
-            Kind::File(file) => file.logits,
+            Kind::File(file) => file.logits(),
         };
         let outputs = outputs.iter().map(|output| f64::from(*output));
         match (logits, outputs.clone().next()) {
@@ -211,17 +254,27 @@ impl Subject {
         }
     }
 
-    /// The model with its weights, compiled; its files will say what the origin says.
-    pub fn compiled(&self, origin: &Origin, how: How) -> Result<Model> {
+    /// The model with its weights, compiled for a purpose; its files will say what the origin says.
+    pub fn compiled(
+        &self,
+        origin: &Origin,
+        goal: &Goal,
+        purpose: Purpose,
+        how: How,
+    ) -> Result<Model> {
         let model = match &self.kind {
             Kind::Network(network) => {
                 let mut model = self.build(*network, origin)?;
-                let optimizer = how.optimizer.unwrap_or_else(|| network.optimizer());
-                model.compile(network.compile_with(optimizer, how.strategy).seed(how.seed))?;
+                if purpose == Purpose::Predict {
+                    model.predict_on(how.strategy)?;
+                } else {
+                    let optimizer = how.optimizer.unwrap_or_else(|| network.optimizer());
+                    model.compile(network.compile_with(optimizer, how.strategy).seed(how.seed))?;
+                }
                 model
             }
             Kind::File(file) => {
-                let mut model = file.compiled(how)?;
+                let mut model = file.compiled(goal, purpose, how)?;
                 if let Some(weights) = &self.weights {
                     model.load_weights(weights)?;
                 }
@@ -230,6 +283,12 @@ impl Subject {
         };
         origin.note(&model)?;
         Ok(model)
+    }
+
+    /// The model compiled to train, for no data in particular.
+    pub fn usually_compiled(&self, how: impl Into<How>) -> Result<Model> {
+        let (goal, _) = self.usual_goal();
+        self.compiled(&self.usual(), &goal, Purpose::Train, how.into())
     }
 
     /// A network, with the weights of a file where there is one.
@@ -270,7 +329,7 @@ pub fn save(model: &Model, origin: &Origin, path: &Path) -> Result<()> {
     }
     if !name.ends_with(".keras") && origin.is_scaled() {
         let shown = path.display();
-        tracing::warn!("{shown}: .h5 files do not keep how images were scaled; .keras files do");
+        tracing::warn!("{shown}: .h5 files do not keep how inputs were scaled; .keras files do");
     }
     Ok(model.save(path)?)
 }

@@ -2,8 +2,9 @@
 
 use crate::args::{Augment, Schedule, Train};
 use crate::feed::Feed;
+use crate::model_file::Purpose;
 use crate::paths::{self, is_stdout};
-use crate::prepare::{Prepared, prepare};
+use crate::prepare::{Asked, Prepared, prepare};
 use crate::recipe;
 use crate::report::{self, Plan};
 use crate::signals;
@@ -16,7 +17,7 @@ use phalanx::model::{IntoDataset, Source};
 use phalanx::optimizers;
 use phalanx::pictures;
 use phalanx::prelude::*;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::time::Instant;
 
 /// Trains and evaluates.
@@ -31,15 +32,16 @@ pub fn run(args: &Train) -> Result<()> {
     let usual = recipe::batch(&subject, strategy.local());
     let asked = args.batch.global(usual, strategy.num_replicas_in_sync())?;
     let args = &recipe::complete(args, &subject, asked);
-    let data = prepare(&subject, &args.data, args.image_size, args.grayscale, &strategy)?;
-    let plan = Plan::new(args, &subject, &strategy, &data, asked);
+    let data = prepare(&subject, &asked_data(args), &strategy)?;
+    let plan = Plan::new(args, &strategy, &data, asked);
     let workers = strategy.num_workers();
     // A stream on standard output must not be mixed with anything else.
     let streams = is_stdout(args.json.as_deref()) || is_stdout(args.csv.as_deref());
     let verbose = if streams { 0 } else { args.verbose };
 
     let optimizer = optimizer(args, &subject, plan.steps)?;
-    let mut model = subject.compiled(&data.origin, How { optimizer, strategy, seed: args.seed })?;
+    let how = How { optimizer, strategy, seed: args.seed };
+    let mut model = subject.compiled(&data.origin, &data.goal, Purpose::Train, how)?;
     let rate = model.learning_rate()?;
     if verbose > 0 {
         report::header(&mut model, args, &plan, rate, &data)?;
@@ -51,9 +53,9 @@ pub fn run(args: &Train) -> Result<()> {
         fit = fit.callback(json.clone());
     }
     let loaders = loaders(&model.devices()?);
-    let batches = |batch| source(args, &data, plan.rows, batch, loaders);
+    let batches = |batch| source(args, &data, batch, loaders);
     let history = model.fit(batches(plan.batch)?, fit)?;
-    let logs = tested(&mut model, &data, &plan)?;
+    let logs = tested(&mut model, &data, &plan, &history)?;
     if let Some(path) = &args.save {
         save(&model, &data.origin, path)?;
     }
@@ -64,7 +66,7 @@ pub fn run(args: &Train) -> Result<()> {
     };
     if let Some(json) = json {
         let mut fields: Vec<(String, Value)> =
-            logs.iter().map(|(name, v)| (format!("test_{name}"), (*v).into())).collect();
+            logs.iter().map(|(name, v)| (format!("test_{name}"), json!(v))).collect();
         fields.push(("seconds".into(), begin.elapsed().as_secs_f64().into()));
         fields.push(("weights_sha256".into(), model.weights_sha256()?.into()));
         let times = report::seconds(&mut model, &history)?;
@@ -115,17 +117,17 @@ fn optimizer(args: &Train, subject: &Subject, steps: usize) -> Result<Option<Box
     if !named && args.lr.is_none() && args.schedule != Some(Schedule::Cosine) {
         return Ok(None);
     }
-    let own = subject.optimizer()?;
-    let mut optimizer = match (&args.optimizer, args.momentum) {
+    let mut optimizer: Box<dyn Optimizer> = match (&args.optimizer, args.momentum) {
         (Some(name), Some(momentum)) if name.eq_ignore_ascii_case("sgd") => {
             Box::new(SGD::default().momentum(momentum))
         }
-        (None, Some(momentum)) if own.class_name() == "SGD" => {
-            Box::new(SGD::new(own.common().learning_rate.clone()).momentum(momentum))
+        (None, Some(momentum)) if subject.optimizer()?.class_name() == "SGD" => {
+            let rate = subject.optimizer()?.common().learning_rate.clone();
+            Box::new(SGD::new(rate).momentum(momentum))
         }
         (_, Some(_)) => bail!("--momentum: expected the optimizer sgd beside it"),
         (Some(name), None) => optimizers::get(name).context("--optimizer")?,
-        (None, None) => own,
+        (None, None) => subject.optimizer()?,
     };
     if let Some(lr) = args.lr {
         optimizer.common_mut().learning_rate = lr.into();
@@ -138,21 +140,23 @@ fn optimizer(args: &Train, subject: &Subject, steps: usize) -> Result<Option<Box
     Ok(Some(optimizer))
 }
 
-/// The training data, distorted where asked.
-fn source(
-    args: &Train,
-    data: &Prepared,
-    rows: usize,
-    batch: usize,
-    loaders: usize,
-) -> Result<Source> {
-    let (x, y) = &data.train;
-    let flow = || flow(&args.augment, !args.no_shuffle, data, batch);
-    match x {
-        Feed::Memory(_) if args.augment.is_empty() => x.in_order(y, batch),
-        Feed::Memory(_) => Ok(flow()?.workers(loaders).into_source()?),
-        Feed::Files(_) => Ok(flow()?.slice_rows(0..rows)?.into_source()?),
+/// What is asked of the data.
+fn asked_data(args: &Train) -> Asked<'_> {
+    let (size, grey) = (args.image_size, args.grayscale);
+    let (args, name, validation_split) = (&args.reading, &args.data, args.validation_split);
+    Asked { name, args, size, grey, validation_split }
+}
+
+/// The training data, augmented if asked.
+fn source(args: &Train, data: &Prepared, batch: usize, loaders: usize) -> Result<Source> {
+    if args.augment.is_empty() {
+        return data.train.batches(!args.no_shuffle, batch);
     }
+    let flow = flow(&args.augment, !args.no_shuffle, data, batch)?;
+    Ok(match data.train.input()? {
+        Feed::Memory(_) => flow.workers(loaders).into_source()?,
+        Feed::Files(_) => flow.into_source()?,
+    })
 }
 
 /// Threads that distort images: where GPUs train, half of the cores have nothing better to do.
@@ -171,7 +175,6 @@ pub fn flow(
     data: &Prepared,
     batch: usize,
 ) -> Result<ImageFlow> {
-    let (x, y) = &data.train;
     let mut aug = ImageDataGenerator::new().fill_mode("nearest");
     for kind in augment {
         aug = match kind {
@@ -182,32 +185,34 @@ pub fn flow(
             Augment::None => aug,
         };
     }
-    Ok(x.flow(&aug, y, batch)?.shuffle(shuffle))
+    Ok(data.train.flow(&aug, batch)?.shuffle(shuffle))
 }
 
-/// Epochs, steps and what to validate on.
+/// Epochs, steps and what to validate on: rows of their own, or else those to test on, as the tutorials do.
 fn arguments(args: &Train, data: &Prepared, plan: &Plan) -> Result<Fit> {
     let mut fit = Fit::new().epochs(args.epochs).shuffle(!args.no_shuffle);
     if let Some(steps) = args.steps_per_epoch {
         fit = fit.steps_per_epoch(steps);
     }
-    let (x, y) = &data.train;
-    Ok(match x {
-        _ if plan.held == 0.0 => {
-            fit.validation_data(data.test.0.in_order(&data.test.1, plan.batch)?)
-        }
-        Feed::Memory(_) => fit.validation_split(plan.held),
-        Feed::Files(_) => {
-            let held = x.flow(&ImageDataGenerator::new(), y, plan.batch)?.shuffle(false);
-            fit.validation_data(held.slice_rows(plan.rows..x.rows())?)
-        }
-    })
+    match data.validation.as_ref().or(data.test.as_ref()) {
+        Some(rows) => Ok(fit.validation_data(rows.in_order(plan.batch)?)),
+        None => Ok(fit),
+    }
 }
 
-/// Loss and metrics of the trained model on the test split.
-fn tested(model: &mut Model, data: &Prepared, plan: &Plan) -> Result<Vec<(String, f64)>> {
-    let test = data.test.0.in_order(&data.test.1, plan.batch)?;
-    Ok(model.evaluate_with(test, Inference::new())?.to_vec())
+/// Loss and metrics of the trained model on the test rows, if there are any: else their names alone.
+fn tested(
+    model: &mut Model,
+    data: &Prepared,
+    plan: &Plan,
+    history: &History,
+) -> Result<Vec<(String, Option<f64>)>> {
+    let Some(test) = &data.test else {
+        let names = history.names().filter(|name| !name.starts_with("val_") && *name != "lr");
+        return Ok(names.map(|name| (name.to_string(), None)).collect());
+    };
+    let logs = model.evaluate_with(test.in_order(plan.batch)?, Inference::new())?.to_vec();
+    Ok(logs.into_iter().map(|(name, value)| (name, Some(value))).collect())
 }
 
 fn callbacks(args: &Train, mut fit: Fit, rate: f64) -> Fit {

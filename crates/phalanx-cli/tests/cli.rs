@@ -6,6 +6,8 @@ use std::process::{Command, Output, Stdio};
 
 #[path = "cli/bench.rs"]
 mod bench;
+#[path = "cli/data.rs"]
+mod data;
 #[path = "cli/doctor.rs"]
 mod doctor;
 #[path = "cli/files.rs"]
@@ -119,8 +121,17 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["train", "cut.keras"], 1, "cut.keras: expected"),
         (&["train", "pipe.keras"], 1, "pipe.keras: expected"),
         (&["train", "plain.safetensors"], 1, "expected a file with a model's structure"),
-        (&["train", "map.keras"], 1, "map.keras: expected a model whose output has a number for"),
-        (&["train", "binary.keras"], 1, "at most the 2 classes of binary.keras, received 10"),
+        (&["train", "map.keras"], 1, "map.keras: was saved without compile"),
+        (&["train", "map.keras", "--loss", "mse"], 1, "as MeanSquaredError compares, received []"),
+        (&["train", "map.keras", "--loss", "mes"], 1, "--loss: unknown loss 'mes'"),
+        (&["train", "mnist-mlp", "--loss", "mse"], 1, "--loss: expected a model file"),
+        (&["train", "binary.keras"], 1, "expected samples of [8, 8, 3], received [28, 28, 1]"),
+        (&["train", "mnist-mlp", "--test-split", "0.2"], 1, "without test rows of their own"),
+        (&["train", "mnist-mlp", "--validation-split", "1.5"], 1, "between 0 and 1, received 1.5"),
+        (&["train", "mnist-mlp", "--validation-split", "nan"], 1, "between 0 and 1, received NaN"),
+        (&["train", "mnist-mlp", "--rescale=0"], 2, "as in 1/255 or 1/127.5,-1"),
+        (&["train", "mnist-mlp", "--label", "a"], 1, "--label: expected a .csv as --data"),
+        (&["train", "mnist-mlp", "--data", "wide.csv", "--label", "c"], 1, "a column 'c' for the"),
         (&["train", "cnn.keras", "--data", "wide.csv"], 1, "of [28, 28, 1], received [2]"),
         (&["train", "cnn.keras", "--image-size", "32"], 1, "expected 28x28, as the model takes"),
         (&["train", "cnn.keras", "--momentum", "0.9"], 1, "sgd"),
@@ -134,7 +145,6 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["evaluate", "cnn.keras", "--model", "mnist-cnn"], 1, "cnn.keras: expected"),
         (&["evaluate", "mnist-cnn"], 1, "mnist-cnn: expected a name ending in"),
         (&["predict", "cnn.keras", "--input", "wide.csv", "--output", "y.npy"], 1, "wide.csv"),
-        (&["bench", "map.keras"], 1, "map.keras: expected a model whose output"),
         (&["bench", "net.keras"], 1, "net.keras: No such file"),
         (&["train", ""], 2, "possible values"),
         (&["train", "mnist-mlp", "--config", "missing.toml"], 1, "--config: missing.toml"),
@@ -277,7 +287,8 @@ fn data_of_ones_own_train_evaluate_and_predict() {
     ] {
         let args = ["train", model, "--data", data, "--image-size", size, "--epochs", epochs];
         let more = ["--batch-size", "8", "--json", "-", "--save", "w.safetensors"];
-        let out = succeeds(dir.path(), &[&args[..], &more].concat());
+        let held = if data == "parts" { &[][..] } else { &["--test-split", "0.2"] };
+        let out = succeeds(dir.path(), &[&args[..], &more, held].concat());
         let accuracy = end(&out)["test_accuracy"].as_f64().unwrap();
         assert!(accuracy > 0.9, "{model} on {data}: {accuracy}");
         // The file knows its network, its size, its classes and its mean.
@@ -286,9 +297,14 @@ fn data_of_ones_own_train_evaluate_and_predict() {
     }
     let args = ["train", "mnist-cnn", "--data", "images", "--grayscale", "--epochs", "1"];
     let out = succeeds(dir.path(), &args);
-    assert!(out.contains("32 samples of [28, 28, 1], 2 classes"), "{out}");
+    assert!(out.contains("40 rows to train on, none to validate on, none to test on"), "{out}");
+    assert!(
+        out.contains("[28, 28, 1], bytes divided by 255; targets: class numbers (2 cl"),
+        "{out}"
+    );
     let args = ["train", "mnist-mlp", "--data", "table.csv", "--epochs", "20", "--json", "-"];
-    let out = succeeds(dir.path(), &[&args[..], &["--batch-size", "8"]].concat());
+    let more = ["--batch-size", "8", "--test-split", "0.2"];
+    let out = succeeds(dir.path(), &[&args[..], &more].concat());
     assert!(end(&out)["test_accuracy"].as_f64().unwrap() > 0.9, "{out}");
 
     let args = ["train", "mnist-cnn", "--data", "images", "--epochs", "2"];
@@ -337,9 +353,11 @@ fn cifar_100_has_its_hundred_classes() {
     let args =
         ["train", "mnist-mlp", "--data", "cifar-100", "--epochs", "1", "--save", "w.safetensors"];
     let out = succeeds(dir.path(), &args);
-    assert!(out.contains("100 samples of [32, 32, 3], 100 classes"), "{out}");
+    assert!(out.contains("data: 83 rows to train on, 17 to validate on, 100 to test on"), "{out}");
+    assert!(out.contains("inputs: [32, 32, 3], bytes divided by 255"), "{out}");
+    assert!(out.contains("class numbers (100 classes)"), "{out}");
     let evaluated = succeeds(dir.path(), &["evaluate", "w.safetensors"]);
-    assert!(out.contains(evaluated.trim_end()), "{evaluated}");
+    assert!(out.contains(evaluated.trim_end().lines().last().unwrap()), "{evaluated}");
     let info = succeeds(dir.path(), &["data", "info", "cifar-100"]);
     assert!(info.contains("aquarium_fish") && info.contains("and 80 more"), "{info}");
 }
@@ -405,7 +423,7 @@ fn tables_go_to_standard_output_and_large_batches_are_all_the_data() {
     let args =
         ["train", "mnist-cnn", "--epochs", "1", "--steps-per-epoch", "1", "--image-size", "12"];
     let out = succeeds(dir.path(), &args);
-    assert!(out.contains("samples of [12, 12, 1] (from [28, 28, 1]), 10 classes"), "{out}");
+    assert!(out.contains("inputs: [12, 12, 1] (from [28, 28, 1]), as they are"), "{out}");
 }
 
 #[test]

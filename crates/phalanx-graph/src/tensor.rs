@@ -147,6 +147,25 @@ impl Tensor {
         dims[0] = range.len();
         Tensor { dims, data: Arc::new(data) }
     }
+
+    /// The given rows in the given order.
+    ///
+    /// # Panics
+    /// When there is no such row, or no axis of rows.
+    pub fn select_rows(&self, rows: &[usize]) -> Tensor {
+        fn select<T: Copy>(values: &[T], len: usize, rows: &[usize]) -> Vec<T> {
+            let row = |row: &usize| &values[row * len..(row + 1) * len];
+            rows.iter().flat_map(row).copied().collect()
+        }
+        let len = self.row_len();
+        let data = match &*self.data {
+            Data::F32(v) => Data::F32(select(v, len, rows)),
+            Data::I32(v) => Data::I32(select(v, len, rows)),
+        };
+        let mut dims = self.dims.clone();
+        dims[0] = rows.len();
+        Tensor { dims, data: Arc::new(data) }
+    }
 }
 
 impl Data {

@@ -37,7 +37,7 @@ pub use phalanx_graph::exec::ExecError;
 pub use phalanx_graph::profile::{Line, Profile};
 pub use phalanx_graph::program::Program;
 pub use phalanx_graph::rng::Stream;
-pub use phalanx_graph::{Data, Tensor};
+pub use phalanx_graph::{DType, Data, Tensor};
 
 /// Everything a training program needs, in one line.
 pub mod prelude {

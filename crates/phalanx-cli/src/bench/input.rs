@@ -1,8 +1,8 @@
 //! How fast a dataset's batches are made, and whether training has to wait for them.
 
 use super::Job;
-use crate::args::Bench;
-use crate::prepare::prepare;
+use crate::args::{Bench, DataArgs};
+use crate::prepare::{Asked, prepare};
 use crate::train;
 use anyhow::Result;
 use phalanx::data::HostBatch;
@@ -27,7 +27,9 @@ pub struct Input {
 pub fn measure(args: &Bench, name: &str, job: &mut Job, steps: usize) -> Result<Input> {
     let Job { model, subject, batch, .. } = job;
     let batch = *batch;
-    let data = prepare(subject, name, None, false, &MirroredStrategy::new().into())?;
+    let reading = DataArgs::default();
+    let asked = Asked::plain(name, &reading);
+    let data = prepare(subject, &asked, &MirroredStrategy::new().into())?;
     let flow = || train::flow(&args.augment, true, &data, batch);
     let loader = loader_rate(&flow()?)?;
     let fit = || Fit::new().epochs(1).steps_per_epoch(steps).verbose(0);

@@ -184,6 +184,46 @@ impl Samples {
         })
     }
 
+    /// The given samples in the given order, `None` when one of them is not there.
+    pub fn select_rows(&self, rows: &[usize]) -> Option<Samples> {
+        if self.dims().is_empty() || rows.iter().any(|row| *row >= self.rows()) {
+            return None;
+        }
+        Some(match self {
+            Samples::Tensor(tensor) => tensor.select_rows(rows).into(),
+            Samples::Pixels(pixels) => {
+                let width = self.row_len();
+                let mut part = pixels.clone();
+                part.dims[0] = rows.len();
+                let bytes = rows.iter().flat_map(|r| &pixels.bytes[r * width..(r + 1) * width]);
+                part.bytes = Arc::new(bytes.copied().collect());
+                part.into()
+            }
+        })
+    }
+
+    /// Divides every element, and then adds a number to it. Integers become floats.
+    pub fn rescale(self, divisor: f32, offset: f32) -> Samples {
+        match self {
+            Samples::Pixels(pixels) => {
+                let pixels = Pixels { divisor, offset: None, ..pixels };
+                if offset == 0.0 {
+                    return pixels.into();
+                }
+                let width = pixels.dims.iter().skip(1).product();
+                Pixels { offset: Some(Arc::new(vec![-offset; width])), ..pixels }.into()
+            }
+            Samples::Tensor(tensor) => {
+                let value = |x: f32| x / divisor + offset;
+                let values: Vec<f32> = match tensor.data() {
+                    Data::F32(v) => v.iter().map(|x| value(*x)).collect(),
+                    Data::I32(v) => v.iter().map(|x| value(*x as f32)).collect(),
+                };
+                Tensor::new(tensor.dims(), values).expect("as many elements").into()
+            }
+        }
+    }
+
     /// Pixels as the bytes they are, 0 to 255, as `load_data` of Keras gives them; anything else
     /// stays as it is.
     pub fn raw(self) -> Samples {
@@ -312,6 +352,20 @@ mod tests {
         assert!(Pixels::new([2, 3], vec![0; 5], 1.0).is_none());
         assert!(Pixels::new([usize::MAX, 3], vec![0; 5], 1.0).is_none());
     }
+
+    #[test]
+    fn rows_are_selected_and_rescaled_as_bytes_and_as_numbers() {
+        let bytes = Samples::from(Pixels::new([3, 2], vec![0, 51, 255, 102, 4, 6], 255.0).unwrap());
+        let ints = Samples::from(Tensor::new([3, 2], vec![0, 51, 255, 102, 4, 6]).unwrap());
+        for samples in [bytes, ints] {
+            let picked = samples.select_rows(&[2, 0]).unwrap();
+            assert_eq!(picked.dtype(), samples.dtype());
+            let scaled = picked.rescale(2.0, -1.0).to_tensor();
+            assert_eq!(scaled.f32().unwrap(), [1.0, 2.0, -1.0, 24.5]);
+            assert!(samples.select_rows(&[3]).is_none());
+        }
+    }
+
     #[test]
     fn the_mean_of_the_samples_is_taken_from_each() {
         let bytes = Samples::from(Pixels::new([2, 2], vec![1, 2, 3, 6], 1.0).unwrap());

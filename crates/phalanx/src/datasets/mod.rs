@@ -7,11 +7,14 @@ pub mod glyphs;
 mod idx;
 pub mod mnist;
 pub mod npy;
-mod own;
+mod user_files;
 
 pub use download::Transfer;
 pub use fetch::{fetch, find, terminal};
-pub use own::{Csv, Own, load_npz};
+pub use user_files::{
+    Categories, Csv, Missing, SampleSet, Table, TableEncoding, UserData, load_npz, read_arrays,
+    write_arrays,
+};
 
 use crate::data::Samples;
 use crate::error::{Error, Result};

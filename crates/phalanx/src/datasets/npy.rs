@@ -2,10 +2,9 @@
 
 use crate::data::{Pixels, Samples};
 use crate::error::{Error, Result};
-use crate::saving::open_file;
+use crate::saving::{open_file, write_atomic};
 use phalanx_graph::{Data, Tensor};
-use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
@@ -24,10 +23,13 @@ pub fn read(path: &Path) -> Result<Samples> {
     parse(path, &mut BufReader::new(file), size)
 }
 
-/// Writes a tensor as NumPy's `save` would.
+/// Writes a tensor as NumPy's `save` would; the file takes its name when it is whole.
 pub fn write(path: &Path, tensor: &Tensor) -> Result<()> {
-    let fail = |e| Error::io(path, e);
-    let mut file = BufWriter::new(File::create(path).map_err(fail)?);
+    write_atomic(path, |out| write_to(out, tensor))
+}
+
+/// Writes a tensor in NumPy's format.
+pub(super) fn write_to(out: &mut dyn Write, tensor: &Tensor) -> io::Result<()> {
     let dims: Vec<String> = tensor.dims().iter().map(|d| format!("{d},")).collect();
     let kind = if tensor.i32().is_some() { "<i4" } else { "<f4" };
     let shape = match tensor.dims().len() {
@@ -39,18 +41,15 @@ pub fn write(path: &Path, tensor: &Tensor) -> Result<()> {
     let padding = 63 - (10 + header.len()) % 64;
     header.push_str(&" ".repeat(padding));
     header.push('\n');
-    let length = u16::try_from(header.len())
-        .map_err(|_| Error::argument("npy", "tensor", "fewer dimensions", tensor.dims().len()))?;
-    file.write_all(MAGIC).map_err(fail)?;
-    file.write_all(&[1, 0]).map_err(fail)?;
-    file.write_all(&length.to_le_bytes()).map_err(fail)?;
-    file.write_all(header.as_bytes()).map_err(fail)?;
+    let length = u16::try_from(header.len()).map_err(io::Error::other)?;
+    out.write_all(MAGIC)?;
+    out.write_all(&[1, 0])?;
+    out.write_all(&length.to_le_bytes())?;
+    out.write_all(header.as_bytes())?;
     match tensor.data() {
-        Data::F32(v) => v.iter().try_for_each(|x| file.write_all(&x.to_le_bytes())),
-        Data::I32(v) => v.iter().try_for_each(|x| file.write_all(&x.to_le_bytes())),
+        Data::F32(v) => v.iter().try_for_each(|x| out.write_all(&x.to_le_bytes())),
+        Data::I32(v) => v.iter().try_for_each(|x| out.write_all(&x.to_le_bytes())),
     }
-    .and_then(|()| file.flush())
-    .map_err(fail)
 }
 
 /// Reads an array from a source that holds at most `most` bytes; `path` names it in errors.

@@ -262,6 +262,12 @@ pub fn get(name: &str, target: &Type, prediction: &Type) -> Result<Box<dyn Metri
     Ok(metric)
 }
 
+/// Fails unless [`get`] knows a name.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    let any = Type::rows([2]);
+    get(name, &any, &any).map(|_| ())
+}
+
 /// A metric from its class name and config.
 pub fn from_config(class_name: &str, config: &Map<String, Value>) -> Result<Box<dyn Metric>> {
     let found =

@@ -168,6 +168,13 @@ impl Compile {
         self
     }
 
+    /// A loss by name for each of so many outputs, in the place of those there are.
+    pub fn replace_losses(mut self, name: &str, outputs: usize) -> Compile {
+        self.losses = (0..outputs).map(|_| name.into()).collect();
+        self.described = None;
+        self
+    }
+
     /// Weights of the outputs' losses in the total.
     pub fn loss_weights(mut self, weights: impl Into<Vec<f64>>) -> Compile {
         self.loss_weights = weights.into();

@@ -3,7 +3,7 @@
 use super::symbol::{Call, Callee, Input, Symbol};
 use crate::error::{Error, Result};
 use crate::layer::{LayerHandle, Lowering};
-use phalanx_graph::{FeedId, NodeId, Type};
+use phalanx_graph::{DType, FeedId, NodeId, Type};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -159,6 +159,11 @@ impl Definition {
     /// Input `i`'s name.
     pub(crate) fn input_name(&self, i: usize) -> String {
         input_name(self.input(i), i)
+    }
+
+    /// The element type of each input.
+    pub(crate) fn input_dtypes(&self) -> Vec<DType> {
+        (0..self.inputs.len()).map(|i| self.input(i).dtype).collect()
     }
 
     /// Input `i`'s shape and type.

@@ -24,7 +24,8 @@ use crate::layer::{Lowering, ModelWeight, SharedExecutor, lock};
 use crate::losses::Loss;
 use crate::metrics;
 use crate::optimizers::{Optimizer, Scaling};
-use crate::strategy::{DeviceKind, MirroredStrategy};
+use crate::strategy::DeviceKind;
+use crate::workers::MultiWorkerMirroredStrategy;
 use phalanx_graph::exec::{ExecError, ProgramId, Times};
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::peers::{Cluster, Share};
@@ -202,9 +203,11 @@ impl Engine {
     }
 
     /// An engine that only predicts, for models that were never compiled.
-    pub(crate) fn inference(model: &Model) -> Result<Engine> {
+    pub(crate) fn inference(
+        model: &Model,
+        strategy: MultiWorkerMirroredStrategy,
+    ) -> Result<Engine> {
         let optimizer = Box::new(crate::optimizers::SGD::default());
-        let strategy = MirroredStrategy::new().into();
         let (losses, loss_weights, metrics) = (vec![], vec![], vec![]);
         let described = Map::new();
         let resolved =
@@ -371,7 +374,7 @@ impl Engine {
 
     /// Element types of the inputs.
     pub(crate) fn input_dtypes(&self) -> Vec<DType> {
-        (0..self.def.inputs.len()).map(|i| self.def.input(i).dtype).collect()
+        self.def.input_dtypes()
     }
 
     /// The devices of this worker, and so its rows of every batch.

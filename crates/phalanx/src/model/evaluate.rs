@@ -8,6 +8,7 @@ use super::{Logs, Model};
 use crate::data::{Dataset, HostBatch, InMemory};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
+use crate::workers::MultiWorkerMirroredStrategy;
 use phalanx_graph::Tensor;
 
 /// The arguments of [`Model::evaluate_with`] and [`Model::predict_with`].
@@ -69,6 +70,19 @@ impl Model {
         engine.check_pass(&*data)?;
         let logs = evaluate(engine, &*data, Some(&mut progress), &Interrupt::new())?;
         Ok(logs.unwrap_or_default())
+    }
+
+    /// Chooses the devices of a model that only predicts: it needs neither loss nor optimizer, and one that was
+    /// compiled is so no more.
+    ///
+    /// # Errors
+    /// Devices that cannot be had.
+    pub fn predict_on(&mut self, strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<()> {
+        self.initialize(0)?;
+        // The devices' memory is given back before it is asked for anew.
+        self.engine = None;
+        self.engine = Some(Engine::inference(self, strategy.into())?);
+        Ok(())
     }
 
     /// The output of a model with one output, for every sample, in order.

@@ -8,6 +8,7 @@ use crate::callbacks::Callback;
 use crate::data::{Arrays, Dataset, HostBatch, Picked};
 use crate::error::{Error, Result};
 use crate::history::History;
+use crate::strategy::MirroredStrategy;
 use phalanx_graph::Tensor;
 use phalanx_graph::exec::Times;
 use phalanx_graph::profile::Profile;
@@ -192,8 +193,7 @@ impl Model {
     /// The compiled model, or one that can only predict.
     pub(super) fn any_engine(&mut self) -> Result<&mut Engine> {
         if self.engine.is_none() {
-            self.initialize(0)?;
-            self.engine = Some(Engine::inference(self)?);
+            self.predict_on(MirroredStrategy::new())?;
         }
         let model = self.def.name.clone();
         let engine = self.engine.as_mut();
@@ -345,23 +345,23 @@ impl Model {
 
     /// Where the time of all steps since `compile` went.
     pub fn times(&mut self) -> Result<Times> {
-        Ok(self.engine("times")?.times())
+        Ok(self.any_engine()?.times())
     }
 
     /// Starts or stops measuring every instruction; [`Model::profile`] tells what was found.
     pub fn set_profiling(&mut self, on: bool) -> Result<()> {
-        self.engine("set_profiling")?.set_profiling(on);
+        self.any_engine()?.set_profiling(on);
         Ok(())
     }
 
     /// Time, arithmetic and bytes of every instruction of a step, as measured since
     /// [`Model::set_profiling`]; `None` where no such step was run.
     pub fn profile(&mut self, kind: StepKind) -> Result<Option<Profile>> {
-        Ok(self.engine("profile")?.profile(kind))
+        Ok(self.any_engine()?.profile(kind))
     }
 
-    /// The devices a compiled model runs on.
+    /// The devices the model runs on.
     pub fn devices(&mut self) -> Result<Vec<String>> {
-        Ok(self.engine("devices")?.devices())
+        Ok(self.any_engine()?.devices())
     }
 }

@@ -35,9 +35,9 @@ pub use training::{Interrupt, OnNan};
 use crate::error::{Error, Result};
 use crate::layer::{Layer, LayerHandle};
 pub(crate) use engine::{Engine, is_weight};
-use phalanx_graph::Tensor;
 use phalanx_graph::exec::ExecError;
 use phalanx_graph::rng::Stream;
+use phalanx_graph::{DType, Tensor};
 use std::collections::HashSet;
 use std::sync::Arc;
 pub(crate) use symbol::{Call, Callee};
@@ -132,6 +132,11 @@ impl Model {
     /// The dimensions of a sample of each input.
     pub fn input_shapes(&self) -> Vec<Vec<usize>> {
         (0..self.def.inputs.len()).map(|i| self.def.input(i).dims.clone()).collect()
+    }
+
+    /// The element type of each input.
+    pub fn input_dtypes(&self) -> Vec<DType> {
+        self.def.input_dtypes()
     }
 
     /// The dimensions of a sample of each output.
@@ -249,6 +254,11 @@ impl Model {
     /// Brings trained weights back from the devices.
     fn pull(&self) {
         self.layers().iter().for_each(|(_, layer)| layer.pull());
+    }
+
+    /// The names of the inputs.
+    pub fn input_names(&self) -> Vec<String> {
+        (0..self.def.inputs.len()).map(|i| self.def.input_name(i)).collect()
     }
 
     /// The names of the outputs: the layers that make them.

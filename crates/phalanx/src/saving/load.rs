@@ -143,7 +143,11 @@ impl Load {
             return Ok(());
         };
         match engine.set_training_state(iteration, &variables) {
-            Err(_) if old => Ok(()),
+            Err(_) if old => {
+                let path = path.display();
+                tracing::warn!("{path}: the optimizer's state is of Keras 2: it starts anew");
+                Ok(())
+            }
             done => done.map_err(in_file),
         }
     }
@@ -174,6 +178,25 @@ pub fn read_compile(path: impl AsRef<Path>) -> Result<Option<Compile>> {
     let outputs = structure(path, &config)?.output_names();
     match config.get("compile_config").and_then(Value::as_object) {
         Some(config) => keras::compile(config, &outputs).map_err(|error| within(path, error)),
+        None => Ok(None),
+    }
+}
+
+/// How to compile a file's model to evaluate it: its losses, the metrics that Phalanx has, and for each other metric a
+/// line that says what is left out. The optimizer is not looked at. `None` where the file has no loss.
+///
+/// # Errors
+/// A broken file, one without a structure, and a loss that Phalanx does not have.
+pub fn read_compile_for_evaluation(
+    path: impl AsRef<Path>,
+) -> Result<Option<(Compile, Vec<String>)>> {
+    let path = path.as_ref();
+    let config = stored_config(path)?;
+    let outputs = structure(path, &config)?.output_names();
+    match config.get("compile_config").and_then(Value::as_object) {
+        Some(config) => {
+            keras::compile_for_evaluation(config, &outputs).map_err(|error| within(path, error))
+        }
         None => Ok(None),
     }
 }

@@ -31,7 +31,7 @@ pub use describe::{Description, LayerEntry, TensorEntry, describe};
 pub use diff::{Difference, diff};
 pub(crate) use format::Format;
 pub(crate) use keras::{layers_in_order, object, optimizer_object};
-pub use load::{Load, load_model, read_compile};
+pub use load::{Load, load_model, read_compile, read_compile_for_evaluation};
 use load::{Stored, open_stored};
 pub(crate) use open::open_file;
 pub(crate) use runs::RunDirectory;

@@ -6,7 +6,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use image::ImageFormat;
 use phalanx::data::read_image;
-use phalanx::datasets::{Csv, cifar, load_npz, mnist, npy};
+use phalanx::datasets::{Categories, Csv, Missing, cifar, load_npz, mnist, npy};
 use phalanx::prelude::*;
 use serde_json::{Map, Value};
 use std::io::{Cursor, Write};
@@ -153,7 +153,10 @@ fn archive() -> Target {
 fn table() -> Target {
     let seeds =
         vec![b"a,b,label\n1,2,0\n3.5,-4,1\n".to_vec(), b"\"a\",\"b\"\r\n1e3,0\r\n2,1\r\n".to_vec()];
-    of_file("csv", "a.csv", seeds, |path| Csv::new().load(path).is_ok())
+    of_file("csv", "a.csv", seeds, |path| {
+        let filled = Csv::new().categories(Categories::OneHot).missing(Missing::Mean);
+        Csv::new().load(path).is_ok() | filled.load(path).is_ok()
+    })
 }
 
 fn picture() -> Target {

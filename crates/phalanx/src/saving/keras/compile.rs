@@ -38,16 +38,61 @@ pub(in crate::saving) fn compile(
     config: &Map<String, Value>,
     outputs: &[String],
 ) -> Result<Option<Compile>> {
-    let get = |key: &str| config.get(key).unwrap_or(&Value::Null);
-    let given = config.get("optimizer").or(config.get("optimizer_config"));
-    let Some(given) = given.filter(|o| !o.is_null()) else { return Ok(None) };
-    if get("loss").is_null() {
+    let Some(given) = stored_optimizer(config) else { return Ok(None) };
+    if config.get("loss").is_none_or(Value::is_null) {
         return Ok(None);
     }
     let mut compile = Compile::new(read_optimizer(given)?);
+    (compile.losses, compile.loss_weights) = losses(config, outputs)?;
+    for (key, lists) in
+        [("metrics", &mut compile.metrics), ("weighted_metrics", &mut compile.weighted_metrics)]
+    {
+        *lists = metric_lists(key, config, outputs, &mut |error| Err(error))?;
+    }
+    let mut described = config.clone();
+    described.remove("optimizer");
+    described.remove("optimizer_config");
+    compile.described = Some(described);
+    Ok(Some(compile))
+}
+
+/// The call that compiles a model to evaluate it: its losses, those of its metrics that are known, and no optimizer of its
+/// own. What is left out is said of each other metric.
+pub(in crate::saving) fn compile_for_evaluation(
+    config: &Map<String, Value>,
+    outputs: &[String],
+) -> Result<Option<(Compile, Vec<String>)>> {
+    if config.get("loss").is_none_or(Value::is_null) {
+        return Ok(None);
+    }
+    let (mut compile, mut left_out) = (Compile::new("sgd"), vec![]);
+    (compile.losses, compile.loss_weights) = losses(config, outputs)?;
+    for (key, lists) in
+        [("metrics", &mut compile.metrics), ("weighted_metrics", &mut compile.weighted_metrics)]
+    {
+        *lists = metric_lists(key, config, outputs, &mut |error| {
+            left_out.push(error.to_string());
+            Ok(())
+        })?;
+    }
+    Ok(Some((compile, left_out)))
+}
+
+/// The optimizer's value in a `compile_config`, if there is one.
+fn stored_optimizer(config: &Map<String, Value>) -> Option<&Value> {
+    config.get("optimizer").or(config.get("optimizer_config")).filter(|o| !o.is_null())
+}
+
+/// The loss of every output, and their weights in the total.
+fn losses(
+    config: &Map<String, Value>,
+    outputs: &[String],
+) -> Result<(Vec<LossArgument>, Vec<f64>)> {
+    let get = |key: &str| config.get(key).unwrap_or(&Value::Null);
+    let mut losses = vec![];
     for value in per_output("loss", get("loss"), outputs)? {
         match value {
-            Some(value) if !value.is_null() => compile.losses.push(loss(value)?),
+            Some(value) if !value.is_null() => losses.push(loss(value)?),
             _ => {
                 let expected = "one for every output";
                 return Err(Error::argument("compile_config", "loss", expected, "null"));
@@ -55,22 +100,17 @@ pub(in crate::saving) fn compile(
         }
     }
     let weights = per_output("loss_weights", get("loss_weights"), outputs)?;
-    if weights.iter().any(Option::is_some) {
-        let weight = |w: Option<&Value>| match w {
-            None => Ok(1.0),
-            Some(w) => w
-                .as_f64()
-                .ok_or_else(|| Error::argument("compile_config", "loss_weights", "numbers", w)),
-        };
-        compile.loss_weights = weights.into_iter().map(weight).collect::<Result<_>>()?;
-    }
-    compile.metrics = metric_lists("metrics", get("metrics"), outputs)?;
-    compile.weighted_metrics = metric_lists("weighted_metrics", get("weighted_metrics"), outputs)?;
-    let mut described = config.clone();
-    described.remove("optimizer");
-    described.remove("optimizer_config");
-    compile.described = Some(described);
-    Ok(Some(compile))
+    let weight = |w: Option<&Value>| match w {
+        None => Ok(1.0),
+        Some(w) => w
+            .as_f64()
+            .ok_or_else(|| Error::argument("compile_config", "loss_weights", "numbers", w)),
+    };
+    let weights = match weights.iter().any(Option::is_some) {
+        true => weights.into_iter().map(weight).collect::<Result<_>>()?,
+        false => vec![],
+    };
+    Ok((losses, weights))
 }
 
 fn read_optimizer(value: &Value) -> Result<OptimizerArgument> {
@@ -107,6 +147,7 @@ fn loss(value: &Value) -> Result<LossArgument> {
 
 fn metric(value: &Value) -> Result<MetricArgument> {
     if let Some(name) = by_name(value) {
+        metrics::check_name(name)?;
         return Ok(name.into());
     }
     let object = Object::parse("metric", value)?;
@@ -161,20 +202,36 @@ fn per_output<'a>(
     }
 }
 
-/// The metrics of each output.
-fn metric_lists(what: &str, value: &Value, outputs: &[String]) -> Result<Vec<Vec<MetricArgument>>> {
+/// The metrics of each output; `unknown` decides about those that are not known.
+fn metric_lists(
+    what: &str,
+    config: &Map<String, Value>,
+    outputs: &[String],
+    unknown: &mut dyn FnMut(Error) -> Result<()>,
+) -> Result<Vec<Vec<MetricArgument>>> {
+    let value = config.get(what).unwrap_or(&Value::Null);
+    let mut list = |values: &[Value]| {
+        let mut known = vec![];
+        for value in values {
+            match metric(value) {
+                Ok(metric) => known.push(metric),
+                Err(error) => unknown(error)?,
+            }
+        }
+        Ok(known)
+    };
     // For one output the list is that of its metrics, unless it holds lists.
-    if let Value::Array(list) = value
+    if let Value::Array(values) = value
         && outputs.len() == 1
-        && list.iter().all(single)
+        && values.iter().all(single)
     {
-        return Ok(vec![list.iter().map(metric).collect::<Result<_>>()?]);
+        return Ok(vec![list(values)?]);
     }
     let lists = per_output(what, value, outputs)?;
     let read = |value: Option<&Value>| match value {
         None | Some(Value::Null) => Ok(vec![]),
-        Some(Value::Array(list)) => list.iter().map(metric).collect(),
-        Some(one) => Ok(vec![metric(one)?]),
+        Some(Value::Array(values)) => list(values),
+        Some(one) => list(std::slice::from_ref(one)),
     };
     lists.into_iter().map(read).collect()
 }

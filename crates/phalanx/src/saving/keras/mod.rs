@@ -9,7 +9,7 @@ mod order;
 mod read;
 mod weights;
 
-pub(super) use compile::compile;
+pub(super) use compile::{compile, compile_for_evaluation};
 pub(crate) use compile::{object, optimizer as optimizer_object};
 pub(super) use config::{Style, model as model_config};
 pub(crate) use order::layers as layers_in_order;

@@ -1,0 +1,414 @@
+//! Targets, rows and bytes reach the model as the user gave them: the command trains as the library does on the same
+//! arrays, which the cross-check compares with Keras.
+
+use super::{fault, files, phalanx, succeeds, text};
+use phalanx::Tensor;
+use phalanx::datasets::{npy, read_arrays, write_arrays};
+use phalanx::prelude::*;
+use std::io::{Read, Write};
+use std::path::Path;
+
+/// Numbers that look random, the same in every run.
+fn floats(dims: &[usize], seed: usize) -> Tensor {
+    let len = dims.iter().product::<usize>();
+    let value = |i: usize| ((i * 37 + seed * 101 + i * i % 23) % 97) as f32 / 97.0;
+    Tensor::new(dims, (0..len).map(value).collect::<Vec<f32>>()).unwrap()
+}
+
+fn classes(rows: usize, count: usize) -> Tensor {
+    Tensor::new([rows], (0..rows).map(|i| (i * 7 % count) as i32).collect::<Vec<i32>>()).unwrap()
+}
+
+fn end(out: &str) -> serde_json::Value {
+    serde_json::from_str(out.lines().last().unwrap()).unwrap()
+}
+
+fn npz(path: &Path, arrays: &[(&str, &Tensor)]) {
+    let arrays: Vec<_> = arrays.iter().map(|(n, t)| (n.to_string(), Tensor::clone(t))).collect();
+    write_arrays(path, &arrays).unwrap();
+}
+
+/// A model of one hidden layer, saved with its loss.
+fn saved(dir: &Path, top: Dense, loss: &str) {
+    let mut model = Sequential::new()
+        .add(Input::new([4]))
+        .add(Dense::new(8).activation("tanh"))
+        .add(top)
+        .build()
+        .unwrap();
+    model.compile(Compile::new(SGD::new(0.1)).loss(loss)).unwrap();
+    model.save(dir.join("model.keras")).unwrap();
+}
+
+/// Trains by the command, and the same model by the library on the arrays of `data`; both must have the same weights.
+fn trains_alike(dir: &Path, arguments: &[&str], data: Arrays) -> String {
+    let file = dir.join("model.keras");
+    let mut model = load_model(&file).unwrap();
+    let fit = Fit::new().epochs(3).batch_size(8).shuffle(false).verbose(0);
+    model.fit(data.clone(), fit).unwrap();
+    let expected = model.evaluate_with(data, Inference::new().batch_size(8)).unwrap();
+    let train = ["train", "model.keras", "--epochs", "3", "--batch-size", "8", "--no-shuffle"];
+    let save = ["--save", "trained.keras", "--json", "log.jsonl"];
+    let out = succeeds(dir, &[&train[..], &save, arguments].concat());
+    let log = std::fs::read_to_string(dir.join("log.jsonl")).unwrap();
+    assert_eq!(end(&log)["weights_sha256"], model.weights_sha256().unwrap(), "{arguments:?}");
+    let evaluated = succeeds(dir, &["evaluate", "trained.keras", "--batch-size", "8"]);
+    let loss = format!("loss: {:.4}", expected.get("loss").unwrap());
+    assert!(evaluated.contains(&loss), "{evaluated} should say {loss}");
+    out
+}
+
+#[test]
+fn two_dimensional_targets_are_not_turned_into_one_hot_rows() {
+    let x = floats(&[20, 4], 0);
+    let labels = Tensor::new([20, 3], (0..60).map(|i| (i % 5 < 2) as i32).collect::<Vec<i32>>());
+    let soft = floats(&[20, 3], 2);
+    for (loss, activation, y) in [
+        ("mse", "linear", floats(&[20, 3], 1)),
+        ("mae", "linear", floats(&[20, 3], 1)),
+        ("binary_crossentropy", "sigmoid", labels.unwrap()),
+        ("categorical_crossentropy", "softmax", soft.clone()),
+        ("kl_divergence", "softmax", soft),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        saved(dir.path(), Dense::new(3).activation(activation), loss);
+        npz(&dir.path().join("d.npz"), &[("x", &x), ("y", &y)]);
+        let out =
+            trains_alike(dir.path(), &["--data", "d.npz"], Arrays::new(x.clone(), y).unwrap());
+        assert!(out.contains("targets: [3] as they are"), "{loss}: {out}");
+    }
+}
+
+#[test]
+fn a_regression_of_one_column_trains() {
+    let (x, y) = (floats(&[20, 4], 0), floats(&[20], 1));
+    let dir = tempfile::tempdir().unwrap();
+    saved(dir.path(), Dense::new(1), "mse");
+    let data = || Arrays::new(x.clone(), y.clone()).unwrap();
+    for shape in [vec![20], vec![20, 1]] {
+        npz(&dir.path().join("d.npz"), &[("x", &x), ("y", &y.clone().reshape(shape).unwrap())]);
+        trains_alike(dir.path(), &["--data", "d.npz"], data());
+    }
+    let row = |values: &[f32]| values.iter().map(f32::to_string).collect::<Vec<_>>().join(",");
+    let (xs, ys) = (x.f32().unwrap().chunks(4), y.f32().unwrap());
+    let rows: String = xs.zip(ys).map(|(x, y)| format!("{y},{}\n", row(x))).collect();
+    std::fs::write(dir.path().join("d.csv"), format!("price,a,b,c,d\n{rows}")).unwrap();
+    trains_alike(dir.path(), &["--data", "d.csv", "--label", "price"], data());
+}
+
+#[test]
+fn class_numbers_become_one_hot_rows_only_for_a_loss_on_probabilities_and_the_header_says_so() {
+    let (x, y) = (floats(&[20, 4], 0), classes(20, 3));
+    let dir = tempfile::tempdir().unwrap();
+    npz(&dir.path().join("d.npz"), &[("x", &x), ("y", &y)]);
+    saved(dir.path(), Dense::new(3).activation("softmax"), "categorical_crossentropy");
+    let one_hot = phalanx::data::to_categorical(&y, Some(3)).unwrap();
+    let data = Arrays::new(x.clone(), one_hot.clone()).unwrap();
+    let out = trains_alike(dir.path(), &["--data", "d.npz"], data);
+    assert!(out.contains("targets: class numbers as one-hot rows of 3"), "{out}");
+    saved(dir.path(), Dense::new(3).activation("softmax"), "sparse_categorical_crossentropy");
+    trains_alike(dir.path(), &["--data", "d.npz"], Arrays::new(x.clone(), y).unwrap());
+    npz(&dir.path().join("one.npz"), &[("x", &x), ("y", &one_hot)]);
+    let args = ["train", "model.keras", "--data", "one.npz"];
+    assert_eq!(fault(dir.path(), &args, 1, "expected class numbers as SparseCategorical"), None);
+    saved(dir.path(), Dense::new(3), "mse");
+    let args = ["train", "model.keras", "--data", "d.npz"];
+    assert_eq!(fault(dir.path(), &args, 1, "expected targets of [3], as MeanSquared"), None);
+}
+
+#[test]
+fn sample_weights_of_a_file_count() {
+    let (x, y, w) = (floats(&[20, 4], 0), floats(&[20, 3], 1), floats(&[20], 5));
+    let dir = tempfile::tempdir().unwrap();
+    saved(dir.path(), Dense::new(3), "mse");
+    npz(&dir.path().join("d.npz"), &[("x", &x), ("y", &y), ("sample_weight", &w)]);
+    let data = Arrays::new(x, y).unwrap().sample_weight(w.f32().unwrap()).unwrap();
+    trains_alike(dir.path(), &["--data", "d.npz"], data);
+}
+
+#[test]
+fn image_targets_train() {
+    let (x, y) = (floats(&[12, 6, 6, 1], 0), floats(&[12, 6, 6, 2], 1));
+    let dir = tempfile::tempdir().unwrap();
+    let mut model = Sequential::new()
+        .add(Input::new([6, 6, 1]))
+        .add(Conv2D::new(2, 3).padding("same"))
+        .build()
+        .unwrap();
+    model.compile(Compile::new(SGD::new(0.1)).loss("mse")).unwrap();
+    model.save(dir.path().join("model.keras")).unwrap();
+    npz(&dir.path().join("d.npz"), &[("x", &x), ("y", &y)]);
+    let data = Arrays::new(x.clone(), y).unwrap();
+    trains_alike(dir.path(), &["--data", "d.npz"], data);
+    // Outputs of any shape are predicted.
+    npy::write(&dir.path().join("x.npy"), &x).unwrap();
+    succeeds(dir.path(), &["predict", "trained.keras", "--input", "x.npy", "--output", "y.npy"]);
+    let y = npy::read(&dir.path().join("y.npy")).unwrap();
+    assert_eq!(y.dims(), [12, 6, 6, 2]);
+    let args = ["evaluate", "trained.keras", "--confusion", "c.png"];
+    assert_eq!(fault(dir.path(), &args, 1, "a model that tells classes apart"), None);
+}
+
+/// Two inputs and two outputs, by name.
+fn two_by_two(dir: &Path) {
+    let left = Input::new([4]).named("left").symbol();
+    let right = Input::new([2]).named("right").symbol();
+    let hidden = Concatenate::new().apply([&left, &right]);
+    let hidden = Dense::new(6).activation("tanh").apply(&hidden);
+    let sum = Dense::new(1).named("sum").apply(&hidden);
+    let kind = Dense::new(3).activation("softmax").named("kind").apply(&hidden);
+    let mut model = Model::new([&left, &right], [&sum, &kind]).unwrap();
+    let compile = Compile::new(SGD::new(0.1)).loss("mse").loss("sparse_categorical_crossentropy");
+    model.compile(compile).unwrap();
+    model.save(dir.join("model.keras")).unwrap();
+}
+
+#[test]
+fn several_inputs_and_outputs_go_by_name() {
+    let (left, right) = (floats(&[20, 4], 0), floats(&[20, 2], 3));
+    let (sum, kind) = (floats(&[20, 1], 1), classes(20, 3));
+    let dir = tempfile::tempdir().unwrap();
+    two_by_two(dir.path());
+    // In another order than the model's.
+    let arrays = [("y_kind", &kind), ("x_right", &right), ("y_sum", &sum), ("x_left", &left)];
+    npz(&dir.path().join("d.npz"), &arrays);
+    let inputs = vec![left.clone(), right.clone()];
+    let data = Arrays::new(inputs.clone(), vec![sum.clone(), kind.clone()]).unwrap();
+    trains_alike(dir.path(), &["--data", "d.npz"], data.clone());
+    // The same from a table, whose columns are named after them.
+    let (l, r) = (left.f32().unwrap(), right.f32().unwrap());
+    let mut table = String::from("kind,left_0,left_1,left_2,left_3,right.a,right.b,sum\n");
+    for i in 0..20 {
+        let cells: Vec<String> = l[4 * i..4 * i + 4]
+            .iter()
+            .chain(&r[2 * i..2 * i + 2])
+            .chain(&sum.f32().unwrap()[i..=i])
+            .map(f32::to_string)
+            .collect();
+        table += &format!("{},{}\n", kind.i32().unwrap()[i], cells.join(","));
+    }
+    std::fs::write(dir.path().join("d.csv"), table).unwrap();
+    trains_alike(dir.path(), &["--data", "d.csv"], data);
+    npz(&dir.path().join("x.npz"), &[("right", &right), ("left", &left)]);
+    let predict = ["predict", "trained.keras", "--input", "x.npz", "--output"];
+    succeeds(dir.path(), &[&predict[..], &["y.npz"]].concat());
+    let written = read_arrays(&dir.path().join("y.npz")).unwrap();
+    let model = load_model(dir.path().join("trained.keras")).unwrap();
+    let expected = predict_all(model, inputs);
+    for ((name, y), expected) in written.iter().zip(&expected) {
+        assert_eq!(*y.to_tensor(), *expected, "{name}");
+    }
+    assert_eq!(written.iter().map(|(n, _)| n.as_str()).collect::<Vec<_>>(), ["sum", "kind"]);
+    let one = [&predict[..], &["y.npy"]].concat();
+    assert_eq!(fault(dir.path(), &one, 1, "expected an .npz for 2 outputs"), None);
+    npz(&dir.path().join("bad.npz"), &[("x_left", &left), ("y_sum", &sum), ("y_kind", &kind)]);
+    let bad = ["train", "model.keras", "--data", "bad.npz"];
+    assert_eq!(fault(dir.path(), &bad, 1, "expected x_left, x_right, as the model names"), None);
+}
+
+fn predict_all(mut model: Model, inputs: Vec<Tensor>) -> Vec<Tensor> {
+    model.predict_all(Arrays::new(inputs, ()).unwrap()).unwrap()
+}
+
+#[test]
+fn no_row_is_lost_to_a_test_set_unless_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    files::colours(dir.path());
+    let train = |arguments: &[&str]| {
+        let args = ["train", "mnist-mlp", "--epochs", "1", "--json", "log.jsonl"];
+        let out = succeeds(dir.path(), &[&args[..], arguments].concat());
+        (out, end(&std::fs::read_to_string(dir.path().join("log.jsonl")).unwrap()))
+    };
+    for data in ["colours.npz", "table.csv", "images"] {
+        let (out, last) = train(&["--data", data]);
+        assert!(out.contains("40 rows to train on, none to validate on, none to test on"), "{out}");
+        assert!(last["test_loss"].is_null() && last["test_accuracy"].is_null(), "{last}");
+        assert!(last.as_object().unwrap().contains_key("test_loss"), "{last}");
+        let (out, last) =
+            train(&["--data", data, "--test-split", "0.2", "--validation-split", "0.25"]);
+        assert!(out.contains("24 rows to train on, 8 to validate on, 8 to test on"), "{out}");
+        assert!(last["test_loss"].is_number(), "{last}");
+    }
+    let (x, y) = (floats(&[6, 4], 0), classes(6, 2));
+    let (v, w) = (floats(&[3, 4], 1), classes(3, 2));
+    let arrays = [("x_train", &x), ("y_train", &y), ("x_val", &v), ("y_val", &w)];
+    npz(&dir.path().join("d.npz"), &arrays);
+    let (out, last) = train(&["--data", "d.npz"]);
+    assert!(out.contains("6 rows to train on, 3 to validate on, none to test on"), "{out}");
+    assert!(last["test_loss"].is_null(), "{last}");
+    let test = [("x_test", &v), ("y_test", &w)];
+    npz(&dir.path().join("d.npz"), &[&arrays[..2], &test].concat());
+    let (out, _) = train(&["--data", "d.npz"]);
+    assert!(out.contains("6 rows to train on, validated on the test rows, 3 to test on"), "{out}");
+}
+
+#[test]
+fn bytes_go_into_a_model_file_as_keras_would_feed_them() {
+    let bytes: Vec<i32> = (0..16 * 12).map(|i| i * 31 % 256).collect();
+    let y = floats(&[16, 2], 1);
+    let floats: Vec<f32> = bytes.iter().map(|b| *b as f32).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let mut model = Sequential::new()
+        .add(Input::new([2, 2, 3]))
+        .add(Rescaling::new(1.0 / 255.0))
+        .add(Flatten::new())
+        .add(Dense::new(2))
+        .build()
+        .unwrap();
+    model.compile(Compile::new(SGD::new(0.1)).loss("mse")).unwrap();
+    model.save(dir.path().join("model.keras")).unwrap();
+    byte_npz(&dir.path().join("d.npz"), "(16, 2, 2, 3)", &bytes, &y);
+    let x = Tensor::new([16, 2, 2, 3], floats).unwrap();
+    let out = trains_alike(dir.path(), &["--data", "d.npz"], Arrays::new(x, y.clone()).unwrap());
+    assert!(out.contains("[2, 2, 3], bytes as they are, 0 to 255"), "{out}");
+
+    // Asked for, it is done, said, and kept with what was trained: `evaluate` needs no flag.
+    let scaled: Vec<f32> = bytes.iter().map(|b| *b as f32 / 127.5 + -1.0).collect();
+    let scaled = Arrays::new(Tensor::new([16, 2, 2, 3], scaled).unwrap(), y).unwrap();
+    let out = trains_alike(dir.path(), &["--data", "d.npz", "--rescale=1/127.5,-1"], scaled);
+    assert!(out.contains("divided by 127.5, then -1"), "{out}");
+}
+
+/// An `.npz` of bytes, as NumPy's `uint8`.
+fn byte_npz(path: &Path, shape: &str, bytes: &[i32], y: &Tensor) {
+    let targets = path.with_extension("y.npy");
+    npy::write(&targets, y).unwrap();
+    let header = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}");
+    let header = format!("{header:<117}\n");
+    let bytes: Vec<u8> = bytes.iter().map(|b| *b as u8).collect();
+    let x = [b"\x93NUMPY\x01\0\x76\0", header.as_bytes(), &bytes].concat();
+    let mut zip = zip::ZipWriter::new(std::fs::File::create(path).unwrap());
+    for (name, bytes) in [("x.npy", x), ("y.npy", std::fs::read(targets).unwrap())] {
+        zip.start_file(name, zip::write::SimpleFileOptions::default()).unwrap();
+        zip.write_all(&bytes).unwrap();
+    }
+    zip.finish().unwrap();
+}
+
+/// Rewrites the config of a `.keras` file.
+fn edit(path: &Path, from: &str, to: &str) {
+    let mut archive = zip::ZipArchive::new(std::fs::File::open(path).unwrap()).unwrap();
+    let mut members = vec![];
+    for i in 0..archive.len() {
+        let mut entry = archive.by_index(i).unwrap();
+        let mut bytes = vec![];
+        entry.read_to_end(&mut bytes).unwrap();
+        if entry.name() == "config.json" {
+            let text = String::from_utf8(bytes).unwrap();
+            assert!(text.contains(from), "{text}");
+            bytes = text.replace(from, to).into_bytes();
+        }
+        members.push((entry.name().to_string(), bytes));
+    }
+    let mut zip = zip::ZipWriter::new(std::fs::File::create(path).unwrap());
+    for (name, bytes) in members {
+        let stored = zip::write::SimpleFileOptions::default()
+            .compression_method(zip::CompressionMethod::Stored);
+        zip.start_file(name, stored).unwrap();
+        zip.write_all(&bytes).unwrap();
+    }
+    zip.finish().unwrap();
+}
+
+#[test]
+fn predict_and_evaluate_do_not_need_what_they_do_not_use() {
+    let (x, y) = (floats(&[8, 4], 0), floats(&[8, 3], 1));
+    let dir = tempfile::tempdir().unwrap();
+    npz(&dir.path().join("d.npz"), &[("x", &x), ("y", &y)]);
+    npy::write(&dir.path().join("x.npy"), &x).unwrap();
+    let file = dir.path().join("model.keras");
+    let mut model = Sequential::new().add(Input::new([4])).add(Dense::new(3)).build().unwrap();
+    let compile = Compile::new(SGD::new(0.1)).loss("mse").metrics(["mae", "mse"]);
+    model.compile(compile).unwrap();
+    let save = || model.save(&file).unwrap();
+    let predict = ["predict", "model.keras", "--input", "x.npy", "--output", "y.npy"];
+    let evaluate = ["evaluate", "model.keras", "--data", "d.npz"];
+
+    save();
+    edit(&file, "\"SGD\"", "\"Shampoo\"");
+    succeeds(dir.path(), &predict);
+    assert!(succeeds(dir.path(), &evaluate).contains("mae: "));
+    let train = ["train", "model.keras", "--data", "d.npz"];
+    assert_eq!(fault(dir.path(), &train, 1, "Shampoo"), None);
+    succeeds(dir.path(), &[&train[..], &["--optimizer", "sgd"]].concat());
+
+    save();
+    edit(&file, "\"mae\"", "\"dice\"");
+    succeeds(dir.path(), &predict);
+    let out = phalanx(dir.path(), &evaluate);
+    assert!(out.status.success() && text(&out.stdout).contains(" - mse: "));
+    assert!(text(&out.stderr).contains("a metric is left out: unknown metric 'dice'"));
+
+    save();
+    edit(&file, "\"loss\":\"mse\"", "\"loss\":\"dice\"");
+    succeeds(dir.path(), &predict);
+    assert_eq!(fault(dir.path(), &evaluate, 1, "unknown loss 'dice'"), None);
+    assert_eq!(fault(dir.path(), &evaluate, 1, "add --loss mse"), None);
+    let named = succeeds(dir.path(), &[&evaluate[..], &["--loss", "mae"]].concat());
+    assert!(named.contains("loss: MeanAbsoluteError"), "{named}");
+}
+
+#[test]
+fn a_model_with_whole_numbers_as_inputs_is_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut model = Sequential::new()
+        .add(Input::new([5]).integers())
+        .add(Embedding::new(7, 4))
+        .add(Flatten::new())
+        .add(Dense::new(3).activation("softmax"))
+        .build()
+        .unwrap();
+    model.compile(Compile::new("adam").loss("sparse_categorical_crossentropy")).unwrap();
+    model.save(dir.path().join("words.keras")).unwrap();
+    for more in [&[][..], &["--inference"]] {
+        let args = ["bench", "words.keras", "--steps", "2", "--json"];
+        assert_eq!(end(&succeeds(dir.path(), &[&args[..], more].concat()))["batch"], 32);
+    }
+    let x = Tensor::new([6, 5], (0..30).map(|i| i % 7).collect::<Vec<i32>>()).unwrap();
+    npz(&dir.path().join("d.npz"), &[("x", &x), ("y", &classes(6, 3))]);
+    let out = succeeds(dir.path(), &["train", "words.keras", "--data", "d.npz", "--epochs", "1"]);
+    assert!(out.contains("6 rows to train on"), "{out}");
+}
+
+#[test]
+fn words_and_missing_values_of_a_table_are_read_by_choice_and_the_file_keeps_it() {
+    let dir = tempfile::tempdir().unwrap();
+    saved(dir.path(), Dense::new(1), "mse");
+    let rows: String = (0..20)
+        .map(|i| {
+            let colour = ["red", "green", "blue"][i % 3];
+            let size = if i == 7 { String::new() } else { i.to_string() };
+            format!("{colour},{size},{}.5\n", i * 3)
+        })
+        .collect();
+    std::fs::write(dir.path().join("d.csv"), format!("colour,size,price\n{rows}")).unwrap();
+    let train = ["train", "model.keras", "--data", "d.csv", "--epochs", "2", "--lr", "0.001"];
+    let words = fault(dir.path(), &train, 1, "\"red\" in line 2, column A (colour)");
+    assert_eq!(words, None);
+    let one_hot = [&train[..], &["--categories", "one-hot"]].concat();
+    let empty = fault(dir.path(), &one_hot, 1, "an empty cell in line 9, column B (size)");
+    assert_eq!(empty, None);
+    let dropped = [&one_hot[..], &["--missing", "drop"]].concat();
+    let out = succeeds(dir.path(), &dropped);
+    assert!(
+        out.contains("19 rows to train on") && out.contains("1 rows with missing values"),
+        "{out}"
+    );
+    let filled = [&one_hot[..], &["--missing", "mean", "--save", "trained.keras"]].concat();
+    let out = succeeds(dir.path(), &filled);
+    assert!(out.contains("20 rows to train on") && out.contains("inputs: [4]"), "{out}");
+    let evaluated = succeeds(dir.path(), &["evaluate", "trained.keras"]);
+    assert!(evaluated.contains("20 rows, all there are and what the model was tr"), "{evaluated}");
+    // Another table, in another order and without the label.
+    std::fs::write(dir.path().join("new.csv"), "size,colour\n,red\n3,blue\n").unwrap();
+    let predict = ["predict", "trained.keras", "--input", "new.csv", "--output", "y.npy"];
+    succeeds(dir.path(), &predict);
+    let y = npy::read(&dir.path().join("y.npy")).unwrap().to_tensor();
+    let mut model = load_model(dir.path().join("trained.keras")).unwrap();
+    let mean = (0..20).filter(|i| *i != 7).sum::<i32>() as f32 / 19.0;
+    let x = Tensor::new([2, 4], vec![0.0, 0.0, 1.0, mean, 1.0, 0.0, 0.0, 3.0]).unwrap();
+    assert_eq!(*y, model.predict(x).unwrap());
+    std::fs::write(dir.path().join("odd.csv"), "size,colour\n1,pink\n").unwrap();
+    let odd = ["predict", "trained.keras", "--input", "odd.csv", "--output", "y.npy"];
+    assert_eq!(fault(dir.path(), &odd, 1, "\"pink\" in line 2, column B (colour)"), None);
+}

@@ -1,0 +1,432 @@
+//! Tables: columns of numbers and words as inputs, targets and weights.
+
+mod encoding;
+mod scan;
+
+pub use encoding::{Categories, Missing, TableEncoding};
+
+use super::SampleSet;
+use crate::error::{Error, Result};
+use crate::saving::open_file;
+use ::csv::{Position, ReaderBuilder, StringRecord};
+use encoding::{Column, Kind, Role, parse_number};
+use phalanx_graph::{Data, Tensor};
+use scan::Scan;
+use std::fs::File;
+use std::path::Path;
+
+/// What is expected of a file.
+const TABLE: &str = "a table";
+/// Columns a table may have, and numbers it may become.
+const MAX_COLUMNS: usize = 1_000_000;
+const MAX_VALUES: usize = 1 << 31;
+/// Characters of a cell, and column names, quoted in an error.
+const MAX_CELL_SHOWN: usize = 40;
+const MAX_NAMES_SHOWN: usize = 20;
+
+/// How a table is laid out. Without further words: a first line of names, commas between columns, the label in the
+/// last column, numbers in all others.
+///
+/// ```no_run
+/// # use phalanx::datasets::{Categories, Csv, Missing};
+/// let iris = Csv::new().label("species").load("iris.csv")?;
+/// let houses = Csv::new()
+///     .label("price")
+///     .categories(Categories::OneHot)
+///     .missing(Missing::Mean)
+///     .load("houses.csv")?;
+/// # Ok::<(), phalanx::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Csv {
+    labels: Vec<String>,
+    weight: Option<String>,
+    header: bool,
+    separator: u8,
+    categories: Option<Categories>,
+    missing: Option<Missing>,
+    inputs: Vec<String>,
+    outputs: Vec<String>,
+    encoding: Option<TableEncoding>,
+}
+
+impl Default for Csv {
+    fn default() -> Csv {
+        Csv {
+            labels: vec![],
+            weight: None,
+            header: true,
+            separator: b',',
+            categories: None,
+            missing: None,
+            inputs: vec![],
+            outputs: vec![],
+            encoding: None,
+        }
+    }
+}
+
+/// A table that was read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table {
+    /// Its samples.
+    pub set: SampleSet,
+    /// For each target, the names of its classes; none if it is made of numbers.
+    pub classes: Vec<Vec<String>>,
+    /// How its columns became numbers.
+    pub encoding: TableEncoding,
+    /// Rows that were left out for their missing values.
+    pub dropped: usize,
+}
+
+impl Csv {
+    /// A first line of names, commas between columns, the label in the last one.
+    pub fn new() -> Csv {
+        Csv::default()
+    }
+
+    /// The column of the label, by its name or its number from 0; called again, that of the next number of the target.
+    pub fn label(mut self, column: impl Into<String>) -> Csv {
+        self.labels.push(column.into());
+        self
+    }
+
+    /// The column of the samples' weights.
+    pub fn sample_weight(mut self, column: impl Into<String>) -> Csv {
+        self.weight = Some(column.into());
+        self
+    }
+
+    /// Whether the first line holds names.
+    pub fn header(mut self, header: bool) -> Csv {
+        self.header = header;
+        self
+    }
+
+    /// What stands between columns.
+    pub fn separator(mut self, separator: u8) -> Csv {
+        self.separator = separator;
+        self
+    }
+
+    /// How columns of words become numbers. Without it, words in an input column are an error.
+    pub fn categories(mut self, categories: Categories) -> Csv {
+        self.categories = Some(categories);
+        self
+    }
+
+    /// What becomes of missing values. Without it, they are an error.
+    pub fn missing(mut self, missing: Missing) -> Csv {
+        self.missing = Some(missing);
+        self
+    }
+
+    /// The names of a model's inputs: a column belongs to the input `NAME` if it is called so, `NAME_…` or `NAME.…`.
+    pub fn inputs(mut self, names: impl Into<Vec<String>>) -> Csv {
+        self.inputs = names.into();
+        self
+    }
+
+    /// The names of a model's outputs, whose columns are found as those of [`Csv::inputs`] are.
+    pub fn outputs(mut self, names: impl Into<Vec<String>>) -> Csv {
+        self.outputs = names.into();
+        self
+    }
+
+    /// Reads columns as an earlier table's were read: the same words, the same numbers in the place of missing ones.
+    pub fn encoding(mut self, encoding: TableEncoding) -> Csv {
+        self.encoding = Some(encoding);
+        self
+    }
+
+    /// Reads a table. A label column of whole numbers becomes `i32`, of other numbers `f32`; words are classes in
+    /// alphabetical order.
+    ///
+    /// # Errors
+    /// A file that is no table, or a cell that does not fit, with its line and column as a spreadsheet names them.
+    pub fn load(&self, path: impl AsRef<Path>) -> Result<Table> {
+        let path = path.as_ref();
+        let encoding = match &self.encoding {
+            Some(encoding) => encoding.clone(),
+            None => {
+                let names = self.names(path)?;
+                let roles = self.roles(path, &names)?;
+                let scan = Scan::read(self, path, names, &roles)?;
+                scan.encoding(self, path, roles)?
+            }
+        };
+        self.read(path, encoding)
+    }
+
+    /// The inputs of a table that may have no labels, read as an earlier one was.
+    ///
+    /// # Errors
+    /// As [`Csv::load`].
+    pub fn load_inputs(&self, path: impl AsRef<Path>, encoding: &TableEncoding) -> Result<Table> {
+        self.read(path.as_ref(), encoding.inputs_only())
+    }
+
+    fn reader(&self, path: &Path) -> Result<::csv::Reader<File>> {
+        let file = open_file(path, TABLE)?;
+        let mut builder = ReaderBuilder::new();
+        builder.has_headers(self.header).delimiter(self.separator).trim(::csv::Trim::All);
+        Ok(builder.from_reader(file))
+    }
+
+    /// The names of the columns; numbers if the table has none.
+    fn names(&self, path: &Path) -> Result<Vec<String>> {
+        let mut reader = self.reader(path)?;
+        // Without a header, this is the first row.
+        let first = reader.headers().map_err(|e| damaged(path, e))?.clone();
+        if !(2..=MAX_COLUMNS).contains(&first.len()) && !first.is_empty() {
+            let expected = format!("2 to {MAX_COLUMNS} columns, one of them the label");
+            return Err(Error::file(path, expected, first.len()));
+        }
+        if !self.header {
+            return Ok((0..first.len()).map(|i| i.to_string()).collect());
+        }
+        if !first.is_empty() && first.iter().all(|cell| parse_number(cell).is_some()) {
+            let received = "a first line of numbers (a table without names is read by header(false) or --no-header)";
+            return Err(Error::file(path, "a first line with the columns' names", received));
+        }
+        Ok(first.iter().map(String::from).collect())
+    }
+
+    /// What each column is for.
+    fn roles(&self, path: &Path, names: &[String]) -> Result<Vec<Role>> {
+        let find = |wanted: &str, what: &str| {
+            let mut named = names.iter().enumerate().filter(|(_, name)| *name == wanted);
+            let numbered = || wanted.parse().ok().filter(|n: &usize| *n < names.len());
+            match (named.next(), named.next()) {
+                (Some(_), Some(_)) => {
+                    let expected = format!("one column '{}' for the {what}", cell(wanted));
+                    Err(Error::file(path, expected, "several"))
+                }
+                (Some((at, _)), None) => Ok(at),
+                (None, _) => numbered().ok_or_else(|| {
+                    let expected = format!("a column '{}' for the {what}", cell(wanted));
+                    Error::file(path, expected, shown(names))
+                }),
+            }
+        };
+        let labels: Vec<usize> =
+            self.labels.iter().map(|label| find(label, "label")).collect::<Result<_>>()?;
+        let weight = self.weight.as_deref().map(|w| find(w, "sample weight")).transpose()?;
+        let mut roles = vec![];
+        for (at, name) in names.iter().enumerate() {
+            let owner = |owners: &[String]| owner(name, owners);
+            roles.push(if weight == Some(at) {
+                Role::Weight
+            } else if self.inputs.is_empty() && self.outputs.is_empty() {
+                let last = labels.is_empty() && at + 1 == names.len();
+                match labels.contains(&at) || last {
+                    true => Role::Target(String::new()),
+                    false => Role::Input(String::new()),
+                }
+            } else {
+                let input = match self.inputs.is_empty() {
+                    true => Some(String::new()),
+                    false => owner(&self.inputs),
+                };
+                let output = match self.outputs.is_empty() {
+                    true => labels.contains(&at).then(String::new),
+                    false => owner(&self.outputs),
+                };
+                match (input, output) {
+                    (Some(input), Some(output)) if input.len() > output.len() => Role::Input(input),
+                    (_, Some(output)) => Role::Target(output),
+                    (Some(input), None) => Role::Input(input),
+                    (None, None) => {
+                        let owners: Vec<String> =
+                            self.inputs.iter().chain(&self.outputs).cloned().collect();
+                        let expected = format!(
+                            "columns named after the model's inputs and outputs ({})",
+                            shown(&owners)
+                        );
+                        let received = format!("a column '{}'", cell(name));
+                        return Err(Error::file(path, expected, received));
+                    }
+                }
+            });
+        }
+        self.check_roles(path, roles)
+    }
+
+    /// Every input and output must have a column.
+    fn check_roles(&self, path: &Path, roles: Vec<Role>) -> Result<Vec<Role>> {
+        let unnamed = [String::new()];
+        let or_unnamed = |names: &'_ [String]| match names.is_empty() {
+            true => unnamed.to_vec(),
+            false => names.to_vec(),
+        };
+        let inputs = or_unnamed(&self.inputs).into_iter().map(Role::Input);
+        let outputs = or_unnamed(&self.outputs).into_iter().map(Role::Target);
+        for wanted in inputs.chain(outputs) {
+            if !roles.is_empty() && !roles.contains(&wanted) {
+                return Err(Error::file(path, format!("a column for {wanted}"), "none"));
+            }
+        }
+        Ok(roles)
+    }
+
+    /// Reads all rows as an encoding says.
+    fn read(&self, path: &Path, encoding: TableEncoding) -> Result<Table> {
+        let places = encoding.places(path, &self.names(path)?)?;
+        let mut values: Vec<Vec<f32>> = vec![vec![]; encoding.columns.len()];
+        let (mut rows, mut dropped, mut total) = (0usize, 0usize, 0usize);
+        let width: usize = encoding.columns.iter().map(Column::width).sum();
+        for record in self.reader(path)?.records() {
+            let record = record.map_err(|e| damaged(path, e))?;
+            let missing = |(column, at): (&Column, &usize)| column.is_missing(text(&record, *at));
+            if encoding.drops_rows && encoding.columns.iter().zip(&places).any(missing) {
+                dropped += 1;
+                continue;
+            }
+            for ((column, at), values) in encoding.columns.iter().zip(&places).zip(&mut values) {
+                let received = text(&record, *at);
+                column.push(received, values).map_err(|expected| {
+                    let place = place(*at, &column.name, record.position(), self.header);
+                    let received = match received {
+                        "" => format!("an empty cell in {place}"),
+                        other => format!("{:?} in {place}", cell(other)),
+                    };
+                    Error::file(path, expected, received)
+                })?;
+            }
+            (rows, total) = (rows + 1, total.saturating_add(width));
+            if total > MAX_VALUES {
+                return Err(Error::file(path, format!("at most {MAX_VALUES} numbers"), "more"));
+            }
+        }
+        if rows == 0 {
+            let received = if dropped > 0 { "only rows with missing values" } else { "none" };
+            return Err(Error::file(path, "at least one row", received));
+        }
+        let set = SampleSet {
+            inputs: grouped(&encoding, &values, rows, |role| match role {
+                Role::Input(name) => Some(name),
+                _ => None,
+            })?
+            .into_iter()
+            .map(|(name, tensor, _)| (name, tensor.into()))
+            .collect(),
+            ..SampleSet::default()
+        };
+        let targets = grouped(&encoding, &values, rows, |role| match role {
+            Role::Target(name) => Some(name),
+            _ => None,
+        })?;
+        let weight = encoding.columns.iter().position(|column| column.role == Role::Weight);
+        let classes = targets.iter().map(|(_, _, classes)| classes.clone()).collect();
+        let targets = targets.into_iter().map(|(name, y, _)| (name, y)).collect();
+        let sample_weight = weight.map(|at| std::mem::take(&mut values[at]));
+        Ok(Table { set: SampleSet { targets, sample_weight, ..set }, classes, encoding, dropped })
+    }
+}
+
+/// The longest of some names that a column's name begins with.
+fn owner(column: &str, names: &[String]) -> Option<String> {
+    let owns = |name: &&String| {
+        column.strip_prefix(name.as_str()).is_some_and(|rest| {
+            rest.is_empty() || (!name.is_empty() && rest.starts_with(['_', '.']))
+        })
+    };
+    names.iter().filter(owns).max_by_key(|name| name.len()).cloned()
+}
+
+/// The columns of each input or target side by side, with the names of its classes.
+fn grouped<'a>(
+    encoding: &'a TableEncoding,
+    values: &[Vec<f32>],
+    rows: usize,
+    role: impl Fn(&'a Role) -> Option<&'a String>,
+) -> Result<Vec<(String, Tensor, Vec<String>)>> {
+    let mut names: Vec<&String> = vec![];
+    for name in encoding.columns.iter().filter_map(|column| role(&column.role)) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let group = |name: &String| {
+        let of = |column: &'a Column| role(&column.role) == Some(name);
+        let parts: Vec<(&Column, &Vec<f32>)> =
+            encoding.columns.iter().zip(values).filter(|(column, _)| of(column)).collect();
+        let is_target = matches!(parts.first(), Some((Column { role: Role::Target(_), .. }, _)));
+        let width: usize = parts.iter().map(|(column, _)| column.width()).sum();
+        let mut all = Vec::with_capacity(rows.saturating_mul(width));
+        for row in 0..rows {
+            for (column, values) in &parts {
+                let each = column.width();
+                all.extend_from_slice(&values[row * each..(row + 1) * each]);
+            }
+        }
+        let whole = |v: &f32| v.fract() == 0.0 && v.abs() < 16_777_216.0;
+        let data: Data = match is_target && all.iter().all(whole) {
+            true => all.iter().map(|v| *v as i32).collect::<Vec<i32>>().into(),
+            false => all.into(),
+        };
+        let dims = if is_target && width == 1 { vec![rows] } else { vec![rows, width] };
+        let classes = match &parts[..] {
+            [(Column { kind: Kind::Index(words), .. }, _)] if is_target => words.clone(),
+            _ => vec![],
+        };
+        Ok((name.clone(), Tensor::new(dims, data)?, classes))
+    };
+    names.into_iter().map(group).collect()
+}
+
+/// A cell of a row that may be too short.
+fn text(record: &StringRecord, at: usize) -> &str {
+    record.get(at).unwrap_or_default()
+}
+
+fn damaged(path: &Path, error: ::csv::Error) -> Error {
+    match error.into_kind() {
+        ::csv::ErrorKind::Io(e) => Error::io(path, e),
+        ::csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
+            let line = pos.map_or(0, |pos| pos.line());
+            Error::file(path, format!("{expected_len} columns"), format!("{len} in line {line}"))
+        }
+        ::csv::ErrorKind::Utf8 { pos, .. } => {
+            let line = pos.map_or(String::new(), |pos| format!(" in line {}", pos.line()));
+            Error::file(path, "UTF-8 text", format!("other bytes{line}"))
+        }
+        _ => Error::file(path, TABLE, "something else"),
+    }
+}
+
+/// A cell as a spreadsheet names it: its line, its column's letters and the column's name.
+fn place(at: usize, name: &str, position: Option<&Position>, named: bool) -> String {
+    let line = position.map_or(0, Position::line);
+    let name = if named { format!(" ({})", cell(name)) } else { String::new() };
+    format!("line {line}, column {}{name}", letters(at))
+}
+
+/// A to Z, then AA and so on.
+fn letters(at: usize) -> String {
+    let last = char::from(b'A' + (at % 26) as u8);
+    match at / 26 {
+        0 => last.to_string(),
+        more => letters(more - 1) + &last.to_string(),
+    }
+}
+
+/// A cell's text in an error, shortened.
+fn cell(text: &str) -> String {
+    match text.char_indices().nth(MAX_CELL_SHOWN) {
+        Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
+        None => text.into(),
+    }
+}
+
+fn shown(names: &[String]) -> String {
+    let known: Vec<String> = names.iter().take(MAX_NAMES_SHOWN).map(|name| cell(name)).collect();
+    match names.len() {
+        0 => "none".into(),
+        n if n > MAX_NAMES_SHOWN => format!("{} and {} more", known.join(", "), n - known.len()),
+        _ => known.join(", "),
+    }
+}
+
+#[cfg(test)]
+mod tests;

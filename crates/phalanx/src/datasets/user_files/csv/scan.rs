@@ -1,0 +1,162 @@
+//! The first pass over a table: what its columns hold.
+
+use super::encoding::{Column, Kind, Role, TableEncoding, is_missing, parse_number};
+use super::{Categories, Csv, Missing, cell, damaged, place, text};
+use crate::error::{Error, Result};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// Different words that a column may have.
+const MAX_WORDS: usize = 1 << 16;
+/// Columns that words may become in all.
+const MAX_ENCODED_COLUMNS: usize = 1 << 20;
+
+/// What the cells of a column are.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    /// Sum and count of the numbers.
+    sum: f64,
+    numbers: u64,
+    missing: bool,
+    /// All words and numbers as text, from the first word on or for a label.
+    words: BTreeSet<String>,
+    /// The first cell that is no number: its text and place.
+    first_word: Option<(String, String)>,
+}
+
+/// What the columns of a table hold.
+pub(super) struct Scan {
+    names: Vec<String>,
+    seen: Vec<Seen>,
+}
+
+impl Scan {
+    /// Reads a table once. Cells of a column that may hold words are gathered from the first on.
+    pub fn read(csv: &Csv, path: &Path, names: Vec<String>, roles: &[Role]) -> Result<Scan> {
+        let mut seen = vec![Seen::default(); names.len()];
+        for record in csv.reader(path)?.records() {
+            let record = record.map_err(|e| damaged(path, e))?;
+            for (at, (seen, role)) in seen.iter_mut().zip(roles).enumerate() {
+                let text = text(&record, at);
+                if is_missing(text) {
+                    seen.missing = true;
+                    continue;
+                }
+                match parse_number(text) {
+                    Some(value) => {
+                        seen.sum += f64::from(value);
+                        seen.numbers += 1;
+                    }
+                    None if seen.first_word.is_none() => {
+                        let place = place(at, &names[at], record.position(), csv.header);
+                        seen.first_word = Some((cell(text), place));
+                    }
+                    None => {}
+                }
+                // A column of numbers alone needs no list of words; one word makes it a column of words, and the
+                // words before it are found in a second pass.
+                if seen.first_word.is_some() && csv.takes_words(role) {
+                    seen.add(path, &names[at], text)?;
+                }
+            }
+        }
+        let mut scan = Scan { names, seen };
+        scan.gather_early_words(csv, path, roles)?;
+        Ok(scan)
+    }
+
+    /// The cells of word columns that stand before their first word: numbers that are words there too.
+    fn gather_early_words(&mut self, csv: &Csv, path: &Path, roles: &[Role]) -> Result<()> {
+        let mixed = |(seen, role): (&Seen, &Role)| {
+            seen.first_word.is_some() && seen.numbers > 0 && csv.takes_words(role)
+        };
+        let mixed: Vec<usize> =
+            (0..self.seen.len()).filter(|at| mixed((&self.seen[*at], &roles[*at]))).collect();
+        if mixed.is_empty() {
+            return Ok(());
+        }
+        for record in csv.reader(path)?.records() {
+            let record = record.map_err(|e| damaged(path, e))?;
+            for at in &mixed {
+                let text = text(&record, *at);
+                if !is_missing(text) {
+                    self.seen[*at].add(path, &self.names[*at], text)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// How each column becomes numbers.
+    pub fn encoding(self, csv: &Csv, path: &Path, roles: Vec<Role>) -> Result<TableEncoding> {
+        let drops_rows = csv.missing == Some(Missing::Drop);
+        let mut columns = vec![];
+        for ((name, role), seen) in self.names.into_iter().zip(roles).zip(self.seen) {
+            let kind = match &seen.first_word {
+                Some((text, place)) if !csv.takes_words(&role) => {
+                    let expected = match role {
+                        Role::Input(_) => {
+                            "finite numbers (or a choice of how words become numbers: \
+                                           --categories one-hot or index)"
+                        }
+                        Role::Target(_) => "finite numbers in several label columns",
+                        Role::Weight => "finite numbers as sample weights",
+                    };
+                    let received = format!("{text:?} in {place}");
+                    return Err(Error::file(path, expected, received));
+                }
+                Some(_) => {
+                    let mut words: Vec<String> = seen.words.into_iter().collect();
+                    let own_category = matches!(role, Role::Input(_)) && !drops_rows;
+                    if seen.missing && own_category && csv.missing.is_some() {
+                        words.insert(0, String::new());
+                    }
+                    match (&role, csv.categories) {
+                        (Role::Input(_), Some(Categories::OneHot)) => Kind::OneHot(words),
+                        _ => Kind::Index(words),
+                    }
+                }
+                None => Kind::Number(match (csv.missing, &role) {
+                    (Some(Missing::Mean), Role::Input(_)) => {
+                        Some((seen.sum / seen.numbers.max(1) as f64) as f32)
+                    }
+                    (Some(Missing::Zero), Role::Input(_)) => Some(0.0),
+                    _ => None,
+                }),
+            };
+            columns.push(Column { name, role, kind });
+        }
+        let width: usize = columns.iter().map(Column::width).sum();
+        if width > columns.len().max(MAX_ENCODED_COLUMNS) {
+            let expected = format!("words that become at most {MAX_ENCODED_COLUMNS} columns");
+            return Err(Error::file(path, expected, width));
+        }
+        Ok(TableEncoding { columns, drops_rows })
+    }
+}
+
+impl Seen {
+    fn add(&mut self, path: &Path, name: &str, text: &str) -> Result<()> {
+        if self.words.contains(text) {
+            return Ok(());
+        }
+        self.words.insert(text.into());
+        if self.words.len() > MAX_WORDS {
+            let expected =
+                format!("at most {MAX_WORDS} different words in column '{}'", cell(name));
+            return Err(Error::file(path, expected, "more"));
+        }
+        Ok(())
+    }
+}
+
+impl Csv {
+    /// Whether a column of this role may hold words: inputs if asked for, and a label of one column.
+    fn takes_words(&self, role: &Role) -> bool {
+        match role {
+            Role::Input(_) => self.categories.is_some(),
+            Role::Target(_) => self.labels.len() <= 1,
+            Role::Weight => false,
+        }
+    }
+}

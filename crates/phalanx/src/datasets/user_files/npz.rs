@@ -1,0 +1,359 @@
+//! Arrays of an `.npz` by their names.
+
+use super::SampleSet;
+use crate::data::Samples;
+use crate::datasets::npy;
+use crate::error::{Error, Result};
+use crate::saving::{open_file, write_atomic};
+use phalanx_graph::Tensor;
+use std::collections::BTreeMap;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+/// What is expected of a file.
+const NPZ: &str = "an npz (zip) file";
+/// A zip's deflate packs at most about 1,032 bytes into one.
+const MAX_INFLATION: u64 = 1_100;
+/// Array names quoted in an error.
+const MAX_NAMES_SHOWN: usize = 20;
+
+/// The arrays of a user's file, by the part of the data that they belong to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UserData {
+    /// What the model learns from: all rows, unless the file names other parts.
+    pub train: SampleSet,
+    /// What it is validated on, if the file has such rows.
+    pub validation: Option<SampleSet>,
+    /// What it is tested on, if the file has such rows.
+    pub test: Option<SampleSet>,
+}
+
+/// The part of the data that an array belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    /// Named without a part: `x`, `y`.
+    Whole,
+    Train,
+    Validation,
+    Test,
+}
+
+/// What an array holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Role {
+    Input,
+    Target,
+    Weight,
+}
+
+const ROLES: [(&str, Role); 3] =
+    [("x", Role::Input), ("y", Role::Target), ("sample_weight", Role::Weight)];
+const PARTS: [(&str, Part); 3] =
+    [("train", Part::Train), ("val", Part::Validation), ("test", Part::Test)];
+
+/// What an array's name says of it: role, part, and the name of the model's input or output if it has one.
+fn meaning(array: &str) -> Option<(Part, Role, &str)> {
+    let after = |text: &'static str, name: &'_ str| -> Option<usize> {
+        let rest = name.strip_prefix(text)?;
+        (rest.is_empty() || rest.starts_with('_')).then_some(text.len())
+    };
+    let (role, rest) =
+        ROLES.iter().find_map(|(text, role)| Some((*role, &array[after(text, array)?..])))?;
+    let Some(rest) = rest.strip_prefix('_') else { return Some((Part::Whole, role, "")) };
+    let part = PARTS.iter().find_map(|(text, part)| Some((*part, &rest[after(text, rest)?..])));
+    let (part, name) = part.unwrap_or((Part::Whole, rest));
+    let name = name.strip_prefix('_').unwrap_or(name);
+    (!name.is_empty() || part != Part::Whole).then_some((part, role, name))
+}
+
+/// Arrays of an `.npz`: `x` and `y`, or `x_train` and `y_train`; if there, `x_val`, `y_val`, `x_test` and `y_test`. A model with
+/// several inputs or outputs takes `x_NAME` and `y_NAME`, or `x_train_NAME` and so on. `sample_weight`,
+/// `sample_weight_train`, … weigh the samples' losses.
+///
+/// # Errors
+/// A file that is damaged, or whose arrays differ in their rows.
+pub fn load_npz(path: &Path) -> Result<UserData> {
+    let mut parts: BTreeMap<Part, SampleSet> = BTreeMap::new();
+    let (mut names, mut unused) = (vec![], vec![]);
+    for (name, array) in read_selected(path, |name| meaning(name).is_some())? {
+        names.push(name.clone());
+        let (Some(array), Some((part, role, name))) = (array, meaning(&name)) else {
+            unused.push(name);
+            continue;
+        };
+        let set = parts.entry(part).or_default();
+        match role {
+            Role::Input => set.inputs.push((name.into(), array)),
+            Role::Target => set.targets.push((name.into(), integers(&array))),
+            Role::Weight => set.sample_weight = Some(weights(path, &array)?),
+        }
+    }
+    let whole = parts.remove(&Part::Whole);
+    let train = match (whole, parts.remove(&Part::Train)) {
+        (Some(set), None) | (None, Some(set)) if !set.inputs.is_empty() => set,
+        (Some(_), Some(_)) => {
+            let received = shown(&names);
+            return Err(Error::file(path, "either x and y or x_train and y_train", received));
+        }
+        _ => {
+            let expected = "arrays x and y, or x_train and y_train";
+            return Err(Error::file(path, expected, shown(&names)));
+        }
+    };
+    let (validation, test) = (parts.remove(&Part::Validation), parts.remove(&Part::Test));
+    for (part, set) in [("", Some(&train)), ("_val", validation.as_ref()), ("_test", test.as_ref())]
+    {
+        set.map_or(Ok(()), |set| check(path, part, set))?;
+    }
+    if !unused.is_empty() {
+        tracing::warn!("{}: not used: {}", path.display(), shown(&unused));
+    }
+    Ok(UserData { train, validation, test })
+}
+
+/// Every array of an `.npz` by its name, in the order of the file.
+///
+/// # Errors
+/// A file that is damaged.
+pub fn read_arrays(path: &Path) -> Result<Vec<(String, Samples)>> {
+    let arrays = read_selected(path, |_| true)?;
+    Ok(arrays.into_iter().filter_map(|(name, array)| Some((name, array?))).collect())
+}
+
+/// Writes an `.npz` as NumPy's `savez` would; the file takes its name when it is whole.
+///
+/// # Errors
+/// A file that cannot be written.
+pub fn write_arrays(path: &Path, arrays: &[(String, Tensor)]) -> Result<()> {
+    write_atomic(path, |out| {
+        let mut zip = zip::ZipWriter::new_stream(out);
+        for (name, tensor) in arrays {
+            let options = zip::write::SimpleFileOptions::default()
+                .compression_method(zip::CompressionMethod::Stored)
+                .large_file(true);
+            zip.start_file(format!("{name}.npy"), options)?;
+            npy::write_to(&mut zip, tensor)?;
+        }
+        zip.finish()?;
+        Ok(())
+    })
+}
+
+/// The arrays whose names are wanted, and only the names of the others.
+fn read_selected(
+    path: &Path,
+    wanted: impl Fn(&str) -> bool,
+) -> Result<Vec<(String, Option<Samples>)>> {
+    let file = open_file(path, NPZ)?;
+    let size = file.metadata().map_err(|e| Error::io(path, e))?.len();
+    if size == 0 {
+        return Err(Error::file(path, NPZ, "an empty file"));
+    }
+    let damaged = |e: zip::result::ZipError| Error::file(path, NPZ, e);
+    let mut archive = zip::ZipArchive::new(BufReader::new(file)).map_err(damaged)?;
+    let mut arrays = vec![];
+    for at in 0..archive.len() {
+        let mut entry = archive.by_index(at).map_err(damaged)?;
+        let Some(name) = entry.name().strip_suffix(".npy").map(String::from) else { continue };
+        if !wanted(&name) {
+            arrays.push((name, None));
+            continue;
+        }
+        let most = entry.compressed_size().min(size).saturating_mul(MAX_INFLATION);
+        let most = most.min(entry.size());
+        let named = PathBuf::from(format!("{}:{name}", path.display()));
+        let array = npy::parse(&named, &mut entry, most)?;
+        arrays.push((name, Some(array)));
+    }
+    Ok(arrays)
+}
+
+/// The arrays of a part must have targets, and as many rows each.
+fn check(path: &Path, part: &str, set: &SampleSet) -> Result<()> {
+    if set.inputs.is_empty() || set.targets.is_empty() {
+        let (there, missing) = if set.inputs.is_empty() { ("y", "x") } else { ("x", "y") };
+        let expected = format!("an array {missing}{part} beside {there}{part}");
+        return Err(Error::file(path, expected, "none"));
+    }
+    let inputs = set.inputs.iter().map(|(name, x)| ("x", name, x.dims().first().copied()));
+    let targets = set.targets.iter().map(|(name, y)| ("y", name, y.dims().first().copied()));
+    let weights = set.sample_weight.iter().map(Vec::len);
+    let no_name = String::new();
+    let weights = weights.map(|n| ("sample_weight", &no_name, Some(n)));
+    let rows = set.inputs[0].1.dims().first().copied();
+    for (role, name, received) in inputs.chain(targets).chain(weights) {
+        if rows.is_none() || received != rows {
+            let separator = if name.is_empty() { "" } else { "_" };
+            let count = |n: Option<usize>| n.map_or("a single number".into(), |n| n.to_string());
+            let expected = format!(
+                "as many rows in {role}{part}{separator}{name} as in the first input, {}",
+                count(rows)
+            );
+            return Err(Error::file(path, expected, count(received)));
+        }
+    }
+    if rows == Some(0) {
+        return Err(Error::file(path, format!("at least one sample in x{part}"), "none"));
+    }
+    Ok(())
+}
+
+fn shown(names: &[String]) -> String {
+    match names.len() {
+        0 => "none".into(),
+        n if n > MAX_NAMES_SHOWN => {
+            format!("{} and {} more", names[..MAX_NAMES_SHOWN].join(", "), n - MAX_NAMES_SHOWN)
+        }
+        _ => names.join(", "),
+    }
+}
+
+/// Bytes as whole numbers.
+fn integers(samples: &Samples) -> Tensor {
+    match samples {
+        Samples::Pixels(pixels) => {
+            let labels: Vec<i32> = pixels.bytes().iter().map(|b| i32::from(*b)).collect();
+            Tensor::new(samples.dims(), labels).expect("one label per byte")
+        }
+        Samples::Tensor(tensor) => Tensor::clone(tensor),
+    }
+}
+
+/// One finite weight per sample.
+fn weights(path: &Path, samples: &Samples) -> Result<Vec<f32>> {
+    if samples.row_len() != 1 || samples.dims().is_empty() {
+        let received = format!("{:?}", samples.dims());
+        return Err(Error::file(path, "one number per sample in sample_weight", received));
+    }
+    let mut weights = vec![0.0; samples.rows()];
+    for (row, weight) in weights.iter_mut().enumerate() {
+        samples.read_row(row, std::slice::from_mut(weight));
+    }
+    if let Some(row) = weights.iter().position(|w| !w.is_finite()) {
+        let received = format!("{} in row {row}", weights[row]);
+        return Err(Error::file(path, "finite numbers in sample_weight", received));
+    }
+    Ok(weights)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datasets::npy::tests::npy;
+    use std::io::Write;
+    use zip::write::SimpleFileOptions;
+
+    fn npz(arrays: &[(&str, Vec<u8>)], method: zip::CompressionMethod) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut zip = zip::ZipWriter::new(file.reopen().unwrap());
+        for (name, bytes) in arrays {
+            let options = SimpleFileOptions::default().compression_method(method);
+            zip.start_file(format!("{name}.npy"), options).unwrap();
+            zip.write_all(bytes).unwrap();
+        }
+        zip.finish().unwrap();
+        file
+    }
+
+    fn message<T>(result: Result<T>) -> String {
+        result.err().expect("an error").to_string()
+    }
+
+    #[test]
+    fn names_say_part_role_and_input() {
+        assert_eq!(meaning("x"), Some((Part::Whole, Role::Input, "")));
+        assert_eq!(meaning("y_test"), Some((Part::Test, Role::Target, "")));
+        assert_eq!(meaning("x_val_left"), Some((Part::Validation, Role::Input, "left")));
+        assert_eq!(meaning("x_valve"), Some((Part::Whole, Role::Input, "valve")));
+        assert_eq!(meaning("sample_weight_train"), Some((Part::Train, Role::Weight, "")));
+        for other in ["", "xs", "x_", "labels", "sample", "yes"] {
+            assert_eq!(meaning(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn bytes_of_an_npz_are_not_divided_by_255() {
+        let x = || npy("|u1", "(2, 2)", &[0, 51, 255, 102]);
+        let y = || npy("|u1", "(2,)", &[1, 0]);
+        for method in [zip::CompressionMethod::Stored, zip::CompressionMethod::Deflated] {
+            let one = load_npz(npz(&[("x", x()), ("y", y())], method).path()).unwrap();
+            assert_eq!(one.train.inputs[0].1.to_tensor().f32().unwrap(), [0.0, 51.0, 255.0, 102.0]);
+            assert_eq!(one.train.targets[0].1.i32().unwrap(), [1, 0]);
+            assert!(one.test.is_none() && one.validation.is_none());
+            let names = ["x_train", "y_train", "x_test", "y_test", "x_val", "y_val"];
+            let arrays: Vec<_> = names.into_iter().zip([x(), y(), x(), y(), x(), y()]).collect();
+            let three = load_npz(npz(&arrays, method).path()).unwrap();
+            assert_eq!(three.test.as_ref(), Some(&one.train));
+            assert_eq!(three.validation, Some(one.train));
+        }
+    }
+
+    #[test]
+    fn several_inputs_and_weights_are_found_by_name() {
+        let column = || npy("<f4", "(2, 1)", &[0; 8]);
+        let weight = npy("<f4", "(2,)", &[1.5f32.to_le_bytes(), 2f32.to_le_bytes()].concat());
+        let arrays = [
+            ("x_left", column()),
+            ("x_right", column()),
+            ("y_sum", column()),
+            ("y_sign", column()),
+            ("sample_weight", weight),
+        ];
+        let set = load_npz(npz(&arrays, zip::CompressionMethod::Stored).path()).unwrap().train;
+        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let inputs: Vec<String> = set.inputs.into_iter().map(|(name, _)| name).collect();
+        let targets: Vec<String> = set.targets.into_iter().map(|(name, _)| name).collect();
+        assert_eq!((inputs, targets), (names(&["left", "right"]), names(&["sum", "sign"])));
+        assert_eq!(set.sample_weight, Some(vec![1.5, 2.0]));
+    }
+
+    #[test]
+    fn arrays_come_back_as_they_were_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("y.npz");
+        let arrays = [
+            ("sum".to_string(), Tensor::new([2, 2], vec![1.0, 2.0, 3.0, 4.0]).unwrap()),
+            ("sign".to_string(), Tensor::new([2], vec![1i32, -1]).unwrap()),
+        ];
+        write_arrays(&path, &arrays).unwrap();
+        let read = read_arrays(&path).unwrap();
+        let read: Vec<_> =
+            read.into_iter().map(|(n, x)| (n, Tensor::clone(&x.to_tensor()))).collect();
+        assert_eq!(read, arrays);
+    }
+
+    #[test]
+    fn damaged_npz_files_are_named() {
+        let stored = zip::CompressionMethod::Stored;
+        let x = || npy("<f4", "(2, 1)", &[0; 8]);
+        let said = |arrays: &[(&str, Vec<u8>)]| message(load_npz(npz(arrays, stored).path()));
+        let short = said(&[("x", x()), ("y", npy("|u1", "(3,)", &[0; 3]))]);
+        assert!(
+            short.contains("as many rows in y as in the first input, 2, received 3"),
+            "{short}"
+        );
+        let rows = said(&[("x", npy("<f4", "(0, 1)", &[])), ("y", npy("|u1", "(0,)", &[]))]);
+        assert!(rows.contains("at least one sample in x, received none"), "{rows}");
+        assert!(said(&[("a", x())]).contains("received a"));
+        assert!(said(&[("x", x())]).contains("an array y beside x"));
+        assert!(said(&[("x", x()), ("y", x()), ("x_test", x())]).contains("y_test beside x_test"));
+        let both = said(&[("x", x()), ("y", x()), ("x_train", x()), ("y_train", x())]);
+        assert!(both.contains("either x and y or x_train and y_train"), "{both}");
+        let nan = npy("<f4", "(2,)", &[0, 0, 192, 127, 0, 0, 0, 0]);
+        let nan = said(&[("x", x()), ("y", x()), ("sample_weight", nan)]);
+        assert!(nan.contains("finite numbers in sample_weight, received NaN in row 0"), "{nan}");
+        // A shape bomb, and a bomb of zeros whose header is honest about too little.
+        let deflated = zip::CompressionMethod::Deflated;
+        let bomb = npy("<f4", "(99999999999,)", &[0; 1_000_000]);
+        let bomb = npz(&[("x", bomb), ("y", x())], deflated);
+        assert!(message(load_npz(bomb.path())).contains(":x: expected"));
+        let zeros = npz(&[("x", npy("<f4", "(2,)", &[0; 1_000_000])), ("y", x())], deflated);
+        assert!(message(load_npz(zeros.path())).contains("received more"));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for bytes in [&b""[..], b"PK\x03\x04", b"no zip at all"] {
+            std::fs::write(file.path(), bytes).unwrap();
+            assert!(message(load_npz(file.path())).contains("an npz (zip) file"));
+        }
+        assert!(message(load_npz(Path::new("/"))).contains("received a directory"));
+    }
+}
