@@ -2,10 +2,9 @@
 
 use crate::data::{Pixels, Samples};
 use crate::error::{Error, Result};
-use crate::saving::open_file;
+use crate::saving::{open_file, write_atomic};
 use phalanx_graph::{Data, Tensor};
-use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Write};
+use std::io::{BufReader, Read};
 use std::path::Path;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
@@ -24,10 +23,8 @@ pub fn read(path: &Path) -> Result<Samples> {
     parse(path, &mut BufReader::new(file), size)
 }
 
-/// Writes a tensor as NumPy's `save` would.
+/// Writes a tensor as NumPy's `save` would, whole or not at all.
 pub fn write(path: &Path, tensor: &Tensor) -> Result<()> {
-    let fail = |e| Error::io(path, e);
-    let mut file = BufWriter::new(File::create(path).map_err(fail)?);
     let dims: Vec<String> = tensor.dims().iter().map(|d| format!("{d},")).collect();
     let kind = if tensor.i32().is_some() { "<i4" } else { "<f4" };
     let shape = match tensor.dims().len() {
@@ -41,16 +38,16 @@ pub fn write(path: &Path, tensor: &Tensor) -> Result<()> {
     header.push('\n');
     let length = u16::try_from(header.len())
         .map_err(|_| Error::argument("npy", "tensor", "fewer dimensions", tensor.dims().len()))?;
-    file.write_all(MAGIC).map_err(fail)?;
-    file.write_all(&[1, 0]).map_err(fail)?;
-    file.write_all(&length.to_le_bytes()).map_err(fail)?;
-    file.write_all(header.as_bytes()).map_err(fail)?;
-    match tensor.data() {
-        Data::F32(v) => v.iter().try_for_each(|x| file.write_all(&x.to_le_bytes())),
-        Data::I32(v) => v.iter().try_for_each(|x| file.write_all(&x.to_le_bytes())),
-    }
-    .and_then(|()| file.flush())
-    .map_err(fail)
+    write_atomic(path, |out| {
+        out.write_all(MAGIC)?;
+        out.write_all(&[1, 0])?;
+        out.write_all(&length.to_le_bytes())?;
+        out.write_all(header.as_bytes())?;
+        match tensor.data() {
+            Data::F32(v) => v.iter().try_for_each(|x| out.write_all(&x.to_le_bytes())),
+            Data::I32(v) => v.iter().try_for_each(|x| out.write_all(&x.to_le_bytes())),
+        }
+    })
 }
 
 /// Reads an array from a source that holds at most `most` bytes; `path` names it in errors.

@@ -2,10 +2,12 @@
 
 use crate::error::{Error, Result};
 use crate::saving::open_file;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::rc::Rc;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, DateTime, ZipArchive, ZipWriter};
 
@@ -33,11 +35,43 @@ pub(super) struct Archive {
     pub metadata: Option<Vec<u8>>,
 }
 
+/// A file that remembers what the system failed at: the reader of archives takes that for damage.
+struct Watched {
+    file: File,
+    failed: Rc<Cell<Option<i32>>>,
+}
+
+impl Read for Watched {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.file.read(buffer).inspect_err(|error| {
+            if error.kind() != io::ErrorKind::Interrupted {
+                self.failed.set(error.raw_os_error());
+            }
+        })
+    }
+}
+
+impl Seek for Watched {
+    fn seek(&mut self, place: SeekFrom) -> io::Result<u64> {
+        // What an archive says may lead to before its start: such an error is no fault of the system.
+        self.file.seek(place)
+    }
+}
+
 /// Reads the members; nothing else in the archive is looked at.
 pub(super) fn read(path: &Path) -> Result<Archive> {
+    let failed = Rc::new(Cell::new(None));
+    let file = Watched { file: open_file(path, WHAT)?, failed: failed.clone() };
+    let archive = members(path, file);
+    match failed.get() {
+        Some(code) => Err(Error::io(path, io::Error::from_raw_os_error(code))),
+        None => archive,
+    }
+}
+
+fn members(path: &Path, mut file: Watched) -> Result<Archive> {
     let io = |source| Error::io(path, source);
     let wrong = |received: String| Error::file(path, WHAT, received);
-    let mut file = open_file(path, WHAT)?;
     let entries = entries(&mut file).map_err(io)?;
     let mut zip = ZipArchive::new(file).map_err(|e| wrong(format!("a broken archive: {e}")))?;
     if entries.is_some_and(|n| n != zip.len().min(MANY)) {
@@ -81,7 +115,7 @@ fn leaves(name: &str) -> bool {
 }
 
 /// Entries that the end of an archive speaks of, many or more counted as that; `None` without an end.
-fn entries(file: &mut File) -> io::Result<Option<usize>> {
+fn entries(file: &mut Watched) -> io::Result<Option<usize>> {
     // The end record and the longest comment.
     const TAIL: u64 = 22 + 65_535;
     let size = file.seek(SeekFrom::End(0))?;
