@@ -60,9 +60,12 @@ impl Seek for Watched {
 
 /// Reads the members; nothing else in the archive is looked at.
 pub(super) fn read(path: &Path) -> Result<Archive> {
+    read_open(path, open_file(path, WHAT)?)
+}
+
+fn read_open(path: &Path, file: File) -> Result<Archive> {
     let failed = Rc::new(Cell::new(None));
-    let file = Watched { file: open_file(path, WHAT)?, failed: failed.clone() };
-    let archive = members(path, file);
+    let archive = members(path, Watched { file, failed: failed.clone() });
     match failed.get() {
         Some(code) => Err(Error::io(path, io::Error::from_raw_os_error(code))),
         None => archive,
@@ -155,4 +158,26 @@ pub(super) fn write(
     }
     let bytes = zip.finish().map_err(io::Error::other)?;
     out.write_all(bytes.get_ref())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_archive_that_cannot_be_read_is_no_broken_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.keras");
+        let mut out = vec![];
+        write(&mut out, &BTreeMap::new(), "{}", b"weights").unwrap();
+        std::fs::write(&path, &out).unwrap();
+        read(&path).map(|archive| assert_eq!(archive.weights, b"weights")).unwrap();
+        // The system does not let a file be read that is open to be written alone.
+        let unreadable = File::options().write(true).open(&path).unwrap();
+        let error = read_open(&path, unreadable).map(|_| ()).unwrap_err();
+        assert!(matches!(error, Error::Io { .. }), "{error}");
+        std::fs::write(&path, &out[..out.len() / 2]).unwrap();
+        let error = read(&path).map(|_| ()).unwrap_err();
+        assert!(matches!(error, Error::File { .. }), "{error}");
+    }
 }
