@@ -1,4 +1,5 @@
-//! What ends a run early: SIGINT (Ctrl-C), SIGTERM, and SIGUSR1, which mpirun hands on to its workers without ending them.
+//! Signals: what ends a run early, SIGINT (Ctrl-C), SIGTERM, and SIGUSR1, which mpirun hands on to its workers without ending them; and
+//! SIGXFSZ, which does not.
 
 use anyhow::{Context, Result};
 use phalanx::model::Interrupt;
