@@ -85,6 +85,7 @@ Epochs in files count from 1.")]
     #[command(after_help = "Examples:
   phalanx inspect minigooglenet
   phalanx inspect model.keras                        # what the file holds
+  phalanx inspect ckpt                               # what its newest checkpoint that is whole holds
   phalanx inspect minigooglenet --picture model.svg
   phalanx inspect mnist-mlp --program --batch-size 32 --replicas 2")]
     Inspect(Inspect),
@@ -551,7 +552,7 @@ pub struct Bench {
 /// `phalanx inspect`.
 #[derive(Debug, ClapArgs)]
 pub struct Inspect {
-    /// The network, or a file with a model
+    /// The network, a file with a model, or a directory of checkpoints, of which the newest whole one is taken
     #[arg(value_parser = ChoiceParser)]
     pub model: Choice,
     /// Print the compiled training program instead of the layers

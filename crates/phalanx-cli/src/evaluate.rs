@@ -20,6 +20,8 @@ pub fn run(args: &Evaluate) -> Result<()> {
     let kinds = ["png", "svg"];
     paths::check_file("--confusion", args.confusion.as_deref(), &kinds)?;
     paths::check_file("--samples", args.samples.as_deref(), &kinds)?;
+    let confusion = ("--confusion", args.confusion.as_deref());
+    paths::check_apart(("--samples", args.samples.as_deref()), &[confusion])?;
     let strategy = args.place.workers()?;
     let chief = strategy.is_chief();
     let subject = subject(args)?;

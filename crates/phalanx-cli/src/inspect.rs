@@ -10,13 +10,17 @@ use std::io::Write;
 /// Prints layers, or the compiled program, or what a file holds.
 pub fn run(args: &Inspect) -> Result<()> {
     paths::check_file("--picture", args.picture.as_deref(), &["png", "svg"])?;
+    let choice = match &args.model {
+        Choice::File(path) => Choice::File(paths::weights(path)?),
+        network => network.clone(),
+    };
     let mut out = std::io::stdout().lock();
     if args.program {
-        let (model, batch) = compiled(args)?;
+        let (model, batch) = compiled(args, &choice)?;
         write!(out, "{}", model.program(StepKind::Train, batch)?)?;
         return Ok(());
     }
-    let model = match &args.model {
+    let model = match &choice {
         Choice::Network(network) => network.build(&network.usual_input(), USUAL_CLASSES)?,
         Choice::File(path) if args.picture.is_none() => {
             write!(out, "{}", phalanx::saving::describe(path)?)?;
@@ -33,10 +37,10 @@ pub fn run(args: &Inspect) -> Result<()> {
 }
 
 /// The model, and the batch that its program is for.
-fn compiled(args: &Inspect) -> Result<(Model, usize)> {
+fn compiled(args: &Inspect, choice: &Choice) -> Result<(Model, usize)> {
     let strategy = args.place.strategy()?;
     let replicas = strategy.num_replicas_in_sync();
-    match &args.model {
+    match choice {
         Choice::Network(network) => {
             let mut model = network.build(&network.usual_input(), USUAL_CLASSES)?;
             model.compile(network.compile(strategy))?;

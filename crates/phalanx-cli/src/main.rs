@@ -41,7 +41,7 @@ const INTERRUPTED: u8 = 75;
 fn main() -> ExitCode {
     warnings::show();
     let mut trains = false;
-    let done = config::parse().and_then(|args| {
+    let done = signals::catch_file_size_limit().and_then(|()| config::parse()).and_then(|args| {
         trains = matches!(args.command, args::Command::Train(_));
         run(&args.command)
     });

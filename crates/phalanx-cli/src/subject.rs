@@ -312,6 +312,8 @@ impl Subject {
 fn resnet50_from(path: &Path, input: [usize; 3], classes: usize, new_top: bool) -> Result<Model> {
     let misfit = match applications::resnet50_from(path, input, Some(classes)) {
         Ok(model) => return Ok(model),
+        // A file that cannot be read now is no file of other classes.
+        Err(error @ phalanx::Error::Io { .. }) => return Err(error.into()),
         Err(error) => error,
     };
     let base = applications::resnet50_from(path, input, None);

@@ -3,6 +3,7 @@
 use crate::args::{Augment, Schedule, Train};
 use crate::feed::Feed;
 use crate::model_file::Purpose;
+use crate::network::Choice;
 use crate::paths::{self, is_stdout};
 use crate::prepare::{Asked, Prepared, prepare};
 use crate::recipe;
@@ -18,6 +19,7 @@ use phalanx::optimizers;
 use phalanx::pictures;
 use phalanx::prelude::*;
 use serde_json::{Value, json};
+use std::path::Path;
 use std::time::Instant;
 
 /// Trains and evaluates.
@@ -95,13 +97,11 @@ fn check(args: &Train) -> Result<Subject> {
     if args.steps_per_epoch == Some(0) {
         bail!("--steps-per-epoch: expected 1 or more, received 0");
     }
-    if is_stdout(args.json.as_deref()) && is_stdout(args.csv.as_deref()) {
-        bail!("--csv: expected a file beside --json -, received -");
-    }
     paths::check_file("--output", args.output.as_deref(), &["png", "svg"])?;
     paths::check_file("--save", args.save.as_deref(), &["keras", "h5", "hdf5", "safetensors"])?;
     paths::check_stream("--csv", args.csv.as_deref())?;
     paths::check_stream("--json", args.json.as_deref())?;
+    check_apart(args, model)?;
     paths::check_directory("--checkpoint-dir", args.checkpoint_dir.as_deref())?;
     paths::check_directory("--log-dir", args.log_dir.as_deref())?;
     let subject = Subject::chosen(model, args.weights.as_deref())?;
@@ -109,6 +109,34 @@ fn check(args: &Train) -> Result<Subject> {
         bail!("--augment: expected a network on images, received {}", subject.name());
     }
     Ok(subject)
+}
+
+/// Results must not overwrite each other, nor logs what the run reads.
+fn check_apart(args: &Train, model: &Choice) -> Result<()> {
+    let results = [
+        ("--checkpoint-dir", args.checkpoint_dir.as_deref()),
+        ("--log-dir", args.log_dir.as_deref()),
+        ("--output", args.output.as_deref()),
+        ("--save", args.save.as_deref()),
+        ("--csv", args.csv.as_deref()),
+        ("--json", args.json.as_deref()),
+    ];
+    for (i, result) in results.iter().enumerate().skip(2) {
+        paths::check_apart(*result, &results[..i])?;
+    }
+    let model = match model {
+        Choice::File(path) => Some(path.as_path()),
+        Choice::Network(_) => None,
+    };
+    // The name of a dataset is no path.
+    let data = Some(Path::new(&args.data)).filter(|data| data.exists());
+    let read = [
+        ("MODEL", model),
+        ("--weights", args.weights.as_deref()),
+        ("--data", data),
+        ("--config", args.config.as_deref()),
+    ];
+    results[4..].iter().try_for_each(|log| paths::check_apart(*log, &read))
 }
 
 /// The optimizer that the arguments ask for, unless that is the model's own.

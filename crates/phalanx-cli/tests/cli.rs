@@ -155,7 +155,11 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["train", "--config", "odd.toml"], 1, "unknown key 'epoch'; did you mean 'epochs'?"),
         (&["train", "mnist-mlp", "--config", "date.toml"], 1, "epochs: expected a number"),
         (&["train", "mnist-mlp", "--config", "word.toml"], 1, "invalid value 'two' for '--epochs"),
-        (&["train", "mnist-mlp", "--csv", "-", "--json", "-"], 1, "--csv: expected a file"),
+        (
+            &["train", "mnist-mlp", "--csv", "-", "--json", "-"],
+            1,
+            "--json: expected a path of its own",
+        ),
         (&["train", "mnist-mlp", "--csv", "no/log.csv"], 1, "a directory that exists"),
         (&["train", "mnist-mlp", "--json", "pipe"], 1, "a pipe or a device"),
         (&["train", "mnist-mlp", "--json", "folder"], 1, "received the directory folder"),

@@ -1,7 +1,9 @@
-//! Runs that are killed, signalled and taken up again end as the run that was left alone: weights,
-//! history and logs. `PHALANX_CRASHES=500` kills that often.
+//! Runs that are killed, signalled, kept from reading and taken up again end as the run that was left
+//! alone: weights, history and logs. `PHALANX_CRASHES=500` kills that often, and stops or fails every
+//! system call.
 
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -16,11 +18,25 @@ struct Run {
     directory: tempfile::TempDir,
     /// Saves every so many steps.
     every: &'static str,
+    epochs: usize,
 }
 
 impl Run {
     fn new(every: &'static str) -> Run {
-        Run { directory: tempfile::tempdir().unwrap(), every }
+        Run { directory: tempfile::tempdir().unwrap(), every, epochs: 3 }
+    }
+
+    fn epochs(self, epochs: usize) -> Run {
+        Run { epochs, ..self }
+    }
+
+    /// A run of its own with the same files.
+    fn copy(&self) -> Run {
+        let copy = Run::new(self.every);
+        let from = self.directory.path().join(".");
+        let copied = Command::new("cp").arg("-a").arg(from).arg(copy.directory.path()).status();
+        assert!(copied.unwrap().success());
+        copy
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -30,12 +46,13 @@ impl Run {
     /// The command that trains, or goes on training.
     fn arguments(&self) -> Vec<String> {
         let path = |name: &str| self.at(name).display().to_string();
-        let fixed = "train mnist-cnn --data glyphs --epochs 3 --steps-per-epoch 12 --batch-size 16 \
+        let fixed = "train mnist-cnn --data glyphs --steps-per-epoch 12 --batch-size 16 \
                      --augment shift --optimizer adam --seed 3 --verbose 0 --threads 1 --resume";
         let mut all: Vec<String> = fixed.split_whitespace().map(str::to_string).collect();
         for (flag, value) in [
             ("--checkpoint-dir", path("ckpt")),
             ("--checkpoint-every", self.every.into()),
+            ("--epochs", self.epochs.to_string()),
             ("--json", path("log.jsonl")),
             ("--csv", path("log.csv")),
             ("--log-dir", path("logs")),
@@ -90,10 +107,12 @@ fn without_times(mut line: Value) -> Value {
     line
 }
 
-/// Records of losses in a directory. A file of a run that was killed before it began has none.
+/// Records of losses in a directory, in the one file that a run has there however often it was killed.
 fn event_records(directory: &Path) -> usize {
     let entries = std::fs::read_dir(directory).unwrap();
-    entries.map(|entry| losses(&std::fs::read(entry.unwrap().path()).unwrap())).sum()
+    let files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(files.len(), 1, "{files:?}");
+    losses(&std::fs::read(&files[0]).unwrap())
 }
 
 fn losses(bytes: &[u8]) -> usize {
@@ -203,6 +222,11 @@ fn a_signal_saves_the_run() {
 /// Every system call by which a save changes the disk.
 const CALLS: &str = "write,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,ftruncate";
 
+/// Whether every system call is tried.
+fn all_calls() -> bool {
+    std::env::var("PHALANX_CRASHES").is_ok()
+}
+
 /// Whether system calls can be stopped at here.
 fn can_trace() -> bool {
     let probe = Command::new("strace").args(["-f", "-o", "/dev/null", "true"]).output();
@@ -216,7 +240,7 @@ fn killed_at_every_system_call_of_a_save_a_run_ends_alike() {
         return;
     }
     let expected = Run::new("6").finish();
-    let every: u64 = if std::env::var("PHALANX_CRASHES").is_ok() { 1 } else { 2 };
+    let every: u64 = if all_calls() { 1 } else { 2 };
     let (mut tried, mut when) = (0, 1);
     loop {
         let run = Run::new("6");
@@ -238,4 +262,110 @@ fn killed_at_every_system_call_of_a_save_a_run_ends_alike() {
     }
     println!("{tried} kills, {every} system call(s) that write apart");
     assert!(tried > 3);
+}
+
+/// Every system call by which a start reads. Machines that lack one pass over it.
+const READS: &str =
+    "?open,openat,read,pread64,?stat,?lstat,fstat,?newfstatat,?statx,getdents64,lseek,?readlink";
+/// Errors that say nothing about what a file holds.
+const ERRORS: [&str; 4] = ["EIO", "EACCES", "EMFILE", "ESTALE"];
+
+impl Run {
+    /// Trains with `strace` looking on: how it ended, what it said, and the calls that read what the
+    /// run has on the disk. `fault` makes one of them fail.
+    fn traced(&self, fault: Option<&str>) -> (ExitStatus, String, String) {
+        let (paths, trace) = (self.paths(), self.at("trace"));
+        let mut traced = Command::new("strace");
+        traced.arg("-f").arg("-o").arg(&trace).arg("-e").arg(format!("trace={READS}"));
+        traced.args(paths.iter().flat_map(|path| [Path::new("-P"), path]));
+        traced.args(fault.iter().flat_map(|fault| ["-e", fault]));
+        traced.arg(env!("CARGO_BIN_EXE_phalanx")).args(self.arguments()).env("PHALANX_PIN", "0");
+        let Output { status, stderr, .. } = traced.stdout(Stdio::null()).output().unwrap();
+        let calls = std::fs::read_to_string(&trace).unwrap();
+        std::fs::remove_file(trace).unwrap();
+        (status, String::from_utf8_lossy(&stderr).into_owned(), calls)
+    }
+
+    /// The files and directories of the run.
+    fn paths(&self) -> Vec<PathBuf> {
+        let mut paths = vec![self.directory.path().to_path_buf()];
+        let mut at = 0;
+        while at < paths.len() {
+            let entries = std::fs::read_dir(&paths[at]).into_iter().flatten();
+            paths.extend(entries.map(|entry| entry.unwrap().path()));
+            at += 1;
+        }
+        paths
+    }
+
+    /// The first epoch's line with its times, which no run that begins anew repeats.
+    fn first_epoch(&self) -> String {
+        let json = std::fs::read_to_string(self.at("log.jsonl")).unwrap();
+        json.lines().next().unwrap().to_string()
+    }
+
+    fn set_aside(&self) -> usize {
+        self.paths().iter().filter(|path| path.to_string_lossy().contains("damaged")).count()
+    }
+}
+
+/// Each call of a trace with how often the thread that made it most did so.
+fn counts(calls: &str) -> Vec<(String, usize)> {
+    let mut by_thread: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for line in calls.lines() {
+        let Some((thread, rest)) = line.split_once(char::is_whitespace) else { continue };
+        if let Some((call, _)) = rest.trim_start().split_once('(') {
+            *by_thread.entry((call, thread)).or_default() += 1;
+        }
+    }
+    let mut most: BTreeMap<&str, usize> = BTreeMap::new();
+    for ((call, _), count) in by_thread {
+        let known = most.entry(call).or_default();
+        *known = count.max(*known);
+    }
+    let named = READS.split(',').map(|call| call.trim_start_matches('?'));
+    named.filter_map(|call| most.get(call).map(|count| (call.to_string(), *count))).collect()
+}
+
+#[test]
+fn a_read_error_at_any_read_of_a_resume_loses_nothing_and_begins_nothing_anew() {
+    if !can_trace() {
+        eprintln!("skipped: strace is not here or may not trace");
+        return;
+    }
+    let expected = Run::new("6").epochs(2).finish();
+    let half = Run::new("6").epochs(1);
+    half.finish();
+    let first = half.first_epoch();
+    let probe = half.copy().epochs(2);
+    let (status, words, calls) = probe.traced(None);
+    assert!(status.success(), "{words}");
+    let mut faults: Vec<String> = vec![];
+    for (call, count) in counts(&calls) {
+        for when in 1..=count {
+            faults.extend(ERRORS.map(|error| format!("inject={call}:error={error}:when={when}")));
+        }
+    }
+    // A few of all, and of every error, unless all are wanted.
+    let every = if all_calls() { 1 } else { 4 * ERRORS.len() - 1 };
+    let (mut failed, mut went_on) = (0, 0);
+    for fault in faults.iter().step_by(every) {
+        let run = half.copy().epochs(2);
+        let (status, words, _) = run.traced(Some(fault));
+        let what = format!("{fault}: {status} {words}");
+        assert_eq!(run.set_aside(), 0, "{what}");
+        if status.success() {
+            assert_eq!(run.outcome(), expected, "{what}");
+            went_on += 1;
+        } else {
+            assert_eq!(status.code(), Some(1), "{what}");
+            failed += 1;
+        }
+        assert_eq!(run.first_epoch(), first, "{what}");
+        assert_eq!(run.finish(), expected, "{what}");
+        assert_eq!(run.first_epoch(), first, "{what}");
+    }
+    let (tried, all) = (failed + went_on, faults.len());
+    println!("{tried} of {all} read errors: {failed} ended the start, {went_on} did not");
+    assert!(failed > 10, "{failed} of {tried}");
 }

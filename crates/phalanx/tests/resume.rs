@@ -262,10 +262,73 @@ fn a_damaged_state_is_set_aside_and_the_one_before_is_used() {
     std::fs::write(&before[1], b"short").unwrap();
     assert_eq!(train(directory.path(), Setup::default(), None).unwrap(), expected);
     assert!(before[2].with_extension("safetensors.damaged").exists());
-    // With nothing whole left the run is not begun anew behind the user's back.
+}
+
+/// The names in a run's directory, but for its lock.
+fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory.join("backup")).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.retain(|name| name != ".lock");
+    names.sort();
+    names
+}
+
+#[test]
+fn a_run_of_damaged_states_is_not_begun_anew_at_the_second_start() {
+    let directory = tempfile::tempdir().unwrap();
+    train(directory.path(), Setup::default(), Some(9)).unwrap_err();
     states(directory.path()).iter().for_each(|path| damage(path));
-    let error = train(directory.path(), Setup::default(), None).unwrap_err().to_string();
-    assert!(error.contains("expected a state of a run that is whole"), "{error}");
+    let refuse = || {
+        let before = names(directory.path());
+        let error = train(directory.path(), Setup::default(), None).unwrap_err().to_string();
+        let expected = "backup: expected a state of a run that is whole, received 3 damaged (to \
+                        begin anew, move or remove step-*.safetensors and step-*.damaged)";
+        assert!(error.ends_with(expected), "{error}");
+        let backup = BackupAndRestore::new(directory.path().join("backup")).restore(false);
+        let fit = Fit::new().verbose(0).callback(backup);
+        let error = compiled(Setup::default()).fit(images(), fit).unwrap_err().to_string();
+        assert!(error.contains("expected no earlier run"), "{error}");
+        assert_eq!(names(directory.path()), before, "nothing is renamed");
+    };
+    refuse();
+    refuse();
+    // So it is with those that were set aside.
+    for path in states(directory.path()) {
+        std::fs::rename(&path, path.with_extension("safetensors.damaged")).unwrap();
+    }
+    refuse();
+    refuse();
+    std::fs::remove_dir_all(directory.path().join("backup")).unwrap();
+    train(directory.path(), Setup::default(), Some(1)).unwrap_err();
+}
+
+#[cfg(unix)]
+#[test]
+fn a_state_that_cannot_be_read_is_an_error_and_no_damage() {
+    let alone = tempfile::tempdir().unwrap();
+    let expected = train(alone.path(), Setup::default(), None).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    train(directory.path(), Setup::default(), Some(9)).unwrap_err();
+    let all = states(directory.path());
+    let kept = directory.path().join("kept");
+    // A damaged state is not renamed either while one before it cannot be read.
+    for (unreadable, damaged) in [(2, None), (1, Some(2))] {
+        std::fs::rename(&all[unreadable], &kept).unwrap();
+        std::os::unix::fs::symlink(&all[unreadable], &all[unreadable]).unwrap();
+        damaged.iter().for_each(|at: &usize| damage(&all[*at]));
+        let before = names(directory.path());
+        for _ in 0..2 {
+            let error = train(directory.path(), Setup::default(), None).unwrap_err();
+            let Error::Io { path, .. } = error else { panic!("{error}") };
+            assert_eq!(path, all[unreadable]);
+            assert_eq!(names(directory.path()), before, "nothing is renamed");
+            let latest = phalanx::saving::latest_whole_checkpoint(directory.path().join("backup"));
+            assert!(matches!(latest, Err(Error::Io { .. })), "{latest:?}");
+        }
+        std::fs::rename(&kept, &all[unreadable]).unwrap();
+    }
+    assert_eq!(train(directory.path(), Setup::default(), None).unwrap(), expected);
 }
 
 #[test]
@@ -358,7 +421,80 @@ fn a_directory_that_vanishes_ends_the_run_with_its_name() {
     });
     let fit = Fit::new().epochs(2).verbose(0).callback(BackupAndRestore::new(&path));
     let error = compiled(Setup::default()).fit(images(), fit.callback(remove)).unwrap_err();
-    assert!(error.to_string().contains("backup/step-"), "{error}");
+    assert!(error.to_string().ends_with("its .lock, received none: moved or removed"), "{error}");
+}
+
+#[test]
+fn a_directory_that_takes_the_place_of_the_runs_own_is_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let other = BackupAndRestore::new(at("other")).delete_checkpoint(false).keep_last(9);
+    let fit = Fit::new().epochs(2).verbose(0).callback(other);
+    compiled(Setup::default()).fit(images(), fit).unwrap();
+    let content = |path: PathBuf| {
+        let mut files: Vec<(String, Vec<u8>)> = states_in(&path)
+            .into_iter()
+            .map(|name| (name.clone(), std::fs::read(path.join(name)).unwrap()))
+            .collect();
+        files.sort();
+        files
+    };
+    let before = content(at("other"));
+    assert_eq!(before.len(), 3);
+    let [path, moved, taken] = ["backup", "moved", "other"].map(at);
+    let swap = LambdaCallback::new().epoch_begin(move |view| {
+        if view.epoch == 1 {
+            std::fs::rename(&path, &moved).unwrap();
+            std::fs::rename(&taken, &path).unwrap();
+        }
+        Ok(Action::Continue)
+    });
+    // It would have removed all but one state.
+    let backup = BackupAndRestore::new(at("backup")).keep_last(1);
+    let fit = Fit::new().epochs(3).verbose(0).callback(backup).callback(swap);
+    let error = compiled(Setup::default()).fit(images(), fit).unwrap_err().to_string();
+    let expected = "backup: expected the directory that this run began with, and its .lock, \
+                    received another in its place";
+    assert!(error.ends_with(expected), "{error}");
+    assert_eq!(content(at("backup")), before);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_lock_that_is_a_link_is_not_followed() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    std::fs::create_dir(at("backup")).unwrap();
+    std::fs::write(at("precious"), "content").unwrap();
+    std::os::unix::fs::symlink(at("precious"), at("backup/.lock")).unwrap();
+    let error = train(directory.path(), Setup::default(), None).unwrap_err().to_string();
+    assert!(error.ends_with(".lock: expected a file, received a link"), "{error}");
+    assert_eq!(std::fs::read_to_string(at("precious")).unwrap(), "content");
+}
+
+#[test]
+fn a_run_that_ends_before_its_first_save_leaves_no_event_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let fit = || {
+        let backup = BackupAndRestore::new(at("backup")).delete_checkpoint(false);
+        Fit::new().epochs(1).verbose(0).callback(backup).callback(TensorBoard::new(at("logs")))
+    };
+    let files = || std::fs::read_dir(at("logs/train")).unwrap().count();
+    let fails = LambdaCallback::new().train_begin(|_| Err(Error::config("callback", "fails")));
+    compiled(Setup::default()).fit(images(), fit().callback(fails)).unwrap_err();
+    assert_eq!(files(), 0);
+    compiled(Setup::default()).fit(images(), fit()).unwrap();
+    assert_eq!(files(), 1);
+    let whole = events(&at("logs/train"));
+    // Taken up after a kill right behind the first save, the run makes the file it said it would.
+    let entry = std::fs::read_dir(at("logs/train")).unwrap().next().unwrap().unwrap();
+    for path in states(directory.path()).iter().skip(1) {
+        std::fs::remove_file(path).unwrap();
+    }
+    std::fs::write(entry.path(), "a killed run's").unwrap();
+    compiled(Setup::default()).fit(images(), fit()).unwrap();
+    assert_eq!((files(), events(&at("logs/train"))), (1, whole));
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use super::{fault, phalanx, succeeds, text};
 use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, SystemTime};
 
 /// Four steps an epoch, saved every two.
 const TRAIN: [&str; 9] = [
@@ -94,4 +96,121 @@ fn directories_nothing_and_too_much_are_refused_in_a_line() {
     ];
     let faults = cases.iter().filter_map(|(args, what)| fault(dir.path(), args, 1, what));
     assert_eq!(faults.collect::<Vec<_>>(), [] as [String; 0]);
+}
+
+#[test]
+fn a_directory_is_evaluated_and_inspected_at_its_highest_step_whatever_the_times() {
+    let dir = tempfile::tempdir().unwrap();
+    succeeds(dir.path(), &[&TRAIN[..], &["--epochs", "1", "--verbose", "0"]].concat());
+    let at = |step: usize| format!("ckpt/step-{step:010}.safetensors");
+    // As after a copy that does not keep times.
+    for (step, seconds) in [(4, 0), (2, 100), (0, 200)] {
+        let file = std::fs::File::options().append(true).open(dir.path().join(at(step))).unwrap();
+        file.set_modified(SystemTime::now() + Duration::from_secs(seconds)).unwrap();
+    }
+    let of = |what: &str| succeeds(dir.path(), &["evaluate", what]);
+    let newest = of("ckpt");
+    assert_eq!(newest, of(&at(4)));
+    assert_ne!(newest, of(&at(0)));
+    let shown = succeeds(dir.path(), &["inspect", "ckpt"]);
+    assert_eq!(shown, succeeds(dir.path(), &["inspect", &at(4)]));
+    assert!(shown.contains("layers:"), "{shown}");
+    let program = succeeds(dir.path(), &["inspect", "ckpt", "--program"]);
+    assert_eq!(program, succeeds(dir.path(), &["inspect", &at(4), "--program"]));
+    succeeds(dir.path(), &["inspect", "ckpt", "--picture", "model.svg"]);
+    std::fs::create_dir(dir.path().join("empty")).unwrap();
+    let none = "empty: expected a checkpoint in it, received none";
+    assert_eq!(fault(dir.path(), &["inspect", "empty"], 1, none), None);
+}
+
+#[test]
+fn flags_that_name_one_file_are_refused_before_any_work() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    std::fs::create_dir(at("sub")).unwrap();
+    std::fs::write(at("log"), "old").unwrap();
+    std::fs::hard_link(at("log"), at("other-name")).unwrap();
+    std::os::unix::fs::symlink("log", at("link")).unwrap();
+    let data = "a,b,label\n1,2,0\n3,4,1\n5,6,0\n7,8,1\n1,2,0\n3,4,1\n5,6,0\n7,8,1\n1,1,0\n2,2,1\n";
+    std::fs::write(at("data.csv"), data).unwrap();
+    std::fs::write(at("run.toml"), "model = \"mnist-mlp\"\nepochs = 1\n").unwrap();
+    let train = ["train", "mnist-mlp", "--epochs", "1", "--steps-per-epoch", "1"];
+    let absolute = at("new").display().to_string();
+    let cases: &[(&[&str], &str)] = &[
+        (&["--csv", "new", "--json", "new"], "--json: expected a path of its own, received new"),
+        (&["--csv", "new", "--json", "./new"], "received ./new, which --csv names too"),
+        (&["--csv", "new", "--json", "sub/../new"], "which --csv names too"),
+        (&["--csv", "new", "--json", &absolute], "which --csv names too"),
+        (&["--csv", "log", "--json", "link"], "received link, which --csv names too"),
+        (&["--csv", "log", "--json", "other-name"], "which --csv names too"),
+        (&["--csv", "-", "--json", "-"], "--json: expected a path of its own, received -"),
+        (&["--csv", "-", "--json", "/dev/stdout"], "which --csv names too"),
+        (&["--save", "a.h5", "--csv", "a.h5"], "--csv: expected a path of its own"),
+        (&["--output", "a.svg", "--json", "a.svg"], "which --output names too"),
+        (&["--checkpoint-dir", "ckpt", "--csv", "ckpt"], "which --checkpoint-dir names too"),
+        (&["--log-dir", "logs", "--json", "./logs"], "which --log-dir names too"),
+        (&["--data", "data.csv", "--csv", "./data.csv"], "which --data names too"),
+        (&["--config", "run.toml", "--json", "run.toml"], "which --config names too"),
+        (&["--weights", "log", "--json", "log"], "which --weights names too"),
+    ];
+    let refused =
+        |(more, what): &(&[&str], &str)| fault(dir.path(), &[&train[..], more].concat(), 1, what);
+    assert_eq!(cases.iter().filter_map(refused).collect::<Vec<_>>(), [] as [String; 0]);
+    assert_eq!(std::fs::read_to_string(at("data.csv")).unwrap(), data);
+    assert_eq!(std::fs::read_to_string(at("log")).unwrap(), "old");
+    assert!(!at("new").exists() && !at("ckpt").exists() && !at("a.h5").exists());
+    let own = ["--csv", "/dev/null", "--json", "/dev/null", "--save", "w.safetensors"];
+    succeeds(dir.path(), &[&train[..], &own].concat());
+    let both = ["evaluate", "w.safetensors", "--confusion", "c.png", "--samples", "./c.png"];
+    let what = "--samples: expected a path of its own, received ./c.png, which --confusion";
+    assert_eq!(fault(dir.path(), &both, 1, what), None);
+}
+
+/// Runs a command that may make no file longer than this many of the shell's blocks (512 or 1024 bytes).
+fn limited(dir: &Path, blocks: usize, args: &[&str]) -> Output {
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(format!("ulimit -f {blocks} && exec \"$0\" \"$@\""));
+    command.arg(env!("CARGO_BIN_EXE_phalanx")).args(args).current_dir(dir);
+    command.env("PHALANX_PIN", "0").output().unwrap()
+}
+
+#[test]
+fn a_limit_on_file_sizes_ends_in_an_error_and_leaves_the_old_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let names = |at: &Path| {
+        let mut names: Vec<_> =
+            std::fs::read_dir(at).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let train = ["train", "mnist-mlp", "--steps-per-epoch", "1", "--verbose", "0"];
+    succeeds(dir.path(), &[&train[..], &["--epochs", "1", "--save", "w.safetensors"]].concat());
+    let array = |value: f32| {
+        let mut bytes = b"\x93NUMPY\x01\x00\x46\x00".to_vec();
+        let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (200, 28, 28), }";
+        bytes.extend(format!("{header:<69}\n").into_bytes());
+        bytes.extend((0..200 * 784).flat_map(|_| value.to_le_bytes()));
+        bytes
+    };
+    std::fs::write(at("x.npy"), array(0.5)).unwrap();
+    let predict = ["predict", "w.safetensors", "--input", "x.npy", "--output", "y.npy"];
+    succeeds(dir.path(), &predict);
+    let (old, before) = (std::fs::read(at("y.npy")).unwrap(), names(dir.path()));
+    std::fs::write(at("x.npy"), array(0.25)).unwrap();
+    let check = |out: Output, what: &str| {
+        let error = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{:?} {error}", out.status);
+        assert!(error.contains(what) && error.contains("File too large"), "{error}");
+    };
+    check(limited(dir.path(), 2, &predict), "error: y.npy: ");
+    assert_eq!((std::fs::read(at("y.npy")).unwrap(), names(dir.path())), (old, before));
+    let saved = [&train[..], &["--epochs", "1", "--checkpoint-dir", "ckpt"]].concat();
+    check(limited(dir.path(), 64, &saved), "ckpt/step-0000000000.safetensors: ");
+    assert_eq!(names(&at("ckpt")), [".lock"]);
+    // A log has whole lines.
+    let logged = [&train[..], &["--epochs", "12", "--json", "log.jsonl"]].concat();
+    check(limited(dir.path(), 1, &logged), "error: log.jsonl: ");
+    let log = std::fs::read_to_string(at("log.jsonl")).unwrap();
+    assert!(log.ends_with("}\n") && log.lines().count() > 1, "{log}");
 }

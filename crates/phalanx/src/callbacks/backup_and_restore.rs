@@ -18,10 +18,13 @@ const KEEP: usize = 3;
 ///
 /// What is saved: weights, what the optimizer keeps, counters, the place in the data, the history
 /// and what callbacks remember. Files are written by a thread of their own, whole or not at all, and
-/// the newest few are kept; a damaged one is found by its checksum, and the one before is used. A
-/// save that fails leaves the earlier ones as they are: there is a warning, the training goes on, and
-/// when the last save of the run failed the run ends with that error. A run that is not finite
-/// any more is not saved. Each file also serves [`crate::model::Model::load_weights`].
+/// the newest few are kept; a damaged one is found by its checksum, renamed to `*.damaged`, and the
+/// one before is used. A file that cannot be read is an error and stays as it is, and so is a
+/// directory with states of which none is whole. A save that fails leaves the earlier ones as they
+/// are: there is a warning, the training goes on, and when the last save of the run failed the run
+/// ends with that error. So it does when its directory was moved or replaced meanwhile. A run that
+/// is not finite any more is not saved. Each file also serves
+/// [`crate::model::Model::load_weights`].
 ///
 /// ```
 /// use phalanx::callbacks::BackupAndRestore;

@@ -49,18 +49,21 @@ impl LogFile {
         Ok(LogFile { path: path.into(), file })
     }
 
+    /// Adds an entry; of one that fails, on a full disk for example, no part is left.
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         if let Some(file) = &mut self.file {
-            return file.write_all(bytes).map_err(|source| Error::io(&self.path, source));
+            let io = |source| Error::io(&self.path, source);
+            let about = file.metadata().map_err(io)?;
+            let written = file.write_all(bytes);
+            if written.is_err() && about.is_file() {
+                // The cause is the write's; a cut that fails as well leaves what there is.
+                let _ = file.set_len(about.len()).and_then(|()| file.seek(SeekFrom::End(0)));
+            }
+            return written.map_err(io);
         }
         let mut out = io::stdout().lock();
         let written = out.write_all(bytes).and_then(|()| out.flush());
         written.map_err(|source| Error::io("standard output", source))
-    }
-
-    /// Where it is.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Whether nothing can be read back from it: an empty file, a device, the standard output.
@@ -105,9 +108,14 @@ impl LogFile {
 }
 
 impl Mark {
-    /// The file, as it was called.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
+    /// The mark of a file that nothing has been written to yet.
+    pub(super) fn begin(path: PathBuf) -> Mark {
+        Mark { path, bytes: 0 }
+    }
+
+    /// The file's name, without the directory it was in.
+    pub(super) fn name(&self) -> Option<String> {
+        self.path.file_name()?.to_str().map(str::to_string)
     }
 }
 
@@ -135,6 +143,7 @@ mod tests {
         LogFile::resume(&path, &mark).unwrap().write(b"2").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "2");
         assert!(LogFile::create_new(&path).is_err());
+        assert_eq!(Mark::begin(path.clone()).name().as_deref(), Some("log"));
         assert!(!LogFile::append(&path).unwrap().is_empty().unwrap());
         // The standard output goes on as it is.
         let log = LogFile::resume(Path::new("-"), &mark).unwrap();

@@ -64,7 +64,8 @@ impl ImageFolder {
         let directory = directory.into();
         let mut classes = vec![];
         for path in entries(&directory)? {
-            if std::fs::metadata(&path).is_ok_and(|m| m.is_dir()) {
+            // Without a class that cannot be read now, those after it would change their numbers.
+            if std::fs::metadata(&path).map_err(|e| Error::io(&path, e))?.is_dir() {
                 classes.push(path);
             }
         }

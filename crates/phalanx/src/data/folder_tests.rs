@@ -119,6 +119,15 @@ fn directories_without_images_are_refused() {
     assert!(message(flow).contains("class_mode: expected two classes, received 1"));
 }
 
+#[cfg(unix)]
+#[test]
+fn a_class_that_cannot_be_read_is_an_error_and_not_left_out() {
+    let dir = folder(&[("a", 1), ("c", 1)]);
+    std::os::unix::fs::symlink("b", dir.path().join("b")).unwrap();
+    let error = message(ImageFolder::open(dir.path()));
+    assert!(error.contains("/b: ") && error.contains("os error"), "{error}");
+}
+
 #[test]
 fn images_are_kept_as_far_as_there_is_room() {
     let dir = folder(&[("a", 4), ("b", 3)]);

@@ -2,8 +2,9 @@
 //! moved into place whole.
 
 use crate::error::{Error, Result};
+use crate::saving::open_own;
 use sha2::Digest;
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -56,13 +57,7 @@ pub(super) fn fetch(
     let path = directory.join(remote.file);
     let partial = directory.join(format!("{}.part", remote.file));
     let fail = |e| Error::io(&partial, e);
-    let mut file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .read(true)
-        .write(true)
-        .open(&partial)
-        .map_err(fail)?;
+    let mut file = open_own(&partial)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {

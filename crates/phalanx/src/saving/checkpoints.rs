@@ -9,11 +9,12 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// The checkpoint of a directory that was written last, if there is one: as
-/// `tf.train.latest_checkpoint`, or `max(files, key=os.path.getmtime)`.
+/// The latest checkpoint of a directory, if there is one.
 ///
-/// Of files written at the same instant it is the one that counts highest, so `ckpt-10` comes after
-/// `ckpt-9`. Temporary files and files of other kinds are passed over.
+/// Where `BackupAndRestore` has saved a run, it is the state with the highest step, which a run
+/// continued goes on from. Else it is the file that was written last, as for
+/// `tf.train.latest_checkpoint`; of files written at the same instant the one that counts highest,
+/// so `ckpt-10` comes after `ckpt-9`. Temporary files and files of other kinds are passed over.
 ///
 /// ```no_run
 /// # use phalanx::prelude::*;
@@ -26,7 +27,7 @@ use std::time::SystemTime;
 /// ```
 ///
 /// # Errors
-/// A directory that is there and cannot be read.
+/// A directory, or a file in it, that is there and cannot be read.
 pub fn latest_checkpoint(directory: impl AsRef<Path>) -> Result<Option<PathBuf>> {
     Ok(checkpoints(directory.as_ref())?.pop())
 }
@@ -35,12 +36,19 @@ pub fn latest_checkpoint(directory: impl AsRef<Path>) -> Result<Option<PathBuf>>
 /// with a warning. States of a run are known by their checksum, other files by their structure.
 ///
 /// # Errors
-/// A directory that is there and cannot be read, or one in which all checkpoints are damaged.
+/// A directory, or a checkpoint in it, that is there and cannot be read, and a directory in which all
+/// checkpoints are damaged.
 pub fn latest_whole_checkpoint(directory: impl AsRef<Path>) -> Result<Option<PathBuf>> {
     let directory = directory.as_ref();
     let mut damaged = 0;
     for path in checkpoints(directory)?.into_iter().rev() {
-        let Some(reason) = damage(&path)? else { return Ok(Some(path)) };
+        let reason = match damage(&path) {
+            Ok(None) => return Ok(Some(path)),
+            Ok(Some(reason)) => reason,
+            // A run that is at work removes its oldest states.
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
         damaged += 1;
         tracing::warn!("{}: damaged ({reason}); the one before is used", path.display());
     }
@@ -52,18 +60,19 @@ pub fn latest_whole_checkpoint(directory: impl AsRef<Path>) -> Result<Option<Pat
 
 /// What is wrong with a file, if anything is.
 fn damage(path: &Path) -> Result<Option<String>> {
-    let format = Format::of(path)?;
-    let opened = match format {
-        Format::SafeTensors if runs::is_state(path) => {
-            return Ok(match runs::read(path)? {
-                Found::Whole(_) => None,
-                Found::Damaged(reason) => Some(reason),
-            });
-        }
-        Format::SafeTensors => safetensors::open(path).map(|_| ()),
+    let opened = match Format::of(path)? {
+        Format::SafeTensors => match safetensors::open(path) {
+            Ok(file) if runs::is_state(&file) => {
+                return Ok(match runs::read_open(file)? {
+                    Found::Whole(_) => None,
+                    Found::Damaged(reason) => Some(reason),
+                });
+            }
+            opened => opened.map(|_| ()),
+        },
         format => open_stored(path, format).map(|_| ()),
     };
-    Ok(opened.err().map(|error| error.to_string()))
+    opened.err().map(runs::damage).transpose()
 }
 
 /// The checkpoints of a directory, the latest last.
@@ -73,22 +82,28 @@ fn checkpoints(directory: &Path) -> Result<Vec<PathBuf>> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
         entries => entries.map_err(io)?,
     };
-    let mut found: Vec<(SystemTime, PathBuf)> = vec![];
+    let mut found: Vec<(Option<u64>, SystemTime, PathBuf)> = vec![];
     for entry in entries {
         let path = entry.map_err(io)?.path();
         if is_temporary(&path) || Format::of(&path).is_err() {
             continue;
         }
-        // What vanishes meanwhile is no checkpoint.
-        let Ok(metadata) = std::fs::metadata(&path) else { continue };
+        let metadata = match std::fs::metadata(&path) {
+            // What vanishes meanwhile is no checkpoint.
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            metadata => metadata.map_err(|source| Error::io(&path, source))?,
+        };
         if metadata.is_file() {
-            found.push((metadata.modified().map_err(io)?, path));
+            found.push((runs::step(&path), metadata.modified().map_err(io)?, path));
         }
     }
-    found.sort_by(|(time, path), (other, known)| {
-        time.cmp(other).then_with(|| compare(path, known)).then_with(|| path.cmp(known))
+    // A run's states come after all else, by their step: a copy or a restored backup has a time of
+    // its own.
+    found.sort_by(|(step, time, path), (other_step, other, known)| {
+        let order = step.cmp(other_step).then(time.cmp(other));
+        order.then_with(|| compare(path, known)).then_with(|| path.cmp(known))
     });
-    Ok(found.into_iter().map(|(_, path)| path).collect())
+    Ok(found.into_iter().map(|(_, _, path)| path).collect())
 }
 
 /// Names in the order in which people count: numbers by value, the rest by letter.
@@ -153,6 +168,25 @@ mod tests {
         fs::create_dir(at("directory.safetensors")).unwrap();
         assert_eq!(latest(), Some(at("ckpt-2.safetensors")));
         assert!(latest_checkpoint(at("notes.txt")).is_err());
+    }
+
+    #[test]
+    fn states_of_a_run_are_taken_by_their_step_and_not_by_their_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let start = SystemTime::now();
+        for (name, seconds) in [
+            ("step-0000000009.safetensors", 2),
+            ("step-0000000010.safetensors", 1),
+            ("step-0000000002.safetensors", 3),
+            ("best.safetensors", 9),
+            ("step-0000000011.safetensors.damaged", 9),
+        ] {
+            let file = File::create(at(name)).unwrap();
+            file.set_modified(start + Duration::from_secs(seconds)).unwrap();
+        }
+        let latest = latest_checkpoint(directory.path()).unwrap();
+        assert_eq!(latest, Some(at("step-0000000010.safetensors")));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What differs between two files.
 
 use super::{Format, Load, keras, open_stored, safetensors};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use phalanx_graph::Tensor;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -61,7 +61,11 @@ pub fn diff(left: impl AsRef<Path>, right: impl AsRef<Path>) -> Result<Vec<Diffe
 /// A model's structure and weights or, where Phalanx cannot make one, whatever arrays there are.
 fn contents(path: &Path) -> Result<Contents> {
     let format = Format::of(path)?;
-    if let Ok(model) = Load::new().compile(false).model(path) {
+    let model = match Load::new().compile(false).model(path) {
+        Err(error @ Error::Io { .. }) => return Err(error),
+        model => model.ok(),
+    };
+    if let Some(model) = model {
         let mut config = keras::model_config(model.definition(), keras::Style::Version3);
         let compiled = match format {
             Format::SafeTensors => safetensors::open(path)?.config()?,

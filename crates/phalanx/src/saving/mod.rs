@@ -33,7 +33,7 @@ pub(crate) use format::Format;
 pub(crate) use keras::{layers_in_order, object, optimizer_object};
 pub use load::{Load, load_model, read_compile, read_compile_for_evaluation};
 use load::{Stored, open_stored};
-pub(crate) use open::open_file;
+pub(crate) use open::{open_file, open_own};
 pub(crate) use runs::RunDirectory;
 pub use training::Training;
 pub(crate) use training::{TrainingState, Variable};

@@ -5,6 +5,7 @@
 //! in the metadata, with a checksum over all of it.
 
 use super::atomic::{create_directory, write_atomic};
+use super::open::{identity, open_own};
 use super::safetensors::{self, SafeTensors};
 use crate::error::{Error, Result};
 use crate::model::RunState;
@@ -21,8 +22,9 @@ const CHECKSUM: &str = "sha256";
 /// Names of states: this, the step, the extension.
 const PREFIX: &str = "step-";
 const SUFFIX: &str = ".safetensors";
-/// Added to the name of a file that turned out to be damaged.
+/// Added to the name of a file that turned out to be damaged, and the whole ending then.
 const DAMAGED: &str = ".damaged";
+const DAMAGED_SUFFIX: &str = ".safetensors.damaged";
 const LOCK: &str = ".lock";
 
 /// Writes a run's state, whole or not at all.
@@ -45,26 +47,40 @@ pub(crate) enum Found {
 }
 
 /// Whether a file says that it is a run's state, or once did.
-pub(super) fn is_state(path: &Path) -> bool {
-    safetensors::open(path)
-        .is_ok_and(|file| [RUN, CHECKSUM].iter().any(|key| file.note(key).is_some()))
+pub(super) fn is_state(file: &SafeTensors) -> bool {
+    [RUN, CHECKSUM].iter().any(|key| file.note(key).is_some())
+}
+
+/// Why a file is damaged, from the error of reading it.
+///
+/// # Errors
+/// What the system reports: a file that cannot be read now says nothing about its content.
+pub(super) fn damage(error: Error) -> Result<String> {
+    match error {
+        Error::Io { .. } => Err(error),
+        error => Ok(error.to_string()),
+    }
 }
 
 /// Reads a run's state.
 ///
 /// # Errors
-/// A file of a newer version.
+/// A file that the system cannot read, or one of a newer version.
 pub(crate) fn read(path: &Path) -> Result<Found> {
-    let mut file = match safetensors::open(path) {
-        Err(error) => return Ok(Found::Damaged(error.to_string())),
-        Ok(file) => file,
-    };
+    match safetensors::open(path) {
+        Err(error) => damage(error).map(Found::Damaged),
+        Ok(file) => read_open(file),
+    }
+}
+
+/// Reads a run's state from a file that is open.
+pub(super) fn read_open(mut file: SafeTensors) -> Result<Found> {
     let mut metadata = file.metadata();
     let (Some(sum), Some(text)) = (metadata.remove(CHECKSUM), metadata.get(RUN).cloned()) else {
         return Ok(Found::Damaged("no run in it".into()));
     };
     let mut tensors = match read_all(&mut file) {
-        Err(error) => return Ok(Found::Damaged(error.to_string())),
+        Err(error) => return damage(error).map(Found::Damaged),
         Ok(tensors) => tensors,
     };
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
@@ -102,46 +118,57 @@ fn checksum(metadata: &BTreeMap<String, String>, tensors: &[(String, Tensor)]) -
 pub(crate) struct RunDirectory {
     path: PathBuf,
     keep: usize,
-    _lock: File,
+    lock: File,
 }
 
 impl RunDirectory {
     /// Makes the directory where it is missing, and takes it.
     pub(crate) fn open(path: &Path, keep: usize) -> Result<RunDirectory> {
         create_directory(path)?;
-        Ok(RunDirectory { path: path.into(), keep, _lock: lock(path)? })
+        Ok(RunDirectory { path: path.into(), keep, lock: lock(path)? })
     }
 
-    /// The newest state that is whole, if there is any. Damaged ones are set aside with a warning.
+    /// The newest state that is whole, if there is any. Damaged ones are then set aside, with a
+    /// warning.
     ///
     /// # Errors
-    /// States of which none is whole: to begin anew would be to lose them.
+    /// A state that cannot be read, and states of which none is whole, set aside or not: to begin
+    /// anew would be to lose them. Nothing is renamed then.
     pub(crate) fn latest(&self) -> Result<Option<(PathBuf, RunState)>> {
-        let mut damaged = 0;
+        let mut damaged: Vec<PathBuf> = vec![];
         for (_, path) in self.states()?.into_iter().rev() {
             let reason = match read(&path)? {
-                Found::Whole(state) => return Ok(Some((path, *state))),
+                Found::Whole(state) => {
+                    self.check_place()?;
+                    damaged.iter().for_each(|path| set_aside(path));
+                    return Ok(Some((path, *state)));
+                }
                 Found::Damaged(reason) => reason,
             };
-            damaged += 1;
             tracing::warn!("{}: damaged ({reason}); the one before is used", path.display());
-            set_aside(&path);
+            damaged.push(path);
         }
-        if damaged == 0 {
-            return Ok(None);
+        match damaged.len() + self.files(DAMAGED_SUFFIX)?.len() {
+            0 => Ok(None),
+            n => {
+                let received = format!(
+                    "{n} damaged (to begin anew, move or remove {PREFIX}*{SUFFIX} and \
+                     {PREFIX}*{DAMAGED})"
+                );
+                Err(Error::file(&self.path, "a state of a run that is whole", received))
+            }
         }
-        let received = format!("{damaged} damaged");
-        Err(Error::file(&self.path, "a state of a run that is whole", received))
     }
 
-    /// Whether there is any state, whole or not.
+    /// Whether there is no state, whole, damaged or set aside.
     pub(crate) fn is_empty(&self) -> Result<bool> {
-        Ok(self.states()?.is_empty())
+        Ok(self.states()?.is_empty() && self.files(DAMAGED_SUFFIX)?.is_empty())
     }
 
     /// Adds a state, and removes the oldest beyond those to keep.
     pub(crate) fn save(&self, state: RunState) -> Result<PathBuf> {
         let path = self.path.join(format!("{PREFIX}{:010}{SUFFIX}", state.step()));
+        self.check_place()?;
         write(&path, state)?;
         // What is saved is saved, whatever becomes of the old ones.
         if let Err(error) = self.prune() {
@@ -151,35 +178,64 @@ impl RunDirectory {
     }
 
     fn prune(&self) -> Result<()> {
+        self.check_place()?;
         let states = self.states()?;
         let mut old = states.iter().take(states.len().saturating_sub(self.keep));
         old.try_for_each(|(_, path)| remove(path))
     }
 
-    /// Removes all states.
+    /// Removes all states, those set aside too.
     pub(crate) fn clear(&self) -> Result<()> {
-        self.states()?.iter().try_for_each(|(_, path)| remove(path))
+        self.check_place()?;
+        let files = [self.states()?, self.files(DAMAGED_SUFFIX)?].concat();
+        files.iter().try_for_each(|(_, path)| remove(path))
+    }
+
+    /// Fails where the directory is no longer the one with this run's lock: one that has taken its
+    /// place may be another run's.
+    fn check_place(&self) -> Result<()> {
+        let path = self.path.join(LOCK);
+        let wrong = |received: &str| {
+            let expected = format!("the directory that this run began with, and its {LOCK}");
+            Err(Error::file(&self.path, expected, received))
+        };
+        let own = self.lock.metadata().map_err(|source| Error::io(&path, source))?;
+        match std::fs::symlink_metadata(&path) {
+            Ok(there) if identity(&there) == identity(&own) => Ok(()),
+            Ok(_) => wrong("another in its place"),
+            Err(error) if error.kind() == ErrorKind::NotFound => wrong("none: moved or removed"),
+            Err(source) => Err(Error::io(path, source)),
+        }
     }
 
     /// The states by their step.
     fn states(&self) -> Result<Vec<(u64, PathBuf)>> {
+        self.files(SUFFIX)
+    }
+
+    /// The files of steps with this ending, by their step.
+    fn files(&self, suffix: &str) -> Result<Vec<(u64, PathBuf)>> {
         let io = |source| Error::io(&self.path, source);
-        let mut states = vec![];
+        let mut files = vec![];
         for entry in std::fs::read_dir(&self.path).map_err(io)? {
             let path = entry.map_err(io)?.path();
-            if let Some(step) = step(&path) {
-                states.push((step, path));
+            if let Some(step) = step_before(&path, suffix) {
+                files.push((step, path));
             }
         }
-        states.sort();
-        Ok(states)
+        files.sort();
+        Ok(files)
     }
 }
 
 /// The step that a state's name tells.
-fn step(path: &Path) -> Option<u64> {
+pub(super) fn step(path: &Path) -> Option<u64> {
+    step_before(path, SUFFIX)
+}
+
+fn step_before(path: &Path, suffix: &str) -> Option<u64> {
     let name = path.file_name()?.to_str()?;
-    name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok()
+    name.strip_prefix(PREFIX)?.strip_suffix(suffix)?.parse().ok()
 }
 
 fn remove(path: &Path) -> Result<()> {
@@ -202,9 +258,7 @@ fn set_aside(path: &Path) {
 fn lock(directory: &Path) -> Result<File> {
     let path = directory.join(LOCK);
     let io = |source| Error::io(&path, source);
-    let mut options = File::options();
-    let mut file =
-        options.create(true).read(true).write(true).truncate(false).open(&path).map_err(io)?;
+    let mut file = open_own(&path)?;
     if let Err(TryLockError::WouldBlock) = file.try_lock() {
         let mut owner = String::new();
         let _ = (&file).take(64).read_to_string(&mut owner);

@@ -2,9 +2,9 @@
 
 use super::proto::{self, Message};
 use crate::callbacks::log_file::{LogFile, Mark};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::workers;
-use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// An event file being written. Every call writes whole records, so that a reader, and a crash,
@@ -13,41 +13,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub(super) struct EventFile(LogFile);
 
 impl EventFile {
-    /// A new file in a directory, which is made where it is missing.
-    pub(super) fn create(directory: &Path) -> Result<EventFile> {
-        std::fs::create_dir_all(directory).map_err(|source| Error::io(directory, source))?;
-        let time = now();
-        let base = format!("events.out.tfevents.{:010}", time as u64);
-        let (host, process) = (host(), std::process::id());
-        let mut number = 0;
-        loop {
-            let path = directory.join(format!("{base}.{host}.{process}.{number}"));
-            match LogFile::create_new(&path) {
-                Err(_) if path.exists() => number += 1,
-                file => return EventFile::begin(file?),
-            }
+    /// Records in a log. One without any begins with the version and, where given, one more.
+    pub(super) fn new(log: LogFile, first: Option<Message>) -> Result<EventFile> {
+        let new = log.is_empty()?;
+        let mut events = EventFile(log);
+        if new {
+            events.write(&[proto::file_version(now())])?;
+            events.write(first.as_slice())?;
         }
-    }
-
-    /// A file that bears the name of another one in its own directory.
-    pub(super) fn beside(other: &EventFile, directory: &Path) -> Result<EventFile> {
-        std::fs::create_dir_all(directory).map_err(|source| Error::io(directory, source))?;
-        let name = other.0.path().file_name().unwrap_or_default().to_owned();
-        EventFile::begin(LogFile::create(&directory.join(name))?)
-    }
-
-    fn begin(file: LogFile) -> Result<EventFile> {
-        let mut events = EventFile(file);
-        events.write(&[proto::file_version(now())])?;
         Ok(events)
-    }
-
-    /// Goes on in the file of an earlier run, in a directory where it should still be.
-    pub(super) fn resume(directory: &Path, mark: &Mark) -> Result<EventFile> {
-        match mark.path().file_name().map(|name| directory.join(name)) {
-            Some(path) if path.exists() => Ok(EventFile(LogFile::resume(&path, mark)?)),
-            _ => EventFile::create(directory),
-        }
     }
 
     pub(super) fn mark(&self) -> Result<Option<Mark>> {
@@ -59,6 +33,14 @@ impl EventFile {
         let records: Vec<u8> = events.iter().flat_map(|e| record(e.as_bytes())).collect();
         self.0.write(&records)
     }
+}
+
+/// A name for an event file that no other run has.
+pub(super) fn new_name() -> String {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let (time, host, process) = (now() as u64, host(), std::process::id());
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    format!("events.out.tfevents.{time:010}.{host}.{process}.{number}")
 }
 
 /// Seconds since 1970.
@@ -129,18 +111,19 @@ mod tests {
     #[test]
     fn files_of_one_second_have_names_of_their_own() {
         let directory = tempfile::tempdir().unwrap();
-        let directory = directory.path().join("a/b");
-        let path = |file: EventFile| file.0.path().to_path_buf();
-        let files: Vec<_> = (0..3).map(|_| path(EventFile::create(&directory).unwrap())).collect();
-        assert!(files[0] != files[1] && files[1] != files[2]);
-        for file in files {
-            let name = file.file_name().unwrap().to_str().unwrap();
+        let names: Vec<String> = (0..3).map(|_| new_name()).collect();
+        assert!(names[0] != names[1] && names[1] != names[2]);
+        for name in names {
             assert!(name.starts_with("events.out.tfevents.") && !name.contains('\n'), "{name}");
+            let path = directory.path().join(name);
+            let size = || std::fs::metadata(&path).unwrap().len();
+            let file = EventFile::new(LogFile::create_new(&path).unwrap(), None).unwrap();
             // One record: the version.
-            assert_eq!(std::fs::metadata(&file).unwrap().len(), 8 + 4 + (9 + 2 + 13) + 4);
+            assert_eq!(size(), 8 + 4 + (9 + 2 + 13) + 4);
+            // A file that is continued has it.
+            let mark = file.mark().unwrap().unwrap();
+            EventFile::new(LogFile::resume(&path, &mark).unwrap(), None).unwrap();
+            assert_eq!(size(), 8 + 4 + (9 + 2 + 13) + 4);
         }
-        std::fs::write(directory.join("file"), "").unwrap();
-        let error = EventFile::create(&directory.join("file")).unwrap_err().to_string();
-        assert!(error.contains("file: "), "{error}");
     }
 }

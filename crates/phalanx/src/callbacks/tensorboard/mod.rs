@@ -4,13 +4,15 @@ mod events;
 mod graph;
 mod proto;
 
-use super::log_file::Mark;
+use super::log_file::{LogFile, Mark};
 use super::{Action, Callback, CallbackState, Frequency, View};
-use crate::error::Result;
-use events::{EventFile, now};
+use crate::error::{Error, Result};
+use events::{EventFile, new_name, now};
 use proto::Message;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+const OWNER: &str = "TensorBoard";
 
 /// Writes what TensorBoard shows, under `log_dir/train` and `log_dir/validation` as Keras does.
 ///
@@ -18,6 +20,10 @@ use std::time::Instant;
 /// `epoch_images_per_second`, at the epoch's number from 0; of the validation also
 /// `evaluation_loss_vs_iterations` and so on, at the training step. Look at them with
 /// `tensorboard --logdir logs`.
+///
+/// Every run has files of its own. They are made when the first epoch begins, after
+/// [`BackupAndRestore`](super::BackupAndRestore) has saved their name: a run that is killed before
+/// leaves none, and one that is continued goes on in its own.
 ///
 /// ```
 /// use phalanx::callbacks::TensorBoard;
@@ -31,6 +37,8 @@ pub struct TensorBoard {
     write_graph: bool,
     write_steps_per_second: bool,
     update_freq: Frequency,
+    /// What the run's files are called, in `train` and in `validation`.
+    name: String,
     train: Option<EventFile>,
     validation: Option<EventFile>,
     /// When the batch began.
@@ -54,6 +62,7 @@ impl TensorBoard {
             write_graph: true,
             write_steps_per_second: false,
             update_freq: Frequency::Epoch,
+            name: String::new(),
             train: None,
             validation: None,
             batch: None,
@@ -86,23 +95,36 @@ impl TensorBoard {
         self
     }
 
-    fn train(&mut self) -> Result<&mut EventFile> {
+    /// Where a file of the run belongs; the directory is made where it is missing.
+    fn path(&self, part: &str) -> Result<PathBuf> {
+        let directory = self.log_dir.join(part);
+        std::fs::create_dir_all(&directory).map_err(|source| Error::io(&directory, source))?;
+        Ok(directory.join(&self.name))
+    }
+
+    fn graph(&self, view: &View<'_>) -> Option<Message> {
+        let graph = || proto::graph(proto::event(now(), 0), &graph::graph_def(view.model));
+        self.write_graph.then(graph)
+    }
+
+    /// Made when first needed.
+    fn train(&mut self, view: &View<'_>) -> Result<&mut EventFile> {
         let file = match self.train.take() {
             Some(file) => file,
-            None => EventFile::create(&self.log_dir.join("train"))?,
+            None => {
+                let log = LogFile::create_new(&self.path("train")?)?;
+                EventFile::new(log, self.graph(view))?
+            }
         };
         Ok(self.train.insert(file))
     }
 
-    /// Made when first needed. It has the name of the file of the training: one that a killed run
-    /// began and never saved is begun again when that run is continued.
+    /// Made when first needed: one that a killed run began and never saved is begun again when that
+    /// run is continued.
     fn validation(&mut self) -> Result<&mut EventFile> {
         let file = match self.validation.take() {
             Some(file) => file,
-            None => {
-                let directory = self.log_dir.join("validation");
-                EventFile::beside(self.train()?, &directory)?
-            }
+            None => EventFile::new(LogFile::create(&self.path("validation")?)?, None)?,
         };
         Ok(self.validation.insert(file))
     }
@@ -123,39 +145,43 @@ impl Callback for TensorBoard {
         self.update_freq != Frequency::Epoch
     }
 
-    fn on_train_begin(&mut self, view: &View<'_>) -> Result<Action> {
-        self.update_freq.check("TensorBoard", "update_freq")?;
-        (self.train, self.validation) = (None, None);
-        self.train()?;
-        if self.write_graph {
-            let graph = graph::graph_def(view.model);
-            self.train()?.write(&[proto::graph(proto::event(now(), 0), &graph)])?;
-        }
-        Ok(Action::Continue)
+    fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
+        self.update_freq.check(OWNER, "update_freq")?;
+        (self.train, self.validation, self.name) = (None, None, new_name());
+        // A place that takes no logs is found before the first epoch.
+        self.path("train").map(|_| Action::Continue)
     }
 
     fn state(&mut self) -> Result<CallbackState> {
-        let mark = |file: &Option<EventFile>| file.as_ref().map_or(Ok(None), EventFile::mark);
-        Ok(CallbackState::of((mark(&self.train)?, mark(&self.validation)?, self.first)))
+        let train = match &self.train {
+            Some(file) => file.mark()?,
+            None => Some(Mark::begin(self.path("train")?)),
+        };
+        let validation = self.validation.as_ref().map_or(Ok(None), EventFile::mark)?;
+        Ok(CallbackState::of((train, validation, self.first)))
     }
 
-    fn on_train_resume(&mut self, _view: &View<'_>, state: &CallbackState) -> Result<Action> {
-        self.update_freq.check("TensorBoard", "update_freq")?;
-        let (train, validation, first): (Option<Mark>, Option<Mark>, u64) =
-            state.read("TensorBoard")?;
-        let resume = |mark: &Option<Mark>, directory: &str| {
-            let at = self.log_dir.join(directory);
-            mark.as_ref().map(|mark| EventFile::resume(&at, mark)).transpose()
-        };
-        let files = (resume(&train, "train")?, resume(&validation, "validation")?);
-        (self.train, self.validation) = files;
+    fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
+        let begun = self.on_train_begin(view)?;
+        let (train, validation, first): (Option<Mark>, Option<Mark>, u64) = state.read(OWNER)?;
+        if let Some(name) = train.as_ref().and_then(Mark::name) {
+            self.name = name;
+        }
+        if let Some(mark) = &train {
+            let log = LogFile::resume(&self.path("train")?, mark)?;
+            self.train = Some(EventFile::new(log, self.graph(view))?);
+        }
+        if let Some(mark) = &validation {
+            let log = LogFile::resume(&self.path("validation")?, mark)?;
+            self.validation = Some(EventFile::new(log, None)?);
+        }
         self.first = first;
-        Ok(Action::Continue)
+        Ok(begun)
     }
 
     fn on_epoch_begin(&mut self, view: &View<'_>) -> Result<Action> {
         self.first = view.step;
-        Ok(Action::Continue)
+        self.train(view).map(|_| Action::Continue)
     }
 
     fn on_batch_begin(&mut self, _view: &View<'_>) -> Result<Action> {
@@ -171,7 +197,7 @@ impl Callback for TensorBoard {
             let speed = self.write_steps_per_second.then_some(&speed);
             let values = view.logs.iter().chain(speed);
             let event = scalars(view.step, values.map(|(n, v)| (format!("batch_{n}"), v)));
-            self.train()?.write(&[event])?;
+            self.train(view)?.write(&[event])?;
         }
         Ok(Action::Continue)
     }
@@ -201,7 +227,7 @@ impl Callback for TensorBoard {
                 view.weights.names().into_iter().filter_map(histogram).collect();
             events.push(proto::summary(proto::event(now(), epoch), &values));
         }
-        self.train()?.write(&events)?;
+        self.train(view)?.write(&events)?;
         if !validation.is_empty() {
             let short = |name: &str| name.strip_prefix("val_").unwrap_or(name).to_string();
             let of_epoch = validation.iter().map(|(n, v)| (format!("epoch_{}", short(n)), v));

@@ -206,7 +206,7 @@ impl Step for InFile {
     }
 
     fn open(&self, pass: Pass) -> Result<Box<dyn Elements>> {
-        if self.path.exists() {
+        if std::fs::exists(&self.path).map_err(|e| Error::io(&self.path, e))? {
             return Ok(Box::new(Reading::new(&self.path, pass)?));
         }
         if pass.share.is_some() {

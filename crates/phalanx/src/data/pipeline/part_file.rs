@@ -4,9 +4,10 @@ use super::pass::{Item, Part};
 use super::{Cardinality, Element};
 use crate::data::{Digest, Share};
 use crate::error::{Error, Result};
+use crate::saving::open_own;
 use phalanx_graph::{DType, Data, Tensor};
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -42,9 +43,7 @@ impl PartFile {
         name.push(format!(".rows-{}-{}-of-{}", devices.start, devices.end, mesh.devices));
         let path = PathBuf::from(name);
         let io = |e| Error::io(&path, e);
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).open(&path);
-        let mut file = file.map_err(io)?;
+        let mut file = open_own(&path)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {

@@ -2,10 +2,12 @@
 
 use crate::error::{Error, Result};
 use crate::saving::open_file;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::rc::Rc;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, DateTime, ZipArchive, ZipWriter};
 
@@ -33,11 +35,46 @@ pub(super) struct Archive {
     pub metadata: Option<Vec<u8>>,
 }
 
+/// A file that remembers what the system failed at: the reader of archives takes that for damage.
+struct Watched {
+    file: File,
+    failed: Rc<Cell<Option<i32>>>,
+}
+
+impl Read for Watched {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.file.read(buffer).inspect_err(|error| {
+            if error.kind() != io::ErrorKind::Interrupted {
+                self.failed.set(error.raw_os_error());
+            }
+        })
+    }
+}
+
+impl Seek for Watched {
+    fn seek(&mut self, place: SeekFrom) -> io::Result<u64> {
+        // What an archive says may lead to before its start: such an error is no fault of the system.
+        self.file.seek(place)
+    }
+}
+
 /// Reads the members; nothing else in the archive is looked at.
 pub(super) fn read(path: &Path) -> Result<Archive> {
+    read_open(path, open_file(path, WHAT)?)
+}
+
+fn read_open(path: &Path, file: File) -> Result<Archive> {
+    let failed = Rc::new(Cell::new(None));
+    let archive = members(path, Watched { file, failed: failed.clone() });
+    match failed.get() {
+        Some(code) => Err(Error::io(path, io::Error::from_raw_os_error(code))),
+        None => archive,
+    }
+}
+
+fn members(path: &Path, mut file: Watched) -> Result<Archive> {
     let io = |source| Error::io(path, source);
     let wrong = |received: String| Error::file(path, WHAT, received);
-    let mut file = open_file(path, WHAT)?;
     let entries = entries(&mut file).map_err(io)?;
     let mut zip = ZipArchive::new(file).map_err(|e| wrong(format!("a broken archive: {e}")))?;
     if entries.is_some_and(|n| n != zip.len().min(MANY)) {
@@ -81,7 +118,7 @@ fn leaves(name: &str) -> bool {
 }
 
 /// Entries that the end of an archive speaks of, many or more counted as that; `None` without an end.
-fn entries(file: &mut File) -> io::Result<Option<usize>> {
+fn entries(file: &mut Watched) -> io::Result<Option<usize>> {
     // The end record and the longest comment.
     const TAIL: u64 = 22 + 65_535;
     let size = file.seek(SeekFrom::End(0))?;
@@ -121,4 +158,26 @@ pub(super) fn write(
     }
     let bytes = zip.finish().map_err(io::Error::other)?;
     out.write_all(bytes.get_ref())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_archive_that_cannot_be_read_is_no_broken_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.keras");
+        let mut out = vec![];
+        write(&mut out, &BTreeMap::new(), "{}", b"weights").unwrap();
+        std::fs::write(&path, &out).unwrap();
+        read(&path).map(|archive| assert_eq!(archive.weights, b"weights")).unwrap();
+        // The system does not let a file be read that is open to be written alone.
+        let unreadable = File::options().write(true).open(&path).unwrap();
+        let error = read_open(&path, unreadable).map(|_| ()).unwrap_err();
+        assert!(matches!(error, Error::Io { .. }), "{error}");
+        std::fs::write(&path, &out[..out.len() / 2]).unwrap();
+        let error = read(&path).map(|_| ()).unwrap_err();
+        assert!(matches!(error, Error::File { .. }), "{error}");
+    }
 }
