@@ -108,7 +108,8 @@ impl Callback for ReduceLROnPlateau {
         Some(format!("{fresh:?}"))
     }
 
-    fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
+    fn on_train_begin(&mut self, view: &View<'_>) -> Result<Action> {
+        view.check_monitor(OWNER, &self.monitor)?;
         self.mode.rises(OWNER, &self.monitor)?;
         if !(0.0..1.0).contains(&self.factor) {
             return Err(Error::argument(OWNER, "factor", "from 0 up, below 1", self.factor));
@@ -132,7 +133,7 @@ impl Callback for ReduceLROnPlateau {
     }
 
     fn on_epoch_end(&mut self, view: &View<'_>) -> Result<Action> {
-        let current = view.monitored(&self.monitor)?;
+        let current = view.monitored(OWNER, &self.monitor)?;
         if self.cooling > 0 {
             self.cooling -= 1;
             self.wait = 0;

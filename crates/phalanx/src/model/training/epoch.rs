@@ -78,7 +78,7 @@ impl Training<'_> {
             }
             self.call(&none, |c, v| c.on_batch_begin(v))?;
             self.engine.raise(self.interrupt.raised());
-            let last = self.flush && self.steps.is_some_and(|n| self.at.batch + 1 == n);
+            let last = self.flush && self.outline.steps.is_some_and(|n| self.at.batch + 1 == n);
             let gather = self.gather.map(|every| Gather { every, last });
             let loss = match self.on_nan {
                 OnNan::Skip => self.step_or_undo(batch, gather)?,
