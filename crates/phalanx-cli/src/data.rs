@@ -80,10 +80,11 @@ pub fn load(name: &str, reading: Reading) -> Result<Loaded> {
         Some("npz") => own(load_npz(path)?),
         Some("csv") => own(Csv::new().load(path)?),
         _ if path.is_dir() => folder(path, reading),
-        _ => bail!(
-            "--data: unknown dataset '{name}': expected {}, a directory of images, an .npz or a .csv",
-            datasets::NAMES.join(", ")
-        ),
+        _ => {
+            let known = datasets::NAMES.map(String::from).into();
+            let unknown = Error::Unknown { kind: "dataset", name: name.into(), known };
+            bail!("--data: {unknown}, a directory of images, an .npz or a .csv")
+        }
     };
     loaded.with_context(|| format!("--data {name}"))
 }

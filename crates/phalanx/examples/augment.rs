@@ -2,9 +2,12 @@
 //!
 //! `cargo run --release -p phalanx --example augment`
 
+pub mod arguments;
+
 use phalanx::prelude::*;
 
 fn main() -> Result<()> {
+    arguments::read("")?;
     let (plain, augmented) = run(datasets::load("glyphs")?)?;
     println!("loss on distorted test images, trained without random layers: {plain:.4}");
     println!("loss on distorted test images, trained with them:             {augmented:.4}");

@@ -274,7 +274,8 @@ mod tests {
     fn run(mut callback: ModelCheckpoint, metric: &str, values: &[(f64, f32)]) -> Vec<Vec<String>> {
         let directory = callback.filepath.parent().unwrap().to_path_buf();
         let mut scene = Scene::default();
-        scene.view(0, &[], |view| callback.on_train_begin(view)).map(|_| ()).unwrap();
+        let begin = scene.view(0, &[(metric, 0.0)], |view| callback.on_train_begin(view));
+        begin.map(|_| ()).unwrap();
         let epoch = |(epoch, (value, weight)): (usize, &(f64, f32))| {
             scene.weight = *weight;
             scene
@@ -362,14 +363,14 @@ mod tests {
             (new("a.safetensors").save_weights_only(false), "which holds weights only"),
             (new("a.safetensors").monitor("score").save_best_only(true), "ModelCheckpoint: mode"),
         ] {
-            let begin = Scene::default().view(0, &[], |view| bad.on_train_begin(view));
+            let metrics = [("loss", 0.0), ("score", 0.0)];
+            let begin = Scene::default().view(0, &metrics, |view| bad.on_train_begin(view));
             let error = begin.unwrap_err().to_string();
             assert!(error.contains(what), "{error}");
         }
         let mut best = new("a.safetensors").save_best_only(true).save_weights_only(true);
         let mut scene = Scene::default();
-        scene.view(0, &[], |view| best.on_train_begin(view)).map(|_| ()).unwrap();
-        let error = scene.view(0, &[("loss", 1.0)], |view| best.on_epoch_end(view)).unwrap_err();
+        let error = scene.view(0, &[("loss", 1.0)], |view| best.on_train_begin(view)).unwrap_err();
         assert!(error.to_string().contains("'val_loss' without either"), "{error}");
     }
 }

@@ -5,6 +5,7 @@ use super::{Model, thousands};
 use crate::error::{Error, Result};
 use crate::layer::lock;
 use crate::strategy::{Device, DeviceKind, MOST_THREADS, check_together};
+use crate::warnings::warning;
 use phalanx_graph::exec::ExecError;
 use phalanx_graph::program::{Mesh, Program};
 
@@ -208,7 +209,7 @@ impl Engine {
         let available = phalanx_cpu::available_memory();
         if is_short(all, available) && !std::mem::replace(&mut self.warned, true) {
             let (all, available) = (gibibytes(all), gibibytes(available));
-            tracing::warn!("a batch of {batch} takes {all} of memory, {available} are available");
+            warning!("a batch of {batch} takes {all} of memory, {available} are available");
         }
         Ok(())
     }

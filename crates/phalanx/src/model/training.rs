@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::history::History;
 use crate::progress::Progress;
 use crate::saving;
+use crate::warnings::warning;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -251,7 +252,7 @@ impl<'a> Training<'a> {
         }
         self.engine.check_counters(&header.counters)?;
         for change in setup.changes(&header.setup) {
-            tracing::warn!("{change}");
+            warning!("{change}");
         }
         self.engine.set_state(&header.counters, &tensors, setup.batch_size)?;
         (self.at, self.tally, self.history) = (header.position, header.tally, header.history);

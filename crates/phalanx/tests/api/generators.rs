@@ -136,10 +136,15 @@ fn what_a_generator_reports_names_the_sample() {
     let count = |n: usize| fails(generated(6).assert_cardinality(n));
     assert_eq!(count(7), "Pipeline: assert_cardinality: expected 7 elements, received 6");
     assert_eq!(count(5), "Pipeline: assert_cardinality: expected 5 elements, received more");
-    assert_eq!(
-        fails(generated(6).take(0)),
-        "fit: data: expected at least one batch, received an empty dataset"
-    );
+    for empty in [generated(0), generated(0).repeat(None), generated(6).take(0)] {
+        let data = empty.batch(4, false).unwrap();
+        let fit = Fit::new().steps_per_epoch(2).verbose(0);
+        let error = compiled(SGD::default()).fit(data, fit).unwrap_err().to_string();
+        assert!(error.contains("at least one batch, received an empty dataset"), "{error}");
+    }
+    // More than can be counted, with a promise of it.
+    let data = generated(6).assert_cardinality(usize::MAX).shuffle(3).unwrap();
+    assert!(fails(data).ends_with("elements, received 6"));
 }
 
 /// Three batches of two samples: no pipeline, no `Arc`.

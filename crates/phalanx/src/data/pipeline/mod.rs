@@ -59,7 +59,7 @@ trait Elements: Send {
 /// With several workers each makes the samples of its own rows only, of the same batches as one process
 /// would make: what is mapped before the last `batch` is mapped by one worker, and caches keep what
 /// their worker has made. What has to see everything runs in full on every worker: `filter` and the steps
-/// before it, those between it and `batch` (how many samples there are is not known), a `map`, `zip` or
+/// before it, `from_generator`, those between either and `batch` (how many samples there are is not known), a `map`, `zip` or
 /// `enumerate` of whole batches and what is before it, and what is repeated without end before it is shuffled.
 ///
 /// ```

@@ -7,6 +7,7 @@ use crate::model::Logs;
 use crate::model::engine::{Engine, Gather, Kept, StepKind};
 use crate::model::run_state::Position;
 use crate::model::turns::Group;
+use crate::warnings::warning;
 use std::time::Instant;
 
 /// Steps undone in a row before the run is given up.
@@ -208,7 +209,7 @@ impl Training<'_> {
             return Err(self.not_finite(loss, self.engine.steps));
         }
         let step = self.engine.steps;
-        tracing::warn!("step {step} is undone: its loss is {loss}, or its weights no numbers");
+        warning!("step {step} is undone: its loss is {loss}, or its weights no numbers");
         self.engine.set_state(&counters, &tensors, self.data.batch_size())?;
         // The step was made all the same: the next one draws other random numbers.
         self.engine.steps = step;
