@@ -1,6 +1,7 @@
 //! The command line as plain data.
 
-use crate::network::{Choice, ChoiceParser};
+use crate::network::{Choice, ChoiceParser, DataParser};
+use clap::builder::RangedU64ValueParser;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use phalanx::prelude::DeviceKind;
 use serde::{Deserialize, Serialize};
@@ -19,7 +20,8 @@ const DATA_HELP: &str = "glyphs (generated), mnist, fashion-mnist, cifar-10, cif
 #[command(after_help = "Exit codes: 0 done, 1 failed (one line on standard error says why), \
                         2 arguments not understood, 75 ended by SIGINT, SIGTERM or SIGUSR1 after its step, \
                         the run saved where it has a --checkpoint-dir (130: by a second signal, \
-                        at once), 76 another worker was lost: start again with --resume.")]
+                        at once), 76 another worker was lost: start again with --resume, \
+                        141 a training whose output was closed.")]
 pub struct Args {
     /// What to do.
     #[command(subcommand)]
@@ -151,11 +153,12 @@ pub enum DataCommand {
     /// Fetch the files of a dataset, unless they are here
     Fetch {
         /// mnist, fashion-mnist, cifar-10, cifar-100
+        #[arg(value_parser = DataParser, hide_possible_values = true)]
         name: String,
     },
     /// Describe a dataset or files of your own: samples, shape, classes
     Info {
-        #[arg(help = DATA_HELP)]
+        #[arg(help = DATA_HELP, value_parser = DataParser, hide_possible_values = true)]
         data: String,
     },
 }
@@ -173,8 +176,8 @@ pub struct Where {
     #[arg(long)]
     pub replicas: Option<usize>,
     /// Worker threads of each CPU device (default: the cores, shared out)
-    #[arg(long, default_value_t = 0, hide_default_value = true)]
-    pub threads: usize,
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    pub threads: Option<usize>,
     /// Seconds that a worker waits for the others, where mpirun or another launcher started several
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub collective_timeout: u64,
@@ -345,6 +348,7 @@ pub struct Train {
     #[arg(long)]
     pub config: Option<PathBuf>,
     #[arg(long, default_value = "glyphs", help = DATA_HELP)]
+    #[arg(value_parser = DataParser, hide_possible_values = true)]
     pub data: String,
     /// Bring images to this size, as in 64 or 48x64 (default: their own, or the network's)
     #[arg(long)]
@@ -464,7 +468,7 @@ pub struct Evaluate {
     #[arg(long, conflicts_with = "model")]
     pub weights: Option<PathBuf>,
     /// The data, as train takes them (default: what the network was trained on)
-    #[arg(long)]
+    #[arg(long, value_parser = DataParser, hide_possible_values = true)]
     pub data: Option<String>,
     /// Reading, splits and scale
     #[command(flatten)]
@@ -534,6 +538,7 @@ pub struct Bench {
     pub profile: bool,
     /// Also feed training from a dataset, and measure how fast its batches are made
     #[arg(long, conflicts_with = "inference")]
+    #[arg(value_parser = DataParser, hide_possible_values = true)]
     pub data: Option<String>,
     /// Distort those images: shift,flip,rotate,zoom
     #[arg(long, value_enum, value_delimiter = ',', requires = "data")]
@@ -620,8 +625,8 @@ pub struct Plan {
     #[arg(long, value_delimiter = ',')]
     pub devices: Vec<String>,
     /// Worker threads of each CPU device (default: the cores, shared out)
-    #[arg(long, default_value_t = 0, hide_default_value = true)]
-    pub threads: usize,
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    pub threads: Option<usize>,
     /// How GPUs store activations; CPU devices always use 32-bit floats
     #[arg(long, default_value = "float32")]
     pub precision: PrecisionArg,

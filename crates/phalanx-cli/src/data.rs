@@ -3,6 +3,7 @@
 use crate::args::{CategoriesArg, DataArgs, MissingArg, Size};
 use crate::feed::{Feed, room};
 use anyhow::{Context, Result, bail};
+use phalanx::Error;
 use phalanx::data::ColorMode;
 use phalanx::datasets::{Categories, Csv, Missing, SampleSet, TableEncoding, load_npz};
 use phalanx::prelude::*;
@@ -117,10 +118,11 @@ pub fn load(request: &Request<'_>) -> Result<Loaded> {
         Some("npz") => npz(path),
         Some("csv") => table(path, request),
         _ if path.is_dir() => folder(path, request.reading),
-        _ => bail!(
-            "--data: unknown dataset '{name}': expected {}, a directory of images, an .npz or a .csv",
-            datasets::NAMES.join(", ")
-        ),
+        _ => {
+            let known = datasets::NAMES.map(String::from).into();
+            let unknown = Error::Unknown { kind: "dataset", name: name.into(), known };
+            bail!("--data: {unknown}, a directory of images, an .npz or a .csv")
+        }
     };
     loaded.with_context(|| format!("--data {name}"))
 }

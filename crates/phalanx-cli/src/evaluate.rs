@@ -101,7 +101,7 @@ fn draw(args: &Evaluate, subject: &Subject, data: &Prepared, outputs: &Tensor) -
             })
             .collect();
         if let Some(images) = images {
-            pictures::samples(&images, &captions, 8, path)?;
+            pictures::samples(&images, &captions, "prediction (true class)", 8, path)?;
         }
     }
     Ok(())

@@ -37,6 +37,8 @@ use std::process::ExitCode;
 const FAILED: u8 = 1;
 /// Exit code of a run that a signal ended: what others call a temporary failure, to be tried again.
 const INTERRUPTED: u8 = 75;
+/// Exit code of a training whose output nobody reads any more, as the shell has it for SIGPIPE.
+const UNREAD: u8 = 128 + 13;
 
 fn main() -> ExitCode {
     warnings::show();
@@ -54,7 +56,11 @@ fn conclude(done: anyhow::Result<()>, trains: bool) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         // A listing may be cut short; a training that was has not done what it was asked for.
-        Err(error) if closed(&error) && !trains => ExitCode::SUCCESS,
+        Err(error) if closed(&error) && trains => {
+            workers::abort(UNREAD);
+            ExitCode::from(UNREAD)
+        }
+        Err(error) if closed(&error) => ExitCode::SUCCESS,
         Err(error) => ExitCode::from(report(&error)),
     }
 }
@@ -116,6 +122,9 @@ fn words(error: &anyhow::Error) -> String {
 
 /// Whether the reader of our output went away, which is its right.
 fn closed(error: &anyhow::Error) -> bool {
+    if matches!(error.downcast_ref(), Some(Error::Interrupted { .. })) {
+        return signals::output_closed();
+    }
     let broken = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
     error.chain().any(|cause| {
         let inner = match cause.downcast_ref::<Error>() {

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
-use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
+use clap::builder::{EnumValueParser, PossibleValue, StringValueParser, TypedValueParser};
 use phalanx::prelude::*;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -71,6 +71,27 @@ impl TypedValueParser for ChoiceParser {
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
         Some(Box::new(Network::value_variants().iter().filter_map(Network::to_possible_value)))
+    }
+}
+
+/// Reads what `--data` names: any text; completions offer the datasets there are.
+#[derive(Clone)]
+pub struct DataParser;
+
+impl TypedValueParser for DataParser {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, argument, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(datasets::NAMES.iter().map(PossibleValue::new)))
     }
 }
 

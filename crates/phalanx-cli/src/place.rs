@@ -28,7 +28,7 @@ impl Where {
         } else {
             MirroredStrategy::new()
         };
-        Ok(strategy.threads(self.threads).policy(self.precision.policy()))
+        Ok(strategy.threads(self.threads.unwrap_or(0)).policy(self.precision.policy()))
     }
 }
 
@@ -69,10 +69,22 @@ impl Where {
     pub fn workers(&self) -> Result<MultiWorkerMirroredStrategy> {
         let timeout = Duration::from_secs(self.collective_timeout);
         let strategy = self.strategy()?;
-        if strategy.devices().iter().any(|d| d.kind == DeviceKind::Cpu) {
+        let cpus = strategy.devices().iter().filter(|d| d.kind == DeviceKind::Cpu).count();
+        if cpus > 0 {
             self.precision.warn_on_cpu();
         }
+        warn_of_crowd(cpus, phalanx::usable_cores());
         Ok(MultiWorkerMirroredStrategy::within(strategy, timeout)?)
+    }
+}
+
+/// Says, on the first of several workers, that CPU replicas have to share cores.
+fn warn_of_crowd(replicas: usize, cores: usize) {
+    let first = workers::name().is_none_or(|(rank, _)| rank == 0);
+    if replicas > cores && first {
+        let share =
+            if cores == 1 { "1 usable core".into() } else { format!("{cores} usable cores") };
+        tracing::warn!("{replicas} replicas share {share}: fewer replicas would be faster");
     }
 }
 

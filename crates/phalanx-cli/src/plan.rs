@@ -44,7 +44,7 @@ fn devices(args: &Plan) -> Result<PlannedDevices> {
             parsed.context("--devices")?
         }
     };
-    Ok(PlannedDevices { threads: args.threads, ..PlannedDevices::new(&found)? })
+    Ok(PlannedDevices { threads: args.threads.unwrap_or(0), ..PlannedDevices::new(&found)? })
 }
 
 /// The name of how activations are stored.

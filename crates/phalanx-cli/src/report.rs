@@ -267,10 +267,8 @@ pub fn scaling(
     if step * LEAST_STEPS as f64 > WINDOW {
         return Ok(None);
     }
-    let threads = match plan.place.threads {
-        0 => (phalanx::usable_cores() / plan.replicas).max(1),
-        chosen => chosen,
-    };
+    let shared_out = || (phalanx::usable_cores() / plan.replicas).max(1);
+    let threads = plan.place.threads.unwrap_or_else(shared_out);
     let strategy = plan.place.strategy()?;
     let first: Vec<String> = strategy.devices().iter().take(1).map(ToString::to_string).collect();
     let strategy = MirroredStrategy::with_devices(&first)?.threads(threads);

@@ -68,6 +68,8 @@ pub fn show() {
         std::panic::set_hook(Box::new(panicked));
     }
     let printer = Printer::builder().with_max_level(Level::WARN).with_writer(std::io::stderr);
+    // It would say on standard error that nothing can be said there, and panic.
+    let printer = printer.log_internal_errors(false);
     // A second subscriber cannot be: this is the first thing the command does.
     let _ = tracing::subscriber::set_global_default(printer.event_format(Plain).finish());
 }

@@ -70,6 +70,16 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["train", "mnist-mlp", "--gpus", "2"], 1, "--gpus: no GPU was found"),
         (&["train", "mnist-mlp", "--gpus", "0"], 1, "--gpus: expected 1 or more, received 0"),
         (&["train", "mnist-mlp", "--threads", "99999999"], 1, "threads"),
+        (
+            &["train", "mnist-mlp", "--threads", "0"],
+            2,
+            "'0' for '--threads <THREADS>': 0 is not in 1..",
+        ),
+        (
+            &["plan", "mnist-mlp", "--threads", "0"],
+            2,
+            "'0' for '--threads <THREADS>': 0 is not in 1..",
+        ),
         (&["plan", "mnist-mlp", "--device", "tpu"], 2, "expected cpu or gpu"),
         (&["plan", "mnist-mlp", "--devices", "gpu:0,cpu:0"], 1, "CPU devices alone or GPUs alone"),
         (&["plan", "mnist-mlp", "--devices", "gpu:0,gpu:0"], 1, "each device once"),
@@ -86,7 +96,7 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["plan", "mnist-mlp", "--memory", "16"], 2, "expected a unit"),
         (&["plan", "mnist-mlp", "--batch-size", "0"], 1, "expected 1 or more, received 0"),
         (
-            &["plan", "mnist-mlp", "--threads", "0", "--batch-size", "1000000000000000000"],
+            &["plan", "mnist-mlp", "--batch-size", "1000000000000000000"],
             1,
             "batch of 1000000000000000000",
         ),
@@ -106,6 +116,14 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["train", "mnist-mlp", "--momentum", "0.9"], 1, "sgd"),
         (&["train", "mnist-mlp", "--optimizer", "adamm"], 1, "did you mean 'adam'"),
         (&["train", "mnist-mlp", "--data", "nope"], 1, "unknown dataset 'nope'"),
+        (
+            &["train", "mnist-mlp", "--data", "mnits"],
+            1,
+            "'mnits'; did you mean 'mnist'? known: glyphs,",
+        ),
+        (&["bench", "mnist-mlp", "--data", "cifar_1"], 1, "did you mean 'cifar-10'?"),
+        (&["data", "info", "glyhps"], 1, "did you mean 'glyphs'?"),
+        (&["data", "fetch", "mnits"], 1, "did you mean 'mnist'?"),
         (&["train", "mnist-mlp", "--data", ""], 1, "unknown dataset ''"),
         (&["train", "mnist-mlp", "--data", "mnist"], 1, "train-images-idx3-ubyte"),
         (&["train", "mnist-mlp", "--data", "folder"], 1, "a directory for each class"),
@@ -234,7 +252,7 @@ fn fault(dir: &Path, args: &[&str], code: i32, expected: &str) -> Option<String>
 }
 
 #[test]
-fn arguments_that_are_no_text_and_closed_outputs_are_no_trouble() {
+fn arguments_that_are_no_text_are_no_trouble() {
     use std::os::unix::ffi::OsStrExt;
     let dir = tempfile::tempdir().unwrap();
     let odd = OsStr::from_bytes(b"\xff\xfe");
@@ -248,18 +266,111 @@ fn arguments_that_are_no_text_and_closed_outputs_are_no_trouble() {
         assert_eq!(out.status.code(), Some(code), "{error}");
         assert!(!error.contains("panicked"), "{error}");
     }
-    for args in
-        [&["inspect", "resnet50"][..], &["completions", "bash"], &["data", "info", "glyphs"]]
-    {
-        let mut child = command(dir.path(), args)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        drop(child.stdout.take());
-        let out = child.wait_with_output().unwrap();
-        assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
+}
+
+/// Runs a command whose output nobody reads; what it says on standard error, and its code.
+fn unread(dir: &Path, args: &[&str]) -> (String, Option<i32>) {
+    let piped = command(dir, args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = piped.unwrap();
+    drop(child.stdout.take());
+    let out = child.wait_with_output().unwrap();
+    (text(&out.stderr), out.status.code())
+}
+
+#[test]
+fn a_closed_output_ends_every_command_quietly() {
+    let dir = tempfile::tempdir().unwrap();
+    let short = ["--steps-per-epoch", "2", "--epochs", "1"];
+    let save = [&["train", "mnist-mlp", "--save", "net.keras", "--verbose", "0"], &short[..]];
+    succeeds(dir.path(), &save.concat());
+    image::RgbImage::new(28, 28).save(dir.path().join("one.png")).unwrap();
+    for args in [
+        &["inspect", "resnet50"][..],
+        &["inspect", "net.keras"],
+        &["completions", "bash"],
+        &["data"],
+        &["data", "info", "glyphs"],
+        &["devices"],
+        &["plan", "mnist-mlp"],
+        &["diff", "net.keras", "net.keras"],
+        &["evaluate", "net.keras"],
+        &["predict", "net.keras", "one.png"],
+        &["bench", "mnist-mlp", "--steps", "1"],
+        &["--help"],
+        &["train", "--help"],
+        &["--version"],
+    ] {
+        assert_eq!(unread(dir.path(), args), (String::new(), Some(0)), "{args:?}");
     }
+    // What a shell says of a program that SIGPIPE ended.
+    for last in [&[][..], &["--json", "-"], &["--csv", "-"]] {
+        let args = [&["train", "mnist-mlp", "--no-scaling"], &short[..], last].concat();
+        assert_eq!(unread(dir.path(), &args), (String::new(), Some(141)), "{args:?}");
+    }
+}
+
+/// `head -1`: the first line is read, and the run does not go on for nobody.
+#[test]
+fn a_training_ends_where_its_reader_has_gone_and_saves_what_it_has() {
+    use std::io::{BufRead, BufReader};
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["train", "mnist-mlp", "--epochs", "100000", "--checkpoint-dir", "ckpt"];
+    let mut child =
+        command(dir.path(), &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let epoch = |line: std::io::Result<String>| line.unwrap().starts_with("Epoch 2/");
+    assert!(lines.any(epoch));
+    drop(lines);
+    let out = child.wait_with_output().unwrap();
+    assert_eq!((text(&out.stderr), out.status.code()), (String::new(), Some(141)));
+    assert!(std::fs::read_dir(dir.path().join("ckpt")).unwrap().count() > 0);
+}
+
+/// Warnings too may have nobody who reads them.
+#[test]
+fn closed_standard_error_is_no_trouble() {
+    let dir = tempfile::tempdir().unwrap();
+    let args =
+        ["train", "mnist-mlp", "--replicas", "100", "--steps-per-epoch", "1", "--epochs", "1"];
+    let piped = command(dir.path(), &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = piped.unwrap();
+    drop(child.stderr.take());
+    let out = child.wait_with_output().unwrap();
+    assert_eq!(out.status.code(), Some(141), "{}", text(&out.stdout));
+}
+
+#[test]
+fn more_replicas_than_cores_are_warned_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let warned = |replicas: usize| {
+        let replicas = replicas.to_string();
+        let args = ["train", "mnist-mlp", "--steps-per-epoch", "1", "--epochs", "1"];
+        let more = ["--threads", "1", "--no-scaling", "--batch-size", "1", "--replicas", &replicas];
+        let out = phalanx(dir.path(), &[&args[..], &more].concat());
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        text(&out.stderr)
+    };
+    let cores = phalanx::usable_cores();
+    assert_eq!(warned(cores), "");
+    let warning = warned(cores + 1);
+    let expected = format!("warning: {} replicas share {cores} usable core", cores + 1);
+    assert!(warning.starts_with(&expected) && warning.lines().count() == 1, "{warning}");
+}
+
+#[test]
+fn completions_offer_datasets_and_help_has_lines_of_the_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = succeeds(dir.path(), &["completions", shell]);
+        let offered = script.lines().filter(|line| line.contains("fashion-mnist")).count();
+        assert!(offered >= 5, "{shell}: {offered}");
+    }
+    let help = succeeds(dir.path(), &["train", "--help"]);
+    assert!(!help.contains("[possible values: glyphs"), "said once, in the text");
+    let narrow =
+        command(dir.path(), &["evaluate", "--help"]).env("COLUMNS", "60").output().unwrap();
+    let widest = text(&narrow.stdout).lines().map(|line| line.chars().count()).max();
+    assert!(widest.unwrap() <= 84, "{widest:?}: the examples' lines are left as they are");
 }
 
 #[test]

@@ -2,9 +2,12 @@
 //!
 //! `cargo run --release -p phalanx --example augment`
 
+pub mod arguments;
+
 use phalanx::prelude::*;
 
 fn main() -> Result<()> {
+    arguments::read("")?;
     let (plain, augmented) = run(datasets::load("glyphs")?)?;
     println!("loss on distorted test images, trained without random layers: {plain:.4}");
     println!("loss on distorted test images, trained with them:             {augmented:.4}");
@@ -36,7 +39,7 @@ fn network(augment: bool) -> Result<Model> {
 
 /// Test images two pixels further down and to the right than those trained on.
 fn moved(images: &Tensor) -> Result<Tensor> {
-    let mut model = Sequential::new()
+    let model = Sequential::new()
         .add(Input::new([28, 28, 1]))
         .add(ZeroPadding2D::new(((2, 0), (2, 0))))
         .add(Cropping2D::new(((0, 2), (0, 2))))

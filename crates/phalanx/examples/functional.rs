@@ -4,9 +4,12 @@
 //!
 //! `cargo run --release -p phalanx --example functional`
 
+pub mod arguments;
+
 use phalanx::prelude::*;
 
 fn main() -> Result<()> {
+    arguments::read("")?;
     println!("{}", run()?.1);
     Ok(())
 }

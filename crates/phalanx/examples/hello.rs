@@ -2,9 +2,12 @@
 //!
 //! `cargo run --release -p phalanx --example hello`
 
+pub mod arguments;
+
 use phalanx::prelude::*;
 
 fn main() -> Result<()> {
+    arguments::read("")?;
     run().map(|accuracy| println!("accuracy: {accuracy:.4}"))
 }
 

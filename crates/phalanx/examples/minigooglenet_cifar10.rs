@@ -5,6 +5,8 @@
 //! `cargo run --release -p phalanx --example minigooglenet_cifar10 -- --output plot.png --gpus 2 --epochs 5`
 //! (CPU replicas where there are fewer GPUs)
 
+pub mod arguments;
+
 use phalanx::datasets::Split;
 use phalanx::pictures;
 use phalanx::prelude::*;
@@ -13,10 +15,10 @@ use std::path::Path;
 const INIT_LR: f64 = 5e-3;
 
 fn main() -> Result<()> {
-    let flag = |name: &str| std::env::args().skip_while(|a| a != name).nth(1);
-    let number = |name, usual| flag(name).and_then(|n| n.parse().ok()).unwrap_or(usual);
-    let output = flag("--output").unwrap_or("plot.png".into());
-    run(data()?, number("--gpus", 1), number("--epochs", 70), Path::new(&output)).map(|_| ())
+    let flags = arguments::read("[--output FILE] [--gpus N] [--epochs N]")?;
+    let (gpus, epochs) = (flags.number("--gpus", 1)?, flags.number("--epochs", 70)?);
+    let output = Path::new(flags.text("--output").unwrap_or("plot.png"));
+    run(data()?, gpus, epochs, output).map(|_| ())
 }
 
 /// CIFAR-10 where it is, else digits in its size.

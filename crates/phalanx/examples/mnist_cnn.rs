@@ -4,11 +4,14 @@
 //!
 //! `cargo run --release -p phalanx --example mnist_cnn`
 
+pub mod arguments;
+
 use phalanx::datasets::Split;
 use phalanx::prelude::*;
 use std::path::Path;
 
 fn main() -> Result<()> {
+    arguments::read("")?;
     let mnist = datasets::find("mnist")?.is_some();
     let digits = datasets::load(if mnist { "mnist" } else { "glyphs" })?;
     let (_, eval) = run(digits, 12, Path::new("."))?;

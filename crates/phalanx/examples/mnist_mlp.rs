@@ -3,11 +3,14 @@
 //!
 //! `cargo run --release -p phalanx --example mnist_mlp`
 
+pub mod arguments;
+
 use phalanx::datasets::Split;
 use phalanx::prelude::*;
 use std::path::Path;
 
 fn main() -> Result<()> {
+    arguments::read("")?;
     let mnist = datasets::find("mnist")?.is_some();
     let digits = datasets::load(if mnist { "mnist" } else { "glyphs" })?;
     let directory = Path::new("ckpt");

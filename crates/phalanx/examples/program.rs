@@ -3,10 +3,13 @@
 //!
 //! `cargo run --release -p phalanx --example program`
 
+pub mod arguments;
+
 use phalanx::Program;
 use phalanx::prelude::*;
 
 fn main() -> Result<()> {
+    arguments::read("")?;
     let (summary, program) = run()?;
     println!("{summary}\n\n{program}");
     println!("{} bytes of activations on a device", program.device_bytes());

@@ -4,15 +4,17 @@
 //!
 //! `cargo run --release -p phalanx --example resnet50_transfer -- --devices cpu:0,cpu:1 --steps 20`
 
+pub mod arguments;
+
 use phalanx::datasets::Split;
 use phalanx::prelude::*;
 
 fn main() -> Result<()> {
-    let flag = |name: &str| std::env::args().skip_while(|a| a != name).nth(1);
-    let steps = flag("--steps").and_then(|n| n.parse().ok()).unwrap_or(50);
+    let flags = arguments::read("[--devices NAMES] [--steps N] [--weights FILE]")?;
+    let steps = flags.number("--steps", 50)?;
     let cifar = datasets::find("cifar-10")?.is_some();
     let data = datasets::load(if cifar { "cifar-10" } else { "glyphs" })?;
-    let strategy = match flag("--devices") {
+    let strategy = match flags.text("--devices") {
         Some(names) => MirroredStrategy::with_devices(names.split(','))?,
         None => {
             // As in TensorFlow: two GPUs where there are as many. Without any it is the CPU.
@@ -21,7 +23,7 @@ fn main() -> Result<()> {
             MirroredStrategy::new()
         }
     };
-    let (base, mut model) = build(data.train.0.dims(), flag("--weights").as_deref())?;
+    let (base, mut model) = build(data.train.0.dims(), flags.text("--weights"))?;
     println!("{} parameters, {} of them in the base", model.count_params(), base.count_params());
     train(&mut model, data, strategy, steps)?;
     Ok(())

@@ -106,6 +106,9 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// What the system reports about a file or stream of the program's own.
+    #[error("{0}")]
+    System(#[from] std::io::Error),
     /// A file that does not hold what it should.
     #[error("{}: expected {expected}, received {received}", path.display())]
     File {

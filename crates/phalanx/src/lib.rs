@@ -28,6 +28,7 @@ mod rendezvous;
 pub mod saving;
 pub mod schedules;
 pub mod strategy;
+mod warnings;
 pub mod workers;
 
 pub use error::{Error, Result};
@@ -38,6 +39,11 @@ pub use phalanx_graph::profile::{Line, Profile};
 pub use phalanx_graph::program::Program;
 pub use phalanx_graph::rng::Stream;
 pub use phalanx_graph::{DType, Data, Tensor};
+
+/// The programs of the README are compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
 
 /// Everything a training program needs, in one line.
 pub mod prelude {

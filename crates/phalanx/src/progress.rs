@@ -10,13 +10,15 @@ mod pass;
 pub use line::number;
 
 use crate::error::{Error, Result};
-use line::{BOLD, GREEN, GREY, Line};
+use line::{BOLD, GREEN, GREY, Line, metric};
 use pass::Pass;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 /// Cells of the bar.
 const BAR: usize = 20;
+/// A shorter one says nothing and is left out.
+const LEAST_BAR: usize = 4;
 /// The bar is redrawn at most this often.
 const REDRAW: Duration = Duration::from_millis(50);
 /// Without wrapping, a line longer than the terminal is cut at its edge, whatever its width.
@@ -58,6 +60,8 @@ pub struct Progress {
     live: bool,
     colour: bool,
     width: usize,
+    /// Asked before every pass: terminals change their size.
+    measure: Option<fn() -> Option<usize>>,
     pass: Pass,
     drawn: Option<Duration>,
     closed: bool,
@@ -74,6 +78,7 @@ impl Progress {
             live: false,
             colour: false,
             width: usize::MAX,
+            measure: None,
             pass: Pass::default(),
             drawn: None,
             closed: false,
@@ -85,12 +90,12 @@ impl Progress {
         let variable = |name| std::env::var(name).ok().filter(|v| !v.is_empty());
         let out = std::io::stdout();
         let plain = !out.is_terminal() || variable("TERM").is_some_and(|t| t == "dumb");
-        let width = variable("COLUMNS").and_then(|w| w.parse().ok()).filter(|w| *w > 0);
-        let progress = Progress::new(verbose, out);
-        match plain {
-            true => progress,
-            false => progress.live(variable("NO_COLOR").is_none(), width),
+        let mut progress = Progress::new(verbose, out);
+        if !plain {
+            progress = progress.live(variable("NO_COLOR").is_none(), None);
+            progress.measure = Some(terminal_width);
         }
+        progress
     }
 
     /// Redraws one line in place, cut at `width` columns where that is known.
@@ -161,6 +166,9 @@ impl Progress {
 
     fn begin(&mut self, steps: Option<usize>) {
         let start = (self.clock)();
+        if let Some(measure) = self.measure {
+            self.width = measure().unwrap_or(usize::MAX);
+        }
         self.pass = Pass { start, steps, last: start, ..Pass::default() };
         self.drawn = None;
     }
@@ -186,22 +194,40 @@ impl Progress {
 
     /// The line of the bar; the last one is whole, as nothing is drawn over it.
     fn bar(&self, now: Duration, logs: &[(String, f64)], last: bool) -> String {
-        let pass = &self.pass;
-        let mut line = Line::new(self.colour, if last { usize::MAX } else { self.width });
-        line.push(BOLD, &pass.count(last));
-        if let Some(steps) = pass.steps.or(last.then_some(pass.done)) {
-            let filled = (BAR * pass.done.min(steps)).checked_div(steps).unwrap_or(BAR);
+        let (pass, width) = (&self.pass, if last { usize::MAX } else { self.width });
+        let (count, per_step) = (pass.count(last), pass.per_step());
+        let time = match pass.steps {
+            Some(steps) if !last => pass.remaining(steps),
+            _ => pass.elapsed(now),
+        };
+        // Where not all of it fits, the first metric comes before the times, and those before the bar.
+        let first = logs.first().map_or(0, |(name, value)| columns(&metric(name, *value)));
+        let mut room = width.saturating_sub(columns(&count) + first);
+        let mut fits = |text: &str| {
+            let fits = columns(text) < room;
+            room -= if fits { 1 + columns(text) } else { 0 };
+            fits
+        };
+        let (timed, paced) = (fits(&time), fits(&per_step));
+        let bar = BAR.min(room.saturating_sub(1));
+
+        let mut line = Line::new(self.colour, width);
+        line.push(BOLD, &count);
+        let steps = pass.steps.or(last.then_some(pass.done)).filter(|_| bar >= LEAST_BAR);
+        if let Some(steps) = steps {
+            let filled = (bar * pass.done.min(steps)).checked_div(steps).unwrap_or(bar);
             line.push("", " ");
             line.push(GREEN, &"━".repeat(filled));
             // Without colours the rest must look different.
-            line.push(GREY, &if self.colour { "━" } else { "─" }.repeat(BAR - filled));
+            line.push(GREY, &if self.colour { "━" } else { "─" }.repeat(bar - filled));
         }
-        line.push("", " ");
-        match pass.steps {
-            Some(steps) if !last => line.push(BOLD, &pass.remaining(steps)),
-            _ => line.push(BOLD, &pass.elapsed(now)),
+        if timed {
+            line.push("", " ");
+            line.push(BOLD, &time);
         }
-        line.push("", &format!(" {}", pass.per_step()));
+        if paced {
+            line.push("", &format!(" {per_step}"));
+        }
         line.metrics(logs);
         line.text
     }
@@ -213,6 +239,17 @@ impl Progress {
         let written = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush());
         self.closed = written.is_err();
     }
+}
+
+/// The columns of the terminal, or what `COLUMNS` says they are.
+fn terminal_width() -> Option<usize> {
+    let said = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    let found = || terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
+    said.filter(|columns| *columns > 0).or_else(found)
+}
+
+fn columns(text: &str) -> usize {
+    text.chars().count()
 }
 
 /// A pass that ended early leaves its line on the screen.
@@ -387,6 +424,28 @@ mod tests {
             assert!(visible(line).chars().count() <= 16, "{line:?}");
         }
         assert!(visible(last).ends_with(" - val_loss: 1.0000e-04\n"));
+    }
+
+    #[test]
+    fn a_terminal_of_48_columns_shows_the_loss() {
+        let drawn = |width: usize, steps: usize, millis: u64| {
+            let mut bench = Bench::live(Verbose::Bar, false, Some(width));
+            bench.progress.begin_epoch(0, 1, Some(steps));
+            bench.pass_time(1000 * millis);
+            bench.progress.step(1, &logs(&[("loss", 1.0e-4), ("accuracy", 0.9)]));
+            let codes = [NO_WRAP, WRAP, CLEAR_REST, "\r"];
+            let line = codes.iter().fold(bench.text(), |text, code| text.replace(code, ""));
+            assert!(columns(&line) <= width, "{line:?}");
+            line
+        };
+        let bar = "─".repeat(7);
+        assert_eq!(drawn(48, 1563, 4), format!("   1/1563 {bar} 6s 4ms/step - loss: 1.0000e-04"));
+        assert_eq!(drawn(40, 1563, 4), "   1/1563 6s 4ms/step - loss: 1.0000e-04");
+        assert_eq!(drawn(33, 1563, 4), "   1/1563 6s - loss: 1.0000e-04 -");
+        let bar = "─".repeat(8);
+        let long = format!("    1/12345 {bar} 17:08:40 - loss: 1.0000e-04");
+        assert_eq!(drawn(48, 12345, 5000), long);
+        assert!(drawn(72, 1563, 4).contains(&"─".repeat(BAR)));
     }
 
     #[test]

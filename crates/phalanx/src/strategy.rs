@@ -4,6 +4,7 @@
 //! strategy with one replica.
 
 use crate::error::{Error, Result};
+use crate::warnings::warn_if_slow;
 use phalanx_cpu::{CpuExecutor, CpuOptions};
 use phalanx_cuda::GpuPlace;
 use phalanx_graph::exec::Executor;
@@ -362,6 +363,7 @@ impl MirroredStrategy {
         let on_gpu = |d: &&Device| d.kind == DeviceKind::Gpu;
         let places: Vec<GpuPlace> = self.devices.iter().filter(on_gpu).map(place).collect();
         if places.is_empty() {
+            warn_if_slow(phalanx_cpu::OPTIMIZED);
             let (devices, fixed) = (self.devices.len(), self.deterministic);
             let options = CpuOptions { devices, workers, fixed, isa: None };
             return Ok(Box::new(CpuExecutor::among(options, params, cluster)?));

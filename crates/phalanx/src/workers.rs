@@ -6,6 +6,7 @@ use crate::launch::{self, Launch, Launcher};
 use crate::model::Interrupt;
 use crate::rendezvous;
 use crate::strategy::{DeviceKind, MirroredStrategy};
+use crate::warnings::warning;
 use phalanx_graph::peers::{Cluster, PeerError, Peers, gather};
 use phalanx_graph::{Mesh, ParamSpec};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -245,7 +246,7 @@ pub fn meet(
 fn join_mpi(launch: &Launch, timeout: Duration) -> Result<Arc<dyn Peers>> {
     phalanx_cpu::share_cores(launch.local_rank, launch.local_size);
     if let Some((mine, all)) = phalanx_cpu::bound_to_fewer(launch.local_size) {
-        tracing::warn!(
+        warning!(
             "bound to {mine} of {all} cores, though it is alone on its machine; \
              mpirun --bind-to none leaves it all of them"
         );
@@ -324,7 +325,7 @@ pub fn leave() {
     if let Some(peers) = MET.get().filter(|_| !LEFT.swap(true, Ordering::SeqCst)) {
         let mut nothing: Vec<&mut [u8]> = (0..peers.size()).map(|_| &mut [][..]).collect();
         if let Err(error) = peers.exchange(&vec![&[][..]; peers.size()], &mut nothing) {
-            tracing::warn!("{}: at the end: {error}", peers.name(peers.rank()));
+            warning!("{}: at the end: {error}", peers.name(peers.rank()));
         }
     }
     #[cfg(feature = "mpi")]

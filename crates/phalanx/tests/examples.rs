@@ -135,3 +135,29 @@ fn the_program_prints_forward_backward_and_update() {
     }
     assert!(program.device_bytes() > 0);
 }
+
+#[test]
+fn examples_refuse_flags_that_they_do_not_know() {
+    use minigooglenet::arguments::parse;
+    let usage = "[--output FILE] [--gpus N]";
+    let line = |words: &str| words.split_whitespace().map(String::from).collect::<Vec<_>>();
+    let flags = parse(usage, line("--gpus 3 --output=a=b.png")).unwrap();
+    assert_eq!((flags.number("--gpus", 1).unwrap(), flags.text("--output")), (3, Some("a=b.png")));
+    assert_eq!(parse(usage, vec![]).unwrap().number("--gpus", 1).unwrap(), 1);
+    for (words, received) in [
+        ("--gpu 2", "--gpu"),
+        ("--output a --epochs=3", "--epochs"),
+        ("--gpus", "--gpus without a value"),
+        ("FILE", "FILE"),
+        ("two", "two"),
+    ] {
+        let error = parse(usage, line(words)).map(|_| ()).unwrap_err().to_string();
+        let expected = format!("command line: arguments: expected {usage}, received {received}");
+        assert_eq!(error, expected);
+    }
+    let flags = parse(usage, line("--gpus two")).unwrap();
+    let error = flags.number("--gpus", 1).unwrap_err().to_string();
+    assert!(error.ends_with("received --gpus two"), "{error}");
+    let none = hello::arguments::parse("", line("--epochs 3")).map(|_| ()).unwrap_err();
+    assert_eq!(none.to_string(), "command line: arguments: expected none, received --epochs");
+}

@@ -127,7 +127,7 @@ fn weight_files_of_resnet50() {
         let tensors = tensors(&path.with_extension("safetensors"));
         let (x, expected) = (&tensors["x0"], &tensors["p0"]);
         let classes = name.ends_with("_top").then_some(10);
-        let mut model = applications::resnet50_from(&path, [32, 32, 3], classes).unwrap();
+        let model = applications::resnet50_from(&path, [32, 32, 3], classes).unwrap();
         let output = model.predict(applications::resnet50_preprocess(x).unwrap()).unwrap();
         compare(&name, expected, &output).unwrap();
         if classes.is_some() {

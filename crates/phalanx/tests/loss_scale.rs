@@ -123,13 +123,13 @@ fn bits(model: &Model) -> Vec<Vec<u32>> {
 #[test]
 fn the_policy_wraps_the_optimizer() {
     let one = || MirroredStrategy::cpus(1).unwrap();
-    let mut model = compiled(Adam::new(0.01), one().policy(Policy::MixedFloat16));
+    let model = compiled(Adam::new(0.01), one().policy(Policy::MixedFloat16));
     assert_eq!(model.loss_scale().unwrap(), Some(32768.0));
     let own = LossScaleOptimizer::new(Adam::new(0.01)).initial_scale(8.0);
-    let mut model = compiled(own, one().policy(Policy::MixedFloat16));
+    let model = compiled(own, one().policy(Policy::MixedFloat16));
     assert_eq!(model.loss_scale().unwrap(), Some(8.0), "it is wrapped once");
     for policy in [Policy::Float32, Policy::MixedBfloat16] {
-        let mut model = compiled(Adam::new(0.01), one().policy(policy));
+        let model = compiled(Adam::new(0.01), one().policy(policy));
         assert_eq!(model.loss_scale().unwrap(), None);
     }
 }

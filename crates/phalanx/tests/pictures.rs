@@ -154,11 +154,13 @@ fn samples_in_a_grid() {
         let images = Tensor::new([n, h, w, channels], values).unwrap();
         let captions: Vec<(String, bool)> =
             (0..n).map(|i| (format!("cat {i}\ntrue: dog"), i != 1)).collect();
-        let (_, svg) = both(|path| pictures::samples(&images, &captions, 4, path));
+        let (_, svg) =
+            both(|path| pictures::samples(&images, &captions, "prediction (true class)", 4, path));
         assert_texts(&svg, &["cat 0", "true: dog"]);
         assert_eq!(svg.matches("<image").count(), n);
         let red = svg.matches("fill=\"#c41e1e\"").count();
-        assert_eq!(red, 2, "both lines of the wrong one");
+        assert_eq!(red, 3, "both lines of the wrong one, and the legend");
+        assert_texts(&svg, &["prediction (true class)", "right", "wrong"]);
     }
 }
 
@@ -221,7 +223,7 @@ fn bad_input_is_told() {
 
     let caption = vec![("a".to_string(), true)];
     let samples = |dims: &[usize], captions: &[(String, bool)], columns| {
-        pictures::samples(&Tensor::zeros(dims), captions, columns, &at("s.png"))
+        pictures::samples(&Tensor::zeros(dims), captions, "", columns, &at("s.png"))
     };
     fails(samples(&[1, 4, 4], &caption, 1), &["[n, height, width, 1 or 3]", "[1, 4, 4]"]);
     fails(samples(&[1, 4, 4, 2], &caption, 1), &["[1, 4, 4, 2]"]);

@@ -95,9 +95,9 @@ fn assert_same_logs(
 
 #[test]
 fn gradients_are_those_of_one_device_for_every_number_of_rows() {
-    let mut single = classifier(&one_device());
+    let single = classifier(&one_device());
     for strategy in strategies() {
-        let mut model = classifier(&strategy);
+        let model = classifier(&strategy);
         for rows in 1..=17 {
             let (x, y) = samples(rows);
             let expected = single.gradients(&x, &y).unwrap();
@@ -192,7 +192,7 @@ fn dropout_masks_do_not_depend_on_replicas_or_threads() {
         let layers = Sequential::new().add(Input::new([24])).add(Dropout::new(0.5));
         let dense = Dense::new(1).kernel_initializer("zeros").bias_initializer("ones");
         let mut model = compiled(layers.add(dense).build().unwrap(), "mse", strategy);
-        let mut spell = || model.gradients(&x, &y).unwrap()[0].1.f32().unwrap().to_vec();
+        let spell = || model.gradients(&x, &y).unwrap()[0].1.f32().unwrap().to_vec();
         assert_eq!(spell(), spell(), "asking changes nothing");
         let first = spell();
         // The next step has a mask of its own.

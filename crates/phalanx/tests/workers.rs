@@ -248,6 +248,43 @@ fn every_worker_maps_its_own_samples_only() {
     }
 }
 
+/// Every worker opens the generator; of the samples it maps those of its own rows where their number is known.
+#[test]
+fn a_generator_gives_every_worker_its_own_rows() {
+    let mapped = Arc::new(AtomicUsize::new(0));
+    let run = |strategy: MultiWorkerMirroredStrategy, known: bool| {
+        let mut model = Sequential::new().add(Input::new([6])).add(Dense::new(1)).build()?;
+        let compile = Compile::new("sgd").loss("mse").strategy(strategy.deterministic(true));
+        model.compile(compile)?;
+        let data = Pipeline::from_generator(|| {
+            let (x, _) = samples(41);
+            Ok((0..41).map(move |i| {
+                let row = x.slice_rows(i..i + 1).reshape([6])?;
+                Ok(vec![row, Tensor::new([1], vec![i as f32 / 41.0])?])
+            }))
+        });
+        let data = if known { data.assert_cardinality(41) } else { data };
+        let mapped = mapped.clone();
+        let data = data.map(move |sample| {
+            mapped.fetch_add(1, Ordering::Relaxed);
+            Ok(sample)
+        });
+        let data = data.shuffle(10)?.batch(8, false)?.prefetch(2);
+        model.fit(data, Fit::new().epochs(2).verbose(0))?;
+        model.weights_sha256()
+    };
+    for known in [true, false] {
+        let one = run(MirroredStrategy::cpus(1).unwrap().into(), known).unwrap();
+        assert_eq!(mapped.swap(0, Ordering::Relaxed), 2 * 41);
+        for got in job(2, |_, strategy| run(strategy, known)) {
+            assert_eq!(got.unwrap(), one);
+        }
+        // The last batch has one sample: the worker without a row takes it for its shape.
+        let each = if known { 42 } else { 2 * 41 };
+        assert_eq!(mapped.swap(0, Ordering::Relaxed), 2 * each);
+    }
+}
+
 #[test]
 fn a_run_goes_on_with_another_number_of_workers() {
     let directory = tempfile::tempdir().unwrap();

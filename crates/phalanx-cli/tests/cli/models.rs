@@ -80,7 +80,7 @@ fn a_saved_model_predicts_what_the_library_does() {
         let args = ["predict", &file, "--input", "x.npy", "--output", "y.npy"];
         succeeds(dir.path(), &args);
         let y = npy::read(&dir.path().join("y.npy")).unwrap().to_tensor();
-        let mut model = load_model(dir.path().join(&file)).unwrap();
+        let model = load_model(dir.path().join(&file)).unwrap();
         let expected = model.predict(Tensor::new(dims, values.clone()).unwrap()).unwrap();
         assert_eq!(*y, expected, "{name}");
         let bench = succeeds(dir.path(), &["bench", &file, "--steps", "2", "--json"]);

@@ -4,6 +4,7 @@ use super::{Action, Callback, CallbackState, Frequency, View};
 use crate::error::{Error, Result};
 use crate::model::RunState;
 use crate::saving::RunDirectory;
+use crate::warnings::warning;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -257,13 +258,13 @@ fn write_all(
 ) {
     while let Ok(state) = states.recv() {
         if !state.is_finite() {
-            tracing::warn!("not saved at step {}: weights that are no numbers", state.step());
+            warning!("not saved at step {}: weights that are no numbers", state.step());
             continue;
         }
         let step = state.step();
         let saved = directory.save(state).map(Some);
         if let Err(error) = &saved {
-            tracing::warn!("not saved at step {step}: {error}; earlier checkpoints stay");
+            warning!("not saved at step {step}: {error}; earlier checkpoints stay");
         }
         *outcome.lock().unwrap_or_else(PoisonError::into_inner) = saved;
     }

@@ -152,7 +152,8 @@ impl Callback for EarlyStopping {
         Some(format!("{fresh:?}"))
     }
 
-    fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
+    fn on_train_begin(&mut self, view: &View<'_>) -> Result<Action> {
+        view.check_monitor(OWNER, &self.monitor)?;
         self.mode.rises(OWNER, &self.monitor)?;
         (self.wait, self.best, self.best_weights) = (0, None, None);
         Ok(Action::Continue)
@@ -178,7 +179,7 @@ impl Callback for EarlyStopping {
     }
 
     fn on_epoch_end(&mut self, view: &View<'_>) -> Result<Action> {
-        let current = view.monitored(&self.monitor)?;
+        let current = view.monitored(OWNER, &self.monitor)?;
         if view.epoch < self.start_from_epoch {
             return Ok(Action::Continue);
         }
@@ -294,14 +295,19 @@ mod tests {
     #[test]
     fn an_unknown_metric_is_named_with_those_there_are() {
         let message = |mut watch: EarlyStopping| {
-            let error = with_view(0, ("loss", 1.0), 0.0, |v| watch.on_epoch_end(v)).unwrap_err();
-            error.to_string()
+            with_view(0, ("loss", 1.0), 0.0, |view| {
+                let begin = watch.on_train_begin(view).unwrap_err().to_string();
+                assert_eq!(begin, watch.on_epoch_end(view).unwrap_err().to_string());
+                begin
+            })
         };
         let unknown = message(EarlyStopping::new("my_loss"));
-        assert!(unknown.contains("unknown metric 'my_loss'"), "{unknown}");
-        assert!(unknown.contains("known: loss"), "{unknown}");
+        assert_eq!(unknown, "EarlyStopping: monitor: expected one of loss, received 'my_loss'");
         let validation = message(EarlyStopping::default());
-        assert!(validation.contains("expected validation_data or"), "{validation}");
-        assert!(validation.contains("'val_loss' without either; there is loss"), "{validation}");
+        assert_eq!(
+            validation,
+            "EarlyStopping: monitor: expected validation_data or validation_split in fit, or one of \
+             loss, received 'val_loss' without either"
+        );
     }
 }

@@ -63,6 +63,8 @@ pub struct View<'a> {
     pub steps_per_epoch: Option<usize>,
     /// The metrics so far: of the epoch's batches and, at its end, of the validation.
     pub logs: &'a [(String, f64)],
+    /// The names that `logs` has at an epoch's end, before the first one too.
+    pub metrics: &'a [String],
     /// The learning rate in use.
     pub learning_rate: f64,
     /// The epochs so far; at an epoch's end that one too, with its time.
@@ -80,18 +82,15 @@ impl View<'_> {
     }
 
     /// A metric that a callback was told to watch.
-    fn monitored(&self, name: &str) -> Result<f64> {
-        if let Some(value) = self.log(name) {
-            return Ok(value);
-        }
-        let known: Vec<String> = self.logs.iter().map(|(name, _)| name.clone()).collect();
-        let validated = known.iter().any(|name| name.starts_with("val_"));
-        if name.starts_with("val_") && !validated {
-            let expected = "validation_data or validation_split in fit, or another monitor";
-            let received = format!("'{name}' without either; there is {}", known.join(", "));
-            return Err(Error::argument("callback", "monitor", expected, received));
-        }
-        Err(Error::Unknown { kind: "metric", name: name.into(), known })
+    fn monitored(&self, owner: &str, name: &str) -> Result<f64> {
+        let known = || self.logs.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>();
+        self.log(name).ok_or_else(|| unknown_monitor(owner, name, &known()))
+    }
+
+    /// Refuses a metric to watch that no epoch will have.
+    fn check_monitor(&self, owner: &str, name: &str) -> Result<()> {
+        let known: Vec<&str> = self.metrics.iter().map(String::as_str).collect();
+        if known.contains(&name) { Ok(()) } else { Err(unknown_monitor(owner, name, &known)) }
     }
 
     /// At an epoch's end, the learning rate that it ended with, whatever callbacks have set since.
@@ -100,6 +99,18 @@ impl View<'_> {
         let rates = self.history.get("lr").filter(|_| ended);
         rates.and_then(|r| r.last().copied()).unwrap_or(self.learning_rate)
     }
+}
+
+fn unknown_monitor(owner: &str, name: &str, known: &[&str]) -> Error {
+    let (validated, there) = (known.iter().any(|name| name.starts_with("val_")), known.join(", "));
+    let (expected, received) = match name.starts_with("val_") && !validated {
+        true => (
+            format!("validation_data or validation_split in fit, or one of {there}"),
+            format!("'{name}' without either"),
+        ),
+        false => (format!("one of {there}"), format!("'{name}'")),
+    };
+    Error::argument(owner, "monitor", expected, received)
 }
 
 /// What a callback answers.
@@ -445,12 +456,14 @@ mod tests {
             look: impl FnOnce(&View<'_>) -> T,
         ) -> T {
             let logs: Vec<_> = metrics.iter().map(|(n, v)| (n.to_string(), *v)).collect();
+            let names: Vec<String> = logs.iter().map(|(name, _)| name.clone()).collect();
             look(&View {
                 epoch,
                 epochs: 10,
                 step: self.step,
                 steps_per_epoch: None,
                 logs: &logs,
+                metrics: &names,
                 learning_rate: self.learning_rate,
                 history: &self.history,
                 model: self.model.definition(),

@@ -105,9 +105,16 @@ impl ModelCheckpoint {
         self
     }
 
-    fn check(&mut self) -> Result<()> {
+    fn check(&mut self, view: &View<'_>) -> Result<()> {
         self.save_freq.check(OWNER, "save_freq")?;
         if self.save_best_only {
+            let validates = self.monitor.starts_with("val_");
+            if validates && self.save_freq != Frequency::Epoch {
+                let expected = "a metric of batches, as save_freq counts those";
+                let received = format!("'{}'", self.monitor);
+                return Err(Error::argument(OWNER, "monitor", expected, received));
+            }
+            view.check_monitor(OWNER, &self.monitor)?;
             self.mode.rises(OWNER, &self.monitor)?;
         }
         if self.keep_last == Some(0) {
@@ -128,7 +135,11 @@ impl ModelCheckpoint {
             Error::argument(OWNER, "filepath", "a name in UTF-8", received)
         })?;
         self.template = Template::parse(text)?;
-        Ok(())
+        // A name with a value that there will never be is found now, not after an epoch.
+        let of_batches = |name: &&String| !name.starts_with("val_");
+        let there = |name: &&String| self.save_freq == Frequency::Epoch || of_batches(name);
+        let values = view.metrics.iter().filter(there).map(|name| (name.clone(), 0.0));
+        self.fill(view.epoch, values).map(|_| ())
     }
 
     /// Whether a model with this value is worth saving.
@@ -140,12 +151,13 @@ impl ModelCheckpoint {
         })
     }
 
-    fn path(&self, view: &View<'_>) -> Result<PathBuf> {
-        let mut values = vec![("epoch".to_string(), Number::Whole(view.epoch as u64 + 1))];
+    /// The name of the file of an epoch with these metrics.
+    fn fill(&self, epoch: usize, metrics: impl Iterator<Item = (String, f64)>) -> Result<PathBuf> {
+        let mut values = vec![("epoch".to_string(), Number::Whole(epoch as u64 + 1))];
         if self.save_freq != Frequency::Epoch {
             values.push(("batch".into(), Number::Whole(self.batch)));
         }
-        values.extend(view.logs.iter().map(|(name, value)| (name.clone(), Number::Real(*value))));
+        values.extend(metrics.map(|(name, value)| (name, Number::Real(value))));
         Ok(self.template.fill(&values)?.into())
     }
 
@@ -155,7 +167,7 @@ impl ModelCheckpoint {
             return Ok(());
         }
         let value = match self.save_best_only {
-            true => Some(view.monitored(&self.monitor)?),
+            true => Some(view.monitored(OWNER, &self.monitor)?),
             false => None,
         };
         if let Some(value) = value
@@ -163,7 +175,7 @@ impl ModelCheckpoint {
         {
             return Ok(());
         }
-        let path = self.path(view)?;
+        let path = self.fill(view.epoch, view.logs.iter().cloned())?;
         let weights = saving::snapshot(view.model, view.weights)?;
         // The loss is of the weights before the last update: that one may have broken them.
         if !weights.iter().all(|(_, tensor)| tensor.is_finite()) {
@@ -207,8 +219,8 @@ impl Callback for ModelCheckpoint {
         self.save_freq != Frequency::Epoch
     }
 
-    fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
-        self.check()?;
+    fn on_train_begin(&mut self, view: &View<'_>) -> Result<Action> {
+        self.check(view)?;
         self.best = self.initial_value_threshold;
         (self.batch, self.waited) = (0, 0);
         Ok(Action::Continue)
@@ -262,7 +274,8 @@ mod tests {
     fn run(mut callback: ModelCheckpoint, metric: &str, values: &[(f64, f32)]) -> Vec<Vec<String>> {
         let directory = callback.filepath.parent().unwrap().to_path_buf();
         let mut scene = Scene::default();
-        scene.view(0, &[], |view| callback.on_train_begin(view)).map(|_| ()).unwrap();
+        let begin = scene.view(0, &[(metric, 0.0)], |view| callback.on_train_begin(view));
+        begin.map(|_| ()).unwrap();
         let epoch = |(epoch, (value, weight)): (usize, &(f64, f32))| {
             scene.weight = *weight;
             scene
@@ -350,14 +363,14 @@ mod tests {
             (new("a.safetensors").save_weights_only(false), "which holds weights only"),
             (new("a.safetensors").monitor("score").save_best_only(true), "ModelCheckpoint: mode"),
         ] {
-            let begin = Scene::default().view(0, &[], |view| bad.on_train_begin(view));
+            let metrics = [("loss", 0.0), ("score", 0.0)];
+            let begin = Scene::default().view(0, &metrics, |view| bad.on_train_begin(view));
             let error = begin.unwrap_err().to_string();
             assert!(error.contains(what), "{error}");
         }
         let mut best = new("a.safetensors").save_best_only(true).save_weights_only(true);
         let mut scene = Scene::default();
-        scene.view(0, &[], |view| best.on_train_begin(view)).map(|_| ()).unwrap();
-        let error = scene.view(0, &[("loss", 1.0)], |view| best.on_epoch_end(view)).unwrap_err();
+        let error = scene.view(0, &[("loss", 1.0)], |view| best.on_train_begin(view)).unwrap_err();
         assert!(error.to_string().contains("'val_loss' without either"), "{error}");
     }
 }

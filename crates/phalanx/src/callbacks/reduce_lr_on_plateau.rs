@@ -108,7 +108,8 @@ impl Callback for ReduceLROnPlateau {
         Some(format!("{fresh:?}"))
     }
 
-    fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
+    fn on_train_begin(&mut self, view: &View<'_>) -> Result<Action> {
+        view.check_monitor(OWNER, &self.monitor)?;
         self.mode.rises(OWNER, &self.monitor)?;
         if !(0.0..1.0).contains(&self.factor) {
             return Err(Error::argument(OWNER, "factor", "from 0 up, below 1", self.factor));
@@ -132,7 +133,7 @@ impl Callback for ReduceLROnPlateau {
     }
 
     fn on_epoch_end(&mut self, view: &View<'_>) -> Result<Action> {
-        let current = view.monitored(&self.monitor)?;
+        let current = view.monitored(OWNER, &self.monitor)?;
         if self.cooling > 0 {
             self.cooling -= 1;
             self.wait = 0;
@@ -162,7 +163,7 @@ mod tests {
     /// The learning rate after each epoch.
     fn rates(mut callback: ReduceLROnPlateau, metric: &str, values: &[f64]) -> Vec<f64> {
         let mut scene = Scene::default();
-        let begin = scene.view(0, &[], |view| callback.on_train_begin(view));
+        let begin = scene.view(0, &[(metric, 0.0)], |view| callback.on_train_begin(view));
         assert_eq!(begin.unwrap(), Action::Continue);
         let epoch = |(epoch, value): (usize, &f64)| {
             let action = scene.view(epoch, &[(metric, *value)], |view| callback.on_epoch_end(view));
@@ -227,11 +228,12 @@ mod tests {
             (watch("loss").min_lr(-1.0), "min_lr"),
             (watch("score"), "ReduceLROnPlateau: mode"),
         ] {
-            let error = scene.view(0, &[], |view| bad.on_train_begin(view)).unwrap_err();
+            let metrics = [("loss", 0.0), ("score", 0.0)];
+            let error = scene.view(0, &metrics, |view| bad.on_train_begin(view)).unwrap_err();
             assert!(error.to_string().contains(what), "{error}");
         }
         let mut watch = ReduceLROnPlateau::default();
-        let error = scene.view(0, &[("loss", 1.0)], |view| watch.on_epoch_end(view)).unwrap_err();
+        let error = scene.view(0, &[("loss", 1.0)], |view| watch.on_train_begin(view)).unwrap_err();
         assert!(error.to_string().contains("'val_loss' without either"), "{error}");
     }
 }

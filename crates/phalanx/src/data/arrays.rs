@@ -7,6 +7,7 @@ pub use columns::Columns;
 
 use super::{Dataset, Digest, Epoch, InMemory, Picks, Samples, Share, Table};
 use crate::error::{Error, Result};
+use crate::model::Source;
 use epoch::ArraysEpoch;
 use phalanx_graph::rng::permutation;
 use phalanx_graph::{Data, Tensor};
@@ -282,6 +283,11 @@ impl Dataset for Arrays {
 
     fn in_memory(&self) -> Option<&dyn InMemory> {
         Some(self)
+    }
+
+    /// The call may set its batches.
+    fn source(self) -> Result<Source> {
+        Ok(Source::Arrays(self))
     }
 
     fn epoch_of(

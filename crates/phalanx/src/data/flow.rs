@@ -8,7 +8,7 @@ use super::{
     Prefetch, Samples, Share, Table, make_room, next_batch, own_positions,
 };
 use crate::error::{Error, Result};
-use crate::model::{IntoDataset, Source};
+use crate::model::Source;
 use phalanx_graph::rng::{Stream, permutation};
 use phalanx_graph::{DType, Data, Tensor};
 use std::ops::Range;
@@ -199,14 +199,6 @@ impl ImageFlow {
     }
 }
 
-impl IntoDataset for ImageFlow {
-    fn into_source(self) -> Result<Source> {
-        let workers = self.workers;
-        let ahead = Prefetch::new(Arc::new(self)).workers(workers).ahead(2 + 2 * workers);
-        Ok(Source::Dataset(Arc::new(ahead)))
-    }
-}
-
 impl Dataset for ImageFlow {
     fn len(&self) -> Option<usize> {
         Some(self.end())
@@ -235,6 +227,13 @@ impl Dataset for ImageFlow {
         self.targets.iter().for_each(|target| digest.tensor(target));
         self.rows.iter().for_each(|row| digest.word(u64::from(*row)));
         digest.end()
+    }
+
+    /// Batches are made ahead, on as many threads as it was given.
+    fn source(self) -> Result<Source> {
+        let workers = self.workers;
+        let ahead = Prefetch::new(Arc::new(self)).workers(workers).ahead(2 + 2 * workers);
+        Ok(Source::Dataset(Arc::new(ahead)))
     }
 
     fn in_memory(&self) -> Option<&dyn InMemory> {

@@ -29,9 +29,11 @@ pub use prefetch::Prefetch;
 pub use samples::{Pixels, Samples};
 
 use crate::error::Result;
+use crate::model::Source;
 pub use phalanx_graph::peers::Share;
 use phalanx_graph::{DType, Data, Tensor};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// One global batch on the host, or a worker's rows of it where there are several.
 ///
@@ -58,7 +60,60 @@ impl HostBatch {
     }
 }
 
-/// Samples in batches, epoch after epoch.
+/// Samples in batches, epoch after epoch. `fit`, `evaluate` and `predict` take whatever implements it.
+///
+/// ```
+/// use phalanx::data::{Epoch, HostBatch, Share};
+/// use phalanx::prelude::*;
+///
+/// /// Ten batches of four samples, made as they are asked for.
+/// struct Squares;
+///
+/// impl Dataset for Squares {
+///     fn len(&self) -> Option<usize> {
+///         Some(40)
+///     }
+///     fn batches(&self) -> Option<usize> {
+///         Some(10)
+///     }
+///     fn batch_size(&self) -> usize {
+///         4
+///     }
+///     fn epoch_of(
+///         &self,
+///         _seed: u64,
+///         _epoch: u64,
+///         start: usize,
+///         _share: Option<&Share>,
+///     ) -> Result<Box<dyn Epoch + '_>> {
+///         Ok(Box::new(SquaresEpoch(start)))
+///     }
+/// }
+///
+/// struct SquaresEpoch(usize);
+///
+/// impl Epoch for SquaresEpoch {
+///     fn next(&mut self, batch: &mut HostBatch) -> Result<bool> {
+///         if self.0 == 10 {
+///             return Ok(false);
+///         }
+///         let x: Vec<f32> = (0..4).map(|i| (4 * self.0 + i) as f32 / 40.0).collect();
+///         let y: Vec<f32> = x.iter().map(|x| x * x).collect();
+///         batch.rows = 4;
+///         batch.inputs = vec![Tensor::new([4, 1], x)?];
+///         batch.targets = vec![Tensor::new([4, 1], y)?];
+///         batch.sample_weight = vec![1.0; 4];
+///         self.0 += 1;
+///         Ok(true)
+///     }
+/// }
+///
+/// let mut model = Sequential::new().add(Input::new([1])).add(Dense::new(1)).build()?;
+/// model.compile(Compile::new("adam").loss("mse"))?;
+/// model.fit(Squares, Fit::new().epochs(2).verbose(0))?;
+/// assert_eq!(model.predict(Squares)?.dims(), [40, 1]);
+/// # Ok::<(), phalanx::Error>(())
+/// ```
 pub trait Dataset: Send + Sync {
     /// Samples of one epoch, where known.
     fn len(&self) -> Option<usize>;
@@ -109,6 +164,59 @@ pub trait Dataset: Send + Sync {
     /// As [`epoch_of`](Dataset::epoch_of), all rows of every batch.
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
         self.epoch_of(seed, epoch, start, None)
+    }
+
+    /// How `fit` and its like take it: as it is, unless it says otherwise.
+    fn source(self) -> Result<Source>
+    where
+        Self: Sized + 'static,
+    {
+        Ok(Source::Dataset(Arc::new(self)))
+    }
+}
+
+/// A dataset that others hold too.
+impl<D: Dataset + ?Sized> Dataset for Arc<D> {
+    fn len(&self) -> Option<usize> {
+        (**self).len()
+    }
+
+    fn is_empty(&self) -> bool {
+        (**self).is_empty()
+    }
+
+    fn batches(&self) -> Option<usize> {
+        (**self).batches()
+    }
+
+    fn batch_size(&self) -> usize {
+        (**self).batch_size()
+    }
+
+    fn skips(&self) -> bool {
+        (**self).skips()
+    }
+
+    fn shuffles(&self) -> Option<bool> {
+        (**self).shuffles()
+    }
+
+    fn digest(&self) -> u64 {
+        (**self).digest()
+    }
+
+    fn in_memory(&self) -> Option<&dyn InMemory> {
+        (**self).in_memory()
+    }
+
+    fn epoch_of(
+        &self,
+        seed: u64,
+        epoch: u64,
+        start: usize,
+        share: Option<&Share>,
+    ) -> Result<Box<dyn Epoch + '_>> {
+        (**self).epoch_of(seed, epoch, start, share)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use super::{Dataset, Epoch, HostBatch, InMemory, Share};
 use crate::error::{Error, Result};
-use crate::model::{IntoDataset, Source};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -60,18 +59,6 @@ impl Prefetch {
     /// The time callers have waited for batches, all epochs together.
     pub fn waited(&self) -> Duration {
         Duration::from_nanos(self.waited.load(Ordering::Relaxed))
-    }
-}
-
-impl IntoDataset for Prefetch {
-    fn into_source(self) -> Result<Source> {
-        Ok(Source::Dataset(Arc::new(self)))
-    }
-}
-
-impl IntoDataset for Arc<Prefetch> {
-    fn into_source(self) -> Result<Source> {
-        Ok(Source::Dataset(self))
     }
 }
 

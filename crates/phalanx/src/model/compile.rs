@@ -340,8 +340,9 @@ impl Model {
         let resolved = compile.resolve(self.def.outputs.len())?;
         self.initialize(resolved.seed)?;
         // The devices' memory is given back before it is asked for anew.
-        self.engine = None;
-        self.engine = Some(Engine::new(self, resolved)?);
+        *self.engine_slot() = None;
+        let engine = Engine::new(self, resolved)?;
+        *self.engine_slot() = Some(engine);
         Ok(())
     }
 }

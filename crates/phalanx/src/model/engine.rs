@@ -386,9 +386,4 @@ impl Engine {
     pub(crate) fn worker_share(&self) -> Option<Share> {
         self.cluster.is_some().then(|| self.share())
     }
-
-    /// Dimensions of one sample of each output.
-    pub(crate) fn output_dims(&self) -> Vec<Vec<usize>> {
-        self.def.output_types.iter().map(|ty| ty.dims.clone()).collect()
-    }
 }

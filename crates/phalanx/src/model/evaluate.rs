@@ -7,7 +7,9 @@ use super::turns::Group;
 use super::{Logs, Model};
 use crate::data::{Dataset, HostBatch, InMemory};
 use crate::error::{Error, Result};
+use crate::layer::lock;
 use crate::progress::Progress;
+use crate::strategy::MirroredStrategy;
 use crate::workers::MultiWorkerMirroredStrategy;
 use phalanx_graph::Tensor;
 
@@ -80,15 +82,33 @@ impl Model {
     pub fn predict_on(&mut self, strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<()> {
         self.initialize(0)?;
         // The devices' memory is given back before it is asked for anew.
-        self.engine = None;
-        self.engine = Some(Engine::inference(self, strategy.into())?);
+        *self.engine_slot() = None;
+        let engine = Engine::inference(self, strategy.into())?;
+        *self.engine_slot() = Some(engine);
         Ok(())
     }
 
     /// The output of a model with one output, for every sample, in order.
     ///
-    /// Needs no compiled model: where there is none, the visible devices are used.
-    pub fn predict(&mut self, data: impl IntoDataset) -> Result<Tensor> {
+    /// Needs no compiled model: where there is none, the visible devices are used. Several threads may
+    /// call it at once; their batches take turns. (One thread of each worker where there are several
+    /// workers: they compute each batch together.)
+    ///
+    /// ```
+    /// use phalanx::prelude::*;
+    ///
+    /// let model = Sequential::new().add(Input::new([4])).add(Dense::new(2)).build()?;
+    /// let one = Tensor::zeros([1, 4]);
+    /// std::thread::scope(|scope| {
+    ///     let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| model.predict(&one))).collect();
+    ///     for thread in threads {
+    ///         assert_eq!(thread.join().expect("no panic")?.dims(), [1, 2]);
+    ///     }
+    ///     Ok::<(), phalanx::Error>(())
+    /// })?;
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    pub fn predict(&self, data: impl IntoDataset) -> Result<Tensor> {
         let mut all = self.predict_all(data)?;
         if all.len() == 1 {
             return Ok(all.remove(0));
@@ -97,33 +117,40 @@ impl Model {
     }
 
     /// As [`Model::predict`], with one tensor per output.
-    pub fn predict_all(&mut self, data: impl IntoDataset) -> Result<Vec<Tensor>> {
+    pub fn predict_all(&self, data: impl IntoDataset) -> Result<Vec<Tensor>> {
         self.predict_with(data, Inference::new())
     }
 
     /// As [`Model::predict_all`], with arguments.
     pub fn predict_with(
-        &mut self,
+        &self,
         data: impl IntoDataset,
         arguments: Inference,
     ) -> Result<Vec<Tensor>> {
-        let engine = self.any_engine()?;
-        let mut progress = Progress::stdout(engine.verbose(arguments.verbose)?);
         let source = data.into_source()?.in_order();
-        let data = source.prepare(engine, arguments.batch_size, false)?.dataset();
-        engine.check_pass(&*data)?;
-        let dims = engine.output_dims();
+        let (mut progress, data, share) = self.ask_any_engine(|engine| {
+            engine.refresh()?;
+            let progress = Progress::stdout(engine.verbose(arguments.verbose)?);
+            let data = source.prepare(engine, arguments.batch_size, false)?.dataset();
+            engine.check_pass(&*data)?;
+            Ok((progress, data, engine.worker_share()))
+        })?;
+        let dims = self.output_shapes();
         let mut outputs: Vec<Vec<f32>> = vec![vec![]; dims.len()];
         let mut batch = HostBatch::default();
-        let mut epoch = data.epoch_of(0, 0, 0, engine.worker_share().as_ref())?;
+        let mut epoch = data.epoch_of(0, 0, 0, share.as_ref())?;
         let (mut rows, mut done) = (0, 0);
         progress.begin_predict(data.batches());
+        // Nothing is locked while the data make a batch: they may ask this very model.
         while epoch.next(&mut batch)? {
             rows += batch.rows;
             done += 1;
-            for (out, part) in outputs.iter_mut().zip(engine.predict(&batch)?) {
-                out.extend_from_slice(part);
-            }
+            self.ask_any_engine(|engine| {
+                for (out, part) in outputs.iter_mut().zip(engine.predict(&batch)?) {
+                    out.extend_from_slice(part);
+                }
+                Ok(())
+            })?;
             progress.step(done, &[]);
         }
         progress.end_predict();
@@ -133,6 +160,22 @@ impl Model {
             Ok(Tensor::new(full, values)?)
         };
         dims.into_iter().zip(outputs).map(tensor).collect()
+    }
+
+    /// Asks the compiled model, or one that can only predict; whoever else asks waits.
+    pub(super) fn ask_any_engine<T>(
+        &self,
+        ask: impl FnOnce(&mut Engine) -> Result<T>,
+    ) -> Result<T> {
+        let mut engine = lock(&self.engine);
+        let engine = match &mut *engine {
+            Some(engine) => engine,
+            none => {
+                self.initialize(0)?;
+                none.insert(Engine::inference(self, MirroredStrategy::new().into())?)
+            }
+        };
+        ask(engine)
     }
 }
 

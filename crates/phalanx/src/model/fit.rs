@@ -8,7 +8,7 @@ use crate::callbacks::Callback;
 use crate::data::{Arrays, Dataset, HostBatch, Picked};
 use crate::error::{Error, Result};
 use crate::history::History;
-use crate::strategy::MirroredStrategy;
+use crate::layer::lock;
 use phalanx_graph::Tensor;
 use phalanx_graph::exec::Times;
 use phalanx_graph::profile::Profile;
@@ -183,34 +183,28 @@ impl Fit {
 impl Model {
     /// The compiled model, with the newest weights.
     pub(super) fn engine(&mut self, call: &'static str) -> Result<&mut Engine> {
-        let model = self.def.name.clone();
-        let engine = self.engine.as_mut().filter(|e| e.compiled());
-        let engine = engine.ok_or(Error::NotCompiled { model, call })?;
-        engine.refresh()?;
-        Ok(engine)
+        let def = self.def.clone();
+        ready(self.engine_slot(), &def.name, call)
     }
 
-    /// The compiled model, or one that can only predict.
-    pub(super) fn any_engine(&mut self) -> Result<&mut Engine> {
-        if self.engine.is_none() {
-            self.predict_on(MirroredStrategy::new())?;
-        }
-        let model = self.def.name.clone();
-        let engine = self.engine.as_mut();
-        let engine = engine.ok_or(Error::NotCompiled { model, call: "predict" })?;
-        engine.refresh()?;
-        Ok(engine)
+    /// Asks the compiled model, with the newest weights; whoever else asks waits.
+    fn ask_engine<T>(
+        &self,
+        call: &'static str,
+        ask: impl FnOnce(&mut Engine) -> Result<T>,
+    ) -> Result<T> {
+        ask(ready(&mut lock(&self.engine), self.name(), call)?)
     }
 
     /// The learning rate of the next step.
-    pub fn learning_rate(&mut self) -> Result<f64> {
-        Ok(self.engine("learning_rate")?.learning_rate())
+    pub fn learning_rate(&self) -> Result<f64> {
+        self.ask_engine("learning_rate", |engine| Ok(engine.learning_rate()))
     }
 
     /// What the loss is multiplied by before it is differentiated, where the optimizer is a
     /// [`LossScaleOptimizer`](crate::optimizers::LossScaleOptimizer): Keras' `dynamic_scale`.
-    pub fn loss_scale(&mut self) -> Result<Option<f64>> {
-        Ok(self.engine("loss_scale")?.loss_scale().map(f64::from))
+    pub fn loss_scale(&self) -> Result<Option<f64>> {
+        self.ask_engine("loss_scale", |engine| Ok(engine.loss_scale().map(f64::from)))
     }
 
     /// Trains on with another learning rate, in the place of the optimizer's own or its schedule.
@@ -320,10 +314,8 @@ impl Model {
 
     /// The gradient of the loss on one batch by every weight trained, with the weights' names;
     /// changes nothing.
-    pub fn gradients(&mut self, x: &Tensor, y: &Tensor) -> Result<Vec<(String, Tensor)>> {
-        let engine = self.engine("gradients")?;
-        let batch = one_batch(engine, x, y)?;
-        engine.gradients(&batch)
+    pub fn gradients(&self, x: &Tensor, y: &Tensor) -> Result<Vec<(String, Tensor)>> {
+        self.ask_engine("gradients", |engine| engine.gradients(&one_batch(engine, x, y)?))
     }
 
     /// The program of a step for a global batch of this size, as it would be run; print it.
@@ -331,37 +323,47 @@ impl Model {
         if batch_size == 0 {
             return Err(Error::argument("program", "batch_size", "1 or more", batch_size));
         }
-        let model = self.def.name.clone();
-        // A model that was never compiled can only predict.
-        let fits = |e: &&Engine| e.compiled() || kind == StepKind::Predict;
-        let engine = self.engine.as_ref().filter(fits);
-        engine.ok_or(Error::NotCompiled { model, call: "program" })?.program(kind, batch_size)
+        self.ask_planner("program", kind, |engine| engine.program(kind, batch_size))
     }
 
     /// Checks that all replicas hold the same weights, bit for bit.
-    pub fn check_mirrored(&mut self) -> Result<()> {
-        self.engine("check_mirrored")?.check_mirrored()
+    pub fn check_mirrored(&self) -> Result<()> {
+        self.ask_engine("check_mirrored", |engine| engine.check_mirrored())
     }
 
     /// Where the time of all steps since `compile` went.
-    pub fn times(&mut self) -> Result<Times> {
-        Ok(self.any_engine()?.times())
+    pub fn times(&self) -> Result<Times> {
+        self.ask_any_engine(|engine| Ok(engine.times()))
     }
 
     /// Starts or stops measuring every instruction; [`Model::profile`] tells what was found.
     pub fn set_profiling(&mut self, on: bool) -> Result<()> {
-        self.any_engine()?.set_profiling(on);
-        Ok(())
+        self.ask_any_engine(|engine| {
+            engine.set_profiling(on);
+            Ok(())
+        })
     }
 
     /// Time, arithmetic and bytes of every instruction of a step, as measured since
     /// [`Model::set_profiling`]; `None` where no such step was run.
-    pub fn profile(&mut self, kind: StepKind) -> Result<Option<Profile>> {
-        Ok(self.any_engine()?.profile(kind))
+    pub fn profile(&self, kind: StepKind) -> Result<Option<Profile>> {
+        self.ask_any_engine(|engine| Ok(engine.profile(kind)))
     }
 
     /// The devices the model runs on.
-    pub fn devices(&mut self) -> Result<Vec<String>> {
-        Ok(self.any_engine()?.devices())
+    pub fn devices(&self) -> Result<Vec<String>> {
+        self.ask_any_engine(|engine| Ok(engine.devices()))
     }
+}
+
+/// The compiled model, with the newest weights.
+fn ready<'a>(
+    engine: &'a mut Option<Engine>,
+    model: &str,
+    call: &'static str,
+) -> Result<&'a mut Engine> {
+    let engine = engine.as_mut().filter(|e| e.compiled());
+    let engine = engine.ok_or_else(|| Error::NotCompiled { model: model.into(), call })?;
+    engine.refresh()?;
+    Ok(engine)
 }

@@ -3,7 +3,9 @@
 use super::engine::{Engine, StepKind};
 use super::{Model, thousands};
 use crate::error::{Error, Result};
+use crate::layer::lock;
 use crate::strategy::{Device, DeviceKind, MOST_THREADS, check_together};
+use crate::warnings::warning;
 use phalanx_graph::exec::ExecError;
 use phalanx_graph::program::{Mesh, Program};
 
@@ -100,7 +102,10 @@ impl Model {
         if batch_size == 0 {
             return Err(Error::argument("memory_plan", "batch_size", "1 or more", batch_size));
         }
-        self.planner(kind)?.memory_plan(kind, batch_size, devices.kind, devices.mesh()?)
+        let mesh = devices.mesh()?;
+        self.ask_planner("memory_plan", kind, |engine| {
+            engine.memory_plan(kind, batch_size, devices.kind, mesh)
+        })
     }
 
     /// What a step takes for each replica on the devices that the model was compiled for.
@@ -108,8 +113,9 @@ impl Model {
     /// # Errors
     /// As [`Model::memory_plan`].
     pub fn own_memory_plan(&self, kind: StepKind, batch_size: usize) -> Result<MemoryPlan> {
-        let engine = self.planner(kind)?;
-        engine.memory_plan(kind, batch_size, engine.device_kind, engine.mesh())
+        self.ask_planner("memory_plan", kind, |engine| {
+            engine.memory_plan(kind, batch_size, engine.device_kind, engine.mesh())
+        })
     }
 
     /// The largest global batch, a multiple of the replicas, whose step takes no more than so many bytes
@@ -124,16 +130,24 @@ impl Model {
         memory: usize,
         devices: PlannedDevices,
     ) -> Result<Option<usize>> {
-        let engine = self.planner(kind)?;
-        let each = memory / devices.sharing.max(1);
-        engine.largest_batch(kind, each, MOST_ROWS, devices.kind, devices.mesh()?)
+        let (each, mesh) = (memory / devices.sharing.max(1), devices.mesh()?);
+        self.ask_planner("memory_plan", kind, |engine| {
+            engine.largest_batch(kind, each, MOST_ROWS, devices.kind, mesh)
+        })
     }
 
-    /// A model that was never compiled can only predict.
-    fn planner(&self, kind: StepKind) -> Result<&Engine> {
+    /// Asks what has the programs of a step; a model that was never compiled can only predict.
+    pub(super) fn ask_planner<T>(
+        &self,
+        call: &'static str,
+        kind: StepKind,
+        ask: impl FnOnce(&Engine) -> Result<T>,
+    ) -> Result<T> {
+        let engine = lock(&self.engine);
         let fits = |e: &&Engine| e.compiled() || kind == StepKind::Predict;
-        let model = self.def.name.clone();
-        self.engine.as_ref().filter(fits).ok_or(Error::NotCompiled { model, call: "memory_plan" })
+        let model = || self.name().to_string();
+        let engine = engine.as_ref().filter(fits);
+        ask(engine.ok_or_else(|| Error::NotCompiled { model: model(), call })?)
     }
 }
 
@@ -195,7 +209,7 @@ impl Engine {
         let available = phalanx_cpu::available_memory();
         if is_short(all, available) && !std::mem::replace(&mut self.warned, true) {
             let (all, available) = (gibibytes(all), gibibytes(available));
-            tracing::warn!("a batch of {batch} takes {all} of memory, {available} are available");
+            warning!("a batch of {batch} takes {all} of memory, {available} are available");
         }
         Ok(())
     }
@@ -366,7 +380,7 @@ mod tests {
         let devices = PlannedDevices { threads: 1, ..planned(&["cpu:0"]).unwrap() };
         let most = phalanx_cpu::physical_memory();
         let rows = model.largest_batch(StepKind::Train, most, devices).unwrap().unwrap();
-        let engine = model.engine.as_mut().unwrap();
+        let engine = model.engine_slot().as_mut().unwrap();
         for (rows, warned) in [(1, false), (rows, true), (rows, true)] {
             let program = engine.program(StepKind::Train, rows).unwrap();
             engine.check_memory(&program, StepKind::Train, rows).unwrap();
@@ -412,8 +426,8 @@ mod tests {
 
     #[test]
     fn memory_that_lacks_is_explained() {
-        let model = model();
-        let engine = model.engine.as_ref().unwrap();
+        let mut model = model();
+        let engine = model.engine_slot().as_ref().unwrap();
         let lacking = |available| ExecError::Memory {
             wanted: 1 << 20,
             purpose: "activations on gpu:0".into(),

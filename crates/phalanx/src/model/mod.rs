@@ -1,5 +1,6 @@
 //! Models: described once, compiled once, then trained, evaluated and asked.
 
+mod calls;
 mod compile;
 mod definition;
 mod engine;
@@ -16,6 +17,7 @@ mod symbol;
 mod training;
 mod turns;
 
+pub use calls::LayerCall;
 pub use compile::{Compile, LossArgument, MetricArgument, OptimizerArgument};
 pub use definition::{Definition, Kind};
 pub(crate) use definition::{Form, Placed, snake};
@@ -33,13 +35,14 @@ pub use symbol::{Apply, Input, Symbol, Symbols};
 pub use training::{Interrupt, OnNan};
 
 use crate::error::{Error, Result};
-use crate::layer::{Layer, LayerHandle};
+use crate::layer::{Layer, LayerHandle, lock};
+use crate::saving::Training;
 pub(crate) use engine::{Engine, is_weight};
 use phalanx_graph::exec::ExecError;
 use phalanx_graph::rng::Stream;
 use phalanx_graph::{DType, Tensor};
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) use symbol::{Call, Callee};
 
 /// First stream of initial weights; layers' own streams start at 1.
@@ -57,9 +60,12 @@ const WEIGHT_STREAM: u32 = 1 << 24;
 /// assert_eq!(model.count_params(), 784 * 256 + 256 + 256 * 10 + 10);
 /// # Ok::<(), phalanx::Error>(())
 /// ```
+///
+/// A model may be shared between threads: [`Model::predict`] takes a shared reference, and calls from
+/// several threads take turns, batch by batch.
 pub struct Model {
     def: Arc<Definition>,
-    engine: Option<Engine>,
+    engine: Mutex<Option<Engine>>,
 }
 
 impl Model {
@@ -74,22 +80,28 @@ impl Model {
     /// A functional model with a name.
     pub fn with_name(name: &str, inputs: impl Symbols, outputs: impl Symbols) -> Result<Model> {
         let def = Definition::new(name, Kind::Functional, inputs.symbols(), outputs.symbols())?;
-        Ok(Model { def: Arc::new(def), engine: None })
+        Ok(Model::of(def))
+    }
+
+    /// What the model is trained with, once it is compiled with something to train for.
+    pub(crate) fn training(&self) -> Option<Training> {
+        let engine = lock(&self.engine);
+        engine.as_ref().filter(|engine| engine.compiled()).map(Engine::training)
     }
 
     /// What trains the model, once it is compiled with something to train for.
-    pub(crate) fn trainer(&self) -> Option<&Engine> {
-        self.engine.as_ref().filter(|engine| engine.compiled())
-    }
-
-    /// As [`Model::trainer`], to change.
     pub(crate) fn trainer_mut(&mut self) -> Option<&mut Engine> {
-        self.engine.as_mut().filter(|engine| engine.compiled())
+        self.engine_slot().as_mut().filter(|engine| engine.compiled())
     }
 
-    /// A model of a structure read from a file.
+    /// The compiled model, which nobody else uses meanwhile.
+    fn engine_slot(&mut self) -> &mut Option<Engine> {
+        self.engine.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A model of this structure, not compiled.
     pub(crate) fn of(def: Definition) -> Model {
-        Model { def: Arc::new(def), engine: None }
+        Model { def: Arc::new(def), engine: Mutex::default() }
     }
 
     /// The model's name.
@@ -396,6 +408,6 @@ impl Sequential {
             };
         }
         let def = Definition::new(name, Kind::Sequential, vec![input], vec![x])?;
-        Ok(Model { def: Arc::new(def), engine: None })
+        Ok(Model::of(def))
     }
 }

@@ -26,9 +26,10 @@ impl IntoDataset for Source {
     }
 }
 
-impl IntoDataset for Arrays {
+/// A dataset of one's own, as it is.
+impl<D: Dataset + 'static> IntoDataset for D {
     fn into_source(self) -> Result<Source> {
-        Ok(Source::Arrays(self))
+        self.source()
     }
 }
 
@@ -59,12 +60,6 @@ impl IntoDataset for Tensor {
 impl IntoDataset for &Tensor {
     fn into_source(self) -> Result<Source> {
         self.clone().into_source()
-    }
-}
-
-impl IntoDataset for Arc<dyn Dataset> {
-    fn into_source(self) -> Result<Source> {
-        Ok(Source::Dataset(self))
     }
 }
 

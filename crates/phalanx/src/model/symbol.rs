@@ -6,8 +6,9 @@
 use super::definition::Definition;
 use crate::layer::{Layer, LayerHandle};
 use phalanx_graph::{DType, Space, Type};
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// An input of a model: the shape of one sample.
 #[derive(Clone, Debug)]
@@ -62,8 +63,11 @@ pub(crate) enum Callee {
 pub(crate) struct Call {
     pub callee: Callee,
     pub inputs: Vec<Symbol>,
-    /// Grows from call to call: files list the calls of a shared layer in this order.
+    /// Every call's own; grows, and files list the calls of a shared layer in this order.
     pub sequence: u64,
+    /// Of a model's call: the model's own calls on these inputs by their numbers, once somebody
+    /// asked for one.
+    pub inlined: OnceLock<HashMap<u64, Symbol>>,
 }
 
 impl Drop for Call {
@@ -89,7 +93,10 @@ impl Symbol {
     pub(crate) fn new(callee: Callee, inputs: Vec<Symbol>) -> Symbol {
         static SEQUENCE: AtomicU64 = AtomicU64::new(0);
         let sequence = SEQUENCE.fetch_add(1, Ordering::Relaxed);
-        Symbol { call: Arc::new(Call { callee, inputs, sequence }), output: 0 }
+        Symbol {
+            call: Arc::new(Call { callee, inputs, sequence, inlined: OnceLock::new() }),
+            output: 0,
+        }
     }
 
     /// Identity of the call that made it.

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::history::History;
 use crate::progress::Progress;
 use crate::saving;
+use crate::warnings::warning;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -80,16 +81,24 @@ impl WeightSource for Engine {
 
 type Hook = fn(&mut dyn Callback, &View<'_>) -> Result<Action>;
 
+/// What is known of a run before its first step.
+struct Outline {
+    epochs: usize,
+    /// Batches of an epoch, as far as they are known.
+    steps: Option<usize>,
+    /// The names of an epoch's losses and metrics, those of the validation too.
+    metrics: Vec<String>,
+}
+
 /// A run under way.
 pub(super) struct Training<'a> {
     engine: &'a mut Engine,
     data: &'a dyn Dataset,
     validation: Option<&'a dyn Dataset>,
     callbacks: Vec<Box<dyn Callback>>,
-    epochs: usize,
-    /// Batches of an epoch as the user wants them, and as far as they are known.
+    /// Batches of an epoch as the user wants them.
     asked_steps: Option<usize>,
-    steps: Option<usize>,
+    outline: Outline,
     /// Gradient accumulation: batches of an update, and whether the epoch's last makes one anyway.
     gather: Option<u64>,
     flush: bool,
@@ -122,6 +131,11 @@ impl<'a> Training<'a> {
             engine.forget_gathered();
         }
         let epoch = fit.initial_epoch;
+        let mut logs = engine.logs(&engine.tally());
+        if validation.is_some() {
+            logs.extend(logs.clone().prefixed("val_"));
+        }
+        let metrics = logs.into_iter().map(|(name, _)| name).collect();
         let (mut callbacks, verbose) = (fit.callbacks, engine.verbose(fit.verbose)?);
         callbacks.retain(|c| engine.is_chief() || !c.writes());
         Ok(Training {
@@ -133,9 +147,8 @@ impl<'a> Training<'a> {
             data,
             validation,
             callbacks,
-            epochs: fit.epochs,
+            outline: Outline { epochs: fit.epochs, steps, metrics },
             asked_steps: fit.steps_per_epoch,
-            steps,
             interrupt: fit.interrupt,
             on_nan: fit.on_nan,
             skipped: 0,
@@ -157,12 +170,12 @@ impl<'a> Training<'a> {
         let mut batch = HostBatch::default();
         let mut open = None;
         // An epoch that was begun is brought to its end, validation and all, even when stopped.
-        while self.at.epoch < self.epochs && (self.at.batch > 0 || !self.stop) {
+        while self.at.epoch < self.outline.epochs && (self.at.batch > 0 || !self.stop) {
             if self.at.batch == 0 {
                 self.call(&none, |c, v| c.on_epoch_begin(v))?;
             }
             self.check_rate()?;
-            self.progress.begin_epoch(self.at.epoch, self.epochs, self.steps);
+            self.progress.begin_epoch(self.at.epoch, self.outline.epochs, self.outline.steps);
             self.began = Instant::now();
             match &kept {
                 Some(kept) => self.train_epoch_kept(kept)?,
@@ -180,7 +193,7 @@ impl<'a> Training<'a> {
             let asking = self.call(&logs, |c, v| c.on_epoch_end(v))?;
             self.advance();
             self.back_up(&asking)?;
-            if self.asked_to_end() && self.at.epoch < self.epochs && !self.stop {
+            if self.asked_to_end() && self.at.epoch < self.outline.epochs && !self.stop {
                 return self.interrupted();
             }
         }
@@ -218,7 +231,7 @@ impl<'a> Training<'a> {
         for i in 0..self.callbacks.len() {
             let name = self.callbacks[i].name();
             let mine = states.iter().position(|(n, _)| *n == name).map(|at| states.remove(at).1);
-            let view = view(self.engine, &self.at, self.epochs, self.steps, &self.history, &none);
+            let view = view(self.engine, &self.at, &self.outline, &self.history, &none);
             let action = match &mine {
                 Some(state) => self.callbacks[i].on_train_resume(&view, state)?,
                 None => self.callbacks[i].on_train_begin(&view)?,
@@ -239,7 +252,7 @@ impl<'a> Training<'a> {
         }
         self.engine.check_counters(&header.counters)?;
         for change in setup.changes(&header.setup) {
-            tracing::warn!("{change}");
+            warning!("{change}");
         }
         self.engine.set_state(&header.counters, &tensors, setup.batch_size)?;
         (self.at, self.tally, self.history) = (header.position, header.tally, header.history);
@@ -298,7 +311,7 @@ impl<'a> Training<'a> {
     fn call(&mut self, logs: &Logs, hook: Hook) -> Result<Vec<usize>> {
         let mut asking = vec![];
         for i in 0..self.callbacks.len() {
-            let view = view(self.engine, &self.at, self.epochs, self.steps, &self.history, logs);
+            let view = view(self.engine, &self.at, &self.outline, &self.history, logs);
             let action = hook(&mut *self.callbacks[i], &view)?;
             if action == Action::BackUp {
                 asking.push(i);
@@ -335,7 +348,7 @@ impl<'a> Training<'a> {
             model: self.engine.def.name.clone(),
             batch_size: self.data.batch_size(),
             samples: self.data.len(),
-            steps: self.steps,
+            steps: self.outline.steps,
             shuffle: self.data.shuffles(),
             optimizer: self.engine.optimizer_options(),
         }
@@ -354,7 +367,7 @@ impl<'a> Training<'a> {
         let shown = |n: Option<usize>| n.map_or("unknown".into(), |n| n.to_string());
         let digest = |data: &dyn Dataset| format!("{:016x}", data.digest());
         let own = [
-            ("epochs", format!("{} to {}", self.at.epoch, self.epochs)),
+            ("epochs", format!("{} to {}", self.at.epoch, self.outline.epochs)),
             ("global batch size", setup.batch_size.to_string()),
             ("samples", shown(setup.samples)),
             ("steps per epoch", shown(setup.steps)),
@@ -405,17 +418,17 @@ impl<'a> Training<'a> {
 fn view<'a>(
     engine: &'a Engine,
     at: &Position,
-    epochs: usize,
-    steps_per_epoch: Option<usize>,
+    outline: &'a Outline,
     history: &'a History,
     logs: &'a Logs,
 ) -> View<'a> {
     View {
         epoch: at.epoch,
-        epochs,
+        epochs: outline.epochs,
         step: engine.steps,
-        steps_per_epoch,
+        steps_per_epoch: outline.steps,
         logs,
+        metrics: &outline.metrics,
         learning_rate: engine.learning_rate(),
         history,
         model: &engine.def,

@@ -1,7 +1,7 @@
 //! A grid of images with captions, the wrong predictions in red.
 
 use super::font;
-use super::scene::{Anchor, Color, Pixels, Scene, Shape, stroke};
+use super::scene::{Anchor, Color, Pixels, Scene, Shape, Stroke, stroke};
 use super::{format, save};
 use crate::error::{Error, Result};
 use phalanx_graph::{Data, Tensor};
@@ -12,9 +12,12 @@ const SIDE: usize = 128;
 const CAPTION: f64 = 14.0;
 const CAPTION_LINES: usize = 3;
 const GAP: f64 = 18.0;
+/// From one line of the legend to the next.
+const KEY_LINE: f64 = 1.5 * CAPTION;
 
 /// Draws images `[n, height, width, channels]` (1 channel grey, 3 colour) in rows of `columns`, each
-/// above its caption and whether the prediction in it is right; wrong ones are red. Floats from 0 to
+/// above its caption and whether the prediction in it is right; wrong ones are red. A legend above them
+/// says so, and what the captions are: `legend`, such as `prediction (true class)`. Floats from 0 to
 /// 1 and from 0 to 255 are told apart by their largest value, other floats (normalised images) are
 /// stretched from their smallest to their largest; integers are taken as 0 to 255.
 ///
@@ -24,6 +27,7 @@ const GAP: f64 = 18.0;
 pub fn samples(
     images: &Tensor,
     captions: &[(String, bool)],
+    legend: &str,
     columns: usize,
     path: &Path,
 ) -> Result<()> {
@@ -49,7 +53,7 @@ pub fn samples(
         .chunks_exact(height * width * channels)
         .map(|one| reduced(one, height, width, channels))
         .collect();
-    save(&draw(&pictures, captions, columns.min(n)), format, path)
+    save(&draw(&pictures, captions, legend, columns.min(n)), format, path)
 }
 
 /// The values as bytes, whatever range they are in.
@@ -97,7 +101,37 @@ fn reduced(image: &[u8], height: usize, width: usize, channels: usize) -> Pixels
     Pixels { width: w, height: h, rgb }
 }
 
-fn draw(pictures: &[Pixels], captions: &[(String, bool)], columns: usize) -> Scene {
+/// The colour of a caption and the frame of its image.
+fn style(right: bool) -> (Color, Stroke) {
+    match right {
+        true => (Color::INK, stroke(Color(205, 205, 205), 1.0)),
+        false => (Color::RED, stroke(Color::RED, 3.0)),
+    }
+}
+
+/// What captions and colours mean: the words in lines, then a mark for each colour.
+fn key(scene: &mut Scene, words: &[String]) {
+    let mut y = GAP + 0.8 * CAPTION;
+    for line in words {
+        scene.text((GAP, y), line, CAPTION, Color::GREY, Anchor::Start);
+        y += KEY_LINE;
+    }
+    let mut x = GAP;
+    for (right, word) in [(true, "right"), (false, "wrong")] {
+        let (color, frame) = style(right);
+        scene.shapes.push(Shape::Rect {
+            at: (x, y - 0.8 * CAPTION),
+            size: (CAPTION, 0.8 * CAPTION),
+            radius: 0.0,
+            fill: Color::WHITE,
+            stroke: Some(frame),
+        });
+        scene.text((x + 1.5 * CAPTION, y), word, CAPTION, color, Anchor::Start);
+        x += 2.5 * CAPTION + font::width(word, CAPTION);
+    }
+}
+
+fn draw(pictures: &[Pixels], captions: &[(String, bool)], legend: &str, columns: usize) -> Scene {
     let (w, h) = pictures.first().map_or((1, 1), |p| (p.width, p.height));
     let times = (SIDE / w.max(h)).max(1) as f64;
     let (width, height) = (w as f64 * times, h as f64 * times);
@@ -114,15 +148,16 @@ fn draw(pictures: &[Pixels], captions: &[(String, bool)], columns: usize) -> Sce
     let caption = if deepest > 0.0 { 6.0 + deepest * 1.3 * CAPTION } else { 0.0 };
     let row = height + caption + GAP;
     let rows = pictures.len().div_ceil(columns) as f64;
-    let mut scene = Scene::new(GAP + columns as f64 * (column + GAP), GAP + rows * row);
+    let across = GAP + columns as f64 * (column + GAP);
+    let words = font::wrap(legend, CAPTION, across - 2.0 * GAP);
+    let top = GAP + (words.len() + 1) as f64 * KEY_LINE;
+    let mut scene = Scene::new(across, top + GAP + rows * row);
+    key(&mut scene, &words);
     for (i, (pixels, (_, right))) in pictures.iter().zip(captions).enumerate() {
         let x = GAP + (i % columns) as f64 * (column + GAP);
-        let y = GAP + (i / columns) as f64 * row;
+        let y = top + GAP + (i / columns) as f64 * row;
         let at = (x + ((column - width) / 2.0).round(), y);
-        let (color, frame) = match right {
-            true => (Color::INK, stroke(Color(205, 205, 205), 1.0)),
-            false => (Color::RED, stroke(Color::RED, 3.0)),
-        };
+        let (color, frame) = style(*right);
         scene.shapes.push(Shape::Rect {
             at: (at.0 - 1.0, at.1 - 1.0),
             size: (width + 2.0, height + 2.0),

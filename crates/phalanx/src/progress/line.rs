@@ -31,9 +31,14 @@ impl Line {
 
     pub fn metrics(&mut self, logs: &[(String, f64)]) {
         for (name, value) in logs {
-            self.push("", &format!(" - {name}: {}", number(*value)));
+            self.push("", &metric(name, *value));
         }
     }
+}
+
+/// A metric with what parts it from the text before it.
+pub(super) fn metric(name: &str, value: f64) -> String {
+    format!(" - {name}: {}", number(value))
 }
 
 /// A duration as Keras shows a step's: `387us`, `4ms`, `1.2s`, `64s`.

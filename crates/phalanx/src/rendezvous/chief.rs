@@ -5,6 +5,7 @@ use super::message::{self, CHALLENGE, Fault, HELLO, Hello, REFUSED, Reason, WELC
 use super::secret::{Nonce, nonce};
 use super::{Id, Met, Terms, failed, missing};
 use crate::error::Result;
+use crate::warnings::warning;
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -204,7 +205,7 @@ impl Door {
     fn say(&mut self, from: SocketAddr, words: &dyn fmt::Display) {
         self.lines += 1;
         if self.lines <= MOST_LINES {
-            tracing::warn!("rendezvous: {from} is turned away: {words}");
+            warning!("rendezvous: {from} is turned away: {words}");
         }
     }
 }

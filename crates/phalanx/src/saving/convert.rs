@@ -15,6 +15,6 @@ pub fn convert(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     // Files of weights have no place for an optimizer.
     let whole = format != Format::WeightsH5;
     let model = Load::new().compile(whole).model(from)?;
-    let training = model.trainer().map(|engine| engine.training());
+    let training = model.training();
     save(to, model.definition(), &model.own_weights()?, Parts { whole, training })
 }

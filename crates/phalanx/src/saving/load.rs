@@ -6,6 +6,7 @@ use super::{Format, keras, legacy, open_file, safetensors};
 use crate::error::{Error, Result};
 use crate::model::{Compile, Model};
 use crate::strategy::MirroredStrategy;
+use crate::warnings::warning;
 use crate::workers::MultiWorkerMirroredStrategy;
 use serde_json::{Map, Value};
 use std::io::Read;
@@ -145,7 +146,7 @@ impl Load {
         match engine.set_training_state(iteration, &variables) {
             Err(_) if old => {
                 let path = path.display();
-                tracing::warn!("{path}: the optimizer's state is of Keras 2: it starts anew");
+                warning!("{path}: the optimizer's state is of Keras 2: it starts anew");
                 Ok(())
             }
             done => done.map_err(in_file),

@@ -37,7 +37,7 @@ impl Model {
             let received = "one of a file of weights (see save_weights)";
             return Err(Error::file(path, expected, received));
         }
-        let training = self.trainer().map(|engine| engine.training());
+        let training = self.training();
         save(path, self.definition(), &self.own_weights()?, Parts { whole: true, training })
     }
 

@@ -9,6 +9,7 @@ use super::open::{identity, open_own};
 use super::safetensors::{self, SafeTensors};
 use crate::error::{Error, Result};
 use crate::model::RunState;
+use crate::warnings::warning;
 use phalanx_graph::Tensor;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -145,7 +146,7 @@ impl RunDirectory {
                 }
                 Found::Damaged(reason) => reason,
             };
-            tracing::warn!("{}: damaged ({reason}); the one before is used", path.display());
+            warning!("{}: damaged ({reason}); the one before is used", path.display());
             damaged.push(path);
         }
         match damaged.len() + self.files(DAMAGED_SUFFIX)?.len() {
@@ -172,7 +173,7 @@ impl RunDirectory {
         write(&path, state)?;
         // What is saved is saved, whatever becomes of the old ones.
         if let Err(error) = self.prune() {
-            tracing::warn!("older checkpoints cannot be removed: {error}");
+            warning!("older checkpoints cannot be removed: {error}");
         }
         Ok(path)
     }
@@ -250,7 +251,7 @@ fn set_aside(path: &Path) {
     let mut name = path.as_os_str().to_owned();
     name.push(DAMAGED);
     if let Err(error) = std::fs::rename(path, &name) {
-        tracing::warn!("{}: cannot be set aside: {error}", path.display());
+        warning!("{}: cannot be set aside: {error}", path.display());
     }
 }
 

@@ -285,7 +285,7 @@ fn what_no_machine_can_hold_is_refused() {
                 // Planned, but more than there is.
                 let x = Input::new([64, 64, 1]).symbol();
                 let y = UpSampling2D::new(1 << 12).apply(&x);
-                let mut model = Model::new(&x, GlobalAveragePooling2D::new().apply(&y))?;
+                let model = Model::new(&x, GlobalAveragePooling2D::new().apply(&y))?;
                 model.predict(Tensor::zeros([1, 64, 64, 1])).map(|_| ())
             },
             "out of memory: ",

@@ -141,7 +141,7 @@ fn calls_that_need_a_compiled_model_say_so() {
         ),
         (
             || {
-                let mut model = classifier();
+                let model = classifier();
                 model.predict(clouds(3).0)?;
                 model.program(StepKind::Train, 1).map(|_| ())
             },
@@ -170,8 +170,12 @@ fn callbacks_report_what_they_cannot_do() {
     check(&[
         (
             || with(EarlyStopping::new("val_loss")),
-            "monitor: expected validation_data or validation_split in fit, or another monitor, received \
-             'val_loss' without either; there is loss, accuracy",
+            "EarlyStopping: monitor: expected validation_data or validation_split in fit, or one of loss, \
+             accuracy, received 'val_loss' without either",
+        ),
+        (
+            || with(ReduceLROnPlateau::new("acuracy")),
+            "ReduceLROnPlateau: monitor: expected one of loss, accuracy, received 'acuracy'",
         ),
         (
             || with(LearningRateScheduler::new(|_| f64::NAN)),
@@ -207,4 +211,44 @@ fn weights_that_do_not_fit_change_nothing() {
     let error = model.set_weights(&wrong[..3]).unwrap_err().to_string();
     assert_eq!(error, "model 'sequential': set_weights: expected 4 tensors, received 3");
     assert_eq!(model.get_weights().unwrap(), before);
+}
+
+/// What a callback watches is looked at before the first epoch, in which it could not be found.
+#[test]
+fn a_monitor_that_does_not_exist_is_refused_before_the_first_epoch() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| ModelCheckpoint::new(directory.path().join(name));
+    let best = |monitor: &str| file("best.keras").monitor(monitor).save_best_only(true);
+    let callbacks: Vec<(Box<dyn Callback>, &str)> = vec![
+        (Box::new(EarlyStopping::new("val_accuracy")), "EarlyStopping: monitor: expected valid"),
+        (Box::new(EarlyStopping::new("los")), "expected one of loss, accuracy, received 'los'"),
+        (
+            Box::new(ReduceLROnPlateau::new("val_loss")),
+            "ReduceLROnPlateau: monitor: expected valid",
+        ),
+        (Box::new(best("val_accuracy")), "ModelCheckpoint: monitor: expected validation_data"),
+        (Box::new(best("accurcy")), "ModelCheckpoint: monitor: expected one of loss, accuracy,"),
+        (
+            Box::new(best("val_loss").save_freq(3)),
+            "ModelCheckpoint: monitor: expected a metric of batches, as save_freq counts those",
+        ),
+        (Box::new(file("{val_loss:.2f}.keras")), "checkpoint's name 'val_loss'"),
+        (Box::new(file("{epoch}-{acc:.2f}.keras")), "did you mean 'accuracy'? known: epoch, loss,"),
+        (Box::new(file("{loss:d}.keras")), "{loss:d} for a fraction"),
+    ];
+    struct Boxed(Box<dyn Callback>);
+    impl Callback for Boxed {
+        fn on_train_begin(&mut self, view: &View<'_>) -> Result<Action> {
+            self.0.on_train_begin(view)
+        }
+    }
+    for (callback, message) in callbacks {
+        let begun = LambdaCallback::new().epoch_begin(|_| panic!("an epoch was begun"));
+        let fit = Fit::new().verbose(0).callback(Boxed(callback)).callback(begun);
+        let error = compiled(SGD::default()).fit(clouds(6), fit).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+    let fit = Fit::new().epochs(2).verbose(0).validation_data(clouds(6));
+    let fit = fit.callback(best("val_accuracy")).callback(EarlyStopping::new("val_loss"));
+    compiled(SGD::default()).fit(clouds(6), fit).unwrap();
 }

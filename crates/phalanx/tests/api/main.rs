@@ -2,12 +2,15 @@
 //! errors say.
 
 mod build_errors;
+mod cuts;
 mod data_errors;
 mod errors;
 mod fit;
+mod generators;
 mod models;
 mod sharing;
 mod sweep;
+mod threads;
 mod training;
 
 use phalanx::prelude::*;

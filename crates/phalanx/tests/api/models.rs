@@ -70,7 +70,7 @@ fn given_names_take_precedence_over_numbered_ones() {
 fn an_input_may_go_unused_and_an_output_may_be_an_input() {
     let (x, unused) = (Input::new([2]).symbol(), Input::new([3]).symbol());
     let doubled = Add::new().apply([&x, &x]);
-    let mut model = Model::new([&x, &unused], [&doubled, &x]).unwrap();
+    let model = Model::new([&x, &unused], [&doubled, &x]).unwrap();
     let data = vec![super::tensor(&[1, 2], vec![1.0f32, 2.0]), Tensor::zeros([1, 3])];
     let y =
         model.predict_with(Arrays::new(data, ()).unwrap(), Inference::new().batch_size(1)).unwrap();

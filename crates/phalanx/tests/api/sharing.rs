@@ -52,7 +52,7 @@ fn a_nested_model_gives_all_its_outputs() {
     let inner = Model::with_name("inner", &x, [&doubled, &squared]).unwrap();
     let z = Input::new([2]).symbol();
     let parts = inner.apply_all(&z);
-    let mut outer = Model::new(&z, [&parts[1], &parts[0]]).unwrap();
+    let outer = Model::new(&z, [&parts[1], &parts[0]]).unwrap();
     assert_eq!(outer.output_names(), ["inner", "inner_1"]);
     let y = outer.predict_all(tensor(&[1, 2], vec![3.0f32, 5.0])).unwrap();
     assert_eq!(y[0].f32().unwrap(), [9.0, 25.0]);
@@ -105,7 +105,7 @@ fn models_over_the_same_layers_see_each_others_training() {
 fn a_callback_may_ask_another_model_over_the_same_layers() {
     let x = Input::new([1]).symbol();
     let y = one_weight().apply(&x);
-    let mut monitor = Model::new(&x, &y).unwrap();
+    let monitor = Model::new(&x, &y).unwrap();
     let mut model = Model::new(&x, &y).unwrap();
     model.compile(Compile::new(SGD::new(0.1)).loss("mse").strategy(one_thread())).unwrap();
     let mut last = 2.0;

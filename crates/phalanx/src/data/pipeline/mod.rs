@@ -1,6 +1,7 @@
 //! Pipelines with the words of `tf.data`.
 
 mod cache;
+mod generator;
 mod parallel;
 mod part_file;
 mod pass;
@@ -58,7 +59,7 @@ trait Elements: Send {
 /// With several workers each makes the samples of its own rows only, of the same batches as one process
 /// would make: what is mapped before the last `batch` is mapped by one worker, and caches keep what
 /// their worker has made. What has to see everything runs in full on every worker: `filter` and the steps
-/// before it, those between it and `batch` (how many samples there are is not known), a `map`, `zip` or
+/// before it, `from_generator`, those between either and `batch` (how many samples there are is not known), a `map`, `zip` or
 /// `enumerate` of whole batches and what is before it, and what is repeated without end before it is shuffled.
 ///
 /// ```
@@ -103,6 +104,52 @@ impl Pipeline {
         }
         let step = Arc::new(steps::Slices { columns, rows });
         Ok(Pipeline { step, batch: None, rows: Some(rows), shuffled: false })
+    }
+
+    /// What a program makes, one element after the other, for data of any size: `open` starts every
+    /// pass anew, and nothing is kept but what later steps ask for. An element is `[x]`, `[x, y]` or
+    /// `[x, y, sample_weight]`, each without the dimension of the batch.
+    ///
+    /// How many there are is not known until they end; [`assert_cardinality`](Self::assert_cardinality)
+    /// says it. A run continued in the middle of an epoch makes the elements before its place once
+    /// more, and drops them. An error ends the pass, with the element's number.
+    ///
+    /// ```
+    /// use phalanx::prelude::*;
+    /// use std::io::{BufRead, BufReader};
+    ///
+    /// # std::fs::write(std::env::temp_dir().join("phalanx-doc.csv"), "1,2\n3,6\n5,10\n")?;
+    /// # let path = std::env::temp_dir().join("phalanx-doc.csv");
+    /// let lines = Pipeline::from_generator(move || {
+    ///     let file = BufReader::new(std::fs::File::open(&path)?);
+    ///     Ok(file.lines().map(|line| {
+    ///         let line = line?;
+    ///         let number = |text: &str| text.parse::<f32>().map_err(|e| Error::config("line", e));
+    ///         let (x, y) = line.split_once(',').unwrap_or((&line, "0"));
+    ///         Ok(vec![Tensor::new([1], vec![number(x)?])?, Tensor::new([1], vec![number(y)?])?])
+    ///     }))
+    /// });
+    /// let train = lines.shuffle(1000)?.batch(2, false)?.prefetch(2);
+    /// let mut model = Sequential::new().add(Input::new([1])).add(Dense::new(1)).build()?;
+    /// model.compile(Compile::new("adam").loss("mse"))?;
+    /// model.fit(train, Fit::new().epochs(2).verbose(0))?;
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    pub fn from_generator<I>(open: impl Fn() -> Result<I> + Send + Sync + 'static) -> Pipeline
+    where
+        I: Iterator<Item = Result<Element>> + Send + 'static,
+    {
+        let open = move || open().map(|iter| Box::new(iter) as generator::Iter);
+        let step = Arc::new(generator::Generator { open: Arc::new(open) });
+        Pipeline { step, batch: None, rows: None, shuffled: false }
+    }
+
+    /// Says how many elements there are where only running it would tell: an epoch then has known
+    /// steps, and of several workers each maps its own rows only. A pass with more or fewer is an error.
+    pub fn assert_cardinality(self, count: usize) -> Pipeline {
+        let rows = self.rows.or(self.batch.is_none().then_some(count));
+        let step = Arc::new(generator::AssertCardinality { inner: self.step, count });
+        Pipeline { step, rows, ..self }
     }
 
     /// The number of elements, as far as it is known.
@@ -240,12 +287,6 @@ impl Pipeline {
             _ => None,
         };
         whole.map(|rows| change(rows, size))
-    }
-}
-
-impl IntoDataset for Pipeline {
-    fn into_source(self) -> Result<Source> {
-        Ok(Source::Dataset(Arc::new(self)))
     }
 }
 

@@ -5,6 +5,7 @@ use super::{Cardinality, Element};
 use crate::data::{Digest, Share};
 use crate::error::{Error, Result};
 use crate::saving::open_own;
+use crate::warnings::warning;
 use phalanx_graph::{DType, Data, Tensor};
 use std::collections::HashMap;
 use std::fs::{File, TryLockError};
@@ -67,9 +68,7 @@ impl PartFile {
         if found != head {
             if !found.is_empty() {
                 let shown = path.display();
-                tracing::warn!(
-                    "{shown}: made with another seed or for other data; it is made again"
-                );
+                warning!("{shown}: made with another seed or for other data; it is made again");
             }
             file.set_len(0).map_err(io)?;
             file.seek(SeekFrom::Start(0)).map_err(io)?;

@@ -11,6 +11,10 @@ use std::sync::Arc;
 /// The random stream of shuffled pipelines; layers count theirs from 1.
 const PIPELINE: u32 = 0xFFFF_0004;
 
+/// Shuffled elements up to which a worker finds out which ones it needs, with a byte for each; of more
+/// it makes all.
+const MOST_PLANNED: usize = 1 << 28;
+
 type Inner = Arc<dyn Step>;
 type Open = Result<Box<dyn Elements>>;
 
@@ -148,7 +152,9 @@ impl Shuffle {
     /// far as there are so many that their end is known.
     fn before(&self, pass: Pass, random: Stream) -> Pass {
         let before = Pass { wanted: None, ..pass.clone() }.inner(0);
-        let (Cardinality::Known(n), Some(wanted)) = (self.inner.cardinality(), pass.wanted) else {
+        let (Cardinality::Known(n @ ..=MOST_PLANNED), Some(wanted)) =
+            (self.inner.cardinality(), pass.wanted)
+        else {
             return before;
         };
         let mut buffer = Buffer { held: vec![], size: self.buffer, ended: false, random };

@@ -5,6 +5,7 @@ use crate::data::Samples;
 use crate::datasets::npy;
 use crate::error::{Error, Result};
 use crate::saving::{open_file, write_atomic};
+use crate::warnings::warning;
 use phalanx_graph::Tensor;
 use std::collections::BTreeMap;
 use std::io::BufReader;
@@ -106,7 +107,7 @@ pub fn load_npz(path: &Path) -> Result<UserData> {
         set.map_or(Ok(()), |set| check(path, part, set))?;
     }
     if !unused.is_empty() {
-        tracing::warn!("{}: not used: {}", path.display(), shown(&unused));
+        warning!("{}: not used: {}", path.display(), shown(&unused));
     }
     Ok(UserData { train, validation, test })
 }

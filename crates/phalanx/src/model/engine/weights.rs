@@ -35,8 +35,10 @@ impl Engine {
             if version.is_none() || version == held.seen {
                 continue;
             }
-            for (weight, param) in held.layer.weights().iter().zip(&held.params) {
-                if let Some(values) = &weight.values {
+            // Copied first: whoever reads these devices' weights locks the devices before the layer.
+            let values: Vec<_> = held.layer.weights().iter().map(|w| w.values.clone()).collect();
+            for (values, param) in values.iter().zip(&held.params) {
+                if let Some(values) = values {
                     lock(&self.executor).set_param(*param, values)?;
                 }
             }

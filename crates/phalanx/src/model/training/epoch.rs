@@ -7,6 +7,7 @@ use crate::model::Logs;
 use crate::model::engine::{Engine, Gather, Kept, StepKind};
 use crate::model::run_state::Position;
 use crate::model::turns::Group;
+use crate::warnings::warning;
 use std::time::Instant;
 
 /// Steps undone in a row before the run is given up.
@@ -78,7 +79,7 @@ impl Training<'_> {
             }
             self.call(&none, |c, v| c.on_batch_begin(v))?;
             self.engine.raise(self.interrupt.raised());
-            let last = self.flush && self.steps.is_some_and(|n| self.at.batch + 1 == n);
+            let last = self.flush && self.outline.steps.is_some_and(|n| self.at.batch + 1 == n);
             let gather = self.gather.map(|every| Gather { every, last });
             let loss = match self.on_nan {
                 OnNan::Skip => self.step_or_undo(batch, gather)?,
@@ -208,7 +209,7 @@ impl Training<'_> {
             return Err(self.not_finite(loss, self.engine.steps));
         }
         let step = self.engine.steps;
-        tracing::warn!("step {step} is undone: its loss is {loss}, or its weights no numbers");
+        warning!("step {step} is undone: its loss is {loss}, or its weights no numbers");
         self.engine.set_state(&counters, &tensors, self.data.batch_size())?;
         // The step was made all the same: the next one draws other random numbers.
         self.engine.steps = step;

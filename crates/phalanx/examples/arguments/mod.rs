@@ -1,0 +1,58 @@
+//! The arguments of an example: flags with a value each, and nothing else.
+#![allow(dead_code)] // an example without flags reads no values
+
+use phalanx::{Error, Result};
+
+/// The flags given, with their values.
+pub struct Flags {
+    usage: &'static str,
+    given: Vec<(String, String)>,
+}
+
+/// Reads the command line; `usage` names the flags, as in `[--epochs N] [--output FILE]`.
+pub fn read(usage: &'static str) -> Result<Flags> {
+    let mut line = std::env::args();
+    let program = line.next().unwrap_or_default();
+    let line: Vec<String> = line.collect();
+    if line.iter().any(|word| word == "--help" || word == "-h") {
+        println!("usage: {program} {usage}");
+        std::process::exit(0);
+    }
+    parse(usage, line)
+}
+
+/// Reads the words of a command line; what the usage does not name is refused with it.
+pub fn parse(usage: &'static str, line: Vec<String>) -> Result<Flags> {
+    let (mut given, mut words) = (vec![], line.into_iter());
+    while let Some(word) = words.next() {
+        let (flag, value) = match word.split_once('=') {
+            Some((flag, value)) => (flag.to_string(), Some(value.to_string())),
+            None => (word, None),
+        };
+        if !usage.split(['[', ']', ' ']).any(|known| known == flag && flag.starts_with("--")) {
+            return Err(refused(usage, flag));
+        }
+        let value = value.or_else(|| words.next());
+        let value = value.ok_or_else(|| refused(usage, format!("{flag} without a value")))?;
+        given.push((flag, value));
+    }
+    Ok(Flags { usage, given })
+}
+
+fn refused(usage: &str, received: String) -> Error {
+    let expected = if usage.is_empty() { "none" } else { usage };
+    Error::argument("command line", "arguments", expected, received)
+}
+
+impl Flags {
+    /// A flag's value, the last where it is given twice.
+    pub fn text(&self, flag: &str) -> Option<&str> {
+        self.given.iter().rev().find(|(name, _)| name == flag).map(|(_, value)| value.as_str())
+    }
+
+    /// A flag's value as a number.
+    pub fn number(&self, flag: &str, usual: usize) -> Result<usize> {
+        let Some(text) = self.text(flag) else { return Ok(usual) };
+        text.parse().map_err(|_| refused(self.usage, format!("{flag} {text}")))
+    }
+}

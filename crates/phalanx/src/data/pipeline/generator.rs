@@ -1,0 +1,100 @@
+//! Elements that a program makes one after the other, and a promise of how many there are.
+
+use super::pass::{Item, Pass};
+use super::{Cardinality, Element, Elements, Step};
+use crate::error::{Error, Result};
+use std::sync::Arc;
+
+const OWNER: &str = "from_generator";
+
+/// An iterator over the elements of one pass.
+pub(super) type Iter = Box<dyn Iterator<Item = Result<Element>> + Send>;
+
+/// Opens an iterator for every pass.
+pub(super) struct Generator {
+    pub open: Arc<dyn Fn() -> Result<Iter> + Send + Sync>,
+}
+
+impl Step for Generator {
+    fn cardinality(&self) -> Cardinality {
+        Cardinality::Unknown
+    }
+
+    fn open(&self, pass: Pass) -> Result<Box<dyn Elements>> {
+        let iter = (self.open)().map_err(|e| Error::config(OWNER, e))?;
+        Ok(Box::new(GeneratorElements { iter: Some(iter), pass, at: 0 }))
+    }
+}
+
+struct GeneratorElements {
+    /// Taken at the end, behind which an iterator is not asked again.
+    iter: Option<Iter>,
+    pass: Pass,
+    at: usize,
+}
+
+impl Elements for GeneratorElements {
+    fn next(&mut self) -> Result<Option<Item>> {
+        let Some(next) = self.iter.as_mut().and_then(Iterator::next) else {
+            self.iter = None;
+            return Ok(None);
+        };
+        let at = self.at;
+        self.at += 1;
+        let element = next.map_err(|e| Error::config(OWNER, format!("element {at}: {e}")))?;
+        Ok(Some(if self.pass.wants(at) { Item::Made(element) } else { Item::LeftOut }))
+    }
+}
+
+/// The elements of another step, of which there must be so many.
+pub(super) struct AssertCardinality {
+    pub inner: Arc<dyn Step>,
+    pub count: usize,
+}
+
+impl Step for AssertCardinality {
+    fn cardinality(&self) -> Cardinality {
+        Cardinality::Known(self.count)
+    }
+
+    fn open(&self, pass: Pass) -> Result<Box<dyn Elements>> {
+        Ok(Box::new(Asserted {
+            inner: self.inner.open(pass)?,
+            count: self.count,
+            at: 0,
+            skipped: false,
+        }))
+    }
+}
+
+struct Asserted {
+    inner: Box<dyn Elements>,
+    count: usize,
+    at: usize,
+    /// Whether some were left out, as far as there were that many.
+    skipped: bool,
+}
+
+impl Elements for Asserted {
+    fn next(&mut self) -> Result<Option<Item>> {
+        let item = self.inner.next()?;
+        let received = match &item {
+            Some(_) if self.at < self.count => {
+                self.at += 1;
+                return Ok(item);
+            }
+            Some(_) => "more".into(),
+            None if self.at < self.count && self.skipped => "fewer".into(),
+            None if self.at < self.count => self.at.to_string(),
+            None => return Ok(None),
+        };
+        let expected = format!("{} elements", self.count);
+        Err(Error::argument("Pipeline", "assert_cardinality", expected, received))
+    }
+
+    fn skip(&mut self, elements: usize) -> Result<()> {
+        self.at = self.at.saturating_add(elements);
+        self.skipped |= elements > 0;
+        self.inner.skip(elements)
+    }
+}
