@@ -7,6 +7,7 @@ use phalanx::Data;
 use phalanx::data::{ColorMode, Samples};
 use phalanx::datasets::{Csv, Own, load_npz};
 use phalanx::prelude::*;
+use phalanx::text::{part, shown};
 use std::path::Path;
 
 /// Of each class of data without a test split, one in so many samples goes into one.
@@ -65,6 +66,11 @@ pub fn numbered(count: usize) -> Vec<String> {
     (0..count).map(|class| class.to_string()).collect()
 }
 
+/// Some of the classes' names, to show.
+pub fn list(classes: &[String]) -> String {
+    part(format!("{classes:?}")).to_string()
+}
+
 /// Loads what a name or path stands for.
 pub fn load(name: &str, reading: Reading) -> Result<Loaded> {
     if datasets::NAMES.contains(&datasets::canonical(name)) {
@@ -81,11 +87,12 @@ pub fn load(name: &str, reading: Reading) -> Result<Loaded> {
         Some("csv") => own(Csv::new().load(path)?),
         _ if path.is_dir() => folder(path, reading),
         _ => bail!(
-            "--data: unknown dataset '{name}': expected {}, a directory of images, an .npz or a .csv",
+            "--data: unknown dataset '{}': expected {}, a directory of images, an .npz or a .csv",
+            shown(name),
             datasets::NAMES.join(", ")
         ),
     };
-    loaded.with_context(|| format!("--data {name}"))
+    loaded.with_context(|| format!("--data {}", shown(name)))
 }
 
 /// A directory with a directory per class; with `train` and `test` in it, those have them.
@@ -109,7 +116,10 @@ fn folder(path: &Path, reading: Reading) -> Result<Loaded> {
     };
     let classes = train.class_names().to_vec();
     if let Some(other) = test.as_ref().filter(|test| test.class_names() != classes) {
-        bail!("expected the same classes in train and test, received {:?}", other.class_names());
+        bail!(
+            "expected the same classes in train and test, received {}",
+            list(other.class_names())
+        );
     }
     let (train, test) = match test {
         Some(test) => (part(train, room() / 2)?, part(test, room() / 2)?),

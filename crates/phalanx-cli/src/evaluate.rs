@@ -5,9 +5,11 @@ use crate::network::Choice;
 use crate::paths;
 use crate::prepare::{Prepared, load, prepare};
 use crate::subject::Subject;
-use anyhow::Result;
+use crate::terminal;
+use anyhow::{Result, bail};
 use phalanx::pictures;
 use phalanx::prelude::*;
+use phalanx::text::shown;
 use std::io::Write;
 
 /// Samples drawn into the picture.
@@ -29,13 +31,19 @@ pub fn run(args: &Evaluate) -> Result<()> {
             prepare(&subject, args.data.as_deref().unwrap_or("glyphs"), None, false, &strategy)?
         }
     };
+    let classes = data.origin.classes.len();
+    if args.confusion.is_some() && classes > pictures::MAX_CLASSES {
+        let most = pictures::MAX_CLASSES;
+        bail!("--confusion: expected at most {most} classes, received {classes}");
+    }
     let batch = args.batch.global(subject.usual_batch(), strategy.num_replicas_in_sync())?;
     let mut model = subject.compiled(&data.origin, strategy.into())?;
     let test = || data.test.0.in_order(&data.test.1, batch);
     let logs = model.evaluate_with(test()?, Inference::new())?;
-    let text: Vec<String> = logs.iter().map(|(name, v)| format!("{name}: {v:.4}")).collect();
+    let text: Vec<String> =
+        logs.iter().map(|(name, v)| format!("{}: {v:.4}", shown(name))).collect();
     if chief {
-        writeln!(std::io::stdout().lock(), "test - {}", text.join(" - "))?;
+        writeln!(terminal::stdout(), "test - {}", text.join(" - "))?;
     }
     if args.confusion.is_some() || args.samples.is_some() {
         let outputs = model.predict(test()?)?;
@@ -68,14 +76,20 @@ fn draw(args: &Evaluate, subject: &Subject, data: &Prepared, outputs: &Tensor) -
         pictures::confusion_matrix(&counts, names, &title, path)?;
     }
     if let Some(path) = &args.samples {
-        let shown = SHOWN.min(truths.len());
-        let images = data.pictures.first(shown)?;
+        let count = SHOWN.min(truths.len());
+        // As bytes, and as the floats that they are drawn from.
+        let bytes = data.pictures.dims().iter().product::<usize>().saturating_mul(5 * count);
+        if bytes > phalanx::free_memory() {
+            bail!("--samples: no memory for {count} images of {:?}", data.pictures.dims());
+        }
+        let images = data.pictures.first(count)?;
         let captions: Vec<(String, bool)> = truths
             .iter()
             .zip(&guesses)
-            .take(shown)
+            .take(count)
             .map(|(truth, guess)| {
-                (format!("{} ({})", names[*guess], names[*truth]), truth == guess)
+                let named = |class: usize| shown(&names[class]);
+                (format!("{} ({})", named(*guess), named(*truth)), truth == guess)
             })
             .collect();
         if let Some(images) = images {

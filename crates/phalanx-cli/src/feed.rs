@@ -3,7 +3,7 @@
 use crate::origin::Origin;
 use crate::subject::Subject;
 use crate::words;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use phalanx::data::{Digest, ImageFlow, Images, KeptImages, Pixels, Samples};
 use phalanx::launch;
 use phalanx::model::{IntoDataset, Source};
@@ -231,6 +231,10 @@ fn pick(x: &Samples, rows: &[usize]) -> Result<Samples> {
     let width = x.row_len();
     let mut dims = x.dims().to_vec();
     dims[0] = rows.len();
+    let each = if matches!(x, Samples::Pixels(_)) { width } else { width * size_of::<f32>() };
+    if each.saturating_mul(rows.len()) > phalanx::free_memory() {
+        bail!("no memory for a part of the samples: {} of {:?}", rows.len(), &dims[1..]);
+    }
     Ok(match x {
         Samples::Pixels(pixels) => {
             let bytes = rows.iter().flat_map(|r| &pixels.bytes()[r * width..(r + 1) * width]);

@@ -3,6 +3,7 @@
 use crate::args::Inspect;
 use crate::network::{Choice, USUAL_BATCH, USUAL_CLASSES};
 use crate::paths;
+use crate::terminal;
 use anyhow::Result;
 use phalanx::prelude::*;
 use std::io::Write;
@@ -10,16 +11,16 @@ use std::io::Write;
 /// Prints layers, or the compiled program, or what a file holds.
 pub fn run(args: &Inspect) -> Result<()> {
     paths::check_file("--picture", args.picture.as_deref(), &["png", "svg"])?;
-    let mut out = std::io::stdout().lock();
+    let mut out = terminal::stdout();
     if args.program {
         let (model, batch) = compiled(args)?;
-        write!(out, "{}", model.program(StepKind::Train, batch)?)?;
+        out.write_all(model.program(StepKind::Train, batch)?.to_string().as_bytes())?;
         return Ok(());
     }
     let model = match &args.model {
         Choice::Network(network) => network.build(&network.usual_input(), USUAL_CLASSES)?,
         Choice::File(path) if args.picture.is_none() => {
-            write!(out, "{}", phalanx::saving::describe(path)?)?;
+            out.write_all(phalanx::saving::describe(path)?.to_string().as_bytes())?;
             return Ok(());
         }
         Choice::File(path) => Load::new().compile(false).model(path)?,

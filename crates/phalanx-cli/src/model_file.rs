@@ -1,12 +1,13 @@
 //! The model of a file as something that tells classes apart.
 
 use crate::data::{MOST_CLASSES, numbered};
-use crate::origin::Origin;
+use crate::origin::{Origin, check_sample};
 use crate::subject::How;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use phalanx::data::to_categorical;
 use phalanx::prelude::*;
 use phalanx::saving::read_compile;
+use phalanx::text::shown;
 use std::path::{Path, PathBuf};
 
 /// What is to be known of a file's model before its data are.
@@ -33,15 +34,16 @@ impl ModelFile {
             let expected = "expected a model with one input and one output";
             bail!(
                 "{}: {expected}, received {} and {}",
-                path.display(),
+                shown(path.display()),
                 inputs.len(),
                 outputs.len()
             );
         };
         let &[outputs @ 1..=MOST_CLASSES] = &output[..] else {
             let expected = "expected a model whose output has a number for each class";
-            bail!("{}: {expected}, received {output:?}", path.display());
+            bail!("{}: {expected}, received {output:?}", shown(path.display()));
         };
+        check_sample(input).with_context(|| shown(path.display()).to_string())?;
         let losses = match read_compile(path)? {
             Some(compile) => compile.loss_classes()?,
             None => vec![],
@@ -89,7 +91,7 @@ impl ModelFile {
     pub fn class_names(&self, mut names: Vec<String>) -> Result<Vec<String>> {
         let (classes, received) = (self.classes(), names.len());
         if received > classes {
-            let path = self.path.display();
+            let path = shown(self.path.display());
             bail!("expected at most the {classes} classes of {path}, received {received}");
         }
         names.extend(numbered(classes).split_off(received));
@@ -105,7 +107,7 @@ impl ModelFile {
         }
         bail!(
             "{}: expected {} classes of {:?} in its origin, received {classes} of {input:?}",
-            weights.unwrap_or(&self.path).display(),
+            shown(weights.unwrap_or(&self.path).display()),
             self.classes(),
             self.input,
         )

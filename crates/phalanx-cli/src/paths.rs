@@ -2,13 +2,14 @@
 
 use anyhow::{Context, Result, bail};
 use phalanx::saving::latest_whole_checkpoint;
+use phalanx::text::shown;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
 /// A file that will be written by a flag, with one of these extensions where there are any.
 pub fn check_file(flag: &str, path: Option<&Path>, kinds: &[&str]) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
-    let shown = path.display();
+    let shown = shown(path.display());
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -39,7 +40,7 @@ pub fn is_stdout(path: Option<&Path>) -> bool {
 /// A directory that will be written into by a flag; made where it is not there.
 pub fn check_directory(flag: &str, path: Option<&Path>) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
-    let named = || format!("{flag}: {}", path.display());
+    let named = || format!("{flag}: {}", shown(path.display()));
     std::fs::create_dir_all(path).with_context(named)?;
     writable(&path.join(format!(".phalanx-{}", std::process::id()))).with_context(named)
 }
@@ -50,8 +51,9 @@ pub fn weights(path: &Path) -> Result<PathBuf> {
         return Ok(path.into());
     }
     let newest = latest_whole_checkpoint(path)?;
-    newest
-        .with_context(|| format!("{}: expected a checkpoint in it, received none", path.display()))
+    newest.with_context(|| {
+        format!("{}: expected a checkpoint in it, received none", shown(path.display()))
+    })
 }
 
 /// Whether a file can be written: one that is there keeps its content, another is gone again.

@@ -4,10 +4,12 @@ use crate::args::Predict;
 use crate::origin::Origin;
 use crate::paths;
 use crate::subject::Subject;
+use crate::terminal;
 use anyhow::{Context, Result, bail};
 use phalanx::data::{Pixels, Samples, read_image};
 use phalanx::datasets::npy;
 use phalanx::prelude::*;
+use phalanx::text::shown;
 use std::io::Write;
 use std::path::Path;
 
@@ -36,10 +38,10 @@ pub fn run(args: &Predict) -> Result<()> {
         let words: Vec<String> = ranked
             .iter()
             .take(args.top)
-            .map(|(class, p)| format!("{} {p:.4}", origin.classes[*class]))
+            .map(|(class, p)| format!("{} {p:.4}", shown(&origin.classes[*class])))
             .collect();
         if chief {
-            writeln!(std::io::stdout().lock(), "{}: {}", path.display(), words.join(", "))?;
+            writeln!(terminal::stdout(), "{}: {}", shown(path.display()), words.join(", "))?;
         }
     }
     Ok(())
@@ -50,21 +52,21 @@ fn image(path: &Path, subject: &Subject, origin: &Origin) -> Result<Samples> {
     let image = read_image(path)?;
     let (height, width) = (image.height() as usize, image.width() as usize);
     let [to_height, to_width, channels] = origin.input[..] else {
-        bail!("{}: the network takes {:?}, no images", path.display(), origin.input);
+        bail!("{}: the network takes {:?}, no images", shown(path.display()), origin.input);
     };
     let bytes = match channels {
         1 => image.into_luma8().into_raw(),
         3 => image.into_rgb8().into_raw(),
-        _ => bail!("{}: the network takes {channels} channels", path.display()),
+        _ => bail!("{}: the network takes {channels} channels", shown(path.display())),
     };
     let pixels = Pixels::new([1, height, width, channels], bytes, 255.0).context("a byte each")?;
     let sized = Samples::from(pixels).resize(to_height, to_width)?;
-    subject.feed(origin, &sized).with_context(|| path.display().to_string())
+    subject.feed(origin, &sized).with_context(|| shown(path.display()).to_string())
 }
 
 /// The network's outputs for an array of samples.
 fn array(model: &mut Model, subject: &Subject, origin: &Origin, input: &Path) -> Result<Tensor> {
-    let named = || input.display().to_string();
+    let named = || shown(input.display()).to_string();
     let samples = match npy::read(input)? {
         Samples::Pixels(pixels) => pixels.divided_by(255.0).into(),
         other => other,

@@ -5,10 +5,11 @@ use crate::data::{self, Loaded, Reading};
 use crate::feed::Feed;
 use crate::model_file::ModelFile;
 use crate::network::Network;
-use crate::origin::{Origin, Scale};
+use crate::origin::{Origin, Scale, check_sample};
 use crate::subject::{Kind, Subject};
 use anyhow::{Context, Result, bail};
 use phalanx::prelude::*;
+use phalanx::text::shown;
 
 /// Data in the form a model takes.
 pub struct Prepared {
@@ -37,7 +38,7 @@ pub fn load(
     let loaded = data::load(name, reading.by(workers.num_workers()))?;
     if loaded.classes.len() > origin.classes.len() {
         let (most, received) = (origin.classes.len(), loaded.classes.len());
-        bail!("--data {name}: expected at most {most} classes, received {received}");
+        bail!("--data {}: expected at most {most} classes, received {received}", shown(name));
     }
     finish(subject, origin.clone(), name, loaded)
 }
@@ -57,20 +58,21 @@ pub fn prepare(
     };
     let loaded = data::load(name, reading.by(workers.num_workers()))?;
     if loaded.classes.len() < 2 {
-        let received = &loaded.classes;
-        bail!("--data {name}: expected two classes or more, received {received:?}");
+        let received = data::list(&loaded.classes);
+        bail!("--data {}: expected two classes or more, received {received}", shown(name));
     }
     let origin = match &subject.kind {
         Kind::Network(network) => for_network(*network, subject, &loaded, size, workers),
         Kind::File(file) => for_file(file, subject, &loaded, size),
     };
-    let origin = origin.with_context(|| format!("--data {name}"))?;
+    let origin = origin.with_context(|| format!("--data {}", shown(name)))?;
     finish(subject, Origin { data: name.into(), ..origin }, name, loaded)
 }
 
 fn finish(subject: &Subject, origin: Origin, name: &str, loaded: Loaded) -> Result<Prepared> {
-    let named = || format!("--data {name}");
+    let named = || format!("--data {}", shown(name));
     let (train, test) = (loaded.train, loaded.test);
+    check_sample(&origin.input).with_context(named)?;
     Ok(Prepared {
         name: name.into(),
         train: (

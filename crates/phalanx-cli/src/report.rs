@@ -3,10 +3,11 @@
 use crate::args::{Train, Where};
 use crate::prepare::Prepared;
 use crate::subject::Subject;
-use crate::told;
+use crate::{terminal, told};
 use anyhow::Result;
 use phalanx::model::Source;
 use phalanx::prelude::*;
+use phalanx::text::shown;
 use std::io::Write;
 
 /// Seconds that the measurement of one replica may take, and the steps it takes at least.
@@ -85,7 +86,7 @@ pub fn header(
     rate: f64,
     data: &Prepared,
 ) -> Result<()> {
-    let mut out = std::io::stdout().lock();
+    let mut out = terminal::stdout();
     let program = model.program(StepKind::Train, plan.batch)?;
     let devices = model.devices()?.join(", ");
     let mut replicas = counted(plan.replicas, "replica");
@@ -148,8 +149,9 @@ pub fn end(
     scaling: Option<&Scaling>,
     args: &Train,
 ) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    let text: Vec<String> = logs.iter().map(|(name, v)| format!("{name}: {v:.4}")).collect();
+    let mut out = terminal::stdout();
+    let text: Vec<String> =
+        logs.iter().map(|(name, v)| format!("{}: {v:.4}", shown(name))).collect();
     writeln!(out, "test - {}", text.join(" - "))?;
     let all = history.run_seconds();
     if all > 0.0 {
@@ -175,7 +177,7 @@ pub fn end(
     }
     for (what, path) in [("saved", &args.save), ("curves", &args.output)] {
         if let Some(path) = path {
-            writeln!(out, "{what}: {}", path.display())?;
+            writeln!(out, "{what}: {}", shown(path.display()))?;
         }
     }
     Ok(())

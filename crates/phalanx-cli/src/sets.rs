@@ -3,8 +3,10 @@
 use crate::args::DataCommand;
 use crate::data::{self, Reading};
 use crate::network::Network;
+use crate::terminal;
 use anyhow::Result;
 use phalanx::prelude::*;
+use phalanx::text::shown;
 use std::io::Write;
 
 /// Classes named in a description.
@@ -20,12 +22,12 @@ pub fn run(command: Option<&DataCommand>) -> Result<()> {
 }
 
 fn list() -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "looked for in {}", datasets::directory().display())?;
+    let mut out = terminal::stdout();
+    writeln!(out, "looked for in {}", shown(datasets::directory().display()))?;
     writeln!(out, "glyphs         generated")?;
     for name in datasets::NAMES.into_iter().filter(|n| *n != "glyphs") {
         match datasets::find(name)? {
-            Some(place) => writeln!(out, "{name:<14} {}", place.display())?,
+            Some(place) => writeln!(out, "{name:<14} {}", shown(place.display()))?,
             None => writeln!(out, "{name:<14} not here (fetched when first used)")?,
         }
     }
@@ -37,15 +39,15 @@ fn fetch(name: &str) -> Result<()> {
         Some(place) => place,
         None => datasets::fetch(name, &mut datasets::terminal())?,
     };
-    writeln!(std::io::stdout().lock(), "{name}: {}", place.display())?;
+    writeln!(terminal::stdout(), "{name}: {}", shown(place.display()))?;
     Ok(())
 }
 
 fn info(name: &str) -> Result<()> {
     let data = data::load(name, Reading::of(&Network::Minigooglenet.usual_input(), None, false))?;
-    let mut out = std::io::stdout().lock();
+    let mut out = terminal::stdout();
     if let Ok(Some(place)) = datasets::find(name) {
-        writeln!(out, "files: {}", place.display())?;
+        writeln!(out, "files: {}", shown(place.display()))?;
     }
     let (train, test) = (data.train.0.rows(), data.test.0.rows());
     writeln!(out, "samples: {train} to train on, {test} to test on")?;
@@ -58,7 +60,7 @@ fn info(name: &str) -> Result<()> {
     }
     writeln!(out, "classes: {}", data.classes.len())?;
     for (i, (class, count)) in data.classes.iter().zip(&counts).enumerate().take(SHOWN) {
-        writeln!(out, "  {i:>3} {class:<16} {count} to train on")?;
+        writeln!(out, "  {i:>3} {:<16} {count} to train on", shown(class))?;
     }
     if data.classes.len() > SHOWN {
         writeln!(out, "  and {} more", data.classes.len() - SHOWN)?;

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use phalanx::data::Samples;
 use phalanx::prelude::*;
 use phalanx::saving::{describe, read_metadata};
+use phalanx::text::shown;
 use std::path::{Path, PathBuf};
 
 /// A network or model, with what the commands ask of either.
@@ -82,7 +83,7 @@ impl Subject {
                 (Kind::File(ModelFile::open(path)?), None)
             }
             Some(network) => (Kind::Network(network), Some(path.into())),
-            None => bail!("{}: does not say its network; add --model", path.display()),
+            None => bail!("{}: does not say its network; add --model", shown(path.display())),
         };
         let subject = Subject { kind, weights, origin, new_top: false };
         subject.check_origin()?;
@@ -96,7 +97,7 @@ impl Subject {
             && *wanted != said
         {
             let (said, wanted) = (said.name(), wanted.name());
-            bail!("--model: expected {said}, as {} says, received {wanted}", path.display());
+            bail!("--model: expected {said}, as {} says, received {wanted}", shown(path.display()));
         }
         Ok(())
     }
@@ -269,7 +270,7 @@ pub fn save(model: &Model, origin: &Origin, path: &Path) -> Result<()> {
         return Ok(model.save_weights(path)?);
     }
     if !name.ends_with(".keras") && origin.is_scaled() {
-        let shown = path.display();
+        let shown = shown(path.display());
         tracing::warn!("{shown}: .h5 files do not keep how images were scaled; .keras files do");
     }
     Ok(model.save(path)?)

@@ -6,12 +6,16 @@ use std::process::{Command, Output, Stdio};
 
 #[path = "cli/bench.rs"]
 mod bench;
+#[path = "cli/bounds.rs"]
+mod bounds;
 #[path = "cli/doctor.rs"]
 mod doctor;
 #[path = "cli/files.rs"]
 mod files;
 #[path = "cli/models.rs"]
 mod models;
+#[path = "cli/names.rs"]
+mod names;
 #[path = "cli/plan.rs"]
 mod plan;
 #[path = "cli/runs.rs"]

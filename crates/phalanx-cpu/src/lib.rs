@@ -19,5 +19,5 @@ mod worker;
 
 pub use between::overlaps;
 pub use executor::{CpuExecutor, CpuOptions, memory_plan};
-pub use memory::{available_memory, physical_memory};
+pub use memory::{available_memory, free_memory, physical_memory};
 pub use pool::{bound_to_fewer, cores, share_cores, usable_cores};

@@ -1,6 +1,7 @@
 //! Files that grow with the run, and go back with it when it is taken up at an earlier step.
 
 use crate::error::{Error, Result};
+use phalanx_graph::text::shown;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -94,7 +95,7 @@ impl LogFile {
             return Ok(log);
         }
         if about.len() < mark.bytes {
-            let (path, there, wanted) = (path.display(), about.len(), mark.bytes);
+            let (path, there, wanted) = (shown(path.display()), about.len(), mark.bytes);
             tracing::warn!("{path}: expected {wanted} bytes of an earlier run, received {there}");
         } else {
             file.set_len(mark.bytes).map_err(io)?;

@@ -3,7 +3,9 @@
 use super::npy;
 use crate::data::{LabelBinarizer, Samples};
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::saving::open_file;
+use phalanx_graph::text::brief;
 use phalanx_graph::{Data, Tensor};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -16,6 +18,8 @@ const MOST_INFLATED: u64 = 1_100;
 /// Columns and rows a table may have.
 const MOST_COLUMNS: usize = 1_000_000;
 const MOST_VALUES: usize = 1 << 31;
+/// Bytes of a label: they name classes, which are printed and kept with a model.
+const MOST_LABEL: usize = 1000;
 
 /// Inputs and labels from files of the user's own.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,7 +74,7 @@ pub fn load_npz(path: &Path) -> Result<Own> {
         return Ok(Own { train: part("x", "y")?, test: None, classes });
     }
     let expected = "arrays x and y, or x_train, y_train, x_test and y_test";
-    let received = names.iter().take(20).cloned().collect::<Vec<_>>().join(", ");
+    let received = names.iter().take(20).map(|n| brief(n)).collect::<Vec<_>>().join(", ");
     Err(Error::file(path, expected, if received.is_empty() { "none".into() } else { received }))
 }
 
@@ -142,6 +146,8 @@ impl Csv {
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Own> {
         let path = path.as_ref();
         let file = open_file(path, TABLE)?;
+        // A number of four bytes takes two in the file, with what stands between.
+        memory::check_file(path, 2 * file.metadata().map_err(|e| Error::io(path, e))?.len())?;
         let damaged = |e: csv::Error| match e.into_kind() {
             csv::ErrorKind::Io(e) => Error::io(path, e),
             csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
@@ -169,13 +175,19 @@ impl Csv {
                 at = self.column(path, &names, width)?;
             }
             for (column, text) in record.iter().enumerate() {
+                let line = || record.position().map_or(0, |pos| pos.line());
+                if column == at && text.len() > MOST_LABEL {
+                    let received = format!("{:?} in line {}", brief(text), line());
+                    let expected = format!("labels of at most {MOST_LABEL} bytes");
+                    return Err(Error::file(path, expected, received));
+                }
                 if column == at {
                     labels.push(text.to_string());
                     continue;
                 }
                 let Some(value) = text.parse::<f32>().ok().filter(|v| v.is_finite()) else {
-                    let line = record.position().map_or(0, |pos| pos.line());
-                    let received = format!("{text:?} in line {line}, column {column}");
+                    let text = brief(text);
+                    let received = format!("{text:?} in line {}, column {column}", line());
                     return Err(Error::file(path, "finite numbers", received));
                 };
                 values.push(value);
@@ -204,7 +216,7 @@ impl Csv {
         let named = names.iter().position(|name| name == label);
         let numbered = || label.parse().ok().filter(|n| *n < width);
         named.or_else(numbered).ok_or_else(|| {
-            let known = names.iter().take(20).collect::<Vec<_>>().join(", ");
+            let known = names.iter().take(20).map(brief).collect::<Vec<_>>().join(", ");
             let received = if known.is_empty() { format!("{width} columns") } else { known };
             Error::file(path, format!("a column '{label}' for the label"), received)
         })
@@ -309,6 +321,21 @@ mod tests {
         assert_eq!(data.unwrap().train.1.i32().unwrap(), [7, 8]);
         let data = csv("a,b\n1,0.5\n2,1.5\n", Csv::new().label("b")).unwrap();
         assert_eq!(data.train.1.f32().unwrap(), [0.5, 1.5]);
+    }
+
+    #[test]
+    fn a_field_of_any_length_makes_a_short_error() {
+        let long = "x".repeat(50_000_000);
+        let field = message(csv(&format!("a,b\n{long},2\n"), Csv::new()));
+        assert!(field.contains("xxx… (50000000 bytes)\" in line 2, column 0"), "{}", field.len());
+        let label = message(csv(&format!("a,b\n1,{long}\n"), Csv::new()));
+        assert!(label.contains("labels of at most 1000 bytes, received \"xxx"), "{}", label.len());
+        let name = message(csv(&format!("{long},b\n1,2\n"), Csv::new().label("c")));
+        assert!(name.contains("… (50000000 bytes), b"), "{}", name.len());
+        let wanted = message(csv("a,b\n1,2\n", Csv::new().label(long)));
+        for said in [field, label, name, wanted] {
+            assert!(said.len() < 5000, "{}", said.len());
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::turns::Group;
 use super::{Logs, Model};
 use crate::data::{Dataset, HostBatch, InMemory};
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::progress::Progress;
 use phalanx_graph::Tensor;
 
@@ -108,7 +109,11 @@ impl Model {
             rows += batch.rows;
             done += 1;
             for (out, part) in outputs.iter_mut().zip(engine.predict(&batch)?) {
-                out.extend_from_slice(part);
+                if !memory::extend(out, part) {
+                    let received = format!("{rows} rows and more");
+                    let expected = "data whose outputs fit into memory";
+                    return Err(Error::argument("predict", "data", expected, received));
+                }
             }
             progress.step(done, &[]);
         }

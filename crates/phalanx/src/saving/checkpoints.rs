@@ -4,6 +4,7 @@ use super::atomic::is_temporary;
 use super::runs::{self, Found};
 use super::{Format, open_stored, safetensors};
 use crate::error::{Error, Result};
+use phalanx_graph::text::shown;
 use std::cmp::Ordering;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -42,7 +43,7 @@ pub fn latest_whole_checkpoint(directory: impl AsRef<Path>) -> Result<Option<Pat
     for path in checkpoints(directory)?.into_iter().rev() {
         let Some(reason) = damage(&path)? else { return Ok(Some(path)) };
         damaged += 1;
-        tracing::warn!("{}: damaged ({reason}); the one before is used", path.display());
+        tracing::warn!("{}: damaged ({reason}); the one before is used", shown(path.display()));
     }
     if damaged == 0 {
         return Ok(None);

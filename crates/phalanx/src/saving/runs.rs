@@ -9,6 +9,7 @@ use super::safetensors::{self, SafeTensors};
 use crate::error::{Error, Result};
 use crate::model::RunState;
 use phalanx_graph::Tensor;
+use phalanx_graph::text::shown;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -124,7 +125,7 @@ impl RunDirectory {
                 Found::Damaged(reason) => reason,
             };
             damaged += 1;
-            tracing::warn!("{}: damaged ({reason}); the one before is used", path.display());
+            tracing::warn!("{}: damaged ({reason}); the one before is used", shown(path.display()));
             set_aside(&path);
         }
         if damaged == 0 {
@@ -194,7 +195,7 @@ fn set_aside(path: &Path) {
     let mut name = path.as_os_str().to_owned();
     name.push(DAMAGED);
     if let Err(error) = std::fs::rename(path, &name) {
-        tracing::warn!("{}: cannot be set aside: {error}", path.display());
+        tracing::warn!("{}: cannot be set aside: {error}", shown(path.display()));
     }
 }
 

@@ -4,6 +4,7 @@ use super::pass::{Item, Part};
 use super::{Cardinality, Element};
 use crate::data::{Digest, Share};
 use crate::error::{Error, Result};
+use phalanx_graph::text::shown;
 use phalanx_graph::{DType, Data, Tensor};
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -67,7 +68,7 @@ impl PartFile {
         }
         if found != head {
             if !found.is_empty() {
-                let shown = path.display();
+                let shown = shown(path.display());
                 tracing::warn!(
                     "{shown}: made with another seed or for other data; it is made again"
                 );
