@@ -28,7 +28,7 @@ fn acts(text: &str) -> Option<String> {
 
 fn model(name: &str) -> Model {
     let x = Input::new([8, 8, 3]).symbol();
-    let flat = Flatten::new().named(format!("{name}0")).apply(&x);
+    let flat = Flatten::new().named(&format!("{name}0")).apply(&x);
     let y = Dense::new(2).activation("softmax").named(name).apply(&flat);
     let mut model = Model::with_name(ACTING, &x, &y).unwrap();
     let compile = Compile::new("sgd").loss("sparse_categorical_crossentropy");
@@ -74,7 +74,9 @@ fn write_files(dir: &Path) {
     let rows: String = (0..20).map(|i| format!("{i},\"{}{ACTING}\"\n", i % 2)).collect();
     std::fs::write(dir.join("table.csv"), format!("\"{ACTING}\",label\n{rows}")).unwrap();
     std::fs::write(dir.join("words.csv"), format!("a,b\n\"{ACTING}\",2\n")).unwrap();
-    let quoted = serde_json::json!(ACTING);
+    // TOML takes JSON's escapes.
+    let quoted = serde_json::json!(ACTING).to_string();
+    let quoted = phalanx::text::escape_json(&quoted);
     std::fs::write(dir.join("key.toml"), format!("{quoted} = 3\n")).unwrap();
     std::fs::write(dir.join("value.toml"), format!("epochs = {quoted}\n")).unwrap();
     std::fs::write(dir.join("data.toml"), format!("data = {quoted}\n")).unwrap();
