@@ -10,10 +10,12 @@ use crate::model_file::Purpose;
 use crate::network::{Choice, Network};
 use crate::plan;
 use crate::subject::Subject;
+use crate::terminal;
 use anyhow::{Result, bail};
 use phalanx::Profile;
 use phalanx::model::PlannedDevices;
 use phalanx::prelude::*;
+use phalanx::text::{escape_json, shown};
 use std::io::Write;
 use std::time::Instant;
 
@@ -196,7 +198,8 @@ fn measure(args: &Bench) -> Result<Report> {
 impl Report {
     fn print(&self) -> Result<()> {
         let Report { model, batch, steps, seconds, fastest, setup, .. } = self;
-        let mut out = std::io::stdout().lock();
+        let mut out = terminal::stdout();
+        let model = shown(model);
         writeln!(
             out,
             "{model}: {:.0} images/s, {:.3} ms/step (batch {batch}, {steps} steps per window)",
@@ -249,7 +252,7 @@ impl Report {
         if let Some(profile) = &self.profile {
             line["profile"] = profile::json(profile);
         }
-        writeln!(std::io::stdout().lock(), "{line}")?;
+        writeln!(terminal::stdout(), "{}", escape_json(&line.to_string()))?;
         Ok(())
     }
 }

@@ -5,6 +5,7 @@ use crate::warnings::{place, say};
 use anyhow::{Context, Result, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use phalanx::text::{MAX_PART, brief, cut, shown};
 use phalanx::workers;
 use std::ffi::OsString;
 use std::io::Read;
@@ -17,15 +18,24 @@ const LARGEST: u64 = 1 << 20;
 /// Reads the command line, and the file it may name. What clap refuses ends the program.
 pub fn parse() -> Result<Args> {
     let line: Vec<OsString> = std::env::args_os().collect();
-    let matches = Args::command().try_get_matches_from(&line).unwrap_or_else(|e| refused(&e));
+    let matches = parse_line(&line).unwrap_or_else(|e| refused(&e));
     let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| refused(&error));
     let Some((name, given)) = matches.subcommand() else { return Ok(args) };
     let Ok(Some(path)) = given.try_get_one::<PathBuf>("config") else { return Ok(args) };
     let from_file = arguments(path, name, given)?;
     let all = line.into_iter().chain(from_file.into_iter().map(OsString::from));
-    let matches = Args::command().try_get_matches_from(all);
-    let parsed = matches.and_then(|matches| Args::from_arg_matches(&matches));
-    parsed.map_err(|error| anyhow::anyhow!("{}: {}", path.display(), first_line(&error)))
+    let parsed =
+        parse_line(&all.collect::<Vec<_>>()).and_then(|matches| Args::from_arg_matches(&matches));
+    let shown = shown(path.display());
+    parsed.map_err(|error| anyhow::anyhow!("{shown}: {}", cut(&first_line(&error), MAX_PART)))
+}
+
+/// What clap makes of a command line. Its errors quote arguments, so they are made of escaped ones.
+fn parse_line(line: &[OsString]) -> Result<ArgMatches, clap::Error> {
+    Args::command().try_get_matches_from(line).map_err(|error| {
+        let escaped = line.iter().map(|arg| shown(arg.to_string_lossy()).to_string());
+        Args::command().try_get_matches_from(escaped).err().unwrap_or(error)
+    })
 }
 
 fn first_line(error: &clap::Error) -> String {
@@ -42,16 +52,20 @@ fn refused(error: &clap::Error) -> ! {
             }
             std::process::exit(error.exit_code())
         }
+        _ if error.use_stderr() => {
+            say(format_args!("{}", error.to_string().trim_end()));
+            std::process::exit(error.exit_code())
+        }
         _ => error.exit(),
     }
 }
 
 /// The file's keys as arguments, but for those that the command line has something to say about.
 fn arguments(path: &Path, subcommand: &str, given: &ArgMatches) -> Result<Vec<String>> {
-    let shown = path.display();
+    let file = shown(path.display());
     let table: toml::Table = read(path)?.parse().map_err(|error: toml::de::Error| {
         let line = error.span().map(|_| error.message().to_string());
-        anyhow::anyhow!("{shown}: expected TOML: {}", line.unwrap_or_else(|| error.to_string()))
+        anyhow::anyhow!("{file}: expected TOML: {}", line.unwrap_or_else(|| error.to_string()))
     })?;
     let command = Args::command();
     let command = command.find_subcommand(subcommand).context("a subcommand")?;
@@ -62,7 +76,9 @@ fn arguments(path: &Path, subcommand: &str, given: &ArgMatches) -> Result<Vec<St
     for (key, value) in &table {
         let named = |arg: &&clap::Arg| arg.get_long() == Some(key) || arg.get_id() == key.as_str();
         let known = command.get_arguments().find(named).filter(|_| key != "config");
-        let Some(arg) = known else { bail!("{shown}: unknown key '{key}'{}", near(command, key)) };
+        let Some(arg) = known else {
+            bail!("{file}: unknown key '{}'{}", shown(brief(key)), near(command, key))
+        };
         let rival = |other: &clap::Arg| {
             let against = |a, b| command.get_arg_conflicts_with(a).contains(&b);
             against(arg, other) || against(other, arg)
@@ -72,7 +88,7 @@ fn arguments(path: &Path, subcommand: &str, given: &ArgMatches) -> Result<Vec<St
         }
         let Some(text) = text(value) else {
             bail!(
-                "{shown}: {key}: expected a number, a text, true or a list, received a {}",
+                "{file}: {key}: expected a number, a text, true or a list, received a {}",
                 value.type_str()
             );
         };
@@ -88,7 +104,7 @@ fn arguments(path: &Path, subcommand: &str, given: &ArgMatches) -> Result<Vec<St
 
 /// The file's text, which is never a pipe's or a device's.
 fn read(path: &Path) -> Result<String> {
-    let named = || format!("--config: {}", path.display());
+    let named = || format!("--config: {}", shown(path.display()));
     let meta = std::fs::metadata(path).with_context(named)?;
     if !meta.is_file() {
         let received = if meta.is_dir() { "a directory" } else { "a device or pipe" };

@@ -7,6 +7,7 @@ use phalanx::Error;
 use phalanx::data::ColorMode;
 use phalanx::datasets::{Categories, Csv, Missing, SampleSet, TableEncoding, load_npz};
 use phalanx::prelude::*;
+use phalanx::text::{part, shown};
 use std::path::Path;
 
 /// More classes than a network sensibly tells apart.
@@ -100,6 +101,11 @@ pub fn numbered(count: usize) -> Vec<String> {
     (0..count).map(|class| class.to_string()).collect()
 }
 
+/// Some of the classes' names, to show.
+pub fn list(classes: &[String]) -> String {
+    part(format!("{classes:?}")).to_string()
+}
+
 /// Loads what a name or path stands for.
 pub fn load(request: &Request<'_>) -> Result<Loaded> {
     let name = request.name;
@@ -124,7 +130,7 @@ pub fn load(request: &Request<'_>) -> Result<Loaded> {
             bail!("--data: {unknown}, a directory of images, an .npz or a .csv")
         }
     };
-    loaded.with_context(|| format!("--data {name}"))
+    loaded.with_context(|| format!("--data {}", shown(name)))
 }
 
 impl Loaded {

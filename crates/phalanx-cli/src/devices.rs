@@ -2,9 +2,11 @@
 
 use crate::doctor;
 use crate::report::size;
+use crate::terminal;
 use anyhow::Result;
 use phalanx::prelude::DeviceKind;
 use phalanx::strategy::visible_devices;
+use phalanx::text::escape_json;
 use phalanx_cuda::GpuInfo;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -27,9 +29,9 @@ struct Machine {
 /// Prints the devices of this machine.
 pub fn run(json: bool) -> Result<()> {
     let machine = Machine::look();
-    let mut out = std::io::stdout().lock();
+    let mut out = terminal::stdout();
     match json {
-        true => writeln!(out, "{}", machine.json())?,
+        true => writeln!(out, "{}", escape_json(&machine.json().to_string()))?,
         false => machine.lines().iter().try_for_each(|line| writeln!(out, "{line}"))?,
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use crate::devices;
 use crate::report::size;
+use crate::terminal;
 use anyhow::{Result, bail};
 use phalanx_cuda::libs::{self, Lib};
 use std::io::Write;
@@ -30,7 +31,7 @@ impl Finding {
 pub fn run() -> Result<()> {
     let gpus = phalanx_cuda::gpus();
     let findings = Lib::ALL.map(Finding::of);
-    let mut out = std::io::stdout().lock();
+    let mut out = terminal::stdout();
     writeln!(out, "processor   {}", devices::processor())?;
     writeln!(
         out,

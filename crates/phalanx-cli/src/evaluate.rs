@@ -7,9 +7,11 @@ use crate::paths;
 use crate::prepare::{Asked, Prepared, load, prepare};
 use crate::report;
 use crate::subject::Subject;
+use crate::terminal;
 use anyhow::{Result, bail};
 use phalanx::pictures;
 use phalanx::prelude::*;
+use phalanx::text::shown;
 use std::io::Write;
 
 /// Samples drawn into the picture.
@@ -35,14 +37,20 @@ pub fn run(args: &Evaluate) -> Result<()> {
     if args.confusion.is_some() || args.samples.is_some() {
         check_drawable(args, &data)?;
     }
+    let classes = data.origin.classes.len();
+    if args.confusion.is_some() && classes > pictures::MAX_CLASSES {
+        let most = pictures::MAX_CLASSES;
+        bail!("--confusion: expected at most {most} classes, received {classes}");
+    }
     let batch = args.batch.global(subject.usual_batch(), strategy.num_replicas_in_sync())?;
     let how = strategy.into();
     let mut model = subject.compiled(&data.origin, &data.goal, Purpose::Evaluate, how)?;
     let rows = || data.evaluated().in_order(batch);
     let logs = model.evaluate_with(rows()?, Inference::new())?;
-    let text: Vec<String> = logs.iter().map(|(name, v)| format!("{name}: {v:.4}")).collect();
+    let text: Vec<String> =
+        logs.iter().map(|(name, v)| format!("{}: {v:.4}", shown(name))).collect();
     if chief {
-        let mut out = std::io::stdout().lock();
+        let mut out = terminal::stdout();
         writeln!(out, "{}", report::evaluated(&data))?;
         writeln!(out, "{}", report::fed(&data))?;
         writeln!(out, "test - {}", text.join(" - "))?;
@@ -89,14 +97,19 @@ fn draw(args: &Evaluate, subject: &Subject, data: &Prepared, outputs: &Tensor) -
         pictures::confusion_matrix(&counts, names, &title, path)?;
     }
     if let Some(path) = &args.samples {
-        let shown = SHOWN.min(truths.len());
-        let images = data.pictures.first(shown)?;
+        let count = SHOWN.min(truths.len());
+        // As bytes, and as the floats that they are drawn from.
+        let bytes = data.pictures.dims().iter().product::<usize>().saturating_mul(5 * count);
+        if bytes > phalanx::free_memory() {
+            bail!("--samples: no memory for {count} images of {:?}", data.pictures.dims());
+        }
+        let images = data.pictures.first(count)?;
         let captions: Vec<(String, bool)> = truths
             .iter()
             .zip(&guesses)
-            .take(shown)
+            .take(count)
             .map(|(truth, guess)| {
-                let name = |class: &usize| names.get(*class).map_or("?", String::as_str);
+                let name = |class: &usize| shown(names.get(*class).map_or("?", String::as_str));
                 (format!("{} ({})", name(guess), name(truth)), truth == guess)
             })
             .collect();

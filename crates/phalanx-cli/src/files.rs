@@ -1,7 +1,9 @@
 //! `phalanx convert` and `phalanx diff`.
 
+use crate::terminal;
 use anyhow::{Result, bail};
 use phalanx::saving;
+use phalanx::text::shown;
 use std::io::Write;
 use std::path::Path;
 
@@ -13,12 +15,15 @@ pub fn convert(from: &Path, to: &Path) -> Result<()> {
 /// Prints what differs between two files, a line each.
 pub fn diff(left: &Path, right: &Path) -> Result<()> {
     let differences = saving::diff(left, right)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = terminal::stdout();
     for difference in &differences {
         writeln!(out, "{difference}")?;
     }
     match differences.len() {
         0 => Ok(()),
-        n => bail!("{} and {} differ in {n} place(s)", left.display(), right.display()),
+        n => {
+            let (left, right) = (shown(left.display()), shown(right.display()));
+            bail!("{left} and {right} differ in {n} place(s)")
+        }
     }
 }

@@ -3,6 +3,7 @@
 use crate::args::Inspect;
 use crate::network::{Choice, USUAL_BATCH, USUAL_CLASSES};
 use crate::paths;
+use crate::terminal;
 use anyhow::Result;
 use phalanx::prelude::*;
 use std::io::Write;
@@ -14,7 +15,7 @@ pub fn run(args: &Inspect) -> Result<()> {
         Choice::File(path) => Choice::File(paths::weights(path)?),
         network => network.clone(),
     };
-    let mut out = std::io::stdout().lock();
+    let mut out = terminal::stdout();
     if args.program {
         let (model, batch) = compiled(args, &choice)?;
         write!(out, "{}", model.program(StepKind::Train, batch)?)?;
@@ -23,7 +24,7 @@ pub fn run(args: &Inspect) -> Result<()> {
     let model = match &choice {
         Choice::Network(network) => network.build(&network.usual_input(), USUAL_CLASSES)?,
         Choice::File(path) if args.picture.is_none() => {
-            write!(out, "{}", phalanx::saving::describe(path)?)?;
+            out.write_all(phalanx::saving::describe(path)?.to_string().as_bytes())?;
             return Ok(());
         }
         Choice::File(path) => Load::new().compile(false).model(path)?,

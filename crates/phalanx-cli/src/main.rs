@@ -24,11 +24,13 @@ mod sets;
 mod signals;
 mod subject;
 mod targets;
+mod terminal;
 mod told;
 mod train;
 mod warnings;
 
 use clap::CommandFactory;
+use phalanx::text::shown;
 use phalanx::{Error, ExecError, workers};
 use std::io::Write;
 use std::process::ExitCode;
@@ -74,7 +76,7 @@ fn report(error: &anyhow::Error) -> u8 {
     };
     let me = workers::name();
     if code != INTERRUPTED || me.is_none_or(|(rank, _)| rank == 0) {
-        warnings::say(format_args!("error: {}{}", warnings::place(), words(error)));
+        warnings::say(format_args!("error: {}{}", warnings::place(), shown(words(error))));
     }
     if code != INTERRUPTED {
         workers::abort(code);

@@ -1,13 +1,14 @@
 //! The model of a file: its inputs and outputs, and what it is trained for.
 
 use crate::data::{Loaded, numbered};
-use crate::origin::Origin;
+use crate::origin::{Origin, check_sample};
 use crate::subject::How;
 use crate::targets::Output;
 use anyhow::{Context, Result, bail};
 use phalanx::losses;
 use phalanx::prelude::*;
 use phalanx::saving::{read_compile, read_compile_for_evaluation};
+use phalanx::text::shown;
 use std::path::{Path, PathBuf};
 
 /// What is to be known of a file's model before its data are.
@@ -68,8 +69,12 @@ impl ModelFile {
     /// Reads a file's structure.
     pub fn open(path: &Path) -> Result<ModelFile> {
         let model = Load::new().compile(false).model(path)?;
-        let inputs = model.input_names().into_iter().zip(model.input_shapes()).collect();
+        let inputs: Vec<(String, Vec<usize>)> =
+            model.input_names().into_iter().zip(model.input_shapes()).collect();
         let outputs = model.output_names().into_iter().zip(model.output_shapes()).collect();
+        for (_, input) in &inputs {
+            check_sample(input).with_context(|| shown(path.display()).to_string())?;
+        }
         let losses = match read_compile_for_evaluation(path) {
             Ok(None) => Losses::None,
             Ok(Some((compile, _))) => match compile.loss_classes() {

@@ -8,14 +8,17 @@ use phalanx::data::{Pixels, Samples};
 use phalanx::datasets::TableEncoding;
 use phalanx::prelude::*;
 use phalanx::saving::read_metadata;
+use phalanx::text::{brief, shown};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// The key of an [`Origin`] in a file.
 const KEY: &str = "origin";
 
-/// Numbers of a sample, more than any of a network here.
-const MOST_CELLS: usize = 1 << 28;
+/// Numbers of a sample: an image of 4096 by 4096 in four channels.
+const MOST_CELLS: usize = 1 << 26;
+/// Bytes of a class' name.
+const MOST_NAME: usize = 1000;
 
 /// How inputs become numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -56,6 +59,15 @@ pub struct Origin {
     pub table: Option<TableEncoding>,
 }
 
+/// Fails where a sample of these dimensions is larger than any that a model is fed.
+pub fn check_sample(dims: &[usize]) -> Result<()> {
+    let cells = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+    if cells.is_none_or(|cells| cells > MOST_CELLS) {
+        bail!("expected samples of at most {MOST_CELLS} numbers, received {dims:?}");
+    }
+    Ok(())
+}
+
 impl Origin {
     /// A network as it usually is, for ten classes; of a thousand with ImageNet's weights.
     pub fn usual(network: Network, of_imagenet: bool) -> Origin {
@@ -83,22 +95,26 @@ impl Origin {
     pub fn read(path: &Path) -> Result<Option<Origin>> {
         let notes = read_metadata(path)?;
         let Some(text) = notes.get(KEY) else { return Ok(None) };
-        let shown = path.display();
+        let file = shown(path.display());
         let origin: Origin = serde_json::from_str(text)
-            .with_context(|| format!("{shown}: its origin cannot be read"))?;
+            .with_context(|| format!("{file}: its origin cannot be read"))?;
         if let Some(name) = origin.network.as_ref().filter(|name| Network::by_name(name).is_none())
         {
-            bail!("{shown}: unknown network '{name}'");
+            bail!("{file}: unknown network '{}'", shown(brief(name)));
         }
         let cells = origin.input.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
         let cells = cells.filter(|cells| (1..=MOST_CELLS).contains(cells));
         let least = usize::from(origin.network.is_some());
         if cells.is_none() || !(least..=MOST_CLASSES).contains(&origin.classes.len()) {
             let (input, classes) = (&origin.input, origin.classes.len());
-            bail!("{shown}: its origin has {classes} classes of {input:?}");
+            bail!("{file}: its origin has {classes} classes of {input:?}");
         }
         if origin.mean.as_ref().is_some_and(|mean| Some(mean.len()) != cells) {
-            bail!("{shown}: expected a mean of the input's size");
+            bail!("{file}: expected a mean of the input's size");
+        }
+        if let Some(name) = origin.classes.iter().find(|name| name.len() > MOST_NAME) {
+            let received = shown(brief(name));
+            bail!("{file}: expected names of at most {MOST_NAME} bytes, received '{received}'");
         }
         Ok(Some(origin))
     }

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use phalanx::saving::latest_whole_checkpoint;
+use phalanx::text::shown;
 use std::fs::{File, Metadata, OpenOptions};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ pub type Named<'a> = (&'a str, Option<&'a Path>);
 /// A file that will be written by a flag, with one of these extensions where there are any.
 pub fn check_file(flag: &str, path: Option<&Path>, kinds: &[&str]) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
-    let shown = path.display();
+    let shown = shown(path.display());
     if !parent(path).is_dir() {
         bail!("{flag}: expected a file in a directory that exists, received {shown}");
     }
@@ -46,7 +47,7 @@ pub fn check_apart((flag, path): Named, others: &[Named]) -> Result<()> {
     }
     for (other, taken) in others {
         if taken.is_some_and(|taken| Place::of(taken) == place) {
-            let shown = path.display();
+            let shown = shown(path.display());
             bail!("{flag}: expected a path of its own, received {shown}, which {other} names too");
         }
     }
@@ -85,7 +86,7 @@ fn parent(path: &Path) -> &Path {
 /// A directory that will be written into by a flag; made where it is not there.
 pub fn check_directory(flag: &str, path: Option<&Path>) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
-    let named = || format!("{flag}: {}", path.display());
+    let named = || format!("{flag}: {}", shown(path.display()));
     std::fs::create_dir_all(path).with_context(named)?;
     writable(&path.join(format!(".phalanx-{}", std::process::id()))).with_context(named)
 }
@@ -96,8 +97,9 @@ pub fn weights(path: &Path) -> Result<PathBuf> {
         return Ok(path.into());
     }
     let newest = latest_whole_checkpoint(path)?;
-    newest
-        .with_context(|| format!("{}: expected a checkpoint in it, received none", path.display()))
+    newest.with_context(|| {
+        format!("{}: expected a checkpoint in it, received none", shown(path.display()))
+    })
 }
 
 /// Whether a file can be written: one that is there keeps its content, another is gone again.

@@ -3,10 +3,12 @@
 use crate::args::{Plan, PrecisionArg};
 use crate::report::size;
 use crate::subject::Subject;
+use crate::terminal;
 use anyhow::{Context, Result};
 use phalanx::model::{MemoryPlan, PlannedDevices};
 use phalanx::prelude::*;
 use phalanx::strategy::{Device, visible_devices};
+use phalanx::text::{escape_json, shown};
 use serde_json::{Map, Value, json};
 use std::io::Write;
 
@@ -26,9 +28,9 @@ pub fn run(args: &Plan) -> Result<()> {
         None => None,
     };
     let report = Report { model: subject.name(), devices, batch, plan, args, largest };
-    let mut out = std::io::stdout().lock();
+    let mut out = terminal::stdout();
     match args.json {
-        true => writeln!(out, "{}", report.json())?,
+        true => writeln!(out, "{}", escape_json(&report.json().to_string()))?,
         false => report.lines().iter().try_for_each(|line| writeln!(out, "{line}"))?,
     }
     Ok(())
@@ -72,7 +74,8 @@ impl Report<'_> {
         let each = self.batch.div_ceil(replicas);
         let mut lines = vec![format!(
             "training {} on {replicas} {kind} {word}: batch {} global, {each} per replica",
-            self.model, self.batch
+            shown(&self.model),
+            self.batch
         )];
         let row = |name: &str, bytes: usize| format!("{name:<24}{:>12}", size(bytes));
         for (purpose, bytes) in &self.plan.parts {

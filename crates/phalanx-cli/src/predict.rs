@@ -6,10 +6,12 @@ use crate::origin::{Origin, Scale};
 use crate::paths;
 use crate::prepare::check_shape;
 use crate::subject::Subject;
+use crate::terminal;
 use anyhow::{Context, Result, bail};
 use phalanx::data::{Pixels, Samples, read_image};
 use phalanx::datasets::{npy, read_arrays, write_arrays};
 use phalanx::prelude::*;
+use phalanx::text::shown;
 use std::io::Write;
 use std::path::Path;
 
@@ -26,7 +28,7 @@ pub fn run(args: &Predict) -> Result<()> {
     let origin = subject.usual();
     let scale = args.rescale.map_or(origin.scale, Scale::Rescale);
     let origin = Origin { scale, ..origin };
-    let mut model = subject.compiled(&origin, &Goal::Stored, Purpose::Predict, strategy.into())?;
+    let model = subject.compiled(&origin, &Goal::Stored, Purpose::Predict, strategy.into())?;
     if let (Some(input), Some(output)) = (&args.input, &args.output) {
         let inputs =
             arrays(input, &subject, &origin).with_context(|| input.display().to_string())?;
@@ -38,7 +40,7 @@ pub fn run(args: &Predict) -> Result<()> {
         let outputs = model.predict_all(Arrays::new(image, ())?)?;
         let line = described(args, &subject, &origin, &outputs)?;
         if chief {
-            writeln!(std::io::stdout().lock(), "{}: {line}", path.display())?;
+            writeln!(terminal::stdout(), "{}: {line}", shown(path.display()))?;
         }
     }
     Ok(())
@@ -73,7 +75,7 @@ fn described(
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     let named = |(class, p): &(usize, f64)| {
         let name = origin.classes.get(*class).map_or("?", String::as_str);
-        format!("{name} {p:.4}")
+        format!("{} {p:.4}", shown(name))
     };
     Ok(ranked.iter().take(args.top).map(named).collect::<Vec<_>>().join(", "))
 }

@@ -5,13 +5,14 @@ use crate::data::{self, Loaded, Part, Reading, Request, numbered};
 use crate::feed::Feed;
 use crate::model_file::{Goal, ModelFile};
 use crate::network::Network;
-use crate::origin::{Origin, Scale};
+use crate::origin::{Origin, Scale, check_sample};
 use crate::subject::{Kind, Subject};
 use crate::targets::class_numbers;
 use anyhow::{Context, Result, bail};
 use phalanx::data::{ImageFlow, Samples};
 use phalanx::model::{IntoDataset, Source};
 use phalanx::prelude::*;
+use phalanx::text::shown;
 
 /// Rows of samples in the form a model takes.
 pub struct Set {
@@ -141,7 +142,7 @@ pub fn load(
         && classes.len() > most
     {
         let (name, received) = (asked.name, classes.len());
-        bail!("--data {name}: expected at most {most} classes, received {received}");
+        bail!("--data {}: expected at most {most} classes, received {received}", shown(name));
     }
     // The rows that were held back from training, unless told otherwise.
     let stored = origin.test_split.filter(|_| origin.data == asked.name && loaded.test.is_none());
@@ -169,7 +170,8 @@ pub fn prepare(
     let table = before.and_then(|before| before.table.as_ref());
     let mut loaded = data::load(&request(subject, asked, reading, table))?;
     if let Some(classes) = loaded.classes.as_ref().filter(|classes| classes.len() < 2) {
-        bail!("--data {name}: expected two classes or more, received {classes:?}");
+        let received = data::list(classes);
+        bail!("--data {}: expected two classes or more, received {received}", shown(name));
     }
     // A recipe's validation rows are those of its tutorial's data.
     let recipe = subject.validation_share().filter(|_| loaded.by_name);
@@ -178,7 +180,7 @@ pub fn prepare(
         Kind::Network(network) => for_network(*network, subject, &mut loaded, asked, workers),
         Kind::File(file) => for_file(file, subject, &loaded, asked),
     };
-    let origin = origin.with_context(|| format!("--data {name}"))?;
+    let origin = origin.with_context(|| format!("--data {}", shown(name)))?;
     let (data, test_split) = (name.into(), args.test_split.filter(|share| *share != 0.0));
     let origin = Origin { data, test_split, table: loaded.table.clone(), ..origin };
     finish(subject, origin, asked, loaded)
@@ -201,7 +203,8 @@ fn finish(
     loaded: Loaded,
 ) -> Result<Prepared> {
     let name = asked.name;
-    let named = || format!("--data {name}");
+    let named = || format!("--data {}", shown(name));
+    check_sample(&origin.input).with_context(named)?;
     let (goal, losses) = subject.goal(asked.args.loss.as_deref(), &loaded)?;
     if let Kind::File(file) = &subject.kind
         && origin.classes.is_empty()

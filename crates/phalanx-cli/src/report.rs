@@ -4,10 +4,11 @@ use crate::args::{Train, Where};
 use crate::model_file::{Goal, Purpose};
 use crate::prepare::Prepared;
 use crate::subject::Subject;
-use crate::told;
+use crate::{terminal, told};
 use anyhow::Result;
 use phalanx::model::Source;
 use phalanx::prelude::*;
+use phalanx::text::shown;
 use std::io::Write;
 
 /// Seconds that the measurement of one replica may take, and the steps it takes at least.
@@ -77,7 +78,7 @@ pub fn header(
     rate: f64,
     data: &Prepared,
 ) -> Result<()> {
-    let mut out = std::io::stdout().lock();
+    let mut out = terminal::stdout();
     let program = model.program(StepKind::Train, plan.batch)?;
     let devices = model.devices()?.join(", ");
     let mut replicas = counted(plan.replicas, "replica");
@@ -130,8 +131,8 @@ pub fn rows(data: &Prepared) -> String {
 
 /// Which rows were evaluated.
 pub fn evaluated(data: &Prepared) -> String {
-    let (name, rows) = (&data.name, data.evaluated().rows());
-    let which = match (&data.test, data.origin.data == *name) {
+    let (name, rows) = (shown(&data.name), data.evaluated().rows());
+    let which = match (&data.test, data.origin.data == data.name) {
         (Some(_), _) => "test rows",
         (None, true) => "rows, all there are and what the model was trained on",
         (None, false) => "rows, all there are",
@@ -184,8 +185,8 @@ pub fn end(
     scaling: Option<&Scaling>,
     args: &Train,
 ) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    let value = |(name, v): &(String, Option<f64>)| Some(format!("{name}: {:.4}", (*v)?));
+    let mut out = terminal::stdout();
+    let value = |(name, v): &(String, Option<f64>)| Some(format!("{}: {:.4}", shown(name), (*v)?));
     let text: Vec<String> = logs.iter().filter_map(value).collect();
     match text.is_empty() {
         true => writeln!(out, "test - no rows (--test-split or x_test and y_test give some)")?,
@@ -215,7 +216,7 @@ pub fn end(
     }
     for (what, path) in [("saved", &args.save), ("curves", &args.output)] {
         if let Some(path) = path {
-            writeln!(out, "{what}: {}", path.display())?;
+            writeln!(out, "{what}: {}", shown(path.display()))?;
         }
     }
     Ok(())

@@ -3,8 +3,10 @@
 use crate::args::{DataArgs, DataCommand};
 use crate::data::{self, Part, Reading, Request};
 use crate::network::Network;
+use crate::terminal;
 use anyhow::Result;
 use phalanx::prelude::*;
+use phalanx::text::shown;
 use std::io::Write;
 
 /// Classes named in a description.
@@ -20,12 +22,12 @@ pub fn run(command: Option<&DataCommand>) -> Result<()> {
 }
 
 fn list() -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "looked for in {}", datasets::directory().display())?;
+    let mut out = terminal::stdout();
+    writeln!(out, "looked for in {}", shown(datasets::directory().display()))?;
     writeln!(out, "glyphs         generated")?;
     for name in datasets::NAMES.into_iter().filter(|n| *n != "glyphs") {
         match datasets::find(name)? {
-            Some(place) => writeln!(out, "{name:<14} {}", place.display())?,
+            Some(place) => writeln!(out, "{name:<14} {}", shown(place.display()))?,
             None => writeln!(out, "{name:<14} not here (fetched when first used)")?,
         }
     }
@@ -37,7 +39,7 @@ fn fetch(name: &str) -> Result<()> {
         Some(place) => place,
         None => datasets::fetch(name, &mut datasets::terminal())?,
     };
-    writeln!(std::io::stdout().lock(), "{name}: {}", place.display())?;
+    writeln!(terminal::stdout(), "{name}: {}", shown(place.display()))?;
     Ok(())
 }
 
@@ -46,9 +48,9 @@ fn info(name: &str) -> Result<()> {
     let (args, inputs, outputs, table) = (DataArgs::default(), vec![], vec![], None);
     let request = Request { name, reading, args: &args, inputs, outputs, table };
     let data = data::load(&request)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = terminal::stdout();
     if let Ok(Some(place)) = datasets::find(name) {
-        writeln!(out, "files: {}", place.display())?;
+        writeln!(out, "files: {}", shown(place.display()))?;
     }
     let rows = |part: &Option<Part>| part.as_ref().map_or(0, Part::rows);
     let (train, validation, test) = (data.train.rows(), rows(&data.validation), rows(&data.test));
@@ -69,7 +71,7 @@ fn info(name: &str) -> Result<()> {
     }
     writeln!(out, "classes: {}", classes.len())?;
     for (i, (class, count)) in classes.iter().zip(&counts).enumerate().take(SHOWN) {
-        writeln!(out, "  {i:>3} {class:<16} {count} to train on")?;
+        writeln!(out, "  {i:>3} {:<16} {count} to train on", shown(class))?;
     }
     if classes.len() > SHOWN {
         writeln!(out, "  and {} more", classes.len() - SHOWN)?;
@@ -79,5 +81,5 @@ fn info(name: &str) -> Result<()> {
 
 /// A name behind what it names, if there is one.
 fn titled(name: &str) -> String {
-    if name.is_empty() { String::new() } else { format!(" {name}") }
+    if name.is_empty() { String::new() } else { format!(" {}", shown(name)) }
 }

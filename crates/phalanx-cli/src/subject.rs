@@ -8,6 +8,7 @@ use crate::targets::{Output, Targets, class_numbers};
 use anyhow::{Result, bail};
 use phalanx::prelude::*;
 use phalanx::saving::{describe, read_metadata};
+use phalanx::text::shown;
 use std::path::{Path, PathBuf};
 
 /// A network or model, with what the commands ask of either.
@@ -83,7 +84,7 @@ impl Subject {
                 (Kind::File(ModelFile::open(path)?), None)
             }
             Some(network) => (Kind::Network(network), Some(path.into())),
-            None => bail!("{}: does not say its network; add --model", path.display()),
+            None => bail!("{}: does not say its network; add --model", shown(path.display())),
         };
         let subject = Subject { kind, weights, origin, new_top: false };
         subject.check_origin()?;
@@ -97,7 +98,7 @@ impl Subject {
             && *wanted != said
         {
             let (said, wanted) = (said.name(), wanted.name());
-            bail!("--model: expected {said}, as {} says, received {wanted}", path.display());
+            bail!("--model: expected {said}, as {} says, received {wanted}", shown(path.display()));
         }
         Ok(())
     }

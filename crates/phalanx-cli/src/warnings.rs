@@ -1,5 +1,7 @@
 //! What goes wrong, as lines on standard error; those of several workers say whose they are.
 
+use crate::terminal::Escaping;
+use phalanx::text::shown;
 use phalanx::workers;
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -27,23 +29,24 @@ where
     ) -> fmt::Result {
         let error = *event.metadata().level() == Level::ERROR;
         write!(writer, "{}: {}", if error { "error" } else { "warning" }, place())?;
-        context.field_format().format_fields(writer.by_ref(), event)?;
-        writeln!(writer)
+        let mut text = String::new();
+        context.field_format().format_fields(Writer::new(&mut text), event)?;
+        writeln!(writer, "{}", shown(text))
     }
 }
 
 /// Who says something, where there are several workers: `rank 1 (host): `.
 pub fn place() -> String {
-    workers::name().map(|(_, name)| name + ": ").unwrap_or_default()
+    workers::name().map(|(_, name)| format!("{}: ", shown(name))).unwrap_or_default()
 }
 
 /// Writes a line in one piece: those of several workers meet on one terminal.
 pub fn say(words: fmt::Arguments<'_>) {
     // Nobody is there to hear that nothing can be said.
-    let _ = std::io::stderr().write_all(format!("{words}\n").as_bytes());
+    let _ = Escaping(std::io::stderr()).write_all(format!("{words}\n").as_bytes());
 }
 
-/// A panic of one of several workers, on whatever thread.
+/// A panic on whatever thread, of one of several workers or of the only one.
 fn panicked(panic: &PanicHookInfo<'_>) {
     let at = panic.location().map(ToString::to_string).unwrap_or_default();
     say(format_args!("{}", panic_line(&place(), &at, panic.payload())));
@@ -58,15 +61,13 @@ fn panic_line(place: &str, at: &str, payload: &(dyn Any + Send)) -> String {
     let thread = thread.name().unwrap_or("without a name");
     let text = payload.downcast_ref::<&str>().copied();
     let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    let text = text.unwrap_or("no reason given").replace('\n', " ");
+    let text = shown(text.unwrap_or("no reason given"));
     format!("error: {place}thread {thread} panicked at {at}: {text}")
 }
 
-/// Shows warnings from now on, and whose panics are.
+/// Shows warnings from now on, and panics.
 pub fn show() {
-    if workers::name().is_some() {
-        std::panic::set_hook(Box::new(panicked));
-    }
+    std::panic::set_hook(Box::new(panicked));
     let printer = Printer::builder().with_max_level(Level::WARN).with_writer(std::io::stderr);
     // It would say on standard error that nothing can be said there, and panic.
     let printer = printer.log_internal_errors(false);
@@ -85,7 +86,7 @@ mod tests {
         let lines =
             thread.spawn(move || [named(&"lost\nit"), named(&String::from("so")), named(&7)]);
         let start = "error: rank 1 (here): thread phalanx-data-0 panicked at x.rs:3:7: ";
-        let said = ["lost it", "so", "no reason given"].map(|words| format!("{start}{words}"));
+        let said = [r"lost\nit", "so", "no reason given"].map(|words| format!("{start}{words}"));
         assert_eq!(lines.unwrap().join().unwrap(), said);
     }
 }

@@ -6,6 +6,8 @@ use std::process::{Command, Output, Stdio};
 
 #[path = "cli/bench.rs"]
 mod bench;
+#[path = "cli/bounds.rs"]
+mod bounds;
 #[path = "cli/data.rs"]
 mod data;
 #[path = "cli/doctor.rs"]
@@ -14,6 +16,8 @@ mod doctor;
 mod files;
 #[path = "cli/models.rs"]
 mod models;
+#[path = "cli/names.rs"]
+mod names;
 #[path = "cli/plan.rs"]
 mod plan;
 #[path = "cli/runs.rs"]

@@ -19,7 +19,7 @@ mod worker;
 
 pub use between::overlaps;
 pub use executor::{CpuExecutor, CpuOptions, memory_plan};
-pub use memory::{available_memory, physical_memory};
+pub use memory::{available_memory, free_memory, physical_memory};
 pub use pool::{bound_to_fewer, cores, share_cores, usable_cores};
 
 /// Whether the kernels are compiled with optimisation; without it they are some forty times slower.

@@ -44,9 +44,18 @@ fn read(path: &str) -> String {
 /// [`physical_memory`] where the system does not say.
 pub fn available_memory() -> usize {
     let free = field(&read("/proc/meminfo"), "MemAvailable:");
-    let held = field(&read("/proc/self/status"), "VmRSS:");
-    let known = free.zip(held).map(|(free, held)| free.saturating_add(held));
+    let known = free.zip(held_memory()).map(|(free, held)| free.saturating_add(held));
     known.unwrap_or(usize::MAX).min(physical_memory())
+}
+
+/// Bytes that this process can have besides those that it holds, before others must give way.
+pub fn free_memory() -> usize {
+    available_memory().saturating_sub(held_memory().unwrap_or(0))
+}
+
+/// Bytes that this process holds, where the system says.
+fn held_memory() -> Option<usize> {
+    field(&read("/proc/self/status"), "VmRSS:")
 }
 
 /// The bytes behind a name, in a table of Linux that counts in KiB.

@@ -1,12 +1,19 @@
 //! Errors of graph building and compiling.
 
+use crate::text::part;
 use thiserror::Error;
 
 /// What went wrong while a graph was built, differentiated or compiled.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum GraphError {
     /// Sizes or spaces that do not fit together.
-    #[error("{}{what}: expected {expected}, received {received}", at(layer))]
+    #[error(
+        "{}{}: expected {}, received {}",
+        at(layer),
+        part(what),
+        part(expected),
+        part(received)
+    )]
     Mismatch {
         /// The layer at fault, empty outside layers.
         layer: String,
@@ -18,7 +25,7 @@ pub enum GraphError {
         received: String,
     },
     /// A derivative was asked of something that has none.
-    #[error("{}{op} has no derivative", at(layer))]
+    #[error("{}{} has no derivative", at(layer), part(op))]
     NotDifferentiable {
         /// The layer at fault.
         layer: String,
@@ -26,7 +33,7 @@ pub enum GraphError {
         op: String,
     },
     /// A pass broke a rule that `verify` checks: a bug of the compiler, not of the user.
-    #[error("internal compiler error in {pass}: {message}")]
+    #[error("internal compiler error in {pass}: {}", part(message))]
     Internal {
         /// The pass or check that noticed.
         pass: String,
@@ -36,7 +43,7 @@ pub enum GraphError {
 }
 
 fn at(layer: &str) -> String {
-    if layer.is_empty() { String::new() } else { format!("layer '{layer}': ") }
+    if layer.is_empty() { String::new() } else { format!("layer '{}': ", part(layer)) }
 }
 
 impl GraphError {

@@ -5,6 +5,7 @@ use crate::kept::{Column, TableId, Turn};
 use crate::peers::{PeerError, Share};
 use crate::profile::Profile;
 use crate::program::{Mesh, Program};
+use crate::text::part;
 use crate::types::DType;
 use thiserror::Error;
 
@@ -269,7 +270,7 @@ pub struct Times {
 #[non_exhaustive]
 pub enum ExecError {
     /// A feed of another size or type than the program's.
-    #[error("feed '{name}': expected {expected}, received {received}")]
+    #[error("feed '{}': expected {expected}, received {received}", part(name))]
     Feed {
         /// The feed.
         name: String,
@@ -279,7 +280,7 @@ pub enum ExecError {
         received: String,
     },
     /// Parameters that are not those of the executor.
-    #[error("parameter {name}: expected {expected} elements, received {received}")]
+    #[error("parameter {}: expected {expected} elements, received {received}", part(name))]
     Param {
         /// The parameter.
         name: String,
@@ -289,7 +290,7 @@ pub enum ExecError {
         received: usize,
     },
     /// A program that does not fit the executor.
-    #[error("program '{name}' does not fit this executor: {reason}")]
+    #[error("program '{}' does not fit this executor: {reason}", part(name))]
     Program {
         /// The program.
         name: String,
@@ -298,7 +299,8 @@ pub enum ExecError {
     },
     /// An instruction set that this processor does not have.
     #[error(
-        "PHALANX_ISA: expected one that this processor has ({available}), received '{received}'"
+        "PHALANX_ISA: expected one that this processor has ({available}), received '{}'",
+        part(received)
     )]
     InstructionSet {
         /// Those it has.
@@ -307,7 +309,7 @@ pub enum ExecError {
         received: String,
     },
     /// Devices that should hold the same bits but do not.
-    #[error("replicas drifted apart: '{param}' differs between {first} and {second}")]
+    #[error("replicas drifted apart: '{}' differs between {first} and {second}", part(param))]
     Drift {
         /// The parameter.
         param: String,

@@ -2,6 +2,7 @@
 
 use crate::error::{GraphError, Result};
 use crate::ops::Op;
+use crate::text::shown;
 use crate::types::{DType, Space, Type};
 use std::fmt;
 
@@ -253,14 +254,16 @@ impl fmt::Display for Graph {
             let args: Vec<String> = node.inputs.iter().map(|i| format!("%{}", i.0)).collect();
             let mut line = format!("%{} = {}({})", id.0, node.op, args.join(", "));
             match &node.op {
-                Op::Param { id } => line += &format!(" \"{}\"", self.params[id.index()].name),
-                Op::Feed { id } => line += &format!(" \"{}\"", self.feeds[id.index()].name),
+                Op::Param { id } => {
+                    line += &format!(" \"{}\"", shown(&self.params[id.index()].name))
+                }
+                Op::Feed { id } => line += &format!(" \"{}\"", shown(&self.feeds[id.index()].name)),
                 _ => {}
             }
             line += &format!(" : {}", node.ty);
             match self.scope_name(id) {
                 "" => writeln!(f, "{line}")?,
-                scope => writeln!(f, "{line}  ; {scope}")?,
+                scope => writeln!(f, "{line}  ; {}", shown(scope))?,
             }
         }
         Ok(())

@@ -21,6 +21,7 @@ pub mod program;
 pub mod rng;
 mod step;
 mod tensor;
+pub mod text;
 mod types;
 pub mod update;
 

@@ -6,6 +6,7 @@
 use crate::exec::ExecError;
 use crate::graph::ParamSpec;
 use crate::program::Mesh;
+use crate::text::part;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,7 +53,7 @@ pub trait Peers: Send + Sync {
 
 /// A process that was lost.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{name}: {message}")]
+#[error("{}: {}", part(name), part(message))]
 pub struct PeerError {
     /// Which, in words.
     pub name: String,

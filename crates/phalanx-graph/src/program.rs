@@ -6,6 +6,7 @@ use crate::loss_scale::LossScale;
 use crate::ops::Op;
 use crate::passes;
 use crate::step::Step;
+use crate::text::shown;
 use crate::types::{DType, Scope, Type};
 use crate::update::UpdateRule;
 use crate::{lower, plan};
@@ -422,7 +423,9 @@ impl fmt::Display for Program {
         writeln!(
             f,
             "program {}: batch {max_batch}, {} device(s) of {} worker(s)",
-            self.name, mesh.devices, mesh.workers
+            shown(&self.name),
+            mesh.devices,
+            mesh.workers
         )?;
         if self.split == Split::Lines {
             writeln!(f, "workers share lines of every value, and the arena of the first")?;
@@ -438,7 +441,7 @@ impl fmt::Display for Program {
         let at = |id: &ValueId| self.place_text(*id);
         let layer = |scope: &u32| match self.scopes[*scope as usize].as_str() {
             "" => String::new(),
-            name => format!("  ; {name}"),
+            name => format!("  ; {}", shown(name)),
         };
         for instr in &self.instrs {
             match instr {
@@ -483,15 +486,17 @@ impl fmt::Display for Program {
                     writeln!(f, "  {} = replica_mean({})", at(output), at(input))?;
                 }
                 Instr::SlicedGradient { param, x, dy } => {
-                    let name = &self.params[param.index()].name;
+                    let name = shown(&self.params[param.index()].name);
                     writeln!(f, "  gradient slice of \"{name}\" from {}, {}", at(x), at(dy))?;
                 }
                 Instr::Update => self.fmt_update(f)?,
                 Instr::Assign { param, value } => {
-                    writeln!(f, "  \"{}\" := {}", self.params[param.index()].name, at(value))?;
+                    let name = shown(&self.params[param.index()].name);
+                    writeln!(f, "  \"{name}\" := {}", at(value))?;
                 }
                 Instr::Fetch { index, value } => {
-                    writeln!(f, "  fetch \"{}\" {}", self.fetches[*index].name, at(value))?;
+                    let name = shown(&self.fetches[*index].name);
+                    writeln!(f, "  fetch \"{name}\" {}", at(value))?;
                 }
             }
         }
@@ -503,12 +508,12 @@ impl Program {
     fn place_text(&self, id: ValueId) -> String {
         let v = self.value(id);
         let mut text = match v.place {
-            Place::Feed(p) => format!("\"{}\"", self.feeds[p.index()].name),
-            Place::Param(p) => format!("\"{}\"", self.params[p.index()].name),
+            Place::Feed(p) => format!("\"{}\"", shown(&self.feeds[p.index()].name)),
+            Place::Param(p) => format!("\"{}\"", shown(&self.params[p.index()].name)),
             Place::Arena(o) => format!("@{o}"),
             Place::Shared(o) => format!("@shared+{o}"),
             Place::Device(o) => format!("@device+{o}"),
-            Place::Gradient(p) => format!("grad \"{}\"", self.params[p.index()].name),
+            Place::Gradient(p) => format!("grad \"{}\"", shown(&self.params[p.index()].name)),
         };
         if v.offset > 0 {
             text += &format!("+{}", v.offset);
@@ -523,7 +528,7 @@ impl Program {
         let Some(update) = &self.update else { return Ok(()) };
         for g in &update.gradients {
             let Some((x, dy)) = g.operands else { continue };
-            let name = &self.params[g.param.index()].name;
+            let name = shown(&self.params[g.param.index()].name);
             let (x, dy) = (self.place_text(x), self.place_text(dy));
             writeln!(f, "  gradient slice of \"{name}\" from {x}, {dy}")?;
         }
@@ -533,14 +538,14 @@ impl Program {
             let names: Vec<String> = gradients
                 .iter()
                 .map(|g| {
-                    let name = &self.params[g.param.index()].name;
+                    let name = shown(&self.params[g.param.index()].name);
                     format!("\"{name}\"{}", if g.sliced { " sliced" } else { "" })
                 })
                 .collect();
             writeln!(f, "  reduce bucket {i} ({count} elements): {}", names.join(", "))?;
         }
         if let Some(scaling) = update.loss_scale {
-            let name = &self.params[scaling.state.index()].name;
+            let name = shown(&self.params[scaling.state.index()].name);
             writeln!(f, "  unscale by \"{name}\", skip unless finite")?;
         }
         writeln!(f, "  update {} {{{}}}", update.rule.name, update.rule.tape)

@@ -3,6 +3,7 @@
 use crate::error::{GraphError, Result};
 use crate::graph::{Graph, NodeId, ParamId};
 use crate::loss_scale::LossScale;
+use crate::text::shown;
 use crate::types::Space;
 use crate::update::UpdateRule;
 use std::fmt;
@@ -128,16 +129,17 @@ impl Step {
 
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "step {}", self.name)?;
+        writeln!(f, "step {}", shown(&self.name))?;
         write!(f, "{}", self.graph)?;
         for fetch in &self.fetches {
-            writeln!(f, "fetch \"{}\" %{}", fetch.name, fetch.node.0)?;
+            writeln!(f, "fetch \"{}\" %{}", shown(&fetch.name), fetch.node.0)?;
         }
         for (p, node) in &self.assigns {
-            writeln!(f, "assign \"{}\" %{}", self.graph.params()[p.index()].name, node.0)?;
+            let name = shown(&self.graph.params()[p.index()].name);
+            writeln!(f, "assign \"{name}\" %{}", node.0)?;
         }
         for g in &self.gradients {
-            let name = &self.graph.params()[g.param.index()].name;
+            let name = shown(&self.graph.params()[g.param.index()].name);
             match g.node {
                 Some(node) => writeln!(f, "gradient \"{name}\" %{}", node.0)?,
                 None => writeln!(f, "gradient \"{name}\" none")?,

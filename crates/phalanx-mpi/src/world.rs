@@ -11,6 +11,7 @@ use mpi::point_to_point::Source;
 use mpi::raw::AsRaw;
 use mpi::topology::{Communicator, SimpleCommunicator};
 use phalanx_graph::peers::{PeerError, Peers};
+use phalanx_graph::text::shown;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -117,7 +118,7 @@ impl Drop for Guard {
 /// Writes a line in one piece: those of several workers meet on one terminal.
 fn say(words: std::fmt::Arguments<'_>) {
     // Nobody is there to hear that nothing can be said.
-    let _ = std::io::stderr().write_all(format!("{words}\n").as_bytes());
+    let _ = std::io::stderr().write_all(format!("{}\n", shown(words)).as_bytes());
 }
 
 /// This process' rank, and its name, once it has joined.

@@ -3,6 +3,7 @@
 use crate::model::gibibytes;
 use phalanx_graph::GraphError;
 use phalanx_graph::exec::ExecError;
+use phalanx_graph::text::{brief, part};
 use std::fmt;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -35,7 +36,7 @@ pub enum Error {
         source: Box<ExecError>,
     },
     /// A call that needs a compiled model.
-    #[error("model '{model}' is not compiled: call compile(...) before {call}")]
+    #[error("model '{}' is not compiled: call compile(...) before {call}", part(model))]
     NotCompiled {
         /// The model.
         model: String,
@@ -58,7 +59,7 @@ pub enum Error {
     /// A run that was asked to end, by a signal for example.
     #[error(
         "interrupted after step {step} (epoch {epoch}); {}",
-        saved.as_ref().map_or("nothing was saved".into(), |p| format!("saved {}", p.display()))
+        saved.as_ref().map_or("nothing was saved".into(), |p| format!("saved {}", part(p.display())))
     )]
     Interrupted {
         /// The training steps done.
@@ -69,7 +70,13 @@ pub enum Error {
         saved: Option<PathBuf>,
     },
     /// An argument outside its range.
-    #[error("{owner}: {argument}: expected {expected}, received {received}")]
+    #[error(
+        "{}: {}: expected {}, received {}",
+        part(owner),
+        part(argument),
+        part(expected),
+        part(received)
+    )]
     Argument {
         /// The layer, loss, optimizer or call at fault.
         owner: String,
@@ -81,7 +88,7 @@ pub enum Error {
         received: String,
     },
     /// A name that nothing answers to.
-    #[error("unknown {kind} '{name}'{}", suggestion(known, name))]
+    #[error("unknown {kind} '{}'{}", part(brief(name)), part(suggestion(known, name)))]
     Unknown {
         /// What was looked up: layer, activation, loss, …
         kind: &'static str,
@@ -91,7 +98,7 @@ pub enum Error {
         known: Vec<String>,
     },
     /// A config that does not describe what it should.
-    #[error("{owner}: {message}")]
+    #[error("{}: {}", part(owner), part(message))]
     Config {
         /// The class the config is for.
         owner: String,
@@ -99,7 +106,7 @@ pub enum Error {
         message: String,
     },
     /// A file that could not be read or written.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", part(path.display()))]
     Io {
         /// The file.
         path: PathBuf,
@@ -110,7 +117,7 @@ pub enum Error {
     #[error("{0}")]
     System(#[from] std::io::Error),
     /// A file that does not hold what it should.
-    #[error("{}: expected {expected}, received {received}", path.display())]
+    #[error("{}: expected {}, received {}", part(path.display()), part(expected), part(received))]
     File {
         /// The file.
         path: PathBuf,
@@ -120,7 +127,10 @@ pub enum Error {
         received: String,
     },
     /// A dataset whose files are not there.
-    #[error("dataset '{name}' is not here; put {} into {}", files.join(", "), directory.display())]
+    #[error(
+        "dataset '{}' is not here; put {} into {}",
+        part(name), part(files.join(", ")), part(directory.display())
+    )]
     Missing {
         /// The dataset.
         name: String,
@@ -131,8 +141,8 @@ pub enum Error {
     },
     /// A dataset whose files are not there and cannot be fetched.
     #[error(
-        "dataset '{name}' is not here and cannot be fetched ({reason}); put {} into {}, for \
-         example from {url}", files.join(", "), directory.display()
+        "dataset '{}' is not here and cannot be fetched ({}); put {} into {}, for example from {url}",
+        part(name), part(reason), part(files.join(", ")), part(directory.display())
     )]
     Download {
         /// The dataset.

@@ -6,6 +6,7 @@ mod tf_config;
 
 use crate::error::{Error, Result};
 use std::fmt;
+use std::io::IsTerminal;
 
 /// This process' place in a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,6 +88,12 @@ pub fn detect() -> Result<Option<Launch>> {
     Launch::read(|name| std::env::var(name).ok())
 }
 
+/// Whether a stream ends at a terminal that a person looks at. mpirun gives processes a terminal of their own and
+/// passes on what they write, be it to a file; the lines of several workers would mix.
+pub fn is_terminal(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && !detect().is_ok_and(|launch| launch.is_some_and(|l| l.passes_on()))
+}
+
 /// A number, and the variable that it stands in.
 type Number = (&'static str, usize);
 
@@ -100,6 +107,11 @@ struct Said {
 }
 
 impl Launch {
+    /// Whether the launcher stands between a process' output and who reads it.
+    fn passes_on(&self) -> bool {
+        self.size > 1 || matches!(self.by, Launcher::OpenMpi | Launcher::Pmi)
+    }
+
     /// What the variables say; nothing where no launcher has set any.
     ///
     /// Slurm's numbers count where no other launcher says any: srun may have started the other one.

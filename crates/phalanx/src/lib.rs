@@ -18,6 +18,7 @@ pub mod launch;
 pub mod layer;
 pub mod layers;
 pub mod losses;
+mod memory;
 pub mod metrics;
 pub mod model;
 pub mod optimizers;
@@ -33,11 +34,12 @@ pub mod workers;
 
 pub use error::{Error, Result};
 pub use phalanx_cpu::simd::Isa;
-pub use phalanx_cpu::{available_memory, cores, physical_memory, usable_cores};
+pub use phalanx_cpu::{available_memory, cores, free_memory, physical_memory, usable_cores};
 pub use phalanx_graph::exec::ExecError;
 pub use phalanx_graph::profile::{Line, Profile};
 pub use phalanx_graph::program::Program;
 pub use phalanx_graph::rng::Stream;
+pub use phalanx_graph::text;
 pub use phalanx_graph::{DType, Data, Tensor};
 
 /// The programs of the README are compiled and run.

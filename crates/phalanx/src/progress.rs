@@ -10,9 +10,11 @@ mod pass;
 pub use line::number;
 
 use crate::error::{Error, Result};
+use crate::launch;
 use line::{BOLD, GREEN, GREY, Line, metric};
 use pass::Pass;
-use std::io::{IsTerminal, Write};
+use phalanx_graph::text::shown;
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// Cells of the bar.
@@ -85,11 +87,12 @@ impl Progress {
         }
     }
 
-    /// Prints to standard output: live on a terminal, in colour unless `NO_COLOR` is set.
+    /// Prints to standard output: live on a terminal, in colour unless `NO_COLOR` is set. Under a launcher that
+    /// passes the output on, nobody knows what is at its end: there, plain lines.
     pub fn stdout(verbose: Verbose) -> Progress {
         let variable = |name| std::env::var(name).ok().filter(|v| !v.is_empty());
         let out = std::io::stdout();
-        let plain = !out.is_terminal() || variable("TERM").is_some_and(|t| t == "dumb");
+        let plain = !launch::is_terminal(&out) || variable("TERM").is_some_and(|t| t == "dumb");
         let mut progress = Progress::new(verbose, out);
         if !plain {
             progress = progress.live(variable("NO_COLOR").is_none(), None);
@@ -146,8 +149,11 @@ impl Progress {
     pub fn end_epoch(&mut self, logs: &[(String, f64)]) {
         self.end(logs);
         let lost = |(_, value): &&(String, f64)| !value.is_finite();
-        let lost: Vec<String> =
-            logs.iter().filter(lost).map(|(name, value)| format!("{name} is {value}")).collect();
+        let lost: Vec<String> = logs
+            .iter()
+            .filter(lost)
+            .map(|(name, value)| format!("{} is {value}", shown(name)))
+            .collect();
         if !lost.is_empty() && self.verbose != Verbose::Silent {
             let hint = "look for bad values in the data, or lower the learning rate";
             self.print(&format!("warning: {}: {hint}\n", lost.join(", ")));
@@ -381,6 +387,18 @@ mod tests {
         bench.progress.end_epoch(&logs(&[("loss", 0.5), ("val_loss", f64::NAN)]));
         let text = bench.text();
         assert!(text.contains("\nwarning: val_loss is NaN: look for bad values"), "{text}");
+    }
+
+    #[test]
+    fn names_of_metrics_do_not_act_on_the_terminal() {
+        for mut bench in [Bench::new(Verbose::Line), Bench::live(Verbose::Bar, false, None)] {
+            bench.progress.begin_epoch(0, 1, Some(1));
+            bench.progress.end_epoch(&logs(&[("\u{1b}[2J\nx\u{202e}", f64::NAN)]));
+            let text = bench.text();
+            assert!(text.contains(r" - \u{1b}[2J\nx\u{202e}: nan"), "{text:?}");
+            assert!(text.contains("warning: \\u{1b}[2J\\nx\\u{202e} is NaN"), "{text:?}");
+            assert!(!text.contains("\u{1b}[2J") && !text.contains('\u{202e}'), "{text:?}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Warnings: events of `tracing` where somebody listens, else lines on standard error.
 
 use crate::workers;
+use phalanx_graph::text::escape;
 use std::fmt;
 use std::io::Write;
 use std::sync::Once;
@@ -26,7 +27,8 @@ pub(crate) fn heard() -> bool {
 pub(crate) fn print(words: fmt::Arguments<'_>) {
     let place = workers::name().map(|(_, name)| name + ": ").unwrap_or_default();
     // Nobody is there to hear that nothing can be said.
-    let _ = std::io::stderr().write_all(format!("warning: {place}{words}\n").as_bytes());
+    let line = format!("warning: {place}{words}");
+    let _ = std::io::stderr().write_all(format!("{}\n", escape(&line)).as_bytes());
 }
 
 /// Says once, on the first of several workers, that the kernels are slow as they were compiled.

@@ -147,6 +147,38 @@ fn confusion_matrices_of_many_sizes() {
 }
 
 #[test]
+fn a_matrix_of_more_classes_than_pixels_is_refused() {
+    let n = pictures::MAX_CLASSES + 1;
+    // Only as many rows as it takes to be seen: the check comes first.
+    let counts = vec![vec![]; n];
+    let path = Path::new("never.png");
+    let error = pictures::confusion_matrix(&counts, &[], "", path).unwrap_err().to_string();
+    assert!(error.ends_with("expected at most 1600 classes, received 1601"), "{error}");
+}
+
+#[test]
+fn names_in_pictures_show_their_hidden_characters() {
+    let acting = "<b>\u{1b}[2J\u{202e}x\u{85}";
+    let shown = r"<b>\u{1b}[2J\u{202e}x\u{85}";
+    let labels = [acting.to_string(), "b".into()];
+    let counts = vec![vec![1, 2], vec![3, 4]];
+    let (_, matrix) = both(|path| pictures::confusion_matrix(&counts, &labels, acting, path));
+    let images = Tensor::zeros([1, 4, 4, 1]);
+    let captions = [(acting.to_string(), true)];
+    let (_, grid) = both(|path| pictures::samples(&images, &captions, 1, path));
+    let mut summary = applications::mnist_mlp(4, 2).unwrap().summary();
+    (summary.name, summary.rows[0].layer) = (acting.into(), format!("{acting} (Dense)"));
+    let (_, graph) = both(|path| pictures::model(&summary, path));
+    let mut history = usual(3);
+    history.values.insert(acting.into(), vec![0.5; 3]);
+    let (_, curves) = both(|path| pictures::curves(&history, acting, path));
+    for svg in [matrix, grid, graph, curves] {
+        assert!(texts(&svg).iter().any(|text| text.contains(shown)), "{:?}", texts(&svg));
+        assert!(!svg.contains(['\u{1b}', '\u{202e}', '\u{85}']));
+    }
+}
+
+#[test]
 fn samples_in_a_grid() {
     for (size, channels) in [([7, 28, 28], 1), ([7, 5, 9], 3), ([2, 300, 700], 3)] {
         let [n, h, w] = size;

@@ -1,6 +1,7 @@
 //! The table of `phalanx bench --profile`, and the same as JSON.
 
 use phalanx::prelude::DeviceKind;
+use phalanx::text::shown;
 use phalanx::{Line, Profile};
 use serde_json::{Value, json};
 use std::io::{Result, Write};
@@ -42,7 +43,7 @@ fn over(steps: u64, kind: DeviceKind) -> String {
 fn row(l: &Line, total: f64, out: &mut impl Write) -> Result<()> {
     let (ms, share) = (l.seconds * 1e3, 100.0 * l.seconds / total.max(1e-12));
     let (flops, bytes) = (rate(l.cost.flops, l.seconds), rate(l.cost.bytes, l.seconds));
-    let Line { op, layer, count, .. } = l;
+    let (Line { op, count, .. }, layer) = (l, shown(&l.layer));
     let lacks = if l.unmeasured { " (without sums over GPUs, which are not measured)" } else { "" };
     let numbers = format!("{ms:>9.4} {share:>5.1}% {flops:>8.1} {bytes:>7.1}");
     writeln!(out, "{op:<22} {count:>5} {numbers}  {layer}{lacks}")

@@ -206,7 +206,7 @@ fn several_inputs_and_outputs_go_by_name() {
     assert_eq!(fault(dir.path(), &bad, 1, "expected x_left, x_right, as the model names"), None);
 }
 
-fn predict_all(mut model: Model, inputs: Vec<Tensor>) -> Vec<Tensor> {
+fn predict_all(model: Model, inputs: Vec<Tensor>) -> Vec<Tensor> {
     model.predict_all(Arrays::new(inputs, ()).unwrap()).unwrap()
 }
 
@@ -404,7 +404,7 @@ fn words_and_missing_values_of_a_table_are_read_by_choice_and_the_file_keeps_it(
     let predict = ["predict", "trained.keras", "--input", "new.csv", "--output", "y.npy"];
     succeeds(dir.path(), &predict);
     let y = npy::read(&dir.path().join("y.npy")).unwrap().to_tensor();
-    let mut model = load_model(dir.path().join("trained.keras")).unwrap();
+    let model = load_model(dir.path().join("trained.keras")).unwrap();
     let mean = (0..20).filter(|i| *i != 7).sum::<i32>() as f32 / 19.0;
     let x = Tensor::new([2, 4], vec![0.0, 0.0, 1.0, mean, 1.0, 0.0, 0.0, 3.0]).unwrap();
     assert_eq!(*y, model.predict(x).unwrap());

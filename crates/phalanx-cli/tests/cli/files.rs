@@ -27,13 +27,13 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-fn encoded(image: &DynamicImage, format: ImageFormat) -> Vec<u8> {
+pub fn encoded(image: &DynamicImage, format: ImageFormat) -> Vec<u8> {
     let mut bytes = std::io::Cursor::new(vec![]);
     image.write_to(&mut bytes, format).unwrap();
     bytes.into_inner()
 }
 
-fn plain(rgb: [u8; 3]) -> DynamicImage {
+pub fn plain(rgb: [u8; 3]) -> DynamicImage {
     RgbImage::from_pixel(20, 14, Rgb(rgb)).into()
 }
 
@@ -171,7 +171,8 @@ pub fn colours(dir: &Path) {
         let header = format!("{header:<117}\n");
         [b"\x93NUMPY\x01\0\x76\0", header.as_bytes(), bytes].concat()
     };
-    npz(dir, &[("x", array("40, 4, 4, 3", &bytes)), ("y", array("40,", &labels))]);
+    let arrays = [("x.npy", array("40, 4, 4, 3", &bytes)), ("y.npy", array("40,", &labels))];
+    zip(&dir.join("colours.npz"), &arrays);
     let two: Vec<f32> = [shade(0, 3), shade(1, 3)]
         .iter()
         .flat_map(|rgb| [*rgb; 96].concat())
@@ -180,17 +181,16 @@ pub fn colours(dir: &Path) {
     npy::write(&dir.join("x.npy"), &Tensor::new([2, 8, 12, 3], two).unwrap()).unwrap();
 }
 
-/// A zip of stored files, by hand.
-fn npz(dir: &Path, arrays: &[(&str, Vec<u8>)]) {
+/// A zip of stored files whose names are UTF-8, by hand.
+pub fn zip(path: &Path, files: &[(&str, Vec<u8>)]) {
     let (mut out, mut directory) = (vec![], vec![]);
-    for (name, bytes) in arrays {
-        let name = format!("{name}.npy");
+    for (name, bytes) in files {
         let mut crc = flate2::Crc::new();
         crc.update(bytes);
         let at = out.len() as u32;
         let size = (bytes.len() as u32).to_le_bytes();
         let common = [
-            &[20, 0, 0, 0, 0, 0, 0, 0, 33, 0][..],
+            &[20, 0, 0, 8, 0, 0, 0, 0, 33, 0][..],
             &crc.sum().to_le_bytes(),
             &size,
             &size,
@@ -204,12 +204,12 @@ fn npz(dir: &Path, arrays: &[(&str, Vec<u8>)]) {
                 .concat(),
         );
     }
-    let (count, start) = (arrays.len() as u16, out.len() as u32);
+    let (count, start) = (files.len() as u16, out.len() as u32);
     out.extend(&directory);
     out.extend(b"PK\x05\x06\0\0\0\0");
     out.extend([count.to_le_bytes(), count.to_le_bytes()].concat());
     out.extend((directory.len() as u32).to_le_bytes());
     out.extend(start.to_le_bytes());
     out.extend([0, 0]);
-    std::fs::write(dir.join("colours.npz"), out).unwrap();
+    std::fs::write(path, out).unwrap();
 }

@@ -3,8 +3,9 @@
 use super::log_file::{LogFile, Mark};
 use super::{Action, Callback, CallbackState, View};
 use crate::error::{Error, Result};
+use phalanx_graph::text::brief;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 const OWNER: &str = "CSVLogger";
@@ -78,24 +79,33 @@ impl CSVLogger {
         }
         let io = |source| Error::io(&self.filename, source);
         let file = File::open(&self.filename).map_err(io)?;
-        let mut header = String::new();
-        BufReader::new(file.take(MAX_HEADER)).read_line(&mut header).map_err(io)?;
-        let header = header.trim_end_matches(['\n', '\r']);
-        if header.is_empty() {
-            return Ok(vec![]);
-        }
-        let columns: Vec<String> = header.split(&self.separator).map(str::to_string).collect();
+        let mut table = csv::ReaderBuilder::new();
+        let table = table.has_headers(false).delimiter(self.delimiter());
+        let mut lines = table.from_reader(file.take(MAX_HEADER)).into_byte_records();
+        let Some(header) = lines.next() else { return Ok(vec![]) };
+        let header = header.map_err(|e| io(e.into()))?;
+        let text = |cell: &[u8]| String::from_utf8_lossy(cell).into_owned();
+        let columns: Vec<String> = header.iter().map(text).collect();
         if columns[0] != "epoch" {
-            let received = format!("'{header}'");
+            let received = format!("'{}'", brief(&columns.join(&self.separator)));
             return Err(Error::file(&self.filename, "a table that starts with epoch", received));
         }
         Ok(columns)
     }
 
+    /// The separator, which is one byte.
+    fn delimiter(&self) -> u8 {
+        self.separator.as_bytes()[0]
+    }
+
+    /// Writes a line; cells with separators, quotes or line breaks are quoted.
     fn line(&mut self, cells: &[String]) -> Result<()> {
-        let line = cells.join(&self.separator) + "\n";
+        let mut table = csv::WriterBuilder::new().delimiter(self.delimiter()).from_writer(vec![]);
+        let written = table.write_record(cells).map_err(std::io::Error::from);
+        let line = written.and_then(|()| table.into_inner().map_err(|e| e.into_error()));
+        let line = line.map_err(|source| Error::io(&self.filename, source))?;
         let Some(file) = &mut self.file else { return Ok(()) };
-        file.write(line.as_bytes())
+        file.write(&line)
     }
 }
 
@@ -222,6 +232,20 @@ mod tests {
         std::fs::write(&path, "a letter\n").unwrap();
         let error = run(logger(), &[]).unwrap_err().to_string();
         assert!(error.contains("log.csv: expected a table that starts with epoch"), "{error}");
+    }
+
+    #[test]
+    fn names_with_separators_and_line_breaks_stay_one_column() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log.csv");
+        let logs: &[_] = &[("a,b\nc_loss", 0.5), ("val_\"x\"", 1.0)];
+        let logger = || CSVLogger::new(&path).append(true);
+        run(logger(), &[(0, logs)]).unwrap();
+        run(logger(), &[(1, logs)]).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let expected = "epoch,\"a,b\nc_loss\",learning_rate,\"val_\"\"x\"\"\"\n\
+                        0,0.5,0.1,1.0\n1,0.5,0.1,1.0\n";
+        assert_eq!(text, expected);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::log_file::{LogFile, Mark};
 use super::{Action, Callback, CallbackState, View};
 use crate::error::Result;
+use phalanx_graph::text::escape_json;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -74,8 +75,8 @@ impl Sink {
     /// Writes an object with its keys in the order given, in one piece.
     fn line<'a>(&mut self, fields: impl Iterator<Item = (&'a str, Value)>) -> Result<()> {
         let pair = |(name, value): (&str, Value)| format!("{}: {value}", Value::from(name));
-        let line = format!("{{{}}}\n", fields.map(pair).collect::<Vec<_>>().join(", "));
-        self.file()?.write(line.as_bytes())
+        let line = format!("{{{}}}", fields.map(pair).collect::<Vec<_>>().join(", "));
+        self.file()?.write(format!("{}\n", escape_json(&line)).as_bytes())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::warnings::warning;
+use phalanx_graph::text::shown;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -98,7 +99,7 @@ impl LogFile {
             return Ok(log);
         }
         if about.len() < mark.bytes {
-            let (path, there, wanted) = (path.display(), about.len(), mark.bytes);
+            let (path, there, wanted) = (shown(path.display()), about.len(), mark.bytes);
             warning!("{path}: expected {wanted} bytes of an earlier run, received {there}");
         } else {
             file.set_len(mark.bytes).map_err(io)?;

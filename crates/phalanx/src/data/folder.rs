@@ -3,6 +3,7 @@
 use super::flow::Images;
 use super::{Digest, ImageDataGenerator, ImageFlow, LabelBinarizer, Pixels, Samples, Subset};
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::saving::open_file;
 use image::imageops::FilterType;
 use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
@@ -23,8 +24,6 @@ const LARGEST_FILE: u64 = 256 << 20;
 const LARGEST_IMAGE: u64 = 512 << 20;
 /// Pixels of a side, of a file and of what it is resized to.
 const LONGEST_SIDE: u32 = 16_384;
-/// Bytes of all images kept in memory at once.
-const LARGEST_SET: usize = 1 << 40;
 
 /// Whether images have colours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,10 +150,8 @@ impl ImageFolder {
     /// cores.
     pub fn load(&self) -> Result<(Samples, Tensor)> {
         let size = self.image_bytes();
-        let total = size.checked_mul(self.len()).filter(|n| *n <= LARGEST_SET);
-        let mut bytes = Vec::new();
-        let fits = total.filter(|total| bytes.try_reserve_exact(*total).is_ok());
-        let Some(total) = fits else {
+        let total = size.checked_mul(self.len());
+        let Some((total, mut bytes)) = total.and_then(|n| Some((n, memory::reserve(n)?))) else {
             let received = format!("{} images of {size} bytes", self.len());
             return Err(Error::file(&self.directory, "images that fit into memory", received));
         };

@@ -1,6 +1,7 @@
 //! Classes as numbers and as one-hot rows.
 
 use crate::error::{Error, Result};
+use crate::memory;
 use phalanx_graph::{Data, Tensor};
 
 /// More elements than one-hot labels sensibly have: 4 GiB of them.
@@ -52,7 +53,12 @@ fn one_hot(dims: &[usize], classes: &[usize], width: usize) -> Result<Tensor> {
         let expected = format!("at most {MOST_ELEMENTS} elements");
         return Err(Error::argument("to_categorical", "num_classes", expected, received));
     };
-    let mut values = vec![0f32; len];
+    let Some(mut values) = memory::reserve::<f32>(len) else {
+        let received = format!("{} labels of {width} classes", classes.len());
+        let expected = "one-hot rows that fit into memory";
+        return Err(Error::argument("to_categorical", "num_classes", expected, received));
+    };
+    values.resize(len, 0.0);
     for (row, class) in classes.iter().enumerate() {
         values[row * width + class] = 1.0;
     }

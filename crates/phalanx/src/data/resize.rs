@@ -2,19 +2,18 @@
 
 use super::{Pixels, Samples};
 use crate::error::{Error, Result};
+use crate::memory;
 use phalanx_graph::Tensor;
 
 /// Pixels of a side, before and after.
 const LONGEST_SIDE: usize = 16_384;
-/// Elements of all images together.
-const MOST: usize = 1 << 34;
 
 impl Samples {
     /// Images `[n, height, width, channels]` in another size: bilinear, with pixels as areas. Bytes
     /// stay bytes.
     ///
     /// # Errors
-    /// Samples that are no images, or a size out of range.
+    /// Samples that are no images, a size out of range, or images that do not fit into memory.
     pub fn resize(&self, height: usize, width: usize) -> Result<Samples> {
         let wrong = |argument: &str, expected: &str, received: String| {
             Error::argument("resize", argument, expected, received)
@@ -28,19 +27,38 @@ impl Samples {
             .checked_mul(width)
             .and_then(|s| s.checked_mul(n))
             .and_then(|s| s.checked_mul(channels));
-        let fits = sides.iter().all(|side| (1..=LONGEST_SIDE).contains(side));
-        let Some(size) = size.filter(|size| fits && *size <= MOST) else {
-            let received = format!("{n} images of {height}x{width}");
-            return Err(wrong("size", "sides of 1 to 16384 and images that fit", received));
-        };
+        let received = || format!("{n} images of {height}x{width}");
+        if !sides.iter().all(|side| (1..=LONGEST_SIDE).contains(side)) {
+            return Err(wrong("size", "sides of 1 to 16384", received()));
+        }
+        let much = || wrong("size", "images that fit into memory", received());
+        let size = size.ok_or_else(much)?;
+        let dims = [n, height, width, channels];
+        match self {
+            Samples::Pixels(pixels) => {
+                let mut bytes = memory::reserve(size).ok_or_else(much)?;
+                let plain = Samples::Pixels(pixels.clone()).raw();
+                plain.resample(dims, |v| bytes.push(v.round().clamp(0.0, 255.0) as u8));
+                let resized = Pixels::new(dims, bytes, pixels.divisor());
+                resized
+                    .map(Into::into)
+                    .ok_or_else(|| wrong("size", "a byte each", size.to_string()))
+            }
+            Samples::Tensor(_) => {
+                let mut floats = memory::reserve(size).ok_or_else(much)?;
+                self.resample(dims, |v| floats.push(v));
+                Ok(Tensor::new(dims, floats)?.into())
+            }
+        }
+    }
+
+    /// Hands out the elements of the images in another size, in their order.
+    fn resample(&self, [n, height, width, channels]: [usize; 4], mut put: impl FnMut(f32)) {
+        let (from_height, from_width) = (self.dims()[1], self.dims()[2]);
         let (rows, columns) = (taps(from_height, height), taps(from_width, width));
-        let (mut image, mut out) = (vec![0.0; self.row_len()], Vec::with_capacity(size));
-        let plain = match self {
-            Samples::Pixels(pixels) => Samples::Pixels(pixels.clone()).raw(),
-            other => other.clone(),
-        };
+        let mut image = vec![0.0; self.row_len()];
         for i in 0..n {
-            plain.read_row(i, &mut image);
+            self.read_row(i, &mut image);
             for (top, bottom, down) in &rows {
                 for (left, right, along) in &columns {
                     for c in 0..channels {
@@ -48,21 +66,10 @@ impl Samples {
                         let mix = |a: f32, b: f32, share: f32| a + (b - a) * share;
                         let above = mix(at(*top, *left), at(*top, *right), *along);
                         let below = mix(at(*bottom, *left), at(*bottom, *right), *along);
-                        out.push(mix(above, below, *down));
+                        put(mix(above, below, *down));
                     }
                 }
             }
-        }
-        let dims = [n, height, width, channels];
-        match self {
-            Samples::Pixels(pixels) => {
-                let bytes = out.iter().map(|v| v.round().clamp(0.0, 255.0) as u8).collect();
-                let resized = Pixels::new(dims, bytes, pixels.divisor());
-                resized
-                    .map(Into::into)
-                    .ok_or_else(|| wrong("size", "a byte each", size.to_string()))
-            }
-            Samples::Tensor(_) => Ok(Tensor::new(dims, out)?.into()),
         }
     }
 }
@@ -106,5 +113,17 @@ mod tests {
         assert!(message(&[4, 9], 2).contains("expected images"));
         assert!(message(&[1, 2, 2, 1], 0).contains("sides of 1 to 16384"));
         assert!(message(&[1, 2, 2, 1], usize::MAX).contains("sides of 1 to 16384"));
+    }
+
+    #[test]
+    fn images_that_do_not_fit_into_memory_are_refused_before_they_are_made() {
+        let n = 6000;
+        let bytes = Samples::from(Pixels::new([n, 2, 2, 1], vec![0; n * 4], 255.0).unwrap());
+        for samples in [bytes.clone(), Samples::from(bytes.to_tensor())] {
+            let error = samples.resize(16_384, 16_384).unwrap_err().to_string();
+            let expected =
+                "expected images that fit into memory, received 6000 images of 16384x16384";
+            assert!(error.contains(expected), "{error}");
+        }
     }
 }

@@ -3,7 +3,8 @@
 use super::download::{self, Checksum, Remote, Transfer};
 use super::{cifar, directory, mnist};
 use crate::error::{Error, Result};
-use std::io::{IsTerminal, Write};
+use crate::launch;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -213,7 +214,7 @@ impl Published {
 
 /// Shows transfers on standard error, where that is a terminal: for [`fetch`].
 pub fn terminal() -> impl FnMut(&Transfer) {
-    let shown = std::io::stderr().is_terminal();
+    let shown = launch::is_terminal(&std::io::stderr());
     let mut last: Option<Instant> = None;
     move |transfer| {
         let done = transfer.total == Some(transfer.received);

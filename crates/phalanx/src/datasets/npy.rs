@@ -2,7 +2,9 @@
 
 use crate::data::{Pixels, Samples};
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::saving::{open_file, write_atomic};
+use phalanx_graph::text::brief;
 use phalanx_graph::{Data, Tensor};
 use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
@@ -79,14 +81,14 @@ pub(super) fn parse(path: &Path, source: &mut dyn Read, most: u64) -> Result<Sam
     exact(path, source, &mut header)?;
     let header = String::from_utf8_lossy(&header);
     let Some((kind, fortran, dims)) = parse_header(&header) else {
-        return Err(Error::file(path, "an npy header", format!("{:?}", header.trim())));
+        return Err(Error::file(path, "an npy header", format!("{:?}", brief(header.trim()))));
     };
     if fortran && dims.len() > 1 {
         return Err(Error::file(path, "an array in C order", "one in Fortran order"));
     }
     let Some(width) = width(&kind) else {
         let expected = "elements of type f2, f4, f8, i1 to i8, u1 to u8 or b1, little-endian";
-        return Err(Error::file(path, expected, kind));
+        return Err(Error::file(path, expected, brief(&kind)));
     };
     let len = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
     let size = len.and_then(|n| n.checked_mul(width)).filter(|n| *n as u64 <= most);
@@ -94,6 +96,9 @@ pub(super) fn parse(path: &Path, source: &mut dyn Read, most: u64) -> Result<Sam
         let received = format!("a file that cannot hold more than {most} bytes");
         return Err(Error::file(path, format!("an array {dims:?} as its header says"), received));
     };
+    // Unsigned bytes stay as they are; of others, numbers of four bytes are made.
+    let made = if kind.ends_with("u1") { 0 } else { 4 * (size / width) };
+    memory::check_file(path, size as u64 + made as u64)?;
     let mut bytes = vec![];
     source.take(size as u64 + 1).read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
     if bytes.len() != size {

@@ -7,7 +7,7 @@ use crate::losses::{self, Loss};
 use crate::metrics::Metric;
 use crate::optimizers::{self, LossScaleOptimizer, Optimizer};
 use crate::saving::object;
-use crate::strategy::{MirroredStrategy, Policy};
+use crate::strategy::{DeviceKind, MirroredStrategy, Policy};
 use crate::workers::MultiWorkerMirroredStrategy;
 use serde_json::{Map, Value};
 
@@ -338,6 +338,9 @@ impl Model {
     /// Unknown names, options out of range, a loss or metric that does not fit an output.
     pub fn compile(&mut self, compile: Compile) -> Result<()> {
         let resolved = compile.resolve(self.def.outputs.len())?;
+        // CPU devices have weights of their own.
+        let devices = resolved.strategy.local().devices().iter();
+        self.check_weights(1 + devices.filter(|d| d.kind == DeviceKind::Cpu).count())?;
         self.initialize(resolved.seed)?;
         // The devices' memory is given back before it is asked for anew.
         *self.engine_slot() = None;

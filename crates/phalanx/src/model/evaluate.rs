@@ -8,6 +8,7 @@ use super::{Logs, Model};
 use crate::data::{Dataset, HostBatch, InMemory};
 use crate::error::{Error, Result};
 use crate::layer::lock;
+use crate::memory;
 use crate::progress::Progress;
 use crate::strategy::MirroredStrategy;
 use crate::workers::MultiWorkerMirroredStrategy;
@@ -147,7 +148,11 @@ impl Model {
             done += 1;
             self.ask_any_engine(|engine| {
                 for (out, part) in outputs.iter_mut().zip(engine.predict(&batch)?) {
-                    out.extend_from_slice(part);
+                    if !memory::extend(out, part) {
+                        let received = format!("{rows} rows and more");
+                        let expected = "data whose outputs fit into memory";
+                        return Err(Error::argument("predict", "data", expected, received));
+                    }
                 }
                 Ok(())
             })?;

@@ -1,5 +1,6 @@
 //! Losses and metrics by name.
 
+use phalanx_graph::text::shown;
 use std::fmt;
 use std::ops::Deref;
 
@@ -63,7 +64,8 @@ impl IntoIterator for Logs {
 
 impl fmt::Display for Logs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let texts: Vec<String> = self.iter().map(|(n, v)| format!("{n}: {v:.4}")).collect();
+        let texts: Vec<String> =
+            self.iter().map(|(n, v)| format!("{}: {v:.4}", shown(n))).collect();
         f.write_str(&texts.join(" - "))
     }
 }

@@ -194,11 +194,7 @@ impl Model {
     /// # Errors
     /// More weights than this machine has memory.
     pub fn initialize(&self, seed: u64) -> Result<()> {
-        let wanted = self.count_params().saturating_mul(size_of::<f32>());
-        if wanted > phalanx_cpu::physical_memory() {
-            let purpose = "weights".into();
-            return Err(ExecError::Memory { wanted, purpose, available: None }.into());
-        }
+        self.check_weights(1)?;
         let mut number = 0;
         for (_, layer) in self.layers() {
             for weight in layer.weights().iter_mut() {
@@ -209,6 +205,15 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// Fails where so many copies of the weights take more than the machine has.
+    fn check_weights(&self, copies: usize) -> Result<()> {
+        let wanted = self.count_params().saturating_mul(copies).saturating_mul(size_of::<f32>());
+        if wanted <= phalanx_cpu::physical_memory() {
+            return Ok(());
+        }
+        Err(ExecError::Memory { wanted, purpose: "weights".into(), available: None }.into())
     }
 
     /// Every weight with its name, in the order of the layers.

@@ -3,6 +3,7 @@
 use super::definition::Definition;
 use super::symbol::Callee;
 use crate::layer::LayerHandle;
+use phalanx_graph::text::{escape, shown};
 use std::fmt;
 use std::sync::Arc;
 
@@ -134,11 +135,11 @@ impl fmt::Display for Summary {
         ];
         for r in &self.rows {
             table.push(vec![
-                r.layer.clone(),
+                escape(&r.layer).into_owned(),
                 r.shape.clone(),
                 thousands(r.params),
                 bytes(r.activation),
-                r.inputs.join(", "),
+                escape(&r.inputs.join(", ")).into_owned(),
             ]);
         }
         if !branched {
@@ -152,7 +153,7 @@ impl fmt::Display for Summary {
             let parts: Vec<String> = widths.iter().map(|w| fill.repeat(w + 2)).collect();
             format!("{l}{}{r}", parts.join(m))
         };
-        writeln!(f, "Model: \"{}\"", self.name)?;
+        writeln!(f, "Model: \"{}\"", shown(&self.name))?;
         writeln!(f, "{}", rule("┏", "┳", "┓", "━"))?;
         for (i, row) in table.iter().enumerate() {
             let bar = if i == 0 { "┃" } else { "│" };

@@ -14,6 +14,10 @@ const FRAME: Color = Color(170, 170, 170);
 const SMALLEST: f64 = 8.0;
 /// Up to so many classes each cell is a shape, sharp in every viewer; beyond, all are one image.
 const SHARP: usize = 100;
+/// Pixels of the matrix' side where there are many classes.
+const SIDE: usize = 1600;
+/// Most classes that can be drawn: a cell is a pixel at least.
+pub const MAX_CLASSES: usize = SIDE;
 /// The longest a label gets, in pixels.
 const LABEL_ROOM: f64 = 170.0;
 
@@ -22,8 +26,8 @@ const LABEL_ROOM: f64 = 170.0;
 /// the number in it is the count, left out where the cells are too small for numbers.
 ///
 /// # Errors
-/// When the path ends neither in `.png` nor in `.svg`, there is no class, `counts` is not square or
-/// has another size than `labels`, or the file cannot be written.
+/// When the path ends neither in `.png` nor in `.svg`, there is no class, there are more than [`MAX_CLASSES`],
+/// `counts` is not square or has another size than `labels`, or the file cannot be written.
 pub fn confusion_matrix(
     counts: &[Vec<u64>],
     labels: &[String],
@@ -37,6 +41,9 @@ pub fn confusion_matrix(
     let n = counts.len();
     if n == 0 {
         return wrong("counts", "at least one class".into(), "none".into());
+    }
+    if n > MAX_CLASSES {
+        return wrong("counts", format!("at most {MAX_CLASSES} classes"), n.to_string());
     }
     if let Some((i, row)) = counts.iter().enumerate().find(|(_, row)| row.len() != n) {
         return wrong("counts", format!("{n} columns"), format!("{} in row {i}", row.len()));
@@ -52,8 +59,8 @@ fn draw(counts: &[Vec<u64>], labels: &[String], title: &str) -> Scene {
     let cell = match n {
         0..=10 => (680.0 / n as f64).clamp(68.0, 130.0),
         11..=100 => (1200.0 / n as f64).floor().clamp(13.0, 60.0),
-        101..=800 => (1600.0 / n as f64).floor().max(2.0),
-        _ => 1600.0 / n as f64,
+        101..=800 => (SIDE as f64 / n as f64).floor().max(2.0),
+        _ => SIDE as f64 / n as f64,
     };
     let side = cell * n as f64;
     let label_size = (0.72 * cell).clamp(SMALLEST, 15.0);

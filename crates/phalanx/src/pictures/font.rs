@@ -2,6 +2,7 @@
 //! and a few symbols (licence and the command that made it: `font/README.md`). A character it lacks
 //! is drawn as an empty box in a PNG; an SVG holds the text itself, so there the viewer's fonts help.
 
+use phalanx_graph::text::escape;
 use std::sync::OnceLock;
 use ttf_parser::{Face, OutlineBuilder};
 
@@ -20,19 +21,23 @@ pub fn width(text: &str, size: f64) -> f64 {
     units * size / f64::from(face.units_per_em())
 }
 
-/// The text, or as much of its beginning as fits into a width, closed with an ellipsis.
+/// The text, or as much of its beginning as fits into a width, closed with an ellipsis. Hidden characters are
+/// shown as escapes.
 pub fn fit(text: &str, size: f64, room: f64) -> String {
-    if width(text, size) <= room {
-        return text.to_string();
-    }
-    let mut short: Vec<char> = text.chars().collect();
-    loop {
-        short.pop();
-        let line: String = short.iter().chain(['…'].iter()).collect();
-        if short.is_empty() || width(&line, size) <= room {
-            return line;
+    let text = escape(text);
+    let dots = width("…", size);
+    // Bytes that leave room for the ellipsis, and the width so far: a name may be of any length.
+    let (mut end, mut used) = (0, 0.0);
+    for (at, c) in text.char_indices() {
+        if used + dots <= room {
+            end = at;
+        }
+        used += width(c.encode_utf8(&mut [0; 4]), size);
+        if used > room {
+            return format!("{}…", &text[..end]);
         }
     }
+    text.into_owned()
 }
 
 /// The words in lines no wider than `room`; a line break in the text starts a new one.
@@ -123,6 +128,10 @@ mod tests {
         assert_eq!(fit("short", 10.0, 100.0), "short");
         let cut = fit(&"long ".repeat(40), 10.0, 100.0);
         assert!(cut.ends_with('…') && width(&cut, 10.0) <= 100.0);
+        assert_eq!(fit("a\u{202e}b\n", 10.0, 500.0), r"a\u{202e}b\n");
+        assert_eq!(fit("wide", 10.0, 1.0), "…");
+        let long = fit(&"long ".repeat(10_000_000), 10.0, 100.0);
+        assert_eq!(long, cut);
         assert_eq!(wrap("one two\nthree", 10.0, 500.0), ["one two", "three"]);
         assert_eq!(wrap("one two", 10.0, 30.0), ["one", "two"]);
         assert_eq!(wrap("", 10.0, 30.0), Vec::<String>::new());

@@ -16,7 +16,7 @@ mod samples;
 mod scene;
 mod svg;
 
-pub use confusion_matrix::confusion_matrix;
+pub use confusion_matrix::{MAX_CLASSES, confusion_matrix};
 pub use curves::curves;
 pub use graph::model;
 pub use samples::samples;

@@ -2,6 +2,7 @@
 //! top left corner.
 
 use super::font;
+use phalanx_graph::text::escape;
 
 /// Red, green, blue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +125,7 @@ impl Scene {
         self.turned(at, text, size, color, anchor, 0.0);
     }
 
-    /// A line of text, turned by degrees against the clock.
+    /// A line of text, turned by degrees against the clock; hidden characters are shown as escapes.
     pub fn turned(
         &mut self,
         at: Point,
@@ -134,7 +135,7 @@ impl Scene {
         anchor: Anchor,
         turn: f64,
     ) {
-        let text = text.to_string();
+        let text = escape(text).into_owned();
         self.shapes.push(Shape::Text(Text { at, text, size, color, anchor, turn }));
     }
 

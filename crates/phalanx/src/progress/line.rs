@@ -1,5 +1,6 @@
 //! One line of text: styles, columns, numbers and times as Keras shows them.
 
+use phalanx_graph::text::escape;
 use std::fmt::Write as _;
 
 pub(super) const BOLD: &str = "\x1b[1m";
@@ -22,7 +23,7 @@ impl Line {
     pub fn push(&mut self, style: &str, text: &str) {
         let styled = self.colour && !style.is_empty() && !text.is_empty() && self.left > 0;
         self.text.push_str(if styled { style } else { "" });
-        for c in text.chars().filter(|c| !c.is_control()).take(self.left) {
+        for c in escape(text).chars().take(self.left) {
             self.text.push(c);
             self.left -= 1;
         }

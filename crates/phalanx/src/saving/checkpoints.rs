@@ -5,6 +5,7 @@ use super::runs::{self, Found};
 use super::{Format, open_stored, safetensors};
 use crate::error::{Error, Result};
 use crate::warnings::warning;
+use phalanx_graph::text::shown;
 use std::cmp::Ordering;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -51,7 +52,7 @@ pub fn latest_whole_checkpoint(directory: impl AsRef<Path>) -> Result<Option<Pat
             Err(error) => return Err(error),
         };
         damaged += 1;
-        warning!("{}: damaged ({reason}); the one before is used", path.display());
+        warning!("{}: damaged ({reason}); the one before is used", shown(path.display()));
     }
     if damaged == 0 {
         return Ok(None);

@@ -3,6 +3,7 @@
 use super::hdf5::File;
 use super::{Format, cut, open_stored, safetensors};
 use crate::error::Result;
+use phalanx_graph::text::shown;
 use serde_json::Value;
 use std::fmt;
 use std::path::Path;
@@ -158,17 +159,17 @@ impl fmt::Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.format)?;
         for (name, value) in &self.facts {
-            writeln!(f, "{name}: {value}")?;
+            writeln!(f, "{}: {}", shown(name), shown(value))?;
         }
         if !self.layers.is_empty() {
             writeln!(f, "layers: {}", self.layers.len())?;
         }
         for layer in &self.layers {
-            writeln!(f, "  {} ({})", layer.name, layer.class_name)?;
+            writeln!(f, "  {} ({})", shown(&layer.name), shown(&layer.class_name))?;
         }
         writeln!(f, "arrays: {}", self.tensors.len())?;
         for tensor in &self.tensors {
-            writeln!(f, "  {} {} {:?}", tensor.name, tensor.dtype, tensor.dims)?;
+            writeln!(f, "  {} {} {:?}", shown(&tensor.name), tensor.dtype, tensor.dims)?;
         }
         Ok(())
     }

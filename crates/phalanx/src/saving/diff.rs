@@ -3,6 +3,7 @@
 use super::{Format, Load, keras, open_stored, safetensors};
 use crate::error::{Error, Result};
 use phalanx_graph::Tensor;
+use phalanx_graph::text::{self, shown};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,7 +25,7 @@ pub struct Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} | {}", self.place, self.left, self.right)
+        write!(f, "{}: {} | {}", shown(&self.place), shown(&self.left), shown(&self.right))
     }
 }
 
@@ -130,12 +131,7 @@ fn configs(place: &str, left: &Value, right: &Value, out: &mut Vec<Difference>) 
 }
 
 fn brief(value: &Value) -> String {
-    const SHOWN: usize = 60;
-    let text = value.to_string();
-    match text.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
-    }
+    text::brief(&value.to_string()).into_owned()
 }
 
 /// How two arrays differ.

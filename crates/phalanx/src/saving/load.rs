@@ -4,6 +4,7 @@ use super::hdf5::File;
 use super::keras::Variables;
 use super::{Format, keras, legacy, open_file, safetensors};
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::model::{Compile, Model};
 use crate::strategy::MirroredStrategy;
 use crate::warnings::warning;
@@ -27,7 +28,9 @@ pub(super) fn open_stored(path: &Path, format: Format) -> Result<Stored> {
     }
     let io = |source| Error::io(path, source);
     let mut bytes = vec![];
-    open_file(path, "an HDF5 file")?.read_to_end(&mut bytes).map_err(io)?;
+    let mut file = open_file(path, "an HDF5 file")?;
+    memory::check_file(path, file.metadata().map_err(io)?.len())?;
+    file.read_to_end(&mut bytes).map_err(io)?;
     let file = File::new(bytes).map_err(|f| keras::fault(path, f))?;
     let config = match legacy::weights_group(&file) {
         None => None,

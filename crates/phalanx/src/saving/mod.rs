@@ -42,11 +42,14 @@ use crate::callbacks::WeightSource;
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::model::{Callee, Definition};
-use phalanx_graph::Tensor;
+use phalanx_graph::{Tensor, text};
 use safetensors::SafeTensors;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
+
+/// Most arrays and groups of a file: a model of as many layers as a file may hold, trained with Adam, has half.
+const MAX_ARRAYS: usize = 1 << 18;
 
 /// Named weights, in the model's order.
 pub(crate) type Weights = [(String, Tensor)];
@@ -209,15 +212,10 @@ fn open_checked(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<SafeTe
     Err(Error::file(path, expected, list(&faults)))
 }
 
-/// The start of a text from a file, on one line.
+/// The start of a message or a path of names from a file.
 fn cut(text: &str) -> String {
     const SHOWN: usize = 600;
-    let plain = |c: char| if c.is_control() { ' ' } else { c };
-    let mut out: String = text.chars().take(SHOWN).map(plain).collect();
-    if out.len() < text.len() {
-        out.push('…');
-    }
-    out
+    text::cut(text, SHOWN).into_owned()
 }
 
 /// All of a few, the first of many.

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::model::RunState;
 use crate::warnings::warning;
 use phalanx_graph::Tensor;
+use phalanx_graph::text::shown;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -146,7 +147,7 @@ impl RunDirectory {
                 }
                 Found::Damaged(reason) => reason,
             };
-            warning!("{}: damaged ({reason}); the one before is used", path.display());
+            warning!("{}: damaged ({reason}); the one before is used", shown(path.display()));
             damaged.push(path);
         }
         match damaged.len() + self.files(DAMAGED_SUFFIX)?.len() {
@@ -251,7 +252,7 @@ fn set_aside(path: &Path) {
     let mut name = path.as_os_str().to_owned();
     name.push(DAMAGED);
     if let Err(error) = std::fs::rename(path, &name) {
-        warning!("{}: cannot be set aside: {error}", path.display());
+        warning!("{}: cannot be set aside: {error}", shown(path.display()));
     }
 }
 

@@ -2,14 +2,16 @@
 //! them.
 
 use super::runs::RUN;
-use super::{Entry, Weights, open_file};
+use super::{Entry, MAX_ARRAYS, Weights, open_file};
 use crate::error::{Error, Result};
 use crate::model::is_weight;
 use phalanx_graph::{Data, Tensor};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -128,14 +130,45 @@ pub(super) fn open(path: &Path) -> Result<SafeTensors> {
     }
     let mut text = vec![0; length as usize];
     file.read_exact(&mut text).map_err(io)?;
-    let header: Metadata = serde_json::from_slice(&text)
-        .map_err(|error| wrong(format!("a header that does not parse: {error}")))?;
+    let broken = |error| wrong(format!("a header that does not parse: {error}"));
+    let Keys(count) = serde_json::from_slice(&text).map_err(broken)?;
+    if count > MAX_ARRAYS {
+        return Err(Error::file(path, format!("at most {MAX_ARRAYS} tensors"), count));
+    }
+    let header: Metadata = serde_json::from_slice(&text).map_err(broken)?;
     let (expected, received) = (header.data_len() as u64, size - PREFIX - length);
     if expected != received {
         let received = format!("{received} bytes");
         return Err(Error::file(path, format!("{expected} bytes of tensors"), received));
     }
     Ok(SafeTensors { path: path.into(), file, start: PREFIX + length, header })
+}
+
+/// The number of an object's keys, known before anything is made of them.
+struct Keys(usize);
+
+impl<'de> Deserialize<'de> for Keys {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Keys, D::Error> {
+        from.deserialize_map(Counter)
+    }
+}
+
+struct Counter;
+
+impl<'de> Visitor<'de> for Counter {
+    type Value = Keys;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Keys, A::Error> {
+        let mut count = 0;
+        while from.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+            count += 1;
+        }
+        Ok(Keys(count))
+    }
 }
 
 impl SafeTensors {

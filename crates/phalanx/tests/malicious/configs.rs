@@ -89,6 +89,11 @@ fn values() -> Vec<(&'static str, Value, &'static str)> {
         ("a call of nobody", one(&[("nobody", 0)]), "keras_history"),
         ("an output of nobody", graph("net", vec![], ("nobody", 0)), "nobody"),
         ("a name for all time", chain(layer("Dense", json!({ "name": long, "units": 3 }))), "name"),
+        (
+            "a class that acts on a terminal",
+            chain(layer("\u{1b}[2J\u{202e}\n", json!({ "name": "a" }))),
+            r"unknown layer '\u{1b}[2J\u{202e}\n'",
+        ),
         ("a long class", chain(layer(&long, json!({ "name": "a" }))), "unknown layer"),
         ("models in models", doubled(), "calls"),
         ("models that refer to models", referred(&shared, 2, 60), "calls"),

@@ -41,6 +41,7 @@ pub fn cases() -> Vec<Case> {
         ("another shape", kernel("F32", json!([3, 4])), "dense/kernel"),
         ("an unknown type", kernel("F31", json!([4, 3])), "F31"),
         ("integers", kernel("I32", json!([4, 3])), "i32"),
+        ("tensors without end", file(None, &many(300_000), 0), "at most 262144 tensors"),
         ("weights missing", file(None, &json!({}).to_string().into_bytes(), 0), "missing"),
     ];
     let case = |(n, bytes, cause): (&str, _, _)| {
@@ -60,6 +61,13 @@ pub fn cases() -> Vec<Case> {
         all.push(Case::new(name, "bad.safetensors", bytes, cause));
     }
     all
+}
+
+/// The header of so many tensors without elements.
+fn many(count: usize) -> Vec<u8> {
+    let tensor = json!({ "dtype": "F32", "shape": [0], "data_offsets": [0, 0] }).to_string();
+    let tensors: Vec<String> = (0..count).map(|i| format!("\"t{i}\":{tensor}")).collect();
+    format!("{{{}}}", tensors.join(",")).into_bytes()
 }
 
 /// A file with this header, its length told or true, and so many bytes after it.

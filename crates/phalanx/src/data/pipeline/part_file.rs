@@ -6,6 +6,7 @@ use crate::data::{Digest, Share};
 use crate::error::{Error, Result};
 use crate::saving::open_own;
 use crate::warnings::warning;
+use phalanx_graph::text::shown;
 use phalanx_graph::{DType, Data, Tensor};
 use std::collections::HashMap;
 use std::fs::{File, TryLockError};
@@ -67,7 +68,7 @@ impl PartFile {
         }
         if found != head {
             if !found.is_empty() {
-                let shown = path.display();
+                let shown = shown(path.display());
                 warning!("{shown}: made with another seed or for other data; it is made again");
             }
             file.set_len(0).map_err(io)?;

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::saving::{open_file, write_atomic};
 use crate::warnings::warning;
 use phalanx_graph::Tensor;
+use phalanx_graph::text::{MAX_QUOTED, cut, escape};
 use std::collections::BTreeMap;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -200,12 +201,15 @@ fn check(path: &Path, part: &str, set: &SampleSet) -> Result<()> {
 }
 
 fn shown(names: &[String]) -> String {
+    let known: Vec<String> = names
+        .iter()
+        .take(MAX_NAMES_SHOWN)
+        .map(|name| escape(&cut(name, MAX_QUOTED)).into_owned())
+        .collect();
     match names.len() {
         0 => "none".into(),
-        n if n > MAX_NAMES_SHOWN => {
-            format!("{} and {} more", names[..MAX_NAMES_SHOWN].join(", "), n - MAX_NAMES_SHOWN)
-        }
-        _ => names.join(", "),
+        n if n > MAX_NAMES_SHOWN => format!("{} and {} more", known.join(", "), n - known.len()),
+        _ => known.join(", "),
     }
 }
 

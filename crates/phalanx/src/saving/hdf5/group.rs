@@ -6,6 +6,7 @@ use super::dataset::Dataset;
 use super::dense::{self, Index};
 use super::header::{self, Message};
 use super::{Fault, Group, MAX_DEPTH, MAX_PATH, Node, Result};
+use crate::saving::MAX_ARRAYS;
 use std::collections::{BTreeMap, HashSet};
 
 /// Symbol tables say so of soft links.
@@ -18,6 +19,8 @@ pub(super) struct Walk<'a> {
     pub seen: HashSet<u64>,
     /// Bytes of headers and names read so far: overlapping ones must not add up.
     pub read: usize,
+    /// Groups and datasets met so far.
+    pub nodes: usize,
 }
 
 impl Walk<'_> {
@@ -39,6 +42,10 @@ impl Walk<'_> {
     /// The group or dataset at an address, below a path of so many bytes.
     pub fn node(&mut self, address: u64, depth: usize, path: usize) -> Result<Node> {
         self.enter(address)?;
+        self.nodes += 1;
+        if self.nodes > MAX_ARRAYS {
+            return Err(Fault(format!("more than {MAX_ARRAYS} groups and datasets")));
+        }
         if depth > MAX_DEPTH {
             return Err(Fault(format!("groups more than {MAX_DEPTH} deep")));
         }

@@ -85,7 +85,7 @@ impl File {
     /// Reads the structure of a file.
     pub fn new(bytes: Vec<u8>) -> Result<File> {
         let root = root(&bytes)?;
-        let mut walk = group::Walk { bytes: &bytes, seen: HashSet::new(), read: 0 };
+        let mut walk = group::Walk { bytes: &bytes, seen: HashSet::new(), read: 0, nodes: 0 };
         match walk.node(root, 0, 0)? {
             Node::Group(root) => Ok(File { bytes, heaps: RefCell::default(), root }),
             other => Err(Fault(format!("{} where the root group belongs", other.kind()))),

@@ -221,3 +221,14 @@ fn broken_newer_files_are_refused_or_read_without_a_panic() {
         }
     }
 }
+
+#[test]
+fn more_groups_and_datasets_than_a_model_has_are_refused() {
+    let most = crate::saving::MAX_ARRAYS;
+    let mut root = Content::group();
+    for i in 0..most {
+        root.put(&i.to_string(), &[0], Values::F32(vec![]));
+    }
+    let error = File::new(write(&root)).unwrap_err();
+    assert_eq!(error, Fault(format!("more than {most} groups and datasets")));
+}

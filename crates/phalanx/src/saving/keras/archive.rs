@@ -1,6 +1,7 @@
 //! The zip of a `.keras` file: `metadata.json`, `config.json`, `model.weights.h5`.
 
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::saving::open_file;
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -93,6 +94,7 @@ fn members(path: &Path, mut file: Watched) -> Result<Archive> {
         if size > most || size > small && size / MAX_PACKING > packed {
             return Err(wrong(format!("{name} of {size} bytes packed into {packed}")));
         }
+        memory::check_file(path, size)?;
         let mut bytes = vec![];
         let read = (&mut member).take(size + 1).read_to_end(&mut bytes);
         read.map_err(|error| wrong(format!("{name}: {error}")))?;

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::layers;
 use crate::model::{Callee, Definition, Input, Kind, Symbol};
-use phalanx_graph::DType;
+use phalanx_graph::{DType, text};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -92,11 +92,7 @@ impl<'a> Object<'a> {
 
 /// The start of a value, to show.
 pub(super) fn brief(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(80) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
-    }
+    text::brief(&value.to_string()).into_owned()
 }
 
 struct Reader {

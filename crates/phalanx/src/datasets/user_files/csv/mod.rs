@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::saving::open_file;
 use ::csv::{Position, ReaderBuilder, StringRecord};
 use encoding::{Column, Kind, Role, parse_number};
+use phalanx_graph::text::{cut, escape};
 use phalanx_graph::{Data, Tensor};
 use scan::Scan;
 use std::fs::File;
@@ -411,12 +412,9 @@ fn letters(at: usize) -> String {
     }
 }
 
-/// A cell's text in an error, shortened.
+/// A cell's text in an error, shortened and escaped.
 fn cell(text: &str) -> String {
-    match text.char_indices().nth(MAX_CELL_SHOWN) {
-        Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
-        None => text.into(),
-    }
+    escape(&cut(text, MAX_CELL_SHOWN)).into_owned()
 }
 
 fn shown(names: &[String]) -> String {
