@@ -53,6 +53,9 @@ pub(crate) fn meet(
         limit: timeout,
         began: Instant::now(),
     };
+    if let Some(weakness) = me.secret.weakness().filter(|_| me.rank == 0) {
+        tracing::warn!("{weakness}");
+    }
     let met = match me.rank {
         0 => {
             let id = phalanx_cuda::meeting_id()?;
