@@ -103,11 +103,6 @@ impl Origin {
         Ok(())
     }
 
-    /// Whether images are fed in another way than from 0 to 1.
-    pub fn is_scaled(&self) -> bool {
-        self.mean.is_some() || self.scale != Scale::Unit
-    }
-
     /// Samples in the input's dimensions: resized, reshaped and scaled.
     pub fn shape(&self, samples: &Samples) -> Result<Samples> {
         let mut samples = samples.clone();
