@@ -262,6 +262,9 @@ def optimizers_of_every_kind():
         "rmsprop": O.RMSprop(0.01), "rmsprop_all": O.RMSprop(0.01, momentum=0.8, centered=True, rho=0.8),
         "adagrad": O.Adagrad(0.05), "nadam": O.Nadam(0.01), "lion": O.Lion(0.01),
         "accumulated": O.Adam(0.01, gradient_accumulation_steps=3),
+        # Saved between two updates: the file holds gradients.
+        "accumulated_midway": O.Adam(0.01, gradient_accumulation_steps=2),
+        "accumulated_sgd": O.SGD(0.1, momentum=0.9, gradient_accumulation_steps=4),
         "cosine": O.SGD(s.CosineDecay(0.1, 20, warmup_target=0.2, warmup_steps=4)),
         "restarts": O.SGD(s.CosineDecayRestarts(0.1, 3)), "exponential": O.Adam(s.ExponentialDecay(0.02, 5, 0.9)),
         "piecewise": O.SGD(s.PiecewiseConstantDecay([3, 5], [0.1, 0.05, 0.01])),

@@ -130,11 +130,6 @@ impl Origin {
         Ok(())
     }
 
-    /// Whether inputs are fed in another way than as they are.
-    pub fn is_scaled(&self) -> bool {
-        self.mean.is_some() || self.scale != Scale::Bytes
-    }
-
     /// What is done to inputs, in words; `bytes` says whether they are kept as such.
     pub fn scaling(&self, bytes: bool) -> String {
         match (&self.mean, self.scale) {

@@ -325,14 +325,10 @@ fn resnet50_from(path: &Path, input: [usize; 3], classes: usize, new_top: bool) 
 }
 
 /// Writes a whole model or its weights, as the name asks.
-pub fn save(model: &Model, origin: &Origin, path: &Path) -> Result<()> {
+pub fn save(model: &Model, path: &Path) -> Result<()> {
     let name = path.to_string_lossy().to_lowercase();
     if name.ends_with(".weights.h5") || name.ends_with(".safetensors") {
         return Ok(model.save_weights(path)?);
-    }
-    if !name.ends_with(".keras") && origin.is_scaled() {
-        let shown = path.display();
-        tracing::warn!("{shown}: .h5 files do not keep how inputs were scaled; .keras files do");
     }
     Ok(model.save(path)?)
 }

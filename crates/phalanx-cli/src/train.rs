@@ -59,7 +59,7 @@ pub fn run(args: &Train) -> Result<()> {
     let history = model.fit(batches(plan.batch)?, fit)?;
     let logs = tested(&mut model, &data, &plan, &history)?;
     if let Some(path) = &args.save {
-        save(&model, &data.origin, path)?;
+        save(&model, path)?;
     }
     let measured = workers == 1 && plan.replicas > 1 && !args.no_scaling && !args.deterministic;
     let scaling = match measured && (verbose > 0 || json.is_some()) {

@@ -678,12 +678,26 @@ fn inspecting_shows_layers_program_and_devices() {
 }
 
 #[test]
+fn a_conversion_that_drops_the_optimizer_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let train = ["train", "mnist-mlp", "--epochs", "1", "--steps-per-epoch", "2", "--verbose", "0"];
+    succeeds(dir.path(), &[&train[..], &["--save", "a.keras"]].concat());
+    let out = phalanx(dir.path(), &["convert", "a.keras", "b.safetensors"]);
+    let state = "the optimizer's state after 2 steps (.keras files keep it)";
+    let words = format!("warning: b.safetensors: not kept: {state}\n");
+    assert_eq!((text(&out.stderr), out.status.code()), (words, Some(0)));
+}
+
+#[test]
 fn model_files_are_converted_shown_and_compared() {
     let dir = tempfile::tempdir().unwrap();
     let train = ["train", "mnist-mlp", "--epochs", "1", "--steps-per-epoch", "2", "--verbose", "0"];
     succeeds(dir.path(), &[&train[..], &["--save", "a.safetensors"]].concat());
     succeeds(dir.path(), &["convert", "a.safetensors", "b.keras"]);
-    succeeds(dir.path(), &["convert", "b.keras", "c.h5"]);
+    let out = phalanx(dir.path(), &["convert", "b.keras", "c.h5"]);
+    let words =
+        "warning: c.h5: not kept: the notes 'origin' (.keras and .safetensors files keep them)\n";
+    assert_eq!((text(&out.stderr), out.status.code()), (words.into(), Some(0)));
     assert_eq!(succeeds(dir.path(), &["diff", "a.safetensors", "c.h5"]), "");
     let shown = succeeds(dir.path(), &["inspect", "b.keras"]);
     assert!(shown.contains("model: Functional 'mnist_mlp'"), "{shown}");

@@ -46,7 +46,8 @@ pub enum Error {
     /// A loss that is no longer a number.
     #[error(
         "the loss is {loss} at step {step} (epoch {epoch}): lower the learning rate, clip the \
-         gradients or look for bad values in the data"
+         gradients or look for bad values in the data{}; {}",
+        besides(suspects), left(*finite, saved.as_ref())
     )]
     NotFinite {
         /// NaN or infinite.
@@ -55,6 +56,13 @@ pub enum Error {
         step: u64,
         /// The epoch, counted from 1.
         epoch: usize,
+        /// What else may give NaN in this model: layers that look up rows of a table by numbers that only a
+        /// step knows.
+        suspects: Vec<String>,
+        /// Whether all weights are finite still.
+        finite: bool,
+        /// The newest file with finite weights that callbacks have saved.
+        saved: Option<PathBuf>,
     },
     /// A run that was asked to end, by a signal for example.
     #[error(
@@ -156,6 +164,23 @@ pub enum Error {
         /// Why they could not be fetched.
         reason: String,
     },
+}
+
+fn besides(suspects: &[String]) -> String {
+    suspects.iter().map(|words| format!(" ({words})")).collect()
+}
+
+/// What a run that ended in NaN leaves behind.
+fn left(finite: bool, saved: Option<&PathBuf>) -> String {
+    match (finite, saved) {
+        (true, _) => "the weights are finite numbers still".into(),
+        (false, Some(path)) => {
+            format!("the weights hold NaN or infinities now: go on from {}", path.display())
+        }
+        (false, None) => {
+            "the weights hold NaN or infinities now, and there is no file to go on from".into()
+        }
+    }
 }
 
 fn fitting(largest: Option<usize>) -> String {

@@ -18,7 +18,8 @@ const OWNER: &str = "MultiWorkerMirroredStrategy";
 /// Exit code of a worker that lost others: the job can be started again.
 pub const LOST: u8 = 76;
 
-/// The variable with the secret that workers without MPI know each other by.
+/// The variable with the secret that workers without MPI know each other by: 128 random bits, the same on
+/// every worker, as `openssl rand -hex 16` makes them.
 pub const SECRET: &str = "PHALANX_SECRET";
 
 /// How long a worker waits for the others before it gives them up, unless said otherwise.

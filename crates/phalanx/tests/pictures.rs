@@ -165,7 +165,7 @@ fn names_in_pictures_show_their_hidden_characters() {
     let (_, matrix) = both(|path| pictures::confusion_matrix(&counts, &labels, acting, path));
     let images = Tensor::zeros([1, 4, 4, 1]);
     let captions = [(acting.to_string(), true)];
-    let (_, grid) = both(|path| pictures::samples(&images, &captions, 1, path));
+    let (_, grid) = both(|path| pictures::samples(&images, &captions, "guess (truth)", 1, path));
     let mut summary = applications::mnist_mlp(4, 2).unwrap().summary();
     (summary.name, summary.rows[0].layer) = (acting.into(), format!("{acting} (Dense)"));
     let (_, graph) = both(|path| pictures::model(&summary, path));

@@ -2,7 +2,7 @@
 //! history and logs, to the bit.
 
 use phalanx::callbacks::{BackupAndRestore, LambdaCallback};
-use phalanx::model::Interrupt;
+use phalanx::model::{Interrupt, IntoDataset};
 use phalanx::prelude::*;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -641,4 +641,83 @@ fn times_are_those_of_the_run_that_is_under_way() {
     // The third epoch's own time, less the moment between its start and the save before it.
     let ran = more.run_seconds();
     assert!(ran > more.input_wait_seconds() && ran <= more.seconds[2], "{more:?}");
+}
+
+/// A run on samples of one shape, whatever they are, with its state in a directory.
+fn on_data(
+    directory: &Path,
+    epochs: usize,
+    source: impl IntoDataset,
+    fit: fn(Fit) -> Fit,
+) -> Result<Vec<f64>> {
+    let backup = BackupAndRestore::new(directory).delete_checkpoint(false);
+    let fit = fit(Fit::new().epochs(epochs).verbose(0)).callback(backup);
+    let history = compiled(Setup::default()).fit(source, fit)?;
+    Ok(history.get("loss").unwrap().to_vec())
+}
+
+fn plainly(fit: Fit) -> Fit {
+    fit.batch_size(15)
+}
+
+fn reversed(tensor: &Tensor) -> Tensor {
+    let labels: Vec<i32> = tensor.i32().unwrap().iter().rev().copied().collect();
+    Tensor::new(tensor.dims(), labels).unwrap()
+}
+
+#[test]
+fn other_data_of_the_same_size_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (x, y) = images();
+    on_data(directory.path(), 1, (&x, &y), plainly).unwrap();
+    let mut other = x.clone();
+    other.f32_mut().unwrap()[64 * 70] += 1.0;
+    let mut swapped = x.clone();
+    swapped.f32_mut().unwrap().rotate_left(64);
+    let weighted: fn(Fit) -> Fit = |fit| plainly(fit).sample_weight(vec![2.0; SAMPLES]);
+    let by_class: fn(Fit) -> Fit = |fit| plainly(fit).class_weight([(1, 2.0)]);
+    for (what, x, y, fit) in [
+        ("labels", &x, &reversed(&y), plainly as fn(Fit) -> Fit),
+        ("a pixel", &other, &y, plainly),
+        ("the order", &swapped, &y, plainly),
+        ("weights of samples", &x, &y, weighted),
+        ("weights of classes", &x, &y, by_class),
+    ] {
+        let error = on_data(directory.path(), 2, (x, y), fit).unwrap_err().to_string();
+        let words = "run to continue: data: expected the samples, labels and weights that are here \
+                     (fingerprint 1-";
+        assert!(error.starts_with(words), "{what}: {error}");
+        assert!(error.contains("received others, or another order of them (fi"), "{what}: {error}");
+    }
+    assert_eq!(on_data(directory.path(), 2, (&x, &y), plainly).unwrap().len(), 2);
+}
+
+#[test]
+fn other_data_of_a_flow_or_pipeline_are_refused_and_another_augmentation_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let (x, y) = images();
+    let flow = |shift: f64, y: &Tensor| {
+        let generator = ImageDataGenerator::new().width_shift_range(shift);
+        generator.flow(x.clone(), y.clone(), 15).unwrap()
+    };
+    let pipeline = |buffer: usize, y: &Tensor| {
+        let data = Pipeline::from_tensor_slices((x.clone(), y.clone())).unwrap();
+        data.shuffle(buffer).unwrap().map(Ok).batch(15, false).unwrap()
+    };
+    let refused = |result: Result<Vec<f64>>| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.starts_with("run to continue: data: expected "), "{error}");
+    };
+    let none = |fit: Fit| fit;
+    let at = directory.path().join("flow");
+    on_data(&at, 1, flow(0.2, &y), none).unwrap();
+    refused(on_data(&at, 2, flow(0.2, &reversed(&y)), none));
+    on_data(&at, 2, flow(0.1, &y), none).unwrap();
+    // The same samples without any.
+    on_data(&at, 3, (&x, &y), plainly).unwrap();
+    let at = directory.path().join("pipeline");
+    on_data(&at, 1, pipeline(90, &y), none).unwrap();
+    refused(on_data(&at, 2, pipeline(80, &y), none));
+    refused(on_data(&at, 2, pipeline(90, &reversed(&y)), none));
+    on_data(&at, 2, pipeline(90, &y), none).unwrap();
 }

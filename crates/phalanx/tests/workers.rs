@@ -372,6 +372,36 @@ fn workers_that_differ_are_named() {
     }
 }
 
+/// Data leave traces in the model: notes on them, statistics that a layer was adapted to.
+#[test]
+fn workers_with_other_data_differ_in_data_not_in_the_model() {
+    let (x, y) = samples(20);
+    let message = message_of(|odd, model| {
+        let mut x = x.clone();
+        x.f32_mut().unwrap()[0] += f32::from(u8::from(odd));
+        model.set_metadata("origin", format!("mean {}", x.f32().unwrap()[0]));
+        let mut weights = model.get_weights()?;
+        weights[1].f32_mut().unwrap()[0] = x.f32().unwrap()[0];
+        model.set_weights(&weights)?;
+        model.fit((&x, &y), Fit::new().batch_size(5).verbose(0)).map(|_| ())
+    });
+    assert!(message.starts_with("workers: data: expected 1-"), "{message}");
+    let message = message_of(|odd, model| {
+        let (x, mut labels) = samples(20);
+        labels.i32_mut().unwrap()[7] = if odd { 0 } else { 1 };
+        let held = (&x, &labels);
+        let fit = Fit::new().batch_size(5).verbose(0).validation_data(held);
+        model.fit((&x, &y), fit).map(|_| ())
+    });
+    assert!(message.starts_with("workers: validation data: expected 1-"), "{message}");
+    // What is no data's fault is named as before.
+    let message = message_of(|odd, model| {
+        model.set_metadata("who", if odd { "another" } else { "one" });
+        model.fit((&x, &y), Fit::new().batch_size(5).verbose(0)).map(|_| ())
+    });
+    assert!(message.starts_with("workers: notes of the model: expected "), "{message}");
+}
+
 /// The error of three workers of which the last does something else; all have the same.
 fn message_of(work: impl Fn(bool, &mut Model) -> Result<()> + Sync) -> String {
     let errors = job(3, |rank, strategy| {

@@ -178,6 +178,13 @@ impl Callback for BackupAndRestore {
         self.directory()?.save(state).map(|_| ())
     }
 
+    fn newest_saved(&mut self) -> Option<PathBuf> {
+        // What is being written comes first; why it was not was said.
+        let _ = self.finish();
+        let (path, _) = self.directory.as_ref()?.latest().ok().flatten()?;
+        Some(path)
+    }
+
     fn on_interrupt(&mut self, state: &RunState) -> Result<Option<PathBuf>> {
         self.save(state.clone())?;
         self.finish()

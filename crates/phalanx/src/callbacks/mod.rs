@@ -229,6 +229,11 @@ pub trait Callback: Send {
         Ok(())
     }
 
+    /// The newest file it has saved that a run could go on from; asked for when a run ends in NaN.
+    fn newest_saved(&mut self) -> Option<PathBuf> {
+        None
+    }
+
     /// The run ends here because it was interrupted; answers where it can be taken up.
     fn on_interrupt(&mut self, _state: &RunState) -> Result<Option<PathBuf>> {
         Ok(None)

@@ -41,6 +41,9 @@ pub struct ModelCheckpoint {
     batch: u64,
     waited: u64,
     saved: VecDeque<PathBuf>,
+    newest: Option<PathBuf>,
+    /// How many things the last file did not keep: said when it changes, not with every file.
+    unkept: usize,
 }
 
 impl ModelCheckpoint {
@@ -60,6 +63,8 @@ impl ModelCheckpoint {
             batch: 0,
             waited: 0,
             saved: VecDeque::new(),
+            newest: None,
+            unkept: 0,
         }
     }
 
@@ -187,8 +192,14 @@ impl ModelCheckpoint {
         let weights_only = Format::of(&path)?.weights_only().or(self.save_weights_only);
         let whole = !weights_only.unwrap_or(false);
         let training = if whole { view.weights.training() } else { None };
-        saving::save(&path, view.model, &weights, saving::Parts { whole, training })?;
+        let parts = saving::Parts { whole, training };
+        let unkept = saving::save(&path, view.model, &weights, parts)?;
+        if unkept.len() != self.unkept {
+            self.unkept = unkept.len();
+            saving::warn_of_unkept(&path, &unkept);
+        }
         self.best = value.or(self.best);
+        self.newest = Some(path.clone());
         self.forget(path)
     }
 
@@ -219,9 +230,13 @@ impl Callback for ModelCheckpoint {
         self.save_freq != Frequency::Epoch
     }
 
+    fn newest_saved(&mut self) -> Option<PathBuf> {
+        self.newest.clone()
+    }
+
     fn on_train_begin(&mut self, view: &View<'_>) -> Result<Action> {
         self.check(view)?;
-        self.best = self.initial_value_threshold;
+        (self.best, self.newest) = (self.initial_value_threshold, None);
         (self.batch, self.waited) = (0, 0);
         Ok(Action::Continue)
     }

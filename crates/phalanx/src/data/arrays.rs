@@ -207,6 +207,11 @@ impl Arrays {
         &self.targets
     }
 
+    /// Which of the rows are shown.
+    pub(crate) fn window(&self) -> Range<usize> {
+        self.window.clone()
+    }
+
     /// The same samples with other inputs.
     pub(crate) fn with_inputs(mut self, inputs: Vec<Samples>) -> Arrays {
         debug_assert!(inputs.iter().zip(&self.inputs).all(|(a, b)| a.rows() == b.rows()));
@@ -274,10 +279,10 @@ impl Dataset for Arrays {
 
     fn digest(&self) -> u64 {
         let mut digest = Digest::default();
-        [self.window.start, self.window.end].iter().for_each(|n| digest.word(*n as u64));
-        self.inputs.iter().for_each(|samples| digest.samples(samples));
-        self.targets.iter().for_each(|target| digest.tensor(target));
-        self.weights.iter().for_each(|weights| digest.floats(weights));
+        let rows = || self.window.clone();
+        self.inputs.iter().for_each(|samples| digest.rows(samples, rows()));
+        self.targets.iter().for_each(|target| digest.rows_of_tensor(target, rows()));
+        self.weights.iter().for_each(|weights| digest.floats(&weights[rows()]));
         digest.end()
     }
 

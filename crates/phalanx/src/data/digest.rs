@@ -1,7 +1,32 @@
-//! A fingerprint of data, to see that workers have the same. Fast, and no protection against malice.
+//! A fingerprint of data, to see that workers, or a run that is continued, have the same. Fast (well under
+//! a second for a gigabyte), and no protection against malice.
 
 use super::Samples;
 use phalanx_graph::{Data, Tensor};
+use std::ops::Range;
+
+/// Stands before fingerprints that are stored; changes with what goes into them.
+const SCHEME: u32 = 1;
+
+/// Words mixed side by side: one after the other, each would wait for the one before.
+const LANES: usize = 4;
+
+/// A fingerprint as it is stored and shown; `None` where none was made.
+pub(crate) fn shown_digest(digest: u64) -> Option<String> {
+    (digest != 0).then(|| format!("{SCHEME}-{digest:016x}"))
+}
+
+/// Whether two fingerprints were made in the same way, so that unequal ones mean unequal data.
+pub(crate) fn comparable(one: &str, other: &str) -> bool {
+    let scheme = |text: &str| text.split('-').next().map(str::to_string);
+    scheme(one) == scheme(other)
+}
+
+fn mix(state: u64, word: u64) -> u64 {
+    let mixed = (state ^ word).wrapping_mul(0x0100_0000_01b3);
+    // High bits must reach the low ones, or they would never be mixed.
+    mixed ^ (mixed >> 32)
+}
 
 /// FNV-1a over words.
 #[derive(Clone, Copy, Debug)]
@@ -16,9 +41,7 @@ impl Default for Digest {
 impl Digest {
     /// Adds a number.
     pub fn word(&mut self, word: u64) {
-        self.0 = (self.0 ^ word).wrapping_mul(0x0100_0000_01b3);
-        // High bits must reach the low ones, or they would never be mixed.
-        self.0 ^= self.0 >> 32;
+        self.0 = mix(self.0, word);
     }
 
     /// Adds bytes and their number.
@@ -31,33 +54,115 @@ impl Digest {
 
     /// Adds floats by their bits.
     pub fn floats(&mut self, values: &[f32]) {
-        self.word(values.len() as u64);
-        values.iter().for_each(|v| self.word(u64::from(v.to_bits())));
+        self.numbers(values, |v| v.to_bits());
     }
 
     /// Adds a tensor.
     pub fn tensor(&mut self, tensor: &Tensor) {
-        tensor.dims().iter().for_each(|d| self.word(*d as u64));
-        match tensor.data() {
-            Data::F32(values) => self.floats(values),
-            Data::I32(values) => values.iter().for_each(|v| self.word(*v as u32 as u64)),
-        }
+        self.rows_of_tensor(tensor, 0..tensor.rows());
     }
 
     /// Adds samples.
     pub fn samples(&mut self, samples: &Samples) {
+        self.rows(samples, 0..samples.rows());
+    }
+
+    /// Adds some rows of samples.
+    pub(super) fn rows(&mut self, samples: &Samples, rows: Range<usize>) {
         match samples {
-            Samples::Tensor(tensor) => self.tensor(tensor),
+            Samples::Tensor(tensor) => self.rows_of_tensor(tensor, rows),
             Samples::Pixels(pixels) => {
-                samples.dims().iter().for_each(|d| self.word(*d as u64));
+                let width = samples.row_len();
+                samples.dims().iter().skip(1).for_each(|d| self.word(*d as u64));
                 self.word(u64::from(pixels.divisor().to_bits()));
-                self.bytes(pixels.bytes());
+                let (bytes, offset) = pixels.shared();
+                offset.iter().for_each(|offset| self.floats(offset));
+                self.bytes(&bytes[rows.start * width..rows.end * width]);
             }
         }
+    }
+
+    /// Adds some rows of a tensor.
+    pub(super) fn rows_of_tensor(&mut self, tensor: &Tensor, rows: Range<usize>) {
+        tensor.dims().iter().skip(1).for_each(|d| self.word(*d as u64));
+        let width = tensor.row_len();
+        let part = rows.start * width..rows.end * width;
+        match tensor.data() {
+            Data::F32(values) => self.floats(&values[part]),
+            Data::I32(values) => {
+                self.word(u64::MAX);
+                self.numbers(&values[part], |v| v as u32);
+            }
+        }
+    }
+
+    /// Adds numbers of 32 bits and their number.
+    fn numbers<T: Copy>(&mut self, values: &[T], bits: impl Fn(T) -> u32) {
+        self.word(values.len() as u64);
+        let (blocks, rest) = values.as_chunks::<{ 2 * LANES }>();
+        let mut lanes: [u64; LANES] = std::array::from_fn(|lane| mix(self.0, lane as u64));
+        for block in blocks {
+            for (lane, pair) in lanes.iter_mut().zip(block.as_chunks::<2>().0) {
+                let [low, high] = pair.map(|v| u64::from(bits(v)));
+                *lane = mix(*lane, low | high << 32);
+            }
+        }
+        lanes.iter().for_each(|lane| self.word(*lane));
+        rest.iter().for_each(|v| self.word(u64::from(bits(*v))));
     }
 
     /// The fingerprint.
     pub fn end(self) -> u64 {
         self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::Pixels;
+
+    fn digest(of: impl Fn(&mut Digest)) -> u64 {
+        let mut digest = Digest::default();
+        of(&mut digest);
+        digest.end()
+    }
+
+    #[test]
+    fn every_number_its_place_and_its_type_count() {
+        let numbers: Vec<f32> = (0..37).map(|i| i as f32).collect();
+        let of = |values: &[f32]| digest(|d| d.floats(values));
+        let whole = of(&numbers);
+        for i in 0..numbers.len() {
+            let mut other = numbers.clone();
+            other[i] += 0.5;
+            assert_ne!(of(&other), whole, "number {i}");
+            other = numbers.clone();
+            other.swap(i, (i + 8) % 37);
+            assert_ne!(of(&other), whole, "number {i} elsewhere");
+        }
+        assert_ne!(of(&numbers[..36]), whole);
+        let zeros = |d: &mut Digest| d.tensor(&Tensor::zeros([3, 2]));
+        let whole_zeros = |d: &mut Digest| d.tensor(&Tensor::new([3, 2], vec![0i32; 6]).unwrap());
+        assert_ne!(digest(zeros), digest(whole_zeros));
+    }
+
+    #[test]
+    fn what_is_done_to_pixels_counts() {
+        let pixels = |divisor| Pixels::new([2, 2], vec![1, 2, 3, 4], divisor).unwrap();
+        let of = |pixels: Pixels| digest(|d| d.samples(&pixels.clone().into()));
+        let plain = of(pixels(1.0));
+        assert_ne!(of(pixels(255.0)), plain);
+        let mean = Tensor::new([2], vec![1.0, 0.0]).unwrap();
+        let centred = Samples::from(pixels(1.0)).subtract(&mean).unwrap();
+        assert_ne!(digest(|d| d.samples(&centred)), plain);
+    }
+
+    #[test]
+    fn rows_are_those_of_a_dataset_that_has_no_others() {
+        let numbers: Vec<f32> = (0..30).map(|i| i as f32).collect();
+        let all = Tensor::new([10, 3], numbers.clone()).unwrap();
+        let some = Tensor::new([4, 3], numbers[6..18].to_vec()).unwrap();
+        assert_eq!(digest(|d| d.rows_of_tensor(&all, 2..6)), digest(|d| d.tensor(&some)));
     }
 }

@@ -17,6 +17,7 @@ mod samples;
 pub use affine::FillMode;
 pub use arrays::{Arrays, Columns};
 pub use digest::Digest;
+pub(crate) use digest::{comparable, shown_digest};
 pub use flow::{ImageFlow, Images, Subset};
 pub use folder::{ClassMode, ColorMode, FromDirectory, ImageFolder, read as read_image};
 pub use generator::{ImageDataGenerator, ZoomRange};
@@ -140,8 +141,15 @@ pub trait Dataset: Send + Sync {
         None
     }
 
-    /// A fingerprint of the samples, by which workers see that they have the same; 0 where none is made.
+    /// A fingerprint of the samples in their order, with labels and weights: workers, and a run that is
+    /// continued, see by it that they have the same. 0 where none is made.
     fn digest(&self) -> u64 {
+        0
+    }
+
+    /// A fingerprint of what is done to samples anew in every epoch, which a run that is continued may do in
+    /// another way. 0 where nothing is done, or nothing is known.
+    fn augmentation_digest(&self) -> u64 {
         0
     }
 

@@ -83,6 +83,10 @@ impl Dataset for Prefetch {
         self.inner.digest()
     }
 
+    fn augmentation_digest(&self) -> u64 {
+        self.inner.augmentation_digest()
+    }
+
     fn in_memory(&self) -> Option<&dyn InMemory> {
         self.inner.in_memory()
     }

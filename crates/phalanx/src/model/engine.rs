@@ -1,6 +1,7 @@
 //! A compiled model: the executor, its programs, and the state that training carries along.
 
 mod checks;
+mod indices;
 mod run;
 mod state;
 mod tables;
@@ -9,6 +10,7 @@ mod variables;
 mod weights;
 mod workers;
 
+pub(crate) use checks::Origin;
 pub(crate) use run::Gather;
 pub(crate) use state::{Counters, is_weight};
 pub(crate) use tables::Kept;
@@ -76,6 +78,10 @@ pub(crate) struct Engine {
     constants: Vec<(ParamId, Vec<f32>)>,
     targets: Vec<Type>,
     output_names: Vec<String>,
+    /// The layers that look up rows of a table.
+    lookups: Vec<indices::Lookup>,
+    /// Where the batch in hand comes from.
+    pub(crate) origin: Origin,
     /// As asked for; CPU devices store 32-bit floats all the same.
     policy: Policy,
     /// As the strategy names them.
@@ -158,6 +164,8 @@ impl Engine {
             metrics,
             described,
             layers: by_layer(&l.low.weights),
+            lookups: indices::lookups(&l.low.graph, model.def.inputs.len()),
+            origin: Origin::default(),
             weights: l.low.weights,
             trained,
             constants: l.low.constants,
@@ -266,6 +274,11 @@ impl Engine {
     /// Batches that make an update, where the optimizer asks for several.
     pub(crate) fn gather_steps(&self) -> Option<u64> {
         self.optimizer.common().gradient_accumulation_steps
+    }
+
+    /// Gradient accumulation as the optimizer asks for it.
+    pub(crate) fn own_gather(&self) -> Option<Gather> {
+        self.gather_steps().map(|every| Gather { every, last: false, by_rows: false })
     }
 
     /// Element types of the targets.

@@ -1,7 +1,7 @@
 //! `evaluate` and `predict`: passes over data that change no weight.
 
-use super::engine::{Engine, Kept, StepKind, Tally};
-use super::source::IntoDataset;
+use super::engine::{Engine, Kept, Origin, StepKind, Tally};
+use super::source::{DATA, IntoDataset};
 use super::training::Interrupt;
 use super::turns::Group;
 use super::{Logs, Model};
@@ -11,6 +11,7 @@ use crate::layer::lock;
 use crate::memory;
 use crate::progress::Progress;
 use crate::strategy::MirroredStrategy;
+use crate::warnings::warning;
 use crate::workers::MultiWorkerMirroredStrategy;
 use phalanx_graph::Tensor;
 
@@ -69,9 +70,9 @@ impl Model {
         let engine = self.engine("evaluate")?;
         let mut progress = Progress::stdout(engine.verbose(arguments.verbose)?);
         let source = data.into_source()?.in_order();
-        let data = source.prepare(engine, arguments.batch_size, true)?.dataset();
+        let data = source.prepare(engine, arguments.batch_size, true, DATA)?.dataset();
         engine.check_pass(&*data)?;
-        let logs = evaluate(engine, &*data, Some(&mut progress), &Interrupt::new())?;
+        let logs = evaluate(engine, (&*data, DATA), Some(&mut progress), &Interrupt::new())?;
         Ok(logs.unwrap_or_default())
     }
 
@@ -132,7 +133,7 @@ impl Model {
         let (mut progress, data, share) = self.ask_any_engine(|engine| {
             engine.refresh()?;
             let progress = Progress::stdout(engine.verbose(arguments.verbose)?);
-            let data = source.prepare(engine, arguments.batch_size, false)?.dataset();
+            let data = source.prepare(engine, arguments.batch_size, false, DATA)?.dataset();
             engine.check_pass(&*data)?;
             Ok((progress, data, engine.worker_share()))
         })?;
@@ -147,6 +148,7 @@ impl Model {
             rows += batch.rows;
             done += 1;
             self.ask_any_engine(|engine| {
+                engine.origin = Origin::Data(DATA, done);
                 for (out, part) in outputs.iter_mut().zip(engine.predict(&batch)?) {
                     if !memory::extend(out, part) {
                         let received = format!("{rows} rows and more");
@@ -159,6 +161,11 @@ impl Model {
             progress.step(done, &[]);
         }
         progress.end_predict();
+        let is_nan = || outputs.iter().flatten().any(|v| v.is_nan());
+        self.ask_any_engine(|engine| {
+            warn_of_nan(engine, DATA, is_nan);
+            Ok(())
+        })?;
         let tensor = |(dims, values): (Vec<usize>, Vec<f32>)| {
             let mut full = vec![rows];
             full.extend(dims);
@@ -184,10 +191,18 @@ impl Model {
     }
 }
 
-/// One pass of the test program over a dataset; nothing comes of it when interrupted.
+/// Where results are NaN, says which layers may have given it.
+fn warn_of_nan(engine: &Engine, name: &str, found: impl FnOnce() -> bool) {
+    let lookups = engine.unchecked_lookups();
+    if !lookups.is_empty() && found() {
+        warning!("results on the {name} are NaN: {}", lookups.join(", "));
+    }
+}
+
+/// One pass of the test program over a dataset, which has a name; nothing comes of it when interrupted.
 pub(super) fn evaluate(
     engine: &mut Engine,
-    data: &dyn Dataset,
+    (data, name): (&dyn Dataset, &'static str),
     mut progress: Option<&mut Progress>,
     interrupt: &Interrupt,
 ) -> Result<Option<Logs>> {
@@ -206,7 +221,7 @@ pub(super) fn evaluate(
     let mut tally = engine.tally();
     let whole = match kept.zip(data.in_memory()) {
         Some((kept, data)) => over_table(engine, data, &kept, &mut tally, each)?,
-        None => over_batches(engine, data, &mut tally, interrupt, each)?,
+        None => over_batches(engine, (data, name), &mut tally, interrupt, each)?,
     };
     if !whole {
         return Ok(None);
@@ -215,6 +230,7 @@ pub(super) fn evaluate(
         return Err(Error::argument("evaluate", "data", "at least one sample", "none"));
     }
     let logs = engine.logs(&tally);
+    warn_of_nan(engine, name, || logs.get("loss").is_some_and(f64::is_nan));
     if let Some(progress) = progress {
         progress.end_evaluate(&logs);
     }
@@ -250,7 +266,7 @@ fn over_table(
 /// The pass over batches of the host; whether it came to its end.
 fn over_batches(
     engine: &mut Engine,
-    data: &dyn Dataset,
+    (data, name): (&dyn Dataset, &'static str),
     tally: &mut Tally,
     interrupt: &Interrupt,
     each: &mut Each<'_>,
@@ -259,11 +275,15 @@ fn over_batches(
     let mut epoch = data.epoch_of(engine.seed, 0, 0, engine.worker_share().as_ref())?;
     let (mut ahead, mut staged) = (HostBatch::default(), false);
     let mut more = epoch.next(&mut batch)?;
+    let mut taken = 1;
     while more {
         engine.raise(interrupt.raised());
+        engine.origin = Origin::Data(name, taken);
         let started = engine.start(StepKind::Test, &batch, 0.0, None, staged)?;
         more = epoch.next(&mut ahead)?;
+        taken += 1;
         if more {
+            engine.origin = Origin::Data(name, taken);
             engine.stage(StepKind::Test, &ahead)?;
         }
         engine.finish(started, tally)?;

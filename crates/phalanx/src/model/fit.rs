@@ -1,7 +1,7 @@
 //! `fit` and its arguments.
 
-use super::engine::{Engine, Gather, StepKind};
-use super::source::{IntoDataset, Source, one_batch};
+use super::engine::{Engine, Origin, StepKind};
+use super::source::{IntoDataset, Source, TRAINING, VALIDATION, one_batch};
 use super::training::{Interrupt, OnNan, Training};
 use super::{Logs, Model};
 use crate::callbacks::Callback;
@@ -248,9 +248,11 @@ impl Model {
                 return Err(Error::argument("fit", *argument, "arrays", received));
             }
         }
-        let data = source.prepare(engine, fit.batch_size, true)?.dataset();
+        let data = source.prepare(engine, fit.batch_size, true, TRAINING)?.dataset();
         let validation = match validation {
-            Some(v) => Some(v.in_order().prepare(engine, fit.batch_size, true)?.dataset()),
+            Some(v) => {
+                Some(v.in_order().prepare(engine, fit.batch_size, true, VALIDATION)?.dataset())
+            }
             None => None,
         };
         Training::new(engine, &*data, validation.as_deref(), fit)?.run()
@@ -259,10 +261,11 @@ impl Model {
     /// One update on one batch; returns loss and metrics of that batch.
     pub fn train_on_batch(&mut self, x: &Tensor, y: &Tensor) -> Result<Logs> {
         let engine = self.engine("train_on_batch")?;
+        engine.origin = Origin::Batch;
         let batch = one_batch(engine, x, y)?;
         let mut tally = engine.tally();
         let rate = engine.learning_rate();
-        let gather = engine.gather_steps().map(|every| Gather { every, last: false });
+        let gather = engine.own_gather();
         engine.claim();
         engine.run(StepKind::Train, &batch, rate, gather, &mut tally)?;
         Ok(engine.logs(&tally))
@@ -279,7 +282,7 @@ impl Model {
         let engine = self.engine("train_repeatedly")?;
         let rows = data.len().unwrap_or_default();
         let source = data.into_source()?.in_order();
-        let data = source.prepare(engine, Some(rows), true)?.dataset();
+        let data = source.prepare(engine, Some(rows), true, TRAINING)?.dataset();
         let mut tally = engine.tally();
         engine.claim();
         if let Some(kept) = engine.keep(StepKind::Train, &*data)? {
@@ -298,10 +301,11 @@ impl Model {
         }
         let mut batch = HostBatch::default();
         data.epoch(0, 0, 0)?.next(&mut batch)?;
+        engine.origin = Origin::Batch;
         for step in 0..steps {
             tally = engine.tally();
             let rate = engine.learning_rate();
-            let gather = engine.gather_steps().map(|every| Gather { every, last: false });
+            let gather = engine.own_gather();
             let started = engine.start(StepKind::Train, &batch, rate, gather, step > 0)?;
             if step + 1 < steps {
                 engine.stage(StepKind::Train, &batch)?;
@@ -315,7 +319,11 @@ impl Model {
     /// The gradient of the loss on one batch by every weight trained, with the weights' names;
     /// changes nothing.
     pub fn gradients(&self, x: &Tensor, y: &Tensor) -> Result<Vec<(String, Tensor)>> {
-        self.ask_engine("gradients", |engine| engine.gradients(&one_batch(engine, x, y)?))
+        self.ask_engine("gradients", |engine| {
+            engine.origin = Origin::Batch;
+            let batch = one_batch(engine, x, y)?;
+            engine.gradients(&batch)
+        })
     }
 
     /// The program of a step for a global batch of this size, as it would be run; print it.

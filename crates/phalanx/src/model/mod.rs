@@ -89,6 +89,12 @@ impl Model {
         engine.as_ref().filter(|engine| engine.compiled()).map(Engine::training)
     }
 
+    /// Training steps that counted, once it is compiled with something to train for.
+    pub(crate) fn iterations(&self) -> Option<u64> {
+        let engine = lock(&self.engine);
+        engine.as_ref().filter(|engine| engine.compiled()).map(Engine::iterations)
+    }
+
     /// What trains the model, once it is compiled with something to train for.
     pub(crate) fn trainer_mut(&mut self) -> Option<&mut Engine> {
         self.engine_slot().as_mut().filter(|engine| engine.compiled())

@@ -1,5 +1,6 @@
 //! What a run is set up with: what must be the same when it is continued, and what had better be.
 
+use crate::data::comparable;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -21,6 +22,23 @@ pub(crate) struct Setup {
     /// The optimizer's options under Keras' keys.
     #[serde(default)]
     pub optimizer: Map<String, Value>,
+    /// Batches that `fit` makes an update of.
+    #[serde(default)]
+    pub accumulate: Option<u64>,
+    /// Fingerprints of the samples in their order, with labels and weights, of what is done to them in every
+    /// epoch, and of those to validate on; none where the data make none, and in states of earlier versions.
+    #[serde(default)]
+    pub data: Option<String>,
+    #[serde(default)]
+    pub augmentation: Option<String>,
+    #[serde(default)]
+    pub validation: Option<String>,
+}
+
+/// Two fingerprints that say that the data are others.
+fn others<'a>(now: &'a Option<String>, before: &'a Option<String>) -> Option<(&'a str, &'a str)> {
+    let (now, before) = (now.as_deref()?, before.as_deref()?);
+    (comparable(now, before) && now != before).then_some((now, before))
 }
 
 impl Setup {
@@ -48,17 +66,36 @@ impl Setup {
                 Err(Error::argument(OWNER, "shuffle", now.to_string(), before))
             }
             _ => Ok(()),
-        }
+        }?;
+        let Some((now, before)) = others(&self.data, &earlier.data) else { return Ok(()) };
+        let expected = format!("the samples, labels and weights that are here (fingerprint {now})");
+        let received = format!("others, or another order of them (fingerprint {before})");
+        Err(Error::argument(OWNER, "data", expected, received))
     }
 
-    /// The options of the optimizer that an earlier run had otherwise.
+    /// What an earlier run had otherwise and may be: options of the optimizer, how many batches make an
+    /// update, augmentation, what is validated on.
     pub(crate) fn changes(&self, earlier: &Setup) -> Vec<String> {
         let change = |(option, now): (&String, &Value)| {
             let before = earlier.optimizer.get(option).filter(|before| *before != now)?;
             let words = format!("{OWNER}: {option} was {}, is {}", shown(before), shown(now));
             (option != "name").then_some(words)
         };
-        self.optimizer.iter().filter_map(change).collect()
+        let mut changes: Vec<String> = self.optimizer.iter().filter_map(change).collect();
+        if let (Some(now), Some(before)) = (self.accumulate, earlier.accumulate)
+            && now != before
+        {
+            changes.push(format!("{OWNER}: accumulated batches were {before}, are {now}"));
+        }
+        for (what, now, before) in [
+            ("augmentation", &self.augmentation, &earlier.augmentation),
+            ("validation data", &self.validation, &earlier.validation),
+        ] {
+            if let Some((now, before)) = others(now, before) {
+                changes.push(format!("{OWNER}: {what}: fingerprint was {before}, is {now}"));
+            }
+        }
+        changes
     }
 }
 
@@ -80,7 +117,21 @@ mod tests {
     fn setup(optimizer: &SGD) -> Setup {
         let optimizer = optimizer.config();
         let (samples, steps, shuffle) = (Some(90), None, Some(true));
-        Setup { model: "net".into(), batch_size: 15, samples, steps, shuffle, optimizer }
+        let (model, batch_size, accumulate) = ("net".into(), 15, Some(1));
+        let (data, augmentation) = (Some("1-00".into()), Some("1-77".into()));
+        let validation = Some("1-ff".into());
+        Setup {
+            model,
+            batch_size,
+            samples,
+            steps,
+            shuffle,
+            optimizer,
+            accumulate,
+            data,
+            augmentation,
+            validation,
+        }
     }
 
     #[test]
@@ -93,10 +144,45 @@ mod tests {
             (Setup { samples: None, ..one.clone() }, "samples: expected 90, received unknown"),
             (Setup { steps: Some(6), ..one.clone() }, "steps per epoch: expected unknown, rec"),
             (Setup { shuffle: Some(false), ..one.clone() }, "shuffle: expected true, received fal"),
+            (
+                Setup { data: Some("1-01".into()), ..one.clone() },
+                "data: expected the samples, labels and weights that are here (fingerprint 1-00), received others, or another order of them (fingerprint 1-01)",
+            ),
         ] {
             let error = one.check(&other).unwrap_err().to_string();
             assert!(error.starts_with("run to continue: ") && error.contains(what), "{error}");
         }
+    }
+
+    #[test]
+    fn a_state_that_says_nothing_of_its_data_is_accepted() {
+        let one = setup(&SGD::default());
+        one.check(&Setup { data: None, ..one.clone() }).unwrap();
+        Setup { data: None, ..one.clone() }.check(&one).unwrap();
+        // A fingerprint that was made in another way says nothing either.
+        one.check(&Setup { data: Some("0-01".into()), ..one.clone() }).unwrap();
+        let text = serde_json::to_string(&one).unwrap();
+        let mut old: Map<String, Value> = serde_json::from_str(&text).unwrap();
+        ["data", "augmentation", "validation", "accumulate"]
+            .iter()
+            .for_each(|key| drop(old.remove(*key)));
+        let old: Setup = serde_json::from_value(old.into()).unwrap();
+        one.check(&old).unwrap();
+        assert_eq!(one.changes(&old), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn other_validation_data_augmentation_and_accumulation_are_named() {
+        let one = setup(&SGD::default());
+        let (validation, augmentation) = (Some("1-aa".into()), Some("1-bb".into()));
+        let other = Setup { validation, augmentation, accumulate: Some(4), ..one.clone() };
+        other.check(&one).unwrap();
+        let changes = [
+            "accumulated batches were 4, are 1",
+            "augmentation: fingerprint was 1-bb, is 1-77",
+            "validation data: fingerprint was 1-aa, is 1-ff",
+        ];
+        assert_eq!(one.changes(&other), changes.map(|words| format!("run to continue: {words}")));
     }
 
     #[test]

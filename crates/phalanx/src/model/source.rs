@@ -6,6 +6,11 @@ use crate::error::{Error, Result};
 use phalanx_graph::{DType, Data, Tensor};
 use std::sync::Arc;
 
+/// What data are called in errors about what is in them.
+pub(super) const DATA: &str = "data";
+pub(super) const TRAINING: &str = "training data";
+pub(super) const VALIDATION: &str = "validation data";
+
 /// What `fit` and its like accept: arrays, or any dataset.
 pub enum Source {
     /// Arrays, whose batches the call may set.
@@ -81,12 +86,14 @@ impl Source {
     }
 
     /// Sets the batches of arrays and gives inputs (and targets, where they are wanted) the
-    /// element types of the model, wherever nothing is lost. A dataset is left as it is.
+    /// element types of the model, wherever nothing is lost, and checks indices and labels. A dataset is left
+    /// as it is. `name` is what the data are called.
     pub(super) fn prepare(
         self,
         engine: &Engine,
         batch: Option<usize>,
         with_targets: bool,
+        name: &str,
     ) -> Result<Source> {
         let Source::Arrays(mut arrays) = self else { return Ok(self) };
         if let Some(batch) = batch {
@@ -106,6 +113,8 @@ impl Source {
             let inputs = arrays.inputs().iter().zip(&inputs).map(convert).collect::<Result<_>>()?;
             arrays = arrays.with_inputs(inputs);
         }
+        let (window, place) = (arrays.window(), format!(" of the {name}"));
+        engine.check_samples(&arrays, &place)?;
         if !with_targets {
             return Ok(Source::Arrays(arrays));
         }
@@ -124,7 +133,7 @@ impl Source {
             arrays = arrays.with_targets(targets);
         }
         for (i, target) in arrays.targets().iter().enumerate() {
-            engine.check_labels(i, target, target.rows(), "")?;
+            engine.check_labels(i, target, window.clone(), window.start, &place)?;
         }
         Ok(Source::Arrays(arrays))
     }
@@ -140,7 +149,7 @@ pub(super) fn one_batch(engine: &Engine, x: &Tensor, y: &Tensor) -> Result<HostB
         let (inputs, targets) = (vec![x.clone()], vec![y.clone()]);
         return Ok(HostBatch { rows, own: None, inputs, targets, sample_weight: vec![1.0; rows] });
     }
-    let source = (x, y).into_source()?.prepare(engine, Some(x.rows().max(1)), true)?;
+    let source = (x, y).into_source()?.prepare(engine, Some(x.rows().max(1)), true, "batch")?;
     let mut batch = HostBatch::default();
     source.in_order().dataset().epoch(0, 0, 0)?.next(&mut batch)?;
     Ok(batch)

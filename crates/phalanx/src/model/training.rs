@@ -9,13 +9,15 @@ use super::evaluate::evaluate;
 use super::fit::Fit;
 use super::run_setup::Setup;
 use super::run_state::{Header, Position, RunState};
+use super::source::VALIDATION;
 use crate::callbacks::{Action, Callback, CallbackState, View, WeightSource};
-use crate::data::{Dataset, HostBatch};
+use crate::data::{Dataset, HostBatch, shown_digest};
 use crate::error::{Error, Result};
 use crate::history::History;
 use crate::progress::Progress;
 use crate::saving;
 use crate::warnings::warning;
+use std::cell::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -95,6 +97,8 @@ pub(super) struct Training<'a> {
     engine: &'a mut Engine,
     data: &'a dyn Dataset,
     validation: Option<&'a dyn Dataset>,
+    /// Fingerprints of both, once they were needed.
+    fingerprints: OnceCell<[Option<String>; 2]>,
     callbacks: Vec<Box<dyn Callback>>,
     /// Batches of an epoch as the user wants them.
     asked_steps: Option<usize>,
@@ -146,6 +150,7 @@ impl<'a> Training<'a> {
             engine,
             data,
             validation,
+            fingerprints: OnceCell::new(),
             callbacks,
             outline: Outline { epochs: fit.epochs, steps, metrics },
             asked_steps: fit.steps_per_epoch,
@@ -166,6 +171,7 @@ impl<'a> Training<'a> {
         let none = Logs::default();
         self.engine.claim();
         self.begin()?;
+        let before = self.engine.steps;
         let kept = self.keep()?;
         let mut batch = HostBatch::default();
         let mut open = None;
@@ -197,9 +203,13 @@ impl<'a> Training<'a> {
                 return self.interrupted();
             }
         }
-        if self.on_nan == OnNan::Raise && !self.stop && !self.engine.is_finite() {
-            // The last update broke the weights, and no later loss could show it.
-            return Err(self.not_finite(f64::NAN, self.engine.steps));
+        // The last update may have broken the weights: no later loss could show it.
+        if self.engine.steps > before && !self.engine.is_finite() {
+            let error = self.not_finite(f64::NAN, self.engine.steps)?;
+            if self.on_nan == OnNan::Raise && !self.stop {
+                return Err(error);
+            }
+            warning!("{error}");
         }
         self.engine.finish_training()?;
         self.at.epoch = self.history.epochs.last().copied().unwrap_or(self.at.epoch);
@@ -265,8 +275,14 @@ impl<'a> Training<'a> {
         self.engine.agreed(self.interrupt.raised())
     }
 
-    fn not_finite(&self, loss: f64, step: u64) -> Error {
-        Error::NotFinite { loss, step, epoch: self.at.epoch + 1 }
+    /// The error of a step whose loss is no number, which all workers find at the same step.
+    fn not_finite(&mut self, loss: f64, step: u64) -> Result<Error> {
+        let finite = self.engine.is_finite();
+        let saved = self.callbacks.iter_mut().find_map(|callback| callback.newest_saved());
+        let saved = self.engine.path_of_chief(saved)?;
+        let (epoch, suspects) =
+            ((self.at.epoch + 1).min(self.outline.epochs), self.engine.unchecked_lookups());
+        Ok(Error::NotFinite { loss, step, epoch, suspects, finite, saved })
     }
 
     /// Validates and adds the epoch to the history.
@@ -275,7 +291,8 @@ impl<'a> Training<'a> {
         self.history.ran(ran);
         let mut logs = self.engine.logs(&self.tally);
         if let Some(validation) = self.validation {
-            let Some(held) = evaluate(self.engine, validation, None, &self.interrupt)? else {
+            let data = (validation, VALIDATION);
+            let Some(held) = evaluate(self.engine, data, None, &self.interrupt)? else {
                 // The epoch's batches are done and stay so; a run continued validates anew.
                 return self.interrupted();
             };
@@ -343,7 +360,14 @@ impl<'a> Training<'a> {
         self.callbacks[*last].back_up(state)
     }
 
+    /// Fingerprints of the samples and of those to validate on, which take a moment to make.
+    fn fingerprints(&self) -> &[Option<String>; 2] {
+        let of = |data: Option<&dyn Dataset>| data.and_then(|data| shown_digest(data.digest()));
+        self.fingerprints.get_or_init(|| [Some(self.data), self.validation].map(of))
+    }
+
     fn setup(&self) -> Setup {
+        let [data, validation] = self.fingerprints().clone();
         Setup {
             model: self.engine.def.name.clone(),
             batch_size: self.data.batch_size(),
@@ -351,6 +375,10 @@ impl<'a> Training<'a> {
             steps: self.outline.steps,
             shuffle: self.data.shuffles(),
             optimizer: self.engine.optimizer_options(),
+            accumulate: Some(self.gather.filter(|_| self.flush).unwrap_or(1)),
+            data,
+            augmentation: shown_digest(self.data.augmentation_digest()),
+            validation,
         }
     }
 
@@ -365,18 +393,24 @@ impl<'a> Training<'a> {
     fn facts(&self) -> Vec<(String, String)> {
         let setup = self.setup();
         let shown = |n: Option<usize>| n.map_or("unknown".into(), |n| n.to_string());
-        let digest = |data: &dyn Dataset| format!("{:016x}", data.digest());
+        let unknown = || "unknown".to_string();
+        let validation = match self.validation {
+            Some(_) => setup.validation.unwrap_or_else(unknown),
+            None => "none".into(),
+        };
+        let mut facts = self.engine.facts(&[
+            ("samples", shown(setup.samples)),
+            ("data", setup.data.unwrap_or_else(unknown)),
+            ("augmentation", setup.augmentation.unwrap_or_else(unknown)),
+            ("validation data", validation),
+        ]);
         let own = [
             ("epochs", format!("{} to {}", self.at.epoch, self.outline.epochs)),
             ("global batch size", setup.batch_size.to_string()),
-            ("samples", shown(setup.samples)),
             ("steps per epoch", shown(setup.steps)),
             ("shuffle", format!("{:?}", setup.shuffle)),
             ("accumulated batches", format!("{:?}", self.gather)),
-            ("data", digest(self.data)),
-            ("validation data", self.validation.map_or("none".into(), digest)),
         ];
-        let mut facts = self.engine.facts();
         facts.extend(own.map(|(name, value)| (name.into(), value)));
         let callbacks = self.callbacks.iter().filter(|c| !c.writes()).filter_map(|c| c.setup());
         facts.push(("callbacks".into(), callbacks.collect::<Vec<_>>().join(", ")));

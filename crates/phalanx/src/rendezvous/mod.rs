@@ -19,6 +19,7 @@ mod visitor;
 
 use crate::error::{Error, Result};
 use crate::launch::Launch;
+use crate::warnings::warning;
 use crate::workers::{self, lost};
 use line::Line;
 use phalanx_cuda::Place;
@@ -53,6 +54,9 @@ pub(crate) fn meet(
         limit: timeout,
         began: Instant::now(),
     };
+    if let Some(weakness) = me.secret.weakness().filter(|_| me.rank == 0) {
+        warning!("{weakness}");
+    }
     let met = match me.rank {
         0 => {
             let id = phalanx_cuda::meeting_id()?;

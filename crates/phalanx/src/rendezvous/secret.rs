@@ -5,8 +5,11 @@ use crate::workers::SECRET;
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-/// Fewest characters of it.
+/// Fewest characters of it, and fewest that can hold 128 random bits (in base64; 32 in hexadecimal).
 const FEWEST: usize = 16;
+const STRONG: usize = 22;
+/// The command that makes one.
+const COMMAND: &str = "openssl rand -hex 16";
 
 /// Bytes that are never used twice.
 pub(super) type Nonce = [u8; 32];
@@ -19,17 +22,23 @@ pub(super) struct Secret(Vec<u8>);
 impl Secret {
     /// The text, where it is long enough.
     pub fn new(text: Option<&str>) -> Result<Secret> {
-        let wrong = |received: String| {
-            let expected = format!("a secret of {FEWEST} characters or more, the same everywhere");
-            Err(Error::argument("launcher", SECRET, expected, received))
-        };
-        match text {
-            None => wrong("nothing".into()),
-            Some(text) if text.chars().count() < FEWEST => {
-                wrong(format!("{} characters", text.chars().count()))
+        let length = text.map(|text| text.chars().count());
+        match (text, length) {
+            (Some(text), Some(FEWEST..)) => Ok(Secret(text.as_bytes().to_vec())),
+            (_, length) => {
+                let expected =
+                    format!("128 random bits, the same on every worker (made by `{COMMAND}`)");
+                let received = length.map_or("nothing".into(), |n| format!("{n} characters"));
+                Err(Error::argument("launcher", SECRET, expected, received))
             }
-            Some(text) => Ok(Secret(text.as_bytes().to_vec())),
         }
+    }
+
+    /// What is to be said of a secret that is short.
+    pub fn weakness(&self) -> Option<String> {
+        let length = String::from_utf8_lossy(&self.0).chars().count();
+        let words = "fewer than hold 128 random bits; make it by";
+        (length < STRONG).then(|| format!("{SECRET} has {length} characters, {words} `{COMMAND}`"))
     }
 
     fn mac(&self, who: &[u8; 6], nonces: [&Nonce; 2], fields: &[u8]) -> Hmac<Sha256> {

@@ -1,7 +1,7 @@
 use super::chief::{listen, receive};
 use super::message::{CHALLENGE, HELLO, Hello, MOST, Wire};
 use super::secret::Secret;
-use super::visitor::visit;
+use super::visitor::{NOBODY, connect, visit};
 use super::*;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -213,30 +213,87 @@ fn who_is_missing_is_named() {
     assert!(words.contains("not reached within 0.7 s: no message came in time"), "{words}");
 }
 
-/// What a worker says where something else answers.
+/// What a worker says where something else answers, every time it comes.
 fn answered(bytes: &[u8]) -> String {
     let listener = TcpListener::bind("localhost:0").unwrap();
     let address = listener.local_addr().unwrap();
+    listener.set_nonblocking(true).unwrap();
     thread::scope(|scope| {
-        scope.spawn(|| {
-            let (mut stream, _) = listener.accept().unwrap();
+        let worker =
+            scope.spawn(move || error(go(address, &terms(1, 2, Duration::from_millis(900)))));
+        while !worker.is_finished() {
+            let Ok((mut stream, _)) = listener.accept() else {
+                thread::sleep(Duration::from_millis(10));
+                continue;
+            };
+            stream.set_nonblocking(false).unwrap();
+            stream.set_read_timeout(Some(LONG)).unwrap();
             stream.write_all(bytes).unwrap();
             // Whatever it answers.
             let _ = stream.read(&mut [0; 512]);
-        });
-        error(go(address, &terms(1, 2, Duration::from_secs(5))))
+        }
+        worker.join().expect("no panic")
     })
 }
 
 #[test]
 fn whoever_listens_must_know_the_secret_too() {
-    assert!(answered(b"SSH-2.0-OpenSSH_9.2\r\n").contains("what came is no message of a worker"));
     let challenge = [&b"PHLX\x01\x01\x20\x00"[..], &[1; 32]].concat();
     let welcome = [&b"PHLX\x01\x03\xa1\x00"[..], &ID, &[0], &[5; 32]].concat();
     let words = answered(&[challenge, welcome].concat());
     assert!(words.contains("does not know PHALANX_SECRET"), "{words}");
-    assert!(answered(b"PHLX\x01\x01\x05\x00abcde").contains("something missing"));
-    assert!(answered(b"PHLX\x01\x01\xff\xff").contains("received 65535"));
+}
+
+#[test]
+fn what_is_no_rank_0_is_named_once_the_time_is_over() {
+    for (bytes, why) in [
+        (&b"SSH-2.0-OpenSSH_9.2\r\n"[..], "what came is no message of a worker"),
+        (b"PHLX\x01\x01\x05\x00abcde", "a message with something missing"),
+        (b"PHLX\x01\x01\xff\xff", "expected a message of 1024 bytes or fewer, received 65535"),
+        (b"PHLX\x02\x01\x00\x00", "expected messages of version 1, received 2"),
+        (b"PHLX\x01\x09\x00\x00", "an unexpected message of kind 9"),
+    ] {
+        let words = answered(bytes);
+        assert!(words.contains(&format!("not reached within 0.9 s: {why}")), "{words}");
+    }
+}
+
+/// Something else has rank 0's port first, and gives it up.
+#[test]
+fn a_foreign_greeting_does_not_end_a_worker() {
+    let foreign = TcpListener::bind("localhost:0").unwrap();
+    let address = foreign.local_addr().unwrap();
+    thread::scope(|scope| {
+        let worker = scope.spawn(move || go(address, &terms(1, 2, LONG)));
+        for greeting in [&b"220 mail.example.org ESMTP\r\n"[..], b"PHLX\x02\x01\x00\x00", b""] {
+            let (mut stream, _) = foreign.accept().unwrap();
+            stream.write_all(greeting).unwrap();
+        }
+        drop(foreign);
+        let chief = receive(listen("localhost", address.port()).unwrap(), &terms(0, 2, LONG), &ID);
+        assert!(chief.is_ok() && worker.join().expect("no panic").is_ok());
+    });
+}
+
+/// The system tries one port after the other for those who call; on loopback it comes to the one that
+/// is called.
+#[test]
+fn a_worker_does_not_take_itself_for_rank_0() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let me = terms(1, 2, LONG);
+    // Those who call get even ports on Linux, those who listen odd ones.
+    let nobody = SocketAddr::from(([127, 0, 0, 1], port & !1));
+    let mut met = false;
+    for _ in 0..60_000 {
+        let error = connect(&nobody, &me).expect_err("a connection to itself");
+        met = error == NOBODY;
+        if met || Instant::now() > me.until() {
+            break;
+        }
+    }
+    if !met {
+        println!("skipped: this system does not connect a port to itself");
+    }
 }
 
 #[test]
@@ -254,10 +311,20 @@ fn addresses_are_written_as_they_must_be() {
 fn a_short_secret_is_refused_and_none_is_shown() {
     for (text, received) in [(None, "nothing"), (Some("fifteen letters"), "15 characters")] {
         let error = Secret::new(text).err().expect("refused").to_string();
-        let words =
-            "PHALANX_SECRET: expected a secret of 16 characters or more, the same everywhere";
+        let words = "PHALANX_SECRET: expected 128 random bits, the same on every worker (made by \
+                     `openssl rand -hex 16`)";
         assert_eq!(error, format!("launcher: {words}, received {received}"));
     }
+}
+
+#[test]
+fn a_secret_of_fewer_than_128_bits_is_warned_of() {
+    let weakness = |text: &str| Secret::new(Some(text)).unwrap().weakness();
+    let words = "PHALANX_SECRET has 21 characters, fewer than hold 128 random bits; make it by \
+                 `openssl rand -hex 16`";
+    assert_eq!(weakness("a secret of the tests").as_deref(), Some(words));
+    assert_eq!(weakness("RHj3NbcZ0X+q8S0Q0cL2bw"), None, "128 bits in base64");
+    assert_eq!(weakness("5f3c1e0a9b7d48622c4e6a8b0d1f3e5c"), None, "and in hexadecimal");
 }
 
 #[test]

@@ -4,13 +4,17 @@ use super::message::{self, CHALLENGE, Fault, HELLO, Hello, REFUSED, Reason, WELC
 use super::secret::nonce;
 use super::{Id, Line, Met, Terms, failed, missing};
 use crate::error::{Error, Result};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long an address may take to answer, and how long to wait until it is tried again.
+/// How long an address may take to answer, whoever listens there to say the first word, and how long to
+/// wait until it is tried again.
 const CONNECTING: Duration = Duration::from_secs(5);
+const GREETING: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(200);
+/// Why a connection that leads back to itself is none.
+pub(super) const NOBODY: &str = "nobody listens there yet";
 
 /// What becomes of one try.
 enum Tried {
@@ -34,43 +38,61 @@ pub(super) fn visit(address: &str, me: &Terms) -> Result<Met> {
     }
 }
 
-fn connect(address: &str, me: &Terms) -> std::result::Result<TcpStream, String> {
-    let mut why = "no address".to_string();
-    for at in address.to_socket_addrs().map_err(|e| e.to_string())? {
-        let left = me.until().saturating_duration_since(Instant::now()).min(CONNECTING);
-        match TcpStream::connect_timeout(&at, left.max(Duration::from_millis(1))) {
-            Ok(stream) => return Ok(stream),
-            Err(e) => why = e.to_string(),
-        }
+/// Connects to an address; the limit to every wait is that of all waits together.
+pub(super) fn connect(at: &SocketAddr, me: &Terms) -> std::result::Result<TcpStream, String> {
+    let left = me.until().saturating_duration_since(Instant::now()).min(CONNECTING);
+    let stream = TcpStream::connect_timeout(at, left.max(Duration::from_millis(1)));
+    match stream {
+        Ok(stream) if is_own(&stream) => Err(NOBODY.into()),
+        Ok(stream) => Ok(stream),
+        Err(e) => Err(e.to_string()),
     }
-    Err(why)
 }
 
+/// Whether a connection leads back to itself: on loopback the system may pick the very port that is called
+/// as the caller's own, and TCP connects the two where nobody listens.
+fn is_own(stream: &TcpStream) -> bool {
+    matches!((stream.local_addr(), stream.peer_addr()), (Ok(here), Ok(there)) if here == there)
+}
+
+/// Tries every address of rank 0: something else may answer at one of them.
 fn attempt(address: &str, me: &Terms) -> std::result::Result<Met, Tried> {
-    let stream = connect(address, me).map_err(Tried::Later)?;
-    let mut wire = Wire { stream, until: me.until() };
-    let name = || format!("rank 0 ({address})");
-    let other = |fault: &Fault| Tried::Never(failed(format!("{address}: {fault}")));
-    let (kind, body) = wire.receive().map_err(|fault| match fault {
-        Fault::Closed | Fault::Slow | Fault::Io(_) => Tried::Later(fault.to_string()),
-        fault => other(&fault),
-    })?;
+    let mut reasons: Vec<String> = vec![];
+    for at in address.to_socket_addrs().map_err(|e| Tried::Later(e.to_string()))? {
+        match attempt_at(&at, address, me) {
+            Err(Tried::Later(reason)) if reasons.contains(&reason) => {}
+            Err(Tried::Later(reason)) => reasons.push(reason),
+            done => return done,
+        }
+    }
+    let why = if reasons.is_empty() { "no address".into() } else { reasons.join("; ") };
+    Err(Tried::Later(why))
+}
+
+fn attempt_at(at: &SocketAddr, address: &str, me: &Terms) -> std::result::Result<Met, Tried> {
+    let stream = connect(at, me).map_err(Tried::Later)?;
+    let mut wire = Wire { stream, until: me.until().min(Instant::now() + GREETING) };
+    // Whoever has not proved to be rank 0 may be something else that will be gone.
+    let other = |fault: Fault| Tried::Later(fault.to_string());
+    let (kind, body) = wire.receive().map_err(other)?;
+    wire.until = me.until();
     let theirs = match (kind, body.try_into()) {
         (CHALLENGE, Ok(theirs)) => theirs,
-        (CHALLENGE, Err(_)) => return Err(other(&Fault::Content)),
-        (kind, _) => return Err(other(&Fault::Kind(kind))),
+        (CHALLENGE, Err(_)) => return Err(other(Fault::Content)),
+        (kind, _) => return Err(other(Fault::Kind(kind))),
     };
     let mine = nonce().map_err(Tried::Never)?;
     let (version, host) = (me.version.clone(), me.host.clone());
     let fields = Hello { rank: me.rank as u32, size: me.size as u32, version, host }.fields();
     let proof = me.secret.proof(b"worker", [&theirs, &mine], &fields);
     let hello = [&mine[..], &fields, &proof].concat();
-    let never = |message: String| Tried::Never(missing(name(), message));
+    let never = |message: String| Tried::Never(missing(format!("rank 0 ({address})"), message));
     let lost = |fault: Fault| match fault {
         // It had to make room for others.
-        Fault::Closed if connect(address, me).is_ok() => Tried::Later(fault.to_string()),
+        Fault::Closed if connect(at, me).is_ok() => other(fault),
         Fault::Closed => never("it left before all workers had come".into()),
-        fault => never(fault.to_string()),
+        Fault::Slow | Fault::Io(_) => never(fault.to_string()),
+        fault => other(fault),
     };
     wire.send(HELLO, &hello).map_err(lost)?;
     let (kind, body) = wire.receive().map_err(lost)?;
@@ -81,16 +103,16 @@ fn attempt(address: &str, me: &Terms) -> std::result::Result<Met, Tried> {
             let words = format!("rank 0 ({address}) turned rank {} away: {reason}", me.rank);
             return Err(Tried::Never(failed(words)));
         }
-        kind => return Err(other(&Fault::Kind(kind))),
+        kind => return Err(other(Fault::Kind(kind))),
     }
-    let (fields, proof) = body.split_last_chunk().ok_or_else(|| other(&Fault::Content))?;
+    let (fields, proof) = body.split_last_chunk().ok_or_else(|| other(Fault::Content))?;
     if !me.secret.proves(b"chief ", [&mine, &theirs], fields, proof) {
         let words = format!("{address}: whoever listens there does not know PHALANX_SECRET");
         return Err(Tried::Never(failed(words)));
     }
     let id: Option<(&Id, &[u8])> = fields.split_first_chunk();
-    let (id, host) = id.ok_or_else(|| other(&Fault::Content))?;
-    let (host, _) = message::text(host).ok_or_else(|| other(&Fault::Content))?;
+    let (id, host) = id.ok_or_else(|| other(Fault::Content))?;
+    let (host, _) = message::text(host).ok_or_else(|| other(Fault::Content))?;
     tracing::debug!("met by rank 0 on {host}");
     Ok(Met { id: *id, line: Line::new([(0, wire.stream)].into_iter()) })
 }

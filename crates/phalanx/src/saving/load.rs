@@ -10,6 +10,7 @@ use crate::strategy::MirroredStrategy;
 use crate::warnings::warning;
 use crate::workers::MultiWorkerMirroredStrategy;
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
@@ -104,6 +105,7 @@ impl Load {
         if format == Format::SafeTensors {
             let config = stored_config(path)?;
             let mut model = structure(path, &config)?;
+            note(&model, safetensors::open(path)?.notes());
             model.load_weights(path)?;
             self.train(path, &mut model, &config, None)?;
             return Ok(model);
@@ -111,13 +113,9 @@ impl Load {
         let stored = open_stored(path, format)?;
         let config = stored.config.as_ref().ok_or_else(|| weights_only(path))?;
         let mut model = structure(path, config)?;
-        let old = legacy::weights_group(&stored.file).is_some();
+        note(&model, keras::own_notes(&stored));
         stored.set_weights(path, &mut model)?;
-        let variables = match (self.compile, old) {
-            (false, _) => None,
-            (true, true) => legacy::read_variables(path, &stored.file)?,
-            (true, false) => keras::read_variables(path, &stored.file)?,
-        };
+        let variables = if self.compile { stored.variables(path)? } else { None };
         self.train(path, &mut model, config, variables)?;
         Ok(model)
     }
@@ -158,6 +156,14 @@ impl Load {
 }
 
 impl Stored {
+    /// The optimizer's variables.
+    fn variables(&self, path: &Path) -> Result<Variables> {
+        match legacy::weights_group(&self.file) {
+            Some(_) => legacy::read_variables(path, &self.file),
+            None => keras::read_variables(path, &self.file),
+        }
+    }
+
     /// Sets every weight of a model, or none.
     pub fn set_weights(&self, path: &Path, model: &mut Model) -> Result<()> {
         let def = model.definition();
@@ -205,6 +211,16 @@ pub fn read_compile_for_evaluation(
     }
 }
 
+/// The steps that the optimizer in a file has made; 0 where there is none.
+pub(super) fn stored_iterations(path: &Path) -> Result<u64> {
+    let format = Format::of(path)?;
+    if format == Format::SafeTensors {
+        return Ok(0);
+    }
+    let variables = open_stored(path, format)?.variables(path)?;
+    Ok(variables.map_or(0, |(iteration, _)| iteration))
+}
+
 /// The config of a file's model.
 fn stored_config(path: &Path) -> Result<Value> {
     let config = match Format::of(path)? {
@@ -216,6 +232,11 @@ fn stored_config(path: &Path) -> Result<Value> {
 
 fn structure(path: &Path, config: &Value) -> Result<Model> {
     keras::read_structure(config).map(Model::of).map_err(|error| within(path, error))
+}
+
+/// A model's files say what the file it comes from says.
+fn note(model: &Model, notes: BTreeMap<String, String>) {
+    notes.into_iter().for_each(|(key, value)| model.set_metadata(&key, value));
 }
 
 fn weights_only(path: &Path) -> Error {

@@ -42,6 +42,8 @@ use crate::callbacks::WeightSource;
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::model::{Callee, Definition};
+use crate::warnings::warning;
+use phalanx_graph::text::shown;
 use phalanx_graph::{Tensor, text};
 use safetensors::SafeTensors;
 use serde_json::{Map, Value};
@@ -84,8 +86,44 @@ struct Entry {
     dims: Vec<usize>,
 }
 
-/// Writes a model or its weights in the format of the path's name.
-pub(crate) fn save(path: &Path, def: &Definition, weights: &Weights, parts: Parts) -> Result<()> {
+/// Says what a file does not keep of what it was made from.
+pub(crate) fn warn_of_unkept(path: &Path, unkept: &[String]) {
+    if !unkept.is_empty() {
+        warning!("{}: not kept: {}", shown(path.display()), unkept.join("; "));
+    }
+}
+
+/// What a file of a format does not keep of a model, in words.
+fn unkept(format: Format, def: &Definition, training: Option<&Training>) -> Vec<String> {
+    let mut unkept = match (training, format) {
+        (Some(training), Format::SafeTensors) => {
+            optimizer_state(training.state.iterations).into_iter().collect()
+        }
+        (Some(training), _) => training.unkept.clone(),
+        (None, _) => vec![],
+    };
+    let notes: Vec<String> = def.notes().keys().map(|key| format!("'{key}'")).collect();
+    if matches!(format, Format::WeightsH5 | Format::LegacyH5) && !notes.is_empty() {
+        let kept = ".keras and .safetensors files keep them";
+        unkept.push(format!("the notes {} ({kept})", notes.join(", ")));
+    }
+    unkept
+}
+
+/// The state of an optimizer in words; nothing where it has made no step.
+pub(crate) fn optimizer_state(iterations: u64) -> Option<String> {
+    let words = format!("the optimizer's state after {iterations} steps (.keras files keep it)");
+    (iterations > 0).then_some(words)
+}
+
+/// Writes a model or its weights in the format of the path's name; returns what that does not keep of
+/// them, in words.
+pub(crate) fn save(
+    path: &Path,
+    def: &Definition,
+    weights: &Weights,
+    parts: Parts,
+) -> Result<Vec<String>> {
     let format = Format::of(path)?;
     let mut names = HashSet::new();
     if let Some((name, _)) = weights.iter().find(|(name, _)| !names.insert(name)) {
@@ -106,7 +144,8 @@ pub(crate) fn save(path: &Path, def: &Definition, weights: &Weights, parts: Part
         Format::SafeTensors => {
             safetensors::write(out, &def.name, notes(def, training.map(|t| &t.config)), weights)
         }
-    })
+    })?;
+    Ok(unkept(format, def, training))
 }
 
 /// What a `.safetensors` file says besides the weights: the model's notes, its structure and how it was
@@ -118,6 +157,11 @@ pub(crate) fn notes(
     let mut notes = def.notes().clone();
     notes.insert(safetensors::CONFIG.into(), keras::whole_config(def, compiled).to_string());
     notes
+}
+
+/// A model's structure as files have it.
+pub(crate) fn structure(def: &Definition) -> String {
+    keras::whole_config(def, None).to_string()
 }
 
 /// What a file says besides its model: `model`, the name of the model saved, and the notes of

@@ -1,6 +1,7 @@
 //! A model's way to files and back.
 
-use super::{Format, Parts, expected, legacy, open_checked, open_stored, owners, save};
+use super::{Format, Parts, expected, legacy, open_checked, open_stored, optimizer_state};
+use super::{owners, save, warn_of_unkept};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use phalanx_graph::Tensor;
@@ -38,10 +39,13 @@ impl Model {
             return Err(Error::file(path, expected, received));
         }
         let training = self.training();
-        save(path, self.definition(), &self.own_weights()?, Parts { whole: true, training })
+        let parts = Parts { whole: true, training };
+        warn_of_unkept(path, &save(path, self.definition(), &self.own_weights()?, parts)?);
+        Ok(())
     }
 
-    /// Writes every weight to a `.weights.h5`, `.safetensors` or legacy `.h5` file.
+    /// Writes every weight to a `.weights.h5`, `.safetensors` or legacy `.h5` file. What the optimizer has
+    /// gathered is not kept there: of a model that was trained a warning says so.
     ///
     /// The file is there whole or not at all, and on the disk when the call returns.
     ///
@@ -53,7 +57,10 @@ impl Model {
             let expected = "a name ending in .weights.h5, .h5 or .safetensors for weights";
             return Err(Error::file(path, expected, "one of a whole model (see save)"));
         }
-        save(path, self.definition(), &self.own_weights()?, Parts::default())
+        let mut unkept = save(path, self.definition(), &self.own_weights()?, Parts::default())?;
+        unkept.extend(self.iterations().and_then(optimizer_state));
+        warn_of_unkept(path, &unkept);
+        Ok(())
     }
 
     /// Every weight once: a shared layer's under its first name.

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 /// Metadata of the run, and of the checksum over it and the tensors.
 pub(super) const RUN: &str = "run";
-const CHECKSUM: &str = "sha256";
+pub(super) const CHECKSUM: &str = "sha256";
 /// Names of states: this, the step, the extension.
 const PREFIX: &str = "step-";
 const SUFFIX: &str = ".safetensors";

@@ -1,7 +1,7 @@
 //! Weights in `.safetensors` files: tensors called `layer/weight`, and metadata that say what wrote
 //! them.
 
-use super::runs::RUN;
+use super::runs::{CHECKSUM, RUN};
 use super::{Entry, MAX_ARRAYS, Weights, open_file};
 use crate::error::{Error, Result};
 use crate::model::is_weight;
@@ -186,6 +186,14 @@ impl SafeTensors {
     /// The metadata, in the order of their keys.
     pub(super) fn metadata(&self) -> BTreeMap<String, String> {
         self.header.metadata().clone().unwrap_or_default().into_iter().collect()
+    }
+
+    /// The metadata that a model was given, without those that every file has.
+    pub(super) fn notes(&self) -> BTreeMap<String, String> {
+        let mut notes = self.metadata();
+        metadata("", BTreeMap::new()).keys().for_each(|key| drop(notes.remove(key)));
+        [CONFIG, RUN, CHECKSUM].iter().for_each(|key| drop(notes.remove(*key)));
+        notes
     }
 
     /// What the metadata say under a name.

@@ -11,6 +11,8 @@ pub struct Training {
     /// The optimizer's name.
     pub(crate) optimizer: String,
     pub(crate) state: TrainingState,
+    /// What files have no place for, in words.
+    pub(crate) unkept: Vec<String>,
 }
 
 /// What an optimizer has gathered.

@@ -19,7 +19,15 @@ fn data_are_checked_before_anything_runs_on_them() {
     check(&[
         (
             || labelled(vec![0, 1, 2, 0, 3]),
-            "model 'sequential': labels of 'dense_1': expected 0 to 2, received 3 in row 4",
+            "model 'sequential': labels of 'dense_1': expected 0 to 2, received 3 in row 4 of the training data",
+        ),
+        (
+            || {
+                let labels = tensor(&[3], vec![0i32, 7, 0]);
+                let fit_on = Fit::new().validation_data((clouds(3).0, labels));
+                fit(clouds(4).0, clouds(4).1, fit_on)
+            },
+            "received 7 in row 1 of the validation data",
         ),
         (|| labelled(vec![0, -1]), "received -1 in row 1"),
         (
@@ -159,7 +167,9 @@ fn a_loss_that_is_no_number_is_reported_with_its_step() {
     let mut model = compiled(SGD::default());
     let fit = || Fit::new().batch_size(4).shuffle(false).verbose(0);
     let error = model.fit((x.clone(), clouds(12).1), fit()).unwrap_err();
-    let Error::NotFinite { loss, step, epoch } = error else { panic!("{error}") };
+    let words = "the weights hold NaN or infinities now, and there is no file to go on from";
+    assert!(error.to_string().ends_with(words), "{error}");
+    let Error::NotFinite { loss, step, epoch, .. } = error else { panic!("{error}") };
     assert!(loss.is_nan());
     assert_eq!((step, epoch), (3, 1));
     let mut model = compiled(SGD::default());
@@ -225,7 +235,7 @@ fn a_dataset_of_the_users_own_is_not_trusted() {
         ),
         (
             || with(given(|b| b.targets[0] = tensor(&[3], vec![0i32, 1, 9])), Fit::new()),
-            "received 9 in row 2 of the batch",
+            "received 9 in row 2 of batch 1 of the training data",
         ),
         (|| with(given(|b| b.targets.clear()), Fit::new()), "targets: expected 1, received 0"),
         (
@@ -255,4 +265,45 @@ fn a_dataset_of_the_users_own_is_not_trusted() {
     ]);
     // A batch without rows is legal, as a replica's share may be.
     with(given(|b| b.rows = 0), Fit::new()).unwrap();
+}
+
+#[test]
+fn a_fit_of_no_epochs_after_nan_does_not_repeat_the_error() {
+    let mut x = clouds(12).0;
+    x.f32_mut().unwrap()[0] = f32::NAN;
+    let mut model = compiled(SGD::default());
+    let fit = |epochs: usize| Fit::new().epochs(epochs).verbose(0);
+    model.fit((x, clouds(12).1), fit(1)).unwrap_err();
+    let history = model.fit(clouds(12), fit(0)).unwrap();
+    assert_eq!(history.epochs, [] as [usize; 0]);
+    model.fit(clouds(12), fit(3).initial_epoch(3)).unwrap();
+    // Weights that were broken before are still an error once a step is made with them.
+    model.fit(clouds(12), fit(1)).unwrap_err();
+}
+
+#[test]
+fn nan_weights_are_told_with_the_file_to_go_on_from() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut x = clouds(12).0;
+    x.f32_mut().unwrap()[4 * 9] = f32::NAN;
+    let train = |fit: Fit| {
+        let fit = fit.batch_size(4).shuffle(false).verbose(0);
+        compiled(SGD::default()).fit((x.clone(), clouds(12).1), fit).unwrap_err().to_string()
+    };
+    let backup = BackupAndRestore::new(directory.path().join("run")).save_freq(1);
+    let error = train(Fit::new().callback(backup));
+    let file = directory.path().join("run/step-0000000002.safetensors");
+    let words = format!("the weights hold NaN or infinities now: go on from {}", file.display());
+    assert!(error.ends_with(&words), "{error}");
+    let path = directory.path().join("{batch}.keras");
+    let error = train(Fit::new().callback(ModelCheckpoint::new(path).save_freq(1)));
+    assert!(
+        error.ends_with(&format!("go on from {}/2.keras", directory.path().display())),
+        "{error}"
+    );
+    // A step that was skipped, as its gradients were no numbers, has left the weights alone.
+    let mut model = compiled(LossScaleOptimizer::new(SGD::default()));
+    let fit = Fit::new().batch_size(4).shuffle(false).verbose(0);
+    let error = model.fit((x.clone(), clouds(12).1), fit).unwrap_err().to_string();
+    assert!(error.ends_with("the weights are finite numbers still"), "{error}");
 }

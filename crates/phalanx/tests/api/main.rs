@@ -7,13 +7,20 @@ mod data_errors;
 mod errors;
 mod fit;
 mod generators;
+mod indices;
 mod models;
 mod sharing;
 mod sweep;
 mod threads;
 mod training;
+mod unkept;
 
 use phalanx::prelude::*;
+use std::fmt::{Debug, Write};
+use std::sync::{Arc, Mutex};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 /// Shorter than its name, in tests.
 pub fn tensor(dims: &[usize], values: impl Into<phalanx::Data>) -> Tensor {
@@ -73,4 +80,47 @@ pub fn difference(a: &[Tensor], b: &[Tensor]) -> f32 {
         a.f32().unwrap().iter().zip(b.f32().unwrap())
     });
     pairs.fold(0.0, |worst, (a, b)| worst.max((a - b).abs()))
+}
+
+/// Keeps the words of every warning.
+struct Listener(Arc<Mutex<Vec<String>>>);
+
+struct Words<'a>(&'a mut String);
+
+impl Visit for Words<'_> {
+    fn record_debug(&mut self, _: &Field, value: &dyn Debug) {
+        write!(self.0, "{value:?}").unwrap();
+    }
+}
+
+impl Subscriber for Listener {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut words = String::new();
+        event.record(&mut Words(&mut words));
+        self.0.lock().unwrap().push(words);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// What something gives, and the warnings of its thread meanwhile.
+pub fn warnings<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
+    let said = Arc::new(Mutex::new(vec![]));
+    let done = tracing::subscriber::with_default(Listener(said.clone()), work);
+    let said = std::mem::take(&mut *said.lock().unwrap());
+    (done, said)
 }

@@ -7,7 +7,7 @@ mod part_file;
 mod pass;
 mod steps;
 
-use super::{Columns, Dataset, Epoch, HostBatch, Samples, Share};
+use super::{Columns, Dataset, Digest, Epoch, HostBatch, Samples, Share};
 use crate::error::{Error, Result};
 use crate::model::{IntoDataset, Source};
 use pass::{Item, Part, Pass};
@@ -87,6 +87,22 @@ pub struct Pipeline {
     rows: Option<usize>,
     /// Whether the order depends on the seed.
     shuffled: bool,
+    known: Known,
+}
+
+/// What can be said of a pipeline's elements: the tensors they come from and the steps they take. Functions
+/// cannot be told apart.
+#[derive(Clone, Default)]
+struct Known {
+    sources: Vec<Samples>,
+    steps: String,
+}
+
+impl Known {
+    fn then(mut self, step: std::fmt::Arguments<'_>) -> Known {
+        self.steps += &format!(".{step}");
+        self
+    }
 }
 
 impl Pipeline {
@@ -102,8 +118,9 @@ impl Pipeline {
         if let Some(bad) = columns.iter().find(|c| c.dims().is_empty() || c.rows() != rows) {
             return wrong(&format!("{rows} rows in each"), format!("{:?}", bad.dims()));
         }
+        let known = Known { sources: columns.clone(), steps: String::new() };
         let step = Arc::new(steps::Slices { columns, rows });
-        Ok(Pipeline { step, batch: None, rows: Some(rows), shuffled: false })
+        Ok(Pipeline { step, batch: None, rows: Some(rows), shuffled: false, known })
     }
 
     /// What a program makes, one element after the other, for data of any size: `open` starts every
@@ -141,7 +158,8 @@ impl Pipeline {
     {
         let open = move || open().map(|iter| Box::new(iter) as generator::Iter);
         let step = Arc::new(generator::Generator { open: Arc::new(open) });
-        Pipeline { step, batch: None, rows: None, shuffled: false }
+        let known = Known::default().then(format_args!("from_generator"));
+        Pipeline { step, batch: None, rows: None, shuffled: false, known }
     }
 
     /// Says how many elements there are where only running it would tell: an epoch then has known
@@ -170,13 +188,15 @@ impl Pipeline {
     ) -> Pipeline {
         let threads = num_parallel_calls.clamp(1, 256);
         self.step = Arc::new(parallel::Map { inner: self.step, f: Arc::new(f), threads });
+        self.known = self.known.then(format_args!("map"));
         self
     }
 
     /// Keeps the elements that `f` says yes to.
     pub fn filter(self, f: impl Fn(&Element) -> Result<bool> + Send + Sync + 'static) -> Pipeline {
         let step = Arc::new(steps::Filter { inner: self.step, f: Arc::new(f) });
-        Pipeline { step, rows: None, ..self }
+        let known = self.known.then(format_args!("filter"));
+        Pipeline { step, rows: None, known, ..self }
     }
 
     /// Takes elements at random from a buffer of that many; another order every epoch.
@@ -186,6 +206,7 @@ impl Pipeline {
         }
         self.step = Arc::new(steps::Shuffle { inner: self.step, buffer: buffer_size });
         self.shuffled = true;
+        self.known = self.known.then(format_args!("shuffle({buffer_size})"));
         Ok(self)
     }
 
@@ -197,12 +218,14 @@ impl Pipeline {
         let full = |n: usize| if drop_remainder { n - n % batch_size } else { n };
         let rows = self.rows.filter(|_| self.batch.is_none()).map(full);
         let step = Arc::new(steps::Batch { inner: self.step, size: batch_size, drop_remainder });
-        Ok(Pipeline { step, batch: Some(batch_size), rows, ..self })
+        let known = self.known.then(format_args!("batch({batch_size}, {drop_remainder})"));
+        Ok(Pipeline { step, batch: Some(batch_size), rows, known, ..self })
     }
 
     /// Keeps the elements of the first pass in memory, and gives those from then on.
     pub fn cache(mut self) -> Pipeline {
         self.step = Arc::new(cache::Cache::in_memory(self.step, self.shuffled));
+        self.known = self.known.then(format_args!("cache"));
         self
     }
 
@@ -214,6 +237,8 @@ impl Pipeline {
     /// seed where that decides their order, is made again.
     pub fn cache_file(mut self, path: impl Into<PathBuf>) -> Pipeline {
         self.step = Arc::new(cache::InFile::new(self.step, path.into(), self.shuffled));
+        // A file that is there counts, whatever would be made in its place.
+        self.known = Known::default().then(format_args!("cache_file"));
         self
     }
 
@@ -229,21 +254,24 @@ impl Pipeline {
         let count = count.into();
         let rows = count.and_then(|count| self.rows?.checked_mul(count));
         let step = Arc::new(steps::Repeat { inner: self.step, count });
-        Pipeline { step, rows, ..self }
+        let known = self.known.then(format_args!("repeat({count:?})"));
+        Pipeline { step, rows, known, ..self }
     }
 
     /// The first elements, at most so many.
     pub fn take(self, count: usize) -> Pipeline {
         let rows = self.after(|rows, size| rows.min(count.saturating_mul(size)));
         let step = Arc::new(steps::Take { inner: self.step, count });
-        Pipeline { step, rows, ..self }
+        let known = self.known.then(format_args!("take({count})"));
+        Pipeline { step, rows, known, ..self }
     }
 
     /// All but the first elements.
     pub fn skip(self, count: usize) -> Pipeline {
         let rows = self.after(|rows, size| rows.saturating_sub(count.saturating_mul(size)));
         let step = Arc::new(steps::Skip { inner: self.step, count });
-        Pipeline { step, rows, ..self }
+        let known = self.known.then(format_args!("skip({count})"));
+        Pipeline { step, rows, known, ..self }
     }
 
     /// Elements of both side by side, until one ends.
@@ -251,13 +279,16 @@ impl Pipeline {
         let rows = self.rows.zip(other.rows).map(|(a, b)| a.min(b));
         let rows = rows.filter(|_| self.batch == other.batch);
         let shuffled = self.shuffled || other.shuffled;
+        let mut known = self.known.then(format_args!("zip({})", other.known.steps));
+        known.sources.extend(other.known.sources);
         let step = Arc::new(steps::Zip { inner: [self.step, other.step] });
-        Pipeline { step, batch: self.batch, rows, shuffled }
+        Pipeline { step, batch: self.batch, rows, shuffled, known }
     }
 
     /// Puts each element's number, an integer scalar, before its tensors.
     pub fn enumerate(mut self) -> Pipeline {
         self.step = Arc::new(steps::Enumerate { inner: self.step });
+        self.known = self.known.then(format_args!("enumerate"));
         self
     }
 
@@ -310,6 +341,13 @@ impl Dataset for Pipeline {
 
     fn batch_size(&self) -> usize {
         self.batch.unwrap_or(1)
+    }
+
+    fn digest(&self) -> u64 {
+        let mut digest = Digest::default();
+        self.known.sources.iter().for_each(|source| digest.samples(source));
+        digest.bytes(self.known.steps.as_bytes());
+        digest.end()
     }
 
     fn epoch_of(

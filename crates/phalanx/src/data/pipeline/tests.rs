@@ -413,3 +413,38 @@ fn workers_keep_files_of_their_own() {
     assert_eq!(batches(&data(20), 0, 0, Some(&first)), whole);
     assert_eq!(calls.take().len(), 0);
 }
+
+#[test]
+fn fingerprints_are_of_the_tensors_and_the_steps() {
+    let batched = |pipeline: Pipeline| pipeline.batch(2, false).unwrap().digest();
+    let one = batched(numbered(6));
+    assert_eq!(batched(numbered(6).prefetch(3)), one, "what changes no element does not count");
+    let double = |f: f32| {
+        move |mut e: Element| {
+            e[0].f32_mut().unwrap_or_default().iter_mut().for_each(|v| *v *= f);
+            Ok(e)
+        }
+    };
+    // Functions cannot be told apart.
+    assert_eq!(batched(numbered(6).map(double(2.0))), batched(numbered(6).map(double(3.0))));
+    let others = [
+        numbered(7),
+        numbered(6).shuffle(3).unwrap(),
+        numbered(6).shuffle(4).unwrap(),
+        numbered(6).shuffle(4).unwrap().cache(),
+        numbered(6).map(double(1.0)),
+        numbered(6).filter(|_| Ok(true)),
+        numbered(6).take(5),
+        numbered(6).skip(1),
+        numbered(6).repeat(2),
+        numbered(6).zip(numbered(6)),
+        numbered(6).zip(numbered(6).skip(1)),
+        numbered(6).enumerate(),
+        numbered(6).cache_file("somewhere"),
+    ];
+    let mut digests: Vec<u64> = others.into_iter().map(batched).chain([one]).collect();
+    let count = digests.len();
+    digests.sort_unstable();
+    digests.dedup();
+    assert_eq!(digests.len(), count);
+}

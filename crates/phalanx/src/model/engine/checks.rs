@@ -1,11 +1,32 @@
 //! Batches checked against the model before anything runs on them.
 
 use super::Engine;
+use super::run::feed;
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
 use crate::losses;
 use phalanx_graph::{Data, Space, Tensor, Type};
+use std::fmt;
 use std::ops::Range;
+
+/// Where the batch in hand comes from, for errors about what is in it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum Origin {
+    /// A batch of its own.
+    #[default]
+    Batch,
+    /// A batch, counted from 1, of data by this name.
+    Data(&'static str, usize),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Batch => write!(f, " of the batch"),
+            Origin::Data(name, batch) => write!(f, " of batch {batch} of the {name}"),
+        }
+    }
+}
 
 impl Engine {
     /// Fails unless there are as many inputs or targets as the model has.
@@ -40,6 +61,14 @@ impl Engine {
             let ty = self.def.input(i).ty();
             self.check_rows(format!("input '{}'", self.def.input_name(i)), &ty, t, rows)?;
         }
+        // Rows are counted over all workers.
+        let first = batch.own.as_ref().map_or(0, |own| own.start);
+        if !self.lookups.is_empty() {
+            let place = self.origin.to_string();
+            for (i, t) in batch.inputs.iter().enumerate() {
+                self.check_indices(i, feed(t, &(0..rows)), first, &place)?;
+            }
+        }
         if !targets {
             return Ok(());
         }
@@ -47,7 +76,7 @@ impl Engine {
         for (i, t) in batch.targets.iter().enumerate() {
             let what = format!("target of '{}'", self.output_names[i]);
             self.check_rows(what, &self.targets[i], t, rows)?;
-            self.check_labels(i, t, rows, " of the batch")?;
+            self.check_labels(i, t, 0..rows, first, &self.origin)?;
         }
         if batch.sample_weight.len() < rows {
             let owner = format!("model '{}'", self.def.name);
@@ -71,25 +100,27 @@ impl Engine {
         }
     }
 
-    /// Class numbers must name a class.
+    /// Class numbers must name a class; `first` is the number of the first of these rows.
     pub(crate) fn check_labels(
         &self,
         output: usize,
         target: &Tensor,
-        rows: usize,
-        place: &str,
+        rows: Range<usize>,
+        first: usize,
+        place: &dyn fmt::Display,
     ) -> Result<()> {
         let Data::I32(labels) = target.data() else { return Ok(()) };
         let width = target.row_len();
+        let labels = &labels[rows.start * width..rows.end * width];
         let classes = self.def.output_types[output].last();
         let bad = |l: &i32| usize::try_from(*l).map_or(true, |l| l >= classes);
-        match labels[..rows * width].iter().position(bad) {
+        match labels.iter().position(bad) {
             None => Ok(()),
             Some(at) => Err(Error::argument(
                 format!("model '{}'", self.def.name),
                 format!("labels of '{}'", self.output_names[output]),
                 format!("0 to {}", classes.saturating_sub(1)),
-                format!("{} in row {}{place}", labels[at], at / width),
+                format!("{} in row {}{place}", labels[at], first + at / width),
             )),
         }
     }

@@ -31,6 +31,7 @@ impl Engine {
         if batch.rows == 0 {
             return Ok(());
         }
+        self.check(batch, true)?;
         self.with_feeds(kind, batch, |executor, id, feeds| {
             let (rows, feeds) = (batch.rows, feeds);
             let (scalars, accumulate) = (&[][..], None);
@@ -60,12 +61,15 @@ impl Engine {
         }
         let training = kind == StepKind::Train;
         let gather = accumulate.filter(|_| training);
-        let (accumulate, gathered) = gather.map(|g| self.gather(g, batch.rows as f64)).unzip();
+        let (accumulate, gathered) = gather.map(|g| self.gather(g, batch.rows)).unzip();
         let scalars = match training {
             true => self.optimizer.scalars(learning_rate, self.updates + 1),
             false => vec![],
         };
         let (seed, step) = (self.seed, self.steps);
+        if !staged {
+            self.check(batch, true)?;
+        }
         let denominators = self.with_feeds(kind, batch, |executor, id, feeds| {
             let (rows, feeds, scalars) = (batch.rows, feeds, &scalars[..]);
             let step = Batch { rows, feeds, seed, step, scalars, accumulate, staged };
@@ -112,14 +116,14 @@ impl Engine {
         false
     }
 
-    /// Calls with a program and a batch's feeds; returns what each loss sum is divided by.
+    /// Calls with a program and the feeds of a batch that was checked; returns what each loss sum is divided
+    /// by.
     fn with_feeds(
         &mut self,
         kind: StepKind,
         batch: &HostBatch,
         call: impl FnOnce(&mut dyn Executor, ProgramId, &[FeedData<'_>]) -> Result<(), ExecError>,
     ) -> Result<Vec<f64>> {
-        self.check(batch, true)?;
         let id = self.ensure(kind, batch.rows)?;
         let denominators = self.denominators(batch)?;
         let rows = self.held_rows(batch)?;
@@ -138,6 +142,7 @@ impl Engine {
     /// The gradient of the loss on a batch by every weight trained, with the weights' names.
     pub(crate) fn gradients(&mut self, batch: &HostBatch) -> Result<Vec<(String, Tensor)>> {
         let (seed, step) = (self.seed, self.steps);
+        self.check(batch, true)?;
         self.with_feeds(StepKind::Gradients, batch, |executor, id, feeds| {
             executor.start(id, &Batch { rows: batch.rows, feeds, seed, step, ..Batch::default() })
         })?;
@@ -149,10 +154,15 @@ impl Engine {
         fetches.zip(&self.fetched).map(tensor).collect()
     }
 
-    /// This batch's part in an update made of several, weighted by its rows, and what is gathered
-    /// once it has run.
-    fn gather(&self, gather: Gather, weight: f64) -> (Accumulate, (u64, f64)) {
+    /// This batch's part in an update made of several, and what is gathered once it has run.
+    fn gather(&self, gather: Gather, rows: usize) -> (Accumulate, (u64, f64)) {
         let (count, sum) = self.gathered;
+        let weight = match (gather.by_rows, count) {
+            (true, _) => rows as f64,
+            (false, 0) => 1.0,
+            // As much as each before it: runs of earlier versions counted rows.
+            (false, _) => sum / count as f64,
+        };
         let (count, sum) = (count + 1, sum + weight);
         let apply = count >= gather.every || gather.last;
         let part = Accumulate {
@@ -223,6 +233,9 @@ pub(crate) struct Gather {
     pub every: u64,
     /// Whether this is the last batch of the epoch, which updates with what there is.
     pub last: bool,
+    /// Whether batches count by their rows, as `fit` has them; else each counts as one, as Keras'
+    /// optimizers have them.
+    pub by_rows: bool,
 }
 
 /// What a loss' weighted sum over so many samples is divided by, given the sum of their weights.
@@ -235,7 +248,7 @@ pub(super) fn denominator(loss: &dyn Loss, rows: usize, total: impl Fn() -> f64)
 }
 
 /// Some rows of a tensor.
-fn feed<'a>(t: &'a Tensor, rows: &Range<usize>) -> FeedData<'a> {
+pub(super) fn feed<'a>(t: &'a Tensor, rows: &Range<usize>) -> FeedData<'a> {
     let part = rows.start * t.row_len()..rows.end * t.row_len();
     match t.data() {
         Data::F32(v) => FeedData::F32(&v[part]),

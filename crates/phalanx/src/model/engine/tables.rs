@@ -86,8 +86,11 @@ impl Engine {
         let mut batch = HostBatch::default();
         data.epoch(0, 0, 0)?.next(&mut batch)?;
         self.check(&batch, true)?;
+        for (i, samples) in table.inputs.iter().enumerate() {
+            self.check_rows_of(i, samples, 0..samples.rows(), "")?;
+        }
         for (i, target) in table.targets.iter().enumerate() {
-            self.check_labels(i, target, target.rows(), "")?;
+            self.check_labels(i, target, 0..target.rows(), 0, &"")?;
         }
         Ok(())
     }

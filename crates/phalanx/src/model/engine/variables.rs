@@ -17,7 +17,7 @@ const OF_SCALE: usize = 4;
 enum Kind {
     /// A slot of a weight.
     Slot(usize, usize),
-    /// The gradient gathered so far for a weight, which is not kept.
+    /// The gradient gathered so far for a weight: the sum over the batches since the last update.
     Gathered(usize),
     /// A number of the optimizer's own, which follows from the step.
     Scalar(f64),
@@ -95,7 +95,28 @@ impl Engine {
     pub(crate) fn training(&self) -> Training {
         let config = self.compile_config();
         let optimizer = self.optimizer.common().name.clone();
-        Training { config, optimizer, state: self.training_state() }
+        Training { config, optimizer, state: self.training_state(), unkept: self.unkept() }
+    }
+
+    /// What Keras' files have no place for.
+    fn unkept(&self) -> Vec<String> {
+        let mut unkept = vec![];
+        let (count, _) = self.gathered;
+        if count != self.batches_gathered_in_file() {
+            let words = format!("the gradients of {count} batches gathered towards an update");
+            unkept.push(format!("{words} (BackupAndRestore keeps them)"));
+        }
+        let schedule = matches!(self.optimizer.common().learning_rate, LearningRate::Schedule(_));
+        if let Some(rate) = self.learning_rate.filter(|_| schedule) {
+            let words = format!("the learning rate {rate} set in the place of a schedule");
+            unkept.push(format!("{words} (BackupAndRestore keeps it)"));
+        }
+        unkept
+    }
+
+    /// Batches that a file's accumulators are of: Keras counts them by the iteration.
+    fn batches_gathered_in_file(&self) -> u64 {
+        self.gather_steps().map_or(0, |every| self.iterations() % every.max(1))
     }
 
     fn training_state(&self) -> TrainingState {
@@ -103,6 +124,9 @@ impl Engine {
         let weights = self.trained_in_order();
         let executor = lock(&self.executor);
         let started = executor.slots() == slots.len() && !slots.is_empty();
+        let (count, weight) = self.gathered;
+        let whole = count > 0 && count == self.batches_gathered_in_file();
+        let kept = if whole { (count as f64 / weight) as f32 } else { 0.0 };
         let variable = |kind: Kind| match kind {
             Kind::Scalar(value) => {
                 Variable { name: "variable".into(), dims: vec![], values: vec![value as f32] }
@@ -118,7 +142,14 @@ impl Engine {
                 };
                 Variable::of(weights[w], &slots[slot].name, of)
             }
-            Kind::Gathered(w) => Variable::of(weights[w], "gradient_accumulator", |n| vec![0.0; n]),
+            Kind::Gathered(w) => {
+                let of = |n: usize| match executor.gathered(weights[w].param) {
+                    // Batches count as one each, in a run of an earlier version by their rows.
+                    Some(sum) if kept > 0.0 => sum.iter().map(|v| v * kept).collect(),
+                    _ => vec![0.0; n],
+                };
+                Variable::of(weights[w], "gradient_accumulator", of)
+            }
         };
         let kinds = self.variables(&slots, weights.len());
         TrainingState {
@@ -166,6 +197,7 @@ impl Engine {
             }
         };
         let found: Vec<&Tensor> = found.collect();
+        let gathered = !found.is_empty();
         let slots = self.optimizer.rule().slots;
         let trained = self.trained_in_order();
         let params: Vec<_> = trained.iter().map(|w| w.param).collect();
@@ -177,8 +209,11 @@ impl Engine {
             self.ensure(StepKind::Train, 1)?;
             let mut executor = lock(&self.executor);
             for (kind, tensor) in kinds.iter().zip(found) {
-                if let Kind::Slot(slot, w) = kind {
-                    executor.set_slot(*slot, params[*w], tensor.f32().unwrap_or_default())?;
+                let values = tensor.f32().unwrap_or_default();
+                match kind {
+                    Kind::Slot(slot, w) => executor.set_slot(*slot, params[*w], values)?,
+                    Kind::Gathered(w) => executor.set_gathered(params[*w], values)?,
+                    Kind::Scalar(_) => {}
                 }
             }
         }
@@ -188,6 +223,8 @@ impl Engine {
         }
         (self.steps, self.skipped) = (iteration, 0);
         self.updates = iteration / self.gather_steps().unwrap_or(1).max(1);
+        let batches = if gathered { self.batches_gathered_in_file() } else { 0 };
+        self.gathered = (batches, batches as f64);
         if let Some(rate) = rate {
             self.optimizer.common_mut().learning_rate = LearningRate::Constant(rate);
         }

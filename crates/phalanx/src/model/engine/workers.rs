@@ -1,7 +1,7 @@
 //! What the workers of a job tell each other between steps.
 
 use super::Engine;
-use crate::data::{Dataset, Digest};
+use crate::data::{Dataset, Digest, shown_digest};
 use crate::error::{Error, Result};
 use crate::layer::lock;
 use crate::model::RunState;
@@ -72,22 +72,23 @@ impl Engine {
         Ok((!text.is_empty()).then(|| PathBuf::from(&*text)))
     }
 
-    /// What this worker was set up with, as far as all must agree.
-    pub(crate) fn facts(&self) -> Vec<(String, String)> {
+    /// What this worker was set up with, as far as all must agree. `data` comes before what follows from it:
+    /// notes about the data in the model, weights that were adapted to them.
+    pub(crate) fn facts(&self, data: &[(&str, String)]) -> Vec<(String, String)> {
         let digest = |text: String| {
             let mut digest = Digest::default();
             digest.bytes(text.as_bytes());
             format!("{:016x}", digest.end())
         };
-        let structure: Vec<String> =
-            saving::notes(&self.def, None).into_iter().map(|(k, v)| format!("{k}={v}")).collect();
+        let notes: Vec<String> = self.def.notes().iter().map(|(k, v)| format!("{k}={v}")).collect();
         let timeout = self.cluster.as_ref().and_then(|c| c.peers.timeout());
         let executor = lock(&self.executor);
         let mut weights = Digest::default();
         self.weights.iter().for_each(|w| weights.floats(&executor.param(w.param)));
-        let mut facts: Vec<(String, String)> = [
-            ("version", env!("CARGO_PKG_VERSION").into()),
-            ("model", format!("{} {}", self.def.name, digest(structure.join("\n")))),
+        let mut facts = vec![("version".to_string(), env!("CARGO_PKG_VERSION").to_string())];
+        facts.extend(data.iter().map(|(name, value)| (name.to_string(), value.clone())));
+        let own = [
+            ("model", format!("{} {}", self.def.name, digest(saving::structure(&self.def)))),
             ("losses and metrics", digest(Value::Object(self.described.clone()).to_string())),
             ("seed", self.seed.to_string()),
             ("deterministic mode", executor.mesh().fixed.to_string()),
@@ -96,10 +97,10 @@ impl Engine {
             ("gradients during backward (PHALANX_OVERLAP)", phalanx_cpu::overlaps().to_string()),
             ("collective timeout", timeout.map_or("none".into(), |t| format!("{t:?}"))),
             ("weights", format!("{:016x}", weights.end())),
+            ("notes of the model", digest(notes.join("\n"))),
             ("optimizer", self.optimizer.class_name().into()),
-        ]
-        .map(|(name, value)| (name.into(), value))
-        .into();
+        ];
+        facts.extend(own.map(|(name, value)| (name.into(), value)));
         let options = self.optimizer.config().into_iter();
         facts.extend(
             options.map(|(name, value)| (format!("optimizer's {name}"), value.to_string())),
@@ -120,15 +121,12 @@ impl Engine {
         if self.cluster.is_none() {
             return Ok(());
         }
-        let samples = data.len().map_or("unknown".into(), |n| n.to_string());
-        let own = [
+        let facts = [
             ("global batch size", data.batch_size().to_string()),
-            ("samples", samples),
-            ("data", format!("{:016x}", data.digest())),
+            ("samples", data.len().map_or("unknown".into(), |n| n.to_string())),
+            ("data", shown_digest(data.digest()).unwrap_or_else(|| "unknown".into())),
         ];
-        let mut facts = self.facts();
-        facts.extend(own.map(|(name, value)| (name.into(), value)));
-        self.check_workers(&facts)
+        self.check_workers(&self.facts(&facts))
     }
 
     /// Fails where workers were set up differently; `facts` are names and what they are here.

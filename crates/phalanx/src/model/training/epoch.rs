@@ -4,8 +4,9 @@ use super::{OnNan, Training};
 use crate::data::{Dataset, Epoch, HostBatch, Share};
 use crate::error::{Error, Result};
 use crate::model::Logs;
-use crate::model::engine::{Engine, Gather, Kept, StepKind};
+use crate::model::engine::{Engine, Gather, Kept, Origin, StepKind};
 use crate::model::run_state::Position;
+use crate::model::source::TRAINING;
 use crate::model::turns::Group;
 use crate::warnings::warning;
 use std::time::Instant;
@@ -80,7 +81,9 @@ impl Training<'_> {
             self.call(&none, |c, v| c.on_batch_begin(v))?;
             self.engine.raise(self.interrupt.raised());
             let last = self.flush && self.outline.steps.is_some_and(|n| self.at.batch + 1 == n);
-            let gather = self.gather.map(|every| Gather { every, last });
+            let by_rows = self.flush;
+            let gather = self.gather.map(|every| Gather { every, last, by_rows });
+            self.engine.origin = Origin::Data(TRAINING, self.at.taken);
             let loss = match self.on_nan {
                 OnNan::Skip => self.step_or_undo(batch, gather)?,
                 OnNan::Raise | OnNan::Stop => {
@@ -162,7 +165,7 @@ impl Training<'_> {
         if let Some(at) = broken.filter(|_| !self.stop) {
             if self.on_nan == OnNan::Raise {
                 let step = self.engine.steps - (losses.len() - 1 - at) as u64;
-                return Err(self.not_finite(losses[at], step));
+                return Err(self.not_finite(losses[at], step)?);
             }
             self.stop = true;
         }
@@ -184,6 +187,7 @@ impl Training<'_> {
             self.history.waited(asked.elapsed().as_secs_f64());
         }
         if more {
+            self.engine.origin = Origin::Data(TRAINING, at.taken);
             self.engine.stage(StepKind::Train, &ahead.batch)?;
         }
         ahead.looked = Some((more, at));
@@ -206,7 +210,7 @@ impl Training<'_> {
         }
         self.skipped += 1;
         if self.skipped > MOST_SKIPPED {
-            return Err(self.not_finite(loss, self.engine.steps));
+            return Err(self.not_finite(loss, self.engine.steps)?);
         }
         let step = self.engine.steps;
         warning!("step {step} is undone: its loss is {loss}, or its weights no numbers");

@@ -55,12 +55,16 @@ pub(super) fn write(
     archive::write(out, &def.notes(), &config, &weights)
 }
 
-/// The notes of a model, from `metadata.json`, and its name.
-pub(super) fn notes(stored: &Stored) -> BTreeMap<String, String> {
+/// The notes that a file's model was given.
+pub(super) fn own_notes(stored: &Stored) -> BTreeMap<String, String> {
     let written = stored.metadata.as_ref().and_then(|m| m.get(NOTES)).and_then(Value::as_object);
     let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_string()));
-    let mut notes: BTreeMap<String, String> =
-        written.into_iter().flatten().filter_map(text).collect();
+    written.into_iter().flatten().filter_map(text).collect()
+}
+
+/// The notes of a model, from `metadata.json`, and its name.
+pub(super) fn notes(stored: &Stored) -> BTreeMap<String, String> {
+    let mut notes = own_notes(stored);
     let name = stored.config.as_ref().and_then(|c| c.pointer("/config/name")?.as_str());
     notes.extend(name.map(|name| ("model".to_string(), name.to_string())));
     notes
