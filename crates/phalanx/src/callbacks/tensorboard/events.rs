@@ -13,13 +13,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub(super) struct EventFile(LogFile);
 
 impl EventFile {
-    /// Records in a log. One without any begins with the version and, where given, one more.
-    pub(super) fn new(log: LogFile, first: Option<Message>) -> Result<EventFile> {
+    /// Records in a log. One without any begins with the version and what `first` makes, in the
+    /// order that their times tell.
+    pub(super) fn new(log: LogFile, first: impl FnOnce() -> Option<Message>) -> Result<EventFile> {
         let new = log.is_empty()?;
         let mut events = EventFile(log);
         if new {
             events.write(&[proto::file_version(now())])?;
-            events.write(first.as_slice())?;
+            events.write(first().as_slice())?;
         }
         Ok(events)
     }
@@ -117,12 +118,12 @@ mod tests {
             assert!(name.starts_with("events.out.tfevents.") && !name.contains('\n'), "{name}");
             let path = directory.path().join(name);
             let size = || std::fs::metadata(&path).unwrap().len();
-            let file = EventFile::new(LogFile::create_new(&path).unwrap(), None).unwrap();
+            let file = EventFile::new(LogFile::create_new(&path).unwrap(), || None).unwrap();
             // One record: the version.
             assert_eq!(size(), 8 + 4 + (9 + 2 + 13) + 4);
             // A file that is continued has it.
             let mark = file.mark().unwrap().unwrap();
-            EventFile::new(LogFile::resume(&path, &mark).unwrap(), None).unwrap();
+            EventFile::new(LogFile::resume(&path, &mark).unwrap(), || None).unwrap();
             assert_eq!(size(), 8 + 4 + (9 + 2 + 13) + 4);
         }
     }

@@ -113,7 +113,7 @@ impl TensorBoard {
             Some(file) => file,
             None => {
                 let log = LogFile::create_new(&self.path("train")?)?;
-                EventFile::new(log, self.graph(view))?
+                EventFile::new(log, || self.graph(view))?
             }
         };
         Ok(self.train.insert(file))
@@ -124,7 +124,7 @@ impl TensorBoard {
     fn validation(&mut self) -> Result<&mut EventFile> {
         let file = match self.validation.take() {
             Some(file) => file,
-            None => EventFile::new(LogFile::create(&self.path("validation")?)?, None)?,
+            None => EventFile::new(LogFile::create(&self.path("validation")?)?, || None)?,
         };
         Ok(self.validation.insert(file))
     }
@@ -169,11 +169,11 @@ impl Callback for TensorBoard {
         }
         if let Some(mark) = &train {
             let log = LogFile::resume(&self.path("train")?, mark)?;
-            self.train = Some(EventFile::new(log, self.graph(view))?);
+            self.train = Some(EventFile::new(log, || self.graph(view))?);
         }
         if let Some(mark) = &validation {
             let log = LogFile::resume(&self.path("validation")?, mark)?;
-            self.validation = Some(EventFile::new(log, None)?);
+            self.validation = Some(EventFile::new(log, || None)?);
         }
         self.first = first;
         Ok(begun)
