@@ -159,7 +159,8 @@ fn a_matrix_of_more_classes_than_pixels_is_refused() {
 #[test]
 fn names_in_pictures_show_their_hidden_characters() {
     let acting = "<b>\u{1b}[2J\u{202e}x\u{85}";
-    let shown = r"<b>\u{1b}[2J\u{202e}x\u{85}";
+    // Captions are cut.
+    let shown = r"<b>\u{1b}[2J";
     let labels = [acting.to_string(), "b".into()];
     let counts = vec![vec![1, 2], vec![3, 4]];
     let (_, matrix) = both(|path| pictures::confusion_matrix(&counts, &labels, acting, path));

@@ -51,7 +51,7 @@ fn images_of_a_size_that_does_not_fit_into_memory_are_refused() {
 fn weights_that_do_not_fit_into_memory_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let args = ["bench", "mnist-mlp", "--steps", "1", "--width", "300000"];
-    assert_eq!(fault(dir.path(), &args, 1, "bytes for weights"), None);
+    assert_eq!(fault(dir.path(), &args, 1, "bytes for 2 copies of the weights"), None);
 }
 
 #[test]

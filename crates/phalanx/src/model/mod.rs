@@ -219,7 +219,11 @@ impl Model {
         if wanted <= phalanx_cpu::physical_memory() {
             return Ok(());
         }
-        Err(ExecError::Memory { wanted, purpose: "weights".into(), available: None }.into())
+        let purpose = match copies {
+            1 => "weights".into(),
+            copies => format!("{copies} copies of the weights"),
+        };
+        Err(ExecError::Memory { wanted, purpose, available: None }.into())
     }
 
     /// Every weight with its name, in the order of the layers.

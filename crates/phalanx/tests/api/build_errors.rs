@@ -270,7 +270,7 @@ fn what_no_machine_can_hold_is_refused() {
         (|| on([1], Embedding::new(usize::MAX, usize::MAX)), "layer 'embedding'"),
         (
             || compile(Dense::new(10), vec![1 << 40]),
-            "out of memory: 43980465111080 bytes for weights",
+            "out of memory: 87960930222160 bytes for 2 copies of the weights",
         ),
         (
             || {
