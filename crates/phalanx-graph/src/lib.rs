@@ -23,6 +23,7 @@ mod step;
 mod tensor;
 mod types;
 pub mod update;
+mod verify;
 
 pub use error::{GraphError, Result};
 pub use geometry::{ConvGeom, Padding};
