@@ -2,7 +2,7 @@
 
 use crate::origin::Origin;
 use crate::words;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use phalanx::data::{Digest, ImageFlow, Images, KeptImages, Pixels, Samples};
 use phalanx::launch;
 use phalanx::prelude::*;
@@ -67,6 +67,12 @@ impl Feed {
     pub fn pick(&self, rows: &[usize]) -> Result<Feed> {
         Ok(match self {
             Feed::Memory(samples) => {
+                let each = if self.is_bytes() { 1 } else { size_of::<f32>() };
+                let bytes = samples.row_len().saturating_mul(rows.len()).saturating_mul(each);
+                if bytes > phalanx::free_memory() {
+                    let dims = &samples.dims()[1..];
+                    bail!("no memory for a part of the samples: {} of {dims:?}", rows.len());
+                }
                 Feed::Memory(samples.select_rows(rows).context("rows that are there")?)
             }
             Feed::Files(files) => {

@@ -23,6 +23,8 @@ pub(crate) struct Between {
     courier: Courier,
     pub cluster: Cluster,
     mesh: Mesh,
+    /// The devices of this process: what it said when it started, whatever its peers say later.
+    own: Range<usize>,
     /// Results of the collectives of a step, for the host's workers to read.
     totals: Buffer,
     /// The host's gradients, in the order of the update plan.
@@ -79,7 +81,7 @@ impl Entry {
 pub(crate) fn meetings(program: &Program) -> Vec<Meeting> {
     let mut meetings: Vec<Meeting> = vec![];
     let mut offset = 0;
-    for (at, instr) in program.instrs.iter().enumerate() {
+    for (at, instr) in program.instrs().iter().enumerate() {
         let (input, mean) = match instr {
             Instr::Barrier(Scope::All) => {
                 meetings.push(Meeting { at, entries: vec![] });
@@ -99,26 +101,33 @@ pub(crate) fn meetings(program: &Program) -> Vec<Meeting> {
     }
     let last = meetings.pop();
     meetings.retain(|m| !m.entries.is_empty());
-    meetings.extend(last.filter(|m| program.update.is_some() || !m.entries.is_empty()));
+    meetings.extend(last.filter(|m| program.update().is_some() || !m.entries.is_empty()));
     meetings
+}
+
+/// Bytes of the results of all collectives.
+pub(crate) fn totals(meetings: &[Meeting]) -> usize {
+    meetings.iter().flat_map(|m| &m.entries).map(|e| e.words() * 8).sum()
 }
 
 /// Where each gradient starts in the host's buffer, and how long that is.
 pub(crate) fn packed(program: &Program) -> Vec<usize> {
     let mut offsets = vec![0];
-    for g in program.update.iter().flat_map(|plan| &plan.gradients) {
-        let len = program.params[g.param.index()].len();
+    for g in program.update().into_iter().flat_map(|plan| &plan.gradients) {
+        let len = program.params()[g.param.index()].len();
         offsets.push(offsets.last().copied().unwrap_or(0) + len);
     }
     offsets
 }
 
 impl Between {
-    pub fn new(cluster: Cluster, mesh: Mesh) -> std::io::Result<Between> {
+    /// For the process that has the devices `own` of the mesh.
+    pub fn new(cluster: Cluster, mesh: Mesh, own: Range<usize>) -> std::io::Result<Between> {
         Ok(Between {
             courier: Courier::start(cluster.peers.clone(), mesh.fixed)?,
             cluster,
             mesh,
+            own,
             totals: Buffer::empty(),
             gradients: Buffer::empty(),
             arrived: AtomicUsize::new(0),
@@ -126,19 +135,24 @@ impl Between {
         })
     }
 
-    /// Makes room for a program.
-    pub fn reserve(&mut self, heap: &mut Heap, program: &Program) -> Result<(), ExecError> {
-        let entries = meetings(program);
-        let words: usize = entries.iter().flat_map(|m| &m.entries).map(Entry::words).sum();
-        let gradients = packed(program).last().copied().unwrap_or(0);
-        // A step that was broken off may have left a bucket on its way; how that ends is for the next step.
-        let _ = self.courier.idle();
-        crate::executor::grow(heap, &mut self.totals, words * 8, "sums between processes")?;
-        crate::executor::grow(heap, &mut self.gradients, gradients * 4, "gradients of the host")
+    /// Makes room for so many bytes of totals and of gradients.
+    pub fn reserve(
+        &mut self,
+        heap: &mut Heap,
+        totals: usize,
+        gradients: usize,
+    ) -> Result<(), ExecError> {
+        if self.gradients.bytes() < gradients {
+            // A step that was broken off may have left a bucket on its way; how that ends is for the
+            // next step.
+            let _ = self.courier.idle();
+        }
+        crate::executor::grow(heap, &mut self.totals, totals, "sums between processes")?;
+        crate::executor::grow(heap, &mut self.gradients, gradients, "gradients of the host")
     }
 
     pub fn share(&self) -> Share {
-        Share { mesh: self.mesh, devices: self.cluster.own_devices() }
+        Share { mesh: self.mesh, devices: self.own.clone() }
     }
 
     pub fn raise(&self, bits: u64) {
@@ -194,7 +208,7 @@ impl Between {
     /// What this process has of a collective.
     fn own_part(&self, ctx: &Ctx<'_>, entry: &Entry, to: &mut [u64]) {
         let (value, mesh) = (ctx.value(entry.input), self.mesh);
-        let own = self.cluster.own_devices();
+        let own = self.own.clone();
         // SAFETY: sources are shared blocks that were finished before the barrier in front of this.
         unsafe {
             if entry.mean {
@@ -335,7 +349,7 @@ pub fn overlaps() -> bool {
 /// Where in a program each bucket of gradients is finished on every worker, as far as enough is computed
 /// behind it to send it meanwhile.
 pub(crate) fn sends(program: &Program) -> Vec<Option<usize>> {
-    let Some(plan) = &program.update else { return vec![] };
+    let Some(plan) = program.update() else { return vec![] };
     if !overlaps() {
         return vec![None; plan.buckets.len()];
     }
@@ -346,13 +360,13 @@ pub(crate) fn sends(program: &Program) -> Vec<Option<usize>> {
         _ => false,
     };
     let finished = |g: &GradientPlan| {
-        let last = program.instrs.iter().rposition(|i| writes(i, g.param));
+        let last = program.instrs().iter().rposition(|i| writes(i, g.param));
         last.filter(|_| !g.sliced)
     };
     let bucket = |range: &Range<usize>| {
         let all: Option<Vec<usize>> = plan.gradients[range.clone()].iter().map(finished).collect();
         let last = all?.into_iter().max()?;
-        worker::has_compute(&program.instrs[last + 1..]).then_some(last)
+        worker::has_compute(&program.instrs()[last + 1..]).then_some(last)
     };
     let mut found: Vec<Option<usize>> = plan.buckets.iter().map(bucket).collect();
     // Buckets leave in their order, on every process alike.
@@ -469,8 +483,10 @@ mod tests {
     /// worker leaves that panics in backward.
     fn broken_off(exchanges: &Arc<AtomicUsize>) -> (Heap, Between) {
         let cluster = Cluster { peers: Arc::new(Slow(exchanges.clone())), devices: vec![1, 1] };
-        let (mut heap, floats) = (Heap::default(), 1 << 20);
-        let mut between = Between::new(cluster, Mesh::new(2, 1)).unwrap();
+        // More than one message takes, at least.
+        let floats = if cfg!(miri) { 2 * WHOLE } else { 1 << 20 };
+        let mut heap = Heap::default();
+        let mut between = Between::new(cluster, Mesh::new(2, 1), 0..1).unwrap();
         between.gradients = heap.buffer(floats * 4, "a test").unwrap();
         between.send(0..floats, 1);
         // The courier has it in hand.

@@ -22,9 +22,9 @@ pub(crate) fn scratch_bytes(
     tapes: &[Option<TapePlan>],
     update: Option<&TapePlan>,
 ) -> usize {
-    let updates = update::scratch_len(program.update.as_ref(), update);
+    let updates = update::scratch_len(program.update(), update);
     let mut floats = updates.max(lines::scratch_len(program));
-    for (instr, tape) in program.instrs.iter().zip(tapes) {
+    for (instr, tape) in program.instrs().iter().zip(tapes) {
         let need = match (instr, tape) {
             (_, Some(tape)) => tape.scratch_len(),
             (Instr::Compute { op, inputs, .. }, _) => {
@@ -55,7 +55,7 @@ pub(crate) fn scratch_bytes(
 
 /// How a program computes a convolution: by what it was planned for, not by the rows of one batch.
 pub(crate) fn conv_method(program: &Program, geom: &ConvGeom, pass: conv::Pass) -> conv::Method {
-    let Options { mesh, max_batch, .. } = program.options;
+    let Options { mesh, max_batch, .. } = program.options();
     conv::Method::choose(geom, pass, mesh.max_rows(max_batch))
 }
 

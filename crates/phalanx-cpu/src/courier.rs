@@ -11,7 +11,8 @@ use std::thread::JoinHandle;
 /// Floats that nobody else touches before they are added up.
 struct Parcel(*mut f32, usize);
 
-// SAFETY: whoever hands it over leaves the floats alone until the courier is idle.
+// SAFETY: whoever hands it over leaves the floats alone until the courier is idle, which it is not while
+// a parcel waits or is in hand.
 unsafe impl Send for Parcel {}
 
 #[derive(Default)]
@@ -57,18 +58,23 @@ impl Courier {
         Ok(Courier { shared, thread: Some(thread) })
     }
 
-    /// Takes floats to add up over all processes, in place.
+    /// Takes floats to add up over all processes, in place; leaves them alone where something went
+    /// wrong before.
     ///
     /// # Safety
-    /// They are there, and nobody else's, until [`idle`](Self::idle) returns.
+    /// They are there, and nobody else's, until [`idle`](Self::idle) returns or this is dropped.
     pub unsafe fn take(&self, first: *mut f32, len: usize) {
-        self.shared.desk().parcels.push_back(Parcel(first, len));
-        self.shared.changed.notify_all();
+        let mut desk = self.shared.desk();
+        if desk.failed.is_none() {
+            desk.parcels.push_back(Parcel(first, len));
+            self.shared.changed.notify_all();
+        }
     }
 
-    /// Waits until all that was taken is added up.
+    /// Waits until all that was taken is added up, or given up: the thread has no floats in hand then,
+    /// whatever the answer.
     pub fn idle(&self) -> Result<(), PeerError> {
-        let done = |desk: &Desk| desk.failed.is_some() || desk.parcels.is_empty() && !desk.busy;
+        let done = |desk: &Desk| desk.parcels.is_empty() && !desk.busy;
         self.shared.until(done).failed.clone().map_or(Ok(()), Err)
     }
 }
@@ -120,6 +126,7 @@ impl Drop for Courier {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
@@ -148,8 +155,9 @@ mod tests {
     fn a_panic_on_the_way_does_not_leave_idle_waiting() {
         let (said, heard) = channel();
         std::thread::spawn(move || {
-            let courier = Courier::start(Arc::new(Breaking), false).unwrap();
+            // Dropped behind the thread: on the way out nobody holds the floats any more.
             let mut values = [1f32; 8];
+            let courier = Courier::start(Arc::new(Breaking), false).unwrap();
             for _ in 0..2 {
                 // SAFETY: the floats outlive the wait for `idle`.
                 unsafe { courier.take(values.as_mut_ptr(), values.len()) };
@@ -161,5 +169,44 @@ mod tests {
             let words = "rank 1 (here): adding up gradients panicked: no way out";
             assert_eq!(error.to_string(), words);
         }
+    }
+
+    /// The other process counts exchanges, and is slow to fail in each.
+    struct Failing(Arc<AtomicUsize>);
+
+    impl Peers for Failing {
+        fn rank(&self) -> usize {
+            0
+        }
+
+        fn size(&self) -> usize {
+            2
+        }
+
+        fn name(&self, rank: usize) -> String {
+            format!("rank {rank}")
+        }
+
+        fn exchange(&self, _: &[&[u8]], _: &mut [&mut [u8]]) -> Result<(), PeerError> {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(50));
+            Err(PeerError { name: "rank 1".into(), message: "gone".into() })
+        }
+    }
+
+    #[test]
+    fn floats_taken_after_a_failure_are_free_once_idle_returns() {
+        let exchanges = Arc::new(AtomicUsize::new(0));
+        let courier = Courier::start(Arc::new(Failing(exchanges.clone())), false).unwrap();
+        for _ in 0..3 {
+            let mut values = vec![1f32; 64];
+            // SAFETY: the floats outlive the wait for `idle`, and go right behind it.
+            unsafe { courier.take(values.as_mut_ptr(), values.len()) };
+            assert_eq!(courier.idle().unwrap_err().to_string(), "rank 1: gone");
+            let desk = courier.shared.desk();
+            assert!(desk.parcels.is_empty() && !desk.busy, "the thread has floats that are gone");
+        }
+        drop(courier);
+        assert_eq!(exchanges.load(Ordering::SeqCst), 1, "nothing is sent behind a failure");
     }
 }

@@ -3,7 +3,7 @@
 mod mirror;
 mod needs;
 
-use self::needs::{Needs, tape_plans};
+use self::needs::{Needs, tape_plans, unsupported};
 use crate::between::{self, Between, Meeting};
 use crate::kernels::elementwise::TapePlan;
 use crate::memory::{Buffer, Heap};
@@ -15,13 +15,15 @@ use phalanx_graph::exec::{Batch, ExecError, Executor, ProgramId, Times};
 use phalanx_graph::peers::{Cluster, Share};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Mesh, Policy, Program, SHARDS};
-use phalanx_graph::update::SlotInit;
 use phalanx_graph::{ParamId, ParamSpec};
 
 pub use self::needs::memory_plan;
 
 /// Parameters start at multiples of this many floats, so that slices stay aligned.
 const PARAM_ALIGN: usize = 16;
+
+/// Most workers of an executor: more threads than any machine has cores.
+const MOST_WORKERS: usize = 1 << 14;
 
 /// How a CPU executor is set up.
 #[derive(Clone, Copy, Debug)]
@@ -43,14 +45,15 @@ pub(crate) struct FlatLayout {
 }
 
 impl FlatLayout {
-    fn new(params: &[ParamSpec]) -> FlatLayout {
+    /// `None` where the floats cannot be addressed.
+    fn new(params: &[ParamSpec]) -> Option<FlatLayout> {
         let mut offsets = Vec::with_capacity(params.len());
-        let mut len = 0;
+        let mut len = 0usize;
         for p in params {
             offsets.push(len);
-            len += p.len().next_multiple_of(PARAM_ALIGN);
+            len = len.checked_add(p.len().checked_next_multiple_of(PARAM_ALIGN)?)?;
         }
-        FlatLayout { offsets, len }
+        isize::try_from(len.checked_mul(4)?).is_ok().then_some(FlatLayout { offsets, len })
     }
 }
 
@@ -95,6 +98,7 @@ pub(crate) struct Loaded {
     pub packed: Vec<usize>,
     /// Behind which instruction each bucket of gradients is sent, where it is before the update.
     pub sends: Vec<Option<usize>>,
+    needs: Needs,
     measured: Measured,
 }
 
@@ -150,6 +154,7 @@ impl CpuExecutor {
     ) -> Result<CpuExecutor, ExecError> {
         let isa = options.isa.map_or_else(Isa::detect, Ok)?;
         let devices = options.devices.max(1);
+        let own = cluster.as_ref().map_or(Ok(0..devices), |c| c.check(devices))?;
         let all = cluster.as_ref().map_or(devices, Cluster::all_devices);
         let even = cluster.as_ref().is_none_or(|c| c.devices.iter().all(|d| *d == devices));
         let available = usable_cores();
@@ -165,14 +170,22 @@ impl CpuExecutor {
             false => Mesh::new(all, workers),
         };
         let workers = mesh.workers;
-        let here = devices * workers;
+        let here = devices.saturating_mul(workers);
+        if here > MOST_WORKERS || all.checked_mul(workers).is_none() {
+            let reason = format!("expected at most {MOST_WORKERS} workers, received {here}");
+            return Err(ExecError::Program { name: "any".into(), reason });
+        }
         let team = Team::new(here);
-        let layout = FlatLayout::new(params);
+        let layout = FlatLayout::new(params).ok_or_else(|| ExecError::Memory {
+            wanted: usize::MAX,
+            purpose: "weights".into(),
+            available: None,
+        })?;
         let mut heap = Heap::default();
         let mut mine = vec![];
         for _ in 0..devices {
             mine.push(Device {
-                params: heap.buffer(layout.len.saturating_mul(4), "weights")?,
+                params: heap.buffer(layout.len * 4, "weights")?,
                 slots: vec![],
                 rows: Buffer::empty(),
                 sliced: Buffer::empty(),
@@ -197,7 +210,7 @@ impl CpuExecutor {
             worker: here - 1,
             message: format!("the system starts no more threads: {e}"),
         };
-        let between = cluster.map(|cluster| Between::new(cluster, mesh)).transpose();
+        let between = cluster.map(|cluster| Between::new(cluster, mesh, own)).transpose();
         let pool = Pool::new(here, pins(), team.clone()).map_err(no_thread)?;
         Ok(CpuExecutor {
             mesh,
@@ -221,7 +234,7 @@ impl CpuExecutor {
     /// Takes over what the workers measured in a step.
     fn measure(&mut self, id: ProgramId, rows: usize) {
         let loaded = &mut self.programs[id.0];
-        let count = loaded.program.instrs.len();
+        let count = loaded.program.instrs().len();
         let measured = &mut loaded.measured;
         if measured.rows != rows {
             *measured = Measured { rows, ..Measured::default() };
@@ -285,73 +298,60 @@ impl Executor for CpuExecutor {
 
     fn load(&mut self, program: Program) -> Result<ProgramId, ExecError> {
         program.check_executor(self.mesh, &self.params)?;
-        if program.options.policy != Policy::Float32 {
+        program.check_slots(self.programs.iter().map(|p| &p.program))?;
+        if program.options().policy != Policy::Float32 {
             let reason = "CPU devices store 32-bit floats".into();
-            return Err(ExecError::Program { name: program.name.clone(), reason });
+            return Err(ExecError::Program { name: program.name().into(), reason });
         }
-        let rule = program.update.as_ref().map(|u| &u.rule);
+        let rule = program.update().map(|u| &u.rule);
         if rule.is_some_and(|r| r.slots.len() > MAX_SLOTS || r.scalars > MAX_SCALARS) {
             let reason = "its optimizer has too many slots or scalars".into();
-            return Err(ExecError::Program { name: program.name.clone(), reason });
+            return Err(ExecError::Program { name: program.name().into(), reason });
+        }
+        if let Some(reason) = unsupported(&program) {
+            return Err(ExecError::Program { name: program.name().into(), reason });
         }
         let (tapes, update) = tape_plans(&program);
-        let needs = Needs::of(&program, &tapes, update.as_ref());
-        let heap = &mut self.heap;
-        for (i, w) in self.workers.iter_mut().enumerate() {
-            if i % self.mesh.workers < needs.arenas {
-                grow(heap, &mut w.arena, needs.arena, "activations")?;
-            }
-            grow(heap, &mut w.shared, needs.shared, "statistics")?;
-            grow(heap, &mut w.scratch, needs.scratch, "kernel scratch")?;
-            grow(heap, &mut w.gradients, needs.gradients, "gradients")?;
-            grow(heap, &mut w.norms, needs.norms, "gradient norms")?;
-        }
-        for d in &mut self.devices {
-            grow(heap, &mut d.rows, program.memory.device, "activations")?;
-        }
-        if let Some(plan) = &program.update {
-            let flat = self.layout.len * 4;
-            for d in &mut self.devices {
-                grow(heap, &mut d.sliced, needs.sliced, "gradients")?;
-                grow(heap, &mut d.scattered, needs.scattered, "gradients")?;
-                grow(heap, &mut d.reduced, needs.reduced, "reduced gradients")?;
-                if d.slots.len() != plan.rule.slots.len() {
-                    d.slots.clear();
-                    for slot in &plan.rule.slots {
-                        let mut buffer = heap.buffer(flat, "optimizer slots")?;
-                        match slot.init {
-                            SlotInit::Value(v) => buffer.as_floats_mut().fill(v),
-                            SlotInit::Weight => {
-                                let (to, from) = (buffer.as_floats_mut(), d.params.as_floats());
-                                to[..from.len()].copy_from_slice(from);
-                            }
-                        }
-                        d.slots.push(buffer);
-                    }
-                }
-            }
-        }
         let (mut meetings, mut packed, mut sends) = (vec![], vec![], vec![]);
-        if let Some(between) = &mut self.between {
-            between.reserve(heap, &program)?;
+        if self.between.is_some() {
             (meetings, packed) = (between::meetings(&program), between::packed(&program));
             sends = between::sends(&program);
         }
+        let mut needs = Needs::of(&program, &tapes, update.as_ref());
+        needs.totals = between::totals(&meetings);
+        needs.host_gradients = packed.last().copied().unwrap_or(0) * 4;
+        self.reserve(needs)?;
+        if let Some(plan) = program.update() {
+            self.make_slots(&plan.rule)?;
+        }
         let measured = Measured::default();
-        self.programs.push(Loaded { program, tapes, update, meetings, packed, sends, measured });
+        self.programs.push(Loaded {
+            program,
+            tapes,
+            update,
+            meetings,
+            packed,
+            sends,
+            needs,
+            measured,
+        });
         Ok(ProgramId(self.programs.len() - 1))
     }
 
     /// The whole step: nothing goes on while the caller does something else.
     fn start(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
-        let loaded = self.programs.get(id.0).ok_or_else(|| ExecError::Program {
+        let unknown = || ExecError::Program {
             name: format!("#{}", id.0),
             reason: "it was not loaded here".into(),
-        })?;
+        };
         let share = self.share();
         let own = share.rows(batch.rows);
+        let loaded = self.programs.get(id.0).ok_or_else(unknown)?;
         loaded.program.check_own_batch(batch, own.len())?;
-        if loaded.program.update.is_some() && batch.accumulate.is_some() {
+        // A program that was refused for want of memory may have left less than the others need.
+        self.reserve(loaded.needs)?;
+        let loaded = &self.programs[id.0];
+        if loaded.program.update().is_some() && batch.accumulate.is_some() {
             for d in &mut self.devices {
                 let bytes = self.layout.len * 4;
                 grow(&mut self.heap, &mut d.accumulated, bytes, "accumulated gradients")?;
@@ -359,12 +359,17 @@ impl Executor for CpuExecutor {
         }
         if self.profiling {
             for w in &mut self.workers {
-                grow(&mut self.heap, &mut w.seconds, loaded.program.instrs.len() * 8, "a profile")?;
+                grow(
+                    &mut self.heap,
+                    &mut w.seconds,
+                    loaded.program.instrs().len() * 8,
+                    "a profile",
+                )?;
             }
         }
-        self.done.resize_with(loaded.program.fetches.len(), Vec::new);
+        self.done.resize_with(loaded.program.fetches().len(), Vec::new);
         self.fetch_ptrs.clear();
-        for (plan, out) in loaded.program.fetches.iter().zip(&mut self.done) {
+        for (plan, out) in loaded.program.fetches().iter().zip(&mut self.done) {
             let rows = if plan.ty.is_rows() { batch.rows } else { 1 };
             out.resize(rows * plan.ty.len(), 0.0);
             self.fetch_ptrs.push(FetchPtr(out.as_mut_ptr()));
@@ -394,13 +399,13 @@ impl Executor for CpuExecutor {
             let failure = run.failure.into_inner().unwrap_or_default();
             return Err(failure.unwrap_or(ExecError::Worker { worker, message }));
         }
-        if loaded.program.update.is_some() {
+        if loaded.program.update().is_some() {
             let times = run.times.into_inner().unwrap_or_default();
             self.times.compute += times.compute;
             self.times.reduce += times.reduce;
         }
         if let Some(between) = &self.between {
-            for (plan, out) in loaded.program.fetches.iter().zip(&mut self.done) {
+            for (plan, out) in loaded.program.fetches().iter().zip(&mut self.done) {
                 if plan.ty.is_rows() {
                     let done = between.gather_rows(batch.rows, plan.ty.len(), out);
                     done.map_err(|peer| ExecError::Peer { step: batch.step, peer })?;

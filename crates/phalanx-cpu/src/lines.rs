@@ -15,7 +15,7 @@ use std::ops::Range;
 /// Floats of scratch memory for any part of an instruction: a part may be computed another way
 /// than the whole.
 pub(crate) fn scratch_len(program: &Program) -> usize {
-    if program.split == Split::Rows {
+    if program.split() == Split::Rows {
         return 0;
     }
     let parts = |g: &ConvGeom| {
@@ -29,7 +29,7 @@ pub(crate) fn scratch_len(program: &Program) -> usize {
         Instr::Compute { op: Op::Conv(g, _), .. } => parts(g),
         _ => None,
     };
-    program.instrs.iter().filter_map(need).max().unwrap_or(0)
+    program.instrs().iter().filter_map(need).max().unwrap_or(0)
 }
 
 /// Lines of a 3x3 convolution that stay together: where it is computed in tiles of so many, its bits

@@ -10,7 +10,7 @@ const PAGE: usize = 4096;
 /// Size and alignment of a huge page.
 const HUGE: usize = 2 << 20;
 /// What small buffers share: addresses, which cost nothing before they are used.
-const SHARED: usize = 16 * HUGE;
+const SHARED: usize = if cfg!(miri) { 2 * HUGE } else { 16 * HUGE };
 
 /// Bytes of memory that this machine has, or that its container may use; `usize::MAX` where neither says.
 pub fn physical_memory() -> usize {
@@ -22,7 +22,7 @@ pub fn physical_memory() -> usize {
     })
 }
 
-#[cfg(unix)]
+#[cfg(all(unix, not(miri)))]
 fn installed_memory() -> Option<usize> {
     // SAFETY: both names are known to every POSIX system; unknown ones answer -1.
     let (pages, size) =
@@ -30,7 +30,7 @@ fn installed_memory() -> Option<usize> {
     Some(usize::try_from(pages).ok()?.saturating_mul(usize::try_from(size).ok()?))
 }
 
-#[cfg(not(unix))]
+#[cfg(any(not(unix), miri))]
 fn installed_memory() -> Option<usize> {
     None
 }
@@ -116,7 +116,7 @@ struct Block {
     taken: (*mut u8, usize),
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 impl Block {
     fn new(bytes: usize) -> Option<Block> {
         let bytes = bytes.checked_next_multiple_of(HUGE)?;
@@ -140,7 +140,7 @@ impl Block {
     }
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 impl Drop for Block {
     fn drop(&mut self) {
         // SAFETY: mapped with this size and not yet given back.
@@ -148,7 +148,7 @@ impl Drop for Block {
     }
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(any(not(target_os = "linux"), miri))]
 impl Block {
     fn new(bytes: usize) -> Option<Block> {
         let layout = std::alloc::Layout::from_size_align(bytes, PAGE).ok()?;
@@ -158,7 +158,7 @@ impl Block {
     }
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(any(not(target_os = "linux"), miri))]
 impl Drop for Block {
     fn drop(&mut self) {
         let layout = std::alloc::Layout::from_size_align(self.taken.1, PAGE);

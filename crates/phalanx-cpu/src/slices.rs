@@ -89,7 +89,7 @@ impl<'a> Ctx<'a> {
 
     /// This worker's slice of a dense kernel's gradient, for other devices to read.
     pub fn sliced_gradient(&self, param: ParamId, x: ValueId, dy: ValueId) {
-        let dims = &self.program().params[param.index()].dims;
+        let dims = &self.program().params()[param.index()].dims;
         let (mine, n) = (self.my_rows(dims[0]), dims[1]);
         let start = self.run.layout.offsets[param.index()] + mine.start * n;
         // SAFETY: this worker alone writes this slice of the device's gradient.

@@ -40,7 +40,7 @@ fn longest_piece(plan: &UpdatePlan) -> usize {
 /// Runs the optimizer on this worker's slices.
 pub(crate) fn update(ctx: &Ctx<'_>) {
     let program = ctx.program();
-    let Some(plan) = &program.update else { return };
+    let Some(plan) = program.update() else { return };
     if ctx.run.mesh.devices > 1 && plan.gradients.iter().any(|g| g.sliced) {
         // Slices of other devices must be finished before they are read.
         ctx.barrier(Scope::All);
@@ -102,7 +102,7 @@ pub(crate) fn update(ctx: &Ctx<'_>) {
 /// This worker's part of a gradient: elements of the flat layout, a whole number of granules.
 fn slice(ctx: &Ctx<'_>, g: &GradientPlan) -> Range<usize> {
     let start = ctx.run.layout.offsets[g.param.index()];
-    let len = ctx.program().params[g.param.index()].len();
+    let len = ctx.program().params()[g.param.index()].len();
     let mine = share(0..len / g.granule, ctx.run.mesh.workers, ctx.worker);
     start + mine.start * g.granule..start + mine.end * g.granule
 }
@@ -119,7 +119,7 @@ fn chunks(ctx: &Ctx<'_>, g: &GradientPlan) -> impl Iterator<Item = Range<usize>>
 
 /// Behind an instruction: sends the buckets that it finished to the other processes.
 pub(crate) fn send_finished(ctx: &Ctx<'_>, at: usize) {
-    let (Some(between), Some(plan)) = (ctx.run.between, &ctx.program().update) else { return };
+    let (Some(between), Some(plan)) = (ctx.run.between, ctx.program().update()) else { return };
     for (bucket, _) in plan.buckets.iter().zip(&ctx.run.loaded.sends).filter(|b| *b.1 == Some(at)) {
         // All partial sums are there behind this.
         ctx.barrier(Scope::All);
@@ -397,7 +397,7 @@ fn apply_clipped(ctx: &Ctx<'_>, plan: &UpdatePlan) {
 /// The squared norm of a reduced gradient, added up in one way whoever has which slice.
 fn square_of_whole(ctx: &Ctx<'_>, g: &GradientPlan) -> f64 {
     let start = ctx.run.layout.offsets[g.param.index()];
-    let len = ctx.program().params[g.param.index()].len();
+    let len = ctx.program().params()[g.param.index()].len();
     // SAFETY: written by the device's workers before the barrier in front of this.
     let whole = unsafe { std::slice::from_raw_parts(ctx.device().reduced.f32().add(start), len) };
     whole.chunks(CHUNK).map(squares).sum()

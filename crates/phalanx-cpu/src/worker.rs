@@ -54,7 +54,7 @@ pub(crate) struct Ctx<'a> {
 impl Run<'_> {
     /// The rows that a worker of a device works on.
     pub fn rows(&self, device: usize, worker: usize) -> Range<usize> {
-        match self.loaded.program.split {
+        match self.loaded.program.split() {
             Split::Rows => self.mesh.rows(self.batch.rows, device, worker),
             Split::Lines => self.mesh.device_rows(self.batch.rows, device),
         }
@@ -69,10 +69,10 @@ pub(crate) fn run(run: &Run<'_>, number: usize) {
     let _flush = Flush::begin();
     let begin = Instant::now();
     let mut update = None;
-    for (at, instr) in run.loaded.program.instrs.iter().enumerate() {
+    for (at, instr) in run.loaded.program.instrs().iter().enumerate() {
         if number == 0 && update.is_none() && matches!(instr, Instr::Barrier(Scope::All)) {
             // Everything behind the last barrier over all is reduction and update.
-            let rest = &run.loaded.program.instrs[at..];
+            let rest = &run.loaded.program.instrs()[at..];
             if rest.iter().any(|i| matches!(i, Instr::Update)) && !has_compute(rest) {
                 update = Some(Instant::now());
             }
@@ -152,40 +152,39 @@ impl<'a> Ctx<'a> {
         self.program().value(id)
     }
 
-    /// First byte of a value as worker `worker` of `device` has it.
+    /// First byte of a value as worker `worker` of `device` has it. The verifier keeps every value inside
+    /// its buffer; one without elements may lie anywhere.
     pub fn address(&self, v: &Value, device: usize, worker: usize) -> *mut u8 {
         let owner = self.worker_of(device, worker);
         let skip = v.offset * v.ty.dtype.bytes();
-        // SAFETY: the plan keeps every value inside its buffer.
-        unsafe {
-            match v.place {
-                Place::Feed(id) => {
-                    let rows = self.run.rows(device, worker);
-                    let start = if v.ty.is_rows() { rows.start - self.run.first_row } else { 0 };
-                    // A view keeps the stride of the feed it looks into.
-                    let row = self.program().feeds[id.index()].ty.len() * v.ty.dtype.bytes();
-                    let base: *const u8 = match self.run.batch.feeds[id.index()] {
-                        FeedData::F32(d) => d.as_ptr().cast(),
-                        FeedData::I32(d) => d.as_ptr().cast(),
-                    };
-                    base.add(start * row + skip).cast_mut()
-                }
-                Place::Param(id) => {
-                    let offset = self.run.layout.offsets[id.index()];
-                    self.device_at(device).params.ptr().add(offset * 4 + skip)
-                }
-                Place::Arena(offset) => owner.arena.ptr().add(offset + skip),
-                Place::Shared(offset) => owner.shared.ptr().add(offset + skip),
-                Place::Device(offset) => {
-                    // Rows of the buffer that the value lies in, gaps included.
-                    let row = v.ty.len() / v.ty.last().max(1) * v.ld * v.ty.dtype.bytes();
-                    let first = self.run.rows(device, 0).start;
-                    let before = self.run.rows(device, worker).start - first;
-                    self.device_at(device).rows.ptr().add(offset + before * row + skip)
-                }
-                Place::Gradient(id) => {
-                    owner.gradients.ptr().add(self.run.layout.offsets[id.index()] * 4 + skip)
-                }
+        match v.place {
+            Place::Feed(id) => {
+                let rows = self.run.rows(device, worker);
+                let start = if v.ty.is_rows() { rows.start - self.run.first_row } else { 0 };
+                // A view keeps the stride of the feed it looks into.
+                let row = self.program().feeds()[id.index()].ty.len() * v.ty.dtype.bytes();
+                let base: *const u8 = match self.run.batch.feeds[id.index()] {
+                    FeedData::F32(d) => d.as_ptr().cast(),
+                    FeedData::I32(d) => d.as_ptr().cast(),
+                };
+                base.wrapping_add(start * row + skip).cast_mut()
+            }
+            Place::Param(id) => {
+                let offset = self.run.layout.offsets[id.index()];
+                self.device_at(device).params.ptr().wrapping_add(offset * 4 + skip)
+            }
+            Place::Arena(offset) => owner.arena.ptr().wrapping_add(offset + skip),
+            Place::Shared(offset) => owner.shared.ptr().wrapping_add(offset + skip),
+            Place::Device(offset) => {
+                // Rows of the buffer that the value lies in, gaps included.
+                let row = v.ty.len() / v.ty.last().max(1) * v.ld * v.ty.dtype.bytes();
+                let first = self.run.rows(device, 0).start;
+                let before = self.run.rows(device, worker).start - first;
+                self.device_at(device).rows.ptr().wrapping_add(offset + before * row + skip)
+            }
+            Place::Gradient(id) => {
+                let offset = self.run.layout.offsets[id.index()] * 4 + skip;
+                owner.gradients.ptr().wrapping_add(offset)
             }
         }
     }
@@ -196,7 +195,7 @@ impl<'a> Ctx<'a> {
 
     /// The worker in whose memory this one works.
     pub fn home(&self) -> usize {
-        if self.program().split == Split::Lines { 0 } else { self.worker }
+        if self.program().split() == Split::Lines { 0 } else { self.worker }
     }
 
     pub fn i32(&self, id: ValueId) -> *mut i32 {
@@ -278,7 +277,7 @@ impl<'a> Ctx<'a> {
 
     fn instr(&self, at: usize, instr: &Instr) {
         match instr {
-            Instr::Compute { op, inputs, output, .. } => match self.program().split {
+            Instr::Compute { op, inputs, output, .. } => match self.program().split() {
                 Split::Rows => self.compute(at, op, inputs, *output),
                 Split::Lines => self.compute_lines(at, op, inputs, *output),
             },
@@ -362,7 +361,7 @@ impl<'a> Ctx<'a> {
 
     /// This worker's part of so many equal pieces of a value: all, unless lines are shared.
     pub fn part(&self, pieces: usize) -> Range<usize> {
-        match self.program().split {
+        match self.program().split() {
             Split::Rows => 0..pieces,
             Split::Lines => share(0..pieces, self.run.mesh.workers, self.worker),
         }

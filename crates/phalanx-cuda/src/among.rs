@@ -85,7 +85,7 @@ fn meets(program: &Program) -> bool {
     let adds = |i: &Instr| {
         matches!(i, Instr::AllReduce { scope: Scope::All, .. } | Instr::ReplicaMean { .. })
     };
-    program.update.is_some() || program.instrs.iter().any(adds)
+    program.update().is_some() || program.instrs().iter().any(adds)
 }
 
 impl Among {

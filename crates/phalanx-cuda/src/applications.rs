@@ -29,19 +29,19 @@ pub(crate) fn program_as(
 
 /// Runs steps of zeros, from a full batch down to one row, on an emulated GPU of so many bytes.
 fn train(program: &Program, memory: usize) -> Result<(), ExecError> {
-    let (most, devices) = (program.options.max_batch, program.options.mesh.devices);
+    let (most, devices) = (program.options().max_batch, program.options().mesh.devices);
     let count = |ty: &Type, rows: usize| ty.len() * if ty.is_rows() { rows } else { 1 };
-    let longest = program.feeds.iter().map(|f| count(&f.ty, most)).max().unwrap_or(0);
+    let longest = program.feeds().iter().map(|f| count(&f.ty, most)).max().unwrap_or(0);
     let (floats, integers) = (vec![0.0; longest], vec![0; longest]);
     let feed = |ty: &Type, rows: usize| match ty.dtype {
         DType::I32 => FeedData::I32(&integers[..count(ty, rows)]),
         _ => FeedData::F32(&floats[..count(ty, rows)]),
     };
-    let scalars = vec![0.0; program.update.as_ref().map_or(0, |u| u.rule.scalars)];
-    let mut executor = emulator::small_executor(devices, memory, &program.params)?;
+    let scalars = vec![0.0; program.update().map_or(0, |u| u.rule.scalars)];
+    let mut executor = emulator::small_executor(devices, memory, program.params())?;
     let id = executor.load(program.clone())?;
     (1..=most).rev().try_for_each(|rows| {
-        let feeds: Vec<FeedData<'_>> = program.feeds.iter().map(|f| feed(&f.ty, rows)).collect();
+        let feeds: Vec<FeedData<'_>> = program.feeds().iter().map(|f| feed(&f.ty, rows)).collect();
         let batch = Batch { rows, feeds: &feeds, scalars: &scalars, ..Batch::default() };
         executor.run(id, &batch, &mut vec![])
     })

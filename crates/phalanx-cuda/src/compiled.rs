@@ -22,7 +22,7 @@ const SOME_FOR: i32 = 80;
 
 /// A sample for each feed of a program that is rows.
 fn table(program: &Program) -> Table {
-    let rows = program.feeds.iter().filter(|f| f.ty.is_rows());
+    let rows = program.feeds().iter().filter(|f| f.ty.is_rows());
     let zeros: Vec<Vec<f32>> = rows.map(|f| vec![0.0; f.ty.len()]).collect();
     let column = |cells| Column { cells: Cells::F32(cells), row: cells.len(), frame: None };
     let columns: Vec<Column<'_>> = zeros.iter().map(|cells| column(&cells[..])).collect();
@@ -33,7 +33,7 @@ fn table(program: &Program) -> Table {
 fn add_all_ways(launched: &mut Launched, program: &Program) {
     let rooms = Rooms::of(program);
     let table = table(program);
-    let turn = TurnLayout::new(1, program.options.max_batch, false);
+    let turn = TurnLayout::new(1, program.options().max_batch, false);
     let (inputs, fetch_bytes) = (rooms.inputs, rooms.fetch_bytes);
     let from = Some(FromTable { table: &table, turn, inputs, fetch_bytes });
     for joined in [false, true] {

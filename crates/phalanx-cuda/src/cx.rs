@@ -1,8 +1,8 @@
 //! What an op's lowering sees: its operands as addresses, for the rows one device has.
 
 use crate::launch::{Block, Elem, Ptr, Span};
-use phalanx_graph::DType;
-use phalanx_graph::program::{Place, Program, ValueId};
+use phalanx_graph::program::{Place, Value, ValueId};
+use phalanx_graph::{DType, ParamSpec};
 use std::collections::BTreeMap;
 
 /// Where feeds and parameters lie in their blocks, in bytes.
@@ -129,7 +129,9 @@ impl Aliases {
 
 /// The context of a lowering.
 pub(crate) struct Cx<'a> {
-    pub program: &'a Program,
+    /// The program's values and parameters.
+    pub values: &'a [Value],
+    pub params: &'a [ParamSpec],
     pub layout: &'a Layout,
     pub aliases: &'a Aliases,
     pub scratch: &'a mut Scratch,
@@ -141,18 +143,22 @@ pub(crate) struct Cx<'a> {
     pub first_row: usize,
 }
 
-impl Cx<'_> {
+impl<'a> Cx<'a> {
+    pub fn value(&self, id: ValueId) -> &'a Value {
+        &self.values[id.index()]
+    }
+
     /// An operand where it lies.
     pub fn operand(&self, id: ValueId) -> Operand {
         let own = self.own(id);
-        let skipped = self.program.value(id).offset * own.elem.bytes();
+        let skipped = self.value(id).offset * own.elem.bytes();
         let (block, at) = self.aliases.find(id, own.ptr, skipped);
         Operand { ptr: Ptr::new(self.replica, block, at), ..own }
     }
 
     /// A value at the place that the program gave it.
     pub fn own(&self, id: ValueId) -> Operand {
-        let v = self.program.value(id);
+        let v = self.value(id);
         let elem = match v.ty.dtype {
             DType::F32 => Elem::F32,
             DType::F64 => Elem::F64,
@@ -181,6 +187,6 @@ impl Cx<'_> {
 
     /// Rows of a value: this replica's, or one.
     pub fn count(&self, id: ValueId) -> usize {
-        if self.program.value(id).ty.is_rows() { self.rows } else { 1 }
+        if self.value(id).ty.is_rows() { self.rows } else { 1 }
     }
 }

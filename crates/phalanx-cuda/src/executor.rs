@@ -11,7 +11,7 @@ use crate::kept::Table;
 use crate::launch::{Block, Ptr};
 use crate::lower::{self, Facts, Replica, Request};
 use crate::machine::{Machine, Plan, StepId};
-use crate::plan::{self, ALIGN, Rooms};
+use crate::plan::{self, ALIGN, Room, Rooms};
 use crate::stations::{Station, together};
 use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
 use phalanx_graph::kept::{Column, TableId, Turn};
@@ -37,6 +37,8 @@ struct Key {
 /// A step made ready, with what it takes to make it ready again.
 struct Ready {
     plans: Vec<Plan>,
+    /// What its works compute in.
+    blocks: Vec<Room>,
     ids: Vec<StepId>,
     /// Moves of memory that it has seen.
     moves: u64,
@@ -46,6 +48,8 @@ struct Loaded {
     program: Program,
     layout: Layout,
     facts: Facts,
+    /// What it needs whatever the rows of a batch.
+    blocks: Vec<Room>,
     /// Bytes of a replica's inputs.
     inputs: usize,
     /// Where each fetch begins, and where the last ends.
@@ -105,7 +109,10 @@ impl<M: Machine> GpuExecutor<M> {
         cluster: Option<Cluster>,
     ) -> Result<GpuExecutor<M>, ExecError> {
         let names: Vec<String> = machines.iter().flat_map(|(_, names)| names.clone()).collect();
-        let first = cluster.as_ref().map_or(0, |c| c.own_devices().start);
+        let first = match &cluster {
+            Some(cluster) => cluster.check(names.len())?.start,
+            None => 0,
+        };
         let stations = Station::all(machines, first);
         let failed = |e: std::io::Error| ExecError::Device {
             device: names.join(", "),
@@ -176,6 +183,10 @@ impl<M: Machine> GpuExecutor<M> {
         moves.into_iter().try_for_each(|moves| moves.map(|_| ()))
     }
 
+    fn reserve_all(&mut self, blocks: &[Room]) -> Result<(), ExecError> {
+        blocks.iter().try_for_each(|room| self.reserve(room.block, room.bytes, room.purpose))
+    }
+
     /// The rows of every replica of a station.
     fn rows(&self, station: usize, rows: usize) -> Vec<Replica> {
         let replicas = self.stations[station].replicas.clone();
@@ -216,16 +227,22 @@ impl<M: Machine> GpuExecutor<M> {
                 plans.push(plan);
                 room = (scratch.max(room.0), counters.max(room.1));
             }
-            self.reserve(Block::Scratch, room.0, "partial sums")?;
-            self.reserve(Block::Counters, room.1, "partial sums")?;
+            let scratch = [(Block::Scratch, room.0), (Block::Counters, room.1)];
+            let room = |(block, bytes)| Room::new(block, bytes, "partial sums");
+            let blocks = scratch.map(room).to_vec();
             // Other processes may need more room, and their steps must then be captured again, which all
             // do together.
             self.moves += u64::from(self.among.is_some());
-            let ready = Ready { plans, ids: vec![], moves: 0 };
+            let ready = Ready { plans, blocks, ids: vec![], moves: 0 };
             self.programs[id.0].steps.insert(key, ready);
         }
-        let ready = self.programs[id.0].steps.get_mut(&key).expect("made above");
+        let ready = &self.programs[id.0].steps[&key];
         if ready.ids.is_empty() || ready.moves != self.moves {
+            // A program that was refused for want of memory may have left less than this one needs.
+            let (lasting, scratch) = (self.programs[id.0].blocks.clone(), ready.blocks.clone());
+            self.reserve_all(&lasting)?;
+            self.reserve_all(&scratch)?;
+            let ready = self.programs[id.0].steps.get_mut(&key).expect("made above");
             for (station, old) in self.stations.iter_mut().zip(std::mem::take(&mut ready.ids)) {
                 station.machine.forget(old);
             }
@@ -261,7 +278,8 @@ impl<M: Machine> GpuExecutor<M> {
             let first = station.replicas.start;
             let mut fill = |local: usize, bytes: &mut [u8]| {
                 let rows = share(0..batch.rows, mesh.devices, first + local);
-                for ((spec, data), at) in program.feeds.iter().zip(batch.feeds).zip(&layout.feeds) {
+                for ((spec, data), at) in program.feeds().iter().zip(batch.feeds).zip(&layout.feeds)
+                {
                     let len = spec.ty.len();
                     let part = match spec.ty.is_rows() {
                         true => (rows.start - own.start) * len..(rows.end - own.start) * len,
@@ -288,9 +306,9 @@ impl<M: Machine> GpuExecutor<M> {
         fetched: &mut Vec<Vec<f32>>,
     ) -> Result<(), ExecError> {
         let loaded = &self.programs[id.0];
-        fetched.resize_with(loaded.program.fetches.len(), Vec::new);
+        fetched.resize_with(loaded.program.fetches().len(), Vec::new);
         for ((plan, at), out) in
-            loaded.program.fetches.iter().zip(&loaded.fetches).zip(fetched.iter_mut())
+            loaded.program.fetches().iter().zip(&loaded.fetches).zip(fetched.iter_mut())
         {
             out.clear();
             let is_rows = plan.ty.is_rows();
@@ -337,7 +355,7 @@ impl<M: Machine> GpuExecutor<M> {
         }
         let mut measured = Measured {
             rows: key.rows,
-            seconds: vec![0.0; loaded.program.instrs.len()],
+            seconds: vec![0.0; loaded.program.instrs().len()],
             lacking: vec![],
         };
         for (work, seconds) in works.iter().zip(&seconds) {
@@ -376,15 +394,15 @@ impl<M: Machine> Executor for GpuExecutor<M> {
 
     fn load(&mut self, program: Program) -> Result<ProgramId, ExecError> {
         program.check_executor(self.mesh, &self.params)?;
-        if program.update.as_ref().is_some_and(|plan| plan.rule.scalars > MAX_SCALARS) {
+        program.check_slots(self.programs.iter().map(|p| &p.program))?;
+        if program.update().is_some_and(|plan| plan.rule.scalars > MAX_SCALARS) {
             let reason = format!("its optimizer has more than {MAX_SCALARS} scalars");
-            return Err(ExecError::Program { name: program.name.clone(), reason });
+            return Err(ExecError::Program { name: program.name().into(), reason });
         }
         let rooms = Rooms::of(&program);
-        for room in rooms.blocks(&program) {
-            self.reserve(room.block, room.bytes, room.purpose)?;
-        }
-        let slots = program.update.as_ref().map(|plan| &plan.rule.slots);
+        let blocks = rooms.blocks(&program);
+        self.reserve_all(&blocks)?;
+        let slots = program.update().map(|plan| &plan.rule.slots);
         if let Some(slots) = slots.filter(|slots| slots.len() != self.slots) {
             let inits: Vec<SlotInit> = slots.iter().map(|s| s.init).collect();
             self.make_slots(&inits)?;
@@ -395,6 +413,7 @@ impl<M: Machine> Executor for GpuExecutor<M> {
             program,
             layout,
             facts,
+            blocks,
             inputs,
             fetches,
             fetch_bytes,
@@ -415,7 +434,7 @@ impl<M: Machine> Executor for GpuExecutor<M> {
     fn start(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
         let program = &self.loaded(id)?.program;
         program.check_own_batch(batch, self.share().rows(batch.rows).len())?;
-        let trains = program.update.is_some();
+        let trains = program.update().is_some();
         let accumulate = batch.accumulate.filter(|_| trains).map(|a| a.apply.is_some());
         if accumulate.is_some() {
             self.reserve(Block::Gathered, self.flat, "accumulated gradients")?;
@@ -448,7 +467,7 @@ impl<M: Machine> Executor for GpuExecutor<M> {
         self.collect(Block::Fetches, self.programs[id.0].fetch_bytes)?;
         let taken = self.take_fetches(id, rows, fetched);
         self.exchanged(taken)?;
-        if self.programs[id.0].program.update.is_some() {
+        if self.programs[id.0].program.update().is_some() {
             self.times.compute += self.began.elapsed().as_secs_f64();
         }
         Ok(())

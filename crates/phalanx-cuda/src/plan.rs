@@ -75,13 +75,13 @@ pub(crate) fn flat(params: &[ParamSpec]) -> (Vec<usize>, usize) {
 
 impl Rooms {
     pub fn of(program: &Program) -> Rooms {
-        let max_rows = program.options.mesh.max_rows(program.options.max_batch);
+        let max_rows = program.options().mesh.max_rows(program.options().max_batch);
         let bytes = |ty: &phalanx_graph::Type| {
             ty.len() * ty.dtype.bytes() * if ty.is_rows() { max_rows } else { 1 }
         };
-        let (feeds, inputs) = stack(program.feeds.iter().map(|f| bytes(&f.ty)), INPUT_BYTES);
-        let (fetches, fetch_bytes) = stack(program.fetches.iter().map(|f| bytes(&f.ty)), 0);
-        let (params, flat) = flat(&program.params);
+        let (feeds, inputs) = stack(program.feeds().iter().map(|f| bytes(&f.ty)), INPUT_BYTES);
+        let (fetches, fetch_bytes) = stack(program.fetches().iter().map(|f| bytes(&f.ty)), 0);
+        let (params, flat) = flat(program.params());
         Rooms { layout: Layout { feeds, params }, inputs, fetches, fetch_bytes, flat }
     }
 
@@ -91,10 +91,10 @@ impl Rooms {
             Room::new(Block::Params, self.flat, "weights"),
             Room::new(Block::Inputs, self.inputs, "inputs"),
             Room::new(Block::Fetches, self.fetch_bytes, "results"),
-            Room::new(Block::Arena, program.memory.arena, "activations"),
-            Room::new(Block::Shared, program.memory.shared, "statistics"),
+            Room::new(Block::Arena, program.memory().arena, "activations"),
+            Room::new(Block::Shared, program.memory().shared, "statistics"),
         ];
-        if let Some(plan) = &program.update {
+        if let Some(plan) = program.update() {
             rooms.push(Room::new(Block::Gradients, self.flat, "gradients"));
             let slots = 0..plan.rule.slots.len();
             rooms.extend(slots.map(|i| Room::new(Block::Slot(i), self.flat, "optimizer slots")));
@@ -105,7 +105,7 @@ impl Rooms {
     /// The works of the largest batch, all replicas on one GPU, and their bytes of scratch
     /// memory and of counters.
     pub fn lower(&self, program: &Program, way: Way<'_>) -> (Plan, (usize, usize)) {
-        let (mesh, rows) = (program.options.mesh, program.options.max_batch);
+        let (mesh, rows) = (program.options().mesh, program.options().max_batch);
         let replica = |local: usize| {
             let range = mesh.device_rows(rows, local);
             Replica { local, rows: range.len(), first_row: range.start }
@@ -151,7 +151,7 @@ pub fn memory_plan(program: &Program, gathers: bool) -> Vec<(&'static str, usize
     let (plan, (scratch, counters)) = rooms.lower(program, Way::default());
     blocks.push(Room::new(Block::Scratch, scratch, "partial sums"));
     blocks.push(Room::new(Block::Counters, counters, "partial sums"));
-    if gathers && program.update.is_some() {
+    if gathers && program.update().is_some() {
         blocks.push(Room::new(Block::Gathered, rooms.flat, "accumulated gradients"));
     }
     let mut parts: Vec<(&'static str, usize)> = vec![];

@@ -7,6 +7,7 @@ use crate::profile::Profile;
 use crate::program::{Mesh, Program};
 use crate::text::part;
 use crate::types::DType;
+use crate::update::Slot;
 use thiserror::Error;
 
 /// A feed's elements on the host: all rows of the global batch (of it those of this process, where there
@@ -80,6 +81,24 @@ impl Program {
         Ok(())
     }
 
+    /// Fails where programs that an executor has loaded have other optimizer slots than this: they share
+    /// them.
+    pub fn check_slots<'a>(
+        &self,
+        loaded: impl IntoIterator<Item = &'a Program>,
+    ) -> Result<(), ExecError> {
+        let Some(slots) = self.update.as_ref().map(|plan| &plan.rule.slots) else { return Ok(()) };
+        let others = loaded.into_iter().filter_map(|p| p.update.as_ref());
+        let Some(other) = others.map(|plan| &plan.rule.slots).find(|other| *other != slots) else {
+            return Ok(());
+        };
+        let names =
+            |slots: &[Slot]| slots.iter().map(|s| s.name.as_str()).collect::<Vec<_>>().join(", ");
+        let (expected, received) = (names(other), names(slots));
+        let reason = format!("optimizer slots: expected [{expected}], received [{received}]");
+        Err(ExecError::Program { name: self.name.clone(), reason })
+    }
+
     /// Fails where a batch does not have the feeds, rows or scalars this was compiled for.
     pub fn check_batch(&self, batch: &Batch<'_>) -> Result<(), ExecError> {
         self.check_own_batch(batch, batch.rows)
@@ -112,7 +131,7 @@ impl Program {
                 FeedData::F32(_) => DType::F32,
                 FeedData::I32(_) => DType::I32,
             };
-            if dtype != spec.ty.dtype || data.len() != rows * spec.ty.len() {
+            if dtype != spec.ty.dtype || Some(data.len()) != rows.checked_mul(spec.ty.len()) {
                 let expected = format!("{} for {rows} row(s)", spec.ty);
                 return fail(&spec.name, expected, format!("{} {dtype} elements", data.len()));
             }

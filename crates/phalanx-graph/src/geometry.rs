@@ -1,5 +1,7 @@
 //! Window geometry shared by convolution and pooling: sizes, strides and resolved padding.
 
+use crate::error::{GraphError, Result};
+use crate::types::{MAX_ELEMENTS, count};
 use std::fmt;
 
 /// How a window treats the border, in Keras' words.
@@ -31,7 +33,8 @@ pub struct ConvGeom {
 }
 
 impl ConvGeom {
-    /// Resolves padding and output size along both axes. `None` when the window does not fit.
+    /// Resolves padding and output size along both axes. `None` when the window does not fit, or is none:
+    /// kernels, strides, dilations and groups count from one.
     pub fn new(
         input: [usize; 3],
         filters: usize,
@@ -43,6 +46,9 @@ impl ConvGeom {
     ) -> Option<ConvGeom> {
         let mut output = [0, 0, filters];
         let mut pad = [0, 0];
+        if groups == 0 || [kernel, stride, dilation].iter().flatten().any(|n| *n == 0) {
+            return None;
+        }
         for a in 0..2 {
             let span = (kernel[a] - 1).checked_mul(dilation[a])?.checked_add(1)?;
             match padding {
@@ -51,22 +57,54 @@ impl ConvGeom {
                 }
                 Padding::Same => {
                     output[a] = input[a].div_ceil(stride[a]);
-                    let needed = ((output[a] - 1) * stride[a] + span).saturating_sub(input[a]);
-                    pad[a] = needed / 2;
+                    let last = output[a].saturating_sub(1).checked_mul(stride[a])?;
+                    pad[a] = last.checked_add(span)?.saturating_sub(input[a]) / 2;
                 }
             }
         }
         Some(ConvGeom { input, output, kernel, stride, dilation, pad, groups })
     }
 
+    /// Fails for sizes that no kernel may be handed: those that count from one being zero, channels that
+    /// do not divide into the groups, or more pixels, weights or taps than can be counted. Fields are
+    /// public, so this is asked wherever a geometry is believed.
+    pub fn check(&self) -> Result<()> {
+        let fail =
+            |expected: &str| Err(GraphError::mismatch("window", expected, format!("{self:?}")));
+        let counted = [self.kernel, self.stride, self.dilation];
+        if self.groups == 0 || counted.iter().flatten().any(|n| *n == 0) {
+            return fail("a kernel, strides, dilations and groups of at least one");
+        }
+        if [self.input[2], self.output[2]].iter().any(|c| !c.is_multiple_of(self.groups)) {
+            return fail("channels that divide into the groups");
+        }
+        let countable = |sizes: &[usize]| {
+            let all = sizes.iter().try_fold(1usize, |n, size| n.checked_mul((*size).max(1)));
+            all.is_some_and(|n| n <= MAX_ELEMENTS)
+        };
+        // How far a window reaches from the first pixel of the padding.
+        let reach = |axis: usize| {
+            let last = self.output[axis].checked_mul(self.stride[axis])?;
+            let taps = self.kernel[axis].checked_mul(self.dilation[axis])?;
+            last.checked_add(taps)?.checked_add(self.pad[axis])?.checked_add(self.input[axis])
+        };
+        let near = |axis: usize| reach(axis).is_some_and(|n| n <= MAX_ELEMENTS);
+        let sizes =
+            countable(&self.input) && countable(&self.output) && countable(&self.kernel_dims());
+        if !sizes || !countable(&self.stride) || !near(0) || !near(1) {
+            return fail("sizes that can be counted");
+        }
+        Ok(())
+    }
+
     /// Floats in one input row (image).
     pub fn input_len(&self) -> usize {
-        self.input.iter().product()
+        count(&self.input)
     }
 
     /// Floats in one output row (image).
     pub fn output_len(&self) -> usize {
-        self.output.iter().product()
+        count(&self.output)
     }
 
     /// Kernel shape `[h, w, in/groups, out]`, as Keras stores it.
@@ -90,7 +128,8 @@ impl ConvGeom {
 
     /// Multiply-adds of one row, forward.
     pub fn macs(&self) -> usize {
-        self.output[0] * self.output[1] * self.kernel_dims().iter().product::<usize>()
+        let [h, w, cin, cout] = self.kernel_dims();
+        count(&[self.output[0], self.output[1], h, w, cin, cout])
     }
 }
 
@@ -116,6 +155,40 @@ impl fmt::Display for ConvGeom {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_geometry_that_cannot_be_counted_is_refused() {
+        let sizes = ([6, 6, 4], 8, [3, 3], [1, 1], [1, 1], Padding::Same, 2);
+        let (input, filters, kernel, stride, dilation, padding, groups) = sizes;
+        let good =
+            ConvGeom::new(input, filters, kernel, stride, dilation, padding, groups).unwrap();
+        good.check().unwrap();
+        let half = usize::MAX / 2 + 1;
+        let bad: [fn(&mut ConvGeom, usize); 9] = [
+            |g, _| g.groups = 0,
+            |g, _| g.groups = 3,
+            |g, _| g.kernel[0] = 0,
+            |g, _| g.stride[1] = 0,
+            |g, n| (g.kernel, g.input[2]) = ([n, 2], 0),
+            |g, n| g.stride = [n, 2],
+            |g, n| g.dilation[0] = n,
+            |g, n| g.pad[1] = n,
+            |g, n| g.output = [n, 2, 8],
+        ];
+        for change in bad {
+            let mut geom = good;
+            change(&mut geom, half);
+            assert!(geom.check().is_err(), "{geom:?}");
+        }
+        let none = |kernel, stride, groups| {
+            ConvGeom::new(input, filters, kernel, stride, dilation, padding, groups)
+        };
+        assert_eq!(none([0, 3], stride, 1), None);
+        assert_eq!(none(kernel, [1, 0], 1), None);
+        assert_eq!(none(kernel, stride, 0), None);
+        let reach = ConvGeom::new([half, 6, 4], 8, kernel, [3, 1], dilation, padding, 1);
+        assert!(reach.is_none_or(|g| g.check().is_err()));
+    }
 
     #[test]
     fn lines_see_the_same_windows() {

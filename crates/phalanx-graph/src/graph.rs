@@ -3,7 +3,7 @@
 use crate::error::{GraphError, Result};
 use crate::ops::Op;
 use crate::text::shown;
-use crate::types::{DType, Space, Type};
+use crate::types::{DType, Space, Type, count};
 use std::fmt;
 
 /// A node of a graph.
@@ -51,9 +51,9 @@ pub struct ParamSpec {
 }
 
 impl ParamSpec {
-    /// Number of elements.
+    /// Number of elements; the largest there is where they cannot be counted.
     pub fn len(&self) -> usize {
-        self.dims.iter().product()
+        count(&self.dims)
     }
 
     /// Whether it has no elements.
@@ -142,10 +142,7 @@ impl Graph {
     /// Appends a node after checking its operands.
     pub fn push(&mut self, op: Op, inputs: &[NodeId]) -> Result<NodeId> {
         let types: Vec<&Type> = inputs.iter().map(|i| &self.nodes[i.index()].ty).collect();
-        let ty = op
-            .infer(&types)
-            .and_then(|ty| ty.check_limits().map(|()| ty))
-            .map_err(|e| e.in_layer(&self.scopes[self.current as usize]))?;
+        let ty = op.infer(&types).map_err(|e| e.in_layer(&self.scopes[self.current as usize]))?;
         Ok(self.push_typed(op, inputs.to_vec(), ty))
     }
 
@@ -222,24 +219,45 @@ impl Graph {
         &self.feeds
     }
 
-    /// Checks order, operand counts and types of every node.
+    /// Checks order, operand counts, types and tables of every node.
     pub fn verify(&self, pass: &str) -> Result<()> {
+        let fail = |text: String| Err(GraphError::internal(pass, text));
+        for p in &self.params {
+            Type::mirrored(p.dims.clone()).check_limits().map_err(|e| e.in_layer(&p.name))?;
+        }
+        for f in &self.feeds {
+            f.ty.check_limits().map_err(|e| e.in_layer(&f.name))?;
+            if !matches!(f.ty.space, Space::Rows | Space::Mirrored) {
+                return fail(format!("feed '{}' is {}, not rows or mirrored", f.name, f.ty));
+            }
+        }
         for id in self.ids() {
             let node = self.node(id);
             if node.inputs.iter().any(|i| *i >= id) {
-                return Err(GraphError::internal(pass, format!("%{} uses a later node", id.0)));
+                return fail(format!("%{} uses a later node", id.0));
+            }
+            if node.scope as usize >= self.scopes.len() {
+                return fail(format!("%{} belongs to no layer", id.0));
             }
             let types: Vec<&Type> = node.inputs.iter().map(|i| self.ty(*i)).collect();
+            let missing = |what| GraphError::internal(pass, format!("%{} reads no {what}", id.0));
             let expected = match &node.op {
-                Op::Param { id } => Type::mirrored(self.params[id.index()].dims.clone()),
-                Op::Feed { id } => self.feeds[id.index()].ty.clone(),
+                Op::Param { .. } | Op::Feed { .. } if !node.inputs.is_empty() => {
+                    return fail(format!("%{} {} has operands", id.0, node.op.name()));
+                }
+                Op::Param { id } => {
+                    let spec = self.params.get(id.index());
+                    Type::mirrored(spec.ok_or_else(|| missing("parameter"))?.dims.clone())
+                }
+                Op::Feed { id } => {
+                    self.feeds.get(id.index()).ok_or_else(|| missing("feed"))?.ty.clone()
+                }
                 op => op.infer(&types).map_err(|e| {
                     GraphError::internal(pass, format!("%{} {}: {e}", id.0, op.name()))
                 })?,
             };
             if expected != node.ty {
-                let text = format!("%{} is {}, its op gives {}", id.0, node.ty, expected);
-                return Err(GraphError::internal(pass, text));
+                return fail(format!("%{} is {}, its op gives {}", id.0, node.ty, expected));
             }
         }
         Ok(())

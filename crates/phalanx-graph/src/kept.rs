@@ -3,7 +3,7 @@
 use crate::exec::ExecError;
 use crate::graph::FeedSpec;
 use crate::program::Program;
-use crate::types::DType;
+use crate::types::{DType, count};
 
 /// Samples on the devices of an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,6 +89,34 @@ pub struct Column<'a> {
     pub frame: Option<Frame>,
 }
 
+/// The rows of a table's columns.
+///
+/// # Errors
+/// Columns of different numbers of rows, or whose parts are not as long as their rows.
+pub fn check_columns(columns: &[Column<'_>]) -> Result<usize, ExecError> {
+    let fail = |column: usize, expected: String, received: String| {
+        Err(ExecError::Feed { name: format!("column {column}"), expected, received })
+    };
+    let rows = columns.first().map_or(0, |c| c.cells.len() / c.row.max(1));
+    for (i, c) in columns.iter().enumerate() {
+        if c.row == 0 || rows.checked_mul(c.row) != Some(c.cells.len()) {
+            let expected = format!("{rows} rows of {} elements", c.row.max(1));
+            return fail(i, expected, format!("{} elements", c.cells.len()));
+        }
+        if let Cells::Bytes { offset: Some(offset), .. } = c.cells
+            && offset.len() != c.row
+        {
+            let expected = format!("an offset of {} elements", c.row);
+            return fail(i, expected, offset.len().to_string());
+        }
+        let image = |f: Frame| count(&[f.height, f.width, f.channels]);
+        if let Some(frame) = c.frame.filter(|f| image(*f) != c.row) {
+            return fail(i, format!("images of {} elements", c.row), format!("{frame:?}"));
+        }
+    }
+    Ok(rows)
+}
+
 /// How an image is read: each pixel where the map sends it, between four pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Motion {
@@ -163,5 +191,32 @@ impl Program {
             return fail("optimizer scalars", scalars.to_string(), received);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_that_a_step_would_read_beyond_are_refused() {
+        let frame = Frame { height: 2, width: 1, channels: 3, fill: Fill::Wrap };
+        let images = Column { cells: Cells::F32(&[0.0; 12]), row: 6, frame: Some(frame) };
+        let labels = Column { cells: Cells::I32(&[0; 2]), row: 1, frame: None };
+        assert_eq!(check_columns(&[images, labels]), Ok(2));
+        let short = Column { cells: Cells::I32(&[0; 1]), ..labels };
+        let empty = Column { row: 0, ..labels };
+        let wide = Frame { width: 2, ..frame };
+        let larger = Column { frame: Some(wide), ..images };
+        let wraps = Frame { height: usize::MAX / 2 + 1, width: 2, ..frame };
+        let wrapped = Column { frame: Some(wraps), ..images };
+        let bytes = |offset| Cells::Bytes { bytes: &[0; 12], divisor: 1.0, offset };
+        let offset = Column { cells: bytes(Some(&[0.0; 5][..])), ..images };
+        for columns in [[images, short], [images, empty], [larger, labels], [wrapped, labels]] {
+            assert!(check_columns(&columns).is_err(), "{columns:?}");
+        }
+        assert!(check_columns(&[offset, labels]).is_err());
+        let offset = Column { cells: bytes(Some(&[0.0; 6][..])), ..images };
+        assert_eq!(check_columns(&[offset, labels]), Ok(2));
     }
 }

@@ -24,6 +24,7 @@ mod tensor;
 pub mod text;
 mod types;
 pub mod update;
+mod verify;
 
 pub use error::{GraphError, Result};
 pub use geometry::{ConvGeom, Padding};

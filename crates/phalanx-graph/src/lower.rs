@@ -4,7 +4,7 @@ mod slices;
 mod views;
 
 pub(crate) use self::slices::Slices;
-pub(crate) use self::views::{View, needs_own_buffer};
+pub(crate) use self::views::{View, needs_own_buffer, reads_strided, writes_strided};
 
 use self::slices::slices;
 use self::views::{last_axis_rows, views};

@@ -116,6 +116,21 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    /// The devices of this process, which has `own` of them, among all.
+    ///
+    /// # Errors
+    /// Tables that do not say that, or more devices than can be counted.
+    pub fn check(&self, own: usize) -> Result<Range<usize>, ExecError> {
+        let (rank, size) = (self.peers.rank(), self.peers.size());
+        let all = self.devices.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
+        if size == self.devices.len() && self.devices.get(rank) == Some(&own) && all.is_some() {
+            return Ok(self.devices_of(rank));
+        }
+        let received = format!("{:?} devices of {size} processes", self.devices);
+        let reason = format!("expected {own} devices of process {rank}, received {received}");
+        Err(ExecError::Program { name: "any".into(), reason })
+    }
+
     /// All devices.
     pub fn all_devices(&self) -> usize {
         self.devices.iter().sum()

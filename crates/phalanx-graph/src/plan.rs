@@ -10,6 +10,7 @@ use crate::program::{
 };
 use crate::step::Step;
 use crate::types::{DType, Space, Type};
+use crate::verify;
 use std::collections::HashMap;
 
 /// Alignment of every buffer: one cache line, one AVX-512 register.
@@ -60,7 +61,7 @@ pub(crate) fn place(step: Step, lowered: Lowered, options: Options) -> Result<Pr
         .map(|f| FetchPlan { name: f.name.clone(), ty: step.graph.ty(f.node).clone() })
         .collect();
     let update = update_plan(&step, &lowered, &operands);
-    Ok(Program {
+    let program = Program {
         name: step.name.clone(),
         options,
         split: lowered.split,
@@ -72,7 +73,9 @@ pub(crate) fn place(step: Step, lowered: Lowered, options: Options) -> Result<Pr
         instrs,
         update,
         memory,
-    })
+    };
+    verify::check(&program)?;
+    Ok(program)
 }
 
 fn update_plan(

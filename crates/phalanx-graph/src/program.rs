@@ -1,16 +1,16 @@
 //! The step program: instructions over placed values, ready for any executor. Plain data.
 
+mod print;
+
 use crate::error::Result;
 use crate::graph::{FeedId, FeedSpec, ParamId, ParamSpec};
 use crate::loss_scale::LossScale;
 use crate::ops::Op;
 use crate::passes;
 use crate::step::Step;
-use crate::text::shown;
 use crate::types::{DType, Scope, Type};
 use crate::update::UpdateRule;
-use crate::{lower, plan};
-use std::fmt;
+use crate::{lower, plan, verify};
 
 /// Workers of a mesh whose cut is fixed: 1, 2, 4 or 8 devices share them.
 pub const SHARDS: usize = 8;
@@ -364,36 +364,44 @@ pub struct Memory {
     pub unplanned: usize,
 }
 
-/// A compiled step.
+/// A compiled step. [`Program::compile`] is the only way to one, and nobody can change it: whoever holds
+/// a program may rely on its having been verified (`verify.rs`), so that executors follow its places
+/// and sizes without another look.
+///
+/// ```compile_fail
+/// # fn f(mut program: phalanx_graph::Program) {
+/// program.memory.arena = 0;
+/// # }
+/// ```
+///
+/// ```compile_fail
+/// # fn f(program: phalanx_graph::Program) {
+/// let other = phalanx_graph::Program { memory: Default::default(), ..program };
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// Name of the step.
-    pub name: String,
-    /// What it was compiled for.
-    pub options: Options,
-    /// How the workers of a device share its work.
-    pub split: Split,
-    /// Parameters.
-    pub params: Vec<ParamSpec>,
-    /// Feeds.
-    pub feeds: Vec<FeedSpec>,
-    /// Fetches.
-    pub fetches: Vec<FetchPlan>,
-    /// Layer names.
-    pub scopes: Vec<String>,
-    /// Values.
-    pub values: Vec<Value>,
-    /// Instructions.
-    pub instrs: Vec<Instr>,
-    /// The optimizer.
-    pub update: Option<UpdatePlan>,
-    /// Memory of one worker.
-    pub memory: Memory,
+    pub(crate) name: String,
+    pub(crate) options: Options,
+    pub(crate) split: Split,
+    pub(crate) params: Vec<ParamSpec>,
+    pub(crate) feeds: Vec<FeedSpec>,
+    pub(crate) fetches: Vec<FetchPlan>,
+    pub(crate) scopes: Vec<String>,
+    pub(crate) values: Vec<Value>,
+    pub(crate) instrs: Vec<Instr>,
+    pub(crate) update: Option<UpdatePlan>,
+    pub(crate) memory: Memory,
 }
 
 impl Program {
     /// Compiles a step: passes, lowering to instructions, memory plan.
+    ///
+    /// # Errors
+    /// A step that does not verify, or sizes that cannot be addressed.
     pub fn compile(mut step: Step, options: Options) -> Result<Program> {
+        verify::check_options(&options)?;
+        step.verify("compile")?;
         if step.update.is_none() {
             // Without an optimizer nobody takes gradients, and executors keep no room for them.
             step.gradients.clear();
@@ -402,6 +410,61 @@ impl Program {
         let step = passes::store_narrow(step, options.policy);
         let lowered = lower::lower(&step, options)?;
         plan::place(step, lowered, options)
+    }
+
+    /// Name of the step.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it was compiled for.
+    pub fn options(&self) -> Options {
+        self.options
+    }
+
+    /// How the workers of a device share its work.
+    pub fn split(&self) -> Split {
+        self.split
+    }
+
+    /// Parameters.
+    pub fn params(&self) -> &[ParamSpec] {
+        &self.params
+    }
+
+    /// Feeds.
+    pub fn feeds(&self) -> &[FeedSpec] {
+        &self.feeds
+    }
+
+    /// Fetches.
+    pub fn fetches(&self) -> &[FetchPlan] {
+        &self.fetches
+    }
+
+    /// Layer names.
+    pub fn scopes(&self) -> &[String] {
+        &self.scopes
+    }
+
+    /// Values.
+    pub fn values(&self) -> &[Value] {
+        &self.values
+    }
+
+    /// Instructions.
+    pub fn instrs(&self) -> &[Instr] {
+        &self.instrs
+    }
+
+    /// The optimizer.
+    pub fn update(&self) -> Option<&UpdatePlan> {
+        self.update.as_ref()
+    }
+
+    /// Memory of one worker.
+    pub fn memory(&self) -> Memory {
+        self.memory
     }
 
     /// A value.
@@ -414,140 +477,5 @@ impl Program {
         let workers = self.options.mesh.workers;
         let arenas = if self.split == Split::Lines { 1 } else { workers };
         self.memory.arena * arenas + self.memory.shared * workers + self.memory.device
-    }
-}
-
-impl fmt::Display for Program {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Options { mesh, max_batch, .. } = self.options;
-        writeln!(
-            f,
-            "program {}: batch {max_batch}, {} device(s) of {} worker(s)",
-            shown(&self.name),
-            mesh.devices,
-            mesh.workers
-        )?;
-        if self.split == Split::Lines {
-            writeln!(f, "workers share lines of every value, and the arena of the first")?;
-        }
-        writeln!(
-            f,
-            "memory per worker: arena {} B ({} B without reuse), shared {} B",
-            self.memory.arena, self.memory.unplanned, self.memory.shared
-        )?;
-        if self.memory.device > 0 {
-            writeln!(f, "memory shared by a device's workers: {} B", self.memory.device)?;
-        }
-        let at = |id: &ValueId| self.place_text(*id);
-        let layer = |scope: &u32| match self.scopes[*scope as usize].as_str() {
-            "" => String::new(),
-            name => format!("  ; {}", shown(name)),
-        };
-        for instr in &self.instrs {
-            match instr {
-                Instr::Compute { op, inputs, output, scope } => {
-                    let args: Vec<String> = inputs.iter().map(at).collect();
-                    let ty = &self.value(*output).ty;
-                    let (out, args) = (at(output), args.join(", "));
-                    writeln!(f, "  {out} = {op}({args}) : {ty}{}", layer(scope))?;
-                }
-                Instr::SlicedDot { x, kernel, output, scope } => {
-                    let (out, ty) = (at(output), &self.value(*output).ty);
-                    let args = format!("{}, {}", at(x), at(kernel));
-                    writeln!(f, "  {out} = slice of dot({args}) : {ty}{}", layer(scope))?;
-                }
-                Instr::AddSlices { input, bias, relu, output, scope } => {
-                    let args = bias.iter().fold(at(input), |text, b| text + ", " + &at(b));
-                    let what = format!(
-                        "add slices{}{}",
-                        if bias.is_some() { " +bias" } else { "" },
-                        if *relu { " +relu" } else { "" }
-                    );
-                    let (out, ty) = (at(output), &self.value(*output).ty);
-                    writeln!(f, "  {out} = {what}({args}) : {ty}{}", layer(scope))?;
-                }
-                Instr::SlicedGradInput { dy, kernel, output, scope } => {
-                    let (out, ty) = (at(output), &self.value(*output).ty);
-                    let args = format!("{}, {}", at(dy), at(kernel));
-                    writeln!(
-                        f,
-                        "  {out} = slice of dot_grad_input({args}) : {ty}{}",
-                        layer(scope)
-                    )?;
-                }
-                Instr::Copy { input, output } => {
-                    writeln!(f, "  {} = copy({})", at(output), at(input))?
-                }
-                Instr::Barrier(scope) => writeln!(f, "  barrier {scope}")?,
-                Instr::AllReduce { scope, input, output } => {
-                    writeln!(f, "  {} = all_reduce over={scope}({})", at(output), at(input))?;
-                }
-                Instr::ReplicaMean { input, output } => {
-                    writeln!(f, "  {} = replica_mean({})", at(output), at(input))?;
-                }
-                Instr::SlicedGradient { param, x, dy } => {
-                    let name = shown(&self.params[param.index()].name);
-                    writeln!(f, "  gradient slice of \"{name}\" from {}, {}", at(x), at(dy))?;
-                }
-                Instr::Update => self.fmt_update(f)?,
-                Instr::Assign { param, value } => {
-                    let name = shown(&self.params[param.index()].name);
-                    writeln!(f, "  \"{name}\" := {}", at(value))?;
-                }
-                Instr::Fetch { index, value } => {
-                    let name = shown(&self.fetches[*index].name);
-                    writeln!(f, "  fetch \"{name}\" {}", at(value))?;
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Program {
-    fn place_text(&self, id: ValueId) -> String {
-        let v = self.value(id);
-        let mut text = match v.place {
-            Place::Feed(p) => format!("\"{}\"", shown(&self.feeds[p.index()].name)),
-            Place::Param(p) => format!("\"{}\"", shown(&self.params[p.index()].name)),
-            Place::Arena(o) => format!("@{o}"),
-            Place::Shared(o) => format!("@shared+{o}"),
-            Place::Device(o) => format!("@device+{o}"),
-            Place::Gradient(p) => format!("grad \"{}\"", shown(&self.params[p.index()].name)),
-        };
-        if v.offset > 0 {
-            text += &format!("+{}", v.offset);
-        }
-        if !v.contiguous() {
-            text += &format!("/{}", v.ld);
-        }
-        text
-    }
-
-    fn fmt_update(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(update) = &self.update else { return Ok(()) };
-        for g in &update.gradients {
-            let Some((x, dy)) = g.operands else { continue };
-            let name = shown(&self.params[g.param.index()].name);
-            let (x, dy) = (self.place_text(x), self.place_text(dy));
-            writeln!(f, "  gradient slice of \"{name}\" from {x}, {dy}")?;
-        }
-        for (i, bucket) in update.buckets.iter().enumerate() {
-            let gradients = &update.gradients[bucket.clone()];
-            let count: usize = gradients.iter().map(|g| self.params[g.param.index()].len()).sum();
-            let names: Vec<String> = gradients
-                .iter()
-                .map(|g| {
-                    let name = shown(&self.params[g.param.index()].name);
-                    format!("\"{name}\"{}", if g.sliced { " sliced" } else { "" })
-                })
-                .collect();
-            writeln!(f, "  reduce bucket {i} ({count} elements): {}", names.join(", "))?;
-        }
-        if let Some(scaling) = update.loss_scale {
-            let name = shown(&self.params[scaling.state.index()].name);
-            writeln!(f, "  unscale by \"{name}\", skip unless finite")?;
-        }
-        writeln!(f, "  update {} {{{}}}", update.rule.name, update.rule.tape)
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::error::{GraphError, Result};
 use crate::graph::{Graph, NodeId, ParamId};
-use crate::loss_scale::LossScale;
+use crate::loss_scale::{LossScale, STATE};
 use crate::text::shown;
-use crate::types::Space;
+use crate::types::{DType, Space};
 use crate::update::UpdateRule;
 use std::fmt;
 
@@ -103,6 +103,13 @@ impl Step {
     pub fn verify(&self, pass: &str) -> Result<()> {
         self.graph.verify(pass)?;
         let fail = |what: String| Err(GraphError::internal(pass, what));
+        if let Some(root) = self.roots().find(|r| r.index() >= self.graph.nodes().len()) {
+            return fail(format!("%{} is no node", root.0));
+        }
+        let param = |p: ParamId| {
+            let spec = self.graph.params().get(p.index());
+            spec.ok_or_else(|| GraphError::internal(pass, format!("no parameter {}", p.0)))
+        };
         for f in &self.fetches {
             let ty = self.graph.ty(f.node);
             if !matches!(ty.space, Space::Rows | Space::Mirrored) {
@@ -110,20 +117,30 @@ impl Step {
             }
         }
         for (p, node) in &self.assigns {
-            let (spec, ty) = (&self.graph.params()[p.index()], self.graph.ty(*node));
-            if ty.space != Space::Mirrored || ty.dims != spec.dims {
+            let (spec, ty) = (param(*p)?, self.graph.ty(*node));
+            if ty.space != Space::Mirrored || ty.dtype != DType::F32 || ty.dims != spec.dims {
                 return fail(format!("'{}' {:?} is assigned {ty}", spec.name, spec.dims));
             }
         }
+        let mut seen = vec![false; self.graph.params().len()];
         for g in &self.gradients {
-            let spec = &self.graph.params()[g.param.index()];
+            let spec = param(g.param)?;
+            if std::mem::replace(&mut seen[g.param.index()], true) {
+                return fail(format!("'{}' has two gradients", spec.name));
+            }
             let Some(node) = g.node else { continue };
             let ty = self.graph.ty(node);
-            if ty.space != Space::Partial || ty.dims != spec.dims {
+            if ty.space != Space::Partial || ty.dtype != DType::F32 || ty.dims != spec.dims {
                 return fail(format!("gradient of '{}' {:?} is {ty}", spec.name, spec.dims));
             }
         }
-        Ok(())
+        if let Some(scaling) = self.loss_scale {
+            let spec = param(scaling.state)?;
+            if spec.dims != [STATE] || seen[scaling.state.index()] {
+                return fail(format!("'{}' {:?} is no loss scale", spec.name, spec.dims));
+            }
+        }
+        self.update.as_ref().map_or(Ok(()), |rule| rule.check())
     }
 }
 

@@ -10,6 +10,12 @@ pub const MAX_RANK: usize = 16;
 /// enough that their bytes can be counted and added up.
 pub const MAX_ELEMENTS: usize = usize::MAX >> 16;
 
+/// The elements of a value with these dimensions; the largest number where they cannot be counted.
+pub(crate) fn count(dims: &[usize]) -> usize {
+    let all = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+    all.unwrap_or(if dims.contains(&0) { 0 } else { usize::MAX })
+}
+
 /// Element type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
@@ -132,9 +138,9 @@ impl Type {
         Ok(())
     }
 
-    /// Elements (of one row, for rows).
+    /// Elements (of one row, for rows); the largest number where they cannot be counted.
     pub fn len(&self) -> usize {
-        self.dims.iter().product()
+        count(&self.dims)
     }
 
     /// Whether there are no elements.

@@ -3,6 +3,7 @@
 //! An optimizer is written once, as arithmetic on (weight, gradient, slots, scalars of the step);
 //! every executor evaluates that tape over the flat parameter buffers in one pass.
 
+use crate::error::{GraphError, Result};
 use crate::ops::{Access, Binary, Instr, Tape, Unary};
 
 /// A per-weight buffer of the optimizer, such as a momentum.
@@ -50,6 +51,23 @@ pub struct UpdateRule {
     pub tape: Tape,
 }
 
+impl UpdateRule {
+    /// Fails where the tape does not have the operands and results that its slots and scalars ask for.
+    pub fn check(&self) -> Result<()> {
+        self.tape.check()?;
+        let full = 2 + self.slots.len();
+        let expected = |i: usize| if i < full { Access::Full } else { Access::Scalar };
+        let reads = self.tape.inputs.iter().enumerate().all(|(i, how)| *how == expected(i));
+        let (inputs, outputs) = (self.tape.inputs.len(), self.tape.outputs.len());
+        if reads && full.checked_add(self.scalars) == Some(inputs) && outputs == full - 1 {
+            return Ok(());
+        }
+        let what = format!("optimizer '{}'", self.name);
+        let expected = format!("weight, gradient, {} slots and {} scalars", full - 2, self.scalars);
+        Err(GraphError::mismatch(what, expected, format!("{inputs} operands, {outputs} results")))
+    }
+}
+
 /// A number inside a rule under construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reg(u16);
@@ -65,8 +83,9 @@ pub struct RuleBuilder {
 impl RuleBuilder {
     /// A rule with the given slots and number of scalars.
     pub fn new(slots: Vec<Slot>, scalars: usize) -> RuleBuilder {
-        let inputs = 2 + slots.len() + scalars;
-        let instrs = (0..inputs as u16).map(Instr::Input).collect();
+        let inputs = slots.len().saturating_add(scalars).saturating_add(2);
+        let inputs = u16::try_from(inputs).expect("operands of 16 bits");
+        let instrs = (0..inputs).map(Instr::Input).collect();
         RuleBuilder { slots, scalars, instrs }
     }
 
@@ -93,8 +112,9 @@ impl RuleBuilder {
     }
 
     fn push(&mut self, instr: Instr) -> Reg {
+        let register = u16::try_from(self.instrs.len()).expect("registers of 16 bits");
         self.instrs.push(instr);
-        Reg(self.instrs.len() as u16 - 1)
+        Reg(register)
     }
 
     /// A constant.

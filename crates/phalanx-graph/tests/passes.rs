@@ -46,7 +46,7 @@ fn names(step: &Step) -> Vec<&'static str> {
 }
 
 fn count(program: &Program, wanted: impl Fn(&Instr) -> bool) -> usize {
-    program.instrs.iter().filter(|i| wanted(i)).count()
+    program.instrs().iter().filter(|i| wanted(i)).count()
 }
 
 fn computes(program: &Program, name: &str) -> usize {
@@ -238,8 +238,8 @@ fn gradients_are_reduced_in_buckets() {
     // 1 MiB, 2 MiB and 4 MiB kernels; backward finishes the last first.
     let step = mlp(&[512, 512, 1024, 1024, 5], momentum(None), (0.0, 0.0));
     let program = compile(step, ONE, 4);
-    let update = program.update.unwrap();
-    let name = |i: usize| program.params[update.gradients[i].param.index()].name.as_str();
+    let update = program.update().unwrap();
+    let name = |i: usize| program.params()[update.gradients[i].param.index()].name.as_str();
     let buckets: Vec<Vec<&str>> =
         update.buckets.iter().map(|b| b.clone().map(name).collect()).collect();
     assert_eq!(buckets.concat().len(), 8, "every gradient is in one bucket: {buckets:?}");
@@ -259,7 +259,7 @@ fn joining_channels_costs_nothing() {
         _ => false,
     });
     assert_eq!(rows_cut, 0, "{program}");
-    let strided = program.values.iter().filter(|v| !v.contiguous()).count();
+    let strided = program.values().iter().filter(|v| !v.contiguous()).count();
     assert!(strided >= 4, "both branches and both derivatives lie inside: {program}");
 }
 
@@ -307,7 +307,7 @@ fn products_do_not_write_beside_what_they_read() {
         for order in [&[0, 1][..], &[1, 0], &[0, 1, 2], &[2, 1, 0], &[1, 2, 0]] {
             let program = chain_joined(order, conv);
             assert_eq!(copies(&program), 1, "{order:?}: {program}");
-            for instr in &program.instrs {
+            for instr in program.instrs() {
                 let Instr::Compute { op: Op::Dot(_) | Op::Conv(..), inputs, output, .. } = instr
                 else {
                     continue;
@@ -350,8 +350,8 @@ fn elementwise_ops_work_in_place() {
     y = g.push(Op::Dropout { rate: 0.5.into(), key: 0, noise }, &[y]).unwrap();
     y = g.relu(y).unwrap();
     let program = compile(fetching(g, &[y]), ONE, 16);
-    assert_eq!(program.memory.arena, 16 * 8 * 4, "{program}");
-    for instr in &program.instrs[1..] {
+    assert_eq!(program.memory().arena, 16 * 8 * 4, "{program}");
+    for instr in &program.instrs()[1..] {
         if let Instr::Compute { inputs, output, .. } = instr {
             assert_eq!(arena(&program, inputs[0]), arena(&program, *output), "{program}");
         }
@@ -368,14 +368,18 @@ fn a_deep_chain_reuses_its_memory() {
     }
     let program = compile(fetching(g, &[y]), ONE, 32);
     let one = 32 * 16 * 4;
-    assert_eq!((program.memory.arena, program.memory.unplanned), (2 * one, 20 * one), "{program}");
+    assert_eq!(
+        (program.memory().arena, program.memory().unplanned),
+        (2 * one, 20 * one),
+        "{program}"
+    );
 }
 
 /// Whether a barrier stands between the first barrier over all and the update.
 fn barrier_before_update(program: &Program) -> bool {
-    let at = program.instrs.iter().position(|i| *i == Instr::Update).unwrap();
-    let all = program.instrs.iter().rposition(|i| *i == Instr::Barrier(Scope::All)).unwrap();
-    program.instrs[all + 1..at].contains(&Instr::Barrier(Scope::Device))
+    let at = program.instrs().iter().position(|i| *i == Instr::Update).unwrap();
+    let all = program.instrs().iter().rposition(|i| *i == Instr::Barrier(Scope::All)).unwrap();
+    program.instrs()[all + 1..at].contains(&Instr::Barrier(Scope::Device))
 }
 
 #[test]
@@ -416,7 +420,7 @@ fn gradients_reach_their_buffers() {
         Instr::Compute { output, .. } => matches!(program.value(*output).place, Place::Gradient(_)),
         _ => false,
     };
-    assert_eq!(count(&program, direct), program.params.len() - 3, "{program}");
+    assert_eq!(count(&program, direct), program.params().len() - 3, "{program}");
 }
 
 /// Compares with a stored text, or stores it where `UPDATE_SNAPSHOTS` is set.
@@ -465,7 +469,7 @@ fn the_loss_scale_is_read_before_the_update_and_fetched_behind_it() {
                 }
                 _ => false,
             };
-            let at = |wanted: &dyn Fn(&Instr) -> bool| program.instrs.iter().position(wanted);
+            let at = |wanted: &dyn Fn(&Instr) -> bool| program.instrs().iter().position(wanted);
             let update = at(&|i| *i == Instr::Update).expect("an update");
             assert!(at(&reads).expect("a reader") < update, "{program}");
             let fetched = |i: &Instr| match i {
@@ -473,7 +477,7 @@ fn the_loss_scale_is_read_before_the_update_and_fetched_behind_it() {
                 _ => false,
             };
             assert!(at(&fetched).expect("fetched") > update, "{program}");
-            assert_eq!(program.update.as_ref().and_then(|u| u.loss_scale), step.loss_scale);
+            assert_eq!(program.update().and_then(|u| u.loss_scale), step.loss_scale);
             let half = program.to_string().contains("rows f16[");
             assert_eq!(half, policy == Policy::MixedFloat16, "{program}");
         }

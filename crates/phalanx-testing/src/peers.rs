@@ -156,7 +156,7 @@ impl Executor for Job {
         // A batch that does not fit is refused as a whole.
         program.check_batch(batch)?;
         let mut fetched = self.all(|e| {
-            let feeds = own(&program.feeds, batch.feeds, e.share().rows(batch.rows));
+            let feeds = own(program.feeds(), batch.feeds, e.share().rows(batch.rows));
             let mut fetched = vec![];
             e.run(id, &Batch { feeds: &feeds, ..*batch }, &mut fetched)?;
             Ok(fetched)

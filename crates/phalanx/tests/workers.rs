@@ -504,7 +504,7 @@ fn gradients_that_travel_during_backward_are_the_same_bits() {
         let loss = SparseCategoricalCrossentropy::default().from_logits(true);
         model.compile(Compile::new("sgd").loss(loss).strategy(strategy))?;
         let program = model.program(StepKind::Train, 16)?;
-        let buckets = program.update.map_or(0, |update| update.buckets.len());
+        let buckets = program.update().map_or(0, |update| update.buckets.len());
         assert!(buckets > 2, "{buckets} buckets");
         let (x, y) = samples(37);
         model.fit((&x, &y), Fit::new().batch_size(16).epochs(2).verbose(0))?;

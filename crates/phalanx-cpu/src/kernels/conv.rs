@@ -49,7 +49,11 @@ pub enum Pass {
 }
 
 /// Floats of scratch a pass needs.
+///
+/// # Panics
+/// When the sizes of the geometry cannot be counted.
 pub fn scratch_len(method: Method, geom: &ConvGeom, pass: Pass) -> usize {
+    check_geometry(geom);
     if let Some(m) = method.tile() {
         return winograd::scratch_len(geom, pass, m);
     }
@@ -78,6 +82,13 @@ fn gathers(geom: &ConvGeom) -> bool {
     geom.input[2] / geom.groups < GATHER_BELOW && geom.kernel != [1, 1]
 }
 
+/// Panics where sizes of a geometry cannot be counted, or are none.
+fn check_geometry(geom: &ConvGeom) {
+    if let Err(error) = geom.check() {
+        panic!("{error}");
+    }
+}
+
 /// Panics unless the slices hold `rows` images of the geometry.
 fn check(
     method: Method,
@@ -87,14 +98,16 @@ fn check(
     w: usize,
     y: (usize, usize),
 ) {
-    let ConvGeom { input, output, groups, .. } = *geom;
+    let ConvGeom { input, output, .. } = *geom;
+    check_geometry(geom);
     assert!(method.computes(geom), "{method:?} does not compute {geom:?}");
-    assert!(
-        groups > 0 && input[2] % groups == 0 && output[2] % groups == 0,
-        "expected channels divisible by groups, received {geom:?}"
-    );
-    check_matrix("input", x.0, rows * input[0] * input[1], input[2], x.1);
-    check_matrix("output", y.0, rows * output[0] * output[1], output[2], y.1);
+    let pixels = |name: &str, [height, width, _]: [usize; 3]| {
+        // The pixels of one image can be counted.
+        let all = rows.checked_mul(height * width);
+        all.unwrap_or_else(|| panic!("{name}: {rows} images of {height} x {width} pixels"))
+    };
+    check_matrix("input", x.0, pixels("input", input), input[2], x.1);
+    check_matrix("output", y.0, pixels("output", output), output[2], y.1);
     let weights: usize = geom.kernel_dims().iter().product();
     assert!(w >= weights, "kernel: expected {weights} floats, received {w}");
 }
@@ -120,12 +133,18 @@ pub fn forward(
     let bias = bias.map_or(std::ptr::null(), <[f32]>::as_ptr);
     let forward = Forward { geom, rows, x, ldx, w, bias, relu, y, ldy, scratch };
     match method {
-        Method::Winograd2 => dispatch(isa, forward.winograd::<winograd::Two>()),
-        Method::Winograd4 => dispatch(isa, forward.winograd::<winograd::Four>()),
+        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        Method::Winograd2 => unsafe { dispatch(isa, forward.winograd::<winograd::Two>()) },
+        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        Method::Winograd4 => unsafe { dispatch(isa, forward.winograd::<winograd::Four>()) },
         Method::Direct if depthwise::applies(geom) => {
-            depthwise::forward(isa, geom, rows, x, ldx, w, bias, relu, forward.y, ldy);
+            // SAFETY: `check` has seen that all slices hold the images of the geometry.
+            unsafe {
+                depthwise::forward(isa, geom, rows, x, ldx, w, bias, relu, forward.y, ldy);
+            }
         }
-        Method::Direct => dispatch(isa, forward),
+        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        Method::Direct => unsafe { dispatch(isa, forward) },
     }
 }
 
@@ -146,12 +165,16 @@ pub fn grad_input(
     check(method, geom, rows, (dx.len(), ldx), w.len(), (dy.len(), ldy));
     let grad = GradInput { geom, rows, dy, ldy, w, dx, ldx, scratch };
     match method {
-        Method::Winograd2 => dispatch(isa, grad.winograd::<winograd::Two>()),
-        Method::Winograd4 => dispatch(isa, grad.winograd::<winograd::Four>()),
+        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        Method::Winograd2 => unsafe { dispatch(isa, grad.winograd::<winograd::Two>()) },
+        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        Method::Winograd4 => unsafe { dispatch(isa, grad.winograd::<winograd::Four>()) },
         Method::Direct if depthwise::applies(geom) => {
-            depthwise::grad_input(isa, geom, rows, dy, ldy, w, grad.dx, ldx);
+            // SAFETY: `check` has seen that all slices hold the images of the geometry.
+            unsafe { depthwise::grad_input(isa, geom, rows, dy, ldy, w, grad.dx, ldx) };
         }
-        Method::Direct => dispatch(isa, grad),
+        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        Method::Direct => unsafe { dispatch(isa, grad) },
     }
 }
 
@@ -173,12 +196,16 @@ pub fn grad_kernel(
     dw[..geom.kernel_dims().iter().product()].fill(0.0);
     let grad = grad_kernel::GradKernel { geom, rows, x, ldx, dy, ldy, dw, scratch };
     match method {
-        Method::Winograd2 => dispatch(isa, grad.winograd::<winograd::Two>()),
-        Method::Winograd4 => dispatch(isa, grad.winograd::<winograd::Four>()),
+        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        Method::Winograd2 => unsafe { dispatch(isa, grad.winograd::<winograd::Two>()) },
+        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        Method::Winograd4 => unsafe { dispatch(isa, grad.winograd::<winograd::Four>()) },
         Method::Direct if depthwise::applies(geom) => {
-            depthwise::grad_kernel(isa, geom, rows, x, ldx, dy, ldy, grad.dw);
+            // SAFETY: `check` has seen that all slices hold the images of the geometry.
+            unsafe { depthwise::grad_kernel(isa, geom, rows, x, ldx, dy, ldy, grad.dw) };
         }
-        Method::Direct => dispatch(isa, grad),
+        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        Method::Direct => unsafe { dispatch(isa, grad) },
     }
 }
 
@@ -232,7 +259,7 @@ impl Kernel for Forward<'_> {
         for group in 0..geom.groups {
             // SAFETY: lengths were checked, offsets select the channels of the group.
             unsafe {
-                let w = self.w.as_ptr().add(group * cout);
+                let w = self.w.as_ptr().wrapping_add(group * cout);
                 let weights = if reads_in_place::<S>(cout, self.rows * grid.points()) {
                     Weights::Rows(w, filters)
                 } else {
@@ -242,12 +269,12 @@ impl Kernel for Forward<'_> {
                 let sweep = Sweep {
                     grid: &grid,
                     rows: self.rows,
-                    src: self.x.as_ptr().add(group * cin),
+                    src: self.x.as_ptr().wrapping_add(group * cin),
                     src_ld: self.ldx,
                     k: cin,
                     weights,
                     cols: cout,
-                    dst: self.y.as_mut_ptr().add(group * cout),
+                    dst: self.y.as_mut_ptr().wrapping_add(group * cout),
                     dst_ld: self.ldy,
                     bias: if self.bias.is_null() { self.bias } else { self.bias.add(group * cout) },
                     relu: self.relu,
@@ -305,16 +332,14 @@ impl Kernel for GradInput<'_> {
         let packed = arena.floats(kh * kw * cout * cin.next_multiple_of(S::LANES)).as_mut_ptr();
         let mut tables = Tables::new(&mut arena, kh * kw, cout);
         for group in 0..geom.groups {
-            for phase in 0..geom.stride[0] * geom.stride[1] {
-                let phase = [phase / geom.stride[1], phase % geom.stride[1]];
-                let grid = Grid::backward(geom, phase);
+            for grid in Grid::phases(geom) {
                 let depth = grid.taps() * cout;
                 for tap in 0..grid.taps() {
                     let [ky, kx] = grid.kernel_position(tap);
                     let first = (ky * kw + kx) * cin * filters + group * cout;
                     // SAFETY: the kernel's length was checked; `packed` holds all taps.
                     unsafe {
-                        let w = self.w.as_ptr().add(first);
+                        let w = self.w.as_ptr().wrapping_add(first);
                         pack_columns::<S>(w, filters, cout, cin, packed, (tap * cout, depth));
                     }
                 }
@@ -323,12 +348,12 @@ impl Kernel for GradInput<'_> {
                     let sweep = Sweep {
                         grid: &grid,
                         rows: self.rows,
-                        src: self.dy.as_ptr().add(group * cout),
+                        src: self.dy.as_ptr().wrapping_add(group * cout),
                         src_ld: self.ldy,
                         k: cout,
                         weights: Weights::Packed(packed),
                         cols: cin,
-                        dst: self.dx.as_mut_ptr().add(group * cin),
+                        dst: self.dx.as_mut_ptr().wrapping_add(group * cin),
                         dst_ld: self.ldx,
                         bias: std::ptr::null(),
                         relu: false,

@@ -15,21 +15,35 @@ use super::tile::{
     Arena, BLOCK_ROWS, Block, Outer, Panels, Weights, pack_columns, pack_rows, part, reads_in_place,
 };
 use crate::simd::{Isa, Kernel, MAX_LANES, Simd, dispatch};
+use phalanx_graph::MAX_ELEMENTS;
 
 /// Rows whose outer products are summed in one pass of the weight gradient.
 const GRAD_ROWS: usize = 256;
 
 /// Floats of scratch that [`forward`] and [`grad_input`] need for a kernel `[k, n]`.
+///
+/// # Panics
+/// When so many cannot be counted.
 pub fn scratch_len(k: usize, n: usize) -> usize {
-    let packed = (k * n.next_multiple_of(MAX_LANES)).max(n * k.next_multiple_of(MAX_LANES));
+    let packed = |k: usize, n: usize| k.checked_mul(n.checked_next_multiple_of(MAX_LANES)?);
+    let packed = packed(k, n).zip(packed(n, k)).map(|(a, b)| a.max(b));
+    let packed = packed.filter(|n| *n <= MAX_ELEMENTS);
+    let packed = packed.unwrap_or_else(|| panic!("kernel: {k} x {n} floats cannot be counted"));
     Arena::floats_len(packed) + 2 * Arena::pointers_len(BLOCK_ROWS)
 }
 
+/// Most rows of a matrix: rows times their blocks can be counted.
+const MAX_ROWS: usize = 1 << 35;
+
 /// Panics unless `len` floats hold `rows` rows of `cols` floats, `ld` apart.
 pub(crate) fn check_matrix(name: &str, len: usize, rows: usize, cols: usize, ld: usize) {
-    let needed = if rows == 0 { 0 } else { (rows - 1) * ld + cols };
+    // A size that wraps around is one that no slice has.
+    let needed = match rows {
+        0 => Some(0),
+        _ => (rows - 1).checked_mul(ld).and_then(|n| n.checked_add(cols)),
+    };
     assert!(
-        ld >= cols && len >= needed,
+        rows <= MAX_ROWS && ld >= cols && needed.is_some_and(|n| len >= n),
         "{name}: expected {rows} rows of {cols} floats, {ld} apart, received {len} floats"
     );
 }
@@ -82,7 +96,8 @@ pub fn forward_columns(
     let y = y.as_mut_ptr();
     let product =
         Product { m, k, n, x, ldx, w, ldw, transposed: false, bias, relu, y, ldy, scratch };
-    dispatch(isa, product);
+    // SAFETY: all lengths were checked above.
+    unsafe { dispatch(isa, product) };
 }
 
 /// `dx[m, k] = dy[m, n] wᵀ` for `w[k, n]`.
@@ -138,7 +153,8 @@ pub unsafe fn grad_input_at(
         ldy: ldx,
         scratch,
     };
-    dispatch(isa, product);
+    // SAFETY: all lengths were checked above.
+    unsafe { dispatch(isa, product) };
 }
 
 /// `dw[k_range, n] = xᵀ dy` for `x[m, k]` and `dy[m, n]`; `dw` holds the rows of `k_range` only.
@@ -161,7 +177,8 @@ pub fn grad_weight(
     check_matrix("dw", dw.len(), k_range.len(), n, n);
     check_matrix("x", x.len(), m, k, ldx);
     check_matrix("dy", dy.len(), m, n, ldy);
-    dispatch(isa, WeightGradient { m, n, x, ldx, dy, ldy, k_range, dw });
+    // SAFETY: all lengths were checked above.
+    unsafe { dispatch(isa, WeightGradient { m, n, x, ldx, dy, ldy, k_range, dw }) };
 }
 
 /// `y = Σ parts (+ bias) (then max with 0)`, parts added in order: `m` rows of `n` floats each.
@@ -178,7 +195,8 @@ pub unsafe fn add_parts(
     y: Dst,
 ) {
     assert!(bias.is_none_or(|bias| bias.len() >= n), "bias: expected {n} floats");
-    dispatch(isa, AddParts { m, n, parts, bias, relu, y });
+    // SAFETY: all lengths were checked above.
+    unsafe { dispatch(isa, AddParts { m, n, parts, bias, relu, y }) };
 }
 
 struct AddParts<'a> {

@@ -78,7 +78,8 @@ impl TapePlan {
             let clash = self.read_later[o].iter().any(|i| inputs[usize::from(*i)].ptr == out.ptr);
             walk.direct |= u64::from(!clash) << o;
         }
-        dispatch(isa, Evaluate { walk, elements });
+        // SAFETY: the caller's contract; the tape's registers lie in scratch memory, whose length was checked.
+        unsafe { dispatch(isa, Evaluate { walk, elements }) };
     }
 }
 

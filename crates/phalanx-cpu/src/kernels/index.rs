@@ -47,7 +47,8 @@ pub unsafe fn gather_grad(
 ) {
     // SAFETY: the table has that many floats.
     unsafe { std::ptr::write_bytes(table, 0, vocab * width) };
-    dispatch(isa, GatherGrad { vocab, width, count, index, dy, table });
+    // SAFETY: the caller's contract.
+    unsafe { dispatch(isa, GatherGrad { vocab, width, count, index, dy, table }) };
 }
 
 struct GatherGrad {
@@ -131,7 +132,8 @@ pub unsafe fn in_top_k(
     labels: *const i32,
     y: *mut f32,
 ) {
-    dispatch(isa, InTopK { k, rows, n, scores, labels, y });
+    // SAFETY: the caller's contract.
+    unsafe { dispatch(isa, InTopK { k, rows, n, scores, labels, y }) };
 }
 
 struct InTopK {
@@ -343,7 +345,7 @@ mod tests {
             let operands = [scores.as_ptr(), labels.as_ptr(), weights.as_ptr()];
             // SAFETY: all have as many numbers.
             unsafe { threshold_counts(n, scores.len(), operands, &mut out, &mut scratch) };
-            close(Isa::Portable, "counts", &out, &want, 1e-6);
+            close(Isa::PORTABLE, "counts", &out, &want, 1e-6);
         }
     }
 }

@@ -173,7 +173,7 @@ unsafe fn copy_block(
         copy.push(*d, from[i], to[i]);
     }
     // SAFETY: the caller's contract. No axes change places, so the instruction set does not matter.
-    unsafe { copy.run(Isa::Portable, x, y) }
+    unsafe { copy.run(Isa::PORTABLE, x, y) }
 }
 
 fn with_axis(dims: &[usize], axis: usize, len: usize) -> [usize; MAX_RANK] {
@@ -603,7 +603,7 @@ mod tests {
             (Src { ptr: std::ptr::null(), ld: 4 }, Dst { ptr: std::ptr::null_mut(), ld: 4 });
         // SAFETY: there is nothing to touch.
         unsafe {
-            transpose(Isa::Portable, 0, &[3, 4], &[1, 0], x, y);
+            transpose(Isa::PORTABLE, 0, &[3, 4], &[1, 0], x, y);
             slice(0, &[3, 4], 0, (1, 2), Src { ptr: std::ptr::dangling(), ld: 4 }, y);
             pad(0, &[3, 4], &[0, 0], &[0, 0], x, y);
         }

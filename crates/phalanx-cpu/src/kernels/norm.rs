@@ -56,7 +56,8 @@ pub unsafe fn moments(isa: Isa, pixels: usize, c: usize, x: Src, out: &mut [f64]
     assert!(out.len() == 2 * c);
     out.fill(0.0);
     let body = Moments { x };
-    dispatch(isa, Sums { pixels, c, body, out });
+    // SAFETY: the caller's contract; the other slices have the lengths taken above.
+    unsafe { dispatch(isa, Sums { pixels, c, body, out }) };
 }
 
 /// Mean, then variance, of every channel from whole moments over `count` numbers.
@@ -289,9 +290,15 @@ pub unsafe fn normalize(
     norm.scale_shift(scale, shift);
     let (scale, shift) = (scale.as_ptr(), shift.as_ptr());
     if norm.relu {
-        dispatch(isa, Each { pixels, c, body: Normalize::<true> { x, y, scale, shift } });
+        // SAFETY: the caller's contract; the other slices have the lengths taken above.
+        unsafe {
+            dispatch(isa, Each { pixels, c, body: Normalize::<true> { x, y, scale, shift } })
+        };
     } else {
-        dispatch(isa, Each { pixels, c, body: Normalize::<false> { x, y, scale, shift } });
+        // SAFETY: the caller's contract; the other slices have the lengths taken above.
+        unsafe {
+            dispatch(isa, Each { pixels, c, body: Normalize::<false> { x, y, scale, shift } })
+        };
     }
 }
 
@@ -347,10 +354,12 @@ pub unsafe fn grad_sums(
     sums.fill(0.0);
     if norm.relu {
         let body = GradSums::<true> { dy, x, mean, scale, shift };
-        dispatch(isa, Sums { pixels, c, body, out: sums });
+        // SAFETY: the caller's contract; the other slices have the lengths taken above.
+        unsafe { dispatch(isa, Sums { pixels, c, body, out: sums }) };
     } else {
         let body = GradSums::<false> { dy, x, mean, scale, shift };
-        dispatch(isa, Sums { pixels, c, body, out: sums });
+        // SAFETY: the caller's contract; the other slices have the lengths taken above.
+        unsafe { dispatch(isa, Sums { pixels, c, body, out: sums }) };
     }
     for i in 0..c {
         out[i] = sums[i] as f32;
@@ -435,10 +444,12 @@ pub unsafe fn grad_input(
     let (slope, offset) = (slope.as_ptr(), offset.as_ptr());
     if norm.relu {
         let body = GradInput::<true> { dy, x, dx, scale, shift, slope, offset };
-        dispatch(isa, Each { pixels, c, body });
+        // SAFETY: the caller's contract; the other slices have the lengths taken above.
+        unsafe { dispatch(isa, Each { pixels, c, body }) };
     } else {
         let body = GradInput::<false> { dy, x, dx, scale, shift, slope, offset };
-        dispatch(isa, Each { pixels, c, body });
+        // SAFETY: the caller's contract; the other slices have the lengths taken above.
+        unsafe { dispatch(isa, Each { pixels, c, body }) };
     }
 }
 
@@ -583,7 +594,7 @@ mod tests {
         let mut out = [7.0; 4];
         let none = Src { ptr: std::ptr::null(), ld: 2 };
         // SAFETY: there are no pixels.
-        unsafe { moments(Isa::Portable, 0, 2, none, &mut out) };
+        unsafe { moments(Isa::PORTABLE, 0, 2, none, &mut out) };
         let mut st = [7.0; 4];
         stats(&out, 0.0, &mut st);
         assert_eq!(st, [0.0; 4]);

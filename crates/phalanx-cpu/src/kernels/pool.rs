@@ -121,8 +121,12 @@ impl<K: PerWindow> Kernel for Pass<'_, K> {
 /// `x` and `y` are valid for `rows` images of the geometry and do not overlap.
 pub unsafe fn pool(isa: Isa, kind: PoolKind, geom: &ConvGeom, rows: usize, x: Src, y: Dst) {
     match kind {
-        PoolKind::Max => dispatch(isa, Pass { geom, rows, window: Max { x, y } }),
-        PoolKind::Average => dispatch(isa, Pass { geom, rows, window: Average { x, y } }),
+        // SAFETY: the caller's contract.
+        PoolKind::Max => unsafe { dispatch(isa, Pass { geom, rows, window: Max { x, y } }) },
+        // SAFETY: the caller's contract.
+        PoolKind::Average => unsafe {
+            dispatch(isa, Pass { geom, rows, window: Average { x, y } })
+        },
     }
 }
 
@@ -228,9 +232,11 @@ pub unsafe fn max_grad(isa: Isa, geom: &ConvGeom, rows: usize, x: Src, y: Src, d
     // SAFETY: the caller's contract.
     let apart = unsafe { prepare(geom, rows, dx) };
     if apart {
-        dispatch(isa, Pass { geom, rows, window: MaxGrad::<false> { x, y, dy, dx } });
+        // SAFETY: the caller's contract.
+        unsafe { dispatch(isa, Pass { geom, rows, window: MaxGrad::<false> { x, y, dy, dx } }) };
     } else {
-        dispatch(isa, Pass { geom, rows, window: MaxGrad::<true> { x, y, dy, dx } });
+        // SAFETY: the caller's contract.
+        unsafe { dispatch(isa, Pass { geom, rows, window: MaxGrad::<true> { x, y, dy, dx } }) };
     }
 }
 
@@ -294,9 +300,11 @@ pub unsafe fn average_grad(isa: Isa, geom: &ConvGeom, rows: usize, dy: Src, dx: 
     // SAFETY: the caller's contract.
     let apart = unsafe { prepare(geom, rows, dx) };
     if apart {
-        dispatch(isa, Pass { geom, rows, window: AverageGrad::<false> { dy, dx } });
+        // SAFETY: the caller's contract.
+        unsafe { dispatch(isa, Pass { geom, rows, window: AverageGrad::<false> { dy, dx } }) };
     } else {
-        dispatch(isa, Pass { geom, rows, window: AverageGrad::<true> { dy, dx } });
+        // SAFETY: the caller's contract.
+        unsafe { dispatch(isa, Pass { geom, rows, window: AverageGrad::<true> { dy, dx } }) };
     }
 }
 

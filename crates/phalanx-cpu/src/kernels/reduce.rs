@@ -24,7 +24,8 @@ pub unsafe fn reduce(
     x: *const f32,
     y: *mut f32,
 ) {
-    dispatch(isa, Reduce { kind, outer, len, inner, x, y });
+    // SAFETY: the caller's contract.
+    unsafe { dispatch(isa, Reduce { kind, outer, len, inner, x, y }) };
 }
 
 struct Reduce {
@@ -298,7 +299,7 @@ pub unsafe fn broadcast(rows: usize, from: &[usize], to: &[usize], x: *const f32
         copy.push(*d, if same { src } else { 0 }, dst);
     }
     // SAFETY: the caller's contract. No axes change places, so the instruction set does not matter.
-    unsafe { copy.run(Isa::Portable, x, y) }
+    unsafe { copy.run(Isa::PORTABLE, x, y) }
 }
 
 /// Integers as floats.

@@ -15,12 +15,12 @@ pub fn affine(
     matrices: &[f32],
     y: &mut [f32],
 ) {
-    let (input, output) = (len(geom.input), len(geom.output_dims()));
-    assert!(x.len() >= rows * input && matrices.len() >= rows * 6 && y.len() >= rows * output);
+    let [input, output] = check(geom, rows, x.len(), matrices.len(), y.len());
     for r in 0..rows {
         let matrix = matrix(&matrices[6 * r..]);
         let (x, y) = (&x[r * input..][..input], &mut y[r * output..][..output]);
-        dispatch(isa, Read { geom, matrix, x, y });
+        // SAFETY: the kernel asks for nothing but its instruction set.
+        unsafe { dispatch(isa, Read { geom, matrix, x, y }) };
     }
 }
 
@@ -36,17 +36,28 @@ pub fn affine_grad(
     matrices: &[f32],
     dx: &mut [f32],
 ) {
-    let (input, output) = (len(geom.input), len(geom.output_dims()));
-    assert!(dx.len() >= rows * input && matrices.len() >= rows * 6 && dy.len() >= rows * output);
+    let [input, output] = check(geom, rows, dx.len(), matrices.len(), dy.len());
     for r in 0..rows {
         let matrix = matrix(&matrices[6 * r..]);
         let (dx, dy) = (&mut dx[r * input..][..input], &dy[r * output..][..output]);
-        dispatch(isa, Spread { geom, matrix, dy, dx });
+        // SAFETY: the kernel asks for nothing but its instruction set.
+        unsafe { dispatch(isa, Spread { geom, matrix, dy, dx }) };
     }
 }
 
-fn len(dims: [usize; 3]) -> usize {
-    dims.iter().product()
+/// Floats of an image and of a result; panics unless the slices hold `rows` of each.
+fn check(geom: &SampleGeom, rows: usize, x: usize, matrices: usize, y: usize) -> [usize; 2] {
+    let parts = [("images", x, geom.input), ("results", y, geom.output_dims())];
+    let lens = parts.map(|(name, received, dims)| {
+        let row = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        let all = row.and_then(|n| n.checked_mul(rows));
+        let held = all.is_some_and(|n| received >= n);
+        assert!(held, "{name}: expected {rows} of {dims:?}, received {received} floats");
+        row.unwrap_or_default()
+    });
+    let held = rows.checked_mul(6).is_some_and(|n| matrices >= n);
+    assert!(held, "matrices: expected {rows} of 6 numbers, received {matrices} floats");
+    lens
 }
 
 fn matrix(numbers: &[f32]) -> [f64; 6] {
@@ -150,6 +161,7 @@ fn add(y: &mut [f32], x: &[f32], weight: f32) {
 mod tests {
     use super::*;
     use crate::kernels::math::testing::{close, numbers};
+    use crate::kernels::tile::testing::refused;
     use phalanx_graph::ops::FillMode;
 
     const MODES: [FillMode; 4] =
@@ -204,9 +216,28 @@ mod tests {
         for wild in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN] {
             for (fill, bilinear) in MODES.into_iter().flat_map(|m| [(m, false), (m, true)]) {
                 let (g, mut y, mut dx) = (geom(fill, bilinear), vec![0.0; 54], vec![0.0; 60]);
-                affine(Isa::Portable, &g, 1, &x, &[wild; 6], &mut y);
-                affine_grad(Isa::Portable, &g, 1, &y, &[wild; 6], &mut dx);
+                affine(Isa::PORTABLE, &g, 1, &x, &[wild; 6], &mut y);
+                affine_grad(Isa::PORTABLE, &g, 1, &y, &[wild; 6], &mut dx);
             }
         }
+    }
+
+    #[test]
+    fn sizes_that_wrap_around_are_refused() {
+        let half = usize::MAX / 2 + 1;
+        let run = |g: &SampleGeom, rows: usize| {
+            let (x, m, mut y) = (vec![0.0; 60], vec![0.0; 6], vec![0.0; 60]);
+            [
+                refused(|| affine(Isa::PORTABLE, g, rows, &x, &m, &mut y)),
+                refused(|| affine_grad(Isa::PORTABLE, g, rows, &x, &m, &mut y)),
+            ]
+        };
+        let good = geom(FillMode::Nearest, true);
+        assert_eq!(run(&good, 1), [false; 2]);
+        assert_eq!(run(&good, half), [true; 2]);
+        let input = SampleGeom { input: [half, 2, 3], ..good };
+        assert_eq!(run(&input, 1), [true; 2]);
+        let output = SampleGeom { output: [2, half], ..good };
+        assert_eq!(run(&output, 1), [true; 2]);
     }
 }

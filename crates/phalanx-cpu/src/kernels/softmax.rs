@@ -11,7 +11,8 @@ const BLOCK: usize = 64;
 /// # Safety
 /// `x` and `y` are valid for `rows * n` floats; they may be the same, otherwise they do not overlap.
 pub unsafe fn softmax(isa: Isa, rows: usize, n: usize, x: *const f32, y: *mut f32) {
-    dispatch(isa, Rows { rows, n, x, body: Softmax { y } });
+    // SAFETY: the caller's contract.
+    unsafe { dispatch(isa, Rows { rows, n, x, body: Softmax { y } }) };
 }
 
 /// `x - log Σ eˣ` for each of `rows` vectors of `n` numbers.
@@ -19,7 +20,8 @@ pub unsafe fn softmax(isa: Isa, rows: usize, n: usize, x: *const f32, y: *mut f3
 /// # Safety
 /// As [`softmax`].
 pub unsafe fn log_softmax(isa: Isa, rows: usize, n: usize, x: *const f32, y: *mut f32) {
-    dispatch(isa, Rows { rows, n, x, body: LogSoftmax { y } });
+    // SAFETY: the caller's contract.
+    unsafe { dispatch(isa, Rows { rows, n, x, body: LogSoftmax { y } }) };
 }
 
 /// `log Σ e^logits - logits[label]`, one number a row; NaN where the label names no class.
@@ -34,7 +36,8 @@ pub unsafe fn sparse_xent(
     labels: *const i32,
     y: *mut f32,
 ) {
-    dispatch(isa, Rows { rows, n, x: logits, body: SparseXent { labels, y } });
+    // SAFETY: the caller's contract.
+    unsafe { dispatch(isa, Rows { rows, n, x: logits, body: SparseXent { labels, y } }) };
 }
 
 /// `(softmax(logits) - onehot(label)) · dy`; NaN where the label names no class.
@@ -51,7 +54,8 @@ pub unsafe fn sparse_xent_grad(
     dy: *const f32,
     dx: *mut f32,
 ) {
-    dispatch(isa, Rows { rows, n, x: logits, body: SparseXentGrad { labels, dy, dx } });
+    // SAFETY: the caller's contract.
+    unsafe { dispatch(isa, Rows { rows, n, x: logits, body: SparseXentGrad { labels, dy, dx } }) };
 }
 
 /// A pass over vectors; `B` does the work of one of them.

@@ -30,9 +30,13 @@ pub use portable::Portable;
 /// The widest vector of any instruction set, in floats: what buffers are rounded up to.
 pub const MAX_LANES: usize = 16;
 
-/// An instruction set the kernels are compiled for.
+/// An instruction set that the kernels are compiled for and that this machine has: a value is made only
+/// where its instructions were detected, so that whoever holds one may run them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Isa {
+pub struct Isa(Set);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Set {
     /// 16 floats, 32 registers.
     Avx512,
     /// 8 floats, 16 registers, fused multiply-add.
@@ -42,6 +46,9 @@ pub enum Isa {
 }
 
 impl Isa {
+    /// Plain Rust, which every machine runs.
+    pub const PORTABLE: Isa = Isa(Set::Portable);
+
     /// The best instruction set of this machine, or the one that `PHALANX_ISA` names. Decided once per
     /// process.
     ///
@@ -56,10 +63,16 @@ impl Isa {
 
     /// What this machine can run, best first; never empty.
     pub fn available() -> Vec<Isa> {
-        [Isa::Avx512, Isa::Avx2, Isa::Portable]
-            .into_iter()
-            .filter(|isa| isa.is_available())
-            .collect()
+        [Set::Avx512, Set::Avx2, Set::Portable].into_iter().filter_map(Set::detected).collect()
+    }
+
+    /// The same, with vectors of 8 floats where there are wider ones.
+    pub fn without_avx512(self) -> Isa {
+        match self.0 {
+            // Who has AVX-512 has AVX2: that is part of its detection.
+            Set::Avx512 | Set::Avx2 => Isa(Set::Avx2),
+            Set::Portable => self,
+        }
     }
 
     fn choose(wanted: Option<&str>) -> Result<Isa, ExecError> {
@@ -71,34 +84,43 @@ impl Isa {
             ExecError::InstructionSet { available: names.join(", "), received: name.into() }
         })
     }
+}
 
-    #[cfg(target_arch = "x86_64")]
+impl Set {
+    /// The set, where this machine has it.
+    fn detected(self) -> Option<Isa> {
+        self.is_available().then_some(Isa(self))
+    }
+
+    /// Miri interprets few of the instructions.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     fn is_available(self) -> bool {
+        let avx2 = || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
         match self {
-            Isa::Avx512 => {
-                is_x86_feature_detected!("avx512f")
+            Set::Avx512 => {
+                avx2()
+                    && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("fma")
             }
-            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
-            Isa::Portable => true,
+            Set::Avx2 => avx2(),
+            Set::Portable => true,
         }
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(any(not(target_arch = "x86_64"), miri))]
     fn is_available(self) -> bool {
-        self == Isa::Portable
+        self == Set::Portable
     }
 }
 
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Isa::Avx512 => "avx512",
-            Isa::Avx2 => "avx2",
-            Isa::Portable => "portable",
+        f.write_str(match self.0 {
+            Set::Avx512 => "avx512",
+            Set::Avx2 => "avx2",
+            Set::Portable => "portable",
         })
     }
 }
@@ -111,21 +133,23 @@ pub trait Kernel {
     /// Does the work with vectors of `S`.
     ///
     /// # Safety
-    /// The machine has the instructions of `S`; what else must hold is the kernel's own affair and
-    /// must be guaranteed by whoever builds the value and hands it to [`dispatch`].
+    /// The machine has the instructions of `S`, and what the kernel itself asks for holds: whoever
+    /// hands it to [`dispatch`] guarantees it.
     unsafe fn run<S: Simd>(self) -> Self::Output;
 }
 
-/// Runs `kernel` compiled for `isa`, or for the portable set where the machine lacks `isa`.
-pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-    // SAFETY: each arm that needs more than the baseline is entered only after the features were
-    // found (the standard library caches the answer, a load and a test).
+/// Runs `kernel` compiled for `isa`, which this machine has: an [`Isa`] is proof of that.
+///
+/// # Safety
+/// What the kernel itself asks for holds: its pointers are valid for what it reads and writes.
+pub unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+    // SAFETY: the instructions were detected when the value was made; the rest is the caller's contract.
     unsafe {
-        match isa {
+        match isa.0 {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 if isa.is_available() => Avx512::enter(kernel),
+            Set::Avx512 => Avx512::enter(kernel),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 if isa.is_available() => Avx2::enter(kernel),
+            Set::Avx2 => Avx2::enter(kernel),
             _ => Portable::enter(kernel),
         }
     }

@@ -73,7 +73,8 @@ impl Kernel for Each<'_> {
 fn each(isa: Isa, op: Op, a: &[f32], b: &[f32]) -> Vec<f32> {
     // One float more than asked for must stay untouched by the last partial store.
     let mut out = vec![7.5; a.len() + 1];
-    dispatch(isa, Each { op, a, b, out: &mut out[..a.len()] });
+    // SAFETY: the kernel checks its slices, or has as many floats as any set loads.
+    unsafe { dispatch(isa, Each { op, a, b, out: &mut out[..a.len()] }) };
     assert_eq!(out.pop(), Some(7.5));
     out
 }
@@ -133,7 +134,7 @@ fn elementwise_operations_match_scalar_code() {
         check(Op::SelectGt, |x, y| if x > y { x } else { 0.0 });
         check(Op::SelectGe, |x, y| if x >= y { x } else { 0.0 });
         check(Op::SelectEq, |x, y| if x == y { x } else { 0.0 });
-        if isa == Isa::Portable {
+        if isa == Isa::PORTABLE {
             check(Op::Fmadd, |x, y| x * y + x);
         } else {
             check(Op::Fmadd, |x, y| x.mul_add(y, x));
@@ -205,7 +206,8 @@ impl Kernel for Across<'_> {
 fn lanes_are_summed_by_halves() {
     let x = std::array::from_fn(|i| ((i * 37 % 16) as f32 - 8.0) * 1.1);
     for isa in Isa::available() {
-        let (lanes, sum, max) = dispatch(isa, Across(&x));
+        // SAFETY: the kernel checks its slices, or has as many floats as any set loads.
+        let (lanes, sum, max) = unsafe { dispatch(isa, Across(&x)) };
         let mut rest = x[..lanes].to_vec();
         while rest.len() > 1 {
             let half = rest.len() / 2;
@@ -233,7 +235,8 @@ fn blocks_are_transposed() {
     let src: Vec<f32> = (0..16 * 19).map(|i| i as f32).collect();
     for isa in Isa::available() {
         let mut dst = vec![-1.0; 16 * 17];
-        let lanes = dispatch(isa, Transpose(&src, 19, &mut dst, 17));
+        // SAFETY: the kernel checks its slices, or has as many floats as any set loads.
+        let lanes = unsafe { dispatch(isa, Transpose(&src, 19, &mut dst, 17)) };
         for i in 0..16 {
             for j in 0..17 {
                 let want = if i < lanes && j < lanes { src[j * 19 + i] } else { -1.0 };

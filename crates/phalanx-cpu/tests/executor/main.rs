@@ -3,6 +3,7 @@
 
 mod lines;
 mod profile;
+mod refused;
 
 use phalanx_cpu::simd::Isa;
 use phalanx_cpu::{CpuExecutor, CpuOptions};

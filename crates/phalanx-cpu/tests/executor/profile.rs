@@ -36,7 +36,7 @@ fn profiles_time_every_instruction() {
             e.run(id, &batch, &mut vec![]).expect("runs");
         }
         let profile = e.profile(id).expect("measured");
-        assert_eq!((profile.steps, profile.lines.len()), (3, program.instrs.len()));
+        assert_eq!((profile.steps, profile.lines.len()), (3, program.instrs().len()));
         assert!(profile.lines.iter().all(|l| l.seconds >= 0.0) && profile.seconds() > 0.0);
         // Three products in each layer, but the first layer's input needs no gradient.
         let products = 2.0 * 8.0 * (2.0 * 300.0 * 200.0 + 3.0 * 200.0 * 5.0);

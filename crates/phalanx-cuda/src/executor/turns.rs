@@ -8,7 +8,7 @@ use crate::lower::FromTable;
 use crate::machine::{Lists, Machine};
 use crate::stations::{Station, together};
 use phalanx_graph::exec::{ExecError, ProgramId};
-use phalanx_graph::kept::{Column, TableId, Turn};
+use phalanx_graph::kept::{Column, TableId, Turn, check_columns};
 use phalanx_graph::program::{FetchPlan, share};
 use std::time::Instant;
 
@@ -26,6 +26,7 @@ impl<M: Machine> GpuExecutor<M> {
         &mut self,
         columns: &[Column<'_>],
     ) -> Result<Option<TableId>, ExecError> {
+        check_columns(columns)?;
         let bytes: usize = columns.iter().map(|c| c.cells.bytes()).sum();
         let fits = |s: &Station<M>| s.machine.room().is_some_and(|room| bytes <= room / SHARE);
         // Processes would have to agree on it, and on how many steps are started together.
@@ -73,8 +74,8 @@ impl<M: Machine> GpuExecutor<M> {
     /// Where the parts of a program's turns lie.
     fn turn_layout(&self, loaded: &Loaded, table: &Table) -> TurnLayout {
         let program = &loaded.program;
-        let numbers = program.feeds.iter().filter(|f| !f.ty.is_rows()).count();
-        let rows = self.mesh.max_rows(program.options.max_batch);
+        let numbers = program.feeds().iter().filter(|f| !f.ty.is_rows()).count();
+        let rows = self.mesh.max_rows(program.options().max_batch);
         TurnLayout::new(numbers, rows, table.moves())
     }
 
@@ -123,7 +124,7 @@ impl<M: Machine> GpuExecutor<M> {
     ) -> Result<(), ExecError> {
         let (program, table) = (&self.loaded(id)?.program, self.table(table)?);
         let fail = |expected: String, received: String| {
-            Err(ExecError::Feed { name: program.name.clone(), expected, received })
+            Err(ExecError::Feed { name: program.name().into(), expected, received })
         };
         let types = table.types();
         let rows = turns.first().map_or(0, |t| t.rows.len());
@@ -142,7 +143,7 @@ impl<M: Machine> GpuExecutor<M> {
         if turns.len() > MOST_TURNS {
             return fail(format!("at most {MOST_TURNS} steps"), turns.len().to_string());
         }
-        if program.fetches.iter().any(|f| f.ty.is_rows()) {
+        if program.fetches().iter().any(|f| f.ty.is_rows()) {
             return fail("fetches that are sums".into(), "rows".into());
         }
         Ok(())
@@ -188,13 +189,13 @@ impl<M: Machine> GpuExecutor<M> {
         self.collect(Block::Results, bytes * turns)?;
         let loaded = &self.programs[id.0];
         for turn in self.stations[0].fetched[0].chunks_exact(bytes.max(1)) {
-            let each = loaded.program.fetches.iter().zip(&loaded.fetches);
+            let each = loaded.program.fetches().iter().zip(&loaded.fetches);
             let values = |(plan, at): (&FetchPlan, &usize)| {
                 floats(&turn[*at..at + plan.ty.len() * 4]).collect()
             };
             fetched.push(each.map(values).collect());
         }
-        if loaded.program.update.is_some() {
+        if loaded.program.update().is_some() {
             self.times.compute += self.began.elapsed().as_secs_f64();
         }
         Ok(())

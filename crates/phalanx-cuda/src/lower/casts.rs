@@ -8,7 +8,7 @@ use phalanx_graph::{DType, Op};
 impl Facts {
     /// `cast → fused`. From the last to the first: a cast that is left out overwrites nothing.
     pub(super) fn find_casts(&mut self, program: &Program) {
-        for (at, instr) in program.instrs.iter().enumerate().rev() {
+        for (at, instr) in program.instrs().iter().enumerate().rev() {
             let Instr::Compute { op: Op::Cast { .. }, inputs, output, .. } = instr else {
                 continue;
             };
@@ -50,7 +50,7 @@ fn in_place(
     [x, y]: [ValueId; 2],
     result: ValueId,
 ) -> bool {
-    let Instr::Compute { inputs, .. } = &program.instrs[at] else { return false };
+    let Instr::Compute { inputs, .. } = &program.instrs()[at] else { return false };
     let mut reads = inputs.iter().zip(&tape.inputs).filter(|(id, _)| **id == y);
     let (from, to) = (program.value(x), program.value(result));
     let same = (from.place, from.offset, from.ld) == (to.place, to.offset, to.ld);

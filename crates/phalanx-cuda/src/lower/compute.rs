@@ -11,7 +11,7 @@ use phalanx_graph::program::{Place, ValueId};
 
 impl Lowering<'_> {
     pub(super) fn label(&self, op: &Op, scope: u32) -> String {
-        format!("{} {}", op.name(), self.q.program.scopes[scope as usize])
+        format!("{} {}", op.name(), self.q.program.scopes()[scope as usize])
     }
 
     pub(super) fn compute(

@@ -15,7 +15,7 @@ impl Lowering<'_> {
     /// for each type.
     pub(super) fn pack_filters(&mut self) {
         let mut found: Vec<(ValueId, Elem)> = vec![];
-        for instr in &self.q.program.instrs {
+        for instr in self.q.program.instrs() {
             let Instr::Compute { op, inputs, .. } = instr else { continue };
             let [x, w, ..] = inputs[..] else { continue };
             let elem = self.operand(0, x).elem;

@@ -126,7 +126,7 @@ impl Lowering<'_> {
         x: ValueId,
         dy: ValueId,
     ) {
-        let dims = &self.q.program.params[param.index()].dims;
+        let dims = &self.q.program.params()[param.index()].dims;
         let (k, n) = (dims[0], dims[1]);
         let local = self.q.replicas[replica].local;
         let to = Ptr::new(local, Block::Gradients, self.q.layout.params[param.index()]);
@@ -138,7 +138,7 @@ impl Lowering<'_> {
                 (self.dense_product(replica, x, dy, (to, k, n)), reads)
             }
         };
-        let label = format!("gradient of {}", self.q.program.params[param.index()].name);
+        let label = format!("gradient of {}", self.q.program.params()[param.index()].name);
         self.push(Work { label, instr: self.at, tasks: vec![task], reads, writes: vec![span] });
     }
 }

@@ -36,7 +36,7 @@ impl Facts {
     /// `alone`: whether this is the only replica.
     pub fn of(program: &Program, alone: bool) -> Facts {
         let mut facts = Facts::default();
-        for (i, instr) in program.instrs.iter().enumerate() {
+        for (i, instr) in program.instrs().iter().enumerate() {
             let Instr::Compute { op, inputs, output, .. } = instr else { continue };
             match op {
                 Op::Conv(_, e) if e.bias && !e.relu && only_normalised(program, i, *output) => {
@@ -56,7 +56,7 @@ impl Facts {
 
     /// `moments → all_reduce → batch_stats` with nobody else to add.
     fn find_finish(&mut self, program: &Program, from: usize, moments: ValueId, alone: bool) {
-        let reduced = program.instrs.iter().enumerate().skip(from).find_map(|(i, x)| match x {
+        let reduced = program.instrs().iter().enumerate().skip(from).find_map(|(i, x)| match x {
             Instr::AllReduce { scope, input, output } if *input == moments => {
                 (alone || *scope == Scope::Device).then_some((i, *output))
             }
@@ -92,7 +92,7 @@ impl Facts {
             && nobody_else_reads(program, at, y, |op, _| matches!(op, Op::SumRows))
         {
             self.covered.insert(sum_at);
-            let made_by = program.instrs[..at].iter().rev().find_map(|i| match i {
+            let made_by = program.instrs()[..at].iter().rev().find_map(|i| match i {
                 Instr::Compute { op, output, .. } if *output == x => Some(op),
                 _ => None,
             });
@@ -109,7 +109,7 @@ impl Facts {
 
 /// Instructions that read a value by its own name, with their results.
 pub(super) fn readers(program: &Program, value: ValueId) -> Vec<(usize, &Op, ValueId)> {
-    let each = program.instrs.iter().enumerate();
+    let each = program.instrs().iter().enumerate();
     each.filter_map(|(i, x)| match x {
         Instr::Compute { op, inputs, output, .. } if inputs.contains(&value) => {
             Some((i, op, *output))
@@ -138,7 +138,7 @@ pub(super) fn nobody_else_reads(
     allowed: impl Fn(&Op, usize) -> bool,
 ) -> bool {
     let touches = |id: ValueId| touch(program, value, id);
-    for instr in &program.instrs[at + 1..] {
+    for instr in &program.instrs()[at + 1..] {
         let (reads, writes): (Vec<ValueId>, Option<ValueId>) = match instr {
             Instr::Compute { op, inputs, output, .. } => {
                 let fine = |(i, x): (usize, &ValueId)| *x == value && allowed(op, i);
@@ -170,7 +170,8 @@ pub(super) fn nobody_else_reads(
             return true;
         }
     }
-    let operands = program.update.iter().flat_map(|u| &u.gradients).filter_map(|g| g.operands);
+    let operands =
+        program.update().into_iter().flat_map(|u| &u.gradients).filter_map(|g| g.operands);
     !operands.into_iter().any(|(x, dy)| touches(x) || touches(dy))
 }
 
@@ -182,7 +183,7 @@ pub(super) fn kept(
     (from, until): (usize, usize),
     unwritten: impl Fn(ValueId) -> bool,
 ) -> bool {
-    program.instrs[from + 1..=until].iter().all(|instr| match instr {
+    program.instrs()[from + 1..=until].iter().all(|instr| match instr {
         Instr::Compute { output, .. }
         | Instr::Copy { output, .. }
         | Instr::AllReduce { output, .. }
@@ -212,8 +213,11 @@ fn touch(program: &Program, value: ValueId, other: ValueId) -> bool {
 /// Bytes of the buffer a value lies in, at most; gaps between its pixels included.
 fn extent(program: &Program, id: ValueId) -> usize {
     let v = program.value(id);
-    let rows =
-        if v.ty.is_rows() { program.options.mesh.max_rows(program.options.max_batch) } else { 1 };
+    let rows = if v.ty.is_rows() {
+        program.options().mesh.max_rows(program.options().max_batch)
+    } else {
+        1
+    };
     let pixels = v.ty.len() / v.ty.last().max(1) * rows;
     (v.offset + pixels * v.ld) * v.ty.dtype.bytes()
 }

@@ -44,7 +44,7 @@ fn operand(instr: &Instr) -> Option<ValueId> {
 
 /// The instructions that write to a place.
 fn makers(program: &Program, place: Place) -> impl Iterator<Item = usize> {
-    let each = program.instrs.iter().enumerate();
+    let each = program.instrs().iter().enumerate();
     each.filter(move |(_, instr)| match instr {
         Instr::Compute { output, .. }
         | Instr::Copy { output, .. }
@@ -59,7 +59,7 @@ fn makers(program: &Program, place: Place) -> impl Iterator<Item = usize> {
 /// Collectives that travel together: the first with all those whose parts are made before it and stay.
 fn groups(program: &Program, covered: &HashSet<usize>) -> Vec<Vec<usize>> {
     let mut waiting: Vec<(usize, ValueId)> = program
-        .instrs
+        .instrs()
         .iter()
         .enumerate()
         .filter(|(at, _)| !covered.contains(at))
@@ -81,8 +81,8 @@ fn groups(program: &Program, covered: &HashSet<usize>) -> Vec<Vec<usize>> {
 
 /// The instruction behind which all gradients of a bucket are there.
 fn complete(program: &Program, plan: &UpdatePlan, bucket: &Range<usize>) -> usize {
-    let update = program.instrs.iter().position(|i| matches!(i, Instr::Update));
-    let update = update.unwrap_or(program.instrs.len());
+    let update = program.instrs().iter().position(|i| matches!(i, Instr::Update));
+    let update = update.unwrap_or(program.instrs().len());
     let made = plan.gradients[bucket.clone()].iter().map(|g| match g.operands {
         Some(_) => update,
         None => makers(program, Place::Gradient(g.param)).max().unwrap_or(update),
@@ -96,7 +96,7 @@ impl Lowering<'_> {
         let program = self.q.program;
         for mut group in groups(program, &self.q.facts.covered) {
             let first = group[0];
-            let of = |at: &usize| operand(&program.instrs[*at]).expect("a collective");
+            let of = |at: &usize| operand(&program.instrs()[*at]).expect("a collective");
             // Those of one type beside each other.
             group.sort_by_key(|at| self.operand(0, of(at)).elem as usize);
             for at in &group {
@@ -107,7 +107,7 @@ impl Lowering<'_> {
             }
             self.departures.groups.insert(first, group);
         }
-        let Some(plan) = &program.update else { return };
+        let Some(plan) = program.update() else { return };
         for bucket in &plan.buckets {
             let at = complete(program, plan, bucket);
             self.departures.buckets.entry(at).or_default().push(bucket.clone());
@@ -125,7 +125,7 @@ impl Lowering<'_> {
 
     /// What each replica adds to a collective, with its weight.
     fn parts(&mut self, at: usize) -> Gather {
-        let instr = &self.q.program.instrs[at];
+        let instr = &self.q.program.instrs()[at];
         let x = operand(instr).expect("a collective");
         let is_mean = matches!(instr, Instr::ReplicaMean { .. });
         let total = self.q.rows.max(1) as f32;
@@ -157,12 +157,12 @@ impl Lowering<'_> {
     /// Sums the gradients that the instruction under way completes.
     pub(super) fn reduce_gradients(&mut self) {
         let Some(buckets) = self.departures.buckets.remove(&self.at) else { return };
-        let Some(plan) = &self.q.program.update else { return };
+        let Some(plan) = self.q.program.update() else { return };
         for bucket in buckets {
             let mut found: Vec<(usize, usize)> = vec![];
             for g in &plan.gradients[bucket] {
                 let i = g.param.index();
-                found.push((self.q.layout.params[i], self.q.program.params[i].len()));
+                found.push((self.q.layout.params[i], self.q.program.params()[i].len()));
             }
             found.sort_unstable();
             let at =

@@ -26,7 +26,7 @@ impl Lowering<'_> {
     /// The first work of each replica: its feeds.
     pub(super) fn take(&mut self, from: &FromTable<'_>) {
         for r in self.q.replicas {
-            let (local, feeds) = (r.local, self.q.program.feeds.iter().zip(&self.q.layout.feeds));
+            let (local, feeds) = (r.local, self.q.program.feeds().iter().zip(&self.q.layout.feeds));
             let to = |at: &usize| Ptr::new(local, Block::Inputs, *at);
             let (rows, others): (Vec<_>, Vec<_>) = feeds.partition(|(f, _)| f.ty.is_rows());
             let columns = from.table.columns.iter().zip(&rows);

@@ -80,7 +80,7 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, (usize, usize)) {
         l.take(from);
     }
     l.pack_filters();
-    for (i, instr) in request.program.instrs.iter().enumerate() {
+    for (i, instr) in request.program.instrs().iter().enumerate() {
         l.at = i;
         if !request.facts.covered.contains(&i) {
             l.instr(instr);
@@ -120,7 +120,8 @@ impl Lowering<'_> {
     fn cx(&mut self, replica: usize) -> (Cx<'_>, &mut Tapes) {
         let r = self.q.replicas[replica];
         let cx = Cx {
-            program: self.q.program,
+            values: self.q.program.values(),
+            params: self.q.program.params(),
             layout: self.q.layout,
             aliases: &self.aliases,
             scratch: &mut self.scratch[replica],
@@ -141,7 +142,7 @@ impl Lowering<'_> {
 
     /// Whether there is no other replica anywhere.
     fn alone(&self) -> bool {
-        self.q.program.options.mesh.devices == 1 && !self.q.joined
+        self.q.program.options().mesh.devices == 1 && !self.q.joined
     }
 
     fn instr(&mut self, instr: &Instr) {
@@ -240,7 +241,7 @@ impl Lowering<'_> {
     }
 
     fn update(&mut self) {
-        let Some(plan) = &self.q.program.update else { return };
+        let Some(plan) = self.q.program.update() else { return };
         for g in &plan.gradients {
             let Some((x, dy)) = g.operands else { continue };
             for replica in self.replicas() {

@@ -35,7 +35,7 @@ impl Facts {
         let mut parts = vec![];
         let mut first = at;
         while let Some(Instr::Copy { input, output }) =
-            first.checked_sub(1).map(|i| &program.instrs[i])
+            first.checked_sub(1).map(|i| &program.instrs()[i])
         {
             let (from, to) = (program.value(*input), program.value(*output));
             let inside = to.place == whole.place && to.ld == whole.ld && to.ty.is_rows();
@@ -152,9 +152,9 @@ mod tests {
         let program = accuracy();
         let facts = Facts::of(&program, true);
         assert_eq!(facts.casts.len(), 2, "{program}");
-        let left_out = facts.covered.iter().map(|i| &program.instrs[*i]);
+        let left_out = facts.covered.iter().map(|i| &program.instrs()[*i]);
         let copies = left_out.filter(|i| matches!(i, Instr::Copy { .. })).count();
-        let all = program.instrs.iter().filter(|i| matches!(i, Instr::Copy { .. })).count();
+        let all = program.instrs().iter().filter(|i| matches!(i, Instr::Copy { .. })).count();
         assert!(all > 0 && copies == all, "{copies} of {all} copies left out: {program}");
         let parts: Vec<usize> = facts.joined.values().map(Vec::len).collect();
         assert_eq!(parts, [all]);

@@ -7,7 +7,7 @@ use crate::launch::{Block, Elem, Launch, Ptr, Span};
 use crate::machine::{Machine, Plan, StepId};
 use crate::tape::Tapes;
 use crate::task::{Task, Work};
-use phalanx_graph::program::{Memory, Mesh, Options, Place, Program, Split, Value, ValueId};
+use phalanx_graph::program::{Place, Value, ValueId};
 use phalanx_graph::{DType, ParamId, ParamSpec, Space, Type};
 
 const BYTES: usize = 1 << 20;
@@ -24,7 +24,8 @@ pub(crate) const SEEDS: [Option<u64>; 2] = [None, Some(7)];
 /// An emulated GPU and values on it.
 pub(crate) struct Lab {
     pub gpu: EmulatedGpu,
-    pub program: Program,
+    values: Vec<Value>,
+    params: Vec<ParamSpec>,
     pub layout: Layout,
     pub inputs: Inputs,
     /// Rows of the batch in front of these.
@@ -73,24 +74,21 @@ impl Lab {
         for (at, bytes) in blocks() {
             gpu.reserve(at.replica, at.block, bytes, "a test").expect("memory");
         }
-        let options = Options::new(Mesh::new(1, 1), rows);
-        let program = Program {
-            name: "test".into(),
-            options,
-            split: Split::Rows,
-            params: vec![],
-            feeds: vec![],
-            fetches: vec![],
-            scopes: vec![],
-            values: vec![],
-            instrs: vec![],
-            update: None,
-            memory: Memory::default(),
-        };
         let layout = Layout { feeds: vec![], params: vec![] };
         let (scratch, inputs) = (Scratch::new(0), Inputs::default());
         let (first_row, used, guards) = (0, 0, vec![]);
-        Lab { gpu, program, layout, inputs, first_row, scratch, rows, used, guards }
+        Lab {
+            gpu,
+            values: vec![],
+            params: vec![],
+            layout,
+            inputs,
+            first_row,
+            scratch,
+            rows,
+            used,
+            guards,
+        }
     }
 
     /// Room for a value and so many elements of four bytes in front of it.
@@ -102,8 +100,8 @@ impl Lab {
         let guard = Ptr::new(0, Block::Shared, end);
         self.gpu.write(guard, &GUARD).expect("fits");
         self.guards.push(guard);
-        self.program.values.push(Value { ty, place, offset: skipped, ld });
-        ValueId(self.program.values.len() as u32 - 1)
+        self.values.push(Value { ty, place, offset: skipped, ld });
+        ValueId(self.values.len() as u32 - 1)
     }
 
     /// A value without gaps, byte by byte, behind so many elements of four bytes.
@@ -149,19 +147,19 @@ impl Lab {
     /// A parameter with its gradient, on two replicas.
     pub fn param(&mut self, weights: &[f32]) -> ParamId {
         let at = self.layout.params.last().map_or(0, |at| {
-            let len = self.program.params[self.layout.params.len() - 1].len();
+            let len = self.params[self.layout.params.len() - 1].len();
             at + (len * 4).next_multiple_of(256)
         });
         self.layout.params.push(at);
         let dims = vec![weights.len()];
-        self.program.params.push(ParamSpec { name: "w".into(), dims, trainable: true });
+        self.params.push(ParamSpec { name: "w".into(), dims, trainable: true });
         (0..2).for_each(|r| self.write(Ptr::new(r, Block::Params, at), weights));
         ParamId(self.layout.params.len() as u32 - 1)
     }
 
     pub fn at(&self, id: ValueId) -> Ptr {
-        let Place::Shared(at) = self.program.value(id).place else { unreachable!("see `value`") };
-        Ptr::new(0, Block::Shared, at + self.program.value(id).offset * 4)
+        let Place::Shared(at) = self.values[id.index()].place else { unreachable!("see `value`") };
+        Ptr::new(0, Block::Shared, at + self.values[id.index()].offset * 4)
     }
 
     pub fn write(&mut self, at: Ptr, values: &[f32]) {
@@ -188,7 +186,7 @@ impl Lab {
 
     /// A value without the gaps between its pixels, which must be as they were.
     pub fn get(&self, id: ValueId) -> Vec<f32> {
-        let v = self.program.value(id);
+        let v = &self.values[id.index()];
         let (width, rows) = (v.ty.last(), if v.ty.is_rows() { self.rows } else { 1 });
         let all = self.read(self.at(id), v.ty.len() * rows / width * v.ld);
         let gaps = all.chunks(v.ld).flat_map(|p| &p[width..]);
@@ -219,7 +217,8 @@ impl Lab {
     ) -> (Vec<Launch>, String) {
         let mut tapes = Tapes::default();
         let mut cx = Cx {
-            program: &self.program,
+            values: &self.values,
+            params: &self.params,
             layout: &self.layout,
             aliases: &Aliases::default(),
             scratch: &mut self.scratch,

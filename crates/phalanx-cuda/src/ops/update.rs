@@ -47,7 +47,7 @@ struct Chunk {
 
 impl Update<'_> {
     fn chunks(&self, cx: &Cx<'_>) -> Vec<Chunk> {
-        let len = |g: usize| cx.program.params[self.plan.gradients[g].param.index()].len();
+        let len = |g: usize| cx.params[self.plan.gradients[g].param.index()].len();
         let total: usize = (0..self.plan.gradients.len()).map(len).sum();
         let size = total.div_ceil(BLOCKS).next_multiple_of(STRIDE).clamp(STRIDE, 8 * STRIDE);
         let mut chunks = vec![];

@@ -15,7 +15,7 @@ pub(crate) struct View {
 }
 
 /// Whether a kernel reads this operand with any distance between pixels.
-fn reads_strided(op: &Op, operand: usize) -> bool {
+pub(crate) fn reads_strided(op: &Op, operand: usize) -> bool {
     match op {
         Op::Fused(tape) => tape.inputs[operand] == Access::Full,
         Op::Dot(_) | Op::Conv(..) => operand == 0,
@@ -29,7 +29,7 @@ fn reads_strided(op: &Op, operand: usize) -> bool {
 }
 
 /// Whether a kernel writes its result with any distance between pixels.
-fn writes_strided(op: &Op) -> bool {
+pub(crate) fn writes_strided(op: &Op) -> bool {
     matches!(
         op,
         Op::Fused(_)

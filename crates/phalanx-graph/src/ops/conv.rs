@@ -13,6 +13,7 @@ fn need_image(op: &str, dims: [usize; 3], t: &Type) -> Result<()> {
 
 /// Shape rule.
 pub fn infer(geom: &ConvGeom, e: Epilogue, x: &[&Type]) -> Result<Type> {
+    geom.check()?;
     need_image("conv", geom.input, x[0])?;
     need_whole("conv kernel", &geom.kernel_dims(), x[1])?;
     if e.bias {
@@ -23,6 +24,7 @@ pub fn infer(geom: &ConvGeom, e: Epilogue, x: &[&Type]) -> Result<Type> {
 
 /// Shape rule of the input's derivative; operands `dy, w`.
 pub fn infer_grad_input(geom: &ConvGeom, dy: &Type, w: &Type) -> Result<Type> {
+    geom.check()?;
     need_image("conv_grad_input", geom.output, dy)?;
     need_whole("conv_grad_input", &geom.kernel_dims(), w)?;
     Ok(Type::rows(geom.input))
@@ -30,6 +32,7 @@ pub fn infer_grad_input(geom: &ConvGeom, dy: &Type, w: &Type) -> Result<Type> {
 
 /// Shape rule of the kernel's derivative; operands `x, dy`.
 pub fn infer_grad_kernel(geom: &ConvGeom, x: &Type, dy: &Type) -> Result<Type> {
+    geom.check()?;
     need_image("conv_grad_kernel", geom.input, x)?;
     need_image("conv_grad_kernel", geom.output, dy)?;
     Ok(Type::new(x.dtype, Space::Partial, geom.kernel_dims()))

@@ -18,6 +18,7 @@ pub fn infer(e: Epilogue, x: &[&Type]) -> Result<Type> {
             format!("{k} (shape {})", x[0].shape_text()),
         ));
     }
+    need_whole("dot kernel", &[*wk, *n], x[1])?;
     if e.bias {
         need_whole("dot bias", &[*n], x[2])?;
     }
@@ -29,6 +30,7 @@ pub fn infer(e: Epilogue, x: &[&Type]) -> Result<Type> {
 /// Shape rule of the input's derivative; operands `dy, w`.
 pub fn infer_grad_input(dy: &Type, w: &Type) -> Result<Type> {
     need_rows("dot_grad_input", dy)?;
+    need_whole("dot_grad_input kernel", &w.dims, w)?;
     let mut dims = dy.dims.clone();
     match (dims.last_mut(), &w.dims[..]) {
         (Some(last), [k, n]) if last == n => *last = *k,

@@ -179,6 +179,9 @@ pub enum Instr {
     Select(u16, u16, u16),
 }
 
+/// Most steps of a tape: registers and constants have numbers of 16 bits.
+const MAX_STEPS: usize = 1 << 15;
+
 /// A straight-line program over the elements of a value, in single-assignment form.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Tape {
@@ -191,6 +194,35 @@ pub struct Tape {
 }
 
 impl Tape {
+    /// Fails where a step reads an operand or a register that is not there, or not yet.
+    pub fn check(&self) -> Result<()> {
+        let fail = |what: String| {
+            let expected = "operands that it has and registers that were written before";
+            Err(GraphError::mismatch("tape", expected, what))
+        };
+        if self.instrs.len() > MAX_STEPS {
+            let expected = format!("at most {MAX_STEPS} steps");
+            return Err(GraphError::mismatch("tape", expected, self.instrs.len().to_string()));
+        }
+        for (i, instr) in self.instrs.iter().enumerate() {
+            let before = |r: &u16| usize::from(*r) < i;
+            let fits = match instr {
+                Instr::Input(k) => usize::from(*k) < self.inputs.len(),
+                Instr::Const(_) => true,
+                Instr::Unary(_, a) => before(a),
+                Instr::Binary(_, l, r) => before(l) && before(r),
+                Instr::Select(c, a, b) => before(c) && before(a) && before(b),
+            };
+            if !fits {
+                return fail(format!("{instr:?} as step {i}"));
+            }
+        }
+        match self.outputs.iter().find(|r| usize::from(**r) >= self.instrs.len()) {
+            Some(r) => fail(format!("register {r} as a result")),
+            None => Ok(()),
+        }
+    }
+
     fn expr(&self, reg: u16) -> String {
         match self.instrs[reg as usize] {
             Instr::Input(i) => match self.inputs[i as usize] {
@@ -343,6 +375,12 @@ pub fn infer_select(x: &[&Type]) -> Result<Type> {
 
 /// Shape rule of a fused tape: the broadcast of all operands, each read as the tape says.
 pub fn infer_fused(tape: &Tape, x: &[&Type]) -> Result<Type> {
+    if x.is_empty() || tape.outputs.len() != 1 {
+        let received = format!("{} and {}", x.len(), tape.outputs.len());
+        return Err(GraphError::mismatch("fused", "operands and one result", received));
+    }
+    tape.check()?;
+    x.iter().try_for_each(|t| need_float("fused", t))?;
     let mut out = x[0].clone();
     for t in &x[1..] {
         // Which sums may meet was checked before fusion; a tape of partials stays partial.

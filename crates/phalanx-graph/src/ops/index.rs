@@ -9,7 +9,7 @@ use crate::types::{DType, Space, Type};
 pub fn infer_gather(table: &Type, index: &Type) -> Result<Type> {
     need_index("gather", index)?;
     match table.dims[..] {
-        [_, d] if table.space == Space::Mirrored => {
+        [_, d] if table.space == Space::Mirrored && table.dtype == DType::F32 => {
             let mut dims = index.dims.clone();
             dims.push(d);
             Ok(Type::rows(dims))

@@ -8,6 +8,7 @@ use crate::types::Type;
 /// Shape rule of `Reshape`.
 pub fn infer_reshape(dims: &[usize], x: &Type) -> Result<Type> {
     let ty = Type { dims: dims.to_vec(), ..x.clone() };
+    ty.check_limits()?;
     if ty.len() != x.len() {
         return Err(GraphError::mismatch(
             "reshape",
@@ -48,7 +49,7 @@ pub fn infer_concat(axis: usize, x: &[&Type]) -> Result<Type> {
                 shapes.join(", "),
             ));
         }
-        ty.dims[axis] += t.dims[axis];
+        ty.dims[axis] = ty.dims[axis].saturating_add(t.dims[axis]);
     }
     Ok(ty)
 }
@@ -72,7 +73,7 @@ pub fn infer_pad(before: &[usize], after: &[usize], x: &Type) -> Result<Type> {
     }
     let mut ty = x.clone();
     for (d, (b, a)) in ty.dims.iter_mut().zip(before.iter().zip(after)) {
-        *d += b + a;
+        *d = d.saturating_add(*b).saturating_add(*a);
     }
     Ok(ty)
 }
@@ -81,8 +82,10 @@ pub fn infer_pad(before: &[usize], after: &[usize], x: &Type) -> Result<Type> {
 pub fn infer_upsample(size: [usize; 2], x: &Type) -> Result<Type> {
     need_rows("upsample", x)?;
     match x.dims[..] {
-        [h, w, c] => Ok(Type::rows([h * size[0], w * size[1], c])),
-        _ => Err(operand("upsample", "height, width and channels", x)),
+        [h, w, c] if !size.contains(&0) => {
+            Ok(Type::rows([h.saturating_mul(size[0]), w.saturating_mul(size[1]), c]))
+        }
+        _ => Err(operand("upsample", "height, width and channels, and sizes of at least one", x)),
     }
 }
 
@@ -90,7 +93,7 @@ pub fn infer_upsample(size: [usize; 2], x: &Type) -> Result<Type> {
 pub fn infer_upsample_grad(size: [usize; 2], dy: &Type) -> Result<Type> {
     need_rows("upsample_grad", dy)?;
     match dy.dims[..] {
-        [h, w, c] if h % size[0] == 0 && w % size[1] == 0 => {
+        [h, w, c] if !size.contains(&0) && h % size[0] == 0 && w % size[1] == 0 => {
             Ok(Type::rows([h / size[0], w / size[1], c]))
         }
         _ => Err(operand("upsample_grad", format!("a multiple of {size:?}"), dy)),

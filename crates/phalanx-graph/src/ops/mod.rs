@@ -255,8 +255,16 @@ impl Op {
         }
     }
 
-    /// The type of the result, or why the operands do not fit.
+    /// The type of the result, or why the operands do not fit: sizes that do not agree, or more
+    /// elements than any executor takes.
     pub fn infer(&self, x: &[&Type]) -> Result<Type> {
+        let ty = self.infer_unlimited(x)?;
+        ty.check_limits()?;
+        Ok(ty)
+    }
+
+    /// Sizes of a result that cannot be counted saturate.
+    fn infer_unlimited(&self, x: &[&Type]) -> Result<Type> {
         let arity = self.arity();
         if arity.is_some_and(|n| n != x.len()) || x.is_empty() && arity != Some(0) {
             let expected = arity.map_or("one or more".into(), |n| n.to_string());
@@ -292,7 +300,7 @@ impl Op {
             Op::ConvGradInput(geom) => conv::infer_grad_input(geom, x[0], x[1]),
             Op::ConvGradKernel(geom) => conv::infer_grad_kernel(geom, x[0], x[1]),
             Op::Pool(_, geom) => pool::infer(geom, x[0]),
-            Op::PoolGrad(_, geom) => pool::infer_grad(geom, x[x.len() - 1]),
+            Op::PoolGrad(_, geom) => pool::infer_grad(geom, x),
             Op::Softmax | Op::LogSoftmax => softmax::infer(x[0]),
             Op::SparseXent => softmax::infer_sparse_xent(x[0], x[1]),
             Op::SparseXentGrad => softmax::infer_sparse_xent_grad(x[0], x[1], x[2]),

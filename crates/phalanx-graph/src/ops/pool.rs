@@ -17,6 +17,7 @@ pub enum PoolKind {
 
 /// Shape rule.
 pub fn infer(geom: &ConvGeom, x: &Type) -> Result<Type> {
+    geom.check()?;
     need_rows("pool", x)?;
     if x.dims != geom.input || geom.input[2] != geom.output[2] {
         return Err(operand("pool", format!("image {:?}", geom.input), x));
@@ -24,13 +25,18 @@ pub fn infer(geom: &ConvGeom, x: &Type) -> Result<Type> {
     Ok(Type::rows(geom.output))
 }
 
-/// Shape rule of the derivative, from `dy`.
-pub fn infer_grad(geom: &ConvGeom, dy: &Type) -> Result<Type> {
-    need_rows("pool_grad", dy)?;
-    if dy.dims != geom.output {
-        return Err(operand("pool_grad", format!("image {:?}", geom.output), dy));
+/// Shape rule of the derivative; operands `x, y, dy` or `dy` alone.
+pub fn infer_grad(geom: &ConvGeom, operands: &[&Type]) -> Result<Type> {
+    let x = Type::rows(geom.input);
+    let y = infer(geom, &x)?;
+    // From behind: `dy` is always there.
+    for (t, expected) in operands.iter().rev().zip([&y, &y, &x]) {
+        need_rows("pool_grad", t)?;
+        if t.dims != expected.dims {
+            return Err(operand("pool_grad", format!("image {:?}", expected.dims), t));
+        }
     }
-    Ok(Type::rows(geom.input))
+    Ok(x)
 }
 
 /// `dy` goes to the first maximum of each window, or evenly to all its elements.

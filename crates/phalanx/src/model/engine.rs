@@ -346,7 +346,7 @@ impl Engine {
         }
         let program = self.program(kind, batch)?;
         self.check_memory(&program, kind, batch)?;
-        let fetches = program.fetches.clone();
+        let fetches = program.fetches().to_vec();
         let mut loaded = lock(&self.executor).load(program.clone());
         if matches!(loaded, Err(ExecError::Memory { .. })) && self.let_go() {
             loaded = lock(&self.executor).load(program);

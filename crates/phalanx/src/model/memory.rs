@@ -77,8 +77,8 @@ impl MemoryPlan {
             DeviceKind::Cpu => phalanx_cpu::memory_plan(program, gathers),
             DeviceKind::Gpu => phalanx_cuda::memory_plan(program, gathers),
         };
-        let arenas = program.options.mesh.workers;
-        MemoryPlan { parts, without_reuse: program.memory.unplanned.saturating_mul(arenas) }
+        let arenas = program.options().mesh.workers;
+        MemoryPlan { parts, without_reuse: program.memory().unplanned.saturating_mul(arenas) }
     }
 
     /// Bytes in all.

@@ -130,7 +130,7 @@ pub fn run_on(
         assert_eq!(tensor.dims(), [lead, spec.ty.dims.clone()].concat(), "feed {}", spec.name);
     }
     if let Runner::Cpu { workers, portable } = runner {
-        let isa = portable.then_some(Isa::Portable);
+        let isa = portable.then_some(Isa::PORTABLE);
         let mut cpu =
             CpuExecutor::new(CpuOptions { devices: 1, workers, fixed: false, isa }, graph.params())
                 .expect("an executor");

@@ -26,9 +26,12 @@ pub(super) fn applies(geom: &ConvGeom) -> bool {
     geom.groups > 1 && geom.groups == geom.input[2] && geom.groups == geom.output[2]
 }
 
-/// See [`super::forward`], which has checked the lengths.
+/// See [`super::forward`].
+///
+/// # Safety
+/// The lengths were checked, and `bias` is null or points at the output's channels.
 #[allow(clippy::too_many_arguments)] // Handed through.
-pub(super) fn forward(
+pub(super) unsafe fn forward(
     isa: Isa,
     geom: &ConvGeom,
     rows: usize,
@@ -57,12 +60,16 @@ pub(super) fn forward(
         dst,
         dst_ld: ldy,
     };
-    dispatch(isa, sweep);
+    // SAFETY: the caller's contract.
+    unsafe { dispatch(isa, sweep) };
 }
 
-/// See [`super::grad_input`], which has checked the lengths.
+/// See [`super::grad_input`].
+///
+/// # Safety
+/// The lengths were checked.
 #[allow(clippy::too_many_arguments)] // Handed through.
-pub(super) fn grad_input(
+pub(super) unsafe fn grad_input(
     isa: Isa,
     geom: &ConvGeom,
     rows: usize,
@@ -72,9 +79,9 @@ pub(super) fn grad_input(
     dx: &mut [f32],
     ldx: usize,
 ) {
-    for phase in 0..geom.stride[0] * geom.stride[1] {
+    for grid in Grid::phases(geom) {
         let sweep = Sweep {
-            grid: Grid::backward(geom, [phase / geom.stride[1], phase % geom.stride[1]]),
+            grid,
             rows,
             channels: geom.input[2],
             kernel_width: geom.kernel[1],
@@ -86,7 +93,8 @@ pub(super) fn grad_input(
             dst: dx.as_mut_ptr(),
             dst_ld: ldx,
         };
-        dispatch(isa, sweep);
+        // SAFETY: the caller's contract.
+        unsafe { dispatch(isa, sweep) };
     }
 }
 
@@ -190,9 +198,12 @@ impl Sweep {
     }
 }
 
-/// Adds to `dw`. See [`super::grad_kernel`], which has checked the lengths.
+/// Adds to `dw`. See [`super::grad_kernel`].
+///
+/// # Safety
+/// The lengths were checked.
 #[allow(clippy::too_many_arguments)] // Handed through.
-pub(super) fn grad_kernel(
+pub(super) unsafe fn grad_kernel(
     isa: Isa,
     geom: &ConvGeom,
     rows: usize,
@@ -202,7 +213,8 @@ pub(super) fn grad_kernel(
     ldy: usize,
     dw: &mut [f32],
 ) {
-    dispatch(isa, GradKernel { geom, rows, x, ldx, dy, ldy, dw });
+    // SAFETY: the caller's contract.
+    unsafe { dispatch(isa, GradKernel { geom, rows, x, ldx, dy, ldy, dw }) };
 }
 
 struct GradKernel<'a> {

@@ -193,7 +193,7 @@ impl<'a> GradKernel<'a> {
                 let (first, count) = part(pixels, blocks, block);
                 // SAFETY: the caller's lengths; pixels `first..first + count` exist.
                 unsafe {
-                    let x = self.x.as_ptr().add(group * cin);
+                    let x = self.x.as_ptr().wrapping_add(group * cin);
                     grid.gather(first, count, x, self.ldx, cin, patches);
                     let outer = Outer {
                         rows: depth,
@@ -203,7 +203,7 @@ impl<'a> GradKernel<'a> {
                         x_step: [0, 0, depth],
                         y: self.dy.as_ptr().add(first * self.ldy + group * cout),
                         y_step: [0, 0, self.ldy],
-                        out: self.dw.as_mut_ptr().add(group * cout),
+                        out: self.dw.as_mut_ptr().wrapping_add(group * cout),
                         out_step: filters,
                         accumulate: true,
                     };

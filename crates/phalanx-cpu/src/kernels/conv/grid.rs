@@ -178,8 +178,17 @@ impl Grid {
         Grid([Axis::forward(geom, 0), Axis::forward(geom, 1)])
     }
 
+    /// All input pixels, one phase after the other. A phase beyond the image has none, so that a stride
+    /// larger than it costs nothing.
+    pub fn phases(geom: &ConvGeom) -> impl Iterator<Item = Grid> + use<> {
+        let geom = *geom;
+        let count = [0, 1].map(|axis| geom.stride[axis].min(geom.input[axis]));
+        (0..count[0] * count[1])
+            .map(move |phase| Grid::backward(&geom, [phase / count[1], phase % count[1]]))
+    }
+
     /// The input pixels of one phase, as destinations of the input gradient.
-    pub fn backward(geom: &ConvGeom, phase: [usize; 2]) -> Grid {
+    fn backward(geom: &ConvGeom, phase: [usize; 2]) -> Grid {
         Grid([Axis::backward(geom, 0, phase[0]), Axis::backward(geom, 1, phase[1])])
     }
 

@@ -49,7 +49,7 @@ impl GradInput<'_> {
             // SAFETY: lengths were checked, offsets select the channels of the group; `packed` holds all
             // taps and the tables a block.
             unsafe {
-                let w = self.w.as_ptr().add(group * cout);
+                let w = self.w.as_ptr().wrapping_add(group * cout);
                 pack_columns::<S>(w, filters, cout, depth, packed, (0, cout));
                 for block in 0..blocks {
                     let (first, rows) = part(pixels, blocks, block);
@@ -70,7 +70,7 @@ impl GradInput<'_> {
                         relu: false,
                     }
                     .run::<S>();
-                    let dx = self.dx.as_mut_ptr().add(group * cin);
+                    let dx = self.dx.as_mut_ptr().wrapping_add(group * cin);
                     grid.scatter(first, rows, patches, cin, dx, self.ldx);
                 }
             }

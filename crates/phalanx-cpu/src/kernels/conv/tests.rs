@@ -4,7 +4,7 @@ use phalanx_graph::{ConvGeom, Padding};
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernels::tile::testing::{Matrix, noise};
+use crate::kernels::tile::testing::{Matrix, noise, refused};
 
 /// Calls `visit(output pixel, input pixel, tap)` for every tap inside the image, over all rows.
 fn taps(geom: &ConvGeom, rows: usize, mut visit: impl FnMut(usize, usize, usize)) {
@@ -180,4 +180,61 @@ proptest! {
             check_all(&geom, rows, gap, bias, relu);
         }
     }
+}
+
+#[test]
+fn sizes_that_wrap_around_are_refused() {
+    let half = usize::MAX / 2 + 1;
+    let good = geometry([4, 4, 2], 2, [1, 1]);
+    let run = |geom: &ConvGeom, rows: usize, ldx: usize, ldy: usize| {
+        let (x, mut y, w) = (vec![1.0; 64], vec![0.0; 64], vec![1.0; 64]);
+        let (method, mut room) = (Method::Direct, vec![0.0; 1 << 16]);
+        let isa = Isa::PORTABLE;
+        let y = &mut y;
+        let first = refused(|| {
+            forward(isa, method, geom, rows, &x, ldx, &w, None, false, y, ldy, &mut room);
+        });
+        let mut dw = vec![0.0; 64];
+        let input = refused(|| {
+            grad_input(isa, method, geom, rows, &x, ldy, &w, y, ldx, &mut room);
+        });
+        let kernel = refused(|| {
+            grad_kernel(isa, method, geom, rows, &x, ldx, &x, ldy, &mut dw, &mut room);
+        });
+        [first, input, kernel]
+    };
+    assert_eq!(run(&good, 2, 2, 2), [false; 3]);
+    assert_eq!(run(&good, half, 2, 2), [true; 3], "rows");
+    assert_eq!(run(&good, usize::MAX / 16 + 2, 2, 2), [true; 3], "rows times pixels");
+    assert_eq!(run(&good, 1, half, 2), [true; 3], "the input's stride");
+    assert_eq!(run(&good, 1, 2, half), [true; 3], "the output's stride");
+    let changes: [fn(&mut ConvGeom, usize); 7] = [
+        |g, n| g.input = [n, 2, 2],
+        |g, n| g.output = [2, n, 2],
+        // Without channels there are no weights, however many taps there are.
+        |g, n| (g.kernel, g.input[2]) = ([n, 2], 0),
+        |g, n| g.pad[0] = n,
+        |g, n| g.dilation[1] = n,
+        |g, n| g.stride = [n, 2],
+        |g, _| g.stride[0] = 0,
+    ];
+    for change in changes {
+        let mut geom = good;
+        change(&mut geom, half);
+        assert_eq!(run(&geom, 1, 2, 2), [true; 3], "{geom:?}");
+        assert!(refused(|| assert!(scratch_len(Method::Direct, &geom, Pass::Forward) > 0)));
+    }
+}
+
+#[test]
+fn a_stride_beyond_the_image_costs_no_phases() {
+    let mut geom = geometry([3, 3, 8], 8, [1 << 20, 1 << 20]);
+    check_all(&geom, 1, 0, false, false);
+    geom.groups = 8;
+    check_all(&geom, 2, 1, false, false);
+}
+
+/// 3x3 windows, padded.
+fn geometry(input: [usize; 3], filters: usize, stride: [usize; 2]) -> ConvGeom {
+    ConvGeom::new(input, filters, [3, 3], stride, [1, 1], Padding::Same, 1).unwrap()
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernels::tile::testing::{Matrix, noise};
+use crate::kernels::tile::testing::{Matrix, noise, refused};
 
 fn check_all(m: usize, k: usize, n: usize, gap: usize, bias: bool, relu: bool) {
     let x = Matrix::noise(m, k, gap, 1);
@@ -99,4 +99,37 @@ proptest! {
     ) {
         check_all(m, k, n, gap, bias, relu);
     }
+}
+
+#[test]
+fn sizes_that_wrap_around_are_refused() {
+    let half = usize::MAX / 2 + 1;
+    let isa = Isa::PORTABLE;
+    // Wrapped around, two rows `half` apart end where the first begins; so do three with a sum.
+    for (rows, cols, ld) in [(3, 4, half), (2, half, half), (half, 2, 2), (half + 1, 0, 2)] {
+        assert!(refused(|| check_matrix("x", 8, rows, cols, ld)), "{rows} {cols} {ld}");
+    }
+    check_matrix("x", 8, 2, 4, 4);
+    let forward = |m, k, n, ldx, ldy| {
+        let mut scratch = vec![0.0; scratch_len(4, 4)];
+        let (x, w, mut y) = ([1.0; 16], [1.0; 16], [0.0; 16]);
+        forward(isa, m, k, n, &x, ldx, &w, None, false, &mut y, ldy, &mut scratch);
+    };
+    forward(2, 4, 4, 4, 4);
+    assert!(refused(|| forward(3, 4, 4, half, 4)), "the input's stride");
+    assert!(refused(|| forward(3, 4, 4, 4, half)), "the result's stride");
+    assert!(refused(|| forward(2, half, 4, half, 4)), "the kernel's rows");
+    assert!(refused(|| forward(half + 2, 0, 0, 4, 4)), "the rows");
+    let gradients = |m, ld| {
+        let (x, w, mut out) = ([1.0; 16], [1.0; 16], [0.0; 16]);
+        let mut scratch = vec![0.0; scratch_len(4, 4)];
+        let mut dw = [0.0; 16];
+        [
+            refused(|| grad_input(isa, m, 4, 4, &x, ld, &w, &mut out, 4, &mut scratch)),
+            refused(|| grad_weight(isa, m, 4, 4, &x, 4, &x, ld, 0..4, &mut dw)),
+        ]
+    };
+    assert_eq!(gradients(2, 4), [false; 2]);
+    assert_eq!(gradients(3, half), [true; 2]);
+    assert!(refused(|| assert!(scratch_len(half, 2) > 0)), "scratch memory");
 }

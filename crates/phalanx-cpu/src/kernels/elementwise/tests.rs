@@ -338,5 +338,5 @@ fn no_elements_touch_nothing() {
     let inputs = [TapeInput { ptr: std::ptr::null(), ld: 0 }; 5];
     let outputs = [TapeOutput { ptr: std::ptr::null_mut(), ld: 0 }; 3];
     // SAFETY: no element is asked for.
-    unsafe { plan.run(Isa::Portable, 0, 0..0, &inputs, &outputs, &mut scratch) };
+    unsafe { plan.run(Isa::PORTABLE, 0, 0..0, &inputs, &outputs, &mut scratch) };
 }

@@ -81,19 +81,19 @@ pub(crate) struct Arena<'a>(pub &'a mut [f32]);
 impl<'a> Arena<'a> {
     /// Floats to reserve for `len` floats.
     pub const fn floats_len(len: usize) -> usize {
-        len + 16
+        len.saturating_add(16)
     }
 
     /// Floats to reserve for `len` pointers.
     pub const fn pointers_len(len: usize) -> usize {
-        (len + 1) * (size_of::<usize>() / size_of::<f32>())
+        len.saturating_add(1).saturating_mul(size_of::<usize>() / size_of::<f32>())
     }
 
     /// `len` floats that start on a cache line.
     pub fn floats(&mut self, len: usize) -> &'a mut [f32] {
         let whole = std::mem::take(&mut self.0);
         let skip = whole.as_ptr().align_offset(64).min(whole.len());
-        assert!(skip + len <= whole.len(), "scratch too small: see scratch_len");
+        assert!(len <= whole.len() - skip, "scratch too small: see scratch_len");
         let (piece, rest) = whole[skip..].split_at_mut(len);
         self.0 = rest;
         piece

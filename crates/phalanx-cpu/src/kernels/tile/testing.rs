@@ -75,3 +75,16 @@ impl Matrix {
         }
     }
 }
+
+/// Whether a call panics for a reason of its own: arithmetic that wraps around, which only builds with
+/// its checks would notice, is no answer.
+#[track_caller]
+pub(crate) fn refused(call: impl FnOnce()) -> bool {
+    let call = std::panic::AssertUnwindSafe(call);
+    let Err(cause) = std::panic::catch_unwind(call) else { return false };
+    let text = cause.downcast_ref::<String>().cloned();
+    let text = text.or_else(|| cause.downcast_ref::<&str>().map(|s| s.to_string()));
+    let text = text.expect("a panic says why");
+    assert!(!text.contains("overflow"), "{text}");
+    true
+}

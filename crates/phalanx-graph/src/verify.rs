@@ -1,0 +1,424 @@
+//! What executors rely on: every program has passed these checks, in release builds too. Each value lies
+//! inside its buffer for any batch the program takes, operands have the types, strides and places that
+//! the instruction's kernel expects, and no result shares bytes with what is read as it is written.
+//!
+//! [`Program::compile`] is the only way to a program and ends here, so that executors need not look
+//! again before they hand addresses to kernels.
+
+use crate::error::{GraphError, Result};
+use crate::graph::{ParamId, ParamSpec};
+use crate::loss_scale::STATE;
+use crate::lower::{needs_own_buffer, reads_strided, writes_strided};
+use crate::ops::{Access, Op};
+use crate::program::{Instr, Options, Place, Program, SHARDS, Split, UpdatePlan, Value, ValueId};
+use crate::types::{DType, Type};
+
+/// Fails for a mesh without workers, or with more than can be counted.
+pub(crate) fn check_options(options: &Options) -> Result<()> {
+    let mesh = options.mesh;
+    let workers = mesh.devices.checked_mul(mesh.workers).filter(|n| *n > 0);
+    if workers.is_some_and(|n| !mesh.fixed || n == SHARDS) {
+        return Ok(());
+    }
+    let expected = match mesh.fixed {
+        true => format!("{SHARDS} workers in all"),
+        false => "at least one device with at least one worker".into(),
+    };
+    let received = format!("{} device(s) of {} worker(s)", mesh.devices, mesh.workers);
+    Err(GraphError::mismatch("mesh", expected, received))
+}
+
+/// Fails where a program would have an executor leave its memory.
+pub(crate) fn check(program: &Program) -> Result<()> {
+    check_options(&program.options)?;
+    let v = Verifier {
+        p: program,
+        device_rows: program.options.mesh.max_device_rows(program.options.max_batch),
+        rows: match program.split {
+            Split::Rows => program.options.mesh.max_rows(program.options.max_batch),
+            Split::Lines => program.options.mesh.max_device_rows(program.options.max_batch),
+        },
+    };
+    v.tables()?;
+    for (i, value) in program.values.iter().enumerate() {
+        v.value(value).map_err(|what| fail(format!("value {i}, {}: {what}", value.ty)))?;
+    }
+    for (i, instr) in program.instrs.iter().enumerate() {
+        v.instr(instr).map_err(|what| fail(format!("instruction {i}: {what}")))?;
+    }
+    match &program.update {
+        Some(plan) => v.update(plan),
+        None => Ok(()),
+    }
+}
+
+fn fail(what: String) -> GraphError {
+    GraphError::internal("verify", what)
+}
+
+/// Why a value or an instruction is refused.
+type Found = Result<(), String>;
+
+fn expect(holds: bool, what: &str) -> Found {
+    if holds { Ok(()) } else { Err(what.into()) }
+}
+
+/// Sizes of a type in memory as its op sees them: narrow floats are floats.
+fn widened(ty: &Type) -> Type {
+    match ty.dtype {
+        DType::Bf16 | DType::F16 => Type { dtype: DType::F32, ..ty.clone() },
+        _ => ty.clone(),
+    }
+}
+
+/// What two values have in common.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Common {
+    /// No byte, and neither lies between the other's pixels.
+    Nothing,
+    /// No byte, but each lies in the gaps of the other.
+    Gaps,
+    /// Every element.
+    All,
+    /// Some bytes.
+    Some,
+}
+
+struct Verifier<'a> {
+    p: &'a Program,
+    /// The most rows of a worker, and of a device.
+    rows: usize,
+    device_rows: usize,
+}
+
+impl Verifier<'_> {
+    /// All that is handed in and out can be addressed.
+    fn tables(&self) -> Result<()> {
+        let p = self.p;
+        let addressable = |bytes: Option<usize>| bytes.is_some_and(|n| isize::try_from(n).is_ok());
+        let param = |sum: usize, spec: &ParamSpec| {
+            // Executors round every parameter up to whole cache lines.
+            sum.checked_add(spec.len().checked_mul(4)?.checked_next_multiple_of(1024)?)
+        };
+        if !addressable(p.params.iter().try_fold(0, param)) {
+            let expected = "parameters that can be addressed";
+            return Err(GraphError::mismatch(format!("program '{}'", p.name), expected, "more"));
+        }
+        let rows = p.options.max_batch;
+        for ty in p.feeds.iter().map(|f| &f.ty).chain(p.fetches.iter().map(|f| &f.ty)) {
+            ty.check_limits()?;
+            let all = if ty.is_rows() { ty.len().checked_mul(rows) } else { Some(ty.len()) };
+            if !addressable(all.and_then(|n| n.checked_mul(ty.dtype.bytes()))) {
+                let what = format!("program '{}'", p.name);
+                let expected = "batches that can be addressed";
+                return Err(GraphError::mismatch(what, expected, format!("{rows} rows of {ty}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn get(&self, id: ValueId) -> Result<&Value, String> {
+        self.p.values.get(id.index()).ok_or_else(|| format!("there is no value {}", id.0))
+    }
+
+    fn param(&self, id: ParamId) -> Result<&ParamSpec, String> {
+        self.p.params.get(id.index()).ok_or_else(|| format!("there is no parameter {}", id.0))
+    }
+
+    /// The bytes from a value's place to the end of its last element, for so many rows; zero where it
+    /// has no elements.
+    fn end(&self, v: &Value, rows: usize) -> Result<usize, String> {
+        let count = || {
+            let rows = if v.ty.is_rows() { rows } else { 1 };
+            let pixels = v.ty.len().checked_mul(rows)? / v.ty.last().max(1);
+            if pixels == 0 || v.ty.is_empty() {
+                return Some(0);
+            }
+            let elements = (pixels - 1).checked_mul(v.ld)?.checked_add(v.ty.last())?;
+            let bytes = elements.checked_add(v.offset)?.checked_mul(v.ty.dtype.bytes())?;
+            isize::try_from(bytes).is_ok().then_some(bytes)
+        };
+        count().ok_or_else(|| "its bytes cannot be counted".into())
+    }
+
+    /// A value lies inside its buffer.
+    fn value(&self, v: &Value) -> Found {
+        v.ty.check_limits().map_err(|e| e.to_string())?;
+        expect(v.ld >= v.ty.last(), "its pixels overlap")?;
+        let fits = |at: usize, rows: usize, size: usize| {
+            let end = self.end(v, rows)?.checked_add(at);
+            expect(end.is_some_and(|end| end <= size), "it leaves its block")?;
+            expect(at.is_multiple_of(8), "it is not aligned")
+        };
+        let memory = self.p.memory;
+        match v.place {
+            Place::Arena(at) => fits(at, self.rows, memory.arena),
+            Place::Shared(at) => fits(at, self.rows, memory.shared),
+            Place::Device(at) => fits(at, self.device_rows, memory.device),
+            Place::Param(id) | Place::Gradient(id) => {
+                let bytes = self.param(id)?.len() * 4;
+                expect(!v.ty.is_rows() && v.ty.dtype == DType::F32, "parameters are whole floats")?;
+                expect(self.end(v, 1)? <= bytes, "it leaves its parameter")?;
+                let kept = matches!(v.place, Place::Param(_)) || self.p.update.is_some();
+                expect(kept, "there are no gradients without an update")
+            }
+            Place::Feed(id) => {
+                let feed = &self.p.feeds.get(id.index()).ok_or("there is no such feed")?.ty;
+                let same = v.ty.dtype == feed.dtype && v.ty.is_rows() == feed.is_rows();
+                expect(same, "its feed is of another type")?;
+                let bytes = feed.len() * feed.dtype.bytes();
+                expect(self.end(v, 1)? <= bytes, "it leaves its feed")?;
+                // Executors step from row to row of the feed, whatever they read of each.
+                let row = v.ty.len() / v.ty.last().max(1) * v.ld;
+                expect(v.ty.is_empty() || row == feed.len(), "its rows are not those of the feed")
+            }
+        }
+    }
+
+    /// What two values of a worker have in common, for so many rows.
+    fn common(&self, a: &Value, b: &Value, rows: usize) -> Result<Common, String> {
+        let start = |v: &Value| match v.place {
+            Place::Arena(at) | Place::Shared(at) | Place::Device(at) => at,
+            Place::Feed(_) | Place::Param(_) | Place::Gradient(_) => 0,
+        };
+        let same_block = match (a.place, b.place) {
+            (Place::Arena(_), Place::Arena(_)) => true,
+            (Place::Shared(_), Place::Shared(_)) => true,
+            (Place::Device(_), Place::Device(_)) => true,
+            (a, b) => a == b,
+        };
+        let range = |v: &Value| -> Result<_, String> {
+            let skipped = v.offset * v.ty.dtype.bytes();
+            Ok((start(v) + skipped, start(v) + self.end(v, rows)?))
+        };
+        let ((a0, a1), (b0, b1)) = (range(a)?, range(b)?);
+        if !same_block || a0 >= b1 || b0 >= a1 {
+            return Ok(Common::Nothing);
+        }
+        if a.place != b.place || a.ld != b.ld || a.ty.dtype.bytes() != b.ty.dtype.bytes() {
+            return Ok(Common::Some);
+        }
+        if a.offset == b.offset && a.ty.last() == b.ty.last() && a.ty.len() == b.ty.len() {
+            return Ok(Common::All);
+        }
+        // Columns of one wide value: neither wraps around into the next pixel.
+        let columns = |v: &Value| (v.offset, v.offset + v.ty.last());
+        let ((a0, a1), (b0, b1)) = (columns(a), columns(b));
+        let apart = a1 <= a.ld && b1 <= b.ld && (a1 <= b0 || b1 <= a0);
+        Ok(if apart { Common::Gaps } else { Common::Some })
+    }
+
+    /// Nobody may write a batch of the host's; weights change by updates and assignments alone.
+    fn writable(&self, v: &Value) -> Found {
+        let own = !matches!(v.place, Place::Feed(_) | Place::Param(_));
+        expect(own, "its result lies in a feed or a parameter")
+    }
+
+    fn instr(&self, instr: &Instr) -> Found {
+        let scope = match instr {
+            Instr::Compute { scope, .. }
+            | Instr::SlicedDot { scope, .. }
+            | Instr::AddSlices { scope, .. }
+            | Instr::SlicedGradInput { scope, .. } => *scope as usize,
+            _ => 0,
+        };
+        expect(scope < self.p.scopes.len().max(1), "it belongs to no layer")?;
+        match instr {
+            Instr::Compute { op, inputs, output, .. } => self.compute(op, inputs, *output),
+            Instr::Copy { input, output } => self.copy(self.get(*input)?, self.get(*output)?),
+            Instr::Barrier(_) => Ok(()),
+            Instr::AllReduce { scope, input, output } => {
+                self.collective(&Op::AllReduce { scope: *scope }, *input, *output)
+            }
+            Instr::ReplicaMean { input, output } => {
+                self.collective(&Op::ReplicaMean, *input, *output)
+            }
+            Instr::SlicedDot { x, kernel, output, .. } => self.sliced_dot(*x, *kernel, *output),
+            Instr::AddSlices { input, bias, output, .. } => self.add_slices(*input, *bias, *output),
+            Instr::SlicedGradInput { dy, kernel, output, .. } => {
+                let (dy, w, dx) = (self.get(*dy)?, self.get(*kernel)?, self.get(*output)?);
+                self.typed(&Op::DotGradInput, &[dy, w], dx)?;
+                self.whole_rows(dy)?;
+                expect(matches!(dx.place, Place::Device(_)), "its result is not the device's")?;
+                expect(w.contiguous(), "its kernel has gaps")?;
+                let common = self.common(dy, dx, self.device_rows)?;
+                expect(common == Common::Nothing, "it reads the buffer it writes")
+            }
+            Instr::SlicedGradient { param, x, dy } => {
+                let plan = self.p.update.as_ref();
+                let planned = plan.and_then(|p| p.gradients.iter().find(|g| g.param == *param));
+                let stored = planned.is_some_and(|g| g.sliced && g.operands.is_none());
+                expect(stored, "no gradient of its parameter is stored in slices")?;
+                self.kernel_gradient(*param, *x, *dy)
+            }
+            Instr::Update => expect(self.p.update.is_some(), "there is no optimizer"),
+            Instr::Assign { param, value } => {
+                let (spec, v) = (self.param(*param)?, self.get(*value)?);
+                let whole = !v.ty.is_rows() && v.contiguous() && v.ty.dtype == DType::F32;
+                expect(whole && v.ty.len() == spec.len(), "its value is not the parameter's")
+            }
+            Instr::Fetch { index, value } => {
+                let v = self.get(*value)?;
+                let plan = self.p.fetches.get(*index).ok_or("there is no such fetch")?;
+                expect(plan.ty == v.ty && v.contiguous(), "its value is not that of the fetch")
+            }
+        }
+    }
+
+    /// The op takes operands of these types and gives that of the result.
+    fn typed(&self, op: &Op, inputs: &[&Value], output: &Value) -> Found {
+        self.writable(output)?;
+        let types: Vec<Type> = inputs.iter().map(|v| widened(&v.ty)).collect();
+        let types: Vec<&Type> = types.iter().collect();
+        let ty = op.infer(&types).map_err(|e| e.to_string())?;
+        let (made, stored) = (widened(&ty), widened(&output.ty));
+        // A constant fills whatever is there.
+        let space = made.space == stored.space || matches!(op, Op::Const { .. });
+        let same = made.dims == stored.dims && made.dtype == stored.dtype && space;
+        expect(same, &format!("its result is {}, {} gives {ty}", output.ty, op.name()))
+    }
+
+    fn compute(&self, op: &Op, inputs: &[ValueId], output: ValueId) -> Found {
+        let lowered = matches!(
+            op,
+            Op::Feed { .. }
+                | Op::Param { .. }
+                | Op::Unary(_)
+                | Op::Binary(_)
+                | Op::Select
+                | Op::Reshape { .. }
+                | Op::AllReduce { .. }
+                | Op::ReplicaMean
+        );
+        expect(!lowered, "its op is not computed")?;
+        let y = self.get(output)?;
+        let x = inputs.iter().map(|id| self.get(*id)).collect::<Result<Vec<_>, _>>()?;
+        self.typed(op, &x, y)?;
+        if let Op::Cast { dtype } = op {
+            expect(*dtype == y.ty.dtype, "its cast gives another type")?;
+        }
+        expect(y.contiguous() || writes_strided(op), "its result has gaps")?;
+        for (i, x) in x.iter().enumerate() {
+            expect(x.contiguous() || reads_strided(op, i), "an operand has gaps")?;
+            let in_place = match op {
+                Op::Fused(tape) => tape.inputs[i] == Access::Full,
+                Op::Dropout { .. } => true,
+                _ => false,
+            };
+            let apart = match self.common(x, y, self.rows)? {
+                Common::Nothing => true,
+                Common::Gaps => !needs_own_buffer(op),
+                Common::All => in_place && x.ty.dtype.bytes() == y.ty.dtype.bytes(),
+                Common::Some => false,
+            };
+            expect(apart, "it reads the buffer it writes")?;
+        }
+        Ok(())
+    }
+
+    fn copy(&self, from: &Value, to: &Value) -> Found {
+        self.writable(to)?;
+        let same = from.ty.dtype == to.ty.dtype
+            && from.ty.is_rows() == to.ty.is_rows()
+            && from.ty.len() == to.ty.len();
+        expect(same, "its sides are not of one type")?;
+        let cut = from.contiguous() || to.contiguous() || from.ty.last() == to.ty.last();
+        expect(cut, "its sides have other pixels")?;
+        let common = self.common(from, to, self.rows)?;
+        expect(matches!(common, Common::Nothing | Common::Gaps), "its sides overlap")
+    }
+
+    fn collective(&self, op: &Op, input: ValueId, output: ValueId) -> Found {
+        let (x, y) = (self.get(input)?, self.get(output)?);
+        self.typed(op, &[x], y)?;
+        expect(matches!(x.place, Place::Shared(_)), "its operand is not shared")?;
+        expect(x.contiguous() && y.contiguous(), "it has gaps")?;
+        expect(matches!(x.ty.dtype, DType::F32 | DType::F64), "sums are wide floats")?;
+        expect(x.ty.dtype == y.ty.dtype, "its result is of another type")?;
+        expect(self.common(x, y, 1)? == Common::Nothing, "its sides overlap")
+    }
+
+    /// Rows that lie where the device's workers find those of each other.
+    fn whole_rows(&self, v: &Value) -> Found {
+        let there = matches!(v.place, Place::Feed(_) | Place::Device(_));
+        let floats = v.ty.is_rows() && v.ty.dtype == DType::F32;
+        expect(there && floats, "other workers cannot read its rows")
+    }
+
+    /// A part of a product: a shared value with all rows of the device.
+    fn part(&self, v: &Value) -> Found {
+        let Place::Shared(at) = v.place else { return Err("its parts are not shared".into()) };
+        expect(v.contiguous() && v.offset == 0, "its parts have gaps")?;
+        let end = self.end(v, self.device_rows)?.checked_add(at);
+        expect(end.is_some_and(|end| end <= self.p.memory.shared), "its parts leave their block")
+    }
+
+    fn sliced_dot(&self, x: ValueId, kernel: ValueId, output: ValueId) -> Found {
+        let (x, w, y) = (self.get(x)?, self.get(kernel)?, self.get(output)?);
+        self.typed(&Op::Dot(Default::default()), &[x, w], y)?;
+        self.whole_rows(x)?;
+        expect(w.contiguous() && y.ty.dtype == DType::F32, "its kernel has gaps")?;
+        self.part(y)
+    }
+
+    fn add_slices(&self, input: ValueId, bias: Option<ValueId>, output: ValueId) -> Found {
+        let (x, y) = (self.get(input)?, self.get(output)?);
+        self.writable(y)?;
+        self.part(x)?;
+        expect(x.ty == y.ty && x.ty.is_rows(), "its result is of another type")?;
+        expect(x.ty.dtype == DType::F32, "its parts are no floats")?;
+        if let Some(bias) = bias {
+            let b = self.get(bias)?;
+            let fits = !b.ty.is_rows() && b.contiguous() && b.ty.dims == [y.ty.last()];
+            expect(fits && b.ty.dtype == DType::F32, "its bias is of another type")?;
+            expect(self.common(b, y, self.rows)? == Common::Nothing, "its bias overlaps")?;
+        }
+        expect(self.common(x, y, self.device_rows)? == Common::Nothing, "its sides overlap")
+    }
+
+    /// The gradient of a dense kernel, over all rows of the device.
+    fn kernel_gradient(&self, param: ParamId, x: ValueId, dy: ValueId) -> Found {
+        let (spec, x, dy) = (self.param(param)?, self.get(x)?, self.get(dy)?);
+        self.whole_rows(x)?;
+        self.whole_rows(dy)?;
+        let ty = Op::DotGradKernel.infer(&[&x.ty, &dy.ty]).map_err(|e| e.to_string())?;
+        expect(ty.dims == spec.dims, "its operands are not those of the kernel")
+    }
+
+    fn update(&self, plan: &UpdatePlan) -> Result<()> {
+        plan.rule.check()?;
+        let mut seen = vec![false; self.p.params.len()];
+        for g in &plan.gradients {
+            let check = || -> Found {
+                let spec = self.param(g.param)?;
+                let granule = spec.dims.last().copied().unwrap_or(1).max(1);
+                expect(g.granule == granule, "it is split elsewhere than between rows")?;
+                expect(!g.sliced || spec.dims.len() == 2, "only matrices are sliced")?;
+                expect(g.operands.is_none() || g.sliced, "it is not computed in slices")?;
+                g.operands.map_or(Ok(()), |(x, dy)| self.kernel_gradient(g.param, x, dy))
+            };
+            let name = || format!("gradient of parameter {}", g.param.0);
+            check().map_err(|what| fail(format!("{}: {what}", name())))?;
+            if std::mem::replace(&mut seen[g.param.index()], true) {
+                return Err(fail(format!("{}: there are two", name())));
+            }
+        }
+        let mut next = 0;
+        for bucket in &plan.buckets {
+            if bucket.start != next || bucket.end < next {
+                return Err(fail(format!("bucket {bucket:?} does not follow {next}")));
+            }
+            next = bucket.end;
+        }
+        if next != plan.gradients.len() {
+            return Err(fail(format!("buckets end at {next} of {} gradients", seen.len())));
+        }
+        let Some(scaling) = plan.loss_scale else { return Ok(()) };
+        let state = self.param(scaling.state).map_err(fail)?;
+        let alone = !seen[scaling.state.index()] && state.len() == STATE;
+        if alone { Ok(()) } else { Err(fail(format!("'{}' is no loss scale", state.name))) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,282 @@
+//! Programs that were altered after they were compiled, which only this crate can do: each would have
+//! an executor leave its memory.
+
+use super::*;
+use crate::geometry::{ConvGeom, Padding};
+use crate::graph::{FeedId, Graph, NodeId};
+use crate::ops::{Epilogue, Instr as TapeStep, PoolKind, Tape, Unary};
+use crate::program::{Mesh, Options};
+use crate::step::{Fetch, Gradient, Step};
+use crate::types::{Scope, Space};
+use crate::update::{RuleBuilder, Slot, SlotInit, UpdateRule};
+
+const BATCH: usize = 8;
+
+fn momentum() -> UpdateRule {
+    let slot = Slot { name: "momentum".into(), init: SlotInit::Value(0.0) };
+    let mut b = RuleBuilder::new(vec![slot], 1);
+    let (w, g, m, rate) = (b.weight(), b.gradient(), b.slot(0), b.scalar(0));
+    let m = b.add(m, g);
+    let step = b.mul(m, rate);
+    let w = b.sub(w, step);
+    b.finish("momentum", None, w, &[m])
+}
+
+/// One dense layer, trained on the sum of its results, which are fetched as well.
+fn step() -> Step {
+    let mut g = Graph::new();
+    let feed = g.add_feed("x", Type::rows([4]));
+    let kernel = g.add_param("w", &[4, 3], true);
+    let (x, w) = (g.feed(feed), g.param(kernel));
+    let y = g.push(Op::Dot(Epilogue::default()), &[x, w]).unwrap();
+    let y = g.push(Op::Unary(Unary::Exp), &[y]).unwrap();
+    let dw = g.push(Op::DotGradKernel, &[x, y]).unwrap();
+    let sum = g.push(Op::SumRows, &[y]).unwrap();
+    let sum = g.push(Op::AllReduce { scope: Scope::All }, &[sum]).unwrap();
+    let mut step = Step::new("train", g);
+    step.fetches =
+        vec![Fetch { name: "y".into(), node: y }, Fetch { name: "sum".into(), node: sum }];
+    step.gradients = vec![Gradient { param: kernel, node: Some(dw), l1: 0.0, l2: 0.0 }];
+    step.update = Some(momentum());
+    step
+}
+
+fn program() -> Program {
+    Program::compile(step(), Options::new(Mesh::new(2, 1), BATCH)).unwrap()
+}
+
+#[track_caller]
+fn refused(what: &str, change: impl FnOnce(&mut Program)) {
+    let mut altered = program();
+    check(&altered).unwrap();
+    change(&mut altered);
+    assert!(check(&altered).is_err(), "{what}");
+}
+
+/// The values that a kind of place holds.
+fn values(p: &mut Program, of: fn(&Place) -> bool) -> Vec<&mut Value> {
+    p.values.iter_mut().filter(|v| of(&v.place)).collect()
+}
+
+#[test]
+fn a_value_that_leaves_its_memory_is_refused() {
+    refused("an arena that is too small", |p| p.memory.arena = 0);
+    refused("a shared block that is too small", |p| p.memory.shared = 0);
+    refused("a larger batch", |p| p.options.max_batch = 1000);
+    refused("a batch that wraps around", |p| p.options.max_batch = usize::MAX / 8);
+    let arena: fn(&Place) -> bool = |p| matches!(p, Place::Arena(_));
+    refused("an offset behind the arena", |p| {
+        let end = p.memory.arena;
+        values(p, arena)[0].place = Place::Arena(end);
+    });
+    refused("an offset that wraps around", |p| {
+        values(p, arena)[0].place = Place::Arena(usize::MAX - 7);
+    });
+    refused("elements to skip that wrap around", |p| {
+        values(p, arena)[0].offset = usize::MAX / 4 + 1;
+    });
+    refused("a stride that wraps around", |p| values(p, arena)[0].ld = usize::MAX / 2 + 1);
+    refused("pixels that overlap", |p| values(p, arena)[0].ld = 1);
+    let feed: fn(&Place) -> bool = |p| matches!(p, Place::Feed(_));
+    refused("elements behind a feed", |p| values(p, feed)[0].offset = 1);
+    refused("a feed that is not there", |p| values(p, feed)[0].place = Place::Feed(FeedId(9)));
+    refused("a feed of another type", |p| p.feeds[0].ty.dtype = DType::I32);
+    refused("a feed of shorter rows", |p| p.feeds[0].ty.dims = vec![3]);
+    refused("a feed of longer rows", |p| p.feeds[0].ty.dims = vec![5]);
+    let param: fn(&Place) -> bool = |p| matches!(p, Place::Param(_));
+    refused("elements behind a parameter", |p| values(p, param)[0].offset = 1);
+    refused("a parameter that is not there", |p| p.params.clear());
+    refused("a smaller parameter", |p| p.params[0].dims = vec![4, 2]);
+    refused("a parameter that wraps around", |p| p.params[0].dims = vec![usize::MAX, 4]);
+    refused("gradients without an update", |p| p.update = None);
+}
+
+#[test]
+fn an_instruction_that_does_not_fit_its_values_is_refused() {
+    let compute = |p: &Program| {
+        let is = |i: &Instr| matches!(i, Instr::Compute { op: Op::Dot(_), .. });
+        p.instrs.iter().position(is).expect("a product")
+    };
+    refused("a value that is not there", |p| {
+        let at = compute(p);
+        let Instr::Compute { inputs, .. } = &mut p.instrs[at] else { unreachable!() };
+        inputs[1] = ValueId(99);
+    });
+    refused("operands in another order", |p| {
+        let at = compute(p);
+        let Instr::Compute { inputs, .. } = &mut p.instrs[at] else { unreachable!() };
+        inputs.swap(0, 1);
+    });
+    refused("an operand too few", |p| {
+        let at = compute(p);
+        let Instr::Compute { inputs, .. } = &mut p.instrs[at] else { unreachable!() };
+        inputs.pop();
+    });
+    refused("a result in a feed", |p| {
+        let at = compute(p);
+        let Instr::Compute { inputs, output, .. } = &mut p.instrs[at] else { unreachable!() };
+        *output = inputs[0];
+    });
+    refused("a wider result", |p| {
+        let at = compute(p);
+        let Instr::Compute { output, .. } = p.instrs[at] else { unreachable!() };
+        p.values[output.index()].ty.dims = vec![5];
+        p.values[output.index()].ld = 5;
+    });
+    refused("an op that is not computed", |p| {
+        let at = compute(p);
+        let Instr::Compute { op, .. } = &mut p.instrs[at] else { unreachable!() };
+        *op = Op::Reshape { dims: vec![3] };
+    });
+    refused("a layer that is not there", |p| {
+        let at = compute(p);
+        let Instr::Compute { scope, .. } = &mut p.instrs[at] else { unreachable!() };
+        *scope = 9;
+    });
+    refused("a fetch that is not there", |p| p.fetches.truncate(1));
+    refused("a fetch of fewer elements", |p| p.fetches[0].ty.dims = vec![2]);
+    refused("a mirrored fetch of rows", |p| p.fetches[0].ty.space = Space::Mirrored);
+    refused("a sum of what is not shared", |p| {
+        for instr in &mut p.instrs {
+            if let Instr::AllReduce { input, output, .. } = instr {
+                *input = *output;
+            }
+        }
+    });
+    refused("an update without an optimizer", |p| {
+        p.update = None;
+        p.values.retain(|v| !matches!(v.place, Place::Gradient(_)));
+        p.instrs = vec![Instr::Update];
+    });
+    refused("an assignment of rows", |p| {
+        let Some(Instr::Fetch { value, .. }) =
+            p.instrs.iter().find(|i| matches!(i, Instr::Fetch { index: 0, .. })).cloned()
+        else {
+            unreachable!()
+        };
+        p.instrs.push(Instr::Assign { param: ParamId(0), value });
+    });
+}
+
+#[test]
+fn a_result_over_an_operand_is_refused() {
+    refused("a product that reads what it writes", |p| {
+        let Some((x, y)) = p.instrs.iter().find_map(|i| match i {
+            Instr::Compute { op: Op::SumRows, inputs, output, .. } => Some((inputs[0], *output)),
+            _ => None,
+        }) else {
+            unreachable!()
+        };
+        p.values[y.index()].place = p.values[x.index()].place;
+    });
+}
+
+#[test]
+fn an_update_that_leaves_its_gradients_is_refused() {
+    let plan = |p: &mut Program, change: fn(&mut UpdatePlan)| {
+        change(p.update.as_mut().expect("a training step"));
+    };
+    refused("a parameter that is not there", |p| {
+        plan(p, |u| u.gradients[0].param = ParamId(7));
+    });
+    refused("two gradients of a parameter", |p| {
+        plan(p, |u| u.gradients.push(u.gradients[0].clone()));
+    });
+    refused("pieces of rows", |p| plan(p, |u| u.gradients[0].granule = 0));
+    refused("a bucket behind the last", |p| plan(p, |u| u.buckets[0].end = 2));
+    refused("a bucket too few", |p| plan(p, |u| u.buckets.clear()));
+    refused("operands of another gradient", |p| {
+        plan(p, |u| u.gradients[0].operands = Some((ValueId(0), ValueId(0))));
+    });
+    refused("a slot too few", |p| plan(p, |u| u.rule.slots.clear()));
+    refused("a scalar too many", |p| plan(p, |u| u.rule.scalars = usize::MAX));
+    refused("a register that is not there", |p| plan(p, |u| u.rule.tape.outputs[0] = 99));
+}
+
+/// Compiles a step of one fetched node.
+fn compiles(graph: Graph, node: NodeId) -> Result<Program> {
+    let mut step = Step::new("predict", graph);
+    step.fetches.push(Fetch { name: "y".into(), node });
+    Program::compile(step, Options::new(Mesh::new(1, 1), BATCH))
+}
+
+#[test]
+fn a_step_with_a_wrong_type_is_refused_in_every_build() {
+    let mut g = Graph::new();
+    let feed = g.add_feed("x", Type::rows([4]));
+    let x = g.feed(feed);
+    let wide = g.push_typed(Op::Softmax, vec![x], Type::rows([1000]));
+    assert!(compiles(g, wide).is_err());
+
+    let mut step = step();
+    step.assigns.push((ParamId(4), step.fetches[1].node));
+    let options = Options::new(Mesh::new(1, 1), BATCH);
+    assert!(Program::compile(step.clone(), options).is_err(), "no such parameter");
+    step.assigns.clear();
+    step.fetches[0].node = NodeId(77);
+    assert!(Program::compile(step, options).is_err(), "no such node");
+}
+
+#[test]
+fn a_mesh_without_workers_or_with_too_many_is_refused() {
+    let odd = Mesh { devices: 3, workers: 1, fixed: true };
+    let half = usize::MAX / 2 + 1;
+    for mesh in [Mesh::new(0, 1), Mesh::new(1, 0), Mesh::new(half, 2), odd] {
+        let error = Program::compile(step(), Options::new(mesh, BATCH)).unwrap_err();
+        assert!(error.to_string().starts_with("mesh: expected"), "{error}");
+    }
+}
+
+#[test]
+fn attributes_that_wrap_around_are_refused() {
+    let (half, image) = (usize::MAX / 2 + 1, Type::rows([4, 4, 2]));
+    let types = [&image];
+    let refused = |op: &Op| op.infer(&types).is_err();
+    assert!(refused(&Op::Pad { before: vec![usize::MAX, 0, 0], after: vec![1, 0, 0] }));
+    assert!(refused(&Op::Upsample { size: [half, 1], bilinear: false }));
+    assert!(refused(&Op::Upsample { size: [0, 1], bilinear: false }));
+    assert!(refused(&Op::UpsampleGrad { size: [0, 1], bilinear: false }));
+    assert!(refused(&Op::Reshape { dims: vec![half, 2, 32] }));
+    assert!(refused(&Op::Slice { axis: 0, start: usize::MAX, len: 2 }));
+    let long = Type::rows([1 << 47]);
+    assert!(Op::Concat { axis: 0 }.infer(&vec![&long; 1 << 17]).is_err());
+    let mut geom = ConvGeom::new([4, 4, 2], 2, [2, 2], [2, 2], [1, 1], Padding::Valid, 1).unwrap();
+    assert!(!refused(&Op::Pool(PoolKind::Max, geom)));
+    geom.pad = [half, 0];
+    assert!(refused(&Op::Pool(PoolKind::Max, geom)));
+}
+
+#[test]
+fn operands_that_a_kernel_would_misread_are_refused() {
+    let geom = ConvGeom::new([4, 4, 2], 2, [2, 2], [2, 2], [1, 1], Padding::Valid, 1).unwrap();
+    let (image, small) = (Type::rows([4, 4, 2]), Type::rows([2, 2, 2]));
+    let grad = Op::PoolGrad(PoolKind::Max, geom);
+    grad.infer(&[&image, &small, &small]).unwrap();
+    assert!(grad.infer(&[&small, &small, &small]).is_err(), "a smaller input");
+    assert!(grad.infer(&[&image, &image, &small]).is_err(), "a larger output");
+    let (x, kernel) = (Type::rows([4]), Type::mirrored([4, 3]));
+    let dot = Op::Dot(Epilogue::default());
+    dot.infer(&[&x, &kernel]).unwrap();
+    for bad in [Type::rows([4, 3]), Type { dtype: DType::I32, ..kernel.clone() }] {
+        assert!(dot.infer(&[&x, &bad]).is_err(), "{bad}");
+        assert!(Op::DotGradInput.infer(&[&Type::rows([3]), &bad]).is_err(), "{bad}");
+    }
+    let index = Type::new(DType::I32, Space::Rows, [2]);
+    let table = Type::new(DType::F64, Space::Mirrored, [9, 3]);
+    assert!(Op::Gather.infer(&[&table, &index]).is_err(), "a table of doubles");
+}
+
+#[test]
+fn a_tape_that_reads_ahead_is_refused() {
+    let tape = |instrs: Vec<TapeStep>, outputs: Vec<u16>| {
+        let tape = Tape { inputs: vec![Access::Full], instrs, outputs };
+        Op::Fused(tape).infer(&[&Type::rows([4])])
+    };
+    let exp = |r: u16| TapeStep::Unary(Unary::Exp, r);
+    tape(vec![TapeStep::Input(0), exp(0)], vec![1]).unwrap();
+    assert!(tape(vec![TapeStep::Input(0), exp(1)], vec![1]).is_err(), "itself");
+    assert!(tape(vec![TapeStep::Input(1)], vec![0]).is_err(), "no such operand");
+    assert!(tape(vec![TapeStep::Input(0)], vec![1]).is_err(), "no such result");
+    assert!(tape(vec![TapeStep::Input(0)], vec![]).is_err(), "no result");
+    assert!(tape(vec![TapeStep::Input(0); 1 << 16], vec![0]).is_err(), "too many steps");
+}
