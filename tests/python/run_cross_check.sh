@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks model files against Python Keras; with `prepare`, only gets ready for it. Uses the Python in $PHALANX_KERAS_PYTHON or makes an environment under
+# Checks model files and the command against Python Keras; with `prepare`, only gets ready for it. Uses the Python in $PHALANX_KERAS_PYTHON or makes an environment under
 # the target directory; says so and ends well where neither is possible.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -16,3 +16,6 @@ fi
 directory="$(mktemp -d)"
 trap 'rm -rf "$directory"' EXIT
 timeout 1200 "$python" tests/python/cross_check.py "$directory"
+# Any more models by a flag: check_command.py --random 200 --seed 1000.
+cargo build -q --workspace --locked
+timeout 600 "$python" tests/python/check_command.py "$directory/command"
