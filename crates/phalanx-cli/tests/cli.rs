@@ -125,7 +125,7 @@ fn bad_input_gives_one_clear_line_and_a_code() {
             1,
             "'mnits'; did you mean 'mnist'? known: glyphs,",
         ),
-        (&["bench", "mnist-mlp", "--data", "cifar_1"], 1, "did you mean 'cifar-10'?"),
+        (&["bench", "mnist-cnn", "--data", "cifar_1"], 1, "did you mean 'cifar-10'?"),
         (&["data", "info", "glyhps"], 1, "did you mean 'glyphs'?"),
         (&["data", "fetch", "mnits"], 1, "did you mean 'mnist'?"),
         (&["train", "mnist-mlp", "--data", ""], 1, "unknown dataset ''"),
@@ -335,12 +335,12 @@ fn a_training_ends_where_its_reader_has_gone_and_saves_what_it_has() {
 fn closed_standard_error_is_no_trouble() {
     let dir = tempfile::tempdir().unwrap();
     let args =
-        ["train", "mnist-mlp", "--replicas", "100", "--steps-per-epoch", "1", "--epochs", "1"];
+        ["train", "mnist-mlp", "--replicas", "20", "--steps-per-epoch", "1", "--epochs", "1"];
     let piped = command(dir.path(), &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = piped.unwrap();
     drop(child.stderr.take());
     let out = child.wait_with_output().unwrap();
-    assert_eq!(out.status.code(), Some(141), "{}", text(&out.stdout));
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stdout));
 }
 
 #[test]
@@ -367,7 +367,7 @@ fn completions_offer_datasets_and_help_has_lines_of_the_terminal() {
     for shell in ["bash", "zsh", "fish"] {
         let script = succeeds(dir.path(), &["completions", shell]);
         let offered = script.lines().filter(|line| line.contains("fashion-mnist")).count();
-        assert!(offered >= 5, "{shell}: {offered}");
+        assert!(offered >= 3, "{shell}: {offered}");
     }
     let help = succeeds(dir.path(), &["train", "--help"]);
     assert!(!help.contains("[possible values: glyphs"), "said once, in the text");
