@@ -2,8 +2,6 @@
 //!
 //! `cargo run --release -p phalanx --example two_replicas`
 
-pub mod arguments;
-
 use phalanx::datasets::Split;
 use phalanx::prelude::*;
 
@@ -12,7 +10,7 @@ use phalanx::prelude::*;
 pub mod mlp;
 
 fn main() -> Result<()> {
-    arguments::read("")?;
+    mlp::arguments::read("")?;
     for (one, two) in run(&datasets::load("glyphs")?)? {
         println!("loss on one device {one:.6}, on two {two:.6}");
     }
