@@ -1,5 +1,6 @@
 //! Runs every example, on fewer data where it takes them, and looks at what comes out.
-#![allow(dead_code, clippy::duplicate_mod)] // the examples' `main`, and the module of arguments that each has
+#![allow(dead_code)] // the examples' `main`
+#![allow(clippy::duplicate_mod)] // each brings what reads its arguments
 
 use phalanx::Result;
 use phalanx::datasets::glyphs::{self, Glyphs};
