@@ -4,7 +4,7 @@
 
 First the fixed cases: regression, several labels, soft labels, images as targets, two inputs and two outputs, sample
 weights, bytes, splits and tables, each trained for three epochs by Keras' `fit` and by `phalanx train`. Losses, validation
-losses and predictions must agree within 1e-5. Then N random models (20 unless told otherwise; every third has two inputs): the
+losses and predictions must agree within 1e-5. Then N random models (12 unless told otherwise; every third has two inputs): the
 command predicts, trains and writes them, Keras reads them back, and the numbers must agree within 1e-4 of the largest.
 
 Uses the binary in $PHALANX_BIN, or target/debug/phalanx.
@@ -229,7 +229,7 @@ def main():
     warnings.filterwarnings("ignore")
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", nargs="?")
-    parser.add_argument("--random", type=int, default=20)
+    parser.add_argument("--random", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="")
     options = parser.parse_args()

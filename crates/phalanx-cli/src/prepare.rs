@@ -231,9 +231,9 @@ fn finish(
     let of = |part: &Option<Part>, set: &mut dyn FnMut(&Part) -> Result<Set>| {
         part.as_ref().map(set).transpose()
     };
+    let train = set(&loaded.train).with_context(named)?;
     let validation = of(&loaded.validation, &mut set).with_context(named)?;
     let test = of(&loaded.test, &mut set).with_context(named)?;
-    let train = set(&loaded.train).with_context(named)?;
     let evaluated = loaded.test.as_ref().unwrap_or(&loaded.train);
     let labels = match &evaluated.targets[..] {
         [(_, y)] if !origin.classes.is_empty() => {

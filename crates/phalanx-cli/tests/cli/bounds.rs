@@ -94,8 +94,8 @@ fn a_field_of_fifty_megabytes_makes_one_short_line() {
     let dir = tempfile::tempdir().unwrap();
     let long = "x".repeat(50_000_000);
     for (table, expected) in [
-        (format!("a,b\n{long},2\n"), "… (50000000 bytes)\" in line 2, column 0"),
-        (format!("a,b\n1,{long}\n"), "labels of at most 1000 bytes"),
+        (format!("a,b\n{long},2\n"), "… (50000000 bytes)\" in line 2, column A (a)"),
+        (format!("a,b\n1,{long}\n"), "words of at most 1000 bytes"),
     ] {
         std::fs::write(dir.path().join("long.csv"), table).unwrap();
         let out =

@@ -169,7 +169,7 @@ fn names_are_shown_with_their_escapes() {
     let listed = said(&["inspect", "acting.safetensors"]);
     assert!(listed.contains(&format!("  {shown}/kernel f32 [192, 2]")), "{listed}");
     let info = said(&["data", "info", "table.csv"]);
-    assert!(info.contains(&format!("  1 1{shown} 8 to train on")), "{info}");
+    assert!(info.contains(&format!("  1 1{shown} 10 to train on")), "{info}");
     let key = said(&["train", "mnist-mlp", "--config", "key.toml"]);
     assert!(key.starts_with(&format!("error: key.toml: unknown key '{shown}'")), "{key}");
     let plan = said(&["plan", "hiding.keras", "--json"]);

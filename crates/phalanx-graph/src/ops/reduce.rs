@@ -3,7 +3,7 @@
 use super::{Backward, Binary, Cotangents, Op, elementwise::broadcast_dims, operand};
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::types::{Space, Type};
+use crate::types::{DType, Space, Type};
 
 /// What a reduction computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,6 +27,9 @@ pub fn infer_reduce(kind: ReduceKind, axes: &[usize], x: &Type) -> Result<Type> 
     let ordered = axes.windows(2).all(|w| w[0] < w[1]);
     if axes.iter().any(|a| *a >= x.dims.len()) || !ordered {
         return Err(operand("reduce", format!("axes {axes:?}, ascending"), x));
+    }
+    if x.dtype == DType::I32 {
+        return Err(operand("reduce", "floats", x));
     }
     if kind == ReduceKind::Max && x.space == Space::Partial {
         return Err(operand("reduce_max", "a value already reduced", x));

@@ -8,6 +8,8 @@ use std::path::Path;
 
 /// Different words that a column may have.
 const MAX_WORDS: usize = 1 << 16;
+/// Bytes of a word, which may become a class' name.
+const MAX_WORD_BYTES: usize = 1000;
 /// Columns that words may become in all.
 const MAX_ENCODED_COLUMNS: usize = 1 << 20;
 
@@ -139,6 +141,11 @@ impl Seen {
     fn add(&mut self, path: &Path, name: &str, text: &str) -> Result<()> {
         if self.words.contains(text) {
             return Ok(());
+        }
+        if text.len() > MAX_WORD_BYTES {
+            let expected = format!("words of at most {MAX_WORD_BYTES} bytes");
+            let received = format!("{:?} in column '{}'", cell(text), cell(name));
+            return Err(Error::file(path, expected, received));
         }
         self.words.insert(text.into());
         if self.words.len() > MAX_WORDS {
