@@ -96,9 +96,9 @@ def machine(output):
 def run(directory, output):
     """What the command prints, standard error apart."""
     words = shlex.split(output.command)
+    with open(os.path.join(directory, "evaluate.py"), "w") as file:
+        file.write(EVALUATE)
     if output.before:
-        with open(os.path.join(directory, "evaluate.py"), "w") as file:
-            file.write(EVALUATE)
         subprocess.run([sys.executable, "-c", output.before], cwd=directory, check=True, capture_output=True)
     release = os.path.join(TARGET, "release")
     if words[0] == "phalanx":
@@ -132,6 +132,8 @@ def main():
     unknown = [name for name in options.names if name not in OUTPUTS]
     if unknown:
         sys.exit(f"expected {', '.join(OUTPUTS)}, received {', '.join(unknown)}")
+    if "model-file-in-keras" in options.names:
+        options.names.append("model-file")
     build()
     with tempfile.TemporaryDirectory() as directory:
         for name, output in OUTPUTS.items():

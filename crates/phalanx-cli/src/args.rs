@@ -371,7 +371,7 @@ pub struct Train {
     /// Passes over the data
     #[arg(long, default_value_t = 2)]
     pub epochs: usize,
-    /// Steps per epoch (default: all the data)
+    /// Steps per epoch (default: all the data); where the data have fewer, they start again
     #[arg(long)]
     pub steps_per_epoch: Option<usize>,
     /// Optimizer: sgd, adam, adamw, rmsprop, adagrad, nadam, lion (default: the model's own)

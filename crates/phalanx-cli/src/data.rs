@@ -44,6 +44,8 @@ pub struct Loaded {
     pub by_name: bool,
     /// Whether the samples are arrays of the user's own, whose shape is not changed unasked.
     pub arrays: bool,
+    /// For each target, whether it is a column of words.
+    pub words: Vec<bool>,
     /// How a table's columns became numbers.
     pub table: Option<TableEncoding>,
     /// What was done to the rows.
@@ -138,7 +140,8 @@ impl Loaded {
     fn of(train: Part) -> Loaded {
         let (validation, test, classes, table) = (None, None, None, None);
         let (images, by_name, arrays, notices) = (false, false, false, vec![]);
-        Loaded { train, validation, test, classes, images, by_name, arrays, table, notices }
+        let words = vec![];
+        Loaded { train, validation, test, classes, images, by_name, arrays, words, table, notices }
     }
 }
 
@@ -184,6 +187,14 @@ impl Part {
 impl DataArgs {
     /// Refuses what only a table has.
     fn check_no_table(&self, name: &str) -> Result<()> {
+        match self.table_flag() {
+            Some(flag) => bail!("{flag}: expected a .csv as --data, received {name}"),
+            None => Ok(()),
+        }
+    }
+
+    /// The flag that says how a table is read, if there is one.
+    pub fn table_flag(&self) -> Option<&'static str> {
         let asked = [
             ("--label", !self.label.is_empty()),
             ("--sample-weight", self.sample_weight.is_some()),
@@ -191,10 +202,7 @@ impl DataArgs {
             ("--missing", self.missing.is_some()),
             ("--no-header", self.no_header),
         ];
-        match asked.iter().find(|(_, asked)| *asked) {
-            Some((flag, _)) => bail!("{flag}: expected a .csv as --data, received {name}"),
-            None => Ok(()),
-        }
+        asked.iter().find(|(_, asked)| *asked).map(|(flag, _)| *flag)
     }
 
     /// How a table is read.
@@ -235,12 +243,12 @@ fn npz(path: &Path) -> Result<Loaded> {
 fn table(path: &Path, request: &Request<'_>) -> Result<Loaded> {
     let mut csv = request.args.csv();
     match request.table {
-        Some(encoding) if request.args.label.is_empty() => csv = csv.encoding(encoding.clone()),
-        _ => {
+        Some(encoding) => csv = csv.encoding(encoding.clone()),
+        None => {
             if request.inputs.len() > 1 {
                 csv = csv.inputs(request.inputs.clone());
             }
-            if request.outputs.len() > 1 {
+            if request.inputs.len() > 1 || request.outputs.len() > 1 {
                 csv = csv.outputs(request.outputs.clone());
             }
         }
@@ -254,8 +262,16 @@ fn table(path: &Path, request: &Request<'_>) -> Result<Loaded> {
         [classes] if !classes.is_empty() => Some(classes.clone()),
         _ => None,
     };
+    let words = table.classes.iter().map(|classes| !classes.is_empty()).collect();
     let train = Part::from_set(table.set);
-    Ok(Loaded { classes, table: Some(table.encoding), notices, arrays: true, ..Loaded::of(train) })
+    Ok(Loaded {
+        words,
+        classes,
+        table: Some(table.encoding),
+        notices,
+        arrays: true,
+        ..Loaded::of(train)
+    })
 }
 
 /// A directory with a directory per class; with `train` and `test` (and `val`) in it, those have them.
@@ -273,7 +289,9 @@ fn folder(path: &Path, reading: Reading) -> Result<Loaded> {
         };
         Ok(Part::single(images, labels))
     };
-    let [train, validation, test] = ["train", "val", "test"].map(|name| path.join(name));
+    let [train, test] = ["train", "test"].map(|name| path.join(name));
+    let names = ["val", "valid", "validation"].map(|name| path.join(name));
+    let validation = names.iter().find(|path| path.is_dir()).unwrap_or(&names[0]).clone();
     let split = train.is_dir() && (test.is_dir() || validation.is_dir());
     if !split {
         let folder = open(path)?;
@@ -345,6 +363,31 @@ fn cut(flag: &str, part: &mut Part, share: f64, by_class: bool) -> Result<Part> 
 }
 
 impl Loaded {
+    /// Gives classes the numbers that a model knows their names by. Whether all of them are known.
+    pub fn align(&mut self, known: &[String]) -> Result<bool> {
+        let Some(names) = &self.classes else { return Ok(true) };
+        // Numbers are no names.
+        if known.is_empty() || known == numbered(known.len()) || known.starts_with(names) {
+            return Ok(true);
+        }
+        let find = |name: &String| known.iter().position(|known| known == name);
+        let Some(numbers) = names.iter().map(find).collect::<Option<Vec<usize>>>() else {
+            return Ok(false);
+        };
+        let parts = [Some(&mut self.train), self.validation.as_mut(), self.test.as_mut()];
+        for part in parts.into_iter().flatten() {
+            let renumbered = part.classes().map(|labels| {
+                let number = |label: &i32| numbers.get(*label as usize).map_or(-1, |n| *n as i32);
+                labels.iter().map(number).collect::<Vec<i32>>()
+            });
+            if let (Some(labels), [(_, y)]) = (renumbered, &mut part.targets[..]) {
+                *y = Tensor::new([labels.len()], labels)?;
+            }
+        }
+        self.classes = Some(known.to_vec());
+        Ok(true)
+    }
+
     /// Holds back the rows that were asked for.
     pub fn split(mut self, test: Option<f64>, validation: Option<f64>) -> Result<Loaded> {
         let by_class = self.classes.is_some() && self.images && !self.by_name;
@@ -401,6 +444,20 @@ mod tests {
         let loaded = Loaded { classes: Some(numbered(2)), images: true, ..Loaded::of(train) };
         let loaded = loaded.split(Some(0.2), None).unwrap();
         assert_eq!(values(loaded.test.as_ref().unwrap()), [8.0, 9.0, 14.0]);
+    }
+
+    #[test]
+    fn classes_are_matched_by_name_and_not_by_number() {
+        let known: Vec<String> = ["cat", "dog", "mouse"].map(String::from).to_vec();
+        let classes = Some(vec!["dog".to_string(), "mouse".to_string()]);
+        let mut loaded = Loaded { classes, ..Loaded::of(part(vec![0, 1, 1])) };
+        assert!(loaded.align(&known).unwrap());
+        assert_eq!(loaded.train.classes().unwrap(), [1, 2, 2]);
+        assert_eq!(loaded.classes, Some(known.clone()));
+        let classes = Some(vec!["cat".to_string(), "wolf".to_string()]);
+        let mut loaded = Loaded { classes, ..Loaded::of(part(vec![0, 1])) };
+        assert!(!loaded.align(&known).unwrap());
+        assert!(loaded.align(&numbered(3)).unwrap(), "numbers are no names");
     }
 
     #[test]

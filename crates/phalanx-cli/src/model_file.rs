@@ -23,6 +23,8 @@ pub struct ModelFile {
     /// What the last layer makes of its sums.
     activation: Activation,
     losses: Losses,
+    /// Whether the only output's loss takes logits, where it says so.
+    from_logits: Option<bool>,
 }
 
 /// What the last layer makes of its sums.
@@ -75,16 +77,21 @@ impl ModelFile {
         for (_, input) in &inputs {
             check_sample(input).with_context(|| shown(path.display()).to_string())?;
         }
+        let mut from_logits = None;
         let losses = match read_compile_for_evaluation(path) {
             Ok(None) => Losses::None,
             Ok(Some((compile, _))) => match compile.loss_classes() {
-                Ok(classes) => Losses::Known(classes),
+                Ok(classes) => {
+                    from_logits = compile.losses_from_logits().first().copied().flatten();
+                    Losses::Known(classes)
+                }
                 Err(error) => Losses::Unknown(error.to_string()),
             },
             Err(error) => Losses::Unknown(error.to_string()),
         };
         let (name, activation) = (model.name().into(), activation(&model));
-        Ok(ModelFile { path: path.into(), name, inputs, outputs, activation, losses })
+        let path = path.into();
+        Ok(ModelFile { path, name, inputs, outputs, activation, losses, from_logits })
     }
 
     /// The dimensions of the only input.
@@ -109,7 +116,15 @@ impl ModelFile {
 
     /// Whether the outputs are logits rather than probabilities.
     pub fn logits(&self) -> bool {
-        self.activation == Activation::Other
+        self.from_logits.unwrap_or(self.activation == Activation::Other)
+    }
+
+    /// Whether each output is a probability of its own, as of several labels.
+    pub fn several_labels(&self) -> bool {
+        match &self.losses {
+            Losses::Known(losses) => losses.contains(&"BinaryCrossentropy"),
+            Losses::Unknown(_) | Losses::None => self.activation == Activation::Sigmoid,
+        }
     }
 
     /// As nothing else is known of it.
@@ -309,9 +324,21 @@ fn chosen(loss: &str, from_logits: bool) -> Compile {
 
 /// What a model's last layer makes of its sums.
 fn activation(model: &Model) -> Activation {
-    let named = model.output_names().first().and_then(|name| model.layer(name).ok());
-    let last = || model.layers().pop().map(|(_, layer)| layer);
-    let Some(handle) = named.or_else(last) else { return Activation::Other };
+    // Layers behind it that change nothing when the model predicts, or only the shape.
+    let passes = |handle: &LayerHandle| {
+        let config = handle.layer().config();
+        let linear = config.get("activation").and_then(|value| value.as_str()) == Some("linear");
+        match handle.layer().class_name() {
+            "Dropout" | "SpatialDropout2D" | "Flatten" | "Reshape" => true,
+            "Activation" => linear,
+            _ => false,
+        }
+    };
+    let mut layers: Vec<LayerHandle> = model.layers().into_iter().map(|(_, layer)| layer).collect();
+    while layers.last().is_some_and(passes) {
+        layers.pop();
+    }
+    let Some(handle) = layers.pop() else { return Activation::Other };
     let config = handle.layer().config();
     match config.get("activation").and_then(|value| value.as_str()) {
         _ if handle.layer().class_name() == "Softmax" => Activation::Softmax,

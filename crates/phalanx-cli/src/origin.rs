@@ -57,6 +57,9 @@ pub struct Origin {
     /// How the columns of a table became numbers.
     #[serde(default)]
     pub table: Option<TableEncoding>,
+    /// Whether arrays were brought to another size as asked.
+    #[serde(default)]
+    pub resized: bool,
 }
 
 /// Fails where a sample of these dimensions is larger than any that a model is fed.
@@ -82,8 +85,17 @@ impl Origin {
 
     /// For the model of a file, which is fed as Keras would feed it.
     pub fn unnamed(data: &str, input: Vec<usize>, classes: Vec<String>) -> Origin {
-        let (network, mean, scale, test_split, table) = (None, None, Scale::Bytes, None, None);
-        Origin { network, data: data.into(), input, classes, mean, scale, test_split, table }
+        Origin {
+            network: None,
+            data: data.into(),
+            input,
+            classes,
+            mean: None,
+            scale: Scale::Bytes,
+            test_split: None,
+            table: None,
+            resized: false,
+        }
     }
 
     /// For a network by name.
@@ -119,6 +131,20 @@ impl Origin {
         Ok(Some(origin))
     }
 
+    /// Whether it was trained on data of this name, however a path is spelled.
+    pub fn is_of(&self, name: &str) -> bool {
+        let whole = |path: &str| std::fs::canonicalize(path).ok();
+        self.data == name || whole(name).is_some_and(|path| Some(path) == whole(&self.data))
+    }
+
+    /// The same with inputs scaled as asked, if anything was asked.
+    pub fn rescaled(self, asked: Option<Rescale>) -> Origin {
+        match asked {
+            Some(rescale) => Origin { scale: Scale::Rescale(rescale), mean: None, ..self },
+            None => self,
+        }
+    }
+
     /// The network, where it is one by name.
     pub fn network(&self) -> Option<Network> {
         Network::by_name(self.network.as_deref()?)
@@ -128,6 +154,11 @@ impl Origin {
     pub fn note(&self, model: &Model) -> Result<()> {
         model.set_metadata(KEY, serde_json::to_string(self)?);
         Ok(())
+    }
+
+    /// Whether inputs are fed in another way than as they are.
+    pub fn is_scaled(&self) -> bool {
+        self.mean.is_some() || self.scale != Scale::Bytes
     }
 
     /// What is done to inputs, in words; `bytes` says whether they are kept as such.

@@ -2,7 +2,7 @@
 
 use crate::args::{DataArgs, Predict};
 use crate::model_file::{Goal, Purpose};
-use crate::origin::{Origin, Scale};
+use crate::origin::Origin;
 use crate::paths;
 use crate::prepare::check_shape;
 use crate::subject::Subject;
@@ -26,8 +26,10 @@ pub fn run(args: &Predict) -> Result<()> {
     let file = paths::weights(&args.file)?;
     let subject = Subject::saved(&file, args.model.as_ref())?;
     let origin = subject.usual();
-    let scale = args.rescale.map_or(origin.scale, Scale::Rescale);
-    let origin = Origin { scale, ..origin };
+    if args.rescale.is_some() && subject.names().0.len() > 1 {
+        bail!("--rescale: expected a model with one input");
+    }
+    let origin = origin.rescaled(args.rescale);
     let model = subject.compiled(&origin, &Goal::Stored, Purpose::Predict, strategy.into())?;
     if let (Some(input), Some(output)) = (&args.input, &args.output) {
         let inputs =
@@ -134,26 +136,42 @@ fn arrays(path: &Path, subject: &Subject, origin: &Origin) -> Result<Vec<Samples
         }
         _ => vec![(String::new(), npy::read(path)?)],
     };
-    for (name, samples) in &given {
+    let (names, _) = subject.names();
+    let plain = |array: &str| array.is_empty() || array == "x";
+    let mut chosen = vec![];
+    for name in &names {
+        let is_it = |array: &str| array == name || array == format!("x_{name}");
+        let found = given.iter().position(|(array, _)| is_it(array));
+        let found = found.or(given.iter().position(|(array, _)| plain(array) && names.len() == 1));
+        chosen.push(found.with_context(|| {
+            let listed: Vec<String> =
+                given.iter().map(|(name, _)| shown(name).to_string()).collect();
+            let one = if names.len() == 1 { " or x" } else { "" };
+            format!(
+                "expected arrays named {}{one}, received {}",
+                names.join(", "),
+                listed.join(", ")
+            )
+        })?);
+    }
+    let unused = |at: &usize| !chosen.contains(at);
+    let unused: Vec<String> =
+        (0..given.len()).filter(unused).map(|at| shown(&given[at].0).to_string()).collect();
+    if !unused.is_empty() {
+        tracing::warn!("{}: not used: {}", shown(path.display()), unused.join(", "));
+    }
+    for at in &chosen {
+        let (name, samples) = &given[*at];
         if samples.dims().is_empty() || samples.rows() == 0 {
-            bail!("expected samples in rows, received {:?} as '{name}'", samples.dims());
+            bail!("expected samples in rows, received {:?} as '{}'", samples.dims(), shown(name));
         }
     }
-    let (names, _) = subject.names();
-    if let ([(_, samples)], [name]) = (&given[..], &names[..]) {
-        let known = ["", "x", name].contains(&given[0].0.as_str());
-        if !known {
-            bail!("expected an array '{name}' or 'x', received '{}'", given[0].0);
+    if let [at] = chosen[..] {
+        let samples = &given[at].1;
+        if !origin.resized {
+            check_shape(&samples.dims()[1..], &origin.input)?;
         }
-        check_shape(&samples.dims()[1..], &origin.input)?;
         return Ok(vec![only(subject, origin, samples)?]);
     }
-    let find = |name: &String| {
-        let found = given.iter().find(|(given, _)| given == name || *given == format!("x_{name}"));
-        found.map(|(_, samples)| samples.clone().raw()).with_context(|| {
-            let listed: Vec<&str> = given.iter().map(|(name, _)| name.as_str()).collect();
-            format!("expected arrays {}, received {}", names.join(", "), listed.join(", "))
-        })
-    };
-    names.iter().map(find).collect()
+    Ok(chosen.into_iter().map(|at| given[at].1.clone().raw()).collect())
 }

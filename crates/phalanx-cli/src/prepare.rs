@@ -7,7 +7,7 @@ use crate::model_file::{Goal, ModelFile};
 use crate::network::Network;
 use crate::origin::{Origin, Scale, check_sample};
 use crate::subject::{Kind, Subject};
-use crate::targets::class_numbers;
+use crate::targets::{alike, class_numbers};
 use anyhow::{Context, Result, bail};
 use phalanx::data::{ImageFlow, Samples};
 use phalanx::model::{IntoDataset, Source};
@@ -49,6 +49,8 @@ pub struct Prepared {
     pub notices: Vec<String>,
     /// The inputs' dimensions as they came, where there is one.
     pub came: Vec<usize>,
+    /// Whether the model's file says that it was trained on these data.
+    pub trained_on: bool,
 }
 
 /// What is asked of data.
@@ -117,6 +119,10 @@ impl Set {
         let [target] = &self.targets[..] else {
             bail!("--augment: expected one target, received {}", self.targets.len());
         };
+        if target.dims().len() > 2 {
+            let dims = &target.dims()[1..];
+            bail!("--augment: expected targets that stay when images move, received {dims:?}");
+        }
         self.input()?.flow(augment, target, batch)
     }
 }
@@ -137,18 +143,32 @@ pub fn load(
 ) -> Result<Prepared> {
     let reading = Reading::sized(&origin.input, None, false);
     let request = request(subject, asked, reading.by(workers.num_workers()), origin.table.as_ref());
-    let loaded = data::load(&request)?;
+    if let (Some(flag), Some(_)) = (asked.args.table_flag(), &origin.table) {
+        bail!(
+            "{flag}: the model keeps how its table was read, and another way would change its numbers"
+        );
+    }
+    let mut loaded = data::load(&request)?;
     if let (Some(classes), most @ 1..) = (&loaded.classes, origin.classes.len())
         && classes.len() > most
     {
         let (name, received) = (asked.name, classes.len());
         bail!("--data {}: expected at most {most} classes, received {received}", shown(name));
     }
+    if !loaded.align(&origin.classes)? {
+        let (expected, received) = (
+            data::list(&origin.classes),
+            data::list(loaded.classes.as_deref().unwrap_or_default()),
+        );
+        bail!(
+            "--data {}: expected the classes that the model tells apart, {expected}, received {received}",
+            shown(asked.name)
+        );
+    }
     // The rows that were held back from training, unless told otherwise.
-    let stored = origin.test_split.filter(|_| origin.data == asked.name && loaded.test.is_none());
+    let stored = origin.test_split.filter(|_| origin.is_of(asked.name) && loaded.test.is_none());
     let loaded = loaded.split(asked.args.test_split.or(stored), None)?;
-    let scale = asked.args.rescale.map_or(origin.scale, Scale::Rescale);
-    let origin = Origin { scale, ..origin.clone() };
+    let origin = origin.clone().rescaled(asked.args.rescale);
     finish(subject, origin, asked, loaded)
 }
 
@@ -162,13 +182,29 @@ pub fn prepare(
     let &Asked { name, args, size, grey, validation_split } = asked;
     let reading = match &subject.kind {
         Kind::Network(network) => Reading::of(&network.usual_input(), size, grey),
-        Kind::File(file) => Reading::sized(&file.image(), size, grey),
+        Kind::File(file) => {
+            let before = subject.origin.as_ref().filter(|before| !before.input.is_empty());
+            let input = before.map_or_else(|| file.image(), |before| before.input.clone());
+            Reading::sized(&input, size, grey)
+        }
     };
     let reading = reading.by(workers.num_workers());
-    // A table is read as it was before where the model was trained on it.
-    let before = subject.origin.as_ref().filter(|before| before.data == name);
+    // A table is read as the one before, unless told otherwise.
+    let before = subject.origin.as_ref().filter(|_| args.table_flag().is_none());
     let table = before.and_then(|before| before.table.as_ref());
     let mut loaded = data::load(&request(subject, asked, reading, table))?;
+    if !loaded.images && (size.is_some() || grey) {
+        let flag = if size.is_some() { "--image-size" } else { "--grayscale" };
+        bail!("{flag}: expected images, received --data {}", shown(name));
+    }
+    if grey && loaded.arrays {
+        bail!("--grayscale: expected a directory of images, received --data {}", shown(name));
+    }
+    if let (Kind::File(_), Some(before)) = (&subject.kind, &subject.origin)
+        && !loaded.align(&before.classes)?
+    {
+        loaded.notices.push("other classes take the place of those it was trained on".into());
+    }
     if let Some(classes) = loaded.classes.as_ref().filter(|classes| classes.len() < 2) {
         let received = data::list(classes);
         bail!("--data {}: expected two classes or more, received {received}", shown(name));
@@ -182,7 +218,8 @@ pub fn prepare(
     };
     let origin = origin.with_context(|| format!("--data {}", shown(name)))?;
     let (data, test_split) = (name.into(), args.test_split.filter(|share| *share != 0.0));
-    let origin = Origin { data, test_split, table: loaded.table.clone(), ..origin };
+    let resized = size.is_some() && loaded.arrays;
+    let origin = Origin { data, test_split, table: loaded.table.clone(), resized, ..origin };
     finish(subject, origin, asked, loaded)
 }
 
@@ -211,7 +248,10 @@ fn finish(
     {
         origin.classes = file.class_names(&losses, loaded.classes.as_ref());
     }
+    check_targets(subject, &losses, &loaded, &goal).with_context(named)?;
     let classes = loaded.classes.as_ref().map(Vec::len);
+    let checks_shape = loaded.arrays
+        && matches!(&subject.kind, Kind::File(_) if origin.network.is_none() && !origin.resized);
     let mut forms = vec![];
     let mut set = |part: &Part| -> Result<Set> {
         let (input_names, output_names) = subject.names();
@@ -219,7 +259,12 @@ fn finish(
         let dims = subject.dims(&origin.input);
         // Several inputs go in as they are; a single one may be reshaped, resized and scaled.
         let inputs = match (&given[..], &dims[..]) {
-            ([one], [dims]) => vec![one.fed(&origin, dims)?],
+            ([one], [dims]) => {
+                if checks_shape {
+                    check_shape(&one.dims(), &origin.input)?;
+                }
+                vec![one.fed(&origin, dims)?]
+            }
             (several, _) => several.iter().map(|feed| feed.raw()).collect(),
         };
         let given = by_name("y", &part.targets, &output_names)?;
@@ -242,10 +287,11 @@ fn finish(
         _ => None,
     };
     let pictures = evaluated.inputs[0].1.clone();
-    let came = match loaded.train.inputs.len() {
-        1 => pictures.dims(),
+    let came = match &loaded.train.inputs[..] {
+        [(_, x)] => x.dims(),
         _ => vec![],
     };
+    let trained_on = subject.origin.as_ref().is_some_and(|origin| origin.is_of(name));
     let (name, notices) = (name.into(), loaded.notices);
     Ok(Prepared {
         train,
@@ -260,7 +306,31 @@ fn finish(
         forms,
         notices,
         came,
+        trained_on,
     })
+}
+
+/// Words need a loss on classes, and a loss on two classes needs targets from 0 to 1.
+fn check_targets(
+    subject: &Subject,
+    losses: &[&'static str],
+    loaded: &Loaded,
+    goal: &Goal,
+) -> Result<()> {
+    let Kind::File(file) = &subject.kind else { return Ok(()) };
+    let chosen = matches!(goal, Goal::Chosen { .. });
+    let outputs = file.with_losses(losses);
+    for (i, (name, y)) in loaded.train.targets.iter().enumerate() {
+        let by_name = outputs.iter().find(|output| output.name == *name);
+        let Some(output) = by_name.or(outputs.get(i)) else { continue };
+        if loaded.words.get(i) == Some(&true) {
+            output.check_words()?;
+        }
+        if loaded.classes.is_none() {
+            output.check_binary(y, chosen)?;
+        }
+    }
+    Ok(())
 }
 
 /// Columns in a model's order. The only one needs no name.
@@ -353,9 +423,6 @@ fn for_file(
         return Ok(Origin::unnamed("", vec![], vec![]));
     };
     let mut own = x.dims();
-    if loaded.arrays && asked.size.is_none() {
-        check_shape(&own, file.input())?;
-    }
     if let (Some(size), true) = (asked.size, loaded.images) {
         own[..2].copy_from_slice(&[size.height, size.width]);
     }
@@ -379,10 +446,9 @@ fn for_file(
 
 /// Arrays must have the shape that the model takes: axes of size one apart, and flat or not.
 pub fn check_shape(own: &[usize], input: &[usize]) -> Result<()> {
-    let sizes = |dims: &[usize]| dims.iter().copied().filter(|d| *d != 1).collect::<Vec<_>>();
     let flat = [own, input].iter().any(|dims| dims.len() == 1)
         && own.iter().product::<usize>() == input.iter().product::<usize>();
-    if sizes(own) == sizes(input) || flat {
+    if alike(own, input) || flat {
         return Ok(());
     }
     bail!("expected samples of {input:?}, received {own:?}")

@@ -118,7 +118,7 @@ pub fn rows(data: &Prepared) -> String {
     let train = data.train.rows();
     let validate = match (&data.validation, &data.test) {
         (Some(rows), _) => format!("{} to validate on", rows.rows()),
-        (None, Some(_)) => "validated on the test rows".into(),
+        (None, Some(_)) => "the test rows to validate on".into(),
         (None, None) => "none to validate on".into(),
     };
     let test = match &data.test {
@@ -132,10 +132,11 @@ pub fn rows(data: &Prepared) -> String {
 /// Which rows were evaluated.
 pub fn evaluated(data: &Prepared) -> String {
     let (name, rows) = (shown(&data.name), data.evaluated().rows());
-    let which = match (&data.test, data.origin.data == data.name) {
-        (Some(_), _) => "test rows",
-        (None, true) => "rows, all there are and what the model was trained on",
-        (None, false) => "rows, all there are",
+    let which = match (&data.test, &data.validation, data.trained_on) {
+        (Some(_), ..) => "test rows",
+        (None, None, false) => "rows, all there are",
+        (None, Some(_), false) => "rows, all but those to validate on",
+        (None, _, true) => "rows, among them those that the model was trained on",
     };
     let notices: String = data.notices.iter().map(|notice| format!("; {notice}")).collect();
     format!("data: {name}, {rows} {which}{notices}")

@@ -247,6 +247,9 @@ impl Subject {
                 vec![1.0 - one, one]
             }
             (false, _) => outputs.collect(),
+            (true, _) if matches!(&self.kind, Kind::File(file) if file.several_labels()) => {
+                outputs.map(|output| 1.0 / (1.0 + (-output).exp())).collect()
+            }
             (true, _) => {
                 let most = outputs.clone().fold(f64::NEG_INFINITY, f64::max);
                 let total: f64 = outputs.clone().map(|output| (output - most).exp()).sum();
@@ -325,10 +328,16 @@ fn resnet50_from(path: &Path, input: [usize; 3], classes: usize, new_top: bool) 
 }
 
 /// Writes a whole model or its weights, as the name asks.
-pub fn save(model: &Model, path: &Path) -> Result<()> {
+pub fn save(model: &Model, origin: &Origin, path: &Path) -> Result<()> {
     let name = path.to_string_lossy().to_lowercase();
     if name.ends_with(".weights.h5") || name.ends_with(".safetensors") {
         return Ok(model.save_weights(path)?);
+    }
+    if !name.ends_with(".keras") && origin.is_scaled() {
+        let shown = shown(path.display());
+        tracing::warn!(
+            "{shown}: .h5 files do not keep how inputs are scaled: it has to be said again, or save a .keras file"
+        );
     }
     Ok(model.save(path)?)
 }

@@ -91,6 +91,40 @@ impl Output {
         }
     }
 
+    /// Words are classes: a loss that compares numbers cannot take them.
+    pub fn check_words(&self) -> Result<()> {
+        match self.loss {
+            "MeanSquaredError" | "MeanAbsoluteError" | "Huber" => bail!(
+                "{}: expected numbers, as {} compares, received a column of words",
+                self.named(),
+                self.loss
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// Says where targets are not from 0 to 1, as [`BINARY`] takes them.
+    pub fn check_binary(&self, y: &Tensor, chosen: bool) -> Result<()> {
+        let outside = match y.data() {
+            Data::I32(v) => v.iter().find(|v| !(0..=1).contains(*v)).map(|v| *v as f32),
+            Data::F32(v) => v.iter().find(|v| !(0.0..=1.0).contains(*v)).copied(),
+        };
+        match outside.filter(|_| self.loss == BINARY) {
+            Some(value) if chosen => bail!(
+                "{}: the file has no loss, and {BINARY} takes targets from 0 to 1, received {value}; add --loss",
+                self.named()
+            ),
+            Some(value) => {
+                tracing::warn!(
+                    "{}: {BINARY} takes targets from 0 to 1, received {value}",
+                    self.named()
+                );
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
     fn named(&self) -> String {
         format!("output '{}'", self.name)
     }
@@ -108,7 +142,7 @@ fn form(y: &Tensor, classes: Option<usize>) -> String {
 }
 
 /// Whether dimensions agree, axes of size one apart.
-fn alike(a: &[usize], b: &[usize]) -> bool {
+pub fn alike(a: &[usize], b: &[usize]) -> bool {
     let sizes = |dims: &[usize]| dims.iter().copied().filter(|d| *d != 1).collect::<Vec<_>>();
     sizes(a) == sizes(b)
 }
@@ -125,6 +159,9 @@ pub fn class_numbers(y: &Tensor) -> Result<Targets> {
         Data::F32(v) => v.clone(),
     };
     if width != 1 {
+        if width > MOST_CLASSES {
+            bail!("expected at most {MOST_CLASSES} classes, received one-hot rows of {width}");
+        }
         if y.dims().len() != 2 {
             bail!("{expected}, received targets of {:?}", &y.dims()[1..]);
         }

@@ -10,6 +10,7 @@ use crate::recipe;
 use crate::report::{self, Plan};
 use crate::signals;
 use crate::subject::{How, Subject, save};
+use crate::terminal;
 use crate::told::Told;
 use anyhow::{Context, Result, bail};
 use phalanx::callbacks::{CSVLogger, JsonLines, TensorBoard};
@@ -19,6 +20,7 @@ use phalanx::optimizers;
 use phalanx::pictures;
 use phalanx::prelude::*;
 use serde_json::{Value, json};
+use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
@@ -57,9 +59,16 @@ pub fn run(args: &Train) -> Result<()> {
     let loaders = loaders(&model.devices()?);
     let batches = |batch| source(args, &data, batch, loaders);
     let history = model.fit(batches(plan.batch)?, fit)?;
+    if args.resume && history.run_seconds() == 0.0 && verbose > 0 {
+        let done = history.epochs.len();
+        writeln!(
+            terminal::stdout(),
+            "notice: the run has its {done} epochs; --epochs asks for more"
+        )?;
+    }
     let logs = tested(&mut model, &data, &plan, &history)?;
     if let Some(path) = &args.save {
-        save(&model, path)?;
+        save(&model, &data.origin, path)?;
     }
     let measured = workers == 1 && plan.replicas > 1 && !args.no_scaling && !args.deterministic;
     let scaling = match measured && (verbose > 0 || json.is_some()) {

@@ -239,7 +239,10 @@ fn no_row_is_lost_to_a_test_set_unless_asked_for() {
     let test = [("x_test", &v), ("y_test", &w)];
     npz(&dir.path().join("d.npz"), &[&arrays[..2], &test].concat());
     let (out, _) = train(&["--data", "d.npz"]);
-    assert!(out.contains("6 rows to train on, validated on the test rows, 3 to test on"), "{out}");
+    assert!(
+        out.contains("6 rows to train on, the test rows to validate on, 3 to test on"),
+        "{out}"
+    );
 }
 
 #[test]
@@ -398,7 +401,10 @@ fn words_and_missing_values_of_a_table_are_read_by_choice_and_the_file_keeps_it(
     let out = succeeds(dir.path(), &filled);
     assert!(out.contains("20 rows to train on") && out.contains("inputs: [4]"), "{out}");
     let evaluated = succeeds(dir.path(), &["evaluate", "trained.keras"]);
-    assert!(evaluated.contains("20 rows, all there are and what the model was tr"), "{evaluated}");
+    assert!(
+        evaluated.contains("20 rows, among them those that the model was trained on"),
+        "{evaluated}"
+    );
     // Another table, in another order and without the label.
     std::fs::write(dir.path().join("new.csv"), "size,colour\n,red\n3,blue\n").unwrap();
     let predict = ["predict", "trained.keras", "--input", "new.csv", "--output", "y.npy"];
@@ -411,4 +417,90 @@ fn words_and_missing_values_of_a_table_are_read_by_choice_and_the_file_keeps_it(
     std::fs::write(dir.path().join("odd.csv"), "size,colour\n1,pink\n").unwrap();
     let odd = ["predict", "trained.keras", "--input", "odd.csv", "--output", "y.npy"];
     assert_eq!(fault(dir.path(), &odd, 1, "\"pink\" in line 2, column B (colour)"), None);
+}
+
+#[test]
+fn classes_of_other_data_are_matched_by_their_names() {
+    let dir = tempfile::tempdir().unwrap();
+    saved(dir.path(), Dense::new(3).activation("softmax"), "sparse_categorical_crossentropy");
+    let row = |i: usize, kind: &str| format!("{i},{},{},0,{kind}\n", i % 3, i * 7 % 5);
+    let table = |name: &str, kinds: &[&str]| {
+        let rows: String = (0..12).map(|i| row(i, kinds[i % kinds.len()])).collect();
+        std::fs::write(dir.path().join(name), format!("a,b,c,d,kind\n{rows}")).unwrap();
+    };
+    table("all.csv", &["cat", "dog", "mouse"]);
+    table("some.csv", &["dog", "mouse"]);
+    table("other.csv", &["dog", "wolf"]);
+    let train = ["train", "model.keras", "--data", "all.csv", "--epochs", "1", "--save", "t.keras"];
+    succeeds(dir.path(), &train);
+    let loss = |data: &str| {
+        let out = succeeds(dir.path(), &["evaluate", "t.keras", "--data", data]);
+        out.lines().last().unwrap().to_string()
+    };
+    // The same rows by class numbers that the model knows them by.
+    let mut model = load_model(dir.path().join("t.keras")).unwrap();
+    let x: Vec<f32> = (0..12).flat_map(|i| [i, i % 3, i * 7 % 5, 0]).map(|v| v as f32).collect();
+    let y = (0..12).map(|i| [1, 2][i % 2]).collect::<Vec<i32>>();
+    let data = (Tensor::new([12, 4], x).unwrap(), Tensor::new([12], y).unwrap());
+    let expected = model.evaluate_with(data, Inference::new()).unwrap();
+    let expected = format!("test - loss: {:.4}", expected.get("loss").unwrap());
+    assert!(loss("some.csv").starts_with(&expected), "{} {expected}", loss("some.csv"));
+    let other = ["evaluate", "t.keras", "--data", "other.csv"];
+    assert_eq!(fault(dir.path(), &other, 1, "\"wolf\" in line 3, column E (kind)"), None);
+    let flag = ["evaluate", "t.keras", "--data", "some.csv", "--label", "kind"];
+    assert_eq!(fault(dir.path(), &flag, 1, "--label: the model keeps how its table was"), None);
+}
+
+#[test]
+fn an_array_too_many_does_not_change_what_is_predicted() {
+    let dir = tempfile::tempdir().unwrap();
+    saved(dir.path(), Dense::new(3), "mse");
+    let (x, y, ids) = (floats(&[6, 4], 0), floats(&[6, 3], 1), classes(6, 6));
+    npz(&dir.path().join("d.npz"), &[("x", &x), ("y", &y)]);
+    let args = ["train", "model.keras", "--data", "d.npz", "--rescale", "--save", "t.keras"];
+    succeeds(dir.path(), &args);
+    npz(&dir.path().join("one.npz"), &[("x", &x)]);
+    npz(&dir.path().join("more.npz"), &[("ids", &ids), ("x", &x), ("y", &y)]);
+    let predicted = |input: &str| {
+        let args = ["predict", "t.keras", "--input", input, "--output", "y.npy"];
+        let out = phalanx(dir.path(), &args);
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        (npy::read(&dir.path().join("y.npy")).unwrap().to_tensor(), text(&out.stderr))
+    };
+    let (one, more) = (predicted("one.npz"), predicted("more.npz"));
+    assert_eq!(one.0, more.0);
+    assert!(more.1.contains("not used: ids, y") && one.1.is_empty(), "{}", more.1);
+}
+
+#[test]
+fn what_would_change_targets_or_inputs_unasked_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    saved(dir.path(), Dense::new(1), "mse");
+    std::fs::write(dir.path().join("w.csv"), "a,b,c,d,p\n1,2,3,4,low\n1,2,3,5,high\n").unwrap();
+    let words = ["train", "model.keras", "--data", "w.csv"];
+    assert_eq!(fault(dir.path(), &words, 1, "as MeanSquaredError compares, received a col"), None);
+    let (x, y) = (floats(&[4, 4], 0), floats(&[4, 1], 1));
+    npz(&dir.path().join("d.npz"), &[("x", &x), ("y", &y)]);
+    for flag in [&["--image-size", "8"][..], &["--grayscale"]] {
+        let args = [&["train", "model.keras", "--data", "d.npz"], flag].concat();
+        assert_eq!(fault(dir.path(), &args, 1, &format!("{}: expected images", flag[0])), None);
+    }
+    let mut images = Sequential::new()
+        .add(Input::new([6, 6, 1]))
+        .add(Conv2D::new(1, 3).padding("same"))
+        .build()
+        .unwrap();
+    images.compile(Compile::new("sgd").loss("mse")).unwrap();
+    images.save(dir.path().join("images.keras")).unwrap();
+    let maps = floats(&[4, 6, 6, 1], 2);
+    npz(&dir.path().join("maps.npz"), &[("x", &maps), ("y", &maps)]);
+    let args = ["train", "images.keras", "--data", "maps.npz", "--augment", "flip"];
+    assert_eq!(fault(dir.path(), &args, 1, "targets that stay when images move"), None);
+    let turned = floats(&[4, 4, 9, 1], 2);
+    npz(
+        &dir.path().join("odd.npz"),
+        &[("x", &maps), ("y", &maps), ("x_test", &turned), ("y_test", &maps)],
+    );
+    let args = ["train", "images.keras", "--data", "odd.npz"];
+    assert_eq!(fault(dir.path(), &args, 1, "samples of [6, 6, 1], received [4, 9, 1]"), None);
 }

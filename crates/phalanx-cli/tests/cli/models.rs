@@ -128,10 +128,15 @@ fn one_output_tells_two_classes_apart() {
     let lines: Vec<&str> = named.lines().collect();
     assert!(lines[0].starts_with("images/blue/3.png: blue ") && lines[0].contains(", red "));
     assert!(lines[1].starts_with("images/red/0.jpg: red "), "{named}");
-    let drawn = ["evaluate", "b.keras", "--confusion", "c.svg", "--data", "colours.npz"];
+    let drawn = ["evaluate", "b.keras", "--confusion", "c.svg"];
     let out = succeeds(dir.path(), &drawn);
-    assert!(out.contains("[8, 8, 3] (from [4, 4, 3]), divided by 255"), "{out}");
-    assert!(out.contains("data: colours.npz, 40 rows, all there are"), "{out}");
+    assert!(out.contains("inputs: [8, 8, 3], divided by 255"), "{out}");
+    assert!(out.contains("data: images, 8 test rows"), "{out}");
+    // The same directory by another name has the same test rows.
+    let again = succeeds(dir.path(), &["evaluate", "b.keras", "--data", "./images/"]);
+    assert_eq!(again.lines().last(), out.lines().last());
+    let other = ["evaluate", "b.keras", "--data", "colours.npz"];
+    assert_eq!(fault(dir.path(), &other, 1, "samples of [8, 8, 3], received [4, 4, 3]"), None);
     assert!(dir.path().join("c.svg").exists());
 }
 

@@ -162,6 +162,18 @@ impl Compile {
         self.losses.iter().map(class).collect()
     }
 
+    /// Whether the losses take logits, where they say so.
+    pub fn losses_from_logits(&self) -> Vec<Option<bool>> {
+        let of = |loss: &LossArgument| {
+            let config = match loss {
+                LossArgument::Value(loss) => loss.config(),
+                LossArgument::Name(name) => losses::get(name).ok()?.config(),
+            };
+            config.get("from_logits")?.as_bool()
+        };
+        self.losses.iter().map(of).collect()
+    }
+
     /// The loss; called again, that of the next output.
     pub fn loss(mut self, loss: impl Into<LossArgument>) -> Compile {
         self.losses.push(loss.into());

@@ -87,10 +87,23 @@ pub fn load_npz(path: &Path) -> Result<UserData> {
         match role {
             Role::Input => set.inputs.push((name.into(), array)),
             Role::Target => set.targets.push((name.into(), integers(&array))),
+            Role::Weight if !name.is_empty() => {
+                let expected = "one array of sample weights for all outputs";
+                return Err(Error::file(path, expected, format!("one for '{}'", escape(name))));
+            }
             Role::Weight => set.sample_weight = Some(weights(path, &array)?),
         }
     }
-    let whole = parts.remove(&Part::Whole);
+    let mut whole = parts.remove(&Part::Whole);
+    // Weights without a part belong to the training rows.
+    if let (Some(set), Some(train)) = (&mut whole, parts.get_mut(&Part::Train))
+        && set.inputs.is_empty()
+        && set.targets.is_empty()
+        && train.sample_weight.is_none()
+    {
+        train.sample_weight = set.sample_weight.take();
+        whole = None;
+    }
     let train = match (whole, parts.remove(&Part::Train)) {
         (Some(set), None) | (None, Some(set)) if !set.inputs.is_empty() => set,
         (Some(_), Some(_)) => {
@@ -310,6 +323,17 @@ mod tests {
         let targets: Vec<String> = set.targets.into_iter().map(|(name, _)| name).collect();
         assert_eq!((inputs, targets), (names(&["left", "right"]), names(&["sum", "sign"])));
         assert_eq!(set.sample_weight, Some(vec![1.5, 2.0]));
+        let weight = || npy("<f4", "(2,)", &[0; 8]);
+        let parts = [("x_train", column()), ("y_train", column()), ("sample_weight", weight())];
+        let set = load_npz(npz(&parts, zip::CompressionMethod::Stored).path()).unwrap().train;
+        assert_eq!(
+            set.sample_weight,
+            Some(vec![0.0, 0.0]),
+            "weights are those of the training rows"
+        );
+        let parts = [("x", column()), ("y_a", column()), ("sample_weight_a", weight())];
+        let said = message(load_npz(npz(&parts, zip::CompressionMethod::Stored).path()));
+        assert!(said.contains("one array of sample weights for all outputs, received one for 'a'"));
     }
 
     #[test]

@@ -79,6 +79,8 @@ pub struct TableEncoding {
     pub(super) columns: Vec<Column>,
     /// Whether rows with missing values are left out.
     pub(super) drops_rows: bool,
+    /// Whether the first line holds names.
+    pub(super) header: bool,
 }
 
 /// A finite number.
@@ -148,10 +150,20 @@ fn find(words: &[String], word: &str) -> Option<usize> {
 }
 
 impl TableEncoding {
+    /// The same with the label columns in another order; the others keep theirs.
+    pub(super) fn with_labels_in(mut self, order: &[String]) -> TableEncoding {
+        let rank = |column: &Column| match column.role {
+            Role::Target(_) => order.iter().position(|name| *name == column.name).unwrap_or(0),
+            Role::Input(_) | Role::Weight => 0,
+        };
+        self.columns.sort_by_key(rank);
+        self
+    }
+
     /// The same without targets and weights.
     pub(super) fn inputs_only(&self) -> TableEncoding {
         let inputs = self.columns.iter().filter(|c| matches!(c.role, Role::Input(_)));
-        TableEncoding { columns: inputs.cloned().collect(), drops_rows: false }
+        TableEncoding { columns: inputs.cloned().collect(), drops_rows: false, header: self.header }
     }
 
     /// Where the columns are in a table with these names.
@@ -162,11 +174,6 @@ impl TableEncoding {
                 Error::file(path, expected, shown(names))
             })
         };
-        // Columns of the same name are told apart by their order.
-        let same = self.columns.iter().zip(names).all(|(column, name)| column.name == *name);
-        match same && self.columns.len() <= names.len() {
-            true => Ok((0..self.columns.len()).collect()),
-            false => self.columns.iter().map(find).collect(),
-        }
+        self.columns.iter().map(find).collect()
     }
 }

@@ -13,6 +13,7 @@ use encoding::{Column, Kind, Role, parse_number};
 use phalanx_graph::text::{cut, escape};
 use phalanx_graph::{Data, Tensor};
 use scan::Scan;
+use std::collections::HashSet;
 use std::fs::File;
 use std::path::Path;
 
@@ -136,6 +137,7 @@ impl Csv {
 
     /// Reads columns as an earlier table's were read: the same words, the same numbers in the place of missing ones.
     pub fn encoding(mut self, encoding: TableEncoding) -> Csv {
+        self.header = encoding.header;
         self.encoding = Some(encoding);
         self
     }
@@ -152,8 +154,9 @@ impl Csv {
             None => {
                 let names = self.names(path)?;
                 let roles = self.roles(path, &names)?;
+                let order = self.label_order(&names);
                 let scan = Scan::read(self, path, names, &roles)?;
-                scan.encoding(self, path, roles)?
+                scan.encoding(self, path, roles)?.with_labels_in(&order)
             }
         };
         self.read(path, encoding)
@@ -164,7 +167,8 @@ impl Csv {
     /// # Errors
     /// As [`Csv::load`].
     pub fn load_inputs(&self, path: impl AsRef<Path>, encoding: &TableEncoding) -> Result<Table> {
-        self.read(path.as_ref(), encoding.inputs_only())
+        let csv = Csv { header: encoding.header, ..self.clone() };
+        csv.read(path.as_ref(), encoding.inputs_only())
     }
 
     fn reader(&self, path: &Path) -> Result<::csv::Reader<File>> {
@@ -190,29 +194,42 @@ impl Csv {
             let received = "a first line of numbers (a table without names is read by header(false) or --no-header)";
             return Err(Error::file(path, "a first line with the columns' names", received));
         }
-        Ok(first.iter().map(String::from).collect())
+        let names: Vec<String> = first.iter().map(String::from).collect();
+        let mut seen = HashSet::new();
+        match names.iter().find(|name| !seen.insert(name.as_str())) {
+            Some(name) => {
+                let received = format!("two columns '{}'", cell(name));
+                Err(Error::file(path, "a name of its own for each column", received))
+            }
+            None => Ok(names),
+        }
     }
 
     /// What each column is for.
     fn roles(&self, path: &Path, names: &[String]) -> Result<Vec<Role>> {
         let find = |wanted: &str, what: &str| {
-            let mut named = names.iter().enumerate().filter(|(_, name)| *name == wanted);
+            let named = names.iter().position(|name| name == wanted);
             let numbered = || wanted.parse().ok().filter(|n: &usize| *n < names.len());
-            match (named.next(), named.next()) {
-                (Some(_), Some(_)) => {
-                    let expected = format!("one column '{}' for the {what}", cell(wanted));
-                    Err(Error::file(path, expected, "several"))
-                }
-                (Some((at, _)), None) => Ok(at),
-                (None, _) => numbered().ok_or_else(|| {
-                    let expected = format!("a column '{}' for the {what}", cell(wanted));
-                    Error::file(path, expected, shown(names))
-                }),
-            }
+            named.or_else(numbered).ok_or_else(|| {
+                let expected = format!("a column '{}' for the {what}", cell(wanted));
+                Error::file(path, expected, shown(names))
+            })
         };
         let labels: Vec<usize> =
             self.labels.iter().map(|label| find(label, "label")).collect::<Result<_>>()?;
         let weight = self.weight.as_deref().map(|w| find(w, "sample weight")).transpose()?;
+        let twice = labels.iter().enumerate().find(|(i, at)| labels[..*i].contains(at));
+        if let Some((_, at)) =
+            twice.or(labels.iter().enumerate().find(|(_, at)| weight == Some(**at)))
+        {
+            let received = format!("'{}' twice", cell(&names[*at]));
+            return Err(Error::file(path, "each column once as label or sample weight", received));
+        }
+        if labels.is_empty() && weight.is_some_and(|at| at + 1 == names.len()) {
+            let received = "the last column as sample weight";
+            return Err(Error::file(path, "the label named too", received));
+        }
+        let label = self.label_of_one_output(names, &labels, weight);
         let mut roles = vec![];
         for (at, name) in names.iter().enumerate() {
             let owner = |owners: &[String]| owner(name, owners);
@@ -229,12 +246,18 @@ impl Csv {
                     true => Some(String::new()),
                     false => owner(&self.inputs),
                 };
-                let output = match self.outputs.is_empty() {
-                    true => labels.contains(&at).then(String::new),
-                    false => owner(&self.outputs),
+                let output = match &self.outputs[..] {
+                    [] => labels.contains(&at).then(String::new),
+                    [one] if label.contains(&at) => Some(one.clone()),
+                    [_] => None,
+                    several => owner(several),
                 };
                 match (input, output) {
-                    (Some(input), Some(output)) if input.len() > output.len() => Role::Input(input),
+                    (Some(input), Some(output))
+                        if input.len() > output.len() && self.outputs.len() > 1 =>
+                    {
+                        Role::Input(input)
+                    }
                     (_, Some(output)) => Role::Target(output),
                     (Some(input), None) => Role::Input(input),
                     (None, None) => {
@@ -251,6 +274,40 @@ impl Csv {
             });
         }
         self.check_roles(path, roles)
+    }
+
+    /// The names of the label columns in the order that they were given in.
+    fn label_order(&self, names: &[String]) -> Vec<String> {
+        let name = |label: &String| {
+            let numbered = || label.parse().ok().and_then(|n: usize| names.get(n)).cloned();
+            names.iter().find(|name| *name == label).cloned().or_else(numbered)
+        };
+        self.labels.iter().filter_map(name).collect()
+    }
+
+    /// The columns of the only output: those that were named, those that are named after it, or else the last that is
+    /// named after no input.
+    fn label_of_one_output(
+        &self,
+        names: &[String],
+        labels: &[usize],
+        weight: Option<usize>,
+    ) -> Vec<usize> {
+        if !labels.is_empty() || self.outputs.len() != 1 {
+            return labels.to_vec();
+        }
+        let all = (0..names.len()).filter(|at| Some(*at) != weight);
+        let after = |names: &'_ str, owners: &[String]| owner(names, owners).is_some();
+        let own: Vec<usize> = all
+            .clone()
+            .filter(|at| after(&names[*at], &self.outputs) && !self.inputs.contains(&names[*at]))
+            .collect();
+        match own.is_empty() {
+            true => {
+                all.filter(|at| !after(&names[*at], &self.inputs)).next_back().into_iter().collect()
+            }
+            false => own,
+        }
     }
 
     /// Every input and output must have a column.
@@ -275,6 +332,7 @@ impl Csv {
         let places = encoding.places(path, &self.names(path)?)?;
         let mut values: Vec<Vec<f32>> = vec![vec![]; encoding.columns.len()];
         let (mut rows, mut dropped, mut total) = (0usize, 0usize, 0usize);
+        let mut next_check = 1 << 20;
         let width: usize = encoding.columns.iter().map(Column::width).sum();
         for record in self.reader(path)?.records() {
             let record = record.map_err(|e| damaged(path, e))?;
@@ -289,7 +347,7 @@ impl Csv {
                     let place = place(*at, &column.name, record.position(), self.header);
                     let received = match received {
                         "" => format!("an empty cell in {place}"),
-                        other => format!("{:?} in {place}", cell(other)),
+                        other => format!("\"{}\" in {place}", cell(other)),
                     };
                     Error::file(path, expected, received)
                 })?;
@@ -297,6 +355,14 @@ impl Csv {
             (rows, total) = (rows + 1, total.saturating_add(width));
             if total > MAX_VALUES {
                 return Err(Error::file(path, format!("at most {MAX_VALUES} numbers"), "more"));
+            }
+            // As they are read, and once more in their order; a vector grows to twice its size.
+            if total >= next_check {
+                next_check = total.saturating_mul(2);
+                if total.saturating_mul(4 * size_of::<f32>()) > crate::free_memory() {
+                    let received = format!("{rows} rows of {width} numbers and more");
+                    return Err(Error::file(path, "a table that fits into memory", received));
+                }
             }
         }
         if rows == 0 {

@@ -20,7 +20,7 @@ struct Seen {
     sum: f64,
     numbers: u64,
     missing: bool,
-    /// All words and numbers as text, from the first word on or for a label.
+    /// All words.
     words: BTreeSet<String>,
     /// The first cell that is no number: its text and place.
     first_word: Option<(String, String)>,
@@ -33,7 +33,7 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    /// Reads a table once. Cells of a column that may hold words are gathered from the first on.
+    /// Reads a table once.
     pub fn read(csv: &Csv, path: &Path, names: Vec<String>, roles: &[Role]) -> Result<Scan> {
         let mut seen = vec![Seen::default(); names.len()];
         for record in csv.reader(path)?.records() {
@@ -45,6 +45,11 @@ impl Scan {
                     continue;
                 }
                 match parse_number(text) {
+                    None if text.parse::<f32>().is_ok() => {
+                        let place = place(at, &names[at], record.position(), csv.header);
+                        let received = format!("\"{}\" in {place}", cell(text));
+                        return Err(Error::file(path, "finite numbers", received));
+                    }
                     Some(value) => {
                         seen.sum += f64::from(value);
                         seen.numbers += 1;
@@ -55,38 +60,12 @@ impl Scan {
                     }
                     None => {}
                 }
-                // A column of numbers alone needs no list of words; one word makes it a column of words, and the
-                // words before it are found in a second pass.
                 if seen.first_word.is_some() && csv.takes_words(role) {
                     seen.add(path, &names[at], text)?;
                 }
             }
         }
-        let mut scan = Scan { names, seen };
-        scan.gather_early_words(csv, path, roles)?;
-        Ok(scan)
-    }
-
-    /// The cells of word columns that stand before their first word: numbers that are words there too.
-    fn gather_early_words(&mut self, csv: &Csv, path: &Path, roles: &[Role]) -> Result<()> {
-        let mixed = |(seen, role): (&Seen, &Role)| {
-            seen.first_word.is_some() && seen.numbers > 0 && csv.takes_words(role)
-        };
-        let mixed: Vec<usize> =
-            (0..self.seen.len()).filter(|at| mixed((&self.seen[*at], &roles[*at]))).collect();
-        if mixed.is_empty() {
-            return Ok(());
-        }
-        for record in csv.reader(path)?.records() {
-            let record = record.map_err(|e| damaged(path, e))?;
-            for at in &mixed {
-                let text = text(&record, *at);
-                if !is_missing(text) {
-                    self.seen[*at].add(path, &self.names[*at], text)?;
-                }
-            }
-        }
-        Ok(())
+        Ok(Scan { names, seen })
     }
 
     /// How each column becomes numbers.
@@ -104,7 +83,12 @@ impl Scan {
                         Role::Target(_) => "finite numbers in several label columns",
                         Role::Weight => "finite numbers as sample weights",
                     };
-                    let received = format!("{text:?} in {place}");
+                    let received = format!("\"{text}\" in {place}");
+                    return Err(Error::file(path, expected, received));
+                }
+                Some((text, place)) if seen.numbers > 0 => {
+                    let expected = "numbers or words in a column, not both";
+                    let received = format!("\"{text}\" in {place} among numbers");
                     return Err(Error::file(path, expected, received));
                 }
                 Some(_) => {
@@ -133,7 +117,7 @@ impl Scan {
             let expected = format!("words that become at most {MAX_ENCODED_COLUMNS} columns");
             return Err(Error::file(path, expected, width));
         }
-        Ok(TableEncoding { columns, drops_rows })
+        Ok(TableEncoding { columns, drops_rows, header: csv.header })
     }
 }
 
@@ -144,7 +128,7 @@ impl Seen {
         }
         if text.len() > MAX_WORD_BYTES {
             let expected = format!("words of at most {MAX_WORD_BYTES} bytes");
-            let received = format!("{:?} in column '{}'", cell(text), cell(name));
+            let received = format!("\"{}\" in column '{}'", cell(text), cell(name));
             return Err(Error::file(path, expected, received));
         }
         self.words.insert(text.into());

@@ -39,6 +39,15 @@ fn several_label_columns_and_weights() {
     let y = &data.set.targets[0].1;
     assert_eq!((y.dims(), y.f32().unwrap()), (&[2, 2][..], &[1.0, 2.5, 3.0, 4.0][..]));
     assert_eq!(data.set.sample_weight, Some(vec![0.5, 2.0]));
+    let turned = load(text, Csv::new().label("down").label("up").sample_weight("w")).unwrap();
+    assert_eq!(turned.set.targets[0].1.f32().unwrap(), [2.5, 1.0, 4.0, 3.0], "in the order given");
+    let said = message(load(text, Csv::new().label("up").label("up")));
+    assert!(
+        said.contains("each column once as label or sample weight, received 'up' twice"),
+        "{said}"
+    );
+    let said = message(load(text, Csv::new().sample_weight("down")));
+    assert!(said.contains("the label named too"), "{said}");
 }
 
 #[test]
@@ -54,6 +63,11 @@ fn columns_go_to_the_inputs_and_outputs_that_they_are_named_after() {
     assert_eq!(data.classes[1], ["down", "up"]);
     let said = message(load("left,right,sum,sign,age\n1,2,3,4,5\n", csv.clone()));
     assert!(said.contains("(left, right, sum, sign), received a column 'age'"), "{said}");
+    let one = Csv::new().inputs(names(&["left", "right"])).outputs(names(&["sum"]));
+    for text in ["left,sum,right\n1,2,3\n", "left,price,right\n1,2,3\n"] {
+        let data = load(text, one.clone()).unwrap();
+        assert_eq!(data.set.targets, [("sum".to_string(), Tensor::new([1], vec![2]).unwrap())]);
+    }
     let said = message(load("left,sum,sign\n1,2,3\n", csv));
     assert!(said.contains("a column for the input 'right', received none"), "{said}");
 }
@@ -79,10 +93,15 @@ fn words_become_numbers_by_choice_and_another_table_is_read_alike() {
     let index = Csv::new().categories(Categories::Index).missing(Missing::Drop);
     let data = load(text, index).unwrap();
     assert_eq!((input(&data), data.dropped), (vec![1.0, 1.0], 2));
-    // A number in a column of words is a word.
+    // One bad cell does not turn numbers into words.
     let index = Csv::new().categories(Categories::Index);
-    let data = load("a,b\n1,0\nx,1\n", index).unwrap();
-    assert_eq!(input(&data), [0.0, 1.0]);
+    let said = message(load("a,b\n1,0\nx,1\n", index.clone()));
+    assert!(
+        said.contains("not both, received \"x\" in line 3, column A (a) among numbers"),
+        "{said}"
+    );
+    let said = message(load("a,b\n1,0\n2,unknown\n", index));
+    assert!(said.contains("\"unknown\" in line 3, column B (b) among numbers"), "{said}");
 }
 
 #[test]
@@ -105,8 +124,8 @@ fn bad_tables_are_named_with_their_line_and_column() {
     }
     let said = message(load("a,b\n1,2\n", Csv::new().label("c")));
     assert!(said.contains("a column 'c' for the label, received a, b"), "{said}");
-    let said = message(load("a,a\n1,2\n", Csv::new().label("a")));
-    assert!(said.contains("one column 'a' for the label, received several"), "{said}");
+    let said = message(load("a,b,a\n1,2,3\n", Csv::new()));
+    assert!(said.contains("a name of its own for each column, received two columns 'a'"), "{said}");
     let long = message(load(&format!("a,b\n{},2\n", "x".repeat(50_000_000)), Csv::new()));
     assert!(long.len() < 400 && long.contains("(50000000 bytes)"), "{}", long.len());
 }
