@@ -68,8 +68,8 @@ OUTPUTS = {
     "gpu": Output(
         "phalanx train minigooglenet --data cifar-10 --gpus 1 --epochs 70 --output plot.png",
         needs=["cifar-10", "gpu"],
-        head=5,
-        tail=4,
+        head=6,
+        tail=5,
     ),
     "plan": Output("phalanx plan resnet50 --batch-size 64 --device gpu --memory 16GiB"),
 }

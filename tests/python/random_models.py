@@ -35,7 +35,7 @@ def image_block(rng, x):
         lambda: L.ZeroPadding2D(1),
         lambda: L.UpSampling2D(2, interpolation=str(rng.choice(["nearest", "bilinear"]))),
         lambda: L.LeakyReLU(0.2),
-        lambda: L.ReLU(max_value=0.8),
+        lambda: L.ReLU(max_value=6.0),
         lambda: L.Activation(activation(rng)),
     )
     return block(x)

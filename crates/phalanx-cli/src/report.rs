@@ -118,7 +118,7 @@ pub fn rows(data: &Prepared) -> String {
     let train = data.train.rows();
     let validate = match (&data.validation, &data.test) {
         (Some(rows), _) => format!("{} to validate on", rows.rows()),
-        (None, Some(_)) => "the test rows to validate on".into(),
+        (None, Some(_)) => "validated on the test rows".into(),
         (None, None) => "none to validate on".into(),
     };
     let test = match &data.test {

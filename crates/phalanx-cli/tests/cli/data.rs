@@ -239,10 +239,7 @@ fn no_row_is_lost_to_a_test_set_unless_asked_for() {
     let test = [("x_test", &v), ("y_test", &w)];
     npz(&dir.path().join("d.npz"), &[&arrays[..2], &test].concat());
     let (out, _) = train(&["--data", "d.npz"]);
-    assert!(
-        out.contains("6 rows to train on, the test rows to validate on, 3 to test on"),
-        "{out}"
-    );
+    assert!(out.contains("6 rows to train on, validated on the test rows, 3 to test on"), "{out}");
 }
 
 #[test]

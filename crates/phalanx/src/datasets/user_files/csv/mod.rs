@@ -296,16 +296,14 @@ impl Csv {
         if !labels.is_empty() || self.outputs.len() != 1 {
             return labels.to_vec();
         }
-        let all = (0..names.len()).filter(|at| Some(*at) != weight);
+        let mut all = (0..names.len()).filter(|at| Some(*at) != weight);
         let after = |names: &'_ str, owners: &[String]| owner(names, owners).is_some();
         let own: Vec<usize> = all
             .clone()
             .filter(|at| after(&names[*at], &self.outputs) && !self.inputs.contains(&names[*at]))
             .collect();
         match own.is_empty() {
-            true => {
-                all.filter(|at| !after(&names[*at], &self.inputs)).next_back().into_iter().collect()
-            }
+            true => all.rfind(|at| !after(&names[*at], &self.inputs)).into_iter().collect(),
             false => own,
         }
     }
