@@ -251,6 +251,8 @@ def main():
         for fault in faults:
             print(f"{name}: {fault}", flush=True)
         passed, failed = passed + (not faults), failed + bool(faults)
+        if (passed + failed) % 25 == 0:
+            print(f"{passed + failed} of {len(jobs)} so far", flush=True)
         keras.backend.clear_session(free_memory=False)
     print(f"the command against Keras ({time.time() - started:.0f} s)")
     print(f"{passed} passed, {failed} failed")
