@@ -213,7 +213,7 @@ pub fn prepare(
     let recipe = subject.validation_share().filter(|_| loaded.by_name);
     loaded = loaded.split(args.test_split, validation_split.or(recipe))?;
     let origin = match &subject.kind {
-        Kind::Network(network) => for_network(*network, subject, &mut loaded, asked, workers),
+        Kind::Network(network) => for_network(*network, subject, &loaded, asked, workers),
         Kind::File(file) => for_file(file, subject, &loaded, asked),
     };
     let origin = origin.with_context(|| format!("--data {}", shown(name)))?;
@@ -362,7 +362,7 @@ fn by_name<T: Clone>(role: &str, given: &[(String, T)], wanted: &[String]) -> Re
 fn for_network(
     network: Network,
     subject: &Subject,
-    loaded: &mut Loaded,
+    loaded: &Loaded,
     asked: &Asked<'_>,
     workers: &MultiWorkerMirroredStrategy,
 ) -> Result<Origin> {
@@ -387,8 +387,8 @@ fn for_network(
         bail!("expected two classes or more, received {classes:?}");
     }
     let origin = Origin::unnamed("", input, classes).named(Some(network));
-    if let Some(rescale) = asked.args.rescale {
-        return Ok(Origin { scale: Scale::Rescale(rescale), ..origin });
+    if asked.args.rescale.is_some() {
+        return Ok(origin.rescaled(asked.args.rescale));
     }
     if let Some(before) = subject.origin.as_ref().filter(|before| before.input == origin.input) {
         return Ok(Origin { mean: before.mean.clone(), scale: before.scale, ..origin });
