@@ -1,7 +1,7 @@
-"""Reads the event files of `cargo test -p phalanx --test tensorboard` with TensorBoard's own code.
+"""Reads the event files of `cargo test -p phalanx --test suite tensorboard::` with TensorBoard's own code.
 
     python3 -m venv venv && venv/bin/pip install tensorboard
-    rm -rf /tmp/tb && PHALANX_TENSORBOARD_LOGS=/tmp/tb cargo test -p phalanx --test tensorboard
+    rm -rf /tmp/tb && PHALANX_TENSORBOARD_LOGS=/tmp/tb cargo test -p phalanx --test suite tensorboard::
     venv/bin/python tests/python/check_tensorboard.py /tmp/tb
 
 The directory holds the logs of `full` (validation, batches, histograms, graph), `plain` (defaults)

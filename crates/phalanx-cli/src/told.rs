@@ -1,21 +1,27 @@
 //! What a run was told on the command line that no file of a model holds, remembered with the run.
 
 use crate::args::{Schedule, Train};
+use crate::terminal;
 use clap::ValueEnum;
 use phalanx::callbacks::CallbackState;
 use phalanx::prelude::*;
 use serde_json::{Map, Value};
+use std::io::Write;
 
-/// Says what is different when a run is continued.
-pub struct Told(Map<String, Value>);
+/// Says where a run resumes and what is different from the saved run.
+pub struct Told {
+    flags: Map<String, Value>,
+    verbose: bool,
+}
 
 impl Told {
-    /// What these arguments tell.
-    pub fn new(args: &Train) -> Told {
+    /// The flags among these arguments that are saved with a run.
+    pub fn new(args: &Train, verbose: bool) -> Told {
         let schedule = schedule(args).unwrap_or_else(|| word(&Schedule::Constant));
         let augment = augment(args).unwrap_or_else(|| "none".into());
         let told = [("--schedule", schedule), ("--augment", augment)];
-        Told(told.map(|(flag, words)| (flag.into(), words.into())).into_iter().collect())
+        let flags = told.map(|(flag, words)| (flag.into(), words.into())).into_iter().collect();
+        Told { flags, verbose }
     }
 }
 
@@ -45,15 +51,22 @@ impl Callback for Told {
     }
 
     fn state(&mut self) -> Result<CallbackState> {
-        Ok(CallbackState { values: Value::Object(self.0.clone()), tensors: vec![] })
+        Ok(CallbackState { values: Value::Object(self.flags.clone()), tensors: vec![] })
     }
 
-    fn on_train_resume(&mut self, _view: &View<'_>, state: &CallbackState) -> Result<Action> {
-        for (flag, now) in &self.0 {
+    fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
+        if self.verbose && view.epoch < view.epochs {
+            let (epoch, epochs, step) = (view.epoch + 1, view.epochs, view.step);
+            writeln!(
+                terminal::stdout(),
+                "resuming at epoch {epoch} of {epochs}, after step {step}"
+            )?;
+        }
+        for (flag, now) in &self.flags {
             if let (Some(before), Some(now)) = (state.values[flag].as_str(), now.as_str())
                 && before != now
             {
-                tracing::warn!("run to continue: {flag} was {before}, is {now}");
+                tracing::warn!("resume: {flag} was {before}, is {now}");
             }
         }
         Ok(Action::Continue)

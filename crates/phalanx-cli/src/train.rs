@@ -52,7 +52,7 @@ pub fn run(args: &Train) -> Result<()> {
     }
     let json = args.json.as_ref().map(JsonLines::new);
     let fit = arguments(args, &data, &plan)?.verbose(verbose).interrupt(&interrupt);
-    let mut fit = callbacks(args, fit, rate);
+    let mut fit = callbacks(args, fit, rate, verbose > 0);
     if let Some(json) = &json {
         fit = fit.callback(json.clone());
     }
@@ -252,7 +252,7 @@ fn tested(
     Ok(logs.into_iter().map(|(name, value)| (name, Some(value))).collect())
 }
 
-fn callbacks(args: &Train, mut fit: Fit, rate: f64) -> Fit {
+fn callbacks(args: &Train, mut fit: Fit, rate: f64, verbose: bool) -> Fit {
     let epochs = args.epochs.max(1) as f64;
     match args.schedule.unwrap_or(Schedule::Constant) {
         Schedule::Constant | Schedule::Cosine => {}
@@ -275,7 +275,9 @@ fn callbacks(args: &Train, mut fit: Fit, rate: f64) -> Fit {
             backup = backup.save_freq(every);
         }
         let keep = usize::try_from(args.keep).unwrap_or(usize::MAX);
-        fit = fit.callback(backup.keep_last(keep).restore(args.resume)).callback(Told::new(args));
+        fit = fit
+            .callback(backup.keep_last(keep).restore(args.resume))
+            .callback(Told::new(args, verbose));
     }
     if let Some(dir) = &args.log_dir {
         fit = fit.callback(TensorBoard::new(dir));

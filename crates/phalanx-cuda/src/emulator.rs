@@ -4,6 +4,7 @@
 //! arguments of other types than the kernel's. With a seed, works, blocks and threads run in any
 //! order that is allowed.
 
+mod inventory;
 mod library;
 mod memory;
 mod narrow;
@@ -17,7 +18,6 @@ mod tests;
 use crate::among::{Id, Seats, in_vain};
 use crate::devices::GpuInfo;
 use crate::executor::GpuExecutor;
-use crate::inputs::INPUT_BYTES;
 use crate::launch::{Arg, Block, Launch, Ptr, Source, Word};
 use crate::machine::{AHEAD, Lists, Machine, Plan, StepId};
 use crate::nvrtc;
@@ -36,6 +36,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 use sums::{Link, Sums};
 
+pub use crate::inputs::INPUT_BYTES;
+pub use inventory::KernelInventory;
 pub(crate) use post::carrier;
 
 /// Bytes of a thread's stack.
@@ -48,11 +50,6 @@ const MOST_SHARED: u32 = 227 << 10;
 const TOGETHER: usize = 3;
 /// Bytes behind a block's shared memory.
 const SHARED_GUARD: usize = 256;
-
-/// Why nothing can be emulated here, if so: tests then have to be skipped.
-pub fn missing() -> Option<String> {
-    library::missing()
-}
 
 /// An executor with replicas on one emulated GPU.
 ///

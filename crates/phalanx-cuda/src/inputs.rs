@@ -38,6 +38,6 @@ impl Inputs {
 }
 
 /// Bytes in front of the first feed.
-pub(crate) const INPUT_BYTES: usize = 256;
+pub const INPUT_BYTES: usize = 256;
 
 const _: () = assert!(size_of::<Inputs>() <= INPUT_BYTES);

@@ -3,12 +3,8 @@
 #![deny(missing_docs)]
 
 mod among;
-#[cfg(all(test, feature = "emulator"))]
-mod applications;
 mod autotune;
 mod cache;
-#[cfg(all(test, feature = "emulator"))]
-mod compiled;
 mod control;
 mod crew;
 mod cublas;

@@ -461,7 +461,6 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::libs::{self, Lib};
 
     #[test]
     fn a_communicator_in_use_is_waited_for_but_not_forever() {
@@ -509,23 +508,15 @@ mod tests {
         );
     }
 
+    #[phalanx_testing::needs(nccl)]
     #[test]
     fn every_id_is_another() {
-        if let Err(missing) = libs::find(Lib::Nccl) {
-            return eprintln!("skipped: {missing}");
-        }
-        match (make_id(), make_id()) {
-            (Ok(first), Ok(second)) => assert_ne!(first, second),
-            // There may be no network interface that suits it.
-            (first, second) => eprintln!("skipped: {first:?}, {second:?}"),
-        }
+        assert_ne!(make_id().unwrap(), make_id().unwrap());
     }
 
+    #[phalanx_testing::needs(nccl)]
     #[test]
     fn errors_are_named_and_a_thread_is_not_left_inside_a_group() {
-        if let Err(missing) = libs::find(Lib::Nccl) {
-            return eprintln!("skipped: {missing}");
-        }
         assert_eq!(check("nothing", 0), Ok(()));
         let text = check("ncclAllReduce", 4).unwrap_err().0;
         assert!(text.starts_with("ncclAllReduce: invalid argument"), "{text}");

@@ -45,12 +45,12 @@ pub trait Lab {
     }
 }
 
-/// Declares a test for every body, in a module per topic. The lab is an expression of type
-/// `Option<impl Lab>`; where it is `None`, there is nothing to run on and the tests say so.
+/// Declares a test for every body, in a module per topic: `executor_tests!([gxx], super::Emulated)`
+/// runs them in a lab that needs g++ (see [`needs`](crate::needs)).
 #[macro_export]
 macro_rules! executor_tests {
-    ($lab:expr) => {
-        $crate::executor_tests! { $lab;
+    ($needs:tt, $lab:expr) => {
+        $crate::executor_tests! { $needs, $lab;
             errors:
                 a_batch_that_fits_runs a_larger_batch_than_compiled a_feed_of_another_size
                 a_feed_of_another_type a_missing_feed what_does_not_belong_to_the_executor
@@ -73,14 +73,12 @@ macro_rules! executor_tests {
                 a_weight_may_move_by_its_penalty_alone;
         }
     };
-    ($lab:expr; $($topic:ident: $($name:ident)+;)+) => {
+    ($needs:tt, $lab:expr; $($topic:ident: $($name:ident)+;)+) => {
         $(mod $topic {
-            $(#[test]
+            $(#[$crate::needs $needs]
+            #[test]
             fn $name() {
-                match $lab {
-                    Some(lab) => $crate::$topic::$name(&lab),
-                    None => eprintln!("skipped: nothing to run on"),
-                }
+                $crate::$topic::$name(&$lab);
             })+
         })+
     };

@@ -16,3 +16,4 @@ pub mod steps;
 pub mod train;
 
 pub use lab::{Lab, Tolerances};
+pub use phalanx_needs::needs;

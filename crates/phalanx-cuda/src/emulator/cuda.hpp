@@ -237,21 +237,6 @@ inline int __all_sync(unsigned mask, int v, CALLER) {
 inline unsigned __activemask() { return emu::present(~0u); }
 #undef CALLER
 
-// --- What the compiler checks: array bounds, alignment, division by zero ---------------------------
-
-namespace emu {
-struct Place { const char* file; unsigned line, column; };
-[[noreturn]] __attribute__((no_sanitize("undefined"))) static void fault(const Place* p, const char* what) {
-    fail("%s:%u: %s (block %u, thread %u)", p->file, p->line, what, blockIdx.x, threadIdx.x);
-}
-}  // namespace emu
-#define FAULT(name, what, ...) \
-    extern "C" __attribute__((visibility("hidden"))) void __ubsan_handle_##name##_abort(emu::Place* p, ##__VA_ARGS__) { emu::fault(p, what); }
-FAULT(out_of_bounds, "an index lies outside its array", void*)
-FAULT(type_mismatch_v1, "an address is not aligned as its type asks", void*)
-FAULT(divrem_overflow, "division by zero", void*, void*)
-#undef FAULT
-
 // --- Kernels by their name -------------------------------------------------------------------------
 
 namespace emu {

@@ -1,6 +1,8 @@
 //! Kernels as functions of a shared library: written out as C++, compiled by g++ and kept next to
-//! the test programs under the hash of their source.
+//! the test programs under the hash of their source. The headers are precompiled and the scheduler
+//! is compiled once, so that a unit costs little more than its own kernels.
 
+use crate::nvrtc::PRELUDE;
 use libloading::Library;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -9,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 
-const COMPILE: [&str; 9] = [
+const FLAGS: [&str; 9] = [
     "-O1",
     "-std=c++17",
     "-fPIC",
@@ -51,42 +53,40 @@ pub(super) struct Kernel {
     _library: Arc<Library>,
 }
 
-/// Why kernels cannot be compiled here, if so.
-pub(super) fn missing() -> Option<String> {
-    static MISSING: LazyLock<Option<String>> = LazyLock::new(|| {
-        let found = Command::new("g++").arg("--version").output();
-        found.err().map(|e| format!("g++ cannot be started: {e}"))
-    });
-    MISSING.clone()
-}
-
 type Loaded = Arc<OnceLock<Result<Vec<Arc<Kernel>>, String>>>;
 
 /// The kernels of that name in a source with its prelude, compiled together.
 pub(super) fn kernels(source: &str, names: &[&str]) -> Result<Vec<Arc<Kernel>>, String> {
     static LOADED: LazyLock<Mutex<HashMap<String, Loaded>>> = LazyLock::new(Mutex::default);
     let unit = unit(source, names)?;
-    let hash = hash(&unit);
+    let hash = hash(&[&HEADER, SCHEDULER, &unit]);
     let loaded = LOADED.lock().expect("no panic").entry(hash.clone()).or_default().clone();
     loaded.get_or_init(|| load(&compiled(&unit, &hash)?, names.len())).clone()
 }
 
-fn hash(unit: &str) -> String {
+fn hash(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
-    COMPILE.iter().for_each(|flag| hash.update(flag));
-    hash.update(unit);
+    for part in FLAGS.iter().chain(parts) {
+        hash.update(part.len().to_le_bytes());
+        hash.update(part);
+    }
     hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// All that the compiler sees.
+const FIBERS: &str = include_str!("fibers.hpp");
+const SCHEDULER: &str = include_str!("fibers.cpp");
+
+/// What every unit begins with.
+static HEADER: LazyLock<String> = LazyLock::new(|| {
+    let files =
+        [("fibers.hpp", FIBERS), ("cuda.hpp", include_str!("cuda.hpp")), ("prelude.cuh", PRELUDE)];
+    files.map(|(file, text)| format!("#line 1 \"{file}\"\n{text}\n")).concat()
+});
+
+/// What the compiler sees after the header.
 fn unit(source: &str, names: &[&str]) -> Result<String, String> {
-    let mut unit = String::new();
-    for (file, text) in
-        [("fibers.hpp", include_str!("fibers.hpp")), ("cuda.hpp", include_str!("cuda.hpp"))]
-    {
-        unit += &format!("#line 1 \"{file}\"\n{text}\n");
-    }
-    unit += &format!("#line 1 \"prelude.cuh\"\n{}", with_dynamic_memory(source)?);
+    let kernels = source.strip_prefix(PRELUDE).unwrap_or(source);
+    let mut unit = with_dynamic_memory(kernels)?;
     for (i, name) in names.iter().enumerate() {
         unit += &format!("\nPHALANX_KERNEL({i}, {name})");
     }
@@ -124,31 +124,88 @@ fn directory() -> PathBuf {
     beside.unwrap_or_else(std::env::temp_dir).join("phalanx-emulator")
 }
 
-/// The library of a source.
+/// What units are compiled with: the precompiled header, and the scheduler as an object file.
+struct Toolkit {
+    header: PathBuf,
+    scheduler: PathBuf,
+}
+
+impl Toolkit {
+    fn get() -> Result<&'static Toolkit, String> {
+        static TOOLKIT: OnceLock<Result<Toolkit, String>> = OnceLock::new();
+        TOOLKIT.get_or_init(Toolkit::make).as_ref().map_err(String::clone)
+    }
+
+    fn make() -> Result<Toolkit, String> {
+        let directory = directory();
+        std::fs::create_dir_all(&directory).map_err(|e| failed(&directory, &e))?;
+        let header = directory.join(format!("{}.hpp", hash(&[&HEADER])));
+        put(&header, |new| write(new, &HEADER))?;
+        let precompiled = header.with_extension("hpp.gch");
+        put(&precompiled, |new| {
+            run(Command::new("g++")
+                .args(FLAGS)
+                .args(["-x", "c++-header", "-o"])
+                .args([new, &header]))
+        })?;
+        let scheduler = directory.join(format!("{}.o", hash(&[FIBERS, SCHEDULER])));
+        put(&scheduler, |new| {
+            let source = new.with_extension("cpp");
+            let text = SCHEDULER.replace("#include \"fibers.hpp\"", FIBERS);
+            write(&source, &text)?;
+            let result =
+                run(Command::new("g++").args(FLAGS).args(["-c", "-o"]).args([new, &source]));
+            remove(&source);
+            result
+        })?;
+        Ok(Toolkit { header, scheduler })
+    }
+}
+
+/// The library of a unit.
 fn compiled(unit: &str, hash: &str) -> Result<PathBuf, String> {
-    let directory = directory();
-    let library = directory.join(format!("{hash}.so"));
+    let library = directory().join(format!("{hash}.so"));
     if library.exists() {
         return Ok(library);
     }
-    let failed = |e: std::io::Error| format!("{}: {e}", directory.display());
-    std::fs::create_dir_all(&directory).map_err(failed)?;
-    // Other processes may be at the same; each renames its own.
-    let mine = |end: &str| directory.join(format!("{hash}-{}.{end}", std::process::id()));
-    let (source, object, linked) = (mine("cpp"), mine("o"), mine("so"));
-    std::fs::write(&source, unit).map_err(failed)?;
-    let result =
-        run(Command::new("g++").args(COMPILE).arg("-c").args([&source]).arg("-o").arg(&object))
-            // Linked without the flags, as the checks' handlers are in the source.
-            .and_then(|()| {
-                run(Command::new("g++").args(["-shared", "-o"]).args([&linked, &object]))
-            })
-            .and_then(|()| std::fs::rename(&linked, &library).map_err(failed));
-    for file in [source, object] {
-        // What stays behind does no harm.
-        let _ = std::fs::remove_file(file);
+    let toolkit = Toolkit::get()?;
+    put(&library, |new| {
+        let source = new.with_extension("cpp");
+        write(&source, &format!("#include \"{}\"\n{unit}", toolkit.header.display()))?;
+        let mut compile = Command::new("g++");
+        // The scheduler has the handlers of the checks, which the flags ask for: no library does.
+        compile.args(FLAGS).args(["-nostdlib", "-shared", "-o"]).arg(new);
+        let result = run(compile.args([&source, &toolkit.scheduler]).args(["-lm", "-lc"]));
+        remove(&source);
+        result
+    })?;
+    Ok(library)
+}
+
+/// Makes a file unless it is there. Other processes may make it at the same time: each renames its
+/// own.
+fn put(path: &Path, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<(), String> {
+    if path.exists() {
+        return Ok(());
     }
-    result.map(|()| library)
+    let mut new = path.as_os_str().to_owned();
+    new.push(format!(".{}", std::process::id()));
+    let new = PathBuf::from(new);
+    make(&new)?;
+    std::fs::rename(&new, path).map_err(|e| failed(path, &e))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    std::fs::write(path, text).map_err(|e| failed(path, &e))
+}
+
+fn remove(path: &Path) {
+    // A file that stays does no harm.
+    let _ = std::fs::remove_file(path);
+}
+
+fn failed(path: &Path, error: &std::io::Error) -> String {
+    format!("{}: {error}", path.display())
 }
 
 fn run(command: &mut Command) -> Result<(), String> {
@@ -163,7 +220,7 @@ fn load(path: &Path, kernels: usize) -> Result<Vec<Arc<Kernel>>, String> {
     let failed = |e: libloading::Error| format!("{}: {e}", path.display());
     // SAFETY: compiled from sources of this crate; loading it runs nothing.
     let library = Arc::new(unsafe { Library::new(path) }.map_err(failed)?);
-    // SAFETY: `fibers.hpp` defines it so.
+    // SAFETY: `fibers.cpp` defines it so.
     let run = *unsafe { library.get::<Run>(b"phalanx_launch") }.map_err(failed)?;
     let kernel = |i: usize| {
         let (body, letters) = (format!("phalanx_body_{i}"), format!("phalanx_letters_{i}"));

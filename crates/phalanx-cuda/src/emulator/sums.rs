@@ -99,7 +99,7 @@ fn load(memory: &Memory, part: &Part) -> Result<(Elem, Vec<f64>), String> {
 mod tests {
     use super::Link;
     use crate::crew::Crew;
-    use crate::emulator::{EmulatedGpu, Sums, missing};
+    use crate::emulator::{EmulatedGpu, Sums};
     use crate::launch::{Block, Elem, Launch, Ptr, Source};
     use crate::machine::{Machine, Plan};
     use crate::stations::{Station, together};
@@ -163,11 +163,9 @@ mod tests {
         assert!(error.ends_with("rank 0 adds [(F32, 2)] where rank 1 adds [(F32, 3)]"), "{error}");
     }
 
+    #[phalanx_testing::needs(gxx)]
     #[test]
     fn nobody_hangs_where_one_fails_and_its_error_is_the_answer() {
-        if missing().is_some() {
-            return eprintln!("skipped: no compiler");
-        }
         let mut stations = stations(3);
         let wrong = Launch { source: Source::Tapes, ..Launch::blocks("", "wrong", 1, 1) };
         let wrong = Work { tasks: vec![Task::Launch(wrong)], label: "wrong".into(), ..sum(1) };

@@ -14,18 +14,14 @@ const COUNTERS: Ptr = Ptr { replica: 0, block: Block::Counters, offset: 0 };
 /// As written, and in two other orders.
 const SEEDS: [Option<u64>; 3] = [None, Some(1), Some(2)];
 
-/// A GPU with some memory, unless nothing can be compiled here.
-fn gpu(seed: Option<u64>) -> Option<EmulatedGpu> {
-    if let Some(reason) = missing() {
-        eprintln!("skipped: {reason}");
-        return None;
-    }
+/// A GPU with some memory.
+fn gpu(seed: Option<u64>) -> EmulatedGpu {
     let mut gpu = EmulatedGpu::new(seed);
     let work = [Block::Arena, Block::Scratch, Block::Counters];
     for block in work.into_iter().chain([Block::Inputs, Block::Params, Block::Fetches]) {
         gpu.reserve(0, block, BYTES, "a test").expect("memory");
     }
-    Some(gpu)
+    gpu
 }
 
 fn launch(kernel: &str, blocks: u32, threads: u32) -> Launch {
@@ -75,10 +71,11 @@ fn counted(n: usize) -> Vec<f32> {
     (0..n).map(|i| i as f32).collect()
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn a_block_adds_up() {
     for seed in SEEDS {
-        let Some(mut gpu) = gpu(seed) else { return };
+        let mut gpu = gpu(seed);
         set(&mut gpu, X, &counted(1000));
         for threads in [32, 96, 256] {
             let l = launch("block_sum<float>", 1, threads).arg(X).arg(Y).arg(1000usize);
@@ -88,10 +85,11 @@ fn a_block_adds_up() {
     }
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn the_last_block_adds_up() {
     for seed in SEEDS {
-        let Some(mut gpu) = gpu(seed) else { return };
+        let mut gpu = gpu(seed);
         set(&mut gpu, X, &counted(1000));
         let mut l = launch("sum_of_all", 7, 64).arg(X).arg(SCRATCH).arg(COUNTERS);
         l.shared = 64 * 4;
@@ -104,10 +102,11 @@ fn the_last_block_adds_up() {
     }
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn warps_exchange() {
     for seed in SEEDS {
-        let Some(mut gpu) = gpu(seed) else { return };
+        let mut gpu = gpu(seed);
         let mut v = counted(64);
         set(&mut gpu, X, &v);
         run(&mut gpu, Task::Launch(launch("exchanges", 1, 64).arg(X).arg(Y))).expect("runs");
@@ -121,11 +120,12 @@ fn warps_exchange() {
     }
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn a_missing_barrier_shows_in_any_order() {
     for (kernel, right) in [("reversed", true), ("reversed_too_early", false)] {
         for seed in SEEDS {
-            let Some(mut gpu) = gpu(seed) else { return };
+            let mut gpu = gpu(seed);
             set(&mut gpu, X, &counted(64));
             run(&mut gpu, Task::Launch(launch(kernel, 1, 64).arg(X).arg(Y))).expect("runs");
             let want: Vec<f32> = counted(64).into_iter().rev().collect();
@@ -134,9 +134,10 @@ fn a_missing_barrier_shows_in_any_order() {
     }
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn divergent_threads_are_reported() {
-    let Some(mut gpu) = gpu(None) else { return };
+    let mut gpu = gpu(None);
     for (kernel, want) in [
         (
             "leaves_early",
@@ -160,9 +161,10 @@ fn divergent_threads_are_reported() {
     }
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn writes_where_they_do_not_belong_are_reported() {
-    let Some(mut gpu) = gpu(None) else { return };
+    let mut gpu = gpu(None);
     let store = |gpu: &mut EmulatedGpu, base: Ptr, at: usize| {
         let l = launch("put_one", 1, 1).arg(base).arg(at).arg(2.0);
         run(gpu, Task::Launch(l)).map_err(|e| e.to_string())
@@ -172,7 +174,7 @@ fn writes_where_they_do_not_belong_are_reported() {
     let text = store(&mut gpu, Y, 1025).expect_err("is found");
     let want = "writes outside of Arena (replica 0, 4096 bytes), at byte 4100";
     assert!(text.contains(want), "{text}");
-    let Some(mut gpu) = self::gpu(None) else { return };
+    let mut gpu = self::gpu(None);
     set(&mut gpu, X, &counted(4));
     let text = store(&mut gpu, X, 3).expect_err("is found");
     assert!(text.contains("writes at Params+12, which is not among its writes"), "{text}");
@@ -182,9 +184,10 @@ fn writes_where_they_do_not_belong_are_reported() {
     assert_eq!(get(&gpu, fetches, 1), [0.0]);
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn reads_that_were_not_asked_for_yield_no_number() {
-    let Some(mut gpu) = gpu(None) else { return };
+    let mut gpu = gpu(None);
     set(&mut gpu, X, &counted(64));
     let task = Task::Launch(launch("reversed", 1, 64).arg(X).arg(Y));
     let blind = Work { reads: vec![Span::whole(X, 4)], ..work(task) };
@@ -202,9 +205,10 @@ fn reads_that_were_not_asked_for_yield_no_number() {
     assert_eq!(seen, (0..64).map(|i| i % 2 == 0).collect::<Vec<_>>());
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn what_the_compiler_checks() {
-    let Some(mut gpu) = gpu(None) else { return };
+    let mut gpu = gpu(None);
     let array = |i: i32| Task::Launch(launch("index_of_array", 1, 1).arg(Y).arg(i));
     run(&mut gpu, array(3)).expect("runs");
     let text = message(&mut gpu, array(4));
@@ -224,9 +228,10 @@ fn what_the_compiler_checks() {
     assert!(text.contains("division by zero"), "{text}");
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn launches_must_fit_their_kernel() {
-    let Some(mut gpu) = gpu(None) else { return };
+    let mut gpu = gpu(None);
     let text = message(&mut gpu, Task::Launch(launch("put_one", 1, 1).arg(Y).arg(1).arg(2.0)));
     assert!(text.contains("expected arguments 'plf', received 'pif'"), "{text}");
     let text = message(&mut gpu, Task::Launch(launch("leaves_early", 1, 1025).arg(Y)));
@@ -238,9 +243,10 @@ fn launches_must_fit_their_kernel() {
     assert!(text.contains("Arena+4097 lies outside its block"), "{text}");
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn steps_are_made_ready_again_when_memory_moves() {
-    let Some(mut gpu) = gpu(None) else { return };
+    let mut gpu = gpu(None);
     set(&mut gpu, X, &counted(64));
     let task = Task::Launch(launch("reversed", 1, 64).arg(X).arg(Y));
     let step = gpu.prepare(plan(vec![work(task)])).expect("ready");
@@ -252,9 +258,10 @@ fn steps_are_made_ready_again_when_memory_moves() {
     assert!(text.contains("made ready before a block moved"), "{text}");
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn kernels_round_as_the_host_does() {
-    let Some(mut gpu) = gpu(None) else { return };
+    let mut gpu = gpu(None);
     let mut random = order::Random::new(7);
     let odd =
         [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 65504.0, 65520.0, 1e-7, -6e-8];
@@ -277,9 +284,10 @@ fn kernels_round_as_the_host_does() {
     }
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn tables_hold_addresses() {
-    let Some(mut gpu) = gpu(None) else { return };
+    let mut gpu = gpu(None);
     let row = |at: usize, n: i64, v: f32| [Word::Ptr(Y.add(at)), Word::I64(n), Word::F32(v)];
     let words = [row(0, 2, 1.5), row(8, 1, -2.0), row(16, 1, 4.0)].concat();
     let l = launch("fill_rows", 1, 32).arg(Arg::Table(words)).arg(3usize);
@@ -290,9 +298,10 @@ fn tables_hold_addresses() {
     assert!(y[3].is_nan());
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn works_wait_for_whom_they_follow() {
-    let Some(mut gpu) = gpu(Some(5)) else { return };
+    let mut gpu = gpu(Some(5));
     let at = |i: usize| Span::whole(Y.add(i * 4), 4);
     let store = |i: usize, v: f32| Work {
         instr: 0,
@@ -319,9 +328,10 @@ fn works_wait_for_whom_they_follow() {
     }
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn matrices_are_multiplied() {
-    let Some(mut gpu) = gpu(None) else { return };
+    let mut gpu = gpu(None);
     let bias = X.add(2048);
     set(&mut gpu, X, &[1.0, 2.0, 0.0, 3.0, 4.0, 0.0]);
     set(&mut gpu, X.add(1024), &[1.0, 0.5, -1.0, 2.0, 0.0, -5.0]);
@@ -336,9 +346,10 @@ fn matrices_are_multiplied() {
     assert_eq!((&y[..3], &y[4..7]), (&[2.5, 3.0, 0.0][..], &[5.5, 5.0, 0.0][..]));
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn convolutions_and_their_gradients() {
-    let Some(mut gpu) = gpu(None) else { return };
+    let mut gpu = gpu(None);
     // Two groups of one channel, windows of one line and two columns, one image of 1x3.
     let geom = ConvGeom::new([1, 3, 2], 2, [1, 2], [1, 1], [1, 1], Padding::Same, 2).unwrap();
     let (x, w, y) = (X, X.add(1024), X.add(2048));
@@ -359,9 +370,10 @@ fn convolutions_and_their_gradients() {
     assert_eq!(get(&gpu, Y, 4), [4.0, 2.0, 50.0, 40.0]);
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn inputs_go_in_and_fetches_come_out() {
-    let Some(mut gpu) = gpu(None) else { return };
+    let mut gpu = gpu(None);
     let (inputs, fetches) = (Ptr::new(0, Block::Inputs, 0), Ptr::new(0, Block::Fetches, 0));
     let sum = launch("block_sum<float>", 1, 32).arg(inputs).arg(fetches).arg(2usize);
     let sum = Work { writes: vec![Span::whole(fetches, 4)], ..work(Task::Launch(sum)) };

@@ -14,6 +14,7 @@ fn names(case: &Case) -> Vec<String> {
     case.launches().iter().map(|l| l.kernel.clone()).collect()
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn constants_and_casts() {
     Case::new(Op::Const { bits: 2.5f64.to_bits(), dims: vec![3, 7] }, 1).check(0.0);
@@ -26,6 +27,7 @@ fn constants_and_casts() {
     }
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn broadcasts() {
     let to = |dims: &[usize]| Op::Broadcast { dims: dims.to_vec() };
@@ -44,6 +46,7 @@ fn reduce(kind: ReduceKind, axes: &[usize]) -> Op {
     Op::Reduce { kind, axes: axes.to_vec() }
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn reductions() {
     let sum = |axes: &[usize], rows| Case::new(reduce(ReduceKind::Sum, axes), rows);
@@ -70,6 +73,7 @@ fn reductions() {
     }
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn maxima_hand_on_what_is_no_number() {
     for (dims, axes) in
@@ -85,6 +89,7 @@ fn maxima_hand_on_what_is_no_number() {
     }
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn sums_over_rows() {
     let case = |rows, dims: &[usize]| Case::new(Op::SumRows, rows).rows(dims);
@@ -106,6 +111,7 @@ fn sums_over_rows() {
     }
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn transposes() {
     let case = |perm: &[usize], dims: &[usize]| {
@@ -131,6 +137,7 @@ fn transposes() {
     assert_eq!(packs, [want]);
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn slices_and_joins() {
     for shift in [0, 1] {
@@ -154,6 +161,7 @@ fn slices_and_joins() {
     assert_eq!(words(1).as_deref(), Some("copy_pixels<u32"));
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn pads() {
     for (dims, before, after) in [
@@ -172,6 +180,7 @@ fn pads() {
     Case::new(op, 1).floats(Type::mirrored([2, 3]), numbers(6, 1)).check(0.0);
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn upsamples_and_back() {
     for (size, bilinear) in [([2, 2], false), ([2, 3], true), ([1, 4], true), ([3, 2], false)] {
@@ -184,6 +193,7 @@ fn upsamples_and_back() {
     }
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn affine_maps_and_back() {
     let maps = [
@@ -219,6 +229,7 @@ fn affine_maps_and_back() {
     case.floats(Type::rows([6]), maps.concat()).check(2e-6);
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn softmax_and_crossentropy() {
     for (rows, n) in [(5, 1), (7, 10), (3, 100), (3, 1003), (2, 5000), (2100, 150)] {
@@ -235,6 +246,7 @@ fn softmax_and_crossentropy() {
     Case::new(Op::Softmax, 2).floats(Type::rows([3]), wild).check(1e-6);
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn embeddings() {
     for width in [1, 19, 64, 132] {
@@ -252,6 +264,7 @@ fn embeddings() {
     Case::new(Op::GatherGrad { vocab: 3000 }, 64).ints(&[], index).rows(&[4]).check(1e-6);
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn whole_numbers_in_and_out() {
     let labels = vec![2, 0, -1, 7, 4, 3];
@@ -271,6 +284,7 @@ fn whole_numbers_in_and_out() {
     }
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn counts_above_thresholds() {
     for (rows, n) in [(7, 2), (40, 200), (2500, 5), (30, 300)] {
@@ -284,6 +298,7 @@ fn counts_above_thresholds() {
     }
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn random_numbers() {
     for dims in [&[203][..], &[4, 5, 32], &[]] {
@@ -317,6 +332,7 @@ fn random_numbers() {
 }
 
 /// What the kernels make of narrow operands: the reference's result of the same numbers.
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn narrow_numbers() {
     let sum = |axes: &[usize]| Op::Reduce { kind: ReduceKind::Sum, axes: axes.to_vec() };
@@ -344,6 +360,7 @@ fn narrow_numbers() {
     }
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn copies_between_strides_and_types() {
     for (x, y, width, ldx, ldy) in [
@@ -359,7 +376,7 @@ fn copies_between_strides_and_types() {
         push(&mut loops, pixels, ldx, ldy);
         push(&mut loops, width, 1, 1);
         let values: Vec<f32> = numbers(pixels * ldx, 1).iter().map(|v| *v as f32).collect();
-        let Some(mut lab) = Lab::new(Some(3), 1) else { return };
+        let mut lab = Lab::new(Some(3), 1);
         let (from, to) = (lab.floats(x, &values), lab.floats(y, &vec![0.0; pixels * ldy]));
         let (from, to) = (lab.at(from), lab.at(to));
         lab.run(|_, _| copy_loops(loops.clone(), (from, x), (to, y)));
@@ -384,6 +401,7 @@ fn copies_between_strides_and_types() {
     assert_eq!(names(8, 9), "copy_pixels<float, bf16, u32>");
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn sums_of_columns() {
     for (elem, pixels, c, ld) in [
@@ -393,7 +411,7 @@ fn sums_of_columns() {
         (Elem::Bf16, 20, 3, 5),
     ] {
         let values: Vec<f32> = numbers(pixels * ld, 1).iter().map(|v| *v as f32).collect();
-        let Some(mut lab) = Lab::new(Some(3), 1) else { return };
+        let mut lab = Lab::new(Some(3), 1);
         let (x, y) = (lab.floats(elem, &values), lab.floats(Elem::F32, &vec![0.0; c]));
         let (x, y) = ((lab.at(x), elem), lab.at(y));
         lab.run(|cx, _| vec![column_sums(cx, x, [pixels, c, ld], y)]);
@@ -409,9 +427,10 @@ fn sums_of_columns() {
     }
 }
 
+#[phalanx_testing::needs(gxx)]
 #[test]
 fn many_sums_over_rows() {
-    let Some(mut lab) = Lab::new(Some(3), 1) else { return };
+    let mut lab = Lab::new(Some(3), 1);
     let (mut sums, mut wanted) = (vec![], vec![]);
     for (rows, columns, ld) in [(300, 40, 40), (500, 1, 1), (7, 3, 5), (1, 16, 16), (64, 257, 300)]
     {

@@ -434,6 +434,7 @@ mod tests {
 
     const RATE: f32 = 0.25;
 
+    #[phalanx_testing::needs(gxx)]
     #[test]
     fn one_update_on_two_replicas() {
         let clips =
@@ -452,7 +453,7 @@ mod tests {
 
     /// Steps, each with its weight and the factor where the sum is applied.
     fn check(seed: Option<u64>, clip: Option<Clip>, steps: &[Option<(f32, Option<f32>)>]) {
-        let Some(mut lab) = Lab::new(seed, 1) else { return };
+        let mut lab = Lab::new(seed, 1);
         let mut params: Vec<Param> = vec![];
         // The third is nobody's to touch.
         for (i, n) in [5000, 3, 70, 64].into_iter().enumerate() {
@@ -551,10 +552,11 @@ mod tests {
         }
     }
 
+    #[phalanx_testing::needs(gxx)]
     #[test]
     fn filters_there_and_back() {
         for seed in SEEDS {
-            let Some(mut lab) = Lab::new(seed, 1) else { return };
+            let mut lab = Lab::new(seed, 1);
             let shapes = [(27, 96), (130, 65), (1, 1)];
             let filters: Vec<Filters> = shapes
                 .iter()

@@ -135,7 +135,8 @@ impl Callback for BackupAndRestore {
         if directory.is_empty()? {
             return Ok(None);
         }
-        let expected = "no earlier run (continue it, or choose another directory)";
+        let expected = "no earlier run (resume it with --resume or restore(true), or choose another \
+                        directory)";
         Err(Error::file(&self.backup_dir, expected, "one"))
     }
 

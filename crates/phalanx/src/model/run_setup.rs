@@ -5,8 +5,8 @@ use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Who speaks of a run that does not fit.
-const OWNER: &str = "run to continue";
+/// The prefix of errors and warnings about a saved run that differs from the run that resumes it.
+pub(crate) const OWNER: &str = "resume";
 
 /// What a run is set up with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -42,34 +42,33 @@ fn others<'a>(now: &'a Option<String>, before: &'a Option<String>) -> Option<(&'
 }
 
 impl Setup {
-    /// Fails where an earlier run had another model or other data.
-    pub(crate) fn check(&self, earlier: &Setup) -> Result<()> {
+    /// Fails if the saved run had another model or other data.
+    pub(crate) fn check(&self, saved: &Setup) -> Result<()> {
         let shown = |n: Option<usize>| n.map_or("unknown".into(), |n| n.to_string());
+        let shuffle = |setup: &Setup| setup.shuffle.map(|shuffle| shuffle.to_string());
+        // Whether a run shuffles is compared only if both runs know.
+        let (shuffle_saved, shuffle_now) = shuffle(saved).zip(shuffle(self)).unwrap_or_default();
         for (what, expected, received) in [
-            ("model", self.model.clone(), earlier.model.clone()),
-            ("global batch size", self.batch_size.to_string(), earlier.batch_size.to_string()),
-            ("samples", shown(self.samples), shown(earlier.samples)),
-            ("steps per epoch", shown(self.steps), shown(earlier.steps)),
+            ("model", saved.model.clone(), self.model.clone()),
+            ("global batch size", saved.batch_size.to_string(), self.batch_size.to_string()),
+            ("samples", shown(saved.samples), shown(self.samples)),
+            ("steps per epoch", shown(saved.steps), shown(self.steps)),
+            ("shuffle", shuffle_saved, shuffle_now),
         ] {
-            if expected != received {
-                let received = match what {
-                    "global batch size" => {
-                        format!("{received} (it goes on with --global-batch-size {received})")
-                    }
-                    _ => received,
-                };
-                return Err(Error::argument(OWNER, what, expected, received));
+            if expected == received {
+                continue;
             }
+            let hint = match what {
+                "global batch size" => format!(" (--global-batch-size {expected})"),
+                _ => String::new(),
+            };
+            let expected = format!("{expected} as in the saved run{hint}");
+            return Err(Error::argument(OWNER, what, expected, received));
         }
-        match (self.shuffle, earlier.shuffle) {
-            (Some(now), Some(before)) if now != before => {
-                Err(Error::argument(OWNER, "shuffle", now.to_string(), before))
-            }
-            _ => Ok(()),
-        }?;
-        let Some((now, before)) = others(&self.data, &earlier.data) else { return Ok(()) };
-        let expected = format!("the samples, labels and weights that are here (fingerprint {now})");
-        let received = format!("others, or another order of them (fingerprint {before})");
+        let Some((now, before)) = others(&self.data, &saved.data) else { return Ok(()) };
+        let expected = format!("the data of the saved run (fingerprint {before})");
+        let received =
+            format!("other samples, labels or weights, or another order (fingerprint {now})");
         Err(Error::argument(OWNER, "data", expected, received))
     }
 
@@ -140,17 +139,29 @@ mod tests {
         one.check(&one).unwrap();
         one.check(&Setup { shuffle: None, ..one.clone() }).unwrap();
         for (other, what) in [
-            (Setup { model: "web".into(), ..one.clone() }, "model: expected net, received web"),
-            (Setup { samples: None, ..one.clone() }, "samples: expected 90, received unknown"),
-            (Setup { steps: Some(6), ..one.clone() }, "steps per epoch: expected unknown, rec"),
-            (Setup { shuffle: Some(false), ..one.clone() }, "shuffle: expected true, received fal"),
+            (
+                Setup { model: "web".into(), ..one.clone() },
+                "model: expected web as in the saved run, received net",
+            ),
+            (
+                Setup { samples: None, ..one.clone() },
+                "samples: expected unknown as in the saved run, received 90",
+            ),
+            (
+                Setup { steps: Some(6), ..one.clone() },
+                "steps per epoch: expected 6 as in the saved run, received unknown",
+            ),
+            (
+                Setup { shuffle: Some(false), ..one.clone() },
+                "shuffle: expected false as in the saved run, received true",
+            ),
             (
                 Setup { data: Some("1-01".into()), ..one.clone() },
-                "data: expected the samples, labels and weights that are here (fingerprint 1-00), received others, or another order of them (fingerprint 1-01)",
+                "data: expected the data of the saved run (fingerprint 1-01), received other samples, labels or weights, or another order (fingerprint 1-00)",
             ),
         ] {
             let error = one.check(&other).unwrap_err().to_string();
-            assert!(error.starts_with("run to continue: ") && error.contains(what), "{error}");
+            assert!(error.starts_with("resume: ") && error.contains(what), "{error}");
         }
     }
 
@@ -182,7 +193,7 @@ mod tests {
             "augmentation: fingerprint was 1-bb, is 1-77",
             "validation data: fingerprint was 1-aa, is 1-ff",
         ];
-        assert_eq!(one.changes(&other), changes.map(|words| format!("run to continue: {words}")));
+        assert_eq!(one.changes(&other), changes.map(|words| format!("resume: {words}")));
     }
 
     #[test]
@@ -194,10 +205,10 @@ mod tests {
         let other = setup(&SGD::new(CosineDecay::new(0.5, 9)).momentum(0.9));
         let changes = other.changes(&stored);
         assert_eq!(changes.len(), 3, "{changes:?}");
-        assert_eq!(changes[0], "run to continue: clipnorm was 1.0, is none");
-        assert!(changes[1].starts_with("run to continue: learning_rate was 0.1, is CosineDecay {"));
+        assert_eq!(changes[0], "resume: clipnorm was 1.0, is none");
+        assert!(changes[1].starts_with("resume: learning_rate was 0.1, is CosineDecay {"));
         assert!(changes[1].contains("\"decay_steps\":9"), "{}", changes[1]);
-        assert_eq!(changes[2], "run to continue: momentum was 0.0, is 0.9");
+        assert_eq!(changes[2], "resume: momentum was 0.0, is 0.9");
         let unknown = Setup { optimizer: Map::new(), ..stored };
         assert_eq!(other.changes(&unknown), [] as [&str; 0]);
     }

@@ -7,7 +7,7 @@ use super::Logs;
 use super::engine::{Engine, StepKind, Tally};
 use super::evaluate::evaluate;
 use super::fit::Fit;
-use super::run_setup::Setup;
+use super::run_setup::{self, Setup};
 use super::run_state::{Header, Position, RunState};
 use super::source::VALIDATION;
 use crate::callbacks::{Action, Callback, CallbackState, View, WeightSource};
@@ -258,7 +258,7 @@ impl<'a> Training<'a> {
         setup.check(&header.setup)?;
         if !self.tally.alike(&header.tally) {
             let expected = "as many losses and metrics as it had";
-            return Err(Error::argument("run to continue", "compile", expected, "others"));
+            return Err(Error::argument(run_setup::OWNER, "compile", expected, "others"));
         }
         self.engine.check_counters(&header.counters)?;
         for change in setup.changes(&header.setup) {

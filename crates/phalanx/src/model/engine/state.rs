@@ -132,20 +132,20 @@ impl Engine {
         self.weights.iter().all(|weight| finite(weight.param))
     }
 
-    /// Fails unless the numbers are those of an engine set up as this one.
+    /// Fails unless the counters were saved by an engine set up as this one.
     pub(crate) fn check_counters(&self, counters: &Counters) -> Result<()> {
         let optimizer = self.optimizer.rule().name;
         if counters.optimizer != optimizer {
-            return Err(self.misfit(&format!("optimizer {optimizer}"), &counters.optimizer));
+            return Err(self.misfit(&format!("optimizer {}", counters.optimizer), &optimizer));
         }
         let fixed = lock(&self.executor).mesh().fixed;
         if counters.deterministic != fixed {
             let word = |fixed: bool| if fixed { "deterministic mode" } else { "the usual mode" };
-            return Err(self.misfit(word(fixed), word(counters.deterministic)));
+            return Err(self.misfit(word(counters.deterministic), word(fixed)));
         }
         if counters.seed != self.seed {
-            let expected = format!("seed {}", self.seed);
-            return Err(self.misfit(&expected, &counters.seed.to_string()));
+            let expected = format!("seed {}", counters.seed);
+            return Err(self.misfit(&expected, &self.seed.to_string()));
         }
         Ok(())
     }

@@ -1,0 +1,92 @@
+//! Several processes, as threads: what every executor has to pass, and the bits of one process alone.
+
+use phalanx_cpu::{CpuExecutor, CpuOptions};
+use phalanx_graph::exec::{Batch, Executor};
+use phalanx_graph::update::Clip;
+use phalanx_graph::{Mesh, ParamId, ParamSpec, Scope, Step};
+use phalanx_testing::Lab;
+use phalanx_testing::harness::{compile, elements, feeds, set_params};
+use phalanx_testing::networks::{cnn, mlp, momentum};
+use phalanx_testing::peers::{Job, clusters};
+use phalanx_testing::simulate::{Numbers, SEED};
+
+struct Several;
+
+/// Processes with so many devices each.
+fn start(devices: &[usize], mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
+    let executors = clusters(devices).into_iter().zip(devices).map(|(cluster, devices)| {
+        let options =
+            CpuOptions { devices: *devices, workers: mesh.workers, fixed: mesh.fixed, isa: None };
+        let e = CpuExecutor::among(options, params, Some(cluster)).expect("starts");
+        Box::new(e) as Box<dyn Executor>
+    });
+    Box::new(Job::new(executors.collect()))
+}
+
+impl Lab for Several {
+    fn meshes(&self) -> Vec<Mesh> {
+        vec![Mesh::new(2, 1), Mesh::new(3, 1), Mesh::new(4, 2), Mesh::new(5, 1)]
+    }
+
+    fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
+        let devices: &[usize] = match mesh.devices {
+            1 => &[1],
+            2 => &[1, 1],
+            3 => &[2, 1],
+            4 => &[2, 2],
+            _ => &[1, 3, 1],
+        };
+        start(devices, mesh, params)
+    }
+
+    fn random_graphs(&self) -> u32 {
+        100
+    }
+}
+
+phalanx_testing::executor_tests!([], super::Several);
+
+/// Weights and slots after a few steps with remainders, by their bits, and what the steps fetched.
+fn train(mut e: Box<dyn Executor>, step: &Step, mesh: Mesh) -> Vec<Vec<u32>> {
+    let mut numbers = Numbers::new(7);
+    set_params(&mut *e, &numbers.params(step));
+    let id = e.load(compile(step, mesh, 40)).expect("loads");
+    let mut all = vec![];
+    for (i, rows) in [40, 40, 23, 9, 1, 40].into_iter().enumerate() {
+        let b = numbers.batch(step, rows, i as u64);
+        let values = elements(&b.feeds);
+        let (feeds, scalars) = (feeds(&values), &b.scalars[..]);
+        let batch =
+            Batch { rows, feeds: &feeds, seed: SEED, step: b.step, scalars, ..Batch::default() };
+        let mut fetched = vec![];
+        e.run(id, &batch, &mut fetched).expect("runs");
+        e.check_mirrored().expect("mirrored");
+        all.extend(fetched);
+    }
+    let ids = || (0..step.graph.params().len() as u32).map(ParamId);
+    all.extend(ids().map(|id| e.param(id)));
+    all.extend(
+        (0..e.slots()).flat_map(|s| ids().map(move |id| (s, id))).map(|(s, id)| e.slot(s, id)),
+    );
+    all.into_iter().map(|v| v.into_iter().map(f32::to_bits).collect()).collect()
+}
+
+#[test]
+fn a_fixed_mesh_gives_the_bits_of_one_process() {
+    let dense = mlp(&[37, 29, 33, 5], momentum(Some(Clip::GlobalNorm(0.1))), (1e-3, 1e-2));
+    for step in [dense, cnn(Scope::All, true, momentum(None), (0.0, 0.0))] {
+        let alone = |devices: usize| {
+            let mesh = Mesh::fixed(devices).expect("divides");
+            let options = CpuOptions { devices, workers: 0, fixed: true, isa: None };
+            let e = CpuExecutor::new(options, step.graph.params()).expect("starts");
+            train(Box::new(e), &step, mesh)
+        };
+        let one = alone(1);
+        assert_eq!(one, alone(2));
+        for devices in [&[1, 1][..], &[2, 2], &[1; 4], &[2; 4], &[1; 8]] {
+            let mesh = Mesh::fixed(devices.iter().sum()).expect("divides");
+            let several = train(start(devices, mesh, step.graph.params()), &step, mesh);
+            assert!(one == several, "{devices:?} give other bits");
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! The GPU executor against the reference evaluator, on a GPU that the host plays.
+//! `PHALANX_EMULATOR_SEED` picks another order of works, blocks and threads.
+
+use crate::seed;
+use phalanx_graph::exec::Executor;
+use phalanx_graph::{Mesh, ParamSpec};
+use phalanx_testing::Lab;
+
+struct Emulated;
+
+impl Lab for Emulated {
+    fn meshes(&self) -> Vec<Mesh> {
+        vec![Mesh::new(1, 1), Mesh::new(2, 1), Mesh::new(3, 1)]
+    }
+
+    fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
+        phalanx_cuda::emulator::executor(mesh.devices, seed(), params).expect("starts")
+    }
+
+    fn random_graphs(&self) -> u32 {
+        20
+    }
+}
+
+phalanx_testing::executor_tests!([gxx], super::Emulated);

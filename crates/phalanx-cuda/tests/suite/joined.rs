@@ -1,0 +1,61 @@
+//! Several GPUs that the host plays, each with a thread, against the reference evaluator and against
+//! replicas that share one GPU. `PHALANX_EMULATOR_SEED` picks another order of works, blocks and threads.
+
+use crate::seed;
+use phalanx_graph::exec::Executor;
+use phalanx_graph::update::Clip;
+use phalanx_graph::{Mesh, ParamSpec, Scope, Step};
+use phalanx_testing::networks::{adam, cnn, mlp, momentum};
+use phalanx_testing::train::bits;
+use phalanx_testing::{Lab, needs};
+
+struct Joined;
+
+impl Lab for Joined {
+    fn meshes(&self) -> Vec<Mesh> {
+        vec![Mesh::new(2, 1), Mesh::new(3, 1), Mesh::new(4, 1)]
+    }
+
+    fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
+        let replicas = if mesh.devices == 4 { vec![2, 2] } else { vec![1; mesh.devices] };
+        phalanx_cuda::emulator::joined_executor(&replicas, seed(), params).expect("starts")
+    }
+
+    fn random_graphs(&self) -> u32 {
+        5
+    }
+}
+
+// What a single replica does by itself is not different here.
+phalanx_testing::executor_tests! { [gxx], super::Joined;
+    ops: batch_norm_ops threshold_counts replica_means_are_weighted_by_rows;
+    random: random_graphs;
+    steps:
+        a_step_may_do_nothing_but_assign programs_share_parameters
+        weights_are_fetched_before_the_update slots_start_as_the_rule_says;
+    train:
+        mlp_with_partial_gradients mlp_with_sliced_gradients mlp_with_adam kernels_in_slices
+        gradients_are_clipped gradients_are_accumulated cnn_with_shared_statistics
+        cnn_with_statistics_of_each_replica fewer_rows_than_workers unusual_gradients
+        a_step_without_rows_moves_by_the_penalty_alone a_weight_may_move_by_its_penalty_alone;
+}
+
+/// GPUs of which the first alone has several replicas add in the same order as replicas on one.
+fn same_bits(step: &Step) {
+    let params = step.graph.params();
+    for layout in [&[1][..], &[1, 1], &[1, 1, 1], &[2, 1]] {
+        let devices = layout.iter().sum();
+        let shared = phalanx_cuda::emulator::executor(devices, seed(), params).expect("starts");
+        let joined = phalanx_cuda::emulator::joined_executor(layout, seed(), params);
+        let same = bits(shared, step) == bits(joined.expect("starts"), step);
+        assert!(same, "{} on GPUs with {layout:?} replicas", step.name);
+    }
+}
+
+#[needs(gxx)]
+#[test]
+fn gpus_give_the_bits_of_replicas_on_one() {
+    same_bits(&mlp(&[37, 29, 33, 5], adam(Some(Clip::GlobalNorm(0.1))), (1e-3, 1e-2)));
+    same_bits(&cnn(Scope::All, true, momentum(None), (0.0, 1e-3)));
+    same_bits(&cnn(Scope::Device, false, momentum(None), (0.0, 0.0)));
+}

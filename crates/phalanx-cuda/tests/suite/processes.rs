@@ -1,0 +1,194 @@
+//! Emulated GPUs of several processes, which are threads: what every executor has to pass, the bits of
+//! one process with as many GPUs, and processes that are lost.
+
+use crate::seed;
+use phalanx_cuda::emulator;
+use phalanx_graph::exec::{Batch, ExecError, Executor};
+use phalanx_graph::peers::Cluster;
+use phalanx_graph::update::Clip;
+use phalanx_graph::{Mesh, ParamSpec, Scope, Step};
+use phalanx_testing::harness::{compile, elements, feeds, set_params};
+use phalanx_testing::networks::{adam, cnn, mlp, momentum};
+use phalanx_testing::peers::{Job, clusters, clusters_within};
+use phalanx_testing::simulate::{Numbers, SEED};
+use phalanx_testing::train::bits;
+use phalanx_testing::{Lab, needs};
+use std::time::{Duration, Instant};
+
+struct Several;
+
+/// Runs `work` as each process at once.
+fn at_once<T: Send, R: Send>(all: Vec<T>, work: impl Fn(usize, T) -> R + Sync) -> Vec<R> {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let each = all.into_iter().enumerate();
+        let threads: Vec<_> =
+            each.map(|(rank, one)| scope.spawn(move || work(rank, one))).collect();
+        threads.into_iter().map(|t| t.join().expect("no panic")).collect()
+    })
+}
+
+/// Processes, each with GPUs that have so many replicas.
+fn start(gpus: &[&[usize]], params: &[ParamSpec]) -> Box<dyn Executor> {
+    let devices: Vec<usize> = gpus.iter().map(|g| g.iter().sum()).collect();
+    let executors = at_once(clusters(&devices), |rank, cluster| {
+        emulator::executor_among(gpus[rank], seed(), params, cluster).expect("starts")
+    });
+    Box::new(Job::new(executors))
+}
+
+impl Lab for Several {
+    fn meshes(&self) -> Vec<Mesh> {
+        vec![Mesh::new(2, 1), Mesh::new(3, 1), Mesh::new(4, 1)]
+    }
+
+    fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
+        let gpus: &[&[usize]] = match mesh.devices {
+            1 => &[&[1]],
+            2 => &[&[1], &[1]],
+            3 => &[&[1, 1], &[1]],
+            _ => &[&[2], &[1, 1]],
+        };
+        start(gpus, params)
+    }
+
+    fn random_graphs(&self) -> u32 {
+        3
+    }
+}
+
+// What a single replica does by itself is not different here.
+phalanx_testing::executor_tests! { [gxx], super::Several;
+    ops: batch_norm_ops threshold_counts replica_means_are_weighted_by_rows;
+    random: random_graphs;
+    steps:
+        a_step_may_do_nothing_but_assign programs_share_parameters
+        weights_are_fetched_before_the_update slots_start_as_the_rule_says;
+    train:
+        mlp_with_adam gradients_are_clipped gradients_are_accumulated cnn_with_shared_statistics
+        cnn_with_statistics_of_each_replica fewer_rows_than_workers
+        a_step_without_rows_moves_by_the_penalty_alone;
+}
+
+#[needs(gxx)]
+#[test]
+fn processes_give_the_bits_of_one_with_as_many_gpus() {
+    let dense = mlp(&[37, 29, 33, 5], adam(Some(Clip::GlobalNorm(0.1))), (1e-3, 1e-2));
+    for step in [dense, cnn(Scope::Device, true, momentum(None), (0.0, 1e-3))] {
+        let params = step.graph.params();
+        for gpus in [&[&[1][..], &[1]][..], &[&[1], &[1], &[1]], &[&[1, 1], &[1, 1]], &[&[2], &[1]]]
+        {
+            let alone = emulator::joined_executor(&gpus.concat(), seed(), params).expect("starts");
+            let several = start(gpus, params);
+            assert!(bits(alone, &step) == bits(several, &step), "{} on {gpus:?}", step.name);
+        }
+    }
+}
+
+#[needs(gxx)]
+#[test]
+fn whatever_a_process_raises_all_see_with_the_step() {
+    let step = mlp(&[7, 6, 5], momentum(None), (0.0, 0.0));
+    let seen = at_once(clusters(&[1, 1, 1]), |rank, cluster| {
+        let mut e = executor(&step, cluster).expect("starts");
+        assert_eq!(e.raised(), Some(0));
+        let mut seen = vec![];
+        for turn in 0..3 {
+            e.raise(if turn == 1 { 1 << rank } else { 0 });
+            run(&mut *e, &step).expect("runs");
+            seen.push(e.raised());
+        }
+        seen
+    });
+    assert_eq!(seen, vec![vec![Some(0), Some(0b111), Some(0)]; 3]);
+}
+
+/// A process with one GPU.
+fn executor(step: &Step, cluster: Cluster) -> Result<Box<dyn Executor>, ExecError> {
+    let mut e = emulator::executor_among(&[1], seed(), step.graph.params(), cluster)?;
+    set_params(&mut *e, &Numbers::new(7).params(step));
+    e.load(compile(step, e.mesh(), 40))?;
+    Ok(e)
+}
+
+/// A step on nine rows.
+fn run(e: &mut dyn Executor, step: &Step) -> Result<(), ExecError> {
+    run_on(e, step, 9)
+}
+
+fn run_on(e: &mut dyn Executor, step: &Step, rows: usize) -> Result<(), ExecError> {
+    let b = Numbers::new(3).batch(step, rows, 0);
+    let own = e.share().rows(rows);
+    let values: Vec<_> = elements(&b.feeds);
+    let all = feeds(&values);
+    let own = phalanx_testing::peers::own(step.graph.feeds(), &all, own);
+    let (feeds, scalars) = (&own[..], &b.scalars[..]);
+    let batch = Batch { rows, feeds, seed: SEED, step: 4, scalars, ..Batch::default() };
+    e.run(phalanx_graph::exec::ProgramId(0), &batch, &mut vec![])
+}
+
+#[needs(gxx)]
+#[test]
+fn steps_are_captured_again_by_all_where_the_memory_of_one_moves() {
+    for step in [
+        mlp(&[37, 29, 33, 5], momentum(None), (0.0, 0.0)),
+        cnn(Scope::Device, true, momentum(None), (0.0, 0.0)),
+    ] {
+        at_once(clusters_within(&[1, 1], Duration::from_secs(10)), |_, cluster| {
+            let mut e = executor(&step, cluster).expect("starts");
+            // Where there is a single row, the second process has none, and needs less room.
+            for rows in [1, 2, 1, 9, 1, 2] {
+                run_on(&mut *e, &step, rows)
+                    .unwrap_or_else(|e| panic!("{} {rows}: {e}", step.name));
+            }
+        });
+    }
+}
+
+#[needs(gxx)]
+#[test]
+fn a_process_that_leaves_ends_the_step_of_the_others() {
+    let step = mlp(&[7, 6, 5], momentum(None), (0.0, 0.0));
+    let began = Instant::now();
+    let errors = at_once(clusters(&[1, 1, 1]), |rank, cluster| {
+        let mut e = executor(&step, cluster).expect("starts");
+        run(&mut *e, &step).expect("all are there");
+        (rank != 1).then(|| [(); 2].map(|()| run(&mut *e, &step).unwrap_err()))
+    });
+    for error in errors.into_iter().flatten().flatten() {
+        let text = error.to_string();
+        assert!(matches!(error, ExecError::Peer { step: 4, .. }), "{text}");
+        assert!(text.starts_with("step 4: "), "{text}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(15), "nobody waits for long");
+}
+
+#[needs(gxx)]
+#[test]
+fn a_process_that_hangs_is_not_waited_for_without_end() {
+    let step = mlp(&[7, 6, 5], momentum(None), (0.0, 0.0));
+    let (stop, hung) = std::sync::mpsc::channel::<()>();
+    let hung = std::sync::Mutex::new(Some(hung));
+    let limit = Duration::from_secs(3);
+    // Kernels are compiled before anyone's patience counts.
+    at_once(clusters(&[1, 1]), |_, cluster| {
+        let mut e = executor(&step, cluster).expect("starts");
+        run(&mut *e, &step).expect("runs");
+    });
+    at_once(clusters_within(&[1, 1], limit).into_iter().zip([Some(stop), None]).collect(), {
+        |rank, (cluster, stop)| {
+            let mut e = executor(&step, cluster).expect("starts");
+            run(&mut *e, &step).expect("all are there");
+            if rank == 1 {
+                let hung = hung.lock().unwrap().take().expect("one");
+                let _ = hung.recv_timeout(Duration::from_secs(30));
+                return;
+            }
+            let began = Instant::now();
+            let error = run(&mut *e, &step).unwrap_err();
+            assert!(matches!(error, ExecError::Peer { step: 4, .. }), "{error}");
+            assert!(began.elapsed() < 3 * limit, "{:?}", began.elapsed());
+            drop(stop);
+        }
+    });
+}

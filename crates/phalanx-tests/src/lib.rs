@@ -1,0 +1,1 @@
+//! Tests of several crates together are in `tests/`; there is no code here.

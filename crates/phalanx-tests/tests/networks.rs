@@ -1,0 +1,119 @@
+//! The gradients of the tutorials' networks on one batch, as a GPU computes them and as the CPU does: on
+//! the GPU of this machine or, if it has none, on an emulated one.
+
+use phalanx::prelude::*;
+use phalanx_cuda::emulator;
+use phalanx_testing::needs;
+
+/// Whether products keep but ten bits of their operands.
+fn tf32() -> bool {
+    let real = phalanx_cuda::gpus().is_ok_and(|gpus| gpus[0].name != "emulated GPU");
+    real && std::env::var("PHALANX_TF32").map_or(true, |v| v != "0")
+}
+
+/// How far apart gradients may be, as a share of their length.
+fn tolerance() -> f64 {
+    if tf32() { 0.1 } else { 1e-2 }
+}
+
+/// Takes an emulated GPU if there is no real one.
+fn find_gpu() {
+    if !phalanx_cuda::gpus().is_ok_and(|gpus| !gpus.is_empty()) {
+        emulator::pretend(1);
+    }
+}
+
+/// Noise that a network can learn nothing from, and classes.
+fn batch(rows: usize, dims: &[usize]) -> (Tensor, Tensor) {
+    let len = rows * dims.iter().product::<usize>();
+    let mut state = 12345u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 24) as f32 - 0.5
+    };
+    let x: Vec<f32> = (0..len).map(|_| next()).collect();
+    let mut full = vec![rows];
+    full.extend(dims);
+    let y = Tensor::new([rows], (0..rows as i32).map(|i| i % 10).collect::<Vec<i32>>()).unwrap();
+    (Tensor::new(full, x).unwrap(), y)
+}
+
+fn gradients(
+    build: &dyn Fn() -> Model,
+    logits: bool,
+    device: &str,
+    rows: usize,
+    dims: &[usize],
+) -> Vec<(String, Tensor)> {
+    let strategy = MirroredStrategy::with_devices([device]).unwrap();
+    let loss = SparseCategoricalCrossentropy::default().from_logits(logits);
+    let mut model = build();
+    model.compile(Compile::new("sgd").loss(loss).strategy(strategy).seed(3)).unwrap();
+    let (x, y) = batch(rows, dims);
+    model.gradients(&x, &y).unwrap()
+}
+
+fn compare(build: impl Fn() -> Model, logits: bool, rows: usize, dims: &[usize]) {
+    compare_within(1.0, build, logits, rows, dims);
+}
+
+/// With so many times the usual tolerance: deep networks that have learnt nothing make much of little, and
+/// a ReLU whose input is nearly zero falls to either side.
+fn compare_within(
+    times: f64,
+    build: impl Fn() -> Model,
+    logits: bool,
+    rows: usize,
+    dims: &[usize],
+) {
+    find_gpu();
+    let cpu = gradients(&build, logits, "cpu:0", rows, dims);
+    let gpu = gradients(&build, logits, "gpu:0", rows, dims);
+    assert_eq!(cpu.len(), gpu.len());
+    // A bias in front of a batch norm has no gradient but rounding: what counts is the network's scale.
+    let length = |v: &mut dyn Iterator<Item = f32>| v.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+    let own = |g: &Tensor| length(&mut g.f32().unwrap().iter().copied());
+    let all = cpu.iter().map(|(_, g)| own(g)).fold(0.0, f64::max);
+    let mut worst = (0.0, "");
+    for ((name, a), (other, b)) in cpu.iter().zip(&gpu) {
+        assert_eq!(name, other);
+        let pairs = a.f32().unwrap().iter().zip(b.f32().unwrap());
+        let apart = length(&mut pairs.map(|(x, y)| x - y)) / own(a).max(1e-3 * all);
+        worst = if apart > worst.0 { (apart, name) } else { worst };
+    }
+    let (apart, name) = worst;
+    eprintln!("{name}: the gradients are {apart:.2e} of their length apart");
+    assert!(
+        apart.is_finite() && apart <= times * tolerance(),
+        "{name}: {apart} of their length apart"
+    );
+}
+
+#[needs(gpu_or_gxx)]
+#[test]
+fn the_perceptron() {
+    compare(|| applications::mnist_mlp(784, 10).unwrap(), true, 32, &[784]);
+}
+
+#[needs(gpu_or_gxx)]
+#[test]
+fn the_convolutional_network() {
+    compare(|| applications::mnist_cnn([28, 28, 1], 10).unwrap(), false, 16, &[28, 28, 1]);
+}
+
+#[needs(gpu_or_gxx)]
+#[test]
+fn minigooglenet() {
+    let build = || applications::mini_googlenet([32, 32, 3], Some(10)).unwrap();
+    compare_within(5.0, build, false, 4, &[32, 32, 3]);
+}
+
+#[needs(gpu_or_gxx)]
+#[test]
+fn resnet50() {
+    find_gpu();
+    // Ten bits do not survive fifty layers: with TF32 the gradients are only checked to be finite.
+    let times = if tf32() { f64::MAX } else { 5.0 };
+    let build = || applications::resnet50([64, 64, 3], Some(10)).unwrap();
+    compare_within(times, build, false, 4, &[64, 64, 3]);
+}

@@ -1,0 +1,165 @@
+//! Whole runs of `fit` on emulated GPUs, against the same runs on the CPU: samples that the GPU keeps,
+//! steps started together, augmentation on the GPU.
+
+use crate::emulate;
+use phalanx::callbacks::{Action, LambdaCallback};
+use phalanx::data::{Arrays, Dataset, HostBatch, ImageDataGenerator, Pixels, Samples};
+use phalanx::model::IntoDataset;
+use phalanx::prelude::*;
+use phalanx_testing::needs;
+
+/// 22 images in bytes, less their mean, with classes.
+fn images() -> (Samples, Tensor) {
+    let bytes = (0..22 * 6 * 6 * 2).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as u8);
+    let pixels = Samples::from(Pixels::new([22, 6, 6, 2], bytes.collect(), 255.0).unwrap());
+    let mean = pixels.mean();
+    let centred = pixels.subtract(&mean).unwrap();
+    (centred, Tensor::new([22], (0..22).map(|i| i % 3).collect::<Vec<i32>>()).unwrap())
+}
+
+fn model(devices: &[&str]) -> Model {
+    let strategy = MirroredStrategy::with_devices(devices).unwrap().threads(1);
+    let mut model = Sequential::new()
+        .add(Input::new([6, 6, 2]))
+        .add(Conv2D::new(4, 3).activation("relu"))
+        .add(Flatten::new())
+        .add(Dropout::new(0.25))
+        .add(Dense::new(3))
+        .build()
+        .unwrap();
+    let loss = SparseCategoricalCrossentropy::default().from_logits(true);
+    let compile = Compile::new(Adam::new(0.01)).loss(loss).metrics(["accuracy"]);
+    model.compile(compile.strategy(strategy).seed(7)).unwrap();
+    model
+}
+
+/// Losses of every epoch and the weights at the end.
+fn trained(devices: &[&str], data: impl IntoDataset, fit: Fit) -> (Vec<f64>, Vec<f32>) {
+    let mut model = model(devices);
+    let history = model.fit(data, fit.epochs(3).verbose(0)).unwrap();
+    let mut losses = history.get("loss").unwrap().to_vec();
+    losses.extend(history.get("val_loss").unwrap_or_default());
+    let weights = model.weights().unwrap().into_iter().flat_map(|(_, w)| w.f32().unwrap().to_vec());
+    (losses, weights.collect())
+}
+
+fn assert_close(a: &(Vec<f64>, Vec<f32>), b: &(Vec<f64>, Vec<f32>)) {
+    assert_eq!((a.0.len(), a.1.len()), (b.0.len(), b.1.len()));
+    for (x, y) in a.0.iter().zip(&b.0) {
+        assert!((x - y).abs() < 2e-4, "losses {:?} and {:?}", a.0, b.0);
+    }
+    for (x, y) in a.1.iter().zip(&b.1) {
+        assert!((x - y).abs() < 2e-3, "weights {x} and {y}");
+    }
+}
+
+#[needs(gxx)]
+#[test]
+fn samples_kept_on_the_gpu_train_as_on_the_cpu() {
+    emulate();
+    let (x, y) = images();
+    let data = || Arrays::new(x.clone(), y.clone()).unwrap().batch(5).unwrap().shuffle(true);
+    let fit = || Fit::new().validation_data(data().take(9).unwrap());
+    let cpu = trained(&["cpu:0"], data(), fit());
+    assert_close(&trained(&["gpu:0"], data(), fit()), &cpu);
+    assert_close(&trained(&["gpu:0/0", "gpu:0/1"], data(), fit()), &cpu);
+}
+
+#[needs(gxx)]
+#[test]
+fn several_gpus_train_as_the_cpu_does() {
+    emulate();
+    let (x, y) = images();
+    let data = || Arrays::new(x.clone(), y.clone()).unwrap().batch(5).unwrap().shuffle(true);
+    let fit = || Fit::new().validation_data(data().take(9).unwrap());
+    let cpu = trained(&["cpu:0"], data(), fit());
+    assert_close(&trained(&["gpu:0", "gpu:2"], data(), fit()), &cpu);
+    assert_close(&trained(&["gpu:0/0", "gpu:0/1", "gpu:1"], data(), fit()), &cpu);
+}
+
+#[needs(gxx)]
+#[test]
+fn images_are_moved_on_the_gpu_as_on_the_cpu() {
+    emulate();
+    let (x, y) = images();
+    for fill in ["nearest", "constant", "reflect", "wrap"] {
+        let moves = ImageDataGenerator::new()
+            .width_shift_range(0.3)
+            .height_shift_range(0.3)
+            .horizontal_flip(true)
+            .vertical_flip(true)
+            .rotation_range(if fill == "wrap" { 40.0 } else { 0.0 })
+            .fill_mode(fill)
+            .cval(0.25);
+        let flow = || moves.flow(x.clone(), y.clone(), 5).unwrap();
+        let cpu = trained(&["cpu:0"], flow(), Fit::new());
+        assert_close(&trained(&["gpu:0"], flow(), Fit::new()), &cpu);
+    }
+}
+
+#[needs(gxx)]
+#[test]
+fn a_callback_that_looks_at_batches_sees_every_one() {
+    emulate();
+    let (x, y) = images();
+    let data = || Arrays::new(x.clone(), y.clone()).unwrap().batch(5).unwrap();
+    let seen = std::sync::Arc::new(std::sync::Mutex::new(vec![]));
+    let log = seen.clone();
+    let look = LambdaCallback::new().batch_end(move |view| {
+        log.lock().unwrap().push(view.step);
+        Ok(Action::Continue)
+    });
+    let watched = trained(&["gpu:0"], data(), Fit::new().callback(look));
+    assert!(seen.lock().unwrap().iter().copied().eq(1..=15));
+    // Whoever looks changes nothing, not a bit.
+    assert_eq!(trained(&["gpu:0"], data(), Fit::new()), watched);
+}
+
+#[needs(gxx)]
+#[test]
+fn a_loss_that_is_no_number_names_its_step() {
+    emulate();
+    let mut x = vec![0.5f32; 20 * 72];
+    x[9 * 72] = f32::NAN;
+    let x = Tensor::new([20, 6, 6, 2], x).unwrap();
+    let y = Tensor::new([20], vec![1i32; 20]).unwrap();
+    let data = Arrays::new(x, y).unwrap().batch(2).unwrap();
+    let error = |device| {
+        let error = model(&[device]).fit(data.clone(), Fit::new().verbose(0)).unwrap_err();
+        error.to_string()
+    };
+    assert!(error("cpu:0").contains("at step "), "{}", error("cpu:0"));
+    assert_eq!(error("gpu:0"), error("cpu:0"));
+}
+
+#[needs(gxx)]
+#[test]
+fn labels_out_of_range_are_named_before_the_first_step() {
+    emulate();
+    let y = Tensor::new([22], (0..22).map(|i| i % 4).collect::<Vec<i32>>()).unwrap();
+    let (x, _) = images();
+    let flow = ImageDataGenerator::new().horizontal_flip(true).flow(x, y, 5).unwrap();
+    let error = model(&["gpu:0"]).fit(flow, Fit::new().verbose(0)).unwrap_err().to_string();
+    assert!(error.contains("0 to 2") && error.contains("3 in row 3"), "{error}");
+}
+
+#[needs(gxx)]
+#[test]
+fn samples_in_memory_are_the_batches_of_the_epoch() {
+    let (x, y) = images();
+    let moves = ImageDataGenerator::new().width_shift_range(0.2).horizontal_flip(true);
+    let flow = moves.flow(x.clone(), y.clone(), 5).unwrap();
+    let arrays = Arrays::new(x, y).unwrap().batch(4).unwrap().shuffle(true).skip(3).unwrap();
+    for data in [&flow as &dyn Dataset, &arrays] {
+        let (mut batch, mut picked) = (HostBatch::default(), Default::default());
+        let memory = data.in_memory().unwrap();
+        let (mut epoch, mut picks) = (data.epoch(3, 1, 1).unwrap(), memory.picks(3, 1, 1).unwrap());
+        let targets = memory.table().targets[0].clone();
+        while epoch.next(&mut batch).unwrap() {
+            assert!(picks.next(&mut picked).unwrap());
+            let classes = picked.rows.iter().map(|r| targets.i32().unwrap()[*r as usize]);
+            assert!(classes.eq(batch.targets[0].i32().unwrap()[..batch.rows].iter().copied()));
+        }
+        assert!(!picks.next(&mut picked).unwrap());
+    }
+}

@@ -1,0 +1,298 @@
+//! Whole runs of `fit` on emulated GPUs of several workers, which are threads: against one worker with
+//! as many GPUs, with peers of any kind and with those that find each other without MPI.
+
+use crate::emulate;
+use phalanx::launch::{Launch, Launcher};
+use phalanx::model::Interrupt;
+use phalanx::prelude::*;
+use phalanx::workers::meet;
+use phalanx_graph::peers::{PeerError, Peers, gather};
+use phalanx_testing::needs;
+use phalanx_testing::peers::neighbours;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const SECRET: Option<&str> = Some("what all workers know");
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Runs `work` as each of so many workers at once.
+fn at_once<T: Send>(workers: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers).map(|rank| scope.spawn(move || work(rank))).collect();
+        threads.into_iter().map(|t| t.join().expect("no panic")).collect()
+    })
+}
+
+/// Workers that find each other without MPI.
+fn launched(size: usize) -> Vec<Launch> {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let launch = |rank| Launch {
+        rank,
+        size,
+        local_rank: rank,
+        local_size: size,
+        by: Launcher::Torch,
+        meeting: Some(("127.0.0.1".into(), free)),
+    };
+    (0..size).map(launch).collect()
+}
+
+/// As many replicas on GPUs of one's own, of which each worker has `devices`.
+fn strategy(devices: &[&str], peers: Arc<dyn Peers>) -> Result<MultiWorkerMirroredStrategy> {
+    MultiWorkerMirroredStrategy::among(MirroredStrategy::with_devices(devices)?, peers)
+}
+
+fn samples(n: usize) -> (Tensor, Tensor) {
+    let x: Vec<f32> = (0..n * 6).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+    let y: Vec<i32> = (0..n).map(|i| (i * 7 % 3) as i32).collect();
+    (Tensor::new([n, 6], x).unwrap(), Tensor::new([n], y).unwrap())
+}
+
+fn compiled(strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<Model> {
+    let mut model = Sequential::new()
+        .add(Input::new([6]))
+        .add(Dense::new(16).activation("relu"))
+        .add(BatchNormalization::new())
+        .add(Dropout::new(0.2))
+        .add(Dense::new(3).activation("softmax"))
+        .build()?;
+    let compile = Compile::new(Adam::new(0.01)).loss("sparse_categorical_crossentropy");
+    model.compile(compile.metrics(["accuracy"]).strategy(strategy).seed(3))?;
+    Ok(model)
+}
+
+/// History, evaluation, predictions and weights of a run.
+type Outcome = (Vec<f64>, Vec<f64>, Vec<f32>, String);
+
+fn train(
+    strategy: impl Into<MultiWorkerMirroredStrategy>,
+    n: usize,
+    batch: usize,
+) -> Result<Outcome> {
+    let mut model = compiled(strategy)?;
+    let (x, y) = samples(n);
+    let weights: Vec<f32> = (0..n).map(|i| 0.5 + (i % 4) as f32).collect();
+    let look = LambdaCallback::new().batch_end(|_| Ok(Action::Continue));
+    let fit = Fit::new().epochs(2).batch_size(batch).verbose(0).sample_weight(weights);
+    let history = model.fit((&x, &y), fit.validation_data((&x, &y)).callback(look))?;
+    let arguments = || Inference::new().batch_size(batch);
+    let logs = model.evaluate_with((&x, &y), arguments())?;
+    let outputs = model.predict_with(&x, arguments())?;
+    model.check_mirrored()?;
+    let losses = ["loss", "val_loss", "accuracy"];
+    let losses = losses.iter().flat_map(|name| history.get(name).unwrap().to_vec());
+    let logs = logs.iter().map(|(_, v)| *v).collect();
+    let outputs = outputs[0].f32().unwrap().to_vec();
+    Ok((losses.collect(), logs, outputs, model.weights_sha256()?))
+}
+
+#[needs(gxx)]
+#[test]
+fn workers_train_as_one_with_as_many_gpus() {
+    emulate();
+    for (n, batch) in [(37, 8), (3, 8)] {
+        let one = MirroredStrategy::with_devices(["gpu:0", "gpu:1", "gpu:2"]).unwrap();
+        let one = train(one, n, batch).unwrap();
+        let peers: Vec<Arc<dyn Peers>> =
+            neighbours(2).into_iter().map(|peer| Arc::new(peer) as Arc<dyn Peers>).collect();
+        let devices: [&[&str]; 2] = [&["gpu:0", "gpu:1"], &["gpu:2"]];
+        let run = |rank: usize| train(strategy(devices[rank], peers[rank].clone())?, n, batch);
+        for got in at_once(2, run) {
+            assert_eq!(got.unwrap(), one, "{n} samples, batch {batch}");
+        }
+    }
+}
+
+#[needs(gxx)]
+#[test]
+fn workers_that_met_without_mpi_train_too() {
+    emulate();
+    let one = MirroredStrategy::with_devices(["gpu:0", "gpu:1"]).unwrap();
+    let one = train(one, 29, 8).unwrap();
+    let all = launched(2);
+    let got = at_once(2, |rank| {
+        let peers = meet(&all[rank], rank, SECRET, LIMIT)?;
+        assert!(peers.name(1 - rank).starts_with(&format!("rank {} (", 1 - rank)));
+        train(strategy(&[&format!("gpu:{rank}")], peers)?, 29, 8)
+    });
+    for got in got {
+        assert_eq!(got.unwrap(), one);
+    }
+}
+
+#[needs(gxx)]
+#[test]
+fn bytes_of_any_size_go_between_workers_that_met() {
+    emulate();
+    let all = launched(3);
+    let bytes = |rank: usize| vec![rank as u8; [0, 5_000_001, 1][rank]];
+    let got = at_once(3, |rank| {
+        let peers = meet(&all[rank], rank, SECRET, LIMIT).unwrap();
+        let first = gather(&*peers, &bytes(rank)).unwrap();
+        (first, gather(&*peers, &[]).unwrap())
+    });
+    for (first, none) in got {
+        assert!(first == [bytes(0), bytes(1), bytes(2)] && none.concat().is_empty(), "in order");
+    }
+}
+
+#[needs(gxx)]
+#[test]
+fn a_worker_that_ends_is_named_by_the_first() {
+    emulate();
+    let all = launched(3);
+    let began = Instant::now();
+    let got = at_once(3, |rank| -> Option<PeerError> {
+        let peers = meet(&all[rank], rank, SECRET, LIMIT).unwrap();
+        gather(&*peers, &[1]).unwrap();
+        if rank == 2 {
+            return None;
+        }
+        let error = gather(&*peers, &[2]).unwrap_err();
+        assert_eq!(gather(&*peers, &[3]).unwrap_err(), error, "and nothing is exchanged any more");
+        Some(error)
+    });
+    let [Some(first), Some(second), None] = &got[..] else { panic!("{got:?}") };
+    assert!(first.name.starts_with("rank 2 (") && first.message.contains("closed"), "{first}");
+    assert!(second.name.starts_with("rank 0 (") && second.message.contains("lost"), "{second}");
+    assert!(began.elapsed() < LIMIT);
+}
+
+#[needs(gxx)]
+#[test]
+fn a_worker_that_is_asked_to_end_ends_all_at_the_same_step() {
+    emulate();
+    let directory = tempfile::tempdir().unwrap();
+    let (x, y) = samples(64);
+    let all = launched(2);
+    let errors = at_once(2, |rank| -> Result<String> {
+        let peers = meet(&all[rank], rank, SECRET, LIMIT)?;
+        let mut model = compiled(strategy(&[&format!("gpu:{rank}")], peers)?)?;
+        let interrupt = Interrupt::new();
+        let mine = interrupt.clone();
+        let stop = LambdaCallback::new().batch_end(move |view| {
+            if rank == 1 && view.step == 5 {
+                mine.raise();
+            }
+            Ok(Action::Continue)
+        });
+        let fit = Fit::new().epochs(9).batch_size(8).verbose(0).interrupt(&interrupt);
+        let fit = fit.callback(stop).callback(BackupAndRestore::new(directory.path()));
+        Ok(model.fit((&x, &y), fit).map(|_| ()).unwrap_err().to_string())
+    });
+    for error in errors {
+        let error = error.unwrap();
+        assert!(error.starts_with("interrupted after step 6 (epoch 1); saved "), "{error}");
+    }
+    assert!(directory.path().join("step-0000000006.safetensors").exists());
+}
+
+#[needs(gxx)]
+#[test]
+fn a_worker_that_hangs_is_not_waited_for_without_end() {
+    emulate();
+    let all = launched(2);
+    let (stop, hung) = std::sync::mpsc::channel::<()>();
+    let (stop, hung) = (std::sync::Mutex::new(Some(stop)), std::sync::Mutex::new(hung));
+    let got = at_once(2, |rank| {
+        let peers = meet(&all[rank], rank, SECRET, Duration::from_secs(2)).unwrap();
+        if rank == 1 {
+            let _ = hung.lock().unwrap().recv_timeout(LIMIT);
+            return None;
+        }
+        let error = gather(&*peers, &[1]).unwrap_err();
+        drop(stop.lock().unwrap().take());
+        Some(error.to_string())
+    });
+    let error = got[0].as_ref().unwrap();
+    assert!(error.starts_with("another worker: no answer for 2."), "{error}");
+}
+
+#[needs(gxx)]
+#[test]
+fn a_run_goes_on_with_other_workers() {
+    emulate();
+    let directory = tempfile::tempdir().unwrap();
+    let (x, y) = samples(50);
+    let fit = |strategy: MultiWorkerMirroredStrategy, epochs: usize| {
+        let mut model = compiled(strategy)?;
+        let backup = BackupAndRestore::new(directory.path()).delete_checkpoint(false).save_freq(2);
+        let fit = Fit::new().epochs(epochs).batch_size(15).verbose(0).callback(backup);
+        let history = model.fit((&x, &y), fit)?;
+        Ok::<_, Error>((history.get("loss").unwrap().to_vec(), model.weights_sha256()?))
+    };
+    let two = || MirroredStrategy::with_devices(["gpu:0", "gpu:1"]).unwrap().into();
+    let by_workers = |epochs: usize| {
+        let all = launched(2);
+        let run = |rank: usize| {
+            let peers = meet(&all[rank], rank, SECRET, LIMIT)?;
+            fit(strategy(&[&format!("gpu:{rank}")], peers)?, epochs)
+        };
+        at_once(2, run).into_iter().map(Result::unwrap).collect::<Vec<_>>()
+    };
+    fit(two(), 1).unwrap();
+    by_workers(2);
+    let resumed = by_workers(3);
+    std::fs::remove_dir_all(directory.path()).unwrap();
+    let whole = fit(two(), 3).unwrap();
+    assert_eq!(resumed, [whole.clone(), whole]);
+}
+
+/// A run with a scaled loss in which one sample overflows: the steps that meet it are skipped.
+fn train_scaled(strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<(Vec<f64>, String)> {
+    let mut model = Sequential::new()
+        .add(Input::new([6]))
+        .add(Dense::new(16).activation("relu").kernel_regularizer(Regularizer::l2(1e-3)))
+        .add(Dense::new(3).activation("softmax"))
+        .build()?;
+    let inner = Adam::new(0.01).global_clipnorm(0.5);
+    let scaled = LossScaleOptimizer::new(inner).initial_scale(2f64.powi(100));
+    let compile = Compile::new(scaled).loss("sparse_categorical_crossentropy");
+    model.compile(compile.strategy(strategy).seed(3))?;
+    let (x, y) = samples(60);
+    let mut weights = vec![1.0; 60];
+    weights[41] = 1e12;
+    let fit = Fit::new().epochs(3).batch_size(16).verbose(0).sample_weight(weights);
+    let history = model.fit((&x, &y), fit)?;
+    let logs = [history.get("loss").unwrap(), history.get("loss_scale").unwrap()].concat();
+    Ok((logs, model.weights_sha256()?))
+}
+
+#[needs(gxx)]
+#[test]
+fn an_overflow_on_one_worker_skips_the_step_on_all() {
+    emulate();
+    let two = MirroredStrategy::with_devices(["gpu:0", "gpu:1"]).unwrap();
+    let one = train_scaled(two).unwrap();
+    assert_eq!(one.0[3..], [99, 98, 97].map(|n| 2f64.powi(n)), "a step of every epoch is skipped");
+    let peers: Vec<Arc<dyn Peers>> =
+        neighbours(2).into_iter().map(|peer| Arc::new(peer) as Arc<dyn Peers>).collect();
+    let run = |rank: usize| train_scaled(strategy(&[&format!("gpu:{rank}")], peers[rank].clone())?);
+    for got in at_once(2, run) {
+        assert_eq!(got.unwrap(), one);
+    }
+}
+
+#[needs(gxx)]
+#[test]
+fn workers_on_other_kinds_of_devices_are_named() {
+    emulate();
+    let peers: Vec<Arc<dyn Peers>> =
+        neighbours(2).into_iter().map(|peer| Arc::new(peer) as Arc<dyn Peers>).collect();
+    for error in at_once(2, |rank| strategy(&[["gpu:0", "cpu:0"][rank]], peers[rank].clone())) {
+        let words = "MultiWorkerMirroredStrategy: devices: expected gpu on rank 0 (a thread), received cpu \
+                     on rank 1 (a thread)";
+        assert_eq!(error.map(|_| ()).unwrap_err().to_string(), words);
+    }
+}
+
+#[needs(gxx)]
+#[test]
+fn workers_of_one_machine_take_their_share_of_its_gpus() {
+    emulate();
+    assert_eq!(MirroredStrategy::gpus(3).unwrap().num_replicas_in_sync(), 3);
+    let error = MirroredStrategy::gpus(5).unwrap_err().to_string();
+    assert!(error.contains("expected 1 to 4 of the 4 GPUs"), "{error}");
+}

@@ -1,0 +1,181 @@
+//! Metrics against Python Keras: three batches of different sizes, their sums merged in f64.
+
+use crate::common::{Case, Fixture, RUNNERS, Runner, assert_close, assert_config, run_on};
+use phalanx::metrics::{self, Metric, MetricExt};
+use phalanx_graph::{DType, Graph, Space, Tensor, Type};
+
+fn row_type(tensor: &Tensor) -> Type {
+    Type::new(tensor.dtype(), Space::Rows, &tensor.dims()[1..])
+}
+
+/// The sums of one batch.
+fn state(
+    runner: Runner,
+    metric: &dyn Metric,
+    y_true: &Tensor,
+    y_pred: &Tensor,
+    weight: &Tensor,
+) -> Vec<f64> {
+    let mut g = Graph::new();
+    let feeds = [y_true, y_pred, weight];
+    let ids = feeds.map(|t| g.add_feed("feed", row_type(t)));
+    let [t, p, w] = ids.map(|id| g.feed(id));
+    let sums = metric.update(&mut g, t, p, w).expect("operands that fit");
+    let expected = Type::new(DType::F32, Space::Partial, [metric.state_len()]);
+    assert_eq!(*g.ty(sums), expected, "{}", metric.name());
+    run_on(runner, &g, &[sums], &feeds.map(Clone::clone), &[]).remove(0)
+}
+
+/// Labels as the losses hand them on: without a last axis of one.
+fn labels(y_true: &Tensor) -> Tensor {
+    match (y_true.dtype(), y_true.dims()) {
+        (DType::I32, [n, 1]) => y_true.clone().reshape([*n]).unwrap(),
+        _ => y_true.clone(),
+    }
+}
+
+fn check(case: &Case<'_>, runner: Runner) {
+    let metric = metrics::from_config(case.class_name(), case.config()).expect(case.name);
+    let mut merged = vec![0.0; metric.state_len()];
+    let mut results = vec![];
+    for i in 0..3 {
+        let (y_true, y_pred) =
+            (case.tensor(&format!("y_true/{i}")), case.tensor(&format!("y_pred/{i}")));
+        let rows = y_pred.rows();
+        let ones = Tensor::new([rows], vec![1.0; rows]).unwrap();
+        let weight = case.find(&format!("sample_weight/{i}")).unwrap_or(&ones);
+        let sums = state(runner, &*metric, &labels(y_true), y_pred, weight);
+        merged.iter_mut().zip(sums).for_each(|(m, s)| *m += s);
+        results.push(metric.result(&merged));
+    }
+    let what = format!("{} on {runner:?}", case.name);
+    assert_close(&what, &results, case.f32("result"), 1e-5);
+}
+
+#[test]
+fn three_merged_batches_match_keras() {
+    let fixture = Fixture::load("metrics");
+    assert!(fixture.cases().count() > 70);
+    for runner in RUNNERS {
+        fixture.cases().for_each(|case| check(&case, runner));
+    }
+}
+
+#[test]
+fn configs_round_trip() {
+    for case in Fixture::load("metrics").cases() {
+        let metric = metrics::from_config(case.class_name(), case.config()).unwrap();
+        assert_eq!(metric.class_name(), case.class_name());
+        assert_config(case.name, &metric.config(), case.config(), &["axis"]);
+        let again = metrics::from_config(case.class_name(), &metric.config()).unwrap();
+        assert_eq!(again.config(), metric.config());
+    }
+}
+
+#[test]
+fn nothing_counted_is_zero() {
+    let target = Type::rows([1]);
+    for name in ["accuracy", "precision", "recall", "auc", "mse", "root_mean_squared_error"] {
+        let metric = metrics::get(name, &target, &target).unwrap();
+        assert_eq!(metric.result(&vec![0.0; metric.state_len()]), 0.0, "{name}");
+    }
+    let pr = metrics::AUC::default().curve(metrics::Curve::PR);
+    assert_eq!(pr.result(&vec![0.0; pr.state_len()]), 0.0);
+}
+
+/// Expected numbers: `keras.metrics.AUC(num_thresholds=7, curve=…, summation_method=…)` of Keras
+/// 3.15 for targets 0, 1, 1, 0, 1 and predictions 0.1, 0.4, 0.8, 0.6, 0.3.
+#[test]
+fn auc_fills_the_area_in_three_ways() {
+    use metrics::{AUC, Curve, SummationMethod};
+    let state = [3.0, 3.0, 2.0, 1.0, 1.0, 0.0, 0.0, 2.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0];
+    for (curve, method, expected) in [
+        (Curve::ROC, SummationMethod::Interpolation, 0.666_666_7),
+        (Curve::ROC, SummationMethod::Minoring, 0.666_666_7),
+        (Curve::ROC, SummationMethod::Majoring, 0.666_666_7),
+        (Curve::PR, SummationMethod::Interpolation, 0.768_950_9),
+        (Curve::PR, SummationMethod::Minoring, 0.388_888_9),
+        (Curve::PR, SummationMethod::Majoring, 0.805_555_6),
+    ] {
+        let auc = AUC::default().num_thresholds(7).curve(curve).summation_method(method);
+        assert_close(&format!("{curve:?} {method:?}"), &[auc.result(&state)], &[expected], 1e-6);
+    }
+}
+
+#[test]
+fn accuracy_and_crossentropy_pick_their_kind_and_keep_their_name() {
+    let labels = Type::new(DType::I32, Space::Rows, []);
+    let steps = Type::new(DType::I32, Space::Rows, [5]);
+    let cases = [
+        (Type::rows([1]), Type::rows([1]), "Binary"),
+        (labels, Type::rows([10]), "SparseCategorical"),
+        (steps, Type::rows([5, 10]), "SparseCategorical"),
+        (Type::rows([10]), Type::rows([10]), "Categorical"),
+    ];
+    for (target, prediction, kind) in cases {
+        for (name, what) in
+            [("accuracy", "Accuracy"), ("acc", "Accuracy"), ("crossentropy", "Crossentropy")]
+        {
+            let metric = metrics::get(name, &target, &prediction).unwrap();
+            assert_eq!(metric.class_name(), format!("{kind}{what}"));
+            assert_eq!(metric.name(), name);
+        }
+    }
+    let metric = metrics::get("mse", &Type::rows([1]), &Type::rows([1])).unwrap();
+    assert_eq!((metric.class_name(), metric.name()), ("MeanSquaredError", "mse"));
+}
+
+fn misfit(metric: &dyn Metric, target: Type, prediction: Type) -> String {
+    let mut g = Graph::new();
+    let ids = [target, prediction, Type::rows([])].map(|ty| g.add_feed("feed", ty));
+    let [t, p, w] = ids.map(|id| g.feed(id));
+    metric.update(&mut g, t, p, w).expect_err("operands that do not fit").to_string()
+}
+
+#[test]
+fn shapes_that_do_not_fit_are_named() {
+    let labels = Type::new(DType::I32, Space::Rows, []);
+    let text = misfit(
+        &metrics::CategoricalAccuracy::default().named("accuracy"),
+        labels.clone(),
+        Type::rows([10]),
+    );
+    let expected = "metric 'accuracy': y_true: expected f32 (None, 10), received i32 (None,)";
+    assert_eq!(text, expected);
+    let text =
+        misfit(&metrics::SparseCategoricalAccuracy::default(), Type::rows([9]), Type::rows([9]));
+    assert!(text.ends_with("expected i32 (None,), received f32 (None, 9)"), "{text}");
+    let text = misfit(&metrics::Precision::default(), labels, Type::rows([10]));
+    assert!(text.contains("metric 'precision': y_true: expected f32 (None, 10)"), "{text}");
+    let text = misfit(&metrics::AUC::default(), Type::rows([2]), Type::rows([2]));
+    assert!(
+        text.contains("y_pred: expected one number a sample, received f32 (None, 2)"),
+        "{text}"
+    );
+    let text = misfit(&metrics::MeanSquaredError::default(), Type::rows([2]), Type::rows([3]));
+    assert!(text.contains("expected f32 (None, 3), received f32 (None, 2)"), "{text}");
+}
+
+#[test]
+fn names_and_configs_that_mean_nothing_are_refused() {
+    let ty = Type::rows([1]);
+    let text = metrics::get("accurate", &ty, &ty).unwrap_err().to_string();
+    assert!(text.contains("unknown metric 'accurate'; did you mean 'accuracy'?"), "{text}");
+    let refused = |class: &str, config: serde_json::Value| {
+        metrics::from_config(class, config.as_object().unwrap()).unwrap_err().to_string()
+    };
+    for (class, config) in [
+        ("AUC", serde_json::json!({"num_thresholds": 1})),
+        ("AUC", serde_json::json!({"multi_label": true})),
+        ("AUC", serde_json::json!({"curve": "PRGAIN"})),
+        ("AUC", serde_json::json!({"thresholds": [0.5]})),
+        ("BinaryAccuracy", serde_json::json!({"threshold": 2.0})),
+        ("Precision", serde_json::json!({"top_k": 3})),
+        ("Recall", serde_json::json!({"thresholds": [0.1, 0.5]})),
+        ("TopKCategoricalAccuracy", serde_json::json!({"k": 0})),
+    ] {
+        let text = refused(class, config.clone());
+        let key = config.as_object().unwrap().keys().next().unwrap();
+        assert!(text.contains(key), "{class} {config}: {text}");
+    }
+}
