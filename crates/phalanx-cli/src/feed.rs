@@ -242,11 +242,11 @@ impl Images for Files {
 mod tests {
     use super::*;
     use image::{Rgb, RgbImage};
-    use phalanx::data::{HostBatch, Share};
+    use phalanx::data::{HostBatch, LocalShard};
     use phalanx_graph::Mesh;
 
     /// The inputs of all batches, as far as a share has them.
-    fn inputs(data: &dyn Dataset, share: Option<&Share>) -> Vec<Vec<f32>> {
+    fn inputs(data: &dyn Dataset, share: Option<&LocalShard>) -> Vec<Vec<f32>> {
         let (mut batch, mut out) = (HostBatch::default(), vec![]);
         let mut epoch = data.epoch_of(5, 1, 0, share).unwrap();
         while epoch.next(&mut batch).unwrap() {
@@ -292,7 +292,7 @@ mod tests {
                 let images = Arc::new(open().keep(1 << 20));
                 let files = Files { images: images.clone(), ..files.shaped(&origin, vec![48]) };
                 let flow = Feed::Files(files).flow(&ImageDataGenerator::new(), &y, 5).unwrap();
-                let share = Share { mesh: Mesh::new(workers, 1), devices: worker..worker + 1 };
+                let share = LocalShard { mesh: Mesh::new(workers, 1), devices: worker..worker + 1 };
                 let own = |(at, _): &(usize, &Vec<f32>)| {
                     let batch = (rows.len() - at / 5 * 5).min(5);
                     share.rows(batch).contains(&(at % 5))

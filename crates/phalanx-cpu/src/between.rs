@@ -6,8 +6,8 @@ use crate::courier::Courier;
 use crate::memory::{Buffer, Heap};
 use crate::worker::{self, Ctx};
 use phalanx_graph::exec::ExecError;
-use phalanx_graph::peers::{Cluster, PeerError, Peers, Share};
-use phalanx_graph::program::{GradientPlan, Instr, Place, Program, ValueId, share};
+use phalanx_graph::process_group::{Cluster, LocalShard, PeerError, ProcessGroup};
+use phalanx_graph::program::{GradientPlan, Instr, Location, Program, ValueId, split_range};
 use phalanx_graph::{DType, Mesh, ParamId, Scope};
 use std::ops::{Add, Range};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -151,8 +151,8 @@ impl Between {
         crate::executor::grow(heap, &mut self.gradients, gradients, "gradients of the host")
     }
 
-    pub fn share(&self) -> Share {
-        Share { mesh: self.mesh, devices: self.own.clone() }
+    pub fn share(&self) -> LocalShard {
+        LocalShard { mesh: self.mesh, devices: self.own.clone() }
     }
 
     pub fn raise(&self, bits: u64) {
@@ -315,14 +315,14 @@ impl Between {
 /// Adds up floats over all processes, in place: each adds up a part, in the order of the ranks, and hands
 /// it to the others. `room` is for what comes in.
 pub(crate) fn sum(
-    peers: &dyn Peers,
+    peers: &dyn ProcessGroup,
     tree: bool,
     values: &mut [f32],
     room: &mut Vec<f32>,
 ) -> Result<(), PeerError> {
     let (rank, size, len) = (peers.rank(), peers.size(), values.len());
     let whole = len <= WHOLE;
-    let range = |r: usize| if whole { 0..len } else { share(0..len, size, r) };
+    let range = |r: usize| if whole { 0..len } else { split_range(0..len, size, r) };
     let mine = range(rank);
     room.resize(size * mine.len(), 0.0);
     let mut into = cut(room, mine.len(), size);
@@ -355,7 +355,7 @@ pub(crate) fn sends(program: &Program) -> Vec<Option<usize>> {
     }
     let writes = |instr: &Instr, param: ParamId| match instr {
         Instr::Compute { output, .. } | Instr::Copy { output, .. } => {
-            program.value(*output).place == Place::Gradient(param)
+            program.value(*output).location == Location::Gradient(param)
         }
         _ => false,
     };
@@ -458,7 +458,7 @@ mod tests {
     /// Another process that takes its time, then reads what it is sent and answers with as much.
     struct Slow(Arc<AtomicUsize>);
 
-    impl Peers for Slow {
+    impl ProcessGroup for Slow {
         fn rank(&self) -> usize {
             0
         }

@@ -1,7 +1,7 @@
 //! A thread that adds up finished gradients over all processes while the workers go on computing.
 
 use crate::between::sum;
-use phalanx_graph::peers::{PeerError, Peers};
+use phalanx_graph::process_group::{PeerError, ProcessGroup};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -50,7 +50,7 @@ pub(crate) struct Courier {
 
 impl Courier {
     /// Starts the thread; `tree` says how sums are added up.
-    pub fn start(peers: Arc<dyn Peers>, tree: bool) -> std::io::Result<Courier> {
+    pub fn start(peers: Arc<dyn ProcessGroup>, tree: bool) -> std::io::Result<Courier> {
         let shared = Arc::new(Shared::default());
         let mine = shared.clone();
         let work = move || deliver(&mine, &*peers, tree);
@@ -79,7 +79,7 @@ impl Courier {
     }
 }
 
-fn deliver(shared: &Shared, peers: &dyn Peers, tree: bool) {
+fn deliver(shared: &Shared, peers: &dyn ProcessGroup, tree: bool) {
     let mut room = vec![];
     loop {
         let mut desk = shared.until(|desk| desk.closed || !desk.parcels.is_empty());
@@ -105,7 +105,7 @@ fn deliver(shared: &Shared, peers: &dyn Peers, tree: bool) {
 }
 
 /// A panic on the way, as an error of this process: whoever waits must hear of it.
-fn panicked(peers: &dyn Peers, panic: &(dyn Any + Send)) -> PeerError {
+fn panicked(peers: &dyn ProcessGroup, panic: &(dyn Any + Send)) -> PeerError {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     let message = format!("adding up gradients panicked: {}", text.unwrap_or("no reason given"));
@@ -133,7 +133,7 @@ mod tests {
     /// Two processes, the other of which makes this one panic.
     struct Breaking;
 
-    impl Peers for Breaking {
+    impl ProcessGroup for Breaking {
         fn rank(&self) -> usize {
             1
         }
@@ -174,7 +174,7 @@ mod tests {
     /// The other process counts exchanges, and is slow to fail in each.
     struct Failing(Arc<AtomicUsize>);
 
-    impl Peers for Failing {
+    impl ProcessGroup for Failing {
         fn rank(&self) -> usize {
             0
         }

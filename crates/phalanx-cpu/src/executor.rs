@@ -11,8 +11,8 @@ use crate::pool::{Barrier, Pool, Team, pins, usable_cores};
 use crate::simd::Isa;
 use crate::update::{MAX_SCALARS, MAX_SLOTS};
 use crate::worker::{self, Run};
-use phalanx_graph::exec::{Batch, ExecError, Executor, ProgramId, Times};
-use phalanx_graph::peers::{Cluster, Share};
+use phalanx_graph::exec::{Batch, ExecError, Executor, ProgramId, StepTimes};
+use phalanx_graph::process_group::{Cluster, LocalShard};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Mesh, Policy, Program, SHARDS};
 use phalanx_graph::{ParamId, ParamSpec};
@@ -127,7 +127,7 @@ pub struct CpuExecutor {
     fetch_ptrs: Vec<FetchPtr>,
     /// What the last step fetched.
     done: Vec<Vec<f32>>,
-    times: Times,
+    times: StepTimes,
     profiling: bool,
 }
 
@@ -226,7 +226,7 @@ impl CpuExecutor {
             between: between.map_err(no_thread)?,
             fetch_ptrs: vec![],
             done: vec![],
-            times: Times::default(),
+            times: StepTimes::default(),
             profiling: false,
         })
     }
@@ -281,18 +281,18 @@ impl Executor for CpuExecutor {
         self.mesh
     }
 
-    fn share(&self) -> Share {
-        let whole = Share { mesh: self.mesh, devices: 0..self.mesh.devices };
+    fn shard(&self) -> LocalShard {
+        let whole = LocalShard { mesh: self.mesh, devices: 0..self.mesh.devices };
         self.between.as_ref().map_or(whole, Between::share)
     }
 
-    fn raise(&mut self, bits: u64) {
+    fn set_flags(&mut self, bits: u64) {
         if let Some(between) = &self.between {
             between.raise(bits);
         }
     }
 
-    fn raised(&self) -> Option<u64> {
+    fn flags(&self) -> Option<u64> {
         self.between.as_ref().map(Between::raised)
     }
 
@@ -344,7 +344,7 @@ impl Executor for CpuExecutor {
             name: format!("#{}", id.0),
             reason: "it was not loaded here".into(),
         };
-        let share = self.share();
+        let share = self.shard();
         let own = share.rows(batch.rows);
         let loaded = self.programs.get(id.0).ok_or_else(unknown)?;
         loaded.program.check_own_batch(batch, own.len())?;
@@ -388,11 +388,11 @@ impl Executor for CpuExecutor {
             between: self.between.as_ref(),
             failure: std::sync::Mutex::new(None),
             fetches: &self.fetch_ptrs,
-            times: std::sync::Mutex::new(Times::default()),
+            times: std::sync::Mutex::new(StepTimes::default()),
             profiling: self.profiling,
         };
         if let Some(between) = &self.between {
-            between.cluster.peers.working_on(batch.step);
+            between.cluster.peers.set_step(batch.step);
         }
         let done = self.pool.run(&|index| worker::run(&run, index));
         if let Err((worker, message)) = done {
@@ -453,13 +453,13 @@ impl Executor for CpuExecutor {
         Ok(())
     }
 
-    fn gathered(&self, id: ParamId) -> Option<Vec<f32>> {
+    fn accumulated(&self, id: ParamId) -> Option<Vec<f32>> {
         let buffer = &self.devices[0].accumulated;
         let begun = buffer.bytes() >= self.layout.len * 4;
         begun.then(|| buffer.as_floats()[self.range(id)].to_vec())
     }
 
-    fn set_gathered(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
+    fn set_accumulated(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
         self.check_len(id, values.len())?;
         let range = self.range(id);
         for d in &mut self.devices {
@@ -469,12 +469,12 @@ impl Executor for CpuExecutor {
         Ok(())
     }
 
-    fn check_mirrored(&self) -> Result<(), ExecError> {
+    fn check_consistency(&self) -> Result<(), ExecError> {
         self.check_devices()?;
         self.check_processes()
     }
 
-    fn times(&self) -> Times {
+    fn times(&self) -> StepTimes {
         self.times
     }
 

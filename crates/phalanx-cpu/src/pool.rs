@@ -266,7 +266,7 @@ pub fn share_cores(part: usize, parts: usize) {
     if !pins() || parts < 2 || cores.is_empty() || cores.len() < online() {
         return;
     }
-    let mine = phalanx_graph::program::share(0..cores.len(), parts, part % parts);
+    let mine = phalanx_graph::program::split_range(0..cores.len(), parts, part % parts);
     match mine.is_empty() {
         false => bind(&cores[mine]),
         true => bind(&[cores[part % cores.len()]]),

@@ -4,13 +4,13 @@
 use crate::kernels::dot;
 use crate::worker::{Ctx, MAX_WORKERS};
 use phalanx_graph::ParamId;
-use phalanx_graph::program::{ValueId, share};
+use phalanx_graph::program::{ValueId, split_range};
 use std::ops::Range;
 
 impl<'a> Ctx<'a> {
     /// This worker's rows of a kernel with so many.
     fn my_rows(&self, k: usize) -> Range<usize> {
-        share(0..k, self.run.mesh.workers, self.worker)
+        split_range(0..k, self.run.mesh.workers, self.worker)
     }
 
     /// Runs of the last axis of a value on all workers of the device.

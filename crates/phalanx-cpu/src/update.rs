@@ -6,7 +6,7 @@ use crate::kernels::elementwise::{TapeInput, TapeOutput, TapePlan};
 use crate::worker::{self, Ctx, MAX_WORKERS};
 use phalanx_graph::Scope;
 use phalanx_graph::loss_scale::{LossScale, STATE};
-use phalanx_graph::program::{GradientPlan, UpdatePlan, share};
+use phalanx_graph::program::{GradientPlan, UpdatePlan, split_range};
 use phalanx_graph::update::Clip;
 use std::ops::Range;
 
@@ -103,7 +103,7 @@ pub(crate) fn update(ctx: &Ctx<'_>) {
 fn slice(ctx: &Ctx<'_>, g: &GradientPlan) -> Range<usize> {
     let start = ctx.run.layout.offsets[g.param.index()];
     let len = ctx.program().params()[g.param.index()].len();
-    let mine = share(0..len / g.granule, ctx.run.mesh.workers, ctx.worker);
+    let mine = split_range(0..len / g.granule, ctx.run.mesh.workers, ctx.worker);
     start + mine.start * g.granule..start + mine.end * g.granule
 }
 
@@ -155,7 +155,7 @@ fn add_up_host(ctx: &Ctx<'_>, plan: &UpdatePlan, bucket: Range<usize>, between: 
     let gradients = plan.gradients[bucket.clone()].iter();
     for (g, at) in gradients.zip(&ctx.run.loaded.packed[bucket]) {
         let first = ctx.run.layout.offsets[g.param.index()];
-        let mine = share(slice(ctx, g), devices.len(), ctx.device - devices.start);
+        let mine = split_range(slice(ctx, g), devices.len(), ctx.device - devices.start);
         for piece in pieces(mine, CHUNK) {
             // SAFETY: this worker alone writes this part of the host's buffer.
             let out = unsafe {
@@ -169,7 +169,7 @@ fn add_up_host(ctx: &Ctx<'_>, plan: &UpdatePlan, bucket: Range<usize>, between: 
 
 /// Adds up this device's share of the worker's slice, for all devices to read.
 fn scatter(ctx: &Ctx<'_>, g: &GradientPlan) {
-    let mine = share(slice(ctx, g), ctx.run.mesh.devices, ctx.device);
+    let mine = split_range(slice(ctx, g), ctx.run.mesh.devices, ctx.device);
     for piece in pieces(mine, CHUNK) {
         // SAFETY: this worker alone writes this part of its device's buffer.
         let out = unsafe {
@@ -201,7 +201,7 @@ fn add_up(ctx: &Ctx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]
 fn collect(ctx: &Ctx<'_>, g: &GradientPlan, chunk: &Range<usize>, tile: &mut [f32]) {
     let devices = ctx.run.mesh.devices;
     for (device, owner) in ctx.run.devices.iter().enumerate() {
-        let part = share(slice(ctx, g), devices, device);
+        let part = split_range(slice(ctx, g), devices, device);
         let (from, to) = (part.start.max(chunk.start), part.end.min(chunk.end));
         if from < to {
             // SAFETY: finished before the barrier behind the scattering, not written again before

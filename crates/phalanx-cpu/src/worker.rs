@@ -8,9 +8,11 @@ use crate::kernels::layout::{Dst, Src};
 use crate::pool::Barrier;
 use crate::simd::Isa;
 use crate::update;
-use phalanx_graph::exec::{Batch, ExecError, FeedData, Times};
-use phalanx_graph::peers::PeerError;
-use phalanx_graph::program::{Instr, Mesh, Place, Program, SHARDS, Split, Value, ValueId, share};
+use phalanx_graph::exec::{Batch, ExecError, FeedData, StepTimes};
+use phalanx_graph::process_group::PeerError;
+use phalanx_graph::program::{
+    Instr, Location, Mesh, Program, SHARDS, Split, Value, ValueId, split_range,
+};
 use phalanx_graph::{DType, Op, ParamId, Scope};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -37,7 +39,7 @@ pub(crate) struct Run<'a> {
     /// Why a worker gave up.
     pub failure: Mutex<Option<ExecError>>,
     pub fetches: &'a [FetchPtr],
-    pub times: Mutex<Times>,
+    pub times: Mutex<StepTimes>,
     /// Whether each worker notes the time of every instruction.
     pub profiling: bool,
 }
@@ -56,7 +58,7 @@ impl Run<'_> {
     pub fn rows(&self, device: usize, worker: usize) -> Range<usize> {
         match self.loaded.program.split() {
             Split::Rows => self.mesh.rows(self.batch.rows, device, worker),
-            Split::Lines => self.mesh.device_rows(self.batch.rows, device),
+            Split::Spatial => self.mesh.device_rows(self.batch.rows, device),
         }
     }
 }
@@ -157,8 +159,8 @@ impl<'a> Ctx<'a> {
     pub fn address(&self, v: &Value, device: usize, worker: usize) -> *mut u8 {
         let owner = self.worker_of(device, worker);
         let skip = v.offset * v.ty.dtype.bytes();
-        match v.place {
-            Place::Feed(id) => {
+        match v.location {
+            Location::Feed(id) => {
                 let rows = self.run.rows(device, worker);
                 let start = if v.ty.is_rows() { rows.start - self.run.first_row } else { 0 };
                 // A view keeps the stride of the feed it looks into.
@@ -169,20 +171,20 @@ impl<'a> Ctx<'a> {
                 };
                 base.wrapping_add(start * row + skip).cast_mut()
             }
-            Place::Param(id) => {
+            Location::Param(id) => {
                 let offset = self.run.layout.offsets[id.index()];
                 self.device_at(device).params.ptr().wrapping_add(offset * 4 + skip)
             }
-            Place::Arena(offset) => owner.arena.ptr().wrapping_add(offset + skip),
-            Place::Shared(offset) => owner.shared.ptr().wrapping_add(offset + skip),
-            Place::Device(offset) => {
+            Location::Arena(offset) => owner.arena.ptr().wrapping_add(offset + skip),
+            Location::Shared(offset) => owner.shared.ptr().wrapping_add(offset + skip),
+            Location::Device(offset) => {
                 // Rows of the buffer that the value lies in, gaps included.
                 let row = v.ty.len() / v.ty.last().max(1) * v.ld * v.ty.dtype.bytes();
                 let first = self.run.rows(device, 0).start;
                 let before = self.run.rows(device, worker).start - first;
                 self.device_at(device).rows.ptr().wrapping_add(offset + before * row + skip)
             }
-            Place::Gradient(id) => {
+            Location::Gradient(id) => {
                 let offset = self.run.layout.offsets[id.index()] * 4 + skip;
                 owner.gradients.ptr().wrapping_add(offset)
             }
@@ -195,7 +197,7 @@ impl<'a> Ctx<'a> {
 
     /// The worker in whose memory this one works.
     pub fn home(&self) -> usize {
-        if self.program().split() == Split::Lines { 0 } else { self.worker }
+        if self.program().split() == Split::Spatial { 0 } else { self.worker }
     }
 
     pub fn i32(&self, id: ValueId) -> *mut i32 {
@@ -279,7 +281,7 @@ impl<'a> Ctx<'a> {
         match instr {
             Instr::Compute { op, inputs, output, .. } => match self.program().split() {
                 Split::Rows => self.compute(at, op, inputs, *output),
-                Split::Lines => self.compute_lines(at, op, inputs, *output),
+                Split::Spatial => self.compute_lines(at, op, inputs, *output),
             },
             Instr::Copy { input, output } => self.copy(*input, *output),
             Instr::Barrier(scope) => {
@@ -363,7 +365,7 @@ impl<'a> Ctx<'a> {
     pub fn part(&self, pieces: usize) -> Range<usize> {
         match self.program().split() {
             Split::Rows => 0..pieces,
-            Split::Lines => share(0..pieces, self.run.mesh.workers, self.worker),
+            Split::Spatial => split_range(0..pieces, self.run.mesh.workers, self.worker),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use crate::executor::as_bytes;
 use phalanx_graph::exec::ExecError;
-use phalanx_graph::peers::{Cluster, PeerError, Peers, check_same, gather};
+use phalanx_graph::process_group::{Cluster, PeerError, ProcessGroup, all_gather, check_equal};
 use phalanx_graph::program::{Instr, Mesh, Program};
 use phalanx_graph::{ParamSpec, Scope};
 use std::ops::Range;
@@ -44,7 +44,7 @@ pub(crate) struct Seats {
 impl Seats {
     /// Places for so many GPUs; the first process makes what all find each other by.
     pub fn take(
-        peers: &Arc<dyn Peers>,
+        peers: &Arc<dyn ProcessGroup>,
         gpus: usize,
         make: impl FnOnce() -> Result<Id, ExecError>,
     ) -> Result<Seats, ExecError> {
@@ -52,7 +52,7 @@ impl Seats {
         if peers.rank() == 0 {
             mine.extend(make()?);
         }
-        let all = gather(&**peers, &mine).map_err(|peer| ExecError::Peer { step: 0, peer })?;
+        let all = all_gather(&**peers, &mine).map_err(|peer| ExecError::Peer { step: 0, peer })?;
         let odd = |rank: usize, bytes: usize| {
             let message = format!("expected its number of GPUs, received {bytes} bytes");
             ExecError::Peer { step: 0, peer: PeerError { name: peers.name(rank), message } }
@@ -68,7 +68,7 @@ impl Seats {
             id: id.ok_or_else(|| odd(0, all[0].len()))?,
             first: counts[..peers.rank()].iter().sum(),
             all: counts.iter().sum(),
-            gone: Arc::new(move || all_peers.gone()),
+            gone: Arc::new(move || all_peers.lost_peer()),
             limit: peers.timeout().unwrap_or(LIMIT),
         })
     }
@@ -103,7 +103,7 @@ impl Among {
 
     pub fn working_on(&mut self, step: u64) {
         self.step = step;
-        self.cluster.peers.working_on(step);
+        self.cluster.peers.set_step(step);
     }
 
     fn lost(&self, peer: PeerError) -> ExecError {
@@ -113,7 +113,7 @@ impl Among {
     /// An error of a machine: where it waited in vain for GPUs of another process, with that one's name.
     pub fn explain(&self, error: ExecError) -> ExecError {
         match error {
-            ExecError::Peer { peer, .. } => self.lost(self.cluster.peers.missing(peer.message)),
+            ExecError::Peer { peer, .. } => self.lost(self.cluster.peers.diagnose(peer.message)),
             other => other,
         }
     }
@@ -171,6 +171,6 @@ impl Among {
         params: &[ParamSpec],
         digests: impl Iterator<Item = u64>,
     ) -> Result<(), ExecError> {
-        check_same(&*self.cluster.peers, params, digests)
+        check_equal(&*self.cluster.peers, params, digests)
     }
 }

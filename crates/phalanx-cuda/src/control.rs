@@ -8,7 +8,7 @@ use crate::driver::{Context, DeviceBuffer, Event, Failure, Result, Stream, cu};
 use crate::libs::{self, Lib};
 use crate::nccl::{self, Link, Refusal};
 use phalanx_graph::exec::ExecError;
-use phalanx_graph::peers::{PeerError, Peers, gather};
+use phalanx_graph::process_group::{PeerError, ProcessGroup, all_gather};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -67,7 +67,10 @@ pub fn meeting_id() -> std::result::Result<[u8; 128], ExecError> {
 ///
 /// # Errors
 /// A library that is missing, a GPU that cannot be used, or processes that do not come.
-pub fn peers_by_gpu(gpu: usize, place: Place) -> std::result::Result<Arc<dyn Peers>, ExecError> {
+pub fn peers_by_gpu(
+    gpu: usize,
+    place: Place,
+) -> std::result::Result<Arc<dyn ProcessGroup>, ExecError> {
     let Place { rank, size, host, id, timeout, gone } = place;
     let hosts = Arc::new(OnceLock::new());
     let known = hosts.clone();
@@ -86,7 +89,7 @@ pub fn peers_by_gpu(gpu: usize, place: Place) -> std::result::Result<Arc<dyn Pee
     let turn = Mutex::new(Turn { carrier, failed: None });
     let control = Control { rank, size, hosts, timeout, gone, piece, turn };
     let all =
-        gather(&control, host.as_bytes()).map_err(|peer| ExecError::Peer { step: 0, peer })?;
+        all_gather(&control, host.as_bytes()).map_err(|peer| ExecError::Peer { step: 0, peer })?;
     let host = |name: &Vec<u8>| String::from_utf8_lossy(name).into_owned();
     control.hosts.get_or_init(|| all.iter().map(host).collect());
     Ok(Arc::new(control))
@@ -264,7 +267,7 @@ impl Control {
     }
 }
 
-impl Peers for Control {
+impl ProcessGroup for Control {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -298,15 +301,15 @@ impl Peers for Control {
         })
     }
 
-    fn gone(&self) -> Option<PeerError> {
+    fn lost_peer(&self) -> Option<PeerError> {
         (self.gone)()
     }
 
-    fn missing(&self, message: String) -> PeerError {
+    fn diagnose(&self, message: String) -> PeerError {
         let mut turn = self.turn();
         let error = || {
             let name = "another worker".into();
-            self.gone().unwrap_or(PeerError { name, message })
+            self.lost_peer().unwrap_or(PeerError { name, message })
         };
         turn.failed.get_or_insert_with(error).clone()
     }

@@ -1,7 +1,7 @@
 //! What an op's lowering sees: its operands as addresses, for the rows one device has.
 
 use crate::launch::{Block, Elem, Ptr, Span};
-use phalanx_graph::program::{Place, Value, ValueId};
+use phalanx_graph::program::{Location, Value, ValueId};
 use phalanx_graph::{DType, ParamSpec};
 use std::collections::BTreeMap;
 
@@ -166,13 +166,15 @@ impl<'a> Cx<'a> {
             DType::Bf16 => Elem::Bf16,
             DType::F16 => Elem::F16,
         };
-        let (block, at) = match v.place {
-            Place::Feed(f) => (Block::Inputs, self.layout.feeds[f.index()]),
-            Place::Param(p) => (Block::Params, self.layout.params[p.index()]),
-            Place::Arena(at) => (Block::Arena, at),
-            Place::Shared(at) => (Block::Shared, at),
-            Place::Device(_) => unreachable!("a GPU's replica has one worker: nothing is shared"),
-            Place::Gradient(p) => (Block::Gradients, self.layout.params[p.index()]),
+        let (block, at) = match v.location {
+            Location::Feed(f) => (Block::Inputs, self.layout.feeds[f.index()]),
+            Location::Param(p) => (Block::Params, self.layout.params[p.index()]),
+            Location::Arena(at) => (Block::Arena, at),
+            Location::Shared(at) => (Block::Shared, at),
+            Location::Device(_) => {
+                unreachable!("a GPU's replica has one worker: nothing is shared")
+            }
+            Location::Gradient(p) => (Block::Gradients, self.layout.params[p.index()]),
         };
         let base = Ptr::new(self.replica, block, at);
         let rows = if v.ty.is_rows() { self.rows } else { 1 };

@@ -6,7 +6,7 @@ use crate::gpu::Gpu;
 use crate::libs::{self, Lib};
 use phalanx_graph::ParamSpec;
 use phalanx_graph::exec::{ExecError, Executor};
-use phalanx_graph::peers::Cluster;
+use phalanx_graph::process_group::Cluster;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
@@ -56,7 +56,7 @@ pub fn driver_version() -> Option<String> {
 }
 
 /// How long programs for GPUs leave the places of dead values alone (`Options::rest`).
-pub const REST: usize = 16;
+pub const REUSE_DELAY: usize = 16;
 
 /// A replica's place: a GPU, or a numbered part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,7 +28,7 @@ use memory::{Bytes, Memory};
 use order::Random;
 use phalanx_graph::ParamSpec;
 use phalanx_graph::exec::{ExecError, Executor};
-use phalanx_graph::peers::Cluster;
+use phalanx_graph::process_group::Cluster;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -13,11 +13,11 @@ use crate::lower::{self, Facts, Replica, Request};
 use crate::machine::{Machine, Plan, StepId};
 use crate::plan::{self, ALIGN, Room, Rooms};
 use crate::stations::{Station, together};
-use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
-use phalanx_graph::kept::{Column, TableId, Turn};
-use phalanx_graph::peers::{Cluster, Share};
+use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, StepTimes};
+use phalanx_graph::process_group::{Cluster, LocalShard};
 use phalanx_graph::profile::Profile;
-use phalanx_graph::program::{Mesh, Program, share};
+use phalanx_graph::program::{Mesh, Program, split_range};
+use phalanx_graph::resident::{Column, StepInput, TableId};
 use phalanx_graph::update::SlotInit;
 use phalanx_graph::{ParamId, ParamSpec};
 use std::collections::HashMap;
@@ -88,7 +88,7 @@ pub(crate) struct GpuExecutor<M: Machine> {
     programs: Vec<Loaded>,
     /// How often a block of memory has moved.
     moves: u64,
-    times: Times,
+    times: StepTimes,
     profiling: bool,
     /// The program whose next feeds were staged.
     staged: Option<ProgramId>,
@@ -134,7 +134,7 @@ impl<M: Machine> GpuExecutor<M> {
             gathers: false,
             programs: vec![],
             moves: 0,
-            times: Times::default(),
+            times: StepTimes::default(),
             profiling: false,
             staged: None,
             under_way: None,
@@ -273,11 +273,11 @@ impl<M: Machine> GpuExecutor<M> {
     /// Hands every replica its rows of the feeds.
     fn stage_feeds(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
         let Loaded { program, layout, inputs, .. } = &self.programs[id.0];
-        let (mesh, own) = (self.mesh, self.share().rows(batch.rows));
+        let (mesh, own) = (self.mesh, self.shard().rows(batch.rows));
         let staged = self.crew.each(&mut self.stations, |_, station| {
             let first = station.replicas.start;
             let mut fill = |local: usize, bytes: &mut [u8]| {
-                let rows = share(0..batch.rows, mesh.devices, first + local);
+                let rows = split_range(0..batch.rows, mesh.devices, first + local);
                 for ((spec, data), at) in program.feeds().iter().zip(batch.feeds).zip(&layout.feeds)
                 {
                     let len = spec.ty.len();
@@ -380,15 +380,15 @@ impl<M: Machine> Executor for GpuExecutor<M> {
         self.mesh
     }
 
-    fn share(&self) -> Share {
-        Share { mesh: self.mesh, devices: self.own() }
+    fn shard(&self) -> LocalShard {
+        LocalShard { mesh: self.mesh, devices: self.own() }
     }
 
-    fn raise(&mut self, bits: u64) {
+    fn set_flags(&mut self, bits: u64) {
         self.among.iter_mut().for_each(|among| among.raise(bits));
     }
 
-    fn raised(&self) -> Option<u64> {
+    fn flags(&self) -> Option<u64> {
         self.among.as_ref().map(Among::raised)
     }
 
@@ -424,7 +424,7 @@ impl<M: Machine> Executor for GpuExecutor<M> {
     }
 
     fn stage(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
-        let own = self.share().rows(batch.rows).len();
+        let own = self.shard().rows(batch.rows).len();
         self.loaded(id)?.program.check_own_feeds(batch, own)?;
         self.stage_feeds(id, batch)?;
         self.staged = Some(id);
@@ -433,7 +433,7 @@ impl<M: Machine> Executor for GpuExecutor<M> {
 
     fn start(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
         let program = &self.loaded(id)?.program;
-        program.check_own_batch(batch, self.share().rows(batch.rows).len())?;
+        program.check_own_batch(batch, self.shard().rows(batch.rows).len())?;
         let trains = program.update().is_some();
         let accumulate = batch.accumulate.filter(|_| trains).map(|a| a.apply.is_some());
         if accumulate.is_some() {
@@ -473,20 +473,20 @@ impl<M: Machine> Executor for GpuExecutor<M> {
         Ok(())
     }
 
-    fn busy(&self) -> bool {
+    fn in_flight(&self) -> bool {
         let started = self.under_way.is_some() || self.turns.is_some();
         started && self.stations.iter().any(|s| s.machine.busy())
     }
 
-    fn keep(&mut self, columns: &[Column<'_>]) -> Result<Option<TableId>, ExecError> {
+    fn upload(&mut self, columns: &[Column<'_>]) -> Result<Option<TableId>, ExecError> {
         self.keep_columns(columns)
     }
 
-    fn release(&mut self, table: TableId) {
+    fn evict(&mut self, table: TableId) {
         self.release_table(table);
     }
 
-    fn together(
+    fn steps_per_launch(
         &mut self,
         program: ProgramId,
         table: TableId,
@@ -495,16 +495,16 @@ impl<M: Machine> Executor for GpuExecutor<M> {
         self.turns_together(program, table, rows)
     }
 
-    fn start_turns(
+    fn start_steps(
         &mut self,
         program: ProgramId,
         table: TableId,
-        turns: &[Turn<'_>],
+        turns: &[StepInput<'_>],
     ) -> Result<(), ExecError> {
         self.start_on_table(program, table, turns)
     }
 
-    fn finish_turns(&mut self, fetched: &mut Vec<Vec<Vec<f32>>>) -> Result<(), ExecError> {
+    fn finish_steps(&mut self, fetched: &mut Vec<Vec<Vec<f32>>>) -> Result<(), ExecError> {
         self.finish_on_table(fetched)
     }
 
@@ -528,21 +528,21 @@ impl<M: Machine> Executor for GpuExecutor<M> {
         self.write(Block::Slot(slot), id, values)
     }
 
-    fn gathered(&self, id: ParamId) -> Option<Vec<f32>> {
+    fn accumulated(&self, id: ParamId) -> Option<Vec<f32>> {
         self.gathers.then(|| self.read_first(Block::Gathered, id))
     }
 
-    fn set_gathered(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
+    fn set_accumulated(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
         self.reserve(Block::Gathered, self.flat, "accumulated gradients")?;
         self.gathers = true;
         self.write(Block::Gathered, id, values)
     }
 
-    fn check_mirrored(&self) -> Result<(), ExecError> {
+    fn check_consistency(&self) -> Result<(), ExecError> {
         self.check_same()
     }
 
-    fn times(&self) -> Times {
+    fn times(&self) -> StepTimes {
         self.times
     }
 

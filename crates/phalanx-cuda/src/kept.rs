@@ -6,7 +6,7 @@ use crate::executor::as_bytes;
 use crate::inputs::{INPUT_BYTES, Inputs};
 use crate::launch::{Block, Ptr, Word};
 use phalanx_graph::DType;
-use phalanx_graph::kept::{Cells, Column, Fill, Frame, Motion, Turn};
+use phalanx_graph::resident::{AffineAugment, Column, ColumnData, Fill, ImageShape, StepInput};
 use std::ops::Range;
 
 /// Bytes in front of the first turn, and of a turn's head.
@@ -28,7 +28,7 @@ pub(crate) struct KeptColumn {
     row: usize,
     kind: i64,
     divisor: f32,
-    frame: Option<Frame>,
+    frame: Option<ImageShape>,
 }
 
 /// Samples on the GPU.
@@ -43,18 +43,18 @@ impl Table {
     pub fn new(columns: &[Column<'_>], first: usize) -> Table {
         let at = |number: usize| Ptr::new(0, Block::Kept(number), 0);
         let keep = |(i, c): (usize, &Column<'_>)| {
-            let (kind, divisor, offset) = match c.cells {
-                Cells::F32(_) => (0, 1.0, None),
-                Cells::I32(_) => (1, 1.0, None),
-                Cells::Bytes { divisor, offset, .. } => {
+            let (kind, divisor, offset) = match c.data {
+                ColumnData::F32(_) => (0, 1.0, None),
+                ColumnData::I32(_) => (1, 1.0, None),
+                ColumnData::Bytes { divisor, offset, .. } => {
                     (2, divisor, offset.map(|_| at(first + 2 * i + 1)))
                 }
             };
-            let bytes = c.cells.bytes() - offset.map_or(0, |_| c.row * 4);
-            let (cells, row, frame) = (at(first + 2 * i), c.row, c.frame);
+            let bytes = c.data.bytes() - offset.map_or(0, |_| c.row_len * 4);
+            let (cells, row, frame) = (at(first + 2 * i), c.row_len, c.image);
             KeptColumn { cells, bytes, offset, row, kind, divisor, frame }
         };
-        let rows = columns.first().map_or(0, |c| c.cells.len() / c.row.max(1));
+        let rows = columns.first().map_or(0, |c| c.data.len() / c.row_len.max(1));
         Table { columns: columns.iter().enumerate().map(keep).collect(), rows }
     }
 
@@ -77,12 +77,14 @@ impl Table {
 impl KeptColumn {
     /// The bytes of its blocks, in their order.
     pub fn parts<'a>(&self, column: &Column<'a>) -> Vec<(Ptr, &'a [u8])> {
-        let mut parts = match column.cells {
-            Cells::F32(v) => vec![(self.cells, as_bytes(v))],
-            Cells::I32(v) => vec![(self.cells, as_bytes(v))],
-            Cells::Bytes { bytes, .. } => vec![(self.cells, bytes)],
+        let mut parts = match column.data {
+            ColumnData::F32(v) => vec![(self.cells, as_bytes(v))],
+            ColumnData::I32(v) => vec![(self.cells, as_bytes(v))],
+            ColumnData::Bytes { bytes, .. } => vec![(self.cells, bytes)],
         };
-        if let (Some(at), Cells::Bytes { offset: Some(offset), .. }) = (self.offset, column.cells) {
+        if let (Some(at), ColumnData::Bytes { offset: Some(offset), .. }) =
+            (self.offset, column.data)
+        {
             parts.push((at, as_bytes(offset)));
         }
         parts
@@ -141,16 +143,16 @@ impl TurnLayout {
     }
 
     /// Writes a turn as a replica with these rows of the batch gets it.
-    pub fn write(&self, to: &mut [u8], head: &Inputs, turn: &Turn<'_>, rows: Range<usize>) {
+    pub fn write(&self, to: &mut [u8], head: &Inputs, turn: &StepInput<'_>, rows: Range<usize>) {
         let head = head.to_bytes();
         to[..head.len()].copy_from_slice(&head);
         put(to, HEAD, turn.mirrored.iter().map(|v| v.to_le_bytes()));
         put(to, self.picks, turn.rows[rows.clone()].iter().map(|row| row.to_le_bytes()));
         let Some(at) = self.motions else { return };
-        if turn.motions.is_empty() {
+        if turn.augments.is_empty() {
             to[at..at + rows.len() * MOTION].fill(0);
         } else {
-            put(to, at, turn.motions[rows].iter().map(motion));
+            put(to, at, turn.augments[rows].iter().map(motion));
         }
     }
 }
@@ -162,10 +164,10 @@ fn put<const N: usize>(to: &mut [u8], at: usize, items: impl Iterator<Item = [u8
     }
 }
 
-fn motion(m: &Motion) -> [u8; MOTION] {
+fn motion(m: &AffineAugment) -> [u8; MOTION] {
     let mut bytes = [0; MOTION];
     put(&mut bytes, 0, m.map.as_flattened().iter().map(|v| v.to_le_bytes()));
-    let flags = [m.flip_horizontal, m.flip_vertical, *m != Motion::NONE];
+    let flags = [m.flip_horizontal, m.flip_vertical, *m != AffineAugment::NONE];
     put(&mut bytes, 48, flags.iter().map(|f| u32::from(*f).to_le_bytes()));
     bytes
 }
@@ -178,10 +180,10 @@ mod tests {
     fn a_turn_holds_its_rows_and_motions() {
         let layout = TurnLayout::new(2, 3, true);
         assert_eq!((layout.picks, layout.motions, layout.bytes), (320, Some(384), 768));
-        let flipped = Motion { flip_horizontal: true, ..Motion::NONE };
-        let turn = Turn {
+        let flipped = AffineAugment { flip_horizontal: true, ..AffineAugment::NONE };
+        let turn = StepInput {
             rows: &[7, 8, 9],
-            motions: &[Motion::NONE, flipped, Motion::NONE],
+            augments: &[AffineAugment::NONE, flipped, AffineAugment::NONE],
             mirrored: &[0.5, 0.25],
             seed: 1,
             step: 2,

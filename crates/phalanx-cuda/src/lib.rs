@@ -35,6 +35,6 @@ mod task;
 pub use cache::folder as cache_folder;
 pub use control::{Place, meeting_id, peers_by_gpu};
 pub use devices::{
-    GpuInfo, GpuPlace, REST, driver_version, executor, executor_among, gpus, joined_executor,
+    GpuInfo, GpuPlace, REUSE_DELAY, driver_version, executor, executor_among, gpus, joined_executor,
 };
 pub use plan::memory_plan;

@@ -7,7 +7,7 @@ use crate::among::{Gone, Id, Seats};
 use crate::crew::Meeting;
 use crate::driver::{Context, Event, Failure, Result, Stream};
 use crate::launch::Elem;
-use phalanx_graph::peers::PeerError;
+use phalanx_graph::process_group::PeerError;
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,10 +1,10 @@
 //! What an executor does, whatever it runs on.
 
 use crate::graph::{ParamId, ParamSpec};
-use crate::kept::{Column, TableId, Turn};
-use crate::peers::{PeerError, Share};
+use crate::process_group::{LocalShard, PeerError};
 use crate::profile::Profile;
 use crate::program::{Mesh, Program};
+use crate::resident::{Column, StepInput, TableId};
 use crate::text::part;
 use crate::types::DType;
 use crate::update::Slot;
@@ -155,16 +155,16 @@ pub trait Executor: Send {
 
     /// The devices of the mesh that are here, all unless there are other processes: a batch's feeds
     /// hold their rows alone.
-    fn share(&self) -> Share {
+    fn shard(&self) -> LocalShard {
         let mesh = self.mesh();
-        Share { mesh, devices: 0..mesh.devices }
+        LocalShard { mesh, devices: 0..mesh.devices }
     }
 
     /// Raises bits for all processes to see: they travel with the next step.
-    fn raise(&mut self, _bits: u64) {}
+    fn set_flags(&mut self, _bits: u64) {}
 
     /// The bits that any process raised for the last step; `None` where there are no others.
-    fn raised(&self) -> Option<u64> {
+    fn flags(&self) -> Option<u64> {
         None
     }
 
@@ -185,7 +185,7 @@ pub trait Executor: Send {
     fn finish(&mut self, fetched: &mut Vec<Vec<f32>>) -> Result<(), ExecError>;
 
     /// Whether the step that was started is still under way.
-    fn busy(&self) -> bool {
+    fn in_flight(&self) -> bool {
         false
     }
 
@@ -202,15 +202,15 @@ pub trait Executor: Send {
 
     /// Keeps samples on every device, one column for each feed that is rows; steps may then be handed
     /// rows by number. Nothing where devices keep none, or have no room to spare.
-    fn keep(&mut self, _columns: &[Column<'_>]) -> Result<Option<TableId>, ExecError> {
+    fn upload(&mut self, _columns: &[Column<'_>]) -> Result<Option<TableId>, ExecError> {
         Ok(None)
     }
 
     /// Lets go of samples that were kept.
-    fn release(&mut self, _table: TableId) {}
+    fn evict(&mut self, _table: TableId) {}
 
     /// How many steps on full batches of a table are best started together.
-    fn together(
+    fn steps_per_launch(
         &mut self,
         _program: ProgramId,
         _table: TableId,
@@ -220,11 +220,11 @@ pub trait Executor: Send {
     }
 
     /// Starts steps on rows of a table, one behind the other, as [`start`](Executor::start) does one.
-    fn start_turns(
+    fn start_steps(
         &mut self,
         program: ProgramId,
         table: TableId,
-        _turns: &[Turn<'_>],
+        _turns: &[StepInput<'_>],
     ) -> Result<(), ExecError> {
         let reason = format!("this executor keeps no samples, so there is no table {}", table.0);
         Err(ExecError::Program { name: format!("#{}", program.0), reason })
@@ -232,7 +232,7 @@ pub trait Executor: Send {
 
     /// Waits for the steps that were started together; what each fetched, as
     /// [`finish`](Executor::finish) hands it over.
-    fn finish_turns(&mut self, fetched: &mut Vec<Vec<Vec<f32>>>) -> Result<(), ExecError> {
+    fn finish_steps(&mut self, fetched: &mut Vec<Vec<Vec<f32>>>) -> Result<(), ExecError> {
         fetched.clear();
         Ok(())
     }
@@ -254,16 +254,16 @@ pub trait Executor: Send {
 
     /// Reads a parameter's gradient as gathered so far under accumulation; nothing before its
     /// first step.
-    fn gathered(&self, id: ParamId) -> Option<Vec<f32>>;
+    fn accumulated(&self, id: ParamId) -> Option<Vec<f32>>;
 
     /// Sets a parameter's gathered gradient on every device.
-    fn set_gathered(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError>;
+    fn set_accumulated(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError>;
 
     /// Checks that every device holds the same bits.
-    fn check_mirrored(&self) -> Result<(), ExecError>;
+    fn check_consistency(&self) -> Result<(), ExecError>;
 
     /// Seconds spent in training steps so far, by kind.
-    fn times(&self) -> Times;
+    fn times(&self) -> StepTimes;
 
     /// Starts or stops measuring every instruction of the steps run; measuring starts from nothing.
     /// An executor that cannot measure ignores it.
@@ -277,7 +277,7 @@ pub trait Executor: Send {
 
 /// Where the time of training steps went, in seconds, as the first worker saw it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Times {
+pub struct StepTimes {
     /// Forward and backward.
     pub compute: f64,
     /// Waiting for others, reducing gradients and updating weights.

@@ -1,13 +1,13 @@
 //! From graph to instructions: who shares whose buffer, in which order, with which barriers.
 
-mod slices;
-mod views;
+mod aliasing;
+mod sharded_dense;
 
-pub(crate) use self::slices::Slices;
-pub(crate) use self::views::{View, needs_own_buffer, reads_strided, writes_strided};
+pub(crate) use self::aliasing::{View, needs_own_buffer, reads_strided, writes_strided};
+pub(crate) use self::sharded_dense::ShardedDense;
 
-use self::slices::slices;
-use self::views::{last_axis_rows, views};
+use self::aliasing::{last_axis_rows, views};
+use self::sharded_dense::find_sharded_dense;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId, ParamId};
 use crate::ops::Op;
@@ -17,7 +17,7 @@ use crate::types::{Scope, Space};
 
 /// An instruction over graph nodes, before values have places.
 #[derive(Clone, Debug)]
-pub(crate) enum Draft {
+pub(crate) enum LinearInstr {
     Compute(NodeId),
     /// This worker's share of a product with a kernel in slices.
     Product(NodeId),
@@ -62,7 +62,7 @@ pub(crate) enum Target {
 
 /// A buffer's home when it is not the arena.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Home {
+pub(crate) enum BufferKind {
     Arena,
     Shared,
     /// With the rows of the device's other workers.
@@ -73,44 +73,45 @@ pub(crate) enum Home {
 /// The lowered step.
 pub(crate) struct Lowered {
     pub views: Vec<View>,
-    pub homes: Vec<Home>,
-    pub drafts: Vec<Draft>,
-    pub slices: Slices,
+    pub homes: Vec<BufferKind>,
+    pub drafts: Vec<LinearInstr>,
+    pub slices: ShardedDense,
     pub split: Split,
 }
 
 /// Orders the step's nodes into instructions.
 pub(crate) fn lower(step: &Step, options: Options) -> Result<Lowered> {
     let live = step.live();
-    let users = users(step, &live);
+    let users = use_lists(step, &live);
     let views = views(step, &live, &users);
-    let tail = tail(step, &live);
+    let tail = post_update_nodes(step, &live);
     let body = |id: NodeId| live[id.index()] && !tail[id.index()];
-    let slices = slices(step, &users, body, options);
-    let homes = homes(step, &live, &views, &users, &slices);
+    let slices = find_sharded_dense(step, &users, body, options);
+    let homes = buffer_kinds(step, &live, &views, &users, &slices);
     let drafts = order(step, &live, &tail, &views, &homes, &slices);
     let split = split(&drafts, options);
-    let drafts = if split == Split::Lines { wait_everywhere(drafts) } else { drafts };
+    let drafts = if split == Split::Spatial { barrier_after_each(drafts) } else { drafts };
     Ok(Lowered { views, homes, drafts, slices, split })
 }
 
 /// Steps that only compute can be shared line by line.
-fn split(drafts: &[Draft], options: Options) -> Split {
-    let plain =
-        |d: &Draft| matches!(d, Draft::Compute(_) | Draft::Copy { .. } | Draft::Fetch { .. });
+fn split(drafts: &[LinearInstr], options: Options) -> Split {
+    let plain = |d: &LinearInstr| {
+        matches!(d, LinearInstr::Compute(_) | LinearInstr::Copy { .. } | LinearInstr::Fetch { .. })
+    };
     match Split::of(options.mesh, options.max_batch) {
-        Split::Lines if drafts.iter().all(plain) => Split::Lines,
+        Split::Spatial if drafts.iter().all(plain) => Split::Spatial,
         _ => Split::Rows,
     }
 }
 
 /// A barrier between any two instructions: what one worker wrote the others read, and a buffer that
 /// nobody needs any more is soon another's.
-fn wait_everywhere(drafts: Vec<Draft>) -> Vec<Draft> {
+fn barrier_after_each(drafts: Vec<LinearInstr>) -> Vec<LinearInstr> {
     let mut out = Vec::with_capacity(2 * drafts.len());
     for draft in drafts {
         if !out.is_empty() {
-            out.push(Draft::Barrier(Scope::Device));
+            out.push(LinearInstr::Barrier(Scope::Device));
         }
         out.push(draft);
     }
@@ -118,12 +119,12 @@ fn wait_everywhere(drafts: Vec<Draft>) -> Vec<Draft> {
 }
 
 /// Who reads each node: `(reader, operand index)`; roots count as readers without a node.
-struct Users {
+struct UseLists {
     nodes: Vec<Vec<(NodeId, usize)>>,
     roots: Vec<u32>,
 }
 
-fn users(step: &Step, live: &[bool]) -> Users {
+fn use_lists(step: &Step, live: &[bool]) -> UseLists {
     let mut nodes = vec![vec![]; live.len()];
     for id in step.graph.ids().filter(|id| live[id.index()]) {
         for (i, x) in step.graph.node(id).inputs.iter().enumerate() {
@@ -132,28 +133,34 @@ fn users(step: &Step, live: &[bool]) -> Users {
     }
     let mut roots = vec![0; live.len()];
     step.roots().for_each(|r| roots[r.index()] += 1);
-    Users { nodes, roots }
+    UseLists { nodes, roots }
 }
 
 /// Buffers that others read stay in the shared block or in that of the device; gradients go straight
 /// to their buffer.
-fn homes(step: &Step, live: &[bool], views: &[View], users: &Users, slices: &Slices) -> Vec<Home> {
+fn buffer_kinds(
+    step: &Step,
+    live: &[bool],
+    views: &[View],
+    users: &UseLists,
+    slices: &ShardedDense,
+) -> Vec<BufferKind> {
     let g = &step.graph;
-    let mut homes = vec![Home::Arena; g.nodes().len()];
+    let mut homes = vec![BufferKind::Arena; g.nodes().len()];
     for id in g.ids().filter(|id| live[id.index()]) {
         if let Op::AllReduce { .. } | Op::ReplicaMean = g.node(id).op {
-            homes[views[g.node(id).inputs[0].index()].root.index()] = Home::Shared;
+            homes[views[g.node(id).inputs[0].index()].root.index()] = BufferKind::Shared;
         }
     }
     for id in slices.shared(step) {
-        homes[views[id.index()].root.index()] = Home::Device;
+        homes[views[id.index()].root.index()] = BufferKind::Device;
     }
     for grad in &step.gradients {
         let Some(node) = grad.node.filter(|n| !slices.is_gradient(*n)) else { continue };
         let v = views[node.index()];
         let root = g.node(v.root);
         let whole = v.offset == 0 && root.ty.len() == g.ty(node).len();
-        let plain = root.ty.space == Space::Partial && homes[v.root.index()] == Home::Arena;
+        let plain = root.ty.space == Space::Partial && homes[v.root.index()] == BufferKind::Arena;
         // The buffer must serve this gradient alone: every reader of the root leads here.
         let mut at = v.root;
         let mut alone = whole && plain;
@@ -163,7 +170,7 @@ fn homes(step: &Step, live: &[bool], views: &[View], users: &Users, slices: &Sli
         }
         alone &= users.roots[node.index()] == 1 && users.nodes[node.index()].is_empty();
         if alone {
-            homes[v.root.index()] = Home::Gradient(grad.param);
+            homes[v.root.index()] = BufferKind::Gradient(grad.param);
         }
     }
     homes
@@ -171,7 +178,7 @@ fn homes(step: &Step, live: &[bool], views: &[View], users: &Users, slices: &Sli
 
 /// Nodes that nothing but mirrored fetches and assignments wait for, behind a collective: they run
 /// once at the end, behind one barrier.
-fn tail(step: &Step, live: &[bool]) -> Vec<bool> {
+fn post_update_nodes(step: &Step, live: &[bool]) -> Vec<bool> {
     let g = &step.graph;
     let mut body = vec![false; live.len()];
     step.gradients.iter().filter_map(|x| x.node).for_each(|n| body[n.index()] = true);
@@ -194,7 +201,7 @@ fn tail(step: &Step, live: &[bool]) -> Vec<bool> {
 
 /// The order of computation: a collective stands behind everything that does not need its result,
 /// so that the collectives of parallel branches share a barrier.
-fn few_waits(g: &Graph, mut ids: Vec<NodeId>) -> Vec<NodeId> {
+fn order_minimizing_barriers(g: &Graph, mut ids: Vec<NodeId>) -> Vec<NodeId> {
     let mut order = Vec::with_capacity(ids.len());
     let mut late = vec![false; g.nodes().len()];
     while !ids.is_empty() {
@@ -221,8 +228,8 @@ fn few_waits(g: &Graph, mut ids: Vec<NodeId>) -> Vec<NodeId> {
 struct Emitter<'a> {
     g: &'a Graph,
     views: &'a [View],
-    slices: &'a Slices,
-    drafts: Vec<Draft>,
+    slices: &'a ShardedDense,
+    drafts: Vec<LinearInstr>,
     /// Where in `drafts` each node was finished.
     done: Vec<usize>,
     /// Position of the last barrier over a device, and over all.
@@ -232,7 +239,7 @@ struct Emitter<'a> {
 
 impl Emitter<'_> {
     fn barrier(&mut self, scope: Scope) {
-        self.drafts.push(Draft::Barrier(scope));
+        self.drafts.push(LinearInstr::Barrier(scope));
         self.device_barrier = self.drafts.len();
         if scope == Scope::All {
             self.all_barrier = self.drafts.len();
@@ -261,10 +268,10 @@ impl Emitter<'_> {
     fn product(&mut self, id: NodeId) {
         let node = self.g.node(id);
         self.wait_for_rows(node.inputs[0]);
-        self.drafts.push(Draft::Product(id));
+        self.drafts.push(LinearInstr::Product(id));
         self.barrier(Scope::Device);
         if let Op::Dot(_) = node.op {
-            self.drafts.push(Draft::AddSlices(id));
+            self.drafts.push(LinearInstr::AddSlices(id));
         }
     }
 
@@ -277,14 +284,14 @@ impl Emitter<'_> {
             _ if self.slices.is_product(id) => self.product(id),
             Op::AllReduce { scope } => {
                 self.wait_for(scope, self.done[node.inputs[0].index()]);
-                self.drafts.push(Draft::AllReduce(id));
+                self.drafts.push(LinearInstr::AllReduce(id));
             }
             Op::ReplicaMean => {
                 self.wait_for(Scope::All, self.done[node.inputs[0].index()]);
-                self.drafts.push(Draft::ReplicaMean(id));
+                self.drafts.push(LinearInstr::ReplicaMean(id));
             }
             Op::Reshape { .. } if v.root == id => {
-                self.drafts.push(Draft::Copy { from: node.inputs[0], to: Target::Node(id) });
+                self.drafts.push(LinearInstr::Copy { from: node.inputs[0], to: Target::Node(id) });
             }
             Op::Reshape { .. } => {}
             Op::Slice { .. } if v.root != id => {}
@@ -295,33 +302,38 @@ impl Emitter<'_> {
                     let width = self.g.ty(*x).last();
                     if !(inside(*x, id) && self.views[x.index()].offset == offset) {
                         let to = Target::Slice { of: id, offset, width };
-                        copies.push(Draft::Copy { from: *x, to });
+                        copies.push(LinearInstr::Copy { from: *x, to });
                     }
                     offset += width;
                 }
                 self.drafts.extend(copies);
             }
-            _ => self.drafts.push(Draft::Compute(id)),
+            _ => self.drafts.push(LinearInstr::Compute(id)),
         }
         self.done[id.index()] = self.drafts.len();
     }
 }
 
 /// Whether an instruction reads a weight that the update writes.
-fn reads_trained(step: &Step, views: &[View], draft: &Draft) -> bool {
+fn reads_trained(step: &Step, views: &[View], draft: &LinearInstr) -> bool {
     let trained = |id: &NodeId| match step.graph.node(views[id.index()].root).op {
         Op::Param { id } => step.gradients.iter().any(|g| g.param == id),
         _ => false,
     };
     match draft {
-        Draft::Compute(id) | Draft::Product(id) | Draft::AddSlices(id) => {
+        LinearInstr::Compute(id) | LinearInstr::Product(id) | LinearInstr::AddSlices(id) => {
             step.graph.node(*id).inputs.iter().any(trained)
         }
-        Draft::Copy { from, .. } => trained(from),
-        Draft::Fetch { node, .. } => trained(node),
+        LinearInstr::Copy { from, .. } => trained(from),
+        LinearInstr::Fetch { node, .. } => trained(node),
         // Collectives read shared blocks, slices of gradients read activations.
-        Draft::AllReduce(_) | Draft::ReplicaMean(_) | Draft::SlicedGradient { .. } => false,
-        Draft::Barrier(_) | Draft::Zero(_) | Draft::Update | Draft::Assign { .. } => false,
+        LinearInstr::AllReduce(_)
+        | LinearInstr::ReplicaMean(_)
+        | LinearInstr::SlicedGradient { .. } => false,
+        LinearInstr::Barrier(_)
+        | LinearInstr::Zero(_)
+        | LinearInstr::Update
+        | LinearInstr::Assign { .. } => false,
     }
 }
 
@@ -336,9 +348,9 @@ fn order(
     live: &[bool],
     tail: &[bool],
     views: &[View],
-    homes: &[Home],
-    slices: &Slices,
-) -> Vec<Draft> {
+    homes: &[BufferKind],
+    slices: &ShardedDense,
+) -> Vec<LinearInstr> {
     let g = &step.graph;
     let mut e = Emitter {
         g,
@@ -350,16 +362,16 @@ fn order(
         all_barrier: 0,
     };
     let body = |id: &NodeId| live[id.index()] && !tail[id.index()] && !slices.is_gradient(*id);
-    for id in few_waits(g, g.ids().filter(body).collect()) {
+    for id in order_minimizing_barriers(g, g.ids().filter(body).collect()) {
         e.node(id);
     }
     for grad in &step.gradients {
         if grad.penalty_alone() {
-            e.drafts.push(Draft::Zero(grad.param));
+            e.drafts.push(LinearInstr::Zero(grad.param));
         }
         let Some(node) = grad.node.filter(|n| !slices.is_gradient(*n)) else { continue };
-        if homes[views[node.index()].root.index()] != Home::Gradient(grad.param) {
-            e.drafts.push(Draft::Copy { from: node, to: Target::Gradient(grad.param) });
+        if homes[views[node.index()].root.index()] != BufferKind::Gradient(grad.param) {
+            e.drafts.push(LinearInstr::Copy { from: node, to: Target::Gradient(grad.param) });
         }
     }
     if step.update.is_some() {
@@ -372,7 +384,7 @@ fn order(
     let fetches = step.fetches.iter().enumerate();
     let (late, early): (Vec<_>, Vec<_>) = fetches.partition(|(_, f)| is_scale(step, f.node));
     for (index, f) in early {
-        e.drafts.push(Draft::Fetch { index, node: f.node });
+        e.drafts.push(LinearInstr::Fetch { index, node: f.node });
     }
     if !slices.gradients.is_empty() && g.ids().any(|id| tail[id.index()] && g.ty(id).is_rows()) {
         // Slices look into other workers' rows, which must have come to rest.
@@ -380,24 +392,24 @@ fn order(
     }
     for (param, id) in &slices.gradients {
         let inputs = &g.node(*id).inputs;
-        e.drafts.push(Draft::SlicedGradient { param: *param, x: inputs[0], dy: inputs[1] });
+        e.drafts.push(LinearInstr::SlicedGradient { param: *param, x: inputs[0], dy: inputs[1] });
     }
     if step.update.is_some() {
         if e.drafts[behind..].iter().any(|d| reads_trained(step, views, d)) {
             // Others write their slices of the weights as soon as they reach the update.
             e.barrier(Scope::Device);
         }
-        e.drafts.push(Draft::Update);
+        e.drafts.push(LinearInstr::Update);
     }
     for (index, f) in late {
-        e.drafts.push(Draft::Fetch { index, node: f.node });
+        e.drafts.push(LinearInstr::Fetch { index, node: f.node });
     }
     if !step.assigns.is_empty() {
         // Others may still be reading the old values.
         e.barrier(Scope::Device);
     }
     for (param, node) in &step.assigns {
-        e.drafts.push(Draft::Assign { param: *param, node: *node });
+        e.drafts.push(LinearInstr::Assign { param: *param, node: *node });
     }
     e.drafts
 }

@@ -2,10 +2,10 @@
 
 use crate::error::{GraphError, Result};
 use crate::graph::{NodeId, ParamId};
-use crate::lower::{Draft, Home, Lowered, Target, needs_own_buffer};
+use crate::lower::{BufferKind, LinearInstr, Lowered, Target, needs_own_buffer};
 use crate::ops::{Access, Op};
 use crate::program::{
-    FetchPlan, GradientPlan, Instr, Memory, Options, Place, Program, Split, UpdatePlan, Value,
+    FetchPlan, GradientPlan, Instr, Location, Memory, Options, Program, Split, UpdatePlan, Value,
     ValueId,
 };
 use crate::step::Step;
@@ -20,11 +20,11 @@ const ALIGN: usize = 64;
 const BUCKET_BYTES: usize = 4 << 20;
 
 /// Bytes that stay in a GPU's cache: sharing places would save nothing.
-const SMALL: usize = 16 << 20;
+const MIN_REUSE_BYTES: usize = 16 << 20;
 
 /// A buffer's life in instruction indices, and its size.
 #[derive(Clone, Copy, Debug)]
-struct Life {
+struct LiveRange {
     start: usize,
     end: usize,
     bytes: usize,
@@ -34,9 +34,9 @@ struct Life {
 pub(crate) fn place(step: Step, lowered: Lowered, options: Options) -> Result<Program> {
     let mut p = Planner::new(&step, &lowered, options);
     p.check_addressable(options.max_batch)?;
-    p.lives();
+    p.live_ranges();
     p.reuse_in_place();
-    p.rest(options.rest);
+    p.rest(options.reuse_delay);
     let (offsets, mut memory) = p.offsets();
     let parts = p.parts(&mut memory);
     if cfg!(debug_assertions) {
@@ -48,7 +48,7 @@ pub(crate) fn place(step: Step, lowered: Lowered, options: Options) -> Result<Pr
     for draft in &lowered.drafts {
         match draft {
             // Nobody else reads the slices of a single device: its update computes them.
-            Draft::SlicedGradient { param, x, dy } if options.mesh.devices == 1 => {
+            LinearInstr::SlicedGradient { param, x, dy } if options.mesh.devices == 1 => {
                 operands.insert(*param, (w.value(*x), w.value(*dy)));
             }
             _ => instrs.push(w.instr(draft)?),
@@ -123,7 +123,7 @@ struct Planner<'a> {
     /// Rows of a device.
     device_rows: usize,
     /// Life of each root's buffer.
-    life: Vec<Option<Life>>,
+    life: Vec<Option<LiveRange>>,
     /// The buffer a root uses after in-place merging.
     buffer: Vec<NodeId>,
 }
@@ -136,7 +136,7 @@ impl<'a> Planner<'a> {
             lowered,
             max_rows: match lowered.split {
                 Split::Rows => options.mesh.max_rows(options.max_batch),
-                Split::Lines => device_rows,
+                Split::Spatial => device_rows,
             },
             device_rows,
             life: vec![None; step.graph.nodes().len()],
@@ -168,7 +168,7 @@ impl<'a> Planner<'a> {
 
     fn bytes(&self, root: NodeId) -> usize {
         let rows = match self.lowered.homes[root.index()] {
-            Home::Device => self.device_rows,
+            BufferKind::Device => self.device_rows,
             _ => self.max_rows,
         };
         self.bytes_of(self.step.graph.ty(root), rows)
@@ -182,7 +182,7 @@ impl<'a> Planner<'a> {
     /// Whether the root's elements lie in the arena or shared block at all.
     fn buffered(&self, root: NodeId) -> bool {
         !matches!(self.step.graph.node(root).op, Op::Feed { .. } | Op::Param { .. })
-            && !matches!(self.lowered.homes[root.index()], Home::Gradient(_))
+            && !matches!(self.lowered.homes[root.index()], BufferKind::Gradient(_))
     }
 
     fn touch(&mut self, id: NodeId, at: usize) {
@@ -191,7 +191,7 @@ impl<'a> Planner<'a> {
             return;
         }
         let bytes = self.bytes(root);
-        let life = self.life[root.index()].get_or_insert(Life { start: at, end: at, bytes });
+        let life = self.life[root.index()].get_or_insert(LiveRange { start: at, end: at, bytes });
         life.end = at;
     }
 
@@ -199,38 +199,40 @@ impl<'a> Planner<'a> {
     /// small.
     fn rest(&mut self, instructions: usize) {
         let all: usize = self.life.iter().flatten().map(|life| life.bytes).sum();
-        let instructions = match instructions > 0 && all <= SMALL {
+        let instructions = match instructions > 0 && all <= MIN_REUSE_BYTES {
             true => self.lowered.drafts.len(),
             false => instructions,
         };
         self.life.iter_mut().flatten().for_each(|life| life.end += instructions);
     }
 
-    fn lives(&mut self) {
+    fn live_ranges(&mut self) {
         for (at, draft) in self.lowered.drafts.iter().enumerate() {
             match draft {
-                Draft::Compute(id)
-                | Draft::Product(id)
-                | Draft::AddSlices(id)
-                | Draft::AllReduce(id)
-                | Draft::ReplicaMean(id) => {
+                LinearInstr::Compute(id)
+                | LinearInstr::Product(id)
+                | LinearInstr::AddSlices(id)
+                | LinearInstr::AllReduce(id)
+                | LinearInstr::ReplicaMean(id) => {
                     let inputs = self.step.graph.node(*id).inputs.clone();
                     inputs.into_iter().for_each(|x| self.touch(x, at));
                     self.touch(*id, at);
                 }
-                Draft::Copy { from, to } => {
+                LinearInstr::Copy { from, to } => {
                     self.touch(*from, at);
                     match to {
                         Target::Node(id) | Target::Slice { of: id, .. } => self.touch(*id, at),
                         Target::Gradient(_) => {}
                     }
                 }
-                Draft::SlicedGradient { x, dy, .. } => {
+                LinearInstr::SlicedGradient { x, dy, .. } => {
                     self.touch(*x, at);
                     self.touch(*dy, at);
                 }
-                Draft::Assign { node, .. } | Draft::Fetch { node, .. } => self.touch(*node, at),
-                Draft::Barrier(_) | Draft::Zero(_) | Draft::Update => {}
+                LinearInstr::Assign { node, .. } | LinearInstr::Fetch { node, .. } => {
+                    self.touch(*node, at)
+                }
+                LinearInstr::Barrier(_) | LinearInstr::Zero(_) | LinearInstr::Update => {}
             }
         }
     }
@@ -238,9 +240,9 @@ impl<'a> Planner<'a> {
     /// Lets an elementwise result take over the buffer of an operand that dies with it.
     fn reuse_in_place(&mut self) {
         for (at, draft) in self.lowered.drafts.iter().enumerate() {
-            let Draft::Compute(id) = draft else { continue };
+            let LinearInstr::Compute(id) = draft else { continue };
             let node = self.step.graph.node(*id);
-            let own = self.root(*id) == *id && self.lowered.homes[id.index()] == Home::Arena;
+            let own = self.root(*id) == *id && self.lowered.homes[id.index()] == BufferKind::Arena;
             if !own {
                 continue;
             }
@@ -257,7 +259,7 @@ impl<'a> Planner<'a> {
                     && v.offset == 0
                     && v.ld == node.ty.last()
                     && self.buffered(v.root)
-                    && self.lowered.homes[v.root.index()] == Home::Arena
+                    && self.lowered.homes[v.root.index()] == BufferKind::Arena
                     && self.step.graph.ty(v.root).len() == node.ty.len();
                 (fits && self.life[buffer.index()]?.end == at).then_some(buffer)
             });
@@ -274,20 +276,20 @@ impl<'a> Planner<'a> {
     fn offsets(&self) -> (Vec<usize>, Memory) {
         let mut offsets = vec![0; self.life.len()];
         let mut memory = Memory::default();
-        let mut order: Vec<(usize, Life)> = vec![];
+        let mut order: Vec<(usize, LiveRange)> = vec![];
         for (i, life) in self.life.iter().enumerate() {
             let Some(life) = life else { continue };
             match self.lowered.homes[i] {
-                Home::Shared => offsets[i] = take(&mut memory.shared, life.bytes),
-                Home::Device => offsets[i] = take(&mut memory.device, life.bytes),
-                Home::Arena | Home::Gradient(_) => {
+                BufferKind::Shared => offsets[i] = take(&mut memory.shared, life.bytes),
+                BufferKind::Device => offsets[i] = take(&mut memory.device, life.bytes),
+                BufferKind::Arena | BufferKind::Gradient(_) => {
                     memory.unplanned += life.bytes;
                     order.push((i, *life));
                 }
             }
         }
         order.sort_by_key(|(i, life)| (std::cmp::Reverse(life.bytes), *i));
-        let mut placed: Vec<(usize, Life)> = vec![];
+        let mut placed: Vec<(usize, LiveRange)> = vec![];
         for (i, life) in order {
             let mut busy: Vec<(usize, usize)> = placed
                 .iter()
@@ -313,7 +315,7 @@ impl<'a> Planner<'a> {
     fn parts(&self, memory: &mut Memory) -> HashMap<NodeId, usize> {
         let mut parts = HashMap::new();
         for draft in &self.lowered.drafts {
-            let Draft::AddSlices(id) = draft else { continue };
+            let LinearInstr::AddSlices(id) = draft else { continue };
             let bytes = self.bytes_of(self.step.graph.ty(*id), self.device_rows);
             parts.insert(*id, take(&mut memory.shared, bytes));
         }
@@ -323,14 +325,14 @@ impl<'a> Planner<'a> {
     /// Fails where two buffers alive at one time overlap, where one leaves its block, or where a
     /// kernel that takes slices reads the buffer it writes.
     fn check(&self, offsets: &[usize], memory: Memory) -> Result<()> {
-        let buffers: Vec<(usize, Life)> =
+        let buffers: Vec<(usize, LiveRange)> =
             self.life.iter().enumerate().filter_map(|(i, life)| Some((i, (*life)?))).collect();
         for (n, (i, a)) in buffers.iter().enumerate() {
             let home = self.lowered.homes[*i];
             let size = match home {
-                Home::Shared => memory.shared,
-                Home::Device => memory.device,
-                Home::Arena | Home::Gradient(_) => memory.arena,
+                BufferKind::Shared => memory.shared,
+                BufferKind::Device => memory.device,
+                BufferKind::Arena | BufferKind::Gradient(_) => memory.arena,
             };
             if offsets[*i] + a.bytes > size {
                 let text = format!("the buffer of %{i} ends behind byte {size}");
@@ -339,7 +341,7 @@ impl<'a> Planner<'a> {
             for (j, b) in &buffers[..n] {
                 // What others read keeps its place for the whole step.
                 let same_block = home == self.lowered.homes[*j];
-                let same_time = home != Home::Arena || (a.start <= b.end && b.start <= a.end);
+                let same_time = home != BufferKind::Arena || (a.start <= b.end && b.start <= a.end);
                 let (x, y) = (offsets[*i], offsets[*j]);
                 if same_block && same_time && x < y + b.bytes && y < x + a.bytes {
                     let text = format!("the buffers of %{j} and %{i} overlap");
@@ -348,7 +350,7 @@ impl<'a> Planner<'a> {
             }
         }
         for draft in &self.lowered.drafts {
-            let (Draft::Compute(id) | Draft::Product(id)) = draft else { continue };
+            let (LinearInstr::Compute(id) | LinearInstr::Product(id)) = draft else { continue };
             let node = self.step.graph.node(*id);
             let home = |x: NodeId| self.buffer[self.root(x).index()];
             if needs_own_buffer(&node.op) && node.inputs.iter().any(|x| home(*x) == home(*id)) {
@@ -382,17 +384,17 @@ impl Writer<'_, '_> {
         ValueId(self.values.len() as u32 - 1)
     }
 
-    fn home(&self, root: NodeId) -> Place {
+    fn home(&self, root: NodeId) -> Location {
         match self.p.step.graph.node(root).op {
-            Op::Feed { id } => Place::Feed(id),
-            Op::Param { id } => Place::Param(id),
+            Op::Feed { id } => Location::Feed(id),
+            Op::Param { id } => Location::Param(id),
             _ => {
                 let offset = self.offsets[self.p.buffer[root.index()].index()];
                 match self.p.lowered.homes[root.index()] {
-                    Home::Arena => Place::Arena(offset),
-                    Home::Shared => Place::Shared(offset),
-                    Home::Device => Place::Device(offset),
-                    Home::Gradient(p) => Place::Gradient(p),
+                    BufferKind::Arena => Location::Arena(offset),
+                    BufferKind::Shared => Location::Shared(offset),
+                    BufferKind::Device => Location::Device(offset),
+                    BufferKind::Gradient(p) => Location::Gradient(p),
                 }
             }
         }
@@ -405,7 +407,7 @@ impl Writer<'_, '_> {
         let view = self.p.lowered.views[id.index()];
         let ty = self.p.step.graph.ty(id).clone();
         let place = self.home(view.root);
-        let new = self.add(Value { ty, place, offset: view.offset, ld: view.ld });
+        let new = self.add(Value { ty, location: place, offset: view.offset, ld: view.ld });
         self.known.insert(id, new);
         new
     }
@@ -415,20 +417,20 @@ impl Writer<'_, '_> {
         let dims = self.p.step.graph.params()[p.index()].dims.clone();
         let ty = Type::new(DType::F32, Space::Partial, dims);
         let ld = ty.last();
-        self.add(Value { ty, place: Place::Gradient(p), offset: 0, ld })
+        self.add(Value { ty, location: Location::Gradient(p), offset: 0, ld })
     }
 
     /// This worker's part of a product that is added up.
     fn part(&mut self, id: NodeId) -> ValueId {
         let ty = self.p.step.graph.ty(id).clone();
-        let (place, ld) = (Place::Shared(self.parts[&id]), ty.last());
-        self.add(Value { ty, place, offset: 0, ld })
+        let (place, ld) = (Location::Shared(self.parts[&id]), ty.last());
+        self.add(Value { ty, location: place, offset: 0, ld })
     }
 
-    fn instr(&mut self, draft: &Draft) -> Result<Instr> {
+    fn instr(&mut self, draft: &LinearInstr) -> Result<Instr> {
         let g = &self.p.step.graph;
         Ok(match draft {
-            Draft::Compute(id) => {
+            LinearInstr::Compute(id) => {
                 let node = g.node(*id);
                 if matches!(node.op, Op::Unary(_) | Op::Binary(_) | Op::Select) {
                     let text = format!("{} left unfused", node.op.name());
@@ -438,7 +440,7 @@ impl Writer<'_, '_> {
                 let output = self.value(*id);
                 Instr::Compute { op: node.op.clone(), inputs, output, scope: node.scope }
             }
-            Draft::Product(id) => {
+            LinearInstr::Product(id) => {
                 let node = g.node(*id);
                 let (x, kernel) = (self.value(node.inputs[0]), self.value(node.inputs[1]));
                 let scope = node.scope;
@@ -450,7 +452,7 @@ impl Writer<'_, '_> {
                     }
                 }
             }
-            Draft::AddSlices(id) => {
+            LinearInstr::AddSlices(id) => {
                 let node = g.node(*id);
                 let Op::Dot(epilogue) = node.op else {
                     return Err(GraphError::internal("plan", "dot expected"));
@@ -459,7 +461,7 @@ impl Writer<'_, '_> {
                 let (input, output) = (self.part(*id), self.value(*id));
                 Instr::AddSlices { input, bias, relu: epilogue.relu, output, scope: node.scope }
             }
-            Draft::Copy { from, to } => {
+            LinearInstr::Copy { from, to } => {
                 let input = self.value(*from);
                 let output = match *to {
                     Target::Node(id) => self.value(id),
@@ -468,38 +470,38 @@ impl Writer<'_, '_> {
                         *ty.dims.last_mut().expect("a channel axis") = width;
                         let ld = g.ty(of).last();
                         let place = self.home(of);
-                        self.add(Value { ty, place, offset, ld })
+                        self.add(Value { ty, location: place, offset, ld })
                     }
                     Target::Gradient(p) => self.gradient(p),
                 };
                 Instr::Copy { input, output }
             }
-            Draft::Zero(p) => {
+            LinearInstr::Zero(p) => {
                 let output = self.gradient(*p);
                 let dims = g.params()[p.index()].dims.clone();
                 let op = Op::Const { bits: 0f64.to_bits(), dims };
                 Instr::Compute { op, inputs: vec![], output, scope: 0 }
             }
-            Draft::Barrier(scope) => Instr::Barrier(*scope),
-            Draft::AllReduce(id) => {
+            LinearInstr::Barrier(scope) => Instr::Barrier(*scope),
+            LinearInstr::AllReduce(id) => {
                 let Op::AllReduce { scope } = g.node(*id).op else {
                     return Err(GraphError::internal("plan", "all_reduce expected"));
                 };
                 let input = self.value(g.node(*id).inputs[0]);
                 Instr::AllReduce { scope, input, output: self.value(*id) }
             }
-            Draft::ReplicaMean(id) => {
+            LinearInstr::ReplicaMean(id) => {
                 let input = self.value(g.node(*id).inputs[0]);
                 Instr::ReplicaMean { input, output: self.value(*id) }
             }
-            Draft::SlicedGradient { param, x, dy } => {
+            LinearInstr::SlicedGradient { param, x, dy } => {
                 Instr::SlicedGradient { param: *param, x: self.value(*x), dy: self.value(*dy) }
             }
-            Draft::Update => Instr::Update,
-            Draft::Assign { param, node } => {
+            LinearInstr::Update => Instr::Update,
+            LinearInstr::Assign { param, node } => {
                 Instr::Assign { param: *param, value: self.value(*node) }
             }
-            Draft::Fetch { index, node } => {
+            LinearInstr::Fetch { index, node } => {
                 Instr::Fetch { index: *index, value: self.value(*node) }
             }
         })

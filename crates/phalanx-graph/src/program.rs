@@ -54,9 +54,9 @@ impl Mesh {
     /// fixed.
     pub fn rows(&self, rows: usize, device: usize, worker: usize) -> std::ops::Range<usize> {
         if self.fixed {
-            return share(0..rows, self.len(), device * self.workers + worker);
+            return split_range(0..rows, self.len(), device * self.workers + worker);
         }
-        share(self.device_rows(rows, device), self.workers, worker)
+        split_range(self.device_rows(rows, device), self.workers, worker)
     }
 
     /// The rows of a device.
@@ -65,7 +65,7 @@ impl Mesh {
             let last = self.rows(rows, device, self.workers - 1);
             return self.rows(rows, device, 0).start..last.end;
         }
-        share(0..rows, self.devices, device)
+        split_range(0..rows, self.devices, device)
     }
 
     /// The rows of devices that follow one another.
@@ -89,7 +89,7 @@ impl Mesh {
 }
 
 /// Part `i` of `n` of a range, the first parts one longer where it does not divide.
-pub fn share(range: std::ops::Range<usize>, n: usize, i: usize) -> std::ops::Range<usize> {
+pub fn split_range(range: std::ops::Range<usize>, n: usize, i: usize) -> std::ops::Range<usize> {
     let (len, start) = (range.len(), range.start);
     let (each, extra) = (len / n, len % n);
     let begin = start + i * each + i.min(extra);
@@ -103,14 +103,14 @@ pub enum Split {
     Rows,
     /// All work on all rows of the device in one memory, each on its lines of every value (the
     /// first axis behind the rows), with a barrier behind every instruction.
-    Lines,
+    Spatial,
 }
 
 impl Split {
     /// Lines pay where a device has fewer rows than workers.
     pub fn of(mesh: Mesh, rows: usize) -> Split {
         let few = rows.div_ceil(mesh.devices.max(1)) < mesh.workers;
-        if few { Split::Lines } else { Split::Rows }
+        if few { Split::Spatial } else { Split::Rows }
     }
 }
 
@@ -148,13 +148,13 @@ pub struct Options {
     pub policy: Policy,
     /// Instructions for which the place of a value that nobody needs any more is left alone: whoever
     /// runs them side by side need not wait for its last readers.
-    pub rest: usize,
+    pub reuse_delay: usize,
 }
 
 impl Options {
     /// Options with 32-bit floats throughout.
     pub fn new(mesh: Mesh, max_batch: usize) -> Options {
-        Options { mesh, max_batch, policy: Policy::Float32, rest: 0 }
+        Options { mesh, max_batch, policy: Policy::Float32, reuse_delay: 0 }
     }
 }
 
@@ -171,7 +171,7 @@ impl ValueId {
 
 /// Where a value lives. Offsets are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Location {
     /// In the host's batch, at the worker's rows.
     Feed(FeedId),
     /// In the device's parameter buffer.
@@ -193,7 +193,7 @@ pub struct Value {
     /// Its type.
     pub ty: Type,
     /// Where its first element lies.
-    pub place: Place,
+    pub location: Location,
     /// Elements to skip behind `place`: a channel offset inside a wider value.
     pub offset: usize,
     /// Elements from one pixel (a run of the last axis) to the next.
@@ -475,7 +475,7 @@ impl Program {
     /// Bytes of activations and statistics on one device.
     pub fn device_bytes(&self) -> usize {
         let workers = self.options.mesh.workers;
-        let arenas = if self.split == Split::Lines { 1 } else { workers };
+        let arenas = if self.split == Split::Spatial { 1 } else { workers };
         self.memory.arena * arenas + self.memory.shared * workers + self.memory.device
     }
 }

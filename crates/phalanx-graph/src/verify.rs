@@ -10,7 +10,9 @@ use crate::graph::{ParamId, ParamSpec};
 use crate::loss_scale::STATE;
 use crate::lower::{needs_own_buffer, reads_strided, writes_strided};
 use crate::ops::{Access, Op};
-use crate::program::{Instr, Options, Place, Program, SHARDS, Split, UpdatePlan, Value, ValueId};
+use crate::program::{
+    Instr, Location, Options, Program, SHARDS, Split, UpdatePlan, Value, ValueId,
+};
 use crate::types::{DType, Type};
 
 /// Fails for a mesh without workers, or with more than can be counted.
@@ -36,7 +38,7 @@ pub(crate) fn check(program: &Program) -> Result<()> {
         device_rows: program.options.mesh.max_device_rows(program.options.max_batch),
         rows: match program.split {
             Split::Rows => program.options.mesh.max_rows(program.options.max_batch),
-            Split::Lines => program.options.mesh.max_device_rows(program.options.max_batch),
+            Split::Spatial => program.options.mesh.max_device_rows(program.options.max_batch),
         },
     };
     v.tables()?;
@@ -151,18 +153,18 @@ impl Verifier<'_> {
             expect(at.is_multiple_of(8), "it is not aligned")
         };
         let memory = self.p.memory;
-        match v.place {
-            Place::Arena(at) => fits(at, self.rows, memory.arena),
-            Place::Shared(at) => fits(at, self.rows, memory.shared),
-            Place::Device(at) => fits(at, self.device_rows, memory.device),
-            Place::Param(id) | Place::Gradient(id) => {
+        match v.location {
+            Location::Arena(at) => fits(at, self.rows, memory.arena),
+            Location::Shared(at) => fits(at, self.rows, memory.shared),
+            Location::Device(at) => fits(at, self.device_rows, memory.device),
+            Location::Param(id) | Location::Gradient(id) => {
                 let bytes = self.param(id)?.len() * 4;
                 expect(!v.ty.is_rows() && v.ty.dtype == DType::F32, "parameters are whole floats")?;
                 expect(self.end(v, 1)? <= bytes, "it leaves its parameter")?;
-                let kept = matches!(v.place, Place::Param(_)) || self.p.update.is_some();
+                let kept = matches!(v.location, Location::Param(_)) || self.p.update.is_some();
                 expect(kept, "there are no gradients without an update")
             }
-            Place::Feed(id) => {
+            Location::Feed(id) => {
                 let feed = &self.p.feeds.get(id.index()).ok_or("there is no such feed")?.ty;
                 let same = v.ty.dtype == feed.dtype && v.ty.is_rows() == feed.is_rows();
                 expect(same, "its feed is of another type")?;
@@ -177,14 +179,14 @@ impl Verifier<'_> {
 
     /// What two values of a worker have in common, for so many rows.
     fn common(&self, a: &Value, b: &Value, rows: usize) -> Result<Common, String> {
-        let start = |v: &Value| match v.place {
-            Place::Arena(at) | Place::Shared(at) | Place::Device(at) => at,
-            Place::Feed(_) | Place::Param(_) | Place::Gradient(_) => 0,
+        let start = |v: &Value| match v.location {
+            Location::Arena(at) | Location::Shared(at) | Location::Device(at) => at,
+            Location::Feed(_) | Location::Param(_) | Location::Gradient(_) => 0,
         };
-        let same_block = match (a.place, b.place) {
-            (Place::Arena(_), Place::Arena(_)) => true,
-            (Place::Shared(_), Place::Shared(_)) => true,
-            (Place::Device(_), Place::Device(_)) => true,
+        let same_block = match (a.location, b.location) {
+            (Location::Arena(_), Location::Arena(_)) => true,
+            (Location::Shared(_), Location::Shared(_)) => true,
+            (Location::Device(_), Location::Device(_)) => true,
             (a, b) => a == b,
         };
         let range = |v: &Value| -> Result<_, String> {
@@ -195,7 +197,7 @@ impl Verifier<'_> {
         if !same_block || a0 >= b1 || b0 >= a1 {
             return Ok(Common::Nothing);
         }
-        if a.place != b.place || a.ld != b.ld || a.ty.dtype.bytes() != b.ty.dtype.bytes() {
+        if a.location != b.location || a.ld != b.ld || a.ty.dtype.bytes() != b.ty.dtype.bytes() {
             return Ok(Common::Some);
         }
         if a.offset == b.offset && a.ty.last() == b.ty.last() && a.ty.len() == b.ty.len() {
@@ -210,7 +212,7 @@ impl Verifier<'_> {
 
     /// Nobody may write a batch of the host's; weights change by updates and assignments alone.
     fn writable(&self, v: &Value) -> Found {
-        let own = !matches!(v.place, Place::Feed(_) | Place::Param(_));
+        let own = !matches!(v.location, Location::Feed(_) | Location::Param(_));
         expect(own, "its result lies in a feed or a parameter")
     }
 
@@ -239,7 +241,10 @@ impl Verifier<'_> {
                 let (dy, w, dx) = (self.get(*dy)?, self.get(*kernel)?, self.get(*output)?);
                 self.typed(&Op::DotGradInput, &[dy, w], dx)?;
                 self.whole_rows(dy)?;
-                expect(matches!(dx.place, Place::Device(_)), "its result is not the device's")?;
+                expect(
+                    matches!(dx.location, Location::Device(_)),
+                    "its result is not the device's",
+                )?;
                 expect(w.contiguous(), "its kernel has gaps")?;
                 let common = self.common(dy, dx, self.device_rows)?;
                 expect(common == Common::Nothing, "it reads the buffer it writes")
@@ -331,7 +336,7 @@ impl Verifier<'_> {
     fn collective(&self, op: &Op, input: ValueId, output: ValueId) -> Found {
         let (x, y) = (self.get(input)?, self.get(output)?);
         self.typed(op, &[x], y)?;
-        expect(matches!(x.place, Place::Shared(_)), "its operand is not shared")?;
+        expect(matches!(x.location, Location::Shared(_)), "its operand is not shared")?;
         expect(x.contiguous() && y.contiguous(), "it has gaps")?;
         expect(matches!(x.ty.dtype, DType::F32 | DType::F64), "sums are wide floats")?;
         expect(x.ty.dtype == y.ty.dtype, "its result is of another type")?;
@@ -340,14 +345,16 @@ impl Verifier<'_> {
 
     /// Rows that lie where the device's workers find those of each other.
     fn whole_rows(&self, v: &Value) -> Found {
-        let there = matches!(v.place, Place::Feed(_) | Place::Device(_));
+        let there = matches!(v.location, Location::Feed(_) | Location::Device(_));
         let floats = v.ty.is_rows() && v.ty.dtype == DType::F32;
         expect(there && floats, "other workers cannot read its rows")
     }
 
     /// A part of a product: a shared value with all rows of the device.
     fn part(&self, v: &Value) -> Found {
-        let Place::Shared(at) = v.place else { return Err("its parts are not shared".into()) };
+        let Location::Shared(at) = v.location else {
+            return Err("its parts are not shared".into());
+        };
         expect(v.contiguous() && v.offset == 0, "its parts have gaps")?;
         let end = self.end(v, self.device_rows)?.checked_add(at);
         expect(end.is_some_and(|end| end <= self.p.memory.shared), "its parts leave their block")

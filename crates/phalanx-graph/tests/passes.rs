@@ -8,7 +8,7 @@ use networks::{adam, cnn, mlp, momentum, odd, scaled_cnn, scaled_mlp, wide};
 use phalanx_graph::autodiff::gradients;
 use phalanx_graph::ops::{BatchNormAttrs, Binary, Epilogue, Instr as TapeInstr, Unary};
 use phalanx_graph::passes::{fuse_elementwise, fuse_epilogues, optimize, simplify};
-use phalanx_graph::program::{Instr, Place, Policy};
+use phalanx_graph::program::{Instr, Location, Policy};
 use phalanx_graph::{
     ConvGeom, Fetch, Gradient, Graph, Mesh, NodeId, Op, Options, Padding, Program, Scope, Step,
     Type,
@@ -312,7 +312,7 @@ fn products_do_not_write_beside_what_they_read() {
                 else {
                     continue;
                 };
-                let places = [inputs[0], *output].map(|id| program.value(id).place);
+                let places = [inputs[0], *output].map(|id| program.value(id).location);
                 assert_ne!(places[0], places[1], "{order:?}: {program}");
             }
         }
@@ -333,8 +333,8 @@ fn elementwise_ops_write_beside_what_they_read() {
 }
 
 fn arena(program: &Program, id: phalanx_graph::program::ValueId) -> Option<usize> {
-    match program.value(id).place {
-        Place::Arena(at) => Some(at),
+    match program.value(id).location {
+        Location::Arena(at) => Some(at),
         _ => None,
     }
 }
@@ -410,14 +410,18 @@ fn gradients_without_an_optimizer_are_not_computed() {
 fn gradients_reach_their_buffers() {
     let program = compile(odd(momentum(None)), ONE, 4);
     let written = |i: &Instr| match i {
-        Instr::Copy { output, .. } => matches!(program.value(*output).place, Place::Gradient(_)),
+        Instr::Copy { output, .. } => {
+            matches!(program.value(*output).location, Location::Gradient(_))
+        }
         _ => false,
     };
     // "a" and "b" share one gradient, that of the last bias is fetched as well; the others are
     // computed where they are wanted.
     assert_eq!(count(&program, written), 3, "{program}");
     let direct = |i: &Instr| match i {
-        Instr::Compute { output, .. } => matches!(program.value(*output).place, Place::Gradient(_)),
+        Instr::Compute { output, .. } => {
+            matches!(program.value(*output).location, Location::Gradient(_))
+        }
         _ => false,
     };
     assert_eq!(count(&program, direct), program.params().len() - 3, "{program}");
@@ -465,7 +469,7 @@ fn the_loss_scale_is_read_before_the_update_and_fetched_behind_it() {
             let program = Program::compile(step.clone(), options).expect("compiles");
             let reads = |i: &Instr| match i {
                 Instr::Compute { inputs, .. } => {
-                    inputs.iter().any(|x| program.value(*x).place == Place::Param(state))
+                    inputs.iter().any(|x| program.value(*x).location == Location::Param(state))
                 }
                 _ => false,
             };
@@ -473,7 +477,9 @@ fn the_loss_scale_is_read_before_the_update_and_fetched_behind_it() {
             let update = at(&|i| *i == Instr::Update).expect("an update");
             assert!(at(&reads).expect("a reader") < update, "{program}");
             let fetched = |i: &Instr| match i {
-                Instr::Fetch { value, .. } => program.value(*value).place == Place::Param(state),
+                Instr::Fetch { value, .. } => {
+                    program.value(*value).location == Location::Param(state)
+                }
                 _ => false,
             };
             assert!(at(&fetched).expect("fetched") > update, "{program}");

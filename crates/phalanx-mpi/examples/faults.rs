@@ -1,7 +1,7 @@
 //! What becomes of two processes that do not keep to the rules: `mpirun -n 2 faults short|long|panic|late`.
 //! The first process says what it was told; `tests/mpi/run_mpi_check.sh` compares.
 
-use phalanx_graph::peers::Peers;
+use phalanx_graph::process_group::Peers;
 use std::time::{Duration, Instant};
 
 /// Bytes that the first process expects.

@@ -10,7 +10,7 @@ use mpi::ffi;
 use mpi::point_to_point::Source;
 use mpi::raw::AsRaw;
 use mpi::topology::{Communicator, SimpleCommunicator};
-use phalanx_graph::peers::{PeerError, Peers};
+use phalanx_graph::process_group::{PeerError, Peers};
 use phalanx_graph::text::shown;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -218,7 +218,7 @@ impl World {
             asked: OnceLock::new(),
             raised,
         };
-        let all = phalanx_graph::peers::gather(&world, host.as_bytes());
+        let all = phalanx_graph::process_group::gather(&world, host.as_bytes());
         let all = all.map_err(|e| format!("while meeting the others: {e}"))?;
         world.hosts = all.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
         let here = world.hosts.iter().filter(|name| **name == host).count();

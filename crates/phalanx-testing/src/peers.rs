@@ -1,7 +1,7 @@
 //! Several processes as threads of one: what other machines mean to an executor, without machines.
 
-use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, Times};
-use phalanx_graph::peers::{Cluster, PeerError, Peers};
+use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, StepTimes};
+use phalanx_graph::process_group::{Cluster, PeerError, ProcessGroup};
 use phalanx_graph::program::Program;
 use phalanx_graph::{FeedSpec, Mesh, ParamId};
 use std::ops::Range;
@@ -39,7 +39,7 @@ pub fn neighbours_within(size: usize, patience: Duration) -> Vec<Neighbour> {
     all
 }
 
-impl Peers for Neighbour {
+impl ProcessGroup for Neighbour {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -156,7 +156,7 @@ impl Executor for Job {
         // A batch that does not fit is refused as a whole.
         program.check_batch(batch)?;
         let mut fetched = self.all(|e| {
-            let feeds = own(program.feeds(), batch.feeds, e.share().rows(batch.rows));
+            let feeds = own(program.feeds(), batch.feeds, e.shard().rows(batch.rows));
             let mut fetched = vec![];
             e.run(id, &Batch { feeds: &feeds, ..*batch }, &mut fetched)?;
             Ok(fetched)
@@ -195,19 +195,19 @@ impl Executor for Job {
         self.all(|e| e.set_slot(slot, id, values)).map(|_| ())
     }
 
-    fn gathered(&self, id: ParamId) -> Option<Vec<f32>> {
-        self.first(|e| e.gathered(id))
+    fn accumulated(&self, id: ParamId) -> Option<Vec<f32>> {
+        self.first(|e| e.accumulated(id))
     }
 
-    fn set_gathered(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
-        self.all(|e| e.set_gathered(id, values)).map(|_| ())
+    fn set_accumulated(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
+        self.all(|e| e.set_accumulated(id, values)).map(|_| ())
     }
 
-    fn check_mirrored(&self) -> Result<(), ExecError> {
-        self.all(|e| e.check_mirrored()).map(|_| ())
+    fn check_consistency(&self) -> Result<(), ExecError> {
+        self.all(|e| e.check_consistency()).map(|_| ())
     }
 
-    fn times(&self) -> Times {
+    fn times(&self) -> StepTimes {
         self.first(|e| e.times())
     }
 }

@@ -24,7 +24,7 @@ pub fn a_step_may_do_nothing_but_assign(lab: &dyn Lab) {
         let id = e.load(compile(&step, mesh, 1)).expect("loads");
         let context = Context { rows: 0, seed: 0, step: 0 };
         e.run(id, &batch(&context, &[]), &mut vec![]).expect("runs");
-        e.check_mirrored().expect("mirrored");
+        e.check_consistency().expect("mirrored");
         let want: Vec<f32> = before[0].iter().map(|v| v * 0.5).collect();
         assert_eq!((e.param(ids[0]), e.param(ids[1])), (want, before[1].clone()), "{mesh:?}");
     }

@@ -45,7 +45,7 @@ fn execute(
         if let Some(scaling) = step.loss_scale {
             assert_eq!(fetched[2], e.param(scaling.state), "fetched behind the update");
         }
-        e.check_mirrored().expect("mirrored");
+        e.check_consistency().expect("mirrored");
     }
     (state(&*e, step), rows)
 }
@@ -120,7 +120,7 @@ pub fn bits(mut e: Box<dyn Executor>, step: &Step) -> Vec<Vec<u32>> {
         };
         let mut fetched = vec![];
         e.run(id, &batch, &mut fetched).expect("runs");
-        e.check_mirrored().expect("mirrored");
+        e.check_consistency().expect("mirrored");
         out.extend(fetched);
     }
     out.extend(state(&*e, step));

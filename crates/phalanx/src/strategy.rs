@@ -8,9 +8,9 @@ use crate::warnings::warn_if_slow;
 use phalanx_cpu::{CpuExecutor, CpuOptions};
 use phalanx_cuda::GpuPlace;
 use phalanx_graph::exec::Executor;
-use phalanx_graph::peers::Cluster;
+use phalanx_graph::process_group::Cluster;
 pub use phalanx_graph::program::Policy;
-use phalanx_graph::program::share;
+use phalanx_graph::program::split_range;
 use phalanx_graph::{Mesh, ParamSpec};
 use std::fmt;
 use std::str::FromStr;
@@ -193,7 +193,7 @@ fn gpus_of(
     let fail = |expected: String, received: String| {
         Err(Error::argument("MultiWorkerMirroredStrategy", "devices", expected, received))
     };
-    let (found, own) = (visible.len(), share(0..visible.len(), workers, worker));
+    let (found, own) = (visible.len(), split_range(0..visible.len(), workers, worker));
     if found < workers {
         let expected = format!("a GPU for each of the {workers} workers on this machine");
         let hint = "name them with --devices where each worker sees its own alone";

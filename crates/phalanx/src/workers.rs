@@ -7,7 +7,7 @@ use crate::model::Interrupt;
 use crate::rendezvous;
 use crate::strategy::{DeviceKind, MirroredStrategy};
 use crate::warnings::warning;
-use phalanx_graph::peers::{Cluster, PeerError, Peers, gather};
+use phalanx_graph::process_group::{Cluster, PeerError, ProcessGroup, all_gather};
 use phalanx_graph::{Mesh, ParamSpec};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -78,7 +78,7 @@ impl MultiWorkerMirroredStrategy {
     /// These devices of this worker among others that are reached in some way of one's own.
     pub fn among(
         mut local: MirroredStrategy,
-        peers: Arc<dyn Peers>,
+        peers: Arc<dyn ProcessGroup>,
     ) -> Result<MultiWorkerMirroredStrategy> {
         let devices = local.num_replicas_in_sync();
         let threads = match local.worker_threads()? {
@@ -87,7 +87,7 @@ impl MultiWorkerMirroredStrategy {
         };
         let kind = local.devices().first().map_or(DeviceKind::Cpu, |d| d.kind);
         let mine = [devices, threads, kind as usize].map(|n| (n as u64).to_le_bytes()).concat();
-        let all = gather(&*peers, &mine).map_err(lost)?;
+        let all = all_gather(&*peers, &mine).map_err(lost)?;
         let number = |bytes: &[u8], at: usize| -> usize {
             let word = bytes.get(8 * at..8 * at + 8).and_then(|b| b.try_into().ok());
             word.map_or(0, |word| u64::from_le_bytes(word) as usize)
@@ -139,7 +139,7 @@ impl MultiWorkerMirroredStrategy {
     pub fn sum(&self, values: &mut [f64]) -> Result<()> {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         let mine: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let all = gather(&*cluster.peers, &mine).map_err(lost)?;
+        let all = all_gather(&*cluster.peers, &mine).map_err(lost)?;
         if let Some(rank) = all.iter().position(|bytes| bytes.len() != mine.len()) {
             let received = format!("{} on {}", all[rank].len() / 8, cluster.peers.name(rank));
             return Err(Error::argument(
@@ -206,12 +206,16 @@ pub(crate) fn lost(peer: PeerError) -> Error {
 }
 
 /// The workers that found each other without MPI.
-static MET: OnceLock<Arc<dyn Peers>> = OnceLock::new();
+static MET: OnceLock<Arc<dyn ProcessGroup>> = OnceLock::new();
 /// Whether they are left.
 static LEFT: AtomicBool = AtomicBool::new(false);
 
 /// The other workers: through MPI where it started them and is built in; else, on GPUs, through those.
-fn join(launch: &Launch, local: &MirroredStrategy, timeout: Duration) -> Result<Arc<dyn Peers>> {
+fn join(
+    launch: &Launch,
+    local: &MirroredStrategy,
+    timeout: Duration,
+) -> Result<Arc<dyn ProcessGroup>> {
     let mpi = matches!(launch.by, Launcher::OpenMpi | Launcher::Pmi | Launcher::Slurm);
     let gpu = local.devices().iter().find(|d| d.kind == DeviceKind::Gpu);
     let by_gpu = !mpi || (launch.meeting.is_some() && !cfg!(feature = "mpi"));
@@ -235,7 +239,7 @@ pub fn meet(
     gpu: usize,
     secret: Option<&str>,
     timeout: Duration,
-) -> Result<Arc<dyn Peers>> {
+) -> Result<Arc<dyn ProcessGroup>> {
     let Some((host, port)) = &launch.meeting else {
         let expected = format!("it and MASTER_PORT beside {}", launch.by);
         return Err(Error::argument("launcher", "MASTER_ADDR", expected, "nothing"));
@@ -263,7 +267,7 @@ fn join_mpi(launch: &Launch, timeout: Duration) -> Result<Arc<dyn Peers>> {
 }
 
 #[cfg(not(feature = "mpi"))]
-fn join_mpi(launch: &Launch, _timeout: Duration) -> Result<Arc<dyn Peers>> {
+fn join_mpi(launch: &Launch, _timeout: Duration) -> Result<Arc<dyn ProcessGroup>> {
     let message = format!(
         "this is worker {} of {} ({}), but MPI was left out of this build: \
          cargo build --release -p phalanx-cli --features mpi",

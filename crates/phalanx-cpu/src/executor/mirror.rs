@@ -4,7 +4,7 @@ use super::CpuExecutor;
 use crate::memory::Buffer;
 use phalanx_graph::ParamId;
 use phalanx_graph::exec::ExecError;
-use phalanx_graph::peers::{check_same, digest};
+use phalanx_graph::process_group::{check_equal, digest};
 use std::ops::Range;
 
 impl CpuExecutor {
@@ -42,6 +42,6 @@ impl CpuExecutor {
             let range = self.range(ParamId(i as u32));
             digest(buffers().flat_map(|b| &b.as_floats()[range.clone()]).map(|v| v.to_bits()))
         });
-        check_same(&*cluster.peers, &self.params, digests)
+        check_equal(&*cluster.peers, &self.params, digests)
     }
 }

@@ -72,7 +72,7 @@ impl Needs {
             plan.is_some_and(|p| p.gradients.iter().any(|g| g.sliced && g.operands.is_none()));
         Needs {
             arena: program.memory().arena,
-            arenas: if program.split() == Split::Lines { 1 } else { mesh.workers },
+            arenas: if program.split() == Split::Spatial { 1 } else { mesh.workers },
             shared: program.memory().shared,
             scratch: compute::scratch_bytes(program, tapes, update),
             gradients: flat_if(plan.is_some()),

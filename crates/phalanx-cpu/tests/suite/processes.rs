@@ -60,7 +60,7 @@ fn train(mut e: Box<dyn Executor>, step: &Step, mesh: Mesh) -> Vec<Vec<u32>> {
             Batch { rows, feeds: &feeds, seed: SEED, step: b.step, scalars, ..Batch::default() };
         let mut fetched = vec![];
         e.run(id, &batch, &mut fetched).expect("runs");
-        e.check_mirrored().expect("mirrored");
+        e.check_consistency().expect("mirrored");
         all.extend(fetched);
     }
     let ids = || (0..step.graph.params().len() as u32).map(ParamId);

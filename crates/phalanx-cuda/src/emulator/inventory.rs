@@ -11,8 +11,8 @@ use crate::nvrtc;
 use crate::plan::{Rooms, Way};
 use crate::tape::Tapes;
 use crate::task::Task;
-use phalanx_graph::kept::{Cells, Column};
 use phalanx_graph::program::Program;
+use phalanx_graph::resident::{Column, ColumnData};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The kernels that programs launch.
@@ -148,7 +148,7 @@ impl Unit {
 fn table(program: &Program) -> Table {
     let rows = program.feeds().iter().filter(|f| f.ty.is_rows());
     let zeros: Vec<Vec<f32>> = rows.map(|f| vec![0.0; f.ty.len()]).collect();
-    let column = |cells| Column { cells: Cells::F32(cells), row: cells.len(), frame: None };
+    let column = |cells| Column { data: ColumnData::F32(cells), row_len: cells.len(), image: None };
     let columns: Vec<Column<'_>> = zeros.iter().map(|cells| column(&cells[..])).collect();
     Table::new(&columns, 0)
 }

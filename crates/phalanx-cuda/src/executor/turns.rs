@@ -8,8 +8,8 @@ use crate::lower::FromTable;
 use crate::machine::{Lists, Machine};
 use crate::stations::{Station, together};
 use phalanx_graph::exec::{ExecError, ProgramId};
-use phalanx_graph::kept::{Column, TableId, Turn, check_columns};
-use phalanx_graph::program::{FetchPlan, share};
+use phalanx_graph::program::{FetchPlan, split_range};
+use phalanx_graph::resident::{Column, StepInput, TableId, check_columns};
 use std::time::Instant;
 
 /// The part of a GPU's free memory that samples may take.
@@ -27,7 +27,7 @@ impl<M: Machine> GpuExecutor<M> {
         columns: &[Column<'_>],
     ) -> Result<Option<TableId>, ExecError> {
         check_columns(columns)?;
-        let bytes: usize = columns.iter().map(|c| c.cells.bytes()).sum();
+        let bytes: usize = columns.iter().map(|c| c.data.bytes()).sum();
         let fits = |s: &Station<M>| s.machine.room().is_some_and(|room| bytes <= room / SHARE);
         // Processes would have to agree on it, and on how many steps are started together.
         let alone = self.among.is_none();
@@ -120,7 +120,7 @@ impl<M: Machine> GpuExecutor<M> {
         &self,
         id: ProgramId,
         table: TableId,
-        turns: &[Turn<'_>],
+        turns: &[StepInput<'_>],
     ) -> Result<(), ExecError> {
         let (program, table) = (&self.loaded(id)?.program, self.table(table)?);
         let fail = |expected: String, received: String| {
@@ -129,7 +129,7 @@ impl<M: Machine> GpuExecutor<M> {
         let types = table.types();
         let rows = turns.first().map_or(0, |t| t.rows.len());
         for turn in turns {
-            program.check_turn(&types, turn)?;
+            program.check_step_input(&types, turn)?;
             if turn.rows.len() != rows {
                 return fail(
                     format!("{rows} rows as the step before"),
@@ -153,7 +153,7 @@ impl<M: Machine> GpuExecutor<M> {
         &mut self,
         id: ProgramId,
         table: TableId,
-        turns: &[Turn<'_>],
+        turns: &[StepInput<'_>],
     ) -> Result<(), ExecError> {
         self.check_turns(id, table, turns)?;
         let Some(first) = turns.first() else { return Ok(()) };
@@ -168,7 +168,8 @@ impl<M: Machine> GpuExecutor<M> {
                 let each = bytes[HEAD..].chunks_exact_mut(layout.bytes);
                 for (to, turn) in each.zip(turns) {
                     let head = Inputs::new(turn.seed, turn.step, turn.scalars);
-                    let rows = share(0..turn.rows.len(), mesh.devices, replicas.start + local);
+                    let rows =
+                        split_range(0..turn.rows.len(), mesh.devices, replicas.start + local);
                     layout.write(to, &head, turn, rows);
                 }
             };

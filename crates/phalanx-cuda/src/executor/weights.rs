@@ -5,7 +5,7 @@ use crate::launch::{Block, Ptr};
 use crate::machine::Machine;
 use phalanx_graph::ParamId;
 use phalanx_graph::exec::ExecError;
-use phalanx_graph::peers::digest;
+use phalanx_graph::process_group::digest;
 use phalanx_graph::update::SlotInit;
 
 impl<M: Machine> GpuExecutor<M> {

@@ -7,14 +7,14 @@ use crate::libs::{self, Lib};
 use crate::machine::StepId;
 use crate::nccl::{self, Refusal};
 use phalanx_graph::exec::ExecError;
-use phalanx_graph::peers::{PeerError, Peers};
+use phalanx_graph::process_group::{PeerError, ProcessGroup};
 use std::sync::Arc;
 
 impl Gpu {
     /// Has GPUs add with each other from now on, and with those of other processes.
     pub fn join(
         gpus: &mut [Gpu],
-        peers: Option<&Arc<dyn Peers>>,
+        peers: Option<&Arc<dyn ProcessGroup>>,
     ) -> std::result::Result<(), ExecError> {
         let _working = working();
         let names: Vec<String> = gpus.iter().map(|gpu| gpu.name.clone()).collect();
@@ -30,7 +30,7 @@ impl Gpu {
                 Refusal::Others(message) | Refusal::Gone(PeerError { message, .. }) => {
                     match peers {
                         // It knows by itself who is gone.
-                        Some(peers) => ExecError::Peer { step: 0, peer: peers.missing(message) },
+                        Some(peers) => ExecError::Peer { step: 0, peer: peers.diagnose(message) },
                         None => in_vain(message),
                     }
                 }

@@ -53,6 +53,6 @@ fn in_place(
     let Instr::Compute { inputs, .. } = &program.instrs()[at] else { return false };
     let mut reads = inputs.iter().zip(&tape.inputs).filter(|(id, _)| **id == y);
     let (from, to) = (program.value(x), program.value(result));
-    let same = (from.place, from.offset, from.ld) == (to.place, to.offset, to.ld);
+    let same = (from.location, from.offset, from.ld) == (to.location, to.offset, to.ld);
     same && from.ty.dims == to.ty.dims && reads.all(|(_, access)| *access == Access::Full)
 }

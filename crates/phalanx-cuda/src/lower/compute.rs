@@ -7,7 +7,7 @@ use crate::ops;
 use crate::tape;
 use crate::task::{Pass, Task};
 use phalanx_graph::Op;
-use phalanx_graph::program::{Place, ValueId};
+use phalanx_graph::program::{Location, ValueId};
 
 impl Lowering<'_> {
     pub(super) fn label(&self, op: &Op, scope: u32) -> String {
@@ -128,8 +128,8 @@ impl Lowering<'_> {
         let from = self.operand(replica, x);
         let inner: usize = from.dims[axis + 1..].iter().product();
         let part = from.ptr.add(start * inner * from.elem.bytes());
-        match self.q.program.value(y).place {
-            Place::Gradient(_) => {
+        match self.q.program.value(y).location {
+            Location::Gradient(_) => {
                 let to = self.operand(replica, y);
                 self.put_off(Move { from: part, elem: from.elem, to: to.ptr, len: to.len });
             }

@@ -7,7 +7,7 @@ use crate::ops::update::{self, Filters};
 use crate::tape;
 use crate::task::{Conv, Images, Pass, Task, Work};
 use phalanx_graph::ops::{self as op, Access, Binary, Epilogue, Tape, Unary};
-use phalanx_graph::program::{Instr, Place, ValueId};
+use phalanx_graph::program::{Instr, Location, ValueId};
 use phalanx_graph::{ConvGeom, Op};
 
 impl Lowering<'_> {
@@ -24,7 +24,7 @@ impl Lowering<'_> {
                 Op::Dot(_) | Op::DotGradInput => elem != Elem::F32,
                 _ => false,
             };
-            let is_param = matches!(self.q.program.value(w).place, Place::Param(_));
+            let is_param = matches!(self.q.program.value(w).location, Location::Param(_));
             if repacked && is_param && !found.contains(&(w, elem)) {
                 found.push((w, elem));
             }

@@ -1,7 +1,7 @@
 //! What can be left out or done together, found before a program is lowered.
 
 use phalanx_graph::ops::{Op, ReduceKind};
-use phalanx_graph::program::{Instr, Place, Program, ValueId};
+use phalanx_graph::program::{Instr, Location, Program, ValueId};
 use phalanx_graph::{Scope, Space};
 use std::collections::{HashMap, HashSet};
 
@@ -65,7 +65,7 @@ impl Facts {
         let Some((at, reduced)) = reduced else { return };
         let users = readers(program, reduced);
         let [(stats_at, Op::BatchStats { positions, .. }, stats)] = users[..] else { return };
-        if matches!(program.value(stats).place, Place::Shared(_)) {
+        if matches!(program.value(stats).location, Location::Shared(_)) {
             self.finish.insert(moments, Finish { stats, positions: *positions });
             self.covered.extend([at, stats_at]);
         }
@@ -96,7 +96,7 @@ impl Facts {
                 Instr::Compute { op, output, .. } if *output == x => Some(op),
                 _ => None,
             });
-            let lasts = matches!(program.value(sums).place, Place::Gradient(_));
+            let lasts = matches!(program.value(sums).location, Location::Gradient(_));
             if lasts && matches!(made_by, Some(Op::BatchNormGradInput(_))) {
                 self.with_sums.insert(x, sums);
                 self.covered.insert(at);
@@ -195,15 +195,15 @@ pub(super) fn kept(
         }
         Instr::Barrier(_) | Instr::SlicedGradient { .. } | Instr::Fetch { .. } => true,
         Instr::Update | Instr::Assign { .. } => {
-            !matches!(program.value(value).place, Place::Param(_))
+            !matches!(program.value(value).location, Location::Param(_))
         }
     })
 }
 
 /// Whether two values may share bytes.
 fn touch(program: &Program, value: ValueId, other: ValueId) -> bool {
-    match (program.value(value).place, program.value(other).place) {
-        (Place::Arena(a), Place::Arena(b)) => {
+    match (program.value(value).location, program.value(other).location) {
+        (Location::Arena(a), Location::Arena(b)) => {
             a < b + extent(program, other) && b < a + extent(program, value)
         }
         (a, b) => a == b,

@@ -9,7 +9,7 @@ use crate::launch::{Arg, Block, Elem, Launch, Ptr, Span, Word};
 use crate::plan::ALIGN;
 use crate::task::{Part, Task, Work};
 use phalanx_graph::Scope;
-use phalanx_graph::program::{Instr, Place, Program, UpdatePlan, ValueId};
+use phalanx_graph::program::{Instr, Location, Program, UpdatePlan, ValueId};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
@@ -43,14 +43,14 @@ fn operand(instr: &Instr) -> Option<ValueId> {
 }
 
 /// The instructions that write to a place.
-fn makers(program: &Program, place: Place) -> impl Iterator<Item = usize> {
+fn makers(program: &Program, place: Location) -> impl Iterator<Item = usize> {
     let each = program.instrs().iter().enumerate();
     each.filter(move |(_, instr)| match instr {
         Instr::Compute { output, .. }
         | Instr::Copy { output, .. }
         | Instr::AllReduce { output, .. }
-        | Instr::ReplicaMean { output, .. } => program.value(*output).place == place,
-        Instr::SlicedGradient { param, .. } => place == Place::Gradient(*param),
+        | Instr::ReplicaMean { output, .. } => program.value(*output).location == place,
+        Instr::SlicedGradient { param, .. } => place == Location::Gradient(*param),
         _ => false,
     })
     .map(|(at, _)| at)
@@ -68,8 +68,8 @@ fn groups(program: &Program, covered: &HashSet<usize>) -> Vec<Vec<usize>> {
     let mut groups = vec![];
     while let Some((first, _)) = waiting.first().copied() {
         let together = |(at, x): &(usize, ValueId)| {
-            let place = program.value(*x).place;
-            let stays = matches!(place, Place::Shared(_));
+            let place = program.value(*x).location;
+            let stays = matches!(place, Location::Shared(_));
             *at == first || stays && makers(program, place).all(|made| made < first)
         };
         let (group, rest) = waiting.into_iter().partition::<Vec<_>, _>(together);
@@ -85,7 +85,7 @@ fn complete(program: &Program, plan: &UpdatePlan, bucket: &Range<usize>) -> usiz
     let update = update.unwrap_or(program.instrs().len());
     let made = plan.gradients[bucket.clone()].iter().map(|g| match g.operands {
         Some(_) => update,
-        None => makers(program, Place::Gradient(g.param)).max().unwrap_or(update),
+        None => makers(program, Location::Gradient(g.param)).max().unwrap_or(update),
     });
     made.max().unwrap_or(update)
 }

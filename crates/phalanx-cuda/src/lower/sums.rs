@@ -38,7 +38,7 @@ impl Facts {
             first.checked_sub(1).map(|i| &program.instrs()[i])
         {
             let (from, to) = (program.value(*input), program.value(*output));
-            let inside = to.place == whole.place && to.ld == whole.ld && to.ty.is_rows();
+            let inside = to.location == whole.location && to.ld == whole.ld && to.ty.is_rows();
             let flat = from.ty.len() == to.ty.last() && from.ld == from.ty.last();
             if !inside || !flat || from.ty.dtype != whole.ty.dtype {
                 break;

@@ -7,7 +7,7 @@ use crate::launch::{Block, Elem, Launch, Ptr, Span};
 use crate::machine::{Machine, Plan, StepId};
 use crate::tape::Tapes;
 use crate::task::{Task, Work};
-use phalanx_graph::program::{Place, Value, ValueId};
+use phalanx_graph::program::{Location, Value, ValueId};
 use phalanx_graph::{DType, ParamId, ParamSpec, Space, Type};
 
 const BYTES: usize = 1 << 20;
@@ -84,14 +84,14 @@ impl Lab {
 
     /// Room for a value and so many elements of four bytes in front of it.
     fn value(&mut self, ty: Type, ld: usize, bytes: usize, skipped: usize) -> ValueId {
-        let place = Place::Shared(self.used);
+        let place = Location::Shared(self.used);
         let end = self.used + skipped * 4 + bytes;
         self.used = (end + GUARD.len()).next_multiple_of(256);
         assert!(self.used <= VALUES);
         let guard = Ptr::new(0, Block::Shared, end);
         self.gpu.write(guard, &GUARD).expect("fits");
         self.guards.push(guard);
-        self.values.push(Value { ty, place, offset: skipped, ld });
+        self.values.push(Value { ty, location: place, offset: skipped, ld });
         ValueId(self.values.len() as u32 - 1)
     }
 
@@ -149,7 +149,9 @@ impl Lab {
     }
 
     pub fn at(&self, id: ValueId) -> Ptr {
-        let Place::Shared(at) = self.values[id.index()].place else { unreachable!("see `value`") };
+        let Location::Shared(at) = self.values[id.index()].location else {
+            unreachable!("see `value`")
+        };
         Ptr::new(0, Block::Shared, at + self.values[id.index()].offset * 4)
     }
 

@@ -61,7 +61,7 @@ impl Trained {
         let feeds = &feeds[..];
         let batch = Batch { rows, feeds, seed: SEED, step: b.step, scalars, ..Batch::default() };
         self.e.run(self.id, &batch, &mut self.fetched).expect("runs");
-        self.e.check_mirrored().expect("mirrored");
+        self.e.check_consistency().expect("mirrored");
         self.steps += 1;
     }
 }
@@ -177,6 +177,6 @@ fn halves_that_overflow_are_found_in_the_gradients() {
         }
         assert_eq!(scales[0], 2f32.powi(23), "the first step overflows");
         assert!(weights(&lab) != before, "a later one does not: {scales:?}");
-        lab.e.check_mirrored().expect("mirrored");
+        lab.e.check_consistency().expect("mirrored");
     }
 }

@@ -4,7 +4,7 @@
 use crate::seed;
 use phalanx_cuda::emulator;
 use phalanx_graph::exec::{Batch, ExecError, Executor};
-use phalanx_graph::peers::Cluster;
+use phalanx_graph::process_group::Cluster;
 use phalanx_graph::update::Clip;
 use phalanx_graph::{Mesh, ParamSpec, Scope, Step};
 use phalanx_testing::harness::{compile, elements, feeds, set_params};
@@ -91,12 +91,12 @@ fn whatever_a_process_raises_all_see_with_the_step() {
     let step = mlp(&[7, 6, 5], momentum(None), (0.0, 0.0));
     let seen = at_once(clusters(&[1, 1, 1]), |rank, cluster| {
         let mut e = executor(&step, cluster).expect("starts");
-        assert_eq!(e.raised(), Some(0));
+        assert_eq!(e.flags(), Some(0));
         let mut seen = vec![];
         for turn in 0..3 {
-            e.raise(if turn == 1 { 1 << rank } else { 0 });
+            e.set_flags(if turn == 1 { 1 << rank } else { 0 });
             run(&mut *e, &step).expect("runs");
-            seen.push(e.raised());
+            seen.push(e.flags());
         }
         seen
     });
@@ -118,7 +118,7 @@ fn run(e: &mut dyn Executor, step: &Step) -> Result<(), ExecError> {
 
 fn run_on(e: &mut dyn Executor, step: &Step, rows: usize) -> Result<(), ExecError> {
     let b = Numbers::new(3).batch(step, rows, 0);
-    let own = e.share().rows(rows);
+    let own = e.shard().rows(rows);
     let values: Vec<_> = elements(&b.feeds);
     let all = feeds(&values);
     let own = phalanx_testing::peers::own(step.graph.feeds(), &all, own);

@@ -1,6 +1,6 @@
 //! A program as text.
 
-use super::{Instr, Options, Place, Program, Split, ValueId};
+use super::{Instr, Location, Options, Program, Split, ValueId};
 use crate::text::shown;
 use std::fmt;
 
@@ -14,7 +14,7 @@ impl fmt::Display for Program {
             mesh.devices,
             mesh.workers
         )?;
-        if self.split == Split::Lines {
+        if self.split == Split::Spatial {
             writeln!(f, "workers share lines of every value, and the arena of the first")?;
         }
         writeln!(
@@ -97,13 +97,13 @@ impl fmt::Display for Program {
 impl Program {
     fn place_text(&self, id: ValueId) -> String {
         let v = self.value(id);
-        let mut text = match v.place {
-            Place::Feed(p) => format!("\"{}\"", shown(&self.feeds[p.index()].name)),
-            Place::Param(p) => format!("\"{}\"", shown(&self.params[p.index()].name)),
-            Place::Arena(o) => format!("@{o}"),
-            Place::Shared(o) => format!("@shared+{o}"),
-            Place::Device(o) => format!("@device+{o}"),
-            Place::Gradient(p) => format!("grad \"{}\"", shown(&self.params[p.index()].name)),
+        let mut text = match v.location {
+            Location::Feed(p) => format!("\"{}\"", shown(&self.feeds[p.index()].name)),
+            Location::Param(p) => format!("\"{}\"", shown(&self.params[p.index()].name)),
+            Location::Arena(o) => format!("@{o}"),
+            Location::Shared(o) => format!("@shared+{o}"),
+            Location::Device(o) => format!("@device+{o}"),
+            Location::Gradient(p) => format!("grad \"{}\"", shown(&self.params[p.index()].name)),
         };
         if v.offset > 0 {
             text += &format!("+{}", v.offset);

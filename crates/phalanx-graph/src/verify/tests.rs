@@ -54,8 +54,8 @@ fn refused(what: &str, change: impl FnOnce(&mut Program)) {
 }
 
 /// The values that a kind of place holds.
-fn values(p: &mut Program, of: fn(&Place) -> bool) -> Vec<&mut Value> {
-    p.values.iter_mut().filter(|v| of(&v.place)).collect()
+fn values(p: &mut Program, of: fn(&Location) -> bool) -> Vec<&mut Value> {
+    p.values.iter_mut().filter(|v| of(&v.location)).collect()
 }
 
 #[test]
@@ -64,26 +64,28 @@ fn a_value_that_leaves_its_memory_is_refused() {
     refused("a shared block that is too small", |p| p.memory.shared = 0);
     refused("a larger batch", |p| p.options.max_batch = 1000);
     refused("a batch that wraps around", |p| p.options.max_batch = usize::MAX / 8);
-    let arena: fn(&Place) -> bool = |p| matches!(p, Place::Arena(_));
+    let arena: fn(&Location) -> bool = |p| matches!(p, Location::Arena(_));
     refused("an offset behind the arena", |p| {
         let end = p.memory.arena;
-        values(p, arena)[0].place = Place::Arena(end);
+        values(p, arena)[0].location = Location::Arena(end);
     });
     refused("an offset that wraps around", |p| {
-        values(p, arena)[0].place = Place::Arena(usize::MAX - 7);
+        values(p, arena)[0].location = Location::Arena(usize::MAX - 7);
     });
     refused("elements to skip that wrap around", |p| {
         values(p, arena)[0].offset = usize::MAX / 4 + 1;
     });
     refused("a stride that wraps around", |p| values(p, arena)[0].ld = usize::MAX / 2 + 1);
     refused("pixels that overlap", |p| values(p, arena)[0].ld = 1);
-    let feed: fn(&Place) -> bool = |p| matches!(p, Place::Feed(_));
+    let feed: fn(&Location) -> bool = |p| matches!(p, Location::Feed(_));
     refused("elements behind a feed", |p| values(p, feed)[0].offset = 1);
-    refused("a feed that is not there", |p| values(p, feed)[0].place = Place::Feed(FeedId(9)));
+    refused("a feed that is not there", |p| {
+        values(p, feed)[0].location = Location::Feed(FeedId(9))
+    });
     refused("a feed of another type", |p| p.feeds[0].ty.dtype = DType::I32);
     refused("a feed of shorter rows", |p| p.feeds[0].ty.dims = vec![3]);
     refused("a feed of longer rows", |p| p.feeds[0].ty.dims = vec![5]);
-    let param: fn(&Place) -> bool = |p| matches!(p, Place::Param(_));
+    let param: fn(&Location) -> bool = |p| matches!(p, Location::Param(_));
     refused("elements behind a parameter", |p| values(p, param)[0].offset = 1);
     refused("a parameter that is not there", |p| p.params.clear());
     refused("a smaller parameter", |p| p.params[0].dims = vec![4, 2]);
@@ -145,7 +147,7 @@ fn an_instruction_that_does_not_fit_its_values_is_refused() {
     });
     refused("an update without an optimizer", |p| {
         p.update = None;
-        p.values.retain(|v| !matches!(v.place, Place::Gradient(_)));
+        p.values.retain(|v| !matches!(v.location, Location::Gradient(_)));
         p.instrs = vec![Instr::Update];
     });
     refused("an assignment of rows", |p| {
@@ -167,7 +169,7 @@ fn a_result_over_an_operand_is_refused() {
         }) else {
             unreachable!()
         };
-        p.values[y.index()].place = p.values[x.index()].place;
+        p.values[y.index()].location = p.values[x.index()].location;
     });
 }
 

@@ -6,7 +6,7 @@ use phalanx::launch::{Launch, Launcher};
 use phalanx::model::Interrupt;
 use phalanx::prelude::*;
 use phalanx::workers::meet;
-use phalanx_graph::peers::{PeerError, Peers, gather};
+use phalanx_graph::process_group::{PeerError, ProcessGroup, all_gather};
 use phalanx_testing::needs;
 use phalanx_testing::peers::neighbours;
 use std::net::TcpListener;
@@ -40,7 +40,7 @@ fn launched(size: usize) -> Vec<Launch> {
 }
 
 /// As many replicas on GPUs of one's own, of which each worker has `devices`.
-fn strategy(devices: &[&str], peers: Arc<dyn Peers>) -> Result<MultiWorkerMirroredStrategy> {
+fn strategy(devices: &[&str], peers: Arc<dyn ProcessGroup>) -> Result<MultiWorkerMirroredStrategy> {
     MultiWorkerMirroredStrategy::among(MirroredStrategy::with_devices(devices)?, peers)
 }
 
@@ -95,8 +95,8 @@ fn workers_train_as_one_with_as_many_gpus() {
     for (n, batch) in [(37, 8), (3, 8)] {
         let one = MirroredStrategy::with_devices(["gpu:0", "gpu:1", "gpu:2"]).unwrap();
         let one = train(one, n, batch).unwrap();
-        let peers: Vec<Arc<dyn Peers>> =
-            neighbours(2).into_iter().map(|peer| Arc::new(peer) as Arc<dyn Peers>).collect();
+        let peers: Vec<Arc<dyn ProcessGroup>> =
+            neighbours(2).into_iter().map(|peer| Arc::new(peer) as Arc<dyn ProcessGroup>).collect();
         let devices: [&[&str]; 2] = [&["gpu:0", "gpu:1"], &["gpu:2"]];
         let run = |rank: usize| train(strategy(devices[rank], peers[rank].clone())?, n, batch);
         for got in at_once(2, run) {
@@ -130,8 +130,8 @@ fn bytes_of_any_size_go_between_workers_that_met() {
     let bytes = |rank: usize| vec![rank as u8; [0, 5_000_001, 1][rank]];
     let got = at_once(3, |rank| {
         let peers = meet(&all[rank], rank, SECRET, LIMIT).unwrap();
-        let first = gather(&*peers, &bytes(rank)).unwrap();
-        (first, gather(&*peers, &[]).unwrap())
+        let first = all_gather(&*peers, &bytes(rank)).unwrap();
+        (first, all_gather(&*peers, &[]).unwrap())
     });
     for (first, none) in got {
         assert!(first == [bytes(0), bytes(1), bytes(2)] && none.concat().is_empty(), "in order");
@@ -146,12 +146,16 @@ fn a_worker_that_ends_is_named_by_the_first() {
     let began = Instant::now();
     let got = at_once(3, |rank| -> Option<PeerError> {
         let peers = meet(&all[rank], rank, SECRET, LIMIT).unwrap();
-        gather(&*peers, &[1]).unwrap();
+        all_gather(&*peers, &[1]).unwrap();
         if rank == 2 {
             return None;
         }
-        let error = gather(&*peers, &[2]).unwrap_err();
-        assert_eq!(gather(&*peers, &[3]).unwrap_err(), error, "and nothing is exchanged any more");
+        let error = all_gather(&*peers, &[2]).unwrap_err();
+        assert_eq!(
+            all_gather(&*peers, &[3]).unwrap_err(),
+            error,
+            "and nothing is exchanged any more"
+        );
         Some(error)
     });
     let [Some(first), Some(second), None] = &got[..] else { panic!("{got:?}") };
@@ -202,7 +206,7 @@ fn a_worker_that_hangs_is_not_waited_for_without_end() {
             let _ = hung.lock().unwrap().recv_timeout(LIMIT);
             return None;
         }
-        let error = gather(&*peers, &[1]).unwrap_err();
+        let error = all_gather(&*peers, &[1]).unwrap_err();
         drop(stop.lock().unwrap().take());
         Some(error.to_string())
     });
@@ -267,8 +271,8 @@ fn an_overflow_on_one_worker_skips_the_step_on_all() {
     let two = MirroredStrategy::with_devices(["gpu:0", "gpu:1"]).unwrap();
     let one = train_scaled(two).unwrap();
     assert_eq!(one.0[3..], [99, 98, 97].map(|n| 2f64.powi(n)), "a step of every epoch is skipped");
-    let peers: Vec<Arc<dyn Peers>> =
-        neighbours(2).into_iter().map(|peer| Arc::new(peer) as Arc<dyn Peers>).collect();
+    let peers: Vec<Arc<dyn ProcessGroup>> =
+        neighbours(2).into_iter().map(|peer| Arc::new(peer) as Arc<dyn ProcessGroup>).collect();
     let run = |rank: usize| train_scaled(strategy(&[&format!("gpu:{rank}")], peers[rank].clone())?);
     for got in at_once(2, run) {
         assert_eq!(got.unwrap(), one);
@@ -279,8 +283,8 @@ fn an_overflow_on_one_worker_skips_the_step_on_all() {
 #[test]
 fn workers_on_other_kinds_of_devices_are_named() {
     emulate();
-    let peers: Vec<Arc<dyn Peers>> =
-        neighbours(2).into_iter().map(|peer| Arc::new(peer) as Arc<dyn Peers>).collect();
+    let peers: Vec<Arc<dyn ProcessGroup>> =
+        neighbours(2).into_iter().map(|peer| Arc::new(peer) as Arc<dyn ProcessGroup>).collect();
     for error in at_once(2, |rank| strategy(&[["gpu:0", "cpu:0"][rank]], peers[rank].clone())) {
         let words = "MultiWorkerMirroredStrategy: devices: expected gpu on rank 0 (a thread), received cpu \
                      on rank 1 (a thread)";

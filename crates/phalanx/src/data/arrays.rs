@@ -5,7 +5,7 @@ mod epoch;
 
 pub use columns::Columns;
 
-use super::{Dataset, Digest, Epoch, InMemory, Picks, Samples, Share, Table};
+use super::{Dataset, Digest, Epoch, InMemory, LocalShard, Picks, Samples, Table};
 use crate::error::{Error, Result};
 use crate::model::Source;
 use epoch::ArraysEpoch;
@@ -300,7 +300,7 @@ impl Dataset for Arrays {
         seed: u64,
         epoch: u64,
         start: usize,
-        share: Option<&Share>,
+        share: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>> {
         let epoch = self.begin(seed, epoch, start)?;
         Ok(Box::new(ArraysEpoch { share: share.cloned(), ..epoch }))

@@ -4,8 +4,8 @@ use super::affine::{Mover, Size};
 use super::arrays::SHUFFLE;
 use super::generator::image_size;
 use super::{
-    Columns, Dataset, Digest, Epoch, HostBatch, ImageDataGenerator, InMemory, Picked, Picks,
-    Prefetch, Samples, Share, Table, make_room, next_batch, own_positions,
+    Columns, Dataset, Digest, Epoch, HostBatch, ImageDataGenerator, InMemory, LocalShard, Picked,
+    Picks, Prefetch, Samples, Table, make_room, next_batch, own_positions,
 };
 use crate::error::{Error, Result};
 use crate::model::Source;
@@ -263,7 +263,7 @@ impl Dataset for ImageFlow {
         seed: u64,
         epoch: u64,
         start: usize,
-        share: Option<&Share>,
+        share: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>> {
         let epoch = self.begin(seed, epoch, start)?;
         Ok(Box::new(FlowEpoch { share: share.cloned(), ..epoch }))
@@ -299,7 +299,7 @@ impl ImageFlow {
 struct FlowEpoch<'a> {
     flow: &'a ImageFlow,
     /// The rows of every batch that are wanted; all where nothing is said.
-    share: Option<Share>,
+    share: Option<LocalShard>,
     seed: u64,
     epoch: u64,
     order: Option<Vec<u32>>,

@@ -5,7 +5,7 @@ use super::flow::{ImageFlow, Images};
 use super::{Columns, Samples};
 use crate::choice::Choice;
 use crate::error::{Error, Result};
-use phalanx_graph::kept::{self, Fill, Frame};
+use phalanx_graph::resident::{self, Fill, ImageShape};
 use phalanx_graph::rng::Stream;
 use std::sync::Arc;
 
@@ -276,7 +276,7 @@ impl ImageDataGenerator {
     }
 
     /// What images of this size are moved in, where moving them is all that is done.
-    pub(super) fn frame(&self, size: Size) -> Option<Frame> {
+    pub(super) fn frame(&self, size: Size) -> Option<ImageShape> {
         let others = self.featurewise_center
             || self.featurewise_std_normalization
             || self.samplewise_center
@@ -291,17 +291,17 @@ impl ImageDataGenerator {
             FillMode::Wrap => Fill::Wrap,
         };
         let Size { height, width, channels } = size;
-        (!others).then_some(Frame { height, width, channels, fill })
+        (!others).then_some(ImageShape { height, width, channels, fill })
     }
 
     /// How a sample is moved in an epoch.
-    pub(super) fn motion(&self, random: &mut Stream, size: Size) -> kept::Motion {
+    pub(super) fn motion(&self, random: &mut Stream, size: Size) -> resident::AffineAugment {
         let motion = self.draw(random, size).motion;
         if motion == Motion::NONE {
-            return kept::Motion::NONE;
+            return resident::AffineAugment::NONE;
         }
         let Motion { flip_horizontal, flip_vertical, .. } = motion;
-        kept::Motion { map: motion.map(size), flip_horizontal, flip_vertical }
+        resident::AffineAugment { map: motion.map(size), flip_horizontal, flip_vertical }
     }
 
     /// Distorts and standardises the image `from` into `to`.

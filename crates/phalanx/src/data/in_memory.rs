@@ -4,7 +4,7 @@ use super::{Dataset, Samples};
 use crate::error::Result;
 use phalanx_graph::Data;
 use phalanx_graph::Tensor;
-use phalanx_graph::kept::{Cells, Column, Frame, Motion};
+use phalanx_graph::resident::{AffineAugment, Column, ColumnData, ImageShape};
 use std::sync::{Arc, Weak};
 
 /// A dataset whose samples all lie in memory.
@@ -28,7 +28,7 @@ pub struct Picked {
     /// The samples.
     pub rows: Vec<u32>,
     /// How the images of each are moved; none where they are not.
-    pub motions: Vec<Motion>,
+    pub motions: Vec<AffineAugment>,
 }
 
 /// All samples, in columns.
@@ -37,7 +37,7 @@ pub struct Table {
     /// One for each input of the model.
     pub inputs: Vec<Samples>,
     /// What the images of the first are, where they are moved.
-    pub frame: Option<Frame>,
+    pub frame: Option<ImageShape>,
     /// One for each output of the model.
     pub targets: Vec<Arc<Tensor>>,
     /// The samples' weights; all weigh one where there are none.
@@ -53,7 +53,7 @@ enum Part {
     Tensor(Weak<Tensor>),
     Bytes(Weak<Vec<u8>>, f32),
     Floats(Weak<Vec<f32>>),
-    Frame(Frame),
+    Frame(ImageShape),
 }
 
 impl Part {
@@ -116,8 +116,8 @@ impl Table {
     /// The columns in the order of a step's feeds; `ones` are the weights where there are none.
     pub(crate) fn columns<'a>(&'a self, ones: &'a [f32]) -> Vec<Column<'a>> {
         let tensor = |t: &'a Tensor| match t.data() {
-            Data::F32(v) => Cells::F32(v),
-            Data::I32(v) => Cells::I32(v),
+            Data::F32(v) => ColumnData::F32(v),
+            Data::I32(v) => ColumnData::I32(v),
         };
         let input = |(i, samples): (usize, &'a Samples)| {
             let cells = match samples {
@@ -125,15 +125,15 @@ impl Table {
                 Samples::Pixels(p) => {
                     let (bytes, offset) = p.shared();
                     let offset = offset.map(|o| &o[..]);
-                    Cells::Bytes { bytes, divisor: p.divisor(), offset }
+                    ColumnData::Bytes { bytes, divisor: p.divisor(), offset }
                 }
             };
-            Column { cells, row: samples.row_len(), frame: self.frame.filter(|_| i == 0) }
+            Column { data: cells, row_len: samples.row_len(), image: self.frame.filter(|_| i == 0) }
         };
         let target =
-            |t: &'a Arc<Tensor>| Column { cells: tensor(t), row: t.row_len(), frame: None };
+            |t: &'a Arc<Tensor>| Column { data: tensor(t), row_len: t.row_len(), image: None };
         let weights = self.weights.as_ref().map_or(ones, |w| &w[..]);
-        let weights = Column { cells: Cells::F32(weights), row: 1, frame: None };
+        let weights = Column { data: ColumnData::F32(weights), row_len: 1, image: None };
         let inputs = self.inputs.iter().enumerate().map(input);
         inputs.chain(self.targets.iter().map(target)).chain([weights]).collect()
     }

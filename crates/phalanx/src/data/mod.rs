@@ -31,7 +31,7 @@ pub use samples::{Pixels, Samples};
 
 use crate::error::Result;
 use crate::model::Source;
-pub use phalanx_graph::peers::Share;
+pub use phalanx_graph::process_group::LocalShard;
 use phalanx_graph::{DType, Data, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
@@ -166,7 +166,7 @@ pub trait Dataset: Send + Sync {
         seed: u64,
         epoch: u64,
         start: usize,
-        share: Option<&Share>,
+        share: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>>;
 
     /// As [`epoch_of`](Dataset::epoch_of), all rows of every batch.
@@ -222,7 +222,7 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
         seed: u64,
         epoch: u64,
         start: usize,
-        share: Option<&Share>,
+        share: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>> {
         (**self).epoch_of(seed, epoch, start, share)
     }
@@ -230,7 +230,7 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 
 /// The part of the positions of a batch that a share has, and which of its rows they are.
 fn own_positions(
-    share: Option<&Share>,
+    share: Option<&LocalShard>,
     positions: Range<usize>,
 ) -> (Range<usize>, Option<Range<usize>>) {
     let Some(share) = share else { return (positions, None) };

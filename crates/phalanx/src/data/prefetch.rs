@@ -1,6 +1,6 @@
 //! Batches made ahead of time, on other threads than the trainer's.
 
-use super::{Dataset, Epoch, HostBatch, InMemory, Share};
+use super::{Dataset, Epoch, HostBatch, InMemory, LocalShard};
 use crate::error::{Error, Result};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -96,7 +96,7 @@ impl Dataset for Prefetch {
         seed: u64,
         epoch: u64,
         start: usize,
-        share: Option<&Share>,
+        share: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>> {
         let turns = if self.inner.skips() { self.workers } else { 1 };
         let mut ahead = Ahead { workers: vec![], turn: 0, done: false, waited: &self.waited };

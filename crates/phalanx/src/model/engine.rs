@@ -28,9 +28,9 @@ use crate::metrics;
 use crate::optimizers::{Optimizer, Scaling};
 use crate::strategy::DeviceKind;
 use crate::workers::MultiWorkerMirroredStrategy;
-use phalanx_graph::exec::{ExecError, ProgramId, Times};
+use phalanx_graph::exec::{ExecError, ProgramId, StepTimes};
 use phalanx_graph::loss_scale::LossScale;
-use phalanx_graph::peers::{Cluster, Share};
+use phalanx_graph::process_group::{Cluster, LocalShard};
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{FetchPlan, Policy, Split};
 use phalanx_graph::{DType, Mesh, Options, ParamId, Program, Step, Type};
@@ -313,9 +313,9 @@ impl Engine {
     fn options(&self, mesh: Mesh, max_batch: usize, kind: DeviceKind) -> Options {
         let (policy, rest) = match kind {
             DeviceKind::Cpu => (Policy::Float32, 0),
-            DeviceKind::Gpu => (self.policy, phalanx_cuda::REST),
+            DeviceKind::Gpu => (self.policy, phalanx_cuda::REUSE_DELAY),
         };
-        Options { mesh, max_batch, policy, rest }
+        Options { mesh, max_batch, policy, reuse_delay: rest }
     }
 
     /// The devices and workers that programs are compiled for.
@@ -358,7 +358,7 @@ impl Engine {
 
     /// Which program a batch runs: few rows are predicted in another way than many.
     fn slot(&self, kind: StepKind, batch: usize) -> usize {
-        let few = Split::of(lock(&self.executor).mesh(), batch) == Split::Lines;
+        let few = Split::of(lock(&self.executor).mesh(), batch) == Split::Spatial;
         if kind == StepKind::Predict && few { FEW_ROWS } else { kind as usize }
     }
 
@@ -366,7 +366,7 @@ impl Engine {
         self.devices.clone()
     }
 
-    pub(crate) fn times(&self) -> Times {
+    pub(crate) fn times(&self) -> StepTimes {
         lock(&self.executor).times()
     }
 
@@ -382,7 +382,7 @@ impl Engine {
     }
 
     pub(crate) fn check_mirrored(&self) -> Result<()> {
-        Ok(lock(&self.executor).check_mirrored()?)
+        Ok(lock(&self.executor).check_consistency()?)
     }
 
     /// Element types of the inputs.
@@ -391,12 +391,12 @@ impl Engine {
     }
 
     /// The devices of this worker, and so its rows of every batch.
-    fn share(&self) -> Share {
-        lock(&self.executor).share()
+    fn share(&self) -> LocalShard {
+        lock(&self.executor).shard()
     }
 
     /// The same, where there are several workers.
-    pub(crate) fn worker_share(&self) -> Option<Share> {
+    pub(crate) fn worker_share(&self) -> Option<LocalShard> {
         self.cluster.is_some().then(|| self.share())
     }
 }

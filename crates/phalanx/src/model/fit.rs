@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::history::History;
 use crate::layer::lock;
 use phalanx_graph::Tensor;
-use phalanx_graph::exec::Times;
+use phalanx_graph::exec::StepTimes;
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::Program;
 use std::collections::BTreeMap;
@@ -340,7 +340,7 @@ impl Model {
     }
 
     /// Where the time of all steps since `compile` went.
-    pub fn times(&self) -> Result<Times> {
+    pub fn times(&self) -> Result<StepTimes> {
         self.ask_any_engine(|engine| Ok(engine.times()))
     }
 

@@ -23,7 +23,7 @@ use crate::warnings::warning;
 use crate::workers::{self, lost};
 use line::Line;
 use phalanx_cuda::Place;
-use phalanx_graph::peers::{PeerError, Peers};
+use phalanx_graph::process_group::{PeerError, ProcessGroup};
 use secret::Secret;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ pub(crate) fn meet(
     gpu: usize,
     secret: Option<&str>,
     timeout: Duration,
-) -> Result<Arc<dyn Peers>> {
+) -> Result<Arc<dyn ProcessGroup>> {
     let me = Terms {
         rank: launch.rank,
         size: launch.size,
@@ -68,7 +68,7 @@ pub(crate) fn meet(
 }
 
 /// The workers that have met, by way of their GPUs.
-fn through_gpus(gpu: usize, me: Terms, met: Met) -> Result<Arc<dyn Peers>> {
+fn through_gpus(gpu: usize, me: Terms, met: Met) -> Result<Arc<dyn ProcessGroup>> {
     let Terms { rank, size, host, limit, .. } = me;
     let (id, gone) = (met.id, Box::new(move || met.line.closed()));
     let place = Place { rank, size, host, id, timeout: limit, gone };

@@ -1,8 +1,8 @@
 //! Datasets from the outside: augmentation, prefetching, pipelines.
 
 use phalanx::data::{
-    Arrays, Dataset, Epoch, HostBatch, ImageDataGenerator, Images, Pixels, Prefetch, Samples,
-    Share, Subset,
+    Arrays, Dataset, Epoch, HostBatch, ImageDataGenerator, Images, LocalShard, Pixels, Prefetch,
+    Samples, Subset,
 };
 use phalanx::{Error, Result, Tensor};
 use std::sync::Arc;
@@ -198,7 +198,7 @@ impl Dataset for Failing {
         _: u64,
         _: u64,
         start: usize,
-        _: Option<&Share>,
+        _: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>> {
         Ok(Box::new(FailingEpoch(self, start)))
     }

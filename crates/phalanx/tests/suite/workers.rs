@@ -3,7 +3,7 @@
 use phalanx::data::{Images, Pipeline};
 use phalanx::model::Interrupt;
 use phalanx::prelude::*;
-use phalanx_graph::peers::Peers;
+use phalanx_graph::process_group::ProcessGroup;
 use phalanx_testing::peers::neighbours;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ fn job<T: Send>(
     std::thread::scope(|scope| {
         let mut threads = vec![];
         for (rank, peer) in neighbours(workers).into_iter().enumerate() {
-            let peer: Arc<dyn Peers> = Arc::new(peer);
+            let peer: Arc<dyn ProcessGroup> = Arc::new(peer);
             threads.push(scope.spawn(move || {
                 let local = MirroredStrategy::cpus(1)?.threads(1);
                 work(rank, MultiWorkerMirroredStrategy::among(local, peer)?)

@@ -28,7 +28,7 @@ fn few_rows_are_shared_by_lines() {
         let mut b = Build::new(&case.name, 1);
         let y = (case.build)(&mut b);
         let step = fetching(&b, &[y]);
-        shared += usize::from(compile(&step, CROWDS[0], 5).split() == Split::Lines);
+        shared += usize::from(compile(&step, CROWDS[0], 5).split() == Split::Spatial);
         check(&Cpu, case, false, &CROWDS);
     }
     assert!(shared > 50, "{shared} cases");

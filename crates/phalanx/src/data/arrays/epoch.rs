@@ -2,7 +2,8 @@
 
 use super::Arrays;
 use crate::data::{
-    Dataset, Epoch, HostBatch, Picked, Picks, Samples, Share, make_room, next_batch, own_positions,
+    Dataset, Epoch, HostBatch, LocalShard, Picked, Picks, Samples, make_room, next_batch,
+    own_positions,
 };
 use crate::error::Result;
 use phalanx_graph::{Data, Tensor};
@@ -12,7 +13,7 @@ use std::ops::Range;
 pub(super) struct ArraysEpoch<'a> {
     pub arrays: &'a Arrays,
     /// The rows of every batch that are wanted; all where nothing is said.
-    pub share: Option<Share>,
+    pub share: Option<LocalShard>,
     /// Positions in the window, where they are not taken in order.
     pub order: Option<Vec<u32>>,
     pub at: usize,

@@ -3,7 +3,7 @@
 use super::part_file::{PartFile, decode, encode};
 use super::pass::{Item, Pass};
 use super::{Cardinality, Elements, Step};
-use crate::data::Share;
+use crate::data::LocalShard;
 use crate::error::{Error, Result};
 use crate::saving::{AtomicFile, open_file};
 use std::fs::File;
@@ -11,7 +11,7 @@ use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-type Keeper = (Option<Arc<Share>>, Arc<Mutex<Kept>>);
+type Keeper = (Option<Arc<LocalShard>>, Arc<Mutex<Kept>>);
 
 /// Elements by their numbers, in memory or in a file of the worker's own. A pass makes those that are
 /// missing, as the first pass would have made them.

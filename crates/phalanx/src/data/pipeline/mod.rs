@@ -7,7 +7,7 @@ mod part_file;
 mod pass;
 mod steps;
 
-use super::{Columns, Dataset, Digest, Epoch, HostBatch, Samples, Share};
+use super::{Columns, Dataset, Digest, Epoch, HostBatch, LocalShard, Samples};
 use crate::error::{Error, Result};
 use crate::model::{IntoDataset, Source};
 use pass::{Item, Part, Pass};
@@ -355,7 +355,7 @@ impl Dataset for Pipeline {
         seed: u64,
         epoch: u64,
         start: usize,
-        share: Option<&Share>,
+        share: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>> {
         if self.batch.is_none() {
             let (expected, received) = ("batch(n) before training", "single samples");

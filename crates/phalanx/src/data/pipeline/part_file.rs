@@ -2,7 +2,7 @@
 
 use super::pass::{Item, Part};
 use super::{Cardinality, Element};
-use crate::data::{Digest, Share};
+use crate::data::{Digest, LocalShard};
 use crate::error::{Error, Result};
 use crate::saving::open_own;
 use crate::warnings::warning;
@@ -37,11 +37,11 @@ impl PartFile {
     /// The file of a worker beside `path`, new where it was made for something else.
     pub fn open(
         path: &Path,
-        share: &Share,
+        share: &LocalShard,
         of: Option<(u64, u32)>,
         cardinality: Cardinality,
     ) -> Result<PartFile> {
-        let (Share { devices, mesh }, mut name) = (share, path.as_os_str().to_owned());
+        let (LocalShard { devices, mesh }, mut name) = (share, path.as_os_str().to_owned());
         name.push(format!(".rows-{}-{}-of-{}", devices.start, devices.end, mesh.devices));
         let path = PathBuf::from(name);
         let io = |e| Error::io(&path, e);

@@ -4,7 +4,7 @@
 //! hear which samples those are: what nobody needs is not made, yet keeps its place.
 
 use super::Element;
-use crate::data::Share;
+use crate::data::LocalShard;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) struct Pass {
     /// Tells apart repetitions within an epoch and steps of the same kind.
     pub path: u32,
     /// This worker's share of every batch, where there are several.
-    pub share: Option<Arc<Share>>,
+    pub share: Option<Arc<LocalShard>>,
     /// Whether a batch may be cut to the share: nothing behind it looks at whole batches.
     pub cut: bool,
     /// The elements that are needed; all where nothing is said.
@@ -27,7 +27,7 @@ pub(super) struct Pass {
 }
 
 impl Pass {
-    pub fn new(seed: u64, epoch: u64, share: Option<&Share>) -> Pass {
+    pub fn new(seed: u64, epoch: u64, share: Option<&LocalShard>) -> Pass {
         let share = share.filter(|share| !share.is_whole()).cloned().map(Arc::new);
         let cut = share.is_some();
         Pass { seed, epoch, path: 0, share, cut, wanted: None }
@@ -100,7 +100,7 @@ impl Item {
 }
 
 /// The rows of a batch that a share has, and those that are made for it: at least one.
-pub(super) fn rows_of(share: &Share, rows: usize) -> (Range<usize>, Range<usize>) {
+pub(super) fn rows_of(share: &LocalShard, rows: usize) -> (Range<usize>, Range<usize>) {
     let own = share.rows(rows);
     let made = if own.is_empty() { 0..rows.min(1) } else { own.clone() };
     (own, made)

@@ -2,7 +2,7 @@
 
 use super::pass::{Item, Part, Pass, rows_of};
 use super::{Cardinality, Element, Elements, Step};
-use crate::data::{Samples, Share};
+use crate::data::{LocalShard, Samples};
 use crate::error::{Error, Result};
 use phalanx_graph::rng::Stream;
 use phalanx_graph::{Data, Tensor};
@@ -216,7 +216,7 @@ impl Step for Batch {
 impl Batch {
     /// The pass of the step before: of every batch the rows that are needed, as far as it is known how many
     /// the last one has.
-    fn before(&self, pass: Pass, share: Option<Arc<Share>>) -> Pass {
+    fn before(&self, pass: Pass, share: Option<Arc<LocalShard>>) -> Pass {
         let end = match self.inner.cardinality() {
             Cardinality::Known(n) => Some(n),
             Cardinality::Infinite => Some(usize::MAX),
@@ -240,7 +240,7 @@ struct BatchElements {
     size: usize,
     drop_remainder: bool,
     /// The rows of every batch that are made; all where nothing is said.
-    share: Option<Arc<Share>>,
+    share: Option<Arc<LocalShard>>,
     at: usize,
 }
 

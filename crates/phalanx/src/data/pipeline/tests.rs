@@ -213,14 +213,14 @@ fn a_cache_runs_what_is_before_it_once() {
 }
 
 /// The share of one of so many workers with a replica each.
-fn share(worker: usize, workers: usize) -> Share {
-    Share { mesh: phalanx_graph::Mesh::new(workers, 1), devices: worker..worker + 1 }
+fn share(worker: usize, workers: usize) -> LocalShard {
+    LocalShard { mesh: phalanx_graph::Mesh::new(workers, 1), devices: worker..worker + 1 }
 }
 
 /// The labels and weights of every batch of an epoch, as far as they are made, and its rows.
 type Batches = Vec<(usize, Vec<i32>, Vec<f32>)>;
 
-fn batches(data: &Pipeline, epoch: u64, start: usize, share: Option<&Share>) -> Batches {
+fn batches(data: &Pipeline, epoch: u64, start: usize, share: Option<&LocalShard>) -> Batches {
     let (mut batch, mut out) = (HostBatch::default(), vec![]);
     let mut batches = data.epoch_of(7, epoch, start, share).unwrap();
     while batches.next(&mut batch).unwrap() {

@@ -7,7 +7,7 @@ use crate::layer::lock;
 use crate::losses::{Loss, Reduction};
 use crate::workers::lost;
 use phalanx_graph::exec::{Accumulate, Batch, ExecError, Executor, FeedData, ProgramId};
-use phalanx_graph::peers::gather;
+use phalanx_graph::process_group::all_gather;
 use phalanx_graph::program::FetchPlan;
 use phalanx_graph::{Data, Tensor};
 use std::ops::Range;
@@ -43,7 +43,7 @@ impl Engine {
 
     /// Whether the step that was started is still under way.
     pub(crate) fn busy(&self) -> bool {
-        lock(&self.executor).busy()
+        lock(&self.executor).in_flight()
     }
 
     /// Starts a step; `staged` says that [`stage`](Self::stage) has had this very batch.
@@ -209,7 +209,7 @@ impl Engine {
             return Ok(sum(&mut held.iter().copied()));
         };
         let mine: Vec<u8> = held.iter().flat_map(|w| w.to_le_bytes()).collect();
-        let all = gather(&*cluster.peers, &mine).map_err(lost)?.concat();
+        let all = all_gather(&*cluster.peers, &mine).map_err(lost)?.concat();
         let (weights, _) = all.as_chunks::<4>();
         Ok(sum(&mut weights.iter().map(|w| f32::from_le_bytes(*w))))
     }

@@ -64,7 +64,7 @@ impl Engine {
                 let values = executor.slot(slot, param);
                 tensors.push((slot_name(slot, &name), Tensor::new(dims.clone(), values)?));
             }
-            if let Some(values) = executor.gathered(param).filter(|_| count > 0) {
+            if let Some(values) = executor.accumulated(param).filter(|_| count > 0) {
                 tensors.push((gathered_name(&name), Tensor::new(dims, values)?));
             }
         }
@@ -104,7 +104,7 @@ impl Engine {
                 executor.set_slot(slot, param, take(&slot_name(slot, &name), &dims)?)?;
             }
             if counters.gathered.0 > 0 {
-                executor.set_gathered(param, take(&gathered_name(&name), &dims)?)?;
+                executor.set_accumulated(param, take(&gathered_name(&name), &dims)?)?;
             }
         }
         let mut scaled = None;

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::layer::lock;
 use crate::strategy::DeviceKind;
 use phalanx_graph::exec::ExecError;
-use phalanx_graph::kept::{TableId, Turn};
+use phalanx_graph::resident::{StepInput, TableId};
 use std::sync::Arc;
 
 /// Samples that the devices keep, and whose they are.
@@ -47,7 +47,7 @@ impl Engine {
         let rows = data.batch_size();
         let program = self.ensure(kind, rows)?;
         let Some(id) = self.hold(data, &table)? else { return Ok(None) };
-        let together = lock(&self.executor).together(program, id, rows);
+        let together = lock(&self.executor).steps_per_launch(program, id, rows);
         if matches!(together, Err(ExecError::Memory { .. })) {
             // Batches from the host need less.
             self.let_go();
@@ -67,9 +67,9 @@ impl Engine {
         let held = std::mem::take(&mut self.held).into_iter();
         let (gone, there): (Vec<Held>, Vec<Held>) = held.partition(|h| h.identity.gone());
         self.held = there;
-        gone.iter().for_each(|h| lock(&self.executor).release(h.id));
+        gone.iter().for_each(|h| lock(&self.executor).evict(h.id));
         let ones = vec![1.0; if table.weights.is_some() { 0 } else { table.rows() }];
-        let kept = lock(&self.executor).keep(&table.columns(&ones))?;
+        let kept = lock(&self.executor).upload(&table.columns(&ones))?;
         self.held.extend(kept.map(|id| Held { identity, id }));
         Ok(kept)
     }
@@ -77,7 +77,7 @@ impl Engine {
     /// Lets go of all samples that the devices keep; whether there were any.
     pub(super) fn let_go(&mut self) -> bool {
         let held = std::mem::take(&mut self.held);
-        held.iter().for_each(|h| lock(&self.executor).release(h.id));
+        held.iter().for_each(|h| lock(&self.executor).evict(h.id));
         !held.is_empty()
     }
 
@@ -139,10 +139,10 @@ impl Engine {
             let step = if training { self.steps + i as u64 } else { self.steps };
             let (rows, motions) = (&batches[i].rows[..], &batches[i].motions[..]);
             let (mirrored, scalars) = (&mirrored[i][..], &scalars[i][..]);
-            Turn { rows, motions, mirrored, seed: self.seed, step, scalars }
+            StepInput { rows, augments: motions, mirrored, seed: self.seed, step, scalars }
         };
-        let turns: Vec<Turn<'_>> = (0..batches.len()).map(turn).collect();
-        let started = lock(&self.executor).start_turns(program, kept.id, &turns);
+        let turns: Vec<StepInput<'_>> = (0..batches.len()).map(turn).collect();
+        let started = lock(&self.executor).start_steps(program, kept.id, &turns);
         started.map_err(|e| self.explain(e, kind, rows))?;
         Ok(StartedTurns { training, steps })
     }
@@ -154,7 +154,7 @@ impl Engine {
         tally: &mut super::Tally,
     ) -> Result<Vec<f64>> {
         let mut fetched = vec![];
-        lock(&self.executor).finish_turns(&mut fetched)?;
+        lock(&self.executor).finish_steps(&mut fetched)?;
         let mut losses = Vec::with_capacity(fetched.len());
         for (values, (rows, denominators)) in fetched.into_iter().zip(&started.steps) {
             self.fetched = values;

@@ -143,7 +143,7 @@ impl Engine {
                 Variable::of(weights[w], &slots[slot].name, of)
             }
             Kind::Gathered(w) => {
-                let of = |n: usize| match executor.gathered(weights[w].param) {
+                let of = |n: usize| match executor.accumulated(weights[w].param) {
                     // Batches count as one each, in a run of an earlier version by their rows.
                     Some(sum) if kept > 0.0 => sum.iter().map(|v| v * kept).collect(),
                     _ => vec![0.0; n],
@@ -212,7 +212,7 @@ impl Engine {
                 let values = tensor.f32().unwrap_or_default();
                 match kind {
                     Kind::Slot(slot, w) => executor.set_slot(*slot, params[*w], values)?,
-                    Kind::Gathered(w) => executor.set_gathered(params[*w], values)?,
+                    Kind::Gathered(w) => executor.set_accumulated(params[*w], values)?,
                     Kind::Scalar(_) => {}
                 }
             }

@@ -10,7 +10,7 @@ use crate::saving;
 use crate::strategy::DeviceKind;
 use crate::workers::lost;
 use phalanx_cpu::simd::Isa;
-use phalanx_graph::peers::gather;
+use phalanx_graph::process_group::all_gather;
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -30,20 +30,20 @@ impl Engine {
 
     /// Tells the other workers, along with the next step, whether this one was asked to end.
     pub(crate) fn raise(&mut self, asked: bool) {
-        lock(&self.executor).raise(if asked { END } else { 0 });
+        lock(&self.executor).set_flags(if asked { END } else { 0 });
     }
 
     /// Whether any worker was asked to end before the last step: all find the same. A worker alone knows
     /// by itself.
     pub(crate) fn agreed(&self, asked: bool) -> bool {
-        lock(&self.executor).raised().map_or(asked, |bits| bits & END != 0)
+        lock(&self.executor).flags().map_or(asked, |bits| bits & END != 0)
     }
 
     /// Bytes of the chief, on every worker.
     fn bytes_of_chief(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
         let Some(cluster) = &self.cluster else { return Ok(mine) };
         let mine = if self.is_chief() { mine } else { vec![] };
-        let mut all = gather(&*cluster.peers, &mine).map_err(lost)?;
+        let mut all = all_gather(&*cluster.peers, &mine).map_err(lost)?;
         Ok(all.swap_remove(0))
     }
 
@@ -133,7 +133,7 @@ impl Engine {
     pub(crate) fn check_workers(&self, facts: &[(String, String)]) -> Result<()> {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         let mine = serde_json::to_vec(facts).map_err(|e| Error::config("workers", e))?;
-        let all = gather(&*cluster.peers, &mine).map_err(lost)?;
+        let all = all_gather(&*cluster.peers, &mine).map_err(lost)?;
         let read = |bytes: &Vec<u8>| -> Vec<(String, String)> {
             serde_json::from_slice(bytes).unwrap_or_default()
         };

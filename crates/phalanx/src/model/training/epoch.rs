@@ -1,7 +1,7 @@
 //! An epoch: batch by batch, or on samples that the devices keep.
 
 use super::{OnNan, Training};
-use crate::data::{Dataset, Epoch, HostBatch, Share};
+use crate::data::{Dataset, Epoch, HostBatch, LocalShard};
 use crate::error::{Error, Result};
 use crate::model::Logs;
 use crate::model::engine::{Engine, Gather, Kept, Origin, StepKind};
@@ -19,7 +19,7 @@ pub(super) struct Feeder<'a> {
     data: &'a dyn Dataset,
     seed: u64,
     /// A worker's rows of every batch, where there are several.
-    share: Option<Share>,
+    share: Option<LocalShard>,
     epoch: Box<dyn Epoch + 'a>,
 }
 

@@ -2,7 +2,7 @@
 
 use super::errors::check;
 use super::{classifier, clouds, compiled, tensor};
-use phalanx::data::{Epoch, HostBatch, Share};
+use phalanx::data::{Epoch, HostBatch, LocalShard};
 use phalanx::prelude::*;
 use std::sync::Arc;
 
@@ -193,7 +193,13 @@ impl Dataset for Given {
         3
     }
 
-    fn epoch_of(&self, _: u64, _: u64, _: usize, _: Option<&Share>) -> Result<Box<dyn Epoch + '_>> {
+    fn epoch_of(
+        &self,
+        _: u64,
+        _: u64,
+        _: usize,
+        _: Option<&LocalShard>,
+    ) -> Result<Box<dyn Epoch + '_>> {
         Ok(Box::new(Once(self.0.as_ref())))
     }
 }

@@ -1,7 +1,7 @@
 //! The arguments of `fit`, its callbacks and its history.
 
 use super::{clouds, compiled, difference, one_thread, one_weight, tensor};
-use phalanx::data::{Epoch, Share};
+use phalanx::data::{Epoch, LocalShard};
 use phalanx::model::OnNan;
 use phalanx::prelude::*;
 use std::collections::BTreeMap;
@@ -221,7 +221,7 @@ impl Dataset for Counted {
         seed: u64,
         epoch: u64,
         start: usize,
-        share: Option<&Share>,
+        share: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>> {
         self.1.fetch_add(1, Ordering::Relaxed);
         self.0.epoch_of(seed, epoch, start, share)

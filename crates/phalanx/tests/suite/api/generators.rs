@@ -2,7 +2,7 @@
 
 use super::{clouds, compiled, difference, tensor};
 use phalanx::callbacks::BackupAndRestore;
-use phalanx::data::{Cardinality, Element, Epoch, HostBatch, Share};
+use phalanx::data::{Cardinality, Element, Epoch, HostBatch, LocalShard};
 use phalanx::model::Interrupt;
 use phalanx::prelude::*;
 use std::sync::Arc;
@@ -168,7 +168,7 @@ impl Dataset for Own {
         _: u64,
         _: u64,
         start: usize,
-        _: Option<&Share>,
+        _: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>> {
         Ok(Box::new(OwnEpoch(start)))
     }

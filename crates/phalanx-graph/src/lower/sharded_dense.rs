@@ -6,24 +6,24 @@
 //! the input's derivative that belong to its slice. So activations travel between workers, which are
 //! small, and weights do not.
 
-use super::Users;
+use super::UseLists;
 use crate::graph::{NodeId, ParamId};
 use crate::ops::Op;
 use crate::program::Options;
 use crate::step::Step;
 
 /// Floats that must be spared by sharing a product, for the two barriers it costs.
-const WORTH: usize = 4096;
+const MIN_SAVED_FLOATS: usize = 4096;
 
 /// What is computed in slices.
-pub(crate) struct Slices {
+pub(crate) struct ShardedDense {
     /// Kernels and their gradients.
     pub gradients: Vec<(ParamId, NodeId)>,
     /// Which nodes are products with such a kernel that the workers share.
     pub products: Vec<bool>,
 }
 
-impl Slices {
+impl ShardedDense {
     pub fn is_gradient(&self, id: NodeId) -> bool {
         self.gradients.iter().any(|(_, n)| *n == id)
     }
@@ -44,12 +44,12 @@ impl Slices {
 }
 
 /// Finds the kernels, and the products with them among the nodes of the body.
-pub(super) fn slices(
+pub(super) fn find_sharded_dense(
     step: &Step,
-    users: &Users,
+    users: &UseLists,
     body: impl Fn(NodeId) -> bool,
     options: Options,
-) -> Slices {
+) -> ShardedDense {
     let g = &step.graph;
     let gradients = gradients(step, users, options);
     let mut products = vec![false; g.nodes().len()];
@@ -58,14 +58,15 @@ pub(super) fn slices(
         let (Op::Dot(_) | Op::DotGradInput) = node.op else { continue };
         let Op::Param { id: kernel } = g.node(node.inputs[1]).op else { continue };
         let gradient = gradients.iter().find(|(p, _)| *p == kernel);
-        products[id.index()] = gradient.is_some_and(|(_, n)| spared(step, *n, options) >= WORTH);
+        products[id.index()] =
+            gradient.is_some_and(|(_, n)| saved_floats(step, *n, options) >= MIN_SAVED_FLOATS);
     }
-    Slices { gradients, products }
+    ShardedDense { gradients, products }
 }
 
 /// Gradients of dense kernels that are cheaper to compute in slices than to add up as whole partial
 /// sums.
-fn gradients(step: &Step, users: &Users, options: Options) -> Vec<(ParamId, NodeId)> {
+fn gradients(step: &Step, users: &UseLists, options: Options) -> Vec<(ParamId, NodeId)> {
     // A slice sums over a device's rows, which depend on the number of devices.
     if options.mesh.workers < 2 || options.mesh.fixed {
         return vec![];
@@ -75,14 +76,14 @@ fn gradients(step: &Step, users: &Users, options: Options) -> Vec<(ParamId, Node
         step.graph.node(*id).op == Op::DotGradKernel
             && users.roots[id.index()] == 1
             && users.nodes[id.index()].is_empty()
-            && spared(step, *id, options) > 0
+            && saved_floats(step, *id, options) > 0
     })
     .collect()
 }
 
 /// Floats of a kernel that need not travel, less those of its layer's input and output that must: of these a
 /// worker has its share already, and needs its columns only.
-fn spared(step: &Step, gradient: NodeId, options: Options) -> usize {
+fn saved_floats(step: &Step, gradient: NodeId, options: Options) -> usize {
     let g = &step.graph;
     let node = g.node(gradient);
     let (k, n) = (node.ty.dims[0], node.ty.dims[1]);

@@ -1,6 +1,6 @@
 //! Who lives in whose buffer.
 
-use super::Users;
+use super::UseLists;
 use crate::graph::{Graph, NodeId};
 use crate::ops::{Access, Op};
 use crate::step::Step;
@@ -66,7 +66,7 @@ fn reader_strided(g: &Graph, (reader, operand): (NodeId, usize)) -> bool {
 
 /// Decides which nodes live inside another's buffer: reshapes, channel slices, and the operands of
 /// a concatenation, whose producers then write straight into their part of it.
-pub(super) fn views(step: &Step, live: &[bool], users: &Users) -> Vec<View> {
+pub(super) fn views(step: &Step, live: &[bool], users: &UseLists) -> Vec<View> {
     let g = &step.graph;
     let strided_ok = |id: NodeId| {
         users.roots[id.index()] == 0

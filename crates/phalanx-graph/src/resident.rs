@@ -11,7 +11,7 @@ pub struct TableId(pub usize);
 
 /// The numbers of a column, row by row.
 #[derive(Clone, Copy, Debug)]
-pub enum Cells<'a> {
+pub enum ColumnData<'a> {
     /// 32-bit floats.
     F32(&'a [f32]),
     /// 32-bit integers.
@@ -27,13 +27,13 @@ pub enum Cells<'a> {
     },
 }
 
-impl Cells<'_> {
+impl ColumnData<'_> {
     /// Number of elements.
     pub fn len(&self) -> usize {
         match self {
-            Cells::F32(v) => v.len(),
-            Cells::I32(v) => v.len(),
-            Cells::Bytes { bytes, .. } => bytes.len(),
+            ColumnData::F32(v) => v.len(),
+            ColumnData::I32(v) => v.len(),
+            ColumnData::Bytes { bytes, .. } => bytes.len(),
         }
     }
 
@@ -45,9 +45,9 @@ impl Cells<'_> {
     /// Bytes that they take.
     pub fn bytes(&self) -> usize {
         match self {
-            Cells::F32(v) => size_of_val(*v),
-            Cells::I32(v) => size_of_val(*v),
-            Cells::Bytes { bytes, offset, .. } => bytes.len() + offset.map_or(0, size_of_val),
+            ColumnData::F32(v) => size_of_val(*v),
+            ColumnData::I32(v) => size_of_val(*v),
+            ColumnData::Bytes { bytes, offset, .. } => bytes.len() + offset.map_or(0, size_of_val),
         }
     }
 }
@@ -67,7 +67,7 @@ pub enum Fill {
 
 /// Images of one size, channels last, that a step may find moved.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Frame {
+pub struct ImageShape {
     /// Rows of pixels.
     pub height: usize,
     /// Pixels of a row.
@@ -82,11 +82,11 @@ pub struct Frame {
 #[derive(Clone, Copy, Debug)]
 pub struct Column<'a> {
     /// All rows.
-    pub cells: Cells<'a>,
+    pub data: ColumnData<'a>,
     /// Elements of a row.
-    pub row: usize,
+    pub row_len: usize,
     /// What a row is, where it may be moved.
-    pub frame: Option<Frame>,
+    pub image: Option<ImageShape>,
 }
 
 /// The rows of a table's columns.
@@ -97,21 +97,21 @@ pub fn check_columns(columns: &[Column<'_>]) -> Result<usize, ExecError> {
     let fail = |column: usize, expected: String, received: String| {
         Err(ExecError::Feed { name: format!("column {column}"), expected, received })
     };
-    let rows = columns.first().map_or(0, |c| c.cells.len() / c.row.max(1));
+    let rows = columns.first().map_or(0, |c| c.data.len() / c.row_len.max(1));
     for (i, c) in columns.iter().enumerate() {
-        if c.row == 0 || rows.checked_mul(c.row) != Some(c.cells.len()) {
-            let expected = format!("{rows} rows of {} elements", c.row.max(1));
-            return fail(i, expected, format!("{} elements", c.cells.len()));
+        if c.row_len == 0 || rows.checked_mul(c.row_len) != Some(c.data.len()) {
+            let expected = format!("{rows} rows of {} elements", c.row_len.max(1));
+            return fail(i, expected, format!("{} elements", c.data.len()));
         }
-        if let Cells::Bytes { offset: Some(offset), .. } = c.cells
-            && offset.len() != c.row
+        if let ColumnData::Bytes { offset: Some(offset), .. } = c.data
+            && offset.len() != c.row_len
         {
-            let expected = format!("an offset of {} elements", c.row);
+            let expected = format!("an offset of {} elements", c.row_len);
             return fail(i, expected, offset.len().to_string());
         }
-        let image = |f: Frame| count(&[f.height, f.width, f.channels]);
-        if let Some(frame) = c.frame.filter(|f| image(*f) != c.row) {
-            return fail(i, format!("images of {} elements", c.row), format!("{frame:?}"));
+        let image = |f: ImageShape| count(&[f.height, f.width, f.channels]);
+        if let Some(frame) = c.image.filter(|f| image(*f) != c.row_len) {
+            return fail(i, format!("images of {} elements", c.row_len), format!("{frame:?}"));
         }
     }
     Ok(rows)
@@ -119,7 +119,7 @@ pub fn check_columns(columns: &[Column<'_>]) -> Result<usize, ExecError> {
 
 /// How an image is read: each pixel where the map sends it, between four pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Motion {
+pub struct AffineAugment {
     /// From a new pixel's row and column (and 1) to the old one's row, and to its column.
     pub map: [[f64; 3]; 2],
     /// Whether columns are counted from the right before that.
@@ -128,9 +128,9 @@ pub struct Motion {
     pub flip_vertical: bool,
 }
 
-impl Motion {
+impl AffineAugment {
     /// Leaves an image as it is.
-    pub const NONE: Motion = Motion {
+    pub const NONE: AffineAugment = AffineAugment {
         map: [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]],
         flip_horizontal: false,
         flip_vertical: false,
@@ -139,11 +139,11 @@ impl Motion {
 
 /// A step on rows of a table. Feeds that are rows come from its columns, in their order.
 #[derive(Clone, Copy, Debug)]
-pub struct Turn<'a> {
+pub struct StepInput<'a> {
     /// The rows of the global batch.
     pub rows: &'a [u32],
     /// How the images of each are moved; none where they are not.
-    pub motions: &'a [Motion],
+    pub augments: &'a [AffineAugment],
     /// The feeds that are no rows: one number each.
     pub mirrored: &'a [f32],
     /// The run's seed.
@@ -157,7 +157,11 @@ pub struct Turn<'a> {
 impl Program {
     /// Fails where rows of a table, given by the type and length of each column, do not have the feeds
     /// this was compiled for.
-    pub fn check_turn(&self, columns: &[(DType, usize)], turn: &Turn<'_>) -> Result<(), ExecError> {
+    pub fn check_step_input(
+        &self,
+        columns: &[(DType, usize)],
+        turn: &StepInput<'_>,
+    ) -> Result<(), ExecError> {
         let fail = |name: &str, expected: String, received: String| {
             Err(ExecError::Feed { name: name.into(), expected, received })
         };
@@ -181,9 +185,9 @@ impl Program {
             let expected = format!("at most {} rows", self.options.max_batch);
             return fail(&self.name, expected, turn.rows.len().to_string());
         }
-        if !turn.motions.is_empty() && turn.motions.len() != turn.rows.len() {
+        if !turn.augments.is_empty() && turn.augments.len() != turn.rows.len() {
             let expected = format!("{} motions", turn.rows.len());
-            return fail(&self.name, expected, turn.motions.len().to_string());
+            return fail(&self.name, expected, turn.augments.len().to_string());
         }
         let scalars = self.update.as_ref().map_or(turn.scalars.len(), |u| u.rule.scalars);
         if scalars != turn.scalars.len() {
@@ -200,23 +204,23 @@ mod tests {
 
     #[test]
     fn columns_that_a_step_would_read_beyond_are_refused() {
-        let frame = Frame { height: 2, width: 1, channels: 3, fill: Fill::Wrap };
-        let images = Column { cells: Cells::F32(&[0.0; 12]), row: 6, frame: Some(frame) };
-        let labels = Column { cells: Cells::I32(&[0; 2]), row: 1, frame: None };
+        let frame = ImageShape { height: 2, width: 1, channels: 3, fill: Fill::Wrap };
+        let images = Column { data: ColumnData::F32(&[0.0; 12]), row_len: 6, image: Some(frame) };
+        let labels = Column { data: ColumnData::I32(&[0; 2]), row_len: 1, image: None };
         assert_eq!(check_columns(&[images, labels]), Ok(2));
-        let short = Column { cells: Cells::I32(&[0; 1]), ..labels };
-        let empty = Column { row: 0, ..labels };
-        let wide = Frame { width: 2, ..frame };
-        let larger = Column { frame: Some(wide), ..images };
-        let wraps = Frame { height: usize::MAX / 2 + 1, width: 2, ..frame };
-        let wrapped = Column { frame: Some(wraps), ..images };
-        let bytes = |offset| Cells::Bytes { bytes: &[0; 12], divisor: 1.0, offset };
-        let offset = Column { cells: bytes(Some(&[0.0; 5][..])), ..images };
+        let short = Column { data: ColumnData::I32(&[0; 1]), ..labels };
+        let empty = Column { row_len: 0, ..labels };
+        let wide = ImageShape { width: 2, ..frame };
+        let larger = Column { image: Some(wide), ..images };
+        let wraps = ImageShape { height: usize::MAX / 2 + 1, width: 2, ..frame };
+        let wrapped = Column { image: Some(wraps), ..images };
+        let bytes = |offset| ColumnData::Bytes { bytes: &[0; 12], divisor: 1.0, offset };
+        let offset = Column { data: bytes(Some(&[0.0; 5][..])), ..images };
         for columns in [[images, short], [images, empty], [larger, labels], [wrapped, labels]] {
             assert!(check_columns(&columns).is_err(), "{columns:?}");
         }
         assert!(check_columns(&[offset, labels]).is_err());
-        let offset = Column { cells: bytes(Some(&[0.0; 6][..])), ..images };
+        let offset = Column { data: bytes(Some(&[0.0; 6][..])), ..images };
         assert_eq!(check_columns(&[offset, labels]), Ok(2));
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 /// The other processes of a job. All of them make the same calls in the same order.
-pub trait Peers: Send + Sync {
+pub trait ProcessGroup: Send + Sync {
     /// This process' number, from 0: the chief's.
     fn rank(&self) -> usize;
 
@@ -29,7 +29,7 @@ pub trait Peers: Send + Sync {
     }
 
     /// Says which step is under way, for messages.
-    fn working_on(&self, _step: u64) {}
+    fn set_step(&self, _step: u64) {}
 
     /// Sends `outgoing[r]` to the process of rank `r` while `incoming[r]` is filled by it, and waits for
     /// both; sizes were agreed upon. This process' own entries are left alone.
@@ -39,15 +39,15 @@ pub trait Peers: Send + Sync {
     fn exchange(&self, outgoing: &[&[u8]], incoming: &mut [&mut [u8]]) -> Result<(), PeerError>;
 
     /// A process that is gone, where that shows without asking anyone.
-    fn gone(&self) -> Option<PeerError> {
+    fn lost_peer(&self) -> Option<PeerError> {
         None
     }
 
     /// Who does not answer, as far as that can be found out: asked by a process that waited for the others
     /// in vain in another way than [`exchange`](Peers::exchange), `message` says how. Nothing is exchanged
     /// any more after that.
-    fn missing(&self, message: String) -> PeerError {
-        self.gone().unwrap_or(PeerError { name: "another worker".into(), message })
+    fn diagnose(&self, message: String) -> PeerError {
+        self.lost_peer().unwrap_or(PeerError { name: "another worker".into(), message })
     }
 }
 
@@ -62,7 +62,7 @@ pub struct PeerError {
 }
 
 /// Everyone's bytes by rank, of any size; this process' own among them.
-pub fn gather(peers: &dyn Peers, mine: &[u8]) -> Result<Vec<Vec<u8>>, PeerError> {
+pub fn all_gather(peers: &dyn ProcessGroup, mine: &[u8]) -> Result<Vec<Vec<u8>>, PeerError> {
     let (size, rank) = (peers.size(), peers.rank());
     let length = (mine.len() as u64).to_le_bytes();
     let mut lengths = vec![[0u8; 8]; size];
@@ -86,13 +86,13 @@ pub fn digest(bits: impl Iterator<Item = u32>) -> u64 {
 ///
 /// # Errors
 /// The first parameter that differs, or a process that was lost.
-pub fn check_same(
-    peers: &dyn Peers,
+pub fn check_equal(
+    peers: &dyn ProcessGroup,
     params: &[ParamSpec],
     digests: impl Iterator<Item = u64>,
 ) -> Result<(), ExecError> {
     let mine: Vec<u8> = digests.flat_map(u64::to_le_bytes).collect();
-    let all = gather(peers, &mine).map_err(|peer| ExecError::Peer { step: 0, peer })?;
+    let all = all_gather(peers, &mine).map_err(|peer| ExecError::Peer { step: 0, peer })?;
     for (rank, other) in all.iter().enumerate() {
         let differs = |i: &usize| all[0].get(8 * i..8 * i + 8) != other.get(8 * i..8 * i + 8);
         if let Some(param) = (0..params.len()).find(differs) {
@@ -110,7 +110,7 @@ pub fn check_same(
 #[derive(Clone)]
 pub struct Cluster {
     /// The processes.
-    pub peers: Arc<dyn Peers>,
+    pub peers: Arc<dyn ProcessGroup>,
     /// Devices of each, by rank.
     pub devices: Vec<usize>,
 }
@@ -150,14 +150,14 @@ impl Cluster {
 
 /// Some of the devices of a mesh: a process' share of every batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct LocalShard {
     /// All devices.
     pub mesh: Mesh,
     /// Those of this process.
     pub devices: Range<usize>,
 }
 
-impl Share {
+impl LocalShard {
     /// The share's rows of a batch.
     pub fn rows(&self, rows: usize) -> Range<usize> {
         self.mesh.rows_of(rows, self.devices.clone())
