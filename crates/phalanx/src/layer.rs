@@ -85,44 +85,56 @@ pub struct Weight {
     pub values: Option<Vec<f32>>,
 }
 
-/// The devices of a compiled model, which models that share layers read each other's weights from.
+/// Storage of weights outside the layers: the devices of a compiled model.
+pub(crate) trait WeightStore: Send + Sync {
+    /// The values of a parameter.
+    fn read(&self, param: ParamId) -> Vec<f32>;
+}
+
+/// The executor of a compiled model. Models that share layers read each other's weights from it.
 pub(crate) type SharedExecutor = Arc<Mutex<Box<dyn Executor>>>;
 
-/// The compiled model that trains a layer, and the layer's weights there.
-struct Trainer {
-    executor: Weak<Mutex<Box<dyn Executor>>>,
+impl WeightStore for Mutex<Box<dyn Executor>> {
+    fn read(&self, param: ParamId) -> Vec<f32> {
+        lock(self).param(param)
+    }
+}
+
+/// Where the newest values of a layer's weights are.
+struct Owner {
+    store: Weak<dyn WeightStore>,
     params: Vec<ParamId>,
 }
 
-impl Trainer {
+impl Owner {
     fn is(&self, executor: &SharedExecutor) -> bool {
-        std::ptr::eq(self.executor.as_ptr(), Arc::as_ptr(executor))
+        std::ptr::addr_eq(self.store.as_ptr(), Arc::as_ptr(executor))
     }
 }
 
-impl Debug for Trainer {
+impl Debug for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Trainer").field("params", &self.params).finish_non_exhaustive()
+        f.debug_struct("Owner").field("params", &self.params).finish_non_exhaustive()
     }
 }
 
-/// Locks whatever a panic elsewhere left behind.
+/// Locks a mutex, also after a thread panicked while it held it.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// One layer of a model: config, name, whether it trains, and its weights.
 ///
-/// The weights are on the host, unless a compiled model has trained them since: then that model's
-/// devices hold the newest ones, and whoever else uses the layer fetches them from there.
+/// The weights are on the host, unless a compiled model has trained them since. Then that model's
+/// devices hold the newest values, and other users of the layer fetch them from there.
 #[derive(Debug)]
 pub struct LayerInstance {
     layer: Box<dyn Layer>,
     name: Option<String>,
     trainable: AtomicBool,
     weights: Mutex<Vec<Weight>>,
-    trainer: Mutex<Option<Trainer>>,
-    /// Counts the changes of the values on the host.
+    owner: Mutex<Option<Owner>>,
+    /// Number of changes of the values on the host.
     version: AtomicU64,
 }
 
@@ -153,23 +165,24 @@ impl LayerInstance {
         lock(&self.weights)
     }
 
-    /// Brings trained weights back to the host.
-    pub(crate) fn pull(&self) {
-        self.pull_unless(None);
+    /// Copies the newest values to the host.
+    pub(crate) fn sync_to_host(&self) {
+        self.sync_from_other(None);
     }
 
-    /// As [`LayerInstance::pull`], unless `own` trains them; then `None`, else the version of the
-    /// values on the host.
-    pub(crate) fn pull_unless(&self, own: Option<&SharedExecutor>) -> Option<u64> {
-        let trainer = lock(&self.trainer);
-        if let Some(trainer) = &*trainer {
-            if own.is_some_and(|own| trainer.is(own)) {
+    /// As [`sync_to_host`](Self::sync_to_host), unless `own` has the newest values: then `None`.
+    /// Otherwise the version of the values on the host.
+    pub(crate) fn sync_from_other(&self, own: Option<&SharedExecutor>) -> Option<u64> {
+        let owner = lock(&self.owner);
+        if let Some(owner) = &*owner {
+            if own.is_some_and(|own| owner.is(own)) {
                 return None;
             }
-            if let Some(executor) = trainer.executor.upgrade() {
-                let executor = lock(&executor);
-                for (weight, param) in self.weights().iter_mut().zip(&trainer.params) {
-                    weight.values = Some(executor.param(*param));
+            if let Some(store) = owner.store.upgrade() {
+                // Read first: a store is never locked while the weights are.
+                let values: Vec<Vec<f32>> = owner.params.iter().map(|p| store.read(*p)).collect();
+                for (weight, values) in self.weights().iter_mut().zip(values) {
+                    weight.values = Some(values);
                 }
                 self.version.fetch_add(1, Ordering::Relaxed);
             }
@@ -177,30 +190,30 @@ impl LayerInstance {
         Some(self.version.load(Ordering::Relaxed))
     }
 
-    /// Brings the weights that `executor` trains back to the host for good: it is about to go.
+    /// Copies the values to the host before `executor`, which has the newest ones, goes away.
     pub(crate) fn release(&self, executor: &SharedExecutor) {
-        if lock(&self.trainer).as_ref().is_some_and(|trainer| trainer.is(executor)) {
-            self.pull();
-            *lock(&self.trainer) = None;
+        if lock(&self.owner).as_ref().is_some_and(|owner| owner.is(executor)) {
+            self.sync_to_host();
+            *lock(&self.owner) = None;
         }
     }
 
-    /// From now on `executor` holds the newest weights, as these parameters.
-    pub(crate) fn trained_by(&self, executor: &SharedExecutor, params: &[ParamId]) {
-        let mut trainer = lock(&self.trainer);
-        if !trainer.as_ref().is_some_and(|trainer| trainer.is(executor)) {
-            let executor = Arc::downgrade(executor);
-            *trainer = Some(Trainer { executor, params: params.to_vec() });
+    /// From now on `executor` has the newest values, as these parameters.
+    pub(crate) fn set_owner(&self, executor: &SharedExecutor, params: &[ParamId]) {
+        let mut owner = lock(&self.owner);
+        if !owner.as_ref().is_some_and(|owner| owner.is(executor)) {
+            let store: Weak<Mutex<Box<dyn Executor>>> = Arc::downgrade(executor);
+            *owner = Some(Owner { store, params: params.to_vec() });
         }
     }
 
-    /// Replaces the values of all weights, whoever trained them before.
+    /// Replaces the values of all weights.
     pub(crate) fn set_values(&self, values: impl Iterator<Item = Vec<f32>>) {
-        let mut trainer = lock(&self.trainer);
+        let mut owner = lock(&self.owner);
         for (weight, values) in self.weights().iter_mut().zip(values) {
             weight.values = Some(values);
         }
-        *trainer = None;
+        *owner = None;
         self.version.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -218,7 +231,7 @@ impl LayerHandle {
             name,
             trainable,
             weights: Mutex::default(),
-            trainer: Mutex::default(),
+            owner: Mutex::default(),
             version: AtomicU64::new(0),
         }))
     }

@@ -1,7 +1,7 @@
 //! `compile`: the words of the call.
 
 use super::Model;
-use super::engine::Engine;
+use super::session::Session;
 use crate::error::{Error, Result};
 use crate::losses::{self, Loss};
 use crate::metrics::Metric;
@@ -355,9 +355,9 @@ impl Model {
         self.check_weights(1 + devices.filter(|d| d.kind == DeviceKind::Cpu).count())?;
         self.initialize(resolved.seed)?;
         // The devices' memory is given back before it is asked for anew.
-        *self.engine_slot() = None;
-        let engine = Engine::new(self, resolved)?;
-        *self.engine_slot() = Some(engine);
+        *self.session_slot() = None;
+        let session = Session::new(self, resolved)?;
+        *self.session_slot() = Some(session);
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! `evaluate` and `predict`: passes over data that change no weight.
 
-use super::engine::{Engine, Kept, Origin, StepKind, Tally};
+use super::session::{BatchOrigin, ResidentTable, Session, StepKind, Tally};
 use super::source::{DATA, IntoDataset};
 use super::training::Interrupt;
 use super::turns::Group;
@@ -67,12 +67,12 @@ impl Model {
 
     /// As [`Model::evaluate`], with arguments.
     pub fn evaluate_with(&mut self, data: impl IntoDataset, arguments: Inference) -> Result<Logs> {
-        let engine = self.engine("evaluate")?;
-        let mut progress = Progress::stdout(engine.verbose(arguments.verbose)?);
+        let session = self.session("evaluate")?;
+        let mut progress = Progress::stdout(session.workers.verbose(arguments.verbose)?);
         let source = data.into_source()?.in_order();
-        let data = source.prepare(engine, arguments.batch_size, true, DATA)?.dataset();
-        engine.check_pass(&*data)?;
-        let logs = evaluate(engine, (&*data, DATA), Some(&mut progress), &Interrupt::new())?;
+        let data = source.prepare(session, arguments.batch_size, true, DATA)?.dataset();
+        session.check_pass(&*data)?;
+        let logs = evaluate(session, (&*data, DATA), Some(&mut progress), &Interrupt::new())?;
         Ok(logs.unwrap_or_default())
     }
 
@@ -84,9 +84,9 @@ impl Model {
     pub fn predict_on(&mut self, strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<()> {
         self.initialize(0)?;
         // The devices' memory is given back before it is asked for anew.
-        *self.engine_slot() = None;
-        let engine = Engine::inference(self, strategy.into())?;
-        *self.engine_slot() = Some(engine);
+        *self.session_slot() = None;
+        let session = Session::inference(self, strategy.into())?;
+        *self.session_slot() = Some(session);
         Ok(())
     }
 
@@ -130,12 +130,12 @@ impl Model {
         arguments: Inference,
     ) -> Result<Vec<Tensor>> {
         let source = data.into_source()?.in_order();
-        let (mut progress, data, share) = self.ask_any_engine(|engine| {
-            engine.refresh()?;
-            let progress = Progress::stdout(engine.verbose(arguments.verbose)?);
-            let data = source.prepare(engine, arguments.batch_size, false, DATA)?.dataset();
-            engine.check_pass(&*data)?;
-            Ok((progress, data, engine.worker_share()))
+        let (mut progress, data, share) = self.with_any_session(|session| {
+            session.weights.sync_to_devices()?;
+            let progress = Progress::stdout(session.workers.verbose(arguments.verbose)?);
+            let data = source.prepare(session, arguments.batch_size, false, DATA)?.dataset();
+            session.check_pass(&*data)?;
+            Ok((progress, data, session.worker_shard()))
         })?;
         let dims = self.output_shapes();
         let mut outputs: Vec<Vec<f32>> = vec![vec![]; dims.len()];
@@ -147,9 +147,9 @@ impl Model {
         while epoch.next(&mut batch)? {
             rows += batch.rows;
             done += 1;
-            self.ask_any_engine(|engine| {
-                engine.origin = Origin::Data(DATA, done);
-                for (out, part) in outputs.iter_mut().zip(engine.predict(&batch)?) {
+            self.with_any_session(|session| {
+                session.checks.origin = BatchOrigin::Data(DATA, done);
+                for (out, part) in outputs.iter_mut().zip(session.predict(&batch)?) {
                     if !memory::extend(out, part) {
                         let received = format!("{rows} rows and more");
                         let expected = "data whose outputs fit into memory";
@@ -162,8 +162,8 @@ impl Model {
         }
         progress.end_predict();
         let is_nan = || outputs.iter().flatten().any(|v| v.is_nan());
-        self.ask_any_engine(|engine| {
-            warn_of_nan(engine, DATA, is_nan);
+        self.with_any_session(|session| {
+            warn_of_nan(session, DATA, is_nan);
             Ok(())
         })?;
         let tensor = |(dims, values): (Vec<usize>, Vec<f32>)| {
@@ -175,25 +175,25 @@ impl Model {
     }
 
     /// Asks the compiled model, or one that can only predict; whoever else asks waits.
-    pub(super) fn ask_any_engine<T>(
+    pub(super) fn with_any_session<T>(
         &self,
-        ask: impl FnOnce(&mut Engine) -> Result<T>,
+        ask: impl FnOnce(&mut Session) -> Result<T>,
     ) -> Result<T> {
-        let mut engine = lock(&self.engine);
-        let engine = match &mut *engine {
-            Some(engine) => engine,
+        let mut session = lock(&self.session);
+        let session = match &mut *session {
+            Some(session) => session,
             none => {
                 self.initialize(0)?;
-                none.insert(Engine::inference(self, MirroredStrategy::new().into())?)
+                none.insert(Session::inference(self, MirroredStrategy::new().into())?)
             }
         };
-        ask(engine)
+        ask(session)
     }
 }
 
 /// Where results are NaN, says which layers may have given it.
-fn warn_of_nan(engine: &Engine, name: &str, found: impl FnOnce() -> bool) {
-    let lookups = engine.unchecked_lookups();
+fn warn_of_nan(session: &Session, name: &str, found: impl FnOnce() -> bool) {
+    let lookups = session.checks.unchecked_lookups();
     if !lookups.is_empty() && found() {
         warning!("results on the {name} are NaN: {}", lookups.join(", "));
     }
@@ -201,7 +201,7 @@ fn warn_of_nan(engine: &Engine, name: &str, found: impl FnOnce() -> bool) {
 
 /// One pass of the test program over a dataset, which has a name; nothing comes of it when interrupted.
 pub(super) fn evaluate(
-    engine: &mut Engine,
+    session: &mut Session,
     (data, name): (&dyn Dataset, &'static str),
     mut progress: Option<&mut Progress>,
     interrupt: &Interrupt,
@@ -209,19 +209,19 @@ pub(super) fn evaluate(
     if let Some(progress) = &mut progress {
         progress.begin_evaluate(data.batches());
     }
-    let kept = engine.keep(StepKind::Test, data)?;
+    let kept = session.make_resident(StepKind::Test, data)?;
     let mut done = 0;
-    let each = &mut |steps: usize, engine: &Engine, tally: &Tally| {
+    let each = &mut |steps: usize, session: &Session, tally: &Tally| {
         done += steps;
         if let Some(progress) = &mut progress {
-            progress.step(done, &engine.logs(tally));
+            progress.step(done, &session.objective.logs(tally));
         }
-        !engine.agreed(interrupt.raised())
+        !session.any_worker_stopping(interrupt.raised())
     };
-    let mut tally = engine.tally();
+    let mut tally = session.objective.tally();
     let whole = match kept.zip(data.in_memory()) {
-        Some((kept, data)) => over_table(engine, data, &kept, &mut tally, each)?,
-        None => over_batches(engine, (data, name), &mut tally, interrupt, each)?,
+        Some((kept, data)) => over_table(session, data, &kept, &mut tally, each)?,
+        None => over_batches(session, (data, name), &mut tally, interrupt, each)?,
     };
     if !whole {
         return Ok(None);
@@ -229,8 +229,8 @@ pub(super) fn evaluate(
     if tally.is_empty() {
         return Err(Error::argument("evaluate", "data", "at least one sample", "none"));
     }
-    let logs = engine.logs(&tally);
-    warn_of_nan(engine, name, || logs.get("loss").is_some_and(f64::is_nan));
+    let logs = session.objective.logs(&tally);
+    warn_of_nan(session, name, || logs.get("loss").is_some_and(f64::is_nan));
     if let Some(progress) = progress {
         progress.end_evaluate(&logs);
     }
@@ -238,24 +238,24 @@ pub(super) fn evaluate(
 }
 
 /// Called behind steps with their number; whether to go on.
-type Each<'a> = dyn FnMut(usize, &Engine, &Tally) -> bool + 'a;
+type Each<'a> = dyn FnMut(usize, &Session, &Tally) -> bool + 'a;
 
 /// The pass over samples that the devices keep; whether it came to its end.
 fn over_table(
-    engine: &mut Engine,
+    session: &mut Session,
     data: &dyn InMemory,
-    kept: &Kept,
+    kept: &ResidentTable,
     tally: &mut Tally,
     each: &mut Each<'_>,
 ) -> Result<bool> {
-    let mut picks = data.picks(engine.seed, 0, 0)?;
+    let mut picks = data.picks(session.state.seed, 0, 0)?;
     let (mut now, mut next) = (Group::default(), Group::default());
-    now.fill(&mut next, &mut *picks, kept.together)?;
+    now.fill(&mut next, &mut *picks, kept.steps_per_launch)?;
     while !now.batches().is_empty() {
-        let started = engine.start_turns(StepKind::Test, kept, now.batches())?;
-        next.fill(&mut now, &mut *picks, kept.together)?;
-        engine.finish_turns(started, tally)?;
-        if !each(now.batches().len(), engine, tally) {
+        let started = session.start_steps(StepKind::Test, kept, now.batches())?;
+        next.fill(&mut now, &mut *picks, kept.steps_per_launch)?;
+        session.finish_steps(started, tally)?;
+        if !each(now.batches().len(), session, tally) {
             return Ok(false);
         }
         std::mem::swap(&mut now, &mut next);
@@ -265,31 +265,31 @@ fn over_table(
 
 /// The pass over batches of the host; whether it came to its end.
 fn over_batches(
-    engine: &mut Engine,
+    session: &mut Session,
     (data, name): (&dyn Dataset, &'static str),
     tally: &mut Tally,
     interrupt: &Interrupt,
     each: &mut Each<'_>,
 ) -> Result<bool> {
     let mut batch = HostBatch::default();
-    let mut epoch = data.epoch_of(engine.seed, 0, 0, engine.worker_share().as_ref())?;
+    let mut epoch = data.epoch_of(session.state.seed, 0, 0, session.worker_shard().as_ref())?;
     let (mut ahead, mut staged) = (HostBatch::default(), false);
     let mut more = epoch.next(&mut batch)?;
     let mut taken = 1;
     while more {
-        engine.raise(interrupt.raised());
-        engine.origin = Origin::Data(name, taken);
-        let started = engine.start(StepKind::Test, &batch, 0.0, None, staged)?;
+        session.set_stop_flag(interrupt.raised());
+        session.checks.origin = BatchOrigin::Data(name, taken);
+        let started = session.start(StepKind::Test, &batch, None, staged)?;
         more = epoch.next(&mut ahead)?;
         taken += 1;
         if more {
-            engine.origin = Origin::Data(name, taken);
-            engine.stage(StepKind::Test, &ahead)?;
+            session.checks.origin = BatchOrigin::Data(name, taken);
+            session.stage(StepKind::Test, &ahead)?;
         }
-        engine.finish(started, tally)?;
+        session.finish(started, tally)?;
         std::mem::swap(&mut batch, &mut ahead);
         staged = true;
-        if !each(1, engine, tally) {
+        if !each(1, session, tally) {
             return Ok(false);
         }
     }

@@ -1,6 +1,6 @@
 //! `fit` and its arguments.
 
-use super::engine::{Engine, Origin, StepKind};
+use super::session::{BatchOrigin, Session, StepKind};
 use super::source::{IntoDataset, Source, TRAINING, VALIDATION, one_batch};
 use super::training::{Interrupt, OnNan, Training};
 use super::{Logs, Model};
@@ -14,6 +14,7 @@ use phalanx_graph::exec::StepTimes;
 use phalanx_graph::profile::Profile;
 use phalanx_graph::program::Program;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The arguments of `fit`.
 ///
@@ -182,34 +183,35 @@ impl Fit {
 
 impl Model {
     /// The compiled model, with the newest weights.
-    pub(super) fn engine(&mut self, call: &'static str) -> Result<&mut Engine> {
+    pub(super) fn session(&mut self, call: &'static str) -> Result<&mut Session> {
         let def = self.def.clone();
-        ready(self.engine_slot(), &def.name, call)
+        ready(self.session_slot(), &def.name, call)
     }
 
     /// Asks the compiled model, with the newest weights; whoever else asks waits.
-    fn ask_engine<T>(
+    fn with_session<T>(
         &self,
         call: &'static str,
-        ask: impl FnOnce(&mut Engine) -> Result<T>,
+        ask: impl FnOnce(&mut Session) -> Result<T>,
     ) -> Result<T> {
-        ask(ready(&mut lock(&self.engine), self.name(), call)?)
+        ask(ready(&mut lock(&self.session), self.name(), call)?)
     }
 
     /// The learning rate of the next step.
     pub fn learning_rate(&self) -> Result<f64> {
-        self.ask_engine("learning_rate", |engine| Ok(engine.learning_rate()))
+        self.with_session("learning_rate", |session| Ok(session.learning_rate()))
     }
 
     /// What the loss is multiplied by before it is differentiated, where the optimizer is a
     /// [`LossScaleOptimizer`](crate::optimizers::LossScaleOptimizer): Keras' `dynamic_scale`.
     pub fn loss_scale(&self) -> Result<Option<f64>> {
-        self.ask_engine("loss_scale", |engine| Ok(engine.loss_scale().map(f64::from)))
+        self.with_session("loss_scale", |session| Ok(session.state.loss_scale.map(f64::from)))
     }
 
     /// Trains on with another learning rate, in the place of the optimizer's own or its schedule.
     pub fn set_learning_rate(&mut self, rate: f64) -> Result<()> {
-        self.engine("set_learning_rate")?.set_learning_rate(rate)
+        let session = self.session("set_learning_rate")?;
+        session.state.set_learning_rate(&session.def.name, rate)
     }
 
     /// Trains the model; returns losses and metrics of every epoch.
@@ -219,7 +221,7 @@ impl Model {
     /// more (with its step), or what a callback reports.
     pub fn fit(&mut self, data: impl IntoDataset, mut fit: Fit) -> Result<History> {
         fit.check()?;
-        let engine = self.engine("fit")?;
+        let session = self.session("fit")?;
         let mut source = data.into_source()?;
         let mut validation = fit.validation.take().transpose()?;
         if let Source::Arrays(arrays) = source {
@@ -248,27 +250,26 @@ impl Model {
                 return Err(Error::argument("fit", *argument, "arrays", received));
             }
         }
-        let data = source.prepare(engine, fit.batch_size, true, TRAINING)?.dataset();
+        let data = source.prepare(session, fit.batch_size, true, TRAINING)?.dataset();
         let validation = match validation {
             Some(v) => {
-                Some(v.in_order().prepare(engine, fit.batch_size, true, VALIDATION)?.dataset())
+                Some(v.in_order().prepare(session, fit.batch_size, true, VALIDATION)?.dataset())
             }
             None => None,
         };
-        Training::new(engine, &*data, validation.as_deref(), fit)?.run()
+        Training::new(session, &*data, validation.as_deref(), fit)?.run()
     }
 
     /// One update on one batch; returns loss and metrics of that batch.
     pub fn train_on_batch(&mut self, x: &Tensor, y: &Tensor) -> Result<Logs> {
-        let engine = self.engine("train_on_batch")?;
-        engine.origin = Origin::Batch;
-        let batch = one_batch(engine, x, y)?;
-        let mut tally = engine.tally();
-        let rate = engine.learning_rate();
-        let gather = engine.own_gather();
-        engine.claim();
-        engine.run(StepKind::Train, &batch, rate, gather, &mut tally)?;
-        Ok(engine.logs(&tally))
+        let session = self.session("train_on_batch")?;
+        session.checks.origin = BatchOrigin::Batch;
+        let batch = one_batch(session, x, y)?;
+        let mut tally = session.objective.tally();
+        let accumulation = session.optimizer_accumulation();
+        session.weights.take_ownership();
+        session.run(StepKind::Train, &batch, accumulation, &mut tally)?;
+        Ok(session.objective.logs(&tally))
     }
 
     /// Several updates on one and the same batch, all samples there are, to measure them; `each` is
@@ -279,50 +280,49 @@ impl Model {
         steps: usize,
         mut each: impl FnMut(usize),
     ) -> Result<Logs> {
-        let engine = self.engine("train_repeatedly")?;
+        let session = self.session("train_repeatedly")?;
         let rows = data.len().unwrap_or_default();
         let source = data.into_source()?.in_order();
-        let data = source.prepare(engine, Some(rows), true, TRAINING)?.dataset();
-        let mut tally = engine.tally();
-        engine.claim();
-        if let Some(kept) = engine.keep(StepKind::Train, &*data)? {
+        let data = source.prepare(session, Some(rows), true, TRAINING)?.dataset();
+        let mut tally = session.objective.tally();
+        session.weights.take_ownership();
+        if let Some(kept) = session.make_resident(StepKind::Train, &*data)? {
             let batch = Picked { rows: (0..rows as u32).collect(), motions: vec![] };
-            let batches = vec![batch; kept.together];
+            let batches = vec![batch; kept.steps_per_launch];
             let mut left = steps;
             while left > 0 {
-                let turns = left.min(engine.together(&kept));
-                let started = engine.start_turns(StepKind::Train, &kept, &batches[..turns])?;
-                tally = engine.tally();
-                engine.finish_turns(started, &mut tally)?;
+                let turns = left.min(session.steps_per_launch(&kept));
+                let started = session.start_steps(StepKind::Train, &kept, &batches[..turns])?;
+                tally = session.objective.tally();
+                session.finish_steps(started, &mut tally)?;
                 each(turns);
                 left -= turns;
             }
-            return Ok(engine.logs(&tally));
+            return Ok(session.objective.logs(&tally));
         }
         let mut batch = HostBatch::default();
         data.epoch(0, 0, 0)?.next(&mut batch)?;
-        engine.origin = Origin::Batch;
+        session.checks.origin = BatchOrigin::Batch;
         for step in 0..steps {
-            tally = engine.tally();
-            let rate = engine.learning_rate();
-            let gather = engine.own_gather();
-            let started = engine.start(StepKind::Train, &batch, rate, gather, step > 0)?;
+            tally = session.objective.tally();
+            let accumulation = session.optimizer_accumulation();
+            let started = session.start(StepKind::Train, &batch, accumulation, step > 0)?;
             if step + 1 < steps {
-                engine.stage(StepKind::Train, &batch)?;
+                session.stage(StepKind::Train, &batch)?;
             }
-            engine.finish(started, &mut tally)?;
+            session.finish(started, &mut tally)?;
             each(1);
         }
-        Ok(engine.logs(&tally))
+        Ok(session.objective.logs(&tally))
     }
 
     /// The gradient of the loss on one batch by every weight trained, with the weights' names;
     /// changes nothing.
     pub fn gradients(&self, x: &Tensor, y: &Tensor) -> Result<Vec<(String, Tensor)>> {
-        self.ask_engine("gradients", |engine| {
-            engine.origin = Origin::Batch;
-            let batch = one_batch(engine, x, y)?;
-            engine.gradients(&batch)
+        self.with_session("gradients", |session| {
+            session.checks.origin = BatchOrigin::Batch;
+            let batch = one_batch(session, x, y)?;
+            session.gradients(&batch)
         })
     }
 
@@ -331,23 +331,25 @@ impl Model {
         if batch_size == 0 {
             return Err(Error::argument("program", "batch_size", "1 or more", batch_size));
         }
-        self.ask_planner("program", kind, |engine| engine.program(kind, batch_size))
+        let program =
+            self.with_planner("program", kind, |session| session.program(kind, batch_size))?;
+        Ok(Arc::unwrap_or_clone(program))
     }
 
     /// Checks that all replicas hold the same weights, bit for bit.
     pub fn check_mirrored(&self) -> Result<()> {
-        self.ask_engine("check_mirrored", |engine| engine.check_mirrored())
+        self.with_session("check_mirrored", |session| session.check_consistency())
     }
 
     /// Where the time of all steps since `compile` went.
     pub fn times(&self) -> Result<StepTimes> {
-        self.ask_any_engine(|engine| Ok(engine.times()))
+        self.with_any_session(|session| Ok(session.times()))
     }
 
     /// Starts or stops measuring every instruction; [`Model::profile`] tells what was found.
     pub fn set_profiling(&mut self, on: bool) -> Result<()> {
-        self.ask_any_engine(|engine| {
-            engine.set_profiling(on);
+        self.with_any_session(|session| {
+            session.set_profiling(on);
             Ok(())
         })
     }
@@ -355,23 +357,23 @@ impl Model {
     /// Time, arithmetic and bytes of every instruction of a step, as measured since
     /// [`Model::set_profiling`]; `None` where no such step was run.
     pub fn profile(&self, kind: StepKind) -> Result<Option<Profile>> {
-        self.ask_any_engine(|engine| Ok(engine.profile(kind)))
+        self.with_any_session(|session| Ok(session.profile(kind)))
     }
 
     /// The devices the model runs on.
     pub fn devices(&self) -> Result<Vec<String>> {
-        self.ask_any_engine(|engine| Ok(engine.devices()))
+        self.with_any_session(|session| Ok(session.placement.names.clone()))
     }
 }
 
 /// The compiled model, with the newest weights.
 fn ready<'a>(
-    engine: &'a mut Option<Engine>,
+    session: &'a mut Option<Session>,
     model: &str,
     call: &'static str,
-) -> Result<&'a mut Engine> {
-    let engine = engine.as_mut().filter(|e| e.compiled());
-    let engine = engine.ok_or_else(|| Error::NotCompiled { model: model.into(), call })?;
-    engine.refresh()?;
-    Ok(engine)
+) -> Result<&'a mut Session> {
+    let session = session.as_mut().filter(|session| session.objective.is_compiled());
+    let session = session.ok_or_else(|| Error::NotCompiled { model: model.into(), call })?;
+    session.weights.sync_to_devices()?;
+    Ok(session)
 }

@@ -1,6 +1,6 @@
 //! What a step takes of a device's memory, and the largest batch that fits: known without running it.
 
-use super::engine::{Engine, StepKind};
+use super::session::{Session, StepKind};
 use super::{Model, thousands};
 use crate::error::{Error, Result};
 use crate::layer::lock;
@@ -103,8 +103,8 @@ impl Model {
             return Err(Error::argument("memory_plan", "batch_size", "1 or more", batch_size));
         }
         let mesh = devices.mesh()?;
-        self.ask_planner("memory_plan", kind, |engine| {
-            engine.memory_plan(kind, batch_size, devices.kind, mesh)
+        self.with_planner("memory_plan", kind, |session| {
+            session.memory_plan(kind, batch_size, devices.kind, mesh)
         })
     }
 
@@ -113,8 +113,9 @@ impl Model {
     /// # Errors
     /// As [`Model::memory_plan`].
     pub fn own_memory_plan(&self, kind: StepKind, batch_size: usize) -> Result<MemoryPlan> {
-        self.ask_planner("memory_plan", kind, |engine| {
-            engine.memory_plan(kind, batch_size, engine.device_kind, engine.mesh())
+        self.with_planner("memory_plan", kind, |session| {
+            let program = session.program(kind, batch_size)?;
+            Ok(MemoryPlan::of(&program, session.placement.kind, session.accumulates()))
         })
     }
 
@@ -131,27 +132,32 @@ impl Model {
         devices: PlannedDevices,
     ) -> Result<Option<usize>> {
         let (each, mesh) = (memory / devices.sharing.max(1), devices.mesh()?);
-        self.ask_planner("memory_plan", kind, |engine| {
-            engine.largest_batch(kind, each, MOST_ROWS, devices.kind, mesh)
+        self.with_planner("memory_plan", kind, |session| {
+            session.largest_batch(kind, each, MOST_ROWS, devices.kind, mesh)
         })
     }
 
     /// Asks what has the programs of a step; a model that was never compiled can only predict.
-    pub(super) fn ask_planner<T>(
+    pub(super) fn with_planner<T>(
         &self,
         call: &'static str,
         kind: StepKind,
-        ask: impl FnOnce(&Engine) -> Result<T>,
+        ask: impl FnOnce(&Session) -> Result<T>,
     ) -> Result<T> {
-        let engine = lock(&self.engine);
-        let fits = |e: &&Engine| e.compiled() || kind == StepKind::Predict;
+        let session = lock(&self.session);
+        let fits = |s: &&Session| s.objective.is_compiled() || kind == StepKind::Predict;
         let model = || self.name().to_string();
-        let engine = engine.as_ref().filter(fits);
-        ask(engine.ok_or_else(|| Error::NotCompiled { model: model(), call })?)
+        let session = session.as_ref().filter(fits);
+        ask(session.ok_or_else(|| Error::NotCompiled { model: model(), call })?)
     }
 }
 
-impl Engine {
+impl Session {
+    /// Whether gradients are accumulated over several batches.
+    fn accumulates(&self) -> bool {
+        self.objective.accumulation_steps().is_some()
+    }
+
     fn memory_plan(
         &self,
         kind: StepKind,
@@ -160,7 +166,7 @@ impl Engine {
         mesh: Mesh,
     ) -> Result<MemoryPlan> {
         let program = self.program_on(kind, batch, mesh, on)?;
-        Ok(MemoryPlan::of(&program, on, self.gather_steps().is_some()))
+        Ok(MemoryPlan::of(&program, on, self.accumulates()))
     }
 
     fn largest_batch(
@@ -191,11 +197,11 @@ impl Engine {
         kind: StepKind,
         batch: usize,
     ) -> Result<()> {
-        if self.device_kind != DeviceKind::Cpu {
+        if self.placement.kind != DeviceKind::Cpu {
             return Ok(());
         }
-        let plan = MemoryPlan::of(program, DeviceKind::Cpu, self.gather_steps().is_some());
-        let (wanted, replicas) = (plan.total(), self.devices.len());
+        let plan = MemoryPlan::of(program, DeviceKind::Cpu, self.accumulates());
+        let (wanted, replicas) = (plan.total(), self.placement.names.len());
         let all = wanted.saturating_mul(replicas);
         let most = phalanx_cpu::physical_memory();
         if all > most {
@@ -207,7 +213,7 @@ impl Engine {
             ));
         }
         let available = phalanx_cpu::available_memory();
-        if is_short(all, available) && !std::mem::replace(&mut self.warned, true) {
+        if is_short(all, available) && !std::mem::replace(&mut self.memory_warned, true) {
             let (all, available) = (gibibytes(all), gibibytes(available));
             warning!("a batch of {batch} takes {all} of memory, {available} are available");
         }
@@ -219,7 +225,7 @@ impl Engine {
         let ExecError::Memory { available: Some(available), .. } = error else {
             return error.into();
         };
-        let (on, mesh) = (self.device_kind, self.mesh());
+        let (on, mesh) = (self.placement.kind, self.mesh());
         let Ok(plan) = self.memory_plan(kind, batch, on, mesh) else { return error.into() };
         let smaller = (batch.div_ceil(mesh.devices) - 1).min(MOST_ROWS);
         let largest = self.largest_batch(kind, available, smaller, on, mesh);
@@ -380,11 +386,11 @@ mod tests {
         let devices = PlannedDevices { threads: 1, ..planned(&["cpu:0"]).unwrap() };
         let most = phalanx_cpu::physical_memory();
         let rows = model.largest_batch(StepKind::Train, most, devices).unwrap().unwrap();
-        let engine = model.engine_slot().as_mut().unwrap();
+        let session = model.session_slot().as_mut().unwrap();
         for (rows, warned) in [(1, false), (rows, true), (rows, true)] {
-            let program = engine.program(StepKind::Train, rows).unwrap();
-            engine.check_memory(&program, StepKind::Train, rows).unwrap();
-            assert_eq!(engine.warned, warned);
+            let program = session.program(StepKind::Train, rows).unwrap();
+            session.check_memory(&program, StepKind::Train, rows).unwrap();
+            assert_eq!(session.memory_warned, warned);
         }
     }
 
@@ -427,13 +433,13 @@ mod tests {
     #[test]
     fn memory_that_lacks_is_explained() {
         let mut model = model();
-        let engine = model.engine_slot().as_ref().unwrap();
+        let session = model.session_slot().as_ref().unwrap();
         let lacking = |available| ExecError::Memory {
             wanted: 1 << 20,
             purpose: "activations on gpu:0".into(),
             available,
         };
-        let text = engine.explain(lacking(Some(4 << 20)), StepKind::Train, 4096).to_string();
+        let text = session.explain(lacking(Some(4 << 20)), StepKind::Train, 4096).to_string();
         let found = text.split("the largest batch that fits is ").nth(1).expect(&text);
         let found: usize = found.parse().expect(&text);
         assert!((1..4096).contains(&found), "{text}");
@@ -442,9 +448,9 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("a batch of 4096") && text.contains("4,194,304 bytes"), "{text}");
-        let none = engine.explain(lacking(Some(10)), StepKind::Train, 64).to_string();
+        let none = session.explain(lacking(Some(10)), StepKind::Train, 64).to_string();
         assert!(none.ends_with("not even a batch of one sample for each replica fits"), "{none}");
-        let unknown = engine.explain(lacking(None), StepKind::Train, 64).to_string();
+        let unknown = session.explain(lacking(None), StepKind::Train, 64).to_string();
         assert_eq!(unknown, lacking(None).to_string());
     }
 

@@ -3,13 +3,13 @@
 mod calls;
 mod compile;
 mod definition;
-mod engine;
 mod evaluate;
 mod fit;
 mod logs;
 mod memory;
 mod run_setup;
 mod run_state;
+mod session;
 mod source;
 mod steps;
 mod summary;
@@ -21,13 +21,13 @@ pub use calls::LayerCall;
 pub use compile::{Compile, LossArgument, MetricArgument, OptimizerArgument};
 pub use definition::{Definition, Kind};
 pub(crate) use definition::{Form, Placed, snake};
-pub use engine::StepKind;
 pub use evaluate::Inference;
 pub use fit::Fit;
 pub use logs::Logs;
 pub(crate) use memory::gibibytes;
 pub use memory::{MemoryPlan, PlannedDevices};
 pub use run_state::RunState;
+pub use session::StepKind;
 pub use source::{IntoDataset, Source};
 pub(crate) use summary::thousands;
 pub use summary::{Row, Summary};
@@ -37,10 +37,10 @@ pub use training::{Interrupt, OnNan};
 use crate::error::{Error, Result};
 use crate::layer::{Layer, LayerHandle, lock};
 use crate::saving::Training;
-pub(crate) use engine::{Engine, is_weight};
 use phalanx_graph::exec::ExecError;
 use phalanx_graph::rng::Stream;
 use phalanx_graph::{DType, Tensor};
+pub(crate) use session::{Session, is_weight};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) use symbol::{Call, Callee};
@@ -65,7 +65,7 @@ const WEIGHT_STREAM: u32 = 1 << 24;
 /// several threads take turns, batch by batch.
 pub struct Model {
     def: Arc<Definition>,
-    engine: Mutex<Option<Engine>>,
+    session: Mutex<Option<Session>>,
 }
 
 impl Model {
@@ -85,29 +85,32 @@ impl Model {
 
     /// What the model is trained with, once it is compiled with something to train for.
     pub(crate) fn training(&self) -> Option<Training> {
-        let engine = lock(&self.engine);
-        engine.as_ref().filter(|engine| engine.compiled()).map(Engine::training)
+        let session = lock(&self.session);
+        session.as_ref().filter(|session| session.objective.is_compiled()).map(Session::training)
     }
 
     /// Training steps that counted, once it is compiled with something to train for.
     pub(crate) fn iterations(&self) -> Option<u64> {
-        let engine = lock(&self.engine);
-        engine.as_ref().filter(|engine| engine.compiled()).map(Engine::iterations)
+        let session = lock(&self.session);
+        session
+            .as_ref()
+            .filter(|session| session.objective.is_compiled())
+            .map(|session| session.state.iterations())
     }
 
     /// What trains the model, once it is compiled with something to train for.
-    pub(crate) fn trainer_mut(&mut self) -> Option<&mut Engine> {
-        self.engine_slot().as_mut().filter(|engine| engine.compiled())
+    pub(crate) fn trainer_mut(&mut self) -> Option<&mut Session> {
+        self.session_slot().as_mut().filter(|session| session.objective.is_compiled())
     }
 
     /// The compiled model, which nobody else uses meanwhile.
-    fn engine_slot(&mut self) -> &mut Option<Engine> {
-        self.engine.get_mut().unwrap_or_else(PoisonError::into_inner)
+    fn session_slot(&mut self) -> &mut Option<Session> {
+        self.session.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A model of this structure, not compiled.
     pub(crate) fn of(def: Definition) -> Model {
-        Model { def: Arc::new(def), engine: Mutex::default() }
+        Model { def: Arc::new(def), session: Mutex::default() }
     }
 
     /// The model's name.
@@ -228,7 +231,7 @@ impl Model {
 
     /// Every weight with its name, in the order of the layers.
     pub fn weights(&self) -> Result<Vec<(String, Tensor)>> {
-        self.pull();
+        self.sync_to_host();
         self.initialize(0)?;
         let mut out = vec![];
         for (name, layer) in self.layers() {
@@ -279,8 +282,8 @@ impl Model {
     }
 
     /// Brings trained weights back from the devices.
-    fn pull(&self) {
-        self.layers().iter().for_each(|(_, layer)| layer.pull());
+    fn sync_to_host(&self) {
+        self.layers().iter().for_each(|(_, layer)| layer.sync_to_host());
     }
 
     /// The names of the inputs.

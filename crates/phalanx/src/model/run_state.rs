@@ -1,7 +1,7 @@
 //! A training run between two steps: all it needs to go on as if nothing had happened.
 
-use super::engine::{Counters, Tally, is_weight};
 use super::run_setup::Setup;
+use super::session::{Tally, TrainState, is_weight};
 use crate::callbacks::CallbackState;
 use crate::error::{Error, Result};
 use crate::history::History;
@@ -42,7 +42,7 @@ pub struct RunState {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Header {
     pub position: Position,
-    pub counters: Counters,
+    pub counters: TrainState,
     pub tally: Tally,
     pub history: History,
     /// Seconds of the epoch so far.

@@ -1,6 +1,6 @@
 //! What `fit`, `evaluate` and `predict` are handed, made ready for a model.
 
-use super::engine::Engine;
+use super::session::Session;
 use crate::data::{Arrays, Dataset, HostBatch, Samples};
 use crate::error::{Error, Result};
 use phalanx_graph::{DType, Data, Tensor};
@@ -90,7 +90,7 @@ impl Source {
     /// as it is. `name` is what the data are called.
     pub(super) fn prepare(
         self,
-        engine: &Engine,
+        session: &Session,
         batch: Option<usize>,
         with_targets: bool,
         name: &str,
@@ -99,9 +99,9 @@ impl Source {
         if let Some(batch) = batch {
             arrays = arrays.batch(batch)?;
         }
-        let inputs = engine.input_dtypes();
+        let inputs = session.checks.input_dtypes();
         if arrays.inputs().iter().zip(&inputs).any(|(x, dtype)| x.dtype() != *dtype) {
-            engine.check_count("inputs", inputs.len(), arrays.inputs().len())?;
+            session.checks.check_count("inputs", inputs.len(), arrays.inputs().len())?;
             let convert = |(x, dtype): (&Samples, &DType)| {
                 let whole = "whole numbers, as the input is one of integers";
                 let fail = || Error::argument("data", "inputs", whole, "fractions");
@@ -114,12 +114,12 @@ impl Source {
             arrays = arrays.with_inputs(inputs);
         }
         let (window, place) = (arrays.window(), format!(" of the {name}"));
-        engine.check_samples(&arrays, &place)?;
+        session.checks.check_samples(&arrays, &place)?;
         if !with_targets {
             return Ok(Source::Arrays(arrays));
         }
-        let wanted = engine.target_dtypes();
-        engine.check_count("targets", wanted.len(), arrays.targets().len())?;
+        let wanted = session.checks.target_dtypes();
+        session.checks.check_count("targets", wanted.len(), arrays.targets().len())?;
         if arrays.targets().iter().zip(&wanted).any(|(t, dtype)| t.dtype() != *dtype) {
             let convert = |(t, dtype): (&Arc<Tensor>, &DType)| {
                 let fail = || Error::argument("data", "targets", "class numbers", "fractions");
@@ -133,23 +133,23 @@ impl Source {
             arrays = arrays.with_targets(targets);
         }
         for (i, target) in arrays.targets().iter().enumerate() {
-            engine.check_labels(i, target, window.clone(), window.start, &place)?;
+            session.checks.check_labels(i, target, window.clone(), window.start, &place)?;
         }
         Ok(Source::Arrays(arrays))
     }
 }
 
 /// All samples as one batch.
-pub(super) fn one_batch(engine: &Engine, x: &Tensor, y: &Tensor) -> Result<HostBatch> {
+pub(super) fn one_batch(session: &Session, x: &Tensor, y: &Tensor) -> Result<HostBatch> {
     let rows = x.rows();
     let as_they_are = rows == y.rows()
-        && engine.input_dtypes() == [x.dtype()]
-        && engine.target_dtypes() == [y.dtype()];
+        && session.checks.input_dtypes() == [x.dtype()]
+        && session.checks.target_dtypes() == [y.dtype()];
     if as_they_are {
         let (inputs, targets) = (vec![x.clone()], vec![y.clone()]);
         return Ok(HostBatch { rows, own: None, inputs, targets, sample_weight: vec![1.0; rows] });
     }
-    let source = (x, y).into_source()?.prepare(engine, Some(x.rows().max(1)), true, "batch")?;
+    let source = (x, y).into_source()?.prepare(session, Some(x.rows().max(1)), true, "batch")?;
     let mut batch = HostBatch::default();
     source.in_order().dataset().epoch(0, 0, 0)?.next(&mut batch)?;
     Ok(batch)

@@ -1,40 +1,26 @@
 //! From a lowered model to the steps that train, evaluate and predict with it.
 //!
-//! Feeds stand in this order: the model's inputs, one target per output, the sample weights, and
-//! one loss scale per output (what the weighted sum of its losses is divided by, inverted).
-//! Fetches: one loss sum per output, the penalty of the regularizers, then the metrics' sums; last the
-//! loss scale behind the update, where the loss is scaled.
+//! The order of feeds: the model's inputs, one target per output, the sample weights, and one loss scale
+//! per output (the inverse of what the weighted sum of its losses is divided by).
+//! The order of fetches: one loss sum per output, the penalty of the regularizers, the metrics' sums and,
+//! if the loss is scaled, the loss scale after the update.
 
 use crate::error::Result;
 use crate::layer::{Lowering, ModelWeight};
-use crate::losses::Loss;
-use crate::metrics::Metric;
+use crate::model::session::{Objective, Tracked};
 use phalanx_graph::autodiff;
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::passes::{checked, fuse_epilogues};
 use phalanx_graph::update::UpdateRule;
-use phalanx_graph::{Fetch, Gradient, Graph, NodeId, Op, ParamId, Scope, Step, Type};
+use phalanx_graph::{Fetch, Gradient, Graph, NodeId, Op, ParamId, ParamSpec, Scope, Step, Type};
 
 /// A lowered model: the graph and its outputs.
 pub(crate) struct Lowered {
     pub low: Lowering,
     pub outputs: Vec<NodeId>,
-    /// How the loss is scaled in training, where it is.
+    /// How the loss is scaled in training, if it is.
     pub scaling: Option<LossScale>,
-}
-
-/// A metric, and whether samples count by their weights in it.
-pub(crate) struct Tracked {
-    pub metric: Box<dyn Metric>,
-    pub weighted: bool,
-}
-
-/// What is asked of the outputs.
-pub(crate) struct Objective<'a> {
-    pub losses: &'a [Box<dyn Loss>],
-    pub loss_weights: &'a [f64],
-    pub metrics: &'a [Vec<Tracked>],
 }
 
 /// Per-sample losses and the coefficient of each sample in the total: what autodiff starts from.
@@ -46,7 +32,7 @@ fn reduced_fetch(g: &mut Graph, name: String, partial: NodeId) -> Result<Fetch> 
 }
 
 /// Appends losses, metrics and penalty; shared by training and evaluation.
-fn objective(l: &mut Lowered, objective: &Objective<'_>) -> Result<(Vec<Fetch>, Seeds)> {
+fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seeds)> {
     let g = &mut l.low.graph;
     let mut targets = vec![];
     for (loss, y_pred) in objective.losses.iter().zip(&l.outputs) {
@@ -113,7 +99,7 @@ fn penalty(g: &mut Graph, weights: &[ModelWeight]) -> Result<NodeId> {
 }
 
 /// Forward, backward, reduction, update.
-pub(crate) fn train(mut l: Lowered, goal: &Objective<'_>, rule: UpdateRule) -> Result<Step> {
+pub(crate) fn train(mut l: Lowered, goal: &Objective, rule: UpdateRule) -> Result<Step> {
     let (fetches, mut seeds) = objective(&mut l, goal)?;
     if let Some(scaling) = l.scaling {
         for (_, coefficient) in &mut seeds {
@@ -163,7 +149,7 @@ pub(crate) fn train(mut l: Lowered, goal: &Objective<'_>, rule: UpdateRule) -> R
 
 /// Forward and backward; the gradients themselves, whole, are what is fetched, in the order of the
 /// weights trained.
-pub(crate) fn gradients(l: Lowered, goal: &Objective<'_>, rule: UpdateRule) -> Result<Step> {
+pub(crate) fn gradients(l: Lowered, goal: &Objective, rule: UpdateRule) -> Result<Step> {
     let l = Lowered { scaling: None, ..l };
     let mut step = train(l, goal, rule)?;
     step.name = "gradients".into();
@@ -193,7 +179,7 @@ pub(crate) fn gradients(l: Lowered, goal: &Objective<'_>, rule: UpdateRule) -> R
 }
 
 /// Forward, losses and metrics.
-pub(crate) fn test(mut l: Lowered, goal: &Objective<'_>) -> Result<Step> {
+pub(crate) fn test(mut l: Lowered, goal: &Objective) -> Result<Step> {
     let (fetches, _) = objective(&mut l, goal)?;
     let mut step = Step::new("test", l.low.graph);
     step.fetches = fetches;
@@ -212,15 +198,14 @@ pub(crate) fn predict(l: Lowered) -> Step {
     fuse_epilogues(step)
 }
 
-/// Projects constrained weights back where they belong; `None` when there are none.
-pub(crate) fn constrain(l: Lowered) -> Result<Option<Step>> {
-    let Lowering { graph, weights, .. } = l.low;
+/// Projects constrained weights after an update; `None` if no weight is constrained.
+pub(crate) fn constraints(params: &[ParamSpec], weights: &[ModelWeight]) -> Result<Option<Step>> {
     // The same parameters as the other steps, none of their feeds or computation.
     let mut step = Step::new("constrain", Graph::new());
-    for spec in graph.params() {
+    for spec in params {
         step.graph.add_param(&spec.name, &spec.dims, spec.trainable);
     }
-    for weight in &weights {
+    for weight in weights {
         let Some(constraint) = weight.layer.weights()[weight.index].spec.constraint.clone() else {
             continue;
         };

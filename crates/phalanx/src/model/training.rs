@@ -4,11 +4,11 @@ mod epoch;
 
 use self::epoch::Feeder;
 use super::Logs;
-use super::engine::{Engine, StepKind, Tally};
 use super::evaluate::evaluate;
 use super::fit::Fit;
 use super::run_setup::{self, Setup};
 use super::run_state::{Header, Position, RunState};
+use super::session::{Session, StepKind, Tally};
 use super::source::VALIDATION;
 use crate::callbacks::{Action, Callback, CallbackState, View, WeightSource};
 use crate::data::{Dataset, HostBatch, shown_digest};
@@ -63,21 +63,21 @@ pub enum OnNan {
     Skip,
 }
 
-impl WeightSource for Engine {
+impl WeightSource for Session {
     fn names(&self) -> Vec<String> {
-        self.weight_names()
+        self.weights.names()
     }
 
     fn get(&self, name: &str) -> Option<Vec<f32>> {
-        self.weight(name)
+        self.weights.read(name)
     }
 
     fn is_finite(&self) -> bool {
-        Engine::is_finite(self)
+        self.weights.is_finite()
     }
 
     fn training(&self) -> Option<saving::Training> {
-        self.compiled().then(|| Engine::training(self))
+        self.objective.is_compiled().then(|| Session::training(self))
     }
 }
 
@@ -94,7 +94,7 @@ struct Outline {
 
 /// A run under way.
 pub(super) struct Training<'a> {
-    engine: &'a mut Engine,
+    session: &'a mut Session,
     data: &'a dyn Dataset,
     validation: Option<&'a dyn Dataset>,
     /// Fingerprints of both, once they were needed.
@@ -104,7 +104,7 @@ pub(super) struct Training<'a> {
     asked_steps: Option<usize>,
     outline: Outline,
     /// Gradient accumulation: batches of an update, and whether the epoch's last makes one anyway.
-    gather: Option<u64>,
+    accumulate: Option<u64>,
     flush: bool,
     interrupt: Interrupt,
     on_nan: OnNan,
@@ -122,7 +122,7 @@ pub(super) struct Training<'a> {
 
 impl<'a> Training<'a> {
     pub(super) fn new(
-        engine: &'a mut Engine,
+        session: &'a mut Session,
         data: &'a dyn Dataset,
         validation: Option<&'a dyn Dataset>,
         fit: Fit,
@@ -132,22 +132,22 @@ impl<'a> Training<'a> {
             return Err(Error::argument("fit", "data", "at least one batch", "an empty dataset"));
         }
         if fit.accumulate.is_some() {
-            engine.forget_gathered();
+            session.state.set_accumulated((0, 0.0));
         }
         let epoch = fit.initial_epoch;
-        let mut logs = engine.logs(&engine.tally());
+        let mut logs = session.objective.logs(&session.objective.tally());
         if validation.is_some() {
             logs.extend(logs.clone().prefixed("val_"));
         }
         let metrics = logs.into_iter().map(|(name, _)| name).collect();
-        let (mut callbacks, verbose) = (fit.callbacks, engine.verbose(fit.verbose)?);
-        callbacks.retain(|c| engine.is_chief() || !c.writes());
+        let (mut callbacks, verbose) = (fit.callbacks, session.workers.verbose(fit.verbose)?);
+        callbacks.retain(|c| session.workers.is_chief() || !c.writes());
         Ok(Training {
-            gather: fit.accumulate.or(engine.gather_steps()),
+            accumulate: fit.accumulate.or(session.objective.accumulation_steps()),
             // As in Keras, an optimizer that gathers goes on across epochs; `fit` itself does not.
             flush: fit.accumulate.is_some(),
-            tally: engine.tally(),
-            engine,
+            tally: session.objective.tally(),
+            session,
             data,
             validation,
             fingerprints: OnceCell::new(),
@@ -169,9 +169,9 @@ impl<'a> Training<'a> {
     /// Runs to the end.
     pub(super) fn run(mut self) -> Result<History> {
         let none = Logs::default();
-        self.engine.claim();
+        self.session.weights.take_ownership();
         self.begin()?;
-        let before = self.engine.steps;
+        let before = self.session.state.steps;
         let kept = self.keep()?;
         let mut batch = HostBatch::default();
         let mut open = None;
@@ -188,7 +188,7 @@ impl<'a> Training<'a> {
                 None => {
                     let mut feeder = match open.take() {
                         Some(feeder) => feeder,
-                        None => Feeder::new(self.data, self.engine, &self.at)?,
+                        None => Feeder::new(self.data, self.session, &self.at)?,
                     };
                     self.train_epoch(&mut feeder, &mut batch)?;
                     // With steps asked for, the data goes on where it is.
@@ -204,14 +204,14 @@ impl<'a> Training<'a> {
             }
         }
         // The last update may have broken the weights: no later loss could show it.
-        if self.engine.steps > before && !self.engine.is_finite() {
-            let error = self.not_finite(f64::NAN, self.engine.steps)?;
+        if self.session.state.steps > before && !self.session.weights.is_finite() {
+            let error = self.not_finite(f64::NAN, self.session.state.steps)?;
             if self.on_nan == OnNan::Raise && !self.stop {
                 return Err(error);
             }
             warning!("{error}");
         }
-        self.engine.finish_training()?;
+        self.session.finish_training()?;
         self.at.epoch = self.history.epochs.last().copied().unwrap_or(self.at.epoch);
         self.call(&none, |c, v| c.on_train_end(v))?;
         Ok(self.history)
@@ -226,12 +226,12 @@ impl<'a> Training<'a> {
                 break;
             }
         }
-        if self.engine.worker_share().is_some() {
-            self.engine.check_workers(&self.facts())?;
+        if self.session.worker_shard().is_some() {
+            self.session.workers.check_equal(&self.facts())?;
         }
-        let found = self.engine.run_of_chief(found)?;
+        let found = self.session.workers.broadcast_run(found)?;
         // What the optimizer keeps is there once the step is.
-        self.engine.prepare(StepKind::Train, self.data.batch_size())?;
+        self.session.ensure_loaded(StepKind::Train, self.data.batch_size())?;
         let Some(state) = found else {
             let asking = self.call(&Logs::default(), |c, v| c.on_train_begin(v))?;
             return self.back_up(&asking);
@@ -241,7 +241,7 @@ impl<'a> Training<'a> {
         for i in 0..self.callbacks.len() {
             let name = self.callbacks[i].name();
             let mine = states.iter().position(|(n, _)| *n == name).map(|at| states.remove(at).1);
-            let view = view(self.engine, &self.at, &self.outline, &self.history, &none);
+            let view = view(self.session, &self.at, &self.outline, &self.history, &none);
             let action = match &mine {
                 Some(state) => self.callbacks[i].on_train_resume(&view, state)?,
                 None => self.callbacks[i].on_train_begin(&view)?,
@@ -260,11 +260,11 @@ impl<'a> Training<'a> {
             let expected = "as many losses and metrics as it had";
             return Err(Error::argument(run_setup::OWNER, "compile", expected, "others"));
         }
-        self.engine.check_counters(&header.counters)?;
+        self.session.state.check(&self.session.def.name, &header.counters)?;
         for change in setup.changes(&header.setup) {
             warning!("{change}");
         }
-        self.engine.set_state(&header.counters, &tensors, setup.batch_size)?;
+        self.session.set_state(&header.counters, &tensors, setup.batch_size)?;
         (self.at, self.tally, self.history) = (header.position, header.tally, header.history);
         (self.earlier, self.stop) = (header.seconds, header.stopped);
         Ok(callbacks)
@@ -272,16 +272,16 @@ impl<'a> Training<'a> {
 
     /// Whether this worker, or any of several, was asked to end before the last step was over.
     fn asked_to_end(&self) -> bool {
-        self.engine.agreed(self.interrupt.raised())
+        self.session.any_worker_stopping(self.interrupt.raised())
     }
 
     /// The error of a step whose loss is no number, which all workers find at the same step.
     fn not_finite(&mut self, loss: f64, step: u64) -> Result<Error> {
-        let finite = self.engine.is_finite();
+        let finite = self.session.weights.is_finite();
         let saved = self.callbacks.iter_mut().find_map(|callback| callback.newest_saved());
-        let saved = self.engine.path_of_chief(saved)?;
+        let saved = self.session.workers.broadcast_path(saved)?;
         let (epoch, suspects) =
-            ((self.at.epoch + 1).min(self.outline.epochs), self.engine.unchecked_lookups());
+            ((self.at.epoch + 1).min(self.outline.epochs), self.session.checks.unchecked_lookups());
         Ok(Error::NotFinite { loss, step, epoch, suspects, finite, saved })
     }
 
@@ -289,10 +289,10 @@ impl<'a> Training<'a> {
     fn end_epoch(&mut self) -> Result<Logs> {
         let ran = self.began.elapsed().as_secs_f64();
         self.history.ran(ran);
-        let mut logs = self.engine.logs(&self.tally);
+        let mut logs = self.session.objective.logs(&self.tally);
         if let Some(validation) = self.validation {
             let data = (validation, VALIDATION);
-            let Some(held) = evaluate(self.engine, data, None, &self.interrupt)? else {
+            let Some(held) = evaluate(self.session, data, None, &self.interrupt)? else {
                 // The epoch's batches are done and stay so; a run continued validates anew.
                 return self.interrupted();
             };
@@ -300,8 +300,8 @@ impl<'a> Training<'a> {
         }
         self.progress.end_epoch(&logs);
         let mut entry = logs.clone();
-        entry.push("lr", self.engine.learning_rate());
-        if let Some(scale) = self.engine.loss_scale() {
+        entry.push("lr", self.session.learning_rate());
+        if let Some(scale) = self.session.state.loss_scale {
             entry.push("loss_scale", f64::from(scale));
         }
         self.history.push(self.at.epoch, &entry, self.earlier + ran, self.at.rows);
@@ -315,7 +315,7 @@ impl<'a> Training<'a> {
         if self.asked_steps.is_none() {
             (self.at.pass, self.at.taken) = (self.at.epoch as u64, 0);
         }
-        self.tally = self.engine.tally();
+        self.tally = self.session.objective.tally();
         self.began = Instant::now();
     }
 
@@ -328,7 +328,7 @@ impl<'a> Training<'a> {
     fn call(&mut self, logs: &Logs, hook: Hook) -> Result<Vec<usize>> {
         let mut asking = vec![];
         for i in 0..self.callbacks.len() {
-            let view = view(self.engine, &self.at, &self.outline, &self.history, logs);
+            let view = view(self.session, &self.at, &self.outline, &self.history, logs);
             let action = hook(&mut *self.callbacks[i], &view)?;
             if action == Action::BackUp {
                 asking.push(i);
@@ -345,8 +345,10 @@ impl<'a> Training<'a> {
                 self.stop = true;
                 Ok(())
             }
-            Action::SetLearningRate(rate) => self.engine.set_learning_rate(rate),
-            Action::RestoreWeights(weights) => self.engine.restore(&weights),
+            Action::SetLearningRate(rate) => {
+                self.session.state.set_learning_rate(&self.session.def.name, rate)
+            }
+            Action::RestoreWeights(weights) => self.session.weights.write(&weights),
         }
     }
 
@@ -369,13 +371,13 @@ impl<'a> Training<'a> {
     fn setup(&self) -> Setup {
         let [data, validation] = self.fingerprints().clone();
         Setup {
-            model: self.engine.def.name.clone(),
+            model: self.session.def.name.clone(),
             batch_size: self.data.batch_size(),
             samples: self.data.len(),
             steps: self.outline.steps,
             shuffle: self.data.shuffles(),
-            optimizer: self.engine.optimizer_options(),
-            accumulate: Some(self.gather.filter(|_| self.flush).unwrap_or(1)),
+            optimizer: self.session.objective.optimizer_options(),
+            accumulate: Some(self.accumulate.filter(|_| self.flush).unwrap_or(1)),
             data,
             augmentation: shown_digest(self.data.augmentation_digest()),
             validation,
@@ -384,9 +386,10 @@ impl<'a> Training<'a> {
 
     /// Fails where callbacks have set other learning rates on other workers.
     fn check_rate(&self) -> Result<()> {
-        let rate = self.engine.learning_rate().to_string();
-        self.engine
-            .check_workers(&[(format!("learning rate of epoch {}", self.at.epoch + 1), rate)])
+        let rate = self.session.learning_rate().to_string();
+        self.session
+            .workers
+            .check_equal(&[(format!("learning rate of epoch {}", self.at.epoch + 1), rate)])
     }
 
     /// What must be the same on every worker.
@@ -398,7 +401,7 @@ impl<'a> Training<'a> {
             Some(_) => setup.validation.unwrap_or_else(unknown),
             None => "none".into(),
         };
-        let mut facts = self.engine.facts(&[
+        let mut facts = self.session.fingerprint(&[
             ("samples", shown(setup.samples)),
             ("data", setup.data.unwrap_or_else(unknown)),
             ("augmentation", setup.augmentation.unwrap_or_else(unknown)),
@@ -409,7 +412,7 @@ impl<'a> Training<'a> {
             ("global batch size", setup.batch_size.to_string()),
             ("steps per epoch", shown(setup.steps)),
             ("shuffle", format!("{:?}", setup.shuffle)),
-            ("accumulated batches", format!("{:?}", self.gather)),
+            ("accumulated batches", format!("{:?}", self.accumulate)),
         ];
         facts.extend(own.map(|(name, value)| (name.into(), value)));
         let callbacks = self.callbacks.iter().filter(|c| !c.writes()).filter_map(|c| c.setup());
@@ -418,7 +421,7 @@ impl<'a> Training<'a> {
     }
 
     fn state(&mut self) -> Result<RunState> {
-        let (counters, tensors) = self.engine.state()?;
+        let (counters, tensors) = self.session.state()?;
         let header = Header {
             position: self.at,
             counters,
@@ -428,7 +431,7 @@ impl<'a> Training<'a> {
             stopped: self.stop,
             setup: self.setup(),
         };
-        let notes = saving::notes(&self.engine.def, Some(&self.engine.compile_config()));
+        let notes = saving::notes(&self.session.def, Some(&self.session.compile_config()));
         let state = |c: &mut Box<dyn Callback>| Ok((c.name().to_string(), c.state()?));
         let callbacks = self.callbacks.iter_mut().map(state).collect::<Result<_>>()?;
         Ok(RunState { header, notes, tensors, callbacks })
@@ -442,15 +445,15 @@ impl<'a> Training<'a> {
             saved = callback.on_interrupt(&state)?.or(saved);
         }
         // Nobody leaves before the chief has saved.
-        let saved = self.engine.path_of_chief(saved)?;
-        let (step, epoch) = (self.engine.steps, self.at.epoch + 1);
+        let saved = self.session.workers.broadcast_path(saved)?;
+        let (step, epoch) = (self.session.state.steps, self.at.epoch + 1);
         Err(Error::Interrupted { step, epoch, saved })
     }
 }
 
 /// What callbacks see.
 fn view<'a>(
-    engine: &'a Engine,
+    session: &'a Session,
     at: &Position,
     outline: &'a Outline,
     history: &'a History,
@@ -459,13 +462,13 @@ fn view<'a>(
     View {
         epoch: at.epoch,
         epochs: outline.epochs,
-        step: engine.steps,
+        step: session.state.steps,
         steps_per_epoch: outline.steps,
         logs,
         metrics: &outline.metrics,
-        learning_rate: engine.learning_rate(),
+        learning_rate: session.learning_rate(),
         history,
-        model: &engine.def,
-        weights: engine,
+        model: &session.def,
+        weights: session,
     }
 }

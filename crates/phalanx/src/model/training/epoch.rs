@@ -4,8 +4,8 @@ use super::{OnNan, Training};
 use crate::data::{Dataset, Epoch, HostBatch, LocalShard};
 use crate::error::{Error, Result};
 use crate::model::Logs;
-use crate::model::engine::{Engine, Gather, Kept, Origin, StepKind};
 use crate::model::run_state::Position;
+use crate::model::session::{Accumulation, BatchOrigin, ResidentTable, Session, StepKind};
 use crate::model::source::TRAINING;
 use crate::model::turns::Group;
 use crate::warnings::warning;
@@ -24,8 +24,8 @@ pub(super) struct Feeder<'a> {
 }
 
 impl<'a> Feeder<'a> {
-    pub fn new(data: &'a dyn Dataset, engine: &Engine, at: &Position) -> Result<Feeder<'a>> {
-        let (seed, share) = (engine.seed, engine.worker_share());
+    pub fn new(data: &'a dyn Dataset, session: &Session, at: &Position) -> Result<Feeder<'a>> {
+        let (seed, share) = (session.state.seed, session.worker_shard());
         let epoch = data.epoch_of(seed, at.pass, at.taken, share.as_ref())?;
         Ok(Feeder { data, seed, share, epoch })
     }
@@ -79,19 +79,18 @@ impl Training<'_> {
                 break;
             }
             self.call(&none, |c, v| c.on_batch_begin(v))?;
-            self.engine.raise(self.interrupt.raised());
+            self.session.set_stop_flag(self.interrupt.raised());
             let last = self.flush && self.outline.steps.is_some_and(|n| self.at.batch + 1 == n);
             let by_rows = self.flush;
-            let gather = self.gather.map(|every| Gather { every, last, by_rows });
-            self.engine.origin = Origin::Data(TRAINING, self.at.taken);
+            let accumulation = self.accumulate.map(|every| Accumulation { every, last, by_rows });
+            self.session.checks.origin = BatchOrigin::Data(TRAINING, self.at.taken);
             let loss = match self.on_nan {
-                OnNan::Skip => self.step_or_undo(batch, gather)?,
+                OnNan::Skip => self.step_or_undo(batch, accumulation)?,
                 OnNan::Raise | OnNan::Stop => {
-                    let rate = self.engine.learning_rate();
                     let started =
-                        self.engine.start(StepKind::Train, batch, rate, gather, staged)?;
+                        self.session.start(StepKind::Train, batch, accumulation, staged)?;
                     self.look_ahead(feeder, &mut ahead)?;
-                    self.engine.finish(started, &mut self.tally)?
+                    self.session.finish(started, &mut self.tally)?
                 }
             };
             self.at.batch += 1;
@@ -105,36 +104,36 @@ impl Training<'_> {
     }
 
     /// The samples on the devices, where they can be kept there and epochs are whole passes.
-    pub(super) fn keep(&mut self) -> Result<Option<Kept>> {
-        let steps_alone = self.asked_steps.is_none() && self.gather.is_none();
+    pub(super) fn keep(&mut self) -> Result<Option<ResidentTable>> {
+        let steps_alone = self.asked_steps.is_none() && self.accumulate.is_none();
         if !steps_alone || self.on_nan == OnNan::Skip {
             return Ok(None);
         }
         if let Some(validation) = self.validation {
             // What programs need comes first: samples take what is left.
-            self.engine.prepare(StepKind::Test, validation.batch_size())?;
+            self.session.ensure_loaded(StepKind::Test, validation.batch_size())?;
         }
-        self.engine.keep(StepKind::Train, self.data)
+        self.session.make_resident(StepKind::Train, self.data)
     }
 
     /// An epoch on samples that the devices keep. Steps are started together unless a callback looks
     /// at each of them.
-    pub(super) fn train_epoch_kept(&mut self, kept: &Kept) -> Result<()> {
+    pub(super) fn train_epoch_kept(&mut self, kept: &ResidentTable) -> Result<()> {
         let Some(data) = self.data.in_memory() else { return Ok(()) };
-        let mut picks = data.picks(self.engine.seed, self.at.pass, self.at.taken)?;
+        let mut picks = data.picks(self.session.state.seed, self.at.pass, self.at.taken)?;
         let (mut now, mut next) = (Group::default(), Group::default());
         now.fill(&mut next, &mut *picks, self.together(kept))?;
         while !now.batches().is_empty() && !self.stop {
             if self.watched() {
                 self.call(&Logs::default(), |c, v| c.on_batch_begin(v))?;
             }
-            let started = self.engine.start_turns(StepKind::Train, kept, now.batches())?;
+            let started = self.session.start_steps(StepKind::Train, kept, now.batches())?;
             let asked = Instant::now();
             next.fill(&mut now, &mut *picks, self.together(kept))?;
-            if !self.engine.busy() {
+            if !self.session.in_flight() {
                 self.history.waited(asked.elapsed().as_secs_f64());
             }
-            let losses = self.engine.finish_turns(started, &mut self.tally)?;
+            let losses = self.session.finish_steps(started, &mut self.tally)?;
             self.at.batch += losses.len();
             self.at.taken += losses.len();
             self.at.rows += now.rows();
@@ -145,8 +144,8 @@ impl Training<'_> {
     }
 
     /// How many steps to start together.
-    fn together(&self, kept: &Kept) -> usize {
-        if self.watched() { 1 } else { self.engine.together(kept) }
+    fn together(&self, kept: &ResidentTable) -> usize {
+        if self.watched() { 1 } else { self.session.steps_per_launch(kept) }
     }
 
     /// Whether a callback looks at every batch.
@@ -156,7 +155,7 @@ impl Training<'_> {
 
     /// Lets everybody see the last of some steps, given the loss of each.
     fn after_steps(&mut self, losses: &[f64]) -> Result<()> {
-        let logs = self.engine.logs(&self.tally);
+        let logs = self.session.objective.logs(&self.tally);
         let asking = match self.watched() {
             true => self.call(&logs, |c, v| c.on_batch_end(v))?,
             false => vec![],
@@ -164,7 +163,7 @@ impl Training<'_> {
         let broken = losses.iter().position(|loss| !loss.is_finite());
         if let Some(at) = broken.filter(|_| !self.stop) {
             if self.on_nan == OnNan::Raise {
-                let step = self.engine.steps - (losses.len() - 1 - at) as u64;
+                let step = self.session.state.steps - (losses.len() - 1 - at) as u64;
                 return Err(self.not_finite(losses[at], step)?);
             }
             self.stop = true;
@@ -183,40 +182,43 @@ impl Training<'_> {
         }
         let (asked, mut at) = (Instant::now(), self.at);
         let more = feeder.next(&mut ahead.batch, &mut at, self.asked_steps.is_some())?;
-        if !self.engine.busy() {
+        if !self.session.in_flight() {
             self.history.waited(asked.elapsed().as_secs_f64());
         }
         if more {
-            self.engine.origin = Origin::Data(TRAINING, at.taken);
-            self.engine.stage(StepKind::Train, &ahead.batch)?;
+            self.session.checks.origin = BatchOrigin::Data(TRAINING, at.taken);
+            self.session.stage(StepKind::Train, &ahead.batch)?;
         }
         ahead.looked = Some((more, at));
         Ok(())
     }
 
-    fn step(&mut self, batch: &HostBatch, gather: Option<Gather>) -> Result<f64> {
-        let rate = self.engine.learning_rate();
-        self.engine.run(StepKind::Train, batch, rate, gather, &mut self.tally)
+    fn step(&mut self, batch: &HostBatch, accumulation: Option<Accumulation>) -> Result<f64> {
+        self.session.run(StepKind::Train, batch, accumulation, &mut self.tally)
     }
 
     /// A step that leaves no trace where it would leave numbers that are none.
-    fn step_or_undo(&mut self, batch: &HostBatch, gather: Option<Gather>) -> Result<f64> {
-        let (counters, tensors) = self.engine.state()?;
+    fn step_or_undo(
+        &mut self,
+        batch: &HostBatch,
+        accumulation: Option<Accumulation>,
+    ) -> Result<f64> {
+        let (counters, tensors) = self.session.state()?;
         let tally = self.tally.clone();
-        let loss = self.step(batch, gather)?;
-        if loss.is_finite() && self.engine.is_finite() {
+        let loss = self.step(batch, accumulation)?;
+        if loss.is_finite() && self.session.weights.is_finite() {
             self.skipped = 0;
             return Ok(loss);
         }
         self.skipped += 1;
         if self.skipped > MOST_SKIPPED {
-            return Err(self.not_finite(loss, self.engine.steps)?);
+            return Err(self.not_finite(loss, self.session.state.steps)?);
         }
-        let step = self.engine.steps;
+        let step = self.session.state.steps;
         warning!("step {step} is undone: its loss is {loss}, or its weights no numbers");
-        self.engine.set_state(&counters, &tensors, self.data.batch_size())?;
+        self.session.set_state(&counters, &tensors, self.data.batch_size())?;
         // The step was made all the same: the next one draws other random numbers.
-        self.engine.steps = step;
+        self.session.state.steps = step;
         self.tally = tally;
         Ok(0.0)
     }

@@ -1,8 +1,8 @@
 //! Indices of embeddings. Those that come from the model's inputs are checked on the host before a step runs
 //! on them; a table has no row for any other, and gives NaN.
 
-use super::Engine;
-use super::run::feed;
+use super::BatchChecks;
+use super::run_step::feed;
 use crate::data::{Arrays, Samples};
 use crate::error::{Error, Result};
 use phalanx_graph::exec::FeedData;
@@ -84,7 +84,7 @@ fn first<T: Copy + ToString>(values: &[T], inside: impl Fn(T) -> bool) -> Option
     Some((at, values[at].to_string()))
 }
 
-impl Engine {
+impl BatchChecks {
     /// Fails where an input has a number that a table has no row for; `row` is the number of the first row
     /// of these.
     pub(super) fn check_indices(

@@ -1,34 +1,58 @@
 //! Batches checked against the model before anything runs on them.
 
-use super::Engine;
-use super::run::feed;
+use super::indices::Lookup;
+use super::run_step::feed;
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
 use crate::losses;
-use phalanx_graph::{Data, Space, Tensor, Type};
+use crate::model::definition::Definition;
+use phalanx_graph::{DType, Data, Space, Tensor, Type};
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
-/// Where the batch in hand comes from, for errors about what is in it.
+/// Where a batch comes from, for errors about its contents.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) enum Origin {
-    /// A batch of its own.
+pub(crate) enum BatchOrigin {
+    /// A batch by itself.
     #[default]
     Batch,
-    /// A batch, counted from 1, of data by this name.
+    /// A batch, counted from 1, of a dataset with this name.
     Data(&'static str, usize),
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for BatchOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Origin::Batch => write!(f, " of the batch"),
-            Origin::Data(name, batch) => write!(f, " of batch {batch} of the {name}"),
+            BatchOrigin::Batch => write!(f, " of the batch"),
+            BatchOrigin::Data(name, batch) => write!(f, " of batch {batch} of the {name}"),
         }
     }
 }
 
-impl Engine {
+/// What a batch must look like.
+pub(crate) struct BatchChecks {
+    pub(super) def: Arc<Definition>,
+    /// What each loss expects of its target.
+    pub(super) targets: Vec<Type>,
+    pub(super) output_names: Vec<String>,
+    /// The layers that look up rows of a table.
+    pub(super) lookups: Vec<Lookup>,
+    /// Where the next batch comes from.
+    pub(crate) origin: BatchOrigin,
+}
+
+impl BatchChecks {
+    /// Element types of the inputs.
+    pub(crate) fn input_dtypes(&self) -> Vec<DType> {
+        self.def.input_dtypes()
+    }
+
+    /// Element types of the targets.
+    pub(crate) fn target_dtypes(&self) -> Vec<DType> {
+        self.targets.iter().map(|t| t.dtype).collect()
+    }
+
     /// Fails unless there are as many inputs or targets as the model has.
     pub(crate) fn check_count(&self, what: &str, expected: usize, received: usize) -> Result<()> {
         if expected == received {
@@ -86,21 +110,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Where this worker's rows are in the tensors of a batch.
-    pub(super) fn held_rows(&self, batch: &HostBatch) -> Result<Range<usize>> {
-        let own = self.share().rows(batch.rows);
-        match &batch.own {
-            None => Ok(own),
-            Some(held) if *held == own => Ok(0..own.len()),
-            Some(held) => {
-                let owner = format!("model '{}'", self.def.name);
-                let (expected, received) = (format!("{own:?}"), format!("{held:?}"));
-                Err(Error::argument(owner, "rows of this worker", expected, received))
-            }
-        }
-    }
-
-    /// Class numbers must name a class; `first` is the number of the first of these rows.
+    /// Fails unless class numbers name a class; `first` is the number of the first of these rows.
     pub(crate) fn check_labels(
         &self,
         output: usize,

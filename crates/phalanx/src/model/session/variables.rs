@@ -1,42 +1,42 @@
-//! What an optimizer has gathered, in the order of Keras' variables.
+//! The state of an optimizer, in the order of Keras' variables.
 
-use super::{Engine, StepKind, lock};
+use super::{Session, StepKind, lock};
 use crate::error::{Error, Result};
 use crate::layer::ModelWeight;
-use crate::saving::{Training, TrainingState, Variable, layers_in_order, optimizer_object};
+use crate::saving::{Training, TrainingState, Variable, layers_in_order};
 use crate::schedules::LearningRate;
 use phalanx_graph::Tensor;
 use phalanx_graph::loss_scale::STATE;
 use phalanx_graph::update::{Slot, SlotInit};
 use serde_json::{Map, Value};
 
-/// Variables behind the iteration that belong to a loss scale.
+/// Variables after the iteration that belong to a loss scale.
 const OF_SCALE: usize = 4;
 
 /// Keras' variables beyond iteration and learning rate.
 enum Kind {
     /// A slot of a weight.
     Slot(usize, usize),
-    /// The gradient gathered so far for a weight: the sum over the batches since the last update.
-    Gathered(usize),
+    /// The accumulated gradient of a weight: the sum over the batches since the last update.
+    Accumulated(usize),
     /// A number of the optimizer's own, which follows from the step.
     Scalar(f64),
 }
 
-impl Engine {
+impl Session {
     /// The weights that are trained, in Keras' order.
     fn trained_in_order(&self) -> Vec<&ModelWeight> {
         let mut out = vec![];
         for layer in layers_in_order(&self.def) {
-            let of_layer = self.weights.iter().filter(|w| w.layer.same(&layer));
-            out.extend(of_layer.filter(|w| self.trained.contains(&w.param)));
+            let of_layer = self.weights.all.iter().filter(|w| w.layer.same(&layer));
+            out.extend(of_layer.filter(|w| self.weights.is_trained(w.param)));
         }
         out
     }
 
     /// The variables of Keras' optimizer, slots of one group weight by weight.
     fn variables(&self, slots: &[Slot], weights: usize) -> Vec<Kind> {
-        let common = self.optimizer.common();
+        let common = self.objective.optimizer.common();
         let mut groups: Vec<Vec<usize>> = vec![];
         let own = slots.len() - usize::from(common.use_ema);
         if common.use_ema {
@@ -52,80 +52,72 @@ impl Engine {
         let mut out = vec![];
         for (i, group) in groups.iter().enumerate() {
             if i == usize::from(common.use_ema) && common.gradient_accumulation_steps.is_some() {
-                out.extend((0..weights).map(Kind::Gathered));
+                out.extend((0..weights).map(Kind::Accumulated));
             }
             out.extend((0..weights).flat_map(|w| group.iter().map(move |s| Kind::Slot(*s, w))));
         }
         if groups.len() == usize::from(common.use_ema)
             && common.gradient_accumulation_steps.is_some()
         {
-            out.extend((0..weights).map(Kind::Gathered));
+            out.extend((0..weights).map(Kind::Accumulated));
         }
-        out.extend(self.optimizer.state_scalars(self.updates).into_iter().map(Kind::Scalar));
+        out.extend(
+            self.objective
+                .optimizer
+                .state_scalars(self.state.updates)
+                .into_iter()
+                .map(Kind::Scalar),
+        );
         out
-    }
-
-    /// The learning rate that a file keeps beside the optimizer: none where a schedule rules.
-    fn kept_learning_rate(&self) -> Option<f64> {
-        match self.optimizer.common().learning_rate {
-            LearningRate::Constant(rate) => Some(self.learning_rate.unwrap_or(rate)),
-            LearningRate::Schedule(_) => None,
-        }
-    }
-
-    /// The options of the optimizer, and of the one inside of it.
-    pub(crate) fn optimizer_options(&self) -> Map<String, Value> {
-        let mut options = self.optimizer.config();
-        if let Some((inner, _)) = self.optimizer.inner() {
-            options.remove("inner_optimizer");
-            options.extend(inner.config());
-        }
-        options
     }
 
     /// What the model was compiled with, under Keras' keys.
     pub(crate) fn compile_config(&self) -> Map<String, Value> {
-        let mut config = self.described.clone();
-        let optimizer = optimizer_object(&*self.optimizer, self.kept_learning_rate());
-        config.insert("optimizer".into(), optimizer);
-        config
+        self.objective.compile_config(self.state.set_rate())
     }
 
-    /// What the model was compiled with, and everything gathered so far.
+    fn stored_learning_rate(&self) -> Option<f64> {
+        self.objective.stored_learning_rate(self.state.set_rate())
+    }
+
+    /// What the model was compiled with, and the state of its optimizer.
     pub(crate) fn training(&self) -> Training {
         let config = self.compile_config();
-        let optimizer = self.optimizer.common().name.clone();
+        let optimizer = self.objective.optimizer.common().name.clone();
         Training { config, optimizer, state: self.training_state(), unkept: self.unkept() }
     }
 
-    /// What Keras' files have no place for.
+    /// What Keras' files cannot store.
     fn unkept(&self) -> Vec<String> {
         let mut unkept = vec![];
-        let (count, _) = self.gathered;
-        if count != self.batches_gathered_in_file() {
+        let (count, _) = self.state.accumulated();
+        if count != self.accumulated_in_file() {
             let words = format!("the gradients of {count} batches gathered towards an update");
             unkept.push(format!("{words} (BackupAndRestore keeps them)"));
         }
-        let schedule = matches!(self.optimizer.common().learning_rate, LearningRate::Schedule(_));
-        if let Some(rate) = self.learning_rate.filter(|_| schedule) {
+        let schedule =
+            matches!(self.objective.optimizer.common().learning_rate, LearningRate::Schedule(_));
+        if let Some(rate) = self.state.set_rate().filter(|_| schedule) {
             let words = format!("the learning rate {rate} set in the place of a schedule");
             unkept.push(format!("{words} (BackupAndRestore keeps it)"));
         }
         unkept
     }
 
-    /// Batches that a file's accumulators are of: Keras counts them by the iteration.
-    fn batches_gathered_in_file(&self) -> u64 {
-        self.gather_steps().map_or(0, |every| self.iterations() % every.max(1))
+    /// Batches in a file's accumulators: Keras derives them from the iteration.
+    fn accumulated_in_file(&self) -> u64 {
+        self.objective
+            .accumulation_steps()
+            .map_or(0, |every| self.state.iterations() % every.max(1))
     }
 
     fn training_state(&self) -> TrainingState {
-        let slots = self.optimizer.rule().slots;
+        let slots = self.objective.optimizer.rule().slots;
         let weights = self.trained_in_order();
         let executor = lock(&self.executor);
         let started = executor.slots() == slots.len() && !slots.is_empty();
-        let (count, weight) = self.gathered;
-        let whole = count > 0 && count == self.batches_gathered_in_file();
+        let (count, weight) = self.state.accumulated();
+        let whole = count > 0 && count == self.accumulated_in_file();
         let kept = if whole { (count as f64 / weight) as f32 } else { 0.0 };
         let variable = |kind: Kind| match kind {
             Kind::Scalar(value) => {
@@ -142,7 +134,7 @@ impl Engine {
                 };
                 Variable::of(weights[w], &slots[slot].name, of)
             }
-            Kind::Gathered(w) => {
+            Kind::Accumulated(w) => {
                 let of = |n: usize| match executor.accumulated(weights[w].param) {
                     // Batches count as one each, in a run of an earlier version by their rows.
                     Some(sum) if kept > 0.0 => sum.iter().map(|v| v * kept).collect(),
@@ -153,11 +145,12 @@ impl Engine {
         };
         let kinds = self.variables(&slots, weights.len());
         TrainingState {
-            iterations: self.iterations(),
-            learning_rate: self.kept_learning_rate(),
+            iterations: self.state.iterations(),
+            learning_rate: self.stored_learning_rate(),
             scale: self
-                .scaling
-                .and_then(|(scaling, _)| executor.param(scaling.state).try_into().ok()),
+                .weights
+                .loss_scale
+                .and_then(|scaling| executor.param(scaling.state).try_into().ok()),
             variables: kinds.into_iter().map(variable).collect(),
         }
     }
@@ -165,7 +158,7 @@ impl Engine {
     /// The state of the loss scale and the iteration of the optimizer inside, where a file's variables
     /// begin with them: its own learning rate, the finite steps, the scale, the iteration.
     fn scale_in(&self, found: &[Tensor]) -> Option<([f32; STATE], u64)> {
-        self.scaling?;
+        self.weights.loss_scale?;
         let number = |tensor: &Tensor| match (tensor.dims(), tensor.f32()?) {
             ([], [number]) if number.is_finite() && *number >= 0.0 => Some(*number),
             _ => None,
@@ -176,7 +169,7 @@ impl Engine {
         usable.then_some(([scale, steps, 1.0], iteration as u64))
     }
 
-    /// Goes on from what a file holds: the iteration, then the learning rate (without a schedule) and
+    /// Continues from what a file holds: the iteration, then the learning rate (without a schedule) and
     /// the variables, if the optimizer had any yet.
     pub(crate) fn set_training_state(&mut self, iteration: u64, found: &[Tensor]) -> Result<()> {
         let scaled = self.scale_in(found);
@@ -185,7 +178,7 @@ impl Engine {
             None => (iteration, found),
         };
         let mut found = found.iter();
-        let rate = match self.kept_learning_rate() {
+        let rate = match self.stored_learning_rate() {
             None => None,
             Some(_) => {
                 let rate = found.next().and_then(Tensor::f32).unwrap_or_default();
@@ -197,8 +190,8 @@ impl Engine {
             }
         };
         let found: Vec<&Tensor> = found.collect();
-        let gathered = !found.is_empty();
-        let slots = self.optimizer.rule().slots;
+        let has_variables = !found.is_empty();
+        let slots = self.objective.optimizer.rule().slots;
         let trained = self.trained_in_order();
         let params: Vec<_> = trained.iter().map(|w| w.param).collect();
         let kinds = self.variables(&slots, params.len());
@@ -206,27 +199,26 @@ impl Engine {
             let dims: Vec<Vec<usize>> =
                 trained.iter().map(|w| w.layer.weights()[w.index].spec.dims.clone()).collect();
             check(&kinds, &dims, &found)?;
-            self.ensure(StepKind::Train, 1)?;
+            self.ensure_loaded(StepKind::Train, 1)?;
             let mut executor = lock(&self.executor);
             for (kind, tensor) in kinds.iter().zip(found) {
                 let values = tensor.f32().unwrap_or_default();
                 match kind {
                     Kind::Slot(slot, w) => executor.set_slot(*slot, params[*w], values)?,
-                    Kind::Gathered(w) => executor.set_accumulated(params[*w], values)?,
+                    Kind::Accumulated(w) => executor.set_accumulated(params[*w], values)?,
                     Kind::Scalar(_) => {}
                 }
             }
         }
-        if let (Some((scaling, scale)), Some((state, _))) = (&mut self.scaling, scaled) {
+        if let (Some(scaling), Some((state, _))) = (self.weights.loss_scale, scaled) {
             lock(&self.executor).set_param(scaling.state, &state)?;
-            *scale = state[0];
+            self.state.loss_scale = Some(state[0]);
         }
-        (self.steps, self.skipped) = (iteration, 0);
-        self.updates = iteration / self.gather_steps().unwrap_or(1).max(1);
-        let batches = if gathered { self.batches_gathered_in_file() } else { 0 };
-        self.gathered = (batches, batches as f64);
+        self.state.set_iterations(iteration, self.objective.accumulation_steps());
+        let batches = if has_variables { self.accumulated_in_file() } else { 0 };
+        self.state.set_accumulated((batches, batches as f64));
         if let Some(rate) = rate {
-            self.optimizer.common_mut().learning_rate = LearningRate::Constant(rate);
+            self.objective.optimizer.common_mut().learning_rate = LearningRate::Constant(rate);
         }
         Ok(())
     }
@@ -235,7 +227,7 @@ impl Engine {
 /// Fails unless the file's variables are those of the optimizer.
 fn check(kinds: &[Kind], dims: &[Vec<usize>], found: &[&Tensor]) -> Result<()> {
     let expected = |kind: &Kind| match kind {
-        Kind::Slot(_, w) | Kind::Gathered(w) => dims[*w].clone(),
+        Kind::Slot(_, w) | Kind::Accumulated(w) => dims[*w].clone(),
         Kind::Scalar(_) => vec![],
     };
     if kinds.len() != found.len() {

@@ -1,0 +1,142 @@
+//! The weights on the devices, bound to the layers that own them.
+
+use crate::error::{Error, Result};
+use crate::layer::{LayerHandle, ModelWeight, SharedExecutor, lock};
+use phalanx_graph::loss_scale::LossScale;
+use phalanx_graph::{ParamId, ParamSpec};
+
+/// A layer with weights, its parameters, and the version of its host values that the devices have.
+struct BoundLayer {
+    layer: LayerHandle,
+    params: Vec<ParamId>,
+    seen: Option<u64>,
+}
+
+/// The weights of a model on its devices.
+pub(crate) struct DeviceWeights {
+    executor: SharedExecutor,
+    /// In the order of the model.
+    pub all: Vec<ModelWeight>,
+    layers: Vec<BoundLayer>,
+    /// The weights that the optimizer updates, as `trainable` was when the model was compiled.
+    trained: Vec<ParamId>,
+    /// The parameter that holds the loss scale, if the loss is scaled.
+    pub loss_scale: Option<LossScale>,
+}
+
+impl DeviceWeights {
+    pub fn new(
+        executor: SharedExecutor,
+        weights: Vec<ModelWeight>,
+        params: &[ParamSpec],
+        loss_scale: Option<LossScale>,
+    ) -> DeviceWeights {
+        let trained = weights.iter().map(|w| w.param).filter(|p| params[p.index()].trainable);
+        let trained = trained.collect();
+        let mut layers: Vec<BoundLayer> = vec![];
+        for w in &weights {
+            match layers.iter_mut().find(|bound| bound.layer.same(&w.layer)) {
+                Some(bound) => bound.params.push(w.param),
+                None => {
+                    let (layer, params) = (w.layer.clone(), vec![w.param]);
+                    layers.push(BoundLayer { layer, params, seen: None });
+                }
+            }
+        }
+        DeviceWeights { executor, all: weights, layers, trained, loss_scale }
+    }
+
+    /// Whether the optimizer updates a weight.
+    pub fn is_trained(&self, param: ParamId) -> bool {
+        self.trained.contains(&param)
+    }
+
+    /// Sends weights to the devices that changed since the devices last saw them: on the host, or on
+    /// the devices of another model that shares the layer.
+    pub fn sync_to_devices(&mut self) -> Result<()> {
+        for bound in &mut self.layers {
+            let version = bound.layer.sync_from_other(Some(&self.executor));
+            if version.is_none() || version == bound.seen {
+                continue;
+            }
+            // Copied first: a reader of these devices' weights locks the devices before the layer.
+            let values: Vec<_> = bound.layer.weights().iter().map(|w| w.values.clone()).collect();
+            for (values, param) in values.iter().zip(&bound.params) {
+                if let Some(values) = values {
+                    lock(&self.executor).set_param(*param, values)?;
+                }
+            }
+            bound.seen = version;
+        }
+        Ok(())
+    }
+
+    /// Declares that the newest weights will be on these devices.
+    pub fn take_ownership(&self) {
+        for bound in &self.layers {
+            bound.layer.set_owner(&self.executor, &bound.params);
+        }
+    }
+
+    /// Names as `layer/weight`.
+    pub fn names(&self) -> Vec<String> {
+        let full =
+            |w: &ModelWeight| format!("{}/{}", w.layer_name, w.layer.weights()[w.index].spec.name);
+        self.all.iter().map(full).collect()
+    }
+
+    /// Every weight with its name and dimensions, once.
+    pub fn named(&self) -> Vec<(String, ParamId, Vec<usize>)> {
+        let mut weights: Vec<(String, ParamId, Vec<usize>)> = vec![];
+        for (weight, name) in self.all.iter().zip(self.names()) {
+            if !weights.iter().any(|known| known.1 == weight.param) {
+                let dims = weight.layer.weights()[weight.index].spec.dims.clone();
+                weights.push((name, weight.param, dims));
+            }
+        }
+        weights
+    }
+
+    /// A weight by name.
+    pub fn read(&self, name: &str) -> Option<Vec<f32>> {
+        let at = self.names().iter().position(|n| n == name)?;
+        Some(lock(&self.executor).param(self.all[at].param))
+    }
+
+    /// Sets weights by name.
+    pub fn write(&self, weights: &[(String, Vec<f32>)]) -> Result<()> {
+        let names = self.names();
+        for (name, values) in weights {
+            let Some(at) = names.iter().position(|n| n == name) else {
+                return Err(Error::Unknown { kind: "weight", name: name.clone(), known: names });
+            };
+            lock(&self.executor).set_param(self.all[at].param, values)?;
+        }
+        Ok(())
+    }
+
+    /// Whether every number is finite.
+    pub fn is_finite(&self) -> bool {
+        let executor = lock(&self.executor);
+        let finite = |w: &ModelWeight| executor.param(w.param).iter().all(|v| v.is_finite());
+        self.all.iter().all(finite)
+    }
+
+    /// Replaces the trained weights by their moving average, the optimizer's last slot.
+    pub fn apply_moving_average(&self) -> Result<()> {
+        let mut executor = lock(&self.executor);
+        let Some(last) = executor.slots().checked_sub(1) else { return Ok(()) };
+        for param in &self.trained {
+            let average = executor.slot(last, *param);
+            executor.set_param(*param, &average)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for DeviceWeights {
+    /// Trained values stay with the layers.
+    fn drop(&mut self) {
+        self.layers.iter().for_each(|bound| bound.layer.release(&self.executor));
+    }
+}

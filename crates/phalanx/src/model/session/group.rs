@@ -1,0 +1,172 @@
+//! What the workers of a job tell each other between steps.
+
+use super::Session;
+use crate::data::{Dataset, Digest, shown_digest};
+use crate::error::{Error, Result};
+use crate::layer::lock;
+use crate::model::RunState;
+use crate::progress::Verbose;
+use crate::saving;
+use crate::strategy::DeviceKind;
+use crate::workers::lost;
+use phalanx_cpu::simd::Isa;
+use phalanx_graph::process_group::{Cluster, all_gather};
+use serde_json::Value;
+use std::path::PathBuf;
+
+/// The workers of a job; a single one if there is no cluster.
+pub(crate) struct Workers(pub Option<Cluster>);
+
+impl Workers {
+    /// Whether there are others.
+    pub fn several(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Whether this worker writes files and prints.
+    pub fn is_chief(&self) -> bool {
+        self.0.as_ref().is_none_or(|c| c.peers.rank() == 0)
+    }
+
+    /// What this worker prints: nothing unless it is the chief.
+    pub fn verbose(&self, requested: u8) -> Result<Verbose> {
+        Verbose::try_from(if self.is_chief() { requested } else { 0 })
+    }
+
+    /// The bytes of every worker, in the order of their ranks.
+    pub fn all_gather(&self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        let Some(cluster) = &self.0 else { return Ok(vec![mine]) };
+        all_gather(&*cluster.peers, &mine).map_err(lost)
+    }
+
+    /// The chief's bytes.
+    fn broadcast(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
+        let mine = if self.is_chief() { mine } else { vec![] };
+        Ok(self.all_gather(mine)?.swap_remove(0))
+    }
+
+    /// The run that the chief resumes.
+    pub fn broadcast_run(&self, found: Option<RunState>) -> Result<Option<RunState>> {
+        if !self.several() {
+            return Ok(found);
+        }
+        let mine = found.clone().map_or(Ok(vec![]), RunState::into_bytes)?;
+        let bytes = self.broadcast(mine)?;
+        match (self.is_chief(), bytes.is_empty()) {
+            (true, _) => Ok(found),
+            (false, true) => Ok(None),
+            (false, false) => RunState::from_bytes(&bytes).map(Some),
+        }
+    }
+
+    /// Where the chief saved the run.
+    pub fn broadcast_path(&self, path: Option<PathBuf>) -> Result<Option<PathBuf>> {
+        if !self.several() {
+            return Ok(path);
+        }
+        let text = path.map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
+        let bytes = self.broadcast(text.into_bytes())?;
+        let text = String::from_utf8_lossy(&bytes);
+        Ok((!text.is_empty()).then(|| PathBuf::from(&*text)))
+    }
+
+    /// Fails if workers differ; `facts` are names and their values on this worker.
+    pub fn check_equal(&self, facts: &[(String, String)]) -> Result<()> {
+        let Some(cluster) = &self.0 else { return Ok(()) };
+        let mine = serde_json::to_vec(facts).map_err(|e| Error::config("workers", e))?;
+        let all = all_gather(&*cluster.peers, &mine).map_err(lost)?;
+        let read = |bytes: &Vec<u8>| -> Vec<(String, String)> {
+            serde_json::from_slice(bytes).unwrap_or_default()
+        };
+        let chief = read(&all[0]);
+        for (rank, other) in all.iter().enumerate().skip(1) {
+            let other = read(other);
+            let same = |at: &usize| chief.get(*at) == other.get(*at);
+            let Some(at) = (0..chief.len().max(other.len())).find(|at| !same(at)) else { continue };
+            let value = |list: &[(String, String)], rank: usize| {
+                let value = list.get(at).map_or("nothing", |fact| fact.1.as_str());
+                format!("{value} on {}", cluster.peers.name(rank))
+            };
+            let name = chief.get(at).or(other.get(at)).map_or("", |fact| fact.0.as_str());
+            let (expected, received) = (value(&chief, 0), value(&other, rank));
+            return Err(Error::argument("workers", name, expected, received));
+        }
+        Ok(())
+    }
+}
+
+/// The flag of a worker that was asked to stop.
+const STOP_FLAG: u64 = 1;
+
+impl Session {
+    /// Tells the other workers, along with the next step, whether this one was asked to stop.
+    pub(crate) fn set_stop_flag(&mut self, stop: bool) {
+        lock(&self.executor).set_flags(if stop { STOP_FLAG } else { 0 });
+    }
+
+    /// Whether any worker was asked to stop before the last step. All workers get the same answer; a
+    /// single one has only its own.
+    pub(crate) fn any_worker_stopping(&self, own: bool) -> bool {
+        lock(&self.executor).flags().map_or(own, |flags| flags & STOP_FLAG != 0)
+    }
+
+    /// What must be the same on every worker. `data` comes before what follows from it: notes about the
+    /// data in the model, weights that were adapted to them.
+    pub(crate) fn fingerprint(&self, data: &[(&str, String)]) -> Vec<(String, String)> {
+        let digest = |text: String| {
+            let mut digest = Digest::default();
+            digest.bytes(text.as_bytes());
+            format!("{:016x}", digest.end())
+        };
+        let notes: Vec<String> = self.def.notes().iter().map(|(k, v)| format!("{k}={v}")).collect();
+        let timeout = self.workers.0.as_ref().and_then(|c| c.peers.timeout());
+        let executor = lock(&self.executor);
+        let mut weights = Digest::default();
+        self.weights.all.iter().for_each(|w| weights.floats(&executor.param(w.param)));
+        let mut facts = vec![("version".to_string(), env!("CARGO_PKG_VERSION").to_string())];
+        facts.extend(data.iter().map(|(name, value)| (name.to_string(), value.clone())));
+        let own = [
+            ("model", format!("{} {}", self.def.name, digest(saving::structure(&self.def)))),
+            (
+                "losses and metrics",
+                digest(Value::Object(self.objective.described.clone()).to_string()),
+            ),
+            ("seed", self.state.seed.to_string()),
+            ("deterministic mode", executor.mesh().fixed.to_string()),
+            ("precision", format!("{:?}", self.placement.policy)),
+            ("instruction set", self.isa()),
+            ("gradients during backward (PHALANX_OVERLAP)", phalanx_cpu::overlaps().to_string()),
+            ("collective timeout", timeout.map_or("none".into(), |t| format!("{t:?}"))),
+            ("weights", format!("{:016x}", weights.end())),
+            ("notes of the model", digest(notes.join("\n"))),
+            ("optimizer", self.objective.optimizer.class_name().into()),
+        ];
+        facts.extend(own.map(|(name, value)| (name.into(), value)));
+        let options = self.objective.optimizer.config().into_iter();
+        facts.extend(
+            options.map(|(name, value)| (format!("optimizer's {name}"), value.to_string())),
+        );
+        facts
+    }
+
+    /// The instruction set, if numbers depend on it.
+    fn isa(&self) -> String {
+        match self.placement.kind {
+            DeviceKind::Cpu => Isa::detect().map_or_else(|e| e.to_string(), |isa| isa.to_string()),
+            DeviceKind::Gpu => "any".into(),
+        }
+    }
+
+    /// Fails if workers are about to evaluate or predict on other data, or with another model.
+    pub(crate) fn check_pass(&self, data: &dyn Dataset) -> Result<()> {
+        if !self.workers.several() {
+            return Ok(());
+        }
+        let facts = [
+            ("global batch size", data.batch_size().to_string()),
+            ("samples", data.len().map_or("unknown".into(), |n| n.to_string())),
+            ("data", shown_digest(data.digest()).unwrap_or_else(|| "unknown".into())),
+        ];
+        self.workers.check_equal(&self.fingerprint(&facts))
+    }
+}

@@ -1,0 +1,297 @@
+//! A compiled model on its devices. [`Session`] joins the parts that `compile` builds: the objective, the
+//! steps and their programs, the weights on the devices, the counters of training, the other workers.
+
+mod batch_checks;
+mod device_weights;
+mod group;
+mod indices;
+mod objective;
+mod programs;
+mod resident;
+mod run_step;
+mod saved_state;
+mod tally;
+mod train_state;
+mod variables;
+
+pub(crate) use batch_checks::{BatchChecks, BatchOrigin};
+pub(crate) use group::Workers;
+pub(crate) use objective::{Objective, Tracked};
+pub use programs::StepKind;
+pub(crate) use resident::ResidentTable;
+pub(crate) use saved_state::is_weight;
+pub(crate) use tally::Tally;
+pub(crate) use train_state::{Accumulation, TrainState};
+
+use super::Model;
+use super::compile::Resolved;
+use super::definition::Definition;
+use super::steps::{self, Lowered};
+use crate::error::Result;
+use crate::layer::{Lowering, SharedExecutor, lock};
+use crate::optimizers::Scaling;
+use crate::strategy::{DeviceKind, MirroredStrategy};
+use crate::workers::MultiWorkerMirroredStrategy;
+use device_weights::DeviceWeights;
+use phalanx_graph::exec::{ExecError, ProgramId, StepTimes};
+use phalanx_graph::loss_scale::LossScale;
+use phalanx_graph::process_group::LocalShard;
+use phalanx_graph::profile::Profile;
+use phalanx_graph::program::{Policy, Split};
+use phalanx_graph::{Mesh, Options, Program, Step, Type};
+use programs::{LoadedProgram, LoadedPrograms, StepCache};
+use resident::ResidentTables;
+use serde_json::Map;
+use std::sync::{Arc, Mutex};
+
+/// The devices of this process.
+pub(crate) struct Placement {
+    /// As the strategy names them.
+    pub names: Vec<String>,
+    pub kind: DeviceKind,
+    /// As requested; CPU devices store 32-bit floats anyway.
+    pub policy: Policy,
+}
+
+impl Placement {
+    fn new(strategy: &MirroredStrategy) -> Placement {
+        Placement {
+            names: strategy.devices().iter().map(ToString::to_string).collect(),
+            kind: strategy.devices()[0].kind,
+            policy: strategy.asked_policy(),
+        }
+    }
+
+    /// What programs for devices of a kind are compiled for.
+    fn options(&self, mesh: Mesh, max_batch: usize, kind: DeviceKind) -> Options {
+        let (policy, reuse_delay) = match kind {
+            DeviceKind::Cpu => (Policy::Float32, 0),
+            DeviceKind::Gpu => (self.policy, phalanx_cuda::REUSE_DELAY),
+        };
+        Options { mesh, max_batch, policy, reuse_delay }
+    }
+}
+
+/// A compiled model on its devices.
+pub(crate) struct Session {
+    pub(crate) def: Arc<Definition>,
+    pub(crate) objective: Objective,
+    pub(crate) checks: BatchChecks,
+    pub(crate) placement: Placement,
+    pub(crate) workers: Workers,
+    pub(crate) state: TrainState,
+    pub(crate) weights: DeviceWeights,
+    executor: SharedExecutor,
+    steps: StepCache,
+    loaded: LoadedPrograms,
+    tables: ResidentTables,
+    /// What the last step fetched.
+    fetched: Vec<Vec<f32>>,
+    /// Whether a warning said that memory is short.
+    pub(super) memory_warned: bool,
+}
+
+fn lower(
+    def: &Definition,
+    training: bool,
+    synchronized: bool,
+    scaling: Option<Scaling>,
+) -> Result<Lowered> {
+    let mut low = Lowering::new(training);
+    low.synchronized = synchronized;
+    let feeds = def.feeds(&mut low);
+    let inputs: Vec<_> = feeds.iter().map(|f| low.graph.feed(*f)).collect();
+    let outputs = def.lower(&mut low, &inputs, "")?;
+    let scaling = scaling.map(|s| LossScale::declare(&mut low.graph, s.growth_steps));
+    Ok(Lowered { low, outputs, scaling })
+}
+
+impl Session {
+    /// Lowers the model once for training. That lowering declares the parameters, and becomes the
+    /// training step.
+    pub(crate) fn new(model: &Model, resolved: Resolved) -> Result<Session> {
+        let Resolved { optimizer, losses, loss_weights, metrics, described, strategy, seed } =
+            resolved;
+        let scaling = optimizer.inner().map(|(_, scaling)| scaling);
+        let mut lowered =
+            lower(&model.def, !losses.is_empty(), strategy.local().is_deterministic(), scaling)?;
+        let graph = &lowered.low.graph;
+        let types: Vec<Type> = lowered.outputs.iter().map(|o| graph.ty(*o).clone()).collect();
+        let targets: Vec<Type> =
+            losses.iter().zip(&types).map(|(loss, ty)| loss.target(ty)).collect::<Result<_>>()?;
+        let metrics = objective::resolve_metrics(metrics, &targets, &types)?;
+        let output_names = model.output_names();
+        let executor: SharedExecutor = Arc::new(Mutex::new(strategy.executor(graph.params())?));
+        let deterministic = lock(&executor).mesh().fixed;
+        let state = TrainState::new(seed, &*optimizer, deterministic);
+        let checks = BatchChecks {
+            def: model.def.clone(),
+            targets,
+            output_names: output_names.clone(),
+            lookups: indices::lookups(graph, model.def.inputs.len()),
+            origin: BatchOrigin::default(),
+        };
+        let objective =
+            Objective { optimizer, losses, loss_weights, metrics, described, output_names };
+        let weights = lowered.low.weights.clone();
+        let weights =
+            DeviceWeights::new(executor.clone(), weights, graph.params(), lowered.scaling);
+        for (param, values) in std::mem::take(&mut lowered.low.constants) {
+            lock(&executor).set_param(param, &values)?;
+        }
+        if let Some((scaling, scale)) = lowered.scaling.zip(state.loss_scale) {
+            lock(&executor).set_param(scaling.state, &[scale, 0.0, 1.0])?;
+        }
+        let mut session = Session {
+            def: model.def.clone(),
+            objective,
+            checks,
+            placement: Placement::new(strategy.local()),
+            workers: Workers(strategy.cluster().cloned()),
+            state,
+            weights,
+            executor,
+            steps: StepCache::default(),
+            loaded: LoadedPrograms::default(),
+            tables: ResidentTables::default(),
+            fetched: vec![],
+            memory_warned: false,
+        };
+        session.weights.sync_to_devices()?;
+        session.build_first_step(lowered)?;
+        Ok(session)
+    }
+
+    /// Builds the steps that follow from the first lowering: training with its constraints, or
+    /// prediction for a model without losses. Finds losses and metrics that do not fit.
+    fn build_first_step(&mut self, lowered: Lowered) -> Result<()> {
+        if !self.objective.is_compiled() {
+            self.steps.set(StepKind::Predict, steps::predict(lowered));
+            return Ok(());
+        }
+        self.objective.check_names()?;
+        let constraints = steps::constraints(lowered.low.graph.params(), &lowered.low.weights)?;
+        let rule = self.objective.optimizer.rule();
+        self.steps.set(StepKind::Train, steps::train(lowered, &self.objective, rule)?);
+        if let Some(step) = constraints {
+            let options = self.placement.options(self.mesh(), 1, self.placement.kind);
+            let program = Program::compile(step, options)?;
+            self.loaded.constraints = Some(lock(&self.executor).load(program)?);
+        }
+        Ok(())
+    }
+
+    /// A session that only predicts, for models that were never compiled.
+    pub(crate) fn inference(
+        model: &Model,
+        strategy: MultiWorkerMirroredStrategy,
+    ) -> Result<Session> {
+        let optimizer = Box::new(crate::optimizers::SGD::default());
+        let (losses, loss_weights, metrics) = (vec![], vec![], vec![]);
+        let described = Map::new();
+        let resolved =
+            Resolved { optimizer, losses, loss_weights, metrics, described, strategy, seed: 0 };
+        Session::new(model, resolved)
+    }
+
+    /// The learning rate of the next step.
+    pub(crate) fn learning_rate(&self) -> f64 {
+        self.state.learning_rate(&*self.objective.optimizer, 0)
+    }
+
+    /// Gradient accumulation as the optimizer requests it.
+    pub(crate) fn optimizer_accumulation(&self) -> Option<Accumulation> {
+        let every = self.objective.accumulation_steps()?;
+        Some(Accumulation { every, last: false, by_rows: false })
+    }
+
+    fn build(&self, kind: StepKind) -> Result<Step> {
+        let training = matches!(kind, StepKind::Train | StepKind::Gradients);
+        let scaling = self.objective.loss_scaling();
+        let lowered = lower(&self.def, training, self.mesh().fixed, scaling)?;
+        let rule = self.objective.optimizer.rule();
+        match kind {
+            StepKind::Train => steps::train(lowered, &self.objective, rule),
+            StepKind::Test => steps::test(lowered, &self.objective),
+            StepKind::Predict => Ok(steps::predict(lowered)),
+            StepKind::Gradients => steps::gradients(lowered, &self.objective, rule),
+        }
+    }
+
+    /// The devices and workers that programs are compiled for.
+    pub(super) fn mesh(&self) -> Mesh {
+        lock(&self.executor).mesh()
+    }
+
+    /// The program of a step as other devices would run it.
+    pub(super) fn program_on(
+        &self,
+        kind: StepKind,
+        batch: usize,
+        mesh: Mesh,
+        devices: DeviceKind,
+    ) -> Result<Program> {
+        let options = self.placement.options(mesh, batch, devices);
+        self.steps.compile(kind, options, || self.build(kind))
+    }
+
+    /// The program of a step for a batch of this size, as it would run.
+    pub(crate) fn program(&self, kind: StepKind, max_batch: usize) -> Result<Arc<Program>> {
+        let options = self.placement.options(self.mesh(), max_batch, self.placement.kind);
+        self.steps.program(kind, options, || self.build(kind))
+    }
+
+    /// Loads the program of a step for batches of this size, unless one that serves them is loaded.
+    pub(crate) fn ensure_loaded(&mut self, kind: StepKind, batch: usize) -> Result<ProgramId> {
+        // A device with few rows predicts in another way than one with many.
+        let few_rows = Split::of(self.mesh(), batch) == Split::Spatial;
+        if let Some(id) = self.loaded.get(kind, few_rows, batch) {
+            return Ok(id);
+        }
+        let program = self.program(kind, batch)?;
+        self.check_memory(&program, kind, batch)?;
+        let mut loaded = lock(&self.executor).load((*program).clone());
+        if matches!(loaded, Err(ExecError::Memory { .. })) && self.evict_all() {
+            loaded = lock(&self.executor).load((*program).clone());
+        }
+        let id = loaded.map_err(|e| self.explain(e, kind, batch))?;
+        let fetches = program.fetches().to_vec();
+        self.loaded.set(kind, few_rows, LoadedProgram { id, max_batch: batch, fetches });
+        Ok(id)
+    }
+
+    pub(crate) fn times(&self) -> StepTimes {
+        lock(&self.executor).times()
+    }
+
+    pub(crate) fn set_profiling(&mut self, on: bool) {
+        self.loaded.profiling = on;
+        lock(&self.executor).set_profiling(on);
+    }
+
+    pub(crate) fn profile(&self, kind: StepKind) -> Option<Profile> {
+        self.loaded.of(kind).find_map(|program| lock(&self.executor).profile(program.id))
+    }
+
+    pub(crate) fn check_consistency(&self) -> Result<()> {
+        Ok(lock(&self.executor).check_consistency()?)
+    }
+
+    /// The devices of this worker, and so its rows of every batch.
+    fn shard(&self) -> LocalShard {
+        lock(&self.executor).shard()
+    }
+
+    /// The same, if there are several workers.
+    pub(crate) fn worker_shard(&self) -> Option<LocalShard> {
+        self.workers.several().then(|| self.shard())
+    }
+
+    /// Ends training: an optimizer with a moving average leaves it in the weights.
+    pub(crate) fn finish_training(&mut self) -> Result<()> {
+        match self.objective.optimizer.common().use_ema && self.state.updates > 0 {
+            true => self.weights.apply_moving_average(),
+            false => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What a model is trained for: optimizer, losses and metrics.
+
+use super::Tally;
+use crate::data::HostBatch;
+use crate::error::{Error, Result};
+use crate::losses::{Loss, Reduction};
+use crate::metrics::{self, Metric};
+use crate::model::Logs;
+use crate::model::compile::MetricArgument;
+use crate::optimizers::{Optimizer, Scaling};
+use crate::saving::optimizer_object;
+use crate::schedules::LearningRate;
+use phalanx_graph::Type;
+use serde_json::{Map, Value};
+use std::collections::HashSet;
+
+/// A metric, and whether the sample weights count in it.
+pub(crate) struct Tracked {
+    pub metric: Box<dyn Metric>,
+    pub weighted: bool,
+}
+
+/// The metrics of an output as the user gave them, each with whether the sample weights count in it.
+pub(crate) type RequestedMetrics = Vec<(MetricArgument, bool)>;
+
+/// What a model is trained for. A model that only predicts has no losses.
+pub(crate) struct Objective {
+    pub optimizer: Box<dyn Optimizer>,
+    pub losses: Vec<Box<dyn Loss>>,
+    pub loss_weights: Vec<f64>,
+    /// By output.
+    pub metrics: Vec<Vec<Tracked>>,
+    /// Losses and metrics as the user gave them, under Keras' keys.
+    pub described: Map<String, Value>,
+    pub output_names: Vec<String>,
+}
+
+/// Finds metrics by name and checks all of them; `targets` and `outputs` are the types they compare.
+pub(crate) fn resolve_metrics(
+    requested: Vec<RequestedMetrics>,
+    targets: &[Type],
+    outputs: &[Type],
+) -> Result<Vec<Vec<Tracked>>> {
+    let resolve = |(i, list): (usize, RequestedMetrics)| {
+        list.into_iter()
+            .map(|(metric, weighted)| {
+                let metric = match metric {
+                    MetricArgument::Value(metric) => metric.validate().map(|()| metric),
+                    MetricArgument::Name(name) => metrics::get(&name, &targets[i], &outputs[i]),
+                }?;
+                Ok(Tracked { metric, weighted })
+            })
+            .collect()
+    };
+    requested.into_iter().enumerate().map(resolve).collect()
+}
+
+impl Objective {
+    /// Whether there is anything to train for.
+    pub fn is_compiled(&self) -> bool {
+        !self.losses.is_empty()
+    }
+
+    /// How the loss is scaled, if it is.
+    pub fn loss_scaling(&self) -> Option<Scaling> {
+        self.optimizer.inner().map(|(_, scaling)| scaling)
+    }
+
+    /// Batches of an update, if the optimizer accumulates gradients.
+    pub fn accumulation_steps(&self) -> Option<u64> {
+        self.optimizer.common().gradient_accumulation_steps
+    }
+
+    /// A tally of nothing.
+    pub fn tally(&self) -> Tally {
+        let states = self.metrics.iter().flatten().map(|m| m.metric.state_len());
+        Tally::new(self.losses.len(), states)
+    }
+
+    /// Loss and metrics under the names that Keras reports.
+    pub fn logs(&self, tally: &Tally) -> Logs {
+        let mut logs = Logs::default();
+        logs.push("loss", tally.loss());
+        let several = self.losses.len() > 1;
+        if several {
+            for (i, name) in self.output_names.iter().enumerate() {
+                logs.push(format!("{name}_loss"), tally.output_loss(i));
+            }
+        }
+        let mut states = tally.metric_states();
+        for (output, metrics) in self.output_names.iter().zip(&self.metrics) {
+            for Tracked { metric, .. } in metrics {
+                let Some(state) = states.next() else { break };
+                let name = match several {
+                    true => format!("{output}_{}", metric.name()),
+                    false => metric.name().to_string(),
+                };
+                logs.push(name, metric.result(state));
+            }
+        }
+        logs
+    }
+
+    /// Fails if two losses or metrics have the same name: they would be one series of the history.
+    pub fn check_names(&self) -> Result<()> {
+        let mut seen = HashSet::new();
+        for (name, _) in self.logs(&self.tally()) {
+            if !seen.insert(name.clone()) {
+                let expected = "each name once (rename one with named(...))";
+                return Err(Error::argument("compile", "losses and metrics", expected, name));
+            }
+        }
+        Ok(())
+    }
+
+    /// What each output's weighted loss sum over `rows` samples is divided by. `total_weight` is the
+    /// sum of the sample weights; only some reductions need it.
+    pub fn divisors(&self, rows: usize, total_weight: f64) -> Vec<f64> {
+        let divisor = |loss: &Box<dyn Loss>| match loss.reduction() {
+            Reduction::SumOverBatchSize => rows as f64,
+            Reduction::Sum => 1.0,
+            Reduction::MeanWithSampleWeight => total_weight,
+        };
+        self.losses.iter().map(divisor).collect()
+    }
+
+    /// Whether a loss is divided by the sum of the sample weights.
+    pub fn divides_by_weight(&self) -> bool {
+        self.losses.iter().any(|loss| loss.reduction() == Reduction::MeanWithSampleWeight)
+    }
+
+    /// The options of the optimizer, and of the one inside a loss scale optimizer.
+    pub fn optimizer_options(&self) -> Map<String, Value> {
+        let mut options = self.optimizer.config();
+        if let Some((inner, _)) = self.optimizer.inner() {
+            options.remove("inner_optimizer");
+            options.extend(inner.config());
+        }
+        options
+    }
+
+    /// The learning rate that a file stores beside the optimizer: none if a schedule sets it. `set` is
+    /// the rate that a callback or the user has set.
+    pub fn stored_learning_rate(&self, set: Option<f64>) -> Option<f64> {
+        match self.optimizer.common().learning_rate {
+            LearningRate::Constant(rate) => Some(set.unwrap_or(rate)),
+            LearningRate::Schedule(_) => None,
+        }
+    }
+
+    /// What the model was compiled with, under Keras' keys.
+    pub fn compile_config(&self, set_learning_rate: Option<f64>) -> Map<String, Value> {
+        let mut config = self.described.clone();
+        let rate = self.stored_learning_rate(set_learning_rate);
+        config.insert("optimizer".into(), optimizer_object(&*self.optimizer, rate));
+        config
+    }
+}
+
+/// The factors by which loss sums are multiplied, given what they are divided by.
+pub(super) fn inverted(divisors: &[f64]) -> Vec<f32> {
+    divisors.iter().map(|d| if *d == 0.0 { 0.0 } else { (1.0 / d) as f32 }).collect()
+}
+
+/// The sum of the weights of the samples that a batch holds here.
+pub(super) fn local_weights(batch: &HostBatch) -> &[f32] {
+    &batch.sample_weight[..batch.held()]
+}

@@ -1,0 +1,122 @@
+//! The steps of a model, each built once, and their programs, each compiled once.
+
+use crate::error::Result;
+use phalanx_graph::exec::ProgramId;
+use phalanx_graph::program::FetchPlan;
+use phalanx_graph::{Options, Program, Step};
+use std::cell::{OnceCell, RefCell};
+use std::sync::Arc;
+
+/// A step of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepKind {
+    /// Forward, backward, update.
+    Train,
+    /// Losses and metrics.
+    Test,
+    /// Outputs.
+    Predict,
+    /// Forward and backward; nothing changes.
+    Gradients,
+}
+
+/// Compiled programs that are kept for later calls with the same options.
+const MAX_PROGRAMS: usize = 8;
+
+/// The steps of a model and their programs. The training step is built by `compile`, the others on
+/// first use. Everyone who needs a program reads it here: the header of a run, the memory plan, `fit`.
+#[derive(Default)]
+pub(super) struct StepCache {
+    steps: [OnceCell<Step>; 4],
+    programs: RefCell<Vec<(StepKind, Options, Arc<Program>)>>,
+}
+
+impl StepCache {
+    /// Stores a step that was built already.
+    pub fn set(&self, kind: StepKind, step: Step) {
+        // A step is a function of the model: an earlier one is the same.
+        let _ = self.steps[kind as usize].set(step);
+    }
+
+    /// The program of a step. `build` builds the step if this is its first use.
+    pub fn program(
+        &self,
+        kind: StepKind,
+        options: Options,
+        build: impl FnOnce() -> Result<Step>,
+    ) -> Result<Arc<Program>> {
+        let known = |(k, o, _): &&(StepKind, Options, _)| *k == kind && *o == options;
+        if let Some((.., program)) = self.programs.borrow().iter().find(known) {
+            return Ok(program.clone());
+        }
+        let program = Arc::new(self.compile(kind, options, build)?);
+        let mut programs = self.programs.borrow_mut();
+        if programs.len() == MAX_PROGRAMS {
+            programs.remove(0);
+        }
+        programs.push((kind, options, program.clone()));
+        Ok(program)
+    }
+
+    /// As [`program`](Self::program), but nothing is kept: for a search over many batch sizes.
+    pub fn compile(
+        &self,
+        kind: StepKind,
+        options: Options,
+        build: impl FnOnce() -> Result<Step>,
+    ) -> Result<Program> {
+        let cell = &self.steps[kind as usize];
+        let step = match cell.get() {
+            Some(step) => step,
+            None => {
+                let step = build()?;
+                cell.get_or_init(|| step)
+            }
+        };
+        Ok(Program::compile(step.clone(), options)?)
+    }
+}
+
+/// A program on the devices.
+pub(super) struct LoadedProgram {
+    pub id: ProgramId,
+    pub max_batch: usize,
+    pub fetches: Vec<FetchPlan>,
+}
+
+/// Index of the program for predictions on few rows, after those of each kind.
+const FEW_ROWS: usize = 4;
+
+/// The programs on the devices: one of each kind, which serves smaller batches too and is replaced
+/// by one for a larger batch. Predictions on few rows have their own.
+#[derive(Default)]
+pub(super) struct LoadedPrograms {
+    programs: [Option<LoadedProgram>; 5],
+    /// Projects constrained weights after an update, if any weight is constrained.
+    pub constraints: Option<ProgramId>,
+    /// Whether every instruction is measured.
+    pub profiling: bool,
+}
+
+impl LoadedPrograms {
+    fn index(kind: StepKind, few_rows: bool) -> usize {
+        if kind == StepKind::Predict && few_rows { FEW_ROWS } else { kind as usize }
+    }
+
+    /// The program for a batch of this size.
+    pub fn get(&self, kind: StepKind, few_rows: bool, batch: usize) -> Option<ProgramId> {
+        let program = self.programs[Self::index(kind, few_rows)].as_ref();
+        program.filter(|p| p.max_batch >= batch).map(|p| p.id)
+    }
+
+    /// Replaces a program.
+    pub fn set(&mut self, kind: StepKind, few_rows: bool, program: LoadedProgram) {
+        self.programs[Self::index(kind, few_rows)] = Some(program);
+    }
+
+    /// The programs of a kind.
+    pub fn of(&self, kind: StepKind) -> impl Iterator<Item = &LoadedProgram> {
+        let few = self.programs[FEW_ROWS].as_ref().filter(|_| kind == StepKind::Predict);
+        [self.programs[kind as usize].as_ref(), few].into_iter().flatten()
+    }
+}

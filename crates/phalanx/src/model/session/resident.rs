@@ -1,0 +1,188 @@
+//! Steps on samples that are resident on the devices.
+
+use super::objective::inverted;
+use super::{Session, StepKind, Tally};
+use crate::data::{Dataset, HostBatch, Identity, InMemory, Picked, Table};
+use crate::error::Result;
+use crate::layer::lock;
+use crate::strategy::DeviceKind;
+use phalanx_graph::exec::ExecError;
+use phalanx_graph::resident::{StepInput, TableId};
+use std::sync::Arc;
+
+/// Samples on the devices, and the arrays they were uploaded from.
+struct Uploaded {
+    identity: Identity,
+    id: TableId,
+}
+
+/// The samples on the devices of a session.
+#[derive(Default)]
+pub(super) struct ResidentTables(Vec<Uploaded>);
+
+impl ResidentTables {
+    /// Takes out all tables, or those whose arrays no longer exist.
+    fn take(&mut self, all: bool) -> Vec<TableId> {
+        let tables = std::mem::take(&mut self.0).into_iter();
+        let (gone, kept): (Vec<Uploaded>, Vec<Uploaded>) =
+            tables.partition(|t| all || t.identity.gone());
+        self.0 = kept;
+        gone.iter().map(|t| t.id).collect()
+    }
+}
+
+/// A dataset whose samples are resident on the devices.
+#[derive(Clone, Debug)]
+pub(crate) struct ResidentTable {
+    id: TableId,
+    weights: Option<Arc<Vec<f32>>>,
+    /// How many steps are best launched together.
+    pub steps_per_launch: usize,
+}
+
+/// Steps in flight.
+pub(crate) struct StepsInFlight {
+    training: bool,
+    /// The rows of each, and what its loss sums are divided by.
+    steps: Vec<(usize, Vec<f64>)>,
+}
+
+impl Session {
+    /// Makes a dataset's samples resident on the devices, if the devices can and nothing has to be done
+    /// between steps.
+    pub(crate) fn make_resident(
+        &mut self,
+        kind: StepKind,
+        data: &dyn Dataset,
+    ) -> Result<Option<ResidentTable>> {
+        let accumulates = self.objective.accumulation_steps().is_some();
+        let between = self.loaded.constraints.is_some() || accumulates;
+        let alone_on_gpus = self.placement.kind == DeviceKind::Gpu && !self.workers.several();
+        // A profile measures every instruction by itself, on a batch from the host.
+        if !alone_on_gpus || self.loaded.profiling || (kind == StepKind::Train && between) {
+            return Ok(None);
+        }
+        let Some(data) = data.in_memory() else { return Ok(None) };
+        let table = data.table();
+        let rows = data.batch_size();
+        let program = self.ensure_loaded(kind, rows)?;
+        let Some(id) = self.ensure_resident(data, &table)? else { return Ok(None) };
+        let steps_per_launch = lock(&self.executor).steps_per_launch(program, id, rows);
+        if matches!(steps_per_launch, Err(ExecError::Memory { .. })) {
+            // Batches from the host need less.
+            self.evict_all();
+            return Ok(None);
+        }
+        let steps_per_launch = steps_per_launch.map_err(|e| self.explain(e, kind, rows))?;
+        Ok(Some(ResidentTable { id, weights: table.weights, steps_per_launch }))
+    }
+
+    /// The samples on the devices, uploaded if they are not there yet.
+    fn ensure_resident(&mut self, data: &dyn InMemory, table: &Table) -> Result<Option<TableId>> {
+        let identity = table.identity();
+        if let Some(known) = self.tables.0.iter().find(|t| t.identity.same(&identity)) {
+            return Ok(Some(known.id));
+        }
+        self.check_table(data, table)?;
+        for id in self.tables.take(false) {
+            lock(&self.executor).evict(id);
+        }
+        let ones = vec![1.0; if table.weights.is_some() { 0 } else { table.rows() }];
+        let uploaded = lock(&self.executor).upload(&table.columns(&ones))?;
+        self.tables.0.extend(uploaded.map(|id| Uploaded { identity, id }));
+        Ok(uploaded)
+    }
+
+    /// Evicts all samples from the devices; returns whether there were any.
+    pub(super) fn evict_all(&mut self) -> bool {
+        let tables = self.tables.take(true);
+        tables.iter().for_each(|id| lock(&self.executor).evict(*id));
+        !tables.is_empty()
+    }
+
+    /// Checks all samples at once instead of batch by batch.
+    fn check_table(&self, data: &dyn InMemory, table: &Table) -> Result<()> {
+        let mut batch = HostBatch::default();
+        data.epoch(0, 0, 0)?.next(&mut batch)?;
+        self.checks.check(&batch, true)?;
+        for (i, samples) in table.inputs.iter().enumerate() {
+            self.checks.check_rows_of(i, samples, 0..samples.rows(), "")?;
+        }
+        for (i, target) in table.targets.iter().enumerate() {
+            self.checks.check_labels(i, target, 0..target.rows(), 0, &"")?;
+        }
+        Ok(())
+    }
+
+    /// What each output's weighted loss sum over these samples is divided by.
+    fn resident_divisors(&self, table: &ResidentTable, rows: &[u32]) -> Vec<f64> {
+        let weight =
+            |row: &u32| table.weights.as_ref().map_or(1.0, |w| f64::from(w[*row as usize]));
+        let total = match self.objective.divides_by_weight() {
+            true => rows.iter().map(weight).sum(),
+            false => 0.0,
+        };
+        self.objective.divisors(rows.len(), total)
+    }
+
+    /// The optimizer's scalars after so many more updates.
+    fn scalars_ahead(&self, updates: usize) -> Vec<f32> {
+        self.state.scalars(&*self.objective.optimizer, updates as u64)
+    }
+
+    /// How many training steps to launch together, now and while others are in flight. If the loss is
+    /// scaled, a step may turn out not to count: the steps after it have the right scalars only if all
+    /// have the same.
+    pub(crate) fn steps_per_launch(&self, table: &ResidentTable) -> usize {
+        let first = self.scalars_ahead(0);
+        let same = |i: usize| self.scalars_ahead(i) == first;
+        let most = table.steps_per_launch;
+        let any = self.state.loss_scale.is_none() || (1..2 * most).all(same);
+        if any { most } else { 1 }
+    }
+
+    /// Starts a step on each of these batches, one after the other. All have the same number of rows.
+    pub(crate) fn start_steps(
+        &mut self,
+        kind: StepKind,
+        table: &ResidentTable,
+        batches: &[Picked],
+    ) -> Result<StepsInFlight> {
+        let training = kind == StepKind::Train;
+        let rows = batches.first().map_or(0, |b| b.rows.len());
+        let program = self.ensure_loaded(kind, rows)?;
+        let divide = |b: &Picked| (b.rows.len(), self.resident_divisors(table, &b.rows));
+        let steps: Vec<(usize, Vec<f64>)> = batches.iter().map(divide).collect();
+        let mirrored: Vec<Vec<f32>> = steps.iter().map(|s| inverted(&s.1)).collect();
+        let scalars = |i: usize| if training { self.scalars_ahead(i) } else { vec![] };
+        let scalars: Vec<Vec<f32>> = (0..batches.len()).map(scalars).collect();
+        let input = |i: usize| {
+            let step = if training { self.state.steps + i as u64 } else { self.state.steps };
+            let (rows, augments) = (&batches[i].rows[..], &batches[i].motions[..]);
+            let (mirrored, scalars) = (&mirrored[i][..], &scalars[i][..]);
+            StepInput { rows, augments, mirrored, seed: self.state.seed, step, scalars }
+        };
+        let inputs: Vec<StepInput<'_>> = (0..batches.len()).map(input).collect();
+        let started = lock(&self.executor).start_steps(program, table.id, &inputs);
+        started.map_err(|e| self.explain(e, kind, rows))?;
+        Ok(StepsInFlight { training, steps })
+    }
+
+    /// Waits for steps and adds their losses and metrics to the tally. Returns the loss of each.
+    pub(crate) fn finish_steps(
+        &mut self,
+        started: StepsInFlight,
+        tally: &mut Tally,
+    ) -> Result<Vec<f64>> {
+        let mut fetched = vec![];
+        lock(&self.executor).finish_steps(&mut fetched)?;
+        let mut losses = Vec::with_capacity(fetched.len());
+        for (values, (rows, divisors)) in fetched.into_iter().zip(&started.steps) {
+            if started.training && self.state.advance(values.last().map(Vec::as_slice)) {
+                self.state.updates += 1;
+            }
+            losses.push(tally.add(&values, &self.objective.loss_weights, *rows, divisors));
+        }
+        Ok(losses)
+    }
+}

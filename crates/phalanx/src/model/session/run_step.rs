@@ -1,0 +1,205 @@
+//! One step: a batch goes in, runs, and its losses and metrics come out.
+
+use super::objective::{inverted, local_weights};
+use super::{Accumulation, Session, StepKind, Tally};
+use crate::data::HostBatch;
+use crate::error::{Error, Result};
+use crate::layer::lock;
+use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId};
+use phalanx_graph::program::FetchPlan;
+use phalanx_graph::{Data, Tensor};
+use std::ops::Range;
+
+/// A step in flight.
+#[derive(Debug, Default)]
+pub(crate) struct StepInFlight {
+    rows: usize,
+    training: bool,
+    /// Whether it updates the weights.
+    updates: bool,
+    /// The batches accumulated after it, and their weight, if gradients are accumulated.
+    accumulated: Option<(u64, f64)>,
+    /// What each loss sum is divided by.
+    divisors: Vec<f64>,
+}
+
+impl Session {
+    /// Runs one batch and adds its losses and metrics to the tally. Returns the batch's loss.
+    pub(crate) fn run(
+        &mut self,
+        kind: StepKind,
+        batch: &HostBatch,
+        accumulation: Option<Accumulation>,
+        tally: &mut Tally,
+    ) -> Result<f64> {
+        let started = self.start(kind, batch, accumulation, false)?;
+        self.finish(started, tally)
+    }
+
+    /// Hands in the batch of the next step while another step may be in flight.
+    pub(crate) fn stage(&mut self, kind: StepKind, batch: &HostBatch) -> Result<()> {
+        if batch.rows == 0 {
+            return Ok(());
+        }
+        self.checks.check(batch, true)?;
+        self.with_feeds(kind, batch, |executor, id, feeds| {
+            executor.stage(id, &Batch { rows: batch.rows, feeds, ..Batch::default() })
+        })?;
+        Ok(())
+    }
+
+    /// Whether the step that was started is still in flight.
+    pub(crate) fn in_flight(&self) -> bool {
+        lock(&self.executor).in_flight()
+    }
+
+    /// Starts a step. `staged` says that [`stage`](Self::stage) was called with this batch.
+    pub(crate) fn start(
+        &mut self,
+        kind: StepKind,
+        batch: &HostBatch,
+        accumulation: Option<Accumulation>,
+        staged: bool,
+    ) -> Result<StepInFlight> {
+        if batch.rows == 0 {
+            // Nothing to learn from and nothing to count.
+            return Ok(StepInFlight::default());
+        }
+        let training = kind == StepKind::Train;
+        let accumulation = accumulation.filter(|_| training);
+        let (accumulate, accumulated) =
+            accumulation.map(|how| self.state.accumulate(how, batch.rows)).unzip();
+        let scalars = match training {
+            true => self.state.scalars(&*self.objective.optimizer, 0),
+            false => vec![],
+        };
+        let (seed, step) = (self.state.seed, self.state.steps);
+        if !staged {
+            self.checks.check(batch, true)?;
+        }
+        let divisors = self.with_feeds(kind, batch, |executor, id, feeds| {
+            let (rows, scalars) = (batch.rows, &scalars[..]);
+            let step = Batch { rows, feeds, seed, step, scalars, accumulate, staged };
+            executor.start(id, &step)
+        })?;
+        let updates = training && accumulate.is_none_or(|a| a.apply.is_some());
+        Ok(StepInFlight { rows: batch.rows, training, updates, accumulated, divisors })
+    }
+
+    /// Waits for the step that was started and adds its losses and metrics to the tally. Returns the
+    /// batch's loss.
+    pub(crate) fn finish(&mut self, started: StepInFlight, tally: &mut Tally) -> Result<f64> {
+        if started.rows == 0 {
+            return Ok(0.0);
+        }
+        lock(&self.executor).finish(&mut self.fetched)?;
+        let scale = self.fetched.last().map(Vec::as_slice);
+        let counts = !started.training || self.state.advance(scale);
+        if let Some(accumulated) = started.accumulated.filter(|_| counts) {
+            self.state.set_accumulated(accumulated);
+        }
+        let weights = &self.objective.loss_weights;
+        let loss = tally.add(&self.fetched, weights, started.rows, &started.divisors);
+        if started.updates && counts {
+            self.state.updates += 1;
+            if let Some(id) = self.loaded.constraints {
+                lock(&self.executor).run(id, &Batch::default(), &mut vec![])?;
+            }
+        }
+        Ok(loss)
+    }
+
+    /// Calls `call` with a program and the feeds of a batch that was checked. Returns what each loss sum
+    /// is divided by.
+    fn with_feeds(
+        &mut self,
+        kind: StepKind,
+        batch: &HostBatch,
+        call: impl FnOnce(&mut dyn Executor, ProgramId, &[FeedData<'_>]) -> Result<(), ExecError>,
+    ) -> Result<Vec<f64>> {
+        let id = self.ensure_loaded(kind, batch.rows)?;
+        let divisors = self.divisors(batch)?;
+        let rows = self.local_rows(batch)?;
+        let scales = inverted(&divisors);
+        let mut feeds: Vec<FeedData<'_>> = Vec::with_capacity(batch.inputs.len() + 4);
+        feeds.extend(batch.inputs.iter().chain(&batch.targets).map(|t| feed(t, &rows)));
+        feeds.push(FeedData::F32(&batch.sample_weight[rows]));
+        feeds.extend(scales.chunks(1).map(FeedData::F32));
+        let done = call(&mut **lock(&self.executor), id, &feeds);
+        done.map_err(|e| self.explain(e, kind, batch.rows))?;
+        Ok(divisors)
+    }
+
+    /// The gradient of the loss on a batch by every trained weight, with the weights' names.
+    pub(crate) fn gradients(&mut self, batch: &HostBatch) -> Result<Vec<(String, Tensor)>> {
+        let (seed, step) = (self.state.seed, self.state.steps);
+        self.checks.check(batch, true)?;
+        self.with_feeds(StepKind::Gradients, batch, |executor, id, feeds| {
+            executor.start(id, &Batch { rows: batch.rows, feeds, seed, step, ..Batch::default() })
+        })?;
+        lock(&self.executor).finish(&mut self.fetched)?;
+        let fetches = self.loaded.of(StepKind::Gradients).flat_map(|p| &p.fetches);
+        let tensor = |(plan, values): (&FetchPlan, &Vec<f32>)| {
+            Ok((plan.name.clone(), Tensor::new(plan.ty.dims.clone(), values.clone())?))
+        };
+        fetches.zip(&self.fetched).map(tensor).collect()
+    }
+
+    /// Runs the model on a batch; returns one vector per output.
+    pub(crate) fn predict(&mut self, batch: &HostBatch) -> Result<&[Vec<f32>]> {
+        self.checks.check(batch, false)?;
+        let id = self.ensure_loaded(StepKind::Predict, batch.rows)?;
+        let local = self.local_rows(batch)?;
+        let feeds: Vec<FeedData<'_>> = batch.inputs.iter().map(|t| feed(t, &local)).collect();
+        let (rows, feeds, seed) = (batch.rows, &feeds[..], self.state.seed);
+        let step = Batch { rows, feeds, seed, ..Batch::default() };
+        let done = lock(&self.executor).run(id, &step, &mut self.fetched);
+        done.map_err(|e| self.explain(e, StepKind::Predict, rows))?;
+        Ok(&self.fetched)
+    }
+
+    /// What each output's weighted loss sum is divided by.
+    fn divisors(&self, batch: &HostBatch) -> Result<Vec<f64>> {
+        let total = match self.objective.divides_by_weight() {
+            true => self.total_weight(batch)?,
+            false => 0.0,
+        };
+        Ok(self.objective.divisors(batch.rows, total))
+    }
+
+    /// The weights of all samples of a batch, added up in their order.
+    fn total_weight(&self, batch: &HostBatch) -> Result<f64> {
+        let sum = |weights: &mut dyn Iterator<Item = f32>| weights.map(f64::from).sum();
+        let local = local_weights(batch);
+        if !self.workers.several() || batch.own.is_none() {
+            return Ok(sum(&mut local.iter().copied()));
+        }
+        let mine: Vec<u8> = local.iter().flat_map(|w| w.to_le_bytes()).collect();
+        let all = self.workers.all_gather(mine)?.concat();
+        let (weights, _) = all.as_chunks::<4>();
+        Ok(sum(&mut weights.iter().map(|w| f32::from_le_bytes(*w))))
+    }
+
+    /// Where this worker's rows are in the tensors of a batch.
+    fn local_rows(&self, batch: &HostBatch) -> Result<Range<usize>> {
+        let own = self.shard().rows(batch.rows);
+        match &batch.own {
+            None => Ok(own),
+            Some(held) if *held == own => Ok(0..own.len()),
+            Some(held) => {
+                let owner = format!("model '{}'", self.def.name);
+                let (expected, received) = (format!("{own:?}"), format!("{held:?}"));
+                Err(Error::argument(owner, "rows of this worker", expected, received))
+            }
+        }
+    }
+}
+
+/// Some rows of a tensor.
+pub(super) fn feed<'a>(t: &'a Tensor, rows: &Range<usize>) -> FeedData<'a> {
+    let part = rows.start * t.row_len()..rows.end * t.row_len();
+    match t.data() {
+        Data::F32(v) => FeedData::F32(&v[part]),
+        Data::I32(v) => FeedData::I32(&v[part]),
+    }
+}

@@ -1,0 +1,165 @@
+//! The counters of a training run.
+
+use crate::error::{Error, Result};
+use crate::exact::Exact;
+use crate::optimizers::Optimizer;
+use phalanx_graph::exec::Accumulate;
+use serde::{Deserialize, Serialize};
+
+/// The counters of a training run, as files store them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct TrainState {
+    pub seed: u64,
+    /// Training steps so far: the counter of random numbers.
+    pub steps: u64,
+    /// Optimizer updates so far.
+    pub updates: u64,
+    /// Training steps whose gradients were not finite. They changed nothing.
+    #[serde(default)]
+    pub skipped: u64,
+    /// Batches accumulated towards the next update, and their weight.
+    #[serde(rename = "gathered")]
+    accumulated: (u64, Exact),
+    /// Set by a callback or the user; overrides the optimizer's own.
+    learning_rate: Option<Exact>,
+    optimizer: String,
+    deterministic: bool,
+    /// What the loss is multiplied by before it is differentiated. Files store it with its tensor.
+    #[serde(skip)]
+    pub loss_scale: Option<f32>,
+}
+
+/// How gradients of several batches make an update.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Accumulation {
+    /// Batches of an update.
+    pub every: u64,
+    /// Whether this is the last batch of the epoch, which updates with what there is.
+    pub last: bool,
+    /// Whether batches count by their rows, as for `fit`. Otherwise each counts as one, as for Keras'
+    /// optimizers.
+    pub by_rows: bool,
+}
+
+impl TrainState {
+    pub fn new(seed: u64, optimizer: &dyn Optimizer, deterministic: bool) -> TrainState {
+        TrainState {
+            seed,
+            steps: 0,
+            updates: 0,
+            skipped: 0,
+            accumulated: (0, Exact(0.0)),
+            learning_rate: None,
+            optimizer: optimizer.rule().name,
+            deterministic,
+            loss_scale: optimizer.inner().map(|(_, scaling)| scaling.initial_scale as f32),
+        }
+    }
+
+    /// Training steps that counted, as Keras' optimizers count them.
+    pub fn iterations(&self) -> u64 {
+        self.steps - self.skipped
+    }
+
+    /// The learning rate that a callback or the user has set.
+    pub fn set_rate(&self) -> Option<f64> {
+        self.learning_rate.map(|rate| rate.0)
+    }
+
+    /// Overrides the optimizer's learning rate from this step on.
+    pub fn set_learning_rate(&mut self, model: &str, rate: f64) -> Result<()> {
+        if !rate.is_finite() || rate < 0.0 {
+            let owner = format!("model '{model}'");
+            return Err(Error::argument(owner, "learning_rate", "a finite rate from 0 up", rate));
+        }
+        self.learning_rate = Some(Exact(rate));
+        Ok(())
+    }
+
+    /// The learning rate after so many more iterations.
+    pub fn learning_rate(&self, optimizer: &dyn Optimizer, ahead: u64) -> f64 {
+        let scheduled = || optimizer.common().learning_rate.at(self.iterations() + ahead);
+        self.set_rate().unwrap_or_else(scheduled)
+    }
+
+    /// The optimizer's scalars after so many more updates, if no step before is skipped.
+    pub fn scalars(&self, optimizer: &dyn Optimizer, ahead: u64) -> Vec<f32> {
+        let rate = self.learning_rate(optimizer, ahead);
+        optimizer.scalars(rate, self.updates + 1 + ahead)
+    }
+
+    /// Batches accumulated towards the next update, and their weight.
+    pub fn accumulated(&self) -> (u64, f64) {
+        (self.accumulated.0, self.accumulated.1.0)
+    }
+
+    /// Sets how many batches are accumulated, and their weight.
+    pub fn set_accumulated(&mut self, (batches, weight): (u64, f64)) {
+        self.accumulated = (batches, Exact(weight));
+    }
+
+    /// A batch's part in an update made of several, and what is accumulated once it has run.
+    pub fn accumulate(&self, how: Accumulation, rows: usize) -> (Accumulate, (u64, f64)) {
+        let (count, sum) = self.accumulated();
+        let weight = match (how.by_rows, count) {
+            (true, _) => rows as f64,
+            (false, 0) => 1.0,
+            // As much as each before it: runs of earlier versions counted rows.
+            (false, _) => sum / count as f64,
+        };
+        let (count, sum) = (count + 1, sum + weight);
+        let apply = count >= how.every || how.last;
+        let part = Accumulate {
+            first: count == 1,
+            weight: weight as f32,
+            apply: apply.then(|| if sum > 0.0 { (1.0 / sum) as f32 } else { 0.0 }),
+        };
+        (part, if apply { (0, 0.0) } else { (count, sum) })
+    }
+
+    /// Counts a training step. `fetched_scale` is the state of the loss scale after it: the scale, the
+    /// finite steps, and whether this one was finite. Returns whether the step counts.
+    pub fn advance(&mut self, fetched_scale: Option<&[f32]>) -> bool {
+        self.steps += 1;
+        let (Some(scale), Some(&[new, _, finite])) = (&mut self.loss_scale, fetched_scale) else {
+            return true;
+        };
+        *scale = new;
+        if finite != 0.0 {
+            return true;
+        }
+        self.skipped += 1;
+        let step = self.steps;
+        tracing::debug!("step {step} is skipped: gradients are not finite; loss scale {new}");
+        false
+    }
+
+    /// Counts the iterations that a file stores.
+    pub fn set_iterations(&mut self, iterations: u64, accumulation_steps: Option<u64>) {
+        (self.steps, self.skipped) = (iterations, 0);
+        self.updates = iterations / accumulation_steps.unwrap_or(1).max(1);
+    }
+
+    /// Fails unless `saved` comes from a run set up as this one.
+    pub fn check(&self, model: &str, saved: &TrainState) -> Result<()> {
+        if saved.optimizer != self.optimizer {
+            let expected = format!("optimizer {}", saved.optimizer);
+            return Err(mismatch(model, &expected, &self.optimizer));
+        }
+        if saved.deterministic != self.deterministic {
+            let word = |fixed: bool| if fixed { "deterministic mode" } else { "the usual mode" };
+            return Err(mismatch(model, word(saved.deterministic), word(self.deterministic)));
+        }
+        if saved.seed != self.seed {
+            let expected = format!("seed {}", saved.seed);
+            return Err(mismatch(model, &expected, &self.seed.to_string()));
+        }
+        Ok(())
+    }
+}
+
+/// The error of a saved state that is not of this model.
+pub(super) fn mismatch(model: &str, expected: &str, received: &str) -> Error {
+    let owner = format!("model '{model}'");
+    Error::argument(owner, "state of an earlier run", expected, received)
+}
