@@ -72,7 +72,10 @@ pub fn what_does_not_belong_to_the_executor(lab: &dyn Lab) {
     assert_eq!(text, "program 'mlp' does not fit this executor: it was compiled for other devices");
     let wider = mlp(&[5, 3, 5], momentum(None), (0.0, 0.0));
     let text = e.load(compile(&wider, mesh, 6)).expect_err("is refused").to_string();
-    assert_eq!(text, "program 'mlp' does not fit this executor: its parameters are others");
+    assert_eq!(
+        text,
+        "program 'mlp' does not fit this executor: its parameters differ from the executor's"
+    );
     let batch = Batch {
         rows: 0,
         feeds: &[],
