@@ -122,9 +122,9 @@ pub fn check_columns(columns: &[Column<'_>]) -> Result<usize, ExecError> {
 pub struct AffineAugment {
     /// Maps the output pixel's `(row, column, 1)` to the row and the column in the input.
     pub map: [[f64; 3]; 2],
-    /// Whether to flip the columns of the input before mapping.
+    /// Whether to flip the output pixel's column before mapping.
     pub flip_horizontal: bool,
-    /// Whether to flip the rows of the input before mapping.
+    /// Whether to flip the output pixel's row before mapping.
     pub flip_vertical: bool,
 }
 
