@@ -200,22 +200,22 @@ mod tests {
             (8, 1, 2, 1, Padding::Valid),
             (6, 2, 2, 1, Padding::Same),
         ] {
-            let (size, steps, apart) = ([kernel; 2], [stride; 2], [dilation; 2]);
-            let whole =
-                ConvGeom::new([height, height, 4], 8, size, steps, apart, padding, 1).unwrap();
+            let (size, strides, dilations) = ([kernel; 2], [stride; 2], [dilation; 2]);
+            let full = ConvGeom::new([height, height, 4], 8, size, strides, dilations, padding, 1)
+                .unwrap();
             // The input line that a tap of an output line reads; `None` in the padding.
             let tap = |g: &ConvGeom, line: usize, k: usize| {
                 (line * g.stride[0] + k * g.dilation[0])
                     .checked_sub(g.pad[0])
                     .filter(|i| *i < g.input[0])
             };
-            for start in 0..whole.output[0] {
-                for end in start + 1..=whole.output[0] {
-                    let (part, first) = whole.lines(start..end);
+            for start in 0..full.output[0] {
+                for end in start + 1..=full.output[0] {
+                    let (part, first) = full.lines(start..end);
                     for line in start..end {
                         for k in 0..kernel {
-                            let inside = tap(&part, line - start, k).map(|i| i + first);
-                            assert_eq!(inside, tap(&whole, line, k), "{whole:?} {start}..{end}");
+                            let shifted = tap(&part, line - start, k).map(|i| i + first);
+                            assert_eq!(shifted, tap(&full, line, k), "{full:?} {start}..{end}");
                         }
                     }
                 }

@@ -159,17 +159,18 @@ fn buffer_kinds(
         let Some(node) = grad.node.filter(|n| !sharded.is_gradient(*n)) else { continue };
         let v = views[node.index()];
         let root = g.node(v.root);
-        let whole = v.offset == 0 && root.ty.len() == g.ty(node).len();
-        let plain = root.ty.space == Space::Partial && kinds[v.root.index()] == BufferKind::Arena;
+        let covers_root = v.offset == 0 && root.ty.len() == g.ty(node).len();
+        let in_arena =
+            root.ty.space == Space::Partial && kinds[v.root.index()] == BufferKind::Arena;
         // The buffer must hold this gradient only: every reader of the root must lead to `node`.
         let mut at = v.root;
-        let mut alone = whole && plain;
-        while alone && at != node {
-            alone = uses.roots[at.index()] == 0 && uses.nodes[at.index()].len() == 1;
+        let mut exclusive = covers_root && in_arena;
+        while exclusive && at != node {
+            exclusive = uses.roots[at.index()] == 0 && uses.nodes[at.index()].len() == 1;
             at = uses.nodes[at.index()].first().map_or(node, |(u, _)| *u);
         }
-        alone &= uses.roots[node.index()] == 1 && uses.nodes[node.index()].is_empty();
-        if alone {
+        exclusive &= uses.roots[node.index()] == 1 && uses.nodes[node.index()].is_empty();
+        if exclusive {
             kinds[v.root.index()] = BufferKind::Gradient(grad.param);
         }
     }
@@ -278,7 +279,7 @@ impl Emitter<'_> {
     fn node(&mut self, id: NodeId) {
         let node = self.g.node(id);
         let v = self.views[id.index()];
-        let inside = |x: NodeId, root: NodeId| self.views[x.index()].root == root;
+        let is_view_of = |x: NodeId, root: NodeId| self.views[x.index()].root == root;
         match node.op {
             Op::Feed { .. } | Op::Param { .. } => {}
             _ if self.sharded.is_product(id) => self.sliced_product(id),
@@ -300,7 +301,7 @@ impl Emitter<'_> {
                 let mut copies = vec![];
                 for x in &node.inputs {
                     let width = self.g.ty(*x).last();
-                    if !(inside(*x, id) && self.views[x.index()].offset == offset) {
+                    if !(is_view_of(*x, id) && self.views[x.index()].offset == offset) {
                         let to = Target::Slice { of: id, offset, width };
                         copies.push(LinearInstr::Copy { from: *x, to });
                     }

@@ -38,7 +38,7 @@ pub trait ProcessGroup: Send + Sync {
     /// The process that could not be reached or did not answer in time.
     fn exchange(&self, outgoing: &[&[u8]], incoming: &mut [&mut [u8]]) -> Result<(), PeerError>;
 
-    /// A process that is known to be lost, without communication.
+    /// A process that is already known to be lost, if any. Does not communicate.
     fn lost_peer(&self) -> Option<PeerError> {
         None
     }

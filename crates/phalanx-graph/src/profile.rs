@@ -118,41 +118,42 @@ impl Program {
     /// The cost of an instruction on a global batch of `rows`, summed over all workers.
     pub fn cost(&self, instr: &Instr, rows: usize) -> Cost {
         let mesh = self.options.mesh;
-        let moved = |ids: &[ValueId]| ids.iter().map(|id| self.bytes(*id, rows)).sum::<f64>();
+        let total_bytes = |ids: &[ValueId]| ids.iter().map(|id| self.bytes(*id, rows)).sum::<f64>();
         match instr {
             Instr::Compute { op, inputs, output, .. } => Cost {
                 flops: self.flops(op, inputs, *output, rows),
-                bytes: moved(inputs) + moved(&[*output]),
+                bytes: total_bytes(inputs) + total_bytes(&[*output]),
             },
             Instr::Copy { input, output } | Instr::ReplicaMean { input, output } => {
-                Cost { flops: 0.0, bytes: moved(&[*input, *output]) }
+                Cost { flops: 0.0, bytes: total_bytes(&[*input, *output]) }
             }
             Instr::AllReduce { input, output, .. } => {
                 let sources = self.options.mesh.workers as f64;
                 let flops = self.elements(*input, rows) * sources;
-                Cost { flops, bytes: moved(&[*input]) * sources + moved(&[*output]) }
+                Cost { flops, bytes: total_bytes(&[*input]) * sources + total_bytes(&[*output]) }
             }
             Instr::SlicedDot { x, kernel, output, .. }
             | Instr::SlicedGradInput { dy: x, kernel, output, .. } => {
                 // Each worker reads its slice of the kernel; for a dot each writes a full partial product.
                 let parts = if let Instr::SlicedDot { .. } = instr { mesh.workers } else { 1 };
                 let kernels = (self.value(*kernel).ty.len() * mesh.devices) as f64;
-                let bytes = moved(&[*x]) + 4.0 * kernels + moved(&[*output]) * parts as f64;
+                let bytes =
+                    total_bytes(&[*x]) + 4.0 * kernels + total_bytes(&[*output]) * parts as f64;
                 Cost { flops: self.sliced_flops(*x, *output, rows), bytes }
             }
             Instr::AddSlices { input, output, .. } => {
                 let parts = mesh.workers as f64;
                 let flops = self.elements(*output, rows) * parts;
-                Cost { flops, bytes: moved(&[*input]) * parts + moved(&[*output]) }
+                Cost { flops, bytes: total_bytes(&[*input]) * parts + total_bytes(&[*output]) }
             }
             Instr::SlicedGradient { param, x, dy } => {
                 let elements = self.params[param.index()].len() * self.options.mesh.devices;
-                let bytes = moved(&[*x, *dy]) + 4.0 * elements as f64;
+                let bytes = total_bytes(&[*x, *dy]) + 4.0 * elements as f64;
                 Cost { flops: self.sliced_flops(*x, *dy, rows), bytes }
             }
             Instr::Update => self.update_cost(rows),
             Instr::Assign { value, .. } | Instr::Fetch { value, .. } => {
-                Cost { flops: 0.0, bytes: moved(&[*value]) }
+                Cost { flops: 0.0, bytes: total_bytes(&[*value]) }
             }
             Instr::Barrier(_) => Cost::default(),
         }

@@ -34,7 +34,7 @@ impl Tensor {
         if len == Some(data.len()) {
             return Ok(Tensor { dims, data });
         }
-        let expected = format!("as many as {dims:?} has");
+        let expected = format!("the product of {dims:?}");
         Err(GraphError::mismatch("elements of a tensor", expected, data.len().to_string()))
     }
 

@@ -21,7 +21,7 @@ pub(crate) fn count(dims: &[usize]) -> usize {
 pub enum DType {
     /// 32-bit float: activations, weights, gradients.
     F32,
-    /// 64-bit float: sums of batch statistics, to avoid cancellation.
+    /// 64-bit float: sums of batch statistics, where cancellation would cost precision.
     F64,
     /// 32-bit integer: class labels and token ids.
     I32,

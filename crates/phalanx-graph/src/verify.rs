@@ -149,7 +149,7 @@ impl Verifier<'_> {
         expect(v.ld >= v.ty.last(), "its pixels overlap")?;
         let fits = |at: usize, rows: usize, size: usize| {
             let end = self.end(v, rows)?.checked_add(at);
-            expect(end.is_some_and(|end| end <= size), "it leaves its block")?;
+            expect(end.is_some_and(|end| end <= size), "it exceeds its block")?;
             expect(at.is_multiple_of(8), "it is not aligned")
         };
         let memory = self.p.memory;
@@ -160,7 +160,7 @@ impl Verifier<'_> {
             Location::Param(id) | Location::Gradient(id) => {
                 let bytes = self.param(id)?.len() * 4;
                 expect(!v.ty.is_rows() && v.ty.dtype == DType::F32, "parameters are whole floats")?;
-                expect(self.end(v, 1)? <= bytes, "it leaves its parameter")?;
+                expect(self.end(v, 1)? <= bytes, "it exceeds its parameter")?;
                 let allocated = matches!(v.location, Location::Param(_)) || self.p.update.is_some();
                 expect(allocated, "there are no gradients without an update")
             }
@@ -169,7 +169,7 @@ impl Verifier<'_> {
                 let same = v.ty.dtype == feed.dtype && v.ty.is_rows() == feed.is_rows();
                 expect(same, "its feed is of another type")?;
                 let bytes = feed.len() * feed.dtype.bytes();
-                expect(self.end(v, 1)? <= bytes, "it leaves its feed")?;
+                expect(self.end(v, 1)? <= bytes, "it exceeds its feed")?;
                 // Executors advance by whole rows of the feed, however much of each they read.
                 let row = v.ty.len() / v.ty.last().max(1) * v.ld;
                 expect(v.ty.is_empty() || row == feed.len(), "its rows are not those of the feed")
@@ -206,14 +206,14 @@ impl Verifier<'_> {
         // Columns of one wide value: neither wraps into the next pixel.
         let columns = |v: &Value| (v.offset, v.offset + v.ty.last());
         let ((a0, a1), (b0, b1)) = (columns(a), columns(b));
-        let apart = a1 <= a.ld && b1 <= b.ld && (a1 <= b0 || b1 <= a0);
-        Ok(if apart { Overlap::Interleaved } else { Overlap::Partial })
+        let disjoint = a1 <= a.ld && b1 <= b.ld && (a1 <= b0 || b1 <= a0);
+        Ok(if disjoint { Overlap::Interleaved } else { Overlap::Partial })
     }
 
     /// Feeds are read-only, and parameters change only by updates and assignments.
     fn writable(&self, v: &Value) -> Check {
-        let own = !matches!(v.location, Location::Feed(_) | Location::Param(_));
-        expect(own, "its result lies in a feed or a parameter")
+        let writable = !matches!(v.location, Location::Feed(_) | Location::Param(_));
+        expect(writable, "its result lies in a feed or a parameter")
     }
 
     fn instr(&self, instr: &Instr) -> Check {
@@ -243,7 +243,7 @@ impl Verifier<'_> {
                 self.readable_by_device(dy)?;
                 expect(
                     matches!(dx.location, Location::Device(_)),
-                    "its result is not the device's",
+                    "its result is not in the device's block",
                 )?;
                 expect(w.contiguous(), "its kernel has gaps")?;
                 let overlap = self.overlap(dy, dx, self.device_rows)?;
@@ -259,8 +259,8 @@ impl Verifier<'_> {
             Instr::Update => expect(self.p.update.is_some(), "there is no optimizer"),
             Instr::Assign { param, value } => {
                 let (spec, v) = (self.param(*param)?, self.get(*value)?);
-                let whole = !v.ty.is_rows() && v.contiguous() && v.ty.dtype == DType::F32;
-                expect(whole && v.ty.len() == spec.len(), "its value is not the parameter's")
+                let valid = !v.ty.is_rows() && v.contiguous() && v.ty.dtype == DType::F32;
+                expect(valid && v.ty.len() == spec.len(), "its value is not the parameter's")
             }
             Instr::Fetch { index, value } => {
                 let v = self.get(*value)?;
@@ -310,13 +310,13 @@ impl Verifier<'_> {
                 Op::Dropout { .. } => true,
                 _ => false,
             };
-            let apart = match self.overlap(x, y, self.rows)? {
+            let allowed = match self.overlap(x, y, self.rows)? {
                 Overlap::Disjoint => true,
                 Overlap::Interleaved => !needs_own_buffer(op),
                 Overlap::Identical => in_place && x.ty.dtype.bytes() == y.ty.dtype.bytes(),
                 Overlap::Partial => false,
             };
-            expect(apart, "it reads the buffer it writes")?;
+            expect(allowed, "it reads the buffer it writes")?;
         }
         Ok(())
     }
@@ -326,11 +326,14 @@ impl Verifier<'_> {
         let same = from.ty.dtype == to.ty.dtype
             && from.ty.is_rows() == to.ty.is_rows()
             && from.ty.len() == to.ty.len();
-        expect(same, "its sides are not of one type")?;
-        let cut = from.contiguous() || to.contiguous() || from.ty.last() == to.ty.last();
-        expect(cut, "its sides have other pixels")?;
+        expect(same, "its operand and result have different types")?;
+        let same_pixels = from.contiguous() || to.contiguous() || from.ty.last() == to.ty.last();
+        expect(same_pixels, "its operand and result have different pixels")?;
         let overlap = self.overlap(from, to, self.rows)?;
-        expect(matches!(overlap, Overlap::Disjoint | Overlap::Interleaved), "its sides overlap")
+        expect(
+            matches!(overlap, Overlap::Disjoint | Overlap::Interleaved),
+            "its operand and result overlap",
+        )
     }
 
     fn collective(&self, op: &Op, input: ValueId, output: ValueId) -> Check {
@@ -340,14 +343,14 @@ impl Verifier<'_> {
         expect(x.contiguous() && y.contiguous(), "it has gaps")?;
         expect(matches!(x.ty.dtype, DType::F32 | DType::F64), "sums are wide floats")?;
         expect(x.ty.dtype == y.ty.dtype, "its result is of another type")?;
-        expect(self.overlap(x, y, 1)? == Overlap::Disjoint, "its sides overlap")
+        expect(self.overlap(x, y, 1)? == Overlap::Disjoint, "its operand and result overlap")
     }
 
     /// The rows lie where all workers of the device can read them.
     fn readable_by_device(&self, v: &Value) -> Check {
-        let there = matches!(v.location, Location::Feed(_) | Location::Device(_));
+        let readable = matches!(v.location, Location::Feed(_) | Location::Device(_));
         let floats = v.ty.is_rows() && v.ty.dtype == DType::F32;
-        expect(there && floats, "other workers cannot read its rows")
+        expect(readable && floats, "other workers cannot read its rows")
     }
 
     /// A partial product: a shared value with all rows of the device.
@@ -357,7 +360,7 @@ impl Verifier<'_> {
         };
         expect(v.contiguous() && v.offset == 0, "its parts have gaps")?;
         let end = self.end(v, self.device_rows)?.checked_add(at);
-        expect(end.is_some_and(|end| end <= self.p.memory.shared), "its parts leave their block")
+        expect(end.is_some_and(|end| end <= self.p.memory.shared), "its parts exceed their block")
     }
 
     fn sliced_dot(&self, x: ValueId, kernel: ValueId, output: ValueId) -> Check {
@@ -380,7 +383,10 @@ impl Verifier<'_> {
             expect(fits && b.ty.dtype == DType::F32, "its bias is of another type")?;
             expect(self.overlap(b, y, self.rows)? == Overlap::Disjoint, "its bias overlaps")?;
         }
-        expect(self.overlap(x, y, self.device_rows)? == Overlap::Disjoint, "its sides overlap")
+        expect(
+            self.overlap(x, y, self.device_rows)? == Overlap::Disjoint,
+            "its operand and result overlap",
+        )
     }
 
     /// The gradient of a dense kernel over all rows of the device.
@@ -422,8 +428,8 @@ impl Verifier<'_> {
         }
         let Some(scaling) = plan.loss_scale else { return Ok(()) };
         let state = self.param(scaling.state).map_err(fail)?;
-        let alone = !seen[scaling.state.index()] && state.len() == STATE;
-        if alone { Ok(()) } else { Err(fail(format!("'{}' is not a loss scale", state.name))) }
+        let valid = !seen[scaling.state.index()] && state.len() == STATE;
+        if valid { Ok(()) } else { Err(fail(format!("'{}' is not a loss scale", state.name))) }
     }
 }
 

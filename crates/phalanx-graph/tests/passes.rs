@@ -269,9 +269,9 @@ fn operands_that_cannot_be_views_are_copied() {
     let x = rows(&mut g, &[2, 3]);
     let a = g.relu(x).unwrap();
     // A feed cannot be moved, and a value cannot have two locations.
-    let joined = g.push(Op::Concat { axis: 1 }, &[x, a, a]).unwrap();
-    let again = g.push(Op::Concat { axis: 1 }, &[a, joined]).unwrap();
-    let program = compile(fetching(g, &[joined, again]), ONE, 4);
+    let concat = g.push(Op::Concat { axis: 1 }, &[x, a, a]).unwrap();
+    let again = g.push(Op::Concat { axis: 1 }, &[a, concat]).unwrap();
+    let program = compile(fetching(g, &[concat, again]), ONE, 4);
     assert_eq!(copies(&program), 4, "{program}");
     assert_eq!(computes(&program, "concat"), 0, "{program}");
 }
@@ -295,8 +295,8 @@ fn concatenated_chain(order: &[usize], conv: bool) -> Program {
         parts.push(g.push(op, &[parts[i], w]).unwrap());
     }
     let inputs: Vec<NodeId> = order.iter().map(|i| parts[*i]).collect();
-    let joined = g.push(Op::Concat { axis: 2 }, &inputs).unwrap();
-    compile(fetching(g, &[joined]), ONE, 4)
+    let concat = g.push(Op::Concat { axis: 2 }, &inputs).unwrap();
+    compile(fetching(g, &[concat]), ONE, 4)
 }
 
 #[test]
@@ -327,8 +327,8 @@ fn elementwise_ops_may_share_a_buffer_with_their_operands() {
     let x = rows(&mut g, &[2, 3]);
     let a = g.relu(x).unwrap();
     let b = g.unary(Unary::Tanh, a).unwrap();
-    let joined = g.push(Op::Concat { axis: 1 }, &[b, a]).unwrap();
-    let program = compile(fetching(g, &[joined]), ONE, 4);
+    let concat = g.push(Op::Concat { axis: 1 }, &[b, a]).unwrap();
+    let program = compile(fetching(g, &[concat]), ONE, 4);
     assert_eq!(copies(&program), 0, "{program}");
 }
 
@@ -367,10 +367,10 @@ fn a_deep_chain_reuses_its_memory() {
         y = g.push(Op::Dot(Epilogue { bias: false, relu: true }), &[y, w]).unwrap();
     }
     let program = compile(fetching(g, &[y]), ONE, 32);
-    let one = 32 * 16 * 4;
+    let buffer = 32 * 16 * 4;
     assert_eq!(
         (program.memory().arena, program.memory().unplanned),
-        (2 * one, 20 * one),
+        (2 * buffer, 20 * buffer),
         "{program}"
     );
 }

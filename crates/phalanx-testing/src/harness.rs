@@ -13,11 +13,11 @@ pub enum Elements {
 
 /// The elements of every feed.
 pub fn elements(values: &[Value]) -> Vec<Elements> {
-    let one = |v: &Value| match &v.data {
+    let convert = |v: &Value| match &v.data {
         Data::Float(d) => Elements::F32(d.iter().map(|x| *x as f32).collect()),
         Data::Int(d) => Elements::I32(d.clone()),
     };
-    values.iter().map(one).collect()
+    values.iter().map(convert).collect()
 }
 
 /// Borrowed feeds.
@@ -65,7 +65,7 @@ pub fn batch<'a>(context: &Context, feeds: &'a [FeedData<'a>]) -> Batch<'a> {
 
 /// The bindings restricted to the rows of one device.
 pub fn device_bindings(bindings: &Bindings, step: &Step, mesh: Mesh, device: usize) -> Bindings {
-    let cut = |(i, v): (usize, &Value)| {
+    let device_part = |(i, v): (usize, &Value)| {
         if !step.graph.feeds()[i].ty.is_rows() {
             return v.clone();
         }
@@ -79,7 +79,7 @@ pub fn device_bindings(bindings: &Bindings, step: &Step, mesh: Mesh, device: usi
             Data::Int(d) => Value::int(dims, d[range].to_vec()),
         }
     };
-    let feeds = bindings.feeds.iter().enumerate().map(cut).collect();
+    let feeds = bindings.feeds.iter().enumerate().map(device_part).collect();
     Bindings { feeds, params: bindings.params.clone() }
 }
 

@@ -27,8 +27,8 @@ pub fn thread_peers(size: usize) -> Vec<ThreadPeer> {
 
 /// A group of `size` threads whose exchanges are limited to `timeout`.
 pub fn thread_peers_with_timeout(size: usize, timeout: Duration) -> Vec<ThreadPeer> {
-    let one = |rank| ThreadPeer { rank, timeout, to: vec![], from: vec![] };
-    let mut all: Vec<ThreadPeer> = (0..size).map(one).collect();
+    let peer = |rank| ThreadPeer { rank, timeout, to: vec![], from: vec![] };
+    let mut all: Vec<ThreadPeer> = (0..size).map(peer).collect();
     for sender in 0..size {
         for receiver in 0..size {
             let (to, from) = channel();
@@ -83,8 +83,8 @@ pub fn clusters(devices: &[usize]) -> Vec<Cluster> {
 
 /// Like [`clusters`], with exchanges limited to `timeout`.
 pub fn clusters_with_timeout(devices: &[usize], timeout: Duration) -> Vec<Cluster> {
-    let one = |n: ThreadPeer| Cluster { peers: Arc::new(n), devices: devices.to_vec() };
-    thread_peers_with_timeout(devices.len(), timeout).into_iter().map(one).collect()
+    let cluster = |p: ThreadPeer| Cluster { peers: Arc::new(p), devices: devices.to_vec() };
+    thread_peers_with_timeout(devices.len(), timeout).into_iter().map(cluster).collect()
 }
 
 /// The given rows of a batch's feeds.
@@ -93,7 +93,7 @@ pub fn local_feeds<'a>(
     feeds: &[FeedData<'a>],
     rows: Range<usize>,
 ) -> Vec<FeedData<'a>> {
-    let cut = |(feed, data): (&FeedSpec, &FeedData<'a>)| {
+    let select_rows = |(feed, data): (&FeedSpec, &FeedData<'a>)| {
         let range = rows.start * feed.ty.len()..rows.end * feed.ty.len();
         match data {
             _ if !feed.ty.is_rows() => *data,
@@ -101,7 +101,7 @@ pub fn local_feeds<'a>(
             FeedData::I32(v) => FeedData::I32(&v[range]),
         }
     };
-    specs.iter().zip(feeds).map(cut).collect()
+    specs.iter().zip(feeds).map(select_rows).collect()
 }
 
 /// The executors of several processes as a single executor: each gets its rows of a batch, and all must
@@ -119,9 +119,9 @@ impl Job {
         Job { processes, programs: vec![], fetched: vec![] }
     }
 
-    /// Calls `ask` on the first executor.
-    fn first<T>(&self, ask: impl FnOnce(&dyn Executor) -> T) -> T {
-        ask(&**self.processes[0].lock().expect("one call at a time"))
+    /// Calls `query` on the first executor.
+    fn first<T>(&self, query: impl FnOnce(&dyn Executor) -> T) -> T {
+        query(&**self.processes[0].lock().expect("one call at a time"))
     }
 
     /// Calls `run` on all executors concurrently.

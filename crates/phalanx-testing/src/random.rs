@@ -167,7 +167,7 @@ impl RandomGraph {
 
 fn check(lab: &dyn Lab, specs: &[NodeSpec], mesh: usize, rows: usize) {
     let mut graph = RandomGraph::new(rows);
-    specs.iter().for_each(|g| graph.append(*g));
+    specs.iter().for_each(|spec| graph.append(*spec));
     let (mut b, y) = graph.finish();
     let d = b.differentiate(y);
     let present: Vec<usize> = (0..d.found.len()).filter(|i| d.found[*i].is_some()).collect();

@@ -57,10 +57,10 @@ fn compare(build: impl Fn() -> Model, logits: bool, rows: usize, dims: &[usize])
     compare_within(1.0, build, logits, rows, dims);
 }
 
-/// Like [`compare`], with `times` the default tolerance. Deep untrained networks amplify rounding errors,
+/// Like [`compare`], with `factor` times the default tolerance. Deep untrained networks amplify rounding errors,
 /// and a ReLU with an input close to zero may go either way.
 fn compare_within(
-    times: f64,
+    factor: f64,
     build: impl Fn() -> Model,
     logits: bool,
     rows: usize,
@@ -70,23 +70,23 @@ fn compare_within(
     let cpu = gradients(&build, logits, "cpu:0", rows, dims);
     let gpu = gradients(&build, logits, "gpu:0", rows, dims);
     assert_eq!(cpu.len(), gpu.len());
-    // The gradient of a bias before batch normalisation is only rounding noise, so the scale of the network
-    // is a lower bound of the norm.
-    let length = |v: &mut dyn Iterator<Item = f32>| v.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
-    let own = |g: &Tensor| length(&mut g.f32().unwrap().iter().copied());
-    let all = cpu.iter().map(|(_, g)| own(g)).fold(0.0, f64::max);
+    // The gradient of a bias before batch normalisation is only rounding noise. Distances are therefore relative
+    // to at least a thousandth of the largest norm.
+    let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+    let norm_of = |g: &Tensor| norm(&mut g.f32().unwrap().iter().copied());
+    let largest = cpu.iter().map(|(_, g)| norm_of(g)).fold(0.0, f64::max);
     let mut worst = (0.0, "");
     for ((name, a), (other, b)) in cpu.iter().zip(&gpu) {
         assert_eq!(name, other);
         let pairs = a.f32().unwrap().iter().zip(b.f32().unwrap());
-        let apart = length(&mut pairs.map(|(x, y)| x - y)) / own(a).max(1e-3 * all);
-        worst = if apart > worst.0 { (apart, name) } else { worst };
+        let distance = norm(&mut pairs.map(|(x, y)| x - y)) / norm_of(a).max(1e-3 * largest);
+        worst = if distance > worst.0 { (distance, name) } else { worst };
     }
-    let (apart, name) = worst;
-    eprintln!("{name}: the gradients are {apart:.2e} of their norm apart");
+    let (distance, name) = worst;
+    eprintln!("{name}: the gradients differ by {distance:.2e} of their norm");
     assert!(
-        apart.is_finite() && apart <= times * tolerance(),
-        "{name}: {apart} of their norm apart"
+        distance.is_finite() && distance <= factor * tolerance(),
+        "{name}: the gradients differ by {distance} of their norm"
     );
 }
 
@@ -114,7 +114,7 @@ fn minigooglenet() {
 fn resnet50() {
     ensure_gpu();
     // TF32 is too coarse for fifty layers: the gradients are only checked to be finite.
-    let times = if tf32() { f64::MAX } else { 5.0 };
+    let factor = if tf32() { f64::MAX } else { 5.0 };
     let build = || applications::resnet50([64, 64, 3], Some(10)).unwrap();
-    compare_within(times, build, false, 4, &[64, 64, 3]);
+    compare_within(factor, build, false, 4, &[64, 64, 3]);
 }

@@ -73,7 +73,7 @@ pub(super) fn views(step: &Step, live: &[bool], uses: &UseLists) -> Vec<View> {
         uses.roots[id.index()] == 0
             && uses.nodes[id.index()].iter().all(|u| reader_accepts_stride(g, *u))
     };
-    let mut inside: Vec<Option<View>> = vec![None; g.nodes().len()];
+    let mut concat_views: Vec<Option<View>> = vec![None; g.nodes().len()];
     for id in g.ids().filter(|id| live[id.index()]) {
         let node = g.node(id);
         let Op::Concat { axis } = node.op else { continue };
@@ -92,11 +92,11 @@ pub(super) fn views(step: &Step, live: &[bool], uses: &UseLists) -> Vec<View> {
         for (x, offset) in parts {
             let op = &g.node(x).op;
             // An operand that occurs twice aliases its first occurrence and is copied to the second.
-            let unassigned = inside[x.index()].is_none();
-            let shares_buffer = |i: &NodeId| inside[i.index()].is_some_and(|v| v.root == id);
+            let unassigned = concat_views[x.index()].is_none();
+            let shares_buffer = |i: &NodeId| concat_views[i.index()].is_some_and(|v| v.root == id);
             let disjoint = !(needs_own_buffer(op) && g.node(x).inputs.iter().any(shares_buffer));
             if unassigned && disjoint && strided_ok(x) && writes_strided(op) {
-                inside[x.index()] = Some(View { root: id, offset, ld: node.ty.last() });
+                concat_views[x.index()] = Some(View { root: id, offset, ld: node.ty.last() });
             }
         }
     }
@@ -119,7 +119,7 @@ pub(super) fn views(step: &Step, live: &[bool], uses: &UseLists) -> Vec<View> {
             }
             _ => own,
         };
-        views.push(inside[id.index()].unwrap_or(view));
+        views.push(concat_views[id.index()].unwrap_or(view));
     }
     views
 }

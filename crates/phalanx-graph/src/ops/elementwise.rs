@@ -555,8 +555,8 @@ fn tie_weighted(
     let ties = g.binary(Binary::Ge, hi, lo)?;
     let both = g.add(wins, ties)?;
     let half = g.scalar(0.5);
-    let share = g.mul(both, half)?;
-    g.mul(dy, share)
+    let weight = g.mul(both, half)?;
+    g.mul(dy, weight)
 }
 
 /// `da = dy` where the condition holds, `db = dy` elsewhere.

@@ -73,20 +73,21 @@ fn may_be_narrow(op: &Op) -> bool {
         )
 }
 
-/// The stored type of each node if it differs from its type: that of activations of layers, unless they
-/// are used outside of layers.
+/// The 16-bit type for each node whose result is stored in 16 bits: activations in layers that nothing
+/// outside of layers uses, and convolutions in layers.
 fn stored_types(step: &Step, narrow: DType) -> Vec<Option<DType>> {
     let (g, live) = (&step.graph, step.live());
-    let mut outside = vec![false; g.nodes().len()];
-    step.roots().for_each(|r| outside[r.index()] = true);
+    let mut used_outside = vec![false; g.nodes().len()];
+    step.roots().for_each(|r| used_outside[r.index()] = true);
     for id in g.ids().filter(|id| live[id.index()] && g.node(*id).scope == 0) {
-        g.node(id).inputs.iter().for_each(|x| outside[x.index()] = true);
+        g.node(id).inputs.iter().for_each(|x| used_outside[x.index()] = true);
     }
     g.ids()
         .map(|id| {
             let node = g.node(id);
-            let inside = node.scope != 0 && (!outside[id.index()] || is_convolution(&node.op));
-            (inside && is_activation(&node.ty) && may_be_narrow(&node.op)).then_some(narrow)
+            let in_layer =
+                node.scope != 0 && (!used_outside[id.index()] || is_convolution(&node.op));
+            (in_layer && is_activation(&node.ty) && may_be_narrow(&node.op)).then_some(narrow)
         })
         .collect()
 }

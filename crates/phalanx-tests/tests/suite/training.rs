@@ -105,11 +105,11 @@ fn a_batch_callback_sees_every_batch() {
     let data = || Arrays::new(x.clone(), y.clone()).unwrap().batch(5).unwrap();
     let seen = std::sync::Arc::new(std::sync::Mutex::new(vec![]));
     let log = seen.clone();
-    let look = LambdaCallback::new().batch_end(move |view| {
+    let observer = LambdaCallback::new().batch_end(move |view| {
         log.lock().unwrap().push(view.step);
         Ok(Action::Continue)
     });
-    let watched = trained(&["gpu:0"], data(), Fit::new().callback(look));
+    let watched = trained(&["gpu:0"], data(), Fit::new().callback(observer));
     assert!(seen.lock().unwrap().iter().copied().eq(1..=15));
     // The callback does not change a single bit of the result.
     assert_eq!(trained(&["gpu:0"], data(), Fit::new()), watched);

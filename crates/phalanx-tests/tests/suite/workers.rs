@@ -74,9 +74,9 @@ fn train(
     let mut model = compiled(strategy)?;
     let (x, y) = samples(n);
     let weights: Vec<f32> = (0..n).map(|i| 0.5 + (i % 4) as f32).collect();
-    let look = LambdaCallback::new().batch_end(|_| Ok(Action::Continue));
+    let observer = LambdaCallback::new().batch_end(|_| Ok(Action::Continue));
     let fit = Fit::new().epochs(2).batch_size(batch).verbose(0).sample_weight(weights);
-    let history = model.fit((&x, &y), fit.validation_data((&x, &y)).callback(look))?;
+    let history = model.fit((&x, &y), fit.validation_data((&x, &y)).callback(observer))?;
     let arguments = || Inference::new().batch_size(batch);
     let logs = model.evaluate_with((&x, &y), arguments())?;
     let outputs = model.predict_with(&x, arguments())?;
@@ -145,7 +145,7 @@ fn connected_workers_exchange_bytes_of_any_size() {
 fn a_worker_that_ends_is_named_by_the_first() {
     emulate();
     let all = launched(3);
-    let began = Instant::now();
+    let start = Instant::now();
     let got = at_once(3, |rank| -> Option<PeerError> {
         let peers = meet(&all[rank], rank, SECRET, TIMEOUT).unwrap();
         all_gather(&*peers, &[1]).unwrap();
@@ -163,7 +163,7 @@ fn a_worker_that_ends_is_named_by_the_first() {
     let [Some(first), Some(second), None] = &got[..] else { panic!("{got:?}") };
     assert!(first.name.starts_with("rank 2 (") && first.message.contains("closed"), "{first}");
     assert!(second.name.starts_with("rank 0 (") && second.message.contains("lost"), "{second}");
-    assert!(began.elapsed() < TIMEOUT);
+    assert!(start.elapsed() < TIMEOUT);
 }
 
 #[needs(gxx)]
@@ -242,8 +242,8 @@ fn a_run_resumes_with_other_workers() {
     by_workers(2);
     let resumed = by_workers(3);
     std::fs::remove_dir_all(directory.path()).unwrap();
-    let whole = fit(two(), 3).unwrap();
-    assert_eq!(resumed, [whole.clone(), whole]);
+    let uninterrupted = fit(two(), 3).unwrap();
+    assert_eq!(resumed, [uninterrupted.clone(), uninterrupted]);
 }
 
 /// A run with loss scaling in which one sample overflows: the steps that contain it are skipped.
@@ -288,9 +288,9 @@ fn workers_on_other_kinds_of_devices_are_named() {
     let peers: Vec<Arc<dyn ProcessGroup>> =
         thread_peers(2).into_iter().map(|peer| Arc::new(peer) as Arc<dyn ProcessGroup>).collect();
     for error in at_once(2, |rank| strategy(&[["gpu:0", "cpu:0"][rank]], peers[rank].clone())) {
-        let words = "MultiWorkerMirroredStrategy: devices: expected gpu on rank 0 (a thread), received cpu \
+        let expected = "MultiWorkerMirroredStrategy: devices: expected gpu on rank 0 (a thread), received cpu \
                      on rank 1 (a thread)";
-        assert_eq!(error.map(|_| ()).unwrap_err().to_string(), words);
+        assert_eq!(error.map(|_| ()).unwrap_err().to_string(), expected);
     }
 }
 
