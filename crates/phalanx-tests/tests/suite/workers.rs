@@ -13,7 +13,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const SECRET: Option<&str> = Some("a shared secret");
+const SECRET: Option<&str> = Some("what all workers know");
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Runs `work` concurrently for each of `workers` ranks.
