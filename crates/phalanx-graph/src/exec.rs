@@ -259,7 +259,7 @@ pub trait Executor: Send {
     /// Sets a parameter's accumulated gradient on every device.
     fn set_accumulated(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError>;
 
-    /// Checks that all devices hold bitwise identical parameters.
+    /// Checks that all devices hold bitwise identical state.
     fn check_consistency(&self) -> Result<(), ExecError>;
 
     /// The time spent in training steps so far.
@@ -327,7 +327,7 @@ pub enum ExecError {
         /// The requested one.
         received: String,
     },
-    /// Replicas whose parameters are no longer bitwise identical.
+    /// Replicas whose state is no longer bitwise identical.
     #[error("replicas drifted apart: '{}' differs between {first} and {second}", part(param))]
     Drift {
         /// The parameter.
