@@ -1,10 +1,10 @@
-//! Finds out what this machine has. It runs before every build, so that a test that needs a tool
-//! runs as soon as the tool is installed.
+//! Detects the capabilities of this machine. It runs before every build, so that a test runs as soon as
+//! the tool that it needs is installed.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A tool or a dataset, and whether it is here.
+/// The name of a tool or dataset, and a check for it.
 type Capability = (&'static str, fn() -> bool);
 
 const CAPABILITIES: [Capability; 8] = [
@@ -19,22 +19,22 @@ const CAPABILITIES: [Capability; 8] = [
 ];
 
 fn main() {
-    // A path that never exists: Cargo runs the script before every build.
+    // This path never exists, so Cargo runs the script before every build.
     println!("cargo::rerun-if-changed=always");
-    let here: Vec<&str> =
+    let available: Vec<&str> =
         CAPABILITIES.iter().filter(|(_, found)| found()).map(|(name, _)| *name).collect();
     let required = std::env::var("PHALANX_REQUIRE").unwrap_or_default();
     for name in required.split(',').map(str::trim).filter(|name| !name.is_empty()) {
         if !CAPABILITIES.iter().any(|(known, _)| *known == name) {
             let known = CAPABILITIES.map(|(name, _)| name).join(", ");
             println!("cargo::error=PHALANX_REQUIRE: expected any of {known}, received {name}");
-        } else if !here.contains(&name) {
+        } else if !available.contains(&name) {
             println!("cargo::error=PHALANX_REQUIRE: {name} is required and is not on this machine");
         }
     }
     let known = CAPABILITIES.map(|(name, _)| name).join(",");
     println!("cargo::rustc-env=PHALANX_KNOWN_CAPABILITIES={known}");
-    println!("cargo::rustc-env=PHALANX_CAPABILITIES={}", here.join(","));
+    println!("cargo::rustc-env=PHALANX_CAPABILITIES={}", available.join(","));
 }
 
 fn gxx() -> bool {
@@ -56,7 +56,7 @@ fn runs(program: &str, args: &[&str]) -> bool {
     quiet.status().is_ok_and(|status| status.success())
 }
 
-/// Whether `$PHALANX_DATA` has a directory of this name.
+/// Whether `$PHALANX_DATA` has a directory with this name.
 fn dataset(name: &str) -> bool {
     std::env::var_os("PHALANX_DATA").is_some_and(|root| Path::new(&root).join(name).is_dir())
 }

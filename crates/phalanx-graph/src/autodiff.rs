@@ -1,12 +1,12 @@
-//! Reverse-mode differentiation, graph to graph.
+//! Reverse-mode automatic differentiation, from graph to graph.
 
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use crate::ops::Backward;
 
-/// Appends to `g` the derivatives of `Σ seeds[i].1 · seeds[i].0` (summed over rows and elements)
-/// by each node of `wrt`. A derivative by a mirrored node comes out as a partial sum; `None` means
-/// that the node has no influence.
+/// Appends to `g` the gradients of `Σ seeds[i].1 · seeds[i].0` (summed over rows and elements) with
+/// respect to each node of `wrt`. The gradient of a mirrored node is a partial sum. `None` means that
+/// the seeds do not depend on the node.
 pub fn gradients(
     g: &mut Graph,
     seeds: &[(NodeId, NodeId)],
@@ -35,10 +35,10 @@ pub fn gradients(
         let (op, inputs, scope) = (node.op.clone(), node.inputs.clone(), node.scope);
         g.set_scope(scope);
         let b = Backward { inputs: &inputs, y: NodeId(i as u32), dy, wanted: &wanted };
-        let parts = op.derivative(g, &b)?;
-        for ((x, part), wanted) in inputs.iter().zip(parts).zip(wanted) {
-            if let (Some(part), true) = (part, wanted) {
-                accumulate(g, &mut cotangent, *x, part)?;
+        let cotangents = op.derivative(g, &b)?;
+        for ((x, dx), wanted) in inputs.iter().zip(cotangents).zip(wanted) {
+            if let (Some(dx), true) = (dx, wanted) {
+                accumulate(g, &mut cotangent, *x, dx)?;
             }
         }
     }
@@ -50,11 +50,11 @@ fn accumulate(
     g: &mut Graph,
     cotangent: &mut [Option<NodeId>],
     node: NodeId,
-    part: NodeId,
+    term: NodeId,
 ) -> Result<()> {
     cotangent[node.index()] = Some(match cotangent[node.index()] {
-        None => part,
-        Some(sum) => g.add(sum, part)?,
+        None => term,
+        Some(sum) => g.add(sum, term)?,
     });
     Ok(())
 }

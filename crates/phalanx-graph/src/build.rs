@@ -1,4 +1,4 @@
-//! Short names for appending common nodes, with broadcasting made explicit where it must copy.
+//! Builder methods for common nodes. A broadcast that has to copy becomes an explicit node.
 
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
@@ -12,22 +12,22 @@ impl Graph {
         self.push(Op::Unary(u), &[x])
     }
 
-    /// `b(l, r)` with NumPy broadcasting; an operand that cannot be read in place is repeated first.
+    /// `b(l, r)` with NumPy broadcasting. An operand that cannot be read in place is broadcast first.
     pub fn binary(&mut self, b: Binary, l: NodeId, r: NodeId) -> Result<NodeId> {
-        let (l, r) = self.aligned(l, r)?;
+        let (l, r) = self.broadcast_operands(l, r)?;
         self.push(Op::Binary(b), &[l, r])
     }
 
-    fn aligned(&mut self, l: NodeId, r: NodeId) -> Result<(NodeId, NodeId)> {
+    fn broadcast_operands(&mut self, l: NodeId, r: NodeId) -> Result<(NodeId, NodeId)> {
         let (tl, tr) = (self.ty(l), self.ty(r));
-        // When the shapes do not fit at all, the op's own rule says so better.
+        // If the shapes are incompatible, the op's own shape rule reports a better error.
         let Some(dims) = broadcast_dims(&tl.dims, &tr.dims) else { return Ok((l, r)) };
         let rows = if tl.is_rows() { tl.space } else { tr.space };
         let out = Type::new(DType::F32, rows, dims);
-        Ok((self.readable(&out, l)?, self.readable(&out, r)?))
+        Ok((self.broadcast_if_needed(&out, l)?, self.broadcast_if_needed(&out, r)?))
     }
 
-    fn readable(&mut self, out: &Type, x: NodeId) -> Result<NodeId> {
+    fn broadcast_if_needed(&mut self, out: &Type, x: NodeId) -> Result<NodeId> {
         match access(out, self.ty(x)) {
             Some(_) => Ok(x),
             None => self.push(Op::Broadcast { dims: out.dims.clone() }, &[x]),
@@ -64,19 +64,19 @@ impl Graph {
         self.unary(Unary::Relu, x)
     }
 
-    /// `x * c` for a number `c`.
+    /// `x * c` for a constant `c`.
     pub fn scale(&mut self, x: NodeId, c: f64) -> Result<NodeId> {
         let c = self.scalar(c);
         self.mul(x, c)
     }
 
-    /// `x + c` for a number `c`.
+    /// `x + c` for a constant `c`.
     pub fn offset(&mut self, x: NodeId, c: f64) -> Result<NodeId> {
         let c = self.scalar(c);
         self.add(x, c)
     }
 
-    /// `x` limited to `lo..=hi`.
+    /// `x` clamped to `lo..=hi`.
     pub fn clamp(&mut self, x: NodeId, lo: f64, hi: f64) -> Result<NodeId> {
         let (lo, hi) = (self.scalar(lo), self.scalar(hi));
         let x = self.binary(Binary::Max, x, lo)?;
@@ -94,26 +94,26 @@ impl Graph {
         }
         let rows = [c, a, b].into_iter().find(|x| self.ty(*x).is_rows()).unwrap_or(c);
         let out = Type::new(DType::F32, self.ty(rows).space, dims);
-        let c = self.readable(&out, c)?;
-        let a = self.readable(&out, a)?;
-        let b = self.readable(&out, b)?;
+        let c = self.broadcast_if_needed(&out, c)?;
+        let a = self.broadcast_if_needed(&out, a)?;
+        let b = self.broadcast_if_needed(&out, b)?;
         self.push(Op::Select, &[c, a, b])
     }
 
-    /// Sum over axes, kept with size one.
+    /// Sum over `axes`, which remain with size one.
     pub fn sum_axes(&mut self, x: NodeId, axes: &[usize]) -> Result<NodeId> {
         let axes: Vec<usize> = axes.to_vec();
         self.push(Op::Reduce { kind: ReduceKind::Sum, axes }, &[x])
     }
 
-    /// Mean over axes, kept with size one.
+    /// Mean over `axes`, which remain with size one.
     pub fn mean_axes(&mut self, x: NodeId, axes: &[usize]) -> Result<NodeId> {
         let s = self.sum_axes(x, axes)?;
         let n = self.ty(x).len().max(1) / self.ty(s).len().max(1);
         self.scale(s, 1.0 / n as f64)
     }
 
-    /// Mean of everything in a row: one number per sample.
+    /// Mean over all elements of a row: one number per sample.
     pub fn mean_row(&mut self, x: NodeId) -> Result<NodeId> {
         let axes: Vec<usize> = (0..self.ty(x).dims.len()).collect();
         if axes.is_empty() {
@@ -123,7 +123,7 @@ impl Graph {
         self.reshape(m, &[])
     }
 
-    /// The same elements under other dimensions.
+    /// Reshapes `x` to `dims`; a no-op if it already has them.
     pub fn reshape(&mut self, x: NodeId, dims: &[usize]) -> Result<NodeId> {
         if self.ty(x).dims == dims {
             return Ok(x);
@@ -131,13 +131,13 @@ impl Graph {
         self.push(Op::Reshape { dims: dims.to_vec() }, &[x])
     }
 
-    /// Another element type.
+    /// Casts `x` to `dtype`; a no-op if it already has it.
     pub fn cast(&mut self, x: NodeId, dtype: DType) -> Result<NodeId> {
         if self.ty(x).dtype == dtype { Ok(x) } else { self.push(Op::Cast { dtype }, &[x]) }
     }
 
-    /// Adds up `x` until it has the shape of `target`, over which it was repeated; a sum over rows
-    /// stays partial.
+    /// Sums `x` down to the shape of `target`, which was broadcast to the shape of `x`. A sum over rows
+    /// remains partial.
     pub fn reduce_to(&mut self, x: NodeId, target: &Type) -> Result<NodeId> {
         let ty = self.ty(x).clone();
         let lead = ty.dims.len().saturating_sub(target.dims.len());

@@ -1,12 +1,12 @@
-//! Errors of graph building and compiling.
+//! Errors from building, differentiating and compiling graphs.
 
 use crate::text::part;
 use thiserror::Error;
 
-/// What went wrong while a graph was built, differentiated or compiled.
+/// An error from building, differentiating or compiling a graph.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum GraphError {
-    /// Sizes or spaces that do not fit together.
+    /// Incompatible sizes, types or spaces.
     #[error(
         "{}{}: expected {}, received {}",
         at(layer),
@@ -15,16 +15,16 @@ pub enum GraphError {
         part(received)
     )]
     Mismatch {
-        /// The layer at fault, empty outside layers.
+        /// The layer at fault; empty outside layers.
         layer: String,
-        /// What was being checked, in the user's words.
+        /// The quantity that was checked, in user terms.
         what: String,
-        /// What would have been right.
+        /// The expected value.
         expected: String,
-        /// What was there.
+        /// The actual value.
         received: String,
     },
-    /// A derivative was asked of something that has none.
+    /// The derivative of an op that has none was requested.
     #[error("{}{} has no derivative", at(layer), part(op))]
     NotDifferentiable {
         /// The layer at fault.
@@ -32,12 +32,12 @@ pub enum GraphError {
         /// The op.
         op: String,
     },
-    /// A pass broke a rule that `verify` checks: a bug of the compiler, not of the user.
+    /// A pass violated an invariant that `verify` checks: a compiler bug, not a user error.
     #[error("internal compiler error in {pass}: {}", part(message))]
     Internal {
-        /// The pass or check that noticed.
+        /// The pass or check that detected it.
         pass: String,
-        /// What was wrong.
+        /// The violated invariant.
         message: String,
     },
 }
@@ -47,7 +47,7 @@ fn at(layer: &str) -> String {
 }
 
 impl GraphError {
-    /// A mismatch not yet tied to a layer; the graph adds the layer's name.
+    /// A mismatch without a layer; [`in_layer`](GraphError::in_layer) adds the name.
     pub fn mismatch(
         what: impl Into<String>,
         expected: impl Into<String>,
@@ -61,12 +61,12 @@ impl GraphError {
         }
     }
 
-    /// A compiler bug.
+    /// An [`Internal`](GraphError::Internal) error.
     pub fn internal(pass: &str, message: impl Into<String>) -> GraphError {
         GraphError::Internal { pass: pass.into(), message: message.into() }
     }
 
-    /// Names the layer, unless an inner one is named already.
+    /// Sets the layer's name, unless an inner layer is already set.
     pub fn in_layer(mut self, name: &str) -> GraphError {
         match &mut self {
             GraphError::Mismatch { layer, .. } | GraphError::NotDifferentiable { layer, .. }
@@ -80,5 +80,5 @@ impl GraphError {
     }
 }
 
-/// Result of graph work.
+/// A result with a [`GraphError`].
 pub type Result<T, E = GraphError> = std::result::Result<T, E>;

@@ -1,4 +1,4 @@
-//! What an executor does, whatever it runs on.
+//! The interface of executors, independent of the device.
 
 use crate::graph::{ParamId, ParamSpec};
 use crate::process_group::{LocalShard, PeerError};
@@ -10,8 +10,8 @@ use crate::types::DType;
 use crate::update::Slot;
 use thiserror::Error;
 
-/// A feed's elements on the host: all rows of the global batch (of it those of this process, where there
-/// are several), or one mirrored value.
+/// The elements of a feed on the host: all rows of the global batch (with several processes, only
+/// the rows of this process), or one mirrored value.
 #[derive(Clone, Copy, Debug)]
 pub enum FeedData<'a> {
     /// 32-bit floats.
@@ -29,44 +29,44 @@ impl FeedData<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Gradient accumulation: this step's part in an update made of several.
+/// Gradient accumulation: how this step contributes to an update over several steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Accumulate {
-    /// Whether the sum starts anew.
+    /// Whether this step resets the sum.
     pub first: bool,
     /// Weight of this step's gradient in the sum.
     pub weight: f32,
-    /// On the last step, the factor that turns the sum into a mean; `None` before.
+    /// On the last step, the factor that turns the sum into a mean; `None` on the others.
     pub apply: Option<f32>,
 }
 
-/// What one step is run with.
+/// The inputs of one step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Batch<'a> {
     /// Rows of the global batch.
     pub rows: usize,
-    /// One entry per feed of the program, with the rows of the executor's own devices.
+    /// One entry per feed of the program, with the rows of this executor's devices only.
     pub feeds: &'a [FeedData<'a>],
     /// The run's seed.
     pub seed: u64,
-    /// Counts steps, for random numbers.
+    /// The step number, which random numbers are derived from.
     pub step: u64,
-    /// The optimizer's scalars of this step.
+    /// The optimizer's scalars for this step.
     pub scalars: &'a [f32],
-    /// Gradient accumulation, when asked for.
+    /// Gradient accumulation, if enabled.
     pub accumulate: Option<Accumulate>,
-    /// Whether its feeds were handed in by [`Executor::stage`] before.
+    /// Whether the feeds were already uploaded by [`Executor::stage`].
     pub staged: bool,
 }
 
 impl Program {
-    /// Fails where this was compiled for other devices or parameters than an executor's.
+    /// Fails unless the program was compiled for the given devices and parameters.
     pub fn check_executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Result<(), ExecError> {
         let reject = |reason: &str| {
             Err(ExecError::Program { name: self.name.clone(), reason: reason.into() })
@@ -76,13 +76,13 @@ impl Program {
         }
         let same = |(a, b): (&ParamSpec, &ParamSpec)| a.name == b.name && a.dims == b.dims;
         if self.params.len() != params.len() || !self.params.iter().zip(params).all(same) {
-            return reject("its parameters are others");
+            return reject("its parameters differ from the executor's");
         }
         Ok(())
     }
 
-    /// Fails where programs that an executor has loaded have other optimizer slots than this: they share
-    /// them.
+    /// Fails if a program in `loaded` has different optimizer slots: all programs of an executor share
+    /// their slots.
     pub fn check_slots<'a>(
         &self,
         loaded: impl IntoIterator<Item = &'a Program>,
@@ -99,12 +99,12 @@ impl Program {
         Err(ExecError::Program { name: self.name.clone(), reason })
     }
 
-    /// Fails where a batch does not have the feeds, rows or scalars this was compiled for.
+    /// Fails unless the batch has the feeds, rows and scalars that the program was compiled for.
     pub fn check_batch(&self, batch: &Batch<'_>) -> Result<(), ExecError> {
         self.check_own_batch(batch, batch.rows)
     }
 
-    /// As [`check_batch`](Program::check_batch), where the feeds hold just so many rows of the batch.
+    /// Like [`check_batch`](Program::check_batch), for feeds that hold only `own` rows of the batch.
     pub fn check_own_batch(&self, batch: &Batch<'_>, own: usize) -> Result<(), ExecError> {
         self.check_own_feeds(batch, own)?;
         let scalars = self.update.as_ref().map_or(batch.scalars.len(), |u| u.rule.scalars);
@@ -115,8 +115,8 @@ impl Program {
         Err(ExecError::Feed { name: "optimizer scalars".into(), expected, received })
     }
 
-    /// Fails where a batch does not have the feeds or rows this was compiled for, of which just so many
-    /// are here.
+    /// Fails unless the batch has the feeds and rows that the program was compiled for. The feeds hold
+    /// `own` rows of it.
     pub fn check_own_feeds(&self, batch: &Batch<'_>, own: usize) -> Result<(), ExecError> {
         let fail = |name: &str, expected: String, received: String| {
             Err(ExecError::Feed { name: name.into(), expected, received })
@@ -148,48 +148,48 @@ impl Program {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramId(pub usize);
 
-/// Runs programs over one set of parameters, mirrored on every device.
+/// Runs programs on one set of parameters, which is mirrored on every device.
 pub trait Executor: Send {
-    /// Devices and workers, which programs are compiled for.
+    /// The devices and workers that programs must be compiled for.
     fn mesh(&self) -> Mesh;
 
-    /// The devices of the mesh that are here, all unless there are other processes: a batch's feeds
-    /// hold their rows alone.
+    /// The devices of the mesh that belong to this process: all of them unless there are several
+    /// processes. The feeds of a batch hold the rows of these devices only.
     fn shard(&self) -> LocalShard {
         let mesh = self.mesh();
         LocalShard { mesh, devices: 0..mesh.devices }
     }
 
-    /// Raises bits for all processes to see: they travel with the next step.
+    /// Sets flag bits, which the next step shares with all processes.
     fn set_flags(&mut self, _bits: u64) {}
 
-    /// The bits that any process raised for the last step; `None` where there are no others.
+    /// The union of the flag bits of all processes as of the last step; `None` with a single process.
     fn flags(&self) -> Option<u64> {
         None
     }
 
-    /// Takes a program; all programs of an executor share one parameter table.
+    /// Loads a program. All programs of an executor share one parameter table.
     fn load(&mut self, program: Program) -> Result<ProgramId, ExecError>;
 
-    /// Hands in the feeds of the step to come, while another may be under way: that step's batch then
-    /// says so. An executor whose feeds need not travel ignores it.
+    /// Uploads the feeds of the next step, possibly while another step is in flight; the batch of that
+    /// step then sets [`Batch::staged`]. An executor that reads feeds in place ignores the call.
     fn stage(&mut self, _program: ProgramId, _batch: &Batch<'_>) -> Result<(), ExecError> {
         Ok(())
     }
 
-    /// Starts a step. One at a time: [`finish`](Executor::finish) comes before the next.
+    /// Starts a step. Only one may be in flight: call [`finish`](Executor::finish) before the next.
     fn start(&mut self, program: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError>;
 
-    /// Waits for the step that was started. `fetched` receives one vector per fetch: rows of the
-    /// batch in order, or the mirrored value.
+    /// Waits for the step in flight. `fetched` receives one vector per fetch: the rows of the batch in
+    /// order, or the mirrored value.
     fn finish(&mut self, fetched: &mut Vec<Vec<f32>>) -> Result<(), ExecError>;
 
-    /// Whether the step that was started is still under way.
+    /// Whether a started step is still in flight.
     fn in_flight(&self) -> bool {
         false
     }
 
-    /// Runs a step to its end.
+    /// Runs a step to completion.
     fn run(
         &mut self,
         program: ProgramId,
@@ -200,16 +200,16 @@ pub trait Executor: Send {
         self.finish(fetched)
     }
 
-    /// Keeps samples on every device, one column for each feed that is rows; steps may then be handed
-    /// rows by number. Nothing where devices keep none, or have no room to spare.
+    /// Makes samples resident on every device, one column for each feed with rows, so that steps can
+    /// refer to rows by index. Returns `None` if the executor does not support this or lacks the memory.
     fn upload(&mut self, _columns: &[Column<'_>]) -> Result<Option<TableId>, ExecError> {
         Ok(None)
     }
 
-    /// Lets go of samples that were kept.
+    /// Frees a resident table.
     fn evict(&mut self, _table: TableId) {}
 
-    /// How many steps on full batches of a table are best started together.
+    /// The number of steps on full batches of a table that are best launched together.
     fn steps_per_launch(
         &mut self,
         _program: ProgramId,
@@ -219,19 +219,20 @@ pub trait Executor: Send {
         Ok(1)
     }
 
-    /// Starts steps on rows of a table, one behind the other, as [`start`](Executor::start) does one.
+    /// Starts consecutive steps on rows of a table, like [`start`](Executor::start) for one step.
     fn start_steps(
         &mut self,
         program: ProgramId,
         table: TableId,
-        _turns: &[StepInput<'_>],
+        _inputs: &[StepInput<'_>],
     ) -> Result<(), ExecError> {
-        let reason = format!("this executor keeps no samples, so there is no table {}", table.0);
+        let reason =
+            format!("this executor has no resident samples, so there is no table {}", table.0);
         Err(ExecError::Program { name: format!("#{}", program.0), reason })
     }
 
-    /// Waits for the steps that were started together; what each fetched, as
-    /// [`finish`](Executor::finish) hands it over.
+    /// Waits for the steps of [`start_steps`](Executor::start_steps). `fetched` receives, for each step,
+    /// what [`finish`](Executor::finish) returns for one.
     fn finish_steps(&mut self, fetched: &mut Vec<Vec<Vec<f32>>>) -> Result<(), ExecError> {
         fetched.clear();
         Ok(())
@@ -252,63 +253,62 @@ pub trait Executor: Send {
     /// Sets an optimizer slot of a parameter on every device.
     fn set_slot(&mut self, slot: usize, id: ParamId, values: &[f32]) -> Result<(), ExecError>;
 
-    /// Reads a parameter's gradient as gathered so far under accumulation; nothing before its
-    /// first step.
+    /// Reads a parameter's accumulated gradient; `None` before the first accumulation step.
     fn accumulated(&self, id: ParamId) -> Option<Vec<f32>>;
 
-    /// Sets a parameter's gathered gradient on every device.
+    /// Sets a parameter's accumulated gradient on every device.
     fn set_accumulated(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError>;
 
-    /// Checks that every device holds the same bits.
+    /// Checks that all devices hold bitwise identical state.
     fn check_consistency(&self) -> Result<(), ExecError>;
 
-    /// Seconds spent in training steps so far, by kind.
+    /// The time spent in training steps so far.
     fn times(&self) -> StepTimes;
 
-    /// Starts or stops measuring every instruction of the steps run; measuring starts from nothing.
-    /// An executor that cannot measure ignores it.
+    /// Starts or stops timing every instruction. Starting resets earlier measurements. An executor
+    /// without instruction timing ignores the call.
     fn set_profiling(&mut self, _on: bool) {}
 
-    /// What was measured of a program; `None` where nothing was.
+    /// The measurements of a program, if any.
     fn profile(&self, _program: ProgramId) -> Option<Profile> {
         None
     }
 }
 
-/// Where the time of training steps went, in seconds, as the first worker saw it.
+/// Time spent in training steps, in seconds, as measured by the first worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTimes {
     /// Forward and backward.
     pub compute: f64,
-    /// Waiting for others, reducing gradients and updating weights.
+    /// Waiting for other workers, reducing gradients and updating weights.
     pub reduce: f64,
 }
 
-/// What can go wrong while running.
+/// An error from loading or running a program.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ExecError {
-    /// A feed of another size or type than the program's.
+    /// A feed whose size or type differs from the program's.
     #[error("feed '{}': expected {expected}, received {received}", part(name))]
     Feed {
         /// The feed.
         name: String,
         /// Its type and size.
         expected: String,
-        /// What was handed in.
+        /// The size and type that were passed.
         received: String,
     },
-    /// Parameters that are not those of the executor.
+    /// A parameter with the wrong number of elements.
     #[error("parameter {}: expected {expected} elements, received {received}", part(name))]
     Param {
         /// The parameter.
         name: String,
-        /// Elements it has.
+        /// Its number of elements.
         expected: usize,
-        /// Elements handed in.
+        /// The number of elements that were passed.
         received: usize,
     },
-    /// A program that does not fit the executor.
+    /// A program that is incompatible with the executor.
     #[error("program '{}' does not fit this executor: {reason}", part(name))]
     Program {
         /// The program.
@@ -316,18 +316,18 @@ pub enum ExecError {
         /// Why.
         reason: String,
     },
-    /// An instruction set that this processor does not have.
+    /// An instruction set that this processor does not support.
     #[error(
         "PHALANX_ISA: expected one that this processor has ({available}), received '{}'",
         part(received)
     )]
     InstructionSet {
-        /// Those it has.
+        /// The supported instruction sets.
         available: String,
-        /// The one asked for.
+        /// The requested one.
         received: String,
     },
-    /// Devices that should hold the same bits but do not.
+    /// Replicas whose state is no longer bitwise identical.
     #[error("replicas drifted apart: '{}' differs between {first} and {second}", part(param))]
     Drift {
         /// The parameter.
@@ -337,39 +337,38 @@ pub enum ExecError {
         /// Another device.
         second: String,
     },
-    /// Memory that could not be had.
+    /// An allocation that failed.
     #[error("out of memory: {wanted} bytes for {purpose}")]
     Memory {
-        /// Bytes asked for.
+        /// The requested bytes.
         wanted: usize,
-        /// What for.
+        /// The use of the memory.
         purpose: String,
-        /// Bytes that a replica can have in all, those that it already holds included, where that is
-        /// known.
+        /// The total bytes available to a replica, including those already allocated, if known.
         available: Option<usize>,
     },
-    /// A device that failed; the executor cannot go on.
+    /// A device failure, after which the executor cannot continue.
     #[error("{device}: {message}")]
     Device {
-        /// Which.
+        /// The device.
         device: String,
-        /// How.
+        /// The cause.
         message: String,
     },
-    /// Another process that was lost; the job cannot go on.
+    /// The loss of another process, after which the job cannot continue.
     #[error("step {step}: {peer}")]
     Peer {
-        /// The step under way.
+        /// The step in flight.
         step: u64,
-        /// Who, and what became of it.
+        /// The lost process and the cause.
         peer: PeerError,
     },
-    /// A worker that failed; the executor cannot go on.
+    /// A worker failure, after which the executor cannot continue.
     #[error("worker {worker} failed: {message}")]
     Worker {
-        /// Which.
+        /// The worker.
         worker: usize,
-        /// How.
+        /// The cause.
         message: String,
     },
 }

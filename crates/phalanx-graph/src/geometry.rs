@@ -4,16 +4,16 @@ use crate::error::{GraphError, Result};
 use crate::types::{MAX_ELEMENTS, count};
 use std::fmt;
 
-/// How a window treats the border, in Keras' words.
+/// Padding mode of a window op, as in Keras.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Padding {
-    /// No padding: windows lie inside the input.
+    /// No padding: every window lies inside the input.
     Valid,
-    /// Pad with zeros so that the output has `ceil(input / stride)` positions, the odd one at the end.
+    /// Zero padding so that the output has `ceil(input / stride)` positions; an odd zero goes to the end.
     Same,
 }
 
-/// Everything a 2-D window op needs to know except the number of rows. Layout is NHWC.
+/// The geometry of a 2-D window op, without the number of rows. The layout is NHWC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConvGeom {
     /// Input height, width and channels.
@@ -22,19 +22,19 @@ pub struct ConvGeom {
     pub output: [usize; 3],
     /// Window height and width.
     pub kernel: [usize; 2],
-    /// Steps between windows, vertically and horizontally.
+    /// Vertical and horizontal stride.
     pub stride: [usize; 2],
-    /// Distance between taps of one window.
+    /// Distance between adjacent taps of a window.
     pub dilation: [usize; 2],
-    /// Zeros before the input: top and left. What lies beyond the end follows from the sizes.
+    /// Zeros before the input: top and left. The padding at the end follows from the sizes.
     pub pad: [usize; 2],
     /// Channel groups: input channels `g*c/groups..` feed output channels `g*o/groups..`.
     pub groups: usize,
 }
 
 impl ConvGeom {
-    /// Resolves padding and output size along both axes. `None` when the window does not fit, or is none:
-    /// kernels, strides, dilations and groups count from one.
+    /// Resolves padding and output size along both axes. Returns `None` if the window does not fit, or if
+    /// a kernel size, stride, dilation or `groups` is zero.
     pub fn new(
         input: [usize; 3],
         filters: usize,
@@ -65,34 +65,34 @@ impl ConvGeom {
         Some(ConvGeom { input, output, kernel, stride, dilation, pad, groups })
     }
 
-    /// Fails for sizes that no kernel may be handed: those that count from one being zero, channels that
-    /// do not divide into the groups, or more pixels, weights or taps than can be counted. Fields are
-    /// public, so this is asked wherever a geometry is believed.
+    /// Fails for sizes that kernels cannot handle: a zero kernel size, stride, dilation or group count,
+    /// channels that are not divisible by the groups, or a number of pixels, weights or taps above
+    /// [`MAX_ELEMENTS`]. The fields are public, so callers check a geometry before they rely on it.
     pub fn check(&self) -> Result<()> {
         let fail =
             |expected: &str| Err(GraphError::mismatch("window", expected, format!("{self:?}")));
-        let counted = [self.kernel, self.stride, self.dilation];
-        if self.groups == 0 || counted.iter().flatten().any(|n| *n == 0) {
+        let nonzero = [self.kernel, self.stride, self.dilation];
+        if self.groups == 0 || nonzero.iter().flatten().any(|n| *n == 0) {
             return fail("a kernel, strides, dilations and groups of at least one");
         }
         if [self.input[2], self.output[2]].iter().any(|c| !c.is_multiple_of(self.groups)) {
             return fail("channels that divide into the groups");
         }
-        let countable = |sizes: &[usize]| {
+        let in_range = |sizes: &[usize]| {
             let all = sizes.iter().try_fold(1usize, |n, size| n.checked_mul((*size).max(1)));
             all.is_some_and(|n| n <= MAX_ELEMENTS)
         };
-        // How far a window reaches from the first pixel of the padding.
+        // Upper bound of the coordinates that windows reach, counted from the start of the padding.
         let reach = |axis: usize| {
             let last = self.output[axis].checked_mul(self.stride[axis])?;
             let taps = self.kernel[axis].checked_mul(self.dilation[axis])?;
             last.checked_add(taps)?.checked_add(self.pad[axis])?.checked_add(self.input[axis])
         };
-        let near = |axis: usize| reach(axis).is_some_and(|n| n <= MAX_ELEMENTS);
+        let reachable = |axis: usize| reach(axis).is_some_and(|n| n <= MAX_ELEMENTS);
         let sizes =
-            countable(&self.input) && countable(&self.output) && countable(&self.kernel_dims());
-        if !sizes || !countable(&self.stride) || !near(0) || !near(1) {
-            return fail("sizes that can be counted");
+            in_range(&self.input) && in_range(&self.output) && in_range(&self.kernel_dims());
+        if !sizes || !in_range(&self.stride) || !reachable(0) || !reachable(1) {
+            return fail("sizes that can be nonzero");
         }
         Ok(())
     }
@@ -112,7 +112,7 @@ impl ConvGeom {
         [self.kernel[0], self.kernel[1], self.input[2] / self.groups, self.output[2]]
     }
 
-    /// The geometry of the output lines `lines` alone, and the first input line they see.
+    /// The geometry restricted to the output lines `lines`, and the first input line that they read.
     pub fn lines(&self, lines: std::ops::Range<usize>) -> (ConvGeom, usize) {
         let span = (self.kernel[0] - 1) * self.dilation[0] + 1;
         let first = lines.start * self.stride[0];
@@ -126,7 +126,7 @@ impl ConvGeom {
         (part, start)
     }
 
-    /// Multiply-adds of one row, forward.
+    /// Multiply-adds per row of the forward pass.
     pub fn macs(&self) -> usize {
         let [h, w, cin, cout] = self.kernel_dims();
         count(&[self.output[0], self.output[1], h, w, cin, cout])
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_geometry_that_cannot_be_counted_is_refused() {
+    fn geometries_with_invalid_sizes_are_rejected() {
         let sizes = ([6, 6, 4], 8, [3, 3], [1, 1], [1, 1], Padding::Same, 2);
         let (input, filters, kernel, stride, dilation, padding, groups) = sizes;
         let good =
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_see_the_same_windows() {
+    fn a_range_of_lines_reads_the_same_windows() {
         for (height, kernel, stride, dilation, padding) in [
             (7, 3, 1, 1, Padding::Same),
             (7, 3, 1, 1, Padding::Valid),
@@ -200,22 +200,22 @@ mod tests {
             (8, 1, 2, 1, Padding::Valid),
             (6, 2, 2, 1, Padding::Same),
         ] {
-            let (size, steps, apart) = ([kernel; 2], [stride; 2], [dilation; 2]);
-            let whole =
-                ConvGeom::new([height, height, 4], 8, size, steps, apart, padding, 1).unwrap();
-            // The input line under a tap of an output line; none where it is padding.
+            let (size, strides, dilations) = ([kernel; 2], [stride; 2], [dilation; 2]);
+            let full = ConvGeom::new([height, height, 4], 8, size, strides, dilations, padding, 1)
+                .unwrap();
+            // The input line that a tap of an output line reads; `None` in the padding.
             let tap = |g: &ConvGeom, line: usize, k: usize| {
                 (line * g.stride[0] + k * g.dilation[0])
                     .checked_sub(g.pad[0])
                     .filter(|i| *i < g.input[0])
             };
-            for start in 0..whole.output[0] {
-                for end in start + 1..=whole.output[0] {
-                    let (part, first) = whole.lines(start..end);
+            for start in 0..full.output[0] {
+                for end in start + 1..=full.output[0] {
+                    let (part, first) = full.lines(start..end);
                     for line in start..end {
                         for k in 0..kernel {
-                            let inside = tap(&part, line - start, k).map(|i| i + first);
-                            assert_eq!(inside, tap(&whole, line, k), "{whole:?} {start}..{end}");
+                            let shifted = tap(&part, line - start, k).map(|i| i + first);
+                            assert_eq!(shifted, tap(&full, line, k), "{full:?} {start}..{end}");
                         }
                     }
                 }

@@ -1,4 +1,4 @@
-//! The graph: nodes in topological order, each one op with one result.
+//! The graph: nodes in topological order, each applying one op with one result.
 
 use crate::error::{GraphError, Result};
 use crate::ops::Op;
@@ -10,11 +10,11 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u32);
 
-/// A variable that outlives a step: a weight or a moving statistic.
+/// A variable that persists across steps: a weight or a moving statistic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParamId(pub u32);
 
-/// A value handed in at every step.
+/// A value that the host supplies at every step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FeedId(pub u32);
 
@@ -39,7 +39,7 @@ impl FeedId {
     }
 }
 
-/// A parameter's place in the tables of graph, program and executor.
+/// An entry of the parameter tables of graph, program and executor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParamSpec {
     /// Full name, `layer/kernel`.
@@ -51,7 +51,7 @@ pub struct ParamSpec {
 }
 
 impl ParamSpec {
-    /// Number of elements; the largest there is where they cannot be counted.
+    /// Number of elements; `usize::MAX` on overflow.
     pub fn len(&self) -> usize {
         count(&self.dims)
     }
@@ -65,26 +65,26 @@ impl ParamSpec {
 /// A feed's name and type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FeedSpec {
-    /// Name, for messages.
+    /// Name, used in messages.
     pub name: String,
-    /// Type; rows or mirrored.
+    /// Type: rows or mirrored.
     pub ty: Type,
 }
 
 /// One op applied to earlier nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// What it computes.
+    /// The op.
     pub op: Op,
     /// Its operands.
     pub inputs: Vec<NodeId>,
     /// Type of the result.
     pub ty: Type,
-    /// The layer that made it; index into the graph's scope names.
+    /// The layer that created it, as an index into the graph's scope names.
     pub scope: u32,
 }
 
-/// A graph under construction or between passes.
+/// A graph, under construction or between passes.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     nodes: Vec<Node>,
@@ -100,7 +100,7 @@ impl Graph {
         Graph { scopes: vec![String::new()], ..Graph::default() }
     }
 
-    /// A graph with the same tables and no nodes: what a rewriting pass fills.
+    /// A graph with the same tables and no nodes, for a rewriting pass to fill.
     pub fn like(other: &Graph) -> Graph {
         Graph {
             nodes: Vec::with_capacity(other.nodes.len()),
@@ -111,9 +111,9 @@ impl Graph {
         }
     }
 
-    /// Sets the layer that following nodes belong to; returns the one before.
+    /// Sets the layer that subsequent nodes belong to and returns the previous one.
     pub fn enter(&mut self, layer: &str) -> String {
-        let before = self.scopes[self.current as usize].clone();
+        let previous = self.scopes[self.current as usize].clone();
         self.current = match self.scopes.iter().position(|s| s == layer) {
             Some(i) => i as u32,
             None => {
@@ -121,10 +121,10 @@ impl Graph {
                 self.scopes.len() as u32 - 1
             }
         };
-        before
+        previous
     }
 
-    /// Sets the scope by number, as a pass does when it copies a node.
+    /// Sets the scope by index, for passes that copy nodes.
     pub fn set_scope(&mut self, scope: u32) {
         self.current = scope;
     }
@@ -134,19 +134,19 @@ impl Graph {
         &self.scopes[self.nodes[id.index()].scope as usize]
     }
 
-    /// Every layer name that nodes refer to.
+    /// The layer names that [`Node::scope`] indexes.
     pub fn scopes(&self) -> &[String] {
         &self.scopes
     }
 
-    /// Appends a node after checking its operands.
+    /// Appends a node after checking its operands and inferring its type.
     pub fn push(&mut self, op: Op, inputs: &[NodeId]) -> Result<NodeId> {
         let types: Vec<&Type> = inputs.iter().map(|i| &self.nodes[i.index()].ty).collect();
         let ty = op.infer(&types).map_err(|e| e.in_layer(&self.scopes[self.current as usize]))?;
         Ok(self.push_typed(op, inputs.to_vec(), ty))
     }
 
-    /// Appends a node whose type is known; `verify` checks it later.
+    /// Appends a node of a known type, which `verify` checks later.
     pub fn push_typed(&mut self, op: Op, inputs: Vec<NodeId>, ty: Type) -> NodeId {
         let id = NodeId(self.nodes.len() as u32);
         debug_assert!(inputs.iter().all(|i| *i < id), "operands must come first");
@@ -178,7 +178,7 @@ impl Graph {
         self.push_typed(Op::Feed { id }, vec![], ty)
     }
 
-    /// A mirrored constant, `value` everywhere.
+    /// A mirrored constant with all elements equal to `value`.
     pub fn fill(&mut self, value: f64, dims: &[usize]) -> NodeId {
         let op = Op::Const { bits: value.to_bits(), dims: dims.to_vec() };
         self.push_typed(op, vec![], Type::new(DType::F32, Space::Mirrored, dims.to_vec()))
@@ -219,7 +219,7 @@ impl Graph {
         &self.feeds
     }
 
-    /// Checks order, operand counts, types and tables of every node.
+    /// Checks the order, operand counts, types and table indices of all nodes.
     pub fn verify(&self, pass: &str) -> Result<()> {
         let fail = |text: String| Err(GraphError::internal(pass, text));
         for p in &self.params {
@@ -264,7 +264,7 @@ impl Graph {
     }
 }
 
-/// One line a node: `%3 = dot(%0, %1) rows f32[256]  ; dense`.
+/// One line per node: `%3 = dot(%0, %1) : rows f32[256]  ; dense`.
 impl fmt::Display for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for id in self.ids() {

@@ -1,5 +1,5 @@
-//! Shapes, dtypes and host tensors; the op set; graph builder and verifier; autodiff; and the
-//! passes that turn a model into a static step program. No IO, no threads, no `unsafe`.
+//! Shapes, dtypes and host tensors; the op set; the graph builder and verifier; autodiff; and the
+//! passes that compile a model into a static step program. No IO, no threads, no `unsafe`.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! From graph to instructions: who shares whose buffer, in which order, with which barriers.
+//! Lowering a graph to instructions: buffer aliasing, instruction order and barriers.
 
 mod aliasing;
 mod sharded_dense;
@@ -15,15 +15,15 @@ use crate::program::{Options, Split};
 use crate::step::Step;
 use crate::types::{Scope, Space};
 
-/// An instruction over graph nodes, before values have places.
+/// An instruction over graph nodes, before values are assigned to memory.
 #[derive(Clone, Debug)]
 pub(crate) enum LinearInstr {
     Compute(NodeId),
-    /// This worker's share of a product with a kernel in slices.
-    Product(NodeId),
-    /// Adds up the parts of such a product.
+    /// This worker's slice of a product with a sharded kernel.
+    SlicedProduct(NodeId),
+    /// Adds the partial products of all workers.
     AddSlices(NodeId),
-    /// Copies `from` into the place of `to` (a view or the node itself).
+    /// Copies `from` into `to`.
     Copy {
         from: NodeId,
         to: Target,
@@ -36,7 +36,7 @@ pub(crate) enum LinearInstr {
         x: NodeId,
         dy: NodeId,
     },
-    /// Clears the gradient of a parameter that only its penalty moves.
+    /// Zeroes the gradient of a parameter that affects the loss only through its penalty.
     Zero(ParamId),
     Update,
     Assign {
@@ -49,23 +49,23 @@ pub(crate) enum LinearInstr {
     },
 }
 
-/// What a copy fills.
+/// The destination of a copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
     /// The node's own buffer.
     Node(NodeId),
-    /// Channels of a concatenation, from this offset on.
+    /// `width` channels of a concatenation, starting at `offset`.
     Slice { of: NodeId, offset: usize, width: usize },
     /// A parameter's gradient.
     Gradient(ParamId),
 }
 
-/// A buffer's home when it is not the arena.
+/// The memory block that a buffer belongs to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum BufferKind {
     Arena,
     Shared,
-    /// With the rows of the device's other workers.
+    /// The block of rows that all workers of the device share.
     Device,
     Gradient(ParamId),
 }
@@ -73,52 +73,52 @@ pub(crate) enum BufferKind {
 /// The lowered step.
 pub(crate) struct Lowered {
     pub views: Vec<View>,
-    pub homes: Vec<BufferKind>,
-    pub drafts: Vec<LinearInstr>,
-    pub slices: ShardedDense,
+    pub kinds: Vec<BufferKind>,
+    pub instrs: Vec<LinearInstr>,
+    pub sharded: ShardedDense,
     pub split: Split,
 }
 
 /// Orders the step's nodes into instructions.
 pub(crate) fn lower(step: &Step, options: Options) -> Result<Lowered> {
     let live = step.live();
-    let users = use_lists(step, &live);
-    let views = views(step, &live, &users);
-    let tail = post_update_nodes(step, &live);
-    let body = |id: NodeId| live[id.index()] && !tail[id.index()];
-    let slices = find_sharded_dense(step, &users, body, options);
-    let homes = buffer_kinds(step, &live, &views, &users, &slices);
-    let drafts = order(step, &live, &tail, &views, &homes, &slices);
-    let split = split(&drafts, options);
-    let drafts = if split == Split::Spatial { barrier_after_each(drafts) } else { drafts };
-    Ok(Lowered { views, homes, drafts, slices, split })
+    let uses = use_lists(step, &live);
+    let views = views(step, &live, &uses);
+    let deferred = deferred_nodes(step, &live);
+    let body = |id: NodeId| live[id.index()] && !deferred[id.index()];
+    let sharded = find_sharded_dense(step, &uses, body, options);
+    let kinds = buffer_kinds(step, &live, &views, &uses, &sharded);
+    let instrs = order(step, &live, &deferred, &views, &kinds, &sharded);
+    let split = choose_split(&instrs, options);
+    let instrs = if split == Split::Spatial { barrier_after_each(instrs) } else { instrs };
+    Ok(Lowered { views, kinds, instrs, sharded, split })
 }
 
-/// Steps that only compute can be shared line by line.
-fn split(drafts: &[LinearInstr], options: Options) -> Split {
-    let plain = |d: &LinearInstr| {
+/// Spatial splitting supports only steps without collectives, updates and assignments.
+fn choose_split(instrs: &[LinearInstr], options: Options) -> Split {
+    let only_computes = |d: &LinearInstr| {
         matches!(d, LinearInstr::Compute(_) | LinearInstr::Copy { .. } | LinearInstr::Fetch { .. })
     };
     match Split::of(options.mesh, options.max_batch) {
-        Split::Spatial if drafts.iter().all(plain) => Split::Spatial,
+        Split::Spatial if instrs.iter().all(only_computes) => Split::Spatial,
         _ => Split::Rows,
     }
 }
 
-/// A barrier between any two instructions: what one worker wrote the others read, and a buffer that
-/// nobody needs any more is soon another's.
-fn barrier_after_each(drafts: Vec<LinearInstr>) -> Vec<LinearInstr> {
-    let mut out = Vec::with_capacity(2 * drafts.len());
-    for draft in drafts {
+/// Inserts a barrier between any two instructions: workers read what the others wrote, and buffers
+/// of dead values are reused.
+fn barrier_after_each(instrs: Vec<LinearInstr>) -> Vec<LinearInstr> {
+    let mut out = Vec::with_capacity(2 * instrs.len());
+    for instr in instrs {
         if !out.is_empty() {
             out.push(LinearInstr::Barrier(Scope::Device));
         }
-        out.push(draft);
+        out.push(instr);
     }
     out
 }
 
-/// Who reads each node: `(reader, operand index)`; roots count as readers without a node.
+/// The readers of each node as `(reader, operand index)`, and the number of roots that refer to it.
 struct UseLists {
     nodes: Vec<Vec<(NodeId, usize)>>,
     roots: Vec<u32>,
@@ -136,49 +136,50 @@ fn use_lists(step: &Step, live: &[bool]) -> UseLists {
     UseLists { nodes, roots }
 }
 
-/// Buffers that others read stay in the shared block or in that of the device; gradients go straight
-/// to their buffer.
+/// Chooses the block of each buffer. Operands of collectives go to the shared block, rows that other
+/// workers access to the device's block, and gradients directly to their gradient buffer if possible.
 fn buffer_kinds(
     step: &Step,
     live: &[bool],
     views: &[View],
-    users: &UseLists,
-    slices: &ShardedDense,
+    uses: &UseLists,
+    sharded: &ShardedDense,
 ) -> Vec<BufferKind> {
     let g = &step.graph;
-    let mut homes = vec![BufferKind::Arena; g.nodes().len()];
+    let mut kinds = vec![BufferKind::Arena; g.nodes().len()];
     for id in g.ids().filter(|id| live[id.index()]) {
         if let Op::AllReduce { .. } | Op::ReplicaMean = g.node(id).op {
-            homes[views[g.node(id).inputs[0].index()].root.index()] = BufferKind::Shared;
+            kinds[views[g.node(id).inputs[0].index()].root.index()] = BufferKind::Shared;
         }
     }
-    for id in slices.shared(step) {
-        homes[views[id.index()].root.index()] = BufferKind::Device;
+    for id in sharded.shared(step) {
+        kinds[views[id.index()].root.index()] = BufferKind::Device;
     }
     for grad in &step.gradients {
-        let Some(node) = grad.node.filter(|n| !slices.is_gradient(*n)) else { continue };
+        let Some(node) = grad.node.filter(|n| !sharded.is_gradient(*n)) else { continue };
         let v = views[node.index()];
         let root = g.node(v.root);
-        let whole = v.offset == 0 && root.ty.len() == g.ty(node).len();
-        let plain = root.ty.space == Space::Partial && homes[v.root.index()] == BufferKind::Arena;
-        // The buffer must serve this gradient alone: every reader of the root leads here.
+        let covers_root = v.offset == 0 && root.ty.len() == g.ty(node).len();
+        let in_arena =
+            root.ty.space == Space::Partial && kinds[v.root.index()] == BufferKind::Arena;
+        // The buffer must hold this gradient only: every reader of the root must lead to `node`.
         let mut at = v.root;
-        let mut alone = whole && plain;
-        while alone && at != node {
-            alone = users.roots[at.index()] == 0 && users.nodes[at.index()].len() == 1;
-            at = users.nodes[at.index()].first().map_or(node, |(u, _)| *u);
+        let mut exclusive = covers_root && in_arena;
+        while exclusive && at != node {
+            exclusive = uses.roots[at.index()] == 0 && uses.nodes[at.index()].len() == 1;
+            at = uses.nodes[at.index()].first().map_or(node, |(u, _)| *u);
         }
-        alone &= users.roots[node.index()] == 1 && users.nodes[node.index()].is_empty();
-        if alone {
-            homes[v.root.index()] = BufferKind::Gradient(grad.param);
+        exclusive &= uses.roots[node.index()] == 1 && uses.nodes[node.index()].is_empty();
+        if exclusive {
+            kinds[v.root.index()] = BufferKind::Gradient(grad.param);
         }
     }
-    homes
+    kinds
 }
 
-/// Nodes that nothing but mirrored fetches and assignments wait for, behind a collective: they run
-/// once at the end, behind one barrier.
-fn post_update_nodes(step: &Step, live: &[bool]) -> Vec<bool> {
+/// Nodes after a collective that only mirrored fetches and assignments depend on. They are deferred to
+/// the end of the step, after a single barrier.
+fn deferred_nodes(step: &Step, live: &[bool]) -> Vec<bool> {
     let g = &step.graph;
     let mut body = vec![false; live.len()];
     step.gradients.iter().filter_map(|x| x.node).for_each(|n| body[n.index()] = true);
@@ -190,35 +191,35 @@ fn post_update_nodes(step: &Step, live: &[bool]) -> Vec<bool> {
             g.node(id).inputs.iter().for_each(|x| body[x.index()] = true);
         }
     }
-    let mut tail = vec![false; live.len()];
+    let mut deferred = vec![false; live.len()];
     for id in g.ids().filter(|id| live[id.index()] && !body[id.index()]) {
         let node = g.node(id);
         let collective = matches!(node.op, Op::AllReduce { .. } | Op::ReplicaMean);
-        tail[id.index()] = collective || node.inputs.iter().any(|x| tail[x.index()]);
+        deferred[id.index()] = collective || node.inputs.iter().any(|x| deferred[x.index()]);
     }
-    tail
+    deferred
 }
 
-/// The order of computation: a collective stands behind everything that does not need its result,
-/// so that the collectives of parallel branches share a barrier.
+/// Orders the nodes so that each collective comes after everything that does not depend on it: the
+/// collectives of parallel branches then share a barrier.
 fn order_minimizing_barriers(g: &Graph, mut ids: Vec<NodeId>) -> Vec<NodeId> {
     let mut order = Vec::with_capacity(ids.len());
-    let mut late = vec![false; g.nodes().len()];
+    let mut pending = vec![false; g.nodes().len()];
     while !ids.is_empty() {
         let mut waiting = vec![];
         let mut collectives = vec![];
         for id in ids {
             let node = g.node(id);
-            let held = node.inputs.iter().any(|x| late[x.index()]);
+            let blocked = node.inputs.iter().any(|x| pending[x.index()]);
             let collective = matches!(node.op, Op::AllReduce { .. } | Op::ReplicaMean);
-            late[id.index()] = held || collective;
-            match (held, collective) {
+            pending[id.index()] = blocked || collective;
+            match (blocked, collective) {
                 (true, _) => waiting.push(id),
                 (false, true) => collectives.push(id),
                 (false, false) => order.push(id),
             }
         }
-        collectives.iter().chain(&waiting).for_each(|id| late[id.index()] = false);
+        collectives.iter().chain(&waiting).for_each(|id| pending[id.index()] = false);
         order.extend(collectives);
         ids = waiting;
     }
@@ -228,25 +229,25 @@ fn order_minimizing_barriers(g: &Graph, mut ids: Vec<NodeId>) -> Vec<NodeId> {
 struct Emitter<'a> {
     g: &'a Graph,
     views: &'a [View],
-    slices: &'a ShardedDense,
-    drafts: Vec<LinearInstr>,
-    /// Where in `drafts` each node was finished.
+    sharded: &'a ShardedDense,
+    instrs: Vec<LinearInstr>,
+    /// Position in `instrs` at which each node is complete.
     done: Vec<usize>,
-    /// Position of the last barrier over a device, and over all.
+    /// Position after the last barrier over a device, and over all workers.
     device_barrier: usize,
     all_barrier: usize,
 }
 
 impl Emitter<'_> {
     fn barrier(&mut self, scope: Scope) {
-        self.drafts.push(LinearInstr::Barrier(scope));
-        self.device_barrier = self.drafts.len();
+        self.instrs.push(LinearInstr::Barrier(scope));
+        self.device_barrier = self.instrs.len();
         if scope == Scope::All {
-            self.all_barrier = self.drafts.len();
+            self.all_barrier = self.instrs.len();
         }
     }
 
-    /// A barrier over the scope, unless one stands behind `produced` already.
+    /// Emits a barrier over the scope, unless there is already one after position `produced`.
     fn wait_for(&mut self, scope: Scope, produced: usize) {
         let last = match scope {
             Scope::Device => self.device_barrier,
@@ -257,41 +258,41 @@ impl Emitter<'_> {
         }
     }
 
-    /// A barrier over the device, unless all its workers have finished the node's rows for sure.
+    /// Emits a barrier over the device, unless all its workers are known to have completed the node's rows.
     fn wait_for_rows(&mut self, id: NodeId) {
         if !matches!(self.g.node(self.views[id.index()].root).op, Op::Feed { .. }) {
             self.wait_for(Scope::Device, self.done[id.index()]);
         }
     }
 
-    /// A product with a kernel in slices, whose operand and result are others' as well.
-    fn product(&mut self, id: NodeId) {
+    /// Emits a product with a sharded kernel. Other workers read its operand and its result.
+    fn sliced_product(&mut self, id: NodeId) {
         let node = self.g.node(id);
         self.wait_for_rows(node.inputs[0]);
-        self.drafts.push(LinearInstr::Product(id));
+        self.instrs.push(LinearInstr::SlicedProduct(id));
         self.barrier(Scope::Device);
         if let Op::Dot(_) = node.op {
-            self.drafts.push(LinearInstr::AddSlices(id));
+            self.instrs.push(LinearInstr::AddSlices(id));
         }
     }
 
     fn node(&mut self, id: NodeId) {
         let node = self.g.node(id);
         let v = self.views[id.index()];
-        let inside = |x: NodeId, root: NodeId| self.views[x.index()].root == root;
+        let is_view_of = |x: NodeId, root: NodeId| self.views[x.index()].root == root;
         match node.op {
             Op::Feed { .. } | Op::Param { .. } => {}
-            _ if self.slices.is_product(id) => self.product(id),
+            _ if self.sharded.is_product(id) => self.sliced_product(id),
             Op::AllReduce { scope } => {
                 self.wait_for(scope, self.done[node.inputs[0].index()]);
-                self.drafts.push(LinearInstr::AllReduce(id));
+                self.instrs.push(LinearInstr::AllReduce(id));
             }
             Op::ReplicaMean => {
                 self.wait_for(Scope::All, self.done[node.inputs[0].index()]);
-                self.drafts.push(LinearInstr::ReplicaMean(id));
+                self.instrs.push(LinearInstr::ReplicaMean(id));
             }
             Op::Reshape { .. } if v.root == id => {
-                self.drafts.push(LinearInstr::Copy { from: node.inputs[0], to: Target::Node(id) });
+                self.instrs.push(LinearInstr::Copy { from: node.inputs[0], to: Target::Node(id) });
             }
             Op::Reshape { .. } => {}
             Op::Slice { .. } if v.root != id => {}
@@ -300,33 +301,33 @@ impl Emitter<'_> {
                 let mut copies = vec![];
                 for x in &node.inputs {
                     let width = self.g.ty(*x).last();
-                    if !(inside(*x, id) && self.views[x.index()].offset == offset) {
+                    if !(is_view_of(*x, id) && self.views[x.index()].offset == offset) {
                         let to = Target::Slice { of: id, offset, width };
                         copies.push(LinearInstr::Copy { from: *x, to });
                     }
                     offset += width;
                 }
-                self.drafts.extend(copies);
+                self.instrs.extend(copies);
             }
-            _ => self.drafts.push(LinearInstr::Compute(id)),
+            _ => self.instrs.push(LinearInstr::Compute(id)),
         }
-        self.done[id.index()] = self.drafts.len();
+        self.done[id.index()] = self.instrs.len();
     }
 }
 
 /// Whether an instruction reads a weight that the update writes.
-fn reads_trained(step: &Step, views: &[View], draft: &LinearInstr) -> bool {
+fn reads_trained(step: &Step, views: &[View], instr: &LinearInstr) -> bool {
     let trained = |id: &NodeId| match step.graph.node(views[id.index()].root).op {
         Op::Param { id } => step.gradients.iter().any(|g| g.param == id),
         _ => false,
     };
-    match draft {
-        LinearInstr::Compute(id) | LinearInstr::Product(id) | LinearInstr::AddSlices(id) => {
+    match instr {
+        LinearInstr::Compute(id) | LinearInstr::SlicedProduct(id) | LinearInstr::AddSlices(id) => {
             step.graph.node(*id).inputs.iter().any(trained)
         }
         LinearInstr::Copy { from, .. } => trained(from),
         LinearInstr::Fetch { node, .. } => trained(node),
-        // Collectives read shared blocks, slices of gradients read activations.
+        // Collectives read shared blocks, sliced gradients read activations.
         LinearInstr::AllReduce(_)
         | LinearInstr::ReplicaMean(_)
         | LinearInstr::SlicedGradient { .. } => false,
@@ -337,7 +338,7 @@ fn reads_trained(step: &Step, views: &[View], draft: &LinearInstr) -> bool {
     }
 }
 
-/// Whether a node is the loss scale, which is fetched as the update leaves it.
+/// Whether a node is the loss scale, which is fetched after the update.
 fn is_scale(step: &Step, node: NodeId) -> bool {
     let state = step.loss_scale.map(|s| Op::Param { id: s.state });
     state.is_some_and(|state| step.graph.node(node).op == state)
@@ -346,70 +347,75 @@ fn is_scale(step: &Step, node: NodeId) -> bool {
 fn order(
     step: &Step,
     live: &[bool],
-    tail: &[bool],
+    deferred: &[bool],
     views: &[View],
-    homes: &[BufferKind],
-    slices: &ShardedDense,
+    kinds: &[BufferKind],
+    sharded: &ShardedDense,
 ) -> Vec<LinearInstr> {
     let g = &step.graph;
-    let mut e = Emitter {
+    let mut emitter = Emitter {
         g,
         views,
-        slices,
-        drafts: vec![],
+        sharded,
+        instrs: vec![],
         done: vec![0; live.len()],
         device_barrier: 0,
         all_barrier: 0,
     };
-    let body = |id: &NodeId| live[id.index()] && !tail[id.index()] && !slices.is_gradient(*id);
+    let body = |id: &NodeId| live[id.index()] && !deferred[id.index()] && !sharded.is_gradient(*id);
     for id in order_minimizing_barriers(g, g.ids().filter(body).collect()) {
-        e.node(id);
+        emitter.node(id);
     }
     for grad in &step.gradients {
         if grad.penalty_alone() {
-            e.drafts.push(LinearInstr::Zero(grad.param));
+            emitter.instrs.push(LinearInstr::Zero(grad.param));
         }
-        let Some(node) = grad.node.filter(|n| !slices.is_gradient(*n)) else { continue };
-        if homes[views[node.index()].root.index()] != BufferKind::Gradient(grad.param) {
-            e.drafts.push(LinearInstr::Copy { from: node, to: Target::Gradient(grad.param) });
+        let Some(node) = grad.node.filter(|n| !sharded.is_gradient(*n)) else { continue };
+        if kinds[views[node.index()].root.index()] != BufferKind::Gradient(grad.param) {
+            emitter.instrs.push(LinearInstr::Copy { from: node, to: Target::Gradient(grad.param) });
         }
     }
     if step.update.is_some() {
-        e.barrier(Scope::All);
+        emitter.barrier(Scope::All);
     }
-    let behind = e.drafts.len();
-    for id in g.ids().filter(|id| tail[id.index()]) {
-        e.node(id);
+    let after_barrier = emitter.instrs.len();
+    for id in g.ids().filter(|id| deferred[id.index()]) {
+        emitter.node(id);
     }
     let fetches = step.fetches.iter().enumerate();
     let (late, early): (Vec<_>, Vec<_>) = fetches.partition(|(_, f)| is_scale(step, f.node));
     for (index, f) in early {
-        e.drafts.push(LinearInstr::Fetch { index, node: f.node });
+        emitter.instrs.push(LinearInstr::Fetch { index, node: f.node });
     }
-    if !slices.gradients.is_empty() && g.ids().any(|id| tail[id.index()] && g.ty(id).is_rows()) {
-        // Slices look into other workers' rows, which must have come to rest.
-        e.barrier(Scope::Device);
+    if !sharded.gradients.is_empty() && g.ids().any(|id| deferred[id.index()] && g.ty(id).is_rows())
+    {
+        // Sliced gradients read other workers' rows, which must be complete.
+        emitter.barrier(Scope::Device);
     }
-    for (param, id) in &slices.gradients {
+    for (param, id) in &sharded.gradients {
         let inputs = &g.node(*id).inputs;
-        e.drafts.push(LinearInstr::SlicedGradient { param: *param, x: inputs[0], dy: inputs[1] });
+        emitter.instrs.push(LinearInstr::SlicedGradient {
+            param: *param,
+            x: inputs[0],
+            dy: inputs[1],
+        });
     }
     if step.update.is_some() {
-        if e.drafts[behind..].iter().any(|d| reads_trained(step, views, d)) {
-            // Others write their slices of the weights as soon as they reach the update.
-            e.barrier(Scope::Device);
+        if emitter.instrs[after_barrier..].iter().any(|d| reads_trained(step, views, d)) {
+            // Other workers write their slices of the weights as soon as they reach the update.
+            emitter.barrier(Scope::Device);
         }
-        e.drafts.push(LinearInstr::Update);
+        emitter.instrs.push(LinearInstr::Update);
     }
     for (index, f) in late {
-        e.drafts.push(LinearInstr::Fetch { index, node: f.node });
+        emitter.instrs.push(LinearInstr::Fetch { index, node: f.node });
     }
     if !step.assigns.is_empty() {
-        // Others may still be reading the old values.
-        e.barrier(Scope::Device);
+        // Other workers may still read the old values.
+        emitter.barrier(Scope::Device);
     }
     for (param, node) in &step.assigns {
-        e.drafts.push(LinearInstr::Assign { param: *param, node: *node });
+        emitter.instrs.push(LinearInstr::Assign { param: *param, node: *node });
     }
-    e.drafts
+    emitter.instrs
 }

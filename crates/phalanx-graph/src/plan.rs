@@ -1,4 +1,4 @@
-//! The memory plan: liveness of every buffer, in-place reuse, and offsets in the arena.
+//! The memory plan: liveness, in-place reuse, and the arena offset of every buffer.
 
 use crate::error::{GraphError, Result};
 use crate::graph::{NodeId, ParamId};
@@ -13,16 +13,16 @@ use crate::types::{DType, Space, Type};
 use crate::verify;
 use std::collections::HashMap;
 
-/// Alignment of every buffer: one cache line, one AVX-512 register.
+/// Alignment of every buffer in bytes: one cache line, one AVX-512 register.
 const ALIGN: usize = 64;
 
-/// Gradients are reduced in buckets of about this many bytes.
+/// Approximate size of the buckets in which gradients are reduced.
 const BUCKET_BYTES: usize = 4 << 20;
 
-/// Bytes that stay in a GPU's cache: sharing places would save nothing.
+/// Activations up to this size stay in a GPU's cache, so reuse of their memory would gain nothing.
 const MIN_REUSE_BYTES: usize = 16 << 20;
 
-/// A buffer's life in instruction indices, and its size.
+/// The first and last instruction that use a buffer, and its size.
 #[derive(Clone, Copy, Debug)]
 struct LiveRange {
     start: usize,
@@ -30,28 +30,34 @@ struct LiveRange {
     bytes: usize,
 }
 
-/// Gives every value a place and finishes the program.
-pub(crate) fn place(step: Step, lowered: Lowered, options: Options) -> Result<Program> {
+/// Assigns memory to every value and builds the program.
+pub(crate) fn plan_memory(step: Step, lowered: Lowered, options: Options) -> Result<Program> {
     let mut p = Planner::new(&step, &lowered, options);
     p.check_addressable(options.max_batch)?;
-    p.live_ranges();
+    p.compute_live_ranges();
     p.reuse_in_place();
-    p.rest(options.reuse_delay);
+    p.delay_reuse(options.reuse_delay);
     let (offsets, mut memory) = p.offsets();
-    let parts = p.parts(&mut memory);
+    let partial_products = p.partial_products(&mut memory);
     if cfg!(debug_assertions) {
         p.check(&offsets, memory)?;
     }
-    let mut w = Writer { p: &p, offsets: &offsets, parts, values: vec![], known: HashMap::new() };
+    let mut w = Writer {
+        p: &p,
+        offsets: &offsets,
+        partial_products,
+        values: vec![],
+        known: HashMap::new(),
+    };
     let mut operands = HashMap::new();
-    let mut instrs = Vec::with_capacity(lowered.drafts.len());
-    for draft in &lowered.drafts {
-        match draft {
-            // Nobody else reads the slices of a single device: its update computes them.
+    let mut instrs = Vec::with_capacity(lowered.instrs.len());
+    for instr in &lowered.instrs {
+        match instr {
+            // With a single device the update itself computes the slices: no other device reads them.
             LinearInstr::SlicedGradient { param, x, dy } if options.mesh.devices == 1 => {
                 operands.insert(*param, (w.value(*x), w.value(*dy)));
             }
-            _ => instrs.push(w.instr(draft)?),
+            _ => instrs.push(w.instr(instr)?),
         }
     }
     let values = w.values;
@@ -92,7 +98,7 @@ fn update_plan(
             let dims = &step.graph.params()[g.param.index()].dims;
             let plan = GradientPlan {
                 param: g.param,
-                sliced: g.node.is_some_and(|n| lowered.slices.is_gradient(n)),
+                sliced: g.node.is_some_and(|n| lowered.sharded.is_gradient(n)),
                 operands: operands.get(&g.param).copied(),
                 granule: dims.last().copied().unwrap_or(1).max(1),
                 l1: g.l1,
@@ -101,7 +107,7 @@ fn update_plan(
             (g.node, plan)
         })
         .collect();
-    // Backward finishes the last layers first: their bucket can leave while it goes on.
+    // Backward completes the last layers first: their bucket can be reduced while it continues.
     found.sort_by_key(|(node, _)| *node);
     let gradients: Vec<GradientPlan> = found.into_iter().map(|(_, g)| g).collect();
     let mut buckets = vec![];
@@ -120,11 +126,11 @@ struct Planner<'a> {
     step: &'a Step,
     lowered: &'a Lowered,
     max_rows: usize,
-    /// Rows of a device.
+    /// Maximum number of rows per device.
     device_rows: usize,
-    /// Life of each root's buffer.
-    life: Vec<Option<LiveRange>>,
-    /// The buffer a root uses after in-place merging.
+    /// Live range of each root's buffer.
+    live_ranges: Vec<Option<LiveRange>>,
+    /// The buffer of each root after in-place merging.
     buffer: Vec<NodeId>,
 }
 
@@ -139,13 +145,12 @@ impl<'a> Planner<'a> {
                 Split::Spatial => device_rows,
             },
             device_rows,
-            life: vec![None; step.graph.nodes().len()],
+            live_ranges: vec![None; step.graph.nodes().len()],
             buffer: step.graph.ids().collect(),
         }
     }
 
-    /// Fails where all values side by side are more than can be counted, so that no sum of their
-    /// sizes overflows later.
+    /// Fails if the total size of all values overflows, so that no later sum of sizes can.
     fn check_addressable(&self, max_batch: usize) -> Result<()> {
         let bytes = |ty: &Type| {
             let rows = if ty.is_rows() { self.device_rows } else { 1 };
@@ -167,7 +172,7 @@ impl<'a> Planner<'a> {
     }
 
     fn bytes(&self, root: NodeId) -> usize {
-        let rows = match self.lowered.homes[root.index()] {
+        let rows = match self.lowered.kinds[root.index()] {
             BufferKind::Device => self.device_rows,
             _ => self.max_rows,
         };
@@ -179,10 +184,10 @@ impl<'a> Planner<'a> {
         (ty.len() * rows * ty.dtype.bytes()).next_multiple_of(ALIGN).max(ALIGN)
     }
 
-    /// Whether the root's elements lie in the arena or shared block at all.
+    /// Whether the root is stored in the arena, the shared block or the device's block.
     fn buffered(&self, root: NodeId) -> bool {
         !matches!(self.step.graph.node(root).op, Op::Feed { .. } | Op::Param { .. })
-            && !matches!(self.lowered.homes[root.index()], BufferKind::Gradient(_))
+            && !matches!(self.lowered.kinds[root.index()], BufferKind::Gradient(_))
     }
 
     fn touch(&mut self, id: NodeId, at: usize) {
@@ -191,26 +196,27 @@ impl<'a> Planner<'a> {
             return;
         }
         let bytes = self.bytes(root);
-        let life = self.life[root.index()].get_or_insert(LiveRange { start: at, end: at, bytes });
-        life.end = at;
+        let range =
+            self.live_ranges[root.index()].get_or_insert(LiveRange { start: at, end: at, bytes });
+        range.end = at;
     }
 
-    /// Leaves the places of dead values alone for a while; to the end where all values together are
-    /// small.
-    fn rest(&mut self, instructions: usize) {
-        let all: usize = self.life.iter().flatten().map(|life| life.bytes).sum();
+    /// Extends every live range by `instructions`, or to the end of the program if all values together
+    /// are small.
+    fn delay_reuse(&mut self, instructions: usize) {
+        let all: usize = self.live_ranges.iter().flatten().map(|range| range.bytes).sum();
         let instructions = match instructions > 0 && all <= MIN_REUSE_BYTES {
-            true => self.lowered.drafts.len(),
+            true => self.lowered.instrs.len(),
             false => instructions,
         };
-        self.life.iter_mut().flatten().for_each(|life| life.end += instructions);
+        self.live_ranges.iter_mut().flatten().for_each(|range| range.end += instructions);
     }
 
-    fn live_ranges(&mut self) {
-        for (at, draft) in self.lowered.drafts.iter().enumerate() {
-            match draft {
+    fn compute_live_ranges(&mut self) {
+        for (at, instr) in self.lowered.instrs.iter().enumerate() {
+            match instr {
                 LinearInstr::Compute(id)
-                | LinearInstr::Product(id)
+                | LinearInstr::SlicedProduct(id)
                 | LinearInstr::AddSlices(id)
                 | LinearInstr::AllReduce(id)
                 | LinearInstr::ReplicaMean(id) => {
@@ -237,13 +243,14 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Lets an elementwise result take over the buffer of an operand that dies with it.
+    /// Lets an elementwise result reuse the buffer of an operand that it is the last reader of.
     fn reuse_in_place(&mut self) {
-        for (at, draft) in self.lowered.drafts.iter().enumerate() {
-            let LinearInstr::Compute(id) = draft else { continue };
+        for (at, instr) in self.lowered.instrs.iter().enumerate() {
+            let LinearInstr::Compute(id) = instr else { continue };
             let node = self.step.graph.node(*id);
-            let own = self.root(*id) == *id && self.lowered.homes[id.index()] == BufferKind::Arena;
-            if !own {
+            let in_arena =
+                self.root(*id) == *id && self.lowered.kinds[id.index()] == BufferKind::Arena;
+            if !in_arena {
                 continue;
             }
             let full = |i: usize| match &node.op {
@@ -259,89 +266,93 @@ impl<'a> Planner<'a> {
                     && v.offset == 0
                     && v.ld == node.ty.last()
                     && self.buffered(v.root)
-                    && self.lowered.homes[v.root.index()] == BufferKind::Arena
+                    && self.lowered.kinds[v.root.index()] == BufferKind::Arena
                     && self.step.graph.ty(v.root).len() == node.ty.len();
-                (fits && self.life[buffer.index()]?.end == at).then_some(buffer)
+                (fits && self.live_ranges[buffer.index()]?.end == at).then_some(buffer)
             });
-            let (Some(donor), Some(mine)) = (donor, self.life[id.index()]) else { continue };
+            let (Some(donor), Some(mine)) = (donor, self.live_ranges[id.index()]) else { continue };
             self.buffer[id.index()] = donor;
-            self.life[id.index()] = None;
-            if let Some(life) = &mut self.life[donor.index()] {
-                life.end = mine.end;
+            self.live_ranges[id.index()] = None;
+            if let Some(range) = &mut self.live_ranges[donor.index()] {
+                range.end = mine.end;
             }
         }
     }
 
-    /// First fit, the largest buffers first: small ones fill the gaps.
+    /// First fit in order of decreasing size: small buffers fill the gaps.
     fn offsets(&self) -> (Vec<usize>, Memory) {
-        let mut offsets = vec![0; self.life.len()];
+        let mut offsets = vec![0; self.live_ranges.len()];
         let mut memory = Memory::default();
         let mut order: Vec<(usize, LiveRange)> = vec![];
-        for (i, life) in self.life.iter().enumerate() {
-            let Some(life) = life else { continue };
-            match self.lowered.homes[i] {
-                BufferKind::Shared => offsets[i] = take(&mut memory.shared, life.bytes),
-                BufferKind::Device => offsets[i] = take(&mut memory.device, life.bytes),
+        for (i, range) in self.live_ranges.iter().enumerate() {
+            let Some(range) = range else { continue };
+            match self.lowered.kinds[i] {
+                BufferKind::Shared => offsets[i] = allocate(&mut memory.shared, range.bytes),
+                BufferKind::Device => offsets[i] = allocate(&mut memory.device, range.bytes),
                 BufferKind::Arena | BufferKind::Gradient(_) => {
-                    memory.unplanned += life.bytes;
-                    order.push((i, *life));
+                    memory.unplanned += range.bytes;
+                    order.push((i, *range));
                 }
             }
         }
-        order.sort_by_key(|(i, life)| (std::cmp::Reverse(life.bytes), *i));
+        order.sort_by_key(|(i, range)| (std::cmp::Reverse(range.bytes), *i));
         let mut placed: Vec<(usize, LiveRange)> = vec![];
-        for (i, life) in order {
-            let mut busy: Vec<(usize, usize)> = placed
+        for (i, range) in order {
+            let mut occupied: Vec<(usize, usize)> = placed
                 .iter()
-                .filter(|(_, o)| o.start <= life.end && life.start <= o.end)
+                .filter(|(_, o)| o.start <= range.end && range.start <= o.end)
                 .map(|(at, o)| (*at, at + o.bytes))
                 .collect();
-            busy.sort_unstable();
+            occupied.sort_unstable();
             let mut at = 0;
-            for (from, to) in busy {
-                if at + life.bytes <= from {
+            for (from, to) in occupied {
+                if at + range.bytes <= from {
                     break;
                 }
                 at = at.max(to);
             }
             offsets[i] = at;
-            memory.arena = memory.arena.max(at + life.bytes);
-            placed.push((at, life));
+            memory.arena = memory.arena.max(at + range.bytes);
+            placed.push((at, range));
         }
         (offsets, memory)
     }
 
-    /// Room for this worker's part of every product that is added up: all rows of the device.
-    fn parts(&self, memory: &mut Memory) -> HashMap<NodeId, usize> {
-        let mut parts = HashMap::new();
-        for draft in &self.lowered.drafts {
-            let LinearInstr::AddSlices(id) = draft else { continue };
+    /// Allocates this worker's partial product of every sharded product: all rows of the device.
+    fn partial_products(&self, memory: &mut Memory) -> HashMap<NodeId, usize> {
+        let mut offsets = HashMap::new();
+        for instr in &self.lowered.instrs {
+            let LinearInstr::AddSlices(id) = instr else { continue };
             let bytes = self.bytes_of(self.step.graph.ty(*id), self.device_rows);
-            parts.insert(*id, take(&mut memory.shared, bytes));
+            offsets.insert(*id, allocate(&mut memory.shared, bytes));
         }
-        parts
+        offsets
     }
 
-    /// Fails where two buffers alive at one time overlap, where one leaves its block, or where a
-    /// kernel that takes slices reads the buffer it writes.
+    /// Fails if two live buffers overlap, if a buffer exceeds its block, or if a kernel that takes slices
+    /// reads the buffer it writes.
     fn check(&self, offsets: &[usize], memory: Memory) -> Result<()> {
-        let buffers: Vec<(usize, LiveRange)> =
-            self.life.iter().enumerate().filter_map(|(i, life)| Some((i, (*life)?))).collect();
+        let buffers: Vec<(usize, LiveRange)> = self
+            .live_ranges
+            .iter()
+            .enumerate()
+            .filter_map(|(i, range)| Some((i, (*range)?)))
+            .collect();
         for (n, (i, a)) in buffers.iter().enumerate() {
-            let home = self.lowered.homes[*i];
-            let size = match home {
+            let kind = self.lowered.kinds[*i];
+            let size = match kind {
                 BufferKind::Shared => memory.shared,
                 BufferKind::Device => memory.device,
                 BufferKind::Arena | BufferKind::Gradient(_) => memory.arena,
             };
             if offsets[*i] + a.bytes > size {
-                let text = format!("the buffer of %{i} ends behind byte {size}");
+                let text = format!("the buffer of %{i} ends after byte {size}");
                 return Err(GraphError::internal("plan", text));
             }
             for (j, b) in &buffers[..n] {
-                // What others read keeps its place for the whole step.
-                let same_block = home == self.lowered.homes[*j];
-                let same_time = home != BufferKind::Arena || (a.start <= b.end && b.start <= a.end);
+                // Buffers that other workers read are not reused within a step.
+                let same_block = kind == self.lowered.kinds[*j];
+                let same_time = kind != BufferKind::Arena || (a.start <= b.end && b.start <= a.end);
                 let (x, y) = (offsets[*i], offsets[*j]);
                 if same_block && same_time && x < y + b.bytes && y < x + a.bytes {
                     let text = format!("the buffers of %{j} and %{i} overlap");
@@ -349,11 +360,13 @@ impl<'a> Planner<'a> {
                 }
             }
         }
-        for draft in &self.lowered.drafts {
-            let (LinearInstr::Compute(id) | LinearInstr::Product(id)) = draft else { continue };
+        for instr in &self.lowered.instrs {
+            let (LinearInstr::Compute(id) | LinearInstr::SlicedProduct(id)) = instr else {
+                continue;
+            };
             let node = self.step.graph.node(*id);
-            let home = |x: NodeId| self.buffer[self.root(x).index()];
-            if needs_own_buffer(&node.op) && node.inputs.iter().any(|x| home(*x) == home(*id)) {
+            let buffer = |x: NodeId| self.buffer[self.root(x).index()];
+            if needs_own_buffer(&node.op) && node.inputs.iter().any(|x| buffer(*x) == buffer(*id)) {
                 let text = format!("{} of %{} reads the buffer it writes", node.op.name(), id.0);
                 return Err(GraphError::internal("plan", text));
             }
@@ -362,18 +375,18 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// The next bytes of a block that only grows.
-fn take(block: &mut usize, bytes: usize) -> usize {
+/// Appends `bytes` to a block and returns their offset.
+fn allocate(block: &mut usize, bytes: usize) -> usize {
     *block += bytes;
     *block - bytes
 }
 
-/// Writes instructions, numbering values as they appear.
+/// Translates instructions and numbers values in order of appearance.
 struct Writer<'a, 'b> {
     p: &'b Planner<'a>,
     offsets: &'b [usize],
-    /// Where the parts of each product in slices lie.
-    parts: HashMap<NodeId, usize>,
+    /// Offset of the partial product of each sharded product.
+    partial_products: HashMap<NodeId, usize>,
     values: Vec<Value>,
     known: HashMap<NodeId, ValueId>,
 }
@@ -384,13 +397,13 @@ impl Writer<'_, '_> {
         ValueId(self.values.len() as u32 - 1)
     }
 
-    fn home(&self, root: NodeId) -> Location {
+    fn location(&self, root: NodeId) -> Location {
         match self.p.step.graph.node(root).op {
             Op::Feed { id } => Location::Feed(id),
             Op::Param { id } => Location::Param(id),
             _ => {
                 let offset = self.offsets[self.p.buffer[root.index()].index()];
-                match self.p.lowered.homes[root.index()] {
+                match self.p.lowered.kinds[root.index()] {
                     BufferKind::Arena => Location::Arena(offset),
                     BufferKind::Shared => Location::Shared(offset),
                     BufferKind::Device => Location::Device(offset),
@@ -406,13 +419,13 @@ impl Writer<'_, '_> {
         }
         let view = self.p.lowered.views[id.index()];
         let ty = self.p.step.graph.ty(id).clone();
-        let place = self.home(view.root);
-        let new = self.add(Value { ty, location: place, offset: view.offset, ld: view.ld });
+        let location = self.location(view.root);
+        let new = self.add(Value { ty, location, offset: view.offset, ld: view.ld });
         self.known.insert(id, new);
         new
     }
 
-    /// A parameter's whole gradient buffer.
+    /// The gradient buffer of a parameter.
     fn gradient(&mut self, p: ParamId) -> ValueId {
         let dims = self.p.step.graph.params()[p.index()].dims.clone();
         let ty = Type::new(DType::F32, Space::Partial, dims);
@@ -420,16 +433,16 @@ impl Writer<'_, '_> {
         self.add(Value { ty, location: Location::Gradient(p), offset: 0, ld })
     }
 
-    /// This worker's part of a product that is added up.
-    fn part(&mut self, id: NodeId) -> ValueId {
+    /// This worker's partial product of a sharded product.
+    fn partial_product(&mut self, id: NodeId) -> ValueId {
         let ty = self.p.step.graph.ty(id).clone();
-        let (place, ld) = (Location::Shared(self.parts[&id]), ty.last());
-        self.add(Value { ty, location: place, offset: 0, ld })
+        let (location, ld) = (Location::Shared(self.partial_products[&id]), ty.last());
+        self.add(Value { ty, location, offset: 0, ld })
     }
 
-    fn instr(&mut self, draft: &LinearInstr) -> Result<Instr> {
+    fn instr(&mut self, instr: &LinearInstr) -> Result<Instr> {
         let g = &self.p.step.graph;
-        Ok(match draft {
+        Ok(match instr {
             LinearInstr::Compute(id) => {
                 let node = g.node(*id);
                 if matches!(node.op, Op::Unary(_) | Op::Binary(_) | Op::Select) {
@@ -440,12 +453,14 @@ impl Writer<'_, '_> {
                 let output = self.value(*id);
                 Instr::Compute { op: node.op.clone(), inputs, output, scope: node.scope }
             }
-            LinearInstr::Product(id) => {
+            LinearInstr::SlicedProduct(id) => {
                 let node = g.node(*id);
                 let (x, kernel) = (self.value(node.inputs[0]), self.value(node.inputs[1]));
                 let scope = node.scope;
                 match node.op {
-                    Op::Dot(_) => Instr::SlicedDot { x, kernel, output: self.part(*id), scope },
+                    Op::Dot(_) => {
+                        Instr::SlicedDot { x, kernel, output: self.partial_product(*id), scope }
+                    }
                     _ => {
                         let output = self.value(*id);
                         Instr::SlicedGradInput { dy: x, kernel, output, scope }
@@ -458,7 +473,7 @@ impl Writer<'_, '_> {
                     return Err(GraphError::internal("plan", "dot expected"));
                 };
                 let bias = node.inputs.get(2).map(|b| self.value(*b));
-                let (input, output) = (self.part(*id), self.value(*id));
+                let (input, output) = (self.partial_product(*id), self.value(*id));
                 Instr::AddSlices { input, bias, relu: epilogue.relu, output, scope: node.scope }
             }
             LinearInstr::Copy { from, to } => {
@@ -469,8 +484,8 @@ impl Writer<'_, '_> {
                         let mut ty = g.ty(of).clone();
                         *ty.dims.last_mut().expect("a channel axis") = width;
                         let ld = g.ty(of).last();
-                        let place = self.home(of);
-                        self.add(Value { ty, location: place, offset, ld })
+                        let location = self.location(of);
+                        self.add(Value { ty, location, offset, ld })
                     }
                     Target::Gradient(p) => self.gradient(p),
                 };

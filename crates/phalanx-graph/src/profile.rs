@@ -1,34 +1,34 @@
-//! Where a step's time goes: seconds, arithmetic and bytes of every instruction, as counted from
-//! the program and measured by an executor.
+//! Profiles of a step: the time of every instruction as measured by an executor, and its arithmetic and
+//! bytes as counted from the program.
 
 use crate::geometry::ConvGeom;
 use crate::ops::{self, Op, Tape};
 use crate::program::{Instr, Program, ValueId};
 use std::collections::BTreeMap;
 
-/// What an instruction costs, over all workers.
+/// The cost of an instruction, summed over all workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// Floating-point operations; a multiply-add counts two.
+    /// Floating-point operations; a multiply-add counts as two.
     pub flops: f64,
-    /// Bytes of operands and results, each counted once per worker that touches them.
+    /// Bytes of operands and results, counted once per worker that accesses them.
     pub bytes: f64,
 }
 
-/// One instruction, or all of one kind, in a mean step.
+/// One instruction, or all instructions of one op, averaged over steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Line {
     /// The op.
     pub op: String,
-    /// The layer or parameter; empty where there is none.
+    /// The layer or parameter; empty if there is none.
     pub layer: String,
-    /// Instructions summed here.
+    /// Number of instructions in this line.
     pub count: usize,
-    /// Seconds, the mean over workers: the lines of a step add up to its time.
+    /// Seconds per step, averaged over workers, so that the lines of a step add up to its time.
     pub seconds: f64,
     /// Arithmetic and bytes.
     pub cost: Cost,
-    /// Whether the seconds lack something that could not be measured.
+    /// Whether part of the time could not be measured.
     pub unmeasured: bool,
 }
 
@@ -42,7 +42,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// From the seconds each instruction took in `steps` steps of `rows` rows.
+    /// A profile from the seconds that each instruction took in `steps` steps of `rows` rows.
     pub fn new(program: &Program, rows: usize, steps: u64, seconds: &[f64]) -> Profile {
         let line = |(instr, seconds): (&Instr, &f64)| {
             let (op, layer) = program.label(instr);
@@ -53,19 +53,19 @@ impl Profile {
         Profile { steps, lines: program.instrs.iter().zip(seconds).map(line).collect() }
     }
 
-    /// Says of instructions, by their number, that their seconds lack something.
+    /// Marks instructions, given by index, as not fully measured.
     #[must_use]
     pub fn lacking(mut self, instrs: &[usize]) -> Profile {
         instrs.iter().for_each(|i| self.lines[*i].unmeasured = true);
         self
     }
 
-    /// Seconds of a step.
+    /// Seconds per step.
     pub fn seconds(&self) -> f64 {
         self.lines.iter().map(|l| l.seconds).sum()
     }
 
-    /// One line per op, the slowest first.
+    /// One line per op, slowest first.
     pub fn by_op(&self) -> Vec<Line> {
         let mut kinds: BTreeMap<&str, Line> = BTreeMap::new();
         for l in &self.lines {
@@ -80,7 +80,7 @@ impl Profile {
         slowest_first(kinds.into_values().collect())
     }
 
-    /// The slowest instructions.
+    /// The `n` slowest instructions.
     pub fn top(&self, n: usize) -> Vec<Line> {
         let mut lines = slowest_first(self.lines.clone());
         lines.truncate(n);
@@ -94,7 +94,7 @@ fn slowest_first(mut lines: Vec<Line>) -> Vec<Line> {
 }
 
 impl Program {
-    /// An instruction's op and layer, for people.
+    /// The op and layer of an instruction, for display.
     fn label(&self, instr: &Instr) -> (String, String) {
         let param = |p: &crate::ParamId| self.params[p.index()].name.clone();
         let layer = |scope: &u32| self.scopes[*scope as usize].clone();
@@ -115,50 +115,51 @@ impl Program {
         }
     }
 
-    /// What an instruction costs on a global batch of `rows`, over all workers.
+    /// The cost of an instruction on a global batch of `rows`, summed over all workers.
     pub fn cost(&self, instr: &Instr, rows: usize) -> Cost {
         let mesh = self.options.mesh;
-        let moved = |ids: &[ValueId]| ids.iter().map(|id| self.bytes(*id, rows)).sum::<f64>();
+        let total_bytes = |ids: &[ValueId]| ids.iter().map(|id| self.bytes(*id, rows)).sum::<f64>();
         match instr {
             Instr::Compute { op, inputs, output, .. } => Cost {
                 flops: self.flops(op, inputs, *output, rows),
-                bytes: moved(inputs) + moved(&[*output]),
+                bytes: total_bytes(inputs) + total_bytes(&[*output]),
             },
             Instr::Copy { input, output } | Instr::ReplicaMean { input, output } => {
-                Cost { flops: 0.0, bytes: moved(&[*input, *output]) }
+                Cost { flops: 0.0, bytes: total_bytes(&[*input, *output]) }
             }
             Instr::AllReduce { input, output, .. } => {
                 let sources = self.options.mesh.workers as f64;
                 let flops = self.elements(*input, rows) * sources;
-                Cost { flops, bytes: moved(&[*input]) * sources + moved(&[*output]) }
+                Cost { flops, bytes: total_bytes(&[*input]) * sources + total_bytes(&[*output]) }
             }
             Instr::SlicedDot { x, kernel, output, .. }
             | Instr::SlicedGradInput { dy: x, kernel, output, .. } => {
-                // Each has its slice of the kernel; every worker writes a whole part.
+                // Each worker reads its slice of the kernel; for a dot each writes a full partial product.
                 let parts = if let Instr::SlicedDot { .. } = instr { mesh.workers } else { 1 };
                 let kernels = (self.value(*kernel).ty.len() * mesh.devices) as f64;
-                let bytes = moved(&[*x]) + 4.0 * kernels + moved(&[*output]) * parts as f64;
+                let bytes =
+                    total_bytes(&[*x]) + 4.0 * kernels + total_bytes(&[*output]) * parts as f64;
                 Cost { flops: self.sliced_flops(*x, *output, rows), bytes }
             }
             Instr::AddSlices { input, output, .. } => {
                 let parts = mesh.workers as f64;
                 let flops = self.elements(*output, rows) * parts;
-                Cost { flops, bytes: moved(&[*input]) * parts + moved(&[*output]) }
+                Cost { flops, bytes: total_bytes(&[*input]) * parts + total_bytes(&[*output]) }
             }
             Instr::SlicedGradient { param, x, dy } => {
                 let elements = self.params[param.index()].len() * self.options.mesh.devices;
-                let bytes = moved(&[*x, *dy]) + 4.0 * elements as f64;
+                let bytes = total_bytes(&[*x, *dy]) + 4.0 * elements as f64;
                 Cost { flops: self.sliced_flops(*x, *dy, rows), bytes }
             }
             Instr::Update => self.update_cost(rows),
             Instr::Assign { value, .. } | Instr::Fetch { value, .. } => {
-                Cost { flops: 0.0, bytes: moved(&[*value]) }
+                Cost { flops: 0.0, bytes: total_bytes(&[*value]) }
             }
             Instr::Barrier(_) => Cost::default(),
         }
     }
 
-    /// Elements of a value over all workers.
+    /// Elements of a value, summed over all workers.
     fn elements(&self, id: ValueId, rows: usize) -> f64 {
         let ty = &self.value(id).ty;
         let copies = if ty.is_rows() { rows } else { self.options.mesh.len() };
@@ -194,7 +195,7 @@ impl Program {
             Op::Dropout { .. } | Op::UpsampleGrad { .. } | Op::Upsample { bilinear: true, .. } => {
                 self.elements(y, rows)
             }
-            // Moves and comparisons, or nothing to speak of.
+            // Moves, comparisons, and negligible arithmetic.
             _ => 0.0,
         }
     }
@@ -203,12 +204,12 @@ impl Program {
         2.0 * self.elements(x, rows) * self.value(dy).ty.last() as f64
     }
 
-    /// Every device adds up all partial gradients and updates its own weights and slots; sliced
-    /// gradients of a single device are computed on the way.
+    /// Every device reduces all partial gradients and updates its own weights and slots. With a single
+    /// device the update also computes the sliced gradients.
     fn update_cost(&self, rows: usize) -> Cost {
         let Some(update) = &self.update else { return Cost::default() };
         let mesh = self.options.mesh;
-        let each = tape_flops(&update.rule.tape);
+        let rule_flops = tape_flops(&update.rule.tape);
         let mut cost = Cost::default();
         for g in &update.gradients {
             let elements = (self.params[g.param.index()].len() * mesh.devices) as f64;
@@ -221,16 +222,16 @@ impl Program {
                 None if g.sliced => mesh.devices as f64,
                 None => mesh.len() as f64,
             };
-            let held = 1.0 + update.rule.slots.len() as f64;
-            cost.flops += elements * (each + f64::max(sources - 1.0, 0.0));
-            cost.bytes += 4.0 * elements * (sources + 2.0 * held);
+            let buffers = 1.0 + update.rule.slots.len() as f64;
+            cost.flops += elements * (rule_flops + f64::max(sources - 1.0, 0.0));
+            cost.bytes += 4.0 * elements * (sources + 2.0 * buffers);
         }
         cost
     }
 }
 
-/// Operations a tape does on every element.
+/// Operations of a tape per element.
 fn tape_flops(tape: &Tape) -> f64 {
-    let works = |i: &&ops::Instr| !matches!(i, ops::Instr::Input(_) | ops::Instr::Const(_));
-    tape.instrs.iter().filter(works).count() as f64
+    let is_arithmetic = |i: &&ops::Instr| !matches!(i, ops::Instr::Input(_) | ops::Instr::Const(_));
+    tape.instrs.iter().filter(is_arithmetic).count() as f64
 }

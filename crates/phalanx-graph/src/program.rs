@@ -1,4 +1,4 @@
-//! The step program: instructions over placed values, ready for any executor. Plain data.
+//! The step program: plain data that any executor can run, with all values assigned to memory.
 
 mod print;
 
@@ -12,34 +12,34 @@ use crate::types::{DType, Scope, Type};
 use crate::update::UpdateRule;
 use crate::{lower, plan, verify};
 
-/// Workers of a mesh whose cut is fixed: 1, 2, 4 or 8 devices share them.
+/// Total workers of a mesh with [`Mesh::fixed`] shards; 1, 2, 4 or 8 devices share them.
 pub const SHARDS: usize = 8;
 
-/// The workers a program is compiled for.
+/// The devices and workers that a program is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mesh {
-    /// Devices, that is replicas.
+    /// Number of devices, that is, replicas.
     pub devices: usize,
-    /// Workers of each device.
+    /// Workers per device.
     pub workers: usize,
-    /// Whether rows are cut into [`SHARDS`] and sums are trees over them, however many devices share
-    /// the work.
+    /// Whether rows are always split into [`SHARDS`] shards and sums are trees over them, so that
+    /// results do not depend on the number of devices.
     pub fixed: bool,
 }
 
 impl Mesh {
-    /// Devices with so many workers each.
+    /// A mesh of `devices` with `workers` each.
     pub const fn new(devices: usize, workers: usize) -> Mesh {
         Mesh { devices, workers, fixed: false }
     }
 
-    /// [`SHARDS`] workers, shared by so many devices, which must divide them.
+    /// A fixed mesh of [`SHARDS`] workers over `devices`; `None` unless `devices` divides them.
     pub fn fixed(devices: usize) -> Option<Mesh> {
         let divides = devices > 0 && SHARDS.is_multiple_of(devices);
         divides.then(|| Mesh { devices, workers: SHARDS / devices, fixed: true })
     }
 
-    /// All workers.
+    /// Total number of workers.
     pub fn len(&self) -> usize {
         self.devices * self.workers
     }
@@ -49,9 +49,8 @@ impl Mesh {
         self.len() == 0
     }
 
-    /// The rows of worker `worker` of device `device` when `rows` are split as evenly as possible,
-    /// first over devices, then over a device's workers; over all workers at once where the cut is
-    /// fixed.
+    /// The rows of worker `worker` of device `device`. The batch is split as evenly as possible, first
+    /// over devices, then over a device's workers; a fixed mesh splits it over all workers at once.
     pub fn rows(&self, rows: usize, device: usize, worker: usize) -> std::ops::Range<usize> {
         if self.fixed {
             return split_range(0..rows, self.len(), device * self.workers + worker);
@@ -68,7 +67,7 @@ impl Mesh {
         split_range(0..rows, self.devices, device)
     }
 
-    /// The rows of devices that follow one another.
+    /// The rows of consecutive devices.
     pub fn rows_of(&self, rows: usize, devices: std::ops::Range<usize>) -> std::ops::Range<usize> {
         if devices.is_empty() {
             return 0..0;
@@ -77,18 +76,18 @@ impl Mesh {
         self.device_rows(rows, devices.start).start..last.end
     }
 
-    /// The most rows a single device gets: the first ones get what does not divide.
+    /// The maximum number of rows of a device; the first devices get the remainder.
     pub fn max_device_rows(&self, rows: usize) -> usize {
         self.device_rows(rows, 0).len()
     }
 
-    /// The most rows a single worker gets.
+    /// The maximum number of rows of a worker.
     pub fn max_rows(&self, rows: usize) -> usize {
         rows.div_ceil(self.devices).div_ceil(self.workers)
     }
 }
 
-/// Part `i` of `n` of a range, the first parts one longer where it does not divide.
+/// Part `i` of `n` of a range. The first parts are one longer if the range does not divide evenly.
 pub fn split_range(range: std::ops::Range<usize>, n: usize, i: usize) -> std::ops::Range<usize> {
     let (len, start) = (range.len(), range.start);
     let (each, extra) = (len / n, len % n);
@@ -96,38 +95,38 @@ pub fn split_range(range: std::ops::Range<usize>, n: usize, i: usize) -> std::op
     begin..begin + each + usize::from(i < extra)
 }
 
-/// How the workers of a device share its work.
+/// How the work of a device is split among its workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// Each has its own rows of the batch and its own memory.
+    /// Each worker has its own rows of the batch and its own memory.
     Rows,
-    /// All work on all rows of the device in one memory, each on its lines of every value (the
-    /// first axis behind the rows), with a barrier behind every instruction.
+    /// All workers share one memory and process all rows of the device, each its own lines of every
+    /// value (the first axis after the rows), with a barrier after every instruction.
     Spatial,
 }
 
 impl Split {
-    /// Lines pay where a device has fewer rows than workers.
+    /// Spatial splitting pays off if a device has fewer rows than workers.
     pub fn of(mesh: Mesh, rows: usize) -> Split {
-        let few = rows.div_ceil(mesh.devices.max(1)) < mesh.workers;
-        if few { Split::Spatial } else { Split::Rows }
+        let fewer_rows = rows.div_ceil(mesh.devices.max(1)) < mesh.workers;
+        if fewer_rows { Split::Spatial } else { Split::Rows }
     }
 }
 
-/// How layers store what they compute. Arithmetic and weights are always 32-bit floats.
+/// The precision in which layers store activations. Arithmetic and weights are always 32-bit floats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Policy {
     /// 32-bit floats.
     #[default]
     Float32,
-    /// 16 bits with the range of 32-bit floats: Keras' `mixed_bfloat16`.
+    /// bfloat16, with the range of 32-bit floats: Keras' `mixed_bfloat16`.
     MixedBfloat16,
-    /// 16-bit floats of IEEE 754, and gradients of a scaled loss: Keras' `mixed_float16`.
+    /// IEEE 754 16-bit floats, with loss scaling: Keras' `mixed_float16`.
     MixedFloat16,
 }
 
 impl Policy {
-    /// The 16-bit type, where there is one.
+    /// The 16-bit type, if any.
     pub fn narrow(self) -> Option<DType> {
         match self {
             Policy::Float32 => None,
@@ -137,17 +136,17 @@ impl Policy {
     }
 }
 
-/// What a program is compiled for.
+/// Compile options of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The workers.
+    /// The devices and workers.
     pub mesh: Mesh,
     /// The largest global batch.
     pub max_batch: usize,
-    /// How activations are stored.
+    /// The precision of stored activations.
     pub policy: Policy,
-    /// Instructions for which the place of a value that nobody needs any more is left alone: whoever
-    /// runs them side by side need not wait for its last readers.
+    /// Number of instructions for which the memory of a dead value is not reused: an executor that
+    /// runs instructions concurrently need not wait for the last readers.
     pub reuse_delay: usize,
 }
 
@@ -169,45 +168,45 @@ impl ValueId {
     }
 }
 
-/// Where a value lives. Offsets are bytes.
+/// The memory that holds a value. Offsets are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// In the host's batch, at the worker's rows.
+    /// The host's batch, at the worker's rows.
     Feed(FeedId),
-    /// In the device's parameter buffer.
+    /// The device's parameter buffer.
     Param(ParamId),
-    /// In the worker's arena; the bytes are reused once the value is dead.
+    /// The worker's arena; the bytes are reused once the value is dead.
     Arena(usize),
-    /// In the worker's shared block, which others read; never reused within a step.
+    /// The worker's shared block, which other workers read; never reused within a step.
     Shared(usize),
-    /// In the block of rows that the workers of a device share, at the worker's rows; never reused
-    /// within a step.
+    /// The block of rows shared by the workers of a device, at the worker's rows; never reused within
+    /// a step.
     Device(usize),
-    /// In the worker's gradient buffer.
+    /// The worker's gradient buffer.
     Gradient(ParamId),
 }
 
-/// A placed value.
+/// A value with its location.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
     /// Its type.
     pub ty: Type,
-    /// Where its first element lies.
+    /// The buffer that holds it.
     pub location: Location,
-    /// Elements to skip behind `place`: a channel offset inside a wider value.
+    /// Elements to skip from `location`: a channel offset inside a wider value.
     pub offset: usize,
     /// Elements from one pixel (a run of the last axis) to the next.
     pub ld: usize,
 }
 
 impl Value {
-    /// Whether its elements are neighbours.
+    /// Whether its elements are contiguous in memory.
     pub fn contiguous(&self) -> bool {
         self.ld == self.ty.last()
     }
 }
 
-/// One instruction. Every worker runs all of them, on its own rows.
+/// An instruction. Every worker runs all instructions, each on its own rows.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Instr {
     /// Runs an op's kernel.
@@ -221,18 +220,18 @@ pub enum Instr {
         /// The layer, for profiles and messages; index into the program's scopes.
         scope: u32,
     },
-    /// Copies pixel by pixel between values of different stride.
+    /// Copies pixel by pixel between values of different strides.
     Copy {
-        /// From.
+        /// Source.
         input: ValueId,
-        /// To.
+        /// Destination.
         output: ValueId,
     },
     /// Waits for the workers of a scope.
     Barrier(Scope),
     /// Adds the partial sums of a scope's workers in index order.
     AllReduce {
-        /// The workers.
+        /// The workers to sum over.
         scope: Scope,
         /// A shared value.
         input: ValueId,
@@ -246,33 +245,33 @@ pub enum Instr {
         /// The mean.
         output: ValueId,
     },
-    /// Multiplies all rows of the device with this worker's slice of a dense kernel: a part of every
-    /// sum, for [`AddSlices`](Instr::AddSlices).
+    /// Multiplies all rows of the device by this worker's slice of a dense kernel, which gives a
+    /// partial product for [`AddSlices`](Instr::AddSlices).
     SlicedDot {
         /// The layer's input.
         x: ValueId,
         /// The kernel.
         kernel: ValueId,
-        /// The part: a shared value with all rows of the device.
+        /// The partial product: a shared value with all rows of the device.
         output: ValueId,
         /// The layer.
         scope: u32,
     },
-    /// Adds up what the device's workers have of a product, each for its rows.
+    /// Adds the partial products of the device's workers; each worker computes its own rows.
     AddSlices {
-        /// A part, as [`SlicedDot`](Instr::SlicedDot) makes it.
+        /// A partial product of [`SlicedDot`](Instr::SlicedDot).
         input: ValueId,
-        /// What is added to every row.
+        /// The bias, if any.
         bias: Option<ValueId>,
-        /// Whether negative results become zero.
+        /// Whether to apply a ReLU.
         relu: bool,
         /// The sum.
         output: ValueId,
         /// The layer.
         scope: u32,
     },
-    /// Computes those columns of a dense layer's input derivative that belong to this worker's slice
-    /// of the kernel, for all rows of the device.
+    /// Computes the columns of a dense layer's input derivative that belong to this worker's slice of
+    /// the kernel, for all rows of the device.
     SlicedGradInput {
         /// The derivative of the layer's output.
         dy: ValueId,
@@ -283,8 +282,8 @@ pub enum Instr {
         /// The layer.
         scope: u32,
     },
-    /// Computes this worker's slice of a dense kernel's gradient over all rows of its device,
-    /// where that is cheaper than adding whole partial gradients; for other devices to read.
+    /// Computes this worker's slice of a dense kernel's gradient over all rows of its device, for other
+    /// devices to read. Used where it is cheaper than reducing full partial gradients.
     SlicedGradient {
         /// The kernel.
         param: ParamId,
@@ -293,16 +292,16 @@ pub enum Instr {
         /// The derivative of its output.
         dy: ValueId,
     },
-    /// Reduces all gradients and applies the optimizer, each worker to its slice.
+    /// Reduces all gradients and applies the optimizer; each worker updates its slice.
     Update,
-    /// Sets a parameter, once per device.
+    /// Assigns a value to a parameter, once per device.
     Assign {
         /// The parameter.
         param: ParamId,
         /// Its new value.
         value: ValueId,
     },
-    /// Hands a value to the host.
+    /// Returns a value to the host.
     Fetch {
         /// Index of the fetch.
         index: usize,
@@ -311,17 +310,17 @@ pub enum Instr {
     },
 }
 
-/// How one parameter's gradient is made whole.
+/// How the gradient of a parameter is reduced.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GradientPlan {
     /// The parameter.
     pub param: ParamId,
-    /// True when workers hold slices of the device's sum instead of partial sums of all of it.
+    /// Whether each worker holds a slice of the device's sum, instead of a partial sum of the gradient.
     pub sliced: bool,
-    /// The layer's input and the derivative of its output, where the update itself computes each
-    /// piece of a sliced gradient right before it applies it.
+    /// The layer's input and the derivative of its output, if the update computes each piece of a
+    /// sliced gradient right before applying it.
     pub operands: Option<(ValueId, ValueId)>,
-    /// Elements that must stay together when the gradient is split among workers.
+    /// Number of elements that must not be separated when the gradient is split among workers.
     pub granule: usize,
     /// Coefficient of `Σ|w|` in the loss.
     pub l1: f32,
@@ -334,15 +333,15 @@ pub struct GradientPlan {
 pub struct UpdatePlan {
     /// The rule.
     pub rule: UpdateRule,
-    /// Gradients in the order backward finishes them.
+    /// Gradients in the order in which backward completes them.
     pub gradients: Vec<GradientPlan>,
     /// Ranges of `gradients` that are reduced together.
     pub buckets: Vec<std::ops::Range<usize>>,
-    /// How the gradients are scaled, where they are.
+    /// The loss scaling, if any.
     pub loss_scale: Option<LossScale>,
 }
 
-/// A value the host reads.
+/// A value that the host reads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FetchPlan {
     /// Its name.
@@ -356,17 +355,17 @@ pub struct FetchPlan {
 pub struct Memory {
     /// The arena, reused by liveness.
     pub arena: usize,
-    /// The block others read.
+    /// The block that other workers read.
     pub shared: usize,
-    /// The device's block of rows.
+    /// The block of rows shared by the workers of a device.
     pub device: usize,
-    /// What the arena would take without reuse.
+    /// Size of the arena without reuse.
     pub unplanned: usize,
 }
 
-/// A compiled step. [`Program::compile`] is the only way to one, and nobody can change it: whoever holds
-/// a program may rely on its having been verified (`verify.rs`), so that executors follow its places
-/// and sizes without another look.
+/// A compiled step. [`Program::compile`] is the only constructor and a program is immutable, so every
+/// program has been verified (`verify.rs`) and executors can rely on its locations and sizes without
+/// further checks.
 ///
 /// ```compile_fail
 /// # fn f(mut program: phalanx_graph::Program) {
@@ -395,7 +394,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Compiles a step: passes, lowering to instructions, memory plan.
+    /// Compiles a step: runs the passes, lowers it to instructions and plans its memory.
     ///
     /// # Errors
     /// A step that does not verify, or sizes that cannot be addressed.
@@ -403,13 +402,13 @@ impl Program {
         verify::check_options(&options)?;
         step.verify("compile")?;
         if step.update.is_none() {
-            // Without an optimizer nobody takes gradients, and executors keep no room for them.
+            // Without an optimizer gradients are unused, and executors allocate no memory for them.
             step.gradients.clear();
         }
         let step = passes::optimize(step)?;
         let step = passes::store_narrow(step, options.policy);
         let lowered = lower::lower(&step, options)?;
-        plan::place(step, lowered, options)
+        plan::plan_memory(step, lowered, options)
     }
 
     /// Name of the step.
@@ -417,12 +416,12 @@ impl Program {
         &self.name
     }
 
-    /// What it was compiled for.
+    /// The compile options.
     pub fn options(&self) -> Options {
         self.options
     }
 
-    /// How the workers of a device share its work.
+    /// How the work of a device is split among its workers.
     pub fn split(&self) -> Split {
         self.split
     }
@@ -462,7 +461,7 @@ impl Program {
         self.update.as_ref()
     }
 
-    /// Memory of one worker.
+    /// Memory of one worker and its device.
     pub fn memory(&self) -> Memory {
         self.memory
     }

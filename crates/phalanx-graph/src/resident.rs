@@ -1,28 +1,28 @@
-//! Samples that devices keep, and steps that are handed rows of them by number.
+//! Resident samples: tables on the devices, and steps that refer to their rows by index.
 
 use crate::exec::ExecError;
 use crate::graph::FeedSpec;
 use crate::program::Program;
 use crate::types::{DType, count};
 
-/// Samples on the devices of an executor.
+/// A table of samples that is resident on the devices of an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TableId(pub usize);
 
-/// The numbers of a column, row by row.
+/// The elements of a column, row by row.
 #[derive(Clone, Copy, Debug)]
 pub enum ColumnData<'a> {
     /// 32-bit floats.
     F32(&'a [f32]),
     /// 32-bit integers.
     I32(&'a [i32]),
-    /// Floats as bytes: each counts as `byte / divisor`, less the offset at its place in the row.
+    /// Floats stored as bytes: each is `byte / divisor` minus the offset at its position in the row.
     Bytes {
         /// The bytes.
         bytes: &'a [u8],
-        /// What they are divided by.
+        /// The divisor.
         divisor: f32,
-        /// What is taken from every row.
+        /// Subtracted from every row, if any.
         offset: Option<&'a [f32]>,
     },
 }
@@ -37,12 +37,12 @@ impl ColumnData<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes that they take.
+    /// Size in bytes.
     pub fn bytes(&self) -> usize {
         match self {
             ColumnData::F32(v) => size_of_val(*v),
@@ -52,47 +52,47 @@ impl ColumnData<'_> {
     }
 }
 
-/// What lies outside an image that is moved.
+/// How an augmented image is filled outside its borders.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fill {
     /// The nearest pixel.
     Nearest,
-    /// One value.
+    /// A constant.
     Constant(f32),
-    /// The image mirrored.
+    /// The mirrored image.
     Reflect,
-    /// The image again.
+    /// The repeated image.
     Wrap,
 }
 
-/// Images of one size, channels last, that a step may find moved.
+/// The shape of images that steps may augment, channels last.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ImageShape {
-    /// Rows of pixels.
+    /// Height in pixels.
     pub height: usize,
-    /// Pixels of a row.
+    /// Width in pixels.
     pub width: usize,
-    /// Numbers of a pixel.
+    /// Number of channels.
     pub channels: usize,
-    /// What lies outside.
+    /// How the outside is filled.
     pub fill: Fill,
 }
 
-/// One column of samples, for one feed.
+/// One column of a table, for one feed.
 #[derive(Clone, Copy, Debug)]
 pub struct Column<'a> {
     /// All rows.
     pub data: ColumnData<'a>,
-    /// Elements of a row.
+    /// Elements per row.
     pub row_len: usize,
-    /// What a row is, where it may be moved.
+    /// The image shape, if rows may be augmented.
     pub image: Option<ImageShape>,
 }
 
-/// The rows of a table's columns.
+/// Checks the columns of a table and returns its number of rows.
 ///
 /// # Errors
-/// Columns of different numbers of rows, or whose parts are not as long as their rows.
+/// Columns with different numbers of rows, or whose offset or image shape does not match the row.
 pub fn check_columns(columns: &[Column<'_>]) -> Result<usize, ExecError> {
     let fail = |column: usize, expected: String, received: String| {
         Err(ExecError::Feed { name: format!("column {column}"), expected, received })
@@ -109,27 +109,27 @@ pub fn check_columns(columns: &[Column<'_>]) -> Result<usize, ExecError> {
             let expected = format!("an offset of {} elements", c.row_len);
             return fail(i, expected, offset.len().to_string());
         }
-        let image = |f: ImageShape| count(&[f.height, f.width, f.channels]);
-        if let Some(frame) = c.image.filter(|f| image(*f) != c.row_len) {
-            return fail(i, format!("images of {} elements", c.row_len), format!("{frame:?}"));
+        let image_len = |s: ImageShape| count(&[s.height, s.width, s.channels]);
+        if let Some(shape) = c.image.filter(|s| image_len(*s) != c.row_len) {
+            return fail(i, format!("images of {} elements", c.row_len), format!("{shape:?}"));
         }
     }
     Ok(rows)
 }
 
-/// How an image is read: each pixel where the map sends it, between four pixels.
+/// An affine augmentation: each output pixel is read, with bilinear interpolation, where `map` sends it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AffineAugment {
-    /// From a new pixel's row and column (and 1) to the old one's row, and to its column.
+    /// Maps the output pixel's `(row, column, 1)` to the row and the column in the input.
     pub map: [[f64; 3]; 2],
-    /// Whether columns are counted from the right before that.
+    /// Whether to flip the output pixel's column before mapping.
     pub flip_horizontal: bool,
-    /// Whether rows are counted from below before that.
+    /// Whether to flip the output pixel's row before mapping.
     pub flip_vertical: bool,
 }
 
 impl AffineAugment {
-    /// Leaves an image as it is.
+    /// The identity.
     pub const NONE: AffineAugment = AffineAugment {
         map: [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]],
         flip_horizontal: false,
@@ -137,35 +137,35 @@ impl AffineAugment {
     };
 }
 
-/// A step on rows of a table. Feeds that are rows come from its columns, in their order.
+/// The input of a step on rows of a table. Feeds with rows read the table's columns, in order.
 #[derive(Clone, Copy, Debug)]
 pub struct StepInput<'a> {
     /// The rows of the global batch.
     pub rows: &'a [u32],
-    /// How the images of each are moved; none where they are not.
+    /// The augmentation of each row; empty if there is none.
     pub augments: &'a [AffineAugment],
-    /// The feeds that are no rows: one number each.
+    /// The mirrored feeds: one number each.
     pub mirrored: &'a [f32],
     /// The run's seed.
     pub seed: u64,
-    /// Counts steps, for random numbers.
+    /// The step number, which random numbers are derived from.
     pub step: u64,
-    /// The optimizer's scalars of this step.
+    /// The optimizer's scalars for this step.
     pub scalars: &'a [f32],
 }
 
 impl Program {
-    /// Fails where rows of a table, given by the type and length of each column, do not have the feeds
-    /// this was compiled for.
+    /// Fails unless rows of a table match the feeds that the program was compiled for. `columns` has
+    /// the type and the elements per row of each column.
     pub fn check_step_input(
         &self,
         columns: &[(DType, usize)],
-        turn: &StepInput<'_>,
+        input: &StepInput<'_>,
     ) -> Result<(), ExecError> {
         let fail = |name: &str, expected: String, received: String| {
             Err(ExecError::Feed { name: name.into(), expected, received })
         };
-        let (rows, others): (Vec<&FeedSpec>, Vec<&FeedSpec>) =
+        let (rows, mirrored): (Vec<&FeedSpec>, Vec<&FeedSpec>) =
             self.feeds.iter().partition(|f| f.ty.is_rows());
         if rows.len() != columns.len() {
             let expected = format!("{} columns", rows.len());
@@ -176,22 +176,22 @@ impl Program {
             let received = format!("a column of {len} {dtype} a row");
             return fail(&feed.name, feed.ty.to_string(), received);
         }
-        let single = others.iter().all(|f| f.ty.len() == 1 && f.ty.dtype == DType::F32);
-        if !single || others.len() != turn.mirrored.len() {
-            let expected = format!("{} numbers", others.len());
-            return fail(&self.name, expected, turn.mirrored.len().to_string());
+        let single = mirrored.iter().all(|f| f.ty.len() == 1 && f.ty.dtype == DType::F32);
+        if !single || mirrored.len() != input.mirrored.len() {
+            let expected = format!("{} numbers", mirrored.len());
+            return fail(&self.name, expected, input.mirrored.len().to_string());
         }
-        if turn.rows.len() > self.options.max_batch {
+        if input.rows.len() > self.options.max_batch {
             let expected = format!("at most {} rows", self.options.max_batch);
-            return fail(&self.name, expected, turn.rows.len().to_string());
+            return fail(&self.name, expected, input.rows.len().to_string());
         }
-        if !turn.augments.is_empty() && turn.augments.len() != turn.rows.len() {
-            let expected = format!("{} motions", turn.rows.len());
-            return fail(&self.name, expected, turn.augments.len().to_string());
+        if !input.augments.is_empty() && input.augments.len() != input.rows.len() {
+            let expected = format!("{} augmentations", input.rows.len());
+            return fail(&self.name, expected, input.augments.len().to_string());
         }
-        let scalars = self.update.as_ref().map_or(turn.scalars.len(), |u| u.rule.scalars);
-        if scalars != turn.scalars.len() {
-            let received = turn.scalars.len().to_string();
+        let scalars = self.update.as_ref().map_or(input.scalars.len(), |u| u.rule.scalars);
+        if scalars != input.scalars.len() {
+            let received = input.scalars.len().to_string();
             return fail("optimizer scalars", scalars.to_string(), received);
         }
         Ok(())
@@ -203,16 +203,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_that_a_step_would_read_beyond_are_refused() {
-        let frame = ImageShape { height: 2, width: 1, channels: 3, fill: Fill::Wrap };
-        let images = Column { data: ColumnData::F32(&[0.0; 12]), row_len: 6, image: Some(frame) };
+    fn columns_with_inconsistent_sizes_are_rejected() {
+        let shape = ImageShape { height: 2, width: 1, channels: 3, fill: Fill::Wrap };
+        let images = Column { data: ColumnData::F32(&[0.0; 12]), row_len: 6, image: Some(shape) };
         let labels = Column { data: ColumnData::I32(&[0; 2]), row_len: 1, image: None };
         assert_eq!(check_columns(&[images, labels]), Ok(2));
         let short = Column { data: ColumnData::I32(&[0; 1]), ..labels };
         let empty = Column { row_len: 0, ..labels };
-        let wide = ImageShape { width: 2, ..frame };
+        let wide = ImageShape { width: 2, ..shape };
         let larger = Column { image: Some(wide), ..images };
-        let wraps = ImageShape { height: usize::MAX / 2 + 1, width: 2, ..frame };
+        let wraps = ImageShape { height: usize::MAX / 2 + 1, width: 2, ..shape };
         let wrapped = Column { image: Some(wraps), ..images };
         let bytes = |offset| ColumnData::Bytes { bytes: &[0; 12], divisor: 1.0, offset };
         let offset = Column { data: bytes(Some(&[0.0; 5][..])), ..images };

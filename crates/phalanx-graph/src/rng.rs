@@ -1,10 +1,10 @@
 //! Counter-based random numbers (Philox4x32-10).
 //!
-//! A number is a pure function of a key and a counter, so dropout, shuffling and augmentation give
-//! the same results whatever the number of replicas, threads or workers, and nothing has to be
-//! saved to resume but the counters.
+//! Each number is a pure function of a key and a counter. Dropout, shuffling and augmentation therefore
+//! give the same results for any number of replicas, threads and workers, and resuming a run needs only
+//! the counters.
 
-/// Four random words for a key and a counter.
+/// The four random words of a key and a counter.
 pub fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     let (mut k, mut c) = (key, counter);
     for _ in 0..10 {
@@ -21,7 +21,7 @@ pub fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     c
 }
 
-/// Where in a run a random number is drawn.
+/// The position of a random draw in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Draw {
     /// The run's seed.
@@ -40,7 +40,7 @@ impl Draw {
     }
 }
 
-/// A word as a number in `[0, 1)`.
+/// Converts a word to a number in `[0, 1)`.
 pub fn unit(word: u32) -> f32 {
     (word >> 8) as f32 * (1.0 / (1 << 24) as f32)
 }
@@ -55,7 +55,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// The stream of one purpose.
+    /// The stream for one purpose.
     pub fn new(seed: u64, step: u64, stream: u32, row: u32) -> Stream {
         Stream { draw: Draw { seed, step, stream }, row, next: 0, block: [0; 4] }
     }
@@ -76,20 +76,20 @@ impl Stream {
         (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 
-    /// The next number of the standard normal distribution (Box-Muller).
+    /// The next sample of the standard normal distribution (Box-Muller).
     pub fn normal(&mut self) -> f64 {
         let (u, v) = (1.0 - self.unit(), self.unit());
         (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
     }
 
-    /// A whole number below `n`, each equally likely to within 2⁻³².
+    /// An integer below `n`, uniform to within 2⁻³².
     pub fn below(&mut self, n: u64) -> u64 {
         let bits = u64::from(self.word()) << 32 | u64::from(self.word());
         ((u128::from(bits) * u128::from(n)) >> 64) as u64
     }
 }
 
-/// A permutation of `0..n` that depends on seed and epoch alone.
+/// A permutation of `0..n` that depends only on the seed, the epoch and the stream.
 pub fn permutation(n: usize, seed: u64, epoch: u64, stream: u32) -> Vec<u32> {
     let mut order: Vec<u32> = (0..n as u32).collect();
     let mut rng = Stream::new(seed, epoch, stream, 0);
@@ -103,7 +103,7 @@ pub fn permutation(n: usize, seed: u64, epoch: u64, stream: u32) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    // Known answers of the Random123 distribution.
+    // Known answers from the Random123 distribution.
     #[test]
     fn philox_known_answers() {
         assert_eq!(philox([0; 2], [0; 4]), [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]);

@@ -1,4 +1,4 @@
-//! A step between its construction and its program: the graph and what must come out of it.
+//! A step before compilation: the graph and its outputs.
 
 use crate::error::{GraphError, Result};
 use crate::graph::{Graph, NodeId, ParamId};
@@ -8,21 +8,21 @@ use crate::types::{DType, Space};
 use crate::update::UpdateRule;
 use std::fmt;
 
-/// A value the host reads after the step.
+/// A value that the host reads after the step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fetch {
-    /// Name, for printing and lookup.
+    /// Name, used for printing and lookup.
     pub name: String,
     /// Rows (predictions) or mirrored (losses, metrics).
     pub node: NodeId,
 }
 
-/// The gradient of a trainable parameter, still a partial sum.
+/// The gradient of a trainable parameter, as a partial sum.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gradient {
     /// The parameter.
     pub param: ParamId,
-    /// Its partial gradient; `None` when the loss does not depend on it.
+    /// Its partial gradient; `None` if the loss does not depend on it.
     pub node: Option<NodeId>,
     /// Coefficient of `Σ|w|` in the loss.
     pub l1: f32,
@@ -31,7 +31,7 @@ pub struct Gradient {
 }
 
 impl Gradient {
-    /// Whether the loss depends on the parameter through its penalty only.
+    /// Whether the loss depends on the parameter only through its penalty.
     pub fn penalty_alone(&self) -> bool {
         self.node.is_none() && (self.l1 != 0.0 || self.l2 != 0.0)
     }
@@ -40,24 +40,24 @@ impl Gradient {
 /// One training, evaluation or prediction step.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// Name, for printing.
+    /// Name, used for printing.
     pub name: String,
     /// The computation.
     pub graph: Graph,
-    /// What the host reads.
+    /// The values that the host reads.
     pub fetches: Vec<Fetch>,
-    /// Parameters set at the end of the step, such as moving statistics.
+    /// Parameters that are assigned at the end of the step, such as moving statistics.
     pub assigns: Vec<(ParamId, NodeId)>,
     /// Gradients for the optimizer.
     pub gradients: Vec<Gradient>,
     /// The optimizer's rule; `None` outside training.
     pub update: Option<UpdateRule>,
-    /// How the loss that the gradients belong to is scaled, where it is.
+    /// The loss scaling, if any.
     pub loss_scale: Option<LossScale>,
 }
 
 impl Step {
-    /// A step that only computes.
+    /// A step without outputs.
     pub fn new(name: &str, graph: Graph) -> Step {
         Step {
             name: name.into(),
@@ -70,14 +70,14 @@ impl Step {
         }
     }
 
-    /// Every node something outside the graph needs.
+    /// All nodes that are used outside the graph.
     pub fn roots(&self) -> impl Iterator<Item = NodeId> {
         let fetches = self.fetches.iter().map(|f| f.node);
         let assigns = self.assigns.iter().map(|(_, n)| *n);
         fetches.chain(assigns).chain(self.gradients.iter().filter_map(|g| g.node))
     }
 
-    /// Replaces the graph by a rewritten one.
+    /// Replaces the graph by a rewritten one; `map` gives the new id of each root.
     pub fn with_graph(mut self, graph: Graph, map: impl Fn(NodeId) -> NodeId) -> Step {
         self.fetches.iter_mut().for_each(|f| f.node = map(f.node));
         self.assigns.iter_mut().for_each(|(_, n)| *n = map(*n));
@@ -86,11 +86,11 @@ impl Step {
         self
     }
 
-    /// Which nodes the roots need.
+    /// Whether each node is needed by a root.
     pub fn live(&self) -> Vec<bool> {
         let mut live = vec![false; self.graph.nodes().len()];
         self.roots().for_each(|r| live[r.index()] = true);
-        // Operands come before their users, so one walk backwards reaches everything.
+        // Operands come before their users, so a single backward walk is enough.
         for id in self.graph.ids().rev() {
             if live[id.index()] {
                 self.graph.node(id).inputs.iter().for_each(|x| live[x.index()] = true);
@@ -99,12 +99,12 @@ impl Step {
         live
     }
 
-    /// Checks the graph and what leaves it.
+    /// Checks the graph and its outputs.
     pub fn verify(&self, pass: &str) -> Result<()> {
         self.graph.verify(pass)?;
         let fail = |what: String| Err(GraphError::internal(pass, what));
         if let Some(root) = self.roots().find(|r| r.index() >= self.graph.nodes().len()) {
-            return fail(format!("%{} is no node", root.0));
+            return fail(format!("there is no node %{}", root.0));
         }
         let param = |p: ParamId| {
             let spec = self.graph.params().get(p.index());
@@ -137,7 +137,7 @@ impl Step {
         if let Some(scaling) = self.loss_scale {
             let spec = param(scaling.state)?;
             if spec.dims != [STATE] || seen[scaling.state.index()] {
-                return fail(format!("'{}' {:?} is no loss scale", spec.name, spec.dims));
+                return fail(format!("'{}' {:?} is not a loss scale", spec.name, spec.dims));
             }
         }
         self.update.as_ref().map_or(Ok(()), |rule| rule.check())

@@ -1,4 +1,4 @@
-//! Host tensors: what users hand in and get back.
+//! Host tensors: the inputs and outputs of the user API.
 
 use crate::error::{GraphError, Result};
 use crate::types::DType;
@@ -13,7 +13,7 @@ pub enum Data {
     I32(Vec<i32>),
 }
 
-/// A dense row-major array on the host. Copies share their elements until one of them is changed.
+/// A dense row-major array on the host. Clones share their elements until one of them is modified.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     dims: Vec<usize>,
@@ -24,24 +24,24 @@ impl Tensor {
     /// A tensor of the given dimensions.
     ///
     /// # Errors
-    /// A number of elements that is not the product of the dimensions.
+    /// The number of elements is not the product of the dimensions.
     pub fn new(dims: impl Into<Vec<usize>>, data: impl Into<Data>) -> Result<Tensor> {
-        Tensor::sharing(dims.into(), Arc::new(data.into()))
+        Tensor::from_shared(dims.into(), Arc::new(data.into()))
     }
 
-    fn sharing(dims: Vec<usize>, data: Arc<Data>) -> Result<Tensor> {
+    fn from_shared(dims: Vec<usize>, data: Arc<Data>) -> Result<Tensor> {
         let len = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
         if len == Some(data.len()) {
             return Ok(Tensor { dims, data });
         }
-        let expected = format!("as many as {dims:?} has");
+        let expected = format!("the product of {dims:?}");
         Err(GraphError::mismatch("elements of a tensor", expected, data.len().to_string()))
     }
 
-    /// Zeros.
+    /// A tensor of zeros.
     ///
     /// # Panics
-    /// As a vector does that is longer than can be.
+    /// If the number of elements exceeds the capacity of a vector.
     pub fn zeros(dims: impl Into<Vec<usize>>) -> Tensor {
         let dims = dims.into();
         let len = dims.iter().fold(1usize, |n, d| n.saturating_mul(*d));
@@ -71,14 +71,14 @@ impl Tensor {
         self.len() == 0
     }
 
-    /// Leading dimension; 1 for a scalar.
+    /// The leading dimension; 1 for a scalar.
     pub fn rows(&self) -> usize {
         self.dims.first().copied().unwrap_or(1)
     }
 
-    /// Elements of one row.
+    /// Elements per row.
     pub fn row_len(&self) -> usize {
-        // Only a tensor without rows can have dimensions whose product is no number.
+        // The product can overflow only in a tensor without rows.
         self.dims.iter().skip(1).fold(1, |n, d| n.saturating_mul(*d))
     }
 
@@ -87,7 +87,7 @@ impl Tensor {
         &self.data
     }
 
-    /// The floats, `None` for another type.
+    /// The elements if they are floats.
     pub fn f32(&self) -> Option<&[f32]> {
         match &*self.data {
             Data::F32(v) => Some(v),
@@ -95,7 +95,7 @@ impl Tensor {
         }
     }
 
-    /// The floats to change, `None` for another type.
+    /// The elements if they are floats, mutably.
     pub fn f32_mut(&mut self) -> Option<&mut [f32]> {
         match Arc::make_mut(&mut self.data) {
             Data::F32(v) => Some(v),
@@ -103,7 +103,7 @@ impl Tensor {
         }
     }
 
-    /// The integers, `None` for another type.
+    /// The elements if they are integers.
     pub fn i32(&self) -> Option<&[i32]> {
         match &*self.data {
             Data::I32(v) => Some(v),
@@ -111,7 +111,7 @@ impl Tensor {
         }
     }
 
-    /// The integers to change, `None` for another type.
+    /// The elements if they are integers, mutably.
     pub fn i32_mut(&mut self) -> Option<&mut [i32]> {
         match Arc::make_mut(&mut self.data) {
             Data::I32(v) => Some(v),
@@ -124,18 +124,18 @@ impl Tensor {
         self.f32().is_none_or(|values| values.iter().all(|v| v.is_finite()))
     }
 
-    /// The same elements under other dimensions.
+    /// The same elements with other dimensions.
     ///
     /// # Errors
-    /// Another number of elements.
+    /// The number of elements differs.
     pub fn reshape(self, dims: impl Into<Vec<usize>>) -> Result<Tensor> {
-        Tensor::sharing(dims.into(), self.data)
+        Tensor::from_shared(dims.into(), self.data)
     }
 
     /// Rows `range` as a new tensor.
     ///
     /// # Panics
-    /// When the range lies outside the rows.
+    /// If the range is out of bounds.
     pub fn slice_rows(&self, range: std::ops::Range<usize>) -> Tensor {
         let len = self.row_len();
         let part = range.start * len..range.end * len;
@@ -151,7 +151,7 @@ impl Tensor {
     /// The given rows in the given order.
     ///
     /// # Panics
-    /// When there is no such row, or no axis of rows.
+    /// If a row is out of bounds, or the tensor is a scalar.
     pub fn select_rows(&self, rows: &[usize]) -> Tensor {
         fn select<T: Copy>(values: &[T], len: usize, rows: &[usize]) -> Vec<T> {
             let row = |row: &usize| &values[row * len..(row + 1) * len];
@@ -177,7 +177,7 @@ impl Data {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

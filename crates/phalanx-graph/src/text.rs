@@ -1,18 +1,18 @@
-//! Text of users and files as it may be printed.
+//! Safe printing of text from users and files.
 //!
-//! A name may hold an escape sequence, a line break or a mark that reverses the text after it. Whatever is printed
-//! shows such characters as escapes; ordinary letters of any script stay as they are.
+//! A name may contain escape sequences, line breaks or bidirectional marks. Printed text shows such characters as
+//! escapes; ordinary letters of any script are unchanged.
 
 use std::borrow::Cow;
 use std::fmt::{self, Display, Write};
 
-/// Characters of a value that a message quotes.
+/// Maximum number of characters of a quoted value.
 pub const MAX_QUOTED: usize = 80;
-/// Characters of one part of a message, such as a path or a list.
+/// Maximum number of characters of one part of a message, such as a path or a list.
 pub const MAX_PART: usize = 2000;
 
-/// Whether a character acts on a terminal or cannot be seen: control characters, line separators, marks that
-/// change the direction of text, characters without width.
+/// Whether a character affects a terminal or is invisible: control characters, line separators, bidirectional
+/// marks, zero-width characters.
 pub fn is_hidden(c: char) -> bool {
     c.is_control()
         || matches!(
@@ -37,8 +37,7 @@ pub fn is_hidden(c: char) -> bool {
         )
 }
 
-/// The text with its hidden characters as escapes: `\n`, `\u{202e}`. Escapes hold none, so escaping twice changes
-/// nothing more.
+/// Escapes hidden characters: `\n`, `\u{202e}`. Escapes contain no hidden characters, so escaping is idempotent.
 ///
 /// ```
 /// use phalanx_graph::text::escape;
@@ -60,7 +59,7 @@ pub fn escape(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// JSON whose hidden characters are JSON's own escapes: the same value to every reader.
+/// Escapes hidden characters by JSON escapes, which keeps the value the same.
 pub fn escape_json(json: &str) -> Cow<'_, str> {
     if !json.contains(is_hidden) {
         return Cow::Borrowed(json);
@@ -79,7 +78,7 @@ pub fn escape_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// The first characters of a text, and its size where that is not all.
+/// Truncates a text to `max_chars` characters and appends its size if it was longer.
 ///
 /// ```
 /// use phalanx_graph::text::cut;
@@ -87,39 +86,39 @@ pub fn escape_json(json: &str) -> Cow<'_, str> {
 /// assert_eq!(cut("short", 10), "short");
 /// assert_eq!(cut(&"x".repeat(5000), 3), "xxx… (5000 bytes)");
 /// ```
-pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
-    match text.char_indices().nth(most) {
+pub fn cut(text: &str, max_chars: usize) -> Cow<'_, str> {
+    match text.char_indices().nth(max_chars) {
         Some((end, _)) => Cow::Owned(format!("{}… ({} bytes)", &text[..end], text.len())),
         None => Cow::Borrowed(text),
     }
 }
 
-/// The start of a value that a message quotes; the value may be of any length.
+/// Truncates a quoted value to [`MAX_QUOTED`] characters.
 pub fn brief(text: &str) -> Cow<'_, str> {
     cut(text, MAX_QUOTED)
 }
 
-/// A value that is printed with its hidden characters as escapes.
+/// Displays a value with its hidden characters escaped.
 pub fn shown<T: Display>(value: T) -> Shown<T> {
-    Shown { value, most: usize::MAX }
+    Shown { value, max_chars: usize::MAX }
 }
 
-/// A part of a message: as [`shown`], and cut after [`MAX_PART`] characters.
+/// Like [`shown`], truncated to [`MAX_PART`] characters: for a part of a message.
 pub fn part<T: Display>(value: T) -> Shown<T> {
-    Shown { value, most: MAX_PART }
+    Shown { value, max_chars: MAX_PART }
 }
 
-/// What [`shown`] and [`part`] give.
+/// The result of [`shown`] and [`part`].
 #[derive(Clone, Copy, Debug)]
 pub struct Shown<T> {
     value: T,
-    most: usize,
+    max_chars: usize,
 }
 
 impl<T: Display> Display for Shown<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.value.to_string();
-        f.pad(&escape(&cut(&text, self.most)))
+        f.pad(&escape(&cut(&text, self.max_chars)))
     }
 }
 
@@ -128,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_acts_on_a_terminal_or_hides_is_escaped_once() {
+    fn hidden_characters_are_escaped_once() {
         for (text, expected) in [
             ("plain", "plain"),
             ("\u{1b}[31mred\u{7}", r"\u{1b}[31mred\u{7}"),
@@ -138,7 +137,7 @@ mod tests {
             ("\u{2066}\u{2069}\u{200e}\u{200f}\u{61c}", r"\u{2066}\u{2069}\u{200e}\u{200f}\u{61c}"),
             ("a\u{200b}b\u{feff}\u{2028}\u{ad}", r"a\u{200b}b\u{feff}\u{2028}\u{ad}"),
             ("tag\u{e0041}", r"tag\u{e0041}"),
-            // Accents apart from their letter, scripts from right to left, wide letters, pictures.
+            // Combining accents, right-to-left scripts, wide characters, emoji.
             (
                 "e\u{301} ß שלום 猫 か\u{3099} 🐈 ☂\u{fe0f}",
                 "e\u{301} ß שלום 猫 か\u{3099} 🐈 ☂\u{fe0f}",
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn long_values_are_cut_with_their_size() {
+    fn long_values_are_truncated_with_their_size() {
         assert_eq!(brief(&"é".repeat(80)), "é".repeat(80));
         assert_eq!(brief(&"é".repeat(81)), format!("{}… (162 bytes)", "é".repeat(80)));
         let all = part("\n".repeat(50_000_000)).to_string();

@@ -1,16 +1,16 @@
-//! What a value is: element type, where it lives (its *space*) and its dimensions.
+//! Types of values: element type, *space* (how workers share the value) and dimensions.
 
 use crate::error::{GraphError, Result};
 use std::fmt;
 
-/// The most axes a value may have, the batch not counted; kernels have room for as many.
+/// Maximum number of axes of a value, without the batch; kernels have fixed-size arrays of this length.
 pub const MAX_RANK: usize = 16;
 
-/// The most elements a value (or a row of one) may have: more than any machine holds, and few
-/// enough that their bytes can be counted and added up.
+/// Maximum number of elements of a value (or of a row): more than any machine holds, and small enough
+/// that sums of their sizes in bytes do not overflow.
 pub const MAX_ELEMENTS: usize = usize::MAX >> 16;
 
-/// The elements of a value with these dimensions; the largest number where they cannot be counted.
+/// The number of elements of a value with these dimensions; `usize::MAX` on overflow.
 pub(crate) fn count(dims: &[usize]) -> usize {
     let all = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
     all.unwrap_or(if dims.contains(&0) { 0 } else { usize::MAX })
@@ -21,13 +21,13 @@ pub(crate) fn count(dims: &[usize]) -> usize {
 pub enum DType {
     /// 32-bit float: activations, weights, gradients.
     F32,
-    /// 64-bit float: sums of batch statistics, where cancellation would hurt.
+    /// 64-bit float: sums of batch statistics, where cancellation would cost precision.
     F64,
     /// 32-bit integer: class labels and token ids.
     I32,
-    /// The upper half of a 32-bit float: how mixed precision stores activations.
+    /// bfloat16, the upper half of a 32-bit float: activations in mixed precision.
     Bf16,
-    /// 16-bit float of IEEE 754.
+    /// IEEE 754 16-bit float.
     F16,
 }
 
@@ -54,13 +54,13 @@ impl fmt::Display for DType {
     }
 }
 
-/// How the workers of the mesh share a value. The verifier uses it to prove that every sum over
-/// the batch passes through a collective before anything treats it as a whole.
+/// How the workers of the mesh share a value. The verifier uses it to prove that every sum over the
+/// batch passes through a collective before it is used as a reduced value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Space {
-    /// One entry per sample; every worker holds its own rows. The batch is not part of `dims`.
+    /// One entry per sample; every worker holds its own rows. `dims` excludes the batch.
     Rows,
-    /// Every worker holds a partial sum over its rows; only a collective makes it whole.
+    /// Every worker holds a partial sum over its rows, which a collective must reduce.
     Partial,
     /// Equal on all workers of one device, different between devices (per-replica statistics).
     Device,
@@ -79,10 +79,10 @@ impl fmt::Display for Space {
     }
 }
 
-/// Which workers a collective spans.
+/// The workers that a collective spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// The workers of one device, that is one replica.
+    /// The workers of one device, that is, one replica.
     Device,
     /// Every worker of every device.
     All,
@@ -102,19 +102,19 @@ impl fmt::Display for Scope {
 pub struct Type {
     /// Element type.
     pub dtype: DType,
-    /// How workers share it.
+    /// How the workers share it.
     pub space: Space,
-    /// Dimensions; for [`Space::Rows`] those of one row, without the batch.
+    /// Dimensions; for [`Space::Rows`] the dimensions of one row, without the batch.
     pub dims: Vec<usize>,
 }
 
 impl Type {
-    /// A value of the given parts.
+    /// A type from its parts.
     pub fn new(dtype: DType, space: Space, dims: impl Into<Vec<usize>>) -> Type {
         Type { dtype, space, dims: dims.into() }
     }
 
-    /// Float rows: what most layers see.
+    /// Float rows, the input of most layers.
     pub fn rows(dims: impl Into<Vec<usize>>) -> Type {
         Type::new(DType::F32, Space::Rows, dims)
     }
@@ -124,7 +124,7 @@ impl Type {
         Type::new(DType::F32, Space::Mirrored, dims)
     }
 
-    /// Fails for more axes or elements than any executor takes.
+    /// Fails if the type has more than [`MAX_RANK`] axes or [`MAX_ELEMENTS`] elements.
     pub fn check_limits(&self) -> Result<()> {
         if self.dims.len() > MAX_RANK {
             let received = format!("{}, {}", self.dims.len(), self.shape_text());
@@ -138,7 +138,7 @@ impl Type {
         Ok(())
     }
 
-    /// Elements (of one row, for rows); the largest number where they cannot be counted.
+    /// Number of elements (per row, for rows); `usize::MAX` on overflow.
     pub fn len(&self) -> usize {
         count(&self.dims)
     }
@@ -148,7 +148,7 @@ impl Type {
         self.len() == 0
     }
 
-    /// True for values with one entry per sample.
+    /// Whether the value has one entry per sample.
     pub fn is_rows(&self) -> bool {
         self.space == Space::Rows
     }

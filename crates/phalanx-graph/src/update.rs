@@ -1,58 +1,58 @@
-//! What happens to a weight once its gradient is whole: the optimizer's rule as a tape.
+//! Optimizer update rules as tapes.
 //!
-//! An optimizer is written once, as arithmetic on (weight, gradient, slots, scalars of the step);
-//! every executor evaluates that tape over the flat parameter buffers in one pass.
+//! An optimizer is written once, as arithmetic on (weight, gradient, slots, scalars of the step). Every
+//! executor evaluates the tape over the flat parameter buffers in one pass.
 
 use crate::error::{GraphError, Result};
 use crate::ops::{Access, Binary, Instr, Tape, Unary};
 
-/// A per-weight buffer of the optimizer, such as a momentum.
+/// A per-weight state buffer of the optimizer, such as a momentum.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slot {
     /// Keras' name of the slot.
     pub name: String,
-    /// Its first value.
+    /// Its initial value.
     pub init: SlotInit,
 }
 
-/// What a slot holds before the first step.
+/// The initial value of a slot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SlotInit {
-    /// A number.
+    /// A constant.
     Value(f32),
     /// A copy of the weight.
     Weight,
 }
 
-/// How gradients are limited before the rule sees them.
+/// Gradient clipping, applied before the rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Clip {
     /// Each weight's gradient is scaled to at most this L2 norm.
     Norm(f32),
     /// All gradients together are scaled to at most this L2 norm.
     GlobalNorm(f32),
-    /// Each element is limited to `-v..=v`.
+    /// Each element is clamped to `-v..=v`.
     Value(f32),
 }
 
-/// An optimizer's update. Tape operands are, in order: the weight, the gradient, every slot (all
-/// read element by element), then the scalars of the step. Outputs: the weight, then every slot.
+/// An optimizer's update rule. The tape's operands are, in order: the weight, the gradient, every slot
+/// (all read element by element), then the scalars of the step. Its outputs are the weight, then every slot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpdateRule {
-    /// Name, for printing.
+    /// Name, used for printing.
     pub name: String,
     /// The slots.
     pub slots: Vec<Slot>,
-    /// Number of scalars the host computes at every step.
+    /// Number of scalars that the host computes for every step.
     pub scalars: usize,
-    /// Gradient limits.
+    /// Gradient clipping, if any.
     pub clip: Option<Clip>,
     /// The arithmetic.
     pub tape: Tape,
 }
 
 impl UpdateRule {
-    /// Fails where the tape does not have the operands and results that its slots and scalars ask for.
+    /// Fails unless the operands and outputs of the tape match the slots and scalars.
     pub fn check(&self) -> Result<()> {
         self.tape.check()?;
         let full = 2 + self.slots.len();
@@ -68,11 +68,11 @@ impl UpdateRule {
     }
 }
 
-/// A number inside a rule under construction.
+/// A register of a rule under construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reg(u16);
 
-/// Writes an [`UpdateRule`].
+/// Builds an [`UpdateRule`].
 #[derive(Clone, Debug)]
 pub struct RuleBuilder {
     slots: Vec<Slot>,
@@ -94,7 +94,7 @@ impl RuleBuilder {
         Reg(0)
     }
 
-    /// The gradient, whole and clipped.
+    /// The gradient, reduced and clipped.
     pub fn gradient(&self) -> Reg {
         Reg(1)
     }
@@ -122,12 +122,12 @@ impl RuleBuilder {
         self.push(Instr::Const(v.to_bits()))
     }
 
-    /// A function of one number.
+    /// A unary function.
     pub fn unary(&mut self, u: Unary, a: Reg) -> Reg {
         self.push(Instr::Unary(u, a.0))
     }
 
-    /// A function of two numbers.
+    /// A binary function.
     pub fn binary(&mut self, b: Binary, l: Reg, r: Reg) -> Reg {
         self.push(Instr::Binary(b, l.0, r.0))
     }
@@ -170,7 +170,7 @@ impl RuleBuilder {
         self.add(a, b)
     }
 
-    /// The finished rule: the new weight and the new slots.
+    /// The rule that assigns `weight` and `slots`.
     pub fn finish(self, name: &str, clip: Option<Clip>, weight: Reg, slots: &[Reg]) -> UpdateRule {
         assert_eq!(slots.len(), self.slots.len(), "every slot needs its new value");
         let full = 2 + self.slots.len();

@@ -1,9 +1,9 @@
-//! What executors rely on: every program has passed these checks, in release builds too. Each value lies
-//! inside its buffer for any batch the program takes, operands have the types, strides and places that
-//! the instruction's kernel expects, and no result shares bytes with what is read as it is written.
+//! Verification of compiled programs, in release builds too. Each value lies inside its buffer for any
+//! batch that the program accepts, operands have the types, strides and locations that the kernel
+//! expects, and no result overlaps an operand that is read while it is written.
 //!
-//! [`Program::compile`] is the only way to a program and ends here, so that executors need not look
-//! again before they hand addresses to kernels.
+//! [`Program::compile`] is the only constructor of a program and ends with these checks, so executors
+//! can pass addresses to kernels without repeating them.
 
 use crate::error::{GraphError, Result};
 use crate::graph::{ParamId, ParamSpec};
@@ -15,7 +15,7 @@ use crate::program::{
 };
 use crate::types::{DType, Type};
 
-/// Fails for a mesh without workers, or with more than can be counted.
+/// Fails for a mesh without workers, or if the number of workers overflows.
 pub(crate) fn check_options(options: &Options) -> Result<()> {
     let mesh = options.mesh;
     let workers = mesh.devices.checked_mul(mesh.workers).filter(|n| *n > 0);
@@ -30,7 +30,7 @@ pub(crate) fn check_options(options: &Options) -> Result<()> {
     Err(GraphError::mismatch("mesh", expected, received))
 }
 
-/// Fails where a program would have an executor leave its memory.
+/// Fails if running the program would access memory out of bounds.
 pub(crate) fn check(program: &Program) -> Result<()> {
     check_options(&program.options)?;
     let v = Verifier {
@@ -58,14 +58,14 @@ fn fail(what: String) -> GraphError {
     GraphError::internal("verify", what)
 }
 
-/// Why a value or an instruction is refused.
-type Found = Result<(), String>;
+/// The result of a check; the error is the reason for the rejection.
+type Check = Result<(), String>;
 
-fn expect(holds: bool, what: &str) -> Found {
+fn expect(holds: bool, what: &str) -> Check {
     if holds { Ok(()) } else { Err(what.into()) }
 }
 
-/// Sizes of a type in memory as its op sees them: narrow floats are floats.
+/// The type as the op sees it: 16-bit floats count as 32-bit floats.
 fn widened(ty: &Type) -> Type {
     match ty.dtype {
         DType::Bf16 | DType::F16 => Type { dtype: DType::F32, ..ty.clone() },
@@ -73,28 +73,28 @@ fn widened(ty: &Type) -> Type {
     }
 }
 
-/// What two values have in common.
+/// How the memory of two values overlaps.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Common {
-    /// No byte, and neither lies between the other's pixels.
-    Nothing,
-    /// No byte, but each lies in the gaps of the other.
-    Gaps,
-    /// Every element.
-    All,
-    /// Some bytes.
-    Some,
+enum Overlap {
+    /// No shared bytes, and neither lies in the gaps between the other's pixels.
+    Disjoint,
+    /// No shared bytes, but each lies in the gaps between the other's pixels.
+    Interleaved,
+    /// All elements coincide.
+    Identical,
+    /// Some bytes are shared.
+    Partial,
 }
 
 struct Verifier<'a> {
     p: &'a Program,
-    /// The most rows of a worker, and of a device.
+    /// The maximum number of rows of a worker, and of a device.
     rows: usize,
     device_rows: usize,
 }
 
 impl Verifier<'_> {
-    /// All that is handed in and out can be addressed.
+    /// Parameters, feeds and fetches are addressable.
     fn tables(&self) -> Result<()> {
         let p = self.p;
         let addressable = |bytes: Option<usize>| bytes.is_some_and(|n| isize::try_from(n).is_ok());
@@ -127,8 +127,8 @@ impl Verifier<'_> {
         self.p.params.get(id.index()).ok_or_else(|| format!("there is no parameter {}", id.0))
     }
 
-    /// The bytes from a value's place to the end of its last element, for so many rows; zero where it
-    /// has no elements.
+    /// The bytes from a value's location to the end of its last element, for `rows` rows; zero if it has
+    /// no elements.
     fn end(&self, v: &Value, rows: usize) -> Result<usize, String> {
         let count = || {
             let rows = if v.ty.is_rows() { rows } else { 1 };
@@ -143,13 +143,13 @@ impl Verifier<'_> {
         count().ok_or_else(|| "its bytes cannot be counted".into())
     }
 
-    /// A value lies inside its buffer.
-    fn value(&self, v: &Value) -> Found {
+    /// The value lies inside its buffer.
+    fn value(&self, v: &Value) -> Check {
         v.ty.check_limits().map_err(|e| e.to_string())?;
         expect(v.ld >= v.ty.last(), "its pixels overlap")?;
         let fits = |at: usize, rows: usize, size: usize| {
             let end = self.end(v, rows)?.checked_add(at);
-            expect(end.is_some_and(|end| end <= size), "it leaves its block")?;
+            expect(end.is_some_and(|end| end <= size), "it exceeds its block")?;
             expect(at.is_multiple_of(8), "it is not aligned")
         };
         let memory = self.p.memory;
@@ -160,25 +160,25 @@ impl Verifier<'_> {
             Location::Param(id) | Location::Gradient(id) => {
                 let bytes = self.param(id)?.len() * 4;
                 expect(!v.ty.is_rows() && v.ty.dtype == DType::F32, "parameters are whole floats")?;
-                expect(self.end(v, 1)? <= bytes, "it leaves its parameter")?;
-                let kept = matches!(v.location, Location::Param(_)) || self.p.update.is_some();
-                expect(kept, "there are no gradients without an update")
+                expect(self.end(v, 1)? <= bytes, "it exceeds its parameter")?;
+                let allocated = matches!(v.location, Location::Param(_)) || self.p.update.is_some();
+                expect(allocated, "there are no gradients without an update")
             }
             Location::Feed(id) => {
                 let feed = &self.p.feeds.get(id.index()).ok_or("there is no such feed")?.ty;
                 let same = v.ty.dtype == feed.dtype && v.ty.is_rows() == feed.is_rows();
                 expect(same, "its feed is of another type")?;
                 let bytes = feed.len() * feed.dtype.bytes();
-                expect(self.end(v, 1)? <= bytes, "it leaves its feed")?;
-                // Executors step from row to row of the feed, whatever they read of each.
+                expect(self.end(v, 1)? <= bytes, "it exceeds its feed")?;
+                // Executors advance by whole rows of the feed, however much of each they read.
                 let row = v.ty.len() / v.ty.last().max(1) * v.ld;
                 expect(v.ty.is_empty() || row == feed.len(), "its rows are not those of the feed")
             }
         }
     }
 
-    /// What two values of a worker have in common, for so many rows.
-    fn common(&self, a: &Value, b: &Value, rows: usize) -> Result<Common, String> {
+    /// How two values of a worker overlap, for `rows` rows.
+    fn overlap(&self, a: &Value, b: &Value, rows: usize) -> Result<Overlap, String> {
         let start = |v: &Value| match v.location {
             Location::Arena(at) | Location::Shared(at) | Location::Device(at) => at,
             Location::Feed(_) | Location::Param(_) | Location::Gradient(_) => 0,
@@ -195,28 +195,28 @@ impl Verifier<'_> {
         };
         let ((a0, a1), (b0, b1)) = (range(a)?, range(b)?);
         if !same_block || a0 >= b1 || b0 >= a1 {
-            return Ok(Common::Nothing);
+            return Ok(Overlap::Disjoint);
         }
         if a.location != b.location || a.ld != b.ld || a.ty.dtype.bytes() != b.ty.dtype.bytes() {
-            return Ok(Common::Some);
+            return Ok(Overlap::Partial);
         }
         if a.offset == b.offset && a.ty.last() == b.ty.last() && a.ty.len() == b.ty.len() {
-            return Ok(Common::All);
+            return Ok(Overlap::Identical);
         }
-        // Columns of one wide value: neither wraps around into the next pixel.
+        // Columns of one wide value: neither wraps into the next pixel.
         let columns = |v: &Value| (v.offset, v.offset + v.ty.last());
         let ((a0, a1), (b0, b1)) = (columns(a), columns(b));
-        let apart = a1 <= a.ld && b1 <= b.ld && (a1 <= b0 || b1 <= a0);
-        Ok(if apart { Common::Gaps } else { Common::Some })
+        let disjoint = a1 <= a.ld && b1 <= b.ld && (a1 <= b0 || b1 <= a0);
+        Ok(if disjoint { Overlap::Interleaved } else { Overlap::Partial })
     }
 
-    /// Nobody may write a batch of the host's; weights change by updates and assignments alone.
-    fn writable(&self, v: &Value) -> Found {
-        let own = !matches!(v.location, Location::Feed(_) | Location::Param(_));
-        expect(own, "its result lies in a feed or a parameter")
+    /// Feeds are read-only, and parameters change only by updates and assignments.
+    fn writable(&self, v: &Value) -> Check {
+        let writable = !matches!(v.location, Location::Feed(_) | Location::Param(_));
+        expect(writable, "its result lies in a feed or a parameter")
     }
 
-    fn instr(&self, instr: &Instr) -> Found {
+    fn instr(&self, instr: &Instr) -> Check {
         let scope = match instr {
             Instr::Compute { scope, .. }
             | Instr::SlicedDot { scope, .. }
@@ -240,14 +240,14 @@ impl Verifier<'_> {
             Instr::SlicedGradInput { dy, kernel, output, .. } => {
                 let (dy, w, dx) = (self.get(*dy)?, self.get(*kernel)?, self.get(*output)?);
                 self.typed(&Op::DotGradInput, &[dy, w], dx)?;
-                self.whole_rows(dy)?;
+                self.readable_by_device(dy)?;
                 expect(
                     matches!(dx.location, Location::Device(_)),
-                    "its result is not the device's",
+                    "its result is not in the device's block",
                 )?;
                 expect(w.contiguous(), "its kernel has gaps")?;
-                let common = self.common(dy, dx, self.device_rows)?;
-                expect(common == Common::Nothing, "it reads the buffer it writes")
+                let overlap = self.overlap(dy, dx, self.device_rows)?;
+                expect(overlap == Overlap::Disjoint, "it reads the buffer it writes")
             }
             Instr::SlicedGradient { param, x, dy } => {
                 let plan = self.p.update.as_ref();
@@ -259,8 +259,8 @@ impl Verifier<'_> {
             Instr::Update => expect(self.p.update.is_some(), "there is no optimizer"),
             Instr::Assign { param, value } => {
                 let (spec, v) = (self.param(*param)?, self.get(*value)?);
-                let whole = !v.ty.is_rows() && v.contiguous() && v.ty.dtype == DType::F32;
-                expect(whole && v.ty.len() == spec.len(), "its value is not the parameter's")
+                let valid = !v.ty.is_rows() && v.contiguous() && v.ty.dtype == DType::F32;
+                expect(valid && v.ty.len() == spec.len(), "its value is not the parameter's")
             }
             Instr::Fetch { index, value } => {
                 let v = self.get(*value)?;
@@ -270,20 +270,20 @@ impl Verifier<'_> {
         }
     }
 
-    /// The op takes operands of these types and gives that of the result.
-    fn typed(&self, op: &Op, inputs: &[&Value], output: &Value) -> Found {
+    /// The op accepts operands of these types and its result has the type of `output`.
+    fn typed(&self, op: &Op, inputs: &[&Value], output: &Value) -> Check {
         self.writable(output)?;
         let types: Vec<Type> = inputs.iter().map(|v| widened(&v.ty)).collect();
         let types: Vec<&Type> = types.iter().collect();
         let ty = op.infer(&types).map_err(|e| e.to_string())?;
-        let (made, stored) = (widened(&ty), widened(&output.ty));
-        // A constant fills whatever is there.
-        let space = made.space == stored.space || matches!(op, Op::Const { .. });
-        let same = made.dims == stored.dims && made.dtype == stored.dtype && space;
+        let (inferred, stored) = (widened(&ty), widened(&output.ty));
+        // A constant can fill a value of any space.
+        let space = inferred.space == stored.space || matches!(op, Op::Const { .. });
+        let same = inferred.dims == stored.dims && inferred.dtype == stored.dtype && space;
         expect(same, &format!("its result is {}, {} gives {ty}", output.ty, op.name()))
     }
 
-    fn compute(&self, op: &Op, inputs: &[ValueId], output: ValueId) -> Found {
+    fn compute(&self, op: &Op, inputs: &[ValueId], output: ValueId) -> Check {
         let lowered = matches!(
             op,
             Op::Feed { .. }
@@ -310,84 +310,90 @@ impl Verifier<'_> {
                 Op::Dropout { .. } => true,
                 _ => false,
             };
-            let apart = match self.common(x, y, self.rows)? {
-                Common::Nothing => true,
-                Common::Gaps => !needs_own_buffer(op),
-                Common::All => in_place && x.ty.dtype.bytes() == y.ty.dtype.bytes(),
-                Common::Some => false,
+            let allowed = match self.overlap(x, y, self.rows)? {
+                Overlap::Disjoint => true,
+                Overlap::Interleaved => !needs_own_buffer(op),
+                Overlap::Identical => in_place && x.ty.dtype.bytes() == y.ty.dtype.bytes(),
+                Overlap::Partial => false,
             };
-            expect(apart, "it reads the buffer it writes")?;
+            expect(allowed, "it reads the buffer it writes")?;
         }
         Ok(())
     }
 
-    fn copy(&self, from: &Value, to: &Value) -> Found {
+    fn copy(&self, from: &Value, to: &Value) -> Check {
         self.writable(to)?;
         let same = from.ty.dtype == to.ty.dtype
             && from.ty.is_rows() == to.ty.is_rows()
             && from.ty.len() == to.ty.len();
-        expect(same, "its sides are not of one type")?;
-        let cut = from.contiguous() || to.contiguous() || from.ty.last() == to.ty.last();
-        expect(cut, "its sides have other pixels")?;
-        let common = self.common(from, to, self.rows)?;
-        expect(matches!(common, Common::Nothing | Common::Gaps), "its sides overlap")
+        expect(same, "its operand and result have different types")?;
+        let same_pixels = from.contiguous() || to.contiguous() || from.ty.last() == to.ty.last();
+        expect(same_pixels, "its operand and result have different pixels")?;
+        let overlap = self.overlap(from, to, self.rows)?;
+        expect(
+            matches!(overlap, Overlap::Disjoint | Overlap::Interleaved),
+            "its operand and result overlap",
+        )
     }
 
-    fn collective(&self, op: &Op, input: ValueId, output: ValueId) -> Found {
+    fn collective(&self, op: &Op, input: ValueId, output: ValueId) -> Check {
         let (x, y) = (self.get(input)?, self.get(output)?);
         self.typed(op, &[x], y)?;
         expect(matches!(x.location, Location::Shared(_)), "its operand is not shared")?;
         expect(x.contiguous() && y.contiguous(), "it has gaps")?;
         expect(matches!(x.ty.dtype, DType::F32 | DType::F64), "sums are wide floats")?;
         expect(x.ty.dtype == y.ty.dtype, "its result is of another type")?;
-        expect(self.common(x, y, 1)? == Common::Nothing, "its sides overlap")
+        expect(self.overlap(x, y, 1)? == Overlap::Disjoint, "its operand and result overlap")
     }
 
-    /// Rows that lie where the device's workers find those of each other.
-    fn whole_rows(&self, v: &Value) -> Found {
-        let there = matches!(v.location, Location::Feed(_) | Location::Device(_));
+    /// The rows lie where all workers of the device can read them.
+    fn readable_by_device(&self, v: &Value) -> Check {
+        let readable = matches!(v.location, Location::Feed(_) | Location::Device(_));
         let floats = v.ty.is_rows() && v.ty.dtype == DType::F32;
-        expect(there && floats, "other workers cannot read its rows")
+        expect(readable && floats, "other workers cannot read its rows")
     }
 
-    /// A part of a product: a shared value with all rows of the device.
-    fn part(&self, v: &Value) -> Found {
+    /// A partial product: a shared value with all rows of the device.
+    fn partial_product(&self, v: &Value) -> Check {
         let Location::Shared(at) = v.location else {
             return Err("its parts are not shared".into());
         };
         expect(v.contiguous() && v.offset == 0, "its parts have gaps")?;
         let end = self.end(v, self.device_rows)?.checked_add(at);
-        expect(end.is_some_and(|end| end <= self.p.memory.shared), "its parts leave their block")
+        expect(end.is_some_and(|end| end <= self.p.memory.shared), "its parts exceed their block")
     }
 
-    fn sliced_dot(&self, x: ValueId, kernel: ValueId, output: ValueId) -> Found {
+    fn sliced_dot(&self, x: ValueId, kernel: ValueId, output: ValueId) -> Check {
         let (x, w, y) = (self.get(x)?, self.get(kernel)?, self.get(output)?);
         self.typed(&Op::Dot(Default::default()), &[x, w], y)?;
-        self.whole_rows(x)?;
+        self.readable_by_device(x)?;
         expect(w.contiguous() && y.ty.dtype == DType::F32, "its kernel has gaps")?;
-        self.part(y)
+        self.partial_product(y)
     }
 
-    fn add_slices(&self, input: ValueId, bias: Option<ValueId>, output: ValueId) -> Found {
+    fn add_slices(&self, input: ValueId, bias: Option<ValueId>, output: ValueId) -> Check {
         let (x, y) = (self.get(input)?, self.get(output)?);
         self.writable(y)?;
-        self.part(x)?;
+        self.partial_product(x)?;
         expect(x.ty == y.ty && x.ty.is_rows(), "its result is of another type")?;
-        expect(x.ty.dtype == DType::F32, "its parts are no floats")?;
+        expect(x.ty.dtype == DType::F32, "its parts are not floats")?;
         if let Some(bias) = bias {
             let b = self.get(bias)?;
             let fits = !b.ty.is_rows() && b.contiguous() && b.ty.dims == [y.ty.last()];
             expect(fits && b.ty.dtype == DType::F32, "its bias is of another type")?;
-            expect(self.common(b, y, self.rows)? == Common::Nothing, "its bias overlaps")?;
+            expect(self.overlap(b, y, self.rows)? == Overlap::Disjoint, "its bias overlaps")?;
         }
-        expect(self.common(x, y, self.device_rows)? == Common::Nothing, "its sides overlap")
+        expect(
+            self.overlap(x, y, self.device_rows)? == Overlap::Disjoint,
+            "its operand and result overlap",
+        )
     }
 
-    /// The gradient of a dense kernel, over all rows of the device.
-    fn kernel_gradient(&self, param: ParamId, x: ValueId, dy: ValueId) -> Found {
+    /// The gradient of a dense kernel over all rows of the device.
+    fn kernel_gradient(&self, param: ParamId, x: ValueId, dy: ValueId) -> Check {
         let (spec, x, dy) = (self.param(param)?, self.get(x)?, self.get(dy)?);
-        self.whole_rows(x)?;
-        self.whole_rows(dy)?;
+        self.readable_by_device(x)?;
+        self.readable_by_device(dy)?;
         let ty = Op::DotGradKernel.infer(&[&x.ty, &dy.ty]).map_err(|e| e.to_string())?;
         expect(ty.dims == spec.dims, "its operands are not those of the kernel")
     }
@@ -396,7 +402,7 @@ impl Verifier<'_> {
         plan.rule.check()?;
         let mut seen = vec![false; self.p.params.len()];
         for g in &plan.gradients {
-            let check = || -> Found {
+            let valid = || -> Check {
                 let spec = self.param(g.param)?;
                 let granule = spec.dims.last().copied().unwrap_or(1).max(1);
                 expect(g.granule == granule, "it is split elsewhere than between rows")?;
@@ -405,7 +411,7 @@ impl Verifier<'_> {
                 g.operands.map_or(Ok(()), |(x, dy)| self.kernel_gradient(g.param, x, dy))
             };
             let name = || format!("gradient of parameter {}", g.param.0);
-            check().map_err(|what| fail(format!("{}: {what}", name())))?;
+            valid().map_err(|what| fail(format!("{}: {what}", name())))?;
             if std::mem::replace(&mut seen[g.param.index()], true) {
                 return Err(fail(format!("{}: there are two", name())));
             }
@@ -422,8 +428,8 @@ impl Verifier<'_> {
         }
         let Some(scaling) = plan.loss_scale else { return Ok(()) };
         let state = self.param(scaling.state).map_err(fail)?;
-        let alone = !seen[scaling.state.index()] && state.len() == STATE;
-        if alone { Ok(()) } else { Err(fail(format!("'{}' is no loss scale", state.name))) }
+        let valid = !seen[scaling.state.index()] && state.len() == STATE;
+        if valid { Ok(()) } else { Err(fail(format!("'{}' is not a loss scale", state.name))) }
     }
 }
 

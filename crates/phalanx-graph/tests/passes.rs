@@ -1,4 +1,4 @@
-//! The passes, the lowering and the memory plan on plain data, without any executor.
+//! Tests of the passes, the lowering and the memory plan, without an executor.
 //!
 //! `UPDATE_SNAPSHOTS=1 cargo test -p phalanx-graph` rewrites the printed programs.
 
@@ -72,7 +72,7 @@ fn constants_are_folded() {
 }
 
 #[test]
-fn not_a_number_is_kept_when_folded() {
+fn nan_propagates_when_folded() {
     for op in [Binary::Max, Binary::Min] {
         let mut g = Graph::new();
         let (nan, one) = (g.scalar(f64::NAN), g.scalar(1.0));
@@ -89,7 +89,7 @@ fn not_a_number_is_kept_when_folded() {
 }
 
 #[test]
-fn what_changes_nothing_is_dropped() {
+fn identities_are_removed() {
     let mut g = Graph::new();
     let x = rows(&mut g, &[2, 3]);
     let (zero, one, ones) = (g.scalar(0.0), g.scalar(1.0), g.fill(1.0, &[4, 2, 3]));
@@ -101,7 +101,7 @@ fn what_changes_nothing_is_dropped() {
     y = g.push(Op::Reshape { dims: vec![2, 3] }, &[y]).unwrap();
     y = g.neg(y).unwrap();
     y = g.neg(y).unwrap();
-    // Repeats its operand four times, so it is more than the operand.
+    // Repeats its operand four times, so it cannot be replaced by the operand.
     let wide = g.push(Op::Broadcast { dims: vec![4, 2, 3] }, &[x]).unwrap();
     let wide = g.mul(wide, ones).unwrap();
     let step = simplify(fetching(g, &[y, wide]));
@@ -109,7 +109,7 @@ fn what_changes_nothing_is_dropped() {
 }
 
 #[test]
-fn repeated_and_dead_work_is_dropped() {
+fn repeated_and_dead_computation_is_removed() {
     let mut g = Graph::new();
     let x = rows(&mut g, &[3]);
     let a = g.unary(Unary::Tanh, x).unwrap();
@@ -143,7 +143,7 @@ fn products(extra_user: bool) -> Step {
 }
 
 #[test]
-fn bias_and_relu_join_the_product() {
+fn bias_and_relu_are_fused_into_the_product() {
     let step = products(false);
     let with = Epilogue { bias: true, relu: true };
     let fused = |n: &&phalanx_graph::Node| matches!(n.op, Op::Conv(_, e) | Op::Dot(e) if e == with);
@@ -153,14 +153,14 @@ fn bias_and_relu_join_the_product() {
 }
 
 #[test]
-fn relu_does_not_join_a_product_that_others_read() {
+fn relu_is_not_fused_into_a_product_with_other_users() {
     let step = products(true);
     assert_eq!(names(&step).iter().filter(|n| **n == "relu").count(), 2, "{step}");
     assert!(!names(&step).contains(&"add"), "{step}");
 }
 
 #[test]
-fn relu_joins_batch_normalisation() {
+fn relu_is_fused_into_batch_normalisation() {
     for other_user in [false, true] {
         let mut g = Graph::new();
         let x = rows(&mut g, &[3]);
@@ -193,7 +193,7 @@ fn a_chain_becomes_one_tape() {
 }
 
 #[test]
-fn what_has_other_users_stays_outside_the_tape() {
+fn nodes_with_other_users_are_not_fused() {
     let mut g = Graph::new();
     let x = rows(&mut g, &[3]);
     let a = g.unary(Unary::Exp, x).unwrap();
@@ -203,7 +203,7 @@ fn what_has_other_users_stays_outside_the_tape() {
 }
 
 #[test]
-fn tapes_do_not_cross_shapes() {
+fn nodes_of_different_shapes_are_not_fused() {
     let mut g = Graph::new();
     let x = rows(&mut g, &[2, 3]);
     let p = rows(&mut g, &[2, 1]);
@@ -216,7 +216,7 @@ fn tapes_do_not_cross_shapes() {
 }
 
 #[test]
-fn long_chains_are_cut() {
+fn long_chains_are_split() {
     let mut g = Graph::new();
     let x = rows(&mut g, &[3]);
     let mut y = x;
@@ -235,7 +235,7 @@ fn long_chains_are_cut() {
 
 #[test]
 fn gradients_are_reduced_in_buckets() {
-    // 1 MiB, 2 MiB and 4 MiB kernels; backward finishes the last first.
+    // 1 MiB, 2 MiB and 4 MiB kernels; backward completes the last one first.
     let step = mlp(&[512, 512, 1024, 1024, 5], momentum(None), (0.0, 0.0));
     let program = compile(step, ONE, 4);
     let update = program.update().unwrap();
@@ -249,35 +249,35 @@ fn gradients_are_reduced_in_buckets() {
 }
 
 #[test]
-fn joining_channels_costs_nothing() {
+fn concatenating_channels_needs_no_copy() {
     let step = cnn(Scope::All, false, momentum(None), (0.0, 0.0));
     let program = compile(step, TWO, 8);
     assert_eq!((copies(&program), computes(&program, "concat")), (0, 0), "{program}");
-    // Neither does taking the derivative apart; batch normalisation's own sums are cut in a kernel.
+    // Neither does slicing the derivative; only the sums of batch normalisation are sliced by a kernel.
     let rows_cut = count(&program, |i| match i {
         Instr::Compute { op: Op::Slice { .. }, output, .. } => program.value(*output).ty.is_rows(),
         _ => false,
     });
     assert_eq!(rows_cut, 0, "{program}");
     let strided = program.values().iter().filter(|v| !v.contiguous()).count();
-    assert!(strided >= 4, "both branches and both derivatives lie inside: {program}");
+    assert!(strided >= 4, "both branches and both derivatives are views: {program}");
 }
 
 #[test]
-fn what_cannot_lie_inside_is_copied() {
+fn operands_that_cannot_be_views_are_copied() {
     let mut g = Graph::new();
     let x = rows(&mut g, &[2, 3]);
     let a = g.relu(x).unwrap();
-    // A feed cannot move, and the same value cannot lie in two places.
-    let joined = g.push(Op::Concat { axis: 1 }, &[x, a, a]).unwrap();
-    let again = g.push(Op::Concat { axis: 1 }, &[a, joined]).unwrap();
-    let program = compile(fetching(g, &[joined, again]), ONE, 4);
+    // A feed cannot be moved, and a value cannot have two locations.
+    let concat = g.push(Op::Concat { axis: 1 }, &[x, a, a]).unwrap();
+    let again = g.push(Op::Concat { axis: 1 }, &[a, concat]).unwrap();
+    let program = compile(fetching(g, &[concat, again]), ONE, 4);
     assert_eq!(copies(&program), 4, "{program}");
     assert_eq!(computes(&program, "concat"), 0, "{program}");
 }
 
-/// `relu(x)`, a product of it, and a product of that; which of them lie side by side is `order`.
-fn chain_joined(order: &[usize], conv: bool) -> Program {
+/// `relu(x)`, a product of it, and a product of that, concatenated in the given order.
+fn concatenated_chain(order: &[usize], conv: bool) -> Program {
     let mut g = Graph::new();
     let x = rows(&mut g, &[4, 4, 3]);
     let mut parts = vec![g.relu(x).unwrap()];
@@ -295,40 +295,40 @@ fn chain_joined(order: &[usize], conv: bool) -> Program {
         parts.push(g.push(op, &[parts[i], w]).unwrap());
     }
     let inputs: Vec<NodeId> = order.iter().map(|i| parts[*i]).collect();
-    let joined = g.push(Op::Concat { axis: 2 }, &inputs).unwrap();
-    compile(fetching(g, &[joined]), ONE, 4)
+    let concat = g.push(Op::Concat { axis: 2 }, &inputs).unwrap();
+    compile(fetching(g, &[concat]), ONE, 4)
 }
 
 #[test]
-fn products_do_not_write_beside_what_they_read() {
+fn products_do_not_share_a_buffer_with_their_operands() {
     for conv in [false, true] {
-        // The first product is copied into place; the last reads that copy's source, and lies
-        // inside again.
+        // The first product is copied into the result. The second one reads the source of that copy, so
+        // it can be a view again.
         for order in [&[0, 1][..], &[1, 0], &[0, 1, 2], &[2, 1, 0], &[1, 2, 0]] {
-            let program = chain_joined(order, conv);
+            let program = concatenated_chain(order, conv);
             assert_eq!(copies(&program), 1, "{order:?}: {program}");
             for instr in program.instrs() {
                 let Instr::Compute { op: Op::Dot(_) | Op::Conv(..), inputs, output, .. } = instr
                 else {
                     continue;
                 };
-                let places = [inputs[0], *output].map(|id| program.value(id).location);
-                assert_ne!(places[0], places[1], "{order:?}: {program}");
+                let locations = [inputs[0], *output].map(|id| program.value(id).location);
+                assert_ne!(locations[0], locations[1], "{order:?}: {program}");
             }
         }
-        // Without its operand beside it a product writes into its part.
-        assert_eq!(copies(&chain_joined(&[0, 2], conv)), 0);
+        // Without its operand in the same buffer, a product writes directly into the result.
+        assert_eq!(copies(&concatenated_chain(&[0, 2], conv)), 0);
     }
 }
 
 #[test]
-fn elementwise_ops_write_beside_what_they_read() {
+fn elementwise_ops_may_share_a_buffer_with_their_operands() {
     let mut g = Graph::new();
     let x = rows(&mut g, &[2, 3]);
     let a = g.relu(x).unwrap();
     let b = g.unary(Unary::Tanh, a).unwrap();
-    let joined = g.push(Op::Concat { axis: 1 }, &[b, a]).unwrap();
-    let program = compile(fetching(g, &[joined]), ONE, 4);
+    let concat = g.push(Op::Concat { axis: 1 }, &[b, a]).unwrap();
+    let program = compile(fetching(g, &[concat]), ONE, 4);
     assert_eq!(copies(&program), 0, "{program}");
 }
 
@@ -367,15 +367,15 @@ fn a_deep_chain_reuses_its_memory() {
         y = g.push(Op::Dot(Epilogue { bias: false, relu: true }), &[y, w]).unwrap();
     }
     let program = compile(fetching(g, &[y]), ONE, 32);
-    let one = 32 * 16 * 4;
+    let buffer = 32 * 16 * 4;
     assert_eq!(
         (program.memory().arena, program.memory().unplanned),
-        (2 * one, 20 * one),
+        (2 * buffer, 20 * buffer),
         "{program}"
     );
 }
 
-/// Whether a barrier stands between the first barrier over all and the update.
+/// Whether there is a device barrier between the last barrier over all workers and the update.
 fn barrier_before_update(program: &Program) -> bool {
     let at = program.instrs().iter().position(|i| *i == Instr::Update).unwrap();
     let all = program.instrs().iter().rposition(|i| *i == Instr::Barrier(Scope::All)).unwrap();
@@ -415,8 +415,8 @@ fn gradients_reach_their_buffers() {
         }
         _ => false,
     };
-    // "a" and "b" share one gradient, that of the last bias is fetched as well; the others are
-    // computed where they are wanted.
+    // "a" and "b" share one gradient, and the gradient of the last bias is also fetched; the others are
+    // computed directly in their gradient buffer.
     assert_eq!(count(&program, written), 3, "{program}");
     let direct = |i: &Instr| match i {
         Instr::Compute { output, .. } => {
@@ -427,7 +427,7 @@ fn gradients_reach_their_buffers() {
     assert_eq!(count(&program, direct), program.params().len() - 3, "{program}");
 }
 
-/// Compares with a stored text, or stores it where `UPDATE_SNAPSHOTS` is set.
+/// Compares with a stored text, or stores it if `UPDATE_SNAPSHOTS` is set.
 fn snapshot(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(name);
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
@@ -458,7 +458,7 @@ fn printed_cnn() {
 }
 
 #[test]
-fn the_loss_scale_is_read_before_the_update_and_fetched_behind_it() {
+fn the_loss_scale_is_read_before_the_update_and_fetched_after_it() {
     for step in [
         scaled_mlp(&[6, 8, 5], momentum(None), (0.0, 0.0), 2000),
         scaled_cnn(Scope::Device, momentum(None), (0.0, 0.0), 2000),

@@ -1,10 +1,10 @@
-//! Tests that need more than a Rust toolchain.
+//! An attribute for tests that need more than a Rust toolchain.
 //!
 //! `#[needs(gxx)]` above `#[test]` marks a test that needs g++. On a machine without it, `cargo test`
-//! counts the test as ignored and gives the reason, instead of letting it pass without running. The
-//! names are those of the table in `build.rs`.
+//! reports the test as ignored, with the reason, instead of letting it pass without running. `build.rs`
+//! lists the names.
 //!
-//! `PHALANX_REQUIRE=gxx,strace` makes the build fail if one of these is missing. CI sets it.
+//! `PHALANX_REQUIRE=gxx,strace` makes the build fail if one of them is missing. CI sets it.
 //!
 //! ```text
 //! #[needs(gxx)]
@@ -15,14 +15,14 @@
 use proc_macro::{TokenStream, TokenTree};
 
 const KNOWN: &str = env!("PHALANX_KNOWN_CAPABILITIES");
-const HERE: &str = env!("PHALANX_CAPABILITIES");
+const AVAILABLE: &str = env!("PHALANX_CAPABILITIES");
 
 /// Ignores a test, with the reason, on a machine that lacks one of the named tools or datasets.
 #[proc_macro_attribute]
 pub fn needs(names: TokenStream, test: TokenStream) -> TokenStream {
-    // `#[test]` must expand after `#[ignore]` was added.
+    // `#[test]` must expand after `#[ignore]` is added.
     if !has_test_attribute(&test) {
-        return error("#[needs(..)] stands above #[test]");
+        return error("#[needs(..)] must be placed above #[test]");
     }
     let names: Vec<String> = names
         .into_iter()
@@ -33,7 +33,7 @@ pub fn needs(names: TokenStream, test: TokenStream) -> TokenStream {
         return error(&format!("needs: expected any of {KNOWN}, received {unknown}"));
     }
     let missing: Vec<&str> =
-        names.iter().filter(|name| !lists(HERE, name)).map(String::as_str).collect();
+        names.iter().filter(|name| !lists(AVAILABLE, name)).map(String::as_str).collect();
     if missing.is_empty() {
         return test;
     }

@@ -1,5 +1,5 @@
-//! Small graphs of every op with numbers for their operands. `gradcheck` compares their derivatives
-//! with finite differences, `executor` their programs with the reference evaluator.
+//! Small graphs of every op with values for their operands. The gradient checks compare their derivatives
+//! with finite differences, and the executor tests compare their programs with the reference evaluator.
 
 mod table;
 
@@ -9,27 +9,27 @@ use phalanx_cpu::reference::{Bindings, Context, Value};
 use phalanx_graph::autodiff::gradients;
 use phalanx_graph::{DType, Graph, NodeId, Op, Space, Type, rng};
 
-/// Where a float operand's numbers are bound.
+/// The binding that holds the values of a float operand.
 #[derive(Clone, Copy)]
 pub enum Source {
     Feed(usize),
     Param(usize),
 }
 
-/// A graph under construction together with numbers for its operands.
+/// A graph under construction, with values for its operands.
 pub struct Build {
     pub g: Graph,
     pub bindings: Bindings,
-    /// Every float operand and where its numbers are.
+    /// Every float operand and the binding of its values.
     pub wrt: Vec<(NodeId, Source)>,
     pub context: Context,
     random: rng::Stream,
-    /// Where the next operands' numbers lie.
+    /// The range of the next operands' values.
     pub range: (f64, f64),
 }
 
 impl Build {
-    /// An empty graph for a batch of `rows`; the numbers follow from the case's name.
+    /// An empty graph for a batch of `rows`; the values are seeded by the name of the case.
     pub fn new(case: &str, rows: usize) -> Build {
         let seed = case.bytes().fold(1u64, |h, b| h.wrapping_mul(31).wrapping_add(u64::from(b)));
         let random = rng::Stream::new(seed, 0, 0, 0);
@@ -39,7 +39,7 @@ impl Build {
         Build { g: Graph::new(), bindings, wrt: vec![], context, random, range }
     }
 
-    /// Numbers in the current range, none close to the kink at zero.
+    /// Random values in the current range, none of them close to the kink at zero.
     fn numbers(&mut self, len: usize) -> Vec<f64> {
         let (lo, hi) = self.range;
         let mut draw = || lo + (hi - lo) * self.random.unit();
@@ -48,7 +48,7 @@ impl Build {
                 v if v.abs() < 0.05 => v + 0.1f64.copysign(v),
                 v => v,
             })
-            // Kernels in f32 are to see the same numbers.
+            // Rounded to f32, so that f32 kernels get the same values.
             .map(|v| f64::from(v as f32))
             .collect()
     }
@@ -92,7 +92,7 @@ impl Build {
         self.g.push(op, inputs).expect("operands fit")
     }
 
-    /// The derivatives of `Σ y · seed` for a random seed.
+    /// Appends the derivatives of `Σ y · seed` for a random seed.
     pub fn differentiate(&mut self, y: NodeId) -> Differentiated {
         let ty = self.g.ty(y).clone();
         let lead = if ty.is_rows() { vec![self.context.rows] } else { vec![] };
@@ -107,15 +107,15 @@ impl Build {
     }
 }
 
-/// What `Build::differentiate` appended.
+/// The nodes that `Build::differentiate` appended.
 pub struct Differentiated {
     pub seed: NodeId,
     pub numbers: Vec<f64>,
-    /// In the order of `Build::wrt`.
+    /// The derivatives, in the order of `Build::wrt`.
     pub found: Vec<Option<NodeId>>,
 }
 
-/// A named way to build the output of a graph.
+/// A named function that builds a graph and returns its output.
 pub struct Case {
     pub name: String,
     pub build: Box<dyn Fn(&mut Build) -> NodeId>,

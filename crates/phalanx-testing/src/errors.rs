@@ -1,4 +1,4 @@
-//! What a user gets wrong is answered, not run.
+//! Errors of the user are reported and nothing is run.
 
 use crate::Lab;
 use crate::harness::*;
@@ -6,7 +6,7 @@ use crate::networks::{mlp, momentum};
 use crate::simulate::{Minibatch, Numbers, SEED};
 use phalanx_graph::exec::{Batch, ExecError, FeedData, ProgramId};
 
-/// Runs one step of a small network after `change` had its way with the batch.
+/// Runs one step of a small network after applying `change` to the feeds.
 fn attempt(
     lab: &dyn Lab,
     rows: usize,
@@ -34,7 +34,7 @@ fn attempt(
 }
 
 fn message(result: Result<(), ExecError>) -> String {
-    result.expect_err("is refused").to_string()
+    result.expect_err("is rejected").to_string()
 }
 
 pub fn a_batch_that_fits_runs(lab: &dyn Lab) {
@@ -61,18 +61,21 @@ pub fn a_missing_feed(lab: &dyn Lab) {
     assert_eq!(text, "feed 'mlp': expected 4 feeds, received 3");
 }
 
-pub fn what_does_not_belong_to_the_executor(lab: &dyn Lab) {
+pub fn a_program_or_parameter_of_another_executor(lab: &dyn Lab) {
     let mesh = lab.meshes()[1];
     let step = mlp(&[4, 3, 5], momentum(None), (0.0, 0.0));
     let mut numbers = Numbers::new(0);
     let params = numbers.params(&step);
     let mut e = executor(lab, mesh, step.graph.params(), &params);
     let other = compile(&step, lab.meshes()[0], 6);
-    let text = e.load(other).expect_err("is refused").to_string();
+    let text = e.load(other).expect_err("is rejected").to_string();
     assert_eq!(text, "program 'mlp' does not fit this executor: it was compiled for other devices");
     let wider = mlp(&[5, 3, 5], momentum(None), (0.0, 0.0));
-    let text = e.load(compile(&wider, mesh, 6)).expect_err("is refused").to_string();
-    assert_eq!(text, "program 'mlp' does not fit this executor: its parameters are others");
+    let text = e.load(compile(&wider, mesh, 6)).expect_err("is rejected").to_string();
+    assert_eq!(
+        text,
+        "program 'mlp' does not fit this executor: its parameters differ from the executor's"
+    );
     let batch = Batch {
         rows: 0,
         feeds: &[],
@@ -83,7 +86,7 @@ pub fn what_does_not_belong_to_the_executor(lab: &dyn Lab) {
         staged: false,
     };
     assert!(e.run(ProgramId(3), &batch, &mut vec![]).is_err());
-    let short = e.set_param(phalanx_graph::ParamId(0), &[0.0; 5]).expect_err("is refused");
+    let short = e.set_param(phalanx_graph::ParamId(0), &[0.0; 5]).expect_err("is rejected");
     assert_eq!(short.to_string(), "parameter dense_0/kernel: expected 12 elements, received 5");
 }
 

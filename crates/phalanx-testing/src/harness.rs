@@ -1,23 +1,23 @@
-//! Runs a step on an executor and compares what comes out with f64.
+//! Helpers that run a step on an executor and compare its results with f64.
 
 use crate::Lab;
 use phalanx_cpu::reference::{Bindings, Context, Data, Value};
 use phalanx_graph::exec::{Batch, Executor, FeedData};
 use phalanx_graph::{Mesh, Options, ParamId, ParamSpec, Program, Step};
 
-/// A feed's elements as the host hands them in.
+/// The elements of a feed, owned.
 pub enum Elements {
     F32(Vec<f32>),
     I32(Vec<i32>),
 }
 
-/// Feeds of a batch.
+/// The elements of every feed.
 pub fn elements(values: &[Value]) -> Vec<Elements> {
-    let one = |v: &Value| match &v.data {
+    let convert = |v: &Value| match &v.data {
         Data::Float(d) => Elements::F32(d.iter().map(|x| *x as f32).collect()),
         Data::Int(d) => Elements::I32(d.clone()),
     };
-    values.iter().map(one).collect()
+    values.iter().map(convert).collect()
 }
 
 /// Borrowed feeds.
@@ -32,7 +32,7 @@ pub fn feeds(elements: &[Elements]) -> Vec<FeedData<'_>> {
     feeds
 }
 
-/// The lab's executor with its parameters set.
+/// The default executor of a lab, with its parameters set.
 pub fn executor(
     lab: &dyn Lab,
     mesh: Mesh,
@@ -57,15 +57,15 @@ pub fn compile(step: &Step, mesh: Mesh, max_batch: usize) -> Program {
     Program::compile(step.clone(), Options::new(mesh, max_batch)).expect("compiles")
 }
 
-/// A batch of what a reference evaluation sees, without optimizer.
+/// The batch that corresponds to a reference evaluation, without an optimizer.
 pub fn batch<'a>(context: &Context, feeds: &'a [FeedData<'a>]) -> Batch<'a> {
     let Context { rows, seed, step } = *context;
     Batch { rows, feeds, seed, step, scalars: &[], accumulate: None, staged: false }
 }
 
-/// The rows of a batch that one device sees.
+/// The bindings restricted to the rows of one device.
 pub fn device_bindings(bindings: &Bindings, step: &Step, mesh: Mesh, device: usize) -> Bindings {
-    let cut = |(i, v): (usize, &Value)| {
+    let device_part = |(i, v): (usize, &Value)| {
         if !step.graph.feeds()[i].ty.is_rows() {
             return v.clone();
         }
@@ -79,11 +79,11 @@ pub fn device_bindings(bindings: &Bindings, step: &Step, mesh: Mesh, device: usi
             Data::Int(d) => Value::int(dims, d[range].to_vec()),
         }
     };
-    let feeds = bindings.feeds.iter().enumerate().map(cut).collect();
+    let feeds = bindings.feeds.iter().enumerate().map(device_part).collect();
     Bindings { feeds, params: bindings.params.clone() }
 }
 
-/// Fails unless all numbers agree within `tolerance` of the largest.
+/// Panics unless all numbers agree within `tolerance` times the largest magnitude, at least 1.
 pub fn assert_close(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{what}: number of elements");
     let scale = want.iter().fold(1.0f64, |m, v| m.max(v.abs()));

@@ -1,6 +1,6 @@
-//! Tests that every executor has to pass: single ops, random graphs, whole training steps and what
-//! users get wrong, all against the f64 reference. An executor's own tests say how one is made (a
-//! [`Lab`]) and call [`executor_tests!`].
+//! Tests that every executor must pass, all against the f64 reference: single ops, random graphs, complete
+//! training steps and user errors. The tests of an executor implement [`Lab`], which creates executors, and
+//! call [`executor_tests!`].
 
 pub mod cases;
 pub mod errors;

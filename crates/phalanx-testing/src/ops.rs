@@ -1,5 +1,5 @@
-//! Every case of the gradient checks, its output and all its derivatives, as a program on every
-//! mesh, kind of executor and number of rows.
+//! The cases of the gradient checks, with their outputs and all derivatives, as programs on every mesh,
+//! kind of executor and number of rows.
 
 use crate::Lab;
 use crate::cases::*;
@@ -8,10 +8,10 @@ use phalanx_cpu::reference::{Context, Value, evaluate};
 use phalanx_graph::ops::Binary;
 use phalanx_graph::{DType, Fetch, Mesh, NodeId, Op, Scope, Space, Step};
 
-/// Fewer rows than workers, every remainder, and none at all.
+/// Batch sizes: fewer rows than workers, every remainder, and no rows.
 const ROWS: [usize; 6] = [0, 1, 2, 3, 4, 5];
 
-/// A step that fetches nodes, partial sums through a reduction over all.
+/// A step that fetches nodes; partial sums are reduced over all workers.
 pub fn fetching(b: &Build, nodes: &[NodeId]) -> Step {
     let mut step = Step::new("case", b.g.clone());
     for node in nodes {
@@ -25,39 +25,39 @@ pub fn fetching(b: &Build, nodes: &[NodeId]) -> Step {
     step
 }
 
-/// What the nodes are over all devices: rows side by side, sums added up.
+/// The expected values of the nodes over all devices: rows concatenated, partial sums added.
 fn expected(b: &Build, step: &Step, nodes: &[NodeId], mesh: Mesh) -> Vec<Vec<f64>> {
     let per_device = Op::AllReduce { scope: Scope::Device };
-    // Without statistics of its own a device is of no importance.
+    // Without per-device statistics the number of devices does not matter.
     let devices = match b.g.nodes().iter().any(|n| n.op == per_device) {
         true => mesh.devices,
         false => 1,
     };
     let split = Mesh::new(devices, 1);
-    let mut whole: Vec<Vec<f64>> = vec![];
+    let mut total: Vec<Vec<f64>> = vec![];
     for device in 0..devices {
         let bindings = device_bindings(&b.bindings, step, split, device);
         let rows = split.device_rows(b.context.rows, device).len();
         let context = Context { rows, ..b.context };
         let values: Vec<Value> = evaluate(&b.g, nodes, &bindings, &context);
         if device == 0 {
-            whole = values.iter().map(|v| v.floats().to_vec()).collect();
+            total = values.iter().map(|v| v.floats().to_vec()).collect();
             continue;
         }
-        for ((whole, v), node) in whole.iter_mut().zip(&values).zip(nodes) {
+        for ((total, v), node) in total.iter_mut().zip(&values).zip(nodes) {
             match b.g.ty(*node).space {
-                Space::Rows => whole.extend(v.floats()),
-                Space::Partial => whole.iter_mut().zip(v.floats()).for_each(|(w, v)| *w += v),
+                Space::Rows => total.extend(v.floats()),
+                Space::Partial => total.iter_mut().zip(v.floats()).for_each(|(w, v)| *w += v),
                 Space::Mirrored | Space::Device => {}
             }
         }
     }
-    whole
+    total
 }
 
-/// Compares a case, and its derivatives if asked, with the reference.
+/// Compares a case, optionally with its derivatives, with the reference.
 pub fn check(lab: &dyn Lab, case: &Case, differentiate: bool, meshes: &[Mesh]) {
-    // The graph is the same for any number of rows; programs are compiled once.
+    // The graph does not depend on the number of rows, so programs are compiled once.
     let built: Vec<(Build, Vec<NodeId>)> = ROWS
         .iter()
         .map(|rows| {
@@ -153,7 +153,7 @@ pub fn shared_nodes(lab: &dyn Lab) {
 }
 
 /// Ops without derivatives: metrics, casts, collectives.
-fn flat_cases() -> Vec<Case> {
+fn cases_without_derivatives() -> Vec<Case> {
     vec![
         case("one_hot of arg_max", |b| {
             let x = b.rows(&[2, 5]);
@@ -163,8 +163,8 @@ fn flat_cases() -> Vec<Case> {
         case("cast there and back", |b| {
             let x = b.rows(&[7]);
             let x = b.g.scale(x, 10.0).expect("fits");
-            let whole = b.push(Op::Cast { dtype: DType::I32 }, &[x]);
-            b.push(Op::Cast { dtype: DType::F32 }, &[whole])
+            let integers = b.push(Op::Cast { dtype: DType::I32 }, &[x]);
+            b.push(Op::Cast { dtype: DType::F32 }, &[integers])
         }),
         case("uniform", |b| b.push(Op::Uniform { key: 4, dims: vec![2, 3] }, &[])),
         case("in_top_k", |b| {
@@ -185,7 +185,7 @@ fn flat_cases() -> Vec<Case> {
     ]
 }
 
-/// Scores at thresholds.
+/// Counts of scores above thresholds.
 fn threshold_case() -> Case {
     case("threshold counts", |b| {
         b.range = (0.0, 1.0);
@@ -196,7 +196,7 @@ fn threshold_case() -> Case {
     })
 }
 
-/// A case as a step that fetches its output and, if asked, its derivatives.
+/// A case as a step that fetches its output and, optionally, its derivatives.
 pub fn step(case: &Case, differentiate: bool) -> Step {
     let mut b = Build::new(&case.name, 1);
     let y = (case.build)(&mut b);
@@ -207,7 +207,7 @@ pub fn step(case: &Case, differentiate: bool) -> Step {
     fetching(&b, &nodes)
 }
 
-/// Every case, as a step that fetches its output and derivatives.
+/// All cases as steps that fetch their outputs and derivatives.
 pub fn all_steps() -> Vec<Step> {
     let differentiable = [
         unary_cases,
@@ -226,16 +226,16 @@ pub fn all_steps() -> Vec<Step> {
     ];
     let differentiable = differentiable.iter().flat_map(|cases| cases());
     let mut steps: Vec<Step> = differentiable.map(|case| step(&case, true)).collect();
-    let flat = flat_cases().into_iter().chain([threshold_case()]);
-    steps.extend(flat.map(|case| step(&case, false)));
+    let without_derivatives = cases_without_derivatives().into_iter().chain([threshold_case()]);
+    steps.extend(without_derivatives.map(|case| step(&case, false)));
     steps
 }
 
-pub fn flat_ops(lab: &dyn Lab) {
-    flat_cases().iter().for_each(|c| check(lab, c, false, &lab.meshes()));
+pub fn ops_without_derivatives(lab: &dyn Lab) {
+    cases_without_derivatives().iter().for_each(|c| check(lab, c, false, &lab.meshes()));
 }
 
-/// Fetches nodes of one graph directly, whatever their type.
+/// Fetches nodes of a graph, regardless of their type.
 fn fetch_all(lab: &dyn Lab, b: &Build, nodes: &[NodeId], mesh: Mesh) -> Vec<Vec<f32>> {
     let step = fetching(b, nodes);
     let mut e = executor(lab, mesh, step.graph.params(), &b.bindings.params);
@@ -245,7 +245,7 @@ fn fetch_all(lab: &dyn Lab, b: &Build, nodes: &[NodeId], mesh: Mesh) -> Vec<Vec<
     fetched
 }
 
-pub fn whole_numbers_are_fetched_as_floats(lab: &dyn Lab) {
+pub fn integers_are_fetched_as_floats(lab: &dyn Lab) {
     let mut b = Build::new("whole numbers", 5);
     let x = b.rows(&[4]);
     let labels = b.labels(&[3], 9);
@@ -278,7 +278,7 @@ pub fn threshold_counts(lab: &dyn Lab) {
     }
 }
 
-/// Statistics of a replica are over its own rows; their mean is weighted by the rows.
+/// The statistics of a replica cover its own rows; their mean is weighted by the number of rows.
 pub fn replica_means_are_weighted_by_rows(lab: &dyn Lab) {
     for rows in ROWS {
         let mut b = Build::new("replica mean", rows);

@@ -1,4 +1,4 @@
-//! Several processes as threads of one: what other machines mean to an executor, without machines.
+//! Process groups whose processes are threads, to test multi-process executors on one machine.
 
 use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, StepTimes};
 use phalanx_graph::process_group::{Cluster, PeerError, ProcessGroup};
@@ -9,26 +9,26 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// How long a thread waits for another.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Default time limit of an exchange.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A process of a job whose processes are threads.
-pub struct Neighbour {
+/// A member of a process group of threads.
+pub struct ThreadPeer {
     rank: usize,
-    patience: Duration,
+    timeout: Duration,
     to: Vec<Mutex<Sender<Vec<u8>>>>,
     from: Vec<Mutex<Receiver<Vec<u8>>>>,
 }
 
-/// So many processes.
-pub fn neighbours(size: usize) -> Vec<Neighbour> {
-    neighbours_within(size, PATIENCE)
+/// A group of `size` threads.
+pub fn thread_peers(size: usize) -> Vec<ThreadPeer> {
+    thread_peers_with_timeout(size, DEFAULT_TIMEOUT)
 }
 
-/// So many processes that wait for each other for so long.
-pub fn neighbours_within(size: usize, patience: Duration) -> Vec<Neighbour> {
-    let one = |rank| Neighbour { rank, patience, to: vec![], from: vec![] };
-    let mut all: Vec<Neighbour> = (0..size).map(one).collect();
+/// A group of `size` threads whose exchanges are limited to `timeout`.
+pub fn thread_peers_with_timeout(size: usize, timeout: Duration) -> Vec<ThreadPeer> {
+    let peer = |rank| ThreadPeer { rank, timeout, to: vec![], from: vec![] };
+    let mut all: Vec<ThreadPeer> = (0..size).map(peer).collect();
     for sender in 0..size {
         for receiver in 0..size {
             let (to, from) = channel();
@@ -39,7 +39,7 @@ pub fn neighbours_within(size: usize, patience: Duration) -> Vec<Neighbour> {
     all
 }
 
-impl ProcessGroup for Neighbour {
+impl ProcessGroup for ThreadPeer {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -53,7 +53,7 @@ impl ProcessGroup for Neighbour {
     }
 
     fn timeout(&self) -> Option<Duration> {
-        Some(self.patience)
+        Some(self.timeout)
     }
 
     fn exchange(&self, outgoing: &[&[u8]], incoming: &mut [&mut [u8]]) -> Result<(), PeerError> {
@@ -68,7 +68,7 @@ impl ProcessGroup for Neighbour {
         }
         for (rank, bytes) in incoming.iter_mut().enumerate().filter(|(r, _)| *r != self.rank) {
             let from = self.from[rank].lock().expect("one call at a time");
-            let received = from.recv_timeout(self.patience).map_err(|_| lost(rank, "no answer"))?;
+            let received = from.recv_timeout(self.timeout).map_err(|_| lost(rank, "no answer"))?;
             assert_eq!(received.len(), bytes.len(), "rank {rank} sent another size");
             bytes.copy_from_slice(&received);
         }
@@ -76,24 +76,24 @@ impl ProcessGroup for Neighbour {
     }
 }
 
-/// The clusters of processes with so many devices each.
+/// The clusters of processes with the given number of devices each.
 pub fn clusters(devices: &[usize]) -> Vec<Cluster> {
-    clusters_within(devices, PATIENCE)
+    clusters_with_timeout(devices, DEFAULT_TIMEOUT)
 }
 
-/// The clusters of processes that wait for each other for so long.
-pub fn clusters_within(devices: &[usize], patience: Duration) -> Vec<Cluster> {
-    let one = |n: Neighbour| Cluster { peers: Arc::new(n), devices: devices.to_vec() };
-    neighbours_within(devices.len(), patience).into_iter().map(one).collect()
+/// Like [`clusters`], with exchanges limited to `timeout`.
+pub fn clusters_with_timeout(devices: &[usize], timeout: Duration) -> Vec<Cluster> {
+    let cluster = |p: ThreadPeer| Cluster { peers: Arc::new(p), devices: devices.to_vec() };
+    thread_peers_with_timeout(devices.len(), timeout).into_iter().map(cluster).collect()
 }
 
-/// Some rows of a batch's feeds.
-pub fn own<'a>(
+/// The given rows of a batch's feeds.
+pub fn local_feeds<'a>(
     specs: &[FeedSpec],
     feeds: &[FeedData<'a>],
     rows: Range<usize>,
 ) -> Vec<FeedData<'a>> {
-    let cut = |(feed, data): (&FeedSpec, &FeedData<'a>)| {
+    let select_rows = |(feed, data): (&FeedSpec, &FeedData<'a>)| {
         let range = rows.start * feed.ty.len()..rows.end * feed.ty.len();
         match data {
             _ if !feed.ty.is_rows() => *data,
@@ -101,11 +101,11 @@ pub fn own<'a>(
             FeedData::I32(v) => FeedData::I32(&v[range]),
         }
     };
-    specs.iter().zip(feeds).map(cut).collect()
+    specs.iter().zip(feeds).map(select_rows).collect()
 }
 
-/// Executors of several processes as one: each gets its rows of a batch, and what they fetch must be
-/// the same bits.
+/// The executors of several processes as a single executor: each gets its rows of a batch, and all must
+/// fetch the same bits.
 pub struct Job {
     processes: Vec<Mutex<Box<dyn Executor>>>,
     programs: Vec<Program>,
@@ -113,18 +113,18 @@ pub struct Job {
 }
 
 impl Job {
-    /// A job of these executors, in the order of the ranks.
+    /// A job of these executors, ordered by rank.
     pub fn new(executors: Vec<Box<dyn Executor>>) -> Job {
         let processes = executors.into_iter().map(Mutex::new).collect();
         Job { processes, programs: vec![], fetched: vec![] }
     }
 
-    /// Asks the first.
-    fn first<T>(&self, ask: impl FnOnce(&dyn Executor) -> T) -> T {
-        ask(&**self.processes[0].lock().expect("one call at a time"))
+    /// Calls `query` on the first executor.
+    fn first<T>(&self, query: impl FnOnce(&dyn Executor) -> T) -> T {
+        query(&**self.processes[0].lock().expect("one call at a time"))
     }
 
-    /// Runs on all at once.
+    /// Calls `run` on all executors concurrently.
     fn all<T: Send>(
         &self,
         run: impl Fn(&mut dyn Executor) -> Result<T, ExecError> + Sync,
@@ -153,10 +153,10 @@ impl Executor for Job {
     fn start(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
         let unknown = || ExecError::Program { name: String::new(), reason: "not loaded".into() };
         let program = self.programs.get(id.0).ok_or_else(unknown)?;
-        // A batch that does not fit is refused as a whole.
+        // An invalid batch is rejected for all processes.
         program.check_batch(batch)?;
         let mut fetched = self.all(|e| {
-            let feeds = own(program.feeds(), batch.feeds, e.shard().rows(batch.rows));
+            let feeds = local_feeds(program.feeds(), batch.feeds, e.shard().rows(batch.rows));
             let mut fetched = vec![];
             e.run(id, &Batch { feeds: &feeds, ..*batch }, &mut fetched)?;
             Ok(fetched)

@@ -1,5 +1,5 @@
-//! Random graphs and their derivatives: what shares, aliases or reuses memory wrongly shows up as
-//! another result than the reference's.
+//! Random graphs and their derivatives: wrong sharing, aliasing or reuse of memory shows up as a result
+//! that differs from the reference.
 
 use crate::Lab;
 use crate::cases::{Build, batch_norm_of};
@@ -14,25 +14,25 @@ use phalanx_graph::{ConvGeom, Fetch, NodeId, Op, Padding, Scope, Space, Step};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-/// Rows longer than this are not made even longer.
-const LARGE: usize = 200;
+/// Values with longer rows are not enlarged further.
+const MAX_ENLARGED_LEN: usize = 200;
 
-/// What to append: the kind, an operand, a choice.
-type Gene = (u8, u8, u8);
+/// A node to append: its kind, an operand and a variant.
+type NodeSpec = (u8, u8, u8);
 
-/// The graph so far: every value of it, and which of them nothing reads yet.
-struct Plant {
+/// A random graph under construction: its values, and whether each has a reader yet.
+struct RandomGraph {
     b: Build,
     nodes: Vec<NodeId>,
     read: Vec<bool>,
 }
 
-impl Plant {
-    fn new(rows: usize) -> Plant {
+impl RandomGraph {
+    fn new(rows: usize) -> RandomGraph {
         let mut b = Build::new("random graph", rows);
         b.range = (-0.6, 0.6);
         let nodes = vec![b.rows(&[4, 4, 3]), b.rows(&[2, 6])];
-        Plant { b, nodes, read: vec![false; 2] }
+        RandomGraph { b, nodes, read: vec![false; 2] }
     }
 
     fn push(&mut self, op: Op, inputs: &[NodeId]) {
@@ -44,33 +44,33 @@ impl Plant {
         }
     }
 
-    /// Another value with the same dimensions except on `axis`, or the value itself.
-    fn mate(&self, x: NodeId, axis: Option<usize>, choice: u8) -> NodeId {
-        let blank = |id: NodeId| {
+    /// A value with the same dimensions as `x` except on `axis`, possibly `x` itself.
+    fn compatible(&self, x: NodeId, axis: Option<usize>, choice: u8) -> NodeId {
+        let other_dims = |id: NodeId| {
             let mut dims = self.b.g.ty(id).dims.clone();
             if let Some(d) = axis.and_then(|a| dims.get_mut(a)) {
                 *d = 0;
             }
             dims
         };
-        let fits = |id: &NodeId| blank(*id) == blank(x);
-        let mates: Vec<NodeId> = self.nodes.iter().copied().filter(fits).collect();
-        mates[usize::from(choice) % mates.len()]
+        let fits = |id: &NodeId| other_dims(*id) == other_dims(x);
+        let candidates: Vec<NodeId> = self.nodes.iter().copied().filter(fits).collect();
+        candidates[usize::from(choice) % candidates.len()]
     }
 
-    fn grow(&mut self, (kind, operand, choice): Gene) {
+    fn append(&mut self, (kind, operand, choice): NodeSpec) {
         let x = self.nodes[usize::from(operand) % self.nodes.len()];
         let ty = self.b.g.ty(x).clone();
         let (dims, last, rank) = (ty.dims.clone(), ty.last(), ty.dims.len());
         let pick = |n: usize| usize::from(choice) % n;
-        let small = ty.len() <= LARGE;
+        let small = ty.len() <= MAX_ENLARGED_LEN;
         match kind % 19 {
             0 | 1 => {
                 let u = [Unary::Relu, Unary::Tanh, Unary::Neg, Unary::Sigmoid][pick(4)];
                 self.push(Op::Unary(u), &[x]);
             }
             2 => {
-                let y = self.mate(x, None, choice / 3);
+                let y = self.compatible(x, None, choice / 3);
                 let op = [Binary::Add, Binary::Mul, Binary::Sub][pick(3)];
                 self.push(Op::Binary(op), &[x, y]);
             }
@@ -99,8 +99,10 @@ impl Plant {
             }
             7 | 8 if small => {
                 let axis = if kind % 19 == 7 { rank - 1 } else { 0 };
-                let (y, z) =
-                    (self.mate(x, Some(axis), choice), self.mate(x, Some(axis), choice / 5));
+                let (y, z) = (
+                    self.compatible(x, Some(axis), choice),
+                    self.compatible(x, Some(axis), choice / 5),
+                );
                 self.push(Op::Concat { axis }, &[x, y, z]);
             }
             9 if last > 1 => {
@@ -151,22 +153,22 @@ impl Plant {
         }
     }
 
-    /// Everything that nothing reads, side by side.
+    /// Concatenates all values without a reader.
     fn finish(mut self) -> (Build, NodeId) {
-        let mut ends = vec![];
+        let mut outputs = vec![];
         for (node, _) in self.nodes.clone().iter().zip(&self.read).filter(|(_, read)| !**read) {
             let len = self.b.g.ty(*node).len();
-            ends.push(self.b.g.reshape(*node, &[len]).expect("fits"));
+            outputs.push(self.b.g.reshape(*node, &[len]).expect("fits"));
         }
-        let y = self.b.push(Op::Concat { axis: 0 }, &ends);
+        let y = self.b.push(Op::Concat { axis: 0 }, &outputs);
         (self.b, y)
     }
 }
 
-fn check(lab: &dyn Lab, genes: &[Gene], mesh: usize, rows: usize) {
-    let mut plant = Plant::new(rows);
-    genes.iter().for_each(|g| plant.grow(*g));
-    let (mut b, y) = plant.finish();
+fn check(lab: &dyn Lab, specs: &[NodeSpec], mesh: usize, rows: usize) {
+    let mut graph = RandomGraph::new(rows);
+    specs.iter().for_each(|spec| graph.append(*spec));
+    let (mut b, y) = graph.finish();
     let d = b.differentiate(y);
     let present: Vec<usize> = (0..d.found.len()).filter(|i| d.found[*i].is_some()).collect();
     let mut want = vec![y];
@@ -197,7 +199,7 @@ fn check(lab: &dyn Lab, genes: &[Gene], mesh: usize, rows: usize) {
     let program = compile(&step, mesh, rows + 1);
     let id = e.load(program.clone()).expect("loads");
     let (elements, mut fetched) = (elements(&b.bindings.feeds), vec![]);
-    // Twice, since the second run finds what the first left behind.
+    // The second run starts with the memory that the first one left.
     for round in 0..2 {
         e.run(id, &batch(&b.context, &feeds(&elements)), &mut fetched).expect("runs");
         for ((f, got), want) in step.fetches.iter().zip(&fetched).zip(&want) {
@@ -210,12 +212,12 @@ fn check(lab: &dyn Lab, genes: &[Gene], mesh: usize, rows: usize) {
 pub fn random_graphs(lab: &dyn Lab) {
     let config =
         Config { cases: lab.random_graphs(), failure_persistence: None, ..Config::default() };
-    // The same graphs every time: a kink hit by one rounding and not by the other is no bug.
+    // Deterministic: a kink that only one of two roundings hits is not a bug.
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-    let genes = prop::collection::vec(any::<Gene>(), 1..16);
+    let specs = prop::collection::vec(any::<NodeSpec>(), 1..16);
     TestRunner::new_with_rng(config, rng)
-        .run(&(genes, 0..lab.meshes().len(), 0..6usize), |(genes, mesh, rows)| {
-            check(lab, &genes, mesh, rows);
+        .run(&(specs, 0..lab.meshes().len(), 0..6usize), |(specs, mesh, rows)| {
+            check(lab, &specs, mesh, rows);
             Ok(())
         })
         .unwrap_or_else(|e| panic!("{e}"));

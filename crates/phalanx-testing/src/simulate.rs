@@ -1,5 +1,5 @@
-//! A training run in f64: gradients by the reference evaluator, penalties, accumulation and clipping
-//! by hand, the rule by the reference's tape.
+//! Simulation of a training run in f64: the reference evaluator computes the gradients and runs the tape of
+//! the rule; penalties, accumulation and clipping are implemented here.
 
 use crate::harness::device_bindings;
 use phalanx_cpu::reference::{Bindings, Context, Value, evaluate, run_tape};
@@ -16,7 +16,7 @@ pub struct Minibatch {
     pub accumulate: Option<Accumulate>,
 }
 
-/// The first scale of a loss that is scaled.
+/// The initial loss scale.
 pub const SCALE: f64 = 1024.0;
 
 /// The seed of every run.
@@ -35,7 +35,7 @@ impl Numbers {
         (0..len).map(|_| one()).collect()
     }
 
-    /// First values of a step's parameters: gamma near one, the others small.
+    /// Initial values of a step's parameters: gamma near one, the others small.
     pub fn params(&mut self, step: &Step) -> Vec<Value> {
         let specs = step.graph.params();
         let mut one = |spec: &phalanx_graph::ParamSpec| {
@@ -48,7 +48,7 @@ impl Numbers {
         specs.iter().map(&mut one).collect()
     }
 
-    /// A batch for the networks: inputs, labels below 5, sample weights, the inverse of the rows.
+    /// A batch for the test networks: inputs, labels below 5, sample weights, and a scale of 1 / rows.
     pub fn batch(&mut self, step: &Step, rows: usize, number: u64) -> Minibatch {
         let mut feeds = vec![];
         for spec in step.graph.feeds() {
@@ -70,7 +70,7 @@ impl Numbers {
 /// Parameters and optimizer slots between steps.
 pub struct Simulation<'a> {
     step: &'a Step,
-    /// Devices with statistics of their own; one where statistics span all.
+    /// Number of devices with separate statistics; one if statistics span all devices.
     devices: usize,
     pub params: Vec<Value>,
     /// By slot, then by parameter.
@@ -96,34 +96,34 @@ impl<'a> Simulation<'a> {
         Simulation { step, devices, params, slots, sums }
     }
 
-    /// Nodes over all devices: rows side by side, sums added up, means weighted by rows.
-    fn whole(&self, nodes: &[NodeId], batch: &Minibatch) -> Vec<Vec<f64>> {
+    /// The values of nodes over all devices: rows concatenated, partial sums added, means weighted by rows.
+    fn evaluate_nodes(&self, nodes: &[NodeId], batch: &Minibatch) -> Vec<Vec<f64>> {
         let mesh = Mesh::new(self.devices, 1);
         let all = Bindings { feeds: batch.feeds.clone(), params: self.params.clone() };
-        let mut whole: Vec<Vec<f64>> = vec![vec![]; nodes.len()];
+        let mut totals: Vec<Vec<f64>> = vec![vec![]; nodes.len()];
         for device in 0..self.devices {
             let bindings = device_bindings(&all, self.step, mesh, device);
             let rows = mesh.device_rows(batch.rows, device).len();
             let context = Context { rows, seed: SEED, step: batch.step };
             let share = if self.devices == 1 { 1.0 } else { rows as f64 / batch.rows as f64 };
             let values = evaluate(&self.step.graph, nodes, &bindings, &context);
-            for ((whole, v), node) in whole.iter_mut().zip(values).zip(nodes) {
+            for ((totals, v), node) in totals.iter_mut().zip(values).zip(nodes) {
                 let factor = match self.step.graph.ty(*node).space {
                     Space::Rows => {
-                        whole.extend(v.floats());
+                        totals.extend(v.floats());
                         continue;
                     }
                     Space::Partial => 1.0,
                     Space::Device | Space::Mirrored => share,
                 };
-                whole.resize(v.len(), 0.0);
-                whole.iter_mut().zip(v.floats()).for_each(|(w, v)| *w += factor * v);
+                totals.resize(v.len(), 0.0);
+                totals.iter_mut().zip(v.floats()).for_each(|(w, v)| *w += factor * v);
             }
         }
-        whole
+        totals
     }
 
-    /// Divides gradients of a scaled loss again and turns its scale; whether they are to be applied.
+    /// Unscales the gradients and updates the loss scale. Returns whether the gradients are finite.
     fn unscale(&mut self, gradients: &mut [(usize, Vec<f64>)]) -> bool {
         let Some(scaling) = self.step.loss_scale else { return true };
         let finite = gradients.iter().flat_map(|(_, g)| g).all(|v| (*v as f32).is_finite());
@@ -140,15 +140,15 @@ impl<'a> Simulation<'a> {
         let step = self.step;
         let rule = step.update.as_ref().expect("a training step");
         let fetch = step.fetches.iter().find(|f| step.graph.ty(f.node).is_rows());
-        let fetched = self.whole(&[fetch.expect("predictions").node], batch).remove(0);
+        let fetched = self.evaluate_nodes(&[fetch.expect("predictions").node], batch).remove(0);
         let assigned: Vec<NodeId> = step.assigns.iter().map(|(_, n)| *n).collect();
-        let assigned = self.whole(&assigned, batch);
+        let assigned = self.evaluate_nodes(&assigned, batch);
         let scale = step.loss_scale.map_or(1.0, |s| self.params[s.state.index()].floats()[0]);
         let mut gradients: Vec<(usize, Vec<f64>)> = vec![];
         for g in &step.gradients {
             let p = g.param.index();
             let mut sum = match g.node {
-                Some(node) => self.whole(&[node], batch).remove(0),
+                Some(node) => self.evaluate_nodes(&[node], batch).remove(0),
                 None => vec![0.0; self.params[p].len()],
             };
             for (s, w) in sum.iter_mut().zip(self.params[p].floats()) {

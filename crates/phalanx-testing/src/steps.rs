@@ -1,4 +1,4 @@
-//! Steps beside training, and several programs over the same parameters.
+//! Steps other than training, and several programs with shared parameters.
 
 use crate::Lab;
 use crate::harness::*;
@@ -11,12 +11,12 @@ use phalanx_graph::{Fetch, Graph, Mesh, ParamId, Step};
 
 pub fn a_step_may_do_nothing_but_assign(lab: &dyn Lab) {
     let mut g = Graph::new();
-    let ids = [g.add_param("w", &[3, 5], true), g.add_param("still", &[4], true)];
+    let ids = [g.add_param("w", &[3, 5], true), g.add_param("unchanged", &[4], true)];
     let w = g.param(ids[0]);
     let half = g.scale(w, 0.5).expect("fits");
-    let still = g.param(ids[1]);
+    let unchanged = g.param(ids[1]);
     let mut step = Step::new("constrain", g);
-    step.assigns = vec![(ids[0], half), (ids[1], still)];
+    step.assigns = vec![(ids[0], half), (ids[1], unchanged)];
     for mesh in lab.meshes() {
         let params = Numbers::new(0).params(&step);
         let mut e = executor(lab, mesh, step.graph.params(), &params);
@@ -76,7 +76,7 @@ pub fn programs_share_parameters(lab: &dyn Lab) {
     }
 }
 
-/// A fetched weight is the one the step computed with, however fast the others update theirs.
+/// A fetched weight is the one that the step used, even if other workers already update theirs.
 pub fn weights_are_fetched_before_the_update(lab: &dyn Lab) {
     let mut step = mlp(&[300, 200, 5], momentum(None), (0.0, 0.1));
     let node = step.graph.param(ParamId(0));

@@ -1,4 +1,4 @@
-//! Whole training steps on every mesh against the f64 simulation.
+//! Complete training steps on every mesh, against the f64 simulation.
 
 use crate::Lab;
 use crate::harness::*;
@@ -8,7 +8,7 @@ use phalanx_graph::exec::{Accumulate, Batch, Executor};
 use phalanx_graph::update::Clip;
 use phalanx_graph::{Mesh, ParamId, Scope, Step};
 
-/// Parameters, then slots, by their bits.
+/// Parameters, then slots.
 type State = Vec<Vec<f32>>;
 
 fn state(e: &dyn Executor, step: &Step) -> State {
@@ -17,7 +17,7 @@ fn state(e: &dyn Executor, step: &Step) -> State {
     ids().map(|id| e.param(id)).chain(slots).collect()
 }
 
-/// Runs the batches; returns the final state and the rows each step fetched.
+/// Runs the batches and returns the final state and the rows that each step fetched.
 fn execute(
     lab: &dyn Lab,
     step: &Step,
@@ -43,14 +43,14 @@ fn execute(
         e.run(id, &batch, &mut fetched).expect("runs");
         rows.push(fetched[1].clone());
         if let Some(scaling) = step.loss_scale {
-            assert_eq!(fetched[2], e.param(scaling.state), "fetched behind the update");
+            assert_eq!(fetched[2], e.param(scaling.state), "fetched after the update");
         }
         e.check_consistency().expect("mirrored");
     }
     (state(&*e, step), rows)
 }
 
-/// Compares a run on every mesh with the simulation, and with itself.
+/// Compares a run on every mesh with the simulation and with a second run.
 fn check(lab: &dyn Lab, step: &Step, scope: Scope, max: usize, batches: &[Minibatch]) {
     for mesh in lab.meshes() {
         check_on(lab, mesh, step, scope, max, batches);
@@ -97,8 +97,8 @@ fn check_on(
     assert_eq!(bits(&got), bits(&again.0), "{}", what("the same run twice"));
 }
 
-/// The bits of what a few steps fetch and leave, some of them accumulated, some with fewer rows than
-/// devices.
+/// The bits of the fetched values and the final state of a few steps. Some steps accumulate gradients, and
+/// some have fewer rows than there are devices.
 pub fn bits(mut e: Box<dyn Executor>, step: &Step) -> Vec<Vec<u32>> {
     set_params(&mut *e, &Numbers::new(0).params(step));
     let id = e.load(compile(step, e.mesh(), 9)).expect("loads");
@@ -202,8 +202,8 @@ pub fn gradients_are_accumulated(lab: &dyn Lab) {
     }
 }
 
-/// Makes the sample weights of some batches numbers that no gradient survives.
-fn spoil(batches: &mut [Minibatch], step: &Step, which: &[(usize, f64)]) {
+/// Sets the first sample weight of some batches to values that make the gradients overflow.
+fn set_overflowing_weights(batches: &mut [Minibatch], step: &Step, which: &[(usize, f64)]) {
     let weight = step.graph.feeds().iter().position(|f| f.name == "weight").expect("a feed");
     for (i, value) in which {
         batches[*i].feeds[weight].floats_mut()[0] = *value;
@@ -217,20 +217,20 @@ pub fn a_scaled_loss(lab: &dyn Lab) {
         for max in [6, 60] {
             let step = scaled_mlp(&[37, 29, 33, 5], adam(clip), (1e-3, 1e-2), 2);
             let mut run = batches(&step, &[6, 4, 5, 6, 3, 5, 2]);
-            spoil(&mut run, &step, &[(1, f64::INFINITY), (4, f64::NAN)]);
+            set_overflowing_weights(&mut run, &step, &[(1, f64::INFINITY), (4, f64::NAN)]);
             check(lab, &step, Scope::All, max, &run);
         }
     }
     let step = scaled_cnn(Scope::Device, momentum(None), (0.0, 1e-3), 2);
     let mut run = batches(&step, &[9, 7, 8, 9]);
-    spoil(&mut run, &step, &[(1, 3e38)]);
+    set_overflowing_weights(&mut run, &step, &[(1, 3e38)]);
     check(lab, &step, Scope::Device, 9, &run);
 }
 
-pub fn a_scaled_loss_leaves_sums_alone_where_it_overflows(lab: &dyn Lab) {
+pub fn an_overflow_keeps_accumulated_gradients(lab: &dyn Lab) {
     let step = scaled_mlp(&[37, 29, 33, 5], adam(Some(Clip::GlobalNorm(0.1))), (0.0, 1e-3), 3);
     let mut run = batches(&step, &[6, 4, 5, 5, 3]);
-    spoil(&mut run, &step, &[(1, f64::NAN), (3, f64::INFINITY)]);
+    set_overflowing_weights(&mut run, &step, &[(1, f64::NAN), (3, f64::INFINITY)]);
     let parts = [
         (true, 6.0, None),
         (false, 4.0, Some(0.1)),

@@ -1,1 +1,1 @@
-//! Tests of several crates together are in `tests/`; there is no code here.
+//! Tests that span several crates. They are in `tests/`; there is no code here.

@@ -1,29 +1,29 @@
-//! The gradients of the tutorials' networks on one batch, as a GPU computes them and as the CPU does: on
-//! the GPU of this machine or, if it has none, on an emulated one.
+//! The gradients of the tutorial networks on one batch, GPU against CPU. Without a GPU the tests use an
+//! emulated one.
 
 use phalanx::prelude::*;
 use phalanx_cuda::emulator;
 use phalanx_testing::needs;
 
-/// Whether products keep but ten bits of their operands.
+/// Whether products round their operands to TF32, with 10 bits of mantissa.
 fn tf32() -> bool {
     let real = phalanx_cuda::gpus().is_ok_and(|gpus| gpus[0].name != "emulated GPU");
     real && std::env::var("PHALANX_TF32").map_or(true, |v| v != "0")
 }
 
-/// How far apart gradients may be, as a share of their length.
+/// The tolerated distance of gradients, relative to their norm.
 fn tolerance() -> f64 {
     if tf32() { 0.1 } else { 1e-2 }
 }
 
-/// Takes an emulated GPU if there is no real one.
-fn find_gpu() {
+/// Installs an emulated GPU if there is no real one.
+fn ensure_gpu() {
     if !phalanx_cuda::gpus().is_ok_and(|gpus| !gpus.is_empty()) {
         emulator::pretend(1);
     }
 }
 
-/// Noise that a network can learn nothing from, and classes.
+/// Noise, and class labels.
 fn batch(rows: usize, dims: &[usize]) -> (Tensor, Tensor) {
     let len = rows * dims.iter().product::<usize>();
     let mut state = 12345u32;
@@ -57,35 +57,36 @@ fn compare(build: impl Fn() -> Model, logits: bool, rows: usize, dims: &[usize])
     compare_within(1.0, build, logits, rows, dims);
 }
 
-/// With so many times the usual tolerance: deep networks that have learnt nothing make much of little, and
-/// a ReLU whose input is nearly zero falls to either side.
+/// Like [`compare`], with `factor` times the default tolerance. Deep untrained networks amplify rounding errors,
+/// and a ReLU with an input close to zero may go either way.
 fn compare_within(
-    times: f64,
+    factor: f64,
     build: impl Fn() -> Model,
     logits: bool,
     rows: usize,
     dims: &[usize],
 ) {
-    find_gpu();
+    ensure_gpu();
     let cpu = gradients(&build, logits, "cpu:0", rows, dims);
     let gpu = gradients(&build, logits, "gpu:0", rows, dims);
     assert_eq!(cpu.len(), gpu.len());
-    // A bias in front of a batch norm has no gradient but rounding: what counts is the network's scale.
-    let length = |v: &mut dyn Iterator<Item = f32>| v.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
-    let own = |g: &Tensor| length(&mut g.f32().unwrap().iter().copied());
-    let all = cpu.iter().map(|(_, g)| own(g)).fold(0.0, f64::max);
+    // The gradient of a bias before batch normalisation is only rounding noise. Distances are therefore relative
+    // to at least a thousandth of the largest norm.
+    let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+    let norm_of = |g: &Tensor| norm(&mut g.f32().unwrap().iter().copied());
+    let largest = cpu.iter().map(|(_, g)| norm_of(g)).fold(0.0, f64::max);
     let mut worst = (0.0, "");
     for ((name, a), (other, b)) in cpu.iter().zip(&gpu) {
         assert_eq!(name, other);
         let pairs = a.f32().unwrap().iter().zip(b.f32().unwrap());
-        let apart = length(&mut pairs.map(|(x, y)| x - y)) / own(a).max(1e-3 * all);
-        worst = if apart > worst.0 { (apart, name) } else { worst };
+        let distance = norm(&mut pairs.map(|(x, y)| x - y)) / norm_of(a).max(1e-3 * largest);
+        worst = if distance > worst.0 { (distance, name) } else { worst };
     }
-    let (apart, name) = worst;
-    eprintln!("{name}: the gradients are {apart:.2e} of their length apart");
+    let (distance, name) = worst;
+    eprintln!("{name}: the gradients differ by {distance:.2e} of their norm");
     assert!(
-        apart.is_finite() && apart <= times * tolerance(),
-        "{name}: {apart} of their length apart"
+        distance.is_finite() && distance <= factor * tolerance(),
+        "{name}: the gradients differ by {distance} of their norm"
     );
 }
 
@@ -111,9 +112,9 @@ fn minigooglenet() {
 #[needs(gpu_or_gxx)]
 #[test]
 fn resnet50() {
-    find_gpu();
-    // Ten bits do not survive fifty layers: with TF32 the gradients are only checked to be finite.
-    let times = if tf32() { f64::MAX } else { 5.0 };
+    ensure_gpu();
+    // TF32 is too coarse for fifty layers: the gradients are only checked to be finite.
+    let factor = if tf32() { f64::MAX } else { 5.0 };
     let build = || applications::resnet50([64, 64, 3], Some(10)).unwrap();
-    compare_within(times, build, false, 4, &[64, 64, 3]);
+    compare_within(factor, build, false, 4, &[64, 64, 3]);
 }

@@ -9,7 +9,7 @@ use phalanx_graph::update::Clip;
 use phalanx_graph::{Mesh, ParamSpec, Scope, Step};
 use phalanx_testing::harness::{compile, elements, feeds, set_params};
 use phalanx_testing::networks::{adam, cnn, mlp, momentum};
-use phalanx_testing::peers::{Job, clusters, clusters_within};
+use phalanx_testing::peers::{Job, clusters, clusters_with_timeout};
 use phalanx_testing::simulate::{Numbers, SEED};
 use phalanx_testing::train::bits;
 use phalanx_testing::{Lab, needs};
@@ -121,7 +121,7 @@ fn run_on(e: &mut dyn Executor, step: &Step, rows: usize) -> Result<(), ExecErro
     let own = e.shard().rows(rows);
     let values: Vec<_> = elements(&b.feeds);
     let all = feeds(&values);
-    let own = phalanx_testing::peers::own(step.graph.feeds(), &all, own);
+    let own = phalanx_testing::peers::local_feeds(step.graph.feeds(), &all, own);
     let (feeds, scalars) = (&own[..], &b.scalars[..]);
     let batch = Batch { rows, feeds, seed: SEED, step: 4, scalars, ..Batch::default() };
     e.run(phalanx_graph::exec::ProgramId(0), &batch, &mut vec![])
@@ -134,7 +134,7 @@ fn steps_are_captured_again_by_all_where_the_memory_of_one_moves() {
         mlp(&[37, 29, 33, 5], momentum(None), (0.0, 0.0)),
         cnn(Scope::Device, true, momentum(None), (0.0, 0.0)),
     ] {
-        at_once(clusters_within(&[1, 1], Duration::from_secs(10)), |_, cluster| {
+        at_once(clusters_with_timeout(&[1, 1], Duration::from_secs(10)), |_, cluster| {
             let mut e = executor(&step, cluster).expect("starts");
             // Where there is a single row, the second process has none, and needs less room.
             for rows in [1, 2, 1, 9, 1, 2] {
@@ -175,7 +175,7 @@ fn a_process_that_hangs_is_not_waited_for_without_end() {
         let mut e = executor(&step, cluster).expect("starts");
         run(&mut *e, &step).expect("runs");
     });
-    at_once(clusters_within(&[1, 1], limit).into_iter().zip([Some(stop), None]).collect(), {
+    at_once(clusters_with_timeout(&[1, 1], limit).into_iter().zip([Some(stop), None]).collect(), {
         |rank, (cluster, stop)| {
             let mut e = executor(&step, cluster).expect("starts");
             run(&mut *e, &step).expect("all are there");

@@ -1,4 +1,4 @@
-//! Who lives in whose buffer.
+//! Buffer aliasing: which nodes are views into the buffer of another node.
 
 use super::UseLists;
 use crate::graph::{Graph, NodeId};
@@ -6,7 +6,8 @@ use crate::ops::{Access, Op};
 use crate::step::Step;
 use crate::types::Type;
 
-/// Where a node's elements lie: in the buffer of `root`, `offset` elements in, `ld` apart.
+/// The location of a node's elements: in the buffer of `root`, starting `offset` elements in, with
+/// `ld` elements from one pixel to the next.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View {
     pub root: NodeId,
@@ -14,7 +15,7 @@ pub(crate) struct View {
     pub ld: usize,
 }
 
-/// Whether a kernel reads this operand with any distance between pixels.
+/// Whether the op's kernel accepts this operand with any stride between pixels.
 pub(crate) fn reads_strided(op: &Op, operand: usize) -> bool {
     match op {
         Op::Fused(tape) => tape.inputs[operand] == Access::Full,
@@ -28,7 +29,7 @@ pub(crate) fn reads_strided(op: &Op, operand: usize) -> bool {
     }
 }
 
-/// Whether a kernel writes its result with any distance between pixels.
+/// Whether the op's kernel can write its result with any stride between pixels.
 pub(crate) fn writes_strided(op: &Op) -> bool {
     matches!(
         op,
@@ -44,8 +45,8 @@ pub(crate) fn writes_strided(op: &Op) -> bool {
     )
 }
 
-/// Whether a kernel takes its operands and its result as slices, gaps between pixels included: the
-/// two must not lie in one buffer, not even side by side.
+/// Whether a kernel takes operands and result as slices that include the gaps between pixels. They
+/// must not share a buffer then, not even in disjoint channels.
 pub(crate) fn needs_own_buffer(op: &Op) -> bool {
     matches!(op, Op::Dot(_) | Op::DotGradInput | Op::Conv(..) | Op::ConvGradInput(_))
 }
@@ -54,9 +55,9 @@ pub(super) fn last_axis_rows(ty: &Type, axis: usize) -> bool {
     ty.is_rows() && axis + 1 == ty.dims.len()
 }
 
-/// Whether a reader takes its operand with any distance between pixels; joining channels copies
-/// pixel by pixel where it must.
-fn reader_strided(g: &Graph, (reader, operand): (NodeId, usize)) -> bool {
+/// Whether a reader accepts its operand with any stride between pixels. A concatenation of channels
+/// does: if necessary it copies pixel by pixel.
+fn reader_accepts_stride(g: &Graph, (reader, operand): (NodeId, usize)) -> bool {
     let node = g.node(reader);
     match node.op {
         Op::Concat { axis } => last_axis_rows(&node.ty, axis),
@@ -64,15 +65,15 @@ fn reader_strided(g: &Graph, (reader, operand): (NodeId, usize)) -> bool {
     }
 }
 
-/// Decides which nodes live inside another's buffer: reshapes, channel slices, and the operands of
-/// a concatenation, whose producers then write straight into their part of it.
-pub(super) fn views(step: &Step, live: &[bool], users: &UseLists) -> Vec<View> {
+/// Decides which nodes are views into another node's buffer: reshapes, channel slices, and the operands
+/// of a concatenation, whose producers then write directly into their channels of it.
+pub(super) fn views(step: &Step, live: &[bool], uses: &UseLists) -> Vec<View> {
     let g = &step.graph;
     let strided_ok = |id: NodeId| {
-        users.roots[id.index()] == 0
-            && users.nodes[id.index()].iter().all(|u| reader_strided(g, *u))
+        uses.roots[id.index()] == 0
+            && uses.nodes[id.index()].iter().all(|u| reader_accepts_stride(g, *u))
     };
-    let mut inside: Vec<Option<View>> = vec![None; g.nodes().len()];
+    let mut concat_views: Vec<Option<View>> = vec![None; g.nodes().len()];
     for id in g.ids().filter(|id| live[id.index()]) {
         let node = g.node(id);
         let Op::Concat { axis } = node.op else { continue };
@@ -85,17 +86,17 @@ pub(super) fn views(step: &Step, live: &[bool], users: &UseLists) -> Vec<View> {
             parts.push((*x, offset));
             offset += g.ty(*x).last();
         }
-        // In the order of computation: what a part is computed from is decided before the part,
-        // wherever the two stand.
+        // In topological order, so that the operands of a part are decided before the part itself,
+        // regardless of their order in the concatenation.
         parts.sort_by_key(|(x, _)| *x);
         for (x, offset) in parts {
             let op = &g.node(x).op;
-            // Who stands twice lies at the first place and is copied to the second.
-            let free = inside[x.index()].is_none();
-            let beside = |i: &NodeId| inside[i.index()].is_some_and(|v| v.root == id);
-            let apart = !(needs_own_buffer(op) && g.node(x).inputs.iter().any(beside));
-            if free && apart && strided_ok(x) && writes_strided(op) {
-                inside[x.index()] = Some(View { root: id, offset, ld: node.ty.last() });
+            // An operand that occurs twice aliases its first occurrence and is copied to the second.
+            let unassigned = concat_views[x.index()].is_none();
+            let shares_buffer = |i: &NodeId| concat_views[i.index()].is_some_and(|v| v.root == id);
+            let disjoint = !(needs_own_buffer(op) && g.node(x).inputs.iter().any(shares_buffer));
+            if unassigned && disjoint && strided_ok(x) && writes_strided(op) {
+                concat_views[x.index()] = Some(View { root: id, offset, ld: node.ty.last() });
             }
         }
     }
@@ -118,7 +119,7 @@ pub(super) fn views(step: &Step, live: &[bool], users: &UseLists) -> Vec<View> {
             }
             _ => own,
         };
-        views.push(inside[id.index()].unwrap_or(view));
+        views.push(concat_views[id.index()].unwrap_or(view));
     }
     views
 }

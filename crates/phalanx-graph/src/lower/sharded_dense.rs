@@ -1,10 +1,10 @@
-//! Dense kernels that are large against the batch: each worker of a device has a slice of such a
-//! kernel to itself, some of its rows, and no other touches them.
+//! Sharding of dense kernels that are large relative to the batch. Each worker of a device owns a slice
+//! of such a kernel: some of its rows, which no other worker accesses.
 //!
-//! It multiplies all rows of the device with its slice, which gives a part of every sum; the parts
-//! are added up. It makes its slice of the gradient over all rows of the device, and the columns of
-//! the input's derivative that belong to its slice. So activations travel between workers, which are
-//! small, and weights do not.
+//! A worker multiplies all rows of the device by its slice. This gives a partial product, and the
+//! partial products are added. It also computes its slice of the kernel's gradient over all rows of the
+//! device, and the columns of the input's derivative that belong to its slice. Thus activations, which
+//! are small, move between workers, and weights do not.
 
 use super::UseLists;
 use crate::graph::{NodeId, ParamId};
@@ -12,14 +12,14 @@ use crate::ops::Op;
 use crate::program::Options;
 use crate::step::Step;
 
-/// Floats that must be spared by sharing a product, for the two barriers it costs.
+/// Minimum number of floats that sharding a product must save to pay for its two barriers.
 const MIN_SAVED_FLOATS: usize = 4096;
 
-/// What is computed in slices.
+/// The dense kernels and products that are sharded.
 pub(crate) struct ShardedDense {
-    /// Kernels and their gradients.
+    /// Sharded kernels and the nodes of their gradients.
     pub gradients: Vec<(ParamId, NodeId)>,
-    /// Which nodes are products with such a kernel that the workers share.
+    /// Whether each node is a sharded product with such a kernel.
     pub products: Vec<bool>,
 }
 
@@ -32,26 +32,26 @@ impl ShardedDense {
         self.products[id.index()]
     }
 
-    /// Nodes whose rows other workers read or write.
+    /// Nodes whose rows are read or written by other workers.
     pub fn shared<'a>(&'a self, step: &'a Step) -> impl Iterator<Item = NodeId> + 'a {
         let g = &step.graph;
         let products = g.ids().filter(|id| self.is_product(*id)).flat_map(|id| {
-            let made = (g.node(id).op == Op::DotGradInput).then_some(id);
-            made.into_iter().chain([g.node(id).inputs[0]])
+            let result = (g.node(id).op == Op::DotGradInput).then_some(id);
+            result.into_iter().chain([g.node(id).inputs[0]])
         });
         self.gradients.iter().flat_map(|(_, id)| g.node(*id).inputs.clone()).chain(products)
     }
 }
 
-/// Finds the kernels, and the products with them among the nodes of the body.
+/// Finds the kernels to shard, and the products with them among the nodes for which `body` holds.
 pub(super) fn find_sharded_dense(
     step: &Step,
-    users: &UseLists,
+    uses: &UseLists,
     body: impl Fn(NodeId) -> bool,
     options: Options,
 ) -> ShardedDense {
     let g = &step.graph;
-    let gradients = gradients(step, users, options);
+    let gradients = gradients(step, uses, options);
     let mut products = vec![false; g.nodes().len()];
     for id in g.ids().filter(|id| body(*id)) {
         let node = g.node(id);
@@ -64,25 +64,25 @@ pub(super) fn find_sharded_dense(
     ShardedDense { gradients, products }
 }
 
-/// Gradients of dense kernels that are cheaper to compute in slices than to add up as whole partial
+/// Gradients of dense kernels that are cheaper to compute in slices than to reduce from full partial
 /// sums.
-fn gradients(step: &Step, users: &UseLists, options: Options) -> Vec<(ParamId, NodeId)> {
-    // A slice sums over a device's rows, which depend on the number of devices.
+fn gradients(step: &Step, uses: &UseLists, options: Options) -> Vec<(ParamId, NodeId)> {
+    // A slice sums over a device's rows, and these depend on the number of devices.
     if options.mesh.workers < 2 || options.mesh.fixed {
         return vec![];
     }
     let all = step.gradients.iter().filter_map(|grad| Some((grad.param, grad.node?)));
     all.filter(|(_, id)| {
         step.graph.node(*id).op == Op::DotGradKernel
-            && users.roots[id.index()] == 1
-            && users.nodes[id.index()].is_empty()
+            && uses.roots[id.index()] == 1
+            && uses.nodes[id.index()].is_empty()
             && saved_floats(step, *id, options) > 0
     })
     .collect()
 }
 
-/// Floats of a kernel that need not travel, less those of its layer's input and output that must: of these a
-/// worker has its share already, and needs its columns only.
+/// Floats of a kernel that need not be transferred, minus the activations that must be: of its layer's
+/// input and output a worker already has its own rows, and it needs its own columns only.
 fn saved_floats(step: &Step, gradient: NodeId, options: Options) -> usize {
     let g = &step.graph;
     let node = g.node(gradient);

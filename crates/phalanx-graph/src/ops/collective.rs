@@ -1,4 +1,4 @@
-//! Collectives: the only ops through which workers learn of each other's rows.
+//! Collectives: the only ops that combine data of different workers.
 
 use super::operand;
 use crate::error::Result;

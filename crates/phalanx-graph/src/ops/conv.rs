@@ -1,6 +1,6 @@
 //! 2-D convolution, NHWC, with stride, padding, dilation and groups.
 
-use super::{Backward, Cotangents, Epilogue, Op, dot, need_rows, need_whole, operand};
+use super::{Backward, Cotangents, Epilogue, Op, dot, need_reduced, need_rows, operand};
 use crate::error::Result;
 use crate::geometry::ConvGeom;
 use crate::graph::Graph;
@@ -15,9 +15,9 @@ fn need_image(op: &str, dims: [usize; 3], t: &Type) -> Result<()> {
 pub fn infer(geom: &ConvGeom, e: Epilogue, x: &[&Type]) -> Result<Type> {
     geom.check()?;
     need_image("conv", geom.input, x[0])?;
-    need_whole("conv kernel", &geom.kernel_dims(), x[1])?;
+    need_reduced("conv kernel", &geom.kernel_dims(), x[1])?;
     if e.bias {
-        need_whole("conv bias", &[geom.output[2]], x[2])?;
+        need_reduced("conv bias", &[geom.output[2]], x[2])?;
     }
     Ok(Type::rows(geom.output))
 }
@@ -26,7 +26,7 @@ pub fn infer(geom: &ConvGeom, e: Epilogue, x: &[&Type]) -> Result<Type> {
 pub fn infer_grad_input(geom: &ConvGeom, dy: &Type, w: &Type) -> Result<Type> {
     geom.check()?;
     need_image("conv_grad_input", geom.output, dy)?;
-    need_whole("conv_grad_input", &geom.kernel_dims(), w)?;
+    need_reduced("conv_grad_input", &geom.kernel_dims(), w)?;
     Ok(Type::rows(geom.input))
 }
 
@@ -38,7 +38,7 @@ pub fn infer_grad_kernel(geom: &ConvGeom, x: &Type, dy: &Type) -> Result<Type> {
     Ok(Type::new(x.dtype, Space::Partial, geom.kernel_dims()))
 }
 
-/// `dx` by the transposed kernel, `dw` by correlating input and `dz`, `dbias = Σ dz`.
+/// `dx` is a convolution of `dz` with the transposed kernel, `dw` correlates `x` and `dz`, `dbias = Σ dz`.
 pub fn derivative(geom: &ConvGeom, e: Epilogue, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
     let (x, w) = (b.inputs[0], b.inputs[1]);
     let (dz, dbias) = dot::epilogue_derivative(e, g, b)?;

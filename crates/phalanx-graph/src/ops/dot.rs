@@ -1,6 +1,6 @@
 //! Matrix product with a weight: `y = x · w`, over the last axis of `x`.
 
-use super::{Backward, Binary, Cotangents, Epilogue, Op, need_rows, need_whole, operand};
+use super::{Backward, Binary, Cotangents, Epilogue, Op, need_reduced, need_rows, operand};
 use crate::error::{GraphError, Result};
 use crate::graph::{Graph, NodeId};
 use crate::types::{Space, Type};
@@ -18,9 +18,9 @@ pub fn infer(e: Epilogue, x: &[&Type]) -> Result<Type> {
             format!("{k} (shape {})", x[0].shape_text()),
         ));
     }
-    need_whole("dot kernel", &[*wk, *n], x[1])?;
+    need_reduced("dot kernel", &[*wk, *n], x[1])?;
     if e.bias {
-        need_whole("dot bias", &[*n], x[2])?;
+        need_reduced("dot bias", &[*n], x[2])?;
     }
     let mut dims = x[0].dims.clone();
     *dims.last_mut().expect("has a last axis") = *n;
@@ -30,7 +30,7 @@ pub fn infer(e: Epilogue, x: &[&Type]) -> Result<Type> {
 /// Shape rule of the input's derivative; operands `dy, w`.
 pub fn infer_grad_input(dy: &Type, w: &Type) -> Result<Type> {
     need_rows("dot_grad_input", dy)?;
-    need_whole("dot_grad_input kernel", &w.dims, w)?;
+    need_reduced("dot_grad_input kernel", &w.dims, w)?;
     let mut dims = dy.dims.clone();
     match (dims.last_mut(), &w.dims[..]) {
         (Some(last), [k, n]) if last == n => *last = *k,
@@ -49,7 +49,7 @@ pub fn infer_grad_kernel(x: &Type, dy: &Type) -> Result<Type> {
     }
 }
 
-/// `dz` behind a fused epilogue, and the bias' derivative: what every product shares.
+/// `dz`, the derivative before the fused epilogue, and the derivative of the bias. Used by all products.
 pub fn epilogue_derivative(
     e: Epilogue,
     g: &mut Graph,

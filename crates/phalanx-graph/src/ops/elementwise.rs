@@ -1,7 +1,7 @@
-//! Elementwise ops, their broadcasting, their derivatives, and the tape that fuses them.
+//! Elementwise ops: broadcasting, derivatives, and the tape that fuses them.
 //!
-//! Activations, losses, optimizers and preprocessing are all written in these few primitives, so
-//! an executor has one interpreter to make fast instead of a kernel for each of them.
+//! Activations, losses, optimizers and preprocessing are composed of these few primitives, so an executor
+//! has to optimize one interpreter instead of many kernels.
 
 use super::{Backward, Cotangents, operand};
 use crate::error::{GraphError, Result};
@@ -9,7 +9,7 @@ use crate::graph::Graph;
 use crate::types::{DType, Space, Type};
 use std::fmt;
 
-/// Functions of one number.
+/// Unary functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unary {
     /// `-x`
@@ -28,11 +28,11 @@ pub enum Unary {
     Rsqrt,
     /// `eˣ`
     Exp,
-    /// `eˣ - 1`, exact near zero
+    /// `eˣ - 1`, accurate near zero
     Expm1,
     /// `ln x`
     Log,
-    /// `ln(1 + x)`, exact near zero
+    /// `ln(1 + x)`, accurate near zero
     Log1p,
     /// `tanh x`
     Tanh,
@@ -42,13 +42,13 @@ pub enum Unary {
     Erf,
     /// `max(x, 0)`
     Relu,
-    /// Largest whole number not above `x`
+    /// The largest integer not above `x`
     Floor,
     /// `sin x`
     Sin,
 }
 
-/// Functions of two numbers.
+/// Binary functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Binary {
     /// `a + b`
@@ -74,7 +74,7 @@ pub enum Binary {
 }
 
 impl Unary {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Unary; 17] = [
         Unary::Neg,
         Unary::Abs,
@@ -120,7 +120,7 @@ impl Unary {
 }
 
 impl Binary {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Binary; 10] = [
         Binary::Add,
         Binary::Sub,
@@ -151,57 +151,57 @@ impl Binary {
     }
 }
 
-/// How a tape reads an operand while it walks over the elements of the result.
+/// How a tape reads an operand as it iterates over the elements of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// Element by element.
     Full,
-    /// One number for all.
+    /// One number for all elements.
     Scalar,
-    /// Repeats with this period: a vector over the trailing axes, such as a bias.
+    /// Repeated with this period: a vector over the trailing axes, such as a bias.
     Suffix(usize),
-    /// Each number serves this many neighbouring elements: one per row or per pixel.
+    /// Each number covers this many consecutive elements: one per row or per pixel.
     Prefix(usize),
 }
 
-/// One step of a tape; its result is the register of the same number.
+/// An instruction of a tape; its result is the register with its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Instr {
     /// Reads operand `i`.
     Input(u16),
     /// A constant (bits of an f64).
     Const(u64),
-    /// A function of one register.
+    /// A unary function of a register.
     Unary(Unary, u16),
-    /// A function of two registers.
+    /// A binary function of two registers.
     Binary(Binary, u16, u16),
-    /// Registers `c, a, b`.
+    /// Selects between registers; operands `c, a, b`.
     Select(u16, u16, u16),
 }
 
-/// Most steps of a tape: registers and constants have numbers of 16 bits.
-const MAX_STEPS: usize = 1 << 15;
+/// Maximum number of instructions of a tape: registers and constants have 16-bit indices.
+const MAX_INSTRS: usize = 1 << 15;
 
 /// A straight-line program over the elements of a value, in single-assignment form.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Tape {
     /// How each operand is read.
     pub inputs: Vec<Access>,
-    /// The steps.
+    /// The instructions.
     pub instrs: Vec<Instr>,
-    /// The registers that leave the tape; one for graph nodes, several for optimizer updates.
+    /// The output registers: one for graph nodes, several for optimizer updates.
     pub outputs: Vec<u16>,
 }
 
 impl Tape {
-    /// Fails where a step reads an operand or a register that is not there, or not yet.
+    /// Fails if an instruction reads a missing operand or a register that is not yet written.
     pub fn check(&self) -> Result<()> {
         let fail = |what: String| {
             let expected = "operands that it has and registers that were written before";
             Err(GraphError::mismatch("tape", expected, what))
         };
-        if self.instrs.len() > MAX_STEPS {
-            let expected = format!("at most {MAX_STEPS} steps");
+        if self.instrs.len() > MAX_INSTRS {
+            let expected = format!("at most {MAX_INSTRS} steps");
             return Err(GraphError::mismatch("tape", expected, self.instrs.len().to_string()));
         }
         for (i, instr) in self.instrs.iter().enumerate() {
@@ -250,7 +250,7 @@ impl Tape {
     }
 }
 
-/// Prints short tapes as one expression and long ones step by step.
+/// Prints a short tape as one expression and a long one instruction by instruction.
 impl fmt::Display for Tape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.outputs.len() == 1 && self.instrs.len() <= 12 {
@@ -271,7 +271,7 @@ impl fmt::Display for Tape {
     }
 }
 
-/// The dimensions two operands broadcast to, aligned at the end as in NumPy.
+/// The dimensions that two operands broadcast to, aligned at the end as in NumPy.
 pub fn broadcast_dims(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
     let rank = a.len().max(b.len());
     let at = |d: &[usize], i: usize| (i + d.len()).checked_sub(rank).map_or(1, |k| d[k]);
@@ -285,7 +285,7 @@ pub fn broadcast_dims(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
         .collect()
 }
 
-/// How a tape over `out` reads an operand of type `x`; `None` when it must be broadcast first.
+/// How a tape over `out` reads an operand of type `x`; `None` if it must be broadcast first.
 pub fn access(out: &Type, x: &Type) -> Option<Access> {
     let rank = out.dims.len();
     let lead = rank.checked_sub(x.dims.len())?;
@@ -313,8 +313,8 @@ pub fn access(out: &Type, x: &Type) -> Option<Access> {
     None
 }
 
-/// The space of a result, when sums still partial may not meet anything but their like.
-fn join(op: &str, a: &Type, b: &Type) -> Result<Space> {
+/// The space of a result. Partial sums allow only linear operations.
+fn join_spaces(op: &str, a: &Type, b: &Type) -> Result<Space> {
     use Space::*;
     match (a.space, b.space) {
         (Partial, Partial) if op == "add" || op == "sub" => Ok(Partial),
@@ -341,7 +341,7 @@ pub fn infer_unary(u: Unary, x: &Type) -> Result<Type> {
     Ok(x.clone())
 }
 
-fn joined(op: &str, a: &Type, b: &Type) -> Result<Type> {
+fn broadcast_types(op: &str, a: &Type, b: &Type) -> Result<Type> {
     need_float(op, a)?;
     need_float(op, b)?;
     let dims = broadcast_dims(&a.dims, &b.dims).ok_or_else(|| {
@@ -351,29 +351,29 @@ fn joined(op: &str, a: &Type, b: &Type) -> Result<Type> {
             format!("{} and {}", a.shape_text(), b.shape_text()),
         )
     })?;
-    Ok(Type::new(DType::F32, join(op, a, b)?, dims))
+    Ok(Type::new(DType::F32, join_spaces(op, a, b)?, dims))
 }
 
-fn readable(op: &str, out: Type, x: &[&Type]) -> Result<Type> {
+fn check_access(op: &str, out: Type, x: &[&Type]) -> Result<Type> {
     match x.iter().find(|t| access(&out, t).is_none()) {
         None => Ok(out),
         Some(t) => Err(operand(op, format!("a value broadcast to {out} beforehand"), t)),
     }
 }
 
-/// Shape rule of binary ops. Operands must be readable without copying: the builder inserts
-/// `Broadcast` where they are not.
+/// Shape rule of binary ops. Operands must be readable without a copy: the builder inserts a `Broadcast`
+/// where necessary.
 pub fn infer_binary(op: Binary, a: &Type, b: &Type) -> Result<Type> {
-    readable(op.name(), joined(op.name(), a, b)?, &[a, b])
+    check_access(op.name(), broadcast_types(op.name(), a, b)?, &[a, b])
 }
 
 /// Shape rule of `Select`.
 pub fn infer_select(x: &[&Type]) -> Result<Type> {
-    let out = joined("select", &joined("select", x[0], x[1])?, x[2])?;
-    readable("select", out, x)
+    let out = broadcast_types("select", &broadcast_types("select", x[0], x[1])?, x[2])?;
+    check_access("select", out, x)
 }
 
-/// Shape rule of a fused tape: the broadcast of all operands, each read as the tape says.
+/// Shape rule of a fused tape: the broadcast of all operands, each with the access of the tape.
 pub fn infer_fused(tape: &Tape, x: &[&Type]) -> Result<Type> {
     if x.is_empty() || tape.outputs.len() != 1 {
         let received = format!("{} and {}", x.len(), tape.outputs.len());
@@ -383,10 +383,10 @@ pub fn infer_fused(tape: &Tape, x: &[&Type]) -> Result<Type> {
     x.iter().try_for_each(|t| need_float("fused", t))?;
     let mut out = x[0].clone();
     for t in &x[1..] {
-        // Which sums may meet was checked before fusion; a tape of partials stays partial.
+        // Partial sums were checked before fusion; a tape with a partial operand is partial.
         let space = match (out.space, t.space) {
             (Space::Partial, _) | (_, Space::Partial) => Space::Partial,
-            _ => join("fused", &out, t)?,
+            _ => join_spaces("fused", &out, t)?,
         };
         let dims = broadcast_dims(&out.dims, &t.dims)
             .ok_or_else(|| operand("fused", format!("something like {out}"), t))?;
@@ -400,7 +400,7 @@ pub fn infer_fused(tape: &Tape, x: &[&Type]) -> Result<Type> {
     Ok(out)
 }
 
-/// `dx = f'(x) · dy`, written with `x` and the result `y`.
+/// `dx = f'(x) · dy`, in terms of `x` and the result `y`.
 pub fn unary_derivative(u: Unary, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
     let (x, y, dy) = (b.inputs[0], b.y, b.dy);
     let dx = match u {
@@ -492,7 +492,7 @@ pub fn unary_derivative(u: Unary, g: &mut Graph, b: &Backward<'_>) -> Cotangents
     Ok(vec![Some(dx)])
 }
 
-/// Derivatives of binary ops, summed over the axes along which an operand was repeated.
+/// Derivatives of binary ops, summed over the axes along which an operand was broadcast.
 pub fn binary_derivative(op: Binary, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
     let (l, r, y, dy) = (b.inputs[0], b.inputs[1], b.y, b.dy);
     let mut out = vec![None, None];
@@ -501,8 +501,8 @@ pub fn binary_derivative(op: Binary, g: &mut Graph, b: &Backward<'_>) -> Cotange
             Binary::Add | Binary::Sub => dy,
             Binary::Mul => g.mul(dy, r)?,
             Binary::Div => g.div(dy, r)?,
-            // Ties go half to each side, as in the peers.
-            Binary::Max | Binary::Min => share_of_ties(op, g, l, r, dy)?,
+            // A tie gives half to each side, as in other frameworks.
+            Binary::Max | Binary::Min => tie_weighted(op, g, l, r, dy)?,
             // b · a^(b-1)
             Binary::Pow => {
                 let one = g.scalar(1.0);
@@ -527,7 +527,7 @@ pub fn binary_derivative(op: Binary, g: &mut Graph, b: &Backward<'_>) -> Cotange
                 let t = g.mul(dy, t)?;
                 g.neg(t)?
             }
-            Binary::Max | Binary::Min => share_of_ties(op, g, r, l, dy)?,
+            Binary::Max | Binary::Min => tie_weighted(op, g, r, l, dy)?,
             // ln a · y
             Binary::Pow => {
                 let ln = g.unary(Unary::Log, l)?;
@@ -542,8 +542,8 @@ pub fn binary_derivative(op: Binary, g: &mut Graph, b: &Backward<'_>) -> Cotange
     Ok(out)
 }
 
-/// Weight of `mine` in `max(mine, other)`: 1 where it wins, ½ where they tie.
-fn share_of_ties(
+/// `dy` times the weight of `mine` in `max(mine, other)`: 1 if it wins, ½ if they tie.
+fn tie_weighted(
     op: Binary,
     g: &mut Graph,
     mine: crate::NodeId,
@@ -555,21 +555,21 @@ fn share_of_ties(
     let ties = g.binary(Binary::Ge, hi, lo)?;
     let both = g.add(wins, ties)?;
     let half = g.scalar(0.5);
-    let share = g.mul(both, half)?;
-    g.mul(dy, share)
+    let weight = g.mul(both, half)?;
+    g.mul(dy, weight)
 }
 
 /// `da = dy` where the condition holds, `db = dy` elsewhere.
 pub fn select_derivative(g: &mut Graph, b: &Backward<'_>) -> Cotangents {
     let c = b.inputs[0];
     let zero = g.scalar(0.0);
-    // A sum still partial may be scaled but not chosen from: there the choice is a mask of 0 and 1.
+    // A partial sum may be scaled but not selected from, so it is multiplied by a mask of 0 and 1.
     let partial = g.ty(b.dy).space == Space::Partial;
-    let kept = if partial { g.scalar(1.0) } else { b.dy };
+    let source = if partial { g.scalar(1.0) } else { b.dy };
     let mut out = vec![None, None, None];
     for (i, slot) in out.iter_mut().enumerate().skip(1) {
         if b.wanted[i] {
-            let d = if i == 1 { g.select(c, kept, zero)? } else { g.select(c, zero, kept)? };
+            let d = if i == 1 { g.select(c, source, zero)? } else { g.select(c, zero, source)? };
             let d = if partial { g.mul(b.dy, d)? } else { d };
             let ty = g.ty(b.inputs[i]).clone();
             *slot = Some(g.reduce_to(d, &ty)?);

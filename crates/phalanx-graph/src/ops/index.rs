@@ -73,7 +73,7 @@ pub fn infer_threshold_counts(n: usize, x: &[&Type]) -> Result<Type> {
     Ok(Type::new(DType::F32, Space::Partial, [2, n]))
 }
 
-/// Every use of a table row adds its `dy` to that row.
+/// Each lookup of a table row adds its `dy` to that row.
 pub fn gather_derivative(g: &mut Graph, b: &Backward<'_>) -> Cotangents {
     let vocab = g.ty(b.inputs[0]).dims[0];
     let d = g.push(Op::GatherGrad { vocab }, &[b.inputs[1], b.dy])?;

@@ -29,7 +29,7 @@ pub fn infer_transpose(perm: &[usize], x: &Type) -> Result<Type> {
     Ok(Type { dims: perm.iter().map(|p| x.dims[*p]).collect(), ..x.clone() })
 }
 
-/// Shape rule of `Concat`: all axes but one agree.
+/// Shape rule of `Concat`: all axes but `axis` are equal.
 pub fn infer_concat(axis: usize, x: &[&Type]) -> Result<Type> {
     let mut ty = x[0].clone();
     if axis >= ty.dims.len() {
@@ -100,7 +100,7 @@ pub fn infer_upsample_grad(size: [usize; 2], dy: &Type) -> Result<Type> {
     }
 }
 
-/// Back to the old dimensions.
+/// Reshapes `dy` to the input's dimensions.
 pub fn reshape_derivative(g: &mut Graph, b: &Backward<'_>) -> Cotangents {
     let dims = g.ty(b.inputs[0]).dims.clone();
     Ok(vec![Some(g.push(Op::Reshape { dims }, &[b.dy])?)])
@@ -113,7 +113,7 @@ pub fn transpose_derivative(perm: &[usize], g: &mut Graph, b: &Backward<'_>) -> 
     Ok(vec![Some(g.push(Op::Transpose { perm: inverse }, &[b.dy])?)])
 }
 
-/// Each operand gets its slice.
+/// Each operand gets its slice of `dy`.
 pub fn concat_derivative(axis: usize, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
     let mut start = 0;
     let mut out = Vec::with_capacity(b.inputs.len());
@@ -128,7 +128,7 @@ pub fn concat_derivative(axis: usize, g: &mut Graph, b: &Backward<'_>) -> Cotang
     Ok(out)
 }
 
-/// Zeros around the slice.
+/// Pads `dy` with zeros around the slice.
 pub fn slice_derivative(axis: usize, start: usize, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
     let x = g.ty(b.inputs[0]).dims.clone();
     let y = g.ty(b.y).dims[axis];
@@ -139,7 +139,7 @@ pub fn slice_derivative(axis: usize, start: usize, g: &mut Graph, b: &Backward<'
     Ok(vec![Some(g.push(Op::Pad { before, after }, &[b.dy])?)])
 }
 
-/// The middle.
+/// Slices the padding off `dy`.
 pub fn pad_derivative(before: &[usize], g: &mut Graph, b: &Backward<'_>) -> Cotangents {
     let dims = g.ty(b.inputs[0]).dims.clone();
     let mut d = b.dy;
@@ -151,7 +151,7 @@ pub fn pad_derivative(before: &[usize], g: &mut Graph, b: &Backward<'_>) -> Cota
     Ok(vec![Some(d)])
 }
 
-/// Sums what each pixel was spread over.
+/// Sums `dy` over the output pixels that each input pixel contributes to.
 pub fn upsample_derivative(
     size: [usize; 2],
     bilinear: bool,

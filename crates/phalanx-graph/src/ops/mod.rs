@@ -1,6 +1,6 @@
-//! The op set. Every op has its attributes, its shape rule and its derivative in one file of this
-//! folder; this file only lists them and hands each to its own. There is no default arm: a new op
-//! does not compile until every question about it is answered.
+//! The op set. The attributes, shape rule and derivative of each op are in one file of this folder; this
+//! file lists the ops and dispatches to those files. The matches have no default arm, so a new op does not
+//! compile until every case is handled.
 
 pub mod collective;
 pub mod conv;
@@ -31,7 +31,7 @@ use std::fmt;
 pub struct Real(u64);
 
 impl Real {
-    /// The number.
+    /// The value.
     pub fn get(self) -> f64 {
         f64::from_bits(self.0)
     }
@@ -49,35 +49,35 @@ impl fmt::Debug for Real {
     }
 }
 
-/// What happens to a product before it is stored: `relu(y + bias)`, each part optional.
+/// The epilogue of a product: `relu(y + bias)`, where each part is optional.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Epilogue {
-    /// A third operand `[channels]` is added.
+    /// Adds a third operand `[channels]`.
     pub bias: bool,
-    /// Negative results become zero.
+    /// Applies a ReLU.
     pub relu: bool,
 }
 
-/// The attributes batch normalisation's ops share.
+/// The shared attributes of the batch normalisation ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchNormAttrs {
     /// Added to the variance.
     pub epsilon: Real,
-    /// Whether a ReLU follows, fused.
+    /// Whether a ReLU is fused.
     pub relu: bool,
-    /// The workers that share statistics.
+    /// The workers whose rows the statistics span.
     pub scope: Scope,
 }
 
-/// An operation. Each variant's line names its fields and the order of its operands.
+/// An operation. The comment of each variant gives the order of its operands.
 #[allow(missing_docs)]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// A value handed in at every step.
+    /// A value that the host supplies at every step.
     Feed { id: FeedId },
     /// A weight or other variable.
     Param { id: ParamId },
-    /// A mirrored constant, the same number everywhere.
+    /// A mirrored constant with all elements equal.
     Const { bits: u64, dims: Vec<usize> },
 
     /// `f(x)` for every element.
@@ -86,55 +86,55 @@ pub enum Op {
     Binary(Binary),
     /// `if c != 0 { a } else { b }` for every element; operands `c, a, b`.
     Select,
-    /// Several elementwise ops in one pass; made by the fusion pass.
+    /// Several elementwise ops in one pass; created by the fusion pass.
     Fused(Tape),
-    /// Change of element type.
+    /// Conversion to another element type.
     Cast { dtype: DType },
 
-    /// Repeats along axes of size one until the value has `dims`.
+    /// Broadcasts to `dims` along axes of size one.
     Broadcast { dims: Vec<usize> },
-    /// Sum or maximum along axes, which stay with size one.
+    /// Sum or maximum along axes, which remain with size one.
     Reduce { kind: ReduceKind, axes: Vec<usize> },
-    /// Sum over the rows a worker holds: rows become a partial sum.
+    /// Sum over the rows of a worker, which gives a partial sum.
     SumRows,
 
-    /// The same elements under other dimensions.
+    /// The same elements with other dimensions.
     Reshape { dims: Vec<usize> },
-    /// Axes in another order.
+    /// Permutation of axes.
     Transpose { perm: Vec<usize> },
-    /// Joins operands along an axis.
+    /// Concatenation along an axis.
     Concat { axis: usize },
     /// `start..start+len` along an axis.
     Slice { axis: usize, start: usize, len: usize },
-    /// Zeros before and after each axis.
+    /// Zero padding before and after each axis.
     Pad { before: Vec<usize>, after: Vec<usize> },
-    /// Repeats pixels of `[h, w, c]`: nearest, or bilinear with half-pixel centres.
+    /// Upsampling of `[h, w, c]`: nearest, or bilinear with half-pixel centres.
     Upsample { size: [usize; 2], bilinear: bool },
-    /// Derivative of `Upsample`; operand `dy`.
+    /// Derivative of `Upsample` with respect to its input; operand `dy`.
     UpsampleGrad { size: [usize; 2], bilinear: bool },
 
-    /// Reads images through an affine map of each sample's own; operands `x, matrix[6]`.
+    /// Samples images through an affine map per sample; operands `x, matrix[6]`.
     AffineSample(SampleGeom),
-    /// Operands `dy, matrix`.
+    /// Derivative of `AffineSample` with respect to `x`; operands `dy, matrix`.
     AffineSampleGrad(SampleGeom),
 
-    /// `x[.., k] · w[k, n]`; operands `x, w` and `bias` where the epilogue has one.
+    /// `x[.., k] · w[k, n]`; operands `x, w` and, if the epilogue has one, `bias`.
     Dot(Epilogue),
     /// `dy[.., n] · wᵀ`; operands `dy, w`.
     DotGradInput,
     /// `xᵀ · dy` summed over rows; operands `x, dy`.
     DotGradKernel,
 
-    /// 2-D convolution, NHWC; operands `x, w[kh, kw, c/groups, f]` and `bias`.
+    /// 2-D convolution, NHWC; operands `x, w[kh, kw, c/groups, f]` and, if the epilogue has one, `bias`.
     Conv(ConvGeom, Epilogue),
-    /// Operands `dy, w`.
+    /// Derivative of `Conv` with respect to `x`; operands `dy, w`.
     ConvGradInput(ConvGeom),
-    /// Operands `x, dy`.
+    /// Derivative of `Conv` with respect to `w`; operands `x, dy`.
     ConvGradKernel(ConvGeom),
 
-    /// Pooling over windows; the geometry's output channels equal its input's.
+    /// Pooling over windows; the geometry has as many output as input channels.
     Pool(PoolKind, ConvGeom),
-    /// Operands `x, y, dy` (max) or `dy` (average).
+    /// Derivative of `Pool`; operands `x, y, dy` (max) or `dy` (average).
     PoolGrad(PoolKind, ConvGeom),
 
     /// Softmax over the last axis.
@@ -143,12 +143,12 @@ pub enum Op {
     LogSoftmax,
     /// `-log_softmax(logits)[label]`; operands `logits[.., c], labels[..]`.
     SparseXent,
-    /// Operands `logits, labels, dy`.
+    /// Derivative of `SparseXent` with respect to `logits`; operands `logits, labels, dy`.
     SparseXentGrad,
 
-    /// Rows of a table; operands `table[v, d], index[..]`.
+    /// Looks up rows of a table; operands `table[v, d], index[..]`.
     Gather,
-    /// Operands `index, dy`; sums into a table of `vocab` rows.
+    /// Derivative of `Gather` with respect to the table, which has `vocab` rows; operands `index, dy`.
     GatherGrad { vocab: usize },
     /// 1 at the index, 0 elsewhere, along a new last axis.
     OneHot { depth: usize },
@@ -157,49 +157,49 @@ pub enum Op {
     /// 1 where the label's score is among the `k` best; operands `scores[.., c], labels[..]`.
     InTopK { k: usize },
     /// Weighted counts of positives and of negatives above each of `n` thresholds, `[2, n]`;
-    /// operands `score, label, weight`, one number a row each.
+    /// operands `score, label, weight`, one number per row each.
     ThresholdCounts { n: usize },
 
-    /// Zeroes a share `rate` of the elements and scales the rest; the mask follows from
+    /// Zeroes a fraction `rate` of the elements and rescales the others. The mask is a function of
     /// (seed, step, global row, `key`). `noise` has size 1 on axes that share their mask.
     Dropout { rate: Real, key: u32, noise: Vec<usize> },
-    /// Rows of numbers in `[0, 1)`, which follow from (seed, step, global row, `key`).
+    /// Uniform random rows in `[0, 1)`, a function of (seed, step, global row, `key`).
     Uniform { key: u32, dims: Vec<usize> },
 
-    /// Sums and sums of squares of every channel, `[2, c]`.
+    /// Sum and sum of squares of every channel, `[2, c]`.
     Moments,
-    /// Mean and variance, `[2, c]`, from reduced moments; `positions` a row.
+    /// Mean and variance, `[2, c]`, from reduced moments of `positions` positions per row.
     BatchStats { scope: Scope, positions: usize },
     /// `gamma * (x - mean) / sqrt(variance + epsilon) + beta`; operands `x, stats, gamma, beta`.
     BatchNorm(BatchNormAttrs),
     /// Sums of `dy` and `dy * x̂`, `[2, c]`; operands `dy, x, stats, gamma, beta`.
     BatchNormGradSums(BatchNormAttrs),
-    /// Operands `dy, x, stats, gamma, beta, sums`.
+    /// Derivative of `BatchNorm` with respect to `x`; operands `dy, x, stats, gamma, beta, sums`.
     BatchNormGradInput(BatchNormAttrs),
 
-    /// Adds partial sums over the workers of a scope, in index order.
+    /// Sums partial sums over the workers of a scope, in index order.
     AllReduce { scope: Scope },
     /// Mean of per-device values, weighted by each device's rows.
     ReplicaMean,
 }
 
-/// Operands, result and cotangent of the node whose derivative is asked.
+/// Operands, result and cotangent of the node to differentiate.
 pub struct Backward<'a> {
     /// Operands.
     pub inputs: &'a [NodeId],
     /// Result.
     pub y: NodeId,
-    /// Derivative of the loss by the result.
+    /// Gradient of the loss with respect to the result.
     pub dy: NodeId,
-    /// Which operands' derivatives are wanted.
+    /// Whether the derivative of each operand is needed.
     pub wanted: &'a [bool],
 }
 
-/// One derivative per operand, `None` where there is none or none was wanted.
+/// One derivative per operand; `None` if there is none or it is not needed.
 pub type Cotangents = Result<Vec<Option<NodeId>>>;
 
 impl Op {
-    /// The op's name in programs and messages.
+    /// The name of the op in programs and messages.
     pub fn name(&self) -> &'static str {
         match self {
             Op::Feed { .. } => "feed",
@@ -255,15 +255,14 @@ impl Op {
         }
     }
 
-    /// The type of the result, or why the operands do not fit: sizes that do not agree, or more
-    /// elements than any executor takes.
+    /// Infers the type of the result. Fails if the operands do not match or the result is too large.
     pub fn infer(&self, x: &[&Type]) -> Result<Type> {
         let ty = self.infer_unlimited(x)?;
         ty.check_limits()?;
         Ok(ty)
     }
 
-    /// Sizes of a result that cannot be counted saturate.
+    /// Infers the type without checking limits; sizes saturate on overflow.
     fn infer_unlimited(&self, x: &[&Type]) -> Result<Type> {
         let arity = self.arity();
         if arity.is_some_and(|n| n != x.len()) || x.is_empty() && arity != Some(0) {
@@ -322,7 +321,7 @@ impl Op {
         }
     }
 
-    /// Emits the derivative. The rules stand beside each op's definition.
+    /// Appends the derivative. The rule of each op is next to its definition.
     pub fn derivative(&self, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
         match self {
             Op::Feed { .. } | Op::Param { .. } | Op::Const { .. } | Op::Uniform { .. } => {
@@ -349,11 +348,11 @@ impl Op {
             Op::Gather => index::gather_derivative(g, b),
             Op::Dropout { .. } => random::dropout_derivative(self, g, b),
             Op::BatchNorm(attrs) => norm::derivative(attrs, g, b),
-            // Whole numbers do not vary; counts and metrics are not trained through.
+            // Integers have no derivative, and metrics are not differentiated.
             Op::OneHot { .. } | Op::ArgMax | Op::InTopK { .. } | Op::ThresholdCounts { .. } => {
                 Ok(vec![None; b.inputs.len()])
             }
-            // Batch statistics: their share of the derivative is inside `BatchNorm`'s.
+            // The derivative of `BatchNorm` includes that of its statistics.
             Op::Moments | Op::BatchStats { .. } => Ok(vec![None]),
             Op::Cast { .. }
             | Op::Fused(_)
@@ -377,7 +376,7 @@ impl Op {
         }
     }
 
-    /// Number of operands, `None` when any number above zero will do.
+    /// Number of operands; `None` if any number above zero is valid.
     fn arity(&self) -> Option<usize> {
         Some(match self {
             Op::Feed { .. } | Op::Param { .. } | Op::Const { .. } | Op::Uniform { .. } => 0,
@@ -482,7 +481,7 @@ impl fmt::Display for Epilogue {
     }
 }
 
-/// An error saying what `op` wanted of an operand and what it got.
+/// A mismatch between the expected and the actual operand of `op`.
 fn operand(op: &str, expected: impl Into<String>, got: &Type) -> GraphError {
     GraphError::mismatch(format!("input of {op}"), expected, got.to_string())
 }
@@ -505,10 +504,10 @@ fn need_index(op: &str, t: &Type) -> Result<()> {
     }
 }
 
-/// Fails unless the operand is a whole float value of the given dimensions.
-fn need_whole(op: &str, dims: &[usize], t: &Type) -> Result<()> {
-    let whole = matches!(t.space, Space::Mirrored | Space::Device);
-    if whole && t.dtype == DType::F32 && t.dims == dims {
+/// Fails unless the operand is a reduced f32 value of the given dimensions.
+fn need_reduced(op: &str, dims: &[usize], t: &Type) -> Result<()> {
+    let reduced = matches!(t.space, Space::Mirrored | Space::Device);
+    if reduced && t.dtype == DType::F32 && t.dims == dims {
         Ok(())
     } else {
         Err(operand(op, format!("mirrored f32{dims:?}"), t))

@@ -1,9 +1,9 @@
-//! Batch normalisation in training: moments, statistics, the normalisation and its derivative.
+//! Batch normalisation in training: moments, statistics, normalisation and derivative.
 //!
-//! `moments` gives partial sums that an `all_reduce` makes whole over a device or over all, so the
-//! choice between per-replica and synchronised statistics is the scope of that collective.
+//! `moments` gives partial sums, which an `all_reduce` reduces over a device or over all workers. The scope
+//! of that collective selects per-replica or synchronised statistics.
 
-use super::{Backward, BatchNormAttrs, Cotangents, Op, need_rows, need_whole, operand};
+use super::{Backward, BatchNormAttrs, Cotangents, Op, need_reduced, need_rows, operand};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::types::{DType, Scope, Space, Type};
@@ -36,9 +36,9 @@ fn need_batch_norm(x: &Type, stats: &Type, gamma: &Type, beta: &Type) -> Result<
     let Some(c) = x.dims.last() else {
         return Err(operand("batch_norm", "a channel axis", x));
     };
-    need_whole("batch_norm statistics", &[2, *c], stats)?;
-    need_whole("batch_norm gamma", &[*c], gamma)?;
-    need_whole("batch_norm beta", &[*c], beta)
+    need_reduced("batch_norm statistics", &[2, *c], stats)?;
+    need_reduced("batch_norm gamma", &[*c], gamma)?;
+    need_reduced("batch_norm beta", &[*c], beta)
 }
 
 /// Shape rule of `BatchNorm`.
@@ -59,21 +59,21 @@ pub fn infer_grad_sums(x: &[&Type]) -> Result<Type> {
 /// Shape rule of `BatchNormGradInput`; operands `dy, x, stats, gamma, beta, sums`.
 pub fn infer_grad_input(x: &[&Type]) -> Result<Type> {
     infer_grad_sums(&x[..5])?;
-    need_whole("batch_norm sums", &[2, x[0].last()], x[5])?;
+    need_reduced("batch_norm sums", &[2, x[0].last()], x[5])?;
     Ok(x[0].clone())
 }
 
-/// With x̂ = (x - mean) / σ over N elements of a channel:
+/// With x̂ = (x - mean) / σ over the N elements of a channel:
 /// `dbeta = Σ dy`, `dgamma = Σ dy·x̂`, `dx = gamma/σ · (dy - dbeta/N - x̂ · dgamma/N)`.
-/// The sums in `dx` run over the statistics' scope, those of the weights over everything.
+/// The sums in `dx` run over the scope of the statistics, the gradients of the weights over all workers.
 pub fn derivative(attrs: &BatchNormAttrs, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
     let [x, stats, gamma, beta] = b.inputs[..] else { unreachable!("checked by infer") };
     let sums = g.push(Op::BatchNormGradSums(*attrs), &[b.dy, x, stats, gamma, beta])?;
     let mut out = vec![None; 4];
     if b.wanted[0] {
-        let whole = g.push(Op::AllReduce { scope: attrs.scope }, &[sums])?;
+        let reduced = g.push(Op::AllReduce { scope: attrs.scope }, &[sums])?;
         let op = Op::BatchNormGradInput(*attrs);
-        out[0] = Some(g.push(op, &[b.dy, x, stats, gamma, beta, whole])?);
+        out[0] = Some(g.push(op, &[b.dy, x, stats, gamma, beta, reduced])?);
     }
     let channels = g.ty(x).last();
     for (i, row) in [(2, 1), (3, 0)] {

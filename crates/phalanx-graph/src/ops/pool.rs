@@ -1,4 +1,4 @@
-//! Pooling over windows. Padding never wins a maximum and never counts in an average.
+//! Pooling over windows. Padding is ignored: it never is the maximum and does not count in an average.
 
 use super::{Backward, Cotangents, Op, need_rows, operand};
 use crate::error::Result;
@@ -6,10 +6,10 @@ use crate::geometry::ConvGeom;
 use crate::graph::Graph;
 use crate::types::Type;
 
-/// What a window yields.
+/// The kind of pooling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PoolKind {
-    /// Its largest element.
+    /// The largest element of the window.
     Max,
     /// The mean of the elements that are not padding.
     Average,
@@ -29,7 +29,7 @@ pub fn infer(geom: &ConvGeom, x: &Type) -> Result<Type> {
 pub fn infer_grad(geom: &ConvGeom, operands: &[&Type]) -> Result<Type> {
     let x = Type::rows(geom.input);
     let y = infer(geom, &x)?;
-    // From behind: `dy` is always there.
+    // In reverse, since `dy` is always present.
     for (t, expected) in operands.iter().rev().zip([&y, &y, &x]) {
         need_rows("pool_grad", t)?;
         if t.dims != expected.dims {
@@ -39,7 +39,7 @@ pub fn infer_grad(geom: &ConvGeom, operands: &[&Type]) -> Result<Type> {
     Ok(x)
 }
 
-/// `dy` goes to the first maximum of each window, or evenly to all its elements.
+/// `dy` goes to the first maximum of each window, or is spread evenly over its elements.
 pub fn derivative(kind: PoolKind, geom: &ConvGeom, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
     let op = Op::PoolGrad(kind, *geom);
     let dx = match kind {

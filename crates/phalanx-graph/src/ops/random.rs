@@ -1,5 +1,6 @@
 //! Dropout and random numbers. Both are pure functions of (seed, step, global row, key, element), so
-//! forward and backward drop alike, nothing is stored and the number of workers does not matter.
+//! forward and backward use the same mask, nothing is stored and results do not depend on the number of
+//! workers.
 
 use super::{Backward, Cotangents, Op, need_rows, operand};
 use crate::error::Result;

@@ -1,11 +1,11 @@
-//! Broadcasting, reductions inside a row, and the sum over rows.
+//! Broadcasting, reductions within a row, and the sum over rows.
 
 use super::{Backward, Binary, Cotangents, Op, elementwise::broadcast_dims, operand};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::types::{DType, Space, Type};
 
-/// What a reduction computes.
+/// The kind of reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceKind {
     /// Sum of the elements.
@@ -22,7 +22,7 @@ pub fn infer_broadcast(dims: &[usize], x: &Type) -> Result<Type> {
     }
 }
 
-/// Shape rule of `Reduce`: the axes stay, with size one.
+/// Shape rule of `Reduce`: the axes remain with size one.
 pub fn infer_reduce(kind: ReduceKind, axes: &[usize], x: &Type) -> Result<Type> {
     let ordered = axes.windows(2).all(|w| w[0] < w[1]);
     if axes.iter().any(|a| *a >= x.dims.len()) || !ordered {
@@ -48,13 +48,13 @@ pub fn infer_sum_rows(x: &Type) -> Result<Type> {
     Ok(Type { space: Space::Partial, ..x.clone() })
 }
 
-/// Repeating is undone by adding up.
+/// Sums `dy` over the broadcast axes.
 pub fn broadcast_derivative(g: &mut Graph, b: &Backward<'_>) -> Cotangents {
     let ty = g.ty(b.inputs[0]).clone();
     Ok(vec![Some(g.reduce_to(b.dy, &ty)?)])
 }
 
-/// A sum hands `dy` to every element; a maximum shares it among the elements that reached it.
+/// A sum passes `dy` to every element; a maximum divides it among the elements equal to the maximum.
 pub fn reduce_derivative(
     kind: ReduceKind,
     axes: &[usize],

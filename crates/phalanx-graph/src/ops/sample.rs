@@ -1,7 +1,7 @@
-//! Images read through an affine map, one map a sample: shifts, turns, zooms, flips and crops.
+//! Affine sampling of images, with one map per sample: shifts, rotations, zooms, flips and crops.
 //!
 //! The pixel `(x, y)` of the result is the image at `(a·x + b·y + c, d·x + e·y + f)` for the sample's
-//! matrix `[a, b, c, d, e, f]`; whole coordinates are pixel centres.
+//! matrix `[a, b, c, d, e, f]`; integer coordinates are pixel centres.
 
 use super::{Backward, Cotangents, Op, Real, need_rows, operand};
 use crate::error::{GraphError, Result};
@@ -9,7 +9,7 @@ use crate::graph::Graph;
 use crate::types::Type;
 use std::fmt;
 
-/// What lies beyond the border of an image `a b c d`.
+/// How an image `a b c d` is extended beyond its border.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FillMode {
     /// `k k k k | a b c d | k k k k`
@@ -23,7 +23,7 @@ pub enum FillMode {
 }
 
 impl FillMode {
-    /// The pixel that stands at `index` along an axis of `size` pixels, `None` for the constant.
+    /// The pixel at `index` along an axis of `size` pixels; `None` for the constant.
     #[inline]
     pub fn pixel(self, index: i64, size: usize) -> Option<usize> {
         let n = size as i64;
@@ -40,30 +40,30 @@ impl FillMode {
     }
 }
 
-/// The attributes of a sampling and of its derivative.
+/// The attributes of affine sampling and of its derivative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SampleGeom {
     /// The image's height, width and channels.
     pub input: [usize; 3],
     /// The result's height and width.
     pub output: [usize; 2],
-    /// What lies beyond the border.
+    /// How the image is extended beyond its border.
     pub fill: FillMode,
-    /// The constant beyond the border.
+    /// The fill value of [`FillMode::Constant`].
     pub fill_value: Real,
-    /// Whether to interpolate between four pixels rather than take the nearest.
+    /// Whether to interpolate between four pixels rather than take the nearest one.
     pub bilinear: bool,
 }
 
-/// A coordinate as kernels take it: what lies further out than any image reaches stays countable.
-const FURTHEST: f64 = (1u64 << 40) as f64;
+/// Coordinates are clamped to this range, far outside of any image, so that they fit an integer.
+const MAX_COORDINATE: f64 = (1u64 << 40) as f64;
 
 impl SampleGeom {
-    /// The two neighbours of a coordinate along an axis, each with its weight; without
-    /// interpolation the first alone counts. Halves are rounded away from zero.
+    /// The two pixels next to a coordinate along an axis, each with its weight. Without interpolation
+    /// only the first one counts; halves are rounded away from zero.
     #[inline]
     pub fn taps(&self, at: f64) -> [(i64, f64); 2] {
-        let at = at.clamp(-FURTHEST, FURTHEST);
+        let at = at.clamp(-MAX_COORDINATE, MAX_COORDINATE);
         if self.bilinear {
             let low = at.floor();
             [(low as i64, 1.0 - (at - low)), (low as i64 + 1, at - low)]
@@ -72,7 +72,7 @@ impl SampleGeom {
         }
     }
 
-    /// The dimensions of a result.
+    /// The dimensions of the result.
     pub fn output_dims(&self) -> [usize; 3] {
         [self.output[0], self.output[1], self.input[2]]
     }
@@ -116,7 +116,7 @@ pub fn infer_grad(geom: &SampleGeom, dy: &Type, matrix: &Type) -> Result<Type> {
     Ok(Type::rows(geom.input))
 }
 
-/// `dy` goes back to the pixels it was read from, by their weights. The matrix is taken as given.
+/// Distributes `dy` to the sampled pixels by their weights. The matrix is not differentiable.
 pub fn derivative(geom: &SampleGeom, g: &mut Graph, b: &Backward<'_>) -> Cotangents {
     if b.wanted[1] {
         let (layer, op) = (g.scope_name(b.y).into(), "affine_sample by its matrix".into());
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn borders_repeat_as_their_pictures_say() {
+    fn fill_modes_extend_images_as_documented() {
         let line = |mode: FillMode| -> String {
             let name = |i| mode.pixel(i, 4).map_or('k', |p| ['a', 'b', 'c', 'd'][p]);
             (-6..10).map(name).collect()

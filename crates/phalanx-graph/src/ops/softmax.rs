@@ -1,4 +1,4 @@
-//! Softmax and the crossentropy that is fused with it.
+//! Softmax and the crossentropy fused with it.
 
 use super::{Backward, Cotangents, Op, Unary, need_index, need_rows, operand};
 use crate::error::Result;
@@ -36,7 +36,7 @@ pub fn infer_sparse_xent_grad(logits: &Type, labels: &Type, dy: &Type) -> Result
     Ok(logits.clone())
 }
 
-/// `s` summed over the last axis, which stays with size one.
+/// `x` summed over the last axis, which remains with size one.
 fn sum_last(g: &mut Graph, x: NodeId) -> Result<NodeId> {
     let axis = g.ty(x).dims.len() - 1;
     g.sum_axes(x, &[axis])

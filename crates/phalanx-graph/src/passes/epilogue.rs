@@ -1,12 +1,12 @@
-//! Forward fusion, before autodiff: bias and ReLU into the product that precedes them, ReLU into
-//! batch normalisation. The derivative rules know these forms, so the backward pass is fused too.
+//! Forward fusion, before autodiff: bias and ReLU into the preceding product, ReLU into batch
+//! normalisation. The derivative rules support these forms, so the backward pass is fused too.
 
 use super::{Rewriter, use_counts};
 use crate::graph::{Graph, NodeId};
 use crate::ops::{BatchNormAttrs, Binary, Epilogue, Op, Unary};
 use crate::step::Step;
 
-/// Rewrites `product + bias` and `relu(product)` into epilogues where nobody else needs the parts.
+/// Rewrites `product + bias` and `relu(product)` into epilogues where the product has no other use.
 pub fn fuse_epilogues(step: Step) -> Step {
     let (live, uses) = (step.live(), use_counts(&step));
     let mut r = Rewriter::new(&step);
@@ -23,17 +23,17 @@ pub fn fuse_epilogues(step: Step) -> Step {
         r.graph.set_scope(node.scope);
         r.map[id.index()] = Some(r.graph.push_typed(op, inputs, node.ty.clone()));
     }
-    // The absorbed products are dead now.
+    // Removes the fused products, which are now dead.
     super::simplify(r.finish(step))
 }
 
 fn add_bias(g: &Graph, product: NodeId, bias: NodeId) -> Option<(Op, Vec<NodeId>)> {
     let node = g.node(product);
-    let free = Epilogue::default();
+    let plain = Epilogue::default();
     let with = Epilogue { bias: true, relu: false };
     let op = match node.op {
-        Op::Dot(e) if e == free => Op::Dot(with),
-        Op::Conv(geom, e) if e == free => Op::Conv(geom, with),
+        Op::Dot(e) if e == plain => Op::Dot(with),
+        Op::Conv(geom, e) if e == plain => Op::Conv(geom, with),
         _ => return None,
     };
     let ty = g.ty(bias);

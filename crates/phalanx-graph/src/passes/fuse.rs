@@ -1,6 +1,6 @@
-//! Elementwise fusion: every chain of elementwise ops over the same elements becomes one tape.
+//! Elementwise fusion: each chain of elementwise ops over the same elements becomes one tape.
 //!
-//! After this pass no unary, binary or select node is left, so executors run tapes only.
+//! After this pass there are no unary, binary or select nodes: executors run tapes only.
 
 use super::{Rewriter, use_counts};
 use crate::graph::{Graph, NodeId};
@@ -8,7 +8,7 @@ use crate::ops::elementwise::access;
 use crate::ops::{Instr, Op, Tape};
 use crate::step::Step;
 
-/// Tapes longer than this are cut: their registers would no longer fit the first cache.
+/// Maximum length of a fused tape: the registers of longer tapes would exceed the L1 cache.
 const MAX_INSTRS: usize = 32;
 
 /// Rewrites the step with tapes in place of elementwise nodes.
@@ -31,7 +31,7 @@ pub fn fuse_elementwise(step: Step) -> Step {
     super::simplify(r.finish(step))
 }
 
-/// The tape for one op, with the tapes of its absorbed operands inlined.
+/// The tape of an op, with the tapes of absorbed operands inlined.
 fn fuse(
     g: &Graph,
     op: &Op,
@@ -48,7 +48,7 @@ fn fuse(
     let mut budget = MAX_INSTRS;
     let mut regs = Vec::with_capacity(inputs.len());
     let is_const = |x: &NodeId| matches!(g.node(*x).op, Op::Const { .. });
-    // A tape of constants alone would have nothing to walk over: it reads them as operands.
+    // A tape of constants only would have no elements to iterate over, so it reads them as operands.
     let all_const = inputs.iter().all(is_const);
     for (x, absorb) in inputs.iter().zip(absorb) {
         let reg = match &g.node(*x).op {
@@ -82,7 +82,7 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn push(&mut self, instr: Instr) -> u16 {
-        // The same value read or computed twice needs one register.
+        // A value that is read or computed twice needs only one register.
         if let Some(i) = self.tape.instrs.iter().position(|k| *k == instr) {
             return i as u16;
         }

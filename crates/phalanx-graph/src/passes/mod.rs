@@ -1,4 +1,4 @@
-//! Passes over plain data: each takes a step and returns a better one that computes the same.
+//! Compiler passes. Each takes a step and returns an optimized one that computes the same.
 
 mod epilogue;
 mod fuse;
@@ -14,13 +14,13 @@ use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use crate::step::Step;
 
-/// Everything that happens between autodiff and the memory plan.
+/// All passes between autodiff and mixed precision.
 pub fn optimize(step: Step) -> Result<Step> {
     let step = checked("simplify", simplify(step))?;
     checked("fuse_elementwise", fuse_elementwise(step))
 }
 
-/// Verifies a pass' result in debug builds.
+/// Verifies the result of a pass in debug builds.
 pub fn checked(pass: &str, step: Step) -> Result<Step> {
     if cfg!(debug_assertions) {
         step.verify(pass)?;
@@ -51,7 +51,7 @@ impl Rewriter {
         Rewriter { graph: Graph::like(&step.graph), map }
     }
 
-    /// The new node an old one became.
+    /// The new node that replaces an old one.
     fn get(&self, old: NodeId) -> NodeId {
         self.map[old.index()].expect("operands are rewritten before their users")
     }

@@ -1,7 +1,7 @@
-//! Mixed precision: what layers compute is stored in 16 bits, and losses, metrics, statistics, weights
-//! and their gradients in 32. Kernels load and store the narrow numbers; they compute in 32 bits.
+//! Mixed precision: activations of layers are stored in 16 bits; losses, metrics, statistics, weights and
+//! their gradients in 32 bits. Kernels load and store 16-bit numbers and compute in 32 bits.
 //!
-//! Runs last: the types it leaves are those of memory, no longer those of the op set.
+//! This pass runs last: it leaves the types of memory, which the shape rules of the ops do not accept.
 
 use super::Rewriter;
 use crate::graph::NodeId;
@@ -11,10 +11,10 @@ use crate::step::Step;
 use crate::types::{DType, Type};
 use std::collections::HashMap;
 
-/// Rewrites the step with narrow activations, where the policy asks for them.
+/// Rewrites the step with 16-bit activations, if the policy has a 16-bit type.
 pub fn store_narrow(step: Step, policy: Policy) -> Step {
     let Some(narrow) = policy.narrow() else { return step };
-    let stored = stored(&step, narrow);
+    let stored = stored_types(&step, narrow);
     let live = step.live();
     let mut r = Rewriter::new(&step);
     let mut casts: HashMap<(NodeId, DType), NodeId> = HashMap::new();
@@ -23,7 +23,7 @@ pub fn store_narrow(step: Step, policy: Policy) -> Step {
         let mut inputs = vec![];
         for (i, x) in node.inputs.iter().enumerate() {
             let have = stored[x.index()].unwrap_or(step.graph.ty(*x).dtype);
-            let want = wanted(&step, id, i, &stored, narrow).unwrap_or(have);
+            let want = required_type(&step, id, i, &stored, narrow).unwrap_or(have);
             let new = r.get(*x);
             inputs.push(if have == want {
                 new
@@ -42,17 +42,17 @@ pub fn store_narrow(step: Step, policy: Policy) -> Step {
     r.finish(step)
 }
 
-/// Whether a type is rows of 32-bit floats, which may be stored otherwise.
+/// Whether a type is rows of 32-bit floats, which may be stored in 16 bits.
 fn is_activation(ty: &Type) -> bool {
     ty.is_rows() && ty.dtype == DType::F32
 }
 
-/// Products of the vendor's libraries take operands of one type and give the same.
+/// Whether the op is a convolution: vendor libraries require operands and result of one type.
 fn is_convolution(op: &Op) -> bool {
     matches!(op, Op::Conv(..) | Op::ConvGradInput(_))
 }
 
-/// Ops whose result may be narrow.
+/// Whether the result of the op may be stored in 16 bits.
 fn may_be_narrow(op: &Op) -> bool {
     is_convolution(op)
         || matches!(
@@ -73,26 +73,27 @@ fn may_be_narrow(op: &Op) -> bool {
         )
 }
 
-/// How each node's result is stored, where that is not as its type says: results of layers, unless
-/// somebody outside of them reads it.
-fn stored(step: &Step, narrow: DType) -> Vec<Option<DType>> {
+/// The 16-bit type for each node whose result is stored in 16 bits: activations in layers that nothing
+/// outside of layers uses, and convolutions in layers.
+fn stored_types(step: &Step, narrow: DType) -> Vec<Option<DType>> {
     let (g, live) = (&step.graph, step.live());
-    let mut outside = vec![false; g.nodes().len()];
-    step.roots().for_each(|r| outside[r.index()] = true);
+    let mut used_outside = vec![false; g.nodes().len()];
+    step.roots().for_each(|r| used_outside[r.index()] = true);
     for id in g.ids().filter(|id| live[id.index()] && g.node(*id).scope == 0) {
-        g.node(id).inputs.iter().for_each(|x| outside[x.index()] = true);
+        g.node(id).inputs.iter().for_each(|x| used_outside[x.index()] = true);
     }
     g.ids()
         .map(|id| {
             let node = g.node(id);
-            let inside = node.scope != 0 && (!outside[id.index()] || is_convolution(&node.op));
-            (inside && is_activation(&node.ty) && may_be_narrow(&node.op)).then_some(narrow)
+            let in_layer =
+                node.scope != 0 && (!used_outside[id.index()] || is_convolution(&node.op));
+            (in_layer && is_activation(&node.ty) && may_be_narrow(&node.op)).then_some(narrow)
         })
         .collect()
 }
 
-/// How an op wants an operand stored; nothing where any way will do.
-fn wanted(
+/// The type in which an op requires an operand to be stored; `None` if any type works.
+fn required_type(
     step: &Step,
     id: NodeId,
     operand: usize,
@@ -106,7 +107,7 @@ fn wanted(
     let own = stored[id.index()].unwrap_or(DType::F32);
     let of = |i: usize| stored[node.inputs[i].index()].unwrap_or(DType::F32);
     match &node.op {
-        // Their tapes and sums load every operand by its own type.
+        // These load each operand by its own type.
         Op::Fused(_) | Op::SumRows | Op::Reduce { .. } | Op::Moments | Op::Cast { .. } => None,
         Op::Dot(_) | Op::DotGradInput | Op::DotGradKernel | Op::ConvGradKernel(_)
             if node.scope != 0 =>

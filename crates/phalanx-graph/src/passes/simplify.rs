@@ -1,4 +1,4 @@
-//! Constant folding, trivial algebra, common subexpressions and dead code, in one walk.
+//! Constant folding, algebraic identities, common subexpression elimination and dead code elimination.
 
 use super::Rewriter;
 use crate::graph::{Graph, NodeId};
@@ -6,7 +6,7 @@ use crate::ops::{Binary, Op, Unary};
 use crate::step::Step;
 use std::collections::HashMap;
 
-/// Rewrites the step without dead, repeated or constant work.
+/// Rewrites the step without dead, repeated or constant computation.
 pub fn simplify(step: Step) -> Step {
     let live = step.live();
     let mut r = Rewriter::new(&step);
@@ -27,11 +27,11 @@ pub fn simplify(step: Step) -> Step {
         };
         r.map[id.index()] = Some(new);
     }
-    sweep(r.finish(step))
+    remove_dead_nodes(r.finish(step))
 }
 
-/// Drops what rewriting left without users.
-fn sweep(step: Step) -> Step {
+/// Removes dead nodes.
+fn remove_dead_nodes(step: Step) -> Step {
     let live = step.live();
     if live.iter().all(|l| *l) {
         return step;
@@ -53,22 +53,22 @@ fn constant(g: &Graph, id: NodeId) -> Option<f64> {
     }
 }
 
-/// The operand that an op merely repeats: `x + 0`, `x * 1`, a reshape to the same shape, ….
+/// The operand that an op leaves unchanged: `x + 0`, `x * 1`, a reshape to the same shape, etc.
 fn identity(g: &Graph, op: &Op, x: &[NodeId], dims: &[usize]) -> Option<NodeId> {
-    let same = |id: NodeId| (g.ty(id).dims == dims).then_some(id);
-    // Only an operand that already has the space of the result may stand for it.
-    let wide = |id: NodeId, other: NodeId| {
+    let dims_ok = |id: NodeId| (g.ty(id).dims == dims).then_some(id);
+    // An operand can replace the result only if it has the same space.
+    let space_ok = |id: NodeId, other: NodeId| {
         let (a, b) = (g.ty(id).space, g.ty(other).space);
         (a == b || b == crate::Space::Mirrored).then_some(id)
     };
     match op {
-        Op::Binary(Binary::Add) if constant(g, x[1]) == Some(0.0) => same(wide(x[0], x[1])?),
-        Op::Binary(Binary::Add) if constant(g, x[0]) == Some(0.0) => same(wide(x[1], x[0])?),
-        Op::Binary(Binary::Sub) if constant(g, x[1]) == Some(0.0) => same(wide(x[0], x[1])?),
-        Op::Binary(Binary::Mul) if constant(g, x[1]) == Some(1.0) => same(wide(x[0], x[1])?),
-        Op::Binary(Binary::Mul) if constant(g, x[0]) == Some(1.0) => same(wide(x[1], x[0])?),
-        Op::Binary(Binary::Div) if constant(g, x[1]) == Some(1.0) => same(wide(x[0], x[1])?),
-        Op::Reshape { .. } | Op::Broadcast { .. } => same(x[0]),
+        Op::Binary(Binary::Add) if constant(g, x[1]) == Some(0.0) => dims_ok(space_ok(x[0], x[1])?),
+        Op::Binary(Binary::Add) if constant(g, x[0]) == Some(0.0) => dims_ok(space_ok(x[1], x[0])?),
+        Op::Binary(Binary::Sub) if constant(g, x[1]) == Some(0.0) => dims_ok(space_ok(x[0], x[1])?),
+        Op::Binary(Binary::Mul) if constant(g, x[1]) == Some(1.0) => dims_ok(space_ok(x[0], x[1])?),
+        Op::Binary(Binary::Mul) if constant(g, x[0]) == Some(1.0) => dims_ok(space_ok(x[1], x[0])?),
+        Op::Binary(Binary::Div) if constant(g, x[1]) == Some(1.0) => dims_ok(space_ok(x[0], x[1])?),
+        Op::Reshape { .. } | Op::Broadcast { .. } => dims_ok(x[0]),
         Op::Transpose { perm } if perm.iter().copied().eq(0..perm.len()) => Some(x[0]),
         Op::Unary(Unary::Neg) => match g.node(x[0]).op {
             Op::Unary(Unary::Neg) => Some(g.node(x[0]).inputs[0]),
@@ -78,7 +78,7 @@ fn identity(g: &Graph, op: &Op, x: &[NodeId], dims: &[usize]) -> Option<NodeId> 
     }
 }
 
-/// The constant an op on constants gives.
+/// The constant result of an op on constants.
 fn fold(g: &Graph, op: &Op, x: &[NodeId]) -> Option<Op> {
     let value = match op {
         Op::Unary(u) => unary(*u, constant(g, x[0])?)?,
@@ -96,7 +96,7 @@ fn fold(g: &Graph, op: &Op, x: &[NodeId]) -> Option<Op> {
     Some(Op::Const { bits: value.to_bits(), dims })
 }
 
-/// Functions exact enough in f64 to be folded; the others are left to the executor.
+/// Folds functions that are accurate enough in f64; the others are left to the executor.
 fn unary(u: Unary, x: f64) -> Option<f64> {
     Some(match u {
         Unary::Neg => -x,
@@ -126,7 +126,7 @@ fn binary(b: Binary, l: f64, r: f64) -> Option<f64> {
         Binary::Sub => l - r,
         Binary::Mul => l * r,
         Binary::Div => l / r,
-        // NaN wins, which is not what `f64::max` does.
+        // NaN propagates, unlike in `f64::max`.
         Binary::Max | Binary::Min if l.is_nan() || r.is_nan() => f64::NAN,
         Binary::Max => l.max(r),
         Binary::Min => l.min(r),

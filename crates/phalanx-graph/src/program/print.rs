@@ -1,4 +1,4 @@
-//! A program as text.
+//! Text form of a program.
 
 use super::{Instr, Location, Options, Program, Split, ValueId};
 use crate::text::shown;
@@ -25,7 +25,7 @@ impl fmt::Display for Program {
         if self.memory.device > 0 {
             writeln!(f, "memory shared by a device's workers: {} B", self.memory.device)?;
         }
-        let at = |id: &ValueId| self.place_text(*id);
+        let at = |id: &ValueId| self.location_text(*id);
         let layer = |scope: &u32| match self.scopes[*scope as usize].as_str() {
             "" => String::new(),
             name => format!("  ; {}", shown(name)),
@@ -95,7 +95,7 @@ impl fmt::Display for Program {
 }
 
 impl Program {
-    fn place_text(&self, id: ValueId) -> String {
+    fn location_text(&self, id: ValueId) -> String {
         let v = self.value(id);
         let mut text = match v.location {
             Location::Feed(p) => format!("\"{}\"", shown(&self.feeds[p.index()].name)),
@@ -119,7 +119,7 @@ impl Program {
         for g in &update.gradients {
             let Some((x, dy)) = g.operands else { continue };
             let name = shown(&self.params[g.param.index()].name);
-            let (x, dy) = (self.place_text(x), self.place_text(dy));
+            let (x, dy) = (self.location_text(x), self.location_text(dy));
             writeln!(f, "  gradient slice of \"{name}\" from {x}, {dy}")?;
         }
         for (i, bucket) in update.buckets.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Programs that were altered after they were compiled, which only this crate can do: each would have
-//! an executor leave its memory.
+//! Programs that are altered after compilation, which only this crate can do: running each of them would
+//! access memory out of bounds.
 
 use super::*;
 use crate::geometry::{ConvGeom, Padding};
@@ -22,7 +22,7 @@ fn momentum() -> UpdateRule {
     b.finish("momentum", None, w, &[m])
 }
 
-/// One dense layer, trained on the sum of its results, which are fetched as well.
+/// A dense layer, trained on the sum of its outputs, which are also fetched.
 fn step() -> Step {
     let mut g = Graph::new();
     let feed = g.add_feed("x", Type::rows([4]));
@@ -46,111 +46,109 @@ fn program() -> Program {
 }
 
 #[track_caller]
-fn refused(what: &str, change: impl FnOnce(&mut Program)) {
+fn rejected(what: &str, change: impl FnOnce(&mut Program)) {
     let mut altered = program();
     check(&altered).unwrap();
     change(&mut altered);
     assert!(check(&altered).is_err(), "{what}");
 }
 
-/// The values that a kind of place holds.
+/// The values whose location satisfies `of`.
 fn values(p: &mut Program, of: fn(&Location) -> bool) -> Vec<&mut Value> {
     p.values.iter_mut().filter(|v| of(&v.location)).collect()
 }
 
 #[test]
-fn a_value_that_leaves_its_memory_is_refused() {
-    refused("an arena that is too small", |p| p.memory.arena = 0);
-    refused("a shared block that is too small", |p| p.memory.shared = 0);
-    refused("a larger batch", |p| p.options.max_batch = 1000);
-    refused("a batch that wraps around", |p| p.options.max_batch = usize::MAX / 8);
+fn values_outside_their_memory_are_rejected() {
+    rejected("an arena that is too small", |p| p.memory.arena = 0);
+    rejected("a shared block that is too small", |p| p.memory.shared = 0);
+    rejected("a larger batch", |p| p.options.max_batch = 1000);
+    rejected("a batch that overflows", |p| p.options.max_batch = usize::MAX / 8);
     let arena: fn(&Location) -> bool = |p| matches!(p, Location::Arena(_));
-    refused("an offset behind the arena", |p| {
+    rejected("an offset after the arena", |p| {
         let end = p.memory.arena;
         values(p, arena)[0].location = Location::Arena(end);
     });
-    refused("an offset that wraps around", |p| {
+    rejected("an offset that overflows", |p| {
         values(p, arena)[0].location = Location::Arena(usize::MAX - 7);
     });
-    refused("elements to skip that wrap around", |p| {
+    rejected("a channel offset that overflows", |p| {
         values(p, arena)[0].offset = usize::MAX / 4 + 1;
     });
-    refused("a stride that wraps around", |p| values(p, arena)[0].ld = usize::MAX / 2 + 1);
-    refused("pixels that overlap", |p| values(p, arena)[0].ld = 1);
+    rejected("a stride that overflows", |p| values(p, arena)[0].ld = usize::MAX / 2 + 1);
+    rejected("pixels that overlap", |p| values(p, arena)[0].ld = 1);
     let feed: fn(&Location) -> bool = |p| matches!(p, Location::Feed(_));
-    refused("elements behind a feed", |p| values(p, feed)[0].offset = 1);
-    refused("a feed that is not there", |p| {
-        values(p, feed)[0].location = Location::Feed(FeedId(9))
-    });
-    refused("a feed of another type", |p| p.feeds[0].ty.dtype = DType::I32);
-    refused("a feed of shorter rows", |p| p.feeds[0].ty.dims = vec![3]);
-    refused("a feed of longer rows", |p| p.feeds[0].ty.dims = vec![5]);
+    rejected("elements after the end of a feed", |p| values(p, feed)[0].offset = 1);
+    rejected("a missing feed", |p| values(p, feed)[0].location = Location::Feed(FeedId(9)));
+    rejected("a feed of another type", |p| p.feeds[0].ty.dtype = DType::I32);
+    rejected("a feed of shorter rows", |p| p.feeds[0].ty.dims = vec![3]);
+    rejected("a feed of longer rows", |p| p.feeds[0].ty.dims = vec![5]);
     let param: fn(&Location) -> bool = |p| matches!(p, Location::Param(_));
-    refused("elements behind a parameter", |p| values(p, param)[0].offset = 1);
-    refused("a parameter that is not there", |p| p.params.clear());
-    refused("a smaller parameter", |p| p.params[0].dims = vec![4, 2]);
-    refused("a parameter that wraps around", |p| p.params[0].dims = vec![usize::MAX, 4]);
-    refused("gradients without an update", |p| p.update = None);
+    rejected("elements after the end of a parameter", |p| values(p, param)[0].offset = 1);
+    rejected("a missing parameter", |p| p.params.clear());
+    rejected("a smaller parameter", |p| p.params[0].dims = vec![4, 2]);
+    rejected("a parameter that overflows", |p| p.params[0].dims = vec![usize::MAX, 4]);
+    rejected("gradients without an update", |p| p.update = None);
 }
 
 #[test]
-fn an_instruction_that_does_not_fit_its_values_is_refused() {
+fn instructions_that_do_not_match_their_values_are_rejected() {
     let compute = |p: &Program| {
         let is = |i: &Instr| matches!(i, Instr::Compute { op: Op::Dot(_), .. });
         p.instrs.iter().position(is).expect("a product")
     };
-    refused("a value that is not there", |p| {
+    rejected("a missing value", |p| {
         let at = compute(p);
         let Instr::Compute { inputs, .. } = &mut p.instrs[at] else { unreachable!() };
         inputs[1] = ValueId(99);
     });
-    refused("operands in another order", |p| {
+    rejected("operands in another order", |p| {
         let at = compute(p);
         let Instr::Compute { inputs, .. } = &mut p.instrs[at] else { unreachable!() };
         inputs.swap(0, 1);
     });
-    refused("an operand too few", |p| {
+    rejected("an operand too few", |p| {
         let at = compute(p);
         let Instr::Compute { inputs, .. } = &mut p.instrs[at] else { unreachable!() };
         inputs.pop();
     });
-    refused("a result in a feed", |p| {
+    rejected("a result in a feed", |p| {
         let at = compute(p);
         let Instr::Compute { inputs, output, .. } = &mut p.instrs[at] else { unreachable!() };
         *output = inputs[0];
     });
-    refused("a wider result", |p| {
+    rejected("a wider result", |p| {
         let at = compute(p);
         let Instr::Compute { output, .. } = p.instrs[at] else { unreachable!() };
         p.values[output.index()].ty.dims = vec![5];
         p.values[output.index()].ld = 5;
     });
-    refused("an op that is not computed", |p| {
+    rejected("an op that is not computed", |p| {
         let at = compute(p);
         let Instr::Compute { op, .. } = &mut p.instrs[at] else { unreachable!() };
         *op = Op::Reshape { dims: vec![3] };
     });
-    refused("a layer that is not there", |p| {
+    rejected("a missing layer", |p| {
         let at = compute(p);
         let Instr::Compute { scope, .. } = &mut p.instrs[at] else { unreachable!() };
         *scope = 9;
     });
-    refused("a fetch that is not there", |p| p.fetches.truncate(1));
-    refused("a fetch of fewer elements", |p| p.fetches[0].ty.dims = vec![2]);
-    refused("a mirrored fetch of rows", |p| p.fetches[0].ty.space = Space::Mirrored);
-    refused("a sum of what is not shared", |p| {
+    rejected("a missing fetch", |p| p.fetches.truncate(1));
+    rejected("a fetch of fewer elements", |p| p.fetches[0].ty.dims = vec![2]);
+    rejected("a mirrored fetch of rows", |p| p.fetches[0].ty.space = Space::Mirrored);
+    rejected("an all-reduce of a value that is not shared", |p| {
         for instr in &mut p.instrs {
             if let Instr::AllReduce { input, output, .. } = instr {
                 *input = *output;
             }
         }
     });
-    refused("an update without an optimizer", |p| {
+    rejected("an update without an optimizer", |p| {
         p.update = None;
         p.values.retain(|v| !matches!(v.location, Location::Gradient(_)));
         p.instrs = vec![Instr::Update];
     });
-    refused("an assignment of rows", |p| {
+    rejected("an assignment of rows", |p| {
         let Some(Instr::Fetch { value, .. }) =
             p.instrs.iter().find(|i| matches!(i, Instr::Fetch { index: 0, .. })).cloned()
         else {
@@ -161,8 +159,8 @@ fn an_instruction_that_does_not_fit_its_values_is_refused() {
 }
 
 #[test]
-fn a_result_over_an_operand_is_refused() {
-    refused("a product that reads what it writes", |p| {
+fn a_result_that_overlaps_an_operand_is_rejected() {
+    rejected("a product that reads what it writes", |p| {
         let Some((x, y)) = p.instrs.iter().find_map(|i| match i {
             Instr::Compute { op: Op::SumRows, inputs, output, .. } => Some((inputs[0], *output)),
             _ => None,
@@ -174,41 +172,41 @@ fn a_result_over_an_operand_is_refused() {
 }
 
 #[test]
-fn an_update_that_leaves_its_gradients_is_refused() {
+fn an_update_that_does_not_match_its_gradients_is_rejected() {
     let plan = |p: &mut Program, change: fn(&mut UpdatePlan)| {
         change(p.update.as_mut().expect("a training step"));
     };
-    refused("a parameter that is not there", |p| {
+    rejected("a missing parameter", |p| {
         plan(p, |u| u.gradients[0].param = ParamId(7));
     });
-    refused("two gradients of a parameter", |p| {
+    rejected("two gradients of a parameter", |p| {
         plan(p, |u| u.gradients.push(u.gradients[0].clone()));
     });
-    refused("pieces of rows", |p| plan(p, |u| u.gradients[0].granule = 0));
-    refused("a bucket behind the last", |p| plan(p, |u| u.buckets[0].end = 2));
-    refused("a bucket too few", |p| plan(p, |u| u.buckets.clear()));
-    refused("operands of another gradient", |p| {
+    rejected("a split inside a row", |p| plan(p, |u| u.gradients[0].granule = 0));
+    rejected("a bucket after the last gradient", |p| plan(p, |u| u.buckets[0].end = 2));
+    rejected("a bucket too few", |p| plan(p, |u| u.buckets.clear()));
+    rejected("operands of another gradient", |p| {
         plan(p, |u| u.gradients[0].operands = Some((ValueId(0), ValueId(0))));
     });
-    refused("a slot too few", |p| plan(p, |u| u.rule.slots.clear()));
-    refused("a scalar too many", |p| plan(p, |u| u.rule.scalars = usize::MAX));
-    refused("a register that is not there", |p| plan(p, |u| u.rule.tape.outputs[0] = 99));
+    rejected("a slot too few", |p| plan(p, |u| u.rule.slots.clear()));
+    rejected("a scalar too many", |p| plan(p, |u| u.rule.scalars = usize::MAX));
+    rejected("a missing register", |p| plan(p, |u| u.rule.tape.outputs[0] = 99));
 }
 
-/// Compiles a step of one fetched node.
-fn compiles(graph: Graph, node: NodeId) -> Result<Program> {
+/// Compiles a step that fetches one node.
+fn compile_fetching(graph: Graph, node: NodeId) -> Result<Program> {
     let mut step = Step::new("predict", graph);
     step.fetches.push(Fetch { name: "y".into(), node });
     Program::compile(step, Options::new(Mesh::new(1, 1), BATCH))
 }
 
 #[test]
-fn a_step_with_a_wrong_type_is_refused_in_every_build() {
+fn a_step_with_a_wrong_type_is_rejected_in_every_build() {
     let mut g = Graph::new();
     let feed = g.add_feed("x", Type::rows([4]));
     let x = g.feed(feed);
     let wide = g.push_typed(Op::Softmax, vec![x], Type::rows([1000]));
-    assert!(compiles(g, wide).is_err());
+    assert!(compile_fetching(g, wide).is_err());
 
     let mut step = step();
     step.assigns.push((ParamId(4), step.fetches[1].node));
@@ -220,7 +218,7 @@ fn a_step_with_a_wrong_type_is_refused_in_every_build() {
 }
 
 #[test]
-fn a_mesh_without_workers_or_with_too_many_is_refused() {
+fn a_mesh_without_workers_or_with_too_many_is_rejected() {
     let odd = Mesh { devices: 3, workers: 1, fixed: true };
     let half = usize::MAX / 2 + 1;
     for mesh in [Mesh::new(0, 1), Mesh::new(1, 0), Mesh::new(half, 2), odd] {
@@ -230,26 +228,26 @@ fn a_mesh_without_workers_or_with_too_many_is_refused() {
 }
 
 #[test]
-fn attributes_that_wrap_around_are_refused() {
+fn attributes_that_overflow_are_rejected() {
     let (half, image) = (usize::MAX / 2 + 1, Type::rows([4, 4, 2]));
     let types = [&image];
-    let refused = |op: &Op| op.infer(&types).is_err();
-    assert!(refused(&Op::Pad { before: vec![usize::MAX, 0, 0], after: vec![1, 0, 0] }));
-    assert!(refused(&Op::Upsample { size: [half, 1], bilinear: false }));
-    assert!(refused(&Op::Upsample { size: [0, 1], bilinear: false }));
-    assert!(refused(&Op::UpsampleGrad { size: [0, 1], bilinear: false }));
-    assert!(refused(&Op::Reshape { dims: vec![half, 2, 32] }));
-    assert!(refused(&Op::Slice { axis: 0, start: usize::MAX, len: 2 }));
+    let rejected = |op: &Op| op.infer(&types).is_err();
+    assert!(rejected(&Op::Pad { before: vec![usize::MAX, 0, 0], after: vec![1, 0, 0] }));
+    assert!(rejected(&Op::Upsample { size: [half, 1], bilinear: false }));
+    assert!(rejected(&Op::Upsample { size: [0, 1], bilinear: false }));
+    assert!(rejected(&Op::UpsampleGrad { size: [0, 1], bilinear: false }));
+    assert!(rejected(&Op::Reshape { dims: vec![half, 2, 32] }));
+    assert!(rejected(&Op::Slice { axis: 0, start: usize::MAX, len: 2 }));
     let long = Type::rows([1 << 47]);
     assert!(Op::Concat { axis: 0 }.infer(&vec![&long; 1 << 17]).is_err());
     let mut geom = ConvGeom::new([4, 4, 2], 2, [2, 2], [2, 2], [1, 1], Padding::Valid, 1).unwrap();
-    assert!(!refused(&Op::Pool(PoolKind::Max, geom)));
+    assert!(!rejected(&Op::Pool(PoolKind::Max, geom)));
     geom.pad = [half, 0];
-    assert!(refused(&Op::Pool(PoolKind::Max, geom)));
+    assert!(rejected(&Op::Pool(PoolKind::Max, geom)));
 }
 
 #[test]
-fn operands_that_a_kernel_would_misread_are_refused() {
+fn operands_that_a_kernel_would_misread_are_rejected() {
     let geom = ConvGeom::new([4, 4, 2], 2, [2, 2], [2, 2], [1, 1], Padding::Valid, 1).unwrap();
     let (image, small) = (Type::rows([4, 4, 2]), Type::rows([2, 2, 2]));
     let grad = Op::PoolGrad(PoolKind::Max, geom);
@@ -269,7 +267,7 @@ fn operands_that_a_kernel_would_misread_are_refused() {
 }
 
 #[test]
-fn a_tape_that_reads_ahead_is_refused() {
+fn a_tape_that_reads_ahead_is_rejected() {
     let tape = |instrs: Vec<TapeStep>, outputs: Vec<u16>| {
         let tape = Tape { inputs: vec![Access::Full], instrs, outputs };
         Op::Fused(tape).infer(&[&Type::rows([4])])

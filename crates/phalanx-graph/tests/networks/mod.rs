@@ -1,5 +1,5 @@
-//! Small networks as whole training steps: MLPs, one of them with branches, and a CNN. Tests of the passes
-//! print them; the executors' tests run them.
+//! Small networks as complete training steps: MLPs, one of them with branches, and a CNN. The tests of the
+//! passes print them; the tests of the executors run them.
 
 use phalanx_graph::autodiff::gradients;
 use phalanx_graph::loss_scale::LossScale;
@@ -14,14 +14,14 @@ use phalanx_graph::{
 pub fn momentum(clip: Option<Clip>) -> UpdateRule {
     let slot = Slot { name: "momentum".into(), init: SlotInit::Value(0.0) };
     let mut r = RuleBuilder::new(vec![slot], 1);
-    let moved = r.mul(r.scalar(0), r.gradient());
-    let kept = r.scale(r.slot(0), 0.9);
-    let m = r.sub(kept, moved);
+    let delta = r.mul(r.scalar(0), r.gradient());
+    let decayed = r.scale(r.slot(0), 0.9);
+    let m = r.sub(decayed, delta);
     let w = r.add(r.weight(), m);
     r.finish("momentum", clip, w, &[m])
 }
 
-/// Adam, its bias correction inside the rate; the rate is a scalar of the step.
+/// Adam; the rate, which includes the bias correction, is a scalar of the step.
 pub fn adam(clip: Option<Clip>) -> UpdateRule {
     let slot = |name: &str| Slot { name: name.into(), init: SlotInit::Value(0.0) };
     let mut r = RuleBuilder::new(vec![slot("m"), slot("v")], 1);
@@ -37,12 +37,12 @@ pub fn adam(clip: Option<Clip>) -> UpdateRule {
     r.finish("adam", clip, w, &[m, v])
 }
 
-/// A graph under construction; everything fits by design.
+/// A graph under construction; shapes match by design.
 struct Net {
     g: Graph,
     assigns: Vec<(ParamId, NodeId)>,
     scope: Scope,
-    /// Steps after which the loss scale grows, where the loss is scaled.
+    /// Steps after which the loss scale grows, if the loss is scaled.
     growth_steps: Option<u32>,
 }
 
@@ -114,21 +114,21 @@ impl Net {
         let sums = self.push(Op::AllReduce { scope }, &[sums]);
         let positions = ty.len() / channels;
         let stats = self.push(Op::BatchStats { scope, positions }, &[sums]);
-        let whole = match scope {
+        let mean_stats = match scope {
             Scope::All => stats,
             Scope::Device => self.push(Op::ReplicaMean, &[stats]),
         };
         let old = self.g.param(moving);
-        let kept = self.g.scale(old, 0.9).expect("fits");
-        let fresh = self.g.scale(whole, 0.1).expect("fits");
-        let moved = self.g.add(kept, fresh).expect("fits");
-        self.assigns.push((moving, moved));
+        let decayed = self.g.scale(old, 0.9).expect("fits");
+        let new = self.g.scale(mean_stats, 0.1).expect("fits");
+        let updated = self.g.add(decayed, new).expect("fits");
+        self.assigns.push((moving, updated));
         let attrs = BatchNormAttrs { epsilon: 1e-2.into(), relu: false, scope };
         self.push(Op::BatchNorm(attrs), &[x, stats, gamma, beta])
     }
 
-    /// Loss, gradients and update. Feeds: the network's, `label`, `weight`, `scale`; the loss is
-    /// `scale · Σ weight · crossentropy`. Kernels carry the penalty.
+    /// Adds loss, gradients and update. Feeds: those of the network, `label`, `weight` and `scale`. The loss
+    /// is `scale · Σ weight · crossentropy`, and `penalty` applies to kernels.
     fn train(mut self, name: &str, logits: NodeId, rule: UpdateRule, penalty: (f32, f32)) -> Step {
         self.g.enter("loss");
         let label = self.feed("label", Type::new(DType::I32, Space::Rows, []));
@@ -146,7 +146,7 @@ impl Net {
         }
         let predicted = self.push(Op::Softmax, &[logits]);
         let mut step = Step::new(name, self.g);
-        // The last two are carried through the pass to learn their new numbers.
+        // The last two are fetched through the pass only to find their new ids.
         for (name, node) in
             [("loss", loss), ("predicted", predicted), ("", sample), ("", coefficient)]
         {
@@ -180,12 +180,12 @@ impl Net {
     }
 }
 
-/// Dense layers with ReLU between them; `sizes` from the input to the classes.
+/// Dense layers with ReLU between them; `sizes` runs from the input to the classes.
 pub fn mlp(sizes: &[usize], rule: UpdateRule, penalty: (f32, f32)) -> Step {
     layers(Net::new(Scope::All), sizes, rule, penalty)
 }
 
-/// The same, trained with a scaled loss; the scale is fetched last.
+/// [`mlp`] with loss scaling; the scale is fetched last.
 pub fn scaled_mlp(
     sizes: &[usize],
     rule: UpdateRule,
@@ -207,8 +207,8 @@ fn layers(mut net: Net, sizes: &[usize], rule: UpdateRule, penalty: (f32, f32)) 
     net.train("mlp", x, rule, penalty)
 }
 
-/// Two dense layers side by side on two positions of a hidden layer, joined on channels, then dense
-/// layers on all of that; with few samples all kernels but the last are large against the batch.
+/// Two parallel dense layers on two positions of a hidden layer, concatenated on channels, then dense
+/// layers on the result. For small batches all kernels but the last are large relative to the batch.
 /// Input `[2, 70]`, 5 classes.
 pub fn wide(rule: UpdateRule, penalty: (f32, f32)) -> Step {
     let mut net = Net::new(Scope::All);
@@ -227,13 +227,13 @@ pub fn wide(rule: UpdateRule, penalty: (f32, f32)) -> Step {
     net.train("wide", logits, rule, penalty)
 }
 
-/// Two convolution branches joined on channels, a max-pool beside a strided convolution, their sum,
-/// dropout where `dropout`, global average pooling and a dense layer. Input `[6, 6, 3]`, 5 classes.
+/// Two convolution branches concatenated on channels, a max-pool in parallel with a strided convolution,
+/// their sum, optional dropout, global average pooling and a dense layer. Input `[6, 6, 3]`, 5 classes.
 pub fn cnn(scope: Scope, dropout: bool, rule: UpdateRule, penalty: (f32, f32)) -> Step {
     convolutions(Net::new(scope), dropout, rule, penalty)
 }
 
-/// The same, trained with a scaled loss; the scale is fetched last.
+/// [`cnn`] with loss scaling; the scale is fetched last.
 pub fn scaled_cnn(scope: Scope, rule: UpdateRule, penalty: (f32, f32), growth_steps: u32) -> Step {
     let growth_steps = Some(growth_steps);
     convolutions(Net { growth_steps, ..Net::new(scope) }, false, rule, penalty)
@@ -267,8 +267,8 @@ fn convolutions(mut net: Net, dropout: bool, rule: UpdateRule, penalty: (f32, f3
     net.train("cnn", logits, rule, penalty)
 }
 
-/// Gradients that take unusual ways: an embedding, a kernel used twice, two weights with the same
-/// gradient, a weight of one number, and a gradient that is fetched as well.
+/// A network with unusual gradients: an embedding, a kernel that is used twice, two weights with the same
+/// gradient, a scalar weight, and a gradient that is also fetched.
 pub fn odd(rule: UpdateRule) -> Step {
     let mut net = Net::new(Scope::All);
     let token = net.feed("token", Type::new(DType::I32, Space::Rows, [2]));

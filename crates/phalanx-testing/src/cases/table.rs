@@ -1,4 +1,4 @@
-//! The table: for every op, the forms its operands come in.
+//! The cases: every op with the various forms of its operands.
 
 use super::{Build, Case, case};
 use phalanx_graph::ops::{
@@ -26,7 +26,7 @@ const UNARY: [(Unary, (f64, f64)); 17] = [
     (Unary::Sin, (-7.0, 7.0)),
 ];
 
-/// Each function of rows, and of a parameter, whose cotangent is a sum over rows.
+/// Each function of rows, and of a parameter, whose cotangent is summed over rows.
 pub fn unary_cases() -> Vec<Case> {
     let one = |(u, range): (Unary, (f64, f64))| {
         case(u.name(), move |b| {
@@ -56,7 +56,7 @@ impl Operand {
     }
 }
 
-/// Each function with its operands in every broadcasting form, both ways round.
+/// Each function with its operands in every broadcasting form and in both orders.
 pub fn binary_cases() -> Vec<Case> {
     use Operand::{Param, Rows};
     let forms = [
@@ -85,7 +85,7 @@ pub fn binary_cases() -> Vec<Case> {
                     }
                     let (l, r) = (l.add(b), r.add(b));
                     let y = b.g.binary(op, l, r).expect("fits");
-                    // Behind a product with rows a parameter's cotangent is a sum over rows.
+                    // After a product with rows, the cotangent of a parameter is a sum over rows.
                     let x = b.rows(&[2, 3]);
                     b.g.mul(x, y).expect("fits")
                 }));
@@ -118,7 +118,7 @@ pub fn select_cases() -> Vec<Case> {
     forms.into_iter().map(one).collect()
 }
 
-/// `op` of rows, and of a parameter that then meets rows.
+/// `op` of rows, and of a parameter that is then multiplied by rows.
 fn on_both(name: &str, op: Op, dims: &'static [usize]) -> [Case; 2] {
     let of_rows = op.clone();
     [
@@ -268,7 +268,7 @@ pub fn softmax_cases() -> Vec<Case> {
 pub fn index_and_random_cases() -> Vec<Case> {
     let mut cases = vec![];
     for dims in [&[][..], &[4], &[2, 2]] {
-        // Fewer rows of the table than indices, so that some are used twice.
+        // The table has fewer rows than there are indices, so some rows are used twice.
         cases.push(case(format!("gather {dims:?}"), move |b| {
             let table = b.param(&[3, 2]);
             let index = b.labels(dims, 3);
@@ -284,7 +284,7 @@ pub fn index_and_random_cases() -> Vec<Case> {
     cases
 }
 
-/// Images through maps of their own: turned, squeezed, moved, and other sizes than before.
+/// Images through random maps (rotated, scaled, shifted), and outputs of other sizes.
 pub fn sample_cases() -> Vec<Case> {
     let modes = [FillMode::Constant, FillMode::Nearest, FillMode::Reflect, FillMode::Wrap];
     let mut cases = vec![];
@@ -305,7 +305,7 @@ pub fn sample_cases() -> Vec<Case> {
     cases
 }
 
-/// `x → moments → all_reduce → batch_stats`, and the normalisation by them.
+/// `x → moments → all_reduce → batch_stats`, and the normalisation by these statistics.
 pub fn batch_norm_of(b: &mut Build, x: NodeId, attrs: BatchNormAttrs) -> NodeId {
     let ty = b.g.ty(x).clone();
     let channels = ty.last();
@@ -356,7 +356,7 @@ pub fn shared_cases() -> Vec<Case> {
             let sum = b.g.add(x, y).expect("fits");
             b.push(Op::Concat { axis: 2 }, &[sum, x])
         }),
-        // Operand and result of a product in one concatenation, in either order.
+        // A concatenation of the operand and the result of a product, in either order.
         case("a node beside its convolution", |b| {
             let [x, y] = convolved(b);
             b.push(Op::Concat { axis: 2 }, &[x, y])

@@ -1,14 +1,15 @@
-//! Every kernel compiles with NVIDIA's runtime compiler, which needs no GPU: those of the files in every variant
-//! that the ops' cases, the optimizers and the applications launch, and those generated for these programs.
+//! Every kernel compiles with NVIDIA's runtime compiler, which needs no GPU. This covers all variants of the
+//! kernel files that the op cases, the optimizers and the applications launch, and the kernels generated for
+//! these programs.
 
 use crate::programs;
 use phalanx_cuda::emulator::KernelInventory;
 
-/// H100 and H200: every variant of every kernel.
-const ALL_FOR: i32 = 90;
+/// Compute capability of H100 and H200, for which every variant of every kernel is compiled.
+const ALL_VARIANTS_ARCH: i32 = 90;
 
-/// A100: a variant of every kernel for each type of numbers.
-const SOME_FOR: i32 = 80;
+/// Compute capability of A100, for which one variant of every kernel per number type is compiled.
+const SOME_VARIANTS_ARCH: i32 = 80;
 
 fn launched() -> KernelInventory {
     let mut launched = KernelInventory::default();
@@ -31,6 +32,6 @@ fn every_kernel_is_launched() {
 #[test]
 fn every_kernel_compiles() {
     let launched = launched();
-    launched.compile_some(SOME_FOR).unwrap();
-    launched.compile_all(ALL_FOR).unwrap();
+    launched.compile_some(SOME_VARIANTS_ARCH).unwrap();
+    launched.compile_all(ALL_VARIANTS_ARCH).unwrap();
 }

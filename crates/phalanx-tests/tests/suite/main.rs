@@ -1,4 +1,4 @@
-//! Models and GPUs together, on emulated GPUs or on the GPU of this machine.
+//! Models on GPUs: emulated ones, or the GPU of this machine.
 
 mod kernels;
 mod memory;
@@ -6,7 +6,7 @@ mod programs;
 mod training;
 mod workers;
 
-/// From now on the models of this process find emulated GPUs.
+/// Installs emulated GPUs for the models of this process.
 fn emulate() {
     phalanx_cuda::emulator::pretend(4);
 }

@@ -1,4 +1,4 @@
-//! The training programs of the applications take the memory that was planned for them.
+//! The training programs of the applications use exactly the planned memory.
 
 use crate::programs::program_as;
 use phalanx::prelude::*;
@@ -12,11 +12,11 @@ fn program(model: Model, replicas: usize, batch: usize) -> Program {
     program_as(model, replicas, batch, Policy::Float32)
 }
 
-/// Runs steps of zeros, from a full batch down to one row, on an emulated GPU of so many bytes.
+/// Runs steps of zeros, from a full batch down to one row, on an emulated GPU with `memory` bytes.
 fn train(program: &Program, memory: usize) -> Result<(), ExecError> {
-    let (most, devices) = (program.options().max_batch, program.options().mesh.devices);
+    let (max_batch, devices) = (program.options().max_batch, program.options().mesh.devices);
     let count = |ty: &Type, rows: usize| ty.len() * if ty.is_rows() { rows } else { 1 };
-    let longest = program.feeds().iter().map(|f| count(&f.ty, most)).max().unwrap_or(0);
+    let longest = program.feeds().iter().map(|f| count(&f.ty, max_batch)).max().unwrap_or(0);
     let (floats, integers) = (vec![0.0; longest], vec![0; longest]);
     let feed = |ty: &Type, rows: usize| match ty.dtype {
         DType::I32 => FeedData::I32(&integers[..count(ty, rows)]),
@@ -25,7 +25,7 @@ fn train(program: &Program, memory: usize) -> Result<(), ExecError> {
     let scalars = vec![0.0; program.update().map_or(0, |u| u.rule.scalars)];
     let mut executor = emulator::small_executor(devices, memory, program.params())?;
     let id = executor.load(program.clone())?;
-    (1..=most).rev().try_for_each(|rows| {
+    (1..=max_batch).rev().try_for_each(|rows| {
         let feeds: Vec<FeedData<'_>> = program.feeds().iter().map(|f| feed(&f.ty, rows)).collect();
         let batch = Batch { rows, feeds: &feeds, scalars: &scalars, ..Batch::default() };
         executor.run(id, &batch, &mut vec![])
@@ -34,7 +34,7 @@ fn train(program: &Program, memory: usize) -> Result<(), ExecError> {
 
 #[needs(gxx)]
 #[test]
-fn a_step_takes_the_memory_that_was_planned() {
+fn a_step_uses_the_planned_memory() {
     for replicas in [1, 2] {
         let cnn = applications::mnist_cnn([12, 12, 1], 4).unwrap();
         let program = program(cnn, replicas, 3 * replicas);
@@ -43,9 +43,9 @@ fn a_step_takes_the_memory_that_was_planned() {
         let part = |name: &str| parts.iter().find(|(part, _)| *part == name).unwrap().1;
         // Scalars, the seed and the step are not copied.
         assert_eq!(part("input copies"), 2 * (part("inputs") - emulator::INPUT_BYTES));
-        // The replicas share the libraries' room.
+        // The replicas share the library workspaces.
         let needed = replicas * planned - (replicas - 1) * part("library workspaces");
-        // The copies of the inputs come last, before them the room of the libraries.
+        // The input copies are allocated last, after the library workspaces.
         let copies = replicas * part("input copies");
         let first = needed - copies - part("library workspaces");
         for (lacking, purpose) in [

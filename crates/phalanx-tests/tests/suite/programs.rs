@@ -1,4 +1,4 @@
-//! Programs that together launch every kernel: the ops' cases, training steps and the applications.
+//! Programs that together launch every kernel: the op cases, training steps and the applications.
 
 use crate::emulate;
 use phalanx::optimizers::{Adagrad, AdamW, Lion, Nadam, RMSprop};
@@ -12,10 +12,10 @@ use phalanx_testing::networks::{adam, cnn, mlp, momentum, odd, scaled_cnn, scale
 
 pub const POLICIES: [Policy; 3] = [Policy::Float32, Policy::MixedBfloat16, Policy::MixedFloat16];
 
-/// Rows that the ops' cases are lowered for.
+/// Batch size of the op cases.
 const CASE_ROWS: usize = 5;
 
-fn on(step: &Step, devices: usize, batch: usize, policy: Policy) -> Program {
+fn compile(step: &Step, devices: usize, batch: usize, policy: Policy) -> Program {
     let options = Options { policy, ..Options::new(Mesh::new(devices, 1), batch) };
     Program::compile(step.clone(), options).unwrap()
 }
@@ -23,13 +23,13 @@ fn on(step: &Step, devices: usize, batch: usize, policy: Policy) -> Program {
 /// The cases of single ops, with their derivatives, that every executor is tested with.
 pub fn ops() -> Vec<Program> {
     let mut steps = phalanx_testing::ops::all_steps();
-    steps.extend(large().iter().map(|case| phalanx_testing::ops::step(case, true)));
-    let each = |step: &Step| POLICIES.map(|policy| on(step, 1, CASE_ROWS, policy));
+    steps.extend(large_cases().iter().map(|case| phalanx_testing::ops::step(case, true)));
+    let each = |step: &Step| POLICIES.map(|policy| compile(step, 1, CASE_ROWS, policy));
     steps.iter().flat_map(each).collect()
 }
 
-/// Ops on more than the cases of the executors' tests have: kernels differ by the size of their operands.
-fn large() -> Vec<Case> {
+/// Larger operands than in the cases of the executor tests: some kernels depend on the size.
+fn large_cases() -> Vec<Case> {
     let of_rows = |dims: &'static [usize], op: Op| {
         case(format!("{} of {dims:?}", op.name()), move |b| {
             let x = b.rows(dims);
@@ -60,10 +60,10 @@ fn large() -> Vec<Case> {
     cases
 }
 
-/// Every optimizer in each of its forms.
+/// Every optimizer with all its options.
 fn rules() -> Vec<UpdateRule> {
-    let limited = [Clip::Norm(0.5), Clip::GlobalNorm(0.5), Clip::Value(0.5)];
-    let mut rules: Vec<UpdateRule> = limited.map(|clip| momentum(Some(clip))).into();
+    let clips = [Clip::Norm(0.5), Clip::GlobalNorm(0.5), Clip::Value(0.5)];
+    let mut rules: Vec<UpdateRule> = clips.map(|clip| momentum(Some(clip))).into();
     rules.extend([
         SGD::new(0.1).rule(),
         SGD::new(0.1).momentum(0.9).rule(),
@@ -80,7 +80,7 @@ fn rules() -> Vec<UpdateRule> {
     rules
 }
 
-/// Training steps that the executors are tested with, on one replica and on two that share a GPU.
+/// The training steps of the executor tests, on one replica and on two replicas that share a GPU.
 pub fn training() -> Vec<Program> {
     let mut steps: Vec<Step> =
         rules().into_iter().map(|rule| mlp(&[7, 9, 5], rule, (1e-3, 1e-2))).collect();
@@ -95,22 +95,22 @@ pub fn training() -> Vec<Program> {
     ]);
     let each = |step: &Step| {
         let devices = [1, 2];
-        devices.map(|devices| POLICIES.map(|policy| on(step, devices, 9, policy)))
+        devices.map(|devices| POLICIES.map(|policy| compile(step, devices, 9, policy)))
     };
     steps.iter().flat_map(|step| each(step).into_iter().flatten().collect::<Vec<_>>()).collect()
 }
 
-/// The training program of a model on replicas that share a GPU.
+/// The training program of a model on `replicas` that share a GPU.
 pub fn program_as(mut model: Model, replicas: usize, batch: usize, policy: Policy) -> Program {
     emulate();
-    let places: Vec<String> = (0..replicas).map(|part| format!("gpu:0/{part}")).collect();
-    let strategy = MirroredStrategy::with_devices(&places).unwrap().policy(policy);
+    let devices: Vec<String> = (0..replicas).map(|part| format!("gpu:0/{part}")).collect();
+    let strategy = MirroredStrategy::with_devices(&devices).unwrap().policy(policy);
     let compile = Compile::new("adam").loss("sparse_categorical_crossentropy");
     model.compile(compile.metrics(["accuracy"]).strategy(strategy)).unwrap();
     model.program(StepKind::Train, batch).unwrap()
 }
 
-/// The applications as they are trained, in every precision.
+/// The training programs of the applications, in every precision.
 pub fn networks() -> Vec<Program> {
     use applications::{mini_googlenet, mnist_cnn, mnist_mlp, resnet50};
     let mut programs = vec![];

@@ -1,5 +1,5 @@
-//! Whole runs of `fit` on emulated GPUs, against the same runs on the CPU: samples that the GPU keeps,
-//! steps started together, augmentation on the GPU.
+//! Complete runs of `fit` on emulated GPUs, against the same runs on the CPU: resident samples, several
+//! steps per launch, augmentation on the GPU.
 
 use crate::emulate;
 use phalanx::callbacks::{Action, LambdaCallback};
@@ -8,7 +8,7 @@ use phalanx::model::IntoDataset;
 use phalanx::prelude::*;
 use phalanx_testing::needs;
 
-/// 22 images in bytes, less their mean, with classes.
+/// 22 images of bytes minus their mean, with class labels.
 fn images() -> (Samples, Tensor) {
     let bytes = (0..22 * 6 * 6 * 2).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as u8);
     let pixels = Samples::from(Pixels::new([22, 6, 6, 2], bytes.collect(), 255.0).unwrap());
@@ -33,7 +33,7 @@ fn model(devices: &[&str]) -> Model {
     model
 }
 
-/// Losses of every epoch and the weights at the end.
+/// The losses of every epoch and the final weights.
 fn trained(devices: &[&str], data: impl IntoDataset, fit: Fit) -> (Vec<f64>, Vec<f32>) {
     let mut model = model(devices);
     let history = model.fit(data, fit.epochs(3).verbose(0)).unwrap();
@@ -55,7 +55,7 @@ fn assert_close(a: &(Vec<f64>, Vec<f32>), b: &(Vec<f64>, Vec<f32>)) {
 
 #[needs(gxx)]
 #[test]
-fn samples_kept_on_the_gpu_train_as_on_the_cpu() {
+fn resident_samples_train_as_on_the_cpu() {
     emulate();
     let (x, y) = images();
     let data = || Arrays::new(x.clone(), y.clone()).unwrap().batch(5).unwrap().shuffle(true);
@@ -79,11 +79,11 @@ fn several_gpus_train_as_the_cpu_does() {
 
 #[needs(gxx)]
 #[test]
-fn images_are_moved_on_the_gpu_as_on_the_cpu() {
+fn images_are_augmented_on_the_gpu_as_on_the_cpu() {
     emulate();
     let (x, y) = images();
     for fill in ["nearest", "constant", "reflect", "wrap"] {
-        let moves = ImageDataGenerator::new()
+        let augment = ImageDataGenerator::new()
             .width_shift_range(0.3)
             .height_shift_range(0.3)
             .horizontal_flip(true)
@@ -91,7 +91,7 @@ fn images_are_moved_on_the_gpu_as_on_the_cpu() {
             .rotation_range(if fill == "wrap" { 40.0 } else { 0.0 })
             .fill_mode(fill)
             .cval(0.25);
-        let flow = || moves.flow(x.clone(), y.clone(), 5).unwrap();
+        let flow = || augment.flow(x.clone(), y.clone(), 5).unwrap();
         let cpu = trained(&["cpu:0"], flow(), Fit::new());
         assert_close(&trained(&["gpu:0"], flow(), Fit::new()), &cpu);
     }
@@ -99,25 +99,25 @@ fn images_are_moved_on_the_gpu_as_on_the_cpu() {
 
 #[needs(gxx)]
 #[test]
-fn a_callback_that_looks_at_batches_sees_every_one() {
+fn a_batch_callback_sees_every_batch() {
     emulate();
     let (x, y) = images();
     let data = || Arrays::new(x.clone(), y.clone()).unwrap().batch(5).unwrap();
     let seen = std::sync::Arc::new(std::sync::Mutex::new(vec![]));
     let log = seen.clone();
-    let look = LambdaCallback::new().batch_end(move |view| {
+    let observer = LambdaCallback::new().batch_end(move |view| {
         log.lock().unwrap().push(view.step);
         Ok(Action::Continue)
     });
-    let watched = trained(&["gpu:0"], data(), Fit::new().callback(look));
+    let watched = trained(&["gpu:0"], data(), Fit::new().callback(observer));
     assert!(seen.lock().unwrap().iter().copied().eq(1..=15));
-    // Whoever looks changes nothing, not a bit.
+    // The callback does not change a single bit of the result.
     assert_eq!(trained(&["gpu:0"], data(), Fit::new()), watched);
 }
 
 #[needs(gxx)]
 #[test]
-fn a_loss_that_is_no_number_names_its_step() {
+fn a_nan_loss_names_its_step() {
     emulate();
     let mut x = vec![0.5f32; 20 * 72];
     x[9 * 72] = f32::NAN;
@@ -145,10 +145,10 @@ fn labels_out_of_range_are_named_before_the_first_step() {
 
 #[needs(gxx)]
 #[test]
-fn samples_in_memory_are_the_batches_of_the_epoch() {
+fn resident_rows_match_the_batches_of_the_epoch() {
     let (x, y) = images();
-    let moves = ImageDataGenerator::new().width_shift_range(0.2).horizontal_flip(true);
-    let flow = moves.flow(x.clone(), y.clone(), 5).unwrap();
+    let augment = ImageDataGenerator::new().width_shift_range(0.2).horizontal_flip(true);
+    let flow = augment.flow(x.clone(), y.clone(), 5).unwrap();
     let arrays = Arrays::new(x, y).unwrap().batch(4).unwrap().shuffle(true).skip(3).unwrap();
     for data in [&flow as &dyn Dataset, &arrays] {
         let (mut batch, mut picked) = (HostBatch::default(), Default::default());

@@ -1,5 +1,5 @@
-//! Whole runs of `fit` on emulated GPUs of several workers, which are threads: against one worker with
-//! as many GPUs, with peers of any kind and with those that find each other without MPI.
+//! Complete runs of `fit` on emulated GPUs of several workers, which are threads, against one worker with as
+//! many GPUs: with an arbitrary process group, and with workers that connect without MPI.
 
 use crate::emulate;
 use phalanx::launch::{Launch, Launcher};
@@ -8,15 +8,15 @@ use phalanx::prelude::*;
 use phalanx::workers::meet;
 use phalanx_graph::process_group::{PeerError, ProcessGroup, all_gather};
 use phalanx_testing::needs;
-use phalanx_testing::peers::neighbours;
+use phalanx_testing::peers::thread_peers;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const SECRET: Option<&str> = Some("what all workers know");
-const LIMIT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Runs `work` as each of so many workers at once.
+/// Runs `work` concurrently for each of `workers` ranks.
 fn at_once<T: Send>(workers: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let work = &work;
     std::thread::scope(|scope| {
@@ -25,7 +25,7 @@ fn at_once<T: Send>(workers: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> 
     })
 }
 
-/// Workers that find each other without MPI.
+/// The launch descriptions of workers that connect without MPI.
 fn launched(size: usize) -> Vec<Launch> {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let launch = |rank| Launch {
@@ -39,7 +39,7 @@ fn launched(size: usize) -> Vec<Launch> {
     (0..size).map(launch).collect()
 }
 
-/// As many replicas on GPUs of one's own, of which each worker has `devices`.
+/// A strategy in which this worker has `devices`.
 fn strategy(devices: &[&str], peers: Arc<dyn ProcessGroup>) -> Result<MultiWorkerMirroredStrategy> {
     MultiWorkerMirroredStrategy::among(MirroredStrategy::with_devices(devices)?, peers)
 }
@@ -63,7 +63,7 @@ fn compiled(strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<Model> {
     Ok(model)
 }
 
-/// History, evaluation, predictions and weights of a run.
+/// History, evaluation, predictions and weights hash of a run.
 type Outcome = (Vec<f64>, Vec<f64>, Vec<f32>, String);
 
 fn train(
@@ -74,9 +74,9 @@ fn train(
     let mut model = compiled(strategy)?;
     let (x, y) = samples(n);
     let weights: Vec<f32> = (0..n).map(|i| 0.5 + (i % 4) as f32).collect();
-    let look = LambdaCallback::new().batch_end(|_| Ok(Action::Continue));
+    let observer = LambdaCallback::new().batch_end(|_| Ok(Action::Continue));
     let fit = Fit::new().epochs(2).batch_size(batch).verbose(0).sample_weight(weights);
-    let history = model.fit((&x, &y), fit.validation_data((&x, &y)).callback(look))?;
+    let history = model.fit((&x, &y), fit.validation_data((&x, &y)).callback(observer))?;
     let arguments = || Inference::new().batch_size(batch);
     let logs = model.evaluate_with((&x, &y), arguments())?;
     let outputs = model.predict_with(&x, arguments())?;
@@ -95,8 +95,10 @@ fn workers_train_as_one_with_as_many_gpus() {
     for (n, batch) in [(37, 8), (3, 8)] {
         let one = MirroredStrategy::with_devices(["gpu:0", "gpu:1", "gpu:2"]).unwrap();
         let one = train(one, n, batch).unwrap();
-        let peers: Vec<Arc<dyn ProcessGroup>> =
-            neighbours(2).into_iter().map(|peer| Arc::new(peer) as Arc<dyn ProcessGroup>).collect();
+        let peers: Vec<Arc<dyn ProcessGroup>> = thread_peers(2)
+            .into_iter()
+            .map(|peer| Arc::new(peer) as Arc<dyn ProcessGroup>)
+            .collect();
         let devices: [&[&str]; 2] = [&["gpu:0", "gpu:1"], &["gpu:2"]];
         let run = |rank: usize| train(strategy(devices[rank], peers[rank].clone())?, n, batch);
         for got in at_once(2, run) {
@@ -107,13 +109,13 @@ fn workers_train_as_one_with_as_many_gpus() {
 
 #[needs(gxx)]
 #[test]
-fn workers_that_met_without_mpi_train_too() {
+fn workers_that_connect_without_mpi_train_too() {
     emulate();
     let one = MirroredStrategy::with_devices(["gpu:0", "gpu:1"]).unwrap();
     let one = train(one, 29, 8).unwrap();
     let all = launched(2);
     let got = at_once(2, |rank| {
-        let peers = meet(&all[rank], rank, SECRET, LIMIT)?;
+        let peers = meet(&all[rank], rank, SECRET, TIMEOUT)?;
         assert!(peers.name(1 - rank).starts_with(&format!("rank {} (", 1 - rank)));
         train(strategy(&[&format!("gpu:{rank}")], peers)?, 29, 8)
     });
@@ -124,12 +126,12 @@ fn workers_that_met_without_mpi_train_too() {
 
 #[needs(gxx)]
 #[test]
-fn bytes_of_any_size_go_between_workers_that_met() {
+fn connected_workers_exchange_bytes_of_any_size() {
     emulate();
     let all = launched(3);
     let bytes = |rank: usize| vec![rank as u8; [0, 5_000_001, 1][rank]];
     let got = at_once(3, |rank| {
-        let peers = meet(&all[rank], rank, SECRET, LIMIT).unwrap();
+        let peers = meet(&all[rank], rank, SECRET, TIMEOUT).unwrap();
         let first = all_gather(&*peers, &bytes(rank)).unwrap();
         (first, all_gather(&*peers, &[]).unwrap())
     });
@@ -143,9 +145,9 @@ fn bytes_of_any_size_go_between_workers_that_met() {
 fn a_worker_that_ends_is_named_by_the_first() {
     emulate();
     let all = launched(3);
-    let began = Instant::now();
+    let start = Instant::now();
     let got = at_once(3, |rank| -> Option<PeerError> {
-        let peers = meet(&all[rank], rank, SECRET, LIMIT).unwrap();
+        let peers = meet(&all[rank], rank, SECRET, TIMEOUT).unwrap();
         all_gather(&*peers, &[1]).unwrap();
         if rank == 2 {
             return None;
@@ -154,25 +156,25 @@ fn a_worker_that_ends_is_named_by_the_first() {
         assert_eq!(
             all_gather(&*peers, &[3]).unwrap_err(),
             error,
-            "and nothing is exchanged any more"
+            "no further exchange is possible"
         );
         Some(error)
     });
     let [Some(first), Some(second), None] = &got[..] else { panic!("{got:?}") };
     assert!(first.name.starts_with("rank 2 (") && first.message.contains("closed"), "{first}");
     assert!(second.name.starts_with("rank 0 (") && second.message.contains("lost"), "{second}");
-    assert!(began.elapsed() < LIMIT);
+    assert!(start.elapsed() < TIMEOUT);
 }
 
 #[needs(gxx)]
 #[test]
-fn a_worker_that_is_asked_to_end_ends_all_at_the_same_step() {
+fn an_interrupt_of_one_worker_stops_all_at_the_same_step() {
     emulate();
     let directory = tempfile::tempdir().unwrap();
     let (x, y) = samples(64);
     let all = launched(2);
     let errors = at_once(2, |rank| -> Result<String> {
-        let peers = meet(&all[rank], rank, SECRET, LIMIT)?;
+        let peers = meet(&all[rank], rank, SECRET, TIMEOUT)?;
         let mut model = compiled(strategy(&[&format!("gpu:{rank}")], peers)?)?;
         let interrupt = Interrupt::new();
         let mine = interrupt.clone();
@@ -195,7 +197,7 @@ fn a_worker_that_is_asked_to_end_ends_all_at_the_same_step() {
 
 #[needs(gxx)]
 #[test]
-fn a_worker_that_hangs_is_not_waited_for_without_end() {
+fn a_worker_that_hangs_is_reported_after_the_timeout() {
     emulate();
     let all = launched(2);
     let (stop, hung) = std::sync::mpsc::channel::<()>();
@@ -203,7 +205,7 @@ fn a_worker_that_hangs_is_not_waited_for_without_end() {
     let got = at_once(2, |rank| {
         let peers = meet(&all[rank], rank, SECRET, Duration::from_secs(2)).unwrap();
         if rank == 1 {
-            let _ = hung.lock().unwrap().recv_timeout(LIMIT);
+            let _ = hung.lock().unwrap().recv_timeout(TIMEOUT);
             return None;
         }
         let error = all_gather(&*peers, &[1]).unwrap_err();
@@ -216,7 +218,7 @@ fn a_worker_that_hangs_is_not_waited_for_without_end() {
 
 #[needs(gxx)]
 #[test]
-fn a_run_goes_on_with_other_workers() {
+fn a_run_resumes_with_other_workers() {
     emulate();
     let directory = tempfile::tempdir().unwrap();
     let (x, y) = samples(50);
@@ -231,7 +233,7 @@ fn a_run_goes_on_with_other_workers() {
     let by_workers = |epochs: usize| {
         let all = launched(2);
         let run = |rank: usize| {
-            let peers = meet(&all[rank], rank, SECRET, LIMIT)?;
+            let peers = meet(&all[rank], rank, SECRET, TIMEOUT)?;
             fit(strategy(&[&format!("gpu:{rank}")], peers)?, epochs)
         };
         at_once(2, run).into_iter().map(Result::unwrap).collect::<Vec<_>>()
@@ -240,11 +242,11 @@ fn a_run_goes_on_with_other_workers() {
     by_workers(2);
     let resumed = by_workers(3);
     std::fs::remove_dir_all(directory.path()).unwrap();
-    let whole = fit(two(), 3).unwrap();
-    assert_eq!(resumed, [whole.clone(), whole]);
+    let uninterrupted = fit(two(), 3).unwrap();
+    assert_eq!(resumed, [uninterrupted.clone(), uninterrupted]);
 }
 
-/// A run with a scaled loss in which one sample overflows: the steps that meet it are skipped.
+/// A run with loss scaling in which one sample overflows: the steps that contain it are skipped.
 fn train_scaled(strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<(Vec<f64>, String)> {
     let mut model = Sequential::new()
         .add(Input::new([6]))
@@ -272,7 +274,7 @@ fn an_overflow_on_one_worker_skips_the_step_on_all() {
     let one = train_scaled(two).unwrap();
     assert_eq!(one.0[3..], [99, 98, 97].map(|n| 2f64.powi(n)), "a step of every epoch is skipped");
     let peers: Vec<Arc<dyn ProcessGroup>> =
-        neighbours(2).into_iter().map(|peer| Arc::new(peer) as Arc<dyn ProcessGroup>).collect();
+        thread_peers(2).into_iter().map(|peer| Arc::new(peer) as Arc<dyn ProcessGroup>).collect();
     let run = |rank: usize| train_scaled(strategy(&[&format!("gpu:{rank}")], peers[rank].clone())?);
     for got in at_once(2, run) {
         assert_eq!(got.unwrap(), one);
@@ -284,11 +286,11 @@ fn an_overflow_on_one_worker_skips_the_step_on_all() {
 fn workers_on_other_kinds_of_devices_are_named() {
     emulate();
     let peers: Vec<Arc<dyn ProcessGroup>> =
-        neighbours(2).into_iter().map(|peer| Arc::new(peer) as Arc<dyn ProcessGroup>).collect();
+        thread_peers(2).into_iter().map(|peer| Arc::new(peer) as Arc<dyn ProcessGroup>).collect();
     for error in at_once(2, |rank| strategy(&[["gpu:0", "cpu:0"][rank]], peers[rank].clone())) {
-        let words = "MultiWorkerMirroredStrategy: devices: expected gpu on rank 0 (a thread), received cpu \
+        let expected = "MultiWorkerMirroredStrategy: devices: expected gpu on rank 0 (a thread), received cpu \
                      on rank 1 (a thread)";
-        assert_eq!(error.map(|_| ()).unwrap_err().to_string(), words);
+        assert_eq!(error.map(|_| ()).unwrap_err().to_string(), expected);
     }
 }
 

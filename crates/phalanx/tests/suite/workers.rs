@@ -4,7 +4,7 @@ use phalanx::data::{Images, Pipeline};
 use phalanx::model::Interrupt;
 use phalanx::prelude::*;
 use phalanx_graph::process_group::ProcessGroup;
-use phalanx_testing::peers::neighbours;
+use phalanx_testing::peers::thread_peers;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +16,7 @@ fn job<T: Send>(
     let work = &work;
     std::thread::scope(|scope| {
         let mut threads = vec![];
-        for (rank, peer) in neighbours(workers).into_iter().enumerate() {
+        for (rank, peer) in thread_peers(workers).into_iter().enumerate() {
             let peer: Arc<dyn ProcessGroup> = Arc::new(peer);
             threads.push(scope.spawn(move || {
                 let local = MirroredStrategy::cpus(1)?.threads(1);
