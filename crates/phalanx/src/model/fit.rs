@@ -2,7 +2,7 @@
 
 use super::session::{BatchOrigin, Session, StepKind};
 use super::source::{IntoDataset, Source, TRAINING, VALIDATION, one_batch};
-use super::training::{Interrupt, OnNan, Training};
+use super::training::{Interrupt, OnNan, TrainLoop};
 use super::{Logs, Model};
 use crate::callbacks::Callback;
 use crate::data::{Arrays, Dataset, HostBatch, Picked};
@@ -257,7 +257,7 @@ impl Model {
             }
             None => None,
         };
-        Training::new(session, &*data, validation.as_deref(), fit)?.run()
+        TrainLoop::new(session, &*data, validation.as_deref(), fit)?.run()
     }
 
     /// One update on one batch; returns loss and metrics of that batch.

@@ -1,77 +1,46 @@
-//! An epoch: batch by batch, or on samples that the devices keep.
+//! An epoch: batch by batch, or on samples that are resident on the devices.
 
-use super::{OnNan, Training};
-use crate::data::{Dataset, Epoch, HostBatch, LocalShard};
+use super::{DataCursor, OnNan, TrainLoop};
+use crate::data::HostBatch;
 use crate::error::{Error, Result};
 use crate::model::Logs;
 use crate::model::run_state::Position;
-use crate::model::session::{Accumulation, BatchOrigin, ResidentTable, Session, StepKind};
+use crate::model::session::{Accumulation, BatchOrigin, ResidentTable, StepKind};
 use crate::model::source::TRAINING;
 use crate::model::turns::Group;
 use crate::warnings::warning;
 use std::time::Instant;
 
-/// Steps undone in a row before the run is given up.
-const MOST_SKIPPED: u32 = 100;
-
-/// Hands out batches across the ends of the data.
-pub(super) struct Feeder<'a> {
-    data: &'a dyn Dataset,
-    seed: u64,
-    /// A worker's rows of every batch, where there are several.
-    share: Option<LocalShard>,
-    epoch: Box<dyn Epoch + 'a>,
-}
-
-impl<'a> Feeder<'a> {
-    pub fn new(data: &'a dyn Dataset, session: &Session, at: &Position) -> Result<Feeder<'a>> {
-        let (seed, share) = (session.state.seed, session.worker_shard());
-        let epoch = data.epoch_of(seed, at.pass, at.taken, share.as_ref())?;
-        Ok(Feeder { data, seed, share, epoch })
-    }
-
-    /// The next batch; with `endless`, the data starts again where it ends.
-    fn next(&mut self, batch: &mut HostBatch, at: &mut Position, endless: bool) -> Result<bool> {
-        let mut there = self.epoch.next(batch)?;
-        if !there && endless {
-            (at.pass, at.taken) = (at.pass + 1, 0);
-            self.epoch = self.data.epoch_of(self.seed, at.pass, 0, self.share.as_ref())?;
-            there = self.epoch.next(batch)?;
-        }
-        at.taken += usize::from(there);
-        Ok(there)
-    }
-}
-
-/// The batch of the step to come.
+/// The batch of the next step.
 #[derive(Default)]
 struct Ahead {
     batch: HostBatch,
-    /// Whether there is one, and where in the data it ends; nothing while nobody has looked.
-    looked: Option<(bool, Position)>,
+    /// Whether there is one, and where in the data it ends; `None` until it was fetched.
+    fetched: Option<(bool, Position)>,
 }
 
-impl Training<'_> {
-    /// An epoch batch by batch; the next one is fetched while a step is under way.
+impl TrainLoop<'_> {
+    /// Trains an epoch batch by batch. The next batch is fetched while a step is in flight.
     pub(super) fn train_epoch(
         &mut self,
-        feeder: &mut Feeder<'_>,
+        cursor: &mut DataCursor<'_>,
         batch: &mut HostBatch,
     ) -> Result<()> {
         let none = Logs::default();
         let mut ahead = Ahead::default();
-        while self.asked_steps.is_none_or(|n| self.at.batch < n) && !self.stop {
-            let staged = ahead.looked.is_some();
-            let more = match ahead.looked.take() {
+        while self.plan.requested_steps.is_none_or(|n| self.at.batch < n) && !self.stop {
+            let staged = ahead.fetched.is_some();
+            let more = match ahead.fetched.take() {
                 Some((more, at)) => {
                     std::mem::swap(batch, &mut ahead.batch);
                     (self.at.pass, self.at.taken) = (at.pass, at.taken);
                     more
                 }
                 None => {
-                    let asked = Instant::now();
-                    let more = feeder.next(batch, &mut self.at, self.asked_steps.is_some())?;
-                    self.history.waited(asked.elapsed().as_secs_f64());
+                    let began = Instant::now();
+                    let more =
+                        cursor.next(batch, &mut self.at, self.plan.requested_steps.is_some())?;
+                    self.history.waited(began.elapsed().as_secs_f64());
                     more
                 }
             };
@@ -80,16 +49,17 @@ impl Training<'_> {
             }
             self.call(&none, |c, v| c.on_batch_begin(v))?;
             self.session.set_stop_flag(self.interrupt.raised());
-            let last = self.flush && self.outline.steps.is_some_and(|n| self.at.batch + 1 == n);
-            let by_rows = self.flush;
-            let accumulation = self.accumulate.map(|every| Accumulation { every, last, by_rows });
+            let last = self.plan.flush && self.plan.steps.is_some_and(|n| self.at.batch + 1 == n);
+            let by_rows = self.plan.flush;
+            let accumulation =
+                self.plan.accumulate.map(|every| Accumulation { every, last, by_rows });
             self.session.checks.origin = BatchOrigin::Data(TRAINING, self.at.taken);
-            let loss = match self.on_nan {
+            let loss = match self.nan.policy {
                 OnNan::Skip => self.step_or_undo(batch, accumulation)?,
                 OnNan::Raise | OnNan::Stop => {
                     let started =
                         self.session.start(StepKind::Train, batch, accumulation, staged)?;
-                    self.look_ahead(feeder, &mut ahead)?;
+                    self.fetch_ahead(cursor, &mut ahead)?;
                     self.session.finish(started, &mut self.tally)?
                 }
             };
@@ -103,35 +73,35 @@ impl Training<'_> {
         Ok(())
     }
 
-    /// The samples on the devices, where they can be kept there and epochs are whole passes.
-    pub(super) fn keep(&mut self) -> Result<Option<ResidentTable>> {
-        let steps_alone = self.asked_steps.is_none() && self.accumulate.is_none();
-        if !steps_alone || self.on_nan == OnNan::Skip {
+    /// Makes the samples resident on the devices, if the devices can and an epoch is one pass over them.
+    pub(super) fn make_resident(&mut self) -> Result<Option<ResidentTable>> {
+        let steps_alone = self.plan.requested_steps.is_none() && self.plan.accumulate.is_none();
+        if !steps_alone || self.nan.policy == OnNan::Skip {
             return Ok(None);
         }
         if let Some(validation) = self.validation {
-            // What programs need comes first: samples take what is left.
+            // Programs get memory first; samples take what is left.
             self.session.ensure_loaded(StepKind::Test, validation.batch_size())?;
         }
         self.session.make_resident(StepKind::Train, self.data)
     }
 
-    /// An epoch on samples that the devices keep. Steps are started together unless a callback looks
-    /// at each of them.
-    pub(super) fn train_epoch_kept(&mut self, kept: &ResidentTable) -> Result<()> {
+    /// Trains an epoch on resident samples. Steps are launched together unless a callback wants every
+    /// batch.
+    pub(super) fn train_epoch_resident(&mut self, table: &ResidentTable) -> Result<()> {
         let Some(data) = self.data.in_memory() else { return Ok(()) };
         let mut picks = data.picks(self.session.state.seed, self.at.pass, self.at.taken)?;
         let (mut now, mut next) = (Group::default(), Group::default());
-        now.fill(&mut next, &mut *picks, self.together(kept))?;
+        now.fill(&mut next, &mut *picks, self.steps_per_launch(table))?;
         while !now.batches().is_empty() && !self.stop {
-            if self.watched() {
+            if self.wants_batch_events() {
                 self.call(&Logs::default(), |c, v| c.on_batch_begin(v))?;
             }
-            let started = self.session.start_steps(StepKind::Train, kept, now.batches())?;
-            let asked = Instant::now();
-            next.fill(&mut now, &mut *picks, self.together(kept))?;
+            let started = self.session.start_steps(StepKind::Train, table, now.batches())?;
+            let began = Instant::now();
+            next.fill(&mut now, &mut *picks, self.steps_per_launch(table))?;
             if !self.session.in_flight() {
-                self.history.waited(asked.elapsed().as_secs_f64());
+                self.history.waited(began.elapsed().as_secs_f64());
             }
             let losses = self.session.finish_steps(started, &mut self.tally)?;
             self.at.batch += losses.len();
@@ -143,53 +113,53 @@ impl Training<'_> {
         Ok(())
     }
 
-    /// How many steps to start together.
-    fn together(&self, kept: &ResidentTable) -> usize {
-        if self.watched() { 1 } else { self.session.steps_per_launch(kept) }
+    /// How many steps to launch together.
+    fn steps_per_launch(&self, table: &ResidentTable) -> usize {
+        if self.wants_batch_events() { 1 } else { self.session.steps_per_launch(table) }
     }
 
-    /// Whether a callback looks at every batch.
-    fn watched(&self) -> bool {
+    /// Whether a callback wants every batch.
+    fn wants_batch_events(&self) -> bool {
         self.callbacks.iter().any(|c| c.sees_batches())
     }
 
-    /// Lets everybody see the last of some steps, given the loss of each.
+    /// Shows the last of some steps to callbacks and the progress bar, given the loss of each.
     fn after_steps(&mut self, losses: &[f64]) -> Result<()> {
         let logs = self.session.objective.logs(&self.tally);
-        let asking = match self.watched() {
+        let requesting = match self.wants_batch_events() {
             true => self.call(&logs, |c, v| c.on_batch_end(v))?,
             false => vec![],
         };
         let broken = losses.iter().position(|loss| !loss.is_finite());
         if let Some(at) = broken.filter(|_| !self.stop) {
-            if self.on_nan == OnNan::Raise {
+            if self.nan.policy == OnNan::Raise {
                 let step = self.session.state.steps - (losses.len() - 1 - at) as u64;
                 return Err(self.not_finite(losses[at], step)?);
             }
             self.stop = true;
         }
         self.progress.step(self.at.batch, &logs);
-        if self.asked_to_end() {
+        if self.stop_requested() {
             return self.interrupted();
         }
-        self.back_up(&asking)
+        self.back_up(&requesting)
     }
 
-    /// Gets the next batch of the epoch while a step is under way.
-    fn look_ahead(&mut self, feeder: &mut Feeder<'_>, ahead: &mut Ahead) -> Result<()> {
-        if self.asked_steps.is_some_and(|n| self.at.batch + 1 >= n) {
+    /// Fetches the next batch of the epoch while a step is in flight.
+    fn fetch_ahead(&mut self, cursor: &mut DataCursor<'_>, ahead: &mut Ahead) -> Result<()> {
+        if self.plan.requested_steps.is_some_and(|n| self.at.batch + 1 >= n) {
             return Ok(());
         }
-        let (asked, mut at) = (Instant::now(), self.at);
-        let more = feeder.next(&mut ahead.batch, &mut at, self.asked_steps.is_some())?;
+        let (began, mut at) = (Instant::now(), self.at);
+        let more = cursor.next(&mut ahead.batch, &mut at, self.plan.requested_steps.is_some())?;
         if !self.session.in_flight() {
-            self.history.waited(asked.elapsed().as_secs_f64());
+            self.history.waited(began.elapsed().as_secs_f64());
         }
         if more {
             self.session.checks.origin = BatchOrigin::Data(TRAINING, at.taken);
             self.session.stage(StepKind::Train, &ahead.batch)?;
         }
-        ahead.looked = Some((more, at));
+        ahead.fetched = Some((more, at));
         Ok(())
     }
 
@@ -207,17 +177,16 @@ impl Training<'_> {
         let tally = self.tally.clone();
         let loss = self.step(batch, accumulation)?;
         if loss.is_finite() && self.session.weights.is_finite() {
-            self.skipped = 0;
+            self.nan.step_was_finite();
             return Ok(loss);
         }
-        self.skipped += 1;
-        if self.skipped > MOST_SKIPPED {
+        if !self.nan.undo() {
             return Err(self.not_finite(loss, self.session.state.steps)?);
         }
         let step = self.session.state.steps;
         warning!("step {step} is undone: its loss is {loss}, or its weights no numbers");
         self.session.set_state(&counters, &tensors, self.data.batch_size())?;
-        // The step was made all the same: the next one draws other random numbers.
+        // The step still counts: the next one draws other random numbers.
         self.session.state.steps = step;
         self.tally = tally;
         Ok(0.0)

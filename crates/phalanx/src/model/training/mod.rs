@@ -1,8 +1,15 @@
 //! The training loop: epochs, callbacks, validation, and the state between two steps.
 
+mod data_cursor;
 mod epoch;
+mod interrupt;
+mod nan_guard;
 
-use self::epoch::Feeder;
+pub use self::interrupt::Interrupt;
+pub use self::nan_guard::OnNan;
+
+use self::data_cursor::DataCursor;
+use self::nan_guard::NanGuard;
 use super::Logs;
 use super::evaluate::evaluate;
 use super::fit::Fit;
@@ -18,50 +25,7 @@ use crate::progress::Progress;
 use crate::saving;
 use crate::warnings::warning;
 use std::cell::OnceCell;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-
-/// Asks a run to end after the step it is at: raise it from a signal handler or another thread.
-///
-/// What runs with it ends with [`Error::Interrupted`], after `BackupAndRestore` has saved the run.
-#[derive(Clone, Debug, Default)]
-pub struct Interrupt(Arc<AtomicBool>);
-
-impl Interrupt {
-    /// One that is not raised.
-    pub fn new() -> Interrupt {
-        Interrupt::default()
-    }
-
-    /// The flag itself, for signal handlers.
-    pub fn flag(&self) -> Arc<AtomicBool> {
-        self.0.clone()
-    }
-
-    /// Asks for the end.
-    pub fn raise(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether it was raised.
-    pub fn raised(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// What `fit` does about a loss or weights that are no finite numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnNan {
-    /// End the run with an error that names the step.
-    #[default]
-    Raise,
-    /// End the run as a callback would.
-    Stop,
-    /// Undo the step, warn, and go on with the next batch. Every step then keeps a copy of the
-    /// weights, and many such steps in a row end the run all the same.
-    Skip,
-}
 
 impl WeightSource for Session {
     fn names(&self) -> Vec<String> {
@@ -84,49 +48,70 @@ impl WeightSource for Session {
 type Hook = fn(&mut dyn Callback, &View<'_>) -> Result<Action>;
 
 /// What is known of a run before its first step.
-struct Outline {
+struct RunPlan {
     epochs: usize,
-    /// Batches of an epoch, as far as they are known.
+    /// Batches of an epoch, if known.
     steps: Option<usize>,
-    /// The names of an epoch's losses and metrics, those of the validation too.
+    /// Batches of an epoch as the user requested them. The data then continues across epochs.
+    requested_steps: Option<usize>,
+    /// The names of an epoch's losses and metrics, including those of the validation.
     metrics: Vec<String>,
+    /// Batches of an update, if gradients are accumulated.
+    accumulate: Option<u64>,
+    /// Whether the last batch of an epoch updates with the gradients accumulated so far. `fit` does; an
+    /// optimizer that accumulates continues across epochs, as in Keras.
+    flush: bool,
 }
 
-/// A run under way.
-pub(super) struct Training<'a> {
+/// How long the current epoch has taken.
+struct EpochClock {
+    began: Instant,
+    /// Seconds of the epoch before the run was interrupted.
+    earlier: f64,
+}
+
+impl EpochClock {
+    fn start(earlier: f64) -> EpochClock {
+        EpochClock { began: Instant::now(), earlier }
+    }
+
+    /// Seconds since the epoch began or was resumed.
+    fn elapsed(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+
+    /// Seconds of the whole epoch.
+    fn total(&self) -> f64 {
+        self.earlier + self.elapsed()
+    }
+}
+
+/// A training run.
+pub(super) struct TrainLoop<'a> {
     session: &'a mut Session,
     data: &'a dyn Dataset,
     validation: Option<&'a dyn Dataset>,
-    /// Fingerprints of both, once they were needed.
+    /// Fingerprints of both, computed on first use.
     fingerprints: OnceCell<[Option<String>; 2]>,
     callbacks: Vec<Box<dyn Callback>>,
-    /// Batches of an epoch as the user wants them.
-    asked_steps: Option<usize>,
-    outline: Outline,
-    /// Gradient accumulation: batches of an update, and whether the epoch's last makes one anyway.
-    accumulate: Option<u64>,
-    flush: bool,
+    plan: RunPlan,
     interrupt: Interrupt,
-    on_nan: OnNan,
-    /// Steps undone in a row.
-    skipped: u32,
+    nan: NanGuard,
     progress: Progress,
     at: Position,
     tally: Tally,
     history: History,
-    /// When the epoch began, less what it took before the run was interrupted.
-    began: Instant,
-    earlier: f64,
+    clock: EpochClock,
     stop: bool,
 }
 
-impl<'a> Training<'a> {
+impl<'a> TrainLoop<'a> {
     pub(super) fn new(
         session: &'a mut Session,
         data: &'a dyn Dataset,
         validation: Option<&'a dyn Dataset>,
         fit: Fit,
-    ) -> Result<Training<'a>> {
+    ) -> Result<TrainLoop<'a>> {
         let steps = fit.steps_per_epoch.or(data.batches());
         if steps == Some(0) || data.is_empty() {
             return Err(Error::argument("fit", "data", "at least one batch", "an empty dataset"));
@@ -139,29 +124,30 @@ impl<'a> Training<'a> {
         if validation.is_some() {
             logs.extend(logs.clone().prefixed("val_"));
         }
-        let metrics = logs.into_iter().map(|(name, _)| name).collect();
+        let plan = RunPlan {
+            epochs: fit.epochs,
+            steps,
+            requested_steps: fit.steps_per_epoch,
+            metrics: logs.into_iter().map(|(name, _)| name).collect(),
+            accumulate: fit.accumulate.or(session.objective.accumulation_steps()),
+            flush: fit.accumulate.is_some(),
+        };
         let (mut callbacks, verbose) = (fit.callbacks, session.workers.verbose(fit.verbose)?);
         callbacks.retain(|c| session.workers.is_chief() || !c.writes());
-        Ok(Training {
-            accumulate: fit.accumulate.or(session.objective.accumulation_steps()),
-            // As in Keras, an optimizer that gathers goes on across epochs; `fit` itself does not.
-            flush: fit.accumulate.is_some(),
+        Ok(TrainLoop {
             tally: session.objective.tally(),
             session,
             data,
             validation,
             fingerprints: OnceCell::new(),
             callbacks,
-            outline: Outline { epochs: fit.epochs, steps, metrics },
-            asked_steps: fit.steps_per_epoch,
+            plan,
             interrupt: fit.interrupt,
-            on_nan: fit.on_nan,
-            skipped: 0,
+            nan: NanGuard::new(fit.on_nan),
             progress: Progress::stdout(verbose),
             at: Position { epoch, pass: epoch as u64, ..Position::default() },
             history: History::default(),
-            began: Instant::now(),
-            earlier: 0.0,
+            clock: EpochClock::start(0.0),
             stop: false,
         })
     }
@@ -172,41 +158,41 @@ impl<'a> Training<'a> {
         self.session.weights.take_ownership();
         self.begin()?;
         let before = self.session.state.steps;
-        let kept = self.keep()?;
+        let resident = self.make_resident()?;
         let mut batch = HostBatch::default();
         let mut open = None;
-        // An epoch that was begun is brought to its end, validation and all, even when stopped.
-        while self.at.epoch < self.outline.epochs && (self.at.batch > 0 || !self.stop) {
+        // An epoch that has begun is finished and validated, even after a callback has stopped the run.
+        while self.at.epoch < self.plan.epochs && (self.at.batch > 0 || !self.stop) {
             if self.at.batch == 0 {
                 self.call(&none, |c, v| c.on_epoch_begin(v))?;
             }
             self.check_rate()?;
-            self.progress.begin_epoch(self.at.epoch, self.outline.epochs, self.outline.steps);
-            self.began = Instant::now();
-            match &kept {
-                Some(kept) => self.train_epoch_kept(kept)?,
+            self.progress.begin_epoch(self.at.epoch, self.plan.epochs, self.plan.steps);
+            self.clock.began = Instant::now();
+            match &resident {
+                Some(table) => self.train_epoch_resident(table)?,
                 None => {
-                    let mut feeder = match open.take() {
-                        Some(feeder) => feeder,
-                        None => Feeder::new(self.data, self.session, &self.at)?,
+                    let mut cursor = match open.take() {
+                        Some(cursor) => cursor,
+                        None => DataCursor::new(self.data, self.session, &self.at)?,
                     };
-                    self.train_epoch(&mut feeder, &mut batch)?;
-                    // With steps asked for, the data goes on where it is.
-                    open = self.asked_steps.is_some().then_some(feeder);
+                    self.train_epoch(&mut cursor, &mut batch)?;
+                    // With requested steps the data continues where it is.
+                    open = self.plan.requested_steps.is_some().then_some(cursor);
                 }
             }
             let logs = self.end_epoch()?;
-            let asking = self.call(&logs, |c, v| c.on_epoch_end(v))?;
+            let requesting = self.call(&logs, |c, v| c.on_epoch_end(v))?;
             self.advance();
-            self.back_up(&asking)?;
-            if self.asked_to_end() && self.at.epoch < self.outline.epochs && !self.stop {
+            self.back_up(&requesting)?;
+            if self.stop_requested() && self.at.epoch < self.plan.epochs && !self.stop {
                 return self.interrupted();
             }
         }
-        // The last update may have broken the weights: no later loss could show it.
+        // The last update may have made the weights non-finite: no later loss would show it.
         if self.session.state.steps > before && !self.session.weights.is_finite() {
             let error = self.not_finite(f64::NAN, self.session.state.steps)?;
-            if self.on_nan == OnNan::Raise && !self.stop {
+            if self.nan.policy == OnNan::Raise && !self.stop {
                 return Err(error);
             }
             warning!("{error}");
@@ -217,7 +203,7 @@ impl<'a> Training<'a> {
         Ok(self.history)
     }
 
-    /// Takes up an earlier run where a callback has one, and lets every callback begin.
+    /// Resumes an earlier run if a callback has one, and lets every callback begin.
     fn begin(&mut self) -> Result<()> {
         let mut found = None;
         for callback in &mut self.callbacks {
@@ -230,18 +216,18 @@ impl<'a> Training<'a> {
             self.session.workers.check_equal(&self.facts())?;
         }
         let found = self.session.workers.broadcast_run(found)?;
-        // What the optimizer keeps is there once the step is.
+        // The optimizer's slots exist once the training program is loaded.
         self.session.ensure_loaded(StepKind::Train, self.data.batch_size())?;
         let Some(state) = found else {
-            let asking = self.call(&Logs::default(), |c, v| c.on_train_begin(v))?;
-            return self.back_up(&asking);
+            let requesting = self.call(&Logs::default(), |c, v| c.on_train_begin(v))?;
+            return self.back_up(&requesting);
         };
         let mut states = self.resume(state)?;
         let none = Logs::default();
         for i in 0..self.callbacks.len() {
             let name = self.callbacks[i].name();
             let mine = states.iter().position(|(n, _)| *n == name).map(|at| states.remove(at).1);
-            let view = view(self.session, &self.at, &self.outline, &self.history, &none);
+            let view = view(self.session, &self.at, &self.plan, &self.history, &none);
             let action = match &mine {
                 Some(state) => self.callbacks[i].on_train_resume(&view, state)?,
                 None => self.callbacks[i].on_train_begin(&view)?,
@@ -251,7 +237,7 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Goes to where an earlier run was; returns what its callbacks remember.
+    /// Continues from the state of an earlier run; returns the states of its callbacks.
     fn resume(&mut self, state: RunState) -> Result<Vec<(String, CallbackState)>> {
         let RunState { header, tensors, callbacks, .. } = state;
         let setup = self.setup();
@@ -266,34 +252,34 @@ impl<'a> Training<'a> {
         }
         self.session.set_state(&header.counters, &tensors, setup.batch_size)?;
         (self.at, self.tally, self.history) = (header.position, header.tally, header.history);
-        (self.earlier, self.stop) = (header.seconds, header.stopped);
+        (self.clock.earlier, self.stop) = (header.seconds, header.stopped);
         Ok(callbacks)
     }
 
-    /// Whether this worker, or any of several, was asked to end before the last step was over.
-    fn asked_to_end(&self) -> bool {
+    /// Whether this worker, or any other, was asked to stop before the last step finished.
+    fn stop_requested(&self) -> bool {
         self.session.any_worker_stopping(self.interrupt.raised())
     }
 
-    /// The error of a step whose loss is no number, which all workers find at the same step.
+    /// The error of a step whose loss is not finite. All workers find it at the same step.
     fn not_finite(&mut self, loss: f64, step: u64) -> Result<Error> {
         let finite = self.session.weights.is_finite();
         let saved = self.callbacks.iter_mut().find_map(|callback| callback.newest_saved());
         let saved = self.session.workers.broadcast_path(saved)?;
         let (epoch, suspects) =
-            ((self.at.epoch + 1).min(self.outline.epochs), self.session.checks.unchecked_lookups());
+            ((self.at.epoch + 1).min(self.plan.epochs), self.session.checks.unchecked_lookups());
         Ok(Error::NotFinite { loss, step, epoch, suspects, finite, saved })
     }
 
     /// Validates and adds the epoch to the history.
     fn end_epoch(&mut self) -> Result<Logs> {
-        let ran = self.began.elapsed().as_secs_f64();
+        let ran = self.clock.elapsed();
         self.history.ran(ran);
         let mut logs = self.session.objective.logs(&self.tally);
         if let Some(validation) = self.validation {
             let data = (validation, VALIDATION);
             let Some(held) = evaluate(self.session, data, None, &self.interrupt)? else {
-                // The epoch's batches are done and stay so; a run continued validates anew.
+                // The epoch's batches are done. A resumed run validates again.
                 return self.interrupted();
             };
             logs.extend(held.prefixed("val_"));
@@ -304,38 +290,34 @@ impl<'a> Training<'a> {
         if let Some(scale) = self.session.state.loss_scale {
             entry.push("loss_scale", f64::from(scale));
         }
-        self.history.push(self.at.epoch, &entry, self.earlier + ran, self.at.rows);
+        self.history.push(self.at.epoch, &entry, self.clock.earlier + ran, self.at.rows);
         Ok(logs)
     }
 
     /// The start of the next epoch.
     fn advance(&mut self) {
         self.at.epoch += 1;
-        (self.at.batch, self.at.rows, self.earlier) = (0, 0, 0.0);
-        if self.asked_steps.is_none() {
+        (self.at.batch, self.at.rows) = (0, 0);
+        if self.plan.requested_steps.is_none() {
             (self.at.pass, self.at.taken) = (self.at.epoch as u64, 0);
         }
         self.tally = self.session.objective.tally();
-        self.began = Instant::now();
+        self.clock = EpochClock::start(0.0);
     }
 
-    fn seconds(&self) -> f64 {
-        self.earlier + self.began.elapsed().as_secs_f64()
-    }
-
-    /// Lets every callback look, and does what they answer; returns those that want the run's
-    /// state.
+    /// Calls a hook of every callback and applies their actions. Returns the callbacks that want the
+    /// run's state.
     fn call(&mut self, logs: &Logs, hook: Hook) -> Result<Vec<usize>> {
-        let mut asking = vec![];
+        let mut requesting = vec![];
         for i in 0..self.callbacks.len() {
-            let view = view(self.session, &self.at, &self.outline, &self.history, logs);
+            let view = view(self.session, &self.at, &self.plan, &self.history, logs);
             let action = hook(&mut *self.callbacks[i], &view)?;
             if action == Action::BackUp {
-                asking.push(i);
+                requesting.push(i);
             }
             self.act(action)?;
         }
-        Ok(asking)
+        Ok(requesting)
     }
 
     fn act(&mut self, action: Action) -> Result<()> {
@@ -353,8 +335,8 @@ impl<'a> Training<'a> {
     }
 
     /// Hands the run's state to the callbacks that asked for it.
-    fn back_up(&mut self, asking: &[usize]) -> Result<()> {
-        let Some((last, others)) = asking.split_last() else { return Ok(()) };
+    fn back_up(&mut self, requesting: &[usize]) -> Result<()> {
+        let Some((last, others)) = requesting.split_last() else { return Ok(()) };
         let state = self.state()?;
         for i in others {
             self.callbacks[*i].back_up(state.clone())?;
@@ -362,7 +344,7 @@ impl<'a> Training<'a> {
         self.callbacks[*last].back_up(state)
     }
 
-    /// Fingerprints of the samples and of those to validate on, which take a moment to make.
+    /// Fingerprints of the training and the validation data. They take a moment to compute.
     fn fingerprints(&self) -> &[Option<String>; 2] {
         let of = |data: Option<&dyn Dataset>| data.and_then(|data| shown_digest(data.digest()));
         self.fingerprints.get_or_init(|| [Some(self.data), self.validation].map(of))
@@ -374,17 +356,17 @@ impl<'a> Training<'a> {
             model: self.session.def.name.clone(),
             batch_size: self.data.batch_size(),
             samples: self.data.len(),
-            steps: self.outline.steps,
+            steps: self.plan.steps,
             shuffle: self.data.shuffles(),
             optimizer: self.session.objective.optimizer_options(),
-            accumulate: Some(self.accumulate.filter(|_| self.flush).unwrap_or(1)),
+            accumulate: Some(self.plan.accumulate.filter(|_| self.plan.flush).unwrap_or(1)),
             data,
             augmentation: shown_digest(self.data.augmentation_digest()),
             validation,
         }
     }
 
-    /// Fails where callbacks have set other learning rates on other workers.
+    /// Fails if callbacks have set different learning rates on different workers.
     fn check_rate(&self) -> Result<()> {
         let rate = self.session.learning_rate().to_string();
         self.session
@@ -408,11 +390,11 @@ impl<'a> Training<'a> {
             ("validation data", validation),
         ]);
         let own = [
-            ("epochs", format!("{} to {}", self.at.epoch, self.outline.epochs)),
+            ("epochs", format!("{} to {}", self.at.epoch, self.plan.epochs)),
             ("global batch size", setup.batch_size.to_string()),
             ("steps per epoch", shown(setup.steps)),
             ("shuffle", format!("{:?}", setup.shuffle)),
-            ("accumulated batches", format!("{:?}", self.accumulate)),
+            ("accumulated batches", format!("{:?}", self.plan.accumulate)),
         ];
         facts.extend(own.map(|(name, value)| (name.into(), value)));
         let callbacks = self.callbacks.iter().filter(|c| !c.writes()).filter_map(|c| c.setup());
@@ -427,7 +409,7 @@ impl<'a> Training<'a> {
             counters,
             tally: self.tally.clone(),
             history: self.history.clone(),
-            seconds: self.seconds(),
+            seconds: self.clock.total(),
             stopped: self.stop,
             setup: self.setup(),
         };
@@ -437,35 +419,35 @@ impl<'a> Training<'a> {
         Ok(RunState { header, notes, tensors, callbacks })
     }
 
-    /// Lets callbacks keep what there is, and ends the run.
+    /// Lets callbacks save the run, and ends it.
     fn interrupted<T>(&mut self) -> Result<T> {
         let state = self.state()?;
         let mut saved = None;
         for callback in &mut self.callbacks {
             saved = callback.on_interrupt(&state)?.or(saved);
         }
-        // Nobody leaves before the chief has saved.
+        // No worker leaves before the chief has saved.
         let saved = self.session.workers.broadcast_path(saved)?;
         let (step, epoch) = (self.session.state.steps, self.at.epoch + 1);
         Err(Error::Interrupted { step, epoch, saved })
     }
 }
 
-/// What callbacks see.
+/// What a callback sees.
 fn view<'a>(
     session: &'a Session,
     at: &Position,
-    outline: &'a Outline,
+    plan: &'a RunPlan,
     history: &'a History,
     logs: &'a Logs,
 ) -> View<'a> {
     View {
         epoch: at.epoch,
-        epochs: outline.epochs,
+        epochs: plan.epochs,
         step: session.state.steps,
-        steps_per_epoch: outline.steps,
+        steps_per_epoch: plan.steps,
         logs,
-        metrics: &outline.metrics,
+        metrics: &plan.metrics,
         learning_rate: session.learning_rate(),
         history,
         model: &session.def,
