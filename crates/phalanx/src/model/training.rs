@@ -11,7 +11,7 @@ use super::run_setup::{self, Setup};
 use super::run_state::{Header, Position, RunState};
 use super::source::VALIDATION;
 use crate::callbacks::{Action, Callback, CallbackState, View, WeightSource};
-use crate::data::{Dataset, HostBatch, shown_digest};
+use crate::data::{Dataset, HostBatch, format_digest};
 use crate::error::{Error, Result};
 use crate::history::History;
 use crate::progress::Progress;
@@ -288,7 +288,7 @@ impl<'a> Training<'a> {
     /// Validates and adds the epoch to the history.
     fn end_epoch(&mut self) -> Result<Logs> {
         let ran = self.began.elapsed().as_secs_f64();
-        self.history.ran(ran);
+        self.history.add_run_time(ran);
         let mut logs = self.engine.logs(&self.tally);
         if let Some(validation) = self.validation {
             let data = (validation, VALIDATION);
@@ -362,7 +362,7 @@ impl<'a> Training<'a> {
 
     /// Fingerprints of the samples and of those to validate on, which take a moment to make.
     fn fingerprints(&self) -> &[Option<String>; 2] {
-        let of = |data: Option<&dyn Dataset>| data.and_then(|data| shown_digest(data.digest()));
+        let of = |data: Option<&dyn Dataset>| data.and_then(|data| format_digest(data.digest()));
         self.fingerprints.get_or_init(|| [Some(self.data), self.validation].map(of))
     }
 
@@ -377,7 +377,7 @@ impl<'a> Training<'a> {
             optimizer: self.engine.optimizer_options(),
             accumulate: Some(self.gather.filter(|_| self.flush).unwrap_or(1)),
             data,
-            augmentation: shown_digest(self.data.augmentation_digest()),
+            augmentation: format_digest(self.data.augmentation_digest()),
             validation,
         }
     }

@@ -323,7 +323,7 @@ fn a_state_that_cannot_be_read_is_an_error_and_no_damage() {
             let Error::Io { path, .. } = error else { panic!("{error}") };
             assert_eq!(path, all[unreadable]);
             assert_eq!(names(directory.path()), before, "nothing is renamed");
-            let latest = phalanx::saving::latest_whole_checkpoint(directory.path().join("backup"));
+            let latest = phalanx::saving::latest_intact_checkpoint(directory.path().join("backup"));
             assert!(matches!(latest, Err(Error::Io { .. })), "{latest:?}");
         }
         std::fs::rename(&kept, &all[unreadable]).unwrap();

@@ -204,8 +204,8 @@ impl Engine {
     /// The weights of all samples of a batch, added up in their order.
     fn total_weight(&self, batch: &HostBatch) -> Result<f64> {
         let sum = |weights: &mut dyn Iterator<Item = f32>| weights.map(f64::from).sum();
-        let held = &batch.sample_weight[..batch.held()];
-        let Some(cluster) = self.cluster.as_ref().filter(|_| batch.own.is_some()) else {
+        let held = &batch.sample_weight[..batch.local_len()];
+        let Some(cluster) = self.cluster.as_ref().filter(|_| batch.local.is_some()) else {
             return Ok(sum(&mut held.iter().copied()));
         };
         let mine: Vec<u8> = held.iter().flat_map(|w| w.to_le_bytes()).collect();

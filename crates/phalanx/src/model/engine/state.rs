@@ -2,7 +2,7 @@
 
 use super::{Engine, StepKind};
 use crate::error::{Error, Result};
-use crate::exact::Exact;
+use crate::json_float::JsonFloat;
 use crate::layer::lock;
 use phalanx_graph::loss_scale::STATE;
 use phalanx_graph::{ParamId, Tensor};
@@ -23,8 +23,8 @@ pub(crate) struct Counters {
     pub updates: u64,
     #[serde(default)]
     pub skipped: u64,
-    gathered: (u64, Exact),
-    learning_rate: Option<Exact>,
+    gathered: (u64, JsonFloat),
+    learning_rate: Option<JsonFloat>,
     optimizer: String,
     deterministic: bool,
 }
@@ -43,8 +43,8 @@ impl Engine {
             steps: self.steps,
             updates: self.updates,
             skipped: self.skipped,
-            gathered: (count, Exact(weight)),
-            learning_rate: self.learning_rate.map(Exact),
+            gathered: (count, JsonFloat(weight)),
+            learning_rate: self.learning_rate.map(JsonFloat),
             optimizer: self.optimizer.rule().name,
             deterministic: lock(&self.executor).mesh().fixed,
         };

@@ -2,7 +2,7 @@
 
 use super::run::denominator;
 use super::{Engine, StepKind};
-use crate::data::{Dataset, HostBatch, Identity, InMemory, Picked, Table};
+use crate::data::{Dataset, HostBatch, Identity, InMemory, IndexBatch, Table};
 use crate::error::Result;
 use crate::layer::lock;
 use crate::strategy::DeviceKind;
@@ -65,7 +65,7 @@ impl Engine {
         }
         self.check_table(data, table)?;
         let held = std::mem::take(&mut self.held).into_iter();
-        let (gone, there): (Vec<Held>, Vec<Held>) = held.partition(|h| h.identity.gone());
+        let (gone, there): (Vec<Held>, Vec<Held>) = held.partition(|h| h.identity.is_dropped());
         self.held = there;
         gone.iter().for_each(|h| lock(&self.executor).evict(h.id));
         let ones = vec![1.0; if table.weights.is_some() { 0 } else { table.rows() }];
@@ -123,12 +123,12 @@ impl Engine {
         &mut self,
         kind: StepKind,
         kept: &Kept,
-        batches: &[Picked],
+        batches: &[IndexBatch],
     ) -> Result<StartedTurns> {
         let training = kind == StepKind::Train;
         let rows = batches.first().map_or(0, |b| b.rows.len());
         let program = self.ensure(kind, rows)?;
-        let divide = |b: &Picked| (b.rows.len(), self.picked_denominators(kept, &b.rows));
+        let divide = |b: &IndexBatch| (b.rows.len(), self.picked_denominators(kept, &b.rows));
         let steps: Vec<(usize, Vec<f64>)> = batches.iter().map(divide).collect();
         let invert = |d: &f64| if *d == 0.0 { 0.0 } else { (1.0 / d) as f32 };
         let mirrored: Vec<Vec<f32>> =
@@ -137,7 +137,7 @@ impl Engine {
         let scalars: Vec<Vec<f32>> = (0..batches.len()).map(scalars).collect();
         let turn = |i: usize| {
             let step = if training { self.steps + i as u64 } else { self.steps };
-            let (rows, motions) = (&batches[i].rows[..], &batches[i].motions[..]);
+            let (rows, motions) = (&batches[i].rows[..], &batches[i].augments[..]);
             let (mirrored, scalars) = (&mirrored[i][..], &scalars[i][..]);
             StepInput { rows, augments: motions, mirrored, seed: self.seed, step, scalars }
         };

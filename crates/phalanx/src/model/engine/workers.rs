@@ -1,7 +1,7 @@
 //! What the workers of a job tell each other between steps.
 
 use super::Engine;
-use crate::data::{Dataset, Digest, shown_digest};
+use crate::data::{Dataset, Digest, format_digest};
 use crate::error::{Error, Result};
 use crate::layer::lock;
 use crate::model::RunState;
@@ -124,7 +124,7 @@ impl Engine {
         let facts = [
             ("global batch size", data.batch_size().to_string()),
             ("samples", data.len().map_or("unknown".into(), |n| n.to_string())),
-            ("data", shown_digest(data.digest()).unwrap_or_else(|| "unknown".into())),
+            ("data", format_digest(data.digest()).unwrap_or_else(|| "unknown".into())),
         ];
         self.check_workers(&self.facts(&facts))
     }

@@ -71,7 +71,7 @@ impl Training<'_> {
                 None => {
                     let asked = Instant::now();
                     let more = feeder.next(batch, &mut self.at, self.asked_steps.is_some())?;
-                    self.history.waited(asked.elapsed().as_secs_f64());
+                    self.history.add_input_wait(asked.elapsed().as_secs_f64());
                     more
                 }
             };
@@ -121,7 +121,7 @@ impl Training<'_> {
     /// at each of them.
     pub(super) fn train_epoch_kept(&mut self, kept: &Kept) -> Result<()> {
         let Some(data) = self.data.in_memory() else { return Ok(()) };
-        let mut picks = data.picks(self.engine.seed, self.at.pass, self.at.taken)?;
+        let mut picks = data.index_batches(self.engine.seed, self.at.pass, self.at.taken)?;
         let (mut now, mut next) = (Group::default(), Group::default());
         now.fill(&mut next, &mut *picks, self.together(kept))?;
         while !now.batches().is_empty() && !self.stop {
@@ -132,7 +132,7 @@ impl Training<'_> {
             let asked = Instant::now();
             next.fill(&mut now, &mut *picks, self.together(kept))?;
             if !self.engine.busy() {
-                self.history.waited(asked.elapsed().as_secs_f64());
+                self.history.add_input_wait(asked.elapsed().as_secs_f64());
             }
             let losses = self.engine.finish_turns(started, &mut self.tally)?;
             self.at.batch += losses.len();
@@ -184,7 +184,7 @@ impl Training<'_> {
         let (asked, mut at) = (Instant::now(), self.at);
         let more = feeder.next(&mut ahead.batch, &mut at, self.asked_steps.is_some())?;
         if !self.engine.busy() {
-            self.history.waited(asked.elapsed().as_secs_f64());
+            self.history.add_input_wait(asked.elapsed().as_secs_f64());
         }
         if more {
             self.engine.origin = Origin::Data(TRAINING, at.taken);

@@ -14,7 +14,7 @@ fn a_model_goes_through_every_format_and_does_not_change() {
         let found = diff(place.at(from), place.at(to)).unwrap();
         // Legacy files spell losses out.
         let only = ["config/compile_config/loss"];
-        assert!(found.iter().all(|d| only.contains(&d.place.as_str())), "{found:?}");
+        assert!(found.iter().all(|d| only.contains(&d.location.as_str())), "{found:?}");
     }
     convert(place.at("a.keras"), place.at("e.weights.h5")).unwrap();
     let mut model = chain();
