@@ -60,7 +60,7 @@ pub(super) fn fetch(
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            return Err(Error::file(&partial, "no other download of it", "one under way"));
+            return Err(Error::file(&partial, "no other download of it", "one in progress"));
         }
         Err(TryLockError::Error(e)) => return Err(fail(e)),
     }

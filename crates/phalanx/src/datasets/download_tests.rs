@@ -142,7 +142,7 @@ fn two_downloads_of_a_file_do_not_mix() {
     let other = File::create(dir.path().join("file.bin.part")).unwrap();
     other.lock().unwrap();
     let message = fetch(&remote(&[], b""), dir.path(), &mut |_| {}).unwrap_err().to_string();
-    assert!(message.contains("one under way"), "{message}");
+    assert!(message.contains("one in progress"), "{message}");
 }
 
 fn tar(members: &[(&str, &[u8])]) -> Vec<u8> {

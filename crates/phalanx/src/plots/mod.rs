@@ -39,8 +39,8 @@ fn format(path: &Path) -> Result<Format> {
     match extension.as_deref() {
         Some("png") => Ok(Format::Png),
         Some("svg") => Ok(Format::Svg),
-        Some(other) => Err(Error::file(path, "a picture's extension, .png or .svg", other)),
-        None => Err(Error::file(path, "a picture's extension, .png or .svg", "none")),
+        Some(other) => Err(Error::file(path, "the extension .png or .svg", other)),
+        None => Err(Error::file(path, "the extension .png or .svg", "none")),
     }
 }
 

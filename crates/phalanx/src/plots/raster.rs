@@ -19,7 +19,7 @@ pub fn png(scene: &Scene) -> io::Result<Vec<u8>> {
     let scale = (MAX_SIDE / w.max(h)).min((MAX_PIXELS / (w * h)).sqrt()).min(1.0);
     let whole = |side: f64| (side * scale).ceil().max(1.0) as u32;
     let mut canvas =
-        Pixmap::new(whole(w), whole(h)).ok_or_else(|| io::Error::other("no such picture size"))?;
+        Pixmap::new(whole(w), whole(h)).ok_or_else(|| io::Error::other("invalid plot size"))?;
     canvas.fill(tiny_skia::Color::WHITE);
     let view = Transform::from_scale(scale as f32, scale as f32);
     for shape in &scene.shapes {

@@ -52,12 +52,12 @@ pub fn latest_intact_checkpoint(directory: impl AsRef<Path>) -> Result<Option<Pa
             Err(error) => return Err(error),
         };
         damaged += 1;
-        warning!("{}: damaged ({reason}); the one before is used", shown(path.display()));
+        warning!("{}: damaged ({reason}); using the previous one", shown(path.display()));
     }
     if damaged == 0 {
         return Ok(None);
     }
-    Err(Error::file(directory, "a checkpoint that is whole", format!("{damaged} damaged")))
+    Err(Error::file(directory, "an intact checkpoint", format!("{damaged} damaged")))
 }
 
 /// Returns what is wrong with a file, if anything.
@@ -219,6 +219,6 @@ mod tests {
         assert_eq!(latest().unwrap(), Some(at("1.safetensors")));
         damage("1.safetensors", |_| 3);
         let error = latest().unwrap_err().to_string();
-        assert!(error.ends_with("expected a checkpoint that is whole, received 2 damaged"));
+        assert!(error.ends_with("expected an intact checkpoint, received 2 damaged"));
     }
 }

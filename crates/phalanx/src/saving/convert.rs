@@ -24,9 +24,9 @@ pub fn convert(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     let is_state = Format::of(from)? == Format::SafeTensors
         && run_checkpoints::is_state(&safetensors::open(from)?);
     if is_state {
-        let kept = "BackupAndRestore goes on with it";
+        let hint = "BackupAndRestore can resume it";
         not_saved
-            .push(format!("the state of its run: optimizer, counters, place in the data ({kept})"));
+            .push(format!("the state of its run: optimizer, counters, place in the data ({hint})"));
     }
     if !whole {
         not_saved.push("structure, losses and metrics".to_string());

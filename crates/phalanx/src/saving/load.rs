@@ -148,7 +148,7 @@ impl Load {
         match engine.set_training_state(iteration, &variables) {
             Err(_) if old => {
                 let path = path.display();
-                warning!("{path}: the optimizer's state is of Keras 2: it starts anew");
+                warning!("{path}: the optimizer state is from Keras 2 and is reset");
                 Ok(())
             }
             done => done.map_err(in_file),

@@ -90,7 +90,7 @@ struct Entry {
 /// Warns about parts of a model that a file cannot store.
 pub(crate) fn warn_not_saved(path: &Path, not_saved: &[String]) {
     if !not_saved.is_empty() {
-        warning!("{}: not kept: {}", shown(path.display()), not_saved.join("; "));
+        warning!("{}: not saved: {}", shown(path.display()), not_saved.join("; "));
     }
 }
 
@@ -105,15 +105,15 @@ fn not_saved(format: Format, def: &Definition, training: Option<&Training>) -> V
     };
     let notes: Vec<String> = def.notes().keys().map(|key| format!("'{key}'")).collect();
     if matches!(format, Format::WeightsH5 | Format::LegacyH5) && !notes.is_empty() {
-        let kept = ".keras and .safetensors files keep them";
-        not_saved.push(format!("the notes {} ({kept})", notes.join(", ")));
+        let hint = ".keras and .safetensors files store it";
+        not_saved.push(format!("the metadata {} ({hint})", notes.join(", ")));
     }
     not_saved
 }
 
 /// Describes the state of an optimizer; `None` if it has made no step.
 pub(crate) fn optimizer_state(iterations: u64) -> Option<String> {
-    let words = format!("the optimizer's state after {iterations} steps (.keras files keep it)");
+    let words = format!("the optimizer's state after {iterations} steps (.keras files store it)");
     (iterations > 0).then_some(words)
 }
 

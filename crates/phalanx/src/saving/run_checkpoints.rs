@@ -146,7 +146,7 @@ impl RunDirectory {
                 }
                 StateFile::Damaged(reason) => reason,
             };
-            warning!("{}: damaged ({reason}); the one before is used", shown(path.display()));
+            warning!("{}: damaged ({reason}); using the previous one", shown(path.display()));
             damaged.push(path);
         }
         match damaged.len() + self.files(DAMAGED_SUFFIX)?.len() {
@@ -156,7 +156,7 @@ impl RunDirectory {
                     "{n} damaged (to begin anew, move or remove {PREFIX}*{SUFFIX} and \
                      {PREFIX}*{DAMAGED_EXTENSION})"
                 );
-                Err(Error::file(&self.path, "a state of a run that is whole", received))
+                Err(Error::file(&self.path, "an intact run state", received))
             }
         }
     }
@@ -264,7 +264,7 @@ fn lock(directory: &Path) -> Result<File> {
     if let Err(TryLockError::WouldBlock) = file.try_lock() {
         let mut owner = String::new();
         let _ = (&file).take(64).read_to_string(&mut owner);
-        let received = format!("process {} at work in it", owner.trim());
+        let received = format!("one in use by process {}", owner.trim());
         return Err(Error::file(directory, "a directory that no other run uses", received));
     }
     // File systems without locks are no reason not to train.

@@ -1,4 +1,4 @@
-//! The pictures as files: they decode, hold what they should, and bad input is told.
+//! Plot files: they decode, have the expected content, and bad input gives an error.
 
 use phalanx::history::History;
 use phalanx::prelude::*;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use tiny_skia::Pixmap;
 
-/// A metric's name, and its value when a share of the run is over.
+/// The name of a metric, and its value as a function of the fraction of the run.
 type Series = (&'static str, fn(f64) -> f64);
 
 fn history(epochs: usize, series: &[Series]) -> History {
@@ -22,7 +22,7 @@ fn history(epochs: usize, series: &[Series]) -> History {
     history
 }
 
-fn usual(epochs: usize) -> History {
+fn typical(epochs: usize) -> History {
     history(
         epochs,
         &[
@@ -35,7 +35,8 @@ fn usual(epochs: usize) -> History {
     )
 }
 
-/// Draws twice into both formats, wants the same bytes, and returns the PNG and the SVG's text.
+/// Draws twice in both formats, checks that the bytes are equal, and returns the PNG and the text of the
+/// SVG.
 fn both(draw: impl Fn(&Path) -> phalanx::Result<()>) -> (Pixmap, String) {
     let dir = TempDir::new().unwrap();
     let twice = |name: &str| {
@@ -73,7 +74,7 @@ fn assert_texts(svg: &str, expected: &[&str]) {
 
 #[test]
 fn curves_look_like_the_tutorials() {
-    let (png, svg) = both(|path| plots::curves(&usual(70), "MiniGoogLeNet on CIFAR-10", path));
+    let (png, svg) = both(|path| plots::curves(&typical(70), "MiniGoogLeNet on CIFAR-10", path));
     assert_eq!((png.width(), png.height()), (1200, 800));
     let legend = ["train_loss", "val_loss", "train_accuracy", "val_accuracy"];
     assert_texts(&svg, &legend);
@@ -83,14 +84,14 @@ fn curves_look_like_the_tutorials() {
 
 #[test]
 fn curves_of_one_epoch_are_points() {
-    let (_, svg) = both(|path| plots::curves(&usual(1), "one", path));
+    let (_, svg) = both(|path| plots::curves(&typical(1), "one", path));
     assert_texts(&svg, &["Loss", "Accuracy", "1"]);
     assert_eq!(svg.matches("<circle").count(), 8, "four points and four in the legends");
 }
 
 #[test]
-fn curves_skip_what_is_no_number() {
-    let mut broken = usual(40);
+fn curves_skip_nan() {
+    let mut broken = typical(40);
     let loss = broken.values.get_mut("loss").unwrap();
     (loss[3], loss[5], loss[7]) = (f64::NAN, f64::INFINITY, f64::MAX);
     broken.values.insert("val_auc".into(), vec![f64::NAN; 40]);
@@ -106,21 +107,21 @@ fn curves_of_unusual_histories() {
     let (_, svg) = both(|path| plots::curves(&history(9, one), "only a loss", path));
     assert_texts(&svg, &["Loss", "train_loss"]);
 
-    both(|path| plots::curves(&usual(1000), "long", path));
+    both(|path| plots::curves(&typical(1000), "long", path));
 
-    let mut spike = usual(30);
+    let mut spike = typical(30);
     spike.values.get_mut("loss").unwrap()[0] = 4e9;
     let (_, svg) = both(|path| plots::curves(&spike, "a bad start", path));
     assert_texts(&svg, &["Loss (log scale)", "Accuracy", "1e6"]);
 
-    let mut many = usual(20);
+    let mut many = typical(20);
     for i in 0..60 {
         many.values.insert(format!("a_metric_of_length_{i}"), vec![i as f64; 20]);
     }
     let (_, svg) = both(|path| plots::curves(&many, "many", path));
     assert!(texts(&svg).iter().any(|t| t.starts_with("and ") && t.ends_with(" more")));
 
-    let mut late = usual(3);
+    let mut late = typical(3);
     late.epochs = vec![usize::MAX - 2, usize::MAX - 1, usize::MAX];
     both(|path| plots::curves(&late, "markup <&> \"quoted\" \u{0} 한국어", path));
 }
@@ -149,7 +150,7 @@ fn confusion_matrices_of_many_sizes() {
 #[test]
 fn a_matrix_of_more_classes_than_pixels_is_refused() {
     let n = plots::MAX_CLASSES + 1;
-    // Only as many rows as it takes to be seen: the check comes first.
+    // Only as many rows as the check needs.
     let counts = vec![vec![]; n];
     let path = Path::new("never.png");
     let error = plots::confusion_matrix(&counts, &[], "", path).unwrap_err().to_string();
@@ -157,9 +158,9 @@ fn a_matrix_of_more_classes_than_pixels_is_refused() {
 }
 
 #[test]
-fn names_in_pictures_show_their_hidden_characters() {
+fn names_in_plots_show_their_hidden_characters() {
     let acting = "<b>\u{1b}[2J\u{202e}x\u{85}";
-    // Captions are cut.
+    // Captions are truncated.
     let shown = r"<b>\u{1b}[2J";
     let labels = [acting.to_string(), "b".into()];
     let counts = vec![vec![1, 2], vec![3, 4]];
@@ -170,7 +171,7 @@ fn names_in_pictures_show_their_hidden_characters() {
     let mut summary = applications::mnist_mlp(4, 2).unwrap().summary();
     (summary.name, summary.rows[0].layer) = (acting.into(), format!("{acting} (Dense)"));
     let (_, graph) = both(|path| plots::model(&summary, path));
-    let mut history = usual(3);
+    let mut history = typical(3);
     history.values.insert(acting.into(), vec![0.5; 3]);
     let (_, curves) = both(|path| plots::curves(&history, acting, path));
     for svg in [matrix, grid, graph, curves] {
@@ -228,7 +229,7 @@ fn a_very_deep_model_fits_into_a_png() {
 }
 
 #[test]
-fn bad_input_is_told() {
+fn bad_input_is_an_error() {
     let dir = TempDir::new().unwrap();
     let at = |name: &str| dir.path().join(name);
     let fails = |result: phalanx::Result<()>, parts: &[&str]| {
@@ -237,7 +238,7 @@ fn bad_input_is_told() {
             assert!(message.contains(part), "'{part}' is missing in: {message}");
         }
     };
-    let run = usual(3);
+    let run = typical(3);
     fails(plots::curves(&run, "", &at("a.jpg")), &["a.jpg", ".png or .svg", "jpg"]);
     fails(plots::curves(&run, "", &at("a")), &["received none"]);
     fails(plots::curves(&History::default(), "", &at("a.png")), &["finite value"]);
@@ -271,8 +272,8 @@ fn bad_input_is_told() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_directory_without_permission_is_told() {
+fn a_directory_without_permission_is_an_error() {
     let forbidden = PathBuf::from("/proc/picture.png");
-    let message = plots::curves(&usual(2), "", &forbidden).unwrap_err().to_string();
+    let message = plots::curves(&typical(2), "", &forbidden).unwrap_err().to_string();
     assert!(message.starts_with("/proc/picture.png: "), "{message}");
 }

@@ -70,7 +70,7 @@ impl WorkerCacheFile {
         if found != head {
             if !found.is_empty() {
                 let shown = shown(path.display());
-                warning!("{shown}: made with another seed or for other data; it is made again");
+                warning!("{shown}: made with another seed or for other data; recreating it");
             }
             file.set_len(0).map_err(io)?;
             file.seek(SeekFrom::Start(0)).map_err(io)?;
