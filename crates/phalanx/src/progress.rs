@@ -145,18 +145,18 @@ impl Progress {
     }
 
     /// Ends an epoch with all its metrics, including those of the validation. Warns about metrics that
-    /// are NaN.
+    /// are not finite.
     pub fn end_epoch(&mut self, logs: &[(String, f64)]) {
         self.end(logs);
-        let lost = |(_, value): &&(String, f64)| !value.is_finite();
-        let lost: Vec<String> = logs
+        let not_finite = |(_, value): &&(String, f64)| !value.is_finite();
+        let not_finite: Vec<String> = logs
             .iter()
-            .filter(lost)
+            .filter(not_finite)
             .map(|(name, value)| format!("{} is {value}", shown(name)))
             .collect();
-        if !lost.is_empty() && self.verbose != Verbose::Silent {
+        if !not_finite.is_empty() && self.verbose != Verbose::Silent {
             let hint = "look for bad values in the data, or lower the learning rate";
-            self.print(&format!("warning: {}: {hint}\n", lost.join(", ")));
+            self.print(&format!("warning: {}: {hint}\n", not_finite.join(", ")));
         }
     }
 
@@ -200,11 +200,11 @@ impl Progress {
 
     /// The line of the bar. The last one is not truncated, because nothing is drawn over it.
     fn bar(&self, now: Duration, logs: &[(String, f64)], last: bool) -> String {
-        let (pass, width) = (&self.rate, if last { usize::MAX } else { self.width });
-        let (count, per_step) = (pass.count(last), pass.per_step());
-        let time = match pass.steps {
-            Some(steps) if !last => pass.remaining(steps),
-            _ => pass.elapsed(now),
+        let (rate, width) = (&self.rate, if last { usize::MAX } else { self.width });
+        let (count, per_step) = (rate.count(last), rate.per_step());
+        let time = match rate.steps {
+            Some(steps) if !last => rate.remaining(steps),
+            _ => rate.elapsed(now),
         };
         // If space is short, the first metric has priority over the times, and the times over the bar.
         let first = logs.first().map_or(0, |(name, value)| columns(&metric(name, *value)));
@@ -214,24 +214,24 @@ impl Progress {
             room -= if fits { 1 + columns(text) } else { 0 };
             fits
         };
-        let (timed, paced) = (fits(&time), fits(&per_step));
+        let (show_time, show_rate) = (fits(&time), fits(&per_step));
         let bar = BAR.min(room.saturating_sub(1));
 
         let mut line = Line::new(self.color, width);
         line.push(BOLD, &count);
-        let steps = pass.steps.or(last.then_some(pass.done)).filter(|_| bar >= MIN_BAR);
+        let steps = rate.steps.or(last.then_some(rate.done)).filter(|_| bar >= MIN_BAR);
         if let Some(steps) = steps {
-            let filled = (bar * pass.done.min(steps)).checked_div(steps).unwrap_or(bar);
+            let filled = (bar * rate.done.min(steps)).checked_div(steps).unwrap_or(bar);
             line.push("", " ");
             line.push(GREEN, &"━".repeat(filled));
             // Without color the remaining part must look different.
             line.push(GREY, &if self.color { "━" } else { "─" }.repeat(bar - filled));
         }
-        if timed {
+        if show_time {
             line.push("", " ");
             line.push(BOLD, &time);
         }
-        if paced {
+        if show_rate {
             line.push("", &format!(" {per_step}"));
         }
         line.metrics(logs);
@@ -249,9 +249,9 @@ impl Progress {
 
 /// The number of columns of the terminal, or the value of `COLUMNS`.
 fn terminal_width() -> Option<usize> {
-    let said = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-    let found = || terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
-    said.filter(|columns| *columns > 0).or_else(found)
+    let from_env = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    let from_terminal = || terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
+    from_env.filter(|columns| *columns > 0).or_else(from_terminal)
 }
 
 fn columns(text: &str) -> usize {

@@ -31,12 +31,12 @@ impl Samples {
         if !sides.iter().all(|side| (1..=MAX_SIDE).contains(side)) {
             return Err(wrong("size", "sides of 1 to 16384", received()));
         }
-        let much = || wrong("size", "images that fit into memory", received());
-        let size = size.ok_or_else(much)?;
+        let too_large = || wrong("size", "images that fit into memory", received());
+        let size = size.ok_or_else(too_large)?;
         let dims = [n, height, width, channels];
         match self {
             Samples::Pixels(pixels) => {
-                let mut bytes = memory::reserve(size).ok_or_else(much)?;
+                let mut bytes = memory::reserve(size).ok_or_else(too_large)?;
                 let plain = Samples::Pixels(pixels.clone()).raw();
                 plain.resample(dims, |v| bytes.push(v.round().clamp(0.0, 255.0) as u8));
                 let resized = Pixels::new(dims, bytes, pixels.divisor());
@@ -45,7 +45,7 @@ impl Samples {
                     .ok_or_else(|| wrong("size", "a byte each", size.to_string()))
             }
             Samples::Tensor(_) => {
-                let mut floats = memory::reserve(size).ok_or_else(much)?;
+                let mut floats = memory::reserve(size).ok_or_else(too_large)?;
                 self.resample(dims, |v| floats.push(v));
                 Ok(Tensor::new(dims, floats)?.into())
             }

@@ -5,7 +5,7 @@
 //! 32 rows of 32 red, then green, then blue. Images are returned as `[n, 32, 32, 3]`.
 
 use super::Split;
-use super::fetch::located;
+use super::fetch::find_or_fetch;
 use crate::data::{Pixels, Samples};
 use crate::error::{Error, Result};
 use crate::saving::open_file;
@@ -79,7 +79,7 @@ pub fn load_100(dir: Option<&Path>) -> Result<Split> {
 fn load_layout(layout: &Layout, dir: Option<&Path>) -> Result<Split> {
     let dir = match dir {
         Some(dir) => dir.to_path_buf(),
-        None => located(layout.name)?,
+        None => find_or_fetch(layout.name)?,
     };
     let missing = missing(layout.files, &dir);
     if !missing.is_empty() {

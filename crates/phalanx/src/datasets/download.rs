@@ -94,7 +94,7 @@ pub(super) fn fetch(
     Err(Error::file(&path, "a download", reason))
 }
 
-/// Renames a finished file and syncs it, so that it survives a crash.
+/// Renames a finished file and syncs the directory, so that the name survives a crash.
 fn move_into_place(from: &Path, to: &Path) -> Result<()> {
     std::fs::rename(from, to).map_err(|e| Error::io(to, e))?;
     let directory = to.parent().unwrap_or(Path::new("."));
@@ -118,17 +118,17 @@ fn transfer(
         .user_agent(concat!("phalanx/", env!("CARGO_PKG_VERSION")))
         .build()
         .into();
-    let (mut most, mut in_vain, mut last) = (0, 0, String::new());
+    let (mut longest, mut failed_attempts, mut last) = (0, 0, String::new());
     for _ in 0..MAX_REQUESTS {
         let result = request(&agent, url, file, name, progress);
-        let here = file.metadata().map_err(|e| e.to_string())?.len();
+        let len = file.metadata().map_err(|e| e.to_string())?.len();
         match result {
             Ok(()) => return Ok(()),
             Err(Failure::Final(reason)) => return Err(reason),
             Err(Failure::Interrupted(reason)) => {
-                in_vain = if here > most { 0 } else { in_vain + 1 };
-                most = most.max(here);
-                if in_vain >= MAX_FAILED_ATTEMPTS {
+                failed_attempts = if len > longest { 0 } else { failed_attempts + 1 };
+                longest = longest.max(len);
+                if failed_attempts >= MAX_FAILED_ATTEMPTS {
                     return Err(reason);
                 }
                 last = reason;
@@ -153,11 +153,11 @@ fn request(
     name: &str,
     progress: &mut dyn FnMut(&Transfer),
 ) -> Result<(), Failure> {
-    let disk = |e: std::io::Error| Failure::Final(format!("writing: {e}"));
-    let mut here = file.seek(SeekFrom::End(0)).map_err(disk)?;
+    let write_failed = |e: std::io::Error| Failure::Final(format!("writing: {e}"));
+    let mut offset = file.seek(SeekFrom::End(0)).map_err(write_failed)?;
     let mut request = agent.get(url);
-    if here > 0 {
-        request = request.header("Range", format!("bytes={here}-"));
+    if offset > 0 {
+        request = request.header("Range", format!("bytes={offset}-"));
     }
     let mut response = match request.call() {
         Ok(response) => response,
@@ -173,23 +173,23 @@ fn request(
     let length = header("content-length").and_then(|v| v.parse::<u64>().ok());
     match response.status().as_u16() {
         200 => {
-            file.set_len(0).map_err(disk)?;
-            here = file.seek(SeekFrom::Start(0)).map_err(disk)?;
+            file.set_len(0).map_err(write_failed)?;
+            offset = file.seek(SeekFrom::Start(0)).map_err(write_failed)?;
         }
         206 => {
-            let goes_on = header("content-range")
-                .is_some_and(|range| range.starts_with(&format!("bytes {here}-")));
-            if !goes_on {
-                file.set_len(0).map_err(disk)?;
+            let continues = header("content-range")
+                .is_some_and(|range| range.starts_with(&format!("bytes {offset}-")));
+            if !continues {
+                file.set_len(0).map_err(write_failed)?;
                 return Err(Failure::Interrupted("the server sent another part".into()));
             }
         }
         // Nothing is left to download. The checksum decides whether that is true.
-        416 if here > 0 => return Ok(()),
+        416 if offset > 0 => return Ok(()),
         status => return Err(Failure::Final(format!("the server answers {status}"))),
     }
-    let total = length.and_then(|n| n.checked_add(here));
-    let mut transfer = Transfer { file: name.into(), received: here, total };
+    let total = length.and_then(|n| n.checked_add(offset));
+    let mut transfer = Transfer { file: name.into(), received: offset, total };
     let mut body = response.body_mut().as_reader();
     let mut buffer = vec![0; 1 << 16];
     loop {
@@ -200,10 +200,10 @@ fn request(
             Err(e) if e.kind() == ErrorKind::Interrupted => continue,
             Err(e) => return Err(Failure::Interrupted(e.to_string())),
         };
-        file.write_all(&buffer[..n]).map_err(disk)?;
+        file.write_all(&buffer[..n]).map_err(write_failed)?;
         transfer.received += n as u64;
         if transfer.received > MAX_BYTES {
-            file.set_len(0).map_err(disk)?;
+            file.set_len(0).map_err(write_failed)?;
             return Err(Failure::Final(format!("more than {MAX_BYTES} bytes")));
         }
     }

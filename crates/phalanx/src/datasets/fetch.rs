@@ -148,8 +148,8 @@ pub fn fetch(name: &str, progress: &mut dyn FnMut(&Transfer)) -> Result<PathBuf>
 pub fn find(name: &str) -> Result<Option<PathBuf>> {
     let published = published(name)?;
     let debian = (name == "fashion-mnist").then(|| PathBuf::from(mnist::DEBIAN));
-    let places = [Some(directory().join(published.folder)), debian];
-    Ok(places.into_iter().flatten().find(|dir| (published.missing)(dir).is_empty()))
+    let candidates = [Some(directory().join(published.folder)), debian];
+    Ok(candidates.into_iter().flatten().find(|dir| (published.missing)(dir).is_empty()))
 }
 
 fn published(name: &str) -> Result<&'static Published> {
@@ -161,7 +161,7 @@ fn published(name: &str) -> Result<&'static Published> {
 }
 
 /// The directory of a dataset. Downloads it if necessary and shows progress on the terminal.
-pub(super) fn located(name: &str) -> Result<PathBuf> {
+pub(super) fn find_or_fetch(name: &str) -> Result<PathBuf> {
     match find(name)? {
         Some(directory) => Ok(directory),
         None => fetch(name, &mut terminal()),
@@ -213,12 +213,12 @@ impl Published {
 
 /// Shows progress on standard error if that is a terminal, for use with [`fetch`].
 pub fn terminal() -> impl FnMut(&Transfer) {
-    let shown = launch::is_terminal(&std::io::stderr());
+    let is_terminal = launch::is_terminal(&std::io::stderr());
     let mut last: Option<Instant> = None;
     move |transfer| {
         let done = transfer.total == Some(transfer.received);
-        let soon = last.is_some_and(|last| last.elapsed() < Duration::from_millis(100));
-        if !shown || (soon && !done) {
+        let too_soon = last.is_some_and(|last| last.elapsed() < Duration::from_millis(100));
+        if !is_terminal || (too_soon && !done) {
             return;
         }
         last = Some(Instant::now());

@@ -1,7 +1,7 @@
 //! MNIST and Fashion-MNIST: 28x28 grayscale images of 10 classes, 60,000 for training and 10,000 for
 //! testing, read from the official idx files.
 
-use super::fetch::located;
+use super::fetch::find_or_fetch;
 use super::{Split, idx};
 use crate::data::{Pixels, Samples};
 use crate::error::{Error, Result};
@@ -50,7 +50,7 @@ pub fn load_fashion(dir: Option<&Path>) -> Result<Split> {
 fn load_named(name: &str, dir: Option<&Path>) -> Result<Split> {
     match dir {
         Some(dir) => load_from(name, dir),
-        None => load_from(name, &located(name)?),
+        None => load_from(name, &find_or_fetch(name)?),
     }
 }
 

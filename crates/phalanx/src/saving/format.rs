@@ -32,8 +32,8 @@ impl Format {
         let known =
             |(ending, _): &&(&str, Format)| name.len() > ending.len() && name.ends_with(*ending);
         Format::SUFFIXES.iter().find(known).map(|(_, format)| *format).ok_or_else(|| {
-            let endings: Vec<&str> = Format::SUFFIXES.iter().map(|(ending, _)| *ending).collect();
-            let expected = format!("a name ending in {}", endings.join(", "));
+            let suffixes: Vec<&str> = Format::SUFFIXES.iter().map(|(ending, _)| *ending).collect();
+            let expected = format!("a name ending in {}", suffixes.join(", "));
             let extension = path.extension().map(|e| format!(".{}", e.to_string_lossy()));
             Error::file(path, expected, extension.unwrap_or("no extension".into()))
         })

@@ -245,11 +245,11 @@ pub(super) fn read(
             continue;
         }
         for ((layer, index), weight) in weights.iter().zip(&of_file.weights) {
-            let place = format!("{}/{weight}", of_file.name);
-            let dataset = group.dataset(&place).map_err(broken)?;
+            let location = format!("{}/{weight}", of_file.name);
+            let dataset = group.dataset(&location).map_err(broken)?;
             let dims = layer.weights()[*index].spec.dims.clone();
             if dataset.dims != dims {
-                faults.push(format!("'{place}' {:?} for {dims:?}", dataset.dims));
+                faults.push(format!("'{location}' {:?} for {dims:?}", dataset.dims));
                 continue;
             }
             let values = file.floats(dataset).map_err(broken)?;
@@ -281,10 +281,11 @@ fn pair(
     members: &[(String, Vec<Weight>)],
     how: Match,
 ) -> std::result::Result<Vec<(usize, usize)>, (String, String)> {
-    let place: HashMap<&str, usize> =
+    let index_by_name: HashMap<&str, usize> =
         members.iter().enumerate().map(|(i, (name, _))| (name.as_str(), i)).collect();
     let by = |rename: fn(&str) -> String| -> Vec<(usize, usize)> {
-        let find = |(i, s): (usize, &SavedLayer)| Some((i, *place.get(rename(&s.name).as_str())?));
+        let find =
+            |(i, s): (usize, &SavedLayer)| Some((i, *index_by_name.get(rename(&s.name).as_str())?));
         saved.iter().enumerate().filter_map(find).collect()
     };
     let complete = |pairs: &Vec<_>| pairs.len() == saved.len() && pairs.len() == members.len();

@@ -22,8 +22,8 @@ fn block_name(name: &str) -> Option<String> {
         Some(rest) => (rest, "conv"),
         None => (name.strip_prefix("bn")?, "bn"),
     };
-    let (place, branch) = rest.split_once("_branch")?;
-    let mut letters = place.chars();
+    let (stage_and_block, branch) = rest.split_once("_branch")?;
+    let mut letters = stage_and_block.chars();
     let (stage, block) = (letters.next()?.to_digit(10)?, letters.next()?);
     if letters.next().is_some() || !block.is_ascii_lowercase() {
         return None;

@@ -222,8 +222,8 @@ impl SafeTensors {
         };
         let (start, end) = info.data_offsets;
         let mut bytes = vec![0; end - start];
-        let place = SeekFrom::Start(self.start + start as u64);
-        let read = self.file.seek(place).and_then(|_| self.file.read_exact(&mut bytes));
+        let position = SeekFrom::Start(self.start + start as u64);
+        let read = self.file.seek(position).and_then(|_| self.file.read_exact(&mut bytes));
         read.map_err(|source| Error::io(&self.path, source))?;
         let number = |b: &[u8; 4]| f32::from_le_bytes(*b);
         Ok(bytes.as_chunks().0.iter().map(number).collect())

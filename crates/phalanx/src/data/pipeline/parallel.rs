@@ -153,7 +153,7 @@ impl MapElements {
             match self.inner.next() {
                 Ok(Some(Item::Full(element))) if self.context.wants(at) => {
                     if let Some(jobs) = &self.workers[self.sent % threads].jobs {
-                        // The thread ends only after its receiver is dropped.
+                        // The thread runs until `done` is dropped.
                         let _ = jobs.send((at, element));
                     }
                     self.sent += 1;

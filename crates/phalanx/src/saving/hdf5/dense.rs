@@ -167,12 +167,12 @@ impl Heap {
             0 => {
                 let offset = at.unsigned(self.offset_size)?;
                 let length = at.unsigned(self.length_size)? as usize;
-                let place = match self.rows {
+                let address = match self.rows {
                     0 => self.root.checked_add(offset),
                     rows => self.find(bytes, self.root, u64::from(rows), offset, 0)?,
                 };
-                let place = place.ok_or_else(|| Fault("an object outside its heap".into()))?;
-                Cursor::new(bytes, place)?.take(length)
+                let address = address.ok_or_else(|| Fault("an object outside its heap".into()))?;
+                Cursor::new(bytes, address)?.take(length)
             }
             2 => at.take((kind & 0x0f) as usize + 1),
             _ => Err(Fault("a huge object, which is not read".into())),

@@ -60,12 +60,12 @@ impl Walk<'_> {
             return Err(Fault(format!("neither a group nor a dataset at {address}")));
         }
         let mut members = BTreeMap::new();
-        for (name, place) in self.links(&messages)? {
+        for (name, address) in self.links(&messages)? {
             let path = path + 1 + name.len();
             if path > MAX_PATH {
                 return Err(Fault(format!("a path of {path} bytes")));
             }
-            let node = match place {
+            let node = match address {
                 Some(address) => self.node(address, depth + 1, path)?,
                 None => Node::Link,
             };

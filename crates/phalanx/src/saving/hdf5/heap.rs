@@ -33,9 +33,9 @@ impl Heaps {
             }
             self.collections.insert(address, collection);
         }
-        let place = self.collections[&address].get(&index);
-        let place = place.ok_or_else(|| Fault(format!("text {index} missing from its heap")))?;
-        let text = bytes[place.clone()].get(..length);
+        let range = self.collections[&address].get(&index);
+        let range = range.ok_or_else(|| Fault(format!("text {index} missing from its heap")))?;
+        let text = bytes[range.clone()].get(..length);
         let text = utf8(text.ok_or_else(|| Fault("text longer than its entry".into()))?)?;
         Ok(text.trim_end_matches('\0').into())
     }
@@ -60,9 +60,9 @@ fn collection(bytes: &[u8], address: u64) -> Result<Collection> {
         if found == 0 {
             break;
         }
-        let place = start + at.position();
+        let offset = start + at.position();
         at.skip(size)?;
-        out.entry(u32::from(found)).or_insert(place..place + size);
+        out.entry(u32::from(found)).or_insert(offset..offset + size);
         // The last entry may lack its padding.
         at.skip((size.next_multiple_of(8) - size).min(at.left()))?;
     }

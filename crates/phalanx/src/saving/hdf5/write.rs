@@ -184,7 +184,7 @@ impl Writer {
     fn symbols(&mut self, entries: &[(&str, u64)]) -> (u64, u64) {
         let mut names = vec![0; 8];
         let mut level = vec![];
-        let mut place = |name: &str| {
+        let mut add_name = |name: &str| {
             let at = names.len() as u64;
             names.extend_from_slice(name.as_bytes());
             names.push(0);
@@ -196,7 +196,7 @@ impl Writer {
             node.extend((leaf.len() as u16).to_le_bytes());
             let mut last = 0;
             for (name, address) in leaf {
-                last = place(name);
+                last = add_name(name);
                 node.extend(last.to_le_bytes());
                 node.extend(address.to_le_bytes());
                 node.extend([0; 24]);
@@ -223,7 +223,7 @@ impl Writer {
                 if level.is_empty() { vec![&[]] } else { level.chunks(2 * NODE_K).collect() };
             let first = self.out.len().next_multiple_of(8);
             let stride = size.next_multiple_of(8);
-            let sister = |i: Option<usize>| {
+            let sibling = |i: Option<usize>| {
                 i.filter(|i| *i < groups.len()).map_or(UNDEFINED, |i| (first + i * stride) as u64)
             };
             let mut next = vec![];
@@ -232,8 +232,8 @@ impl Writer {
                 let mut node = b"TREE\0".to_vec();
                 node.push(height);
                 node.extend((children.len() as u16).to_le_bytes());
-                node.extend(sister(i.checked_sub(1)).to_le_bytes());
-                node.extend(sister(Some(i + 1)).to_le_bytes());
+                node.extend(sibling(i.checked_sub(1)).to_le_bytes());
+                node.extend(sibling(Some(i + 1)).to_le_bytes());
                 node.extend(before.to_le_bytes());
                 for (address, last) in *children {
                     node.extend(address.to_le_bytes());

@@ -53,9 +53,9 @@ impl Read for ErrorTrackingFile {
 }
 
 impl Seek for ErrorTrackingFile {
-    fn seek(&mut self, place: SeekFrom) -> io::Result<u64> {
+    fn seek(&mut self, position: SeekFrom) -> io::Result<u64> {
         // A damaged archive may seek to before its start, which is not an I/O error.
-        self.file.seek(place)
+        self.file.seek(position)
     }
 }
 

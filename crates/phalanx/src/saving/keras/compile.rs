@@ -49,10 +49,10 @@ pub(in crate::saving) fn compile(
     {
         *lists = metric_lists(key, config, outputs, &mut |error| Err(error))?;
     }
-    let mut described = config.clone();
-    described.remove("optimizer");
-    described.remove("optimizer_config");
-    compile.described = Some(described);
+    let mut without_optimizer = config.clone();
+    without_optimizer.remove("optimizer");
+    without_optimizer.remove("optimizer_config");
+    compile.described = Some(without_optimizer);
     Ok(Some(compile))
 }
 
@@ -158,13 +158,13 @@ fn metric(value: &Value) -> Result<MetricArgument> {
 
 /// Fails if an option is set that the object does not support.
 fn known_keys(class: &str, given: &Map<String, Value>, known: &Map<String, Value>) -> Result<()> {
-    let idle = |value: &Value| match value {
+    let has_no_effect = |value: &Value| match value {
         Value::Null | Value::Bool(false) => true,
         Value::Number(n) => n.as_f64() == Some(0.0),
         _ => false,
     };
     let unknown = given.iter().find(|(key, value)| {
-        !known.contains_key(*key) && !ALWAYS.contains(&key.as_str()) && !idle(value)
+        !known.contains_key(*key) && !ALWAYS.contains(&key.as_str()) && !has_no_effect(value)
     });
     match unknown {
         None => Ok(()),

@@ -107,8 +107,8 @@ impl Writer {
         let nodes = Nodes::new(def);
         let layers: Vec<Value> = order(def)
             .into_iter()
-            .map(|place| {
-                let (name, mut layer) = match place {
+            .map(|entry| {
+                let (name, mut layer) = match entry {
                     ListEntry::Member(i) => {
                         let member = &def.members[i];
                         (member.name.clone(), self.callee(&member.name, &member.callee))
@@ -119,7 +119,7 @@ impl Writer {
                         (name, layer)
                     }
                 };
-                let inbound = match place {
+                let inbound = match entry {
                     ListEntry::Member(i) => nodes.inbound(i),
                     ListEntry::Unused(_) => vec![],
                 };
@@ -129,13 +129,13 @@ impl Writer {
             })
             .collect();
         let tensors = |symbols: &[Symbol], form: &Form| {
-            let indices: Vec<Value> = symbols.iter().map(|s| nodes.end(s)).collect();
-            match (form, &indices[..]) {
-                (Form::One, [place]) => place.clone(),
+            let ends: Vec<Value> = symbols.iter().map(|s| nodes.end(s)).collect();
+            match (form, &ends[..]) {
+                (Form::One, [end]) => end.clone(),
                 (Form::Names(names), _) => {
-                    names.iter().cloned().zip(indices).collect::<Map<_, _>>().into()
+                    names.iter().cloned().zip(ends).collect::<Map<_, _>>().into()
                 }
-                _ => indices.into(),
+                _ => ends.into(),
             }
         };
         let config = json!({

@@ -198,7 +198,7 @@ impl<'a> Graph<'a> {
 /// Checks the options of a call, and accepts only those without effect.
 fn check_options(owner: &str, options: &Map<String, Value>) -> Result<()> {
     for (key, value) in options {
-        let idle = match key.as_str() {
+        let has_no_effect = match key.as_str() {
             // Keras itself decides by whether the model trains or predicts.
             "training" => value.is_null() || value.is_boolean(),
             // One for each operand.
@@ -207,7 +207,7 @@ fn check_options(owner: &str, options: &Map<String, Value>) -> Result<()> {
             }
             _ => value.is_null(),
         };
-        if !idle {
+        if !has_no_effect {
             let received = brief(value);
             return Err(Error::argument(owner, format!("call option '{key}'"), "null", received));
         }

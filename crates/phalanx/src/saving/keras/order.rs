@@ -22,24 +22,24 @@ pub(super) enum ListEntry {
 pub(super) fn order(def: &Definition) -> Vec<ListEntry> {
     let first = first_visits(def);
     let depth = depths(def);
-    let mut places: Vec<(usize, i64, ListEntry)> = vec![];
+    let mut entries: Vec<(usize, i64, ListEntry)> = vec![];
     let used: HashSet<*const Call> = def.calls.iter().map(|p| Arc::as_ptr(&p.call)).collect();
     for (i, input) in def.inputs.iter().enumerate().filter(|(_, s)| !used.contains(&s.id())) {
         debug_assert!(matches!(input.call.callee, Callee::Input(_)));
-        places.push((0, -1, ListEntry::Unused(i)));
+        entries.push((0, -1, ListEntry::Unused(i)));
     }
     for i in 0..def.members.len() {
-        places.push((depth[i], first[i], ListEntry::Member(i)));
+        entries.push((depth[i], first[i], ListEntry::Member(i)));
     }
-    places.sort_by_key(|(depth, first, _)| (std::cmp::Reverse(*depth), *first));
-    places.into_iter().map(|(_, _, place)| place).collect()
+    entries.sort_by_key(|(depth, first, _)| (std::cmp::Reverse(*depth), *first));
+    entries.into_iter().map(|(_, _, entry)| entry).collect()
 }
 
 /// The layers of a model, including those of nested models, each once, in Keras' order.
 pub(crate) fn layers(def: &Definition) -> Vec<LayerHandle> {
     fn collect(def: &Definition, seen: &mut HashSet<*const ()>, out: &mut Vec<LayerHandle>) {
-        for place in order(def) {
-            let ListEntry::Member(i) = place else { continue };
+        for entry in order(def) {
+            let ListEntry::Member(i) = entry else { continue };
             match &def.members[i].callee {
                 Callee::Input(_) => {}
                 Callee::Layer(layer) => {
@@ -60,7 +60,7 @@ pub(crate) fn layers(def: &Definition) -> Vec<LayerHandle> {
 /// only for models that are not chains.
 pub(in crate::saving) fn listed(def: &Definition) -> Vec<(String, Option<&Callee>)> {
     let chain = is_chain(def);
-    let member = |place| match place {
+    let member = |entry| match entry {
         ListEntry::Member(i) => (def.members[i].name.clone(), Some(&def.members[i].callee)),
         ListEntry::Unused(i) => (def.input_name(i), None),
     };
@@ -141,7 +141,7 @@ mod tests {
 
     fn names(model: &Model) -> Vec<String> {
         let def = model.definition();
-        let name = |place| match place {
+        let name = |entry| match entry {
             ListEntry::Member(i) => def.members[i].name.clone(),
             ListEntry::Unused(i) => def.input_name(i),
         };

@@ -175,10 +175,10 @@ pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Res
         }
         let mut tensors = vec![];
         for (i, dims) in specs.iter().enumerate() {
-            let place = format!("{vars}/{i}");
-            let dataset = file.root.dataset(&place).map_err(|f| fault(path, f))?;
+            let location = format!("{vars}/{i}");
+            let dataset = file.root.dataset(&location).map_err(|f| fault(path, f))?;
             if dataset.dims != *dims {
-                let what = format!("{place} of '{}'", slot.name);
+                let what = format!("{location} of '{}'", slot.name);
                 faults.push(format!("{what} {:?} for {dims:?}", dataset.dims));
                 continue;
             }
@@ -201,17 +201,17 @@ pub(in crate::saving) fn variables_at(
     path: &Path,
     file: &File,
     group: &Group,
-    places: &[String],
+    names: &[String],
 ) -> Result<Variables> {
-    let find = |place: &String| group.dataset(place).map_err(|f| fault(path, f));
-    let Some((first, rest)) = places.split_first() else { return Ok(None) };
+    let find = |name: &String| group.dataset(name).map_err(|f| fault(path, f));
+    let Some((first, rest)) = names.split_first() else { return Ok(None) };
     let iteration = file.numbers(find(first)?).map_err(|f| fault(path, f))?;
     let [iteration] = iteration[..] else {
         let received = format!("{} numbers", iteration.len());
         return Err(Error::file(path, "one number for the optimizer's iteration", received));
     };
-    let read = |place: &String| {
-        let dataset = find(place)?;
+    let read = |name: &String| {
+        let dataset = find(name)?;
         let values = file.floats(dataset).map_err(|f| fault(path, f))?;
         Ok(Tensor::new(dataset.dims.clone(), values)?)
     };
@@ -221,6 +221,6 @@ pub(in crate::saving) fn variables_at(
 /// Reads the variables of the optimizer.
 pub(in crate::saving) fn read_variables(path: &Path, file: &File) -> Result<Variables> {
     let Ok(group) = file.root.group("optimizer/vars") else { return Ok(None) };
-    let places: Vec<String> = (0..group.members.len()).map(|i| i.to_string()).collect();
-    variables_at(path, file, group, &places)
+    let names: Vec<String> = (0..group.members.len()).map(|i| i.to_string()).collect();
+    variables_at(path, file, group, &names)
 }
