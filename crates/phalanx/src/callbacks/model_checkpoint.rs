@@ -192,7 +192,7 @@ impl ModelCheckpoint {
         let weights_only = Format::of(&path)?.weights_only().or(self.save_weights_only);
         let whole = !weights_only.unwrap_or(false);
         let training = if whole { view.weights.training() } else { None };
-        let parts = saving::SaveOptions { whole, training };
+        let parts = saving::SaveOptions { structure: whole, training };
         let unkept = saving::save(&path, view.model, &weights, parts)?;
         if unkept.len() != self.unkept {
             self.unkept = unkept.len();

@@ -109,7 +109,7 @@ fn times(a: Map, b: Map) -> Map {
 struct Tap {
     first: usize,
     second: usize,
-    share: f32,
+    weight: f32,
 }
 
 impl FillMode {
@@ -127,7 +127,7 @@ impl FillMode {
             FillMode::Wrap => at,
             FillMode::Reflect => at,
         };
-        let (floor, share) = (at.floor(), (at - at.floor()) as f32);
+        let (floor, weight) = (at.floor(), (at - at.floor()) as f32);
         let index = |i: i64| match self {
             FillMode::Reflect => {
                 let (n, i) = (n as i64, i.rem_euclid(2 * n as i64));
@@ -136,12 +136,12 @@ impl FillMode {
             _ => i.clamp(0, n as i64 - 1) as usize,
         };
         let floor = floor as i64;
-        Some(Tap { first: index(floor), second: index(floor.saturating_add(1)), share })
+        Some(Tap { first: index(floor), second: index(floor.saturating_add(1)), weight })
     }
 }
 
-fn blend(a: f32, b: f32, share: f32) -> f32 {
-    a * (1.0 - share) + b * share
+fn blend(a: f32, b: f32, weight: f32) -> f32 {
+    a * (1.0 - weight) + b * weight
 }
 
 /// Transforms images of one size and reuses its tables between images.
@@ -194,7 +194,7 @@ impl AffineTransformer {
             };
             let (a, b) = (&from[tap.first * stride..], &from[tap.second * stride..]);
             for ((row, a), b) in self.row.iter_mut().zip(a).zip(b) {
-                *row = blend(*a, *b, tap.share);
+                *row = blend(*a, *b, tap.weight);
             }
             for (pixel, tap) in to.chunks_exact_mut(channels).zip(&self.columns) {
                 let Some(tap) = tap else {
@@ -204,7 +204,7 @@ impl AffineTransformer {
                 let a = &self.row[tap.first * channels..][..channels];
                 let b = &self.row[tap.second * channels..][..channels];
                 for ((pixel, a), b) in pixel.iter_mut().zip(a).zip(b) {
-                    *pixel = blend(*a, *b, tap.share);
+                    *pixel = blend(*a, *b, tap.weight);
                 }
             }
         }
@@ -216,9 +216,9 @@ fn interpolate(row: Tap, column: Tap, size: Size, from: &[f32], pixel: &mut [f32
     let at = |r: usize, c: usize| (r * size.width + c) * size.channels;
     let [a, b] = [row.first, row.second].map(|r| [at(r, column.first), at(r, column.second)]);
     for (k, pixel) in pixel.iter_mut().enumerate() {
-        let left = blend(from[a[0] + k], from[b[0] + k], row.share);
-        let right = blend(from[a[1] + k], from[b[1] + k], row.share);
-        *pixel = blend(left, right, column.share);
+        let left = blend(from[a[0] + k], from[b[0] + k], row.weight);
+        let right = blend(from[a[1] + k], from[b[1] + k], row.weight);
+        *pixel = blend(left, right, column.weight);
     }
 }
 

@@ -224,10 +224,10 @@ impl Dataset for ImageFlow {
 
     fn digest(&self) -> u64 {
         let mut digest = Digest::default();
-        let one_after_another = |pair: &[u32]| pair[1] == pair[0] + 1;
+        let contiguous = |pair: &[u32]| pair[1] == pair[0] + 1;
         match (self.images.samples(), self.rows.first()) {
             // Equal to the digest of arrays of the same samples.
-            (Some(samples), Some(first)) if self.rows.windows(2).all(one_after_another) => {
+            (Some(samples), Some(first)) if self.rows.windows(2).all(contiguous) => {
                 let rows = *first as usize..*first as usize + self.rows.len();
                 digest.rows(samples, rows.clone());
                 self.targets.iter().for_each(|t| digest.rows_of_tensor(t, rows.clone()));

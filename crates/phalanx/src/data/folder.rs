@@ -157,7 +157,7 @@ impl ImageFolder {
         };
         bytes.resize(total, 0u8);
         let threads = crate::usable_cores().clamp(1, self.len());
-        let share = self.len().div_ceil(threads);
+        let chunk_len = self.len().div_ceil(threads);
         // Report the first image that fails, regardless of thread timing.
         let failed = AtomicUsize::new(usize::MAX);
         let decode = |first: usize, part: &mut [u8]| -> Result<()> {
@@ -173,9 +173,9 @@ impl ImageFolder {
             Ok(())
         };
         let results: Vec<Result<()>> = std::thread::scope(|scope| {
-            let parts = bytes.chunks_mut(share * size).enumerate();
+            let parts = bytes.chunks_mut(chunk_len * size).enumerate();
             let threads: Vec<_> =
-                parts.map(|(t, part)| scope.spawn(move || decode(t * share, part))).collect();
+                parts.map(|(t, part)| scope.spawn(move || decode(t * chunk_len, part))).collect();
             let panicked = || Error::file(&self.directory, "readable images", "a decoder's panic");
             threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(panicked()))).collect()
         });

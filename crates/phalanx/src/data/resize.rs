@@ -63,7 +63,7 @@ impl Samples {
                 for (left, right, along) in &columns {
                     for c in 0..channels {
                         let at = |y: usize, x: usize| image[(y * from_width + x) * channels + c];
-                        let mix = |a: f32, b: f32, share: f32| a + (b - a) * share;
+                        let mix = |a: f32, b: f32, weight: f32| a + (b - a) * weight;
                         let above = mix(at(*top, *left), at(*top, *right), *along);
                         let below = mix(at(*bottom, *left), at(*bottom, *right), *along);
                         put(mix(above, below, *down));

@@ -36,7 +36,7 @@ pub fn convert(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
         to,
         model.definition(),
         &model.unique_weights()?,
-        SaveOptions { whole, training },
+        SaveOptions { structure: whole, training },
     )?);
     warn_not_saved(to, &not_saved);
     Ok(())

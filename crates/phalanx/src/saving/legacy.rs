@@ -265,7 +265,7 @@ pub(super) fn read(
     }
     if !faults.is_empty() {
         let expected = format!("the weights of model '{}'", def.name);
-        return Err(Error::file(path, expected, super::list(&faults)));
+        return Err(Error::file(path, expected, super::join_faults(&faults)));
     }
     let whole = |(layer, values): (LayerHandle, Vec<Option<Vec<f32>>>)| {
         Some((layer, values.into_iter().collect::<Option<Vec<_>>>()?))

@@ -107,7 +107,7 @@ impl Load {
             let mut model = structure(path, &config)?;
             set_metadata(&model, safetensors::open(path)?.notes());
             model.load_weights(path)?;
-            self.train(path, &mut model, &config, None)?;
+            self.compile_model(path, &mut model, &config, None)?;
             return Ok(model);
         }
         let stored = open_stored(path, format)?;
@@ -116,12 +116,12 @@ impl Load {
         set_metadata(&model, keras::user_metadata(&stored));
         stored.set_weights(path, &mut model)?;
         let variables = if self.compile { stored.variables(path)? } else { None };
-        self.train(path, &mut model, config, variables)?;
+        self.compile_model(path, &mut model, config, variables)?;
         Ok(model)
     }
 
     /// Compiles the model and restores the state of the optimizer.
-    fn train(
+    fn compile_model(
         self,
         path: &Path,
         model: &mut Model,
@@ -133,7 +133,7 @@ impl Load {
         if !self.compile || config.is_empty() {
             return Ok(());
         }
-        let in_file = |error| within(path, error);
+        let in_file = |error| with_path(path, error);
         let compile = keras::compile(config, &model.output_names()).map_err(in_file)?;
         let Some(mut compile) = compile else { return Ok(()) };
         compile.strategy = self.strategy;
@@ -141,12 +141,12 @@ impl Load {
         model.compile(compile).map_err(in_file)?;
         // Keras versions before 3 stored different variables in legacy files. The optimizer state is
         // then reset.
-        let old = config.contains_key("optimizer_config");
+        let keras_2 = config.contains_key("optimizer_config");
         let (Some(engine), Some((iteration, variables))) = (model.trainer_mut(), variables) else {
             return Ok(());
         };
         match engine.set_training_state(iteration, &variables) {
-            Err(_) if old => {
+            Err(_) if keras_2 => {
                 let path = path.display();
                 warning!("{path}: the optimizer state is from Keras 2 and is reset");
                 Ok(())
@@ -188,7 +188,7 @@ pub fn read_compile(path: impl AsRef<Path>) -> Result<Option<Compile>> {
     let config = stored_config(path)?;
     let outputs = structure(path, &config)?.output_names();
     match config.get("compile_config").and_then(Value::as_object) {
-        Some(config) => keras::compile(config, &outputs).map_err(|error| within(path, error)),
+        Some(config) => keras::compile(config, &outputs).map_err(|error| with_path(path, error)),
         None => Ok(None),
     }
 }
@@ -207,7 +207,7 @@ pub fn read_compile_for_evaluation(
     let outputs = structure(path, &config)?.output_names();
     match config.get("compile_config").and_then(Value::as_object) {
         Some(config) => {
-            keras::compile_for_evaluation(config, &outputs).map_err(|error| within(path, error))
+            keras::compile_for_evaluation(config, &outputs).map_err(|error| with_path(path, error))
         }
         None => Ok(None),
     }
@@ -233,7 +233,7 @@ fn stored_config(path: &Path) -> Result<Value> {
 }
 
 fn structure(path: &Path, config: &Value) -> Result<Model> {
-    keras::read_structure(config).map(Model::of).map_err(|error| within(path, error))
+    keras::read_structure(config).map(Model::of).map_err(|error| with_path(path, error))
 }
 
 /// Copies the metadata of the file to the model, so that it is saved again.
@@ -247,7 +247,7 @@ fn weights_only(path: &Path) -> Error {
 }
 
 /// Adds the path to an error.
-fn within(path: &Path, error: Error) -> Error {
+fn with_path(path: &Path, error: Error) -> Error {
     Error::config(path.display().to_string(), super::truncate(&error.to_string()))
 }
 

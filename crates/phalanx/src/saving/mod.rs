@@ -74,7 +74,7 @@ pub(crate) fn legacy_names(path: &Path) -> Result<Option<Vec<String>>> {
 #[derive(Default)]
 pub(crate) struct SaveOptions {
     /// Whether to save the structure.
-    pub whole: bool,
+    pub structure: bool,
     /// Compile arguments and optimizer state.
     pub training: Option<Training>,
 }
@@ -113,8 +113,9 @@ fn not_saved(format: Format, def: &Definition, training: Option<&Training>) -> V
 
 /// Describes the state of an optimizer; `None` if it has made no step.
 pub(crate) fn optimizer_state(iterations: u64) -> Option<String> {
-    let words = format!("the optimizer's state after {iterations} steps (.keras files store it)");
-    (iterations > 0).then_some(words)
+    let description =
+        format!("the optimizer's state after {iterations} steps (.keras files store it)");
+    (iterations > 0).then_some(description)
 }
 
 /// Saves a model or its weights in the format of the extension. Returns descriptions of what could not
@@ -123,7 +124,7 @@ pub(crate) fn save(
     path: &Path,
     def: &Definition,
     weights: &Weights,
-    parts: SaveOptions,
+    options: SaveOptions,
 ) -> Result<Vec<String>> {
     let format = Format::of(path)?;
     let mut names = HashSet::new();
@@ -134,14 +135,16 @@ pub(crate) fn save(
     if format != Format::SafeTensors {
         check_names(def)?;
     }
-    let training = parts.training.as_ref();
+    let training = options.training.as_ref();
     write_atomic(path, |out| match format {
         Format::Keras => keras::write(out, def, weights, training),
         Format::WeightsH5 => {
             let weights = keras::ByLayer::new(def, weights);
             out.write_all(&hdf5::write(&keras::content(def, &weights, training)))
         }
-        Format::LegacyH5 => out.write_all(&legacy::write(def, weights, parts.whole, training)),
+        Format::LegacyH5 => {
+            out.write_all(&legacy::write(def, weights, options.structure, training))
+        }
         Format::SafeTensors => {
             safetensors::write(out, &def.name, notes(def, training.map(|t| &t.config)), weights)
         }
@@ -207,7 +210,7 @@ fn owners(model: &Definition) -> Vec<(String, LayerHandle)> {
 }
 
 /// The names and dimensions of the weights.
-fn expected(model: &Definition) -> Vec<(String, Vec<usize>)> {
+fn expected_weights(model: &Definition) -> Vec<(String, Vec<usize>)> {
     let of = |(name, layer): (String, LayerHandle)| {
         let weights = layer.weights();
         let one =
@@ -228,7 +231,7 @@ pub(crate) fn snapshot(
         let missing = || Error::config(owner, format!("weight '{name}' is not on the devices"));
         Ok((name.clone(), tensor.ok_or_else(missing)?))
     };
-    expected(model).into_iter().map(tensor).collect()
+    expected_weights(model).into_iter().map(tensor).collect()
 }
 
 /// Opens a file and checks that it holds exactly these weights.
@@ -254,7 +257,7 @@ fn open_checked(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<SafeTe
         return Ok(reader);
     }
     let expected = format!("the {} weights of the model", expected.len());
-    Err(Error::file(path, expected, list(&faults)))
+    Err(Error::file(path, expected, join_faults(&faults)))
 }
 
 /// Truncates a message, or a path of names from a file.
@@ -264,7 +267,7 @@ fn truncate(text: &str) -> String {
 }
 
 /// Joins a list of faults, truncated if it is long.
-fn list(faults: &[String]) -> String {
+fn join_faults(faults: &[String]) -> String {
     const MAX_SHOWN: usize = 20;
     let mut text = faults[..faults.len().min(MAX_SHOWN)].join(", ");
     if faults.len() > MAX_SHOWN {
@@ -382,7 +385,7 @@ mod tests {
             assert!(error.contains(fault), "{error}");
         }
         assert_eq!(model.get_weights().unwrap(), before);
-        assert!(list(&vec!["x".to_string(); 25]).ends_with("x and 5 more"));
+        assert!(join_faults(&vec!["x".to_string(); 25]).ends_with("x and 5 more"));
     }
 
     #[test]

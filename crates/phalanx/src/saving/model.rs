@@ -1,6 +1,8 @@
 //! Saving and loading methods of [`Model`].
 
-use super::{Format, SaveOptions, expected, legacy, open_checked, open_stored, optimizer_state};
+use super::{
+    Format, SaveOptions, expected_weights, legacy, open_checked, open_stored, optimizer_state,
+};
 use super::{owners, save, warn_not_saved};
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -40,8 +42,8 @@ impl Model {
             return Err(Error::file(path, expected, received));
         }
         let training = self.training();
-        let parts = SaveOptions { whole: true, training };
-        warn_not_saved(path, &save(path, self.definition(), &self.unique_weights()?, parts)?);
+        let options = SaveOptions { structure: true, training };
+        warn_not_saved(path, &save(path, self.definition(), &self.unique_weights()?, options)?);
         Ok(())
     }
 
@@ -69,7 +71,8 @@ impl Model {
     /// All weights without duplicates. The weights of a shared layer have its first name.
     pub(super) fn unique_weights(&self) -> Result<Vec<(String, Tensor)>> {
         let mut weights = self.weights()?;
-        let names: HashSet<String> = expected(self.definition()).into_iter().map(|w| w.0).collect();
+        let names: HashSet<String> =
+            expected_weights(self.definition()).into_iter().map(|w| w.0).collect();
         weights.retain(|(name, _)| names.contains(name));
         Ok(weights)
     }
@@ -105,7 +108,7 @@ impl Model {
     }
 
     fn load_safetensors(&mut self, path: &Path) -> Result<()> {
-        let mut reader = open_checked(path, &expected(self.definition()))?;
+        let mut reader = open_checked(path, &expected_weights(self.definition()))?;
         let owners = owners(self.definition());
         let mut tensors = vec![];
         for (name, layer) in self.layers() {

@@ -188,21 +188,21 @@ impl Elements for CacheElements {
 const MAGIC: &[u8; 8] = b"PHXCACH1";
 
 /// A cache file of a single process. If it does not exist, several workers have a file each.
-pub(super) struct InFile {
+pub(super) struct FileCache {
     path: PathBuf,
-    parts: Cache,
+    worker_caches: Cache,
 }
 
-impl InFile {
-    pub fn new(inner: Arc<dyn Step>, path: PathBuf, shuffled: bool) -> InFile {
+impl FileCache {
+    pub fn new(inner: Arc<dyn Step>, path: PathBuf, shuffled: bool) -> FileCache {
         let file = Some(path.clone());
-        InFile { path, parts: Cache { inner, file, shuffled, stored: Mutex::default() } }
+        FileCache { path, worker_caches: Cache { inner, file, shuffled, stored: Mutex::default() } }
     }
 }
 
-impl Step for InFile {
+impl Step for FileCache {
     fn cardinality(&self) -> Cardinality {
-        self.parts.cardinality()
+        self.worker_caches.cardinality()
     }
 
     fn open(&self, context: EpochContext) -> Result<Box<dyn Elements>> {
@@ -210,9 +210,9 @@ impl Step for InFile {
             return Ok(Box::new(Reading::new(&self.path, context)?));
         }
         if context.shard.is_some() {
-            return self.parts.open(context);
+            return self.worker_caches.open(context);
         }
-        let inner = self.parts.inner.open(EpochContext { epoch: 0, ..context })?;
+        let inner = self.worker_caches.inner.open(EpochContext { epoch: 0, ..context })?;
         let writer = Writing::new(&self.path)?;
         Ok(Box::new(Recording { inner, writer: Some(writer) }))
     }

@@ -240,7 +240,7 @@ impl Pipeline {
     /// process exists, it serves all workers. A worker's file is recreated if it was made for another
     /// number of elements, or with another seed if the order depends on it.
     pub fn cache_file(mut self, path: impl Into<PathBuf>) -> Pipeline {
-        self.step = Arc::new(cache::InFile::new(self.step, path.into(), self.shuffled));
+        self.step = Arc::new(cache::FileCache::new(self.step, path.into(), self.shuffled));
         // An existing file is used regardless of the steps before it.
         self.provenance = Provenance::default().then(format_args!("cache_file"));
         self

@@ -190,7 +190,7 @@ pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Res
         return Ok(staged);
     }
     let expected = format!("the weights of model '{}'", def.name);
-    Err(Error::file(path, expected, crate::saving::list(&faults)))
+    Err(Error::file(path, expected, crate::saving::join_faults(&faults)))
 }
 
 /// The variables of the optimizer in a file: the iteration, then the others in order.
