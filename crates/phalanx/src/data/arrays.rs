@@ -21,7 +21,7 @@ pub(super) const SHUFFLE: u32 = 0xFFFF_0001;
 /// Default batch size of Keras.
 const DEFAULT_BATCH: usize = 32;
 
-/// Inputs, targets and sample weights in memory. Clones and slices shard the arrays.
+/// Inputs, targets and sample weights in memory. Clones and slices share the arrays.
 ///
 /// ```
 /// use phalanx::data::{Arrays, Dataset};

@@ -116,17 +116,17 @@ fn accuracy(counts: &[Vec<u64>]) -> String {
 fn cells(scene: &mut Scene, at: (f64, f64), cell: f64, counts: &[Vec<u64>]) {
     let n = counts.len();
     let side = cell * n as f64;
-    let shares: Vec<Vec<f64>> = counts.iter().map(|row| shares(row)).collect();
+    let fractions: Vec<Vec<f64>> = counts.iter().map(|row| fractions(row)).collect();
     if n <= MAX_VECTOR_CLASSES {
-        for (i, row) in shares.iter().enumerate() {
-            for (j, share) in row.iter().enumerate().filter(|(_, share)| **share > 0.0) {
+        for (i, row) in fractions.iter().enumerate() {
+            for (j, fraction) in row.iter().enumerate().filter(|(_, fraction)| **fraction > 0.0) {
                 let corner = (at.0 + j as f64 * cell, at.1 + i as f64 * cell);
-                scene.rect(corner, (cell, cell), shade(*share));
+                scene.rect(corner, (cell, cell), shade(*fraction));
             }
         }
     } else {
-        let rgb = shares.iter().flatten().flat_map(|share| {
-            let color = shade(*share);
+        let rgb = fractions.iter().flatten().flat_map(|fraction| {
+            let color = shade(*fraction);
             [color.0, color.1, color.2]
         });
         let pixels = Pixels { width: n, height: n, rgb: rgb.collect() };
@@ -152,9 +152,9 @@ fn cells(scene: &mut Scene, at: (f64, f64), cell: f64, counts: &[Vec<u64>]) {
         for (j, count) in row.iter().enumerate() {
             let x = at.0 + (j as f64 + 0.5) * cell;
             let y = at.1 + (i as f64 + 0.5) * cell + 0.36 * size;
-            let color = match shares[i][j] {
+            let color = match fractions[i][j] {
                 _ if *count == 0 => Color(190, 190, 190),
-                share if share > 0.4 => Color::WHITE,
+                fraction if fraction > 0.4 => Color::WHITE,
                 _ => Color::INK,
             };
             scene.text((x, y), &count.to_string(), size, color, Anchor::Middle);
@@ -163,16 +163,16 @@ fn cells(scene: &mut Scene, at: (f64, f64), cell: f64, counts: &[Vec<u64>]) {
 }
 
 /// Each count as a fraction of its row.
-fn shares(row: &[u64]) -> Vec<f64> {
+fn fractions(row: &[u64]) -> Vec<f64> {
     let total: f64 = row.iter().map(|c| *c as f64).sum();
     row.iter().map(|c| if total > 0.0 { *c as f64 / total } else { 0.0 }).collect()
 }
 
 /// The square root makes the few mistakes of a good classifier visible.
-fn shade(share: f64) -> Color {
+fn shade(fraction: f64) -> Color {
     let [none, half, all] = COLOR_SCALE;
-    let place = 2.0 * share.sqrt();
-    if place < 1.0 { none.mix(half, place) } else { half.mix(all, place - 1.0) }
+    let position = 2.0 * fraction.sqrt();
+    if position < 1.0 { none.mix(half, position) } else { half.mix(all, position - 1.0) }
 }
 
 fn frame(scene: &mut Scene, (x, y): (f64, f64), (w, h): (f64, f64)) {

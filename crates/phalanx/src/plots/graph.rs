@@ -63,8 +63,8 @@ impl Node {
     }
 }
 
-/// Edges from caller to callee, by row. A layer called more than once has several rows; its name refers
-/// to the latest row before the caller.
+/// Edges from the row of each input to the row of the layer called on it. A layer called more than once
+/// has several rows; its name refers to the latest of them.
 fn edges(summary: &Summary, nodes: &[Node]) -> Vec<(usize, usize)> {
     let mut latest: HashMap<&str, usize> = HashMap::new();
     let mut edges = vec![];

@@ -18,9 +18,10 @@ impl Color {
     pub const RED: Color = Color(196, 30, 30);
 
     /// Interpolates between two colors: 0 is `self`, 1 is `other`.
-    pub fn mix(self, other: Color, share: f64) -> Color {
-        let share = share.clamp(0.0, 1.0);
-        let channel = |a: u8, b: u8| (f64::from(a) * (1.0 - share) + f64::from(b) * share).round();
+    pub fn mix(self, other: Color, fraction: f64) -> Color {
+        let fraction = fraction.clamp(0.0, 1.0);
+        let channel =
+            |a: u8, b: u8| (f64::from(a) * (1.0 - fraction) + f64::from(b) * fraction).round();
         Color(
             channel(self.0, other.0) as u8,
             channel(self.1, other.1) as u8,

@@ -54,7 +54,7 @@ trait Elements: Send {
 /// An input pipeline: `Pipeline::from_tensor_slices((x, y)).shuffle(1000)…`.
 ///
 /// The order is the same for any number of threads, and depends only on the seed of the run and the
-/// epoch. Clones shard the steps.
+/// epoch. Clones share the steps.
 ///
 /// With several workers, each produces only the samples of its own rows, out of the same batches that
 /// one process would produce. A `map` before the last `batch` runs on one worker per sample, and caches
