@@ -9,7 +9,7 @@ use crate::report;
 use crate::subject::Subject;
 use crate::terminal;
 use anyhow::{Result, bail};
-use phalanx::pictures;
+use phalanx::plots;
 use phalanx::prelude::*;
 use phalanx::text::shown;
 use std::io::Write;
@@ -38,8 +38,8 @@ pub fn run(args: &Evaluate) -> Result<()> {
         check_drawable(args, &data)?;
     }
     let classes = data.origin.classes.len();
-    if args.confusion.is_some() && classes > pictures::MAX_CLASSES {
-        let most = pictures::MAX_CLASSES;
+    if args.confusion.is_some() && classes > plots::MAX_CLASSES {
+        let most = plots::MAX_CLASSES;
         bail!("--confusion: expected at most {most} classes, received {classes}");
     }
     let batch = args.batch.global(subject.usual_batch(), strategy.num_replicas_in_sync())?;
@@ -94,7 +94,7 @@ fn draw(args: &Evaluate, subject: &Subject, data: &Prepared, outputs: &Tensor) -
             }
         }
         let title = format!("{} on {}", subject.name(), data.name);
-        pictures::confusion_matrix(&counts, names, &title, path)?;
+        plots::confusion_matrix(&counts, names, &title, path)?;
     }
     if let Some(path) = &args.samples {
         let count = SHOWN.min(truths.len());
@@ -114,7 +114,7 @@ fn draw(args: &Evaluate, subject: &Subject, data: &Prepared, outputs: &Tensor) -
             })
             .collect();
         if let Some(images) = images {
-            pictures::samples(&images, &captions, "prediction (true class)", 8, path)?;
+            plots::samples(&images, &captions, "prediction (true class)", 8, path)?;
         }
     }
     Ok(())

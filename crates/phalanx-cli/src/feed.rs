@@ -3,7 +3,7 @@
 use crate::origin::Origin;
 use crate::words;
 use anyhow::{Context, Result, bail};
-use phalanx::data::{Digest, ImageFlow, Images, KeptImages, Pixels, Samples};
+use phalanx::data::{Digest, ImageCache, ImageFlow, Images, Pixels, Samples};
 use phalanx::launch;
 use phalanx::prelude::*;
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub enum Feed {
 /// Some of the images of a folder.
 #[derive(Clone)]
 pub struct Files {
-    images: Arc<KeptImages>,
+    images: Arc<ImageCache>,
     /// Their numbers in the folder.
     rows: Arc<Vec<usize>>,
     /// What is done to them, and the dimensions they then have.
@@ -41,7 +41,7 @@ impl Feed {
     /// The images of a folder, decoded as they are needed and kept up to so many bytes.
     pub fn files(folder: ImageFolder, room: usize) -> Feed {
         let rows = Arc::new((0..folder.len()).collect());
-        Feed::Files(Files { images: Arc::new(folder.keep(room)), rows, fed: None })
+        Feed::Files(Files { images: Arc::new(folder.cache(room)), rows, fed: None })
     }
 
     /// Number of samples.
@@ -252,7 +252,7 @@ mod tests {
         while epoch.next(&mut batch).unwrap() {
             let x = &batch.inputs[0];
             assert_eq!(x.dims()[1..], [48]);
-            out.extend(x.f32().unwrap()[..batch.held() * 48].chunks(48).map(<[f32]>::to_vec));
+            out.extend(x.f32().unwrap()[..batch.local_len() * 48].chunks(48).map(<[f32]>::to_vec));
         }
         out
     }
@@ -289,7 +289,7 @@ mod tests {
         for workers in [1, 2, 3] {
             let mut all = 0;
             for worker in 0..workers {
-                let images = Arc::new(open().keep(1 << 20));
+                let images = Arc::new(open().cache(1 << 20));
                 let files = Files { images: images.clone(), ..files.shaped(&origin, vec![48]) };
                 let flow = Feed::Files(files).flow(&ImageDataGenerator::new(), &y, 5).unwrap();
                 let share = LocalShard { mesh: Mesh::new(workers, 1), devices: worker..worker + 1 };

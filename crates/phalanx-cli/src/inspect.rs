@@ -30,7 +30,7 @@ pub fn run(args: &Inspect) -> Result<()> {
         Choice::File(path) => Load::new().compile(false).model(path)?,
     };
     if let Some(path) = &args.picture {
-        phalanx::pictures::model(&model.summary(), path)?;
+        phalanx::plots::model(&model.summary(), path)?;
         return Ok(());
     }
     writeln!(out, "{}", model.summary())?;

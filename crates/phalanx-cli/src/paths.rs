@@ -1,7 +1,7 @@
 //! Places to write to, tried before hours of work and not after.
 
 use anyhow::{Context, Result, bail};
-use phalanx::saving::latest_whole_checkpoint;
+use phalanx::saving::latest_intact_checkpoint;
 use phalanx::text::shown;
 use std::fs::{File, Metadata, OpenOptions};
 use std::os::unix::fs::MetadataExt;
@@ -96,7 +96,7 @@ pub fn weights(path: &Path) -> Result<PathBuf> {
     if !path.is_dir() {
         return Ok(path.into());
     }
-    let newest = latest_whole_checkpoint(path)?;
+    let newest = latest_intact_checkpoint(path)?;
     newest.with_context(|| {
         format!("{}: expected a checkpoint in it, received none", shown(path.display()))
     })

@@ -17,7 +17,7 @@ use phalanx::callbacks::{CSVLogger, JsonLines, TensorBoard};
 use phalanx::data::{ImageDataGenerator, ImageFlow};
 use phalanx::model::{IntoDataset, Source};
 use phalanx::optimizers;
-use phalanx::pictures;
+use phalanx::plots;
 use phalanx::prelude::*;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -87,7 +87,7 @@ pub fn run(args: &Train) -> Result<()> {
     }
     if let Some(path) = &args.output {
         let title = format!("{} on {}", model.name(), args.data);
-        pictures::curves(&history, &title, path)?;
+        plots::curves(&history, &title, path)?;
     }
     if verbose > 0 {
         report::end(&mut model, &history, &logs, scaling.as_ref(), args)?;

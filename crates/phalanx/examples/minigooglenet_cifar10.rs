@@ -8,7 +8,7 @@
 pub mod arguments;
 
 use phalanx::datasets::Split;
-use phalanx::pictures;
+use phalanx::plots;
 use phalanx::prelude::*;
 use std::path::Path;
 
@@ -66,6 +66,6 @@ pub fn run(data: Split, devices: usize, epochs: usize, output: &Path) -> Result<
             .callback(LearningRateScheduler::new(poly_decay))
             .verbose(2),
     )?;
-    pictures::curves(&history, "MiniGoogLeNet on CIFAR-10", output)?;
+    plots::curves(&history, "MiniGoogLeNet on CIFAR-10", output)?;
     Ok(history)
 }

@@ -1,22 +1,22 @@
-//! What a training run was like, epoch by epoch.
+//! The metrics of a training run, by epoch.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The metrics of every epoch. Each series has one value per epoch, NaN where there was none.
+/// The metrics of every epoch. Each series has one value per epoch, NaN if missing.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct History {
-    /// The epochs run, from 0.
+    /// Indices of the epochs, from 0.
     pub epochs: Vec<usize>,
-    /// By name: `loss`, `accuracy`, `val_loss`, `val_accuracy`, `lr`, ….
-    #[serde(with = "crate::exact::series")]
+    /// Values by name: `loss`, `accuracy`, `val_loss`, `val_accuracy`, `lr`, ….
+    #[serde(with = "crate::json_float::series")]
     pub values: BTreeMap<String, Vec<f64>>,
-    /// How long each epoch took.
+    /// Duration of each epoch in seconds.
     pub seconds: Vec<f64>,
-    /// Samples trained on in a second of each epoch.
+    /// Training throughput of each epoch in samples per second.
     pub images_per_second: Vec<f64>,
-    /// Seconds of training in this run, and those in which the devices waited for batches: not what a
-    /// run that it continues took.
+    /// Training time of this run in seconds, and the part in which the devices waited for batches.
+    /// Excludes the run that it resumes.
     #[serde(skip)]
     run: f64,
     #[serde(skip)]
@@ -24,7 +24,7 @@ pub struct History {
 }
 
 impl History {
-    /// Adds an epoch that trained on so many samples in so many seconds.
+    /// Adds an epoch that trained on `samples` samples in `seconds` seconds.
     pub fn push(&mut self, epoch: usize, logs: &[(String, f64)], seconds: f64, samples: usize) {
         let before = self.epochs.len();
         self.epochs.push(epoch);
@@ -41,38 +41,38 @@ impl History {
     }
 
     /// Adds time in which the devices waited for a batch.
-    pub(crate) fn waited(&mut self, seconds: f64) {
+    pub(crate) fn add_input_wait(&mut self, seconds: f64) {
         self.input_wait += seconds;
     }
 
-    /// Adds time of training.
-    pub(crate) fn ran(&mut self, seconds: f64) {
+    /// Adds training time.
+    pub(crate) fn add_run_time(&mut self, seconds: f64) {
         self.run += seconds;
     }
 
-    /// Seconds of this run's epochs, without what a run that it continues took: `seconds` has those
-    /// too.
+    /// Training time of this run in seconds. In contrast to `seconds`, this excludes the run that it
+    /// resumes.
     pub fn run_seconds(&self) -> f64 {
         self.run
     }
 
-    /// Seconds of this run's epochs in which the devices waited for batches: what a faster disk, more
+    /// Time of this run in seconds in which the devices waited for batches: what a faster disk, more
     /// prefetching or less augmentation could save.
     pub fn input_wait_seconds(&self) -> f64 {
         self.input_wait
     }
 
-    /// A metric's values, one per epoch; none for a name that never occurred.
+    /// The values of a metric, one per epoch; `None` for an unknown name.
     pub fn get(&self, name: &str) -> Option<&[f64]> {
         self.values.get(name).map(Vec::as_slice)
     }
 
-    /// A metric's value in the last epoch that had one.
+    /// The value of a metric in the last epoch that has one.
     pub fn last(&self, name: &str) -> Option<f64> {
         self.get(name)?.iter().rev().copied().find(|v| !v.is_nan())
     }
 
-    /// The names there are.
+    /// The names of all metrics.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.values.keys().map(String::as_str)
     }
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_json_lacks_survive() {
+    fn nan_and_infinity_survive_json() {
         let mut history = History::default();
         history.push(0, &logs(&[("a", f64::NAN), ("b", f64::NEG_INFINITY), ("c", 0.1)]), 1.0, 2);
         let text = serde_json::to_string(&history).unwrap();

@@ -1,20 +1,20 @@
-//! Memory for data whose size a user or a file chooses.
+//! Checked allocation for data whose size is determined by a user or a file.
 
 use crate::error::{Error, Result};
 use crate::model::gibibytes;
 use phalanx_cpu::free_memory;
 use std::path::Path;
 
-/// The system is not asked about fewer bytes than these.
-const SMALL: usize = 64 << 20;
+/// Allocations up to this size in bytes are not checked against the free memory.
+const UNCHECKED_BYTES: usize = 64 << 20;
 
-/// Whether this process can have so many bytes more. A system that overcommits hands out more than it has, and
-/// ends the process that uses it.
+/// Whether this process can allocate `bytes` more. The check is necessary because a system that
+/// overcommits grants too much, and later kills the process that uses it.
 pub(crate) fn is_free(bytes: usize) -> bool {
-    bytes <= SMALL || bytes <= free_memory()
+    bytes <= UNCHECKED_BYTES || bytes <= free_memory()
 }
 
-/// An empty vector with room for `len` values; `None` where there is no memory for them.
+/// An empty vector with capacity for `len` values; `None` if memory is insufficient.
 pub(crate) fn reserve<T>(len: usize) -> Option<Vec<T>> {
     len.checked_mul(size_of::<T>()).filter(|bytes| is_free(*bytes))?;
     let mut values = Vec::new();
@@ -22,10 +22,10 @@ pub(crate) fn reserve<T>(len: usize) -> Option<Vec<T>> {
     Some(values)
 }
 
-/// Adds values to a vector; false where there is no memory for them.
+/// Appends values to a vector; false if memory is insufficient.
 pub(crate) fn extend<T: Copy>(values: &mut Vec<T>, more: &[T]) -> bool {
     if values.capacity() - values.len() < more.len() {
-        // It grows to twice its size, or to what is wanted.
+        // The vector doubles, or grows to the required size.
         let grown = (2 * values.capacity()).max(values.len() + more.len());
         let fits = is_free(grown.saturating_mul(size_of::<T>()));
         if !fits || values.try_reserve(more.len()).is_err() {
@@ -36,7 +36,7 @@ pub(crate) fn extend<T: Copy>(values: &mut Vec<T>, more: &[T]) -> bool {
     true
 }
 
-/// Fails where a file's content of so many bytes does not fit into memory.
+/// Fails if the content of a file, `bytes` bytes, does not fit into memory.
 pub(crate) fn check_file(path: &Path, bytes: u64) -> Result<()> {
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
     match is_free(bytes) {

@@ -1,39 +1,39 @@
-//! What `fit`, `evaluate` and `predict` print, as Keras does: a live bar on a terminal, a line per
-//! epoch elsewhere.
+//! Progress output of `fit`, `evaluate` and `predict`, as in Keras: a live bar on a terminal, otherwise
+//! a line per epoch.
 //!
-//! The bar is drawn here rather than by a library: Keras' line mixes bar, times and metrics in one
-//! row, and a writer and a clock handed in make it testable to the byte.
+//! The bar is not drawn by a library, because Keras' line combines bar, times and metrics. Writer and
+//! clock are injected, which makes the output testable to the byte.
 
 mod line;
-mod pass;
+mod rate;
 
 pub use line::number;
 
 use crate::error::{Error, Result};
 use crate::launch;
 use line::{BOLD, GREEN, GREY, Line, metric};
-use pass::Pass;
 use phalanx_graph::text::shown;
+use rate::Rate;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// Cells of the bar.
+/// Width of the bar in columns.
 const BAR: usize = 20;
-/// A shorter one says nothing and is left out.
-const LEAST_BAR: usize = 4;
-/// The bar is redrawn at most this often.
-const REDRAW: Duration = Duration::from_millis(50);
-/// Without wrapping, a line longer than the terminal is cut at its edge, whatever its width.
+/// Minimum width of the bar. A shorter one is omitted.
+const MIN_BAR: usize = 4;
+/// Minimum time between redraws of the bar.
+const REDRAW_INTERVAL: Duration = Duration::from_millis(50);
+/// Disables wrapping, so that the terminal truncates long lines at its edge.
 const NO_WRAP: &str = "\x1b[?7l";
 const WRAP: &str = "\x1b[?7h";
 const CLEAR_REST: &str = "\x1b[K";
 
-/// How much is printed.
+/// How much to print.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verbose {
     /// Nothing: Keras' 0.
     Silent,
-    /// A live bar on a terminal, a line per epoch elsewhere: Keras' 1.
+    /// A live bar on a terminal, otherwise a line per epoch: Keras' 1.
     #[default]
     Bar,
     /// A line per epoch: Keras' 2.
@@ -53,18 +53,18 @@ impl TryFrom<u8> for Verbose {
     }
 }
 
-/// Prints the progress of one call after the other. Output that fails, such as a closed pipe,
-/// ends the printing and nothing else.
+/// Prints the progress of consecutive calls. A failed write, for example to a closed pipe, stops the
+/// output but not the program.
 pub struct Progress {
     verbose: Verbose,
     out: Box<dyn Write + Send>,
     clock: Box<dyn Fn() -> Duration + Send>,
     live: bool,
-    colour: bool,
+    color: bool,
     width: usize,
-    /// Asked before every pass: terminals change their size.
+    /// Called before every pass, because the size of a terminal may change.
     measure: Option<fn() -> Option<usize>>,
-    pass: Pass,
+    rate: Rate,
     drawn: Option<Duration>,
     closed: bool,
 }
@@ -78,17 +78,17 @@ impl Progress {
             out: Box::new(out),
             clock: Box::new(move || origin.elapsed()),
             live: false,
-            colour: false,
+            color: false,
             width: usize::MAX,
             measure: None,
-            pass: Pass::default(),
+            rate: Rate::default(),
             drawn: None,
             closed: false,
         }
     }
 
-    /// Prints to standard output: live on a terminal, in colour unless `NO_COLOR` is set. Under a launcher that
-    /// passes the output on, nobody knows what is at its end: there, plain lines.
+    /// Prints to standard output: live on a terminal, in color unless `NO_COLOR` is set. Prints plain
+    /// lines under a launcher that forwards the output, because its destination is unknown.
     pub fn stdout(verbose: Verbose) -> Progress {
         let variable = |name| std::env::var(name).ok().filter(|v| !v.is_empty());
         let out = std::io::stdout();
@@ -101,19 +101,19 @@ impl Progress {
         progress
     }
 
-    /// Redraws one line in place, cut at `width` columns where that is known.
-    pub fn live(mut self, colour: bool, width: Option<usize>) -> Progress {
-        (self.live, self.colour, self.width) = (true, colour, width.unwrap_or(usize::MAX));
+    /// Redraws one line in place, truncated at `width` columns if given.
+    pub fn live(mut self, color: bool, width: Option<usize>) -> Progress {
+        (self.live, self.color, self.width) = (true, color, width.unwrap_or(usize::MAX));
         self
     }
 
-    /// Takes the time from elsewhere.
+    /// Replaces the clock.
     pub fn clock(mut self, clock: impl Fn() -> Duration + Send + 'static) -> Progress {
         self.clock = Box::new(clock);
         self
     }
 
-    /// Starts epoch `epoch` (from 0) of `epochs`, of so many steps where that is known.
+    /// Starts epoch `epoch` (from 0) of `epochs`, with its number of steps if known.
     pub fn begin_epoch(&mut self, epoch: usize, epochs: usize, steps: Option<usize>) {
         if self.verbose != Verbose::Silent && epochs > 1 {
             self.print(&format!("Epoch {}/{epochs}\n", epoch + 1));
@@ -131,12 +131,12 @@ impl Progress {
         self.begin(steps);
     }
 
-    /// Says that `done` steps are done, with the metrics so far.
+    /// Reports that `done` steps are done, with the current metrics.
     pub fn step(&mut self, done: usize, logs: &[(String, f64)]) {
         let now = (self.clock)();
-        self.pass.first.get_or_insert((done, now));
-        (self.pass.done, self.pass.last) = (done, now);
-        let due = self.drawn.is_none_or(|drawn| now.saturating_sub(drawn) >= REDRAW);
+        self.rate.first.get_or_insert((done, now));
+        (self.rate.done, self.rate.last) = (done, now);
+        let due = self.drawn.is_none_or(|drawn| now.saturating_sub(drawn) >= REDRAW_INTERVAL);
         if self.live && self.verbose == Verbose::Bar && due {
             let line = self.bar(now, logs, false);
             self.drawn = Some(now);
@@ -144,19 +144,19 @@ impl Progress {
         }
     }
 
-    /// Ends an epoch with all its metrics, those of the validation included, and warns of those
-    /// that are no numbers any more.
+    /// Ends an epoch with all its metrics, including those of the validation. Warns about metrics that
+    /// are not finite.
     pub fn end_epoch(&mut self, logs: &[(String, f64)]) {
         self.end(logs);
-        let lost = |(_, value): &&(String, f64)| !value.is_finite();
-        let lost: Vec<String> = logs
+        let not_finite = |(_, value): &&(String, f64)| !value.is_finite();
+        let not_finite: Vec<String> = logs
             .iter()
-            .filter(lost)
+            .filter(not_finite)
             .map(|(name, value)| format!("{} is {value}", shown(name)))
             .collect();
-        if !lost.is_empty() && self.verbose != Verbose::Silent {
+        if !not_finite.is_empty() && self.verbose != Verbose::Silent {
             let hint = "look for bad values in the data, or lower the learning rate";
-            self.print(&format!("warning: {}: {hint}\n", lost.join(", ")));
+            self.print(&format!("warning: {}: {hint}\n", not_finite.join(", ")));
         }
     }
 
@@ -175,7 +175,7 @@ impl Progress {
         if let Some(measure) = self.measure {
             self.width = measure().unwrap_or(usize::MAX);
         }
-        self.pass = Pass { start, steps, last: start, ..Pass::default() };
+        self.rate = Rate { start, steps, last: start, ..Rate::default() };
         self.drawn = None;
     }
 
@@ -190,23 +190,23 @@ impl Progress {
             }
             Verbose::Bar | Verbose::Line => {
                 let mut line = Line::new(false, usize::MAX);
-                let (count, total) = (self.pass.count(true), self.pass.elapsed(now));
-                line.push("", &format!("{count} - {total} - {}", self.pass.per_step()));
+                let (count, total) = (self.rate.count(true), self.rate.elapsed(now));
+                line.push("", &format!("{count} - {total} - {}", self.rate.per_step()));
                 line.metrics(logs);
                 self.print(&format!("{}\n", line.text));
             }
         }
     }
 
-    /// The line of the bar; the last one is whole, as nothing is drawn over it.
+    /// The line of the bar. The last one is not truncated, because nothing is drawn over it.
     fn bar(&self, now: Duration, logs: &[(String, f64)], last: bool) -> String {
-        let (pass, width) = (&self.pass, if last { usize::MAX } else { self.width });
-        let (count, per_step) = (pass.count(last), pass.per_step());
-        let time = match pass.steps {
-            Some(steps) if !last => pass.remaining(steps),
-            _ => pass.elapsed(now),
+        let (rate, width) = (&self.rate, if last { usize::MAX } else { self.width });
+        let (count, per_step) = (rate.count(last), rate.per_step());
+        let time = match rate.steps {
+            Some(steps) if !last => rate.remaining(steps),
+            _ => rate.elapsed(now),
         };
-        // Where not all of it fits, the first metric comes before the times, and those before the bar.
+        // If space is short, the first metric has priority over the times, and the times over the bar.
         let first = logs.first().map_or(0, |(name, value)| columns(&metric(name, *value)));
         let mut room = width.saturating_sub(columns(&count) + first);
         let mut fits = |text: &str| {
@@ -214,24 +214,24 @@ impl Progress {
             room -= if fits { 1 + columns(text) } else { 0 };
             fits
         };
-        let (timed, paced) = (fits(&time), fits(&per_step));
+        let (show_time, show_rate) = (fits(&time), fits(&per_step));
         let bar = BAR.min(room.saturating_sub(1));
 
-        let mut line = Line::new(self.colour, width);
+        let mut line = Line::new(self.color, width);
         line.push(BOLD, &count);
-        let steps = pass.steps.or(last.then_some(pass.done)).filter(|_| bar >= LEAST_BAR);
+        let steps = rate.steps.or(last.then_some(rate.done)).filter(|_| bar >= MIN_BAR);
         if let Some(steps) = steps {
-            let filled = (bar * pass.done.min(steps)).checked_div(steps).unwrap_or(bar);
+            let filled = (bar * rate.done.min(steps)).checked_div(steps).unwrap_or(bar);
             line.push("", " ");
             line.push(GREEN, &"━".repeat(filled));
-            // Without colours the rest must look different.
-            line.push(GREY, &if self.colour { "━" } else { "─" }.repeat(bar - filled));
+            // Without color the remaining part must look different.
+            line.push(GREY, &if self.color { "━" } else { "─" }.repeat(bar - filled));
         }
-        if timed {
+        if show_time {
             line.push("", " ");
             line.push(BOLD, &time);
         }
-        if paced {
+        if show_rate {
             line.push("", &format!(" {per_step}"));
         }
         line.metrics(logs);
@@ -247,18 +247,18 @@ impl Progress {
     }
 }
 
-/// The columns of the terminal, or what `COLUMNS` says they are.
+/// The number of columns of the terminal, or the value of `COLUMNS`.
 fn terminal_width() -> Option<usize> {
-    let said = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-    let found = || terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
-    said.filter(|columns| *columns > 0).or_else(found)
+    let from_env = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    let from_terminal = || terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
+    from_env.filter(|columns| *columns > 0).or_else(from_terminal)
 }
 
 fn columns(text: &str) -> usize {
     text.chars().count()
 }
 
-/// A pass that ended early leaves its line on the screen.
+/// A pass that ends early leaves its line on the screen.
 impl Drop for Progress {
     fn drop(&mut self) {
         if self.drawn.is_some() {
@@ -275,7 +275,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::{Arc, Mutex};
 
-    /// A progress whose output and time a test holds.
+    /// A progress with captured output and a manual clock.
     struct Bench {
         progress: Progress,
         written: Arc<Mutex<Vec<u8>>>,
@@ -303,9 +303,9 @@ mod tests {
             Bench { progress, written, micros }
         }
 
-        fn live(verbose: Verbose, colour: bool, width: Option<usize>) -> Bench {
+        fn live(verbose: Verbose, color: bool, width: Option<usize>) -> Bench {
             let bench = Bench::new(verbose);
-            Bench { progress: bench.progress.live(colour, width), ..bench }
+            Bench { progress: bench.progress.live(color, width), ..bench }
         }
 
         fn pass_time(&self, micros: u64) {
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_per_epoch_where_there_is_no_terminal() {
+    fn without_a_terminal_there_is_a_line_per_epoch() {
         for verbose in [Verbose::Bar, Verbose::Line] {
             for known in [true, false] {
                 let mut bench = Bench::new(verbose);
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_that_is_no_number_is_warned_of() {
+    fn a_nan_metric_gives_a_warning() {
         let mut bench = Bench::new(Verbose::Line);
         bench.progress.begin_epoch(0, 1, Some(1));
         bench.progress.end_epoch(&logs(&[("loss", 0.5), ("val_loss", f64::NAN)]));
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_metrics_do_not_act_on_the_terminal() {
+    fn control_characters_in_metric_names_are_escaped() {
         for mut bench in [Bench::new(Verbose::Line), Bench::live(Verbose::Bar, false, None)] {
             bench.progress.begin_epoch(0, 1, Some(1));
             bench.progress.end_epoch(&logs(&[("\u{1b}[2J\nx\u{202e}", f64::NAN)]));
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_are_kerases() {
+    fn colors_are_those_of_keras() {
         let mut bench = Bench::live(Verbose::Bar, true, None);
         bench.progress.begin_predict(Some(2));
         bench.pass_time(2_000_000);
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_output_is_no_trouble() {
+    fn a_closed_output_is_ignored() {
         struct Closed(Arc<AtomicU64>);
         impl Write for Closed {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {

@@ -1,4 +1,4 @@
-//! Warnings: events of `tracing` where somebody listens, else lines on standard error.
+//! Warnings: `tracing` events if there is a subscriber, otherwise lines on standard error.
 
 use crate::workers;
 use phalanx_graph::text::escape;
@@ -7,10 +7,10 @@ use std::io::Write;
 use std::sync::Once;
 use tracing::subscriber::NoSubscriber;
 
-/// Warns as `tracing::warn!` does; a program without a subscriber gets a line on standard error.
+/// Warns like `tracing::warn!`. Without a subscriber it prints a line to standard error.
 macro_rules! warning {
     ($($words:tt)*) => {
-        match $crate::warnings::heard() {
+        match $crate::warnings::has_subscriber() {
             true => tracing::warn!($($words)*),
             false => $crate::warnings::print(format_args!($($words)*)),
         }
@@ -18,24 +18,24 @@ macro_rules! warning {
 }
 pub(crate) use warning;
 
-/// Whether the program has a subscriber for events.
-pub(crate) fn heard() -> bool {
+/// Whether the program has a `tracing` subscriber.
+pub(crate) fn has_subscriber() -> bool {
     tracing::dispatcher::get_default(|dispatch| !dispatch.is::<NoSubscriber>())
 }
 
-/// `warning: …`, in one piece: lines of several workers meet on one terminal.
-pub(crate) fn print(words: fmt::Arguments<'_>) {
-    let place = workers::name().map(|(_, name)| name + ": ").unwrap_or_default();
-    // Nobody is there to hear that nothing can be said.
-    let line = format!("warning: {place}{words}");
+/// Prints `warning: …` in a single write, because several workers may share a terminal.
+pub(crate) fn print(message: fmt::Arguments<'_>) {
+    let prefix = workers::name().map(|(_, name)| name + ": ").unwrap_or_default();
+    // A failed write cannot be reported anywhere.
+    let line = format!("warning: {prefix}{message}");
     let _ = std::io::stderr().write_all(format!("{}\n", escape(&line)).as_bytes());
 }
 
-/// Says once, on the first of several workers, that the kernels are slow as they were compiled.
+/// Warns once, on the first of several workers, if the kernels were compiled without optimization.
 pub(crate) fn warn_if_slow(optimized: bool) {
-    static SAID: Once = Once::new();
+    static WARNED: Once = Once::new();
     if !optimized && workers::name().is_none_or(|(rank, _)| rank == 0) {
-        SAID.call_once(|| {
+        WARNED.call_once(|| {
             warning!(
                 "phalanx-cpu was compiled without optimisation, which makes training some 40 times slower: \
                  build with --release, or add [profile.dev.package.\"*\"] opt-level = 3 to Cargo.toml"
@@ -52,7 +52,7 @@ mod tests {
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Metadata, Subscriber};
 
-    /// Keeps what is said.
+    /// Records events.
     struct Listener(Arc<Mutex<Vec<String>>>, AtomicUsize);
 
     impl Subscriber for Listener {
@@ -86,12 +86,12 @@ mod tests {
     }
 
     #[test]
-    fn an_unoptimised_build_is_warned_of_once_and_whoever_listens_hears_it() {
-        assert!(!heard());
+    fn an_unoptimized_build_warns_once_and_subscribers_receive_it() {
+        assert!(!has_subscriber());
         let said = Arc::new(Mutex::new(vec![]));
         let listener = Listener(said.clone(), AtomicUsize::new(0));
         tracing::subscriber::with_default(listener, || {
-            assert!(heard());
+            assert!(has_subscriber());
             warn_if_slow(true);
             assert!(said.lock().unwrap().is_empty());
             warn_if_slow(false);

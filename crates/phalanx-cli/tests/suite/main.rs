@@ -674,8 +674,8 @@ fn a_conversion_that_drops_the_optimizer_says_so() {
     let train = ["train", "mnist-mlp", "--epochs", "1", "--steps-per-epoch", "2", "--verbose", "0"];
     succeeds(dir.path(), &[&train[..], &["--save", "a.keras"]].concat());
     let out = phalanx(dir.path(), &["convert", "a.keras", "b.safetensors"]);
-    let state = "the optimizer's state after 2 steps (.keras files keep it)";
-    let words = format!("warning: b.safetensors: not kept: {state}\n");
+    let state = "the optimizer's state after 2 steps (.keras files store it)";
+    let words = format!("warning: b.safetensors: not saved: {state}\n");
     assert_eq!((text(&out.stderr), out.status.code()), (words, Some(0)));
 }
 
@@ -686,8 +686,7 @@ fn model_files_are_converted_shown_and_compared() {
     succeeds(dir.path(), &[&train[..], &["--save", "a.safetensors"]].concat());
     succeeds(dir.path(), &["convert", "a.safetensors", "b.keras"]);
     let out = phalanx(dir.path(), &["convert", "b.keras", "c.h5"]);
-    let words =
-        "warning: c.h5: not kept: the notes 'origin' (.keras and .safetensors files keep them)\n";
+    let words = "warning: c.h5: not saved: the metadata 'origin' (.keras and .safetensors files store it)\n";
     assert_eq!((text(&out.stderr), out.status.code()), (words.into(), Some(0)));
     assert_eq!(succeeds(dir.path(), &["diff", "a.safetensors", "c.h5"]), "");
     let shown = succeeds(dir.path(), &["inspect", "b.keras"]);

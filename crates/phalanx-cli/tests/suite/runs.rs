@@ -45,7 +45,7 @@ fn a_damaged_checkpoint_is_passed_over() {
     let out = phalanx(dir.path(), &["evaluate", "ckpt"]);
     let error = text(&out.stderr);
     assert_eq!(out.status.code(), Some(1));
-    let last = "error: ckpt: expected a checkpoint that is whole, received 3 damaged";
+    let last = "error: ckpt: expected an intact checkpoint, received 3 damaged";
     assert_eq!(error.lines().last(), Some(last));
 }
 

@@ -153,7 +153,8 @@ fn resident_rows_match_the_batches_of_the_epoch() {
     for data in [&flow as &dyn Dataset, &arrays] {
         let (mut batch, mut picked) = (HostBatch::default(), Default::default());
         let memory = data.in_memory().unwrap();
-        let (mut epoch, mut picks) = (data.epoch(3, 1, 1).unwrap(), memory.picks(3, 1, 1).unwrap());
+        let (mut epoch, mut picks) =
+            (data.epoch(3, 1, 1).unwrap(), memory.index_batches(3, 1, 1).unwrap());
         let targets = memory.table().targets[0].clone();
         while epoch.next(&mut batch).unwrap() {
             assert!(picks.next(&mut picked).unwrap());

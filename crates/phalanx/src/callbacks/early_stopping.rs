@@ -2,7 +2,7 @@
 
 use super::{Action, Callback, CallbackState, View};
 use crate::error::{Error, Result};
-use crate::exact::Exact;
+use crate::json_float::JsonFloat;
 use phalanx_graph::Tensor;
 
 const OWNER: &str = "EarlyStopping";
@@ -160,7 +160,7 @@ impl Callback for EarlyStopping {
     }
 
     fn state(&mut self) -> Result<CallbackState> {
-        let mut state = CallbackState::of((self.wait, self.best.map(Exact)));
+        let mut state = CallbackState::of((self.wait, self.best.map(JsonFloat)));
         for (name, values) in self.best_weights.iter().flatten() {
             state.tensors.push((name.clone(), Tensor::new([values.len()], values.clone())?));
         }
@@ -169,7 +169,7 @@ impl Callback for EarlyStopping {
 
     fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
         let begun = self.on_train_begin(view)?;
-        let (wait, best): (usize, Option<Exact>) = state.read(OWNER)?;
+        let (wait, best): (usize, Option<JsonFloat>) = state.read(OWNER)?;
         (self.wait, self.best) = (wait, best.map(|b| b.0));
         let weight =
             |(name, tensor): &(String, Tensor)| Some((name.clone(), tensor.f32()?.to_vec()));

@@ -3,7 +3,7 @@
 use super::template::{Number, Template};
 use super::{Action, Callback, CallbackState, Frequency, Mode, View};
 use crate::error::{Error, Result};
-use crate::exact::Exact;
+use crate::json_float::JsonFloat;
 use crate::saving::{self, Format};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -192,11 +192,11 @@ impl ModelCheckpoint {
         let weights_only = Format::of(&path)?.weights_only().or(self.save_weights_only);
         let whole = !weights_only.unwrap_or(false);
         let training = if whole { view.weights.training() } else { None };
-        let parts = saving::Parts { whole, training };
+        let parts = saving::SaveOptions { structure: whole, training };
         let unkept = saving::save(&path, view.model, &weights, parts)?;
         if unkept.len() != self.unkept {
             self.unkept = unkept.len();
-            saving::warn_of_unkept(&path, &unkept);
+            saving::warn_not_saved(&path, &unkept);
         }
         self.best = value.or(self.best);
         self.newest = Some(path.clone());
@@ -242,13 +242,13 @@ impl Callback for ModelCheckpoint {
     }
 
     fn state(&mut self) -> Result<CallbackState> {
-        let (best, saved) = (self.best.map(Exact), &self.saved);
+        let (best, saved) = (self.best.map(JsonFloat), &self.saved);
         Ok(CallbackState::of((best, self.batch, self.waited, saved)))
     }
 
     fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
         let begun = self.on_train_begin(view)?;
-        let (best, batch, waited, saved): (Option<Exact>, _, _, _) = state.read(OWNER)?;
+        let (best, batch, waited, saved): (Option<JsonFloat>, _, _, _) = state.read(OWNER)?;
         self.best = best.map(|b| b.0);
         (self.batch, self.waited, self.saved) = (batch, waited, saved);
         Ok(begun)

@@ -2,7 +2,7 @@
 
 use super::{Action, Callback, CallbackState, Mode, View};
 use crate::error::{Error, Result};
-use crate::exact::Exact;
+use crate::json_float::JsonFloat;
 
 const OWNER: &str = "ReduceLROnPlateau";
 
@@ -122,12 +122,12 @@ impl Callback for ReduceLROnPlateau {
     }
 
     fn state(&mut self) -> Result<CallbackState> {
-        Ok(CallbackState::of((self.best.map(Exact), self.wait, self.cooling)))
+        Ok(CallbackState::of((self.best.map(JsonFloat), self.wait, self.cooling)))
     }
 
     fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
         let begun = self.on_train_begin(view)?;
-        let (best, wait, cooling): (Option<Exact>, usize, usize) = state.read(OWNER)?;
+        let (best, wait, cooling): (Option<JsonFloat>, usize, usize) = state.read(OWNER)?;
         (self.best, self.wait, self.cooling) = (best.map(|b| b.0), wait, cooling);
         Ok(begun)
     }

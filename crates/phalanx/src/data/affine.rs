@@ -1,24 +1,24 @@
-//! Images moved by an affine map, interpolated as `scipy.ndimage.affine_transform` does with
-//! `order=1`: what Keras' `apply_affine_transform` calls.
+//! Affine transforms of images, interpolated like `scipy.ndimage.affine_transform` with `order=1`, which
+//! Keras' `apply_affine_transform` calls.
 //!
-//! A map without rotation and shear works on rows and columns apart: two short tables say which
-//! two pixels make each new one, which is an order faster than the general way.
+//! A transform without rotation and shear is separable: two short tables give the two source pixels of
+//! each row and column. This is an order of magnitude faster than the general case.
 
 use crate::choice::{Vocabulary, by_serde_name};
 use serde::{Deserialize, Serialize};
 
-/// What lies outside an image.
+/// How to fill points outside an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FillMode {
     /// The nearest pixel: `aaaa|abcd|dddd`.
     #[default]
     Nearest,
-    /// One value: `kkkk|abcd|kkkk`.
+    /// A constant: `kkkk|abcd|kkkk`.
     Constant,
-    /// The image mirrored: `dcba|abcd|dcba`.
+    /// The mirrored image: `dcba|abcd|dcba`.
     Reflect,
-    /// The image again: `abcd|abcd|abcd`.
+    /// The repeated image: `abcd|abcd|abcd`.
     Wrap,
 }
 
@@ -45,21 +45,21 @@ impl Size {
     }
 }
 
-/// How an image is moved; angles in degrees, shifts in pixels.
+/// Parameters of an affine transform: angles in degrees, shifts in pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Motion {
+pub(super) struct AffineParams {
     pub theta: f64,
-    /// To the right and down, as the input is sampled: the picture moves the other way.
+    /// Right and down, in the coordinates of the input: the image itself moves the opposite way.
     pub shift: [f64; 2],
     pub shear: f64,
-    /// Across and down.
+    /// Horizontal and vertical.
     pub zoom: [f64; 2],
     pub flip_horizontal: bool,
     pub flip_vertical: bool,
 }
 
-impl Motion {
-    pub const NONE: Motion = Motion {
+impl AffineParams {
+    pub const NONE: AffineParams = AffineParams {
         theta: 0.0,
         shift: [0.0; 2],
         shear: 0.0,
@@ -68,7 +68,7 @@ impl Motion {
         flip_vertical: false,
     };
 
-    /// The map from a new pixel's row and column to the old one's, about the image's centre:
+    /// Maps row and column of an output pixel to those of the input, about the center of the image:
     /// rotation, shift, shear and zoom multiplied in Keras' order.
     pub fn map(&self, size: Size) -> Map {
         let mut m = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]];
@@ -93,7 +93,7 @@ impl Motion {
     }
 }
 
-/// Two rows of a 3x3 matrix whose last is `0 0 1`.
+/// The first two rows of a 3x3 matrix whose last row is `0 0 1`.
 pub(super) type Map = [[f64; 3]; 2];
 
 fn times(a: Map, b: Map) -> Map {
@@ -104,16 +104,16 @@ fn times(a: Map, b: Map) -> Map {
     [row(a[0]), row(a[1])]
 }
 
-/// The two pixels of an axis that make a new one, and the share of the second.
+/// The two source pixels along an axis, and the weight of the second.
 #[derive(Clone, Copy)]
 struct Tap {
     first: usize,
     second: usize,
-    share: f32,
+    weight: f32,
 }
 
 impl FillMode {
-    /// What stands at a coordinate of an axis of `n` pixels; nothing where `cval` does.
+    /// The source pixels for a coordinate of an axis of `n` pixels; `None` means `cval`.
     fn tap(self, at: f64, n: usize) -> Option<Tap> {
         let last = n as f64 - 1.0;
         let at = match self {
@@ -121,13 +121,13 @@ impl FillMode {
             FillMode::Constant if at < 0.0 || at > last => return None,
             FillMode::Constant => at,
             FillMode::Wrap if n == 1 => 0.0,
-            // As scipy: the period is one pixel short.
+            // Like scipy, which uses a period that is one pixel too short.
             FillMode::Wrap if at < 0.0 => at + last * ((-at / last).trunc() + 1.0),
             FillMode::Wrap if at > last => at - last * (at / last).trunc(),
             FillMode::Wrap => at,
             FillMode::Reflect => at,
         };
-        let (floor, share) = (at.floor(), (at - at.floor()) as f32);
+        let (floor, weight) = (at.floor(), (at - at.floor()) as f32);
         let index = |i: i64| match self {
             FillMode::Reflect => {
                 let (n, i) = (n as i64, i.rem_euclid(2 * n as i64));
@@ -136,46 +136,46 @@ impl FillMode {
             _ => i.clamp(0, n as i64 - 1) as usize,
         };
         let floor = floor as i64;
-        Some(Tap { first: index(floor), second: index(floor.saturating_add(1)), share })
+        Some(Tap { first: index(floor), second: index(floor.saturating_add(1)), weight })
     }
 }
 
-fn blend(a: f32, b: f32, share: f32) -> f32 {
-    a * (1.0 - share) + b * share
+fn blend(a: f32, b: f32, weight: f32) -> f32 {
+    a * (1.0 - weight) + b * weight
 }
 
-/// Moves images of one size; keeps its tables from one to the next.
+/// Transforms images of one size and reuses its tables between images.
 #[derive(Default)]
-pub(super) struct Mover {
+pub(super) struct AffineTransformer {
     columns: Vec<Option<Tap>>,
     row: Vec<f32>,
 }
 
-impl Mover {
-    /// Writes the moved image `from` to `to`; both have the given size.
+impl AffineTransformer {
+    /// Writes the transformed image `from` to `to`; both have the given size.
     pub fn apply(
         &mut self,
-        motion: &Motion,
+        params: &AffineParams,
         (fill, cval): (FillMode, f32),
         size: Size,
         from: &[f32],
         to: &mut [f32],
     ) {
-        if *motion == Motion::NONE || size.len() == 0 {
+        if *params == AffineParams::NONE || size.len() == 0 {
             to.copy_from_slice(from);
             return;
         }
-        let map = motion.map(size);
+        let map = params.map(size);
         let Size { height, width, channels } = size;
-        let row_of = |r: usize| if motion.flip_vertical { height - 1 - r } else { r } as f64;
-        let column_of = |c: usize| if motion.flip_horizontal { width - 1 - c } else { c } as f64;
+        let row_of = |r: usize| if params.flip_vertical { height - 1 - r } else { r } as f64;
+        let column_of = |c: usize| if params.flip_horizontal { width - 1 - c } else { c } as f64;
         if map[0][1] != 0.0 || map[1][0] != 0.0 {
             let mut pixels = to.chunks_exact_mut(channels);
             for r in 0..height {
                 for (c, pixel) in (0..width).zip(&mut pixels) {
                     let [row, column] = map.map(|m| m[0] * row_of(r) + m[1] * column_of(c) + m[2]);
                     match (fill.tap(row, height), fill.tap(column, width)) {
-                        (Some(row), Some(column)) => pick(row, column, size, from, pixel),
+                        (Some(row), Some(column)) => interpolate(row, column, size, from, pixel),
                         _ => pixel.fill(cval),
                     }
                 }
@@ -194,7 +194,7 @@ impl Mover {
             };
             let (a, b) = (&from[tap.first * stride..], &from[tap.second * stride..]);
             for ((row, a), b) in self.row.iter_mut().zip(a).zip(b) {
-                *row = blend(*a, *b, tap.share);
+                *row = blend(*a, *b, tap.weight);
             }
             for (pixel, tap) in to.chunks_exact_mut(channels).zip(&self.columns) {
                 let Some(tap) = tap else {
@@ -204,21 +204,21 @@ impl Mover {
                 let a = &self.row[tap.first * channels..][..channels];
                 let b = &self.row[tap.second * channels..][..channels];
                 for ((pixel, a), b) in pixel.iter_mut().zip(a).zip(b) {
-                    *pixel = blend(*a, *b, tap.share);
+                    *pixel = blend(*a, *b, tap.weight);
                 }
             }
         }
     }
 }
 
-/// One pixel from the four around it.
-fn pick(row: Tap, column: Tap, size: Size, from: &[f32], pixel: &mut [f32]) {
+/// Interpolates one pixel from its four neighbors.
+fn interpolate(row: Tap, column: Tap, size: Size, from: &[f32], pixel: &mut [f32]) {
     let at = |r: usize, c: usize| (r * size.width + c) * size.channels;
     let [a, b] = [row.first, row.second].map(|r| [at(r, column.first), at(r, column.second)]);
     for (k, pixel) in pixel.iter_mut().enumerate() {
-        let left = blend(from[a[0] + k], from[b[0] + k], row.share);
-        let right = blend(from[a[1] + k], from[b[1] + k], row.share);
-        *pixel = blend(left, right, column.share);
+        let left = blend(from[a[0] + k], from[b[0] + k], row.weight);
+        let right = blend(from[a[1] + k], from[b[1] + k], row.weight);
+        *pixel = blend(left, right, column.weight);
     }
 }
 
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
     use serde_json::Value;
 
-    /// `tests/python/augment.py` made the numbers with Keras' own `apply_affine_transform`.
+    /// `tests/python/augment.py` computed the numbers with Keras' own `apply_affine_transform`.
     #[test]
     fn images_move_as_in_keras() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/augment.safetensors");
@@ -237,7 +237,7 @@ mod tests {
             serde_json::from_str(&header.metadata().as_ref().unwrap()["cases"]).unwrap();
         let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         let size = Size { height: 7, width: 7, channels: 3 };
-        let mut mover = Mover::default();
+        let mut transformer = AffineTransformer::default();
         for case in &cases {
             let name = case["name"].as_str().unwrap();
             let floats = |field: &str| -> Vec<f32> {
@@ -246,16 +246,16 @@ mod tests {
                 words.map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect()
             };
             let number = |key: &str, usual| case["motion"][key].as_f64().unwrap_or(usual);
-            let motion = Motion {
+            let params = AffineParams {
                 theta: number("theta", 0.0),
                 shift: [number("tx", 0.0), number("ty", 0.0)],
                 shear: number("shear", 0.0),
                 zoom: [number("zx", 1.0), number("zy", 1.0)],
-                ..Motion::NONE
+                ..AffineParams::NONE
             };
             let fill = FillMode::from_name(case["fill_mode"].as_str().unwrap()).unwrap();
             let mut moved = vec![0.0; size.len()];
-            mover.apply(&motion, (fill, 0.5), size, &floats("input"), &mut moved);
+            transformer.apply(&params, (fill, 0.5), size, &floats("input"), &mut moved);
             for (i, (ours, keras)) in moved.iter().zip(floats("output")).enumerate() {
                 assert!((ours - keras).abs() < 1e-5, "{name} at {i}: {ours}, Keras {keras}");
             }
@@ -267,10 +267,11 @@ mod tests {
         let size = Size { height: 2, width: 3, channels: 1 };
         let image = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         let apply = |theta, flip_horizontal, flip_vertical| {
-            let motion = Motion { theta, flip_horizontal, flip_vertical, ..Motion::NONE };
+            let params =
+                AffineParams { theta, flip_horizontal, flip_vertical, ..AffineParams::NONE };
             let mut moved = [0.0; 6];
             let fill = (FillMode::Nearest, 0.0);
-            Mover::default().apply(&motion, fill, size, &image, &mut moved);
+            AffineTransformer::default().apply(&params, fill, size, &image, &mut moved);
             moved.map(f32::round)
         };
         for theta in [0.0, 1e-9] {
@@ -285,9 +286,9 @@ mod tests {
         let size = Size { height: 1, width: 1, channels: 1 };
         for fill in FillMode::NAMES.iter().filter_map(|name| FillMode::from_name(name)) {
             for shift in [0.0, 0.3, -1e6, 1e300] {
-                let motion = Motion { shift: [shift; 2], shear: 10.0, ..Motion::NONE };
+                let params = AffineParams { shift: [shift; 2], shear: 10.0, ..AffineParams::NONE };
                 let mut to = [0.0];
-                Mover::default().apply(&motion, (fill, 7.0), size, &[7.0], &mut to);
+                AffineTransformer::default().apply(&params, (fill, 7.0), size, &[7.0], &mut to);
                 assert_eq!(to, [7.0]);
             }
         }

@@ -5,7 +5,7 @@ mod epoch;
 
 pub use columns::Columns;
 
-use super::{Dataset, Digest, Epoch, InMemory, LocalShard, Picks, Samples, Table};
+use super::{Dataset, Digest, Epoch, InMemory, IndexBatches, LocalShard, Samples, Table};
 use crate::error::{Error, Result};
 use crate::model::Source;
 use epoch::ArraysEpoch;
@@ -15,13 +15,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The random stream that orders samples; layers count theirs from 1.
+/// Random stream for the order of samples. Layers number theirs from 1.
 pub(super) const SHUFFLE: u32 = 0xFFFF_0001;
 
-/// Keras' batch where none is given.
+/// Default batch size of Keras.
 const DEFAULT_BATCH: usize = 32;
 
-/// Inputs, targets and sample weights in memory; clones and parts share the arrays.
+/// Inputs, targets and sample weights in memory. Clones and slices share the arrays.
 ///
 /// ```
 /// use phalanx::data::{Arrays, Dataset};
@@ -37,7 +37,7 @@ const DEFAULT_BATCH: usize = 32;
 pub struct Arrays {
     inputs: Vec<Samples>,
     targets: Vec<Arc<Tensor>>,
-    /// One per row of the arrays, whatever part of them `window` shows.
+    /// One weight per row of the full arrays, regardless of `window`.
     weights: Option<Arc<Vec<f32>>>,
     window: Range<usize>,
     batch: usize,
@@ -46,8 +46,8 @@ pub struct Arrays {
 }
 
 impl Arrays {
-    /// Inputs and what the model should make of them: a tensor each, several, or `()` for no
-    /// targets. In order, in batches of 32, until told otherwise.
+    /// Creates a dataset of inputs and targets: one tensor each, several, or `()` for no targets. By
+    /// default it is not shuffled and has batches of 32.
     pub fn new(x: impl Into<Columns>, y: impl Into<Columns>) -> Result<Arrays> {
         let (inputs, targets) = (x.into().into_samples(), y.into().into_samples());
         let Some(first) = inputs.first() else {
@@ -84,7 +84,7 @@ impl Arrays {
         arrays.show("x", window)
     }
 
-    /// Sets the samples of one global batch, shared out among all replicas.
+    /// Sets the global batch size, which is split among all replicas.
     pub fn batch(mut self, samples: usize) -> Result<Arrays> {
         if samples == 0 {
             return Err(Error::argument("Arrays", "batch", "at least 1", samples));
@@ -93,19 +93,19 @@ impl Arrays {
         Ok(self)
     }
 
-    /// Whether every epoch has an order of its own. `predict` wants none.
+    /// Whether to shuffle in every epoch. `predict` needs the original order.
     pub fn shuffle(mut self, shuffle: bool) -> Arrays {
         self.shuffle = shuffle;
         self
     }
 
-    /// Whether a last batch that is not full is left out.
+    /// Whether to drop the last batch if it is not full.
     pub fn drop_remainder(mut self, drop_remainder: bool) -> Arrays {
         self.drop_remainder = drop_remainder;
         self
     }
 
-    /// Weighs each sample's loss; multiplies the weights there are.
+    /// Weights the loss of each sample. Multiplies existing weights.
     pub fn sample_weight(mut self, weights: &[f32]) -> Result<Arrays> {
         if weights.len() != self.window.len() {
             let expected = format!("{} weights, one per sample", self.window.len());
@@ -122,11 +122,11 @@ impl Arrays {
         Ok(self)
     }
 
-    /// Weighs each sample's loss by its class; a class not named weighs 1. The target is the
-    /// class as a number, or one-hot.
+    /// Weights the loss of each sample by its class. Classes that are not listed have weight 1. The
+    /// target is a class index or one-hot.
     ///
     /// # Errors
-    /// A class that no sample has: a weight without effect is a mistake.
+    /// A class without samples: a weight without effect is most likely a mistake.
     pub fn class_weight(self, weights: &BTreeMap<usize, f32>) -> Result<Arrays> {
         let wrong = |expected, received: String| {
             Error::argument("Arrays", "class_weight", expected, received)
@@ -157,8 +157,8 @@ impl Arrays {
         self.sample_weight(&by_sample)
     }
 
-    /// Keras' `validation_split`: the samples before the last `fraction`, and those. The second
-    /// part keeps its order.
+    /// Keras' `validation_split`: returns the samples before the last `fraction`, and the last
+    /// `fraction`. The second part is not shuffled.
     pub fn split(self, fraction: f64) -> Result<(Arrays, Arrays)> {
         let n = self.window.len();
         if !(fraction > 0.0 && fraction < 1.0) {
@@ -174,19 +174,19 @@ impl Arrays {
         Ok((self.take(first)?, second))
     }
 
-    /// The first samples; all where there are fewer.
+    /// The first `samples` samples, or all if there are fewer.
     pub fn take(self, samples: usize) -> Result<Arrays> {
         let Range { start, end } = self.window;
         self.show("take", start..end.min(start.saturating_add(samples)))
     }
 
-    /// All but the first samples.
+    /// All but the first `samples` samples.
     pub fn skip(self, samples: usize) -> Result<Arrays> {
         let Range { start, end } = self.window;
         self.show("skip", end.min(start.saturating_add(samples))..end)
     }
 
-    /// The samples of a range.
+    /// A range of the samples.
     pub fn slice_rows(self, range: Range<usize>) -> Result<Arrays> {
         let n = self.window.len();
         if range.start > range.end || range.end > n {
@@ -197,29 +197,29 @@ impl Arrays {
         self.show("slice_rows", at + range.start..at + range.end)
     }
 
-    /// The inputs, of all rows the arrays have.
+    /// The inputs, with all rows of the arrays regardless of slicing.
     pub fn inputs(&self) -> &[Samples] {
         &self.inputs
     }
 
-    /// The targets, of all rows the arrays have.
+    /// The targets, with all rows of the arrays regardless of slicing.
     pub fn targets(&self) -> &[Arc<Tensor>] {
         &self.targets
     }
 
-    /// Which of the rows are shown.
+    /// The range of rows that this dataset shows.
     pub(crate) fn window(&self) -> Range<usize> {
         self.window.clone()
     }
 
-    /// The same samples with other inputs.
+    /// Replaces the inputs.
     pub(crate) fn with_inputs(mut self, inputs: Vec<Samples>) -> Arrays {
         debug_assert!(inputs.iter().zip(&self.inputs).all(|(a, b)| a.rows() == b.rows()));
         self.inputs = inputs;
         self
     }
 
-    /// The same samples with other targets.
+    /// Replaces the targets.
     pub(crate) fn with_targets(mut self, targets: Vec<Arc<Tensor>>) -> Arrays {
         debug_assert!(targets.iter().zip(&self.targets).all(|(a, b)| a.rows() == b.rows()));
         self.targets = targets;
@@ -235,7 +235,7 @@ impl Arrays {
     }
 }
 
-/// The class in a row of integers, of floats that are one number each, or one-hot.
+/// The class of a row: an integer, a single float, or a one-hot row.
 fn class_of(target: &Tensor, row: usize) -> Option<usize> {
     let width = target.row_len();
     let at = row * width..(row + 1) * width;
@@ -290,7 +290,7 @@ impl Dataset for Arrays {
         Some(self)
     }
 
-    /// The call may set its batches.
+    /// The batch size may be set by the call.
     fn source(self) -> Result<Source> {
         Ok(Source::Arrays(self))
     }
@@ -300,20 +300,25 @@ impl Dataset for Arrays {
         seed: u64,
         epoch: u64,
         start: usize,
-        share: Option<&LocalShard>,
+        shard: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>> {
         let epoch = self.begin(seed, epoch, start)?;
-        Ok(Box::new(ArraysEpoch { share: share.cloned(), ..epoch }))
+        Ok(Box::new(ArraysEpoch { shard: shard.cloned(), ..epoch }))
     }
 }
 
 impl InMemory for Arrays {
     fn table(&self) -> Table {
         let (inputs, targets) = (self.inputs.clone(), self.targets.clone());
-        Table { inputs, frame: None, targets, weights: self.weights.clone() }
+        Table { inputs, image: None, targets, weights: self.weights.clone() }
     }
 
-    fn picks(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Picks + '_>> {
+    fn index_batches(
+        &self,
+        seed: u64,
+        epoch: u64,
+        start: usize,
+    ) -> Result<Box<dyn IndexBatches + '_>> {
         Ok(Box::new(self.begin(seed, epoch, start)?))
     }
 }
@@ -329,7 +334,7 @@ impl Arrays {
         }
         let order = self.shuffle.then(|| permutation(n, seed, epoch, SHUFFLE));
         let at = start.saturating_mul(self.batch);
-        Ok(ArraysEpoch { arrays: self, share: None, order, at, end })
+        Ok(ArraysEpoch { arrays: self, shard: None, order, at, end })
     }
 }
 
@@ -345,7 +350,7 @@ mod tests {
         Arrays::new(Tensor::new([n, 2], x).unwrap(), Tensor::new([n], y).unwrap()).unwrap()
     }
 
-    /// The batches of an epoch by their targets, each row checked against its input.
+    /// Targets of the batches of an epoch. Checks each row against its input.
     fn batches(data: &Arrays, epoch: u64, start: usize) -> Vec<Vec<i32>> {
         let (mut batch, mut out) = (HostBatch::default(), vec![]);
         let mut rows = data.epoch(7, epoch, start).unwrap();

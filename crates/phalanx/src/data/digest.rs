@@ -1,34 +1,35 @@
-//! A fingerprint of data, to see that workers, or a run that is continued, have the same. Fast (well under
-//! a second for a gigabyte), and no protection against malice.
+//! Fingerprints of data, used to detect that workers or a resumed run see different data. They are fast
+//! (well under a second per gigabyte) and not cryptographic.
 
 use super::Samples;
 use phalanx_graph::{Data, Tensor};
 use std::ops::Range;
 
-/// Stands before fingerprints that are stored; changes with what goes into them.
+/// Version prefix of stored fingerprints. Must change whenever the input of the fingerprint changes.
 const SCHEME: u32 = 1;
 
-/// Words mixed side by side: one after the other, each would wait for the one before.
+/// Words mixed in parallel; a single chain would be latency-bound.
 const LANES: usize = 4;
 
-/// A fingerprint as it is stored and shown; `None` where none was made.
-pub(crate) fn shown_digest(digest: u64) -> Option<String> {
+/// Formats a fingerprint for storage and display; `None` if there is none.
+pub(crate) fn format_digest(digest: u64) -> Option<String> {
     (digest != 0).then(|| format!("{SCHEME}-{digest:016x}"))
 }
 
-/// Whether two fingerprints were made in the same way, so that unequal ones mean unequal data.
-pub(crate) fn comparable(one: &str, other: &str) -> bool {
+/// Whether two formatted fingerprints have the same version, so that different values mean different
+/// data.
+pub(crate) fn same_scheme(one: &str, other: &str) -> bool {
     let scheme = |text: &str| text.split('-').next().map(str::to_string);
     scheme(one) == scheme(other)
 }
 
 fn mix(state: u64, word: u64) -> u64 {
     let mixed = (state ^ word).wrapping_mul(0x0100_0000_01b3);
-    // High bits must reach the low ones, or they would never be mixed.
+    // Without this shift, high bits would never influence low ones.
     mixed ^ (mixed >> 32)
 }
 
-/// FNV-1a over words.
+/// FNV-1a over 64-bit words.
 #[derive(Clone, Copy, Debug)]
 pub struct Digest(u64);
 
@@ -39,12 +40,12 @@ impl Default for Digest {
 }
 
 impl Digest {
-    /// Adds a number.
+    /// Adds a word.
     pub fn word(&mut self, word: u64) {
         self.0 = mix(self.0, word);
     }
 
-    /// Adds bytes and their number.
+    /// Adds bytes, preceded by their length.
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.word(bytes.len() as u64);
         let (words, rest) = bytes.as_chunks::<8>();
@@ -52,9 +53,9 @@ impl Digest {
         rest.iter().for_each(|b| self.word(u64::from(*b)));
     }
 
-    /// Adds floats by their bits.
+    /// Adds the bits of floats.
     pub fn floats(&mut self, values: &[f32]) {
-        self.numbers(values, |v| v.to_bits());
+        self.words32(values, |v| v.to_bits());
     }
 
     /// Adds a tensor.
@@ -67,7 +68,7 @@ impl Digest {
         self.rows(samples, 0..samples.rows());
     }
 
-    /// Adds some rows of samples.
+    /// Adds a range of samples.
     pub(super) fn rows(&mut self, samples: &Samples, rows: Range<usize>) {
         match samples {
             Samples::Tensor(tensor) => self.rows_of_tensor(tensor, rows),
@@ -82,7 +83,7 @@ impl Digest {
         }
     }
 
-    /// Adds some rows of a tensor.
+    /// Adds a range of rows of a tensor.
     pub(super) fn rows_of_tensor(&mut self, tensor: &Tensor, rows: Range<usize>) {
         tensor.dims().iter().skip(1).for_each(|d| self.word(*d as u64));
         let width = tensor.row_len();
@@ -91,13 +92,13 @@ impl Digest {
             Data::F32(values) => self.floats(&values[part]),
             Data::I32(values) => {
                 self.word(u64::MAX);
-                self.numbers(&values[part], |v| v as u32);
+                self.words32(&values[part], |v| v as u32);
             }
         }
     }
 
-    /// Adds numbers of 32 bits and their number.
-    fn numbers<T: Copy>(&mut self, values: &[T], bits: impl Fn(T) -> u32) {
+    /// Adds 32-bit numbers, preceded by their count.
+    fn words32<T: Copy>(&mut self, values: &[T], bits: impl Fn(T) -> u32) {
         self.word(values.len() as u64);
         let (blocks, rest) = values.as_chunks::<{ 2 * LANES }>();
         let mut lanes: [u64; LANES] = std::array::from_fn(|lane| mix(self.0, lane as u64));
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_its_place_and_its_type_count() {
+    fn every_value_its_position_and_its_type_change_the_digest() {
         let numbers: Vec<f32> = (0..37).map(|i| i as f32).collect();
         let of = |values: &[f32]| digest(|d| d.floats(values));
         let whole = of(&numbers);
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_to_pixels_counts() {
+    fn divisor_and_offset_of_pixels_change_the_digest() {
         let pixels = |divisor| Pixels::new([2, 2], vec![1, 2, 3, 4], divisor).unwrap();
         let of = |pixels: Pixels| digest(|d| d.samples(&pixels.clone().into()));
         let plain = of(pixels(1.0));
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_those_of_a_dataset_that_has_no_others() {
+    fn a_range_of_rows_has_the_digest_of_a_dataset_of_these_rows() {
         let numbers: Vec<f32> = (0..30).map(|i| i as f32).collect();
         let all = Tensor::new([10, 3], numbers.clone()).unwrap();
         let some = Tensor::new([4, 3], numbers[6..18].to_vec()).unwrap();

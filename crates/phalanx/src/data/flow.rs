@@ -1,11 +1,11 @@
-//! Batches of images on their way through an [`ImageDataGenerator`].
+//! Batches of images augmented by an [`ImageDataGenerator`].
 
-use super::affine::{Mover, Size};
+use super::affine::{AffineTransformer, Size};
 use super::arrays::SHUFFLE;
 use super::generator::image_size;
 use super::{
-    Columns, Dataset, Digest, Epoch, HostBatch, ImageDataGenerator, InMemory, LocalShard, Picked,
-    Picks, Prefetch, Samples, Table, make_room, next_batch, own_positions,
+    Columns, Dataset, Digest, Epoch, HostBatch, ImageDataGenerator, InMemory, IndexBatch,
+    IndexBatches, LocalShard, Prefetch, Samples, Table, local_positions, next_batch, reserve_slots,
 };
 use crate::error::{Error, Result};
 use crate::model::Source;
@@ -14,10 +14,10 @@ use phalanx_graph::{DType, Data, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The random stream of distortions; layers count theirs from 1.
+/// Random stream of augmentation. Layers number theirs from 1.
 const AUGMENT: u32 = 0xFFFF_0003;
 
-/// Images that are read one at a time: from memory, or from files.
+/// Images that are read one at a time, from memory or from files.
 pub trait Images: Send + Sync {
     /// Number of images, height, width, channels.
     fn dims(&self) -> Vec<usize>;
@@ -25,15 +25,15 @@ pub trait Images: Send + Sync {
     /// Writes an image to `to`, row by row, channels last.
     ///
     /// # Errors
-    /// One that names the image where it cannot be read.
+    /// An image that cannot be read; the error names it.
     fn read(&self, row: usize, to: &mut [f32]) -> Result<()>;
 
-    /// A fingerprint of the images: of their names where they are files. 0 where none is made.
+    /// Fingerprint of the images, or of their names if they are files. 0 means that there is none.
     fn digest(&self) -> u64 {
         0
     }
 
-    /// All of them, where they lie in memory.
+    /// All images, if they are in memory.
     fn samples(&self) -> Option<&Samples> {
         None
     }
@@ -60,23 +60,23 @@ impl Images for Samples {
     }
 }
 
-/// Which part of the samples a flow shows, where the generator has a `validation_split`.
+/// A subset of the samples according to the generator's `validation_split`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subset {
-    /// All but the first share.
+    /// All samples after the validation subset.
     Training,
-    /// The first share.
+    /// The first `validation_split` of the samples.
     Validation,
 }
 
-/// A dataset of distorted images: what [`ImageDataGenerator::flow`] gives. `fit` prepares its
-/// batches on other threads.
+/// A dataset of augmented images, created by [`ImageDataGenerator::flow`]. `fit` prepares its batches on
+/// background threads.
 #[derive(Clone)]
 pub struct ImageFlow {
     generator: ImageDataGenerator,
     images: Arc<dyn Images>,
     size: Size,
-    /// The dimensions of a sample as it is handed over.
+    /// Dimensions of a sample in a batch.
     shape: Vec<usize>,
     targets: Vec<Arc<Tensor>>,
     rows: Arc<Vec<u32>>,
@@ -131,36 +131,37 @@ impl ImageFlow {
         })
     }
 
-    /// Whether every epoch has an order of its own.
+    /// Whether to shuffle in every epoch.
     pub fn shuffle(mut self, shuffle: bool) -> ImageFlow {
         self.shuffle = shuffle;
         self
     }
 
-    /// Whether a last batch that is not full is left out.
+    /// Whether to drop the last batch if it is not full.
     pub fn drop_remainder(mut self, drop_remainder: bool) -> ImageFlow {
         self.drop_remainder = drop_remainder;
         self
     }
 
-    /// Threads that prepare batches for `fit`; one for images in memory, one per core for files.
+    /// Sets the number of threads that prepare batches for `fit`. The default is one for images in
+    /// memory, and one per core for files.
     pub fn workers(mut self, workers: usize) -> ImageFlow {
         self.workers = workers;
         self
     }
 
-    /// One of the two parts of the generator's `validation_split`.
+    /// Restricts the flow to a subset of the generator's `validation_split`.
     pub fn subset(self, subset: Subset) -> Result<ImageFlow> {
         let n = self.rows.len();
-        let held = (n as f64 * self.generator.validation_split) as usize;
+        let validation = (n as f64 * self.generator.validation_split) as usize;
         let rows = match subset {
-            Subset::Validation => self.rows[..held].to_vec(),
-            Subset::Training => self.rows[held..].to_vec(),
+            Subset::Validation => self.rows[..validation].to_vec(),
+            Subset::Training => self.rows[validation..].to_vec(),
         };
         self.with_rows(rows)
     }
 
-    /// The samples of a range, of those that are shown.
+    /// A range of the samples shown.
     pub fn slice_rows(self, range: Range<usize>) -> Result<ImageFlow> {
         match self.rows.get(range.clone()).map(<[u32]>::to_vec) {
             Some(rows) if !rows.is_empty() => self.with_rows(rows),
@@ -171,7 +172,8 @@ impl ImageFlow {
         }
     }
 
-    /// Hands samples over in other dimensions, of as many numbers: flat, for a network that takes rows.
+    /// Changes the dimensions of a sample in batches, for example to flat rows. The number of elements
+    /// must stay the same.
     pub fn reshape(mut self, shape: impl Into<Vec<usize>>) -> Result<ImageFlow> {
         let shape = shape.into();
         if shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(self.size.len()) {
@@ -182,7 +184,7 @@ impl ImageFlow {
         Ok(self)
     }
 
-    /// Shows only these samples.
+    /// Restricts the flow to these samples.
     pub(super) fn with_rows(mut self, rows: Vec<u32>) -> Result<ImageFlow> {
         if rows.is_empty() {
             let received = format!("none with {}", self.generator.validation_split);
@@ -222,10 +224,10 @@ impl Dataset for ImageFlow {
 
     fn digest(&self) -> u64 {
         let mut digest = Digest::default();
-        let one_after_another = |pair: &[u32]| pair[1] == pair[0] + 1;
+        let contiguous = |pair: &[u32]| pair[1] == pair[0] + 1;
         match (self.images.samples(), self.rows.first()) {
-            // As arrays of the same samples would have it.
-            (Some(samples), Some(first)) if self.rows.windows(2).all(one_after_another) => {
+            // Equal to the digest of arrays of the same samples.
+            (Some(samples), Some(first)) if self.rows.windows(2).all(contiguous) => {
                 let rows = *first as usize..*first as usize + self.rows.len();
                 digest.rows(samples, rows.clone());
                 self.targets.iter().for_each(|t| digest.rows_of_tensor(t, rows.clone()));
@@ -245,7 +247,7 @@ impl Dataset for ImageFlow {
         digest.end()
     }
 
-    /// Batches are made ahead, on as many threads as it was given.
+    /// Prefetches batches on the configured number of threads.
     fn source(self) -> Result<Source> {
         let workers = self.workers;
         let ahead = Prefetch::new(Arc::new(self)).workers(workers).ahead(2 + 2 * workers);
@@ -255,7 +257,7 @@ impl Dataset for ImageFlow {
     fn in_memory(&self) -> Option<&dyn InMemory> {
         let floats = self.images.samples().is_some_and(|s| s.dtype() == DType::F32);
         let floats = floats && self.shape.len() == 3;
-        (floats && self.generator.frame(self.size).is_some()).then_some(self)
+        (floats && self.generator.image_shape(self.size).is_some()).then_some(self)
     }
 
     fn epoch_of(
@@ -263,21 +265,26 @@ impl Dataset for ImageFlow {
         seed: u64,
         epoch: u64,
         start: usize,
-        share: Option<&LocalShard>,
+        shard: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>> {
         let epoch = self.begin(seed, epoch, start)?;
-        Ok(Box::new(FlowEpoch { share: share.cloned(), ..epoch }))
+        Ok(Box::new(FlowEpoch { shard: shard.cloned(), ..epoch }))
     }
 }
 
 impl InMemory for ImageFlow {
     fn table(&self) -> Table {
         let inputs = self.images.samples().cloned().into_iter().collect();
-        let frame = self.generator.frame(self.size);
-        Table { inputs, frame, targets: self.targets.clone(), weights: None }
+        let image = self.generator.image_shape(self.size);
+        Table { inputs, image, targets: self.targets.clone(), weights: None }
     }
 
-    fn picks(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Picks + '_>> {
+    fn index_batches(
+        &self,
+        seed: u64,
+        epoch: u64,
+        start: usize,
+    ) -> Result<Box<dyn IndexBatches + '_>> {
         Ok(Box::new(self.begin(seed, epoch, start)?))
     }
 }
@@ -291,20 +298,20 @@ impl ImageFlow {
         }
         let order = self.shuffle.then(|| permutation(n, seed, epoch, SHUFFLE));
         let at = start.saturating_mul(self.batch);
-        let (mover, image) = (Mover::default(), vec![0.0; self.size.len()]);
-        Ok(FlowEpoch { flow: self, share: None, seed, epoch, order, at, mover, image })
+        let (transformer, image) = (AffineTransformer::default(), vec![0.0; self.size.len()]);
+        Ok(FlowEpoch { flow: self, shard: None, seed, epoch, order, at, transformer, image })
     }
 }
 
 struct FlowEpoch<'a> {
     flow: &'a ImageFlow,
-    /// The rows of every batch that are wanted; all where nothing is said.
-    share: Option<LocalShard>,
+    /// The rows of every batch to produce; `None` means all.
+    shard: Option<LocalShard>,
     seed: u64,
     epoch: u64,
     order: Option<Vec<u32>>,
     at: usize,
-    mover: Mover,
+    transformer: AffineTransformer,
     image: Vec<f32>,
 }
 
@@ -315,23 +322,29 @@ impl Epoch for FlowEpoch<'_> {
             return Ok(false);
         };
         batch.rows = positions.len();
-        let share = self.share.as_ref();
-        let (positions, own) = own_positions(share, positions);
-        batch.own = own;
+        let shard = self.shard.as_ref();
+        let (positions, local) = local_positions(shard, positions);
+        batch.local = local;
         let room = flow.batch_size();
-        let room = share.map_or(room, |share| share.rows(room).len().max(1));
+        let room = shard.map_or(room, |shard| shard.rows(room).len().max(1));
         let dims = [&[room], &flow.shape[..]].concat();
-        make_room(&mut batch.inputs, [(DType::F32, &dims[..])].into_iter(), room);
+        reserve_slots(&mut batch.inputs, [(DType::F32, &dims[..])].into_iter(), room);
         let columns = flow.targets.iter().map(|t| (t.dtype(), t.dims()));
-        make_room(&mut batch.targets, columns, room);
+        reserve_slots(&mut batch.targets, columns, room);
         batch.sample_weight.clear();
-        batch.sample_weight.resize(batch.held(), 1.0);
+        batch.sample_weight.resize(batch.local_len(), 1.0);
         let images = batch.inputs[0].f32_mut().unwrap_or_default();
         for (to, position) in images.chunks_exact_mut(flow.size.len()).zip(positions.clone()) {
             let row = self.row(position);
             flow.images.read(row, &mut self.image)?;
             let mut random = self.random(row);
-            flow.generator.change(&mut random, &mut self.mover, flow.size, &self.image, to)?;
+            flow.generator.augment(
+                &mut random,
+                &mut self.transformer,
+                flow.size,
+                &self.image,
+                to,
+            )?;
         }
         for (slot, target) in batch.targets.iter_mut().zip(&flow.targets) {
             for (i, position) in positions.clone().enumerate() {
@@ -347,25 +360,25 @@ impl Epoch for FlowEpoch<'_> {
     }
 }
 
-impl Picks for FlowEpoch<'_> {
-    fn next(&mut self, picked: &mut Picked) -> Result<bool> {
+impl IndexBatches for FlowEpoch<'_> {
+    fn next(&mut self, batch: &mut IndexBatch) -> Result<bool> {
         let Some(positions) = next_batch(&mut self.at, self.flow.end(), self.flow.batch) else {
             return Ok(false);
         };
-        picked.rows.clear();
-        picked.motions.clear();
+        batch.rows.clear();
+        batch.augments.clear();
         for position in positions {
             let row = self.row(position);
-            picked.rows.push(row as u32);
-            let motion = self.flow.generator.motion(&mut self.random(row), self.flow.size);
-            picked.motions.push(motion);
+            batch.rows.push(row as u32);
+            let augment = self.flow.generator.affine_augment(&mut self.random(row), self.flow.size);
+            batch.augments.push(augment);
         }
         Ok(true)
     }
 }
 
 impl FlowEpoch<'_> {
-    /// What decides how a sample is distorted.
+    /// The random stream of a sample's augmentation.
     fn random(&self, row: usize) -> Stream {
         Stream::new(self.seed, self.epoch, AUGMENT, row as u32)
     }

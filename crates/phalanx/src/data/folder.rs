@@ -1,4 +1,4 @@
-//! A directory of images, one sub-directory per class.
+//! Directories of images with one sub-directory per class.
 
 use super::flow::Images;
 use super::{Digest, ImageDataGenerator, ImageFlow, LabelBinarizer, Pixels, Samples, Subset};
@@ -13,19 +13,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What every file is, for who gets another.
+/// The expected content of a file, for error messages.
 const IMAGE: &str = "a JPEG or PNG image";
-/// More files than a directory of images sensibly has.
-const MOST_FILES: usize = 10_000_000;
-/// Directories within a class.
-const DEEPEST: usize = 16;
-/// Bytes of a file, and of an image in memory while it is read.
-const LARGEST_FILE: u64 = 256 << 20;
-const LARGEST_IMAGE: u64 = 512 << 20;
-/// Pixels of a side, of a file and of what it is resized to.
-const LONGEST_SIDE: u32 = 16_384;
+/// Maximum number of files in a directory of images.
+const MAX_FILES: usize = 10_000_000;
+/// Maximum nesting of directories within a class.
+const MAX_DEPTH: usize = 16;
+/// Maximum size in bytes of a file, and of a decoded image.
+const MAX_FILE_BYTES: u64 = 256 << 20;
+const MAX_IMAGE_BYTES: u64 = 512 << 20;
+/// Maximum length of a side in pixels, of a file and of the target size.
+const MAX_SIDE: u32 = 16_384;
 
-/// Whether images have colours.
+/// Number of color channels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ColorMode {
     /// One channel.
@@ -35,10 +35,10 @@ pub enum ColorMode {
     Rgb,
 }
 
-/// JPEG and PNG files, each class in a directory of its name; read as they are needed.
+/// JPEG and PNG files in one directory per class, read on demand.
 ///
-/// Classes are numbered in the order of their names. An image is turned as its EXIF orientation
-/// says, resized (bilinear) and has values from 0 to 255.
+/// Classes are numbered in the order of their names. Images are rotated according to their EXIF
+/// orientation, resized bilinearly, and have values from 0 to 255.
 ///
 /// ```no_run
 /// # use phalanx::data::ImageFolder;
@@ -58,12 +58,12 @@ pub struct ImageFolder {
 }
 
 impl ImageFolder {
-    /// Looks for classes and their files, in the order of their names.
+    /// Lists classes and their files in the order of their names.
     pub fn open(directory: impl Into<PathBuf>) -> Result<ImageFolder> {
         let directory = directory.into();
         let mut classes = vec![];
         for path in entries(&directory)? {
-            // Without a class that cannot be read now, those after it would change their numbers.
+            // Skipping an unreadable class would renumber the classes after it.
             if std::fs::metadata(&path).map_err(|e| Error::io(&path, e))?.is_dir() {
                 classes.push(path);
             }
@@ -87,13 +87,13 @@ impl ImageFolder {
         Ok(ImageFolder { directory, classes, files, height, width, color_mode })
     }
 
-    /// The size all images are brought to; 256 by 256 unless said otherwise.
+    /// Sets the size to which images are resized; the default is 256 by 256.
     pub fn target_size(mut self, height: usize, width: usize) -> Result<ImageFolder> {
-        let side = |n: usize| u32::try_from(n).ok().filter(|n| (1..=LONGEST_SIDE).contains(n));
+        let side = |n: usize| u32::try_from(n).ok().filter(|n| (1..=MAX_SIDE).contains(n));
         match (side(height), side(width)) {
             (Some(height), Some(width)) => (self.height, self.width) = (height, width),
             _ => {
-                let expected = format!("sides of 1 to {LONGEST_SIDE}");
+                let expected = format!("sides of 1 to {MAX_SIDE}");
                 let received = format!("{height}x{width}");
                 return Err(Error::argument("ImageFolder", "target_size", expected, received));
             }
@@ -101,7 +101,7 @@ impl ImageFolder {
         Ok(self)
     }
 
-    /// Colour, or shades of grey.
+    /// Sets color or grayscale.
     pub fn color_mode(mut self, color_mode: ColorMode) -> ImageFolder {
         self.color_mode = color_mode;
         self
@@ -112,33 +112,34 @@ impl ImageFolder {
         self.files.len()
     }
 
-    /// Whether there are none: never, once opened.
+    /// Whether there are no images. Always false, because `open` requires at least one.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
 
-    /// The classes, in the order of their numbers.
+    /// The class names, in the order of their indices.
     pub fn class_names(&self) -> &[String] {
         &self.classes
     }
 
-    /// The class of every image, `[n]`.
+    /// The class index of every image, `[n]`.
     pub fn labels(&self) -> Tensor {
         let labels: Vec<i32> = self.files.iter().map(|(_, class)| *class as i32).collect();
         Tensor::new([labels.len()], labels).expect("one label per file")
     }
 
-    /// Images of a part: of each class, the first `validation_split` is for validation.
+    /// Indices of the images of a subset. The first `validation_split` of each class is the validation
+    /// subset.
     pub fn rows(&self, subset: Subset, validation_split: f64) -> Vec<u32> {
         let mut rows = vec![];
         let mut start = 0;
         while start < self.files.len() {
             let class = self.files[start].1;
             let n = self.files[start..].iter().take_while(|(_, c)| *c == class).count();
-            let held = (n as f64 * validation_split.clamp(0.0, 1.0)) as usize;
+            let validation = (n as f64 * validation_split.clamp(0.0, 1.0)) as usize;
             let part = match subset {
-                Subset::Validation => start..start + held,
-                Subset::Training => start + held..start + n,
+                Subset::Validation => start..start + validation,
+                Subset::Training => start + validation..start + n,
             };
             rows.extend(part.map(|row| row as u32));
             start += n;
@@ -146,8 +147,7 @@ impl ImageFolder {
         rows
     }
 
-    /// All images in memory, as bytes that count from 0 to 1, and their labels. Decodes on all
-    /// cores.
+    /// Loads all images as bytes with values from 0 to 1, and their labels. Decodes on all cores.
     pub fn load(&self) -> Result<(Samples, Tensor)> {
         let size = self.image_bytes();
         let total = size.checked_mul(self.len());
@@ -157,8 +157,8 @@ impl ImageFolder {
         };
         bytes.resize(total, 0u8);
         let threads = crate::usable_cores().clamp(1, self.len());
-        let share = self.len().div_ceil(threads);
-        // The first image of all that fails is the one named, whatever the threads.
+        let chunk_len = self.len().div_ceil(threads);
+        // Report the first image that fails, regardless of thread timing.
         let failed = AtomicUsize::new(usize::MAX);
         let decode = |first: usize, part: &mut [u8]| -> Result<()> {
             for (i, to) in part.chunks_exact_mut(size).enumerate() {
@@ -173,9 +173,9 @@ impl ImageFolder {
             Ok(())
         };
         let results: Vec<Result<()>> = std::thread::scope(|scope| {
-            let parts = bytes.chunks_mut(share * size).enumerate();
+            let parts = bytes.chunks_mut(chunk_len * size).enumerate();
             let threads: Vec<_> =
-                parts.map(|(t, part)| scope.spawn(move || decode(t * share, part))).collect();
+                parts.map(|(t, part)| scope.spawn(move || decode(t * chunk_len, part))).collect();
             let panicked = || Error::file(&self.directory, "readable images", "a decoder's panic");
             threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(panicked()))).collect()
         });
@@ -231,28 +231,33 @@ impl Images for ImageFolder {
     }
 }
 
-/// One image file, JPEG or PNG by its content whatever its name, turned as its EXIF data says.
+/// Reads an image file. The content decides between JPEG and PNG, not the extension. The image is
+/// rotated according to its EXIF orientation.
 pub fn read(path: &Path) -> Result<DynamicImage> {
     let fail = |e| Error::io(path, e);
     let mut file = open_file(path, IMAGE)?;
     let size = file.metadata().map_err(fail)?.len();
-    if size > LARGEST_FILE {
+    if size > MAX_FILE_BYTES {
         let received = format!("{size} bytes");
-        return Err(Error::file(path, format!("a file of at most {LARGEST_FILE} bytes"), received));
+        return Err(Error::file(
+            path,
+            format!("a file of at most {MAX_FILE_BYTES} bytes"),
+            received,
+        ));
     }
     let mut bytes = vec![];
     file.read_to_end(&mut bytes).map_err(fail)?;
     let wrong = |e: image::ImageError| Error::file(path, IMAGE, e);
     let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(fail)?;
     let mut limits = Limits::default();
-    limits.max_image_width = Some(LONGEST_SIDE);
-    limits.max_image_height = Some(LONGEST_SIDE);
-    limits.max_alloc = Some(LARGEST_IMAGE);
+    limits.max_image_width = Some(MAX_SIDE);
+    limits.max_image_height = Some(MAX_SIDE);
+    limits.max_alloc = Some(MAX_IMAGE_BYTES);
     reader.limits(limits);
     let mut decoder = reader.into_decoder().map_err(wrong)?;
     let orientation = decoder.orientation().map_err(wrong)?;
-    if decoder.total_bytes() > LARGEST_IMAGE {
-        let expected = format!("an image of at most {LARGEST_IMAGE} bytes");
+    if decoder.total_bytes() > MAX_IMAGE_BYTES {
+        let expected = format!("an image of at most {MAX_IMAGE_BYTES} bytes");
         return Err(Error::file(path, expected, decoder.total_bytes()));
     }
     let mut image = DynamicImage::from_decoder(decoder).map_err(wrong)?;
@@ -260,7 +265,7 @@ pub fn read(path: &Path) -> Result<DynamicImage> {
     Ok(image)
 }
 
-/// The entries of a directory by name, hidden ones left out.
+/// The entries of a directory sorted by name, without hidden ones.
 fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     let fail = |e| Error::io(directory, e);
     let mut paths = vec![];
@@ -269,29 +274,29 @@ fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
         if !entry.file_name().as_encoded_bytes().starts_with(b".") {
             paths.push(entry.path());
         }
-        if paths.len() > MOST_FILES {
-            return Err(Error::file(directory, format!("at most {MOST_FILES} files"), "more"));
+        if paths.len() > MAX_FILES {
+            return Err(Error::file(directory, format!("at most {MAX_FILES} files"), "more"));
         }
     }
     paths.sort();
     Ok(paths)
 }
 
-/// Adds the images of a class, those in directories within it too; linked directories are not
+/// Adds the images of a class, including those in nested directories. Linked directories are not
 /// followed, so there are no loops.
 fn collect(at: &Path, class: u32, depth: usize, files: &mut Vec<(PathBuf, u32)>) -> Result<()> {
     for path in entries(at)? {
         let linked = std::fs::symlink_metadata(&path).map_err(|e| Error::io(&path, e))?;
         if linked.is_dir() {
-            if depth >= DEEPEST {
-                let expected = format!("at most {DEEPEST} directories within a class");
+            if depth >= MAX_DEPTH {
+                let expected = format!("at most {MAX_DEPTH} directories within a class");
                 return Err(Error::file(&path, expected, "one more"));
             }
             collect(&path, class, depth + 1, files)?;
         } else if is_image(&path) {
             files.push((path, class));
-            if files.len() > MOST_FILES {
-                return Err(Error::file(at, format!("at most {MOST_FILES} files"), "more"));
+            if files.len() > MAX_FILES {
+                return Err(Error::file(at, format!("at most {MAX_FILES} files"), "more"));
             }
         }
     }
@@ -303,7 +308,7 @@ fn is_image(path: &Path) -> bool {
     extension.is_some_and(|e| ["jpg", "jpeg", "png"].contains(&&*e))
 }
 
-/// What a flow gives as targets of the images of a directory.
+/// The targets that a flow yields for the images of a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClassMode {
     /// One-hot rows.
@@ -311,26 +316,26 @@ pub enum ClassMode {
     Categorical,
     /// Two classes as a column of 0 and 1.
     Binary,
-    /// Class numbers.
+    /// Class indices.
     Sparse,
-    /// Nothing.
+    /// No targets.
     None,
 }
 
 /// The arguments of [`ImageDataGenerator::flow_from_directory`], with Keras' defaults.
 #[derive(Clone, Debug)]
 pub struct FromDirectory {
-    /// Height and width images are brought to.
+    /// Height and width to which images are resized.
     pub target_size: (usize, usize),
-    /// Colour, or shades of grey.
+    /// Color or grayscale.
     pub color_mode: ColorMode,
-    /// What the targets are.
+    /// Form of the targets.
     pub class_mode: ClassMode,
-    /// Images of a batch.
+    /// Batch size.
     pub batch_size: usize,
-    /// Whether every epoch has an order of its own.
+    /// Whether to shuffle in every epoch.
     pub shuffle: bool,
-    /// One of the two parts of the generator's `validation_split`.
+    /// The subset of the generator's `validation_split` to show.
     pub subset: Option<Subset>,
 }
 
@@ -348,8 +353,8 @@ impl Default for FromDirectory {
 }
 
 impl ImageDataGenerator {
-    /// Batches of the images of a directory with one sub-directory per class. Of each class, the
-    /// first `validation_split` is the subset for validation.
+    /// Batches of images in a directory with one sub-directory per class. The first `validation_split`
+    /// of each class is the validation subset.
     pub fn flow_from_directory(
         &self,
         directory: impl Into<PathBuf>,

@@ -2,7 +2,7 @@ use super::*;
 use crate::data::{Dataset, HostBatch, Prefetch};
 use image::{Rgb, RgbImage};
 
-/// `n` images of 8x6 in each class, all of one colour.
+/// `n` images of 8x6 per class, each of a single color.
 fn folder(classes: &[(&str, usize)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for (c, (class, n)) in classes.iter().enumerate() {
@@ -52,10 +52,10 @@ fn flow_from_directory_splits_each_class() {
         };
         generator.flow_from_directory(dir.path(), arguments).unwrap()
     };
-    let held = flow(Subset::Validation, ClassMode::Sparse);
-    assert_eq!((held.len(), held.batches()), (Some(3), Some(1)));
+    let validation = flow(Subset::Validation, ClassMode::Sparse);
+    assert_eq!((validation.len(), validation.batches()), (Some(3), Some(1)));
     let mut batch = HostBatch::default();
-    assert!(held.epoch(0, 0, 0).unwrap().next(&mut batch).unwrap());
+    assert!(validation.epoch(0, 0, 0).unwrap().next(&mut batch).unwrap());
     assert_eq!(batch.targets[0].i32().unwrap(), [0, 1, 1]);
     assert_eq!(batch.inputs[0].f32().unwrap()[0], 0.0);
     assert!((batch.inputs[0].f32().unwrap()[6 * 8 * 3] - 100.0 / 255.0).abs() < 1e-6);
@@ -121,7 +121,7 @@ fn directories_without_images_are_refused() {
 
 #[cfg(unix)]
 #[test]
-fn a_class_that_cannot_be_read_is_an_error_and_not_left_out() {
+fn an_unreadable_class_is_an_error() {
     let dir = folder(&[("a", 1), ("c", 1)]);
     std::os::unix::fs::symlink("b", dir.path().join("b")).unwrap();
     let error = message(ImageFolder::open(dir.path()));
@@ -129,12 +129,12 @@ fn a_class_that_cannot_be_read_is_an_error_and_not_left_out() {
 }
 
 #[test]
-fn images_are_kept_as_far_as_there_is_room() {
+fn images_are_cached_up_to_the_budget() {
     let dir = folder(&[("a", 4), ("b", 3)]);
     let open = || ImageFolder::open(dir.path()).unwrap().target_size(2, 2).unwrap();
     let whole = open().load().unwrap().0.raw();
-    // Of twelve bytes each, there is room for two.
-    let images = open().keep(30);
+    // Each image takes twelve bytes, so the budget is enough for two.
+    let images = open().cache(30);
     for (round, decoded) in [(0, 7), (1, 12), (2, 17)] {
         for row in 0..7 {
             let mut image = [0.0; 12];

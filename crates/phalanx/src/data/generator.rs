@@ -1,6 +1,6 @@
-//! `ImageDataGenerator`: images distorted anew in every epoch.
+//! `ImageDataGenerator`: images augmented anew in every epoch.
 
-use super::affine::{FillMode, Motion, Mover, Size};
+use super::affine::{AffineParams, AffineTransformer, FillMode, Size};
 use super::flow::{ImageFlow, Images};
 use super::{Columns, Samples};
 use crate::choice::Choice;
@@ -9,10 +9,10 @@ use phalanx_graph::resident::{self, Fill, ImageShape};
 use phalanx_graph::rng::Stream;
 use std::sync::Arc;
 
-/// Keeps a division by a standard deviation of zero finite, as Keras does.
+/// Avoids division by a standard deviation of zero, as Keras does.
 const EPSILON: f32 = 1e-6;
 
-/// A range given as one number or as its two ends.
+/// A zoom range, given as one number or as its two ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ZoomRange(f64, f64);
 
@@ -28,10 +28,10 @@ impl From<(f64, f64)> for ZoomRange {
     }
 }
 
-/// Distorts and standardises images, with Keras' arguments.
+/// Augments and standardizes images, with Keras' arguments.
 ///
-/// What happens to an image depends on the run's seed, the epoch and the image's own index alone:
-/// threads, replicas and batch size change nothing.
+/// The augmentation of an image depends only on the seed of the run, the epoch and the index of the
+/// image. Threads, replicas and batch size do not augmentation it.
 ///
 /// ```
 /// use phalanx::data::{Dataset, ImageDataGenerator};
@@ -66,7 +66,7 @@ pub struct ImageDataGenerator {
     vertical_flip: bool,
     rescale: Option<f32>,
     pub(super) validation_split: f64,
-    /// Mean and standard deviation of every channel, once fitted.
+    /// Mean and standard deviation of every channel, set by `fit`.
     statistics: Option<(Vec<f32>, Vec<f32>)>,
 }
 
@@ -109,52 +109,52 @@ macro_rules! arguments {
 }
 
 impl ImageDataGenerator {
-    /// One that leaves images as they are.
+    /// A generator that leaves images unchanged.
     pub fn new() -> ImageDataGenerator {
         ImageDataGenerator::default()
     }
 
     arguments! {
-        /// Whether each channel's mean over the data is taken away; needs [`fit`](Self::fit).
+        /// Whether to subtract each channel's mean over the data; needs [`fit`](Self::fit).
         featurewise_center: bool;
-        /// Whether channels are divided by their deviation over the data; needs
+        /// Whether to divide channels by their standard deviation over the data; needs
         /// [`fit`](Self::fit).
         featurewise_std_normalization: bool;
-        /// Whether each image's own mean is taken away.
+        /// Whether to subtract each image's mean.
         samplewise_center: bool;
-        /// Whether each image is divided by its own deviation.
+        /// Whether to divide each image by its standard deviation.
         samplewise_std_normalization: bool;
-        /// The largest rotation either way, in degrees.
+        /// Maximum rotation in either direction, in degrees.
         rotation_range: f64;
-        /// The largest shift to either side: below 1 a share of the width; a whole number n from 1
-        /// up, whole pixels fewer than n; another number, pixels.
+        /// Maximum horizontal shift. Below 1 it is a fraction of the width; an integer n ≥ 1 means whole
+        /// pixels, fewer than n; any other number means pixels.
         width_shift_range: f64;
-        /// The largest shift up or down, given as for the width.
+        /// Maximum vertical shift, given like the horizontal one.
         height_shift_range: f64;
-        /// Factors of the brightness, from the first to the second.
+        /// Range of brightness factors.
         brightness_range: (f64, f64) => Some;
-        /// The largest shear either way, in degrees.
+        /// Maximum shear in either direction, in degrees.
         shear_range: f64;
-        /// The zoom of rows and of columns: z for `[1 - z, 1 + z]`, or both ends.
+        /// Zoom of rows and of columns: z for `[1 - z, 1 + z]`, or both ends.
         zoom_range: impl Into<ZoomRange> => Into::into;
-        /// The largest value added to or taken from all channels, within the image's own range.
+        /// Maximum value added to or subtracted from all channels; results are clamped to the range of
+        /// the image.
         channel_shift_range: f64;
-        /// What fills the places an image is moved away from: "nearest", "constant", "reflect" or
-        /// "wrap".
+        /// How to fill points outside the image: "nearest", "constant", "reflect" or "wrap".
         fill_mode: impl Into<Choice<FillMode>> => Into::into;
-        /// The value of `fill_mode` "constant".
+        /// Fill value of `fill_mode` "constant".
         cval: f32;
-        /// Whether every other image, by chance, is mirrored left to right.
+        /// Whether to flip images horizontally with probability 1/2.
         horizontal_flip: bool;
-        /// Whether every other image, by chance, is mirrored top to bottom.
+        /// Whether to flip images vertically with probability 1/2.
         vertical_flip: bool;
-        /// The factor of all values, before any centring.
+        /// Factor of all values, applied before centering.
         rescale: f32 => Some;
-        /// The share of the samples that `subset` "validation" shows.
+        /// Fraction of the samples in the validation subset.
         validation_split: f64;
     }
 
-    /// Learns the channels' means and deviations, where a featurewise argument asks for them.
+    /// Computes the mean and standard deviation of every channel if a featurewise argument needs them.
     pub fn fit(mut self, x: impl Into<Samples>) -> Result<ImageDataGenerator> {
         let x = x.into();
         let size = image_size(x.dims())?;
@@ -177,8 +177,8 @@ impl ImageDataGenerator {
         Ok(self)
     }
 
-    /// Batches of the images `x` (`[n, height, width, channels]`) and what belongs to them (`()`
-    /// for nothing), shuffled unless told otherwise.
+    /// Batches of the images `x` (`[n, height, width, channels]`) and their targets (`()` for none).
+    /// Shuffled by default.
     pub fn flow(
         &self,
         x: impl Into<Samples>,
@@ -188,7 +188,7 @@ impl ImageDataGenerator {
         self.flow_images(Arc::new(x.into()), y, batch_size)
     }
 
-    /// As [`flow`](Self::flow), for images that are read as they are needed.
+    /// Like [`flow`](Self::flow), for images that are read on demand.
     pub fn flow_images(
         &self,
         images: Arc<dyn Images>,
@@ -198,7 +198,7 @@ impl ImageDataGenerator {
         ImageFlow::new(self.clone(), images, y.into(), batch_size)
     }
 
-    /// Refuses arguments out of range and images of another kind.
+    /// Rejects arguments out of range and unsuitable images.
     pub(super) fn check(&self, size: Size) -> Result<()> {
         let fail = |argument: &str, expected: &str, received: f64| {
             Err(Error::argument("ImageDataGenerator", argument, expected, received))
@@ -254,9 +254,9 @@ impl ImageDataGenerator {
         Ok(())
     }
 
-    /// What is to happen to a sample in an epoch.
-    fn draw(&self, random: &mut Stream, size: Size) -> Change {
-        let motion = Motion {
+    /// Draws the augmentation of a sample.
+    fn draw(&self, random: &mut Stream, size: Size) -> Augmentation {
+        let affine = AffineParams {
             theta: symmetric(random, self.rotation_range),
             shift: [
                 shift(random, self.width_shift_range, size.width),
@@ -272,11 +272,12 @@ impl ImageDataGenerator {
         };
         let channel_shift = symmetric(random, self.channel_shift_range) as f32;
         let brightness = self.brightness_range.map(|(a, b)| between(random, a, b) as f32);
-        Change { motion, channel_shift, brightness }
+        Augmentation { affine, channel_shift, brightness }
     }
 
-    /// What images of this size are moved in, where moving them is all that is done.
-    pub(super) fn frame(&self, size: Size) -> Option<ImageShape> {
+    /// The image shape for augmentation on a device. `None` if the generator does more than affine
+    /// transforms.
+    pub(super) fn image_shape(&self, size: Size) -> Option<ImageShape> {
         let others = self.featurewise_center
             || self.featurewise_std_normalization
             || self.samplewise_center
@@ -294,34 +295,38 @@ impl ImageDataGenerator {
         (!others).then_some(ImageShape { height, width, channels, fill })
     }
 
-    /// How a sample is moved in an epoch.
-    pub(super) fn motion(&self, random: &mut Stream, size: Size) -> resident::AffineAugment {
-        let motion = self.draw(random, size).motion;
-        if motion == Motion::NONE {
-            return resident::AffineAugment::NONE;
-        }
-        let Motion { flip_horizontal, flip_vertical, .. } = motion;
-        resident::AffineAugment { map: motion.map(size), flip_horizontal, flip_vertical }
-    }
-
-    /// Distorts and standardises the image `from` into `to`.
-    pub(super) fn change(
+    /// Draws the affine transform of a sample.
+    pub(super) fn affine_augment(
         &self,
         random: &mut Stream,
-        mover: &mut Mover,
+        size: Size,
+    ) -> resident::AffineAugment {
+        let affine = self.draw(random, size).affine;
+        if affine == AffineParams::NONE {
+            return resident::AffineAugment::NONE;
+        }
+        let AffineParams { flip_horizontal, flip_vertical, .. } = affine;
+        resident::AffineAugment { map: affine.map(size), flip_horizontal, flip_vertical }
+    }
+
+    /// Writes the augmented and standardized image `from` to `to`.
+    pub(super) fn augment(
+        &self,
+        random: &mut Stream,
+        transformer: &mut AffineTransformer,
         size: Size,
         from: &[f32],
         to: &mut [f32],
     ) -> Result<()> {
-        let change = self.draw(random, size);
+        let augmentation = self.draw(random, size);
         let fill = (*self.fill_mode.get()?, self.cval);
-        mover.apply(&change.motion, fill, size, from, to);
-        if change.channel_shift != 0.0 {
+        transformer.apply(&augmentation.affine, fill, size, from, to);
+        if augmentation.channel_shift != 0.0 {
             let (low, high) = extent(to);
-            to.iter_mut().for_each(|x| *x = (*x + change.channel_shift).clamp(low, high));
+            to.iter_mut().for_each(|x| *x = (*x + augmentation.channel_shift).clamp(low, high));
         }
-        if let Some(factor) = change.brightness {
-            // Images are in [0, 1] or in [0, 255]; neither grows brighter than white.
+        if let Some(factor) = augmentation.brightness {
+            // Images are in [0, 1] or in [0, 255]; brightness is clamped to white.
             let white = if extent(to).1 > 1.0 { 255.0 } else { 1.0 };
             to.iter_mut().for_each(|x| *x = (*x * factor).min(white));
         }
@@ -329,7 +334,7 @@ impl ImageDataGenerator {
         Ok(())
     }
 
-    /// Scales and centres, in Keras' order.
+    /// Scales and centers, in Keras' order.
     fn standardize(&self, size: Size, image: &mut [f32]) {
         if let Some(factor) = self.rescale {
             image.iter_mut().for_each(|x| *x *= factor);
@@ -357,14 +362,14 @@ impl ImageDataGenerator {
     }
 }
 
-/// What happens to one image.
-struct Change {
-    motion: Motion,
+/// The augmentation of one image.
+struct Augmentation {
+    affine: AffineParams,
     channel_shift: f32,
     brightness: Option<f32>,
 }
 
-/// The size of images in rows.
+/// The size of the images in rows of samples.
 pub(super) fn image_size(dims: &[usize]) -> Result<Size> {
     match dims {
         [_, height, width, channels] if height * width * channels > 0 => {
@@ -381,12 +386,12 @@ fn between(random: &mut Stream, low: f64, high: f64) -> f64 {
     low + (high - low) * random.unit()
 }
 
-/// Nothing is drawn for a range of nothing.
+/// Draws nothing for an empty range.
 fn symmetric(random: &mut Stream, range: f64) -> f64 {
     if range == 0.0 { 0.0 } else { between(random, -range, range) }
 }
 
-/// A shift in pixels along an axis of `n` of them.
+/// Draws a shift in pixels along an axis of `n` pixels.
 fn shift(random: &mut Stream, range: f64, n: usize) -> f64 {
     if range < 1.0 {
         symmetric(random, range) * n as f64

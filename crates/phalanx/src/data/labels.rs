@@ -1,14 +1,14 @@
-//! Classes as numbers and as one-hot rows.
+//! Class labels as indices and as one-hot rows.
 
 use crate::error::{Error, Result};
 use crate::memory;
 use phalanx_graph::{Data, Tensor};
 
-/// More elements than one-hot labels sensibly have: 4 GiB of them.
-const MOST_ELEMENTS: usize = 1 << 30;
+/// Maximum number of elements of one-hot labels: 4 GiB.
+const MAX_ELEMENTS: usize = 1 << 30;
 
-/// Class numbers as one-hot rows, Keras' `to_categorical`: `[n]` becomes `[n, num_classes]`; without
-/// `num_classes`, one more than the largest.
+/// Converts class indices to one-hot rows, like Keras' `to_categorical`: `[n]` becomes `[n,
+/// num_classes]`. The default for `num_classes` is one more than the largest class.
 ///
 /// ```
 /// use phalanx::{Tensor, data::to_categorical};
@@ -45,12 +45,12 @@ pub fn to_categorical(y: &Tensor, num_classes: Option<usize>) -> Result<Tensor> 
     one_hot(y.dims(), &classes, width)
 }
 
-/// Rows of `width` with a 1 at each class; a last dimension of 1 gives way to it.
+/// Rows of `width` elements with a 1 at each class. A last dimension of 1 is replaced.
 fn one_hot(dims: &[usize], classes: &[usize], width: usize) -> Result<Tensor> {
-    let len = classes.len().checked_mul(width).filter(|n| *n <= MOST_ELEMENTS);
+    let len = classes.len().checked_mul(width).filter(|n| *n <= MAX_ELEMENTS);
     let Some(len) = len else {
         let received = format!("{} labels of {width} classes", classes.len());
-        let expected = format!("at most {MOST_ELEMENTS} elements");
+        let expected = format!("at most {MAX_ELEMENTS} elements");
         return Err(Error::argument("to_categorical", "num_classes", expected, received));
     };
     let Some(mut values) = memory::reserve::<f32>(len) else {
@@ -70,8 +70,8 @@ fn one_hot(dims: &[usize], classes: &[usize], width: usize) -> Result<Tensor> {
     Tensor::new(dims, values).map_err(|_| Error::config("to_categorical", "too many labels"))
 }
 
-/// One-hot rows of labels of any kind, and back: scikit-learn's `LabelBinarizer`. Two classes make
-/// one column of 0 and 1, as there.
+/// Converts labels of any type to one-hot rows and back, like scikit-learn's `LabelBinarizer`. As there,
+/// two classes make one column of 0 and 1.
 ///
 /// ```
 /// use phalanx::data::LabelBinarizer;
@@ -89,7 +89,7 @@ pub struct LabelBinarizer<T> {
 }
 
 impl<T: Ord + Clone + std::fmt::Debug> LabelBinarizer<T> {
-    /// Learns the classes there are.
+    /// Collects the distinct classes.
     pub fn fit(labels: impl IntoIterator<Item = T>) -> LabelBinarizer<T> {
         let mut classes: Vec<T> = labels.into_iter().collect();
         classes.sort();
@@ -97,12 +97,12 @@ impl<T: Ord + Clone + std::fmt::Debug> LabelBinarizer<T> {
         LabelBinarizer { classes }
     }
 
-    /// The classes, in the order of their columns.
+    /// The classes, in the order of the columns.
     pub fn classes(&self) -> &[T] {
         &self.classes
     }
 
-    /// The number of the column of each label.
+    /// The column index of each label.
     pub fn indices(&self, labels: impl IntoIterator<Item = T>) -> Result<Vec<usize>> {
         let find = |label: T| {
             self.classes.binary_search(&label).map_err(|_| {
@@ -124,7 +124,7 @@ impl<T: Ord + Clone + std::fmt::Debug> LabelBinarizer<T> {
         one_hot(&[indices.len()], &indices, self.classes.len())
     }
 
-    /// The class of the largest element of each row; with two classes, of a number above 0.5.
+    /// The class of the largest element of each row; with two classes, whether the value exceeds 0.5.
     pub fn inverse_transform(&self, y: &Tensor) -> Result<Vec<T>> {
         let width = if self.classes.len() == 2 { 1 } else { self.classes.len() };
         let Some(values) = y.f32().filter(|_| width > 0 && y.row_len() == width) else {

@@ -1,4 +1,4 @@
-//! What `fit`, `evaluate` and `predict` consume: global batches, one after the other.
+//! Datasets: the global batches that `fit`, `evaluate` and `predict` consume.
 
 mod affine;
 mod arrays;
@@ -6,27 +6,27 @@ mod digest;
 mod flow;
 mod folder;
 mod generator;
-mod in_memory;
-mod kept_images;
+mod image_cache;
 mod labels;
 mod pipeline;
 mod prefetch;
+mod resident_dataset;
 mod resize;
 mod samples;
 
 pub use affine::FillMode;
 pub use arrays::{Arrays, Columns};
 pub use digest::Digest;
-pub(crate) use digest::{comparable, shown_digest};
+pub(crate) use digest::{format_digest, same_scheme};
 pub use flow::{ImageFlow, Images, Subset};
 pub use folder::{ClassMode, ColorMode, FromDirectory, ImageFolder, read as read_image};
 pub use generator::{ImageDataGenerator, ZoomRange};
-pub(crate) use in_memory::Identity;
-pub use in_memory::{InMemory, Picked, Picks, Table};
-pub use kept_images::KeptImages;
+pub use image_cache::ImageCache;
 pub use labels::{LabelBinarizer, to_categorical};
 pub use pipeline::{Cardinality, Element, Pipeline};
 pub use prefetch::Prefetch;
+pub(crate) use resident_dataset::Identity;
+pub use resident_dataset::{InMemory, IndexBatch, IndexBatches, Table};
 pub use samples::{Pixels, Samples};
 
 use crate::error::Result;
@@ -36,38 +36,38 @@ use phalanx_graph::{DType, Data, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// One global batch on the host, or a worker's rows of it where there are several.
+/// One global batch on the host, or this worker's rows of it if several workers train.
 ///
-/// The tensors have room for the largest batch, and floats are written to the same buffers from one
-/// batch to the next; only the first [`held`](HostBatch::held) rows count.
+/// The tensors have room for the largest batch, and float buffers are reused from batch to batch. Only
+/// the first [`local_len`](HostBatch::local_len) rows are valid.
 #[derive(Clone, Debug, Default)]
 pub struct HostBatch {
-    /// Samples in this batch, over all workers.
+    /// Samples in this batch, summed over all workers.
     pub rows: usize,
-    /// Which of them are here, where not all are.
-    pub own: Option<Range<usize>>,
+    /// Rows of the batch that this process holds; `None` means all of them.
+    pub local: Option<Range<usize>>,
     /// One tensor per input of the model.
     pub inputs: Vec<Tensor>,
-    /// One tensor per output of the model; none when there is nothing to compare with.
+    /// One tensor per output of the model; empty without targets.
     pub targets: Vec<Tensor>,
     /// One weight per sample.
     pub sample_weight: Vec<f32>,
 }
 
 impl HostBatch {
-    /// Samples that are here.
-    pub fn held(&self) -> usize {
-        self.own.as_ref().map_or(self.rows, Range::len)
+    /// Number of rows that this process holds.
+    pub fn local_len(&self) -> usize {
+        self.local.as_ref().map_or(self.rows, Range::len)
     }
 }
 
-/// Samples in batches, epoch after epoch. `fit`, `evaluate` and `predict` take whatever implements it.
+/// A source of batches, epoch after epoch. `fit`, `evaluate` and `predict` accept any implementation.
 ///
 /// ```
-/// use phalanx::data::{Epoch, HostBatch, Share};
+/// use phalanx::data::{Epoch, HostBatch, LocalShard};
 /// use phalanx::prelude::*;
 ///
-/// /// Ten batches of four samples, made as they are asked for.
+/// /// Ten batches of four samples, produced on demand.
 /// struct Squares;
 ///
 /// impl Dataset for Squares {
@@ -85,7 +85,7 @@ impl HostBatch {
 ///         _seed: u64,
 ///         _epoch: u64,
 ///         start: usize,
-///         _share: Option<&Share>,
+///         _shard: Option<&LocalShard>,
 ///     ) -> Result<Box<dyn Epoch + '_>> {
 ///         Ok(Box::new(SquaresEpoch(start)))
 ///     }
@@ -116,65 +116,65 @@ impl HostBatch {
 /// # Ok::<(), phalanx::Error>(())
 /// ```
 pub trait Dataset: Send + Sync {
-    /// Samples of one epoch, where known.
+    /// Samples per epoch, if known.
     fn len(&self) -> Option<usize>;
 
-    /// Whether there is nothing in it, as far as is known.
+    /// Whether the dataset is known to be empty.
     fn is_empty(&self) -> bool {
         self.len() == Some(0)
     }
 
-    /// Batches of one epoch, where known.
+    /// Batches per epoch, if known.
     fn batches(&self) -> Option<usize>;
 
-    /// Samples of the largest batch.
+    /// Samples in the largest batch.
     fn batch_size(&self) -> usize;
 
-    /// Whether an epoch leaves out batches at no cost, so that threads can take turns at it.
+    /// Whether an epoch can skip batches without producing them, so that several threads can interleave.
     fn skips(&self) -> bool {
         false
     }
 
-    /// Whether the samples' order changes with the epoch, where known: a run is not continued with the
-    /// other order.
+    /// Whether the order of the samples changes from epoch to epoch, if known. A resumed run must use
+    /// the same setting.
     fn shuffles(&self) -> Option<bool> {
         None
     }
 
-    /// A fingerprint of the samples in their order, with labels and weights: workers, and a run that is
-    /// continued, see by it that they have the same. 0 where none is made.
+    /// Fingerprint of the samples in order, including labels and weights. Workers and resumed runs
+    /// compare it to detect different data. 0 means that there is no fingerprint.
     fn digest(&self) -> u64 {
         0
     }
 
-    /// A fingerprint of what is done to samples anew in every epoch, which a run that is continued may do in
-    /// another way. 0 where nothing is done, or nothing is known.
+    /// Fingerprint of the augmentation that is applied anew in every epoch. A resumed run may change it.
+    /// 0 means none or unknown.
     fn augmentation_digest(&self) -> u64 {
         0
     }
 
-    /// The same samples, where all of them lie in memory: devices may keep them.
+    /// The dataset as one whose samples are all in memory, if they are. Devices may then hold a copy.
     fn in_memory(&self) -> Option<&dyn InMemory> {
         None
     }
 
-    /// Starts an epoch at its batch `start`. The order depends on `seed` and `epoch` alone, so a
-    /// run may be resumed anywhere. A worker with a share of every batch needs no more than that; a
-    /// dataset that makes all rows all the same says so by leaving [`HostBatch::own`] empty.
+    /// Starts an epoch at batch `start`. The order depends only on `seed` and `epoch`, so a run can
+    /// resume at any batch. With a `shard`, only that worker's rows of every batch are needed; a dataset
+    /// that produces all rows anyway leaves [`HostBatch::local`] empty.
     fn epoch_of(
         &self,
         seed: u64,
         epoch: u64,
         start: usize,
-        share: Option<&LocalShard>,
+        shard: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>>;
 
-    /// As [`epoch_of`](Dataset::epoch_of), all rows of every batch.
+    /// [`epoch_of`](Dataset::epoch_of) with all rows of every batch.
     fn epoch(&self, seed: u64, epoch: u64, start: usize) -> Result<Box<dyn Epoch + '_>> {
         self.epoch_of(seed, epoch, start, None)
     }
 
-    /// How `fit` and its like take it: as it is, unless it says otherwise.
+    /// Converts the dataset for `fit`, `evaluate` and `predict`.
     fn source(self) -> Result<Source>
     where
         Self: Sized + 'static,
@@ -183,7 +183,7 @@ pub trait Dataset: Send + Sync {
     }
 }
 
-/// A dataset that others hold too.
+/// Shared ownership of a dataset.
 impl<D: Dataset + ?Sized> Dataset for Arc<D> {
     fn len(&self) -> Option<usize> {
         (**self).len()
@@ -222,28 +222,29 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
         seed: u64,
         epoch: u64,
         start: usize,
-        share: Option<&LocalShard>,
+        shard: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>> {
-        (**self).epoch_of(seed, epoch, start, share)
+        (**self).epoch_of(seed, epoch, start, shard)
     }
 }
 
-/// The part of the positions of a batch that a share has, and which of its rows they are.
-fn own_positions(
-    share: Option<&LocalShard>,
+/// Restricts the positions of a batch to those of a shard. Also returns the rows of the batch that these
+/// are.
+fn local_positions(
+    shard: Option<&LocalShard>,
     positions: Range<usize>,
 ) -> (Range<usize>, Option<Range<usize>>) {
-    let Some(share) = share else { return (positions, None) };
-    let own = share.rows(positions.len());
-    (positions.start + own.start..positions.start + own.end, Some(own))
+    let Some(shard) = shard else { return (positions, None) };
+    let local = shard.rows(positions.len());
+    (positions.start + local.start..positions.start + local.end, Some(local))
 }
 
 /// The batches of one epoch.
 pub trait Epoch {
-    /// Fills the next batch; false at the end, when `batch` is left as it was.
+    /// Fills the next batch. Returns false at the end and then leaves `batch` unchanged.
     fn next(&mut self, batch: &mut HostBatch) -> Result<bool>;
 
-    /// Leaves out the next batches, as far as there are that many.
+    /// Skips up to `batches` batches.
     fn skip(&mut self, batches: usize) -> Result<()> {
         let mut unseen = HostBatch::default();
         for _ in 0..batches {
@@ -255,16 +256,16 @@ pub trait Epoch {
     }
 }
 
-/// Where the next batch of an epoch lies, from `at` on; nothing at the end.
+/// Returns the positions of the next batch and advances `at`; `None` at the end.
 fn next_batch(at: &mut usize, end: usize, batch: usize) -> Option<std::ops::Range<usize>> {
     let positions = *at..end.min(at.saturating_add(batch));
     *at = positions.end.max(*at);
     (!positions.is_empty()).then_some(positions)
 }
 
-/// Makes `slots` hold one tensor of `batch` rows for each of the columns, keeping those that fit.
-/// A column is its type and its dimensions, the sample first.
-fn make_room<'a>(
+/// Makes `slots` hold one tensor of `batch` rows per column, and reuses tensors that already fit. A
+/// column is given by its type and its dimensions, batch dimension first.
+fn reserve_slots<'a>(
     slots: &mut Vec<Tensor>,
     columns: impl ExactSizeIterator<Item = (DType, &'a [usize])>,
     batch: usize,

@@ -1,4 +1,4 @@
-//! Batches made ahead of time, on other threads than the trainer's.
+//! Batches prepared ahead of time on background threads.
 
 use super::{Dataset, Epoch, HostBatch, InMemory, LocalShard};
 use crate::error::{Error, Result};
@@ -10,13 +10,13 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Batches made ahead where nothing else is said; `tf.data` would call it autotuned.
+/// Default number of batches prepared ahead.
 const DEFAULT_AHEAD: usize = 4;
 
-/// A dataset whose batches other threads prepare while the model trains.
+/// A dataset whose batches background threads prepare while the model trains.
 ///
-/// The batches and their order are those of the dataset itself, whatever the number of threads.
-/// An error of a thread ends the epoch with that error; an epoch dropped half way ends its threads.
+/// The batches and their order are those of the inner dataset, for any number of threads. An error in a
+/// thread ends the epoch with that error. Dropping an epoch ends its threads.
 ///
 /// ```
 /// # use phalanx::data::{Arrays, Dataset, HostBatch, Prefetch};
@@ -33,30 +33,29 @@ pub struct Prefetch {
     inner: Arc<dyn Dataset>,
     ahead: usize,
     workers: usize,
-    /// Nanoseconds callers have spent waiting for a batch.
+    /// Nanoseconds that callers have spent waiting for a batch.
     waited: AtomicU64,
 }
 
 impl Prefetch {
-    /// Up to four batches ahead, on one thread.
+    /// Prefetches up to four batches on one thread.
     pub fn new(inner: Arc<dyn Dataset>) -> Prefetch {
         Prefetch { inner, ahead: DEFAULT_AHEAD, workers: 1, waited: AtomicU64::new(0) }
     }
 
-    /// How many batches may wait to be used; at least one per thread.
+    /// Sets how many batches may be ready at a time, at least one per thread.
     pub fn ahead(mut self, batches: usize) -> Prefetch {
         self.ahead = batches.clamp(1, 1 << 16);
         self
     }
 
-    /// Threads that take turns making batches. A dataset that cannot leave batches out at no cost
-    /// uses one.
+    /// Sets the number of threads. A dataset that cannot skip batches cheaply uses one.
     pub fn workers(mut self, threads: usize) -> Prefetch {
         self.workers = threads.clamp(1, 256);
         self
     }
 
-    /// The time callers have waited for batches, all epochs together.
+    /// Time that callers have spent waiting for batches, over all epochs.
     pub fn waited(&self) -> Duration {
         Duration::from_nanos(self.waited.load(Ordering::Relaxed))
     }
@@ -96,49 +95,50 @@ impl Dataset for Prefetch {
         seed: u64,
         epoch: u64,
         start: usize,
-        share: Option<&LocalShard>,
+        shard: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>> {
-        let turns = if self.inner.skips() { self.workers } else { 1 };
-        let mut ahead = Ahead { workers: vec![], turn: 0, done: false, waited: &self.waited };
-        for turn in 0..turns {
-            let (full, ready) = sync_channel(self.ahead.div_ceil(turns));
+        let threads = if self.inner.skips() { self.workers } else { 1 };
+        let mut prefetch =
+            PrefetchEpoch { workers: vec![], next_worker: 0, done: false, waited: &self.waited };
+        for index in 0..threads {
+            let (full, ready) = sync_channel(self.ahead.div_ceil(threads));
             let (empty, used) = channel();
             let inner = self.inner.clone();
-            let (start, share) = (start.saturating_add(turn), share.cloned());
+            let (start, shard) = (start.saturating_add(index), shard.cloned());
             let work = move || {
                 let run = || {
-                    let epoch = inner.epoch_of(seed, epoch, start, share.as_ref())?;
-                    fill(epoch, turns, &full, &used)
+                    let epoch = inner.epoch_of(seed, epoch, start, shard.as_ref())?;
+                    fill(epoch, threads, &full, &used)
                 };
                 let error = match catch_unwind(AssertUnwindSafe(run)) {
                     Ok(Ok(())) => return,
                     Ok(Err(error)) => error,
                     Err(panic) => Error::config("prefetch", panic_text(&*panic)),
                 };
-                // Nobody listens any more where the epoch was dropped.
+                // The receiver is gone if the epoch was dropped.
                 let _ = full.send(Err(error));
             };
-            let name = format!("phalanx-data-{turn}");
+            let name = format!("phalanx-data-{index}");
             let thread = std::thread::Builder::new().name(name).spawn(work);
             let thread =
                 thread.map_err(|e| Error::config("prefetch", format!("starting a thread: {e}")))?;
-            ahead.workers.push(Worker { ready: Some(ready), empty, thread: Some(thread) });
+            prefetch.workers.push(Worker { ready: Some(ready), empty, thread: Some(thread) });
         }
-        Ok(Box::new(ahead))
+        Ok(Box::new(prefetch))
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     format!("a thread that prepares data panicked: {}", text.unwrap_or("no reason given"))
 }
 
-/// Makes every `turns`-th batch until there are no more or nobody wants them.
+/// Produces every `threads`-th batch until the data ends or the receiver is gone.
 fn fill(
     mut epoch: Box<dyn Epoch + '_>,
-    turns: usize,
+    threads: usize,
     full: &SyncSender<Result<HostBatch>>,
     used: &Receiver<HostBatch>,
 ) -> Result<()> {
@@ -147,8 +147,8 @@ fn fill(
         if !epoch.next(&mut batch)? || full.send(Ok(batch)).is_err() {
             return Ok(());
         }
-        if turns > 1 {
-            epoch.skip(turns - 1)?;
+        if threads > 1 {
+            epoch.skip(threads - 1)?;
         }
     }
 }
@@ -160,28 +160,28 @@ struct Worker {
     thread: Option<JoinHandle<()>>,
 }
 
-struct Ahead<'a> {
+struct PrefetchEpoch<'a> {
     workers: Vec<Worker>,
-    turn: usize,
+    next_worker: usize,
     done: bool,
     waited: &'a AtomicU64,
 }
 
-impl Epoch for Ahead<'_> {
+impl Epoch for PrefetchEpoch<'_> {
     fn next(&mut self, batch: &mut HostBatch) -> Result<bool> {
         if self.done {
             return Ok(false);
         }
-        let worker = &self.workers[self.turn];
+        let worker = &self.workers[self.next_worker];
         let started = Instant::now();
         let received = worker.ready.as_ref().and_then(|ready| ready.recv().ok());
         let waited = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.waited.fetch_add(waited, Ordering::Relaxed);
         match received {
             Some(Ok(next)) => {
-                // A thread at its end has no more use for the buffers.
+                // A thread that has ended does not need the buffers.
                 let _ = worker.empty.send(std::mem::replace(batch, next));
-                self.turn = (self.turn + 1) % self.workers.len();
+                self.next_worker = (self.next_worker + 1) % self.workers.len();
                 Ok(true)
             }
             Some(Err(error)) => {
@@ -196,12 +196,12 @@ impl Epoch for Ahead<'_> {
     }
 }
 
-impl Drop for Ahead<'_> {
+impl Drop for PrefetchEpoch<'_> {
     fn drop(&mut self) {
         self.workers.iter_mut().for_each(|worker| worker.ready = None);
         for worker in &mut self.workers {
             if let Some(thread) = worker.thread.take() {
-                // Panics were caught and sent on inside the thread.
+                // The thread catches panics and sends them as errors.
                 let _ = thread.join();
             }
         }

@@ -1,19 +1,19 @@
-//! Images of a set brought to another size.
+//! Resizing of images in memory.
 
 use super::{Pixels, Samples};
 use crate::error::{Error, Result};
 use crate::memory;
 use phalanx_graph::Tensor;
 
-/// Pixels of a side, before and after.
-const LONGEST_SIDE: usize = 16_384;
+/// Maximum length of a side in pixels, before and after resizing.
+const MAX_SIDE: usize = 16_384;
 
 impl Samples {
-    /// Images `[n, height, width, channels]` in another size: bilinear, with pixels as areas. Bytes
-    /// stay bytes.
+    /// Resizes images `[n, height, width, channels]` bilinearly, with half-pixel centers. Bytes stay
+    /// bytes.
     ///
     /// # Errors
-    /// Samples that are no images, a size out of range, or images that do not fit into memory.
+    /// Samples that are not images, a size out of range, or images that do not fit into memory.
     pub fn resize(&self, height: usize, width: usize) -> Result<Samples> {
         let wrong = |argument: &str, expected: &str, received: String| {
             Error::argument("resize", argument, expected, received)
@@ -28,15 +28,15 @@ impl Samples {
             .and_then(|s| s.checked_mul(n))
             .and_then(|s| s.checked_mul(channels));
         let received = || format!("{n} images of {height}x{width}");
-        if !sides.iter().all(|side| (1..=LONGEST_SIDE).contains(side)) {
+        if !sides.iter().all(|side| (1..=MAX_SIDE).contains(side)) {
             return Err(wrong("size", "sides of 1 to 16384", received()));
         }
-        let much = || wrong("size", "images that fit into memory", received());
-        let size = size.ok_or_else(much)?;
+        let too_large = || wrong("size", "images that fit into memory", received());
+        let size = size.ok_or_else(too_large)?;
         let dims = [n, height, width, channels];
         match self {
             Samples::Pixels(pixels) => {
-                let mut bytes = memory::reserve(size).ok_or_else(much)?;
+                let mut bytes = memory::reserve(size).ok_or_else(too_large)?;
                 let plain = Samples::Pixels(pixels.clone()).raw();
                 plain.resample(dims, |v| bytes.push(v.round().clamp(0.0, 255.0) as u8));
                 let resized = Pixels::new(dims, bytes, pixels.divisor());
@@ -45,14 +45,14 @@ impl Samples {
                     .ok_or_else(|| wrong("size", "a byte each", size.to_string()))
             }
             Samples::Tensor(_) => {
-                let mut floats = memory::reserve(size).ok_or_else(much)?;
+                let mut floats = memory::reserve(size).ok_or_else(too_large)?;
                 self.resample(dims, |v| floats.push(v));
                 Ok(Tensor::new(dims, floats)?.into())
             }
         }
     }
 
-    /// Hands out the elements of the images in another size, in their order.
+    /// Passes the elements of the resized images to `put`, in order.
     fn resample(&self, [n, height, width, channels]: [usize; 4], mut put: impl FnMut(f32)) {
         let (from_height, from_width) = (self.dims()[1], self.dims()[2]);
         let (rows, columns) = (taps(from_height, height), taps(from_width, width));
@@ -63,7 +63,7 @@ impl Samples {
                 for (left, right, along) in &columns {
                     for c in 0..channels {
                         let at = |y: usize, x: usize| image[(y * from_width + x) * channels + c];
-                        let mix = |a: f32, b: f32, share: f32| a + (b - a) * share;
+                        let mix = |a: f32, b: f32, weight: f32| a + (b - a) * weight;
                         let above = mix(at(*top, *left), at(*top, *right), *along);
                         let below = mix(at(*bottom, *left), at(*bottom, *right), *along);
                         put(mix(above, below, *down));
@@ -74,8 +74,7 @@ impl Samples {
     }
 }
 
-/// For each place of a side of `to`: the two places of one of `from` around it, and the share of
-/// the second.
+/// For each output coordinate: the two nearest input coordinates, and the weight of the second.
 fn taps(from: usize, to: usize) -> Vec<(usize, usize, f32)> {
     let scale = from as f64 / to as f64;
     let tap = |i: usize| {
@@ -105,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_resized_is_named() {
+    fn errors_name_what_cannot_be_resized() {
         let message = |dims: &[usize], side| {
             let samples = Samples::from(Tensor::zeros(dims));
             samples.resize(side, side).unwrap_err().to_string()

@@ -1,4 +1,4 @@
-//! Samples in rows, as compact as they came.
+//! Rows of samples in their compact original form.
 
 use super::Arrays;
 use crate::error::{Error, Result};
@@ -7,24 +7,25 @@ use phalanx_graph::{DType, Data, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Images kept as the bytes they were published in; a pixel counts as `byte / divisor`.
+/// Images stored as bytes; a pixel has the value `byte / divisor`.
 ///
-/// A quarter of the memory of floats: the training images of CIFAR-10 take 154 MB, not 614.
+/// This takes a quarter of the memory of floats: the training images of CIFAR-10 take 154 MB instead of
+/// 614 MB.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pixels {
     dims: Vec<usize>,
     bytes: Arc<Vec<u8>>,
     divisor: f32,
-    /// Taken from every sample, element by element.
+    /// Subtracted from every sample, element by element.
     offset: Option<Arc<Vec<f32>>>,
 }
 
 impl Pixels {
-    /// Bytes of the given dimensions, the sample first; 255 as divisor gives `[0, 1]`, 1 the bytes
-    /// themselves.
+    /// Creates images from bytes; `dims` has the batch dimension first. A divisor of 255 gives values in
+    /// `[0, 1]`, a divisor of 1 the byte values.
     ///
     /// # Errors
-    /// `None` when the number of bytes is not the product of the dimensions.
+    /// Returns `None` if the number of bytes is not the product of the dimensions.
     pub fn new(dims: impl Into<Vec<usize>>, bytes: Vec<u8>, divisor: f32) -> Option<Pixels> {
         let dims = dims.into();
         let len = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d))?;
@@ -34,28 +35,28 @@ impl Pixels {
         })
     }
 
-    /// The bytes as they are.
+    /// The raw bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The bytes, and what is taken from every sample.
+    /// The bytes, and the offset subtracted from every sample, if any.
     pub(super) fn shared(&self) -> (&Arc<Vec<u8>>, Option<&Arc<Vec<f32>>>) {
         (&self.bytes, self.offset.as_ref())
     }
 
-    /// What a byte is divided by.
+    /// The divisor of every byte.
     pub(super) fn divisor(&self) -> f32 {
         self.divisor
     }
 
-    /// The same bytes under another divisor.
+    /// Replaces the divisor.
     pub fn divided_by(mut self, divisor: f32) -> Pixels {
         self.divisor = divisor;
         self
     }
 
-    /// Fills `to`, which has room for whole samples, from a sample on.
+    /// Converts consecutive samples, starting at sample `first`, until `to` is full.
     pub(super) fn convert(&self, first: usize, to: &mut [f32]) {
         let width: usize = self.dims.iter().skip(1).product();
         for (to, byte) in to.iter_mut().zip(&self.bytes[first * width..]) {
@@ -69,12 +70,13 @@ impl Pixels {
     }
 }
 
-/// Rows of samples: a tensor, or bytes that become floats as batches are made. Clones share them.
+/// Rows of samples: a tensor, or bytes that are converted to floats when a batch is made. Clones share
+/// the data.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Samples {
     /// Floats or integers.
     Tensor(Arc<Tensor>),
-    /// Images as bytes.
+    /// Images stored as bytes.
     Pixels(Pixels),
 }
 
@@ -109,7 +111,7 @@ impl From<Pixels> for Samples {
 }
 
 impl Samples {
-    /// Dimensions, the sample first.
+    /// Dimensions, batch dimension first.
     pub fn dims(&self) -> &[usize] {
         match self {
             Samples::Tensor(tensor) => tensor.dims(),
@@ -122,12 +124,12 @@ impl Samples {
         self.dims().first().copied().unwrap_or(1)
     }
 
-    /// Elements of one sample.
+    /// Number of elements per sample.
     pub fn row_len(&self) -> usize {
         self.dims().iter().skip(1).product()
     }
 
-    /// Type of the elements once they are in a batch.
+    /// Type of the elements in a batch.
     pub fn dtype(&self) -> DType {
         match self {
             Samples::Tensor(tensor) => tensor.dtype(),
@@ -135,7 +137,7 @@ impl Samples {
         }
     }
 
-    /// The same samples under other dimensions, `None` when the count differs.
+    /// Changes the dimensions. Returns `None` if the number of elements differs.
     pub fn reshape(self, dims: impl Into<Vec<usize>>) -> Option<Samples> {
         match self {
             Samples::Tensor(tensor) => {
@@ -152,7 +154,7 @@ impl Samples {
         }
     }
 
-    /// All samples as one tensor: the shared one, or the bytes as floats.
+    /// All samples as one tensor. Shares the tensor if there is one, and converts bytes to floats.
     pub fn to_tensor(&self) -> Arc<Tensor> {
         match self {
             Samples::Tensor(tensor) => tensor.clone(),
@@ -166,7 +168,7 @@ impl Samples {
         }
     }
 
-    /// Samples of a range as samples of their own, `None` when it lies outside.
+    /// Copies a range of samples. Returns `None` if it is out of bounds.
     pub fn slice_rows(&self, range: Range<usize>) -> Option<Samples> {
         if range.start > range.end || range.end > self.rows() || self.dims().is_empty() {
             return None;
@@ -184,7 +186,7 @@ impl Samples {
         })
     }
 
-    /// The given samples in the given order, `None` when one of them is not there.
+    /// Copies the given samples in the given order. Returns `None` if an index is out of bounds.
     pub fn select_rows(&self, rows: &[usize]) -> Option<Samples> {
         if self.dims().is_empty() || rows.iter().any(|row| *row >= self.rows()) {
             return None;
@@ -202,7 +204,7 @@ impl Samples {
         })
     }
 
-    /// Divides every element, and then adds a number to it. Integers become floats.
+    /// Divides every element by `divisor`, then adds `offset`. Integers become floats.
     pub fn rescale(self, divisor: f32, offset: f32) -> Samples {
         match self {
             Samples::Pixels(pixels) => {
@@ -224,8 +226,8 @@ impl Samples {
         }
     }
 
-    /// Pixels as the bytes they are, 0 to 255, as `load_data` of Keras gives them; anything else
-    /// stays as it is.
+    /// Images as byte values 0 to 255, as `load_data` of Keras returns them. Other samples stay
+    /// unchanged.
     pub fn raw(self) -> Samples {
         match self {
             Samples::Pixels(pixels) => Pixels { divisor: 1.0, offset: None, ..pixels }.into(),
@@ -233,7 +235,7 @@ impl Samples {
         }
     }
 
-    /// The mean over samples, an array in the shape of one: `np.mean(x, axis=0)`.
+    /// The mean over all samples, in the shape of one sample: `np.mean(x, axis=0)`.
     pub fn mean(&self) -> Tensor {
         let width = self.row_len();
         let (mut sums, mut row) = (vec![0f64; width], vec![0f32; width]);
@@ -247,7 +249,7 @@ impl Samples {
         Tensor::new(dims, mean).expect("one element per element of a sample")
     }
 
-    /// The samples less an array in the shape of one, such as the mean of the training samples.
+    /// Subtracts an array in the shape of one sample, such as the mean of the training samples.
     pub fn subtract(self, mean: &Tensor) -> Result<Samples> {
         let wrong = |received: String| {
             let shape = self.dims().get(1..).unwrap_or_default();
@@ -279,10 +281,10 @@ impl Samples {
         }
     }
 
-    /// Writes a sample's elements, as floats whatever they are kept as, to `to`.
+    /// Writes the elements of a sample to `to` as floats.
     ///
     /// # Panics
-    /// When there is no such row.
+    /// If the row does not exist.
     pub fn read_row(&self, row: usize, to: &mut [f32]) {
         let (width, start) = (self.row_len(), row * self.row_len());
         match self {

@@ -1,11 +1,11 @@
-//! CIFAR-10 and CIFAR-100: 32x32 colour images, 50,000 to train on and 10,000 to test on, from
-//! the official binary files.
+//! CIFAR-10 and CIFAR-100: 32x32 color images, 50,000 for training and 10,000 for testing, read from the
+//! official binary files.
 //!
-//! A record is the label (for CIFAR-100 the coarse one of 20, then the fine one of 100) and 3,072
-//! bytes: 32 rows of 32 red, then green, then blue. Images come out as `[n, 32, 32, 3]`.
+//! A record is the label (for CIFAR-100 the coarse one of 20, then the fine one of 100) and 3,072 bytes:
+//! 32 rows of 32 red, then green, then blue. Images are returned as `[n, 32, 32, 3]`.
 
 use super::Split;
-use super::fetch::located;
+use super::fetch::find_or_fetch;
 use crate::data::{Pixels, Samples};
 use crate::error::{Error, Result};
 use crate::saving::open_file;
@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 const SIDE: usize = 32;
 const PLANE: usize = SIDE * SIDE;
 const CHANNELS: usize = 3;
-/// More images than any file of this kind has.
-const MOST_IMAGES: u64 = 1_000_000;
+/// Maximum number of images in a file.
+const MAX_IMAGES: u64 = 1_000_000;
 
 /// The ten classes of CIFAR-10, in the order of their labels.
 pub const CLASSES: [&str; 10] =
@@ -50,36 +50,36 @@ pub(super) const FILES_10: &[&str] = &[
 ];
 pub(super) const FILES_100: &[&str] = &["train.bin", "test.bin"];
 
-/// How one of the two sets is laid out.
+/// The file layout of one of the two datasets.
 struct Layout {
     name: &'static str,
-    /// The last one is for testing.
+    /// The last file is the test set.
     files: &'static [&'static str],
-    /// Classes by each of a record's label bytes; the last one is the label.
+    /// Number of classes for each label byte of a record. The last byte is the label.
     classes: &'static [u8],
 }
 
-const TEN: Layout = Layout { name: "cifar-10", files: FILES_10, classes: &[10] };
-const HUNDRED: Layout = Layout { name: "cifar-100", files: FILES_100, classes: &[20, 100] };
+const CIFAR_10: Layout = Layout { name: "cifar-10", files: FILES_10, classes: &[10] };
+const CIFAR_100: Layout = Layout { name: "cifar-100", files: FILES_100, classes: &[20, 100] };
 
-/// CIFAR-10: images `[n, 32, 32, 3]` in `[0, 1]` and labels `[n]`, kept as bytes.
+/// Loads CIFAR-10: images `[n, 32, 32, 3]` in `[0, 1]`, stored as bytes, and labels `[n]`.
 ///
-/// The six official files are looked for in `dir`; without one in `cifar-10-batches-bin` under
-/// [`directory`](super::directory), where they are fetched to if need be.
+/// The six official files are read from `dir`. Without `dir` they are read from `cifar-10-batches-bin`
+/// under [`directory`](super::directory), and downloaded to it if necessary.
 pub fn load(dir: Option<&Path>) -> Result<Split> {
-    load_layout(&TEN, dir)
+    load_layout(&CIFAR_10, dir)
 }
 
-/// CIFAR-100 with its 100 fine labels, in the form of [`load`]; without `dir` from
+/// Loads CIFAR-100 with its 100 fine labels, in the form of [`load`]. Without `dir` it reads
 /// `cifar-100-binary`.
 pub fn load_100(dir: Option<&Path>) -> Result<Split> {
-    load_layout(&HUNDRED, dir)
+    load_layout(&CIFAR_100, dir)
 }
 
 fn load_layout(layout: &Layout, dir: Option<&Path>) -> Result<Split> {
     let dir = match dir {
         Some(dir) => dir.to_path_buf(),
-        None => located(layout.name)?,
+        None => find_or_fetch(layout.name)?,
     };
     let missing = missing(layout.files, &dir);
     if !missing.is_empty() {
@@ -96,12 +96,12 @@ fn missing(files: &[&str], dir: &Path) -> Vec<String> {
     files.iter().filter(|file| !dir.join(file).exists()).map(|file| file.to_string()).collect()
 }
 
-/// The files of CIFAR-10 that are not in a directory.
+/// The files of CIFAR-10 that are missing from a directory.
 pub(super) fn missing_10(dir: &Path) -> Vec<String> {
     missing(FILES_10, dir)
 }
 
-/// The files of CIFAR-100 that are not in a directory.
+/// The files of CIFAR-100 that are missing from a directory.
 pub(super) fn missing_100(dir: &Path) -> Vec<String> {
     missing(FILES_100, dir)
 }
@@ -118,7 +118,7 @@ fn load_part(files: &[PathBuf], classes: &[u8]) -> Result<(Samples, Tensor)> {
     }
 }
 
-/// Appends a file's images, channels last, and labels.
+/// Appends the images of a file, channels last, and its labels.
 fn read(path: &Path, classes: &[u8], pixels: &mut Vec<u8>, labels: &mut Vec<i32>) -> Result<()> {
     let fail = |source| Error::io(path, source);
     let file = open_file(path, "a file of images")?;
@@ -132,8 +132,8 @@ fn read(path: &Path, classes: &[u8], pixels: &mut Vec<u8>, labels: &mut Vec<i32>
     if images == 0 || size % record as u64 != 0 {
         return wrong_length(size);
     }
-    if images > MOST_IMAGES {
-        return Err(Error::file(path, format!("at most {MOST_IMAGES} images"), images));
+    if images > MAX_IMAGES {
+        return Err(Error::file(path, format!("at most {MAX_IMAGES} images"), images));
     }
     let mut bytes = Vec::with_capacity(size as usize);
     file.take(size + 1).read_to_end(&mut bytes).map_err(fail)?;
@@ -163,7 +163,7 @@ fn read(path: &Path, classes: &[u8], pixels: &mut Vec<u8>, labels: &mut Vec<i32>
 mod tests {
     use super::*;
 
-    /// A record whose red is all `label`, its green 100 and its blue the column.
+    /// A record with red equal to `label`, green 100 and blue the column.
     fn record(labels: &[u8]) -> Vec<u8> {
         let red = vec![*labels.last().unwrap(); PLANE];
         let blue: Vec<u8> = (0..PLANE).map(|i| (i % SIDE) as u8).collect();
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn planes_become_channels() {
-        let dir = write(&TEN, &[7]);
+        let dir = write(&CIFAR_10, &[7]);
         let data = load(Some(dir.path())).unwrap();
         assert_eq!(data.train.0.dims(), [5, 32, 32, 3]);
         assert_eq!(data.train.1.i32().unwrap(), [7; 5]);
@@ -192,17 +192,17 @@ mod tests {
 
     #[test]
     fn cifar_100_gives_fine_labels() {
-        let dir = write(&HUNDRED, &[19, 99]);
+        let dir = write(&CIFAR_100, &[19, 99]);
         let data = load_100(Some(dir.path())).unwrap();
         assert_eq!(data.train.1.i32().unwrap(), [99]);
-        let dir = write(&HUNDRED, &[20, 99]);
+        let dir = write(&CIFAR_100, &[20, 99]);
         let message = load_100(Some(dir.path())).unwrap_err().to_string();
         assert!(message.contains("labels below 20, received 20 for sample 0"), "{message}");
     }
 
     #[test]
     fn damaged_files_give_an_error_that_names_them() {
-        let dir = write(&TEN, &[7]);
+        let dir = write(&CIFAR_10, &[7]);
         let path = dir.path().join("data_batch_3.bin");
         let two = [record(&[1]), record(&[10])].concat();
         for (bytes, expected) in [

@@ -1,53 +1,52 @@
-//! Files fetched from where they are published: resumed where they were interrupted, checked, and
-//! moved into place whole.
+//! Downloads that resume after interruptions, are verified by checksum, and appear atomically.
 
 use crate::error::{Error, Result};
-use crate::saving::open_own;
+use crate::saving::open_no_follow;
 use sha2::Digest;
 use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Nothing that is fetched is larger.
-const LARGEST: u64 = 1 << 30;
-/// Seconds one request may take; a longer transfer goes on in another.
-const REQUEST: Duration = Duration::from_secs(120);
-/// Requests in a row that bring nothing new before giving up.
-const ATTEMPTS: usize = 3;
-/// Requests for one file in all.
-const MOST_REQUESTS: usize = 1000;
+/// Maximum size of a download in bytes.
+const MAX_BYTES: u64 = 1 << 30;
+/// Timeout of one request. A longer transfer continues in another request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
+/// Consecutive requests without progress before giving up.
+const MAX_FAILED_ATTEMPTS: usize = 3;
+/// Maximum number of requests per file.
+const MAX_REQUESTS: usize = 1000;
 
-/// What a file's bytes sum up to, in hexadecimal.
+/// The checksum of a file, in hexadecimal.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Checksum {
     Sha256(&'static str),
     Md5(&'static str),
 }
 
-/// A published file.
+/// A file to download.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Remote {
-    /// Its name here.
+    /// Local file name.
     pub file: &'static str,
-    /// Where it is, the official address first; the file's name is added to one that ends in `/`.
+    /// Addresses, the official one first. The file name is appended to an address that ends in `/`.
     pub urls: &'static [&'static str],
     pub checksum: Checksum,
 }
 
-/// How far a file has come, for whoever shows it.
+/// Progress of a download.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// The file.
+    /// Name of the file.
     pub file: String,
-    /// Bytes that are here.
+    /// Bytes received so far.
     pub received: u64,
-    /// Bytes there are, where the server says so.
+    /// Total number of bytes, if the server reports it.
     pub total: Option<u64>,
 }
 
-/// Brings a file into a directory, where it appears whole and checked or not at all; returns its
-/// path. What an interrupted transfer brought is kept, and the next one goes on from there.
+/// Downloads a file into a directory, where it appears complete and verified or not at all. Returns its
+/// path. The data of an interrupted transfer is kept, and the next one resumes from it.
 pub(super) fn fetch(
     remote: &Remote,
     directory: &Path,
@@ -57,16 +56,16 @@ pub(super) fn fetch(
     let path = directory.join(remote.file);
     let partial = directory.join(format!("{}.part", remote.file));
     let fail = |e| Error::io(&partial, e);
-    let mut file = open_own(&partial)?;
+    let mut file = open_no_follow(&partial)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            return Err(Error::file(&partial, "no other download of it", "one under way"));
+            return Err(Error::file(&partial, "no other download of it", "one in progress"));
         }
         Err(TryLockError::Error(e)) => return Err(fail(e)),
     }
     if path.exists() {
-        // Another process has brought it meanwhile.
+        // Another process has completed the download meanwhile.
         let _ = std::fs::remove_file(&partial);
         return Ok(path);
     }
@@ -95,7 +94,7 @@ pub(super) fn fetch(
     Err(Error::file(&path, "a download", reason))
 }
 
-/// Renames a finished file, so that it stays even if the machine stops.
+/// Renames a finished file and syncs the directory, so that the name survives a crash.
 fn move_into_place(from: &Path, to: &Path) -> Result<()> {
     std::fs::rename(from, to).map_err(|e| Error::io(to, e))?;
     let directory = to.parent().unwrap_or(Path::new("."));
@@ -104,7 +103,7 @@ fn move_into_place(from: &Path, to: &Path) -> Result<()> {
         .map_err(|e| Error::io(directory, e))
 }
 
-/// Appends what is missing of a file, in as many requests as it takes.
+/// Appends the missing part of a file, in as many requests as necessary.
 fn transfer(
     url: &str,
     file: &mut File,
@@ -114,22 +113,22 @@ fn transfer(
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .timeout_connect(Some(Duration::from_secs(10)))
         .timeout_recv_response(Some(Duration::from_secs(30)))
-        .timeout_recv_body(Some(REQUEST))
+        .timeout_recv_body(Some(REQUEST_TIMEOUT))
         .http_status_as_error(false)
         .user_agent(concat!("phalanx/", env!("CARGO_PKG_VERSION")))
         .build()
         .into();
-    let (mut most, mut in_vain, mut last) = (0, 0, String::new());
-    for _ in 0..MOST_REQUESTS {
+    let (mut longest, mut failed_attempts, mut last) = (0, 0, String::new());
+    for _ in 0..MAX_REQUESTS {
         let result = request(&agent, url, file, name, progress);
-        let here = file.metadata().map_err(|e| e.to_string())?.len();
+        let len = file.metadata().map_err(|e| e.to_string())?.len();
         match result {
             Ok(()) => return Ok(()),
             Err(Failure::Final(reason)) => return Err(reason),
             Err(Failure::Interrupted(reason)) => {
-                in_vain = if here > most { 0 } else { in_vain + 1 };
-                most = most.max(here);
-                if in_vain >= ATTEMPTS {
+                failed_attempts = if len > longest { 0 } else { failed_attempts + 1 };
+                longest = longest.max(len);
+                if failed_attempts >= MAX_FAILED_ATTEMPTS {
                     return Err(reason);
                 }
                 last = reason;
@@ -139,11 +138,11 @@ fn transfer(
     Err(last)
 }
 
-/// Why a request did not bring the rest of a file.
+/// Why a request did not complete the file.
 enum Failure {
-    /// Asking again would not help.
+    /// A retry would not help.
     Final(String),
-    /// It may go on where it stopped.
+    /// A retry may continue the transfer.
     Interrupted(String),
 }
 
@@ -154,11 +153,11 @@ fn request(
     name: &str,
     progress: &mut dyn FnMut(&Transfer),
 ) -> Result<(), Failure> {
-    let disk = |e: std::io::Error| Failure::Final(format!("writing: {e}"));
-    let mut here = file.seek(SeekFrom::End(0)).map_err(disk)?;
+    let write_failed = |e: std::io::Error| Failure::Final(format!("writing: {e}"));
+    let mut offset = file.seek(SeekFrom::End(0)).map_err(write_failed)?;
     let mut request = agent.get(url);
-    if here > 0 {
-        request = request.header("Range", format!("bytes={here}-"));
+    if offset > 0 {
+        request = request.header("Range", format!("bytes={offset}-"));
     }
     let mut response = match request.call() {
         Ok(response) => response,
@@ -174,23 +173,23 @@ fn request(
     let length = header("content-length").and_then(|v| v.parse::<u64>().ok());
     match response.status().as_u16() {
         200 => {
-            file.set_len(0).map_err(disk)?;
-            here = file.seek(SeekFrom::Start(0)).map_err(disk)?;
+            file.set_len(0).map_err(write_failed)?;
+            offset = file.seek(SeekFrom::Start(0)).map_err(write_failed)?;
         }
         206 => {
-            let goes_on = header("content-range")
-                .is_some_and(|range| range.starts_with(&format!("bytes {here}-")));
-            if !goes_on {
-                file.set_len(0).map_err(disk)?;
+            let continues = header("content-range")
+                .is_some_and(|range| range.starts_with(&format!("bytes {offset}-")));
+            if !continues {
+                file.set_len(0).map_err(write_failed)?;
                 return Err(Failure::Interrupted("the server sent another part".into()));
             }
         }
-        // Nothing is left to fetch; the checksum decides whether that is so.
-        416 if here > 0 => return Ok(()),
+        // Nothing is left to download. The checksum decides whether that is true.
+        416 if offset > 0 => return Ok(()),
         status => return Err(Failure::Final(format!("the server answers {status}"))),
     }
-    let total = length.and_then(|n| n.checked_add(here));
-    let mut transfer = Transfer { file: name.into(), received: here, total };
+    let total = length.and_then(|n| n.checked_add(offset));
+    let mut transfer = Transfer { file: name.into(), received: offset, total };
     let mut body = response.body_mut().as_reader();
     let mut buffer = vec![0; 1 << 16];
     loop {
@@ -201,11 +200,11 @@ fn request(
             Err(e) if e.kind() == ErrorKind::Interrupted => continue,
             Err(e) => return Err(Failure::Interrupted(e.to_string())),
         };
-        file.write_all(&buffer[..n]).map_err(disk)?;
+        file.write_all(&buffer[..n]).map_err(write_failed)?;
         transfer.received += n as u64;
-        if transfer.received > LARGEST {
-            file.set_len(0).map_err(disk)?;
-            return Err(Failure::Final(format!("more than {LARGEST} bytes")));
+        if transfer.received > MAX_BYTES {
+            file.set_len(0).map_err(write_failed)?;
+            return Err(Failure::Final(format!("more than {MAX_BYTES} bytes")));
         }
     }
     match total {
@@ -217,7 +216,7 @@ fn request(
     }
 }
 
-/// Whether a file's bytes are those published; the checksum they have where not.
+/// Checks the bytes of a file. On mismatch, returns the checksum found.
 fn verify(file: &mut File, checksum: Checksum) -> std::io::Result<Result<(), String>> {
     file.seek(SeekFrom::Start(0))?;
     let (found, expected) = match checksum {
@@ -239,8 +238,8 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Writes the members of a gzipped tar whose names, without directories, are among `files` to a
-/// directory. Nothing else of the archive decides where anything goes.
+/// Extracts the members of a gzipped tar whose base names are listed in `files` to a directory. Paths in
+/// the archive are ignored.
 pub(super) fn unpack(archive: &Path, files: &[&str], directory: &Path) -> Result<()> {
     let fail = |e| Error::io(archive, e);
     let file = File::open(archive).map_err(fail)?;
@@ -258,7 +257,7 @@ pub(super) fn unpack(archive: &Path, files: &[&str], directory: &Path) -> Result
             String::from_utf8_lossy(&field[..end]).trim().to_string()
         };
         let (name, size) = (text(0..100), u64::from_str_radix(&text(124..136), 8));
-        let Some(size) = size.ok().filter(|size| *size <= LARGEST) else {
+        let Some(size) = size.ok().filter(|size| *size <= MAX_BYTES) else {
             return Err(Error::file(archive, "a tar archive", "a damaged header"));
         };
         let padded = size.next_multiple_of(512);

@@ -4,19 +4,20 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 
-/// What the server does with one request.
+/// How the server answers one request.
 #[derive(Clone, Copy)]
 enum Answer {
-    /// The file, or the rest that is asked for.
+    /// Sends the file, or the requested range.
     Whole,
-    /// The file's start, then the connection ends.
+    /// Sends the start of the file, then closes the connection.
     Cut(usize),
-    /// The file from its start, whatever is asked for.
+    /// Sends the file from its start and ignores the requested range.
     NoRanges,
     Status(&'static str),
 }
 
-/// A server on this machine that gives `data` as told, then closes; the ranges asked for.
+/// A local server that answers with `data` as configured, then closes. Also returns the requested
+/// ranges.
 fn serve(data: &[u8], answers: &[Answer]) -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
@@ -65,7 +66,7 @@ fn serve(data: &[u8], answers: &[Answer]) -> (String, Arc<Mutex<Vec<String>>>) {
     (url, asked)
 }
 
-/// Tests leak a few strings: the tables of real datasets are constants.
+/// Leaks a few strings, because the tables of real datasets are constants.
 fn remote(urls: &[String], data: &[u8]) -> Remote {
     let urls: Vec<&'static str> = urls.iter().map(|u| &*u.clone().leak()).collect();
     let sum = hexadecimal(&sha2::Sha256::digest(data)).leak();
@@ -89,19 +90,19 @@ fn a_file_arrives_whole_and_checked() {
     let n = data.len() as u64;
     let end = Transfer { file: "file.bin".into(), received: n, total: Some(n) };
     assert_eq!(last, Some(end));
-    // There is no server any more, and no need for one.
+    // The server is gone and not needed any more.
     assert_eq!(fetch(&remote(&[], &data), &into, &mut |_| {}).unwrap(), path);
 }
 
 #[test]
-fn an_interrupted_transfer_goes_on() {
+fn an_interrupted_transfer_resumes() {
     let (dir, data) = (tempfile::tempdir().unwrap(), data());
     let answers = [Answer::Cut(100_000), Answer::Cut(50_000), Answer::Whole];
     let (url, asked) = serve(&data, &answers);
     let path = fetch(&remote(&[url], &data), dir.path(), &mut |_| {}).unwrap();
     assert_eq!(std::fs::read(path).unwrap(), data);
     assert_eq!(*asked.lock().unwrap(), ["None", "Some(100000)", "Some(150000)"]);
-    // A part left by an earlier run, and a server that cannot go on from it.
+    // A partial file of an earlier run, and a server that cannot resume it.
     for answer in [Answer::Whole, Answer::NoRanges] {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("file.bin.part"), &data[..1234]).unwrap();
@@ -113,7 +114,7 @@ fn an_interrupted_transfer_goes_on() {
 }
 
 #[test]
-fn what_is_wrong_is_said_and_never_put_in_place() {
+fn failures_are_reported_and_leave_no_file() {
     let (dir, data) = (tempfile::tempdir().unwrap(), data());
     let mut other = data.clone();
     other[5] ^= 1;
@@ -130,7 +131,7 @@ fn what_is_wrong_is_said_and_never_put_in_place() {
     assert!(refused.to_lowercase().contains("refused"), "{refused}");
     let stuck = serve(&data, &[Answer::Cut(10); 9]).0;
     assert!(!message(&[stuck]).is_empty());
-    // A second address helps where the first does not.
+    // The second address is used if the first fails.
     let urls = ["http://127.0.0.1:1/".into(), serve(&data, &[Answer::Whole]).0];
     fetch(&remote(&urls, &data), dir.path(), &mut |_| {}).unwrap();
 }
@@ -141,7 +142,7 @@ fn two_downloads_of_a_file_do_not_mix() {
     let other = File::create(dir.path().join("file.bin.part")).unwrap();
     other.lock().unwrap();
     let message = fetch(&remote(&[], b""), dir.path(), &mut |_| {}).unwrap_err().to_string();
-    assert!(message.contains("one under way"), "{message}");
+    assert!(message.contains("one in progress"), "{message}");
 }
 
 fn tar(members: &[(&str, &[u8])]) -> Vec<u8> {
@@ -162,7 +163,7 @@ fn tar(members: &[(&str, &[u8])]) -> Vec<u8> {
 }
 
 #[test]
-fn an_archive_gives_only_the_files_asked_for() {
+fn an_archive_yields_only_the_requested_files() {
     let dir = tempfile::tempdir().unwrap();
     let archive = dir.path().join("a.tar.gz");
     let members: [(&str, &[u8]); 4] =
@@ -194,7 +195,7 @@ fn without_a_network_the_message_says_what_to_do() {
         folder: "some",
         files: &["file.bin"],
         remotes,
-        packed: false,
+        is_archive: false,
         missing: |dir| {
             let there = dir.join("file.bin").exists();
             if there { vec![] } else { vec!["file.bin".into()] }

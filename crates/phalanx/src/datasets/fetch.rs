@@ -1,4 +1,4 @@
-//! Where the datasets are published, and how they come into the cache.
+//! The published datasets, and their download into the cache.
 
 use super::download::{self, Checksum, Remote, Transfer};
 use super::{cifar, directory, mnist};
@@ -8,17 +8,17 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A dataset that can be fetched.
+/// A dataset that can be downloaded.
 pub(super) struct Published {
     pub name: &'static str,
     /// Its directory under [`directory`].
     pub folder: &'static str,
-    /// What a person would put there.
+    /// The files that a user would place there.
     pub files: &'static [&'static str],
     pub remotes: &'static [Remote],
-    /// Whether the one remote file is an archive of the files.
-    pub packed: bool,
-    /// The files of these that are not in a directory.
+    /// Whether the only remote file is an archive of the files.
+    pub is_archive: bool,
+    /// The files that are missing from a directory.
     pub missing: fn(&Path) -> Vec<String>,
 }
 
@@ -44,7 +44,7 @@ const IDX: &[&str] = &[
     "t10k-labels-idx1-ubyte.gz",
 ];
 
-/// Checksums: `SHA256SUMS` of the official gzip files; of the archives, the published md5.
+/// Checksums: `SHA256SUMS` of the official gzip files, and the published md5 of the archives.
 static PUBLISHED: [Published; 4] = [
     Published {
         name: "mnist",
@@ -72,7 +72,7 @@ static PUBLISHED: [Published; 4] = [
                 "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"
             ),
         ],
-        packed: false,
+        is_archive: false,
         missing: mnist::missing,
     },
     Published {
@@ -101,7 +101,7 @@ static PUBLISHED: [Published; 4] = [
                 "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"
             ),
         ],
-        packed: false,
+        is_archive: false,
         missing: mnist::missing,
     },
     Published {
@@ -113,7 +113,7 @@ static PUBLISHED: [Published; 4] = [
             urls: &["https://www.cs.toronto.edu/~kriz/"],
             checksum: Checksum::Md5("c32a1d4ab5d03f1284b67883e8d87530"),
         }],
-        packed: true,
+        is_archive: true,
         missing: cifar::missing_10,
     },
     Published {
@@ -125,31 +125,31 @@ static PUBLISHED: [Published; 4] = [
             urls: &["https://www.cs.toronto.edu/~kriz/"],
             checksum: Checksum::Md5("03b5dce01913d631647c71ecec9e9cb8"),
         }],
-        packed: true,
+        is_archive: true,
         missing: cifar::missing_100,
     },
 ];
 
-/// Brings a dataset's files into the cache, unless they are there; returns their directory.
+/// Downloads a dataset into the cache unless it is already there. Returns its directory.
 ///
-/// A transfer that is interrupted goes on where it stopped, and files are checked before they get
-/// their names. With `PHALANX_OFFLINE` set nothing is fetched.
+/// An interrupted transfer resumes where it stopped, and files are verified before they get their names.
+/// If `PHALANX_OFFLINE` is set, nothing is downloaded.
 ///
 /// # Errors
-/// [`Error::Download`] says which files to put where.
+/// [`Error::Download`] tells which files to place where.
 pub fn fetch(name: &str, progress: &mut dyn FnMut(&Transfer)) -> Result<PathBuf> {
     published(name)?.fetch(&directory(), progress)
 }
 
-/// Where the files of a dataset are on this machine; nothing where it would have to be fetched.
+/// The local directory of a dataset; `None` if it would have to be downloaded.
 ///
 /// # Errors
-/// A name that no dataset of files has.
+/// An unknown name.
 pub fn find(name: &str) -> Result<Option<PathBuf>> {
     let published = published(name)?;
     let debian = (name == "fashion-mnist").then(|| PathBuf::from(mnist::DEBIAN));
-    let places = [Some(directory().join(published.folder)), debian];
-    Ok(places.into_iter().flatten().find(|dir| (published.missing)(dir).is_empty()))
+    let candidates = [Some(directory().join(published.folder)), debian];
+    Ok(candidates.into_iter().flatten().find(|dir| (published.missing)(dir).is_empty()))
 }
 
 fn published(name: &str) -> Result<&'static Published> {
@@ -160,9 +160,8 @@ fn published(name: &str) -> Result<&'static Published> {
     })
 }
 
-/// The directory of a dataset, fetched where it is not on this machine, with a line on the
-/// terminal that says how far it has come.
-pub(super) fn located(name: &str) -> Result<PathBuf> {
+/// The directory of a dataset. Downloads it if necessary and shows progress on the terminal.
+pub(super) fn find_or_fetch(name: &str) -> Result<PathBuf> {
     match find(name)? {
         Some(directory) => Ok(directory),
         None => fetch(name, &mut terminal()),
@@ -182,7 +181,7 @@ impl Published {
         }
         let result = match std::env::var_os("PHALANX_OFFLINE").is_some_and(|v| !v.is_empty()) {
             true => Err(Error::config("download", "PHALANX_OFFLINE is set")),
-            false => self.bring(&missing, &target, progress),
+            false => self.download(&missing, &target, progress),
         };
         result.map_err(|e| Error::Download {
             name: self.name.into(),
@@ -194,13 +193,13 @@ impl Published {
         Ok(target)
     }
 
-    fn bring(
+    fn download(
         &self,
         missing: &[String],
         target: &Path,
         progress: &mut dyn FnMut(&Transfer),
     ) -> Result<()> {
-        if self.packed {
+        if self.is_archive {
             let archive = download::fetch(&self.remotes[0], target, progress)?;
             download::unpack(&archive, self.files, target)?;
             return std::fs::remove_file(&archive).map_err(|e| Error::io(&archive, e));
@@ -212,14 +211,14 @@ impl Published {
     }
 }
 
-/// Shows transfers on standard error, where that is a terminal: for [`fetch`].
+/// Shows progress on standard error if that is a terminal, for use with [`fetch`].
 pub fn terminal() -> impl FnMut(&Transfer) {
-    let shown = launch::is_terminal(&std::io::stderr());
+    let is_terminal = launch::is_terminal(&std::io::stderr());
     let mut last: Option<Instant> = None;
     move |transfer| {
         let done = transfer.total == Some(transfer.received);
-        let soon = last.is_some_and(|last| last.elapsed() < Duration::from_millis(100));
-        if !shown || (soon && !done) {
+        let too_soon = last.is_some_and(|last| last.elapsed() < Duration::from_millis(100));
+        if !is_terminal || (too_soon && !done) {
             return;
         }
         last = Some(Instant::now());
@@ -227,7 +226,7 @@ pub fn terminal() -> impl FnMut(&Transfer) {
         let total = transfer.total.map_or("?".into(), |t| format!("{:.1}", megabytes(t)));
         let end = if done { "\n" } else { "" };
         let (file, received) = (&transfer.file, megabytes(transfer.received));
-        // A terminal that is gone is no reason to stop.
+        // A terminal that has gone away is no reason to stop.
         let _ = write!(std::io::stderr(), "\r{file}: {received:.1} of {total} MB{end}");
     }
 }

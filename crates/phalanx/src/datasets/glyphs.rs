@@ -1,23 +1,23 @@
-//! Glyphs: the ten digits drawn from strokes, generated in an instant and never twice the same.
+//! Glyphs: synthetic images of the ten digits, drawn from strokes.
 //!
-//! Each picture is a digit's polylines, bent, rotated, scaled, sheared and shifted at random, drawn
-//! with a pen of random width by the distance of each pixel to the nearest segment, then dimmed and
-//! sprinkled with noise. A picture depends on the seed and its own index alone.
+//! Each image shows the polylines of a digit, bent, rotated, scaled, sheared and shifted at random. The
+//! distance of each pixel to the nearest segment gives the ink of a pen of random width. The image is
+//! then dimmed, and noise is added. An image depends only on the seed and its index.
 
 use super::Split;
 use crate::error::{Error, Result};
 use phalanx_graph::Tensor;
 use phalanx_graph::rng::Stream;
 
-/// Pixels of a side.
+/// Side length in pixels.
 const SIDE: usize = 28;
 const PIXELS: usize = SIDE * SIDE;
-/// Pixels from the top of an undistorted digit to its bottom.
+/// Height in pixels of a digit before distortion.
 const HEIGHT: f32 = 19.0;
-/// The random stream of these pictures; layers count theirs from 1.
+/// Random stream of these images. Layers number theirs from 1.
 const STREAM: u32 = 0xFFFF_0002;
 
-/// How many pictures, and which.
+/// Number of images, and their seed.
 ///
 /// ```
 /// use phalanx::datasets::glyphs::{self, Glyphs};
@@ -29,11 +29,11 @@ const STREAM: u32 = 0xFFFF_0002;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Glyphs {
-    /// Pictures to train on.
+    /// Number of training images.
     pub train: usize,
-    /// Pictures to test on, none of them among the first.
+    /// Number of test images, distinct from the training images.
     pub test: usize,
-    /// Another seed draws other pictures.
+    /// Seed of the random generator.
     pub seed: u64,
 }
 
@@ -43,19 +43,19 @@ impl Default for Glyphs {
     }
 }
 
-/// Draws the pictures: `[n, 28, 28, 1]` in `[0, 1]`, ink bright, and their labels `[n]`.
+/// Draws the images: `[n, 28, 28, 1]` in `[0, 1]`, with bright ink, and their labels `[n]`.
 pub fn load(glyphs: Glyphs) -> Result<Split> {
     let digits: Vec<Vec<Strokes>> = (0..10).map(styles).collect();
     let part = |argument: &str, n: usize, part: u32| {
-        let wrong = || Error::argument("glyphs", argument, "1 to 10,000,000 pictures", n);
+        let wrong = || Error::argument("glyphs", argument, "1 to 10,000,000 images", n);
         if n == 0 || n > 10_000_000 {
             return Err(wrong());
         }
         let mut pixels = vec![0.0; n * PIXELS];
         let mut labels = Vec::with_capacity(n);
-        for (i, picture) in pixels.chunks_exact_mut(PIXELS).enumerate() {
+        for (i, image) in pixels.chunks_exact_mut(PIXELS).enumerate() {
             let mut random = Stream::new(glyphs.seed, i as u64, STREAM, part);
-            labels.push(draw(&digits, picture, &mut random));
+            labels.push(draw(&digits, image, &mut random));
         }
         let images = Tensor::new([n, SIDE, SIDE, 1], pixels).map_err(|_| wrong())?;
         Ok((images.into(), Tensor::new([n], labels).map_err(|_| wrong())?))
@@ -64,7 +64,7 @@ pub fn load(glyphs: Glyphs) -> Result<Split> {
 }
 
 type Point = [f32; 2];
-/// A digit's polylines in the unit square, y downward.
+/// Polylines of a digit in the unit square, y pointing down.
 type Strokes = Vec<Vec<Point>>;
 
 /// The ways to write a digit.
@@ -122,7 +122,7 @@ fn styles(digit: usize) -> Vec<Strokes> {
     }
 }
 
-/// Part of an ellipse between two angles in degrees, clockwise from the right.
+/// An elliptic arc between two angles in degrees, clockwise from the right.
 fn arc(centre: Point, radius: Point, from: f32, to: f32) -> Vec<Point> {
     let steps = ((to - from) / 24.0).ceil().max(1.0) as usize;
     let at = |i: usize| {
@@ -132,8 +132,8 @@ fn arc(centre: Point, radius: Point, from: f32, to: f32) -> Vec<Point> {
     (0..=steps).map(at).collect()
 }
 
-/// Draws a random digit onto a black picture and returns it.
-fn draw(digits: &[Vec<Strokes>], picture: &mut [f32], random: &mut Stream) -> i32 {
+/// Draws a random digit onto a black image and returns its label.
+fn draw(digits: &[Vec<Strokes>], image: &mut [f32], random: &mut Stream) -> i32 {
     let digit = random.below(digits.len() as u64) as usize;
     let styles = &digits[digit];
     let style = random.below(styles.len() as u64) as usize;
@@ -141,13 +141,13 @@ fn draw(digits: &[Vec<Strokes>], picture: &mut [f32], random: &mut Stream) -> i3
     let pen = between(random, 0.8, 1.8);
     for stroke in &styles[style] {
         for ends in stroke.windows(2) {
-            segment(picture, warp.apply(ends[0]), warp.apply(ends[1]), pen);
+            segment(image, warp.apply(ends[0]), warp.apply(ends[1]), pen);
         }
     }
     let ink = between(random, 0.65, 1.0);
     let grain = between(random, 0.0, 0.25);
-    for pixel in picture {
-        // Four bytes of a word add up to nearly a normal distribution around 2.
+    for pixel in image {
+        // The sum of four bytes approximates a normal distribution around 2.
         let bytes = random.word().to_le_bytes().map(u32::from);
         let noise = bytes.iter().sum::<u32>() as f32 / 255.0 - 2.0;
         *pixel = (*pixel * ink + noise * grain).clamp(0.0, 1.0);
@@ -155,12 +155,12 @@ fn draw(digits: &[Vec<Strokes>], picture: &mut [f32], random: &mut Stream) -> i3
     digit as i32
 }
 
-/// A number between two.
+/// A uniform random number in a range.
 fn between(random: &mut Stream, low: f32, high: f32) -> f32 {
     low + (high - low) * random.unit() as f32
 }
 
-/// From the unit square to the picture: a bend, then an affine map.
+/// Maps the unit square to the image: a bend, then an affine map.
 struct Warp {
     bend: Point,
     phase: Point,
@@ -196,9 +196,9 @@ impl Warp {
     }
 }
 
-/// Draws from `a` to `b` with a round pen of radius `pen`: a pixel's ink falls from 1 to 0 over
-/// one pixel around the pen's edge.
-fn segment(picture: &mut [f32], a: Point, b: Point, pen: f32) {
+/// Draws from `a` to `b` with a round pen of radius `pen`. The ink falls from 1 to 0 over one pixel
+/// around the edge of the pen.
+fn segment(image: &mut [f32], a: Point, b: Point, pen: f32) {
     let reach = pen + 0.5;
     let span = |i: usize| {
         let low = (a[i].min(b[i]) - reach).ceil().max(0.0) as usize;
@@ -213,7 +213,7 @@ fn segment(picture: &mut [f32], a: Point, b: Point, pen: f32) {
             let t = ((p[0] * d[0] + p[1] * d[1]) * scale).clamp(0.0, 1.0);
             let off = [p[0] - t * d[0], p[1] - t * d[1]];
             let distance = (off[0] * off[0] + off[1] * off[1]).sqrt();
-            let pixel = &mut picture[y * SIDE + x];
+            let pixel = &mut image[y * SIDE + x];
             *pixel = pixel.max((reach - distance).min(1.0));
         }
     }
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pictures_depend_on_seed_and_index_alone() {
+    fn images_depend_only_on_seed_and_index() {
         let few = load(Glyphs { train: 20, test: 10, seed: 3 }).unwrap();
         let more = load(Glyphs { train: 50, test: 10, seed: 3 }).unwrap();
         assert_eq!(few.train.0, more.train.0.slice_rows(0..20).unwrap());
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn pictures_lie_in_range_and_classes_are_even() {
+    fn images_are_in_range_and_classes_are_balanced() {
         let data = load(Glyphs { train: 2000, test: 1, seed: 0 }).unwrap();
         let x = data.train.0.to_tensor();
         let x = x.f32().unwrap();
@@ -242,14 +242,14 @@ mod tests {
         let mut counts = [0; 10];
         data.train.1.i32().unwrap().iter().for_each(|c| counts[*c as usize] += 1);
         assert!(counts.iter().all(|n| (150..250).contains(n)), "{counts:?}");
-        // Every picture has ink.
+        // Every image has ink.
         assert!(x.chunks(PIXELS).all(|p| p.iter().filter(|v| **v > 0.5).count() > 15));
     }
 
     #[test]
-    fn no_pictures_are_refused() {
+    fn zero_images_are_rejected() {
         let message = load(Glyphs { train: 0, test: 1, seed: 0 }).unwrap_err().to_string();
-        assert_eq!(message, "glyphs: train: expected 1 to 10,000,000 pictures, received 0");
+        assert_eq!(message, "glyphs: train: expected 1 to 10,000,000 images, received 0");
         assert!(load(Glyphs { train: 1, test: usize::MAX, seed: 0 }).is_err());
     }
 }

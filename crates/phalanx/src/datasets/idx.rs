@@ -1,5 +1,5 @@
-//! The idx format of MNIST: big-endian magic, one length per dimension, one byte per element;
-//! plain or gzipped.
+//! The idx format of MNIST: big-endian magic, one length per dimension, one byte per element; plain or
+//! gzipped.
 
 use crate::error::{Error, Result};
 use crate::saving::open_file;
@@ -7,23 +7,23 @@ use flate2::read::MultiGzDecoder;
 use std::io::{self, BufReader, Read, Seek};
 use std::path::Path;
 
-/// The most a file may hold; the largest of the family (EMNIST) has 814,255 images.
-const MOST_SAMPLES: usize = 1_000_000;
+/// Maximum number of samples in a file. The largest of the family (EMNIST) has 814,255 images.
+const MAX_SAMPLES: usize = 1_000_000;
 
-/// Deflate makes at most this many bytes of one.
-const MOST_INFLATED: u64 = 1032;
+/// Maximum compression ratio of deflate.
+const MAX_INFLATION: u64 = 1032;
 
 /// Images or labels, one sample after the other.
 #[derive(Debug)]
 pub struct Idx {
     /// Number of samples.
     pub samples: usize,
-    /// Their bytes.
+    /// The bytes of all samples.
     pub bytes: Vec<u8>,
 }
 
-/// Reads a file of samples that have the dimensions `sample`: `[28, 28]` for images, none for
-/// labels. Memory is bounded by what the header announces, and that by the file's size.
+/// Reads a file of samples with the dimensions `sample`: `[28, 28]` for images, `[]` for labels. The
+/// header bounds the memory, and the file size bounds what the header may announce.
 pub fn read(path: &Path, sample: &[usize]) -> Result<Idx> {
     let fail = |source| Error::io(path, source);
     let file = open_file(path, "an idx file")?;
@@ -32,7 +32,7 @@ pub fn read(path: &Path, sample: &[usize]) -> Result<Idx> {
     let mut start = [0; 2];
     let gzipped = read_up_to(&mut file, &mut start).map_err(fail)? == 2 && start == [0x1f, 0x8b];
     file.rewind().map_err(fail)?;
-    let most = size.saturating_mul(if gzipped { MOST_INFLATED } else { 1 });
+    let most = size.saturating_mul(if gzipped { MAX_INFLATION } else { 1 });
     let source: &mut dyn Read = if gzipped { &mut MultiGzDecoder::new(file) } else { &mut file };
     parse(path, source, sample, most)
 }
@@ -68,8 +68,8 @@ fn parse(path: &Path, source: &mut dyn Read, sample: &[usize], most: u64) -> Res
         }
     }
     let samples = word(1) as usize;
-    if samples == 0 || samples > MOST_SAMPLES {
-        return Err(Error::file(path, format!("1 to {MOST_SAMPLES} samples"), samples));
+    if samples == 0 || samples > MAX_SAMPLES {
+        return Err(Error::file(path, format!("1 to {MAX_SAMPLES} samples"), samples));
     }
     let len = sample.iter().try_fold(samples, |n, dim| n.checked_mul(*dim));
     let len = len.filter(|n| *n as u64 <= most).ok_or_else(|| {
@@ -89,7 +89,7 @@ fn parse(path: &Path, source: &mut dyn Read, sample: &[usize], most: u64) -> Res
     Ok(Idx { samples, bytes })
 }
 
-/// Fills the buffer as far as the source goes.
+/// Reads until the buffer is full or the source ends.
 fn read_up_to(source: &mut (impl Read + ?Sized), buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {

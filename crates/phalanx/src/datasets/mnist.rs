@@ -1,14 +1,14 @@
-//! MNIST and Fashion-MNIST: 28x28 grey images of 10 classes, 60,000 to train on and 10,000 to
-//! test on, from the official idx files.
+//! MNIST and Fashion-MNIST: 28x28 grayscale images of 10 classes, 60,000 for training and 10,000 for
+//! testing, read from the official idx files.
 
-use super::fetch::located;
+use super::fetch::find_or_fetch;
 use super::{Split, idx};
 use crate::data::{Pixels, Samples};
 use crate::error::{Error, Result};
 use phalanx_graph::Tensor;
 use std::path::{Path, PathBuf};
 
-/// Pixels of a side.
+/// Side length in pixels.
 const SIDE: usize = 28;
 const CLASSES: u8 = 10;
 const FILES: [[&str; 2]; 2] = [
@@ -30,19 +30,19 @@ pub const FASHION_CLASSES: [&str; 10] = [
     "ankle boot",
 ];
 
-/// Where Debian's package `dataset-fashion-mnist` puts its files.
+/// Directory of Debian's package `dataset-fashion-mnist`.
 pub(super) const DEBIAN: &str = "/usr/share/dataset-fashion-mnist";
 
-/// Handwritten digits: images `[n, 28, 28, 1]` in `[0, 1]` and labels `[n]`.
+/// Loads handwritten digits: images `[n, 28, 28, 1]` in `[0, 1]` and labels `[n]`.
 ///
-/// The four official files, gzipped or plain, are looked for in `dir`; without one in `mnist`
-/// under [`directory`](super::directory), where they are fetched to if need be.
+/// The four official files, gzipped or plain, are read from `dir`. Without `dir` they are read from
+/// `mnist` under [`directory`](super::directory), and downloaded to it if necessary.
 pub fn load(dir: Option<&Path>) -> Result<Split> {
     load_named("mnist", dir)
 }
 
-/// Articles of clothing, in the form of [`load`]; without `dir` from `fashion-mnist`,
-/// or where Debian's package `dataset-fashion-mnist` puts it.
+/// Loads articles of clothing, in the form of [`load`]. Without `dir` it reads `fashion-mnist`, or the
+/// directory of Debian's package `dataset-fashion-mnist`.
 pub fn load_fashion(dir: Option<&Path>) -> Result<Split> {
     load_named("fashion-mnist", dir)
 }
@@ -50,7 +50,7 @@ pub fn load_fashion(dir: Option<&Path>) -> Result<Split> {
 fn load_named(name: &str, dir: Option<&Path>) -> Result<Split> {
     match dir {
         Some(dir) => load_from(name, dir),
-        None => load_from(name, &located(name)?),
+        None => load_from(name, &find_or_fetch(name)?),
     }
 }
 
@@ -67,13 +67,13 @@ fn load_from(name: &str, dir: &Path) -> Result<Split> {
     }
 }
 
-/// The official files that are not in a directory, in whatever form.
+/// The official files that are missing from a directory, gzipped or plain.
 pub(super) fn missing(dir: &Path) -> Vec<String> {
     let files = FILES.iter().flatten().filter(|file| find(dir, file).is_none());
     files.map(|file| format!("{file}.gz")).collect()
 }
 
-/// The file's path, gzipped or plain; some tools write the last dash as a dot.
+/// The path of a file, gzipped or plain. Some tools write the last dash as a dot.
 fn find(dir: &Path, file: &str) -> Option<PathBuf> {
     let dotted = file.replace("-idx", ".idx");
     let names = [format!("{file}.gz"), file.to_string(), format!("{dotted}.gz"), dotted];
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(message, expected);
     }
 
-    /// The counts and means the data's own README states.
+    /// The counts and means that the README of the data states.
     #[phalanx_needs::needs(mnist)]
     #[test]
     fn the_official_files_give_the_published_counts_and_means() {

@@ -21,19 +21,19 @@ use crate::error::{Error, Result};
 use phalanx_graph::Tensor;
 use std::path::PathBuf;
 
-/// The names [`load`] knows.
+/// The names that [`load`] accepts.
 pub const NAMES: [&str; 5] = ["glyphs", "mnist", "fashion-mnist", "cifar-10", "cifar-100"];
 
-/// Samples to train on and samples to test on: inputs and labels.
+/// Training and test samples: inputs and labels.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Split {
-    /// What the model learns from.
+    /// Training samples.
     pub train: (Samples, Tensor),
-    /// What it has never seen.
+    /// Test samples.
     pub test: (Samples, Tensor),
 }
 
-/// Loads a dataset from where it belongs, with its defaults; one that is not there is fetched.
+/// Loads a dataset by name with its defaults, and downloads it if necessary.
 ///
 /// ```
 /// let data = phalanx::datasets::load("glyphs")?;
@@ -51,7 +51,7 @@ pub fn load(name: &str) -> Result<Split> {
     }
 }
 
-/// The names of a dataset's classes, in the order of their labels.
+/// The class names of a dataset, in the order of the labels.
 pub fn class_names(name: &str) -> Result<Vec<String>> {
     let own = |names: &[&str]| Ok(names.iter().map(ToString::to_string).collect());
     match canonical(name) {
@@ -63,7 +63,7 @@ pub fn class_names(name: &str) -> Result<Vec<String>> {
     }
 }
 
-/// A dataset's name as it is here, for one as Keras has it: `cifar10`, `fashion_mnist`.
+/// Maps a Keras name such as `cifar10` or `fashion_mnist` to the name used here.
 pub fn canonical(name: &str) -> &str {
     let plain = |name: &str| name.replace(['-', '_'], "");
     NAMES.into_iter().find(|known| plain(known) == plain(name)).unwrap_or(name)
@@ -73,7 +73,7 @@ fn unknown(name: &str) -> Error {
     Error::Unknown { kind: "dataset", name: name.into(), known: NAMES.map(String::from).into() }
 }
 
-/// Where datasets are kept: `$PHALANX_DATA`, or `phalanx` in the user's cache directory.
+/// The directory of datasets: `$PHALANX_DATA`, or `phalanx` in the user's cache directory.
 pub fn directory() -> PathBuf {
     let set = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let Some(chosen) = set("PHALANX_DATA") {

@@ -10,22 +10,21 @@ use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
-/// Longer than NumPy's own readers take.
-const LONGEST_HEADER: usize = 1 << 16;
-const MOST_DIMENSIONS: usize = 32;
+/// Maximum length of a header in bytes; NumPy's own readers accept less.
+const MAX_HEADER_BYTES: usize = 1 << 16;
+const MAX_DIMENSIONS: usize = 32;
 
-/// Reads an array: unsigned bytes stay bytes, other integers become `i32`, floats `f32`.
+/// Reads an array. Unsigned bytes stay bytes, other integers become `i32`, floats become `f32`.
 ///
 /// # Errors
-/// A file that is damaged, of another element type, in Fortran order, or with integers beyond
-/// 32 bits.
+/// A damaged file, an unsupported element type, Fortran order, or integers beyond 32 bits.
 pub fn read(path: &Path) -> Result<Samples> {
     let file = open_file(path, "an npy file")?;
     let size = file.metadata().map_err(|e| Error::io(path, e))?.len();
     parse(path, &mut BufReader::new(file), size)
 }
 
-/// Writes a tensor as NumPy's `save` would; the file takes its name when it is whole.
+/// Writes a tensor like NumPy's `save`. The file appears atomically.
 pub fn write(path: &Path, tensor: &Tensor) -> Result<()> {
     write_atomic(path, |out| write_to(out, tensor))
 }
@@ -54,31 +53,31 @@ pub(super) fn write_to(out: &mut dyn Write, tensor: &Tensor) -> io::Result<()> {
     }
 }
 
-/// Reads an array from a source that holds at most `most` bytes; `path` names it in errors.
+/// Reads an array from a source of at most `most` bytes. `path` names it in errors.
 pub(super) fn parse(path: &Path, source: &mut dyn Read, most: u64) -> Result<Samples> {
     let mut start = [0; 8];
-    exact(path, source, &mut start)?;
+    read_exact(path, source, &mut start)?;
     if start[..6] != *MAGIC {
         return Err(Error::file(path, "a NumPy array", "another kind of file"));
     }
     let length = match start[6] {
         1 => {
             let mut bytes = [0; 2];
-            exact(path, source, &mut bytes)?;
+            read_exact(path, source, &mut bytes)?;
             usize::from(u16::from_le_bytes(bytes))
         }
         2 | 3 => {
             let mut bytes = [0; 4];
-            exact(path, source, &mut bytes)?;
+            read_exact(path, source, &mut bytes)?;
             u32::from_le_bytes(bytes) as usize
         }
         other => return Err(Error::file(path, "npy version 1, 2 or 3", other)),
     };
-    if length > LONGEST_HEADER {
-        return Err(Error::file(path, format!("a header below {LONGEST_HEADER} bytes"), length));
+    if length > MAX_HEADER_BYTES {
+        return Err(Error::file(path, format!("a header below {MAX_HEADER_BYTES} bytes"), length));
     }
     let mut header = vec![0; length];
-    exact(path, source, &mut header)?;
+    read_exact(path, source, &mut header)?;
     let header = String::from_utf8_lossy(&header);
     let Some((kind, fortran, dims)) = parse_header(&header) else {
         return Err(Error::file(path, "an npy header", format!("{:?}", brief(header.trim()))));
@@ -96,7 +95,7 @@ pub(super) fn parse(path: &Path, source: &mut dyn Read, most: u64) -> Result<Sam
         let received = format!("a file that cannot hold more than {most} bytes");
         return Err(Error::file(path, format!("an array {dims:?} as its header says"), received));
     };
-    // Unsigned bytes stay as they are; of others, numbers of four bytes are made.
+    // Unsigned bytes are kept; other types become 4-byte numbers.
     let made = if kind.ends_with("u1") { 0 } else { 4 * (size / width) };
     memory::check_file(path, size as u64 + made as u64)?;
     let mut bytes = vec![];
@@ -108,7 +107,7 @@ pub(super) fn parse(path: &Path, source: &mut dyn Read, most: u64) -> Result<Sam
     convert(path, &kind, dims, bytes)
 }
 
-fn exact(path: &Path, source: &mut dyn Read, buffer: &mut [u8]) -> Result<()> {
+fn read_exact(path: &Path, source: &mut dyn Read, buffer: &mut [u8]) -> Result<()> {
     source.read_exact(buffer).map_err(|e| match e.kind() {
         std::io::ErrorKind::UnexpectedEof => {
             Error::file(path, "an npy header", "the end of the file")
@@ -136,10 +135,10 @@ fn parse_header(text: &str) -> Option<(String, bool, Vec<usize>)> {
     for dim in shape.split(',').map(str::trim).filter(|dim| !dim.is_empty()) {
         dims.push(dim.parse().ok()?);
     }
-    (dims.len() <= MOST_DIMENSIONS).then_some((descr, fortran, dims))
+    (dims.len() <= MAX_DIMENSIONS).then_some((descr, fortran, dims))
 }
 
-/// Bytes of an element of a supported type.
+/// Size in bytes of an element of a supported type.
 fn width(kind: &str) -> Option<usize> {
     let (order, kind) = kind.split_at_checked(1)?;
     let width = match kind {
@@ -195,7 +194,7 @@ fn convert(path: &Path, kind: &str, dims: Vec<usize>, bytes: Vec<u8>) -> Result<
         .map_err(|_| Error::file(path, "elements for its shape", "another number"))
 }
 
-/// A half-precision float.
+/// Converts a half-precision float.
 fn half(bits: u16) -> f32 {
     let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
     let (exponent, fraction) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023));
@@ -222,7 +221,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn element_types_become_ours() {
+    fn element_types_are_converted() {
         let tensor =
             |kind: &str, data: &[u8]| read_bytes(&npy(kind, "(2,)", data)).unwrap().to_tensor();
         assert_eq!(tensor("|u1", &[3, 255]).f32().unwrap(), [3.0, 255.0]);
@@ -237,7 +236,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn arrays_round_trip() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.npy");
         for dims in [vec![], vec![4], vec![2, 3], vec![1, 2, 2]] {

@@ -248,7 +248,7 @@ fn over_table(
     tally: &mut Tally,
     each: &mut Each<'_>,
 ) -> Result<bool> {
-    let mut picks = data.picks(session.state.seed, 0, 0)?;
+    let mut picks = data.index_batches(session.state.seed, 0, 0)?;
     let (mut now, mut next) = (Group::default(), Group::default());
     now.fill(&mut next, &mut *picks, kept.steps_per_launch)?;
     while !now.batches().is_empty() {

@@ -5,7 +5,7 @@ use super::source::{IntoDataset, Source, TRAINING, VALIDATION, one_batch};
 use super::training::{Interrupt, OnNan, TrainLoop};
 use super::{Logs, Model};
 use crate::callbacks::Callback;
-use crate::data::{Arrays, Dataset, HostBatch, Picked};
+use crate::data::{Arrays, Dataset, HostBatch, IndexBatch};
 use crate::error::{Error, Result};
 use crate::history::History;
 use crate::layer::lock;
@@ -287,7 +287,7 @@ impl Model {
         let mut tally = session.objective.tally();
         session.weights.take_ownership();
         if let Some(kept) = session.make_resident(StepKind::Train, &*data)? {
-            let batch = Picked { rows: (0..rows as u32).collect(), motions: vec![] };
+            let batch = IndexBatch { rows: (0..rows as u32).collect(), augments: vec![] };
             let batches = vec![batch; kept.steps_per_launch];
             let mut left = steps;
             while left > 0 {

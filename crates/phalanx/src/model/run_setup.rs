@@ -1,6 +1,6 @@
 //! What a run is set up with: what must be the same when it is continued, and what had better be.
 
-use crate::data::comparable;
+use crate::data::same_scheme;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -38,7 +38,7 @@ pub(crate) struct Setup {
 /// Two fingerprints that say that the data are others.
 fn others<'a>(now: &'a Option<String>, before: &'a Option<String>) -> Option<(&'a str, &'a str)> {
     let (now, before) = (now.as_deref()?, before.as_deref()?);
-    (comparable(now, before) && now != before).then_some((now, before))
+    (same_scheme(now, before) && now != before).then_some((now, before))
 }
 
 impl Setup {

@@ -147,7 +147,13 @@ pub(super) fn one_batch(session: &Session, x: &Tensor, y: &Tensor) -> Result<Hos
         && session.checks.target_dtypes() == [y.dtype()];
     if as_they_are {
         let (inputs, targets) = (vec![x.clone()], vec![y.clone()]);
-        return Ok(HostBatch { rows, own: None, inputs, targets, sample_weight: vec![1.0; rows] });
+        return Ok(HostBatch {
+            rows,
+            local: None,
+            inputs,
+            targets,
+            sample_weight: vec![1.0; rows],
+        });
     }
     let source = (x, y).into_source()?.prepare(session, Some(x.rows().max(1)), true, "batch")?;
     let mut batch = HostBatch::default();

@@ -1,21 +1,21 @@
 //! Batches of samples that the devices keep: several steps are started together where nobody looks at
 //! what lies between them.
 
-use crate::data::{Picked, Picks};
+use crate::data::{IndexBatch, IndexBatches};
 use crate::error::Result;
 
 /// Batches of one size that are run together, and the one behind them.
 #[derive(Default)]
 pub(super) struct Group {
-    batches: Vec<Picked>,
+    batches: Vec<IndexBatch>,
     len: usize,
     /// A batch of another size, which begins the next group.
-    left: Option<Picked>,
+    left: Option<IndexBatch>,
 }
 
 impl Group {
     /// The batches.
-    pub fn batches(&self) -> &[Picked] {
+    pub fn batches(&self) -> &[IndexBatch] {
         &self.batches[..self.len]
     }
 
@@ -25,14 +25,19 @@ impl Group {
     }
 
     /// Takes the next batches, at most so many; `before` is the group in front of this one.
-    pub fn fill(&mut self, before: &mut Group, picks: &mut dyn Picks, most: usize) -> Result<()> {
+    pub fn fill(
+        &mut self,
+        before: &mut Group,
+        picks: &mut dyn IndexBatches,
+        most: usize,
+    ) -> Result<()> {
         self.len = 0;
         if let Some(left) = before.left.take() {
             self.push(left);
         }
         while self.len < most {
             if self.batches.len() == self.len {
-                self.batches.push(Picked::default());
+                self.batches.push(IndexBatch::default());
             }
             if !picks.next(&mut self.batches[self.len])? {
                 break;
@@ -46,7 +51,7 @@ impl Group {
         Ok(())
     }
 
-    fn push(&mut self, batch: Picked) {
+    fn push(&mut self, batch: IndexBatch) {
         match self.batches.first_mut() {
             Some(first) => *first = batch,
             None => self.batches.push(batch),
@@ -64,7 +69,7 @@ mod tests {
     /// Sizes of groups of up to `most` batches of four.
     fn groups(samples: usize, most: usize) -> Vec<Vec<usize>> {
         let data = Arrays::new(Tensor::zeros([samples, 1]), ()).unwrap().batch(4).unwrap();
-        let mut picks = data.picks(0, 0, 0).unwrap();
+        let mut picks = data.index_batches(0, 0, 0).unwrap();
         let (mut now, mut next, mut found) = (Group::default(), Group::default(), vec![]);
         now.fill(&mut next, &mut *picks, most).unwrap();
         let mut seen = vec![];

@@ -1,4 +1,4 @@
-//! One line of text: styles, columns, numbers and times as Keras shows them.
+//! One line of text: styles, columns, numbers and times as in Keras.
 
 use phalanx_graph::text::escape;
 use std::fmt::Write as _;
@@ -8,20 +8,20 @@ pub(super) const GREEN: &str = "\x1b[32m";
 pub(super) const GREY: &str = "\x1b[37m";
 pub(super) const RESET: &str = "\x1b[0m";
 
-/// A line under construction, with a count of the columns left.
+/// A line under construction, with the number of columns left.
 pub(super) struct Line {
     pub text: String,
-    colour: bool,
+    color: bool,
     left: usize,
 }
 
 impl Line {
-    pub fn new(colour: bool, width: usize) -> Line {
-        Line { text: String::new(), colour, left: width }
+    pub fn new(color: bool, width: usize) -> Line {
+        Line { text: String::new(), color, left: width }
     }
 
     pub fn push(&mut self, style: &str, text: &str) {
-        let styled = self.colour && !style.is_empty() && !text.is_empty() && self.left > 0;
+        let styled = self.color && !style.is_empty() && !text.is_empty() && self.left > 0;
         self.text.push_str(if styled { style } else { "" });
         for c in escape(text).chars().take(self.left) {
             self.text.push(c);
@@ -37,12 +37,12 @@ impl Line {
     }
 }
 
-/// A metric with what parts it from the text before it.
+/// A metric with its separator.
 pub(super) fn metric(name: &str, value: f64) -> String {
     format!(" - {name}: {}", number(value))
 }
 
-/// A duration as Keras shows a step's: `387us`, `4ms`, `1.2s`, `64s`.
+/// Formats the duration of a step as Keras does: `387us`, `4ms`, `1.2s`, `64s`.
 pub(super) fn short_time(seconds: f64) -> String {
     match seconds {
         0.0 => "0s".into(),
@@ -53,7 +53,7 @@ pub(super) fn short_time(seconds: f64) -> String {
     }
 }
 
-/// A metric as Keras shows it: four decimals, `1.0000e-05` where those would say little.
+/// Formats a metric as Keras does: four decimals, or `1.0000e-05` for small values.
 pub fn number(value: f64) -> String {
     if value.is_nan() {
         return "nan".into();
@@ -62,7 +62,7 @@ pub fn number(value: f64) -> String {
         return format!("{value:.4}");
     }
     let mut text = format!("{value:.4e}");
-    // Rust leaves the exponent as short as it can be; C and Python write two digits and a sign.
+    // Rust writes the shortest exponent; C and Python write a sign and two digits.
     if let Some((mantissa, exponent)) = text.clone().split_once('e') {
         let exponent: i32 = exponent.parse().unwrap_or(0);
         text = mantissa.into();

@@ -1,8 +1,9 @@
-//! The one way files that matter are written: whole and durable, or not at all.
+//! Atomic and durable file writes: a file is written completely or not at all.
 //!
-//! The bytes go to a temporary name beside the file, are brought to the disk, and only then take
-//! the file's name; a crash at any moment leaves the old file or the new one. A writer holds a lock
-//! on its temporary file, so that what a killed one left behind is told from one still at work.
+//! Data goes to a temporary file in the same directory, is synced to disk, and is then renamed to the
+//! final name. A crash at any moment leaves either the old file or the new one. A writer holds a lock on
+//! its temporary file, so leftovers of killed writers can be distinguished from files still being
+//! written.
 
 use crate::error::{Error, Result};
 use std::ffi::{OsStr, OsString};
@@ -11,15 +12,15 @@ use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Ends the names of temporary files.
+/// Suffix of temporary files.
 const SUFFIX: &str = ".phalanx.tmp";
-/// Bytes handed to the system at a time.
-const BUFFER: usize = 1 << 20;
-/// How often a temporary name is tried before the directory is given up.
-const TRIES: u32 = 16;
+/// Size of the write buffer in bytes.
+const BUFFER_BYTES: usize = 1 << 20;
+/// Maximum number of attempts to create a temporary file.
+const MAX_ATTEMPTS: u32 = 16;
 
-/// Writes a file so that it is there whole or not at all: what `write` writes goes to a temporary
-/// file in the same directory, reaches the disk, then replaces `path`.
+/// Writes a file atomically: `write` writes to a temporary file in the same directory, which is synced
+/// to disk and then replaces `path`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -33,7 +34,7 @@ const TRIES: u32 = 16;
 /// ```
 ///
 /// # Errors
-/// What the system or `write` reports, naming `path`; a file that was there before stays as it was.
+/// Errors of the system or of `write`, naming `path`. An existing file stays unchanged.
 pub fn write_atomic(
     path: impl AsRef<Path>,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -42,7 +43,7 @@ pub fn write_atomic(
     replace(path, write).map_err(|source| Error::io(path, source))
 }
 
-/// Makes a directory and those above it; new names are on the disk when the call returns.
+/// Creates a directory and its parents. New entries are on disk when the call returns.
 pub(crate) fn create_directory(path: &Path) -> Result<()> {
     let io = |source| Error::io(path, source);
     let missing = path.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.exists());
@@ -61,7 +62,7 @@ fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) ->
     file.finish()
 }
 
-/// A file that takes its name when it is whole; one that is dropped before leaves nothing behind.
+/// A file that gets its name when it is finished. If it is dropped before, nothing remains.
 pub(crate) struct AtomicFile {
     out: BufWriter<File>,
     temporary: PathBuf,
@@ -78,11 +79,11 @@ impl AtomicFile {
         let directory = directory(&target);
         remove_stale(directory);
         let (temporary, file) = temporary(directory, name)?;
-        let out = BufWriter::with_capacity(BUFFER, file);
+        let out = BufWriter::with_capacity(BUFFER_BYTES, file);
         Ok(AtomicFile { out, temporary, target, named: false })
     }
 
-    /// Brings the bytes to the disk and gives the file its name.
+    /// Syncs the data to disk and renames the file.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         self.out.flush()?;
         self.out.get_ref().sync_all()?;
@@ -105,13 +106,13 @@ impl Write for AtomicFile {
 impl Drop for AtomicFile {
     fn drop(&mut self) {
         if !self.named {
-            // What cannot be removed is removed as stale later.
+            // A file that cannot be removed now is removed as stale later.
             let _ = fs::remove_file(&self.temporary);
         }
     }
 }
 
-/// Where a file is.
+/// The directory of a file.
 fn directory(target: &Path) -> &Path {
     match target.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -119,7 +120,7 @@ fn directory(target: &Path) -> &Path {
     }
 }
 
-/// The file itself behind links; refuses what is there and no file.
+/// Resolves links. Fails if the path exists and is not a file.
 fn target(path: &Path) -> io::Result<PathBuf> {
     match fs::metadata(path) {
         Ok(there) if there.is_file() => fs::canonicalize(path),
@@ -133,11 +134,11 @@ fn target(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// A new temporary file for `name`, locked as long as it is open.
+/// Creates a temporary file for `name`, locked while it is open.
 fn temporary(directory: &Path, name: &OsStr) -> io::Result<(PathBuf, File)> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let mut last = io::Error::from(ErrorKind::AlreadyExists);
-    for _ in 0..TRIES {
+    for _ in 0..MAX_ATTEMPTS {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let mut temporary = OsString::from(".");
         temporary.push(name);
@@ -145,7 +146,7 @@ fn temporary(directory: &Path, name: &OsStr) -> io::Result<(PathBuf, File)> {
         let temporary = directory.join(temporary);
         match OpenOptions::new().write(true).create_new(true).open(&temporary) {
             Ok(file) => {
-                // Another writer may have taken the file for stale before it was locked.
+                // Another writer may have considered the file stale before it was locked.
                 let taken = matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock));
                 if !taken && fs::exists(&temporary).unwrap_or(false) {
                     return Ok((temporary, file));
@@ -158,20 +159,20 @@ fn temporary(directory: &Path, name: &OsStr) -> io::Result<(PathBuf, File)> {
     Err(last)
 }
 
-/// A new name is durable once its directory is.
+/// Syncs a directory, which makes renames in it durable.
 fn sync_directory(directory: &Path) -> io::Result<()> {
     if !cfg!(unix) {
         return Ok(());
     }
     match File::open(directory)?.sync_all() {
-        // Some network file systems do not know this call on directories.
+        // Some network file systems do not support this call on directories.
         Err(e) if matches!(e.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(()),
         done => done,
     }
 }
 
-/// Removes what killed writers left behind: temporary files that nobody holds a lock on. Failing
-/// at that is no reason not to write.
+/// Removes leftovers of killed writers: temporary files that are not locked. Errors are ignored, because
+/// they must not prevent a write.
 fn remove_stale(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for path in entries.flatten().map(|e| e.path()).filter(|p| is_temporary(p)) {
@@ -183,7 +184,7 @@ fn remove_stale(directory: &Path) {
     }
 }
 
-/// Whether a path is a temporary file of an [`AtomicFile`], which readers pass over.
+/// Whether a path is a temporary file of an [`AtomicFile`], which readers must ignore.
 pub(crate) fn is_temporary(path: &Path) -> bool {
     let name = path.file_name().map(OsStr::to_string_lossy).unwrap_or_default();
     name.starts_with('.') && name.ends_with(SUFFIX)
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn places_that_take_no_file_are_named_with_the_cause() {
+    fn errors_name_the_path_and_the_cause() {
         let directory = tempfile::tempdir().unwrap();
         let write = |path: &Path| write_atomic(path, |out| out.write_all(b"x")).unwrap_err();
         let missing = directory.path().join("missing/weights");
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_writer_left_is_removed_and_what_a_live_one_writes_is_not() {
+    fn leftovers_of_killed_writers_are_removed_and_files_being_written_are_not() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         let (live, _lock) = temporary(directory.path(), OsStr::new("live")).unwrap();

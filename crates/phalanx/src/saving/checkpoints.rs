@@ -1,7 +1,7 @@
-//! Which of a directory's checkpoints is the latest.
+//! Selection of the latest checkpoint in a directory.
 
 use super::atomic::is_temporary;
-use super::runs::{self, Found};
+use super::run_checkpoints::{self, StateFile};
 use super::{Format, open_stored, safetensors};
 use crate::error::{Error, Result};
 use crate::warnings::warning;
@@ -11,12 +11,12 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// The latest checkpoint of a directory, if there is one.
+/// Returns the latest checkpoint of a directory, if any.
 ///
-/// Where `BackupAndRestore` has saved a run, it is the state with the highest step, which a run
-/// continued goes on from. Else it is the file that was written last, as for
-/// `tf.train.latest_checkpoint`; of files written at the same instant the one that counts highest,
-/// so `ckpt-10` comes after `ckpt-9`. Temporary files and files of other kinds are passed over.
+/// If `BackupAndRestore` has saved a run, this is the state with the highest step, from which a resumed
+/// run continues. Otherwise it is the file written last, as for `tf.train.latest_checkpoint`. Files with
+/// equal times are ordered by the numbers in their names, so `ckpt-10` comes after `ckpt-9`. Temporary
+/// files and files of other formats are ignored.
 ///
 /// ```no_run
 /// # use phalanx::prelude::*;
@@ -29,52 +29,52 @@ use std::time::SystemTime;
 /// ```
 ///
 /// # Errors
-/// A directory, or a file in it, that is there and cannot be read.
+/// A directory, or a file in it, that exists but cannot be read.
 pub fn latest_checkpoint(directory: impl AsRef<Path>) -> Result<Option<PathBuf>> {
     Ok(checkpoints(directory.as_ref())?.pop())
 }
 
-/// The latest checkpoint of a directory that is whole, if there is one: damaged ones are passed over
-/// with a warning. States of a run are known by their checksum, other files by their structure.
+/// Returns the latest intact checkpoint of a directory, if any. Damaged ones are skipped with a warning.
+/// Run states are verified by their checksum, other files by their structure.
 ///
 /// # Errors
-/// A directory, or a checkpoint in it, that is there and cannot be read, and a directory in which all
+/// A directory, or a checkpoint in it, that exists but cannot be read, and a directory in which all
 /// checkpoints are damaged.
-pub fn latest_whole_checkpoint(directory: impl AsRef<Path>) -> Result<Option<PathBuf>> {
+pub fn latest_intact_checkpoint(directory: impl AsRef<Path>) -> Result<Option<PathBuf>> {
     let directory = directory.as_ref();
     let mut damaged = 0;
     for path in checkpoints(directory)?.into_iter().rev() {
         let reason = match damage(&path) {
             Ok(None) => return Ok(Some(path)),
             Ok(Some(reason)) => reason,
-            // A run that is at work removes its oldest states.
+            // A running job removes its oldest states.
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
         damaged += 1;
-        warning!("{}: damaged ({reason}); the one before is used", shown(path.display()));
+        warning!("{}: damaged ({reason}); using the previous one", shown(path.display()));
     }
     if damaged == 0 {
         return Ok(None);
     }
-    Err(Error::file(directory, "a checkpoint that is whole", format!("{damaged} damaged")))
+    Err(Error::file(directory, "an intact checkpoint", format!("{damaged} damaged")))
 }
 
-/// What is wrong with a file, if anything is.
+/// Returns what is wrong with a file, if anything.
 fn damage(path: &Path) -> Result<Option<String>> {
     let opened = match Format::of(path)? {
         Format::SafeTensors => match safetensors::open(path) {
-            Ok(file) if runs::is_state(&file) => {
-                return Ok(match runs::read_open(file)? {
-                    Found::Whole(_) => None,
-                    Found::Damaged(reason) => Some(reason),
+            Ok(file) if run_checkpoints::is_state(&file) => {
+                return Ok(match run_checkpoints::read_open(file)? {
+                    StateFile::Intact(_) => None,
+                    StateFile::Damaged(reason) => Some(reason),
                 });
             }
             opened => opened.map(|_| ()),
         },
         format => open_stored(path, format).map(|_| ()),
     };
-    opened.err().map(runs::damage).transpose()
+    opened.err().map(run_checkpoints::damage).transpose()
 }
 
 /// The checkpoints of a directory, the latest last.
@@ -91,16 +91,16 @@ fn checkpoints(directory: &Path) -> Result<Vec<PathBuf>> {
             continue;
         }
         let metadata = match std::fs::metadata(&path) {
-            // What vanishes meanwhile is no checkpoint.
+            // The file was removed in the meantime.
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             metadata => metadata.map_err(|source| Error::io(&path, source))?,
         };
         if metadata.is_file() {
-            found.push((runs::step(&path), metadata.modified().map_err(io)?, path));
+            found.push((run_checkpoints::step(&path), metadata.modified().map_err(io)?, path));
         }
     }
-    // A run's states come after all else, by their step: a copy or a restored backup has a time of
-    // its own.
+    // Run states come after all other files, ordered by step. The time stamps of copies and restored
+    // backups are not reliable.
     found.sort_by(|(step, time, path), (other_step, other, known)| {
         let order = step.cmp(other_step).then(time.cmp(other));
         order.then_with(|| compare(path, known)).then_with(|| path.cmp(known))
@@ -108,7 +108,7 @@ fn checkpoints(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(found.into_iter().map(|(_, _, path)| path).collect())
 }
 
-/// Names in the order in which people count: numbers by value, the rest by letter.
+/// Natural order of names: numbers by value, the rest by character.
 fn compare(a: &Path, b: &Path) -> Ordering {
     let (a, b) = (a.to_string_lossy(), b.to_string_lossy());
     let (mut a, mut b) = (a.as_ref(), b.as_ref());
@@ -129,7 +129,7 @@ fn compare(a: &Path, b: &Path) -> Ordering {
     }
 }
 
-/// Takes the digits at the start, without leading zeros: of these, more digits are a larger number.
+/// Takes the leading digits without leading zeros, so that more digits mean a larger number.
 fn take_number<'a>(text: &mut &'a str) -> &'a str {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, rest) = text.split_at(end);
@@ -146,7 +146,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn the_last_written_counts_then_the_highest_number() {
+    fn the_last_written_file_wins_then_the_highest_number() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         let latest = || latest_checkpoint(directory.path()).unwrap();
@@ -192,10 +192,10 @@ mod tests {
     }
 
     #[test]
-    fn damaged_checkpoints_are_passed_over() {
+    fn damaged_checkpoints_are_skipped() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
-        let latest = || latest_whole_checkpoint(directory.path());
+        let latest = || latest_intact_checkpoint(directory.path());
         assert_eq!(latest().unwrap(), None);
         let model = Sequential::new().add(Input::new([1])).add(Dense::new(1)).build().unwrap();
         let start = SystemTime::now();
@@ -219,6 +219,6 @@ mod tests {
         assert_eq!(latest().unwrap(), Some(at("1.safetensors")));
         damage("1.safetensors", |_| 3);
         let error = latest().unwrap_err().to_string();
-        assert!(error.ends_with("expected a checkpoint that is whole, received 2 damaged"));
+        assert!(error.ends_with("expected an intact checkpoint, received 2 damaged"));
     }
 }

@@ -1,36 +1,43 @@
-//! One format into another.
+//! Conversion between file formats.
 
 use super::load::stored_iterations;
-use super::{Format, Load, Parts, optimizer_state, runs, safetensors, save, warn_of_unkept};
+use super::{
+    Format, Load, SaveOptions, optimizer_state, run_checkpoints, safetensors, save, warn_not_saved,
+};
 use crate::error::Result;
 use std::path::Path;
 
-/// Writes the model of one file to another, in the format of the other's name: whole models as `.keras` or
-/// `.h5`, weights as `.weights.h5` or `.safetensors` (which keeps the structure in its metadata). What the
-/// other file does not keep is said in a warning.
+/// Converts a model file to the format that the extension of `to` selects: whole models as `.keras` or
+/// `.h5`, weights as `.weights.h5` or `.safetensors` (which stores the structure in its metadata). A
+/// warning lists what the target format cannot store.
 ///
 /// # Errors
-/// A file that cannot be read or has no structure, and what the system reports on writing.
+/// A file that cannot be read or has no structure, and errors on writing.
 pub fn convert(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     let (from, to) = (from.as_ref(), to.as_ref());
     let format = Format::of(to)?;
-    // Files of weights have no place for an optimizer.
+    // Weights files cannot store an optimizer.
     let whole = format != Format::WeightsH5;
     let model = Load::new().compile(whole).model(from)?;
     let training = model.training();
-    let mut unkept = vec![];
-    let is_state =
-        Format::of(from)? == Format::SafeTensors && runs::is_state(&safetensors::open(from)?);
+    let mut not_saved = vec![];
+    let is_state = Format::of(from)? == Format::SafeTensors
+        && run_checkpoints::is_state(&safetensors::open(from)?);
     if is_state {
-        let kept = "BackupAndRestore goes on with it";
-        unkept
-            .push(format!("the state of its run: optimizer, counters, place in the data ({kept})"));
+        let hint = "BackupAndRestore can resume it";
+        not_saved
+            .push(format!("the state of its run: optimizer, counters, place in the data ({hint})"));
     }
     if !whole {
-        unkept.push("structure, losses and metrics".to_string());
-        unkept.extend(optimizer_state(stored_iterations(from)?));
+        not_saved.push("structure, losses and metrics".to_string());
+        not_saved.extend(optimizer_state(stored_iterations(from)?));
     }
-    unkept.extend(save(to, model.definition(), &model.own_weights()?, Parts { whole, training })?);
-    warn_of_unkept(to, &unkept);
+    not_saved.extend(save(
+        to,
+        model.definition(),
+        &model.unique_weights()?,
+        SaveOptions { structure: whole, training },
+    )?);
+    warn_not_saved(to, &not_saved);
     Ok(())
 }

@@ -1,56 +1,56 @@
-//! What a file holds, whether or not Phalanx can make a model of it.
+//! Descriptions of model files, including files that Phalanx cannot load.
 
 use super::hdf5::File;
-use super::{Format, cut, open_stored, safetensors};
+use super::{Format, open_stored, safetensors, truncate};
 use crate::error::Result;
 use phalanx_graph::text::shown;
 use serde_json::Value;
 use std::fmt;
 use std::path::Path;
 
-/// Nested models are listed this deep.
+/// Maximum depth of nested models that are listed.
 const MAX_DEPTH: usize = 32;
-/// No more layers are listed.
+/// Maximum number of layers that are listed.
 const MAX_LAYERS: usize = 20_000;
 
-/// What a file holds.
+/// The content of a model file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Description {
-    /// The kind of file.
+    /// The file format.
     pub format: &'static str,
-    /// Facts by name: the model, the versions, what it was compiled with.
+    /// Facts by name: model, versions, compile arguments.
     pub facts: Vec<(String, String)>,
-    /// The layers in the file's order, where it has a structure.
+    /// The layers in file order, if the file has a structure.
     pub layers: Vec<LayerEntry>,
-    /// The arrays in the file, by their places.
+    /// The arrays, by path.
     pub tensors: Vec<TensorEntry>,
 }
 
 /// A layer of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerEntry {
-    /// Its name, below those of the models around it.
+    /// Name of the layer, prefixed with the names of the enclosing models.
     pub name: String,
-    /// Its class.
+    /// Class of the layer.
     pub class_name: String,
 }
 
 /// An array of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorEntry {
-    /// Its place.
+    /// Path of the array.
     pub name: String,
-    /// Its element type, as in `f32`.
+    /// Element type, for example `f32`.
     pub dtype: String,
-    /// Its shape.
+    /// Shape.
     pub dims: Vec<usize>,
 }
 
-/// What a `.keras`, `.h5` or `.safetensors` file holds. Layers that Phalanx does not have are listed
-/// like all others.
+/// Describes a `.keras`, `.h5` or `.safetensors` file. Layers that Phalanx does not support are listed
+/// as well.
 ///
 /// # Errors
-/// A file that cannot be read or is broken.
+/// A file that cannot be read or is damaged.
 pub fn describe(path: impl AsRef<Path>) -> Result<Description> {
     let path = path.as_ref();
     let format = Format::of(path)?;
@@ -97,14 +97,15 @@ fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_string)
 }
 
-/// A thing by its name or class.
-fn called(value: &Value) -> String {
+/// The name or class of an object.
+fn name_or_class(value: &Value) -> String {
     match value {
-        Value::Array(list) => list.iter().map(called).collect::<Vec<_>>().join(", "),
+        Value::Array(list) => list.iter().map(name_or_class).collect::<Vec<_>>().join(", "),
         Value::Object(map) => match map.get("class_name") {
             Some(class) => plain(class),
             None => {
-                let entry = |(key, value): (&String, &Value)| format!("{key}: {}", called(value));
+                let entry =
+                    |(key, value): (&String, &Value)| format!("{key}: {}", name_or_class(value));
                 map.iter().map(entry).collect::<Vec<_>>().join(", ")
             }
         },
@@ -128,7 +129,7 @@ impl Description {
                 ("weighted_metrics", "weighted metrics"),
             ] {
                 if let Some(value) = compiled.get(key).filter(|value| !value.is_null()) {
-                    out.facts.push((fact.into(), called(value)));
+                    out.facts.push((fact.into(), name_or_class(value)));
                 }
             }
         }
@@ -147,8 +148,8 @@ fn collect(model: &Value, prefix: &str, depth: usize, out: &mut Vec<LayerEntry>)
             return;
         }
         let name = layer.get("config").and_then(|c| c.get("name")).map(plain);
-        // Long names would add up from model to model.
-        let name = cut(&format!("{prefix}{}", name.unwrap_or_default()));
+        // Bounds the length of accumulated prefixes.
+        let name = truncate(&format!("{prefix}{}", name.unwrap_or_default()));
         let class_name = layer.get("class_name").map(plain).unwrap_or_default();
         out.push(LayerEntry { name: name.clone(), class_name });
         collect(layer, &format!("{name}/"), depth + 1, out);

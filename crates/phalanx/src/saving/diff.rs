@@ -1,4 +1,4 @@
-//! What differs between two files.
+//! Differences between two model files.
 
 use super::{Format, Load, keras, open_stored, safetensors};
 use crate::error::{Error, Result};
@@ -9,37 +9,37 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-/// Keys that say how a file was written, not what is in it.
-const SILENT: [&str; 4] = ["shared_object_id", "build_config", "registered_name", "module"];
+/// Keys that describe how a file was written, not its content.
+const IGNORED_KEYS: [&str; 4] = ["shared_object_id", "build_config", "registered_name", "module"];
 
 /// One difference between two files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Where: a path into the config, or an array.
-    pub place: String,
-    /// What the first file has there.
+    /// Path into the config, or name of an array.
+    pub location: String,
+    /// Value in the first file.
     pub left: String,
-    /// What the second has.
+    /// Value in the second file.
     pub right: String,
 }
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} | {}", shown(&self.place), shown(&self.left), shown(&self.right))
+        write!(f, "{}: {} | {}", shown(&self.location), shown(&self.left), shown(&self.right))
     }
 }
 
-/// What is compared.
+/// The contents to compare.
 struct Contents {
     config: Option<Value>,
     tensors: BTreeMap<String, Tensor>,
 }
 
-/// What differs between the models or weights of two files, in any formats: structure, what they were
-/// compiled with, every array. Arrays of models are compared by layer and weight.
+/// Compares the models or weights of two files in any format: structure, compile arguments, every array.
+/// Arrays of models are compared by layer and weight.
 ///
 /// # Errors
-/// A file that cannot be read or is broken.
+/// A file that cannot be read or is damaged.
 pub fn diff(left: impl AsRef<Path>, right: impl AsRef<Path>) -> Result<Vec<Difference>> {
     let (left, right) = (contents(left.as_ref())?, contents(right.as_ref())?);
     let mut out = vec![];
@@ -53,13 +53,13 @@ pub fn diff(left: impl AsRef<Path>, right: impl AsRef<Path>) -> Result<Vec<Diffe
     for name in names {
         let (l, r) = (left.tensors.get(name), right.tensors.get(name));
         if let Some((left, right)) = tensors(l, r) {
-            out.push(Difference { place: name.clone(), left, right });
+            out.push(Difference { location: name.clone(), left, right });
         }
     }
     Ok(out)
 }
 
-/// A model's structure and weights or, where Phalanx cannot make one, whatever arrays there are.
+/// The structure and weights of a model or, if Phalanx cannot load it, all arrays of the file.
 fn contents(path: &Path) -> Result<Contents> {
     let format = Format::of(path)?;
     let model = match Load::new().compile(false).model(path) {
@@ -101,31 +101,31 @@ fn contents(path: &Path) -> Result<Contents> {
     Ok(Contents { config: stored.config, tensors })
 }
 
-/// The differing leaves of two configs.
-fn configs(place: &str, left: &Value, right: &Value, out: &mut Vec<Difference>) {
+/// Collects the differing leaves of two configs.
+fn configs(location: &str, left: &Value, right: &Value, out: &mut Vec<Difference>) {
     match (left, right) {
         (Value::Object(l), Value::Object(r)) => {
             let mut keys: Vec<&String> = l.keys().chain(r.keys()).collect();
             keys.sort();
             keys.dedup();
-            for key in keys.into_iter().filter(|key| !SILENT.contains(&key.as_str())) {
+            for key in keys.into_iter().filter(|key| !IGNORED_KEYS.contains(&key.as_str())) {
                 let get = |map: &serde_json::Map<String, Value>| {
                     map.get(key).cloned().unwrap_or_default()
                 };
-                configs(&format!("{place}/{key}"), &get(l), &get(r), out);
+                configs(&format!("{location}/{key}"), &get(l), &get(r), out);
             }
         }
         (Value::Array(l), Value::Array(r)) if l.len() == r.len() => {
             for (i, (l, r)) in l.iter().zip(r).enumerate() {
                 let name = l.get("config").and_then(|c| c.get("name")).and_then(Value::as_str);
                 let name = name.map_or_else(|| i.to_string(), str::to_string);
-                configs(&format!("{place}/{name}"), l, r, out);
+                configs(&format!("{location}/{name}"), l, r, out);
             }
         }
         _ if left == right => {}
         _ => {
             let (left, right) = (brief(left), brief(right));
-            out.push(Difference { place: place.into(), left, right });
+            out.push(Difference { location: location.into(), left, right });
         }
     }
 }
@@ -134,7 +134,7 @@ fn brief(value: &Value) -> String {
     text::brief(&value.to_string()).into_owned()
 }
 
-/// How two arrays differ.
+/// Describes how two arrays differ.
 fn tensors(left: Option<&Tensor>, right: Option<&Tensor>) -> Option<(String, String)> {
     let shape = |t: Option<&Tensor>| t.map_or("missing".into(), |t| format!("{:?}", t.dims()));
     let (Some(l), Some(r)) = (left, right) else { return Some((shape(left), shape(right))) };

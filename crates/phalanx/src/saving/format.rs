@@ -1,24 +1,24 @@
-//! The formats of files, told by their names.
+//! File formats, selected by extension.
 
 use crate::error::{Error, Result};
 use std::path::Path;
 
-/// What a file can be.
+/// A file format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     /// `.keras`: a whole model.
     Keras,
-    /// `.weights.h5`: the weights, by class and number.
+    /// `.weights.h5`: weights, by class and index.
     WeightsH5,
-    /// Other `.h5`: the weights by name, or a whole model.
+    /// Other `.h5`: weights by name, or a whole model.
     LegacyH5,
-    /// `.safetensors`: the weights, with the structure in the metadata.
+    /// `.safetensors`: weights, with the structure in the metadata.
     SafeTensors,
 }
 
 impl Format {
-    /// Longer endings first.
-    const ENDINGS: [(&'static str, Format); 5] = [
+    /// Longer suffixes first.
+    const SUFFIXES: [(&'static str, Format); 5] = [
         (".weights.h5", Format::WeightsH5),
         (".keras", Format::Keras),
         (".h5", Format::LegacyH5),
@@ -26,20 +26,20 @@ impl Format {
         (".safetensors", Format::SafeTensors),
     ];
 
-    /// The format that a path's name asks for.
+    /// The format that the extension of a path selects.
     pub(crate) fn of(path: &Path) -> Result<Format> {
         let name = path.file_name().map(|n| n.to_string_lossy().to_lowercase()).unwrap_or_default();
         let known =
             |(ending, _): &&(&str, Format)| name.len() > ending.len() && name.ends_with(*ending);
-        Format::ENDINGS.iter().find(known).map(|(_, format)| *format).ok_or_else(|| {
-            let endings: Vec<&str> = Format::ENDINGS.iter().map(|(ending, _)| *ending).collect();
-            let expected = format!("a name ending in {}", endings.join(", "));
+        Format::SUFFIXES.iter().find(known).map(|(_, format)| *format).ok_or_else(|| {
+            let suffixes: Vec<&str> = Format::SUFFIXES.iter().map(|(ending, _)| *ending).collect();
+            let expected = format!("a name ending in {}", suffixes.join(", "));
             let extension = path.extension().map(|e| format!(".{}", e.to_string_lossy()));
             Error::file(path, expected, extension.unwrap_or("no extension".into()))
         })
     }
 
-    /// Whether it holds weights and nothing else; `None` where it may be either.
+    /// Whether the format stores only weights; `None` if it may be either.
     pub(crate) fn weights_only(self) -> Option<bool> {
         match self {
             Format::Keras => Some(false),

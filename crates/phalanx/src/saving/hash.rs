@@ -1,15 +1,16 @@
-//! A fingerprint of the weights, to compare runs by.
+//! Checksums of weights, for comparing runs.
 
 use crate::error::Result;
 use crate::model::Model;
 use phalanx_graph::Tensor;
 use sha2::{Digest, Sha256};
 
-/// Numbers hashed at a time.
+/// Number of values hashed at a time.
 const CHUNK: usize = 4096;
 
 impl Model {
-    /// SHA-256 over every weight's name, shape and bytes, in order: equal for equal bits alone.
+    /// SHA-256 over name, shape and bytes of every weight, in order. Equal only for bit-identical
+    /// weights.
     pub fn weights_sha256(&self) -> Result<String> {
         let mut hash = Sha256::new();
         for (name, tensor) in self.weights()? {
@@ -19,7 +20,7 @@ impl Model {
     }
 }
 
-/// Adds a tensor's name, shape and bytes.
+/// Adds the name, shape and bytes of a tensor.
 pub(super) fn update(hash: &mut Sha256, name: &str, tensor: &Tensor) {
     hash.update((name.len() as u64).to_le_bytes());
     hash.update(name.as_bytes());
@@ -34,7 +35,7 @@ pub(super) fn update(hash: &mut Sha256, name: &str, tensor: &Tensor) {
     }
 }
 
-/// The fingerprint as people read it.
+/// The hash in hexadecimal.
 pub(super) fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
 }

@@ -1,10 +1,10 @@
-//! JSON as files hold it: a key stands once in its object, since readers differ in which of two they take.
+//! Strict JSON parsing. Duplicate keys are an error, because parsers differ in which of them they use.
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use std::fmt;
 
-/// A value whose objects have every key once.
+/// Parses a value and rejects duplicate keys.
 pub(super) fn parse(text: &[u8]) -> serde_json::Result<Value> {
     serde_json::from_slice(text).map(|Strict(value)| value)
 }
@@ -66,7 +66,10 @@ impl<'de> Visitor<'de> for Reader {
         let mut map = Map::new();
         while let Some(key) = from.next_key::<String>()? {
             if map.contains_key(&key) {
-                return Err(A::Error::custom(format_args!("the key '{}' twice", super::cut(&key))));
+                return Err(A::Error::custom(format_args!(
+                    "the key '{}' twice",
+                    super::truncate(&key)
+                )));
             }
             let Strict(value) = from.next_value()?;
             map.insert(key, value);

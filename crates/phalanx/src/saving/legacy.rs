@@ -11,13 +11,13 @@ use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-/// Texts of one attribute; lists of more go on in the next.
-const MAX_TEXTS: usize = 2000;
-/// What the files of a whole model keep the weights in.
+/// Maximum number of strings per attribute. Longer lists continue in further attributes.
+const MAX_STRINGS: usize = 2000;
+/// Name of the group that holds the weights of a whole model.
 const WEIGHTS: &str = "model_weights";
 const OPTIMIZER: &str = "optimizer_weights";
 
-/// Whether a file has this layout, and where its weights are.
+/// The group of the weights, if the file has this layout.
 pub(super) fn weights_group(file: &File) -> Option<&Group> {
     let listed = |group: &Group| {
         ["layer_names", "layer_names0"].iter().any(|name| group.attributes.contains_key(*name))
@@ -26,10 +26,10 @@ pub(super) fn weights_group(file: &File) -> Option<&Group> {
     [Some(&file.root), inner].into_iter().flatten().find(|group| listed(group))
 }
 
-/// A weight of a layer.
+/// A weight of a layer, by index.
 type Weight = (LayerHandle, usize);
 
-/// What Keras saves under a member's name: weights that train, then the others.
+/// The weights that Keras saves under the name of a member: trainable ones, then the others.
 fn member_weights(callee: &Callee) -> Vec<Weight> {
     let layers = match callee {
         Callee::Input(_) => vec![],
@@ -55,7 +55,7 @@ fn members(def: &Definition) -> Vec<(String, Vec<Weight>)> {
     listed(def).into_iter().map(member).collect()
 }
 
-/// The bytes of a file: weights alone, or a whole model.
+/// The bytes of a file of weights, or of a whole model.
 pub(super) fn write(
     def: &Definition,
     weights: &[(String, Tensor)],
@@ -100,27 +100,27 @@ fn key(layer: &LayerHandle) -> *const crate::layer::LayerInstance {
     std::ptr::from_ref(&**layer)
 }
 
-/// What every group of weights says of its writer.
+/// Adds the attributes that identify the writer.
 fn head(group: &mut Content) {
     group.attribute("backend", Text::One("phalanx".into()));
     group.attribute("keras_version", Text::One(keras::KERAS_VERSION.into()));
 }
 
-/// A list of texts in as many attributes as it takes.
+/// Stores a list of strings in as many attributes as necessary.
 fn texts(group: &mut Content, name: &str, mut list: Vec<String>) {
-    if list.len() <= MAX_TEXTS {
+    if list.len() <= MAX_STRINGS {
         group.attribute(name, Text::Many(list));
         return;
     }
     let mut number = 0;
     while !list.is_empty() {
-        let rest = list.split_off(list.len().min(MAX_TEXTS));
+        let rest = list.split_off(list.len().min(MAX_STRINGS));
         group.attribute(&format!("{name}{number}"), Text::Many(list));
         (list, number) = (rest, number + 1);
     }
 }
 
-/// What the model was compiled with, the optimizer under its old key.
+/// The compile arguments, with the optimizer under its legacy key.
 fn training_config(training: &Training) -> Value {
     let mut config = training.config.clone();
     config.get_mut("loss").map(long_names);
@@ -134,7 +134,7 @@ fn training_config(training: &Training) -> Value {
     config.into()
 }
 
-/// Python reads losses of legacy files by their long names only.
+/// Expands loss names: Python reads the losses of legacy files only by their long names.
 fn long_names(loss: &mut Value) {
     match loss {
         Value::String(name) => {
@@ -165,8 +165,8 @@ fn write_optimizer(group: &mut Content, training: &Training) {
     texts(group, "weight_names", names);
 }
 
-/// A list of names, however many attributes it takes. Each stands once: a file that repeated one would
-/// have its arrays read without end.
+/// Reads a list of names from one or more attributes. Rejects duplicates, which could make a small file
+/// cause unbounded reads.
 fn read_texts(file: &File, group: &Group, name: &str) -> Result<Vec<String>, Fault> {
     let mut out = vec![];
     if let Some(attribute) = group.attributes.get(name) {
@@ -190,35 +190,35 @@ pub(super) fn layer_names(path: &Path, file: &File) -> Result<Vec<String>> {
     read_texts(file, group, "layer_names").map_err(|f| fault(path, f))
 }
 
-/// A layer of a file: its name and the paths of its weights.
-struct Saved {
+/// A layer in a file: its name and the paths of its weights.
+struct SavedLayer {
     name: String,
     weights: Vec<String>,
 }
 
 /// The layers of a file that have weights, in order.
-fn saved(file: &File, group: &Group) -> Result<Vec<Saved>, Fault> {
+fn saved(file: &File, group: &Group) -> Result<Vec<SavedLayer>, Fault> {
     let mut out = vec![];
     for name in read_texts(file, group, "layer_names")? {
         let of_layer = group.group(&name)?;
         let weights: Vec<String> = read_texts(file, of_layer, "weight_names")?;
         if !weights.is_empty() {
-            out.push(Saved { name, weights });
+            out.push(SavedLayer { name, weights });
         }
     }
     Ok(out)
 }
 
-/// How a file's layers are matched with a model's.
+/// How to match the layers of a file with those of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Match {
-    /// Every layer must be there: by name where the names agree, else in order.
+    /// All layers must match: by name if the names agree, otherwise in order.
     Exactly,
-    /// By name; layers that are only in the file or only in the model are passed over.
+    /// By name. Layers that exist only in the file or only in the model are skipped.
     ByName,
 }
 
-/// Reads weights; with the names of the model's members that got none.
+/// Reads weights. Also returns the names of members that received none.
 pub(super) fn read(
     path: &Path,
     file: &File,
@@ -245,11 +245,11 @@ pub(super) fn read(
             continue;
         }
         for ((layer, index), weight) in weights.iter().zip(&of_file.weights) {
-            let place = format!("{}/{weight}", of_file.name);
-            let dataset = group.dataset(&place).map_err(broken)?;
+            let location = format!("{}/{weight}", of_file.name);
+            let dataset = group.dataset(&location).map_err(broken)?;
             let dims = layer.weights()[*index].spec.dims.clone();
             if dataset.dims != dims {
-                faults.push(format!("'{place}' {:?} for {dims:?}", dataset.dims));
+                faults.push(format!("'{location}' {:?} for {dims:?}", dataset.dims));
                 continue;
             }
             let values = file.floats(dataset).map_err(broken)?;
@@ -265,7 +265,7 @@ pub(super) fn read(
     }
     if !faults.is_empty() {
         let expected = format!("the weights of model '{}'", def.name);
-        return Err(Error::file(path, expected, super::list(&faults)));
+        return Err(Error::file(path, expected, super::join_faults(&faults)));
     }
     let whole = |(layer, values): (LayerHandle, Vec<Option<Vec<f32>>>)| {
         Some((layer, values.into_iter().collect::<Option<Vec<_>>>()?))
@@ -275,16 +275,17 @@ pub(super) fn read(
     Ok((staged.into_iter().filter_map(whole).collect(), left))
 }
 
-/// Which layer of the file belongs to which of the model.
+/// Pairs the layers of the file with those of the model.
 fn pair(
-    saved: &[Saved],
+    saved: &[SavedLayer],
     members: &[(String, Vec<Weight>)],
     how: Match,
 ) -> std::result::Result<Vec<(usize, usize)>, (String, String)> {
-    let place: HashMap<&str, usize> =
+    let index_by_name: HashMap<&str, usize> =
         members.iter().enumerate().map(|(i, (name, _))| (name.as_str(), i)).collect();
     let by = |rename: fn(&str) -> String| -> Vec<(usize, usize)> {
-        let find = |(i, s): (usize, &Saved)| Some((i, *place.get(rename(&s.name).as_str())?));
+        let find =
+            |(i, s): (usize, &SavedLayer)| Some((i, *index_by_name.get(rename(&s.name).as_str())?));
         saved.iter().enumerate().filter_map(find).collect()
     };
     let complete = |pairs: &Vec<_>| pairs.len() == saved.len() && pairs.len() == members.len();
@@ -302,7 +303,7 @@ fn pair(
     Err((expected, format!("{}", saved.len())))
 }
 
-/// The structure and what it was compiled with, where the file has them.
+/// The structure and the compile arguments, if the file has them.
 pub(super) fn configs(path: &Path, file: &File) -> Result<(Option<Value>, Option<Value>)> {
     let read = |name: &str| -> Result<Option<Value>> {
         let Some(attribute) = file.root.attributes.get(name) else { return Ok(None) };
@@ -313,7 +314,7 @@ pub(super) fn configs(path: &Path, file: &File) -> Result<(Option<Value>, Option
     Ok((read("model_config")?, read("training_config")?))
 }
 
-/// The optimizer's variables.
+/// Reads the variables of the optimizer.
 pub(super) fn read_variables(path: &Path, file: &File) -> Result<Variables> {
     let Ok(group) = file.root.group(OPTIMIZER) else { return Ok(None) };
     let names = read_texts(file, group, "weight_names").map_err(|f| fault(path, f))?;

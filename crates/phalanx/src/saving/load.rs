@@ -1,4 +1,4 @@
-//! Whole models from files.
+//! Loading of whole models.
 
 use super::hdf5::File;
 use super::keras::Variables;
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-/// An HDF5 file and what stands beside it.
+/// An HDF5 file, and the data stored next to it.
 #[derive(Debug)]
 pub(super) struct Stored {
     pub config: Option<Value>,
@@ -48,7 +48,7 @@ pub(super) fn open_stored(path: &Path, format: Format) -> Result<Stored> {
     Ok(Stored { config, metadata: None, file })
 }
 
-/// How a model is loaded: compiled as its file says, on one CPU device, unless told otherwise.
+/// Options for loading a model. By default it is compiled as in its file, on one CPU device.
 ///
 /// ```no_run
 /// # use phalanx::prelude::*;
@@ -72,56 +72,56 @@ impl Default for Load {
 }
 
 impl Load {
-    /// Compiled as the file says.
+    /// The default options: compiled as in the file.
     pub fn new() -> Load {
         Load::default()
     }
 
-    /// Whether to compile the model as its file says; else only structure and weights are read.
+    /// Whether to compile the model as in its file. Otherwise only structure and weights are loaded.
     pub fn compile(mut self, compile: bool) -> Load {
         self.compile = compile;
         self
     }
 
-    /// The devices that train: a [`MirroredStrategy`], or a [`MultiWorkerMirroredStrategy`].
+    /// Sets the training devices: a [`MirroredStrategy`], or a [`MultiWorkerMirroredStrategy`].
     pub fn strategy(mut self, strategy: impl Into<MultiWorkerMirroredStrategy>) -> Load {
         self.strategy = strategy.into();
         self
     }
 
-    /// Seed of shuffling and dropout.
+    /// Sets the seed of shuffling and dropout.
     pub fn seed(mut self, seed: u64) -> Load {
         self.seed = seed;
         self
     }
 
-    /// Reads a model from a `.keras`, `.h5` or `.safetensors` file.
+    /// Loads a model from a `.keras`, `.h5` or `.safetensors` file.
     ///
     /// # Errors
-    /// A broken file, one without a structure, and whatever in it Phalanx does not have, by name.
+    /// A damaged file, a file without structure, or an unsupported object, which the error names.
     pub fn model(self, path: impl AsRef<Path>) -> Result<Model> {
         let path = path.as_ref();
         let format = Format::of(path)?;
         if format == Format::SafeTensors {
             let config = stored_config(path)?;
             let mut model = structure(path, &config)?;
-            note(&model, safetensors::open(path)?.notes());
+            set_metadata(&model, safetensors::open(path)?.notes());
             model.load_weights(path)?;
-            self.train(path, &mut model, &config, None)?;
+            self.compile_model(path, &mut model, &config, None)?;
             return Ok(model);
         }
         let stored = open_stored(path, format)?;
         let config = stored.config.as_ref().ok_or_else(|| weights_only(path))?;
         let mut model = structure(path, config)?;
-        note(&model, keras::own_notes(&stored));
+        set_metadata(&model, keras::user_metadata(&stored));
         stored.set_weights(path, &mut model)?;
         let variables = if self.compile { stored.variables(path)? } else { None };
-        self.train(path, &mut model, config, variables)?;
+        self.compile_model(path, &mut model, config, variables)?;
         Ok(model)
     }
 
-    /// Compiles the model and hands the optimizer what it had gathered.
-    fn train(
+    /// Compiles the model and restores the state of the optimizer.
+    fn compile_model(
         self,
         path: &Path,
         model: &mut Model,
@@ -133,21 +133,22 @@ impl Load {
         if !self.compile || config.is_empty() {
             return Ok(());
         }
-        let in_file = |error| within(path, error);
+        let in_file = |error| with_path(path, error);
         let compile = keras::compile(config, &model.output_names()).map_err(in_file)?;
         let Some(mut compile) = compile else { return Ok(()) };
         compile.strategy = self.strategy;
         compile.seed = self.seed;
         model.compile(compile).map_err(in_file)?;
-        // Versions before 3 kept other variables in legacy files; then the optimizer starts anew.
-        let old = config.contains_key("optimizer_config");
+        // Keras versions before 3 stored different variables in legacy files. The optimizer state is
+        // then reset.
+        let keras_2 = config.contains_key("optimizer_config");
         let (Some(engine), Some((iteration, variables))) = (model.trainer_mut(), variables) else {
             return Ok(());
         };
         match engine.set_training_state(iteration, &variables) {
-            Err(_) if old => {
+            Err(_) if keras_2 => {
                 let path = path.display();
-                warning!("{path}: the optimizer's state is of Keras 2: it starts anew");
+                warning!("{path}: the optimizer state is from Keras 2 and is reset");
                 Ok(())
             }
             done => done.map_err(in_file),
@@ -156,7 +157,7 @@ impl Load {
 }
 
 impl Stored {
-    /// The optimizer's variables.
+    /// Reads the variables of the optimizer.
     fn variables(&self, path: &Path) -> Result<Variables> {
         match legacy::weights_group(&self.file) {
             Some(_) => legacy::read_variables(path, &self.file),
@@ -164,7 +165,7 @@ impl Stored {
         }
     }
 
-    /// Sets every weight of a model, or none.
+    /// Sets all weights of a model, or none on error.
     pub fn set_weights(&self, path: &Path, model: &mut Model) -> Result<()> {
         let def = model.definition();
         let staged = match legacy::weights_group(&self.file) {
@@ -178,25 +179,26 @@ impl Stored {
     }
 }
 
-/// How a file's model was compiled, to compile another with; `None` where it was not.
+/// The compile arguments of the model in a file; `None` if it was not compiled.
 ///
 /// # Errors
-/// A broken file, one without a structure, and whatever in it Phalanx does not have, by name.
+/// A damaged file, a file without structure, or an unsupported object, which the error names.
 pub fn read_compile(path: impl AsRef<Path>) -> Result<Option<Compile>> {
     let path = path.as_ref();
     let config = stored_config(path)?;
     let outputs = structure(path, &config)?.output_names();
     match config.get("compile_config").and_then(Value::as_object) {
-        Some(config) => keras::compile(config, &outputs).map_err(|error| within(path, error)),
+        Some(config) => keras::compile(config, &outputs).map_err(|error| with_path(path, error)),
         None => Ok(None),
     }
 }
 
-/// How to compile a file's model to evaluate it: its losses, the metrics that Phalanx has, and for each other metric a
-/// line that says what is left out. The optimizer is not looked at. `None` where the file has no loss.
+/// The compile arguments for evaluating the model in a file: its losses and the supported metrics. Also
+/// returns a message for each metric that is left out. The optimizer is ignored. `None` if the file has
+/// no loss.
 ///
 /// # Errors
-/// A broken file, one without a structure, and a loss that Phalanx does not have.
+/// A damaged file, a file without structure, or an unsupported loss.
 pub fn read_compile_for_evaluation(
     path: impl AsRef<Path>,
 ) -> Result<Option<(Compile, Vec<String>)>> {
@@ -205,13 +207,13 @@ pub fn read_compile_for_evaluation(
     let outputs = structure(path, &config)?.output_names();
     match config.get("compile_config").and_then(Value::as_object) {
         Some(config) => {
-            keras::compile_for_evaluation(config, &outputs).map_err(|error| within(path, error))
+            keras::compile_for_evaluation(config, &outputs).map_err(|error| with_path(path, error))
         }
         None => Ok(None),
     }
 }
 
-/// The steps that the optimizer in a file has made; 0 where there is none.
+/// Number of steps of the optimizer in a file; 0 if there is none.
 pub(super) fn stored_iterations(path: &Path) -> Result<u64> {
     let format = Format::of(path)?;
     if format == Format::SafeTensors {
@@ -221,7 +223,7 @@ pub(super) fn stored_iterations(path: &Path) -> Result<u64> {
     Ok(variables.map_or(0, |(iteration, _)| iteration))
 }
 
-/// The config of a file's model.
+/// The config of the model in a file.
 fn stored_config(path: &Path) -> Result<Value> {
     let config = match Format::of(path)? {
         Format::SafeTensors => safetensors::open(path)?.config()?,
@@ -231,11 +233,11 @@ fn stored_config(path: &Path) -> Result<Value> {
 }
 
 fn structure(path: &Path, config: &Value) -> Result<Model> {
-    keras::read_structure(config).map(Model::of).map_err(|error| within(path, error))
+    keras::read_structure(config).map(Model::of).map_err(|error| with_path(path, error))
 }
 
-/// A model's files say what the file it comes from says.
-fn note(model: &Model, notes: BTreeMap<String, String>) {
+/// Copies the metadata of the file to the model, so that it is saved again.
+fn set_metadata(model: &Model, notes: BTreeMap<String, String>) {
     notes.into_iter().for_each(|(key, value)| model.set_metadata(&key, value));
 }
 
@@ -244,13 +246,13 @@ fn weights_only(path: &Path) -> Error {
     Error::file(path, "a file with a model's structure", received)
 }
 
-/// An error with the file it is about.
-fn within(path: &Path, error: Error) -> Error {
-    Error::config(path.display().to_string(), super::cut(&error.to_string()))
+/// Adds the path to an error.
+fn with_path(path: &Path, error: Error) -> Error {
+    Error::config(path.display().to_string(), super::truncate(&error.to_string()))
 }
 
-/// Reads a model from a `.keras`, `.h5` or `.safetensors` file, compiled as the file says and ready
-/// for `fit`; [`Load`] has more to choose.
+/// Loads a model from a `.keras`, `.h5` or `.safetensors` file, compiled as in the file and ready for
+/// `fit`. [`Load`] has more options.
 ///
 /// ```no_run
 /// # use phalanx::prelude::*;
@@ -262,7 +264,7 @@ fn within(path: &Path, error: Error) -> Error {
 /// ```
 ///
 /// # Errors
-/// A broken file, one without a structure, and whatever in it Phalanx does not have, by name.
+/// A damaged file, a file without structure, or an unsupported object, which the error names.
 pub fn load_model(path: impl AsRef<Path>) -> Result<Model> {
     Load::new().model(path)
 }

@@ -1,7 +1,7 @@
-//! Models and weights in files: written whole or not at all, checked whole before anything changes.
+//! Model and weights files: written atomically, and validated completely before anything changes.
 //!
-//! A path's name chooses the format: `.keras` (whole models, as Keras 3 has them), `.h5` (Keras' older
-//! files), `.weights.h5` and `.safetensors` (weights). Nothing in a file runs code, opens another file
+//! The extension selects the format: `.keras` (whole models, as in Keras 3), `.h5` (legacy files of
+//! Keras), `.weights.h5` and `.safetensors` (weights). Nothing in a file runs code, opens another file
 //! or uses the network.
 
 mod atomic;
@@ -17,15 +17,15 @@ mod keras;
 mod legacy;
 mod load;
 mod model;
-mod open;
 pub(crate) mod resnet;
-mod runs;
+mod run_checkpoints;
+mod safe_open;
 mod safetensors;
 mod training;
 
 pub use atomic::write_atomic;
 pub(crate) use atomic::{AtomicFile, create_directory};
-pub use checkpoints::{latest_checkpoint, latest_whole_checkpoint};
+pub use checkpoints::{latest_checkpoint, latest_intact_checkpoint};
 pub use convert::convert;
 pub use describe::{Description, LayerEntry, TensorEntry, describe};
 pub use diff::{Difference, diff};
@@ -33,8 +33,8 @@ pub(crate) use format::Format;
 pub(crate) use keras::{layers_in_order, object, optimizer_object};
 pub use load::{Load, load_model, read_compile, read_compile_for_evaluation};
 use load::{Stored, open_stored};
-pub(crate) use open::{open_file, open_own};
-pub(crate) use runs::RunDirectory;
+pub(crate) use run_checkpoints::RunDirectory;
+pub(crate) use safe_open::{open_file, open_no_follow};
 pub use training::Training;
 pub(crate) use training::{TrainingState, Variable};
 
@@ -50,13 +50,14 @@ use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
-/// Most arrays and groups of a file: a model of as many layers as a file may hold, trained with Adam, has half.
+/// Maximum number of arrays and groups in a file. A model with the maximum number of layers, trained
+/// with Adam, has half as many.
 const MAX_ARRAYS: usize = 1 << 18;
 
-/// Named weights, in the model's order.
+/// Named weights, in the order of the model.
 pub(crate) type Weights = [(String, Tensor)];
 
-/// The names of the layers of a legacy `.h5` file; `None` for other files.
+/// The layer names of a legacy `.h5` file; `None` for other files.
 pub(crate) fn legacy_names(path: &Path) -> Result<Option<Vec<String>>> {
     let format = Format::of(path)?;
     if !matches!(format, Format::LegacyH5 | Format::WeightsH5) {
@@ -69,60 +70,61 @@ pub(crate) fn legacy_names(path: &Path) -> Result<Option<Vec<String>>> {
     }
 }
 
-/// What of a model goes into a file that can hold it.
+/// Which parts of a model to save, if the format can store them.
 #[derive(Default)]
-pub(crate) struct Parts {
-    /// The structure.
-    pub whole: bool,
-    /// What it is trained with.
+pub(crate) struct SaveOptions {
+    /// Whether to save the structure.
+    pub structure: bool,
+    /// Compile arguments and optimizer state.
     pub training: Option<Training>,
 }
 
 /// A weight as a file describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
-    /// Its element type, as in `f32`.
+    /// Element type, for example `f32`.
     dtype: String,
     dims: Vec<usize>,
 }
 
-/// Says what a file does not keep of what it was made from.
-pub(crate) fn warn_of_unkept(path: &Path, unkept: &[String]) {
-    if !unkept.is_empty() {
-        warning!("{}: not kept: {}", shown(path.display()), unkept.join("; "));
+/// Warns about parts of a model that a file cannot store.
+pub(crate) fn warn_not_saved(path: &Path, not_saved: &[String]) {
+    if !not_saved.is_empty() {
+        warning!("{}: not saved: {}", shown(path.display()), not_saved.join("; "));
     }
 }
 
-/// What a file of a format does not keep of a model, in words.
-fn unkept(format: Format, def: &Definition, training: Option<&Training>) -> Vec<String> {
-    let mut unkept = match (training, format) {
+/// Describes the parts of a model that a format cannot store.
+fn not_saved(format: Format, def: &Definition, training: Option<&Training>) -> Vec<String> {
+    let mut not_saved = match (training, format) {
         (Some(training), Format::SafeTensors) => {
             optimizer_state(training.state.iterations).into_iter().collect()
         }
-        (Some(training), _) => training.unkept.clone(),
+        (Some(training), _) => training.not_saved.clone(),
         (None, _) => vec![],
     };
     let notes: Vec<String> = def.notes().keys().map(|key| format!("'{key}'")).collect();
     if matches!(format, Format::WeightsH5 | Format::LegacyH5) && !notes.is_empty() {
-        let kept = ".keras and .safetensors files keep them";
-        unkept.push(format!("the notes {} ({kept})", notes.join(", ")));
+        let hint = ".keras and .safetensors files store it";
+        not_saved.push(format!("the metadata {} ({hint})", notes.join(", ")));
     }
-    unkept
+    not_saved
 }
 
-/// The state of an optimizer in words; nothing where it has made no step.
+/// Describes the state of an optimizer; `None` if it has made no step.
 pub(crate) fn optimizer_state(iterations: u64) -> Option<String> {
-    let words = format!("the optimizer's state after {iterations} steps (.keras files keep it)");
-    (iterations > 0).then_some(words)
+    let description =
+        format!("the optimizer's state after {iterations} steps (.keras files store it)");
+    (iterations > 0).then_some(description)
 }
 
-/// Writes a model or its weights in the format of the path's name; returns what that does not keep of
-/// them, in words.
+/// Saves a model or its weights in the format of the extension. Returns descriptions of what could not
+/// be stored.
 pub(crate) fn save(
     path: &Path,
     def: &Definition,
     weights: &Weights,
-    parts: Parts,
+    options: SaveOptions,
 ) -> Result<Vec<String>> {
     let format = Format::of(path)?;
     let mut names = HashSet::new();
@@ -133,23 +135,25 @@ pub(crate) fn save(
     if format != Format::SafeTensors {
         check_names(def)?;
     }
-    let training = parts.training.as_ref();
+    let training = options.training.as_ref();
     write_atomic(path, |out| match format {
         Format::Keras => keras::write(out, def, weights, training),
         Format::WeightsH5 => {
             let weights = keras::ByLayer::new(def, weights);
             out.write_all(&hdf5::write(&keras::content(def, &weights, training)))
         }
-        Format::LegacyH5 => out.write_all(&legacy::write(def, weights, parts.whole, training)),
+        Format::LegacyH5 => {
+            out.write_all(&legacy::write(def, weights, options.structure, training))
+        }
         Format::SafeTensors => {
             safetensors::write(out, &def.name, notes(def, training.map(|t| &t.config)), weights)
         }
     })?;
-    Ok(unkept(format, def, training))
+    Ok(not_saved(format, def, training))
 }
 
-/// What a `.safetensors` file says besides the weights: the model's notes, its structure and how it was
-/// compiled.
+/// The metadata of a `.safetensors` file: the metadata of the model, its structure and its compile
+/// arguments.
 pub(crate) fn notes(
     def: &Definition,
     compiled: Option<&Map<String, Value>>,
@@ -159,16 +163,16 @@ pub(crate) fn notes(
     notes
 }
 
-/// A model's structure as files have it.
+/// The structure of a model as stored in files.
 pub(crate) fn structure(def: &Definition) -> String {
     keras::whole_config(def, None).to_string()
 }
 
-/// What a file says besides its model: `model`, the name of the model saved, and the notes of
+/// Reads the metadata of a file: `model`, the name of the saved model, and the entries set by
 /// [`Model::set_metadata`](crate::model::Model::set_metadata).
 ///
 /// # Errors
-/// A file that is broken, named.
+/// A damaged file, which the error names.
 pub fn read_metadata(path: impl AsRef<Path>) -> Result<BTreeMap<String, String>> {
     let path = path.as_ref();
     match Format::of(path)? {
@@ -178,7 +182,7 @@ pub fn read_metadata(path: impl AsRef<Path>) -> Result<BTreeMap<String, String>>
     }
 }
 
-/// Fails on names that cannot be parts of paths in a file.
+/// Rejects names that cannot be part of a path in a file.
 fn check_names(def: &Definition) -> Result<()> {
     for member in &def.members {
         if !keras::is_plain_name(&member.name) {
@@ -193,8 +197,8 @@ fn check_names(def: &Definition) -> Result<()> {
     Ok(())
 }
 
-/// The layers with weights of their own, each once: a layer that several models share has the name
-/// under which it is met first.
+/// The layers that have weights, each listed once. A layer shared by several models has the name under
+/// which it occurs first.
 fn owners(model: &Definition) -> Vec<(String, LayerHandle)> {
     let mut owners: Vec<(String, LayerHandle)> = vec![];
     for (name, layer) in model.layers() {
@@ -205,8 +209,8 @@ fn owners(model: &Definition) -> Vec<(String, LayerHandle)> {
     owners
 }
 
-/// The weights' names and dimensions.
-fn expected(model: &Definition) -> Vec<(String, Vec<usize>)> {
+/// The names and dimensions of the weights.
+fn expected_weights(model: &Definition) -> Vec<(String, Vec<usize>)> {
     let of = |(name, layer): (String, LayerHandle)| {
         let weights = layer.weights();
         let one =
@@ -216,7 +220,7 @@ fn expected(model: &Definition) -> Vec<(String, Vec<usize>)> {
     owners(model).into_iter().flat_map(of).collect()
 }
 
-/// The weights of a run as they are now.
+/// The current weights of a run.
 pub(crate) fn snapshot(
     model: &Definition,
     source: &dyn WeightSource,
@@ -227,7 +231,7 @@ pub(crate) fn snapshot(
         let missing = || Error::config(owner, format!("weight '{name}' is not on the devices"));
         Ok((name.clone(), tensor.ok_or_else(missing)?))
     };
-    expected(model).into_iter().map(tensor).collect()
+    expected_weights(model).into_iter().map(tensor).collect()
 }
 
 /// Opens a file and checks that it holds exactly these weights.
@@ -253,23 +257,23 @@ fn open_checked(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<SafeTe
         return Ok(reader);
     }
     let expected = format!("the {} weights of the model", expected.len());
-    Err(Error::file(path, expected, list(&faults)))
+    Err(Error::file(path, expected, join_faults(&faults)))
 }
 
-/// The start of a message or a path of names from a file.
-fn cut(text: &str) -> String {
-    const SHOWN: usize = 600;
-    text::cut(text, SHOWN).into_owned()
+/// Truncates a message, or a path of names from a file.
+fn truncate(text: &str) -> String {
+    const MAX_SHOWN: usize = 600;
+    text::cut(text, MAX_SHOWN).into_owned()
 }
 
-/// All of a few, the first of many.
-fn list(faults: &[String]) -> String {
-    const SHOWN: usize = 20;
-    let mut text = faults[..faults.len().min(SHOWN)].join(", ");
-    if faults.len() > SHOWN {
-        text += &format!(" and {} more", faults.len() - SHOWN);
+/// Joins a list of faults, truncated if it is long.
+fn join_faults(faults: &[String]) -> String {
+    const MAX_SHOWN: usize = 20;
+    let mut text = faults[..faults.len().min(MAX_SHOWN)].join(", ");
+    if faults.len() > MAX_SHOWN {
+        text += &format!(" and {} more", faults.len() - MAX_SHOWN);
     }
-    cut(&text)
+    truncate(&text)
 }
 
 #[cfg(test)]
@@ -290,7 +294,7 @@ mod tests {
             .unwrap()
     }
 
-    /// A file with this header and so many bytes after it.
+    /// A file with this header, followed by `data` bytes.
     fn file(directory: &Path, header: &[u8], length: u64, data: usize) -> PathBuf {
         let path = directory.join("broken.safetensors");
         let bytes = [&length.to_le_bytes()[..], header, &vec![0; data]].concat();
@@ -299,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_come_back_bit_for_bit() {
+    fn weights_round_trip_bit_for_bit() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model.SafeTensors");
         let mut saved = model(2);
@@ -315,7 +319,7 @@ mod tests {
             model.weights().unwrap().into_iter().map(|(n, t)| (n, bits(t))).collect()
         };
         assert_eq!(bits(&mut saved), bits(&mut loaded));
-        // Equal weights make equal files, which others can read.
+        // Equal weights make equal files, which other programs can read.
         let bytes = std::fs::read(&path).unwrap();
         loaded.save_weights(&path).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), bytes);
@@ -327,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_travel_with_the_weights() {
+    fn metadata_is_saved_with_the_weights() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("noted.safetensors");
         let saved = model(2);
@@ -381,7 +385,7 @@ mod tests {
             assert!(error.contains(fault), "{error}");
         }
         assert_eq!(model.get_weights().unwrap(), before);
-        assert!(list(&vec!["x".to_string(); 25]).ends_with("x and 5 more"));
+        assert!(join_faults(&vec!["x".to_string(); 25]).ends_with("x and 5 more"));
     }
 
     #[test]
@@ -449,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn other_extensions_are_refused_with_those_there_are() {
+    fn unknown_extensions_are_rejected_and_the_supported_ones_listed() {
         let directory = tempfile::tempdir().unwrap();
         for name in ["model.onnx", ".h5", "model"] {
             let path = directory.path().join(name);

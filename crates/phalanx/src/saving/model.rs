@@ -1,7 +1,9 @@
-//! A model's way to files and back.
+//! Saving and loading methods of [`Model`].
 
-use super::{Format, Parts, expected, legacy, open_checked, open_stored, optimizer_state};
-use super::{owners, save, warn_of_unkept};
+use super::{
+    Format, SaveOptions, expected_weights, legacy, open_checked, open_stored, optimizer_state,
+};
+use super::{owners, save, warn_not_saved};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use phalanx_graph::Tensor;
@@ -9,11 +11,11 @@ use std::collections::HashSet;
 use std::path::Path;
 
 impl Model {
-    /// Writes the whole model to a `.keras` file (or a legacy `.h5`): structure, weights and, once it is
-    /// compiled, losses, metrics, optimizer and what the optimizer has gathered. Python Keras reads
-    /// it, and [`load_model`](super::load_model) does.
+    /// Saves the whole model to a `.keras` file (or a legacy `.h5`): structure, weights and, if it is
+    /// compiled, losses, metrics, optimizer and optimizer state. Python Keras and
+    /// [`load_model`](super::load_model) can read it.
     ///
-    /// The file is there whole or not at all, and on the disk when the call returns.
+    /// The file is written atomically and is on disk when the call returns.
     ///
     /// ```
     /// use phalanx::prelude::*;
@@ -30,7 +32,8 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// Another extension, or what the system reports, naming the file; an older file stays as it was.
+    /// An unknown extension, or an error of the system, naming the file. An existing file stays
+    /// unchanged.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         if Format::of(path)?.weights_only() == Some(true) {
@@ -39,43 +42,46 @@ impl Model {
             return Err(Error::file(path, expected, received));
         }
         let training = self.training();
-        let parts = Parts { whole: true, training };
-        warn_of_unkept(path, &save(path, self.definition(), &self.own_weights()?, parts)?);
+        let options = SaveOptions { structure: true, training };
+        warn_not_saved(path, &save(path, self.definition(), &self.unique_weights()?, options)?);
         Ok(())
     }
 
-    /// Writes every weight to a `.weights.h5`, `.safetensors` or legacy `.h5` file. What the optimizer has
-    /// gathered is not kept there: of a model that was trained a warning says so.
+    /// Saves all weights to a `.weights.h5`, `.safetensors` or legacy `.h5` file. These formats do not
+    /// store the optimizer state; for a trained model a warning says so.
     ///
-    /// The file is there whole or not at all, and on the disk when the call returns.
+    /// The file is written atomically and is on disk when the call returns.
     ///
     /// # Errors
-    /// Another extension, or what the system reports, naming the file; an older file stays as it was.
+    /// An unknown extension, or an error of the system, naming the file. An existing file stays
+    /// unchanged.
     pub fn save_weights(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         if Format::of(path)? == Format::Keras {
             let expected = "a name ending in .weights.h5, .h5 or .safetensors for weights";
             return Err(Error::file(path, expected, "one of a whole model (see save)"));
         }
-        let mut unkept = save(path, self.definition(), &self.own_weights()?, Parts::default())?;
-        unkept.extend(self.iterations().and_then(optimizer_state));
-        warn_of_unkept(path, &unkept);
+        let mut not_saved =
+            save(path, self.definition(), &self.unique_weights()?, SaveOptions::default())?;
+        not_saved.extend(self.iterations().and_then(optimizer_state));
+        warn_not_saved(path, &not_saved);
         Ok(())
     }
 
-    /// Every weight once: a shared layer's under its first name.
-    pub(super) fn own_weights(&self) -> Result<Vec<(String, Tensor)>> {
+    /// All weights without duplicates. The weights of a shared layer have its first name.
+    pub(super) fn unique_weights(&self) -> Result<Vec<(String, Tensor)>> {
         let mut weights = self.weights()?;
-        let names: HashSet<String> = expected(self.definition()).into_iter().map(|w| w.0).collect();
+        let names: HashSet<String> =
+            expected_weights(self.definition()).into_iter().map(|w| w.0).collect();
         weights.retain(|(name, _)| names.contains(name));
         Ok(weights)
     }
 
-    /// Sets every weight from a file of weights or of a whole model.
+    /// Sets all weights from a file of weights or of a whole model.
     ///
     /// # Errors
-    /// A file that is broken or does not fit the model, with every weight that is missing, too many
-    /// or of another shape; the model's weights then stay as they were.
+    /// A file that is damaged or does not fit the model. The error lists every weight that is missing,
+    /// unexpected or of another shape. The weights of the model stay unchanged.
     pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         match Format::of(path)? {
@@ -85,11 +91,11 @@ impl Model {
     }
 
     /// Sets the weights of layers that a legacy `.h5` file has under the same names, and returns the
-    /// names of those it has none for. Layers that are only in the file are passed over.
+    /// names of the layers it lacks. Layers that exist only in the file are skipped.
     ///
     /// # Errors
-    /// A file that is broken or of another kind, and layers whose weights have other shapes; the
-    /// model's weights then stay as they were.
+    /// A file that is damaged or of another format, and layers whose weights have other shapes. The
+    /// weights of the model stay unchanged.
     pub fn load_weights_by_name(&mut self, path: impl AsRef<Path>) -> Result<Vec<String>> {
         let path = path.as_ref();
         let stored = open_stored(path, Format::of(path)?)?;
@@ -102,11 +108,11 @@ impl Model {
     }
 
     fn load_safetensors(&mut self, path: &Path) -> Result<()> {
-        let mut reader = open_checked(path, &expected(self.definition()))?;
+        let mut reader = open_checked(path, &expected_weights(self.definition()))?;
         let owners = owners(self.definition());
         let mut tensors = vec![];
         for (name, layer) in self.layers() {
-            // A shared layer's other names stand for the same weights.
+            // Other names of a shared layer refer to the same weights.
             let owner = owners.iter().find(|(_, known)| known.same(&layer)).map_or(&name, |o| &o.0);
             for weight in layer.weights().iter() {
                 let values = reader.read(&format!("{owner}/{}", weight.spec.name))?;

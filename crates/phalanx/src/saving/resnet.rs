@@ -1,12 +1,12 @@
-//! The layer names of ResNet50's two official weight files.
+//! Layer names of the two official weight files of ResNet50.
 
-/// Whether a name is one of the older file's.
+/// Whether a name is used in the older file.
 pub(crate) fn is_old_name(name: &str) -> bool {
     current_name(name) != name
 }
 
-/// What a layer of the older file is called in the current one: `res2a_branch2b` is
-/// `conv2_block1_2_conv`. Other names stay as they are.
+/// The current name of a layer of the older file: `res2a_branch2b` is `conv2_block1_2_conv`. Other names
+/// stay unchanged.
 pub(crate) fn current_name(name: &str) -> String {
     let whole = match name {
         "conv1" => Some("conv1_conv"),
@@ -22,8 +22,8 @@ fn block_name(name: &str) -> Option<String> {
         Some(rest) => (rest, "conv"),
         None => (name.strip_prefix("bn")?, "bn"),
     };
-    let (place, branch) = rest.split_once("_branch")?;
-    let mut letters = place.chars();
+    let (stage_and_block, branch) = rest.split_once("_branch")?;
+    let mut letters = stage_and_block.chars();
     let (stage, block) = (letters.next()?.to_digit(10)?, letters.next()?);
     if letters.next().is_some() || !block.is_ascii_lowercase() {
         return None;

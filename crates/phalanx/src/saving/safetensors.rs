@@ -1,7 +1,6 @@
-//! Weights in `.safetensors` files: tensors called `layer/weight`, and metadata that say what wrote
-//! them.
+//! Weights in `.safetensors` files: tensors named `layer/weight`, and metadata that identify the writer.
 
-use super::runs::{CHECKSUM, RUN};
+use super::run_checkpoints::{CHECKSUM, RUN};
 use super::{Entry, MAX_ARRAYS, Weights, open_file};
 use crate::error::{Error, Result};
 use crate::model::is_weight;
@@ -16,18 +15,18 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// What every file here is, for who gets another.
-const WHAT: &str = "a .safetensors file";
-/// Version of what the metadata promise: names, layouts, keys.
+/// The expected format, for error messages.
+const EXPECTED: &str = "a .safetensors file";
+/// Version of the metadata: names, layouts, keys.
 const VERSION: &str = "1";
-/// The longest header read; a model of a million weights stays below.
+/// Maximum length of a header in bytes. That of a model with a million weights is shorter.
 const MAX_HEADER: u64 = 100_000_000;
-/// The model's structure among the metadata.
+/// Metadata key of the model's structure.
 pub(super) const CONFIG: &str = "config";
 /// Bytes before the header.
 const PREFIX: u64 = 8;
 
-/// Writes weights and further metadata; the layout is by name, so that equal weights make equal
+/// Writes weights and additional metadata. Tensors are sorted by name, so that equal weights make equal
 /// files.
 pub(super) fn write(
     out: &mut dyn Write,
@@ -62,7 +61,7 @@ pub(super) fn write(
     Ok(())
 }
 
-/// All metadata of a file: the notes, and what every file says.
+/// All metadata of a file: the given entries, and those common to all files.
 pub(super) fn metadata(
     model: &str,
     mut notes: BTreeMap<String, String>,
@@ -78,7 +77,7 @@ pub(super) fn metadata(
     notes
 }
 
-/// The header as the crate writes it, with the metadata's keys in order.
+/// The header as the crate writes it, with sorted metadata keys.
 fn header(model: &str, notes: BTreeMap<String, String>, tensors: &Metadata) -> io::Result<Vec<u8>> {
     let metadata = serde_json::to_string(&metadata(model, notes))?;
     let tensors = serde_json::to_string(tensors)?;
@@ -103,21 +102,21 @@ fn write_values<T: Copy>(
     Ok(())
 }
 
-/// An open file whose header has been read and checked against the file's size.
+/// An open file whose header has been validated against the file size.
 #[derive(Debug)]
 pub(super) struct SafeTensors {
     path: PathBuf,
     file: BufReader<File>,
-    /// Where the tensors start.
+    /// Offset of the first tensor.
     start: u64,
     header: Metadata,
 }
 
-/// What is allocated never exceeds what the file's size vouches for.
+/// Opens a file. Allocations never exceed what the file size justifies.
 pub(super) fn open(path: &Path) -> Result<SafeTensors> {
     let io = |source| Error::io(path, source);
-    let wrong = |received: String| Error::file(path, WHAT, received);
-    let mut file = BufReader::new(open_file(path, WHAT)?);
+    let wrong = |received: String| Error::file(path, EXPECTED, received);
+    let mut file = BufReader::new(open_file(path, EXPECTED)?);
     let size = file.get_ref().metadata().map_err(io)?.len();
     let mut prefix = [0; PREFIX as usize];
     if size < PREFIX {
@@ -144,7 +143,7 @@ pub(super) fn open(path: &Path) -> Result<SafeTensors> {
     Ok(SafeTensors { path: path.into(), file, start: PREFIX + length, header })
 }
 
-/// The number of an object's keys, known before anything is made of them.
+/// The number of keys of an object, counted before values are built.
 struct Keys(usize);
 
 impl<'de> Deserialize<'de> for Keys {
@@ -172,7 +171,7 @@ impl<'de> Visitor<'de> for Counter {
 }
 
 impl SafeTensors {
-    /// Refuses files of versions that are not known yet.
+    /// Rejects files of newer versions.
     pub(super) fn check_version(&self) -> Result<()> {
         match self.note("format_version").filter(|v| v != VERSION) {
             None => Ok(()),
@@ -183,12 +182,12 @@ impl SafeTensors {
         }
     }
 
-    /// The metadata, in the order of their keys.
+    /// The metadata, sorted by key.
     pub(super) fn metadata(&self) -> BTreeMap<String, String> {
         self.header.metadata().clone().unwrap_or_default().into_iter().collect()
     }
 
-    /// The metadata that a model was given, without those that every file has.
+    /// The metadata set by the user, without the entries common to all files.
     pub(super) fn notes(&self) -> BTreeMap<String, String> {
         let mut notes = self.metadata();
         metadata("", BTreeMap::new()).keys().for_each(|key| drop(notes.remove(key)));
@@ -196,19 +195,19 @@ impl SafeTensors {
         notes
     }
 
-    /// What the metadata say under a name.
+    /// The metadata entry of a key.
     pub(super) fn note(&self, key: &str) -> Option<String> {
         self.header.metadata().as_ref()?.get(key).cloned()
     }
 
-    /// The structure that the metadata hold, if any.
+    /// The structure stored in the metadata, if any.
     pub(super) fn config(&self) -> Result<Option<Value>> {
         let parse = |text: String| super::json::parse(text.as_bytes());
         let wrong = |error| Error::file(&self.path, "JSON in the metadata's config", error);
         self.note(CONFIG).map(parse).transpose().map_err(wrong)
     }
 
-    /// The f32 tensors' names and dimensions.
+    /// The names and dimensions of the f32 tensors.
     pub(super) fn floats(&self) -> Vec<(String, Vec<usize>)> {
         let float = |(name, info): (String, &TensorInfo)| {
             (info.dtype == Dtype::F32).then(|| (name, info.shape.clone()))
@@ -216,15 +215,15 @@ impl SafeTensors {
         self.header.tensors().into_iter().filter_map(float).collect()
     }
 
-    /// An f32 tensor's values.
+    /// The values of an f32 tensor.
     pub(super) fn read(&mut self, name: &str) -> Result<Vec<f32>> {
         let Some(info) = self.header.info(name).filter(|i| i.dtype == Dtype::F32) else {
             return Err(Error::file(&self.path, format!("f32 weight '{name}'"), "none"));
         };
         let (start, end) = info.data_offsets;
         let mut bytes = vec![0; end - start];
-        let place = SeekFrom::Start(self.start + start as u64);
-        let read = self.file.seek(place).and_then(|_| self.file.read_exact(&mut bytes));
+        let position = SeekFrom::Start(self.start + start as u64);
+        let read = self.file.seek(position).and_then(|_| self.file.read_exact(&mut bytes));
         read.map_err(|source| Error::io(&self.path, source))?;
         let number = |b: &[u8; 4]| f32::from_le_bytes(*b);
         Ok(bytes.as_chunks().0.iter().map(number).collect())
@@ -232,7 +231,7 @@ impl SafeTensors {
 }
 
 impl SafeTensors {
-    /// What it holds, by name.
+    /// The weights, by name.
     pub(super) fn entries(&self) -> HashMap<String, Entry> {
         let entry = |info: &TensorInfo| Entry {
             dtype: info.dtype.to_string().to_lowercase(),

@@ -1,29 +1,29 @@
-//! What files keep besides structure and weights.
+//! Compile arguments and optimizer state as stored in files.
 
 use phalanx_graph::loss_scale::STATE;
 use serde_json::{Map, Value};
 
-/// What a model is trained with: losses, metrics and optimizer, and what the optimizer has gathered.
-/// Files hold it; there is nothing in it to use directly.
+/// Losses, metrics, optimizer and optimizer state of a model, as stored in files. The type is opaque to
+/// users.
 pub struct Training {
     /// Keras' `compile_config`.
     pub(crate) config: Map<String, Value>,
-    /// The optimizer's name.
+    /// Name of the optimizer.
     pub(crate) optimizer: String,
     pub(crate) state: TrainingState,
-    /// What files have no place for, in words.
-    pub(crate) unkept: Vec<String>,
+    /// Descriptions of what files cannot store.
+    pub(crate) not_saved: Vec<String>,
 }
 
-/// What an optimizer has gathered.
+/// The state of an optimizer.
 pub(crate) struct TrainingState {
     /// Training steps so far.
     pub iterations: u64,
-    /// The learning rate, unless a schedule gives it.
+    /// The learning rate, unless a schedule determines it.
     pub learning_rate: Option<f64>,
-    /// The state of the loss scale, where the optimizer has one.
+    /// The state of the loss scale, if the optimizer has one.
     pub scale: Option<[f32; STATE]>,
-    /// The rest, in Keras' order.
+    /// The other variables, in Keras' order.
     pub variables: Vec<Variable>,
 }
 

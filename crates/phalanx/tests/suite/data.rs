@@ -1,4 +1,4 @@
-//! Datasets from the outside: augmentation, prefetching, pipelines.
+//! Datasets through the public interface: augmentation, prefetching, pipelines.
 
 use phalanx::data::{
     Arrays, Dataset, Epoch, HostBatch, ImageDataGenerator, Images, LocalShard, Pixels, Prefetch,
@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Images whose pixels are all the sample's number, with that number as label.
+/// Images whose pixels and labels all equal the index of the sample.
 fn numbered(n: usize) -> (Samples, Tensor) {
     let bytes = (0..n).flat_map(|i| [i as u8; 8 * 8 * 3]).collect();
     let x = Pixels::new([n, 8, 8, 3], bytes, 1.0).unwrap();
     (x.into(), Tensor::new([n], (0..n as i32).collect::<Vec<_>>()).unwrap())
 }
 
-/// Noise, with the sample's number as label.
+/// Noise, with the index of the sample as label.
 fn noise(n: usize) -> (Samples, Tensor) {
     let mut random = phalanx::Stream::new(1, 0, 0, 0);
     let bytes = (0..n * 8 * 8 * 3).map(|_| random.word() as u8).collect();
@@ -58,7 +58,7 @@ fn everything() -> ImageDataGenerator {
 }
 
 #[test]
-fn a_sample_is_changed_by_seed_epoch_and_its_own_index_alone() {
+fn augmentation_depends_only_on_seed_epoch_and_sample_index() {
     let (x, y) = noise(50);
     let flow = |batch| everything().flow(&x, &y, batch).unwrap();
     let by_label = |mut all: Vec<(i32, Vec<f32>)>| {
@@ -69,7 +69,7 @@ fn a_sample_is_changed_by_seed_epoch_and_its_own_index_alone() {
     assert_eq!(small.len(), 50);
     assert_eq!(small, by_label(samples(&flow(32).shuffle(false), 3, 0).unwrap()));
     assert_ne!(small, by_label(samples(&flow(7), 4, 0).unwrap()));
-    // An epoch resumed in its middle, and one made by several threads.
+    // An epoch resumed in the middle, and one produced by several threads.
     let whole = samples(&flow(7), 3, 0).unwrap();
     assert_eq!(whole[21..], samples(&flow(7), 3, 3).unwrap());
     for workers in [1, 2, 3, 8] {
@@ -120,7 +120,7 @@ fn shifts_flips_and_brightness_stay_in_their_range() {
     let shifted = ImageDataGenerator::new().width_shift_range(0.25);
     let mut seen: Vec<f32> = (0..200).map(|epoch| first(&shifted, epoch)[0]).collect();
     seen.sort_by(f32::total_cmp);
-    // Two pixels either way, ten apart; to the left the edge is repeated.
+    // Two pixels in either direction, ten apart; on the left the edge is repeated.
     assert!(seen[0] == 0.0 && seen[199] > 19.0 && seen[199] <= 20.0, "{seen:?}");
     let whole = ImageDataGenerator::new().width_shift_range(3.0);
     assert!((0..50).all(|epoch| [0.0, 10.0, 20.0].contains(&first(&whole, epoch)[0])));
@@ -132,7 +132,7 @@ fn shifts_flips_and_brightness_stay_in_their_range() {
 }
 
 #[test]
-fn subsets_share_out_the_samples() {
+fn subsets_partition_the_samples() {
     let (x, y) = numbered(10);
     let flow = ImageDataGenerator::new().validation_split(0.25).flow(&x, &y, 4).unwrap();
     let flow = flow.shuffle(false);
@@ -169,7 +169,7 @@ fn arguments_out_of_range_are_named() {
     assert!(message(new().fit(Tensor::zeros([2, 8]))).contains("images [n, height"));
 }
 
-/// Images of which one cannot be read, counting how many were.
+/// Images of which one cannot be read. Counts the reads.
 struct Failing {
     bad: Option<usize>,
     panics: bool,
@@ -225,7 +225,7 @@ impl Epoch for FailingEpoch<'_> {
 }
 
 #[test]
-fn an_error_ahead_ends_the_epoch_at_its_place() {
+fn a_prefetched_error_ends_the_epoch_at_its_position() {
     for (panics, expected) in [(false, "sample 20 is unreadable"), (true, "sample 20 makes it")] {
         for workers in [1, 4] {
             let failing = Failing { bad: Some(20), panics, read: AtomicUsize::new(0) };
@@ -242,17 +242,17 @@ fn an_error_ahead_ends_the_epoch_at_its_place() {
 }
 
 #[test]
-fn no_more_than_asked_for_is_made_ahead_and_dropping_ends_the_threads() {
+fn prefetching_is_bounded_and_dropping_ends_the_threads() {
     let failing = Arc::new(Failing { bad: None, panics: false, read: AtomicUsize::new(0) });
     let data = Prefetch::new(failing.clone()).workers(2).ahead(4);
     let mut batch = HostBatch::default();
     let mut epoch = data.epoch(0, 0, 0).unwrap();
     assert!(epoch.next(&mut batch).unwrap());
     std::thread::sleep(Duration::from_millis(100));
-    // The one taken, four waiting, and one in the hands of each thread.
+    // The one taken, four waiting, and one in each thread.
     assert!(failing.read.load(Ordering::Relaxed) <= 1 + 4 + 2);
     drop(epoch);
-    // The threads' shares of the dataset are gone: they were joined.
+    // The threads have been joined and have dropped their references to the dataset.
     assert_eq!(Arc::strong_count(&failing), 2);
 }
 
@@ -277,7 +277,7 @@ fn waiting_is_measured() {
     assert!(data.waited() >= Duration::from_millis(80), "{:?}", data.waited());
 }
 
-/// `cargo test --release -p phalanx --test data -- --ignored --nocapture rate`
+/// `cargo test --release -p phalanx --test suite -- --ignored --nocapture rate`
 #[test]
 #[ignore = "a measurement"]
 fn rate_of_shifted_and_flipped_images() {

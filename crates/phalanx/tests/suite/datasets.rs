@@ -19,7 +19,7 @@ fn channel_means(x: &Samples) -> [f64; 3] {
     sums
 }
 
-/// The counts and means the data's own README states.
+/// The counts and means that the README of the data states.
 #[needs(cifar10)]
 #[test]
 fn cifar_10_has_the_published_counts_and_means() {
@@ -47,7 +47,7 @@ fn cifar_10_has_the_published_counts_and_means() {
 }
 
 #[test]
-fn names_of_no_files_are_refused_and_what_is_here_is_found() {
+fn unknown_names_are_rejected_and_local_datasets_are_found() {
     assert!(phalanx::datasets::find("mnsit").unwrap_err().to_string().contains("fashion-mnist"));
     if let Some(dir) = cifar_10() {
         assert_eq!(phalanx::datasets::find("cifar-10").unwrap(), Some(dir));

@@ -1,8 +1,8 @@
-//! Files of Python Keras, as `tests/python/cross_check.py` lays them out in `$PHALANX_CROSS_CHECK`:
-//! `<name>.keras`, the same as `<name>.python.h5`, and `<name>.safetensors` with inputs `x<i>`, predictions `p<i>` and, to train on,
-//! targets `y<i>`. Every model is loaded, asked, written in every format and trained for three steps; the
-//! script then looks at what was written. `resnet50_*.h5` are weight files in the layouts of the official
-//! ones. Without the directory there is nothing to do.
+//! Files of Python Keras, as `tests/python/cross_check.py` creates them in `$PHALANX_CROSS_CHECK`:
+//! `<name>.keras`, the same model as `<name>.python.h5`, and `<name>.safetensors` with inputs `x<i>`,
+//! predictions `p<i>` and, for training, targets `y<i>`. Every model is loaded, evaluated, saved in
+//! every format and trained for three steps. The script then checks the saved files. `resnet50_*.h5` are
+//! weight files in the layouts of the official ones. Without the directory the tests do nothing.
 
 use phalanx::data::Arrays;
 use phalanx::prelude::*;
@@ -10,9 +10,9 @@ use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// How far a prediction may be off, relative to the largest.
+/// Maximum deviation of a prediction, relative to the largest value.
 const TOLERANCE: f32 = 1e-5;
-/// Steps of training.
+/// Training steps.
 const STEPS: usize = 3;
 
 fn tensors(path: &Path) -> BTreeMap<String, Tensor> {
@@ -45,7 +45,7 @@ fn compare(what: &str, expected: &Tensor, received: &Tensor) -> std::result::Res
     if off <= TOLERANCE * scale { Ok(()) } else { Err(format!("{what}: off by {off} of {scale}")) }
 }
 
-/// One model's way through Phalanx.
+/// Takes one model through all checks.
 fn check(path: &Path) -> std::result::Result<(), String> {
     let said = |e: phalanx::Error| e.to_string();
     let tensors = tensors(&path.with_extension("safetensors"));
@@ -92,7 +92,7 @@ fn zero(tensor: &Tensor) -> Tensor {
     Tensor::new(tensor.dims(), vec![0.0; tensor.len()]).unwrap()
 }
 
-/// The files of the cross check with an ending and no other dot.
+/// The files of the cross check with a given suffix and no other dot.
 fn files(ending: &str) -> Vec<PathBuf> {
     let directory = std::env::var_os("PHALANX_CROSS_CHECK").expect("PHALANX_CROSS_CHECK is set");
     let directory = PathBuf::from(directory);
@@ -131,7 +131,7 @@ fn weight_files_of_resnet50() {
         let output = model.predict(applications::resnet50_preprocess(x).unwrap()).unwrap();
         compare(&name, expected, &output).unwrap();
         if classes.is_some() {
-            // A file's top is passed over where none is wanted.
+            // The top of a file is skipped if none is wanted.
             applications::resnet50_from(&path, [32, 32, 3], None).unwrap();
             let error = applications::resnet50_from(&path, [32, 32, 3], Some(7)).err().unwrap();
             assert!(error.to_string().contains("[2048, 10] for [2048, 7]"), "{error}");

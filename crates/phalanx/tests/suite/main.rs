@@ -18,7 +18,7 @@ mod losses;
 mod metrics;
 mod mnist;
 mod optimizers;
-mod pictures;
+mod plots;
 mod replicas;
 mod resume;
 mod tensorboard;

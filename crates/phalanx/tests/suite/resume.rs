@@ -282,7 +282,7 @@ fn a_run_of_damaged_states_is_not_begun_anew_at_the_second_start() {
     let refuse = || {
         let before = names(directory.path());
         let error = train(directory.path(), Setup::default(), None).unwrap_err().to_string();
-        let expected = "backup: expected a state of a run that is whole, received 3 damaged (to \
+        let expected = "backup: expected an intact run state, received 3 damaged (to \
                         begin anew, move or remove step-*.safetensors and step-*.damaged)";
         assert!(error.ends_with(expected), "{error}");
         let backup = BackupAndRestore::new(directory.path().join("backup")).restore(false);
@@ -323,7 +323,7 @@ fn a_state_that_cannot_be_read_is_an_error_and_no_damage() {
             let Error::Io { path, .. } = error else { panic!("{error}") };
             assert_eq!(path, all[unreadable]);
             assert_eq!(names(directory.path()), before, "nothing is renamed");
-            let latest = phalanx::saving::latest_whole_checkpoint(directory.path().join("backup"));
+            let latest = phalanx::saving::latest_intact_checkpoint(directory.path().join("backup"));
             assert!(matches!(latest, Err(Error::Io { .. })), "{latest:?}");
         }
         std::fs::rename(&kept, &all[unreadable]).unwrap();
@@ -393,7 +393,7 @@ fn two_runs_do_not_share_a_directory() {
         let fit = Fit::new().verbose(0).callback(BackupAndRestore::new(&path));
         let error = compiled(Setup::default()).fit((x, y), fit).unwrap_err().to_string();
         let process = std::process::id();
-        assert!(error.contains(&format!("process {process} at work in it")), "{error}");
+        assert!(error.contains(&format!("one in use by process {process}")), "{error}");
         Ok(Action::Continue)
     });
     let backup = BackupAndRestore::new(directory.path());

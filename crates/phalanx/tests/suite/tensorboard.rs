@@ -1,4 +1,4 @@
-//! TensorBoard's event files, read back by a reader that shares nothing with the writer.
+//! TensorBoard event files, read back by a reader that is independent of the writer.
 //! `tests/python/check_tensorboard.py` reads the same logs with TensorBoard's own reader.
 
 use phalanx::prelude::*;
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// CRC-32C a bit at a time, masked as records have it.
+/// CRC-32C bit by bit, masked as in records.
 fn masked_crc(bytes: &[u8]) -> u32 {
     let mut crc = u32::MAX;
     for byte in bytes {
@@ -18,7 +18,7 @@ fn masked_crc(bytes: &[u8]) -> u32 {
     (!crc).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// The records of a file, lengths and checksums checked.
+/// The records of a file. Checks lengths and checksums.
 fn records(path: &Path) -> Vec<Vec<u8>> {
     let bytes = std::fs::read(path).unwrap();
     let mut rest = &bytes[..];
@@ -35,7 +35,7 @@ fn records(path: &Path) -> Vec<Vec<u8>> {
     records
 }
 
-/// A field's value: a number or bytes.
+/// The value of a field: a number or bytes.
 #[derive(Clone, Debug)]
 enum Field {
     Number(u64),
@@ -112,13 +112,13 @@ fn doubles(field: &Field) -> Vec<f64> {
 /// (step, value) by tag.
 type Series<T> = BTreeMap<String, Vec<(u64, T)>>;
 
-/// What a run's directory holds.
+/// The content of a run directory.
 #[derive(Default)]
 struct Log {
     scalars: Series<f32>,
-    /// The histograms' fields.
+    /// The fields of the histograms.
     histograms: Series<Vec<(u64, Field)>>,
-    /// (name, op, inputs) of the graph's nodes.
+    /// (name, op, inputs) of the graph nodes.
     graph: Vec<(String, String, Vec<String>)>,
     times: Vec<f64>,
 }
@@ -162,7 +162,7 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
 }
 
-/// A net with a branch, a layer called twice and a model inside.
+/// A network with a branch, a layer called twice and a nested model.
 fn branched() -> Model {
     let x = Input::new([4]).named("pixels").symbol();
     let shared = LayerHandle::from(Dense::new(4).activation("relu"));
@@ -190,7 +190,7 @@ fn train(callback: TensorBoard, validation: f64) -> (Model, History) {
     (model, history)
 }
 
-/// Where the logs go: kept under `$PHALANX_TENSORBOARD_LOGS` for the check in Python.
+/// The directory of the logs. Logs are kept under `$PHALANX_TENSORBOARD_LOGS` for the check in Python.
 fn log_dir(name: &str) -> (PathBuf, Option<tempfile::TempDir>) {
     match std::env::var_os("PHALANX_TENSORBOARD_LOGS") {
         Some(directory) => (Path::new(&directory).join(name), None),
@@ -202,7 +202,7 @@ fn log_dir(name: &str) -> (PathBuf, Option<tempfile::TempDir>) {
 }
 
 #[test]
-fn scalars_histograms_and_graph_are_what_the_run_was() {
+fn scalars_histograms_and_graph_match_the_run() {
     let (logs, _guard) = log_dir("full");
     let callback =
         TensorBoard::new(&logs).histogram_freq(2).update_freq(2).write_steps_per_second(true);
@@ -214,7 +214,7 @@ fn scalars_histograms_and_graph_are_what_the_run_was() {
         assert!(log.times.last().unwrap() <= &(now() + 1e-3));
     }
 
-    // Four batches of 8 an epoch, of which every second is logged.
+    // Four batches of 8 per epoch, of which every second is logged.
     let tags: Vec<&str> = training.scalars.keys().map(String::as_str).collect();
     let expected = [
         "batch_accuracy",
@@ -237,7 +237,7 @@ fn scalars_histograms_and_graph_are_what_the_run_was() {
     assert_eq!(training.scalars["epoch_learning_rate"], series("lr", &epochs));
     let steps: Vec<u64> = training.scalars["batch_loss"].iter().map(|(step, _)| *step).collect();
     assert_eq!(steps, [2, 4, 6, 8, 10, 12]);
-    // The last batch's running mean is the epoch's.
+    // The running mean of the last batch is that of the epoch.
     assert_eq!(training.scalars["batch_loss"][1].1, training.scalars["epoch_loss"][0].1);
     for (epoch, (step, value)) in training.scalars["epoch_images_per_second"].iter().enumerate() {
         let speed = history.images_per_second[epoch] as f32;
@@ -257,7 +257,7 @@ fn scalars_histograms_and_graph_are_what_the_run_was() {
     let by_step = &validation.scalars["evaluation_loss_vs_iterations"];
     assert_eq!(*by_step, series("val_loss", &[4, 8, 12]));
 
-    // Epochs 0 and 2; the last is of the weights the model has now.
+    // Epochs 0 and 2; the last has the current weights of the model.
     let weights = model.weights().unwrap();
     assert_eq!(training.histograms.len(), weights.len());
     for (name, tensor) in weights {
@@ -311,7 +311,7 @@ fn by_default_only_epochs_and_the_graph_are_written() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_made_is_named_before_the_first_epoch() {
+fn an_impossible_directory_is_an_error_before_the_first_epoch() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("file"), "").unwrap();
     let mut model = branched();

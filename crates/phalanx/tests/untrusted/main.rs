@@ -1,5 +1,5 @@
-//! Files that nobody vouches for: damaged at random (`fuzz`) and built to attack (`malicious`). The allocator of this
-//! program measures memory.
+//! Untrusted files: damaged at random (`fuzz`) and crafted as attacks (`malicious`). The global
+//! allocator of this program measures memory.
 
 mod fuzz;
 mod malicious;

@@ -1,4 +1,4 @@
-//! How much memory is held at once, and how long a thread has worked.
+//! Peak memory, and CPU time of a thread.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -7,30 +7,30 @@ use std::time::{Duration, SystemTime};
 
 struct Meter;
 
-static HELD: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-fn grown(bytes: usize) {
-    let held = HELD.fetch_add(bytes, Relaxed) + bytes;
-    MOST.fetch_max(held, Relaxed);
+fn count_allocation(bytes: usize) {
+    let allocated = ALLOCATED.fetch_add(bytes, Relaxed) + bytes;
+    PEAK.fetch_max(allocated, Relaxed);
 }
 
-// SAFETY: hands everything to the system's allocator unchanged.
+// SAFETY: forwards all calls unchanged to the system allocator.
 unsafe impl GlobalAlloc for Meter {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        grown(layout.size());
+        count_allocation(layout.size());
         // SAFETY: the caller's contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        grown(layout.size());
+        count_allocation(layout.size());
         // SAFETY: the caller's contract.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        HELD.fetch_sub(layout.size(), Relaxed);
+        ALLOCATED.fetch_sub(layout.size(), Relaxed);
         // SAFETY: the caller's contract.
         unsafe { System.dealloc(ptr, layout) }
     }
@@ -39,29 +39,28 @@ unsafe impl GlobalAlloc for Meter {
 #[global_allocator]
 static METER: Meter = Meter;
 
-/// Keeps other tests from running: the memory of all threads is counted together.
-pub fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+/// Prevents other tests from running at the same time, because memory is counted over all threads.
+pub fn exclusive() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Begins to watch; what is held now.
+/// Resets the peak and returns the bytes allocated now.
 pub fn start() -> usize {
-    let held = HELD.load(Relaxed);
-    MOST.store(held, Relaxed);
-    held
+    let allocated = ALLOCATED.load(Relaxed);
+    PEAK.store(allocated, Relaxed);
+    allocated
 }
 
-/// How long this thread has worked so far, apart from what other programs took of the processor; the time of day
-/// where the system does not tell.
-pub fn worked() -> Duration {
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
-    let nanoseconds = told.as_deref().and_then(|text| text.split(' ').next()?.parse().ok());
-    let of_day = || SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-    nanoseconds.map_or_else(of_day, Duration::from_nanos)
+/// CPU time of this thread, or wall-clock time if the system does not report it.
+pub fn cpu_time() -> Duration {
+    let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanoseconds = schedstat.as_deref().and_then(|text| text.split(' ').next()?.parse().ok());
+    let wall_clock = || SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    nanoseconds.map_or_else(wall_clock, Duration::from_nanos)
 }
 
-/// The most held since, beyond what was held before.
+/// The peak since `start`, minus the bytes allocated before.
 pub fn peak(before: usize) -> usize {
-    MOST.load(Relaxed).saturating_sub(before)
+    PEAK.load(Relaxed).saturating_sub(before)
 }

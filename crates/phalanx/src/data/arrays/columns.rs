@@ -1,10 +1,11 @@
-//! What arrays are made of.
+//! The columns from which arrays are made.
 
 use crate::data::Samples;
 use phalanx_graph::Tensor;
 use std::sync::Arc;
 
-/// What is handed to [`Arrays::new`](super::Arrays::new): one tensor or set of images, several, or none as `()`.
+/// The argument of [`Arrays::new`](super::Arrays::new): one tensor or set of images, several of them, or
+/// `()` for none.
 #[derive(Clone, Debug, Default)]
 pub struct Columns(Vec<Samples>);
 
@@ -39,7 +40,7 @@ impl<A: Into<Samples>, B: Into<Samples>, C: Into<Samples>> From<(A, B, C)> for C
 }
 
 impl Columns {
-    /// The columns.
+    /// The columns as samples.
     pub(in crate::data) fn into_samples(self) -> Vec<Samples> {
         self.0
     }

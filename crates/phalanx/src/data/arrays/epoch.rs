@@ -1,36 +1,36 @@
-//! The batches of arrays.
+//! Batches of in-memory arrays.
 
 use super::Arrays;
 use crate::data::{
-    Dataset, Epoch, HostBatch, LocalShard, Picked, Picks, Samples, make_room, next_batch,
-    own_positions,
+    Dataset, Epoch, HostBatch, IndexBatch, IndexBatches, LocalShard, Samples, local_positions,
+    next_batch, reserve_slots,
 };
 use crate::error::Result;
 use phalanx_graph::{Data, Tensor};
 use std::ops::Range;
 
-/// Where an epoch stands.
+/// The state of one epoch.
 pub(super) struct ArraysEpoch<'a> {
     pub arrays: &'a Arrays,
-    /// The rows of every batch that are wanted; all where nothing is said.
-    pub share: Option<LocalShard>,
-    /// Positions in the window, where they are not taken in order.
+    /// The rows of every batch to produce; `None` means all.
+    pub shard: Option<LocalShard>,
+    /// Positions in the window; `None` if samples are not shuffled.
     pub order: Option<Vec<u32>>,
     pub at: usize,
     pub end: usize,
 }
 
-impl Picks for ArraysEpoch<'_> {
-    fn next(&mut self, picked: &mut Picked) -> Result<bool> {
+impl IndexBatches for ArraysEpoch<'_> {
+    fn next(&mut self, batch: &mut IndexBatch) -> Result<bool> {
         let Some(positions) = next_batch(&mut self.at, self.end, self.arrays.batch) else {
             return Ok(false);
         };
-        picked.rows.clear();
-        picked.motions.clear();
+        batch.rows.clear();
+        batch.augments.clear();
         let first = self.arrays.window.start as u32;
         match &self.order {
-            None => picked.rows.extend(positions.map(|at| first + at as u32)),
-            Some(order) => picked.rows.extend(order[positions].iter().map(|at| first + at)),
+            None => batch.rows.extend(positions.map(|at| first + at as u32)),
+            Some(order) => batch.rows.extend(order[positions].iter().map(|at| first + at)),
         }
         Ok(true)
     }
@@ -43,27 +43,27 @@ impl Epoch for ArraysEpoch<'_> {
         };
         let arrays = self.arrays;
         batch.rows = positions.len();
-        let share = self.share.as_ref();
-        let (positions, own) = own_positions(share, positions);
-        batch.own = own;
+        let shard = self.shard.as_ref();
+        let (positions, local) = local_positions(shard, positions);
+        batch.local = local;
         let first = arrays.window.start;
         let rows = match &self.order {
             None => Rows::InOrder(first + positions.start..first + positions.end),
-            Some(order) => Rows::Picked(first, &order[positions]),
+            Some(order) => Rows::Indexed(first, &order[positions]),
         };
         let room = arrays.batch_size();
-        let room = share.map_or(room, |share| share.rows(room).len().max(1));
+        let room = shard.map_or(room, |shard| shard.rows(room).len().max(1));
         let columns = arrays.inputs.iter().map(|c| (c.dtype(), c.dims()));
-        make_room(&mut batch.inputs, columns, room);
+        reserve_slots(&mut batch.inputs, columns, room);
         for (slot, column) in batch.inputs.iter_mut().zip(&arrays.inputs) {
             rows.gather(column, slot);
         }
         let columns = arrays.targets.iter().map(|c| (c.dtype(), c.dims()));
-        make_room(&mut batch.targets, columns, room);
+        reserve_slots(&mut batch.targets, columns, room);
         for (slot, column) in batch.targets.iter_mut().zip(&arrays.targets) {
             rows.gather_tensor(column, slot);
         }
-        batch.sample_weight.resize(batch.held(), 1.0);
+        batch.sample_weight.resize(batch.local_len(), 1.0);
         match &arrays.weights {
             Some(weights) => rows.copy(weights, 1, &mut batch.sample_weight),
             None => batch.sample_weight.fill(1.0),
@@ -77,11 +77,11 @@ impl Epoch for ArraysEpoch<'_> {
     }
 }
 
-/// Which rows make a batch.
+/// The rows that make up a batch.
 enum Rows<'a> {
     InOrder(Range<usize>),
     /// Offsets from a first row.
-    Picked(usize, &'a [u32]),
+    Indexed(usize, &'a [u32]),
 }
 
 impl Rows<'_> {
@@ -93,7 +93,7 @@ impl Rows<'_> {
                 let Some(to) = slot.f32_mut() else { return };
                 pixels.convert(rows.start, &mut to[..rows.len() * width]);
             }
-            (Samples::Pixels(_), Rows::Picked(first, offsets)) => {
+            (Samples::Pixels(_), Rows::Indexed(first, offsets)) => {
                 let width = column.row_len().max(1);
                 let Some(to) = slot.f32_mut() else { return };
                 for (to, offset) in to.chunks_exact_mut(width).zip(*offsets) {
@@ -125,12 +125,12 @@ impl Rows<'_> {
                 let part = &from[rows.start * width..rows.end * width];
                 to[..part.len()].copy_from_slice(part);
             }
-            Rows::Picked(first, offsets) if width == 1 => {
+            Rows::Indexed(first, offsets) if width == 1 => {
                 for (to, offset) in to.iter_mut().zip(*offsets) {
                     *to = from[first + *offset as usize];
                 }
             }
-            Rows::Picked(first, offsets) => {
+            Rows::Indexed(first, offsets) => {
                 for (to, offset) in to.chunks_exact_mut(width.max(1)).zip(*offsets) {
                     let row = first + *offset as usize;
                     to.copy_from_slice(&from[row * width..(row + 1) * width]);

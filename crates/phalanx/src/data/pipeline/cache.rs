@@ -1,7 +1,7 @@
-//! Elements kept from the first pass for those that follow.
+//! Caches: elements of the first pass are stored for later passes.
 
-use super::part_file::{PartFile, decode, encode};
-use super::pass::{Item, Pass};
+use super::epoch_context::{EpochContext, Item};
+use super::worker_cache_file::{WorkerCacheFile, decode, encode};
 use super::{Cardinality, Elements, Step};
 use crate::data::LocalShard;
 use crate::error::{Error, Result};
@@ -11,32 +11,32 @@ use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-type Keeper = (Option<Arc<LocalShard>>, Arc<Mutex<Kept>>);
+type ShardStore = (Option<Arc<LocalShard>>, Arc<Mutex<Stored>>);
 
-/// Elements by their numbers, in memory or in a file of the worker's own. A pass makes those that are
-/// missing, as the first pass would have made them.
+/// Elements by index, in memory or in a file per worker. A pass produces the elements that are missing,
+/// exactly as the first pass would have.
 pub(super) struct Cache {
     inner: Arc<dyn Step>,
-    /// The name that files of workers begin with.
+    /// Prefix of the workers' file names.
     file: Option<PathBuf>,
-    /// Whether elements depend on the pass they were made in.
+    /// Whether elements depend on the pass that produced them.
     shuffled: bool,
-    /// What there is, for each share: threads may stand for workers.
-    kept: Mutex<Vec<Keeper>>,
+    /// Stored elements per shard. Threads may act as workers.
+    stored: Mutex<Vec<ShardStore>>,
 }
 
-/// What one worker has.
-struct Kept {
-    /// The seed and the path of the pass that it is from, where they matter.
+/// The elements that one worker has stored.
+struct Stored {
+    /// Seed and path of the pass that produced them, if these matter.
     of: Option<(u64, u32)>,
-    /// How many elements there are, once a pass has come to its end.
+    /// Number of elements, once a pass has reached its end.
     end: Option<usize>,
     store: Store,
 }
 
 enum Store {
     Memory(Vec<Option<Item>>),
-    File(PartFile),
+    File(WorkerCacheFile),
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -74,29 +74,29 @@ impl Store {
 
 impl Cache {
     pub fn in_memory(inner: Arc<dyn Step>, shuffled: bool) -> Cache {
-        Cache { inner, file: None, shuffled, kept: Mutex::default() }
+        Cache { inner, file: None, shuffled, stored: Mutex::default() }
     }
 
-    /// What this worker has. An unfinished pass with another seed leaves nothing that could be used.
-    fn kept(&self, pass: &Pass) -> Result<Arc<Mutex<Kept>>> {
-        let of = self.shuffled.then_some((pass.seed, pass.path));
-        let mut all = lock(&self.kept);
-        let usable = |kept: &Kept| kept.of == of || kept.end.is_some();
-        if let Some((_, kept)) = all.iter().find(|(share, _)| *share == pass.share)
-            && usable(&lock(kept))
+    /// The elements stored by this worker. Discards those of an unfinished pass with another seed.
+    fn stored(&self, context: &EpochContext) -> Result<Arc<Mutex<Stored>>> {
+        let of = self.shuffled.then_some((context.seed, context.path));
+        let mut all = lock(&self.stored);
+        let usable = |stored: &Stored| stored.of == of || stored.end.is_some();
+        if let Some((_, stored)) = all.iter().find(|(shard, _)| *shard == context.shard)
+            && usable(&lock(stored))
         {
-            return Ok(kept.clone());
+            return Ok(stored.clone());
         }
-        all.retain(|(share, _)| *share != pass.share);
-        let store = match (&self.file, &pass.share) {
-            (Some(path), Some(share)) => {
-                Store::File(PartFile::open(path, share, of, self.inner.cardinality())?)
+        all.retain(|(shard, _)| *shard != context.shard);
+        let store = match (&self.file, &context.shard) {
+            (Some(path), Some(shard)) => {
+                Store::File(WorkerCacheFile::open(path, shard, of, self.inner.cardinality())?)
             }
             _ => Store::Memory(vec![]),
         };
-        let kept = Arc::new(Mutex::new(Kept { of, end: None, store }));
-        all.push((pass.share.clone(), kept.clone()));
-        Ok(kept)
+        let stored = Arc::new(Mutex::new(Stored { of, end: None, store }));
+        all.push((context.shard.clone(), stored.clone()));
+        Ok(stored)
     }
 }
 
@@ -105,23 +105,23 @@ impl Step for Cache {
         self.inner.cardinality()
     }
 
-    fn open(&self, pass: Pass) -> Result<Box<dyn Elements>> {
-        let kept = self.kept(&pass)?;
-        let held = lock(&kept);
+    fn open(&self, context: EpochContext) -> Result<Box<dyn Elements>> {
+        let stored = self.stored(&context)?;
+        let guard = lock(&stored);
         let whole =
-            held.end.filter(|end| (0..*end).all(|at| !pass.wants(at) || held.store.has(at)));
+            guard.end.filter(|end| (0..*end).all(|at| !context.wants(at) || guard.store.has(at)));
         let inner = match whole {
             Some(_) => None,
             None => {
-                let (seed, path) = held.of.unwrap_or((pass.seed, pass.path));
+                let (seed, path) = guard.of.unwrap_or((context.seed, context.path));
                 let known = match self.inner.cardinality() {
                     Cardinality::Known(n) => n,
-                    Cardinality::Unknown | Cardinality::Infinite => held.end.unwrap_or(0),
+                    Cardinality::Unknown | Cardinality::Infinite => guard.end.unwrap_or(0),
                 };
-                let there: Vec<bool> = (0..known).map(|at| held.store.has(at)).collect();
-                let wanted = pass.wanted.clone();
-                // What is kept must not depend on where a run was taken up.
-                let first = Pass { seed, path, epoch: 0, ..pass.clone() };
+                let there: Vec<bool> = (0..known).map(|at| guard.store.has(at)).collect();
+                let wanted = context.wanted.clone();
+                // Cached elements must not depend on where a run was resumed.
+                let first = EpochContext { seed, path, epoch: 0, ..context.clone() };
                 let missing = move |at: usize| {
                     !there.get(at).copied().unwrap_or(false)
                         && wanted.as_ref().is_none_or(|wanted| wanted(at))
@@ -129,41 +129,41 @@ impl Step for Cache {
                 Some(self.inner.open(first.with_wanted(missing))?)
             }
         };
-        drop(held);
-        Ok(Box::new(CacheElements { inner, kept, pass, at: 0 }))
+        drop(guard);
+        Ok(Box::new(CacheElements { inner, stored, context, at: 0 }))
     }
 }
 
 struct CacheElements {
-    /// Nothing where all that is needed is there.
+    /// `None` if all needed elements are cached.
     inner: Option<Box<dyn Elements>>,
-    kept: Arc<Mutex<Kept>>,
-    pass: Pass,
+    stored: Arc<Mutex<Stored>>,
+    context: EpochContext,
     at: usize,
 }
 
 impl Elements for CacheElements {
     fn next(&mut self) -> Result<Option<Item>> {
         let made = match &mut self.inner {
-            None => Some(Item::LeftOut),
+            None => Some(Item::Skipped),
             Some(inner) => inner.next()?,
         };
-        let (at, mut kept) = (self.at, lock(&self.kept));
+        let (at, mut stored) = (self.at, lock(&self.stored));
         let Some(made) =
-            made.filter(|_| self.inner.is_some() || kept.end.is_none_or(|end| at < end))
+            made.filter(|_| self.inner.is_some() || stored.end.is_none_or(|end| at < end))
         else {
-            kept.end.get_or_insert(at);
+            stored.end.get_or_insert(at);
             return Ok(None);
         };
         self.at += 1;
-        if let Item::LeftOut = made {
-            return match self.pass.wants(at) {
-                true => Ok(Some(kept.store.get(at)?.unwrap_or(Item::LeftOut))),
-                false => Ok(Some(Item::LeftOut)),
+        if let Item::Skipped = made {
+            return match self.context.wants(at) {
+                true => Ok(Some(stored.store.get(at)?.unwrap_or(Item::Skipped))),
+                false => Ok(Some(Item::Skipped)),
             };
         }
-        if !kept.store.has(at) {
-            kept.store.put(at, &made)?;
+        if !stored.store.has(at) {
+            stored.store.put(at, &made)?;
         }
         Ok(Some(made))
     }
@@ -173,7 +173,7 @@ impl Elements for CacheElements {
             self.at = self.at.saturating_add(elements);
             return Ok(());
         }
-        // What is passed over is made all the same: the next pass wants it.
+        // Skipped elements are still produced, because the next pass needs them.
         for _ in 0..elements {
             if self.next()?.is_none() {
                 break;
@@ -183,36 +183,36 @@ impl Elements for CacheElements {
     }
 }
 
-/// First bytes of a cache file. Then, little-endian: for each element its number of tensors
-/// (u8), for each tensor its type (u8: 0 f32, 1 i32), rank (u8), dimensions (u64) and elements.
+/// First bytes of a cache file. Then, little-endian: for each element its number of tensors (u8), for
+/// each tensor its type (u8: 0 f32, 1 i32), rank (u8), dimensions (u64) and elements.
 const MAGIC: &[u8; 8] = b"PHXCACH1";
 
-/// A file of a single process; several workers have one each, unless it is there.
-pub(super) struct InFile {
+/// A cache file of a single process. If it does not exist, several workers have a file each.
+pub(super) struct FileCache {
     path: PathBuf,
-    parts: Cache,
+    worker_caches: Cache,
 }
 
-impl InFile {
-    pub fn new(inner: Arc<dyn Step>, path: PathBuf, shuffled: bool) -> InFile {
+impl FileCache {
+    pub fn new(inner: Arc<dyn Step>, path: PathBuf, shuffled: bool) -> FileCache {
         let file = Some(path.clone());
-        InFile { path, parts: Cache { inner, file, shuffled, kept: Mutex::default() } }
+        FileCache { path, worker_caches: Cache { inner, file, shuffled, stored: Mutex::default() } }
     }
 }
 
-impl Step for InFile {
+impl Step for FileCache {
     fn cardinality(&self) -> Cardinality {
-        self.parts.cardinality()
+        self.worker_caches.cardinality()
     }
 
-    fn open(&self, pass: Pass) -> Result<Box<dyn Elements>> {
+    fn open(&self, context: EpochContext) -> Result<Box<dyn Elements>> {
         if std::fs::exists(&self.path).map_err(|e| Error::io(&self.path, e))? {
-            return Ok(Box::new(Reading::new(&self.path, pass)?));
+            return Ok(Box::new(Reading::new(&self.path, context)?));
         }
-        if pass.share.is_some() {
-            return self.parts.open(pass);
+        if context.shard.is_some() {
+            return self.worker_caches.open(context);
         }
-        let inner = self.parts.inner.open(Pass { epoch: 0, ..pass })?;
+        let inner = self.worker_caches.inner.open(EpochContext { epoch: 0, ..context })?;
         let writer = Writing::new(&self.path)?;
         Ok(Box::new(Recording { inner, writer: Some(writer) }))
     }
@@ -227,13 +227,13 @@ impl Elements for Recording {
     fn next(&mut self) -> Result<Option<Item>> {
         let next = self.inner.next()?;
         match &next {
-            Some(Item::Made(element)) => {
+            Some(Item::Full(element)) => {
                 if let Some(writer) = &mut self.writer {
                     writer.write(&encode(element)?)?;
                 }
             }
-            // A file is written by a process that needs everything.
-            Some(Item::Part(_) | Item::LeftOut) => self.writer = None,
+            // Only a process that needs all elements writes a file.
+            Some(Item::Partial(_) | Item::Skipped) => self.writer = None,
             None => {
                 if let Some(writer) = self.writer.take() {
                     writer.finish()?;
@@ -244,7 +244,7 @@ impl Elements for Recording {
     }
 }
 
-/// A cache file under way; a pass that does not end leaves none.
+/// A cache file being written. A pass that does not reach its end leaves none.
 struct Writing {
     file: AtomicFile,
     path: PathBuf,
@@ -270,14 +270,14 @@ impl Writing {
 struct Reading {
     file: BufReader<File>,
     path: PathBuf,
-    /// Bytes not yet read; nothing in the file can be longer.
+    /// Bytes left in the file; no length field may exceed it.
     left: u64,
-    pass: Pass,
+    context: EpochContext,
     at: usize,
 }
 
 impl Reading {
-    fn new(path: &Path, pass: Pass) -> Result<Reading> {
+    fn new(path: &Path, context: EpochContext) -> Result<Reading> {
         let mut file = open_file(path, "a cache file")?;
         let left = file.metadata().map_err(|e| Error::io(path, e))?.len();
         let cut = || Error::file(path, "whole elements", "a truncated or damaged file");
@@ -287,7 +287,7 @@ impl Reading {
         if magic != *MAGIC {
             return Err(Error::file(path, "a cache file of this version", "another file"));
         }
-        Ok(Reading { file: BufReader::new(file), path: path.into(), left, pass, at: 0 })
+        Ok(Reading { file: BufReader::new(file), path: path.into(), left, context, at: 0 })
     }
 }
 
@@ -296,9 +296,9 @@ impl Elements for Reading {
         if self.left == 0 {
             return Ok(None);
         }
-        let wanted = self.pass.wants(self.at);
+        let wanted = self.context.wants(self.at);
         self.at += 1;
         let element = decode(&mut self.file, &mut self.left, &self.path, wanted)?;
-        Ok(Some(element.map_or(Item::LeftOut, Item::Made)))
+        Ok(Some(element.map_or(Item::Skipped, Item::Full)))
     }
 }

@@ -1,16 +1,16 @@
-//! Elements that a program makes one after the other, and a promise of how many there are.
+//! Elements from a user's iterator, and assertions about their number.
 
-use super::pass::{Item, Pass};
+use super::epoch_context::{EpochContext, Item};
 use super::{Cardinality, Element, Elements, Step};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
 const OWNER: &str = "from_generator";
 
-/// An iterator over the elements of one pass.
+/// An iterator over the elements of one context.
 pub(super) type Iter = Box<dyn Iterator<Item = Result<Element>> + Send>;
 
-/// Opens an iterator for every pass.
+/// Opens an iterator for every context.
 pub(super) struct Generator {
     pub open: Arc<dyn Fn() -> Result<Iter> + Send + Sync>,
 }
@@ -20,16 +20,16 @@ impl Step for Generator {
         Cardinality::Unknown
     }
 
-    fn open(&self, pass: Pass) -> Result<Box<dyn Elements>> {
+    fn open(&self, context: EpochContext) -> Result<Box<dyn Elements>> {
         let iter = (self.open)().map_err(|e| Error::config(OWNER, e))?;
-        Ok(Box::new(GeneratorElements { iter: Some(iter), pass, at: 0 }))
+        Ok(Box::new(GeneratorElements { iter: Some(iter), context, at: 0 }))
     }
 }
 
 struct GeneratorElements {
-    /// Taken at the end, behind which an iterator is not asked again.
+    /// Taken at the end, so that the iterator is not polled again.
     iter: Option<Iter>,
-    pass: Pass,
+    context: EpochContext,
     at: usize,
 }
 
@@ -42,11 +42,11 @@ impl Elements for GeneratorElements {
         let at = self.at;
         self.at += 1;
         let element = next.map_err(|e| Error::config(OWNER, format!("element {at}: {e}")))?;
-        Ok(Some(if self.pass.wants(at) { Item::Made(element) } else { Item::LeftOut }))
+        Ok(Some(if self.context.wants(at) { Item::Full(element) } else { Item::Skipped }))
     }
 }
 
-/// The elements of another step, of which there must be so many.
+/// The elements of another step, whose number must be `count`.
 pub(super) struct AssertCardinality {
     pub inner: Arc<dyn Step>,
     pub count: usize,
@@ -57,9 +57,9 @@ impl Step for AssertCardinality {
         Cardinality::Known(self.count)
     }
 
-    fn open(&self, pass: Pass) -> Result<Box<dyn Elements>> {
+    fn open(&self, context: EpochContext) -> Result<Box<dyn Elements>> {
         Ok(Box::new(Asserted {
-            inner: self.inner.open(pass)?,
+            inner: self.inner.open(context)?,
             count: self.count,
             at: 0,
             skipped: false,
@@ -71,7 +71,7 @@ struct Asserted {
     inner: Box<dyn Elements>,
     count: usize,
     at: usize,
-    /// Whether some were left out, as far as there were that many.
+    /// Whether elements were skipped; fewer may have been available.
     skipped: bool,
 }
 

@@ -1,32 +1,32 @@
-//! Pipelines with the words of `tf.data`.
+//! Input pipelines with the vocabulary of `tf.data`.
 
 mod cache;
+mod epoch_context;
 mod generator;
 mod parallel;
-mod part_file;
-mod pass;
 mod steps;
+mod worker_cache_file;
 
 use super::{Columns, Dataset, Digest, Epoch, HostBatch, LocalShard, Samples};
 use crate::error::{Error, Result};
 use crate::model::{IntoDataset, Source};
-use pass::{Item, Part, Pass};
+use epoch_context::{EpochContext, Item, PartialBatch};
 use phalanx_graph::Tensor;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What flows through a pipeline: the tensors of a sample, or of a batch of them, in order: input,
-/// target, sample weight.
+/// An element of a pipeline: the tensors of a sample or of a batch, in the order input, target, sample
+/// weight.
 pub type Element = Vec<Tensor>;
 
-/// How many elements there are.
+/// Number of elements of a pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cardinality {
-    /// So many.
+    /// A known number.
     Known(usize),
-    /// Only running it tells.
+    /// Unknown until the pipeline runs.
     Unknown,
-    /// No end of them.
+    /// Infinite, as after `repeat` without a count.
     Infinite,
 }
 
@@ -34,10 +34,10 @@ pub enum Cardinality {
 trait Step: Send + Sync {
     fn cardinality(&self) -> Cardinality;
 
-    fn open(&self, pass: Pass) -> Result<Box<dyn Elements>>;
+    fn open(&self, context: EpochContext) -> Result<Box<dyn Elements>>;
 }
 
-/// The elements of one pass.
+/// The elements of one context.
 trait Elements: Send {
     fn next(&mut self) -> Result<Option<Item>>;
 
@@ -51,16 +51,17 @@ trait Elements: Send {
     }
 }
 
-/// Samples on their way to the model: `Pipeline::from_tensor_slices((x, y)).shuffle(1000)…`.
+/// An input pipeline: `Pipeline::from_tensor_slices((x, y)).shuffle(1000)…`.
 ///
-/// The order is the same whatever the number of threads, and depends on the run's seed and the
-/// epoch alone. Clones share the steps.
+/// The order is the same for any number of threads, and depends only on the seed of the run and the
+/// epoch. Clones share the steps.
 ///
-/// With several workers each makes the samples of its own rows only, of the same batches as one process
-/// would make: what is mapped before the last `batch` is mapped by one worker, and caches keep what
-/// their worker has made. What has to see everything runs in full on every worker: `filter` and the steps
-/// before it, `from_generator`, those between either and `batch` (how many samples there are is not known), a `map`, `zip` or
-/// `enumerate` of whole batches and what is before it, and what is repeated without end before it is shuffled.
+/// With several workers, each produces only the samples of its own rows, out of the same batches that
+/// one process would produce. A `map` before the last `batch` runs on one worker per sample, and caches
+/// hold what their worker has produced. Some steps must see every element and run in full on every
+/// worker: `filter` and the steps before it; `from_generator`; the steps between either of them and
+/// `batch`, because the number of samples is unknown; a `map`, `zip` or `enumerate` of full batches and
+/// the steps before it; and an infinite `repeat` before a `shuffle`.
 ///
 /// ```
 /// use phalanx::data::{Cardinality, Pipeline};
@@ -81,32 +82,31 @@ trait Elements: Send {
 #[derive(Clone)]
 pub struct Pipeline {
     step: Arc<dyn Step>,
-    /// Samples of the largest batch, once there are batches.
+    /// Samples in the largest batch, once the pipeline is batched.
     batch: Option<usize>,
-    /// Samples of an epoch, where known.
+    /// Samples per epoch, if known.
     rows: Option<usize>,
     /// Whether the order depends on the seed.
     shuffled: bool,
-    known: Known,
+    provenance: Provenance,
 }
 
-/// What can be said of a pipeline's elements: the tensors they come from and the steps they take. Functions
-/// cannot be told apart.
+/// The source tensors and the steps applied, for the digest. Functions cannot be distinguished.
 #[derive(Clone, Default)]
-struct Known {
+struct Provenance {
     sources: Vec<Samples>,
     steps: String,
 }
 
-impl Known {
-    fn then(mut self, step: std::fmt::Arguments<'_>) -> Known {
+impl Provenance {
+    fn then(mut self, step: std::fmt::Arguments<'_>) -> Provenance {
         self.steps += &format!(".{step}");
         self
     }
 }
 
 impl Pipeline {
-    /// The rows of tensors or images of equal length: `x`, `(x, y)` or `(x, y, sample_weight)`.
+    /// Rows of tensors or images of equal length: `x`, `(x, y)` or `(x, y, sample_weight)`.
     pub fn from_tensor_slices(columns: impl Into<Columns>) -> Result<Pipeline> {
         let columns: Vec<Samples> = columns.into().into_samples();
         let wrong = |expected: &str, received: String| {
@@ -118,18 +118,19 @@ impl Pipeline {
         if let Some(bad) = columns.iter().find(|c| c.dims().is_empty() || c.rows() != rows) {
             return wrong(&format!("{rows} rows in each"), format!("{:?}", bad.dims()));
         }
-        let known = Known { sources: columns.clone(), steps: String::new() };
+        let provenance = Provenance { sources: columns.clone(), steps: String::new() };
         let step = Arc::new(steps::Slices { columns, rows });
-        Ok(Pipeline { step, batch: None, rows: Some(rows), shuffled: false, known })
+        Ok(Pipeline { step, batch: None, rows: Some(rows), shuffled: false, provenance })
     }
 
-    /// What a program makes, one element after the other, for data of any size: `open` starts every
-    /// pass anew, and nothing is kept but what later steps ask for. An element is `[x]`, `[x, y]` or
-    /// `[x, y, sample_weight]`, each without the dimension of the batch.
+    /// Elements from an iterator, for data of any size. `open` is called for every pass, and nothing is
+    /// stored unless a later step requires it. An element is `[x]`, `[x, y]` or `[x, y, sample_weight]`,
+    /// each without the batch dimension.
     ///
-    /// How many there are is not known until they end; [`assert_cardinality`](Self::assert_cardinality)
-    /// says it. A run continued in the middle of an epoch makes the elements before its place once
-    /// more, and drops them. An error ends the pass, with the element's number.
+    /// The number of elements is unknown until the iterator ends; set it with
+    /// [`assert_cardinality`](Self::assert_cardinality). A run resumed in the middle of an epoch
+    /// produces and drops the elements before that point. An error ends the pass and reports the index
+    /// of the element.
     ///
     /// ```
     /// use phalanx::prelude::*;
@@ -158,29 +159,30 @@ impl Pipeline {
     {
         let open = move || open().map(|iter| Box::new(iter) as generator::Iter);
         let step = Arc::new(generator::Generator { open: Arc::new(open) });
-        let known = Known::default().then(format_args!("from_generator"));
-        Pipeline { step, batch: None, rows: None, shuffled: false, known }
+        let provenance = Provenance::default().then(format_args!("from_generator"));
+        Pipeline { step, batch: None, rows: None, shuffled: false, provenance }
     }
 
-    /// Says how many elements there are where only running it would tell: an epoch then has known
-    /// steps, and of several workers each maps its own rows only. A pass with more or fewer is an error.
+    /// Declares the number of elements if it is otherwise unknown. An epoch then has a known number of
+    /// steps, and each of several workers maps only its own rows. A pass with more or fewer elements is
+    /// an error.
     pub fn assert_cardinality(self, count: usize) -> Pipeline {
         let rows = self.rows.or(self.batch.is_none().then_some(count));
         let step = Arc::new(generator::AssertCardinality { inner: self.step, count });
         Pipeline { step, rows, ..self }
     }
 
-    /// The number of elements, as far as it is known.
+    /// The number of elements, if known.
     pub fn cardinality(&self) -> Cardinality {
         self.step.cardinality()
     }
 
-    /// Changes every element, on as many threads as there are cores; the order stays.
+    /// Applies `f` to every element on one thread per core. The order is preserved.
     pub fn map(self, f: impl Fn(Element) -> Result<Element> + Send + Sync + 'static) -> Pipeline {
         self.map_parallel(crate::usable_cores(), f)
     }
 
-    /// [`map`](Self::map) with a number of threads, `num_parallel_calls` of `tf.data`.
+    /// [`map`](Self::map) with a given number of threads, `num_parallel_calls` of `tf.data`.
     pub fn map_parallel(
         mut self,
         num_parallel_calls: usize,
@@ -188,29 +190,30 @@ impl Pipeline {
     ) -> Pipeline {
         let threads = num_parallel_calls.clamp(1, 256);
         self.step = Arc::new(parallel::Map { inner: self.step, f: Arc::new(f), threads });
-        self.known = self.known.then(format_args!("map"));
+        self.provenance = self.provenance.then(format_args!("map"));
         self
     }
 
-    /// Keeps the elements that `f` says yes to.
+    /// Keeps the elements for which `f` returns true.
     pub fn filter(self, f: impl Fn(&Element) -> Result<bool> + Send + Sync + 'static) -> Pipeline {
         let step = Arc::new(steps::Filter { inner: self.step, f: Arc::new(f) });
-        let known = self.known.then(format_args!("filter"));
-        Pipeline { step, rows: None, known, ..self }
+        let provenance = self.provenance.then(format_args!("filter"));
+        Pipeline { step, rows: None, provenance, ..self }
     }
 
-    /// Takes elements at random from a buffer of that many; another order every epoch.
+    /// Draws elements at random from a buffer of `buffer_size`, in a different order every epoch.
     pub fn shuffle(mut self, buffer_size: usize) -> Result<Pipeline> {
         if buffer_size == 0 {
             return Err(Error::argument("shuffle", "buffer_size", "at least 1", buffer_size));
         }
         self.step = Arc::new(steps::Shuffle { inner: self.step, buffer: buffer_size });
         self.shuffled = true;
-        self.known = self.known.then(format_args!("shuffle({buffer_size})"));
+        self.provenance = self.provenance.then(format_args!("shuffle({buffer_size})"));
         Ok(self)
     }
 
-    /// Joins so many elements to a batch; `drop_remainder` leaves out a last one that is not full.
+    /// Combines `batch_size` elements into a batch. `drop_remainder` drops the last batch if it is not
+    /// full.
     pub fn batch(self, batch_size: usize, drop_remainder: bool) -> Result<Pipeline> {
         if batch_size == 0 {
             return Err(Error::argument("batch", "batch_size", "at least 1", batch_size));
@@ -218,77 +221,78 @@ impl Pipeline {
         let full = |n: usize| if drop_remainder { n - n % batch_size } else { n };
         let rows = self.rows.filter(|_| self.batch.is_none()).map(full);
         let step = Arc::new(steps::Batch { inner: self.step, size: batch_size, drop_remainder });
-        let known = self.known.then(format_args!("batch({batch_size}, {drop_remainder})"));
-        Ok(Pipeline { step, batch: Some(batch_size), rows, known, ..self })
+        let provenance =
+            self.provenance.then(format_args!("batch({batch_size}, {drop_remainder})"));
+        Ok(Pipeline { step, batch: Some(batch_size), rows, provenance, ..self })
     }
 
-    /// Keeps the elements of the first pass in memory, and gives those from then on.
+    /// Stores the elements of the first pass in memory and reuses them in later passes.
     pub fn cache(mut self) -> Pipeline {
         self.step = Arc::new(cache::Cache::in_memory(self.step, self.shuffled));
-        self.known = self.known.then(format_args!("cache"));
+        self.provenance = self.provenance.then(format_args!("cache"));
         self
     }
 
-    /// Keeps the elements of the first whole pass in a file, which is used where it is there.
+    /// Stores the elements of the first complete pass in a file. An existing file is used as it is.
     ///
-    /// With several workers, each keeps what it has made in a file of its own beside it
-    /// (`PATH.rows-0-1-of-2` where the first of two replicas is its), unless there is one of a single
-    /// process, which serves all of them. A worker's file that was made for another number of elements, or with another
-    /// seed where that decides their order, is made again.
+    /// With several workers, each stores its elements in a separate file next to it
+    /// (`PATH.rows-0-1-of-2` for the worker with the first of two replicas). If a file of a single
+    /// process exists, it serves all workers. A worker's file is recreated if it was made for another
+    /// number of elements, or with another seed if the order depends on it.
     pub fn cache_file(mut self, path: impl Into<PathBuf>) -> Pipeline {
-        self.step = Arc::new(cache::InFile::new(self.step, path.into(), self.shuffled));
-        // A file that is there counts, whatever would be made in its place.
-        self.known = Known::default().then(format_args!("cache_file"));
+        self.step = Arc::new(cache::FileCache::new(self.step, path.into(), self.shuffled));
+        // An existing file is used regardless of the steps before it.
+        self.provenance = Provenance::default().then(format_args!("cache_file"));
         self
     }
 
-    /// Prepares so many elements ahead, on a thread of its own.
+    /// Prepares up to `buffer_size` elements ahead on a background thread.
     pub fn prefetch(mut self, buffer_size: usize) -> Pipeline {
         let ahead = buffer_size.clamp(1, 1 << 16);
-        self.step = Arc::new(parallel::Ahead { inner: self.step, ahead });
+        self.step = Arc::new(parallel::PrefetchStep { inner: self.step, ahead });
         self
     }
 
-    /// The data `count` times over; endless without one.
+    /// Repeats the data `count` times, or infinitely without a count.
     pub fn repeat(self, count: impl Into<Option<usize>>) -> Pipeline {
         let count = count.into();
         let rows = count.and_then(|count| self.rows?.checked_mul(count));
         let step = Arc::new(steps::Repeat { inner: self.step, count });
-        let known = self.known.then(format_args!("repeat({count:?})"));
-        Pipeline { step, rows, known, ..self }
+        let provenance = self.provenance.then(format_args!("repeat({count:?})"));
+        Pipeline { step, rows, provenance, ..self }
     }
 
-    /// The first elements, at most so many.
+    /// At most the first `count` elements.
     pub fn take(self, count: usize) -> Pipeline {
         let rows = self.after(|rows, size| rows.min(count.saturating_mul(size)));
         let step = Arc::new(steps::Take { inner: self.step, count });
-        let known = self.known.then(format_args!("take({count})"));
-        Pipeline { step, rows, known, ..self }
+        let provenance = self.provenance.then(format_args!("take({count})"));
+        Pipeline { step, rows, provenance, ..self }
     }
 
-    /// All but the first elements.
+    /// All but the first `count` elements.
     pub fn skip(self, count: usize) -> Pipeline {
         let rows = self.after(|rows, size| rows.saturating_sub(count.saturating_mul(size)));
         let step = Arc::new(steps::Skip { inner: self.step, count });
-        let known = self.known.then(format_args!("skip({count})"));
-        Pipeline { step, rows, known, ..self }
+        let provenance = self.provenance.then(format_args!("skip({count})"));
+        Pipeline { step, rows, provenance, ..self }
     }
 
-    /// Elements of both side by side, until one ends.
+    /// Pairs the elements of both pipelines until one ends.
     pub fn zip(self, other: Pipeline) -> Pipeline {
         let rows = self.rows.zip(other.rows).map(|(a, b)| a.min(b));
         let rows = rows.filter(|_| self.batch == other.batch);
         let shuffled = self.shuffled || other.shuffled;
-        let mut known = self.known.then(format_args!("zip({})", other.known.steps));
-        known.sources.extend(other.known.sources);
+        let mut provenance = self.provenance.then(format_args!("zip({})", other.provenance.steps));
+        provenance.sources.extend(other.provenance.sources);
         let step = Arc::new(steps::Zip { inner: [self.step, other.step] });
-        Pipeline { step, batch: self.batch, rows, shuffled, known }
+        Pipeline { step, batch: self.batch, rows, shuffled, provenance }
     }
 
-    /// Puts each element's number, an integer scalar, before its tensors.
+    /// Prepends the index of each element as an integer scalar.
     pub fn enumerate(mut self) -> Pipeline {
         self.step = Arc::new(steps::Enumerate { inner: self.step });
-        self.known = self.known.then(format_args!("enumerate"));
+        self.provenance = self.provenance.then(format_args!("enumerate"));
         self
     }
 
@@ -298,7 +302,7 @@ impl Pipeline {
         seed: u64,
         epoch: u64,
     ) -> Result<impl Iterator<Item = Result<Element>> + use<>> {
-        let mut elements = self.step.open(Pass::new(seed, epoch, None))?;
+        let mut elements = self.step.open(EpochContext::new(seed, epoch, None))?;
         let mut failed = false;
         Ok(std::iter::from_fn(move || {
             if failed {
@@ -306,11 +310,11 @@ impl Pipeline {
             }
             let next = elements.next();
             failed = next.is_err();
-            next.map(|item| item.and_then(Item::made)).transpose()
+            next.map(|item| item.and_then(Item::full)).transpose()
         }))
     }
 
-    /// Samples left of an epoch; batches that repeat may be short in the middle.
+    /// Samples left in an epoch. Repeated batches may be short in the middle.
     fn after(&self, change: impl Fn(usize, usize) -> usize) -> Option<usize> {
         let size = self.batch.unwrap_or(1);
         let whole = match self.cardinality() {
@@ -345,8 +349,8 @@ impl Dataset for Pipeline {
 
     fn digest(&self) -> u64 {
         let mut digest = Digest::default();
-        self.known.sources.iter().for_each(|source| digest.samples(source));
-        digest.bytes(self.known.steps.as_bytes());
+        self.provenance.sources.iter().for_each(|source| digest.samples(source));
+        digest.bytes(self.provenance.steps.as_bytes());
         digest.end()
     }
 
@@ -355,13 +359,13 @@ impl Dataset for Pipeline {
         seed: u64,
         epoch: u64,
         start: usize,
-        share: Option<&LocalShard>,
+        shard: Option<&LocalShard>,
     ) -> Result<Box<dyn Epoch + '_>> {
         if self.batch.is_none() {
             let (expected, received) = ("batch(n) before training", "single samples");
             return Err(Error::argument("Pipeline", "batch", expected, received));
         }
-        let mut elements = self.step.open(Pass::new(seed, epoch, share))?;
+        let mut elements = self.step.open(EpochContext::new(seed, epoch, shard))?;
         elements.skip(start)?;
         Ok(Box::new(PipelineEpoch { elements, at: start }))
     }
@@ -381,9 +385,9 @@ impl Epoch for PipelineEpoch {
             Err(Error::argument("Pipeline", format!("batch {at}"), expected, received))
         };
         let (element, part) = match item {
-            Item::Made(element) => (element, None),
-            Item::Part(Part { element, rows, own }) => (element, Some((rows, own))),
-            Item::LeftOut => return wrong("every batch".into(), "one that was left out".into()),
+            Item::Full(element) => (element, None),
+            Item::Partial(PartialBatch { element, rows, local }) => (element, Some((rows, local))),
+            Item::Skipped => return wrong("every batch".into(), "one that was left out".into()),
         };
         if element.is_empty() || element.len() > 3 {
             return wrong("x, (x, y) or (x, y, sample_weight)".into(), element.len().to_string());
@@ -392,15 +396,15 @@ impl Epoch for PipelineEpoch {
         if let Some(bad) = element.iter().find(|t| t.dims().is_empty() || t.rows() != here) {
             return wrong(format!("{here} rows in each tensor"), format!("{:?}", bad.dims()));
         }
-        (batch.rows, batch.own) = part.map_or((here, None), |(rows, own)| (rows, Some(own)));
-        let held = batch.held();
+        (batch.rows, batch.local) = part.map_or((here, None), |(rows, local)| (rows, Some(local)));
+        let local_len = batch.local_len();
         let mut tensors = element.into_iter();
         batch.inputs = tensors.by_ref().take(1).collect();
         batch.targets = tensors.by_ref().take(1).collect();
         batch.sample_weight = match tensors.next() {
-            None => vec![1.0; held],
+            None => vec![1.0; local_len],
             Some(weights) => match weights.f32() {
-                Some(values) if values.len() == here => values[..held].to_vec(),
+                Some(values) if values.len() == here => values[..local_len].to_vec(),
                 _ => {
                     let received = format!("{} {:?}", weights.dtype(), weights.dims());
                     return wrong("one float as weight per sample".into(), received);

@@ -1,6 +1,6 @@
-//! The steps of a pipeline that work on threads of their own.
+//! Pipeline steps that run on background threads.
 
-use super::pass::{Item, Pass};
+use super::epoch_context::{EpochContext, Item};
 use super::{Cardinality, Element, Elements, Step};
 use crate::data::prefetch::panic_text;
 use crate::error::{Error, Result};
@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-/// Elements each thread of a map may have taken or finished but not handed on.
-const IN_FLIGHT: usize = 4;
-/// Elements that a map looks ahead for those that are needed.
-const SIGHT: usize = 4096;
+/// Maximum number of elements per map thread that are taken or finished but not yet returned.
+const MAX_IN_FLIGHT: usize = 4;
+/// Maximum number of elements that a map scans ahead for needed ones.
+const MAX_LOOKAHEAD: usize = 4096;
 
 pub(super) type Function = dyn Fn(Element) -> Result<Element> + Send + Sync;
 
@@ -28,16 +28,16 @@ impl Step for Map {
         self.inner.cardinality()
     }
 
-    fn open(&self, pass: Pass) -> Result<Box<dyn Elements>> {
-        let pass = pass.uncut();
-        let inner = self.inner.open(pass.clone())?;
+    fn open(&self, context: EpochContext) -> Result<Box<dyn Elements>> {
+        let context = context.uncut();
+        let inner = self.inner.open(context.clone())?;
         let workers = (0..self.threads).map(|_| Worker::new(self.f.clone()));
         let workers = workers.collect::<Result<_>>()?;
         let queue = VecDeque::new();
         Ok(Box::new(MapElements {
             inner,
             workers,
-            pass,
+            context,
             at: 0,
             queue,
             sent: 0,
@@ -47,7 +47,7 @@ impl Step for Map {
     }
 }
 
-/// A thread that applies a function to what it is sent, in order.
+/// A thread that applies a function to the elements it receives, in order.
 struct Worker {
     /// Taken to end the thread.
     jobs: Option<SyncSender<(usize, Element)>>,
@@ -57,8 +57,8 @@ struct Worker {
 
 impl Worker {
     fn new(f: Arc<Function>) -> Result<Worker> {
-        let (jobs, todo) = sync_channel::<(usize, Element)>(IN_FLIGHT);
-        let (out, done) = sync_channel(IN_FLIGHT);
+        let (jobs, todo) = sync_channel::<(usize, Element)>(MAX_IN_FLIGHT);
+        let (out, done) = sync_channel(MAX_IN_FLIGHT);
         let work = move || {
             for (at, element) in todo {
                 let result = match catch_unwind(AssertUnwindSafe(|| f(element))) {
@@ -84,7 +84,7 @@ impl Drop for Worker {
     fn drop(&mut self) {
         (self.jobs, self.done) = (None, None);
         if let Some(thread) = self.thread.take() {
-            // Panics were caught inside the thread.
+            // The thread catches panics.
             let _ = thread.join();
         }
     }
@@ -98,14 +98,14 @@ fn start(work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
 struct MapElements {
     inner: Box<dyn Elements>,
     workers: Vec<Worker>,
-    pass: Pass,
-    /// The number of the next element to take.
+    context: EpochContext,
+    /// Index of the next element to take.
     at: usize,
-    /// Of each element taken but not handed on, whether a thread has it; the others are left out.
+    /// For each element taken but not yet returned: whether a thread has it. The others are skipped.
     queue: VecDeque<bool>,
     sent: usize,
     received: usize,
-    /// Why nothing more is sent: the data ended, or failed.
+    /// Why no more elements are sent: the data ended, or failed.
     end: Option<Option<Error>>,
 }
 
@@ -116,7 +116,7 @@ impl Elements for MapElements {
     }
 
     fn skip(&mut self, elements: usize) -> Result<()> {
-        // Elements that nobody sees need not be changed.
+        // Skipped elements need not be mapped.
         let begun = self.queue.len().min(elements);
         for _ in 0..begun {
             self.front()?;
@@ -127,17 +127,17 @@ impl Elements for MapElements {
 }
 
 impl MapElements {
-    /// The first element of the queue, or why there is none.
+    /// Returns the first element of the queue, or the reason why there is none.
     fn front(&mut self) -> Result<Option<Item>> {
         match self.queue.pop_front() {
             Some(true) => {}
-            Some(false) => return Ok(Some(Item::LeftOut)),
+            Some(false) => return Ok(Some(Item::Skipped)),
             None => return self.end.as_mut().and_then(Option::take).map_or(Ok(None), Err),
         }
         let done = self.workers[self.received % self.workers.len()].done.as_ref();
         self.received += 1;
         match done.and_then(|done| done.recv().ok()) {
-            Some(result) => result.map(|element| Some(Item::Made(element))),
+            Some(result) => result.map(|element| Some(Item::Full(element))),
             None => Err(Error::config("map", "a thread ended before its work did")),
         }
     }
@@ -146,14 +146,14 @@ impl MapElements {
     fn look_ahead(&mut self) {
         let threads = self.workers.len();
         while self.end.is_none()
-            && self.sent - self.received < IN_FLIGHT * threads
-            && self.queue.len() < SIGHT
+            && self.sent - self.received < MAX_IN_FLIGHT * threads
+            && self.queue.len() < MAX_LOOKAHEAD
         {
             let at = self.at;
             match self.inner.next() {
-                Ok(Some(Item::Made(element))) if self.pass.wants(at) => {
+                Ok(Some(Item::Full(element))) if self.context.wants(at) => {
                     if let Some(jobs) = &self.workers[self.sent % threads].jobs {
-                        // A thread lives as long as it is listened to.
+                        // The thread runs until `done` is dropped.
                         let _ = jobs.send((at, element));
                     }
                     self.sent += 1;
@@ -168,24 +168,24 @@ impl MapElements {
     }
 }
 
-pub(super) struct Ahead {
+pub(super) struct PrefetchStep {
     pub inner: Arc<dyn Step>,
     pub ahead: usize,
 }
 
-impl Step for Ahead {
+impl Step for PrefetchStep {
     fn cardinality(&self) -> Cardinality {
         self.inner.cardinality()
     }
 
-    fn open(&self, pass: Pass) -> Result<Box<dyn Elements>> {
-        let inner = self.inner.open(pass)?;
-        Ok(Box::new(AheadElements { inner: Some(inner), ahead: self.ahead, running: None }))
+    fn open(&self, context: EpochContext) -> Result<Box<dyn Elements>> {
+        let inner = self.inner.open(context)?;
+        Ok(Box::new(PrefetchElements { inner: Some(inner), ahead: self.ahead, running: None }))
     }
 }
 
-/// Starts its thread with the first element asked for, so that a skip costs no more than it must.
-struct AheadElements {
+/// Starts its thread at the first `next`, so that a skip before it stays cheap.
+struct PrefetchElements {
     inner: Option<Box<dyn Elements>>,
     ahead: usize,
     running: Option<Running>,
@@ -197,7 +197,7 @@ struct Running {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Elements for AheadElements {
+impl Elements for PrefetchElements {
     fn next(&mut self) -> Result<Option<Item>> {
         if let Some(mut inner) = self.inner.take() {
             let (full, ready) = sync_channel(self.ahead);
@@ -233,12 +233,12 @@ impl Elements for AheadElements {
     }
 }
 
-impl Drop for AheadElements {
+impl Drop for PrefetchElements {
     fn drop(&mut self) {
         let Some(running) = &mut self.running else { return };
         running.ready = None;
         if let Some(thread) = running.thread.take() {
-            // Panics were caught inside the thread.
+            // The thread catches panics.
             let _ = thread.join();
         }
     }

@@ -1,6 +1,6 @@
-//! The steps of a pipeline that need no thread.
+//! Pipeline steps that run on the calling thread.
 
-use super::pass::{Item, Part, Pass, rows_of};
+use super::epoch_context::{EpochContext, Item, PartialBatch, rows_of};
 use super::{Cardinality, Element, Elements, Step};
 use crate::data::{LocalShard, Samples};
 use crate::error::{Error, Result};
@@ -8,12 +8,12 @@ use phalanx_graph::rng::Stream;
 use phalanx_graph::{Data, Tensor};
 use std::sync::Arc;
 
-/// The random stream of shuffled pipelines; layers count theirs from 1.
+/// Random stream of shuffled pipelines. Layers number theirs from 1.
 const PIPELINE: u32 = 0xFFFF_0004;
 
-/// Shuffled elements up to which a worker finds out which ones it needs, with a byte for each; of more
-/// it makes all.
-const MOST_PLANNED: usize = 1 << 28;
+/// Maximum number of shuffled elements for which a worker computes the ones it needs, at one byte each.
+/// Beyond this it produces all elements.
+const MAX_PLANNED_ELEMENTS: usize = 1 << 28;
 
 type Inner = Arc<dyn Step>;
 type Open = Result<Box<dyn Elements>>;
@@ -27,10 +27,10 @@ impl Cardinality {
     }
 }
 
-/// Elements made by a closure.
-struct Made<F>(F);
+/// Elements produced by a closure.
+struct FromFn<F>(F);
 
-impl<F: FnMut() -> Result<Option<Item>> + Send> Elements for Made<F> {
+impl<F: FnMut() -> Result<Option<Item>> + Send> Elements for FromFn<F> {
     fn next(&mut self) -> Result<Option<Item>> {
         (self.0)()
     }
@@ -47,16 +47,16 @@ impl Step for Slices {
         Cardinality::Known(self.rows)
     }
 
-    fn open(&self, pass: Pass) -> Open {
+    fn open(&self, context: EpochContext) -> Open {
         let columns = self.columns.clone();
-        Ok(Box::new(SlicesElements { columns, rows: self.rows, pass, at: 0 }))
+        Ok(Box::new(SlicesElements { columns, rows: self.rows, context, at: 0 }))
     }
 }
 
 struct SlicesElements {
     columns: Vec<Samples>,
     rows: usize,
-    pass: Pass,
+    context: EpochContext,
     at: usize,
 }
 
@@ -67,11 +67,11 @@ impl Elements for SlicesElements {
         }
         let at = self.at;
         self.at += 1;
-        if !self.pass.wants(at) {
-            return Ok(Some(Item::LeftOut));
+        if !self.context.wants(at) {
+            return Ok(Some(Item::Skipped));
         }
         let element = self.columns.iter().map(|column| row(column, at)).collect();
-        Ok(Some(Item::Made(element)))
+        Ok(Some(Item::Full(element)))
     }
 
     fn skip(&mut self, elements: usize) -> Result<()> {
@@ -80,7 +80,7 @@ impl Elements for SlicesElements {
     }
 }
 
-/// One row as a tensor of its own.
+/// One row as a tensor.
 fn row(column: &Samples, at: usize) -> Tensor {
     let width = column.row_len();
     let data: Data = match column {
@@ -113,15 +113,15 @@ impl Step for Filter {
         }
     }
 
-    fn open(&self, pass: Pass) -> Open {
-        let (mut inner, f, mut at) = (self.inner.open(pass.all())?, self.f.clone(), 0u64);
-        Ok(Box::new(Made(move || {
-            while let Some(element) = inner.next()?.and_then(Item::made) {
+    fn open(&self, context: EpochContext) -> Open {
+        let (mut inner, f, mut at) = (self.inner.open(context.all())?, self.f.clone(), 0u64);
+        Ok(Box::new(FromFn(move || {
+            while let Some(element) = inner.next()?.and_then(Item::full) {
                 let keep = f(&element)
                     .map_err(|e| Error::config("filter", format!("element {at}: {e}")))?;
                 at += 1;
                 if keep {
-                    return Ok(Some(Item::Made(element)));
+                    return Ok(Some(Item::Full(element)));
                 }
             }
             Ok(None)
@@ -139,25 +139,25 @@ impl Step for Shuffle {
         self.inner.cardinality()
     }
 
-    fn open(&self, pass: Pass) -> Open {
-        let random = Stream::new(pass.seed, pass.epoch, PIPELINE, pass.path);
-        let mut inner = self.inner.open(self.before(pass, random.clone()))?;
-        let mut buffer = Buffer { held: vec![], size: self.buffer, ended: false, random };
-        Ok(Box::new(Made(move || buffer.next(|| inner.next()))))
+    fn open(&self, context: EpochContext) -> Open {
+        let random = Stream::new(context.seed, context.epoch, PIPELINE, context.path);
+        let mut inner = self.inner.open(self.upstream(context, random.clone()))?;
+        let mut buffer = Buffer { items: vec![], size: self.buffer, ended: false, random };
+        Ok(Box::new(FromFn(move || buffer.next(|| inner.next()))))
     }
 }
 
 impl Shuffle {
-    /// The pass of the step before: what is needed of it follows from the numbers that will be drawn, as
-    /// far as there are so many that their end is known.
-    fn before(&self, pass: Pass, random: Stream) -> Pass {
-        let before = Pass { wanted: None, ..pass.clone() }.inner(0);
-        let (Cardinality::Known(n @ ..=MOST_PLANNED), Some(wanted)) =
-            (self.inner.cardinality(), pass.wanted)
+    /// The context of the previous step. The random numbers to be drawn determine which elements are
+    /// needed, provided that the number of elements is known and not too large.
+    fn upstream(&self, context: EpochContext, random: Stream) -> EpochContext {
+        let before = EpochContext { wanted: None, ..context.clone() }.inner(0);
+        let (Cardinality::Known(n @ ..=MAX_PLANNED_ELEMENTS), Some(wanted)) =
+            (self.inner.cardinality(), context.wanted)
         else {
             return before;
         };
-        let mut buffer = Buffer { held: vec![], size: self.buffer, ended: false, random };
+        let mut buffer = Buffer { items: vec![], size: self.buffer, ended: false, random };
         let (mut needed, mut numbers, mut at) = (vec![false; n], 0..n, 0);
         while let Ok(Some(number)) = buffer.next(|| Ok(numbers.next())) {
             needed[number] = wanted(at);
@@ -167,9 +167,9 @@ impl Shuffle {
     }
 }
 
-/// What is shuffled next, or the numbers in its place.
+/// The shuffle buffer, of elements or of their indices.
 struct Buffer<T> {
-    held: Vec<T>,
+    items: Vec<T>,
     size: usize,
     ended: bool,
     random: Stream,
@@ -177,17 +177,17 @@ struct Buffer<T> {
 
 impl<T> Buffer<T> {
     fn next(&mut self, mut more: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
-        while !self.ended && self.held.len() < self.size {
+        while !self.ended && self.items.len() < self.size {
             match more()? {
-                Some(item) => self.held.push(item),
+                Some(item) => self.items.push(item),
                 None => self.ended = true,
             }
         }
-        if self.held.is_empty() {
+        if self.items.is_empty() {
             return Ok(None);
         }
-        let at = self.random.below(self.held.len() as u64) as usize;
-        Ok(Some(self.held.swap_remove(at)))
+        let at = self.random.below(self.items.len() as u64) as usize;
+        Ok(Some(self.items.swap_remove(at)))
     }
 }
 
@@ -205,32 +205,33 @@ impl Step for Batch {
         self.inner.cardinality().map(batches)
     }
 
-    fn open(&self, pass: Pass) -> Open {
-        let share = pass.share.clone().filter(|_| pass.cut);
-        let inner = self.inner.open(self.before(pass, share.clone()))?;
+    fn open(&self, context: EpochContext) -> Open {
+        let shard = context.shard.clone().filter(|_| context.cut);
+        let inner = self.inner.open(self.upstream(context, shard.clone()))?;
         let (size, drop_remainder) = (self.size, self.drop_remainder);
-        Ok(Box::new(BatchElements { inner, size, drop_remainder, share, at: 0 }))
+        Ok(Box::new(BatchElements { inner, size, drop_remainder, shard, at: 0 }))
     }
 }
 
 impl Batch {
-    /// The pass of the step before: of every batch the rows that are needed, as far as it is known how many
-    /// the last one has.
-    fn before(&self, pass: Pass, share: Option<Arc<LocalShard>>) -> Pass {
+    /// The context of the previous step: the needed rows of every batch, if the size of the last batch
+    /// is known.
+    fn upstream(&self, context: EpochContext, shard: Option<Arc<LocalShard>>) -> EpochContext {
         let end = match self.inner.cardinality() {
             Cardinality::Known(n) => Some(n),
             Cardinality::Infinite => Some(usize::MAX),
             Cardinality::Unknown => None,
         };
-        let everything = share.is_none() && pass.wanted.is_none();
-        let Some(end) = end.filter(|_| !everything) else { return pass.all() };
-        let (size, batches, drop_remainder) = (self.size, pass.wanted.clone(), self.drop_remainder);
-        pass.uncut().with_wanted(move |at| {
+        let everything = shard.is_none() && context.wanted.is_none();
+        let Some(end) = end.filter(|_| !everything) else { return context.all() };
+        let (size, batches, drop_remainder) =
+            (self.size, context.wanted.clone(), self.drop_remainder);
+        context.uncut().with_wanted(move |at| {
             let (batch, row) = (at / size, at % size);
             let rows = end.saturating_sub(at - row).min(size);
             batches.as_ref().is_none_or(|wanted| wanted(batch))
                 && (rows == size || !drop_remainder)
-                && share.as_ref().is_none_or(|share| rows_of(share, rows).1.contains(&row))
+                && shard.as_ref().is_none_or(|shard| rows_of(shard, rows).1.contains(&row))
         })
     }
 }
@@ -239,8 +240,8 @@ struct BatchElements {
     inner: Box<dyn Elements>,
     size: usize,
     drop_remainder: bool,
-    /// The rows of every batch that are made; all where nothing is said.
-    share: Option<Arc<LocalShard>>,
+    /// The rows of every batch to produce; `None` means all.
+    shard: Option<Arc<LocalShard>>,
     at: usize,
 }
 
@@ -258,17 +259,17 @@ impl Elements for BatchElements {
             return Ok(None);
         }
         self.at += rows;
-        let (own, made) = match &self.share {
-            Some(share) => rows_of(share, rows),
+        let (local, made) = match &self.shard {
+            Some(shard) => rows_of(shard, rows),
             None => (0..rows, 0..rows),
         };
         let start = made.start;
-        let samples: Option<Vec<Element>> = items.drain(made).map(Item::made).collect();
-        let Some(samples) = samples else { return Ok(Some(Item::LeftOut)) };
+        let samples: Option<Vec<Element>> = items.drain(made).map(Item::full).collect();
+        let Some(samples) = samples else { return Ok(Some(Item::Skipped)) };
         let element = stack(&samples, first + start)?;
-        Ok(Some(match self.share {
-            Some(_) => Item::Part(Part { element, rows, own }),
-            None => Item::Made(element),
+        Ok(Some(match self.shard {
+            Some(_) => Item::Partial(PartialBatch { element, rows, local }),
+            None => Item::Full(element),
         }))
     }
 
@@ -279,7 +280,7 @@ impl Elements for BatchElements {
     }
 }
 
-/// Samples of equal shapes as one element with a dimension more.
+/// Stacks samples of equal shapes into one element with a batch dimension.
 fn stack(samples: &[Element], first: usize) -> Result<Element> {
     let shape = |sample: &Element| -> Vec<_> {
         sample.iter().map(|t| (t.dtype(), t.dims().to_vec())).collect()
@@ -326,11 +327,11 @@ impl Step for Repeat {
         }
     }
 
-    fn open(&self, pass: Pass) -> Open {
+    fn open(&self, context: EpochContext) -> Open {
         let (step, count, mut round) = (self.inner.clone(), self.count, 0);
         let mut inner: Option<Box<dyn Elements>> = None;
         let (mut any, mut done) = (true, 0);
-        Ok(Box::new(Made(move || {
+        Ok(Box::new(FromFn(move || {
             loop {
                 if let Some(elements) = &mut inner {
                     if let Some(element) = elements.next()? {
@@ -340,13 +341,13 @@ impl Step for Repeat {
                     }
                     inner = None;
                 }
-                // Data of no elements does not become more by being repeated.
+                // Repeating no elements yields no elements.
                 if !any || count.is_some_and(|count| round >= count) {
                     return Ok(None);
                 }
                 any = false;
-                let pass = pass.clone().inner(round);
-                inner = Some(step.open(pass.renumbered(move |at| at.checked_add(done)))?);
+                let context = context.clone().inner(round);
+                inner = Some(step.open(context.renumbered(move |at| at.checked_add(done)))?);
                 round += 1;
             }
         })))
@@ -366,9 +367,9 @@ impl Step for Take {
         }
     }
 
-    fn open(&self, pass: Pass) -> Open {
-        let (mut inner, mut left) = (self.inner.open(pass)?, self.count);
-        Ok(Box::new(Made(move || {
+    fn open(&self, context: EpochContext) -> Open {
+        let (mut inner, mut left) = (self.inner.open(context)?, self.count);
+        Ok(Box::new(FromFn(move || {
             if left == 0 {
                 return Ok(None);
             }
@@ -388,9 +389,9 @@ impl Step for Skip {
         self.inner.cardinality().map(|n| n.saturating_sub(self.count))
     }
 
-    fn open(&self, pass: Pass) -> Open {
+    fn open(&self, context: EpochContext) -> Open {
         let count = self.count;
-        let mut inner = self.inner.open(pass.renumbered(move |at| at.checked_sub(count)))?;
+        let mut inner = self.inner.open(context.renumbered(move |at| at.checked_sub(count)))?;
         inner.skip(self.count)?;
         Ok(inner)
     }
@@ -410,16 +411,16 @@ impl Step for Zip {
         }
     }
 
-    fn open(&self, pass: Pass) -> Open {
+    fn open(&self, context: EpochContext) -> Open {
         let [a, b] = &self.inner;
-        let pass = pass.uncut();
-        let (mut a, mut b) = (a.open(pass.clone().inner(0))?, b.open(pass.inner(1))?);
-        Ok(Box::new(Made(move || match (a.next()?, b.next()?) {
-            (Some(Item::Made(mut a)), Some(Item::Made(b))) => {
+        let context = context.uncut();
+        let (mut a, mut b) = (a.open(context.clone().inner(0))?, b.open(context.inner(1))?);
+        Ok(Box::new(FromFn(move || match (a.next()?, b.next()?) {
+            (Some(Item::Full(mut a)), Some(Item::Full(b))) => {
                 a.extend(b);
-                Ok(Some(Item::Made(a)))
+                Ok(Some(Item::Full(a)))
             }
-            (Some(_), Some(_)) => Ok(Some(Item::LeftOut)),
+            (Some(_), Some(_)) => Ok(Some(Item::Skipped)),
             _ => Ok(None),
         })))
     }
@@ -434,8 +435,8 @@ impl Step for Enumerate {
         self.inner.cardinality()
     }
 
-    fn open(&self, pass: Pass) -> Open {
-        Ok(Box::new(EnumerateElements { inner: self.inner.open(pass.uncut())?, at: 0 }))
+    fn open(&self, context: EpochContext) -> Open {
+        Ok(Box::new(EnumerateElements { inner: self.inner.open(context.uncut())?, at: 0 }))
     }
 }
 
@@ -450,9 +451,9 @@ impl Elements for EnumerateElements {
         let at = i32::try_from(self.at)
             .map_err(|_| Error::argument("enumerate", "elements", "fewer than 2³¹", self.at))?;
         self.at += 1;
-        let Item::Made(mut element) = item else { return Ok(Some(item)) };
+        let Item::Full(mut element) = item else { return Ok(Some(item)) };
         element.insert(0, Tensor::new([], vec![at]).expect("one element makes a scalar"));
-        Ok(Some(Item::Made(element)))
+        Ok(Some(Item::Full(element)))
     }
 
     fn skip(&mut self, elements: usize) -> Result<()> {

@@ -71,7 +71,7 @@ fn take_skip_repeat_zip_enumerate_and_filter() {
 }
 
 #[test]
-fn lengths_are_known_where_they_can_be() {
+fn cardinality_is_known_if_it_can_be() {
     use Cardinality::{Infinite, Known, Unknown};
     let n = || numbered(10);
     for (pipeline, expected) in [
@@ -102,7 +102,7 @@ fn a_buffer_shuffles_anew_each_epoch() {
         let mut sorted = first.clone();
         sorted.sort_unstable();
         assert!(sorted.into_iter().eq(0..50));
-        // An element comes out at most a buffer early.
+        // An element comes out at most `buffer` positions early.
         assert!(first.iter().enumerate().all(|(at, i)| (*i as usize) < at + buffer));
     }
     let twice = labels(&numbered(20).shuffle(20).unwrap().repeat(2));
@@ -122,7 +122,7 @@ fn map_keeps_the_order_whatever_the_threads() {
         let mut batch = HostBatch::default();
         assert!(batched.epoch(0, 0, 9).unwrap().next(&mut batch).unwrap());
         assert_eq!(batch.targets[0].i32().unwrap()[0], 90);
-        // In the middle, when threads have work in hand.
+        // In the middle, while threads hold elements.
         let singles = numbered(100).map_parallel(threads, Ok).batch(1, false).unwrap();
         let mut epoch = singles.epoch(0, 0, 0).unwrap();
         for (skipped, label) in [(0, 0), (3, 4), (60, 65)] {
@@ -134,7 +134,7 @@ fn map_keeps_the_order_whatever_the_threads() {
 }
 
 #[test]
-fn what_fails_is_named_and_nothing_hangs() {
+fn errors_name_the_element_and_nothing_hangs() {
     let started = Instant::now();
     let fails = |panics: bool| {
         move |element: Element| {
@@ -160,7 +160,7 @@ fn what_fails_is_named_and_nothing_hangs() {
         Ok(element)
     });
     assert!(message(run(&uneven.batch(4, false).unwrap(), 0)).contains("batch: element 5"));
-    // Endless data dropped in its middle, with its threads.
+    // Infinite data, dropped in the middle with its threads.
     let mut endless = numbered(9).repeat(None).map(Ok).prefetch(2).elements(0, 0).unwrap();
     assert!(endless.next().is_some());
     drop(endless);
@@ -187,7 +187,7 @@ fn a_cache_runs_what_is_before_it_once() {
     };
     for (cached, left) in [(counted().cache(), 9), (counted().cache_file(&path), 10)] {
         calls.store(0, std::sync::atomic::Ordering::Relaxed);
-        // A pass that is not finished leaves what it has made in memory, and no file.
+        // An unfinished pass leaves its elements in memory, and no file.
         assert!(cached.elements(7, 0).unwrap().next().is_some());
         assert!(!path.exists());
         calls.store(0, std::sync::atomic::Ordering::Relaxed);
@@ -212,40 +212,40 @@ fn a_cache_runs_what_is_before_it_once() {
     }
 }
 
-/// The share of one of so many workers with a replica each.
-fn share(worker: usize, workers: usize) -> LocalShard {
+/// The shard of one of `workers` workers with one replica each.
+fn shard(worker: usize, workers: usize) -> LocalShard {
     LocalShard { mesh: phalanx_graph::Mesh::new(workers, 1), devices: worker..worker + 1 }
 }
 
-/// The labels and weights of every batch of an epoch, as far as they are made, and its rows.
+/// Rows, and the labels and weights produced, for every batch of an epoch.
 type Batches = Vec<(usize, Vec<i32>, Vec<f32>)>;
 
-fn batches(data: &Pipeline, epoch: u64, start: usize, share: Option<&LocalShard>) -> Batches {
+fn batches(data: &Pipeline, epoch: u64, start: usize, shard: Option<&LocalShard>) -> Batches {
     let (mut batch, mut out) = (HostBatch::default(), vec![]);
-    let mut batches = data.epoch_of(7, epoch, start, share).unwrap();
+    let mut batches = data.epoch_of(7, epoch, start, shard).unwrap();
     while batches.next(&mut batch).unwrap() {
-        let held = batch.held();
+        let local_len = batch.local_len();
         let labels = batch.targets[0].i32().unwrap();
-        let labels = match (&batch.own, share) {
-            (Some(own), Some(share)) => {
-                assert_eq!(*own, share.rows(batch.rows));
-                labels[..held].to_vec()
+        let labels = match (&batch.local, shard) {
+            (Some(local), Some(shard)) => {
+                assert_eq!(*local, shard.rows(batch.rows));
+                labels[..local_len].to_vec()
             }
-            // All rows all the same: the engine takes its own.
-            (None, Some(share)) => labels[share.rows(batch.rows)].to_vec(),
+            // All rows were produced; the engine selects its own.
+            (None, Some(shard)) => labels[shard.rows(batch.rows)].to_vec(),
             _ => labels.to_vec(),
         };
         for (x, y) in batch.inputs[0].f32().unwrap().chunks(2).zip(batch.targets[0].i32().unwrap())
         {
             assert_eq!(x, [*y as f32, *y as f32 + 0.5]);
         }
-        assert_eq!(batch.sample_weight.len(), held);
+        assert_eq!(batch.sample_weight.len(), local_len);
         out.push((batch.rows, labels, vec![]));
     }
     out
 }
 
-/// What a worker maps, by label.
+/// The labels that a worker maps.
 #[derive(Default)]
 struct Calls(std::sync::Mutex<Vec<i32>>);
 
@@ -306,14 +306,14 @@ fn workers_make_their_own_rows_of_the_batches_of_one_process() {
         assert_eq!(resumed[..], expected[1][2..], "{name}");
         let _ = std::fs::remove_file(dir.path().join("kept"));
         for workers in [2, 3] {
-            let of = |worker: usize| share(worker, workers);
+            let of = |worker: usize| shard(worker, workers);
             let cut = |all: &Batches, worker: usize| -> Batches {
                 let own = |(rows, labels, _): &(usize, Vec<i32>, Vec<f32>)| {
                     (*rows, labels[of(worker).rows(*rows)].to_vec(), vec![])
                 };
                 all.iter().map(own).collect()
             };
-            // Each builds its own, as processes do.
+            // Each worker builds its own pipeline, as processes do.
             let parts: Vec<Pipeline> = (0..workers).map(|_| chain(&calls, dir.path())).collect();
             for (worker, data) in parts.iter().enumerate() {
                 for (epoch, expected) in expected.iter().enumerate() {
@@ -338,7 +338,7 @@ fn workers_make_their_own_rows_of_the_batches_of_one_process() {
 }
 
 #[test]
-fn what_must_see_everything_runs_in_full_on_each_worker() {
+fn steps_that_must_see_every_element_run_in_full_on_each_worker() {
     let calls = Arc::new(Calls::default());
     let even = |e: &Element| Ok(e[1].i32().unwrap()[0] % 2 == 0);
     let filtered = calls.map(numbered(23).filter(even)).batch(4, false).unwrap();
@@ -347,9 +347,9 @@ fn what_must_see_everything_runs_in_full_on_each_worker() {
         let whole = batches(&data, 0, 0, None);
         for worker in 0..2 {
             calls.take();
-            let got = batches(&data, 0, 0, Some(&share(worker, 2)));
+            let got = batches(&data, 0, 0, Some(&shard(worker, 2)));
             for (got, whole) in got.iter().zip(&whole) {
-                assert_eq!(got.1, whole.1[share(worker, 2).rows(whole.0)]);
+                assert_eq!(got.1, whole.1[shard(worker, 2).rows(whole.0)]);
             }
             assert_eq!(calls.take().len(), count);
         }
@@ -370,7 +370,7 @@ fn workers_keep_files_of_their_own() {
         names.sort();
         names
     };
-    let (first, second) = (share(0, 2), share(1, 2));
+    let (first, second) = (shard(0, 2), shard(1, 2));
     let whole = batches(&data(20), 0, 0, Some(&first));
     assert_eq!(calls.take().len(), 10);
     batches(&data(20), 0, 0, Some(&second));
@@ -378,7 +378,7 @@ fn workers_keep_files_of_their_own() {
     assert_eq!(names(), ["kept.rows-0-1-of-2", "kept.rows-1-2-of-2"]);
     assert_eq!(batches(&data(20), 0, 0, Some(&first)), whole);
     assert_eq!(calls.take().len(), 0, "a second run finds what the first has made");
-    // A record that a crash cut short is made again; one that is damaged is told.
+    // A record truncated by a crash is produced again; a corrupt one is an error.
     let file = dir.path().join("kept.rows-0-1-of-2");
     let bytes = std::fs::read(&file).unwrap();
     std::fs::write(&file, &bytes[..bytes.len() - 3]).unwrap();
@@ -394,20 +394,20 @@ fn workers_keep_files_of_their_own() {
     drop(rest);
     drop(again);
     assert!(said.contains("kept.rows-0-1-of-2: expected whole elements"), "{said}");
-    // Other data: it is made again. Somebody's file: it stays.
+    // For other data the file is recreated. A foreign file is left alone.
     assert_eq!(batches(&data(12), 0, 0, Some(&first)).len(), 3);
     assert_eq!(calls.take().len(), 6);
     std::fs::write(&file, b"somebody's file").unwrap();
     let said = message(data(20).epoch_of(7, 0, 0, Some(&first)).map(|_| ()));
     assert!(said.contains("kept.rows-0-1-of-2: expected a cache file"), "{said}");
     std::fs::remove_file(&file).unwrap();
-    // Two at once on one file are refused.
+    // Two passes at once on one file are rejected.
     let (one, two) = (data(20), data(20));
     let held = one.epoch_of(7, 0, 0, Some(&first)).unwrap();
     let said = message(two.epoch_of(7, 0, 0, Some(&first)).map(|_| ()));
     assert!(said.contains("one in use"), "{said}");
     drop(held);
-    // A file of a single process serves all.
+    // A file of a single process serves all workers.
     batches(&data(20), 0, 0, None);
     calls.take();
     assert_eq!(batches(&data(20), 0, 0, Some(&first)), whole);
@@ -425,7 +425,7 @@ fn fingerprints_are_of_the_tensors_and_the_steps() {
             Ok(e)
         }
     };
-    // Functions cannot be told apart.
+    // Functions cannot be distinguished.
     assert_eq!(batched(numbered(6).map(double(2.0))), batched(numbered(6).map(double(3.0))));
     let others = [
         numbered(7),

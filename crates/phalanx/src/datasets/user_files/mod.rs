@@ -9,13 +9,13 @@ pub use npz::{UserData, load_npz, read_arrays, write_arrays};
 use crate::data::Samples;
 use phalanx_graph::Tensor;
 
-/// Rows of samples: inputs and targets by name, and a weight for each sample if there are any. The only input or
-/// target of a file may have no name: it is then the empty string.
+/// Rows of samples: inputs and targets by name, and optional sample weights. The only input or target of
+/// a file may be unnamed; its name is then the empty string.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SampleSet {
-    /// What the model is given. Unsigned bytes stay bytes and count from 0 to 255, as Keras feeds them.
+    /// Inputs of the model. Unsigned bytes stay bytes with values from 0 to 255, as in Keras.
     pub inputs: Vec<(String, Samples)>,
-    /// What it should make of them. Integers become `i32`.
+    /// Targets of the model. Integers become `i32`.
     pub targets: Vec<(String, Tensor)>,
     /// One weight per sample.
     pub sample_weight: Option<Vec<f32>>,

@@ -1,4 +1,4 @@
-//! Arrays of an `.npz` by their names.
+//! Named arrays of an `.npz` archive.
 
 use super::SampleSet;
 use crate::data::Samples;
@@ -12,35 +12,35 @@ use std::collections::BTreeMap;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-/// What is expected of a file.
+/// The expected content of a file, for error messages.
 const NPZ: &str = "an npz (zip) file";
-/// A zip's deflate packs at most about 1,032 bytes into one.
+/// Maximum compression ratio; that of deflate is about 1,032.
 const MAX_INFLATION: u64 = 1_100;
-/// Array names quoted in an error.
+/// Maximum number of array names quoted in an error.
 const MAX_NAMES_SHOWN: usize = 20;
 
-/// The arrays of a user's file, by the part of the data that they belong to.
+/// The arrays of a user's file, by dataset split.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UserData {
-    /// What the model learns from: all rows, unless the file names other parts.
+    /// Training samples: all rows, unless the file has named splits.
     pub train: SampleSet,
-    /// What it is validated on, if the file has such rows.
+    /// Validation samples, if any.
     pub validation: Option<SampleSet>,
-    /// What it is tested on, if the file has such rows.
+    /// Test samples, if any.
     pub test: Option<SampleSet>,
 }
 
-/// The part of the data that an array belongs to.
+/// The split to which an array belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Part {
-    /// Named without a part: `x`, `y`.
+enum SplitName {
+    /// Named without a split: `x`, `y`.
     Whole,
     Train,
     Validation,
     Test,
 }
 
-/// What an array holds.
+/// The role of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Role {
     Input,
@@ -50,36 +50,37 @@ enum Role {
 
 const ROLES: [(&str, Role); 3] =
     [("x", Role::Input), ("y", Role::Target), ("sample_weight", Role::Weight)];
-const PARTS: [(&str, Part); 3] =
-    [("train", Part::Train), ("val", Part::Validation), ("test", Part::Test)];
+const SPLITS: [(&str, SplitName); 3] =
+    [("train", SplitName::Train), ("val", SplitName::Validation), ("test", SplitName::Test)];
 
-/// What an array's name says of it: role, part, and the name of the model's input or output if it has one.
-fn meaning(array: &str) -> Option<(Part, Role, &str)> {
+/// Parses the name of an array into split, role and the name of the model's input or output, if any.
+fn parse_name(array: &str) -> Option<(SplitName, Role, &str)> {
     let after = |text: &'static str, name: &'_ str| -> Option<usize> {
         let rest = name.strip_prefix(text)?;
         (rest.is_empty() || rest.starts_with('_')).then_some(text.len())
     };
     let (role, rest) =
         ROLES.iter().find_map(|(text, role)| Some((*role, &array[after(text, array)?..])))?;
-    let Some(rest) = rest.strip_prefix('_') else { return Some((Part::Whole, role, "")) };
-    let part = PARTS.iter().find_map(|(text, part)| Some((*part, &rest[after(text, rest)?..])));
-    let (part, name) = part.unwrap_or((Part::Whole, rest));
+    let Some(rest) = rest.strip_prefix('_') else { return Some((SplitName::Whole, role, "")) };
+    let part = SPLITS.iter().find_map(|(text, part)| Some((*part, &rest[after(text, rest)?..])));
+    let (part, name) = part.unwrap_or((SplitName::Whole, rest));
     let name = name.strip_prefix('_').unwrap_or(name);
-    (!name.is_empty() || part != Part::Whole).then_some((part, role, name))
+    (!name.is_empty() || part != SplitName::Whole).then_some((part, role, name))
 }
 
-/// Arrays of an `.npz`: `x` and `y`, or `x_train` and `y_train`; if there, `x_val`, `y_val`, `x_test` and `y_test`. A model with
-/// several inputs or outputs takes `x_NAME` and `y_NAME`, or `x_train_NAME` and so on. `sample_weight`,
-/// `sample_weight_train`, … weigh the samples' losses.
+/// Loads the arrays of an `.npz`: `x` and `y`, or `x_train` and `y_train`, and optionally `x_val`,
+/// `y_val`, `x_test` and `y_test`. A model with several inputs or outputs takes `x_NAME` and `y_NAME`,
+/// or `x_train_NAME` and so on. `sample_weight`, `sample_weight_train`, … weight the loss of the
+/// samples.
 ///
 /// # Errors
-/// A file that is damaged, or whose arrays differ in their rows.
+/// A damaged file, or arrays with different numbers of rows.
 pub fn load_npz(path: &Path) -> Result<UserData> {
-    let mut parts: BTreeMap<Part, SampleSet> = BTreeMap::new();
+    let mut parts: BTreeMap<SplitName, SampleSet> = BTreeMap::new();
     let (mut names, mut unused) = (vec![], vec![]);
-    for (name, array) in read_selected(path, |name| meaning(name).is_some())? {
+    for (name, array) in read_selected(path, |name| parse_name(name).is_some())? {
         names.push(name.clone());
-        let (Some(array), Some((part, role, name))) = (array, meaning(&name)) else {
+        let (Some(array), Some((part, role, name))) = (array, parse_name(&name)) else {
             unused.push(name);
             continue;
         };
@@ -94,9 +95,9 @@ pub fn load_npz(path: &Path) -> Result<UserData> {
             Role::Weight => set.sample_weight = Some(weights(path, &array)?),
         }
     }
-    let mut whole = parts.remove(&Part::Whole);
-    // Weights without a part belong to the training rows.
-    if let (Some(set), Some(train)) = (&mut whole, parts.get_mut(&Part::Train))
+    let mut whole = parts.remove(&SplitName::Whole);
+    // Weights without a split belong to the training rows.
+    if let (Some(set), Some(train)) = (&mut whole, parts.get_mut(&SplitName::Train))
         && set.inputs.is_empty()
         && set.targets.is_empty()
         && train.sample_weight.is_none()
@@ -104,7 +105,7 @@ pub fn load_npz(path: &Path) -> Result<UserData> {
         train.sample_weight = set.sample_weight.take();
         whole = None;
     }
-    let train = match (whole, parts.remove(&Part::Train)) {
+    let train = match (whole, parts.remove(&SplitName::Train)) {
         (Some(set), None) | (None, Some(set)) if !set.inputs.is_empty() => set,
         (Some(_), Some(_)) => {
             let received = shown(&names);
@@ -115,7 +116,7 @@ pub fn load_npz(path: &Path) -> Result<UserData> {
             return Err(Error::file(path, expected, shown(&names)));
         }
     };
-    let (validation, test) = (parts.remove(&Part::Validation), parts.remove(&Part::Test));
+    let (validation, test) = (parts.remove(&SplitName::Validation), parts.remove(&SplitName::Test));
     for (part, set) in [("", Some(&train)), ("_val", validation.as_ref()), ("_test", test.as_ref())]
     {
         set.map_or(Ok(()), |set| check(path, part, set))?;
@@ -126,16 +127,16 @@ pub fn load_npz(path: &Path) -> Result<UserData> {
     Ok(UserData { train, validation, test })
 }
 
-/// Every array of an `.npz` by its name, in the order of the file.
+/// Reads all arrays of an `.npz` by name, in file order.
 ///
 /// # Errors
-/// A file that is damaged.
+/// A damaged file.
 pub fn read_arrays(path: &Path) -> Result<Vec<(String, Samples)>> {
     let arrays = read_selected(path, |_| true)?;
     Ok(arrays.into_iter().filter_map(|(name, array)| Some((name, array?))).collect())
 }
 
-/// Writes an `.npz` as NumPy's `savez` would; the file takes its name when it is whole.
+/// Writes an `.npz` like NumPy's `savez`. The file appears atomically.
 ///
 /// # Errors
 /// A file that cannot be written.
@@ -154,7 +155,7 @@ pub fn write_arrays(path: &Path, arrays: &[(String, Tensor)]) -> Result<()> {
     })
 }
 
-/// The arrays whose names are wanted, and only the names of the others.
+/// Reads the arrays whose names are wanted, and only the names of the others.
 fn read_selected(
     path: &Path,
     wanted: impl Fn(&str) -> bool,
@@ -183,7 +184,7 @@ fn read_selected(
     Ok(arrays)
 }
 
-/// The arrays of a part must have targets, and as many rows each.
+/// Checks that a split has targets, and that its arrays have the same number of rows.
 fn check(path: &Path, part: &str, set: &SampleSet) -> Result<()> {
     if set.inputs.is_empty() || set.targets.is_empty() {
         let (there, missing) = if set.inputs.is_empty() { ("y", "x") } else { ("x", "y") };
@@ -226,7 +227,7 @@ fn shown(names: &[String]) -> String {
     }
 }
 
-/// Bytes as whole numbers.
+/// Converts bytes to integers.
 fn integers(samples: &Samples) -> Tensor {
     match samples {
         Samples::Pixels(pixels) => {
@@ -278,14 +279,14 @@ mod tests {
     }
 
     #[test]
-    fn names_say_part_role_and_input() {
-        assert_eq!(meaning("x"), Some((Part::Whole, Role::Input, "")));
-        assert_eq!(meaning("y_test"), Some((Part::Test, Role::Target, "")));
-        assert_eq!(meaning("x_val_left"), Some((Part::Validation, Role::Input, "left")));
-        assert_eq!(meaning("x_valve"), Some((Part::Whole, Role::Input, "valve")));
-        assert_eq!(meaning("sample_weight_train"), Some((Part::Train, Role::Weight, "")));
+    fn names_are_parsed_into_split_role_and_input() {
+        assert_eq!(parse_name("x"), Some((SplitName::Whole, Role::Input, "")));
+        assert_eq!(parse_name("y_test"), Some((SplitName::Test, Role::Target, "")));
+        assert_eq!(parse_name("x_val_left"), Some((SplitName::Validation, Role::Input, "left")));
+        assert_eq!(parse_name("x_valve"), Some((SplitName::Whole, Role::Input, "valve")));
+        assert_eq!(parse_name("sample_weight_train"), Some((SplitName::Train, Role::Weight, "")));
         for other in ["", "xs", "x_", "labels", "sample", "yes"] {
-            assert_eq!(meaning(other), None, "{other}");
+            assert_eq!(parse_name(other), None, "{other}");
         }
     }
 
@@ -371,7 +372,7 @@ mod tests {
         let nan = npy("<f4", "(2,)", &[0, 0, 192, 127, 0, 0, 0, 0]);
         let nan = said(&[("x", x()), ("y", x()), ("sample_weight", nan)]);
         assert!(nan.contains("finite numbers in sample_weight, received NaN in row 0"), "{nan}");
-        // A shape bomb, and a bomb of zeros whose header is honest about too little.
+        // A shape bomb, and a bomb of zeros whose header understates its size.
         let deflated = zip::CompressionMethod::Deflated;
         let bomb = npy("<f4", "(99999999999,)", &[0; 1_000_000]);
         let bomb = npz(&[("x", bomb), ("y", x())], deflated);

@@ -79,14 +79,14 @@ impl BatchChecks {
 
     /// Checks a batch against the model before anything runs on it.
     pub(super) fn check(&self, batch: &HostBatch, targets: bool) -> Result<()> {
-        let rows = batch.held();
+        let rows = batch.local_len();
         self.check_count("inputs", self.def.inputs.len(), batch.inputs.len())?;
         for (i, t) in batch.inputs.iter().enumerate() {
             let ty = self.def.input(i).ty();
             self.check_rows(format!("input '{}'", self.def.input_name(i)), &ty, t, rows)?;
         }
         // Rows are counted over all workers.
-        let first = batch.own.as_ref().map_or(0, |own| own.start);
+        let first = batch.local.as_ref().map_or(0, |own| own.start);
         if !self.lookups.is_empty() {
             let place = self.origin.to_string();
             for (i, t) in batch.inputs.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! What the workers of a job tell each other between steps.
 
 use super::Session;
-use crate::data::{Dataset, Digest, shown_digest};
+use crate::data::{Dataset, Digest, format_digest};
 use crate::error::{Error, Result};
 use crate::layer::lock;
 use crate::model::RunState;
@@ -165,7 +165,7 @@ impl Session {
         let facts = [
             ("global batch size", data.batch_size().to_string()),
             ("samples", data.len().map_or("unknown".into(), |n| n.to_string())),
-            ("data", shown_digest(data.digest()).unwrap_or_else(|| "unknown".into())),
+            ("data", format_digest(data.digest()).unwrap_or_else(|| "unknown".into())),
         ];
         self.workers.check_equal(&self.fingerprint(&facts))
     }

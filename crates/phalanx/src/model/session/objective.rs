@@ -164,5 +164,5 @@ pub(super) fn inverted(divisors: &[f64]) -> Vec<f32> {
 
 /// The sum of the weights of the samples that a batch holds here.
 pub(super) fn local_weights(batch: &HostBatch) -> &[f32] {
-    &batch.sample_weight[..batch.held()]
+    &batch.sample_weight[..batch.local_len()]
 }

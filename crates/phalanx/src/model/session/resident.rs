@@ -2,7 +2,7 @@
 
 use super::objective::inverted;
 use super::{Session, StepKind, Tally};
-use crate::data::{Dataset, HostBatch, Identity, InMemory, Picked, Table};
+use crate::data::{Dataset, HostBatch, Identity, InMemory, IndexBatch, Table};
 use crate::error::Result;
 use crate::layer::lock;
 use crate::strategy::DeviceKind;
@@ -25,7 +25,7 @@ impl ResidentTables {
     fn take(&mut self, all: bool) -> Vec<TableId> {
         let tables = std::mem::take(&mut self.0).into_iter();
         let (gone, kept): (Vec<Uploaded>, Vec<Uploaded>) =
-            tables.partition(|t| all || t.identity.gone());
+            tables.partition(|t| all || t.identity.is_dropped());
         self.0 = kept;
         gone.iter().map(|t| t.id).collect()
     }
@@ -146,19 +146,19 @@ impl Session {
         &mut self,
         kind: StepKind,
         table: &ResidentTable,
-        batches: &[Picked],
+        batches: &[IndexBatch],
     ) -> Result<StepsInFlight> {
         let training = kind == StepKind::Train;
         let rows = batches.first().map_or(0, |b| b.rows.len());
         let program = self.ensure_loaded(kind, rows)?;
-        let divide = |b: &Picked| (b.rows.len(), self.resident_divisors(table, &b.rows));
+        let divide = |b: &IndexBatch| (b.rows.len(), self.resident_divisors(table, &b.rows));
         let steps: Vec<(usize, Vec<f64>)> = batches.iter().map(divide).collect();
         let mirrored: Vec<Vec<f32>> = steps.iter().map(|s| inverted(&s.1)).collect();
         let scalars = |i: usize| if training { self.scalars_ahead(i) } else { vec![] };
         let scalars: Vec<Vec<f32>> = (0..batches.len()).map(scalars).collect();
         let input = |i: usize| {
             let step = if training { self.state.steps + i as u64 } else { self.state.steps };
-            let (rows, augments) = (&batches[i].rows[..], &batches[i].motions[..]);
+            let (rows, augments) = (&batches[i].rows[..], &batches[i].augments[..]);
             let (mirrored, scalars) = (&mirrored[i][..], &scalars[i][..]);
             StepInput { rows, augments, mirrored, seed: self.state.seed, step, scalars }
         };

@@ -171,7 +171,7 @@ impl Session {
     fn total_weight(&self, batch: &HostBatch) -> Result<f64> {
         let sum = |weights: &mut dyn Iterator<Item = f32>| weights.map(f64::from).sum();
         let local = local_weights(batch);
-        if !self.workers.several() || batch.own.is_none() {
+        if !self.workers.several() || batch.local.is_none() {
             return Ok(sum(&mut local.iter().copied()));
         }
         let mine: Vec<u8> = local.iter().flat_map(|w| w.to_le_bytes()).collect();
@@ -183,7 +183,7 @@ impl Session {
     /// Where this worker's rows are in the tensors of a batch.
     fn local_rows(&self, batch: &HostBatch) -> Result<Range<usize>> {
         let own = self.shard().rows(batch.rows);
-        match &batch.own {
+        match &batch.local {
             None => Ok(own),
             Some(held) if *held == own => Ok(0..own.len()),
             Some(held) => {

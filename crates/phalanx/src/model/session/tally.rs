@@ -1,6 +1,6 @@
 //! Losses and metrics of many batches, merged in f64.
 
-use crate::exact::Exact;
+use crate::json_float::JsonFloat;
 use serde::{Deserialize, Serialize};
 
 /// Sums of losses and metrics over batches, merged in f64.
@@ -16,18 +16,18 @@ pub(crate) struct Tally {
 /// As in files, which keep every bit.
 #[derive(Serialize, Deserialize)]
 struct Written {
-    rows: Exact,
-    total: Exact,
-    outputs: Vec<Exact>,
-    states: Vec<Vec<Exact>>,
+    rows: JsonFloat,
+    total: JsonFloat,
+    outputs: Vec<JsonFloat>,
+    states: Vec<Vec<JsonFloat>>,
 }
 
 impl From<Tally> for Written {
     fn from(tally: Tally) -> Written {
-        let exact = |v: Vec<f64>| v.into_iter().map(Exact).collect::<Vec<_>>();
+        let exact = |v: Vec<f64>| v.into_iter().map(JsonFloat).collect::<Vec<_>>();
         Written {
-            rows: Exact(tally.rows),
-            total: Exact(tally.total),
+            rows: JsonFloat(tally.rows),
+            total: JsonFloat(tally.total),
             outputs: exact(tally.outputs),
             states: tally.states.into_iter().map(exact).collect(),
         }
@@ -36,7 +36,7 @@ impl From<Tally> for Written {
 
 impl From<Written> for Tally {
     fn from(written: Written) -> Tally {
-        let plain = |v: Vec<Exact>| v.into_iter().map(|e| e.0).collect::<Vec<_>>();
+        let plain = |v: Vec<JsonFloat>| v.into_iter().map(|e| e.0).collect::<Vec<_>>();
         Tally {
             rows: written.rows.0,
             total: written.total.0,

@@ -1,7 +1,7 @@
 //! The counters of a training run.
 
 use crate::error::{Error, Result};
-use crate::exact::Exact;
+use crate::json_float::JsonFloat;
 use crate::optimizers::Optimizer;
 use phalanx_graph::exec::Accumulate;
 use serde::{Deserialize, Serialize};
@@ -19,9 +19,9 @@ pub(crate) struct TrainState {
     pub skipped: u64,
     /// Batches accumulated towards the next update, and their weight.
     #[serde(rename = "gathered")]
-    accumulated: (u64, Exact),
+    accumulated: (u64, JsonFloat),
     /// Set by a callback or the user; overrides the optimizer's own.
-    learning_rate: Option<Exact>,
+    learning_rate: Option<JsonFloat>,
     optimizer: String,
     deterministic: bool,
     /// What the loss is multiplied by before it is differentiated. Files store it with its tensor.
@@ -48,7 +48,7 @@ impl TrainState {
             steps: 0,
             updates: 0,
             skipped: 0,
-            accumulated: (0, Exact(0.0)),
+            accumulated: (0, JsonFloat(0.0)),
             learning_rate: None,
             optimizer: optimizer.rule().name,
             deterministic,
@@ -72,7 +72,7 @@ impl TrainState {
             let owner = format!("model '{model}'");
             return Err(Error::argument(owner, "learning_rate", "a finite rate from 0 up", rate));
         }
-        self.learning_rate = Some(Exact(rate));
+        self.learning_rate = Some(JsonFloat(rate));
         Ok(())
     }
 
@@ -95,7 +95,7 @@ impl TrainState {
 
     /// Sets how many batches are accumulated, and their weight.
     pub fn set_accumulated(&mut self, (batches, weight): (u64, f64)) {
-        self.accumulated = (batches, Exact(weight));
+        self.accumulated = (batches, JsonFloat(weight));
     }
 
     /// A batch's part in an update made of several, and what is accumulated once it has run.

@@ -84,24 +84,24 @@ impl Session {
     pub(crate) fn training(&self) -> Training {
         let config = self.compile_config();
         let optimizer = self.objective.optimizer.common().name.clone();
-        Training { config, optimizer, state: self.training_state(), unkept: self.unkept() }
+        Training { config, optimizer, state: self.training_state(), not_saved: self.not_saved() }
     }
 
     /// What Keras' files cannot store.
-    fn unkept(&self) -> Vec<String> {
-        let mut unkept = vec![];
+    fn not_saved(&self) -> Vec<String> {
+        let mut not_saved = vec![];
         let (count, _) = self.state.accumulated();
         if count != self.accumulated_in_file() {
             let words = format!("the gradients of {count} batches gathered towards an update");
-            unkept.push(format!("{words} (BackupAndRestore keeps them)"));
+            not_saved.push(format!("{words} (BackupAndRestore keeps them)"));
         }
         let schedule =
             matches!(self.objective.optimizer.common().learning_rate, LearningRate::Schedule(_));
         if let Some(rate) = self.state.set_rate().filter(|_| schedule) {
             let words = format!("the learning rate {rate} set in the place of a schedule");
-            unkept.push(format!("{words} (BackupAndRestore keeps it)"));
+            not_saved.push(format!("{words} (BackupAndRestore keeps it)"));
         }
-        unkept
+        not_saved
     }
 
     /// Batches in a file's accumulators: Keras derives them from the iteration.

@@ -40,7 +40,7 @@ impl TrainLoop<'_> {
                     let began = Instant::now();
                     let more =
                         cursor.next(batch, &mut self.at, self.plan.requested_steps.is_some())?;
-                    self.history.waited(began.elapsed().as_secs_f64());
+                    self.history.add_input_wait(began.elapsed().as_secs_f64());
                     more
                 }
             };
@@ -90,7 +90,7 @@ impl TrainLoop<'_> {
     /// batch.
     pub(super) fn train_epoch_resident(&mut self, table: &ResidentTable) -> Result<()> {
         let Some(data) = self.data.in_memory() else { return Ok(()) };
-        let mut picks = data.picks(self.session.state.seed, self.at.pass, self.at.taken)?;
+        let mut picks = data.index_batches(self.session.state.seed, self.at.pass, self.at.taken)?;
         let (mut now, mut next) = (Group::default(), Group::default());
         now.fill(&mut next, &mut *picks, self.steps_per_launch(table))?;
         while !now.batches().is_empty() && !self.stop {
@@ -101,7 +101,7 @@ impl TrainLoop<'_> {
             let began = Instant::now();
             next.fill(&mut now, &mut *picks, self.steps_per_launch(table))?;
             if !self.session.in_flight() {
-                self.history.waited(began.elapsed().as_secs_f64());
+                self.history.add_input_wait(began.elapsed().as_secs_f64());
             }
             let losses = self.session.finish_steps(started, &mut self.tally)?;
             self.at.batch += losses.len();
@@ -153,7 +153,7 @@ impl TrainLoop<'_> {
         let (began, mut at) = (Instant::now(), self.at);
         let more = cursor.next(&mut ahead.batch, &mut at, self.plan.requested_steps.is_some())?;
         if !self.session.in_flight() {
-            self.history.waited(began.elapsed().as_secs_f64());
+            self.history.add_input_wait(began.elapsed().as_secs_f64());
         }
         if more {
             self.session.checks.origin = BatchOrigin::Data(TRAINING, at.taken);

@@ -18,7 +18,7 @@ use super::run_state::{Header, Position, RunState};
 use super::session::{Session, StepKind, Tally};
 use super::source::VALIDATION;
 use crate::callbacks::{Action, Callback, CallbackState, View, WeightSource};
-use crate::data::{Dataset, HostBatch, shown_digest};
+use crate::data::{Dataset, HostBatch, format_digest};
 use crate::error::{Error, Result};
 use crate::history::History;
 use crate::progress::Progress;
@@ -274,7 +274,7 @@ impl<'a> TrainLoop<'a> {
     /// Validates and adds the epoch to the history.
     fn end_epoch(&mut self) -> Result<Logs> {
         let ran = self.clock.elapsed();
-        self.history.ran(ran);
+        self.history.add_run_time(ran);
         let mut logs = self.session.objective.logs(&self.tally);
         if let Some(validation) = self.validation {
             let data = (validation, VALIDATION);
@@ -346,7 +346,7 @@ impl<'a> TrainLoop<'a> {
 
     /// Fingerprints of the training and the validation data. They take a moment to compute.
     fn fingerprints(&self) -> &[Option<String>; 2] {
-        let of = |data: Option<&dyn Dataset>| data.and_then(|data| shown_digest(data.digest()));
+        let of = |data: Option<&dyn Dataset>| data.and_then(|data| format_digest(data.digest()));
         self.fingerprints.get_or_init(|| [Some(self.data), self.validation].map(of))
     }
 
@@ -361,7 +361,7 @@ impl<'a> TrainLoop<'a> {
             optimizer: self.session.objective.optimizer_options(),
             accumulate: Some(self.plan.accumulate.filter(|_| self.plan.flush).unwrap_or(1)),
             data,
-            augmentation: shown_digest(self.data.augmentation_digest()),
+            augmentation: format_digest(self.data.augmentation_digest()),
             validation,
         }
     }

@@ -1,20 +1,20 @@
-//! Attributes: small arrays beside groups and datasets.
+//! Attributes: small arrays attached to groups and datasets.
 
 use super::bytes::{Cursor, utf8};
 use super::types::{Type, count, dataspace};
 use super::{Fault, File, Result};
 
-/// An attribute, decoded when asked for.
+/// An attribute, decoded on demand.
 #[derive(Clone, Debug)]
 pub(crate) struct Attribute {
     pub kind: Type,
-    /// Its shape; `None` when it holds nothing.
+    /// Shape; `None` if the attribute is empty.
     dims: Option<Vec<usize>>,
     data: Vec<u8>,
 }
 
 impl Attribute {
-    /// From an attribute message, with its name.
+    /// Parses an attribute message. Also returns the name.
     pub(super) fn parse(message: &[u8]) -> Result<(String, Attribute)> {
         let mut at = Cursor::new(message, 0)?;
         let (version, flags) = (at.u8()?, at.u8()?);
@@ -52,13 +52,13 @@ impl Attribute {
 }
 
 impl File {
-    /// An attribute's texts, in order.
+    /// The strings of an attribute, in order.
     pub fn texts(&self, attribute: &Attribute) -> Result<Vec<String>> {
         let elements = attribute.data.chunks_exact(attribute.kind.size());
         match &attribute.kind {
             Type::Text { .. } => elements.map(fixed).collect(),
             Type::VariableText => {
-                // Elements may refer to the same text; all of them together stay in bounds.
+                // Elements may refer to the same string, so their total length is bounded.
                 let mut left = self.bytes.len();
                 let mut one = |element: &[u8]| {
                     let text = self.heaps.borrow_mut().text(&self.bytes, element)?;
@@ -68,13 +68,13 @@ impl File {
                 };
                 elements.map(&mut one).collect()
             }
-            // h5py writes an empty list as an array of no floats.
+            // h5py writes an empty list as an empty array of floats.
             _ if attribute.data.is_empty() => Ok(vec![]),
             other => Err(Fault(format!("{} where text belongs", other.name()))),
         }
     }
 
-    /// An attribute's one text.
+    /// The only string of an attribute.
     pub fn text(&self, attribute: &Attribute) -> Result<String> {
         match <[String; 1]>::try_from(self.texts(attribute)?) {
             Ok([text]) => Ok(text),
@@ -82,7 +82,7 @@ impl File {
         }
     }
 
-    /// Shape and value of an attribute, to show.
+    /// Shape and value of an attribute, for display.
     pub fn show(&self, attribute: &Attribute) -> String {
         if matches!(attribute.kind, Type::Text { .. } | Type::VariableText) {
             let texts = self.texts(attribute);
@@ -98,7 +98,7 @@ impl File {
     }
 }
 
-/// Text of a fixed size, filled up with zeros.
+/// A fixed-size string, padded with zeros.
 fn fixed(element: &[u8]) -> Result<String> {
     let end = element.iter().position(|b| *b == 0).unwrap_or(element.len());
     utf8(&element[..end])

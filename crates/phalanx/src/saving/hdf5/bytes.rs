@@ -1,11 +1,11 @@
-//! Reading little-endian numbers from a slice, never past its end.
+//! Bounds-checked reading of little-endian numbers.
 
 use super::{Fault, Result};
 
-/// An address that points nowhere.
+/// An undefined address.
 pub(super) const UNDEFINED: u64 = u64::MAX;
 
-/// A place in the file's bytes.
+/// A position in the bytes of a file.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
@@ -13,7 +13,7 @@ pub(super) struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// At an address of the file.
+    /// Starts at an address of the file.
     pub fn new(bytes: &'a [u8], address: u64) -> Result<Cursor<'a>> {
         match usize::try_from(address) {
             Ok(at) if at <= bytes.len() => Ok(Cursor { bytes, at }),
@@ -21,12 +21,12 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Where it is.
+    /// The current position.
     pub fn position(&self) -> usize {
         self.at
     }
 
-    /// Bytes from here to the end.
+    /// Number of bytes to the end.
     pub fn left(&self) -> usize {
         self.bytes.len() - self.at
     }
@@ -42,12 +42,12 @@ impl<'a> Cursor<'a> {
         Ok(taken)
     }
 
-    /// Passes over `n` bytes.
+    /// Skips `n` bytes.
     pub fn skip(&mut self, n: usize) -> Result<()> {
         self.take(n).map(|_| ())
     }
 
-    /// Passes over what fills `length` up to a multiple of eight.
+    /// Skips the padding of `length` to a multiple of eight.
     pub fn pad(&mut self, length: usize) -> Result<()> {
         self.skip(length.next_multiple_of(8) - length)
     }
@@ -74,7 +74,7 @@ impl<'a> Cursor<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A number of so many bytes, eight at most.
+    /// A number of `width` bytes, at most eight.
     pub fn unsigned(&mut self, width: usize) -> Result<u64> {
         let mut out = [0; 8];
         let width = width.min(8);
@@ -82,7 +82,7 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(out))
     }
 
-    /// Four letters that a structure starts with.
+    /// Checks the four-byte signature of a structure.
     pub fn signature(&mut self, expected: &[u8; 4]) -> Result<()> {
         let found = self.take(4)?;
         if found == expected {
@@ -92,7 +92,7 @@ impl<'a> Cursor<'a> {
         Err(Fault(format!("'{found}' where '{expected}' belongs")))
     }
 
-    /// Text up to a zero byte.
+    /// A zero-terminated string.
     pub fn text(&mut self) -> Result<String> {
         let rest = &self.bytes[self.at..];
         let Some(end) = rest.iter().position(|b| *b == 0) else {
@@ -103,7 +103,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Text from bytes.
+/// Converts bytes to a string.
 pub(super) fn utf8(bytes: &[u8]) -> Result<String> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(text.into()),

@@ -1,4 +1,4 @@
-//! Datasets in chunks: their index (a v1 B-tree) and their filters.
+//! Chunked datasets: their index (a v1 B-tree) and their filters.
 
 use super::bytes::{Cursor, UNDEFINED};
 use super::types::count;
@@ -7,23 +7,23 @@ use flate2::read::ZlibDecoder;
 use std::collections::HashSet;
 use std::io::Read;
 
-/// Up to here an array may unpack from anything.
-const SMALL: usize = 16_000_000;
-/// Larger arrays may be this many times the size of their file.
-const MAX_PACKING: usize = 64;
+/// Arrays up to this size in bytes are exempt from the limit of the compression ratio.
+const UNLIMITED_RATIO_BYTES: usize = 16_000_000;
+/// Maximum ratio of the size of a larger array to that of its file.
+const MAX_RATIO: usize = 64;
 
-/// What was done to each chunk.
+/// A filter applied to each chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Filter {
-    /// Packed by deflate.
+    /// Compressed by deflate.
     Deflate,
-    /// Bytes of elements brought together.
+    /// Bytes of equal significance grouped.
     Shuffle,
-    /// Four bytes of checksum at the end.
+    /// Followed by a checksum of four bytes.
     Checksum,
 }
 
-/// The filters in a pipeline message, in the order they were applied.
+/// Parses a filter pipeline message. Filters are in the order of application.
 pub(super) fn filters(data: &[u8]) -> Result<Vec<Filter>> {
     let mut at = Cursor::new(data, 0)?;
     let (version, n) = (at.u8()?, at.u8()?);
@@ -56,7 +56,7 @@ pub(super) fn filters(data: &[u8]) -> Result<Vec<Filter>> {
     Ok(out)
 }
 
-/// Where the chunks are and how to unpack them.
+/// The index and the filters of a chunked dataset.
 #[derive(Debug)]
 pub(super) struct Chunked {
     tree: u64,
@@ -64,7 +64,7 @@ pub(super) struct Chunked {
     filters: Vec<Filter>,
 }
 
-/// One chunk: its bytes, the filters left out, its place in the array.
+/// One chunk: its bytes, the mask of skipped filters, its offset in the array.
 struct Chunk<'a> {
     data: &'a [u8],
     mask: u32,
@@ -72,7 +72,7 @@ struct Chunk<'a> {
 }
 
 impl Chunked {
-    /// From the rest of a layout message.
+    /// Parses the rest of a layout message.
     pub fn parse(mut at: Cursor<'_>, rank: usize, filters: Vec<Filter>) -> Result<Chunked> {
         let axes = at.u8()? as usize;
         if axes != rank + 1 {
@@ -86,7 +86,7 @@ impl Chunked {
         Ok(Chunked { tree, dims, filters })
     }
 
-    /// The whole array, `length` bytes long.
+    /// Reads the whole array of `length` bytes.
     pub fn read(
         &self,
         bytes: &[u8],
@@ -94,7 +94,8 @@ impl Chunked {
         element: usize,
         length: usize,
     ) -> Result<Vec<u8>> {
-        let plausible = |size: usize| size <= SMALL || size / MAX_PACKING <= bytes.len();
+        let plausible =
+            |size: usize| size <= UNLIMITED_RATIO_BYTES || size / MAX_RATIO <= bytes.len();
         if !plausible(length) {
             return Err(Fault(format!("{length} bytes of data in a file of {}", bytes.len())));
         }
@@ -121,7 +122,7 @@ impl Chunked {
         let mut out = vec![0; length];
         for chunk in chunks {
             let data = self.unpack(&chunk, element, size)?;
-            place(&mut out, dims, &data, &self.dims, &chunk.start, element);
+            copy_chunk(&mut out, dims, &data, &self.dims, &chunk.start, element);
         }
         Ok(out)
     }
@@ -163,7 +164,7 @@ impl Chunked {
         Ok(())
     }
 
-    /// Undoes the filters; what comes out has `size` bytes.
+    /// Reverses the filters. The result has `size` bytes.
     fn unpack(&self, chunk: &Chunk<'_>, element: usize, size: usize) -> Result<Vec<u8>> {
         let mut data = chunk.data.to_vec();
         for (i, filter) in self.filters.iter().enumerate().rev() {
@@ -193,7 +194,7 @@ impl Chunked {
     }
 }
 
-/// Puts the bytes of each element together again.
+/// Reverses the shuffle filter.
 fn unshuffle(data: &[u8], element: usize) -> Vec<u8> {
     let n = data.len() / element;
     let mut out = data.to_vec();
@@ -205,8 +206,8 @@ fn unshuffle(data: &[u8], element: usize) -> Vec<u8> {
     out
 }
 
-/// Copies a chunk to its place, row by row, without what lies outside the array.
-fn place(
+/// Copies a chunk into the array row by row, without the part outside it.
+fn copy_chunk(
     out: &mut [u8],
     dims: &[usize],
     data: &[u8],

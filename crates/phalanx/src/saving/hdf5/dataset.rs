@@ -1,4 +1,4 @@
-//! Datasets: shape, element type, and where the elements are.
+//! Datasets: shape, element type, and location of the elements.
 
 use super::bytes::{Cursor, UNDEFINED};
 use super::chunks::{self, Chunked, Filter};
@@ -7,24 +7,24 @@ use super::types::{Type, count, dataspace};
 use super::{Fault, File, Result};
 use std::borrow::Cow;
 
-/// An array of a file, decoded when asked for.
+/// An array of a file, decoded on demand.
 #[derive(Debug)]
 pub(crate) struct Dataset {
-    /// Its element type.
+    /// Element type.
     pub kind: Type,
-    /// Its shape.
+    /// Shape.
     pub dims: Vec<usize>,
     layout: Layout,
 }
 
-/// Where the elements are.
+/// Where the elements are stored.
 #[derive(Debug)]
 enum Layout {
     /// In the header.
     Compact(Vec<u8>),
-    /// In one piece.
-    Whole { address: u64, size: u64 },
-    /// In pieces, packed.
+    /// In one contiguous block.
+    Contiguous { address: u64, size: u64 },
+    /// In compressed chunks.
     Chunked(Chunked),
 }
 
@@ -54,7 +54,7 @@ fn layout(data: &[u8], rank: usize, filters: Vec<Filter>) -> Result<Layout> {
             let size = at.u16()? as usize;
             Ok(Layout::Compact(at.take(size)?.to_vec()))
         }
-        (3..=5, 1) => Ok(Layout::Whole { address: at.u64()?, size: at.u64()? }),
+        (3..=5, 1) => Ok(Layout::Contiguous { address: at.u64()?, size: at.u64()? }),
         (3, 2) => Ok(Layout::Chunked(Chunked::parse(at, rank, filters)?)),
         (4 | 5, 2) => Err(Fault("chunks indexed as HDF5 1.10 does, which are not read".into())),
         _ => Err(Fault(format!("version {version} of a layout, kind {class}"))),
@@ -62,7 +62,7 @@ fn layout(data: &[u8], rank: usize, filters: Vec<Filter>) -> Result<Layout> {
 }
 
 impl File {
-    /// A dataset's elements as they are in the file.
+    /// The raw bytes of a dataset.
     fn raw<'a>(&'a self, dataset: &'a Dataset) -> Result<Cow<'a, [u8]>> {
         let length = count(&dataset.dims)?.checked_mul(dataset.kind.size());
         let length = length.ok_or_else(|| Fault(format!("a shape of {:?}", dataset.dims)))?;
@@ -71,7 +71,7 @@ impl File {
             Layout::Compact(data) if data.len() >= length => Ok(data[..length].into()),
             Layout::Compact(data) => Err(short(data.len() as u64)),
             _ if length == 0 => Ok(vec![].into()),
-            Layout::Whole { address, size } => {
+            Layout::Contiguous { address, size } => {
                 if *address == UNDEFINED {
                     return Err(Fault("a dataset that was never written".into()));
                 }
@@ -87,14 +87,14 @@ impl File {
         }
     }
 
-    /// A dataset's elements as numbers.
+    /// The elements of a dataset as f64.
     pub fn numbers(&self, dataset: &Dataset) -> Result<Vec<f64>> {
         let raw = self.raw(dataset)?;
         let numbers = raw.chunks_exact(dataset.kind.size()).map(|e| dataset.kind.number(e));
         numbers.collect::<Option<_>>().ok_or_else(|| not_numbers(dataset))
     }
 
-    /// A dataset's elements as floats.
+    /// The elements of a dataset as f32.
     pub fn floats(&self, dataset: &Dataset) -> Result<Vec<f32>> {
         let raw = self.raw(dataset)?;
         if dataset.kind == (Type::Float { size: 4, big_endian: false }) {

@@ -1,20 +1,20 @@
-//! Groups with many members, and objects with many attributes, as newer HDF5 keeps them: messages in a
-//! fractal heap, listed by a v2 B-tree.
+//! Dense storage of groups with many members and objects with many attributes, used by newer HDF5:
+//! messages in a fractal heap, indexed by a v2 B-tree.
 
 use super::bytes::Cursor;
 use super::{Fault, Result};
 
-/// Most messages of one index.
+/// Maximum number of messages of an index.
 const MAX_RECORDS: u64 = 1_000_000;
-/// How deep trees and heaps may be.
+/// Maximum depth of trees and heaps.
 const MAX_DEPTH: u16 = 16;
 
-/// Which part of a record of an index refers to the heap.
+/// The kind of an index, which determines where its records refer to the heap.
 #[derive(Clone, Copy)]
 pub(super) enum Index {
     /// Links by name: after the hash.
     Links,
-    /// Attributes by name: first.
+    /// Attributes by name: at the start.
     Attributes,
 }
 
@@ -39,17 +39,17 @@ pub(super) fn messages(bytes: &[u8], heap: u64, tree: u64, index: Index) -> Resu
     Ok(out)
 }
 
-/// Bytes that numbers up to a limit take.
+/// Number of bytes of integers up to a limit.
 fn width(limit: u64) -> usize {
     (limit.max(1).ilog2() / 8 + 1) as usize
 }
 
-/// A tree's layout: records of `size` bytes, nodes of `node` bytes.
+/// Layout of a tree: records of `size` bytes, nodes of `node` bytes.
 struct Tree {
     node: usize,
     size: usize,
-    /// For each depth the most records of a node, and of all below it.
-    most: Vec<(u64, u64)>,
+    /// For each depth: the maximum number of records of a node, and of its subtree.
+    max_records: Vec<(u64, u64)>,
 }
 
 /// All records of a tree.
@@ -64,14 +64,14 @@ fn records(bytes: &[u8], address: u64) -> Result<Vec<&[u8]>> {
     if depth > MAX_DEPTH || total > most || size == 0 || node < 10 + size {
         return Err(Fault("an index of unusual size".into()));
     }
-    let mut tree = Tree { node, size, most: vec![] };
+    let mut tree = Tree { node, size, max_records: vec![] };
     let leaf = ((node - 10) / size) as u64;
-    tree.most.push((leaf, leaf));
+    tree.max_records.push((leaf, leaf));
     for level in 1..=usize::from(depth) {
         let pointer = tree.pointer(level);
         let most = ((node - 10).saturating_sub(pointer) / (size + pointer)) as u64;
-        let below = tree.most[level - 1].1;
-        tree.most.push((most, (most + 1).saturating_mul(below).saturating_add(most)));
+        let below = tree.max_records[level - 1].1;
+        tree.max_records.push((most, (most + 1).saturating_mul(below).saturating_add(most)));
     }
     let mut out = vec![];
     if total > 0 {
@@ -81,10 +81,10 @@ fn records(bytes: &[u8], address: u64) -> Result<Vec<&[u8]>> {
 }
 
 impl Tree {
-    /// Bytes of a pointer in a node at a depth.
+    /// Size in bytes of a pointer in a node at a depth.
     fn pointer(&self, depth: usize) -> usize {
-        let all = if depth > 1 { width(self.most[depth - 1].1) } else { 0 };
-        8 + width(self.most[0].0) + all
+        let all = if depth > 1 { width(self.max_records[depth - 1].1) } else { 0 };
+        8 + width(self.max_records[0].0) + all
     }
 
     fn walk<'a>(
@@ -110,8 +110,8 @@ impl Tree {
         }
         for _ in 0..=used {
             let child = at.u64()?;
-            let below = at.unsigned(width(self.most[0].0))?;
-            at.skip(self.pointer(depth) - 8 - width(self.most[0].0))?;
+            let below = at.unsigned(width(self.max_records[0].0))?;
+            at.skip(self.pointer(depth) - 8 - width(self.max_records[0].0))?;
             self.walk(bytes, child, below, depth - 1, total, out)?;
         }
         Ok(())
@@ -167,12 +167,12 @@ impl Heap {
             0 => {
                 let offset = at.unsigned(self.offset_size)?;
                 let length = at.unsigned(self.length_size)? as usize;
-                let place = match self.rows {
+                let address = match self.rows {
                     0 => self.root.checked_add(offset),
                     rows => self.find(bytes, self.root, u64::from(rows), offset, 0)?,
                 };
-                let place = place.ok_or_else(|| Fault("an object outside its heap".into()))?;
-                Cursor::new(bytes, place)?.take(length)
+                let address = address.ok_or_else(|| Fault("an object outside its heap".into()))?;
+                Cursor::new(bytes, address)?.take(length)
             }
             2 => at.take((kind & 0x0f) as usize + 1),
             _ => Err(Fault("a huge object, which is not read".into())),
@@ -206,7 +206,7 @@ impl Heap {
         if size <= self.largest {
             return Ok(child.checked_add(within));
         }
-        // A child's rows follow from the bytes it spans.
+        // The number of rows of a child follows from the bytes it spans.
         let below = u64::from((size / row_bytes).max(1).ilog2()) + 1;
         self.find(bytes, child, below, within, depth + 1)
     }

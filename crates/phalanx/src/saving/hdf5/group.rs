@@ -1,4 +1,4 @@
-//! Groups: what they hold, in symbol tables (v1 B-tree, local heap) or as link messages.
+//! Groups: members in symbol tables (v1 B-tree, local heap) or as link messages.
 
 use super::attribute::Attribute;
 use super::bytes::{Cursor, UNDEFINED, utf8};
@@ -9,17 +9,17 @@ use super::{Fault, Group, MAX_DEPTH, MAX_PATH, Node, Result};
 use crate::saving::MAX_ARRAYS;
 use std::collections::{BTreeMap, HashSet};
 
-/// Symbol tables say so of soft links.
+/// Cache type of soft links in symbol tables.
 const SOFT: u32 = 2;
 
-/// A walk through a file's structure.
+/// A traversal of the structure of a file.
 pub(super) struct Walk<'a> {
     pub bytes: &'a [u8],
-    /// Objects and tree nodes met so far: none is met twice.
+    /// Objects and tree nodes visited so far. None may occur twice.
     pub seen: HashSet<u64>,
-    /// Bytes of headers and names read so far: overlapping ones must not add up.
+    /// Bytes of headers and names read so far, bounded so that overlapping ones cannot add up.
     pub read: usize,
-    /// Groups and datasets met so far.
+    /// Groups and datasets visited so far.
     pub nodes: usize,
 }
 
@@ -39,7 +39,7 @@ impl Walk<'_> {
         Err(Fault("objects that overlap".into()))
     }
 
-    /// The group or dataset at an address, below a path of so many bytes.
+    /// Reads the group or dataset at an address. `path` is the length of its path in bytes.
     pub fn node(&mut self, address: u64, depth: usize, path: usize) -> Result<Node> {
         self.enter(address)?;
         self.nodes += 1;
@@ -60,12 +60,12 @@ impl Walk<'_> {
             return Err(Fault(format!("neither a group nor a dataset at {address}")));
         }
         let mut members = BTreeMap::new();
-        for (name, place) in self.links(&messages)? {
+        for (name, address) in self.links(&messages)? {
             let path = path + 1 + name.len();
             if path > MAX_PATH {
                 return Err(Fault(format!("a path of {path} bytes")));
             }
-            let node = match place {
+            let node = match address {
                 Some(address) => self.node(address, depth + 1, path)?,
                 None => Node::Link,
             };
@@ -76,7 +76,7 @@ impl Walk<'_> {
         Ok(Node::Group(Group { attributes, members }))
     }
 
-    /// Names and addresses of what a group holds; no address for links to elsewhere.
+    /// Names and addresses of the members of a group. Links to elsewhere have no address.
     fn links(&mut self, messages: &[Message<'_>]) -> Result<Vec<(String, Option<u64>)>> {
         let mut out = vec![];
         for message in messages {
@@ -92,7 +92,7 @@ impl Walk<'_> {
                     at.skip(1)?;
                     let flags = at.u8()?;
                     at.skip(if flags & 1 != 0 { 8 } else { 0 })?;
-                    for message in self.kept_elsewhere(&mut at, Index::Links)? {
+                    for message in self.heap_messages(&mut at, Index::Links)? {
                         out.push(link(Cursor::new(&message, 0)?)?);
                     }
                 }
@@ -102,8 +102,8 @@ impl Walk<'_> {
         Ok(out)
     }
 
-    /// The messages that are not in the header but in a heap of their own.
-    fn kept_elsewhere(&mut self, at: &mut Cursor<'_>, index: Index) -> Result<Vec<Vec<u8>>> {
+    /// The messages stored in a separate heap instead of the header.
+    fn heap_messages(&mut self, at: &mut Cursor<'_>, index: Index) -> Result<Vec<Vec<u8>>> {
         let (heap, tree) = (at.u64()?, at.u64()?);
         if heap == UNDEFINED || tree == UNDEFINED {
             return Ok(vec![]);
@@ -125,7 +125,7 @@ impl Walk<'_> {
                     at.skip(1)?;
                     let flags = at.u8()?;
                     at.skip(if flags & 1 != 0 { 2 } else { 0 })?;
-                    for message in self.kept_elsewhere(&mut at, Index::Attributes)? {
+                    for message in self.heap_messages(&mut at, Index::Attributes)? {
                         out.extend([Attribute::parse(&message)?]);
                     }
                 }
@@ -135,7 +135,7 @@ impl Walk<'_> {
         Ok(out)
     }
 
-    /// The entries below a node of a group's tree.
+    /// Collects the entries below a node of a group's tree.
     fn symbols(
         &mut self,
         address: u64,
@@ -194,7 +194,7 @@ fn local_heap(bytes: &[u8], address: u64) -> Result<&[u8]> {
     Cursor::new(bytes, at.u64()?)?.take(size)
 }
 
-/// A link message.
+/// Parses a link message.
 fn link(mut at: Cursor<'_>) -> Result<(String, Option<u64>)> {
     let (version, flags) = (at.u8()?, at.u8()?);
     if version != 1 {

@@ -16,10 +16,10 @@ pub(super) const CONTINUATION: u16 = 0x10;
 pub(super) const SYMBOL_TABLE: u16 = 0x11;
 pub(super) const ATTRIBUTE_INFO: u16 = 0x15;
 
-/// Says that a message's content is kept elsewhere.
+/// Flag of a message whose content is stored elsewhere.
 const SHARED: u8 = 0x02;
 
-/// A message: its kind and its content.
+/// A message: its type and content.
 pub(super) struct Message<'a> {
     pub kind: u16,
     pub data: &'a [u8],
@@ -29,14 +29,14 @@ pub(super) struct Message<'a> {
 pub(super) fn messages(bytes: &[u8], address: u64) -> Result<Vec<Message<'_>>> {
     let mut at = Cursor::new(bytes, address)?;
     if bytes[at.position()..].starts_with(b"OHDR") {
-        second(bytes, at)
+        parse_v2(bytes, at)
     } else {
-        first(bytes, &mut at)
+        parse_v1(bytes, &mut at)
     }
 }
 
-/// Version 1: a prefix of 16 bytes, messages aligned to eight.
-fn first<'a>(bytes: &'a [u8], at: &mut Cursor<'a>) -> Result<Vec<Message<'a>>> {
+/// Version 1: a prefix of 16 bytes, messages aligned to eight bytes.
+fn parse_v1<'a>(bytes: &'a [u8], at: &mut Cursor<'a>) -> Result<Vec<Message<'a>>> {
     let version = at.u8()?;
     if version != 1 {
         return Err(Fault(format!("version {version} of an object header")));
@@ -67,7 +67,7 @@ fn first<'a>(bytes: &'a [u8], at: &mut Cursor<'a>) -> Result<Vec<Message<'a>>> {
 }
 
 /// Version 2: signatures and checksums around unaligned messages.
-fn second<'a>(bytes: &'a [u8], mut at: Cursor<'a>) -> Result<Vec<Message<'a>>> {
+fn parse_v2<'a>(bytes: &'a [u8], mut at: Cursor<'a>) -> Result<Vec<Message<'a>>> {
     at.signature(b"OHDR")?;
     let (version, flags) = (at.u8()?, at.u8()?);
     if version != 2 {
@@ -111,9 +111,9 @@ fn continuation(data: &[u8]) -> Result<(u64, usize)> {
     Ok((address, length))
 }
 
-/// Blocks that overlap would make a header of any length out of a few bytes.
+/// Rejects overlapping blocks, which could make a huge header out of a few bytes.
 fn check(blocks: &[&[u8]], bytes: &[u8]) -> Result<()> {
-    // An empty block counts too.
+    // Empty blocks count too.
     let total = blocks.iter().fold(0usize, |sum, block| sum.saturating_add(block.len() + 8));
     if total <= bytes.len() {
         return Ok(());

@@ -1,23 +1,23 @@
-//! The global heap: text of any length.
+//! The global heap: variable-length strings.
 
 use super::bytes::{Cursor, utf8};
 use super::{Fault, Result};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// The collections of texts met so far, by address: each is walked through once.
+/// The collections read so far, by address. Each is parsed once.
 #[derive(Debug, Default)]
 pub(super) struct Heaps {
     collections: HashMap<u64, Collection>,
-    /// Entries of all of them: collections that overlap must not add up.
+    /// Total number of entries, bounded so that overlapping collections cannot add up.
     entries: usize,
 }
 
-/// Where the texts of a collection are, by index.
+/// Byte ranges of the strings of a collection, by index.
 type Collection = HashMap<u32, Range<usize>>;
 
 impl Heaps {
-    /// Text that an element of 16 bytes refers to.
+    /// The string that an element of 16 bytes refers to.
     pub fn text(&mut self, bytes: &[u8], element: &[u8]) -> Result<String> {
         let mut at = Cursor::new(element, 0)?;
         let (length, address, index) = (at.u32()? as usize, at.u64()?, at.u32()?);
@@ -26,22 +26,22 @@ impl Heaps {
         }
         if !self.collections.contains_key(&address) {
             let collection = collection(bytes, address)?;
-            // An entry takes 16 bytes at least.
+            // An entry takes at least 16 bytes.
             self.entries += collection.len();
             if self.entries > bytes.len() / 16 {
                 return Err(Fault("heaps that overlap".into()));
             }
             self.collections.insert(address, collection);
         }
-        let place = self.collections[&address].get(&index);
-        let place = place.ok_or_else(|| Fault(format!("text {index} missing from its heap")))?;
-        let text = bytes[place.clone()].get(..length);
+        let range = self.collections[&address].get(&index);
+        let range = range.ok_or_else(|| Fault(format!("text {index} missing from its heap")))?;
+        let text = bytes[range.clone()].get(..length);
         let text = utf8(text.ok_or_else(|| Fault("text longer than its entry".into()))?)?;
         Ok(text.trim_end_matches('\0').into())
     }
 }
 
-/// The texts of the collection at an address.
+/// The strings of the collection at an address.
 fn collection(bytes: &[u8], address: u64) -> Result<Collection> {
     let mut out = HashMap::new();
     let mut at = Cursor::new(bytes, address)?;
@@ -60,9 +60,9 @@ fn collection(bytes: &[u8], address: u64) -> Result<Collection> {
         if found == 0 {
             break;
         }
-        let place = start + at.position();
+        let offset = start + at.position();
         at.skip(size)?;
-        out.entry(u32::from(found)).or_insert(place..place + size);
+        out.entry(u32::from(found)).or_insert(offset..offset + size);
         // The last entry may lack its padding.
         at.skip((size.next_multiple_of(8) - size).min(at.left()))?;
     }

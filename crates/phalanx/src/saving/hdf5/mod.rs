@@ -1,10 +1,10 @@
-//! The part of HDF5 that model files use, read and written.
+//! Reader and writer for the subset of HDF5 that model files use.
 //!
-//! Read: groups of either style, datasets (whole, compact, or in chunks with shuffle, deflate and
-//! checksums), attributes with numbers and strings, as h5py writes them. Nothing is believed: every
-//! address and size is checked against the file, structures that meet themselves are refused, and
-//! links to elsewhere are never followed. Written: what h5py writes by default (symbol tables,
-//! contiguous datasets), the same bytes for the same content.
+//! Reading supports groups of both styles, datasets (contiguous, compact, or chunked with shuffle,
+//! deflate and checksums), and attributes with numbers and strings, as h5py writes them. Files are not
+//! trusted: every address and size is checked against the file, cycles are rejected, and links to
+//! elsewhere are never followed. Writing produces what h5py writes by default (symbol tables, contiguous
+//! datasets), with the same bytes for the same content.
 
 mod attribute;
 mod bytes;
@@ -30,37 +30,37 @@ use std::collections::{BTreeMap, HashSet};
 
 /// First bytes of every file.
 const SIGNATURE: &[u8; 8] = b"\x89HDF\r\n\x1a\n";
-/// How deep groups may lie in each other.
+/// Maximum nesting of groups.
 const MAX_DEPTH: usize = 64;
 
-/// Bytes of a path inside a file.
+/// Maximum length in bytes of a path inside a file.
 const MAX_PATH: usize = 4096;
 
-/// What is wrong with a file, as what was received.
+/// What is wrong with a file, phrased as what was received.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Fault(pub String);
 
 type Result<T> = std::result::Result<T, Fault>;
 
-/// A file, read whole; datasets are decoded when asked for.
+/// A file in memory. Datasets are decoded on demand.
 #[derive(Debug)]
 pub(crate) struct File {
     bytes: Vec<u8>,
     heaps: RefCell<heap::Heaps>,
-    /// The outermost group.
+    /// The root group.
     pub root: Group,
 }
 
 /// A group of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Group {
-    /// Its attributes.
+    /// Attributes of the group.
     pub attributes: BTreeMap<String, Attribute>,
-    /// What it holds.
+    /// Members of the group.
     pub members: BTreeMap<String, Node>,
 }
 
-/// What a group holds.
+/// A member of a group.
 #[derive(Debug)]
 pub(crate) enum Node {
     /// Another group.
@@ -82,7 +82,7 @@ impl Node {
 }
 
 impl File {
-    /// Reads the structure of a file.
+    /// Parses the structure of a file.
     pub fn new(bytes: Vec<u8>) -> Result<File> {
         let root = root(&bytes)?;
         let mut walk = group::Walk { bytes: &bytes, seen: HashSet::new(), read: 0, nodes: 0 };
@@ -92,15 +92,15 @@ impl File {
         }
     }
 
-    /// Whether bytes start as a file does.
-    pub fn starts(bytes: &[u8]) -> bool {
+    /// Whether bytes start with the signature of HDF5.
+    pub fn has_signature(bytes: &[u8]) -> bool {
         bytes.starts_with(SIGNATURE)
     }
 }
 
 /// Address of the root group.
 fn root(bytes: &[u8]) -> Result<u64> {
-    if !File::starts(bytes) {
+    if !File::has_signature(bytes) {
         return Err(Fault("a file that does not start as HDF5 does".into()));
     }
     let mut at = Cursor::new(bytes, 8)?;
@@ -115,7 +115,7 @@ fn root(bytes: &[u8]) -> Result<u64> {
             sizes(at.u8()?, at.u8()?)?;
             at.skip(if version == 0 { 9 } else { 13 })?;
             let base = at.u64()?;
-            // Free space, end of file, driver, and the root's name.
+            // Free space, end of file, driver, and the name of the root.
             at.skip(32)?;
             base
         }
@@ -135,7 +135,7 @@ fn root(bytes: &[u8]) -> Result<u64> {
 }
 
 impl Group {
-    /// A group further down, by its path.
+    /// A group below this one, by path.
     pub fn group(&self, path: &str) -> Result<&Group> {
         match self.find(path) {
             None if path.is_empty() => Ok(self),
@@ -144,7 +144,7 @@ impl Group {
         }
     }
 
-    /// A dataset further down, by its path.
+    /// A dataset below this one, by path.
     pub fn dataset(&self, path: &str) -> Result<&Dataset> {
         match self.find(path) {
             Some(Node::Dataset(dataset)) => Ok(dataset),
@@ -152,7 +152,7 @@ impl Group {
         }
     }
 
-    /// Whatever is at a path.
+    /// The node at a path.
     pub fn find(&self, path: &str) -> Option<&Node> {
         let mut group = self;
         let mut parts = path.split('/').filter(|part| !part.is_empty()).peekable();
@@ -167,7 +167,7 @@ impl Group {
         None
     }
 
-    /// Every dataset below with its path, in order.
+    /// All datasets below with their paths, in order.
     pub fn datasets(&self) -> Vec<(String, &Dataset)> {
         let mut out = vec![];
         for (name, node) in &self.members {

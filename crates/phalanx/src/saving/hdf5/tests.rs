@@ -18,7 +18,7 @@ fn sample() -> Content {
 }
 
 #[test]
-fn what_is_written_comes_back() {
+fn content_round_trips() {
     let bytes = write(&sample());
     assert_eq!(bytes, write(&sample()));
     let file = File::new(bytes).unwrap();
@@ -45,7 +45,7 @@ fn what_is_written_comes_back() {
     assert_eq!(file.root.group("a/c").unwrap_err().0, "nothing where the group 'a/c' belongs");
 }
 
-/// Reads everything there is in a file.
+/// Reads everything in a file.
 fn exhaust(bytes: Vec<u8>) {
     let Ok(file) = File::new(bytes) else { return };
     for (_, dataset) in file.root.datasets() {
@@ -74,7 +74,7 @@ fn broken_files_are_refused_or_read_without_a_panic() {
             exhaust(bytes);
         }
     }
-    // Whole addresses and sizes.
+    // Complete addresses and sizes.
     for at in (0..good.len() - 8).step_by(4) {
         for value in [0, 96, good.len() as u64, u64::from(u32::MAX), u64::MAX / 2, u64::MAX] {
             let mut bytes = good.clone();
@@ -85,11 +85,11 @@ fn broken_files_are_refused_or_read_without_a_panic() {
 }
 
 #[test]
-fn a_group_that_holds_itself_is_refused() {
+fn a_group_that_contains_itself_is_rejected() {
     let mut root = Content::group();
     root.at("a/b");
     let mut bytes = write(&root);
-    // The root's header is the last object; the entry 'b' of 'a' is made to point at it.
+    // The header of the root is the last object; let the entry 'b' of 'a' point to it.
     let start = u64::from_le_bytes(bytes[64..72].try_into().unwrap());
     let node = bytes.windows(4).position(|w| w == b"SNOD").unwrap();
     bytes[node + 16..node + 24].copy_from_slice(&start.to_le_bytes());
@@ -97,8 +97,8 @@ fn a_group_that_holds_itself_is_refused() {
     assert!(fault.starts_with("two links to the object at"), "{fault}");
 }
 
-/// Every place of some bytes.
-fn places(bytes: &[u8], what: &[u8]) -> Vec<usize> {
+/// All positions of some bytes.
+fn positions(bytes: &[u8], what: &[u8]) -> Vec<usize> {
     (0..bytes.len() - what.len()).filter(|at| bytes[*at..].starts_with(what)).collect()
 }
 
@@ -111,20 +111,20 @@ fn trees_of_any_height_are_refused_without_a_panic() {
     let mut root = Content::group();
     (0..700).for_each(|i| root.put(&format!("{i}"), &[1], Values::I32(vec![i])));
     let good = write(&root);
-    for at in places(&good, b"TREE") {
+    for at in positions(&good, b"TREE") {
         let mut bytes = good.clone();
         bytes[at + 5] = 255;
         assert!(File::new(bytes).is_err());
     }
-    let at = places(CHUNKED, b"TREE\x01")[0];
-    // The tree of the chunks is made its own child.
+    let at = positions(CHUNKED, b"TREE\x01")[0];
+    // Make the tree of the chunks its own child.
     let mut bytes = CHUNKED.to_vec();
     bytes[at + 5] = 1;
     let fault = |bytes: Vec<u8>| {
         let file = File::new(bytes).unwrap();
         file.numbers(file.root.dataset("chunked").unwrap()).unwrap_err().0
     };
-    // A key has two sizes and a place in three axes.
+    // A key has two sizes and an offset in three axes.
     let child = at + 24 + 8 + 24;
     let mut itself = bytes.clone();
     put(&mut itself, child, at as u64);
@@ -142,10 +142,10 @@ fn one_long_name_for_many_members_is_refused() {
     root.put(&"x".repeat(3000), &[1], Values::I32(vec![1]));
     (0..2000).for_each(|i| root.put(&format!("{i}"), &[1], Values::I32(vec![i])));
     let mut bytes = write(&root);
-    let heap = *places(&bytes, b"HEAP").last().unwrap();
+    let heap = *positions(&bytes, b"HEAP").last().unwrap();
     let names = u64::from_le_bytes(bytes[heap + 24..heap + 32].try_into().unwrap());
-    let long = (places(&bytes, b"xxxxxxxx")[0] as u64) - names;
-    for node in places(&bytes, b"SNOD") {
+    let long = (positions(&bytes, b"xxxxxxxx")[0] as u64) - names;
+    for node in positions(&bytes, b"SNOD") {
         (0..8).for_each(|i| put(&mut bytes, node + 8 + 40 * i, long));
     }
     assert_eq!(File::new(bytes).unwrap_err().0, "objects that overlap");
@@ -157,8 +157,8 @@ fn one_long_name_for_many_members_is_refused() {
 #[test]
 fn chunks_that_overlap_are_refused() {
     let mut bytes = CHUNKED.to_vec();
-    let at = places(CHUNKED, b"TREE\x01")[0];
-    // All chunks but the first are as long as the file allows, a byte apart.
+    let at = positions(CHUNKED, b"TREE\x01")[0];
+    // All chunks but the first are as long as the file allows, one byte apart.
     for i in 1..8 {
         let key = at + 24 + 40 * i;
         bytes[key..key + 4].copy_from_slice(&(CHUNKED.len() as u32 - 600).to_le_bytes());
@@ -183,7 +183,8 @@ fn many_texts_of_one_heap_take_little_time() {
     assert!(began.elapsed().as_secs() < 60);
 }
 
-/// Written by h5py 3.16 with `libver="latest"`: twelve datasets in one group, twelve attributes beside it.
+/// Written by h5py 3.16 with `libver="latest"`: twelve datasets in one group, twelve attributes attached
+/// to it.
 const NEWER: &[u8] = include_bytes!("../../../../../tests/fixtures/h5py_latest.h5");
 /// The same with `libver="v108"`, and chunks with gzip, shuffle and checksums.
 const CHUNKED: &[u8] = include_bytes!("../../../../../tests/fixtures/h5py_v108.h5");

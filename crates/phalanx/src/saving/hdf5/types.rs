@@ -3,7 +3,7 @@
 use super::bytes::Cursor;
 use super::{Fault, Result};
 
-/// Most axes an array may have, as in HDF5 itself.
+/// Maximum rank of an array, as in HDF5 itself.
 const MAX_RANK: usize = 32;
 
 /// An element type.
@@ -13,16 +13,16 @@ pub(crate) enum Type {
     Float { size: usize, big_endian: bool },
     /// Integers of 1, 2, 4 or 8 bytes.
     Integer { size: usize, signed: bool, big_endian: bool },
-    /// Text of a fixed number of bytes.
+    /// Strings of a fixed number of bytes.
     Text { size: usize },
-    /// Text of any length, kept in the global heap.
+    /// Variable-length strings in the global heap.
     VariableText,
-    /// Anything else, by what it is.
+    /// Any other type, with its name.
     Other { name: &'static str, size: usize },
 }
 
 impl Type {
-    /// From a datatype message, with the bytes it takes.
+    /// Parses a datatype message.
     pub fn parse(data: &[u8]) -> Result<Type> {
         let mut at = Cursor::new(data, 0)?;
         let class = at.u8()? & 0x0f;
@@ -53,7 +53,7 @@ impl Type {
         }
     }
 
-    /// Bytes of one element.
+    /// Size of an element in bytes.
     pub fn size(&self) -> usize {
         match self {
             Type::Float { size, .. }
@@ -64,7 +64,7 @@ impl Type {
         }
     }
 
-    /// Its name, as in `f32`.
+    /// Name of the type, for example `f32`.
     pub fn name(&self) -> String {
         match self {
             Type::Float { size, .. } => format!("f{}", size * 8),
@@ -75,7 +75,7 @@ impl Type {
         }
     }
 
-    /// One element as a number.
+    /// Converts an element to a number.
     pub fn number(&self, element: &[u8]) -> Option<f64> {
         let mut bytes = [0; 8];
         let big = match self {
@@ -101,7 +101,7 @@ impl Type {
     }
 }
 
-/// A float type, if it is one of IEEE's.
+/// Parses a float type, which must be an IEEE type.
 fn float(mut at: Cursor<'_>, size: usize, order: u8) -> Result<Type> {
     let (offset, precision) = (at.u16()?, at.u16()? as usize);
     let parts = (at.u8()?, at.u8()?, at.u8()?, at.u8()?);
@@ -117,7 +117,7 @@ fn float(mut at: Cursor<'_>, size: usize, order: u8) -> Result<Type> {
     Ok(Type::Float { size, big_endian: order & 1 != 0 })
 }
 
-/// A float of 16 bits.
+/// Converts a 16-bit float.
 fn half(bits: u16) -> f64 {
     let (exponent, fraction) = ((bits >> 10) & 0x1f, f64::from(bits & 0x3ff));
     let size = match exponent {
@@ -129,7 +129,7 @@ fn half(bits: u16) -> f64 {
     if bits & 0x8000 != 0 { -size } else { size }
 }
 
-/// The dimensions in a dataspace message; `None` for an array of nothing.
+/// The dimensions in a dataspace message; `None` for an empty dataspace.
 pub(super) fn dataspace(data: &[u8]) -> Result<Option<Vec<usize>>> {
     let mut at = Cursor::new(data, 0)?;
     let (version, rank, _flags) = (at.u8()?, at.u8()? as usize, at.u8()?);
@@ -151,7 +151,7 @@ pub(super) fn dataspace(data: &[u8]) -> Result<Option<Vec<usize>>> {
     Ok(Some(dims))
 }
 
-/// Elements of a shape.
+/// Number of elements of a shape.
 pub(super) fn count(dims: &[usize]) -> Result<usize> {
     let count = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
     count.ok_or_else(|| Fault(format!("a shape of {dims:?}")))

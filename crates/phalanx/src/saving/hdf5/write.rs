@@ -1,19 +1,19 @@
-//! Writing files as h5py does by default: version 0 of everything, one contiguous piece a dataset.
+//! Writer for files as h5py makes them by default: version 0 of all structures, contiguous datasets.
 
 use super::header::{ATTRIBUTE, DATASPACE, DATATYPE, FILL, LAYOUT, SYMBOL_TABLE};
 use super::{SIGNATURE, bytes::UNDEFINED};
 use std::collections::BTreeMap;
 
-/// Half of the entries that a node of a group's tree has place for.
+/// Half of the maximum number of entries of a group tree node.
 const NODE_K: usize = 16;
-/// Half of the entries that a symbol table node has place for.
+/// Half of the maximum number of entries of a symbol table node.
 const LEAF_K: usize = 4;
-/// Bytes of a superblock.
-const SUPERBLOCK: usize = 96;
-/// Bytes of the usual collection of texts.
-const COLLECTION: usize = 4096;
-/// Most entries of one collection: indices have 16 bits.
-const MAX_TEXTS: u16 = u16::MAX - 1;
+/// Size of the superblock in bytes.
+const SUPERBLOCK_BYTES: usize = 96;
+/// Default size in bytes of a collection of strings.
+const COLLECTION_BYTES: usize = 4096;
+/// Maximum number of entries of a collection: indices have 16 bits.
+const MAX_STRINGS: u16 = u16::MAX - 1;
 
 /// An array to write.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,21 +24,21 @@ pub(crate) enum Values {
     I32(Vec<i32>),
 }
 
-/// What to write: a group with its attributes, or an array.
+/// Content to write: a group with its attributes, or an array.
 #[derive(Clone, Debug)]
 pub(crate) enum Content {
     /// A group.
     Group {
-        /// Texts: one, or a list.
+        /// Attributes: a string, or a list of strings.
         attributes: Vec<(String, Text)>,
-        /// What it holds.
+        /// Members of the group.
         members: BTreeMap<String, Content>,
     },
     /// An array.
     Dataset {
-        /// Its shape.
+        /// Shape.
         dims: Vec<usize>,
-        /// Its elements.
+        /// Elements.
         values: Values,
     },
 }
@@ -46,9 +46,9 @@ pub(crate) enum Content {
 /// The value of an attribute.
 #[derive(Clone, Debug)]
 pub(crate) enum Text {
-    /// One text.
+    /// One string.
     One(String),
-    /// A list of them.
+    /// A list of strings.
     Many(Vec<String>),
 }
 
@@ -58,14 +58,14 @@ impl Content {
         Content::Group { attributes: vec![], members: BTreeMap::new() }
     }
 
-    /// Adds a text beside a group; nothing beside a dataset.
+    /// Adds an attribute to a group; does nothing for a dataset.
     pub fn attribute(&mut self, name: &str, text: Text) {
         if let Content::Group { attributes, .. } = self {
             attributes.push((name.into(), text));
         }
     }
 
-    /// The group at a path, made where it is missing; a dataset on the way gives place.
+    /// The group at a path, created if necessary. Replaces a dataset on the path.
     pub fn at(&mut self, path: &str) -> &mut Content {
         let mut here = self;
         for part in path.split('/').filter(|part| !part.is_empty()) {
@@ -78,7 +78,7 @@ impl Content {
         here
     }
 
-    /// Puts an array at a path.
+    /// Stores an array at a path.
     pub fn put(&mut self, path: &str, dims: &[usize], values: Values) {
         *self.at(path) = Content::Dataset { dims: dims.to_vec(), values };
     }
@@ -86,7 +86,7 @@ impl Content {
 
 /// The bytes of a file with this root group.
 pub(crate) fn write(root: &Content) -> Vec<u8> {
-    let mut writer = Writer { out: vec![0; SUPERBLOCK], texts: None };
+    let mut writer = Writer { out: vec![0; SUPERBLOCK_BYTES], texts: None };
     let address = writer.content(root);
     let end = writer.out.len() as u64;
     let mut block = SIGNATURE.to_vec();
@@ -97,14 +97,14 @@ pub(crate) fn write(root: &Content) -> Vec<u8> {
     for number in [0, UNDEFINED, end, UNDEFINED, 0, address] {
         block.extend(number.to_le_bytes());
     }
-    block.resize(SUPERBLOCK, 0);
-    writer.out[..SUPERBLOCK].copy_from_slice(&block);
+    block.resize(SUPERBLOCK_BYTES, 0);
+    writer.out[..SUPERBLOCK_BYTES].copy_from_slice(&block);
     writer.out
 }
 
 struct Writer {
     out: Vec<u8>,
-    /// The collection of texts being filled.
+    /// The collection of strings being filled.
     texts: Option<Collection>,
 }
 
@@ -123,7 +123,7 @@ impl Writer {
         address
     }
 
-    /// Writes a group or dataset with all below it; the address of its header.
+    /// Writes a group or dataset with everything below it. Returns the address of its header.
     fn content(&mut self, content: &Content) -> u64 {
         match content {
             Content::Dataset { dims, values } => self.dataset(dims, values),
@@ -154,13 +154,13 @@ impl Writer {
         let mut layout = vec![3, 1];
         layout.extend(address.to_le_bytes());
         layout.extend(size.to_le_bytes());
-        // Allocated late, filled when set, no value of its own.
+        // Late allocation, filled if set, no fill value.
         let fill = vec![2, 2, 2, 0];
         let shape = dataspace(dims);
         self.header(&[(DATASPACE, shape), (DATATYPE, kind), (FILL, fill), (LAYOUT, layout)])
     }
 
-    /// A version 1 object header.
+    /// Writes a version 1 object header.
     fn header(&mut self, messages: &[(u16, Vec<u8>)]) -> u64 {
         let mut body = vec![];
         for (kind, data) in messages {
@@ -180,11 +180,11 @@ impl Writer {
         self.append(&header)
     }
 
-    /// A group's tree and heap of names, for entries in order.
+    /// Writes the tree and the heap of names of a group, for sorted entries.
     fn symbols(&mut self, entries: &[(&str, u64)]) -> (u64, u64) {
         let mut names = vec![0; 8];
         let mut level = vec![];
-        let mut place = |name: &str| {
+        let mut add_name = |name: &str| {
             let at = names.len() as u64;
             names.extend_from_slice(name.as_bytes());
             names.push(0);
@@ -196,7 +196,7 @@ impl Writer {
             node.extend((leaf.len() as u16).to_le_bytes());
             let mut last = 0;
             for (name, address) in leaf {
-                last = place(name);
+                last = add_name(name);
                 node.extend(last.to_le_bytes());
                 node.extend(address.to_le_bytes());
                 node.extend([0; 24]);
@@ -214,7 +214,7 @@ impl Writer {
         (tree, self.append(&heap))
     }
 
-    /// The nodes above leaves, each leaf with the place of its last name.
+    /// Writes the nodes above the leaves. Each leaf comes with the heap offset of its last name.
     fn tree(&mut self, mut level: Vec<(u64, u64)>) -> u64 {
         let size = 24 + (4 * NODE_K + 1) * 8;
         let mut height = 0;
@@ -223,7 +223,7 @@ impl Writer {
                 if level.is_empty() { vec![&[]] } else { level.chunks(2 * NODE_K).collect() };
             let first = self.out.len().next_multiple_of(8);
             let stride = size.next_multiple_of(8);
-            let sister = |i: Option<usize>| {
+            let sibling = |i: Option<usize>| {
                 i.filter(|i| *i < groups.len()).map_or(UNDEFINED, |i| (first + i * stride) as u64)
             };
             let mut next = vec![];
@@ -232,8 +232,8 @@ impl Writer {
                 let mut node = b"TREE\0".to_vec();
                 node.push(height);
                 node.extend((children.len() as u16).to_le_bytes());
-                node.extend(sister(i.checked_sub(1)).to_le_bytes());
-                node.extend(sister(Some(i + 1)).to_le_bytes());
+                node.extend(sibling(i.checked_sub(1)).to_le_bytes());
+                node.extend(sibling(Some(i + 1)).to_le_bytes());
                 node.extend(before.to_le_bytes());
                 for (address, last) in *children {
                     node.extend(address.to_le_bytes());
@@ -251,7 +251,7 @@ impl Writer {
         }
     }
 
-    /// A version 1 attribute message with texts of any length.
+    /// A version 1 attribute message with variable-length strings.
     fn attribute(&mut self, name: &str, text: &Text) -> Vec<u8> {
         let (dims, texts) = match text {
             Text::One(text) => (vec![], std::slice::from_ref(text)),
@@ -272,13 +272,13 @@ impl Writer {
         message
     }
 
-    /// Keeps a text in the global heap; what refers to it.
+    /// Stores a string in the global heap. Returns the reference to it.
     fn text(&mut self, text: &str) -> Vec<u8> {
         let padded = text.len().next_multiple_of(8);
         let needed = 16 + padded;
-        let fits = |c: &Collection| c.used + needed + 16 <= c.size && c.entries < MAX_TEXTS;
+        let fits = |c: &Collection| c.used + needed + 16 <= c.size && c.entries < MAX_STRINGS;
         if !self.texts.as_ref().is_some_and(fits) {
-            let size = COLLECTION.max(16 + needed + 16);
+            let size = COLLECTION_BYTES.max(16 + needed + 16);
             let address = self.append(&vec![0; size]) as usize;
             self.out[address..address + 8].copy_from_slice(b"GCOL\x01\0\0\0");
             self.out[address + 8..address + 16].copy_from_slice(&(size as u64).to_le_bytes());
@@ -295,7 +295,7 @@ impl Writer {
         entry.extend((text.len() as u64).to_le_bytes());
         entry.extend_from_slice(text.as_bytes());
         entry.resize(needed, 0);
-        // What is left is an entry of index 0, which counts its own head.
+        // Free space is an entry of index 0, whose size includes its header.
         entry.extend([0; 8]);
         entry.extend(free.to_le_bytes());
         self.out[at..at + entry.len()].copy_from_slice(&entry);
@@ -322,7 +322,7 @@ fn int32() -> Vec<u8> {
     vec![0x10, 0x08, 0, 0, 4, 0, 0, 0, 0, 0, 32, 0]
 }
 
-/// UTF-8 text of any length: a sequence of bytes.
+/// UTF-8 strings of variable length: a sequence of bytes.
 fn variable_text() -> Vec<u8> {
     let mut out = vec![0x19, 0x01, 0x01, 0, 16, 0, 0, 0];
     out.extend([0x10, 0, 0, 0, 1, 0, 0, 0, 0, 0, 8, 0]);

@@ -1,4 +1,4 @@
-//! The zip of a `.keras` file: `metadata.json`, `config.json`, `model.weights.h5`.
+//! The zip archive of a `.keras` file: `metadata.json`, `config.json`, `model.weights.h5`.
 
 use crate::error::{Error, Result};
 use crate::memory;
@@ -12,22 +12,22 @@ use std::rc::Rc;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, DateTime, ZipArchive, ZipWriter};
 
-/// What every file here is, for who gets another.
-const WHAT: &str = "a .keras file";
+/// The expected format, for error messages.
+const EXPECTED: &str = "a .keras file";
 const METADATA: &str = "metadata.json";
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.weights.h5";
 
-/// Most bytes of a config; one of twenty thousand layers stays below.
+/// Maximum size of a config in bytes. That of twenty thousand layers is smaller.
 const MAX_CONFIG: u64 = 100_000_000;
-/// Up to here weights may unpack from anything.
-const SMALL: u64 = 16_000_000;
-/// The same for text, whose values take many times its length.
-const SMALL_TEXT: u64 = 1_000_000;
-/// The end of an archive counts no further.
-const MANY: usize = u16::MAX as usize;
-/// Larger members may unpack to this many times their size.
-const MAX_PACKING: u64 = 32;
+/// Weights up to this size in bytes are exempt from the limit of the compression ratio.
+const UNLIMITED_RATIO_BYTES: u64 = 16_000_000;
+/// The same for text, whose parsed form is many times larger.
+const UNLIMITED_RATIO_TEXT_BYTES: u64 = 1_000_000;
+/// Maximum entry count that the end record of an archive can hold.
+const MAX_ENTRY_COUNT: usize = u16::MAX as usize;
+/// Maximum compression ratio of larger members.
+const MAX_RATIO: u64 = 32;
 
 /// The members of an archive.
 pub(super) struct Archive {
@@ -36,13 +36,13 @@ pub(super) struct Archive {
     pub metadata: Option<Vec<u8>>,
 }
 
-/// A file that remembers what the system failed at: the reader of archives takes that for damage.
-struct Watched {
+/// A file that records I/O errors, because the zip reader reports them as damage.
+struct ErrorTrackingFile {
     file: File,
     failed: Rc<Cell<Option<i32>>>,
 }
 
-impl Read for Watched {
+impl Read for ErrorTrackingFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.file.read(buffer).inspect_err(|error| {
             if error.kind() != io::ErrorKind::Interrupted {
@@ -52,37 +52,40 @@ impl Read for Watched {
     }
 }
 
-impl Seek for Watched {
-    fn seek(&mut self, place: SeekFrom) -> io::Result<u64> {
-        // What an archive says may lead to before its start: such an error is no fault of the system.
-        self.file.seek(place)
+impl Seek for ErrorTrackingFile {
+    fn seek(&mut self, position: SeekFrom) -> io::Result<u64> {
+        // A damaged archive may seek to before its start, which is not an I/O error.
+        self.file.seek(position)
     }
 }
 
-/// Reads the members; nothing else in the archive is looked at.
+/// Reads the members, and ignores everything else in the archive.
 pub(super) fn read(path: &Path) -> Result<Archive> {
-    read_open(path, open_file(path, WHAT)?)
+    read_open(path, open_file(path, EXPECTED)?)
 }
 
 fn read_open(path: &Path, file: File) -> Result<Archive> {
     let failed = Rc::new(Cell::new(None));
-    let archive = members(path, Watched { file, failed: failed.clone() });
+    let archive = members(path, ErrorTrackingFile { file, failed: failed.clone() });
     match failed.get() {
         Some(code) => Err(Error::io(path, io::Error::from_raw_os_error(code))),
         None => archive,
     }
 }
 
-fn members(path: &Path, mut file: Watched) -> Result<Archive> {
+fn members(path: &Path, mut file: ErrorTrackingFile) -> Result<Archive> {
     let io = |source| Error::io(path, source);
-    let wrong = |received: String| Error::file(path, WHAT, received);
+    let wrong = |received: String| Error::file(path, EXPECTED, received);
     let entries = entries(&mut file).map_err(io)?;
     let mut zip = ZipArchive::new(file).map_err(|e| wrong(format!("a broken archive: {e}")))?;
-    if entries.is_some_and(|n| n != zip.len().min(MANY)) {
+    if entries.is_some_and(|n| n != zip.len().min(MAX_ENTRY_COUNT)) {
         return Err(wrong("an archive with a name twice".into()));
     }
-    if let Some(name) = zip.file_names().find(|name| leaves(name)) {
-        return Err(wrong(format!("an archive with the entry '{}'", crate::saving::cut(name))));
+    if let Some(name) = zip.file_names().find(|name| escapes_directory(name)) {
+        return Err(wrong(format!(
+            "an archive with the entry '{}'",
+            crate::saving::truncate(name)
+        )));
     }
     let mut member = |name: &str, small: u64, most: u64| -> Result<Option<Vec<u8>>> {
         let mut member = match zip.by_name(name) {
@@ -91,7 +94,7 @@ fn members(path: &Path, mut file: Watched) -> Result<Archive> {
             Err(error) => return Err(wrong(format!("{name}: {error}"))),
         };
         let (size, packed) = (member.size(), member.compressed_size());
-        if size > most || size > small && size / MAX_PACKING > packed {
+        if size > most || size > small && size / MAX_RATIO > packed {
             return Err(wrong(format!("{name} of {size} bytes packed into {packed}")));
         }
         memory::check_file(path, size)?;
@@ -103,9 +106,9 @@ fn members(path: &Path, mut file: Watched) -> Result<Archive> {
         }
         Ok(Some(bytes))
     };
-    let metadata = member(METADATA, SMALL_TEXT, MAX_CONFIG)?;
-    let config = member(CONFIG, SMALL_TEXT, MAX_CONFIG)?;
-    let weights = member(WEIGHTS, SMALL, u64::MAX / 2)?;
+    let metadata = member(METADATA, UNLIMITED_RATIO_TEXT_BYTES, MAX_CONFIG)?;
+    let config = member(CONFIG, UNLIMITED_RATIO_TEXT_BYTES, MAX_CONFIG)?;
+    let weights = member(WEIGHTS, UNLIMITED_RATIO_BYTES, u64::MAX / 2)?;
     Ok(Archive {
         config: config.ok_or_else(|| wrong(format!("an archive without {CONFIG}")))?,
         weights: weights.ok_or_else(|| wrong(format!("an archive without {WEIGHTS}")))?,
@@ -113,26 +116,26 @@ fn members(path: &Path, mut file: Watched) -> Result<Archive> {
     })
 }
 
-/// Whether an entry would be written outside of where an archive is unpacked.
-fn leaves(name: &str) -> bool {
+/// Whether an entry would be extracted outside the target directory.
+fn escapes_directory(name: &str) -> bool {
     let drive = name.as_bytes().get(1) == Some(&b':');
     drive || name.starts_with(['/', '\\']) || name.split(['/', '\\']).any(|part| part == "..")
 }
 
-/// Entries that the end of an archive speaks of, many or more counted as that; `None` without an end.
-fn entries(file: &mut Watched) -> io::Result<Option<usize>> {
+/// The entry count of the end record, which saturates; `None` without an end record.
+fn entries(file: &mut ErrorTrackingFile) -> io::Result<Option<usize>> {
     // The end record and the longest comment.
-    const TAIL: u64 = 22 + 65_535;
+    const MAX_END_BYTES: u64 = 22 + 65_535;
     let size = file.seek(SeekFrom::End(0))?;
-    file.seek(SeekFrom::Start(size.saturating_sub(TAIL)))?;
+    file.seek(SeekFrom::Start(size.saturating_sub(MAX_END_BYTES)))?;
     let mut tail = vec![];
-    file.take(TAIL).read_to_end(&mut tail)?;
+    file.take(MAX_END_BYTES).read_to_end(&mut tail)?;
     let start = tail.windows(12).rposition(|w| w.starts_with(b"PK\x05\x06"));
     let count = start.map(|at| u16::from_le_bytes([tail[at + 10], tail[at + 11]]));
     Ok(count.map(usize::from))
 }
 
-/// Writes the members as they are, without times: equal models make equal files.
+/// Writes the members uncompressed and without timestamps: equal models make equal files.
 pub(super) fn write(
     out: &mut dyn Write,
     notes: &BTreeMap<String, String>,
@@ -167,14 +170,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_archive_that_cannot_be_read_is_no_broken_one() {
+    fn an_unreadable_archive_is_not_reported_as_damaged() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model.keras");
         let mut out = vec![];
         write(&mut out, &BTreeMap::new(), "{}", b"weights").unwrap();
         std::fs::write(&path, &out).unwrap();
         read(&path).map(|archive| assert_eq!(archive.weights, b"weights")).unwrap();
-        // The system does not let a file be read that is open to be written alone.
+        // A file opened only for writing cannot be read.
         let unreadable = File::options().write(true).open(&path).unwrap();
         let error = read_open(&path, unreadable).map(|_| ()).unwrap_err();
         assert!(matches!(error, Error::Io { .. }), "{error}");

@@ -1,4 +1,4 @@
-//! What a model was compiled with: `compile_config` in a file, [`Compile`] here.
+//! Compile arguments: `compile_config` in a file, [`Compile`] here.
 
 use super::read::{Object, is_keras};
 use crate::error::{Error, Result};
@@ -8,10 +8,10 @@ use crate::schedules::LearningRate;
 use crate::{losses, metrics, optimizers};
 use serde_json::{Map, Value, json};
 
-/// What Keras' configs have besides an object's own keys.
+/// Keys that Keras' configs have in addition to those of an object.
 const ALWAYS: [&str; 4] = ["name", "dtype", "axis", "jit_compile"];
 
-/// An optimizer as an object. As in Keras the learning rate is what `f32` makes of it.
+/// Serializes an optimizer. As in Keras, the learning rate is rounded to `f32`.
 pub(crate) fn optimizer(optimizer: &dyn Optimizer, rate: Option<f64>) -> Value {
     let mut config = optimizer.config();
     if let Some((inner, _)) = optimizer.inner() {
@@ -28,12 +28,12 @@ pub(crate) fn optimizer(optimizer: &dyn Optimizer, rate: Option<f64>) -> Value {
     object("keras.optimizers", optimizer.class_name(), config)
 }
 
-/// An object of Keras' own.
+/// A serialized Keras object.
 pub(crate) fn object(module: &str, class: &str, config: Map<String, Value>) -> Value {
     json!({ "module": module, "class_name": class, "config": config, "registered_name": null })
 }
 
-/// The call that compiles a model as its file says; `None` when there is no loss to train for.
+/// The compile arguments of a file; `None` if there is no loss.
 pub(in crate::saving) fn compile(
     config: &Map<String, Value>,
     outputs: &[String],
@@ -49,15 +49,15 @@ pub(in crate::saving) fn compile(
     {
         *lists = metric_lists(key, config, outputs, &mut |error| Err(error))?;
     }
-    let mut described = config.clone();
-    described.remove("optimizer");
-    described.remove("optimizer_config");
-    compile.described = Some(described);
+    let mut without_optimizer = config.clone();
+    without_optimizer.remove("optimizer");
+    without_optimizer.remove("optimizer_config");
+    compile.described = Some(without_optimizer);
     Ok(Some(compile))
 }
 
-/// The call that compiles a model to evaluate it: its losses, those of its metrics that are known, and no optimizer of its
-/// own. What is left out is said of each other metric.
+/// The compile arguments for evaluation: losses and supported metrics, without the optimizer. Also
+/// returns a message for each metric that is left out.
 pub(in crate::saving) fn compile_for_evaluation(
     config: &Map<String, Value>,
     outputs: &[String],
@@ -78,12 +78,12 @@ pub(in crate::saving) fn compile_for_evaluation(
     Ok(Some((compile, left_out)))
 }
 
-/// The optimizer's value in a `compile_config`, if there is one.
+/// The optimizer in a `compile_config`, if any.
 fn stored_optimizer(config: &Map<String, Value>) -> Option<&Value> {
     config.get("optimizer").or(config.get("optimizer_config")).filter(|o| !o.is_null())
 }
 
-/// The loss of every output, and their weights in the total.
+/// The loss of every output, and the loss weights.
 fn losses(
     config: &Map<String, Value>,
     outputs: &[String],
@@ -123,7 +123,7 @@ fn read_optimizer(value: &Value) -> Result<OptimizerArgument> {
     Ok(optimizer.into())
 }
 
-/// A thing by name: a string, or a function of Keras' own, whose module Keras calls `builtins`.
+/// An object given by name: a string, or a Keras function, whose module Keras calls `builtins`.
 fn by_name(value: &Value) -> Option<&str> {
     let function = || match (value.get("class_name")?.as_str()?, value.get("module")) {
         ("function", None | Some(Value::Null)) => value.get("config")?.as_str(),
@@ -156,15 +156,15 @@ fn metric(value: &Value) -> Result<MetricArgument> {
     Ok(metric.into())
 }
 
-/// Fails on an option that is set and that the object does not have.
+/// Fails if an option is set that the object does not support.
 fn known_keys(class: &str, given: &Map<String, Value>, known: &Map<String, Value>) -> Result<()> {
-    let idle = |value: &Value| match value {
+    let has_no_effect = |value: &Value| match value {
         Value::Null | Value::Bool(false) => true,
         Value::Number(n) => n.as_f64() == Some(0.0),
         _ => false,
     };
     let unknown = given.iter().find(|(key, value)| {
-        !known.contains_key(*key) && !ALWAYS.contains(&key.as_str()) && !idle(value)
+        !known.contains_key(*key) && !ALWAYS.contains(&key.as_str()) && !has_no_effect(value)
     });
     match unknown {
         None => Ok(()),
@@ -174,12 +174,12 @@ fn known_keys(class: &str, given: &Map<String, Value>, known: &Map<String, Value
     }
 }
 
-/// Whether a value is one thing rather than several.
+/// Whether a value is a single object rather than a list or map.
 fn single(value: &Value) -> bool {
     !value.is_array() && (value.get("class_name").is_some() || !value.is_object())
 }
 
-/// A value for each output: one for all, a list, or named by the outputs.
+/// A value per output: one for all, a list, or a map by output name.
 fn per_output<'a>(
     what: &str,
     value: &'a Value,
@@ -202,7 +202,7 @@ fn per_output<'a>(
     }
 }
 
-/// The metrics of each output; `unknown` decides about those that are not known.
+/// The metrics of each output. `unknown` handles those that are not supported.
 fn metric_lists(
     what: &str,
     config: &Map<String, Value>,
@@ -220,7 +220,7 @@ fn metric_lists(
         }
         Ok(known)
     };
-    // For one output the list is that of its metrics, unless it holds lists.
+    // For one output the list holds its metrics, unless it holds lists.
     if let Value::Array(values) = value
         && outputs.len() == 1
         && values.iter().all(single)

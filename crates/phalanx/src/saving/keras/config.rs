@@ -1,6 +1,6 @@
-//! A model's structure as Keras' `config.json` has it.
+//! Serialization of a model's structure as Keras' `config.json`.
 
-use super::order::{Place, identity, is_chain, order};
+use super::order::{ListEntry, identity, is_chain, order};
 use crate::layer::LayerHandle;
 use crate::model::{Call, Callee, Definition, Form, Input, Placed, Symbol};
 use phalanx_graph::{DType, Type};
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Which of Keras' two ways of writing objects.
+/// The two serialization formats of Keras.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::saving) enum Style {
     /// With modules, as in `.keras`.
@@ -17,12 +17,12 @@ pub(in crate::saving) enum Style {
     Legacy,
 }
 
-/// The model as an object, without what it was compiled with.
+/// The model as an object, without compile arguments.
 pub(in crate::saving) fn model(def: &Definition, style: Style) -> Value {
     Writer { style, shared: shared(def) }.model(def)
 }
 
-/// The layers that several models of a file hold, each with its number.
+/// The layers that several models of a file share, each with its number.
 fn shared(def: &Definition) -> HashMap<*const (), usize> {
     fn count(def: &Definition, uses: &mut Vec<(*const (), usize)>) {
         for member in &def.members {
@@ -53,13 +53,13 @@ fn dtype(dtype: DType) -> &'static str {
     }
 }
 
-/// The policy that every layer has.
+/// The dtype policy of every layer.
 fn policy() -> Value {
     json!({ "module": "keras", "class_name": "DTypePolicy",
             "config": { "name": "float32" }, "registered_name": null })
 }
 
-/// A shape with its open batch.
+/// A shape with an open batch dimension.
 fn shape(dims: &[usize]) -> Value {
     let axes = dims.iter().map(|d| Value::from(*d));
     std::iter::once(Value::Null).chain(axes).collect()
@@ -107,21 +107,21 @@ impl Writer {
         let nodes = Nodes::new(def);
         let layers: Vec<Value> = order(def)
             .into_iter()
-            .map(|place| {
-                let (name, mut layer) = match place {
-                    Place::Member(i) => {
+            .map(|entry| {
+                let (name, mut layer) = match entry {
+                    ListEntry::Member(i) => {
                         let member = &def.members[i];
                         (member.name.clone(), self.callee(&member.name, &member.callee))
                     }
-                    Place::Unused(i) => {
+                    ListEntry::Unused(i) => {
                         let name = def.input_name(i);
                         let layer = self.input(&name, def.input(i));
                         (name, layer)
                     }
                 };
-                let inbound = match place {
-                    Place::Member(i) => nodes.inbound(i),
-                    Place::Unused(_) => vec![],
+                let inbound = match entry {
+                    ListEntry::Member(i) => nodes.inbound(i),
+                    ListEntry::Unused(_) => vec![],
                 };
                 layer.insert("name".into(), name.into());
                 layer.insert("inbound_nodes".into(), inbound.into());
@@ -129,13 +129,13 @@ impl Writer {
             })
             .collect();
         let tensors = |symbols: &[Symbol], form: &Form| {
-            let places: Vec<Value> = symbols.iter().map(|s| nodes.end(s)).collect();
-            match (form, &places[..]) {
-                (Form::One, [place]) => place.clone(),
+            let ends: Vec<Value> = symbols.iter().map(|s| nodes.end(s)).collect();
+            match (form, &ends[..]) {
+                (Form::One, [end]) => end.clone(),
                 (Form::Names(names), _) => {
-                    names.iter().cloned().zip(places).collect::<Map<_, _>>().into()
+                    names.iter().cloned().zip(ends).collect::<Map<_, _>>().into()
                 }
-                _ => places.into(),
+                _ => ends.into(),
             }
         };
         let config = json!({
@@ -156,7 +156,7 @@ impl Writer {
             Callee::Layer(layer) => self.layer(name, layer),
             Callee::Model(inner) => match self.model(inner) {
                 Value::Object(mut object) => {
-                    // Its name among the layers around it.
+                    // Its name in the enclosing model.
                     object["config"]["name"] = name.into();
                     if self.style == Style::Version3 {
                         object.insert("compile_config".into(), json!({}));
@@ -179,7 +179,7 @@ impl Writer {
         let class = layer.layer().class_name();
         config.insert("name".into(), name.into());
         if class == "SpatialDropout2D" {
-            // Keras' own takes no more than this.
+            // Keras' own layer accepts no more than this.
             config.insert("dtype".into(), "float32".into());
         } else {
             config.insert("trainable".into(), layer.trainable().into());
@@ -193,18 +193,18 @@ impl Writer {
     }
 }
 
-/// A model is frozen when all its layers are.
+/// A model is trainable if any of its layers is, or if it has none.
 fn trainable(def: &Definition) -> bool {
     let layers = def.layers();
     layers.is_empty() || layers.iter().any(|(_, layer)| layer.trainable())
 }
 
-/// The calls of a functional model as Keras numbers them.
+/// The calls of a functional model, numbered as in Keras.
 struct Nodes<'a> {
     def: &'a Definition,
-    /// For each call its member and its number among the calls of that.
-    places: HashMap<*const Call, (usize, usize)>,
-    /// For each member its calls.
+    /// For each call: its member, and its index among the calls of that member.
+    indices: HashMap<*const Call, (usize, usize)>,
+    /// The calls of each member.
     calls: Vec<Vec<&'a Placed>>,
 }
 
@@ -212,19 +212,19 @@ impl<'a> Nodes<'a> {
     fn new(def: &'a Definition) -> Nodes<'a> {
         let mut calls: Vec<Vec<&Placed>> = def.members.iter().map(|_| vec![]).collect();
         def.calls.iter().for_each(|placed| calls[placed.member].push(placed));
-        let mut places = HashMap::new();
+        let mut indices = HashMap::new();
         for (member, calls) in calls.iter_mut().enumerate() {
             calls.sort_by_key(|placed| placed.call.sequence);
             for (number, placed) in calls.iter().enumerate() {
-                places.insert(Arc::as_ptr(&placed.call), (member, number));
+                indices.insert(Arc::as_ptr(&placed.call), (member, number));
             }
         }
-        Nodes { def, places, calls }
+        Nodes { def, indices, calls }
     }
 
-    /// A call's member and number; an input that nothing uses is in no call.
-    fn place(&self, symbol: &Symbol) -> (String, usize) {
-        match self.places.get(&symbol.id()) {
+    /// The member and index of a call. An unused input is in no call.
+    fn node_index(&self, symbol: &Symbol) -> (String, usize) {
+        match self.indices.get(&symbol.id()) {
             Some((member, number)) => (self.def.members[*member].name.clone(), *number),
             None => {
                 let unused = self.def.inputs.iter().position(|s| s.id() == symbol.id());
@@ -233,9 +233,9 @@ impl<'a> Nodes<'a> {
         }
     }
 
-    /// An end of the model. Keras counts the calls of functional models from 1 here.
+    /// An input or output of the model. Keras numbers the calls of functional models from 1 here.
     fn end(&self, symbol: &Symbol) -> Value {
-        let (name, number) = self.place(symbol);
+        let (name, number) = self.node_index(symbol);
         let functional = matches!(&symbol.call.callee, Callee::Model(inner) if !is_chain(inner));
         json!([name, number + usize::from(functional), symbol.output])
     }
@@ -256,7 +256,7 @@ impl<'a> Nodes<'a> {
     }
 
     fn tensor(&self, symbol: &Symbol) -> Value {
-        let (name, number) = self.place(symbol);
+        let (name, number) = self.node_index(symbol);
         let ty = self.ty(symbol);
         json!({ "class_name": "__keras_tensor__", "config": {
             "shape": shape(&ty.dims), "dtype": dtype(ty.dtype),
@@ -268,12 +268,12 @@ impl<'a> Nodes<'a> {
         if let Callee::Model(inner) = &symbol.call.callee {
             return inner.output_types[symbol.output].clone();
         }
-        let (member, number) = self.places[&symbol.id()];
+        let (member, number) = self.indices[&symbol.id()];
         self.calls[member][number].ty.clone()
     }
 }
 
-/// Whether Keras hands a layer its one input in a list.
+/// Whether Keras passes the only input of a layer as a list.
 fn takes_list(callee: &Callee) -> bool {
     let merging = ["Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract"];
     match callee {

@@ -1,4 +1,4 @@
-//! The graph of a functional model: which layer is called on what.
+//! The graph of a functional model: the layers and their calls.
 
 use super::read::brief;
 use crate::error::{Error, Result};
@@ -6,7 +6,7 @@ use crate::model::{Callee, Form, Kind, Symbol};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 
-/// A tensor in a file: layer, number of its call, number of the output.
+/// A tensor reference in a file: layer, index of the call, index of the output.
 type Tensor = (usize, usize, usize);
 
 /// A functional model under construction.
@@ -16,7 +16,7 @@ pub(super) struct Graph<'a> {
     layers: Vec<Node<'a>>,
 }
 
-/// A layer, the values its calls are described by, and the calls made so far.
+/// A layer, the serialized calls, and the calls made so far.
 struct Node<'a> {
     name: String,
     callee: Callee,
@@ -25,17 +25,17 @@ struct Node<'a> {
 }
 
 impl<'a> Graph<'a> {
-    /// Without layers.
+    /// Creates a graph without layers.
     pub fn new(owner: &'a str) -> Graph<'a> {
         Graph { owner, names: HashMap::new(), layers: vec![] }
     }
 
-    /// The layers, each with how often it will be called.
+    /// The layers, each with its number of calls.
     pub fn calls(&self) -> impl Iterator<Item = (&Callee, usize)> {
         self.layers.iter().map(|node| (&node.callee, node.inbound.len()))
     }
 
-    /// Adds a layer; its calls are made by `connect`.
+    /// Adds a layer. `connect` makes its calls.
     pub fn add(&mut self, name: String, callee: Callee, value: &'a Value) -> Result<()> {
         if self.names.insert(name.clone(), self.layers.len()).is_some() {
             return Err(Error::argument(self.owner, "layer names", "each once", name));
@@ -50,7 +50,7 @@ impl<'a> Graph<'a> {
         Ok(())
     }
 
-    /// Makes the calls, each once its operands are there.
+    /// Makes the calls, each once its operands exist.
     pub fn connect(&mut self) -> Result<()> {
         let mut waiting: HashMap<(usize, usize), Vec<usize>> = HashMap::new();
         let mut ready: Vec<usize> = (0..self.layers.len()).rev().collect();
@@ -80,7 +80,7 @@ impl<'a> Graph<'a> {
         }
     }
 
-    /// The description of a layer's next call.
+    /// The serialized next call of a layer.
     fn next_call(&self, layer: usize) -> Option<&'a Value> {
         let node = &self.layers[layer];
         match node.callee {
@@ -105,7 +105,7 @@ impl<'a> Graph<'a> {
         }
     }
 
-    /// The tensors a call takes.
+    /// The operands of a call.
     fn operands(&self, layer: usize, value: &Value) -> Result<Vec<Tensor>> {
         let owner = format!("layer '{}'", self.layers[layer].name);
         let mut out = vec![];
@@ -114,7 +114,7 @@ impl<'a> Graph<'a> {
             for item in list {
                 let options = item.get(3).and_then(Value::as_object);
                 options.map_or(Ok(()), |options| check_options(&owner, options))?;
-                out.push(self.place(&owner, item)?);
+                out.push(self.parse_tensor(&owner, item)?);
             }
             return Ok(out);
         }
@@ -141,7 +141,7 @@ impl<'a> Graph<'a> {
         let history = args.get("config").and_then(|config| config.get("keras_history"));
         match history.filter(|_| tensor) {
             Some(history) => {
-                out.push(self.place(owner, history)?);
+                out.push(self.parse_tensor(owner, history)?);
                 Ok(())
             }
             None => Err(Error::argument(owner, "args", "tensors of the model", brief(args))),
@@ -149,7 +149,7 @@ impl<'a> Graph<'a> {
     }
 
     /// `["layer", call, output, ..]`
-    fn place(&self, owner: &str, value: &Value) -> Result<Tensor> {
+    fn parse_tensor(&self, owner: &str, value: &Value) -> Result<Tensor> {
         let wrong = || {
             let expected = "[layer, call, output] of a layer of the model";
             Error::argument(owner, "keras_history", expected, brief(value))
@@ -163,7 +163,7 @@ impl<'a> Graph<'a> {
         Ok((*layer, number(1)?, number(2)?))
     }
 
-    /// The model's inputs or outputs: one, a list, or named ones.
+    /// The inputs or outputs of the model: one, a list, or a map.
     pub fn ends(&self, key: &str, value: &Value) -> Result<(Vec<Symbol>, Form)> {
         let single = |v: &Value| v.get(0).is_some_and(Value::is_string);
         let (list, form): (Vec<&Value>, Form) = match value {
@@ -178,9 +178,10 @@ impl<'a> Graph<'a> {
             }
         };
         let end = |value: &&Value| {
-            let (layer, number, output) = self.place(self.owner, value)?;
+            let (layer, number, output) = self.parse_tensor(self.owner, value)?;
             let node = &self.layers[layer];
-            // Keras counts the calls of functional models from 1 here; before, 0 was the last.
+            // Keras numbers the calls of functional models from 1 here; in older versions 0 was the
+            // last.
             let functional =
                 matches!(&node.callee, Callee::Model(m) if m.kind() == Kind::Functional);
             let number = match (functional, number) {
@@ -194,11 +195,11 @@ impl<'a> Graph<'a> {
     }
 }
 
-/// Options of a call: only those that say what happens anyway.
+/// Checks the options of a call, and accepts only those without effect.
 fn check_options(owner: &str, options: &Map<String, Value>) -> Result<()> {
     for (key, value) in options {
-        let idle = match key.as_str() {
-            // Keras itself goes by whether the model is trained or asked.
+        let has_no_effect = match key.as_str() {
+            // Keras itself decides by whether the model trains or predicts.
             "training" => value.is_null() || value.is_boolean(),
             // One for each operand.
             "mask" => {
@@ -206,7 +207,7 @@ fn check_options(owner: &str, options: &Map<String, Value>) -> Result<()> {
             }
             _ => value.is_null(),
         };
-        if !idle {
+        if !has_no_effect {
             let received = brief(value);
             return Err(Error::argument(owner, format!("call option '{key}'"), "null", received));
         }

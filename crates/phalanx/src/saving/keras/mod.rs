@@ -1,5 +1,4 @@
-//! Keras' files of version 3: `.keras` (structure, weights, what it was compiled with, optimizer) and
-//! `.weights.h5`.
+//! Keras 3 files: `.keras` (structure, weights, compile arguments, optimizer) and `.weights.h5`.
 
 mod archive;
 mod compile;
@@ -30,13 +29,13 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// The model's notes in `metadata.json`.
+/// Key of the model's metadata in `metadata.json`.
 const NOTES: &str = "phalanx_notes";
 
-/// The version whose way of writing files this is.
+/// The Keras version whose file format is written.
 pub(super) const KERAS_VERSION: &str = "3.15.0";
 
-/// Structure and what the model was compiled with, as `config.json` has them.
+/// Structure and compile arguments, as in `config.json`.
 pub(super) fn whole_config(def: &Definition, compiled: Option<&Map<String, Value>>) -> Value {
     let mut model = model_config(def, Style::Version3);
     model["compile_config"] = compiled.map_or(json!({}), |config| config.clone().into());
@@ -55,22 +54,22 @@ pub(super) fn write(
     archive::write(out, &def.notes(), &config, &weights)
 }
 
-/// The notes that a file's model was given.
-pub(super) fn own_notes(stored: &Stored) -> BTreeMap<String, String> {
+/// The metadata set by the user.
+pub(super) fn user_metadata(stored: &Stored) -> BTreeMap<String, String> {
     let written = stored.metadata.as_ref().and_then(|m| m.get(NOTES)).and_then(Value::as_object);
     let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_string()));
     written.into_iter().flatten().filter_map(text).collect()
 }
 
-/// The notes of a model, from `metadata.json`, and its name.
+/// The metadata of a model from `metadata.json`, and its name.
 pub(super) fn notes(stored: &Stored) -> BTreeMap<String, String> {
-    let mut notes = own_notes(stored);
+    let mut notes = user_metadata(stored);
     let name = stored.config.as_ref().and_then(|c| c.pointer("/config/name")?.as_str());
     notes.extend(name.map(|name| ("model".to_string(), name.to_string())));
     notes
 }
 
-/// Reads a `.keras` file.
+/// Opens a `.keras` file.
 pub(super) fn open(path: &Path) -> Result<Stored> {
     let archive = archive::read(path)?;
     let wrong =

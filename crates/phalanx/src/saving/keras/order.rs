@@ -1,45 +1,45 @@
-//! The order in which Keras lists a model's layers, and numbers their weights by.
+//! The order in which Keras lists the layers of a model and numbers their weights.
 //!
-//! Python computes it anew when it loads a file, so a file must follow it: layers far from the outputs
-//! come first (by the longest way), those equally far in the order in which a walk from the outputs
-//! through the operands first meets them.
+//! Python recomputes the order when it loads a file, so files must follow it. Layers far from the
+//! outputs (by the longest path) come first. Layers of equal depth are in the order in which a
+//! depth-first walk from the outputs through the operands first visits them.
 
 use crate::layer::LayerHandle;
 use crate::model::{Call, Callee, Definition, Kind};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// A place in the list.
+/// An entry of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum ListEntry {
     /// A member of the model.
     Member(usize),
-    /// An input that no output needs.
+    /// An input that no output depends on.
     Unused(usize),
 }
 
-/// The members of a model in Keras' order, inputs included.
-pub(super) fn order(def: &Definition) -> Vec<Place> {
-    let first = first_met(def);
+/// The members of a model in Keras' order, including inputs.
+pub(super) fn order(def: &Definition) -> Vec<ListEntry> {
+    let first = first_visits(def);
     let depth = depths(def);
-    let mut places: Vec<(usize, i64, Place)> = vec![];
+    let mut entries: Vec<(usize, i64, ListEntry)> = vec![];
     let used: HashSet<*const Call> = def.calls.iter().map(|p| Arc::as_ptr(&p.call)).collect();
     for (i, input) in def.inputs.iter().enumerate().filter(|(_, s)| !used.contains(&s.id())) {
         debug_assert!(matches!(input.call.callee, Callee::Input(_)));
-        places.push((0, -1, Place::Unused(i)));
+        entries.push((0, -1, ListEntry::Unused(i)));
     }
     for i in 0..def.members.len() {
-        places.push((depth[i], first[i], Place::Member(i)));
+        entries.push((depth[i], first[i], ListEntry::Member(i)));
     }
-    places.sort_by_key(|(depth, first, _)| (std::cmp::Reverse(*depth), *first));
-    places.into_iter().map(|(_, _, place)| place).collect()
+    entries.sort_by_key(|(depth, first, _)| (std::cmp::Reverse(*depth), *first));
+    entries.into_iter().map(|(_, _, entry)| entry).collect()
 }
 
-/// The layers of a model, those of nested models in their place, each once, in Keras' order.
+/// The layers of a model, including those of nested models, each once, in Keras' order.
 pub(crate) fn layers(def: &Definition) -> Vec<LayerHandle> {
     fn collect(def: &Definition, seen: &mut HashSet<*const ()>, out: &mut Vec<LayerHandle>) {
-        for place in order(def) {
-            let Place::Member(i) = place else { continue };
+        for entry in order(def) {
+            let ListEntry::Member(i) = entry else { continue };
             match &def.members[i].callee {
                 Callee::Input(_) => {}
                 Callee::Layer(layer) => {
@@ -56,25 +56,25 @@ pub(crate) fn layers(def: &Definition) -> Vec<LayerHandle> {
     out
 }
 
-/// The members of a model in the order in which files list them, with their names: inputs only of
-/// those that are no chains.
+/// The members of a model in the order in which files list them, with their names. Inputs are listed
+/// only for models that are not chains.
 pub(in crate::saving) fn listed(def: &Definition) -> Vec<(String, Option<&Callee>)> {
     let chain = is_chain(def);
-    let member = |place| match place {
-        Place::Member(i) => (def.members[i].name.clone(), Some(&def.members[i].callee)),
-        Place::Unused(i) => (def.input_name(i), None),
+    let member = |entry| match entry {
+        ListEntry::Member(i) => (def.members[i].name.clone(), Some(&def.members[i].callee)),
+        ListEntry::Unused(i) => (def.input_name(i), None),
     };
     let hidden = |callee: &Option<&Callee>| chain && matches!(callee, Some(Callee::Input(_)));
     order(def).into_iter().map(member).filter(|(_, callee)| !hidden(callee)).collect()
 }
 
-/// What tells a layer from others.
+/// Identifies a layer.
 pub(super) fn identity(layer: &LayerHandle) -> *const () {
     let instance: &crate::layer::LayerInstance = layer;
     std::ptr::from_ref(instance).cast()
 }
 
-/// Whether a model can be listed as a chain: every member called once, each on the one before.
+/// Whether a model is a chain: every member is called once, on the output of the previous one.
 pub(super) fn is_chain(def: &Definition) -> bool {
     let chained = |pair: &[crate::model::Placed]| {
         let before = Arc::as_ptr(&pair[0].call);
@@ -89,8 +89,8 @@ pub(super) fn is_chain(def: &Definition) -> bool {
         && matches!(&def.outputs[..], [y] if Some(y.id()) == last && y.output == 0)
 }
 
-/// For each member when the walk first meets it.
-fn first_met(def: &Definition) -> Vec<i64> {
+/// For each member: when the walk first visits it.
+fn first_visits(def: &Definition) -> Vec<i64> {
     let member: HashMap<*const Call, usize> =
         def.calls.iter().map(|p| (Arc::as_ptr(&p.call), p.member)).collect();
     let mut first = vec![i64::MAX; def.members.len()];
@@ -108,20 +108,20 @@ fn first_met(def: &Definition) -> Vec<i64> {
                 *index = met;
                 met += 1;
             }
-            // The last operand goes in first, so that the first comes out first.
+            // The last operand is pushed first, so that the first is popped first.
             stack.extend(call.inputs.iter().rev().map(|s| &s.call));
         }
     }
     first
 }
 
-/// For each member its longest way to an output, as Keras finds it.
+/// For each member: its longest path to an output, as Keras computes it.
 fn depths(def: &Definition) -> Vec<usize> {
     let mut of_call: HashMap<*const Call, usize> = HashMap::new();
     let mut of_member = vec![0; def.members.len()];
     for placed in def.calls.iter().rev() {
         let depth = of_call.get(&Arc::as_ptr(&placed.call)).copied().unwrap_or(0);
-        // A shared layer is as deep as its deepest call.
+        // The depth of a shared layer is that of its deepest call.
         let depth = depth.max(of_member[placed.member]);
         of_member[placed.member] = depth;
         for operand in &placed.call.inputs {
@@ -141,9 +141,9 @@ mod tests {
 
     fn names(model: &Model) -> Vec<String> {
         let def = model.definition();
-        let name = |place| match place {
-            Place::Member(i) => def.members[i].name.clone(),
-            Place::Unused(i) => def.input_name(i),
+        let name = |entry| match entry {
+            ListEntry::Member(i) => def.members[i].name.clone(),
+            ListEntry::Unused(i) => def.input_name(i),
         };
         order(def).into_iter().map(name).collect()
     }

@@ -1,7 +1,8 @@
-//! A model's structure from Keras' `config.json` or the attributes of a legacy `.h5`.
+//! Deserialization of a model's structure from Keras' `config.json`, or from the attributes of a legacy
+//! `.h5`.
 //!
-//! Everything is looked up in Phalanx' own registries; a class, option or module that is not there is
-//! an error, so nothing in a file can run code or reach anything outside it.
+//! All objects are looked up in Phalanx' own registries. An unknown class, option or module is an error,
+//! so nothing in a file can run code or access anything outside it.
 
 use super::graph::Graph;
 use crate::error::{Error, Result};
@@ -13,17 +14,17 @@ use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Most layers of a file; checks between layers are quadratic.
+/// Maximum number of layers in a file; checks between layers are quadratic.
 const MAX_LAYERS: usize = 20_000;
 
-/// Most calls of layers once nested models are unfolded.
+/// Maximum number of layer calls after nested models are expanded.
 const MAX_CALLS: usize = 50_000;
-/// How deep models may lie in each other.
+/// Maximum nesting of models.
 const MAX_DEPTH: usize = 32;
-/// Bytes of a name.
+/// Maximum length of a name in bytes.
 const MAX_NAME: usize = 1000;
 
-/// What names of layers are in files: they are parts of paths there.
+/// The names allowed for layers, because they are part of paths in files.
 pub(in crate::saving) const PLAIN_NAME: &str =
     "letters without '/' and control characters, 1000 bytes at most";
 
@@ -34,7 +35,7 @@ pub(in crate::saving) fn is_plain_name(name: &str) -> bool {
         && !name.contains(|c: char| c == '/' || c.is_control())
 }
 
-/// The model of an object.
+/// Deserializes a model.
 pub(in crate::saving) fn model(object: &Value) -> Result<Definition> {
     let mut reader = Reader { shared: HashMap::new(), sizes: HashMap::new(), layers: 0 };
     let object = Object::parse("model", object)?;
@@ -48,12 +49,12 @@ pub(in crate::saving) fn model(object: &Value) -> Result<Definition> {
     }
 }
 
-/// Whether a module is one of Keras.
+/// Whether a module belongs to Keras.
 pub(super) fn is_keras(module: &str) -> bool {
     module == "keras" || module.starts_with("keras.")
 }
 
-/// A serialised object.
+/// A serialized object.
 pub(super) struct Object<'a> {
     pub class: &'a str,
     pub config: &'a Map<String, Value>,
@@ -61,7 +62,7 @@ pub(super) struct Object<'a> {
 }
 
 impl<'a> Object<'a> {
-    /// Checks that it names a class of Keras and has a config.
+    /// Checks that the value names a Keras class and has a config.
     pub fn parse(what: &str, value: &'a Value) -> Result<Object<'a>> {
         let wrong = |expected: &str, received: &Value| {
             Error::argument(what, "config", expected, brief(received))
@@ -90,20 +91,20 @@ impl<'a> Object<'a> {
     }
 }
 
-/// The start of a value, to show.
+/// The start of a value, for display.
 pub(super) fn brief(value: &Value) -> String {
     text::brief(&value.to_string()).into_owned()
 }
 
 struct Reader {
-    /// What objects of the file refer to by number.
+    /// Objects that other objects of the file refer to by number.
     shared: HashMap<u64, Callee>,
-    /// Of the models inside the model.
+    /// Sizes of the nested models.
     sizes: HashMap<*const Definition, Size>,
     layers: usize,
 }
 
-/// What a model is unfolded: few words of a file can describe models without end.
+/// The expanded size of a model: a short file can describe a huge model.
 #[derive(Clone, Copy, Default)]
 struct Size {
     calls: usize,
@@ -111,7 +112,7 @@ struct Size {
 }
 
 impl Reader {
-    /// An input, a layer or a model inside a model.
+    /// Deserializes an input, a layer or a nested model.
     fn callee(&mut self, value: &Value) -> Result<(String, Callee)> {
         self.layers += 1;
         if self.layers > MAX_LAYERS {
@@ -155,7 +156,7 @@ impl Reader {
         Callee::Model(model)
     }
 
-    /// The size of a model that makes these calls, each so often.
+    /// The size of a model that makes these calls, with their counts.
     fn size<'b>(
         &self,
         owner: &str,
@@ -238,7 +239,8 @@ impl Reader {
     }
 }
 
-/// Where a chain has no input layer, the shape its first layer or the chain itself was built with.
+/// The input of a chain without input layer, from the shape with which its first layer or the chain
+/// itself was built.
 fn first_input(owner: &str, object: &Object<'_>, list: &[Value], callee: &Callee) -> Result<Input> {
     if let Callee::Model(inner) = callee {
         return Ok(inner.input(0).clone());
@@ -248,7 +250,7 @@ fn first_input(owner: &str, object: &Object<'_>, list: &[Value], callee: &Callee
     Ok(Input::new(sample_shape(owner, shape)?))
 }
 
-/// The sizes of a sample in a shape that starts with an open batch.
+/// The dimensions of a sample, from a shape with an open batch dimension.
 fn sample_shape(owner: &str, shape: &Value) -> Result<Vec<usize>> {
     let wrong = || {
         let expected = "[null, ..] with every size but the batch given";
@@ -311,7 +313,7 @@ fn layer(object: &Object<'_>) -> Result<LayerHandle> {
         }
     };
     config.remove("batch_input_shape");
-    // Older versions write the one axis of a batch normalization as a list.
+    // Older versions write the only axis of a batch normalization as a list.
     if let Some(Value::Array(axes)) = config.get("axis")
         && let ([axis], "BatchNormalization") = (&axes[..], object.class)
     {

@@ -1,5 +1,5 @@
 //! Weights in `.weights.h5`: `layers/<class>[_k]/vars/<i>`, numbered by class in Keras' order, and the
-//! optimizer's variables.
+//! variables of the optimizer.
 
 use super::order::{identity, is_chain, listed};
 use crate::error::{Error, Result};
@@ -11,16 +11,16 @@ use phalanx_graph::Tensor;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-/// Where a layer's or model's own variables are in the file.
+/// The location of the variables of a layer or model in a file.
 struct Slot {
-    /// The path of its group.
+    /// Path of the group.
     path: String,
     name: String,
     layer: Option<LayerHandle>,
 }
 
-/// Everything of a model that has a place in the file, in order. A layer that several models of
-/// the file hold has several: Python does not always know that it is one.
+/// All layers and models with their locations in the file, in order. A layer shared by several models of
+/// the file has several locations, because Python does not always know that it is shared.
 fn slots(def: &Definition) -> Vec<Slot> {
     fn collect(def: &Definition, path: &str, name: &str, out: &mut Vec<Slot>) {
         out.push(Slot { path: path.into(), name: name.into(), layer: None });
@@ -51,7 +51,7 @@ fn slots(def: &Definition) -> Vec<Slot> {
     out
 }
 
-/// A weight as HDF5 has it; the count of an adapted normalization is an integer.
+/// The values of a weight as HDF5 stores them. The count of an adapted normalization is an integer.
 pub(in crate::saving) fn values(layer: &LayerHandle, weight: &str, values: &[f32]) -> Values {
     if (layer.layer().class_name(), weight) == ("Normalization", "count") {
         return Values::I32(values.iter().map(|v| *v as i32).collect());
@@ -59,11 +59,11 @@ pub(in crate::saving) fn values(layer: &LayerHandle, weight: &str, values: &[f32
     Values::F32(values.to_vec())
 }
 
-/// The weights of each layer, by the layer.
+/// Weights grouped by layer.
 pub(in crate::saving) struct ByLayer<'a>(HashMap<*const (), Vec<&'a Tensor>>);
 
 impl<'a> ByLayer<'a> {
-    /// From named weights; a layer's weights stand under its first name.
+    /// Groups named weights. The weights of a shared layer have its first name.
     pub fn new(def: &Definition, weights: &'a [(String, Tensor)]) -> ByLayer<'a> {
         let named: HashMap<&str, &Tensor> =
             weights.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
@@ -77,13 +77,13 @@ impl<'a> ByLayer<'a> {
         ByLayer(out)
     }
 
-    /// A layer's weights, in order.
+    /// The weights of a layer, in order.
     pub fn get(&self, layer: &LayerHandle) -> &[&'a Tensor] {
         self.0.get(&identity(layer)).map_or(&[], Vec::as_slice)
     }
 }
 
-/// The file's content: weights and, where there are any, the optimizer's variables.
+/// The content of a file: weights and, if given, the variables of the optimizer.
 pub(in crate::saving) fn content(
     def: &Definition,
     weights: &ByLayer<'_>,
@@ -116,14 +116,14 @@ pub(in crate::saving) fn content(
     root
 }
 
-/// A variable's name, dimensions and numbers.
+/// Name, dimensions and values of a variable.
 type Entry = (String, Vec<usize>, Values);
 
-/// The optimizer's variables with their names, in Keras' order.
+/// The variables of the optimizer with their names, in Keras' order.
 pub(in crate::saving) fn variables(state: &TrainingState) -> Vec<Entry> {
     let mut out = vec![];
     if let Some([scale, steps, _]) = state.scale {
-        // Iteration and learning rate of the optimizer around the one that has them.
+        // Iteration and learning rate of the wrapper; the inner optimizer has its own.
         let own = [
             ("loss_scale_iteration", Values::I32(vec![0])),
             ("loss_scale_learning_rate", Values::F32(vec![0.0])),
@@ -148,25 +148,25 @@ fn inner_variables(state: &TrainingState) -> Vec<Entry> {
     out
 }
 
-/// New values of layers, checked and not yet set.
+/// New values of layers, validated but not yet set.
 pub(in crate::saving) type Staged = Vec<(LayerHandle, Vec<Vec<f32>>)>;
 
-/// An error about a file.
+/// Converts a fault to an error that names the file.
 pub(in crate::saving) fn fault(path: &Path, fault: Fault) -> Error {
-    Error::file(path, "an HDF5 file with a model's weights", crate::saving::cut(&fault.0))
+    Error::file(path, "an HDF5 file with a model's weights", crate::saving::truncate(&fault.0))
 }
 
-/// Reads every weight of a model.
+/// Reads all weights of a model.
 pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Result<Staged> {
     let mut staged = vec![];
     let mut faults = vec![];
     let mut seen = HashSet::new();
     for slot in slots(def) {
-        // Keras writes a layer where it first meets it, and there only.
+        // Keras writes a shared layer only where it first occurs.
         let Some(layer) = slot.layer.filter(|layer| seen.insert(identity(layer))) else { continue };
         let specs: Vec<Vec<usize>> = layer.weights().iter().map(|w| w.spec.dims.clone()).collect();
         let vars = format!("{}vars", slot.path);
-        // Sequential models of some versions keep weightless layers out of the file.
+        // Sequential models of some versions omit layers without weights.
         let found = file.root.group(&vars).map_or(0, |group| group.members.len());
         if found != specs.len() {
             let expected = specs.len();
@@ -175,10 +175,10 @@ pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Res
         }
         let mut tensors = vec![];
         for (i, dims) in specs.iter().enumerate() {
-            let place = format!("{vars}/{i}");
-            let dataset = file.root.dataset(&place).map_err(|f| fault(path, f))?;
+            let location = format!("{vars}/{i}");
+            let dataset = file.root.dataset(&location).map_err(|f| fault(path, f))?;
             if dataset.dims != *dims {
-                let what = format!("{place} of '{}'", slot.name);
+                let what = format!("{location} of '{}'", slot.name);
                 faults.push(format!("{what} {:?} for {dims:?}", dataset.dims));
                 continue;
             }
@@ -190,37 +190,37 @@ pub(in crate::saving) fn read(path: &Path, file: &File, def: &Definition) -> Res
         return Ok(staged);
     }
     let expected = format!("the weights of model '{}'", def.name);
-    Err(Error::file(path, expected, crate::saving::list(&faults)))
+    Err(Error::file(path, expected, crate::saving::join_faults(&faults)))
 }
 
-/// The optimizer's variables in a file: the iteration, then the others in order.
+/// The variables of the optimizer in a file: the iteration, then the others in order.
 pub(in crate::saving) type Variables = Option<(u64, Vec<Tensor>)>;
 
-/// Reads the optimizer's variables at these places of a group.
+/// Reads the variables of the optimizer at these paths of a group.
 pub(in crate::saving) fn variables_at(
     path: &Path,
     file: &File,
     group: &Group,
-    places: &[String],
+    names: &[String],
 ) -> Result<Variables> {
-    let find = |place: &String| group.dataset(place).map_err(|f| fault(path, f));
-    let Some((first, rest)) = places.split_first() else { return Ok(None) };
+    let find = |name: &String| group.dataset(name).map_err(|f| fault(path, f));
+    let Some((first, rest)) = names.split_first() else { return Ok(None) };
     let iteration = file.numbers(find(first)?).map_err(|f| fault(path, f))?;
     let [iteration] = iteration[..] else {
         let received = format!("{} numbers", iteration.len());
         return Err(Error::file(path, "one number for the optimizer's iteration", received));
     };
-    let read = |place: &String| {
-        let dataset = find(place)?;
+    let read = |name: &String| {
+        let dataset = find(name)?;
         let values = file.floats(dataset).map_err(|f| fault(path, f))?;
         Ok(Tensor::new(dataset.dims.clone(), values)?)
     };
     Ok(Some((iteration.max(0.0) as u64, rest.iter().map(read).collect::<Result<_>>()?)))
 }
 
-/// The optimizer's variables.
+/// Reads the variables of the optimizer.
 pub(in crate::saving) fn read_variables(path: &Path, file: &File) -> Result<Variables> {
     let Ok(group) = file.root.group("optimizer/vars") else { return Ok(None) };
-    let places: Vec<String> = (0..group.members.len()).map(|i| i.to_string()).collect();
-    variables_at(path, file, group, &places)
+    let names: Vec<String> = (0..group.members.len()).map(|i| i.to_string()).collect();
+    variables_at(path, file, group, &names)
 }

@@ -218,7 +218,7 @@ fn given(change: fn(&mut HostBatch)) -> Arc<dyn Dataset> {
     let (x, y) = clouds(3);
     let sample_weight = vec![1.0; 3];
     let mut batch =
-        HostBatch { rows: 3, own: None, inputs: vec![x], targets: vec![y], sample_weight };
+        HostBatch { rows: 3, local: None, inputs: vec![x], targets: vec![y], sample_weight };
     change(&mut batch);
     Arc::new(Given(Some(batch)))
 }

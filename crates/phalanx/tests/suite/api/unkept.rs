@@ -18,7 +18,7 @@ fn trained() -> Model {
     model
 }
 
-const STATE: &str = "the optimizer's state after 3 steps (.keras files keep it)";
+const STATE: &str = "the optimizer's state after 3 steps (.keras files store it)";
 
 #[test]
 fn conversions_say_what_they_lose() {
@@ -27,7 +27,7 @@ fn conversions_say_what_they_lose() {
     let model = trained();
     model.set_metadata("origin", "clouds");
     assert_eq!(said(directory.path(), || model.save(at("a.keras")).unwrap()), [] as [&str; 0]);
-    let notes = "the notes 'origin' (.keras and .safetensors files keep them)";
+    let notes = "the metadata 'origin' (.keras and .safetensors files store it)";
     for (to, lost) in [
         ("b.safetensors", vec![STATE]),
         ("b.weights.h5", vec!["structure, losses and metrics", STATE, notes]),
@@ -37,7 +37,7 @@ fn conversions_say_what_they_lose() {
         let lines = said(directory.path(), || convert(at("a.keras"), at(to)).unwrap());
         let expected: Vec<String> = match lost[..] {
             [] => vec![],
-            _ => vec![format!("{to}: not kept: {}", lost.join("; "))],
+            _ => vec![format!("{to}: not saved: {}", lost.join("; "))],
         };
         assert_eq!(lines, expected);
     }
@@ -65,8 +65,8 @@ fn a_state_of_a_run_that_becomes_a_model_says_what_it_loses() {
     let lines = said(directory.path(), || convert(&state, &to).unwrap());
     assert_eq!(
         lines,
-        ["model.keras: not kept: the state of its run: optimizer, counters, place in the data \
-          (BackupAndRestore goes on with it)"]
+        ["model.keras: not saved: the state of its run: optimizer, counters, place in the data \
+          (BackupAndRestore can resume it)"]
     );
 }
 
@@ -77,7 +77,7 @@ fn files_of_weights_say_that_the_optimizer_is_not_in_them() {
     for name in ["a.safetensors", "a.weights.h5", "a.h5"] {
         let path = directory.path().join(name);
         let lines = said(directory.path(), || model.save_weights(&path).unwrap());
-        assert_eq!(lines, [format!("{name}: not kept: {STATE}")]);
+        assert_eq!(lines, [format!("{name}: not saved: {STATE}")]);
     }
 }
 
@@ -89,7 +89,7 @@ fn what_keras_files_have_no_place_for_is_said() {
     model.set_learning_rate(0.02).unwrap();
     let lines = said(directory.path(), || model.save(&path).unwrap());
     let words = "the learning rate 0.02 set in the place of a schedule (BackupAndRestore keeps it)";
-    assert_eq!(lines, [format!("model.keras: not kept: {words}")]);
+    assert_eq!(lines, [format!("model.keras: not saved: {words}")]);
     // Batches that `fit` gathers are not Keras'; a checkpoint in their midst says so once.
     let mut model = super::classifier();
     let compile = Compile::new("sgd").loss("sparse_categorical_crossentropy");
@@ -101,5 +101,5 @@ fn what_keras_files_have_no_place_for_is_said() {
     });
     let words =
         "the gradients of 1 batches gathered towards an update (BackupAndRestore keeps them)";
-    assert_eq!(lines, [format!("model.keras: not kept: {words}")]);
+    assert_eq!(lines, [format!("model.keras: not saved: {words}")]);
 }

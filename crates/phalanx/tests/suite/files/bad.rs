@@ -1,28 +1,28 @@
-//! Files that are broken, lie or ask for what must not be done.
+//! Files that are damaged, inconsistent or malicious.
 
-use super::{Place, chain, graph, unzip, zip_of};
+use super::{TempDir, chain, graph, unzip, zip_of};
 use phalanx::prelude::*;
 use phalanx::saving::describe;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// A `.keras` file of a model.
-fn saved(place: &Place, model: &Model) -> PathBuf {
-    let path = place.at("good.keras");
+/// Saves a model to a `.keras` file.
+fn saved(dir: &TempDir, model: &Model) -> PathBuf {
+    let path = dir.at("good.keras");
     model.save(&path).unwrap();
     path
 }
 
-/// The error for the file with another config.
-fn with_config(place: &Place, model: &Model, edit: impl FnOnce(&mut Value)) -> String {
-    let members = unzip(&saved(place, model));
+/// The error for the file with a modified config.
+fn with_config(dir: &TempDir, model: &Model, edit: impl FnOnce(&mut Value)) -> String {
+    let members = unzip(&saved(dir, model));
     let mut config: Value = serde_json::from_slice(&members[1].1).unwrap();
     edit(&mut config);
-    refused_config(place, &members, config.to_string().as_bytes())
+    refused_config(dir, &members, config.to_string().as_bytes())
 }
 
-fn refused_config(place: &Place, members: &[(String, Vec<u8>)], config: &[u8]) -> String {
-    let path = place.at("bad.keras");
+fn refused_config(dir: &TempDir, members: &[(String, Vec<u8>)], config: &[u8]) -> String {
+    let path = dir.at("bad.keras");
     let zip = zip_of(&[("config.json", config), ("model.weights.h5", &members[2].1)], false);
     std::fs::write(&path, zip).unwrap();
     let error = load_model(&path).err().expect("a bad file is refused").to_string();
@@ -31,8 +31,8 @@ fn refused_config(place: &Place, members: &[(String, Vec<u8>)], config: &[u8]) -
 }
 
 #[test]
-fn whatever_phalanx_does_not_have_is_refused_by_name() {
-    let place = Place::new();
+fn unsupported_objects_are_rejected_by_name() {
+    let dir = TempDir::new();
     let model = chain();
     let layer =
         |config: &mut Value, key: &str, value: Value| config["config"]["layers"][1][key] = value;
@@ -79,14 +79,14 @@ fn whatever_phalanx_does_not_have_is_refused_by_name() {
         (Box::new(|c| *c = json!({})), "class_name"),
     ];
     for (edit, expected) in cases {
-        let error = with_config(&place, &model, edit);
+        let error = with_config(&dir, &model, edit);
         assert!(error.contains(expected), "'{expected}' is not in: {error}");
     }
 }
 
 #[test]
-fn graphs_that_cannot_be_are_refused() {
-    let place = Place::new();
+fn impossible_graphs_are_rejected() {
+    let dir = TempDir::new();
     let model = graph();
     let history = |c: &mut Value, layer: &str, history: Value| {
         let layers = c["config"]["layers"].as_array_mut().unwrap();
@@ -114,15 +114,15 @@ fn graphs_that_cannot_be_are_refused() {
         ),
     ];
     for (edit, expected) in cases {
-        let error = with_config(&place, &model, edit);
+        let error = with_config(&dir, &model, edit);
         assert!(error.contains(expected), "'{expected}' is not in: {error}");
     }
 }
 
 #[test]
-fn config_that_is_no_config_is_refused() {
-    let place = Place::new();
-    let members = unzip(&saved(&place, &chain()));
+fn invalid_configs_are_rejected() {
+    let dir = TempDir::new();
+    let members = unzip(&saved(&dir, &chain()));
     let deep = [b"[".repeat(100_000), b"]".repeat(100_000)].concat();
     let nested = {
         let mut text = "{\"class_name\":\"Sequential\",\"config\":{\"layers\":[".repeat(2000);
@@ -142,7 +142,7 @@ fn config_that_is_no_config_is_refused() {
         &bom,
         cut,
     ] {
-        refused_config(&place, &members, config);
+        refused_config(&dir, &members, config);
     }
     let layer =
         |i: usize| json!({ "class_name": "ReLU", "config": { "name": format!("relu_{i}") } });
@@ -151,14 +151,14 @@ fn config_that_is_no_config_is_refused() {
     layers.extend((0..100_000).map(layer));
     let many =
         json!({ "class_name": "Sequential", "config": { "name": "many", "layers": layers } });
-    let error = refused_config(&place, &members, many.to_string().as_bytes());
+    let error = refused_config(&dir, &members, many.to_string().as_bytes());
     assert!(error.contains("more than 20000"), "{error}");
 }
 
 #[test]
-fn archives_that_lie_are_refused() {
-    let place = Place::new();
-    let path = saved(&place, &chain());
+fn inconsistent_archives_are_rejected() {
+    let dir = TempDir::new();
+    let path = saved(&dir, &chain());
     let members = unzip(&path);
     let (config, weights) = (&members[1].1[..], &members[2].1[..]);
     let zeros = vec![0; 40_000_000];
@@ -166,7 +166,7 @@ fn archives_that_lie_are_refused() {
     let mut broken_sum = both.clone();
     let at = both.windows(4).position(|w| w == b"\x89HDF").unwrap();
     broken_sum[at + 300] ^= 1;
-    // The second name is made the first one's.
+    // Gives the second entry the name of the first.
     let mut twice = zip_of(
         &[("config.json", config), ("konfig.json", config), ("model.weights.h5", weights)],
         false,
@@ -189,27 +189,27 @@ fn archives_that_lie_are_refused() {
         (broken_sum, "model.weights.h5"),
         (twice, "a name twice"),
     ] {
-        let path = place.at("bad.keras");
+        let path = dir.at("bad.keras");
         std::fs::write(&path, bytes).unwrap();
         let error = load_model(&path).err().expect(expected).to_string();
         assert!(error.contains("bad.keras") && error.contains(expected), "{expected}: {error}");
         assert!(describe(&path).is_err());
     }
-    let error = load_model(place.0.path().join("directory.keras")).err().unwrap().to_string();
+    let error = load_model(dir.0.path().join("directory.keras")).err().unwrap().to_string();
     assert!(error.contains("No such file"), "{error}");
-    std::fs::create_dir(place.at("directory.keras")).unwrap();
-    let error = load_model(place.at("directory.keras")).err().unwrap().to_string();
+    std::fs::create_dir(dir.at("directory.keras")).unwrap();
+    let error = load_model(dir.at("directory.keras")).err().unwrap().to_string();
     assert!(error.contains("received a directory"), "{error}");
-    assert!(load_model(place.at("directory.h5")).is_err());
+    assert!(load_model(dir.at("directory.h5")).is_err());
 }
 
-/// Bytes changed here and there: an error or a model, never a panic.
+/// Modified bytes give an error or a model, never a panic.
 #[test]
 fn changed_bytes_never_panic() {
-    let place = Place::new();
+    let dir = TempDir::new();
     let model = chain();
     for name in ["m.keras", "m.h5"] {
-        let path = place.at(name);
+        let path = dir.at(name);
         model.save(&path).unwrap();
         let good = std::fs::read(&path).unwrap();
         let step = (good.len() / 300).max(1);
@@ -226,16 +226,16 @@ fn changed_bytes_never_panic() {
 }
 
 #[test]
-fn names_that_could_leave_their_place_are_refused() {
-    let place = Place::new();
+fn names_that_could_escape_their_path_are_rejected() {
+    let dir = TempDir::new();
     for name in ["../../etc", "a/b", "", "a\u{0}b"] {
-        let error = with_config(&place, &chain(), |config| {
+        let error = with_config(&dir, &chain(), |config| {
             config["config"]["layers"][1]["config"]["name"] = json!(name);
         });
         assert!(error.contains("letters without '/'"), "{error}");
     }
     let model = Sequential::new().add(Input::new([4])).add(Dense::new(2).named("a/b")).build();
-    let error = model.unwrap().save(place.at("named.keras")).unwrap_err().to_string();
+    let error = model.unwrap().save(dir.at("named.keras")).unwrap_err().to_string();
     assert!(error.contains("layer names: expected letters without '/'"), "{error}");
-    assert!(!place.at("named.keras").exists());
+    assert!(!dir.at("named.keras").exists());
 }

@@ -1,4 +1,4 @@
-//! Model files: what goes in comes out, training goes on where it stopped, and bad files are refused.
+//! Model files: round trips, resumed training, and rejection of bad files.
 
 mod bad;
 mod round_trip;
@@ -40,19 +40,19 @@ fn chain() -> Model {
     model
 }
 
-/// Numbers that look random.
+/// Pseudo-random numbers.
 fn numbers(seed: u64, dims: [usize; 2]) -> Tensor {
     let mut stream = phalanx::Stream::new(seed, 0, 0, 0);
     let values = (0..dims[0] * dims[1]).map(|_| stream.normal() as f32).collect::<Vec<_>>();
     Tensor::new(dims, values).unwrap()
 }
 
-/// A file in a directory that goes with it.
-struct Place(tempfile::TempDir);
+/// A temporary directory, removed on drop.
+struct TempDir(tempfile::TempDir);
 
-impl Place {
-    fn new() -> Place {
-        Place(tempfile::tempdir().unwrap())
+impl TempDir {
+    fn new() -> TempDir {
+        TempDir(tempfile::tempdir().unwrap())
     }
 
     fn at(&self, name: &str) -> PathBuf {

@@ -1,6 +1,6 @@
-//! What goes into a file comes out of it.
+//! Round trips: loading a file restores what was saved.
 
-use super::{Place, chain, graph, numbers};
+use super::{TempDir, chain, graph, numbers};
 use phalanx::data::Arrays;
 use phalanx::prelude::*;
 
@@ -26,9 +26,9 @@ fn sorted(mut bits: Vec<(String, Vec<u32>)>) -> Vec<(String, Vec<u32>)> {
 }
 
 #[test]
-fn a_trained_graph_goes_on_training_as_if_it_had_never_been_saved() {
-    let place = Place::new();
-    let rate = 0.0078125; // exact in f32, as which files keep it
+fn training_continues_after_a_round_trip_as_if_never_saved() {
+    let dir = TempDir::new();
+    let rate = 0.0078125; // exact in f32, the type in files
     let optimizers: Vec<Box<dyn Optimizer>> = vec![
         Box::new(SGD::new(rate).momentum(0.5).nesterov(true)),
         Box::new(Adam::new(rate).amsgrad(true)),
@@ -47,11 +47,11 @@ fn a_trained_graph_goes_on_training_as_if_it_had_never_been_saved() {
         model.compile(compile).unwrap();
         train(&mut model, &[2, 1]);
         for name in ["model.keras", "model.h5"] {
-            let path = place.at(name);
+            let path = dir.at(name);
             model.save(&path).unwrap();
             let mut loaded = load_model(&path).unwrap();
             assert_eq!(sorted(bits(&loaded)), sorted(bits(&model)), "{what}");
-            let again = place.at(&format!("again_{name}"));
+            let again = dir.at(&format!("again_{name}"));
             loaded.save(&again).unwrap();
             assert_eq!(std::fs::read(&again).unwrap(), std::fs::read(&path).unwrap(), "{what}");
             if name.ends_with("h5") {
@@ -64,13 +64,13 @@ fn a_trained_graph_goes_on_training_as_if_it_had_never_been_saved() {
 }
 
 #[test]
-fn names_structure_and_freezing_are_kept() {
-    let place = Place::new();
+fn names_structure_and_trainable_flags_are_saved() {
+    let dir = TempDir::new();
     let model = graph();
     model.layer("inner/dense").unwrap().set_trainable(false);
     for name in ["model.keras", "model.h5"] {
-        model.save(place.at(name)).unwrap();
-        let loaded = load_model(place.at(name)).unwrap();
+        model.save(dir.at(name)).unwrap();
+        let loaded = load_model(dir.at(name)).unwrap();
         assert_eq!(loaded.name(), "graph");
         assert_eq!(loaded.summary().to_string(), model.summary().to_string());
         assert!(!loaded.layer("inner/dense").unwrap().trainable());
@@ -80,16 +80,16 @@ fn names_structure_and_freezing_are_kept() {
 }
 
 #[test]
-fn a_layer_that_two_models_hold_stays_one() {
-    let place = Place::new();
+fn a_layer_shared_by_two_models_stays_shared() {
+    let dir = TempDir::new();
     let shared = Dense::new(4).named("both");
     let a = Input::new([4]).symbol();
     let inner = Model::with_name("inner", &a, shared.apply(&a)).unwrap();
     let x = Input::new([4]).symbol();
     let mut model = Model::new(&x, shared.apply(inner.apply(&x))).unwrap();
     model.compile(Compile::new("sgd").loss("mse")).unwrap();
-    model.save(place.at("model.keras")).unwrap();
-    let mut loaded = load_model(place.at("model.keras")).unwrap();
+    model.save(dir.at("model.keras")).unwrap();
+    let mut loaded = load_model(dir.at("model.keras")).unwrap();
     assert_eq!(loaded.count_params(), 20);
     for model in [&mut model, &mut loaded] {
         train(model, &[4]);
@@ -98,35 +98,35 @@ fn a_layer_that_two_models_hold_stays_one() {
 }
 
 #[test]
-fn weights_go_through_every_format() {
-    let place = Place::new();
+fn weights_round_trip_in_every_format() {
+    let dir = TempDir::new();
     let model = graph();
     model.initialize(5).unwrap();
     for name in ["m.weights.h5", "m.safetensors", "m.h5", "m.hdf5"] {
-        model.save_weights(place.at(name)).unwrap();
+        model.save_weights(dir.at(name)).unwrap();
         let mut other = graph();
         other.initialize(6).unwrap();
-        other.load_weights(place.at(name)).unwrap();
+        other.load_weights(dir.at(name)).unwrap();
         assert_eq!(bits(&other), bits(&model), "{name}");
     }
-    model.save(place.at("m.keras")).unwrap();
+    model.save(dir.at("m.keras")).unwrap();
     let mut other = graph();
-    other.load_weights(place.at("m.keras")).unwrap();
+    other.load_weights(dir.at("m.keras")).unwrap();
     assert_eq!(bits(&other), bits(&model));
-    let error = load_model(place.at("m.weights.h5")).err().unwrap().to_string();
+    let error = load_model(dir.at("m.weights.h5")).err().unwrap().to_string();
     assert!(error.contains("weights only (build the model, then load_weights)"), "{error}");
 }
 
 #[test]
 fn weights_that_do_not_fit_are_listed_and_change_nothing() {
-    let place = Place::new();
-    chain().save_weights(place.at("chain.weights.h5")).unwrap();
-    chain().save_weights(place.at("chain.h5")).unwrap();
+    let dir = TempDir::new();
+    chain().save_weights(dir.at("chain.weights.h5")).unwrap();
+    chain().save_weights(dir.at("chain.h5")).unwrap();
     let x = Input::new([4]).symbol();
     let hidden = Dense::new(5).apply(&x);
     let mut other = Model::new(&x, Dense::new(2).use_bias(false).apply(&hidden)).unwrap();
     let before = bits(&other);
-    let error = other.load_weights(place.at("chain.weights.h5")).unwrap_err().to_string();
+    let error = other.load_weights(dir.at("chain.weights.h5")).unwrap_err().to_string();
     for fault in [
         "layers/dense/vars/0 of 'dense' [4, 3] for [4, 5]",
         "layers/dense/vars/1 of 'dense' [3] for [5]",
@@ -134,31 +134,31 @@ fn weights_that_do_not_fit_are_listed_and_change_nothing() {
     ] {
         assert!(error.contains(fault), "{error}");
     }
-    let error = other.load_weights(place.at("chain.h5")).unwrap_err().to_string();
+    let error = other.load_weights(dir.at("chain.h5")).unwrap_err().to_string();
     assert!(error.contains("'dense/dense/kernel' [4, 3] for [4, 5]"), "{error}");
     assert_eq!(bits(&other), before);
 }
 
 #[test]
 fn legacy_weights_are_found_by_name() {
-    let place = Place::new();
+    let dir = TempDir::new();
     let model = chain();
-    model.save_weights(place.at("chain.h5")).unwrap();
+    model.save_weights(dir.at("chain.h5")).unwrap();
     let x = Input::new([4]).symbol();
     let hidden = Dense::new(3).named("dense").apply(&x);
     let mut other = Model::new(&x, Dense::new(7).named("new").apply(&hidden)).unwrap();
-    assert_eq!(other.load_weights_by_name(place.at("chain.h5")).unwrap(), ["new"]);
+    assert_eq!(other.load_weights_by_name(dir.at("chain.h5")).unwrap(), ["new"]);
     assert_eq!(bits(&other)[..2], bits(&model)[..2]);
 }
 
 #[test]
 fn checkpoints_of_whole_models_hold_the_optimizer() {
-    let place = Place::new();
+    let dir = TempDir::new();
     let mut model = chain();
-    let checkpoint = ModelCheckpoint::new(place.at("ckpt-{epoch}.keras"));
+    let checkpoint = ModelCheckpoint::new(dir.at("ckpt-{epoch}.keras"));
     let fit = Fit::new().epochs(2).batch_size(4).shuffle(false).verbose(0).callback(checkpoint);
     model.fit(data(&[2]), fit).unwrap();
-    let mut loaded = load_model(place.at("ckpt-2.keras")).unwrap();
+    let mut loaded = load_model(dir.at("ckpt-2.keras")).unwrap();
     assert_eq!(bits(&loaded), bits(&model));
     for model in [&mut model, &mut loaded] {
         train(model, &[2]);
@@ -167,25 +167,25 @@ fn checkpoints_of_whole_models_hold_the_optimizer() {
 }
 
 #[test]
-fn a_learning_rate_set_by_hand_is_kept() {
-    let place = Place::new();
+fn a_learning_rate_set_by_hand_is_saved() {
+    let dir = TempDir::new();
     let mut model = chain();
     model.set_learning_rate(0.03125).unwrap();
-    model.save(place.at("model.keras")).unwrap();
-    assert_eq!(load_model(place.at("model.keras")).unwrap().learning_rate().unwrap(), 0.03125);
+    model.save(dir.at("model.keras")).unwrap();
+    assert_eq!(load_model(dir.at("model.keras")).unwrap().learning_rate().unwrap(), 0.03125);
 }
 
 #[test]
 fn models_without_names_are_numbered_inside_another() {
-    let place = Place::new();
+    let dir = TempDir::new();
     let part = |units: usize| {
         Sequential::new().add(Input::new([4])).add(Dense::new(units)).build().unwrap()
     };
     let x = Input::new([4]).symbol();
     let y = part(3).apply(part(4).apply(&x));
     let model = Model::new(&x, &y).unwrap();
-    model.save(place.at("model.keras")).unwrap();
-    let loaded = load_model(place.at("model.keras")).unwrap();
+    model.save(dir.at("model.keras")).unwrap();
+    let loaded = load_model(dir.at("model.keras")).unwrap();
     let names = |m: &Model| m.layers().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
     assert_eq!(names(&model), ["sequential/dense", "sequential_1/dense"]);
     assert_eq!(names(&loaded), names(&model));

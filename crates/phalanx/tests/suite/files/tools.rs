@@ -1,36 +1,36 @@
 //! Converting, describing and comparing files.
 
-use super::{Place, chain, graph};
+use super::{TempDir, chain, graph};
 use phalanx::prelude::*;
 use phalanx::saving::{convert, describe, diff};
 
 #[test]
-fn a_model_goes_through_every_format_and_does_not_change() {
-    let place = Place::new();
-    chain().save(place.at("a.keras")).unwrap();
+fn conversion_through_every_format_preserves_a_model() {
+    let dir = TempDir::new();
+    chain().save(dir.at("a.keras")).unwrap();
     for (from, to) in [("a.keras", "b.h5"), ("b.h5", "c.safetensors"), ("c.safetensors", "d.keras")]
     {
-        convert(place.at(from), place.at(to)).unwrap();
-        let found = diff(place.at(from), place.at(to)).unwrap();
-        // Legacy files spell losses out.
+        convert(dir.at(from), dir.at(to)).unwrap();
+        let found = diff(dir.at(from), dir.at(to)).unwrap();
+        // Legacy files use long loss names.
         let only = ["config/compile_config/loss"];
-        assert!(found.iter().all(|d| only.contains(&d.place.as_str())), "{found:?}");
+        assert!(found.iter().all(|d| only.contains(&d.location.as_str())), "{found:?}");
     }
-    convert(place.at("a.keras"), place.at("e.weights.h5")).unwrap();
+    convert(dir.at("a.keras"), dir.at("e.weights.h5")).unwrap();
     let mut model = chain();
-    model.load_weights(place.at("e.weights.h5")).unwrap();
+    model.load_weights(dir.at("e.weights.h5")).unwrap();
     assert_eq!(model.get_weights().unwrap(), chain().get_weights().unwrap());
-    let error = convert(place.at("e.weights.h5"), place.at("f.keras")).unwrap_err().to_string();
+    let error = convert(dir.at("e.weights.h5"), dir.at("f.keras")).unwrap_err().to_string();
     assert!(error.contains("e.weights.h5: expected a file with a model's structure"), "{error}");
 }
 
 #[test]
-fn a_description_lists_layers_arrays_and_what_the_model_was_compiled_with() {
-    let place = Place::new();
+fn a_description_lists_layers_arrays_and_compile_arguments() {
+    let dir = TempDir::new();
     let mut model = graph();
     model.compile(Compile::new("adam").loss("mse").loss("mae")).unwrap();
-    model.save(place.at("model.keras")).unwrap();
-    let text = describe(place.at("model.keras")).unwrap().to_string();
+    model.save(dir.at("model.keras")).unwrap();
+    let text = describe(dir.at("model.keras")).unwrap().to_string();
     for line in [
         "Keras 3 model (.keras)",
         "model: Functional 'graph'",
@@ -45,24 +45,24 @@ fn a_description_lists_layers_arrays_and_what_the_model_was_compiled_with() {
     ] {
         assert!(text.lines().any(|l| l == line), "'{line}' is missing:\n{text}");
     }
-    model.save_weights(place.at("model.weights.h5")).unwrap();
-    let weights = describe(place.at("model.weights.h5")).unwrap();
+    model.save_weights(dir.at("model.weights.h5")).unwrap();
+    let weights = describe(dir.at("model.weights.h5")).unwrap();
     assert_eq!((weights.format, weights.layers.len()), ("Keras 3 weights (.weights.h5)", 0));
 }
 
 #[test]
 fn differences_are_named() {
-    let place = Place::new();
+    let dir = TempDir::new();
     let model = |units: usize, seed: u64| {
         let chain = Sequential::new().add(Input::new([4])).add(Dense::new(units)).build().unwrap();
         chain.initialize(seed).unwrap();
         chain
     };
-    model(3, 1).save(place.at("a.keras")).unwrap();
-    model(5, 1).save(place.at("b.keras")).unwrap();
-    model(3, 2).save(place.at("c.keras")).unwrap();
+    model(3, 1).save(dir.at("a.keras")).unwrap();
+    model(5, 1).save(dir.at("b.keras")).unwrap();
+    model(3, 2).save(dir.at("c.keras")).unwrap();
     let lines = |a: &str, b: &str| -> Vec<String> {
-        let found = diff(place.at(a), place.at(b)).unwrap();
+        let found = diff(dir.at(a), dir.at(b)).unwrap();
         found.iter().map(ToString::to_string).collect()
     };
     assert_eq!(lines("a.keras", "a.keras"), [] as [String; 0]);

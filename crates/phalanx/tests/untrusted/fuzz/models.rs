@@ -1,4 +1,4 @@
-//! Model files: `.keras`, `.weights.h5`, legacy `.h5`, and what looks at them or changes them.
+//! Model files: `.keras`, `.weights.h5`, legacy `.h5`, and the tools for inspecting and converting them.
 
 use super::targets::{Seed, Target, of_file, written};
 use super::{mutate, tree};
@@ -7,7 +7,7 @@ use phalanx::saving::{convert, describe};
 use std::io::{Cursor, Read, Write};
 use std::path::Path;
 
-/// Files of h5py, with what newer versions and packed arrays look like.
+/// Files of h5py, with structures of newer versions and compressed arrays.
 const NEWER: &[u8] = include_bytes!("../../../../../tests/fixtures/h5py_latest.h5");
 const CHUNKED: &[u8] = include_bytes!("../../../../../tests/fixtures/h5py_v108.h5");
 
@@ -41,7 +41,7 @@ fn weights_h5(seeds: Vec<Seed>) -> Target {
     })
 }
 
-/// Small models with everything that files describe.
+/// Small models that cover everything files describe.
 fn networks() -> Vec<Model> {
     vec![dense(), convolution(), nested()]
 }
@@ -89,7 +89,7 @@ fn weights_of(model: &Model) -> Vec<u8> {
     written("a.weights.h5", |path| model.save_weights(path).unwrap())
 }
 
-/// A whole file; and one in whose archive the config (as text, as values) or the weights are changed.
+/// A complete file, and archives in which the config (as text, as values) or the weights are mutated.
 fn keras_seeds(model: &Model) -> Vec<Seed> {
     let file = saved(model, "a.keras");
     let (config, weights) = (member(&file, "config.json"), member(&file, "model.weights.h5"));

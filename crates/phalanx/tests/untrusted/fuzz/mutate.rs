@@ -1,10 +1,10 @@
-//! Damage as files suffer it, and as attackers do it.
+//! Mutations that imitate damage and attacks.
 
 use phalanx::Stream;
 
-/// Bytes that parsers stumble over: the edges of numbers, brackets, quotes.
+/// Bytes that are critical for parsers: limits of numbers, brackets, quotes.
 const BYTES: [u8; 16] = *b"\0\x01\x7f\x80\xff{}[]\",:-9e\n";
-/// Numbers at the edges.
+/// Numbers at their limits.
 const NUMBERS: [u64; 10] = [
     0,
     1,
@@ -18,7 +18,7 @@ const NUMBERS: [u64; 10] = [
     u64::MAX,
 ];
 
-/// Damages a file in one to four places.
+/// Mutates a file in one to four positions.
 pub fn mutated(seed: &[u8], number: u64) -> Vec<u8> {
     let mut rng = Stream::new(0x0f22, number, 0, 0);
     let mut bytes = seed.to_vec();
@@ -33,7 +33,7 @@ fn damage(bytes: &mut Vec<u8>, rng: &mut Stream) {
         bytes.push(rng.word() as u8);
         return;
     }
-    // Headers, where the numbers that matter are, are hit as often as all the rest.
+    // Half of the mutations hit the header, which holds the critical numbers.
     let reach = if rng.below(2) == 0 { bytes.len().min(256) } else { bytes.len() };
     let at = rng.below(reach as u64) as usize;
     let length = 1 + rng.below(16) as usize;
@@ -57,7 +57,7 @@ fn damage(bytes: &mut Vec<u8>, rng: &mut Stream) {
     }
 }
 
-/// Writes a number at an edge, in either order of bytes and some width.
+/// Writes a number at its limit, in either byte order and in various widths.
 fn number(to: &mut [u8], rng: &mut Stream) {
     let value = NUMBERS[rng.below(NUMBERS.len() as u64) as usize];
     let width = to.len().min([1, 2, 4, 8][rng.below(4) as usize]);

@@ -1,4 +1,4 @@
-//! The parsers, each with sound files to start from.
+//! The parsers, each with valid files to start from.
 
 use super::models;
 use super::mutate::mutated;
@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 /// Whether bytes are accepted.
 type Parse = dyn Fn(&[u8]) -> bool;
-/// A file around a part of it.
-type Whole = dyn Fn(&[u8]) -> Vec<u8>;
+/// Wraps a part into a complete file.
+type Wrap = dyn Fn(&[u8]) -> Vec<u8>;
 
 /// A parser.
 pub struct Target {
@@ -24,11 +24,11 @@ pub struct Target {
     pub parse: Box<Parse>,
 }
 
-/// A sound file: the part that is damaged, how, and what stands around it.
+/// A valid file: the part to mutate, the mutation, and the rest of the file.
 pub struct Seed {
     part: Vec<u8>,
     mutate: fn(&[u8], u64) -> Vec<u8>,
-    file: Box<Whole>,
+    file: Box<Wrap>,
 }
 
 impl Seed {
@@ -41,12 +41,12 @@ impl Seed {
         Seed { part, mutate, file: Box::new(file) }
     }
 
-    /// The sound file.
-    pub fn sound(&self) -> Vec<u8> {
+    /// The valid file.
+    pub fn valid(&self) -> Vec<u8> {
         (self.file)(&self.part)
     }
 
-    /// A damaged one.
+    /// A mutated file.
     pub fn damaged(&self, number: u64) -> Vec<u8> {
         (self.file)(&(self.mutate)(&self.part, number))
     }
@@ -75,7 +75,7 @@ pub fn of_file(
     Target { name, seeds, parse: Box::new(parse) }
 }
 
-/// What a function writes to a file of this name.
+/// The content that a function writes to a file of this name.
 pub fn written(file: &str, write: impl FnOnce(&Path)) -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join(file);
@@ -212,7 +212,7 @@ fn photos() -> Target {
     })
 }
 
-/// Reads `{"class_name": …, "config": {…}}`.
+/// Parses `{"class_name": …, "config": {…}}`.
 fn config(
     name: &'static str,
     seeds: &[Value],

@@ -1,4 +1,4 @@
-//! Damage to JSON that stays JSON, so that it reaches whoever reads the values.
+//! Mutations of JSON that stay valid JSON, so that they reach the code that interprets the values.
 
 use phalanx::Stream;
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ pub fn mutated(text: &[u8], number: u64) -> Vec<u8> {
     root.to_string().into_bytes()
 }
 
-/// Any value, with those above it and below it.
+/// Picks any value at any depth.
 fn pick<'a>(root: &'a mut Value, rng: &mut Stream) -> &'a mut Value {
     let mut left = rng.below(count(root)) as usize;
     nth(root, &mut left).unwrap()
@@ -41,7 +41,7 @@ fn nth<'a>(value: &'a mut Value, left: &mut usize) -> Option<&'a mut Value> {
     children(value).into_iter().find_map(|child| nth(child, left))
 }
 
-/// Replaces a value, or takes away, doubles or moves what it holds.
+/// Replaces a value, or removes, duplicates or moves its children.
 fn change(place: &mut Value, other: Value, rng: &mut Stream) {
     let at = |n: usize, rng: &mut Stream| rng.below(n as u64) as usize;
     match (rng.below(4), place) {
@@ -60,7 +60,7 @@ fn change(place: &mut Value, other: Value, rng: &mut Stream) {
     }
 }
 
-/// Values at the edges.
+/// Values at their limits.
 fn edge(rng: &mut Stream) -> Value {
     let all = [
         json!(null),

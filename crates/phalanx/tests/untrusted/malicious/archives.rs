@@ -1,4 +1,4 @@
-//! Archives that are none, or lie about what they hold.
+//! Invalid archives, and archives with inconsistent entries.
 
 use super::Case;
 use super::build::{ESCAPED, chain, dense, packed, weights, zip_of};
@@ -48,15 +48,15 @@ fn find(bytes: &[u8], what: &[u8]) -> usize {
     bytes.windows(what.len()).position(|w| w == what).unwrap()
 }
 
-/// The byte so far behind some others is another.
-fn changed(bytes: &[u8], behind: &[u8], offset: usize, value: u8) -> Vec<u8> {
+/// Changes the byte at an offset after a pattern.
+fn changed(bytes: &[u8], pattern: &[u8], offset: usize, value: u8) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
-    let at = find(&bytes, behind);
+    let at = find(&bytes, pattern);
     bytes[at + offset] = value;
     bytes
 }
 
-/// Bytes of the first entry of the list at the end.
+/// Changes bytes of the first entry of the central directory.
 fn central(bytes: &[u8], offset: usize, value: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let at = find(&bytes, b"PK\x01\x02") + offset;
@@ -64,12 +64,12 @@ fn central(bytes: &[u8], offset: usize, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A size of the first entry.
+/// Changes a size of the first entry.
 fn sized(bytes: &[u8], offset: usize, size: u32) -> Vec<u8> {
     central(bytes, offset, &size.to_le_bytes())
 }
 
-/// The second name is made the first one's; the end may leave the number of entries open.
+/// Gives the second entry the name of the first. The end record may leave the number of entries open.
 fn twice(config: (&str, &[u8]), weights: (&str, &[u8]), open: bool) -> Vec<u8> {
     let mut bytes = zip_of(&[config, ("konfig.json", config.1), weights]);
     while let Some(at) = bytes.windows(11).position(|w| w == b"konfig.json") {

@@ -1,4 +1,4 @@
-//! What is known to have worked against Keras, by the numbers of the reports.
+//! Published attacks on Keras, by the numbers of the reports.
 
 use super::Case;
 use super::build::{chain, dense, input, layer, sequential, weights, with_config, zip_of};
@@ -41,7 +41,7 @@ pub fn cases() -> Vec<Case> {
     all
 }
 
-/// Something from a module, as Keras writes functions.
+/// A function of a module, as Keras serializes it.
 fn function(module: &str, name: &str) -> Value {
     json!({ "module": module, "class_name": "function", "config": name, "registered_name": name })
 }

@@ -1,4 +1,4 @@
-//! Files to spoil.
+//! Builders of the files under test.
 
 use phalanx::prelude::*;
 use serde_json::{Value, json};
@@ -6,15 +6,15 @@ use std::io::{Cursor, Write};
 use zip::CompressionMethod;
 use zip::write::SimpleFileOptions;
 
-/// What entries of archives try to write.
+/// The path that archive entries try to write.
 pub const ESCAPED: &str = "/phalanx-escaped";
 
-/// The model whose weights the files of weights hold.
+/// The model whose weights the weights files hold.
 pub fn network() -> Model {
     Sequential::new().add(Input::new([4])).add(Dense::new(3)).build().unwrap()
 }
 
-/// What is written to a file of this name.
+/// The content that a function writes to a file of this name.
 pub fn written(file: &str, write: impl FnOnce(&std::path::Path)) -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join(file);
@@ -22,7 +22,7 @@ pub fn written(file: &str, write: impl FnOnce(&std::path::Path)) -> Vec<u8> {
     std::fs::read(path).unwrap()
 }
 
-/// The network's weights as `.weights.h5`.
+/// The weights of the network as `.weights.h5`.
 pub fn weights() -> Vec<u8> {
     written("a.weights.h5", |path| network().save_weights(path).unwrap())
 }
@@ -32,7 +32,7 @@ pub fn zip_of(members: &[(&str, &[u8])]) -> Vec<u8> {
     packed(members, CompressionMethod::Stored)
 }
 
-/// The same, packed as asked.
+/// The same with a given compression method.
 pub fn packed(members: &[(&str, &[u8])], method: CompressionMethod) -> Vec<u8> {
     let mut zip = zip::ZipWriter::new(Cursor::new(vec![]));
     let options = SimpleFileOptions::default().compression_method(method);
@@ -43,12 +43,12 @@ pub fn packed(members: &[(&str, &[u8])], method: CompressionMethod) -> Vec<u8> {
     zip.finish().unwrap().into_inner()
 }
 
-/// A `.keras` file with this config and the network's weights.
+/// A `.keras` file with this config and the weights of the network.
 pub fn with_config(config: &[u8]) -> Vec<u8> {
     zip_of(&[("metadata.json", b"{}"), ("config.json", config), ("model.weights.h5", &weights())])
 }
 
-/// An object of Keras' own.
+/// A serialized Keras object.
 pub fn layer(class: &str, config: Value) -> Value {
     json!({ "module": "keras.layers", "class_name": class, "config": config,
         "registered_name": null })
@@ -59,7 +59,7 @@ pub fn input() -> Value {
     layer("InputLayer", json!({ "name": "x", "batch_shape": [null, 4] }))
 }
 
-/// The network's layer.
+/// The layer of the network.
 pub fn dense() -> Value {
     layer("Dense", json!({ "name": "dense", "units": 3 }))
 }

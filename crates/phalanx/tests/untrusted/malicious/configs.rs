@@ -1,4 +1,4 @@
-//! `config.json` that is none, or describes what cannot be.
+//! Invalid `config.json` files, and configs of impossible models.
 
 use super::Case;
 use super::build::{call, chain, dense, graph, input, layer, sequential, with_config};
@@ -104,7 +104,7 @@ fn values() -> Vec<(&'static str, Value, &'static str)> {
     ]
 }
 
-/// A model that calls twice a model that calls twice a model …
+/// A model that calls a model twice that calls a model twice …
 fn doubled() -> Value {
     let mut model = graph("m0", vec![call(dense(), &[("x", 0)])], ("dense", 0));
     model["config"]["layers"][1]["config"]["units"] = json!(4);
@@ -116,7 +116,7 @@ fn doubled() -> Value {
     model
 }
 
-/// Chains of chains that stand beside each other and are referred to by number.
+/// Adjacent chains of chains that are referred to by number.
 fn referred(shared: &dyn Fn(&str, u64, Vec<Value>) -> Value, times: usize, levels: u64) -> Value {
     let mut inside = dense();
     inside["config"]["units"] = json!(4);

@@ -1,11 +1,11 @@
-//! `.weights.h5` files that point elsewhere, claim too much or hold other things than weights.
+//! `.weights.h5` files with links to elsewhere, excessive claims or content other than weights.
 
 use super::Case;
 use super::build::{network, weights, written};
 use phalanx::prelude::*;
 use std::path::Path;
 
-/// A file of tests/python/make_bad_h5.py.
+/// A file created by tests/python/make_bad_h5.py.
 pub fn fixture(name: &str) -> Vec<u8> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/bad");
     std::fs::read(root.join(name)).unwrap()
@@ -57,7 +57,7 @@ fn h5_without_weights() -> Vec<u8> {
     written("a.weights.h5", |path| model.save_weights(path).unwrap())
 }
 
-/// Halves and big-endian doubles are numbers like others.
+/// Half-precision and big-endian numbers are supported.
 pub fn numbers_of_other_kinds_are_read() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.weights.h5");

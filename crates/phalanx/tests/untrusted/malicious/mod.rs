@@ -1,5 +1,5 @@
-//! Files that are broken, lie or attack: each gives an error of one line that names the file and the cause,
-//! soon, with memory in proportion to the file, and without a trace anywhere else.
+//! Files that are damaged, inconsistent or malicious. Each gives a one-line error that names the file
+//! and the cause, quickly, with memory in proportion to the file and without side effects.
 
 mod archives;
 mod attacks;
@@ -15,13 +15,13 @@ use phalanx::saving::{convert, describe};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Bytes that may be held at once beyond a multiple of the file.
-const SPARE: usize = 64 << 20;
-const TIMES: usize = 64;
-/// Longer than any file of a few bytes may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Maximum allocation: this many bytes plus a multiple of the file.
+const MAX_BASE_BYTES: usize = 64 << 20;
+const MAX_FILE_MULTIPLE: usize = 64;
+/// Maximum time for a file of a few bytes.
+const MAX_TIME: Duration = Duration::from_secs(20);
 
-/// A file and what is said about it.
+/// A file and the expected error.
 pub struct Case {
     name: String,
     file: &'static str,
@@ -30,33 +30,33 @@ pub struct Case {
 }
 
 impl Case {
-    /// The name of a file chooses its parser; the error holds the cause.
+    /// The extension selects the parser. The error must contain `cause`.
     pub fn new(name: &str, file: &'static str, bytes: Vec<u8>, cause: &'static str) -> Case {
         Case { name: name.into(), file, bytes, cause }
     }
 
-    /// Opens the file in every way there is; what is wrong with that.
+    /// Opens the file in all possible ways, and returns everything that went wrong.
     fn faults(&self) -> Vec<String> {
         let outside = tempfile::tempdir().unwrap();
         let inside = outside.path().join("a/b");
         std::fs::create_dir_all(&inside).unwrap();
         let path = inside.join(self.file);
         std::fs::write(&path, &self.bytes).unwrap();
-        let before = files(outside.path());
-        let (held, began) = (meter::start(), meter::worked());
+        let files_before = files(outside.path());
+        let (before, began) = (meter::start(), meter::cpu_time());
         let weights = self.file.contains(".weights");
         let error =
             if weights { network().load_weights(&path).err() } else { load_model(&path).err() };
         let _ = describe(&path).map(|description| description.to_string());
         let converted = convert(&path, inside.join("to.safetensors"));
-        let (peak, time) = (meter::peak(held), meter::worked() - began);
-        let limit = SPARE + TIMES * self.bytes.len();
+        let (peak, time) = (meter::peak(before), meter::cpu_time() - began);
+        let limit = MAX_BASE_BYTES + MAX_FILE_MULTIPLE * self.bytes.len();
         let error = error.map(|error| error.to_string());
         let faults = [
             (converted.is_ok(), "converted"),
-            (peak >= limit, &format!("{peak} bytes held for {}", self.bytes.len())),
-            (time >= PATIENCE, &format!("took {time:?}")),
-            (before != files(outside.path()), "files came or went"),
+            (peak >= limit, &format!("{peak} bytes allocated for {}", self.bytes.len())),
+            (time >= MAX_TIME, &format!("took {time:?}")),
+            (files_before != files(outside.path()), "files came or went"),
             (Path::new(build::ESCAPED).exists(), "a file outside"),
             (error.is_none(), "accepted"),
             (error.is_some_and(|e| !self.explained(&e)), "not explained"),
@@ -80,7 +80,7 @@ impl Case {
     }
 }
 
-/// Every file below a directory.
+/// All files below a directory.
 fn files(directory: &Path) -> Vec<PathBuf> {
     let mut found = vec![];
     for entry in std::fs::read_dir(directory).unwrap() {
@@ -94,10 +94,10 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// One test, since the memory of all threads is counted together.
+/// A single test, because memory is counted over all threads.
 #[test]
 fn bad_files_give_errors_within_bounds() {
-    let _alone = meter::alone();
+    let _exclusive = meter::exclusive();
     let tables: [fn() -> Vec<Case>; 5] =
         [configs::cases, archives::cases, hdf5::cases, tensors::cases, attacks::cases];
     let cases: Vec<Case> = tables.iter().flat_map(|table| table()).collect();

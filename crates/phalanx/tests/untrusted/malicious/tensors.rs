@@ -1,4 +1,4 @@
-//! `.safetensors` files whose header lies.
+//! `.safetensors` files with inconsistent headers.
 
 use super::Case;
 use super::build::{chain, dense, layer};
@@ -63,14 +63,14 @@ pub fn cases() -> Vec<Case> {
     all
 }
 
-/// The header of so many tensors without elements.
+/// The header of `count` empty tensors.
 fn many(count: usize) -> Vec<u8> {
     let tensor = json!({ "dtype": "F32", "shape": [0], "data_offsets": [0, 0] }).to_string();
     let tensors: Vec<String> = (0..count).map(|i| format!("\"t{i}\":{tensor}")).collect();
     format!("{{{}}}", tensors.join(",")).into_bytes()
 }
 
-/// A file with this header, its length told or true, and so many bytes after it.
+/// A file with this header, its length given or correct, followed by `data` bytes.
 fn file(length: Option<u64>, header: &[u8], data: usize) -> Vec<u8> {
     let length = length.unwrap_or(header.len() as u64);
     [&length.to_le_bytes()[..], header, &vec![0; data]].concat()

@@ -1,4 +1,4 @@
-//! How the columns of a table become numbers, as data that a model's file can keep.
+//! The encoding of a table's columns as numbers, serializable so that a model file can store it.
 
 use super::{MAX_NAMES_SHOWN, cell, shown};
 use crate::error::{Error, Result};
@@ -6,32 +6,32 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::Path;
 
-/// Cells that count as missing, whatever their case.
+/// Cells that count as missing, case-insensitively.
 const MISSING: [&str; 6] = ["", "na", "n/a", "nan", "null", "none"];
 
-/// How a column of words becomes numbers.
+/// How to encode a categorical column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Categories {
-    /// A column of 0 and 1 for each word.
+    /// One column of 0 and 1 per category.
     OneHot,
-    /// The word's number in alphabetical order, as for an `Embedding`.
+    /// The index of the category in alphabetical order, as for an `Embedding`.
     Index,
 }
 
-/// What becomes of a missing value: an empty cell, `NA`, `NaN`, `null` or `None`.
+/// How to handle a missing value: an empty cell, `NA`, `NaN`, `null` or `None`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Missing {
-    /// The mean of its column; in a column of words, a category of its own.
+    /// Replace it by the mean of its column; in a categorical column, by a separate category.
     Mean,
-    /// Zero; in a column of words, a category of its own.
+    /// Replace it by zero; in a categorical column, by a separate category.
     Zero,
-    /// Its row is left out.
+    /// Drop its row.
     Drop,
 }
 
-/// What a column is for, with the name of the model's input or output if that has one.
+/// The role of a column, with the name of the model's input or output, if any.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Role {
@@ -52,15 +52,15 @@ impl fmt::Display for Role {
     }
 }
 
-/// How a column's cells become numbers.
+/// How to encode the cells of a column.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Kind {
-    /// Numbers, with what stands in the place of missing ones.
+    /// A number, with the replacement for missing values.
     Number(Option<f32>),
-    /// A number for each of these words, 0 or 1.
+    /// A one-hot vector over these categories.
     OneHot(Vec<String>),
-    /// The number of one of these words.
+    /// The index of one of these categories.
     Index(Vec<String>),
 }
 
@@ -72,29 +72,29 @@ pub(super) struct Column {
     pub kind: Kind,
 }
 
-/// How the columns of a table became numbers: its words and what stands for missing values. A model's file keeps it, so
-/// that another table is read in the same way.
+/// The encoding of a table: its categories and the replacements for missing values. A model file stores
+/// it, so that other tables are encoded in the same way.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TableEncoding {
     pub(super) columns: Vec<Column>,
-    /// Whether rows with missing values are left out.
+    /// Whether to drop rows with missing values.
     pub(super) drops_rows: bool,
-    /// Whether the first line holds names.
+    /// Whether the first line holds column names.
     pub(super) header: bool,
 }
 
-/// A finite number.
+/// Parses a finite number.
 pub(super) fn parse_number(text: &str) -> Option<f32> {
     text.parse::<f32>().ok().filter(|v| v.is_finite())
 }
 
-/// Whether a cell holds no value.
+/// Whether a cell is missing.
 pub(super) fn is_missing(text: &str) -> bool {
     text.len() <= 4 && MISSING.iter().any(|missing| text.eq_ignore_ascii_case(missing))
 }
 
 impl Column {
-    /// Numbers that a cell becomes.
+    /// Number of values per cell.
     pub fn width(&self) -> usize {
         match &self.kind {
             Kind::OneHot(words) => words.len(),
@@ -102,7 +102,7 @@ impl Column {
         }
     }
 
-    /// Whether a cell holds no value that this column can take.
+    /// Whether a cell is missing in this column.
     pub fn is_missing(&self, text: &str) -> bool {
         let known = match &self.kind {
             Kind::Number(_) => false,
@@ -111,10 +111,10 @@ impl Column {
         is_missing(text) && !known
     }
 
-    /// Appends a cell's numbers, or says what was expected of it.
+    /// Appends the values of a cell. The error tells what was expected.
     pub fn push(&self, text: &str, values: &mut Vec<f32>) -> std::result::Result<(), String> {
         let known = |words: &[String]| {
-            // Missing cells are a category if there was one, under the empty word.
+            // If missing cells are a category, its name is the empty word.
             let word = if is_missing(text) && find(words, text).is_none() { "" } else { text };
             find(words, word).ok_or_else(|| match words.len() > MAX_NAMES_SHOWN {
                 true => format!("one of the {} words known for this column", words.len()),
@@ -144,13 +144,13 @@ impl Column {
     }
 }
 
-/// The place of a word among sorted ones.
+/// The index of a word in a sorted list.
 fn find(words: &[String], word: &str) -> Option<usize> {
     words.binary_search_by(|known| known.as_str().cmp(word)).ok()
 }
 
 impl TableEncoding {
-    /// The same with the label columns in another order; the others keep theirs.
+    /// Reorders the label columns. Other columns keep their order.
     pub(super) fn with_labels_in(mut self, order: &[String]) -> TableEncoding {
         let rank = |column: &Column| match column.role {
             Role::Target(_) => order.iter().position(|name| *name == column.name).unwrap_or(0),
@@ -160,14 +160,14 @@ impl TableEncoding {
         self
     }
 
-    /// The same without targets and weights.
+    /// The encoding without targets and weights.
     pub(super) fn inputs_only(&self) -> TableEncoding {
         let inputs = self.columns.iter().filter(|c| matches!(c.role, Role::Input(_)));
         TableEncoding { columns: inputs.cloned().collect(), drops_rows: false, header: self.header }
     }
 
-    /// Where the columns are in a table with these names.
-    pub(super) fn places(&self, path: &Path, names: &[String]) -> Result<Vec<usize>> {
+    /// The positions of the columns in a table with these names.
+    pub(super) fn positions(&self, path: &Path, names: &[String]) -> Result<Vec<usize>> {
         let find = |column: &Column| {
             names.iter().position(|name| *name == column.name).ok_or_else(|| {
                 let expected = format!("a column '{}' for {}", cell(&column.name), column.role);

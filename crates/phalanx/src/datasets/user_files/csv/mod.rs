@@ -1,4 +1,4 @@
-//! Tables: columns of numbers and words as inputs, targets and weights.
+//! CSV tables: numeric and categorical columns as inputs, targets and weights.
 
 mod encoding;
 mod scan;
@@ -17,17 +17,17 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::path::Path;
 
-/// What is expected of a file.
+/// The expected content of a file, for error messages.
 const TABLE: &str = "a table";
-/// Columns a table may have, and numbers it may become.
+/// Maximum number of columns of a table, and of encoded values.
 const MAX_COLUMNS: usize = 1_000_000;
 const MAX_VALUES: usize = 1 << 31;
-/// Characters of a cell, and column names, quoted in an error.
+/// Maximum number of characters of a cell, and of column names, quoted in an error.
 const MAX_CELL_SHOWN: usize = 40;
 const MAX_NAMES_SHOWN: usize = 20;
 
-/// How a table is laid out. Without further words: a first line of names, commas between columns, the label in the
-/// last column, numbers in all others.
+/// The layout of a table. By default the first line holds column names, commas separate columns, the
+/// last column is the label, and all others are numbers.
 ///
 /// ```no_run
 /// # use phalanx::datasets::{Categories, Csv, Missing};
@@ -68,85 +68,88 @@ impl Default for Csv {
     }
 }
 
-/// A table that was read.
+/// A table in memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    /// Its samples.
+    /// The samples.
     pub set: SampleSet,
-    /// For each target, the names of its classes; none if it is made of numbers.
+    /// For each target, its class names; empty if it is numeric.
     pub classes: Vec<Vec<String>>,
-    /// How its columns became numbers.
+    /// The encoding of the columns.
     pub encoding: TableEncoding,
-    /// Rows that were left out for their missing values.
+    /// Number of rows dropped because of missing values.
     pub dropped: usize,
 }
 
 impl Csv {
-    /// A first line of names, commas between columns, the label in the last one.
+    /// The default layout: a header line, commas, the label in the last column.
     pub fn new() -> Csv {
         Csv::default()
     }
 
-    /// The column of the label, by its name or its number from 0; called again, that of the next number of the target.
+    /// Sets the label column by its name or 0-based index. Further calls add columns to the target.
     pub fn label(mut self, column: impl Into<String>) -> Csv {
         self.labels.push(column.into());
         self
     }
 
-    /// The column of the samples' weights.
+    /// Sets the column of sample weights.
     pub fn sample_weight(mut self, column: impl Into<String>) -> Csv {
         self.weight = Some(column.into());
         self
     }
 
-    /// Whether the first line holds names.
+    /// Whether the first line holds column names.
     pub fn header(mut self, header: bool) -> Csv {
         self.header = header;
         self
     }
 
-    /// What stands between columns.
+    /// Sets the separator between columns.
     pub fn separator(mut self, separator: u8) -> Csv {
         self.separator = separator;
         self
     }
 
-    /// How columns of words become numbers. Without it, words in an input column are an error.
+    /// Sets the encoding of categorical columns. Without it, words in an input column are an error.
     pub fn categories(mut self, categories: Categories) -> Csv {
         self.categories = Some(categories);
         self
     }
 
-    /// What becomes of missing values. Without it, they are an error.
+    /// Sets the handling of missing values. Without it, they are an error.
     pub fn missing(mut self, missing: Missing) -> Csv {
         self.missing = Some(missing);
         self
     }
 
-    /// The names of a model's inputs: a column belongs to the input `NAME` if it is called so, `NAME_…` or `NAME.…`.
+    /// Sets the names of the model's inputs. A column belongs to the input `NAME` if it is named `NAME`,
+    /// `NAME_…` or `NAME.…`.
     pub fn inputs(mut self, names: impl Into<Vec<String>>) -> Csv {
         self.inputs = names.into();
         self
     }
 
-    /// The names of a model's outputs, whose columns are found as those of [`Csv::inputs`] are.
+    /// Sets the names of the model's outputs. Columns are matched as by [`Csv::inputs`].
     pub fn outputs(mut self, names: impl Into<Vec<String>>) -> Csv {
         self.outputs = names.into();
         self
     }
 
-    /// Reads columns as an earlier table's were read: the same words, the same numbers in the place of missing ones.
+    /// Uses the encoding of an earlier table: the same categories and the same replacements for missing
+    /// values.
     pub fn encoding(mut self, encoding: TableEncoding) -> Csv {
         self.header = encoding.header;
         self.encoding = Some(encoding);
         self
     }
 
-    /// Reads a table. A label column of whole numbers becomes `i32`, of other numbers `f32`; words are classes in
-    /// alphabetical order.
+    /// Reads a table. A label column of integers becomes `i32`, of other numbers `f32`. Words are
+    /// classes in alphabetical order.
     ///
     /// # Errors
-    /// A file that is no table, or a cell that does not fit, with its line and column as a spreadsheet names them.
+    /// A file that is not a table, or an invalid cell; the error gives its line and column as a
+    /// spreadsheet names them.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Table> {
         let path = path.as_ref();
         let encoding = match &self.encoding {
@@ -162,10 +165,10 @@ impl Csv {
         self.read(path, encoding)
     }
 
-    /// The inputs of a table that may have no labels, read as an earlier one was.
+    /// Reads the inputs of a table that may lack labels, with the encoding of an earlier table.
     ///
     /// # Errors
-    /// As [`Csv::load`].
+    /// See [`Csv::load`].
     pub fn load_inputs(&self, path: impl AsRef<Path>, encoding: &TableEncoding) -> Result<Table> {
         let csv = Csv { header: encoding.header, ..self.clone() };
         csv.read(path.as_ref(), encoding.inputs_only())
@@ -178,7 +181,7 @@ impl Csv {
         Ok(builder.from_reader(file))
     }
 
-    /// The names of the columns; numbers if the table has none.
+    /// The column names; indices if the table has no header.
     fn names(&self, path: &Path) -> Result<Vec<String>> {
         let mut reader = self.reader(path)?;
         // Without a header, this is the first row.
@@ -205,7 +208,7 @@ impl Csv {
         }
     }
 
-    /// What each column is for.
+    /// The role of each column.
     fn roles(&self, path: &Path, names: &[String]) -> Result<Vec<Role>> {
         let find = |wanted: &str, what: &str| {
             let named = names.iter().position(|name| name == wanted);
@@ -276,7 +279,7 @@ impl Csv {
         self.check_roles(path, roles)
     }
 
-    /// The names of the label columns in the order that they were given in.
+    /// The names of the label columns in the order in which they were given.
     fn label_order(&self, names: &[String]) -> Vec<String> {
         let name = |label: &String| {
             let numbered = || label.parse().ok().and_then(|n: usize| names.get(n)).cloned();
@@ -285,8 +288,8 @@ impl Csv {
         self.labels.iter().filter_map(name).collect()
     }
 
-    /// The columns of the only output: those that were named, those that are named after it, or else the last that is
-    /// named after no input.
+    /// The label columns of a model with one output: those set explicitly, those named after the output,
+    /// or else the last column that is not named after an input.
     fn label_of_one_output(
         &self,
         names: &[String],
@@ -308,7 +311,7 @@ impl Csv {
         }
     }
 
-    /// Every input and output must have a column.
+    /// Checks that every input and output has a column.
     fn check_roles(&self, path: &Path, roles: Vec<Role>) -> Result<Vec<Role>> {
         let unnamed = [String::new()];
         let or_unnamed = |names: &'_ [String]| match names.is_empty() {
@@ -325,9 +328,9 @@ impl Csv {
         Ok(roles)
     }
 
-    /// Reads all rows as an encoding says.
+    /// Reads all rows with an encoding.
     fn read(&self, path: &Path, encoding: TableEncoding) -> Result<Table> {
-        let places = encoding.places(path, &self.names(path)?)?;
+        let places = encoding.positions(path, &self.names(path)?)?;
         let mut values: Vec<Vec<f32>> = vec![vec![]; encoding.columns.len()];
         let (mut rows, mut dropped, mut total) = (0usize, 0usize, 0usize);
         let mut next_check = 1 << 20;
@@ -342,10 +345,10 @@ impl Csv {
             for ((column, at), values) in encoding.columns.iter().zip(&places).zip(&mut values) {
                 let received = text(&record, *at);
                 column.push(received, values).map_err(|expected| {
-                    let place = place(*at, &column.name, record.position(), self.header);
+                    let location = cell_location(*at, &column.name, record.position(), self.header);
                     let received = match received {
-                        "" => format!("an empty cell in {place}"),
-                        other => format!("\"{}\" in {place}", cell(other)),
+                        "" => format!("an empty cell in {location}"),
+                        other => format!("\"{}\" in {location}", cell(other)),
                     };
                     Error::file(path, expected, received)
                 })?;
@@ -354,7 +357,7 @@ impl Csv {
             if total > MAX_VALUES {
                 return Err(Error::file(path, format!("at most {MAX_VALUES} numbers"), "more"));
             }
-            // As they are read, and once more in their order; a vector grows to twice its size.
+            // Values are held twice, as read and grouped, and a growing vector may double.
             if total >= next_check {
                 next_check = total.saturating_mul(2);
                 if total.saturating_mul(4 * size_of::<f32>()) > crate::free_memory() {
@@ -389,7 +392,7 @@ impl Csv {
     }
 }
 
-/// The longest of some names that a column's name begins with.
+/// The longest of the names that a column's name begins with.
 fn owner(column: &str, names: &[String]) -> Option<String> {
     let owns = |name: &&String| {
         column.strip_prefix(name.as_str()).is_some_and(|rest| {
@@ -399,7 +402,7 @@ fn owner(column: &str, names: &[String]) -> Option<String> {
     names.iter().filter(owns).max_by_key(|name| name.len()).cloned()
 }
 
-/// The columns of each input or target side by side, with the names of its classes.
+/// Groups the columns of each input or target, and collects class names.
 fn grouped<'a>(
     encoding: &'a TableEncoding,
     values: &[Vec<f32>],
@@ -440,7 +443,7 @@ fn grouped<'a>(
     names.into_iter().map(group).collect()
 }
 
-/// A cell of a row that may be too short.
+/// A cell of a row, which may be too short.
 fn text(record: &StringRecord, at: usize) -> &str {
     record.get(at).unwrap_or_default()
 }
@@ -460,14 +463,14 @@ fn damaged(path: &Path, error: ::csv::Error) -> Error {
     }
 }
 
-/// A cell as a spreadsheet names it: its line, its column's letters and the column's name.
-fn place(at: usize, name: &str, position: Option<&Position>, named: bool) -> String {
+/// The location of a cell as a spreadsheet names it: line, column letters and column name.
+fn cell_location(at: usize, name: &str, position: Option<&Position>, named: bool) -> String {
     let line = position.map_or(0, Position::line);
     let name = if named { format!(" ({})", cell(name)) } else { String::new() };
     format!("line {line}, column {}{name}", letters(at))
 }
 
-/// A to Z, then AA and so on.
+/// Column letters: A to Z, then AA and so on.
 fn letters(at: usize) -> String {
     let last = char::from(b'A' + (at % 26) as u8);
     match at / 26 {
@@ -476,7 +479,7 @@ fn letters(at: usize) -> String {
     }
 }
 
-/// A cell's text in an error, shortened and escaped.
+/// The text of a cell for an error, shortened and escaped.
 fn cell(text: &str) -> String {
     escape(&cut(text, MAX_CELL_SHOWN)).into_owned()
 }

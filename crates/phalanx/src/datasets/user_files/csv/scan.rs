@@ -1,80 +1,80 @@
-//! The first pass over a table: what its columns hold.
+//! The first pass over a table, which determines the types of its columns.
 
 use super::encoding::{Column, Kind, Role, TableEncoding, is_missing, parse_number};
-use super::{Categories, Csv, Missing, cell, damaged, place, text};
+use super::{Categories, Csv, Missing, cell, cell_location, damaged, text};
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Different words that a column may have.
+/// Maximum number of distinct words in a column.
 const MAX_WORDS: usize = 1 << 16;
-/// Bytes of a word, which may become a class' name.
+/// Maximum length of a word in bytes. A word may become a class name.
 const MAX_WORD_BYTES: usize = 1000;
-/// Columns that words may become in all.
+/// Maximum number of columns that categories may expand to.
 const MAX_ENCODED_COLUMNS: usize = 1 << 20;
 
-/// What the cells of a column are.
+/// Statistics of the cells of a column.
 #[derive(Clone, Debug, Default)]
-struct Seen {
+struct ColumnStats {
     /// Sum and count of the numbers.
     sum: f64,
     numbers: u64,
     missing: bool,
-    /// All words.
+    /// All distinct words.
     words: BTreeSet<String>,
-    /// The first cell that is no number: its text and place.
+    /// The first cell that is not a number: its text and location.
     first_word: Option<(String, String)>,
 }
 
-/// What the columns of a table hold.
+/// Statistics of the columns of a table.
 pub(super) struct Scan {
     names: Vec<String>,
-    seen: Vec<Seen>,
+    stats: Vec<ColumnStats>,
 }
 
 impl Scan {
     /// Reads a table once.
     pub fn read(csv: &Csv, path: &Path, names: Vec<String>, roles: &[Role]) -> Result<Scan> {
-        let mut seen = vec![Seen::default(); names.len()];
+        let mut stats = vec![ColumnStats::default(); names.len()];
         for record in csv.reader(path)?.records() {
             let record = record.map_err(|e| damaged(path, e))?;
-            for (at, (seen, role)) in seen.iter_mut().zip(roles).enumerate() {
+            for (at, (stats, role)) in stats.iter_mut().zip(roles).enumerate() {
                 let text = text(&record, at);
                 if is_missing(text) {
-                    seen.missing = true;
+                    stats.missing = true;
                     continue;
                 }
                 match parse_number(text) {
                     None if text.parse::<f32>().is_ok() => {
-                        let place = place(at, &names[at], record.position(), csv.header);
-                        let received = format!("\"{}\" in {place}", cell(text));
+                        let location = cell_location(at, &names[at], record.position(), csv.header);
+                        let received = format!("\"{}\" in {location}", cell(text));
                         return Err(Error::file(path, "finite numbers", received));
                     }
                     Some(value) => {
-                        seen.sum += f64::from(value);
-                        seen.numbers += 1;
+                        stats.sum += f64::from(value);
+                        stats.numbers += 1;
                     }
-                    None if seen.first_word.is_none() => {
-                        let place = place(at, &names[at], record.position(), csv.header);
-                        seen.first_word = Some((cell(text), place));
+                    None if stats.first_word.is_none() => {
+                        let location = cell_location(at, &names[at], record.position(), csv.header);
+                        stats.first_word = Some((cell(text), location));
                     }
                     None => {}
                 }
-                if seen.first_word.is_some() && csv.takes_words(role) {
-                    seen.add(path, &names[at], text)?;
+                if stats.first_word.is_some() && csv.takes_words(role) {
+                    stats.add(path, &names[at], text)?;
                 }
             }
         }
-        Ok(Scan { names, seen })
+        Ok(Scan { names, stats })
     }
 
-    /// How each column becomes numbers.
+    /// Chooses the encoding of each column.
     pub fn encoding(self, csv: &Csv, path: &Path, roles: Vec<Role>) -> Result<TableEncoding> {
         let drops_rows = csv.missing == Some(Missing::Drop);
         let mut columns = vec![];
-        for ((name, role), seen) in self.names.into_iter().zip(roles).zip(self.seen) {
-            let kind = match &seen.first_word {
-                Some((text, place)) if !csv.takes_words(&role) => {
+        for ((name, role), stats) in self.names.into_iter().zip(roles).zip(self.stats) {
+            let kind = match &stats.first_word {
+                Some((text, location)) if !csv.takes_words(&role) => {
                     let expected = match role {
                         Role::Input(_) => {
                             "finite numbers (or a choice of how words become numbers: \
@@ -83,18 +83,18 @@ impl Scan {
                         Role::Target(_) => "finite numbers in several label columns",
                         Role::Weight => "finite numbers as sample weights",
                     };
-                    let received = format!("\"{text}\" in {place}");
+                    let received = format!("\"{text}\" in {location}");
                     return Err(Error::file(path, expected, received));
                 }
-                Some((text, place)) if seen.numbers > 0 => {
+                Some((text, location)) if stats.numbers > 0 => {
                     let expected = "numbers or words in a column, not both";
-                    let received = format!("\"{text}\" in {place} among numbers");
+                    let received = format!("\"{text}\" in {location} among numbers");
                     return Err(Error::file(path, expected, received));
                 }
                 Some(_) => {
-                    let mut words: Vec<String> = seen.words.into_iter().collect();
+                    let mut words: Vec<String> = stats.words.into_iter().collect();
                     let own_category = matches!(role, Role::Input(_)) && !drops_rows;
-                    if seen.missing && own_category && csv.missing.is_some() {
+                    if stats.missing && own_category && csv.missing.is_some() {
                         words.insert(0, String::new());
                     }
                     match (&role, csv.categories) {
@@ -104,7 +104,7 @@ impl Scan {
                 }
                 None => Kind::Number(match (csv.missing, &role) {
                     (Some(Missing::Mean), Role::Input(_)) => {
-                        Some((seen.sum / seen.numbers.max(1) as f64) as f32)
+                        Some((stats.sum / stats.numbers.max(1) as f64) as f32)
                     }
                     (Some(Missing::Zero), Role::Input(_)) => Some(0.0),
                     _ => None,
@@ -121,7 +121,7 @@ impl Scan {
     }
 }
 
-impl Seen {
+impl ColumnStats {
     fn add(&mut self, path: &Path, name: &str, text: &str) -> Result<()> {
         if self.words.contains(text) {
             return Ok(());
@@ -142,7 +142,7 @@ impl Seen {
 }
 
 impl Csv {
-    /// Whether a column of this role may hold words: inputs if asked for, and a label of one column.
+    /// Whether a column of this role may hold words: inputs if configured, and a label of one column.
     fn takes_words(&self, role: &Role) -> bool {
         match role {
             Role::Input(_) => self.categories.is_some(),

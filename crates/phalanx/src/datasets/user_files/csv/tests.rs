@@ -93,7 +93,7 @@ fn words_become_numbers_by_choice_and_another_table_is_read_alike() {
     let index = Csv::new().categories(Categories::Index).missing(Missing::Drop);
     let data = load(text, index).unwrap();
     assert_eq!((input(&data), data.dropped), (vec![1.0, 1.0], 2));
-    // One bad cell does not turn numbers into words.
+    // One bad cell does not make a column categorical.
     let index = Csv::new().categories(Categories::Index);
     let said = message(load("a,b\n1,0\nx,1\n", index.clone()));
     assert!(

@@ -1,4 +1,4 @@
-//! A grid of images with captions, the wrong predictions in red.
+//! A grid of images with captions, wrong predictions in red.
 
 use super::font;
 use super::scene::{Anchor, Color, Pixels, Scene, Shape, Stroke, stroke};
@@ -7,23 +7,24 @@ use crate::error::{Error, Result};
 use phalanx_graph::{Data, Tensor};
 use std::path::Path;
 
-/// Small images are enlarged to about this side, large ones reduced to at most twice it.
+/// Small images are enlarged to about this side length, large ones reduced to at most twice it.
 const SIDE: usize = 128;
 const CAPTION: f64 = 14.0;
 const CAPTION_LINES: usize = 3;
 const GAP: f64 = 18.0;
-/// From one line of the legend to the next.
+/// Distance between lines of the legend.
 const KEY_LINE: f64 = 1.5 * CAPTION;
 
-/// Draws images `[n, height, width, channels]` (1 channel grey, 3 colour) in rows of `columns`, each
-/// above its caption and whether the prediction in it is right; wrong ones are red. A legend above them
-/// says so, and what the captions are: `legend`, such as `prediction (true class)`. Floats from 0 to
-/// 1 and from 0 to 255 are told apart by their largest value, other floats (normalised images) are
-/// stretched from their smallest to their largest; integers are taken as 0 to 255.
+/// Plots images `[n, height, width, channels]` (1 channel gray, 3 channels color) in rows of `columns`,
+/// each above its caption. A caption comes with a flag that tells whether its prediction is correct;
+/// wrong ones are red. A legend explains the colors and the captions: `legend`, for example `prediction
+/// (true class)`. The largest value distinguishes floats in 0 to 1 from floats in 0 to 255. Other floats
+/// (normalized images) are stretched from their minimum to their maximum. Integers are taken as 0 to
+/// 255.
 ///
 /// # Errors
-/// When the path ends neither in `.png` nor in `.svg`, the tensor does not hold images, there are
-/// no columns or not as many captions as images, or the file cannot be written.
+/// If the path ends neither in `.png` nor in `.svg`, the tensor does not hold images, there are no
+/// columns, the number of captions differs from that of images, or the file cannot be written.
 pub fn samples(
     images: &Tensor,
     captions: &[(String, bool)],
@@ -33,7 +34,7 @@ pub fn samples(
 ) -> Result<()> {
     let format = format(path)?;
     let wrong = |argument, expected: String, received: String| {
-        Err(Error::argument("pictures::samples", argument, expected, received))
+        Err(Error::argument("plots::samples", argument, expected, received))
     };
     let &[n, height, width, channels @ (1 | 3)] = images.dims() else {
         let expected = "dimensions [n, height, width, 1 or 3]".into();
@@ -49,14 +50,14 @@ pub fn samples(
         return wrong("columns", "at least 1".into(), "0".into());
     }
     let pixels = bytes(images);
-    let pictures: Vec<Pixels> = pixels
+    let tiles: Vec<Pixels> = pixels
         .chunks_exact(height * width * channels)
         .map(|one| reduced(one, height, width, channels))
         .collect();
-    save(&draw(&pictures, captions, legend, columns.min(n)), format, path)
+    save(&draw(&tiles, captions, legend, columns.min(n)), format, path)
 }
 
-/// The values as bytes, whatever range they are in.
+/// Converts values of any range to bytes.
 fn bytes(images: &Tensor) -> Vec<u8> {
     match images.data() {
         Data::I32(values) => values.iter().map(|v| *v.clamp(&0, &255) as u8).collect(),
@@ -69,7 +70,7 @@ fn bytes(images: &Tensor) -> Vec<u8> {
                 _ if low >= 0.0 && high <= 255.0 => (0.0, 255.0),
                 _ => (low, high),
             };
-            // in f64, where the difference of two f32 is finite; NaN becomes 0
+            // In f64, where the difference of two f32 values is finite. NaN becomes 0.
             let (from, to) = (f64::from(from), f64::from(to));
             let span = if to > from { to - from } else { 1.0 };
             values.iter().map(|v| ((f64::from(*v) - from) / span * 255.0).round() as u8).collect()
@@ -77,8 +78,7 @@ fn bytes(images: &Tensor) -> Vec<u8> {
     }
 }
 
-/// An image as colours, reduced by a whole factor where it is large: each pixel is the mean of a
-/// square.
+/// An image as RGB. A large image is reduced by an integer factor: each pixel is the mean of a square.
 fn reduced(image: &[u8], height: usize, width: usize, channels: usize) -> Pixels {
     let factor = height.max(width).div_ceil(2 * SIDE);
     let (h, w) = (height.div_ceil(factor), width.div_ceil(factor));
@@ -101,7 +101,7 @@ fn reduced(image: &[u8], height: usize, width: usize, channels: usize) -> Pixels
     Pixels { width: w, height: h, rgb }
 }
 
-/// The colour of a caption and the frame of its image.
+/// The color of a caption and the frame of its image.
 fn style(right: bool) -> (Color, Stroke) {
     match right {
         true => (Color::INK, stroke(Color(205, 205, 205), 1.0)),
@@ -109,7 +109,7 @@ fn style(right: bool) -> (Color, Stroke) {
     }
 }
 
-/// What captions and colours mean: the words in lines, then a mark for each colour.
+/// Draws the legend: the text in lines, then a mark for each color.
 fn key(scene: &mut Scene, words: &[String]) {
     let mut y = GAP + 0.8 * CAPTION;
     for line in words {
@@ -131,8 +131,8 @@ fn key(scene: &mut Scene, words: &[String]) {
     }
 }
 
-fn draw(pictures: &[Pixels], captions: &[(String, bool)], legend: &str, columns: usize) -> Scene {
-    let (w, h) = pictures.first().map_or((1, 1), |p| (p.width, p.height));
+fn draw(tiles: &[Pixels], captions: &[(String, bool)], legend: &str, columns: usize) -> Scene {
+    let (w, h) = tiles.first().map_or((1, 1), |p| (p.width, p.height));
     let times = (SIDE / w.max(h)).max(1) as f64;
     let (width, height) = (w as f64 * times, h as f64 * times);
     let column = width.max(SIDE as f64);
@@ -147,13 +147,13 @@ fn draw(pictures: &[Pixels], captions: &[(String, bool)], legend: &str, columns:
     let deepest = lines.iter().map(Vec::len).max().unwrap_or(0) as f64;
     let caption = if deepest > 0.0 { 6.0 + deepest * 1.3 * CAPTION } else { 0.0 };
     let row = height + caption + GAP;
-    let rows = pictures.len().div_ceil(columns) as f64;
+    let rows = tiles.len().div_ceil(columns) as f64;
     let across = GAP + columns as f64 * (column + GAP);
     let words = font::wrap(legend, CAPTION, across - 2.0 * GAP);
     let top = GAP + (words.len() + 1) as f64 * KEY_LINE;
     let mut scene = Scene::new(across, top + GAP + rows * row);
     key(&mut scene, &words);
-    for (i, (pixels, (_, right))) in pictures.iter().zip(captions).enumerate() {
+    for (i, (pixels, (_, right))) in tiles.iter().zip(captions).enumerate() {
         let x = GAP + (i % columns) as f64 * (column + GAP);
         let y = top + GAP + (i / columns) as f64 * row;
         let at = (x + ((column - width) / 2.0).round(), y);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_range_of_the_values_is_told() {
+    fn the_range_of_the_values_is_detected() {
         assert_eq!(shown(vec![0.0, 0.5, 1.0]), [0, 128, 255]);
         assert_eq!(shown(vec![0.0, 2.0, 255.0]), [0, 2, 255]);
         assert_eq!(shown(vec![-1.0, 0.0, 1.0]), [0, 128, 255]);

@@ -1,32 +1,31 @@
-//! Places the nodes of a directed acyclic graph in layers, after Sugiyama: depth by longest path,
-//! an order within each layer with few crossings, then x coordinates that keep chains straight and
-//! centre a split over its branches. An edge that skips layers gets a waypoint in each, so that its
-//! way is kept free of boxes.
+//! Layered layout of a directed acyclic graph, after Sugiyama: depth by longest path, an order within
+//! each layer with few crossings, then x coordinates that keep chains straight and center a split over
+//! its branches. An edge that skips layers gets a waypoint in each, so that boxes do not block it.
 
-/// Free space between neighbours of a layer.
+/// Horizontal space between neighbors of a layer.
 const GAP: f64 = 26.0;
-/// Sweeps over the layers to sort them.
+/// Number of sweeps that sort the layers.
 const SWEEPS: usize = 12;
-/// Rounds of pulling neighbours together and pushing overlaps apart.
+/// Number of rounds that pull neighbors together and push overlaps apart.
 const ROUNDS: usize = 500;
-/// How much a skip pulls and how hard its waypoints are to push, next to the 1 of what has boxes.
+/// Weight of a skip edge and its waypoints, relative to 1 for boxes.
 const SKIP_WEIGHT: f64 = 1e-3;
 
-/// Where everything stands.
+/// The coordinates of all nodes and edges.
 pub struct Layout {
-    /// Each node's layer.
+    /// Layer of each node.
     pub depth: Vec<usize>,
-    /// The middle of each node.
+    /// Center of each node.
     pub x: Vec<f64>,
-    /// For each edge its x in the layers between its ends.
+    /// For each edge, its x coordinates in the layers between its ends.
     pub routes: Vec<Vec<f64>>,
-    /// For each edge, whether it runs past other nodes: the shorter of two ways to its end.
+    /// For each edge, whether it skips nodes: the shorter of two paths to its end.
     pub skip: Vec<bool>,
-    /// Of the whole graph; x lies within.
+    /// Width of the graph; all x coordinates are within it.
     pub width: f64,
 }
 
-/// Lays out nodes of the given widths; every edge leads from a smaller to a larger index.
+/// Lays out nodes of the given widths. Every edge leads from a smaller to a larger index.
 pub fn layered(widths: &[f64], edges: &[(usize, usize)]) -> Layout {
     let depth = depths(widths.len(), edges);
     let mut grid = Grid::new(widths, edges, &depth);
@@ -44,7 +43,7 @@ pub fn layered(widths: &[f64], edges: &[(usize, usize)]) -> Layout {
     Layout { depth, x, routes, skip: grid.skip, width: left + right }
 }
 
-/// The longest way from a source; a source itself stands right above what it feeds.
+/// The longest path from a source. A source itself is directly above the node it feeds.
 fn depths(nodes: usize, edges: &[(usize, usize)]) -> Vec<usize> {
     let mut depth = vec![0; nodes];
     let mut sorted = edges.to_vec();
@@ -62,13 +61,13 @@ fn depths(nodes: usize, edges: &[(usize, usize)]) -> Vec<usize> {
     depth
 }
 
-/// Nodes and waypoints, with links only between one layer and the next.
+/// Nodes and waypoints, with links only between adjacent layers.
 struct Grid {
     widths: Vec<f64>,
     layers: Vec<Vec<usize>>,
     /// Position of each vertex in its layer.
-    place: Vec<usize>,
-    /// From, to, and whether the link belongs to a skip.
+    position: Vec<usize>,
+    /// From, to, and whether the link belongs to a skip edge.
     links: Vec<(usize, usize, bool)>,
     /// Links into and out of each vertex.
     above: Vec<Vec<usize>>,
@@ -88,7 +87,7 @@ impl Grid {
         let mut grid = Grid {
             widths: widths.to_vec(),
             layers: vec![vec![]; depth.iter().max().map_or(0, |d| d + 1)],
-            place: vec![],
+            position: vec![],
             links: vec![],
             above: vec![],
             below: vec![],
@@ -113,7 +112,7 @@ impl Grid {
             grid.below[*from].push(i);
             grid.above[*to].push(i);
         }
-        // depth first, so that a branch starts out in one piece
+        // Depth first, so that a branch starts out contiguous.
         let mut seen = vec![false; layer.len()];
         for source in 0..nodes {
             let mut stack = vec![source];
@@ -124,18 +123,18 @@ impl Grid {
                 }
             }
         }
-        grid.place = vec![0; layer.len()];
+        grid.position = vec![0; layer.len()];
         grid.number();
         grid
     }
 
     fn number(&mut self) {
         for layer in &self.layers {
-            layer.iter().enumerate().for_each(|(i, vertex)| self.place[*vertex] = i);
+            layer.iter().enumerate().for_each(|(i, vertex)| self.position[*vertex] = i);
         }
     }
 
-    /// Sorts each layer by the mean place of its neighbours above, then below, and keeps the order
+    /// Sorts each layer by the mean position of its neighbors above, then below, and keeps the order
     /// with the fewest crossings.
     fn sort(&mut self) {
         let mut best = (self.crossings(), self.layers.clone());
@@ -149,18 +148,18 @@ impl Grid {
                         true => self.links[*l].0,
                         false => self.links[*l].1,
                     });
-                    let sum: f64 = ends.map(|v| self.place[v] as f64).sum();
+                    let sum: f64 = ends.map(|v| self.position[v] as f64).sum();
                     match links.len() {
-                        0 => self.place[*vertex] as f64,
+                        0 => self.position[*vertex] as f64,
                         n => sum / n as f64,
                     }
                 };
                 let mut layer: Vec<(f64, usize)> =
                     self.layers[i].iter().map(|v| (mean(v), *v)).collect();
                 layer.sort_by(|a, b| a.0.total_cmp(&b.0));
-                for (place, (_, vertex)) in layer.iter().enumerate() {
-                    self.place[*vertex] = place;
-                    self.layers[i][place] = *vertex;
+                for (position, (_, vertex)) in layer.iter().enumerate() {
+                    self.position[*vertex] = position;
+                    self.layers[i][position] = *vertex;
                 }
             }
             let crossings = self.crossings();
@@ -175,12 +174,12 @@ impl Grid {
     fn crossings(&self) -> usize {
         let mut count = 0;
         for layer in &self.layers {
-            // ends in the order of the starts: each inversion is a crossing
+            // The ends in the order of the starts: each inversion is a crossing.
             let mut ends: Vec<(usize, usize)> = vec![];
             for vertex in layer {
                 ends.extend(self.below[*vertex].iter().map(|l| {
                     let (from, to, _) = self.links[*l];
-                    (self.place[from], self.place[to])
+                    (self.position[from], self.position[to])
                 }));
             }
             for (i, a) in ends.iter().enumerate() {
@@ -190,9 +189,9 @@ impl Grid {
         count
     }
 
-    /// Vertices that share an x: chains without side branches, and the waypoints of an edge. Returns
-    /// the block of every vertex. Chains that cross are not both kept straight, so that "left of" has
-    /// no cycle among blocks.
+    /// Groups vertices that share an x coordinate: chains without side branches, and the waypoints of an
+    /// edge. Returns the block of every vertex. Of two chains that cross only one is kept straight, so
+    /// that "left of" has no cycle among blocks.
     fn blocks(&self) -> Vec<usize> {
         let strong = |links: &[usize]| links.iter().filter(|l| !self.links[**l].2).count();
         let mut block: Vec<usize> = (0..self.widths.len()).collect();
@@ -203,12 +202,12 @@ impl Grid {
                     let (from, to, skip) = self.links[**l];
                     let waypoints = self.waypoint(from) && self.waypoint(to);
                     let alone = strong(&self.below[from]) == 1 && strong(&self.above[to]) == 1;
-                    (waypoints || alone && !skip) && self.place[to] >= free
+                    (waypoints || alone && !skip) && self.position[to] >= free
                 });
                 if let Some(link) = straight {
                     let to = self.links[*link].1;
                     block[to] = block[*vertex];
-                    free = self.place[to] + 1;
+                    free = self.position[to] + 1;
                 }
             }
         }
@@ -219,8 +218,8 @@ impl Grid {
         self.widths[vertex] == 0.0
     }
 
-    /// Every vertex's x, whole pixels. Blocks are pulled to the mean of their neighbours and pushed
-    /// apart where they overlap; a block of waypoints gives way to one with boxes.
+    /// The x coordinate of every vertex, in whole pixels. Blocks are pulled to the mean of their
+    /// neighbors and pushed apart if they overlap. A block of waypoints gives way to one with boxes.
     fn coordinates(&self, block: &[usize]) -> Vec<f64> {
         let count = block.len();
         let mut heavy = vec![SKIP_WEIGHT; count];
@@ -270,9 +269,9 @@ impl Grid {
                 }
             }
         }
-        // off the halves, where equal positions would round apart by their last digits
+        // Avoids halves, at which equal positions could round differently because of their last digits.
         x.iter_mut().for_each(|x| *x = (*x - 0.25).round());
-        // what overlaps still, by a pixel or in a crowd, moves right until nothing does
+        // Remaining overlaps are resolved by moving vertices to the right.
         for _ in 0..count {
             let mut moved = false;
             for (a, b, distance) in &apart {

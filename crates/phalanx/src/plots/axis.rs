@@ -1,6 +1,6 @@
-//! Value axes: a range with room around the values, ticks at round numbers, and their labels.
+//! Value axes: a range with a margin around the values, ticks at round numbers, and their labels.
 
-/// A scale from values to a share of the axis, 0 at its start.
+/// Maps values to a fraction of the axis length, 0 at its start.
 #[derive(Clone, Debug)]
 pub struct Axis {
     low: f64,
@@ -10,8 +10,8 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// An axis for the values (all finite), linear or logarithmic as reads better: logarithmic
-    /// where the largest value would flatten the rest into a line.
+    /// An axis for finite values. It is logarithmic if the largest value would flatten the rest into a
+    /// line, otherwise linear.
     pub fn fitting(values: &[f64]) -> Axis {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -26,7 +26,7 @@ impl Axis {
         Axis::linear(if from_zero { 0.0 } else { min - room }, max + room)
     }
 
-    /// A linear axis over a range, widened where it is too narrow to hold different numbers.
+    /// A linear axis over a range, widened if it is too narrow.
     fn linear(low: f64, high: f64) -> Axis {
         let size = low.abs().max(high.abs());
         let (low, high) = match high - low > 1e-6 * size {
@@ -43,11 +43,11 @@ impl Axis {
         Axis { low, high, log: true, ticks }
     }
 
-    /// An axis over whole epochs, ticks only at whole numbers.
+    /// An axis over epochs, with ticks only at integers.
     pub fn epochs(first: usize, last: usize) -> Axis {
         let (first, last) = (first as f64, last as f64);
         let room = (0.02 * (last - first)).max(if first == last { 0.5 } else { 0.1 });
-        // enough to tell the ends apart whatever their size
+        // Keeps the ends distinct for any magnitude.
         let room = room.max(1e-9 * last);
         let (low, high) = (first - room, last + room);
         let mut ticks = round_numbers(low, high, 10.0, 1.0);
@@ -55,8 +55,8 @@ impl Axis {
         Axis { low, high, log: false, ticks }
     }
 
-    /// Where a value stands, from 0 to 1.
-    pub fn place(&self, value: f64) -> f64 {
+    /// The position of a value, from 0 to 1.
+    pub fn position(&self, value: f64) -> f64 {
         let value = if self.log { value.log10() } else { value };
         (value - self.low) / (self.high - self.low)
     }
@@ -66,7 +66,7 @@ impl Axis {
         self.log
     }
 
-    /// The ticks with their labels, rising.
+    /// The ticks with their labels, in increasing order.
     pub fn ticks(&self) -> Vec<(f64, String)> {
         let step = self.ticks.windows(2).map(|w| w[1] - w[0]).fold(f64::INFINITY, f64::min);
         let label = |v: &f64| if self.log { short(*v) } else { decimal(*v, step, self.size()) };
@@ -79,18 +79,18 @@ impl Axis {
 }
 
 /// Multiples of a step of 1, 2 or 5 times a power of ten within a range, about `count` of them.
-fn round_numbers(low: f64, high: f64, count: f64, least_step: f64) -> Vec<f64> {
+fn round_numbers(low: f64, high: f64, count: f64, min_step: f64) -> Vec<f64> {
     let rough = ((high - low) / count).max(f64::MIN_POSITIVE);
     let power = 10f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * power);
     let step = step.into_iter().find(|s| *s >= 0.999 * rough).unwrap_or(10.0 * power);
-    let step = step.max(least_step);
+    let step = step.max(min_step);
     let (from, to) = ((low / step).ceil(), (high / step).floor());
-    // through the index: a sum of steps would drift
+    // Computed from the index, because a sum of steps would drift.
     (0..=(to - from).clamp(0.0, 100.0) as usize).map(|i| (from + i as f64) * step).collect()
 }
 
-/// A tick of a linear axis, all with as many decimals as the step needs.
+/// Label of a linear axis, with as many decimals as the step needs.
 fn decimal(value: f64, step: f64, size: f64) -> String {
     if !(1e-3..1e5).contains(&size) {
         return short(if value.abs() < 1e-9 * size { 0.0 } else { value });
@@ -100,7 +100,7 @@ fn decimal(value: f64, step: f64, size: f64) -> String {
     if text.trim_matches(['-', '0', '.']).is_empty() { "0".into() } else { text }
 }
 
-/// A number of any size in few characters: `0.01`, `500`, `2e6`.
+/// Formats a number of any magnitude in few characters: `0.01`, `500`, `2e6`.
 fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
@@ -156,7 +156,7 @@ mod tests {
             assert!(labels.iter().all(|l| l.len() <= 8), "{values:?}: {labels:?}");
             let distinct: std::collections::HashSet<_> = labels.iter().collect();
             assert_eq!(distinct.len(), labels.len(), "{values:?}: {labels:?}");
-            assert!(values.iter().all(|v| (0.0..=1.0).contains(&axis.place(*v))), "{values:?}");
+            assert!(values.iter().all(|v| (0.0..=1.0).contains(&axis.position(*v))), "{values:?}");
         }
     }
 

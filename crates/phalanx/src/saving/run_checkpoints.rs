@@ -1,11 +1,11 @@
-//! Training runs in files: the newest few states of a run in a directory of their own.
+//! Checkpoints of training runs: a directory with the most recent states of one run.
 //!
-//! A state is a `.safetensors` file: the weights under their own names, so that it serves as a file
-//! of weights too; what else belongs to the run under names that start with `@`; the rest as JSON
-//! in the metadata, with a checksum over all of it.
+//! A state is a `.safetensors` file. The weights have their own names, so it also serves as a weights
+//! file. Other tensors of the run have names that start with `@`. The rest is JSON in the metadata, with
+//! a checksum over all of it.
 
 use super::atomic::{create_directory, write_atomic};
-use super::open::{identity, open_own};
+use super::safe_open::{identity, open_no_follow};
 use super::safetensors::{self, SafeTensors};
 use crate::error::{Error, Result};
 use crate::model::RunState;
@@ -18,18 +18,18 @@ use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Metadata of the run, and of the checksum over it and the tensors.
+/// Metadata keys of the run, and of the checksum over it and the tensors.
 pub(super) const RUN: &str = "run";
 pub(super) const CHECKSUM: &str = "sha256";
-/// Names of states: this, the step, the extension.
+/// File names of states: prefix, step, suffix.
 const PREFIX: &str = "step-";
 const SUFFIX: &str = ".safetensors";
-/// Added to the name of a file that turned out to be damaged, and the whole ending then.
-const DAMAGED: &str = ".damaged";
+/// Appended to the name of a damaged file, and the complete suffix of such files.
+const DAMAGED_EXTENSION: &str = ".damaged";
 const DAMAGED_SUFFIX: &str = ".safetensors.damaged";
 const LOCK: &str = ".lock";
 
-/// Writes a run's state, whole or not at all.
+/// Writes the state of a run atomically.
 pub(crate) fn write(path: &Path, mut state: RunState) -> Result<()> {
     let (model, mut notes) = (state.header.setup.model.clone(), std::mem::take(&mut state.notes));
     let (text, mut tensors) = state.into_parts()?;
@@ -40,23 +40,23 @@ pub(crate) fn write(path: &Path, mut state: RunState) -> Result<()> {
     write_atomic(path, |out| safetensors::write(out, &model, notes, &tensors))
 }
 
-/// What a file of a run's state turned out to be.
-pub(crate) enum Found {
-    /// As it was written.
-    Whole(Box<RunState>),
-    /// Not as it was written.
+/// The result of reading a state file.
+pub(crate) enum StateFile {
+    /// The checksum matches.
+    Intact(Box<RunState>),
+    /// Damaged, with the reason.
     Damaged(String),
 }
 
-/// Whether a file says that it is a run's state, or once did.
+/// Whether a file claims to be the state of a run.
 pub(super) fn is_state(file: &SafeTensors) -> bool {
     [RUN, CHECKSUM].iter().any(|key| file.note(key).is_some())
 }
 
-/// Why a file is damaged, from the error of reading it.
+/// Converts a read error to the reason why a file is damaged.
 ///
 /// # Errors
-/// What the system reports: a file that cannot be read now says nothing about its content.
+/// Errors of the system: a file that cannot be read now may still be intact.
 pub(super) fn damage(error: Error) -> Result<String> {
     match error {
         Error::Io { .. } => Err(error),
@@ -64,34 +64,34 @@ pub(super) fn damage(error: Error) -> Result<String> {
     }
 }
 
-/// Reads a run's state.
+/// Reads the state of a run.
 ///
 /// # Errors
 /// A file that the system cannot read, or one of a newer version.
-pub(crate) fn read(path: &Path) -> Result<Found> {
+pub(crate) fn read(path: &Path) -> Result<StateFile> {
     match safetensors::open(path) {
-        Err(error) => damage(error).map(Found::Damaged),
+        Err(error) => damage(error).map(StateFile::Damaged),
         Ok(file) => read_open(file),
     }
 }
 
-/// Reads a run's state from a file that is open.
-pub(super) fn read_open(mut file: SafeTensors) -> Result<Found> {
+/// Reads the state of a run from an open file.
+pub(super) fn read_open(mut file: SafeTensors) -> Result<StateFile> {
     let mut metadata = file.metadata();
     let (Some(sum), Some(text)) = (metadata.remove(CHECKSUM), metadata.get(RUN).cloned()) else {
-        return Ok(Found::Damaged("no run in it".into()));
+        return Ok(StateFile::Damaged("no run in it".into()));
     };
     let mut tensors = match read_all(&mut file) {
-        Err(error) => return damage(error).map(Found::Damaged),
+        Err(error) => return damage(error).map(StateFile::Damaged),
         Ok(tensors) => tensors,
     };
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
     if checksum(&metadata, &tensors) != sum {
-        return Ok(Found::Damaged("its checksum does not fit its content".into()));
+        return Ok(StateFile::Damaged("its checksum does not fit its content".into()));
     }
     file.check_version()?;
     metadata.remove(RUN);
-    Ok(Found::Whole(Box::new(RunState::from_parts(&text, metadata, tensors)?)))
+    Ok(StateFile::Intact(Box::new(RunState::from_parts(&text, metadata, tensors)?)))
 }
 
 fn read_all(file: &mut SafeTensors) -> Result<Vec<(String, Tensor)>> {
@@ -115,7 +115,7 @@ fn checksum(metadata: &BTreeMap<String, String>, tensors: &[(String, Tensor)]) -
     super::hash::hex(hash)
 }
 
-/// A directory with the states of one run, which no other run may use meanwhile.
+/// A directory with the states of one run, locked against other runs.
 #[derive(Debug)]
 pub(crate) struct RunDirectory {
     path: PathBuf,
@@ -124,30 +124,29 @@ pub(crate) struct RunDirectory {
 }
 
 impl RunDirectory {
-    /// Makes the directory where it is missing, and takes it.
+    /// Creates the directory if it is missing, and locks it.
     pub(crate) fn open(path: &Path, keep: usize) -> Result<RunDirectory> {
         create_directory(path)?;
         Ok(RunDirectory { path: path.into(), keep, lock: lock(path)? })
     }
 
-    /// The newest state that is whole, if there is any. Damaged ones are then set aside, with a
-    /// warning.
+    /// Returns the newest intact state, if any. Newer damaged ones are renamed, with a warning.
     ///
     /// # Errors
-    /// A state that cannot be read, and states of which none is whole, set aside or not: to begin
-    /// anew would be to lose them. Nothing is renamed then.
+    /// A state that cannot be read, or a directory without an intact state: starting anew would lose the
+    /// damaged ones. Nothing is renamed in this case.
     pub(crate) fn latest(&self) -> Result<Option<(PathBuf, RunState)>> {
         let mut damaged: Vec<PathBuf> = vec![];
         for (_, path) in self.states()?.into_iter().rev() {
             let reason = match read(&path)? {
-                Found::Whole(state) => {
-                    self.check_place()?;
+                StateFile::Intact(state) => {
+                    self.check_locked_directory()?;
                     damaged.iter().for_each(|path| set_aside(path));
                     return Ok(Some((path, *state)));
                 }
-                Found::Damaged(reason) => reason,
+                StateFile::Damaged(reason) => reason,
             };
-            warning!("{}: damaged ({reason}); the one before is used", shown(path.display()));
+            warning!("{}: damaged ({reason}); using the previous one", shown(path.display()));
             damaged.push(path);
         }
         match damaged.len() + self.files(DAMAGED_SUFFIX)?.len() {
@@ -155,24 +154,24 @@ impl RunDirectory {
             n => {
                 let received = format!(
                     "{n} damaged (to begin anew, move or remove {PREFIX}*{SUFFIX} and \
-                     {PREFIX}*{DAMAGED})"
+                     {PREFIX}*{DAMAGED_EXTENSION})"
                 );
-                Err(Error::file(&self.path, "a state of a run that is whole", received))
+                Err(Error::file(&self.path, "an intact run state", received))
             }
         }
     }
 
-    /// Whether there is no state, whole, damaged or set aside.
+    /// Whether there is no state: intact, damaged or set aside.
     pub(crate) fn is_empty(&self) -> Result<bool> {
         Ok(self.states()?.is_empty() && self.files(DAMAGED_SUFFIX)?.is_empty())
     }
 
-    /// Adds a state, and removes the oldest beyond those to keep.
+    /// Adds a state, and removes the oldest beyond the number to keep.
     pub(crate) fn save(&self, state: RunState) -> Result<PathBuf> {
         let path = self.path.join(format!("{PREFIX}{:010}{SUFFIX}", state.step()));
-        self.check_place()?;
+        self.check_locked_directory()?;
         write(&path, state)?;
-        // What is saved is saved, whatever becomes of the old ones.
+        // The new state is saved, even if old ones cannot be removed.
         if let Err(error) = self.prune() {
             warning!("older checkpoints cannot be removed: {error}");
         }
@@ -180,22 +179,22 @@ impl RunDirectory {
     }
 
     fn prune(&self) -> Result<()> {
-        self.check_place()?;
+        self.check_locked_directory()?;
         let states = self.states()?;
         let mut old = states.iter().take(states.len().saturating_sub(self.keep));
         old.try_for_each(|(_, path)| remove(path))
     }
 
-    /// Removes all states, those set aside too.
+    /// Removes all states, including those set aside.
     pub(crate) fn clear(&self) -> Result<()> {
-        self.check_place()?;
+        self.check_locked_directory()?;
         let files = [self.states()?, self.files(DAMAGED_SUFFIX)?].concat();
         files.iter().try_for_each(|(_, path)| remove(path))
     }
 
-    /// Fails where the directory is no longer the one with this run's lock: one that has taken its
-    /// place may be another run's.
-    fn check_place(&self) -> Result<()> {
+    /// Fails if the directory is no longer the one that this run has locked. A directory that has
+    /// replaced it may belong to another run.
+    fn check_locked_directory(&self) -> Result<()> {
         let path = self.path.join(LOCK);
         let wrong = |received: &str| {
             let expected = format!("the directory that this run began with, and its {LOCK}");
@@ -210,12 +209,12 @@ impl RunDirectory {
         }
     }
 
-    /// The states by their step.
+    /// The states in the order of their steps.
     fn states(&self) -> Result<Vec<(u64, PathBuf)>> {
         self.files(SUFFIX)
     }
 
-    /// The files of steps with this ending, by their step.
+    /// The step files with this suffix, in the order of their steps.
     fn files(&self, suffix: &str) -> Result<Vec<(u64, PathBuf)>> {
         let io = |source| Error::io(&self.path, source);
         let mut files = vec![];
@@ -230,7 +229,7 @@ impl RunDirectory {
     }
 }
 
-/// The step that a state's name tells.
+/// The step in the name of a state file.
 pub(super) fn step(path: &Path) -> Option<u64> {
     step_before(path, SUFFIX)
 }
@@ -247,27 +246,28 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// A damaged file must not count among the states to keep; it is kept for who wants to look.
+/// Renames a damaged file, so that it does not count among the states to keep but stays available for
+/// inspection.
 fn set_aside(path: &Path) {
     let mut name = path.as_os_str().to_owned();
-    name.push(DAMAGED);
+    name.push(DAMAGED_EXTENSION);
     if let Err(error) = std::fs::rename(path, &name) {
         warning!("{}: cannot be set aside: {error}", shown(path.display()));
     }
 }
 
-/// Takes a directory for this process, as long as the file is open.
+/// Locks a directory for this process while the file is open.
 fn lock(directory: &Path) -> Result<File> {
     let path = directory.join(LOCK);
     let io = |source| Error::io(&path, source);
-    let mut file = open_own(&path)?;
+    let mut file = open_no_follow(&path)?;
     if let Err(TryLockError::WouldBlock) = file.try_lock() {
         let mut owner = String::new();
         let _ = (&file).take(64).read_to_string(&mut owner);
-        let received = format!("process {} at work in it", owner.trim());
+        let received = format!("one in use by process {}", owner.trim());
         return Err(Error::file(directory, "a directory that no other run uses", received));
     }
-    // File systems that know no locks are no reason not to train.
+    // File systems without locks are no reason not to train.
     file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(io)?;
     Ok(file)
 }

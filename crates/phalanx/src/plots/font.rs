@@ -1,6 +1,6 @@
-//! The one font of the pictures, inside the program: DejaVu Sans reduced to Latin, Greek, Cyrillic
-//! and a few symbols (licence and the command that made it: `font/README.md`). A character it lacks
-//! is drawn as an empty box in a PNG; an SVG holds the text itself, so there the viewer's fonts help.
+//! The embedded font of all plots: DejaVu Sans reduced to Latin, Greek, Cyrillic and a few symbols (for
+//! the license and the command that made it see `font/README.md`). A missing character is drawn as an
+//! empty box in a PNG. An SVG contains the text itself, so the viewer's fonts are used.
 
 use phalanx_graph::text::escape;
 use std::sync::OnceLock;
@@ -13,7 +13,7 @@ fn face() -> Option<&'static Face<'static>> {
     FACE.get_or_init(|| Face::parse(FILE, 0).ok()).as_ref()
 }
 
-/// Width of a line of text at a font size, both in pixels.
+/// Width of a line of text at a font size, in pixels.
 pub fn width(text: &str, size: f64) -> f64 {
     let Some(face) = face() else { return 0.6 * size * text.chars().count() as f64 };
     let advance = |c| face.glyph_hor_advance(face.glyph_index(c).unwrap_or_default());
@@ -21,12 +21,11 @@ pub fn width(text: &str, size: f64) -> f64 {
     units * size / f64::from(face.units_per_em())
 }
 
-/// The text, or as much of its beginning as fits into a width, closed with an ellipsis. Hidden characters are
-/// shown as escapes.
+/// Truncates the text to a width, with an ellipsis. Hidden characters are shown as escapes.
 pub fn fit(text: &str, size: f64, room: f64) -> String {
     let text = escape(text);
     let dots = width("…", size);
-    // Bytes that leave room for the ellipsis, and the width so far: a name may be of any length.
+    // Bytes that leave room for the ellipsis, and the width so far. A name may be of any length.
     let (mut end, mut used) = (0, 0.0);
     for (at, c) in text.char_indices() {
         if used + dots <= room {
@@ -40,7 +39,7 @@ pub fn fit(text: &str, size: f64, room: f64) -> String {
     text.into_owned()
 }
 
-/// The words in lines no wider than `room`; a line break in the text starts a new one.
+/// Wraps text to lines of at most `room` pixels. A line break in the text starts a new line.
 pub fn wrap(text: &str, size: f64, room: f64) -> Vec<String> {
     let mut lines = vec![];
     for paragraph in text.lines() {
@@ -58,7 +57,7 @@ pub fn wrap(text: &str, size: f64, room: f64) -> Vec<String> {
     lines.iter().map(|line| fit(line, size, room)).collect()
 }
 
-/// The outline of a line of text whose baseline starts at the origin, y downwards.
+/// The outline of a line of text with the baseline starting at the origin, y pointing down.
 pub fn outline(text: &str, size: f64) -> Option<tiny_skia::Path> {
     let face = face()?;
     let scale = size as f32 / f32::from(face.units_per_em());

@@ -1,5 +1,5 @@
-//! The confusion matrix: true classes down, predicted classes across, each cell shaded by the share
-//! of its true class.
+//! The confusion matrix: true classes in rows, predicted classes in columns, each cell shaded by its
+//! fraction of the true class.
 
 use super::font;
 use super::scene::{Anchor, Color, Pixels, Scene, Shape, stroke};
@@ -7,27 +7,28 @@ use super::{format, save};
 use crate::error::{Error, Result};
 use std::path::Path;
 
-/// The shades from nothing to everything.
-const SHADES: [Color; 3] = [Color::WHITE, Color(107, 174, 214), Color(8, 58, 120)];
+/// Color scale from 0 to 1.
+const COLOR_SCALE: [Color; 3] = [Color::WHITE, Color(107, 174, 214), Color(8, 58, 120)];
 const FRAME: Color = Color(170, 170, 170);
-/// Numbers and labels below this size are left out.
-const SMALLEST: f64 = 8.0;
-/// Up to so many classes each cell is a shape, sharp in every viewer; beyond, all are one image.
-const SHARP: usize = 100;
-/// Pixels of the matrix' side where there are many classes.
+/// Minimum font size; smaller numbers and labels are omitted.
+const MIN_FONT_SIZE: f64 = 8.0;
+/// Maximum number of classes for which each cell is a vector shape. Larger matrices are one image.
+const MAX_VECTOR_CLASSES: usize = 100;
+/// Side length in pixels of a matrix with many classes.
 const SIDE: usize = 1600;
-/// Most classes that can be drawn: a cell is a pixel at least.
+/// Maximum number of classes that can be drawn: a cell has at least one pixel.
 pub const MAX_CLASSES: usize = SIDE;
-/// The longest a label gets, in pixels.
-const LABEL_ROOM: f64 = 170.0;
+/// Maximum width of a label in pixels.
+const MAX_LABEL_WIDTH: f64 = 170.0;
 
-/// Draws how often each true class (a row of `counts`) was predicted as each class (a column). A
-/// cell's shade is its share of the true class, so that rare classes read as well as common ones;
-/// the number in it is the count, left out where the cells are too small for numbers.
+/// Plots how often each true class (a row of `counts`) was predicted as each class (a column). The shade
+/// of a cell is its fraction of the true class, so rare classes are as readable as common ones. The
+/// number in a cell is the count, omitted if the cells are too small.
 ///
 /// # Errors
-/// When the path ends neither in `.png` nor in `.svg`, there is no class, there are more than [`MAX_CLASSES`],
-/// `counts` is not square or has another size than `labels`, or the file cannot be written.
+/// If the path ends neither in `.png` nor in `.svg`, there is no class, there are more than
+/// [`MAX_CLASSES`], `counts` is not square or has another size than `labels`, or the file cannot be
+/// written.
 pub fn confusion_matrix(
     counts: &[Vec<u64>],
     labels: &[String],
@@ -36,7 +37,7 @@ pub fn confusion_matrix(
 ) -> Result<()> {
     let format = format(path)?;
     let wrong = |argument, expected: String, received: String| {
-        Err(Error::argument("pictures::confusion_matrix", argument, expected, received))
+        Err(Error::argument("plots::confusion_matrix", argument, expected, received))
     };
     let n = counts.len();
     if n == 0 {
@@ -63,17 +64,17 @@ fn draw(counts: &[Vec<u64>], labels: &[String], title: &str) -> Scene {
         _ => SIDE as f64 / n as f64,
     };
     let side = cell * n as f64;
-    let label_size = (0.72 * cell).clamp(SMALLEST, 15.0);
-    // every label where lines of text fit below each other, else every second, fifth, tenth, …
+    let label_size = (0.72 * cell).clamp(MIN_FONT_SIZE, 15.0);
+    // Every label if the lines of text fit, otherwise every second, fifth, tenth, …
     let steps = [1, 2, 5, 10, 20, 50, 100, 200, 500];
     let every = steps.into_iter().find(|s| *s as f64 * cell >= 1.2 * label_size).unwrap_or(1000);
     let labels: Vec<String> =
-        labels.iter().map(|label| font::fit(label, label_size, LABEL_ROOM)).collect();
+        labels.iter().map(|label| font::fit(label, label_size, MAX_LABEL_WIDTH)).collect();
     let shown = labels.iter().step_by(every);
     let longest = shown.map(|l| font::width(l, label_size)).fold(0.0, f64::max);
     let upright = longest <= cell - 6.0;
 
-    // as wide as a short title needs, the matrix in the middle
+    // At least as wide as a short title needs, with the matrix centered.
     let width = (70.0 + longest + side + 120.0).max(560.0);
     let (left, top) = (((width - 50.0 - side + longest) / 2.0).round(), 96.0);
     let below = if upright { label_size } else { longest };
@@ -91,13 +92,13 @@ fn draw(counts: &[Vec<u64>], labels: &[String], title: &str) -> Scene {
             scene.text(at, label, label_size, Color::INK, Anchor::Middle);
         } else {
             let at = (left + middle + 0.36 * label_size, top + side + 8.0);
-            scene.turned(at, label, label_size, Color::INK, Anchor::End, 90.0);
+            scene.rotated_text(at, label, label_size, Color::INK, Anchor::End, 90.0);
         }
     }
     let at = (left + side / 2.0, top + side + below + 46.0);
     scene.text(at, "predicted class", 17.0, Color::GREY, Anchor::Middle);
     let at = (left - longest - 36.0, top + side / 2.0);
-    scene.turned(at, "true class", 17.0, Color::GREY, Anchor::Middle, 90.0);
+    scene.rotated_text(at, "true class", 17.0, Color::GREY, Anchor::Middle, 90.0);
     scale(&mut scene, (left + side + 28.0, top), side);
     scene
 }
@@ -115,17 +116,17 @@ fn accuracy(counts: &[Vec<u64>]) -> String {
 fn cells(scene: &mut Scene, at: (f64, f64), cell: f64, counts: &[Vec<u64>]) {
     let n = counts.len();
     let side = cell * n as f64;
-    let shares: Vec<Vec<f64>> = counts.iter().map(|row| shares(row)).collect();
-    if n <= SHARP {
-        for (i, row) in shares.iter().enumerate() {
-            for (j, share) in row.iter().enumerate().filter(|(_, share)| **share > 0.0) {
+    let fractions: Vec<Vec<f64>> = counts.iter().map(|row| fractions(row)).collect();
+    if n <= MAX_VECTOR_CLASSES {
+        for (i, row) in fractions.iter().enumerate() {
+            for (j, fraction) in row.iter().enumerate().filter(|(_, fraction)| **fraction > 0.0) {
                 let corner = (at.0 + j as f64 * cell, at.1 + i as f64 * cell);
-                scene.rect(corner, (cell, cell), shade(*share));
+                scene.rect(corner, (cell, cell), shade(*fraction));
             }
         }
     } else {
-        let rgb = shares.iter().flatten().flat_map(|share| {
-            let color = shade(*share);
+        let rgb = fractions.iter().flatten().flat_map(|fraction| {
+            let color = shade(*fraction);
             [color.0, color.1, color.2]
         });
         let pixels = Pixels { width: n, height: n, rgb: rgb.collect() };
@@ -144,16 +145,16 @@ fn cells(scene: &mut Scene, at: (f64, f64), cell: f64, counts: &[Vec<u64>]) {
     let widest =
         counts.iter().flatten().map(|c| font::width(&c.to_string(), 1.0)).fold(0.1, f64::max);
     let size = ((cell - 6.0) / widest).min(0.45 * cell).min(17.0);
-    if size < SMALLEST {
+    if size < MIN_FONT_SIZE {
         return;
     }
     for (i, row) in counts.iter().enumerate() {
         for (j, count) in row.iter().enumerate() {
             let x = at.0 + (j as f64 + 0.5) * cell;
             let y = at.1 + (i as f64 + 0.5) * cell + 0.36 * size;
-            let color = match shares[i][j] {
+            let color = match fractions[i][j] {
                 _ if *count == 0 => Color(190, 190, 190),
-                share if share > 0.4 => Color::WHITE,
+                fraction if fraction > 0.4 => Color::WHITE,
                 _ => Color::INK,
             };
             scene.text((x, y), &count.to_string(), size, color, Anchor::Middle);
@@ -161,17 +162,17 @@ fn cells(scene: &mut Scene, at: (f64, f64), cell: f64, counts: &[Vec<u64>]) {
     }
 }
 
-/// Each count as a share of the row.
-fn shares(row: &[u64]) -> Vec<f64> {
+/// Each count as a fraction of its row.
+fn fractions(row: &[u64]) -> Vec<f64> {
     let total: f64 = row.iter().map(|c| *c as f64).sum();
     row.iter().map(|c| if total > 0.0 { *c as f64 / total } else { 0.0 }).collect()
 }
 
-/// The root lifts the few mistakes of a good classifier out of the white.
-fn shade(share: f64) -> Color {
-    let [none, half, all] = SHADES;
-    let place = 2.0 * share.sqrt();
-    if place < 1.0 { none.mix(half, place) } else { half.mix(all, place - 1.0) }
+/// The square root makes the few mistakes of a good classifier visible.
+fn shade(fraction: f64) -> Color {
+    let [none, half, all] = COLOR_SCALE;
+    let position = 2.0 * fraction.sqrt();
+    if position < 1.0 { none.mix(half, position) } else { half.mix(all, position - 1.0) }
 }
 
 fn frame(scene: &mut Scene, (x, y): (f64, f64), (w, h): (f64, f64)) {
@@ -180,12 +181,12 @@ fn frame(scene: &mut Scene, (x, y): (f64, f64), (w, h): (f64, f64)) {
     corners.windows(2).for_each(|ends| scene.line(ends[0], ends[1], line));
 }
 
-/// What the shades mean, beside the matrix.
+/// The color scale next to the matrix.
 fn scale(scene: &mut Scene, at: (f64, f64), side: f64) {
     let height = side.min(400.0);
     let steps = 64;
     for i in 0..steps {
-        // each down to the bottom, covered by the next: no seams
+        // Each rectangle extends to the bottom and is covered by the next, which avoids seams.
         let (from, middle) = (i as f64 / steps as f64, (i as f64 + 0.5) / steps as f64);
         let corner = (at.0, at.1 + from * height);
         scene.rect(corner, (16.0, (1.0 - from) * height), shade(1.0 - middle));
@@ -198,6 +199,6 @@ fn scale(scene: &mut Scene, at: (f64, f64), side: f64) {
     }
     if height >= 120.0 {
         let middle = (at.0 + 76.0, at.1 + height / 2.0);
-        scene.turned(middle, "of the true class", 13.0, Color::GREY, Anchor::Middle, 90.0);
+        scene.rotated_text(middle, "of the true class", 13.0, Color::GREY, Anchor::Middle, 90.0);
     }
 }

@@ -1,5 +1,5 @@
-//! A picture as a list of shapes, before it becomes a PNG or an SVG. Coordinates are pixels from the
-//! top left corner.
+//! A plot as a list of shapes, before it is rendered to PNG or SVG. Coordinates are pixels from the top
+//! left corner.
 
 use super::font;
 use phalanx_graph::text::escape;
@@ -12,15 +12,16 @@ impl Color {
     pub const WHITE: Color = Color(255, 255, 255);
     /// Titles, names, numbers.
     pub const INK: Color = Color(38, 38, 38);
-    /// Ticks and whatever explains.
+    /// Ticks and explanations.
     pub const GREY: Color = Color(96, 96, 96);
-    /// A wrong answer.
+    /// Wrong predictions.
     pub const RED: Color = Color(196, 30, 30);
 
-    /// The colour between two, 0 this one and 1 the other.
-    pub fn mix(self, other: Color, share: f64) -> Color {
-        let share = share.clamp(0.0, 1.0);
-        let channel = |a: u8, b: u8| (f64::from(a) * (1.0 - share) + f64::from(b) * share).round();
+    /// Interpolates between two colors: 0 is `self`, 1 is `other`.
+    pub fn mix(self, other: Color, fraction: f64) -> Color {
+        let fraction = fraction.clamp(0.0, 1.0);
+        let channel =
+            |a: u8, b: u8| (f64::from(a) * (1.0 - fraction) + f64::from(b) * fraction).round();
         Color(
             channel(self.0, other.0) as u8,
             channel(self.1, other.1) as u8,
@@ -43,7 +44,7 @@ pub fn stroke(color: Color, width: f64) -> Stroke {
     Stroke { color, width, dash: None }
 }
 
-/// Where a text stands relative to its point.
+/// Alignment of a text relative to its point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
     Start,
@@ -54,7 +55,7 @@ pub enum Anchor {
 /// A point.
 pub type Point = (f64, f64);
 
-/// A part of a path.
+/// A segment of a path.
 #[derive(Clone, Copy, Debug)]
 pub enum Segment {
     Move(Point),
@@ -63,7 +64,7 @@ pub enum Segment {
     Curve(Point, Point, Point),
 }
 
-/// An image's pixels, three bytes each, row by row.
+/// The pixels of an image, three bytes each, row by row.
 #[derive(Clone, Debug)]
 pub struct Pixels {
     pub width: usize,
@@ -71,7 +72,7 @@ pub struct Pixels {
     pub rgb: Vec<u8>,
 }
 
-/// What can be drawn.
+/// A shape to draw.
 #[derive(Clone, Debug)]
 pub enum Shape {
     Rect { at: Point, size: Point, radius: f64, fill: Color, stroke: Option<Stroke> },
@@ -85,17 +86,17 @@ pub enum Shape {
 /// A line of text.
 #[derive(Clone, Debug)]
 pub struct Text {
-    /// The baseline's start, middle or end.
+    /// Start, middle or end of the baseline.
     pub at: Point,
     pub text: String,
     pub size: f64,
     pub color: Color,
     pub anchor: Anchor,
-    /// Degrees against the clock.
-    pub turn: f64,
+    /// Counterclockwise rotation in degrees.
+    pub rotation: f64,
 }
 
-/// A picture under construction, on white.
+/// A plot under construction, on white.
 #[derive(Clone, Debug)]
 pub struct Scene {
     pub width: f64,
@@ -104,7 +105,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// An empty picture of whole pixels.
+    /// An empty plot of whole pixels.
     pub fn new(width: f64, height: f64) -> Scene {
         Scene { width: width.ceil().max(1.0), height: height.ceil().max(1.0), shapes: vec![] }
     }
@@ -122,24 +123,24 @@ impl Scene {
 
     /// A horizontal line of text.
     pub fn text(&mut self, at: Point, text: &str, size: f64, color: Color, anchor: Anchor) {
-        self.turned(at, text, size, color, anchor, 0.0);
+        self.rotated_text(at, text, size, color, anchor, 0.0);
     }
 
-    /// A line of text, turned by degrees against the clock; hidden characters are shown as escapes.
-    pub fn turned(
+    /// A line of text, rotated counterclockwise by degrees. Hidden characters are shown as escapes.
+    pub fn rotated_text(
         &mut self,
         at: Point,
         text: &str,
         size: f64,
         color: Color,
         anchor: Anchor,
-        turn: f64,
+        rotation: f64,
     ) {
         let text = escape(text).into_owned();
-        self.shapes.push(Shape::Text(Text { at, text, size, color, anchor, turn }));
+        self.shapes.push(Shape::Text(Text { at, text, size, color, anchor, rotation }));
     }
 
-    /// The title, in the middle of the top, cut where it is wider than the picture.
+    /// The title, centered at the top, truncated if it is wider than the plot.
     pub fn title(&mut self, baseline: f64, title: &str, size: f64) {
         let title = font::fit(title, size, self.width - 40.0);
         self.text((self.width / 2.0, baseline), &title, size, Color::INK, Anchor::Middle);

@@ -1,11 +1,11 @@
-//! How files are opened: to be read, and those of our own that are written in place.
+//! Opening of files with safety checks, for reading and for writing in place.
 
 use crate::error::{Error, Result};
 use std::fs::{File, Metadata};
 use std::path::Path;
 
-/// Opens a file, which must be one: opening a pipe would wait for its writer. `expected` says what it
-/// should hold.
+/// Opens a regular file for reading. Other kinds are rejected, because opening a pipe would block.
+/// `expected` describes the content for error messages.
 pub(crate) fn open_file(path: &Path, expected: &str) -> Result<File> {
     let io = |source| Error::io(path, source);
     let there = std::fs::metadata(path).map_err(io)?;
@@ -16,9 +16,9 @@ pub(crate) fn open_file(path: &Path, expected: &str) -> Result<File> {
     File::open(path).map_err(io)
 }
 
-/// Opens a file of our own to read and write it in place, or makes it. A link there is refused: it
-/// would lead to somebody else's file.
-pub(crate) fn open_own(path: &Path) -> Result<File> {
+/// Opens or creates a file for reading and writing in place. Symbolic links are rejected, because they
+/// may lead to a foreign file.
+pub(crate) fn open_no_follow(path: &Path) -> Result<File> {
     let mut options = File::options();
     options.create(true).read(true).write(true).truncate(false);
     #[cfg(unix)]
@@ -36,14 +36,14 @@ pub(crate) fn open_own(path: &Path) -> Result<File> {
     }
 }
 
-/// What tells a file from all others, whatever its name: its device and number there.
+/// Identifies a file independently of its name: device and inode.
 #[cfg(unix)]
 pub(super) fn identity(about: &Metadata) -> (u64, u64) {
     use std::os::unix::fs::MetadataExt;
     (about.dev(), about.ino())
 }
 
-/// Elsewhere files cannot be told apart.
+/// On other systems files cannot be distinguished.
 #[cfg(not(unix))]
 pub(super) fn identity(_about: &Metadata) -> (u64, u64) {
     (0, 0)
@@ -55,23 +55,23 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_file_of_our_own_is_never_opened_through_a_link() {
+    fn links_are_never_followed() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         std::fs::write(at("precious"), "content").unwrap();
         for target in ["precious", "missing"] {
             let link = at(&format!("to-{target}"));
             std::os::unix::fs::symlink(target, &link).unwrap();
-            let error = open_own(&link).unwrap_err().to_string();
+            let error = open_no_follow(&link).unwrap_err().to_string();
             assert!(error.ends_with("expected a file, received a link"), "{error}");
         }
         assert!(!at("missing").exists());
-        assert!(open_own(directory.path()).unwrap_err().to_string().contains("directory"));
-        let device = open_own(Path::new("/dev/null")).unwrap_err().to_string();
+        assert!(open_no_follow(directory.path()).unwrap_err().to_string().contains("directory"));
+        let device = open_no_follow(Path::new("/dev/null")).unwrap_err().to_string();
         assert!(device.ends_with("expected a file, received a device or pipe"), "{device}");
-        // What is there stays.
-        assert_eq!(open_own(&at("precious")).unwrap().metadata().unwrap().len(), 7);
-        open_own(&at("new")).unwrap();
+        // An existing file keeps its content.
+        assert_eq!(open_no_follow(&at("precious")).unwrap().metadata().unwrap().len(), 7);
+        open_no_follow(&at("new")).unwrap();
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Training curves: losses and metrics over epochs. They share one panel as long as neither group
-//! is flattened by the other; otherwise losses stand left and metrics right.
+//! Training curves: losses and metrics over epochs. They share one panel unless one group would flatten
+//! the other; otherwise losses are on the left and metrics on the right.
 
 use super::axis::Axis;
 use super::font;
@@ -10,16 +10,16 @@ use crate::history::History;
 use std::path::Path;
 
 const SIZE: (f64, f64) = (1200.0, 800.0);
-/// A group of curves needs this share of a common panel's height to stay readable in it.
-const SHARE: f64 = 0.25;
-/// Values beyond are as good as infinite: differences of them would be.
-const HUGE: f64 = 1e300;
-/// Up to so many epochs every value is marked.
-const MARKED: usize = 30;
-/// From so many epochs on lines are thin and solid: dashes would dissolve in the ups and downs.
-const DENSE: usize = 200;
+/// Minimum fraction of the height that a group of curves needs in a common panel to stay readable.
+const MIN_GROUP_FRACTION: f64 = 0.25;
+/// Values above this count as infinite, because their differences would overflow.
+const MAX_VALUE: f64 = 1e300;
+/// Maximum number of epochs for which every value is marked.
+const MAX_MARKED_EPOCHS: usize = 30;
+/// Number of epochs from which lines are thin and solid, because dashes would be unreadable.
+const MIN_DENSE_EPOCHS: usize = 200;
 const BACKGROUND: Color = Color(236, 236, 236);
-/// One colour per metric; losses take the first.
+/// One color per metric; losses use the first.
 const COLORS: [Color; 8] = [
     Color(226, 74, 51),
     Color(38, 120, 178),
@@ -31,26 +31,25 @@ const COLORS: [Color; 8] = [
     Color(110, 84, 70),
 ];
 
-/// Draws the losses and metrics of a run over its epochs, training solid and validation dashed and
-/// darker, into a PNG or SVG of 1200 x 800. Epochs are counted from 1, as `fit` prints them; values
-/// that are not finite are left out, learning rates too. A loss that once was huge gets a
-/// logarithmic axis.
+/// Plots the losses and metrics of a run over its epochs to a PNG or SVG of 1200 x 800. Training curves
+/// are solid; validation curves are dashed and darker. Epochs count from 1, as `fit` prints them. Values
+/// that are not finite and learning rates are omitted. A loss with a huge value gets a logarithmic axis.
 ///
 /// # Errors
-/// When the path ends neither in `.png` nor in `.svg`, the history holds no finite value, or the
-/// file cannot be written.
+/// If the path ends neither in `.png` nor in `.svg`, the history holds no finite value, or the file
+/// cannot be written.
 pub fn curves(history: &History, title: &str, path: &Path) -> Result<()> {
     let format = format(path)?;
     let series = collect(history);
     if series.is_empty() {
         let expected = "at least one finite value of a loss or metric";
-        return Err(Error::argument("pictures::curves", "history", expected, "none"));
+        return Err(Error::argument("plots::curves", "history", expected, "none"));
     }
     let mut scene = Scene::new(SIZE.0, SIZE.1);
     scene.title(50.0, title, 26.0);
     let (losses, metrics): (Vec<Series>, Vec<Series>) = series.into_iter().partition(|s| s.loss);
     let name = metrics_name(&metrics);
-    if losses.is_empty() || metrics.is_empty() || together(&losses, &metrics) {
+    if losses.is_empty() || metrics.is_empty() || fit_one_panel(&losses, &metrics) {
         let label = match (losses.is_empty(), metrics.is_empty()) {
             (_, true) => "Loss".to_string(),
             (true, _) => name,
@@ -68,24 +67,24 @@ pub fn curves(history: &History, title: &str, path: &Path) -> Result<()> {
 
 /// One curve.
 struct Series {
-    /// What the legend says: `train_loss`, `val_loss`.
+    /// Label in the legend: `train_loss`, `val_loss`.
     label: String,
     loss: bool,
     validation: bool,
     color: Color,
-    /// One value per epoch, NaN for none.
+    /// One value per epoch; NaN if missing.
     values: Vec<f64>,
 }
 
 impl Series {
     fn stroke(&self) -> Stroke {
-        let dense = self.values.len() >= DENSE;
+        let dense = self.values.len() >= MIN_DENSE_EPOCHS;
         let dash = (self.validation && !dense).then_some((9.0, 4.0));
         Stroke { color: self.color, width: if dense { 1.4 } else { 2.5 }, dash }
     }
 
     fn marked(&self) -> bool {
-        self.values.len() <= MARKED
+        self.values.len() <= MAX_MARKED_EPOCHS
     }
 }
 
@@ -100,7 +99,7 @@ fn collect(history: &History) -> Vec<Series> {
         let plain = COLORS[i % COLORS.len()];
         for (validation, key) in [(false, name.to_string()), (true, format!("val_{name}"))] {
             let Some(values) = history.get(&key) else { continue };
-            let clean = |v: &f64| if v.abs() < HUGE { *v } else { f64::NAN };
+            let clean = |v: &f64| if v.abs() < MAX_VALUE { *v } else { f64::NAN };
             let values: Vec<f64> = values.iter().map(clean).collect();
             if values.iter().all(|v| v.is_nan()) {
                 continue;
@@ -121,7 +120,7 @@ fn is_loss(name: &str) -> bool {
     name.ends_with("loss")
 }
 
-/// What the metrics' axis is called: `Accuracy` if there is no other.
+/// The title of the metrics axis: `Accuracy` if it is the only metric.
 fn metrics_name(metrics: &[Series]) -> String {
     let accuracy = |s: &Series| s.label.ends_with("accuracy") || s.label.ends_with("acc");
     if metrics.iter().all(accuracy) { "Accuracy".into() } else { "Metrics".into() }
@@ -131,8 +130,8 @@ fn finite(series: &[Series]) -> Vec<f64> {
     series.iter().flat_map(|s| &s.values).copied().filter(|v| v.is_finite()).collect()
 }
 
-/// Whether both groups keep enough of the height when they share an axis.
-fn together(losses: &[Series], metrics: &[Series]) -> bool {
+/// Whether both groups keep enough of the height if they share an axis.
+fn fit_one_panel(losses: &[Series], metrics: &[Series]) -> bool {
     let span = |values: &[f64]| {
         let min = values.iter().copied().fold(f64::INFINITY, f64::min);
         let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -140,10 +139,10 @@ fn together(losses: &[Series], metrics: &[Series]) -> bool {
     };
     let (a, b) = (finite(losses), finite(metrics));
     let whole = span(&[a.as_slice(), b.as_slice()].concat());
-    whole > 0.0 && span(&a).min(span(&b)) >= SHARE * whole
+    whole > 0.0 && span(&a).min(span(&b)) >= MIN_GROUP_FRACTION * whole
 }
 
-/// One panel between two x coordinates: legend, grid, axes, curves.
+/// Draws a panel between two x coordinates: legend, grid, axes, curves.
 fn panel(
     scene: &mut Scene,
     (left, right): (f64, f64),
@@ -162,8 +161,8 @@ fn panel(
     let (x0, x1) = (left + 50.0 + widest, right - 20.0);
     let top = legend(scene, (x0, x1), series) + 14.0;
     let bottom = SIZE.1 - 80.0;
-    let x = |epoch: f64| x0 + axis.place(epoch) * (x1 - x0);
-    let y = |value: f64| bottom - values.place(value) * (bottom - top);
+    let x = |epoch: f64| x0 + axis.position(epoch) * (x1 - x0);
+    let y = |value: f64| bottom - values.position(value) * (bottom - top);
 
     scene.rect((x0, top), (x1 - x0, bottom - top), BACKGROUND);
     let grid = super::scene::stroke(Color::WHITE, 1.4);
@@ -181,7 +180,7 @@ fn panel(
     scene.text((middle, bottom + 58.0), "Epoch #", 18.0, Color::INK, Anchor::Middle);
     let label = if values.log() { format!("{label} (log scale)") } else { label.to_string() };
     let at = (left + 26.0, (top + bottom) / 2.0);
-    scene.turned(at, &label, 18.0, Color::INK, Anchor::Middle, 90.0);
+    scene.rotated_text(at, &label, 18.0, Color::INK, Anchor::Middle, 90.0);
 
     for one in series {
         let points = one.values.iter().zip(epochs);
@@ -190,8 +189,7 @@ fn panel(
     }
 }
 
-/// A line through the points there are, broken where there is none; marks where a line would hide
-/// that a point stands alone.
+/// Draws a line through the points, interrupted at missing ones. Isolated points are marked.
 fn curve(scene: &mut Scene, series: &Series, points: &[Option<(f64, f64)>]) {
     let mut segments: Vec<Segment> = vec![];
     for (i, point) in points.iter().enumerate() {
@@ -210,25 +208,25 @@ fn curve(scene: &mut Scene, series: &Series, points: &[Option<(f64, f64)>]) {
     }
 }
 
-/// The legend above the panel, in as many lines as it takes but no more than a quarter of the
-/// picture; the y coordinate below it.
+/// Draws the legend above the panel, in as many lines as necessary but at most a quarter of the plot.
+/// Returns the y coordinate below it.
 fn legend(scene: &mut Scene, (x0, x1): (f64, f64), series: &[Series]) -> f64 {
-    const LINE: f64 = 26.0;
-    const LINES: usize = 7;
+    const LINE_HEIGHT: f64 = 26.0;
+    const MAX_LINES: usize = 7;
     let (mut x, mut y, mut lines) = (x0, 88.0, 1);
     for (i, one) in series.iter().enumerate() {
         let text = font::fit(&one.label, 16.0, x1 - x0 - 50.0);
         let width = 46.0 + font::width(&text, 16.0);
         let rest = series.len() - i;
-        // the last line keeps room for the count of what is left out
-        let room = if lines == LINES && rest > 1 { 150.0 } else { 0.0 };
+        // The last line reserves space for the number of omitted entries.
+        let room = if lines == MAX_LINES && rest > 1 { 150.0 } else { 0.0 };
         if x > x0 && x + width + room > x1 {
-            if lines == LINES {
+            if lines == MAX_LINES {
                 let more = format!("and {rest} more");
                 scene.text((x, y + 6.0), &more, 16.0, Color::GREY, Anchor::Start);
                 break;
             }
-            (x, y, lines) = (x0, y + LINE, lines + 1);
+            (x, y, lines) = (x0, y + LINE_HEIGHT, lines + 1);
         }
         scene.line((x, y), (x + 36.0, y), one.stroke());
         if one.marked() {

@@ -1,9 +1,9 @@
-//! A scene as SVG text.
+//! Rendering of a scene to SVG.
 
 use super::raster;
 use super::scene::{Anchor, Color, Pixels, Scene, Segment, Shape, Stroke, Text};
 
-/// The document.
+/// The SVG document.
 pub fn document(scene: &Scene) -> String {
     let (w, h) = (number(scene.width), number(scene.height));
     let mut out = format!(
@@ -58,18 +58,18 @@ fn element(shape: &Shape) -> String {
             number(size.1),
             data_uri(pixels)
         ),
-        Shape::Text(text) => words(text),
+        Shape::Text(text) => text_element(text),
     }
 }
 
-fn words(text: &Text) -> String {
+fn text_element(text: &Text) -> String {
     let (x, y) = (number(text.at.0), number(text.at.1));
     let anchor = match text.anchor {
         Anchor::Start => "",
         Anchor::Middle => " text-anchor=\"middle\"",
         Anchor::End => " text-anchor=\"end\"",
     };
-    let turn = match text.turn {
+    let turn = match text.rotation {
         0.0 => String::new(),
         turn => format!(" transform=\"rotate({} {x} {y})\"", number(-turn)),
     };
@@ -98,7 +98,7 @@ fn command(segment: &Segment) -> String {
     }
 }
 
-/// Hundredths of a pixel, without closing zeros.
+/// Formats hundredths of a pixel, without trailing zeros.
 fn number(value: f64) -> String {
     let text = format!("{value:.2}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
@@ -109,7 +109,7 @@ fn hex(color: Color) -> String {
     format!("#{:02x}{:02x}{:02x}", color.0, color.1, color.2)
 }
 
-/// Text for XML: markup escaped, characters that XML forbids replaced.
+/// Escapes text for XML. Characters that XML forbids are replaced.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

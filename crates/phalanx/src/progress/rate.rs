@@ -1,21 +1,21 @@
-//! How far something that is shown has come, and how fast.
+//! Progress and speed of a pass.
 
 use super::line::short_time;
 use std::time::Duration;
 
-/// Where an epoch, an evaluation or a prediction stands.
+/// The progress of an epoch, an evaluation or a prediction.
 #[derive(Default)]
-pub(super) struct Pass {
+pub(super) struct Rate {
     pub start: Duration,
     pub steps: Option<usize>,
-    /// The first step seen and when; it is slower than the others, so they are timed from there.
+    /// The first step and its time. It is slower than the others, so these are timed from there.
     pub first: Option<(usize, Duration)>,
     pub done: usize,
     pub last: Duration,
 }
 
-impl Pass {
-    /// Steps done and, where known or at the end, of how many.
+impl Rate {
+    /// Steps done and, if known or at the end, the total.
     pub fn count(&self, last: bool) -> String {
         match self.steps.or(last.then_some(self.done)) {
             Some(steps) => {
@@ -58,11 +58,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_remains_is_in_hours_minutes_and_seconds() {
-        let pass =
-            |seconds| Pass { last: Duration::from_secs(seconds), done: 1, ..Pass::default() };
-        assert_eq!(pass(6).remaining(2), "6s");
-        assert_eq!(pass(65).remaining(2), "1:05");
-        assert_eq!(pass(3723).remaining(2), "1:02:03");
+    fn remaining_time_is_in_hours_minutes_and_seconds() {
+        let rate =
+            |seconds| Rate { last: Duration::from_secs(seconds), done: 1, ..Rate::default() };
+        assert_eq!(rate(6).remaining(2), "6s");
+        assert_eq!(rate(65).remaining(2), "1:05");
+        assert_eq!(rate(3723).remaining(2), "1:02:03");
     }
 }

@@ -1,4 +1,4 @@
-//! A model as a graph: a box per layer, arrows along the calls, time downwards.
+//! A model as a graph: a box per layer, with arrows along the calls from top to bottom.
 
 use super::font;
 use super::layout::{Layout, layered};
@@ -10,33 +10,33 @@ use std::collections::HashMap;
 use std::path::Path;
 
 const BOX_HEIGHT: f64 = 46.0;
-/// From a box to the one below.
+/// Vertical distance between boxes.
 const GAP: f64 = 30.0;
 const MARGIN: f64 = 30.0;
 const TOP: f64 = 92.0;
 const NAME: f64 = 13.0;
 const DETAIL: f64 = 11.5;
-const WIDEST: f64 = 420.0;
+const MAX_BOX_WIDTH: f64 = 420.0;
 const EDGE: Color = Color(110, 118, 130);
 const SKIP: Color = Color(214, 122, 20);
 
-/// Draws a model's layers as boxes with name, class, output shape and parameters, each below the
-/// layers it is called on; branches stand side by side, and an edge that skips layers runs beside
-/// them in orange. Boxes are coloured by what the layer does. Deep models are tall pictures: SVG
-/// keeps them readable at any size, a PNG is reduced to 16,000 pixels at most.
+/// Plots the layers of a model as boxes with name, class, output shape and parameters, each below the
+/// layers it is called on. Branches are side by side, and an edge that skips layers runs next to them in
+/// orange. Boxes are colored by the type of the layer. Plots of deep models are tall: an SVG stays
+/// readable at any size, a PNG is reduced to at most 16,000 pixels.
 ///
 /// # Errors
-/// When the path ends neither in `.png` nor in `.svg`, the summary has no rows, or the file cannot
-/// be written.
+/// If the path ends neither in `.png` nor in `.svg`, the summary has no rows, or the file cannot be
+/// written.
 pub fn model(summary: &Summary, path: &Path) -> Result<()> {
     let format = format(path)?;
     if summary.rows.is_empty() {
-        return Err(Error::argument("pictures::model", "summary", "at least one layer", "none"));
+        return Err(Error::argument("plots::model", "summary", "at least one layer", "none"));
     }
     save(&draw(summary), format, path)
 }
 
-/// What a box says.
+/// The text of a box.
 struct Node {
     name: String,
     class: String,
@@ -63,8 +63,8 @@ impl Node {
     }
 }
 
-/// From caller to callee by row. A layer called more than once has several rows: an input by its
-/// name means the latest before.
+/// Edges from the row of each input to the row of the layer called on it. A layer called more than once
+/// has several rows; its name refers to the latest of them.
 fn edges(summary: &Summary, nodes: &[Node]) -> Vec<(usize, usize)> {
     let mut latest: HashMap<&str, usize> = HashMap::new();
     let mut edges = vec![];
@@ -78,7 +78,7 @@ fn edges(summary: &Summary, nodes: &[Node]) -> Vec<(usize, usize)> {
 fn draw(summary: &Summary) -> Scene {
     let nodes: Vec<Node> = summary.rows.iter().map(Node::new).collect();
     let edges = edges(summary, &nodes);
-    let width = nodes.iter().map(Node::width).fold(0.0, f64::max).ceil().min(WIDEST);
+    let width = nodes.iter().map(Node::width).fold(0.0, f64::max).ceil().min(MAX_BOX_WIDTH);
     let layout = layered(&vec![width; nodes.len()], &edges);
 
     let count = format!(
@@ -129,7 +129,7 @@ fn block(scene: &mut Scene, node: &Node, (x, y): (f64, f64), width: f64) {
     scene.text((right, y + 36.0), &params, DETAIL, Color::GREY, Anchor::End);
 }
 
-/// The colour of a kind of layer.
+/// The color of a type of layer.
 fn accent(class: &str) -> Color {
     let any = |words: &[&str]| words.iter().any(|word| class.contains(word));
     match class {
@@ -151,7 +151,7 @@ fn accent(class: &str) -> Color {
 fn arrows(scene: &mut Scene, layout: &Layout, edges: &[(usize, usize)], left: f64, width: f64) {
     let leaving = ports(layout, edges, width, true);
     let arriving = ports(layout, edges, width, false);
-    // skips last: their colour stays visible where lines meet
+    // Skip edges are drawn last, so that their color stays visible where lines cross.
     for late in [false, true] {
         for (i, (from, to)) in edges.iter().enumerate().filter(|(i, _)| layout.skip[*i] == late) {
             let color = if late { SKIP } else { EDGE };
@@ -172,14 +172,14 @@ fn arrows(scene: &mut Scene, layout: &Layout, edges: &[(usize, usize)], left: f6
     }
 }
 
-/// A curve that leaves and arrives vertically.
+/// A curve that starts and ends vertically.
 fn bend(from: (f64, f64), to: (f64, f64)) -> Segment {
     let middle = (from.1 + to.1) / 2.0;
     Segment::Curve((from.0, middle), (to.0, middle), to)
 }
 
-/// Where each edge meets its box: straight ones in the middle, those from a side spread over that
-/// side, the farthest outermost.
+/// Where each edge meets its box. Straight edges are in the middle; edges from a side are spread over
+/// that side, the farthest outermost.
 fn ports(layout: &Layout, edges: &[(usize, usize)], width: f64, leaving: bool) -> Vec<f64> {
     let node = |i: usize| if leaving { edges[i].0 } else { edges[i].1 };
     let away = |i: usize| {

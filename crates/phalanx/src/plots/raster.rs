@@ -1,4 +1,4 @@
-//! A scene as PNG bytes, drawn with anti-aliasing by tiny-skia.
+//! Rendering of a scene to PNG, with anti-aliasing by tiny-skia.
 
 use super::font;
 use super::scene::{Anchor, Color, Pixels, Scene, Segment, Shape, Stroke, Text};
@@ -8,18 +8,18 @@ use tiny_skia::{
     Rect, StrokeDash, Transform,
 };
 
-/// The longest side of a PNG; a larger picture is drawn smaller.
-const LONGEST: f64 = 16_000.0;
-/// Most pixels of a PNG.
-const LARGEST: f64 = 32e6;
+/// Maximum side length of a PNG in pixels. Larger plots are scaled down.
+const MAX_SIDE: f64 = 16_000.0;
+/// Maximum number of pixels of a PNG.
+const MAX_PIXELS: f64 = 32e6;
 
-/// The scene as a PNG, shrunk where it is larger than viewers like.
+/// Renders a scene to PNG, scaled down if it is too large for viewers.
 pub fn png(scene: &Scene) -> io::Result<Vec<u8>> {
     let (w, h) = (scene.width, scene.height);
-    let scale = (LONGEST / w.max(h)).min((LARGEST / (w * h)).sqrt()).min(1.0);
+    let scale = (MAX_SIDE / w.max(h)).min((MAX_PIXELS / (w * h)).sqrt()).min(1.0);
     let whole = |side: f64| (side * scale).ceil().max(1.0) as u32;
     let mut canvas =
-        Pixmap::new(whole(w), whole(h)).ok_or_else(|| io::Error::other("no such picture size"))?;
+        Pixmap::new(whole(w), whole(h)).ok_or_else(|| io::Error::other("invalid plot size"))?;
     canvas.fill(tiny_skia::Color::WHITE);
     let view = Transform::from_scale(scale as f32, scale as f32);
     for shape in &scene.shapes {
@@ -28,7 +28,7 @@ pub fn png(scene: &Scene) -> io::Result<Vec<u8>> {
     canvas.encode_png().map_err(io::Error::other)
 }
 
-/// An image's pixels as a PNG of their own; nothing for an image without pixels.
+/// Encodes the pixels of an image as a separate PNG; empty for an image without pixels.
 pub fn image(pixels: &Pixels) -> Vec<u8> {
     pixmap(pixels).and_then(|p| p.encode_png().ok()).unwrap_or_default()
 }
@@ -107,7 +107,7 @@ fn write(canvas: &mut Pixmap, text: &Text, view: Transform) {
     };
     let place = view
         .pre_translate(text.at.0 as f32, text.at.1 as f32)
-        .pre_rotate(-text.turn as f32)
+        .pre_rotate(-text.rotation as f32)
         .pre_translate(-back as f32, 0.0);
     filled(canvas, font::outline(&text.text, text.size).as_ref(), text.color, place);
 }

@@ -1,9 +1,9 @@
-//! Pictures of a training run: its curves, a confusion matrix, samples with their predictions, and
-//! the model as a graph. The extension of the path chooses between PNG and SVG, and the same input
-//! gives the same bytes. Everything is drawn by the program itself: no system font, no library.
+//! Plots of a training run: curves, a confusion matrix, samples with their predictions, and the model as
+//! a graph. The extension of the path selects PNG or SVG, and the same input gives the same bytes.
+//! Drawing needs no system font and no external library.
 //!
-//! Each picture is laid out as a `scene`, a list of shapes, which `raster` and `svg` turn into
-//! a file; a file appears under its name only when it is complete.
+//! Each plot is laid out as a `scene`, a list of shapes, which `raster` and `svg` convert to a file.
+//! Files are written atomically.
 
 mod axis;
 mod confusion_matrix;
@@ -26,21 +26,21 @@ use crate::saving::write_atomic;
 use scene::Scene;
 use std::path::Path;
 
-/// The format of a picture file.
+/// The format of a plot file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     Png,
     Svg,
 }
 
-/// The format that a path's extension names; asked before anything is drawn.
+/// The format that the extension of a path selects. Checked before anything is drawn.
 fn format(path: &Path) -> Result<Format> {
     let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
     match extension.as_deref() {
         Some("png") => Ok(Format::Png),
         Some("svg") => Ok(Format::Svg),
-        Some(other) => Err(Error::file(path, "a picture's extension, .png or .svg", other)),
-        None => Err(Error::file(path, "a picture's extension, .png or .svg", "none")),
+        Some(other) => Err(Error::file(path, "the extension .png or .svg", other)),
+        None => Err(Error::file(path, "the extension .png or .svg", "none")),
     }
 }
 

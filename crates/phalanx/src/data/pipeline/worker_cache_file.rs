@@ -1,10 +1,10 @@
-//! What one of several workers keeps of a pipeline's elements, in a file of its own that grows.
+//! The append-only cache file of one of several workers.
 
-use super::pass::{Item, Part};
+use super::epoch_context::{Item, PartialBatch};
 use super::{Cardinality, Element};
 use crate::data::{Digest, LocalShard};
 use crate::error::{Error, Result};
-use crate::saving::open_own;
+use crate::saving::open_no_follow;
 use crate::warnings::warning;
 use phalanx_graph::text::shown;
 use phalanx_graph::{DType, Data, Tensor};
@@ -13,39 +13,40 @@ use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// First bytes of a file. Then, little-endian: a number (u64) that is odd where the order follows from a seed, and two
-/// more where rows are cut as in deterministic mode; that seed (u64) and the path of the pass (u64), the number of elements (u64, all ones where it is not known); and for each
-/// element, in any order, its number (u64), its length (u64), a fingerprint of its bytes (u64), and those: rows of the
-/// batch and which of them these are (3 u64, all ones where it is no part of a batch), then tensors as in
-/// any cache file.
+/// First bytes of a file. Then, little-endian: flags (u64), with bit 0 set if the order follows from a
+/// seed and bit 1 set if rows are split as in deterministic mode; that seed (u64) and the path of the
+/// pass (u64); the number of elements (u64, all ones if unknown). Then for each element, in any order:
+/// its index (u64), its length (u64), a fingerprint of its bytes (u64), and the bytes themselves. These
+/// are the rows of the batch and the range of them stored here (3 u64, all ones if the element is not
+/// part of a batch), then tensors as in any cache file.
 const MAGIC: &[u8; 8] = b"PHXPART1";
-const HEAD: u64 = 40;
-const RECORD: u64 = 24;
-/// In the place of a number that there is none of.
+const HEADER_BYTES: u64 = 40;
+const RECORD_HEADER_BYTES: u64 = 24;
+/// Stands for a number that is absent.
 const NONE: u64 = u64::MAX;
 
-/// A worker's elements in a file. A record that was cut short by a crash is dropped.
-pub(super) struct PartFile {
+/// A worker's elements in a file. A record truncated by a crash is dropped.
+pub(super) struct WorkerCacheFile {
     file: File,
     path: PathBuf,
-    /// Where the record of an element lies.
-    places: HashMap<usize, u64>,
+    /// File offset of each element's record.
+    offsets: HashMap<usize, u64>,
     end: u64,
 }
 
-impl PartFile {
-    /// The file of a worker beside `path`, new where it was made for something else.
+impl WorkerCacheFile {
+    /// Opens the file of a worker next to `path`, and recreates it if it was made for other data.
     pub fn open(
         path: &Path,
-        share: &LocalShard,
+        shard: &LocalShard,
         of: Option<(u64, u32)>,
         cardinality: Cardinality,
-    ) -> Result<PartFile> {
-        let (LocalShard { devices, mesh }, mut name) = (share, path.as_os_str().to_owned());
+    ) -> Result<WorkerCacheFile> {
+        let (LocalShard { devices, mesh }, mut name) = (shard, path.as_os_str().to_owned());
         name.push(format!(".rows-{}-{}-of-{}", devices.start, devices.end, mesh.devices));
         let path = PathBuf::from(name);
         let io = |e| Error::io(&path, e);
-        let mut file = open_own(&path)?;
+        let mut file = open_no_follow(&path)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -53,41 +54,41 @@ impl PartFile {
             }
             Err(TryLockError::Error(e)) => return Err(io(e)),
         }
-        let (seed, pass) = of.unwrap_or_default();
+        let (seed, path_id) = of.unwrap_or_default();
         let count = match cardinality {
             Cardinality::Known(n) => n as u64,
             Cardinality::Unknown | Cardinality::Infinite => NONE,
         };
         let kind = u64::from(of.is_some()) + 2 * u64::from(mesh.fixed);
-        let words = [kind, seed, u64::from(pass), count];
+        let words = [kind, seed, u64::from(path_id), count];
         let head = [&MAGIC[..], &words.map(u64::to_le_bytes).concat()].concat();
         let mut found = vec![];
-        (&mut file).take(HEAD).read_to_end(&mut found).map_err(io)?;
+        (&mut file).take(HEADER_BYTES).read_to_end(&mut found).map_err(io)?;
         if !found.is_empty() && !found.starts_with(MAGIC) {
             return Err(Error::file(&path, "a cache file of this version", "another file"));
         }
         if found != head {
             if !found.is_empty() {
                 let shown = shown(path.display());
-                warning!("{shown}: made with another seed or for other data; it is made again");
+                warning!("{shown}: made with another seed or for other data; recreating it");
             }
             file.set_len(0).map_err(io)?;
             file.seek(SeekFrom::Start(0)).map_err(io)?;
             file.write_all(&head).map_err(io)?;
         }
-        let mut part = PartFile { file, path, places: HashMap::new(), end: HEAD };
+        let mut part = WorkerCacheFile { file, path, offsets: HashMap::new(), end: HEADER_BYTES };
         part.scan().map_err(|e| Error::io(&part.path, e))?;
         Ok(part)
     }
 
-    /// Finds the records, and drops one that is not whole.
+    /// Indexes the records, and drops a truncated one.
     fn scan(&mut self) -> std::io::Result<()> {
         let len = self.file.metadata()?.len();
-        while self.end + RECORD <= len {
+        while self.end + RECORD_HEADER_BYTES <= len {
             let [number, bytes, _] = self.words(self.end)?;
-            let end = (self.end + RECORD).checked_add(bytes).filter(|end| *end <= len);
+            let end = (self.end + RECORD_HEADER_BYTES).checked_add(bytes).filter(|end| *end <= len);
             let (Some(end), Ok(number)) = (end, usize::try_from(number)) else { break };
-            self.places.insert(number, self.end);
+            self.offsets.insert(number, self.end);
             self.end = end;
         }
         self.file.set_len(self.end)
@@ -101,11 +102,11 @@ impl PartFile {
     }
 
     pub fn has(&self, at: usize) -> bool {
-        self.places.contains_key(&at)
+        self.offsets.contains_key(&at)
     }
 
     pub fn get(&mut self, at: usize) -> Result<Option<Item>> {
-        let Some(place) = self.places.get(&at).copied() else { return Ok(None) };
+        let Some(place) = self.offsets.get(&at).copied() else { return Ok(None) };
         let [_, len, digest] = self.words(place).map_err(|e| Error::io(&self.path, e))?;
         let mut bytes = vec![];
         let read = (&mut self.file).take(len).read_to_end(&mut bytes);
@@ -117,22 +118,22 @@ impl PartFile {
         }
         let mut words = rows.as_chunks::<8>().0.iter().map(|w| u64::from_le_bytes(*w) as usize);
         let mut word = || words.next().unwrap_or_default();
-        let (rows, own) = (word(), word()..word());
+        let (rows, local) = (word(), word()..word());
         let (mut from, mut left) = (rest, rest.len() as u64);
         let element = decode(&mut from, &mut left, &self.path, true)?.ok_or_else(damaged)?;
         Ok(Some(match rows as u64 {
-            NONE => Item::Made(element),
-            _ => Item::Part(Part { element, rows, own }),
+            NONE => Item::Full(element),
+            _ => Item::Partial(PartialBatch { element, rows, local }),
         }))
     }
 
     pub fn put(&mut self, at: usize, item: &Item) -> Result<()> {
         let (rows, element) = match item {
-            Item::Made(element) => ([NONE; 3], element),
-            Item::Part(Part { element, rows, own }) => {
-                ([*rows, own.start, own.end].map(|n| n as u64), element)
+            Item::Full(element) => ([NONE; 3], element),
+            Item::Partial(PartialBatch { element, rows, local }) => {
+                ([*rows, local.start, local.end].map(|n| n as u64), element)
             }
-            Item::LeftOut => return Ok(()),
+            Item::Skipped => return Ok(()),
         };
         let bytes = [rows.map(u64::to_le_bytes).concat(), encode(element)?].concat();
         let words = [at as u64, bytes.len() as u64, fingerprint(&bytes)];
@@ -140,7 +141,7 @@ impl PartFile {
         let io = |e| Error::io(&self.path, e);
         self.file.seek(SeekFrom::Start(self.end)).map_err(io)?;
         self.file.write_all(&record).map_err(io)?;
-        self.places.insert(at, self.end);
+        self.offsets.insert(at, self.end);
         self.end += record.len() as u64;
         Ok(())
     }
@@ -152,7 +153,7 @@ fn fingerprint(bytes: &[u8]) -> u64 {
     digest.end()
 }
 
-/// An element as bytes.
+/// Encodes an element.
 pub(super) fn encode(element: &Element) -> Result<Vec<u8>> {
     let byte = |n: usize| {
         u8::try_from(n).map_err(|_| Error::argument("cache", "element", "at most 255", n))
@@ -170,7 +171,7 @@ pub(super) fn encode(element: &Element) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The next element, of which at most `left` bytes are there; passed over where it is not wanted.
+/// Decodes the next element, of which at most `left` bytes are available. Skips it if it is not wanted.
 pub(super) fn decode(
     from: &mut impl Read,
     left: &mut u64,
@@ -188,7 +189,7 @@ pub(super) fn decode(
 
 struct Source<'a, R> {
     from: &'a mut R,
-    /// Bytes not yet read; nothing can be longer.
+    /// Bytes left to read; no length field may exceed it.
     left: &'a mut u64,
     path: &'a Path,
 }
@@ -213,7 +214,7 @@ impl<R: Read> Source<'_, R> {
         }
     }
 
-    fn pass_over(&mut self, n: u64) -> Result<()> {
+    fn skip(&mut self, n: u64) -> Result<()> {
         self.spend(n)?;
         let passed = std::io::copy(&mut self.from.take(n), &mut std::io::sink());
         match passed.map_err(|e| Error::io(self.path, e))? == n {
@@ -234,7 +235,7 @@ impl<R: Read> Source<'_, R> {
         let size = dims.iter().try_fold(4u64, |n, dim| n.checked_mul(*dim as u64));
         let size = size.ok_or_else(damaged)?;
         if !wanted {
-            return self.pass_over(size).map(|()| None);
+            return self.skip(size).map(|()| None);
         }
         let bytes = self.bytes(size)?;
         let words = bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);

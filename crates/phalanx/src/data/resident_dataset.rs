@@ -1,0 +1,146 @@
+//! Datasets whose samples are all in memory. Devices that hold a copy are sent row indices instead of
+//! rows.
+
+use super::{Dataset, Samples};
+use crate::error::Result;
+use phalanx_graph::Data;
+use phalanx_graph::Tensor;
+use phalanx_graph::resident::{AffineAugment, Column, ColumnData, ImageShape};
+use std::sync::{Arc, Weak};
+
+/// A dataset whose samples are all in memory.
+pub trait InMemory: Dataset {
+    /// The samples.
+    fn table(&self) -> Table;
+
+    /// Like [`Dataset::epoch`], but yields sample indices.
+    fn index_batches(
+        &self,
+        seed: u64,
+        epoch: u64,
+        start: usize,
+    ) -> Result<Box<dyn IndexBatches + '_>>;
+}
+
+/// The batches of one epoch as sample indices.
+pub trait IndexBatches {
+    /// Fills the next batch. Returns false at the end and then leaves `batch` unchanged.
+    fn next(&mut self, batch: &mut IndexBatch) -> Result<bool>;
+}
+
+/// One global batch as sample indices.
+#[derive(Clone, Debug, Default)]
+pub struct IndexBatch {
+    /// Indices of the samples.
+    pub rows: Vec<u32>,
+    /// Augmentation of each sample's image; empty without augmentation.
+    pub augments: Vec<AffineAugment>,
+}
+
+/// All samples of a dataset, in columns.
+#[derive(Clone, Debug)]
+pub struct Table {
+    /// One column per input of the model.
+    pub inputs: Vec<Samples>,
+    /// Image shape of the first input, if it is augmented.
+    pub image: Option<ImageShape>,
+    /// One column per output of the model.
+    pub targets: Vec<Arc<Tensor>>,
+    /// Sample weights; `None` means that all are 1.
+    pub weights: Option<Arc<Vec<f32>>>,
+}
+
+/// Identifies the data of a table without keeping it alive.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity(Vec<IdentityPart>);
+
+#[derive(Clone, Debug)]
+enum IdentityPart {
+    Tensor(Weak<Tensor>),
+    Bytes(Weak<Vec<u8>>, f32),
+    Floats(Weak<Vec<f32>>),
+    Image(ImageShape),
+}
+
+impl IdentityPart {
+    fn is_dropped(&self) -> bool {
+        match self {
+            IdentityPart::Tensor(t) => t.strong_count() == 0,
+            IdentityPart::Bytes(b, _) => b.strong_count() == 0,
+            IdentityPart::Floats(f) => f.strong_count() == 0,
+            IdentityPart::Image(_) => false,
+        }
+    }
+
+    fn same(&self, other: &IdentityPart) -> bool {
+        match (self, other) {
+            (IdentityPart::Tensor(a), IdentityPart::Tensor(b)) => a.ptr_eq(b),
+            (IdentityPart::Bytes(a, x), IdentityPart::Bytes(b, y)) => a.ptr_eq(b) && x == y,
+            (IdentityPart::Floats(a), IdentityPart::Floats(b)) => a.ptr_eq(b),
+            (IdentityPart::Image(a), IdentityPart::Image(b)) => a == b,
+            _ => false,
+        }
+    }
+}
+
+impl Identity {
+    /// Whether any of the data has been dropped.
+    pub fn is_dropped(&self) -> bool {
+        self.0.iter().any(IdentityPart::is_dropped)
+    }
+
+    pub fn same(&self, other: &Identity) -> bool {
+        let each = || self.0.iter().zip(&other.0);
+        self.0.len() == other.0.len() && !self.is_dropped() && each().all(|(a, b)| a.same(b))
+    }
+}
+
+impl Table {
+    /// Number of samples.
+    pub fn rows(&self) -> usize {
+        self.inputs.first().map_or(0, Samples::rows)
+    }
+
+    pub(crate) fn identity(&self) -> Identity {
+        let mut parts = vec![];
+        for samples in &self.inputs {
+            match samples {
+                Samples::Tensor(t) => parts.push(IdentityPart::Tensor(Arc::downgrade(t))),
+                Samples::Pixels(p) => {
+                    let (bytes, offset) = p.shared();
+                    parts.push(IdentityPart::Bytes(Arc::downgrade(bytes), p.divisor()));
+                    parts.extend(offset.map(|o| IdentityPart::Floats(Arc::downgrade(o))));
+                }
+            }
+        }
+        parts.extend(self.targets.iter().map(|t| IdentityPart::Tensor(Arc::downgrade(t))));
+        parts.extend(self.weights.iter().map(|w| IdentityPart::Floats(Arc::downgrade(w))));
+        parts.extend(self.image.map(IdentityPart::Image));
+        Identity(parts)
+    }
+
+    /// The columns in the order of a step's feeds. `ones` serves as weights if the table has none.
+    pub(crate) fn columns<'a>(&'a self, ones: &'a [f32]) -> Vec<Column<'a>> {
+        let tensor = |t: &'a Tensor| match t.data() {
+            Data::F32(v) => ColumnData::F32(v),
+            Data::I32(v) => ColumnData::I32(v),
+        };
+        let input = |(i, samples): (usize, &'a Samples)| {
+            let data = match samples {
+                Samples::Tensor(t) => tensor(t),
+                Samples::Pixels(p) => {
+                    let (bytes, offset) = p.shared();
+                    let offset = offset.map(|o| &o[..]);
+                    ColumnData::Bytes { bytes, divisor: p.divisor(), offset }
+                }
+            };
+            Column { data, row_len: samples.row_len(), image: self.image.filter(|_| i == 0) }
+        };
+        let target =
+            |t: &'a Arc<Tensor>| Column { data: tensor(t), row_len: t.row_len(), image: None };
+        let weights = self.weights.as_ref().map_or(ones, |w| &w[..]);
+        let weights = Column { data: ColumnData::F32(weights), row_len: 1, image: None };
+        let inputs = self.inputs.iter().enumerate().map(input);
+        inputs.chain(self.targets.iter().map(target)).chain([weights]).collect()
+    }
+}
