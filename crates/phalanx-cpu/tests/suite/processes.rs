@@ -17,7 +17,7 @@ fn start(devices: &[usize], mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executo
     let executors = clusters(devices).into_iter().zip(devices).map(|(cluster, devices)| {
         let options =
             CpuOptions { devices: *devices, workers: mesh.workers, fixed: mesh.fixed, isa: None };
-        let e = CpuExecutor::among(options, params, Some(cluster)).expect("starts");
+        let e = CpuExecutor::with_cluster(options, params, Some(cluster)).expect("starts");
         Box::new(e) as Box<dyn Executor>
     });
     Box::new(Job::new(executors.collect()))

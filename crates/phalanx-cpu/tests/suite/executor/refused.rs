@@ -79,7 +79,7 @@ fn a_cluster_that_counts_other_devices_is_refused() {
     let start = |devices: usize, table: &[usize]| {
         let mut cluster = clusters(&[1, 1]).remove(0);
         cluster.devices = table.to_vec();
-        CpuExecutor::among(options(devices), &params, Some(cluster)).map(|e| e.mesh())
+        CpuExecutor::with_cluster(options(devices), &params, Some(cluster)).map(|e| e.mesh())
     };
     assert_eq!(start(1, &[1, 3]), Ok(Mesh::new(4, 1)));
     // More devices here than the table says would work on rows that no feed holds.
