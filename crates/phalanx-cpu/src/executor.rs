@@ -136,7 +136,7 @@ pub struct CpuExecutor {
 #[derive(Clone, Copy)]
 pub(crate) struct FetchPtr(pub *mut f32);
 
-// SAFETY: each worker writes its own rows of a fetch, and one worker the mirrored ones.
+// SAFETY: each worker writes its own rows of a fetch; only one worker writes mirrored values.
 unsafe impl Send for FetchPtr {}
 // SAFETY: as above.
 unsafe impl Sync for FetchPtr {}

@@ -71,7 +71,7 @@ fn kib_field(table: &str, name: &str) -> Option<usize> {
 pub struct Heap {
     /// The block that small buffers are taken from, and its bytes in use.
     open: Option<(Arc<Block>, usize)>,
-    /// Buffers handed out so far.
+    /// Number of buffers allocated so far.
     count: usize,
 }
 

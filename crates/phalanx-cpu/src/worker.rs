@@ -245,7 +245,7 @@ impl<'a> WorkerCtx<'a> {
     #[allow(clippy::mut_from_ref)]
     pub fn slice_mut(&self, id: ValueId) -> &'a mut [f32] {
         let len = self.span(id);
-        // SAFETY: as above. If a result shares the buffer of an operand (in place, or side by side in a
+        // SAFETY: as above. If a result shares the buffer of an operand (in place, or adjacent in a
         // concatenation), the kernel takes pointers to both instead of slices.
         unsafe { std::slice::from_raw_parts_mut(self.f32(id), len) }
     }
