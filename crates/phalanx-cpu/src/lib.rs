@@ -1,5 +1,5 @@
 //! Runs step programs on CPU workers: kernels per instruction set, pinned threads and collectives. The
-//! [`reference`] module is a plain f64 evaluator that the tests compare everything with.
+//! [`mod@reference`] module is a plain f64 evaluator that the tests compare everything with.
 #![deny(missing_docs)]
 
 mod async_reduce;

@@ -36,7 +36,7 @@ impl Kernel for GradKernel<'_> {
         // SAFETY: the caller's contract.
         unsafe {
             if uses_patches(self.geom) {
-                self.from_patches::<S>();
+                self.add_patches::<S>();
             } else {
                 for block in Blocks::new(self.geom, self.rows) {
                     self.block::<S>(block);
@@ -181,7 +181,7 @@ impl<'a> GradKernel<'a> {
 
     /// The same from gathered patches. The taps and channels of a patch together are the rows of `dw`.
     #[inline(always)]
-    unsafe fn from_patches<S: Simd>(&mut self) {
+    unsafe fn add_patches<S: Simd>(&mut self) {
         let [kh, kw, cin, filters] = self.geom.kernel_dims();
         let (depth, cout) = (kh * kw * cin, filters / self.geom.groups);
         let grid = Grid::forward(self.geom);
