@@ -1,4 +1,4 @@
-//! Tells the crate how it is compiled.
+//! Passes the optimisation level to the crate.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

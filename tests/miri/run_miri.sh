@@ -22,4 +22,4 @@ fi
 export MIRIFLAGS=-Zmiri-disable-isolation
 cargo "+$toolchain" miri test --locked -p phalanx-graph --lib
 cargo "+$toolchain" miri test --locked -p phalanx-cpu --lib -- \
-    courier:: between:: every_worker_runs a_failing_worker sizes_that_wrap_around
+    async_reduce:: process_collectives:: every_worker_runs a_failing_worker sizes_that_wrap_around

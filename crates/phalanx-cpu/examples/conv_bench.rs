@@ -1,7 +1,7 @@
 //! Speed of the dense and convolution kernels on one thread, in GFLOP/s:
 //! `cargo run --release -p phalanx-cpu --example conv_bench [isa]`.
 //!
-//! Multiplications with padding count, as is usual; best of several repetitions.
+//! Multiplications by padding count, as is usual. Each number is the best of several repetitions.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use phalanx_graph::{ConvGeom, Padding};
 /// Seconds spent on each measurement.
 const SECONDS: f64 = 0.15;
 
-/// Floats that start on a cache line, as the executor's buffers do.
+/// Floats aligned to a cache line, like the executor's buffers.
 struct Buffer(Vec<f32>, usize);
 
 impl Buffer {
@@ -39,7 +39,7 @@ fn speed(macs: usize, mut work: impl FnMut()) -> f64 {
     2.0 * macs as f64 / best * 1e-9
 }
 
-/// One line; a star marks the method that would be chosen.
+/// Prints one line. A star marks the method that `Method::choose` selects.
 fn print(name: &str, speeds: [f64; 3], chosen: [bool; 3]) {
     print!("{name:44}");
     for (speed, chosen) in speeds.into_iter().zip(chosen) {
@@ -114,7 +114,7 @@ fn main() {
         "d input",
         "d kernel"
     );
-    // The small networks: rows that fit the second cache, and those that a worker has.
+    // The small networks: a number of rows that fits the second-level cache, and the rows of one worker.
     bench_conv(isa, 2, 28, [1, 32], [3, 1], Valid);
     bench_conv(isa, 32, 28, [1, 32], [3, 1], Valid);
     // MiniGoogLeNet.

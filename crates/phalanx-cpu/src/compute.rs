@@ -1,29 +1,29 @@
-//! Which kernel an op is, and what the kernel gets.
+//! Dispatch of ops to kernels.
 
 use crate::kernels::elementwise::{TapeInput, TapeOutput, TapePlan};
 use crate::kernels::layout::Upsample;
 use crate::kernels::random::Dropout;
 use crate::kernels::{conv, dot, index, layout, norm, pool, random, reduce, sample, softmax};
-use crate::lines;
+use crate::spatial_split;
 use crate::update;
-use crate::worker::Ctx;
+use crate::worker::WorkerCtx;
 use phalanx_graph::exec::Batch;
 use phalanx_graph::ops::{BatchNormAttrs, PoolKind};
 use phalanx_graph::program::{Instr, Options, Program, ValueId};
 use phalanx_graph::rng::Draw;
 use phalanx_graph::{ConvGeom, DType, Op};
 
-/// Most operands of a tape.
+/// Maximum number of operands of a tape.
 const MAX_OPERANDS: usize = 40;
 
-/// Floats of scratch memory any instruction of the program needs.
+/// Bytes of scratch memory that the program's instructions need.
 pub(crate) fn scratch_bytes(
     program: &Program,
     tapes: &[Option<TapePlan>],
     update: Option<&TapePlan>,
 ) -> usize {
     let updates = update::scratch_len(program.update(), update);
-    let mut floats = updates.max(lines::scratch_len(program));
+    let mut floats = updates.max(spatial_split::scratch_len(program));
     for (instr, tape) in program.instrs().iter().zip(tapes) {
         let need = match (instr, tape) {
             (_, Some(tape)) => tape.scratch_len(),
@@ -35,7 +35,7 @@ pub(crate) fn scratch_bytes(
                     Op::ConvGradInput(g) => conv_scratch(program, g, conv::Pass::GradInput),
                     Op::ConvGradKernel(g) => conv_scratch(program, g, conv::Pass::GradKernel),
                     Op::BatchNorm(_) | Op::BatchNormGradSums(_) | Op::BatchNormGradInput(_) => {
-                        // Four vectors, and two of doubles.
+                        // Four vectors of floats and two of doubles.
                         8 * program.value(inputs[0]).ty.last()
                     }
                     Op::ThresholdCounts { n } => 4 * n,
@@ -53,7 +53,8 @@ pub(crate) fn scratch_bytes(
     floats * 4
 }
 
-/// How a program computes a convolution: by what it was planned for, not by the rows of one batch.
+/// How a program computes a convolution. The choice depends on the maximum batch size, not on the rows of a
+/// particular batch.
 pub(crate) fn conv_method(program: &Program, geom: &ConvGeom, pass: conv::Pass) -> conv::Method {
     let Options { mesh, max_batch, .. } = program.options();
     conv::Method::choose(geom, pass, mesh.max_rows(max_batch))
@@ -63,17 +64,17 @@ fn conv_scratch(program: &Program, geom: &ConvGeom, pass: conv::Pass) -> usize {
     conv::scratch_len(conv_method(program, geom, pass), geom, pass)
 }
 
-impl<'a> Ctx<'a> {
+impl<'a> WorkerCtx<'a> {
     /// Runs the tape of instruction `at`.
     pub fn tape(&self, at: usize, inputs: &[ValueId], output: ValueId) {
         let plan = self.run.loaded.tapes[at].as_ref();
-        let plan = plan.expect("prepared when the program was loaded");
+        let plan = plan.expect("`load` prepares the tape");
         let out = self.value(output);
         let width = out.ty.last().max(1);
         let mut operands = [TapeInput { ptr: std::ptr::null(), ld: 0 }; MAX_OPERANDS];
         for (slot, id) in operands.iter_mut().zip(inputs) {
             *slot = self.src(*id);
-            // A scalar among vectors, or a value of one element a row, has no last axis of its own.
+            // A scalar among vectors, or a value with one element per row, has no last axis of its own.
             if self.value(*id).contiguous() {
                 slot.ld = width;
             }
@@ -83,26 +84,27 @@ impl<'a> Ctx<'a> {
             result.ld = width;
         }
         let result: [TapeOutput; 1] = [result];
-        let pixels = self.part(self.elements(output) / width);
+        let pixels = self.my_range(self.elements(output) / width);
         let elements = pixels.start * width..pixels.end * width;
-        // SAFETY: the plan gave every operand the memory its type needs, and the result has bytes
-        // in common with an operand only where it takes over the whole of it.
+        // SAFETY: the plan gave every operand the memory its type needs. The result overlaps an operand
+        // only if it replaces it entirely.
         unsafe {
             let operands = &operands[..inputs.len()];
             plan.run(self.run.isa, width, elements, operands, &result, self.scratch());
         }
     }
 
+    /// Computes `y` from the operands `x` with the kernel of `op`.
     #[allow(clippy::too_many_lines)]
     pub fn compute(&self, at: usize, op: &Op, x: &[ValueId], y: ValueId) {
         let isa = self.run.isa;
-        let rows = self.count(y);
+        let rows = self.row_count(y);
         let dims = |id: ValueId| &self.value(id).ty.dims[..];
         // SAFETY (for all kernels below): operands and result have the memory their types need for
-        // this worker's rows, which is what each kernel reads and writes; the verifier checked
-        // that types and attributes agree. A result has no byte in common with an operand, except
-        // where the plan lets a tape or dropout work in place; it may lie between the pixels of one
-        // (two parts of a concatenation), but not for the kernels that take slices of both.
+        // this worker's rows, and each kernel accesses no more than that. The verifier checked that
+        // types and attributes agree. A result shares no byte with an operand, unless the plan lets a
+        // tape or dropout work in place. It may lie between the pixels of an operand (two parts of a
+        // concatenation), but not for kernels that take slices of both.
         match op {
             Op::Fused(_) => self.tape(at, x, y),
             Op::Const { bits, .. } => self.slice_mut(y).fill(f64::from_bits(*bits) as f32),
@@ -302,7 +304,7 @@ impl<'a> Ctx<'a> {
                 let draw = Draw { seed, step, stream: *key };
                 let d = Dropout { draw, rate: rate.get() as f32, dims: dims(y), noise };
                 let (from, to) = (self.f32(x[0]), self.f32(y));
-                // SAFETY: see above; working in place is this kernel's right.
+                // SAFETY: see above; this kernel may work in place.
                 unsafe { random::dropout(isa, &d, self.rows.start, rows, from, to) };
             }
             Op::Uniform { key, dims } => {
@@ -319,7 +321,7 @@ impl<'a> Ctx<'a> {
             },
             Op::BatchStats { scope, positions } => {
                 let len = self.value(x[0]).ty.len();
-                // SAFETY: see above; moments are doubles, 64-byte aligned by the plan.
+                // SAFETY: see above; moments are doubles, which the plan aligns to 64 bytes.
                 let sums = unsafe { std::slice::from_raw_parts(self.f32(x[0]).cast::<f64>(), len) };
                 let count = self.scope_rows(*scope) * positions;
                 norm::stats(sums, count as f64, self.slice_mut(y));
@@ -376,7 +378,7 @@ impl<'a> Ctx<'a> {
 fn doubles(scratch: &mut [f32]) -> &mut [f64] {
     let ptr = scratch.as_mut_ptr();
     debug_assert!(ptr.cast::<f64>().is_aligned());
-    // SAFETY: callers pass the start of the scratch buffer, which is 64-byte aligned; any bits are
-    // a double.
+    // SAFETY: callers pass the start of the scratch buffer, which is 64-byte aligned. Every bit pattern
+    // is a valid double.
     unsafe { std::slice::from_raw_parts_mut(ptr.cast(), scratch.len() / 2) }
 }

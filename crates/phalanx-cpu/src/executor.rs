@@ -1,13 +1,13 @@
 //! The CPU executor: devices with mirrored parameters, workers with their memory, loaded programs.
 
-mod mirror;
-mod needs;
+mod consistency;
+mod memory_requirements;
 
-use self::needs::{Needs, tape_plans, unsupported};
-use crate::between::{self, Between, Meeting};
+use self::memory_requirements::{MemoryRequirements, tape_plans, unsupported_reason};
 use crate::kernels::elementwise::TapePlan;
 use crate::memory::{Buffer, Heap};
-use crate::pool::{Barrier, Pool, Team, pins, usable_cores};
+use crate::pool::{Barrier, Pool, Team, pinning_enabled, usable_cores};
+use crate::process_collectives::{self, FusedCollective, ProcessCollectives};
 use crate::simd::Isa;
 use crate::update::{MAX_SCALARS, MAX_SLOTS};
 use crate::worker::{self, Run};
@@ -17,35 +17,35 @@ use phalanx_graph::profile::Profile;
 use phalanx_graph::program::{Mesh, Policy, Program, SHARDS};
 use phalanx_graph::{ParamId, ParamSpec};
 
-pub use self::needs::memory_plan;
+pub use self::memory_requirements::memory_plan;
 
-/// Parameters start at multiples of this many floats, so that slices stay aligned.
+/// Alignment of parameters in the flat layout, in floats. It keeps slices aligned.
 const PARAM_ALIGN: usize = 16;
 
-/// Most workers of an executor: more threads than any machine has cores.
-const MOST_WORKERS: usize = 1 << 14;
+/// Maximum number of workers of an executor: more threads than any machine has cores.
+const MAX_WORKERS: usize = 1 << 14;
 
-/// How a CPU executor is set up.
+/// Options of a CPU executor.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuOptions {
-    /// Logical devices, that is replicas.
+    /// Number of logical devices, that is, replicas.
     pub devices: usize,
-    /// Workers of each device; 0 shares out the machine's cores.
+    /// Workers per device; 0 divides the machine's cores among the devices.
     pub workers: usize,
-    /// Whether the numbers must not depend on `devices` and `workers` ([`Mesh::fixed`]).
+    /// Whether results must not depend on `devices` and `workers` ([`Mesh::fixed`]).
     pub fixed: bool,
-    /// Instruction set; `None` takes the best.
+    /// Instruction set; `None` selects the best available.
     pub isa: Option<Isa>,
 }
 
-/// Where each parameter lies in a flat buffer.
+/// The offset of each parameter in a flat buffer, in floats.
 pub(crate) struct FlatLayout {
     pub offsets: Vec<usize>,
     pub len: usize,
 }
 
 impl FlatLayout {
-    /// `None` where the floats cannot be addressed.
+    /// `None` if the total size exceeds the address space.
     fn new(params: &[ParamSpec]) -> Option<FlatLayout> {
         let mut offsets = Vec::with_capacity(params.len());
         let mut len = 0usize;
@@ -57,54 +57,55 @@ impl FlatLayout {
     }
 }
 
-/// A replica's memory.
-pub(crate) struct Device {
+/// The memory of a device.
+pub(crate) struct DeviceMemory {
     pub params: Buffer,
     pub slots: Vec<Buffer>,
-    /// Rows of activations that its workers share.
+    /// Activations that the device's workers share.
     pub rows: Buffer,
-    /// Gradients computed in slices over the device's rows.
+    /// Gradients of sharded dense layers, computed in slices over the device's rows.
     pub sliced: Buffer,
-    /// This device's share of the gradients, added up for the others to read.
+    /// This device's share of the reduce-scattered gradients, which the other devices read.
     pub scattered: Buffer,
-    /// Reduced gradients, kept where norms or their being finite are needed before the update.
+    /// Reduced gradients, stored if the update first needs their norms or a check that they are finite.
     pub reduced: Buffer,
-    /// Sums of gradients over several steps.
+    /// Gradients accumulated over several steps.
     pub accumulated: Buffer,
     pub barrier: Barrier,
 }
 
-/// A worker's memory.
-pub(crate) struct Worker {
+/// The memory of a worker.
+pub(crate) struct WorkerMemory {
     pub arena: Buffer,
     pub shared: Buffer,
     pub gradients: Buffer,
     pub scratch: Buffer,
-    /// Squared norms of this worker's slices of each gradient; at the loss scale's place, whether all
-    /// of its slices are finite.
+    /// For each gradient the squared norm of this worker's slice. The entry of the loss scale's state says
+    /// whether all slices of this worker are finite.
     pub norms: Buffer,
-    /// Seconds of each instruction in this step, where they are measured.
+    /// Seconds of each instruction in this step, if profiling is on.
     pub seconds: Buffer,
 }
 
-/// A program and what was prepared for it.
-pub(crate) struct Loaded {
+/// A program and the data that `load` derives from it.
+pub(crate) struct LoadedProgram {
     pub program: Program,
-    /// The tape of each instruction that has one.
+    /// The tape of each instruction, if any.
     pub tapes: Vec<Option<TapePlan>>,
     pub update: Option<TapePlan>,
-    /// Where processes meet, and where each gradient lies in what they add up.
-    pub meetings: Vec<Meeting>,
-    pub packed: Vec<usize>,
-    /// Behind which instruction each bucket of gradients is sent, where it is before the update.
-    pub sends: Vec<Option<usize>>,
-    needs: Needs,
-    measured: Measured,
+    /// The collectives between processes.
+    pub fused_collectives: Vec<FusedCollective>,
+    /// The offset of each gradient in `ProcessCollectives::gradients`, in floats.
+    pub gradient_offsets: Vec<usize>,
+    /// The instruction after which each bucket of gradients is submitted; `None` for the update.
+    pub send_points: Vec<Option<usize>>,
+    memory: MemoryRequirements,
+    timings: Timings,
 }
 
-/// What profiling found out about a program.
+/// The times that profiling measured for a program.
 #[derive(Default)]
-struct Measured {
+struct Timings {
     steps: u64,
     rows: usize,
     /// Seconds of each instruction, summed over workers and steps.
@@ -120,34 +121,34 @@ pub struct CpuExecutor {
     params: Vec<ParamSpec>,
     layout: FlatLayout,
     heap: Heap,
-    devices: Vec<Device>,
-    workers: Vec<Worker>,
-    programs: Vec<Loaded>,
-    between: Option<Between>,
+    devices: Vec<DeviceMemory>,
+    workers: Vec<WorkerMemory>,
+    programs: Vec<LoadedProgram>,
+    collectives: Option<ProcessCollectives>,
     fetch_ptrs: Vec<FetchPtr>,
-    /// What the last step fetched.
-    done: Vec<Vec<f32>>,
+    /// The fetches of the last step.
+    fetched: Vec<Vec<f32>>,
     times: StepTimes,
     profiling: bool,
 }
 
-/// Where a fetch goes; workers write disjoint rows.
+/// Destination of a fetch; workers write disjoint rows.
 #[derive(Clone, Copy)]
 pub(crate) struct FetchPtr(pub *mut f32);
 
-// SAFETY: each worker writes its own rows of a fetch, and one worker the mirrored ones.
+// SAFETY: each worker writes its own rows of a fetch; only one worker writes mirrored values.
 unsafe impl Send for FetchPtr {}
 // SAFETY: as above.
 unsafe impl Sync for FetchPtr {}
 
 impl CpuExecutor {
-    /// An executor for a table of parameters.
+    /// Creates an executor for the given parameters.
     pub fn new(options: CpuOptions, params: &[ParamSpec]) -> Result<CpuExecutor, ExecError> {
-        CpuExecutor::among(options, params, None)
+        CpuExecutor::with_cluster(options, params, None)
     }
 
-    /// An executor for this process' devices among those of others.
-    pub fn among(
+    /// Creates an executor for the devices of this process in a cluster.
+    pub fn with_cluster(
         options: CpuOptions,
         params: &[ParamSpec],
         cluster: Option<Cluster>,
@@ -159,8 +160,8 @@ impl CpuExecutor {
         let even = cluster.as_ref().is_none_or(|c| c.devices.iter().all(|d| *d == devices));
         let available = usable_cores();
         let workers = match options.workers {
-            0 => (available / devices).clamp(1, worker::MAX_WORKERS),
-            n => n.min(worker::MAX_WORKERS),
+            0 => (available / devices).clamp(1, worker::MAX_WORKERS_PER_DEVICE),
+            n => n.min(worker::MAX_WORKERS_PER_DEVICE),
         };
         let mesh = match options.fixed {
             true => Mesh::fixed(all).filter(|_| even).ok_or_else(|| ExecError::Program {
@@ -170,21 +171,22 @@ impl CpuExecutor {
             false => Mesh::new(all, workers),
         };
         let workers = mesh.workers;
-        let here = devices.saturating_mul(workers);
-        if here > MOST_WORKERS || all.checked_mul(workers).is_none() {
-            let reason = format!("expected at most {MOST_WORKERS} workers, received {here}");
+        let local_workers = devices.saturating_mul(workers);
+        if local_workers > MAX_WORKERS || all.checked_mul(workers).is_none() {
+            let reason =
+                format!("expected at most {MAX_WORKERS} workers, received {local_workers}");
             return Err(ExecError::Program { name: "any".into(), reason });
         }
-        let team = Team::new(here);
+        let team = Team::new(local_workers);
         let layout = FlatLayout::new(params).ok_or_else(|| ExecError::Memory {
             wanted: usize::MAX,
             purpose: "weights".into(),
             available: None,
         })?;
         let mut heap = Heap::default();
-        let mut mine = vec![];
+        let mut device_memories = vec![];
         for _ in 0..devices {
-            mine.push(Device {
+            device_memories.push(DeviceMemory {
                 params: heap.buffer(layout.len * 4, "weights")?,
                 slots: vec![],
                 rows: Buffer::empty(),
@@ -195,9 +197,9 @@ impl CpuExecutor {
                 barrier: Barrier::new(workers, team.clone()),
             });
         }
-        let mut memories = vec![];
-        for _ in 0..here {
-            memories.push(Worker {
+        let mut worker_memories = vec![];
+        for _ in 0..local_workers {
+            worker_memories.push(WorkerMemory {
                 arena: Buffer::empty(),
                 shared: Buffer::empty(),
                 gradients: Buffer::empty(),
@@ -207,44 +209,45 @@ impl CpuExecutor {
             });
         }
         let no_thread = |e: std::io::Error| ExecError::Worker {
-            worker: here - 1,
+            worker: local_workers - 1,
             message: format!("the system starts no more threads: {e}"),
         };
-        let between = cluster.map(|cluster| Between::new(cluster, mesh, own)).transpose();
-        let pool = Pool::new(here, pins(), team.clone()).map_err(no_thread)?;
+        let collectives =
+            cluster.map(|cluster| ProcessCollectives::new(cluster, mesh, own)).transpose();
+        let pool = Pool::new(local_workers, pinning_enabled(), team.clone()).map_err(no_thread)?;
         Ok(CpuExecutor {
             mesh,
             isa,
             pool,
-            barrier: Barrier::new(here, team),
+            barrier: Barrier::new(local_workers, team),
             params: params.to_vec(),
             layout,
             heap,
-            devices: mine,
-            workers: memories,
+            devices: device_memories,
+            workers: worker_memories,
             programs: vec![],
-            between: between.map_err(no_thread)?,
+            collectives: collectives.map_err(no_thread)?,
             fetch_ptrs: vec![],
-            done: vec![],
+            fetched: vec![],
             times: StepTimes::default(),
             profiling: false,
         })
     }
 
-    /// Takes over what the workers measured in a step.
-    fn measure(&mut self, id: ProgramId, rows: usize) {
+    /// Adds the workers' times of the last step to the program's timings.
+    fn record_timings(&mut self, id: ProgramId, rows: usize) {
         let loaded = &mut self.programs[id.0];
         let count = loaded.program.instrs().len();
-        let measured = &mut loaded.measured;
-        if measured.rows != rows {
-            *measured = Measured { rows, ..Measured::default() };
+        let timings = &mut loaded.timings;
+        if timings.rows != rows {
+            *timings = Timings { rows, ..Timings::default() };
         }
-        measured.steps += 1;
-        measured.seconds.resize(count, 0.0);
+        timings.steps += 1;
+        timings.seconds.resize(count, 0.0);
         for w in &self.workers {
-            // SAFETY: the workers are done; each wrote one number per instruction.
+            // SAFETY: the workers have finished, and each wrote one number per instruction.
             let seconds = unsafe { std::slice::from_raw_parts(w.seconds.ptr().cast(), count) };
-            measured.seconds.iter_mut().zip(seconds).for_each(|(sum, s): (_, &f64)| *sum += s);
+            timings.seconds.iter_mut().zip(seconds).for_each(|(sum, s): (_, &f64)| *sum += s);
         }
     }
 
@@ -262,7 +265,7 @@ impl CpuExecutor {
     }
 }
 
-/// Replaces a buffer by a larger one when needed; contents do not survive.
+/// Replaces a buffer by a larger one if it has fewer than `bytes` bytes. Its contents are lost.
 pub(crate) fn grow(
     heap: &mut Heap,
     buffer: &mut Buffer,
@@ -283,17 +286,17 @@ impl Executor for CpuExecutor {
 
     fn shard(&self) -> LocalShard {
         let whole = LocalShard { mesh: self.mesh, devices: 0..self.mesh.devices };
-        self.between.as_ref().map_or(whole, Between::share)
+        self.collectives.as_ref().map_or(whole, ProcessCollectives::shard)
     }
 
     fn set_flags(&mut self, bits: u64) {
-        if let Some(between) = &self.between {
-            between.raise(bits);
+        if let Some(collectives) = &self.collectives {
+            collectives.set_flags(bits);
         }
     }
 
     fn flags(&self) -> Option<u64> {
-        self.between.as_ref().map(Between::raised)
+        self.collectives.as_ref().map(ProcessCollectives::flags)
     }
 
     fn load(&mut self, program: Program) -> Result<ProgramId, ExecError> {
@@ -308,48 +311,49 @@ impl Executor for CpuExecutor {
             let reason = "its optimizer has too many slots or scalars".into();
             return Err(ExecError::Program { name: program.name().into(), reason });
         }
-        if let Some(reason) = unsupported(&program) {
+        if let Some(reason) = unsupported_reason(&program) {
             return Err(ExecError::Program { name: program.name().into(), reason });
         }
         let (tapes, update) = tape_plans(&program);
-        let (mut meetings, mut packed, mut sends) = (vec![], vec![], vec![]);
-        if self.between.is_some() {
-            (meetings, packed) = (between::meetings(&program), between::packed(&program));
-            sends = between::sends(&program);
+        let (mut fused_collectives, mut gradient_offsets, mut send_points) =
+            (vec![], vec![], vec![]);
+        if self.collectives.is_some() {
+            fused_collectives = process_collectives::fused_collectives(&program);
+            gradient_offsets = process_collectives::gradient_offsets(&program);
+            send_points = process_collectives::bucket_send_points(&program);
         }
-        let mut needs = Needs::of(&program, &tapes, update.as_ref());
-        needs.totals = between::totals(&meetings);
-        needs.host_gradients = packed.last().copied().unwrap_or(0) * 4;
-        self.reserve(needs)?;
+        let mut memory = MemoryRequirements::of(&program, &tapes, update.as_ref());
+        memory.collective_results = process_collectives::result_bytes(&fused_collectives);
+        memory.process_gradients = gradient_offsets.last().copied().unwrap_or(0) * 4;
+        self.reserve(memory)?;
         if let Some(plan) = program.update() {
-            self.make_slots(&plan.rule)?;
+            self.create_slots(&plan.rule)?;
         }
-        let measured = Measured::default();
-        self.programs.push(Loaded {
+        self.programs.push(LoadedProgram {
             program,
             tapes,
             update,
-            meetings,
-            packed,
-            sends,
-            needs,
-            measured,
+            fused_collectives,
+            gradient_offsets,
+            send_points,
+            memory,
+            timings: Timings::default(),
         });
         Ok(ProgramId(self.programs.len() - 1))
     }
 
-    /// The whole step: nothing goes on while the caller does something else.
+    /// Runs the whole step before it returns.
     fn start(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
         let unknown = || ExecError::Program {
             name: format!("#{}", id.0),
             reason: "it was not loaded here".into(),
         };
-        let share = self.shard();
-        let own = share.rows(batch.rows);
+        let shard = self.shard();
+        let own = shard.rows(batch.rows);
         let loaded = self.programs.get(id.0).ok_or_else(unknown)?;
         loaded.program.check_own_batch(batch, own.len())?;
-        // A program that was refused for want of memory may have left less than the others need.
-        self.reserve(loaded.needs)?;
+        // A `load` that ran out of memory may have freed buffers that this program needs.
+        self.reserve(loaded.memory)?;
         let loaded = &self.programs[id.0];
         if loaded.program.update().is_some() && batch.accumulate.is_some() {
             for d in &mut self.devices {
@@ -367,9 +371,9 @@ impl Executor for CpuExecutor {
                 )?;
             }
         }
-        self.done.resize_with(loaded.program.fetches().len(), Vec::new);
+        self.fetched.resize_with(loaded.program.fetches().len(), Vec::new);
         self.fetch_ptrs.clear();
-        for (plan, out) in loaded.program.fetches().iter().zip(&mut self.done) {
+        for (plan, out) in loaded.program.fetches().iter().zip(&mut self.fetched) {
             let rows = if plan.ty.is_rows() { batch.rows } else { 1 };
             out.resize(rows * plan.ty.len(), 0.0);
             self.fetch_ptrs.push(FetchPtr(out.as_mut_ptr()));
@@ -378,21 +382,21 @@ impl Executor for CpuExecutor {
             loaded,
             batch,
             mesh: self.mesh,
-            first: share.devices.start,
+            first_device: shard.devices.start,
             first_row: own.start,
             isa: self.isa,
             layout: &self.layout,
             devices: &self.devices,
             workers: &self.workers,
             barrier: &self.barrier,
-            between: self.between.as_ref(),
+            collectives: self.collectives.as_ref(),
             failure: std::sync::Mutex::new(None),
             fetches: &self.fetch_ptrs,
             times: std::sync::Mutex::new(StepTimes::default()),
             profiling: self.profiling,
         };
-        if let Some(between) = &self.between {
-            between.cluster.peers.set_step(batch.step);
+        if let Some(collectives) = &self.collectives {
+            collectives.cluster.peers.set_step(batch.step);
         }
         let done = self.pool.run(&|index| worker::run(&run, index));
         if let Err((worker, message)) = done {
@@ -404,22 +408,22 @@ impl Executor for CpuExecutor {
             self.times.compute += times.compute;
             self.times.reduce += times.reduce;
         }
-        if let Some(between) = &self.between {
-            for (plan, out) in loaded.program.fetches().iter().zip(&mut self.done) {
+        if let Some(collectives) = &self.collectives {
+            for (plan, out) in loaded.program.fetches().iter().zip(&mut self.fetched) {
                 if plan.ty.is_rows() {
-                    let done = between.gather_rows(batch.rows, plan.ty.len(), out);
+                    let done = collectives.gather_rows(batch.rows, plan.ty.len(), out);
                     done.map_err(|peer| ExecError::Peer { step: batch.step, peer })?;
                 }
             }
         }
         if self.profiling {
-            self.measure(id, batch.rows);
+            self.record_timings(id, batch.rows);
         }
         Ok(())
     }
 
     fn finish(&mut self, fetched: &mut Vec<Vec<f32>>) -> Result<(), ExecError> {
-        std::mem::swap(fetched, &mut self.done);
+        std::mem::swap(fetched, &mut self.fetched);
         Ok(())
     }
 
@@ -455,8 +459,8 @@ impl Executor for CpuExecutor {
 
     fn accumulated(&self, id: ParamId) -> Option<Vec<f32>> {
         let buffer = &self.devices[0].accumulated;
-        let begun = buffer.bytes() >= self.layout.len * 4;
-        begun.then(|| buffer.as_floats()[self.range(id)].to_vec())
+        let allocated = buffer.bytes() >= self.layout.len * 4;
+        allocated.then(|| buffer.as_floats()[self.range(id)].to_vec())
     }
 
     fn set_accumulated(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
@@ -481,15 +485,15 @@ impl Executor for CpuExecutor {
     fn set_profiling(&mut self, on: bool) {
         self.profiling = on;
         if on {
-            self.programs.iter_mut().for_each(|p| p.measured = Measured::default());
+            self.programs.iter_mut().for_each(|p| p.timings = Timings::default());
         }
     }
 
     fn profile(&self, id: ProgramId) -> Option<Profile> {
-        let Loaded { program, measured, .. } = self.programs.get(id.0)?;
+        let LoadedProgram { program, timings, .. } = self.programs.get(id.0)?;
         let workers = self.workers.len() as f64;
-        let seconds: Vec<f64> = measured.seconds.iter().map(|s| s / workers).collect();
-        let Measured { steps, rows, .. } = *measured;
+        let seconds: Vec<f64> = timings.seconds.iter().map(|s| s / workers).collect();
+        let Timings { steps, rows, .. } = *timings;
         (steps > 0).then(|| Profile::new(program, rows, steps, &seconds))
     }
 }

@@ -1,7 +1,7 @@
-//! The workers: one thread each, the caller being the first, and the barriers between them.
+//! The thread pool and its barriers. Each worker is one thread; the calling thread is worker 0.
 //!
-//! Workers wait by spinning briefly, then yielding, then sleeping, so that a step starts without a
-//! system call when steps follow closely and an idle program costs nothing.
+//! Workers wait by spinning briefly, then yielding, then sleeping. A step starts without a system call
+//! if it follows the previous one closely, and an idle program costs nothing.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,38 +9,38 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle, Thread};
 
-/// Turns of a waiting loop spent spinning, before yielding to other threads; none where there are
-/// more workers than cores, since whoever is waited for needs the core.
+/// Iterations of a wait loop that spin before the loop yields to other threads. With more workers than
+/// cores, loops do not spin, because the awaited worker may need the core.
 const SPINS: u32 = 20_000;
-/// Turns before an idle worker goes to sleep.
+/// Iterations that yield before an idle worker goes to sleep.
 const IDLE_YIELDS: u32 = 200;
 
-/// What the workers of an executor and their barriers share.
+/// State that the workers of an executor and their barriers share.
 pub struct Team {
-    /// Raised when a worker fails, so that barriers let the others out.
+    /// Set when a worker fails, so that barriers release the others.
     broken: AtomicBool,
-    /// Turns a wait spins before it yields.
+    /// Iterations that a wait spins before it yields.
     spins: u32,
 }
 
 impl Team {
-    /// A team of so many workers.
+    /// A team of `workers` workers.
     pub fn new(workers: usize) -> Arc<Team> {
         let spins = if workers > usable_cores() { 0 } else { SPINS };
         Arc::new(Team { broken: AtomicBool::new(false), spins })
     }
 
-    /// One turn of a waiting loop.
-    fn relax(&self, turns: &mut u32) {
-        *turns = turns.saturating_add(1);
-        if *turns < self.spins { std::hint::spin_loop() } else { thread::yield_now() }
+    /// One iteration of a wait loop.
+    fn relax(&self, iterations: &mut u32) {
+        *iterations = iterations.saturating_add(1);
+        if *iterations < self.spins { std::hint::spin_loop() } else { thread::yield_now() }
     }
 }
 
 type Job = dyn Fn(usize) + Sync;
 
 struct Shared {
-    /// The job of the current round, valid while `pending` is above zero.
+    /// The job of the current round; valid while `pending` is above zero.
     job: UnsafeCell<Option<*const Job>>,
     round: AtomicU64,
     pending: AtomicUsize,
@@ -50,25 +50,25 @@ struct Shared {
 }
 
 // SAFETY: `job` is written by the caller before it publishes a new round (release) and read by
-// workers after they see the round (acquire); it is not written again before all have finished.
+// workers after they see the round (acquire). It is not written again before all have finished.
 unsafe impl Sync for Shared {}
 // SAFETY: the pointer inside is only used as described above.
 unsafe impl Send for Shared {}
 
-/// A fixed team of workers.
+/// A fixed set of worker threads.
 pub struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     handles: Vec<Thread>,
-    /// The cores, where workers are bound to them; the caller belongs on the first.
-    bound: Vec<usize>,
+    /// The core of each worker if workers are pinned, else empty. The caller belongs on the first.
+    pinned: Vec<usize>,
 }
 
 impl Pool {
-    /// Starts `workers`, pinned to cores when `pin` and there is a core for each.
+    /// Starts `workers` workers, pinned to cores if `pin` is set and there is a core for each.
     ///
     /// # Errors
-    /// The system's reason when it starts no more threads.
+    /// The system's error if it cannot start a thread.
     pub fn new(workers: usize, pin: bool, team: Arc<Team>) -> std::io::Result<Pool> {
         let shared = Arc::new(Shared {
             job: UnsafeCell::new(None),
@@ -79,17 +79,17 @@ impl Pool {
             team,
         });
         let cores = if pin { cores() } else { vec![] };
-        // Dropped half-made, the pool ends the threads it has.
-        let bound = if workers > 1 && cores.len() >= workers { cores } else { vec![] };
-        let mut pool = Pool { shared, threads: vec![], handles: vec![], bound };
+        let pinned = if workers > 1 && cores.len() >= workers { cores } else { vec![] };
+        // If a later thread fails to start, dropping the pool ends the earlier ones.
+        let mut pool = Pool { shared, threads: vec![], handles: vec![], pinned };
         for index in 1..workers {
             let shared = pool.shared.clone();
-            let core = pool.bound.get(index).copied();
+            let core = pool.pinned.get(index).copied();
             let body = move || {
                 if let Some(core) = core {
-                    bind(&[core]);
+                    set_affinity(&[core]);
                 }
-                work(&shared, index);
+                worker_loop(&shared, index);
             };
             let thread = thread::Builder::new().name(format!("phalanx-{index}")).spawn(body)?;
             pool.handles.push(thread.thread().clone());
@@ -98,33 +98,33 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Runs `job(worker)` on every worker, the caller being worker 0, and waits for all.
+    /// Runs `job(worker)` on every worker and waits for all. The caller is worker 0.
     ///
     /// # Errors
-    /// The first worker that ever panicked, with its message.
+    /// The first worker that panicked in this or an earlier call, with its message.
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) -> Result<(), (usize, String)> {
         self.failure()?;
-        if let Some(first) = self.bound.first() {
-            come_home(*first, &self.bound);
+        if let Some(first) = self.pinned.first() {
+            move_to_core(*first, &self.pinned);
         }
         let job: *const (dyn Fn(usize) + Sync) = job;
-        // SAFETY: only the lifetime changes: no worker holds the job once `pending` is zero, for
-        // which this function waits before the borrow ends.
+        // SAFETY: only the lifetime changes. No worker holds the job once `pending` is zero, and this
+        // function waits for that before the borrow ends.
         let job = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync), *const Job>(job) };
         self.shared.pending.store(self.handles.len(), Ordering::Relaxed);
-        // SAFETY: all workers finished the previous round, so nobody reads.
+        // SAFETY: all workers have finished the previous round, so none reads the job.
         unsafe { *self.shared.job.get() = Some(job) };
         self.shared.round.fetch_add(1, Ordering::Release);
         self.handles.iter().for_each(Thread::unpark);
-        attempt(&self.shared, 0, job);
-        let mut turns = 0;
+        run_job(&self.shared, 0, job);
+        let mut iterations = 0;
         while self.shared.pending.load(Ordering::Acquire) > 0 {
-            self.shared.team.relax(&mut turns);
+            self.shared.team.relax(&mut iterations);
         }
         self.failure()
     }
 
-    /// What went wrong in this round or any before: barriers are of no use once a worker left.
+    /// The first failure of this or any earlier round. Barriers no longer work once a worker has failed.
     fn failure(&self) -> Result<(), (usize, String)> {
         let failed = self.shared.failed.lock().unwrap_or_else(|e| e.into_inner());
         failed.clone().map_or(Ok(()), Err)
@@ -136,35 +136,36 @@ impl Drop for Pool {
         self.shared.stop.store(true, Ordering::Release);
         self.handles.iter().for_each(Thread::unpark);
         for t in self.threads.drain(..) {
-            // A worker cannot panic outside a job, and those are caught.
+            // A worker cannot panic outside a job, and panics of jobs are caught.
             let _ = t.join();
         }
     }
 }
 
-fn work(shared: &Shared, index: usize) {
+fn worker_loop(shared: &Shared, index: usize) {
     let mut seen = 0;
     loop {
-        let mut turns = 0;
+        let mut iterations = 0;
         while shared.round.load(Ordering::Acquire) == seen {
             if shared.stop.load(Ordering::Acquire) {
                 return;
             }
-            shared.team.relax(&mut turns);
-            if turns > shared.team.spins + IDLE_YIELDS {
+            shared.team.relax(&mut iterations);
+            if iterations > shared.team.spins + IDLE_YIELDS {
                 thread::park();
-                turns = 0;
+                iterations = 0;
             }
         }
         seen += 1;
         // SAFETY: the caller wrote the job before publishing the round.
         let job = unsafe { *shared.job.get() };
-        attempt(shared, index, job.expect("a round has a job"));
+        run_job(shared, index, job.expect("a round has a job"));
         shared.pending.fetch_sub(1, Ordering::Release);
     }
 }
 
-fn attempt(shared: &Shared, index: usize, job: *const Job) {
+/// Runs the job of one worker and records a panic.
+fn run_job(shared: &Shared, index: usize, job: *const Job) {
     // SAFETY: the caller of `run` keeps the job alive until every worker is done.
     let job = unsafe { &*job };
     if let Err(cause) = catch_unwind(AssertUnwindSafe(|| job(index))) {
@@ -181,7 +182,7 @@ fn attempt(shared: &Shared, index: usize, job: *const Job) {
     }
 }
 
-/// Message of workers that left a barrier because another failed.
+/// Panic message of workers that a barrier released because another worker failed.
 const BROKEN: &str = "another worker failed";
 
 /// A barrier for a fixed number of workers.
@@ -193,7 +194,7 @@ pub struct Barrier {
 }
 
 impl Barrier {
-    /// A barrier that lets everyone out when a worker of the team fails.
+    /// A barrier for `workers` workers. It releases all of them if a worker of the team fails.
     pub fn new(workers: usize, team: Arc<Team>) -> Barrier {
         let workers = workers as u32;
         Barrier { workers, arrived: AtomicU32::new(0), round: AtomicU32::new(0), team }
@@ -202,7 +203,7 @@ impl Barrier {
     /// Waits for all workers.
     ///
     /// # Panics
-    /// When another worker failed: the pool turns this into an error.
+    /// If another worker failed. The pool turns this into an error.
     pub fn wait(&self) {
         if self.workers == 1 {
             return;
@@ -213,21 +214,21 @@ impl Barrier {
             self.round.store(round.wrapping_add(1), Ordering::Release);
             return;
         }
-        let mut turns = 0;
+        let mut iterations = 0;
         while self.round.load(Ordering::Acquire) == round {
-            if turns % 64 == 0 && self.team.broken.load(Ordering::Acquire) {
-                // Not `panic!`, whose hook would report a second failure.
+            if iterations % 64 == 0 && self.team.broken.load(Ordering::Acquire) {
+                // Not `panic!`: its hook would print a second failure.
                 std::panic::resume_unwind(Box::new(BROKEN.to_string()));
             }
-            self.team.relax(&mut turns);
+            self.team.relax(&mut iterations);
         }
     }
 }
 
-/// The cores this process may use.
+/// The cores that this process may use.
 #[cfg(target_os = "linux")]
 pub fn cores() -> Vec<usize> {
-    // SAFETY: an all-zero cpu_set_t is a valid empty set, and the call fills it up to its size.
+    // SAFETY: an all-zero cpu_set_t is a valid empty set, and the call writes at most its size.
     let set = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) != 0 {
@@ -239,59 +240,59 @@ pub fn cores() -> Vec<usize> {
     (0..libc::CPU_SETSIZE as usize).filter(|i| unsafe { libc::CPU_ISSET(*i, &set) }).collect()
 }
 
-/// How many threads can run at once: its cores, or fewer where a container is given less time than that.
+/// The number of threads that can run at once: the process's cores, or fewer under a container's CPU quota.
 pub fn usable_cores() -> usize {
     let quota = thread::available_parallelism().map_or(usize::MAX, usize::from);
     quota.min(cores().len()).max(1)
 }
 
-/// Whether threads are bound to cores: not with `PHALANX_PIN=0`, nor where a quota of time lets several
-/// containers share all cores, since every one of them would take the first.
-pub(crate) fn pins() -> bool {
+/// Whether threads are pinned to cores. They are not with `PHALANX_PIN=0`, nor under a CPU quota: several
+/// containers may then share all cores, and each would pin its threads to the first.
+pub(crate) fn pinning_enabled() -> bool {
     std::env::var("PHALANX_PIN").map_or(true, |v| v != "0") && usable_cores() >= cores().len()
 }
 
-/// The cores of a process that is alone on its machine, and those of the machine, where a launcher has
-/// bound it to fewer than there are.
-pub fn bound_to_fewer(local_workers: usize) -> Option<(usize, usize)> {
-    let (mine, all) = (cores().len(), online());
+/// Detects a launcher that restricts a process to a part of the cores although it is alone on its machine.
+/// Returns the number of the process's cores and of the machine's cores.
+pub fn restricted_cores(local_workers: usize) -> Option<(usize, usize)> {
+    let (mine, all) = (cores().len(), online_cores());
     (local_workers == 1 && mine < all).then_some((mine, all))
 }
 
-/// Takes this process' part of the cores of its machine, where several processes share it and nobody has
-/// shared them out before. Threads started from now on stay there.
+/// Restricts this process to part `part` of `parts` of the machine's cores, if several processes share the
+/// machine and the launcher has not restricted them already. Threads started afterwards inherit this.
 pub fn share_cores(part: usize, parts: usize) {
     let cores = cores();
-    // A launcher that binds processes leaves each of them fewer than there are.
-    if !pins() || parts < 2 || cores.is_empty() || cores.len() < online() {
+    // If the launcher restricts processes, each sees fewer cores than are online.
+    if !pinning_enabled() || parts < 2 || cores.is_empty() || cores.len() < online_cores() {
         return;
     }
     let mine = phalanx_graph::program::split_range(0..cores.len(), parts, part % parts);
     match mine.is_empty() {
-        false => bind(&cores[mine]),
-        true => bind(&[cores[part % cores.len()]]),
+        false => set_affinity(&cores[mine]),
+        true => set_affinity(&[cores[part % cores.len()]]),
     }
 }
 
-/// The cores of the machine.
-fn online() -> usize {
+/// The number of cores of the machine.
+fn online_cores() -> usize {
     #[cfg(unix)]
-    // SAFETY: a plain query; unknown names answer -1.
+    // SAFETY: a plain query; unknown names return -1.
     return usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1);
     #[cfg(not(unix))]
     return 1;
 }
 
-/// The cores this process may use.
+/// The cores that this process may use.
 #[cfg(not(target_os = "linux"))]
 pub fn cores() -> Vec<usize> {
     (0..thread::available_parallelism().map_or(1, usize::from)).collect()
 }
 
-/// Lets the calling thread run on these cores alone; where that is refused it merely roams.
+/// Restricts the calling thread to these cores. If the system refuses, the affinity stays unchanged.
 #[cfg(target_os = "linux")]
-fn bind(cores: &[usize]) {
-    // SAFETY: the set is initialised and the cores came from the process' own mask.
+fn set_affinity(cores: &[usize]) {
+    // SAFETY: the set is initialised, and the cores come from the process's own mask.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         cores.iter().for_each(|core| libc::CPU_SET(*core, &mut set));
@@ -299,23 +300,23 @@ fn bind(cores: &[usize]) {
     }
 }
 
-/// Moves the calling thread to its core if it runs elsewhere, on a core where a worker is bound. It
-/// stays free to roam: threads that the caller starts must not inherit the binding.
+/// Moves the calling thread to `core` if it runs elsewhere, possibly on a pinned worker's core. The thread is
+/// not pinned, because threads that the caller starts would inherit that.
 #[cfg(target_os = "linux")]
-fn come_home(core: usize, all: &[usize]) {
+fn move_to_core(core: usize, all: &[usize]) {
     // SAFETY: a plain query.
     let now = unsafe { libc::sched_getcpu() };
     if now >= 0 && now as usize != core {
-        bind(&[core]);
-        bind(all);
+        set_affinity(&[core]);
+        set_affinity(all);
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn bind(_cores: &[usize]) {}
+fn set_affinity(_cores: &[usize]) {}
 
 #[cfg(not(target_os = "linux"))]
-fn come_home(_core: usize, _all: &[usize]) {}
+fn move_to_core(_core: usize, _all: &[usize]) {}
 
 #[cfg(test)]
 mod tests {
@@ -327,7 +328,7 @@ mod tests {
         let pool = Pool::new(4, false, team.clone()).unwrap();
         let barrier = Barrier::new(4, team);
         let total = AtomicUsize::new(0);
-        // Miri takes its time.
+        // Miri is slow.
         for round in 1..=if cfg!(miri) { 5 } else { 200 } {
             let seen = Mutex::new(vec![]);
             pool.run(&|w| {
@@ -360,16 +361,16 @@ mod tests {
         assert_eq!(later, Err((worker, message)), "a broken team stays broken");
     }
 
-    /// A thread that is bound to one core stands for a process that a launcher has bound.
+    /// A thread restricted to one core stands for a process that a launcher has restricted.
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_lone_process_that_is_bound_to_few_cores_is_noticed() {
-        let bound = thread::spawn(|| {
-            bind(&cores()[..1]);
-            (usable_cores(), bound_to_fewer(1), bound_to_fewer(2))
+    fn a_lone_process_restricted_to_few_cores_is_detected() {
+        let restricted = thread::spawn(|| {
+            set_affinity(&cores()[..1]);
+            (usable_cores(), restricted_cores(1), restricted_cores(2))
         });
-        let few = (online() > 1).then(|| (1, online()));
-        assert_eq!(bound.join().unwrap(), (1, few, None));
+        let few = (online_cores() > 1).then(|| (1, online_cores()));
+        assert_eq!(restricted.join().unwrap(), (1, few, None));
         assert!(usable_cores() <= cores().len());
     }
 }

@@ -1,9 +1,9 @@
-//! Gradients made whole and applied: each worker reduces its slice of every gradient over all
-//! others, in index order, and runs the optimizer's tape on it while it is still in cache.
+//! Gradient reduction and update: each worker reduces its slice of every gradient over all workers, in index
+//! order, and runs the optimizer's tape on the slice while it is still in cache.
 
-use crate::between::Between;
 use crate::kernels::elementwise::{TapeInput, TapeOutput, TapePlan};
-use crate::worker::{self, Ctx, MAX_WORKERS};
+use crate::process_collectives::ProcessCollectives;
+use crate::worker::{self, MAX_WORKERS_PER_DEVICE, WorkerCtx};
 use phalanx_graph::Scope;
 use phalanx_graph::loss_scale::{LossScale, STATE};
 use phalanx_graph::program::{GradientPlan, UpdatePlan, split_range};
@@ -13,22 +13,24 @@ use std::ops::Range;
 /// Elements reduced and updated at a time.
 const CHUNK: usize = 4096;
 
-/// From this many devices on each adds up its share of every slice and takes the rest from the
-/// others: were all to add up all, the cost would grow with the square of their number.
-pub(crate) const SCATTER_FROM: usize = 3;
+/// With at least this many devices, gradients are reduced by a reduce-scatter: each device sums its share of
+/// every slice and reads the other shares from the other devices. If every device summed everything, the cost
+/// would grow with the square of their number.
+pub(crate) const MIN_REDUCE_SCATTER_DEVICES: usize = 3;
 
-/// Most slots of an optimizer.
+/// Maximum number of optimizer slots.
 pub(crate) const MAX_SLOTS: usize = 8;
-/// Most scalars of an optimizer.
+/// Maximum number of optimizer scalars.
 pub(crate) const MAX_SCALARS: usize = 16;
 
-/// Floats of scratch memory an update needs.
+/// Floats of scratch memory that an update needs.
 pub(crate) fn scratch_len(plan: Option<&UpdatePlan>, tape: Option<&TapePlan>) -> usize {
     let (Some(plan), Some(tape)) = (plan, tape) else { return 0 };
     longest_piece(plan) + tape.scratch_len()
 }
 
-/// Elements reduced and updated at a time: whole rows where the kernel's gradient is made here.
+/// Elements reduced and updated at a time. A whole number of rows if the gradient is computed during the
+/// update (`GradientPlan::operands`).
 fn piece_len(g: &GradientPlan) -> usize {
     if g.operands.is_none() { CHUNK } else { (CHUNK / g.granule).max(1) * g.granule }
 }
@@ -38,24 +40,24 @@ fn longest_piece(plan: &UpdatePlan) -> usize {
 }
 
 /// Runs the optimizer on this worker's slices.
-pub(crate) fn update(ctx: &Ctx<'_>) {
+pub(crate) fn update(ctx: &WorkerCtx<'_>) {
     let program = ctx.program();
     let Some(plan) = program.update() else { return };
     if ctx.run.mesh.devices > 1 && plan.gradients.iter().any(|g| g.sliced) {
-        // Slices of other devices must be finished before they are read.
+        // Slices of other devices must be complete before they are read.
         ctx.barrier(Scope::All);
     }
-    if let Some(between) = ctx.run.between {
-        reduce_between(ctx, plan, between);
-    } else if ctx.run.mesh.devices >= SCATTER_FROM {
+    if let Some(collectives) = ctx.run.collectives {
+        reduce_across_processes(ctx, plan, collectives);
+    } else if ctx.run.mesh.devices >= MIN_REDUCE_SCATTER_DEVICES {
         for g in &plan.gradients {
-            scatter(ctx, g);
+            reduce_scatter(ctx, g);
         }
         ctx.barrier(Scope::All);
     }
     let scale = match plan.loss_scale {
         None => None,
-        Some(scaling) => match whole_and_finite(ctx, plan, scaling) {
+        Some(scaling) => match reduce_and_check_finite(ctx, plan, scaling) {
             Some(scale) => Some(scale),
             None => return,
         },
@@ -70,16 +72,16 @@ pub(crate) fn update(ctx: &Ctx<'_>) {
                 let (tile, scratch) = ctx.scratch().split_at_mut(longest);
                 let tile = &mut tile[..chunk.len()];
                 match scale {
-                    None => whole(ctx, (g, at), chunk.clone(), 1.0, tile),
-                    Some(scale) => unscaled(ctx, &chunk, scale, tile),
+                    None => reduce_chunk(ctx, (g, at), chunk.clone(), 1.0, tile),
+                    Some(scale) => unscale(ctx, &chunk, scale, tile),
                 }
-                gather(ctx, &chunk, tile);
+                accumulate(ctx, &chunk, tile);
                 if !applies {
                     continue;
                 }
                 if norms {
-                    square += squares(tile);
-                    keep(ctx, &chunk, tile);
+                    square += sum_of_squares(tile);
+                    store_reduced(ctx, &chunk, tile);
                 } else {
                     if let Some(Clip::Value(limit)) = plan.rule.clip {
                         tile.iter_mut().for_each(|v| *v = v.clamp(-limit, limit));
@@ -88,8 +90,8 @@ pub(crate) fn update(ctx: &Ctx<'_>) {
                 }
             }
             if norms {
-                // SAFETY: a table of this worker's own, one number per parameter.
-                unsafe { *ctx.me().norms.ptr().cast::<f64>().add(g.param.index()) = square };
+                // SAFETY: only this worker writes its table, which has one number per parameter.
+                unsafe { *ctx.memory().norms.ptr().cast::<f64>().add(g.param.index()) = square };
             }
         }
     }
@@ -99,113 +101,126 @@ pub(crate) fn update(ctx: &Ctx<'_>) {
     }
 }
 
-/// This worker's part of a gradient: elements of the flat layout, a whole number of granules.
-fn slice(ctx: &Ctx<'_>, g: &GradientPlan) -> Range<usize> {
+/// This worker's slice of a gradient: a range of the flat layout, in whole granules.
+fn worker_slice(ctx: &WorkerCtx<'_>, g: &GradientPlan) -> Range<usize> {
     let start = ctx.run.layout.offsets[g.param.index()];
     let len = ctx.program().params()[g.param.index()].len();
     let mine = split_range(0..len / g.granule, ctx.run.mesh.workers, ctx.worker);
     start + mine.start * g.granule..start + mine.end * g.granule
 }
 
-/// A range cut into pieces that fit the first cache.
+/// Splits a range into pieces that fit the first-level cache.
 fn pieces(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(len).map(move |at| at..end.min(at + len))
 }
 
-fn chunks(ctx: &Ctx<'_>, g: &GradientPlan) -> impl Iterator<Item = Range<usize>> + use<> {
-    pieces(slice(ctx, g), piece_len(g))
+fn chunks(ctx: &WorkerCtx<'_>, g: &GradientPlan) -> impl Iterator<Item = Range<usize>> + use<> {
+    pieces(worker_slice(ctx, g), piece_len(g))
 }
 
-/// Behind an instruction: sends the buckets that it finished to the other processes.
-pub(crate) fn send_finished(ctx: &Ctx<'_>, at: usize) {
-    let (Some(between), Some(plan)) = (ctx.run.between, ctx.program().update()) else { return };
-    for (bucket, _) in plan.buckets.iter().zip(&ctx.run.loaded.sends).filter(|b| *b.1 == Some(at)) {
-        // All partial sums are there behind this.
+/// After instruction `at`: submits the buckets that it finished for the all-reduce over all processes.
+pub(crate) fn submit_finished_buckets(ctx: &WorkerCtx<'_>, at: usize) {
+    let Some(collectives) = ctx.run.collectives else { return };
+    let Some(plan) = ctx.program().update() else { return };
+    let points = &ctx.run.loaded.send_points;
+    for (bucket, _) in plan.buckets.iter().zip(points).filter(|b| *b.1 == Some(at)) {
+        // After this barrier all partial sums are complete.
         ctx.barrier(Scope::All);
-        add_up_host(ctx, plan, bucket.clone(), between);
-        let packed = &ctx.run.loaded.packed;
-        between.send(packed[bucket.start]..packed[bucket.end], ctx.run.workers.len());
+        sum_locally(ctx, plan, bucket.clone(), collectives);
+        let offsets = &ctx.run.loaded.gradient_offsets;
+        let floats = offsets[bucket.start]..offsets[bucket.end];
+        collectives.finish_bucket(floats, ctx.run.workers.len());
     }
 }
 
-/// Adds up all gradients over all processes, as far as they are not on their way.
-fn reduce_between(ctx: &Ctx<'_>, plan: &UpdatePlan, between: &Between) {
-    let late = || plan.buckets.iter().zip(&ctx.run.loaded.sends).filter(|b| b.1.is_none());
-    late().for_each(|(bucket, _)| add_up_host(ctx, plan, bucket.clone(), between));
+/// Reduces all gradients over all processes: waits for the buckets in flight and reduces the others.
+fn reduce_across_processes(
+    ctx: &WorkerCtx<'_>,
+    plan: &UpdatePlan,
+    collectives: &ProcessCollectives,
+) {
+    let points = &ctx.run.loaded.send_points;
+    let late = || plan.buckets.iter().zip(points).filter(|b| b.1.is_none());
+    late().for_each(|(bucket, _)| sum_locally(ctx, plan, bucket.clone(), collectives));
     ctx.barrier(Scope::All);
-    if ctx.leads() {
-        ctx.or_leave(between.arrive());
+    if ctx.is_leader() {
+        ctx.unwrap_or_abort(collectives.flush());
         for (bucket, _) in late() {
-            let packed = &ctx.run.loaded.packed;
-            let (from, to) = (packed[bucket.start], packed[bucket.end]);
-            // SAFETY: the others wait at the barrier behind this.
+            let offsets = &ctx.run.loaded.gradient_offsets;
+            let (from, to) = (offsets[bucket.start], offsets[bucket.end]);
+            // SAFETY: the other workers wait at the barrier after this.
             let values = unsafe {
-                std::slice::from_raw_parts_mut(between.gradients.f32().add(from), to - from)
+                std::slice::from_raw_parts_mut(collectives.gradients.f32().add(from), to - from)
             };
-            ctx.or_leave(between.sum(values));
+            ctx.unwrap_or_abort(collectives.all_reduce(values));
         }
     }
     ctx.barrier(Scope::All);
 }
 
-/// Adds up this worker's part of a bucket over the host's workers.
-fn add_up_host(ctx: &Ctx<'_>, plan: &UpdatePlan, bucket: Range<usize>, between: &Between) {
+/// Sums this worker's part of a bucket over the workers of this process.
+fn sum_locally(
+    ctx: &WorkerCtx<'_>,
+    plan: &UpdatePlan,
+    bucket: Range<usize>,
+    collectives: &ProcessCollectives,
+) {
     let devices = ctx.devices();
     let gradients = plan.gradients[bucket.clone()].iter();
-    for (g, at) in gradients.zip(&ctx.run.loaded.packed[bucket]) {
+    for (g, at) in gradients.zip(&ctx.run.loaded.gradient_offsets[bucket]) {
         let first = ctx.run.layout.offsets[g.param.index()];
-        let mine = split_range(slice(ctx, g), devices.len(), ctx.device - devices.start);
+        let mine = split_range(worker_slice(ctx, g), devices.len(), ctx.device - devices.start);
         for piece in pieces(mine, CHUNK) {
-            // SAFETY: this worker alone writes this part of the host's buffer.
+            // SAFETY: only this worker writes this part of the process's buffer.
             let out = unsafe {
-                let to = between.gradients.f32().add(at + piece.start - first);
+                let to = collectives.gradients.f32().add(at + piece.start - first);
                 std::slice::from_raw_parts_mut(to, piece.len())
             };
-            add_up(ctx, g, piece, out);
+            sum_partials(ctx, g, piece, out);
         }
     }
 }
 
-/// Adds up this device's share of the worker's slice, for all devices to read.
-fn scatter(ctx: &Ctx<'_>, g: &GradientPlan) {
-    let mine = split_range(slice(ctx, g), ctx.run.mesh.devices, ctx.device);
+/// Sums this device's share of the worker's slice into memory that all devices read.
+fn reduce_scatter(ctx: &WorkerCtx<'_>, g: &GradientPlan) {
+    let mine = split_range(worker_slice(ctx, g), ctx.run.mesh.devices, ctx.device);
     for piece in pieces(mine, CHUNK) {
-        // SAFETY: this worker alone writes this part of its device's buffer.
+        // SAFETY: only this worker writes this part of its device's buffer.
         let out = unsafe {
-            let at = ctx.device().scattered.f32().add(piece.start);
+            let at = ctx.device_memory().scattered.f32().add(piece.start);
             std::slice::from_raw_parts_mut(at, piece.len())
         };
-        add_up(ctx, g, piece, out);
+        sum_partials(ctx, g, piece, out);
     }
 }
 
 /// `tile = Σ partial gradients`, over devices and workers in index order.
-fn add_up(ctx: &Ctx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]) {
+fn sum_partials(ctx: &WorkerCtx<'_>, g: &GradientPlan, chunk: Range<usize>, tile: &mut [f32]) {
     let mesh = ctx.run.mesh;
     let of_device = |device: usize| {
-        let sliced = g.sliced.then(|| ctx.device_at(device).sliced.f32());
+        let sliced = g.sliced.then(|| ctx.memory_of_device(device).sliced.f32());
         let workers = if g.sliced { 0 } else { mesh.workers };
-        let partial = move |worker| ctx.worker_of(device, worker).gradients.f32();
+        let partial = move |worker| ctx.memory_of_worker(device, worker).gradients.f32();
         sliced.into_iter().chain((0..workers).map(partial))
     };
-    // SAFETY: sources were finished before the barrier in front of the update, and hold the whole
+    // SAFETY: the sources are complete since the barrier before the update, and each holds the whole
     // flat layout.
     unsafe {
         let sources = ctx.devices().flat_map(of_device).map(|s| s.add(chunk.start));
-        worker::add_up(mesh, sources, tile);
+        worker::sum_sources(mesh, sources, tile);
     }
 }
 
-/// `tile = Σ partial gradients`, from the shares that each device added up.
-fn collect(ctx: &Ctx<'_>, g: &GradientPlan, chunk: &Range<usize>, tile: &mut [f32]) {
+/// Copies a chunk of a gradient from the shares that the devices summed in [`reduce_scatter`].
+fn gather_shares(ctx: &WorkerCtx<'_>, g: &GradientPlan, chunk: &Range<usize>, tile: &mut [f32]) {
     let devices = ctx.run.mesh.devices;
     for (device, owner) in ctx.run.devices.iter().enumerate() {
-        let part = split_range(slice(ctx, g), devices, device);
+        let part = split_range(worker_slice(ctx, g), devices, device);
         let (from, to) = (part.start.max(chunk.start), part.end.min(chunk.end));
         if from < to {
-            // SAFETY: finished before the barrier behind the scattering, not written again before
-            // the end of the step.
+            // SAFETY: complete since the barrier after the reduce-scatter, and not written again in this
+            // step.
             let values =
                 unsafe { std::slice::from_raw_parts(owner.scattered.f32().add(from), to - from) };
             tile[from - chunk.start..to - chunk.start].copy_from_slice(values);
@@ -213,67 +228,71 @@ fn collect(ctx: &Ctx<'_>, g: &GradientPlan, chunk: &Range<usize>, tile: &mut [f3
     }
 }
 
-/// Makes all gradients whole, of a loss that is scaled, and looks whether they are finite: every device
-/// finds the same, and turns its scale accordingly. The scale they have, or nothing where the step is to
-/// be skipped.
-fn whole_and_finite(ctx: &Ctx<'_>, plan: &UpdatePlan, scaling: LossScale) -> Option<f32> {
+/// Reduces all gradients of a scaled loss and checks that they are finite. Every device gets the same answer
+/// and adjusts its loss scale accordingly. Returns the scale of the gradients, or `None` to skip the step.
+fn reduce_and_check_finite(
+    ctx: &WorkerCtx<'_>,
+    plan: &UpdatePlan,
+    scaling: LossScale,
+) -> Option<f32> {
     let longest = longest_piece(plan);
     let at = ctx.run.layout.offsets[scaling.state.index()];
-    // SAFETY: a parameter of these numbers, which nobody writes before the barrier below.
-    let state = unsafe { *ctx.device().params.f32().add(at).cast::<[f32; STATE]>() };
+    // SAFETY: the parameter has `STATE` floats, and no worker writes it before the barrier below.
+    let state = unsafe { *ctx.device_memory().params.f32().add(at).cast::<[f32; STATE]>() };
     let mut finite = true;
     for (g, at) in plan.gradients.iter().zip(0..) {
         for chunk in chunks(ctx, g) {
             let tile = &mut ctx.scratch()[..longest][..chunk.len()];
-            whole(ctx, (g, at), chunk.clone(), state[0], tile);
+            reduce_chunk(ctx, (g, at), chunk.clone(), state[0], tile);
             finite &= tile.iter().all(|v| v.is_finite());
-            keep(ctx, &chunk, tile);
+            store_reduced(ctx, &chunk, tile);
         }
     }
     let flag = |worker: usize| {
-        let norms = ctx.worker_of(ctx.device, worker).norms.ptr().cast::<f64>();
-        // SAFETY: tables of one number per parameter, and the state is one.
+        let norms = ctx.memory_of_worker(ctx.device, worker).norms.ptr().cast::<f64>();
+        // SAFETY: the table has one number per parameter, and the loss scale's state is a parameter.
         unsafe { norms.add(scaling.state.index()) }
     };
-    // SAFETY: this worker's own table, read by others behind the barrier.
+    // SAFETY: only this worker writes its table; the others read it after the barrier.
     unsafe { *flag(ctx.worker) = f64::from(u8::from(finite)) };
     ctx.barrier(Scope::Device);
-    // SAFETY: written in front of the barrier.
+    // SAFETY: written before the barrier.
     let finite = (0..ctx.run.mesh.workers).all(|w| unsafe { *flag(w) } != 0.0);
     if ctx.worker == 0 {
         let next = scaling.next(state, finite);
-        // SAFETY: the device's other workers have read the state in front of the barrier.
-        unsafe { *ctx.device().params.f32().add(at).cast::<[f32; STATE]>() = next };
+        // SAFETY: the other workers of the device have read the state before the barrier.
+        unsafe { *ctx.device_memory().params.f32().add(at).cast::<[f32; STATE]>() = next };
     }
     finite.then_some(state[0])
 }
 
-/// Puts a piece of a whole gradient into the device's buffer.
-fn keep(ctx: &Ctx<'_>, chunk: &Range<usize>, tile: &[f32]) {
-    // SAFETY: this worker alone owns this slice of the device's buffer.
+/// Stores a chunk of a reduced gradient in the device's buffer.
+fn store_reduced(ctx: &WorkerCtx<'_>, chunk: &Range<usize>, tile: &[f32]) {
+    // SAFETY: only this worker accesses this slice of the device's buffer.
     unsafe {
-        let to = ctx.device().reduced.f32().add(chunk.start);
+        let to = ctx.device_memory().reduced.f32().add(chunk.start);
         std::ptr::copy_nonoverlapping(tile.as_ptr(), to, tile.len());
     }
 }
 
-/// A piece of what was kept, by this worker alone.
-fn kept<'a>(ctx: &Ctx<'a>, chunk: &Range<usize>) -> &'a [f32] {
-    // SAFETY: written by this worker a moment ago.
+/// A chunk that this worker passed to [`store_reduced`].
+fn stored_chunk<'a>(ctx: &WorkerCtx<'a>, chunk: &Range<usize>) -> &'a [f32] {
+    // SAFETY: this worker wrote the chunk earlier in this step, and no other worker writes it.
     unsafe {
-        let at = ctx.device().reduced.f32().add(chunk.start);
+        let at = ctx.device_memory().reduced.f32().add(chunk.start);
         std::slice::from_raw_parts(at, chunk.len())
     }
 }
 
-/// A piece of a gradient that was made whole, of the loss itself.
-fn unscaled(ctx: &Ctx<'_>, chunk: &Range<usize>, scale: f32, tile: &mut [f32]) {
-    tile.iter_mut().zip(kept(ctx, chunk)).for_each(|(t, k)| *t = k / scale);
+/// `tile` = a stored chunk divided by the loss scale.
+fn unscale(ctx: &WorkerCtx<'_>, chunk: &Range<usize>, scale: f32, tile: &mut [f32]) {
+    tile.iter_mut().zip(stored_chunk(ctx, chunk)).for_each(|(t, k)| *t = k / scale);
 }
 
-/// The whole gradient, which is number `at` of the plan, of a loss times `scale`: partial sums and penalty.
-fn whole(
-    ctx: &Ctx<'_>,
+/// Reduces a chunk of gradient `g`, number `at` of the plan: the sum of all partial gradients plus the
+/// regularisation penalty. `scale` is the loss scale.
+fn reduce_chunk(
+    ctx: &WorkerCtx<'_>,
     (g, at): (&GradientPlan, usize),
     chunk: Range<usize>,
     scale: f32,
@@ -282,25 +301,27 @@ fn whole(
     if let Some((x, dy)) = g.operands {
         let first = ctx.run.layout.offsets[g.param.index()];
         let rows = (chunk.start - first) / g.granule..(chunk.end - first) / g.granule;
-        ctx.kernel_rows(x, dy, rows, tile);
-    } else if let Some(between) = ctx.run.between {
+        ctx.kernel_gradient_rows(x, dy, rows, tile);
+    } else if let Some(collectives) = ctx.run.collectives {
         let first = ctx.run.layout.offsets[g.param.index()];
-        // SAFETY: finished before the barrier behind the reduction, not written again before the end
-        // of the step.
+        // SAFETY: complete since the barrier after the reduction, and not written again in this step.
         let values = unsafe {
-            let from = between.gradients.f32().add(ctx.run.loaded.packed[at]);
+            let from = collectives.gradients.f32().add(ctx.run.loaded.gradient_offsets[at]);
             std::slice::from_raw_parts(from.add(chunk.start - first), tile.len())
         };
         tile.copy_from_slice(values);
-    } else if ctx.run.mesh.devices >= SCATTER_FROM {
-        collect(ctx, g, &chunk, tile);
+    } else if ctx.run.mesh.devices >= MIN_REDUCE_SCATTER_DEVICES {
+        gather_shares(ctx, g, &chunk, tile);
     } else {
-        add_up(ctx, g, chunk.clone(), tile);
+        sum_partials(ctx, g, chunk.clone(), tile);
     }
     if g.l1 != 0.0 || g.l2 != 0.0 {
-        // SAFETY: weights of this slice are written by this worker alone, later.
+        // SAFETY: only this worker writes the weights of this slice, and only later.
         let weights = unsafe {
-            std::slice::from_raw_parts(ctx.device().params.f32().add(chunk.start), tile.len())
+            std::slice::from_raw_parts(
+                ctx.device_memory().params.f32().add(chunk.start),
+                tile.len(),
+            )
         };
         for (t, w) in tile.iter_mut().zip(weights) {
             let sign = if *w == 0.0 { 0.0 } else { w.signum() };
@@ -309,12 +330,12 @@ fn whole(
     }
 }
 
-/// Under accumulation, adds to the running sum; what is to be applied of it.
-fn gather(ctx: &Ctx<'_>, chunk: &Range<usize>, tile: &mut [f32]) {
+/// Under gradient accumulation, adds `tile` to the running sum and replaces it by the gradient to apply.
+fn accumulate(ctx: &WorkerCtx<'_>, chunk: &Range<usize>, tile: &mut [f32]) {
     if let Some(a) = ctx.run.batch.accumulate {
-        // SAFETY: this worker alone owns this slice of the device's running sum.
+        // SAFETY: only this worker accesses this slice of the device's running sum.
         let sum = unsafe {
-            let at = ctx.device().accumulated.f32().add(chunk.start);
+            let at = ctx.device_memory().accumulated.f32().add(chunk.start);
             std::slice::from_raw_parts_mut(at, tile.len())
         };
         for (s, t) in sum.iter_mut().zip(tile.iter_mut()) {
@@ -325,21 +346,21 @@ fn gather(ctx: &Ctx<'_>, chunk: &Range<usize>, tile: &mut [f32]) {
     }
 }
 
-/// Runs the optimizer's tape on one piece; `gradient` points at its first element.
+/// Runs the optimizer's tape on one chunk; `gradient` points to its first element.
 fn apply(
-    ctx: &Ctx<'_>,
+    ctx: &WorkerCtx<'_>,
     plan: &UpdatePlan,
     chunk: Range<usize>,
     gradient: *const f32,
     scratch: &mut [f32],
 ) {
-    let tape = ctx.run.loaded.update.as_ref().expect("prepared when the program was loaded");
-    let device = ctx.device();
+    let tape = ctx.run.loaded.update.as_ref().expect("`load` prepares the tape");
+    let device = ctx.device_memory();
     let ld = chunk.len();
     let slots = plan.rule.slots.len();
     let mut inputs = [TapeInput { ptr: std::ptr::null(), ld }; 2 + MAX_SLOTS + MAX_SCALARS];
     let mut outputs = [TapeOutput { ptr: std::ptr::null_mut(), ld }; 1 + MAX_SLOTS];
-    // SAFETY: the piece lies inside the flat layout, which every buffer here has.
+    // SAFETY: the chunk lies inside the flat layout, and every buffer here has this layout.
     unsafe {
         let weights = device.params.f32().add(chunk.start);
         inputs[0].ptr = weights;
@@ -355,25 +376,25 @@ fn apply(
         input.ptr = scalar;
     }
     let used = 2 + slots + plan.rule.scalars;
-    // SAFETY: operands and results are as the tape expects; results take over their own operands
-    // in place; nobody else touches this worker's slices.
+    // SAFETY: operands and results are as the tape expects. Each result overwrites its own operand in
+    // place. No other worker accesses this worker's slices.
     unsafe {
         tape.run(ctx.run.isa, ld, 0..ld, &inputs[..used], &outputs[..=slots], scratch);
     }
 }
 
-/// The update behind a norm: scales each reduced gradient, then applies it.
-fn apply_clipped(ctx: &Ctx<'_>, plan: &UpdatePlan) {
+/// The update with clipping by norm: scales each reduced gradient, then applies it.
+fn apply_clipped(ctx: &WorkerCtx<'_>, plan: &UpdatePlan) {
     let workers = ctx.run.mesh.workers;
     let longest = longest_piece(plan);
-    debug_assert!(workers <= MAX_WORKERS);
+    debug_assert!(workers <= MAX_WORKERS_PER_DEVICE);
     let square = |g: &GradientPlan| -> f64 {
         if ctx.run.mesh.fixed {
-            return square_of_whole(ctx, g);
+            return squared_norm(ctx, g);
         }
         let part = |w: usize| {
-            let norms = ctx.worker_of(ctx.device, w).norms.ptr().cast::<f64>();
-            // SAFETY: written before the barrier in front of this.
+            let norms = ctx.memory_of_worker(ctx.device, w).norms.ptr().cast::<f64>();
+            // SAFETY: written before the barrier that precedes this.
             unsafe { *norms.add(g.param.index()) }
         };
         (0..workers).map(part).sum()
@@ -388,26 +409,27 @@ fn apply_clipped(ctx: &Ctx<'_>, plan: &UpdatePlan) {
         for chunk in chunks(ctx, g) {
             let (tile, scratch) = ctx.scratch().split_at_mut(longest);
             let tile = &mut tile[..chunk.len()];
-            tile.iter_mut().zip(kept(ctx, &chunk)).for_each(|(t, r)| *t = r * scale);
+            tile.iter_mut().zip(stored_chunk(ctx, &chunk)).for_each(|(t, r)| *t = r * scale);
             apply(ctx, plan, chunk, tile.as_ptr(), scratch);
         }
     }
 }
 
-/// The squared norm of a reduced gradient, added up in one way whoever has which slice.
-fn square_of_whole(ctx: &Ctx<'_>, g: &GradientPlan) -> f64 {
+/// The squared norm of a reduced gradient, summed in an order that does not depend on the workers' slices.
+fn squared_norm(ctx: &WorkerCtx<'_>, g: &GradientPlan) -> f64 {
     let start = ctx.run.layout.offsets[g.param.index()];
     let len = ctx.program().params()[g.param.index()].len();
-    // SAFETY: written by the device's workers before the barrier in front of this.
-    let whole = unsafe { std::slice::from_raw_parts(ctx.device().reduced.f32().add(start), len) };
-    whole.chunks(CHUNK).map(squares).sum()
+    // SAFETY: the device's workers wrote it before the barrier that precedes this.
+    let values =
+        unsafe { std::slice::from_raw_parts(ctx.device_memory().reduced.f32().add(start), len) };
+    values.chunks(CHUNK).map(sum_of_squares).sum()
 }
 
-fn squares(values: &[f32]) -> f64 {
+fn sum_of_squares(values: &[f32]) -> f64 {
     values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum()
 }
 
-/// The factor that brings a norm down to its limit.
+/// The factor that scales a norm down to its limit, at most 1.
 fn limit_scale(square: f64, limit: f32) -> f32 {
     let norm = square.sqrt();
     if norm > f64::from(limit) { (f64::from(limit) / norm) as f32 } else { 1.0 }

@@ -1,4 +1,4 @@
-//! After warm-up a training step allocates nothing, on no thread.
+//! After warm-up a training step allocates nothing on any thread.
 
 use phalanx_cpu::{CpuExecutor, CpuOptions};
 use phalanx_graph::exec::{Accumulate, Batch, Executor, FeedData};
@@ -12,7 +12,7 @@ struct Counting;
 
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: hands everything to the system's allocator unchanged.
+// SAFETY: forwards everything unchanged to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BYTES.fetch_add(layout.size(), Ordering::Relaxed);
@@ -29,8 +29,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that ten steps allocate once three have run; where `accumulate`, every second one applies
-/// the gradients of two.
+/// Bytes allocated by ten steps after three steps of warm-up. With `accumulate`, every second step applies the
+/// gradients of two.
 fn allocated(step: Step, mesh: Mesh, accumulate: bool) -> usize {
     const ROWS: usize = 7;
     let options =
@@ -74,10 +74,10 @@ fn allocated(step: Step, mesh: Mesh, accumulate: bool) -> usize {
     BYTES.load(Ordering::SeqCst) - before
 }
 
-/// One test, so that no other runs beside it.
+/// A single test, so that no other test allocates concurrently.
 #[test]
 fn steps_allocate_nothing() {
-    // Three devices scatter their sums.
+    // Three devices use reduce-scatter.
     for (devices, workers) in [(1, 2), (2, 1), (3, 1), (3, 2)] {
         let mesh = Mesh::new(devices, workers);
         for accumulate in [false, true] {

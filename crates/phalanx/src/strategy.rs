@@ -366,7 +366,7 @@ impl MirroredStrategy {
             warn_if_slow(phalanx_cpu::OPTIMIZED);
             let (devices, fixed) = (self.devices.len(), self.deterministic);
             let options = CpuOptions { devices, workers, fixed, isa: None };
-            return Ok(Box::new(CpuExecutor::among(options, params, cluster)?));
+            return Ok(Box::new(CpuExecutor::with_cluster(options, params, cluster)?));
         }
         if self.deterministic {
             let (owner, expected) = ("MirroredStrategy", "CPU devices");

@@ -250,7 +250,7 @@ pub fn meet(
 #[cfg(feature = "mpi")]
 fn join_mpi(launch: &Launch, timeout: Duration) -> Result<Arc<dyn Peers>> {
     phalanx_cpu::share_cores(launch.local_rank, launch.local_size);
-    if let Some((mine, all)) = phalanx_cpu::bound_to_fewer(launch.local_size) {
+    if let Some((mine, all)) = phalanx_cpu::restricted_cores(launch.local_size) {
         warning!(
             "bound to {mine} of {all} cores, though it is alone on its machine; \
              mpirun --bind-to none leaves it all of them"

@@ -1,14 +1,15 @@
 //! Two-dimensional convolution, NHWC, and its two gradients.
 //!
-//! Forward and input gradient are the same machine, an indirect matrix product (`Block`) swept over
-//! regular grids of pixels (`Grid`). Forward is one grid. The input gradient of a strided
-//! convolution is one grid per phase: input pixels whose coordinates agree modulo the stride are
-//! reached by the same subset of taps, so nothing is multiplied with the zeros a stride would insert.
-//! Inputs of few channels would make the inner loop short; there patches are gathered into scratch,
-//! a block of pixels at a time, and the product has a single tap; their gradients are made as patches
-//! and added up (`scatter.rs`). Depthwise convolution has no
-//! product to block and goes its own way, vectorised over channels. 3x3 convolutions of stride one go
-//! through Winograd's algorithm (`winograd.rs`) where [`Method::choose`] expects that to be faster.
+//! * Forward and input gradient both are an indirect matrix product (`Block`) over regular grids of
+//!   pixels (`Grid`). Forward is one grid. The input gradient of a strided convolution is one grid per
+//!   phase: input pixels whose coordinates agree modulo the stride are reached by the same subset of
+//!   taps, so nothing is multiplied by the zeros that a stride would insert.
+//! * Inputs with few channels would make the inner loop short. For them, patches are gathered into
+//!   scratch, a block of pixels at a time, and the product has a single tap (im2col). Their input
+//!   gradients are computed as patches and added to the pixels (`scatter.rs`).
+//! * Depthwise convolution is vectorised over channels (`depthwise.rs`).
+//! * 3x3 convolutions of stride one use Winograd's algorithm (`winograd.rs`) if [`Method::choose`]
+//!   expects that to be faster.
 //!
 //! `ldx` and `ldy` are the floats between neighbouring pixels, so that inputs and outputs may be
 //! channel slices of a wider tensor. No function allocates, and each output is summed in one fixed
@@ -34,10 +35,10 @@ use crate::simd::{Isa, Kernel, MAX_LANES, Simd, dispatch};
 
 pub use self::method::Method;
 
-/// Below this many channels per tap patches are gathered instead of pointed at.
-const GATHER_BELOW: usize = 8;
+/// With fewer channels per tap than this, patches are gathered into scratch instead of read through pointers.
+const GATHER_BELOW_CHANNELS: usize = 8;
 
-/// Which of the three computations scratch is wanted for.
+/// One of the three computations of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pass {
     /// [`forward`].
@@ -48,10 +49,10 @@ pub enum Pass {
     GradKernel,
 }
 
-/// Floats of scratch a pass needs.
+/// Floats of scratch that a pass needs.
 ///
 /// # Panics
-/// When the sizes of the geometry cannot be counted.
+/// If the sizes of the geometry overflow.
 pub fn scratch_len(method: Method, geom: &ConvGeom, pass: Pass) -> usize {
     check_geometry(geom);
     if let Some(m) = method.tile() {
@@ -63,10 +64,10 @@ pub fn scratch_len(method: Method, geom: &ConvGeom, pass: Pass) -> usize {
     let [kh, kw, cin, _] = geom.kernel_dims();
     let cout = geom.output[2] / geom.groups;
     let taps = kh * kw;
-    let patches = if gathers(geom) { BLOCK_ROWS * taps * cin } else { 0 };
+    let patches = if uses_patches(geom) { BLOCK_ROWS * taps * cin } else { 0 };
     let (k, n) = match pass {
         Pass::Forward => (cin, cout),
-        Pass::GradInput if gathers(geom) => return scatter::scratch_len(geom),
+        Pass::GradInput if uses_patches(geom) => return scatter::scratch_len(geom),
         Pass::GradInput => (cout, cin),
         Pass::GradKernel => return Arena::floats_len(patches),
     };
@@ -77,12 +78,12 @@ pub fn scratch_len(method: Method, geom: &ConvGeom, pass: Pass) -> usize {
         + Arena::floats_len(if pass == Pass::Forward { patches } else { 0 })
 }
 
-/// Whether a convolution works on patches gathered from its input, or scattered to it.
-fn gathers(geom: &ConvGeom) -> bool {
-    geom.input[2] / geom.groups < GATHER_BELOW && geom.kernel != [1, 1]
+/// Whether a convolution works on patches that are gathered from its input or scattered to it.
+fn uses_patches(geom: &ConvGeom) -> bool {
+    geom.input[2] / geom.groups < GATHER_BELOW_CHANNELS && geom.kernel != [1, 1]
 }
 
-/// Panics where sizes of a geometry cannot be counted, or are none.
+/// Panics if sizes of a geometry overflow or are zero.
 fn check_geometry(geom: &ConvGeom) {
     if let Err(error) = geom.check() {
         panic!("{error}");
@@ -102,7 +103,7 @@ fn check(
     check_geometry(geom);
     assert!(method.computes(geom), "{method:?} does not compute {geom:?}");
     let pixels = |name: &str, [height, width, _]: [usize; 3]| {
-        // The pixels of one image can be counted.
+        // `check_geometry` ensures that the pixels of one image do not overflow.
         let all = rows.checked_mul(height * width);
         all.unwrap_or_else(|| panic!("{name}: {rows} images of {height} x {width} pixels"))
     };
@@ -133,22 +134,22 @@ pub fn forward(
     let bias = bias.map_or(std::ptr::null(), <[f32]>::as_ptr);
     let forward = Forward { geom, rows, x, ldx, w, bias, relu, y, ldy, scratch };
     match method {
-        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        // SAFETY: `check` ensured that all slices hold the images of the geometry.
         Method::Winograd2 => unsafe { dispatch(isa, forward.winograd::<winograd::Two>()) },
-        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        // SAFETY: `check` ensured that all slices hold the images of the geometry.
         Method::Winograd4 => unsafe { dispatch(isa, forward.winograd::<winograd::Four>()) },
         Method::Direct if depthwise::applies(geom) => {
-            // SAFETY: `check` has seen that all slices hold the images of the geometry.
+            // SAFETY: `check` ensured that all slices hold the images of the geometry.
             unsafe {
                 depthwise::forward(isa, geom, rows, x, ldx, w, bias, relu, forward.y, ldy);
             }
         }
-        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        // SAFETY: `check` ensured that all slices hold the images of the geometry.
         Method::Direct => unsafe { dispatch(isa, forward) },
     }
 }
 
-/// The gradient of the input: overwrites `dx`.
+/// The gradient of the input. Overwrites `dx`.
 #[allow(clippy::too_many_arguments)] // Operands and their leading dimensions, as in BLAS.
 pub fn grad_input(
     isa: Isa,
@@ -165,20 +166,20 @@ pub fn grad_input(
     check(method, geom, rows, (dx.len(), ldx), w.len(), (dy.len(), ldy));
     let grad = GradInput { geom, rows, dy, ldy, w, dx, ldx, scratch };
     match method {
-        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        // SAFETY: `check` ensured that all slices hold the images of the geometry.
         Method::Winograd2 => unsafe { dispatch(isa, grad.winograd::<winograd::Two>()) },
-        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        // SAFETY: `check` ensured that all slices hold the images of the geometry.
         Method::Winograd4 => unsafe { dispatch(isa, grad.winograd::<winograd::Four>()) },
         Method::Direct if depthwise::applies(geom) => {
-            // SAFETY: `check` has seen that all slices hold the images of the geometry.
+            // SAFETY: `check` ensured that all slices hold the images of the geometry.
             unsafe { depthwise::grad_input(isa, geom, rows, dy, ldy, w, grad.dx, ldx) };
         }
-        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        // SAFETY: `check` ensured that all slices hold the images of the geometry.
         Method::Direct => unsafe { dispatch(isa, grad) },
     }
 }
 
-/// The gradient of the kernel, summed over all rows in order: overwrites `dw`.
+/// The gradient of the kernel, summed over all rows in order. Overwrites `dw`.
 #[allow(clippy::too_many_arguments)] // Operands and their leading dimensions, as in BLAS.
 pub fn grad_kernel(
     isa: Isa,
@@ -196,15 +197,15 @@ pub fn grad_kernel(
     dw[..geom.kernel_dims().iter().product()].fill(0.0);
     let grad = grad_kernel::GradKernel { geom, rows, x, ldx, dy, ldy, dw, scratch };
     match method {
-        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        // SAFETY: `check` ensured that all slices hold the images of the geometry.
         Method::Winograd2 => unsafe { dispatch(isa, grad.winograd::<winograd::Two>()) },
-        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        // SAFETY: `check` ensured that all slices hold the images of the geometry.
         Method::Winograd4 => unsafe { dispatch(isa, grad.winograd::<winograd::Four>()) },
         Method::Direct if depthwise::applies(geom) => {
-            // SAFETY: `check` has seen that all slices hold the images of the geometry.
+            // SAFETY: `check` ensured that all slices hold the images of the geometry.
             unsafe { depthwise::grad_kernel(isa, geom, rows, x, ldx, dy, ldy, grad.dw) };
         }
-        // SAFETY: `check` has seen that all slices hold the images of the geometry.
+        // SAFETY: `check` ensured that all slices hold the images of the geometry.
         Method::Direct => unsafe { dispatch(isa, grad) },
     }
 }
@@ -252,7 +253,7 @@ impl Kernel for Forward<'_> {
         let (taps, cout) = (kh * kw, filters / geom.groups);
         let mut arena = Arena(self.scratch);
         let packed = arena.floats(taps * cin * cout.next_multiple_of(S::LANES)).as_mut_ptr();
-        let gather = gathers(geom);
+        let gather = uses_patches(geom);
         let mut tables = Tables::new(&mut arena, if gather { 1 } else { taps }, cin);
         let patches = if gather { arena.floats(BLOCK_ROWS * taps * cin) } else { &mut [] };
         let grid = Grid::forward(geom);
@@ -322,9 +323,9 @@ impl Kernel for GradInput<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let geom = self.geom;
-        if gathers(geom) {
+        if uses_patches(geom) {
             // SAFETY: lengths were checked.
-            return unsafe { self.scattered::<S>() };
+            return unsafe { self.by_patches::<S>() };
         }
         let [kh, kw, cin, filters] = geom.kernel_dims();
         let cout = filters / geom.groups;
@@ -365,7 +366,7 @@ impl Kernel for GradInput<'_> {
     }
 }
 
-/// Pointers of one block of pixels, and the zeros that padding points at.
+/// Pointers of one block of pixels, and the zeros that pointers into the padding refer to.
 struct Tables<'a> {
     zeros: &'a [f32],
     out: &'a mut [*mut f32],
@@ -381,7 +382,7 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// One grid of destination pixels, over all images.
+/// The computation of one grid of destination pixels in all images.
 struct Sweep<'a> {
     grid: &'a Grid,
     rows: usize,
@@ -397,7 +398,7 @@ struct Sweep<'a> {
 }
 
 impl Sweep<'_> {
-    /// Computes every pixel of the grid. Patches are gathered if there is room for them.
+    /// Computes every pixel of the grid. Gathers patches unless `patches` is empty.
     #[inline(always)]
     unsafe fn run<S: Simd>(&self, tables: &mut Tables<'_>, patches: &mut [f32]) {
         let grid = self.grid;

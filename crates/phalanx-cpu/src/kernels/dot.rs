@@ -1,11 +1,11 @@
 //! Dense layers: `y = x w + b` and its two gradients.
 //!
 //! Rows of activations may be wider than the matrix (`ld`): inputs and outputs can be slices of a
-//! concatenated tensor. [`forward`] reads the weights where they lie if `reads_in_place` allows it;
+//! concatenated tensor. [`forward`] reads the weights in place if `reads_in_place` allows it;
 //! [`grad_input`] packs their transpose into scratch on every call, which costs about as much as six
 //! rows of the product.
 
-// Two tables of pointers are filled in step inside a kernel, where closures are to be avoided.
+// A kernel fills two tables of pointers in lockstep and must avoid closures.
 #![allow(clippy::needless_range_loop)]
 
 use std::ops::Range;
@@ -23,7 +23,7 @@ const GRAD_ROWS: usize = 256;
 /// Floats of scratch that [`forward`] and [`grad_input`] need for a kernel `[k, n]`.
 ///
 /// # Panics
-/// When so many cannot be counted.
+/// If the number overflows.
 pub fn scratch_len(k: usize, n: usize) -> usize {
     let packed = |k: usize, n: usize| k.checked_mul(n.checked_next_multiple_of(MAX_LANES)?);
     let packed = packed(k, n).zip(packed(n, k)).map(|(a, b)| a.max(b));
@@ -32,12 +32,12 @@ pub fn scratch_len(k: usize, n: usize) -> usize {
     Arena::floats_len(packed) + 2 * Arena::pointers_len(BLOCK_ROWS)
 }
 
-/// Most rows of a matrix: rows times their blocks can be counted.
+/// Maximum number of rows of a matrix, so that products of sizes do not overflow.
 const MAX_ROWS: usize = 1 << 35;
 
 /// Panics unless `len` floats hold `rows` rows of `cols` floats, `ld` apart.
 pub(crate) fn check_matrix(name: &str, len: usize, rows: usize, cols: usize, ld: usize) {
-    // A size that wraps around is one that no slice has.
+    // No slice has a size that overflows.
     let needed = match rows {
         0 => Some(0),
         _ => (rows - 1).checked_mul(ld).and_then(|n| n.checked_add(cols)),
@@ -115,14 +115,14 @@ pub fn grad_input(
     scratch: &mut [f32],
 ) {
     check_matrix("dx", dx.len(), m, k, ldx);
-    // SAFETY: `dx` holds the result, as was just checked.
+    // SAFETY: `dx` holds the result, as just checked.
     unsafe { grad_input_at(isa, m, k, n, dy, ldy, w, dx.as_mut_ptr(), ldx, scratch) };
 }
 
-/// [`grad_input`] where `dx` is part of a wider matrix whose other columns are not this caller's.
+/// [`grad_input`] for a `dx` inside a wider matrix whose other columns belong to other workers.
 ///
 /// # Safety
-/// `dx` points at `m` rows of `k` floats, `ldx` apart, that nobody else touches.
+/// `dx` points to `m` rows of `k` floats, `ldx` apart, that no other thread accesses.
 #[allow(clippy::too_many_arguments)] // The matrix product and its leading dimensions, as in BLAS.
 pub unsafe fn grad_input_at(
     isa: Isa,
@@ -181,10 +181,10 @@ pub fn grad_weight(
     unsafe { dispatch(isa, WeightGradient { m, n, x, ldx, dy, ldy, k_range, dw }) };
 }
 
-/// `y = Σ parts (+ bias) (then max with 0)`, parts added in order: `m` rows of `n` floats each.
+/// `y = Σ parts (+ bias) (then max with 0)`; each part has `m` rows of `n` floats. Parts are added in order.
 ///
 /// # Safety
-/// Every part holds the rows without gaps, `y` has room for them and overlaps none.
+/// Every part holds the rows without gaps. `y` is valid for them and overlaps no part.
 pub unsafe fn add_parts(
     isa: Isa,
     m: usize,
@@ -238,7 +238,7 @@ impl Kernel for AddParts<'_> {
     }
 }
 
-/// `y[m, n] = x[m, k] w` with lengths checked; `w` is `[k, n]`, or `[n, k]` if transposed, its rows
+/// `y[m, n] = x[m, k] w` with lengths already checked. `w` is `[k, n]`, or `[n, k]` if transposed, with rows
 /// `ldw` apart.
 struct Product<'a> {
     m: usize,

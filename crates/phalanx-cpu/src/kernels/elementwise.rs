@@ -1,9 +1,9 @@
 //! Evaluates a [`Tape`](phalanx_graph::ops::Tape) over the elements of a value, tile by tile.
 //!
-//! Every step of a tape runs over a tile of a few hundred elements before the next one does, so that
-//! intermediate results stay in the first-level cache and the cost of choosing the step vanishes.
-//! Operands and results that lie contiguously in memory are read and written in place; the others
-//! (repeated vectors, one number per pixel, channel slices) pass through a tile of their own.
+//! Every step of a tape runs over a tile of a few hundred elements before the next step does. Intermediate
+//! results stay in the first-level cache, and the cost of dispatching a step is negligible. Operands and
+//! results that are contiguous in memory are read and written in place. The others (repeated vectors, one
+//! number per pixel, channel slices) are copied through a tile of their own.
 
 mod functions;
 mod fusion;
@@ -18,36 +18,35 @@ use phalanx_graph::ops::Access;
 use super::math::prefetch;
 use crate::simd::{Isa, Kernel, MAX_LANES, Simd, dispatch};
 use functions::{Source, execute};
-use plan::{Place, RESULTS};
+use plan::{MAX_RESULTS, RegisterLocation};
 
 pub use super::layout::{Dst as TapeOutput, Src as TapeInput};
 pub use plan::TapePlan;
 
-/// Elements of a tile: ten of them fit into 32 KiB with room to spare.
+/// Elements of a tile. Ten tiles fit into 32 KiB with room to spare.
 const TILE: usize = 512;
 
-/// Elements that a core's caches hold; longer values are prefetched.
-const FITS_CACHE: usize = 32 * 1024;
+/// Elements that a core's caches hold. Longer values are prefetched.
+const CACHED_ELEMENTS: usize = 32 * 1024;
 
-/// Pixels at least this wide are walked one by one where an operand is strided, without copies.
-const WIDE_PIXEL: usize = 128;
+/// If an operand is strided, pixels at least this wide are processed one by one, without copies.
+const MIN_PIXEL_WIDTH: usize = 128;
 
 impl TapePlan {
     /// Floats of scratch memory that [`run`](TapePlan::run) needs.
     pub fn scratch_len(&self) -> usize {
         let splats = self.consts.len() + self.inputs.len();
         let tiles = self.inputs.len() + self.read_later.len() + self.temps;
-        // One vector more, so that the tiles can be aligned.
+        // One extra vector, so that the tiles can be aligned.
         (splats + 1) * MAX_LANES + tiles * TILE
     }
 
-    /// Computes `elements` of the results. Element `e` stands at pixel `e / width`, channel
-    /// `e % width`; operands read whole and all results have their pixels `ld` apart.
+    /// Computes `elements` of the results. Element `e` is channel `e % width` of pixel `e / width`. The pixels
+    /// of full operands and of all results are `ld` apart.
     ///
     /// # Safety
-    /// There is one input and one output for each of the tape's, their pointers are valid for the
-    /// elements asked for, and an output overlaps nothing except an input read whole with the same
-    /// pointer and `ld`.
+    /// There is one input and one output for each of the tape's. Their pointers are valid for `elements`. An
+    /// output overlaps nothing except a full input with the same pointer and `ld`.
     pub unsafe fn run(
         &self,
         isa: Isa,
@@ -63,13 +62,13 @@ impl TapePlan {
             return;
         }
         let base = scratch.as_mut_ptr();
-        // SAFETY: `scratch_len` has a vector to spare for the alignment.
+        // SAFETY: `scratch_len` includes an extra vector for the alignment.
         let base = unsafe { base.add(base.align_offset(64).min(MAX_LANES - 1)) };
         let flat = |ld: usize| ld == width;
         let full = self.inputs.iter().zip(inputs).filter(|(a, _)| **a == Access::Full);
         let strided = full.map(|(_, i)| i.ld).chain(outputs.iter().map(|o| o.ld)).any(|l| !flat(l));
         let tiling = match (strided, self.single) {
-            (true, _) if width >= WIDE_PIXEL => Tiling::InsidePixels,
+            (true, _) if width >= MIN_PIXEL_WIDTH => Tiling::InsidePixels,
             (false, true) => Tiling::Whole,
             _ => Tiling::Even,
         };
@@ -78,23 +77,23 @@ impl TapePlan {
             let clash = self.read_later[o].iter().any(|i| inputs[usize::from(*i)].ptr == out.ptr);
             walk.direct |= u64::from(!clash) << o;
         }
-        // SAFETY: the caller's contract; the tape's registers lie in scratch memory, whose length was checked.
+        // SAFETY: the caller's contract. The tape's registers lie in scratch memory, whose length was checked.
         unsafe { dispatch(isa, Evaluate { walk, elements }) };
     }
 }
 
-/// How the elements are cut into tiles.
+/// How the elements are split into tiles.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tiling {
     /// One tile.
     Whole,
-    /// Tiles of equal length, so that repeated vectors look the same in each.
+    /// Tiles of equal length, so that repeated vectors have the same layout in each.
     Even,
     /// No tile crosses the border of a pixel.
     InsidePixels,
 }
 
-/// The elements worked on, with the pixel and channel of the first.
+/// A range of elements, with the pixel and channel of the first.
 struct Tile {
     start: usize,
     len: usize,
@@ -102,8 +101,8 @@ struct Tile {
     channel: usize,
 }
 
-/// Everything that is needed to find operands and results in memory. Scratch memory holds, in this
-/// order: constants and scalars as vectors, then tiles for inputs, outputs and temporaries.
+/// The addresses of operands and results. Scratch memory holds, in this order: constants and scalars as
+/// vectors, then tiles for inputs, outputs and temporaries.
 struct Walk<'a> {
     plan: &'a TapePlan,
     width: usize,
@@ -142,7 +141,7 @@ impl Walk<'_> {
         ld == self.width || t.channel + t.len <= self.width
     }
 
-    /// True for a repeated vector that is laid out once for all tiles.
+    /// Whether a repeated vector is laid out once for all tiles.
     fn repeats_alike(&self, period: usize) -> bool {
         self.tiling == Tiling::Even && self.plan.tile.is_multiple_of(period)
     }
@@ -163,7 +162,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Lays out what `input` does not find in memory as it is.
+    /// Copies an operand into its tile if `input` cannot use it in place.
     fn fill(&self, i: usize, t: &Tile, first: bool) {
         let x = &self.inputs[i];
         let (mut done, slot) = (0, self.tile_slot(i));
@@ -210,8 +209,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Asks for the memory of the tile after `t`: between a tile's first and last step there is nothing
-    /// that would tell the hardware to go on fetching.
+    /// Prefetches the memory of the tile after `t`. While the steps of a tile run, the hardware prefetcher sees
+    /// no access to it.
     fn prefetch(&self, t: &Tile) {
         let next = t.start + t.len;
         for (x, access) in self.inputs.iter().zip(&self.plan.inputs) {
@@ -226,7 +225,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Moves results that were not written in place.
+    /// Copies results that were not written in place to their destinations.
     fn flush(&self, t: &Tile) {
         for (o, y) in self.outputs.iter().enumerate() {
             let slot = self.tile_slot(self.inputs.len() + o);
@@ -241,34 +240,38 @@ impl Walk<'_> {
         }
     }
 
-    fn source(&self, place: Place, t: &Tile) -> Source {
-        match place {
-            Place::Const(k) => Source { ptr: self.splat_slot(usize::from(k)), splat: true },
-            Place::Input(i) => self.input(usize::from(i), t),
-            Place::Temp(_) | Place::Output(_) => Source { ptr: self.dest(place, t), splat: false },
+    fn source(&self, location: RegisterLocation, t: &Tile) -> Source {
+        match location {
+            RegisterLocation::Const(k) => {
+                Source { ptr: self.splat_slot(usize::from(k)), splat: true }
+            }
+            RegisterLocation::Input(i) => self.input(usize::from(i), t),
+            RegisterLocation::Temp(_) | RegisterLocation::Output(_) => {
+                Source { ptr: self.dest(location, t), splat: false }
+            }
         }
     }
 
-    fn dests(&self, places: &[Place], t: &Tile) -> [*mut f32; RESULTS] {
-        let mut dests = [std::ptr::null_mut(); RESULTS];
-        dests.iter_mut().zip(places).for_each(|(to, place)| *to = self.dest(*place, t));
+    fn dests(&self, locations: &[RegisterLocation], t: &Tile) -> [*mut f32; MAX_RESULTS] {
+        let mut dests = [std::ptr::null_mut(); MAX_RESULTS];
+        dests.iter_mut().zip(locations).for_each(|(to, location)| *to = self.dest(*location, t));
         dests
     }
 
-    fn dest(&self, place: Place, t: &Tile) -> *mut f32 {
-        match place {
-            Place::Output(o) => self.output(usize::from(o), t),
-            Place::Temp(k) => {
+    fn dest(&self, location: RegisterLocation, t: &Tile) -> *mut f32 {
+        match location {
+            RegisterLocation::Output(o) => self.output(usize::from(o), t),
+            RegisterLocation::Temp(k) => {
                 self.tile_slot(self.inputs.len() + self.outputs.len() + usize::from(k))
             }
-            Place::Const(_) | Place::Input(_) => {
+            RegisterLocation::Const(_) | RegisterLocation::Input(_) => {
                 unreachable!("steps write temporaries and outputs")
             }
         }
     }
 }
 
-/// `n` floats that do not overlap; short runs do not pay for a call.
+/// Copies `n` floats that do not overlap, without a call of `memcpy` for short runs.
 #[inline(always)]
 unsafe fn copy(from: *const f32, to: *mut f32, n: usize) {
     // SAFETY: the caller's contract.
@@ -296,7 +299,7 @@ fn prefetch_floats(p: *const f32, n: usize) {
     }
 }
 
-/// Gathers the channels of a strided operand.
+/// Copies the channels of a strided operand to contiguous memory.
 unsafe fn copy_pixels(t: &Tile, width: usize, x: *const f32, ld: usize, slot: *mut f32) {
     let (mut done, mut pixel, mut channel) = (0, t.pixel, t.channel);
     while done < t.len {
@@ -323,7 +326,7 @@ impl Kernel for Evaluate<'_> {
             // SAFETY: the slot holds a vector.
             unsafe { walk.fill_splat(slot, *c) };
         }
-        let ahead = self.elements.len() > FITS_CACHE && walk.tiling == Tiling::Even;
+        let ahead = self.elements.len() > CACHED_ELEMENTS && walk.tiling == Tiling::Even;
         let mut start = self.elements.start;
         while start < self.elements.end {
             let t = walk.tile(start, self.elements.end);
@@ -334,7 +337,7 @@ impl Kernel for Evaluate<'_> {
                 walk.prefetch(&t);
             }
             for step in &walk.plan.steps {
-                let action = step.action.map(|place| walk.source(place, &t));
+                let action = step.action.map(|location| walk.source(location, &t));
                 // SAFETY: sources and destinations hold `len` floats.
                 unsafe { execute::<S>(action, t.len, walk.dests(&step.dests, &t)) };
             }

@@ -3,13 +3,13 @@
 use super::math;
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 
-/// An index as a position below `n`.
+/// The index as a position below `n`, if it is in range.
 #[inline(always)]
 fn within(index: i32, n: usize) -> Option<usize> {
     usize::try_from(index).ok().filter(|i| *i < n)
 }
 
-/// Rows of a `[vocab, width]` table; NaN where there is no such row.
+/// Copies rows of a `[vocab, width]` table; NaN for an index out of range.
 ///
 /// # Safety
 /// `table` has that shape, `index` is valid for `count` numbers, `y` for `count * width`; nothing
@@ -33,10 +33,10 @@ pub unsafe fn gather(
     }
 }
 
-/// Adds each `dy` to its row of a zeroed `[vocab, width]` table; indices outside add nothing.
+/// Zeroes a `[vocab, width]` table and adds each `dy` to its row. Indices out of range are ignored.
 ///
 /// # Safety
-/// As [`gather`], with `dy` in the place of the result.
+/// As [`gather`], with `dy` in place of the result.
 pub unsafe fn gather_grad(
     isa: Isa,
     [vocab, width]: [usize; 2],
@@ -84,7 +84,7 @@ impl Kernel for GatherGrad {
     }
 }
 
-/// 1 at the index, 0 elsewhere; all zeros where it lies outside.
+/// 1 at the index, 0 elsewhere; all zeros for an index out of range.
 ///
 /// # Safety
 /// `index` is valid for `count` numbers and `y` for `count * depth`.
@@ -100,8 +100,8 @@ pub unsafe fn one_hot(depth: usize, count: usize, index: *const i32, y: *mut f32
     }
 }
 
-/// Index of the first maximum of each of `rows` vectors of `n` numbers; NaN is passed over unless it
-/// comes first.
+/// The index of the first maximum of each of `rows` vectors of `n` numbers. NaN is ignored unless it comes
+/// first.
 ///
 /// # Safety
 /// `x` is valid for `rows * n` floats and `y` for `rows` numbers.
@@ -119,8 +119,8 @@ pub unsafe fn arg_max(rows: usize, n: usize, x: *const f32, y: *mut i32) {
     }
 }
 
-/// 1 where fewer than `k` scores of the row are above the label's, else 0; 0 also where the label
-/// names no class or a score of the row is not finite.
+/// 1 if fewer than `k` scores of the row are above the label's score, else 0. Also 0 if the label is out of
+/// range or a score of the row is not finite.
 ///
 /// # Safety
 /// `scores` is valid for `rows * n` floats, `labels` and `y` for `rows` numbers.
@@ -163,7 +163,7 @@ impl Kernel for InTopK {
     }
 }
 
-/// How many of `n` numbers are above `score`; all and more if one is not finite.
+/// How many of `n` numbers are above `score`; more than `n` if one is not finite.
 #[inline(always)]
 unsafe fn better<S: Simd>(x: *const f32, n: usize, score: f32) -> usize {
     let (mut count, mut at) = (0.0, 0);
@@ -174,7 +174,7 @@ unsafe fn better<S: Simd>(x: *const f32, n: usize, score: f32) -> usize {
         while at < n {
             let m = S::LANES.min(n - at);
             let v = math::keep_first::<S>(S::load_partial(x.add(at), m), m, f32::MIN);
-            // x - x is zero for finite numbers and NaN for the others.
+            // x - x is zero for finite numbers and NaN for all others.
             finite = S::add(finite, S::sub(v, v));
             count += f64::from(S::sum(S::select(S::gt(v, score), one, S::zero())));
             at += m;
@@ -183,7 +183,7 @@ unsafe fn better<S: Simd>(x: *const f32, n: usize, score: f32) -> usize {
     }
 }
 
-/// Threshold `i` of `n`, as Keras' AUC has them: even over 0..=1, the ends a little outside.
+/// Threshold `i` of `n`, as in Keras' AUC: evenly spaced over 0..=1, the ends slightly outside.
 fn threshold(i: usize, n: usize) -> f64 {
     match i {
         0 => -1e-7,
@@ -192,8 +192,8 @@ fn threshold(i: usize, n: usize) -> f64 {
     }
 }
 
-/// Weights of positives (label above one half), then of negatives, whose score is above each of `n`
-/// thresholds. `scratch` holds `2n` numbers.
+/// For each of `n` thresholds the total weight of the positives (label above one half) whose score is above
+/// it, then the same for the negatives. `scratch` holds `2n` numbers.
 ///
 /// # Safety
 /// `scores`, `labels` and `weights` are valid for `count` floats.
@@ -213,7 +213,7 @@ pub unsafe fn threshold_counts(
         if score.is_nan() {
             continue;
         }
-        // A guess at how many thresholds lie below, put right by looking at its neighbours.
+        // Estimate how many thresholds lie below, then correct the estimate by its neighbours.
         let mut below = ((score * (n - 1) as f64) as usize).min(n);
         while below < n && score > threshold(below, n) {
             below += 1;
@@ -343,7 +343,7 @@ mod tests {
             let mut out = vec![9.0; 2 * n];
             let mut scratch = vec![f64::NAN; 2 * n];
             let operands = [scores.as_ptr(), labels.as_ptr(), weights.as_ptr()];
-            // SAFETY: all have as many numbers.
+            // SAFETY: all have the same length.
             unsafe { threshold_counts(n, scores.len(), operands, &mut out, &mut scratch) };
             close(Isa::PORTABLE, "counts", &out, &want, 1e-6);
         }

@@ -1,11 +1,11 @@
-//! Moves elements: transpose, concat, slice, pad and broadcast are strided copies, upsampling spreads
-//! pixels. Copies move 32-bit elements of any kind; integers pass as floats' bits.
+//! Layout kernels: transpose, concat, slice, pad and broadcast are strided copies; upsampling repeats or
+//! interpolates pixels. Copies move 32-bit elements of any type; integers are moved as the bits of floats.
 
 use super::math::{load, store};
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 use phalanx_graph::MAX_RANK;
 
-/// A value to read whose pixels (all but the last axis, flattened) start `ld` floats apart.
+/// A readable value whose pixels (all but the last axis, flattened) start `ld` floats apart.
 #[derive(Clone, Copy, Debug)]
 pub struct Src {
     /// The first pixel.
@@ -14,7 +14,7 @@ pub struct Src {
     pub ld: usize,
 }
 
-/// A value to write whose pixels start `ld` floats apart; what lies between them stays untouched.
+/// A writable value whose pixels start `ld` floats apart. Gaps between pixels are not written.
 #[derive(Clone, Copy, Debug)]
 pub struct Dst {
     /// The first pixel.
@@ -23,7 +23,7 @@ pub struct Dst {
     pub ld: usize,
 }
 
-/// One loop of a copy: how often, and how far it moves in source and destination.
+/// One loop of a copy: the number of iterations, and the strides in source and destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Axis {
     count: usize,
@@ -31,7 +31,7 @@ struct Axis {
     dst: usize,
 }
 
-/// The nested loops of a copy, outermost first, joined where two are as good as one.
+/// The nested loops of a copy, outermost first. Loops are merged if possible.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copy {
     axes: [Axis; MAX_RANK + 1],
@@ -60,10 +60,11 @@ impl Copy {
         self.len += 1;
     }
 
-    /// Copies.
+    /// Runs the copy.
     ///
     /// # Safety
-    /// Both pointers are valid for what the loops touch, and the two do not overlap.
+    /// Both pointers are valid for the elements that the loops access, and source and destination do not
+    /// overlap.
     pub(super) unsafe fn run(&self, isa: Isa, src: *const f32, dst: *mut f32) {
         // SAFETY: the caller's contract.
         unsafe { copy_axes(isa, &self.axes[..self.len], src, dst) }
@@ -126,7 +127,7 @@ impl Kernel for Transpose {
     }
 }
 
-/// Distances between neighbours along every axis, and between rows.
+/// The stride of every axis, and the stride between rows.
 fn strides(dims: &[usize], ld: usize) -> ([usize; MAX_RANK], usize) {
     assert!(dims.len() <= MAX_RANK, "a value has at most {MAX_RANK} axes");
     let mut strides = [1; MAX_RANK];
@@ -158,7 +159,7 @@ pub unsafe fn transpose(isa: Isa, rows: usize, dims: &[usize], perm: &[usize], x
     unsafe { copy.run(isa, x.ptr, y.ptr) }
 }
 
-/// Copies a block of `dims` between two values, each with dimensions of its own.
+/// Copies a block of `dims` between two values with their own strides.
 unsafe fn copy_block(
     rows: usize,
     dims: &[usize],
@@ -205,7 +206,7 @@ pub unsafe fn slice(
     }
 }
 
-/// Puts one operand of a concatenation in its place: `y[.., start..start + len, ..] = x` along
+/// Copies one operand of a concatenation: `y[.., start..start + len, ..] = x` along
 /// `axis`, where `y` has `dims`.
 ///
 /// # Safety
@@ -249,7 +250,7 @@ pub unsafe fn pad(rows: usize, dims: &[usize], before: &[usize], after: &[usize]
     }
 }
 
-/// Zeros in `pixels` of `width` floats.
+/// Zeroes `pixels` pixels of `width` floats.
 ///
 /// # Safety
 /// `y` is valid for them.
@@ -268,29 +269,29 @@ pub(super) unsafe fn zero(pixels: usize, width: usize, y: Dst) {
 /// The geometry of upsampling: `input` is the small image, `[h, w, c]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Upsample {
-    /// Height, width and channels before.
+    /// Height, width and channels of the small image.
     pub input: [usize; 3],
     /// Factors of height and width.
     pub size: [usize; 2],
-    /// Interpolate between pixel centres rather than repeat pixels.
+    /// Interpolate between pixel centres instead of repeating pixels.
     pub bilinear: bool,
 }
 
-/// The two neighbours of a position of the large image along one axis, and the second's weight.
+/// The two small pixels around a position of the large image along one axis, and the weight of the second.
 #[derive(Clone, Copy)]
-struct Between {
+struct Neighbours {
     low: usize,
     high: usize,
     weight: f32,
 }
 
 impl Upsample {
-    fn between(&self, axis: usize, at: usize) -> Between {
-        // Centres of pixels lie at halves: the large image's position in the small one's units.
+    fn neighbours(&self, axis: usize, at: usize) -> Neighbours {
+        // Pixel centres lie at half-integers. Convert to the coordinates of the small image.
         let centre = (at as f64 + 0.5) / self.size[axis] as f64 - 0.5;
         let low = centre.floor();
         let last = self.input[axis] - 1;
-        Between {
+        Neighbours {
             low: (low.max(0.0) as usize).min(last),
             high: ((low + 1.0) as usize).min(last),
             weight: (centre - low) as f32,
@@ -302,7 +303,7 @@ impl Upsample {
     }
 }
 
-/// The large image from the small one.
+/// Computes the large image from the small one.
 ///
 /// # Safety
 /// `x` and `y` are valid for `rows` images and do not overlap.
@@ -319,7 +320,7 @@ pub unsafe fn upsample(isa: Isa, rows: usize, geom: &Upsample, x: Src, y: Dst) {
                 std::ptr::copy_nonoverlapping(image.add(from), to, c);
                 continue;
             }
-            let (v, u) = (geom.between(0, i), geom.between(1, j));
+            let (v, u) = (geom.neighbours(0, i), geom.neighbours(1, j));
             let at = |i: usize, j: usize| image.add((i * iw + j) * x.ld);
             let from = [at(v.low, u.low), at(v.low, u.high), at(v.high, u.low), at(v.high, u.high)];
             dispatch(isa, Mix { c, from, weights: [u.weight, v.weight], to });
@@ -327,7 +328,7 @@ pub unsafe fn upsample(isa: Isa, rows: usize, geom: &Upsample, x: Src, y: Dst) {
     }
 }
 
-/// One pixel between four.
+/// Interpolates one pixel between four.
 struct Mix {
     c: usize,
     from: [*const f32; 4],
@@ -369,7 +370,8 @@ impl Kernel for Mix {
     }
 }
 
-/// The derivative of [`upsample`]: `dx` collects what every small pixel was spread over.
+/// The derivative of [`upsample`]: `dx` sums the derivatives of the large pixels that each small pixel
+/// contributed to.
 ///
 /// # Safety
 /// `dy` and `dx` are valid for `rows` images and do not overlap.
@@ -388,7 +390,7 @@ pub unsafe fn upsample_grad(isa: Isa, rows: usize, geom: &Upsample, dy: Src, dx:
                 dispatch(isa, AddScaled { c, from, weight: 1.0, to });
                 continue;
             }
-            let (v, u) = (geom.between(0, i), geom.between(1, j));
+            let (v, u) = (geom.neighbours(0, i), geom.neighbours(1, j));
             for (i, a) in [(v.low, 1.0 - v.weight), (v.high, v.weight)] {
                 for (j, b) in [(u.low, 1.0 - u.weight), (u.high, u.weight)] {
                     let to = image.add((i * iw + j) * dx.ld);
@@ -430,7 +432,7 @@ impl Kernel for AddScaled {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::math::testing::{close, gather, numbers, spread};
+    use crate::kernels::math::testing::{close, numbers, spread, unspread};
 
     fn src(x: &[f32], ld: usize) -> Src {
         Src { ptr: x.as_ptr(), ld }
@@ -475,7 +477,7 @@ mod tests {
                         let to = dst(&mut y, wy + gap);
                         transpose(isa, rows, &dims, &perm, src(&sx, wx + gap), to);
                     }
-                    let y = gather(&y, wy, wy + gap);
+                    let y = unspread(&y, wy, wy + gap);
                     for r in 0..rows {
                         for at in positions(&out) {
                             let mut from = vec![0; dims.len()];
@@ -516,14 +518,14 @@ mod tests {
                         let to = dst(&mut joined, 5 + gap);
                         concat_part(2, &dims, axis, (start, len), src(&y, part[2] + 1), to);
                     }
-                    let y = gather(&y, part[2], part[2] + 1);
+                    let y = unspread(&y, part[2], part[2] + 1);
                     for (i, at) in positions(&[2, part[0], part[1], part[2]]).iter().enumerate() {
                         let mut from = at.clone();
                         from[axis + 1] += start;
                         assert_eq!(y[i], x[flat(&[2, 3, 4, 5], &from)]);
                     }
                 }
-                assert_eq!(gather(&joined, 5, 5 + gap), x);
+                assert_eq!(unspread(&joined, 5, 5 + gap), x);
             }
         }
     }
@@ -535,7 +537,7 @@ mod tests {
         let mut y = spread(&[9.0; 2 * 3 * 5 * 6], 6, 7);
         // SAFETY: both hold two rows.
         unsafe { pad(2, &dims, &before, &after, src(&x, 2), dst(&mut y, 7)) };
-        let y = gather(&y, 6, 7);
+        let y = unspread(&y, 6, 7);
         for (i, at) in positions(&[2, 3, 5, 6]).iter().enumerate() {
             let from: Option<Vec<usize>> =
                 (0..3).map(|a| at[a + 1].checked_sub(before[a]).filter(|k| *k < dims[a])).collect();
@@ -591,8 +593,8 @@ mod tests {
                     upsample(isa, rows, &geom, src(&sx, c + 1), dst(&mut y, c + 2));
                     upsample_grad(isa, rows, &geom, src(&sdy, c + 3), dst(&mut dx, c + 4));
                 }
-                close(isa, "y", &gather(&y, c, c + 2), &want_y, 1e-6);
-                close(isa, "dx", &gather(&dx, c, c + 4), &want_dx, 2e-6);
+                close(isa, "y", &unspread(&y, c, c + 2), &want_y, 1e-6);
+                close(isa, "dx", &unspread(&dx, c, c + 4), &want_dx, 2e-6);
             }
         }
     }
@@ -601,7 +603,7 @@ mod tests {
     fn no_rows_touch_nothing() {
         let (x, y) =
             (Src { ptr: std::ptr::null(), ld: 4 }, Dst { ptr: std::ptr::null_mut(), ld: 4 });
-        // SAFETY: there is nothing to touch.
+        // SAFETY: there are no elements.
         unsafe {
             transpose(Isa::PORTABLE, 0, &[3, 4], &[1, 0], x, y);
             slice(0, &[3, 4], 0, (1, 2), Src { ptr: std::ptr::dangling(), ld: 4 }, y);

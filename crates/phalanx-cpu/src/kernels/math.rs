@@ -1,31 +1,31 @@
-//! Functions of vectors that [`Simd`] does not have itself, each within about three units in the
-//! last place, and the two helpers that let one loop body serve whole vectors and remainders.
+//! Vector functions that [`Simd`] lacks, each accurate to about three units in the last place, and two
+//! helpers that let one loop body handle full vectors and remainders.
 //!
-//! All are `#[inline(always)]` and carry [`Simd`]'s contract: call them where the machine has the
+//! All are `#[inline(always)]` and have [`Simd`]'s contract: call them only if the machine has the
 //! instructions of `S`.
 #![allow(clippy::missing_safety_doc)] // One contract for all, above.
 
 use crate::simd::{MAX_LANES, Simd};
 
-/// A whole vector from `p`, or its first `n` lanes and zeros where `PART`.
+/// Loads a full vector from `p` or, if `PART`, its first `n` lanes and zeros.
 #[inline(always)]
 pub unsafe fn load<S: Simd, const PART: bool>(p: *const f32, n: usize) -> S::V {
     // SAFETY: the caller's pointer holds a vector, or `n` floats where `PART`.
     unsafe { if PART { S::load_partial(p, n) } else { S::load(p) } }
 }
 
-/// A whole vector to `p`, or its first `n` lanes where `PART`.
+/// Stores a full vector to `p` or, if `PART`, its first `n` lanes.
 #[inline(always)]
 pub unsafe fn store<S: Simd, const PART: bool>(p: *mut f32, v: S::V, n: usize) {
     // SAFETY: the caller's pointer takes a vector, or `n` floats where `PART`.
     unsafe { if PART { S::store_partial(p, v, n) } else { S::store(p, v) } }
 }
 
-/// Asks for the cache line at `p`, which need not exist, to be brought near.
+/// Prefetches the cache line at `p`, which may be an invalid address.
 #[inline(always)]
 pub fn prefetch(p: *const f32) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a hint; it never faults.
+    // SAFETY: a prefetch is a hint and never faults.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T1>(p.cast());
@@ -70,7 +70,7 @@ pub unsafe fn max_lane<S: Simd>(v: S::V) -> f32 {
     largest
 }
 
-/// -1, 0 or 1; NaN passes on.
+/// -1, 0 or 1; NaN for NaN.
 #[inline(always)]
 pub unsafe fn sign<S: Simd>(x: S::V) -> S::V {
     // SAFETY: the caller's contract.
@@ -81,7 +81,7 @@ pub unsafe fn sign<S: Simd>(x: S::V) -> S::V {
     }
 }
 
-/// `sin x`, lane by lane: a few numbers a sample ask for it, and from any size of angle.
+/// `sin x`, lane by lane: it is used for only a few numbers per sample, and for angles of any size.
 #[inline(always)]
 pub unsafe fn sin<S: Simd>(x: S::V) -> S::V {
     let mut lanes = [0.0; MAX_LANES];
@@ -146,7 +146,7 @@ pub unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {
 /// `eˣ - 1`, exact near zero.
 #[inline(always)]
 pub unsafe fn expm1<S: Simd>(x: S::V) -> S::V {
-    // As `S::exp`, x = n ln2 + r, but eʳ - 1 is kept apart: eˣ - 1 = 2ⁿ (eʳ - 1) + (2ⁿ - 1).
+    // As in `S::exp`, x = n ln2 + r, but with eʳ - 1: eˣ - 1 = 2ⁿ (eʳ - 1) + (2ⁿ - 1).
     // SAFETY: the caller's contract.
     unsafe {
         let a = S::min(S::splat(89.0), S::max(S::splat(-104.5), x));
@@ -160,7 +160,7 @@ pub unsafe fn expm1<S: Simd>(x: S::V) -> S::V {
         let p = S::fmadd(S::mul(r, r), p, r);
         let one = S::splat(1.0);
         let y = S::add(S::scale2(p, n), S::sub(S::scale2(one, n), one));
-        // Where the one no longer counts, 2ⁿ alone could overflow before eˣ does.
+        // For large x the 1 is negligible, and 2ⁿ alone could overflow before eˣ does.
         S::select(S::gt(a, S::splat(32.0)), S::scale2(S::add(p, one), n), y)
     }
 }
@@ -183,7 +183,7 @@ pub unsafe fn log1p<S: Simd>(x: S::V) -> S::V {
 /// The error function.
 #[inline(always)]
 pub unsafe fn erf<S: Simd>(x: S::V) -> S::V {
-    // N. Juffa's: an odd polynomial near zero, 1 - e^p(|x|) elsewhere; 1 to all digits beyond 4.
+    // After N. Juffa: an odd polynomial near zero, 1 - e^p(|x|) elsewhere; 1 in all digits beyond 4.
     // SAFETY: the caller's contract.
     unsafe {
         let t = S::min(S::splat(4.0), S::abs(x));
@@ -213,7 +213,7 @@ pub unsafe fn erf<S: Simd>(x: S::V) -> S::V {
     }
 }
 
-/// `aᵇ`, lane by lane through the standard library: rare, and its special cases are many.
+/// `aᵇ`, lane by lane through the standard library: it is rare and has many special cases.
 #[inline(always)]
 pub unsafe fn pow<S: Simd>(a: S::V, b: S::V) -> S::V {
     let mut x = [0.0f32; MAX_LANES];
@@ -229,7 +229,7 @@ pub unsafe fn pow<S: Simd>(a: S::V, b: S::V) -> S::V {
     }
 }
 
-/// What the tests of the kernels share.
+/// Test helpers of the kernels.
 #[cfg(test)]
 pub(crate) mod testing {
     use crate::simd::Isa;
@@ -241,7 +241,7 @@ pub(crate) mod testing {
         (0..n).map(|_| s.unit() as f32 * 4.0 - 2.0).collect()
     }
 
-    /// Checks every pair to `tolerance` relative to magnitude one or more.
+    /// Checks every pair to `tolerance`, relative to the magnitude but at least to one.
     pub fn close(isa: Isa, what: &str, got: &[f32], want: &[f64], tolerance: f64) {
         assert_eq!(got.len(), want.len(), "{isa} {what}");
         for (i, (g, w)) in got.iter().zip(want).enumerate() {
@@ -252,7 +252,7 @@ pub(crate) mod testing {
         }
     }
 
-    /// Values of `width` columns laid out with rows `ld` apart, the gaps holding `-7777`.
+    /// Copies rows of `width` columns to rows `ld` apart, with [`GAP`] in the gaps.
     pub fn spread(x: &[f32], width: usize, ld: usize) -> Vec<f32> {
         let mut out = vec![GAP; x.len() / width.max(1) * ld];
         for (i, v) in x.iter().enumerate() {
@@ -261,8 +261,8 @@ pub(crate) mod testing {
         out
     }
 
-    /// The inverse of [`spread`]; fails where a gap was written to.
-    pub fn gather(x: &[f32], width: usize, ld: usize) -> Vec<f32> {
+    /// The inverse of [`spread`]; fails if a gap was written.
+    pub fn unspread(x: &[f32], width: usize, ld: usize) -> Vec<f32> {
         let mut out = Vec::new();
         for row in x.chunks(ld) {
             out.extend_from_slice(&row[..width]);
@@ -271,7 +271,7 @@ pub(crate) mod testing {
         out
     }
 
-    /// The error function by its series, and by a continued fraction where that would cancel.
+    /// The error function by its series, or by a continued fraction where the series would cancel.
     pub fn erf64(x: f64) -> f64 {
         if x.abs() < 3.0 {
             let (mut term, mut sum) = (x, x);
@@ -290,7 +290,7 @@ pub(crate) mod testing {
         (1.0 - tail).copysign(x)
     }
 
-    /// What fills gaps.
+    /// The content of gaps.
     pub const GAP: f32 = -7777.0;
 }
 
@@ -362,7 +362,7 @@ mod tests {
         for isa in Isa::available() {
             for f in [Tanh, Sigmoid, Expm1, Log1p, Erf, Sign, Sin] {
                 let mut y = vec![0.0; x.len()];
-                // SAFETY: both slices are of one length.
+                // SAFETY: both slices have the same length.
                 unsafe { dispatch(isa, Apply(f, &x, &mut y)) };
                 let mut worst = 0.0;
                 for (x, y) in x.iter().zip(&y) {

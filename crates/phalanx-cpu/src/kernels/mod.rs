@@ -1,4 +1,4 @@
-//! The kernels: each works on the rows of one worker, allocates nothing and adds in a fixed order.
+//! The kernels. Each processes the rows of one worker, allocates nothing and sums in a fixed order.
 
 pub mod conv;
 pub mod dot;

@@ -1,20 +1,20 @@
 //! Batch normalisation: moments, statistics, the normalisation itself and its derivative.
 //!
-//! All are bound by memory, so each is one pass over the pixels. Sums run in f32 over short blocks of
-//! pixels and move to f64 after each. Whether a fused ReLU let a value pass is not stored: forward and
-//! backward evaluate `x * scale + shift` with the same instruction and the same numbers.
+//! All are memory-bound, so each is one pass over the pixels. Sums run in f32 over short blocks of pixels and
+//! are added to f64 sums after each block. The mask of a fused ReLU is not stored: forward and backward
+//! evaluate `x * scale + shift` with the same instruction and the same numbers.
 
 use super::layout::{Dst, Src};
 use super::math::{load, prefetch, store};
 use crate::simd::{Isa, Kernel, MAX_LANES, Simd, dispatch};
 
-/// Pixels summed in f32 before the sums move to f64.
+/// Pixels summed in f32 before the sums are added to those in f64.
 const BLOCK: usize = 64;
 
-/// Vectors of channels that are worked on together.
-const WIDE: usize = 4;
+/// Number of channel vectors processed together.
+const VECTORS: usize = 4;
 
-/// A normalisation: what forward and backward share.
+/// The parameters of a normalisation, shared by forward and backward.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchNorm<'a> {
     /// Mean of every channel, then variance of every channel.
@@ -38,7 +38,8 @@ impl BatchNorm<'_> {
         1.0 / (f64::from(self.stats[self.channels() + c]) + self.epsilon).sqrt()
     }
 
-    /// `y = x * scale + shift`, the one place where these two numbers are made.
+    /// Computes the coefficients of `y = x * scale + shift`. All kernels use this function, so that they agree
+    /// exactly.
     fn scale_shift(&self, scale: &mut [f32], shift: &mut [f32]) {
         for c in 0..self.channels() {
             scale[c] = (f64::from(self.gamma[c]) * self.inverse_deviation(c)) as f32;
@@ -48,7 +49,7 @@ impl BatchNorm<'_> {
     }
 }
 
-/// Sums, then sums of squares, of every channel.
+/// The sum of every channel, then the sum of squares of every channel.
 ///
 /// # Safety
 /// `x` is valid for `pixels`, `out` holds two numbers for each of `c` channels.
@@ -56,11 +57,11 @@ pub unsafe fn moments(isa: Isa, pixels: usize, c: usize, x: Src, out: &mut [f64]
     assert!(out.len() == 2 * c);
     out.fill(0.0);
     let body = Moments { x };
-    // SAFETY: the caller's contract; the other slices have the lengths taken above.
+    // SAFETY: the caller's contract; the other slices have the lengths computed above.
     unsafe { dispatch(isa, Sums { pixels, c, body, out }) };
 }
 
-/// Mean, then variance, of every channel from whole moments over `count` numbers.
+/// The mean, then the variance of every channel, from reduced moments over `count` numbers.
 pub fn stats(sums: &[f64], count: f64, out: &mut [f32]) {
     let c = sums.len() / 2;
     for i in 0..c {
@@ -81,9 +82,9 @@ struct Sums<'a, B> {
     out: &'a mut [f64],
 }
 
-/// What two terms a pixel adds to the sums.
+/// The two terms that a pixel adds to the sums.
 trait Terms {
-    /// Parameters of a vector of channels, loaded once a block.
+    /// Parameters of a vector of channels, loaded once per block.
     type Params<S: Simd>: Copy;
     unsafe fn params<S: Simd, const PART: bool>(&self, channel: usize, n: usize)
     -> Self::Params<S>;
@@ -104,8 +105,8 @@ impl<B: Terms> Kernel for Sums<'_, B> {
     unsafe fn run<S: Simd>(mut self) {
         // SAFETY: the caller's contract.
         unsafe {
-            // Wide blocks are read in strips, which the hardware does not foresee.
-            if self.c > WIDE * S::LANES {
+            // Wide blocks are read in strips, which the hardware prefetcher does not predict.
+            if self.c > VECTORS * S::LANES {
                 self.blocks::<S, true>();
             } else {
                 self.blocks::<S, false>();
@@ -123,9 +124,9 @@ impl<B: Terms> Sums<'_, B> {
             let mut at = 0;
             // SAFETY: channels stay below `c`.
             unsafe {
-                while at + WIDE * S::LANES <= self.c {
-                    self.block::<S, WIDE, false, AHEAD>(start, end, at, S::LANES);
-                    at += WIDE * S::LANES;
+                while at + VECTORS * S::LANES <= self.c {
+                    self.block::<S, VECTORS, false, AHEAD>(start, end, at, S::LANES);
+                    at += VECTORS * S::LANES;
                 }
                 while at + S::LANES <= self.c {
                     self.block::<S, 1, false, AHEAD>(start, end, at, S::LANES);
@@ -149,7 +150,7 @@ impl<B: Terms> Sums<'_, B> {
     ) {
         // SAFETY: the caller's channels exist; `Terms` read inside their operands.
         unsafe {
-            // Two sets of sums, so that neighbouring pixels need not wait for each other.
+            // Two sets of sums, so that adjacent pixels do not wait for each other.
             let mut sums = [[[S::zero(); 2]; N]; 2];
             let mut params = [self.body.params::<S, PART>(channel, n); N];
             for (k, p) in params.iter_mut().enumerate() {
@@ -192,7 +193,7 @@ impl<B: Terms> Sums<'_, B> {
     }
 }
 
-/// Channels of a pixel; where `AHEAD`, those of the next block are asked for.
+/// Loads channels of a pixel. If `AHEAD`, prefetches those of the next block.
 #[inline(always)]
 unsafe fn load_ahead<S: Simd, const PART: bool, const AHEAD: bool>(
     x: Src,
@@ -245,7 +246,7 @@ struct Each<B> {
     body: B,
 }
 
-/// What happens to one vector of one pixel's channels, or to `n` of them where `PART`.
+/// The processing of one vector of a pixel's channels or, if `PART`, of `n` of them.
 trait PerVector {
     unsafe fn vector<S: Simd, const PART: bool>(&self, pixel: usize, channel: usize, n: usize);
 }
@@ -272,7 +273,7 @@ impl<B: PerVector> Kernel for Each<B> {
     }
 }
 
-/// `y = x * scale + shift` and the ReLU where there is one, in one pass. `scratch` holds `2c` floats.
+/// `y = x * scale + shift` and the ReLU, if any, in one pass. `scratch` holds `2c` floats.
 ///
 /// # Safety
 /// `x` and `y` are valid for `pixels` of `gamma.len()` channels; they may be the same, otherwise
@@ -290,12 +291,12 @@ pub unsafe fn normalize(
     norm.scale_shift(scale, shift);
     let (scale, shift) = (scale.as_ptr(), shift.as_ptr());
     if norm.relu {
-        // SAFETY: the caller's contract; the other slices have the lengths taken above.
+        // SAFETY: the caller's contract; the other slices have the lengths computed above.
         unsafe {
             dispatch(isa, Each { pixels, c, body: Normalize::<true> { x, y, scale, shift } })
         };
     } else {
-        // SAFETY: the caller's contract; the other slices have the lengths taken above.
+        // SAFETY: the caller's contract; the other slices have the lengths computed above.
         unsafe {
             dispatch(isa, Each { pixels, c, body: Normalize::<false> { x, y, scale, shift } })
         };
@@ -324,9 +325,9 @@ impl<const RELU: bool> PerVector for Normalize<RELU> {
     }
 }
 
-/// `dy` where the ReLU let the value pass, computed as [`Normalize`] does; zero elsewhere.
+/// `dy` where the input of the ReLU is positive, computed as in [`Normalize`]; zero elsewhere.
 #[inline(always)]
-unsafe fn passed<S: Simd>(dy: S::V, x: S::V, scale: S::V, shift: S::V) -> S::V {
+unsafe fn relu_masked<S: Simd>(dy: S::V, x: S::V, scale: S::V, shift: S::V) -> S::V {
     // SAFETY: the caller's contract.
     unsafe { S::select(S::gt(S::fmadd(x, scale, shift), S::zero()), dy, S::zero()) }
 }
@@ -354,11 +355,11 @@ pub unsafe fn grad_sums(
     sums.fill(0.0);
     if norm.relu {
         let body = GradSums::<true> { dy, x, mean, scale, shift };
-        // SAFETY: the caller's contract; the other slices have the lengths taken above.
+        // SAFETY: the caller's contract; the other slices have the lengths computed above.
         unsafe { dispatch(isa, Sums { pixels, c, body, out: sums }) };
     } else {
         let body = GradSums::<false> { dy, x, mean, scale, shift };
-        // SAFETY: the caller's contract; the other slices have the lengths taken above.
+        // SAFETY: the caller's contract; the other slices have the lengths computed above.
         unsafe { dispatch(isa, Sums { pixels, c, body, out: sums }) };
     }
     for i in 0..c {
@@ -401,15 +402,15 @@ impl<const RELU: bool> Terms for GradSums<RELU> {
         unsafe {
             let dy = load_ahead::<S, PART, AHEAD>(self.dy, pixel, channel, n);
             let x = load_ahead::<S, PART, AHEAD>(self.x, pixel, channel, n);
-            let dy = if RELU { passed::<S>(dy, x, scale, shift) } else { dy };
+            let dy = if RELU { relu_masked::<S>(dy, x, scale, shift) } else { dy };
             sums[0] = S::add(sums[0], dy);
             sums[1] = S::fmadd(dy, S::sub(x, mean), sums[1]);
         }
     }
 }
 
-/// `dx = gamma/σ · (dy - Σdy/N - x̂ · Σdy·x̂/N)` with whole `sums` over `count` numbers. `scratch` holds
-/// `4c` floats.
+/// `dx = gamma/σ · (dy - Σdy/N - x̂ · Σdy·x̂/N)` with reduced `sums` over `count` numbers.
+/// `scratch` holds `4c` floats.
 ///
 /// # Safety
 /// All operands are valid for `pixels` of `gamma.len()` channels. `dx` may be `dy` or `x`, otherwise it
@@ -444,11 +445,11 @@ pub unsafe fn grad_input(
     let (slope, offset) = (slope.as_ptr(), offset.as_ptr());
     if norm.relu {
         let body = GradInput::<true> { dy, x, dx, scale, shift, slope, offset };
-        // SAFETY: the caller's contract; the other slices have the lengths taken above.
+        // SAFETY: the caller's contract; the other slices have the lengths computed above.
         unsafe { dispatch(isa, Each { pixels, c, body }) };
     } else {
         let body = GradInput::<false> { dy, x, dx, scale, shift, slope, offset };
-        // SAFETY: the caller's contract; the other slices have the lengths taken above.
+        // SAFETY: the caller's contract; the other slices have the lengths computed above.
         unsafe { dispatch(isa, Each { pixels, c, body }) };
     }
 }
@@ -474,7 +475,7 @@ impl<const RELU: bool> PerVector for GradInput<RELU> {
             let shift = load::<S, PART>(self.shift.add(channel), n);
             let slope = load::<S, PART>(self.slope.add(channel), n);
             let offset = load::<S, PART>(self.offset.add(channel), n);
-            let dy = if RELU { passed::<S>(dy, x, scale, shift) } else { dy };
+            let dy = if RELU { relu_masked::<S>(dy, x, scale, shift) } else { dy };
             let dx = S::fmadd(dy, scale, S::fmadd(x, slope, offset));
             store::<S, PART>(self.dx.ptr.add(pixel * self.dx.ld + channel), dx, n);
         }
@@ -484,10 +485,10 @@ impl<const RELU: bool> PerVector for GradInput<RELU> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::math::testing::{close, gather, numbers, spread};
+    use crate::kernels::math::testing::{close, numbers, spread, unspread};
 
     #[test]
-    fn whole_normalisation_against_plain_loops() {
+    fn normalisation_matches_plain_loops() {
         for isa in Isa::available() {
             for (c, pixels) in [(1, 301), (3, 77), (16, 64), (83, 129), (128, 65), (5, 1)] {
                 for relu in [false, true] {
@@ -515,7 +516,7 @@ mod tests {
         let mut wide = vec![f64::NAN; 2 * c];
         let mut scratch = vec![f32::NAN; 4 * c];
         let (mut st, mut sums) = (vec![0.0; 2 * c], vec![0.0; 2 * c]);
-        // SAFETY: all have `pixels` pixels with the same distance.
+        // SAFETY: all have `pixels` pixels with the same stride.
         let norm = unsafe {
             moments(isa, pixels, c, src(&sx), &mut wide);
             stats(&wide, count, &mut st);
@@ -524,11 +525,11 @@ mod tests {
             normalize(isa, &norm, pixels, src(&sx), to, &mut scratch);
             grad_sums(isa, &norm, pixels, src(&sdy), src(&sx), &mut sums, &mut wide, &mut scratch);
             let to = Dst { ptr: dx.as_mut_ptr(), ld };
-            let whole = (&sums[..], count);
-            grad_input(isa, &norm, pixels, src(&sdy), src(&sx), whole, to, &mut scratch);
+            let reduced = (&sums[..], count);
+            grad_input(isa, &norm, pixels, src(&sdy), src(&sx), reduced, to, &mut scratch);
             norm
         };
-        let (y, dx) = (gather(&y, c, ld), gather(&dx, c, ld));
+        let (y, dx) = (unspread(&y, c, ld), unspread(&dx, c, ld));
         for i in 0..c {
             let (xs, dys) = (column(&x, i), column(&dy, i));
             let mean = xs.iter().sum::<f64>() / count;
@@ -545,7 +546,7 @@ mod tests {
             let hat: Vec<f64> = xs.iter().map(|x| (x - mean) * inverse).collect();
             let want: Vec<f64> = hat.iter().map(|h| h * g + b).collect();
             let got: Vec<f32> = y.iter().skip(i).step_by(c).copied().collect();
-            // Masks follow the computed values; where they are decided by rounding either will do.
+            // Masks follow the computed values. If rounding decides, either is correct.
             let open: Vec<bool> = (0..pixels).map(|p| !relu || got[p] > 0.0).collect();
             let want: Vec<f64> = want.iter().map(|w| if relu { w.max(0.0) } else { *w }).collect();
             close(isa, &what("y"), &got, &want, 1e-5);
@@ -562,7 +563,7 @@ mod tests {
 
     #[test]
     fn masks_agree_exactly() {
-        // Values whose normalised form sits at zero up to rounding.
+        // Values that normalise to zero up to rounding.
         for isa in Isa::available() {
             let c = 19;
             let x: Vec<f32> = (0..c * 40).map(|i| 0.3 + (i / c) as f32 * 3e-8).collect();

@@ -1,5 +1,5 @@
-//! Pooling over windows, vectorised over channels. Padding never wins a maximum and never counts in
-//! an average; a NaN wins every maximum.
+//! Pooling over windows, vectorised over channels. Padding is ignored by maxima and averages. The maximum
+//! of a window with a NaN is NaN.
 
 use phalanx_graph::ConvGeom;
 use phalanx_graph::ops::PoolKind;
@@ -8,8 +8,8 @@ use super::layout::{Dst, Src, zero};
 use super::math::{self, load, store};
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 
-/// Vectors of channels that are worked on together.
-const WIDE: usize = 4;
+/// Number of channel vectors processed together.
+const VECTORS: usize = 4;
 
 /// The taps of one window that lie inside the image.
 #[derive(Clone, Copy)]
@@ -23,14 +23,14 @@ struct Window {
     column_step: usize,
 }
 
-/// First tap inside `0..size` and how many follow, for a window at `at`.
+/// The first tap inside the image and the number of taps inside, for the window at `at` along an axis.
 #[inline(always)]
 fn clip(geom: &ConvGeom, axis: usize, at: usize) -> (usize, usize) {
     let (size, step) = (geom.input[axis], geom.dilation[axis]);
     let (start, pad) = (at * geom.stride[axis], geom.pad[axis]);
     let skipped = pad.saturating_sub(start).div_ceil(step).min(geom.kernel[axis]);
     let first = start + skipped * step;
-    // A window may lie in the padding altogether.
+    // A window may lie entirely in the padding.
     let fit = (size + pad).saturating_sub(first).div_ceil(step);
     (first.saturating_sub(pad), fit.min(geom.kernel[axis] - skipped))
 }
@@ -59,16 +59,16 @@ impl Window {
     }
 }
 
-/// A pass over all windows of all images; `K` does the work of one of them.
+/// A pass over all windows of all images; `K` processes one window.
 struct Pass<'a, K> {
     geom: &'a ConvGeom,
     rows: usize,
     window: K,
 }
 
-/// What happens in one window, for `N` vectors of channels or for `n` channels where `PART`.
+/// The processing of one window, for `N` vectors of channels or, if `PART`, for `n` channels.
 trait PerWindow {
-    /// `image` and `pixel` are the first pixel of the input image and the output's pixel.
+    /// `image` is the first pixel of the input image, `pixel` the output pixel.
     unsafe fn chunk<S: Simd, const N: usize, const PART: bool>(
         &self,
         w: &Window,
@@ -96,9 +96,9 @@ impl<K: PerWindow> Kernel for Pass<'_, K> {
                     // SAFETY: the taps lie inside the image, channels stay below `c`.
                     unsafe {
                         let k = &self.window;
-                        while at + WIDE * S::LANES <= c {
-                            k.chunk::<S, WIDE, false>(&window, image, pixel, at, S::LANES);
-                            at += WIDE * S::LANES;
+                        while at + VECTORS * S::LANES <= c {
+                            k.chunk::<S, VECTORS, false>(&window, image, pixel, at, S::LANES);
+                            at += VECTORS * S::LANES;
                         }
                         while at + S::LANES <= c {
                             k.chunk::<S, 1, false>(&window, image, pixel, at, S::LANES);
@@ -115,7 +115,7 @@ impl<K: PerWindow> Kernel for Pass<'_, K> {
     }
 }
 
-/// Largest element or mean of each window of `rows` images.
+/// The largest element or the mean of each window of `rows` images.
 ///
 /// # Safety
 /// `x` and `y` are valid for `rows` images of the geometry and do not overlap.
@@ -199,9 +199,9 @@ impl PerWindow for Average {
     }
 }
 
-/// How the derivative meets what is already in `dx`.
-fn overlap(geom: &ConvGeom) -> (bool, bool) {
-    let apart = (0..2).all(|a| {
+/// Whether windows are disjoint, and whether they are disjoint and cover the whole image.
+fn coverage(geom: &ConvGeom) -> (bool, bool) {
+    let disjoint = (0..2).all(|a| {
         let span = (geom.kernel[a] - 1) * geom.dilation[a] + 1;
         geom.stride[a] >= span
     });
@@ -209,18 +209,18 @@ fn overlap(geom: &ConvGeom) -> (bool, bool) {
         let reach = geom.output[a] * geom.stride[a];
         geom.dilation[a] == 1 && geom.kernel[a] == geom.stride[a] && reach >= geom.input[a]
     });
-    (apart, apart && covered)
+    (disjoint, disjoint && covered)
 }
 
-/// Zeros `dx` unless every pixel is about to be overwritten; true where windows do not overlap.
+/// Zeroes `dx` unless every pixel will be overwritten. Returns true if windows are disjoint.
 unsafe fn prepare(geom: &ConvGeom, rows: usize, dx: Dst) -> bool {
-    let (apart, overwritten) = overlap(geom);
+    let (disjoint, overwritten) = coverage(geom);
     if !overwritten {
         let [h, w, c] = geom.input;
         // SAFETY: the caller's `dx` is valid for `rows` images.
         unsafe { zero(rows * h * w, c, dx) };
     }
-    apart
+    disjoint
 }
 
 /// Derivative of max pooling: `dy` goes to the first maximum of each window in row-major order.
@@ -230,8 +230,8 @@ unsafe fn prepare(geom: &ConvGeom, rows: usize, dx: Dst) -> bool {
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn max_grad(isa: Isa, geom: &ConvGeom, rows: usize, x: Src, y: Src, dy: Src, dx: Dst) {
     // SAFETY: the caller's contract.
-    let apart = unsafe { prepare(geom, rows, dx) };
-    if apart {
+    let disjoint = unsafe { prepare(geom, rows, dx) };
+    if disjoint {
         // SAFETY: the caller's contract.
         unsafe { dispatch(isa, Pass { geom, rows, window: MaxGrad::<false> { x, y, dy, dx } }) };
     } else {
@@ -240,7 +240,7 @@ pub unsafe fn max_grad(isa: Isa, geom: &ConvGeom, rows: usize, x: Src, y: Src, d
     }
 }
 
-/// Adds to `dx` where `ADD`, else overwrites it.
+/// Adds to `dx` if `ADD`, else overwrites it.
 struct MaxGrad<const ADD: bool> {
     x: Src,
     y: Src,
@@ -277,7 +277,7 @@ impl<const ADD: bool> PerWindow for MaxGrad<ADD> {
                     let dx = self.dx.ptr.add(at * self.dx.ld + channel);
                     for k in 0..N {
                         let v = load::<S, PART>(x.add(k * S::LANES), n);
-                        // The first hit takes all, and leaves zero to the others. NaN is a hit.
+                        // The first match takes all of `dy`, the others get zero. NaN is a match.
                         let g = S::select(S::eq(v, best[k]), rest[k], S::zero());
                         let g = S::select(S::eq(v, v), g, rest[k]);
                         let left = S::select(S::eq(v, best[k]), S::zero(), rest[k]);
@@ -298,8 +298,8 @@ impl<const ADD: bool> PerWindow for MaxGrad<ADD> {
 /// Both operands are valid for `rows` images and do not overlap.
 pub unsafe fn average_grad(isa: Isa, geom: &ConvGeom, rows: usize, dy: Src, dx: Dst) {
     // SAFETY: the caller's contract.
-    let apart = unsafe { prepare(geom, rows, dx) };
-    if apart {
+    let disjoint = unsafe { prepare(geom, rows, dx) };
+    if disjoint {
         // SAFETY: the caller's contract.
         unsafe { dispatch(isa, Pass { geom, rows, window: AverageGrad::<false> { dy, dx } }) };
     } else {
@@ -308,7 +308,7 @@ pub unsafe fn average_grad(isa: Isa, geom: &ConvGeom, rows: usize, dy: Src, dx: 
     }
 }
 
-/// Adds to `dx` where `ADD`, else overwrites it.
+/// Adds to `dx` if `ADD`, else overwrites it.
 struct AverageGrad<const ADD: bool> {
     dy: Src,
     dx: Dst,
@@ -349,7 +349,7 @@ impl<const ADD: bool> PerWindow for AverageGrad<ADD> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::math::testing::{close, gather, numbers, spread};
+    use crate::kernels::math::testing::{close, numbers, spread, unspread};
     use phalanx_graph::Padding;
 
     /// Input elements of each output's window, in row-major order.
@@ -407,7 +407,7 @@ mod tests {
 
     fn check(isa: Isa, g: &ConvGeom, rows: usize) {
         let c = g.input[2];
-        // Few different numbers, so that ties are common.
+        // Few distinct numbers, so that ties are common.
         let x: Vec<f32> =
             numbers(rows * g.input_len(), 1).iter().map(|v| (v * 3.0).round()).collect();
         let dy = numbers(rows * g.output_len(), 2);
@@ -433,14 +433,14 @@ mod tests {
             unsafe {
                 let to = Dst { ptr: y.as_mut_ptr(), ld };
                 pool(isa, PoolKind::Average, g, rows, src(&sx), to);
-                close(isa, &format!("mean {what}"), &gather(&y, c, ld), &mean, 1e-6);
+                close(isa, &format!("mean {what}"), &unspread(&y, c, ld), &mean, 1e-6);
                 pool(isa, PoolKind::Max, g, rows, src(&sx), to);
-                close(isa, &format!("max {what}"), &gather(&y, c, ld), &max, 0.0);
+                close(isa, &format!("max {what}"), &unspread(&y, c, ld), &max, 0.0);
                 let to = Dst { ptr: dx.as_mut_ptr(), ld };
                 max_grad(isa, g, rows, src(&sx), src(&y), src(&sdy), to);
-                close(isa, &format!("max' {what}"), &gather(&dx, c, ld), &dmax, 2e-6);
+                close(isa, &format!("max' {what}"), &unspread(&dx, c, ld), &dmax, 2e-6);
                 average_grad(isa, g, rows, src(&sdy), to);
-                close(isa, &format!("mean' {what}"), &gather(&dx, c, ld), &dmean, 2e-6);
+                close(isa, &format!("mean' {what}"), &unspread(&dx, c, ld), &dmean, 2e-6);
             }
         }
     }

@@ -1,17 +1,17 @@
-//! Dropout and random numbers. Both are pure functions of (seed, step, global row, key, element):
-//! nothing is stored, and the number of workers does not matter.
+//! Dropout and random numbers. Both are pure functions of (seed, step, global row, key, element): no state is
+//! stored, and the number of workers does not matter.
 
 use phalanx_graph::rng::{Draw, unit};
 
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 
-/// Philox blocks computed side by side; the compiler turns each round into vector instructions.
+/// Philox blocks computed in parallel; the compiler turns each round into vector instructions.
 const BLOCKS: usize = 16;
 
 /// Random words computed at once.
 const WORDS: usize = 4 * BLOCKS;
 
-/// Rows of `len` numbers in `[0, 1)`, the first being number `first_row` of the global batch.
+/// Fills rows of `len` numbers in `[0, 1)`. The first is row `first_row` of the global batch.
 pub fn uniform(draw: &Draw, first_row: usize, len: usize, y: &mut [f32]) {
     for (r, row) in y.chunks_exact_mut(len.max(1)).enumerate() {
         for (block, four) in row.chunks_mut(4).enumerate() {
@@ -21,12 +21,12 @@ pub fn uniform(draw: &Draw, first_row: usize, len: usize, y: &mut [f32]) {
     }
 }
 
-/// What a dropout zeroes.
+/// The parameters of dropout.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout<'a> {
-    /// Where in the run the numbers are drawn.
+    /// The random stream.
     pub draw: Draw,
-    /// The share of elements that becomes zero.
+    /// The fraction of elements set to zero.
     pub rate: f32,
     /// Dimensions of a row.
     pub dims: &'a [usize],
@@ -34,8 +34,8 @@ pub struct Dropout<'a> {
     pub noise: &'a [usize],
 }
 
-/// Zeroes elements of `rows` rows, the first being number `first_row` of the global batch, and scales
-/// the others by `1 / (1 - rate)`.
+/// Zeroes elements of `rows` rows and scales the others by `1 / (1 - rate)`. The first is row `first_row` of the
+/// global batch.
 ///
 /// # Safety
 /// `x` and `y` are valid for `rows` rows; they may be the same, otherwise they do not overlap.
@@ -54,11 +54,11 @@ pub unsafe fn dropout(
     }
     let mask = Mask {
         draw: d.draw,
-        // A word of 24 bits is kept when it is not below: the same as comparing the fraction.
-        kept_from: (f64::from(d.rate) * f64::from(1 << 24)).ceil() as u32,
+        // Comparing the upper 24 bits of a word is equivalent to comparing the fraction with the rate.
+        threshold: (f64::from(d.rate) * f64::from(1 << 24)).ceil() as u32,
         scale: (1.0 / (1.0 - f64::from(d.rate))) as f32,
     };
-    // What the compiler makes of Philox for AVX2 was measured to be 1.5 times as fast as for AVX-512.
+    // Measured: Philox as compiled for AVX2 is 1.5 times as fast as for AVX-512.
     let isa = isa.without_avx512();
     for r in 0..rows {
         let row = (first_row + r) as u32;
@@ -68,15 +68,15 @@ pub unsafe fn dropout(
     }
 }
 
-/// Which words keep their element, and what happens to it.
+/// The threshold of words that retain their element, and the scale of retained elements.
 #[derive(Clone, Copy)]
 struct Mask {
     draw: Draw,
-    kept_from: u32,
+    threshold: u32,
     scale: f32,
 }
 
-/// Goes over a row in order; `at` is the next element.
+/// An iteration over a row in order; `at` is the next element.
 struct Walk {
     isa: Isa,
     mask: Mask,
@@ -87,7 +87,7 @@ struct Walk {
 }
 
 impl Walk {
-    /// All elements whose leading axes lead to `element` of the mask.
+    /// Processes all elements whose leading axes map to `element` of the mask.
     unsafe fn axes(&mut self, dims: &[usize], noise: &[usize], element: usize) {
         let len: usize = dims.iter().product();
         // SAFETY: the walk covers each element of the row once.
@@ -105,19 +105,20 @@ impl Walk {
         }
     }
 
-    /// The next `len` elements, by the words from `word` on or all by that one.
+    /// Processes the next `len` elements, with the words from `word` on or, if `shared`, all with that word.
     unsafe fn apply(&mut self, word: usize, len: usize, shared: bool) {
         // SAFETY: the elements exist.
         unsafe {
             let (x, y) = (self.x.add(self.at), self.y.add(self.at));
             let (mask, row) = (self.mask, self.row);
-            dispatch(self.isa, Run { mask, row, word, len, shared, x, y });
+            dispatch(self.isa, Apply { mask, row, word, len, shared, x, y });
         }
         self.at += len;
     }
 }
 
-struct Run {
+/// Dropout of `len` elements.
+struct Apply {
     mask: Mask,
     row: u32,
     word: usize,
@@ -127,12 +128,12 @@ struct Run {
     y: *mut f32,
 }
 
-impl Kernel for Run {
+impl Kernel for Apply {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Run { mask, row, word, len, shared, x, y } = self;
+        let Apply { mask, row, word, len, shared, x, y } = self;
         let (mut at, mut block, mut skip) = (0, (word / 4) as u32, word % 4);
         let mut words = [0; WORDS];
         if shared {
@@ -147,12 +148,13 @@ impl Kernel for Run {
             unsafe {
                 let (x, y) = (x.add(at), y.add(at));
                 if n == WORDS {
-                    // Through an array: the compiler then need not fear that `x` and `y` are one.
-                    let values = keep(x.cast::<[f32; WORDS]>().read_unaligned(), &words, &mask);
+                    // Through an array, so that the compiler need not assume that `x` and `y` overlap.
+                    let values =
+                        apply_mask(x.cast::<[f32; WORDS]>().read_unaligned(), &words, &mask);
                     y.cast::<[f32; WORDS]>().write_unaligned(values);
                 } else {
                     for i in 0..n {
-                        *y.add(i) = keep([*x.add(i)], &[words[skip + i]], &mask)[0];
+                        *y.add(i) = apply_mask([*x.add(i)], &[words[skip + i]], &mask)[0];
                     }
                 }
             }
@@ -163,22 +165,22 @@ impl Kernel for Run {
     }
 }
 
-/// The numbers whose words say so, scaled; zero for the others.
+/// Scales the elements that the words retain and zeroes the others.
 #[inline(always)]
-fn keep<const N: usize>(mut x: [f32; N], words: &[u32; N], mask: &Mask) -> [f32; N] {
+fn apply_mask<const N: usize>(mut x: [f32; N], words: &[u32; N], mask: &Mask) -> [f32; N] {
     for i in 0..N {
-        x[i] = if words[i] >> 8 >= mask.kept_from { x[i] * mask.scale } else { 0.0 };
+        x[i] = if words[i] >> 8 >= mask.threshold { x[i] * mask.scale } else { 0.0 };
     }
     x
 }
 
-/// The words of `BLOCKS` blocks from `block` on: what [`Draw::words`] gives for each.
+/// The words of `BLOCKS` blocks from `block` on, equal to [`Draw::words`] of each.
 #[inline(always)]
-#[allow(clippy::needless_range_loop)] // Four arrays in step.
+#[allow(clippy::needless_range_loop)] // Four arrays in lockstep.
 fn draw_words(draw: &Draw, row: u32, block: u32) -> [u32; WORDS] {
     const LOW: u64 = 0xffff_ffff;
-    // Words sit in the low halves of 64-bit lanes; products need no unpacking that way, and what
-    // gathers in the high halves is cut off by the next product.
+    // Words are stored in the low halves of 64-bit lanes, so that products need no unpacking. The next
+    // product ignores the high halves.
     let high = (draw.seed >> 32) as u32 ^ (draw.step >> 32) as u32;
     let mut k = [draw.seed as u32, high];
     let (row, stream) = (u64::from(row), u64::from(draw.stream));
@@ -199,7 +201,7 @@ fn draw_words(draw: &Draw, row: u32, block: u32) -> [u32; WORDS] {
     }
     let mut words = [0; WORDS];
     for i in 0..BLOCKS {
-        // Two words to a lane, so that they are put together rather than taken apart.
+        // Two words per lane, so that lanes are combined instead of split.
         let pair = [c[0][i] & LOW | c[1][i] << 32, c[2][i] & LOW | c[3][i] << 32];
         for (k, pair) in pair.iter().enumerate() {
             words[4 * i + 2 * k] = *pair as u32;
@@ -258,7 +260,7 @@ mod tests {
         unsafe { dropout(isa, d, first, rows, x.as_ptr(), y.as_mut_ptr()) };
         close(isa, &format!("{d:?}"), &y, &want, 1e-6);
         y.copy_from_slice(&x);
-        // The same, in place and row by row, as other workers would.
+        // The same in place and row by row, as with several workers.
         for r in 0..rows {
             let p = y[r * len..].as_mut_ptr();
             // SAFETY: one row, in place.

@@ -1,7 +1,7 @@
 //! Sums and maxima along axes, the sum over rows, broadcasting and casts.
 //!
-//! Long sums are taken in short blocks whose results are added with compensation (or in f64), so the
-//! error does not grow with the length.
+//! Long sums are split into short blocks whose results are added with compensation (or in f64), so that
+//! the error does not grow with the length.
 
 use phalanx_graph::ops::ReduceKind;
 
@@ -9,11 +9,11 @@ use super::layout::Copy;
 use super::math;
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 
-/// Numbers summed in plain f32 before the sum moves to a better place.
+/// Numbers summed in plain f32 before the sum is added to a more precise one.
 const BLOCK: usize = 64;
 
-/// `y[o, i]` = sum or maximum of `x[o, .., i]`, where `x` is `[outer, len, inner]`. Maxima are NaN
-/// where an element is; of nothing, the sum is 0 and the maximum minus infinity.
+/// `y[o, i]` = sum or maximum of `x[o, .., i]`, where `x` is `[outer, len, inner]`. A maximum is NaN
+/// if an element is NaN. The sum of no elements is 0, their maximum is minus infinity.
 ///
 /// # Safety
 /// `x` and `y` are valid for those shapes and do not overlap.
@@ -58,7 +58,7 @@ impl Kernel for Reduce {
     }
 }
 
-/// The sum of `len` neighbours.
+/// The sum of `len` consecutive floats.
 #[inline(always)]
 unsafe fn sum_line<S: Simd>(x: *const f32, len: usize) -> f32 {
     let (mut total, mut at) = (0.0f64, 0);
@@ -84,7 +84,7 @@ unsafe fn sum_line<S: Simd>(x: *const f32, len: usize) -> f32 {
     total as f32
 }
 
-/// The largest of `len` neighbours.
+/// The largest of `len` consecutive floats.
 #[inline(always)]
 unsafe fn max_line<S: Simd>(x: *const f32, len: usize) -> f32 {
     // SAFETY: reads stay below `len`.
@@ -131,7 +131,7 @@ unsafe fn columns<S: Simd, const SUM: bool>(len: usize, inner: usize, x: *const 
     }
 }
 
-/// `N` vectors of columns, or `n` columns where `PART`.
+/// Reduces `N` vectors of columns, or `n` columns if `PART`.
 #[inline(always)]
 unsafe fn strip<S: Simd, const SUM: bool, const N: usize, const PART: bool>(
     len: usize,
@@ -142,7 +142,8 @@ unsafe fn strip<S: Simd, const SUM: bool, const N: usize, const PART: bool>(
 ) {
     // SAFETY: the caller's columns lie inside the matrix.
     unsafe {
-        // The next strip lies in other lines of the same rows: few enough of them stay in the cache.
+        // The next strip reads other cache lines of the same rows, so blocks are short enough to stay in
+        // the cache.
         let ahead = N > 1 && len <= 1024;
         let start = S::splat(if SUM { 0.0 } else { f32::NEG_INFINITY });
         let mut total = [start; N];
@@ -164,7 +165,7 @@ unsafe fn strip<S: Simd, const SUM: bool, const N: usize, const PART: bool>(
             }
             for k in 0..N {
                 if SUM {
-                    // Kahan: what rounding loses is taken along. Infinities lose nothing.
+                    // Kahan summation. Infinities have no rounding error to compensate.
                     let v = S::sub(acc[k], lost[k]);
                     let sum = S::add(total[k], v);
                     let error = S::sub(S::sub(sum, total[k]), v);
@@ -181,12 +182,12 @@ unsafe fn strip<S: Simd, const SUM: bool, const N: usize, const PART: bool>(
     }
 }
 
-/// `y[len]` = the sum of `rows` rows; zeros for none.
+/// `y[len]` = the sum of `rows` rows; zeros if there are none.
 ///
 /// # Safety
 /// `x` and `y` are valid for those shapes and do not overlap.
 pub unsafe fn sum_rows(isa: Isa, rows: usize, len: usize, x: *const f32, y: *mut f32) {
-    // SAFETY: the caller's contract. A column of one number is a line.
+    // SAFETY: the caller's contract. A single column is a contiguous line.
     unsafe { reduce(isa, ReduceKind::Sum, [1, rows, len], x, y) }
 }
 
@@ -216,13 +217,13 @@ pub unsafe fn reduce_axes(
         }
         let (len, mut next) = (dims.iter().product::<usize>(), y);
         for r in 0..rows {
-            reduce_kept(kind, dims, axes, 0, x.add(r * len), len, &mut next);
+            reduce_remaining(kind, dims, axes, 0, x.add(r * len), len, &mut next);
         }
     }
 }
 
-/// Walks over the axes that stay, and writes one number at the end of each path.
-unsafe fn reduce_kept(
+/// Iterates over the axes that are not reduced and writes one number for each combination of indices.
+unsafe fn reduce_remaining(
     kind: ReduceKind,
     dims: &[usize],
     axes: &[usize],
@@ -231,7 +232,7 @@ unsafe fn reduce_kept(
     block: usize,
     y: &mut *mut f32,
 ) {
-    // SAFETY: offsets stay inside the row; `y` has one place for each path.
+    // SAFETY: offsets stay inside the row; `y` has one element for each combination.
     unsafe {
         match dims.get(axis) {
             None => {
@@ -241,19 +242,19 @@ unsafe fn reduce_kept(
                 *y = y.add(1);
             }
             Some(_) if axes.contains(&axis) => {
-                reduce_kept(kind, dims, axes, axis + 1, x, block / dims[axis].max(1), y);
+                reduce_remaining(kind, dims, axes, axis + 1, x, block / dims[axis].max(1), y);
             }
             Some(d) => {
                 let block = block / (*d).max(1);
                 for i in 0..*d {
-                    reduce_kept(kind, dims, axes, axis + 1, x.add(i * block), block, y);
+                    reduce_remaining(kind, dims, axes, axis + 1, x.add(i * block), block, y);
                 }
             }
         }
     }
 }
 
-/// Walks over the axes that go, and adds up what it meets.
+/// Iterates over the reduced axes and accumulates the elements.
 unsafe fn fold(
     kind: ReduceKind,
     dims: &[usize],
@@ -280,8 +281,8 @@ unsafe fn fold(
     acc
 }
 
-/// Every row of `x`, of dimensions `from`, repeated along axes of size one (and missing leading
-/// ones) until it has dimensions `to`.
+/// Broadcasts every row of `x` from dimensions `from` to dimensions `to`: axes of size one and missing
+/// leading axes are repeated.
 ///
 /// # Safety
 /// `x` and `y` are valid for `rows` rows and do not overlap.
@@ -298,11 +299,11 @@ pub unsafe fn broadcast(rows: usize, from: &[usize], to: &[usize], x: *const f32
         }
         copy.push(*d, if same { src } else { 0 }, dst);
     }
-    // SAFETY: the caller's contract. No axes change places, so the instruction set does not matter.
+    // SAFETY: the caller's contract. No axes are transposed, so the instruction set does not matter.
     unsafe { copy.run(Isa::PORTABLE, x, y) }
 }
 
-/// Integers as floats.
+/// Converts integers to floats.
 ///
 /// # Safety
 /// `x` and `y` are valid for `len` elements and do not overlap.
@@ -313,7 +314,7 @@ pub unsafe fn cast_to_f32(len: usize, x: *const i32, y: *mut f32) {
     }
 }
 
-/// Floats as integers: towards zero, the nearest representable beyond the range, 0 for NaN.
+/// Converts floats to integers: rounds towards zero, saturates, and maps NaN to 0.
 ///
 /// # Safety
 /// `x` and `y` are valid for `len` elements and do not overlap.
@@ -329,7 +330,7 @@ mod tests {
     use super::*;
     use crate::kernels::math::testing::{close, numbers};
 
-    /// Any axes, element by element.
+    /// Reduces any axes, element by element.
     fn naive(kind: ReduceKind, rows: usize, dims: &[usize], axes: &[usize], x: &[f32]) -> Vec<f64> {
         let kept = |a: usize| !axes.contains(&a);
         let out: usize = (0..dims.len()).filter(|a| kept(*a)).map(|a| dims[a]).product();

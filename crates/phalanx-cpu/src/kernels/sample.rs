@@ -1,12 +1,12 @@
-//! Images read through an affine map of each sample's own, and the way back of their derivatives.
+//! Affine sampling of images, with one matrix per sample, and its derivative.
 
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 use phalanx_graph::ops::SampleGeom;
 
-/// Reads `rows` images through their matrices, `[6]` a row.
+/// Samples `rows` images at the positions given by their matrices, `[6]` per row.
 ///
 /// # Panics
-/// When a slice does not hold its part of `rows` rows.
+/// If a slice does not have the length of `rows` rows.
 pub fn affine(
     isa: Isa,
     geom: &SampleGeom,
@@ -19,15 +19,15 @@ pub fn affine(
     for r in 0..rows {
         let matrix = matrix(&matrices[6 * r..]);
         let (x, y) = (&x[r * input..][..input], &mut y[r * output..][..output]);
-        // SAFETY: the kernel asks for nothing but its instruction set.
+        // SAFETY: the kernel requires only its instruction set.
         unsafe { dispatch(isa, Read { geom, matrix, x, y }) };
     }
 }
 
-/// Adds `rows` derivatives up at the pixels they were read from.
+/// Adds the derivatives of `rows` results to the pixels they were sampled from.
 ///
 /// # Panics
-/// When a slice does not hold its part of `rows` rows.
+/// If a slice does not have the length of `rows` rows.
 pub fn affine_grad(
     isa: Isa,
     geom: &SampleGeom,
@@ -40,7 +40,7 @@ pub fn affine_grad(
     for r in 0..rows {
         let matrix = matrix(&matrices[6 * r..]);
         let (dx, dy) = (&mut dx[r * input..][..input], &dy[r * output..][..output]);
-        // SAFETY: the kernel asks for nothing but its instruction set.
+        // SAFETY: the kernel requires only its instruction set.
         unsafe { dispatch(isa, Spread { geom, matrix, dy, dx }) };
     }
 }
@@ -64,8 +64,8 @@ fn matrix(numbers: &[f32]) -> [f64; 6] {
     std::array::from_fn(|i| f64::from(numbers[i]))
 }
 
-/// The pixels that pixel `(x, y)` of a result reads: where each starts in the image, `None` beyond
-/// its border, and its weight. Without interpolation the first alone counts.
+/// The pixels that pixel `(x, y)` of a result reads: offset in the image (`None` beyond its border) and weight.
+/// Without interpolation only the first counts.
 #[inline(always)]
 fn corners(geom: &SampleGeom, m: &[f64; 6], [y, x]: [usize; 2]) -> [(Option<usize>, f32); 4] {
     let [h, w, c] = geom.input;
@@ -74,7 +74,7 @@ fn corners(geom: &SampleGeom, m: &[f64; 6], [y, x]: [usize; 2]) -> [(Option<usiz
     let across = geom.taps(m[0] * x + m[1] * y + m[2]);
     let weights: [f32; 4] = std::array::from_fn(|k| (down[k / 2].1 * across[k % 2].1) as f32);
     let ([(row, _), (below, _)], [(column, _), (right, _)]) = (down, across);
-    // Inside the image, as most are, nothing has to be looked up.
+    // Fast path: most positions lie inside the image and need no fill rule.
     if row >= 0 && column >= 0 && below < h as i64 && right < w as i64 && geom.bilinear {
         let start = (row as usize * w + column as usize) * c;
         let starts = [start, start + c, start + w * c, start + w * c + c];
@@ -171,7 +171,7 @@ mod tests {
         SampleGeom { input: [5, 4, 3], output: [3, 6], fill, fill_value: 0.5.into(), bilinear }
     }
 
-    /// A whole shift moves pixels and changes none, whichever way they are read.
+    /// A shift by whole pixels moves pixels without changing them, in every mode.
     #[test]
     fn whole_shifts_move_pixels() {
         let x = numbers(60, 1);
@@ -190,9 +190,9 @@ mod tests {
         }
     }
 
-    /// `Σ y(x) · d = Σ x · dx(d)` where nothing is read from beyond the border.
+    /// `Σ y(x) · d = Σ x · dx(d)` if nothing is read from beyond the border.
     #[test]
-    fn the_way_back_is_the_transpose() {
+    fn the_derivative_is_the_transpose() {
         let (x, d) = (numbers(120, 2), numbers(108, 3));
         let maps = [0.8, 0.3, -1.2, -0.4, 1.1, 0.7, 1.3, 0.0, 0.1, 0.2, -0.9, 3.0];
         for isa in Isa::available() {
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn wild_maps_stay_inside_the_image() {
+    fn extreme_maps_stay_inside_the_image() {
         let x = numbers(60, 4);
         for wild in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN] {
             for (fill, bilinear) in MODES.into_iter().flat_map(|m| [(m, false), (m, true)]) {

@@ -1,4 +1,4 @@
-//! Softmax over the last axis, and the crossentropy that is fused with it.
+//! Softmax over the last axis, and the crossentropy fused with it.
 
 use super::math;
 use crate::simd::{Isa, Kernel, Simd, dispatch};
@@ -24,7 +24,7 @@ pub unsafe fn log_softmax(isa: Isa, rows: usize, n: usize, x: *const f32, y: *mu
     unsafe { dispatch(isa, Rows { rows, n, x, body: LogSoftmax { y } }) };
 }
 
-/// `log Σ e^logits - logits[label]`, one number a row; NaN where the label names no class.
+/// `log Σ e^logits - logits[label]`, one number per row; NaN if the label is out of range.
 ///
 /// # Safety
 /// `logits` is valid for `rows * n` floats, `labels` and `y` for `rows` numbers; nothing overlaps.
@@ -40,7 +40,7 @@ pub unsafe fn sparse_xent(
     unsafe { dispatch(isa, Rows { rows, n, x: logits, body: SparseXent { labels, y } }) };
 }
 
-/// `(softmax(logits) - onehot(label)) · dy`; NaN where the label names no class.
+/// `(softmax(logits) - onehot(label)) · dy`; NaN if the label is out of range.
 ///
 /// # Safety
 /// `logits` and `dx` are valid for `rows * n` floats, `labels` and `dy` for `rows` numbers. `dx` may
@@ -58,7 +58,7 @@ pub unsafe fn sparse_xent_grad(
     unsafe { dispatch(isa, Rows { rows, n, x: logits, body: SparseXentGrad { labels, dy, dx } }) };
 }
 
-/// A pass over vectors; `B` does the work of one of them.
+/// A pass over vectors; `B` processes one vector.
 struct Rows<B> {
     rows: usize,
     n: usize,
@@ -104,7 +104,7 @@ unsafe fn largest<S: Simd>(x: *const f32, n: usize) -> f32 {
     }
 }
 
-/// `Σ e^(x - top)`; the exponentials go to `y` where `STORE`.
+/// `Σ e^(x - top)`. If `STORE`, writes the exponentials to `y`.
 #[inline(always)]
 unsafe fn sum_exp<S: Simd, const STORE: bool>(
     n: usize,
@@ -183,7 +183,7 @@ impl PerRow for LogSoftmax {
         // SAFETY: the row exists in `y`.
         unsafe {
             let y = self.y.add(row * n);
-            // Two subtractions: `top` and the logarithm in one number would lose the small one.
+            // Two subtractions, because adding `top` and the logarithm first would lose the smaller one.
             let norm = S::splat(sum_exp::<S, false>(n, x, top, y).ln() as f32);
             let top = S::splat(top);
             let mut at = 0;
@@ -197,7 +197,7 @@ impl PerRow for LogSoftmax {
     }
 }
 
-/// The class a label names.
+/// The class of a label, if it is in range.
 #[inline(always)]
 fn class(label: i32, classes: usize) -> Option<usize> {
     usize::try_from(label).ok().filter(|l| *l < classes)

@@ -1,22 +1,22 @@
-//! The register-blocked micro-kernels under every dense and convolution kernel.
+//! The register-blocked micro-kernels of all dense and convolution kernels.
 //!
-//! Both keep a tile of `MR x NV` accumulator vectors in registers and differ in what they walk along:
+//! Both keep a tile of `MR x NV` accumulator vectors in registers. They differ in the axis they sum over:
 //!
 //! * [`Block`] (forward and input gradients) is an *indirect* matrix product: a row of the result is a
-//!   pixel, its operands are reached through one pointer per kernel tap, and a tap that lies in the
-//!   padding points at a row of zeros. Activations are never copied. Weights are read where they lie
-//!   where [`reads_in_place`] says that this is faster; else, or where the transpose is wanted, they
-//!   are packed once per call into panels. A panel is worked through in chunks that stay in cache
-//!   while all rows of the block pass by; between chunks partial sums rest in the result.
+//!   pixel, its operands are reached through one pointer per kernel tap, and a tap in the padding
+//!   points to a row of zeros. Activations are never copied. Weights are read in place if
+//!   [`reads_in_place`] says that this is faster. Otherwise, or if the transpose is needed, they are
+//!   packed into panels once per call. A panel is processed in chunks that stay in cache while the
+//!   kernel iterates over all rows of the block; between chunks the result holds the partial sums.
 //! * [`Outer`] (weight gradients) sums outer products over pixels: `MR` input channels by `NV` vectors
 //!   of output channels.
 //!
-//! An element of the result is one chain of multiply-adds in the order of taps and channels (or
-//! pixels), whatever the tile, chunk or block it falls into. So its bits depend neither on the row
-//! count nor on how work is split.
+//! Each element of the result is one chain of multiply-adds in the order of taps and channels (or
+//! pixels), regardless of the tile, chunk or block it belongs to. So its bits depend neither on the
+//! number of rows nor on how the work is split.
 
-// Arrays of registers are indexed in step; an iterator over them would bring closures, which are not
-// compiled for the instruction set.
+// Arrays of registers are indexed in lockstep. Iterators would bring closures, which are not compiled for
+// the instruction set.
 #![allow(clippy::needless_range_loop)]
 
 mod pack;
@@ -28,33 +28,33 @@ pub(crate) use self::pack::{Arena, pack_columns, pack_rows};
 /// Rows (pixels) that share one pass over the packed weights.
 pub(crate) const BLOCK_ROWS: usize = 192;
 
-/// Floats of a panel that stay near while the rows of a block pass by. Somewhat more than the
-/// first-level cache measured best: the second level keeps up, and partial sums move less often.
+/// Floats of a panel that stay in cache while the kernel iterates over the rows of a block. Slightly more than
+/// the first-level cache measured best: the second level keeps up, and partial sums move less often.
 const CHUNK_FLOATS: usize = 12 * 1024;
 
-/// Vectors across the widest tile.
+/// Number of vectors of the widest tile.
 const fn max_vectors(registers: usize) -> usize {
     registers / 8
 }
 
-/// Rows of the tallest tile with `nv` vectors: a quarter of the registers is left for operands.
+/// Number of rows of the tallest tile with `nv` vectors. A quarter of the registers is left for operands.
 pub(crate) const fn max_rows(registers: usize, nv: usize) -> usize {
     let rows = registers * 3 / 4 / nv;
     if rows < 12 { rows } else { 12 }
 }
 
-/// Columns that one tile covers.
+/// A range of columns covered by one tile.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Panel {
     /// First column.
     pub col: usize,
-    /// Columns; the last vector may be partly empty.
+    /// Number of columns; the last vector may be partly empty.
     pub cols: usize,
-    /// Vectors.
+    /// Number of vectors.
     pub nv: usize,
 }
 
-/// Splits `cols` columns into panels of nearly equal width, so that none is left over narrow.
+/// Splits columns into panels of nearly equal width, so that no narrow panel is left over.
 pub(crate) struct Panels {
     cols: usize,
     lanes: usize,
@@ -95,21 +95,21 @@ pub(crate) fn part(len: usize, count: usize, i: usize) -> (usize, usize) {
     (start, len * (i + 1) / count - start)
 }
 
-/// How the weights of a [`Block`] lie in memory.
+/// The memory layout of the weights of a [`Block`].
 #[derive(Clone, Copy)]
 pub(crate) enum Weights {
-    /// In panels, as [`pack_rows`] or [`pack_columns`] leave them.
+    /// In panels, as written by [`pack_rows`] or [`pack_columns`].
     Packed(*const f32),
     /// In rows this many floats apart; columns fill whole vectors.
     Rows(*const f32, usize),
 }
 
-/// Whether a product of `rows` rows is faster with its weights left in rows than packed first.
+/// Whether a product of `rows` rows is faster if its weights are read in place instead of packed first.
 ///
-/// Measured on Zen 4, packed against in place. AVX-512: in place is level for convolutions and wins
+/// Measured on Zen 4, packed against in place. AVX-512: in place is as fast for convolutions and wins
 /// for few rows (dense 32x784x256: 97 against 115 GFLOP/s). AVX2: it wins for few rows (87 against
-/// 108) but loses for many (1x1, 256 to 64 channels, 12544 rows: 87 against 67), hence the limit,
-/// which lies between the 64 and the 392 rows that were measured.
+/// 108) but loses for many (1x1, 256 to 64 channels, 12544 rows: 87 against 67). Hence the limit,
+/// which lies between the measured 64 and 392 rows.
 #[inline(always)]
 pub(crate) fn reads_in_place<S: Simd>(cols: usize, rows: usize) -> bool {
     cols.is_multiple_of(S::LANES) && (S::LANES == MAX_LANES || rows <= BLOCK_ROWS)
@@ -141,7 +141,7 @@ impl Block {
     /// Computes the block.
     ///
     /// # Safety
-    /// All pointers are valid for what the fields say, and `out` overlaps no operand.
+    /// All pointers are valid for the sizes that the fields state, and `out` overlaps no operand.
     #[inline(always)]
     pub unsafe fn run<S: Simd>(&self) {
         for panel in Panels::new::<S>(self.cols) {
@@ -154,7 +154,7 @@ impl Block {
                 }
             };
             let depth = (CHUNK_FLOATS / width).max(1);
-            // Whole taps per chunk where one is short, else pieces of one tap.
+            // Whole taps per chunk if a tap is short, else pieces of one tap.
             let taps_each = (depth / self.k.max(1)).clamp(1, self.taps.max(1));
             let pieces = self.k.div_ceil(depth).max(1);
             let chunks = self.taps.div_ceil(taps_each).max(1);
@@ -210,11 +210,11 @@ impl Block {
     }
 }
 
-/// What one call of a row tile works on.
+/// The arguments of a row tile.
 struct RowJob {
     taps: usize,
     k: usize,
-    /// Pointers of the first tap, one per row; those of the next tap lie `a_next` further.
+    /// Pointers of the first tap, one per row; those of the next tap follow after `a_next` pointers.
     a: *const *const f32,
     a_next: usize,
     /// Floats to skip at the start of every piece.
@@ -222,7 +222,7 @@ struct RowJob {
     b: *const f32,
     /// Floats between two rows of weights.
     b_step: usize,
-    /// Floats between the weights of two taps beyond those used.
+    /// Unused floats between the weights of two taps.
     b_skip: usize,
     out: *const *mut f32,
     col: usize,
@@ -240,7 +240,7 @@ impl<const MR: usize, const NV: usize> Kernel for RowTile<'_, MR, NV> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let job = self.0;
-        // SAFETY: `Block::run` made the job; its caller vouches for the pointers.
+        // SAFETY: `Block::run` built the job, and its caller guarantees the pointers.
         unsafe {
             let mut out = [std::ptr::null_mut::<f32>(); MR];
             for m in 0..MR {
@@ -360,7 +360,7 @@ pub(crate) struct Outer {
     /// The result, rows `out_step` apart.
     pub out: *mut f32,
     pub out_step: usize,
-    /// Add to what `out` holds instead of overwriting it.
+    /// Add to `out` instead of overwriting it.
     pub accumulate: bool,
 }
 
@@ -368,7 +368,7 @@ impl Outer {
     /// Computes the sum for one panel of columns.
     ///
     /// # Safety
-    /// All pointers are valid for what the fields say, and `out` overlaps neither operand.
+    /// All pointers are valid for the sizes that the fields state, and `out` overlaps neither operand.
     #[inline(always)]
     pub unsafe fn run_panel<S: Simd>(&self, panel: Panel) {
         let tiles = self.rows.div_ceil(max_rows(S::REGISTERS, panel.nv));
@@ -397,7 +397,7 @@ impl<const MR: usize, const NV: usize> Kernel for OuterTile<'_, MR, NV> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let job = self.0;
-        // SAFETY: `Outer::run_panel` made the job; its caller vouches for the pointers.
+        // SAFETY: `Outer::run_panel` built the job, and its caller guarantees the pointers.
         unsafe {
             let mut out = [std::ptr::null_mut::<f32>(); MR];
             for m in 0..MR {
@@ -438,16 +438,16 @@ impl<const MR: usize, const NV: usize> Kernel for OuterTile<'_, MR, NV> {
     }
 }
 
-/// Turns the shape of a tile, known at run time, into the function compiled for it.
+/// Maps a tile shape known at run time to the function compiled for it.
 macro_rules! by_shape {
     ($name:ident, $kernel:ident, $job:ty; $($nv:literal: $($mr:literal)+;)+) => {
         #[inline(always)]
         unsafe fn $name<S: Simd>(mr: usize, nv: usize, job: &$job) {
             match (nv, mr) {
                 $($(($nv, $mr) => {
-                    // A shape too large for this set's registers is not even compiled.
+                    // Shapes too large for the registers of this instruction set are not compiled.
                     if const { $nv <= max_vectors(S::REGISTERS) && $mr <= max_rows(S::REGISTERS, $nv) } {
-                        // SAFETY: the caller's.
+                        // SAFETY: the caller's contract.
                         unsafe { S::enter($kernel::<$mr, $nv>(job)) }
                     }
                 })+)+

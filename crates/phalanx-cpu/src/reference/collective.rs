@@ -1,4 +1,4 @@
-//! Collectives. One worker holds all rows, so its sums are whole and its means are everyone's.
+//! Collectives. A single worker holds all rows, so every collective is the identity.
 
 use super::Value;
 

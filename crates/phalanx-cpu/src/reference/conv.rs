@@ -1,4 +1,4 @@
-//! 2-D convolution, NHWC: the three products share one walk over who meets whom.
+//! 2-D convolution, NHWC. Forward and both derivatives share one loop over all products.
 
 use super::{Value, dot};
 use phalanx_graph::ConvGeom;
@@ -10,7 +10,7 @@ pub(super) fn tap(geom: &ConvGeom, axis: usize, o: usize, k: usize) -> Option<us
     at.checked_sub(geom.pad[axis]).filter(|i| *i < geom.input[axis])
 }
 
-/// Calls `f(x, w, y)` with the element numbers of every product `x · w` that adds to `y`.
+/// Calls `f(x, w, y)` with the element indices of every product `x · w` that contributes to `y`.
 fn each_product(geom: &ConvGeom, rows: usize, mut f: impl FnMut(usize, usize, usize)) {
     let [ih, iw, ic] = geom.input;
     let [oh, ow, oc] = geom.output;

@@ -4,7 +4,7 @@ use super::Value;
 use super::elementwise::max;
 use phalanx_graph::ops::Epilogue;
 
-/// `relu(y + bias)`, each part as the epilogue says.
+/// `relu(y + bias)`; the epilogue selects each part.
 pub(super) fn finish(e: Epilogue, y: &mut Value, x: &[&Value]) {
     let channels = y.last();
     for (i, v) in y.floats_mut().iter_mut().enumerate() {

@@ -1,4 +1,4 @@
-//! Elementwise ops. All of them are tapes; a plain op is the tape of one step.
+//! Elementwise ops. All of them are tapes; a plain op is a tape with one step.
 
 use super::{Data, Value};
 use phalanx_graph::ops::elementwise::access;
@@ -18,7 +18,7 @@ fn unary_number(u: Unary, x: f64) -> f64 {
     match u {
         Unary::Neg => -x,
         Unary::Abs => x.abs(),
-        // Zero and NaN are their own sign.
+        // The sign of zero is zero, the sign of NaN is NaN.
         Unary::Sign => {
             if x == 0.0 || x.is_nan() {
                 x
@@ -104,7 +104,7 @@ pub(super) fn fused(tape: &Tape, x: &[&Value], dims: Vec<usize>) -> Value {
     Value::float(dims, outputs.remove(0))
 }
 
-/// The tape that reads its operands into registers `0..n` and then does one thing with them.
+/// The tape that reads its operands into registers `0..n` and applies one instruction to them.
 fn tape_of(last: Instr, out: &Type, types: &[&Type]) -> Tape {
     let read = |t: &&Type| access(out, t).expect("verified: operands can be read in place");
     let n = types.len() as u16;
@@ -134,7 +134,7 @@ pub(super) fn select(out: &Type, x: &[&Value], types: &[&Type], dims: Vec<usize>
     fused(&tape_of(Instr::Select(0, 1, 2), out, types), x, dims)
 }
 
-/// Another element type; floats are cut off towards zero on their way to integers.
+/// Converts the element type. Floats are rounded towards zero when converted to integers.
 pub(super) fn cast(dtype: DType, x: &Value) -> Value {
     let data = match (dtype, &x.data) {
         (DType::Bf16 | DType::F16, _) => unreachable!("no graph has 16-bit floats before its plan"),

@@ -2,12 +2,12 @@
 
 use super::Value;
 
-/// An index as a position below `n`, `None` when it lies outside.
+/// An index as a position below `n`; `None` if out of range.
 fn within(index: i32, n: usize) -> Option<usize> {
     usize::try_from(index).ok().filter(|i| *i < n)
 }
 
-/// Rows of a table; NaN where there is no such row.
+/// Rows of a table; NaN for an index out of range.
 pub(super) fn gather(table: &Value, index: &Value, dims: Vec<usize>) -> Value {
     let [vocab, width] = [table.dims[0], table.dims[1]];
     let mut out = Vec::with_capacity(index.len() * width);
@@ -20,7 +20,7 @@ pub(super) fn gather(table: &Value, index: &Value, dims: Vec<usize>) -> Value {
     Value::float(dims, out)
 }
 
-/// Every use of a table row adds its `dy` to that row; uses of rows that are not there add nothing.
+/// Adds each `dy` to the row of the table that it was read from. Indices out of range are ignored.
 pub(super) fn gather_grad(index: &Value, dy: &Value, dims: Vec<usize>) -> Value {
     let [vocab, width] = [dims[0], dims[1]];
     let mut table = Value::fill(dims, 0.0);
@@ -33,7 +33,7 @@ pub(super) fn gather_grad(index: &Value, dy: &Value, dims: Vec<usize>) -> Value 
     table
 }
 
-/// 1 at the index; all zeros where it lies outside.
+/// 1 at the index; all zeros for an index out of range.
 pub(super) fn one_hot(depth: usize, index: &Value, dims: Vec<usize>) -> Value {
     let mut out = Value::fill(dims, 0.0);
     for (n, i) in index.ints().iter().enumerate() {
@@ -44,7 +44,7 @@ pub(super) fn one_hot(depth: usize, index: &Value, dims: Vec<usize>) -> Value {
     out
 }
 
-/// Index of the first maximum along the last axis.
+/// The index of the first maximum along the last axis.
 pub(super) fn arg_max(x: &Value, dims: Vec<usize>) -> Value {
     let first_maximum = |v: &[f64]| {
         let mut best = 0;
@@ -58,8 +58,8 @@ pub(super) fn arg_max(x: &Value, dims: Vec<usize>) -> Value {
     Value::int(dims, x.floats().chunks_exact(x.last()).map(first_maximum).collect())
 }
 
-/// 1 where fewer than `k` scores are above the label's. As `tf.math.in_top_k`, 0 where the label
-/// names no class or any score of the row is not finite.
+/// 1 if fewer than `k` scores are above the label's. As in `tf.math.in_top_k`, 0 if the label is out of range
+/// or any score of the row is not finite.
 pub(super) fn in_top_k(k: usize, scores: &Value, labels: &Value, dims: Vec<usize>) -> Value {
     let hit = |(v, label): (&[f64], &i32)| match within(*label, v.len()) {
         Some(label) if v.iter().all(|s| s.is_finite()) => {
@@ -72,7 +72,7 @@ pub(super) fn in_top_k(k: usize, scores: &Value, labels: &Value, dims: Vec<usize
     Value::float(dims, rows.zip(labels.ints()).map(hit).collect())
 }
 
-/// The thresholds Keras' AUC uses: evenly over 0..=1, the ends a little outside.
+/// The thresholds of Keras' AUC: evenly spaced over 0..=1, the ends slightly outside.
 fn thresholds(n: usize) -> Vec<f64> {
     let mut t: Vec<f64> = (0..n).map(|i| i as f64 / (n - 1) as f64).collect();
     t[0] = -1e-7;
@@ -80,8 +80,8 @@ fn thresholds(n: usize) -> Vec<f64> {
     t
 }
 
-/// Weights of the positives, then of the negatives, whose score is above each threshold; operands
-/// `score, label, weight`.
+/// For each threshold the total weight of the positives whose score is above it, then the same for the
+/// negatives; operands `score, label, weight`.
 pub(super) fn threshold_counts(n: usize, x: &[&Value], dims: Vec<usize>) -> Value {
     let mut counts = Value::fill(dims, 0.0);
     let samples = x[0].floats().iter().zip(x[1].floats()).zip(x[2].floats());

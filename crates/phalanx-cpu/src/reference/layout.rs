@@ -2,12 +2,12 @@
 
 use super::{Data, Value};
 
-/// The same elements under other dimensions.
+/// The same elements with other dimensions.
 pub(super) fn reshape(x: &Value, dims: Vec<usize>) -> Value {
     Value { dims, data: x.data.clone() }
 }
 
-/// Axis `i` of the result is axis `perm[i]` of `x`, after the `lead` of rows.
+/// Axis `i` of the result is axis `perm[i]` of `x`, not counting the `lead` leading row axes.
 pub(super) fn transpose(perm: &[usize], lead: usize, x: &Value, dims: Vec<usize>) -> Value {
     x.moved(dims, |at| {
         let mut from = at.to_vec();
@@ -16,7 +16,7 @@ pub(super) fn transpose(perm: &[usize], lead: usize, x: &Value, dims: Vec<usize>
     })
 }
 
-/// Joins operands along an axis.
+/// Concatenates operands along an axis.
 pub(super) fn concat(axis: usize, x: &[&Value], dims: Vec<usize>) -> Value {
     let outer = dims[..axis].iter().product();
     let data = match x[0].data {
@@ -26,7 +26,7 @@ pub(super) fn concat(axis: usize, x: &[&Value], dims: Vec<usize>) -> Value {
     Value { dims, data }
 }
 
-/// Every part's share of an outer position, one part after the other.
+/// For each outer position, the elements of every part, one part after the other.
 fn join<T: Copy>(outer: usize, parts: Vec<&[T]>) -> Vec<T> {
     let mut out = Vec::new();
     for i in 0..outer {
@@ -47,7 +47,7 @@ pub(super) fn slice(axis: usize, start: usize, x: &Value, dims: Vec<usize>) -> V
     })
 }
 
-/// Zeros around each axis after the `lead` of rows.
+/// Pads each axis with zeros, except the `lead` leading row axes.
 pub(super) fn pad(before: &[usize], lead: usize, x: &Value, dims: Vec<usize>) -> Value {
     x.moved(dims, |at| {
         let mut from = at.to_vec();
@@ -59,7 +59,7 @@ pub(super) fn pad(before: &[usize], lead: usize, x: &Value, dims: Vec<usize>) ->
 }
 
 /// The source pixels of output pixel `o` along one axis of `n` pixels, with their weights.
-/// Bilinear as `tf.image.resize`: half-pixel centres, and the border repeats.
+/// Bilinear as in `tf.image.resize`: half-pixel centres, and the border is repeated.
 fn taps(o: usize, size: usize, n: usize, bilinear: bool) -> Vec<(usize, f64)> {
     if !bilinear {
         return vec![(o / size, 1.0)];
@@ -70,8 +70,8 @@ fn taps(o: usize, size: usize, n: usize, bilinear: bool) -> Vec<(usize, f64)> {
     vec![(pixel(centre.floor()), 1.0 - share), (pixel(centre.floor() + 1.0), share)]
 }
 
-/// Calls `f(small, large, weight)` for every pair of elements of a small image `[rows, h, w, c]`
-/// and the enlarged one that depend on each other.
+/// Calls `f(small, large, weight)` for every pair of an element of a small image `[rows, h, w, c]` and an
+/// element of the enlarged image that depends on it.
 fn each_tap(
     dims: &[usize],
     size: [usize; 2],
@@ -105,7 +105,7 @@ pub(super) fn upsample(size: [usize; 2], bilinear: bool, x: &Value, dims: Vec<us
     y
 }
 
-/// Sums what each pixel was spread over.
+/// For each small pixel, the weighted sum over the large pixels that depend on it.
 pub(super) fn upsample_grad(
     size: [usize; 2],
     bilinear: bool,

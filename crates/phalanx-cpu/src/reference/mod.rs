@@ -1,9 +1,9 @@
-//! The reference evaluator: what every op means, as plain loops in f64 over one worker that holds
-//! all rows of the batch. It is slow on purpose. Kernels are tested against it, and derivatives
-//! against its finite differences.
+//! The reference evaluator: defines every op by plain loops in f64, for a single worker that holds all rows of
+//! the batch. It favours clarity over speed. Kernels are tested against it, derivatives against its finite
+//! differences.
 //!
-//! Every float is an f64 here, whatever the graph calls it, so that a kernel's rounding shows up as
-//! a difference and not as noise on both sides.
+//! Every float is an f64 here, regardless of its type in the graph. So a comparison shows the rounding errors
+//! of the kernel alone.
 
 mod collective;
 mod conv;
@@ -26,12 +26,12 @@ pub use value::{Data, Value};
 
 use phalanx_graph::{Graph, Node, NodeId, Op, Type};
 
-/// What a step knows beside its bindings.
+/// The inputs of a step other than its bindings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Context {
-    /// Samples in the batch.
+    /// Number of samples in the batch.
     pub rows: usize,
-    /// The run's seed.
+    /// The seed of the run.
     pub seed: u64,
     /// The training step.
     pub step: u64,
@@ -46,11 +46,11 @@ pub struct Bindings {
     pub params: Vec<Value>,
 }
 
-/// Evaluates `outputs` and all they need, in the order of the graph.
+/// Evaluates `outputs` and everything they depend on, in the order of the graph.
 ///
 /// # Panics
-/// When a binding is missing or has not the shape its table states, or when the graph does not
-/// pass `Graph::verify`.
+/// If a binding is missing or its shape differs from the table, or if the graph does not pass
+/// `Graph::verify`.
 pub fn evaluate(
     graph: &Graph,
     outputs: &[NodeId],
@@ -77,7 +77,7 @@ pub fn evaluate(
     outputs.iter().map(|id| values[id.index()].clone().expect("was needed")).collect()
 }
 
-/// Dimensions of a whole value: the rows lead where there are any.
+/// The dimensions of a value over the whole batch: the rows first, if any.
 fn full_dims(ty: &Type, rows: usize) -> Vec<usize> {
     let lead = if ty.is_rows() { vec![rows] } else { vec![] };
     [lead, ty.dims.clone()].concat()
@@ -91,7 +91,7 @@ fn evaluate_node(
     ctx: &Context,
 ) -> Value {
     let dims = full_dims(&node.ty, ctx.rows);
-    // Attributes count axes inside a row; values have the rows as axis 0.
+    // Attributes count axes within a row; values have the rows as axis 0.
     let lead = usize::from(node.ty.is_rows());
     match &node.op {
         Op::Feed { id } => bindings.feeds[id.index()].clone(),

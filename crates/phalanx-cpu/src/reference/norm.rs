@@ -15,7 +15,7 @@ pub(super) fn moments(x: &Value, dims: Vec<usize>) -> Value {
     sums
 }
 
-/// Mean and variance from moments over `count` elements a channel; zeros when there were none.
+/// Mean and variance from moments over `count` elements per channel; zeros if `count` is zero.
 pub(super) fn batch_stats(count: usize, sums: &Value) -> Value {
     let channels = sums.last();
     let mut stats = Value::fill(sums.dims.clone(), 0.0);
@@ -31,7 +31,7 @@ pub(super) fn batch_stats(count: usize, sums: &Value) -> Value {
     stats
 }
 
-/// What normalisation knows of one element.
+/// Intermediate results of the normalisation of one element.
 struct Element {
     /// `(x - mean) / σ`
     normal: f64,
@@ -61,7 +61,7 @@ pub(super) fn batch_norm(attrs: &BatchNormAttrs, x: &[&Value]) -> Value {
     Value::float(x[0].dims.clone(), y.collect())
 }
 
-/// `dy` of an element behind the ReLU.
+/// `dy` of an element, backpropagated through the ReLU.
 fn through_relu(attrs: &BatchNormAttrs, e: &Element, dy: f64) -> f64 {
     if !attrs.relu || e.y > 0.0 { dy } else { 0.0 }
 }

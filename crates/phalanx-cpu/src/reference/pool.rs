@@ -1,4 +1,4 @@
-//! Pooling over windows. Padding never wins a maximum and never counts in an average.
+//! Pooling over windows. Padding is ignored by maxima and averages.
 
 use super::Value;
 use super::conv::tap;
@@ -21,7 +21,7 @@ fn window(geom: &ConvGeom, i: usize) -> Vec<usize> {
     elements
 }
 
-/// The first element of the window that is the largest; a NaN counts as larger than any number.
+/// The first largest element of the window; a NaN counts as larger than any number.
 fn winner(x: &[f64], window: &[usize]) -> Option<usize> {
     window.iter().copied().reduce(|best, i| {
         let beats = x[i] > x[best] || x[i].is_nan() && !x[best].is_nan();

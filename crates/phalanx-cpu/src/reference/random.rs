@@ -16,8 +16,8 @@ pub(super) fn uniform(key: u32, dims: Vec<usize>, ctx: &Context) -> Value {
     Value::float(dims, numbers)
 }
 
-/// Zeroes a share `rate` of the elements and scales the rest. Element `e` of the noise of row `r`
-/// is kept when word `e` of that row's draw says so; axes where `noise` has size 1 share theirs.
+/// Zeroes a fraction `rate` of the elements and scales the rest. Word `e` of the draw of row `r` decides
+/// element `e` of that row's mask. Elements along axes where `noise` has size 1 share a mask element.
 pub(super) fn dropout(rate: f64, key: u32, noise: &[usize], x: &Value, ctx: &Context) -> Value {
     let draw = Draw { seed: ctx.seed, step: ctx.step, stream: key };
     let mut y = x.clone();

@@ -5,7 +5,7 @@ use super::elementwise::max;
 use super::value::{offset, position};
 use phalanx_graph::ops::ReduceKind;
 
-/// Repeats `x` along its axes of size one and along new axes after the `lead` of rows.
+/// Repeats `x` along its axes of size one and along new axes, which follow the `lead` leading row axes.
 pub(super) fn broadcast(x: &Value, lead: usize, dims: Vec<usize>) -> Value {
     let new = dims.len() - x.dims.len();
     x.moved(dims, |at| {
@@ -14,7 +14,7 @@ pub(super) fn broadcast(x: &Value, lead: usize, dims: Vec<usize>) -> Value {
     })
 }
 
-/// Sum or maximum along axes, which stay with size one.
+/// Sum or maximum along axes, which keep size one.
 pub(super) fn reduce(
     kind: ReduceKind,
     axes: &[usize],

@@ -1,11 +1,11 @@
-//! Images read through an affine map of each sample's own.
+//! Affine sampling of images, with one matrix per sample.
 
 use super::Value;
 use super::value::{offset, position};
 use phalanx_graph::ops::SampleGeom;
 
-/// Every element of the image that element `i` of the result reads, `None` beyond the border, with
-/// its weight.
+/// The elements of the image that element `i` of the result reads, each with its weight; `None` beyond the
+/// border.
 fn read(geom: &SampleGeom, matrix: &Value, i: usize) -> Vec<(Option<usize>, f64)> {
     let [oh, ow] = geom.output;
     let [h, w, c] = geom.input;
@@ -24,7 +24,7 @@ fn read(geom: &SampleGeom, matrix: &Value, i: usize) -> Vec<(Option<usize>, f64)
     all
 }
 
-/// Every element of the result is the weighted sum of what it reads.
+/// Every element of the result is the weighted sum of the elements it reads.
 pub(super) fn affine(geom: &SampleGeom, x: &Value, matrix: &Value, dims: Vec<usize>) -> Value {
     let mut y = Value::fill(dims, 0.0);
     for (i, v) in y.floats_mut().iter_mut().enumerate() {
@@ -34,7 +34,7 @@ pub(super) fn affine(geom: &SampleGeom, x: &Value, matrix: &Value, dims: Vec<usi
     y
 }
 
-/// `dy` goes back to what was read, by its weights.
+/// Adds each `dy` to the elements that were read, multiplied by their weights.
 pub(super) fn affine_grad(
     geom: &SampleGeom,
     dy: &Value,

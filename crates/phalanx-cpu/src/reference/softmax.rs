@@ -1,14 +1,14 @@
-//! Softmax over the last axis and the crossentropy that is fused with it.
+//! Softmax over the last axis and the crossentropy fused with it.
 
 use super::Value;
 
-/// `log Σ eˣ`, safe for large numbers.
+/// `log Σ eˣ`, without overflow for large numbers.
 fn log_sum_exp(x: &[f64]) -> f64 {
     let top = x.iter().copied().fold(f64::NEG_INFINITY, super::elementwise::max);
     top + x.iter().map(|v| (v - top).exp()).sum::<f64>().ln()
 }
 
-/// `f` of every vector along the last axis.
+/// Applies `f` to every vector along the last axis.
 fn vectors(x: &Value, f: impl Fn(&[f64]) -> Vec<f64>) -> Value {
     Value::float(x.dims.clone(), x.floats().chunks_exact(x.last()).flat_map(f).collect())
 }
@@ -28,12 +28,12 @@ pub(super) fn softmax(x: &Value) -> Value {
     y
 }
 
-/// The class a label names, `None` when there is no such class.
+/// The class of a label; `None` if out of range.
 fn class(label: i32, classes: usize) -> Option<usize> {
     usize::try_from(label).ok().filter(|l| *l < classes)
 }
 
-/// `log Σ e^logits - logits[label]`; NaN where the label names no class.
+/// `log Σ e^logits - logits[label]`; NaN if the label is out of range.
 pub(super) fn sparse_xent(logits: &Value, labels: &Value, dims: Vec<usize>) -> Value {
     let vectors = logits.floats().chunks_exact(logits.last());
     let losses = vectors.zip(labels.ints()).map(|(v, label)| {
@@ -42,7 +42,7 @@ pub(super) fn sparse_xent(logits: &Value, labels: &Value, dims: Vec<usize>) -> V
     Value::float(dims, losses.collect())
 }
 
-/// `(softmax(logits) - onehot(label)) · dy`; NaN where the label names no class.
+/// `(softmax(logits) - onehot(label)) · dy`; NaN if the label is out of range.
 pub(super) fn sparse_xent_grad(logits: &Value, labels: &Value, dy: &Value) -> Value {
     let mut d = softmax(logits);
     let classes = d.last();

@@ -1,5 +1,5 @@
-//! Forward values worked out by hand: finite differences prove derivatives consistent with the
-//! forward, and these prove the forward.
+//! Forward values computed by hand. Finite differences only show that derivatives agree with the forward pass;
+//! these tests check the forward pass itself.
 
 use super::*;
 use phalanx_graph::ops::{
@@ -8,7 +8,7 @@ use phalanx_graph::ops::{
 };
 use phalanx_graph::{ConvGeom, DType, Padding, Scope, Space, rng};
 
-/// Feeds values (a leading axis of rows each), applies ops, evaluates the last node.
+/// Builds a graph with feeds, applies ops and evaluates the last node. Values have a leading axis of rows.
 struct Bench {
     g: Graph,
     bindings: Bindings,
@@ -164,7 +164,7 @@ fn products() {
 }
 
 #[test]
-fn convolution_pads_the_odd_one_at_the_end() {
+fn convolution_puts_the_odd_padding_at_the_end() {
     let mut b = Bench::new(1);
     let x = b.rows(&[4, 4, 1], &count(16));
     let w = b.mirrored(&[3, 3, 1, 1], &[1.0; 9]);
@@ -188,7 +188,7 @@ fn convolution_orders_taps_channels_and_groups() {
     let conv = |g: Option<ConvGeom>| Op::Conv(g.expect("fits"), Epilogue::default());
     close(&b.floats(conv(g(1, [1, 1], 1)), &[x, w]), &[4321.0, 6543.0]);
     close(&b.floats(conv(g(1, [1, 2], 1)), &[x, w]), &[6521.0]);
-    // Two groups of one channel: kernel [1, 2, 1, 4], filters 0 and 1 see channel 0 alone.
+    // Two groups of one channel: kernel [1, 2, 1, 4], filters 0 and 1 read only channel 0.
     let w = b.mirrored(&[1, 2, 1, 4], &count(8));
     let grouped = b.floats(conv(g(4, [1, 2], 2)), &[x, w]);
     let [first, last] = [[1.0, 2.0], [5.0, 6.0]];
@@ -247,7 +247,7 @@ fn indices() {
 }
 
 #[test]
-fn ties_are_inside_the_top_k_and_what_is_not_finite_is_not() {
+fn ties_are_inside_the_top_k_and_non_finite_scores_are_not() {
     let mut b = Bench::new(4);
     let inf = f64::INFINITY;
     let scores = [3.0, 2.0, 2.0, 3.0, 2.0, 1.0, 3.0, 2.0, inf, 1.0, 1.0, 1.0];

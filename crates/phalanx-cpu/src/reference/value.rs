@@ -1,9 +1,9 @@
-//! A whole value: dimensions, the rows first where there are any, and elements in row-major order.
+//! A value over the whole batch: dimensions, the rows first if any, and elements in row-major order.
 
 /// The elements of a value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Data {
-    /// Floats, whatever their width in the graph.
+    /// Floats of any width in the graph.
     Float(Vec<f64>),
     /// Integers.
     Int(Vec<i32>),
@@ -22,7 +22,7 @@ impl Value {
     /// A float value.
     ///
     /// # Panics
-    /// When the elements do not fill the dimensions.
+    /// If the number of elements does not match the dimensions.
     pub fn float(dims: impl Into<Vec<usize>>, data: Vec<f64>) -> Value {
         let dims = dims.into();
         assert_eq!(dims.iter().product::<usize>(), data.len(), "elements of {dims:?}");
@@ -32,14 +32,14 @@ impl Value {
     /// An integer value.
     ///
     /// # Panics
-    /// When the elements do not fill the dimensions.
+    /// If the number of elements does not match the dimensions.
     pub fn int(dims: impl Into<Vec<usize>>, data: Vec<i32>) -> Value {
         let dims = dims.into();
         assert_eq!(dims.iter().product::<usize>(), data.len(), "elements of {dims:?}");
         Value { dims, data: Data::Int(data) }
     }
 
-    /// The same number everywhere.
+    /// A value with the same number in every element.
     pub fn fill(dims: impl Into<Vec<usize>>, number: f64) -> Value {
         let dims = dims.into();
         let len = dims.iter().product();
@@ -64,7 +64,7 @@ impl Value {
     /// The floats.
     ///
     /// # Panics
-    /// When the value holds integers.
+    /// If the value holds integers.
     pub fn floats(&self) -> &[f64] {
         match &self.data {
             Data::Float(v) => v,
@@ -72,10 +72,10 @@ impl Value {
         }
     }
 
-    /// The floats, to change.
+    /// The floats, mutable.
     ///
     /// # Panics
-    /// When the value holds integers.
+    /// If the value holds integers.
     pub fn floats_mut(&mut self) -> &mut [f64] {
         match &mut self.data {
             Data::Float(v) => v,
@@ -86,7 +86,7 @@ impl Value {
     /// The integers.
     ///
     /// # Panics
-    /// When the value holds floats.
+    /// If the value holds floats.
     pub fn ints(&self) -> &[i32] {
         match &self.data {
             Data::Int(v) => v,
@@ -94,7 +94,7 @@ impl Value {
         }
     }
 
-    /// A value of other dimensions, each element taken from where `source` says; zero for `None`.
+    /// A value of other dimensions. `source` gives the position of each element in `self`, or `None` for zero.
     pub(super) fn moved(
         &self,
         dims: Vec<usize>,

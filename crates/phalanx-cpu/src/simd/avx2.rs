@@ -1,7 +1,7 @@
 //! 8 floats per vector, 16 registers, masks are vectors.
 
-// Arrays of registers are indexed in step; an iterator over them would bring closures, which are not
-// compiled for the instruction set.
+// Arrays of registers are indexed in lockstep. Iterators would bring closures, which are not compiled for
+// the instruction set.
 #![allow(clippy::needless_range_loop)]
 
 use std::arch::x86_64::*;
@@ -12,7 +12,7 @@ use super::{Kernel, Simd};
 #[derive(Clone, Copy, Debug)]
 pub struct Avx2;
 
-/// Eight ones, eight zeros: a window of it is the mask of the first `n` lanes.
+/// Eight ones, then eight zeros. A window of eight is the mask of the first `n` lanes.
 static LEADING: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
 
 #[inline(always)]
@@ -44,7 +44,7 @@ pub(super) unsafe fn max_lane(a: __m256) -> f32 {
     }
 }
 
-/// `2^n` for integral `n` in `-126..=127`, made by writing the exponent.
+/// `2^n` for integral `n` in `-126..=127`, built by writing the exponent.
 #[inline(always)]
 unsafe fn power2(n: __m256i) -> __m256 {
     // SAFETY: the caller has AVX2.
@@ -54,8 +54,8 @@ unsafe fn power2(n: __m256i) -> __m256 {
     }
 }
 
-// SAFETY (all blocks below): the trait's contract: the machine has the instructions and pointers are
-// valid for the floats touched.
+// SAFETY (all blocks below): the trait's contract. The machine has the instructions, and pointers are valid
+// for the floats accessed.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx2 {
     type V = __m256;
@@ -167,7 +167,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn scale2(a: __m256, n: __m256) -> __m256 {
-        // In two steps, because 2^n itself may lie outside the normal floats where the result does not.
+        // In two steps, because 2^n may not be a normal float even if the result is.
         unsafe {
             let n = _mm256_cvtps_epi32(n);
             let half = _mm256_srai_epi32::<1>(n);

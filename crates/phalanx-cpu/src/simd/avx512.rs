@@ -1,7 +1,7 @@
-//! 16 floats per vector, 32 registers, lane masks in registers of their own.
+//! 16 floats per vector, 32 registers, lane masks in separate registers.
 
-// Arrays of registers are indexed in step; an iterator over them would bring closures, which are not
-// compiled for the instruction set.
+// Arrays of registers are indexed in lockstep. Iterators would bring closures, which are not compiled for
+// the instruction set.
 #![allow(clippy::needless_range_loop)]
 
 use std::arch::x86_64::*;
@@ -17,8 +17,8 @@ fn first(n: usize) -> __mmask16 {
     ((1u32 << n) - 1) as __mmask16
 }
 
-// SAFETY (all blocks below): the trait's contract: the machine has the instructions and pointers are
-// valid for the floats touched.
+// SAFETY (all blocks below): the trait's contract. The machine has the instructions, and pointers are valid
+// for the floats accessed.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx512 {
     type V = __m512;
@@ -157,7 +157,7 @@ impl Simd for Avx512 {
             for i in 0..16 {
                 r[i] = _mm512_loadu_ps(src.add(i * src_ld));
             }
-            // 4x4 transposes inside the 128-bit lanes, then the lanes themselves are moved.
+            // Transpose 4x4 blocks inside the 128-bit lanes, then permute the lanes.
             for i in 0..8 {
                 t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
                 t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);

@@ -1,9 +1,9 @@
-//! One vector type per instruction set, and the door into code compiled for it.
+//! One vector type per instruction set, and the dispatch to code compiled for it.
 //!
 //! Kernels are written once, generic over [`Simd`], and compiled per instruction set. The instruction
 //! set is a run-time choice ([`Isa::detect`]), so a kernel is a value implementing [`Kernel`] and
 //! [`dispatch`] enters a `#[target_feature]` function into which the kernel's body is inlined. Every
-//! function on the way is `#[inline(always)]`: a function left outside would be compiled for the
+//! function in between is `#[inline(always)]`: a function that is not inlined would be compiled for the
 //! baseline and pass its vectors through memory. For the same reason hot code uses plain loops, not
 //! closures: a closure is its own function and does not inherit the attribute.
 //!
@@ -27,11 +27,11 @@ pub use avx2::Avx2;
 pub use avx512::Avx512;
 pub use portable::Portable;
 
-/// The widest vector of any instruction set, in floats: what buffers are rounded up to.
+/// The widest vector of any instruction set, in floats. Buffer sizes are rounded up to it.
 pub const MAX_LANES: usize = 16;
 
-/// An instruction set that the kernels are compiled for and that this machine has: a value is made only
-/// where its instructions were detected, so that whoever holds one may run them.
+/// An instruction set that the kernels are compiled for and that this machine has. A value exists only if its
+/// instructions were detected, so holding one is proof that they can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Isa(Set);
 
@@ -41,19 +41,19 @@ enum Set {
     Avx512,
     /// 8 floats, 16 registers, fused multiply-add.
     Avx2,
-    /// Plain Rust, whatever the target offers.
+    /// Plain Rust, compiled for the baseline of the target.
     Portable,
 }
 
 impl Isa {
-    /// Plain Rust, which every machine runs.
+    /// Plain Rust, which runs on every machine.
     pub const PORTABLE: Isa = Isa(Set::Portable);
 
     /// The best instruction set of this machine, or the one that `PHALANX_ISA` names. Decided once per
     /// process.
     ///
     /// # Errors
-    /// A name that is none, or a set that this processor lacks.
+    /// An unknown name, or an instruction set that this processor lacks.
     pub fn detect() -> Result<Isa, ExecError> {
         static ISA: OnceLock<Result<Isa, ExecError>> = OnceLock::new();
         let wanted = || std::env::var_os("PHALANX_ISA").filter(|name| !name.is_empty());
@@ -61,15 +61,15 @@ impl Isa {
         ISA.get_or_init(choose).clone()
     }
 
-    /// What this machine can run, best first; never empty.
+    /// The instruction sets of this machine, best first; never empty.
     pub fn available() -> Vec<Isa> {
         [Set::Avx512, Set::Avx2, Set::Portable].into_iter().filter_map(Set::detected).collect()
     }
 
-    /// The same, with vectors of 8 floats where there are wider ones.
+    /// The same instruction set, but AVX2 instead of AVX-512.
     pub fn without_avx512(self) -> Isa {
         match self.0 {
-            // Who has AVX-512 has AVX2: that is part of its detection.
+            // The detection of AVX-512 includes AVX2.
             Set::Avx512 | Set::Avx2 => Isa(Set::Avx2),
             Set::Portable => self,
         }
@@ -87,12 +87,12 @@ impl Isa {
 }
 
 impl Set {
-    /// The set, where this machine has it.
+    /// The instruction set, if this machine has it.
     fn detected(self) -> Option<Isa> {
         self.is_available().then_some(Isa(self))
     }
 
-    /// Miri interprets few of the instructions.
+    /// Miri supports few of the instructions, so it uses the portable code.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     fn is_available(self) -> bool {
         let avx2 = || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
@@ -125,25 +125,25 @@ impl fmt::Display for Isa {
     }
 }
 
-/// Work that can be compiled for any instruction set. Mark `run` `#[inline(always)]`.
+/// Code that can be compiled for any instruction set. Mark `run` `#[inline(always)]`.
 pub trait Kernel {
-    /// What the work returns.
+    /// The result.
     type Output;
 
-    /// Does the work with vectors of `S`.
+    /// Runs the kernel with vectors of `S`.
     ///
     /// # Safety
-    /// The machine has the instructions of `S`, and what the kernel itself asks for holds: whoever
-    /// hands it to [`dispatch`] guarantees it.
+    /// The machine has the instructions of `S`, and the requirements of the kernel itself hold. The caller of
+    /// [`dispatch`] guarantees the latter.
     unsafe fn run<S: Simd>(self) -> Self::Output;
 }
 
-/// Runs `kernel` compiled for `isa`, which this machine has: an [`Isa`] is proof of that.
+/// Runs `kernel` compiled for `isa`. An [`Isa`] is proof that this machine has its instructions.
 ///
 /// # Safety
-/// What the kernel itself asks for holds: its pointers are valid for what it reads and writes.
+/// The requirements of the kernel itself hold: its pointers are valid for all elements it reads and writes.
 pub unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-    // SAFETY: the instructions were detected when the value was made; the rest is the caller's contract.
+    // SAFETY: the instructions were detected when the `Isa` was created. The rest is the caller's contract.
     unsafe {
         match isa.0 {
             #[cfg(target_arch = "x86_64")]
@@ -158,8 +158,8 @@ pub unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
 /// A vector of floats of one instruction set. All functions are inlined into their caller.
 ///
 /// # Safety
-/// Every function may be called only where the machine has the instructions; loads and stores also
-/// need their pointer valid for the floats they touch (no alignment is asked for).
+/// Every function may be called only if the machine has the instructions. Loads and stores also require a
+/// pointer that is valid for the floats they access; it need not be aligned.
 #[allow(clippy::missing_safety_doc)] // One contract for all, above.
 pub trait Simd: Copy + 'static {
     /// The vector.
@@ -171,8 +171,8 @@ pub trait Simd: Copy + 'static {
     /// Vectors that fit into registers; register-blocked kernels size their tiles by it.
     const REGISTERS: usize;
 
-    /// Runs `kernel` as a function of its own, compiled for this set: for large bodies that should
-    /// not be inlined into every caller.
+    /// Runs `kernel` as a separate function compiled for this instruction set, for large bodies that should not
+    /// be inlined into every caller.
     unsafe fn enter<K: Kernel>(kernel: K) -> K::Output;
 
     /// All lanes `x`.
@@ -193,17 +193,17 @@ pub trait Simd: Copy + 'static {
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
     /// `a / b`.
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
-    /// `a > b ? a : b`: the second operand where either is NaN, so `max(zero, x)` passes NaN on.
+    /// `a > b ? a : b`: the second operand if either is NaN, so `max(zero, x)` propagates NaN.
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
-    /// `a < b ? a : b`: the second operand where either is NaN.
+    /// `a < b ? a : b`: the second operand if either is NaN.
     unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b + c`, rounded once where the set can.
+    /// `a * b + c`, rounded once if the instruction set supports it.
     unsafe fn fmadd(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// Square root.
     unsafe fn sqrt(a: Self::V) -> Self::V;
     /// Absolute value.
     unsafe fn abs(a: Self::V) -> Self::V;
-    /// Largest integer not above.
+    /// The largest integer not above `a`.
     unsafe fn floor(a: Self::V) -> Self::V;
     /// Nearest integer, ties to even.
     unsafe fn round(a: Self::V) -> Self::V;
@@ -215,9 +215,9 @@ pub trait Simd: Copy + 'static {
     unsafe fn eq(a: Self::V, b: Self::V) -> Self::M;
     /// `m ? a : b`.
     unsafe fn select(m: Self::M, a: Self::V, b: Self::V) -> Self::V;
-    /// Sum over lanes: halves are added until one lane is left, an order that never changes.
+    /// Sum over lanes. Halves are added until one lane is left, so the order is fixed.
     unsafe fn sum(a: Self::V) -> f32;
-    /// Largest lane; unspecified where a lane is NaN.
+    /// Largest lane; unspecified if a lane is NaN.
     unsafe fn max_lane(a: Self::V) -> f32;
     /// `a * 2^n` for integral `n` in `-252..=254`, overflowing to infinity and rounding to denormals.
     unsafe fn scale2(a: Self::V, n: Self::V) -> Self::V;
@@ -227,8 +227,8 @@ pub trait Simd: Copy + 'static {
     /// (rows `dst_ld` apart).
     unsafe fn transpose(src: *const f32, src_ld: usize, dst: *mut f32, dst_ld: usize);
 
-    /// Asks for the cache line at `p`, any address, to be brought near; does nothing where the set
-    /// cannot.
+    /// Prefetches the cache line at `p`, which may be any address. Does nothing if the instruction set lacks
+    /// prefetching.
     #[inline(always)]
     unsafe fn prefetch(_p: *const f32) {}
 
@@ -246,7 +246,7 @@ pub trait Simd: Copy + 'static {
         unsafe { Self::sub(Self::splat(-0.0), a) }
     }
 
-    /// `e^a` within 2 ulp. Overflows to infinity, sinks through the denormals to zero, passes NaN on.
+    /// `e^a` within 2 ulp. Overflows to infinity, underflows gradually to zero, propagates NaN.
     #[inline(always)]
     unsafe fn exp(a: Self::V) -> Self::V {
         // Cephes: a = n ln2 + r with |r| <= ln2/2; e^r by a polynomial; ln2 in two parts so that the
@@ -266,7 +266,7 @@ pub trait Simd: Copy + 'static {
         }
     }
 
-    /// Natural logarithm within 2 ulp. Minus infinity at zero, NaN below, infinity and NaN pass on.
+    /// Natural logarithm within 2 ulp. Minus infinity at zero, NaN below; propagates infinity and NaN.
     #[inline(always)]
     unsafe fn log(a: Self::V) -> Self::V {
         // FreeBSD's logf: with f = m - 1 and s = f / (2 + f), log(1 + f) = f - f²/2 + s(f²/2 + R(s²)).

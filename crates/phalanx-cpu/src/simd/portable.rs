@@ -1,4 +1,4 @@
-//! Eight floats as an array: plain Rust that the compiler vectorises with what the target offers.
+//! Eight floats as an array: plain Rust that the compiler vectorises for the target's baseline.
 
 use super::{Kernel, Simd};
 
@@ -10,10 +10,10 @@ const LANES: usize = 8;
 
 type V = [f32; LANES];
 
-/// The bits of `sqrt(1/2)`, where [`Simd::split2`] moves the border between two exponents.
+/// The bits of `sqrt(1/2)`, the boundary between two exponents in [`Simd::split2`].
 pub(super) const SQRT_HALF_BITS: i32 = 0x3f35_04f3;
 
-/// Lane by lane: a plain loop, because a closure would not be inlined for certain.
+/// Applies an expression lane by lane. It is a plain loop, because a closure might not be inlined.
 macro_rules! lanes {
     ($i:ident => $value:expr) => {{
         let mut out = [Default::default(); LANES];
@@ -24,19 +24,19 @@ macro_rules! lanes {
     }};
 }
 
-/// `2^n` for `n` in `-126..=127`, made by writing the exponent.
+/// `2^n` for `n` in `-126..=127`, built by writing the exponent.
 #[inline(always)]
 fn power2(n: i32) -> f32 {
     f32::from_bits(((n + 127) as u32) << 23)
 }
 
-// SAFETY (all blocks below): the trait's contract: pointers are valid for the floats touched.
+// SAFETY (all blocks below): the trait's contract. Pointers are valid for the floats accessed.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Portable {
     type V = V;
     type M = [bool; LANES];
     const LANES: usize = LANES;
-    // An array takes two to four of the registers that 64-bit targets have.
+    // An array takes two to four registers on 64-bit targets.
     const REGISTERS: usize = 8;
 
     #[inline(always)]
@@ -146,7 +146,7 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn scale2(a: V, n: V) -> V {
-        // In two steps, because 2^n itself may lie outside the normal floats where the result does not.
+        // In two steps, because 2^n may not be a normal float even if the result is.
         let n: [i32; LANES] = lanes!(i => n[i] as i32);
         lanes!(i => a[i] * power2(n[i] >> 1) * power2(n[i] - (n[i] >> 1)))
     }

@@ -1,4 +1,4 @@
-//! Every operation of every available instruction set against scalar Rust.
+//! Comparison of every operation of every available instruction set with scalar Rust.
 
 use super::*;
 
@@ -71,9 +71,9 @@ impl Kernel for Each<'_> {
 }
 
 fn each(isa: Isa, op: Op, a: &[f32], b: &[f32]) -> Vec<f32> {
-    // One float more than asked for must stay untouched by the last partial store.
+    // The last partial store must not change the extra float.
     let mut out = vec![7.5; a.len() + 1];
-    // SAFETY: the kernel checks its slices, or has as many floats as any set loads.
+    // SAFETY: the kernel checks its slices, or they have as many floats as the widest vector.
     unsafe { dispatch(isa, Each { op, a, b, out: &mut out[..a.len()] }) };
     assert_eq!(out.pop(), Some(7.5));
     out
@@ -142,7 +142,7 @@ fn elementwise_operations_match_scalar_code() {
     }
 }
 
-/// Distance in units of the last place, counted through zero.
+/// Distance in units in the last place, counted through zero.
 fn ulps(a: f32, b: f32) -> u32 {
     let ordered = |x: f32| {
         let bits = x.to_bits() as i32;
@@ -194,7 +194,7 @@ impl Kernel for Across<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) -> Self::Output {
-        // SAFETY: `MAX_LANES` floats are there.
+        // SAFETY: the array has `MAX_LANES` floats.
         unsafe {
             let v = S::load(self.0.as_ptr());
             (S::LANES, S::sum(v), S::max_lane(v))
@@ -206,7 +206,7 @@ impl Kernel for Across<'_> {
 fn lanes_are_summed_by_halves() {
     let x = std::array::from_fn(|i| ((i * 37 % 16) as f32 - 8.0) * 1.1);
     for isa in Isa::available() {
-        // SAFETY: the kernel checks its slices, or has as many floats as any set loads.
+        // SAFETY: the kernel checks its slices, or they have as many floats as the widest vector.
         let (lanes, sum, max) = unsafe { dispatch(isa, Across(&x)) };
         let mut rest = x[..lanes].to_vec();
         while rest.len() > 1 {
@@ -235,7 +235,7 @@ fn blocks_are_transposed() {
     let src: Vec<f32> = (0..16 * 19).map(|i| i as f32).collect();
     for isa in Isa::available() {
         let mut dst = vec![-1.0; 16 * 17];
-        // SAFETY: the kernel checks its slices, or has as many floats as any set loads.
+        // SAFETY: the kernel checks its slices, or they have as many floats as the widest vector.
         let lanes = unsafe { dispatch(isa, Transpose(&src, 19, &mut dst, 17)) };
         for i in 0..16 {
             for j in 0..17 {
@@ -247,7 +247,7 @@ fn blocks_are_transposed() {
 }
 
 #[test]
-fn an_instruction_set_can_be_asked_for_by_name() {
+fn an_instruction_set_can_be_selected_by_name() {
     for isa in Isa::available() {
         assert_eq!(Isa::choose(Some(&isa.to_string().to_uppercase())), Ok(isa));
     }
@@ -256,7 +256,7 @@ fn an_instruction_set_can_be_asked_for_by_name() {
 }
 
 #[test]
-fn an_instruction_set_that_is_not_here_is_refused() {
+fn an_unavailable_instruction_set_is_refused() {
     let error = Isa::choose(Some("quantum")).unwrap_err().to_string();
     assert!(error.starts_with("PHALANX_ISA: expected one that this processor has ("), "{error}");
     assert!(error.ends_with("portable), received 'quantum'"), "{error}");

@@ -1,7 +1,7 @@
-//! Every derivative of `phalanx-graph` against finite differences of the reference evaluator.
+//! Comparison of every derivative of `phalanx-graph` with finite differences of the reference evaluator.
 //!
-//! A case builds a small graph. Its loss is `Σ output · seed` for a random seed; the graph's own
-//! gradient by every float feed and parameter must equal the central difference in f64.
+//! A case builds a small graph. Its loss is `Σ output · seed` for a random seed; the graph's
+//! gradient with respect to every float feed and parameter must equal the central difference in f64.
 
 use phalanx_cpu::reference::{Value, evaluate};
 use phalanx_graph::autodiff::gradients;
@@ -17,7 +17,7 @@ const ROWS: usize = 3;
 const STEP: f64 = 1e-5;
 const TOLERANCE: f64 = 1e-6;
 
-/// The loss after moving one number of one operand.
+/// The loss after changing one element of one operand by `by`.
 fn loss(b: &Build, y: NodeId, seed: &[f64], at: Source, i: usize, by: f64) -> f64 {
     let mut moved = b.bindings.clone();
     let value = match at {
@@ -29,7 +29,7 @@ fn loss(b: &Build, y: NodeId, seed: &[f64], at: Source, i: usize, by: f64) -> f6
     out.floats().iter().zip(seed).map(|(a, b)| a * b).sum()
 }
 
-/// Asking for one derivative at a time must not change it.
+/// Requesting one derivative at a time must not change it.
 fn check_alone(b: &Build, y: NodeId, d: &Differentiated) {
     for ((x, _), together) in b.wrt.iter().zip(&d.found) {
         let mut alone = b.g.clone();
@@ -37,7 +37,7 @@ fn check_alone(b: &Build, y: NodeId, d: &Differentiated) {
         let value = |g: &Graph, id: Option<NodeId>| {
             id.map(|id| evaluate(g, &[id], &b.bindings, &b.context).remove(0))
         };
-        assert_eq!(value(&alone, single), value(&b.g, *together), "asked for alone");
+        assert_eq!(value(&alone, single), value(&b.g, *together), "requested alone");
     }
 }
 
@@ -149,21 +149,21 @@ fn derivatives_of_shared_nodes_add_up() {
     check_all(shared_cases());
 }
 
-/// What an op's derivative is.
+/// The kind of an op's derivative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// Has no operands.
     Leaf,
-    /// A function to be checked.
+    /// Differentiable, and checked numerically.
     Smooth,
-    /// Zero everywhere, or counted elsewhere.
+    /// Zero everywhere, or accounted for by another op.
     Flat,
-    /// An error: nothing is trained through it.
+    /// An error: the op is not differentiable.
     Refused,
 }
 
-/// Makes, from one table, an exhaustive question about an op and the list of all answers: a new op
-/// does not compile until it has its line, and its line fails the tests until it has its case.
+/// Generates an exhaustive match over ops and a list of its entries from one table. A new op does not compile
+/// without an entry, and its entry fails the tests without a case.
 macro_rules! op_table {
     ($($pattern:pat => $name:literal, $kind:ident;)*) => {
         fn entry(op: &Op) -> (&'static str, Kind) {
@@ -285,7 +285,7 @@ fn every_differentiable_op_has_a_case() {
     assert!(missing.is_empty(), "differentiable, but in no case of this file: {missing:?}");
 }
 
-/// The ops that neither the cases nor their derivatives contain.
+/// A graph of the ops that neither the cases nor their derivatives contain.
 fn other_ops() -> Graph {
     let mut b = Build::new("other ops", ROWS);
     let x = b.rows(&[4]);
@@ -303,8 +303,8 @@ fn other_ops() -> Graph {
     b.g
 }
 
-/// Asks a node for its derivative and compares the answer with the table.
-fn check_answer(g: &Graph, id: NodeId) {
+/// Differentiates a node and compares the result with the table.
+fn check_entry(g: &Graph, id: NodeId) {
     let node = g.node(id);
     let (name, kind) = entry(&node.op);
     assert_eq!(name, node.op.name());
@@ -323,7 +323,7 @@ fn check_answer(g: &Graph, id: NodeId) {
 }
 
 #[test]
-fn every_op_answers_as_the_table_says() {
+fn every_op_matches_the_table() {
     let mut graphs = vec![other_ops()];
     for case in all_cases() {
         let mut b = Build::new(&case.name, ROWS);
@@ -332,12 +332,12 @@ fn every_op_answers_as_the_table_says() {
         graphs.push(b.g);
     }
     let mut seen = BTreeSet::new();
-    // Sums that are still partial appear in derivatives only: they are asked last.
+    // Partial sums appear only in derivatives, so they come last.
     for partial in [false, true] {
         for g in &graphs {
             for id in g.ids().filter(|id| (g.ty(*id).space == Space::Partial) == partial) {
                 if seen.insert(g.node(id).op.name()) {
-                    check_answer(g, id);
+                    check_entry(g, id);
                 }
             }
         }
@@ -346,7 +346,7 @@ fn every_op_answers_as_the_table_says() {
     assert_eq!(seen, listed);
 }
 
-/// The derivative of `Σ y` by the operands, in order.
+/// The derivative of `Σ y` with respect to the operands, in order.
 fn derivative_of_sum(b: &mut Build, y: NodeId) -> Vec<Option<Vec<f64>>> {
     let ty = b.g.ty(y).clone();
     let full = [vec![ROWS], ty.dims.clone()].concat();
@@ -374,11 +374,11 @@ fn ties_are_shared() {
 }
 
 #[test]
-fn what_has_no_influence_has_no_derivative() {
+fn inputs_without_influence_have_no_derivative() {
     let mut b = Build::new("no influence", ROWS);
     let (x, _unused, w) = (b.rows(&[2]), b.param(&[2]), b.param(&[2]));
     let y = b.g.mul(x, w).expect("fits");
-    // Depends on the parameter, but only by its sign.
+    // Depends on the parameter, but only through its sign.
     let sign = b.g.unary(Unary::Sign, w).expect("fits");
     let z = b.g.mul(x, sign).expect("fits");
     let present = |d: Vec<Option<Vec<f64>>>| d.iter().map(Option::is_some).collect::<Vec<_>>();
@@ -400,7 +400,7 @@ fn seeds_of_several_outputs_add_up() {
 }
 
 #[test]
-fn a_map_that_would_be_trained_is_refused() {
+fn training_the_matrix_of_an_affine_map_is_refused() {
     let mut b = Build::new("trained map", ROWS);
     b.g.enter("transformer");
     let (x, matrix) = (b.rows(&[2, 2, 1]), b.rows(&[6]));

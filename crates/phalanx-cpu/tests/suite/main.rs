@@ -1,4 +1,5 @@
-//! The tests of the executor, in one program: it links once. `cargo test --test suite gradcheck::` runs one module.
+//! The tests of the executor, in one program so that they link once.
+//! `cargo test --test suite gradcheck::` runs one module.
 
 mod executor;
 mod gradcheck;

@@ -1,4 +1,5 @@
-//! Several processes, as threads: what every executor has to pass, and the bits of one process alone.
+//! Several processes, run as threads: the tests of all executors, and a comparison with the bits of a single
+//! process.
 
 use phalanx_cpu::{CpuExecutor, CpuOptions};
 use phalanx_graph::exec::{Batch, Executor};
@@ -12,12 +13,12 @@ use phalanx_testing::simulate::{Numbers, SEED};
 
 struct Several;
 
-/// Processes with so many devices each.
+/// An executor over several processes; `devices` is the number of devices of each.
 fn start(devices: &[usize], mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
     let executors = clusters(devices).into_iter().zip(devices).map(|(cluster, devices)| {
         let options =
             CpuOptions { devices: *devices, workers: mesh.workers, fixed: mesh.fixed, isa: None };
-        let e = CpuExecutor::among(options, params, Some(cluster)).expect("starts");
+        let e = CpuExecutor::with_cluster(options, params, Some(cluster)).expect("starts");
         Box::new(e) as Box<dyn Executor>
     });
     Box::new(Job::new(executors.collect()))
@@ -46,7 +47,7 @@ impl Lab for Several {
 
 phalanx_testing::executor_tests!([], super::Several);
 
-/// Weights and slots after a few steps with remainders, by their bits, and what the steps fetched.
+/// Trains a few steps with uneven batches. Returns the bits of all fetches, weights and slots.
 fn train(mut e: Box<dyn Executor>, step: &Step, mesh: Mesh) -> Vec<Vec<u32>> {
     let mut numbers = Numbers::new(7);
     set_params(&mut *e, &numbers.params(step));
@@ -86,7 +87,7 @@ fn a_fixed_mesh_gives_the_bits_of_one_process() {
         for devices in [&[1, 1][..], &[2, 2], &[1; 4], &[2; 4], &[1; 8]] {
             let mesh = Mesh::fixed(devices.iter().sum()).expect("divides");
             let several = train(start(devices, mesh, step.graph.params()), &step, mesh);
-            assert!(one == several, "{devices:?} give other bits");
+            assert!(one == several, "{devices:?} give different bits");
         }
     }
 }

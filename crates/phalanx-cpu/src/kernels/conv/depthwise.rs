@@ -1,11 +1,11 @@
-//! Depthwise convolution (one filter per channel): vectors run over channels, no weights are packed.
+//! Depthwise convolution (one filter per channel), vectorised over channels. Weights are not packed.
 //!
-//! Forward and input gradient share one loop over the pixels of a [`Grid`]. Neighbouring pixels whose
-//! windows lie inside the image are taken [`PIXELS`] at a time so that a weight, once loaded, is used
-//! for all of them.
+//! Forward and input gradient share one loop over the pixels of a [`Grid`]. Adjacent pixels whose windows
+//! lie inside the image are computed [`PIXELS`] at a time, so that each weight is loaded once for all of
+//! them.
 
-// Arrays of registers are indexed in step; an iterator over them would bring closures, which are not
-// compiled for the instruction set.
+// Arrays of registers are indexed in lockstep. Iterators would bring closures, which are not compiled for
+// the instruction set.
 #![allow(clippy::needless_range_loop)]
 
 use phalanx_graph::ConvGeom;
@@ -21,7 +21,7 @@ const PIXELS: usize = 6;
 /// a multiply-add.
 const CHAINS: usize = 4;
 
-/// One input and one output channel per group.
+/// Whether a convolution has one input and one output channel per group.
 pub(super) fn applies(geom: &ConvGeom) -> bool {
     geom.groups > 1 && geom.groups == geom.input[2] && geom.groups == geom.output[2]
 }
@@ -29,8 +29,8 @@ pub(super) fn applies(geom: &ConvGeom) -> bool {
 /// See [`super::forward`].
 ///
 /// # Safety
-/// The lengths were checked, and `bias` is null or points at the output's channels.
-#[allow(clippy::too_many_arguments)] // Handed through.
+/// The lengths were checked, and `bias` is null or points to the output's channels.
+#[allow(clippy::too_many_arguments)] // Passed through.
 pub(super) unsafe fn forward(
     isa: Isa,
     geom: &ConvGeom,
@@ -68,7 +68,7 @@ pub(super) unsafe fn forward(
 ///
 /// # Safety
 /// The lengths were checked.
-#[allow(clippy::too_many_arguments)] // Handed through.
+#[allow(clippy::too_many_arguments)] // Passed through.
 pub(super) unsafe fn grad_input(
     isa: Isa,
     geom: &ConvGeom,
@@ -98,7 +98,7 @@ pub(super) unsafe fn grad_input(
     }
 }
 
-/// All points of one grid in all images.
+/// The computation of all points of one grid in all images.
 struct Sweep {
     grid: Grid,
     rows: usize,
@@ -144,7 +144,7 @@ impl Kernel for Sweep {
 }
 
 impl Sweep {
-    /// `N` neighbouring points that find the same taps inside the image.
+    /// Computes `N` adjacent points for which the same taps lie inside the image.
     #[inline(always)]
     unsafe fn points<S: Simd, const N: usize>(&self, at: [usize; 3]) {
         let window = self.grid.window(at);
@@ -202,7 +202,7 @@ impl Sweep {
 ///
 /// # Safety
 /// The lengths were checked.
-#[allow(clippy::too_many_arguments)] // Handed through.
+#[allow(clippy::too_many_arguments)] // Passed through.
 pub(super) unsafe fn grad_kernel(
     isa: Isa,
     geom: &ConvGeom,
@@ -286,7 +286,7 @@ impl ProductSum {
     /// `N` vectors of channels, each of `n` floats.
     #[inline(always)]
     unsafe fn run<S: Simd, const N: usize>(&self, n: usize) {
-        // SAFETY: the caller's pointers.
+        // SAFETY: the caller's contract.
         unsafe {
             let mut acc = [S::zero(); N];
             for v in 0..N {

@@ -1,15 +1,15 @@
 //! The kernel's gradient: per tap, the sum over pixels of input channels times output gradients.
 //!
-//! For one tap the pixels whose window is not in the padding form a rectangle, so padding costs
-//! nothing. Pixels are taken in blocks small enough that a panel of the output gradient stays in cache
-//! while every tap and every input channel passes over it.
+//! For one tap, the pixels that read inside the image form a rectangle, so padding costs nothing. Pixels
+//! are processed in blocks small enough that a panel of the output gradient stays in cache while the kernel
+//! iterates over all taps and input channels.
 
 use std::marker::PhantomData;
 
 use phalanx_graph::ConvGeom;
 
 use super::grid::Grid;
-use super::{gathers, winograd};
+use super::{uses_patches, winograd};
 use crate::kernels::tile::{Arena, BLOCK_ROWS, Outer, Panels, part};
 use crate::simd::{Kernel, Simd};
 
@@ -33,10 +33,10 @@ impl Kernel for GradKernel<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(mut self) {
-        // SAFETY: the caller's lengths.
+        // SAFETY: the caller's contract.
         unsafe {
-            if gathers(self.geom) {
-                self.gathered::<S>();
+            if uses_patches(self.geom) {
+                self.add_patches::<S>();
             } else {
                 for block in Blocks::new(self.geom, self.rows) {
                     self.block::<S>(block);
@@ -55,7 +55,7 @@ pub(super) struct PixelBlock {
     bottom: usize,
 }
 
-/// Cuts a batch into blocks: whole images where several fit into one, else bands of an image.
+/// Splits a batch into blocks: several whole images if they fit into one block, else bands of an image.
 pub(super) struct Blocks {
     rows: usize,
     height: usize,
@@ -95,7 +95,7 @@ impl Iterator for Blocks {
     }
 }
 
-/// The pixels of a block whose window finds one tap inside the input: images, rows and columns, and
+/// The pixels of a block for which one tap lies inside the input: the extent in images, rows and columns, and
 /// the first pixel of input and output.
 pub(super) struct TapBox {
     pub extent: [usize; 3],
@@ -104,7 +104,7 @@ pub(super) struct TapBox {
 }
 
 impl TapBox {
-    /// `None` where the tap lies in the padding for all of them.
+    /// `None` if the tap lies in the padding for all of them.
     #[inline(always)]
     pub fn new(geom: &ConvGeom, block: PixelBlock, tap: usize) -> Option<TapBox> {
         let (ky, kx) = (tap / geom.kernel[1], tap % geom.kernel[1]);
@@ -123,7 +123,7 @@ impl TapBox {
         })
     }
 
-    /// Pixels between neighbours of the box along each axis, in the input and in the output.
+    /// Pixels between adjacent elements of the box along each axis, in the input and in the output.
     #[inline(always)]
     pub fn steps(geom: &ConvGeom) -> [[usize; 3]; 2] {
         let ([h, w, _], [oh, ow, _]) = (geom.input, geom.output);
@@ -179,9 +179,9 @@ impl<'a> GradKernel<'a> {
         }
     }
 
-    /// The same from gathered patches, whose taps and channels together are the rows of `dw`.
+    /// The same from gathered patches. The taps and channels of a patch together are the rows of `dw`.
     #[inline(always)]
-    unsafe fn gathered<S: Simd>(&mut self) {
+    unsafe fn add_patches<S: Simd>(&mut self) {
         let [kh, kw, cin, filters] = self.geom.kernel_dims();
         let (depth, cout) = (kh * kw * cin, filters / self.geom.groups);
         let grid = Grid::forward(self.geom);
@@ -191,7 +191,7 @@ impl<'a> GradKernel<'a> {
         for group in 0..self.geom.groups {
             for block in 0..blocks {
                 let (first, count) = part(pixels, blocks, block);
-                // SAFETY: the caller's lengths; pixels `first..first + count` exist.
+                // SAFETY: the caller's contract; pixels `first..first + count` exist.
                 unsafe {
                     let x = self.x.as_ptr().wrapping_add(group * cin);
                     grid.gather(first, count, x, self.ldx, cin, patches);
@@ -216,7 +216,7 @@ impl<'a> GradKernel<'a> {
     }
 }
 
-/// Steps in pixels as steps in floats.
+/// Converts steps in pixels to steps in floats.
 #[inline(always)]
 pub(super) fn scaled(steps: [usize; 3], ld: usize) -> [usize; 3] {
     [steps[0] * ld, steps[1] * ld, steps[2] * ld]

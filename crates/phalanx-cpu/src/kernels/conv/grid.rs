@@ -1,4 +1,4 @@
-//! Regular grids of pixels and the taps that feed them.
+//! Regular grids of destination pixels and the taps they read.
 //!
 //! Along each axis, point `g` of a grid writes destination pixel `start + g * step` and its tap `i`
 //! reads source pixel `g * source_step + offset + i * tap_step`, which may lie outside.
@@ -73,9 +73,9 @@ impl Axis {
         if (at as usize) < self.source_size { Some(at as usize) } else { None }
     }
 
-    /// The points all of whose taps read inside the source, where these lie side by side.
+    /// The points whose taps all lie inside the source, if adjacent taps read adjacent pixels.
     #[inline(always)]
-    fn whole(&self) -> Range<usize> {
+    fn interior(&self) -> Range<usize> {
         let step = self.source_step;
         let start = (-self.offset).max(0) as usize;
         let room = self.source_size as isize - self.taps as isize - self.offset;
@@ -83,7 +83,8 @@ impl Axis {
         start.div_ceil(step)..end.min(self.points)
     }
 
-    /// The taps of point `g` that read inside the source: a range, because sources are monotone in `i`.
+    /// The taps of point `g` that read inside the source. They form a range because sources are monotone in
+    /// `i`.
     #[inline(always)]
     fn inside(&self, g: usize) -> Range<usize> {
         let mut start = 0;
@@ -98,25 +99,25 @@ impl Axis {
     }
 }
 
-/// The lines of taps of neighbouring points, all inside the image.
+/// The lines of taps of adjacent points, all inside the image.
 struct Lines {
     /// The first tap of the first point.
     from: *const f32,
     /// Floats from one point to the next, and from one line of taps to the next.
     point_step: usize,
     line_step: usize,
-    /// Lines of a point.
+    /// Number of lines per point.
     count: usize,
 }
 
 impl Lines {
-    /// Copies the lines of so many points, `len` floats each, one behind the other.
+    /// Copies the lines of `points` points, `len` floats each, one after the other.
     ///
     /// # Safety
-    /// All lines lie inside the source, and `to` has room for them.
+    /// All lines lie inside the source, and `to` is valid for them.
     #[inline(always)]
     unsafe fn copy(&self, len: usize, points: usize, to: *mut f32) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             match len {
                 3 => self.copy_fixed::<3>(points, to),
@@ -131,10 +132,10 @@ impl Lines {
         }
     }
 
-    /// Lines of a length that is known: a few moves instead of a loop.
+    /// As `copy` for a length known at compile time, which needs a few moves instead of a loop.
     #[inline(always)]
     unsafe fn copy_fixed<const LEN: usize>(&self, points: usize, to: *mut f32) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             self.each(points, to, LEN, |from, to| *to.cast::<[f32; LEN]>() = *from.cast());
         }
@@ -178,8 +179,8 @@ impl Grid {
         Grid([Axis::forward(geom, 0), Axis::forward(geom, 1)])
     }
 
-    /// All input pixels, one phase after the other. A phase beyond the image has none, so that a stride
-    /// larger than it costs nothing.
+    /// All input pixels, one grid per phase. Phases beyond the image are skipped, so a stride larger than the
+    /// image costs nothing.
     pub fn phases(geom: &ConvGeom) -> impl Iterator<Item = Grid> + use<> {
         let geom = *geom;
         let count = [0, 1].map(|axis| geom.stride[axis].min(geom.input[axis]));
@@ -207,12 +208,12 @@ impl Grid {
         [self.0[0].points, self.0[1].points]
     }
 
-    /// Where a tap, counted over rows and columns, stands in the kernel.
+    /// The kernel position of a tap counted over rows and columns.
     pub fn kernel_position(&self, tap: usize) -> [usize; 2] {
         self.kernel_position_of([tap / self.0[1].taps, tap % self.0[1].taps])
     }
 
-    /// Where the tap in row and column `tap` of the grid's taps stands in the kernel.
+    /// The kernel position of the tap in row and column `tap` of the grid's taps.
     #[inline(always)]
     pub fn kernel_position_of(&self, tap: [usize; 2]) -> [usize; 2] {
         let [y, x] = &self.0;
@@ -240,13 +241,13 @@ impl Grid {
         (at[0] * y.source_size + row as usize) * x.source_size + col as usize
     }
 
-    /// Pixels between the sources of two neighbouring points.
+    /// Pixels between the sources of two adjacent points.
     #[inline(always)]
     pub fn source_column_step(&self) -> usize {
         self.0[1].source_step
     }
 
-    /// The destination pixel of a point, and the pixels from it to the next point's.
+    /// The destination pixel of a point, and the distance to the next point's in pixels.
     #[inline(always)]
     pub fn destination(&self, at: [usize; 3]) -> [usize; 2] {
         let [y, x] = &self.0;
@@ -279,7 +280,7 @@ impl Grid {
     /// Fills `out` with the destination pixels of the points from `first` on.
     ///
     /// # Safety
-    /// `dst` points at images of the destination's size, pixels `ld` apart.
+    /// `dst` points to images of the destination's size, pixels `ld` apart.
     #[inline(always)]
     pub unsafe fn destinations(
         &self,
@@ -301,7 +302,7 @@ impl Grid {
     /// padding get `zeros`.
     ///
     /// # Safety
-    /// `src` points at images of the source's size, pixels `ld` apart.
+    /// `src` points to images of the source's size, pixels `ld` apart.
     #[inline(always)]
     pub unsafe fn sources(
         &self,
@@ -337,7 +338,7 @@ impl Grid {
     /// Copies the patches of `count` points from `first` on: `patches[point][tap][channels]`.
     ///
     /// # Safety
-    /// `src` points at images of the source's size, pixels `ld >= channels` apart.
+    /// `src` points to images of the source's size, pixels `ld >= channels` apart.
     #[inline(always)]
     pub unsafe fn gather(
         &self,
@@ -351,20 +352,21 @@ impl Grid {
         let [y, x] = &self.0;
         let depth = self.taps() * channels;
         let mut to = &mut patches[..count * depth];
-        let whole = if x.tap_step == 1 && ld == channels { x.whole() } else { Range::default() };
+        let interior =
+            if x.tap_step == 1 && ld == channels { x.interior() } else { Range::default() };
         let mut at = self.locate(first);
         while !to.is_empty() {
-            // Neighbours whose windows lie inside the image are copied in whole lines.
+            // Adjacent points whose windows lie inside the image are copied in whole lines.
             let mut points = 1;
-            if whole.contains(&at[2]) && y.inside(at[1]) == (0..y.taps) {
-                points = (whole.end - at[2]).min(to.len() / depth);
+            if interior.contains(&at[2]) && y.inside(at[1]) == (0..y.taps) {
+                points = (interior.end - at[2]).min(to.len() / depth);
                 let lines = Lines {
                     from: src.wrapping_add(self.source(at, [0, 0]) * ld),
                     point_step: x.source_step * ld,
                     line_step: y.tap_step as usize * x.source_size * ld,
                     count: y.taps,
                 };
-                // SAFETY: the windows lie inside the source, and `to` holds so many patches.
+                // SAFETY: the windows lie inside the source, and `to` holds `points` patches.
                 unsafe { lines.copy(x.taps * channels, points, to.as_mut_ptr()) };
             } else {
                 // SAFETY: the caller's contract.
@@ -376,7 +378,7 @@ impl Grid {
         }
     }
 
-    /// Copies the patch of one point, zeros for taps outside.
+    /// Copies the patch of one point, with zeros for taps outside the image.
     #[inline(always)]
     unsafe fn gather_point(
         &self,
@@ -404,7 +406,7 @@ impl Grid {
     /// Adds the patches of `count` points from `first` on to the source pixels they were gathered from.
     ///
     /// # Safety
-    /// `src` points at images of the source's size, pixels `ld >= channels` apart.
+    /// `src` points to images of the source's size, pixels `ld >= channels` apart.
     #[inline(always)]
     pub unsafe fn scatter(
         &self,
@@ -422,7 +424,7 @@ impl Grid {
         for patch in patches.chunks_exact(y.taps * line).take(count) {
             let Window { rows, cols } = self.window(at);
             for i in rows {
-                // One run of floats where all columns lie side by side, else one per column.
+                // One run of floats if all columns are adjacent in memory, else one per column.
                 let (runs, len) =
                     if contiguous { (1, cols.len() * channels) } else { (cols.len(), channels) };
                 for run in 0..if cols.is_empty() { 0 } else { runs } {

@@ -1,4 +1,4 @@
-//! Which algorithm computes a convolution.
+//! Selection of the convolution algorithm.
 
 use std::sync::OnceLock;
 
@@ -7,10 +7,10 @@ use phalanx_graph::ConvGeom;
 use super::{Pass, winograd};
 use crate::simd::MAX_LANES;
 
-/// How a convolution is computed. The choice changes the last bits of results.
+/// A convolution algorithm. The choice changes the last bits of the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
-    /// Sums over taps and channels, for every convolution.
+    /// Direct sums over taps and channels; computes every convolution.
     Direct,
     /// Winograd's `F(2x2, 3x3)`.
     Winograd2,
@@ -19,10 +19,10 @@ pub enum Method {
 }
 
 impl Method {
-    /// The method expected to be fastest for a worker with `rows` images, by a model of its cost: a
-    /// function of its arguments alone, so that the same program gives the same bits.
+    /// The method with the lowest cost for a worker with `rows` images, according to a cost model. It depends
+    /// only on the arguments, so that the same program gives the same bits.
     ///
-    /// `PHALANX_WINOGRAD=0` in the environment makes it [`Method::Direct`] always.
+    /// With `PHALANX_WINOGRAD=0` in the environment it is always [`Method::Direct`].
     pub fn choose(geom: &ConvGeom, pass: Pass, rows: usize) -> Method {
         static ENABLED: OnceLock<bool> = OnceLock::new();
         let enabled =
@@ -38,12 +38,12 @@ impl Method {
             .unwrap_or(Method::Direct)
     }
 
-    /// Whether the method computes this convolution at all.
+    /// Whether the method supports this convolution.
     pub fn computes(self, geom: &ConvGeom) -> bool {
         self == Method::Direct || winograd::applies(geom)
     }
 
-    /// Results along one side of a tile, for Winograd's methods.
+    /// The side length of a tile of results, for Winograd's methods.
     pub(super) fn tile(self) -> Option<usize> {
         match self {
             Method::Direct => None,
@@ -52,7 +52,7 @@ impl Method {
         }
     }
 
-    /// Expected cycles of a core with vectors of [`MAX_LANES`] floats and one multiply-add a cycle.
+    /// Expected cycles of a core with vectors of [`MAX_LANES`] floats and one multiply-add per cycle.
     fn cost(self, geom: &ConvGeom, pass: Pass, rows: usize) -> f64 {
         let (cin, cout) = (geom.input[2], geom.output[2]);
         let (k, cols) = if pass == Pass::GradInput { (cout, cin) } else { (cin, cout) };
@@ -60,46 +60,46 @@ impl Method {
         let (k_vectors, col_vectors, k) = (vectors(k), vectors(cols), k as f64);
         let Some(m) = self.tile() else {
             let pixels = (rows * geom.output[0] * geom.output[1]) as f64;
-            if pass == Pass::GradInput && super::gathers(geom) {
-                return pixels * (k * vectors(9 * cin) + SCATTER * (9 * cin) as f64);
+            if pass == Pass::GradInput && super::uses_patches(geom) {
+                return pixels * (k * vectors(9 * cin) + SCATTER_CYCLES * (9 * cin) as f64);
             }
             return pixels * 9.0 * k * col_vectors;
         };
         let results = if pass == Pass::GradInput { geom.input } else { geom.output };
         let tiles = (rows * results[0].div_ceil(m) * results[1].div_ceil(m)) as f64;
         let points = ((m + 2) * (m + 2)) as f64;
-        let transforms = TRANSFORM * points * (k_vectors + col_vectors);
+        let transforms = TRANSFORM_CYCLES * points * (k_vectors + col_vectors);
         let weights = points * k * col_vectors;
         let each = match pass {
-            Pass::GradKernel => KERNEL_SUMS,
-            _ if weights * MAX_LANES as f64 > NEAR_FLOATS => FAR_WEIGHTS,
-            _ => WEIGHTS,
+            Pass::GradKernel => KERNEL_SUM_CYCLES,
+            _ if weights * MAX_LANES as f64 > CACHED_FLOATS => UNCACHED_WEIGHT_CYCLES,
+            _ => WEIGHT_CYCLES,
         };
-        tiles * (weights * PRODUCT + transforms) + each * weights
+        tiles * (weights * PRODUCT_CYCLES + transforms) + each * weights
     }
 }
 
 /// Cycles to add one float of a patch to its pixel.
-const SCATTER: f64 = 2.0;
+const SCATTER_CYCLES: f64 = 2.0;
 
-/// Cycles to transform one vector of one point of a tile; less on a quiet machine with AVX-512, more
-/// without.
-const TRANSFORM: f64 = 8.0;
+/// Cycles to transform one vector of one point of a tile; fewer on an idle machine with AVX-512, more
+/// without it.
+const TRANSFORM_CYCLES: f64 = 8.0;
 
-/// Cycles of a multiply-add among transformed values: they come from the second level of cache.
-const PRODUCT: f64 = 1.15;
+/// Cycles of a multiply-add of transformed values, which come from the second-level cache.
+const PRODUCT_CYCLES: f64 = 1.15;
 
 /// Cycles to pack and transform one vector of one point of the weights.
-const WEIGHTS: f64 = 5.0;
+const WEIGHT_CYCLES: f64 = 5.0;
 
-/// The same for weights whose transform is larger than [`NEAR_FLOATS`] and goes to memory.
-const FAR_WEIGHTS: f64 = 10.0;
+/// The same for weights whose transform exceeds [`CACHED_FLOATS`] and goes to memory.
+const UNCACHED_WEIGHT_CYCLES: f64 = 10.0;
 
-/// Floats that the last level of cache is expected to keep for a core.
-const NEAR_FLOATS: f64 = (2 << 20) as f64;
+/// Floats that the last-level cache is expected to hold for one core.
+const CACHED_FLOATS: f64 = (2 << 20) as f64;
 
-/// Cycles to clear, add up and transform one vector of one point of the kernel's gradient.
-const KERNEL_SUMS: f64 = 12.0;
+/// Cycles to clear, sum and transform one vector of one point of the kernel's gradient.
+const KERNEL_SUM_CYCLES: f64 = 12.0;
 
 #[cfg(test)]
 mod tests {
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn winograd_is_taken_where_it_saves_more_than_its_transforms_cost() {
+    fn winograd_is_chosen_if_it_saves_more_than_its_transforms_cost() {
         use Method::{Direct, Winograd2, Winograd4};
         assert_eq!(cheapest(32, [96, 32], 1, 32), [Winograd4; 3]);
         assert_eq!(cheapest(15, [160, 96], 1, 32), [Winograd4; 3]);
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(cheapest(32, [3, 96], 1, 32), [Direct; 3]);
         assert_eq!(cheapest(28, [1, 32], 1, 32), [Direct; 3]);
         assert_eq!(cheapest(2, [64, 64], 1, 64), [Winograd2; 3]);
-        // One small image does not pay for the transform of large weights.
+        // One small image does not amortise the transform of large weights.
         assert_eq!(cheapest(7, [512, 512], 1, 1), [Direct; 3]);
         assert_eq!(cheapest(32, [1, 1], 1, 32), [Direct; 3]);
         assert_eq!(cheapest(32, [96, 32], 2, 32), [Direct; 3]);

@@ -1,10 +1,10 @@
 //! The input gradient of a convolution with few input channels.
 //!
-//! A vector across input channels would be nearly empty. So the gradients of whole patches, all taps and
-//! channels of an output pixel, are one matrix product, a block of pixels at a time, and are added to the
-//! pixels they were read from in the order of output pixels.
+//! A vector across input channels would be nearly empty. Instead, one matrix product per block of pixels
+//! computes the gradients of whole patches (all taps and channels of an output pixel). The patches are then
+//! added to the input pixels in the order of output pixels.
 
-// Two tables of pointers are filled in step inside a kernel, where closures are to be avoided.
+// A kernel fills two tables of pointers in lockstep and must avoid closures.
 #![allow(clippy::needless_range_loop)]
 
 use phalanx_graph::ConvGeom;
@@ -24,12 +24,12 @@ pub(super) fn scratch_len(geom: &ConvGeom) -> usize {
 }
 
 impl GradInput<'_> {
-    /// Overwrites `dx`.
+    /// Computes the input gradient through patches. Overwrites `dx`.
     ///
     /// # Safety
     /// Lengths were checked, and the machine has the instructions of `S`.
     #[inline(always)]
-    pub(super) unsafe fn scattered<S: Simd>(self) {
+    pub(super) unsafe fn by_patches<S: Simd>(self) {
         let geom = self.geom;
         let [kh, kw, cin, filters] = geom.kernel_dims();
         let (depth, cout) = (kh * kw * cin, filters / geom.groups);
@@ -46,8 +46,8 @@ impl GradInput<'_> {
         let pixels = self.rows * grid.points();
         let blocks = pixels.div_ceil(BLOCK_ROWS);
         for group in 0..geom.groups {
-            // SAFETY: lengths were checked, offsets select the channels of the group; `packed` holds all
-            // taps and the tables a block.
+            // SAFETY: lengths were checked, and offsets select the channels of the group. `packed` holds all
+            // taps, and the tables hold a block.
             unsafe {
                 let w = self.w.as_ptr().wrapping_add(group * cout);
                 pack_columns::<S>(w, filters, cout, depth, packed, (0, cout));

@@ -1,4 +1,4 @@
-//! Against plain loops in f64, on every instruction set, with poisoned results and gaps.
+//! Comparison with plain loops in f64 on every instruction set, with poisoned results and gaps.
 
 use phalanx_graph::{ConvGeom, Padding};
 use proptest::prelude::*;
@@ -211,7 +211,7 @@ fn sizes_that_wrap_around_are_refused() {
     let changes: [fn(&mut ConvGeom, usize); 7] = [
         |g, n| g.input = [n, 2, 2],
         |g, n| g.output = [2, n, 2],
-        // Without channels there are no weights, however many taps there are.
+        // Without channels there are no weights, regardless of the number of taps.
         |g, n| (g.kernel, g.input[2]) = ([n, 2], 0),
         |g, n| g.pad[0] = n,
         |g, n| g.dilation[1] = n,

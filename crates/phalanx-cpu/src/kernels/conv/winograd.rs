@@ -1,17 +1,17 @@
 //! Winograd's minimal filtering for 3x3 convolutions of stride one: `F(4x4, 3x3)` and `F(2x2, 3x3)`.
 //!
-//! The image is cut into tiles of `M x M` results. A tile's `N x N` inputs are transformed
+//! The image is split into tiles of `M x M` results. A tile's `N x N` inputs are transformed
 //! (`transform.rs`), multiplied with transformed weights in `N * N` matrix products over the channels,
 //! one per point, and transformed back: 36 instead of 144 multiplications for 16 results. Tiles are
-//! taken in blocks whose transforms stay in cache; columns (output channels) in groups whose
-//! transformed weights stay within [`GROUP_FLOATS`].
+//! processed in blocks whose transforms stay in cache, columns (output channels) in groups whose
+//! transformed weights have at most [`GROUP_FLOATS`] floats.
 //!
-//! An input gradient is the same product with the kernel turned by 180 degrees and transposed; the
+//! An input gradient is the same product with the kernel rotated by 180 degrees and transposed. The
 //! kernel's gradient sums products of transformed inputs and transformed output gradients over all
 //! tiles and transforms that sum once (`grad_kernel.rs`).
 //!
 //! Every sum has one fixed order that depends neither on the number of rows nor on the block. Errors are
-//! about twice those of the direct sum; a NaN or an infinity spreads over its tile.
+//! about twice those of the direct sum. A NaN or an infinity spreads over its tile.
 
 mod grad_kernel;
 mod tiling;
@@ -30,19 +30,19 @@ use crate::simd::{Kernel, MAX_LANES, Simd};
 pub(super) use self::grad_kernel::GradKernel;
 pub(super) use self::transform::{Four, Two};
 
-/// Most floats of transformed weights, or of their gradient, held at once.
+/// Maximum number of floats of transformed weights, or of their gradient, held at once.
 const GROUP_FLOATS: usize = 2 << 20;
 
 /// Floats of transformed tiles that should stay in cache.
 const BLOCK_FLOATS: usize = 256 << 10;
 
-/// Tiles of a block come in multiples of this many, which all micro-kernels divide.
+/// The number of tiles of a block is a multiple of this, which the tile heights of all micro-kernels divide.
 const TILE_STEP: usize = 24;
 
-/// Most tiles of a block.
+/// Maximum number of tiles of a block.
 const MAX_TILES: usize = 8 * TILE_STEP;
 
-/// Whether the algorithm computes this convolution.
+/// Whether the algorithm supports this convolution.
 pub(super) fn applies(geom: &ConvGeom) -> bool {
     geom.kernel == [3, 3]
         && geom.stride == [1, 1]
@@ -51,19 +51,19 @@ pub(super) fn applies(geom: &ConvGeom) -> bool {
         && geom.pad.iter().all(|&pad| pad <= 2)
 }
 
-/// How one pass is cut into blocks, and where its parts lie in scratch.
+/// How one pass is split into blocks, and the layout of its scratch.
 #[derive(Clone, Copy)]
 struct Plan {
-    /// Points, in two dimensions.
+    /// Number of points, over both dimensions.
     points: usize,
-    /// Channels summed over; of the kernel's gradient, input channels.
+    /// Channels summed over; for the kernel's gradient, input channels.
     k: usize,
-    /// Channels of the result; of the kernel's gradient, output channels.
+    /// Channels of the result; for the kernel's gradient, output channels.
     cols: usize,
-    /// Groups the columns are cut into, and the columns of the largest.
+    /// Number of groups of columns, and the columns of the largest.
     groups: usize,
     width: usize,
-    /// Tiles of a block.
+    /// Tiles per block.
     tiles: usize,
 }
 
@@ -81,7 +81,7 @@ impl Plan {
         Plan { points, k, cols, groups, width, tiles }
     }
 
-    /// First column of a group and its columns.
+    /// First column and number of columns of a group.
     fn group(&self, group: usize) -> (usize, usize) {
         let first = (group * self.width).min(self.cols);
         (first, self.width.min(self.cols - first))
@@ -117,13 +117,13 @@ impl Plan {
     }
 }
 
-/// Floats between planes that hold `len` floats each: an odd number of cache lines, so that the same
-/// place of all planes does not fall into the same set of the cache.
+/// Floats between planes of `len` floats each. It is an odd number of cache lines, so that corresponding
+/// elements of all planes do not fall into the same cache set.
 fn plane(len: usize) -> usize {
     (len.div_ceil(MAX_LANES) | 1) * MAX_LANES
 }
 
-/// Floats of scratch a pass needs with tiles of `m`.
+/// Floats of scratch that a pass needs with tiles of `m x m` results.
 pub(super) fn scratch_len(geom: &ConvGeom, pass: Pass, m: usize) -> usize {
     Plan::new(geom, pass, m).scratch_len(pass)
 }
@@ -144,25 +144,25 @@ pub(super) struct Product<'a, P> {
     pub tile: PhantomData<P>,
 }
 
-/// Where a product keeps its parts.
-struct Room {
+/// The scratch buffers of a product.
+struct Buffers {
     raw: *mut f32,
     weights: *mut f32,
     inputs: *mut f32,
     results: *mut f32,
     zeros: *mut f32,
-    /// Where results outside the image go.
+    /// Destination of results outside the image.
     sink: *mut f32,
     a: *mut *mut f32,
     out: *mut *mut f32,
 }
 
-impl Room {
-    fn new(plan: &Plan, scratch: &mut [f32]) -> Room {
+impl Buffers {
+    fn new(plan: &Plan, scratch: &mut [f32]) -> Buffers {
         let mut arena = Arena(scratch);
         let zeros = arena.floats(plan.k_step().max(plan.width));
         zeros.fill(0.0);
-        Room {
+        Buffers {
             zeros: zeros.as_mut_ptr(),
             sink: arena.floats(plan.k_step().max(plan.width)).as_mut_ptr(),
             weights: arena.floats(plan.points * plan.weights()).as_mut_ptr(),
@@ -185,7 +185,7 @@ impl<P: Points> Kernel for Product<'_, P> {
             Pass::GradInput => Tiling::backward(self.geom, P::M),
             _ => Tiling::forward(self.geom, P::M),
         };
-        let room = Room::new(&plan, std::mem::take(&mut self.scratch));
+        let buffers = Buffers::new(&plan, std::mem::take(&mut self.scratch));
         let total = self.rows * tiling.per_image();
         for group in 0..plan.groups {
             let (col, cols) = plan.group(group);
@@ -195,13 +195,20 @@ impl<P: Points> Kernel for Product<'_, P> {
             // SAFETY: lengths were checked; tiles and columns lie inside the tensors, and scratch was
             // sized by the same plan.
             unsafe {
-                self.weights::<S>(&plan, &room, col, cols);
+                self.weights::<S>(&plan, &buffers, col, cols);
                 for first in (0..total).step_by(plan.tiles) {
                     let count = plan.tiles.min(total - first);
                     let src = (self.src.as_ptr(), self.src_ld);
-                    inputs::<S, P>(&plan, &tiling, (first, count), src, room.zeros, room.inputs);
-                    multiply::<S>(&plan, &room, count, cols);
-                    self.results::<S>(&plan, &tiling, &room, (first, count), (col, cols));
+                    inputs::<S, P>(
+                        &plan,
+                        &tiling,
+                        (first, count),
+                        src,
+                        buffers.zeros,
+                        buffers.inputs,
+                    );
+                    multiply::<S>(&plan, &buffers, count, cols);
+                    self.results::<S>(&plan, &tiling, &buffers, (first, count), (col, cols));
                 }
             }
         }
@@ -211,13 +218,13 @@ impl<P: Points> Kernel for Product<'_, P> {
 impl<P: Points> Product<'_, P> {
     /// Packs and transforms the weights of some columns.
     #[inline(always)]
-    unsafe fn weights<S: Simd>(&self, plan: &Plan, room: &Room, col: usize, cols: usize) {
+    unsafe fn weights<S: Simd>(&self, plan: &Plan, buffers: &Buffers, col: usize, cols: usize) {
         let [cin, filters] = [self.geom.input[2], self.geom.output[2]];
         let size = plan.k * cols.next_multiple_of(S::LANES);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             for tap in 0..9 {
-                let to = room.raw.add(tap * size);
+                let to = buffers.raw.add(tap * size);
                 if self.pass == Pass::GradInput {
                     let w = self.w.as_ptr().add(((8 - tap) * cin + col) * filters);
                     pack_columns::<S>(w, filters, plan.k, cols, to, (0, plan.k));
@@ -226,8 +233,8 @@ impl<P: Points> Product<'_, P> {
                     pack_rows::<S>(w, filters, plan.k, cols, to);
                 }
             }
-            let from = planes(3, room.raw, size);
-            let to = planes(P::N, room.weights, plan.weights());
+            let from = planes(3, buffers.raw, size);
+            let to = planes(P::N, buffers.weights, plan.weights());
             S::enter(Map::<P::Filter>::plain(&from, &to, size));
         }
     }
@@ -238,16 +245,16 @@ impl<P: Points> Product<'_, P> {
         &mut self,
         plan: &Plan,
         tiling: &Tiling,
-        room: &Room,
+        buffers: &Buffers,
         (first, count): (usize, usize),
         (col, cols): (usize, usize),
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let dst = self.dst.as_mut_ptr().add(col);
             for i in 0..count {
-                let from = planes(P::N, room.results.add(i * plan.width), plan.results());
-                let to = tiling.targets(first + i, dst, self.dst_ld, room.sink);
+                let from = planes(P::N, buffers.results.add(i * plan.width), plan.results());
+                let to = tiling.targets(first + i, dst, self.dst_ld, buffers.sink);
                 let mut map = Map::<P::Output>::plain(&from, &to, cols);
                 if !self.bias.is_null() {
                     map.bias = self.bias.add(col);
@@ -269,7 +276,7 @@ unsafe fn inputs<S: Simd, P: Points>(
     zeros: *mut f32,
     to: *mut f32,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         for i in 0..count {
             let from = tiling.sources(first + i, src, ld, zeros);
@@ -282,22 +289,22 @@ unsafe fn inputs<S: Simd, P: Points>(
 
 /// Multiplies transformed inputs with transformed weights, point by point.
 #[inline(always)]
-unsafe fn multiply<S: Simd>(plan: &Plan, room: &Room, count: usize, cols: usize) {
-    // SAFETY: the caller's.
+unsafe fn multiply<S: Simd>(plan: &Plan, buffers: &Buffers, count: usize, cols: usize) {
+    // SAFETY: the caller's contract.
     unsafe {
         for point in 0..plan.points {
             for i in 0..count {
-                *room.a.add(i) = room.inputs.add(point * plan.inputs() + i * plan.k_step());
-                *room.out.add(i) = room.results.add(point * plan.results() + i * plan.width);
+                *buffers.a.add(i) = buffers.inputs.add(point * plan.inputs() + i * plan.k_step());
+                *buffers.out.add(i) = buffers.results.add(point * plan.results() + i * plan.width);
             }
             Block {
                 rows: count,
                 taps: 1,
                 k: plan.k,
-                a: room.a.cast(),
-                weights: Weights::Packed(room.weights.add(point * plan.weights())),
+                a: buffers.a.cast(),
+                weights: Weights::Packed(buffers.weights.add(point * plan.weights())),
                 cols,
-                out: room.out,
+                out: buffers.out,
                 bias: std::ptr::null(),
                 relu: false,
             }

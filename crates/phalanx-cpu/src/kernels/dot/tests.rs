@@ -1,4 +1,4 @@
-//! Against plain loops in f64, on every instruction set, with poisoned results and gaps.
+//! Comparison with plain loops in f64 on every instruction set, with poisoned results and gaps.
 
 use proptest::prelude::*;
 
@@ -39,7 +39,7 @@ fn check_all(m: usize, k: usize, n: usize, gap: usize, bias: bool, relu: bool) {
             (terms.collect(), 0.0, false)
         });
 
-        // The rows of the gradient whole and in two ranges.
+        // All rows of the gradient at once and in two ranges.
         let gradient = |range: std::ops::Range<usize>, dw: &mut [f32]| {
             grad_weight(isa, m, k, n, &x.data, x.ld, &dy.data, dy.ld, range, dw);
         };
@@ -105,7 +105,7 @@ proptest! {
 fn sizes_that_wrap_around_are_refused() {
     let half = usize::MAX / 2 + 1;
     let isa = Isa::PORTABLE;
-    // Wrapped around, two rows `half` apart end where the first begins; so do three with a sum.
+    // With wrapping arithmetic, two rows `half` apart end where the first begins; so do three with a sum.
     for (rows, cols, ld) in [(3, 4, half), (2, half, half), (half, 2, 2), (half + 1, 0, 2)] {
         assert!(refused(|| check_matrix("x", 8, rows, cols, ld)), "{rows} {cols} {ld}");
     }

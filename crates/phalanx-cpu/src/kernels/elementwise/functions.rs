@@ -1,23 +1,27 @@
-//! The loops: each step's function over the elements of a tile, compiled one by one.
+//! The loops of the steps: each step's function over the elements of a tile, compiled separately.
 
 use std::marker::PhantomData;
 
 use phalanx_graph::ops::{Binary, Unary};
 
-use super::plan::{Action, Quaternary, RESULTS, Ternary};
+use super::plan::{Action, MAX_RESULTS, Quaternary, Ternary};
 use crate::kernels::math;
 use crate::simd::{Kernel, Simd};
 
-/// A tile of an operand: contiguous, or one vector that serves for all.
+/// A tile of an operand: contiguous, or one vector used for all elements.
 #[derive(Clone, Copy)]
 pub(super) struct Source {
     pub ptr: *const f32,
     pub splat: bool,
 }
 
-/// One step over one tile.
+/// Runs one step over one tile.
 #[inline(always)]
-pub(super) unsafe fn execute<S: Simd>(action: Action<Source>, n: usize, y: [*mut f32; RESULTS]) {
+pub(super) unsafe fn execute<S: Simd>(
+    action: Action<Source>,
+    n: usize,
+    y: [*mut f32; MAX_RESULTS],
+) {
     macro_rules! each {
         ($f:ty, $($x:expr),+) => {
             S::enter(Loop::<$f, _> { n, x: [$($x),+], y: y[0], f: PhantomData })
@@ -77,12 +81,12 @@ pub(super) unsafe fn execute<S: Simd>(action: Action<Source>, n: usize, y: [*mut
 
 /// A function of `N` vectors.
 trait Function<const N: usize> {
-    /// Vectors a turn of the loop works on: several where the function is short.
+    /// Vectors per loop iteration: several if the function is short.
     const UNROLL: usize;
     unsafe fn apply<S: Simd>(x: [S::V; N]) -> S::V;
 }
 
-/// A function over `n` elements, compiled on its own.
+/// A function over `n` elements, compiled separately.
 struct Loop<F, const N: usize> {
     n: usize,
     x: [Source; N],
@@ -103,8 +107,8 @@ impl<F: Function<N>, const N: usize> Kernel for Loop<F, N> {
             stride[k] = if x[k].splat { 0 } else { S::LANES };
         }
         let mut left = n;
-        // SAFETY: sources hold a vector or `n` floats, the result takes `n` floats. Where it is a
-        // source as well, every vector is read before it is written.
+        // SAFETY: sources hold a vector or `n` floats, and the result takes `n` floats. If it is also a
+        // source, every vector is read before it is written.
         unsafe {
             let mut v = [S::zero(); N];
             while left >= F::UNROLL * S::LANES {
@@ -186,15 +190,16 @@ functions! {
     Select<3, 4> = |a, b, c| S::select(S::eq(a, S::zero()), c, b);
 }
 
-/// Adam over `n` elements: its divisions take so long that all the rest hides behind them.
+/// Adam over `n` elements. The latency of its divisions hides everything else.
 struct Adam {
     n: usize,
-    /// Weight, average, average square and gradient.
+    /// Weight, first moment, second moment and gradient.
     full: [Source; 4],
-    /// What is kept of the average and of the square, what is taken of the new, rate and epsilon.
+    /// Decay of the first moment and weight of the gradient, the same for the second moment and the squared
+    /// gradient, then learning rate and epsilon.
     splat: [Source; 6],
-    /// New weight, average and average square.
-    y: [*mut f32; RESULTS],
+    /// New weight, first moment and second moment.
+    y: [*mut f32; MAX_RESULTS],
 }
 
 impl Kernel for Adam {
@@ -203,8 +208,8 @@ impl Kernel for Adam {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Adam { n, full: [w, m, v, g], splat, y } = self;
-        // SAFETY: sources hold a vector or `n` floats, results take `n` floats. Where one is a source
-        // as well, every vector is read before it is written.
+        // SAFETY: sources hold a vector or `n` floats, and results take `n` floats. If one is also a
+        // source, every vector is read before it is written.
         unsafe {
             let mut c = [S::zero(); 6];
             for k in 0..6 {
@@ -224,7 +229,7 @@ impl Kernel for Adam {
                 let w = RootStep::apply::<S>([x[0], m, c[4], v, c[5]]);
                 for (k, result) in [w, m, v].into_iter().enumerate() {
                     let to = y[k].add(at);
-                    // What follows is often wanted next, but not at once.
+                    // The following elements are often needed soon.
                     math::prefetch(to.wrapping_add(n));
                     if whole { S::store(to, result) } else { S::store_partial(to, result, lanes) }
                 }

@@ -1,40 +1,40 @@
-//! Which steps of a tape become one: every step saved is a pass over the tile saved.
+//! Fusion of a tape's steps. Every step saved saves a pass over the tile.
 
 use super::plan::{Action, Quaternary, Ternary};
 use phalanx_graph::ops::{Access, Binary, Instr, Tape, Unary};
 
-/// A tape's steps.
+/// The steps of a tape after fusion.
 pub(super) struct Fused {
-    /// What computes each register, `None` where it is an operand, a constant, unused, or absorbed by
-    /// the step that uses it.
+    /// The action that computes each register. `None` for an operand, a constant, an unused register, or one
+    /// fused into the step that uses it.
     pub actions: Vec<Option<Action<u16>>>,
-    /// Outputs that another register's step makes as well: `(output, register)`.
-    pub beside: Vec<(u16, u16)>,
+    /// Outputs that the step of another register also computes: `(output, register)`.
+    pub extra_outputs: Vec<(u16, u16)>,
 }
 
-/// Makes as few steps of a tape as it can.
+/// Fuses a tape into as few steps as possible.
 pub(super) fn fuse(tape: &Tape) -> Fused {
     let uses = uses(tape);
     let mut f = Fusion { tape, uses, actions: vec![None; tape.instrs.len()] };
-    let mut beside = vec![];
+    let mut extra_outputs = vec![];
     for (r, instr) in tape.instrs.iter().enumerate().filter(|(r, _)| f.uses[*r] > 0) {
-        let (action, absorbed) = match *instr {
+        let (action, fused) = match *instr {
             Instr::Input(_) | Instr::Const(_) => continue,
             Instr::Unary(u, a) => (Action::Unary(u, a), vec![]),
             Instr::Select(c, a, b) => (Action::Ternary(Ternary::Select, c, a, b), vec![]),
             Instr::Binary(op, a, b) => f.binary(op, a, b),
         };
         let averages = f.averages(action);
-        let (action, made) = averages.unwrap_or((action, vec![]));
+        let (action, moments) = averages.unwrap_or((action, vec![]));
         f.actions[r] = Some(action);
-        beside.extend(made.iter().map(|m| (*m, r as u16)));
-        let absorbed = absorbed.into_iter().chain(made);
-        absorbed.for_each(|r| f.actions[usize::from(r)] = None);
+        extra_outputs.extend(moments.iter().map(|m| (*m, r as u16)));
+        let fused = fused.into_iter().chain(moments);
+        fused.for_each(|r| f.actions[usize::from(r)] = None);
     }
-    Fused { actions: f.actions, beside }
+    Fused { actions: f.actions, extra_outputs }
 }
 
-/// How often each register is read, by what leaves the tape in the end.
+/// How often each register is read by steps that contribute to an output.
 fn uses(tape: &Tape) -> Vec<u32> {
     let mut uses = vec![0; tape.instrs.len()];
     tape.outputs.iter().for_each(|r| uses[usize::from(*r)] += 1);
@@ -53,7 +53,7 @@ fn uses(tape: &Tape) -> Vec<u32> {
     uses
 }
 
-/// A step and the registers that need none of their own any more.
+/// A step and the registers fused into it.
 type Step = (Action<u16>, Vec<u16>);
 
 struct Fusion<'a> {
@@ -63,21 +63,21 @@ struct Fusion<'a> {
 }
 
 impl Fusion<'_> {
-    /// What computes a register that nothing else reads.
-    fn only(&self, r: u16) -> Option<Action<u16>> {
+    /// The action that computes a register, if it is read exactly once.
+    fn single_use(&self, r: u16) -> Option<Action<u16>> {
         self.actions[usize::from(r)].filter(|_| self.uses[usize::from(r)] == 1)
     }
 
     fn product(&self, r: u16) -> Option<(u16, u16)> {
-        match self.only(r)? {
+        match self.single_use(r)? {
             Action::Binary(Binary::Mul, a, b) => Some((a, b)),
             Action::Unary(Unary::Square, a) => Some((a, a)),
             _ => None,
         }
     }
 
-    fn above(&self, r: u16) -> Option<(u16, u16)> {
-        match self.only(r)? {
+    fn comparison(&self, r: u16) -> Option<(u16, u16)> {
+        match self.single_use(r)? {
             Action::Binary(Binary::Gt, a, b) => Some((a, b)),
             _ => None,
         }
@@ -91,7 +91,7 @@ impl Fusion<'_> {
     }
 
     /// Whether a register is the same number for all elements.
-    fn one_number(&self, r: u16) -> bool {
+    fn is_scalar(&self, r: u16) -> bool {
         match self.tape.instrs[usize::from(r)] {
             Instr::Const(_) => true,
             Instr::Input(i) => self.tape.inputs[usize::from(i)] == Access::Scalar,
@@ -129,7 +129,7 @@ impl Fusion<'_> {
             return None;
         }
         let ((a, b), (c, d)) = (self.product(l)?, self.product(r)?);
-        let square = match self.only(c) {
+        let square = match self.single_use(c) {
             Some(Action::Unary(Unary::Square, x)) => Some(x),
             _ => None,
         };
@@ -140,42 +140,49 @@ impl Fusion<'_> {
     }
 
     fn sum(&self, l: u16, r: u16) -> Option<Step> {
-        let fused = |(a, b), c, gone| (Action::Ternary(Ternary::MulAdd, a, b, c), vec![gone]);
+        let fused =
+            |(a, b), c, fused_in| (Action::Ternary(Ternary::MulAdd, a, b, c), vec![fused_in]);
         let left = self.product(l).map(|p| fused(p, r, l));
         left.or_else(|| self.product(r).map(|p| fused(p, l, r)))
     }
 
     fn difference(&self, l: u16, r: u16) -> Option<Step> {
-        let fused = |kind, (a, b), c, gone| (Action::Ternary(kind, a, b, c), vec![gone]);
+        let fused = |kind, (a, b), c, fused_in| (Action::Ternary(kind, a, b, c), vec![fused_in]);
         let left = self.product(l).map(|p| fused(Ternary::MulSub, p, r, l));
         left.or_else(|| self.product(r).map(|p| fused(Ternary::SubMul, p, l, r)))
     }
 
     fn masked(&self, l: u16, r: u16) -> Option<Step> {
-        let fused = |x, (a, b), gone| (Action::Ternary(Ternary::MulGt, x, a, b), vec![gone]);
-        let right = self.above(r).map(|c| fused(l, c, r));
-        right.or_else(|| self.above(l).map(|c| fused(r, c, l)))
+        let fused =
+            |x, (a, b), fused_in| (Action::Ternary(Ternary::MulGt, x, a, b), vec![fused_in]);
+        let right = self.comparison(r).map(|c| fused(l, c, r));
+        right.or_else(|| self.comparison(l).map(|c| fused(r, c, l)))
     }
 
     /// `w - m * rate / (√v + ε)`.
     fn root_step(&self, w: u16, change: u16) -> Option<Step> {
-        let Action::Binary(Binary::Div, top, bottom) = self.only(change)? else { return None };
-        let Action::Binary(Binary::Add, root, epsilon) = self.only(bottom)? else { return None };
-        let Action::Unary(Unary::Sqrt, v) = self.only(root)? else { return None };
-        let Some(Action::Binary(Binary::Mul, m, rate)) = self.only(top) else { return None };
+        let Action::Binary(Binary::Div, top, bottom) = self.single_use(change)? else {
+            return None;
+        };
+        let Action::Binary(Binary::Add, root, epsilon) = self.single_use(bottom)? else {
+            return None;
+        };
+        let Action::Unary(Unary::Sqrt, v) = self.single_use(root)? else { return None };
+        let Some(Action::Binary(Binary::Mul, m, rate)) = self.single_use(top) else { return None };
         Some((Action::RootStep([w, m, rate, v, epsilon]), vec![change, bottom, root, top]))
     }
 
-    /// A root step together with the averages it is made of, where these only leave the tape.
+    /// Fuses a root step with the moving averages it uses, if these are otherwise only outputs (Adam).
     fn averages(&self, step: Action<u16>) -> Option<Step> {
         let Action::RootStep([w, m, rate, v, epsilon]) = step else { return None };
-        let leaves = |r: u16| self.tape.outputs.contains(&r) && self.uses[usize::from(r)] == 2;
-        let of = |r: u16| self.actions[usize::from(r)].filter(|_| leaves(r));
+        let is_output = |r: u16| self.tape.outputs.contains(&r) && self.uses[usize::from(r)] == 2;
+        let of = |r: u16| self.actions[usize::from(r)].filter(|_| is_output(r));
         let Action::Quaternary(Quaternary::Blend, [a, b, c, d]) = of(m)? else { return None };
         let Action::Quaternary(Quaternary::BlendSquare, [f, g, h, i]) = of(v)? else { return None };
         let (full, splat) = ([w, a, f, c], [b, d, g, i, rate, epsilon]);
-        let many = |r: &u16| !self.one_number(*r) && !self.repeats(*r);
-        let fits = c == h && full.iter().all(many) && splat.iter().all(|r| self.one_number(*r));
+        let per_element = |r: &u16| !self.is_scalar(*r) && !self.repeats(*r);
+        let fits =
+            c == h && full.iter().all(per_element) && splat.iter().all(|r| self.is_scalar(*r));
         fits.then(|| (Action::Adam { full, splat }, vec![m, v]))
     }
 }

@@ -1,20 +1,20 @@
-//! From a tape to steps: fusion, the places of registers, and the order outputs may be written in.
+//! Planning of a tape: fusion, register allocation, and the order in which outputs may be written.
 
 use phalanx_graph::ops::{Access, Binary, Instr, Tape, Unary};
 
 use super::TILE;
 use super::fusion::{Fused, fuse};
 
-/// Where the value of a register lies during a tile.
+/// The location of a register's value while a tile is processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum RegisterLocation {
     Const(u16),
     Input(u16),
     Temp(u16),
     Output(u16),
 }
 
-/// Functions of four registers, made by fusion: moving averages.
+/// Functions of four registers, created by fusion: moving averages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Quaternary {
     /// `a * b + c * d`
@@ -23,7 +23,7 @@ pub(super) enum Quaternary {
     BlendSquare,
 }
 
-/// Functions of three registers, all but the last made by fusion.
+/// Functions of three registers, all but the last created by fusion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ternary {
     /// `a * b + c`
@@ -32,7 +32,7 @@ pub(super) enum Ternary {
     MulSub,
     /// `c - a * b`
     SubMul,
-    /// `a` times 1 where `b > c`, times 0 elsewhere: what the derivative of ReLU is made of.
+    /// `a` times 1 where `b > c`, times 0 elsewhere: the derivative of ReLU.
     MulGt,
     /// `a` chooses between `b` and `c`.
     Select,
@@ -40,13 +40,13 @@ pub(super) enum Ternary {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action<T> {
-    /// The operand itself, which is to leave the tape.
+    /// The operand itself, which is an output of the tape.
     Copy(T),
     Unary(Unary, T),
     Binary(Binary, T, T),
     Ternary(Ternary, T, T, T),
     Quaternary(Quaternary, [T; 4]),
-    /// `a - b * c / (√d + e)`, where adaptive optimizers end.
+    /// `a - b * c / (√d + e)`, the last step of adaptive optimizers.
     RootStep([T; 5]),
     /// All of Adam: `m = a m + b g`, `v = c v + d g²`, `w - m e / (√v + f)`.
     Adam {
@@ -57,8 +57,8 @@ pub(super) enum Action<T> {
     },
 }
 
-/// Most results of one step.
-pub(super) const RESULTS: usize = 3;
+/// Maximum number of results of one step.
+pub(super) const MAX_RESULTS: usize = 3;
 
 impl<T: Copy> Action<T> {
     pub fn args(&self) -> impl Iterator<Item = T> + use<T> {
@@ -94,40 +94,41 @@ impl<T: Copy> Action<T> {
 
 #[derive(Clone, Debug)]
 pub(super) struct Step {
-    pub action: Action<Place>,
-    /// Where its results go: one, but for Adam.
-    pub dests: Vec<Place>,
+    pub action: Action<RegisterLocation>,
+    /// Destinations of its results: one, except for Adam.
+    pub dests: Vec<RegisterLocation>,
 }
 
-/// A tape made ready to run: fused, with every register placed.
+/// A tape ready to run: fused, with a location for every register.
 #[derive(Clone, Debug)]
 pub struct TapePlan {
     pub(super) inputs: Vec<Access>,
     pub(super) consts: Vec<f32>,
     pub(super) steps: Vec<Step>,
-    /// For each output, the operands read after its step: it must not overwrite them early.
+    /// For each output, the operands read after its step. It must not overwrite them.
     pub(super) read_later: Vec<Vec<u16>>,
     pub(super) temps: usize,
-    /// Elements of a tile, a multiple of every period that fits.
+    /// Elements of a tile; a multiple of every period that fits.
     pub(super) tile: usize,
-    /// No step but one, and nothing to repeat: tiles would only cost.
+    /// A single step and nothing to repeat, so that tiles would only cost time.
     pub(super) single: bool,
 }
 
 impl TapePlan {
     /// Plans `tape`.
     pub fn new(tape: &Tape) -> TapePlan {
-        let Fused { mut actions, beside } = fuse(tape);
-        // Every output is the destination of exactly one step; repeats and bare operands are copied.
-        let mut dests: Vec<Option<Place>> = vec![None; actions.len()];
+        let Fused { mut actions, extra_outputs } = fuse(tape);
+        // Every output is the destination of exactly one step. Duplicates and bare operands are copied.
+        let mut dests: Vec<Option<RegisterLocation>> = vec![None; actions.len()];
         for (o, r) in tape.outputs.iter().enumerate() {
-            let made = actions[usize::from(*r)].is_some() || beside.iter().any(|(b, _)| b == r);
+            let computed =
+                actions[usize::from(*r)].is_some() || extra_outputs.iter().any(|(b, _)| b == r);
             let r = usize::from(*r);
-            if made && dests[r].is_none() {
-                dests[r] = Some(Place::Output(o as u16));
+            if computed && dests[r].is_none() {
+                dests[r] = Some(RegisterLocation::Output(o as u16));
             } else {
                 actions.push(Some(Action::Copy(r as u16)));
-                dests.push(Some(Place::Output(o as u16)));
+                dests.push(Some(RegisterLocation::Output(o as u16)));
             }
         }
         let mut last_use = vec![0; actions.len()];
@@ -138,24 +139,24 @@ impl TapePlan {
         }
         let mut consts = Vec::new();
         let mut steps = Vec::new();
-        let mut place: Vec<Option<Place>> = vec![None; actions.len()];
+        let mut location: Vec<Option<RegisterLocation>> = vec![None; actions.len()];
         let (mut free, mut temps) = (Vec::new(), 0);
         for (r, action) in actions.iter().enumerate() {
             let Some(action) = action else {
-                place[r] = match tape.instrs[r] {
-                    Instr::Input(i) => Some(Place::Input(i)),
+                location[r] = match tape.instrs[r] {
+                    Instr::Input(i) => Some(RegisterLocation::Input(i)),
                     Instr::Const(bits) if last_use[r] > 0 => {
                         consts.push(f64::from_bits(bits) as f32);
-                        Some(Place::Const(consts.len() as u16 - 1))
+                        Some(RegisterLocation::Const(consts.len() as u16 - 1))
                     }
                     _ => None,
                 };
                 continue;
             };
-            let placed = action.map(|a| place[usize::from(a)].expect("operands come first"));
-            // An operand's last reader may take over its tile: elements do not mix.
+            let resolved = action.map(|a| location[usize::from(a)].expect("operands come first"));
+            // The last reader of a register may reuse its tile, because elements are independent.
             for a in action.args().map(usize::from) {
-                if let Some(Place::Temp(t)) = place[a]
+                if let Some(RegisterLocation::Temp(t)) = location[a]
                     && last_use[a] == r
                     && !free.contains(&t)
                 {
@@ -163,16 +164,16 @@ impl TapePlan {
                 }
             }
             let dest = dests[r].unwrap_or_else(|| {
-                Place::Temp(free.pop().unwrap_or_else(|| {
+                RegisterLocation::Temp(free.pop().unwrap_or_else(|| {
                     temps += 1;
                     temps - 1
                 }))
             });
-            place[r] = Some(dest);
-            let also = beside.iter().filter(|(_, by)| usize::from(*by) == r);
+            location[r] = Some(dest);
+            let also = extra_outputs.iter().filter(|(_, by)| usize::from(*by) == r);
             let also = also.map(|(b, _)| dests[usize::from(*b)].expect("an output"));
             let dests = std::iter::once(dest).chain(also).collect();
-            steps.push(Step { action: placed, dests });
+            steps.push(Step { action: resolved, dests });
         }
         let inputs: Vec<Access> = tape.inputs.iter().map(|a| simplify(*a)).collect();
         let repeats = inputs.iter().any(|a| matches!(a, Access::Suffix(_) | Access::Prefix(_)));
@@ -188,12 +189,12 @@ impl TapePlan {
     }
 }
 
-/// A period of one is a scalar.
+/// Treats a period of one as a scalar.
 fn simplify(access: Access) -> Access {
     if access == Access::Suffix(1) { Access::Scalar } else { access }
 }
 
-/// The largest tile that is a whole number of every period, where there is one.
+/// The largest tile length that is a multiple of all periods that fit into a tile.
 fn tile_len(inputs: &[Access]) -> usize {
     let mut common = 1;
     for access in inputs {
@@ -211,13 +212,14 @@ fn tile_len(inputs: &[Access]) -> usize {
     TILE / common * common
 }
 
+/// For each output, the operands read after the step that writes it.
 fn read_later(steps: &[Step], outputs: usize) -> Vec<Vec<u16>> {
     let mut later = vec![Vec::new(); outputs];
     for (at, step) in steps.iter().enumerate() {
         for dest in &step.dests {
-            let Place::Output(o) = dest else { continue };
+            let RegisterLocation::Output(o) = dest else { continue };
             for arg in steps[at + 1..].iter().flat_map(|s| s.action.args()) {
-                if let Place::Input(i) = arg {
+                if let RegisterLocation::Input(i) = arg {
                     later[usize::from(*o)].push(i);
                 }
             }

@@ -1,7 +1,7 @@
-//! Tapes against a scalar interpreter in f64.
+//! Comparison of tapes with a scalar interpreter in f64.
 
 use super::*;
-use crate::kernels::math::testing::{close, gather, numbers, spread};
+use crate::kernels::math::testing::{close, numbers, spread, unspread};
 use phalanx_graph::ops::{Binary, Instr, Tape, Unary};
 
 fn unary(u: Unary, x: f64) -> f64 {
@@ -76,7 +76,7 @@ fn interpret(tape: &Tape, elements: usize, inputs: &[Vec<f32>]) -> Vec<Vec<f64>>
     out
 }
 
-/// Runs the tape on contiguous copies and gives its outputs; twice, with equal bits.
+/// Runs the tape on contiguous copies, twice, checks that the bits agree, and returns its outputs.
 fn run_flat(isa: Isa, tape: &Tape, width: usize, elements: usize, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let run = || run_strided(isa, tape, width, elements, x, width, width);
     let (a, b) = (run(), run());
@@ -109,12 +109,12 @@ fn run_strided(
     let outputs: Vec<TapeOutput> =
         y.iter_mut().map(|y| TapeOutput { ptr: y.as_mut_ptr(), ld: ld_out }).collect();
     let mut scratch = vec![f32::NAN; plan.scratch_len()];
-    // In pieces of uneven length, as workers that share a value would.
+    // In pieces of uneven length, like workers that share a value.
     for piece in [0..elements / 3, elements / 3..elements] {
-        // SAFETY: the vectors hold `elements` floats at their distances.
+        // SAFETY: the vectors hold `elements` floats at their strides.
         unsafe { plan.run(isa, width, piece, &inputs, &outputs, &mut scratch) };
     }
-    y.iter().map(|y| gather(y, width, ld_out)).collect()
+    y.iter().map(|y| unspread(y, width, ld_out)).collect()
 }
 
 fn single(instrs: Vec<Instr>, inputs: Vec<Access>) -> Tape {
@@ -181,7 +181,7 @@ fn every_function_of_every_isa() {
     }
 }
 
-/// `(x * v + p) - s * x`, two more outputs of which one is an operand and one a constant.
+/// `(x * v + p) - s * x`, and two more outputs: an operand and a constant.
 fn mixed(period: usize, group: usize) -> Tape {
     Tape {
         inputs: vec![Access::Full, Access::Suffix(period), Access::Prefix(group), Access::Scalar],
@@ -276,7 +276,7 @@ fn updates_in_place() {
         let inputs: Vec<_> = p.iter().map(|p| TapeInput { ptr: *p, ld: n }).collect();
         let outputs = [0, 2, 3].map(|i| TapeOutput { ptr: p[i], ld: n });
         let mut scratch = vec![0.0; plan.scratch_len()];
-        // SAFETY: outputs are inputs with the same distance, or nothing else's.
+        // SAFETY: outputs are inputs with the same stride, or overlap nothing.
         unsafe { plan.run(isa, n, 0..n, &inputs, &outputs, &mut scratch) };
         for (i, w) in [0, 2, 3].into_iter().zip(&want) {
             close(isa, "adam", &x[i], w, 1e-6);
@@ -284,9 +284,9 @@ fn updates_in_place() {
     }
 }
 
-/// Products and roots that something else reads as well are not absorbed.
+/// Products and roots with a second reader are not fused.
 #[test]
-fn what_is_read_twice_is_computed_once() {
+fn a_register_with_two_readers_is_computed_once() {
     let mut tape = adam();
     for extra in [6, 8, 9, 10, 12, 14, 15, 16, 18, 19, 20] {
         tape.outputs.push(extra);
@@ -303,7 +303,7 @@ fn what_is_read_twice_is_computed_once() {
 }
 
 #[test]
-fn an_output_waits_until_its_memory_was_read() {
+fn an_output_is_not_written_before_its_memory_was_read() {
     // Swaps two values and doubles the first of them, all in place.
     let tape = Tape {
         inputs: vec![Access::Full, Access::Full],
@@ -323,7 +323,7 @@ fn an_output_waits_until_its_memory_was_read() {
         let inputs = [TapeInput { ptr: pa, ld: 700 }, TapeInput { ptr: pb, ld: 700 }];
         let outputs = [TapeOutput { ptr: pa, ld: 700 }, TapeOutput { ptr: pb, ld: 700 }];
         let mut scratch = vec![0.0; plan.scratch_len()];
-        // SAFETY: outputs are inputs with the same distance.
+        // SAFETY: outputs are inputs with the same stride.
         unsafe { plan.run(isa, 700, 0..700, &inputs, &outputs, &mut scratch) };
         let want = interpret(&tape, 700, &x);
         close(isa, "a", &a, &want[0], 0.0);
@@ -337,6 +337,6 @@ fn no_elements_touch_nothing() {
     let mut scratch = vec![0.0; plan.scratch_len()];
     let inputs = [TapeInput { ptr: std::ptr::null(), ld: 0 }; 5];
     let outputs = [TapeOutput { ptr: std::ptr::null_mut(), ld: 0 }; 3];
-    // SAFETY: no element is asked for.
+    // SAFETY: there are no elements.
     unsafe { plan.run(Isa::PORTABLE, 0, 0..0, &inputs, &outputs, &mut scratch) };
 }

@@ -1,4 +1,4 @@
-//! Weights in panels, and the scratch memory they are packed into.
+//! Packing of weights into panels, and the scratch memory for it.
 
 use super::Panels;
 use crate::simd::Simd;
@@ -9,7 +9,7 @@ const PACK_ROWS: usize = 16;
 /// Packs `w[k, cols]` (rows `ld` apart) into panels, the last vector padded with zeros.
 ///
 /// # Safety
-/// `dst` holds `k` times `cols` rounded up to whole vectors; `w` is valid for what is read.
+/// `dst` holds `k` times `cols` rounded up to whole vectors; `w` is valid for `k` rows.
 #[inline(always)]
 pub(crate) unsafe fn pack_rows<S: Simd>(
     w: *const f32,
@@ -18,8 +18,8 @@ pub(crate) unsafe fn pack_rows<S: Simd>(
     cols: usize,
     dst: *mut f32,
 ) {
-    // Some rows at a time through all panels: the source is read nearly in order, and the pages of
-    // few panels are written at once.
+    // A few rows at a time through all panels: the source is read nearly in order, and only the pages of
+    // a few panels are written at once.
     for first in (0..k).step_by(PACK_ROWS) {
         for panel in Panels::new::<S>(cols) {
             let width = panel.nv * S::LANES;
@@ -27,7 +27,7 @@ pub(crate) unsafe fn pack_rows<S: Simd>(
                 for v in 0..panel.nv {
                     let col = v * S::LANES;
                     let n = S::LANES.min(panel.cols - col);
-                    // SAFETY: the caller's sizes.
+                    // SAFETY: the caller's contract.
                     unsafe {
                         let x = S::load_partial(w.add(row * ld + panel.col + col), n);
                         S::store(dst.add(k * panel.col + row * width + col), x);
@@ -42,7 +42,7 @@ pub(crate) unsafe fn pack_rows<S: Simd>(
 /// `depth` rows deep.
 ///
 /// # Safety
-/// `dst` holds `depth` times `cols` rounded up to whole vectors; `w` is valid for what is read.
+/// `dst` holds `depth` times `cols` rounded up to whole vectors; `w` is valid for `cols` rows.
 #[inline(always)]
 pub(crate) unsafe fn pack_columns<S: Simd>(
     w: *const f32,
@@ -57,7 +57,7 @@ pub(crate) unsafe fn pack_columns<S: Simd>(
         for v in 0..panel.nv {
             let first = v * S::LANES;
             let n = S::LANES.min(panel.cols - first);
-            // SAFETY: the caller's sizes.
+            // SAFETY: the caller's contract.
             unsafe {
                 let from = w.add((panel.col + first) * ld);
                 let to = dst.add(depth * panel.col + row * width + first);
@@ -75,7 +75,7 @@ pub(crate) unsafe fn pack_columns<S: Simd>(
     }
 }
 
-/// Hands out pieces of a scratch slice.
+/// Allocates pieces of a scratch slice.
 pub(crate) struct Arena<'a>(pub &'a mut [f32]);
 
 impl<'a> Arena<'a> {
@@ -99,14 +99,14 @@ impl<'a> Arena<'a> {
         piece
     }
 
-    /// Room for `len` pointers.
+    /// Memory for `len` pointers.
     pub fn pointers<T>(&mut self, len: usize) -> &'a mut [*mut T] {
         let whole = std::mem::take(&mut self.0);
         let used = Self::pointers_len(len);
         assert!(used <= whole.len(), "scratch too small: see scratch_len");
         let (piece, rest) = whole.split_at_mut(used);
         self.0 = rest;
-        // SAFETY: any bits are a raw pointer, and pointers hold no padding.
+        // SAFETY: every bit pattern is a valid raw pointer, and pointers have no padding.
         let (_, pointers, _) = unsafe { piece.align_to_mut::<*mut T>() };
         &mut pointers[..len]
     }

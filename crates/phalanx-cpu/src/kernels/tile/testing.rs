@@ -1,6 +1,6 @@
-//! What the tests of the kernels share: noise, and matrices with gaps between their rows.
+//! Test helpers of the kernels: noise, and matrices with gaps between their rows.
 
-/// What the gaps of a matrix hold, and must still hold after a kernel has run.
+/// The content of a matrix's gaps, which no kernel may change.
 const GAP: f32 = -12345.0;
 
 /// Reproducible numbers in `-1..1`.
@@ -38,7 +38,7 @@ impl Matrix {
         Matrix::new(rows, cols, gap, || values.next().unwrap())
     }
 
-    /// NaN everywhere but in the gaps: what a kernel leaves unwritten is seen.
+    /// NaN everywhere but in the gaps, to reveal elements that a kernel does not write.
     pub fn poisoned(rows: usize, cols: usize, gap: usize) -> Matrix {
         Matrix::new(rows, cols, gap, || f32::NAN)
     }
@@ -47,8 +47,8 @@ impl Matrix {
         self.data[row * self.ld + col]
     }
 
-    /// Compares with the terms each element is the sum of (`terms`, `bias`, `relu`); the tolerance
-    /// follows the sum of their magnitudes.
+    /// Compares each element with the sum of its terms; `want` returns (terms, bias, relu). The tolerance is
+    /// relative to the sum of their magnitudes.
     pub fn check(&self, what: &str, want: impl Fn(usize, usize) -> (Vec<f64>, f64, bool)) {
         for i in 0..self.rows {
             for j in 0..self.cols {
@@ -66,7 +66,7 @@ impl Matrix {
         self.check_gaps(what);
     }
 
-    /// Panics where something was written between rows.
+    /// Panics if a gap was written.
     pub fn check_gaps(&self, what: &str) {
         for i in 0..self.rows {
             let gap = &self.data[(i * self.ld + self.cols).min(self.data.len())..];
@@ -76,8 +76,8 @@ impl Matrix {
     }
 }
 
-/// Whether a call panics for a reason of its own: arithmetic that wraps around, which only builds with
-/// its checks would notice, is no answer.
+/// Whether a call panics because of its own checks. Arithmetic overflow does not count, since release builds
+/// do not detect it.
 #[track_caller]
 pub(crate) fn refused(call: impl FnOnce()) -> bool {
     let call = std::panic::AssertUnwindSafe(call);

@@ -1,9 +1,9 @@
-//! The executor against the reference evaluator: what every executor has to pass, on every mesh and
-//! instruction set, and what is the CPU's own.
+//! Comparison of the executor with the reference evaluator: the tests of all executors, on every mesh and
+//! instruction set, and tests of the CPU executor alone.
 
-mod lines;
 mod profile;
 mod refused;
+mod spatial_split;
 
 use phalanx_cpu::simd::Isa;
 use phalanx_cpu::{CpuExecutor, CpuOptions};

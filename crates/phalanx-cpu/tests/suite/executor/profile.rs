@@ -1,4 +1,4 @@
-//! What is measured of a program.
+//! Profiling of programs.
 
 use super::{Cpu, MESHES};
 use phalanx_graph::exec::Batch;
@@ -6,7 +6,7 @@ use phalanx_testing::harness::{compile, elements, executor, feeds};
 use phalanx_testing::networks::{mlp, momentum};
 use phalanx_testing::simulate::{Numbers, SEED};
 
-/// A profile has a line for every instruction and counts what the program says.
+/// A profile has a line for every instruction, and its costs match the program.
 #[test]
 fn profiles_time_every_instruction() {
     let step = mlp(&[300, 200, 5], momentum(None), (0.0, 0.0));
@@ -30,7 +30,7 @@ fn profiles_time_every_instruction() {
             staged: false,
         };
         e.run(id, &batch, &mut vec![]).expect("runs");
-        assert_eq!(e.profile(id), None, "nothing was asked for");
+        assert_eq!(e.profile(id), None, "profiling is off");
         e.set_profiling(true);
         for _ in 0..3 {
             e.run(id, &batch, &mut vec![]).expect("runs");
@@ -38,12 +38,12 @@ fn profiles_time_every_instruction() {
         let profile = e.profile(id).expect("measured");
         assert_eq!((profile.steps, profile.lines.len()), (3, program.instrs().len()));
         assert!(profile.lines.iter().all(|l| l.seconds >= 0.0) && profile.seconds() > 0.0);
-        // Three products in each layer, but the first layer's input needs no gradient.
+        // Three products per layer, except that the first layer's input needs no gradient.
         let products = 2.0 * 8.0 * (2.0 * 300.0 * 200.0 + 3.0 * 200.0 * 5.0);
         let flops: f64 = profile.lines.iter().map(|l| l.cost.flops).sum();
         assert!(flops >= products && flops < 3.0 * products, "{flops} of {products}, {mesh:?}");
         assert_eq!(profile.by_op().iter().map(|l| l.count).sum::<usize>(), profile.lines.len());
         e.set_profiling(true);
-        assert_eq!(e.profile(id), None, "measuring starts from nothing");
+        assert_eq!(e.profile(id), None, "profiling starts again from zero");
     }
 }

@@ -1,4 +1,5 @@
-//! What would have workers leave their memory is refused, and what was refused leaves no trace.
+//! Programs and batches that would make workers access memory out of bounds are refused, and a refusal leaves
+//! the executor unchanged.
 
 use super::{Cpu, MESHES};
 use phalanx_cpu::{CpuExecutor, CpuOptions};
@@ -26,7 +27,7 @@ fn run(
 }
 
 #[test]
-fn a_program_that_finds_no_memory_leaves_the_others_theirs() {
+fn a_program_that_runs_out_of_memory_leaves_the_others_intact() {
     let train = mlp(&[4, 300, 5], momentum(None), (0.0, 0.0));
     let mut predict = train.clone();
     predict.update = None;
@@ -79,10 +80,10 @@ fn a_cluster_that_counts_other_devices_is_refused() {
     let start = |devices: usize, table: &[usize]| {
         let mut cluster = clusters(&[1, 1]).remove(0);
         cluster.devices = table.to_vec();
-        CpuExecutor::among(options(devices), &params, Some(cluster)).map(|e| e.mesh())
+        CpuExecutor::with_cluster(options(devices), &params, Some(cluster)).map(|e| e.mesh())
     };
     assert_eq!(start(1, &[1, 3]), Ok(Mesh::new(4, 1)));
-    // More devices here than the table says would work on rows that no feed holds.
+    // With more devices than the table says, some would process rows that no feed holds.
     for (devices, table) in
         [(2, &[1, 1][..]), (1, &[2, 1]), (1, &[1]), (1, &[1, 1, 1]), (1, &[1, usize::MAX])]
     {
@@ -92,7 +93,7 @@ fn a_cluster_that_counts_other_devices_is_refused() {
 }
 
 #[test]
-fn workers_and_weights_beyond_counting_are_refused() {
+fn worker_and_weight_counts_that_overflow_are_refused() {
     let half = usize::MAX / 2 + 1;
     let options = |devices, workers| CpuOptions { devices, workers, fixed: false, isa: None };
     for devices in [half, usize::MAX, 1 << 30] {
@@ -113,21 +114,21 @@ fn a_batch_whose_rows_wrap_around_is_refused() {
     let step = mlp(&[4, 3, 5], momentum(None), (0.0, 0.0));
     let program = compile(&step, mesh, 6);
     let feeds = [FeedData::F32(&[]); 1];
-    // Four floats a row: so many rows are none when their product wraps around.
+    // With four floats per row, the size of this many rows wraps around to zero.
     let batch = Batch { rows: half, feeds: &feeds, scalars: &[0.0], ..Batch::default() };
     assert!(program.check_batch(&batch).is_err());
     assert!(program.check_own_batch(&batch, half).is_err());
 }
 
 #[test]
-fn numbers_that_no_kernel_takes_are_refused_when_loaded() {
+fn element_types_without_kernels_are_refused_by_load() {
     let mut g = Graph::new();
     let feed = g.add_feed("x", Type::rows([4]));
     let x = g.feed(feed);
     let wide = g.push(Op::Cast { dtype: DType::F64 }, &[x]).unwrap();
-    let turned = g.push(Op::Transpose { perm: vec![0] }, &[wide]).unwrap();
+    let transposed = g.push(Op::Transpose { perm: vec![0] }, &[wide]).unwrap();
     let mut step = Step::new("wide", g);
-    step.fetches.push(Fetch { name: "y".into(), node: turned });
+    step.fetches.push(Fetch { name: "y".into(), node: transposed });
     let mut e = executor(&Cpu, MESHES[0], &[], &[]);
     let text = e.load(compile(&step, MESHES[0], 6)).expect_err("is refused").to_string();
     assert!(text.ends_with("no kernel casts f32 to f64"), "{text}");

@@ -49,7 +49,7 @@ impl<P: Points> Kernel for GradKernel<'_, P> {
             sums.fill(0.0);
             let sums = sums.as_mut_ptr();
             // SAFETY: lengths were checked; tiles and columns lie inside the tensors, and scratch was
-            // sized by the same plan. Nobody writes to `zeros`.
+            // sized by the same plan. Nothing writes to `zeros`.
             unsafe {
                 for first in (0..total).step_by(plan.tiles) {
                     let count = plan.tiles.min(total - first);
@@ -83,7 +83,7 @@ unsafe fn multiply<S: Simd>(
     cols: usize,
 ) {
     for point in 0..plan.points {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let outer = Outer {
                 rows: plan.k,

@@ -1,4 +1,4 @@
-//! Against direct sums in f64, on every instruction set, with poisoned results, scratch and gaps.
+//! Comparison with direct sums in f64 on every instruction set, with poisoned results, scratch and gaps.
 
 use phalanx_graph::{ConvGeom, Padding};
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use crate::kernels::conv::{Method, Pass, forward, grad_input, grad_kernel, scrat
 use crate::kernels::tile::testing::{Matrix, noise};
 use crate::simd::Isa;
 
-/// Largest error against the largest value of a result, for sums of up to 256 channels or tiles.
+/// Maximum error relative to the largest value of a result, for sums of up to 256 channels or tiles.
 const TOLERANCE: f64 = 4e-6;
 
 const METHODS: [Method; 2] = [Method::Winograd2, Method::Winograd4];
@@ -48,8 +48,8 @@ fn exact(geom: &ConvGeom, rows: usize, x: &Matrix, dy: &Matrix, w: &[f32]) -> Ex
     out
 }
 
-/// Compares with `want` of `cols` columns, each a sum over `terms` channels or tiles, whose roundings
-/// add up like a random walk.
+/// Compares with `want` of `cols` columns. Each element is a sum over `terms` channels or tiles, whose
+/// rounding errors grow like a random walk.
 fn near(what: &str, got: &Matrix, want: &[f64], cols: usize, terms: usize) {
     let size = want.iter().fold(0.0f64, |a, b| a.max(b.abs()));
     let size = size * (terms as f64 / 256.0).sqrt().max(1.0);

@@ -1,20 +1,20 @@
-//! Images cut into square tiles of results, and the pixels of each.
+//! Splitting of images into square tiles of results, and the pixels of each tile.
 
-// Rows and columns of a tile are counted in step with pixels.
+// Rows and columns of a tile are counted in lockstep with pixels.
 #![allow(clippy::needless_range_loop)]
 
 use phalanx_graph::ConvGeom;
 
 use super::transform::{SIDE, Tile};
 
-/// Images cut into tiles: each tile of results and the source pixels it is made from.
+/// The split of images into tiles: each tile of results and the source pixels it is computed from.
 pub(super) struct Tiling {
     source: [usize; 2],
     results: [usize; 2],
     /// Source pixels before the first result's window.
     pad: [usize; 2],
     m: usize,
-    /// Tiles of an image, vertically and horizontally.
+    /// Tiles per image, vertically and horizontally.
     count: [usize; 2],
 }
 
@@ -25,17 +25,17 @@ impl Tiling {
         Tiling { source, results, pad, m, count }
     }
 
-    /// Outputs and the inputs they are made from.
+    /// Tiles of outputs, computed from inputs.
     pub fn forward(geom: &ConvGeom, m: usize) -> Tiling {
         Tiling::new(geom.input, geom.output, geom.pad, m)
     }
 
-    /// Input pixel `i` is reached from output pixels `i + pad - 2 ..= i + pad`.
+    /// Tiles of input gradients: input pixel `i` is reached from output pixels `i + pad - 2 ..= i + pad`.
     pub fn backward(geom: &ConvGeom, m: usize) -> Tiling {
         Tiling::new(geom.output, geom.input, geom.pad.map(|pad| 2 - pad), m)
     }
 
-    /// Tiles of an image.
+    /// Tiles per image.
     pub fn per_image(&self) -> usize {
         self.count[0] * self.count[1]
     }
@@ -50,7 +50,7 @@ impl Tiling {
     /// The source pixels of a tile; those outside are `zeros`.
     ///
     /// # Safety
-    /// `src` points at images of the source's size, pixels `ld` apart.
+    /// `src` points to images of the source's size, pixels `ld` apart.
     #[inline(always)]
     pub unsafe fn sources(&self, tile: usize, src: *const f32, ld: usize, zeros: *mut f32) -> Tile {
         let [image, y, x] = self.locate(tile);
@@ -76,7 +76,7 @@ impl Tiling {
     /// The result pixels of a tile; those outside are `outside`.
     ///
     /// # Safety
-    /// `dst` points at images of the results' size, pixels `ld` apart.
+    /// `dst` points to images of the results' size, pixels `ld` apart.
     #[inline(always)]
     pub unsafe fn targets(&self, tile: usize, dst: *mut f32, ld: usize, outside: *mut f32) -> Tile {
         let [image, y, x] = self.locate(tile);
@@ -93,7 +93,7 @@ impl Tiling {
     }
 }
 
-/// The same place in `side x side` planes, `step` floats apart.
+/// The same element of `side x side` planes, `step` floats apart.
 ///
 /// # Safety
 /// The planes lie in one allocation.
@@ -102,7 +102,7 @@ pub(super) unsafe fn planes(side: usize, first: *mut f32, step: usize) -> Tile {
     let mut out = [[first; SIDE]; SIDE];
     for i in 0..side {
         for j in 0..side {
-            // SAFETY: the caller's planes.
+            // SAFETY: the caller's contract.
             out[i][j] = unsafe { first.add((i * side + j) * step) };
         }
     }

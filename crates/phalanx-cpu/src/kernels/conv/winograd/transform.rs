@@ -1,23 +1,23 @@
-//! The transforms of Winograd's algorithm, and the one kernel that applies them to tiles.
+//! The transforms of Winograd's algorithm, and the kernel that applies them to tiles.
 //!
-//! Correlating `M` results with `R` taps needs `N = M + R - 1` products: values are read as
+//! Correlating `M` results with `R` taps needs `N = M + R - 1` products: values are interpreted as
 //! polynomials, evaluated at `N - 1` points and at infinity, multiplied there and interpolated. A
 //! [`Step`] is one such map along one axis. The same points serve all three passes, since filter
-//! and output gradient only exchange their roles: forward is `M` results of 3 taps, the kernel's
+//! and output gradient only swap their roles: forward is `M` results of 3 taps, the kernel's
 //! gradient 3 results of `M` taps.
 //!
-//! Tiles of four use the points 0, ±3/4, ±3/2: they and their powers are exact, and errors are a
+//! Tiles of four use the points 0, ±3/4, ±3/2. They and their powers are exact floats, and errors are a
 //! third of those with the usual 0, ±1, ±2. Tiles of two use 0, ±1.
 
-// Arrays of registers are indexed in step; an iterator over them would bring closures, which are not
-// compiled for the instruction set.
+// Arrays of registers are indexed in lockstep. Iterators would bring closures, which are not compiled for
+// the instruction set.
 #![allow(clippy::needless_range_loop)]
 
 use std::marker::PhantomData;
 
 use crate::simd::{Kernel, Simd};
 
-/// Values along one axis of the largest tile.
+/// Number of values along one axis of the largest tile.
 pub(crate) const SIDE: usize = 6;
 
 /// Pointers to the values of one tile, by row and column.
@@ -102,7 +102,7 @@ steps!(Four, 4:
 impl Input2 {
     #[inline(always)]
     unsafe fn map<S: Simd>(d: [S::V; SIDE]) -> [S::V; SIDE] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let zero = S::sub(d[2], d[0]);
             let one = [S::add(d[2], d[1]), S::sub(d[2], d[1])];
@@ -114,7 +114,7 @@ impl Input2 {
 impl Filter2 {
     #[inline(always)]
     unsafe fn map<S: Simd>(g: [S::V; SIDE]) -> [S::V; SIDE] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let half = S::splat(0.5);
             let even = S::mul(half, S::add(g[0], g[2]));
@@ -127,7 +127,7 @@ impl Filter2 {
 impl Output2 {
     #[inline(always)]
     unsafe fn map<S: Simd>(m: [S::V; SIDE]) -> [S::V; SIDE] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let first = S::add(m[0], S::add(m[1], m[2]));
             let second = S::add(S::sub(m[1], m[2]), m[3]);
@@ -139,7 +139,7 @@ impl Output2 {
 impl Spread2 {
     #[inline(always)]
     unsafe fn map<S: Simd>(g: [S::V; SIDE]) -> [S::V; SIDE] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let half = S::splat(0.5);
             let (even, odd) = (S::mul(half, g[0]), S::mul(half, g[1]));
@@ -151,7 +151,7 @@ impl Spread2 {
 impl Taps2 {
     #[inline(always)]
     unsafe fn map<S: Simd>(m: [S::V; SIDE]) -> [S::V; SIDE] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let even = S::add(m[1], m[2]);
             let first = S::add(m[0], even);
@@ -168,7 +168,7 @@ const B: f32 = 1.5;
 const B2: f32 = B * B;
 const B3: f32 = B2 * B;
 
-/// What interpolation divides by at 0, ±A and ±B.
+/// The reciprocal divisors of interpolation at 0, ±A and ±B.
 const AT_ZERO: f32 = (1.0 / (A2 as f64 * B2 as f64)) as f32;
 const AT_A: f32 = (1.0 / (2.0 * A2 as f64 * (A2 as f64 - B2 as f64))) as f32;
 const AT_B: f32 = (1.0 / (2.0 * B2 as f64 * (B2 as f64 - A2 as f64))) as f32;
@@ -177,7 +177,7 @@ impl Input4 {
     /// Row `p` holds the coefficients of the polynomial that vanishes at all points but `p`.
     #[inline(always)]
     unsafe fn map<S: Simd>(d: [S::V; SIDE]) -> [S::V; SIDE] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let (low, mid) = (S::splat(A2 * B2), S::splat(-(A2 + B2)));
             let zero = S::fmadd(low, d[0], S::fmadd(mid, d[2], d[4]));
@@ -201,7 +201,7 @@ impl Input4 {
 impl Filter4 {
     #[inline(always)]
     unsafe fn map<S: Simd>(g: [S::V; SIDE]) -> [S::V; SIDE] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let even_a = S::mul(S::splat(AT_A), S::fmadd(S::splat(A2), g[2], g[0]));
             let odd_a = S::mul(S::splat(AT_A * A), g[1]);
@@ -222,7 +222,7 @@ impl Filter4 {
 impl Output4 {
     #[inline(always)]
     unsafe fn map<S: Simd>(m: [S::V; SIDE]) -> [S::V; SIDE] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let (even_a, odd_a) = (S::add(m[1], m[2]), S::sub(m[1], m[2]));
             let (even_b, odd_b) = (S::add(m[3], m[4]), S::sub(m[3], m[4]));
@@ -242,7 +242,7 @@ impl Output4 {
 impl Spread4 {
     #[inline(always)]
     unsafe fn map<S: Simd>(g: [S::V; SIDE]) -> [S::V; SIDE] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let even_a = S::mul(S::splat(AT_A), S::fmadd(S::splat(A2), g[2], g[0]));
             let odd_a = S::mul(S::splat(AT_A * A), S::fmadd(S::splat(A2), g[3], g[1]));
@@ -263,7 +263,7 @@ impl Spread4 {
 impl Taps4 {
     #[inline(always)]
     unsafe fn map<S: Simd>(m: [S::V; SIDE]) -> [S::V; SIDE] {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let (even_a, odd_a) = (S::add(m[1], m[2]), S::sub(m[1], m[2]));
             let (even_b, odd_b) = (S::add(m[3], m[4]), S::sub(m[3], m[4]));
@@ -291,22 +291,22 @@ pub(crate) struct Map<'a, T: Step> {
     pub bias: *const f32,
     /// Clamp results at zero from below.
     pub relu: bool,
-    /// Floats from these pixels to those of the next tile, which are fetched ahead; 0 for none.
+    /// Floats from these pixels to those of the next tile, which are prefetched; 0 for none.
     pub ahead: usize,
     pub step: PhantomData<T>,
 }
 
 impl<'a, T: Step> Map<'a, T> {
-    /// A map with nothing added to its results.
+    /// A map without bias and ReLU.
     #[inline(always)]
     pub fn plain(from: &'a Tile, to: &'a Tile, len: usize) -> Self {
         Map { from, to, len, bias: std::ptr::null(), relu: false, ahead: 0, step: PhantomData }
     }
 
-    /// Maps `n` channels from `c` on; `WHOLE` promises a full vector.
+    /// Maps `n` channels from `c` on; `FULL` guarantees a full vector.
     #[inline(always)]
-    unsafe fn vector<S: Simd, const WHOLE: bool>(&self, c: usize, n: usize) {
-        // SAFETY: the caller's pointers.
+    unsafe fn vector<S: Simd, const FULL: bool>(&self, c: usize, n: usize) {
+        // SAFETY: the caller guarantees the pointers.
         unsafe {
             if self.ahead > 0 {
                 for i in 0..T::IN {
@@ -321,7 +321,7 @@ impl<'a, T: Step> Map<'a, T> {
                 let mut column = [S::zero(); SIDE];
                 for i in 0..T::IN {
                     let p = self.from[i][j].add(c);
-                    column[i] = if WHOLE { S::load(p) } else { S::load_partial(p, n) };
+                    column[i] = if FULL { S::load(p) } else { S::load_partial(p, n) };
                 }
                 column = T::apply::<S>(column);
                 for i in 0..T::OUT {
@@ -330,7 +330,7 @@ impl<'a, T: Step> Map<'a, T> {
             }
             let bias = if self.bias.is_null() {
                 S::zero()
-            } else if WHOLE {
+            } else if FULL {
                 S::load(self.bias.add(c))
             } else {
                 S::load_partial(self.bias.add(c), n)
@@ -349,7 +349,7 @@ impl<'a, T: Step> Map<'a, T> {
                 }
                 for j in 0..T::OUT {
                     let p = self.to[i][j].add(c);
-                    if WHOLE {
+                    if FULL {
                         S::store(p, row[j]);
                     } else {
                         S::store_partial(p, row[j], n);
@@ -365,14 +365,14 @@ impl<T: Step> Kernel for Map<'_, T> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let whole = self.len / S::LANES * S::LANES;
-        // SAFETY: whoever built the map vouches for `len` floats at every pointer.
+        let full = self.len / S::LANES * S::LANES;
+        // SAFETY: the code that built the map guarantees `len` floats at every pointer.
         unsafe {
-            for c in (0..whole).step_by(S::LANES) {
+            for c in (0..full).step_by(S::LANES) {
                 self.vector::<S, true>(c, S::LANES);
             }
-            if whole < self.len {
-                self.vector::<S, false>(whole, self.len - whole);
+            if full < self.len {
+                self.vector::<S, false>(full, self.len - full);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! More workers than rows: they share the lines of each instruction.
+//! More workers than rows: the workers split each instruction spatially.
 
 use super::Cpu;
 use phalanx_graph::Mesh;
@@ -7,11 +7,11 @@ use phalanx_testing::cases::*;
 use phalanx_testing::harness::compile;
 use phalanx_testing::ops::{check, fetching};
 
-/// Lines are shared where a program only computes.
-const CROWDS: [Mesh; 2] = [Mesh::new(1, 6), Mesh::new(2, 4)];
+/// Meshes with more workers than rows. Programs without an update are then split spatially.
+const CROWDED: [Mesh; 2] = [Mesh::new(1, 6), Mesh::new(2, 4)];
 
 #[test]
-fn few_rows_are_shared_by_lines() {
+fn few_rows_are_split_spatially() {
     let lists = [
         binary_cases(),
         select_cases(),
@@ -23,13 +23,13 @@ fn few_rows_are_shared_by_lines() {
         norm_cases(),
         shared_cases(),
     ];
-    let mut shared = 0;
+    let mut split = 0;
     for case in lists.iter().flatten() {
         let mut b = Build::new(&case.name, 1);
         let y = (case.build)(&mut b);
         let step = fetching(&b, &[y]);
-        shared += usize::from(compile(&step, CROWDS[0], 5).split() == Split::Spatial);
-        check(&Cpu, case, false, &CROWDS);
+        split += usize::from(compile(&step, CROWDED[0], 5).split() == Split::Spatial);
+        check(&Cpu, case, false, &CROWDED);
     }
-    assert!(shared > 50, "{shared} cases");
+    assert!(split > 50, "{split} cases");
 }

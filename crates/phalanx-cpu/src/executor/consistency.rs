@@ -1,4 +1,4 @@
-//! Whether all devices hold the same bits.
+//! Consistency checks: all devices must hold the same bits of every parameter and slot.
 
 use super::CpuExecutor;
 use crate::memory::Buffer;
@@ -8,7 +8,7 @@ use phalanx_graph::process_group::{check_equal, digest};
 use std::ops::Range;
 
 impl CpuExecutor {
-    /// Fails where devices of this process hold other bits than the first.
+    /// Fails if a device of this process differs from the first.
     pub(super) fn check_devices(&self) -> Result<(), ExecError> {
         let same = |a: &Buffer, b: &Buffer, r: &Range<usize>| {
             let (a, b) = (&a.as_floats()[r.clone()], &b.as_floats()[r.clone()]);
@@ -33,9 +33,9 @@ impl CpuExecutor {
         Ok(())
     }
 
-    /// Fails where other processes hold other bits.
+    /// Fails if the processes differ.
     pub(super) fn check_processes(&self) -> Result<(), ExecError> {
-        let Some(cluster) = self.between.as_ref().map(|b| &b.cluster) else { return Ok(()) };
+        let Some(cluster) = self.collectives.as_ref().map(|c| &c.cluster) else { return Ok(()) };
         let first = &self.devices[0];
         let buffers = || std::iter::once(&first.params).chain(&first.slots);
         let digests = (0..self.params.len()).map(|i| {

@@ -1,19 +1,19 @@
-//! Instructions shared by the workers of a device line by line, where it has fewer rows than
-//! workers: convolution and pooling by output lines, dense layers by columns, elementwise ops and
-//! batch norms by pixels. The first worker computes the rest alone.
+//! Spatial splitting: if a device has fewer rows than workers, the workers split each instruction within the
+//! rows. Convolution and pooling are split by output lines, dense layers by columns, elementwise ops and batch
+//! normalisation by pixels. The first worker computes all other ops alone.
 
 use crate::compute;
 use crate::kernels::layout::{Dst, Src};
 use crate::kernels::{conv, dot, norm, pool};
 use crate::simd::MAX_LANES;
-use crate::worker::Ctx;
+use crate::worker::WorkerCtx;
 use phalanx_graph::ops::Epilogue;
 use phalanx_graph::program::{Instr, Program, Split, ValueId};
 use phalanx_graph::{ConvGeom, Op};
 use std::ops::Range;
 
-/// Floats of scratch memory for any part of an instruction: a part may be computed another way
-/// than the whole.
+/// Floats of scratch memory that any part of an instruction needs. A part may be computed in
+/// another way than the whole instruction, so all sizes are tried.
 pub(crate) fn scratch_len(program: &Program) -> usize {
     if program.split() == Split::Rows {
         return 0;
@@ -32,28 +32,28 @@ pub(crate) fn scratch_len(program: &Program) -> usize {
     program.instrs().iter().filter_map(need).max().unwrap_or(0)
 }
 
-/// Lines of a 3x3 convolution that stay together: where it is computed in tiles of so many, its bits
-/// do not depend on who computes them.
-const TOGETHER: usize = 4;
+/// 3x3 convolutions are split in groups of this many lines. Winograd tiles are 2 or 4 lines high,
+/// so the bits of the result do not depend on the split.
+const CONV3X3_LINE_GROUP: usize = 4;
 
-/// Some lines of one image.
+/// Consecutive output lines of one image.
 struct Lines {
-    /// Their geometry.
+    /// The geometry restricted to these lines.
     geom: ConvGeom,
-    /// The pixel where their input starts.
+    /// The first pixel of their input.
     from: usize,
-    /// The pixel where their output starts.
+    /// The first pixel of their output.
     to: usize,
 }
 
-impl<'a> Ctx<'a> {
+impl<'a> WorkerCtx<'a> {
     /// Computes this worker's part of an instruction.
-    pub fn compute_lines(&self, at: usize, op: &Op, x: &[ValueId], y: ValueId) {
+    pub fn compute_spatial(&self, at: usize, op: &Op, x: &[ValueId], y: ValueId) {
         match op {
             Op::Conv(geom, e) if self.value(y).ty.is_rows() => {
                 let bias = e.bias.then(|| self.slice(x[2]));
                 let (ldx, ldy) = (self.value(x[0]).ld, self.value(y).ld);
-                // Lines are computed as their whole image would be.
+                // The method is the one for the whole image.
                 let how = compute::conv_method(self.program(), geom, conv::Pass::Forward);
                 for l in self.lines(geom) {
                     let input = &self.slice(x[0])[l.from * ldx..];
@@ -73,7 +73,7 @@ impl<'a> Ctx<'a> {
                 }
             }
             Op::BatchNorm(a) => {
-                let pixels = self.part(self.pixels(y));
+                let pixels = self.my_range(self.pixels(y));
                 let n = self.batch_norm(a, &x[1..4]);
                 let (from, to) = (self.src_at(x[0], pixels.start), self.dst_at(y, pixels.start));
                 // SAFETY: the pixels lie inside both values, and only this worker writes them.
@@ -83,20 +83,20 @@ impl<'a> Ctx<'a> {
             }
             Op::Fused(_) => self.tape(at, x, y),
             Op::Dot(e) => self.dot_part(e, x, y),
-            _ if self.worker == self.home() => self.compute(at, op, x, y),
+            _ if self.worker == self.memory_owner() => self.compute(at, op, x, y),
             _ => {}
         }
     }
 
-    /// This worker's pixels of a dense layer where there is one for each, else its columns of all.
+    /// This worker's pixels of a dense layer if there is one for each worker, else its columns of all pixels.
     fn dot_part(&self, e: &Epilogue, x: &[ValueId], y: ValueId) {
         let (k, n) = (self.value(x[0]).ty.last(), self.value(y).ty.last());
         let pixels = self.pixels(y);
         let (rows, columns) = if pixels >= self.run.mesh.workers {
-            (self.part(pixels), 0..n)
+            (self.my_range(pixels), 0..n)
         } else {
-            // Whole vectors of columns, whose weights are read where they lie.
-            let part = self.part(n.div_ceil(MAX_LANES));
+            // Whole vectors of columns, so that the weights need no packing.
+            let part = self.my_range(n.div_ceil(MAX_LANES));
             (0..pixels, (part.start * MAX_LANES).min(n)..(part.end * MAX_LANES).min(n))
         };
         let (ldx, ldy) = (self.value(x[0]).ld, self.value(y).ld);
@@ -104,7 +104,7 @@ impl<'a> Ctx<'a> {
         for row in rows {
             let (input, columns) = (&self.slice(x[0])[row * ldx..], columns.clone());
             let to = self.dst_at(y, row).ptr.wrapping_add(columns.start);
-            // SAFETY: columns of one pixel inside the value, which this worker alone writes.
+            // SAFETY: the columns of one pixel lie inside the value, and only this worker writes them.
             let out = unsafe { std::slice::from_raw_parts_mut(to, columns.len()) };
             let (isa, relu, scratch) = (self.run.isa, e.relu, self.scratch());
             dot::forward_columns(
@@ -113,17 +113,18 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// This worker's output lines, image by image.
+    /// This worker's output lines, one item per image.
     fn lines(&self, geom: &ConvGeom) -> impl Iterator<Item = Lines> + use<> {
         let (geom, height) = (*geom, geom.output[0]);
-        let together = if geom.kernel == [3, 3] && geom.stride == [1, 1] { TOGETHER } else { 1 };
-        let each = height.div_ceil(together).max(1);
-        let mine = self.part(self.rows.len() * each);
-        let images = mine.start / each..mine.end.div_ceil(each);
+        let conv3x3 = geom.kernel == [3, 3] && geom.stride == [1, 1];
+        let group = if conv3x3 { CONV3X3_LINE_GROUP } else { 1 };
+        let groups = height.div_ceil(group).max(1);
+        let mine = self.my_range(self.rows.len() * groups);
+        let images = mine.start / groups..mine.end.div_ceil(groups);
         images.map(move |image| {
-            let top = image * each;
-            let (start, end) = (mine.start.max(top) - top, mine.end.min(top + each) - top);
-            let lines = start * together..(end * together).min(height);
+            let top = image * groups;
+            let (start, end) = (mine.start.max(top) - top, mine.end.min(top + groups) - top);
+            let lines = start * group..(end * group).min(height);
             let (part, first) = geom.lines(lines.clone());
             let from = (image * geom.input[0] + first) * geom.input[1];
             let to = (image * height + lines.start) * geom.output[1];
@@ -131,14 +132,14 @@ impl<'a> Ctx<'a> {
         })
     }
 
-    /// The floats of some output lines, to write.
+    /// The floats of some output lines, writable.
     #[allow(clippy::mut_from_ref)]
     fn lines_mut(&self, id: ValueId, l: &Lines) -> &'a mut [f32] {
         let v = self.value(id);
         let pixels: Range<usize> = l.to..l.to + l.geom.output[0] * l.geom.output[1];
         let len = if pixels.is_empty() { 0 } else { (pixels.len() - 1) * v.ld + v.ty.last() };
-        // SAFETY: the lines lie inside the value; workers write disjoint ones, behind the barrier
-        // that ended the last instruction to touch them.
+        // SAFETY: the lines lie inside the value, and workers write disjoint lines after the barrier that
+        // ended the last instruction to access them.
         unsafe { std::slice::from_raw_parts_mut(self.dst_at(id, l.to).ptr, len) }
     }
 

@@ -1,38 +1,39 @@
-//! What a program takes of the machine's memory.
+//! Memory requirements of a program.
 
 use super::{CpuExecutor, FlatLayout, grow};
 use crate::compute;
 use crate::kernels::elementwise::TapePlan;
-use crate::update::SCATTER_FROM;
+use crate::update::MIN_REDUCE_SCATTER_DEVICES;
 use phalanx_graph::exec::ExecError;
 use phalanx_graph::program::{Instr, Program, Split, ValueId};
 use phalanx_graph::update::{SlotInit, UpdateRule};
 use phalanx_graph::{DType, Op, Type};
 
-/// Bytes that a program needs.
+/// Memory that a program needs, in bytes.
 #[derive(Clone, Copy)]
-pub(super) struct Needs {
-    /// Of each worker; a single arena for all workers of a device where they share lines.
+pub(super) struct MemoryRequirements {
+    /// Per worker, from here on.
     pub arena: usize,
+    /// Number of arenas per device: one per worker, or a single one under `Split::Spatial`.
     pub arenas: usize,
     pub shared: usize,
     pub scratch: usize,
     pub gradients: usize,
     pub norms: usize,
-    /// Of each device.
+    /// Per device, from here on.
     pub sliced: usize,
     pub scattered: usize,
     pub reduced: usize,
     pub slots: usize,
     pub rows: usize,
-    /// Of the process, where there are others.
-    pub totals: usize,
-    pub host_gradients: usize,
+    /// Per process, from here on; zero in a single-process run.
+    pub collective_results: usize,
+    pub process_gradients: usize,
 }
 
-/// Why kernels of the CPU cannot run a program, where they cannot: they know numbers of four bytes, and
-/// doubles in the statistics of batch normalisation.
-pub(super) fn unsupported(program: &Program) -> Option<String> {
+/// Why the CPU kernels cannot run a program, if so. They support element types of four bytes, and doubles in
+/// the statistics of batch normalisation.
+pub(super) fn unsupported_reason(program: &Program) -> Option<String> {
     let dtype = |id: &ValueId| program.value(*id).ty.dtype;
     let wide = |id: &ValueId| dtype(id).bytes() != 4;
     program.instrs().iter().find_map(|instr| match instr {
@@ -53,7 +54,7 @@ pub(super) fn unsupported(program: &Program) -> Option<String> {
     })
 }
 
-/// The tape of each instruction that has one, and that of the update.
+/// The tape of each instruction, if any, and the tape of the update.
 pub(super) fn tape_plans(program: &Program) -> (Vec<Option<TapePlan>>, Option<TapePlan>) {
     let tapes = program.instrs().iter().map(|i| match i {
         Instr::Compute { op: Op::Fused(tape), .. } => Some(TapePlan::new(tape)),
@@ -62,15 +63,19 @@ pub(super) fn tape_plans(program: &Program) -> (Vec<Option<TapePlan>>, Option<Ta
     (tapes.collect(), program.update().map(|u| TapePlan::new(&u.rule.tape)))
 }
 
-impl Needs {
-    pub fn of(program: &Program, tapes: &[Option<TapePlan>], update: Option<&TapePlan>) -> Needs {
+impl MemoryRequirements {
+    pub fn of(
+        program: &Program,
+        tapes: &[Option<TapePlan>],
+        update: Option<&TapePlan>,
+    ) -> MemoryRequirements {
         let mesh = program.options().mesh;
         let flat = flat_bytes(program);
         let plan = program.update();
         let flat_if = |needed: bool| if needed { flat } else { 0 };
         let sliced =
             plan.is_some_and(|p| p.gradients.iter().any(|g| g.sliced && g.operands.is_none()));
-        Needs {
+        MemoryRequirements {
             arena: program.memory().arena,
             arenas: if program.split() == Split::Spatial { 1 } else { mesh.workers },
             shared: program.memory().shared,
@@ -78,49 +83,49 @@ impl Needs {
             gradients: flat_if(plan.is_some()),
             norms: plan.map_or(0, |_| program.params().len() * 8),
             sliced: flat_if(sliced),
-            scattered: flat_if(plan.is_some() && mesh.devices >= SCATTER_FROM),
+            scattered: flat_if(plan.is_some() && mesh.devices >= MIN_REDUCE_SCATTER_DEVICES),
             reduced: flat_if(plan.is_some_and(|p| p.rule.clip.is_some() || p.loss_scale.is_some())),
             slots: plan.map_or(0, |p| p.rule.slots.len()).saturating_mul(flat),
             rows: program.memory().device,
-            totals: 0,
-            host_gradients: 0,
+            collective_results: 0,
+            process_gradients: 0,
         }
     }
 }
 
-/// Bytes of all parameters; a program's can be addressed.
+/// Bytes of all parameters in the flat layout. A compiled program's parameters fit the address space.
 fn flat_bytes(program: &Program) -> usize {
     FlatLayout::new(program.params()).map_or(usize::MAX, |layout| layout.len * 4)
 }
 
 impl CpuExecutor {
-    /// Makes room for a program; what is there already stays.
-    pub(super) fn reserve(&mut self, needs: Needs) -> Result<(), ExecError> {
+    /// Reserves the memory of a program. Buffers that are large enough stay as they are.
+    pub(super) fn reserve(&mut self, memory: MemoryRequirements) -> Result<(), ExecError> {
         let heap = &mut self.heap;
         for (i, w) in self.workers.iter_mut().enumerate() {
-            if i % self.mesh.workers < needs.arenas {
-                grow(heap, &mut w.arena, needs.arena, "activations")?;
+            if i % self.mesh.workers < memory.arenas {
+                grow(heap, &mut w.arena, memory.arena, "activations")?;
             }
-            grow(heap, &mut w.shared, needs.shared, "statistics")?;
-            grow(heap, &mut w.scratch, needs.scratch, "kernel scratch")?;
-            grow(heap, &mut w.gradients, needs.gradients, "gradients")?;
-            grow(heap, &mut w.norms, needs.norms, "gradient norms")?;
+            grow(heap, &mut w.shared, memory.shared, "statistics")?;
+            grow(heap, &mut w.scratch, memory.scratch, "kernel scratch")?;
+            grow(heap, &mut w.gradients, memory.gradients, "gradients")?;
+            grow(heap, &mut w.norms, memory.norms, "gradient norms")?;
         }
         for d in &mut self.devices {
-            grow(heap, &mut d.rows, needs.rows, "activations")?;
-            grow(heap, &mut d.sliced, needs.sliced, "gradients")?;
-            grow(heap, &mut d.scattered, needs.scattered, "gradients")?;
-            grow(heap, &mut d.reduced, needs.reduced, "reduced gradients")?;
+            grow(heap, &mut d.rows, memory.rows, "activations")?;
+            grow(heap, &mut d.sliced, memory.sliced, "gradients")?;
+            grow(heap, &mut d.scattered, memory.scattered, "gradients")?;
+            grow(heap, &mut d.reduced, memory.reduced, "reduced gradients")?;
         }
-        match &mut self.between {
-            Some(between) => between.reserve(heap, needs.totals, needs.host_gradients),
+        match &mut self.collectives {
+            Some(c) => c.reserve(heap, memory.collective_results, memory.process_gradients),
             None => Ok(()),
         }
     }
 
-    /// Makes the slots of an optimizer, on all devices or on none.
-    pub(super) fn make_slots(&mut self, rule: &UpdateRule) -> Result<(), ExecError> {
-        let mut made = vec![];
+    /// Creates the slots of an optimizer, on all devices or on none.
+    pub(super) fn create_slots(&mut self, rule: &UpdateRule) -> Result<(), ExecError> {
+        let mut created = vec![];
         for d in self.devices.iter().filter(|d| d.slots.len() != rule.slots.len()) {
             let mut slots = vec![];
             for slot in &rule.slots {
@@ -134,34 +139,34 @@ impl CpuExecutor {
                 }
                 slots.push(buffer);
             }
-            made.push(slots);
+            created.push(slots);
         }
-        let wanted = self.devices.iter_mut().filter(|d| d.slots.len() != rule.slots.len());
-        wanted.zip(made).for_each(|(d, slots)| d.slots = slots);
+        let without = self.devices.iter_mut().filter(|d| d.slots.len() != rule.slots.len());
+        without.zip(created).for_each(|(d, slots)| d.slots = slots);
         Ok(())
     }
 }
 
-/// What a program takes of each device's memory, by purpose and in bytes; `gathers` where gradients are
-/// accumulated over steps. The inputs are those of the batch on the host.
-pub fn memory_plan(program: &Program, gathers: bool) -> Vec<(&'static str, usize)> {
+/// The memory that a program needs on each device, in bytes by purpose. `accumulates` adds the buffer for
+/// gradient accumulation. The entry "inputs" is the batch on the host.
+pub fn memory_plan(program: &Program, accumulates: bool) -> Vec<(&'static str, usize)> {
     let (tapes, update) = tape_plans(program);
-    let needs = Needs::of(program, &tapes, update.as_ref());
+    let memory = MemoryRequirements::of(program, &tapes, update.as_ref());
     let (mesh, workers) = (program.options().mesh, program.options().mesh.workers);
     let flat = flat_bytes(program);
     let rows = mesh.max_device_rows(program.options().max_batch);
     let input = |ty: &Type| ty.len() * ty.dtype.bytes() * if ty.is_rows() { rows } else { 1 };
-    let gradients = needs.gradients * workers + needs.sliced + needs.scattered + needs.reduced;
+    let gradients = memory.gradients * workers + memory.sliced + memory.scattered + memory.reduced;
     let mut parts = vec![
         ("weights", flat),
         ("inputs", program.feeds().iter().map(|f| input(&f.ty)).sum()),
-        ("activations", needs.arena * needs.arenas),
-        ("statistics", needs.shared * workers),
-        ("gradients", gradients + needs.norms * workers),
-        ("optimizer slots", needs.slots),
-        ("kernel scratch", needs.scratch * workers),
+        ("activations", memory.arena * memory.arenas),
+        ("statistics", memory.shared * workers),
+        ("gradients", gradients + memory.norms * workers),
+        ("optimizer slots", memory.slots),
+        ("kernel scratch", memory.scratch * workers),
     ];
-    if gathers && program.update().is_some() {
+    if accumulates && program.update().is_some() {
         parts.push(("accumulated gradients", flat));
     }
     parts.retain(|(_, bytes)| *bytes > 0);

@@ -1,0 +1,529 @@
+//! Collectives between processes.
+//!
+//! Each process first sums over its own workers. Then the processes exchange their partial sums, and each
+//! adds them in rank order, so that all hold the same bits. On a fixed mesh the shards of a process are a
+//! complete subtree of the summation tree that a single process would use.
+
+use crate::async_reduce::ReduceThread;
+use crate::memory::{Buffer, Heap};
+use crate::worker::{self, WorkerCtx};
+use phalanx_graph::exec::ExecError;
+use phalanx_graph::process_group::{Cluster, LocalShard, PeerError, ProcessGroup};
+use phalanx_graph::program::{GradientPlan, Instr, Location, Program, ValueId, split_range};
+use phalanx_graph::{DType, Mesh, ParamId, Scope};
+use std::ops::{Add, Range};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Up to this many floats an all-reduce is one all-gather. Above, it is a reduce-scatter followed by an
+/// all-gather.
+const ALLGATHER_MAX_FLOATS: usize = 4096;
+
+/// The executor's side of the collectives between processes.
+pub(crate) struct ProcessCollectives {
+    /// Declared before the buffers because fields are dropped in order. After an aborted step the thread
+    /// may still have a bucket in flight, and it must end before the gradients are freed.
+    reduce_thread: ReduceThread,
+    pub cluster: Cluster,
+    mesh: Mesh,
+    /// The devices of this process, as stated at start-up. They do not depend on the peers.
+    own_devices: Range<usize>,
+    /// Results of a step's collectives, read by all workers of this process.
+    results: Buffer,
+    /// Gradients summed over this process, then over all, in the order of the update plan.
+    pub gradients: Buffer,
+    /// Workers that have summed their part of the current bucket.
+    workers_done: AtomicUsize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    outgoing: Vec<u64>,
+    /// By rank.
+    incoming: Vec<Vec<u64>>,
+    received: Vec<f32>,
+    /// The flags that this process sends with the next step.
+    next_flags: u64,
+    /// The flags of all processes in the last step, combined by OR.
+    flags: u64,
+}
+
+/// The collectives after one barrier, exchanged in one message.
+pub(crate) struct FusedCollective {
+    /// Index of the barrier instruction.
+    barrier: usize,
+    parts: Vec<Collective>,
+}
+
+struct Collective {
+    /// Index of the instruction.
+    instr: usize,
+    input: ValueId,
+    /// Whether this is a mean over devices instead of a sum over workers.
+    mean: bool,
+    len: usize,
+    dtype: DType,
+    /// Offset of its result in `results`, in words of eight bytes.
+    offset: usize,
+}
+
+impl Collective {
+    /// Words of the result.
+    fn words(&self) -> usize {
+        (self.len * self.dtype.bytes()).div_ceil(8)
+    }
+
+    /// Words that a process with `devices` devices sends.
+    fn sent_words(&self, devices: usize) -> usize {
+        if self.mean { self.words() * devices } else { self.words() }
+    }
+}
+
+/// The fused collectives of a program, in order. The last one before an update is kept even if it has
+/// nothing to reduce, because it carries the flags.
+pub(crate) fn fused_collectives(program: &Program) -> Vec<FusedCollective> {
+    let mut fused: Vec<FusedCollective> = vec![];
+    let mut offset = 0;
+    for (at, instr) in program.instrs().iter().enumerate() {
+        let (input, mean) = match instr {
+            Instr::Barrier(Scope::All) => {
+                fused.push(FusedCollective { barrier: at, parts: vec![] });
+                continue;
+            }
+            Instr::AllReduce { scope: Scope::All, input, .. } => (*input, false),
+            Instr::ReplicaMean { input, .. } => (*input, true),
+            _ => continue,
+        };
+        let ty = &program.value(input).ty;
+        let part = Collective { instr: at, input, mean, len: ty.len(), dtype: ty.dtype, offset };
+        offset += part.words();
+        // A barrier over all devices precedes every collective over all devices.
+        if let Some(last) = fused.last_mut() {
+            last.parts.push(part);
+        }
+    }
+    let last = fused.pop();
+    fused.retain(|f| !f.parts.is_empty());
+    fused.extend(last.filter(|f| program.update().is_some() || !f.parts.is_empty()));
+    fused
+}
+
+/// Bytes of the results of all collectives.
+pub(crate) fn result_bytes(fused: &[FusedCollective]) -> usize {
+    fused.iter().flat_map(|f| &f.parts).map(|p| p.words() * 8).sum()
+}
+
+/// The offset of each gradient in `ProcessCollectives::gradients`, followed by the total length; in floats.
+pub(crate) fn gradient_offsets(program: &Program) -> Vec<usize> {
+    let mut offsets = vec![0];
+    for g in program.update().into_iter().flat_map(|plan| &plan.gradients) {
+        let len = program.params()[g.param.index()].len();
+        offsets.push(offsets.last().copied().unwrap_or(0) + len);
+    }
+    offsets
+}
+
+impl ProcessCollectives {
+    /// The collectives of the process that owns `own_devices` of the mesh.
+    pub fn new(
+        cluster: Cluster,
+        mesh: Mesh,
+        own_devices: Range<usize>,
+    ) -> std::io::Result<ProcessCollectives> {
+        Ok(ProcessCollectives {
+            reduce_thread: ReduceThread::start(cluster.peers.clone(), mesh.fixed)?,
+            cluster,
+            mesh,
+            own_devices,
+            results: Buffer::empty(),
+            gradients: Buffer::empty(),
+            workers_done: AtomicUsize::new(0),
+            state: Mutex::default(),
+        })
+    }
+
+    /// Reserves `results` bytes for results of collectives and `gradients` bytes for gradients.
+    pub fn reserve(
+        &mut self,
+        heap: &mut Heap,
+        results: usize,
+        gradients: usize,
+    ) -> Result<(), ExecError> {
+        if self.gradients.bytes() < gradients {
+            // An aborted step may have left a bucket in flight. The next step reports its error, if any.
+            let _ = self.reduce_thread.flush();
+        }
+        crate::executor::grow(heap, &mut self.results, results, "sums between processes")?;
+        crate::executor::grow(heap, &mut self.gradients, gradients, "gradients of the host")
+    }
+
+    pub fn shard(&self) -> LocalShard {
+        LocalShard { mesh: self.mesh, devices: self.own_devices.clone() }
+    }
+
+    pub fn set_flags(&self, bits: u64) {
+        self.state().next_flags = bits;
+    }
+
+    pub fn flags(&self) -> u64 {
+        self.state().flags
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The fused collective after the barrier at index `barrier`, if any. One worker of the process passes
+    /// it to [`reduce`](Self::reduce).
+    pub fn after_barrier(fused: &[FusedCollective], barrier: usize) -> Option<&FusedCollective> {
+        fused.iter().find(|f| f.barrier == barrier)
+    }
+
+    /// Reduces a fused collective over all processes.
+    pub fn reduce(&self, ctx: &WorkerCtx<'_>, fused: &FusedCollective) -> Result<(), PeerError> {
+        // All processes must make their exchanges in the same order.
+        self.reduce_thread.flush()?;
+        let (rank, size) = (self.cluster.peers.rank(), self.cluster.peers.size());
+        let mut state = self.state();
+        let State { outgoing, incoming, next_flags, .. } = &mut *state;
+        let words = |devices: usize| -> usize {
+            1 + fused.parts.iter().map(|p| p.sent_words(devices)).sum::<usize>()
+        };
+        outgoing.clear();
+        outgoing.resize(words(self.cluster.devices[rank]), 0);
+        outgoing[0] = std::mem::take(next_flags);
+        let mut at = 1;
+        for part in &fused.parts {
+            let sent = part.sent_words(self.cluster.devices[rank]);
+            self.reduce_locally(ctx, part, &mut outgoing[at..at + sent]);
+            at += sent;
+        }
+        incoming.resize_with(size, Vec::new);
+        for (message, devices) in incoming.iter_mut().zip(&self.cluster.devices) {
+            message.resize(words(*devices), 0);
+        }
+        let out = vec![bytes(&outgoing[..]); size];
+        let mut into: Vec<&mut [u8]> = incoming.iter_mut().map(|v| bytes_mut(v)).collect();
+        self.cluster.peers.exchange(&out, &mut into)?;
+        incoming[rank].copy_from_slice(outgoing);
+        state.flags = state.incoming.iter().fold(0, |all, message| all | message[0]);
+        self.combine(ctx, fused, &state.incoming);
+        Ok(())
+    }
+
+    /// Writes this process's contribution to a collective.
+    fn reduce_locally(&self, ctx: &WorkerCtx<'_>, part: &Collective, to: &mut [u64]) {
+        let (value, mesh) = (ctx.value(part.input), self.mesh);
+        let own = self.own_devices.clone();
+        // SAFETY: the sources are shared blocks, complete since the barrier before this.
+        unsafe {
+            if part.mean {
+                for (to, device) in to.chunks_exact_mut(part.words()).zip(own) {
+                    let from: *const f32 = ctx.address(value, device, 0).cast();
+                    let from = std::slice::from_raw_parts(from, part.len);
+                    floats_mut(to)[..part.len].copy_from_slice(from);
+                }
+                return;
+            }
+            let sources = own.flat_map(|d| (0..mesh.workers).map(move |w| (d, w)));
+            let sources = sources.map(|(d, w)| ctx.address(value, d, w));
+            match part.dtype {
+                DType::F64 => worker::sum_sources(mesh, sources.map(|s| s.cast()), doubles_mut(to)),
+                _ => {
+                    let out = &mut floats_mut(to)[..part.len];
+                    worker::sum_sources(mesh, sources.map(|s| s.cast()), out);
+                }
+            }
+        }
+    }
+
+    /// Combines the messages of all processes, indexed by rank, into the results.
+    fn combine(&self, ctx: &WorkerCtx<'_>, fused: &FusedCollective, messages: &[Vec<u64>]) {
+        let mut at = vec![1; messages.len()];
+        for part in &fused.parts {
+            let contribution = |rank: usize| {
+                let sent = part.sent_words(self.cluster.devices[rank]);
+                &messages[rank][at[rank]..at[rank] + sent]
+            };
+            let inputs: Vec<&[u64]> = (0..messages.len()).map(contribution).collect();
+            // SAFETY: `load` reserved memory for every result, and no worker reads it before the barrier
+            // after this.
+            let result = unsafe {
+                let to = self.results.ptr().cast::<u64>().add(part.offset);
+                std::slice::from_raw_parts_mut(to, part.words())
+            };
+            match (part.mean, part.dtype) {
+                (true, _) => self.mean(ctx, part, &inputs, &mut floats_mut(result)[..part.len]),
+                (false, DType::F64) => {
+                    let inputs: Vec<&[f64]> = inputs.iter().map(|p| doubles(p)).collect();
+                    sum_slices(self.mesh.fixed, &inputs, doubles_mut(result));
+                }
+                (false, _) => {
+                    let inputs: Vec<&[f32]> =
+                        inputs.iter().map(|p| &floats(p)[..part.len]).collect();
+                    sum_slices(self.mesh.fixed, &inputs, &mut floats_mut(result)[..part.len]);
+                }
+            }
+            for (at, devices) in at.iter_mut().zip(&self.cluster.devices) {
+                *at += part.sent_words(*devices);
+            }
+        }
+    }
+
+    /// The mean over all devices, weighted by their rows.
+    fn mean(&self, ctx: &WorkerCtx<'_>, part: &Collective, inputs: &[&[u64]], out: &mut [f32]) {
+        let devices = inputs.iter().flat_map(|p| p.chunks_exact(part.words())).map(floats);
+        worker::weighted_mean(self.mesh, ctx.run.batch.rows, devices, out);
+    }
+
+    /// The result of the collective at instruction `instr`, if processes reduced it.
+    pub fn result(&self, fused: &[FusedCollective], instr: usize) -> Option<*const u8> {
+        let part = fused.iter().flat_map(|f| &f.parts).find(|p| p.instr == instr)?;
+        // SAFETY: inside the block, as above.
+        Some(unsafe { self.results.ptr().add(part.offset * 8).cast_const() })
+    }
+
+    /// Sums floats over all processes, in place, after all submitted buckets.
+    pub fn all_reduce(&self, values: &mut [f32]) -> Result<(), PeerError> {
+        self.reduce_thread.flush()?;
+        all_reduce(&*self.cluster.peers, self.mesh.fixed, values, &mut self.state().received)
+    }
+
+    /// Called by each of `workers` workers after it summed its part of a bucket. The last call submits the
+    /// bucket.
+    pub fn finish_bucket(&self, bucket: Range<usize>, workers: usize) {
+        // A barrier before the next bucket keeps workers from calling this for it too early.
+        if self.workers_done.fetch_add(1, Ordering::AcqRel) + 1 == workers {
+            self.workers_done.store(0, Ordering::Relaxed);
+            // SAFETY: the bucket lies inside the buffer, and no worker touches it before `flush`.
+            unsafe {
+                self.reduce_thread.submit(self.gradients.f32().add(bucket.start), bucket.len());
+            }
+        }
+    }
+
+    /// Waits for all submitted buckets.
+    pub fn flush(&self) -> Result<(), PeerError> {
+        self.reduce_thread.flush()
+    }
+
+    /// All-gathers the rows of a fetch.
+    pub fn gather_rows(&self, rows: usize, width: usize, all: &mut [f32]) -> Result<(), PeerError> {
+        let peers = &*self.cluster.peers;
+        let range = |rank: usize| {
+            let rows = self.mesh.rows_of(rows, self.cluster.devices_of(rank));
+            rows.start * width..rows.end * width
+        };
+        let own = all[range(peers.rank())].to_vec();
+        let mut into = split_ranges(all, (0..peers.size()).map(range));
+        let mut into: Vec<&mut [u8]> = into.iter_mut().map(|v| bytes_mut(v)).collect();
+        peers.exchange(&vec![bytes(&own); peers.size()], &mut into)
+    }
+}
+
+/// Sums floats over all processes, in place. Above [`ALLGATHER_MAX_FLOATS`] each process sums one part, in
+/// rank order, and sends it to the others. `received` is scratch memory.
+pub(crate) fn all_reduce(
+    peers: &dyn ProcessGroup,
+    tree: bool,
+    values: &mut [f32],
+    received: &mut Vec<f32>,
+) -> Result<(), PeerError> {
+    let (rank, size, len) = (peers.rank(), peers.size(), values.len());
+    let one_round = len <= ALLGATHER_MAX_FLOATS;
+    let range = |r: usize| if one_round { 0..len } else { split_range(0..len, size, r) };
+    let mine = range(rank);
+    received.resize(size * mine.len(), 0.0);
+    let mut into = split_evenly(received, mine.len(), size);
+    into[rank].copy_from_slice(&values[mine.clone()]);
+    let out: Vec<&[u8]> = (0..size).map(|r| bytes(&values[range(r)])).collect();
+    peers.exchange(&out, &mut into.iter_mut().map(|v| bytes_mut(v)).collect::<Vec<_>>())?;
+    let parts: Vec<&[f32]> = into.iter().map(|v| &**v).collect();
+    sum_slices(tree, &parts, &mut values[mine.clone()]);
+    if one_round {
+        return Ok(());
+    }
+    let own = &mut received[..mine.len()];
+    own.copy_from_slice(&values[mine]);
+    let mut into = split_ranges(values, (0..size).map(range));
+    let mut into: Vec<&mut [u8]> = into.iter_mut().map(|v| bytes_mut(v)).collect();
+    peers.exchange(&vec![bytes(own); size], &mut into)
+}
+
+/// Whether gradients are all-reduced during the backward pass. `PHALANX_OVERLAP=0` reduces all of them after
+/// it.
+pub fn overlap_enabled() -> bool {
+    std::env::var("PHALANX_OVERLAP").map_or(true, |v| v != "0")
+}
+
+/// For each bucket of gradients, the instruction after which every worker has finished it. `None` if too
+/// little computation follows to overlap with the all-reduce.
+pub(crate) fn bucket_send_points(program: &Program) -> Vec<Option<usize>> {
+    let Some(plan) = program.update() else { return vec![] };
+    if !overlap_enabled() {
+        return vec![None; plan.buckets.len()];
+    }
+    let writes = |instr: &Instr, param: ParamId| match instr {
+        Instr::Compute { output, .. } | Instr::Copy { output, .. } => {
+            program.value(*output).location == Location::Gradient(param)
+        }
+        _ => false,
+    };
+    let finished = |g: &GradientPlan| {
+        let last = program.instrs().iter().rposition(|i| writes(i, g.param));
+        last.filter(|_| !g.sliced)
+    };
+    let bucket = |range: &Range<usize>| {
+        let all: Option<Vec<usize>> = plan.gradients[range.clone()].iter().map(finished).collect();
+        let last = all?.into_iter().max()?;
+        worker::has_compute(&program.instrs()[last + 1..]).then_some(last)
+    };
+    let mut found: Vec<Option<usize>> = plan.buckets.iter().map(bucket).collect();
+    // Every process sends its buckets in the same order.
+    let mut before = 0;
+    for at in &mut found {
+        *at = at.map(|at| at.max(before));
+        before = at.unwrap_or(before);
+    }
+    found
+}
+
+/// Splits `values` into consecutive ranges.
+fn split_ranges(
+    mut values: &mut [f32],
+    parts: impl Iterator<Item = Range<usize>>,
+) -> Vec<&mut [f32]> {
+    let mut out = vec![];
+    for part in parts {
+        let (first, rest) = values.split_at_mut(part.len());
+        out.push(first);
+        values = rest;
+    }
+    out
+}
+
+/// Splits `values` into `parts` slices of `len` floats.
+fn split_evenly(values: &mut [f32], len: usize, parts: usize) -> Vec<&mut [f32]> {
+    split_ranges(values, (0..parts).map(|i| i * len..(i + 1) * len))
+}
+
+/// `out = Σ parts`, in order or as a tree.
+pub(crate) fn sum_slices<T: Copy + Add<Output = T>>(tree: bool, parts: &[&[T]], out: &mut [T]) {
+    match parts {
+        [a, b, c, d] if tree => {
+            let sum = |i: usize| (a[i] + b[i]) + (c[i] + d[i]);
+            out.iter_mut().enumerate().for_each(|(i, o)| *o = sum(i));
+        }
+        [a, b, c, d, e, f, g, h] if tree => {
+            let sum = |i: usize| ((a[i] + b[i]) + (c[i] + d[i])) + ((e[i] + f[i]) + (g[i] + h[i]));
+            out.iter_mut().enumerate().for_each(|(i, o)| *o = sum(i));
+        }
+        [first, rest @ ..] => {
+            out.copy_from_slice(first);
+            for part in rest {
+                out.iter_mut().zip(*part).for_each(|(o, v)| *o = *o + *v);
+            }
+        }
+        [] => {}
+    }
+}
+
+/// Types without padding bytes for which every bit pattern is valid.
+trait Plain: Copy {}
+impl Plain for f32 {}
+impl Plain for u64 {}
+
+fn bytes<T: Plain>(values: &[T]) -> &[u8] {
+    // SAFETY: plain numbers have no padding, and bytes need no alignment.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+fn bytes_mut<T: Plain>(values: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above; every bit pattern is a valid number.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+}
+
+fn floats(words: &[u64]) -> &[f32] {
+    // SAFETY: a word holds two floats, which need less alignment, and every bit pattern is a float.
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len() * 2) }
+}
+
+fn floats_mut(words: &mut [u64]) -> &mut [f32] {
+    // SAFETY: as above.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len() * 2) }
+}
+
+fn doubles(words: &[u64]) -> &[f64] {
+    // SAFETY: as above, word by word.
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len()) }
+}
+
+fn doubles_mut(words: &mut [u64]) -> &mut [f64] {
+    // SAFETY: as above.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    /// A group of two whose exchanges take a while and read every byte that is sent.
+    struct Slow(Arc<AtomicUsize>);
+
+    impl ProcessGroup for Slow {
+        fn rank(&self) -> usize {
+            0
+        }
+
+        fn size(&self) -> usize {
+            2
+        }
+
+        fn name(&self, rank: usize) -> String {
+            format!("rank {rank}")
+        }
+
+        fn exchange(&self, out: &[&[u8]], into: &mut [&mut [u8]]) -> Result<(), PeerError> {
+            std::thread::sleep(Duration::from_millis(100));
+            into[1].fill(out[1].iter().fold(0, |all, byte| all | byte));
+            self.0.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        }
+    }
+
+    /// The state after a worker panics in the backward pass: one bucket is in flight. The buffer is so large
+    /// that the system unmaps it as soon as it is freed.
+    fn aborted_step(exchanges: &Arc<AtomicUsize>) -> (Heap, ProcessCollectives) {
+        let cluster = Cluster { peers: Arc::new(Slow(exchanges.clone())), devices: vec![1, 1] };
+        // Enough floats for two rounds of exchanges.
+        let floats = if cfg!(miri) { 2 * ALLGATHER_MAX_FLOATS } else { 1 << 20 };
+        let mut heap = Heap::default();
+        let mut collectives = ProcessCollectives::new(cluster, Mesh::new(2, 1), 0..1).unwrap();
+        collectives.gradients = heap.buffer(floats * 4, "a test").unwrap();
+        collectives.finish_bucket(0..floats, 1);
+        // Let the thread start with it.
+        std::thread::sleep(Duration::from_millis(20));
+        (heap, collectives)
+    }
+
+    #[test]
+    fn gradients_outlive_a_bucket_in_flight() {
+        let exchanges = Arc::new(AtomicUsize::new(0));
+        drop(aborted_step(&exchanges));
+        assert_eq!(exchanges.load(Ordering::SeqCst), 2, "both rounds ended before the drop did");
+    }
+
+    #[test]
+    fn gradients_outlive_a_bucket_in_flight_when_the_step_panics() {
+        let exchanges = Arc::new(AtomicUsize::new(0));
+        let step = || {
+            let _state = aborted_step(&exchanges);
+            panic!("a worker in backward");
+        };
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)).is_err());
+        assert_eq!(exchanges.load(Ordering::SeqCst), 2);
+    }
+}
