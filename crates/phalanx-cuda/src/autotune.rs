@@ -7,32 +7,35 @@ use crate::cudnn::{ConvPlan, Cudnn};
 use crate::driver::{DeviceBuffer, Event, Result, Stream};
 use crate::launch::Elem;
 use crate::libs::{self, Lib};
-use crate::task::{Conv, Gemm, Matrix};
+use crate::work_item::{Conv, Gemm, Matrix};
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 /// Proposals that are measured.
-const TRIED: usize = 10;
+const MAX_MEASURED_PROPOSALS: usize = 10;
 
 /// Runs of each that count.
-const RUNS: usize = 5;
+const TIMED_RUNS: usize = 5;
 
 /// More workspace than this is not given to any convolution.
-const MOST_WORKSPACE: usize = 1 << 30;
+const MAX_WORKSPACE: usize = 1 << 30;
 
 /// This much is given to every one.
-const LEAST_WORKSPACE: usize = 64 << 20;
+const MIN_WORKSPACE: usize = 64 << 20;
 
 /// And so many times the bytes of its operands and result.
-const TIMES_OPERANDS: usize = 8;
+const WORKSPACE_PER_OPERAND_BYTE: usize = 8;
 
 /// The most workspace that a convolution is given.
-pub(crate) fn most_workspace(conv: &Conv) -> usize {
+pub(crate) fn max_workspace(conv: &Conv) -> usize {
     let g = &conv.geom;
     let images = |[h, w, c]: [usize; 3], elem: Elem| conv.rows * h * w * c * elem.bytes();
     let filters = g.kernel_dims().iter().product::<usize>() * conv.w.1.bytes();
     let operands = images(g.input, conv.x.elem) + filters + images(g.output, conv.y.elem);
-    operands.saturating_mul(TIMES_OPERANDS).saturating_add(LEAST_WORKSPACE).min(MOST_WORKSPACE)
+    operands
+        .saturating_mul(WORKSPACE_PER_OPERAND_BYTE)
+        .saturating_add(MIN_WORKSPACE)
+        .min(MAX_WORKSPACE)
 }
 
 /// The plan of a convolution; nothing where no engine takes it. `at` are the addresses of its
@@ -52,7 +55,7 @@ pub(crate) fn choose(
             return Ok(None);
         }
     };
-    let (key, most) = (key(conv, tf32, gpu), most_workspace(conv));
+    let (key, most) = (key(conv, tf32, gpu), max_workspace(conv));
     let known = || {
         let index = kept(&key).filter(|i| *i < proposals.len())?;
         cudnn.plan(&proposals, index).ok().filter(|plan| plan.workspace <= most)
@@ -62,7 +65,7 @@ pub(crate) fn choose(
     }
     let mut best: Option<(f64, usize, ConvPlan)> = None;
     let mut failed = format!("all want more workspace than {most} bytes");
-    for index in 0..proposals.len().min(TRIED) {
+    for index in 0..proposals.len().min(MAX_MEASURED_PROPOSALS) {
         let Ok(plan) = cudnn.plan(&proposals, index) else { continue };
         if plan.workspace > most {
             continue;
@@ -116,7 +119,7 @@ fn measure(cudnn: &Cudnn, plan: &ConvPlan, at: [u64; 3], stream: &Stream) -> Res
     let (start, end) = (Event::timed()?, Event::timed()?);
     cudnn.execute(plan, at, workspace.at(), stream)?;
     let mut least = f64::INFINITY;
-    for _ in 0..RUNS {
+    for _ in 0..TIMED_RUNS {
         start.record(stream)?;
         cudnn.execute(plan, at, workspace.at(), stream)?;
         end.record(stream)?;
@@ -129,7 +132,7 @@ fn measure(cudnn: &Cudnn, plan: &ConvPlan, at: [u64; 3], stream: &Stream) -> Res
 /// Names a convolution, its precision, the GPU and the library; the addresses count by their alignment.
 fn key(conv: &Conv, tf32: bool, gpu: &str) -> String {
     let version = version(Lib::Cudnn);
-    let images = |x: &crate::task::Images| (x.elem, x.ld, x.at.offset.trailing_zeros().min(4));
+    let images = |x: &crate::work_item::Images| (x.elem, x.ld, x.at.offset.trailing_zeros().min(4));
     let (geom, rows, pass) = (&conv.geom, conv.rows, conv.pass);
     let parts = (images(&conv.x), images(&conv.y), conv.w.1, tf32);
     digest(&format!("{gpu} {version} {pass:?} {rows} {geom:?} {parts:?}"))

@@ -2,7 +2,7 @@
 
 use crate::driver::{Failure, Result, Stream};
 use crate::launch::{Elem, Ptr};
-use crate::task::{Gemm, Matrix};
+use crate::work_item::{Gemm, Matrix};
 use cudarc::cublaslt::sys::{
     self, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue,
     cublasLtMatmulDescAttributes_t as Attribute, cublasStatus_t as Status, cudaDataType_t as Type,
@@ -13,7 +13,7 @@ use std::ffi::c_void;
 pub(crate) const WORKSPACE: usize = 32 << 20;
 
 /// Proposals that are asked for.
-const PROPOSALS: usize = 12;
+const MAX_PROPOSALS: usize = 12;
 
 /// Ways to add up parts of a product whose bits do not depend on which part comes first: over the
 /// workspace, in the type of the arithmetic or of the result.
@@ -186,7 +186,7 @@ impl Cublas {
         // SAFETY: live descriptors; the library writes at most so many results and how many there are.
         unsafe {
             let mut results: Vec<sys::cublasLtMatmulHeuristicResult_t> =
-                (0..PROPOSALS).map(|_| std::mem::zeroed()).collect();
+                (0..MAX_PROPOSALS).map(|_| std::mem::zeroed()).collect();
             let mut found = 0;
             let asked = sys::cublasLtMatmulAlgoGetHeuristic(
                 self.0,
@@ -196,7 +196,7 @@ impl Cublas {
                 c.0,
                 c.0,
                 preference.0,
-                PROPOSALS as i32,
+                MAX_PROPOSALS as i32,
                 results.as_mut_ptr(),
                 &mut found,
             );

@@ -3,7 +3,7 @@
 
 use crate::driver::{Failure, Result, Stream};
 use crate::launch::{Elem, Ptr};
-use crate::task::{Conv, Images, Pass};
+use crate::work_item::{Conv, Images, Pass};
 use cudarc::cudnn::sys::{
     self, cudnnBackendAttributeName_t as Name, cudnnBackendAttributeType_t as Kind,
     cudnnBackendDescriptorType_t as Type, cudnnBackendNumericalNote_t as Note,
@@ -15,7 +15,7 @@ use std::ffi::{CStr, c_void};
 const IDS: [i64; 3] = [1, 2, 3];
 
 /// Engines asked of each heuristic.
-const PROPOSALS: usize = 16;
+const MAX_PROPOSALS: usize = 16;
 
 /// What engines do that may not be wanted, as their numerical notes say.
 const NOT_DETERMINISTIC: u32 = Note::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC as u32;
@@ -309,7 +309,7 @@ fn propose(graph: &Desc, mode: sys::cudnnBackendHeurMode_t) -> Result<Vec<Desc>>
     let kind = Kind::CUDNN_TYPE_HEUR_MODE;
     heuristic.set(Name::CUDNN_ATTR_ENGINEHEUR_MODE, kind, &[mode])?;
     let heuristic = heuristic.finalize()?;
-    let mut configs: Vec<Desc> = (0..PROPOSALS)
+    let mut configs: Vec<Desc> = (0..MAX_PROPOSALS)
         .map(|_| Desc::new(Type::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR))
         .collect::<Result<_>>()?;
     let mut raw: Vec<_> = configs.iter().map(|c| c.0).collect();

@@ -27,7 +27,7 @@ pub struct GpuInfo {
 /// There is no driver, or it does not work.
 pub fn gpus() -> Result<&'static [GpuInfo], String> {
     #[cfg(feature = "emulator")]
-    if let Some(gpus) = crate::emulator::pretended() {
+    if let Some(gpus) = crate::emulator::installed() {
         return Ok(gpus);
     }
     static FOUND: OnceLock<Result<Vec<GpuInfo>, String>> = OnceLock::new();
@@ -60,14 +60,14 @@ pub const REUSE_DELAY: usize = 16;
 
 /// A replica's place: a GPU, or a numbered part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GpuPlace {
+pub struct GpuPlacement {
     /// The GPU.
     pub index: usize,
     /// Which of the replicas that share it, where several do.
     pub part: Option<usize>,
 }
 
-impl std::fmt::Display for GpuPlace {
+impl std::fmt::Display for GpuPlacement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.part {
             Some(part) => write!(f, "gpu:{}/{part}", self.index),
@@ -80,7 +80,10 @@ impl std::fmt::Display for GpuPlace {
 ///
 /// # Errors
 /// A library that is missing, or a GPU that cannot be used.
-pub fn executor(places: &[GpuPlace], params: &[ParamSpec]) -> Result<Box<dyn Executor>, ExecError> {
+pub fn executor(
+    places: &[GpuPlacement],
+    params: &[ParamSpec],
+) -> Result<Box<dyn Executor>, ExecError> {
     let several = places.iter().any(|place| place.index != places[0].index);
     open(places, several, params, None)
 }
@@ -89,8 +92,8 @@ pub fn executor(places: &[GpuPlace], params: &[ParamSpec]) -> Result<Box<dyn Exe
 ///
 /// # Errors
 /// As above, or another process that was lost.
-pub fn executor_among(
-    places: &[GpuPlace],
+pub fn cluster_executor(
+    places: &[GpuPlacement],
     params: &[ParamSpec],
     cluster: Cluster,
 ) -> Result<Box<dyn Executor>, ExecError> {
@@ -102,14 +105,14 @@ pub fn executor_among(
 /// # Errors
 /// A library that is missing, or a GPU that cannot be used.
 pub fn joined_executor(
-    places: &[GpuPlace],
+    places: &[GpuPlacement],
     params: &[ParamSpec],
 ) -> Result<Box<dyn Executor>, ExecError> {
     open(places, true, params, None)
 }
 
 fn open(
-    places: &[GpuPlace],
+    places: &[GpuPlacement],
     joined: bool,
     params: &[ParamSpec],
     cluster: Option<Cluster>,
@@ -119,7 +122,7 @@ fn open(
         by_gpu.entry(place.index).or_default().push(place.to_string());
     }
     #[cfg(feature = "emulator")]
-    if crate::emulator::pretended().is_some() {
+    if crate::emulator::installed().is_some() {
         let replicas = by_gpu.into_values().collect();
         return crate::emulator::open(replicas, joined, None, params, cluster);
     }
@@ -127,6 +130,6 @@ fn open(
     if joined {
         Gpu::join(&mut gpus, cluster.as_ref().map(|c| &c.peers))?;
     }
-    let machines = gpus.into_iter().zip(by_gpu.into_values()).collect();
-    Ok(Box::new(GpuExecutor::new(machines, params, cluster)?))
+    let devices = gpus.into_iter().zip(by_gpu.into_values()).collect();
+    Ok(Box::new(GpuExecutor::new(devices, params, cluster)?))
 }

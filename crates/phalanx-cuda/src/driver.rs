@@ -284,7 +284,7 @@ impl Drop for Event {
     }
 }
 
-/// Machine code on the GPU.
+/// GpuDevice code on the GPU.
 pub(crate) struct Module(sys::CUmodule);
 
 // SAFETY: as for streams.

@@ -4,25 +4,26 @@
 //! arguments of other types than the kernel's. With a seed, works, blocks and threads run in any
 //! order that is allowed.
 
+mod all_reduce;
 mod inventory;
 mod library;
+mod mailbox;
 mod memory;
 mod narrow;
 mod order;
-mod post;
 mod products;
-mod sums;
 #[cfg(test)]
 mod tests;
 
-use crate::among::{Id, Seats, in_vain};
+use crate::device::{ArgLists, GpuDevice, MAX_STAGED_STEPS, Plan, StepId};
 use crate::devices::GpuInfo;
 use crate::executor::GpuExecutor;
 use crate::launch::{Arg, Block, Launch, Ptr, Source, Word};
-use crate::machine::{AHEAD, Lists, Machine, Plan, StepId};
 use crate::nvrtc;
 use crate::plan::{INPUT_COPIES, WORKSPACES, workspaces};
-use crate::task::{Task, Work};
+use crate::process_group::{NcclId, RankAssignment, peer_timeout};
+use crate::work_item::{Task, WorkItem};
+use all_reduce::{AllReduceGroup, Link};
 use library::Kernel;
 use memory::{Bytes, Memory};
 use order::Random;
@@ -34,20 +35,19 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
-use sums::{Link, Sums};
 
 pub use crate::inputs::INPUT_BYTES;
 pub use inventory::KernelInventory;
-pub(crate) use post::carrier;
+pub(crate) use mailbox::transport;
 
 /// Bytes of a thread's stack.
 const STACK: usize = 128 << 10;
 /// One per thread of a block, one to start from, one for the run itself.
 const STACKS: usize = 1024 + 2;
 /// Most dynamic shared memory of a block.
-const MOST_SHARED: u32 = 227 << 10;
+const MAX_SHARED: u32 = 227 << 10;
 /// Steps that tests start together.
-const TOGETHER: usize = 3;
+const STEPS_PER_LAUNCH: usize = 3;
 /// Bytes behind a block's shared memory.
 const SHARED_GUARD: usize = 256;
 
@@ -81,7 +81,7 @@ pub fn joined_executor(
 ///
 /// # Errors
 /// Memory that cannot be had, or another process that was lost.
-pub fn executor_among(
+pub fn cluster_executor(
     replicas: &[usize],
     seed: Option<u64>,
     params: &[ParamSpec],
@@ -105,20 +105,21 @@ pub(crate) fn open(
     cluster: Option<Cluster>,
 ) -> Result<Box<dyn Executor>, ExecError> {
     let gpus = replicas.len();
-    let seats = cluster.as_ref().map(|c| Seats::take(&c.peers, gpus, || Ok(make_id())));
-    let seats = seats.transpose()?;
-    let first = seats.as_ref().map_or(0, |seats| seats.first);
-    let sums = match &seats {
-        Some(seats) => Sums::of(seats),
-        None => Arc::new(Sums::new(gpus, Duration::MAX)),
+    let assignment =
+        cluster.as_ref().map(|c| RankAssignment::exchange(&c.peers, gpus, || Ok(make_id())));
+    let assignment = assignment.transpose()?;
+    let first = assignment.as_ref().map_or(0, |assignment| assignment.first);
+    let group = match &assignment {
+        Some(assignment) => AllReduceGroup::of(assignment),
+        None => Arc::new(AllReduceGroup::new(gpus, Duration::MAX)),
     };
-    let machine = |(at, names): (usize, Vec<String>)| {
-        let link = Link { sums: sums.clone(), rank: first + at, outside: seats.is_some() };
+    let device = |(at, names): (usize, Vec<String>)| {
+        let link = Link { group: group.clone(), rank: first + at, remote: assignment.is_some() };
         let gpu = EmulatedGpu::new(seed.map(|seed| seed + at as u64));
         (EmulatedGpu { link: joined.then_some(link), ..gpu }, names)
     };
-    let machines = replicas.into_iter().enumerate().map(machine).collect();
-    Ok(Box::new(GpuExecutor::new(machines, params, cluster)?))
+    let devices = replicas.into_iter().enumerate().map(device).collect();
+    Ok(Box::new(GpuExecutor::new(devices, params, cluster)?))
 }
 
 /// An executor with replicas on one emulated GPU that has so many bytes of memory.
@@ -131,33 +132,33 @@ pub fn small_executor(
     params: &[ParamSpec],
 ) -> Result<Box<dyn Executor>, ExecError> {
     let names = (0..replicas).map(|part| format!("emulated:0/{part}")).collect();
-    let gpu = EmulatedGpu { most: memory, ..EmulatedGpu::new(None) };
+    let gpu = EmulatedGpu { capacity: memory, ..EmulatedGpu::new(None) };
     Ok(Box::new(GpuExecutor::new(vec![(gpu, names)], params, None)?))
 }
 
-static PRETENDED: OnceLock<Vec<GpuInfo>> = OnceLock::new();
+static INSTALLED: OnceLock<Vec<GpuInfo>> = OnceLock::new();
 
 /// From now on this process finds so many emulated GPUs, and no others.
-pub fn pretend(gpus: usize) {
+pub fn install(gpus: usize) {
     let gpu = |index| GpuInfo { index, name: "emulated GPU".into(), memory: 1 << 30 };
-    PRETENDED.get_or_init(|| (0..gpus).map(gpu).collect());
+    INSTALLED.get_or_init(|| (0..gpus).map(gpu).collect());
 }
 
 /// The emulated GPUs that take the place of real ones.
-pub(crate) fn pretended() -> Option<&'static [GpuInfo]> {
-    PRETENDED.get().map(Vec::as_slice)
+pub(crate) fn installed() -> Option<&'static [GpuInfo]> {
+    INSTALLED.get().map(Vec::as_slice)
 }
 
 /// What the emulated GPUs of several processes find each other by: another one each time.
-pub(crate) fn make_id() -> Id {
-    static MADE: AtomicU64 = AtomicU64::new(0);
+pub(crate) fn make_id() -> NcclId {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
     let mut id = [0; 128];
-    id[..8].copy_from_slice(&MADE.fetch_add(1, Ordering::Relaxed).to_le_bytes());
+    id[..8].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_le_bytes());
     id
 }
 
 /// Where processes that have the same id meet.
-struct Register<T>(OnceLock<Mutex<HashMap<Id, Weak<T>>>>);
+struct Register<T>(OnceLock<Mutex<HashMap<NcclId, Weak<T>>>>);
 
 impl<T> Register<T> {
     const fn new() -> Register<T> {
@@ -165,7 +166,7 @@ impl<T> Register<T> {
     }
 
     /// What is under this id, made by the first that asks.
-    fn find(&self, id: Id, make: impl FnOnce() -> T) -> Arc<T> {
+    fn find(&self, id: NcclId, make: impl FnOnce() -> T) -> Arc<T> {
         let held = self.0.get_or_init(Mutex::default).lock();
         let mut held = held.unwrap_or_else(PoisonError::into_inner);
         held.retain(|_, one| one.strong_count() > 0);
@@ -181,9 +182,9 @@ impl<T> Register<T> {
 pub(crate) struct EmulatedGpu {
     memory: Memory,
     /// Bytes of memory that it has.
-    most: usize,
+    capacity: usize,
     /// Bytes of the copies of inputs that a GPU would hold, of each; and which is filled next.
-    copies: [usize; AHEAD],
+    copies: [usize; MAX_STAGED_STEPS],
     next: usize,
     /// Bytes that its streams' libraries may compute in.
     workspaces: Vec<usize>,
@@ -212,8 +213,8 @@ impl EmulatedGpu {
     pub fn new(seed: Option<u64>) -> EmulatedGpu {
         EmulatedGpu {
             memory: Memory::default(),
-            most: usize::MAX,
-            copies: [0; AHEAD],
+            capacity: usize::MAX,
+            copies: [0; MAX_STAGED_STEPS],
             next: 0,
             workspaces: vec![],
             steps: vec![],
@@ -226,26 +227,26 @@ impl EmulatedGpu {
 
     fn failed(&self, message: String) -> ExecError {
         match self.link.as_ref().is_some_and(Link::lost) {
-            true => in_vain(message),
+            true => peer_timeout(message),
             false => failed(message),
         }
     }
 
-    /// Bytes held besides blocks.
-    fn besides(&self) -> usize {
+    /// Bytes held non_block_bytes blocks.
+    fn non_block_bytes(&self) -> usize {
         self.copies.iter().chain(&self.workspaces).sum()
     }
 
     /// Fails where so many bytes are more than it has.
-    fn check_room(&self, held: usize, wanted: usize, purpose: &str) -> Result<(), ExecError> {
-        if held <= self.most {
+    fn check_capacity(&self, held: usize, wanted: usize, purpose: &str) -> Result<(), ExecError> {
+        if held <= self.capacity {
             return Ok(());
         }
         let purpose = format!("{purpose} on the emulated GPU");
-        Err(ExecError::Memory { wanted, purpose, available: Some(self.most) })
+        Err(ExecError::Memory { wanted, purpose, available: Some(self.capacity) })
     }
 
-    fn work(&mut self, work: &Work, kernels: &Kernels) -> Result<(), String> {
+    fn work(&mut self, work: &WorkItem, kernels: &Kernels) -> Result<(), String> {
         let hidden = self.memory.hide(work);
         let done = work.tasks.iter().try_for_each(|task| self.task(task, kernels));
         let shown = self.memory.show(hidden);
@@ -264,18 +265,18 @@ impl EmulatedGpu {
             Task::Clear(span) => products::clear(&mut self.memory, span),
             Task::Reduce(parts) => {
                 let link = self.link.as_ref().ok_or("there is no other GPU to add with")?;
-                link.sums.add(link.rank, &mut self.memory, parts)
+                link.group.add(link.rank, &mut self.memory, parts)
             }
         }
     }
 
     fn launch(&mut self, l: &Launch, kernel: &Kernel) -> Result<(), String> {
-        let mut cells = Cells::new(&self.memory, l)?;
+        let mut args = ArgBuffer::new(&self.memory, l)?;
         let mut shared = vec![u128::MAX; (l.shared as usize + SHARED_GUARD).div_ceil(16)];
         let mut error = [0; 1024];
         let launch = library::Launch {
             body: kernel.body,
-            args: cells.pointers().as_mut_ptr(),
+            args: args.pointers().as_mut_ptr(),
             grid: l.grid,
             threads: l.threads,
             seed: self.random.as_mut().map_or(0, |r| r.next() | 1),
@@ -301,15 +302,15 @@ impl EmulatedGpu {
 }
 
 /// A launch's arguments in memory.
-struct Cells {
+struct ArgBuffer {
     values: Vec<u64>,
     pointers: Vec<*mut std::ffi::c_void>,
     /// Tables that values point to.
     _tables: Vec<Vec<u64>>,
 }
 
-impl Cells {
-    fn new(memory: &Memory, l: &Launch) -> Result<Cells, String> {
+impl ArgBuffer {
+    fn new(memory: &Memory, l: &Launch) -> Result<ArgBuffer, String> {
         let (mut values, mut tables) = (vec![], vec![]);
         for arg in &l.args {
             values.push(match arg {
@@ -324,7 +325,7 @@ impl Cells {
                 }
             });
         }
-        Ok(Cells { values, pointers: vec![], _tables: tables })
+        Ok(ArgBuffer { values, pointers: vec![], _tables: tables })
     }
 
     fn pointers(&mut self) -> &mut [*mut std::ffi::c_void] {
@@ -357,12 +358,12 @@ fn check(memory: &Memory, l: &Launch, kernel: &Kernel) -> Result<(), String> {
     }
     let [x, y, z] = l.grid;
     let fits = x > 0 && (1..=65535).contains(&y) && (1..=65535).contains(&z);
-    if !fits || x > i32::MAX as u32 || !(1..=1024).contains(&l.threads) || l.shared > MOST_SHARED {
+    if !fits || x > i32::MAX as u32 || !(1..=1024).contains(&l.threads) || l.shared > MAX_SHARED {
         return Err(format!(
             "{l}: more or fewer blocks, threads or shared memory than a GPU takes"
         ));
     }
-    Cells::new(memory, l).map(|_| ()).map_err(|e| format!("{l}: {e}"))
+    ArgBuffer::new(memory, l).map(|_| ()).map_err(|e| format!("{l}: {e}"))
 }
 
 /// Compiles what a plan launches. A file's kernels are compiled one by one, so that plans share
@@ -371,7 +372,7 @@ fn kernels(plan: &Plan) -> Result<Kernels, String> {
     let source = |of: Source| nvrtc::source(of, &plan.tapes).map_err(|e| e.0);
     let mut found = Kernels::new();
     let mut tapes = vec![];
-    for task in plan.work.iter().flat_map(|w| &w.tasks) {
+    for task in plan.work_items.iter().flat_map(|w| &w.tasks) {
         let Task::Launch(l) = task else { continue };
         match l.source {
             Source::Tapes => tapes.push(l.kernel.as_str()),
@@ -397,13 +398,13 @@ fn failed(message: String) -> ExecError {
     ExecError::Device { device: "emulated GPU".into(), message }
 }
 
-impl Machine for EmulatedGpu {
+impl GpuDevice for EmulatedGpu {
     fn joined(&self) -> bool {
         self.link.is_some()
     }
 
-    fn give_up(&mut self) {
-        self.link.iter().for_each(|link| link.sums.give_up());
+    fn abort(&mut self) {
+        self.link.iter().for_each(|link| link.group.abort());
     }
 
     fn reserve(
@@ -413,8 +414,8 @@ impl Machine for EmulatedGpu {
         bytes: usize,
         purpose: &str,
     ) -> Result<bool, ExecError> {
-        let held = self.memory.held_with(replica, block, bytes) + self.besides();
-        self.check_room(held, bytes, purpose)?;
+        let held = self.memory.held_with(replica, block, bytes) + self.non_block_bytes();
+        self.check_capacity(held, bytes, purpose)?;
         let moved = self.memory.reserve(replica, block, bytes);
         self.moves += usize::from(moved);
         Ok(moved)
@@ -433,7 +434,7 @@ impl Machine for EmulatedGpu {
 
     fn prepare(&mut self, plan: Plan) -> Result<StepId, ExecError> {
         let kernels = kernels(&plan).map_err(failed)?;
-        for work in &plan.work {
+        for work in &plan.work_items {
             for task in &work.tasks {
                 let Task::Launch(l) = task else { continue };
                 let kernel = &kernels[&(l.source, l.kernel.clone())];
@@ -441,15 +442,15 @@ impl Machine for EmulatedGpu {
                     .map_err(|e| failed(format!("{}: {e}", work.label)))?;
             }
         }
-        let each = workspaces(&plan.work);
+        let each = workspaces(&plan.work_items);
         self.workspaces.resize(each.len(), 0);
         let grown: Vec<usize> =
             self.workspaces.iter().zip(&each).map(|(own, new)| *new.max(own)).collect();
         let more = grown.iter().sum::<usize>() - self.workspaces.iter().sum::<usize>();
-        let held = self.memory.held() + self.besides() + more;
-        self.check_room(held, each.iter().sum(), WORKSPACES)?;
+        let held = self.memory.held() + self.non_block_bytes() + more;
+        self.check_capacity(held, each.iter().sum(), WORKSPACES)?;
         self.workspaces = grown;
-        let before = order::before(&plan.work);
+        let before = order::before(&plan.work_items);
         self.steps.push(Some(Step { plan, before, kernels, moves: self.moves }));
         Ok(StepId(self.steps.len() - 1))
     }
@@ -457,7 +458,7 @@ impl Machine for EmulatedGpu {
     /// Nothing to capture; but GPUs that add with each other must all come here at the same time.
     fn capture(&mut self, _step: StepId) -> Result<(), ExecError> {
         let Some(link) = &self.link else { return Ok(()) };
-        let met = link.sums.add(link.rank, &mut self.memory, &[]);
+        let met = link.group.add(link.rank, &mut self.memory, &[]);
         met.map_err(|message| self.failed(message))
     }
 
@@ -467,11 +468,11 @@ impl Machine for EmulatedGpu {
         bytes: usize,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), ExecError> {
-        let own = self.copies[self.next % AHEAD];
+        let own = self.copies[self.next % MAX_STAGED_STEPS];
         let grown = own.max(replicas * bytes);
-        let held = self.memory.held() + self.besides() + grown - own;
-        self.check_room(held, bytes, INPUT_COPIES)?;
-        self.copies[self.next % AHEAD] = grown;
+        let held = self.memory.held() + self.non_block_bytes() + grown - own;
+        self.check_capacity(held, bytes, INPUT_COPIES)?;
+        self.copies[self.next % MAX_STAGED_STEPS] = grown;
         for replica in 0..replicas {
             let at = Ptr::new(replica, Block::Inputs, INPUT_BYTES);
             fill(replica, self.memory.bytes_mut(at, bytes).map_err(failed)?);
@@ -492,9 +493,9 @@ impl Machine for EmulatedGpu {
         }
         let works = match &mut self.random {
             Some(random) => order::shuffled(&step.before, random),
-            None => (0..step.plan.work.len()).collect(),
+            None => (0..step.plan.work_items.len()).collect(),
         };
-        let (work, kernels) = (step.plan.work.clone(), step.kernels.clone());
+        let (work, kernels) = (step.plan.work_items.clone(), step.kernels.clone());
         self.memory.poison_arenas();
         let replicas = if head.is_empty() { 0..0 } else { self.memory.replicas() };
         for replica in replicas {
@@ -504,22 +505,22 @@ impl Machine for EmulatedGpu {
         done.map_err(|message| self.failed(message))
     }
 
-    fn start_turns(
+    fn start_steps(
         &mut self,
         step: StepId,
         turns: usize,
-        lists: Lists,
+        lists: ArgLists,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), ExecError> {
         for replica in 0..lists.replicas {
-            let at = Ptr::new(replica, Block::List, 0);
+            let at = Ptr::new(replica, Block::StepList, 0);
             fill(replica, self.memory.bytes_mut(at, lists.bytes).map_err(failed)?);
         }
         (0..turns).try_for_each(|_| self.start(step, &[]))
     }
 
-    fn together(&self, _step: StepId) -> usize {
-        TOGETHER
+    fn steps_per_launch(&self, _step: StepId) -> usize {
+        STEPS_PER_LAUNCH
     }
 
     fn forget(&mut self, step: StepId) {
@@ -530,8 +531,8 @@ impl Machine for EmulatedGpu {
         self.memory.free(replica, block);
     }
 
-    fn room(&self) -> Option<usize> {
-        Some(self.most.saturating_sub(self.memory.held() + self.besides()))
+    fn free_memory(&self) -> Option<usize> {
+        Some(self.capacity.saturating_sub(self.memory.held() + self.non_block_bytes()))
     }
 
     fn finish(&mut self, from: Block, fetches: &mut [&mut [u8]]) -> Result<(), ExecError> {

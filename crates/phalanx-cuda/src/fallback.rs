@@ -1,7 +1,7 @@
 //! Convolutions by a plain kernel of our own, for what cuDNN does not take.
 
 use crate::launch::{Arg, Launch, Word};
-use crate::task::{Conv, Pass};
+use crate::work_item::{Conv, Pass};
 
 /// Words of the table that describes the geometry.
 pub(crate) const TABLE_WORDS: usize = 18;

@@ -4,34 +4,34 @@ mod capture;
 mod kernels;
 mod measure;
 mod memory;
+mod multi_step;
 mod products;
 mod transfers;
-mod turns;
 
-use crate::among::in_vain;
 use crate::cublas::{Cublas, GemmPlan};
 use crate::cudnn::{ConvPlan, Cudnn};
+use crate::device::{ArgLists, GpuDevice, MAX_STAGED_STEPS, Plan, StepId};
 use crate::driver::{
     Context, DeviceBuffer, Event, Failure, Graph, PinnedBuffer, Result, Stream, cu,
 };
 use crate::launch::{Arg, Block, Launch, Ptr};
 use crate::libs::{self, Lib};
-use crate::machine::{AHEAD, Lists, Machine, Plan, StepId};
 use crate::nccl::{Link, Sum};
 use crate::plan::INPUT_COPIES;
-use crate::schedule::{Placed, STREAMS, schedule};
-use crate::task::{Conv, Part, Task};
+use crate::process_group::peer_timeout;
+use crate::schedule::{STREAMS, StreamSlot, schedule};
+use crate::work_item::{Conv, Part, Task};
 use crate::{autotune, driver, fallback};
 use cudarc::driver::sys::CUfunction_attribute;
 use kernels::{Function, Kernels, Tables, Texts};
+use multi_step::StepListUpload;
 use phalanx_graph::exec::ExecError;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use transfers::{Head, Staging};
-use turns::Sent;
 
 /// The stream of sums over GPUs, behind the others.
-const SUMS: usize = STREAMS;
+const REDUCE_STREAM: usize = STREAMS;
 
 /// A task with everything resolved.
 enum Ready {
@@ -50,7 +50,7 @@ struct Prepared {
     many: Option<Graph>,
     /// What the graphs' nodes refer to, and where they run.
     ready: Vec<Vec<Ready>>,
-    placed: Vec<Placed>,
+    slots: Vec<StreamSlot>,
     _tables: DeviceBuffer,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Gpu {
     /// Which of them is filled next.
     next: usize,
     heads: Vec<Head>,
-    sent: Sent,
+    list_upload: StepListUpload,
     /// Passed once everything started is done.
     done: Event,
     fetched: Vec<PinnedBuffer>,
@@ -112,10 +112,10 @@ impl Gpu {
     fn with_context(index: usize, name: String) -> Result<Gpu> {
         let _working = working();
         let context = Context::new(index)?;
-        let streams = (0..=SUMS).map(|_| Stream::new()).collect::<Result<_>>()?;
-        let workspaces = (0..=SUMS).map(|_| DeviceBuffer::default()).collect();
-        let staging = (0..AHEAD).map(|_| Staging::new()).collect::<Result<_>>()?;
-        let heads = (0..AHEAD).map(|_| Head::new()).collect::<Result<_>>()?;
+        let streams = (0..=REDUCE_STREAM).map(|_| Stream::new()).collect::<Result<_>>()?;
+        let workspaces = (0..=REDUCE_STREAM).map(|_| DeviceBuffer::default()).collect();
+        let staging = (0..MAX_STAGED_STEPS).map(|_| Staging::new()).collect::<Result<_>>()?;
+        let heads = (0..MAX_STAGED_STEPS).map(|_| Head::new()).collect::<Result<_>>()?;
         Ok(Gpu {
             steps: vec![],
             kernels: Kernels::new(context.capability()?),
@@ -127,7 +127,7 @@ impl Gpu {
             staging,
             next: 0,
             heads,
-            sent: Sent::new()?,
+            list_upload: StepListUpload::new()?,
             done: Event::new()?,
             fetched: vec![],
             streams,
@@ -246,10 +246,10 @@ impl Gpu {
     fn grow_workspaces(
         &mut self,
         ready: &[Vec<Ready>],
-        placed: &[Placed],
+        slots: &[StreamSlot],
     ) -> std::result::Result<(), ExecError> {
         let mut wanted = vec![0; self.streams.len()];
-        for (tasks, place) in ready.iter().zip(placed) {
+        for (tasks, place) in ready.iter().zip(slots) {
             for task in tasks {
                 let bytes = match task {
                     Ready::Gemm { plan, .. } => plan.workspace(),
@@ -264,14 +264,14 @@ impl Gpu {
     }
 
     /// Puts all works into their streams, with their waits.
-    fn record(&self, ready: &[Vec<Ready>], placed: &[Placed]) -> Result<()> {
+    fn record(&self, ready: &[Vec<Ready>], slots: &[StreamSlot]) -> Result<()> {
         let main = &self.streams[0];
         let fork = Event::new()?;
         fork.record(main)?;
         let mut entered = vec![false; self.streams.len()];
         entered[0] = true;
         let mut done: HashMap<usize, Event> = HashMap::new();
-        for (i, (tasks, place)) in ready.iter().zip(placed).enumerate() {
+        for (i, (tasks, place)) in ready.iter().zip(slots).enumerate() {
             let stream = &self.streams[place.stream];
             if !std::mem::replace(&mut entered[place.stream], true) {
                 stream.wait(&fork)?;
@@ -301,14 +301,15 @@ impl Gpu {
         let _working = working();
         self.context.enter()?;
         let texts = Texts::of(plan);
-        let launches = plan.work.iter().flat_map(|w| &w.tasks).filter_map(|task| match task {
-            Task::Launch(l) => Some(l),
-            _ => None,
-        });
+        let launches =
+            plan.work_items.iter().flat_map(|w| &w.tasks).filter_map(|task| match task {
+                Task::Launch(l) => Some(l),
+                _ => None,
+            });
         self.kernels.compile(texts, &plan.tapes, launches)?;
         let mut tables = Tables::new(plan)?;
-        let mut ready = Vec::with_capacity(plan.work.len());
-        for work in &plan.work {
+        let mut ready = Vec::with_capacity(plan.work_items.len());
+        for work in &plan.work_items {
             let tasks: Result<Vec<Ready>> =
                 work.tasks.iter().map(|t| self.ready(texts, t, &mut tables)).collect();
             ready.push(tasks.map_err(|e| Failure(format!("{}: {e}", work.label)))?);
@@ -318,19 +319,19 @@ impl Gpu {
 
     fn failed(&self, failure: Failure) -> ExecError {
         match self.link.as_ref().and_then(Link::lost) {
-            Some(message) => in_vain(message.into()),
+            Some(message) => peer_timeout(message.into()),
             None => ExecError::Device { device: self.name.clone(), message: failure.0 },
         }
     }
 }
 
-impl Machine for Gpu {
+impl GpuDevice for Gpu {
     fn joined(&self) -> bool {
         self.link.is_some()
     }
 
-    fn give_up(&mut self) {
-        self.link.iter().for_each(Link::give_up);
+    fn abort(&mut self) {
+        self.link.iter().for_each(Link::abort);
     }
 
     fn reserve(
@@ -344,21 +345,21 @@ impl Machine for Gpu {
     }
 
     fn write(&mut self, at: Ptr, bytes: &[u8]) -> std::result::Result<(), ExecError> {
-        self.copy_in(at, bytes).map_err(|e| self.failed(e))
+        self.copy_to_device(at, bytes).map_err(|e| self.failed(e))
     }
 
     fn read(&self, at: Ptr, bytes: &mut [u8]) -> std::result::Result<(), ExecError> {
-        self.copy_out(at, bytes).map_err(|e| self.failed(e))
+        self.copy_to_host(at, bytes).map_err(|e| self.failed(e))
     }
 
     fn prepare(&mut self, plan: Plan) -> std::result::Result<StepId, ExecError> {
         let (mut ready, tables) = self.resolve(&plan).map_err(|e| self.failed(e))?;
         self.tune_products(&mut ready)?;
-        let placed = schedule(&plan.work, STREAMS);
+        let slots = schedule(&plan.work_items, STREAMS);
         let _working = working();
-        self.grow_workspaces(&ready, &placed)?;
+        self.grow_workspaces(&ready, &slots)?;
         let _tables = tables.buffer;
-        let prepared = Prepared { graph: None, many: None, ready, placed, _tables };
+        let prepared = Prepared { graph: None, many: None, ready, slots, _tables };
         self.steps.push(Some(prepared));
         Ok(StepId(self.steps.len() - 1))
     }
@@ -381,20 +382,20 @@ impl Machine for Gpu {
         ready.and_then(|()| self.start_step(step, head)).map_err(|e| self.failed(e))
     }
 
-    fn start_turns(
+    fn start_steps(
         &mut self,
         step: StepId,
-        turns: usize,
-        lists: Lists,
+        steps: usize,
+        lists: ArgLists,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> std::result::Result<(), ExecError> {
         let ready = self.check_others();
-        let start = |()| self.start_list(step, turns, lists, fill);
+        let start = |()| self.start_prepared_steps(step, steps, lists, fill);
         ready.and_then(start).map_err(|e| self.failed(e))
     }
 
-    fn together(&self, step: StepId) -> usize {
-        self.prepared(step).map_or(1, Prepared::together)
+    fn steps_per_launch(&self, step: StepId) -> usize {
+        self.prepared(step).map_or(1, Prepared::steps_per_launch)
     }
 
     fn forget(&mut self, step: StepId) {
@@ -405,7 +406,7 @@ impl Machine for Gpu {
         self.drop_block(replica, block);
     }
 
-    fn room(&self) -> Option<usize> {
+    fn free_memory(&self) -> Option<usize> {
         self.context.enter().ok()?;
         driver::memory().ok().map(|(free, _)| free)
     }
@@ -442,7 +443,7 @@ impl Drop for Gpu {
         self.retired.clear();
         self.staging.clear();
         self.heads.clear();
-        self.sent.clear();
+        self.list_upload.clear();
         self.fetched.clear();
         self.streams.clear();
     }

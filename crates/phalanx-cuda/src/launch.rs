@@ -17,7 +17,7 @@ pub(crate) enum Block {
     /// Gradients, in the flat layout.
     Gradients,
     /// Gradients summed over steps, in the flat layout.
-    Gathered,
+    Accumulated,
     /// An optimizer slot, in the flat layout.
     Slot(usize),
     /// What kernels write and read within one launch list: partial sums, packed filters, tables.
@@ -28,9 +28,9 @@ pub(crate) enum Block {
     Fetches,
     /// A column of samples that the GPU keeps, by number, or what is taken from its rows; the first
     /// replica's serves all.
-    Kept(usize),
-    /// What steps that are started together are told, one after the other: [`crate::kept`].
-    List,
+    Resident(usize),
+    /// What steps that are started together are told, one after the other: [`crate::resident_dataset`].
+    StepList,
     /// What such steps fetched.
     Results,
 }
@@ -252,7 +252,7 @@ impl Launch {
     /// A launch with one thread for each of `items`.
     pub fn over(source: &'static str, kernel: impl Into<String>, items: usize) -> Launch {
         let threads = 256;
-        let blocks = items.div_ceil(threads).clamp(1, MOST_BLOCKS);
+        let blocks = items.div_ceil(threads).clamp(1, MAX_BLOCKS);
         Launch::blocks(source, kernel, blocks, threads as u32)
     }
 
@@ -281,7 +281,7 @@ impl Launch {
 }
 
 /// Kernels walk over their items with a grid stride, so that more blocks than this gain nothing.
-pub(crate) const MOST_BLOCKS: usize = 132 * 16;
+pub(crate) const MAX_BLOCKS: usize = 132 * 16;
 
 impl fmt::Display for Launch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -54,7 +54,7 @@ impl Lib {
     }
 
     /// How to come by it, for a driver of this CUDA version where there is one.
-    pub fn remedy(self, driver: Option<Version>) -> String {
+    pub fn install_hint(self, driver: Option<Version>) -> String {
         let old = driver.is_some_and(|v| v.major == 12);
         let (bare, suffixed) = if old { ("-cu12", "-cu12") } else { ("", "-cu13") };
         let wheel = match self {
@@ -105,8 +105,8 @@ pub struct Missing {
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let remedy = self.lib.remedy(driver_version());
-        write!(f, "{} ({}): {}; {remedy}", self.lib, self.lib.purpose(), self.reason)
+        let install_hint = self.lib.install_hint(driver_version());
+        write!(f, "{} ({}): {}; {install_hint}", self.lib, self.lib.purpose(), self.reason)
     }
 }
 
@@ -285,8 +285,8 @@ mod tests {
         assert!(text.starts_with("libcudnn.so.9 (convolutions): not found in /a; "), "{text}");
         assert!(text.contains("pip install nvidia-cudnn-cu1"), "{text}");
         let old = Some(Version { major: 12, minor: 4, patch: 0 });
-        assert!(Lib::Nvrtc.remedy(old).contains("nvidia-cuda-nvrtc-cu12,"));
-        assert!(Lib::Nvrtc.remedy(None).contains("nvidia-cuda-nvrtc,"));
+        assert!(Lib::Nvrtc.install_hint(old).contains("nvidia-cuda-nvrtc-cu12,"));
+        assert!(Lib::Nvrtc.install_hint(None).contains("nvidia-cuda-nvrtc,"));
     }
 
     #[test]

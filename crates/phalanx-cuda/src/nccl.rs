@@ -3,10 +3,10 @@
 
 mod sys;
 
-use crate::among::{Gone, Id, Seats};
-use crate::crew::Meeting;
+use crate::device_threads::AbortableBarrier;
 use crate::driver::{Context, Event, Failure, Result, Stream};
 use crate::launch::Elem;
+use crate::process_group::{LivenessProbe, NcclId, RankAssignment};
 use phalanx_graph::process_group::PeerError;
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::null_mut;
@@ -17,24 +17,24 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Milliseconds that a call which waits for nobody surely takes less than.
-const PATIENCE: usize = 200;
+const COMM_LOCK_TIMEOUT_MS: usize = 200;
 
 /// How often a wait looks whether it takes too long.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long what was sent by a process that is gone may take.
-const GRACE: Duration = Duration::from_secs(1);
+const LOST_PEER_GRACE: Duration = Duration::from_secs(1);
 
 /// How long processes wait for each other when they part.
-const PARTING: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Adding, among the library's operations.
-const SUM: c_int = 0;
+const OP_SUM: c_int = 0;
 
 /// Bytes, among its types.
-const BYTE: c_int = 1;
+const TYPE_BYTE: c_int = 1;
 
-fn number(elem: Elem) -> c_int {
+fn data_type(elem: Elem) -> c_int {
     match elem {
         Elem::I32 => 2,
         Elem::F16 => 6,
@@ -86,7 +86,7 @@ unsafe impl Send for Comm {}
 unsafe impl Sync for Comm {}
 
 impl Comm {
-    fn raw(self) -> sys::Comm {
+    fn handle(self) -> sys::Comm {
         self.0
     }
 }
@@ -98,14 +98,14 @@ struct Member {
     /// Nothing once it was given up. Locked while the library is at it.
     comm: Mutex<Option<Comm>>,
     /// The same, for whoever aborts it while the library keeps its thread.
-    raw: Comm,
+    abort_comm: Comm,
     aborted: AtomicBool,
 }
 
 impl Member {
     fn new(context: Context, comm: Comm) -> Member {
         let aborted = AtomicBool::new(false);
-        Member { context, comm: Mutex::new(Some(comm)), raw: comm, aborted }
+        Member { context, comm: Mutex::new(Some(comm)), abort_comm: comm, aborted }
     }
 
     /// Whether nobody has aborted it before.
@@ -118,11 +118,11 @@ impl Member {
 /// ends it.
 struct Group {
     members: Vec<Member>,
-    meeting: Meeting,
+    barrier: AbortableBarrier,
     /// Communicators on their way out.
     aborts: Mutex<Vec<JoinHandle<()>>>,
     /// Where there are other processes, which of them is gone, and how long they are waited for.
-    outside: Option<(Gone, Duration)>,
+    remote: Option<(LivenessProbe, Duration)>,
     /// How it showed that GPUs of another process do not answer.
     lost: OnceLock<String>,
 }
@@ -146,8 +146,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Takes a communicator out, unless the library keeps its thread for long.
-fn taken(comm: &Mutex<Option<Comm>>) -> Option<Comm> {
-    for _ in 0..PATIENCE {
+fn take_comm(comm: &Mutex<Option<Comm>>) -> Option<Comm> {
+    for _ in 0..COMM_LOCK_TIMEOUT_MS {
         match comm.try_lock() {
             Ok(mut comm) => return comm.take(),
             Err(TryLockError::Poisoned(e)) => return e.into_inner().take(),
@@ -157,19 +157,19 @@ fn taken(comm: &Mutex<Option<Comm>>) -> Option<Comm> {
     None
 }
 
-fn gone() -> Failure {
+fn aborted() -> Failure {
     Failure("the GPUs do not work together any more, since one of them failed".into())
 }
 
 /// What a group's ranks find each other by.
-pub(crate) fn make_id() -> Result<Id> {
+pub(crate) fn make_id() -> Result<NcclId> {
     let mut id = sys::UniqueId([0; 128]);
     nccl!(ncclGetUniqueId(&mut id))?;
     Ok(id.0.map(|byte| byte as u8))
 }
 
 /// Communicators for these GPUs, the ranks from `first` on of so many. Comes back when all ranks have come.
-fn connect(contexts: &[Context], id: Id, first: usize, ranks: usize) -> Result<Vec<Comm>> {
+fn connect(contexts: &[Context], id: NcclId, first: usize, ranks: usize) -> Result<Vec<Comm>> {
     let id = sys::UniqueId(id.map(|byte| byte as c_char));
     let mut comms = vec![null_mut(); contexts.len()];
     grouped(|| {
@@ -183,7 +183,7 @@ fn connect(contexts: &[Context], id: Id, first: usize, ranks: usize) -> Result<V
 }
 
 /// Calls on a thread of its own, and leaves it behind where it does not come back in time.
-fn within<T: Send + 'static>(
+fn with_timeout<T: Send + 'static>(
     limit: Duration,
     call: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
@@ -193,33 +193,36 @@ fn within<T: Send + 'static>(
     answer.recv_timeout(limit).ok()
 }
 
-/// As [`within`], for what waits for other processes: given up as well where one is gone.
-fn unless_gone<T: Send + 'static>(
+/// As [`with_timeout`], for what waits for other processes: given up as well where one is gone.
+fn unless_peer_lost<T: Send + 'static>(
     limit: Duration,
-    gone: &Gone,
+    lost_peer: &LivenessProbe,
     call: impl FnOnce() -> T + Send + 'static,
-) -> std::result::Result<T, Refusal> {
+) -> std::result::Result<T, JoinError> {
     let (send, answer) = channel();
     // As above.
     thread::spawn(move || drop(send.send(call())));
-    let (began, mut seen) = (Instant::now(), None);
+    let (began, mut lost_since) = (Instant::now(), None);
     loop {
         let left = limit.saturating_sub(began.elapsed());
-        match answer.recv_timeout(left.min(LOOK)) {
+        match answer.recv_timeout(left.min(POLL_INTERVAL)) {
             Ok(answer) => return Ok(answer),
-            Err(RecvTimeoutError::Timeout) if left > LOOK => {}
-            Err(_) => return Err(Refusal::Others(no_answer(began.elapsed()))),
+            Err(RecvTimeoutError::Timeout) if left > POLL_INTERVAL => {}
+            Err(_) => return Err(JoinError::Timeout(no_answer(began.elapsed()))),
         }
-        if let Some(peer) = gone_for_a_while(gone, &mut seen) {
-            return Err(Refusal::Gone(peer));
+        if let Some(peer) = lost_beyond_grace(lost_peer, &mut lost_since) {
+            return Err(JoinError::PeerLost(peer));
         }
     }
 }
 
-/// Who was `seen` to be gone for a while: what it sent before may still be on its way.
-fn gone_for_a_while(gone: &Gone, seen: &mut Option<Instant>) -> Option<PeerError> {
-    let peer = gone()?;
-    (seen.get_or_insert_with(Instant::now).elapsed() > GRACE).then_some(peer)
+/// Who was `lost_since` to be gone for a while: what it sent before may still be on its way.
+fn lost_beyond_grace(
+    lost_peer: &LivenessProbe,
+    lost_since: &mut Option<Instant>,
+) -> Option<PeerError> {
+    let peer = lost_peer()?;
+    (lost_since.get_or_insert_with(Instant::now).elapsed() > LOST_PEER_GRACE).then_some(peer)
 }
 
 fn no_answer(waited: Duration) -> String {
@@ -227,66 +230,69 @@ fn no_answer(waited: Duration) -> String {
 }
 
 /// Why GPUs cannot add with each other.
-pub(crate) enum Refusal {
-    Here(Failure),
+pub(crate) enum JoinError {
+    Local(Failure),
     /// Other processes do not come.
-    Others(String),
+    Timeout(String),
     /// One of them is gone.
-    Gone(PeerError),
+    PeerLost(PeerError),
 }
 
-impl From<Failure> for Refusal {
-    fn from(failure: Failure) -> Refusal {
-        Refusal::Here(failure)
+impl From<Failure> for JoinError {
+    fn from(failure: Failure) -> JoinError {
+        JoinError::Local(failure)
     }
 }
 
 impl Group {
-    fn new(contexts: Vec<Context>, seats: Option<Seats>) -> std::result::Result<Group, Refusal> {
-        let (contexts, comms, outside) = match seats {
+    fn new(
+        contexts: Vec<Context>,
+        assignment: Option<RankAssignment>,
+    ) -> std::result::Result<Group, JoinError> {
+        let (contexts, comms, remote) = match assignment {
             None => {
                 let comms = connect(&contexts, make_id()?, 0, contexts.len())?;
                 (contexts, comms, None)
             }
-            Some(Seats { id, first, all, gone, limit }) => {
-                let (contexts, comms) = unless_gone(limit, &gone, move || {
-                    let comms = connect(&contexts, id, first, all);
+            Some(RankAssignment { id, first, total, lost_peer, timeout }) => {
+                let (contexts, comms) = unless_peer_lost(timeout, &lost_peer, move || {
+                    let comms = connect(&contexts, id, first, total);
                     (contexts, comms)
                 })?;
-                (contexts, comms?, Some((gone, limit)))
+                (contexts, comms?, Some((lost_peer, timeout)))
             }
         };
         let each = contexts.into_iter().zip(comms);
         let members: Vec<Member> = each.map(|(context, comm)| Member::new(context, comm)).collect();
-        let meeting = Meeting::new(members.len());
-        Ok(Group { members, meeting, aborts: Mutex::default(), outside, lost: OnceLock::new() })
+        let barrier = AbortableBarrier::new(members.len());
+        Ok(Group { members, barrier, aborts: Mutex::default(), remote, lost: OnceLock::new() })
     }
 
     /// Takes note that other processes do not answer.
-    fn lose(&self, message: String) -> Failure {
+    fn record_loss(&self, message: String) -> Failure {
         Failure(self.lost.get_or_init(|| message).clone())
     }
 
     /// Stops what is under way on every GPU. A communicator that its own thread stays in the library
     /// with is left to it: the end of the others shows there as an error, and that thread gives up as
     /// well.
-    fn give_up(&self) {
-        self.meeting.fail();
-        self.abort(false);
+    fn abort(&self) {
+        self.barrier.abort();
+        self.abort_comms(false);
     }
 
     /// Aborts communicators, with force even those that the library keeps a thread with. Each has a thread
     /// because the library first lets go of the GPU and then waits until no captured step is left.
-    fn abort(&self, force: bool) {
+    fn abort_comms(&self, force: bool) {
         for member in &self.members {
-            let is_free = taken(&member.comm).is_some();
+            let is_free = take_comm(&member.comm).is_some();
             if !(is_free || force) || !member.first_to_abort() {
                 continue;
             }
             let Ok(context) = member.context.again() else { continue };
-            let comm = member.raw;
+            let comm = member.abort_comm;
             let abort = move || {
-                let aborted = context.enter().and_then(|()| nccl!(ncclCommAbort(comm.raw())));
+                let aborted = context.enter().and_then(|()| nccl!(ncclCommAbort(comm.handle())));
                 aborted.unwrap_or_else(|e| tracing::warn!("{e}"));
             };
             locked(&self.aborts).push(thread::spawn(abort));
@@ -297,25 +303,25 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         // Each waits for the others; not for long where those are other processes, which may have ended.
-        let limit = if self.outside.is_some() { PARTING } else { Duration::MAX };
+        let limit = if self.remote.is_some() { SHUTDOWN_TIMEOUT } else { Duration::MAX };
         for abort in locked(&self.aborts).drain(..) {
             // It reports for itself.
-            within(limit, move || drop(abort.join()));
+            with_timeout(limit, move || drop(abort.join()));
         }
-        let mut partings = vec![];
+        let mut destroys = vec![];
         for Member { context, comm, aborted, .. } in self.members.drain(..) {
             let Some(comm) = locked(&comm).take().filter(|_| !aborted.into_inner()) else {
                 continue;
             };
             let destroy = move || {
-                let ended = context.enter().and_then(|()| nccl!(ncclCommDestroy(comm.raw())));
+                let ended = context.enter().and_then(|()| nccl!(ncclCommDestroy(comm.handle())));
                 ended.unwrap_or_else(|e| tracing::warn!("{e}"));
             };
-            partings.push(thread::spawn(move || within(limit, destroy)));
+            destroys.push(thread::spawn(move || with_timeout(limit, destroy)));
         }
-        for parting in partings {
+        for destroy in destroys {
             // As above.
-            let _ = parting.join();
+            let _ = destroy.join();
         }
     }
 }
@@ -324,10 +330,10 @@ impl Drop for Group {
 /// each.
 pub(crate) fn join(
     contexts: Vec<Context>,
-    seats: Option<Seats>,
-) -> std::result::Result<Vec<Link>, Refusal> {
+    assignment: Option<RankAssignment>,
+) -> std::result::Result<Vec<Link>, JoinError> {
     let ranks = 0..contexts.len();
-    let group = Arc::new(Group::new(contexts, seats)?);
+    let group = Arc::new(Group::new(contexts, assignment)?);
     Ok(ranks.map(|rank| Link { group: group.clone(), rank }).collect())
 }
 
@@ -336,7 +342,8 @@ impl Link {
     fn comm(&self) -> Result<(MutexGuard<'_, Option<Comm>>, sys::Comm)> {
         let member = &self.group.members[self.rank];
         let held = locked(&member.comm);
-        let comm = held.filter(|_| !member.aborted.load(Ordering::SeqCst)).ok_or_else(gone)?.raw();
+        let comm =
+            held.filter(|_| !member.aborted.load(Ordering::SeqCst)).ok_or_else(aborted)?.handle();
         Ok((held, comm))
     }
 
@@ -346,11 +353,11 @@ impl Link {
         grouped(|| {
             sums.iter().try_for_each(|Sum { from, to, elem, len }| {
                 let (from, to) = (*from as *const _, *to as *mut _);
-                nccl!(ncclAllReduce(from, to, *len, number(*elem), SUM, comm, stream.0))
+                nccl!(ncclAllReduce(from, to, *len, data_type(*elem), OP_SUM, comm, stream.0))
             })
         })?;
         // Whoever gave up meanwhile may have left this communicator alone.
-        if self.group.meeting.failed() { Err(gone()) } else { Ok(()) }
+        if self.group.barrier.is_aborted() { Err(aborted()) } else { Ok(()) }
     }
 
     /// Sends bytes to other ranks while others come in, as one; `sent` and `received` are an address and
@@ -365,55 +372,55 @@ impl Link {
         let (_held, comm) = self.comm()?;
         grouped(|| {
             sent.iter().try_for_each(|(rank, at, len)| {
-                nccl!(ncclSend(*at as *const _, *len, BYTE, *rank as c_int, comm, stream.0))
+                nccl!(ncclSend(*at as *const _, *len, TYPE_BYTE, *rank as c_int, comm, stream.0))
             })?;
             received.iter().try_for_each(|(rank, at, len)| {
-                nccl!(ncclRecv(*at as *mut _, *len, BYTE, *rank as c_int, comm, stream.0))
+                nccl!(ncclRecv(*at as *mut _, *len, TYPE_BYTE, *rank as c_int, comm, stream.0))
             })
         })
     }
 
     /// Does what the GPUs may wait for each other in. The first takes a lock for all of them: were it
     /// each for itself, one could wait inside for another that waits for the lock.
-    pub fn together<L, T>(
+    pub fn run_all<L, T>(
         &self,
         lock: impl FnOnce() -> L,
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         let held = (self.rank == 0).then(lock);
-        self.group.meeting.wait().map_err(|_| gone())?;
-        let done = self.watched(work)?;
-        self.group.meeting.wait().map_err(|_| gone())?;
+        self.group.barrier.wait().map_err(|_| aborted())?;
+        let done = self.with_watchdog(work)?;
+        self.group.barrier.wait().map_err(|_| aborted())?;
         drop(held);
         Ok(done)
     }
 
     /// Fails where another GPU did, or the library by itself.
     pub fn check(&self) -> Result<()> {
-        if self.group.meeting.failed() {
-            return Err(gone());
+        if self.group.barrier.is_aborted() {
+            return Err(aborted());
         }
         let (_held, comm) = self.comm()?;
         let mut error = 0;
         nccl!(ncclCommGetAsyncError(comm, &mut error))?;
-        check("sum over GPUs", error).map_err(|failure| match &self.group.outside {
-            Some(_) => self.group.lose(failure.0),
+        check("sum over GPUs", error).map_err(|failure| match &self.group.remote {
+            Some(_) => self.group.record_loss(failure.0),
             None => failure,
         })
     }
 
     /// Calls the library where it may wait for other processes without an end: in time, their sums are
-    /// stopped from outside.
-    pub fn watched<T>(&self, call: impl FnOnce() -> T) -> T {
-        let Some((_, limit)) = self.group.outside else { return call() };
+    /// stopped from remote.
+    pub fn with_watchdog<T>(&self, call: impl FnOnce() -> T) -> T {
+        let Some((_, limit)) = self.group.remote else { return call() };
         let (done, ended) = channel::<()>();
         let group = self.group.clone();
         thread::spawn(move || {
             // A wait that looks for itself comes to its limit before.
-            if ended.recv_timeout(limit + GRACE) == Err(RecvTimeoutError::Timeout) {
-                group.lose(no_answer(limit));
-                group.meeting.fail();
-                group.abort(true);
+            if ended.recv_timeout(limit + LOST_PEER_GRACE) == Err(RecvTimeoutError::Timeout) {
+                group.record_loss(no_answer(limit));
+                group.barrier.abort();
+                group.abort_comms(true);
             }
         });
         let result = call();
@@ -424,12 +431,12 @@ impl Link {
     /// Waits until an event has passed, unless another GPU fails in front of it, or those of other
     /// processes do not come.
     pub fn wait(&self, event: &Event) -> Result<()> {
-        let (began, mut looked, mut seen) = (Instant::now(), Instant::now(), None);
+        let (began, mut last_poll, mut lost_since) = (Instant::now(), Instant::now(), None);
         while !event.state()? {
             self.check()?;
-            if looked.elapsed() > LOOK {
-                looked = Instant::now();
-                self.patient(began, &mut seen)?;
+            if last_poll.elapsed() > POLL_INTERVAL {
+                last_poll = Instant::now();
+                self.check_peers(began, &mut lost_since)?;
             }
             thread::yield_now();
         }
@@ -437,13 +444,13 @@ impl Link {
     }
 
     /// Fails where other processes have been waited for too long, or one is gone for a while.
-    fn patient(&self, since: Instant, seen: &mut Option<Instant>) -> Result<()> {
-        let Some((gone, limit)) = &self.group.outside else { return Ok(()) };
+    fn check_peers(&self, since: Instant, lost_since: &mut Option<Instant>) -> Result<()> {
+        let Some((lost_peer, limit)) = &self.group.remote else { return Ok(()) };
         if since.elapsed() > *limit {
-            return Err(self.group.lose(no_answer(since.elapsed())));
+            return Err(self.group.record_loss(no_answer(since.elapsed())));
         }
-        match gone_for_a_while(gone, seen) {
-            Some(peer) => Err(self.group.lose(peer.to_string())),
+        match lost_beyond_grace(lost_peer, lost_since) {
+            Some(peer) => Err(self.group.record_loss(peer.to_string())),
             None => Ok(()),
         }
     }
@@ -453,8 +460,8 @@ impl Link {
         self.group.lost.get().map(String::as_str)
     }
 
-    pub fn give_up(&self) {
-        self.group.give_up();
+    pub fn abort(&self) {
+        self.group.abort();
     }
 }
 
@@ -467,44 +474,48 @@ mod tests {
         let comm = Mutex::new(Some(Comm(null_mut())));
         let held = locked(&comm);
         thread::scope(|scope| {
-            assert!(scope.spawn(|| taken(&comm)).join().expect("no panic").is_none());
-            let waits = scope.spawn(|| taken(&comm));
+            assert!(scope.spawn(|| take_comm(&comm)).join().expect("no panic").is_none());
+            let waits = scope.spawn(|| take_comm(&comm));
             drop(held);
             assert!(waits.join().expect("no panic").is_some());
         });
-        assert!(taken(&comm).is_none());
+        assert!(take_comm(&comm).is_none());
     }
 
     #[test]
     fn calls_that_do_not_come_back_are_left_behind() {
         let (stop, stopped) = channel::<()>();
         let waits = move || stopped.recv().is_err();
-        assert_eq!(within(Duration::from_millis(20), waits), None);
+        assert_eq!(with_timeout(Duration::from_millis(20), waits), None);
         drop(stop);
-        assert_eq!(within(Duration::MAX, || 7), Some(7));
+        assert_eq!(with_timeout(Duration::MAX, || 7), Some(7));
     }
 
     #[test]
     fn a_worker_that_dies_while_gpus_connect_is_named_long_before_the_limit() {
         let limit = Duration::from_secs(60);
         let lost = || PeerError { name: "rank 2".into(), message: "is gone".into() };
-        let (began, somebody, nobody): (_, Gone, Gone) =
+        let (began, somebody, nobody): (_, LivenessProbe, LivenessProbe) =
             (Instant::now(), Arc::new(move || Some(lost())), Arc::new(|| None));
         let (stop, stopped) = channel::<()>();
-        let refusal = unless_gone(limit, &somebody, move || stopped.recv().is_err());
-        assert!(matches!(refusal, Err(Refusal::Gone(peer)) if peer == lost()));
-        assert!(began.elapsed() > GRACE && began.elapsed() < limit / 4, "{:?}", began.elapsed());
+        let error = unless_peer_lost(limit, &somebody, move || stopped.recv().is_err());
+        assert!(matches!(error, Err(JoinError::PeerLost(peer)) if peer == lost()));
+        assert!(
+            began.elapsed() > LOST_PEER_GRACE && began.elapsed() < limit / 4,
+            "{:?}",
+            began.elapsed()
+        );
         drop(stop);
         // It may have been the last one that was waited for.
         let late = || {
-            thread::sleep(3 * LOOK);
+            thread::sleep(3 * POLL_INTERVAL);
             7
         };
-        assert!(matches!(unless_gone(limit, &somebody, late), Ok(7)));
+        assert!(matches!(unless_peer_lost(limit, &somebody, late), Ok(7)));
         let (_stop, stopped) = channel::<()>();
-        let refusal = unless_gone(2 * LOOK, &nobody, move || stopped.recv().is_err());
+        let error = unless_peer_lost(2 * POLL_INTERVAL, &nobody, move || stopped.recv().is_err());
         assert!(
-            matches!(refusal, Err(Refusal::Others(words)) if words.starts_with("no answer for 0."))
+            matches!(error, Err(JoinError::Timeout(words)) if words.starts_with("no answer for 0."))
         );
     }
 
@@ -528,7 +539,7 @@ mod tests {
         // SAFETY: a null communicator is refused.
         let refused = unsafe {
             let (from, to, stream) = (std::ptr::null(), null_mut(), null_mut());
-            sys::ncclAllReduce(from, to, 1, number(Elem::F32), SUM, null_mut(), stream)
+            sys::ncclAllReduce(from, to, 1, data_type(Elem::F32), OP_SUM, null_mut(), stream)
         };
         assert!(check("ncclAllReduce", refused).is_err());
     }

@@ -16,7 +16,7 @@ pub(crate) const FILES: &[(&str, &str)] = &[
     ("collective", include_str!("kernels/collective.cu")),
     ("conv", include_str!("kernels/conv.cu")),
     ("index", include_str!("kernels/index.cu")),
-    ("kept", include_str!("kernels/kept.cu")),
+    ("resident_dataset", include_str!("kernels/resident_dataset.cu")),
     ("layout", include_str!("kernels/layout.cu")),
     ("norm", include_str!("kernels/norm.cu")),
     ("pool", include_str!("kernels/pool.cu")),
@@ -39,7 +39,7 @@ pub(crate) fn source(of: Source, tapes: &str) -> Result<String> {
     Ok(format!("{PRELUDE}\n#line 1 \"{}.cu\"\n{body}", of.name()))
 }
 
-/// Machine code and the names kernels have in it.
+/// GpuDevice code and the names kernels have in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Compiled {
     pub names: BTreeMap<String, String>,

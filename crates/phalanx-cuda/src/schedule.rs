@@ -1,13 +1,13 @@
 //! Which work runs side by side: each is given a stream, and what it must wait for.
 
-use crate::task::Work;
+use crate::work_item::WorkItem;
 
 /// Works that may run side by side.
 pub(crate) const STREAMS: usize = 4;
 
 /// Where a work runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Placed {
+pub(crate) struct StreamSlot {
     pub stream: usize,
     /// Earlier works on other streams that must be done first.
     pub waits: Vec<usize>,
@@ -18,8 +18,8 @@ pub(crate) struct Placed {
 /// Spreads works over `streams` in their order. A work goes on in the stream of the last one it must
 /// wait for, if nothing came behind that; else in the stream that has been idle longest. Sums over GPUs
 /// have one more stream to themselves, so that nothing but their readers waits for them.
-pub(crate) fn schedule(works: &[Work], streams: usize) -> Vec<Placed> {
-    let mut placed: Vec<Placed> = Vec::with_capacity(works.len());
+pub(crate) fn schedule(works: &[WorkItem], streams: usize) -> Vec<StreamSlot> {
+    let mut placed: Vec<StreamSlot> = Vec::with_capacity(works.len());
     // For each stream the last work, and up to which work of every stream it has waited.
     let all = streams + 1;
     let mut last: Vec<Option<usize>> = vec![None; all];
@@ -56,7 +56,7 @@ pub(crate) fn schedule(works: &[Work], streams: usize) -> Vec<Placed> {
         last[stream] = Some(i);
         known[stream].clone_from(&now);
         seen.push(now);
-        placed.push(Placed { stream, waits, awaited: false });
+        placed.push(StreamSlot { stream, waits, awaited: false });
     }
     placed
 }
@@ -65,14 +65,14 @@ pub(crate) fn schedule(works: &[Work], streams: usize) -> Vec<Placed> {
 mod tests {
     use super::*;
     use crate::launch::{Block, Elem, Ptr, Span};
-    use crate::task::Part;
+    use crate::work_item::Part;
 
-    fn work(reads: &[usize], writes: &[usize]) -> Work {
+    fn work(reads: &[usize], writes: &[usize]) -> WorkItem {
         let spans = |v: &[usize]| {
             v.iter().map(|at| Span::whole(Ptr::new(0, Block::Arena, *at), 8)).collect()
         };
         let (reads, writes) = (spans(reads), spans(writes));
-        Work { label: String::new(), instr: 0, tasks: vec![], reads, writes }
+        WorkItem { label: String::new(), instr: 0, tasks: vec![], reads, writes }
     }
 
     #[test]
@@ -90,17 +90,17 @@ mod tests {
         let gradient = |at: usize| {
             let at = Ptr::new(0, Block::Gradients, at);
             let part = Part { from: at, to: at, elem: Elem::F32, len: 2 };
-            Work::reduce("gradients".into(), 0, vec![part])
+            WorkItem::reduce("gradients".into(), 0, vec![part])
         };
         let makes = |reads: &[usize], at: usize| {
             let writes = vec![Span::whole(Ptr::new(0, Block::Gradients, at), 8)];
-            Work { writes, ..work(reads, &[]) }
+            WorkItem { writes, ..work(reads, &[]) }
         };
         // Two layers: derivative, gradient, its sum; then the update.
         let mut works = vec![work(&[], &[0]), makes(&[0], 0), gradient(0)];
         works.extend([work(&[0], &[8]), makes(&[8], 8), gradient(8)]);
         let all = vec![Span::whole(Ptr::new(0, Block::Gradients, 0), 16)];
-        works.push(Work { reads: all, ..work(&[], &[]) });
+        works.push(WorkItem { reads: all, ..work(&[], &[]) });
         let placed = schedule(&works, 2);
         let streams: Vec<usize> = placed.iter().map(|p| p.stream).collect();
         assert_eq!((streams[2], streams[5]), (2, 2));

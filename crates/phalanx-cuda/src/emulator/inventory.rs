@@ -1,16 +1,16 @@
 //! The kernels that programs launch, each once: those of files by their instantiation, those generated
 //! for a program by their text.
 
+use crate::device::Plan;
 use crate::fallback;
-use crate::kept::{Table, TurnLayout};
 use crate::launch::{Launch, Source};
 use crate::libs::{self, Lib};
 use crate::lower::FromTable;
-use crate::machine::Plan;
 use crate::nvrtc;
-use crate::plan::{Rooms, Way};
+use crate::plan::{Allocations, RunMode};
+use crate::resident_dataset::{StepLayout, Table};
 use crate::tape::Tapes;
-use crate::task::Task;
+use crate::work_item::Task;
 use phalanx_graph::program::Program;
 use phalanx_graph::resident::{Column, ColumnData};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -34,21 +34,22 @@ struct Unit {
 impl KernelInventory {
     /// Adds the kernels of a program that runs on one replica, or on several that share a GPU.
     pub fn add(&mut self, program: &Program) {
-        self.add_plan(&Rooms::of(program).lower(program, Way::default()).0);
+        self.add_plan(&Allocations::of(program).lower(program, RunMode::default()).0);
     }
 
-    /// Adds the kernels of a program in every way that it can run: alone and with other GPUs, with and without
+    /// Adds the kernels of a program in every mode that it can run: alone and with other GPUs, with and without
     /// gradient accumulation, with samples from the host and from a resident dataset.
     pub fn add_every_way(&mut self, program: &Program) {
-        let rooms = Rooms::of(program);
+        let allocations = Allocations::of(program);
         let table = table(program);
-        let turn = TurnLayout::new(1, program.options().max_batch, false);
-        let (inputs, fetch_bytes) = (rooms.inputs, rooms.fetch_bytes);
-        let from = Some(FromTable { table: &table, turn, inputs, fetch_bytes });
+        let step = StepLayout::new(1, program.options().max_batch, false);
+        let (inputs, fetch_bytes) = (allocations.inputs, allocations.fetch_bytes);
+        let from = Some(FromTable { table: &table, step, inputs, fetch_bytes });
         for joined in [false, true] {
             for accumulate in [None, Some(false), Some(true)] {
-                let way = Way { joined, accumulate, from: from.filter(|_| accumulate.is_none()) };
-                self.add_plan(&rooms.lower(program, way).0);
+                let mode =
+                    RunMode { joined, accumulate, from: from.filter(|_| accumulate.is_none()) };
+                self.add_plan(&allocations.lower(program, mode).0);
             }
         }
         self.add(program);
@@ -79,7 +80,7 @@ impl KernelInventory {
     /// Adds what a plan launches, and what stands in for convolutions that cuDNN does not take.
     fn add_plan(&mut self, plan: &Plan) {
         let names = self.add_tapes(&plan.tapes);
-        for task in plan.work.iter().flat_map(|w| &w.tasks) {
+        for task in plan.work_items.iter().flat_map(|w| &w.tasks) {
             let launch = match task {
                 Task::Launch(launch) => launch.clone(),
                 Task::Conv(conv) => fallback::launch(conv),

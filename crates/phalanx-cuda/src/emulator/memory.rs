@@ -2,7 +2,7 @@
 //! it did not ask for is out of sight: what it reads there is no number, what it writes is found.
 
 use crate::launch::{Block, Elem, Ptr, Span};
-use crate::task::Work;
+use crate::work_item::WorkItem;
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 const POISON: u8 = 0xff;
 const GUARD: usize = 4096;
 /// Memory above this is not hidden from works that did not ask for it: it would take too long.
-const MOST_HIDDEN: usize = 16 << 20;
+const MAX_HIDDEN: usize = 16 << 20;
 
 /// Bytes that kernels reach by their address.
 pub(super) struct Bytes {
@@ -241,9 +241,9 @@ impl Memory {
 
     /// Puts aside what a work did not ask for. Scratch memory is nobody else's, and inputs are
     /// written by no one, so that these need not be asked for.
-    pub fn hide(&mut self, work: &Work) -> Hidden {
+    pub fn hide(&mut self, work: &WorkItem) -> Hidden {
         let mut kept = vec![];
-        if self.held() > MOST_HIDDEN {
+        if self.held() > MAX_HIDDEN {
             return Hidden(kept);
         }
         for (place, guarded) in &mut self.blocks {
@@ -288,7 +288,7 @@ impl Memory {
 fn parts(
     (replica, block): (usize, Block),
     len: usize,
-    work: &Work,
+    work: &WorkItem,
     other: Access,
 ) -> Vec<(Range<usize>, Access)> {
     let mut access = vec![other; len];

@@ -1,6 +1,6 @@
 //! Orders in which works may run.
 
-use crate::task::Work;
+use crate::work_item::WorkItem;
 
 /// Numbers that look random (SplitMix64).
 pub(super) struct Random(u64);
@@ -19,7 +19,7 @@ impl Random {
 }
 
 /// For each work, those it must wait for.
-pub(super) fn before(works: &[Work]) -> Vec<Vec<usize>> {
+pub(super) fn before(works: &[WorkItem]) -> Vec<Vec<usize>> {
     let earlier = |i: usize| (0..i).filter(move |j| works[i].follows(&works[*j])).collect();
     (0..works.len()).map(earlier).collect()
 }

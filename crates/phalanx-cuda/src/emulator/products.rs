@@ -2,7 +2,7 @@
 
 use super::memory::Memory;
 use crate::launch::{Elem, Ptr, Span};
-use crate::task::{Conv, Gemm, Images, Matrix, Pass};
+use crate::work_item::{Conv, Gemm, Images, Matrix, Pass};
 use phalanx_graph::ConvGeom;
 
 /// The address of an element.

@@ -1,8 +1,8 @@
-//! Hand-made plans: what runs, and what is found out.
+//! DeviceThread-made plans: what runs, and what is found out.
 
 use super::*;
 use crate::launch::{Elem, Span};
-use crate::task::{Conv, Gemm, Images, Matrix, Pass};
+use crate::work_item::{Conv, Gemm, Images, Matrix, Pass};
 use phalanx_graph::{ConvGeom, Padding};
 
 const BYTES: usize = 4096;
@@ -33,8 +33,8 @@ fn span(at: Ptr) -> Span {
 }
 
 /// A work that reads `X` and writes `Y`.
-fn work(task: Task) -> Work {
-    Work {
+fn work(task: Task) -> WorkItem {
+    WorkItem {
         label: "test".into(),
         instr: 0,
         tasks: vec![task],
@@ -43,8 +43,8 @@ fn work(task: Task) -> Work {
     }
 }
 
-fn plan(work: Vec<Work>) -> Plan {
-    Plan { work, tapes: include_str!("tests.cu").into() }
+fn plan(work: Vec<WorkItem>) -> Plan {
+    Plan { work_items: work, tapes: include_str!("tests.cu").into() }
 }
 
 fn run(gpu: &mut EmulatedGpu, task: Task) -> Result<(), ExecError> {
@@ -190,7 +190,7 @@ fn reads_that_were_not_asked_for_yield_no_number() {
     let mut gpu = gpu(None);
     set(&mut gpu, X, &counted(64));
     let task = Task::Launch(launch("reversed", 1, 64).arg(X).arg(Y));
-    let blind = Work { reads: vec![Span::whole(X, 4)], ..work(task) };
+    let blind = WorkItem { reads: vec![Span::whole(X, 4)], ..work(task) };
     let step = gpu.prepare(plan(vec![blind])).expect("ready");
     gpu.start(step, &[]).expect("runs");
     let y = get(&gpu, Y, 64);
@@ -199,7 +199,7 @@ fn reads_that_were_not_asked_for_yield_no_number() {
     // Every second number alone.
     let task = Task::Launch(launch("reversed", 1, 64).arg(X).arg(Y));
     let every_second = Span { at: X.add(4), bytes: 252, width: 4, pitch: 8 };
-    let step = gpu.prepare(plan(vec![Work { reads: vec![every_second], ..work(task) }]));
+    let step = gpu.prepare(plan(vec![WorkItem { reads: vec![every_second], ..work(task) }]));
     gpu.start(step.expect("ready"), &[]).expect("runs");
     let seen: Vec<bool> = get(&gpu, Y, 64).iter().map(|v| !v.is_nan()).collect();
     assert_eq!(seen, (0..64).map(|i| i % 2 == 0).collect::<Vec<_>>());
@@ -303,7 +303,7 @@ fn tables_hold_addresses() {
 fn works_wait_for_whom_they_follow() {
     let mut gpu = gpu(Some(5));
     let at = |i: usize| Span::whole(Y.add(i * 4), 4);
-    let store = |i: usize, v: f32| Work {
+    let store = |i: usize, v: f32| WorkItem {
         instr: 0,
         label: format!("store {i}"),
         tasks: vec![Task::Launch(launch("put_one", 1, 1).arg(Y).arg(i).arg(v))],
@@ -311,7 +311,7 @@ fn works_wait_for_whom_they_follow() {
         writes: vec![at(i)],
     };
     let sum = launch("block_sum<float>", 1, 32).arg(Y).arg(Y.add(64)).arg(4usize);
-    let sum = Work {
+    let sum = WorkItem {
         instr: 0,
         label: "sum".into(),
         tasks: vec![Task::Launch(sum)],
@@ -376,7 +376,7 @@ fn inputs_go_in_and_fetches_come_out() {
     let mut gpu = gpu(None);
     let (inputs, fetches) = (Ptr::new(0, Block::Inputs, 0), Ptr::new(0, Block::Fetches, 0));
     let sum = launch("block_sum<float>", 1, 32).arg(inputs).arg(fetches).arg(2usize);
-    let sum = Work { writes: vec![Span::whole(fetches, 4)], ..work(Task::Launch(sum)) };
+    let sum = WorkItem { writes: vec![Span::whole(fetches, 4)], ..work(Task::Launch(sum)) };
     let step = gpu.prepare(plan(vec![sum])).expect("ready");
     let bytes = [1.5f32, 2.0].map(f32::to_le_bytes).concat();
     gpu.start(step, &bytes).expect("runs");

@@ -1,11 +1,11 @@
 //! A step's way into a graph, and GPUs that do it together.
 
-use super::{Gpu, Ready, SUMS, capturing, working};
-use crate::among::{Seats, in_vain};
+use super::{Gpu, REDUCE_STREAM, Ready, capturing, working};
+use crate::device::StepId;
 use crate::driver::{Event, Failure, Graph, Result};
 use crate::libs::{self, Lib};
-use crate::machine::StepId;
-use crate::nccl::{self, Refusal};
+use crate::nccl::{self, JoinError};
+use crate::process_group::{RankAssignment, peer_timeout};
 use phalanx_graph::exec::ExecError;
 use phalanx_graph::process_group::{PeerError, ProcessGroup};
 use std::sync::Arc;
@@ -22,16 +22,17 @@ impl Gpu {
             |e: Failure| ExecError::Device { device: names.join(", "), message: e.to_string() };
         libs::find(Lib::Nccl).map_err(|e| failed(Failure(e.to_string())))?;
         let make = || nccl::make_id().map_err(failed);
-        let seats = peers.map(|peers| Seats::take(peers, gpus.len(), make)).transpose()?;
+        let assignment =
+            peers.map(|peers| RankAssignment::exchange(peers, gpus.len(), make)).transpose()?;
         let contexts = gpus.iter().map(|gpu| gpu.context.again()).collect::<Result<_>>();
         let links =
-            nccl::join(contexts.map_err(failed)?, seats).map_err(|refusal| match refusal {
-                Refusal::Here(failure) => failed(failure),
-                Refusal::Others(message) | Refusal::Gone(PeerError { message, .. }) => {
+            nccl::join(contexts.map_err(failed)?, assignment).map_err(|error| match error {
+                JoinError::Local(failure) => failed(failure),
+                JoinError::Timeout(message) | JoinError::PeerLost(PeerError { message, .. }) => {
                     match peers {
                         // It knows by itself who is gone.
                         Some(peers) => ExecError::Peer { step: 0, peer: peers.diagnose(message) },
-                        None => in_vain(message),
+                        None => peer_timeout(message),
                     }
                 }
             })?;
@@ -43,15 +44,15 @@ impl Gpu {
         self.context.enter()?;
         let prepared = self.prepared(step)?;
         let capture =
-            || Graph::capture(&self.streams[0], || self.record(&prepared.ready, &prepared.placed));
+            || Graph::capture(&self.streams[0], || self.record(&prepared.ready, &prepared.slots));
         let graph = match &self.link {
             None => {
                 let _capturing = capturing();
                 capture()?
             }
             Some(link) => {
-                link.together(working, || self.rehearse(&prepared.ready))?;
-                link.together(capturing, capture)?
+                link.run_all(working, || self.rehearse(&prepared.ready))?;
+                link.run_all(capturing, capture)?
             }
         };
         if let Some(Some(prepared)) = self.steps.get_mut(step.0) {
@@ -64,9 +65,9 @@ impl Gpu {
     /// not while it is captured. What is added is made anew in every step.
     fn rehearse(&self, ready: &[Vec<Ready>]) -> Result<()> {
         let sums = ready.iter().flatten().filter(|task| matches!(task, Ready::Reduce(_)));
-        sums.into_iter().try_for_each(|task| self.issue(task, SUMS))?;
+        sums.into_iter().try_for_each(|task| self.issue(task, REDUCE_STREAM))?;
         let event = Event::new()?;
-        event.record(&self.streams[SUMS])?;
+        event.record(&self.streams[REDUCE_STREAM])?;
         self.wait(&event)
     }
 

@@ -1,12 +1,12 @@
 //! Compiled kernels, and the constant tables that launches hand them.
 
 use super::Gpu;
+use crate::device::Plan;
 use crate::driver::{DeviceBuffer, Failure, Module, Result, cu};
 use crate::fallback;
 use crate::launch::{Arg, Launch, Source, Word};
-use crate::machine::Plan;
 use crate::nvrtc;
-use crate::task::Task;
+use crate::work_item::Task;
 use cudarc::driver::sys::CUfunction;
 use std::collections::{BTreeMap, HashMap};
 
@@ -115,7 +115,7 @@ pub(super) struct Tables {
 
 impl Tables {
     pub fn new(plan: &Plan) -> Result<Tables> {
-        let tasks = plan.work.iter().flat_map(|w| &w.tasks);
+        let tasks = plan.work_items.iter().flat_map(|w| &w.tasks);
         let words: usize = tasks
             .map(|task| match task {
                 Task::Launch(l) => l.args.iter().map(table_words).sum(),

@@ -1,8 +1,8 @@
 //! Seconds of what a step does, each part as a replayed graph runs it.
 
 use super::{Gpu, Ready, capturing};
+use crate::device::StepId;
 use crate::driver::{DeviceBuffer, Event, Graph, Result};
-use crate::machine::StepId;
 use phalanx_graph::exec::ExecError;
 
 /// How often tasks follow themselves while they are measured.
@@ -17,7 +17,7 @@ impl Gpu {
     ) -> std::result::Result<Vec<Option<f64>>, ExecError> {
         let _capturing = capturing();
         self.context.enter().map_err(|e| self.failed(e))?;
-        // Steps may have been placed in any stream: one workspace must do for all.
+        // Steps may have been slots in any stream: one workspace must do for all.
         let room = self.workspaces.iter().map(DeviceBuffer::bytes).max().unwrap_or(0);
         self.grow_workspace(0, room)?;
         self.measure_works(step).map_err(|e| self.failed(e))

@@ -10,14 +10,18 @@ use phalanx_graph::exec::ExecError;
 /// Whether a block's bytes mean something between two steps.
 fn lasts(block: Block) -> bool {
     match block {
-        Block::Params | Block::Gathered | Block::Slot(_) | Block::Counters | Block::Kept(_) => true,
+        Block::Params
+        | Block::Accumulated
+        | Block::Slot(_)
+        | Block::Counters
+        | Block::Resident(_) => true,
         Block::Inputs
         | Block::Arena
         | Block::Shared
         | Block::Gradients
         | Block::Scratch
         | Block::Fetches
-        | Block::List
+        | Block::StepList
         | Block::Results => false,
     }
 }
@@ -93,14 +97,14 @@ impl Gpu {
         ExecError::Memory { wanted, purpose, available }
     }
 
-    pub(super) fn copy_in(&mut self, at: Ptr, bytes: &[u8]) -> Result<()> {
+    pub(super) fn copy_to_device(&mut self, at: Ptr, bytes: &[u8]) -> Result<()> {
         let _working = working();
         self.context.enter()?;
         self.streams[0].synchronize()?;
         cu!(cuMemcpyHtoD_v2(self.address(at)?, bytes.as_ptr().cast(), bytes.len()))
     }
 
-    pub(super) fn copy_out(&self, at: Ptr, bytes: &mut [u8]) -> Result<()> {
+    pub(super) fn copy_to_host(&self, at: Ptr, bytes: &mut [u8]) -> Result<()> {
         let _working = working();
         self.context.enter()?;
         self.streams[0].synchronize()?;

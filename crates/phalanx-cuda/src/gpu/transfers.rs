@@ -1,10 +1,10 @@
 //! What a step is started with on its way to the GPU, and what it fetched on its way back.
 
 use super::{Gpu, working};
+use crate::device::{MAX_STAGED_STEPS, StepId};
 use crate::driver::{DeviceBuffer, Event, PinnedBuffer, Result, cu};
 use crate::inputs::INPUT_BYTES;
 use crate::launch::Block;
-use crate::machine::{AHEAD, StepId};
 
 /// A place for feeds on their way to the GPU.
 pub(super) struct Staging {
@@ -52,7 +52,7 @@ impl Gpu {
     ) -> Result<()> {
         let _working = working();
         self.context.enter()?;
-        let place = &mut self.staging[self.next % AHEAD];
+        let place = &mut self.staging[self.next % MAX_STAGED_STEPS];
         // What was here before must be on the GPU before it is written over.
         place.arrived.synchronize()?;
         self.copies.wait(&place.taken)?;
@@ -81,7 +81,7 @@ impl Gpu {
         let _working = working();
         self.context.enter()?;
         let stream = &self.streams[0];
-        let at = self.next % AHEAD;
+        let at = self.next % MAX_STAGED_STEPS;
         self.next += 1;
         let (place, sent) = (&self.staging[at], &mut self.heads[at]);
         sent.taken.synchronize()?;

@@ -1,11 +1,11 @@
 //! Whole numbers that tapes read as they are: a cast in front of them is left out.
 
-use super::facts::{Facts, kept, nobody_else_reads, readers};
+use super::analysis::{FusionFacts, only_read_by, readers, survives};
 use phalanx_graph::ops::{Access, Tape};
 use phalanx_graph::program::{Instr, Program, ValueId};
 use phalanx_graph::{DType, Op};
 
-impl Facts {
+impl FusionFacts {
     /// `cast → fused`. From the last to the first: a cast that is left out overwrites nothing.
     pub(super) fn find_casts(&mut self, program: &Program) {
         for (at, instr) in program.instrs().iter().enumerate().rev() {
@@ -32,8 +32,8 @@ impl Facts {
         };
         plain
             && alike
-            && kept(program, x, (at, *last), unwritten)
-            && nobody_else_reads(program, at, y, |op, _| matches!(op, Op::Fused(_)))
+            && survives(program, x, (at, *last), unwritten)
+            && only_read_by(program, at, y, |op, _| matches!(op, Op::Fused(_)))
     }
 
     /// What a tape reads instead of its operands.

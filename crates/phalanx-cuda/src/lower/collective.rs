@@ -1,9 +1,9 @@
 //! Sums and means over replicas, where all of them are on this GPU.
 
 use super::Lowering;
-use crate::cx::Operand;
 use crate::launch::{Arg, Launch, Word};
-use crate::task::{Task, Work};
+use crate::lowering_context::Operand;
+use crate::work_item::{Task, WorkItem};
 use phalanx_graph::Scope;
 use phalanx_graph::program::ValueId;
 
@@ -14,7 +14,7 @@ impl Lowering<'_> {
             self.read_in_place(x, y);
             return;
         }
-        if self.q.joined {
+        if self.request.joined {
             return self.read_sum(y);
         }
         let (from, to) = self.everywhere(x, y);
@@ -41,13 +41,13 @@ impl Lowering<'_> {
             self.read_in_place(x, y);
             return;
         }
-        if self.q.joined {
+        if self.request.joined {
             return self.read_sum(y);
         }
         let (from, to) = self.everywhere(x, y);
-        let total = self.q.rows.max(1) as f32;
+        let total = self.request.rows.max(1) as f32;
         let mut words = vec![];
-        for (r, (f, t)) in self.q.replicas.iter().zip(from.iter().zip(&to)) {
+        for (r, (f, t)) in self.request.replicas.iter().zip(from.iter().zip(&to)) {
             let share = Word::F32(r.rows as f32 / total);
             words.extend([Word::Ptr(f.ptr), Word::Ptr(t.ptr), share]);
         }
@@ -69,7 +69,7 @@ impl Lowering<'_> {
         from: &[Operand],
         to: &[Operand],
     ) {
-        self.push(Work {
+        self.push(WorkItem {
             instr: self.at,
             label: label.into(),
             tasks: vec![Task::Launch(launch)],

@@ -1,17 +1,17 @@
-//! From an op to works: what `lower` decides about, and the launches of the others.
+//! From an op to work_items: what `lower` decides about, and the launches of the others.
 
 use super::Lowering;
-use super::pending::Move;
+use super::batching::CopyOp;
 use crate::launch::Block;
 use crate::ops;
 use crate::tape;
-use crate::task::{Pass, Task};
+use crate::work_item::{Pass, Task};
 use phalanx_graph::Op;
 use phalanx_graph::program::{Location, ValueId};
 
 impl Lowering<'_> {
     pub(super) fn label(&self, op: &Op, scope: u32) -> String {
-        format!("{} {}", op.name(), self.q.program.scopes()[scope as usize])
+        format!("{} {}", op.name(), self.request.program.scopes()[scope as usize])
     }
 
     pub(super) fn compute(
@@ -23,7 +23,7 @@ impl Lowering<'_> {
         scope: u32,
     ) {
         let label = self.label(op, scope);
-        if self.q.replicas[replica].rows == 0 && self.without_rows(replica, &label, x, y) {
+        if self.request.replicas[replica].rows == 0 && self.without_rows(replica, &label, x, y) {
             return;
         }
         match op {
@@ -43,8 +43,8 @@ impl Lowering<'_> {
             | Op::BatchNorm(_)
             | Op::BatchNormGradSums(_)
             | Op::BatchNormGradInput(_) => self.norm(replica, label, op, x, y),
-            Op::Reduce { .. } if self.q.facts.column_sums.contains_key(&self.at) => {
-                let sums = self.q.facts.column_sums[&self.at];
+            Op::Reduce { .. } if self.request.facts.column_sums.contains_key(&self.at) => {
+                let sums = self.request.facts.column_sums[&self.at];
                 let (from, to) = (self.operand(replica, x[0]), self.operand(replica, sums));
                 let sizes = [from.pixels(), from.last(), from.ld];
                 let (mut cx, _) = self.cx(replica);
@@ -53,9 +53,9 @@ impl Lowering<'_> {
                 self.launches(replica, label, vec![launch], x, &[sums]);
             }
             Op::Fused(tape) => {
-                let x = self.q.facts.uncast(x);
+                let x = self.request.facts.uncast(x);
                 if self.is_small(y) {
-                    return self.put_off_tape(replica, tape, &x, y);
+                    return self.defer_tape(replica, tape, &x, y);
                 }
                 let (mut cx, tapes) = self.cx(replica);
                 let launches = tape::fused(&mut cx, tapes, tape, &x, y);
@@ -81,13 +81,13 @@ impl Lowering<'_> {
         x: &[ValueId],
         y: ValueId,
     ) -> bool {
-        let is_rows = |id: &ValueId| self.q.program.value(*id).ty.is_rows();
-        let facts = self.q.facts;
+        let is_rows = |id: &ValueId| self.request.program.value(*id).ty.is_rows();
+        let facts = self.request.facts;
         let sums = [
             (!is_rows(&y)).then_some(y),
             facts.column_sums.get(&self.at).copied(),
             facts.with_sums.get(&y).copied(),
-            facts.finish.get(&y).map(|f| f.stats),
+            facts.fused_stats.get(&y).map(|f| f.stats),
         ];
         if !is_rows(&y) && !x.iter().any(is_rows) {
             return false;
@@ -101,14 +101,14 @@ impl Lowering<'_> {
 
     /// Whether a value is the same for all rows and has few numbers.
     pub(super) fn is_small(&self, y: ValueId) -> bool {
-        let ty = &self.q.program.value(y).ty;
-        !ty.is_rows() && ty.len() <= tape::GROUPED
+        let ty = &self.request.program.value(y).ty;
+        !ty.is_rows() && ty.len() <= tape::MAX_GROUPED_LEN
     }
 
     /// Whether a part of a value along an axis is a run of neighbours that keep their place for the
     /// whole step.
     pub(super) fn stays(&mut self, replica: usize, axis: usize, x: ValueId) -> bool {
-        let v = self.q.program.value(x);
+        let v = self.request.program.value(x);
         let leading: usize = v.ty.dims[..axis].iter().product();
         let block = self.operand(replica, x).ptr.block;
         !v.ty.is_rows()
@@ -128,10 +128,10 @@ impl Lowering<'_> {
         let from = self.operand(replica, x);
         let inner: usize = from.dims[axis + 1..].iter().product();
         let part = from.ptr.add(start * inner * from.elem.bytes());
-        match self.q.program.value(y).location {
+        match self.request.program.value(y).location {
             Location::Gradient(_) => {
                 let to = self.operand(replica, y);
-                self.put_off(Move { from: part, elem: from.elem, to: to.ptr, len: to.len });
+                self.defer_copy(CopyOp { from: part, elem: from.elem, to: to.ptr, len: to.len });
             }
             _ => {
                 let own = self.cx(replica).0.own(y).span();
@@ -141,8 +141,8 @@ impl Lowering<'_> {
     }
 
     pub(super) fn copy(&mut self, replica: usize, x: ValueId, y: ValueId) {
-        let empty = self.q.replicas[replica].rows == 0;
-        if empty && self.q.program.value(y).ty.is_rows() {
+        let empty = self.request.replicas[replica].rows == 0;
+        if empty && self.request.program.value(y).ty.is_rows() {
             return;
         }
         let launches = ops::layout::copy(&mut self.cx(replica).0, x, y);

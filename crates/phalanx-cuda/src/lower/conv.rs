@@ -1,11 +1,11 @@
 //! Convolutions: the library's products, its filters' order, and what follows them.
 
 use super::{Lowering, tasks};
-use crate::cx::Operand;
 use crate::launch::{Elem, Ptr, Span};
+use crate::lowering_context::Operand;
 use crate::ops::update::{self, Filters};
 use crate::tape;
-use crate::task::{Conv, Images, Pass, Task, Work};
+use crate::work_item::{Conv, Images, Pass, Task, WorkItem};
 use phalanx_graph::ops::{self as op, Access, Binary, Epilogue, Tape, Unary};
 use phalanx_graph::program::{Instr, Location, ValueId};
 use phalanx_graph::{ConvGeom, Op};
@@ -15,7 +15,7 @@ impl Lowering<'_> {
     /// for each type.
     pub(super) fn pack_filters(&mut self) {
         let mut found: Vec<(ValueId, Elem)> = vec![];
-        for instr in self.q.program.instrs() {
+        for instr in self.request.program.instrs() {
             let Instr::Compute { op, inputs, .. } = instr else { continue };
             let [x, w, ..] = inputs[..] else { continue };
             let elem = self.operand(0, x).elem;
@@ -24,13 +24,13 @@ impl Lowering<'_> {
                 Op::Dot(_) | Op::DotGradInput => elem != Elem::F32,
                 _ => false,
             };
-            let is_param = matches!(self.q.program.value(w).location, Location::Param(_));
+            let is_param = matches!(self.request.program.value(w).location, Location::Param(_));
             if repacked && is_param && !found.contains(&(w, elem)) {
                 found.push((w, elem));
             }
         }
         let mut filters = vec![];
-        for replica in self.replicas().filter(|r| self.q.replicas[*r].rows > 0) {
+        for replica in self.replicas().filter(|r| self.request.replicas[*r].rows > 0) {
             for (id, elem) in &found {
                 filters.push((self.new_filter(replica, *id, *elem), *elem));
             }
@@ -62,7 +62,7 @@ impl Lowering<'_> {
         if filters.is_empty() {
             return;
         }
-        self.push(Work {
+        self.push(WorkItem {
             instr: self.at,
             label: format!("{} filters", filters.len()),
             tasks: tasks(update::pack_filters(filters, elem)),
@@ -81,7 +81,7 @@ impl Lowering<'_> {
         y: ValueId,
     ) {
         self.conv_pass(replica, label.clone(), Pass::Forward, geom, (x[0], x[1], y), y);
-        let late = self.q.facts.late_bias.contains_key(&y);
+        let late = self.request.facts.deferred_bias.contains_key(&y);
         if e.relu || e.bias && !late {
             self.epilogue(replica, label, e, geom.output[2], x, y);
         }
@@ -119,7 +119,7 @@ impl Lowering<'_> {
         let packed = self.packed(replica, w, elem);
         let task = self.conv_task(replica, pass, geom, x, (packed, elem), y);
         let bytes = self.operand(replica, w).len * elem.bytes();
-        let mut work = Work {
+        let mut work = WorkItem {
             instr: self.at,
             label,
             tasks: vec![Task::Conv(task)],
@@ -141,7 +141,7 @@ impl Lowering<'_> {
     ) -> Conv {
         let images = |o: Operand| Images { at: o.ptr, elem: o.elem, ld: o.ld };
         let (x, y) = (self.operand(replica, x), self.operand(replica, y));
-        let rows = self.q.replicas[replica].rows;
+        let rows = self.request.replicas[replica].rows;
         Conv { pass, geom: *geom, rows, x: images(x), w, y: images(y) }
     }
 
@@ -157,7 +157,7 @@ impl Lowering<'_> {
         let elem = self.operand(replica, x[0]).elem;
         let packed = self.scratch[replica].take(dw.len * elem.bytes());
         let task = self.conv_task(replica, Pass::GradKernel, geom, x[0], (packed, elem), x[1]);
-        let work = Work {
+        let work = WorkItem {
             instr: self.at,
             label,
             tasks: vec![Task::Conv(task)],
@@ -167,7 +167,7 @@ impl Lowering<'_> {
         self.push(work);
         let (k, f) = (dw.len / dw.last().max(1), dw.last());
         let filter = Filters { weights: dw.ptr, packed, k, f };
-        if self.moves.iter().any(|m| m.reads().overlaps(&plain(&filter))) {
+        if self.copies.iter().any(|m| m.reads().overlaps(&plain(&filter))) {
             self.flush();
         }
         self.unpacks.push((filter, elem));

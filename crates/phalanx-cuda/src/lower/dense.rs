@@ -1,9 +1,9 @@
 //! Products of matrices: dense layers and their derivatives.
 
 use super::Lowering;
-use crate::cx::Operand;
 use crate::launch::{Block, Elem, Ptr, Span};
-use crate::task::{Gemm, Matrix, Task, Work};
+use crate::lowering_context::Operand;
+use crate::work_item::{Gemm, Matrix, Task, WorkItem};
 use phalanx_graph::ParamId;
 use phalanx_graph::ops::Epilogue;
 use phalanx_graph::program::ValueId;
@@ -56,7 +56,7 @@ impl Lowering<'_> {
         };
         let tasks = vec![Task::Gemm(gemm)];
         let (instr, writes) = (self.at, vec![c.span()]);
-        self.push(Work { label: label.clone(), instr, tasks, reads, writes });
+        self.push(WorkItem { label: label.clone(), instr, tasks, reads, writes });
         if !fused && (e.bias || e.relu) {
             self.epilogue(replica, label, e, dims[1], x, y);
         }
@@ -83,7 +83,7 @@ impl Lowering<'_> {
             relu: false,
         };
         let (tasks, reads) = (vec![Task::Gemm(gemm)], vec![dy.span(), weights]);
-        self.push(Work { label, instr: self.at, tasks, reads, writes: vec![dx.span()] });
+        self.push(WorkItem { label, instr: self.at, tasks, reads, writes: vec![dx.span()] });
     }
 
     pub(super) fn dot_grad_kernel(
@@ -126,20 +126,20 @@ impl Lowering<'_> {
         x: ValueId,
         dy: ValueId,
     ) {
-        let dims = &self.q.program.params()[param.index()].dims;
+        let dims = &self.request.program.params()[param.index()].dims;
         let (k, n) = (dims[0], dims[1]);
-        let local = self.q.replicas[replica].local;
-        let to = Ptr::new(local, Block::Gradients, self.q.layout.params[param.index()]);
+        let local = self.request.replicas[replica].local;
+        let to = Ptr::new(local, Block::Gradients, self.request.layout.params[param.index()]);
         let span = Span::whole(to, k * n * 4);
-        let (task, reads) = match self.q.replicas[replica].rows {
+        let (task, reads) = match self.request.replicas[replica].rows {
             0 => (Task::Clear(span), vec![]),
             _ => {
                 let reads = [x, dy].map(|id| self.operand(replica, id).span()).to_vec();
                 (self.dense_product(replica, x, dy, (to, k, n)), reads)
             }
         };
-        let label = format!("gradient of {}", self.q.program.params()[param.index()].name);
-        self.push(Work { label, instr: self.at, tasks: vec![task], reads, writes: vec![span] });
+        let label = format!("gradient of {}", self.request.program.params()[param.index()].name);
+        self.push(WorkItem { label, instr: self.at, tasks: vec![task], reads, writes: vec![span] });
     }
 }
 

@@ -17,14 +17,14 @@ impl Lowering<'_> {
         y: ValueId,
     ) {
         let bias = |l: &mut Self, id: ValueId| {
-            let late = l.q.facts.late_bias.get(&id).copied();
+            let late = l.request.facts.deferred_bias.get(&id).copied();
             late.map(|b| l.operand(replica, b).ptr)
         };
         match op {
             Op::Moments => {
                 let late = bias(self, x[0]);
-                let finish = self.q.facts.finish.get(&y).copied();
-                let rows = self.q.replicas[replica].rows;
+                let finish = self.request.facts.fused_stats.get(&y).copied();
+                let rows = self.request.replicas[replica].rows;
                 let (mut cx, _) = self.cx(replica);
                 match finish {
                     None => {
@@ -72,10 +72,10 @@ impl Lowering<'_> {
         y: ValueId,
         late: Option<Ptr>,
     ) {
-        let ty = &self.q.program.value(y).ty;
+        let ty = &self.request.program.value(y).ty;
         let positions = ty.len() / ty.last().max(1);
         let count = self.scope_rows(replica, attrs.scope) * positions;
-        let sums = self.q.facts.with_sums.get(&y).copied();
+        let sums = self.request.facts.with_sums.get(&y).copied();
         let to = sums.map(|s| self.operand(replica, s).ptr);
         let (mut cx, _) = self.cx(replica);
         let launches = ops::norm::batch_norm_grad_input(&mut cx, attrs, count, x, y, late, to);
@@ -86,8 +86,8 @@ impl Lowering<'_> {
     /// Rows that share statistics.
     pub(super) fn scope_rows(&self, replica: usize, scope: Scope) -> usize {
         match scope {
-            Scope::Device => self.q.replicas[replica].rows,
-            Scope::All => self.q.rows,
+            Scope::Device => self.request.replicas[replica].rows,
+            Scope::All => self.request.rows,
         }
     }
 }

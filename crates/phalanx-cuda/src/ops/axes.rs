@@ -3,7 +3,7 @@
 use crate::launch::{Elem, Ptr};
 
 /// Where elements lie, and what they are.
-pub(crate) type Place = (Ptr, Elem);
+pub(crate) type TypedPtr = (Ptr, Elem);
 
 /// The widest load or store of a thread, in bytes.
 const WIDEST: usize = 16;
@@ -47,9 +47,9 @@ pub(crate) fn index_type(n: usize) -> &'static str {
 
 /// Elements that can be loaded and stored at once: all places are aligned for them, and they divide
 /// every size and distance.
-pub(crate) fn pack_width(places: &[Place], sizes: &[usize]) -> usize {
+pub(crate) fn pack_width(places: &[TypedPtr], sizes: &[usize]) -> usize {
     let fits = |w: &usize| {
-        let aligned = |(ptr, elem): &Place| {
+        let aligned = |(ptr, elem): &TypedPtr| {
             w * elem.bytes() <= WIDEST && ptr.offset.is_multiple_of(w * elem.bytes())
         };
         places.iter().all(aligned) && sizes.iter().all(|n| n.is_multiple_of(*w))

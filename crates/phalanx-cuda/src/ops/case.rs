@@ -1,9 +1,9 @@
 //! Runs one op on the emulated GPU and compares it with the reference.
 
 use super::compute;
-use super::lab::{Lab, float_bytes, from_bf16, to_bf16};
-use crate::cx::Cx;
+use super::harness::{Harness, float_bytes, from_bf16, to_bf16};
 use crate::launch::{Elem, Launch};
+use crate::lowering_context::LowerCtx;
 use crate::tape::Tapes;
 use phalanx_cpu::reference::{Bindings, Context, Data, Value, evaluate};
 use phalanx_graph::program::ValueId;
@@ -99,14 +99,14 @@ impl Case {
     }
 
     /// Operands and result, not written yet, as a bench has them.
-    fn place(&self, lab: &mut Lab) -> (Vec<ValueId>, ValueId) {
+    fn place(&self, harness: &mut Harness) -> (Vec<ValueId>, ValueId) {
         let (graph, node) = self.graph();
-        let x = self.x.iter().map(|(ty, value)| lab.put(ty, self.shift, &self.bytes(value)));
+        let x = self.x.iter().map(|(ty, value)| harness.put(ty, self.shift, &self.bytes(value)));
         let x = x.collect();
         let ty = graph.ty(node);
         let rows = if ty.is_rows() { self.rows } else { 1 };
         let result = vec![0xff; ty.len() * rows * self.elem(ty.dtype).bytes()];
-        (x, lab.put(ty, self.shift, &result))
+        (x, harness.put(ty, self.shift, &result))
     }
 
     /// What an operand or result is in memory.
@@ -128,13 +128,19 @@ impl Case {
 
     /// What the op is lowered to.
     pub fn launches(&self) -> Vec<Launch> {
-        let mut lab = Lab::new(None, self.rows);
-        let (x, y) = self.place(&mut lab);
-        lab.lower(|cx, tapes| self.lower(cx, tapes, &x, y)).0
+        let mut harness = Harness::new(None, self.rows);
+        let (x, y) = self.place(&mut harness);
+        harness.lower(|cx, tapes| self.lower(cx, tapes, &x, y)).0
     }
 
     /// Narrow operands fit wherever wide ones do: only the kernels' types change.
-    fn lower(&self, cx: &mut Cx<'_>, tapes: &mut Tapes, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+    fn lower(
+        &self,
+        cx: &mut LowerCtx<'_>,
+        tapes: &mut Tapes,
+        x: &[ValueId],
+        y: ValueId,
+    ) -> Vec<Launch> {
         let mut launches = compute(cx, tapes, &self.op, x, y);
         if self.narrow {
             launches.iter_mut().for_each(|l| l.kernel = l.kernel.replace("float", "bf16"));
@@ -194,19 +200,19 @@ impl Case {
 
     /// The result of two steps on one GPU.
     fn run(&self, seed: Option<u64>, want: &Value) -> Vec<Vec<u32>> {
-        let mut lab = Lab::new(seed, self.rows);
-        lab.first_row = self.first_row;
-        (lab.inputs.seed, lab.inputs.step) = (SEED, STEP);
-        let (x, y) = self.place(&mut lab);
+        let mut harness = Harness::new(seed, self.rows);
+        harness.first_row = self.first_row;
+        (harness.inputs.seed, harness.inputs.step) = (SEED, STEP);
+        let (x, y) = self.place(&mut harness);
         let elem = match want.data {
             Data::Int(_) => Elem::I32,
             Data::Float(_) => self.elem(DType::F32),
         };
-        let step = lab.prepare(|cx, tapes| self.lower(cx, tapes, &x, y));
+        let step = harness.prepare(|cx, tapes| self.lower(cx, tapes, &x, y));
         let mut results = vec![];
         for _ in 0..2 {
-            lab.start(step);
-            results.push(lab.words(lab.at(y), elem, want.len()));
+            harness.start(step);
+            results.push(harness.words(harness.at(y), elem, want.len()));
         }
         results
     }

@@ -1,8 +1,8 @@
 //! Constants, casts and everything that moves elements: copies, transposes, joins, slices, pads.
 
-use super::axes::{Loop, Place, axes, index_type, items, pack_width, push, sizes, strides};
-use crate::cx::{Cx, Operand};
-use crate::launch::{Launch, MOST_BLOCKS};
+use super::axes::{Loop, TypedPtr, axes, index_type, items, pack_width, push, sizes, strides};
+use crate::launch::{Launch, MAX_BLOCKS};
+use crate::lowering_context::{LowerCtx, Operand};
 use phalanx_graph::program::ValueId;
 
 const FILE: &str = "layout";
@@ -11,13 +11,13 @@ const FILE: &str = "layout";
 const TILED: usize = 16;
 
 /// The same number everywhere.
-pub(crate) fn constant(cx: &mut Cx<'_>, value: f64, y: ValueId) -> Vec<Launch> {
+pub(crate) fn constant(cx: &mut LowerCtx<'_>, value: f64, y: ValueId) -> Vec<Launch> {
     let y = cx.operand(y);
     fill((y.ptr, y.elem), y.len, value as f32)
 }
 
 /// `n` times the same number.
-pub(super) fn fill(y: Place, n: usize, value: f32) -> Vec<Launch> {
+pub(super) fn fill(y: TypedPtr, n: usize, value: f32) -> Vec<Launch> {
     if n == 0 {
         return vec![];
     }
@@ -26,12 +26,12 @@ pub(super) fn fill(y: Place, n: usize, value: f32) -> Vec<Launch> {
 }
 
 /// Another element type: a copy that converts.
-pub(crate) fn cast(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn cast(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     copy(cx, x[0], y)
 }
 
 /// Pixel by pixel between strides and element types.
-pub(crate) fn copy(cx: &mut Cx<'_>, x: ValueId, y: ValueId) -> Vec<Launch> {
+pub(crate) fn copy(cx: &mut LowerCtx<'_>, x: ValueId, y: ValueId) -> Vec<Launch> {
     let (x, y) = (cx.operand(x), cx.operand(y));
     // Where one side has no gaps its pixels may be cut as the other's are.
     let width = if gapless(&x) { y.last() } else { x.last() };
@@ -46,17 +46,17 @@ fn gapless(v: &Operand) -> bool {
     v.ld == v.last()
 }
 
-pub(super) fn place(v: &Operand) -> Place {
+pub(super) fn place(v: &Operand) -> TypedPtr {
     (v.ptr, v.elem)
 }
 
 /// The place some elements further.
-fn further((ptr, elem): Place, elements: usize) -> Place {
+fn further((ptr, elem): TypedPtr, elements: usize) -> TypedPtr {
     (ptr.add(elements * elem.bytes()), elem)
 }
 
 /// Copies what nested loops walk over.
-pub(crate) fn copy_loops(mut loops: Vec<Loop>, x: Place, y: Place) -> Vec<Launch> {
+pub(crate) fn copy_loops(mut loops: Vec<Loop>, x: TypedPtr, y: TypedPtr) -> Vec<Launch> {
     let n: usize = loops.iter().map(|l| l.count).product();
     if n == 0 {
         return vec![];
@@ -85,7 +85,7 @@ pub(crate) fn copy_loops(mut loops: Vec<Loop>, x: Place, y: Place) -> Vec<Launch
 }
 
 /// Elements at once along an innermost loop over neighbours.
-fn copy_width(loops: &[Loop], x: Place, y: Place) -> usize {
+fn copy_width(loops: &[Loop], x: TypedPtr, y: TypedPtr) -> usize {
     let (inner, outer) = loops.split_last().expect("one loop or more");
     let mut sizes = vec![inner.count];
     outer.iter().for_each(|l| sizes.extend([l.src, l.dst]));
@@ -109,7 +109,7 @@ fn loop_axes(loops: &[Loop]) -> String {
 }
 
 /// Where neighbours on both sides are neighbours on neither other, tiles make both sides fast.
-fn transpose_tiles(loops: &[Loop], x: Place, y: Place) -> Option<Launch> {
+fn transpose_tiles(loops: &[Loop], x: TypedPtr, y: TypedPtr) -> Option<Launch> {
     let a = loops.iter().position(|l| l.src == 1 && l.count >= TILED)?;
     let b = loops.iter().position(|l| l.dst == 1 && l.count >= TILED)?;
     if a == b || x.1 != y.1 {
@@ -126,12 +126,17 @@ fn transpose_tiles(loops: &[Loop], x: Place, y: Place) -> Option<Launch> {
     let word = items(x.1, y.1, 1);
     let word = word.split(',').next().unwrap_or_default();
     let name = format!("transpose_tiles<{word}, {}, {}>", index_type(outer), loop_axes(&others));
-    let launch = Launch::blocks(FILE, name, tiles.min(MOST_BLOCKS), 256);
+    let launch = Launch::blocks(FILE, name, tiles.min(MAX_BLOCKS), 256);
     Some(launch.arg(x.0).arg(y.0).arg(tiles).arg(a.count).arg(b.count).arg(b.src).arg(a.dst))
 }
 
 /// Repeats along axes of size one and along new leading ones.
-pub(crate) fn broadcast(cx: &mut Cx<'_>, dims: &[usize], x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn broadcast(
+    cx: &mut LowerCtx<'_>,
+    dims: &[usize],
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
     let rows = cx.count(y);
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
     let (from, from_row) = strides(&x.dims, x.ld);
@@ -147,7 +152,12 @@ pub(crate) fn broadcast(cx: &mut Cx<'_>, dims: &[usize], x: &[ValueId], y: Value
 }
 
 /// Axis `i` of `y` is axis `perm[i]` of `x`.
-pub(crate) fn transpose(cx: &mut Cx<'_>, perm: &[usize], x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn transpose(
+    cx: &mut LowerCtx<'_>,
+    perm: &[usize],
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
     let rows = cx.count(y);
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
     let (from, from_row) = strides(&x.dims, x.ld);
@@ -176,7 +186,7 @@ fn block_loops(
 }
 
 /// Joins operands along an axis, a launch each.
-pub(crate) fn concat(cx: &mut Cx<'_>, axis: usize, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn concat(cx: &mut LowerCtx<'_>, axis: usize, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     let rows = cx.count(y);
     let y = cx.operand(y);
     let to = strides(&y.dims, y.ld);
@@ -192,7 +202,7 @@ pub(crate) fn concat(cx: &mut Cx<'_>, axis: usize, x: &[ValueId], y: ValueId) ->
 
 /// Elements from `start` on, along an axis.
 pub(crate) fn slice(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     axis: usize,
     start: usize,
     x: &[ValueId],
@@ -228,7 +238,12 @@ fn push_padded(loops: &mut Vec<Padded>, inner: Padded) {
 }
 
 /// Zeros before and after each axis.
-pub(crate) fn pad(cx: &mut Cx<'_>, before: &[usize], x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn pad(
+    cx: &mut LowerCtx<'_>,
+    before: &[usize],
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
     let rows = cx.count(y);
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
     if y.len == 0 {

@@ -3,8 +3,8 @@
 //!
 //! All take the `bias` of a convolution that did not add it, or nothing.
 
-use crate::cx::{Cx, Operand};
 use crate::launch::{Launch, Ptr};
+use crate::lowering_context::{LowerCtx, Operand};
 use phalanx_graph::ops::BatchNormAttrs;
 use phalanx_graph::program::ValueId;
 
@@ -60,8 +60,8 @@ impl Tiling {
         Launch::blocks("norm", kernel, self.tiles * self.parts, self.threads as u32)
     }
 
-    /// Room for each block's `sums` of its channels, and a counter for each tile.
-    fn scratch(&self, cx: &mut Cx<'_>, sums: usize) -> (Ptr, Ptr) {
+    /// Allocation for each block's `sums` of its channels, and a counter for each tile.
+    fn scratch(&self, cx: &mut LowerCtx<'_>, sums: usize) -> (Ptr, Ptr) {
         let numbers = sums * self.tiles * self.parts * self.tile * self.vector;
         (cx.scratch.take(8 * numbers), cx.scratch.counters(4 * self.tiles))
     }
@@ -84,7 +84,7 @@ fn vector_up_to(widest: usize, operands: &[&Operand]) -> usize {
 
 /// `moments`, and `batch_stats` over `count` numbers where `stats` asks for it.
 fn sum_moments(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     x: ValueId,
     sums: ValueId,
     stats: Option<(ValueId, usize)>,
@@ -114,7 +114,7 @@ fn sum_moments(
 
 /// Sums and sums of squares of every channel.
 pub(crate) fn moments(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     x: &[ValueId],
     y: ValueId,
     bias: Option<Ptr>,
@@ -123,7 +123,12 @@ pub(crate) fn moments(
 }
 
 /// Mean and variance of every channel from whole moments over `count` numbers.
-pub(crate) fn batch_stats(cx: &mut Cx<'_>, count: usize, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn batch_stats(
+    cx: &mut LowerCtx<'_>,
+    count: usize,
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
     let (sums, stats) = (cx.operand(x[0]), cx.operand(y));
     let launch = Launch::over("norm", "batch_stats", sums.last())
         .arg(sums.ptr)
@@ -135,7 +140,7 @@ pub(crate) fn batch_stats(cx: &mut Cx<'_>, count: usize, x: &[ValueId], y: Value
 
 /// [`moments`] into `sums` and [`batch_stats`] into `y`, where the moments are whole by themselves.
 pub(crate) fn moments_and_stats(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     count: usize,
     x: &[ValueId],
     sums: ValueId,
@@ -147,7 +152,7 @@ pub(crate) fn moments_and_stats(
 
 /// Adds `bias`, statistics, gamma, beta, epsilon and whether a ReLU follows.
 fn norm_args(
-    cx: &Cx<'_>,
+    cx: &LowerCtx<'_>,
     launch: Launch,
     a: &BatchNormAttrs,
     x: &[ValueId],
@@ -165,7 +170,7 @@ fn norm_args(
 
 /// `y = gamma * (x - mean) / sqrt(variance + epsilon) + beta`; operands `x, stats, gamma, beta`.
 pub(crate) fn batch_norm(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     a: &BatchNormAttrs,
     x: &[ValueId],
     y: ValueId,
@@ -191,7 +196,7 @@ pub(crate) fn batch_norm(
 
 /// Sums of `dy` and `dy * x̂`; operands `dy, x, stats, gamma, beta`.
 pub(crate) fn batch_norm_grad_sums(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     a: &BatchNormAttrs,
     x: &[ValueId],
     y: ValueId,
@@ -223,7 +228,7 @@ pub(crate) fn batch_norm_grad_sums(
 /// sums`. The result's sums over all pixels go to `column_sums` where it is given: the derivative by
 /// the `bias`.
 pub(crate) fn batch_norm_grad_input(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     a: &BatchNormAttrs,
     count: usize,
     x: &[ValueId],
@@ -304,7 +309,7 @@ mod tests {
     #[cfg(feature = "emulator")]
     mod emulated {
         use super::*;
-        use crate::ops::lab::{Lab, SEEDS, close, numbers};
+        use crate::ops::harness::{Harness, SEEDS, close, numbers};
         use phalanx_graph::Scope;
 
         fn attrs(relu: bool) -> BatchNormAttrs {
@@ -325,7 +330,7 @@ mod tests {
 
         fn check(seed: Option<u64>, c: usize, size: usize, gap: usize, relu: bool, biased: bool) {
             let rows = 2;
-            let mut lab = Lab::new(seed, rows);
+            let mut harness = Harness::new(seed, rows);
             let (n, count) = (rows * size * c, rows * size);
             let what = |part: &str| format!("{part} c {c} size {size} gap {gap} relu {relu}");
             let x: Vec<f32> = numbers(n, 1).iter().map(|v| v * 2.0 + 1.5).collect();
@@ -333,33 +338,35 @@ mod tests {
             let (gamma, beta) = (numbers(c, 3), numbers(c, 4));
             let shift = if biased { numbers(c, 5) } else { vec![0.0; c] };
             let dims = [size, c];
-            let input = lab.rows(&dims, gap, &x);
-            let grad = lab.rows(&dims, gap, &dy);
-            let (y, dx) = (lab.rows(&dims, gap, &zero), lab.rows(&dims, 0, &zero));
-            let (g, b) = (lab.whole(&[c], &gamma), lab.whole(&[c], &beta));
-            let (st, sums) = (lab.whole(&[2, c], &[0.0].repeat(2 * c)), lab.doubles(&[2, c]));
+            let input = harness.rows(&dims, gap, &x);
+            let grad = harness.rows(&dims, gap, &dy);
+            let (y, dx) = (harness.rows(&dims, gap, &zero), harness.rows(&dims, 0, &zero));
+            let (g, b) = (harness.whole(&[c], &gamma), harness.whole(&[c], &beta));
+            let (st, sums) =
+                (harness.whole(&[2, c], &[0.0].repeat(2 * c)), harness.doubles(&[2, c]));
             let (st2, gs) = (
-                lab.whole(&[2, c], &[0.0].repeat(2 * c)),
-                lab.whole(&[2, c], &[0.0].repeat(2 * c)),
+                harness.whole(&[2, c], &[0.0].repeat(2 * c)),
+                harness.whole(&[2, c], &[0.0].repeat(2 * c)),
             );
-            let (shifts, columns) = (lab.whole(&[c], &shift), lab.whole(&[c], &zero[..c]));
-            let bias = biased.then(|| lab.at(shifts));
+            let (shifts, columns) = (harness.whole(&[c], &shift), harness.whole(&[c], &zero[..c]));
+            let bias = biased.then(|| harness.at(shifts));
             let a = attrs(relu);
-            lab.run(|cx, _| moments_and_stats(cx, count, &[input], sums, st, bias));
-            lab.run(|cx, _| moments(cx, &[input], sums, bias));
-            lab.run(|cx, _| batch_stats(cx, count, &[sums], st2));
-            assert_eq!(lab.get(st), lab.get(st2), "{}", what("one launch or two"));
-            lab.run(|cx, _| batch_norm(cx, &a, &[input, st, g, b], y, bias));
-            lab.run(|cx, _| batch_norm_grad_sums(cx, &a, &[grad, input, st, g, b], gs, bias));
+            harness.run(|cx, _| moments_and_stats(cx, count, &[input], sums, st, bias));
+            harness.run(|cx, _| moments(cx, &[input], sums, bias));
+            harness.run(|cx, _| batch_stats(cx, count, &[sums], st2));
+            assert_eq!(harness.get(st), harness.get(st2), "{}", what("one launch or two"));
+            harness.run(|cx, _| batch_norm(cx, &a, &[input, st, g, b], y, bias));
+            harness.run(|cx, _| batch_norm_grad_sums(cx, &a, &[grad, input, st, g, b], gs, bias));
             let operands = [grad, input, st, g, b, gs];
-            lab.run(|cx, _| batch_norm_grad_input(cx, &a, count, &operands, dx, bias, None));
-            let plain = lab.get(dx);
-            let to = lab.at(columns);
-            lab.run(|cx, _| batch_norm_grad_input(cx, &a, count, &operands, dx, bias, Some(to)));
-            assert_eq!(lab.get(dx), plain, "{}", what("with or without sums"));
+            harness.run(|cx, _| batch_norm_grad_input(cx, &a, count, &operands, dx, bias, None));
+            let plain = harness.get(dx);
+            let to = harness.at(columns);
+            harness
+                .run(|cx, _| batch_norm_grad_input(cx, &a, count, &operands, dx, bias, Some(to)));
+            assert_eq!(harness.get(dx), plain, "{}", what("with or without sums"));
 
             let (stats, got, sums, columns) =
-                (lab.get(st), lab.get(y), lab.get(gs), lab.get(columns));
+                (harness.get(st), harness.get(y), harness.get(gs), harness.get(columns));
             let pick = |v: &[f32], i: usize| -> Vec<f32> {
                 v.iter().skip(i).step_by(c).copied().collect()
             };

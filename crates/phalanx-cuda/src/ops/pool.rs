@@ -1,8 +1,8 @@
 //! Pooling over windows and its derivative. The geometry is part of the kernel's name.
 
 use super::norm::vector;
-use crate::cx::{Cx, Operand};
 use crate::launch::Launch;
+use crate::lowering_context::{LowerCtx, Operand};
 use phalanx_graph::ConvGeom;
 use phalanx_graph::ops::PoolKind;
 use phalanx_graph::program::ValueId;
@@ -38,7 +38,7 @@ fn geom_type(g: &ConvGeom) -> String {
 
 /// Largest element or mean of each window.
 pub(crate) fn pool(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     kind: PoolKind,
     geom: &ConvGeom,
     x: &[ValueId],
@@ -116,7 +116,7 @@ impl Bands {
 
 /// Operands `x, y, dy` (max) or `dy` (average).
 pub(crate) fn pool_grad(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     kind: PoolKind,
     geom: &ConvGeom,
     x: &[ValueId],
@@ -176,7 +176,7 @@ mod tests {
     #[cfg(feature = "emulator")]
     mod emulated {
         use super::*;
-        use crate::ops::lab::{Lab, SEEDS, close, numbers};
+        use crate::ops::harness::{Harness, SEEDS, close, numbers};
 
         /// Input elements of each output's window, in row-major order.
         fn windows(g: &ConvGeom, rows: usize) -> Vec<Vec<usize>> {
@@ -224,7 +224,7 @@ mod tests {
 
         fn check(seed: Option<u64>, g: &ConvGeom) {
             let rows = 2;
-            let mut lab = Lab::new(seed, rows);
+            let mut harness = Harness::new(seed, rows);
             // Few different numbers, so that ties are common, and some that are none.
             let mut x: Vec<f32> =
                 numbers(rows * g.input_len(), 1).iter().map(|v| (v * 3.0).round()).collect();
@@ -245,10 +245,10 @@ mod tests {
                 window.iter().for_each(|i| dmean[*i] += f64::from(*dy) / count);
             }
             let (zx, zy) = (vec![9.0; x.len()], vec![9.0; dy.len()]);
-            let (input, grad) = (lab.rows(&g.input, 2, &x), lab.rows(&g.output, 1, &dy));
-            let (best, mid) = (lab.rows(&g.output, 3, &zy), lab.rows(&g.output, 0, &zy));
-            let (dbest, dmid) = (lab.rows(&g.input, 4, &zx), lab.rows(&g.input, 0, &zx));
-            lab.run(|cx, _| {
+            let (input, grad) = (harness.rows(&g.input, 2, &x), harness.rows(&g.output, 1, &dy));
+            let (best, mid) = (harness.rows(&g.output, 3, &zy), harness.rows(&g.output, 0, &zy));
+            let (dbest, dmid) = (harness.rows(&g.input, 4, &zx), harness.rows(&g.input, 0, &zx));
+            harness.run(|cx, _| {
                 [
                     pool(cx, PoolKind::Average, g, &[input], mid),
                     pool(cx, PoolKind::Max, g, &[input], best),
@@ -257,10 +257,10 @@ mod tests {
                 ]
                 .concat()
             });
-            close(&format!("mean {g}"), &lab.get(mid), &mean, 1e-6);
-            close(&format!("max {g}"), &lab.get(best), &max, 0.0);
-            close(&format!("max' {g}"), &lab.get(dbest), &dmax, 2e-6);
-            close(&format!("mean' {g}"), &lab.get(dmid), &dmean, 2e-6);
+            close(&format!("mean {g}"), &harness.get(mid), &mean, 1e-6);
+            close(&format!("max {g}"), &harness.get(best), &max, 0.0);
+            close(&format!("max' {g}"), &harness.get(dbest), &dmax, 2e-6);
+            close(&format!("mean' {g}"), &harness.get(dmid), &dmean, 2e-6);
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::axes::{Loop, axes, index_type, pack_width, push, sizes};
 use super::layout;
-use crate::cx::Cx;
 use crate::launch::{Block, Launch, Ptr};
+use crate::lowering_context::LowerCtx;
 use phalanx_graph::program::ValueId;
 
 const FILE: &str = "random";
@@ -11,12 +11,12 @@ const FILE: &str = "random";
 /// Words of one draw.
 const WORDS: usize = 4;
 
-fn inputs(cx: &Cx<'_>) -> Ptr {
+fn inputs(cx: &LowerCtx<'_>) -> Ptr {
     Ptr::new(cx.replica, Block::Inputs, 0)
 }
 
 /// Rows of numbers in `[0, 1)`.
-pub(crate) fn uniform(cx: &mut Cx<'_>, key: u32, y: ValueId) -> Vec<Launch> {
+pub(crate) fn uniform(cx: &mut LowerCtx<'_>, key: u32, y: ValueId) -> Vec<Launch> {
     let (rows, y) = (cx.count(y), cx.operand(y));
     if y.len == 0 {
         return vec![];
@@ -32,7 +32,7 @@ pub(crate) fn uniform(cx: &mut Cx<'_>, key: u32, y: ValueId) -> Vec<Launch> {
 /// Zeroes a share `rate` of the elements and scales the others; axes where `noise` is 1 share their
 /// mask.
 pub(crate) fn dropout(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     rate: f64,
     key: u32,
     noise: &[usize],

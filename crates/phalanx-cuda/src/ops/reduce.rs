@@ -1,9 +1,9 @@
 //! Sums and maxima along axes, and the sum over rows.
 
-use super::axes::{Place, axes, index_type, pack_width, sizes, strides};
+use super::axes::{TypedPtr, axes, index_type, pack_width, sizes, strides};
 use super::layout;
-use crate::cx::{Cx, Scratch};
-use crate::launch::{Arg, Elem, Launch, MOST_BLOCKS, Ptr, Word};
+use crate::launch::{Arg, Elem, Launch, MAX_BLOCKS, Ptr, Word};
+use crate::lowering_context::{LowerCtx, Scratch};
 use phalanx_graph::ops::ReduceKind;
 use phalanx_graph::program::ValueId;
 
@@ -23,7 +23,7 @@ const RUN: usize = 16;
 
 /// Sum or maximum along axes, which stay with size one.
 pub(crate) fn reduce(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     kind: ReduceKind,
     along: &[usize],
     x: &[ValueId],
@@ -59,7 +59,7 @@ fn join(loops: &mut Vec<(usize, usize)>, count: usize, stride: usize) {
 }
 
 /// The sum of all rows.
-pub(crate) fn sum_rows(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn sum_rows(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
     if y.len == 0 {
         return vec![];
@@ -70,8 +70,8 @@ pub(crate) fn sum_rows(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch
 
 /// The sum of `pixels` of `c` channels each, `ld` elements apart, in one launch.
 pub(crate) fn column_sums(
-    cx: &mut Cx<'_>,
-    x: Place,
+    cx: &mut LowerCtx<'_>,
+    x: TypedPtr,
     [pixels, c, ld]: [usize; 3],
     y: Ptr,
 ) -> Launch {
@@ -104,7 +104,7 @@ fn max(kind: ReduceKind) -> bool {
     kind == ReduceKind::Max
 }
 
-fn template(name: &str, kind: ReduceKind, (x, y): (Place, Place), more: &str) -> String {
+fn template(name: &str, kind: ReduceKind, (x, y): (TypedPtr, TypedPtr), more: &str) -> String {
     format!("{name}<{}, {}, {}, {more}>", max(kind), x.1.c_name(), y.1.c_name())
 }
 
@@ -112,7 +112,7 @@ fn template(name: &str, kind: ReduceKind, (x, y): (Place, Place), more: &str) ->
 fn plain(
     scratch: &mut Scratch,
     kind: ReduceKind,
-    ends: (Place, Place),
+    ends: (TypedPtr, TypedPtr),
     [outer, len, inner]: [usize; 3],
 ) -> Vec<Launch> {
     let (x, y) = ends;
@@ -142,7 +142,7 @@ struct Columns {
 }
 
 impl Columns {
-    fn new(x: Place, [outer, len, inner]: [usize; 3], ld: usize) -> Columns {
+    fn new(x: TypedPtr, [outer, len, inner]: [usize; 3], ld: usize) -> Columns {
         let width = pack_width(&[x], &[inner, ld]);
         let tx = inner.div_ceil(width).next_power_of_two().min(32);
         let tiles = inner.div_ceil(tx * width).max(1);
@@ -160,7 +160,7 @@ impl Columns {
 fn columns(
     scratch: &mut Scratch,
     kind: ReduceKind,
-    ends: (Place, Place),
+    ends: (TypedPtr, TypedPtr),
     [outer, len, inner]: [usize; 3],
     ld: usize,
 ) -> Launch {
@@ -179,7 +179,7 @@ fn columns(
 /// Axes that do not lie side by side.
 fn any(
     kind: ReduceKind,
-    ends: (Place, Place),
+    ends: (TypedPtr, TypedPtr),
     n: usize,
     all: usize,
     mut kept: Vec<(usize, usize)>,
@@ -193,7 +193,7 @@ fn any(
     };
     let more = format!("{}, {}, {}", index_type(all), list(&kept), list(&gone));
     let name = template("reduce_axes", kind, ends, &more);
-    let blocks = (32 * n).div_ceil(THREADS).min(MOST_BLOCKS);
+    let blocks = (32 * n).div_ceil(THREADS).min(MAX_BLOCKS);
     let launch = Launch::blocks(FILE, name, blocks, THREADS as u32);
     launch.arg(ends.0.0).arg(ends.1.0).arg(n).arg(all / n)
 }

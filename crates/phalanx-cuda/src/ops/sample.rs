@@ -2,8 +2,8 @@
 
 use super::axes::{Loop, index_type, pack_width};
 use super::layout::{copy_loops, place};
-use crate::cx::{Cx, Operand};
 use crate::launch::{Elem, Launch};
+use crate::lowering_context::{LowerCtx, Operand};
 use phalanx_graph::ops::{FillMode, SampleGeom};
 use phalanx_graph::program::ValueId;
 
@@ -14,7 +14,7 @@ const SHARES: usize = 8;
 
 /// Repeats pixels, or interpolates between them.
 pub(crate) fn upsample(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     size: [usize; 2],
     bilinear: bool,
     x: &[ValueId],
@@ -26,7 +26,7 @@ pub(crate) fn upsample(
 
 /// Operand `dy`: what every small pixel was spread over comes back.
 pub(crate) fn upsample_grad(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     size: [usize; 2],
     bilinear: bool,
     x: &[ValueId],
@@ -67,7 +67,12 @@ fn fill(mode: FillMode) -> i32 {
 }
 
 /// Reads images through their matrices; operands `x, matrix`.
-pub(crate) fn affine(cx: &mut Cx<'_>, geom: &SampleGeom, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn affine(
+    cx: &mut LowerCtx<'_>,
+    geom: &SampleGeom,
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
     let (x, matrix, y) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
     if y.len == 0 {
         return vec![];
@@ -88,7 +93,7 @@ fn sizes(launch: Launch, geom: &SampleGeom) -> Launch {
 /// Adds derivatives up at the pixels they were read from; operands `dy, matrix`. The sums are floats:
 /// narrow ones are converted at the end.
 pub(crate) fn affine_grad(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     geom: &SampleGeom,
     x: &[ValueId],
     y: ValueId,

@@ -1,7 +1,7 @@
 //! Softmax over the last axis, and the crossentropy that is fused with it.
 
-use crate::cx::{Cx, Operand};
-use crate::launch::{Elem, Launch, MOST_BLOCKS};
+use crate::launch::{Elem, Launch, MAX_BLOCKS};
+use crate::lowering_context::{LowerCtx, Operand};
 use phalanx_graph::program::ValueId;
 
 const FILE: &str = "softmax";
@@ -10,27 +10,27 @@ const FILE: &str = "softmax";
 const THREADS: usize = 256;
 
 /// Softmax over the last axis.
-pub(crate) fn softmax(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn softmax(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     vectors(cx, "softmax", x, y)
 }
 
 /// `log(softmax(x))` over the last axis.
-pub(crate) fn log_softmax(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn log_softmax(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     vectors(cx, "log_softmax", x, y)
 }
 
 /// `log Σ e^logits - logits[label]`; operands `logits, labels`.
-pub(crate) fn sparse_xent(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn sparse_xent(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     vectors(cx, "sparse_xent", x, y)
 }
 
 /// Operands `logits, labels, dy`.
-pub(crate) fn sparse_xent_grad(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn sparse_xent_grad(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     vectors(cx, "sparse_xent_grad", x, y)
 }
 
 /// A kernel over the vectors of the first operand.
-fn vectors(cx: &mut Cx<'_>, name: &str, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+fn vectors(cx: &mut LowerCtx<'_>, name: &str, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     let logits = cx.operand(x[0]);
     let (rows, n) = (logits.pixels(), logits.last());
     let operands: Vec<Operand> = x.iter().chain([&y]).map(|id| cx.operand(*id)).collect();
@@ -41,7 +41,7 @@ fn vectors(cx: &mut Cx<'_>, name: &str, x: &[ValueId], y: ValueId) -> Vec<Launch
     let types: Vec<&str> = types.map(Elem::c_name).collect();
     let (group, kept) = share(rows, n);
     let name = format!("{name}<{}, {group}, {kept}>", types.join(", "));
-    let blocks = (rows * group).div_ceil(THREADS).min(MOST_BLOCKS);
+    let blocks = (rows * group).div_ceil(THREADS).min(MAX_BLOCKS);
     let launch = Launch::blocks(FILE, name, blocks, THREADS as u32);
     let launch = operands.iter().fold(launch, |l, o| l.arg(o.ptr));
     vec![launch.arg(rows).arg(n as i32)]

@@ -2,7 +2,7 @@
 
 use super::axes::{Loop, push};
 use super::case::{Case, numbers};
-use super::lab::{Lab, close, from_bf16, to_bf16};
+use super::harness::{Harness, close, from_bf16, to_bf16};
 use super::layout::copy_loops;
 use super::reduce::{RowSum, column_sums, sum_many};
 use crate::launch::{Block, Elem, Ptr};
@@ -376,11 +376,11 @@ fn copies_between_strides_and_types() {
         push(&mut loops, pixels, ldx, ldy);
         push(&mut loops, width, 1, 1);
         let values: Vec<f32> = numbers(pixels * ldx, 1).iter().map(|v| *v as f32).collect();
-        let mut lab = Lab::new(Some(3), 1);
-        let (from, to) = (lab.floats(x, &values), lab.floats(y, &vec![0.0; pixels * ldy]));
-        let (from, to) = (lab.at(from), lab.at(to));
-        lab.run(|_, _| copy_loops(loops.clone(), (from, x), (to, y)));
-        let result = lab.words(to, y, pixels * ldy).into_iter().map(f32::from_bits);
+        let mut harness = Harness::new(Some(3), 1);
+        let (from, to) = (harness.floats(x, &values), harness.floats(y, &vec![0.0; pixels * ldy]));
+        let (from, to) = (harness.at(from), harness.at(to));
+        harness.run(|_, _| copy_loops(loops.clone(), (from, x), (to, y)));
+        let result = harness.words(to, y, pixels * ldy).into_iter().map(f32::from_bits);
         let result: Vec<f32> = result.collect();
         for p in 0..pixels {
             for c in 0..width {
@@ -411,11 +411,11 @@ fn sums_of_columns() {
         (Elem::Bf16, 20, 3, 5),
     ] {
         let values: Vec<f32> = numbers(pixels * ld, 1).iter().map(|v| *v as f32).collect();
-        let mut lab = Lab::new(Some(3), 1);
-        let (x, y) = (lab.floats(elem, &values), lab.floats(Elem::F32, &vec![0.0; c]));
-        let (x, y) = ((lab.at(x), elem), lab.at(y));
-        lab.run(|cx, _| vec![column_sums(cx, x, [pixels, c, ld], y)]);
-        let result = lab.read(y, c);
+        let mut harness = Harness::new(Some(3), 1);
+        let (x, y) = (harness.floats(elem, &values), harness.floats(Elem::F32, &vec![0.0; c]));
+        let (x, y) = ((harness.at(x), elem), harness.at(y));
+        harness.run(|cx, _| vec![column_sums(cx, x, [pixels, c, ld], y)]);
+        let result = harness.read(y, c);
         for (k, got) in result.iter().enumerate() {
             let value = |p: usize| match elem {
                 Elem::Bf16 => f64::from(from_bf16(to_bf16(values[p * ld + k]))),
@@ -430,18 +430,19 @@ fn sums_of_columns() {
 #[phalanx_testing::needs(gxx)]
 #[test]
 fn many_sums_over_rows() {
-    let mut lab = Lab::new(Some(3), 1);
+    let mut harness = Harness::new(Some(3), 1);
     let (mut sums, mut wanted) = (vec![], vec![]);
     for (rows, columns, ld) in [(300, 40, 40), (500, 1, 1), (7, 3, 5), (1, 16, 16), (64, 257, 300)]
     {
         let values: Vec<f32> = numbers(rows * ld, 1).iter().map(|v| *v as f32).collect();
-        let (x, y) = (lab.floats(Elem::F32, &values), lab.floats(Elem::F32, &vec![9.0; columns]));
-        sums.push(RowSum { from: lab.at(x), to: lab.at(y), rows, columns, ld });
+        let (x, y) =
+            (harness.floats(Elem::F32, &values), harness.floats(Elem::F32, &vec![9.0; columns]));
+        sums.push(RowSum { from: harness.at(x), to: harness.at(y), rows, columns, ld });
         let column = |c: usize| (0..rows).map(|r| f64::from(values[r * ld + c])).sum();
         wanted.push((0..columns).map(column).collect::<Vec<f64>>());
     }
-    lab.run(|_, _| vec![sum_many(&sums)]);
+    harness.run(|_, _| vec![sum_many(&sums)]);
     for (sum, want) in sums.iter().zip(&wanted) {
-        close(&format!("{sum:?}"), &lab.read(sum.to, sum.columns), want, 1e-5);
+        close(&format!("{sum:?}"), &harness.read(sum.to, sum.columns), want, 1e-5);
     }
 }

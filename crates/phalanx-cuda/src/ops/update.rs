@@ -2,8 +2,8 @@
 //! in three where norms limit them, and two in front of them where the loss is scaled. Its kernels are
 //! written around the rule's tape.
 
-use crate::cx::Cx;
 use crate::launch::{Block, Elem, Launch, Ptr, Source, Word};
+use crate::lowering_context::LowerCtx;
 use crate::tape::{Tapes, literal};
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::program::{SHARDS, UpdatePlan};
@@ -46,7 +46,7 @@ struct Chunk {
 }
 
 impl Update<'_> {
-    fn chunks(&self, cx: &Cx<'_>) -> Vec<Chunk> {
+    fn chunks(&self, cx: &LowerCtx<'_>) -> Vec<Chunk> {
         let len = |g: usize| cx.params[self.plan.gradients[g].param.index()].len();
         let total: usize = (0..self.plan.gradients.len()).map(len).sum();
         let size = total.div_ceil(BLOCKS).next_multiple_of(STRIDE).clamp(STRIDE, 8 * STRIDE);
@@ -67,7 +67,7 @@ impl Update<'_> {
 
     /// Statements that leave the whole gradient of four elements in `g`, and what is to be applied of
     /// it under accumulation.
-    fn gathered(&self) -> String {
+    fn accumulated(&self) -> String {
         let mut text = match self.plan.loss_scale {
             None => self.whole("l1, l2"),
             Some(_) => "        float g[4]; load_lanes<4>(g0 + e, g);\n        \
@@ -148,7 +148,13 @@ impl Update<'_> {
         text + ", double* norms" + if self.scaled() { ", const float* scaling" } else { "" }
     }
 
-    fn arguments(&self, launch: Launch, cx: &Cx<'_>, chunks: &[Chunk], extra: Extra) -> Launch {
+    fn arguments(
+        &self,
+        launch: Launch,
+        cx: &LowerCtx<'_>,
+        chunks: &[Chunk],
+        extra: Extra,
+    ) -> Launch {
         let table: Vec<Word> = chunks
             .iter()
             .flat_map(|c| {
@@ -159,7 +165,7 @@ impl Update<'_> {
         for r in 0..self.sources {
             launch = launch.arg(Ptr::new(r, Block::Gradients, 0));
         }
-        let kept = self.accumulate.map(|_| Ptr::new(0, Block::Gathered, 0));
+        let kept = self.accumulate.map(|_| Ptr::new(0, Block::Accumulated, 0));
         launch = launch.arg(kept);
         for r in 0..self.replicas {
             launch = launch.arg(Ptr::new(r, Block::Params, 0));
@@ -174,7 +180,7 @@ impl Update<'_> {
     /// A kernel that walks over its chunk with `each` in the loop, and its launch.
     fn launch(
         &self,
-        cx: &Cx<'_>,
+        cx: &LowerCtx<'_>,
         tapes: &mut Tapes,
         chunks: &[Chunk],
         extra: Extra,
@@ -225,7 +231,7 @@ fn tree(p: &[String]) -> String {
 }
 
 /// The optimizer's step.
-pub(crate) fn update(cx: &mut Cx<'_>, tapes: &mut Tapes, u: &Update<'_>) -> Vec<Launch> {
+pub(crate) fn update(cx: &mut LowerCtx<'_>, tapes: &mut Tapes, u: &Update<'_>) -> Vec<Launch> {
     let chunks = u.chunks(cx);
     if chunks.is_empty() {
         return vec![];
@@ -233,7 +239,7 @@ pub(crate) fn update(cx: &mut Cx<'_>, tapes: &mut Tapes, u: &Update<'_>) -> Vec<
     let Some(scaling) = u.plan.loss_scale else {
         return applied(cx, tapes, u, &chunks, Extra::default());
     };
-    let (mut launches, verdict) = made_whole(cx, tapes, u, &chunks, scaling);
+    let (mut launches, verdict) = reduced(cx, tapes, u, &chunks, scaling);
     let extra = Extra { scaling: Some(verdict), norms: None };
     launches.extend(applied(cx, tapes, u, &chunks, extra));
     launches
@@ -241,8 +247,8 @@ pub(crate) fn update(cx: &mut Cx<'_>, tapes: &mut Tapes, u: &Update<'_>) -> Vec<
 
 /// Gradients of a scaled loss made whole in place; then whether they are all finite, and the scale of
 /// the next step. What those kernels that apply them read: their scale, or zero.
-fn made_whole(
-    cx: &mut Cx<'_>,
+fn reduced(
+    cx: &mut LowerCtx<'_>,
     tapes: &mut Tapes,
     u: &Update<'_>,
     chunks: &[Chunk],
@@ -275,7 +281,7 @@ fn made_whole(
 
 /// The rule, on gradients that are whole or to be made so.
 fn applied(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     tapes: &mut Tapes,
     u: &Update<'_>,
     chunks: &[Chunk],
@@ -285,7 +291,7 @@ fn applied(
     match u.norms() {
         Some(clip) if applies => clipped(cx, tapes, u, chunks, clip, extra),
         _ => {
-            let mut each = u.gathered();
+            let mut each = u.accumulated();
             if let (true, Some(Clip::Value(limit))) = (applies, u.plan.rule.clip) {
                 writeln!(each, "        EVERY(4) g[k] = limited(g[k], {});", literal(limit))
                     .expect("fits");
@@ -302,7 +308,7 @@ fn applied(
 /// Gradients made whole in place with the squared norm of every chunk; squared norms of the
 /// parameters; the rule on gradients scaled by them.
 fn clipped(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     tapes: &mut Tapes,
     u: &Update<'_>,
     chunks: &[Chunk],
@@ -312,7 +318,7 @@ fn clipped(
     let gradients = u.plan.gradients.len();
     let (of_chunks, of_gradients) =
         (cx.scratch.take(8 * chunks.len()), cx.scratch.take(8 * gradients));
-    let each = u.gathered()
+    let each = u.accumulated()
         + "        store_lanes<4>(g0 + e, g);\n        \
            EVERY(4) if (i + k < len) square += (double)g[k] * (double)g[k];\n";
     let sums = Parts {
@@ -397,7 +403,7 @@ fn transpose_many(
 #[cfg(all(test, feature = "emulator"))]
 mod tests {
     use super::*;
-    use crate::ops::lab::{Lab, SEEDS, close, numbers};
+    use crate::ops::harness::{Harness, SEEDS, close, numbers};
     use phalanx_graph::ParamId;
     use phalanx_graph::program::GradientPlan;
     use phalanx_graph::update::{RuleBuilder, Slot, SlotInit, UpdateRule};
@@ -453,16 +459,16 @@ mod tests {
 
     /// Steps, each with its weight and the factor where the sum is applied.
     fn check(seed: Option<u64>, clip: Option<Clip>, steps: &[Option<(f32, Option<f32>)>]) {
-        let mut lab = Lab::new(seed, 1);
+        let mut harness = Harness::new(seed, 1);
         let mut params: Vec<Param> = vec![];
         // The third is nobody's to touch.
         for (i, n) in [5000, 3, 70, 64].into_iter().enumerate() {
             let mut w = numbers(n, i as u64);
             w[0] = 0.0;
-            let id = lab.param(&w);
+            let id = harness.param(&w);
             let parts = [numbers(n, 10 + i as u64), numbers(n, 20 + i as u64)];
-            let at = lab.layout.params[i];
-            (0..2).for_each(|r| lab.write(Ptr::new(r, Block::Gradients, at), &parts[r]));
+            let at = harness.layout.params[i];
+            (0..2).for_each(|r| harness.write(Ptr::new(r, Block::Gradients, at), &parts[r]));
             let penalty = if i == 0 { (0.0, 0.0) } else { (0.125, 0.5) };
             let w: Vec<f64> = w.iter().map(|v| f64::from(*v)).collect();
             params.push(Param { id, m: vec![0.0; n], kept: vec![0.0; n], w, parts, penalty });
@@ -479,32 +485,32 @@ mod tests {
         let gradients = trained.map(|i| gradient(&params[i])).to_vec();
         let (rule, buckets) = (momentum(clip), vec![]);
         let plan = UpdatePlan { rule, gradients, buckets, loss_scale: None };
-        lab.inputs.scalars[0] = RATE;
+        harness.inputs.scalars[0] = RATE;
         let mut first = true;
         for step in steps {
             let accumulate = step.map(|(_, apply)| apply.is_some());
             if let Some((weight, apply)) = step {
-                lab.inputs.keep = f32::from(u8::from(!first));
-                lab.inputs.weight = *weight;
-                lab.inputs.mean = apply.unwrap_or(0.0);
+                harness.inputs.keep = f32::from(u8::from(!first));
+                harness.inputs.weight = *weight;
+                harness.inputs.mean = apply.unwrap_or(0.0);
             }
             // Gradients are new at every step.
             for (i, p) in params.iter().enumerate() {
-                let at = lab.layout.params[i];
-                (0..2).for_each(|r| lab.write(Ptr::new(r, Block::Gradients, at), &p.parts[r]));
+                let at = harness.layout.params[i];
+                (0..2).for_each(|r| harness.write(Ptr::new(r, Block::Gradients, at), &p.parts[r]));
             }
             let u = Update { plan: &plan, replicas: 2, sources: 2, fixed: false, accumulate };
-            let id = lab.prepare(|cx, tapes| update(cx, tapes, &u));
-            lab.start(id);
+            let id = harness.prepare(|cx, tapes| update(cx, tapes, &u));
+            harness.start(id);
             expect(&mut params, &trained, clip, *step, first);
             first = step.is_none_or(|(_, apply)| apply.is_some());
         }
         for (i, p) in params.iter().enumerate() {
             for r in 0..2 {
-                let at = |block| Ptr::new(r, block, lab.layout.params[i]);
+                let at = |block| Ptr::new(r, block, harness.layout.params[i]);
                 let what = |part: &str| format!("{part} {i} of {r} with {clip:?} {steps:?}");
-                close(&what("weight"), &lab.read(at(Block::Params), p.w.len()), &p.w, 1e-6);
-                close(&what("slot"), &lab.read(at(Block::Slot(0)), p.m.len()), &p.m, 1e-6);
+                close(&what("weight"), &harness.read(at(Block::Params), p.w.len()), &p.w, 1e-6);
+                close(&what("slot"), &harness.read(at(Block::Slot(0)), p.m.len()), &p.m, 1e-6);
             }
         }
     }
@@ -556,27 +562,27 @@ mod tests {
     #[test]
     fn filters_there_and_back() {
         for seed in SEEDS {
-            let mut lab = Lab::new(seed, 1);
+            let mut harness = Harness::new(seed, 1);
             let shapes = [(27, 96), (130, 65), (1, 1)];
             let filters: Vec<Filters> = shapes
                 .iter()
                 .enumerate()
                 .map(|(i, (k, f))| {
                     let weights = Ptr::new(0, Block::Params, i << 16);
-                    lab.write(weights, &numbers(k * f, i as u64));
+                    harness.write(weights, &numbers(k * f, i as u64));
                     Filters { k: *k, f: *f, weights, packed: Ptr::new(0, Block::Slot(0), i << 16) }
                 })
                 .collect();
-            lab.run(|_, _| pack_filters(&filters, Elem::F32));
+            harness.run(|_, _| pack_filters(&filters, Elem::F32));
             for (i, w) in filters.iter().enumerate() {
-                let (from, got) = (numbers(w.k * w.f, i as u64), lab.read(w.packed, w.k * w.f));
+                let (from, got) = (numbers(w.k * w.f, i as u64), harness.read(w.packed, w.k * w.f));
                 let turned = |e: usize| f64::from(from[e % w.k * w.f + e / w.k]);
                 close("packed", &got, &(0..w.k * w.f).map(turned).collect::<Vec<_>>(), 0.0);
-                lab.write(w.weights, &vec![0.0; w.k * w.f]);
+                harness.write(w.weights, &vec![0.0; w.k * w.f]);
             }
-            lab.run(|_, _| unpack_gradients(&filters, Elem::F32));
+            harness.run(|_, _| unpack_gradients(&filters, Elem::F32));
             for (i, w) in filters.iter().enumerate() {
-                assert_eq!(lab.read(w.weights, w.k * w.f), numbers(w.k * w.f, i as u64));
+                assert_eq!(harness.read(w.weights, w.k * w.f), numbers(w.k * w.f, i as u64));
             }
         }
     }

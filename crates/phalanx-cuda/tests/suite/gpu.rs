@@ -2,7 +2,7 @@
 //! share it. `PHALANX_TF32=0` keeps all 24 bits of every product's operands, and
 //! the results are then held to what 32-bit floats allow.
 
-use phalanx_cuda::GpuPlace;
+use phalanx_cuda::GpuPlacement;
 use phalanx_graph::exec::Executor;
 use phalanx_graph::{Mesh, ParamSpec, Scope, Step};
 use phalanx_testing::networks::{adam, cnn, mlp, momentum};
@@ -25,8 +25,8 @@ impl Lab for Gpu {
     }
 
     fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
-        let part = |part| GpuPlace { index: 0, part: Some(part) };
-        let places: Vec<GpuPlace> = (0..mesh.devices).map(part).collect();
+        let part = |part| GpuPlacement { index: 0, part: Some(part) };
+        let places: Vec<GpuPlacement> = (0..mesh.devices).map(part).collect();
         phalanx_cuda::executor(&places, params).expect("starts")
     }
 
@@ -49,8 +49,8 @@ fn networks() -> [Step; 3] {
     ]
 }
 
-fn place(index: usize) -> GpuPlace {
-    GpuPlace { index, part: None }
+fn place(index: usize) -> GpuPlacement {
+    GpuPlacement { index, part: None }
 }
 
 #[needs(gpu, nccl)]
@@ -67,7 +67,7 @@ fn nccl_with_one_rank_gives_the_bits_of_no_nccl() {
 #[needs(gpu, nccl)]
 #[test]
 fn replicas_on_a_gpu_are_added_before_nccl() {
-    let parts = [0, 1].map(|part| GpuPlace { index: 0, part: Some(part) });
+    let parts = [0, 1].map(|part| GpuPlacement { index: 0, part: Some(part) });
     for step in networks() {
         let params = step.graph.params();
         let plain = phalanx_cuda::executor(&parts, params).expect("starts");
@@ -98,9 +98,9 @@ mod several {
         fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
             let place = |i: usize| match mesh.devices <= self.0 {
                 true => place(i),
-                false => GpuPlace { index: i / 2, part: Some(i % 2) },
+                false => GpuPlacement { index: i / 2, part: Some(i % 2) },
             };
-            let places: Vec<GpuPlace> = (0..mesh.devices).map(place).collect();
+            let places: Vec<GpuPlacement> = (0..mesh.devices).map(place).collect();
             phalanx_cuda::executor(&places, params).expect("starts")
         }
 

@@ -1,11 +1,11 @@
 //! Mixed precision on this machine's GPU or, without one, on one that the host plays: 16-bit activations
 //! give what 32-bit ones give, up to their eight or eleven bits.
 
-use phalanx_cuda::GpuPlace;
+use phalanx_cuda::GpuPlacement;
 use phalanx_graph::exec::{Batch, Executor, ProgramId};
 use phalanx_graph::program::Policy;
 use phalanx_graph::{Mesh, Options, ParamId, ParamSpec, Program, Scope, Step};
-use phalanx_testing::harness::{elements, feeds};
+use phalanx_testing::lab::{elements, feeds};
 use phalanx_testing::needs;
 use phalanx_testing::networks::{cnn, mlp, momentum, scaled_cnn, scaled_mlp};
 use phalanx_testing::simulate::{Numbers, SEED};
@@ -17,8 +17,8 @@ fn real() -> bool {
 
 /// Replicas that share a GPU or, `joined`, have an emulated one each.
 fn executor(devices: usize, joined: bool, params: &[ParamSpec]) -> Box<dyn Executor> {
-    let part = |part| GpuPlace { index: 0, part: Some(part) };
-    let places: Vec<GpuPlace> = (0..devices).map(part).collect();
+    let part = |part| GpuPlacement { index: 0, part: Some(part) };
+    let places: Vec<GpuPlacement> = (0..devices).map(part).collect();
     let made = match (joined, real()) {
         (false, true) => phalanx_cuda::executor(&places, params),
         (false, false) => phalanx_cuda::emulator::executor(devices, None, params),

@@ -7,7 +7,7 @@ use phalanx_graph::exec::{Batch, ExecError, Executor};
 use phalanx_graph::process_group::Cluster;
 use phalanx_graph::update::Clip;
 use phalanx_graph::{Mesh, ParamSpec, Scope, Step};
-use phalanx_testing::harness::{compile, elements, feeds, set_params};
+use phalanx_testing::lab::{compile, elements, feeds, set_params};
 use phalanx_testing::networks::{adam, cnn, mlp, momentum};
 use phalanx_testing::peers::{Job, clusters, clusters_within};
 use phalanx_testing::simulate::{Numbers, SEED};
@@ -32,7 +32,7 @@ fn at_once<T: Send, R: Send>(all: Vec<T>, work: impl Fn(usize, T) -> R + Sync) -
 fn start(gpus: &[&[usize]], params: &[ParamSpec]) -> Box<dyn Executor> {
     let devices: Vec<usize> = gpus.iter().map(|g| g.iter().sum()).collect();
     let executors = at_once(clusters(&devices), |rank, cluster| {
-        emulator::executor_among(gpus[rank], seed(), params, cluster).expect("starts")
+        emulator::cluster_executor(gpus[rank], seed(), params, cluster).expect("starts")
     });
     Box::new(Job::new(executors))
 }
@@ -105,7 +105,7 @@ fn whatever_a_process_raises_all_see_with_the_step() {
 
 /// A process with one GPU.
 fn executor(step: &Step, cluster: Cluster) -> Result<Box<dyn Executor>, ExecError> {
-    let mut e = emulator::executor_among(&[1], seed(), step.graph.params(), cluster)?;
+    let mut e = emulator::cluster_executor(&[1], seed(), step.graph.params(), cluster)?;
     set_params(&mut *e, &Numbers::new(7).params(step));
     e.load(compile(step, e.mesh(), 40))?;
     Ok(e)

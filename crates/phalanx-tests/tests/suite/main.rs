@@ -8,5 +8,5 @@ mod workers;
 
 /// From now on the models of this process find emulated GPUs.
 fn emulate() {
-    phalanx_cuda::emulator::pretend(4);
+    phalanx_cuda::emulator::install(4);
 }

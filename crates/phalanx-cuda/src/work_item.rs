@@ -95,7 +95,7 @@ pub(crate) enum Task {
 
 /// Tasks that follow one another, with everything they touch.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Work {
+pub(crate) struct WorkItem {
     /// The op, and the layer it belongs to.
     pub label: String,
     /// The instruction it belongs to.
@@ -105,12 +105,12 @@ pub(crate) struct Work {
     pub writes: Vec<Span>,
 }
 
-impl Work {
+impl WorkItem {
     /// A sum over GPUs.
-    pub fn reduce(label: String, instr: usize, parts: Vec<Part>) -> Work {
+    pub fn reduce(label: String, instr: usize, parts: Vec<Part>) -> WorkItem {
         let reads = parts.iter().map(Part::reads).collect();
         let writes = parts.iter().map(Part::writes).collect();
-        Work { label, instr, tasks: vec![Task::Reduce(parts)], reads, writes }
+        WorkItem { label, instr, tasks: vec![Task::Reduce(parts)], reads, writes }
     }
 
     /// Whether this is a sum over GPUs. Those of a step keep their order.
@@ -119,7 +119,7 @@ impl Work {
     }
 
     /// Whether this must wait for an earlier one.
-    pub fn follows(&self, earlier: &Work) -> bool {
+    pub fn follows(&self, earlier: &WorkItem) -> bool {
         let meet = |a: &[Span], b: &[Span]| a.iter().any(|x| b.iter().any(|y| x.overlaps(y)));
         self.reduces() && earlier.reduces()
             || meet(&self.reads, &earlier.writes)

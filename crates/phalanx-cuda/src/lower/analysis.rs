@@ -7,18 +7,18 @@ use std::collections::{HashMap, HashSet};
 
 /// Statistics that the kernel of the moments can finish by itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Finish {
+pub(crate) struct FusedStats {
     pub stats: ValueId,
     pub positions: usize,
 }
 
 /// The findings.
 #[derive(Debug, Default)]
-pub(crate) struct Facts {
+pub(crate) struct FusionFacts {
     /// Convolutions whose bias is added by whoever reads their result, and the bias.
-    pub late_bias: HashMap<ValueId, ValueId>,
+    pub deferred_bias: HashMap<ValueId, ValueId>,
     /// Moments, and the statistics made of them alone.
-    pub finish: HashMap<ValueId, Finish>,
+    pub fused_stats: HashMap<ValueId, FusedStats>,
     /// Sums over pixels whose only use is a sum over rows: by instruction, the final result.
     pub column_sums: HashMap<usize, ValueId>,
     /// Gradients behind a batch norm whose sums over rows and pixels are made along with them.
@@ -32,17 +32,17 @@ pub(crate) struct Facts {
     pub covered: HashSet<usize>,
 }
 
-impl Facts {
+impl FusionFacts {
     /// `alone`: whether this is the only replica.
-    pub fn of(program: &Program, alone: bool) -> Facts {
-        let mut facts = Facts::default();
+    pub fn of(program: &Program, alone: bool) -> FusionFacts {
+        let mut facts = FusionFacts::default();
         for (i, instr) in program.instrs().iter().enumerate() {
             let Instr::Compute { op, inputs, output, .. } = instr else { continue };
             match op {
                 Op::Conv(_, e) if e.bias && !e.relu && only_normalised(program, i, *output) => {
-                    facts.late_bias.insert(*output, inputs[2]);
+                    facts.deferred_bias.insert(*output, inputs[2]);
                 }
-                Op::Moments => facts.find_finish(program, i, *output, alone),
+                Op::Moments => facts.find_fused_stats(program, i, *output, alone),
                 Op::Reduce { kind: ReduceKind::Sum, axes } => {
                     facts.find_column_sums(program, i, axes, inputs[0], *output);
                 }
@@ -55,7 +55,7 @@ impl Facts {
     }
 
     /// `moments → all_reduce → batch_stats` with nobody else to add.
-    fn find_finish(&mut self, program: &Program, from: usize, moments: ValueId, alone: bool) {
+    fn find_fused_stats(&mut self, program: &Program, from: usize, moments: ValueId, alone: bool) {
         let reduced = program.instrs().iter().enumerate().skip(from).find_map(|(i, x)| match x {
             Instr::AllReduce { scope, input, output } if *input == moments => {
                 (alone || *scope == Scope::Device).then_some((i, *output))
@@ -66,7 +66,7 @@ impl Facts {
         let users = readers(program, reduced);
         let [(stats_at, Op::BatchStats { positions, .. }, stats)] = users[..] else { return };
         if matches!(program.value(stats).location, Location::Shared(_)) {
-            self.finish.insert(moments, Finish { stats, positions: *positions });
+            self.fused_stats.insert(moments, FusedStats { stats, positions: *positions });
             self.covered.extend([at, stats_at]);
         }
     }
@@ -89,7 +89,7 @@ impl Facts {
         }
         let users = readers(program, y);
         if let [(sum_at, Op::SumRows, sums)] = users[..]
-            && nobody_else_reads(program, at, y, |op, _| matches!(op, Op::SumRows))
+            && only_read_by(program, at, y, |op, _| matches!(op, Op::SumRows))
         {
             self.covered.insert(sum_at);
             let made_by = program.instrs()[..at].iter().rev().find_map(|i| match i {
@@ -126,12 +126,12 @@ fn only_normalised(program: &Program, at: usize, value: ValueId) -> bool {
         Op::BatchNormGradSums(_) | Op::BatchNormGradInput(_) => operand == 1,
         _ => false,
     };
-    !readers(program, value).is_empty() && nobody_else_reads(program, at, value, normalises)
+    !readers(program, value).is_empty() && only_read_by(program, at, value, normalises)
 }
 
 /// Whether, until its bytes are written again, a value is read under its own name alone and in the
 /// ways allowed.
-pub(super) fn nobody_else_reads(
+pub(super) fn only_read_by(
     program: &Program,
     at: usize,
     value: ValueId,
@@ -177,7 +177,7 @@ pub(super) fn nobody_else_reads(
 
 /// Whether a value is still there behind the instructions after `from` up to `until`, where those that
 /// write an `unwritten` value do not.
-pub(super) fn kept(
+pub(super) fn survives(
     program: &Program,
     value: ValueId,
     (from, until): (usize, usize),

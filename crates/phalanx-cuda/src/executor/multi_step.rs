@@ -1,65 +1,67 @@
 //! Steps on samples that the GPUs keep, several started together.
 
 use super::{GpuExecutor, Key, Loaded, floats};
+use crate::device::{ArgLists, GpuDevice};
+use crate::device_group::{DeviceReplicas, run_all};
 use crate::inputs::Inputs;
-use crate::kept::{HEAD, MOST_TURNS, Table, TurnLayout};
 use crate::launch::Block;
 use crate::lower::FromTable;
-use crate::machine::{Lists, Machine};
-use crate::stations::{Station, together};
+use crate::resident_dataset::{HEAD_BYTES, MAX_STEPS_PER_LAUNCH, StepLayout, Table};
 use phalanx_graph::exec::{ExecError, ProgramId};
 use phalanx_graph::program::{FetchPlan, split_range};
 use phalanx_graph::resident::{Column, StepInput, TableId, check_columns};
 use std::time::Instant;
 
 /// The part of a GPU's free memory that samples may take.
-const SHARE: usize = 4;
+const FREE_MEMORY_DIVISOR: usize = 4;
 
 /// Blocks of a column: its cells, and what is taken from them.
-const BLOCKS: usize = 2;
+const BLOCKS_PER_COLUMN: usize = 2;
 
 /// Most columns of a table, so that blocks of different tables have different numbers.
-const MOST_COLUMNS: usize = 64;
+const MAX_COLUMNS: usize = 64;
 
-impl<M: Machine> GpuExecutor<M> {
-    pub(super) fn keep_columns(
+impl<M: GpuDevice> GpuExecutor<M> {
+    pub(super) fn upload_columns(
         &mut self,
         columns: &[Column<'_>],
     ) -> Result<Option<TableId>, ExecError> {
         check_columns(columns)?;
         let bytes: usize = columns.iter().map(|c| c.data.bytes()).sum();
-        let fits = |s: &Station<M>| s.machine.room().is_some_and(|room| bytes <= room / SHARE);
+        let fits = |s: &DeviceReplicas<M>| {
+            s.gpu.free_memory().is_some_and(|room| bytes <= room / FREE_MEMORY_DIVISOR)
+        };
         // Processes would have to agree on it, and on how many steps are started together.
-        let alone = self.among.is_none();
-        if !alone || columns.len() > MOST_COLUMNS || !self.stations.iter().all(fits) {
+        let alone = self.peers.is_none();
+        if !alone || columns.len() > MAX_COLUMNS || !self.devices.iter().all(fits) {
             return Ok(None);
         }
         let id = TableId(self.tables.len());
-        let table = Table::new(columns, id.0 * MOST_COLUMNS * BLOCKS);
-        let parts = || table.columns.iter().zip(columns).flat_map(|(kept, c)| kept.parts(c));
-        for Station { machine, .. } in &mut self.stations {
+        let table = Table::new(columns, id.0 * MAX_COLUMNS * BLOCKS_PER_COLUMN);
+        let parts = || table.columns.iter().zip(columns).flat_map(|(saved, c)| saved.parts(c));
+        for DeviceReplicas { gpu, .. } in &mut self.devices {
             for (at, bytes) in parts() {
-                machine.reserve(at.replica, at.block, bytes.len().max(1), "samples")?;
-                machine.write(at, bytes)?;
+                gpu.reserve(at.replica, at.block, bytes.len().max(1), "samples")?;
+                gpu.write(at, bytes)?;
             }
         }
         self.tables.push(Some(table));
         Ok(Some(id))
     }
 
-    pub(super) fn release_table(&mut self, id: TableId) {
+    pub(super) fn evict_table(&mut self, id: TableId) {
         let Some(table) = self.tables.get_mut(id.0).and_then(Option::take) else { return };
         for program in &mut self.programs {
             let of_it: Vec<Key> =
                 program.steps.keys().copied().filter(|k| k.table == Some(id)).collect();
             for ready in of_it.iter().filter_map(|key| program.steps.remove(key)) {
-                for (station, step) in self.stations.iter_mut().zip(ready.ids) {
-                    station.machine.forget(step);
+                for (device, step) in self.devices.iter_mut().zip(ready.ids) {
+                    device.gpu.forget(step);
                 }
             }
         }
-        for station in &mut self.stations {
-            table.blocks().for_each(|block| station.machine.free(0, block));
+        for device in &mut self.devices {
+            table.blocks().for_each(|block| device.gpu.free(0, block));
         }
     }
 
@@ -67,81 +69,81 @@ impl<M: Machine> GpuExecutor<M> {
         let found = self.tables.get(id.0).and_then(Option::as_ref);
         found.ok_or_else(|| ExecError::Program {
             name: format!("table {}", id.0),
-            reason: "its samples are not kept here".into(),
+            reason: "its samples are not resident here".into(),
         })
     }
 
-    /// Where the parts of a program's turns lie.
-    fn turn_layout(&self, loaded: &Loaded, table: &Table) -> TurnLayout {
+    /// Where the parts of a program's steps lie.
+    fn step_layout(&self, loaded: &Loaded, table: &Table) -> StepLayout {
         let program = &loaded.program;
         let numbers = program.feeds().iter().filter(|f| !f.ty.is_rows()).count();
         let rows = self.mesh.max_rows(program.options().max_batch);
-        TurnLayout::new(numbers, rows, table.moves())
+        StepLayout::new(numbers, rows, table.is_augmented())
     }
 
     /// What lowering needs to know of a table.
     pub(super) fn source(&self, loaded: &Loaded, id: Option<TableId>) -> Option<FromTable<'_>> {
         let table = self.table(id?).ok()?;
         let (inputs, fetch_bytes) = (loaded.inputs, loaded.fetch_bytes);
-        Some(FromTable { table, turn: self.turn_layout(loaded, table), inputs, fetch_bytes })
+        Some(FromTable { table, step: self.step_layout(loaded, table), inputs, fetch_bytes })
     }
 
     /// Makes a step on rows of a table ready; its key.
-    fn ready_on_table(
+    fn prepare_table_step(
         &mut self,
         id: ProgramId,
         table: TableId,
         rows: usize,
     ) -> Result<Key, ExecError> {
         let loaded = self.loaded(id)?;
-        let layout = self.turn_layout(loaded, self.table(table)?);
-        let results = loaded.fetch_bytes * MOST_TURNS;
-        self.reserve(Block::List, layout.list(MOST_TURNS), "inputs")?;
+        let layout = self.step_layout(loaded, self.table(table)?);
+        let results = loaded.fetch_bytes * MAX_STEPS_PER_LAUNCH;
+        self.reserve(Block::StepList, layout.list_bytes(MAX_STEPS_PER_LAUNCH), "inputs")?;
         self.reserve(Block::Results, results, "results")?;
         let key = Key { rows, accumulate: None, table: Some(table) };
         self.ready(id, key)?;
         Ok(key)
     }
 
-    pub(super) fn turns_together(
+    pub(super) fn table_steps_per_launch(
         &mut self,
         id: ProgramId,
         table: TableId,
         rows: usize,
     ) -> Result<usize, ExecError> {
-        let key = self.ready_on_table(id, table, rows)?;
+        let key = self.prepare_table_step(id, table, rows)?;
         let steps = &self.programs[id.0].steps[&key].ids;
-        let each = self.stations.iter().zip(steps).map(|(s, step)| s.machine.together(*step));
+        let each = self.devices.iter().zip(steps).map(|(s, step)| s.gpu.steps_per_launch(*step));
         Ok(each.min().unwrap_or(1))
     }
 
-    /// Fails where turns do not fit a program and a table, or one another.
-    fn check_turns(
+    /// Fails where steps do not fit a program and a table, or one another.
+    fn check_step_inputs(
         &self,
         id: ProgramId,
         table: TableId,
-        turns: &[StepInput<'_>],
+        steps: &[StepInput<'_>],
     ) -> Result<(), ExecError> {
         let (program, table) = (&self.loaded(id)?.program, self.table(table)?);
         let fail = |expected: String, received: String| {
             Err(ExecError::Feed { name: program.name().into(), expected, received })
         };
         let types = table.types();
-        let rows = turns.first().map_or(0, |t| t.rows.len());
-        for turn in turns {
-            program.check_step_input(&types, turn)?;
-            if turn.rows.len() != rows {
+        let rows = steps.first().map_or(0, |t| t.rows.len());
+        for step in steps {
+            program.check_step_input(&types, step)?;
+            if step.rows.len() != rows {
                 return fail(
                     format!("{rows} rows as the step before"),
-                    turn.rows.len().to_string(),
+                    step.rows.len().to_string(),
                 );
             }
-            if let Some(row) = turn.rows.iter().find(|row| **row as usize >= table.rows) {
+            if let Some(row) = step.rows.iter().find(|row| **row as usize >= table.rows) {
                 return fail(format!("rows below {}", table.rows), row.to_string());
             }
         }
-        if turns.len() > MOST_TURNS {
-            return fail(format!("at most {MOST_TURNS} steps"), turns.len().to_string());
+        if steps.len() > MAX_STEPS_PER_LAUNCH {
+            return fail(format!("at most {MAX_STEPS_PER_LAUNCH} steps"), steps.len().to_string());
         }
         if program.fetches().iter().any(|f| f.ty.is_rows()) {
             return fail("fetches that are sums".into(), "rows".into());
@@ -149,55 +151,56 @@ impl<M: Machine> GpuExecutor<M> {
         Ok(())
     }
 
-    pub(super) fn start_on_table(
+    pub(super) fn start_table_steps(
         &mut self,
         id: ProgramId,
         table: TableId,
-        turns: &[StepInput<'_>],
+        steps: &[StepInput<'_>],
     ) -> Result<(), ExecError> {
-        self.check_turns(id, table, turns)?;
-        let Some(first) = turns.first() else { return Ok(()) };
-        let key = self.ready_on_table(id, table, first.rows.len())?;
-        self.began = Instant::now();
+        self.check_step_inputs(id, table, steps)?;
+        let Some(first) = steps.first() else { return Ok(()) };
+        let key = self.prepare_table_step(id, table, first.rows.len())?;
+        self.started_at = Instant::now();
         let loaded = &self.programs[id.0];
-        let layout = self.turn_layout(loaded, self.table(table)?);
+        let layout = self.step_layout(loaded, self.table(table)?);
         let (ids, mesh) = (&loaded.steps[&key].ids, self.mesh);
-        together(&self.crew, &mut self.stations, |i, Station { machine, replicas, .. }| {
+        run_all(&self.threads, &mut self.devices, |i, DeviceReplicas { gpu, replicas, .. }| {
             let mut fill = |local: usize, bytes: &mut [u8]| {
-                bytes[..HEAD].fill(0);
-                let each = bytes[HEAD..].chunks_exact_mut(layout.bytes);
-                for (to, turn) in each.zip(turns) {
-                    let head = Inputs::new(turn.seed, turn.step, turn.scalars);
+                bytes[..HEAD_BYTES].fill(0);
+                let each = bytes[HEAD_BYTES..].chunks_exact_mut(layout.bytes);
+                for (to, step) in each.zip(steps) {
+                    let head = Inputs::new(step.seed, step.step, step.scalars);
                     let rows =
-                        split_range(0..turn.rows.len(), mesh.devices, replicas.start + local);
-                    layout.write(to, &head, turn, rows);
+                        split_range(0..step.rows.len(), mesh.devices, replicas.start + local);
+                    layout.write(to, &head, step, rows);
                 }
             };
-            let lists = Lists { replicas: replicas.len(), bytes: layout.list(turns.len()) };
-            machine.start_turns(ids[i], turns.len(), lists, &mut fill)
+            let lists =
+                ArgLists { replicas: replicas.len(), bytes: layout.list_bytes(steps.len()) };
+            gpu.start_steps(ids[i], steps.len(), lists, &mut fill)
         })?;
-        self.turns = Some((id, turns.len()));
+        self.steps_in_flight = Some((id, steps.len()));
         Ok(())
     }
 
-    pub(super) fn finish_on_table(
+    pub(super) fn finish_table_steps(
         &mut self,
         fetched: &mut Vec<Vec<Vec<f32>>>,
     ) -> Result<(), ExecError> {
         fetched.clear();
-        let Some((id, turns)) = self.turns.take() else { return Ok(()) };
+        let Some((id, steps)) = self.steps_in_flight.take() else { return Ok(()) };
         let bytes = self.programs[id.0].fetch_bytes;
-        self.collect(Block::Results, bytes * turns)?;
+        self.collect(Block::Results, bytes * steps)?;
         let loaded = &self.programs[id.0];
-        for turn in self.stations[0].fetched[0].chunks_exact(bytes.max(1)) {
+        for step in self.devices[0].fetched[0].chunks_exact(bytes.max(1)) {
             let each = loaded.program.fetches().iter().zip(&loaded.fetches);
             let values = |(plan, at): (&FetchPlan, &usize)| {
-                floats(&turn[*at..at + plan.ty.len() * 4]).collect()
+                floats(&step[*at..at + plan.ty.len() * 4]).collect()
             };
             fetched.push(each.map(values).collect());
         }
         if loaded.program.update().is_some() {
-            self.times.compute += self.began.elapsed().as_secs_f64();
+            self.times.compute += self.started_at.elapsed().as_secs_f64();
         }
         Ok(())
     }

@@ -1,45 +1,45 @@
 //! GPUs with the replicas on them, at work at the same time.
 
-use crate::crew::Crew;
+use crate::device::{GpuDevice, Plan, StepId};
+use crate::device_threads::ThreadPool;
 use crate::launch::Block;
-use crate::machine::{Machine, Plan, StepId};
 use phalanx_graph::exec::ExecError;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::OnceLock;
 
 /// A GPU and the replicas on it.
-pub(crate) struct Station<M> {
-    pub machine: M,
+pub(crate) struct DeviceReplicas<M> {
+    pub gpu: M,
     /// Numbers of its replicas among all, those of other processes included.
     pub replicas: Range<usize>,
     /// Bytes on their way out, by replica.
     pub fetched: Vec<Vec<u8>>,
 }
 
-impl<M: Machine> Station<M> {
+impl<M: GpuDevice> DeviceReplicas<M> {
     /// Machines with the names of their replicas, which are counted through from the first.
-    pub fn all(machines: Vec<(M, Vec<String>)>, mut first: usize) -> Vec<Station<M>> {
-        let station = |(machine, names): (M, Vec<String>)| {
+    pub fn all(gpus: Vec<(M, Vec<String>)>, mut first: usize) -> Vec<DeviceReplicas<M>> {
+        let device = |(gpu, names): (M, Vec<String>)| {
             let replicas = first..first + names.len();
             first = replicas.end;
-            Station { machine, fetched: vec![vec![]; replicas.len()], replicas }
+            DeviceReplicas { gpu, fetched: vec![vec![]; replicas.len()], replicas }
         };
-        machines.into_iter().map(station).collect()
+        gpus.into_iter().map(device).collect()
     }
 
     /// Gives a block of every replica at least so many bytes; how many moved.
     pub fn reserve(&mut self, block: Block, bytes: usize, purpose: &str) -> Result<u64, ExecError> {
-        let mut moves = 0;
+        let mut relocations = 0;
         for local in 0..self.replicas.len() {
-            let moved = self.machine.reserve(local, block, bytes, purpose);
-            moves += u64::from(moved.map_err(|e| self.shared(e))?);
+            let moved = self.gpu.reserve(local, block, bytes, purpose);
+            relocations += u64::from(moved.map_err(|e| self.per_replica(e))?);
         }
-        Ok(moves)
+        Ok(relocations)
     }
 
     pub fn prepare(&mut self, plan: Plan) -> Result<StepId, ExecError> {
-        self.machine.prepare(plan).map_err(|e| self.shared(e))
+        self.gpu.prepare(plan).map_err(|e| self.per_replica(e))
     }
 
     /// Takes the feeds of the next step: so many bytes of each replica.
@@ -48,18 +48,18 @@ impl<M: Machine> Station<M> {
         bytes: usize,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), ExecError> {
-        self.machine.stage(self.replicas.len(), bytes, fill).map_err(|e| self.shared(e))
+        self.gpu.stage(self.replicas.len(), bytes, fill).map_err(|e| self.per_replica(e))
     }
 
     /// Waits for what was started and takes so many bytes of a block of every replica.
     pub fn finish(&mut self, from: Block, bytes: usize) -> Result<(), ExecError> {
         self.fetched.iter_mut().for_each(|b| b.resize(bytes, 0));
-        let mut room: Vec<&mut [u8]> = self.fetched.iter_mut().map(Vec::as_mut_slice).collect();
-        self.machine.finish(from, &mut room)
+        let mut buffers: Vec<&mut [u8]> = self.fetched.iter_mut().map(Vec::as_mut_slice).collect();
+        self.gpu.finish(from, &mut buffers)
     }
 
     /// Memory that a GPU lacks, as a replica sees it that shares the GPU with others.
-    fn shared(&self, error: ExecError) -> ExecError {
+    fn per_replica(&self, error: ExecError) -> ExecError {
         match error {
             ExecError::Memory { wanted, purpose, available } => ExecError::Memory {
                 wanted,
@@ -71,27 +71,27 @@ impl<M: Machine> Station<M> {
     }
 }
 
-/// Has all machines do something in which one may wait for another. Where one fails, the others are
+/// Has all gpus do something in which one may wait for another. Where one fails, the others are
 /// told, and its error is the answer: theirs only follow from it.
-pub(crate) fn together<M: Machine, R: Send>(
-    crew: &Crew,
-    stations: &mut [Station<M>],
-    work: impl Fn(usize, &mut Station<M>) -> Result<R, ExecError> + Sync,
+pub(crate) fn run_all<M: GpuDevice, R: Send>(
+    threads: &ThreadPool,
+    devices: &mut [DeviceReplicas<M>],
+    work: impl Fn(usize, &mut DeviceReplicas<M>) -> Result<R, ExecError> + Sync,
 ) -> Result<Vec<R>, ExecError> {
-    if let [alone] = stations {
+    if let [alone] = devices {
         let done = work(0, alone);
         if done.is_err() {
             // Those of other processes.
-            alone.machine.give_up();
+            alone.gpu.abort();
         }
         return Ok(vec![done?]);
     }
     let first = OnceLock::new();
-    let results = crew.each(stations, |i, station| {
-        let done = catch_unwind(AssertUnwindSafe(|| work(i, station)));
+    let results = threads.each(devices, |i, device| {
+        let done = catch_unwind(AssertUnwindSafe(|| work(i, device)));
         if !matches!(done, Ok(Ok(_))) {
             first.get_or_init(|| i);
-            station.machine.give_up();
+            device.gpu.abort();
         }
         done
     });

@@ -1,32 +1,33 @@
 //! Processes that reach each other through their GPUs alone: what they tell each other is staged through
 //! device memory and carried by NCCL, on a communicator of its own with one GPU of each process. The sums
 //! of a step may be under way meanwhile on theirs: all processes start both in the same order, and a GPU
-//! has room for both at once.
+//! has bytes for both at once.
 
-use crate::among::{Gone, Seats};
 use crate::driver::{Context, DeviceBuffer, Event, Failure, Result, Stream, cu};
 use crate::libs::{self, Lib};
-use crate::nccl::{self, Link, Refusal};
+use crate::nccl::{self, JoinError, Link};
+use crate::process_group::{LivenessProbe, RankAssignment};
 use phalanx_graph::exec::ExecError;
 use phalanx_graph::process_group::{PeerError, ProcessGroup, all_gather};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Bytes that are staged at once, for all processes together, each way.
-const STAGED: usize = 16 << 20;
+const STAGING_BYTES: usize = 16 << 20;
 /// Most and fewest of them for one process.
-const PIECES: (usize, usize) = (1 << 20, 4 << 10);
+const MAX_PIECE_BYTES: usize = 1 << 20;
+const MIN_PIECE_BYTES: usize = 4 << 10;
 
 /// Most bytes for one of so many processes at once.
 fn piece(size: usize) -> usize {
-    (STAGED / size).clamp(PIECES.1, PIECES.0)
+    (STAGING_BYTES / size).clamp(MIN_PIECE_BYTES, MAX_PIECE_BYTES)
 }
 
 /// Carries bytes between processes; each knows its rank.
-pub(crate) trait Carrier: Send {
+pub(crate) trait Transport: Send {
     /// Hands `outgoing` to each rank while `incoming` comes from it; sizes were agreed upon, and are at
     /// most a piece. Empty ones are not carried.
-    fn carry(
+    fn exchange(
         &mut self,
         outgoing: &[&[u8]],
         incoming: &mut [&mut [u8]],
@@ -34,28 +35,28 @@ pub(crate) trait Carrier: Send {
 }
 
 /// A process' place, as some rendezvous found it.
-pub struct Place {
+pub struct RankInfo {
     /// Its number.
     pub rank: usize,
     /// Processes in all.
     pub size: usize,
     /// The name of its host.
     pub host: String,
-    /// What all find each other by: [`meeting_id`] of the first.
+    /// What all find each other by: [`nccl_id`] of the first.
     pub id: [u8; 128],
     /// How long the others are waited for.
     pub timeout: Duration,
-    /// The rank of a process that is gone, where that shows.
-    pub gone: Box<dyn Fn() -> Option<usize> + Send + Sync>,
+    /// The rank of a process that is lost_peer, where that shows.
+    pub lost_peer: Box<dyn Fn() -> Option<usize> + Send + Sync>,
 }
 
 /// What processes find each other by.
 ///
 /// # Errors
 /// A library that is missing.
-pub fn meeting_id() -> std::result::Result<[u8; 128], ExecError> {
+pub fn nccl_id() -> std::result::Result<[u8; 128], ExecError> {
     #[cfg(feature = "emulator")]
-    if crate::emulator::pretended().is_some() {
+    if crate::emulator::installed().is_some() {
         return Ok(crate::emulator::make_id());
     }
     let found = libs::find(Lib::Driver).and_then(|_| libs::find(Lib::Nccl));
@@ -67,47 +68,51 @@ pub fn meeting_id() -> std::result::Result<[u8; 128], ExecError> {
 ///
 /// # Errors
 /// A library that is missing, a GPU that cannot be used, or processes that do not come.
-pub fn peers_by_gpu(
+pub fn nccl_process_group(
     gpu: usize,
-    place: Place,
+    info: RankInfo,
 ) -> std::result::Result<Arc<dyn ProcessGroup>, ExecError> {
-    let Place { rank, size, host, id, timeout, gone } = place;
+    let RankInfo { rank, size, host, id, timeout, lost_peer } = info;
     let hosts = Arc::new(OnceLock::new());
-    let known = hosts.clone();
-    let gone: Gone = Arc::new(move || {
-        let rank = gone()?;
+    let known_hosts = hosts.clone();
+    let lost_peer: LivenessProbe = Arc::new(move || {
+        let rank = lost_peer()?;
         // Everybody but the first is connected with that one alone.
         let message = match rank {
             0 => "its connection is closed: it has ended, or lost another worker",
             _ => "its connection is closed",
         };
-        Some(PeerError { name: name(&known, rank), message: message.into() })
+        Some(PeerError { name: name(&known_hosts, rank), message: message.into() })
     });
-    let seats = Seats { id, first: rank, all: size, gone: gone.clone(), limit: timeout };
-    let carrier = carrier(gpu, seats)?;
+    let assignment =
+        RankAssignment { id, first: rank, total: size, lost_peer: lost_peer.clone(), timeout };
+    let transport = transport(gpu, assignment)?;
     let piece = piece(size);
-    let turn = Mutex::new(Turn { carrier, failed: None });
-    let control = Control { rank, size, hosts, timeout, gone, piece, turn };
+    let state = Mutex::new(ExchangeState { transport, failed: None });
+    let peers = NcclPeers { rank, size, hosts, timeout, lost_peer, piece, state };
     let all =
-        all_gather(&control, host.as_bytes()).map_err(|peer| ExecError::Peer { step: 0, peer })?;
+        all_gather(&peers, host.as_bytes()).map_err(|peer| ExecError::Peer { step: 0, peer })?;
     let host = |name: &Vec<u8>| String::from_utf8_lossy(name).into_owned();
-    control.hosts.get_or_init(|| all.iter().map(host).collect());
-    Ok(Arc::new(control))
+    peers.hosts.get_or_init(|| all.iter().map(host).collect());
+    Ok(Arc::new(peers))
 }
 
-fn carrier(gpu: usize, seats: Seats) -> std::result::Result<Box<dyn Carrier>, ExecError> {
+fn transport(
+    gpu: usize,
+    assignment: RankAssignment,
+) -> std::result::Result<Box<dyn Transport>, ExecError> {
     #[cfg(feature = "emulator")]
-    if crate::emulator::pretended().is_some() {
-        return Ok(crate::emulator::carrier(&seats));
+    if crate::emulator::installed().is_some() {
+        return Ok(crate::emulator::transport(&assignment));
     }
-    let size = seats.all;
-    let carried = ByGpu::new(gpu, seats).map_err(|refusal| match refusal {
-        Refusal::Here(failure) => failed(gpu, failure),
-        Refusal::Others(message) => {
+    let size = assignment.total;
+    let carried = NcclTransport::new(gpu, assignment).map_err(|error| match error {
+        JoinError::Local(failure) => failed(gpu, failure),
+        JoinError::Timeout(message) => {
             let name = format!("some of {size} workers");
             ExecError::Peer { step: 0, peer: PeerError { name, message } }
         }
-        Refusal::Gone(peer) => ExecError::Peer { step: 0, peer },
+        JoinError::PeerLost(peer) => ExecError::Peer { step: 0, peer },
     })?;
     Ok(Box::new(carried))
 }
@@ -122,13 +127,13 @@ fn name(hosts: &OnceLock<Vec<String>>, rank: usize) -> String {
 }
 
 /// By way of NCCL.
-struct ByGpu {
+struct NcclTransport {
     link: Link,
     outgoing: DeviceBuffer,
     incoming: DeviceBuffer,
     /// Bytes for each rank.
     piece: usize,
-    passed: Event,
+    done: Event,
     stream: Stream,
     /// Whether the GPUs are connected.
     connected: bool,
@@ -136,32 +141,35 @@ struct ByGpu {
     context: Context,
 }
 
-impl ByGpu {
-    fn new(gpu: usize, seats: Seats) -> std::result::Result<ByGpu, Refusal> {
+impl NcclTransport {
+    fn new(
+        gpu: usize,
+        assignment: RankAssignment,
+    ) -> std::result::Result<NcclTransport, JoinError> {
         for lib in [Lib::Driver, Lib::Nccl] {
             libs::find(lib).map_err(|e| Failure(e.to_string()))?;
         }
         let context = Context::new(gpu)?;
-        let piece = piece(seats.all);
-        let room = piece * seats.all;
-        let mut links = nccl::join(vec![context.again()?], Some(seats))?;
+        let piece = piece(assignment.total);
+        let bytes = piece * assignment.total;
+        let mut links = nccl::join(vec![context.again()?], Some(assignment))?;
         context.enter()?;
-        let (outgoing, incoming) = (DeviceBuffer::new(room)?, DeviceBuffer::new(room)?);
+        let (outgoing, incoming) = (DeviceBuffer::new(bytes)?, DeviceBuffer::new(bytes)?);
         // They are filled with zero behind the back of other streams.
         cu!(cuStreamSynchronize(std::ptr::null_mut()))?;
-        Ok(ByGpu {
+        Ok(NcclTransport {
             link: links.remove(0),
             outgoing,
             incoming,
             piece,
-            passed: Event::new()?,
+            done: Event::new()?,
             stream: Stream::new()?,
             connected: false,
             context,
         })
     }
 
-    fn pass(&mut self, outgoing: &[&[u8]], incoming: &mut [&mut [u8]]) -> Result<()> {
+    fn send_receive(&mut self, outgoing: &[&[u8]], incoming: &mut [&mut [u8]]) -> Result<()> {
         self.context.enter()?;
         let (stream, piece) = (&self.stream, self.piece);
         let at = |buffer: &DeviceBuffer, rank: usize| buffer.at() + (rank * piece) as u64;
@@ -176,11 +184,11 @@ impl ByGpu {
         }
         match self.connected {
             true => self.link.swap(&sent, &received, stream)?,
-            false => self.link.watched(|| self.link.swap(&sent, &received, stream))?,
+            false => self.link.with_watchdog(|| self.link.swap(&sent, &received, stream))?,
         }
         self.connected = true;
-        self.passed.record(stream)?;
-        self.link.wait(&self.passed)?;
+        self.done.record(stream)?;
+        self.link.wait(&self.done)?;
         for (rank, from, len) in received {
             let to = incoming[rank].as_mut_ptr().cast();
             cu!(cuMemcpyDtoHAsync_v2(to, from, len, stream.0))?;
@@ -189,59 +197,59 @@ impl ByGpu {
     }
 }
 
-impl Carrier for ByGpu {
-    fn carry(
+impl Transport for NcclTransport {
+    fn exchange(
         &mut self,
         outgoing: &[&[u8]],
         incoming: &mut [&mut [u8]],
     ) -> std::result::Result<(), String> {
-        self.pass(outgoing, incoming).map_err(|failure| {
-            self.link.give_up();
+        self.send_receive(outgoing, incoming).map_err(|failure| {
+            self.link.abort();
             failure.0
         })
     }
 }
 
-impl Drop for ByGpu {
+impl Drop for NcclTransport {
     fn drop(&mut self) {
         self.context.enter().ok();
     }
 }
 
 /// All processes of the job.
-struct Control {
+struct NcclPeers {
     rank: usize,
     size: usize,
     hosts: Arc<OnceLock<Vec<String>>>,
     timeout: Duration,
-    gone: Gone,
+    lost_peer: LivenessProbe,
     /// Most bytes for one process at once.
     piece: usize,
     /// One exchange at a time.
-    turn: Mutex<Turn>,
+    state: Mutex<ExchangeState>,
 }
 
-struct Turn {
-    carrier: Box<dyn Carrier>,
+struct ExchangeState {
+    transport: Box<dyn Transport>,
     /// The first thing that went wrong; nothing is exchanged behind it.
     failed: Option<PeerError>,
 }
 
 /// What one piece of an exchange has of some bytes; a message without bytes has one all the same, so
 /// that whoever receives it knows that it was sent.
-fn part(len: usize, at: usize, piece: usize) -> std::ops::Range<usize> {
+fn piece_range(len: usize, at: usize, piece: usize) -> std::ops::Range<usize> {
     at.min(len)..(at + piece).min(len)
 }
 
-impl Control {
-    fn turn(&self) -> MutexGuard<'_, Turn> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+impl NcclPeers {
+    fn state(&self) -> MutexGuard<'_, ExchangeState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An exchange, piece by piece. How many there are is for each two processes to know.
-    fn pieces(
+    fn exchange_pieces(
         &self,
-        carrier: &mut dyn Carrier,
+        transport: &mut dyn Transport,
         outgoing: &[&[u8]],
         incoming: &mut [&mut [u8]],
     ) -> std::result::Result<(), String> {
@@ -252,22 +260,22 @@ impl Control {
             let out = |rank: usize| match outgoing[rank].len() {
                 _ if rank == self.rank => &[][..],
                 0 if at == 0 => &[0][..],
-                len => &outgoing[rank][part(len, at, self.piece)],
+                len => &outgoing[rank][piece_range(len, at, self.piece)],
             };
             let out: Vec<&[u8]> = (0..self.size).map(out).collect();
             let each = incoming.iter_mut().zip(&mut tokens).enumerate();
             let into = each.map(|(rank, (bytes, token))| match bytes.len() {
                 _ if rank == self.rank => &mut [][..],
                 0 if at == 0 => &mut token[..],
-                len => &mut bytes[part(len, at, self.piece)],
+                len => &mut bytes[piece_range(len, at, self.piece)],
             });
-            carrier.carry(&out, &mut into.collect::<Vec<_>>())?;
+            transport.exchange(&out, &mut into.collect::<Vec<_>>())?;
         }
         Ok(())
     }
 }
 
-impl ProcessGroup for Control {
+impl ProcessGroup for NcclPeers {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -289,28 +297,28 @@ impl ProcessGroup for Control {
         outgoing: &[&[u8]],
         incoming: &mut [&mut [u8]],
     ) -> std::result::Result<(), PeerError> {
-        let mut turn = self.turn();
-        if let Some(error) = &turn.failed {
+        let mut state = self.state();
+        if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        let Turn { carrier, failed } = &mut *turn;
-        self.pieces(&mut **carrier, outgoing, incoming).map_err(|message| {
-            let error = (self.gone)();
+        let ExchangeState { transport, failed } = &mut *state;
+        self.exchange_pieces(&mut **transport, outgoing, incoming).map_err(|message| {
+            let error = (self.lost_peer)();
             let error = error.unwrap_or(PeerError { name: "another worker".into(), message });
             failed.insert(error).clone()
         })
     }
 
     fn lost_peer(&self) -> Option<PeerError> {
-        (self.gone)()
+        (self.lost_peer)()
     }
 
     fn diagnose(&self, message: String) -> PeerError {
-        let mut turn = self.turn();
+        let mut state = self.state();
         let error = || {
             let name = "another worker".into();
             self.lost_peer().unwrap_or(PeerError { name, message })
         };
-        turn.failed.get_or_insert_with(error).clone()
+        state.failed.get_or_insert_with(error).clone()
     }
 }

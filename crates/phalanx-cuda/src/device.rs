@@ -1,11 +1,11 @@
 //! What carries out the tasks of a step: a GPU, or whatever stands for one in tests.
 
 use crate::launch::{Block, Ptr};
-use crate::task::Work;
+use crate::work_item::WorkItem;
 use phalanx_graph::exec::ExecError;
 
 /// Steps whose inputs may be on their way to a GPU at the same time: each has a copy of its own there.
-pub(crate) const AHEAD: usize = 2;
+pub(crate) const MAX_STAGED_STEPS: usize = 2;
 
 /// A step that a machine has made ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,28 +15,28 @@ pub(crate) struct StepId(pub usize);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
     /// In an order that can be kept.
-    pub work: Vec<Work>,
+    pub work_items: Vec<WorkItem>,
     /// The source of the kernels of [`crate::launch::Source::Tapes`].
     pub tapes: String,
 }
 
 /// The lists of a GPU's replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lists {
+pub(crate) struct ArgLists {
     pub replicas: usize,
     /// Of each.
     pub bytes: usize,
 }
 
 /// One GPU with the memory of every replica on it.
-pub(crate) trait Machine: Send {
+pub(crate) trait GpuDevice: Send {
     /// Whether it adds with other machines, or would if there were any.
     fn joined(&self) -> bool {
         false
     }
 
     /// Has nobody wait for this machine any more: what all do together fails from now on.
-    fn give_up(&mut self) {}
+    fn abort(&mut self) {}
 
     /// Gives a block at least so many bytes. New bytes are zero; those of blocks that outlive a step survive.
     /// Steps made ready before must be made ready again if `true` comes back: the block has moved.
@@ -76,16 +76,16 @@ pub(crate) trait Machine: Send {
     fn start(&mut self, step: StepId, head: &[u8]) -> Result<(), ExecError>;
 
     /// Writes each replica's list of turns with `fill`, and starts a step for each of them.
-    fn start_turns(
+    fn start_steps(
         &mut self,
         step: StepId,
-        turns: usize,
-        lists: Lists,
+        steps: usize,
+        lists: ArgLists,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), ExecError>;
 
     /// How many turns of a step are best started together.
-    fn together(&self, step: StepId) -> usize;
+    fn steps_per_launch(&self, step: StepId) -> usize;
 
     /// Forgets a step, once everything started is done.
     fn forget(&mut self, step: StepId);
@@ -94,7 +94,7 @@ pub(crate) trait Machine: Send {
     fn free(&mut self, replica: usize, block: Block);
 
     /// Bytes that are still to be had, where that is known.
-    fn room(&self) -> Option<usize>;
+    fn free_memory(&self) -> Option<usize>;
 
     /// Whether what was started is still under way.
     fn busy(&self) -> bool {

@@ -1,18 +1,18 @@
 //! Launches tried on an emulated GPU: values by hand, one op, results back.
 
-use crate::cx::{Aliases, Cx, Layout, Scratch};
+use crate::device::{GpuDevice, Plan, StepId};
 use crate::emulator::EmulatedGpu;
 use crate::inputs::{INPUT_BYTES, Inputs};
 use crate::launch::{Block, Elem, Launch, Ptr, Span};
-use crate::machine::{Machine, Plan, StepId};
+use crate::lowering_context::{Aliases, Layout, LowerCtx, Scratch};
 use crate::tape::Tapes;
-use crate::task::{Task, Work};
+use crate::work_item::{Task, WorkItem};
 use phalanx_graph::program::{Location, Value, ValueId};
 use phalanx_graph::{DType, ParamId, ParamSpec, Space, Type};
 
 const BYTES: usize = 1 << 20;
 
-/// Room for values.
+/// Allocation for values.
 const VALUES: usize = 4 << 20;
 
 /// What lies behind every value, and must stay.
@@ -22,7 +22,7 @@ const GUARD: [u8; 64] = [0xff; 64];
 pub(crate) const SEEDS: [Option<u64>; 2] = [None, Some(7)];
 
 /// An emulated GPU and values on it.
-pub(crate) struct Lab {
+pub(crate) struct Harness {
     pub gpu: EmulatedGpu,
     values: Vec<Value>,
     params: Vec<ParamSpec>,
@@ -58,9 +58,9 @@ pub(crate) fn close(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
     }
 }
 
-impl Lab {
+impl Harness {
     /// Running needs g++, lowering does not.
-    pub fn new(seed: Option<u64>, rows: usize) -> Lab {
+    pub fn new(seed: Option<u64>, rows: usize) -> Harness {
         let mut gpu = EmulatedGpu::new(seed);
         for (at, bytes) in blocks() {
             gpu.reserve(at.replica, at.block, bytes, "a test").expect("memory");
@@ -68,7 +68,7 @@ impl Lab {
         let layout = Layout { feeds: vec![], params: vec![] };
         let (scratch, inputs) = (Scratch::new(0), Inputs::default());
         let (first_row, used, guards) = (0, 0, vec![]);
-        Lab {
+        Harness {
             gpu,
             values: vec![],
             params: vec![],
@@ -82,7 +82,7 @@ impl Lab {
         }
     }
 
-    /// Room for a value and so many elements of four bytes in front of it.
+    /// Allocation for a value and so many elements of four bytes in front of it.
     fn value(&mut self, ty: Type, ld: usize, bytes: usize, skipped: usize) -> ValueId {
         let place = Location::Shared(self.used);
         let end = self.used + skipped * 4 + bytes;
@@ -129,7 +129,7 @@ impl Lab {
         id
     }
 
-    /// Room for doubles.
+    /// Allocation for doubles.
     pub fn doubles(&mut self, dims: &[usize]) -> ValueId {
         let ty = Type::new(DType::F64, Space::Partial, dims.to_vec());
         self.value(ty, dims[dims.len() - 1], dims.iter().product::<usize>() * 8, 0)
@@ -188,28 +188,31 @@ impl Lab {
     }
 
     /// Lowers and runs, twice: what a launch leaves behind must not matter to the next.
-    pub fn run(&mut self, lower: impl Fn(&mut Cx<'_>, &mut Tapes) -> Vec<Launch>) {
+    pub fn run(&mut self, lower: impl Fn(&mut LowerCtx<'_>, &mut Tapes) -> Vec<Launch>) {
         let step = self.prepare(lower);
         self.start(step);
         self.start(step);
     }
 
     /// Lowers and makes ready.
-    pub fn prepare(&mut self, lower: impl Fn(&mut Cx<'_>, &mut Tapes) -> Vec<Launch>) -> StepId {
+    pub fn prepare(
+        &mut self,
+        lower: impl Fn(&mut LowerCtx<'_>, &mut Tapes) -> Vec<Launch>,
+    ) -> StepId {
         let (launches, tapes) = self.lower(lower);
         let tasks = launches.into_iter().map(Task::Launch).collect();
         let writes = blocks().into_iter().map(|(at, bytes)| Span::whole(at, bytes)).collect();
-        let work = Work { label: "test".into(), instr: 0, tasks, reads: vec![], writes };
-        self.gpu.prepare(Plan { work: vec![work], tapes }).expect("compiles")
+        let work = WorkItem { label: "test".into(), instr: 0, tasks, reads: vec![], writes };
+        self.gpu.prepare(Plan { work_items: vec![work], tapes }).expect("compiles")
     }
 
     /// Launches, and the source of their tapes.
     pub fn lower(
         &mut self,
-        lower: impl Fn(&mut Cx<'_>, &mut Tapes) -> Vec<Launch>,
+        lower: impl Fn(&mut LowerCtx<'_>, &mut Tapes) -> Vec<Launch>,
     ) -> (Vec<Launch>, String) {
         let mut tapes = Tapes::default();
-        let mut cx = Cx {
+        let mut cx = LowerCtx {
             values: &self.values,
             params: &self.params,
             layout: &self.layout,
@@ -241,7 +244,7 @@ impl Lab {
 /// Where the blocks of two replicas begin, and their bytes.
 fn blocks() -> Vec<(Ptr, usize)> {
     let work = [Block::Inputs, Block::Params, Block::Scratch, Block::Counters];
-    let small = work.into_iter().chain([Block::Gradients, Block::Gathered]);
+    let small = work.into_iter().chain([Block::Gradients, Block::Accumulated]);
     let slots = [Block::Slot(0), Block::Slot(1)];
     let sizes = small.chain(slots).map(|b| (b, BYTES)).chain([(Block::Shared, VALUES)]);
     let both = |(b, bytes): (Block, usize)| [0, 1].map(|r| (Ptr::new(r, b, 0), bytes));

@@ -15,31 +15,31 @@ type Job = &'static (dyn Fn(usize) + Sync);
 type Outcome = Result<(), Box<dyn Any + Send>>;
 
 /// A thread.
-struct Hand {
+struct DeviceThread {
     /// Taken when it is time to go.
     jobs: Option<Sender<Job>>,
     done: Receiver<Outcome>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Hand {
-    fn new(number: usize) -> std::io::Result<Hand> {
-        let (jobs, orders) = channel::<Job>();
-        let (report, done) = channel();
+impl DeviceThread {
+    fn new(number: usize) -> std::io::Result<DeviceThread> {
+        let (jobs, queue) = channel::<Job>();
+        let (outcomes, done) = channel();
         let body = move || {
-            for job in orders {
+            for job in queue {
                 let outcome = catch_unwind(AssertUnwindSafe(|| job(number)));
-                if report.send(outcome).is_err() {
+                if outcomes.send(outcome).is_err() {
                     return;
                 }
             }
         };
         let thread = thread::Builder::new().name(format!("gpu-{number}")).spawn(body)?;
-        Ok(Hand { jobs: Some(jobs), done, thread: Some(thread) })
+        Ok(DeviceThread { jobs: Some(jobs), done, thread: Some(thread) })
     }
 }
 
-impl Drop for Hand {
+impl Drop for DeviceThread {
     fn drop(&mut self) {
         self.jobs = None;
         // It catches every panic.
@@ -48,14 +48,15 @@ impl Drop for Hand {
 }
 
 /// One thread for each of several; none for a single one, whose work is done by whoever asks for it.
-pub(crate) struct Crew {
-    hands: Vec<Hand>,
+pub(crate) struct ThreadPool {
+    threads: Vec<DeviceThread>,
 }
 
-impl Crew {
-    pub fn new(count: usize) -> std::io::Result<Crew> {
-        let hands = if count > 1 { (0..count).map(Hand::new).collect() } else { Ok(vec![]) };
-        Ok(Crew { hands: hands? })
+impl ThreadPool {
+    pub fn new(count: usize) -> std::io::Result<ThreadPool> {
+        let threads =
+            if count > 1 { (0..count).map(DeviceThread::new).collect() } else { Ok(vec![]) };
+        Ok(ThreadPool { threads: threads? })
     }
 
     /// Works on all at the same time, each on its thread, and waits. A panic is passed on.
@@ -64,10 +65,10 @@ impl Crew {
         all: &mut [T],
         work: impl Fn(usize, &mut T) -> R + Sync,
     ) -> Vec<R> {
-        if self.hands.is_empty() {
+        if self.threads.is_empty() {
             return all.iter_mut().enumerate().map(|(i, one)| work(i, one)).collect();
         }
-        assert_eq!(all.len(), self.hands.len(), "a thread for each");
+        assert_eq!(all.len(), self.threads.len(), "a thread for each");
         let slots: Vec<Mutex<(&mut T, Option<R>)>> =
             all.iter_mut().map(|one| Mutex::new((one, None))).collect();
         self.run(&|i| {
@@ -87,13 +88,15 @@ impl Crew {
         // this waits for the report of each that was given it: nothing in between returns or panics. A
         // channel breaks only with its thread, which then has no job any more.
         let job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
-        let mut outcomes: Vec<Outcome> = Vec::with_capacity(self.hands.len());
-        let given = |hand: &&Hand| hand.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
-        let busy = self.hands.iter().filter(given).count();
-        for hand in &self.hands {
-            outcomes.extend(hand.done.recv());
+        let mut outcomes: Vec<Outcome> = Vec::with_capacity(self.threads.len());
+        let given = |thread: &&DeviceThread| {
+            thread.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok())
+        };
+        let busy = self.threads.iter().filter(given).count();
+        for thread in &self.threads {
+            outcomes.extend(thread.done.recv());
         }
-        assert!(busy == self.hands.len() && outcomes.len() == busy, "a thread of the crew is gone");
+        assert!(busy == self.threads.len() && outcomes.len() == busy, "a GPU thread has ended");
         if let Some(panic) = outcomes.into_iter().find_map(Result::err) {
             resume_unwind(panic);
         }
@@ -101,7 +104,7 @@ impl Crew {
 }
 
 /// Where several wait until all have come, unless one says that it never will.
-pub(crate) struct Meeting {
+pub(crate) struct AbortableBarrier {
     members: usize,
     state: Mutex<State>,
     changed: Condvar,
@@ -109,18 +112,18 @@ pub(crate) struct Meeting {
 
 #[derive(Default)]
 struct State {
-    here: usize,
+    arrived: usize,
     round: u64,
-    failed: bool,
+    aborted: bool,
 }
 
 /// One of them does not come any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Failed;
+pub(crate) struct Aborted;
 
-impl Meeting {
-    pub fn new(members: usize) -> Meeting {
-        Meeting { members, state: Mutex::default(), changed: Condvar::new() }
+impl AbortableBarrier {
+    pub fn new(members: usize) -> AbortableBarrier {
+        AbortableBarrier { members, state: Mutex::default(), changed: Condvar::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -128,21 +131,21 @@ impl Meeting {
     }
 
     /// Waits for everybody.
-    pub fn wait(&self) -> Result<(), Failed> {
+    pub fn wait(&self) -> Result<(), Aborted> {
         self.wait_for(Duration::MAX)
     }
 
     /// Waits for everybody, though not longer than this: then nobody waits any more.
-    pub fn wait_for(&self, limit: Duration) -> Result<(), Failed> {
+    pub fn wait_for(&self, limit: Duration) -> Result<(), Aborted> {
         let began = Instant::now();
         let mut state = self.state();
-        if state.failed {
-            return Err(Failed);
+        if state.aborted {
+            return Err(Aborted);
         }
         let round = state.round;
-        state.here += 1;
-        if state.here == self.members {
-            state.here = 0;
+        state.arrived += 1;
+        if state.arrived == self.members {
+            state.arrived = 0;
             state.round += 1;
             self.changed.notify_all();
             return Ok(());
@@ -150,11 +153,11 @@ impl Meeting {
         while state.round == round {
             let left = limit.saturating_sub(began.elapsed());
             if left.is_zero() {
-                state.failed = true;
+                state.aborted = true;
                 self.changed.notify_all();
             }
-            if state.failed {
-                return Err(Failed);
+            if state.aborted {
+                return Err(Aborted);
             }
             let waited = self.changed.wait_timeout(state, left);
             state = waited.unwrap_or_else(|e| e.into_inner()).0;
@@ -163,14 +166,14 @@ impl Meeting {
     }
 
     /// Lets nobody wait any more; whether this was the first to say so.
-    pub fn fail(&self) -> bool {
-        let first = !std::mem::replace(&mut self.state().failed, true);
+    pub fn abort(&self) -> bool {
+        let first = !std::mem::replace(&mut self.state().aborted, true);
         self.changed.notify_all();
         first
     }
 
-    pub fn failed(&self) -> bool {
-        self.state().failed
+    pub fn is_aborted(&self) -> bool {
+        self.state().aborted
     }
 }
 
@@ -181,15 +184,15 @@ mod tests {
 
     #[test]
     fn each_has_its_thread_and_keeps_it() {
-        let crew = Crew::new(3).unwrap();
+        let pool = ThreadPool::new(3).unwrap();
         let mut all = vec![1, 2, 3];
-        let threads = |all: &mut [i32]| crew.each(all, |_, _| thread::current().id());
+        let threads = |all: &mut [i32]| pool.each(all, |_, _| thread::current().id());
         let first = threads(&mut all);
         assert_eq!(first.iter().collect::<HashSet<_>>().len(), 3);
         assert!(!first.contains(&thread::current().id()));
         assert_eq!(threads(&mut all), first);
         let offset = 10;
-        let doubled = crew.each(&mut all, |i, one| {
+        let doubled = pool.each(&mut all, |i, one| {
             *one *= 2;
             offset + i
         });
@@ -198,19 +201,19 @@ mod tests {
 
     #[test]
     fn a_single_one_needs_no_thread() {
-        let crew = Crew::new(1).unwrap();
-        let here = crew.each(&mut [()], |_, ()| thread::current().id());
+        let pool = ThreadPool::new(1).unwrap();
+        let here = pool.each(&mut [()], |_, ()| thread::current().id());
         assert_eq!(here, [thread::current().id()]);
     }
 
     #[test]
     fn they_work_at_the_same_time_and_a_panic_is_passed_on_when_all_are_done() {
-        let crew = Crew::new(3).unwrap();
-        let meeting = Meeting::new(3);
+        let pool = ThreadPool::new(3).unwrap();
+        let barrier = AbortableBarrier::new(3);
         let mut finished = [false; 3];
         let run = AssertUnwindSafe(|| {
-            crew.each(&mut finished, |i, finished| {
-                meeting.wait().expect("all come");
+            pool.each(&mut finished, |i, finished| {
+                barrier.wait().expect("all come");
                 if i == 0 {
                     panic!("of the first");
                 }
@@ -221,37 +224,37 @@ mod tests {
         let panic = catch_unwind(run).unwrap_err();
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"of the first"));
         assert_eq!(finished, [false, true, true]);
-        assert_eq!(crew.each(&mut [1, 2, 3], |_, one| *one), [1, 2, 3], "and the crew goes on");
+        assert_eq!(pool.each(&mut [1, 2, 3], |_, one| *one), [1, 2, 3], "and the pool goes on");
     }
 
     #[test]
     fn nobody_waits_for_one_that_failed() {
-        let crew = Crew::new(3).unwrap();
-        let meeting = Meeting::new(3);
-        let waited = crew.each(&mut [(); 3], |i, ()| match i {
+        let pool = ThreadPool::new(3).unwrap();
+        let barrier = AbortableBarrier::new(3);
+        let waited = pool.each(&mut [(); 3], |i, ()| match i {
             1 => {
                 thread::sleep(Duration::from_millis(20));
-                assert!(meeting.fail() && !meeting.fail());
-                Err(Failed)
+                assert!(barrier.abort() && !barrier.abort());
+                Err(Aborted)
             }
-            _ => meeting.wait(),
+            _ => barrier.wait(),
         });
-        assert_eq!(waited, [Err(Failed); 3]);
-        assert!(meeting.failed() && meeting.wait() == Err(Failed));
+        assert_eq!(waited, [Err(Aborted); 3]);
+        assert!(barrier.is_aborted() && barrier.wait() == Err(Aborted));
     }
 
     #[test]
     fn a_wait_can_have_a_limit() {
-        let meeting = Meeting::new(2);
-        assert_eq!(meeting.wait_for(Duration::from_millis(20)), Err(Failed));
-        assert!(meeting.failed() && meeting.wait() == Err(Failed), "for good");
+        let barrier = AbortableBarrier::new(2);
+        assert_eq!(barrier.wait_for(Duration::from_millis(20)), Err(Aborted));
+        assert!(barrier.is_aborted() && barrier.wait() == Err(Aborted), "for good");
     }
 
     #[test]
     fn a_meeting_can_be_held_again() {
-        let crew = Crew::new(2).unwrap();
-        let meeting = Meeting::new(2);
-        let rounds = crew.each(&mut [(); 2], |_, ()| (0..1000).all(|_| meeting.wait().is_ok()));
+        let pool = ThreadPool::new(2).unwrap();
+        let barrier = AbortableBarrier::new(2);
+        let rounds = pool.each(&mut [(); 2], |_, ()| (0..1000).all(|_| barrier.wait().is_ok()));
         assert_eq!(rounds, [true, true]);
     }
 }

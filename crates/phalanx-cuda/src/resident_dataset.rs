@@ -1,5 +1,5 @@
 //! Samples that a GPU keeps, and the list of what the steps on them are told: a head that counts the
-//! steps done, then a turn for each, with its head, the feeds that are no rows, its rows by number and
+//! steps done, then a step for each, with its head, the feeds that are no rows, its rows by number and
 //! how their images are moved. `kernels/kept.cu` reads it.
 
 use crate::executor::as_bytes;
@@ -9,18 +9,18 @@ use phalanx_graph::DType;
 use phalanx_graph::resident::{AffineAugment, Column, ColumnData, Fill, ImageShape, StepInput};
 use std::ops::Range;
 
-/// Bytes in front of the first turn, and of a turn's head.
-pub(crate) const HEAD: usize = INPUT_BYTES;
+/// Bytes in front of the first step, and of a step's head.
+pub(crate) const HEAD_BYTES: usize = INPUT_BYTES;
 
 /// Most steps that are started together.
-pub(crate) const MOST_TURNS: usize = 64;
+pub(crate) const MAX_STEPS_PER_LAUNCH: usize = 64;
 
 /// Bytes of a motion, as the kernel has it.
-const MOTION: usize = 64;
+const AUGMENT_BYTES: usize = 64;
 
 /// A column on the GPU.
 #[derive(Clone, Debug)]
-pub(crate) struct KeptColumn {
+pub(crate) struct ResidentColumn {
     cells: Ptr,
     bytes: usize,
     offset: Option<Ptr>,
@@ -28,21 +28,21 @@ pub(crate) struct KeptColumn {
     row: usize,
     kind: i64,
     divisor: f32,
-    frame: Option<ImageShape>,
+    image: Option<ImageShape>,
 }
 
 /// Samples on the GPU.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
-    pub columns: Vec<KeptColumn>,
+    pub columns: Vec<ResidentColumn>,
     pub rows: usize,
 }
 
 impl Table {
     /// Columns in blocks from number `first` on: two for each.
     pub fn new(columns: &[Column<'_>], first: usize) -> Table {
-        let at = |number: usize| Ptr::new(0, Block::Kept(number), 0);
-        let keep = |(i, c): (usize, &Column<'_>)| {
+        let at = |number: usize| Ptr::new(0, Block::Resident(number), 0);
+        let column = |(i, c): (usize, &Column<'_>)| {
             let (kind, divisor, offset) = match c.data {
                 ColumnData::F32(_) => (0, 1.0, None),
                 ColumnData::I32(_) => (1, 1.0, None),
@@ -51,11 +51,11 @@ impl Table {
                 }
             };
             let bytes = c.data.bytes() - offset.map_or(0, |_| c.row_len * 4);
-            let (cells, row, frame) = (at(first + 2 * i), c.row_len, c.image);
-            KeptColumn { cells, bytes, offset, row, kind, divisor, frame }
+            let (cells, row, image) = (at(first + 2 * i), c.row_len, c.image);
+            ResidentColumn { cells, bytes, offset, row, kind, divisor, image }
         };
         let rows = columns.first().map_or(0, |c| c.data.len() / c.row_len.max(1));
-        Table { columns: columns.iter().enumerate().map(keep).collect(), rows }
+        Table { columns: columns.iter().enumerate().map(column).collect(), rows }
     }
 
     /// All blocks.
@@ -65,16 +65,16 @@ impl Table {
 
     /// What its rows are in a step, and how long.
     pub fn types(&self) -> Vec<(DType, usize)> {
-        let dtype = |c: &KeptColumn| if c.kind == 1 { DType::I32 } else { DType::F32 };
+        let dtype = |c: &ResidentColumn| if c.kind == 1 { DType::I32 } else { DType::F32 };
         self.columns.iter().map(|c| (dtype(c), c.row)).collect()
     }
 
-    pub fn moves(&self) -> bool {
-        self.columns.iter().any(|c| c.frame.is_some())
+    pub fn is_augmented(&self) -> bool {
+        self.columns.iter().any(|c| c.image.is_some())
     }
 }
 
-impl KeptColumn {
+impl ResidentColumn {
     /// The bytes of its blocks, in their order.
     pub fn parts<'a>(&self, column: &Column<'a>) -> Vec<(Ptr, &'a [u8])> {
         let mut parts = match column.data {
@@ -102,7 +102,7 @@ impl KeptColumn {
         let number = |n: usize| Word::I64(n as i64);
         let mut words = vec![Word::Ptr(self.cells), Word::Ptr(to), offset];
         words.extend([number(self.row), Word::I64(self.kind), Word::F32(self.divisor)]);
-        let (sizes, fill) = match self.frame {
+        let (sizes, fill) = match self.image {
             Some(f) => ([f.height, f.width, f.channels], f.fill),
             None => ([0; 3], Fill::Nearest),
         };
@@ -118,54 +118,54 @@ impl KeptColumn {
     }
 }
 
-/// Where the parts of a turn lie.
+/// Where the parts of a step lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TurnLayout {
-    pub picks: usize,
+pub(crate) struct StepLayout {
+    pub rows_at: usize,
     /// Nowhere where nothing is moved.
-    pub motions: Option<usize>,
+    pub augments_at: Option<usize>,
     pub bytes: usize,
 }
 
-impl TurnLayout {
-    /// For turns of so many numbers and at most so many rows of a replica.
-    pub fn new(numbers: usize, rows: usize, moves: bool) -> TurnLayout {
-        let picks = (HEAD + numbers * 4).next_multiple_of(MOTION);
-        let behind = (picks + rows * 4).next_multiple_of(MOTION);
-        let motions = moves.then_some(behind);
-        let end = if moves { behind + rows * MOTION } else { behind };
-        TurnLayout { picks, motions, bytes: end.next_multiple_of(HEAD) }
+impl StepLayout {
+    /// For steps of so many numbers and at most so many rows of a replica.
+    pub fn new(numbers: usize, rows: usize, augmented: bool) -> StepLayout {
+        let rows_at = (HEAD_BYTES + numbers * 4).next_multiple_of(AUGMENT_BYTES);
+        let after_rows = (rows_at + rows * 4).next_multiple_of(AUGMENT_BYTES);
+        let augments_at = augmented.then_some(after_rows);
+        let end = if augmented { after_rows + rows * AUGMENT_BYTES } else { after_rows };
+        StepLayout { rows_at, augments_at, bytes: end.next_multiple_of(HEAD_BYTES) }
     }
 
-    /// Bytes of a list of turns.
-    pub fn list(&self, turns: usize) -> usize {
-        HEAD + turns * self.bytes
+    /// Bytes of a list of steps.
+    pub fn list_bytes(&self, steps: usize) -> usize {
+        HEAD_BYTES + steps * self.bytes
     }
 
-    /// Writes a turn as a replica with these rows of the batch gets it.
-    pub fn write(&self, to: &mut [u8], head: &Inputs, turn: &StepInput<'_>, rows: Range<usize>) {
+    /// Writes a step as a replica with these rows of the batch gets it.
+    pub fn write(&self, to: &mut [u8], head: &Inputs, step: &StepInput<'_>, rows: Range<usize>) {
         let head = head.to_bytes();
         to[..head.len()].copy_from_slice(&head);
-        put(to, HEAD, turn.mirrored.iter().map(|v| v.to_le_bytes()));
-        put(to, self.picks, turn.rows[rows.clone()].iter().map(|row| row.to_le_bytes()));
-        let Some(at) = self.motions else { return };
-        if turn.augments.is_empty() {
-            to[at..at + rows.len() * MOTION].fill(0);
+        put(to, HEAD_BYTES, step.mirrored.iter().map(|v| v.to_le_bytes()));
+        put(to, self.rows_at, step.rows[rows.clone()].iter().map(|row| row.to_le_bytes()));
+        let Some(at) = self.augments_at else { return };
+        if step.augments.is_empty() {
+            to[at..at + rows.len() * AUGMENT_BYTES].fill(0);
         } else {
-            put(to, at, turn.augments[rows].iter().map(motion));
+            put(to, at, step.augments[rows].iter().map(augment_bytes));
         }
     }
 }
 
-/// Writes items one behind the other.
+/// Writes items one after_rows the other.
 fn put<const N: usize>(to: &mut [u8], at: usize, items: impl Iterator<Item = [u8; N]>) {
     for (to, item) in to[at..].chunks_exact_mut(N).zip(items) {
         to.copy_from_slice(&item);
     }
 }
 
-fn motion(m: &AffineAugment) -> [u8; MOTION] {
-    let mut bytes = [0; MOTION];
+fn augment_bytes(m: &AffineAugment) -> [u8; AUGMENT_BYTES] {
+    let mut bytes = [0; AUGMENT_BYTES];
     put(&mut bytes, 0, m.map.as_flattened().iter().map(|v| v.to_le_bytes()));
     let flags = [m.flip_horizontal, m.flip_vertical, *m != AffineAugment::NONE];
     put(&mut bytes, 48, flags.iter().map(|f| u32::from(*f).to_le_bytes()));
@@ -178,10 +178,10 @@ mod tests {
 
     #[test]
     fn a_turn_holds_its_rows_and_motions() {
-        let layout = TurnLayout::new(2, 3, true);
-        assert_eq!((layout.picks, layout.motions, layout.bytes), (320, Some(384), 768));
+        let layout = StepLayout::new(2, 3, true);
+        assert_eq!((layout.rows_at, layout.augments_at, layout.bytes), (320, Some(384), 768));
         let flipped = AffineAugment { flip_horizontal: true, ..AffineAugment::NONE };
-        let turn = StepInput {
+        let step = StepInput {
             rows: &[7, 8, 9],
             augments: &[AffineAugment::NONE, flipped, AffineAugment::NONE],
             mirrored: &[0.5, 0.25],
@@ -190,14 +190,14 @@ mod tests {
             scalars: &[],
         };
         let mut bytes = vec![0xff; layout.bytes];
-        layout.write(&mut bytes, &Inputs { seed: 1, step: 2, ..Inputs::default() }, &turn, 1..3);
+        layout.write(&mut bytes, &Inputs { seed: 1, step: 2, ..Inputs::default() }, &step, 1..3);
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
         assert_eq!((word(0), word(8)), (1, 2));
-        assert_eq!(f32::from_bits(word(HEAD + 4)), 0.25);
+        assert_eq!(f32::from_bits(word(HEAD_BYTES + 4)), 0.25);
         assert_eq!((word(320), word(324)), (8, 9));
         assert_eq!([48, 52, 56].map(|at| word(384 + at)), [1, 0, 1]);
         assert_eq!([48, 52, 56].map(|at| word(448 + at)), [0, 0, 0]);
-        let plain = TurnLayout::new(2, 3, false);
-        assert_eq!((plain.motions, plain.list(4)), (None, 256 + 4 * 512));
+        let plain = StepLayout::new(2, 3, false);
+        assert_eq!((plain.augments_at, plain.list_bytes(4)), (None, 256 + 4 * 512));
     }
 }

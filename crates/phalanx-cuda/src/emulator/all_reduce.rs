@@ -1,76 +1,80 @@
-//! Sums over emulated GPUs, in the order of their ranks. Those of several processes, which are threads
+//! AllReduceGroup over emulated GPUs, in the order of their ranks. Those of several processes, which are threads
 //! here, meet by the id that one of them made.
 
 use super::Register;
 use super::memory::Memory;
-use crate::among::Seats;
-use crate::crew::{Failed, Meeting};
+use crate::device_threads::{AbortableBarrier, Aborted};
 use crate::launch::Elem;
-use crate::task::Part;
+use crate::process_group::RankAssignment;
+use crate::work_item::Part;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// What a GPU brings to a sum: of each part the type and the numbers.
-type Brought = Vec<(Elem, Vec<f64>)>;
+type Contribution = Vec<(Elem, Vec<f64>)>;
 
 /// Where emulated GPUs add up.
-pub(super) struct Sums {
-    meeting: Meeting,
+pub(super) struct AllReduceGroup {
+    barrier: AbortableBarrier,
     /// By rank.
-    brought: Mutex<Vec<Brought>>,
+    contributions: Mutex<Vec<Contribution>>,
     /// How long the others are waited for.
     limit: Duration,
 }
 
 /// An emulated GPU's part in sums.
 pub(super) struct Link {
-    pub sums: Arc<Sums>,
+    pub group: Arc<AllReduceGroup>,
     pub rank: usize,
     /// Whether others are of other processes.
-    pub outside: bool,
+    pub remote: bool,
 }
 
 impl Link {
     /// Whether GPUs of other processes do not answer.
     pub fn lost(&self) -> bool {
-        self.outside && self.sums.meeting.failed()
+        self.remote && self.group.barrier.is_aborted()
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if self.outside {
-            self.sums.give_up();
+        if self.remote {
+            self.group.abort();
         }
     }
 }
 
-impl Sums {
-    pub fn new(ranks: usize, limit: Duration) -> Sums {
-        Sums { meeting: Meeting::new(ranks), brought: Mutex::new(vec![vec![]; ranks]), limit }
+impl AllReduceGroup {
+    pub fn new(ranks: usize, limit: Duration) -> AllReduceGroup {
+        AllReduceGroup {
+            barrier: AbortableBarrier::new(ranks),
+            contributions: Mutex::new(vec![vec![]; ranks]),
+            limit,
+        }
     }
 
     /// Where the GPUs of several processes add up.
-    pub fn of(seats: &Seats) -> Arc<Sums> {
-        static MET: Register<Sums> = Register::new();
-        MET.find(seats.id, || Sums::new(seats.all, seats.limit))
+    pub fn of(assignment: &RankAssignment) -> Arc<AllReduceGroup> {
+        static GROUPS: Register<AllReduceGroup> = Register::new();
+        GROUPS.find(assignment.id, || AllReduceGroup::new(assignment.total, assignment.timeout))
     }
 
     /// Has nobody wait any more.
-    pub fn give_up(&self) {
-        self.meeting.fail();
+    pub fn abort(&self) {
+        self.barrier.abort();
     }
 
-    /// Adds the parts of all ranks, once all have brought them.
+    /// Adds the parts of all ranks, once all have contributions them.
     pub fn add(&self, rank: usize, memory: &mut Memory, parts: &[Part]) -> Result<(), String> {
-        let gone = |_: Failed| "another GPU failed".to_string();
-        let wait = || self.meeting.wait_for(self.limit).map_err(gone);
-        let mine: Result<Brought, String> = parts.iter().map(|p| load(memory, p)).collect();
-        self.brought.lock().expect("no panic")[rank] = mine?;
+        let gone = |_: Aborted| "another GPU failed".to_string();
+        let wait = || self.barrier.wait_for(self.limit).map_err(gone);
+        let mine: Result<Contribution, String> = parts.iter().map(|p| load(memory, p)).collect();
+        self.contributions.lock().expect("no panic")[rank] = mine?;
         wait()?;
-        let all = self.brought.lock().expect("no panic").clone();
+        let all = self.contributions.lock().expect("no panic").clone();
         wait()?;
-        let kinds = |b: &Brought| b.iter().map(|(e, v)| (*e, v.len())).collect::<Vec<_>>();
+        let kinds = |b: &Contribution| b.iter().map(|(e, v)| (*e, v.len())).collect::<Vec<_>>();
         if let Some(other) = all.iter().position(|b| kinds(b) != kinds(&all[0])) {
             let (a, b) = (kinds(&all[0]), kinds(&all[other]));
             return Err(format!("rank 0 adds {a:?} where rank {other} adds {b:?}"));
@@ -98,60 +102,60 @@ fn load(memory: &Memory, part: &Part) -> Result<(Elem, Vec<f64>), String> {
 #[cfg(test)]
 mod tests {
     use super::Link;
-    use crate::crew::Crew;
-    use crate::emulator::{EmulatedGpu, Sums};
+    use crate::device::{GpuDevice, Plan};
+    use crate::device_group::{DeviceReplicas, run_all};
+    use crate::device_threads::ThreadPool;
+    use crate::emulator::{AllReduceGroup, EmulatedGpu};
     use crate::launch::{Block, Elem, Launch, Ptr, Source};
-    use crate::machine::{Machine, Plan};
-    use crate::stations::{Station, together};
-    use crate::task::{Part, Task, Work};
+    use crate::work_item::{Part, Task, WorkItem};
     use phalanx_graph::exec::ExecError;
     use std::sync::Arc;
     use std::time::Duration;
 
     const AT: Ptr = Ptr { replica: 0, block: Block::Params, offset: 0 };
 
-    fn stations(ranks: usize) -> Vec<Station<EmulatedGpu>> {
-        let sums = Arc::new(Sums::new(ranks, Duration::MAX));
-        let machine = |rank: usize| {
-            let link = Some(Link { sums: sums.clone(), rank, outside: false });
+    fn devices(ranks: usize) -> Vec<DeviceReplicas<EmulatedGpu>> {
+        let group = Arc::new(AllReduceGroup::new(ranks, Duration::MAX));
+        let gpu = |rank: usize| {
+            let link = Some(Link { group: group.clone(), rank, remote: false });
             let mut gpu = EmulatedGpu { link, ..EmulatedGpu::new(None) };
             gpu.reserve(0, AT.block, 256, "a test").expect("memory");
             let numbers = [rank as f32 + 0.5, 7.0].map(f32::to_le_bytes);
             gpu.write(AT, &numbers.concat()).expect("fits");
             (gpu, vec![format!("emulated:{rank}")])
         };
-        Station::all((0..ranks).map(machine).collect(), 0)
+        DeviceReplicas::all((0..ranks).map(gpu).collect(), 0)
     }
 
-    fn sum(len: usize) -> Work {
+    fn sum(len: usize) -> WorkItem {
         let part = Part { from: AT, to: AT.add(64), elem: Elem::F32, len };
-        Work::reduce("a sum".into(), 0, vec![part])
+        WorkItem::reduce("a sum".into(), 0, vec![part])
     }
 
     /// Runs each rank's works.
     fn run(
-        stations: &mut [Station<EmulatedGpu>],
-        works: impl Fn(usize) -> Vec<Work> + Sync,
+        devices: &mut [DeviceReplicas<EmulatedGpu>],
+        works: impl Fn(usize) -> Vec<WorkItem> + Sync,
     ) -> Result<(), ExecError> {
-        let crew = Crew::new(stations.len()).expect("threads");
-        let start = |i: usize, s: &mut Station<EmulatedGpu>| {
+        let threads = ThreadPool::new(devices.len()).expect("threads");
+        let start = |i: usize, s: &mut DeviceReplicas<EmulatedGpu>| {
             let work = works(i);
             let tapes =
                 "__global__ void wrong() { __shared__ int a[2]; a[(int)gridDim.x + 3] = 1; }";
-            let step = s.machine.prepare(Plan { work, tapes: tapes.into() })?;
-            s.machine.start(step, &[])
+            let step = s.gpu.prepare(Plan { work_items: work, tapes: tapes.into() })?;
+            s.gpu.start(step, &[])
         };
-        together(&crew, stations, start).map(|_| ())
+        run_all(&threads, devices, start).map(|_| ())
     }
 
     #[test]
     fn every_rank_has_the_sum() {
-        let mut stations = stations(3);
+        let mut devices = devices(3);
         for _ in 0..2 {
-            run(&mut stations, |_| vec![sum(3), sum(2)]).expect("runs");
-            for s in &stations {
+            run(&mut devices, |_| vec![sum(3), sum(2)]).expect("runs");
+            for s in &devices {
                 let mut bytes = [1; 12];
-                s.machine.read(AT.add(64), &mut bytes).expect("fits");
+                s.gpu.read(AT.add(64), &mut bytes).expect("fits");
                 assert_eq!(bytes, [4.5f32, 21.0, 0.0].map(f32::to_le_bytes).concat()[..]);
             }
         }
@@ -159,28 +163,28 @@ mod tests {
 
     #[test]
     fn ranks_that_ask_for_other_sums_are_told() {
-        let error = run(&mut stations(2), |i| vec![sum(2 + i)]).unwrap_err().to_string();
+        let error = run(&mut devices(2), |i| vec![sum(2 + i)]).unwrap_err().to_string();
         assert!(error.ends_with("rank 0 adds [(F32, 2)] where rank 1 adds [(F32, 3)]"), "{error}");
     }
 
     #[phalanx_testing::needs(gxx)]
     #[test]
     fn nobody_hangs_where_one_fails_and_its_error_is_the_answer() {
-        let mut stations = stations(3);
+        let mut devices = devices(3);
         let wrong = Launch { source: Source::Tapes, ..Launch::blocks("", "wrong", 1, 1) };
-        let wrong = Work { tasks: vec![Task::Launch(wrong)], label: "wrong".into(), ..sum(1) };
+        let wrong = WorkItem { tasks: vec![Task::Launch(wrong)], label: "wrong".into(), ..sum(1) };
         let works = |i: usize| if i == 1 { vec![wrong.clone()] } else { vec![sum(1)] };
-        let error = run(&mut stations, works).unwrap_err().to_string();
+        let error = run(&mut devices, works).unwrap_err().to_string();
         assert!(error.contains("wrong: wrong <<<"), "{error}");
-        let after = run(&mut stations, |_| vec![sum(1)]).unwrap_err().to_string();
+        let after = run(&mut devices, |_| vec![sum(1)]).unwrap_err().to_string();
         assert!(after.contains("another GPU failed"), "{after}");
     }
 
     #[test]
     fn nobody_hangs_where_one_panics() {
-        let mut stations = stations(3);
+        let mut devices = devices(3);
         let works = |i: usize| if i == 2 { panic!("of one") } else { vec![sum(1)] };
-        let run = std::panic::AssertUnwindSafe(|| run(&mut stations, works));
+        let run = std::panic::AssertUnwindSafe(|| run(&mut devices, works));
         let panic = std::panic::catch_unwind(run).unwrap_err();
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"of one"));
     }

@@ -128,7 +128,7 @@ impl Aliases {
 }
 
 /// The context of a lowering.
-pub(crate) struct Cx<'a> {
+pub(crate) struct LowerCtx<'a> {
     /// The program's values and parameters.
     pub values: &'a [Value],
     pub params: &'a [ParamSpec],
@@ -143,7 +143,7 @@ pub(crate) struct Cx<'a> {
     pub first_row: usize,
 }
 
-impl<'a> Cx<'a> {
+impl<'a> LowerCtx<'a> {
     pub fn value(&self, id: ValueId) -> &'a Value {
         &self.values[id.index()]
     }
