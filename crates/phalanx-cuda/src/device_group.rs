@@ -1,4 +1,4 @@
-//! GPUs with the replicas on them, at work at the same time.
+//! GPUs with their replicas, run in parallel.
 
 use crate::device::{GpuDevice, Plan, StepId};
 use crate::device_threads::ThreadPool;
@@ -11,14 +11,15 @@ use std::sync::OnceLock;
 /// A GPU and the replicas on it.
 pub(crate) struct DeviceReplicas<M> {
     pub gpu: M,
-    /// Numbers of its replicas among all, those of other processes included.
+    /// Indices of its replicas among those of all processes.
     pub replicas: Range<usize>,
-    /// Bytes on their way out, by replica.
+    /// Fetched bytes of each replica.
     pub fetched: Vec<Vec<u8>>,
 }
 
 impl<M: GpuDevice> DeviceReplicas<M> {
-    /// Machines with the names of their replicas, which are counted through from the first.
+    /// Assigns consecutive replicas to GPUs, starting at `first`. Each GPU comes with the names of
+    /// its replicas.
     pub fn all(gpus: Vec<(M, Vec<String>)>, mut first: usize) -> Vec<DeviceReplicas<M>> {
         let device = |(gpu, names): (M, Vec<String>)| {
             let replicas = first..first + names.len();
@@ -28,7 +29,7 @@ impl<M: GpuDevice> DeviceReplicas<M> {
         gpus.into_iter().map(device).collect()
     }
 
-    /// Gives a block of every replica at least so many bytes; how many moved.
+    /// Grows a block of every replica to at least `bytes`. Returns how many blocks were relocated.
     pub fn reserve(&mut self, block: Block, bytes: usize, purpose: &str) -> Result<u64, ExecError> {
         let mut relocations = 0;
         for local in 0..self.replicas.len() {
@@ -42,7 +43,7 @@ impl<M: GpuDevice> DeviceReplicas<M> {
         self.gpu.prepare(plan).map_err(|e| self.per_replica(e))
     }
 
-    /// Takes the feeds of the next step: so many bytes of each replica.
+    /// Stages the feeds of the next step: `bytes` bytes of each replica.
     pub fn stage(
         &mut self,
         bytes: usize,
@@ -51,14 +52,15 @@ impl<M: GpuDevice> DeviceReplicas<M> {
         self.gpu.stage(self.replicas.len(), bytes, fill).map_err(|e| self.per_replica(e))
     }
 
-    /// Waits for what was started and takes so many bytes of a block of every replica.
+    /// Waits for all started steps, then reads `bytes` bytes of a block of every replica.
     pub fn finish(&mut self, from: Block, bytes: usize) -> Result<(), ExecError> {
         self.fetched.iter_mut().for_each(|b| b.resize(bytes, 0));
         let mut buffers: Vec<&mut [u8]> = self.fetched.iter_mut().map(Vec::as_mut_slice).collect();
         self.gpu.finish(from, &mut buffers)
     }
 
-    /// Memory that a GPU lacks, as a replica sees it that shares the GPU with others.
+    /// Divides the available memory of an out-of-memory error by the number of replicas that share
+    /// the GPU.
     fn per_replica(&self, error: ExecError) -> ExecError {
         match error {
             ExecError::Memory { wanted, purpose, available } => ExecError::Memory {
@@ -71,8 +73,8 @@ impl<M: GpuDevice> DeviceReplicas<M> {
     }
 }
 
-/// Has all gpus do something in which one may wait for another. Where one fails, the others are
-/// told, and its error is the answer: theirs only follow from it.
+/// Runs `work` on all GPUs in parallel; one may wait for another. If one fails, the others are
+/// aborted and its error is returned, since theirs only follow from it.
 pub(crate) fn run_all<M: GpuDevice, R: Send>(
     threads: &ThreadPool,
     devices: &mut [DeviceReplicas<M>],
@@ -81,7 +83,7 @@ pub(crate) fn run_all<M: GpuDevice, R: Send>(
     if let [alone] = devices {
         let done = work(0, alone);
         if done.is_err() {
-            // Those of other processes.
+            // GPUs of other processes may wait for this one.
             alone.gpu.abort();
         }
         return Ok(vec![done?]);

@@ -1,5 +1,5 @@
-//! A host thread for each GPU, kept for as long as the executor lives; and where such threads wait for
-//! one another.
+//! One host thread per GPU, which lives as long as the executor, and an abortable barrier for these
+//! threads.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -8,15 +8,15 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// What every thread is to do, with its number.
+/// A job that every thread runs, called with the index of the thread.
 type Job = &'static (dyn Fn(usize) + Sync);
 
-/// How it ended.
+/// The result of a job: `Err` is a panic.
 type Outcome = Result<(), Box<dyn Any + Send>>;
 
-/// A thread.
+/// A host thread that serves one GPU.
 struct DeviceThread {
-    /// Taken when it is time to go.
+    /// `None` once the thread should end.
     jobs: Option<Sender<Job>>,
     done: Receiver<Outcome>,
     thread: Option<JoinHandle<()>>,
@@ -42,12 +42,12 @@ impl DeviceThread {
 impl Drop for DeviceThread {
     fn drop(&mut self) {
         self.jobs = None;
-        // It catches every panic.
+        // The thread catches every panic, so joining it cannot fail.
         self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// One thread for each of several; none for a single one, whose work is done by whoever asks for it.
+/// One thread per GPU. A single GPU has none: the calling thread does its work.
 pub(crate) struct ThreadPool {
     threads: Vec<DeviceThread>,
 }
@@ -59,7 +59,8 @@ impl ThreadPool {
         Ok(ThreadPool { threads: threads? })
     }
 
-    /// Works on all at the same time, each on its thread, and waits. A panic is passed on.
+    /// Calls `work` for all items in parallel, each on its own thread, and waits. A panic is
+    /// propagated.
     pub fn each<T: Send, R: Send>(
         &self,
         all: &mut [T],
@@ -84,9 +85,10 @@ impl ThreadPool {
     }
 
     fn run(&self, job: &(dyn Fn(usize) + Sync)) {
-        // SAFETY: only the lifetime is another. The threads let go of the job before they report, and
-        // this waits for the report of each that was given it: nothing in between returns or panics. A
-        // channel breaks only with its thread, which then has no job any more.
+        // SAFETY: this changes only the lifetime. A thread drops the job before it reports, and
+        // this function waits for a report from each thread that received the job; nothing in
+        // between returns or panics. A channel closes only with its thread, which then no longer
+        // holds the job.
         let job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
         let mut outcomes: Vec<Outcome> = Vec::with_capacity(self.threads.len());
         let given = |thread: &&DeviceThread| {
@@ -103,7 +105,7 @@ impl ThreadPool {
     }
 }
 
-/// Where several wait until all have come, unless one says that it never will.
+/// A barrier that any member can abort.
 pub(crate) struct AbortableBarrier {
     members: usize,
     state: Mutex<State>,
@@ -117,7 +119,7 @@ struct State {
     aborted: bool,
 }
 
-/// One of them does not come any more.
+/// A member aborted the barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Aborted;
 
@@ -130,12 +132,12 @@ impl AbortableBarrier {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Waits for everybody.
+    /// Waits for all members.
     pub fn wait(&self) -> Result<(), Aborted> {
         self.wait_for(Duration::MAX)
     }
 
-    /// Waits for everybody, though not longer than this: then nobody waits any more.
+    /// Waits for all members for at most `limit`. A timeout aborts the barrier for all.
     pub fn wait_for(&self, limit: Duration) -> Result<(), Aborted> {
         let began = Instant::now();
         let mut state = self.state();
@@ -165,7 +167,7 @@ impl AbortableBarrier {
         Ok(())
     }
 
-    /// Lets nobody wait any more; whether this was the first to say so.
+    /// Aborts the barrier for all members. Returns whether this was the first abort.
     pub fn abort(&self) -> bool {
         let first = !std::mem::replace(&mut self.state().aborted, true);
         self.changed.notify_all();

@@ -1,4 +1,4 @@
-//! The GPU executor: replicas on GPUs, their memory, and the steps made ready for them.
+//! The GPU executor: replicas on GPUs, their memory, and prepared steps.
 
 mod multi_step;
 mod weights;
@@ -23,24 +23,24 @@ use phalanx_graph::{ParamId, ParamSpec};
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// What a step was made ready for.
+/// Key of a prepared step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     /// Rows of the batch.
     rows: usize,
-    /// Under gradient accumulation, whether the sum is applied.
+    /// With gradient accumulation, whether the sum is applied.
     accumulate: Option<bool>,
-    /// The samples that its rows are of, where the GPUs keep them.
+    /// The resident dataset that the rows come from, if any.
     table: Option<TableId>,
 }
 
-/// A step made ready, with what it takes to make it ready again.
+/// A prepared step, with all that is needed to prepare it again.
 struct Ready {
     plans: Vec<Plan>,
-    /// What its items compute in.
+    /// Scratch memory of its work items.
     blocks: Vec<Allocation>,
     ids: Vec<StepId>,
-    /// Moves of memory that it has seen.
+    /// Value of [`GpuExecutor::relocations`] when it was prepared.
     relocations: u64,
 }
 
@@ -48,23 +48,23 @@ struct Loaded {
     program: Program,
     layout: Layout,
     facts: FusionFacts,
-    /// What it needs whatever the rows of a batch.
+    /// Blocks that are independent of the number of rows.
     blocks: Vec<Allocation>,
     /// Bytes of a replica's inputs.
     inputs: usize,
-    /// Where each fetch begins, and where the last ends.
+    /// Offset of each fetch, in bytes, and their total size.
     fetches: Vec<usize>,
     fetch_bytes: usize,
     steps: HashMap<Key, Ready>,
     measured: Option<Measured>,
 }
 
-/// What was measured of a program's step.
+/// The profile of a program's step.
 struct Measured {
     rows: usize,
-    /// Of each instruction.
+    /// Per instruction.
     seconds: Vec<f64>,
-    /// Instructions with items that were not measured.
+    /// Instructions with work items that were not measured.
     unmeasured: Vec<usize>,
 }
 
@@ -73,20 +73,20 @@ pub(crate) struct GpuExecutor<M: GpuDevice> {
     mesh: Mesh,
     devices: Vec<DeviceReplicas<M>>,
     threads: ThreadPool,
-    /// Whether sums are made over devices.
+    /// Whether work items reduce across GPUs.
     joined: bool,
-    /// Other processes, where there are any.
+    /// The other processes, if any.
     peers: Option<PeerGroup>,
-    /// Of the replicas that are here.
+    /// Names of the local replicas.
     names: Vec<String>,
     params: Vec<ParamSpec>,
-    /// Where each parameter lies, in bytes, and the end of the last.
+    /// Byte offset of each parameter, and their total size.
     offsets: Vec<usize>,
     flat: usize,
     slots: usize,
     accumulates: bool,
     programs: Vec<Loaded>,
-    /// How often a block of memory has moved.
+    /// How often a block of memory was relocated.
     relocations: u64,
     times: StepTimes,
     profiling: bool,
@@ -94,15 +94,15 @@ pub(crate) struct GpuExecutor<M: GpuDevice> {
     staged: Option<ProgramId>,
     /// The program that was started, and its rows.
     in_flight: Option<(ProgramId, usize)>,
-    /// The steps that were started together: their program, and how many.
+    /// The program of the steps started on a resident dataset, and their number.
     steps_in_flight: Option<(ProgramId, usize)>,
     tables: Vec<Option<Table>>,
     started_at: Instant,
 }
 
 impl<M: GpuDevice> GpuExecutor<M> {
-    /// An executor for a table of parameters. Each gpu comes with the names of its replicas. In a
-    /// cluster they are this process' part of all.
+    /// Creates an executor for a list of parameters. Each GPU comes with the names of its replicas.
+    /// In a cluster, these are the local part of all replicas.
     pub fn new(
         gpus: Vec<(M, Vec<String>)>,
         params: &[ParamSpec],
@@ -146,13 +146,14 @@ impl<M: GpuDevice> GpuExecutor<M> {
         Ok(executor)
     }
 
-    /// The replicas that are here.
+    /// The replicas of this process.
     fn local_replicas(&self) -> std::ops::Range<usize> {
         let first = self.devices.first().map_or(0, |s| s.replicas.start);
         first..first + self.names.len()
     }
 
-    /// Has all gpus do something in which one may wait for another, be it of another process.
+    /// Runs `work` on all GPUs in parallel. A GPU may wait for another, also for one of another
+    /// process.
     fn run_all<R: Send>(
         &mut self,
         work: impl Fn(usize, &mut DeviceReplicas<M>) -> Result<R, ExecError> + Sync,
@@ -164,7 +165,8 @@ impl<M: GpuDevice> GpuExecutor<M> {
         })
     }
 
-    /// What came of an exchange with other processes: where one is lost, no GPU waits for its GPUs.
+    /// Aborts the GPUs after a failed exchange with other processes, so that none waits for a lost
+    /// process.
     fn abort_on_error<T>(&mut self, done: Result<T, ExecError>) -> Result<T, ExecError> {
         if done.is_err() {
             self.devices.iter_mut().for_each(|s| s.gpu.abort());
@@ -172,13 +174,13 @@ impl<M: GpuDevice> GpuExecutor<M> {
         done
     }
 
-    /// Gives a block of every replica at least so many bytes.
+    /// Grows a block of every replica to at least `bytes`.
     fn reserve(&mut self, block: Block, bytes: usize, purpose: &str) -> Result<(), ExecError> {
         let bytes = bytes.max(ALIGN);
         let relocations =
             self.threads.each(&mut self.devices, |_, s| s.reserve(block, bytes, purpose));
         for relocations in &relocations {
-            // Where one failed, others may have moved before.
+            // After a failure, other blocks may have been relocated.
             self.relocations += relocations.as_ref().map_or(1, |relocations| *relocations);
         }
         relocations.into_iter().try_for_each(|relocations| relocations.map(|_| ()))
@@ -188,7 +190,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         blocks.iter().try_for_each(|room| self.reserve(room.block, room.bytes, room.purpose))
     }
 
-    /// The rows of every replica of a device.
+    /// The rows of every replica on a GPU.
     fn rows(&self, device: usize, rows: usize) -> Vec<Replica> {
         let replicas = self.devices[device].replicas.clone();
         let each = replicas.enumerate().map(|(local, device)| {
@@ -205,7 +207,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         })
     }
 
-    /// Makes a step ready for a batch, once.
+    /// Prepares a step for a batch, if it is not prepared yet.
     fn ready(&mut self, id: ProgramId, key: Key) -> Result<(), ExecError> {
         if !self.programs[id.0].steps.contains_key(&key) {
             let mut plans = vec![];
@@ -231,15 +233,15 @@ impl<M: GpuDevice> GpuExecutor<M> {
             let scratch = [(Block::Scratch, room.0), (Block::Counters, room.1)];
             let room = |(block, bytes)| Allocation::new(block, bytes, "partial sums");
             let blocks = scratch.map(room).to_vec();
-            // Other processes may need more room, and their steps must then be captured again, which all
-            // do together.
+            // Other processes may need more memory. Their steps must then be captured again, which
+            // all processes do at the same time.
             self.relocations += u64::from(self.peers.is_some());
             let ready = Ready { plans, blocks, ids: vec![], relocations: 0 };
             self.programs[id.0].steps.insert(key, ready);
         }
         let ready = &self.programs[id.0].steps[&key];
         if ready.ids.is_empty() || ready.relocations != self.relocations {
-            // A program that was refused for want of memory may have left less than this one needs.
+            // A program that failed to allocate may have left less memory than this one needs.
             let (lasting, scratch) = (self.programs[id.0].blocks.clone(), ready.blocks.clone());
             self.reserve_all(&lasting)?;
             self.reserve_all(&scratch)?;
@@ -250,7 +252,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
             let plans = &ready.plans;
             let ids = self.threads.each(&mut self.devices, |i, s| s.prepare(plans[i].clone()));
             let ids = ids.into_iter().collect::<Result<Vec<StepId>, ExecError>>()?;
-            // Kernels take long to compile, on some longer than on others.
+            // Compile times differ between processes.
             let met = self.peers.as_ref().map_or(Ok(()), PeerGroup::barrier);
             self.abort_on_error(met)?;
             self.run_all(|i, s| s.gpu.capture(ids[i]))?;
@@ -260,7 +262,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         Ok(())
     }
 
-    /// What changes from step to step besides the feeds.
+    /// The inputs that change from step to step, besides the feeds.
     fn head(batch: &Batch<'_>) -> Inputs {
         let mut head = Inputs::new(batch.seed, batch.step, batch.scalars);
         if let Some(a) = batch.accumulate {
@@ -271,7 +273,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         head
     }
 
-    /// Hands every replica its rows of the feeds.
+    /// Copies its rows of the feeds to every replica.
     fn stage_feeds(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
         let Loaded { program, layout, inputs, .. } = &self.programs[id.0];
         let (mesh, own) = (self.mesh, self.shard().rows(batch.rows));
@@ -299,7 +301,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         staged.into_iter().collect()
     }
 
-    /// Takes the fetches of all replicas apart; rows are those of all processes.
+    /// Collects the fetches of all replicas, with the rows of all processes.
     fn take_fetches(
         &self,
         id: ProgramId,
@@ -334,7 +336,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         [Block::Params].into_iter().chain(gathered).chain(slots).collect()
     }
 
-    /// Measures every instruction on the first GPU; weights and slots are what they were before.
+    /// Measures every instruction on the first GPU. Weights and slots are restored afterwards.
     fn measure(&mut self, id: ProgramId, key: Key) -> Result<(), ExecError> {
         let blocks = self.persistent_blocks();
         let flat = self.flat;
@@ -369,7 +371,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         Ok(())
     }
 
-    /// Waits, and reads so many bytes of a block of every replica.
+    /// Waits for all started steps, then reads `bytes` bytes of a block of every replica.
     fn collect(&mut self, from: Block, bytes: usize) -> Result<(), ExecError> {
         self.run_all(|_, s| s.finish(from, bytes))?;
         Ok(())
@@ -461,7 +463,7 @@ impl<M: GpuDevice> Executor for GpuExecutor<M> {
     fn finish(&mut self, fetched: &mut Vec<Vec<f32>>) -> Result<(), ExecError> {
         let Some((id, rows)) = self.in_flight.take() else { return Ok(()) };
         if let Some(peers) = &mut self.peers {
-            // While the GPUs are at work; whoever does not come to this is known by name.
+            // Runs while the GPUs compute. A process that does not take part is identified by name.
             let told = peers.exchange_flags(&self.programs[id.0].program);
             self.abort_on_error(told)?;
         }
@@ -564,13 +566,13 @@ impl<M: GpuDevice> Executor for GpuExecutor<M> {
 impl<M: GpuDevice> Drop for GpuExecutor<M> {
     fn drop(&mut self) {
         if self.peers.is_some() && self.in_flight.is_some() {
-            // Whatever broke it off: GPUs of other processes may never come to its end.
+            // The step was interrupted: GPUs of other processes may wait for it forever.
             self.devices.iter_mut().for_each(|s| s.gpu.abort());
         }
     }
 }
 
-/// Numbers whose bytes may be copied as they are.
+/// Number types whose bytes can be copied as they are.
 pub(crate) trait Plain: Copy {}
 impl Plain for f32 {}
 impl Plain for i32 {}

@@ -1,5 +1,5 @@
-//! Runs step programs on NVIDIA GPUs. Nothing here is linked: the driver and its libraries are
-//! looked for when a GPU is asked for, and a machine without them loses nothing.
+//! Executor for NVIDIA GPUs. The crate links no CUDA library: it loads the driver and the libraries
+//! when a GPU is requested, so it also builds and runs on machines without them.
 #![deny(missing_docs)]
 
 mod autotune;

@@ -1,7 +1,7 @@
-//! Processes that reach each other through their GPUs alone: what they tell each other is staged through
-//! device memory and carried by NCCL, on a communicator of its own with one GPU of each process. The sums
-//! of a step may be under way meanwhile on theirs: all processes start both in the same order, and a GPU
-//! has bytes for both at once.
+//! A process group over NCCL, for processes that reach each other only through their GPUs. Messages
+//! are staged in device memory and sent over a separate communicator with one GPU per process. The
+//! all-reduces of a step may be in flight on their own communicator at the same time: all processes
+//! start both in the same order, and a GPU can run both at once.
 
 use crate::driver::{Context, DeviceBuffer, Event, Failure, Result, Stream, cu};
 use crate::libs::{self, Lib};
@@ -12,21 +12,21 @@ use phalanx_graph::process_group::{PeerError, ProcessGroup, all_gather};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Bytes that are staged at once, for all processes together, each way.
+/// Bytes staged at once in each direction, for all processes together.
 const STAGING_BYTES: usize = 16 << 20;
-/// Most and fewest of them for one process.
+/// Bounds for the bytes sent to one process at once.
 const MAX_PIECE_BYTES: usize = 1 << 20;
 const MIN_PIECE_BYTES: usize = 4 << 10;
 
-/// Most bytes for one of so many processes at once.
+/// Maximum bytes per process and transfer in a group of `size` processes.
 fn piece(size: usize) -> usize {
     (STAGING_BYTES / size).clamp(MIN_PIECE_BYTES, MAX_PIECE_BYTES)
 }
 
-/// Carries bytes between processes; each knows its rank.
+/// Sends bytes between processes. An implementation knows its own rank.
 pub(crate) trait Transport: Send {
-    /// Hands `outgoing` to each rank while `incoming` comes from it; sizes were agreed upon, and are at
-    /// most a piece. Empty ones are not carried.
+    /// Sends `outgoing` to each rank while receiving `incoming` from it. Both sides know the sizes,
+    /// which are at most one piece. Empty messages are not sent.
     fn exchange(
         &mut self,
         outgoing: &[&[u8]],
@@ -34,26 +34,26 @@ pub(crate) trait Transport: Send {
     ) -> std::result::Result<(), String>;
 }
 
-/// A process' place, as some rendezvous found it.
+/// A process in its group, as determined by a rendezvous.
 pub struct RankInfo {
-    /// Its number.
+    /// Rank of this process.
     pub rank: usize,
-    /// Processes in all.
+    /// Number of processes.
     pub size: usize,
-    /// The name of its host.
+    /// Name of its host.
     pub host: String,
-    /// What all find each other by: [`nccl_id`] of the first.
+    /// The id by which all processes find each other: [`nccl_id`] of rank 0.
     pub id: [u8; 128],
-    /// How long the others are waited for.
+    /// How long to wait for the others.
     pub timeout: Duration,
-    /// The rank of a process that is lost_peer, where that shows.
+    /// Returns the rank of a process that is known to be lost, if any.
     pub lost_peer: Box<dyn Fn() -> Option<usize> + Send + Sync>,
 }
 
-/// What processes find each other by.
+/// Creates an id by which processes find each other.
 ///
 /// # Errors
-/// A library that is missing.
+/// A library is missing.
 pub fn nccl_id() -> std::result::Result<[u8; 128], ExecError> {
     #[cfg(feature = "emulator")]
     if crate::emulator::installed().is_some() {
@@ -64,10 +64,10 @@ pub fn nccl_id() -> std::result::Result<[u8; 128], ExecError> {
     made.map_err(|e| failed(0, e))
 }
 
-/// The other processes, reached through GPU `gpu`. Comes back when all have come.
+/// Connects the processes of a group through GPU `gpu`. Returns once all processes have joined.
 ///
 /// # Errors
-/// A library that is missing, a GPU that cannot be used, or processes that do not come.
+/// A library is missing, the GPU is unusable, or processes do not join in time.
 pub fn nccl_process_group(
     gpu: usize,
     info: RankInfo,
@@ -77,7 +77,7 @@ pub fn nccl_process_group(
     let known_hosts = hosts.clone();
     let lost_peer: LivenessProbe = Arc::new(move || {
         let rank = lost_peer()?;
-        // Everybody but the first is connected with that one alone.
+        // All ranks but the first are connected to rank 0 only.
         let message = match rank {
             0 => "its connection is closed: it has ended, or lost another worker",
             _ => "its connection is closed",
@@ -126,18 +126,18 @@ fn name(hosts: &OnceLock<Vec<String>>, rank: usize) -> String {
     host.map_or_else(|| format!("rank {rank}"), |host| format!("rank {rank} ({host})"))
 }
 
-/// By way of NCCL.
+/// The transport over NCCL.
 struct NcclTransport {
     link: Link,
     outgoing: DeviceBuffer,
     incoming: DeviceBuffer,
-    /// Bytes for each rank.
+    /// Bytes reserved for each rank.
     piece: usize,
     done: Event,
     stream: Stream,
-    /// Whether the GPUs are connected.
+    /// Whether NCCL has connected the GPUs.
     connected: bool,
-    /// Dropped last: the rest belongs to it.
+    /// Dropped last, because the other fields depend on it.
     context: Context,
 }
 
@@ -155,7 +155,7 @@ impl NcclTransport {
         let mut links = nccl::join(vec![context.again()?], Some(assignment))?;
         context.enter()?;
         let (outgoing, incoming) = (DeviceBuffer::new(bytes)?, DeviceBuffer::new(bytes)?);
-        // They are filled with zero behind the back of other streams.
+        // The buffers are zeroed on the default stream, which other streams do not wait for.
         cu!(cuStreamSynchronize(std::ptr::null_mut()))?;
         Ok(NcclTransport {
             link: links.remove(0),
@@ -216,27 +216,27 @@ impl Drop for NcclTransport {
     }
 }
 
-/// All processes of the job.
+/// The processes of the job.
 struct NcclPeers {
     rank: usize,
     size: usize,
     hosts: Arc<OnceLock<Vec<String>>>,
     timeout: Duration,
     lost_peer: LivenessProbe,
-    /// Most bytes for one process at once.
+    /// Maximum bytes per process and transfer.
     piece: usize,
-    /// One exchange at a time.
+    /// Locked during an exchange, so that exchanges run one at a time.
     state: Mutex<ExchangeState>,
 }
 
 struct ExchangeState {
     transport: Box<dyn Transport>,
-    /// The first thing that went wrong; nothing is exchanged behind it.
+    /// The first failure. Every later exchange fails with it.
     failed: Option<PeerError>,
 }
 
-/// What one piece of an exchange has of some bytes; a message without bytes has one all the same, so
-/// that whoever receives it knows that it was sent.
+/// The range of a message that one piece covers. An empty message still sends one piece, so that
+/// the receiver knows that it was sent.
 fn piece_range(len: usize, at: usize, piece: usize) -> std::ops::Range<usize> {
     at.min(len)..(at + piece).min(len)
 }
@@ -246,7 +246,7 @@ impl NcclPeers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An exchange, piece by piece. How many there are is for each two processes to know.
+    /// Exchanges messages piece by piece. Each pair of processes knows its number of pieces.
     fn exchange_pieces(
         &self,
         transport: &mut dyn Transport,

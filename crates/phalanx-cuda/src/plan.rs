@@ -1,4 +1,4 @@
-//! What a program takes of a replica's memory: known before there is a GPU, and what an executor reserves.
+//! The memory plan of a program. It is known without a GPU, and is what the executor reserves.
 
 use crate::device::{MAX_STAGED_STEPS, Plan};
 use crate::inputs::INPUT_BYTES;
@@ -11,16 +11,16 @@ use crate::{autotune, cublas};
 use phalanx_graph::ParamSpec;
 use phalanx_graph::program::Program;
 
-/// Parameters, feeds and fetches start at multiples of this many bytes, and no block is smaller.
+/// Alignment of parameters, feeds and fetches in bytes, and the minimum size of a block.
 pub(crate) const ALIGN: usize = 256;
 
-/// What copies of the inputs on their mode are for.
+/// Purpose of the staged copies of the inputs.
 pub(crate) const INPUT_COPIES: &str = "input copies";
 
-/// What memory that the vendor's libraries compute in is for.
+/// Purpose of the workspaces of the vendor's libraries.
 pub(crate) const WORKSPACES: &str = "library workspaces";
 
-/// A block of memory and what it is for.
+/// A block of memory and its purpose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Allocation {
     pub block: Block,
@@ -34,30 +34,30 @@ impl Allocation {
     }
 }
 
-/// Where a program's feeds and fetches lie, and the blocks it needs.
+/// The layout of a program's feeds and fetches, and the blocks it needs.
 pub(crate) struct Allocations {
     pub layout: Layout,
     /// Bytes of a replica's inputs.
     pub inputs: usize,
-    /// Where each fetch begins, and where the last ends.
+    /// Offset of each fetch, in bytes, and their total size.
     pub fetches: Vec<usize>,
     pub fetch_bytes: usize,
     /// Bytes of all parameters.
     flat: usize,
 }
 
-/// How a step is run, besides its rows.
+/// How a step runs, besides its rows.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct RunMode<'a> {
-    /// Whether there are other GPUs to add with.
+    /// Whether it reduces across GPUs.
     pub joined: bool,
-    /// The samples that its rows are of, if not from the host.
+    /// The resident dataset that its rows come from; from the host if `None`.
     pub from: Option<FromTable<'a>>,
-    /// Under gradient accumulation, whether the sum is applied.
+    /// With gradient accumulation, whether the sum is applied.
     pub accumulate: Option<bool>,
 }
 
-/// Byte offsets of parts that follow one another, and the end.
+/// Byte offsets of consecutive parts, and their total size.
 fn stack(sizes: impl Iterator<Item = usize>, from: usize) -> (Vec<usize>, usize) {
     let mut end = from;
     let mut offsets = vec![];
@@ -68,7 +68,7 @@ fn stack(sizes: impl Iterator<Item = usize>, from: usize) -> (Vec<usize>, usize)
     (offsets, end)
 }
 
-/// Where each parameter lies, in bytes, and the end of the last.
+/// Byte offset of each parameter, and their total size.
 pub(crate) fn flat(params: &[ParamSpec]) -> (Vec<usize>, usize) {
     stack(params.iter().map(|p| p.len() * 4), 0)
 }
@@ -85,7 +85,7 @@ impl Allocations {
         Allocations { layout: Layout { feeds, params }, inputs, fetches, fetch_bytes, flat }
     }
 
-    /// The blocks that a program needs whatever the rows of a batch.
+    /// The blocks of a program that are independent of the number of rows.
     pub fn blocks(&self, program: &Program) -> Vec<Allocation> {
         let mut allocations = vec![
             Allocation::new(Block::Params, self.flat, "weights"),
@@ -104,7 +104,7 @@ impl Allocations {
         allocations
     }
 
-    /// The work_items of the largest batch, all replicas on one GPU, and their bytes of scratch
+    /// The work items of the largest batch with all replicas on one GPU, and their bytes of scratch
     /// memory and of counters.
     pub fn lower(&self, program: &Program, mode: RunMode<'_>) -> (Plan, (usize, usize)) {
         let (mesh, rows) = (program.options().mesh, program.options().max_batch);
@@ -127,8 +127,8 @@ impl Allocations {
     }
 }
 
-/// The bytes that each stream's products may compute in, at most. How much of them the libraries take
-/// shows only on the GPU.
+/// Maximum workspace of each stream, in bytes. How much the libraries actually use is known only on
+/// the GPU.
 pub(crate) fn workspaces(work_items: &[WorkItem]) -> Vec<usize> {
     let mut most = vec![0; STREAMS + 1];
     for (work, place) in work_items.iter().zip(schedule(work_items, STREAMS)) {
@@ -143,10 +143,10 @@ pub(crate) fn workspaces(work_items: &[WorkItem]) -> Vec<usize> {
     most
 }
 
-/// What a program, compiled for a mesh of one worker per device, takes of each replica's memory, by purpose
-/// and in bytes; `accumulates` where gradients are accumulated over steps. Of `library workspaces` it is the
-/// most that is allowed, which replicas on one GPU share. What the driver and the vendor's libraries take
-/// for themselves comes on top.
+/// Memory of each replica by purpose, in bytes, of a program compiled for a mesh of one worker per
+/// device. `accumulates` says whether gradients are accumulated over steps. For `library
+/// workspaces` it is the allowed maximum, which replicas on one GPU share. The memory of the driver
+/// and of the vendor's libraries themselves is not included.
 pub fn memory_plan(program: &Program, accumulates: bool) -> Vec<(&'static str, usize)> {
     let allocations = Allocations::of(program);
     let mut blocks = allocations.blocks(program);

@@ -1,5 +1,5 @@
-//! An executor's place among those of other processes. Sums are added by the GPUs themselves; what is
-//! exchanged here is the little that the host knows: bits that processes raise, and rows that were fetched.
+//! Communication between the hosts of a multi-process executor. The GPUs reduce among themselves;
+//! the hosts exchange only flags and fetched rows.
 
 use crate::executor::as_bytes;
 use phalanx_graph::exec::ExecError;
@@ -10,39 +10,41 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Other processes, and what this one and they have raised.
+/// The processes of a cluster, with the flags that they exchange.
 pub(crate) struct PeerGroup {
     pub cluster: Cluster,
-    /// The step under way, for messages.
+    /// The step in flight, for error messages.
     step: u64,
-    /// What this process raises with the next step, and what any did in the last.
+    /// The flags that this process sends with the next step, and the union of all flags of the last
+    /// step.
     own_flags: u64,
     flags: u64,
 }
 
-/// What GPUs of several processes find each other by, as NCCL makes it.
+/// The NCCL unique id by which GPUs of several processes find each other.
 pub(crate) type NcclId = [u8; 128];
 
-/// Says who is gone, where that shows without asking anyone.
+/// Returns a peer that is known to be lost, without communicating.
 pub(crate) type LivenessProbe = Arc<dyn Fn() -> Option<PeerError> + Send + Sync>;
 
-/// How long GPUs of other processes are waited for where nobody says.
+/// Timeout for GPUs of other processes if the process group sets none.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The places of this process' GPUs among those of all.
+/// The ranks of this process' GPUs among those of all processes.
 #[derive(Clone)]
 pub(crate) struct RankAssignment {
     pub id: NcclId,
-    /// Of the first that is here.
+    /// Rank of the first GPU of this process.
     pub first: usize,
     pub total: usize,
     pub lost_peer: LivenessProbe,
-    /// How long the others are waited for.
+    /// How long to wait for the other processes.
     pub timeout: Duration,
 }
 
 impl RankAssignment {
-    /// Places for so many GPUs; the first process makes what all find each other by.
+    /// Assigns ranks to `gpus` GPUs of this process. The first process creates the id and sends it
+    /// to the others.
     pub fn exchange(
         peers: &Arc<dyn ProcessGroup>,
         gpus: usize,
@@ -74,13 +76,14 @@ impl RankAssignment {
     }
 }
 
-/// GPUs of another process that were waited for in vain; [`PeerGroup::explain`] finds out whose.
+/// A timeout while waiting for GPUs of another process. [`PeerGroup::explain`] adds the name of
+/// that process.
 pub(crate) fn peer_timeout(message: String) -> ExecError {
     ExecError::Peer { step: 0, peer: PeerError { name: "another worker".into(), message } }
 }
 
-/// Whether processes tell each other something in every run of a program: in those that update, and
-/// those that add.
+/// Whether processes exchange flags in every run of a program: they do if it updates or reduces
+/// over all replicas.
 fn needs_exchange(program: &Program) -> bool {
     let adds = |i: &Instr| {
         matches!(i, Instr::AllReduce { scope: Scope::All, .. } | Instr::ReplicaMean { .. })
@@ -110,7 +113,7 @@ impl PeerGroup {
         ExecError::Peer { step: self.step, peer }
     }
 
-    /// An error of a machine: where it waited in vain for GPUs of another process, with that one's name.
+    /// Adds the name of the lost process to a device error that was caused by a timeout.
     pub fn explain(&self, error: ExecError) -> ExecError {
         match error {
             ExecError::Peer { peer, .. } => {
@@ -120,7 +123,7 @@ impl PeerGroup {
         }
     }
 
-    /// Waits until all processes are here.
+    /// Waits until all processes have arrived.
     pub fn barrier(&self) -> Result<(), ExecError> {
         let size = self.cluster.peers.size();
         let mut nothing: Vec<&mut [u8]> = (0..size).map(|_| &mut [][..]).collect();
@@ -128,7 +131,7 @@ impl PeerGroup {
         met.map_err(|peer| self.peer_error(peer))
     }
 
-    /// Tells the others what this process raises, and learns what they do.
+    /// Sends the flags of this process to the others, and receives theirs.
     pub fn exchange_flags(&mut self, program: &Program) -> Result<(), ExecError> {
         if !needs_exchange(program) {
             return Ok(());
@@ -145,7 +148,8 @@ impl PeerGroup {
         Ok(())
     }
 
-    /// All rows of a fetch, given those of this process; a row has so many numbers.
+    /// Gathers the rows of a fetch from all processes. `own` are the rows of this process, `width`
+    /// the elements of a row.
     pub fn gather_rows(
         &self,
         mesh: Mesh,
@@ -169,7 +173,7 @@ impl PeerGroup {
         Ok(parts.iter().flat_map(|bytes| crate::executor::floats(bytes)).collect())
     }
 
-    /// Fails where other processes hold other bits.
+    /// Fails if another process holds different bits.
     pub fn check_consistency(
         &self,
         params: &[ParamSpec],

@@ -1,6 +1,7 @@
-//! Samples that a GPU keeps, and the list of what the steps on them are told: a head that counts the
-//! steps done, then a step for each, with its head, the feeds that are no rows, its rows by number and
-//! how their images are moved. `kernels/kept.cu` reads it.
+//! Datasets resident on a GPU, and the layout of the list that describes the steps on them. The
+//! list begins with a head that counts completed steps. Each step follows with its own head, the
+//! feeds without a row axis, its row indices and the augmentation of each row.
+//! `kernels/resident_dataset.cu` reads the list.
 
 use crate::executor::as_bytes;
 use crate::inputs::{INPUT_BYTES, Inputs};
@@ -9,13 +10,13 @@ use phalanx_graph::DType;
 use phalanx_graph::resident::{AffineAugment, Column, ColumnData, Fill, ImageShape, StepInput};
 use std::ops::Range;
 
-/// Bytes in front of the first step, and of a step's head.
+/// Bytes of the list's head, and of each step's head.
 pub(crate) const HEAD_BYTES: usize = INPUT_BYTES;
 
-/// Most steps that are started together.
+/// Maximum steps per launch.
 pub(crate) const MAX_STEPS_PER_LAUNCH: usize = 64;
 
-/// Bytes of a motion, as the kernel has it.
+/// Size of an augmentation in the list, in bytes.
 const AUGMENT_BYTES: usize = 64;
 
 /// A column on the GPU.
@@ -24,14 +25,14 @@ pub(crate) struct ResidentColumn {
     cells: Ptr,
     bytes: usize,
     offset: Option<Ptr>,
-    /// Elements of a row.
+    /// Elements per row.
     row: usize,
     kind: i64,
     divisor: f32,
     image: Option<ImageShape>,
 }
 
-/// Samples on the GPU.
+/// A dataset on the GPU.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     pub columns: Vec<ResidentColumn>,
@@ -39,7 +40,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Columns in blocks from number `first` on: two for each.
+    /// Places columns in blocks numbered from `first`, two per column.
     pub fn new(columns: &[Column<'_>], first: usize) -> Table {
         let at = |number: usize| Ptr::new(0, Block::Resident(number), 0);
         let column = |(i, c): (usize, &Column<'_>)| {
@@ -58,12 +59,12 @@ impl Table {
         Table { columns: columns.iter().enumerate().map(column).collect(), rows }
     }
 
-    /// All blocks.
+    /// All blocks of the table.
     pub fn blocks(&self) -> impl Iterator<Item = Block> {
         self.columns.iter().flat_map(|c| [Some(c.cells), c.offset]).flatten().map(|p| p.block)
     }
 
-    /// What its rows are in a step, and how long.
+    /// Element type and row length of each column, as a step sees them.
     pub fn types(&self) -> Vec<(DType, usize)> {
         let dtype = |c: &ResidentColumn| if c.kind == 1 { DType::I32 } else { DType::F32 };
         self.columns.iter().map(|c| (dtype(c), c.row)).collect()
@@ -75,7 +76,7 @@ impl Table {
 }
 
 impl ResidentColumn {
-    /// The bytes of its blocks, in their order.
+    /// The contents of the column's blocks, in order.
     pub fn parts<'a>(&self, column: &Column<'a>) -> Vec<(Ptr, &'a [u8])> {
         let mut parts = match column.data {
             ColumnData::F32(v) => vec![(self.cells, as_bytes(v))],
@@ -90,13 +91,13 @@ impl ResidentColumn {
         parts
     }
 
-    /// Addresses that a step reads, with their bytes.
+    /// The address ranges that a step reads, with their sizes in bytes.
     pub fn reads(&self) -> impl Iterator<Item = (Ptr, usize)> {
         let offset = self.offset.map(|at| (at, self.row * 4));
         [Some((self.cells, self.bytes)), offset].into_iter().flatten()
     }
 
-    /// As the kernel has it, with the feed that its rows go to.
+    /// The column's entry in the kernel's table; its rows are written to the feed at `to`.
     pub fn words(&self, to: Ptr) -> Vec<Word> {
         let offset = self.offset.map_or(Word::I64(0), Word::Ptr);
         let number = |n: usize| Word::I64(n as i64);
@@ -118,17 +119,17 @@ impl ResidentColumn {
     }
 }
 
-/// Where the parts of a step lie.
+/// Byte offsets of the parts of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StepLayout {
     pub rows_at: usize,
-    /// Nowhere where nothing is moved.
+    /// `None` if nothing is augmented.
     pub augments_at: Option<usize>,
     pub bytes: usize,
 }
 
 impl StepLayout {
-    /// For steps of so many numbers and at most so many rows of a replica.
+    /// The layout for steps with `numbers` scalars and at most `rows` rows per replica.
     pub fn new(numbers: usize, rows: usize, augmented: bool) -> StepLayout {
         let rows_at = (HEAD_BYTES + numbers * 4).next_multiple_of(AUGMENT_BYTES);
         let after_rows = (rows_at + rows * 4).next_multiple_of(AUGMENT_BYTES);
@@ -137,12 +138,12 @@ impl StepLayout {
         StepLayout { rows_at, augments_at, bytes: end.next_multiple_of(HEAD_BYTES) }
     }
 
-    /// Bytes of a list of steps.
+    /// Bytes of a list of `steps` steps.
     pub fn list_bytes(&self, steps: usize) -> usize {
         HEAD_BYTES + steps * self.bytes
     }
 
-    /// Writes a step as a replica with these rows of the batch gets it.
+    /// Writes a step for the replica that has `rows` of the batch.
     pub fn write(&self, to: &mut [u8], head: &Inputs, step: &StepInput<'_>, rows: Range<usize>) {
         let head = head.to_bytes();
         to[..head.len()].copy_from_slice(&head);
@@ -157,7 +158,7 @@ impl StepLayout {
     }
 }
 
-/// Writes items one after_rows the other.
+/// Writes items consecutively.
 fn put<const N: usize>(to: &mut [u8], at: usize, items: impl Iterator<Item = [u8; N]>) {
     for (to, item) in to[at..].chunks_exact_mut(N).zip(items) {
         to.copy_from_slice(&item);

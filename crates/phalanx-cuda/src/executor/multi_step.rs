@@ -1,4 +1,4 @@
-//! Steps on samples that the GPUs keep, several started together.
+//! Steps on resident datasets, several per launch.
 
 use super::{GpuExecutor, Key, Loaded, floats};
 use crate::device::{ArgLists, GpuDevice};
@@ -12,13 +12,13 @@ use phalanx_graph::program::{FetchPlan, split_range};
 use phalanx_graph::resident::{Column, StepInput, TableId, check_columns};
 use std::time::Instant;
 
-/// The part of a GPU's free memory that samples may take.
+/// A dataset may take this fraction of a GPU's free memory.
 const FREE_MEMORY_DIVISOR: usize = 4;
 
-/// Blocks of a column: its cells, and what is taken from them.
+/// Blocks per column: the data, and the offset that is subtracted from it.
 const BLOCKS_PER_COLUMN: usize = 2;
 
-/// Most columns of a table, so that blocks of different tables have different numbers.
+/// Maximum columns per table, so that blocks of different tables have different numbers.
 const MAX_COLUMNS: usize = 64;
 
 impl<M: GpuDevice> GpuExecutor<M> {
@@ -31,7 +31,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         let fits = |s: &DeviceReplicas<M>| {
             s.gpu.free_memory().is_some_and(|room| bytes <= room / FREE_MEMORY_DIVISOR)
         };
-        // Processes would have to agree on it, and on how many steps are started together.
+        // Processes would have to agree on it, and on the number of steps per launch.
         let alone = self.peers.is_none();
         if !alone || columns.len() > MAX_COLUMNS || !self.devices.iter().all(fits) {
             return Ok(None);
@@ -73,7 +73,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         })
     }
 
-    /// Where the parts of a program's steps lie.
+    /// The layout of a program's steps in the list.
     fn step_layout(&self, loaded: &Loaded, table: &Table) -> StepLayout {
         let program = &loaded.program;
         let numbers = program.feeds().iter().filter(|f| !f.ty.is_rows()).count();
@@ -81,14 +81,14 @@ impl<M: GpuDevice> GpuExecutor<M> {
         StepLayout::new(numbers, rows, table.is_augmented())
     }
 
-    /// What lowering needs to know of a table.
+    /// The table as lowering needs it.
     pub(super) fn source(&self, loaded: &Loaded, id: Option<TableId>) -> Option<FromTable<'_>> {
         let table = self.table(id?).ok()?;
         let (inputs, fetch_bytes) = (loaded.inputs, loaded.fetch_bytes);
         Some(FromTable { table, step: self.step_layout(loaded, table), inputs, fetch_bytes })
     }
 
-    /// Makes a step on rows of a table ready; its key.
+    /// Prepares a step on rows of a table. Returns its key.
     fn prepare_table_step(
         &mut self,
         id: ProgramId,
@@ -117,7 +117,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         Ok(each.min().unwrap_or(1))
     }
 
-    /// Fails where steps do not fit a program and a table, or one another.
+    /// Fails if the steps do not fit the program and the table, or differ in their rows.
     fn check_step_inputs(
         &self,
         id: ProgramId,

@@ -1,4 +1,5 @@
-//! What outlives a step on every replica: weights, slots and gathered gradients, by parameter.
+//! State that outlives a step on every replica, by parameter: weights, slots and accumulated
+//! gradients.
 
 use super::{GpuExecutor, as_bytes, floats};
 use crate::device::GpuDevice;
@@ -17,7 +18,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         Err(ExecError::Param { name: spec.name.clone(), expected: spec.len(), received })
     }
 
-    /// Writes a parameter's numbers into a block of every replica.
+    /// Writes a parameter's values into a block of every replica.
     pub(super) fn write(
         &mut self,
         block: Block,
@@ -35,7 +36,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         Ok(())
     }
 
-    /// Reads a parameter's numbers from a block of a replica.
+    /// Reads a parameter's values from a block of a replica.
     pub(super) fn read(
         &self,
         replica: usize,
@@ -50,7 +51,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         Ok(to_floats(&bytes))
     }
 
-    /// The first replica's; a GPU that cannot be read any more gives numbers nobody can miss.
+    /// Reads a parameter from the first replica. If the GPU cannot be read, all values are NaN.
     pub(super) fn read_first(&self, block: Block, id: ParamId) -> Vec<f32> {
         self.read(self.local_replicas().start, block, id).unwrap_or_else(|e| {
             tracing::error!("{e}");
@@ -58,7 +59,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         })
     }
 
-    /// Fills an optimizer's slots with their first values.
+    /// Fills the optimizer slots with their initial values.
     pub(super) fn init_slots(&mut self, inits: &[SlotInit]) -> Result<(), ExecError> {
         for (i, init) in inits.iter().enumerate() {
             for at in 0..self.params.len() {
@@ -76,7 +77,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         Ok(())
     }
 
-    /// Fails where replicas, here or in other processes, hold other bits.
+    /// Fails if replicas, here or in other processes, hold different bits.
     pub(super) fn check_replicas_equal(&self) -> Result<(), ExecError> {
         let slots = (0..self.slots).map(Block::Slot);
         let blocks: Vec<Block> = [Block::Params].into_iter().chain(slots).collect();

@@ -5,7 +5,7 @@ use phalanx_cuda::GpuPlacement;
 use phalanx_graph::exec::{Batch, Executor, ProgramId};
 use phalanx_graph::program::Policy;
 use phalanx_graph::{Mesh, Options, ParamId, ParamSpec, Program, Scope, Step};
-use phalanx_testing::lab::{elements, feeds};
+use phalanx_testing::harness::{elements, feeds};
 use phalanx_testing::needs;
 use phalanx_testing::networks::{cnn, mlp, momentum, scaled_cnn, scaled_mlp};
 use phalanx_testing::simulate::{Numbers, SEED};

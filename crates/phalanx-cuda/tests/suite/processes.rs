@@ -7,7 +7,7 @@ use phalanx_graph::exec::{Batch, ExecError, Executor};
 use phalanx_graph::process_group::Cluster;
 use phalanx_graph::update::Clip;
 use phalanx_graph::{Mesh, ParamSpec, Scope, Step};
-use phalanx_testing::lab::{compile, elements, feeds, set_params};
+use phalanx_testing::harness::{compile, elements, feeds, set_params};
 use phalanx_testing::networks::{adam, cnn, mlp, momentum};
 use phalanx_testing::peers::{Job, clusters, clusters_within};
 use phalanx_testing::simulate::{Numbers, SEED};
