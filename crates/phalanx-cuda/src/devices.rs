@@ -13,15 +13,15 @@ use std::sync::OnceLock;
 /// A GPU of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuInfo {
-    /// Its number, as in `gpu:0`.
+    /// Its index, as in `gpu:0`.
     pub index: usize,
-    /// What it is called.
+    /// Its product name.
     pub name: String,
-    /// Bytes of memory.
+    /// Memory in bytes.
     pub memory: usize,
 }
 
-/// The GPUs of this machine, or why there are none. No GPU is touched: only the driver is asked.
+/// The GPUs of this machine. Only queries the driver: no GPU is initialised.
 ///
 /// # Errors
 /// There is no driver, or it does not work.
@@ -44,7 +44,7 @@ fn look() -> Result<Vec<GpuInfo>, String> {
     each.collect()
 }
 
-/// The driver's own version, where the system says it, and that of its CUDA; nothing where there is no
+/// The version of the driver, if the system reports it, and its CUDA version. `None` if there is no
 /// driver.
 pub fn driver_version() -> Option<String> {
     let cuda = libs::driver_version()?;
@@ -55,15 +55,16 @@ pub fn driver_version() -> Option<String> {
     })
 }
 
-/// How long programs for GPUs leave the places of dead values alone (`Options::rest`).
+/// How many instructions the buffers of dead values stay unused in programs for GPUs
+/// (`Options::reuse_delay`).
 pub const REUSE_DELAY: usize = 16;
 
-/// A replica's place: a GPU, or a numbered part of one.
+/// Where a replica runs: a GPU, or a numbered part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuPlacement {
-    /// The GPU.
+    /// Index of the GPU.
     pub index: usize,
-    /// Which of the replicas that share it, where several do.
+    /// Index of the replica among those that share the GPU, if several do.
     pub part: Option<usize>,
 }
 
@@ -76,10 +77,11 @@ impl std::fmt::Display for GpuPlacement {
     }
 }
 
-/// An executor with a replica at each place, which must be in the order of the GPUs.
+/// Creates an executor with a replica at each placement. Placements must be in the order of the
+/// GPUs.
 ///
 /// # Errors
-/// A library that is missing, or a GPU that cannot be used.
+/// A library is missing, or a GPU is unusable.
 pub fn executor(
     places: &[GpuPlacement],
     params: &[ParamSpec],
@@ -88,10 +90,10 @@ pub fn executor(
     open(places, several, params, None)
 }
 
-/// As [`executor`], for this process' places among those of others.
+/// Like [`executor`], for the local replicas of a cluster of processes.
 ///
 /// # Errors
-/// As above, or another process that was lost.
+/// Like [`executor`], or another process was lost.
 pub fn cluster_executor(
     places: &[GpuPlacement],
     params: &[ParamSpec],
@@ -100,10 +102,10 @@ pub fn cluster_executor(
     open(places, true, params, Some(cluster))
 }
 
-/// As [`executor`], with sums over GPUs by NCCL even where there is one GPU: for tests of it.
+/// Like [`executor`], but reduces through NCCL even on a single GPU. For tests.
 ///
 /// # Errors
-/// A library that is missing, or a GPU that cannot be used.
+/// A library is missing, or a GPU is unusable.
 pub fn joined_executor(
     places: &[GpuPlacement],
     params: &[ParamSpec],

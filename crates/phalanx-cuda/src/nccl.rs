@@ -1,5 +1,5 @@
-//! Sums over several GPUs by NCCL: the few functions that are called, and the GPUs of this process that
-//! add with each other, and with those of other processes where there are any.
+//! All-reduce across GPUs with NCCL: the bindings in use, and the group of GPUs that reduce with
+//! each other, in this process and in others.
 
 mod sys;
 
@@ -16,22 +16,22 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Milliseconds that a call which waits for nobody surely takes less than.
+/// Milliseconds after which a call on a communicator is assumed to be blocked.
 const COMM_LOCK_TIMEOUT_MS: usize = 200;
 
-/// How often a wait looks whether it takes too long.
+/// How often a wait checks for timeouts and lost peers.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long what was sent by a process that is gone may take.
+/// How long messages of a lost process may still be in transit.
 const LOST_PEER_GRACE: Duration = Duration::from_secs(1);
 
-/// How long processes wait for each other when they part.
+/// How long processes wait for each other when they shut down.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Adding, among the library's operations.
+/// `ncclSum`.
 const OP_SUM: c_int = 0;
 
-/// Bytes, among its types.
+/// `ncclUint8`.
 const TYPE_BYTE: c_int = 1;
 
 fn data_type(elem: Elem) -> c_int {
@@ -44,17 +44,17 @@ fn data_type(elem: Elem) -> c_int {
     }
 }
 
-/// The answer to a call as a result that names it.
+/// Converts a return code to a result that names the call.
 fn check(what: &str, answer: c_int) -> Result<()> {
     let text = |at: *const c_char| match at.is_null() {
         true => String::new(),
-        // SAFETY: the library hands out strings that end with zero and stay.
+        // SAFETY: the library returns zero-terminated strings with static lifetime.
         false => unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned(),
     };
     if answer == 0 {
         return Ok(());
     }
-    // SAFETY: asks for strings alone.
+    // SAFETY: only queries strings.
     let (reason, last) =
         unsafe { (text(sys::ncclGetErrorString(answer)), text(sys::ncclGetLastError(null_mut()))) };
     let last = if last.is_empty() { last } else { format!(": {last}") };
@@ -68,11 +68,11 @@ macro_rules! nccl {
     };
 }
 
-/// Between the start and the end of a group all calls count as one.
+/// Runs calls as one group, which NCCL executes as a single operation.
 fn grouped(calls: impl FnOnce() -> Result<()>) -> Result<()> {
     nccl!(ncclGroupStart())?;
     let called = calls();
-    // Ended in any case, else the thread would be left inside.
+    // Always end the group; otherwise the thread would stay inside it.
     let ended = nccl!(ncclGroupEnd());
     called.and(ended)
 }
@@ -80,9 +80,10 @@ fn grouped(calls: impl FnOnce() -> Result<()>) -> Result<()> {
 #[derive(Clone, Copy)]
 struct Comm(sys::Comm);
 
-// SAFETY: one thread at a time calls the library with it: whoever has the lock, or took it out.
+// SAFETY: one thread at a time calls the library with it: the one that holds the lock, or that took
+// it out.
 unsafe impl Send for Comm {}
-// SAFETY: as above; to abort it is allowed beside another call.
+// SAFETY: as above; aborting is allowed concurrently with another call.
 unsafe impl Sync for Comm {}
 
 impl Comm {
@@ -91,13 +92,13 @@ impl Comm {
     }
 }
 
-/// A GPU among those that add with each other.
+/// A GPU of a group.
 struct Member {
-    /// Held until the communicator is gone.
+    /// Held until the communicator is destroyed.
     context: Context,
-    /// Nothing once it was given up. Locked while the library is at it.
+    /// `None` once aborted. Locked during calls of the library.
     comm: Mutex<Option<Comm>>,
-    /// The same, for whoever aborts it while the library keeps its thread.
+    /// The same communicator, to abort it while another thread is blocked in the library.
     abort_comm: Comm,
     aborted: AtomicBool,
 }
@@ -108,32 +109,32 @@ impl Member {
         Member { context, comm: Mutex::new(Some(comm)), abort_comm: comm, aborted }
     }
 
-    /// Whether nobody has aborted it before.
+    /// Whether this is the first call to abort it.
     fn first_to_abort(&self) -> bool {
         !self.aborted.swap(true, Ordering::SeqCst)
     }
 }
 
-/// GPUs that add with each other. The last one that is dropped, with all captured steps gone before,
-/// ends it.
+/// GPUs that reduce with each other. The group ends with its last link, after all captured steps
+/// were dropped.
 struct Group {
     members: Vec<Member>,
     barrier: AbortableBarrier,
-    /// Communicators on their way out.
+    /// Threads that abort communicators.
     aborts: Mutex<Vec<JoinHandle<()>>>,
-    /// Where there are other processes, which of them is gone, and how long they are waited for.
+    /// With other processes: the probe for lost ones, and how long to wait for them.
     remote: Option<(LivenessProbe, Duration)>,
-    /// How it showed that GPUs of another process do not answer.
+    /// Why GPUs of another process are considered lost.
     lost: OnceLock<String>,
 }
 
-/// One GPU's part in a group.
+/// A GPU's membership in a group.
 pub(crate) struct Link {
     group: Arc<Group>,
     rank: usize,
 }
 
-/// An address to add from, one to add to, and the elements.
+/// Source and destination addresses of an all-reduce, and its elements.
 pub(crate) struct Sum {
     pub from: u64,
     pub to: u64,
@@ -145,7 +146,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Takes a communicator out, unless the library keeps its thread for long.
+/// Takes a communicator out, unless a thread is blocked in the library with it.
 fn take_comm(comm: &Mutex<Option<Comm>>) -> Option<Comm> {
     for _ in 0..COMM_LOCK_TIMEOUT_MS {
         match comm.try_lock() {
@@ -161,14 +162,15 @@ fn aborted() -> Failure {
     Failure("the GPUs do not work together any more, since one of them failed".into())
 }
 
-/// What a group's ranks find each other by.
+/// Creates an id by which the ranks of a group find each other.
 pub(crate) fn make_id() -> Result<NcclId> {
     let mut id = sys::UniqueId([0; 128]);
     nccl!(ncclGetUniqueId(&mut id))?;
     Ok(id.0.map(|byte| byte as u8))
 }
 
-/// Communicators for these GPUs, the ranks from `first` on of so many. Comes back when all ranks have come.
+/// Creates communicators for these GPUs: the ranks from `first` on, of `ranks` in total. Returns
+/// once all ranks have joined.
 fn connect(contexts: &[Context], id: NcclId, first: usize, ranks: usize) -> Result<Vec<Comm>> {
     let id = sys::UniqueId(id.map(|byte| byte as c_char));
     let mut comms = vec![null_mut(); contexts.len()];
@@ -182,25 +184,26 @@ fn connect(contexts: &[Context], id: NcclId, first: usize, ranks: usize) -> Resu
     Ok(comms.into_iter().map(Comm).collect())
 }
 
-/// Calls on a thread of its own, and leaves it behind where it does not come back in time.
+/// Runs a call on its own thread, and abandons the thread after `limit`.
 fn with_timeout<T: Send + 'static>(
     limit: Duration,
     call: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     let (send, answer) = channel();
-    // Nobody may be left to take it.
+    // The receiver may be gone.
     thread::spawn(move || drop(send.send(call())));
     answer.recv_timeout(limit).ok()
 }
 
-/// As [`with_timeout`], for what waits for other processes: given up as well where one is gone.
+/// Like [`with_timeout`], for calls that wait for other processes: also gives up once one of them
+/// is lost.
 fn unless_peer_lost<T: Send + 'static>(
     limit: Duration,
     lost_peer: &LivenessProbe,
     call: impl FnOnce() -> T + Send + 'static,
 ) -> std::result::Result<T, JoinError> {
     let (send, answer) = channel();
-    // As above.
+    // The receiver may be gone.
     thread::spawn(move || drop(send.send(call())));
     let (began, mut lost_since) = (Instant::now(), None);
     loop {
@@ -216,7 +219,8 @@ fn unless_peer_lost<T: Send + 'static>(
     }
 }
 
-/// Who was `lost_since` to be gone for a while: what it sent before may still be on its way.
+/// Returns a peer that has been lost for longer than the grace period. Its last messages may be in
+/// transit until then.
 fn lost_beyond_grace(
     lost_peer: &LivenessProbe,
     lost_since: &mut Option<Instant>,
@@ -229,12 +233,12 @@ fn no_answer(waited: Duration) -> String {
     format!("no answer for {:.1} s", waited.as_secs_f64())
 }
 
-/// Why GPUs cannot add with each other.
+/// Why GPUs cannot form a group.
 pub(crate) enum JoinError {
     Local(Failure),
-    /// Other processes do not come.
+    /// Other processes do not join in time.
     Timeout(String),
-    /// One of them is gone.
+    /// One of them is lost.
     PeerLost(PeerError),
 }
 
@@ -268,21 +272,22 @@ impl Group {
         Ok(Group { members, barrier, aborts: Mutex::default(), remote, lost: OnceLock::new() })
     }
 
-    /// Takes note that other processes do not answer.
+    /// Records that other processes do not respond.
     fn record_loss(&self, message: String) -> Failure {
         Failure(self.lost.get_or_init(|| message).clone())
     }
 
-    /// Stops what is under way on every GPU. A communicator that its own thread stays in the library
-    /// with is left to it: the end of the others shows there as an error, and that thread gives up as
-    /// well.
+    /// Aborts all operations on every GPU. A communicator is skipped while its own thread is
+    /// blocked in the library: that thread then sees the abort of the others as an error, and
+    /// aborts as well.
     fn abort(&self) {
         self.barrier.abort();
         self.abort_comms(false);
     }
 
-    /// Aborts communicators, with force even those that the library keeps a thread with. Each has a thread
-    /// because the library first lets go of the GPU and then waits until no captured step is left.
+    /// Aborts communicators; with `force`, also those with a thread blocked in the library. Each
+    /// abort has its own thread, because the library first releases the GPU and then waits until no
+    /// captured step is left.
     fn abort_comms(&self, force: bool) {
         for member in &self.members {
             let is_free = take_comm(&member.comm).is_some();
@@ -302,10 +307,11 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Each waits for the others; not for long where those are other processes, which may have ended.
+        // Each abort waits for the others; not for long if those are other processes, which may
+        // have ended.
         let limit = if self.remote.is_some() { SHUTDOWN_TIMEOUT } else { Duration::MAX };
         for abort in locked(&self.aborts).drain(..) {
-            // It reports for itself.
+            // The thread reports errors itself.
             with_timeout(limit, move || drop(abort.join()));
         }
         let mut destroys = vec![];
@@ -326,8 +332,8 @@ impl Drop for Group {
     }
 }
 
-/// Has the GPUs of these contexts add with each other, and with those of other processes: a link for
-/// each.
+/// Forms a group of the GPUs of these contexts, and those of other processes. Returns a link for
+/// each GPU.
 pub(crate) fn join(
     contexts: Vec<Context>,
     assignment: Option<RankAssignment>,
@@ -338,7 +344,7 @@ pub(crate) fn join(
 }
 
 impl Link {
-    /// The communicator, unless it was given up, and its lock.
+    /// The communicator and its lock. Fails if it was aborted.
     fn comm(&self) -> Result<(MutexGuard<'_, Option<Comm>>, sys::Comm)> {
         let member = &self.group.members[self.rank];
         let held = locked(&member.comm);
@@ -347,7 +353,7 @@ impl Link {
         Ok((held, comm))
     }
 
-    /// Adds over all GPUs, as one.
+    /// Runs all-reduces over all GPUs as one operation.
     pub fn reduce(&self, sums: &[Sum], stream: &Stream) -> Result<()> {
         let (_held, comm) = self.comm()?;
         grouped(|| {
@@ -356,13 +362,12 @@ impl Link {
                 nccl!(ncclAllReduce(from, to, *len, data_type(*elem), OP_SUM, comm, stream.0))
             })
         })?;
-        // Whoever gave up meanwhile may have left this communicator alone.
+        // An abort in the meantime may have skipped this communicator.
         if self.group.barrier.is_aborted() { Err(aborted()) } else { Ok(()) }
     }
 
-    /// Sends bytes to other ranks while others come in, as one; `sent` and `received` are an address and
-    /// a length for each rank, without those for whom there is nothing. The library connects the GPUs the
-    /// first time.
+    /// Sends and receives bytes as one operation. `sent` and `received` are the rank, the address
+    /// and the length of each message that is not empty. The first call connects the GPUs.
     pub fn swap(
         &self,
         sent: &[(usize, u64, usize)],
@@ -380,8 +385,8 @@ impl Link {
         })
     }
 
-    /// Does what the GPUs may wait for each other in. The first takes a lock for all of them: were it
-    /// each for itself, one could wait inside for another that waits for the lock.
+    /// Runs work in which the GPUs wait for each other. The first rank takes the lock for all: with
+    /// one lock each, a GPU could wait inside for another that waits for its lock.
     pub fn run_all<L, T>(
         &self,
         lock: impl FnOnce() -> L,
@@ -395,7 +400,7 @@ impl Link {
         Ok(done)
     }
 
-    /// Fails where another GPU did, or the library by itself.
+    /// Fails if another GPU failed, or the library reports an error.
     pub fn check(&self) -> Result<()> {
         if self.group.barrier.is_aborted() {
             return Err(aborted());
@@ -409,14 +414,14 @@ impl Link {
         })
     }
 
-    /// Calls the library where it may wait for other processes without an end: in time, their sums are
-    /// stopped from remote.
+    /// Runs a call that may wait for other processes forever. After the timeout, another thread
+    /// aborts the group.
     pub fn with_watchdog<T>(&self, call: impl FnOnce() -> T) -> T {
         let Some((_, limit)) = self.group.remote else { return call() };
         let (done, ended) = channel::<()>();
         let group = self.group.clone();
         thread::spawn(move || {
-            // A wait that looks for itself comes to its limit before.
+            // A wait that polls reaches its own limit first.
             if ended.recv_timeout(limit + LOST_PEER_GRACE) == Err(RecvTimeoutError::Timeout) {
                 group.record_loss(no_answer(limit));
                 group.barrier.abort();
@@ -428,8 +433,8 @@ impl Link {
         result
     }
 
-    /// Waits until an event has passed, unless another GPU fails in front of it, or those of other
-    /// processes do not come.
+    /// Waits for an event. Fails if another GPU fails first, or those of other processes do not
+    /// respond.
     pub fn wait(&self, event: &Event) -> Result<()> {
         let (began, mut last_poll, mut lost_since) = (Instant::now(), Instant::now(), None);
         while !event.state()? {
@@ -443,7 +448,8 @@ impl Link {
         self.check()
     }
 
-    /// Fails where other processes have been waited for too long, or one is gone for a while.
+    /// Fails if other processes do not respond in time, or one has been lost for longer than the
+    /// grace period.
     fn check_peers(&self, since: Instant, lost_since: &mut Option<Instant>) -> Result<()> {
         let Some((lost_peer, limit)) = &self.group.remote else { return Ok(()) };
         if since.elapsed() > *limit {
@@ -455,7 +461,7 @@ impl Link {
         }
     }
 
-    /// How it showed that GPUs of another process do not answer, where they do not.
+    /// Why GPUs of another process are considered lost, if they are.
     pub fn lost(&self) -> Option<&str> {
         self.group.lost.get().map(String::as_str)
     }
@@ -506,7 +512,7 @@ mod tests {
             began.elapsed()
         );
         drop(stop);
-        // It may have been the last one that was waited for.
+        // It may have sent its last message just before.
         let late = || {
             thread::sleep(3 * POLL_INTERVAL);
             7

@@ -1,26 +1,26 @@
-//! Which work runs side by side: each is given a stream, and what it must wait for.
+//! Assignment of work items to streams, with the items that each must wait for.
 
 use crate::work_item::WorkItem;
 
-/// Works that may run side by side.
+/// Streams for work items that run concurrently.
 pub(crate) const STREAMS: usize = 4;
 
-/// Where a work runs.
+/// The stream of a work item.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StreamSlot {
     pub stream: usize,
-    /// Earlier works on other streams that must be done first.
+    /// Earlier items on other streams that must finish first.
     pub waits: Vec<usize>,
-    /// Whether another stream waits for this.
+    /// Whether another stream waits for this item.
     pub awaited: bool,
 }
 
-/// Spreads works over `streams` in their order. A work goes on in the stream of the last one it must
-/// wait for, if nothing came behind that; else in the stream that has been idle longest. Sums over GPUs
-/// have one more stream to themselves, so that nothing but their readers waits for them.
+/// Assigns work items to `streams` in order. An item continues the stream of the last item it must
+/// wait for, if that is still the last on its stream; otherwise it goes to the stream that has been
+/// idle longest. All-reduces have an extra stream, so that only their readers wait for them.
 pub(crate) fn schedule(works: &[WorkItem], streams: usize) -> Vec<StreamSlot> {
     let mut placed: Vec<StreamSlot> = Vec::with_capacity(works.len());
-    // For each stream the last work, and up to which work of every stream it has waited.
+    // For each stream its last item, and the last item of every stream that it has waited for.
     let all = streams + 1;
     let mut last: Vec<Option<usize>> = vec![None; all];
     let mut known: Vec<Vec<Option<usize>>> = vec![vec![None; all]; all];
@@ -47,7 +47,7 @@ pub(crate) fn schedule(works: &[WorkItem], streams: usize) -> Vec<StreamSlot> {
             }
             now[s] = now[s].max(Some(j));
         }
-        // A wait that another one implies is not needed.
+        // Drop waits that another wait implies.
         let implied =
             |j: usize| waits.iter().any(|k| *k != j && seen[*k][placed[j].stream] >= Some(j));
         let waits: Vec<usize> = waits.iter().copied().filter(|j| !implied(*j)).collect();
@@ -96,7 +96,7 @@ mod tests {
             let writes = vec![Span::whole(Ptr::new(0, Block::Gradients, at), 8)];
             WorkItem { writes, ..work(reads, &[]) }
         };
-        // Two layers: derivative, gradient, its sum; then the update.
+        // Two layers: derivative, gradient, its all-reduce; then the update.
         let mut works = vec![work(&[], &[0]), makes(&[0], 0), gradient(0)];
         works.extend([work(&[0], &[8]), makes(&[8], 8), gradient(8)]);
         let all = vec![Span::whole(Ptr::new(0, Block::Gradients, 0), 16)];

@@ -1,8 +1,8 @@
-//! Sums over several GPUs. What is added together, and when, follows from the program alone: every GPU
-//! asks for the same sums in the same order, whatever its rows.
+//! The schedule of all-reduces across GPUs. It follows from the program alone, so every GPU issues
+//! the same reductions in the same order, regardless of its rows.
 //!
-//! Gradients leave by the bucket, as soon as the last of one is made, and backward goes on meanwhile. A
-//! collective takes along all later ones whose parts are there by then.
+//! A bucket of gradients is reduced as soon as its last gradient is complete, while the backward
+//! pass continues. A collective is batched with all later ones whose operands are complete by then.
 
 use super::Lowering;
 use crate::launch::{Arg, Block, Elem, Launch, Ptr, Span, Word};
@@ -13,18 +13,18 @@ use phalanx_graph::program::{Instr, Location, Program, UpdatePlan, ValueId};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// When which sums are made.
+/// The reductions of a step, and when they start.
 #[derive(Debug, Default)]
 pub(super) struct ReduceSchedule {
-    /// Collectives that travel together, by the first of them.
+    /// Collectives that are batched, by the first of them.
     groups: HashMap<usize, Vec<usize>>,
-    /// Where the result of each lies in scratch memory, the same on all replicas.
+    /// Offset of each collective's result in scratch memory, the same on all replicas.
     slots: HashMap<usize, usize>,
     /// Ranges of the gradients, by the instruction that completes them.
     buckets: HashMap<usize, Vec<Range<usize>>>,
 }
 
-/// A sum over the replicas on this GPU, each with its weight.
+/// A weighted sum over the replicas on this GPU.
 struct LocalReduce {
     to: Ptr,
     elem: Elem,
@@ -32,7 +32,7 @@ struct LocalReduce {
     from: Vec<(Ptr, f32)>,
 }
 
-/// What a collective over all replicas adds.
+/// The operand of a collective over all replicas.
 fn operand(instr: &Instr) -> Option<ValueId> {
     match instr {
         Instr::AllReduce { scope: Scope::All, input, .. } | Instr::ReplicaMean { input, .. } => {
@@ -42,7 +42,7 @@ fn operand(instr: &Instr) -> Option<ValueId> {
     }
 }
 
-/// The instructions that write to a place.
+/// The instructions that write to a location.
 fn writers(program: &Program, place: Location) -> impl Iterator<Item = usize> {
     let each = program.instrs().iter().enumerate();
     each.filter(move |(_, instr)| match instr {
@@ -56,7 +56,8 @@ fn writers(program: &Program, place: Location) -> impl Iterator<Item = usize> {
     .map(|(at, _)| at)
 }
 
-/// Collectives that travel together: the first with all those whose parts are made before it and stay.
+/// Groups of collectives that are batched: the first, with all later ones whose operands are
+/// written before it and not overwritten.
 fn groups(program: &Program, covered: &HashSet<usize>) -> Vec<Vec<usize>> {
     let mut waiting: Vec<(usize, ValueId)> = program
         .instrs()
@@ -79,7 +80,7 @@ fn groups(program: &Program, covered: &HashSet<usize>) -> Vec<Vec<usize>> {
     groups
 }
 
-/// The instruction behind which all gradients of a bucket are there.
+/// The instruction after which all gradients of a bucket are complete.
 fn completed_by(program: &Program, plan: &UpdatePlan, bucket: &Range<usize>) -> usize {
     let update = program.instrs().iter().position(|i| matches!(i, Instr::Update));
     let update = update.unwrap_or(program.instrs().len());
@@ -91,13 +92,14 @@ fn completed_by(program: &Program, plan: &UpdatePlan, bucket: &Range<usize>) -> 
 }
 
 impl Lowering<'_> {
-    /// Plans the sums over GPUs, and takes memory for them before the replicas' scratch memory differs.
+    /// Plans the reductions across GPUs, and allocates their results before the scratch memory of
+    /// the replicas diverges.
     pub(super) fn plan_reductions(&mut self) {
         let program = self.request.program;
         for mut group in groups(program, &self.request.facts.covered) {
             let first = group[0];
             let of = |at: &usize| operand(&program.instrs()[*at]).expect("a collective");
-            // Those of one type beside each other.
+            // Operands of the same type become adjacent.
             group.sort_by_key(|at| self.operand(0, of(at)).elem as usize);
             for at in &group {
                 let x = self.operand(0, of(at));
@@ -114,7 +116,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Has the collective under way read where its sum lies.
+    /// Redirects readers of the current collective to its sum.
     pub(super) fn read_sum(&mut self, y: ValueId) {
         if let Some(group) = self.reduce_schedule.groups.remove(&self.at) {
             self.reduce_group(&group);
@@ -123,7 +125,7 @@ impl Lowering<'_> {
         self.aliases.insert(own, (Block::Scratch, self.reduce_schedule.slots[&self.at]));
     }
 
-    /// What each replica adds to a collective, with its weight.
+    /// The contribution of each replica to a collective, with its weight.
     fn contributions(&mut self, at: usize) -> LocalReduce {
         let instr = &self.request.program.instrs()[at];
         let x = operand(instr).expect("a collective");
@@ -155,7 +157,7 @@ impl Lowering<'_> {
         self.broadcast_to_replicas(&parts);
     }
 
-    /// Sums the gradients that the instruction under way completes.
+    /// Reduces the gradients that the current instruction completes.
     pub(super) fn reduce_gradients(&mut self) {
         let Some(buckets) = self.reduce_schedule.buckets.remove(&self.at) else { return };
         let Some(plan) = self.request.program.update() else { return };
@@ -191,7 +193,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Hands sums to the other replicas on this GPU.
+    /// Copies sums to the other replicas on this GPU.
     fn broadcast_to_replicas(&mut self, parts: &[Part]) {
         let mut local_reduces = vec![];
         for replica in self.replicas().skip(1) {
@@ -225,7 +227,7 @@ fn in_place(at: Ptr, elem: Elem, len: usize) -> Part {
     Part { from: at, to: at, elem, len }
 }
 
-/// Parts in place, those that lie behind each other as one, with the gaps between them.
+/// In-place parts, with adjacent ones merged, including the padding between them.
 fn coalesce(parts: impl Iterator<Item = Part>) -> Vec<Part> {
     let mut out: Vec<Part> = vec![];
     for part in parts.filter(|p| p.len > 0) {
@@ -244,7 +246,7 @@ fn coalesce(parts: impl Iterator<Item = Part>) -> Vec<Part> {
     out
 }
 
-/// All sums in one launch. All have as many sources.
+/// All local sums in one launch. All have the same number of sources.
 fn launch(local_reduces: &[LocalReduce]) -> Launch {
     let count = local_reduces[0].from.len();
     let mut table = vec![];
@@ -277,7 +279,7 @@ mod tests {
     use phalanx_graph::{Mesh, Options, Step};
     use phalanx_testing::networks::{cnn, mlp, momentum};
 
-    /// The work_items of each GPU, whose replicas are counted through.
+    /// The plan of each GPU, with consecutively numbered replicas.
     fn plans(step: &Step, layout: &[usize], rows: usize) -> Vec<Plan> {
         let mesh = Mesh::new(layout.iter().sum(), 1);
         let program = Program::compile(step.clone(), Options::new(mesh, 12)).expect("compiles");
@@ -306,7 +308,7 @@ mod tests {
         layout.iter().map(|count| plan(*count)).collect()
     }
 
-    /// Types and lengths of all sums over GPUs, in their order.
+    /// Types and lengths of all reductions across GPUs, in order.
     fn sums(plan: &Plan) -> Vec<Vec<(Elem, usize)>> {
         let tasks = plan.work_items.iter().flat_map(|w| &w.tasks);
         let parts = tasks.filter_map(|task| match task {
@@ -346,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_bucket_leaves_while_backward_goes_on() {
-        // Two kernels of a bucket each.
+        // Each of the two kernels fills a bucket.
         let step = mlp(&[1100, 1000, 1100, 5], momentum(None), (0.0, 0.0));
         let plan = &plans(&step, &[1, 1], 12)[0];
         let reduces: Vec<usize> = (0..plan.work_items.len())

@@ -1,39 +1,40 @@
-//! What can be left out or done together, found before a program is lowered.
+//! Analysis of a program before lowering: which instructions can be fused or left out.
 
 use phalanx_graph::ops::{Op, ReduceKind};
 use phalanx_graph::program::{Instr, Location, Program, ValueId};
 use phalanx_graph::{Scope, Space};
 use std::collections::{HashMap, HashSet};
 
-/// Statistics that the kernel of the moments can finish by itself.
+/// Statistics that the moments kernel can compute itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct FusedStats {
     pub stats: ValueId,
     pub positions: usize,
 }
 
-/// The findings.
+/// Results of the analysis.
 #[derive(Debug, Default)]
 pub(crate) struct FusionFacts {
-    /// Convolutions whose bias is added by whoever reads their result, and the bias.
+    /// Convolutions whose bias is added by the readers of their result, and the bias.
     pub deferred_bias: HashMap<ValueId, ValueId>,
-    /// Moments, and the statistics made of them alone.
+    /// Moments, and the statistics computed from them alone.
     pub fused_stats: HashMap<ValueId, FusedStats>,
     /// Sums over pixels whose only use is a sum over rows: by instruction, the final result.
     pub column_sums: HashMap<usize, ValueId>,
-    /// Gradients behind a batch norm whose sums over rows and pixels are made along with them.
+    /// Gradients of a batch norm's input whose sums over rows and pixels are computed in the same
+    /// kernel.
     pub with_sums: HashMap<ValueId, ValueId>,
-    /// Casts of whole numbers that tapes read as they are, and the numbers.
+    /// Casts of integers that tapes read uncast, and the integers.
     pub casts: HashMap<ValueId, ValueId>,
-    /// Sums over rows of what was only joined for them: by instruction, the parts and the column
-    /// each begins at.
+    /// Sums over rows of values that were concatenated only to be summed: by instruction, the parts
+    /// and the first column of each.
     pub joined: HashMap<usize, Vec<(ValueId, usize)>>,
-    /// Instructions that another one does as well.
+    /// Instructions whose work another instruction does as well.
     pub covered: HashSet<usize>,
 }
 
 impl FusionFacts {
-    /// `alone`: whether this is the only replica.
+    /// Analyses a program. `alone` says whether this is the only replica.
     pub fn of(program: &Program, alone: bool) -> FusionFacts {
         let mut facts = FusionFacts::default();
         for (i, instr) in program.instrs().iter().enumerate() {
@@ -54,7 +55,7 @@ impl FusionFacts {
         facts
     }
 
-    /// `moments → all_reduce → batch_stats` with nobody else to add.
+    /// `moments → all_reduce → batch_stats` with no other replica to reduce with.
     fn find_fused_stats(&mut self, program: &Program, from: usize, moments: ValueId, alone: bool) {
         let reduced = program.instrs().iter().enumerate().skip(from).find_map(|(i, x)| match x {
             Instr::AllReduce { scope, input, output } if *input == moments => {
@@ -107,7 +108,7 @@ impl FusionFacts {
     }
 }
 
-/// Instructions that read a value by its own name, with their results.
+/// Instructions that read a value by its own id, with their results.
 pub(super) fn readers(program: &Program, value: ValueId) -> Vec<(usize, &Op, ValueId)> {
     let each = program.instrs().iter().enumerate();
     each.filter_map(|(i, x)| match x {
@@ -119,7 +120,7 @@ pub(super) fn readers(program: &Program, value: ValueId) -> Vec<(usize, &Op, Val
     .collect()
 }
 
-/// Whether a convolution's result is read by batch norms alone, as what they normalise.
+/// Whether a convolution's result is read only by batch norms, as the value they normalise.
 fn only_normalised(program: &Program, at: usize, value: ValueId) -> bool {
     let normalises = |op: &Op, operand: usize| match op {
         Op::Moments | Op::BatchNorm(_) => operand == 0,
@@ -129,8 +130,8 @@ fn only_normalised(program: &Program, at: usize, value: ValueId) -> bool {
     !readers(program, value).is_empty() && only_read_by(program, at, value, normalises)
 }
 
-/// Whether, until its bytes are written again, a value is read under its own name alone and in the
-/// ways allowed.
+/// Whether a value is read only by its own id and only by `allowed` readers, until its bytes are
+/// overwritten.
 pub(super) fn only_read_by(
     program: &Program,
     at: usize,
@@ -175,8 +176,8 @@ pub(super) fn only_read_by(
     !operands.into_iter().any(|(x, dy)| touches(x) || touches(dy))
 }
 
-/// Whether a value is still there behind the instructions after `from` up to `until`, where those that
-/// write an `unwritten` value do not.
+/// Whether a value is intact after the instructions from `from` (exclusive) to `until` (inclusive).
+/// Instructions that write an `unwritten` value are ignored.
 pub(super) fn survives(
     program: &Program,
     value: ValueId,
@@ -200,7 +201,7 @@ pub(super) fn survives(
     })
 }
 
-/// Whether two values may share bytes.
+/// Whether two values may overlap in memory.
 fn touch(program: &Program, value: ValueId, other: ValueId) -> bool {
     match (program.value(value).location, program.value(other).location) {
         (Location::Arena(a), Location::Arena(b)) => {
@@ -210,7 +211,7 @@ fn touch(program: &Program, value: ValueId, other: ValueId) -> bool {
     }
 }
 
-/// Bytes of the buffer a value lies in, at most; gaps between its pixels included.
+/// Maximum bytes of a value's buffer, including the gaps between its pixels.
 fn extent(program: &Program, id: ValueId) -> usize {
     let v = program.value(id);
     let rows = if v.ty.is_rows() {

@@ -1,6 +1,6 @@
-//! SmallTape things that are put off until there are many, and then done in one launch: copies of
-//! statistics into gradients and weights, filters' gradients on their way back to Keras' order,
-//! moving averages. Sums over rows are put off in `sums`.
+//! Batching of small operations. They are deferred and then run in a single launch: copies of
+//! statistics into gradients and weights, filter gradients that are converted back to Keras'
+//! layout, moving averages. `row_sums` defers sums over rows.
 
 use super::conv::{of_type, packed, plain};
 use super::{Lowering, tasks};
@@ -12,10 +12,10 @@ use crate::work_item::{Task, WorkItem};
 use phalanx_graph::ops::Tape;
 use phalanx_graph::program::ValueId;
 
-/// Blocks that share one copy.
+/// Blocks per copy.
 const BLOCKS: usize = 4;
 
-/// A copy into floats.
+/// A copy that converts to 32-bit floats.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CopyOp {
     pub from: Ptr,
@@ -62,7 +62,7 @@ fn copy_many(copies: &[CopyOp]) -> WorkItem {
     }
 }
 
-/// A small tape that was put off.
+/// A deferred tape over few elements.
 pub(super) struct SmallTape {
     tape: Tape,
     x: Vec<Operand>,
@@ -72,7 +72,7 @@ pub(super) struct SmallTape {
 }
 
 impl Lowering<'_> {
-    /// Adds a work behind whatever was put off and touches the same bytes.
+    /// Appends a work item, after flushing deferred operations that overlap it.
     pub(super) fn push(&mut self, work: WorkItem) {
         self.flush_for(&work.reads, &work.writes);
         if self.overlaps_sums(&work.reads, &work.writes) {
@@ -81,7 +81,7 @@ impl Lowering<'_> {
         self.work_items.push(WorkItem { instr: self.at, ..work });
     }
 
-    /// Does what was put off, but for sums, if any of it meets what is read and written next.
+    /// Flushes deferred operations, except sums, if any overlaps these reads and writes.
     pub(super) fn flush_for(&mut self, reads: &[Span], writes: &[Span]) {
         let meets = |spans: &[Span], other: &Span| spans.iter().any(|s| s.overlaps(other));
         let moved = self.copies.iter().any(|m| {
@@ -102,7 +102,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Does what was put off.
+    /// Flushes all deferred operations.
     pub(super) fn flush(&mut self) {
         self.flush_sums();
         let unpacks = std::mem::take(&mut self.unpacks);
@@ -126,7 +126,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Does the small tapes, all of one kind in one launch.
+    /// Flushes the small tapes, with one launch per distinct tape.
     pub(super) fn flush_small_tapes(&mut self) {
         let mut rest = std::mem::take(&mut self.small_tapes);
         while let Some(first) = rest.first() {
@@ -148,7 +148,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Puts off a tape over few numbers.
+    /// Defers a tape over few elements.
     pub(super) fn defer_tape(&mut self, replica: usize, tape: &Tape, x: &[ValueId], y: ValueId) {
         let x: Vec<Operand> = x.iter().map(|id| self.operand(replica, *id)).collect();
         let y = self.operand(replica, y);
@@ -158,7 +158,7 @@ impl Lowering<'_> {
         self.small_tapes.push(SmallTape { tape: tape.clone(), x, y, reads, writes });
     }
 
-    /// Puts off a copy; one that meets another comes behind it.
+    /// Defers a copy. A copy that overlaps a deferred one runs after it.
     pub(super) fn defer_copy(&mut self, new: CopyOp) {
         let (reads, writes) = (new.reads(), new.writes());
         let meets = |m: &CopyOp| {

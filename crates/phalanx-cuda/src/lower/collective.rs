@@ -1,4 +1,4 @@
-//! Sums and means over replicas, where all of them are on this GPU.
+//! Sums and means over replicas that are all on this GPU.
 
 use super::Lowering;
 use crate::launch::{Arg, Launch, Word};
@@ -8,7 +8,7 @@ use phalanx_graph::Scope;
 use phalanx_graph::program::ValueId;
 
 impl Lowering<'_> {
-    /// Adds over replicas. A single one's sum is read where it lies.
+    /// Sums over replicas. The sum of a single replica is read in place.
     pub(super) fn all_reduce(&mut self, scope: Scope, x: ValueId, y: ValueId) {
         if scope == Scope::Device || self.alone() {
             self.read_in_place(x, y);
@@ -28,7 +28,7 @@ impl Lowering<'_> {
         self.collective("all_reduce", launch, &from, &to);
     }
 
-    /// Instead of a copy.
+    /// Aliases `y` to `x` instead of copying.
     pub(super) fn read_in_place(&mut self, x: ValueId, y: ValueId) {
         let from = self.operand(0, x).ptr;
         let own = self.cx(0).0.own(y).span();

@@ -1,4 +1,4 @@
-//! From an op to work_items: what `lower` decides about, and the launches of the others.
+//! Lowering of ops to work items: special cases first, then the launches of all other ops.
 
 use super::Lowering;
 use super::batching::CopyOp;
@@ -73,7 +73,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// With no rows there is nothing to compute, and sums over rows are zero. Says whether that was all.
+    /// Handles a replica without rows: there is nothing to compute, and sums over rows are zero.
+    /// Returns whether that was all.
     pub(super) fn without_rows(
         &mut self,
         replica: usize,
@@ -99,13 +100,13 @@ impl Lowering<'_> {
         true
     }
 
-    /// Whether a value is the same for all rows and has few numbers.
+    /// Whether a value has no row axis and few elements.
     pub(super) fn is_small(&self, y: ValueId) -> bool {
         let ty = &self.request.program.value(y).ty;
         !ty.is_rows() && ty.len() <= tape::MAX_GROUPED_LEN
     }
 
-    /// Whether a part of a value along an axis is a run of neighbours that keep their place for the
+    /// Whether a slice of a value along an axis is contiguous, and the value stays in place for the
     /// whole step.
     pub(super) fn stays(&mut self, replica: usize, axis: usize, x: ValueId) -> bool {
         let v = self.request.program.value(x);
@@ -116,7 +117,7 @@ impl Lowering<'_> {
             && matches!(block, Block::Shared | Block::Inputs | Block::Scratch)
     }
 
-    /// A part of a value read where it lies; only weights' gradients are copied, later.
+    /// Reads a slice in place. Only slices that are gradients of weights are copied, later.
     pub(super) fn slice_in_place(
         &mut self,
         replica: usize,

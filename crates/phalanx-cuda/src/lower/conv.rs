@@ -1,4 +1,4 @@
-//! Convolutions: the library's products, its filters' order, and what follows them.
+//! Convolutions: the products, the filter layout of the library, and the epilogue.
 
 use super::{Lowering, tasks};
 use crate::launch::{Elem, Ptr, Span};
@@ -11,8 +11,8 @@ use phalanx_graph::program::{Instr, Location, ValueId};
 use phalanx_graph::{ConvGeom, Op};
 
 impl Lowering<'_> {
-    /// Brings all weights that the libraries want otherwise into that order and type, in one launch
-    /// for each type.
+    /// Converts all weights that the libraries need in another layout or type, in one launch for
+    /// each type.
     pub(super) fn pack_filters(&mut self) {
         let mut found: Vec<(ValueId, Elem)> = vec![];
         for instr in self.request.program.instrs() {
@@ -40,7 +40,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A weight and a place for it in the library's order.
+    /// A weight, and scratch memory for it in the library's layout.
     fn new_filter(&mut self, replica: usize, id: ValueId, elem: Elem) -> Filters {
         let w = self.operand(replica, id);
         let to = self.scratch[replica].take(w.len * elem.bytes());
@@ -48,7 +48,7 @@ impl Lowering<'_> {
         Filters { weights: w.ptr, packed: to, k: w.len / w.last().max(1), f: w.last() }
     }
 
-    /// A weight in the library's order.
+    /// A weight in the library's layout.
     pub(super) fn packed(&mut self, replica: usize, id: ValueId, elem: Elem) -> Ptr {
         let key = (self.operand(replica, id).ptr, elem);
         if !self.packed.contains_key(&key) {
@@ -87,7 +87,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// What follows a product that did not do it itself.
+    /// The epilogue of a product that was not fused into it.
     pub(super) fn epilogue(
         &mut self,
         replica: usize,
@@ -174,7 +174,7 @@ impl Lowering<'_> {
     }
 }
 
-/// What follows a convolution that did not do it itself.
+/// The epilogue of a convolution that was not fused into it.
 fn epilogue(e: Epilogue, channels: usize) -> Tape {
     let mut tape =
         Tape { inputs: vec![Access::Full], instrs: vec![op::Instr::Input(0)], outputs: vec![] };
@@ -190,17 +190,17 @@ fn epilogue(e: Epilogue, channels: usize) -> Tape {
     tape
 }
 
-/// Filters, or their gradient, as the weights lie.
+/// Filters, or their gradient, in the layout of the weights.
 pub(super) fn plain(f: &Filters) -> Span {
     Span::whole(f.weights, f.k * f.f * 4)
 }
 
-/// The same in the library's order.
+/// Filters, or their gradient, in the library's layout.
 pub(super) fn packed(f: &Filters, elem: Elem) -> Span {
     Span::whole(f.packed, f.k * f.f * elem.bytes())
 }
 
-/// Those that have a type in the library's order.
+/// The filters of one element type in the library's layout.
 pub(super) fn of_type(filters: &[(Filters, Elem)], elem: Elem) -> Vec<Filters> {
     filters.iter().filter(|(_, e)| *e == elem).map(|(f, _)| *f).collect()
 }

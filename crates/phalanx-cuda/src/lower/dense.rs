@@ -1,4 +1,4 @@
-//! Products of matrices: dense layers and their derivatives.
+//! Matrix products: dense layers and their gradients.
 
 use super::Lowering;
 use crate::launch::{Block, Elem, Ptr, Span};
@@ -9,7 +9,7 @@ use phalanx_graph::ops::Epilogue;
 use phalanx_graph::program::ValueId;
 
 impl Lowering<'_> {
-    /// A dense kernel as a matrix: where it lies, or in the type of a narrow operand.
+    /// A dense kernel as a matrix: in place, or converted to the type of a 16-bit operand.
     fn kernel(
         &mut self,
         replica: usize,
@@ -21,7 +21,7 @@ impl Lowering<'_> {
         if elem == Elem::F32 {
             return (matrix(&plain, transposed), plain.span());
         }
-        // Packed kernels are transposed already.
+        // Packed kernels are already transposed.
         let at = self.packed(replica, w, elem);
         let ld = plain.len / plain.last().max(1);
         let span = Span::whole(at, plain.len * elem.bytes());
@@ -39,7 +39,7 @@ impl Lowering<'_> {
         let (a, c) = (self.operand(replica, x[0]), self.operand(replica, y));
         let dims = self.operand(replica, x[1]).dims;
         let (b, weights) = self.kernel(replica, x[1], a.elem, false);
-        // The library adds a bias of its result's type.
+        // The library needs a bias of the result's type.
         let fused = c.elem == Elem::F32;
         let bias = e.bias.then(|| self.operand(replica, x[2]));
         let mut reads = vec![a.span(), weights];
@@ -118,7 +118,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// A dense kernel's gradient that CPU workers would compute in slices.
+    /// A dense kernel's gradient, which CPU workers would compute in slices.
     pub(super) fn dense_gradient(
         &mut self,
         replica: usize,

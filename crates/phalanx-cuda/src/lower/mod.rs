@@ -1,7 +1,7 @@
-//! From a step program to the work_items of one GPU, for given rows of every replica on it.
+//! Lowering of a step program to the work items of one GPU, for given rows of every replica on it.
 //!
-//! Instructions are taken in order, each for every replica, so that a collective finds what it adds
-//! already there.
+//! Instructions are lowered in order, each for every replica, so that the operands of a collective
+//! are complete on all replicas.
 
 mod allreduce_schedule;
 mod analysis;
@@ -32,14 +32,14 @@ use std::collections::HashMap;
 /// A replica on this GPU, and its part of the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Replica {
-    /// Its number on this GPU.
+    /// Its index on this GPU.
     pub local: usize,
     pub rows: usize,
     /// Its first row in the global batch.
     pub first_row: usize,
 }
 
-/// What is to be lowered.
+/// The input of a lowering.
 pub(crate) struct Request<'a> {
     pub program: &'a Program,
     pub layout: &'a Layout,
@@ -47,17 +47,17 @@ pub(crate) struct Request<'a> {
     pub replicas: &'a [Replica],
     /// Rows of the global batch.
     pub rows: usize,
-    /// Where each fetch begins in its block.
+    /// Byte offset of each fetch in its block.
     pub fetches: &'a [usize],
-    /// Under gradient accumulation, whether this step applies the sum.
+    /// With gradient accumulation, whether this step applies the sum.
     pub accumulate: Option<bool>,
-    /// Where its rows come from, if not from the host.
+    /// The resident dataset that its rows come from; from the host if `None`.
     pub from: Option<FromTable<'a>>,
-    /// Whether there are other GPUs to add with.
+    /// Whether it reduces across GPUs.
     pub joined: bool,
 }
 
-/// The work_items of a step, and its bytes of scratch memory and of counters.
+/// Lowers a step. Returns its plan, and its bytes of scratch memory and of counters.
 pub(crate) fn lower(request: &Request<'_>) -> (Plan, (usize, usize)) {
     let mut l = Lowering {
         request,
@@ -100,16 +100,16 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, (usize, usize)) {
 
 struct Lowering<'a> {
     request: &'a Request<'a>,
-    /// The instruction under way.
+    /// The current instruction.
     at: usize,
     work_items: Vec<WorkItem>,
     scratch: Vec<Scratch>,
     aliases: Aliases,
     tapes: Tapes,
-    /// Weights in the library's order and the type of its operands, by address.
+    /// Weights in the library's layout and the type of its operands, by address.
     packed: HashMap<(Ptr, Elem), Ptr>,
     copies: Vec<CopyOp>,
-    /// With the type the library gave them.
+    /// Filter gradients to convert back, with the type in which the library wrote them.
     unpacks: Vec<(Filters, Elem)>,
     small_tapes: Vec<SmallTape>,
     sums: Vec<RowSum>,
@@ -140,7 +140,7 @@ impl Lowering<'_> {
         0..self.request.replicas.len()
     }
 
-    /// Whether there is no other replica anywhere.
+    /// Whether this is the only replica in all processes.
     fn alone(&self) -> bool {
         self.request.program.options().mesh.devices == 1 && !self.request.joined
     }
@@ -190,8 +190,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Before an instruction: its operands are where they are, and where its result goes nothing else
-    /// is read any more.
+    /// Begins an instruction: resolves its operands, and drops aliases that its result overwrites.
     fn enter(&mut self, instr: &Instr) {
         let (inputs, output) = match instr {
             Instr::Compute { inputs, output, .. } => (&inputs[..], output),
@@ -221,7 +220,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A work of launches, with operands and result as what it touches.
+    /// A work item of launches that reads `x` and writes `y`.
     fn launches(
         &mut self,
         replica: usize,

@@ -1,4 +1,4 @@
-//! Batch norms.
+//! Batch normalisation.
 
 use super::Lowering;
 use crate::launch::Ptr;

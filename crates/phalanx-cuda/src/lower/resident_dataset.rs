@@ -1,5 +1,5 @@
-//! A step on samples that the GPU keeps: it takes what it is told from a list, and leaves what it
-//! fetched in another.
+//! A step on a resident dataset: it reads its inputs from the step list, and writes its fetches to
+//! a list of results.
 
 use super::Lowering;
 use crate::inputs::INPUT_BYTES;
@@ -7,7 +7,7 @@ use crate::launch::{Arg, Block, Launch, Ptr, Span, Word};
 use crate::resident_dataset::{StepLayout, Table};
 use crate::work_item::{Task, WorkItem};
 
-/// Where a step's rows come from.
+/// The source of a step's rows.
 #[derive(Clone, Copy)]
 pub(crate) struct FromTable<'a> {
     pub table: &'a Table,
@@ -17,13 +17,13 @@ pub(crate) struct FromTable<'a> {
     pub fetch_bytes: usize,
 }
 
-/// A replica's whole list: its length is the executor's business.
+/// A replica's whole step list. Only the executor knows its length.
 fn list(replica: usize) -> Span {
     Span::whole(Ptr::new(replica, Block::StepList, 0), usize::MAX >> 1)
 }
 
 impl Lowering<'_> {
-    /// The first work of each replica: its feeds.
+    /// The first work item of each replica: it fills the feeds.
     pub(super) fn load_step_input(&mut self, from: &FromTable<'_>) {
         for r in self.request.replicas {
             let (local, feeds) =
@@ -61,8 +61,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// The last work of each replica: what it fetched. Whatever reads a step's head comes behind what
-    /// writes it.
+    /// The last work item of each replica: it stores the fetches. Items that read a step's head run
+    /// after the one that writes it.
     pub(super) fn store_results(&mut self, from: &FromTable<'_>) {
         for work in &mut self.work_items[self.request.replicas.len()..] {
             let head =

@@ -1,5 +1,5 @@
-//! Sums over few rows, put off until there are many: bias gradients, losses, metrics. Columns that
-//! were only joined to be summed are summed where they lie.
+//! Batching of sums over few rows: bias gradients, losses, metrics. Columns that were concatenated
+//! only to be summed are summed in place.
 
 use super::analysis::{FusionFacts, only_read_by, survives};
 use super::{Lowering, tasks};
@@ -9,10 +9,10 @@ use crate::work_item::WorkItem;
 use phalanx_graph::Op;
 use phalanx_graph::program::{Instr, Program, ValueId};
 
-/// Rows that one block sums in little time.
+/// Maximum rows of a batched sum: one block sums them quickly.
 const MAX_BATCHED_ROWS: usize = 512;
 
-/// Columns that are worth a place among others.
+/// Maximum columns of a batched sum.
 const MAX_BATCHED_COLUMNS: usize = 4096;
 
 fn reads(s: &RowSum) -> Span {
@@ -29,7 +29,7 @@ fn writes(s: &RowSum) -> Span {
 }
 
 impl FusionFacts {
-    /// `copy, copy, sum_rows`: columns joined for nothing else.
+    /// `copy, copy, sum_rows`: columns concatenated only for this sum.
     pub(super) fn find_joined(&mut self, program: &Program, at: usize, joined: ValueId) {
         let whole = program.value(joined);
         let mut parts = vec![];
@@ -57,7 +57,7 @@ impl FusionFacts {
 }
 
 impl Lowering<'_> {
-    /// Puts off a sum over rows, unless it is too large for that.
+    /// Defers a sum over rows. Returns false if it is too large for that.
     pub(super) fn sum_rows(&mut self, replica: usize, x: ValueId, y: ValueId) -> bool {
         let rows = self.request.replicas[replica].rows;
         let (from, to) = (self.operand(replica, x), self.operand(replica, y));
@@ -84,7 +84,7 @@ impl Lowering<'_> {
         true
     }
 
-    /// Sums are done before anything else that was put off.
+    /// Deferred sums run before all other deferred operations.
     fn defer_sum(&mut self, sum: RowSum) {
         let (from, to) = (reads(&sum), writes(&sum));
         if self.overlaps_sums(&[from], &[to]) {
@@ -94,7 +94,7 @@ impl Lowering<'_> {
         self.sums.push(sum);
     }
 
-    /// Whether a work that reads and writes these spans must come behind a sum.
+    /// Whether an item that reads and writes these spans must run after a deferred sum.
     pub(super) fn overlaps_sums(&self, read: &[Span], written: &[Span]) -> bool {
         self.sums.iter().any(|s| {
             let (from, to) = (reads(s), writes(s));
@@ -103,7 +103,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// Does the sums that were put off, in one launch.
+    /// Flushes the deferred sums in one launch.
     pub(super) fn flush_sums(&mut self) {
         let sums = std::mem::take(&mut self.sums);
         if sums.is_empty() {
@@ -125,7 +125,7 @@ mod tests {
     use phalanx_graph::ops::Binary;
     use phalanx_graph::{DType, Fetch, Graph, Mesh, Options, Scope, Step, Type};
 
-    /// The step that sums an accuracy and its weights.
+    /// A step that sums an accuracy and its weights.
     fn accuracy() -> Program {
         let mut g = Graph::new();
         let int = Type { dtype: DType::I32, ..Type::rows([]) };
