@@ -1,6 +1,6 @@
-//! Which engine computes a convolution, and which algorithm a product: the fastest of those the
-//! libraries propose, measured once and kept on disk, so that the same machine takes the same one ever
-//! after.
+//! Selection of engines for convolutions and algorithms for matrix products. The fastest proposal
+//! of the libraries is measured once and cached on disk, so that the same machine always makes the
+//! same choice.
 
 use crate::cache;
 use crate::cudnn::{ConvPlan, Cudnn};
@@ -11,22 +11,22 @@ use crate::work_item::{Conv, Gemm, Matrix};
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
-/// Proposals that are measured.
+/// Maximum proposals to measure.
 const MAX_MEASURED_PROPOSALS: usize = 10;
 
-/// Runs of each that count.
+/// Timed runs of each proposal.
 const TIMED_RUNS: usize = 5;
 
-/// More workspace than this is not given to any convolution.
+/// Upper limit of a convolution's workspace, in bytes.
 const MAX_WORKSPACE: usize = 1 << 30;
 
-/// This much is given to every one.
+/// Workspace that every convolution may use, in bytes.
 const MIN_WORKSPACE: usize = 64 << 20;
 
-/// And so many times the bytes of its operands and result.
+/// Additional workspace per byte of the operands and the result.
 const WORKSPACE_PER_OPERAND_BYTE: usize = 8;
 
-/// The most workspace that a convolution is given.
+/// Maximum workspace of a convolution, in bytes.
 pub(crate) fn max_workspace(conv: &Conv) -> usize {
     let g = &conv.geom;
     let images = |[h, w, c]: [usize; 3], elem: Elem| conv.rows * h * w * c * elem.bytes();
@@ -38,8 +38,8 @@ pub(crate) fn max_workspace(conv: &Conv) -> usize {
         .min(MAX_WORKSPACE)
 }
 
-/// The plan of a convolution; nothing where no engine takes it. `at` are the addresses of its
-/// operands, whose result may be overwritten.
+/// The plan of a convolution, or `None` if no engine supports it. `at` are the addresses of its
+/// operands; the result may be overwritten.
 pub(crate) fn choose(
     cudnn: &Cudnn,
     conv: &Conv,
@@ -81,7 +81,7 @@ pub(crate) fn choose(
             best = Some((seconds, index, plan));
         }
     }
-    // Another process may have measured as well: the first one's choice is everybody's.
+    // Another process may have measured too: all use the first choice that was stored.
     if let Some(plan) = known() {
         return Ok(Some(plan));
     }
@@ -93,7 +93,7 @@ pub(crate) fn choose(
     Ok(Some(plan))
 }
 
-/// Says of a shape, once, that a plain kernel computes it and why.
+/// Warns once per shape that the fallback kernel computes it, and why.
 fn warn_once(conv: &Conv, why: &str) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let shape = format!("{:?} of {} rows, {:?}", conv.pass, conv.rows, conv.geom);
@@ -103,17 +103,17 @@ fn warn_once(conv: &Conv, why: &str) {
     }
 }
 
-/// Writes down what was chosen.
+/// Stores a choice in the cache.
 pub(crate) fn keep(key: &str, index: usize) {
     cache::write("plans", key, index.to_string().as_bytes());
 }
 
-/// What was chosen before.
+/// Reads a choice from the cache.
 pub(crate) fn kept(key: &str) -> Option<usize> {
     String::from_utf8(cache::read("plans", key)?).ok()?.parse().ok()
 }
 
-/// Seconds of a run, the least of several.
+/// Seconds per run: the minimum of several.
 fn measure(cudnn: &Cudnn, plan: &ConvPlan, at: [u64; 3], stream: &Stream) -> Result<f64> {
     let workspace = DeviceBuffer::new(plan.workspace)?;
     let (start, end) = (Event::timed()?, Event::timed()?);
@@ -129,7 +129,8 @@ fn measure(cudnn: &Cudnn, plan: &ConvPlan, at: [u64; 3], stream: &Stream) -> Res
     Ok(least)
 }
 
-/// Names a convolution, its precision, the GPU and the library; the addresses count by their alignment.
+/// Cache key of a convolution, its precision, the GPU and the library. Of the addresses, only their
+/// alignment counts.
 fn key(conv: &Conv, tf32: bool, gpu: &str) -> String {
     let version = version(Lib::Cudnn);
     let images = |x: &crate::work_item::Images| (x.elem, x.ld, x.at.offset.trailing_zeros().min(4));
@@ -138,7 +139,7 @@ fn key(conv: &Conv, tf32: bool, gpu: &str) -> String {
     digest(&format!("{gpu} {version} {pass:?} {rows} {geom:?} {parts:?}"))
 }
 
-/// Names a product, as [`key`] does a convolution.
+/// Cache key of a product, like [`key`].
 pub(crate) fn gemm_key(gemm: &Gemm, tf32: bool, gpu: &str) -> String {
     let version = version(Lib::CublasLt);
     let matrix = |m: &Matrix| (m.elem, m.ld, m.transposed, m.at.alignment());

@@ -1,4 +1,4 @@
-//! A GPU that carries out steps: memory, compiled kernels, library plans, captured graphs.
+//! A real GPU: memory, compiled kernels, library plans, captured graphs.
 
 mod capture;
 mod kernels;
@@ -30,10 +30,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use transfers::{Head, Staging};
 
-/// The stream of sums over GPUs, behind the others.
+/// The stream of all-reduces, after the others.
 const REDUCE_STREAM: usize = STREAMS;
 
-/// A task with everything resolved.
+/// A task with all addresses and plans resolved.
 enum Ready {
     Launch { function: Function, grid: [u32; 3], threads: u32, shared: u32, args: Vec<u64> },
     Gemm { plan: GemmPlan, at: [u64; 3], key: String },
@@ -42,19 +42,19 @@ enum Ready {
     Reduce(Vec<Sum>),
 }
 
-/// A step made ready.
+/// A prepared step.
 struct Prepared {
-    /// Nothing before it is captured.
+    /// `None` until it is captured.
     graph: Option<Graph>,
-    /// Several of them, one behind the other.
+    /// Several replays of the step in one graph.
     many: Option<Graph>,
-    /// What the graphs' nodes refer to, and where they run.
+    /// The operations that the graphs refer to, and their streams.
     ready: Vec<Vec<Ready>>,
     slots: Vec<StreamSlot>,
     _tables: DeviceBuffer,
 }
 
-/// Whatever else this process does on its GPUs would spoil a step that is being captured.
+/// Other GPU calls of this process would invalidate a capture in progress.
 static CAPTURE: RwLock<()> = RwLock::new(());
 
 /// Held while a step is captured.
@@ -62,7 +62,7 @@ fn capturing() -> RwLockWriteGuard<'static, ()> {
     CAPTURE.write().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Held while anything else is done.
+/// Held during all other GPU calls.
 fn working() -> RwLockReadGuard<'static, ()> {
     CAPTURE.read().unwrap_or_else(|e| e.into_inner())
 }
@@ -75,26 +75,27 @@ pub(crate) struct Gpu {
     cublas: Option<Cublas>,
     blocks: BTreeMap<(usize, Block), DeviceBuffer>,
     workspaces: Vec<DeviceBuffer>,
-    /// Workspaces that were too small, each with how many steps there were then: these may use it.
+    /// Outgrown workspaces, each with the number of steps at that time: those steps may still use
+    /// it.
     retired: Vec<(usize, DeviceBuffer)>,
     staging: Vec<Staging>,
-    /// Which of them is filled next.
+    /// Index of the staging area to fill next.
     next: usize,
     heads: Vec<Head>,
     list_upload: StepListUpload,
-    /// Passed once everything started is done.
+    /// Recorded after the last started step.
     done: Event,
     fetched: Vec<PinnedBuffer>,
     streams: Vec<Stream>,
     copies: Stream,
     name: String,
-    /// What it is called, to tell GPUs of one machine from those of another.
+    /// Product name, which identifies the model in cached measurements.
     model: String,
     /// Whether products of 32-bit floats may be rounded for the tensor cores.
     tf32: bool,
-    /// What it adds with other GPUs through.
+    /// Membership in a group of GPUs that reduce with each other, if any.
     link: Option<Link>,
-    /// Dropped last: the rest belongs to it.
+    /// Dropped last, because the other fields depend on it.
     context: Context,
 }
 
@@ -242,7 +243,7 @@ impl Gpu {
         }
     }
 
-    /// Grows each stream's workspace to what its tasks need.
+    /// Grows each stream's workspace to the size that its tasks need.
     fn grow_workspaces(
         &mut self,
         ready: &[Vec<Ready>],
@@ -263,7 +264,7 @@ impl Gpu {
         each.into_iter().try_for_each(|(stream, bytes)| self.grow_workspace(stream, bytes))
     }
 
-    /// Puts all works into their streams, with their waits.
+    /// Issues all work items to their streams, with their waits.
     fn record(&self, ready: &[Vec<Ready>], slots: &[StreamSlot]) -> Result<()> {
         let main = &self.streams[0];
         let fork = Event::new()?;
@@ -296,7 +297,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Compiles a step's kernels, chooses its plans and finds its addresses.
+    /// Compiles a step's kernels, selects its library plans and resolves its addresses.
     fn resolve(&mut self, plan: &Plan) -> Result<(Vec<Vec<Ready>>, Tables)> {
         let _working = working();
         self.context.enter()?;
@@ -433,7 +434,7 @@ impl Drop for Gpu {
     fn drop(&mut self) {
         let _working = working();
         self.context.enter().ok();
-        // Freed here, while nobody captures.
+        // Free them here, while no capture is in progress.
         self.steps.clear();
         self.link = None;
         self.kernels.clear();

@@ -1,5 +1,6 @@
-//! Elementwise tapes as CUDA source: a function for each distinct tape, and a kernel for each way its
-//! operands layout in memory. What divides is a constant of the source, so that no kernel divides.
+//! Elementwise tapes as CUDA source: one device function per distinct tape, and one kernel for each
+//! memory layout of its operands. Divisors are constants of the source, so the kernels need no
+//! division.
 
 use crate::launch::{Elem, Launch, MAX_BLOCKS, Ptr, Source, Word};
 use crate::lowering_context::{LowerCtx, Operand};
@@ -8,27 +9,27 @@ use phalanx_graph::program::ValueId;
 use std::collections::HashMap;
 use std::fmt::Write;
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: usize = 256;
 
-/// Elements a block of a grouped launch has at most, where that takes few blocks.
+/// Maximum elements per block of a grouped launch, as long as that needs few blocks.
 pub(crate) const MAX_GROUPED_LEN: usize = 4096;
 
 /// The kernels of a program's tapes.
 #[derive(Default)]
 pub(crate) struct Tapes {
-    /// Names by what stands behind them.
+    /// Names by definition.
     names: HashMap<String, String>,
     source: String,
 }
 
 impl Tapes {
-    /// Everything registered so far, behind `kernels/prelude.cuh`.
+    /// The source of all kernels registered so far. `kernels/prelude.cuh` must precede it.
     pub fn source(&self) -> String {
         self.source.clone()
     }
 
-    /// Adds `head name body` to the source unless it is there already; its name.
+    /// Adds `head name body` to the source unless it exists. Returns its name.
     pub fn add(&mut self, prefix: &str, head: &str, body: &str) -> String {
         let key = format!("{head} {body}");
         if let Some(name) = self.names.get(&key) {
@@ -129,25 +130,25 @@ fn binary(b: Binary, l: &str, r: &str) -> String {
     }
 }
 
-/// How an operand lies in memory, as far as the kernel differs by it.
+/// The properties of an operand's memory layout that select the kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct OperandLayout {
     elem: Elem,
-    /// Its pixels' distance, where they are apart.
+    /// Distance between pixels, if they are not contiguous.
     ld: Option<usize>,
-    /// Whether vectors of it can be read at once.
+    /// Whether vector loads are possible.
     aligned: bool,
 }
 
-/// How a kernel's operands layout in memory.
+/// A kernel for a specific memory layout of the operands.
 struct KernelVariant {
     inputs: Vec<OperandLayout>,
     output: OperandLayout,
     /// Elements of a pixel.
     width: usize,
-    /// Elements a thread takes at once.
+    /// Elements that a thread processes at once.
     vector: usize,
-    /// Whether the elements are too many for 32-bit numbers.
+    /// Whether indices need 64 bits.
     long: bool,
 }
 
@@ -181,7 +182,7 @@ impl KernelVariant {
         }
     }
 
-    /// Where element `e` of a whole operand lies.
+    /// The index of element `e` of an operand.
     fn place(&self, layout: &OperandLayout) -> String {
         match layout.ld {
             None => "e".into(),
@@ -189,7 +190,7 @@ impl KernelVariant {
         }
     }
 
-    /// Statements that fill `v{i}` with operand `i` of the elements from `e` on.
+    /// Statements that load operand `i` of the elements from `e` on into `v{i}`.
     fn load(&self, i: usize, access: Access) -> String {
         let v = self.vector;
         let each = |at: &str| format!("EVERY({v}) v{i}[k] = ld(x{i} + {at});");
@@ -208,7 +209,7 @@ impl KernelVariant {
         format!("        float v{i}[{v}]; {body}\n")
     }
 
-    /// Loads, the tape, the store, for the elements from `e` on.
+    /// Loads, the tape and the store, for the elements from `e` on.
     fn step(&self, tape: &Tape, function: &str) -> String {
         let v = self.vector;
         let loads: String = (0..self.inputs.len()).map(|i| self.load(i, tape.inputs[i])).collect();
@@ -242,7 +243,7 @@ impl KernelVariant {
         )
     }
 
-    /// A kernel over a table: for every instance its length, operands and result.
+    /// A kernel over a table: length, operands and result of every instance.
     fn grouped_body(&self, tape: &Tape, function: &str) -> String {
         let (index, v, words) = (self.index(), self.vector, self.inputs.len() + 2);
         let at =
@@ -273,7 +274,7 @@ fn launch(kernel: String, blocks: usize) -> Launch {
     Launch { source: Source::Tapes, kernel, grid, threads, shared: 0, args: vec![] }
 }
 
-/// A tape over the elements of `y`, which may take over an operand that is read whole.
+/// A tape over the elements of `y`, which may overwrite an operand that is read element by element.
 pub(crate) fn fused(
     cx: &mut LowerCtx<'_>,
     tapes: &mut Tapes,
@@ -293,14 +294,14 @@ pub(crate) fn fused(
     vec![launch.arg(y.ptr).arg(y.len)]
 }
 
-/// Many instances of one tape over small contiguous values, none of which needs another's result,
-/// in one launch for each way they layout in memory.
+/// Many independent instances of one tape over small contiguous values, in one launch for each
+/// memory layout.
 pub(crate) fn fused_many(
     tapes: &mut Tapes,
     tape: &Tape,
     instances: &[(Vec<Operand>, Operand)],
 ) -> Vec<Launch> {
-    // Kernels in the order they first appear, with their rows of the table.
+    // Kernels in order of first use, with their rows of the table.
     let mut groups: Vec<(String, usize, Vec<Word>)> = vec![];
     let words = tape.inputs.len() + 2;
     for (x, y) in instances {
@@ -387,7 +388,7 @@ mod tests {
         let others =
             [kernel(Access::Full, 192), kernel(Access::Suffix(96), 96), kernel(Access::Scalar, 96)];
         assert!(others.iter().all(|k| *k != first));
-        // One function serves them all but for what the tapes differ in: nothing.
+        // The tapes compute the same, so they share one function.
         assert_eq!(tapes.source().matches("__forceinline__").count(), 1);
     }
 
@@ -483,7 +484,7 @@ mod tests {
                 let want: Vec<f64> = (0..n).map(|e| f64::from(x[e] + read(e))).collect();
                 close(&format!("{access:?} {width} {gap}"), &harness.get(y), &want, 0.0);
             }
-            // The result may take over what is read whole.
+            // The result may overwrite an operand that is read element by element.
             let id = harness.whole(&[width], &other[2]);
             let tape = add(Access::Suffix(width));
             let step = harness.prepare(|cx, tapes| fused(cx, tapes, &tape, &[input, id], input));

@@ -1,4 +1,4 @@
-//! A step's way into a graph, and GPUs that do it together.
+//! Capture of a step as a graph, synchronised across GPUs.
 
 use super::{Gpu, REDUCE_STREAM, Ready, capturing, working};
 use crate::device::StepId;
@@ -11,7 +11,7 @@ use phalanx_graph::process_group::{PeerError, ProcessGroup};
 use std::sync::Arc;
 
 impl Gpu {
-    /// Has GPUs add with each other from now on, and with those of other processes.
+    /// Forms a group of GPUs that reduce with each other, and with those of other processes.
     pub fn join(
         gpus: &mut [Gpu],
         peers: Option<&Arc<dyn ProcessGroup>>,
@@ -30,7 +30,7 @@ impl Gpu {
                 JoinError::Local(failure) => failed(failure),
                 JoinError::Timeout(message) | JoinError::PeerLost(PeerError { message, .. }) => {
                     match peers {
-                        // It knows by itself who is gone.
+                        // The process group knows which peer is lost.
                         Some(peers) => ExecError::Peer { step: 0, peer: peers.diagnose(message) },
                         None => peer_timeout(message),
                     }
@@ -61,8 +61,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// Makes a step's sums over GPUs once: the library connects them when it first has to, which it must
-    /// not while it is captured. What is added is made anew in every step.
+    /// Warms up a step's all-reduces: NCCL connects the GPUs on first use, which must not happen
+    /// during a capture. Every step recomputes the reduced values.
     fn rehearse(&self, ready: &[Vec<Ready>]) -> Result<()> {
         let sums = ready.iter().flatten().filter(|task| matches!(task, Ready::Reduce(_)));
         sums.into_iter().try_for_each(|task| self.issue(task, REDUCE_STREAM))?;
@@ -71,7 +71,7 @@ impl Gpu {
         self.wait(&event)
     }
 
-    /// Waits for the step under way, unless another GPU fails in it.
+    /// Waits for the step in flight. Fails if another GPU fails.
     pub(super) fn wait_for_others(&self) -> Result<()> {
         if self.link.is_none() {
             return Ok(());
@@ -80,13 +80,13 @@ impl Gpu {
         self.wait(&self.done)
     }
 
-    /// Waits until an event has passed, unless another GPU fails in front of it, or those of other
-    /// processes do not come.
+    /// Waits for an event. Fails if another GPU fails first, or those of other processes do not
+    /// respond.
     fn wait(&self, event: &Event) -> Result<()> {
         self.link.as_ref().map_or_else(|| event.synchronize(), |link| link.wait(event))
     }
 
-    /// Fails where another GPU has.
+    /// Fails if another GPU has failed.
     pub(super) fn check_others(&self) -> Result<()> {
         self.link.as_ref().map_or(Ok(()), nccl::Link::check)
     }

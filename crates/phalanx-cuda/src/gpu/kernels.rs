@@ -1,4 +1,4 @@
-//! Compiled kernels, and the constant tables that launches hand them.
+//! Compiled kernels, and the constant tables of launches.
 
 use super::Gpu;
 use crate::device::Plan;
@@ -17,7 +17,7 @@ pub(super) struct Function(pub CUfunction);
 // SAFETY: functions belong to a module of the same owner.
 unsafe impl Send for Function {}
 
-/// What tells kernels of the same name apart: those of tapes are each plan's own.
+/// Distinguishes kernels of the same name: each plan has its own tape kernels.
 #[derive(Clone, Copy)]
 pub(super) struct Texts {
     tapes: u64,
@@ -54,7 +54,7 @@ impl Kernels {
         found.copied().ok_or_else(|| Failure(format!("{} was not compiled", launch.kernel)))
     }
 
-    /// Compiles the kernels that are not there yet, source by source.
+    /// Compiles missing kernels, source by source.
     pub fn compile<'a>(
         &mut self,
         texts: Texts,
@@ -100,14 +100,14 @@ impl Kernels {
         Ok(())
     }
 
-    /// Unloads all of them.
+    /// Unloads all kernels.
     pub fn clear(&mut self) {
         self.functions.clear();
         self.modules.clear();
     }
 }
 
-/// The tables of a step, one behind the other.
+/// The tables of a step, stored consecutively.
 pub(super) struct Tables {
     pub buffer: DeviceBuffer,
     used: usize,
@@ -119,7 +119,8 @@ impl Tables {
         let words: usize = tasks
             .map(|task| match task {
                 Task::Launch(l) => l.args.iter().map(table_words).sum(),
-                // Where the library does not take it, a kernel of our own gets its geometry.
+                // If cuDNN does not support it, the fallback kernel receives its geometry in a
+                // table.
                 Task::Conv(_) => fallback::TABLE_WORDS,
                 _ => 0,
             })

@@ -1,23 +1,23 @@
-//! Seconds of what a step does, each part as a replayed graph runs it.
+//! Measurement of a step's work items, each replayed as a graph.
 
 use super::{Gpu, Ready, capturing};
 use crate::device::StepId;
 use crate::driver::{DeviceBuffer, Event, Graph, Result};
 use phalanx_graph::exec::ExecError;
 
-/// How often tasks follow themselves while they are measured.
+/// Repetitions of the tasks in a measured graph.
 const REPEATS: usize = 20;
 
 impl Gpu {
-    /// Seconds of each work of a step when it follows itself; nothing for sums over GPUs, as the others are not
-    /// asked.
+    /// Seconds per run of each work item when repeated. `None` for all-reduces, because other GPUs
+    /// do not take part.
     pub(super) fn measure_step(
         &mut self,
         step: StepId,
     ) -> std::result::Result<Vec<Option<f64>>, ExecError> {
         let _capturing = capturing();
         self.context.enter().map_err(|e| self.failed(e))?;
-        // Steps may have been slots in any stream: one workspace must do for all.
+        // Steps may have run on any stream, so one workspace must suffice for all.
         let room = self.workspaces.iter().map(DeviceBuffer::bytes).max().unwrap_or(0);
         self.grow_workspace(0, room)?;
         self.measure_works(step).map_err(|e| self.failed(e))
@@ -31,7 +31,7 @@ impl Gpu {
         self.prepared(step)?.ready.iter().map(seconds).collect()
     }
 
-    /// Seconds of tasks that follow themselves, the least of several runs.
+    /// Seconds per run of repeated tasks: the minimum of several measurements.
     pub(super) fn measure_tasks(&self, tasks: &[Ready]) -> Result<f64> {
         let main = &self.streams[0];
         let (start, end) = (Event::timed()?, Event::timed()?);

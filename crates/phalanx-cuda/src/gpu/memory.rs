@@ -1,4 +1,4 @@
-//! A GPU's blocks of memory.
+//! The memory blocks of a GPU.
 
 use super::transfers::Staging;
 use super::{Gpu, working};
@@ -7,7 +7,7 @@ use crate::launch::{Block, Ptr};
 use crate::plan::WORKSPACES;
 use phalanx_graph::exec::ExecError;
 
-/// Whether a block's bytes mean something between two steps.
+/// Whether a block's content outlives a step.
 fn lasts(block: Block) -> bool {
     match block {
         Block::Params
@@ -27,8 +27,9 @@ fn lasts(block: Block) -> bool {
 }
 
 impl Gpu {
-    /// Gives a block at least so many bytes; whether it moved. What outlives a step survives; of the rest the
-    /// old bytes are given up first, so that the GPU need not hold both.
+    /// Grows a block to at least `bytes`. Returns whether it was relocated. Content that outlives a
+    /// step is preserved. Other blocks are freed before the new allocation, so that the GPU need
+    /// not hold both.
     pub(super) fn grow(&mut self, replica: usize, block: Block, bytes: usize) -> Result<bool> {
         let _working = working();
         self.context.enter()?;
@@ -55,7 +56,8 @@ impl Gpu {
         Ok(moved)
     }
 
-    /// Gives a stream's workspace at least so many bytes. Steps that were captured with the old one keep it.
+    /// Grows a stream's workspace to at least `bytes`. Steps captured with the old workspace keep
+    /// it.
     pub(super) fn grow_workspace(
         &mut self,
         stream: usize,
@@ -71,15 +73,16 @@ impl Gpu {
         Ok(())
     }
 
-    /// Frees the workspaces whose steps are all forgotten. Nothing is captured meanwhile.
+    /// Frees workspaces that no step uses any more. No capture may be in progress.
     pub(super) fn free_retired(&mut self) {
         let steps = &self.steps;
         self.retired.retain(|(used_by, _)| steps[..*used_by].iter().any(Option::is_some));
     }
 
-    /// An allocation that failed; what there is counts what this GPU's steps hold already.
+    /// The error for a failed allocation. The available memory includes what this GPU's steps
+    /// already hold.
     pub(super) fn refused(&self, e: Failure, wanted: usize, purpose: &str) -> ExecError {
-        // Pinned memory is the host's.
+        // Pinned memory is host memory.
         if !e.0.contains("OUT_OF_MEMORY") || e.0.contains("cuMemHostAlloc") {
             return self.failed(e);
         }

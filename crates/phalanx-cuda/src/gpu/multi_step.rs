@@ -1,4 +1,4 @@
-//! Steps that are started together: the host says beforehand what each of them is told.
+//! Several steps per launch: the host uploads the inputs of all of them beforehand.
 
 use super::{Gpu, Prepared, capturing, working};
 use crate::device::{ArgLists, StepId};
@@ -6,14 +6,14 @@ use crate::driver::{Event, Failure, Graph, PinnedBuffer, Result, cu};
 use crate::launch::Block;
 use crate::resident_dataset::MAX_STEPS_PER_LAUNCH;
 
-/// Most works of steps that are launched together: more gain nothing, and take long to make ready.
+/// Maximum work items per launch. More gain nothing, and take long to capture.
 const MAX_WORK_ITEMS: usize = 1024;
 
-/// ArgLists on their way to the GPU.
+/// Step lists in transfer to the GPU.
 pub(super) struct StepListUpload {
-    /// By replica.
+    /// Per replica.
     lists: Vec<PinnedBuffer>,
-    /// Passed once they are there.
+    /// Recorded after the transfer.
     arrived: Event,
 }
 
@@ -32,7 +32,7 @@ impl Prepared {
         self.graph.as_ref().ok_or_else(|| Failure("a step was not captured".into()))
     }
 
-    /// How many of this step are launched together.
+    /// Steps of this kind per launch.
     pub fn steps_per_launch(&self) -> usize {
         (MAX_WORK_ITEMS / self.ready.len().max(1)).clamp(1, MAX_STEPS_PER_LAUNCH)
     }
@@ -44,8 +44,8 @@ impl Gpu {
         found.ok_or_else(|| Failure(format!("there is no step {}", step.0)))
     }
 
-    /// Captures as many of a step as are launched together, once. GPUs that add with each other would
-    /// have to agree on it.
+    /// Captures a graph of several steps, if there is none yet. GPUs that reduce with each other
+    /// would have to agree on the number.
     fn capture_many(&mut self, step: StepId) -> Result<()> {
         let prepared = self.prepared(step)?;
         let steps = prepared.steps_per_launch();

@@ -1,12 +1,11 @@
-//! Which algorithm computes a product: the fastest of those proposed, each measured as a replayed graph
-//! runs it.
+//! Selection of algorithms for matrix products: the fastest proposal, each replayed as a graph.
 
 use super::{Gpu, Ready, capturing};
 use crate::autotune;
 use phalanx_graph::exec::ExecError;
 
 impl Gpu {
-    /// Chooses for every product of a step; what was measured before is kept.
+    /// Selects an algorithm for every product of a step. Cached measurements are reused.
     pub(super) fn tune_products(&mut self, ready: &mut [Vec<Ready>]) -> Result<(), ExecError> {
         let mut guard = None;
         for task in ready.iter_mut().flatten() {
@@ -22,7 +21,7 @@ impl Gpu {
             let key = key.clone();
             let best = self.fastest_product(task)?;
             let Ready::Gemm { plan, .. } = task else { continue };
-            // Another process may have measured as well: the first one's choice is everybody's.
+            // Another process may have measured too: all use the first choice that was stored.
             let index = autotune::kept(&key).unwrap_or(best);
             plan.choose(index);
             autotune::keep(&key, index);
@@ -30,7 +29,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// The number of the fastest proposal; the library's own choice where none can be measured.
+    /// Index of the fastest proposal, or the library's own choice if none can be measured.
     fn fastest_product(&mut self, task: &mut Ready) -> Result<usize, ExecError> {
         let mut best = (f64::INFINITY, 0);
         let Ready::Gemm { plan, .. } = &*task else { return Ok(0) };

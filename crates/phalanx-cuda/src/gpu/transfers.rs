@@ -1,4 +1,4 @@
-//! What a step is started with on its way to the GPU, and what it fetched on its way back.
+//! Transfers of a step's inputs to the GPU, and of its fetches back.
 
 use super::{Gpu, working};
 use crate::device::{MAX_STAGED_STEPS, StepId};
@@ -6,15 +6,15 @@ use crate::driver::{DeviceBuffer, Event, PinnedBuffer, Result, cu};
 use crate::inputs::INPUT_BYTES;
 use crate::launch::Block;
 
-/// A place for feeds on their way to the GPU.
+/// A staging area for feeds.
 pub(super) struct Staging {
-    /// By replica.
+    /// Per replica.
     host: Vec<PinnedBuffer>,
     device: Vec<DeviceBuffer>,
     bytes: usize,
-    /// Passed once they are on the GPU.
+    /// Recorded after the feeds have arrived on the GPU.
     arrived: Event,
-    /// Passed once the step has taken them.
+    /// Recorded after the step has consumed them.
     taken: Event,
 }
 
@@ -24,16 +24,16 @@ impl Staging {
         Ok(Staging { host, device, bytes, arrived: Event::new()?, taken: Event::new()? })
     }
 
-    /// What it holds of the GPU's memory.
+    /// The device memory that it holds.
     pub fn buffers(&self) -> &[DeviceBuffer] {
         &self.device
     }
 }
 
-/// A place for heads on their way to the GPU.
+/// A staging area for heads.
 pub(super) struct Head {
     host: PinnedBuffer,
-    /// Passed once all replicas have it.
+    /// Recorded after all replicas have received it.
     taken: Event,
 }
 
@@ -53,14 +53,14 @@ impl Gpu {
         let _working = working();
         self.context.enter()?;
         let place = &mut self.staging[self.next % MAX_STAGED_STEPS];
-        // What was here before must be on the GPU before it is written over.
+        // The previous content must have arrived before it is overwritten.
         place.arrived.synchronize()?;
         self.copies.wait(&place.taken)?;
         place.bytes = bytes;
         for replica in 0..replicas {
             if place.host.get(replica).is_none_or(|host| host.bytes() < bytes) {
                 place.taken.synchronize()?;
-                // The old ones are given up first, and both are there or neither.
+                // Free the old buffers first. Either both buffers exist, or neither.
                 place.host.truncate(replica);
                 place.device.truncate(replica);
                 let (host, device) = (PinnedBuffer::new(bytes)?, DeviceBuffer::new(bytes)?);
