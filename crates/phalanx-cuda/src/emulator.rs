@@ -1,8 +1,8 @@
-//! A GPU that the host plays, so that kernels and plans are tested where there is none. Kernels run
-//! thread by thread, products as plain loops. It looks for what a GPU would not tell: barriers that
-//! not all threads reach, writes outside of blocks, works that touch what they did not ask for,
-//! arguments of other types than the kernel's. With a seed, works, blocks and threads run in any
-//! order that is allowed.
+//! A GPU emulated on the host, to test kernels and plans without a GPU. Kernels run thread by
+//! thread, products as plain loops. The emulator detects errors that a GPU would not report:
+//! barriers that not all threads reach, writes outside of blocks, work items that access undeclared
+//! memory, and arguments whose types differ from the kernel's. With a seed, work items, blocks and
+//! threads run in a random valid order.
 
 mod all_reduce;
 mod inventory;
@@ -40,21 +40,21 @@ pub use crate::inputs::INPUT_BYTES;
 pub use inventory::KernelInventory;
 pub(crate) use mailbox::transport;
 
-/// Bytes of a thread's stack.
+/// Stack size of a thread, in bytes.
 const STACK: usize = 128 << 10;
 /// One per thread of a block, one to start from, one for the run itself.
 const STACKS: usize = 1024 + 2;
-/// Most dynamic shared memory of a block.
+/// Maximum dynamic shared memory of a block, in bytes.
 const MAX_SHARED: u32 = 227 << 10;
-/// Steps that tests start together.
+/// Steps per launch in tests.
 const STEPS_PER_LAUNCH: usize = 3;
-/// Bytes behind a block's shared memory.
+/// Guard bytes after a block's shared memory.
 const SHARED_GUARD: usize = 256;
 
-/// An executor with replicas on one emulated GPU.
+/// Creates an executor with replicas on one emulated GPU.
 ///
 /// # Errors
-/// Memory that cannot be had.
+/// There is not enough memory.
 pub fn executor(
     replicas: usize,
     seed: Option<u64>,
@@ -64,11 +64,11 @@ pub fn executor(
     Ok(Box::new(GpuExecutor::new(vec![(EmulatedGpu::new(seed), names)], params, None)?))
 }
 
-/// An executor with several emulated GPUs, so many replicas on each. A single one adds with itself, in
-/// the way of several.
+/// Creates an executor with several emulated GPUs; `replicas` is the number of replicas on each. A
+/// single GPU reduces with itself, on the same code path as several.
 ///
 /// # Errors
-/// Memory that cannot be had.
+/// There is not enough memory.
 pub fn joined_executor(
     replicas: &[usize],
     seed: Option<u64>,
@@ -77,10 +77,10 @@ pub fn joined_executor(
     open(names(replicas), true, seed, params, None)
 }
 
-/// As [`joined_executor`], with the GPUs of one process among others.
+/// Like [`joined_executor`], for the GPUs of one process of a cluster.
 ///
 /// # Errors
-/// Memory that cannot be had, or another process that was lost.
+/// There is not enough memory, or another process was lost.
 pub fn cluster_executor(
     replicas: &[usize],
     seed: Option<u64>,
@@ -95,8 +95,8 @@ fn names(replicas: &[usize]) -> Vec<Vec<String>> {
     each.map(|(gpu, n)| (0..*n).map(|part| format!("emulated:{gpu}/{part}")).collect()).collect()
 }
 
-/// An executor with an emulated GPU for each list of replicas; joined, they add with each other, and
-/// with those of other processes.
+/// Creates an executor with an emulated GPU for each list of replicas. If `joined`, they reduce
+/// with each other, and with those of other processes.
 pub(crate) fn open(
     replicas: Vec<Vec<String>>,
     joined: bool,
@@ -122,10 +122,10 @@ pub(crate) fn open(
     Ok(Box::new(GpuExecutor::new(devices, params, cluster)?))
 }
 
-/// An executor with replicas on one emulated GPU that has so many bytes of memory.
+/// Creates an executor with replicas on one emulated GPU with `memory` bytes of memory.
 ///
 /// # Errors
-/// Memory that cannot be had.
+/// There is not enough memory.
 pub fn small_executor(
     replicas: usize,
     memory: usize,
@@ -138,18 +138,18 @@ pub fn small_executor(
 
 static INSTALLED: OnceLock<Vec<GpuInfo>> = OnceLock::new();
 
-/// From now on this process finds so many emulated GPUs, and no others.
+/// Installs `gpus` emulated GPUs in place of the real ones of this process.
 pub fn install(gpus: usize) {
     let gpu = |index| GpuInfo { index, name: "emulated GPU".into(), memory: 1 << 30 };
     INSTALLED.get_or_init(|| (0..gpus).map(gpu).collect());
 }
 
-/// The emulated GPUs that take the place of real ones.
+/// The emulated GPUs that replace the real ones, if installed.
 pub(crate) fn installed() -> Option<&'static [GpuInfo]> {
     INSTALLED.get().map(Vec::as_slice)
 }
 
-/// What the emulated GPUs of several processes find each other by: another one each time.
+/// Creates a unique id by which the emulated GPUs of several processes find each other.
 pub(crate) fn make_id() -> NcclId {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let mut id = [0; 128];
@@ -157,7 +157,7 @@ pub(crate) fn make_id() -> NcclId {
     id
 }
 
-/// Where processes that have the same id meet.
+/// Objects that processes share, by id.
 struct Register<T>(OnceLock<Mutex<HashMap<NcclId, Weak<T>>>>);
 
 impl<T> Register<T> {
@@ -165,7 +165,7 @@ impl<T> Register<T> {
         Register(OnceLock::new())
     }
 
-    /// What is under this id, made by the first that asks.
+    /// The object with this id. The first caller creates it.
     fn find(&self, id: NcclId, make: impl FnOnce() -> T) -> Arc<T> {
         let held = self.0.get_or_init(Mutex::default).lock();
         let mut held = held.unwrap_or_else(PoisonError::into_inner);
@@ -181,26 +181,27 @@ impl<T> Register<T> {
 /// An emulated GPU.
 pub(crate) struct EmulatedGpu {
     memory: Memory,
-    /// Bytes of memory that it has.
+    /// Memory in bytes.
     capacity: usize,
-    /// Bytes of the copies of inputs that a GPU would hold, of each; and which is filled next.
+    /// Bytes of each staged copy of the inputs that a GPU would hold, and the index of the next
+    /// one.
     copies: [usize; MAX_STAGED_STEPS],
     next: usize,
-    /// Bytes that its streams' libraries may compute in.
+    /// Bytes of each stream's library workspace.
     workspaces: Vec<usize>,
     steps: Vec<Option<Step>>,
     stacks: Bytes,
     random: Option<Random>,
-    /// Counts the moves of blocks.
+    /// How often a block was relocated.
     moves: usize,
-    /// What it adds with others through, and which of them it is.
+    /// Membership in a group of GPUs that reduce with each other, if any.
     link: Option<Link>,
 }
 
-/// A step made ready.
+/// A prepared step.
 struct Step {
     plan: Plan,
-    /// For each work, the works that must be done before.
+    /// For each work item, the items that must run before it.
     before: Vec<Vec<usize>>,
     kernels: Kernels,
     moves: usize,
@@ -209,7 +210,7 @@ struct Step {
 type Kernels = BTreeMap<(Source, String), Arc<Kernel>>;
 
 impl EmulatedGpu {
-    /// Everything runs in the order written down; with a seed, in any order that is allowed.
+    /// Without a seed, everything runs in program order; with one, in a random valid order.
     pub fn new(seed: Option<u64>) -> EmulatedGpu {
         EmulatedGpu {
             memory: Memory::default(),
@@ -232,12 +233,12 @@ impl EmulatedGpu {
         }
     }
 
-    /// Bytes held non_block_bytes blocks.
+    /// Bytes held besides blocks.
     fn non_block_bytes(&self) -> usize {
         self.copies.iter().chain(&self.workspaces).sum()
     }
 
-    /// Fails where so many bytes are more than it has.
+    /// Fails if `held` exceeds the memory.
     fn check_capacity(&self, held: usize, wanted: usize, purpose: &str) -> Result<(), ExecError> {
         if held <= self.capacity {
             return Ok(());
@@ -288,9 +289,10 @@ impl EmulatedGpu {
             error_bytes: error.len(),
         };
         // SAFETY: the kernel's arguments were checked against its signature, and everything the
-        // launch points to lives on. What the kernel does with its pointers is what is tested here.
+        // launch points to outlives it. What the kernel does with its pointers is what is tested
+        // here.
         if unsafe { (kernel.run)(&launch) } == 0 {
-            // SAFETY: the message ends with zero.
+            // SAFETY: the message is zero-terminated.
             return Err(unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy().into_owned());
         }
         let used = (l.shared as usize).div_ceil(16);
@@ -301,7 +303,7 @@ impl EmulatedGpu {
     }
 }
 
-/// A launch's arguments in memory.
+/// The arguments of a launch, in memory.
 struct ArgBuffer {
     values: Vec<u64>,
     pointers: Vec<*mut std::ffi::c_void>,
@@ -343,7 +345,7 @@ fn table(memory: &Memory, words: &[Word]) -> Result<Vec<u64>, String> {
     words.iter().map(word).collect()
 }
 
-/// Fails unless a launch is one that a GPU takes and the kernel expects.
+/// Fails if a GPU would reject the launch, or its arguments do not match the kernel.
 fn check(memory: &Memory, l: &Launch, kernel: &Kernel) -> Result<(), String> {
     let letter = |arg: &Arg| match arg {
         Arg::Ptr(_) | Arg::Null | Arg::Table(_) => 'p',
@@ -366,7 +368,7 @@ fn check(memory: &Memory, l: &Launch, kernel: &Kernel) -> Result<(), String> {
     ArgBuffer::new(memory, l).map(|_| ()).map_err(|e| format!("{l}: {e}"))
 }
 
-/// Compiles what a plan launches. A file's kernels are compiled one by one, so that plans share
+/// Compiles the kernels of a plan. Kernels of files are compiled one by one, so that plans share
 /// them.
 fn kernels(plan: &Plan) -> Result<Kernels, String> {
     let source = |of: Source| nvrtc::source(of, &plan.tapes).map_err(|e| e.0);
@@ -455,7 +457,8 @@ impl GpuDevice for EmulatedGpu {
         Ok(StepId(self.steps.len() - 1))
     }
 
-    /// Nothing to capture; but GPUs that add with each other must all come here at the same time.
+    /// There is nothing to capture, but GPUs that reduce with each other must all call this at the
+    /// same time.
     fn capture(&mut self, _step: StepId) -> Result<(), ExecError> {
         let Some(link) = &self.link else { return Ok(()) };
         let met = link.group.add(link.rank, &mut self.memory, &[]);

@@ -1,5 +1,5 @@
-//! AllReduceGroup over emulated GPUs, in the order of their ranks. Those of several processes, which are threads
-//! here, meet by the id that one of them made.
+//! All-reduce over emulated GPUs, in the order of their ranks. Processes are threads here; they
+//! find each other by an id that one of them creates.
 
 use super::Register;
 use super::memory::Memory;
@@ -10,28 +10,28 @@ use crate::work_item::Part;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What a GPU brings to a sum: of each part the type and the numbers.
+/// The contribution of a GPU to an all-reduce: type and values of each part.
 type Contribution = Vec<(Elem, Vec<f64>)>;
 
-/// Where emulated GPUs add up.
+/// A group of emulated GPUs that reduce with each other.
 pub(super) struct AllReduceGroup {
     barrier: AbortableBarrier,
     /// By rank.
     contributions: Mutex<Vec<Contribution>>,
-    /// How long the others are waited for.
+    /// How long to wait for the others.
     limit: Duration,
 }
 
-/// An emulated GPU's part in sums.
+/// An emulated GPU's membership in a group.
 pub(super) struct Link {
     pub group: Arc<AllReduceGroup>,
     pub rank: usize,
-    /// Whether others are of other processes.
+    /// Whether the group includes other processes.
     pub remote: bool,
 }
 
 impl Link {
-    /// Whether GPUs of other processes do not answer.
+    /// Whether GPUs of other processes do not respond.
     pub fn lost(&self) -> bool {
         self.remote && self.group.barrier.is_aborted()
     }
@@ -54,18 +54,18 @@ impl AllReduceGroup {
         }
     }
 
-    /// Where the GPUs of several processes add up.
+    /// The group of the GPUs of several processes.
     pub fn of(assignment: &RankAssignment) -> Arc<AllReduceGroup> {
         static GROUPS: Register<AllReduceGroup> = Register::new();
         GROUPS.find(assignment.id, || AllReduceGroup::new(assignment.total, assignment.timeout))
     }
 
-    /// Has nobody wait any more.
+    /// Aborts the group, so that no GPU waits any more.
     pub fn abort(&self) {
         self.barrier.abort();
     }
 
-    /// Adds the parts of all ranks, once all have contributions them.
+    /// Sums the parts of all ranks, once all have contributed.
     pub fn add(&self, rank: usize, memory: &mut Memory, parts: &[Part]) -> Result<(), String> {
         let gone = |_: Aborted| "another GPU failed".to_string();
         let wait = || self.barrier.wait_for(self.limit).map_err(gone);
@@ -83,7 +83,7 @@ impl AllReduceGroup {
             (0..part.len).try_for_each(|k| {
                 let at = part.to.add(k * part.elem.bytes());
                 memory.store(at, part.elem, all[0][i].1[k])?;
-                // Rounded behind every sum.
+                // Rounds after every addition.
                 all[1..].iter().try_for_each(|other| {
                     let sum = memory.load(at, part.elem)? + other[i].1[k];
                     memory.store(at, part.elem, sum)
@@ -132,7 +132,7 @@ mod tests {
         WorkItem::reduce("a sum".into(), 0, vec![part])
     }
 
-    /// Runs each rank's works.
+    /// Runs each rank's work items.
     fn run(
         devices: &mut [DeviceReplicas<EmulatedGpu>],
         works: impl Fn(usize) -> Vec<WorkItem> + Sync,

@@ -1,4 +1,4 @@
-//! Bytes between processes, which are threads here, in place of what NCCL carries.
+//! Messages between processes, which are threads here, in place of NCCL.
 
 use super::Register;
 use crate::nccl_transport::Transport;
@@ -7,10 +7,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often a wait looks for processes that are lost_peer.
+/// How often a wait checks for lost processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Bytes on their way, by sender and receiver.
+/// Messages in transit, by sender and receiver.
 type Messages = HashMap<(usize, usize), VecDeque<Vec<u8>>>;
 
 #[derive(Default)]
@@ -25,7 +25,7 @@ impl Mailbox {
     }
 }
 
-/// A process' way to the others.
+/// The transport of one process.
 struct MailboxTransport {
     mailbox: Arc<Mailbox>,
     rank: usize,
@@ -33,7 +33,7 @@ struct MailboxTransport {
     lost_peer: LivenessProbe,
 }
 
-/// The processes that have these assignment' id, one seat each.
+/// The transport between all processes with this id. Each process has one rank.
 pub(crate) fn transport(assignment: &RankAssignment) -> Box<dyn Transport> {
     static MAILBOXES: Register<Mailbox> = Register::new();
     let mailbox = MAILBOXES.find(assignment.id, Mailbox::default);

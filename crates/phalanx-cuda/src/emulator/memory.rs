@@ -1,5 +1,5 @@
-//! The memory of an emulated GPU. Every block lies between guards, and while a work runs, all that
-//! it did not ask for is out of sight: what it reads there is no number, what it writes is found.
+//! The memory of an emulated GPU. Every block lies between guards. While a work item runs, all
+//! memory that it did not declare is hidden: reads there return NaN, and writes are detected.
 
 use crate::launch::{Block, Elem, Ptr, Span};
 use crate::work_item::WorkItem;
@@ -8,19 +8,19 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
-/// No number in any float type, -1 in integers.
+/// NaN in every float type, -1 in integers.
 const POISON: u8 = 0xff;
 const GUARD: usize = 4096;
-/// Memory above this is not hidden from works that did not ask for it: it would take too long.
+/// Undeclared memory above this size, in bytes, is not hidden: it would take too long.
 const MAX_HIDDEN: usize = 16 << 20;
 
-/// Bytes that kernels reach by their address.
+/// Bytes that kernels access by address.
 pub(super) struct Bytes {
     at: *mut u8,
     len: usize,
 }
 
-// SAFETY: it owns what it points to.
+// SAFETY: it owns the memory that it points to.
 unsafe impl Send for Bytes {}
 
 impl Bytes {
@@ -28,13 +28,13 @@ impl Bytes {
         Layout::from_size_align(len.max(1), 4096).expect("a size that fits into memory")
     }
 
-    /// Zero bytes.
+    /// Allocates zeroed bytes.
     pub fn zeroed(len: usize) -> Bytes {
         // SAFETY: the size is not zero.
         Bytes::checked(unsafe { alloc_zeroed(Bytes::layout(len)) }, len)
     }
 
-    /// Bytes of any content, which cost nothing before they are touched.
+    /// Allocates bytes of undefined content, which cost nothing until touched.
     pub fn untouched(len: usize) -> Bytes {
         // SAFETY: the size is not zero.
         Bytes::checked(unsafe { alloc(Bytes::layout(len)) }, len)
@@ -79,7 +79,7 @@ impl Guarded {
     }
 
     fn whole_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and borrowed alone.
+        // SAFETY: as above, and borrowed exclusively.
         unsafe { from_raw_parts_mut(self.bytes.at, self.len + 2 * GUARD) }
     }
 
@@ -92,7 +92,7 @@ impl Guarded {
         &mut self.whole_mut()[GUARD..end]
     }
 
-    /// Where something was written outside, as the distance to the block's start.
+    /// The first damaged guard byte, as its distance to the block's start.
     fn damage(&self) -> Option<isize> {
         let whole = self.whole();
         let outside = (0..GUARD).chain(GUARD + self.len..whole.len());
@@ -106,7 +106,7 @@ impl Guarded {
     }
 }
 
-/// What a work may do with a byte.
+/// What a work item may do with a byte.
 #[derive(Clone, Copy, PartialEq)]
 enum Access {
     Hidden,
@@ -114,7 +114,7 @@ enum Access {
     Write,
 }
 
-/// Bytes that a work may not change, and what they were.
+/// Bytes that a work item must not change, and their content.
 struct Kept {
     place: (usize, Block),
     range: Range<usize>,
@@ -122,7 +122,7 @@ struct Kept {
     hidden: bool,
 }
 
-/// What [`Memory::hide`] put aside.
+/// The memory that [`Memory::hide`] has hidden.
 pub(super) struct Hidden(Vec<Kept>);
 
 /// All blocks of all replicas.
@@ -137,18 +137,18 @@ impl Memory {
         self.blocks.values().map(|b| b.len).sum()
     }
 
-    /// Bytes of all blocks once one of them has at least so many.
+    /// Bytes of all blocks after growing one of them to at least `bytes`.
     pub fn held_with(&self, replica: usize, block: Block, bytes: usize) -> usize {
         let own = self.blocks.get(&(replica, block)).map_or(0, |b| b.len);
         self.held() + bytes.saturating_sub(own)
     }
 
-    /// Takes a block away.
+    /// Frees a block.
     pub fn free(&mut self, replica: usize, block: Block) {
         self.blocks.remove(&(replica, block));
     }
 
-    /// Gives a block at least so many bytes; whether it moved.
+    /// Grows a block to at least `bytes`. Returns whether it was relocated.
     pub fn reserve(&mut self, replica: usize, block: Block, bytes: usize) -> bool {
         let old = self.blocks.get(&(replica, block));
         if old.is_some_and(|b| b.len >= bytes) {
@@ -192,7 +192,7 @@ impl Memory {
         self.from(at).map(|rest| rest.as_ptr() as u64)
     }
 
-    /// An element as a number.
+    /// Loads an element as a number.
     pub fn load(&self, at: Ptr, elem: Elem) -> Result<f64, String> {
         let b = self.bytes(at, elem.bytes())?;
         Ok(match elem {
@@ -204,7 +204,7 @@ impl Memory {
         })
     }
 
-    /// Rounds a number to an element.
+    /// Rounds a number to an element and stores it.
     pub fn store(&mut self, at: Ptr, elem: Elem, v: f64) -> Result<(), String> {
         let bytes = self.bytes_mut(at, elem.bytes())?;
         match elem {
@@ -217,7 +217,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Activations and partial sums of an earlier step mean nothing.
+    /// Poisons activations and partial sums, which are undefined at the start of a step.
     pub fn poison_arenas(&mut self) {
         for ((_, block), guarded) in &mut self.blocks {
             if matches!(block, Block::Arena | Block::Scratch) {
@@ -226,7 +226,7 @@ impl Memory {
         }
     }
 
-    /// Fails where something was written between the blocks.
+    /// Fails if a guard was overwritten.
     pub fn check_guards(&self) -> Result<(), String> {
         for ((replica, block), guarded) in &self.blocks {
             if let Some(at) = guarded.damage() {
@@ -239,8 +239,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Puts aside what a work did not ask for. Scratch memory is nobody else's, and inputs are
-    /// written by no one, so that these need not be asked for.
+    /// Hides memory that a work item did not declare. Scratch memory is private to an item and
+    /// inputs are never written, so neither needs to be declared.
     pub fn hide(&mut self, work: &WorkItem) -> Hidden {
         let mut kept = vec![];
         if self.held() > MAX_HIDDEN {
@@ -264,7 +264,7 @@ impl Memory {
         Hidden(kept)
     }
 
-    /// Puts back what was hidden, and fails where it was changed.
+    /// Restores hidden memory. Fails if it was changed.
     pub fn show(&mut self, hidden: Hidden) -> Result<(), String> {
         let mut result = Ok(());
         for Kept { place, range, bytes, hidden } in hidden.0 {
@@ -284,7 +284,7 @@ impl Memory {
     }
 }
 
-/// The parts of a block that a work may not write.
+/// The parts of a block that a work item must not write.
 fn parts(
     (replica, block): (usize, Block),
     len: usize,

@@ -1,8 +1,8 @@
-//! Orders in which works may run.
+//! Valid execution orders of work items.
 
 use crate::work_item::WorkItem;
 
-/// Numbers that look random (SplitMix64).
+/// Pseudo-random numbers (SplitMix64).
 pub(super) struct Random(u64);
 
 impl Random {
@@ -18,13 +18,13 @@ impl Random {
     }
 }
 
-/// For each work, those it must wait for.
+/// For each work item, the items that it must wait for.
 pub(super) fn before(works: &[WorkItem]) -> Vec<Vec<usize>> {
     let earlier = |i: usize| (0..i).filter(move |j| works[i].follows(&works[*j])).collect();
     (0..works.len()).map(earlier).collect()
 }
 
-/// One of the orders that keep everybody behind those it must wait for.
+/// A random order in which every item runs after those that it must wait for.
 pub(super) fn shuffled(before: &[Vec<usize>], random: &mut Random) -> Vec<usize> {
     let mut waits: Vec<usize> = before.iter().map(Vec::len).collect();
     let mut ready: Vec<usize> = (0..waits.len()).filter(|i| waits[*i] == 0).collect();
@@ -60,7 +60,7 @@ mod tests {
             }
             seen.insert(order);
         }
-        // All linear extensions there are.
+        // All linear extensions.
         assert_eq!(seen.len(), 5);
     }
 }

@@ -1,4 +1,4 @@
-//! DeviceThread-made plans: what runs, and what is found out.
+//! Hand-written plans: correct ones run, and errors are detected.
 
 use super::*;
 use crate::launch::{Elem, Span};
@@ -11,7 +11,7 @@ const Y: Ptr = Ptr { replica: 0, block: Block::Arena, offset: 0 };
 const SCRATCH: Ptr = Ptr { replica: 0, block: Block::Scratch, offset: 0 };
 const COUNTERS: Ptr = Ptr { replica: 0, block: Block::Counters, offset: 0 };
 
-/// As written, and in two other orders.
+/// Program order, and two random orders.
 const SEEDS: [Option<u64>; 3] = [None, Some(1), Some(2)];
 
 /// A GPU with some memory.
@@ -32,7 +32,7 @@ fn span(at: Ptr) -> Span {
     Span::whole(at, BYTES - at.offset)
 }
 
-/// A work that reads `X` and writes `Y`.
+/// A work item that reads `X` and writes `Y`.
 fn work(task: Task) -> WorkItem {
     WorkItem {
         label: "test".into(),
@@ -154,7 +154,7 @@ fn divergent_threads_are_reported() {
     ] {
         let text = message(&mut gpu, Task::Launch(launch(kernel, 1, 64).arg(Y)));
         assert!(text.contains(want), "{text}");
-        // And the next launch is none the worse.
+        // The next launch is not affected.
         set(&mut gpu, X, &counted(64));
         run(&mut gpu, Task::Launch(launch("reversed", 1, 64).arg(X).arg(Y))).expect("runs");
         assert_eq!(get(&gpu, Y, 2), [63.0, 62.0]);
@@ -196,7 +196,7 @@ fn reads_that_were_not_asked_for_yield_no_number() {
     let y = get(&gpu, Y, 64);
     assert_eq!((y[0].is_nan(), y[63]), (true, 0.0));
     assert_eq!(get(&gpu, X, 64), counted(64));
-    // Every second number alone.
+    // Declares only every second number.
     let task = Task::Launch(launch("reversed", 1, 64).arg(X).arg(Y));
     let every_second = Span { at: X.add(4), bytes: 252, width: 4, pitch: 8 };
     let step = gpu.prepare(plan(vec![WorkItem { reads: vec![every_second], ..work(task) }]));
@@ -294,7 +294,7 @@ fn tables_hold_addresses() {
     run(&mut gpu, Task::Launch(l)).expect("runs");
     let y = get(&gpu, Y, 5);
     assert_eq!((y[0], y[1], y[2], y[4]), (1.5, 1.5, -2.0, 4.0));
-    // Nobody wrote it in this step.
+    // Not written in this step.
     assert!(y[3].is_nan());
 }
 
@@ -337,7 +337,7 @@ fn matrices_are_multiplied() {
     set(&mut gpu, X.add(1024), &[1.0, 0.5, -1.0, 2.0, 0.0, -5.0]);
     set(&mut gpu, bias, &[0.5, 0.0, 1.0]);
     let matrix = |at, ld, transposed| Matrix { at, elem: Elem::F32, ld, transposed };
-    // Two rows of `a` lie three apart; `b` is written down as three rows of two.
+    // Rows of `a` are three elements apart; `b` is stored as three rows of two.
     let (a, b) = (matrix(X, 3, false), matrix(X.add(1024), 2, true));
     let c = matrix(Y, 4, false);
     let gemm = Gemm { m: 2, n: 3, k: 2, a, b, c, bias: Some(bias), relu: true };

@@ -23,7 +23,7 @@ pub(crate) fn gather(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<La
     vec![launch.arg(n).arg(vocab).arg(wide / width)]
 }
 
-/// Operands `index, dy`. Uses are sorted by table row, so that every row adds its own in their order.
+/// Operands `index, dy`. Uses are sorted by table row, so that every row sums its uses in order.
 pub(crate) fn gather_grad(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     let (index, dy, table) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
     if table.len == 0 {
@@ -76,7 +76,7 @@ pub(crate) fn arg_max(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<L
     vec![launch.arg(x.ptr).arg(y.ptr).arg(y.len).arg(x.last() as i32)]
 }
 
-/// 1 where the label's score is among the `k` best; operands `scores, labels`.
+/// 1 if the label's score is among the `k` best; operands `scores, labels`.
 pub(crate) fn in_top_k(cx: &mut LowerCtx<'_>, k: usize, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     let (scores, labels, y) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
     if y.len == 0 {

@@ -1,4 +1,4 @@
-//! Constants, casts and everything that moves elements: copies, transposes, joins, slices, pads.
+//! Constants, casts and ops that move elements: copies, transposes, concatenation, slices, padding.
 
 use super::axes::{Loop, TypedPtr, axes, index_type, items, pack_width, push, sizes, strides};
 use crate::launch::{Launch, MAX_BLOCKS};
@@ -7,7 +7,7 @@ use phalanx_graph::program::ValueId;
 
 const FILE: &str = "layout";
 
-/// The shortest axes worth a tile of shared memory.
+/// Minimum axis length for transposition through shared memory.
 const TILED: usize = 16;
 
 /// The same number everywhere.
@@ -16,7 +16,7 @@ pub(crate) fn constant(cx: &mut LowerCtx<'_>, value: f64, y: ValueId) -> Vec<Lau
     fill((y.ptr, y.elem), y.len, value as f32)
 }
 
-/// `n` times the same number.
+/// Fills `n` elements with a number.
 pub(super) fn fill(y: TypedPtr, n: usize, value: f32) -> Vec<Launch> {
     if n == 0 {
         return vec![];
@@ -25,15 +25,15 @@ pub(super) fn fill(y: TypedPtr, n: usize, value: f32) -> Vec<Launch> {
     vec![Launch::over(FILE, name, n).arg(y.0).arg(n).arg(value)]
 }
 
-/// Another element type: a copy that converts.
+/// A copy that converts to another element type.
 pub(crate) fn cast(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     copy(cx, x[0], y)
 }
 
-/// Pixel by pixel between strides and element types.
+/// Copies pixel by pixel between strides and element types.
 pub(crate) fn copy(cx: &mut LowerCtx<'_>, x: ValueId, y: ValueId) -> Vec<Launch> {
     let (x, y) = (cx.operand(x), cx.operand(y));
-    // Where one side has no gaps its pixels may be cut as the other's are.
+    // If one side has no gaps, its pixels can be split like the other's.
     let width = if gapless(&x) { y.last() } else { x.last() };
     let step = |v: &Operand| if gapless(v) { width } else { v.ld };
     let mut loops = vec![];
@@ -50,12 +50,12 @@ pub(super) fn place(v: &Operand) -> TypedPtr {
     (v.ptr, v.elem)
 }
 
-/// The place some elements further.
+/// The address `elements` further on.
 fn further((ptr, elem): TypedPtr, elements: usize) -> TypedPtr {
     (ptr.add(elements * elem.bytes()), elem)
 }
 
-/// Copies what nested loops walk over.
+/// Copies the elements of nested loops.
 pub(crate) fn copy_loops(mut loops: Vec<Loop>, x: TypedPtr, y: TypedPtr) -> Vec<Launch> {
     let n: usize = loops.iter().map(|l| l.count).product();
     if n == 0 {
@@ -84,7 +84,7 @@ pub(crate) fn copy_loops(mut loops: Vec<Loop>, x: TypedPtr, y: TypedPtr) -> Vec<
     vec![Launch::over(FILE, name, n).arg(x.0).arg(y.0).arg(n)]
 }
 
-/// Elements at once along an innermost loop over neighbours.
+/// Elements at once along an innermost contiguous loop.
 fn copy_width(loops: &[Loop], x: TypedPtr, y: TypedPtr) -> usize {
     let (inner, outer) = loops.split_last().expect("one loop or more");
     let mut sizes = vec![inner.count];
@@ -108,7 +108,7 @@ fn loop_axes(loops: &[Loop]) -> String {
     format!("{}, {}, {}", sizes(loops.iter().map(|l| l.count)), each(|l| l.src), each(|l| l.dst))
 }
 
-/// Where neighbours on both sides are neighbours on neither other, tiles make both sides fast.
+/// A transposition through tiles in shared memory, which makes both sides contiguous.
 fn transpose_tiles(loops: &[Loop], x: TypedPtr, y: TypedPtr) -> Option<Launch> {
     let a = loops.iter().position(|l| l.src == 1 && l.count >= TILED)?;
     let b = loops.iter().position(|l| l.dst == 1 && l.count >= TILED)?;
@@ -170,7 +170,7 @@ pub(crate) fn transpose(
     copy_loops(loops, place(&x), place(&y))
 }
 
-/// The loops over a block of `dims` inside two values, each with dimensions of its own.
+/// The loops over a block of `dims` inside two values, each with its own dimensions.
 fn block_loops(
     rows: usize,
     dims: &[usize],
@@ -185,7 +185,7 @@ fn block_loops(
     loops
 }
 
-/// Joins operands along an axis, a launch each.
+/// Concatenates operands along an axis, with one launch each.
 pub(crate) fn concat(cx: &mut LowerCtx<'_>, axis: usize, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     let rows = cx.count(y);
     let y = cx.operand(y);
@@ -215,7 +215,7 @@ pub(crate) fn slice(
     copy_loops(block_loops(rows, &y.dims, from, strides(&y.dims, y.ld)), source, place(&y))
 }
 
-/// A loop over a padded axis: `own` of its steps lie in the source, behind the first `before`.
+/// A loop over a padded axis: `own` of its steps are in the source, after the first `before`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Padded {
     at: Loop,
@@ -223,7 +223,7 @@ struct Padded {
     own: usize,
 }
 
-/// Adds a loop inside the others; one without padding is joined to the last.
+/// Appends an inner loop. A loop without padding is merged into the last.
 fn push_padded(loops: &mut Vec<Padded>, inner: Padded) {
     let Loop { count, src, dst } = inner.at;
     match loops.last_mut() {

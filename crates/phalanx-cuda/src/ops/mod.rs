@@ -1,4 +1,4 @@
-//! From an op to kernel launches: one file per family, beside its kernels in `kernels/`.
+//! Kernel launches of ops: one file per family, named like its kernels in `kernels/`.
 
 pub(crate) mod axes;
 #[cfg(all(test, feature = "emulator"))]
@@ -19,8 +19,8 @@ use crate::tape::{self, Tapes};
 use phalanx_graph::Op;
 use phalanx_graph::program::ValueId;
 
-/// The launches of an op. Products, convolutions, batch norms and collectives are not among them:
-/// `lower` has more to decide about those.
+/// The launches of an op. Products, convolutions, batch norms and collectives are handled by
+/// `lower`.
 pub(crate) fn compute(
     cx: &mut LowerCtx<'_>,
     tapes: &mut Tapes,

@@ -1,41 +1,41 @@
-//! Batch normalisation. A block has a tile of channels and a share of the pixels; see
+//! Batch normalisation. A block processes a tile of channels and a share of the pixels; see
 //! `kernels/norm.cu`.
 //!
-//! All take the `bias` of a convolution that did not add it, or nothing.
+//! All functions take the `bias` of a convolution that did not add it, if any.
 
 use crate::launch::{Launch, Ptr};
 use crate::lowering_context::{LowerCtx, Operand};
 use phalanx_graph::ops::BatchNormAttrs;
 use phalanx_graph::program::ValueId;
 
-/// Pixels a thread has at least, where there are enough.
+/// Minimum pixels per thread, if there are enough.
 const PIXELS: usize = 4;
 
-/// Channels of a thread that sums: more would not leave it enough registers.
+/// Maximum channels of a summing thread: more would not leave it enough registers.
 const SUMMED: usize = 4;
 
-/// How the channels and pixels are shared out.
+/// The split of channels and pixels over threads and blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Tiling {
-    /// Channels of a thread.
+    /// Channels per thread.
     vector: usize,
-    /// Vectors of a tile.
+    /// Vectors per tile.
     tile: usize,
     tiles: usize,
-    /// Shares of the pixels.
+    /// Number of parts of the pixels.
     parts: usize,
     threads: usize,
 }
 
 impl Tiling {
-    /// For kernels that sum: narrow tiles, so that many blocks end with the sums of their own tile,
-    /// and few of them for each tile.
+    /// For kernels that sum: narrow tiles, so that many blocks finish the sums of a tile, with few
+    /// blocks per tile.
     fn sums(pixels: usize, vector: usize, x: &Operand) -> Tiling {
         let bytes = 128 / (vector * x.elem.bytes());
         Tiling::new(pixels, vector, x, bytes.min(32), 512, 264)
     }
 
-    /// For kernels that only walk over the pixels.
+    /// For kernels that only visit the pixels.
     fn walk(pixels: usize, vector: usize, x: &Operand) -> Tiling {
         Tiling::new(pixels, vector, x, 32, 256, 132 * 8)
     }
@@ -60,14 +60,14 @@ impl Tiling {
         Launch::blocks("norm", kernel, self.tiles * self.parts, self.threads as u32)
     }
 
-    /// Allocation for each block's `sums` of its channels, and a counter for each tile.
+    /// Allocates each block's `sums` of its channels, and a counter for each tile.
     fn scratch(&self, cx: &mut LowerCtx<'_>, sums: usize) -> (Ptr, Ptr) {
         let numbers = sums * self.tiles * self.parts * self.tile * self.vector;
         (cx.scratch.take(8 * numbers), cx.scratch.counters(4 * self.tiles))
     }
 }
 
-/// The most elements that all operands can be read and written by at once, at most 16 bytes.
+/// The maximum elements, up to 16 bytes, that all operands can be read and written by at once.
 pub(super) fn vector(operands: &[&Operand]) -> usize {
     vector_up_to(16 / operands[0].elem.bytes(), operands)
 }
@@ -82,7 +82,7 @@ fn vector_up_to(widest: usize, operands: &[&Operand]) -> usize {
     [widest, 4].into_iter().find(fits).unwrap_or(1)
 }
 
-/// `moments`, and `batch_stats` over `count` numbers where `stats` asks for it.
+/// `moments`, and `batch_stats` over `count` numbers if `stats` is given.
 fn sum_moments(
     cx: &mut LowerCtx<'_>,
     x: ValueId,
@@ -122,7 +122,7 @@ pub(crate) fn moments(
     sum_moments(cx, x[0], y, None, bias)
 }
 
-/// Mean and variance of every channel from whole moments over `count` numbers.
+/// Mean and variance of every channel from complete moments over `count` numbers.
 pub(crate) fn batch_stats(
     cx: &mut LowerCtx<'_>,
     count: usize,
@@ -138,7 +138,8 @@ pub(crate) fn batch_stats(
     vec![launch]
 }
 
-/// [`moments`] into `sums` and [`batch_stats`] into `y`, where the moments are whole by themselves.
+/// [`moments`] into `sums` and [`batch_stats`] into `y`, for moments that need no reduction over
+/// replicas.
 pub(crate) fn moments_and_stats(
     cx: &mut LowerCtx<'_>,
     count: usize,
@@ -224,9 +225,9 @@ pub(crate) fn batch_norm_grad_sums(
     vec![launch]
 }
 
-/// The derivative by `x` from whole sums over `count` numbers; operands `dy, x, stats, gamma, beta,
-/// sums`. The result's sums over all pixels go to `column_sums` where it is given: the derivative by
-/// the `bias`.
+/// The derivative by `x` from complete sums over `count` numbers; operands `dy, x, stats, gamma,
+/// beta, sums`. If `column_sums` is given, it receives the result's sums over all pixels: the
+/// derivative by the `bias`.
 pub(crate) fn batch_norm_grad_input(
     cx: &mut LowerCtx<'_>,
     a: &BatchNormAttrs,

@@ -7,10 +7,10 @@ use phalanx_graph::ConvGeom;
 use phalanx_graph::ops::PoolKind;
 use phalanx_graph::program::ValueId;
 
-/// Threads that fill a GPU; fewer vectors than this are taken apart.
+/// Threads that fill a GPU. With fewer vectors than this, vectors are split.
 const FILLS: usize = 132 * 256;
 
-/// `each` threads for every vector of `over`, one of the operands.
+/// Launches `each` threads for every vector of `over`, one of the operands.
 fn launch(
     kernel: &str,
     g: &ConvGeom,
@@ -36,7 +36,7 @@ fn geom_type(g: &ConvGeom) -> String {
     format!("Geom<{}>", sizes.join(", "))
 }
 
-/// Largest element or mean of each window.
+/// Maximum or mean of each window.
 pub(crate) fn pool(
     cx: &mut LowerCtx<'_>,
     kind: PoolKind,
@@ -56,37 +56,37 @@ pub(crate) fn pool(
 fn apart(g: &ConvGeom) -> bool {
     (0..2).all(|a| {
         let fits = g.dilation[a] == 1 && g.kernel[a] == g.stride[a];
-        // Padding cuts a window short but leaves nothing out.
+        // Padding shortens a window but skips no pixel.
         fits && g.output[a] * g.stride[a] >= g.input[a] + g.pad[a]
     })
 }
 
-/// Bytes in which a block notes where its windows' maxima lie.
+/// Shared memory for the positions of a block's window maxima, in bytes.
 const NOTES: usize = 16 << 10;
 
 /// Blocks that keep a GPU busy.
 const BUSY: usize = 132 * 6;
 
-/// How overlapping windows are cut for the derivative of their maximum.
+/// The split of overlapping windows for the derivative of their maximum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Bands {
-    /// Channels of a thread.
+    /// Channels per thread.
     vector: usize,
-    /// Lines of the image that a block has.
+    /// Image lines per block.
     lines: usize,
-    /// Vectors of channels that it has.
+    /// Vectors of channels per block.
     chunk: usize,
     blocks: usize,
 }
 
 impl Bands {
-    /// The highest bands that leave enough blocks: windows between two bands are looked at twice.
+    /// The highest bands that give enough blocks: windows between two bands are visited twice.
     fn new(g: &ConvGeom, rows: usize, vector: usize) -> Option<Bands> {
         let heights = [8, 4, 2, 1].map(|n| n * g.stride[0]);
         let all: Vec<Bands> =
             heights.iter().filter_map(|lines| Bands::of(g, rows, vector, *lines)).collect();
         let busy = all.iter().find(|b| b.blocks >= BUSY);
-        // Of those that are all too few, not the lowest: they would look at everything twice.
+        // If all give too few blocks, not the lowest: it would visit everything twice.
         busy.or(all.iter().rfind(|b| b.lines > g.stride[0])).or(all.last()).copied()
     }
 
@@ -96,7 +96,7 @@ impl Bands {
         let met = (reach / g.stride[0] + 1).min(g.output[0]);
         let vectors = g.input[2] / vector;
         let most = NOTES / (met * g.output[1] * vector).max(1);
-        // A tap's number takes a byte; narrower chunks than this waste what memory delivers.
+        // The index of a tap takes a byte; narrower chunks than this waste memory bandwidth.
         if g.kernel[0] * g.kernel[1] > 256 || most < vectors.min(8) {
             return None;
         }
@@ -211,7 +211,7 @@ mod tests {
                 ([3, 4], [5, 5], [2, 1], [1, 1]),
                 ([7, 7], [7, 7], [7, 7], [1, 1]),
                 ([20, 11], [3, 3], [2, 2], [1, 1]),
-                // More taps than a byte counts.
+                // More taps than fit in a byte.
                 ([20, 19], [17, 16], [2, 2], [1, 1]),
             ] {
                 for padding in [Padding::Valid, Padding::Same] {
@@ -225,7 +225,7 @@ mod tests {
         fn check(seed: Option<u64>, g: &ConvGeom) {
             let rows = 2;
             let mut harness = Harness::new(seed, rows);
-            // Few different numbers, so that ties are common, and some that are none.
+            // Few distinct numbers, so that ties are common, and some NaN.
             let mut x: Vec<f32> =
                 numbers(rows * g.input_len(), 1).iter().map(|v| (v * 3.0).round()).collect();
             x.iter_mut().step_by(31).for_each(|v| *v = f32::NAN);

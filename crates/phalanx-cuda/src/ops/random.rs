@@ -8,7 +8,7 @@ use phalanx_graph::program::ValueId;
 
 const FILE: &str = "random";
 
-/// Words of one draw.
+/// Words per draw.
 const WORDS: usize = 4;
 
 fn inputs(cx: &LowerCtx<'_>) -> Ptr {
@@ -29,8 +29,8 @@ pub(crate) fn uniform(cx: &mut LowerCtx<'_>, key: u32, y: ValueId) -> Vec<Launch
     vec![launch.arg(len).arg(cx.first_row).arg(key as i32)]
 }
 
-/// Zeroes a share `rate` of the elements and scales the others; axes where `noise` is 1 share their
-/// mask.
+/// Zeroes a fraction `rate` of the elements and scales the others. Axes where `noise` is 1 share
+/// their mask.
 pub(crate) fn dropout(
     cx: &mut LowerCtx<'_>,
     rate: f64,
@@ -63,14 +63,14 @@ pub(crate) fn dropout(
             format!("dropout_shared<{types}, {}, {}>", index_type(y.len), mask(&y.dims, noise));
         Launch::over(FILE, name, y.len).arg(inputs(cx)).arg(x.ptr).arg(y.ptr).arg(y.len)
     };
-    // A word of 24 bits is kept when it is not below: the same as comparing the fraction.
+    // Keep a word of 24 bits if it is not below the threshold: the same as comparing the fraction.
     let kept_from = (f64::from(rate) * f64::from(1 << 24)).ceil() as u32;
     let scale = (1.0 / (1.0 - f64::from(rate))) as f32;
     let launch = launch.arg(len).arg(first_row).arg(key as i32);
     vec![launch.arg(kept_from as i32).arg(scale)]
 }
 
-/// Loops over a row's elements, and how far each step moves in the row's mask.
+/// Loops over a row's elements, and the stride of each in the row's mask.
 fn mask(dims: &[usize], noise: &[usize]) -> String {
     let mut stride: usize = noise.iter().product();
     let (mut loops, mut inside) = (vec![], dims.iter().product::<usize>());

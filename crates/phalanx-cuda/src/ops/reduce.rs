@@ -9,19 +9,19 @@ use phalanx_graph::program::ValueId;
 
 const FILE: &str = "reduce";
 
-/// Threads of a block of `reduce_columns`.
+/// Threads per block of `reduce_columns`.
 const THREADS: usize = 256;
 
-/// Columns of a block of `sum_many`, at most.
+/// Maximum columns per block of `sum_many`.
 const MANY_SIDE: usize = 16;
 
 /// Blocks that keep a GPU busy with columns.
 const BLOCKS: usize = 132 * 4;
 
-/// Rows a thread of `reduce_columns` gets at least before they are split among blocks.
+/// Minimum rows per thread of `reduce_columns` before they are split among blocks.
 const RUN: usize = 16;
 
-/// Sum or maximum along axes, which stay with size one.
+/// Sum or maximum along axes, which are kept with size one.
 pub(crate) fn reduce(
     cx: &mut LowerCtx<'_>,
     kind: ReduceKind,
@@ -49,7 +49,7 @@ pub(crate) fn reduce(
     }
 }
 
-/// Adds a loop of so many steps, joined to the last where it goes on where that stops.
+/// Appends a loop. A loop that continues the last one contiguously is merged into it.
 fn join(loops: &mut Vec<(usize, usize)>, count: usize, stride: usize) {
     match loops.last_mut() {
         _ if count == 1 => {}
@@ -78,7 +78,7 @@ pub(crate) fn column_sums(
     columns(cx.scratch, ReduceKind::Sum, (x, (y, Elem::F32)), [1, pixels, c], ld)
 }
 
-/// A sum over rows among others.
+/// A sum over rows that is batched with others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct RowSum {
     pub from: Ptr,
@@ -133,7 +133,7 @@ fn plain(
     vec![columns(scratch, kind, ends, [outer, len, inner], inner)]
 }
 
-/// How `reduce_columns` cuts its work: `tx` threads of `width` columns each stand side by side.
+/// The split of `reduce_columns`: `tx` threads next to each other, with `width` columns each.
 struct Columns {
     width: usize,
     tx: usize,
@@ -156,7 +156,7 @@ impl Columns {
     }
 }
 
-/// Rows may be `ld` apart where there is one outer step.
+/// Rows may be `ld` apart if there is one outer step.
 fn columns(
     scratch: &mut Scratch,
     kind: ReduceKind,
@@ -176,7 +176,7 @@ fn columns(
     launch.arg(parts).arg(scratch.counters(outer * tiles * size_of::<u32>()))
 }
 
-/// Axes that do not lie side by side.
+/// Axes that are not adjacent.
 fn any(
     kind: ReduceKind,
     ends: (TypedPtr, TypedPtr),

@@ -1,4 +1,4 @@
-//! Images made larger, or read through an affine map of each sample's own, and the way back.
+//! Upsampling of images, affine sampling with a matrix per sample, and their derivatives.
 
 use super::axes::{Loop, index_type, pack_width};
 use super::layout::{copy_loops, place};
@@ -9,7 +9,7 @@ use phalanx_graph::program::ValueId;
 
 const FILE: &str = "sample";
 
-/// The most blocks that share the pixels of one image's derivative.
+/// Maximum blocks per image in the derivative.
 const SHARES: usize = 8;
 
 /// Repeats pixels, or interpolates between them.
@@ -24,7 +24,7 @@ pub(crate) fn upsample(
     enlarge("upsample", size, bilinear, &x, &y, &x.dims)
 }
 
-/// Operand `dy`: what every small pixel was spread over comes back.
+/// Operand `dy`. Every small pixel sums the derivatives of the pixels that it was spread over.
 pub(crate) fn upsample_grad(
     cx: &mut LowerCtx<'_>,
     size: [usize; 2],
@@ -56,7 +56,7 @@ fn enlarge(
     vec![launch.arg(size[0]).arg(size[1]).arg(x.ld).arg(y.ld)]
 }
 
-/// As `enum Fill` of the kernels.
+/// Must match `enum Fill` of the kernels.
 fn fill(mode: FillMode) -> i32 {
     match mode {
         FillMode::Constant => 0,
@@ -66,7 +66,7 @@ fn fill(mode: FillMode) -> i32 {
     }
 }
 
-/// Reads images through their matrices; operands `x, matrix`.
+/// Samples images through their matrices; operands `x, matrix`.
 pub(crate) fn affine(
     cx: &mut LowerCtx<'_>,
     geom: &SampleGeom,
@@ -90,8 +90,8 @@ fn sizes(launch: Launch, geom: &SampleGeom) -> Launch {
     numbers.fold(launch, |launch, n| launch.arg(*n))
 }
 
-/// Adds derivatives up at the pixels they were read from; operands `dy, matrix`. The sums are floats:
-/// narrow ones are converted at the end.
+/// Sums derivatives at the pixels that were sampled; operands `dy, matrix`. The sums are 32-bit
+/// floats, converted at the end if the result is narrower.
 pub(crate) fn affine_grad(
     cx: &mut LowerCtx<'_>,
     geom: &SampleGeom,

@@ -1,4 +1,4 @@
-//! Softmax over the last axis, and the crossentropy that is fused with it.
+//! Softmax over the last axis, and the fused crossentropy.
 
 use crate::launch::{Elem, Launch, MAX_BLOCKS};
 use crate::lowering_context::{LowerCtx, Operand};
@@ -6,7 +6,7 @@ use phalanx_graph::program::ValueId;
 
 const FILE: &str = "softmax";
 
-/// Threads of a block; where a vector has a block of its own, all of them share it.
+/// Threads per block. A vector with its own block is shared by all of them.
 const THREADS: usize = 256;
 
 /// Softmax over the last axis.
@@ -47,8 +47,9 @@ fn vectors(cx: &mut LowerCtx<'_>, name: &str, x: &[ValueId], y: ValueId) -> Vec<
     vec![launch.arg(rows).arg(n as i32)]
 }
 
-/// How many threads share a vector of `n` numbers, and how many each keeps: a warp where that is
-/// enough or there are many, else a block; 0 where they are too many to keep.
+/// How many threads share a vector of `n` numbers, and how many numbers each holds in registers. A
+/// warp if that suffices or there are many vectors, otherwise a block; 0 numbers if there are too
+/// many for registers.
 fn share(rows: usize, n: usize) -> (usize, usize) {
     if n <= 128 || n <= 1024 && rows >= 2048 {
         return (32, n.div_ceil(32).next_power_of_two());

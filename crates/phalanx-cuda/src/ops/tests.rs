@@ -1,4 +1,4 @@
-//! Every general op against the reference, in the shapes that take different paths.
+//! Every general op against the reference, in the shapes that take different code paths.
 
 use super::axes::{Loop, push};
 use super::case::{Case, numbers};
@@ -9,7 +9,7 @@ use crate::launch::{Block, Elem, Ptr};
 use phalanx_graph::ops::{FillMode, ReduceKind, SampleGeom};
 use phalanx_graph::{DType, Op, Type};
 
-/// The kernels a case launches.
+/// The kernels that a case launches.
 fn names(case: &Case) -> Vec<String> {
     case.launches().iter().map(|l| l.kernel.clone()).collect()
 }
@@ -150,7 +150,7 @@ fn slices_and_joins() {
         join(1).rows(&[3, 1, 5]).rows(&[3, 2, 5]).check(0.0);
         join(0).ints(&[2], vec![1, 2, 3, 1 << 30]).ints(&[1], vec![5, 6]).check(0.0);
     }
-    // Wide words only where the start is aligned to them.
+    // Wide words only if the start is aligned to them.
     let words = |start| {
         let op = Op::Slice { axis: 1, start, len: 4 };
         let name = names(&Case::new(op, 2).rows(&[6, 8])).remove(0);
@@ -217,7 +217,7 @@ fn affine_maps_and_back() {
             case.floats(Type::rows([6]), matrices()).check(2e-6);
         }
     }
-    // More pixels than one block has threads.
+    // More pixels than a block has threads.
     let geom = SampleGeom {
         input: [24, 20, 1],
         output: [18, 30],
@@ -256,7 +256,7 @@ fn embeddings() {
         gather.ints(&[2], index.clone()).check(0.0);
         let grad = |vocab, rows| Case::new(Op::GatherGrad { vocab }, rows);
         grad(5, 4).ints(&[2], index).rows(&[2, width]).check(1e-6);
-        // Some rows often, some seldom, some not at all.
+        // Some rows often, some seldom, some never.
         let index: Vec<i32> = (0..700).map(|i| if i % 3 == 0 { 7 } else { i * i % 41 }).collect();
         grad(50, 100).ints(&[7], index).rows(&[7, width]).check(1e-5);
     }
@@ -331,7 +331,7 @@ fn random_numbers() {
     assert_eq!(names(&case(1)), ["dropout<float, float, 1, u32>"]);
 }
 
-/// What the kernels make of narrow operands: the reference's result of the same numbers.
+/// Kernels with 16-bit operands: compared with the reference on the same numbers.
 #[phalanx_testing::needs(gxx)]
 #[test]
 fn narrow_numbers() {

@@ -1,6 +1,6 @@
-//! The optimizer: gradients made whole and applied, over chunks of the flat layout, in one launch;
-//! in three where norms limit them, and two in front of them where the loss is scaled. Its kernels are
-//! written around the rule's tape.
+//! The optimizer: gradients are reduced and applied over chunks of the flat layout in one launch;
+//! in three launches if they are clipped by norm, and with two more before them if the loss is
+//! scaled. The kernels are generated around the rule's tape.
 
 use crate::launch::{Block, Elem, Launch, Ptr, Source, Word};
 use crate::lowering_context::LowerCtx;
@@ -12,26 +12,27 @@ use std::fmt::Write;
 
 const THREADS: usize = 256;
 
-/// Elements a block takes in one go.
+/// Elements that a block processes at once.
 const STRIDE: usize = THREADS * 4;
 
 /// Blocks that fill a GPU.
 const BLOCKS: usize = 132 * 4;
 
-/// Side of a tile of a matrix that is transposed, as `SIDE` of the kernels.
+/// Side of a tile of a transposed matrix, as `SIDE` of the kernels.
 const SIDE: usize = 64;
 
-/// What an update is told besides the plan.
+/// The parameters of an update besides the plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Update<'a> {
     pub plan: &'a UpdatePlan,
     /// Replicas on this GPU. Weights and slots are read from the first and written to all.
     pub replicas: usize,
-    /// How many of them have a part of the gradient; one, where the first has the whole.
+    /// How many of them hold a part of the gradient; one if the first holds the sum.
     pub sources: usize,
     /// Whether the parts of [`SHARDS`] sources are added as a tree.
     pub fixed: bool,
-    /// Under accumulation, whether this step applies the sum, which the first replica keeps.
+    /// With gradient accumulation, whether this step applies the sum. The first replica holds the
+    /// sum.
     pub accumulate: Option<bool>,
 }
 
@@ -41,7 +42,7 @@ struct Chunk {
     len: usize,
     l1: f32,
     l2: f32,
-    /// Position in the plan's gradients.
+    /// Index into the plan's gradients.
     gradient: usize,
 }
 
@@ -65,8 +66,8 @@ impl Update<'_> {
         self.plan.rule.clip.filter(|c| matches!(c, Clip::Norm(_) | Clip::GlobalNorm(_)))
     }
 
-    /// Statements that leave the whole gradient of four elements in `g`, and what is to be applied of
-    /// it under accumulation.
+    /// Statements that leave the reduced gradient of four elements in `g`; with gradient
+    /// accumulation, the gradient to apply.
     fn accumulated(&self) -> String {
         let mut text = match self.plan.loss_scale {
             None => self.whole("l1, l2"),
@@ -85,7 +86,8 @@ impl Update<'_> {
         text
     }
 
-    /// Statements that leave the parts of four elements' gradient, added up, and their penalty in `g`.
+    /// Statements that leave the sum of the parts of four elements' gradient, plus their penalty,
+    /// in `g`.
     fn whole(&self, penalty: &str) -> String {
         let mut text = String::new();
         for s in 0..self.sources {
@@ -103,7 +105,7 @@ impl Update<'_> {
         self.plan.loss_scale.is_some()
     }
 
-    /// The start of a kernel that leaves everything as it is where the step is skipped.
+    /// The start of a kernel that does nothing if the step is skipped.
     fn unless_skipped(&self) -> String {
         if self.scaled() { "    if (scaling[0] == 0.0f) return;\n".into() } else { String::new() }
     }
@@ -135,8 +137,9 @@ impl Update<'_> {
         text
     }
 
-    /// The parameters of every kernel here: inputs, chunks, gradients, the kept sum, weights, slots,
-    /// norms, and the scale of the gradients, zero where they are not to be applied.
+    /// The parameters of every kernel here: inputs, chunks, gradients, accumulated gradients,
+    /// weights, slots, norms, and the scale of the gradients, which is zero if they are not to be
+    /// applied.
     fn params(&self) -> String {
         let mut text = "(const Inputs* in, const Word* chunks".to_string();
         (0..self.sources).for_each(|s| text += &format!(", float* g{s}"));
@@ -177,7 +180,7 @@ impl Update<'_> {
         if self.scaled() { launch.arg(extra.scaling) } else { launch }
     }
 
-    /// A kernel that walks over its chunk with `each` in the loop, and its launch.
+    /// A kernel that visits its chunk with `each` in the loop, and its launch.
     fn launch(
         &self,
         cx: &LowerCtx<'_>,
@@ -211,7 +214,7 @@ struct Extra {
     scaling: Option<Ptr>,
 }
 
-/// What the kernels differ in.
+/// The parts in which kernels differ.
 #[derive(Default)]
 struct Parts {
     before: String,
@@ -224,7 +227,7 @@ fn tapes_launch(kernel: String, blocks: usize) -> Launch {
     Launch { source: Source::Tapes, kernel, grid, threads, shared: 0, args: vec![] }
 }
 
-/// Eight parts added as one tree, whoever computed which.
+/// Adds eight parts as one tree, regardless of which replica computed which.
 fn tree(p: &[String]) -> String {
     let pair = |i: usize| format!("({} + {})", p[i], p[i + 1]);
     format!("({} + {}) + ({} + {})", pair(0), pair(2), pair(4), pair(6))
@@ -245,8 +248,9 @@ pub(crate) fn update(cx: &mut LowerCtx<'_>, tapes: &mut Tapes, u: &Update<'_>) -
     launches
 }
 
-/// Gradients of a scaled loss made whole in place; then whether they are all finite, and the scale of
-/// the next step. What those kernels that apply them read: their scale, or zero.
+/// Reduces the gradients of a scaled loss in place, then checks whether they are all finite and
+/// computes the scale of the next step. Returns the address that the applying kernels read: the
+/// gradients' scale, or zero.
 fn reduced(
     cx: &mut LowerCtx<'_>,
     tapes: &mut Tapes,
@@ -279,7 +283,7 @@ fn reduced(
     (vec![whole, decide], verdict)
 }
 
-/// The rule, on gradients that are whole or to be made so.
+/// Applies the rule to gradients that are reduced already or on the fly.
 fn applied(
     cx: &mut LowerCtx<'_>,
     tapes: &mut Tapes,
@@ -305,8 +309,8 @@ fn applied(
     }
 }
 
-/// Gradients made whole in place with the squared norm of every chunk; squared norms of the
-/// parameters; the rule on gradients scaled by them.
+/// Reduces gradients in place with the squared norm of every chunk; computes the squared norms of
+/// the parameters; applies the rule to gradients scaled by them.
 fn clipped(
     cx: &mut LowerCtx<'_>,
     tapes: &mut Tapes,
@@ -357,8 +361,8 @@ fn clipped(
     vec![first, second, u.launch(cx, tapes, chunks, extra, &third)]
 }
 
-/// A convolution's filters in both orders: `[k][f]` as weights lie, `[f][k]` as the vendor's library
-/// wants them.
+/// A convolution's filters in both layouts: `[k][f]` of the weights, `[f][k]` of the vendor's
+/// library.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Filters {
     /// `height * width * channels / groups`
@@ -375,7 +379,7 @@ pub(crate) fn pack_filters(filters: &[Filters], elem: Elem) -> Vec<Launch> {
     transpose_many(kernel, filters.iter().map(|w| (w.weights, w.packed, w.k, w.f)))
 }
 
-/// All convolutions' gradients back in the order of the weights, in one launch.
+/// All convolutions' gradients converted back to the layout of the weights, in one launch.
 pub(crate) fn unpack_gradients(filters: &[Filters], elem: Elem) -> Vec<Launch> {
     let kernel = format!("transpose_many<{}, float>", elem.c_name());
     transpose_many(kernel, filters.iter().map(|w| (w.packed, w.weights, w.f, w.k)))
@@ -419,7 +423,7 @@ mod tests {
         b.finish("momentum", clip, w, &[m])
     }
 
-    /// A parameter of the test: weights, momentum, both replicas' gradients, sum over steps.
+    /// A parameter of the test: weights, momentum, both replicas' gradients, accumulated gradient.
     struct Param {
         id: ParamId,
         w: Vec<f64>,
@@ -457,11 +461,11 @@ mod tests {
         }
     }
 
-    /// Steps, each with its weight and the factor where the sum is applied.
+    /// Steps, each with its weight and, if the sum is applied, the factor.
     fn check(seed: Option<u64>, clip: Option<Clip>, steps: &[Option<(f32, Option<f32>)>]) {
         let mut harness = Harness::new(seed, 1);
         let mut params: Vec<Param> = vec![];
-        // The third is nobody's to touch.
+        // The third parameter is not trained.
         for (i, n) in [5000, 3, 70, 64].into_iter().enumerate() {
             let mut w = numbers(n, i as u64);
             w[0] = 0.0;

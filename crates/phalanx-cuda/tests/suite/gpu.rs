@@ -1,6 +1,6 @@
-//! The GPU executor against the reference evaluator, on the GPU of this machine: several replicas
-//! share it. `PHALANX_TF32=0` keeps all 24 bits of every product's operands, and
-//! the results are then held to what 32-bit floats allow.
+//! Tests of the GPU executor against the reference evaluator, on the GPU of this machine, shared by
+//! several replicas. `PHALANX_TF32=0` keeps all 24 bits of every product's operands; the tolerances
+//! are then those of 32-bit floats.
 
 use phalanx_cuda::GpuPlacement;
 use phalanx_graph::exec::Executor;
@@ -87,7 +87,7 @@ mod several {
     }
 
     impl Lab for Gpus {
-        /// With all GPUs, and with two replicas on each of two.
+        /// All GPUs with one replica each, and two GPUs with two replicas each.
         fn meshes(&self) -> Vec<Mesh> {
             let mut devices = vec![2, 4, self.0];
             devices.sort_unstable();

@@ -1,5 +1,5 @@
-//! Mixed precision on this machine's GPU or, without one, on one that the host plays: 16-bit activations
-//! give what 32-bit ones give, up to their eight or eleven bits.
+//! Mixed precision, on this machine's GPU or on an emulated one: 16-bit activations give the
+//! results of 32-bit ones, up to their eight or eleven bits.
 
 use phalanx_cuda::GpuPlacement;
 use phalanx_graph::exec::{Batch, Executor, ProgramId};
@@ -15,7 +15,7 @@ fn real() -> bool {
     phalanx_cuda::gpus().is_ok_and(|gpus| !gpus.is_empty())
 }
 
-/// Replicas that share a GPU or, `joined`, have an emulated one each.
+/// Replicas that share a GPU or, if `joined`, have an emulated one each.
 fn executor(devices: usize, joined: bool, params: &[ParamSpec]) -> Box<dyn Executor> {
     let part = |part| GpuPlacement { index: 0, part: Some(part) };
     let places: Vec<GpuPlacement> = (0..devices).map(part).collect();
@@ -27,7 +27,7 @@ fn executor(devices: usize, joined: bool, params: &[ParamSpec]) -> Box<dyn Execu
     made.expect("starts")
 }
 
-/// A network on its way.
+/// A network in training.
 struct Trained {
     e: Box<dyn Executor>,
     id: ProgramId,
@@ -87,7 +87,7 @@ fn check(step: &Step, policy: Policy, rows: &[usize], tolerance: f32) {
         let close = |what: &str, a: &[f32], b: &[f32]| {
             let largest = a.iter().fold(0f32, |m, v| m.max(v.abs()));
             let apart = a.iter().zip(b).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-            // A real GPU's 32-bit products have ten bits themselves.
+            // Products of 32-bit floats have only ten bits on a real GPU.
             let allowed = tolerance * if real() { 2.0 } else { 1.0 } * largest + 1e-6;
             assert!(apart <= allowed, "{what}: {apart} apart, allowed {allowed}");
         };
@@ -131,8 +131,8 @@ fn halves_of_a_perceptron() {
     check(&step, Policy::MixedFloat16, &[8, 5, 8], 0.03);
 }
 
-/// How far a single step's weights are from those of 32-bit floats, in the middle of all: where a ReLU
-/// falls to the other side some are far off.
+/// The median difference between a single step's weights and those of 32-bit floats. Weights after
+/// a ReLU that switches sides may differ a lot.
 fn median_error(step: &Step, policy: Policy, devices: usize) -> f32 {
     let run = |policy| train(step, policy, (devices, false), &[8]).0.concat();
     let pairs = run(Policy::Float32).into_iter().zip(run(policy));
@@ -165,7 +165,7 @@ fn halves_that_overflow_are_found_in_the_gradients() {
             let all = (0..step.graph.params().len() as u32).map(ParamId);
             all.filter(|id| *id != state).map(|id| lab.e.param(id)).collect::<Vec<_>>()
         };
-        // 32-bit floats would take it, halves do not.
+        // 32-bit floats can represent it, halves cannot.
         lab.e.set_param(state, &[2f32.powi(24), 0.0, 1.0]).expect("fits");
         let before = weights(&lab);
         let mut scales = vec![];

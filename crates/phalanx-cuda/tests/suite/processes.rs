@@ -1,5 +1,5 @@
-//! Emulated GPUs of several processes, which are threads: what every executor has to pass, the bits of
-//! one process with as many GPUs, and processes that are lost.
+//! Tests of emulated GPUs in several processes, which are threads: the tests of all executors,
+//! equality with one process that has as many GPUs, and lost processes.
 
 use crate::seed;
 use phalanx_cuda::emulator;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 struct Several;
 
-/// Runs `work` as each process at once.
+/// Runs `work` for all processes in parallel.
 fn at_once<T: Send, R: Send>(all: Vec<T>, work: impl Fn(usize, T) -> R + Sync) -> Vec<R> {
     let work = &work;
     std::thread::scope(|scope| {
@@ -28,7 +28,7 @@ fn at_once<T: Send, R: Send>(all: Vec<T>, work: impl Fn(usize, T) -> R + Sync) -
     })
 }
 
-/// Processes, each with GPUs that have so many replicas.
+/// Processes with emulated GPUs; `gpus` are the replicas of each GPU by process.
 fn start(gpus: &[&[usize]], params: &[ParamSpec]) -> Box<dyn Executor> {
     let devices: Vec<usize> = gpus.iter().map(|g| g.iter().sum()).collect();
     let executors = at_once(clusters(&devices), |rank, cluster| {
@@ -57,7 +57,7 @@ impl Lab for Several {
     }
 }
 
-// What a single replica does by itself is not different here.
+// Tests of a single replica are omitted: nothing differs here.
 phalanx_testing::executor_tests! { [gxx], super::Several;
     ops: batch_norm_ops threshold_counts replica_means_are_weighted_by_rows;
     random: random_graphs;
@@ -136,7 +136,7 @@ fn steps_are_captured_again_by_all_where_the_memory_of_one_moves() {
     ] {
         at_once(clusters_within(&[1, 1], Duration::from_secs(10)), |_, cluster| {
             let mut e = executor(&step, cluster).expect("starts");
-            // Where there is a single row, the second process has none, and needs less room.
+            // With a single row, the second process has none and needs less memory.
             for rows in [1, 2, 1, 9, 1, 2] {
                 run_on(&mut *e, &step, rows)
                     .unwrap_or_else(|e| panic!("{} {rows}: {e}", step.name));
@@ -170,7 +170,7 @@ fn a_process_that_hangs_is_not_waited_for_without_end() {
     let (stop, hung) = std::sync::mpsc::channel::<()>();
     let hung = std::sync::Mutex::new(Some(hung));
     let limit = Duration::from_secs(3);
-    // Kernels are compiled before anyone's patience counts.
+    // Compile the kernels before timeouts matter.
     at_once(clusters(&[1, 1]), |_, cluster| {
         let mut e = executor(&step, cluster).expect("starts");
         run(&mut *e, &step).expect("runs");
