@@ -61,16 +61,16 @@ impl Desc {
         self.set(name, Kind::CUDNN_TYPE_BACKEND_DESCRIPTOR, &[value.0])
     }
 
-    /// Reads at most `room.len()` elements. Returns how many there are.
-    fn get<T>(&self, name: Name, kind: Kind, room: &mut [T]) -> Result<usize> {
+    /// Reads at most `buffer.len()` elements. Returns how many there are.
+    fn get<T>(&self, name: Name, kind: Kind, buffer: &mut [T]) -> Result<usize> {
         let mut count = 0;
         // SAFETY: as in `set`; the library writes no more than requested.
         let got = unsafe {
-            let to: *mut c_void = room.as_mut_ptr().cast();
-            sys::cudnnBackendGetAttribute(self.0, name, kind, room.len() as i64, &mut count, to)
+            let to: *mut c_void = buffer.as_mut_ptr().cast();
+            sys::cudnnBackendGetAttribute(self.0, name, kind, buffer.len() as i64, &mut count, to)
         };
         check(&format!("cuDNN attribute {name:?}"), got)?;
-        Ok(room.len().min(count.max(0) as usize))
+        Ok(buffer.len().min(count.max(0) as usize))
     }
 
     fn finalize(self) -> Result<Desc> {
@@ -283,7 +283,7 @@ fn filters(id: i64, conv: &Conv) -> Result<Desc> {
 fn convolution(conv: &Conv) -> Result<Desc> {
     let g = &conv.geom;
     // The padding after the input follows from the sizes.
-    let behind = |a: usize| {
+    let pad_after = |a: usize| {
         let span = (g.output[a] - 1) * g.stride[a] + (g.kernel[a] - 1) * g.dilation[a] + 1;
         (span as i64 - (g.input[a] + g.pad[a]) as i64).max(0)
     };
@@ -296,7 +296,7 @@ fn convolution(conv: &Conv) -> Result<Desc> {
     let kind = Kind::CUDNN_TYPE_CONVOLUTION_MODE;
     desc.set(Name::CUDNN_ATTR_CONVOLUTION_CONV_MODE, kind, &mode)?;
     desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, &numbers(g.pad))?;
-    let after = [behind(0), behind(1)];
+    let after = [pad_after(0), pad_after(1)];
     desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, &after)?;
     desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_DILATIONS, &numbers(g.dilation))?;
     desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, &numbers(g.stride))?;

@@ -41,7 +41,7 @@ pub use inventory::KernelInventory;
 pub(crate) use mailbox::transport;
 
 /// Stack size of a thread, in bytes.
-const STACK: usize = 128 << 10;
+const STACK_BYTES: usize = 128 << 10;
 /// One per thread of a block, one to start from, one for the run itself.
 const STACKS: usize = 1024 + 2;
 /// Maximum dynamic shared memory of a block, in bytes.
@@ -158,11 +158,11 @@ pub(crate) fn make_id() -> NcclId {
 }
 
 /// Objects that processes share, by id.
-struct Register<T>(OnceLock<Mutex<HashMap<NcclId, Weak<T>>>>);
+struct Registry<T>(OnceLock<Mutex<HashMap<NcclId, Weak<T>>>>);
 
-impl<T> Register<T> {
-    const fn new() -> Register<T> {
-        Register(OnceLock::new())
+impl<T> Registry<T> {
+    const fn new() -> Registry<T> {
+        Registry(OnceLock::new())
     }
 
     /// The object with this id. The first caller creates it.
@@ -193,7 +193,7 @@ pub(crate) struct EmulatedGpu {
     stacks: Bytes,
     random: Option<Random>,
     /// How often a block was relocated.
-    moves: usize,
+    relocations: usize,
     /// Membership in a group of GPUs that reduce with each other, if any.
     link: Option<Link>,
 }
@@ -204,7 +204,7 @@ struct Step {
     /// For each work item, the items that must run before it.
     before: Vec<Vec<usize>>,
     kernels: Kernels,
-    moves: usize,
+    relocations: usize,
 }
 
 type Kernels = BTreeMap<(Source, String), Arc<Kernel>>;
@@ -219,9 +219,9 @@ impl EmulatedGpu {
             next: 0,
             workspaces: vec![],
             steps: vec![],
-            stacks: Bytes::untouched(STACK * STACKS),
+            stacks: Bytes::untouched(STACK_BYTES * STACKS),
             random: seed.map(Random::new),
-            moves: 0,
+            relocations: 0,
             link: None,
         }
     }
@@ -265,7 +265,7 @@ impl EmulatedGpu {
             Task::Conv(c) => products::conv(&mut self.memory, c),
             Task::Clear(span) => products::clear(&mut self.memory, span),
             Task::Reduce(parts) => {
-                let link = self.link.as_ref().ok_or("there is no other GPU to add with")?;
+                let link = self.link.as_ref().ok_or("there is no other GPU to reduce with")?;
                 link.group.add(link.rank, &mut self.memory, parts)
             }
         }
@@ -284,7 +284,7 @@ impl EmulatedGpu {
             shared: shared.as_mut_ptr().cast(),
             shared_bytes: l.shared as usize,
             stacks: self.stacks.address(),
-            stack_bytes: STACK,
+            stack_bytes: STACK_BYTES,
             error: error.as_mut_ptr(),
             error_bytes: error.len(),
         };
@@ -298,7 +298,7 @@ impl EmulatedGpu {
         let used = (l.shared as usize).div_ceil(16);
         match shared[used..].iter().all(|v| *v == u128::MAX) {
             true => Ok(()),
-            false => Err(format!("writes behind its {} bytes of shared memory", l.shared)),
+            false => Err(format!("writes past its {} bytes of shared memory", l.shared)),
         }
     }
 }
@@ -419,7 +419,7 @@ impl GpuDevice for EmulatedGpu {
         let held = self.memory.held_with(replica, block, bytes) + self.non_block_bytes();
         self.check_capacity(held, bytes, purpose)?;
         let moved = self.memory.reserve(replica, block, bytes);
-        self.moves += usize::from(moved);
+        self.relocations += usize::from(moved);
         Ok(moved)
     }
 
@@ -453,7 +453,7 @@ impl GpuDevice for EmulatedGpu {
         self.check_capacity(held, each.iter().sum(), WORKSPACES)?;
         self.workspaces = grown;
         let before = order::before(&plan.work_items);
-        self.steps.push(Some(Step { plan, before, kernels, moves: self.moves }));
+        self.steps.push(Some(Step { plan, before, kernels, relocations: self.relocations }));
         Ok(StepId(self.steps.len() - 1))
     }
 
@@ -491,10 +491,10 @@ impl GpuDevice for EmulatedGpu {
             .get(index)
             .and_then(Option::as_ref)
             .ok_or_else(|| failed(format!("no step {index}")))?;
-        if step.moves != self.moves {
+        if step.relocations != self.relocations {
             return Err(failed(format!("step {index} was made ready before a block moved")));
         }
-        let works = match &mut self.random {
+        let items = match &mut self.random {
             Some(random) => order::shuffled(&step.before, random),
             None => (0..step.plan.work_items.len()).collect(),
         };
@@ -504,7 +504,7 @@ impl GpuDevice for EmulatedGpu {
         for replica in replicas {
             self.write(Ptr::new(replica, Block::Inputs, 0), head)?;
         }
-        let done = works.into_iter().try_for_each(|i| self.work(&work[i], &kernels));
+        let done = items.into_iter().try_for_each(|i| self.work(&work[i], &kernels));
         done.map_err(|message| self.failed(message))
     }
 

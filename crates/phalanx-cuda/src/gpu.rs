@@ -145,7 +145,10 @@ impl Gpu {
         let block = self.blocks.get(&(at.replica, at.block));
         let block = block.ok_or_else(|| Failure(format!("{at} has no memory")))?;
         if at.offset >= block.bytes() {
-            return Err(Failure(format!("{at} lies behind the end, {} bytes", block.bytes())));
+            return Err(Failure(format!(
+                "{at} lies past the end of its block, {} bytes",
+                block.bytes()
+            )));
         }
         Ok(block.at() + at.offset as u64)
     }
@@ -238,7 +241,7 @@ impl Gpu {
             Ready::Clear { at, bytes } => cu!(cuMemsetD8Async(*at, 0, *bytes, queue.0)),
             Ready::Reduce(sums) => match &self.link {
                 Some(link) => link.reduce(sums, queue),
-                None => Err(Failure("there is no other GPU to add with".into())),
+                None => Err(Failure("there is no other GPU to reduce with".into())),
             },
         }
     }

@@ -58,7 +58,7 @@ fn check(what: &str, answer: c_int) -> Result<()> {
     let (reason, last) =
         unsafe { (text(sys::ncclGetErrorString(answer)), text(sys::ncclGetLastError(null_mut()))) };
     let last = if last.is_empty() { last } else { format!(": {last}") };
-    Err(Failure(format!("{what}: {reason}{last} (NCCL_DEBUG=INFO says more)")))
+    Err(Failure(format!("{what}: {reason}{last} (set NCCL_DEBUG=INFO for details)")))
 }
 
 macro_rules! nccl {
@@ -159,7 +159,7 @@ fn take_comm(comm: &Mutex<Option<Comm>>) -> Option<Comm> {
 }
 
 fn aborted() -> Failure {
-    Failure("the GPUs do not work together any more, since one of them failed".into())
+    Failure("the group of GPUs was aborted because one of them failed".into())
 }
 
 /// Creates an id by which the ranks of a group find each other.

@@ -18,17 +18,17 @@ pub(crate) struct StreamSlot {
 /// Assigns work items to `streams` in order. An item continues the stream of the last item it must
 /// wait for, if that is still the last on its stream; otherwise it goes to the stream that has been
 /// idle longest. All-reduces have an extra stream, so that only their readers wait for them.
-pub(crate) fn schedule(works: &[WorkItem], streams: usize) -> Vec<StreamSlot> {
-    let mut placed: Vec<StreamSlot> = Vec::with_capacity(works.len());
+pub(crate) fn schedule(items: &[WorkItem], streams: usize) -> Vec<StreamSlot> {
+    let mut placed: Vec<StreamSlot> = Vec::with_capacity(items.len());
     // For each stream its last item, and the last item of every stream that it has waited for.
     let all = streams + 1;
     let mut last: Vec<Option<usize>> = vec![None; all];
     let mut known: Vec<Vec<Option<usize>>> = vec![vec![None; all]; all];
-    let mut seen: Vec<Vec<Option<usize>>> = Vec::with_capacity(works.len());
-    for (i, work) in works.iter().enumerate() {
+    let mut seen: Vec<Vec<Option<usize>>> = Vec::with_capacity(items.len());
+    for (i, work) in items.iter().enumerate() {
         let mut needed: Vec<Option<usize>> = vec![None; all];
         for j in 0..i {
-            if work.follows(&works[j]) {
+            if work.follows(&items[j]) {
                 let slot = &mut needed[placed[j].stream];
                 *slot = (*slot).max(Some(j));
             }
@@ -77,8 +77,8 @@ mod tests {
 
     #[test]
     fn branches_run_side_by_side_and_meet_again() {
-        let works = [work(&[], &[0]), work(&[0], &[8]), work(&[0], &[16]), work(&[8, 16], &[24])];
-        let placed = schedule(&works, 2);
+        let items = [work(&[], &[0]), work(&[0], &[8]), work(&[0], &[16]), work(&[8, 16], &[24])];
+        let placed = schedule(&items, 2);
         assert_eq!(placed[1].stream, 0);
         assert_eq!((placed[2].stream, &placed[2].waits[..]), (1, &[0][..]));
         assert_eq!((placed[3].stream, &placed[3].waits[..]), (1, &[1][..]));
@@ -97,11 +97,11 @@ mod tests {
             WorkItem { writes, ..work(reads, &[]) }
         };
         // Two layers: derivative, gradient, its all-reduce; then the update.
-        let mut works = vec![work(&[], &[0]), makes(&[0], 0), gradient(0)];
-        works.extend([work(&[0], &[8]), makes(&[8], 8), gradient(8)]);
+        let mut items = vec![work(&[], &[0]), makes(&[0], 0), gradient(0)];
+        items.extend([work(&[0], &[8]), makes(&[8], 8), gradient(8)]);
         let all = vec![Span::whole(Ptr::new(0, Block::Gradients, 0), 16)];
-        works.push(WorkItem { reads: all, ..work(&[], &[]) });
-        let placed = schedule(&works, 2);
+        items.push(WorkItem { reads: all, ..work(&[], &[]) });
+        let placed = schedule(&items, 2);
         let streams: Vec<usize> = placed.iter().map(|p| p.stream).collect();
         assert_eq!((streams[2], streams[5]), (2, 2));
         assert!([0, 1, 3, 4, 6].iter().all(|i| streams[*i] < 2), "{streams:?}");
@@ -113,10 +113,10 @@ mod tests {
 
     #[test]
     fn a_buffer_is_not_written_while_it_is_read() {
-        let works = [work(&[], &[0]), work(&[0], &[8]), work(&[], &[0])];
-        let placed = schedule(&works, 1);
+        let items = [work(&[], &[0]), work(&[0], &[8]), work(&[], &[0])];
+        let placed = schedule(&items, 1);
         assert!(placed.iter().all(|p| p.waits.is_empty()));
-        let placed = schedule(&works, 3);
+        let placed = schedule(&items, 3);
         assert_eq!(placed[2].stream, 0);
     }
 }

@@ -1,7 +1,7 @@
 //! All-reduce over emulated GPUs, in the order of their ranks. Processes are threads here; they
 //! find each other by an id that one of them creates.
 
-use super::Register;
+use super::Registry;
 use super::memory::Memory;
 use crate::device_threads::{AbortableBarrier, Aborted};
 use crate::launch::Elem;
@@ -56,7 +56,7 @@ impl AllReduceGroup {
 
     /// The group of the GPUs of several processes.
     pub fn of(assignment: &RankAssignment) -> Arc<AllReduceGroup> {
-        static GROUPS: Register<AllReduceGroup> = Register::new();
+        static GROUPS: Registry<AllReduceGroup> = Registry::new();
         GROUPS.find(assignment.id, || AllReduceGroup::new(assignment.total, assignment.timeout))
     }
 
@@ -135,11 +135,11 @@ mod tests {
     /// Runs each rank's work items.
     fn run(
         devices: &mut [DeviceReplicas<EmulatedGpu>],
-        works: impl Fn(usize) -> Vec<WorkItem> + Sync,
+        items: impl Fn(usize) -> Vec<WorkItem> + Sync,
     ) -> Result<(), ExecError> {
         let threads = ThreadPool::new(devices.len()).expect("threads");
         let start = |i: usize, s: &mut DeviceReplicas<EmulatedGpu>| {
-            let work = works(i);
+            let work = items(i);
             let tapes =
                 "__global__ void wrong() { __shared__ int a[2]; a[(int)gridDim.x + 3] = 1; }";
             let step = s.gpu.prepare(Plan { work_items: work, tapes: tapes.into() })?;
@@ -173,8 +173,8 @@ mod tests {
         let mut devices = devices(3);
         let wrong = Launch { source: Source::Tapes, ..Launch::blocks("", "wrong", 1, 1) };
         let wrong = WorkItem { tasks: vec![Task::Launch(wrong)], label: "wrong".into(), ..sum(1) };
-        let works = |i: usize| if i == 1 { vec![wrong.clone()] } else { vec![sum(1)] };
-        let error = run(&mut devices, works).unwrap_err().to_string();
+        let items = |i: usize| if i == 1 { vec![wrong.clone()] } else { vec![sum(1)] };
+        let error = run(&mut devices, items).unwrap_err().to_string();
         assert!(error.contains("wrong: wrong <<<"), "{error}");
         let after = run(&mut devices, |_| vec![sum(1)]).unwrap_err().to_string();
         assert!(after.contains("another GPU failed"), "{after}");
@@ -183,8 +183,8 @@ mod tests {
     #[test]
     fn nobody_hangs_where_one_panics() {
         let mut devices = devices(3);
-        let works = |i: usize| if i == 2 { panic!("of one") } else { vec![sum(1)] };
-        let run = std::panic::AssertUnwindSafe(|| run(&mut devices, works));
+        let items = |i: usize| if i == 2 { panic!("of one") } else { vec![sum(1)] };
+        let run = std::panic::AssertUnwindSafe(|| run(&mut devices, items));
         let panic = std::panic::catch_unwind(run).unwrap_err();
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"of one"));
     }

@@ -1,6 +1,6 @@
 //! Messages between processes, which are threads here, in place of NCCL.
 
-use super::Register;
+use super::Registry;
 use crate::nccl_transport::Transport;
 use crate::process_group::{LivenessProbe, RankAssignment};
 use std::collections::{HashMap, VecDeque};
@@ -35,7 +35,7 @@ struct MailboxTransport {
 
 /// The transport between all processes with this id. Each process has one rank.
 pub(crate) fn transport(assignment: &RankAssignment) -> Box<dyn Transport> {
-    static MAILBOXES: Register<Mailbox> = Register::new();
+    static MAILBOXES: Registry<Mailbox> = Registry::new();
     let mailbox = MAILBOXES.find(assignment.id, Mailbox::default);
     let (rank, timeout, lost_peer) =
         (assignment.first, assignment.timeout, assignment.lost_peer.clone());

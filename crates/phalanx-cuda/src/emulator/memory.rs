@@ -115,7 +115,7 @@ enum Access {
 }
 
 /// Bytes that a work item must not change, and their content.
-struct Kept {
+struct Protected {
     place: (usize, Block),
     range: Range<usize>,
     bytes: Vec<u8>,
@@ -123,7 +123,7 @@ struct Kept {
 }
 
 /// The memory that [`Memory::hide`] has hidden.
-pub(super) struct Hidden(Vec<Kept>);
+pub(super) struct Hidden(Vec<Protected>);
 
 /// All blocks of all replicas.
 #[derive(Default)]
@@ -242,9 +242,9 @@ impl Memory {
     /// Hides memory that a work item did not declare. Scratch memory is private to an item and
     /// inputs are never written, so neither needs to be declared.
     pub fn hide(&mut self, work: &WorkItem) -> Hidden {
-        let mut kept = vec![];
+        let mut protected = vec![];
         if self.held() > MAX_HIDDEN {
-            return Hidden(kept);
+            return Hidden(protected);
         }
         for (place, guarded) in &mut self.blocks {
             let other = match place.1 {
@@ -258,16 +258,16 @@ impl Memory {
                 if hidden {
                     guarded.data_mut()[range.clone()].fill(POISON);
                 }
-                kept.push(Kept { place: *place, range, bytes, hidden });
+                protected.push(Protected { place: *place, range, bytes, hidden });
             }
         }
-        Hidden(kept)
+        Hidden(protected)
     }
 
     /// Restores hidden memory. Fails if it was changed.
     pub fn show(&mut self, hidden: Hidden) -> Result<(), String> {
         let mut result = Ok(());
-        for Kept { place, range, bytes, hidden } in hidden.0 {
+        for Protected { place, range, bytes, hidden } in hidden.0 {
             let data =
                 &mut self.blocks.get_mut(&place).expect("still there").data_mut()[range.clone()];
             let changed = match hidden {

@@ -19,9 +19,9 @@ impl Random {
 }
 
 /// For each work item, the items that it must wait for.
-pub(super) fn before(works: &[WorkItem]) -> Vec<Vec<usize>> {
-    let earlier = |i: usize| (0..i).filter(move |j| works[i].follows(&works[*j])).collect();
-    (0..works.len()).map(earlier).collect()
+pub(super) fn before(items: &[WorkItem]) -> Vec<Vec<usize>> {
+    let earlier = |i: usize| (0..i).filter(move |j| items[i].follows(&items[*j])).collect();
+    (0..items.len()).map(earlier).collect()
 }
 
 /// A random order in which every item runs after those that it must wait for.

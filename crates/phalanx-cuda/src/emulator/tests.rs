@@ -318,9 +318,9 @@ fn works_wait_for_whom_they_follow() {
         reads: (0..4).map(at).collect(),
         writes: vec![at(16)],
     };
-    let works =
+    let items =
         vec![store(0, 1.0), store(1, 2.0), store(2, 3.0), store(3, 4.0), sum, store(0, 9.0)];
-    let step = gpu.prepare(plan(works)).expect("ready");
+    let step = gpu.prepare(plan(items)).expect("ready");
     for _ in 0..20 {
         gpu.start(step, &[]).expect("runs");
         assert_eq!(get(&gpu, Y.add(64), 1), [10.0]);

@@ -29,7 +29,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         check_columns(columns)?;
         let bytes: usize = columns.iter().map(|c| c.data.bytes()).sum();
         let fits = |s: &DeviceReplicas<M>| {
-            s.gpu.free_memory().is_some_and(|room| bytes <= room / FREE_MEMORY_DIVISOR)
+            s.gpu.free_memory().is_some_and(|free| bytes <= free / FREE_MEMORY_DIVISOR)
         };
         // Processes would have to agree on it, and on the number of steps per launch.
         let alone = self.peers.is_none();

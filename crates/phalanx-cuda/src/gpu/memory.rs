@@ -8,7 +8,7 @@ use crate::plan::WORKSPACES;
 use phalanx_graph::exec::ExecError;
 
 /// Whether a block's content outlives a step.
-fn lasts(block: Block) -> bool {
+fn outlives_step(block: Block) -> bool {
     match block {
         Block::Params
         | Block::Accumulated
@@ -39,7 +39,7 @@ impl Gpu {
         }
         self.streams[0].synchronize()?;
         let moved = old > 0;
-        if !lasts(block) && moved {
+        if !outlives_step(block) && moved {
             self.blocks.remove(&(replica, block));
             let new = DeviceBuffer::new(bytes);
             let failed = new.as_ref().err().cloned();

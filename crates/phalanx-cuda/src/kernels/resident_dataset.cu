@@ -1,7 +1,7 @@
-// Steps on samples that the GPU keeps: what a step is told is taken from a list, its rows from the
-// columns of a table.
+// Steps on a resident dataset: the inputs of a step are read from a list, its rows from the columns
+// of a table.
 
-// The list begins with the number of steps done.
+// The list begins with the number of completed steps.
 static const i64 LIST_HEAD = 256;
 
 enum Kind { FLOATS, INTEGERS, BYTES };
@@ -13,7 +13,7 @@ struct Column {
     const float* offset;
     i64 row, kind;
     Word divisor;
-    // Of an image, where rows may be moved.
+    // Dimensions of an image, if rows may be augmented.
     i64 height, width, channels, fill;
     Word value;
 };
@@ -23,7 +23,7 @@ struct Motion {
     u32 flip_horizontal, flip_vertical, moves, unused;
 };
 
-// The two pixels of an axis that make a new one, and the share of the second.
+// The two pixels of an axis that are interpolated, and the weight of the second.
 struct Tap {
     int first, second;
     float share;
@@ -35,7 +35,7 @@ __device__ int mirrored(i64 i, int n) {
     return (int)(m < n ? m : 2 * n - 1 - m);
 }
 
-// False where the fill value stands. As `phalanx`'s `data/affine.rs` has it, to the bit.
+// Returns false if the fill value applies. Must match `phalanx`'s `data/affine.rs` bit by bit.
 __device__ bool find_tap(double at, int n, i64 fill, Tap& tap) {
     const double last = n - 1.0;
     if (fill == NEAREST) {
@@ -108,7 +108,7 @@ __device__ void take_column(const Column& c, const u32* picks, const Motion* mot
     }
 }
 
-// Hands a step its head, the feeds that are no rows, and its rows.
+// Writes a step's head, its feeds without a row axis, and its rows.
 __global__ void take(const u8* list, u32* head, const Column* columns, i64 count,
                      const Word* others, i64 n_others, i64 rows, i64 turn_bytes, i64 picks_at,
                      i64 motions_at) {
@@ -125,7 +125,7 @@ __global__ void take(const u8* list, u32* head, const Column* columns, i64 count
     for (i64 k = 0; k < count; k++) take_column(columns[k], picks, motions, rows);
 }
 
-// Writes down what a step fetched and goes on to the next.
+// Stores the fetches of a step and advances to the next.
 __global__ void leave(u32* list, const u32* fetched, u32* results, i64 words) {
     const u32 done = *list;
     for (i64 i = threadIdx.x; i < words; i += blockDim.x) results[done * words + i] = fetched[i];

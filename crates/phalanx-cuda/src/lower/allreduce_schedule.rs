@@ -68,12 +68,12 @@ fn groups(program: &Program, covered: &HashSet<usize>) -> Vec<Vec<usize>> {
         .collect();
     let mut groups = vec![];
     while let Some((first, _)) = waiting.first().copied() {
-        let together = |(at, x): &(usize, ValueId)| {
+        let batched = |(at, x): &(usize, ValueId)| {
             let place = program.value(*x).location;
             let stays = matches!(place, Location::Shared(_));
             *at == first || stays && writers(program, place).all(|made| made < first)
         };
-        let (group, rest) = waiting.into_iter().partition::<Vec<_>, _>(together);
+        let (group, rest) = waiting.into_iter().partition::<Vec<_>, _>(batched);
         groups.push(group.into_iter().map(|(at, _)| at).collect());
         waiting = rest;
     }

@@ -97,8 +97,8 @@ impl FusionFacts {
                 Instr::Compute { op, output, .. } if *output == x => Some(op),
                 _ => None,
             });
-            let lasts = matches!(program.value(sums).location, Location::Gradient(_));
-            if lasts && matches!(made_by, Some(Op::BatchNormGradInput(_))) {
+            let persists = matches!(program.value(sums).location, Location::Gradient(_));
+            if persists && matches!(made_by, Some(Op::BatchNormGradInput(_))) {
                 self.with_sums.insert(x, sums);
                 self.covered.insert(at);
             } else {

@@ -12,8 +12,8 @@ use crate::work_item::{Task, WorkItem};
 use phalanx_graph::ops::Tape;
 use phalanx_graph::program::ValueId;
 
-/// Blocks per copy.
-const BLOCKS: usize = 4;
+/// Maximum blocks of a small copy.
+const MAX_BLOCKS_PER_SMALL_COPY: usize = 4;
 
 /// A copy that converts to 32-bit floats.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,7 +49,7 @@ fn copy_many(copies: &[CopyOp]) -> WorkItem {
         table.extend([Word::Ptr(m.from), Word::Ptr(m.to)].into_iter().chain(numbers));
     }
     let longest = copies.iter().map(|m| m.len).max().unwrap_or(0);
-    let blocks = longest.div_ceil(256 * 4).clamp(1, BLOCKS.max(longest >> 14));
+    let blocks = longest.div_ceil(256 * 4).clamp(1, MAX_BLOCKS_PER_SMALL_COPY.max(longest >> 14));
     let launch = Launch::blocks("collective", "copy_many", copies.len() * blocks, 256)
         .arg(Arg::Table(table))
         .arg(blocks);

@@ -62,7 +62,7 @@ impl Lowering<'_> {
                 self.launches(replica, label, launches, &x, &[y]);
             }
             Op::SumRows if self.sum_rows(replica, x[0], y) => {}
-            Op::Slice { axis, start, .. } if self.stays(replica, *axis, x[0]) => {
+            Op::Slice { axis, start, .. } if self.is_stable_slice(replica, *axis, x[0]) => {
                 self.slice_in_place(replica, *axis, *start, x[0], y);
             }
             _ => {
@@ -108,7 +108,7 @@ impl Lowering<'_> {
 
     /// Whether a slice of a value along an axis is contiguous, and the value stays in place for the
     /// whole step.
-    pub(super) fn stays(&mut self, replica: usize, axis: usize, x: ValueId) -> bool {
+    pub(super) fn is_stable_slice(&mut self, replica: usize, axis: usize, x: ValueId) -> bool {
         let v = self.request.program.value(x);
         let leading: usize = v.ty.dims[..axis].iter().product();
         let block = self.operand(replica, x).ptr.block;

@@ -46,9 +46,10 @@ impl FusionFacts {
             first -= 1;
             parts.push((*input, to.offset - whole.offset));
         }
-        let lasts = parts.iter().all(|(from, _)| survives(program, *from, (first, at), |_| false));
+        let survive =
+            parts.iter().all(|(from, _)| survives(program, *from, (first, at), |_| false));
         let only = |op: &Op, _| matches!(op, Op::SumRows);
-        if !parts.is_empty() && lasts && only_read_by(program, at - 1, joined, only) {
+        if !parts.is_empty() && survive && only_read_by(program, at - 1, joined, only) {
             self.covered.extend(first..at);
             parts.sort_by_key(|(_, column)| *column);
             self.joined.insert(at, parts);

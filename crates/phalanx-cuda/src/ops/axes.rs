@@ -7,7 +7,7 @@ use crate::launch::{Elem, Ptr};
 pub(crate) type TypedPtr = (Ptr, Elem);
 
 /// Maximum bytes per load or store of a thread.
-const WIDEST: usize = 16;
+const MAX_ACCESS_BYTES: usize = 16;
 
 /// One loop of a copy: its count, and its strides in source and destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub(crate) fn index_type(n: usize) -> &'static str {
 pub(crate) fn pack_width(places: &[TypedPtr], sizes: &[usize]) -> usize {
     let fits = |w: &usize| {
         let aligned = |(ptr, elem): &TypedPtr| {
-            w * elem.bytes() <= WIDEST && ptr.offset.is_multiple_of(w * elem.bytes())
+            w * elem.bytes() <= MAX_ACCESS_BYTES && ptr.offset.is_multiple_of(w * elem.bytes())
         };
         places.iter().all(aligned) && sizes.iter().all(|n| n.is_multiple_of(*w))
     };

@@ -67,7 +67,7 @@ impl Case {
     }
 
     /// Sets the index of the first row in the batch.
-    pub fn behind(self, first_row: usize) -> Case {
+    pub fn starting_at(self, first_row: usize) -> Case {
         Case { first_row, ..self }
     }
 

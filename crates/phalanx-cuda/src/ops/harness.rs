@@ -10,10 +10,10 @@ use crate::work_item::{Task, WorkItem};
 use phalanx_graph::program::{Location, Value, ValueId};
 use phalanx_graph::{DType, ParamId, ParamSpec, Space, Type};
 
-const BYTES: usize = 1 << 20;
+const BLOCK_BYTES: usize = 1 << 20;
 
 /// Bytes for values.
-const VALUES: usize = 4 << 20;
+const ARENA_BYTES: usize = 4 << 20;
 
 /// Guard after every value, which must not change.
 const GUARD: [u8; 64] = [0xff; 64];
@@ -87,7 +87,7 @@ impl Harness {
         let place = Location::Shared(self.used);
         let end = self.used + skipped * 4 + bytes;
         self.used = (end + GUARD.len()).next_multiple_of(256);
-        assert!(self.used <= VALUES);
+        assert!(self.used <= ARENA_BYTES);
         let guard = Ptr::new(0, Block::Shared, end);
         self.gpu.write(guard, &GUARD).expect("fits");
         self.guards.push(guard);
@@ -236,7 +236,7 @@ impl Harness {
         for guard in &self.guards {
             let mut now = GUARD.map(|_| 0);
             self.gpu.read(*guard, &mut now).expect("is there");
-            assert_eq!(now, GUARD, "wrote behind a value");
+            assert_eq!(now, GUARD, "wrote past a value");
         }
     }
 }
@@ -246,7 +246,7 @@ fn blocks() -> Vec<(Ptr, usize)> {
     let work = [Block::Inputs, Block::Params, Block::Scratch, Block::Counters];
     let small = work.into_iter().chain([Block::Gradients, Block::Accumulated]);
     let slots = [Block::Slot(0), Block::Slot(1)];
-    let sizes = small.chain(slots).map(|b| (b, BYTES)).chain([(Block::Shared, VALUES)]);
+    let sizes = small.chain(slots).map(|b| (b, BLOCK_BYTES)).chain([(Block::Shared, ARENA_BYTES)]);
     let both = |(b, bytes): (Block, usize)| [0, 1].map(|r| (Ptr::new(r, b, 0), bytes));
     sizes.flat_map(both).collect()
 }

@@ -8,7 +8,7 @@ use phalanx_graph::program::ValueId;
 const FILE: &str = "layout";
 
 /// Minimum axis length for transposition through shared memory.
-const TILED: usize = 16;
+const MIN_TILED_AXIS: usize = 16;
 
 /// The same number everywhere.
 pub(crate) fn constant(cx: &mut LowerCtx<'_>, value: f64, y: ValueId) -> Vec<Launch> {
@@ -34,15 +34,15 @@ pub(crate) fn cast(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Laun
 pub(crate) fn copy(cx: &mut LowerCtx<'_>, x: ValueId, y: ValueId) -> Vec<Launch> {
     let (x, y) = (cx.operand(x), cx.operand(y));
     // If one side has no gaps, its pixels can be split like the other's.
-    let width = if gapless(&x) { y.last() } else { x.last() };
-    let step = |v: &Operand| if gapless(v) { width } else { v.ld };
+    let width = if is_contiguous(&x) { y.last() } else { x.last() };
+    let step = |v: &Operand| if is_contiguous(v) { width } else { v.ld };
     let mut loops = vec![];
     push(&mut loops, y.len / width.max(1), step(&x), step(&y));
     push(&mut loops, width, 1, 1);
     copy_loops(loops, place(&x), place(&y))
 }
 
-fn gapless(v: &Operand) -> bool {
+fn is_contiguous(v: &Operand) -> bool {
     v.ld == v.last()
 }
 
@@ -51,7 +51,7 @@ pub(super) fn place(v: &Operand) -> TypedPtr {
 }
 
 /// The address `elements` further on.
-fn further((ptr, elem): TypedPtr, elements: usize) -> TypedPtr {
+fn offset_by((ptr, elem): TypedPtr, elements: usize) -> TypedPtr {
     (ptr.add(elements * elem.bytes()), elem)
 }
 
@@ -110,8 +110,8 @@ fn loop_axes(loops: &[Loop]) -> String {
 
 /// A transposition through tiles in shared memory, which makes both sides contiguous.
 fn transpose_tiles(loops: &[Loop], x: TypedPtr, y: TypedPtr) -> Option<Launch> {
-    let a = loops.iter().position(|l| l.src == 1 && l.count >= TILED)?;
-    let b = loops.iter().position(|l| l.dst == 1 && l.count >= TILED)?;
+    let a = loops.iter().position(|l| l.src == 1 && l.count >= MIN_TILED_AXIS)?;
+    let b = loops.iter().position(|l| l.dst == 1 && l.count >= MIN_TILED_AXIS)?;
     if a == b || x.1 != y.1 {
         return None;
     }
@@ -194,7 +194,7 @@ pub(crate) fn concat(cx: &mut LowerCtx<'_>, axis: usize, x: &[ValueId], y: Value
     for part in x {
         let x = cx.operand(*part);
         let loops = block_loops(rows, &x.dims, strides(&x.dims, x.ld), to.clone());
-        launches.extend(copy_loops(loops, place(&x), further(place(&y), start * to.0[axis])));
+        launches.extend(copy_loops(loops, place(&x), offset_by(place(&y), start * to.0[axis])));
         start += x.dims[axis];
     }
     launches
@@ -211,7 +211,7 @@ pub(crate) fn slice(
     let rows = cx.count(y);
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
     let from = strides(&x.dims, x.ld);
-    let source = further(place(&x), start * from.0[axis]);
+    let source = offset_by(place(&x), start * from.0[axis]);
     copy_loops(block_loops(rows, &y.dims, from, strides(&y.dims, y.ld)), source, place(&y))
 }
 

@@ -9,10 +9,10 @@ use phalanx_graph::ops::BatchNormAttrs;
 use phalanx_graph::program::ValueId;
 
 /// Minimum pixels per thread, if there are enough.
-const PIXELS: usize = 4;
+const MIN_PIXELS_PER_THREAD: usize = 4;
 
 /// Maximum channels of a summing thread: more would not leave it enough registers.
-const SUMMED: usize = 4;
+const MAX_SUMMED_CHANNELS: usize = 4;
 
 /// The split of channels and pixels over threads and blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,7 +51,7 @@ impl Tiling {
         let vectors = (x.last() / vector).max(1);
         let tiles = vectors.div_ceil(widest);
         let tile = vectors.div_ceil(tiles);
-        let wanted = pixels.div_ceil(threads / tile * PIXELS).max(1);
+        let wanted = pixels.div_ceil(threads / tile * MIN_PIXELS_PER_THREAD).max(1);
         let rounds = wanted.div_ceil((most_blocks / tiles).max(1));
         Tiling { vector, tile, tiles, parts: wanted.div_ceil(rounds), threads }
     }
@@ -94,7 +94,7 @@ fn sum_moments(
     if x.len == 0 {
         return vec![];
     }
-    let t = Tiling::sums(x.pixels(), vector_up_to(SUMMED, &[&x]), &x);
+    let t = Tiling::sums(x.pixels(), vector_up_to(MAX_SUMMED_CHANNELS, &[&x]), &x);
     let (partial, counters) = t.scratch(cx, 2);
     let launch = t
         .launch(format!("moments<{}, {}>", x.elem.c_name(), t.vector))
@@ -207,7 +207,7 @@ pub(crate) fn batch_norm_grad_sums(
     if input.len == 0 {
         return vec![];
     }
-    let t = Tiling::sums(input.pixels(), vector_up_to(SUMMED, &[&input, &dy]), &input);
+    let t = Tiling::sums(input.pixels(), vector_up_to(MAX_SUMMED_CHANNELS, &[&input, &dy]), &input);
     let (partial, counters) = t.scratch(cx, 2);
     let launch = t
         .launch(format!("batch_norm_grad_sums<{}, {}>", input.elem.c_name(), t.vector))
@@ -243,14 +243,18 @@ pub(crate) fn batch_norm_grad_input(
     }
     let operands = [&input, &dy, &dx];
     let pixels = input.pixels();
-    let (t, room) = if column_sums.is_some() {
-        let t = Tiling::sums(pixels, vector_up_to(SUMMED, &operands), &input);
+    let (t, scratch) = if column_sums.is_some() {
+        let t = Tiling::sums(pixels, vector_up_to(MAX_SUMMED_CHANNELS, &operands), &input);
         (t, Some(t.scratch(cx, 1)))
     } else {
         (Tiling::walk(pixels, vector(&operands), &input), None)
     };
-    let kernel =
-        format!("batch_norm_grad_input<{}, {}, {}>", input.elem.c_name(), t.vector, room.is_some());
+    let kernel = format!(
+        "batch_norm_grad_input<{}, {}, {}>",
+        input.elem.c_name(),
+        t.vector,
+        scratch.is_some()
+    );
     let launch = t.launch(kernel).arg(dy.ptr).arg(dy.ld).arg(input.ptr).arg(input.ld);
     let launch = norm_args(cx, launch, a, &x[2..5], bias)
         .arg(cx.operand(x[5]).ptr)
@@ -261,8 +265,8 @@ pub(crate) fn batch_norm_grad_input(
         .arg(input.last())
         .arg(t.tile as i32)
         .arg(column_sums)
-        .arg(room.map(|(partial, _)| partial))
-        .arg(room.map(|(_, counters)| counters));
+        .arg(scratch.map(|(partial, _)| partial))
+        .arg(scratch.map(|(_, counters)| counters));
     vec![launch]
 }
 
@@ -296,7 +300,7 @@ mod tests {
                 for elem in [Elem::F32, Elem::Bf16] {
                     let x = image(elem, 0, channels, channels, pixels);
                     let v = vector(&[&x]);
-                    let t = Tiling::sums(pixels, vector_up_to(SUMMED, &[&x]), &x);
+                    let t = Tiling::sums(pixels, vector_up_to(MAX_SUMMED_CHANNELS, &[&x]), &x);
                     assert!(t.tile * t.tiles * t.vector >= channels);
                     assert!(2 * t.tile * t.vector <= 128);
                     let w = Tiling::walk(pixels, v, &x);

@@ -8,7 +8,7 @@ use phalanx_graph::ops::PoolKind;
 use phalanx_graph::program::ValueId;
 
 /// Threads that fill a GPU. With fewer vectors than this, vectors are split.
-const FILLS: usize = 132 * 256;
+const FULL_GPU_THREADS: usize = 132 * 256;
 
 /// Launches `each` threads for every vector of `over`, one of the operands.
 fn launch(
@@ -21,7 +21,7 @@ fn launch(
         return vec![];
     }
     let wide = vector(operands);
-    let v = if over.len * each / wide < FILLS { 1 } else { wide };
+    let v = if over.len * each / wide < FULL_GPU_THREADS { 1 } else { wide };
     let items = over.len / v * each;
     let index = if items < 1 << 31 { "u32" } else { "u64" };
     let name = format!("{kernel}<{}, {v}, {index}, {}>", over.elem.c_name(), geom_type(g));
@@ -53,7 +53,7 @@ pub(crate) fn pool(
 }
 
 /// Whether every input pixel lies in exactly one window.
-fn apart(g: &ConvGeom) -> bool {
+fn windows_tile_input(g: &ConvGeom) -> bool {
     (0..2).all(|a| {
         let fits = g.dilation[a] == 1 && g.kernel[a] == g.stride[a];
         // Padding shortens a window but skips no pixel.
@@ -62,10 +62,10 @@ fn apart(g: &ConvGeom) -> bool {
 }
 
 /// Shared memory for the positions of a block's window maxima, in bytes.
-const NOTES: usize = 16 << 10;
+const BAND_SHARED_BYTES: usize = 16 << 10;
 
 /// Blocks that keep a GPU busy.
-const BUSY: usize = 132 * 6;
+const TARGET_BLOCKS: usize = 132 * 6;
 
 /// The split of overlapping windows for the derivative of their maximum.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -85,7 +85,7 @@ impl Bands {
         let heights = [8, 4, 2, 1].map(|n| n * g.stride[0]);
         let all: Vec<Bands> =
             heights.iter().filter_map(|lines| Bands::of(g, rows, vector, *lines)).collect();
-        let busy = all.iter().find(|b| b.blocks >= BUSY);
+        let busy = all.iter().find(|b| b.blocks >= TARGET_BLOCKS);
         // If all give too few blocks, not the lowest: it would visit everything twice.
         busy.or(all.iter().rfind(|b| b.lines > g.stride[0])).or(all.last()).copied()
     }
@@ -95,7 +95,7 @@ impl Bands {
         let reach = lines - 1 + (g.kernel[0] - 1) * g.dilation[0];
         let met = (reach / g.stride[0] + 1).min(g.output[0]);
         let vectors = g.input[2] / vector;
-        let most = NOTES / (met * g.output[1] * vector).max(1);
+        let most = BAND_SHARED_BYTES / (met * g.output[1] * vector).max(1);
         // The index of a tap takes a byte; narrower chunks than this waste memory bandwidth.
         if g.kernel[0] * g.kernel[1] > 256 || most < vectors.min(8) {
             return None;
@@ -126,12 +126,14 @@ pub(crate) fn pool_grad(
     let x: Vec<Operand> = x.iter().map(|id| cx.operand(*id)).collect();
     let operands: Vec<&Operand> = x.iter().chain([&dx]).collect();
     match kind {
-        PoolKind::Max if apart(geom) => launch("max_pool_grad_apart", geom, (&x[2], 1), &operands),
+        PoolKind::Max if windows_tile_input(geom) => {
+            launch("max_pool_grad_apart", geom, (&x[2], 1), &operands)
+        }
         PoolKind::Max => match Bands::new(geom, cx.rows, vector(&operands)) {
             Some(bands) if dx.len > 0 => vec![bands.launch(geom, &x[0], &x[2], &dx)],
             _ => launch("max_pool_grad", geom, (&dx, 1), &operands),
         },
-        PoolKind::Average if apart(geom) => {
+        PoolKind::Average if windows_tile_input(geom) => {
             launch("average_pool_grad_apart", geom, (&x[0], geom.kernel[0]), &operands)
         }
         PoolKind::Average => launch("average_pool_grad", geom, (&dx, 1), &operands),
@@ -149,12 +151,12 @@ mod tests {
             let (k, s) = ([kernel, kernel], [stride, stride]);
             ConvGeom::new([size, size, 4], 4, k, s, [1, 1], padding, 1).unwrap()
         };
-        assert!(apart(&geom(8, 2, 2, Padding::Valid)));
-        assert!(apart(&geom(7, 7, 7, Padding::Valid)));
-        assert!(apart(&geom(7, 2, 2, Padding::Same)));
-        assert!(!apart(&geom(7, 2, 2, Padding::Valid)));
-        assert!(!apart(&geom(8, 3, 2, Padding::Same)));
-        assert!(!apart(&geom(8, 2, 3, Padding::Valid)));
+        assert!(windows_tile_input(&geom(8, 2, 2, Padding::Valid)));
+        assert!(windows_tile_input(&geom(7, 7, 7, Padding::Valid)));
+        assert!(windows_tile_input(&geom(7, 2, 2, Padding::Same)));
+        assert!(!windows_tile_input(&geom(7, 2, 2, Padding::Valid)));
+        assert!(!windows_tile_input(&geom(8, 3, 2, Padding::Same)));
+        assert!(!windows_tile_input(&geom(8, 2, 3, Padding::Valid)));
     }
 
     #[test]

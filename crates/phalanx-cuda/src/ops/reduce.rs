@@ -13,13 +13,13 @@ const FILE: &str = "reduce";
 const THREADS: usize = 256;
 
 /// Maximum columns per block of `sum_many`.
-const MANY_SIDE: usize = 16;
+const MAX_COLUMNS_PER_BLOCK: usize = 16;
 
 /// Blocks that keep a GPU busy with columns.
-const BLOCKS: usize = 132 * 4;
+const TARGET_BLOCKS: usize = 132 * 4;
 
 /// Minimum rows per thread of `reduce_columns` before they are split among blocks.
-const RUN: usize = 16;
+const MIN_ROWS_PER_THREAD: usize = 16;
 
 /// Sum or maximum along axes, which are kept with size one.
 pub(crate) fn reduce(
@@ -37,20 +37,20 @@ pub(crate) fn reduce(
         return layout::fill(ends.1, y.len, start);
     }
     let (from, from_row) = strides(&x.dims, x.last());
-    let (mut kept, mut gone) = (vec![], vec![]);
-    join(&mut kept, rows, from_row);
+    let (mut kept, mut reduced) = (vec![], vec![]);
+    push_loop(&mut kept, rows, from_row);
     for (i, d) in x.dims.iter().enumerate() {
-        join(if along.contains(&i) { &mut gone } else { &mut kept }, *d, from[i]);
+        push_loop(if along.contains(&i) { &mut reduced } else { &mut kept }, *d, from[i]);
     }
-    match gone[..] {
-        [] => plain(cx.scratch, kind, ends, [y.len, 1, 1]),
-        [(len, inner)] => plain(cx.scratch, kind, ends, [x.len / (len * inner), len, inner]),
-        _ => vec![any(kind, ends, y.len, x.len, kept, gone)],
+    match reduced[..] {
+        [] => reduce_plain(cx.scratch, kind, ends, [y.len, 1, 1]),
+        [(len, inner)] => reduce_plain(cx.scratch, kind, ends, [x.len / (len * inner), len, inner]),
+        _ => vec![reduce_strided(kind, ends, y.len, x.len, kept, reduced)],
     }
 }
 
 /// Appends a loop. A loop that continues the last one contiguously is merged into it.
-fn join(loops: &mut Vec<(usize, usize)>, count: usize, stride: usize) {
+fn push_loop(loops: &mut Vec<(usize, usize)>, count: usize, stride: usize) {
     match loops.last_mut() {
         _ if count == 1 => {}
         Some(outer) if outer.1 == count * stride => *outer = (outer.0 * count, stride),
@@ -65,7 +65,7 @@ pub(crate) fn sum_rows(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<
         return vec![];
     }
     let ends = (layout::place(&x), layout::place(&y));
-    plain(cx.scratch, ReduceKind::Sum, ends, [1, cx.rows, y.len])
+    reduce_plain(cx.scratch, ReduceKind::Sum, ends, [1, cx.rows, y.len])
 }
 
 /// The sum of `pixels` of `c` channels each, `ld` elements apart, in one launch.
@@ -91,7 +91,7 @@ pub(crate) struct RowSum {
 
 /// Many sums over few rows in one launch.
 pub(crate) fn sum_many(sums: &[RowSum]) -> Launch {
-    let side = |s: &RowSum| s.columns.next_power_of_two().min(MANY_SIDE);
+    let side = |s: &RowSum| s.columns.next_power_of_two().min(MAX_COLUMNS_PER_BLOCK);
     let tiles = sums.iter().map(|s| s.columns.div_ceil(side(s))).max().unwrap_or(1).max(1);
     let row = |s: &RowSum| -> [Word; 6] {
         [s.from.into(), s.to.into(), s.rows.into(), s.columns.into(), s.ld.into(), side(s).into()]
@@ -109,7 +109,7 @@ fn template(name: &str, kind: ReduceKind, (x, y): (TypedPtr, TypedPtr), more: &s
 }
 
 /// `[outer, len, inner]` to `[outer, inner]`.
-fn plain(
+fn reduce_plain(
     scratch: &mut Scratch,
     kind: ReduceKind,
     ends: (TypedPtr, TypedPtr),
@@ -146,8 +146,8 @@ impl Columns {
         let width = pack_width(&[x], &[inner, ld]);
         let tx = inner.div_ceil(width).next_power_of_two().min(32);
         let tiles = inner.div_ceil(tx * width).max(1);
-        let most = len.div_ceil(THREADS / tx * RUN).max(1);
-        let splits = BLOCKS.div_ceil((outer * tiles).max(1)).min(most);
+        let most = len.div_ceil(THREADS / tx * MIN_ROWS_PER_THREAD).max(1);
+        let splits = TARGET_BLOCKS.div_ceil((outer * tiles).max(1)).min(most);
         Columns { width, tx, tiles, splits }
     }
 
@@ -177,13 +177,13 @@ fn columns(
 }
 
 /// Axes that are not adjacent.
-fn any(
+fn reduce_strided(
     kind: ReduceKind,
     ends: (TypedPtr, TypedPtr),
     n: usize,
     all: usize,
     mut kept: Vec<(usize, usize)>,
-    gone: Vec<(usize, usize)>,
+    reduced: Vec<(usize, usize)>,
 ) -> Launch {
     if kept.is_empty() {
         kept.push((1, 0));
@@ -191,7 +191,7 @@ fn any(
     let list = |loops: &[(usize, usize)]| {
         format!("{}, {}", sizes(loops.iter().map(|l| l.0)), axes(loops.iter().map(|l| l.1)))
     };
-    let more = format!("{}, {}, {}", index_type(all), list(&kept), list(&gone));
+    let more = format!("{}, {}, {}", index_type(all), list(&kept), list(&reduced));
     let name = template("reduce_axes", kind, ends, &more);
     let blocks = (32 * n).div_ceil(THREADS).min(MAX_BLOCKS);
     let launch = Launch::blocks(FILE, name, blocks, THREADS as u32);

@@ -10,7 +10,7 @@ use phalanx_graph::program::ValueId;
 const FILE: &str = "sample";
 
 /// Maximum blocks per image in the derivative.
-const SHARES: usize = 8;
+const MAX_BLOCKS_PER_IMAGE: usize = 8;
 
 /// Repeats pixels, or interpolates between them.
 pub(crate) fn upsample(
@@ -105,7 +105,7 @@ pub(crate) fn affine_grad(
     }
     let narrow = dx.elem != Elem::F32;
     let sums = if narrow { cx.scratch.take(dx.len * Elem::F32.bytes()) } else { dx.ptr };
-    let shares = (geom.input[0] * geom.input[1]).div_ceil(256).min(SHARES);
+    let shares = (geom.input[0] * geom.input[1]).div_ceil(256).min(MAX_BLOCKS_PER_IMAGE);
     let name = format!("affine_sample_grad<{}, {}>", dy.elem.c_name(), matrix.elem.c_name());
     let launch = Launch::blocks(FILE, name, rows * shares, 256);
     let launch = sizes(launch.arg(dy.ptr).arg(matrix.ptr).arg(sums), geom);

@@ -39,7 +39,7 @@ fn vectors(cx: &mut LowerCtx<'_>, name: &str, x: &[ValueId], y: ValueId) -> Vec<
     }
     let types = operands.iter().map(|o| o.elem).filter(|e| *e != Elem::I32);
     let types: Vec<&str> = types.map(Elem::c_name).collect();
-    let (group, kept) = share(rows, n);
+    let (group, kept) = threads_per_vector(rows, n);
     let name = format!("{name}<{}, {group}, {kept}>", types.join(", "));
     let blocks = (rows * group).div_ceil(THREADS).min(MAX_BLOCKS);
     let launch = Launch::blocks(FILE, name, blocks, THREADS as u32);
@@ -50,7 +50,7 @@ fn vectors(cx: &mut LowerCtx<'_>, name: &str, x: &[ValueId], y: ValueId) -> Vec<
 /// How many threads share a vector of `n` numbers, and how many numbers each holds in registers. A
 /// warp if that suffices or there are many vectors, otherwise a block; 0 numbers if there are too
 /// many for registers.
-fn share(rows: usize, n: usize) -> (usize, usize) {
+fn threads_per_vector(rows: usize, n: usize) -> (usize, usize) {
     if n <= 128 || n <= 1024 && rows >= 2048 {
         return (32, n.div_ceil(32).next_power_of_two());
     }
@@ -66,15 +66,15 @@ mod tests {
 
     #[test]
     fn vectors_get_threads_enough() {
-        assert_eq!(share(64, 10), (32, 1));
-        assert_eq!(share(64, 100), (32, 4));
-        assert_eq!(share(64, 1000), (256, 4));
-        assert_eq!(share(4096, 1000), (32, 32));
-        assert_eq!(share(64, 4096), (256, 16));
-        assert_eq!(share(64, 4097), (256, 0));
+        assert_eq!(threads_per_vector(64, 10), (32, 1));
+        assert_eq!(threads_per_vector(64, 100), (32, 4));
+        assert_eq!(threads_per_vector(64, 1000), (256, 4));
+        assert_eq!(threads_per_vector(4096, 1000), (32, 32));
+        assert_eq!(threads_per_vector(64, 4096), (256, 16));
+        assert_eq!(threads_per_vector(64, 4097), (256, 0));
         for rows in [1, 5000] {
             for n in 1..5000 {
-                let (group, kept) = share(rows, n);
+                let (group, kept) = threads_per_vector(rows, n);
                 assert!(kept == 0 || group * kept >= n, "{rows} {n}");
             }
         }

@@ -323,9 +323,9 @@ fn random_numbers() {
     // Rows that are not the first of the batch.
     let op = Op::Dropout { rate: 0.5.into(), key: 1, noise: vec![32] };
     let shared = Op::Dropout { rate: 0.5.into(), key: 1, noise: vec![1, 8] };
-    Case::new(Op::Uniform { key: 5, dims: vec![7] }, 3).behind(1000).check(0.0);
-    Case::new(op.clone(), 3).rows(&[32]).behind(70).check(1e-6);
-    Case::new(shared, 3).rows(&[4, 8]).behind(70).check(1e-6);
+    Case::new(Op::Uniform { key: 5, dims: vec![7] }, 3).starting_at(1000).check(0.0);
+    Case::new(op.clone(), 3).rows(&[32]).starting_at(70).check(1e-6);
+    Case::new(shared, 3).rows(&[4, 8]).starting_at(70).check(1e-6);
     let case = |shift| Case::new(op.clone(), 3).rows(&[32]).shifted(shift);
     assert_eq!(names(&case(0)), ["dropout<float, float, 4, u32>"]);
     assert_eq!(names(&case(1)), ["dropout<float, float, 1, u32>"]);

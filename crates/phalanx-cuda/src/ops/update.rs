@@ -16,7 +16,7 @@ const THREADS: usize = 256;
 const STRIDE: usize = THREADS * 4;
 
 /// Blocks that fill a GPU.
-const BLOCKS: usize = 132 * 4;
+const TARGET_BLOCKS: usize = 132 * 4;
 
 /// Side of a tile of a transposed matrix, as `SIDE` of the kernels.
 const SIDE: usize = 64;
@@ -50,7 +50,7 @@ impl Update<'_> {
     fn chunks(&self, cx: &LowerCtx<'_>) -> Vec<Chunk> {
         let len = |g: usize| cx.params[self.plan.gradients[g].param.index()].len();
         let total: usize = (0..self.plan.gradients.len()).map(len).sum();
-        let size = total.div_ceil(BLOCKS).next_multiple_of(STRIDE).clamp(STRIDE, 8 * STRIDE);
+        let size = total.div_ceil(TARGET_BLOCKS).next_multiple_of(STRIDE).clamp(STRIDE, 8 * STRIDE);
         let mut chunks = vec![];
         for (gradient, g) in self.plan.gradients.iter().enumerate() {
             let (first, len) = (cx.layout.params[g.param.index()] / 4, len(gradient));
@@ -70,25 +70,25 @@ impl Update<'_> {
     /// accumulation, the gradient to apply.
     fn accumulated(&self) -> String {
         let mut text = match self.plan.loss_scale {
-            None => self.whole("l1, l2"),
+            None => self.sum_sources("l1, l2"),
             Some(_) => "        float g[4]; load_lanes<4>(g0 + e, g);\n        \
                         EVERY(4) g[k] /= scaling[0];\n"
                 .into(),
         };
         if self.accumulate.is_some() {
-            text += "        float kept[4]; load_lanes<4>(gathered + e, kept);\n        \
+            text += "        float kept[4]; load_lanes<4>(accumulated + e, kept);\n        \
                      EVERY(4) {\n            \
                      float part = in->weight * g[k];\n            \
                      kept[k] = in->keep != 0.0f ? kept[k] + part : part;\n            \
                      g[k] = kept[k] * in->mean;\n        }\n        \
-                     store_lanes<4>(gathered + e, kept);\n";
+                     store_lanes<4>(accumulated + e, kept);\n";
         }
         text
     }
 
     /// Statements that leave the sum of the parts of four elements' gradient, plus their penalty,
     /// in `g`.
-    fn whole(&self, penalty: &str) -> String {
+    fn sum_sources(&self, penalty: &str) -> String {
         let mut text = String::new();
         for s in 0..self.sources {
             writeln!(text, "        float p{s}[4]; load_lanes<4>(g{s} + e, p{s});").expect("fits");
@@ -143,7 +143,7 @@ impl Update<'_> {
     fn params(&self) -> String {
         let mut text = "(const Inputs* in, const Word* chunks".to_string();
         (0..self.sources).for_each(|s| text += &format!(", float* g{s}"));
-        text += ", float* gathered";
+        text += ", float* accumulated";
         for r in 0..self.replicas {
             text += &format!(", float* w{r}");
             (0..self.slots()).for_each(|s| text += &format!(", float* s{r}_{s}"));
@@ -168,8 +168,8 @@ impl Update<'_> {
         for r in 0..self.sources {
             launch = launch.arg(Ptr::new(r, Block::Gradients, 0));
         }
-        let kept = self.accumulate.map(|_| Ptr::new(0, Block::Accumulated, 0));
-        launch = launch.arg(kept);
+        let accumulated = self.accumulate.map(|_| Ptr::new(0, Block::Accumulated, 0));
+        launch = launch.arg(accumulated);
         for r in 0..self.replicas {
             launch = launch.arg(Ptr::new(r, Block::Params, 0));
             for s in 0..self.slots() {
@@ -199,7 +199,7 @@ impl Update<'_> {
             self.params(),
             parts.before,
             parts.each,
-            parts.behind
+            parts.after
         );
         let head = format!("__global__ void __launch_bounds__({THREADS})");
         let kernel = tapes.add("update", &head, &body);
@@ -219,7 +219,7 @@ struct Extra {
 struct Parts {
     before: String,
     each: String,
-    behind: String,
+    after: String,
 }
 
 fn tapes_launch(kernel: String, blocks: usize) -> Launch {
@@ -263,15 +263,15 @@ fn reduced(
     let state = |replica: usize| Ptr::new(replica, Block::Params, at);
     let parts = Parts {
         before: "    double wrong = 0.0;\n".into(),
-        each: u.whole("l1 * scaling[0], l2 * scaling[0]")
+        each: u.sum_sources("l1 * scaling[0], l2 * scaling[0]")
             + "        store_lanes<4>(g0 + e, g);\n        \
                EVERY(4) if (i + k < len && !is_finite(g[k])) wrong = 1.0;\n",
-        behind: "    wrong = sum_of_256(wrong);\n    \
+        after: "    wrong = sum_of_256(wrong);\n    \
                  if (threadIdx.x == 0) norms[blockIdx.x] = wrong;\n"
             .into(),
     };
     let extra = Extra { norms: Some(wrong), scaling: Some(state(0)) };
-    let whole = u.launch(cx, tapes, chunks, extra, &parts);
+    let reduce = u.launch(cx, tapes, chunks, extra, &parts);
     let states: Vec<Word> = (0..u.replicas).map(|r| Word::Ptr(state(r))).collect();
     let decide = Launch::blocks("update", "loss_scale", 1, THREADS as u32)
         .arg(wrong)
@@ -280,7 +280,7 @@ fn reduced(
         .arg(states)
         .arg(u.replicas as i32)
         .arg(verdict);
-    (vec![whole, decide], verdict)
+    (vec![reduce, decide], verdict)
 }
 
 /// Applies the rule to gradients that are reduced already or on the fly.
@@ -303,7 +303,7 @@ fn applied(
             if applies {
                 each += &u.apply(&tapes.function(&u.plan.rule.tape));
             }
-            let parts = Parts { before: u.unless_skipped(), each, behind: String::new() };
+            let parts = Parts { before: u.unless_skipped(), each, after: String::new() };
             vec![u.launch(cx, tapes, chunks, extra, &parts)]
         }
     }
@@ -328,7 +328,7 @@ fn clipped(
     let sums = Parts {
         before: u.unless_skipped() + "    double square = 0.0;\n",
         each,
-        behind: "    square = sum_of_256(square);\n    \
+        after: "    square = sum_of_256(square);\n    \
                  if (threadIdx.x == 0) norms[blockIdx.x] = square;\n"
             .into(),
     };
@@ -356,7 +356,7 @@ fn clipped(
     let each = "        float g[4]; load_lanes<4>(g0 + e, g);\n        EVERY(4) g[k] *= scale;\n"
         .to_string()
         + &u.apply(&tapes.function(&u.plan.rule.tape));
-    let third = Parts { before, each, behind: String::new() };
+    let third = Parts { before, each, after: String::new() };
     let extra = Extra { norms: Some(of_gradients), ..extra };
     vec![first, second, u.launch(cx, tapes, chunks, extra, &third)]
 }
@@ -429,12 +429,12 @@ mod tests {
         w: Vec<f64>,
         m: Vec<f64>,
         parts: [Vec<f32>; 2],
-        kept: Vec<f64>,
+        accumulated: Vec<f64>,
         penalty: (f32, f32),
     }
 
     impl Param {
-        fn whole(&self, e: usize) -> f64 {
+        fn sum_sources(&self, e: usize) -> f64 {
             let (l1, l2) = (f64::from(self.penalty.0), f64::from(self.penalty.1));
             let sum: f64 = self.parts.iter().map(|p| f64::from(p[e])).sum();
             let sign = if self.w[e] == 0.0 { 0.0 } else { self.w[e].signum() };
@@ -475,7 +475,14 @@ mod tests {
             (0..2).for_each(|r| harness.write(Ptr::new(r, Block::Gradients, at), &parts[r]));
             let penalty = if i == 0 { (0.0, 0.0) } else { (0.125, 0.5) };
             let w: Vec<f64> = w.iter().map(|v| f64::from(*v)).collect();
-            params.push(Param { id, m: vec![0.0; n], kept: vec![0.0; n], w, parts, penalty });
+            params.push(Param {
+                id,
+                m: vec![0.0; n],
+                accumulated: vec![0.0; n],
+                w,
+                parts,
+                penalty,
+            });
         }
         let gradient = |p: &Param| GradientPlan {
             param: p.id,
@@ -526,26 +533,26 @@ mod tests {
         step: Option<(f32, Option<f32>)>,
         first: bool,
     ) {
-        let mut whole: Vec<Vec<f64>> = vec![];
+        let mut gradients: Vec<Vec<f64>> = vec![];
         for i in trained {
             let p = &mut params[*i];
             let g: Vec<f64> = (0..p.w.len()).map(|e| p.whole(e)).collect();
             let Some((weight, apply)) = step else {
-                whole.push(g);
+                gradients.push(g);
                 continue;
             };
-            for (kept, g) in p.kept.iter_mut().zip(g) {
-                *kept = if first { 0.0 } else { *kept } + f64::from(weight) * g;
+            for (sum, g) in p.accumulated.iter_mut().zip(g) {
+                *sum = if first { 0.0 } else { *sum } + f64::from(weight) * g;
             }
             let mean = f64::from(apply.unwrap_or(0.0));
-            whole.push(p.kept.iter().map(|k| k * mean).collect());
+            gradients.push(p.accumulated.iter().map(|k| k * mean).collect());
         }
         if step.is_some_and(|(_, apply)| apply.is_none()) {
             return;
         }
         let square = |g: &Vec<f64>| g.iter().map(|v| v * v).sum::<f64>();
-        let global: f64 = whole.iter().map(square).sum();
-        for (i, g) in trained.iter().zip(&whole) {
+        let global: f64 = gradients.iter().map(square).sum();
+        for (i, g) in trained.iter().zip(&gradients) {
             let scale = |square: f64, limit: f32| (f64::from(limit) / square.sqrt()).min(1.0);
             let own = square(g);
             let p = &mut params[*i];
