@@ -185,7 +185,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn each_has_its_thread_and_keeps_it() {
+    fn each_item_keeps_its_thread() {
         let pool = ThreadPool::new(3).unwrap();
         let mut all = vec![1, 2, 3];
         let threads = |all: &mut [i32]| pool.each(all, |_, _| thread::current().id());
@@ -202,14 +202,14 @@ mod tests {
     }
 
     #[test]
-    fn a_single_one_needs_no_thread() {
+    fn a_single_item_runs_on_the_calling_thread() {
         let pool = ThreadPool::new(1).unwrap();
         let here = pool.each(&mut [()], |_, ()| thread::current().id());
         assert_eq!(here, [thread::current().id()]);
     }
 
     #[test]
-    fn they_work_at_the_same_time_and_a_panic_is_passed_on_when_all_are_done() {
+    fn threads_run_in_parallel_and_propagate_a_panic_once_all_are_done() {
         let pool = ThreadPool::new(3).unwrap();
         let barrier = AbortableBarrier::new(3);
         let mut finished = [false; 3];
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_one_that_failed() {
+    fn an_abort_releases_all_waiters() {
         let pool = ThreadPool::new(3).unwrap();
         let barrier = AbortableBarrier::new(3);
         let waited = pool.each(&mut [(); 3], |i, ()| match i {
@@ -246,14 +246,14 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_can_have_a_limit() {
+    fn a_wait_can_time_out() {
         let barrier = AbortableBarrier::new(2);
         assert_eq!(barrier.wait_for(Duration::from_millis(20)), Err(Aborted));
         assert!(barrier.is_aborted() && barrier.wait() == Err(Aborted), "for good");
     }
 
     #[test]
-    fn a_meeting_can_be_held_again() {
+    fn a_barrier_can_be_reused() {
         let pool = ThreadPool::new(2).unwrap();
         let barrier = AbortableBarrier::new(2);
         let rounds = pool.each(&mut [(); 2], |_, ()| (0..1000).all(|_| barrier.wait().is_ok()));

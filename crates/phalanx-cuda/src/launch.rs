@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_of_a_concatenation_lie_beside_each_other() {
+    fn parts_of_a_concatenation_do_not_overlap() {
         let part = |offset, width| Span {
             at: Ptr::new(0, Block::Arena, offset),
             bytes: 9 * 100 + width,

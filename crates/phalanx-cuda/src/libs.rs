@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_of_an_address_is_found_in_the_table_of_mappings() {
+    fn the_memory_map_gives_the_file_of_an_address() {
         let line = "7f10-7f20 r-xp 00000000 fd:01 1234                       /usr/lib/libcuda.so.1";
         assert_eq!(mapped(line, 0x7f1f), Some("/usr/lib/libcuda.so.1".into()));
         assert_eq!(mapped(line, 0x7f20), None);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_says_where_it_was_looked_for_and_how_to_get_it() {
+    fn a_missing_library_reports_where_it_was_searched_and_how_to_install_it() {
         let missing = Missing { lib: Lib::Cudnn, reason: "not found in /a".into() };
         let text = missing.to_string();
         assert!(text.starts_with("libcudnn.so.9 (convolutions): not found in /a; "), "{text}");
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_of_the_same_name_that_is_something_else_is_refused() {
+    fn an_unrelated_library_of_the_same_name_is_refused() {
         // SAFETY: a library without relevant initialisers.
         let handle = unsafe { Library::open(Some("libm.so.6"), RTLD_NOW) }.expect("there is one");
         for lib in Lib::ALL {

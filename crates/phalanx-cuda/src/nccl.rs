@@ -476,7 +476,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_communicator_in_use_is_waited_for_but_not_forever() {
+    fn waiting_for_a_communicator_in_use_times_out() {
         let comm = Mutex::new(Some(Comm(null_mut())));
         let held = locked(&comm);
         thread::scope(|scope| {
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_do_not_come_back_are_left_behind() {
+    fn blocked_calls_are_abandoned() {
         let (stop, stopped) = channel::<()>();
         let waits = move || stopped.recv().is_err();
         assert_eq!(with_timeout(Duration::from_millis(20), waits), None);
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_dies_while_gpus_connect_is_named_long_before_the_limit() {
+    fn a_worker_lost_while_gpus_connect_is_named_long_before_the_timeout() {
         let limit = Duration::from_secs(60);
         let lost = || PeerError { name: "rank 2".into(), message: "is gone".into() };
         let (began, somebody, nobody): (_, LivenessProbe, LivenessProbe) =
@@ -527,13 +527,13 @@ mod tests {
 
     #[phalanx_testing::needs(nccl)]
     #[test]
-    fn every_id_is_another() {
+    fn ids_are_unique() {
         assert_ne!(make_id().unwrap(), make_id().unwrap());
     }
 
     #[phalanx_testing::needs(nccl)]
     #[test]
-    fn errors_are_named_and_a_thread_is_not_left_inside_a_group() {
+    fn errors_name_the_call_and_end_the_group() {
         assert_eq!(check("nothing", 0), Ok(()));
         let text = check("ncclAllReduce", 4).unwrap_err().0;
         assert!(text.starts_with("ncclAllReduce: invalid argument"), "{text}");

@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_holds_its_rows_and_motions() {
+    fn a_step_holds_its_rows_and_augmentations() {
         let layout = StepLayout::new(2, 3, true);
         assert_eq!((layout.rows_at, layout.augments_at, layout.bytes), (320, Some(384), 768));
         let flipped = AffineAugment { flip_horizontal: true, ..AffineAugment::NONE };

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn branches_run_side_by_side_and_meet_again() {
+    fn branches_run_concurrently_and_join() {
         let items = [work(&[], &[0]), work(&[0], &[8]), work(&[0], &[16]), work(&[8, 16], &[24])];
         let placed = schedule(&items, 2);
         assert_eq!(placed[1].stream, 0);
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn backward_goes_on_while_gradients_are_added_over_gpus() {
+    fn the_backward_pass_continues_during_all_reduces() {
         let gradient = |at: usize| {
             let at = Ptr::new(0, Block::Gradients, at);
             let part = Part { from: at, to: at, elem: Elem::F32, len: 2 };

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_follow_from_type_distance_and_alignment() {
+    fn vector_width_follows_from_type_stride_and_alignment() {
         let tape = add(Access::Full);
         let v = |elem, offset, ld| {
             let x = value(elem, offset, ld);
@@ -406,7 +406,7 @@ mod tests {
 
         #[phalanx_testing::needs(gxx)]
         #[test]
-        fn functions_of_one_number() {
+        fn unary_functions_match_the_reference() {
             let mut harness = Harness::new(None, 1);
             let x = [0.0, 0.5, -0.5, 9.25, -9.25, f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
             let (input, y) = (harness.rows(&[8], 0, &x), harness.rows(&[8], 0, &[0.0; 8]));
@@ -421,7 +421,7 @@ mod tests {
 
         #[phalanx_testing::needs(gxx)]
         #[test]
-        fn functions_of_two_numbers() {
+        fn binary_functions_match_the_reference() {
             let mut harness = Harness::new(None, 1);
             let nan = f32::NAN;
             let (a, b) = ([2.0, 3.0, nan, 1.0, 2.0], [2.0, 0.5, 1.0, nan, 4.0]);
@@ -451,7 +451,7 @@ mod tests {
 
         #[phalanx_testing::needs(gxx)]
         #[test]
-        fn every_way_of_reading() {
+        fn every_access_pattern_matches_the_reference() {
             for seed in SEEDS {
                 for (width, gap) in [(12, 0), (12, 4), (12, 3), (7, 0), (7, 2)] {
                     every_way(seed, width, gap);
@@ -495,7 +495,7 @@ mod tests {
 
         #[phalanx_testing::needs(gxx)]
         #[test]
-        fn many_at_once() {
+        fn grouped_tapes_match_the_reference() {
             for seed in SEEDS {
                 let mut harness = Harness::new(seed, 1);
                 let mut instances = vec![];

@@ -162,14 +162,14 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_ask_for_other_sums_are_told() {
+    fn mismatched_reductions_are_reported() {
         let error = run(&mut devices(2), |i| vec![sum(2 + i)]).unwrap_err().to_string();
         assert!(error.ends_with("rank 0 adds [(F32, 2)] where rank 1 adds [(F32, 3)]"), "{error}");
     }
 
     #[phalanx_testing::needs(gxx)]
     #[test]
-    fn nobody_hangs_where_one_fails_and_its_error_is_the_answer() {
+    fn a_failure_aborts_the_others_and_its_error_is_returned() {
         let mut devices = devices(3);
         let wrong = Launch { source: Source::Tapes, ..Launch::blocks("", "wrong", 1, 1) };
         let wrong = WorkItem { tasks: vec![Task::Launch(wrong)], label: "wrong".into(), ..sum(1) };
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_hangs_where_one_panics() {
+    fn a_panic_aborts_the_others() {
         let mut devices = devices(3);
         let items = |i: usize| if i == 2 { panic!("of one") } else { vec![sum(1)] };
         let run = std::panic::AssertUnwindSafe(|| run(&mut devices, items));

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_come_back() {
+    fn halves_round_trip() {
         for bits in (0..=u16::MAX).filter(|b| !from_half(*b).is_nan()) {
             assert_eq!(to_half(from_half(bits)), bits, "{bits:#x}");
         }

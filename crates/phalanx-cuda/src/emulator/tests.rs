@@ -73,7 +73,7 @@ fn counted(n: usize) -> Vec<f32> {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn a_block_adds_up() {
+fn a_block_sums_its_elements() {
     for seed in SEEDS {
         let mut gpu = gpu(seed);
         set(&mut gpu, X, &counted(1000));
@@ -87,7 +87,7 @@ fn a_block_adds_up() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn the_last_block_adds_up() {
+fn the_last_block_sums_the_partial_sums() {
     for seed in SEEDS {
         let mut gpu = gpu(seed);
         set(&mut gpu, X, &counted(1000));
@@ -104,7 +104,7 @@ fn the_last_block_adds_up() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn warps_exchange() {
+fn lanes_of_a_warp_exchange_values() {
     for seed in SEEDS {
         let mut gpu = gpu(seed);
         let mut v = counted(64);
@@ -122,7 +122,7 @@ fn warps_exchange() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn a_missing_barrier_shows_in_any_order() {
+fn a_missing_barrier_is_detected_in_any_order() {
     for (kernel, right) in [("reversed", true), ("reversed_too_early", false)] {
         for seed in SEEDS {
             let mut gpu = gpu(seed);
@@ -163,7 +163,7 @@ fn divergent_threads_are_reported() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn writes_where_they_do_not_belong_are_reported() {
+fn undeclared_and_out_of_bounds_writes_are_reported() {
     let mut gpu = gpu(None);
     let store = |gpu: &mut EmulatedGpu, base: Ptr, at: usize| {
         let l = launch("put_one", 1, 1).arg(base).arg(at).arg(2.0);
@@ -186,7 +186,7 @@ fn writes_where_they_do_not_belong_are_reported() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn reads_that_were_not_asked_for_yield_no_number() {
+fn undeclared_reads_yield_nan() {
     let mut gpu = gpu(None);
     set(&mut gpu, X, &counted(64));
     let task = Task::Launch(launch("reversed", 1, 64).arg(X).arg(Y));
@@ -207,7 +207,7 @@ fn reads_that_were_not_asked_for_yield_no_number() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn what_the_compiler_checks() {
+fn runtime_checks_of_the_compiler_are_reported() {
     let mut gpu = gpu(None);
     let array = |i: i32| Task::Launch(launch("index_of_array", 1, 1).arg(Y).arg(i));
     run(&mut gpu, array(3)).expect("runs");
@@ -245,7 +245,7 @@ fn launches_must_fit_their_kernel() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn steps_are_made_ready_again_when_memory_moves() {
+fn steps_must_be_prepared_again_when_memory_moves() {
     let mut gpu = gpu(None);
     set(&mut gpu, X, &counted(64));
     let task = Task::Launch(launch("reversed", 1, 64).arg(X).arg(Y));
@@ -260,7 +260,7 @@ fn steps_are_made_ready_again_when_memory_moves() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn kernels_round_as_the_host_does() {
+fn kernels_round_like_the_host() {
     let mut gpu = gpu(None);
     let mut random = order::Random::new(7);
     let odd =
@@ -300,7 +300,7 @@ fn tables_hold_addresses() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn works_wait_for_whom_they_follow() {
+fn work_items_wait_for_their_dependencies() {
     let mut gpu = gpu(Some(5));
     let at = |i: usize| Span::whole(Y.add(i * 4), 4);
     let store = |i: usize, v: f32| WorkItem {
@@ -372,7 +372,7 @@ fn convolutions_and_their_gradients() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn inputs_go_in_and_fetches_come_out() {
+fn inputs_and_fetches_are_transferred() {
     let mut gpu = gpu(None);
     let (inputs, fetches) = (Ptr::new(0, Block::Inputs, 0), Ptr::new(0, Block::Fetches, 0));
     let sum = launch("block_sum<float>", 1, 32).arg(inputs).arg(fetches).arg(2usize);

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn every_function_that_is_called_is_looked_for() {
+    fn every_called_function_is_looked_up() {
         let mut texts = vec![];
         sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut texts);
         let mut counts = [0; Lib::ALL.len()];

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read_as_each_library_counts() {
+    fn versions_are_decoded_per_library() {
         let text = |lib, number| Version::of(lib, number).to_string();
         assert_eq!(text(Lib::Driver, 13_000), "13.0");
         assert_eq!(text(Lib::Driver, 12_040), "12.4");
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_that_do_not_go_together_are_named() {
+    fn incompatible_versions_are_reported() {
         let version = |major, minor| Version { major, minor, patch: 0 };
         let old = check(Lib::Cudnn, version(8, 9), None).unwrap_err();
         assert_eq!(old, "is version 8.9: expected version 9");

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn all_gpus_ask_for_the_same_sums_whatever_their_rows() {
+    fn all_gpus_issue_the_same_reductions_regardless_of_rows() {
         let steps = [
             cnn(Scope::All, true, momentum(None), (0.0, 1e-3)),
             cnn(Scope::Device, true, momentum(None), (0.0, 1e-3)),
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn statistics_of_replicas_travel_together() {
+    fn replica_statistics_are_batched() {
         let step = cnn(Scope::Device, true, momentum(None), (0.0, 0.0));
         let plan = &plans(&step, &[1, 1], 12)[0];
         let means = sums(plan).iter().filter(|parts| parts[0].0 == Elem::F32).count();
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_leaves_while_backward_goes_on() {
+    fn a_bucket_is_reduced_during_the_backward_pass() {
         // Each of the two kernels fills a bucket.
         let step = mlp(&[1100, 1000, 1100, 5], momentum(None), (0.0, 0.0));
         let plan = &plans(&step, &[1, 1], 12)[0];

@@ -95,7 +95,7 @@ mod tests {
     use crate::launch::Block;
 
     #[test]
-    fn loops_join_where_memory_goes_on() {
+    fn contiguous_loops_are_merged() {
         let mut loops = vec![];
         for (count, src, dst) in [(8, 60, 120), (1, 7, 7), (3, 20, 40), (4, 5, 10), (5, 1, 1)] {
             push(&mut loops, count, src, dst);

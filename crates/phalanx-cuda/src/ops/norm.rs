@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_need_alignment_distance_and_channels() {
+    fn vectors_need_alignment_stride_and_channels() {
         let v = |elem, offset, ld, channels| vector(&[&image(elem, offset, ld, channels, 8)]);
         assert_eq!(v(Elem::F32, 0, 96, 96), 4);
         assert_eq!(v(Elem::Bf16, 512, 96, 96), 8);
@@ -323,7 +323,7 @@ mod tests {
 
         #[phalanx_testing::needs(gxx)]
         #[test]
-        fn whole_normalisation_against_plain_loops() {
+        fn batch_norm_matches_plain_loops() {
             for seed in SEEDS {
                 for (c, size, gap) in [(1, 301, 0), (3, 77, 2), (96, 150, 8), (40, 49, 0)] {
                     for (relu, biased) in [(false, true), (true, true), (true, false)] {

@@ -146,7 +146,7 @@ mod tests {
     use phalanx_graph::Padding;
 
     #[test]
-    fn only_windows_that_tile_the_image_are_apart() {
+    fn windows_with_gaps_or_overlaps_do_not_tile_the_input() {
         let geom = |size, kernel, stride, padding| {
             let (k, s) = ([kernel, kernel], [stride, stride]);
             ConvGeom::new([size, size, 4], 4, k, s, [1, 1], padding, 1).unwrap()

@@ -91,7 +91,7 @@ mod tests {
     use super::mask;
 
     #[test]
-    fn masks_walk_over_the_axes_they_have() {
+    fn masks_skip_shared_axes() {
         assert_eq!(mask(&[4, 5, 33], &[1, 1, 33]), "Axes<1, 33>, Axes<0, 1>");
         assert_eq!(mask(&[4, 5, 7], &[4, 1, 1]), "Axes<1, 35>, Axes<1, 0>");
         assert_eq!(mask(&[4, 5, 7], &[4, 1, 7]), "Axes<1, 5, 7>, Axes<7, 0, 1>");

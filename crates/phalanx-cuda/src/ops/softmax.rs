@@ -39,8 +39,8 @@ fn vectors(cx: &mut LowerCtx<'_>, name: &str, x: &[ValueId], y: ValueId) -> Vec<
     }
     let types = operands.iter().map(|o| o.elem).filter(|e| *e != Elem::I32);
     let types: Vec<&str> = types.map(Elem::c_name).collect();
-    let (group, kept) = threads_per_vector(rows, n);
-    let name = format!("{name}<{}, {group}, {kept}>", types.join(", "));
+    let (group, per_thread) = threads_per_vector(rows, n);
+    let name = format!("{name}<{}, {group}, {per_thread}>", types.join(", "));
     let blocks = (rows * group).div_ceil(THREADS).min(MAX_BLOCKS);
     let launch = Launch::blocks(FILE, name, blocks, THREADS as u32);
     let launch = operands.iter().fold(launch, |l, o| l.arg(o.ptr));
@@ -55,17 +55,17 @@ fn threads_per_vector(rows: usize, n: usize) -> (usize, usize) {
         return (32, n.div_ceil(32).next_power_of_two());
     }
     match n.div_ceil(THREADS).next_power_of_two() {
-        kept if kept <= 16 => (THREADS, kept),
+        per_thread if per_thread <= 16 => (THREADS, per_thread),
         _ => (THREADS, 0),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::share;
+    use super::threads_per_vector;
 
     #[test]
-    fn vectors_get_threads_enough() {
+    fn vectors_get_enough_threads() {
         assert_eq!(threads_per_vector(64, 10), (32, 1));
         assert_eq!(threads_per_vector(64, 100), (32, 4));
         assert_eq!(threads_per_vector(64, 1000), (256, 4));
@@ -74,8 +74,8 @@ mod tests {
         assert_eq!(threads_per_vector(64, 4097), (256, 0));
         for rows in [1, 5000] {
             for n in 1..5000 {
-                let (group, kept) = threads_per_vector(rows, n);
-                assert!(kept == 0 || group * kept >= n, "{rows} {n}");
+                let (group, per_thread) = threads_per_vector(rows, n);
+                assert!(per_thread == 0 || group * per_thread >= n, "{rows} {n}");
             }
         }
     }

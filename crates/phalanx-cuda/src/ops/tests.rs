@@ -75,7 +75,7 @@ fn reductions() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn maxima_hand_on_what_is_no_number() {
+fn maxima_propagate_nan() {
     for (dims, axes) in
         [(&[9, 10][..], &[1][..]), (&[40, 64], &[0]), (&[3, 5], &[0]), (&[4, 3, 5], &[0, 2])]
     {
@@ -139,7 +139,7 @@ fn transposes() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn slices_and_joins() {
+fn slices_and_concatenation() {
     for shift in [0, 1] {
         for (axis, start, len) in [(0, 1, 2), (1, 0, 3), (2, 4, 4), (2, 1, 3)] {
             let op = Op::Slice { axis, start, len };
@@ -182,7 +182,7 @@ fn pads() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn upsamples_and_back() {
+fn upsampling_and_its_gradient() {
     for (size, bilinear) in [([2, 2], false), ([2, 3], true), ([1, 4], true), ([3, 2], false)] {
         for c in [5, 8] {
             let op = Op::Upsample { size, bilinear };
@@ -195,7 +195,7 @@ fn upsamples_and_back() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn affine_maps_and_back() {
+fn affine_sampling_and_its_gradient() {
     let maps = [
         [0.75, 0.25, -1.25, -0.5, 1.125, 0.75],
         [1.0, 0.0, -2.0, 0.0, 1.0, 1.0],
@@ -266,7 +266,7 @@ fn embeddings() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn whole_numbers_in_and_out() {
+fn integer_operands_and_results() {
     let labels = vec![2, 0, -1, 7, 4, 3];
     Case::new(Op::OneHot { depth: 5 }, 3).ints(&[2], labels.clone()).check(0.0);
     for n in [5, 8, 100] {
@@ -334,7 +334,7 @@ fn random_numbers() {
 /// Kernels with 16-bit operands: compared with the reference on the same numbers.
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn narrow_numbers() {
+fn sixteen_bit_floats() {
     let sum = |axes: &[usize]| Op::Reduce { kind: ReduceKind::Sum, axes: axes.to_vec() };
     let labels = vec![2, 0, -1, 7];
     let cases = [

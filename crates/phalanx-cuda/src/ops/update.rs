@@ -434,7 +434,7 @@ mod tests {
     }
 
     impl Param {
-        fn sum_sources(&self, e: usize) -> f64 {
+        fn reduced_gradient(&self, e: usize) -> f64 {
             let (l1, l2) = (f64::from(self.penalty.0), f64::from(self.penalty.1));
             let sum: f64 = self.parts.iter().map(|p| f64::from(p[e])).sum();
             let sign = if self.w[e] == 0.0 { 0.0 } else { self.w[e].signum() };
@@ -536,7 +536,7 @@ mod tests {
         let mut gradients: Vec<Vec<f64>> = vec![];
         for i in trained {
             let p = &mut params[*i];
-            let g: Vec<f64> = (0..p.w.len()).map(|e| p.whole(e)).collect();
+            let g: Vec<f64> = (0..p.w.len()).map(|e| p.reduced_gradient(e)).collect();
             let Some((weight, apply)) = step else {
                 gradients.push(g);
                 continue;
@@ -571,7 +571,7 @@ mod tests {
 
     #[phalanx_testing::needs(gxx)]
     #[test]
-    fn filters_there_and_back() {
+    fn filters_survive_packing_and_unpacking() {
         for seed in SEEDS {
             let mut harness = Harness::new(seed, 1);
             let shapes = [(27, 96), (130, 65), (1, 1)];

@@ -55,7 +55,7 @@ fn place(index: usize) -> GpuPlacement {
 
 #[needs(gpu, nccl)]
 #[test]
-fn nccl_with_one_rank_gives_the_bits_of_no_nccl() {
+fn nccl_with_one_rank_does_not_change_a_bit() {
     for step in networks() {
         let params = step.graph.params();
         let plain = phalanx_cuda::executor(&[place(0)], params).expect("starts");
@@ -66,7 +66,7 @@ fn nccl_with_one_rank_gives_the_bits_of_no_nccl() {
 
 #[needs(gpu, nccl)]
 #[test]
-fn replicas_on_a_gpu_are_added_before_nccl() {
+fn replicas_on_a_gpu_are_reduced_before_nccl() {
     let parts = [0, 1].map(|part| GpuPlacement { index: 0, part: Some(part) });
     for step in networks() {
         let params = step.graph.params();

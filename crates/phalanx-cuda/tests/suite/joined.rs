@@ -56,7 +56,7 @@ fn same_bits(step: &Step) {
 
 #[needs(gxx)]
 #[test]
-fn gpus_give_the_bits_of_replicas_on_one() {
+fn gpus_give_the_same_bits_as_replicas_on_one() {
     same_bits(&mlp(&[37, 29, 33, 5], adam(Some(Clip::GlobalNorm(0.1))), (1e-3, 1e-2)));
     same_bits(&cnn(Scope::All, true, momentum(None), (0.0, 1e-3)));
     same_bits(&cnn(Scope::Device, false, momentum(None), (0.0, 0.0)));

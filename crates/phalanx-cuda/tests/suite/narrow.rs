@@ -143,7 +143,7 @@ fn median_error(step: &Step, policy: Policy, devices: usize) -> f32 {
 
 #[needs(gpu_or_gxx)]
 #[test]
-fn halves_have_more_digits() {
+fn halves_are_more_precise_than_bf16() {
     for step in [
         scaled_cnn(Scope::Device, momentum(None), (0.0, 1e-3), 2),
         scaled_mlp(&[37, 29, 33, 5], momentum(None), (0.0, 0.0), 2),
@@ -156,7 +156,7 @@ fn halves_have_more_digits() {
 
 #[needs(gpu_or_gxx)]
 #[test]
-fn halves_that_overflow_are_found_in_the_gradients() {
+fn overflowing_halves_are_detected_in_the_gradients() {
     let step = scaled_mlp(&[37, 29, 33, 5], momentum(None), (0.0, 0.0), 2);
     let state = step.loss_scale.expect("scaled").state;
     for devices in [(1, false), (2, false)] {

@@ -72,7 +72,7 @@ phalanx_testing::executor_tests! { [gxx], super::Several;
 
 #[needs(gxx)]
 #[test]
-fn processes_give_the_bits_of_one_with_as_many_gpus() {
+fn processes_give_the_same_bits_as_one_with_as_many_gpus() {
     let dense = mlp(&[37, 29, 33, 5], adam(Some(Clip::GlobalNorm(0.1))), (1e-3, 1e-2));
     for step in [dense, cnn(Scope::Device, true, momentum(None), (0.0, 1e-3))] {
         let params = step.graph.params();
@@ -87,7 +87,7 @@ fn processes_give_the_bits_of_one_with_as_many_gpus() {
 
 #[needs(gxx)]
 #[test]
-fn whatever_a_process_raises_all_see_with_the_step() {
+fn all_processes_see_the_flags_of_each_other() {
     let step = mlp(&[7, 6, 5], momentum(None), (0.0, 0.0));
     let seen = at_once(clusters(&[1, 1, 1]), |rank, cluster| {
         let mut e = executor(&step, cluster).expect("starts");
@@ -129,7 +129,7 @@ fn run_on(e: &mut dyn Executor, step: &Step, rows: usize) -> Result<(), ExecErro
 
 #[needs(gxx)]
 #[test]
-fn steps_are_captured_again_by_all_where_the_memory_of_one_moves() {
+fn all_processes_capture_again_when_the_memory_of_one_moves() {
     for step in [
         mlp(&[37, 29, 33, 5], momentum(None), (0.0, 0.0)),
         cnn(Scope::Device, true, momentum(None), (0.0, 0.0)),
@@ -147,7 +147,7 @@ fn steps_are_captured_again_by_all_where_the_memory_of_one_moves() {
 
 #[needs(gxx)]
 #[test]
-fn a_process_that_leaves_ends_the_step_of_the_others() {
+fn a_lost_process_ends_the_step_of_the_others() {
     let step = mlp(&[7, 6, 5], momentum(None), (0.0, 0.0));
     let began = Instant::now();
     let errors = at_once(clusters(&[1, 1, 1]), |rank, cluster| {
@@ -165,7 +165,7 @@ fn a_process_that_leaves_ends_the_step_of_the_others() {
 
 #[needs(gxx)]
 #[test]
-fn a_process_that_hangs_is_not_waited_for_without_end() {
+fn waiting_for_a_hanging_process_times_out() {
     let step = mlp(&[7, 6, 5], momentum(None), (0.0, 0.0));
     let (stop, hung) = std::sync::mpsc::channel::<()>();
     let hung = std::sync::Mutex::new(Some(hung));
