@@ -55,19 +55,19 @@ pub(crate) fn choose(
             return Ok(None);
         }
     };
-    let (key, most) = (key(conv, tf32, gpu), max_workspace(conv));
+    let (key, max) = (key(conv, tf32, gpu), max_workspace(conv));
     let known = || {
-        let index = kept(&key).filter(|i| *i < proposals.len())?;
-        cudnn.plan(&proposals, index).ok().filter(|plan| plan.workspace <= most)
+        let index = cached(&key).filter(|i| *i < proposals.len())?;
+        cudnn.plan(&proposals, index).ok().filter(|plan| plan.workspace <= max)
     };
     if let Some(plan) = known() {
         return Ok(Some(plan));
     }
     let mut best: Option<(f64, usize, ConvPlan)> = None;
-    let mut failed = format!("all want more workspace than {most} bytes");
+    let mut failed = format!("all want more workspace than {max} bytes");
     for index in 0..proposals.len().min(MAX_MEASURED_PROPOSALS) {
         let Ok(plan) = cudnn.plan(&proposals, index) else { continue };
-        if plan.workspace > most {
+        if plan.workspace > max {
             continue;
         }
         let seconds = match measure(cudnn, &plan, at, stream) {
@@ -89,27 +89,27 @@ pub(crate) fn choose(
         warn_once(conv, &format!("none of {} engines of cuDNN runs; {failed}", proposals.len()));
         return Ok(None);
     };
-    keep(&key, index);
+    store(&key, index);
     Ok(Some(plan))
 }
 
 /// Warns once per shape that the fallback kernel computes it, and why.
 fn warn_once(conv: &Conv, why: &str) {
-    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let shape = format!("{:?} of {} rows, {:?}", conv.pass, conv.rows, conv.geom);
-    let mut said = SAID.lock().unwrap_or_else(|e| e.into_inner());
+    let mut said = WARNED.lock().unwrap_or_else(|e| e.into_inner());
     if said.insert(shape.clone()) {
         tracing::warn!("{shape} is computed by a plain kernel, which is slow: {why}");
     }
 }
 
 /// Stores a choice in the cache.
-pub(crate) fn keep(key: &str, index: usize) {
+pub(crate) fn store(key: &str, index: usize) {
     cache::write("plans", key, index.to_string().as_bytes());
 }
 
 /// Reads a choice from the cache.
-pub(crate) fn kept(key: &str) -> Option<usize> {
+pub(crate) fn cached(key: &str) -> Option<usize> {
     String::from_utf8(cache::read("plans", key)?).ok()?.parse().ok()
 }
 

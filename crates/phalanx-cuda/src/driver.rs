@@ -58,20 +58,20 @@ impl Context {
         cu!(cuInit(0))?;
         let mut device = 0;
         cu!(cuDeviceGet(&mut device, index as i32))?;
-        let context = Context::held(device)?;
+        let context = Context::retain(device)?;
         context.enter()?;
         Ok(context)
     }
 
-    fn held(device: sys::CUdevice) -> Result<Context> {
+    fn retain(device: sys::CUdevice) -> Result<Context> {
         let mut raw = std::ptr::null_mut();
         cu!(cuDevicePrimaryCtxRetain(&mut raw, device))?;
         Ok(Context { raw, device })
     }
 
     /// Another reference to the same context.
-    pub fn again(&self) -> Result<Context> {
-        Context::held(self.device)
+    pub fn try_clone(&self) -> Result<Context> {
+        Context::retain(self.device)
     }
 
     /// Makes it current on this thread.

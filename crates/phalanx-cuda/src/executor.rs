@@ -23,9 +23,9 @@ use phalanx_graph::{ParamId, ParamSpec};
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// Key of a prepared step.
+/// StepKey of a prepared step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Key {
+struct StepKey {
     /// Rows of the batch.
     rows: usize,
     /// With gradient accumulation, whether the sum is applied.
@@ -35,7 +35,7 @@ struct Key {
 }
 
 /// A prepared step, with all that is needed to prepare it again.
-struct Ready {
+struct PreparedStep {
     plans: Vec<Plan>,
     /// Scratch memory of its work items.
     blocks: Vec<Allocation>,
@@ -44,7 +44,7 @@ struct Ready {
     relocations: u64,
 }
 
-struct Loaded {
+struct LoadedProgram {
     program: Program,
     layout: Layout,
     facts: FusionFacts,
@@ -55,7 +55,7 @@ struct Loaded {
     /// Offset of each fetch, in bytes, and their total size.
     fetches: Vec<usize>,
     fetch_bytes: usize,
-    steps: HashMap<Key, Ready>,
+    steps: HashMap<StepKey, PreparedStep>,
     measured: Option<Measured>,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct GpuExecutor<M: GpuDevice> {
     flat: usize,
     slots: usize,
     accumulates: bool,
-    programs: Vec<Loaded>,
+    programs: Vec<LoadedProgram>,
     /// How often a block of memory was relocated.
     relocations: u64,
     times: StepTimes,
@@ -187,7 +187,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
     }
 
     fn reserve_all(&mut self, blocks: &[Allocation]) -> Result<(), ExecError> {
-        blocks.iter().try_for_each(|room| self.reserve(room.block, room.bytes, room.purpose))
+        blocks.iter().try_for_each(|a| self.reserve(a.block, a.bytes, a.purpose))
     }
 
     /// The rows of every replica on a GPU.
@@ -200,7 +200,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         each.collect()
     }
 
-    fn loaded(&self, id: ProgramId) -> Result<&Loaded, ExecError> {
+    fn loaded(&self, id: ProgramId) -> Result<&LoadedProgram, ExecError> {
         self.programs.get(id.0).ok_or_else(|| ExecError::Program {
             name: format!("#{}", id.0),
             reason: "it was not loaded here".into(),
@@ -208,10 +208,10 @@ impl<M: GpuDevice> GpuExecutor<M> {
     }
 
     /// Prepares a step for a batch, if it is not prepared yet.
-    fn ready(&mut self, id: ProgramId, key: Key) -> Result<(), ExecError> {
+    fn prepare_step(&mut self, id: ProgramId, key: StepKey) -> Result<(), ExecError> {
         if !self.programs[id.0].steps.contains_key(&key) {
             let mut plans = vec![];
-            let mut room = (0, 0);
+            let mut max_bytes = (0, 0);
             for device in 0..self.devices.len() {
                 let replicas = self.rows(device, key.rows);
                 let loaded = &self.programs[id.0];
@@ -228,36 +228,36 @@ impl<M: GpuDevice> GpuExecutor<M> {
                 });
                 tracing::debug!("{} work items for {} rows", plan.work_items.len(), key.rows);
                 plans.push(plan);
-                room = (scratch.max(room.0), counters.max(room.1));
+                max_bytes = (scratch.max(max_bytes.0), counters.max(max_bytes.1));
             }
-            let scratch = [(Block::Scratch, room.0), (Block::Counters, room.1)];
-            let room = |(block, bytes)| Allocation::new(block, bytes, "partial sums");
-            let blocks = scratch.map(room).to_vec();
+            let scratch = [(Block::Scratch, max_bytes.0), (Block::Counters, max_bytes.1)];
+            let allocation = |(block, bytes)| Allocation::new(block, bytes, "partial sums");
+            let blocks = scratch.map(allocation).to_vec();
             // Other processes may need more memory. Their steps must then be captured again, which
             // all processes do at the same time.
             self.relocations += u64::from(self.peers.is_some());
-            let ready = Ready { plans, blocks, ids: vec![], relocations: 0 };
-            self.programs[id.0].steps.insert(key, ready);
+            let prepared = PreparedStep { plans, blocks, ids: vec![], relocations: 0 };
+            self.programs[id.0].steps.insert(key, prepared);
         }
-        let ready = &self.programs[id.0].steps[&key];
-        if ready.ids.is_empty() || ready.relocations != self.relocations {
+        let prepared = &self.programs[id.0].steps[&key];
+        if prepared.ids.is_empty() || prepared.relocations != self.relocations {
             // A program that failed to allocate may have left less memory than this one needs.
-            let (lasting, scratch) = (self.programs[id.0].blocks.clone(), ready.blocks.clone());
-            self.reserve_all(&lasting)?;
+            let (fixed, scratch) = (self.programs[id.0].blocks.clone(), prepared.blocks.clone());
+            self.reserve_all(&fixed)?;
             self.reserve_all(&scratch)?;
-            let ready = self.programs[id.0].steps.get_mut(&key).expect("made above");
-            for (device, old) in self.devices.iter_mut().zip(std::mem::take(&mut ready.ids)) {
+            let prepared = self.programs[id.0].steps.get_mut(&key).expect("made above");
+            for (device, old) in self.devices.iter_mut().zip(std::mem::take(&mut prepared.ids)) {
                 device.gpu.forget(old);
             }
-            let plans = &ready.plans;
+            let plans = &prepared.plans;
             let ids = self.threads.each(&mut self.devices, |i, s| s.prepare(plans[i].clone()));
             let ids = ids.into_iter().collect::<Result<Vec<StepId>, ExecError>>()?;
             // Compile times differ between processes.
-            let met = self.peers.as_ref().map_or(Ok(()), PeerGroup::barrier);
-            self.abort_on_error(met)?;
+            let arrived = self.peers.as_ref().map_or(Ok(()), PeerGroup::barrier);
+            self.abort_on_error(arrived)?;
             self.run_all(|i, s| s.gpu.capture(ids[i]))?;
-            let ready = self.programs[id.0].steps.get_mut(&key).expect("made above");
-            (ready.ids, ready.relocations) = (ids, self.relocations);
+            let prepared = self.programs[id.0].steps.get_mut(&key).expect("made above");
+            (prepared.ids, prepared.relocations) = (ids, self.relocations);
         }
         Ok(())
     }
@@ -275,7 +275,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
 
     /// Copies its rows of the feeds to every replica.
     fn stage_feeds(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
-        let Loaded { program, layout, inputs, .. } = &self.programs[id.0];
+        let LoadedProgram { program, layout, inputs, .. } = &self.programs[id.0];
         let (mesh, own) = (self.mesh, self.shard().rows(batch.rows));
         let staged = self.threads.each(&mut self.devices, |_, device| {
             let first = device.replicas.start;
@@ -337,12 +337,12 @@ impl<M: GpuDevice> GpuExecutor<M> {
     }
 
     /// Measures every instruction on the first GPU. Weights and slots are restored afterwards.
-    fn measure(&mut self, id: ProgramId, key: Key) -> Result<(), ExecError> {
+    fn measure(&mut self, id: ProgramId, key: StepKey) -> Result<(), ExecError> {
         let blocks = self.persistent_blocks();
         let flat = self.flat;
         let loaded = &mut self.programs[id.0];
-        let ready = &loaded.steps[&key];
-        let (items, step) = (&ready.plans[0].work_items, ready.ids[0]);
+        let prepared = &loaded.steps[&key];
+        let (items, step) = (&prepared.plans[0].work_items, prepared.ids[0]);
         let DeviceReplicas { gpu, replicas, .. } = &mut self.devices[0];
         let mut saved = vec![];
         for local in 0..replicas.len() {
@@ -412,7 +412,7 @@ impl<M: GpuDevice> Executor for GpuExecutor<M> {
         }
         let Allocations { layout, inputs, fetches, fetch_bytes, .. } = allocations;
         let facts = FusionFacts::of(&program, self.mesh.devices == 1 && !self.joined);
-        self.programs.push(Loaded {
+        self.programs.push(LoadedProgram {
             program,
             layout,
             facts,
@@ -444,8 +444,8 @@ impl<M: GpuDevice> Executor for GpuExecutor<M> {
             self.accumulates = true;
         }
         self.peers.iter_mut().for_each(|peers| peers.set_step(batch.step));
-        let key = Key { rows: batch.rows, accumulate, table: None };
-        self.ready(id, key)?;
+        let key = StepKey { rows: batch.rows, accumulate, table: None };
+        self.prepare_step(id, key)?;
         if self.profiling && self.programs[id.0].measured.is_none() {
             self.measure(id, key)?;
         }
@@ -464,8 +464,8 @@ impl<M: GpuDevice> Executor for GpuExecutor<M> {
         let Some((id, rows)) = self.in_flight.take() else { return Ok(()) };
         if let Some(peers) = &mut self.peers {
             // Runs while the GPUs compute. A process that does not take part is identified by name.
-            let told = peers.exchange_flags(&self.programs[id.0].program);
-            self.abort_on_error(told)?;
+            let exchanged = peers.exchange_flags(&self.programs[id.0].program);
+            self.abort_on_error(exchanged)?;
         }
         self.collect(Block::Fetches, self.programs[id.0].fetch_bytes)?;
         let taken = self.take_fetches(id, rows, fetched);

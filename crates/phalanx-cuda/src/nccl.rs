@@ -135,7 +135,7 @@ pub(crate) struct Link {
 }
 
 /// Source and destination addresses of an all-reduce, and its elements.
-pub(crate) struct Sum {
+pub(crate) struct Reduction {
     pub from: u64,
     pub to: u64,
     pub elem: Elem,
@@ -294,7 +294,7 @@ impl Group {
             if !(is_free || force) || !member.first_to_abort() {
                 continue;
             }
-            let Ok(context) = member.context.again() else { continue };
+            let Ok(context) = member.context.try_clone() else { continue };
             let comm = member.abort_comm;
             let abort = move || {
                 let aborted = context.enter().and_then(|()| nccl!(ncclCommAbort(comm.handle())));
@@ -354,10 +354,10 @@ impl Link {
     }
 
     /// Runs all-reduces over all GPUs as one operation.
-    pub fn reduce(&self, sums: &[Sum], stream: &Stream) -> Result<()> {
+    pub fn reduce(&self, reductions: &[Reduction], stream: &Stream) -> Result<()> {
         let (_held, comm) = self.comm()?;
         grouped(|| {
-            sums.iter().try_for_each(|Sum { from, to, elem, len }| {
+            reductions.iter().try_for_each(|Reduction { from, to, elem, len }| {
                 let (from, to) = (*from as *const _, *to as *mut _);
                 nccl!(ncclAllReduce(from, to, *len, data_type(*elem), OP_SUM, comm, stream.0))
             })

@@ -152,7 +152,7 @@ impl NcclTransport {
         let context = Context::new(gpu)?;
         let piece = piece(assignment.total);
         let bytes = piece * assignment.total;
-        let mut links = nccl::join(vec![context.again()?], Some(assignment))?;
+        let mut links = nccl::join(vec![context.try_clone()?], Some(assignment))?;
         context.enter()?;
         let (outgoing, incoming) = (DeviceBuffer::new(bytes)?, DeviceBuffer::new(bytes)?);
         // The buffers are zeroed on the default stream, which other streams do not wait for.

@@ -1,6 +1,6 @@
 //! Steps on resident datasets, several per launch.
 
-use super::{GpuExecutor, Key, Loaded, floats};
+use super::{GpuExecutor, LoadedProgram, StepKey, floats};
 use crate::device::{ArgLists, GpuDevice};
 use crate::device_group::{DeviceReplicas, run_all};
 use crate::inputs::Inputs;
@@ -52,10 +52,10 @@ impl<M: GpuDevice> GpuExecutor<M> {
     pub(super) fn evict_table(&mut self, id: TableId) {
         let Some(table) = self.tables.get_mut(id.0).and_then(Option::take) else { return };
         for program in &mut self.programs {
-            let of_it: Vec<Key> =
+            let of_it: Vec<StepKey> =
                 program.steps.keys().copied().filter(|k| k.table == Some(id)).collect();
-            for ready in of_it.iter().filter_map(|key| program.steps.remove(key)) {
-                for (device, step) in self.devices.iter_mut().zip(ready.ids) {
+            for prepared in of_it.iter().filter_map(|key| program.steps.remove(key)) {
+                for (device, step) in self.devices.iter_mut().zip(prepared.ids) {
                     device.gpu.forget(step);
                 }
             }
@@ -74,7 +74,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
     }
 
     /// The layout of a program's steps in the list.
-    fn step_layout(&self, loaded: &Loaded, table: &Table) -> StepLayout {
+    fn step_layout(&self, loaded: &LoadedProgram, table: &Table) -> StepLayout {
         let program = &loaded.program;
         let numbers = program.feeds().iter().filter(|f| !f.ty.is_rows()).count();
         let rows = self.mesh.max_rows(program.options().max_batch);
@@ -82,7 +82,11 @@ impl<M: GpuDevice> GpuExecutor<M> {
     }
 
     /// The table as lowering needs it.
-    pub(super) fn source(&self, loaded: &Loaded, id: Option<TableId>) -> Option<FromTable<'_>> {
+    pub(super) fn source(
+        &self,
+        loaded: &LoadedProgram,
+        id: Option<TableId>,
+    ) -> Option<FromTable<'_>> {
         let table = self.table(id?).ok()?;
         let (inputs, fetch_bytes) = (loaded.inputs, loaded.fetch_bytes);
         Some(FromTable { table, step: self.step_layout(loaded, table), inputs, fetch_bytes })
@@ -94,14 +98,14 @@ impl<M: GpuDevice> GpuExecutor<M> {
         id: ProgramId,
         table: TableId,
         rows: usize,
-    ) -> Result<Key, ExecError> {
+    ) -> Result<StepKey, ExecError> {
         let loaded = self.loaded(id)?;
         let layout = self.step_layout(loaded, self.table(table)?);
         let results = loaded.fetch_bytes * MAX_STEPS_PER_LAUNCH;
         self.reserve(Block::StepList, layout.list_bytes(MAX_STEPS_PER_LAUNCH), "inputs")?;
         self.reserve(Block::Results, results, "results")?;
-        let key = Key { rows, accumulate: None, table: Some(table) };
-        self.ready(id, key)?;
+        let key = StepKey { rows, accumulate: None, table: Some(table) };
+        self.prepare_step(id, key)?;
         Ok(key)
     }
 

@@ -1,6 +1,6 @@
 //! Capture of a step as a graph, synchronised across GPUs.
 
-use super::{Gpu, REDUCE_STREAM, Ready, capturing, working};
+use super::{Gpu, REDUCE_STREAM, ResolvedTask, call_lock, capture_lock};
 use crate::device::StepId;
 use crate::driver::{Event, Failure, Graph, Result};
 use crate::libs::{self, Lib};
@@ -16,7 +16,7 @@ impl Gpu {
         gpus: &mut [Gpu],
         peers: Option<&Arc<dyn ProcessGroup>>,
     ) -> std::result::Result<(), ExecError> {
-        let _working = working();
+        let _lock = call_lock();
         let names: Vec<String> = gpus.iter().map(|gpu| gpu.name.clone()).collect();
         let failed =
             |e: Failure| ExecError::Device { device: names.join(", "), message: e.to_string() };
@@ -24,7 +24,7 @@ impl Gpu {
         let make = || nccl::make_id().map_err(failed);
         let assignment =
             peers.map(|peers| RankAssignment::exchange(peers, gpus.len(), make)).transpose()?;
-        let contexts = gpus.iter().map(|gpu| gpu.context.again()).collect::<Result<_>>();
+        let contexts = gpus.iter().map(|gpu| gpu.context.try_clone()).collect::<Result<_>>();
         let links =
             nccl::join(contexts.map_err(failed)?, assignment).map_err(|error| match error {
                 JoinError::Local(failure) => failed(failure),
@@ -47,12 +47,12 @@ impl Gpu {
             || Graph::capture(&self.streams[0], || self.record(&prepared.ready, &prepared.slots));
         let graph = match &self.link {
             None => {
-                let _capturing = capturing();
+                let _lock = capture_lock();
                 capture()?
             }
             Some(link) => {
-                link.run_all(working, || self.rehearse(&prepared.ready))?;
-                link.run_all(capturing, capture)?
+                link.run_all(call_lock, || self.warm_up_reductions(&prepared.ready))?;
+                link.run_all(capture_lock, capture)?
             }
         };
         if let Some(Some(prepared)) = self.steps.get_mut(step.0) {
@@ -63,8 +63,8 @@ impl Gpu {
 
     /// Warms up a step's all-reduces: NCCL connects the GPUs on first use, which must not happen
     /// during a capture. Every step recomputes the reduced values.
-    fn rehearse(&self, ready: &[Vec<Ready>]) -> Result<()> {
-        let sums = ready.iter().flatten().filter(|task| matches!(task, Ready::Reduce(_)));
+    fn warm_up_reductions(&self, ready: &[Vec<ResolvedTask>]) -> Result<()> {
+        let sums = ready.iter().flatten().filter(|task| matches!(task, ResolvedTask::Reduce(_)));
         sums.into_iter().try_for_each(|task| self.issue(task, REDUCE_STREAM))?;
         let event = Event::new()?;
         event.record(&self.streams[REDUCE_STREAM])?;
@@ -72,7 +72,7 @@ impl Gpu {
     }
 
     /// Waits for the step in flight. Fails if another GPU fails.
-    pub(super) fn wait_for_others(&self) -> Result<()> {
+    pub(super) fn wait_for_group(&self) -> Result<()> {
         if self.link.is_none() {
             return Ok(());
         }
@@ -87,7 +87,7 @@ impl Gpu {
     }
 
     /// Fails if another GPU has failed.
-    pub(super) fn check_others(&self) -> Result<()> {
+    pub(super) fn check_group(&self) -> Result<()> {
         self.link.as_ref().map_or(Ok(()), nccl::Link::check)
     }
 }

@@ -1,6 +1,6 @@
 //! Measurement of a step's work items, each replayed as a graph.
 
-use super::{Gpu, Ready, capturing};
+use super::{Gpu, ResolvedTask, capture_lock};
 use crate::device::StepId;
 use crate::driver::{DeviceBuffer, Event, Graph, Result};
 use phalanx_graph::exec::ExecError;
@@ -15,24 +15,24 @@ impl Gpu {
         &mut self,
         step: StepId,
     ) -> std::result::Result<Vec<Option<f64>>, ExecError> {
-        let _capturing = capturing();
-        self.context.enter().map_err(|e| self.failed(e))?;
+        let _lock = capture_lock();
+        self.context.enter().map_err(|e| self.device_error(e))?;
         // Steps may have run on any stream, so one workspace must suffice for all.
-        let room = self.workspaces.iter().map(DeviceBuffer::bytes).max().unwrap_or(0);
-        self.grow_workspace(0, room)?;
-        self.measure_works(step).map_err(|e| self.failed(e))
+        let bytes = self.workspaces.iter().map(DeviceBuffer::bytes).max().unwrap_or(0);
+        self.grow_workspace(0, bytes)?;
+        self.measure_work_items(step).map_err(|e| self.device_error(e))
     }
 
-    fn measure_works(&self, step: StepId) -> Result<Vec<Option<f64>>> {
-        let seconds = |tasks: &Vec<Ready>| match tasks[..] {
-            [Ready::Reduce(_)] => Ok(None),
+    fn measure_work_items(&self, step: StepId) -> Result<Vec<Option<f64>>> {
+        let seconds = |tasks: &Vec<ResolvedTask>| match tasks[..] {
+            [ResolvedTask::Reduce(_)] => Ok(None),
             _ => self.measure_tasks(tasks).map(Some),
         };
         self.prepared(step)?.ready.iter().map(seconds).collect()
     }
 
     /// Seconds per run of repeated tasks: the minimum of several measurements.
-    pub(super) fn measure_tasks(&self, tasks: &[Ready]) -> Result<f64> {
+    pub(super) fn measure_tasks(&self, tasks: &[ResolvedTask]) -> Result<f64> {
         let main = &self.streams[0];
         let (start, end) = (Event::timed()?, Event::timed()?);
         let repeat = || {

@@ -1,7 +1,7 @@
 //! The memory blocks of a GPU.
 
 use super::transfers::Staging;
-use super::{Gpu, working};
+use super::{Gpu, call_lock};
 use crate::driver::{self, DeviceBuffer, Failure, Result, cu};
 use crate::launch::{Block, Ptr};
 use crate::plan::WORKSPACES;
@@ -31,7 +31,7 @@ impl Gpu {
     /// step is preserved. Other blocks are freed before the new allocation, so that the GPU need
     /// not hold both.
     pub(super) fn grow(&mut self, replica: usize, block: Block, bytes: usize) -> Result<bool> {
-        let _working = working();
+        let _lock = call_lock();
         self.context.enter()?;
         let old = self.blocks.get(&(replica, block)).map_or(0, DeviceBuffer::bytes);
         if bytes <= old {
@@ -65,7 +65,7 @@ impl Gpu {
     ) -> std::result::Result<(), ExecError> {
         if self.workspaces[stream].bytes() < bytes {
             let new = DeviceBuffer::new(bytes);
-            let new = new.map_err(|e| self.refused(e, bytes, WORKSPACES))?;
+            let new = new.map_err(|e| self.allocation_error(e, bytes, WORKSPACES))?;
             let old = std::mem::replace(&mut self.workspaces[stream], new);
             self.retired.push((self.steps.len(), old));
             self.free_retired();
@@ -81,10 +81,10 @@ impl Gpu {
 
     /// The error for a failed allocation. The available memory includes what this GPU's steps
     /// already hold.
-    pub(super) fn refused(&self, e: Failure, wanted: usize, purpose: &str) -> ExecError {
+    pub(super) fn allocation_error(&self, e: Failure, wanted: usize, purpose: &str) -> ExecError {
         // Pinned memory is host memory.
         if !e.0.contains("OUT_OF_MEMORY") || e.0.contains("cuMemHostAlloc") {
-            return self.failed(e);
+            return self.device_error(e);
         }
         let free = driver::memory().map_or(0, |(free, _)| free);
         let staged = self.staging.iter().flat_map(Staging::buffers);
@@ -101,14 +101,14 @@ impl Gpu {
     }
 
     pub(super) fn copy_to_device(&mut self, at: Ptr, bytes: &[u8]) -> Result<()> {
-        let _working = working();
+        let _lock = call_lock();
         self.context.enter()?;
         self.streams[0].synchronize()?;
         cu!(cuMemcpyHtoD_v2(self.address(at)?, bytes.as_ptr().cast(), bytes.len()))
     }
 
     pub(super) fn copy_to_host(&self, at: Ptr, bytes: &mut [u8]) -> Result<()> {
-        let _working = working();
+        let _lock = call_lock();
         self.context.enter()?;
         self.streams[0].synchronize()?;
         cu!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), self.address(at)?, bytes.len()))

@@ -1,13 +1,13 @@
 //! Several steps per launch: the host uploads the inputs of all of them beforehand.
 
-use super::{Gpu, Prepared, capturing, working};
+use super::{Gpu, PreparedStep, call_lock, capture_lock};
 use crate::device::{ArgLists, StepId};
 use crate::driver::{Event, Failure, Graph, PinnedBuffer, Result, cu};
 use crate::launch::Block;
 use crate::resident_dataset::MAX_STEPS_PER_LAUNCH;
 
 /// Maximum work items per launch. More gain nothing, and take long to capture.
-const MAX_WORK_ITEMS: usize = 1024;
+const MAX_WORK_ITEMS_PER_LAUNCH: usize = 1024;
 
 /// Step lists in transfer to the GPU.
 pub(super) struct StepListUpload {
@@ -27,19 +27,19 @@ impl StepListUpload {
     }
 }
 
-impl Prepared {
+impl PreparedStep {
     pub fn graph(&self) -> Result<&Graph> {
         self.graph.as_ref().ok_or_else(|| Failure("a step was not captured".into()))
     }
 
     /// Steps of this kind per launch.
     pub fn steps_per_launch(&self) -> usize {
-        (MAX_WORK_ITEMS / self.ready.len().max(1)).clamp(1, MAX_STEPS_PER_LAUNCH)
+        (MAX_WORK_ITEMS_PER_LAUNCH / self.ready.len().max(1)).clamp(1, MAX_STEPS_PER_LAUNCH)
     }
 }
 
 impl Gpu {
-    pub(super) fn prepared(&self, step: StepId) -> Result<&Prepared> {
+    pub(super) fn prepared(&self, step: StepId) -> Result<&PreparedStep> {
         let found = self.steps.get(step.0).and_then(Option::as_ref);
         found.ok_or_else(|| Failure(format!("there is no step {}", step.0)))
     }
@@ -49,16 +49,16 @@ impl Gpu {
     fn capture_many(&mut self, step: StepId) -> Result<()> {
         let prepared = self.prepared(step)?;
         let steps = prepared.steps_per_launch();
-        if prepared.many.is_some() || steps < 2 || self.link.is_some() {
+        if prepared.multi_step_graph.is_some() || steps < 2 || self.link.is_some() {
             return Ok(());
         }
-        let _capturing = capturing();
+        let _lock = capture_lock();
         self.context.enter()?;
         let graph = Graph::capture(&self.streams[0], || {
             (0..steps).try_for_each(|_| self.record(&prepared.ready, &prepared.slots))
         })?;
         if let Some(Some(prepared)) = self.steps.get_mut(step.0) {
-            prepared.many = Some(graph);
+            prepared.multi_step_graph = Some(graph);
         }
         Ok(())
     }
@@ -95,13 +95,13 @@ impl Gpu {
         if steps >= self.prepared(step)?.steps_per_launch() {
             self.capture_many(step)?;
         }
-        let _working = working();
+        let _lock = call_lock();
         self.context.enter()?;
         self.send_lists(lists, fill)?;
         let (prepared, stream) = (self.prepared(step)?, &self.streams[0]);
         let mut left = steps;
         while let Some(many) =
-            prepared.many.as_ref().filter(|_| left >= prepared.steps_per_launch())
+            prepared.multi_step_graph.as_ref().filter(|_| left >= prepared.steps_per_launch())
         {
             many.launch(stream)?;
             left -= prepared.steps_per_launch();
@@ -112,7 +112,7 @@ impl Gpu {
     }
 
     pub(super) fn drop_step(&mut self, step: StepId) {
-        let _working = working();
+        let _lock = call_lock();
         self.context.enter().ok();
         self.streams[0].synchronize().ok();
         if let Some(prepared) = self.steps.get_mut(step.0) {
@@ -122,7 +122,7 @@ impl Gpu {
     }
 
     pub(super) fn drop_block(&mut self, replica: usize, block: Block) {
-        let _working = working();
+        let _lock = call_lock();
         self.context.enter().ok();
         self.streams[0].synchronize().ok();
         self.blocks.remove(&(replica, block));
