@@ -97,8 +97,8 @@ pub(crate) fn choose(
 fn warn_once(conv: &Conv, why: &str) {
     static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let shape = format!("{:?} of {} rows, {:?}", conv.pass, conv.rows, conv.geom);
-    let mut said = WARNED.lock().unwrap_or_else(|e| e.into_inner());
-    if said.insert(shape.clone()) {
+    let mut warned = WARNED.lock().unwrap_or_else(|e| e.into_inner());
+    if warned.insert(shape.clone()) {
         tracing::warn!("{shape} is computed by a plain kernel, which is slow: {why}");
     }
 }

@@ -31,10 +31,10 @@ pub fn gpus() -> Result<&'static [GpuInfo], String> {
         return Ok(gpus);
     }
     static FOUND: OnceLock<Result<Vec<GpuInfo>, String>> = OnceLock::new();
-    FOUND.get_or_init(look).as_deref().map_err(Clone::clone)
+    FOUND.get_or_init(enumerate_gpus).as_deref().map_err(Clone::clone)
 }
 
-fn look() -> Result<Vec<GpuInfo>, String> {
+fn enumerate_gpus() -> Result<Vec<GpuInfo>, String> {
     libs::find(Lib::Driver).map_err(|e| e.to_string())?;
     let count = driver::count().map_err(|e| e.0)?;
     let each = (0..count).map(|index| {

@@ -202,7 +202,7 @@ pub(crate) struct EmulatedGpu {
 struct Step {
     plan: Plan,
     /// For each work item, the items that must run before it.
-    before: Vec<Vec<usize>>,
+    dependencies: Vec<Vec<usize>>,
     kernels: Kernels,
     relocations: usize,
 }
@@ -250,8 +250,8 @@ impl EmulatedGpu {
     fn work(&mut self, work: &WorkItem, kernels: &Kernels) -> Result<(), String> {
         let hidden = self.memory.hide(work);
         let done = work.tasks.iter().try_for_each(|task| self.task(task, kernels));
-        let shown = self.memory.show(hidden);
-        done.and(shown).map_err(|e| format!("{}: {e}", work.label))
+        let restored = self.memory.restore(hidden);
+        done.and(restored).map_err(|e| format!("{}: {e}", work.label))
     }
 
     fn task(&mut self, task: &Task, kernels: &Kernels) -> Result<(), String> {
@@ -347,16 +347,16 @@ fn table(memory: &Memory, words: &[Word]) -> Result<Vec<u64>, String> {
 
 /// Fails if a GPU would reject the launch, or its arguments do not match the kernel.
 fn check(memory: &Memory, l: &Launch, kernel: &Kernel) -> Result<(), String> {
-    let letter = |arg: &Arg| match arg {
+    let code = |arg: &Arg| match arg {
         Arg::Ptr(_) | Arg::Null | Arg::Table(_) => 'p',
         Arg::I32(_) => 'i',
         Arg::I64(_) => 'l',
         Arg::F32(_) => 'f',
     };
-    let letters: String = l.args.iter().map(letter).collect();
-    if letters != kernel.letters {
-        let expected = &kernel.letters;
-        return Err(format!("{l}: expected arguments '{expected}', received '{letters}'"));
+    let signature: String = l.args.iter().map(code).collect();
+    if signature != kernel.signature {
+        let expected = &kernel.signature;
+        return Err(format!("{l}: expected arguments '{expected}', received '{signature}'"));
     }
     let [x, y, z] = l.grid;
     let fits = x > 0 && (1..=65535).contains(&y) && (1..=65535).contains(&z);
@@ -416,7 +416,7 @@ impl GpuDevice for EmulatedGpu {
         bytes: usize,
         purpose: &str,
     ) -> Result<bool, ExecError> {
-        let held = self.memory.held_with(replica, block, bytes) + self.non_block_bytes();
+        let held = self.memory.total_bytes_with(replica, block, bytes) + self.non_block_bytes();
         self.check_capacity(held, bytes, purpose)?;
         let moved = self.memory.reserve(replica, block, bytes);
         self.relocations += usize::from(moved);
@@ -449,11 +449,11 @@ impl GpuDevice for EmulatedGpu {
         let grown: Vec<usize> =
             self.workspaces.iter().zip(&each).map(|(own, new)| *new.max(own)).collect();
         let more = grown.iter().sum::<usize>() - self.workspaces.iter().sum::<usize>();
-        let held = self.memory.held() + self.non_block_bytes() + more;
+        let held = self.memory.total_bytes() + self.non_block_bytes() + more;
         self.check_capacity(held, each.iter().sum(), WORKSPACES)?;
         self.workspaces = grown;
-        let before = order::before(&plan.work_items);
-        self.steps.push(Some(Step { plan, before, kernels, relocations: self.relocations }));
+        let dependencies = order::dependencies(&plan.work_items);
+        self.steps.push(Some(Step { plan, dependencies, kernels, relocations: self.relocations }));
         Ok(StepId(self.steps.len() - 1))
     }
 
@@ -473,7 +473,7 @@ impl GpuDevice for EmulatedGpu {
     ) -> Result<(), ExecError> {
         let own = self.copies[self.next % MAX_STAGED_STEPS];
         let grown = own.max(replicas * bytes);
-        let held = self.memory.held() + self.non_block_bytes() + grown - own;
+        let held = self.memory.total_bytes() + self.non_block_bytes() + grown - own;
         self.check_capacity(held, bytes, INPUT_COPIES)?;
         self.copies[self.next % MAX_STAGED_STEPS] = grown;
         for replica in 0..replicas {
@@ -495,7 +495,7 @@ impl GpuDevice for EmulatedGpu {
             return Err(failed(format!("step {index} was made ready before a block moved")));
         }
         let items = match &mut self.random {
-            Some(random) => order::shuffled(&step.before, random),
+            Some(random) => order::random_order(&step.dependencies, random),
             None => (0..step.plan.work_items.len()).collect(),
         };
         let (work, kernels) = (step.plan.work_items.clone(), step.kernels.clone());
@@ -535,7 +535,7 @@ impl GpuDevice for EmulatedGpu {
     }
 
     fn free_memory(&self) -> Option<usize> {
-        Some(self.capacity.saturating_sub(self.memory.held() + self.non_block_bytes()))
+        Some(self.capacity.saturating_sub(self.memory.total_bytes() + self.non_block_bytes()))
     }
 
     fn finish(&mut self, from: Block, fetches: &mut [&mut [u8]]) -> Result<(), ExecError> {

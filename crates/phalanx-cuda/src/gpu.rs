@@ -23,7 +23,7 @@ use crate::schedule::{STREAMS, StreamSlot, schedule};
 use crate::work_item::{Conv, Part, Task};
 use crate::{autotune, driver, fallback};
 use cudarc::driver::sys::CUfunction_attribute;
-use kernels::{Function, Kernels, Tables, Texts};
+use kernels::{Function, Kernels, Tables, TapesHash};
 use multi_step::StepListUpload;
 use phalanx_graph::exec::ExecError;
 use std::collections::{BTreeMap, HashMap};
@@ -155,11 +155,11 @@ impl Gpu {
 
     fn resolve_launch(
         &self,
-        texts: Texts,
+        tapes_hash: TapesHash,
         launch: &Launch,
         tables: &mut Tables,
     ) -> Result<ResolvedTask> {
-        let function = self.kernels.find(texts, launch)?;
+        let function = self.kernels.find(tapes_hash, launch)?;
         let mut args = Vec::with_capacity(launch.args.len());
         for arg in &launch.args {
             args.push(match arg {
@@ -181,7 +181,7 @@ impl Gpu {
 
     fn resolve_conv(
         &mut self,
-        texts: Texts,
+        tapes_hash: TapesHash,
         conv: &Conv,
         tables: &mut Tables,
     ) -> Result<ResolvedTask> {
@@ -195,21 +195,21 @@ impl Gpu {
             Some(plan) => Ok(ResolvedTask::Conv { plan, at }),
             None => {
                 let launch = fallback::launch(conv);
-                self.kernels.compile(texts, "", [&launch].into_iter())?;
-                self.resolve_launch(texts, &launch, tables)
+                self.kernels.compile(tapes_hash, "", [&launch].into_iter())?;
+                self.resolve_launch(tapes_hash, &launch, tables)
             }
         }
     }
 
     fn resolve_task(
         &mut self,
-        texts: Texts,
+        tapes_hash: TapesHash,
         task: &Task,
         tables: &mut Tables,
     ) -> Result<ResolvedTask> {
         match task {
-            Task::Launch(l) => self.resolve_launch(texts, l, tables),
-            Task::Conv(conv) => self.resolve_conv(texts, conv, tables),
+            Task::Launch(l) => self.resolve_launch(tapes_hash, l, tables),
+            Task::Conv(conv) => self.resolve_conv(tapes_hash, conv, tables),
             Task::Gemm(gemm) => {
                 let at = [gemm.a.at, gemm.b.at, gemm.c.at];
                 let at = [self.address(at[0])?, self.address(at[1])?, self.address(at[2])?];
@@ -327,18 +327,18 @@ impl Gpu {
     fn resolve(&mut self, plan: &Plan) -> Result<(Vec<Vec<ResolvedTask>>, Tables)> {
         let _lock = call_lock();
         self.context.enter()?;
-        let texts = Texts::of(plan);
+        let tapes_hash = TapesHash::of(plan);
         let launches =
             plan.work_items.iter().flat_map(|w| &w.tasks).filter_map(|task| match task {
                 Task::Launch(l) => Some(l),
                 _ => None,
             });
-        self.kernels.compile(texts, &plan.tapes, launches)?;
+        self.kernels.compile(tapes_hash, &plan.tapes, launches)?;
         let mut tables = Tables::new(plan)?;
         let mut ready = Vec::with_capacity(plan.work_items.len());
         for work in &plan.work_items {
             let tasks: Result<Vec<ResolvedTask>> =
-                work.tasks.iter().map(|t| self.resolve_task(texts, t, &mut tables)).collect();
+                work.tasks.iter().map(|t| self.resolve_task(tapes_hash, t, &mut tables)).collect();
             ready.push(tasks.map_err(|e| Failure(format!("{}: {e}", work.label)))?);
         }
         Ok((ready, tables))

@@ -151,14 +151,14 @@ impl<'a> LowerCtx<'a> {
 
     /// A value at the location where it is read, with aliases resolved.
     pub fn operand(&self, id: ValueId) -> Operand {
-        let own = self.own(id);
+        let own = self.assigned(id);
         let skipped = self.value(id).offset * own.elem.bytes();
         let (block, at) = self.aliases.find(id, own.ptr, skipped);
         Operand { ptr: Ptr::new(self.replica, block, at), ..own }
     }
 
     /// A value at the location that the program assigned to it.
-    pub fn own(&self, id: ValueId) -> Operand {
+    pub fn assigned(&self, id: ValueId) -> Operand {
         let v = self.value(id);
         let elem = match v.ty.dtype {
             DType::F32 => Elem::F32,

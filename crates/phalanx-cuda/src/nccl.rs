@@ -368,7 +368,7 @@ impl Link {
 
     /// Sends and receives bytes as one operation. `sent` and `received` are the rank, the address
     /// and the length of each message that is not empty. The first call connects the GPUs.
-    pub fn swap(
+    pub fn send_receive(
         &self,
         sent: &[(usize, u64, usize)],
         received: &[(usize, u64, usize)],

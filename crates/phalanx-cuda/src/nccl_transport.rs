@@ -183,8 +183,10 @@ impl NcclTransport {
             received.push((rank, at(&self.incoming, rank), bytes.len()));
         }
         match self.connected {
-            true => self.link.swap(&sent, &received, stream)?,
-            false => self.link.with_watchdog(|| self.link.swap(&sent, &received, stream))?,
+            true => self.link.send_receive(&sent, &received, stream)?,
+            false => {
+                self.link.with_watchdog(|| self.link.send_receive(&sent, &received, stream))?
+            }
         }
         self.connected = true;
         self.done.record(stream)?;

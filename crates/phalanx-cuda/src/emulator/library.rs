@@ -48,7 +48,7 @@ pub(super) struct Kernel {
     pub body: Body,
     pub run: Run,
     /// A letter for each argument: pointer, 32-bit integer, 64-bit integer (`l`), float.
-    pub letters: String,
+    pub signature: String,
     /// Keeps the library of the functions loaded.
     _library: Arc<Library>,
 }
@@ -117,7 +117,7 @@ fn with_dynamic_memory(source: &str) -> Result<String, String> {
 }
 
 /// The cache of libraries: next to the directory of the running test program.
-fn directory() -> PathBuf {
+fn cache_directory() -> PathBuf {
     let program = std::env::current_exe().ok();
     let deps = program.as_deref().and_then(Path::parent).filter(|d| d.ends_with("deps"));
     let beside = deps.and_then(Path::parent).map(Path::to_owned);
@@ -137,19 +137,19 @@ impl Toolkit {
     }
 
     fn make() -> Result<Toolkit, String> {
-        let directory = directory();
+        let directory = cache_directory();
         std::fs::create_dir_all(&directory).map_err(|e| failed(&directory, &e))?;
         let header = directory.join(format!("{}.hpp", hash(&[&HEADER])));
-        put(&header, |new| write(new, &HEADER))?;
+        create_once(&header, |new| write(new, &HEADER))?;
         let precompiled = header.with_extension("hpp.gch");
-        put(&precompiled, |new| {
+        create_once(&precompiled, |new| {
             run(Command::new("g++")
                 .args(FLAGS)
                 .args(["-x", "c++-header", "-o"])
                 .args([new, &header]))
         })?;
         let scheduler = directory.join(format!("{}.o", hash(&[FIBERS, SCHEDULER])));
-        put(&scheduler, |new| {
+        create_once(&scheduler, |new| {
             let source = new.with_extension("cpp");
             let text = SCHEDULER.replace("#include \"fibers.hpp\"", FIBERS);
             write(&source, &text)?;
@@ -164,12 +164,12 @@ impl Toolkit {
 
 /// The library of a unit.
 fn compiled(unit: &str, hash: &str) -> Result<PathBuf, String> {
-    let library = directory().join(format!("{hash}.so"));
+    let library = cache_directory().join(format!("{hash}.so"));
     if library.exists() {
         return Ok(library);
     }
     let toolkit = Toolkit::get()?;
-    put(&library, |new| {
+    create_once(&library, |new| {
         let source = new.with_extension("cpp");
         write(&source, &format!("#include \"{}\"\n{unit}", toolkit.header.display()))?;
         let mut compile = Command::new("g++");
@@ -185,7 +185,7 @@ fn compiled(unit: &str, hash: &str) -> Result<PathBuf, String> {
 
 /// Creates a file unless it exists. Other processes may create it at the same time: each renames
 /// its own file.
-fn put(path: &Path, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<(), String> {
+fn create_once(path: &Path, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<(), String> {
     if path.exists() {
         return Ok(());
     }
@@ -227,12 +227,12 @@ fn load(path: &Path, kernels: usize) -> Result<Vec<Arc<Kernel>>, String> {
         let (body, letters) = (format!("phalanx_body_{i}"), format!("phalanx_letters_{i}"));
         // SAFETY: `PHALANX_KERNEL` defines it with this type.
         let body = *unsafe { library.get::<Body>(body.as_bytes()) }.map_err(failed)?;
-        type Letters = unsafe extern "C" fn() -> *const c_char;
+        type SignatureFn = unsafe extern "C" fn() -> *const c_char;
         // SAFETY: as above.
-        let letters = *unsafe { library.get::<Letters>(letters.as_bytes()) }.map_err(failed)?;
+        let letters = *unsafe { library.get::<SignatureFn>(letters.as_bytes()) }.map_err(failed)?;
         // SAFETY: it returns a zero-terminated constant of the library.
         let letters = unsafe { CStr::from_ptr(letters()) }.to_string_lossy().into_owned();
-        Ok(Arc::new(Kernel { body, run, letters, _library: library.clone() }))
+        Ok(Arc::new(Kernel { body, run, signature: letters, _library: library.clone() }))
     };
     (0..kernels).map(kernel).collect()
 }

@@ -133,14 +133,14 @@ pub(super) struct Memory {
 
 impl Memory {
     /// Bytes of all blocks.
-    pub fn held(&self) -> usize {
+    pub fn total_bytes(&self) -> usize {
         self.blocks.values().map(|b| b.len).sum()
     }
 
     /// Bytes of all blocks after growing one of them to at least `bytes`.
-    pub fn held_with(&self, replica: usize, block: Block, bytes: usize) -> usize {
+    pub fn total_bytes_with(&self, replica: usize, block: Block, bytes: usize) -> usize {
         let own = self.blocks.get(&(replica, block)).map_or(0, |b| b.len);
-        self.held() + bytes.saturating_sub(own)
+        self.total_bytes() + bytes.saturating_sub(own)
     }
 
     /// Frees a block.
@@ -243,7 +243,7 @@ impl Memory {
     /// inputs are never written, so neither needs to be declared.
     pub fn hide(&mut self, work: &WorkItem) -> Hidden {
         let mut protected = vec![];
-        if self.held() > MAX_HIDDEN {
+        if self.total_bytes() > MAX_HIDDEN {
             return Hidden(protected);
         }
         for (place, guarded) in &mut self.blocks {
@@ -252,7 +252,7 @@ impl Memory {
                 Block::Inputs => Access::Read,
                 _ => Access::Hidden,
             };
-            for (range, access) in parts(*place, guarded.len, work, other) {
+            for (range, access) in protected_ranges(*place, guarded.len, work, other) {
                 let bytes = guarded.data()[range.clone()].to_vec();
                 let hidden = access == Access::Hidden;
                 if hidden {
@@ -265,7 +265,7 @@ impl Memory {
     }
 
     /// Restores hidden memory. Fails if it was changed.
-    pub fn show(&mut self, hidden: Hidden) -> Result<(), String> {
+    pub fn restore(&mut self, hidden: Hidden) -> Result<(), String> {
         let mut result = Ok(());
         for Protected { place, range, bytes, hidden } in hidden.0 {
             let data =
@@ -285,7 +285,7 @@ impl Memory {
 }
 
 /// The parts of a block that a work item must not write.
-fn parts(
+fn protected_ranges(
     (replica, block): (usize, Block),
     len: usize,
     work: &WorkItem,

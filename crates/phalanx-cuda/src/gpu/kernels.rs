@@ -19,16 +19,16 @@ unsafe impl Send for Function {}
 
 /// Distinguishes kernels of the same name: each plan has its own tape kernels.
 #[derive(Clone, Copy)]
-pub(super) struct Texts {
+pub(super) struct TapesHash {
     tapes: u64,
 }
 
-impl Texts {
-    pub fn of(plan: &Plan) -> Texts {
+impl TapesHash {
+    pub fn of(plan: &Plan) -> TapesHash {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();
         plan.tapes.hash(&mut hasher);
-        Texts { tapes: hasher.finish() }
+        TapesHash { tapes: hasher.finish() }
     }
 
     fn key(self, source: Source, kernel: &str) -> (Source, u64, String) {
@@ -49,21 +49,21 @@ impl Kernels {
         Kernels { functions: HashMap::new(), modules: vec![], capability }
     }
 
-    pub fn find(&self, texts: Texts, launch: &Launch) -> Result<Function> {
-        let found = self.functions.get(&texts.key(launch.source, &launch.kernel));
+    pub fn find(&self, tapes_hash: TapesHash, launch: &Launch) -> Result<Function> {
+        let found = self.functions.get(&tapes_hash.key(launch.source, &launch.kernel));
         found.copied().ok_or_else(|| Failure(format!("{} was not compiled", launch.kernel)))
     }
 
     /// Compiles missing kernels, source by source.
     pub fn compile<'a>(
         &mut self,
-        texts: Texts,
+        tapes_hash: TapesHash,
         tapes: &str,
         launches: impl Iterator<Item = &'a Launch>,
     ) -> Result<()> {
         let mut missing: BTreeMap<Source, Vec<String>> = BTreeMap::new();
         for l in launches {
-            if !self.functions.contains_key(&texts.key(l.source, &l.kernel)) {
+            if !self.functions.contains_key(&tapes_hash.key(l.source, &l.kernel)) {
                 missing.entry(l.source).or_default().push(l.kernel.clone());
             }
         }
@@ -93,7 +93,7 @@ impl Kernels {
             let module = Module::load(&code.cubin)?;
             for (kernel, lowered) in code.names {
                 let function = Function(module.function(&lowered)?);
-                self.functions.insert(texts.key(source, &kernel), function);
+                self.functions.insert(tapes_hash.key(source, &kernel), function);
             }
             self.modules.push(module);
         }

@@ -121,7 +121,7 @@ impl Lowering<'_> {
         if let Some(group) = self.reduce_schedule.groups.remove(&self.at) {
             self.reduce_group(&group);
         }
-        let own = self.cx(0).0.own(y).span();
+        let own = self.cx(0).0.assigned(y).span();
         self.aliases.insert(own, (Block::Scratch, self.reduce_schedule.slots[&self.at]));
     }
 

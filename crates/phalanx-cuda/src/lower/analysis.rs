@@ -23,12 +23,12 @@ pub(crate) struct FusionFacts {
     pub column_sums: HashMap<usize, ValueId>,
     /// Gradients of a batch norm's input whose sums over rows and pixels are computed in the same
     /// kernel.
-    pub with_sums: HashMap<ValueId, ValueId>,
+    pub fused_column_sums: HashMap<ValueId, ValueId>,
     /// Casts of integers that tapes read uncast, and the integers.
     pub casts: HashMap<ValueId, ValueId>,
     /// Sums over rows of values that were concatenated only to be summed: by instruction, the parts
     /// and the first column of each.
-    pub joined: HashMap<usize, Vec<(ValueId, usize)>>,
+    pub concat_sums: HashMap<usize, Vec<(ValueId, usize)>>,
     /// Instructions whose work another instruction does as well.
     pub covered: HashSet<usize>,
 }
@@ -47,7 +47,7 @@ impl FusionFacts {
                 Op::Reduce { kind: ReduceKind::Sum, axes } => {
                     facts.find_column_sums(program, i, axes, inputs[0], *output);
                 }
-                Op::SumRows => facts.find_joined(program, i, inputs[0]),
+                Op::SumRows => facts.find_concat_sums(program, i, inputs[0]),
                 _ => {}
             }
         }
@@ -99,7 +99,7 @@ impl FusionFacts {
             });
             let persists = matches!(program.value(sums).location, Location::Gradient(_));
             if persists && matches!(made_by, Some(Op::BatchNormGradInput(_))) {
-                self.with_sums.insert(x, sums);
+                self.fused_column_sums.insert(x, sums);
                 self.covered.insert(at);
             } else {
                 self.column_sums.insert(at, sums);

@@ -17,7 +17,7 @@ impl Lowering<'_> {
         if self.request.joined {
             return self.read_sum(y);
         }
-        let (from, to) = self.everywhere(x, y);
+        let (from, to) = self.operands_on_all_replicas(x, y);
         let elem = from[0].elem;
         let words = from.iter().zip(&to).flat_map(|(f, t)| [Word::Ptr(f.ptr), Word::Ptr(t.ptr)]);
         let kernel = format!("all_reduce<{}>", elem.c_name());
@@ -31,7 +31,7 @@ impl Lowering<'_> {
     /// Aliases `y` to `x` instead of copying.
     pub(super) fn read_in_place(&mut self, x: ValueId, y: ValueId) {
         let from = self.operand(0, x).ptr;
-        let own = self.cx(0).0.own(y).span();
+        let own = self.cx(0).0.assigned(y).span();
         self.aliases.insert(own, (from.block, from.offset));
     }
 
@@ -44,7 +44,7 @@ impl Lowering<'_> {
         if self.request.joined {
             return self.read_sum(y);
         }
-        let (from, to) = self.everywhere(x, y);
+        let (from, to) = self.operands_on_all_replicas(x, y);
         let total = self.request.rows.max(1) as f32;
         let mut words = vec![];
         for (r, (f, t)) in self.request.replicas.iter().zip(from.iter().zip(&to)) {
@@ -58,7 +58,11 @@ impl Lowering<'_> {
         self.collective("replica_mean", launch, &from, &to);
     }
 
-    pub(super) fn everywhere(&mut self, x: ValueId, y: ValueId) -> (Vec<Operand>, Vec<Operand>) {
+    pub(super) fn operands_on_all_replicas(
+        &mut self,
+        x: ValueId,
+        y: ValueId,
+    ) -> (Vec<Operand>, Vec<Operand>) {
         self.replicas().map(|r| (self.operand(r, x), self.operand(r, y))).unzip()
     }
 

@@ -87,7 +87,7 @@ impl Lowering<'_> {
         let sums = [
             (!is_rows(&y)).then_some(y),
             facts.column_sums.get(&self.at).copied(),
-            facts.with_sums.get(&y).copied(),
+            facts.fused_column_sums.get(&y).copied(),
             facts.fused_stats.get(&y).map(|f| f.stats),
         ];
         if !is_rows(&y) && !x.iter().any(is_rows) {
@@ -135,7 +135,7 @@ impl Lowering<'_> {
                 self.defer_copy(CopyOp { from: part, elem: from.elem, to: to.ptr, len: to.len });
             }
             _ => {
-                let own = self.cx(replica).0.own(y).span();
+                let own = self.cx(replica).0.assigned(y).span();
                 self.aliases.insert(own, (part.block, part.offset));
             }
         }

@@ -81,8 +81,8 @@ impl Lowering<'_> {
         y: ValueId,
     ) {
         self.conv_pass(replica, label.clone(), Pass::Forward, geom, (x[0], x[1], y), y);
-        let late = self.request.facts.deferred_bias.contains_key(&y);
-        if e.relu || e.bias && !late {
+        let deferred = self.request.facts.deferred_bias.contains_key(&y);
+        if e.relu || e.bias && !deferred {
             self.epilogue(replica, label, e, geom.output[2], x, y);
         }
     }

@@ -203,7 +203,7 @@ impl Lowering<'_> {
         let (cx, _) = self.cx(largest.unwrap_or(0));
         let operands: Vec<(ValueId, Ptr)> =
             inputs.iter().map(|id| (*id, cx.operand(*id).ptr)).collect();
-        let result = cx.own(*output).span();
+        let result = cx.assigned(*output).span();
         self.aliases.enter(operands, result);
     }
 
@@ -260,7 +260,7 @@ impl Lowering<'_> {
             plan,
             replicas: count,
             sources: if self.request.joined { 1 } else { count },
-            fixed: false,
+            tree_sum: false,
             accumulate: self.request.accumulate,
         };
         let (mut cx, tapes) = self.cx(0);

@@ -30,8 +30,8 @@ fn writes(s: &RowSum) -> Span {
 
 impl FusionFacts {
     /// `copy, copy, sum_rows`: columns concatenated only for this sum.
-    pub(super) fn find_joined(&mut self, program: &Program, at: usize, joined: ValueId) {
-        let whole = program.value(joined);
+    pub(super) fn find_concat_sums(&mut self, program: &Program, at: usize, concat: ValueId) {
+        let whole = program.value(concat);
         let mut parts = vec![];
         let mut first = at;
         while let Some(Instr::Copy { input, output }) =
@@ -49,10 +49,10 @@ impl FusionFacts {
         let survive =
             parts.iter().all(|(from, _)| survives(program, *from, (first, at), |_| false));
         let only = |op: &Op, _| matches!(op, Op::SumRows);
-        if !parts.is_empty() && survive && only_read_by(program, at - 1, joined, only) {
+        if !parts.is_empty() && survive && only_read_by(program, at - 1, concat, only) {
             self.covered.extend(first..at);
             parts.sort_by_key(|(_, column)| *column);
-            self.joined.insert(at, parts);
+            self.concat_sums.insert(at, parts);
         }
     }
 }
@@ -62,7 +62,7 @@ impl Lowering<'_> {
     pub(super) fn sum_rows(&mut self, replica: usize, x: ValueId, y: ValueId) -> bool {
         let rows = self.request.replicas[replica].rows;
         let (from, to) = (self.operand(replica, x), self.operand(replica, y));
-        let parts = self.request.facts.joined.get(&self.at);
+        let parts = self.request.facts.concat_sums.get(&self.at);
         let small = rows <= MAX_BATCHED_ROWS && to.len <= MAX_BATCHED_COLUMNS && to.len > 0;
         if parts.is_none() && !small || [from.elem, to.elem] != [Elem::F32; 2] {
             return false;
@@ -157,7 +157,7 @@ mod tests {
         let copies = left_out.filter(|i| matches!(i, Instr::Copy { .. })).count();
         let all = program.instrs().iter().filter(|i| matches!(i, Instr::Copy { .. })).count();
         assert!(all > 0 && copies == all, "{copies} of {all} copies left out: {program}");
-        let parts: Vec<usize> = facts.joined.values().map(Vec::len).collect();
+        let parts: Vec<usize> = facts.concat_sums.values().map(Vec::len).collect();
         assert_eq!(parts, [all]);
     }
 }

@@ -30,7 +30,7 @@ pub(crate) struct Update<'a> {
     /// How many of them hold a part of the gradient; one if the first holds the sum.
     pub sources: usize,
     /// Whether the parts of [`SHARDS`] sources are added as a tree.
-    pub fixed: bool,
+    pub tree_sum: bool,
     /// With gradient accumulation, whether this step applies the sum. The first replica holds the
     /// sum.
     pub accumulate: Option<bool>,
@@ -62,40 +62,40 @@ impl Update<'_> {
         chunks
     }
 
-    fn norms(&self) -> Option<Clip> {
+    fn norm_clip(&self) -> Option<Clip> {
         self.plan.rule.clip.filter(|c| matches!(c, Clip::Norm(_) | Clip::GlobalNorm(_)))
     }
 
     /// Statements that leave the reduced gradient of four elements in `g`; with gradient
     /// accumulation, the gradient to apply.
-    fn accumulated(&self) -> String {
+    fn gradient_statements(&self) -> String {
         let mut text = match self.plan.loss_scale {
-            None => self.sum_sources("l1, l2"),
+            None => self.sum_statements("l1, l2"),
             Some(_) => "        float g[4]; load_lanes<4>(g0 + e, g);\n        \
                         EVERY(4) g[k] /= scaling[0];\n"
                 .into(),
         };
         if self.accumulate.is_some() {
-            text += "        float kept[4]; load_lanes<4>(accumulated + e, kept);\n        \
+            text += "        float sum[4]; load_lanes<4>(accumulated + e, sum);\n        \
                      EVERY(4) {\n            \
                      float part = in->weight * g[k];\n            \
-                     kept[k] = in->keep != 0.0f ? kept[k] + part : part;\n            \
-                     g[k] = kept[k] * in->mean;\n        }\n        \
-                     store_lanes<4>(accumulated + e, kept);\n";
+                     sum[k] = in->keep != 0.0f ? sum[k] + part : part;\n            \
+                     g[k] = sum[k] * in->mean;\n        }\n        \
+                     store_lanes<4>(accumulated + e, sum);\n";
         }
         text
     }
 
     /// Statements that leave the sum of the parts of four elements' gradient, plus their penalty,
     /// in `g`.
-    fn sum_sources(&self, penalty: &str) -> String {
+    fn sum_statements(&self, penalty: &str) -> String {
         let mut text = String::new();
         for s in 0..self.sources {
             writeln!(text, "        float p{s}[4]; load_lanes<4>(g{s} + e, p{s});").expect("fits");
         }
         let parts: Vec<String> = (0..self.sources).map(|s| format!("p{s}[k]")).collect();
         let sum =
-            if self.fixed && self.sources == SHARDS { tree(&parts) } else { parts.join(" + ") };
+            if self.tree_sum && self.sources == SHARDS { tree(&parts) } else { parts.join(" + ") };
         writeln!(text, "        float g[4]; EVERY(4) g[k] = {sum};").expect("fits");
         writeln!(text, "        EVERY(4) g[k] = penalised(g[k], w[k], {penalty});").expect("fits");
         text
@@ -187,7 +187,7 @@ impl Update<'_> {
         tapes: &mut Tapes,
         chunks: &[Chunk],
         extra: Extra,
-        parts: &Parts,
+        parts: &KernelParts,
     ) -> Launch {
         let body = format!(
             "{}) {{\n    const Word* chunk = chunks + (i64)blockIdx.x * 5;\n    \
@@ -216,7 +216,7 @@ struct Extra {
 
 /// The parts in which kernels differ.
 #[derive(Default)]
-struct Parts {
+struct KernelParts {
     before: String,
     each: String,
     after: String,
@@ -240,18 +240,18 @@ pub(crate) fn update(cx: &mut LowerCtx<'_>, tapes: &mut Tapes, u: &Update<'_>) -
         return vec![];
     }
     let Some(scaling) = u.plan.loss_scale else {
-        return applied(cx, tapes, u, &chunks, Extra::default());
+        return apply_rule(cx, tapes, u, &chunks, Extra::default());
     };
-    let (mut launches, verdict) = reduced(cx, tapes, u, &chunks, scaling);
+    let (mut launches, verdict) = reduce_and_check_finite(cx, tapes, u, &chunks, scaling);
     let extra = Extra { scaling: Some(verdict), norms: None };
-    launches.extend(applied(cx, tapes, u, &chunks, extra));
+    launches.extend(apply_rule(cx, tapes, u, &chunks, extra));
     launches
 }
 
 /// Reduces the gradients of a scaled loss in place, then checks whether they are all finite and
 /// computes the scale of the next step. Returns the address that the applying kernels read: the
 /// gradients' scale, or zero.
-fn reduced(
+fn reduce_and_check_finite(
     cx: &mut LowerCtx<'_>,
     tapes: &mut Tapes,
     u: &Update<'_>,
@@ -261,9 +261,9 @@ fn reduced(
     let (wrong, verdict) = (cx.scratch.take(8 * chunks.len()), cx.scratch.take(4));
     let at = cx.layout.params[scaling.state.index()];
     let state = |replica: usize| Ptr::new(replica, Block::Params, at);
-    let parts = Parts {
+    let parts = KernelParts {
         before: "    double wrong = 0.0;\n".into(),
-        each: u.sum_sources("l1 * scaling[0], l2 * scaling[0]")
+        each: u.sum_statements("l1 * scaling[0], l2 * scaling[0]")
             + "        store_lanes<4>(g0 + e, g);\n        \
                EVERY(4) if (i + k < len && !is_finite(g[k])) wrong = 1.0;\n",
         after: "    wrong = sum_of_256(wrong);\n    \
@@ -284,7 +284,7 @@ fn reduced(
 }
 
 /// Applies the rule to gradients that are reduced already or on the fly.
-fn applied(
+fn apply_rule(
     cx: &mut LowerCtx<'_>,
     tapes: &mut Tapes,
     u: &Update<'_>,
@@ -292,10 +292,10 @@ fn applied(
     extra: Extra,
 ) -> Vec<Launch> {
     let applies = u.accumulate.unwrap_or(true);
-    match u.norms() {
-        Some(clip) if applies => clipped(cx, tapes, u, chunks, clip, extra),
+    match u.norm_clip() {
+        Some(clip) if applies => apply_clipped(cx, tapes, u, chunks, clip, extra),
         _ => {
-            let mut each = u.accumulated();
+            let mut each = u.gradient_statements();
             if let (true, Some(Clip::Value(limit))) = (applies, u.plan.rule.clip) {
                 writeln!(each, "        EVERY(4) g[k] = limited(g[k], {});", literal(limit))
                     .expect("fits");
@@ -303,7 +303,7 @@ fn applied(
             if applies {
                 each += &u.apply(&tapes.function(&u.plan.rule.tape));
             }
-            let parts = Parts { before: u.unless_skipped(), each, after: String::new() };
+            let parts = KernelParts { before: u.unless_skipped(), each, after: String::new() };
             vec![u.launch(cx, tapes, chunks, extra, &parts)]
         }
     }
@@ -311,7 +311,7 @@ fn applied(
 
 /// Reduces gradients in place with the squared norm of every chunk; computes the squared norms of
 /// the parameters; applies the rule to gradients scaled by them.
-fn clipped(
+fn apply_clipped(
     cx: &mut LowerCtx<'_>,
     tapes: &mut Tapes,
     u: &Update<'_>,
@@ -320,27 +320,27 @@ fn clipped(
     extra: Extra,
 ) -> Vec<Launch> {
     let gradients = u.plan.gradients.len();
-    let (of_chunks, of_gradients) =
+    let (chunk_norms, gradient_norms) =
         (cx.scratch.take(8 * chunks.len()), cx.scratch.take(8 * gradients));
-    let each = u.accumulated()
+    let each = u.gradient_statements()
         + "        store_lanes<4>(g0 + e, g);\n        \
            EVERY(4) if (i + k < len) square += (double)g[k] * (double)g[k];\n";
-    let sums = Parts {
+    let sums = KernelParts {
         before: u.unless_skipped() + "    double square = 0.0;\n",
         each,
         after: "    square = sum_of_256(square);\n    \
                  if (threadIdx.x == 0) norms[blockIdx.x] = square;\n"
             .into(),
     };
-    let first = u.launch(cx, tapes, chunks, Extra { norms: Some(of_chunks), ..extra }, &sums);
+    let first = u.launch(cx, tapes, chunks, Extra { norms: Some(chunk_norms), ..extra }, &sums);
 
     let position = |g: usize| chunks.partition_point(|c| c.gradient < g);
     let ranges: Vec<Word> =
         (0..gradients).flat_map(|g| [position(g).into(), position(g + 1).into()]).collect();
     let second = Launch::blocks("update", "squared_norms", gradients, THREADS as u32)
         .arg(ranges)
-        .arg(of_chunks)
-        .arg(of_gradients);
+        .arg(chunk_norms)
+        .arg(gradient_norms);
 
     let (square, limit) = match clip {
         Clip::GlobalNorm(limit) => ("sum_of_256(mine)", limit),
@@ -356,8 +356,8 @@ fn clipped(
     let each = "        float g[4]; load_lanes<4>(g0 + e, g);\n        EVERY(4) g[k] *= scale;\n"
         .to_string()
         + &u.apply(&tapes.function(&u.plan.rule.tape));
-    let third = Parts { before, each, after: String::new() };
-    let extra = Extra { norms: Some(of_gradients), ..extra };
+    let third = KernelParts { before, each, after: String::new() };
+    let extra = Extra { norms: Some(gradient_norms), ..extra };
     vec![first, second, u.launch(cx, tapes, chunks, extra, &third)]
 }
 
@@ -510,7 +510,7 @@ mod tests {
                 let at = harness.layout.params[i];
                 (0..2).for_each(|r| harness.write(Ptr::new(r, Block::Gradients, at), &p.parts[r]));
             }
-            let u = Update { plan: &plan, replicas: 2, sources: 2, fixed: false, accumulate };
+            let u = Update { plan: &plan, replicas: 2, sources: 2, tree_sum: false, accumulate };
             let id = harness.prepare(|cx, tapes| update(cx, tapes, &u));
             harness.start(id);
             expect(&mut params, &trained, clip, *step, first);
