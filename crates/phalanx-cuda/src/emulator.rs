@@ -424,8 +424,8 @@ impl GpuDevice for EmulatedGpu {
     }
 
     fn write(&mut self, at: Ptr, bytes: &[u8]) -> Result<(), ExecError> {
-        let place = self.memory.bytes_mut(at, bytes.len()).map_err(failed)?;
-        place.copy_from_slice(bytes);
+        let to = self.memory.bytes_mut(at, bytes.len()).map_err(failed)?;
+        to.copy_from_slice(bytes);
         Ok(())
     }
 
@@ -461,8 +461,8 @@ impl GpuDevice for EmulatedGpu {
     /// same time.
     fn capture(&mut self, _step: StepId) -> Result<(), ExecError> {
         let Some(link) = &self.link else { return Ok(()) };
-        let met = link.group.add(link.rank, &mut self.memory, &[]);
-        met.map_err(|message| self.failed(message))
+        let arrived = link.group.add(link.rank, &mut self.memory, &[]);
+        arrived.map_err(|message| self.failed(message))
     }
 
     fn stage(
@@ -492,7 +492,7 @@ impl GpuDevice for EmulatedGpu {
             .and_then(Option::as_ref)
             .ok_or_else(|| failed(format!("no step {index}")))?;
         if step.relocations != self.relocations {
-            return Err(failed(format!("step {index} was made ready before a block moved")));
+            return Err(failed(format!("step {index} was prepared before a block moved")));
         }
         let items = match &mut self.random {
             Some(random) => order::random_order(&step.dependencies, random),
@@ -511,7 +511,7 @@ impl GpuDevice for EmulatedGpu {
     fn start_steps(
         &mut self,
         step: StepId,
-        turns: usize,
+        steps: usize,
         lists: ArgLists,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), ExecError> {
@@ -519,7 +519,7 @@ impl GpuDevice for EmulatedGpu {
             let at = Ptr::new(replica, Block::StepList, 0);
             fill(replica, self.memory.bytes_mut(at, lists.bytes).map_err(failed)?);
         }
-        (0..turns).try_for_each(|_| self.start(step, &[]))
+        (0..steps).try_for_each(|_| self.start(step, &[]))
     }
 
     fn steps_per_launch(&self, _step: StepId) -> usize {

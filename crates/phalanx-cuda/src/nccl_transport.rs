@@ -106,7 +106,7 @@ fn transport(
         return Ok(crate::emulator::transport(&assignment));
     }
     let size = assignment.total;
-    let carried = NcclTransport::new(gpu, assignment).map_err(|error| match error {
+    let transport = NcclTransport::new(gpu, assignment).map_err(|error| match error {
         JoinError::Local(failure) => failed(gpu, failure),
         JoinError::Timeout(message) => {
             let name = format!("some of {size} workers");
@@ -114,7 +114,7 @@ fn transport(
         }
         JoinError::PeerLost(peer) => ExecError::Peer { step: 0, peer },
     })?;
-    Ok(Box::new(carried))
+    Ok(Box::new(transport))
 }
 
 fn failed(gpu: usize, failure: Failure) -> ExecError {

@@ -76,7 +76,7 @@ impl RankAssignment {
     }
 }
 
-/// A timeout while waiting for GPUs of another process. [`PeerGroup::explain`] adds the name of
+/// A timeout while waiting for GPUs of another process. [`PeerGroup::explain`] reduces the name of
 /// that process.
 pub(crate) fn peer_timeout(message: String) -> ExecError {
     ExecError::Peer { step: 0, peer: PeerError { name: "another worker".into(), message } }
@@ -85,10 +85,10 @@ pub(crate) fn peer_timeout(message: String) -> ExecError {
 /// Whether processes exchange flags in every run of a program: they do if it updates or reduces
 /// over all replicas.
 fn needs_exchange(program: &Program) -> bool {
-    let adds = |i: &Instr| {
+    let reduces = |i: &Instr| {
         matches!(i, Instr::AllReduce { scope: Scope::All, .. } | Instr::ReplicaMean { .. })
     };
-    program.update().is_some() || program.instrs().iter().any(adds)
+    program.update().is_some() || program.instrs().iter().any(reduces)
 }
 
 impl PeerGroup {

@@ -67,8 +67,8 @@ impl AllReduceGroup {
 
     /// Sums the parts of all ranks, once all have contributed.
     pub fn add(&self, rank: usize, memory: &mut Memory, parts: &[Part]) -> Result<(), String> {
-        let gone = |_: Aborted| "another GPU failed".to_string();
-        let wait = || self.barrier.wait_for(self.limit).map_err(gone);
+        let aborted = |_: Aborted| "another GPU failed".to_string();
+        let wait = || self.barrier.wait_for(self.limit).map_err(aborted);
         let mine: Result<Contribution, String> = parts.iter().map(|p| load(memory, p)).collect();
         self.contributions.lock().expect("no panic")[rank] = mine?;
         wait()?;

@@ -255,7 +255,7 @@ fn steps_must_be_prepared_again_when_memory_moves() {
     assert_eq!(gpu.reserve(0, Block::Params, BYTES + 1, "a test"), Ok(true));
     assert_eq!(get(&gpu, X, 64), counted(64));
     let text = gpu.start(step, &[]).expect_err("is found").to_string();
-    assert!(text.contains("made ready before a block moved"), "{text}");
+    assert!(text.contains("prepared before a block moved"), "{text}");
 }
 
 #[phalanx_testing::needs(gxx)]

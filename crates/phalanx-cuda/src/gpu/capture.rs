@@ -21,9 +21,9 @@ impl Gpu {
         let failed =
             |e: Failure| ExecError::Device { device: names.join(", "), message: e.to_string() };
         libs::find(Lib::Nccl).map_err(|e| failed(Failure(e.to_string())))?;
-        let make = || nccl::make_id().map_err(failed);
+        let make_id = || nccl::make_id().map_err(failed);
         let assignment =
-            peers.map(|peers| RankAssignment::exchange(peers, gpus.len(), make)).transpose()?;
+            peers.map(|peers| RankAssignment::exchange(peers, gpus.len(), make_id)).transpose()?;
         let contexts = gpus.iter().map(|gpu| gpu.context.try_clone()).collect::<Result<_>>();
         let links =
             nccl::join(contexts.map_err(failed)?, assignment).map_err(|error| match error {

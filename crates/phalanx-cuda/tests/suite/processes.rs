@@ -93,8 +93,8 @@ fn all_processes_see_the_flags_of_each_other() {
         let mut e = executor(&step, cluster).expect("starts");
         assert_eq!(e.flags(), Some(0));
         let mut seen = vec![];
-        for turn in 0..3 {
-            e.set_flags(if turn == 1 { 1 << rank } else { 0 });
+        for round in 0..3 {
+            e.set_flags(if round == 1 { 1 << rank } else { 0 });
             run(&mut *e, &step).expect("runs");
             seen.push(e.flags());
         }
@@ -160,7 +160,7 @@ fn a_lost_process_ends_the_step_of_the_others() {
         assert!(matches!(error, ExecError::Peer { step: 4, .. }), "{text}");
         assert!(text.starts_with("step 4: "), "{text}");
     }
-    assert!(began.elapsed() < Duration::from_secs(15), "nobody waits for long");
+    assert!(began.elapsed() < Duration::from_secs(15), "no process waits for long");
 }
 
 #[needs(gxx)]
