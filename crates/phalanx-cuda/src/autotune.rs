@@ -118,15 +118,15 @@ fn measure(cudnn: &Cudnn, plan: &ConvPlan, at: [u64; 3], stream: &Stream) -> Res
     let workspace = DeviceBuffer::new(plan.workspace)?;
     let (start, end) = (Event::timed()?, Event::timed()?);
     cudnn.execute(plan, at, workspace.at(), stream)?;
-    let mut least = f64::INFINITY;
+    let mut fastest = f64::INFINITY;
     for _ in 0..TIMED_RUNS {
         start.record(stream)?;
         cudnn.execute(plan, at, workspace.at(), stream)?;
         end.record(stream)?;
         end.synchronize()?;
-        least = least.min(end.since(&start)?);
+        fastest = fastest.min(end.since(&start)?);
     }
-    Ok(least)
+    Ok(fastest)
 }
 
 /// Cache key of a convolution, its precision, the GPU and the library. Of the addresses, only their

@@ -172,8 +172,8 @@ impl Gpu {
             });
         }
         if launch.shared > 48 << 10 {
-            let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            cu!(cuFuncSetAttribute(function.0, most, launch.shared as i32))?;
+            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            cu!(cuFuncSetAttribute(function.0, attribute, launch.shared as i32))?;
         }
         let (grid, threads, shared) = (launch.grid, launch.threads, launch.shared);
         Ok(ResolvedTask::Launch { function, grid, threads, shared, args })

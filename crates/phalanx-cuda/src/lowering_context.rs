@@ -189,7 +189,7 @@ impl<'a> LowerCtx<'a> {
     }
 
     /// Rows of a value: those of this replica, or 1 if it has no row axis.
-    pub fn count(&self, id: ValueId) -> usize {
+    pub fn rows_of(&self, id: ValueId) -> usize {
         if self.value(id).ty.is_rows() { self.rows } else { 1 }
     }
 }

@@ -130,17 +130,17 @@ impl Allocations {
 /// Maximum workspace of each stream, in bytes. How much the libraries actually use is known only on
 /// the GPU.
 pub(crate) fn workspaces(work_items: &[WorkItem]) -> Vec<usize> {
-    let mut most = vec![0; STREAMS + 1];
-    for (work, place) in work_items.iter().zip(schedule(work_items, STREAMS)) {
+    let mut max_bytes = vec![0; STREAMS + 1];
+    for (work, slot) in work_items.iter().zip(schedule(work_items, STREAMS)) {
         let bytes = |task: &Task| match task {
             Task::Conv(conv) => autotune::max_workspace(conv),
             Task::Gemm(_) => cublas::WORKSPACE,
             Task::Launch(_) | Task::Clear(_) | Task::Reduce(_) => 0,
         };
         let wanted = work.tasks.iter().map(bytes).max().unwrap_or(0);
-        most[place.stream] = wanted.max(most[place.stream]);
+        max_bytes[slot.stream] = wanted.max(max_bytes[slot.stream]);
     }
-    most
+    max_bytes
 }
 
 /// Memory of each replica by purpose, in bytes, of a program compiled for a mesh of one worker per

@@ -127,8 +127,8 @@ impl PeerGroup {
     pub fn barrier(&self) -> Result<(), ExecError> {
         let size = self.cluster.peers.size();
         let mut nothing: Vec<&mut [u8]> = (0..size).map(|_| &mut [][..]).collect();
-        let met = self.cluster.peers.exchange(&vec![&[][..]; size], &mut nothing);
-        met.map_err(|peer| self.peer_error(peer))
+        let arrived = self.cluster.peers.exchange(&vec![&[][..]; size], &mut nothing);
+        arrived.map_err(|peer| self.peer_error(peer))
     }
 
     /// Sends the flags of this process to the others, and receives theirs.

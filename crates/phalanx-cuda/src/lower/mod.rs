@@ -91,10 +91,10 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, (usize, usize)) {
     if let Some(from) = &request.from {
         l.store_results(from);
     }
-    let most = |part: fn((usize, usize)) -> usize| {
+    let max = |part: fn((usize, usize)) -> usize| {
         l.scratch.iter().map(|s| part(s.used())).max().unwrap_or(0)
     };
-    let scratch = (most(|used| used.0), most(|used| used.1));
+    let scratch = (max(|used| used.0), max(|used| used.1));
     (Plan { work_items: l.work_items, tapes: l.tapes.source() }, scratch)
 }
 

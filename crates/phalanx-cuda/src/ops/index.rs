@@ -1,7 +1,7 @@
 //! Ops with integer operands or results: embeddings, one-hot, arg-max and counting.
 
 use super::axes::{index_type, pack_width};
-use super::layout::place;
+use super::layout::typed_ptr;
 use crate::launch::{Elem, Launch, MAX_BLOCKS};
 use crate::lowering_context::LowerCtx;
 use phalanx_graph::program::ValueId;
@@ -15,7 +15,7 @@ pub(crate) fn gather(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<La
         return vec![];
     }
     let (vocab, wide) = (table.dims[0], table.dims[1]);
-    let width = pack_width(&[place(&table), place(&y)], &[wide]);
+    let width = pack_width(&[typed_ptr(&table), typed_ptr(&y)], &[wide]);
     let n = y.len / width;
     let types = format!("{}, {}", table.elem.c_name(), y.elem.c_name());
     let name = format!("gather<{types}, {width}, {}>", index_type(n));
@@ -34,7 +34,7 @@ pub(crate) fn gather_grad(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> V
     let counts = cx.scratch.counters(vocab * word);
     let starts = cx.scratch.take(vocab * word);
     let list = cx.scratch.take(n * word);
-    let width = pack_width(&[place(&dy), place(&table)], &[wide]);
+    let width = pack_width(&[typed_ptr(&dy), typed_ptr(&table)], &[wide]);
     let count = Launch::over(FILE, "gather_count", n).arg(index.ptr).arg(counts);
     let start = Launch::blocks(FILE, "gather_starts", 1, 1024).arg(counts).arg(starts);
     let put = Launch::over(FILE, "gather_place", n).arg(index.ptr).arg(counts);

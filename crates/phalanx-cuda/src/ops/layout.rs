@@ -39,14 +39,14 @@ pub(crate) fn copy(cx: &mut LowerCtx<'_>, x: ValueId, y: ValueId) -> Vec<Launch>
     let mut loops = vec![];
     push(&mut loops, y.len / width.max(1), step(&x), step(&y));
     push(&mut loops, width, 1, 1);
-    copy_loops(loops, place(&x), place(&y))
+    copy_loops(loops, typed_ptr(&x), typed_ptr(&y))
 }
 
 fn is_contiguous(v: &Operand) -> bool {
     v.ld == v.last()
 }
 
-pub(super) fn place(v: &Operand) -> TypedPtr {
+pub(super) fn typed_ptr(v: &Operand) -> TypedPtr {
     (v.ptr, v.elem)
 }
 
@@ -137,7 +137,7 @@ pub(crate) fn broadcast(
     x: &[ValueId],
     y: ValueId,
 ) -> Vec<Launch> {
-    let rows = cx.count(y);
+    let rows = cx.rows_of(y);
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
     let (from, from_row) = strides(&x.dims, x.ld);
     let (to, to_row) = strides(dims, y.ld);
@@ -148,7 +148,7 @@ pub(crate) fn broadcast(
         let repeats = i < new || x.dims[i - new] == 1;
         push(&mut loops, *d, if repeats { 0 } else { from[i - new] }, to[i]);
     }
-    copy_loops(loops, place(&x), place(&y))
+    copy_loops(loops, typed_ptr(&x), typed_ptr(&y))
 }
 
 /// Axis `i` of `y` is axis `perm[i]` of `x`.
@@ -158,7 +158,7 @@ pub(crate) fn transpose(
     x: &[ValueId],
     y: ValueId,
 ) -> Vec<Launch> {
-    let rows = cx.count(y);
+    let rows = cx.rows_of(y);
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
     let (from, from_row) = strides(&x.dims, x.ld);
     let (to, to_row) = strides(&y.dims, y.ld);
@@ -167,7 +167,7 @@ pub(crate) fn transpose(
     for (i, p) in perm.iter().enumerate() {
         push(&mut loops, y.dims[i], from[*p], to[i]);
     }
-    copy_loops(loops, place(&x), place(&y))
+    copy_loops(loops, typed_ptr(&x), typed_ptr(&y))
 }
 
 /// The loops over a block of `dims` inside two values, each with its own dimensions.
@@ -187,14 +187,18 @@ fn block_loops(
 
 /// Concatenates operands along an axis, with one launch each.
 pub(crate) fn concat(cx: &mut LowerCtx<'_>, axis: usize, x: &[ValueId], y: ValueId) -> Vec<Launch> {
-    let rows = cx.count(y);
+    let rows = cx.rows_of(y);
     let y = cx.operand(y);
     let to = strides(&y.dims, y.ld);
     let (mut start, mut launches) = (0, vec![]);
     for part in x {
         let x = cx.operand(*part);
         let loops = block_loops(rows, &x.dims, strides(&x.dims, x.ld), to.clone());
-        launches.extend(copy_loops(loops, place(&x), offset_by(place(&y), start * to.0[axis])));
+        launches.extend(copy_loops(
+            loops,
+            typed_ptr(&x),
+            offset_by(typed_ptr(&y), start * to.0[axis]),
+        ));
         start += x.dims[axis];
     }
     launches
@@ -208,11 +212,11 @@ pub(crate) fn slice(
     x: &[ValueId],
     y: ValueId,
 ) -> Vec<Launch> {
-    let rows = cx.count(y);
+    let rows = cx.rows_of(y);
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
     let from = strides(&x.dims, x.ld);
-    let source = offset_by(place(&x), start * from.0[axis]);
-    copy_loops(block_loops(rows, &y.dims, from, strides(&y.dims, y.ld)), source, place(&y))
+    let source = offset_by(typed_ptr(&x), start * from.0[axis]);
+    copy_loops(block_loops(rows, &y.dims, from, strides(&y.dims, y.ld)), source, typed_ptr(&y))
 }
 
 /// A loop over a padded axis: `own` of its steps are in the source, after the first `before`.
@@ -244,7 +248,7 @@ pub(crate) fn pad(
     x: &[ValueId],
     y: ValueId,
 ) -> Vec<Launch> {
-    let rows = cx.count(y);
+    let rows = cx.rows_of(y);
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
     if y.len == 0 {
         return vec![];
@@ -276,5 +280,5 @@ fn padded_width(loops: &[Padded], x: &Operand, y: &Operand) -> usize {
     }
     let mut sizes = vec![inner.at.count, inner.before, inner.own];
     outer.iter().for_each(|l| sizes.extend([l.at.src, l.at.dst]));
-    pack_width(&[place(x), place(y)], &sizes)
+    pack_width(&[typed_ptr(x), typed_ptr(y)], &sizes)
 }

@@ -93,14 +93,14 @@ impl Bands {
     fn of(g: &ConvGeom, rows: usize, vector: usize, lines: usize) -> Option<Bands> {
         let lines = lines.min(g.input[0]);
         let reach = lines - 1 + (g.kernel[0] - 1) * g.dilation[0];
-        let met = (reach / g.stride[0] + 1).min(g.output[0]);
+        let touched = (reach / g.stride[0] + 1).min(g.output[0]);
         let vectors = g.input[2] / vector;
-        let most = BAND_SHARED_BYTES / (met * g.output[1] * vector).max(1);
+        let max_chunk = BAND_SHARED_BYTES / (touched * g.output[1] * vector).max(1);
         // The index of a tap takes a byte; narrower chunks than this waste memory bandwidth.
-        if g.kernel[0] * g.kernel[1] > 256 || most < vectors.min(8) {
+        if g.kernel[0] * g.kernel[1] > 256 || max_chunk < vectors.min(8) {
             return None;
         }
-        let chunks = vectors.div_ceil(most);
+        let chunks = vectors.div_ceil(max_chunk);
         let blocks = rows * g.input[0].div_ceil(lines) * chunks;
         Some(Bands { vector, lines, chunk: vectors.div_ceil(chunks), blocks })
     }

@@ -17,7 +17,7 @@ fn inputs(cx: &LowerCtx<'_>) -> Ptr {
 
 /// Rows of numbers in `[0, 1)`.
 pub(crate) fn uniform(cx: &mut LowerCtx<'_>, key: u32, y: ValueId) -> Vec<Launch> {
-    let (rows, y) = (cx.count(y), cx.operand(y));
+    let (rows, y) = (cx.rows_of(y), cx.operand(y));
     if y.len == 0 {
         return vec![];
     }
@@ -40,12 +40,12 @@ pub(crate) fn dropout(
     y: ValueId,
 ) -> Vec<Launch> {
     let rate = rate as f32;
-    let (rows, first_row) = (cx.count(y), cx.first_row);
+    let (rows, first_row) = (cx.rows_of(y), cx.first_row);
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
     if y.len == 0 || rate <= 0.0 && x.ptr == y.ptr {
         return vec![];
     }
-    let (from, to) = (layout::place(&x), layout::place(&y));
+    let (from, to) = (layout::typed_ptr(&x), layout::typed_ptr(&y));
     if rate <= 0.0 {
         return layout::copy_loops(vec![Loop { count: y.len, src: 1, dst: 1 }], from, to);
     }

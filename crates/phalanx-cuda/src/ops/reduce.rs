@@ -29,9 +29,9 @@ pub(crate) fn reduce(
     x: &[ValueId],
     y: ValueId,
 ) -> Vec<Launch> {
-    let rows = cx.count(y);
+    let rows = cx.rows_of(y);
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
-    let ends = (layout::place(&x), layout::place(&y));
+    let ends = (layout::typed_ptr(&x), layout::typed_ptr(&y));
     if y.len == 0 || x.len == 0 {
         let start = if kind == ReduceKind::Sum { 0.0 } else { f32::NEG_INFINITY };
         return layout::fill(ends.1, y.len, start);
@@ -64,7 +64,7 @@ pub(crate) fn sum_rows(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<
     if y.len == 0 {
         return vec![];
     }
-    let ends = (layout::place(&x), layout::place(&y));
+    let ends = (layout::typed_ptr(&x), layout::typed_ptr(&y));
     reduce_plain(cx.scratch, ReduceKind::Sum, ends, [1, cx.rows, y.len])
 }
 
@@ -146,8 +146,8 @@ impl Columns {
         let width = pack_width(&[x], &[inner, ld]);
         let tx = inner.div_ceil(width).next_power_of_two().min(32);
         let tiles = inner.div_ceil(tx * width).max(1);
-        let most = len.div_ceil(THREADS / tx * MIN_ROWS_PER_THREAD).max(1);
-        let splits = TARGET_BLOCKS.div_ceil((outer * tiles).max(1)).min(most);
+        let max_splits = len.div_ceil(THREADS / tx * MIN_ROWS_PER_THREAD).max(1);
+        let splits = TARGET_BLOCKS.div_ceil((outer * tiles).max(1)).min(max_splits);
         Columns { width, tx, tiles, splits }
     }
 

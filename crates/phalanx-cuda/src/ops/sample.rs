@@ -1,7 +1,7 @@
 //! Upsampling of images, affine sampling with a matrix per sample, and their derivatives.
 
 use super::axes::{Loop, index_type, pack_width};
-use super::layout::{copy_loops, place};
+use super::layout::{copy_loops, typed_ptr};
 use crate::launch::{Elem, Launch};
 use crate::lowering_context::{LowerCtx, Operand};
 use phalanx_graph::ops::{FillMode, SampleGeom};
@@ -47,7 +47,7 @@ fn enlarge(
     if y.len == 0 {
         return vec![];
     }
-    let width = pack_width(&[place(x), place(y)], &[y.last(), x.ld, y.ld]);
+    let width = pack_width(&[typed_ptr(x), typed_ptr(y)], &[y.last(), x.ld, y.ld]);
     let n = y.len / width;
     let (from, to, index) = (x.elem.c_name(), y.elem.c_name(), index_type(n));
     let name = format!("{name}<{from}, {to}, {width}, {bilinear}, {index}>");
@@ -98,7 +98,7 @@ pub(crate) fn affine_grad(
     x: &[ValueId],
     y: ValueId,
 ) -> Vec<Launch> {
-    let rows = cx.count(y);
+    let rows = cx.rows_of(y);
     let (dy, matrix, dx) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
     if dx.len == 0 {
         return vec![];
@@ -112,7 +112,7 @@ pub(crate) fn affine_grad(
     let mut launches = vec![launch.arg(shares).arg(fill(geom.fill)).arg(geom.bilinear)];
     if narrow {
         let all = vec![Loop { count: dx.len, src: 1, dst: 1 }];
-        launches.extend(copy_loops(all, (sums, Elem::F32), place(&dx)));
+        launches.extend(copy_loops(all, (sums, Elem::F32), typed_ptr(&dx)));
     }
     launches
 }
