@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 use std::io::Write;
 use std::path::PathBuf;
 
-const CHECKSUM: usize = 32;
+const CHECKSUM_BYTES: usize = 32;
 
 /// The folder of compiled kernels and selected plans: `PHALANX_CACHE`, or the user's cache folder.
 pub fn folder() -> Option<PathBuf> {
@@ -18,7 +18,7 @@ pub fn folder() -> Option<PathBuf> {
 /// Reads the content of a key, if its checksum matches.
 pub(crate) fn read(kind: &str, key: &str) -> Option<Vec<u8>> {
     let bytes = std::fs::read(folder()?.join(kind).join(key)).ok()?;
-    let (checksum, content) = bytes.split_at_checked(CHECKSUM)?;
+    let (checksum, content) = bytes.split_at_checked(CHECKSUM_BYTES)?;
     (Sha256::digest(content).as_slice() == checksum).then(|| content.to_vec())
 }
 

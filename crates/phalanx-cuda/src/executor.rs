@@ -82,7 +82,7 @@ pub(crate) struct GpuExecutor<M: GpuDevice> {
     params: Vec<ParamSpec>,
     /// Byte offset of each parameter, and their total size.
     offsets: Vec<usize>,
-    flat: usize,
+    param_bytes: usize,
     slots: usize,
     accumulates: bool,
     programs: Vec<LoadedProgram>,
@@ -119,7 +119,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
             message: format!("a thread cannot be started: {e}"),
         };
         let threads = ThreadPool::new(devices.len()).map_err(failed)?;
-        let (offsets, flat) = plan::flat(params);
+        let (offsets, param_bytes) = plan::param_offsets(params);
         let mut executor = GpuExecutor {
             mesh: Mesh::new(cluster.as_ref().map_or(names.len(), Cluster::all_devices), 1),
             peers: cluster.map(PeerGroup::new),
@@ -129,7 +129,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
             names,
             params: params.to_vec(),
             offsets,
-            flat,
+            param_bytes,
             slots: 0,
             accumulates: false,
             programs: vec![],
@@ -142,7 +142,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
             tables: vec![],
             started_at: Instant::now(),
         };
-        executor.reserve(Block::Params, flat, "weights")?;
+        executor.reserve(Block::Params, param_bytes, "weights")?;
         Ok(executor)
     }
 
@@ -191,7 +191,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
     }
 
     /// The rows of every replica on a GPU.
-    fn rows(&self, device: usize, rows: usize) -> Vec<Replica> {
+    fn replicas_on(&self, device: usize, rows: usize) -> Vec<Replica> {
         let replicas = self.devices[device].replicas.clone();
         let each = replicas.enumerate().map(|(local, device)| {
             let range = self.mesh.device_rows(rows, device);
@@ -213,7 +213,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
             let mut plans = vec![];
             let mut max_bytes = (0, 0);
             for device in 0..self.devices.len() {
-                let replicas = self.rows(device, key.rows);
+                let replicas = self.replicas_on(device, key.rows);
                 let loaded = &self.programs[id.0];
                 let (plan, (scratch, counters)) = lower::lower(&Request {
                     program: &loaded.program,
@@ -302,7 +302,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
     }
 
     /// Collects the fetches of all replicas, with the rows of all processes.
-    fn take_fetches(
+    fn collect_fetches(
         &self,
         id: ProgramId,
         rows: usize,
@@ -339,7 +339,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
     /// Measures every instruction on the first GPU. Weights and slots are restored afterwards.
     fn measure(&mut self, id: ProgramId, key: StepKey) -> Result<(), ExecError> {
         let blocks = self.persistent_blocks();
-        let flat = self.flat;
+        let param_bytes = self.param_bytes;
         let loaded = &mut self.programs[id.0];
         let prepared = &loaded.steps[&key];
         let (items, step) = (&prepared.plans[0].work_items, prepared.ids[0]);
@@ -347,7 +347,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         let mut saved = vec![];
         for local in 0..replicas.len() {
             for block in &blocks {
-                let mut bytes = vec![0; flat];
+                let mut bytes = vec![0; param_bytes];
                 gpu.read(Ptr::new(local, *block, 0), &mut bytes)?;
                 saved.push((Ptr::new(local, *block, 0), bytes));
             }
@@ -372,7 +372,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
     }
 
     /// Waits for all started steps, then reads `bytes` bytes of a block of every replica.
-    fn collect(&mut self, from: Block, bytes: usize) -> Result<(), ExecError> {
+    fn read_block(&mut self, from: Block, bytes: usize) -> Result<(), ExecError> {
         self.run_all(|_, s| s.finish(from, bytes))?;
         Ok(())
     }
@@ -440,7 +440,7 @@ impl<M: GpuDevice> Executor for GpuExecutor<M> {
         let trains = program.update().is_some();
         let accumulate = batch.accumulate.filter(|_| trains).map(|a| a.apply.is_some());
         if accumulate.is_some() {
-            self.reserve(Block::Accumulated, self.flat, "accumulated gradients")?;
+            self.reserve(Block::Accumulated, self.param_bytes, "accumulated gradients")?;
             self.accumulates = true;
         }
         self.peers.iter_mut().for_each(|peers| peers.set_step(batch.step));
@@ -467,8 +467,8 @@ impl<M: GpuDevice> Executor for GpuExecutor<M> {
             let exchanged = peers.exchange_flags(&self.programs[id.0].program);
             self.abort_on_error(exchanged)?;
         }
-        self.collect(Block::Fetches, self.programs[id.0].fetch_bytes)?;
-        let taken = self.take_fetches(id, rows, fetched);
+        self.read_block(Block::Fetches, self.programs[id.0].fetch_bytes)?;
+        let taken = self.collect_fetches(id, rows, fetched);
         self.abort_on_error(taken)?;
         if self.programs[id.0].program.update().is_some() {
             self.times.compute += self.started_at.elapsed().as_secs_f64();
@@ -536,7 +536,7 @@ impl<M: GpuDevice> Executor for GpuExecutor<M> {
     }
 
     fn set_accumulated(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
-        self.reserve(Block::Accumulated, self.flat, "accumulated gradients")?;
+        self.reserve(Block::Accumulated, self.param_bytes, "accumulated gradients")?;
         self.accumulates = true;
         self.write(Block::Accumulated, id, values)
     }

@@ -223,11 +223,11 @@ impl Span {
         (a.replica, a.block) == (b.replica, b.block)
             && a.offset < b.offset + other.bytes
             && b.offset < a.offset + self.bytes
-            && !self.beside(other)
+            && !self.interleaves(other)
     }
 
     /// Whether two interleave without overlapping, like the parts of a concatenation.
-    fn beside(&self, other: &Span) -> bool {
+    fn interleaves(&self, other: &Span) -> bool {
         if self.pitch != other.pitch || self.width == self.pitch || other.width == other.pitch {
             return false;
         }

@@ -161,7 +161,7 @@ fn check(lib: Lib, handle: &Library) -> Result<Version, String> {
         return Err(format!("has no {name}: it is too old"));
     }
     // SAFETY: the library has the functions of its kind.
-    let version = unsafe { version::ask(lib, handle) }.ok_or("does not say its version")?;
+    let version = unsafe { version::query(lib, handle) }.ok_or("does not say its version")?;
     let driver = if lib == Lib::Nvrtc { driver_version() } else { None };
     version::check(lib, version, driver)?;
     // SAFETY: opens libraries that are already open.

@@ -142,7 +142,7 @@ pub(crate) struct Reduction {
     pub len: usize,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
@@ -300,7 +300,7 @@ impl Group {
                 let aborted = context.enter().and_then(|()| nccl!(ncclCommAbort(comm.handle())));
                 aborted.unwrap_or_else(|e| tracing::warn!("{e}"));
             };
-            locked(&self.aborts).push(thread::spawn(abort));
+            lock(&self.aborts).push(thread::spawn(abort));
         }
     }
 }
@@ -310,13 +310,13 @@ impl Drop for Group {
         // Each abort waits for the others; not for long if those are other processes, which may
         // have ended.
         let limit = if self.remote.is_some() { SHUTDOWN_TIMEOUT } else { Duration::MAX };
-        for abort in locked(&self.aborts).drain(..) {
+        for abort in lock(&self.aborts).drain(..) {
             // The thread reports errors itself.
             with_timeout(limit, move || drop(abort.join()));
         }
         let mut destroys = vec![];
         for Member { context, comm, aborted, .. } in self.members.drain(..) {
-            let Some(comm) = locked(&comm).take().filter(|_| !aborted.into_inner()) else {
+            let Some(comm) = lock(&comm).take().filter(|_| !aborted.into_inner()) else {
                 continue;
             };
             let destroy = move || {
@@ -347,7 +347,7 @@ impl Link {
     /// The communicator and its lock. Fails if it was aborted.
     fn comm(&self) -> Result<(MutexGuard<'_, Option<Comm>>, sys::Comm)> {
         let member = &self.group.members[self.rank];
-        let held = locked(&member.comm);
+        let held = lock(&member.comm);
         let comm =
             held.filter(|_| !member.aborted.load(Ordering::SeqCst)).ok_or_else(aborted)?.handle();
         Ok((held, comm))
@@ -478,7 +478,7 @@ mod tests {
     #[test]
     fn waiting_for_a_communicator_in_use_times_out() {
         let comm = Mutex::new(Some(Comm(null_mut())));
-        let held = locked(&comm);
+        let held = lock(&comm);
         thread::scope(|scope| {
             assert!(scope.spawn(|| take_comm(&comm)).join().expect("no panic").is_none());
             let waits = scope.spawn(|| take_comm(&comm));

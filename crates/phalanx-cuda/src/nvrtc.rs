@@ -46,7 +46,7 @@ pub(crate) struct Compiled {
     pub cubin: Vec<u8>,
 }
 
-/// Like [`translate`], but cached.
+/// Like [`compile_uncached`], but cached.
 pub(crate) fn compile(source: &str, kernels: &[String], capability: i32) -> Result<Compiled> {
     let mut hash = Sha256::new();
     for part in [source, &kernels.join("\n"), &format!("sm_{capability}"), &version()] {
@@ -57,7 +57,7 @@ pub(crate) fn compile(source: &str, kernels: &[String], capability: i32) -> Resu
     if let Some(found) = cache::read("kernels", &key).and_then(|bytes| decode(&bytes)) {
         return Ok(found);
     }
-    let compiled = translate(source, kernels, capability)?;
+    let compiled = compile_uncached(source, kernels, capability)?;
     cache::write("kernels", &key, &encode(&compiled));
     Ok(compiled)
 }
@@ -77,9 +77,9 @@ fn check(what: &str, answer: nvrtcResult) -> Result<()> {
 }
 
 /// A program of the runtime compiler.
-struct Translation(sys::nvrtcProgram);
+struct NvrtcProgram(sys::nvrtcProgram);
 
-impl Drop for Translation {
+impl Drop for NvrtcProgram {
     fn drop(&mut self) {
         // SAFETY: made by `nvrtcCreateProgram`, destroyed once.
         unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
@@ -91,7 +91,11 @@ fn text(s: &str) -> Result<CString> {
 }
 
 /// Compiles kernels of one source for a compute capability.
-pub(crate) fn translate(source: &str, kernels: &[String], capability: i32) -> Result<Compiled> {
+pub(crate) fn compile_uncached(
+    source: &str,
+    kernels: &[String],
+    capability: i32,
+) -> Result<Compiled> {
     let source = text(source)?;
     let mut raw = std::ptr::null_mut();
     // SAFETY: the source outlives the call; there are no headers.
@@ -107,7 +111,7 @@ pub(crate) fn translate(source: &str, kernels: &[String], capability: i32) -> Re
         )
     };
     check("nvrtcCreateProgram", made)?;
-    let program = Translation(raw);
+    let program = NvrtcProgram(raw);
     let names: Vec<CString> = kernels.iter().map(|k| text(k)).collect::<Result<_>>()?;
     for name in &names {
         // SAFETY: a live program and a live string.
@@ -145,7 +149,7 @@ pub(crate) fn translate(source: &str, kernels: &[String], capability: i32) -> Re
 }
 
 /// The compiler's log.
-fn log(program: &Translation) -> String {
+fn log(program: &NvrtcProgram) -> String {
     let mut bytes = 0;
     // SAFETY: a live program; the buffer has the requested size.
     unsafe {

@@ -43,7 +43,7 @@ pub(crate) struct Allocations {
     pub fetches: Vec<usize>,
     pub fetch_bytes: usize,
     /// Bytes of all parameters.
-    flat: usize,
+    param_bytes: usize,
 }
 
 /// How a step runs, besides its rows.
@@ -58,7 +58,7 @@ pub(crate) struct RunMode<'a> {
 }
 
 /// Byte offsets of consecutive parts, and their total size.
-fn stack(sizes: impl Iterator<Item = usize>, from: usize) -> (Vec<usize>, usize) {
+fn pack_offsets(sizes: impl Iterator<Item = usize>, from: usize) -> (Vec<usize>, usize) {
     let mut end = from;
     let mut offsets = vec![];
     for bytes in sizes {
@@ -69,8 +69,8 @@ fn stack(sizes: impl Iterator<Item = usize>, from: usize) -> (Vec<usize>, usize)
 }
 
 /// Byte offset of each parameter, and their total size.
-pub(crate) fn flat(params: &[ParamSpec]) -> (Vec<usize>, usize) {
-    stack(params.iter().map(|p| p.len() * 4), 0)
+pub(crate) fn param_offsets(params: &[ParamSpec]) -> (Vec<usize>, usize) {
+    pack_offsets(params.iter().map(|p| p.len() * 4), 0)
 }
 
 impl Allocations {
@@ -79,26 +79,28 @@ impl Allocations {
         let bytes = |ty: &phalanx_graph::Type| {
             ty.len() * ty.dtype.bytes() * if ty.is_rows() { max_rows } else { 1 }
         };
-        let (feeds, inputs) = stack(program.feeds().iter().map(|f| bytes(&f.ty)), INPUT_BYTES);
-        let (fetches, fetch_bytes) = stack(program.fetches().iter().map(|f| bytes(&f.ty)), 0);
-        let (params, flat) = flat(program.params());
-        Allocations { layout: Layout { feeds, params }, inputs, fetches, fetch_bytes, flat }
+        let (feeds, inputs) =
+            pack_offsets(program.feeds().iter().map(|f| bytes(&f.ty)), INPUT_BYTES);
+        let (fetches, fetch_bytes) =
+            pack_offsets(program.fetches().iter().map(|f| bytes(&f.ty)), 0);
+        let (params, param_bytes) = param_offsets(program.params());
+        Allocations { layout: Layout { feeds, params }, inputs, fetches, fetch_bytes, param_bytes }
     }
 
     /// The blocks of a program that are independent of the number of rows.
     pub fn blocks(&self, program: &Program) -> Vec<Allocation> {
         let mut allocations = vec![
-            Allocation::new(Block::Params, self.flat, "weights"),
+            Allocation::new(Block::Params, self.param_bytes, "weights"),
             Allocation::new(Block::Inputs, self.inputs, "inputs"),
             Allocation::new(Block::Fetches, self.fetch_bytes, "results"),
             Allocation::new(Block::Arena, program.memory().arena, "activations"),
             Allocation::new(Block::Shared, program.memory().shared, "statistics"),
         ];
         if let Some(plan) = program.update() {
-            allocations.push(Allocation::new(Block::Gradients, self.flat, "gradients"));
+            allocations.push(Allocation::new(Block::Gradients, self.param_bytes, "gradients"));
             let slots = 0..plan.rule.slots.len();
             allocations.extend(
-                slots.map(|i| Allocation::new(Block::Slot(i), self.flat, "optimizer slots")),
+                slots.map(|i| Allocation::new(Block::Slot(i), self.param_bytes, "optimizer slots")),
             );
         }
         allocations
@@ -154,7 +156,11 @@ pub fn memory_plan(program: &Program, accumulates: bool) -> Vec<(&'static str, u
     blocks.push(Allocation::new(Block::Scratch, scratch, "partial sums"));
     blocks.push(Allocation::new(Block::Counters, counters, "partial sums"));
     if accumulates && program.update().is_some() {
-        blocks.push(Allocation::new(Block::Accumulated, allocations.flat, "accumulated gradients"));
+        blocks.push(Allocation::new(
+            Block::Accumulated,
+            allocations.param_bytes,
+            "accumulated gradients",
+        ));
     }
     let mut parts: Vec<(&'static str, usize)> = vec![];
     for allocation in blocks {

@@ -147,19 +147,19 @@ impl StepLayout {
     pub fn write(&self, to: &mut [u8], head: &Inputs, step: &StepInput<'_>, rows: Range<usize>) {
         let head = head.to_bytes();
         to[..head.len()].copy_from_slice(&head);
-        put(to, HEAD_BYTES, step.mirrored.iter().map(|v| v.to_le_bytes()));
-        put(to, self.rows_at, step.rows[rows.clone()].iter().map(|row| row.to_le_bytes()));
+        write_items(to, HEAD_BYTES, step.mirrored.iter().map(|v| v.to_le_bytes()));
+        write_items(to, self.rows_at, step.rows[rows.clone()].iter().map(|row| row.to_le_bytes()));
         let Some(at) = self.augments_at else { return };
         if step.augments.is_empty() {
             to[at..at + rows.len() * AUGMENT_BYTES].fill(0);
         } else {
-            put(to, at, step.augments[rows].iter().map(augment_bytes));
+            write_items(to, at, step.augments[rows].iter().map(augment_bytes));
         }
     }
 }
 
 /// Writes items consecutively.
-fn put<const N: usize>(to: &mut [u8], at: usize, items: impl Iterator<Item = [u8; N]>) {
+fn write_items<const N: usize>(to: &mut [u8], at: usize, items: impl Iterator<Item = [u8; N]>) {
     for (to, item) in to[at..].chunks_exact_mut(N).zip(items) {
         to.copy_from_slice(&item);
     }
@@ -167,9 +167,9 @@ fn put<const N: usize>(to: &mut [u8], at: usize, items: impl Iterator<Item = [u8
 
 fn augment_bytes(m: &AffineAugment) -> [u8; AUGMENT_BYTES] {
     let mut bytes = [0; AUGMENT_BYTES];
-    put(&mut bytes, 0, m.map.as_flattened().iter().map(|v| v.to_le_bytes()));
+    write_items(&mut bytes, 0, m.map.as_flattened().iter().map(|v| v.to_le_bytes()));
     let flags = [m.flip_horizontal, m.flip_vertical, *m != AffineAugment::NONE];
-    put(&mut bytes, 48, flags.iter().map(|f| u32::from(*f).to_le_bytes()));
+    write_items(&mut bytes, 48, flags.iter().map(|f| u32::from(*f).to_le_bytes()));
     bytes
 }
 

@@ -454,12 +454,12 @@ mod tests {
         fn every_access_pattern_matches_the_reference() {
             for seed in SEEDS {
                 for (width, gap) in [(12, 0), (12, 4), (12, 3), (7, 0), (7, 2)] {
-                    every_way(seed, width, gap);
+                    check_access_patterns(seed, width, gap);
                 }
             }
         }
 
-        fn every_way(seed: Option<u64>, width: usize, gap: usize) {
+        fn check_access_patterns(seed: Option<u64>, width: usize, gap: usize) {
             let (rows, high) = (3, 5);
             let mut harness = Harness::new(seed, rows);
             let (dims, n) = ([high, width], rows * high * width);

@@ -136,7 +136,7 @@ impl Unit {
     fn compile(&self, kernels: &[String], capability: i32) -> Result<(), String> {
         let failed = |e: String| format!("sm_{capability}, {}: {e}", self.name);
         libs::find(Lib::Nvrtc).map_err(|e| failed(e.to_string()))?;
-        let compiled = nvrtc::translate(&self.source, kernels, capability);
+        let compiled = nvrtc::compile_uncached(&self.source, kernels, capability);
         let compiled = compiled.map_err(|e| failed(e.to_string()))?;
         match compiled.names.len() == kernels.len() && !compiled.cubin.is_empty() {
             true => Ok(()),

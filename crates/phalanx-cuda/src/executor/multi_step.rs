@@ -194,7 +194,7 @@ impl<M: GpuDevice> GpuExecutor<M> {
         fetched.clear();
         let Some((id, steps)) = self.steps_in_flight.take() else { return Ok(()) };
         let bytes = self.programs[id.0].fetch_bytes;
-        self.collect(Block::Results, bytes * steps)?;
+        self.read_block(Block::Results, bytes * steps)?;
         let loaded = &self.programs[id.0];
         for step in self.devices[0].fetched[0].chunks_exact(bytes.max(1)) {
             let each = loaded.program.fetches().iter().zip(&loaded.fetches);

@@ -46,7 +46,7 @@ impl Version {
 ///
 /// # Safety
 /// The handle must be a library of this kind.
-pub(super) unsafe fn ask(lib: Lib, handle: &Library) -> Option<Version> {
+pub(super) unsafe fn query(lib: Lib, handle: &Library) -> Option<Version> {
     type Writes = unsafe extern "C" fn(*mut c_int) -> c_int;
     type WritesTwo = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
     type Returns = unsafe extern "C" fn() -> usize;

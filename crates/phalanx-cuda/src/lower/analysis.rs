@@ -40,7 +40,9 @@ impl FusionFacts {
         for (i, instr) in program.instrs().iter().enumerate() {
             let Instr::Compute { op, inputs, output, .. } = instr else { continue };
             match op {
-                Op::Conv(_, e) if e.bias && !e.relu && only_normalised(program, i, *output) => {
+                Op::Conv(_, e)
+                    if e.bias && !e.relu && only_read_by_batch_norms(program, i, *output) =>
+                {
                     facts.deferred_bias.insert(*output, inputs[2]);
                 }
                 Op::Moments => facts.find_fused_stats(program, i, *output, alone),
@@ -121,7 +123,7 @@ pub(super) fn readers(program: &Program, value: ValueId) -> Vec<(usize, &Op, Val
 }
 
 /// Whether a convolution's result is read only by batch norms, as the value they normalise.
-fn only_normalised(program: &Program, at: usize, value: ValueId) -> bool {
+fn only_read_by_batch_norms(program: &Program, at: usize, value: ValueId) -> bool {
     let normalises = |op: &Op, operand: usize| match op {
         Op::Moments | Op::BatchNorm(_) => operand == 0,
         Op::BatchNormGradSums(_) | Op::BatchNormGradInput(_) => operand == 1,
@@ -138,7 +140,7 @@ pub(super) fn only_read_by(
     value: ValueId,
     allowed: impl Fn(&Op, usize) -> bool,
 ) -> bool {
-    let touches = |id: ValueId| touch(program, value, id);
+    let touches = |id: ValueId| may_overlap(program, value, id);
     for instr in &program.instrs()[at + 1..] {
         let (reads, writes): (Vec<ValueId>, Option<ValueId>) = match instr {
             Instr::Compute { op, inputs, output, .. } => {
@@ -192,7 +194,7 @@ pub(super) fn survives(
         | Instr::AddSlices { output, .. }
         | Instr::SlicedGradInput { output, .. }
         | Instr::ReplicaMean { output, .. } => {
-            unwritten(*output) || !touch(program, value, *output)
+            unwritten(*output) || !may_overlap(program, value, *output)
         }
         Instr::Barrier(_) | Instr::SlicedGradient { .. } | Instr::Fetch { .. } => true,
         Instr::Update | Instr::Assign { .. } => {
@@ -202,17 +204,17 @@ pub(super) fn survives(
 }
 
 /// Whether two values may overlap in memory.
-fn touch(program: &Program, value: ValueId, other: ValueId) -> bool {
+fn may_overlap(program: &Program, value: ValueId, other: ValueId) -> bool {
     match (program.value(value).location, program.value(other).location) {
         (Location::Arena(a), Location::Arena(b)) => {
-            a < b + extent(program, other) && b < a + extent(program, value)
+            a < b + buffer_bytes(program, other) && b < a + buffer_bytes(program, value)
         }
         (a, b) => a == b,
     }
 }
 
 /// Maximum bytes of a value's buffer, including the gaps between its pixels.
-fn extent(program: &Program, id: ValueId) -> usize {
+fn buffer_bytes(program: &Program, id: ValueId) -> usize {
     let v = program.value(id);
     let rows = if v.ty.is_rows() {
         program.options().mesh.max_rows(program.options().max_batch)

@@ -99,7 +99,7 @@ impl Case {
     }
 
     /// Places operands and the unwritten result in a harness.
-    fn typed_ptr(&self, harness: &mut Harness) -> (Vec<ValueId>, ValueId) {
+    fn place_operands(&self, harness: &mut Harness) -> (Vec<ValueId>, ValueId) {
         let (graph, node) = self.graph();
         let x = self.x.iter().map(|(ty, value)| harness.put(ty, self.shift, &self.bytes(value)));
         let x = x.collect();
@@ -129,7 +129,7 @@ impl Case {
     /// The launches of the op.
     pub fn launches(&self) -> Vec<Launch> {
         let mut harness = Harness::new(None, self.rows);
-        let (x, y) = self.typed_ptr(&mut harness);
+        let (x, y) = self.place_operands(&mut harness);
         harness.lower(|cx, tapes| self.lower(cx, tapes, &x, y)).0
     }
 
@@ -203,7 +203,7 @@ impl Case {
         let mut harness = Harness::new(seed, self.rows);
         harness.first_row = self.first_row;
         (harness.inputs.seed, harness.inputs.step) = (SEED, STEP);
-        let (x, y) = self.typed_ptr(&mut harness);
+        let (x, y) = self.place_operands(&mut harness);
         let elem = match want.data {
             Data::Int(_) => Elem::I32,
             Data::Float(_) => self.elem(DType::F32),
