@@ -23,7 +23,7 @@ impl Finding {
             Ok(found) => Ok((found.version.to_string(), found.path.display().to_string())),
             Err(missing) => Err(missing.reason),
         };
-        Finding { lib, state, remedy: lib.remedy(driver) }
+        Finding { lib, state, remedy: lib.install_hint(driver) }
     }
 }
 
@@ -150,7 +150,7 @@ mod tests {
                 true => Err("not found in the system's library path".into()),
                 false => Ok(("9.1".into(), format!("/usr/lib/{lib}"))),
             },
-            remedy: lib.remedy(None),
+            remedy: lib.install_hint(None),
         };
         Lib::ALL.map(of).into()
     }

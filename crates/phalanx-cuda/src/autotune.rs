@@ -1,42 +1,45 @@
-//! Which engine computes a convolution, and which algorithm a product: the fastest of those the
-//! libraries propose, measured once and kept on disk, so that the same machine takes the same one ever
-//! after.
+//! Selection of engines for convolutions and algorithms for matrix products. The fastest proposal
+//! of the libraries is measured once and cached on disk, so that the same machine always makes the
+//! same choice.
 
 use crate::cache;
 use crate::cudnn::{ConvPlan, Cudnn};
 use crate::driver::{DeviceBuffer, Event, Result, Stream};
 use crate::launch::Elem;
 use crate::libs::{self, Lib};
-use crate::task::{Conv, Gemm, Matrix};
+use crate::work_item::{Conv, Gemm, Matrix};
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
-/// Proposals that are measured.
-const TRIED: usize = 10;
+/// Maximum proposals to measure.
+const MAX_MEASURED_PROPOSALS: usize = 10;
 
-/// Runs of each that count.
-const RUNS: usize = 5;
+/// Timed runs of each proposal.
+const TIMED_RUNS: usize = 5;
 
-/// More workspace than this is not given to any convolution.
-const MOST_WORKSPACE: usize = 1 << 30;
+/// Upper limit of a convolution's workspace, in bytes.
+const MAX_WORKSPACE: usize = 1 << 30;
 
-/// This much is given to every one.
-const LEAST_WORKSPACE: usize = 64 << 20;
+/// Workspace that every convolution may use, in bytes.
+const MIN_WORKSPACE: usize = 64 << 20;
 
-/// And so many times the bytes of its operands and result.
-const TIMES_OPERANDS: usize = 8;
+/// Additional workspace per byte of the operands and the result.
+const WORKSPACE_PER_OPERAND_BYTE: usize = 8;
 
-/// The most workspace that a convolution is given.
-pub(crate) fn most_workspace(conv: &Conv) -> usize {
+/// Maximum workspace of a convolution, in bytes.
+pub(crate) fn max_workspace(conv: &Conv) -> usize {
     let g = &conv.geom;
     let images = |[h, w, c]: [usize; 3], elem: Elem| conv.rows * h * w * c * elem.bytes();
     let filters = g.kernel_dims().iter().product::<usize>() * conv.w.1.bytes();
     let operands = images(g.input, conv.x.elem) + filters + images(g.output, conv.y.elem);
-    operands.saturating_mul(TIMES_OPERANDS).saturating_add(LEAST_WORKSPACE).min(MOST_WORKSPACE)
+    operands
+        .saturating_mul(WORKSPACE_PER_OPERAND_BYTE)
+        .saturating_add(MIN_WORKSPACE)
+        .min(MAX_WORKSPACE)
 }
 
-/// The plan of a convolution; nothing where no engine takes it. `at` are the addresses of its
-/// operands, whose result may be overwritten.
+/// The plan of a convolution, or `None` if no engine supports it. `at` are the addresses of its
+/// operands; the result may be overwritten.
 pub(crate) fn choose(
     cudnn: &Cudnn,
     conv: &Conv,
@@ -52,19 +55,19 @@ pub(crate) fn choose(
             return Ok(None);
         }
     };
-    let (key, most) = (key(conv, tf32, gpu), most_workspace(conv));
+    let (key, max) = (key(conv, tf32, gpu), max_workspace(conv));
     let known = || {
-        let index = kept(&key).filter(|i| *i < proposals.len())?;
-        cudnn.plan(&proposals, index).ok().filter(|plan| plan.workspace <= most)
+        let index = cached(&key).filter(|i| *i < proposals.len())?;
+        cudnn.plan(&proposals, index).ok().filter(|plan| plan.workspace <= max)
     };
     if let Some(plan) = known() {
         return Ok(Some(plan));
     }
     let mut best: Option<(f64, usize, ConvPlan)> = None;
-    let mut failed = format!("all want more workspace than {most} bytes");
-    for index in 0..proposals.len().min(TRIED) {
+    let mut failed = format!("all want more workspace than {max} bytes");
+    for index in 0..proposals.len().min(MAX_MEASURED_PROPOSALS) {
         let Ok(plan) = cudnn.plan(&proposals, index) else { continue };
-        if plan.workspace > most {
+        if plan.workspace > max {
             continue;
         }
         let seconds = match measure(cudnn, &plan, at, stream) {
@@ -78,7 +81,7 @@ pub(crate) fn choose(
             best = Some((seconds, index, plan));
         }
     }
-    // Another process may have measured as well: the first one's choice is everybody's.
+    // Another process may have measured too: all use the first choice that was stored.
     if let Some(plan) = known() {
         return Ok(Some(plan));
     }
@@ -86,56 +89,57 @@ pub(crate) fn choose(
         warn_once(conv, &format!("none of {} engines of cuDNN runs; {failed}", proposals.len()));
         return Ok(None);
     };
-    keep(&key, index);
+    store(&key, index);
     Ok(Some(plan))
 }
 
-/// Says of a shape, once, that a plain kernel computes it and why.
+/// Warns once per shape that the fallback kernel computes it, and why.
 fn warn_once(conv: &Conv, why: &str) {
-    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let shape = format!("{:?} of {} rows, {:?}", conv.pass, conv.rows, conv.geom);
-    let mut said = SAID.lock().unwrap_or_else(|e| e.into_inner());
-    if said.insert(shape.clone()) {
+    let mut warned = WARNED.lock().unwrap_or_else(|e| e.into_inner());
+    if warned.insert(shape.clone()) {
         tracing::warn!("{shape} is computed by a plain kernel, which is slow: {why}");
     }
 }
 
-/// Writes down what was chosen.
-pub(crate) fn keep(key: &str, index: usize) {
+/// Stores a choice in the cache.
+pub(crate) fn store(key: &str, index: usize) {
     cache::write("plans", key, index.to_string().as_bytes());
 }
 
-/// What was chosen before.
-pub(crate) fn kept(key: &str) -> Option<usize> {
+/// Reads a choice from the cache.
+pub(crate) fn cached(key: &str) -> Option<usize> {
     String::from_utf8(cache::read("plans", key)?).ok()?.parse().ok()
 }
 
-/// Seconds of a run, the least of several.
+/// Seconds per run: the minimum of several.
 fn measure(cudnn: &Cudnn, plan: &ConvPlan, at: [u64; 3], stream: &Stream) -> Result<f64> {
     let workspace = DeviceBuffer::new(plan.workspace)?;
     let (start, end) = (Event::timed()?, Event::timed()?);
     cudnn.execute(plan, at, workspace.at(), stream)?;
-    let mut least = f64::INFINITY;
-    for _ in 0..RUNS {
+    let mut fastest = f64::INFINITY;
+    for _ in 0..TIMED_RUNS {
         start.record(stream)?;
         cudnn.execute(plan, at, workspace.at(), stream)?;
         end.record(stream)?;
         end.synchronize()?;
-        least = least.min(end.since(&start)?);
+        fastest = fastest.min(end.since(&start)?);
     }
-    Ok(least)
+    Ok(fastest)
 }
 
-/// Names a convolution, its precision, the GPU and the library; the addresses count by their alignment.
+/// Cache key of a convolution, its precision, the GPU and the library. Of the addresses, only their
+/// alignment counts.
 fn key(conv: &Conv, tf32: bool, gpu: &str) -> String {
     let version = version(Lib::Cudnn);
-    let images = |x: &crate::task::Images| (x.elem, x.ld, x.at.offset.trailing_zeros().min(4));
+    let images = |x: &crate::work_item::Images| (x.elem, x.ld, x.at.offset.trailing_zeros().min(4));
     let (geom, rows, pass) = (&conv.geom, conv.rows, conv.pass);
     let parts = (images(&conv.x), images(&conv.y), conv.w.1, tf32);
     digest(&format!("{gpu} {version} {pass:?} {rows} {geom:?} {parts:?}"))
 }
 
-/// Names a product, as [`key`] does a convolution.
+/// Cache key of a product, like [`key`].
 pub(crate) fn gemm_key(gemm: &Gemm, tf32: bool, gpu: &str) -> String {
     let version = version(Lib::CublasLt);
     let matrix = |m: &Matrix| (m.elem, m.ld, m.transposed, m.at.alignment());

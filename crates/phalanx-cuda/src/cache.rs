@@ -1,13 +1,13 @@
-//! Files that save time the next time: compiled kernels, chosen plans. Losing them costs seconds, so
-//! every trouble with them is passed over.
+//! The cache on disk for compiled kernels and selected plans. Losing it costs only seconds, so all
+//! errors are ignored.
 
 use sha2::{Digest, Sha256};
 use std::io::Write;
 use std::path::PathBuf;
 
-const CHECKSUM: usize = 32;
+const CHECKSUM_BYTES: usize = 32;
 
-/// Where compiled kernels and chosen plans are kept: `PHALANX_CACHE`, or the user's cache folder.
+/// The folder of compiled kernels and selected plans: `PHALANX_CACHE`, or the user's cache folder.
 pub fn folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     set("PHALANX_CACHE")
@@ -15,14 +15,14 @@ pub fn folder() -> Option<PathBuf> {
         .or_else(|| set("HOME").map(|d| d.join(".cache/phalanx")))
 }
 
-/// What was kept under a key, if it is whole.
+/// Reads the content of a key, if its checksum matches.
 pub(crate) fn read(kind: &str, key: &str) -> Option<Vec<u8>> {
     let bytes = std::fs::read(folder()?.join(kind).join(key)).ok()?;
-    let (checksum, content) = bytes.split_at_checked(CHECKSUM)?;
+    let (checksum, content) = bytes.split_at_checked(CHECKSUM_BYTES)?;
     (Sha256::digest(content).as_slice() == checksum).then(|| content.to_vec())
 }
 
-/// Keeps bytes under a key; whoever reads sees all of them or none.
+/// Stores content under a key. Readers see all of it or nothing.
 pub(crate) fn write(kind: &str, key: &str, content: &[u8]) {
     let Some(folder) = folder().map(|f| f.join(kind)) else { return };
     let temporary = folder.join(format!("{key}.{}", std::process::id()));

@@ -1,22 +1,22 @@
-//! Matrix products by cuBLASLt.
+//! Matrix products with cuBLASLt.
 
 use crate::driver::{Failure, Result, Stream};
 use crate::launch::{Elem, Ptr};
-use crate::task::{Gemm, Matrix};
+use crate::work_item::{Gemm, Matrix};
 use cudarc::cublaslt::sys::{
     self, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue,
     cublasLtMatmulDescAttributes_t as Attribute, cublasStatus_t as Status, cudaDataType_t as Type,
 };
 use std::ffi::c_void;
 
-/// Bytes of workspace products may ask for.
+/// Maximum workspace of a product, in bytes.
 pub(crate) const WORKSPACE: usize = 32 << 20;
 
-/// Proposals that are asked for.
-const PROPOSALS: usize = 12;
+/// Maximum proposals to request.
+const MAX_PROPOSALS: usize = 12;
 
-/// Ways to add up parts of a product whose bits do not depend on which part comes first: over the
-/// workspace, in the type of the arithmetic or of the result.
+/// Split-k reduction schemes whose results do not depend on execution order: over the workspace, in
+/// the compute type or in the type of the result.
 const REPEATABLE: u32 = 2 | 4;
 
 fn check(what: &str, answer: Status) -> Result<()> {
@@ -26,7 +26,7 @@ fn check(what: &str, answer: Status) -> Result<()> {
     }
 }
 
-/// An object of the library and how it is destroyed.
+/// An object of the library, with the function that destroys it.
 struct Owned<T: Copy>(T, unsafe fn(T) -> Status);
 
 impl<T: Copy> Drop for Owned<T> {
@@ -36,28 +36,28 @@ impl<T: Copy> Drop for Owned<T> {
     }
 }
 
-/// A product made ready.
+/// A prepared product.
 pub(crate) struct GemmPlan {
     desc: Owned<sys::cublasLtMatmulDesc_t>,
-    /// Of `b`, `a` and `c`: the library counts by columns, so it computes `cᵀ = bᵀ · aᵀ`.
+    /// Of `b`, `a` and `c`: the library is column-major, so it computes `cᵀ = bᵀ · aᵀ`.
     layouts: [Owned<sys::cublasLtMatrixLayout_t>; 3],
-    /// What the library proposes, the best first by its own judgement.
+    /// The library's proposals, in its own order of preference.
     proposals: Vec<sys::cublasLtMatmulHeuristicResult_t>,
     chosen: usize,
 }
 
 impl GemmPlan {
-    /// Bytes it needs besides its operands.
+    /// Workspace that it needs, in bytes.
     pub fn workspace(&self) -> usize {
         self.proposals[self.chosen].workspaceSize
     }
 
-    /// Ways to compute it.
+    /// Number of proposals.
     pub fn proposals(&self) -> usize {
         self.proposals.len()
     }
 
-    /// Takes one of them; the first where there are not that many.
+    /// Selects a proposal, or the first if the index is out of range.
     pub fn choose(&mut self, index: usize) {
         self.chosen = if index < self.proposals.len() { index } else { 0 };
     }
@@ -82,7 +82,7 @@ fn data_type(elem: Elem) -> Type {
     }
 }
 
-/// A matrix whose memory holds `rows` rows, as the library sees it: column by column, transposed.
+/// A matrix with `rows` rows in memory, as the library sees it: column-major, transposed.
 fn layout(
     matrix: &Matrix,
     rows: usize,
@@ -116,7 +116,8 @@ impl Cublas {
         Ok(Cublas(raw))
     }
 
-    /// A product by the algorithm that the library thinks the best. `bias` is the address of the bias.
+    /// Prepares a product with the algorithm that the library prefers. `bias` is the address of the
+    /// bias.
     pub fn plan(&self, gemm: &Gemm, bias: Option<u64>, tf32: bool) -> Result<GemmPlan> {
         let narrow = gemm.a.elem != Elem::F32;
         let compute = match tf32 && !narrow {
@@ -183,10 +184,11 @@ impl Cublas {
         ] {
             prefer(wish, std::ptr::from_ref(bytes).cast(), size_of::<u32>())?;
         }
-        // SAFETY: live descriptors; the library writes at most so many results and how many there are.
+        // SAFETY: live descriptors; the library writes at most the requested number of results, and
+        // their count.
         unsafe {
             let mut results: Vec<sys::cublasLtMatmulHeuristicResult_t> =
-                (0..PROPOSALS).map(|_| std::mem::zeroed()).collect();
+                (0..MAX_PROPOSALS).map(|_| std::mem::zeroed()).collect();
             let mut found = 0;
             let asked = sys::cublasLtMatmulAlgoGetHeuristic(
                 self.0,
@@ -196,7 +198,7 @@ impl Cublas {
                 c.0,
                 c.0,
                 preference.0,
-                PROPOSALS as i32,
+                MAX_PROPOSALS as i32,
                 results.as_mut_ptr(),
                 &mut found,
             );
@@ -209,7 +211,7 @@ impl Cublas {
         }
     }
 
-    /// Computes; the addresses are those of `a`, `b` and `c`.
+    /// Runs the product; the addresses are those of `a`, `b` and `c`.
     pub fn execute(
         &self,
         plan: &GemmPlan,
@@ -219,7 +221,7 @@ impl Cublas {
     ) -> Result<()> {
         let (one, zero) = (1f32, 0f32);
         let [lb, la, lc] = &plan.layouts;
-        // SAFETY: the plan was made for operands of these sizes, which the caller has there.
+        // SAFETY: the plan was made for operands of these sizes, which the caller provides.
         let done = unsafe {
             sys::cublasLtMatmul(
                 self.0,

@@ -1,9 +1,9 @@
-//! Convolutions by cuDNN's graph interface: one operation, the engines its heuristics propose, and
-//! an execution plan for one of them.
+//! Convolutions with cuDNN's graph API: one operation, the engines its heuristics propose, and an
+//! execution plan for one of them.
 
 use crate::driver::{Failure, Result, Stream};
 use crate::launch::{Elem, Ptr};
-use crate::task::{Conv, Images, Pass};
+use crate::work_item::{Conv, Images, Pass};
 use cudarc::cudnn::sys::{
     self, cudnnBackendAttributeName_t as Name, cudnnBackendAttributeType_t as Kind,
     cudnnBackendDescriptorType_t as Type, cudnnBackendNumericalNote_t as Note,
@@ -11,13 +11,13 @@ use cudarc::cudnn::sys::{
 };
 use std::ffi::{CStr, c_void};
 
-/// Names of a convolution's tensors inside its plan.
+/// Ids of a convolution's tensors inside its plan.
 const IDS: [i64; 3] = [1, 2, 3];
 
-/// Engines asked of each heuristic.
-const PROPOSALS: usize = 16;
+/// Maximum engines to request of each heuristic.
+const MAX_PROPOSALS: usize = 16;
 
-/// What engines do that may not be wanted, as their numerical notes say.
+/// Numerical notes of engines that may have to be excluded.
 const NOT_DETERMINISTIC: u32 = Note::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC as u32;
 const TENSOR_CORES: u32 = Note::CUDNN_NUMERICAL_NOTE_TENSOR_CORE as u32;
 const NARROWS_INPUTS: u32 = Note::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS as u32;
@@ -26,7 +26,7 @@ fn check(what: &str, answer: Status) -> Result<()> {
     if answer == Status::CUDNN_STATUS_SUCCESS {
         return Ok(());
     }
-    // SAFETY: the library hands out a constant text.
+    // SAFETY: the library returns a constant string.
     let reason = unsafe { CStr::from_ptr(sys::cudnnGetErrorString(answer)) };
     Err(Failure(format!("{what}: {}", reason.to_string_lossy())))
 }
@@ -61,16 +61,16 @@ impl Desc {
         self.set(name, Kind::CUDNN_TYPE_BACKEND_DESCRIPTOR, &[value.0])
     }
 
-    /// Reads at most as many elements as there is room for; returns how many there were.
-    fn get<T>(&self, name: Name, kind: Kind, room: &mut [T]) -> Result<usize> {
+    /// Reads at most `buffer.len()` elements. Returns how many there are.
+    fn get<T>(&self, name: Name, kind: Kind, buffer: &mut [T]) -> Result<usize> {
         let mut count = 0;
-        // SAFETY: as in `set`; the library writes no more than asked for.
+        // SAFETY: as in `set`; the library writes no more than requested.
         let got = unsafe {
-            let to: *mut c_void = room.as_mut_ptr().cast();
-            sys::cudnnBackendGetAttribute(self.0, name, kind, room.len() as i64, &mut count, to)
+            let to: *mut c_void = buffer.as_mut_ptr().cast();
+            sys::cudnnBackendGetAttribute(self.0, name, kind, buffer.len() as i64, &mut count, to)
         };
         check(&format!("cuDNN attribute {name:?}"), got)?;
-        Ok(room.len().min(count.max(0) as usize))
+        Ok(buffer.len().min(count.max(0) as usize))
     }
 
     fn finalize(self) -> Result<Desc> {
@@ -90,10 +90,10 @@ impl Drop for Desc {
 // SAFETY: descriptors are plain data of the library, used by one thread at a time.
 unsafe impl Send for Desc {}
 
-/// A way to compute a convolution.
+/// A plan to compute a convolution.
 pub(crate) struct ConvPlan {
     plan: Desc,
-    /// Bytes it needs besides its operands.
+    /// Workspace that it needs, in bytes.
     pub workspace: usize,
 }
 
@@ -112,8 +112,8 @@ impl Cudnn {
         Ok(Cudnn(raw))
     }
 
-    /// The engines proposed for a convolution, the most promising first. Those whose results change
-    /// from run to run are left out; `tf32` allows 32-bit floats rounded to 10 bits of mantissa.
+    /// The engines proposed for a convolution, the most promising first. Nondeterministic engines
+    /// are excluded. `tf32` allows 32-bit floats to be rounded to 10 bits of mantissa.
     pub fn proposals(&self, conv: &Conv, tf32: bool) -> Result<Proposals> {
         let graph = self.operation_graph(conv)?;
         let mut configs = vec![];
@@ -189,7 +189,7 @@ impl Cudnn {
         graph.finalize()
     }
 
-    /// Builds the plan of a proposal; fails where the engine does not take these operands.
+    /// Builds the plan of a proposal. Fails if the engine does not support these operands.
     pub fn plan(&self, proposals: &Proposals, index: usize) -> Result<ConvPlan> {
         let plan = Desc::new(Type::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
         let handle = Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE;
@@ -203,7 +203,7 @@ impl Cudnn {
         Ok(ConvPlan { plan, workspace: bytes[0].max(0) as usize })
     }
 
-    /// Computes; the addresses are those of `x`, `w` and `y`.
+    /// Runs a plan; the addresses are those of `x`, `w` and `y`.
     pub fn execute(
         &self,
         plan: &ConvPlan,
@@ -220,7 +220,7 @@ impl Cudnn {
         pack.set_numbers(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, &IDS)?;
         pack.set(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, pointer, &[workspace])?;
         let pack = pack.finalize()?;
-        // SAFETY: the plan was built for operands of these sizes, which the caller has there.
+        // SAFETY: the plan was built for operands of these sizes, which the caller provides.
         let done = unsafe { sys::cudnnBackendExecute(self.0, plan.plan.0, pack.0) };
         check("cudnnBackendExecute", done)
     }
@@ -267,7 +267,7 @@ fn tensor(id: i64, elem: Elem, at: Ptr, dims: [usize; 4], strides: [usize; 4]) -
     desc.finalize()
 }
 
-/// Images as the library counts: batch, channels, height, width.
+/// Images in the library's order of dimensions: batch, channels, height, width.
 fn images(id: i64, rows: usize, [h, w, c]: [usize; 3], x: &Images) -> Result<Desc> {
     let strides = [h * w * x.ld, 1, w * x.ld, x.ld];
     tensor(id, x.elem, x.at, [rows, c, h, w], strides)
@@ -282,8 +282,8 @@ fn filters(id: i64, conv: &Conv) -> Result<Desc> {
 
 fn convolution(conv: &Conv) -> Result<Desc> {
     let g = &conv.geom;
-    // What lies behind the input follows from the sizes.
-    let behind = |a: usize| {
+    // The padding after the input follows from the sizes.
+    let pad_after = |a: usize| {
         let span = (g.output[a] - 1) * g.stride[a] + (g.kernel[a] - 1) * g.dilation[a] + 1;
         (span as i64 - (g.input[a] + g.pad[a]) as i64).max(0)
     };
@@ -296,7 +296,7 @@ fn convolution(conv: &Conv) -> Result<Desc> {
     let kind = Kind::CUDNN_TYPE_CONVOLUTION_MODE;
     desc.set(Name::CUDNN_ATTR_CONVOLUTION_CONV_MODE, kind, &mode)?;
     desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, &numbers(g.pad))?;
-    let after = [behind(0), behind(1)];
+    let after = [pad_after(0), pad_after(1)];
     desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, &after)?;
     desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_DILATIONS, &numbers(g.dilation))?;
     desc.set_numbers(Name::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, &numbers(g.stride))?;
@@ -309,7 +309,7 @@ fn propose(graph: &Desc, mode: sys::cudnnBackendHeurMode_t) -> Result<Vec<Desc>>
     let kind = Kind::CUDNN_TYPE_HEUR_MODE;
     heuristic.set(Name::CUDNN_ATTR_ENGINEHEUR_MODE, kind, &[mode])?;
     let heuristic = heuristic.finalize()?;
-    let mut configs: Vec<Desc> = (0..PROPOSALS)
+    let mut configs: Vec<Desc> = (0..MAX_PROPOSALS)
         .map(|_| Desc::new(Type::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR))
         .collect::<Result<_>>()?;
     let mut raw: Vec<_> = configs.iter().map(|c| c.0).collect();

@@ -13,28 +13,28 @@ use std::sync::OnceLock;
 /// A GPU of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuInfo {
-    /// Its number, as in `gpu:0`.
+    /// Its index, as in `gpu:0`.
     pub index: usize,
-    /// What it is called.
+    /// Its product name.
     pub name: String,
-    /// Bytes of memory.
+    /// Memory in bytes.
     pub memory: usize,
 }
 
-/// The GPUs of this machine, or why there are none. No GPU is touched: only the driver is asked.
+/// The GPUs of this machine. Only queries the driver: no GPU is initialised.
 ///
 /// # Errors
 /// There is no driver, or it does not work.
 pub fn gpus() -> Result<&'static [GpuInfo], String> {
     #[cfg(feature = "emulator")]
-    if let Some(gpus) = crate::emulator::pretended() {
+    if let Some(gpus) = crate::emulator::installed() {
         return Ok(gpus);
     }
     static FOUND: OnceLock<Result<Vec<GpuInfo>, String>> = OnceLock::new();
-    FOUND.get_or_init(look).as_deref().map_err(Clone::clone)
+    FOUND.get_or_init(enumerate_gpus).as_deref().map_err(Clone::clone)
 }
 
-fn look() -> Result<Vec<GpuInfo>, String> {
+fn enumerate_gpus() -> Result<Vec<GpuInfo>, String> {
     libs::find(Lib::Driver).map_err(|e| e.to_string())?;
     let count = driver::count().map_err(|e| e.0)?;
     let each = (0..count).map(|index| {
@@ -44,7 +44,7 @@ fn look() -> Result<Vec<GpuInfo>, String> {
     each.collect()
 }
 
-/// The driver's own version, where the system says it, and that of its CUDA; nothing where there is no
+/// The version of the driver, if the system reports it, and its CUDA version. `None` if there is no
 /// driver.
 pub fn driver_version() -> Option<String> {
     let cuda = libs::driver_version()?;
@@ -55,19 +55,20 @@ pub fn driver_version() -> Option<String> {
     })
 }
 
-/// How long programs for GPUs leave the places of dead values alone (`Options::rest`).
+/// How many instructions the buffers of dead values stay unused in programs for GPUs
+/// (`Options::reuse_delay`).
 pub const REUSE_DELAY: usize = 16;
 
-/// A replica's place: a GPU, or a numbered part of one.
+/// Where a replica runs: a GPU, or a numbered part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GpuPlace {
-    /// The GPU.
+pub struct GpuPlacement {
+    /// Index of the GPU.
     pub index: usize,
-    /// Which of the replicas that share it, where several do.
+    /// Index of the replica among those that share the GPU, if several do.
     pub part: Option<usize>,
 }
 
-impl std::fmt::Display for GpuPlace {
+impl std::fmt::Display for GpuPlacement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.part {
             Some(part) => write!(f, "gpu:{}/{part}", self.index),
@@ -76,40 +77,44 @@ impl std::fmt::Display for GpuPlace {
     }
 }
 
-/// An executor with a replica at each place, which must be in the order of the GPUs.
+/// Creates an executor with a replica at each placement. Placements must be in the order of the
+/// GPUs.
 ///
 /// # Errors
-/// A library that is missing, or a GPU that cannot be used.
-pub fn executor(places: &[GpuPlace], params: &[ParamSpec]) -> Result<Box<dyn Executor>, ExecError> {
+/// A library is missing, or a GPU is unusable.
+pub fn executor(
+    places: &[GpuPlacement],
+    params: &[ParamSpec],
+) -> Result<Box<dyn Executor>, ExecError> {
     let several = places.iter().any(|place| place.index != places[0].index);
     open(places, several, params, None)
 }
 
-/// As [`executor`], for this process' places among those of others.
+/// Like [`executor`], for the local replicas of a cluster of processes.
 ///
 /// # Errors
-/// As above, or another process that was lost.
-pub fn executor_among(
-    places: &[GpuPlace],
+/// Like [`executor`], or another process was lost.
+pub fn cluster_executor(
+    places: &[GpuPlacement],
     params: &[ParamSpec],
     cluster: Cluster,
 ) -> Result<Box<dyn Executor>, ExecError> {
     open(places, true, params, Some(cluster))
 }
 
-/// As [`executor`], with sums over GPUs by NCCL even where there is one GPU: for tests of it.
+/// Like [`executor`], but reduces through NCCL even on a single GPU. For tests.
 ///
 /// # Errors
-/// A library that is missing, or a GPU that cannot be used.
+/// A library is missing, or a GPU is unusable.
 pub fn joined_executor(
-    places: &[GpuPlace],
+    places: &[GpuPlacement],
     params: &[ParamSpec],
 ) -> Result<Box<dyn Executor>, ExecError> {
     open(places, true, params, None)
 }
 
 fn open(
-    places: &[GpuPlace],
+    places: &[GpuPlacement],
     joined: bool,
     params: &[ParamSpec],
     cluster: Option<Cluster>,
@@ -119,7 +124,7 @@ fn open(
         by_gpu.entry(place.index).or_default().push(place.to_string());
     }
     #[cfg(feature = "emulator")]
-    if crate::emulator::pretended().is_some() {
+    if crate::emulator::installed().is_some() {
         let replicas = by_gpu.into_values().collect();
         return crate::emulator::open(replicas, joined, None, params, cluster);
     }
@@ -127,6 +132,6 @@ fn open(
     if joined {
         Gpu::join(&mut gpus, cluster.as_ref().map(|c| &c.peers))?;
     }
-    let machines = gpus.into_iter().zip(by_gpu.into_values()).collect();
-    Ok(Box::new(GpuExecutor::new(machines, params, cluster)?))
+    let devices = gpus.into_iter().zip(by_gpu.into_values()).collect();
+    Ok(Box::new(GpuExecutor::new(devices, params, cluster)?))
 }

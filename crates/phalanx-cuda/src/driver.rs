@@ -1,10 +1,10 @@
-//! The driver's objects, each freed when dropped.
+//! Objects of the driver, each freed when dropped.
 
 use cudarc::driver::sys::{self, CUresult};
 use std::ffi::{CStr, CString, c_void};
 use std::fmt;
 
-/// A call that failed.
+/// The message of a failed call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure(pub String);
 
@@ -16,13 +16,13 @@ impl fmt::Display for Failure {
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
-/// Turns the driver's answer into a result that names the call.
+/// Converts a return code to a result that names the call.
 pub(crate) fn check(what: &str, answer: CUresult) -> Result<()> {
     if answer == CUresult::CUDA_SUCCESS {
         return Ok(());
     }
     let mut text = std::ptr::null();
-    // SAFETY: the driver hands out a pointer to a constant, or leaves null.
+    // SAFETY: the driver returns a pointer to a constant, or leaves null.
     let reason = unsafe {
         sys::cuGetErrorString(answer, &mut text);
         if text.is_null() { "unknown error".into() } else { CStr::from_ptr(text).to_string_lossy() }
@@ -30,7 +30,7 @@ pub(crate) fn check(what: &str, answer: CUresult) -> Result<()> {
     Err(Failure(format!("{what}: {reason} ({answer:?})")))
 }
 
-/// What `check` needs to be written once per call.
+/// Calls a driver function and checks its result.
 macro_rules! cu {
     ($call:ident($($arg:expr),* $(,)?)) => {
         // SAFETY: arguments are live objects of this module or addresses of locals.
@@ -49,7 +49,7 @@ pub(crate) struct Context {
 
 // SAFETY: a context may be current on any thread.
 unsafe impl Send for Context {}
-// SAFETY: and on several.
+// SAFETY: also on several threads at once.
 unsafe impl Sync for Context {}
 
 impl Context {
@@ -58,23 +58,23 @@ impl Context {
         cu!(cuInit(0))?;
         let mut device = 0;
         cu!(cuDeviceGet(&mut device, index as i32))?;
-        let context = Context::held(device)?;
+        let context = Context::retain(device)?;
         context.enter()?;
         Ok(context)
     }
 
-    fn held(device: sys::CUdevice) -> Result<Context> {
+    fn retain(device: sys::CUdevice) -> Result<Context> {
         let mut raw = std::ptr::null_mut();
         cu!(cuDevicePrimaryCtxRetain(&mut raw, device))?;
         Ok(Context { raw, device })
     }
 
-    /// The same, held once more.
-    pub fn again(&self) -> Result<Context> {
-        Context::held(self.device)
+    /// Another reference to the same context.
+    pub fn try_clone(&self) -> Result<Context> {
+        Context::retain(self.device)
     }
 
-    /// Makes it this thread's.
+    /// Makes it current on this thread.
     pub fn enter(&self) -> Result<()> {
         cu!(cuCtxSetCurrent(self.raw))
     }
@@ -100,7 +100,7 @@ impl Drop for Context {
     }
 }
 
-/// Number of GPUs, or why there are none.
+/// Number of GPUs.
 pub(crate) fn count() -> Result<usize> {
     cu!(cuInit(0))?;
     let mut count = 0;
@@ -108,7 +108,7 @@ pub(crate) fn count() -> Result<usize> {
     Ok(count.max(0) as usize)
 }
 
-/// A GPU's name and memory.
+/// A GPU's name and memory in bytes.
 pub(crate) fn describe(index: usize) -> Result<(String, usize)> {
     let mut device = 0;
     cu!(cuDeviceGet(&mut device, index as i32))?;
@@ -116,7 +116,7 @@ pub(crate) fn describe(index: usize) -> Result<(String, usize)> {
     cu!(cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device))?;
     let mut bytes = 0;
     cu!(cuDeviceTotalMem_v2(&mut bytes, device))?;
-    // SAFETY: the driver ended the name with a zero.
+    // SAFETY: the driver zero-terminates the name.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
     Ok((name, bytes))
 }
@@ -128,7 +128,7 @@ pub(crate) fn memory() -> Result<(usize, usize)> {
     Ok((free, total))
 }
 
-/// Memory on the GPU, zero at first.
+/// Device memory, initially zero.
 #[derive(Default)]
 pub(crate) struct DeviceBuffer {
     at: u64,
@@ -162,7 +162,7 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Page-locked memory of the host, which the GPU copies without a detour.
+/// Page-locked host memory, which the GPU copies directly.
 pub(crate) struct PinnedBuffer {
     at: *mut u8,
     bytes: usize,
@@ -230,19 +230,19 @@ impl Drop for Stream {
     }
 }
 
-/// A mark in a stream.
+/// A marker in a stream.
 pub(crate) struct Event(pub sys::CUevent);
 
 // SAFETY: as for streams.
 unsafe impl Send for Event {}
 
 impl Event {
-    /// A mark that only orders.
+    /// An event for ordering only.
     pub fn new() -> Result<Event> {
         Event::with(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// A mark that knows its time.
+    /// An event that records its time.
     pub fn timed() -> Result<Event> {
         Event::with(sys::CUevent_flags::CU_EVENT_DEFAULT)
     }
@@ -261,16 +261,16 @@ impl Event {
         cu!(cuEventSynchronize(self.0))
     }
 
-    /// Whether everything in front of it is done.
+    /// Whether all preceding work has finished.
     pub fn state(&self) -> Result<bool> {
-        // SAFETY: the event lives.
+        // SAFETY: a live event.
         match unsafe { sys::cuEventQuery(self.0) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             answer => check("cuEventQuery", answer).map(|()| true),
         }
     }
 
-    /// Seconds since an earlier one; both have passed.
+    /// Seconds since an earlier event. Both must have completed.
     pub fn since(&self, earlier: &Event) -> Result<f64> {
         let mut ms = 0.0;
         cu!(cuEventElapsedTime_v2(&mut ms, earlier.0, self.0))?;
@@ -284,7 +284,7 @@ impl Drop for Event {
     }
 }
 
-/// Machine code on the GPU.
+/// Loaded machine code.
 pub(crate) struct Module(sys::CUmodule);
 
 // SAFETY: as for streams.
@@ -311,14 +311,14 @@ impl Drop for Module {
     }
 }
 
-/// A captured step, ready to be replayed.
+/// A captured graph, ready to be replayed.
 pub(crate) struct Graph(sys::CUgraphExec);
 
 // SAFETY: as for streams.
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Captures what `record` puts into `stream`, and into streams that wait for it.
+    /// Captures the work that `record` issues to `stream`, and to streams that wait for it.
     pub fn capture(stream: &Stream, record: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         cu!(cuStreamBeginCapture_v2(stream.0, mode))?;

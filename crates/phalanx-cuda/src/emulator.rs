@@ -1,28 +1,29 @@
-//! A GPU that the host plays, so that kernels and plans are tested where there is none. Kernels run
-//! thread by thread, products as plain loops. It looks for what a GPU would not tell: barriers that
-//! not all threads reach, writes outside of blocks, works that touch what they did not ask for,
-//! arguments of other types than the kernel's. With a seed, works, blocks and threads run in any
-//! order that is allowed.
+//! A GPU emulated on the host, to test kernels and plans without a GPU. Kernels run thread by
+//! thread, products as plain loops. The emulator detects errors that a GPU would not report:
+//! barriers that not all threads reach, writes outside of blocks, work items that access undeclared
+//! memory, and arguments whose types differ from the kernel's. With a seed, work items, blocks and
+//! threads run in a random valid order.
 
+mod all_reduce;
 mod inventory;
 mod library;
+mod mailbox;
 mod memory;
 mod narrow;
 mod order;
-mod post;
 mod products;
-mod sums;
 #[cfg(test)]
 mod tests;
 
-use crate::among::{Id, Seats, in_vain};
+use crate::device::{ArgLists, GpuDevice, MAX_STAGED_STEPS, Plan, StepId};
 use crate::devices::GpuInfo;
 use crate::executor::GpuExecutor;
 use crate::launch::{Arg, Block, Launch, Ptr, Source, Word};
-use crate::machine::{AHEAD, Lists, Machine, Plan, StepId};
 use crate::nvrtc;
 use crate::plan::{INPUT_COPIES, WORKSPACES, workspaces};
-use crate::task::{Task, Work};
+use crate::process_group::{NcclId, RankAssignment, peer_timeout};
+use crate::work_item::{Task, WorkItem};
+use all_reduce::{AllReduceGroup, Link};
 use library::Kernel;
 use memory::{Bytes, Memory};
 use order::Random;
@@ -34,27 +35,26 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
-use sums::{Link, Sums};
 
 pub use crate::inputs::INPUT_BYTES;
 pub use inventory::KernelInventory;
-pub(crate) use post::carrier;
+pub(crate) use mailbox::transport;
 
-/// Bytes of a thread's stack.
-const STACK: usize = 128 << 10;
+/// Stack size of a thread, in bytes.
+const STACK_BYTES: usize = 128 << 10;
 /// One per thread of a block, one to start from, one for the run itself.
 const STACKS: usize = 1024 + 2;
-/// Most dynamic shared memory of a block.
-const MOST_SHARED: u32 = 227 << 10;
-/// Steps that tests start together.
-const TOGETHER: usize = 3;
-/// Bytes behind a block's shared memory.
+/// Maximum dynamic shared memory of a block, in bytes.
+const MAX_SHARED: u32 = 227 << 10;
+/// Steps per launch in tests.
+const STEPS_PER_LAUNCH: usize = 3;
+/// Guard bytes after a block's shared memory.
 const SHARED_GUARD: usize = 256;
 
-/// An executor with replicas on one emulated GPU.
+/// Creates an executor with replicas on one emulated GPU.
 ///
 /// # Errors
-/// Memory that cannot be had.
+/// There is not enough memory.
 pub fn executor(
     replicas: usize,
     seed: Option<u64>,
@@ -64,11 +64,11 @@ pub fn executor(
     Ok(Box::new(GpuExecutor::new(vec![(EmulatedGpu::new(seed), names)], params, None)?))
 }
 
-/// An executor with several emulated GPUs, so many replicas on each. A single one adds with itself, in
-/// the way of several.
+/// Creates an executor with several emulated GPUs; `replicas` is the number of replicas on each. A
+/// single GPU reduces with itself, on the same code path as several.
 ///
 /// # Errors
-/// Memory that cannot be had.
+/// There is not enough memory.
 pub fn joined_executor(
     replicas: &[usize],
     seed: Option<u64>,
@@ -77,11 +77,11 @@ pub fn joined_executor(
     open(names(replicas), true, seed, params, None)
 }
 
-/// As [`joined_executor`], with the GPUs of one process among others.
+/// Like [`joined_executor`], for the GPUs of one process of a cluster.
 ///
 /// # Errors
-/// Memory that cannot be had, or another process that was lost.
-pub fn executor_among(
+/// There is not enough memory, or another process was lost.
+pub fn cluster_executor(
     replicas: &[usize],
     seed: Option<u64>,
     params: &[ParamSpec],
@@ -95,8 +95,8 @@ fn names(replicas: &[usize]) -> Vec<Vec<String>> {
     each.map(|(gpu, n)| (0..*n).map(|part| format!("emulated:{gpu}/{part}")).collect()).collect()
 }
 
-/// An executor with an emulated GPU for each list of replicas; joined, they add with each other, and
-/// with those of other processes.
+/// Creates an executor with an emulated GPU for each list of replicas. If `joined`, they reduce
+/// with each other, and with those of other processes.
 pub(crate) fn open(
     replicas: Vec<Vec<String>>,
     joined: bool,
@@ -105,67 +105,68 @@ pub(crate) fn open(
     cluster: Option<Cluster>,
 ) -> Result<Box<dyn Executor>, ExecError> {
     let gpus = replicas.len();
-    let seats = cluster.as_ref().map(|c| Seats::take(&c.peers, gpus, || Ok(make_id())));
-    let seats = seats.transpose()?;
-    let first = seats.as_ref().map_or(0, |seats| seats.first);
-    let sums = match &seats {
-        Some(seats) => Sums::of(seats),
-        None => Arc::new(Sums::new(gpus, Duration::MAX)),
+    let assignment =
+        cluster.as_ref().map(|c| RankAssignment::exchange(&c.peers, gpus, || Ok(make_id())));
+    let assignment = assignment.transpose()?;
+    let first = assignment.as_ref().map_or(0, |assignment| assignment.first);
+    let group = match &assignment {
+        Some(assignment) => AllReduceGroup::of(assignment),
+        None => Arc::new(AllReduceGroup::new(gpus, Duration::MAX)),
     };
-    let machine = |(at, names): (usize, Vec<String>)| {
-        let link = Link { sums: sums.clone(), rank: first + at, outside: seats.is_some() };
+    let device = |(at, names): (usize, Vec<String>)| {
+        let link = Link { group: group.clone(), rank: first + at, remote: assignment.is_some() };
         let gpu = EmulatedGpu::new(seed.map(|seed| seed + at as u64));
         (EmulatedGpu { link: joined.then_some(link), ..gpu }, names)
     };
-    let machines = replicas.into_iter().enumerate().map(machine).collect();
-    Ok(Box::new(GpuExecutor::new(machines, params, cluster)?))
+    let devices = replicas.into_iter().enumerate().map(device).collect();
+    Ok(Box::new(GpuExecutor::new(devices, params, cluster)?))
 }
 
-/// An executor with replicas on one emulated GPU that has so many bytes of memory.
+/// Creates an executor with replicas on one emulated GPU with `memory` bytes of memory.
 ///
 /// # Errors
-/// Memory that cannot be had.
+/// There is not enough memory.
 pub fn small_executor(
     replicas: usize,
     memory: usize,
     params: &[ParamSpec],
 ) -> Result<Box<dyn Executor>, ExecError> {
     let names = (0..replicas).map(|part| format!("emulated:0/{part}")).collect();
-    let gpu = EmulatedGpu { most: memory, ..EmulatedGpu::new(None) };
+    let gpu = EmulatedGpu { capacity: memory, ..EmulatedGpu::new(None) };
     Ok(Box::new(GpuExecutor::new(vec![(gpu, names)], params, None)?))
 }
 
-static PRETENDED: OnceLock<Vec<GpuInfo>> = OnceLock::new();
+static INSTALLED: OnceLock<Vec<GpuInfo>> = OnceLock::new();
 
-/// From now on this process finds so many emulated GPUs, and no others.
-pub fn pretend(gpus: usize) {
+/// Installs `gpus` emulated GPUs in place of the real ones of this process.
+pub fn install(gpus: usize) {
     let gpu = |index| GpuInfo { index, name: "emulated GPU".into(), memory: 1 << 30 };
-    PRETENDED.get_or_init(|| (0..gpus).map(gpu).collect());
+    INSTALLED.get_or_init(|| (0..gpus).map(gpu).collect());
 }
 
-/// The emulated GPUs that take the place of real ones.
-pub(crate) fn pretended() -> Option<&'static [GpuInfo]> {
-    PRETENDED.get().map(Vec::as_slice)
+/// The emulated GPUs that replace the real ones, if installed.
+pub(crate) fn installed() -> Option<&'static [GpuInfo]> {
+    INSTALLED.get().map(Vec::as_slice)
 }
 
-/// What the emulated GPUs of several processes find each other by: another one each time.
-pub(crate) fn make_id() -> Id {
-    static MADE: AtomicU64 = AtomicU64::new(0);
+/// Creates a unique id by which the emulated GPUs of several processes find each other.
+pub(crate) fn make_id() -> NcclId {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
     let mut id = [0; 128];
-    id[..8].copy_from_slice(&MADE.fetch_add(1, Ordering::Relaxed).to_le_bytes());
+    id[..8].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_le_bytes());
     id
 }
 
-/// Where processes that have the same id meet.
-struct Register<T>(OnceLock<Mutex<HashMap<Id, Weak<T>>>>);
+/// Objects that processes share, by id.
+struct Registry<T>(OnceLock<Mutex<HashMap<NcclId, Weak<T>>>>);
 
-impl<T> Register<T> {
-    const fn new() -> Register<T> {
-        Register(OnceLock::new())
+impl<T> Registry<T> {
+    const fn new() -> Registry<T> {
+        Registry(OnceLock::new())
     }
 
-    /// What is under this id, made by the first that asks.
-    fn find(&self, id: Id, make: impl FnOnce() -> T) -> Arc<T> {
+    /// The object with this id. The first caller creates it.
+    fn find(&self, id: NcclId, make: impl FnOnce() -> T) -> Arc<T> {
         let held = self.0.get_or_init(Mutex::default).lock();
         let mut held = held.unwrap_or_else(PoisonError::into_inner);
         held.retain(|_, one| one.strong_count() > 0);
@@ -180,76 +181,77 @@ impl<T> Register<T> {
 /// An emulated GPU.
 pub(crate) struct EmulatedGpu {
     memory: Memory,
-    /// Bytes of memory that it has.
-    most: usize,
-    /// Bytes of the copies of inputs that a GPU would hold, of each; and which is filled next.
-    copies: [usize; AHEAD],
+    /// Memory in bytes.
+    capacity: usize,
+    /// Bytes of each staged copy of the inputs that a GPU would hold, and the index of the next
+    /// one.
+    copies: [usize; MAX_STAGED_STEPS],
     next: usize,
-    /// Bytes that its streams' libraries may compute in.
+    /// Bytes of each stream's library workspace.
     workspaces: Vec<usize>,
     steps: Vec<Option<Step>>,
     stacks: Bytes,
     random: Option<Random>,
-    /// Counts the moves of blocks.
-    moves: usize,
-    /// What it adds with others through, and which of them it is.
+    /// How often a block was relocated.
+    relocations: usize,
+    /// Membership in a group of GPUs that reduce with each other, if any.
     link: Option<Link>,
 }
 
-/// A step made ready.
+/// A prepared step.
 struct Step {
     plan: Plan,
-    /// For each work, the works that must be done before.
-    before: Vec<Vec<usize>>,
+    /// For each work item, the items that must run before it.
+    dependencies: Vec<Vec<usize>>,
     kernels: Kernels,
-    moves: usize,
+    relocations: usize,
 }
 
 type Kernels = BTreeMap<(Source, String), Arc<Kernel>>;
 
 impl EmulatedGpu {
-    /// Everything runs in the order written down; with a seed, in any order that is allowed.
+    /// Without a seed, everything runs in program order; with one, in a random valid order.
     pub fn new(seed: Option<u64>) -> EmulatedGpu {
         EmulatedGpu {
             memory: Memory::default(),
-            most: usize::MAX,
-            copies: [0; AHEAD],
+            capacity: usize::MAX,
+            copies: [0; MAX_STAGED_STEPS],
             next: 0,
             workspaces: vec![],
             steps: vec![],
-            stacks: Bytes::untouched(STACK * STACKS),
+            stacks: Bytes::untouched(STACK_BYTES * STACKS),
             random: seed.map(Random::new),
-            moves: 0,
+            relocations: 0,
             link: None,
         }
     }
 
     fn failed(&self, message: String) -> ExecError {
         match self.link.as_ref().is_some_and(Link::lost) {
-            true => in_vain(message),
+            true => peer_timeout(message),
             false => failed(message),
         }
     }
 
     /// Bytes held besides blocks.
-    fn besides(&self) -> usize {
+    fn non_block_bytes(&self) -> usize {
         self.copies.iter().chain(&self.workspaces).sum()
     }
 
-    /// Fails where so many bytes are more than it has.
-    fn check_room(&self, held: usize, wanted: usize, purpose: &str) -> Result<(), ExecError> {
-        if held <= self.most {
+    /// Fails if `held` exceeds the memory.
+    fn check_capacity(&self, held: usize, wanted: usize, purpose: &str) -> Result<(), ExecError> {
+        if held <= self.capacity {
             return Ok(());
         }
         let purpose = format!("{purpose} on the emulated GPU");
-        Err(ExecError::Memory { wanted, purpose, available: Some(self.most) })
+        Err(ExecError::Memory { wanted, purpose, available: Some(self.capacity) })
     }
 
-    fn work(&mut self, work: &Work, kernels: &Kernels) -> Result<(), String> {
+    fn work(&mut self, work: &WorkItem, kernels: &Kernels) -> Result<(), String> {
         let hidden = self.memory.hide(work);
         let done = work.tasks.iter().try_for_each(|task| self.task(task, kernels));
-        let shown = self.memory.show(hidden);
-        done.and(shown).map_err(|e| format!("{}: {e}", work.label))
+        let restored = self.memory.restore(hidden);
+        done.and(restored).map_err(|e| format!("{}: {e}", work.label))
     }
 
     fn task(&mut self, task: &Task, kernels: &Kernels) -> Result<(), String> {
@@ -263,53 +265,54 @@ impl EmulatedGpu {
             Task::Conv(c) => products::conv(&mut self.memory, c),
             Task::Clear(span) => products::clear(&mut self.memory, span),
             Task::Reduce(parts) => {
-                let link = self.link.as_ref().ok_or("there is no other GPU to add with")?;
-                link.sums.add(link.rank, &mut self.memory, parts)
+                let link = self.link.as_ref().ok_or("there is no other GPU to reduce with")?;
+                link.group.add(link.rank, &mut self.memory, parts)
             }
         }
     }
 
     fn launch(&mut self, l: &Launch, kernel: &Kernel) -> Result<(), String> {
-        let mut cells = Cells::new(&self.memory, l)?;
+        let mut args = ArgBuffer::new(&self.memory, l)?;
         let mut shared = vec![u128::MAX; (l.shared as usize + SHARED_GUARD).div_ceil(16)];
         let mut error = [0; 1024];
         let launch = library::Launch {
             body: kernel.body,
-            args: cells.pointers().as_mut_ptr(),
+            args: args.pointers().as_mut_ptr(),
             grid: l.grid,
             threads: l.threads,
             seed: self.random.as_mut().map_or(0, |r| r.next() | 1),
             shared: shared.as_mut_ptr().cast(),
             shared_bytes: l.shared as usize,
             stacks: self.stacks.address(),
-            stack_bytes: STACK,
+            stack_bytes: STACK_BYTES,
             error: error.as_mut_ptr(),
             error_bytes: error.len(),
         };
         // SAFETY: the kernel's arguments were checked against its signature, and everything the
-        // launch points to lives on. What the kernel does with its pointers is what is tested here.
+        // launch points to outlives it. What the kernel does with its pointers is what is tested
+        // here.
         if unsafe { (kernel.run)(&launch) } == 0 {
-            // SAFETY: the message ends with zero.
+            // SAFETY: the message is zero-terminated.
             return Err(unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy().into_owned());
         }
         let used = (l.shared as usize).div_ceil(16);
         match shared[used..].iter().all(|v| *v == u128::MAX) {
             true => Ok(()),
-            false => Err(format!("writes behind its {} bytes of shared memory", l.shared)),
+            false => Err(format!("writes past its {} bytes of shared memory", l.shared)),
         }
     }
 }
 
-/// A launch's arguments in memory.
-struct Cells {
+/// The arguments of a launch, in memory.
+struct ArgBuffer {
     values: Vec<u64>,
     pointers: Vec<*mut std::ffi::c_void>,
     /// Tables that values point to.
     _tables: Vec<Vec<u64>>,
 }
 
-impl Cells {
-    fn new(memory: &Memory, l: &Launch) -> Result<Cells, String> {
+impl ArgBuffer {
+    fn new(memory: &Memory, l: &Launch) -> Result<ArgBuffer, String> {
         let (mut values, mut tables) = (vec![], vec![]);
         for arg in &l.args {
             values.push(match arg {
@@ -324,7 +327,7 @@ impl Cells {
                 }
             });
         }
-        Ok(Cells { values, pointers: vec![], _tables: tables })
+        Ok(ArgBuffer { values, pointers: vec![], _tables: tables })
     }
 
     fn pointers(&mut self) -> &mut [*mut std::ffi::c_void] {
@@ -342,36 +345,36 @@ fn table(memory: &Memory, words: &[Word]) -> Result<Vec<u64>, String> {
     words.iter().map(word).collect()
 }
 
-/// Fails unless a launch is one that a GPU takes and the kernel expects.
+/// Fails if a GPU would reject the launch, or its arguments do not match the kernel.
 fn check(memory: &Memory, l: &Launch, kernel: &Kernel) -> Result<(), String> {
-    let letter = |arg: &Arg| match arg {
+    let code = |arg: &Arg| match arg {
         Arg::Ptr(_) | Arg::Null | Arg::Table(_) => 'p',
         Arg::I32(_) => 'i',
         Arg::I64(_) => 'l',
         Arg::F32(_) => 'f',
     };
-    let letters: String = l.args.iter().map(letter).collect();
-    if letters != kernel.letters {
-        let expected = &kernel.letters;
-        return Err(format!("{l}: expected arguments '{expected}', received '{letters}'"));
+    let signature: String = l.args.iter().map(code).collect();
+    if signature != kernel.signature {
+        let expected = &kernel.signature;
+        return Err(format!("{l}: expected arguments '{expected}', received '{signature}'"));
     }
     let [x, y, z] = l.grid;
     let fits = x > 0 && (1..=65535).contains(&y) && (1..=65535).contains(&z);
-    if !fits || x > i32::MAX as u32 || !(1..=1024).contains(&l.threads) || l.shared > MOST_SHARED {
+    if !fits || x > i32::MAX as u32 || !(1..=1024).contains(&l.threads) || l.shared > MAX_SHARED {
         return Err(format!(
             "{l}: more or fewer blocks, threads or shared memory than a GPU takes"
         ));
     }
-    Cells::new(memory, l).map(|_| ()).map_err(|e| format!("{l}: {e}"))
+    ArgBuffer::new(memory, l).map(|_| ()).map_err(|e| format!("{l}: {e}"))
 }
 
-/// Compiles what a plan launches. A file's kernels are compiled one by one, so that plans share
+/// Compiles the kernels of a plan. Kernels of files are compiled one by one, so that plans share
 /// them.
 fn kernels(plan: &Plan) -> Result<Kernels, String> {
     let source = |of: Source| nvrtc::source(of, &plan.tapes).map_err(|e| e.0);
     let mut found = Kernels::new();
     let mut tapes = vec![];
-    for task in plan.work.iter().flat_map(|w| &w.tasks) {
+    for task in plan.work_items.iter().flat_map(|w| &w.tasks) {
         let Task::Launch(l) = task else { continue };
         match l.source {
             Source::Tapes => tapes.push(l.kernel.as_str()),
@@ -397,13 +400,13 @@ fn failed(message: String) -> ExecError {
     ExecError::Device { device: "emulated GPU".into(), message }
 }
 
-impl Machine for EmulatedGpu {
+impl GpuDevice for EmulatedGpu {
     fn joined(&self) -> bool {
         self.link.is_some()
     }
 
-    fn give_up(&mut self) {
-        self.link.iter().for_each(|link| link.sums.give_up());
+    fn abort(&mut self) {
+        self.link.iter().for_each(|link| link.group.abort());
     }
 
     fn reserve(
@@ -413,16 +416,16 @@ impl Machine for EmulatedGpu {
         bytes: usize,
         purpose: &str,
     ) -> Result<bool, ExecError> {
-        let held = self.memory.held_with(replica, block, bytes) + self.besides();
-        self.check_room(held, bytes, purpose)?;
+        let held = self.memory.total_bytes_with(replica, block, bytes) + self.non_block_bytes();
+        self.check_capacity(held, bytes, purpose)?;
         let moved = self.memory.reserve(replica, block, bytes);
-        self.moves += usize::from(moved);
+        self.relocations += usize::from(moved);
         Ok(moved)
     }
 
     fn write(&mut self, at: Ptr, bytes: &[u8]) -> Result<(), ExecError> {
-        let place = self.memory.bytes_mut(at, bytes.len()).map_err(failed)?;
-        place.copy_from_slice(bytes);
+        let to = self.memory.bytes_mut(at, bytes.len()).map_err(failed)?;
+        to.copy_from_slice(bytes);
         Ok(())
     }
 
@@ -433,7 +436,7 @@ impl Machine for EmulatedGpu {
 
     fn prepare(&mut self, plan: Plan) -> Result<StepId, ExecError> {
         let kernels = kernels(&plan).map_err(failed)?;
-        for work in &plan.work {
+        for work in &plan.work_items {
             for task in &work.tasks {
                 let Task::Launch(l) = task else { continue };
                 let kernel = &kernels[&(l.source, l.kernel.clone())];
@@ -441,24 +444,25 @@ impl Machine for EmulatedGpu {
                     .map_err(|e| failed(format!("{}: {e}", work.label)))?;
             }
         }
-        let each = workspaces(&plan.work);
+        let each = workspaces(&plan.work_items);
         self.workspaces.resize(each.len(), 0);
         let grown: Vec<usize> =
             self.workspaces.iter().zip(&each).map(|(own, new)| *new.max(own)).collect();
         let more = grown.iter().sum::<usize>() - self.workspaces.iter().sum::<usize>();
-        let held = self.memory.held() + self.besides() + more;
-        self.check_room(held, each.iter().sum(), WORKSPACES)?;
+        let held = self.memory.total_bytes() + self.non_block_bytes() + more;
+        self.check_capacity(held, each.iter().sum(), WORKSPACES)?;
         self.workspaces = grown;
-        let before = order::before(&plan.work);
-        self.steps.push(Some(Step { plan, before, kernels, moves: self.moves }));
+        let dependencies = order::dependencies(&plan.work_items);
+        self.steps.push(Some(Step { plan, dependencies, kernels, relocations: self.relocations }));
         Ok(StepId(self.steps.len() - 1))
     }
 
-    /// Nothing to capture; but GPUs that add with each other must all come here at the same time.
+    /// There is nothing to capture, but GPUs that reduce with each other must all call this at the
+    /// same time.
     fn capture(&mut self, _step: StepId) -> Result<(), ExecError> {
         let Some(link) = &self.link else { return Ok(()) };
-        let met = link.sums.add(link.rank, &mut self.memory, &[]);
-        met.map_err(|message| self.failed(message))
+        let arrived = link.group.add(link.rank, &mut self.memory, &[]);
+        arrived.map_err(|message| self.failed(message))
     }
 
     fn stage(
@@ -467,11 +471,11 @@ impl Machine for EmulatedGpu {
         bytes: usize,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), ExecError> {
-        let own = self.copies[self.next % AHEAD];
+        let own = self.copies[self.next % MAX_STAGED_STEPS];
         let grown = own.max(replicas * bytes);
-        let held = self.memory.held() + self.besides() + grown - own;
-        self.check_room(held, bytes, INPUT_COPIES)?;
-        self.copies[self.next % AHEAD] = grown;
+        let held = self.memory.total_bytes() + self.non_block_bytes() + grown - own;
+        self.check_capacity(held, bytes, INPUT_COPIES)?;
+        self.copies[self.next % MAX_STAGED_STEPS] = grown;
         for replica in 0..replicas {
             let at = Ptr::new(replica, Block::Inputs, INPUT_BYTES);
             fill(replica, self.memory.bytes_mut(at, bytes).map_err(failed)?);
@@ -487,39 +491,39 @@ impl Machine for EmulatedGpu {
             .get(index)
             .and_then(Option::as_ref)
             .ok_or_else(|| failed(format!("no step {index}")))?;
-        if step.moves != self.moves {
-            return Err(failed(format!("step {index} was made ready before a block moved")));
+        if step.relocations != self.relocations {
+            return Err(failed(format!("step {index} was prepared before a block moved")));
         }
-        let works = match &mut self.random {
-            Some(random) => order::shuffled(&step.before, random),
-            None => (0..step.plan.work.len()).collect(),
+        let items = match &mut self.random {
+            Some(random) => order::random_order(&step.dependencies, random),
+            None => (0..step.plan.work_items.len()).collect(),
         };
-        let (work, kernels) = (step.plan.work.clone(), step.kernels.clone());
+        let (work, kernels) = (step.plan.work_items.clone(), step.kernels.clone());
         self.memory.poison_arenas();
         let replicas = if head.is_empty() { 0..0 } else { self.memory.replicas() };
         for replica in replicas {
             self.write(Ptr::new(replica, Block::Inputs, 0), head)?;
         }
-        let done = works.into_iter().try_for_each(|i| self.work(&work[i], &kernels));
+        let done = items.into_iter().try_for_each(|i| self.work(&work[i], &kernels));
         done.map_err(|message| self.failed(message))
     }
 
-    fn start_turns(
+    fn start_steps(
         &mut self,
         step: StepId,
-        turns: usize,
-        lists: Lists,
+        steps: usize,
+        lists: ArgLists,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), ExecError> {
         for replica in 0..lists.replicas {
-            let at = Ptr::new(replica, Block::List, 0);
+            let at = Ptr::new(replica, Block::StepList, 0);
             fill(replica, self.memory.bytes_mut(at, lists.bytes).map_err(failed)?);
         }
-        (0..turns).try_for_each(|_| self.start(step, &[]))
+        (0..steps).try_for_each(|_| self.start(step, &[]))
     }
 
-    fn together(&self, _step: StepId) -> usize {
-        TOGETHER
+    fn steps_per_launch(&self, _step: StepId) -> usize {
+        STEPS_PER_LAUNCH
     }
 
     fn forget(&mut self, step: StepId) {
@@ -530,8 +534,8 @@ impl Machine for EmulatedGpu {
         self.memory.free(replica, block);
     }
 
-    fn room(&self) -> Option<usize> {
-        Some(self.most.saturating_sub(self.memory.held() + self.besides()))
+    fn free_memory(&self) -> Option<usize> {
+        Some(self.capacity.saturating_sub(self.memory.total_bytes() + self.non_block_bytes()))
     }
 
     fn finish(&mut self, from: Block, fetches: &mut [&mut [u8]]) -> Result<(), ExecError> {

@@ -1,18 +1,18 @@
-//! The GPU executor: replicas on GPUs, their memory, and the steps made ready for them.
+//! The GPU executor: replicas on GPUs, their memory, and prepared steps.
 
-mod turns;
+mod multi_step;
 mod weights;
 
-use crate::among::Among;
-use crate::crew::Crew;
-use crate::cx::Layout;
+use crate::device::{GpuDevice, Plan, StepId};
+use crate::device_group::{DeviceReplicas, run_all};
+use crate::device_threads::ThreadPool;
 use crate::inputs::{INPUT_BYTES, Inputs, MAX_SCALARS};
-use crate::kept::Table;
 use crate::launch::{Block, Ptr};
-use crate::lower::{self, Facts, Replica, Request};
-use crate::machine::{Machine, Plan, StepId};
-use crate::plan::{self, ALIGN, Room, Rooms};
-use crate::stations::{Station, together};
+use crate::lower::{self, FusionFacts, Replica, Request};
+use crate::lowering_context::Layout;
+use crate::plan::{self, ALIGN, Allocation, Allocations};
+use crate::process_group::PeerGroup;
+use crate::resident_dataset::Table;
 use phalanx_graph::exec::{Batch, ExecError, Executor, FeedData, ProgramId, StepTimes};
 use phalanx_graph::process_group::{Cluster, LocalShard};
 use phalanx_graph::profile::Profile;
@@ -23,173 +23,176 @@ use phalanx_graph::{ParamId, ParamSpec};
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// What a step was made ready for.
+/// StepKey of a prepared step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Key {
+struct StepKey {
     /// Rows of the batch.
     rows: usize,
-    /// Under gradient accumulation, whether the sum is applied.
+    /// With gradient accumulation, whether the sum is applied.
     accumulate: Option<bool>,
-    /// The samples that its rows are of, where the GPUs keep them.
+    /// The resident dataset that the rows come from, if any.
     table: Option<TableId>,
 }
 
-/// A step made ready, with what it takes to make it ready again.
-struct Ready {
+/// A prepared step, with all that is needed to prepare it again.
+struct PreparedStep {
     plans: Vec<Plan>,
-    /// What its works compute in.
-    blocks: Vec<Room>,
+    /// Scratch memory of its work items.
+    blocks: Vec<Allocation>,
     ids: Vec<StepId>,
-    /// Moves of memory that it has seen.
-    moves: u64,
+    /// Value of [`GpuExecutor::relocations`] when it was prepared.
+    relocations: u64,
 }
 
-struct Loaded {
+struct LoadedProgram {
     program: Program,
     layout: Layout,
-    facts: Facts,
-    /// What it needs whatever the rows of a batch.
-    blocks: Vec<Room>,
+    facts: FusionFacts,
+    /// Blocks that are independent of the number of rows.
+    blocks: Vec<Allocation>,
     /// Bytes of a replica's inputs.
     inputs: usize,
-    /// Where each fetch begins, and where the last ends.
+    /// Offset of each fetch, in bytes, and their total size.
     fetches: Vec<usize>,
     fetch_bytes: usize,
-    steps: HashMap<Key, Ready>,
+    steps: HashMap<StepKey, PreparedStep>,
     measured: Option<Measured>,
 }
 
-/// What was measured of a program's step.
+/// The profile of a program's step.
 struct Measured {
     rows: usize,
-    /// Of each instruction.
+    /// Per instruction.
     seconds: Vec<f64>,
-    /// Instructions with works that were not measured.
-    lacking: Vec<usize>,
+    /// Instructions with work items that were not measured.
+    unmeasured: Vec<usize>,
 }
 
 /// Runs programs on GPUs.
-pub(crate) struct GpuExecutor<M: Machine> {
+pub(crate) struct GpuExecutor<M: GpuDevice> {
     mesh: Mesh,
-    stations: Vec<Station<M>>,
-    crew: Crew,
-    /// Whether sums are made over stations.
+    devices: Vec<DeviceReplicas<M>>,
+    threads: ThreadPool,
+    /// Whether work items reduce across GPUs.
     joined: bool,
-    /// Other processes, where there are any.
-    among: Option<Among>,
-    /// Of the replicas that are here.
+    /// The other processes, if any.
+    peers: Option<PeerGroup>,
+    /// Names of the local replicas.
     names: Vec<String>,
     params: Vec<ParamSpec>,
-    /// Where each parameter lies, in bytes, and the end of the last.
+    /// Byte offset of each parameter, and their total size.
     offsets: Vec<usize>,
-    flat: usize,
+    param_bytes: usize,
     slots: usize,
-    gathers: bool,
-    programs: Vec<Loaded>,
-    /// How often a block of memory has moved.
-    moves: u64,
+    accumulates: bool,
+    programs: Vec<LoadedProgram>,
+    /// How often a block of memory was relocated.
+    relocations: u64,
     times: StepTimes,
     profiling: bool,
     /// The program whose next feeds were staged.
     staged: Option<ProgramId>,
     /// The program that was started, and its rows.
-    under_way: Option<(ProgramId, usize)>,
-    /// The steps that were started together: their program, and how many.
-    turns: Option<(ProgramId, usize)>,
+    in_flight: Option<(ProgramId, usize)>,
+    /// The program of the steps started on a resident dataset, and their number.
+    steps_in_flight: Option<(ProgramId, usize)>,
     tables: Vec<Option<Table>>,
-    began: Instant,
+    started_at: Instant,
 }
 
-impl<M: Machine> GpuExecutor<M> {
-    /// An executor for a table of parameters. Each machine comes with the names of its replicas. In a
-    /// cluster they are this process' part of all.
+impl<M: GpuDevice> GpuExecutor<M> {
+    /// Creates an executor for a list of parameters. Each GPU comes with the names of its replicas.
+    /// In a cluster, these are the local part of all replicas.
     pub fn new(
-        machines: Vec<(M, Vec<String>)>,
+        gpus: Vec<(M, Vec<String>)>,
         params: &[ParamSpec],
         cluster: Option<Cluster>,
     ) -> Result<GpuExecutor<M>, ExecError> {
-        let names: Vec<String> = machines.iter().flat_map(|(_, names)| names.clone()).collect();
+        let names: Vec<String> = gpus.iter().flat_map(|(_, names)| names.clone()).collect();
         let first = match &cluster {
             Some(cluster) => cluster.check(names.len())?.start,
             None => 0,
         };
-        let stations = Station::all(machines, first);
+        let devices = DeviceReplicas::all(gpus, first);
         let failed = |e: std::io::Error| ExecError::Device {
             device: names.join(", "),
             message: format!("a thread cannot be started: {e}"),
         };
-        let crew = Crew::new(stations.len()).map_err(failed)?;
-        let (offsets, flat) = plan::flat(params);
+        let threads = ThreadPool::new(devices.len()).map_err(failed)?;
+        let (offsets, param_bytes) = plan::param_offsets(params);
         let mut executor = GpuExecutor {
             mesh: Mesh::new(cluster.as_ref().map_or(names.len(), Cluster::all_devices), 1),
-            among: cluster.map(Among::new),
-            joined: stations.iter().any(|s| s.machine.joined()),
-            stations,
-            crew,
+            peers: cluster.map(PeerGroup::new),
+            joined: devices.iter().any(|s| s.gpu.joined()),
+            devices,
+            threads,
             names,
             params: params.to_vec(),
             offsets,
-            flat,
+            param_bytes,
             slots: 0,
-            gathers: false,
+            accumulates: false,
             programs: vec![],
-            moves: 0,
+            relocations: 0,
             times: StepTimes::default(),
             profiling: false,
             staged: None,
-            under_way: None,
-            turns: None,
+            in_flight: None,
+            steps_in_flight: None,
             tables: vec![],
-            began: Instant::now(),
+            started_at: Instant::now(),
         };
-        executor.reserve(Block::Params, flat, "weights")?;
+        executor.reserve(Block::Params, param_bytes, "weights")?;
         Ok(executor)
     }
 
-    /// The replicas that are here.
-    fn own(&self) -> std::ops::Range<usize> {
-        let first = self.stations.first().map_or(0, |s| s.replicas.start);
+    /// The replicas of this process.
+    fn local_replicas(&self) -> std::ops::Range<usize> {
+        let first = self.devices.first().map_or(0, |s| s.replicas.start);
         first..first + self.names.len()
     }
 
-    /// Has all machines do something in which one may wait for another, be it of another process.
-    fn all<R: Send>(
+    /// Runs `work` on all GPUs in parallel. A GPU may wait for another, also for one of another
+    /// process.
+    fn run_all<R: Send>(
         &mut self,
-        work: impl Fn(usize, &mut Station<M>) -> Result<R, ExecError> + Sync,
+        work: impl Fn(usize, &mut DeviceReplicas<M>) -> Result<R, ExecError> + Sync,
     ) -> Result<Vec<R>, ExecError> {
-        let done = together(&self.crew, &mut self.stations, work);
-        done.map_err(|error| match &self.among {
-            Some(among) => among.explain(error),
+        let done = run_all(&self.threads, &mut self.devices, work);
+        done.map_err(|error| match &self.peers {
+            Some(peers) => peers.explain(error),
             None => error,
         })
     }
 
-    /// What came of an exchange with other processes: where one is lost, no GPU waits for its GPUs.
-    fn exchanged<T>(&mut self, done: Result<T, ExecError>) -> Result<T, ExecError> {
+    /// Aborts the GPUs after a failed exchange with other processes, so that none waits for a lost
+    /// process.
+    fn abort_on_error<T>(&mut self, done: Result<T, ExecError>) -> Result<T, ExecError> {
         if done.is_err() {
-            self.stations.iter_mut().for_each(|s| s.machine.give_up());
+            self.devices.iter_mut().for_each(|s| s.gpu.abort());
         }
         done
     }
 
-    /// Gives a block of every replica at least so many bytes.
+    /// Grows a block of every replica to at least `bytes`.
     fn reserve(&mut self, block: Block, bytes: usize, purpose: &str) -> Result<(), ExecError> {
         let bytes = bytes.max(ALIGN);
-        let moves = self.crew.each(&mut self.stations, |_, s| s.reserve(block, bytes, purpose));
-        for moves in &moves {
-            // Where one failed, others may have moved before.
-            self.moves += moves.as_ref().map_or(1, |moves| *moves);
+        let relocations =
+            self.threads.each(&mut self.devices, |_, s| s.reserve(block, bytes, purpose));
+        for relocations in &relocations {
+            // After a failure, other blocks may have been relocated.
+            self.relocations += relocations.as_ref().map_or(1, |relocations| *relocations);
         }
-        moves.into_iter().try_for_each(|moves| moves.map(|_| ()))
+        relocations.into_iter().try_for_each(|relocations| relocations.map(|_| ()))
     }
 
-    fn reserve_all(&mut self, blocks: &[Room]) -> Result<(), ExecError> {
-        blocks.iter().try_for_each(|room| self.reserve(room.block, room.bytes, room.purpose))
+    fn reserve_all(&mut self, blocks: &[Allocation]) -> Result<(), ExecError> {
+        blocks.iter().try_for_each(|a| self.reserve(a.block, a.bytes, a.purpose))
     }
 
-    /// The rows of every replica of a station.
-    fn rows(&self, station: usize, rows: usize) -> Vec<Replica> {
-        let replicas = self.stations[station].replicas.clone();
+    /// The rows of every replica on a GPU.
+    fn replicas_on(&self, device: usize, rows: usize) -> Vec<Replica> {
+        let replicas = self.devices[device].replicas.clone();
         let each = replicas.enumerate().map(|(local, device)| {
             let range = self.mesh.device_rows(rows, device);
             Replica { local, rows: range.len(), first_row: range.start }
@@ -197,20 +200,20 @@ impl<M: Machine> GpuExecutor<M> {
         each.collect()
     }
 
-    fn loaded(&self, id: ProgramId) -> Result<&Loaded, ExecError> {
+    fn loaded(&self, id: ProgramId) -> Result<&LoadedProgram, ExecError> {
         self.programs.get(id.0).ok_or_else(|| ExecError::Program {
             name: format!("#{}", id.0),
             reason: "it was not loaded here".into(),
         })
     }
 
-    /// Makes a step ready for a batch, once.
-    fn ready(&mut self, id: ProgramId, key: Key) -> Result<(), ExecError> {
+    /// Prepares a step for a batch, if it is not prepared yet.
+    fn prepare_step(&mut self, id: ProgramId, key: StepKey) -> Result<(), ExecError> {
         if !self.programs[id.0].steps.contains_key(&key) {
             let mut plans = vec![];
-            let mut room = (0, 0);
-            for station in 0..self.stations.len() {
-                let replicas = self.rows(station, key.rows);
+            let mut max_bytes = (0, 0);
+            for device in 0..self.devices.len() {
+                let replicas = self.replicas_on(device, key.rows);
                 let loaded = &self.programs[id.0];
                 let (plan, (scratch, counters)) = lower::lower(&Request {
                     program: &loaded.program,
@@ -223,43 +226,43 @@ impl<M: Machine> GpuExecutor<M> {
                     from: self.source(loaded, key.table),
                     joined: self.joined,
                 });
-                tracing::debug!("{} works for {} rows", plan.work.len(), key.rows);
+                tracing::debug!("{} work items for {} rows", plan.work_items.len(), key.rows);
                 plans.push(plan);
-                room = (scratch.max(room.0), counters.max(room.1));
+                max_bytes = (scratch.max(max_bytes.0), counters.max(max_bytes.1));
             }
-            let scratch = [(Block::Scratch, room.0), (Block::Counters, room.1)];
-            let room = |(block, bytes)| Room::new(block, bytes, "partial sums");
-            let blocks = scratch.map(room).to_vec();
-            // Other processes may need more room, and their steps must then be captured again, which all
-            // do together.
-            self.moves += u64::from(self.among.is_some());
-            let ready = Ready { plans, blocks, ids: vec![], moves: 0 };
-            self.programs[id.0].steps.insert(key, ready);
+            let scratch = [(Block::Scratch, max_bytes.0), (Block::Counters, max_bytes.1)];
+            let allocation = |(block, bytes)| Allocation::new(block, bytes, "partial sums");
+            let blocks = scratch.map(allocation).to_vec();
+            // Other processes may need more memory. Their steps must then be captured again, which
+            // all processes do at the same time.
+            self.relocations += u64::from(self.peers.is_some());
+            let prepared = PreparedStep { plans, blocks, ids: vec![], relocations: 0 };
+            self.programs[id.0].steps.insert(key, prepared);
         }
-        let ready = &self.programs[id.0].steps[&key];
-        if ready.ids.is_empty() || ready.moves != self.moves {
-            // A program that was refused for want of memory may have left less than this one needs.
-            let (lasting, scratch) = (self.programs[id.0].blocks.clone(), ready.blocks.clone());
-            self.reserve_all(&lasting)?;
+        let prepared = &self.programs[id.0].steps[&key];
+        if prepared.ids.is_empty() || prepared.relocations != self.relocations {
+            // A program that failed to allocate may have left less memory than this one needs.
+            let (fixed, scratch) = (self.programs[id.0].blocks.clone(), prepared.blocks.clone());
+            self.reserve_all(&fixed)?;
             self.reserve_all(&scratch)?;
-            let ready = self.programs[id.0].steps.get_mut(&key).expect("made above");
-            for (station, old) in self.stations.iter_mut().zip(std::mem::take(&mut ready.ids)) {
-                station.machine.forget(old);
+            let prepared = self.programs[id.0].steps.get_mut(&key).expect("made above");
+            for (device, old) in self.devices.iter_mut().zip(std::mem::take(&mut prepared.ids)) {
+                device.gpu.forget(old);
             }
-            let plans = &ready.plans;
-            let ids = self.crew.each(&mut self.stations, |i, s| s.prepare(plans[i].clone()));
+            let plans = &prepared.plans;
+            let ids = self.threads.each(&mut self.devices, |i, s| s.prepare(plans[i].clone()));
             let ids = ids.into_iter().collect::<Result<Vec<StepId>, ExecError>>()?;
-            // Kernels take long to compile, on some longer than on others.
-            let met = self.among.as_ref().map_or(Ok(()), Among::meet);
-            self.exchanged(met)?;
-            self.all(|i, s| s.machine.capture(ids[i]))?;
-            let ready = self.programs[id.0].steps.get_mut(&key).expect("made above");
-            (ready.ids, ready.moves) = (ids, self.moves);
+            // Compile times differ between processes.
+            let arrived = self.peers.as_ref().map_or(Ok(()), PeerGroup::barrier);
+            self.abort_on_error(arrived)?;
+            self.run_all(|i, s| s.gpu.capture(ids[i]))?;
+            let prepared = self.programs[id.0].steps.get_mut(&key).expect("made above");
+            (prepared.ids, prepared.relocations) = (ids, self.relocations);
         }
         Ok(())
     }
 
-    /// What changes from step to step besides the feeds.
+    /// The inputs that change from step to step, besides the feeds.
     fn head(batch: &Batch<'_>) -> Inputs {
         let mut head = Inputs::new(batch.seed, batch.step, batch.scalars);
         if let Some(a) = batch.accumulate {
@@ -270,12 +273,12 @@ impl<M: Machine> GpuExecutor<M> {
         head
     }
 
-    /// Hands every replica its rows of the feeds.
+    /// Copies its rows of the feeds to every replica.
     fn stage_feeds(&mut self, id: ProgramId, batch: &Batch<'_>) -> Result<(), ExecError> {
-        let Loaded { program, layout, inputs, .. } = &self.programs[id.0];
+        let LoadedProgram { program, layout, inputs, .. } = &self.programs[id.0];
         let (mesh, own) = (self.mesh, self.shard().rows(batch.rows));
-        let staged = self.crew.each(&mut self.stations, |_, station| {
-            let first = station.replicas.start;
+        let staged = self.threads.each(&mut self.devices, |_, device| {
+            let first = device.replicas.start;
             let mut fill = |local: usize, bytes: &mut [u8]| {
                 let rows = split_range(0..batch.rows, mesh.devices, first + local);
                 for ((spec, data), at) in program.feeds().iter().zip(batch.feeds).zip(&layout.feeds)
@@ -293,13 +296,13 @@ impl<M: Machine> GpuExecutor<M> {
                     bytes[at..at + from.len()].copy_from_slice(from);
                 }
             };
-            station.stage(inputs - INPUT_BYTES, &mut fill)
+            device.stage(inputs - INPUT_BYTES, &mut fill)
         });
         staged.into_iter().collect()
     }
 
-    /// Takes the fetches of all replicas apart; rows are those of all processes.
-    fn take_fetches(
+    /// Collects the fetches of all replicas, with the rows of all processes.
+    fn collect_fetches(
         &self,
         id: ProgramId,
         rows: usize,
@@ -312,84 +315,84 @@ impl<M: Machine> GpuExecutor<M> {
         {
             out.clear();
             let is_rows = plan.ty.is_rows();
-            let replicas = self.own().take(if is_rows { self.names.len() } else { 1 });
-            let fetched = self.stations.iter().flat_map(|s| &s.fetched);
+            let replicas = self.local_replicas().take(if is_rows { self.names.len() } else { 1 });
+            let fetched = self.devices.iter().flat_map(|s| &s.fetched);
             for (device, bytes) in replicas.zip(fetched) {
                 let rows = if is_rows { self.mesh.device_rows(rows, device).len() } else { 1 };
                 let len = rows * plan.ty.len() * 4;
                 out.extend(floats(&bytes[*at..at + len]));
             }
-            if let Some(among) = self.among.as_ref().filter(|_| is_rows) {
-                *out = among.gather_rows(self.mesh, rows, plan.ty.len(), out)?;
+            if let Some(peers) = self.peers.as_ref().filter(|_| is_rows) {
+                *out = peers.gather_rows(self.mesh, rows, plan.ty.len(), out)?;
             }
         }
         Ok(())
     }
 
     /// Blocks that outlive a step.
-    fn lasting(&self) -> Vec<Block> {
-        let gathered = self.gathers.then_some(Block::Gathered);
+    fn persistent_blocks(&self) -> Vec<Block> {
+        let gathered = self.accumulates.then_some(Block::Accumulated);
         let slots = (0..self.slots).map(Block::Slot);
         [Block::Params].into_iter().chain(gathered).chain(slots).collect()
     }
 
-    /// Measures every instruction on the first GPU; weights and slots are what they were before.
-    fn measure(&mut self, id: ProgramId, key: Key) -> Result<(), ExecError> {
-        let blocks = self.lasting();
-        let flat = self.flat;
+    /// Measures every instruction on the first GPU. Weights and slots are restored afterwards.
+    fn measure(&mut self, id: ProgramId, key: StepKey) -> Result<(), ExecError> {
+        let blocks = self.persistent_blocks();
+        let param_bytes = self.param_bytes;
         let loaded = &mut self.programs[id.0];
-        let ready = &loaded.steps[&key];
-        let (works, step) = (&ready.plans[0].work, ready.ids[0]);
-        let Station { machine, replicas, .. } = &mut self.stations[0];
-        let mut kept = vec![];
+        let prepared = &loaded.steps[&key];
+        let (items, step) = (&prepared.plans[0].work_items, prepared.ids[0]);
+        let DeviceReplicas { gpu, replicas, .. } = &mut self.devices[0];
+        let mut saved = vec![];
         for local in 0..replicas.len() {
             for block in &blocks {
-                let mut bytes = vec![0; flat];
-                machine.read(Ptr::new(local, *block, 0), &mut bytes)?;
-                kept.push((Ptr::new(local, *block, 0), bytes));
+                let mut bytes = vec![0; param_bytes];
+                gpu.read(Ptr::new(local, *block, 0), &mut bytes)?;
+                saved.push((Ptr::new(local, *block, 0), bytes));
             }
         }
-        let seconds = machine.measure(step)?;
-        for (at, bytes) in &kept {
-            machine.write(*at, bytes)?;
+        let seconds = gpu.measure(step)?;
+        for (at, bytes) in &saved {
+            gpu.write(*at, bytes)?;
         }
         let mut measured = Measured {
             rows: key.rows,
             seconds: vec![0.0; loaded.program.instrs().len()],
-            lacking: vec![],
+            unmeasured: vec![],
         };
-        for (work, seconds) in works.iter().zip(&seconds) {
+        for (work, seconds) in items.iter().zip(&seconds) {
             match seconds {
                 Some(seconds) => measured.seconds[work.instr] += seconds,
-                None => measured.lacking.push(work.instr),
+                None => measured.unmeasured.push(work.instr),
             }
         }
         loaded.measured = (!seconds.is_empty()).then_some(measured);
         Ok(())
     }
 
-    /// Waits, and reads so many bytes of a block of every replica.
-    fn collect(&mut self, from: Block, bytes: usize) -> Result<(), ExecError> {
-        self.all(|_, s| s.finish(from, bytes))?;
+    /// Waits for all started steps, then reads `bytes` bytes of a block of every replica.
+    fn read_block(&mut self, from: Block, bytes: usize) -> Result<(), ExecError> {
+        self.run_all(|_, s| s.finish(from, bytes))?;
         Ok(())
     }
 }
 
-impl<M: Machine> Executor for GpuExecutor<M> {
+impl<M: GpuDevice> Executor for GpuExecutor<M> {
     fn mesh(&self) -> Mesh {
         self.mesh
     }
 
     fn shard(&self) -> LocalShard {
-        LocalShard { mesh: self.mesh, devices: self.own() }
+        LocalShard { mesh: self.mesh, devices: self.local_replicas() }
     }
 
     fn set_flags(&mut self, bits: u64) {
-        self.among.iter_mut().for_each(|among| among.raise(bits));
+        self.peers.iter_mut().for_each(|peers| peers.set_flags(bits));
     }
 
     fn flags(&self) -> Option<u64> {
-        self.among.as_ref().map(Among::raised)
+        self.peers.as_ref().map(PeerGroup::flags)
     }
 
     fn load(&mut self, program: Program) -> Result<ProgramId, ExecError> {
@@ -399,17 +402,17 @@ impl<M: Machine> Executor for GpuExecutor<M> {
             let reason = format!("its optimizer has more than {MAX_SCALARS} scalars");
             return Err(ExecError::Program { name: program.name().into(), reason });
         }
-        let rooms = Rooms::of(&program);
-        let blocks = rooms.blocks(&program);
+        let allocations = Allocations::of(&program);
+        let blocks = allocations.blocks(&program);
         self.reserve_all(&blocks)?;
         let slots = program.update().map(|plan| &plan.rule.slots);
         if let Some(slots) = slots.filter(|slots| slots.len() != self.slots) {
             let inits: Vec<SlotInit> = slots.iter().map(|s| s.init).collect();
-            self.make_slots(&inits)?;
+            self.init_slots(&inits)?;
         }
-        let Rooms { layout, inputs, fetches, fetch_bytes, .. } = rooms;
-        let facts = Facts::of(&program, self.mesh.devices == 1 && !self.joined);
-        self.programs.push(Loaded {
+        let Allocations { layout, inputs, fetches, fetch_bytes, .. } = allocations;
+        let facts = FusionFacts::of(&program, self.mesh.devices == 1 && !self.joined);
+        self.programs.push(LoadedProgram {
             program,
             layout,
             facts,
@@ -437,53 +440,53 @@ impl<M: Machine> Executor for GpuExecutor<M> {
         let trains = program.update().is_some();
         let accumulate = batch.accumulate.filter(|_| trains).map(|a| a.apply.is_some());
         if accumulate.is_some() {
-            self.reserve(Block::Gathered, self.flat, "accumulated gradients")?;
-            self.gathers = true;
+            self.reserve(Block::Accumulated, self.param_bytes, "accumulated gradients")?;
+            self.accumulates = true;
         }
-        self.among.iter_mut().for_each(|among| among.working_on(batch.step));
-        let key = Key { rows: batch.rows, accumulate, table: None };
-        self.ready(id, key)?;
+        self.peers.iter_mut().for_each(|peers| peers.set_step(batch.step));
+        let key = StepKey { rows: batch.rows, accumulate, table: None };
+        self.prepare_step(id, key)?;
         if self.profiling && self.programs[id.0].measured.is_none() {
             self.measure(id, key)?;
         }
-        self.began = Instant::now();
+        self.started_at = Instant::now();
         if !batch.staged || self.staged.take() != Some(id) {
             self.stage_feeds(id, batch)?;
         }
         let head = Self::head(batch).to_bytes();
         let ids = self.programs[id.0].steps[&key].ids.clone();
-        self.all(|i, s| s.machine.start(ids[i], &head))?;
-        self.under_way = Some((id, batch.rows));
+        self.run_all(|i, s| s.gpu.start(ids[i], &head))?;
+        self.in_flight = Some((id, batch.rows));
         Ok(())
     }
 
     fn finish(&mut self, fetched: &mut Vec<Vec<f32>>) -> Result<(), ExecError> {
-        let Some((id, rows)) = self.under_way.take() else { return Ok(()) };
-        if let Some(among) = &mut self.among {
-            // While the GPUs are at work; whoever does not come to this is known by name.
-            let told = among.tell(&self.programs[id.0].program);
-            self.exchanged(told)?;
+        let Some((id, rows)) = self.in_flight.take() else { return Ok(()) };
+        if let Some(peers) = &mut self.peers {
+            // Runs while the GPUs compute. A process that does not take part is identified by name.
+            let exchanged = peers.exchange_flags(&self.programs[id.0].program);
+            self.abort_on_error(exchanged)?;
         }
-        self.collect(Block::Fetches, self.programs[id.0].fetch_bytes)?;
-        let taken = self.take_fetches(id, rows, fetched);
-        self.exchanged(taken)?;
+        self.read_block(Block::Fetches, self.programs[id.0].fetch_bytes)?;
+        let taken = self.collect_fetches(id, rows, fetched);
+        self.abort_on_error(taken)?;
         if self.programs[id.0].program.update().is_some() {
-            self.times.compute += self.began.elapsed().as_secs_f64();
+            self.times.compute += self.started_at.elapsed().as_secs_f64();
         }
         Ok(())
     }
 
     fn in_flight(&self) -> bool {
-        let started = self.under_way.is_some() || self.turns.is_some();
-        started && self.stations.iter().any(|s| s.machine.busy())
+        let started = self.in_flight.is_some() || self.steps_in_flight.is_some();
+        started && self.devices.iter().any(|s| s.gpu.busy())
     }
 
     fn upload(&mut self, columns: &[Column<'_>]) -> Result<Option<TableId>, ExecError> {
-        self.keep_columns(columns)
+        self.upload_columns(columns)
     }
 
     fn evict(&mut self, table: TableId) {
-        self.release_table(table);
+        self.evict_table(table);
     }
 
     fn steps_per_launch(
@@ -492,20 +495,20 @@ impl<M: Machine> Executor for GpuExecutor<M> {
         table: TableId,
         rows: usize,
     ) -> Result<usize, ExecError> {
-        self.turns_together(program, table, rows)
+        self.table_steps_per_launch(program, table, rows)
     }
 
     fn start_steps(
         &mut self,
         program: ProgramId,
         table: TableId,
-        turns: &[StepInput<'_>],
+        steps: &[StepInput<'_>],
     ) -> Result<(), ExecError> {
-        self.start_on_table(program, table, turns)
+        self.start_table_steps(program, table, steps)
     }
 
     fn finish_steps(&mut self, fetched: &mut Vec<Vec<Vec<f32>>>) -> Result<(), ExecError> {
-        self.finish_on_table(fetched)
+        self.finish_table_steps(fetched)
     }
 
     fn param(&self, id: ParamId) -> Vec<f32> {
@@ -529,17 +532,17 @@ impl<M: Machine> Executor for GpuExecutor<M> {
     }
 
     fn accumulated(&self, id: ParamId) -> Option<Vec<f32>> {
-        self.gathers.then(|| self.read_first(Block::Gathered, id))
+        self.accumulates.then(|| self.read_first(Block::Accumulated, id))
     }
 
     fn set_accumulated(&mut self, id: ParamId, values: &[f32]) -> Result<(), ExecError> {
-        self.reserve(Block::Gathered, self.flat, "accumulated gradients")?;
-        self.gathers = true;
-        self.write(Block::Gathered, id, values)
+        self.reserve(Block::Accumulated, self.param_bytes, "accumulated gradients")?;
+        self.accumulates = true;
+        self.write(Block::Accumulated, id, values)
     }
 
     fn check_consistency(&self) -> Result<(), ExecError> {
-        self.check_same()
+        self.check_replicas_equal()
     }
 
     fn times(&self) -> StepTimes {
@@ -555,21 +558,21 @@ impl<M: Machine> Executor for GpuExecutor<M> {
 
     fn profile(&self, id: ProgramId) -> Option<Profile> {
         let loaded = self.programs.get(id.0)?;
-        let Measured { rows, seconds, lacking } = loaded.measured.as_ref()?;
-        Some(Profile::new(&loaded.program, *rows, 1, seconds).lacking(lacking))
+        let Measured { rows, seconds, unmeasured } = loaded.measured.as_ref()?;
+        Some(Profile::new(&loaded.program, *rows, 1, seconds).lacking(unmeasured))
     }
 }
 
-impl<M: Machine> Drop for GpuExecutor<M> {
+impl<M: GpuDevice> Drop for GpuExecutor<M> {
     fn drop(&mut self) {
-        if self.among.is_some() && self.under_way.is_some() {
-            // Whatever broke it off: GPUs of other processes may never come to its end.
-            self.stations.iter_mut().for_each(|s| s.machine.give_up());
+        if self.peers.is_some() && self.in_flight.is_some() {
+            // The step was interrupted: GPUs of other processes may wait for it forever.
+            self.devices.iter_mut().for_each(|s| s.gpu.abort());
         }
     }
 }
 
-/// Numbers whose bytes may be copied as they are.
+/// Number types whose bytes can be copied as they are.
 pub(crate) trait Plain: Copy {}
 impl Plain for f32 {}
 impl Plain for i32 {}

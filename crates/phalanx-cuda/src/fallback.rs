@@ -1,7 +1,7 @@
-//! Convolutions by a plain kernel of our own, for what cuDNN does not take.
+//! A plain convolution kernel, for convolutions that cuDNN does not support.
 
 use crate::launch::{Arg, Launch, Word};
-use crate::task::{Conv, Pass};
+use crate::work_item::{Conv, Pass};
 
 /// Words of the table that describes the geometry.
 pub(crate) const TABLE_WORDS: usize = 18;
@@ -13,7 +13,7 @@ pub(crate) fn launch(conv: &Conv) -> Launch {
     let (name, items) = match conv.pass {
         Pass::Forward => ("conv_forward", conv.rows * oh * ow * f),
         Pass::GradInput => ("conv_grad_input", conv.rows * h * w * c),
-        // A block for each number of the result.
+        // One block per element of the result.
         Pass::GradKernel => ("conv_grad_kernel", f * kh * kw * (c / g.groups) * 256),
     };
     let kernel = format!("{name}<{}, {}>", conv.x.elem.c_name(), conv.w.1.c_name());

@@ -1,44 +1,44 @@
-//! A kernel launch as plain data: which kernel, how many threads, which arguments. A step is a list
-//! of them that can be printed, compiled without a GPU and compared in tests.
+//! A kernel launch as plain data: the kernel, its threads and its arguments. Launches can be
+//! printed, compiled without a GPU and compared in tests.
 
 use std::fmt;
 
 /// A block of a replica's memory. Every replica has its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Block {
-    /// What the host hands in at every step: [`crate::inputs`], then the feeds.
+    /// Inputs that the host writes at every step: [`crate::inputs`], then the feeds.
     Inputs,
     /// Weights, in the flat layout.
     Params,
     /// Activations, reused by liveness.
     Arena,
-    /// Sums and statistics that keep their place for the whole step.
+    /// Sums and statistics, which stay in place for the whole step.
     Shared,
     /// Gradients, in the flat layout.
     Gradients,
-    /// Gradients summed over steps, in the flat layout.
-    Gathered,
+    /// Gradients accumulated over steps, in the flat layout.
+    Accumulated,
     /// An optimizer slot, in the flat layout.
     Slot(usize),
-    /// What kernels write and read within one launch list: partial sums, packed filters, tables.
+    /// Temporary data within one step: partial sums, packed filters, tables.
     Scratch,
-    /// Counters that kernels leave as they found them: zero.
+    /// Counters, which are zero before and after every kernel.
     Counters,
-    /// Values on their way to the host.
+    /// Values to be copied to the host.
     Fetches,
-    /// A column of samples that the GPU keeps, by number, or what is taken from its rows; the first
-    /// replica's serves all.
-    Kept(usize),
-    /// What steps that are started together are told, one after the other: [`crate::kept`].
-    List,
-    /// What such steps fetched.
+    /// A column of a resident dataset, by number, or the offset that is subtracted from its rows.
+    /// All replicas read the block of the first.
+    Resident(usize),
+    /// Inputs of the steps of a launch, in order: [`crate::resident_dataset`].
+    StepList,
+    /// Fetches of these steps.
     Results,
 }
 
 /// An address inside a block, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Ptr {
-    /// Which of the replicas that share the GPU.
+    /// Index of the replica among those that share the GPU.
     pub replica: usize,
     pub block: Block,
     pub offset: usize,
@@ -49,12 +49,13 @@ impl Ptr {
         Ptr { replica, block, offset }
     }
 
-    /// The largest power of two up to 256 that divides the address: blocks start at multiples of it.
+    /// The largest power of two up to 256 that divides the address. Blocks are aligned to 256
+    /// bytes.
     pub fn alignment(self) -> u32 {
         1 << self.offset.trailing_zeros().min(8)
     }
 
-    /// The address some bytes further.
+    /// The address `bytes` further on.
     pub fn add(self, bytes: usize) -> Ptr {
         Ptr { offset: self.offset + bytes, ..self }
     }
@@ -88,7 +89,7 @@ impl Elem {
         }
     }
 
-    /// Its name in the kernels.
+    /// Its type name in the kernels.
     pub fn c_name(self) -> &'static str {
         match self {
             Elem::F32 => "float",
@@ -100,12 +101,12 @@ impl Elem {
     }
 }
 
-/// The source file a kernel stands in.
+/// The source file of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Source {
     /// A file of `kernels/`, by name without its extension.
     File(&'static str),
-    /// Written at load time from the program's tapes.
+    /// Generated at load time from the program's tapes.
     Tapes,
 }
 
@@ -148,10 +149,10 @@ impl From<f32> for Word {
 /// An argument of a kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Arg {
-    /// Constants in device memory; the kernel gets their address.
+    /// Constants in device memory; the kernel receives their address.
     Table(Vec<Word>),
     Ptr(Ptr),
-    /// A null pointer: an optional operand that is not there.
+    /// A null pointer: an optional operand that is absent.
     Null,
     I32(i32),
     I64(i64),
@@ -188,7 +189,7 @@ impl From<bool> for Arg {
     }
 }
 
-/// Sizes and distances are `long long` in kernels.
+/// Sizes and strides are `long long` in kernels.
 impl From<usize> for Arg {
     fn from(v: usize) -> Arg {
         Arg::I64(v as i64)
@@ -201,7 +202,8 @@ impl From<f32> for Arg {
     }
 }
 
-/// Bytes that a task reads or writes: all of a range, or `width` of every `pitch` in it.
+/// Bytes that a task reads or writes: a whole range, or the first `width` of every `pitch` bytes in
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub at: Ptr,
@@ -221,11 +223,11 @@ impl Span {
         (a.replica, a.block) == (b.replica, b.block)
             && a.offset < b.offset + other.bytes
             && b.offset < a.offset + self.bytes
-            && !self.beside(other)
+            && !self.interleaves(other)
     }
 
-    /// Whether two lie between each other's pixels, as the parts of a concatenation do.
-    fn beside(&self, other: &Span) -> bool {
+    /// Whether two interleave without overlapping, like the parts of a concatenation.
+    fn interleaves(&self, other: &Span) -> bool {
         if self.pitch != other.pitch || self.width == self.pitch || other.width == other.pitch {
             return false;
         }
@@ -239,7 +241,7 @@ impl Span {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Launch {
     pub source: Source,
-    /// The kernel as C++ writes it: `max_pool<float>`.
+    /// The kernel's C++ name: `max_pool<float>`.
     pub kernel: String,
     pub grid: [u32; 3],
     pub threads: u32,
@@ -252,11 +254,11 @@ impl Launch {
     /// A launch with one thread for each of `items`.
     pub fn over(source: &'static str, kernel: impl Into<String>, items: usize) -> Launch {
         let threads = 256;
-        let blocks = items.div_ceil(threads).clamp(1, MOST_BLOCKS);
+        let blocks = items.div_ceil(threads).clamp(1, MAX_BLOCKS);
         Launch::blocks(source, kernel, blocks, threads as u32)
     }
 
-    /// A launch of so many blocks.
+    /// A launch with a fixed number of blocks.
     pub fn blocks(
         source: &'static str,
         kernel: impl Into<String>,
@@ -273,15 +275,15 @@ impl Launch {
         }
     }
 
-    /// Adds an argument; the order is the kernel's.
+    /// Appends an argument, in the kernel's order.
     pub fn arg(mut self, arg: impl Into<Arg>) -> Launch {
         self.args.push(arg.into());
         self
     }
 }
 
-/// Kernels walk over their items with a grid stride, so that more blocks than this gain nothing.
-pub(crate) const MOST_BLOCKS: usize = 132 * 16;
+/// Maximum blocks of a launch. Kernels use a grid-stride loop, so more blocks gain nothing.
+pub(crate) const MAX_BLOCKS: usize = 132 * 16;
 
 impl fmt::Display for Launch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -306,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_of_a_concatenation_lie_beside_each_other() {
+    fn parts_of_a_concatenation_do_not_overlap() {
         let part = |offset, width| Span {
             at: Ptr::new(0, Block::Arena, offset),
             bytes: 9 * 100 + width,

@@ -1,15 +1,14 @@
-//! Runs step programs on NVIDIA GPUs. Nothing here is linked: the driver and its libraries are
-//! looked for when a GPU is asked for, and a machine without them loses nothing.
+//! Executor for NVIDIA GPUs. The crate links no CUDA library: it loads the driver and the libraries
+//! when a GPU is requested, so it also builds and runs on machines without them.
 #![deny(missing_docs)]
 
-mod among;
 mod autotune;
 mod cache;
-mod control;
-mod crew;
 mod cublas;
 mod cudnn;
-mod cx;
+mod device;
+mod device_group;
+mod device_threads;
 mod devices;
 mod driver;
 #[cfg(feature = "emulator")]
@@ -18,23 +17,25 @@ mod executor;
 mod fallback;
 mod gpu;
 mod inputs;
-mod kept;
 mod launch;
 pub mod libs;
 mod lower;
-mod machine;
+mod lowering_context;
 mod nccl;
+mod nccl_transport;
 mod nvrtc;
 mod ops;
 mod plan;
+mod process_group;
+mod resident_dataset;
 mod schedule;
-mod stations;
 mod tape;
-mod task;
+mod work_item;
 
 pub use cache::folder as cache_folder;
-pub use control::{Place, meeting_id, peers_by_gpu};
 pub use devices::{
-    GpuInfo, GpuPlace, REUSE_DELAY, driver_version, executor, executor_among, gpus, joined_executor,
+    GpuInfo, GpuPlacement, REUSE_DELAY, cluster_executor, driver_version, executor, gpus,
+    joined_executor,
 };
+pub use nccl_transport::{RankInfo, nccl_id, nccl_process_group};
 pub use plan::memory_plan;

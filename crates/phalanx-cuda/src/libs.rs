@@ -1,5 +1,5 @@
-//! NVIDIA's libraries: where they are looked for, which were found, and what is missing. They are
-//! opened when first needed; nothing is linked.
+//! NVIDIA's libraries: where they are searched, which were found, and which are missing. They are
+//! opened on first use; nothing is linked.
 
 mod symbols;
 mod version;
@@ -12,7 +12,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// A library of NVIDIA's.
+/// A library of NVIDIA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lib {
     /// The driver.
@@ -23,15 +23,15 @@ pub enum Lib {
     CublasLt,
     /// Convolutions.
     Cudnn,
-    /// Sums over several GPUs.
+    /// All-reduce across GPUs.
     Nccl,
 }
 
 impl Lib {
-    /// All of them.
+    /// All libraries.
     pub const ALL: [Lib; 5] = [Lib::Driver, Lib::Nvrtc, Lib::CublasLt, Lib::Cudnn, Lib::Nccl];
 
-    /// File names, the best first.
+    /// File names, in order of preference.
     fn files(self) -> &'static [&'static str] {
         match self {
             Lib::Driver => &["libcuda.so.1", "libcuda.so"],
@@ -42,7 +42,7 @@ impl Lib {
         }
     }
 
-    /// What it is for, in messages.
+    /// Its purpose, for messages.
     pub fn purpose(self) -> &'static str {
         match self {
             Lib::Driver => "the NVIDIA driver",
@@ -53,8 +53,8 @@ impl Lib {
         }
     }
 
-    /// How to come by it, for a driver of this CUDA version where there is one.
-    pub fn remedy(self, driver: Option<Version>) -> String {
+    /// How to install it, for a driver of this CUDA version if there is one.
+    pub fn install_hint(self, driver: Option<Version>) -> String {
         let old = driver.is_some_and(|v| v.major == 12);
         let (bare, suffixed) = if old { ("-cu12", "-cu12") } else { ("", "-cu13") };
         let wheel = match self {
@@ -76,50 +76,50 @@ impl fmt::Display for Lib {
     }
 }
 
-/// A library that was opened.
+/// An opened library.
 pub struct Found {
-    /// Which.
+    /// The library.
     pub lib: Lib,
-    /// Its file.
+    /// Path of its file.
     pub path: PathBuf,
-    /// As it says itself.
+    /// Version that it reports.
     pub version: Version,
     handle: Library,
 }
 
 impl Found {
-    /// Where a function lies.
+    /// The address of a function.
     pub(crate) fn address(&self, name: &str) -> Option<usize> {
         address(&self.handle, name)
     }
 }
 
-/// A library that is not there, or not usable.
+/// A library that is missing or unusable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
-    /// Which.
+    /// The library.
     pub lib: Lib,
-    /// Where it was looked for, or what is wrong with it.
+    /// Where it was searched, or why it is unusable.
     pub reason: String,
 }
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let remedy = self.lib.remedy(driver_version());
-        write!(f, "{} ({}): {}; {remedy}", self.lib, self.lib.purpose(), self.reason)
+        let install_hint = self.lib.install_hint(driver_version());
+        write!(f, "{} ({}): {}; {install_hint}", self.lib, self.lib.purpose(), self.reason)
     }
 }
 
-/// Opens a library, once; later calls give the same answer.
+/// Opens a library, once. Later calls return the same result.
 ///
 /// # Errors
-/// It is nowhere, lacks a function that is needed, or does not fit the others.
+/// It was not found, lacks a required function, or is incompatible with the driver.
 pub fn find(lib: Lib) -> Result<&'static Found, Missing> {
     static FOUND: [OnceLock<Result<Found, Missing>>; 5] = [const { OnceLock::new() }; 5];
     FOUND[lib as usize].get_or_init(|| open(lib)).as_ref().map_err(Clone::clone)
 }
 
-/// The CUDA version of the driver, where there is one.
+/// The CUDA version of the driver, if there is one.
 pub(crate) fn driver_version() -> Option<Version> {
     find(Lib::Driver).ok().map(|found| found.version)
 }
@@ -138,7 +138,7 @@ fn open(lib: Lib) -> Result<Found, Missing> {
         match check(lib, &handle) {
             Ok(version) => {
                 let path = file_of(lib, &handle).unwrap_or(path);
-                // It stays open for as long as the process lives, as what is found does.
+                // The library stays open until the process ends, as do the functions found in it.
                 return Ok(Found { lib, path, version, handle });
             }
             Err(what) => {
@@ -155,16 +155,16 @@ fn open(lib: Lib) -> Result<Found, Missing> {
     Err(Missing { lib, reason: wrong.unwrap_or_else(looked) })
 }
 
-/// The version of a library that can be used, or what is wrong with it.
+/// The version of a usable library, or why it is unusable.
 fn check(lib: Lib, handle: &Library) -> Result<Version, String> {
     if let Some(name) = lib.symbols().iter().find(|name| address(handle, name).is_none()) {
         return Err(format!("has no {name}: it is too old"));
     }
     // SAFETY: the library has the functions of its kind.
-    let version = unsafe { version::ask(lib, handle) }.ok_or("does not say its version")?;
+    let version = unsafe { version::query(lib, handle) }.ok_or("does not say its version")?;
     let driver = if lib == Lib::Nvrtc { driver_version() } else { None };
     version::check(lib, version, driver)?;
-    // SAFETY: opens libraries that are open already.
+    // SAFETY: opens libraries that are already open.
     let seen = unsafe {
         match lib {
             Lib::Driver => driver::sys::is_culib_present(),
@@ -177,7 +177,7 @@ fn check(lib: Lib, handle: &Library) -> Result<Version, String> {
     if !seen {
         return Err("is not a version this build can use".into());
     }
-    // The bindings look by themselves, and may come upon another copy.
+    // The bindings search on their own, and may find another copy.
     let lacks = |name: &&&str| address_bound(lib, name).is_none();
     match lib.symbols().iter().find(lacks).filter(|_| lib != Lib::Nccl) {
         Some(name) => Err(format!("is hidden by another copy, which has no {name}")),
@@ -185,16 +185,16 @@ fn check(lib: Lib, handle: &Library) -> Result<Version, String> {
     }
 }
 
-/// Where a function of a library lies.
+/// The address of a function of a library.
 fn address(handle: &Library, name: &str) -> Option<usize> {
-    // SAFETY: the function is only looked for, not called.
+    // SAFETY: the function is only looked up, not called.
     let found = unsafe { handle.get::<*const ()>(name.as_bytes()) };
     found.ok().map(|function| function.as_raw_ptr() as usize)
 }
 
-/// Where a function lies that the bindings will call.
+/// The address of a function that the bindings will call.
 fn address_bound(lib: Lib, name: &str) -> Option<usize> {
-    // SAFETY: the bindings find their library, as was checked before; nothing is called.
+    // SAFETY: the bindings find their library, as checked before; nothing is called.
     let found = unsafe {
         let library = match lib {
             Lib::Driver => driver::sys::culib(),
@@ -205,18 +205,18 @@ fn address_bound(lib: Lib, name: &str) -> Option<usize> {
         };
         library.get::<*const ()>(name.as_bytes())
     };
-    // SAFETY: a pointer for a pointer.
+    // SAFETY: converts a pointer to a pointer.
     found.ok().map(|function| unsafe { function.into_raw() }.as_raw_ptr() as usize)
 }
 
-/// The file that a library was loaded from, as the system's table of mappings says.
+/// The file that a library was loaded from, according to the memory map of the process.
 fn file_of(lib: Lib, handle: &Library) -> Option<PathBuf> {
     let at = lib.symbols().iter().find_map(|name| address(handle, name))?;
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     maps.lines().find_map(|line| mapped(line, at))
 }
 
-/// The file of a mapping that holds an address.
+/// The file of a mapping that contains an address.
 fn mapped(line: &str, at: usize) -> Option<PathBuf> {
     let (range, rest) = line.split_once(' ')?;
     let (from, to) = range.split_once('-')?;
@@ -244,8 +244,8 @@ fn folders() -> Vec<PathBuf> {
     out
 }
 
-/// Where Python environments are: the active one, that of the first `python3` on the path, the system's own
-/// packages and the user's.
+/// Prefixes of Python environments: the active one, that of the first `python3` on the path, the
+/// system's own packages and the user's.
 fn python_prefixes() -> Vec<PathBuf> {
     let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(std::env::var_os);
     let mut out: Vec<PathBuf> = active.map(PathBuf::from).collect();
@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_of_an_address_is_found_in_the_table_of_mappings() {
+    fn the_memory_map_gives_the_file_of_an_address() {
         let line = "7f10-7f20 r-xp 00000000 fd:01 1234                       /usr/lib/libcuda.so.1";
         assert_eq!(mapped(line, 0x7f1f), Some("/usr/lib/libcuda.so.1".into()));
         assert_eq!(mapped(line, 0x7f20), None);
@@ -279,19 +279,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_says_where_it_was_looked_for_and_how_to_get_it() {
+    fn a_missing_library_reports_where_it_was_searched_and_how_to_install_it() {
         let missing = Missing { lib: Lib::Cudnn, reason: "not found in /a".into() };
         let text = missing.to_string();
         assert!(text.starts_with("libcudnn.so.9 (convolutions): not found in /a; "), "{text}");
         assert!(text.contains("pip install nvidia-cudnn-cu1"), "{text}");
         let old = Some(Version { major: 12, minor: 4, patch: 0 });
-        assert!(Lib::Nvrtc.remedy(old).contains("nvidia-cuda-nvrtc-cu12,"));
-        assert!(Lib::Nvrtc.remedy(None).contains("nvidia-cuda-nvrtc,"));
+        assert!(Lib::Nvrtc.install_hint(old).contains("nvidia-cuda-nvrtc-cu12,"));
+        assert!(Lib::Nvrtc.install_hint(None).contains("nvidia-cuda-nvrtc,"));
     }
 
     #[test]
-    fn a_library_of_the_same_name_that_is_something_else_is_refused() {
-        // SAFETY: a library without initialisers of note.
+    fn an_unrelated_library_of_the_same_name_is_refused() {
+        // SAFETY: a library without relevant initialisers.
         let handle = unsafe { Library::open(Some("libm.so.6"), RTLD_NOW) }.expect("there is one");
         for lib in Lib::ALL {
             let what = check(lib, &handle).unwrap_err();

@@ -1,12 +1,12 @@
-//! Sums over several GPUs by NCCL: the few functions that are called, and the GPUs of this process that
-//! add with each other, and with those of other processes where there are any.
+//! All-reduce across GPUs with NCCL: the bindings in use, and the group of GPUs that reduce with
+//! each other, in this process and in others.
 
 mod sys;
 
-use crate::among::{Gone, Id, Seats};
-use crate::crew::Meeting;
+use crate::device_threads::AbortableBarrier;
 use crate::driver::{Context, Event, Failure, Result, Stream};
 use crate::launch::Elem;
+use crate::process_group::{LivenessProbe, NcclId, RankAssignment};
 use phalanx_graph::process_group::PeerError;
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::null_mut;
@@ -16,25 +16,25 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Milliseconds that a call which waits for nobody surely takes less than.
-const PATIENCE: usize = 200;
+/// Milliseconds after which a call on a communicator is assumed to be blocked.
+const COMM_LOCK_TIMEOUT_MS: usize = 200;
 
-/// How often a wait looks whether it takes too long.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often a wait checks for timeouts and lost peers.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long what was sent by a process that is gone may take.
-const GRACE: Duration = Duration::from_secs(1);
+/// How long messages of a lost process may still be in transit.
+const LOST_PEER_GRACE: Duration = Duration::from_secs(1);
 
-/// How long processes wait for each other when they part.
-const PARTING: Duration = Duration::from_secs(5);
+/// How long processes wait for each other when they shut down.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Adding, among the library's operations.
-const SUM: c_int = 0;
+/// `ncclSum`.
+const OP_SUM: c_int = 0;
 
-/// Bytes, among its types.
-const BYTE: c_int = 1;
+/// `ncclUint8`.
+const TYPE_BYTE: c_int = 1;
 
-fn number(elem: Elem) -> c_int {
+fn data_type(elem: Elem) -> c_int {
     match elem {
         Elem::I32 => 2,
         Elem::F16 => 6,
@@ -44,21 +44,21 @@ fn number(elem: Elem) -> c_int {
     }
 }
 
-/// The answer to a call as a result that names it.
+/// Converts a return code to a result that names the call.
 fn check(what: &str, answer: c_int) -> Result<()> {
     let text = |at: *const c_char| match at.is_null() {
         true => String::new(),
-        // SAFETY: the library hands out strings that end with zero and stay.
+        // SAFETY: the library returns zero-terminated strings with static lifetime.
         false => unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned(),
     };
     if answer == 0 {
         return Ok(());
     }
-    // SAFETY: asks for strings alone.
+    // SAFETY: only queries strings.
     let (reason, last) =
         unsafe { (text(sys::ncclGetErrorString(answer)), text(sys::ncclGetLastError(null_mut()))) };
     let last = if last.is_empty() { last } else { format!(": {last}") };
-    Err(Failure(format!("{what}: {reason}{last} (NCCL_DEBUG=INFO says more)")))
+    Err(Failure(format!("{what}: {reason}{last} (set NCCL_DEBUG=INFO for details)")))
 }
 
 macro_rules! nccl {
@@ -68,11 +68,11 @@ macro_rules! nccl {
     };
 }
 
-/// Between the start and the end of a group all calls count as one.
+/// Runs calls as one group, which NCCL executes as a single operation.
 fn grouped(calls: impl FnOnce() -> Result<()>) -> Result<()> {
     nccl!(ncclGroupStart())?;
     let called = calls();
-    // Ended in any case, else the thread would be left inside.
+    // Always end the group; otherwise the thread would stay inside it.
     let ended = nccl!(ncclGroupEnd());
     called.and(ended)
 }
@@ -80,74 +80,75 @@ fn grouped(calls: impl FnOnce() -> Result<()>) -> Result<()> {
 #[derive(Clone, Copy)]
 struct Comm(sys::Comm);
 
-// SAFETY: one thread at a time calls the library with it: whoever has the lock, or took it out.
+// SAFETY: one thread at a time calls the library with it: the one that holds the lock, or that took
+// it out.
 unsafe impl Send for Comm {}
-// SAFETY: as above; to abort it is allowed beside another call.
+// SAFETY: as above; aborting is allowed concurrently with another call.
 unsafe impl Sync for Comm {}
 
 impl Comm {
-    fn raw(self) -> sys::Comm {
+    fn handle(self) -> sys::Comm {
         self.0
     }
 }
 
-/// A GPU among those that add with each other.
+/// A GPU of a group.
 struct Member {
-    /// Held until the communicator is gone.
+    /// Held until the communicator is destroyed.
     context: Context,
-    /// Nothing once it was given up. Locked while the library is at it.
+    /// `None` once aborted. Locked during calls of the library.
     comm: Mutex<Option<Comm>>,
-    /// The same, for whoever aborts it while the library keeps its thread.
-    raw: Comm,
+    /// The same communicator, to abort it while another thread is blocked in the library.
+    abort_comm: Comm,
     aborted: AtomicBool,
 }
 
 impl Member {
     fn new(context: Context, comm: Comm) -> Member {
         let aborted = AtomicBool::new(false);
-        Member { context, comm: Mutex::new(Some(comm)), raw: comm, aborted }
+        Member { context, comm: Mutex::new(Some(comm)), abort_comm: comm, aborted }
     }
 
-    /// Whether nobody has aborted it before.
+    /// Whether this is the first call to abort it.
     fn first_to_abort(&self) -> bool {
         !self.aborted.swap(true, Ordering::SeqCst)
     }
 }
 
-/// GPUs that add with each other. The last one that is dropped, with all captured steps gone before,
-/// ends it.
+/// GPUs that reduce with each other. The group ends with its last link, after all captured steps
+/// were dropped.
 struct Group {
     members: Vec<Member>,
-    meeting: Meeting,
-    /// Communicators on their way out.
+    barrier: AbortableBarrier,
+    /// Threads that abort communicators.
     aborts: Mutex<Vec<JoinHandle<()>>>,
-    /// Where there are other processes, which of them is gone, and how long they are waited for.
-    outside: Option<(Gone, Duration)>,
-    /// How it showed that GPUs of another process do not answer.
+    /// With other processes: the probe for lost ones, and how long to wait for them.
+    remote: Option<(LivenessProbe, Duration)>,
+    /// Why GPUs of another process are considered lost.
     lost: OnceLock<String>,
 }
 
-/// One GPU's part in a group.
+/// A GPU's membership in a group.
 pub(crate) struct Link {
     group: Arc<Group>,
     rank: usize,
 }
 
-/// An address to add from, one to add to, and the elements.
-pub(crate) struct Sum {
+/// Source and destination addresses of an all-reduce, and its elements.
+pub(crate) struct Reduction {
     pub from: u64,
     pub to: u64,
     pub elem: Elem,
     pub len: usize,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Takes a communicator out, unless the library keeps its thread for long.
-fn taken(comm: &Mutex<Option<Comm>>) -> Option<Comm> {
-    for _ in 0..PATIENCE {
+/// Takes a communicator out, unless a thread is blocked in the library with it.
+fn take_comm(comm: &Mutex<Option<Comm>>) -> Option<Comm> {
+    for _ in 0..COMM_LOCK_TIMEOUT_MS {
         match comm.try_lock() {
             Ok(mut comm) => return comm.take(),
             Err(TryLockError::Poisoned(e)) => return e.into_inner().take(),
@@ -157,19 +158,20 @@ fn taken(comm: &Mutex<Option<Comm>>) -> Option<Comm> {
     None
 }
 
-fn gone() -> Failure {
-    Failure("the GPUs do not work together any more, since one of them failed".into())
+fn aborted() -> Failure {
+    Failure("the group of GPUs was aborted because one of them failed".into())
 }
 
-/// What a group's ranks find each other by.
-pub(crate) fn make_id() -> Result<Id> {
+/// Creates an id by which the ranks of a group find each other.
+pub(crate) fn make_id() -> Result<NcclId> {
     let mut id = sys::UniqueId([0; 128]);
     nccl!(ncclGetUniqueId(&mut id))?;
     Ok(id.0.map(|byte| byte as u8))
 }
 
-/// Communicators for these GPUs, the ranks from `first` on of so many. Comes back when all ranks have come.
-fn connect(contexts: &[Context], id: Id, first: usize, ranks: usize) -> Result<Vec<Comm>> {
+/// Creates communicators for these GPUs: the ranks from `first` on, of `ranks` in total. Returns
+/// once all ranks have joined.
+fn connect(contexts: &[Context], id: NcclId, first: usize, ranks: usize) -> Result<Vec<Comm>> {
     let id = sys::UniqueId(id.map(|byte| byte as c_char));
     let mut comms = vec![null_mut(); contexts.len()];
     grouped(|| {
@@ -182,181 +184,191 @@ fn connect(contexts: &[Context], id: Id, first: usize, ranks: usize) -> Result<V
     Ok(comms.into_iter().map(Comm).collect())
 }
 
-/// Calls on a thread of its own, and leaves it behind where it does not come back in time.
-fn within<T: Send + 'static>(
+/// Runs a call on its own thread, and abandons the thread after `limit`.
+fn with_timeout<T: Send + 'static>(
     limit: Duration,
     call: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     let (send, answer) = channel();
-    // Nobody may be left to take it.
+    // The receiver may be gone.
     thread::spawn(move || drop(send.send(call())));
     answer.recv_timeout(limit).ok()
 }
 
-/// As [`within`], for what waits for other processes: given up as well where one is gone.
-fn unless_gone<T: Send + 'static>(
+/// Like [`with_timeout`], for calls that wait for other processes: also gives up once one of them
+/// is lost.
+fn unless_peer_lost<T: Send + 'static>(
     limit: Duration,
-    gone: &Gone,
+    lost_peer: &LivenessProbe,
     call: impl FnOnce() -> T + Send + 'static,
-) -> std::result::Result<T, Refusal> {
+) -> std::result::Result<T, JoinError> {
     let (send, answer) = channel();
-    // As above.
+    // The receiver may be gone.
     thread::spawn(move || drop(send.send(call())));
-    let (began, mut seen) = (Instant::now(), None);
+    let (began, mut lost_since) = (Instant::now(), None);
     loop {
         let left = limit.saturating_sub(began.elapsed());
-        match answer.recv_timeout(left.min(LOOK)) {
+        match answer.recv_timeout(left.min(POLL_INTERVAL)) {
             Ok(answer) => return Ok(answer),
-            Err(RecvTimeoutError::Timeout) if left > LOOK => {}
-            Err(_) => return Err(Refusal::Others(no_answer(began.elapsed()))),
+            Err(RecvTimeoutError::Timeout) if left > POLL_INTERVAL => {}
+            Err(_) => return Err(JoinError::Timeout(no_answer(began.elapsed()))),
         }
-        if let Some(peer) = gone_for_a_while(gone, &mut seen) {
-            return Err(Refusal::Gone(peer));
+        if let Some(peer) = lost_beyond_grace(lost_peer, &mut lost_since) {
+            return Err(JoinError::PeerLost(peer));
         }
     }
 }
 
-/// Who was `seen` to be gone for a while: what it sent before may still be on its way.
-fn gone_for_a_while(gone: &Gone, seen: &mut Option<Instant>) -> Option<PeerError> {
-    let peer = gone()?;
-    (seen.get_or_insert_with(Instant::now).elapsed() > GRACE).then_some(peer)
+/// Returns a peer that has been lost for longer than the grace period. Its last messages may be in
+/// transit until then.
+fn lost_beyond_grace(
+    lost_peer: &LivenessProbe,
+    lost_since: &mut Option<Instant>,
+) -> Option<PeerError> {
+    let peer = lost_peer()?;
+    (lost_since.get_or_insert_with(Instant::now).elapsed() > LOST_PEER_GRACE).then_some(peer)
 }
 
 fn no_answer(waited: Duration) -> String {
     format!("no answer for {:.1} s", waited.as_secs_f64())
 }
 
-/// Why GPUs cannot add with each other.
-pub(crate) enum Refusal {
-    Here(Failure),
-    /// Other processes do not come.
-    Others(String),
-    /// One of them is gone.
-    Gone(PeerError),
+/// Why GPUs cannot form a group.
+pub(crate) enum JoinError {
+    Local(Failure),
+    /// Other processes do not join in time.
+    Timeout(String),
+    /// One of them is lost.
+    PeerLost(PeerError),
 }
 
-impl From<Failure> for Refusal {
-    fn from(failure: Failure) -> Refusal {
-        Refusal::Here(failure)
+impl From<Failure> for JoinError {
+    fn from(failure: Failure) -> JoinError {
+        JoinError::Local(failure)
     }
 }
 
 impl Group {
-    fn new(contexts: Vec<Context>, seats: Option<Seats>) -> std::result::Result<Group, Refusal> {
-        let (contexts, comms, outside) = match seats {
+    fn new(
+        contexts: Vec<Context>,
+        assignment: Option<RankAssignment>,
+    ) -> std::result::Result<Group, JoinError> {
+        let (contexts, comms, remote) = match assignment {
             None => {
                 let comms = connect(&contexts, make_id()?, 0, contexts.len())?;
                 (contexts, comms, None)
             }
-            Some(Seats { id, first, all, gone, limit }) => {
-                let (contexts, comms) = unless_gone(limit, &gone, move || {
-                    let comms = connect(&contexts, id, first, all);
+            Some(RankAssignment { id, first, total, lost_peer, timeout }) => {
+                let (contexts, comms) = unless_peer_lost(timeout, &lost_peer, move || {
+                    let comms = connect(&contexts, id, first, total);
                     (contexts, comms)
                 })?;
-                (contexts, comms?, Some((gone, limit)))
+                (contexts, comms?, Some((lost_peer, timeout)))
             }
         };
         let each = contexts.into_iter().zip(comms);
         let members: Vec<Member> = each.map(|(context, comm)| Member::new(context, comm)).collect();
-        let meeting = Meeting::new(members.len());
-        Ok(Group { members, meeting, aborts: Mutex::default(), outside, lost: OnceLock::new() })
+        let barrier = AbortableBarrier::new(members.len());
+        Ok(Group { members, barrier, aborts: Mutex::default(), remote, lost: OnceLock::new() })
     }
 
-    /// Takes note that other processes do not answer.
-    fn lose(&self, message: String) -> Failure {
+    /// Records that other processes do not respond.
+    fn record_loss(&self, message: String) -> Failure {
         Failure(self.lost.get_or_init(|| message).clone())
     }
 
-    /// Stops what is under way on every GPU. A communicator that its own thread stays in the library
-    /// with is left to it: the end of the others shows there as an error, and that thread gives up as
-    /// well.
-    fn give_up(&self) {
-        self.meeting.fail();
-        self.abort(false);
+    /// Aborts all operations on every GPU. A communicator is skipped while its own thread is
+    /// blocked in the library: that thread then sees the abort of the others as an error, and
+    /// aborts as well.
+    fn abort(&self) {
+        self.barrier.abort();
+        self.abort_comms(false);
     }
 
-    /// Aborts communicators, with force even those that the library keeps a thread with. Each has a thread
-    /// because the library first lets go of the GPU and then waits until no captured step is left.
-    fn abort(&self, force: bool) {
+    /// Aborts communicators; with `force`, also those with a thread blocked in the library. Each
+    /// abort has its own thread, because the library first releases the GPU and then waits until no
+    /// captured step is left.
+    fn abort_comms(&self, force: bool) {
         for member in &self.members {
-            let is_free = taken(&member.comm).is_some();
+            let is_free = take_comm(&member.comm).is_some();
             if !(is_free || force) || !member.first_to_abort() {
                 continue;
             }
-            let Ok(context) = member.context.again() else { continue };
-            let comm = member.raw;
+            let Ok(context) = member.context.try_clone() else { continue };
+            let comm = member.abort_comm;
             let abort = move || {
-                let aborted = context.enter().and_then(|()| nccl!(ncclCommAbort(comm.raw())));
+                let aborted = context.enter().and_then(|()| nccl!(ncclCommAbort(comm.handle())));
                 aborted.unwrap_or_else(|e| tracing::warn!("{e}"));
             };
-            locked(&self.aborts).push(thread::spawn(abort));
+            lock(&self.aborts).push(thread::spawn(abort));
         }
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Each waits for the others; not for long where those are other processes, which may have ended.
-        let limit = if self.outside.is_some() { PARTING } else { Duration::MAX };
-        for abort in locked(&self.aborts).drain(..) {
-            // It reports for itself.
-            within(limit, move || drop(abort.join()));
+        // Each abort waits for the others; not for long if those are other processes, which may
+        // have ended.
+        let limit = if self.remote.is_some() { SHUTDOWN_TIMEOUT } else { Duration::MAX };
+        for abort in lock(&self.aborts).drain(..) {
+            // The thread reports errors itself.
+            with_timeout(limit, move || drop(abort.join()));
         }
-        let mut partings = vec![];
+        let mut destroys = vec![];
         for Member { context, comm, aborted, .. } in self.members.drain(..) {
-            let Some(comm) = locked(&comm).take().filter(|_| !aborted.into_inner()) else {
+            let Some(comm) = lock(&comm).take().filter(|_| !aborted.into_inner()) else {
                 continue;
             };
             let destroy = move || {
-                let ended = context.enter().and_then(|()| nccl!(ncclCommDestroy(comm.raw())));
+                let ended = context.enter().and_then(|()| nccl!(ncclCommDestroy(comm.handle())));
                 ended.unwrap_or_else(|e| tracing::warn!("{e}"));
             };
-            partings.push(thread::spawn(move || within(limit, destroy)));
+            destroys.push(thread::spawn(move || with_timeout(limit, destroy)));
         }
-        for parting in partings {
+        for destroy in destroys {
             // As above.
-            let _ = parting.join();
+            let _ = destroy.join();
         }
     }
 }
 
-/// Has the GPUs of these contexts add with each other, and with those of other processes: a link for
-/// each.
+/// Forms a group of the GPUs of these contexts, and those of other processes. Returns a link for
+/// each GPU.
 pub(crate) fn join(
     contexts: Vec<Context>,
-    seats: Option<Seats>,
-) -> std::result::Result<Vec<Link>, Refusal> {
+    assignment: Option<RankAssignment>,
+) -> std::result::Result<Vec<Link>, JoinError> {
     let ranks = 0..contexts.len();
-    let group = Arc::new(Group::new(contexts, seats)?);
+    let group = Arc::new(Group::new(contexts, assignment)?);
     Ok(ranks.map(|rank| Link { group: group.clone(), rank }).collect())
 }
 
 impl Link {
-    /// The communicator, unless it was given up, and its lock.
+    /// The communicator and its lock. Fails if it was aborted.
     fn comm(&self) -> Result<(MutexGuard<'_, Option<Comm>>, sys::Comm)> {
         let member = &self.group.members[self.rank];
-        let held = locked(&member.comm);
-        let comm = held.filter(|_| !member.aborted.load(Ordering::SeqCst)).ok_or_else(gone)?.raw();
+        let held = lock(&member.comm);
+        let comm =
+            held.filter(|_| !member.aborted.load(Ordering::SeqCst)).ok_or_else(aborted)?.handle();
         Ok((held, comm))
     }
 
-    /// Adds over all GPUs, as one.
-    pub fn reduce(&self, sums: &[Sum], stream: &Stream) -> Result<()> {
+    /// Runs all-reduces over all GPUs as one operation.
+    pub fn reduce(&self, reductions: &[Reduction], stream: &Stream) -> Result<()> {
         let (_held, comm) = self.comm()?;
         grouped(|| {
-            sums.iter().try_for_each(|Sum { from, to, elem, len }| {
+            reductions.iter().try_for_each(|Reduction { from, to, elem, len }| {
                 let (from, to) = (*from as *const _, *to as *mut _);
-                nccl!(ncclAllReduce(from, to, *len, number(*elem), SUM, comm, stream.0))
+                nccl!(ncclAllReduce(from, to, *len, data_type(*elem), OP_SUM, comm, stream.0))
             })
         })?;
-        // Whoever gave up meanwhile may have left this communicator alone.
-        if self.group.meeting.failed() { Err(gone()) } else { Ok(()) }
+        // An abort in the meantime may have skipped this communicator.
+        if self.group.barrier.is_aborted() { Err(aborted()) } else { Ok(()) }
     }
 
-    /// Sends bytes to other ranks while others come in, as one; `sent` and `received` are an address and
-    /// a length for each rank, without those for whom there is nothing. The library connects the GPUs the
-    /// first time.
-    pub fn swap(
+    /// Sends and receives bytes as one operation. `sent` and `received` are the rank, the address
+    /// and the length of each message that is not empty. The first call connects the GPUs.
+    pub fn send_receive(
         &self,
         sent: &[(usize, u64, usize)],
         received: &[(usize, u64, usize)],
@@ -365,55 +377,55 @@ impl Link {
         let (_held, comm) = self.comm()?;
         grouped(|| {
             sent.iter().try_for_each(|(rank, at, len)| {
-                nccl!(ncclSend(*at as *const _, *len, BYTE, *rank as c_int, comm, stream.0))
+                nccl!(ncclSend(*at as *const _, *len, TYPE_BYTE, *rank as c_int, comm, stream.0))
             })?;
             received.iter().try_for_each(|(rank, at, len)| {
-                nccl!(ncclRecv(*at as *mut _, *len, BYTE, *rank as c_int, comm, stream.0))
+                nccl!(ncclRecv(*at as *mut _, *len, TYPE_BYTE, *rank as c_int, comm, stream.0))
             })
         })
     }
 
-    /// Does what the GPUs may wait for each other in. The first takes a lock for all of them: were it
-    /// each for itself, one could wait inside for another that waits for the lock.
-    pub fn together<L, T>(
+    /// Runs work in which the GPUs wait for each other. The first rank takes the lock for all: with
+    /// one lock each, a GPU could wait inside for another that waits for its lock.
+    pub fn run_all<L, T>(
         &self,
         lock: impl FnOnce() -> L,
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         let held = (self.rank == 0).then(lock);
-        self.group.meeting.wait().map_err(|_| gone())?;
-        let done = self.watched(work)?;
-        self.group.meeting.wait().map_err(|_| gone())?;
+        self.group.barrier.wait().map_err(|_| aborted())?;
+        let done = self.with_watchdog(work)?;
+        self.group.barrier.wait().map_err(|_| aborted())?;
         drop(held);
         Ok(done)
     }
 
-    /// Fails where another GPU did, or the library by itself.
+    /// Fails if another GPU failed, or the library reports an error.
     pub fn check(&self) -> Result<()> {
-        if self.group.meeting.failed() {
-            return Err(gone());
+        if self.group.barrier.is_aborted() {
+            return Err(aborted());
         }
         let (_held, comm) = self.comm()?;
         let mut error = 0;
         nccl!(ncclCommGetAsyncError(comm, &mut error))?;
-        check("sum over GPUs", error).map_err(|failure| match &self.group.outside {
-            Some(_) => self.group.lose(failure.0),
+        check("sum over GPUs", error).map_err(|failure| match &self.group.remote {
+            Some(_) => self.group.record_loss(failure.0),
             None => failure,
         })
     }
 
-    /// Calls the library where it may wait for other processes without an end: in time, their sums are
-    /// stopped from outside.
-    pub fn watched<T>(&self, call: impl FnOnce() -> T) -> T {
-        let Some((_, limit)) = self.group.outside else { return call() };
+    /// Runs a call that may wait for other processes forever. After the timeout, another thread
+    /// aborts the group.
+    pub fn with_watchdog<T>(&self, call: impl FnOnce() -> T) -> T {
+        let Some((_, limit)) = self.group.remote else { return call() };
         let (done, ended) = channel::<()>();
         let group = self.group.clone();
         thread::spawn(move || {
-            // A wait that looks for itself comes to its limit before.
-            if ended.recv_timeout(limit + GRACE) == Err(RecvTimeoutError::Timeout) {
-                group.lose(no_answer(limit));
-                group.meeting.fail();
-                group.abort(true);
+            // A wait that polls reaches its own limit first.
+            if ended.recv_timeout(limit + LOST_PEER_GRACE) == Err(RecvTimeoutError::Timeout) {
+                group.record_loss(no_answer(limit));
+                group.barrier.abort();
+                group.abort_comms(true);
             }
         });
         let result = call();
@@ -421,40 +433,41 @@ impl Link {
         result
     }
 
-    /// Waits until an event has passed, unless another GPU fails in front of it, or those of other
-    /// processes do not come.
+    /// Waits for an event. Fails if another GPU fails first, or those of other processes do not
+    /// respond.
     pub fn wait(&self, event: &Event) -> Result<()> {
-        let (began, mut looked, mut seen) = (Instant::now(), Instant::now(), None);
+        let (began, mut last_poll, mut lost_since) = (Instant::now(), Instant::now(), None);
         while !event.state()? {
             self.check()?;
-            if looked.elapsed() > LOOK {
-                looked = Instant::now();
-                self.patient(began, &mut seen)?;
+            if last_poll.elapsed() > POLL_INTERVAL {
+                last_poll = Instant::now();
+                self.check_peers(began, &mut lost_since)?;
             }
             thread::yield_now();
         }
         self.check()
     }
 
-    /// Fails where other processes have been waited for too long, or one is gone for a while.
-    fn patient(&self, since: Instant, seen: &mut Option<Instant>) -> Result<()> {
-        let Some((gone, limit)) = &self.group.outside else { return Ok(()) };
+    /// Fails if other processes do not respond in time, or one has been lost for longer than the
+    /// grace period.
+    fn check_peers(&self, since: Instant, lost_since: &mut Option<Instant>) -> Result<()> {
+        let Some((lost_peer, limit)) = &self.group.remote else { return Ok(()) };
         if since.elapsed() > *limit {
-            return Err(self.group.lose(no_answer(since.elapsed())));
+            return Err(self.group.record_loss(no_answer(since.elapsed())));
         }
-        match gone_for_a_while(gone, seen) {
-            Some(peer) => Err(self.group.lose(peer.to_string())),
+        match lost_beyond_grace(lost_peer, lost_since) {
+            Some(peer) => Err(self.group.record_loss(peer.to_string())),
             None => Ok(()),
         }
     }
 
-    /// How it showed that GPUs of another process do not answer, where they do not.
+    /// Why GPUs of another process are considered lost, if they are.
     pub fn lost(&self) -> Option<&str> {
         self.group.lost.get().map(String::as_str)
     }
 
-    pub fn give_up(&self) {
-        self.group.give_up();
+    pub fn abort(&self) {
+        self.group.abort();
     }
 }
 
@@ -463,60 +476,64 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_communicator_in_use_is_waited_for_but_not_forever() {
+    fn waiting_for_a_communicator_in_use_times_out() {
         let comm = Mutex::new(Some(Comm(null_mut())));
-        let held = locked(&comm);
+        let held = lock(&comm);
         thread::scope(|scope| {
-            assert!(scope.spawn(|| taken(&comm)).join().expect("no panic").is_none());
-            let waits = scope.spawn(|| taken(&comm));
+            assert!(scope.spawn(|| take_comm(&comm)).join().expect("no panic").is_none());
+            let waits = scope.spawn(|| take_comm(&comm));
             drop(held);
             assert!(waits.join().expect("no panic").is_some());
         });
-        assert!(taken(&comm).is_none());
+        assert!(take_comm(&comm).is_none());
     }
 
     #[test]
-    fn calls_that_do_not_come_back_are_left_behind() {
+    fn blocked_calls_are_abandoned() {
         let (stop, stopped) = channel::<()>();
         let waits = move || stopped.recv().is_err();
-        assert_eq!(within(Duration::from_millis(20), waits), None);
+        assert_eq!(with_timeout(Duration::from_millis(20), waits), None);
         drop(stop);
-        assert_eq!(within(Duration::MAX, || 7), Some(7));
+        assert_eq!(with_timeout(Duration::MAX, || 7), Some(7));
     }
 
     #[test]
-    fn a_worker_that_dies_while_gpus_connect_is_named_long_before_the_limit() {
+    fn a_worker_lost_while_gpus_connect_is_named_long_before_the_timeout() {
         let limit = Duration::from_secs(60);
         let lost = || PeerError { name: "rank 2".into(), message: "is gone".into() };
-        let (began, somebody, nobody): (_, Gone, Gone) =
+        let (began, somebody, nobody): (_, LivenessProbe, LivenessProbe) =
             (Instant::now(), Arc::new(move || Some(lost())), Arc::new(|| None));
         let (stop, stopped) = channel::<()>();
-        let refusal = unless_gone(limit, &somebody, move || stopped.recv().is_err());
-        assert!(matches!(refusal, Err(Refusal::Gone(peer)) if peer == lost()));
-        assert!(began.elapsed() > GRACE && began.elapsed() < limit / 4, "{:?}", began.elapsed());
+        let error = unless_peer_lost(limit, &somebody, move || stopped.recv().is_err());
+        assert!(matches!(error, Err(JoinError::PeerLost(peer)) if peer == lost()));
+        assert!(
+            began.elapsed() > LOST_PEER_GRACE && began.elapsed() < limit / 4,
+            "{:?}",
+            began.elapsed()
+        );
         drop(stop);
-        // It may have been the last one that was waited for.
+        // It may have sent its last message just before.
         let late = || {
-            thread::sleep(3 * LOOK);
+            thread::sleep(3 * POLL_INTERVAL);
             7
         };
-        assert!(matches!(unless_gone(limit, &somebody, late), Ok(7)));
+        assert!(matches!(unless_peer_lost(limit, &somebody, late), Ok(7)));
         let (_stop, stopped) = channel::<()>();
-        let refusal = unless_gone(2 * LOOK, &nobody, move || stopped.recv().is_err());
+        let error = unless_peer_lost(2 * POLL_INTERVAL, &nobody, move || stopped.recv().is_err());
         assert!(
-            matches!(refusal, Err(Refusal::Others(words)) if words.starts_with("no answer for 0."))
+            matches!(error, Err(JoinError::Timeout(words)) if words.starts_with("no answer for 0."))
         );
     }
 
     #[phalanx_testing::needs(nccl)]
     #[test]
-    fn every_id_is_another() {
+    fn ids_are_unique() {
         assert_ne!(make_id().unwrap(), make_id().unwrap());
     }
 
     #[phalanx_testing::needs(nccl)]
     #[test]
-    fn errors_are_named_and_a_thread_is_not_left_inside_a_group() {
+    fn errors_name_the_call_and_end_the_group() {
         assert_eq!(check("nothing", 0), Ok(()));
         let text = check("ncclAllReduce", 4).unwrap_err().0;
         assert!(text.starts_with("ncclAllReduce: invalid argument"), "{text}");
@@ -528,7 +545,7 @@ mod tests {
         // SAFETY: a null communicator is refused.
         let refused = unsafe {
             let (from, to, stream) = (std::ptr::null(), null_mut(), null_mut());
-            sys::ncclAllReduce(from, to, 1, number(Elem::F32), SUM, null_mut(), stream)
+            sys::ncclAllReduce(from, to, 1, data_type(Elem::F32), OP_SUM, null_mut(), stream)
         };
         assert!(check("ncclAllReduce", refused).is_err());
     }

@@ -1,4 +1,4 @@
-//! Kernels from source to machine code, with a cache on disk.
+//! Runtime compilation of kernels, with a cache on disk.
 
 use crate::cache;
 use crate::driver::{Failure, Result};
@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 
-/// What stands in front of every file.
+/// Prepended to every file.
 pub(crate) const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 
 /// The kernel files, by name.
@@ -16,7 +16,7 @@ pub(crate) const FILES: &[(&str, &str)] = &[
     ("collective", include_str!("kernels/collective.cu")),
     ("conv", include_str!("kernels/conv.cu")),
     ("index", include_str!("kernels/index.cu")),
-    ("kept", include_str!("kernels/kept.cu")),
+    ("resident_dataset", include_str!("kernels/resident_dataset.cu")),
     ("layout", include_str!("kernels/layout.cu")),
     ("norm", include_str!("kernels/norm.cu")),
     ("pool", include_str!("kernels/pool.cu")),
@@ -27,7 +27,7 @@ pub(crate) const FILES: &[(&str, &str)] = &[
     ("update", include_str!("kernels/update.cu")),
 ];
 
-/// The whole source of a file; `tapes` is the text of those written for one program.
+/// The complete source of a file. `tapes` is the source generated for one program.
 pub(crate) fn source(of: Source, tapes: &str) -> Result<String> {
     let body = match of {
         Source::Tapes => tapes,
@@ -39,14 +39,14 @@ pub(crate) fn source(of: Source, tapes: &str) -> Result<String> {
     Ok(format!("{PRELUDE}\n#line 1 \"{}.cu\"\n{body}", of.name()))
 }
 
-/// Machine code and the names kernels have in it.
+/// Machine code, and the mangled names of its kernels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Compiled {
     pub names: BTreeMap<String, String>,
     pub cubin: Vec<u8>,
 }
 
-/// As [`translate`], from the cache where it was done before.
+/// Like [`compile_uncached`], but cached.
 pub(crate) fn compile(source: &str, kernels: &[String], capability: i32) -> Result<Compiled> {
     let mut hash = Sha256::new();
     for part in [source, &kernels.join("\n"), &format!("sm_{capability}"), &version()] {
@@ -57,14 +57,14 @@ pub(crate) fn compile(source: &str, kernels: &[String], capability: i32) -> Resu
     if let Some(found) = cache::read("kernels", &key).and_then(|bytes| decode(&bytes)) {
         return Ok(found);
     }
-    let compiled = translate(source, kernels, capability)?;
+    let compiled = compile_uncached(source, kernels, capability)?;
     cache::write("kernels", &key, &encode(&compiled));
     Ok(compiled)
 }
 
 fn version() -> String {
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: the library is open, and two numbers are written.
+    // SAFETY: the library is open, and the call writes two numbers.
     unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
     format!("{major}.{minor}")
 }
@@ -77,9 +77,9 @@ fn check(what: &str, answer: nvrtcResult) -> Result<()> {
 }
 
 /// A program of the runtime compiler.
-struct Translation(sys::nvrtcProgram);
+struct NvrtcProgram(sys::nvrtcProgram);
 
-impl Drop for Translation {
+impl Drop for NvrtcProgram {
     fn drop(&mut self) {
         // SAFETY: made by `nvrtcCreateProgram`, destroyed once.
         unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
@@ -91,7 +91,11 @@ fn text(s: &str) -> Result<CString> {
 }
 
 /// Compiles kernels of one source for a compute capability.
-pub(crate) fn translate(source: &str, kernels: &[String], capability: i32) -> Result<Compiled> {
+pub(crate) fn compile_uncached(
+    source: &str,
+    kernels: &[String],
+    capability: i32,
+) -> Result<Compiled> {
     let source = text(source)?;
     let mut raw = std::ptr::null_mut();
     // SAFETY: the source outlives the call; there are no headers.
@@ -107,10 +111,10 @@ pub(crate) fn translate(source: &str, kernels: &[String], capability: i32) -> Re
         )
     };
     check("nvrtcCreateProgram", made)?;
-    let program = Translation(raw);
+    let program = NvrtcProgram(raw);
     let names: Vec<CString> = kernels.iter().map(|k| text(k)).collect::<Result<_>>()?;
     for name in &names {
-        // SAFETY: a live program and a live text.
+        // SAFETY: a live program and a live string.
         let added = unsafe { sys::nvrtcAddNameExpression(program.0, name.as_ptr()) };
         check("nvrtcAddNameExpression", added)?;
     }
@@ -125,7 +129,7 @@ pub(crate) fn translate(source: &str, kernels: &[String], capability: i32) -> Re
     let mut compiled = Compiled::default();
     for (kernel, name) in kernels.iter().zip(&names) {
         let mut lowered = std::ptr::null();
-        // SAFETY: the name was added before compiling; the answer lives as long as the program.
+        // SAFETY: the name was added before compiling; the result lives as long as the program.
         let lowered = unsafe {
             let found = sys::nvrtcGetLoweredName(program.0, name.as_ptr(), &mut lowered);
             check("nvrtcGetLoweredName", found)?;
@@ -134,7 +138,7 @@ pub(crate) fn translate(source: &str, kernels: &[String], capability: i32) -> Re
         compiled.names.insert(kernel.clone(), lowered);
     }
     let mut bytes = 0;
-    // SAFETY: a compiled program; the buffer has the size asked for.
+    // SAFETY: a compiled program; the buffer has the requested size.
     unsafe {
         check("nvrtcGetCUBINSize", sys::nvrtcGetCUBINSize(program.0, &mut bytes))?;
         compiled.cubin = vec![0; bytes];
@@ -144,10 +148,10 @@ pub(crate) fn translate(source: &str, kernels: &[String], capability: i32) -> Re
     Ok(compiled)
 }
 
-/// What the compiler said.
-fn log(program: &Translation) -> String {
+/// The compiler's log.
+fn log(program: &NvrtcProgram) -> String {
     let mut bytes = 0;
-    // SAFETY: a live program; the buffer has the size asked for.
+    // SAFETY: a live program; the buffer has the requested size.
     unsafe {
         sys::nvrtcGetProgramLogSize(program.0, &mut bytes);
         let mut text = vec![0u8; bytes.max(1)];
@@ -156,7 +160,7 @@ fn log(program: &Translation) -> String {
     }
 }
 
-/// One line per kernel, an empty one, then the machine code.
+/// One line per kernel, an empty line, then the machine code.
 fn encode(compiled: &Compiled) -> Vec<u8> {
     let mut out = vec![];
     for (kernel, lowered) in &compiled.names {

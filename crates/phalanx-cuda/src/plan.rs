@@ -1,64 +1,64 @@
-//! What a program takes of a replica's memory: known before there is a GPU, and what an executor reserves.
+//! The memory plan of a program. It is known without a GPU, and is what the executor reserves.
 
-use crate::cx::Layout;
+use crate::device::{MAX_STAGED_STEPS, Plan};
 use crate::inputs::INPUT_BYTES;
 use crate::launch::Block;
-use crate::lower::{self, Facts, FromTable, Replica, Request};
-use crate::machine::{AHEAD, Plan};
+use crate::lower::{self, FromTable, FusionFacts, Replica, Request};
+use crate::lowering_context::Layout;
 use crate::schedule::{STREAMS, schedule};
-use crate::task::{Task, Work};
+use crate::work_item::{Task, WorkItem};
 use crate::{autotune, cublas};
 use phalanx_graph::ParamSpec;
 use phalanx_graph::program::Program;
 
-/// Parameters, feeds and fetches start at multiples of this many bytes, and no block is smaller.
+/// Alignment of parameters, feeds and fetches in bytes, and the minimum size of a block.
 pub(crate) const ALIGN: usize = 256;
 
-/// What copies of the inputs on their way are for.
+/// Purpose of the staged copies of the inputs.
 pub(crate) const INPUT_COPIES: &str = "input copies";
 
-/// What memory that the vendor's libraries compute in is for.
+/// Purpose of the workspaces of the vendor's libraries.
 pub(crate) const WORKSPACES: &str = "library workspaces";
 
-/// A block of memory and what it is for.
+/// A block of memory and its purpose.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct Allocation {
     pub block: Block,
     pub bytes: usize,
     pub purpose: &'static str,
 }
 
-impl Room {
-    pub fn new(block: Block, bytes: usize, purpose: &'static str) -> Room {
-        Room { block, bytes: bytes.max(ALIGN), purpose }
+impl Allocation {
+    pub fn new(block: Block, bytes: usize, purpose: &'static str) -> Allocation {
+        Allocation { block, bytes: bytes.max(ALIGN), purpose }
     }
 }
 
-/// Where a program's feeds and fetches lie, and the blocks it needs.
-pub(crate) struct Rooms {
+/// The layout of a program's feeds and fetches, and the blocks it needs.
+pub(crate) struct Allocations {
     pub layout: Layout,
     /// Bytes of a replica's inputs.
     pub inputs: usize,
-    /// Where each fetch begins, and where the last ends.
+    /// Offset of each fetch, in bytes, and their total size.
     pub fetches: Vec<usize>,
     pub fetch_bytes: usize,
     /// Bytes of all parameters.
-    flat: usize,
+    param_bytes: usize,
 }
 
-/// How a step is run, besides its rows.
+/// How a step runs, besides its rows.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Way<'a> {
-    /// Whether there are other GPUs to add with.
+pub(crate) struct RunMode<'a> {
+    /// Whether it reduces across GPUs.
     pub joined: bool,
-    /// The samples that its rows are of, if not from the host.
+    /// The resident dataset that its rows come from; from the host if `None`.
     pub from: Option<FromTable<'a>>,
-    /// Under gradient accumulation, whether the sum is applied.
+    /// With gradient accumulation, whether the sum is applied.
     pub accumulate: Option<bool>,
 }
 
-/// Byte offsets of parts that follow one another, and the end.
-fn stack(sizes: impl Iterator<Item = usize>, from: usize) -> (Vec<usize>, usize) {
+/// Byte offsets of consecutive parts, and their total size.
+fn pack_offsets(sizes: impl Iterator<Item = usize>, from: usize) -> (Vec<usize>, usize) {
     let mut end = from;
     let mut offsets = vec![];
     for bytes in sizes {
@@ -68,43 +68,47 @@ fn stack(sizes: impl Iterator<Item = usize>, from: usize) -> (Vec<usize>, usize)
     (offsets, end)
 }
 
-/// Where each parameter lies, in bytes, and the end of the last.
-pub(crate) fn flat(params: &[ParamSpec]) -> (Vec<usize>, usize) {
-    stack(params.iter().map(|p| p.len() * 4), 0)
+/// Byte offset of each parameter, and their total size.
+pub(crate) fn param_offsets(params: &[ParamSpec]) -> (Vec<usize>, usize) {
+    pack_offsets(params.iter().map(|p| p.len() * 4), 0)
 }
 
-impl Rooms {
-    pub fn of(program: &Program) -> Rooms {
+impl Allocations {
+    pub fn of(program: &Program) -> Allocations {
         let max_rows = program.options().mesh.max_rows(program.options().max_batch);
         let bytes = |ty: &phalanx_graph::Type| {
             ty.len() * ty.dtype.bytes() * if ty.is_rows() { max_rows } else { 1 }
         };
-        let (feeds, inputs) = stack(program.feeds().iter().map(|f| bytes(&f.ty)), INPUT_BYTES);
-        let (fetches, fetch_bytes) = stack(program.fetches().iter().map(|f| bytes(&f.ty)), 0);
-        let (params, flat) = flat(program.params());
-        Rooms { layout: Layout { feeds, params }, inputs, fetches, fetch_bytes, flat }
+        let (feeds, inputs) =
+            pack_offsets(program.feeds().iter().map(|f| bytes(&f.ty)), INPUT_BYTES);
+        let (fetches, fetch_bytes) =
+            pack_offsets(program.fetches().iter().map(|f| bytes(&f.ty)), 0);
+        let (params, param_bytes) = param_offsets(program.params());
+        Allocations { layout: Layout { feeds, params }, inputs, fetches, fetch_bytes, param_bytes }
     }
 
-    /// The blocks that a program needs whatever the rows of a batch.
-    pub fn blocks(&self, program: &Program) -> Vec<Room> {
-        let mut rooms = vec![
-            Room::new(Block::Params, self.flat, "weights"),
-            Room::new(Block::Inputs, self.inputs, "inputs"),
-            Room::new(Block::Fetches, self.fetch_bytes, "results"),
-            Room::new(Block::Arena, program.memory().arena, "activations"),
-            Room::new(Block::Shared, program.memory().shared, "statistics"),
+    /// The blocks of a program that are independent of the number of rows.
+    pub fn blocks(&self, program: &Program) -> Vec<Allocation> {
+        let mut allocations = vec![
+            Allocation::new(Block::Params, self.param_bytes, "weights"),
+            Allocation::new(Block::Inputs, self.inputs, "inputs"),
+            Allocation::new(Block::Fetches, self.fetch_bytes, "results"),
+            Allocation::new(Block::Arena, program.memory().arena, "activations"),
+            Allocation::new(Block::Shared, program.memory().shared, "statistics"),
         ];
         if let Some(plan) = program.update() {
-            rooms.push(Room::new(Block::Gradients, self.flat, "gradients"));
+            allocations.push(Allocation::new(Block::Gradients, self.param_bytes, "gradients"));
             let slots = 0..plan.rule.slots.len();
-            rooms.extend(slots.map(|i| Room::new(Block::Slot(i), self.flat, "optimizer slots")));
+            allocations.extend(
+                slots.map(|i| Allocation::new(Block::Slot(i), self.param_bytes, "optimizer slots")),
+            );
         }
-        rooms
+        allocations
     }
 
-    /// The works of the largest batch, all replicas on one GPU, and their bytes of scratch
+    /// The work items of the largest batch with all replicas on one GPU, and their bytes of scratch
     /// memory and of counters.
-    pub fn lower(&self, program: &Program, way: Way<'_>) -> (Plan, (usize, usize)) {
+    pub fn lower(&self, program: &Program, mode: RunMode<'_>) -> (Plan, (usize, usize)) {
         let (mesh, rows) = (program.options().mesh, program.options().max_batch);
         let replica = |local: usize| {
             let range = mesh.device_rows(rows, local);
@@ -114,54 +118,58 @@ impl Rooms {
         lower::lower(&Request {
             program,
             layout: &self.layout,
-            facts: &Facts::of(program, mesh.devices == 1),
+            facts: &FusionFacts::of(program, mesh.devices == 1),
             replicas: &replicas,
             rows,
             fetches: &self.fetches,
-            accumulate: way.accumulate,
-            joined: way.joined,
-            from: way.from,
+            accumulate: mode.accumulate,
+            joined: mode.joined,
+            from: mode.from,
         })
     }
 }
 
-/// The bytes that each stream's products may compute in, at most. How much of them the libraries take
-/// shows only on the GPU.
-pub(crate) fn workspaces(works: &[Work]) -> Vec<usize> {
-    let mut most = vec![0; STREAMS + 1];
-    for (work, place) in works.iter().zip(schedule(works, STREAMS)) {
+/// Maximum workspace of each stream, in bytes. How much the libraries actually use is known only on
+/// the GPU.
+pub(crate) fn workspaces(work_items: &[WorkItem]) -> Vec<usize> {
+    let mut max_bytes = vec![0; STREAMS + 1];
+    for (work, slot) in work_items.iter().zip(schedule(work_items, STREAMS)) {
         let bytes = |task: &Task| match task {
-            Task::Conv(conv) => autotune::most_workspace(conv),
+            Task::Conv(conv) => autotune::max_workspace(conv),
             Task::Gemm(_) => cublas::WORKSPACE,
             Task::Launch(_) | Task::Clear(_) | Task::Reduce(_) => 0,
         };
         let wanted = work.tasks.iter().map(bytes).max().unwrap_or(0);
-        most[place.stream] = wanted.max(most[place.stream]);
+        max_bytes[slot.stream] = wanted.max(max_bytes[slot.stream]);
     }
-    most
+    max_bytes
 }
 
-/// What a program, compiled for a mesh of one worker per device, takes of each replica's memory, by purpose
-/// and in bytes; `gathers` where gradients are accumulated over steps. Of `library workspaces` it is the
-/// most that is allowed, which replicas on one GPU share. What the driver and the vendor's libraries take
-/// for themselves comes on top.
-pub fn memory_plan(program: &Program, gathers: bool) -> Vec<(&'static str, usize)> {
-    let rooms = Rooms::of(program);
-    let mut blocks = rooms.blocks(program);
-    let (plan, (scratch, counters)) = rooms.lower(program, Way::default());
-    blocks.push(Room::new(Block::Scratch, scratch, "partial sums"));
-    blocks.push(Room::new(Block::Counters, counters, "partial sums"));
-    if gathers && program.update().is_some() {
-        blocks.push(Room::new(Block::Gathered, rooms.flat, "accumulated gradients"));
+/// Memory of each replica by purpose, in bytes, of a program compiled for a mesh of one worker per
+/// device. `accumulates` says whether gradients are accumulated over steps. For `library
+/// workspaces` it is the allowed maximum, which replicas on one GPU share. The memory of the driver
+/// and of the vendor's libraries themselves is not included.
+pub fn memory_plan(program: &Program, accumulates: bool) -> Vec<(&'static str, usize)> {
+    let allocations = Allocations::of(program);
+    let mut blocks = allocations.blocks(program);
+    let (plan, (scratch, counters)) = allocations.lower(program, RunMode::default());
+    blocks.push(Allocation::new(Block::Scratch, scratch, "partial sums"));
+    blocks.push(Allocation::new(Block::Counters, counters, "partial sums"));
+    if accumulates && program.update().is_some() {
+        blocks.push(Allocation::new(
+            Block::Accumulated,
+            allocations.param_bytes,
+            "accumulated gradients",
+        ));
     }
     let mut parts: Vec<(&'static str, usize)> = vec![];
-    for room in blocks {
-        match parts.iter_mut().find(|(purpose, _)| *purpose == room.purpose) {
-            Some((_, bytes)) => *bytes += room.bytes,
-            None => parts.push((room.purpose, room.bytes)),
+    for allocation in blocks {
+        match parts.iter_mut().find(|(purpose, _)| *purpose == allocation.purpose) {
+            Some((_, bytes)) => *bytes += allocation.bytes,
+            None => parts.push((allocation.purpose, allocation.bytes)),
         }
     }
-    parts.push((INPUT_COPIES, AHEAD * (rooms.inputs - INPUT_BYTES)));
-    parts.push((WORKSPACES, workspaces(&plan.work).iter().sum()));
+    parts.push((INPUT_COPIES, MAX_STAGED_STEPS * (allocations.inputs - INPUT_BYTES)));
+    parts.push((WORKSPACES, workspaces(&plan.work_items).iter().sum()));
     parts
 }

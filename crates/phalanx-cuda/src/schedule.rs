@@ -1,34 +1,34 @@
-//! Which work runs side by side: each is given a stream, and what it must wait for.
+//! Assignment of work items to streams, with the items that each must wait for.
 
-use crate::task::Work;
+use crate::work_item::WorkItem;
 
-/// Works that may run side by side.
+/// Streams for work items that run concurrently.
 pub(crate) const STREAMS: usize = 4;
 
-/// Where a work runs.
+/// The stream of a work item.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Placed {
+pub(crate) struct StreamSlot {
     pub stream: usize,
-    /// Earlier works on other streams that must be done first.
+    /// Earlier items on other streams that must finish first.
     pub waits: Vec<usize>,
-    /// Whether another stream waits for this.
+    /// Whether another stream waits for this item.
     pub awaited: bool,
 }
 
-/// Spreads works over `streams` in their order. A work goes on in the stream of the last one it must
-/// wait for, if nothing came behind that; else in the stream that has been idle longest. Sums over GPUs
-/// have one more stream to themselves, so that nothing but their readers waits for them.
-pub(crate) fn schedule(works: &[Work], streams: usize) -> Vec<Placed> {
-    let mut placed: Vec<Placed> = Vec::with_capacity(works.len());
-    // For each stream the last work, and up to which work of every stream it has waited.
+/// Assigns work items to `streams` in order. An item continues the stream of the last item it must
+/// wait for, if that is still the last on its stream; otherwise it goes to the stream that has been
+/// idle longest. All-reduces have an extra stream, so that only their readers wait for them.
+pub(crate) fn schedule(items: &[WorkItem], streams: usize) -> Vec<StreamSlot> {
+    let mut placed: Vec<StreamSlot> = Vec::with_capacity(items.len());
+    // For each stream its last item, and the last item of every stream that it has waited for.
     let all = streams + 1;
     let mut last: Vec<Option<usize>> = vec![None; all];
     let mut known: Vec<Vec<Option<usize>>> = vec![vec![None; all]; all];
-    let mut seen: Vec<Vec<Option<usize>>> = Vec::with_capacity(works.len());
-    for (i, work) in works.iter().enumerate() {
+    let mut seen: Vec<Vec<Option<usize>>> = Vec::with_capacity(items.len());
+    for (i, work) in items.iter().enumerate() {
         let mut needed: Vec<Option<usize>> = vec![None; all];
         for j in 0..i {
-            if work.follows(&works[j]) {
+            if work.follows(&items[j]) {
                 let slot = &mut needed[placed[j].stream];
                 *slot = (*slot).max(Some(j));
             }
@@ -47,7 +47,7 @@ pub(crate) fn schedule(works: &[Work], streams: usize) -> Vec<Placed> {
             }
             now[s] = now[s].max(Some(j));
         }
-        // A wait that another one implies is not needed.
+        // Drop waits that another wait implies.
         let implied =
             |j: usize| waits.iter().any(|k| *k != j && seen[*k][placed[j].stream] >= Some(j));
         let waits: Vec<usize> = waits.iter().copied().filter(|j| !implied(*j)).collect();
@@ -56,7 +56,7 @@ pub(crate) fn schedule(works: &[Work], streams: usize) -> Vec<Placed> {
         last[stream] = Some(i);
         known[stream].clone_from(&now);
         seen.push(now);
-        placed.push(Placed { stream, waits, awaited: false });
+        placed.push(StreamSlot { stream, waits, awaited: false });
     }
     placed
 }
@@ -65,20 +65,20 @@ pub(crate) fn schedule(works: &[Work], streams: usize) -> Vec<Placed> {
 mod tests {
     use super::*;
     use crate::launch::{Block, Elem, Ptr, Span};
-    use crate::task::Part;
+    use crate::work_item::Part;
 
-    fn work(reads: &[usize], writes: &[usize]) -> Work {
+    fn work(reads: &[usize], writes: &[usize]) -> WorkItem {
         let spans = |v: &[usize]| {
             v.iter().map(|at| Span::whole(Ptr::new(0, Block::Arena, *at), 8)).collect()
         };
         let (reads, writes) = (spans(reads), spans(writes));
-        Work { label: String::new(), instr: 0, tasks: vec![], reads, writes }
+        WorkItem { label: String::new(), instr: 0, tasks: vec![], reads, writes }
     }
 
     #[test]
-    fn branches_run_side_by_side_and_meet_again() {
-        let works = [work(&[], &[0]), work(&[0], &[8]), work(&[0], &[16]), work(&[8, 16], &[24])];
-        let placed = schedule(&works, 2);
+    fn branches_run_concurrently_and_join() {
+        let items = [work(&[], &[0]), work(&[0], &[8]), work(&[0], &[16]), work(&[8, 16], &[24])];
+        let placed = schedule(&items, 2);
         assert_eq!(placed[1].stream, 0);
         assert_eq!((placed[2].stream, &placed[2].waits[..]), (1, &[0][..]));
         assert_eq!((placed[3].stream, &placed[3].waits[..]), (1, &[1][..]));
@@ -86,22 +86,22 @@ mod tests {
     }
 
     #[test]
-    fn backward_goes_on_while_gradients_are_added_over_gpus() {
+    fn the_backward_pass_continues_during_all_reduces() {
         let gradient = |at: usize| {
             let at = Ptr::new(0, Block::Gradients, at);
             let part = Part { from: at, to: at, elem: Elem::F32, len: 2 };
-            Work::reduce("gradients".into(), 0, vec![part])
+            WorkItem::reduce("gradients".into(), 0, vec![part])
         };
         let makes = |reads: &[usize], at: usize| {
             let writes = vec![Span::whole(Ptr::new(0, Block::Gradients, at), 8)];
-            Work { writes, ..work(reads, &[]) }
+            WorkItem { writes, ..work(reads, &[]) }
         };
-        // Two layers: derivative, gradient, its sum; then the update.
-        let mut works = vec![work(&[], &[0]), makes(&[0], 0), gradient(0)];
-        works.extend([work(&[0], &[8]), makes(&[8], 8), gradient(8)]);
+        // Two layers: derivative, gradient, its all-reduce; then the update.
+        let mut items = vec![work(&[], &[0]), makes(&[0], 0), gradient(0)];
+        items.extend([work(&[0], &[8]), makes(&[8], 8), gradient(8)]);
         let all = vec![Span::whole(Ptr::new(0, Block::Gradients, 0), 16)];
-        works.push(Work { reads: all, ..work(&[], &[]) });
-        let placed = schedule(&works, 2);
+        items.push(WorkItem { reads: all, ..work(&[], &[]) });
+        let placed = schedule(&items, 2);
         let streams: Vec<usize> = placed.iter().map(|p| p.stream).collect();
         assert_eq!((streams[2], streams[5]), (2, 2));
         assert!([0, 1, 3, 4, 6].iter().all(|i| streams[*i] < 2), "{streams:?}");
@@ -113,10 +113,10 @@ mod tests {
 
     #[test]
     fn a_buffer_is_not_written_while_it_is_read() {
-        let works = [work(&[], &[0]), work(&[0], &[8]), work(&[], &[0])];
-        let placed = schedule(&works, 1);
+        let items = [work(&[], &[0]), work(&[0], &[8]), work(&[], &[0])];
+        let placed = schedule(&items, 1);
         assert!(placed.iter().all(|p| p.waits.is_empty()));
-        let placed = schedule(&works, 3);
+        let placed = schedule(&items, 3);
         assert_eq!(placed[2].stream, 0);
     }
 }

@@ -1,34 +1,35 @@
-//! Elementwise tapes as CUDA source: a function for each distinct tape, and a kernel for each way its
-//! operands lie in memory. What divides is a constant of the source, so that no kernel divides.
+//! Elementwise tapes as CUDA source: one device function per distinct tape, and one kernel for each
+//! memory layout of its operands. Divisors are constants of the source, so the kernels need no
+//! division.
 
-use crate::cx::{Cx, Operand};
-use crate::launch::{Elem, Launch, MOST_BLOCKS, Ptr, Source, Word};
+use crate::launch::{Elem, Launch, MAX_BLOCKS, Ptr, Source, Word};
+use crate::lowering_context::{LowerCtx, Operand};
 use phalanx_graph::ops::{Access, Binary, Instr, Tape, Unary};
 use phalanx_graph::program::ValueId;
 use std::collections::HashMap;
 use std::fmt::Write;
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: usize = 256;
 
-/// Elements a block of a grouped launch has at most, where that takes few blocks.
-pub(crate) const GROUPED: usize = 4096;
+/// Maximum elements per block of a grouped launch, as long as that needs few blocks.
+pub(crate) const MAX_GROUPED_LEN: usize = 4096;
 
 /// The kernels of a program's tapes.
 #[derive(Default)]
 pub(crate) struct Tapes {
-    /// Names by what stands behind them.
+    /// Names by definition.
     names: HashMap<String, String>,
     source: String,
 }
 
 impl Tapes {
-    /// Everything registered so far, behind `kernels/prelude.cuh`.
+    /// The source of all kernels registered so far. `kernels/prelude.cuh` must precede it.
     pub fn source(&self) -> String {
         self.source.clone()
     }
 
-    /// Adds `head name body` to the source unless it is there already; its name.
+    /// Adds `head name body` to the source unless it exists. Returns its name.
     pub fn add(&mut self, prefix: &str, head: &str, body: &str) -> String {
         let key = format!("{head} {body}");
         if let Some(name) = self.names.get(&key) {
@@ -55,15 +56,15 @@ impl Tapes {
         self.add("tape", "__device__ __forceinline__ void", &(body + "}"))
     }
 
-    fn kernel(&mut self, tape: &Tape, form: &Form) -> String {
+    fn kernel(&mut self, tape: &Tape, variant: &KernelVariant) -> String {
         let function = self.function(tape);
-        let body = form.body(tape, &function);
+        let body = variant.body(tape, &function);
         self.add("fused", &format!("__global__ void __launch_bounds__({THREADS})"), &body)
     }
 
-    fn grouped_kernel(&mut self, tape: &Tape, form: &Form) -> String {
+    fn grouped_kernel(&mut self, tape: &Tape, variant: &KernelVariant) -> String {
         let function = self.function(tape);
-        let body = form.grouped_body(tape, &function);
+        let body = variant.grouped_body(tape, &function);
         self.add("grouped", &format!("__global__ void __launch_bounds__({THREADS})"), &body)
     }
 }
@@ -129,30 +130,30 @@ fn binary(b: Binary, l: &str, r: &str) -> String {
     }
 }
 
-/// How an operand lies in memory, as far as the kernel differs by it.
+/// The properties of an operand's memory layout that select the kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Lie {
+struct OperandLayout {
     elem: Elem,
-    /// Its pixels' distance, where they are apart.
+    /// Distance between pixels, if they are not contiguous.
     ld: Option<usize>,
-    /// Whether vectors of it can be read at once.
+    /// Whether vector loads are possible.
     aligned: bool,
 }
 
-/// How a kernel's operands lie in memory.
-struct Form {
-    inputs: Vec<Lie>,
-    output: Lie,
+/// A kernel for a specific memory layout of the operands.
+struct KernelVariant {
+    inputs: Vec<OperandLayout>,
+    output: OperandLayout,
     /// Elements of a pixel.
     width: usize,
-    /// Elements a thread takes at once.
+    /// Elements that a thread processes at once.
     vector: usize,
-    /// Whether the elements are too many for 32-bit numbers.
+    /// Whether indices need 64 bits.
     long: bool,
 }
 
-impl Form {
-    fn new(tape: &Tape, x: &[Operand], y: &Operand) -> Form {
+impl KernelVariant {
+    fn new(tape: &Tape, x: &[Operand], y: &Operand) -> KernelVariant {
         let width = y.last().max(1);
         let full = |i: usize| tape.inputs[i] == Access::Full;
         let walked = || x.iter().enumerate().filter(|(i, _)| full(*i)).map(|(_, o)| o).chain([y]);
@@ -167,29 +168,29 @@ impl Form {
         let narrow = walked().all(|o| o.elem.bytes() == 2);
         let widths: &[usize] = if narrow { &[8, 4] } else { &[4] };
         let vector = widths.iter().copied().find(fits).unwrap_or(1);
-        let lie = |o: &Operand, full: bool| Lie {
+        let layout = |o: &Operand, full: bool| OperandLayout {
             elem: o.elem,
             ld: (full && o.ld != width).then_some(o.ld),
             aligned: o.ptr.offset.is_multiple_of(16),
         };
-        Form {
-            inputs: x.iter().enumerate().map(|(i, o)| lie(o, full(i))).collect(),
-            output: lie(y, true),
+        KernelVariant {
+            inputs: x.iter().enumerate().map(|(i, o)| layout(o, full(i))).collect(),
+            output: layout(y, true),
             width,
             vector,
             long: y.len >= 1 << 31,
         }
     }
 
-    /// Where element `e` of a whole operand lies.
-    fn place(&self, lie: &Lie) -> String {
-        match lie.ld {
+    /// The index of element `e` of an operand.
+    fn place(&self, layout: &OperandLayout) -> String {
+        match layout.ld {
             None => "e".into(),
             Some(ld) => format!("(i64)(e / {w}) * {ld} + e % {w}", w = self.width),
         }
     }
 
-    /// Statements that fill `v{i}` with operand `i` of the elements from `e` on.
+    /// Statements that load operand `i` of the elements from `e` on into `v{i}`.
     fn load(&self, i: usize, access: Access) -> String {
         let v = self.vector;
         let each = |at: &str| format!("EVERY({v}) v{i}[k] = ld(x{i} + {at});");
@@ -208,7 +209,7 @@ impl Form {
         format!("        float v{i}[{v}]; {body}\n")
     }
 
-    /// Loads, the tape, the store, for the elements from `e` on.
+    /// Loads, the tape and the store, for the elements from `e` on.
     fn step(&self, tape: &Tape, function: &str) -> String {
         let v = self.vector;
         let loads: String = (0..self.inputs.len()).map(|i| self.load(i, tape.inputs[i])).collect();
@@ -242,10 +243,11 @@ impl Form {
         )
     }
 
-    /// A kernel over a table: for every instance its length, operands and result.
+    /// A kernel over a table: length, operands and result of every instance.
     fn grouped_body(&self, tape: &Tape, function: &str) -> String {
         let (index, v, words) = (self.index(), self.vector, self.inputs.len() + 2);
-        let at = |i: usize, lie: &Lie| format!("row[{i}].ptr<{}>()", lie.elem.c_name());
+        let at =
+            |i: usize, layout: &OperandLayout| format!("row[{i}].ptr<{}>()", layout.elem.c_name());
         let inputs: String = self
             .inputs
             .iter()
@@ -267,14 +269,14 @@ impl Form {
 }
 
 fn launch(kernel: String, blocks: usize) -> Launch {
-    let grid = [blocks.clamp(1, MOST_BLOCKS) as u32, 1, 1];
+    let grid = [blocks.clamp(1, MAX_BLOCKS) as u32, 1, 1];
     let threads = THREADS as u32;
     Launch { source: Source::Tapes, kernel, grid, threads, shared: 0, args: vec![] }
 }
 
-/// A tape over the elements of `y`, which may take over an operand that is read whole.
+/// A tape over the elements of `y`, which may overwrite an operand that is read element by element.
 pub(crate) fn fused(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     tapes: &mut Tapes,
     tape: &Tape,
     x: &[ValueId],
@@ -285,28 +287,28 @@ pub(crate) fn fused(
     if y.len == 0 {
         return vec![];
     }
-    let form = Form::new(tape, &x, &y);
-    let blocks = (y.len / form.vector).div_ceil(THREADS);
-    let launch = launch(tapes.kernel(tape, &form), blocks);
+    let variant = KernelVariant::new(tape, &x, &y);
+    let blocks = (y.len / variant.vector).div_ceil(THREADS);
+    let launch = launch(tapes.kernel(tape, &variant), blocks);
     let launch = x.iter().fold(launch, |l, o| l.arg(o.ptr));
     vec![launch.arg(y.ptr).arg(y.len)]
 }
 
-/// Many instances of one tape over small contiguous values, none of which needs another's result,
-/// in one launch for each way they lie in memory.
+/// Many independent instances of one tape over small contiguous values, in one launch for each
+/// memory layout.
 pub(crate) fn fused_many(
     tapes: &mut Tapes,
     tape: &Tape,
     instances: &[(Vec<Operand>, Operand)],
 ) -> Vec<Launch> {
-    // Kernels in the order they first appear, with their rows of the table.
+    // Kernels in order of first use, with their rows of the table.
     let mut groups: Vec<(String, usize, Vec<Word>)> = vec![];
     let words = tape.inputs.len() + 2;
     for (x, y) in instances {
         if y.len == 0 {
             continue;
         }
-        let kernel = tapes.grouped_kernel(tape, &Form::new(tape, x, y));
+        let kernel = tapes.grouped_kernel(tape, &KernelVariant::new(tape, x, y));
         let at = groups.iter().position(|(k, ..)| *k == kernel).unwrap_or_else(|| {
             groups.push((kernel, 0, vec![]));
             groups.len() - 1
@@ -319,7 +321,7 @@ pub(crate) fn fused_many(
     }
     let finish = |(kernel, longest, table): (String, usize, Vec<Word>)| {
         let rows = table.len() / words;
-        let parts = longest.div_ceil(GROUPED).min((MOST_BLOCKS / rows).max(1));
+        let parts = longest.div_ceil(MAX_GROUPED_LEN).min((MAX_BLOCKS / rows).max(1));
         let mut launch = launch(kernel, 1).arg(table).arg(parts as i32);
         launch.grid[0] = (rows * parts) as u32;
         launch
@@ -358,11 +360,11 @@ mod tests {
     }
 
     #[test]
-    fn vectors_follow_from_type_distance_and_alignment() {
+    fn vector_width_follows_from_type_stride_and_alignment() {
         let tape = add(Access::Full);
         let v = |elem, offset, ld| {
             let x = value(elem, offset, ld);
-            Form::new(&tape, &[x.clone(), x], &value(elem, 0, 96)).vector
+            KernelVariant::new(&tape, &[x.clone(), x], &value(elem, 0, 96)).vector
         };
         assert_eq!(v(Elem::F32, 0, 96), 4);
         assert_eq!(v(Elem::F32, 8, 96), 1);
@@ -378,22 +380,22 @@ mod tests {
         let mut kernel = |access, ld| {
             let x = [value(Elem::F32, 0, ld), value(Elem::F32, 512, 96)];
             let tape = add(access);
-            let form = Form::new(&tape, &x, &value(Elem::F32, 1024, 96));
-            tapes.kernel(&tape, &form)
+            let variant = KernelVariant::new(&tape, &x, &value(Elem::F32, 1024, 96));
+            tapes.kernel(&tape, &variant)
         };
         let first = kernel(Access::Full, 96);
         assert_eq!(kernel(Access::Full, 96), first);
         let others =
             [kernel(Access::Full, 192), kernel(Access::Suffix(96), 96), kernel(Access::Scalar, 96)];
         assert!(others.iter().all(|k| *k != first));
-        // One function serves them all but for what the tapes differ in: nothing.
+        // The tapes compute the same, so they share one function.
         assert_eq!(tapes.source().matches("__forceinline__").count(), 1);
     }
 
     #[cfg(feature = "emulator")]
     mod emulated {
         use super::*;
-        use crate::ops::lab::{Lab, SEEDS, close, numbers};
+        use crate::ops::harness::{Harness, SEEDS, close, numbers};
         use phalanx_cpu::reference::run_tape;
 
         fn single(inputs: Vec<Access>, last: Instr) -> Tape {
@@ -404,27 +406,27 @@ mod tests {
 
         #[phalanx_testing::needs(gxx)]
         #[test]
-        fn functions_of_one_number() {
-            let mut lab = Lab::new(None, 1);
+        fn unary_functions_match_the_reference() {
+            let mut harness = Harness::new(None, 1);
             let x = [0.0, 0.5, -0.5, 9.25, -9.25, f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
-            let (input, y) = (lab.rows(&[8], 0, &x), lab.rows(&[8], 0, &[0.0; 8]));
+            let (input, y) = (harness.rows(&[8], 0, &x), harness.rows(&[8], 0, &[0.0; 8]));
             let wide: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
             for u in Unary::ALL {
                 let tape = single(vec![Access::Full], Instr::Unary(u, 0));
-                lab.run(|cx, tapes| fused(cx, tapes, &tape, &[input], y));
+                harness.run(|cx, tapes| fused(cx, tapes, &tape, &[input], y));
                 let want = run_tape(&tape, &[&wide], x.len());
-                close(u.name(), &lab.get(y), &want[0], 1e-6);
+                close(u.name(), &harness.get(y), &want[0], 1e-6);
             }
         }
 
         #[phalanx_testing::needs(gxx)]
         #[test]
-        fn functions_of_two_numbers() {
-            let mut lab = Lab::new(None, 1);
+        fn binary_functions_match_the_reference() {
+            let mut harness = Harness::new(None, 1);
             let nan = f32::NAN;
             let (a, b) = ([2.0, 3.0, nan, 1.0, 2.0], [2.0, 0.5, 1.0, nan, 4.0]);
-            let (left, right) = (lab.rows(&[5], 0, &a), lab.rows(&[5], 0, &b));
-            let y = lab.rows(&[5], 0, &[0.0; 5]);
+            let (left, right) = (harness.rows(&[5], 0, &a), harness.rows(&[5], 0, &b));
+            let y = harness.rows(&[5], 0, &[0.0; 5]);
             let no = f64::NAN;
             for (op, want) in [
                 (Binary::Add, [4.0, 3.5, no, no, 6.0]),
@@ -439,40 +441,40 @@ mod tests {
                 (Binary::Eq, [1.0, 0.0, 0.0, 0.0, 0.0]),
             ] {
                 let tape = single(vec![Access::Full; 2], Instr::Binary(op, 0, 1));
-                lab.run(|cx, tapes| fused(cx, tapes, &tape, &[left, right], y));
-                close(op.name(), &lab.get(y), &want, 1e-6);
+                harness.run(|cx, tapes| fused(cx, tapes, &tape, &[left, right], y));
+                close(op.name(), &harness.get(y), &want, 1e-6);
             }
             let tape = single(vec![Access::Full; 3], Instr::Select(0, 1, 2));
-            lab.run(|cx, tapes| fused(cx, tapes, &tape, &[left, left, right], y));
-            close("select", &lab.get(y), &[2.0, 3.0, no, 1.0, 2.0], 0.0);
+            harness.run(|cx, tapes| fused(cx, tapes, &tape, &[left, left, right], y));
+            close("select", &harness.get(y), &[2.0, 3.0, no, 1.0, 2.0], 0.0);
         }
 
         #[phalanx_testing::needs(gxx)]
         #[test]
-        fn every_way_of_reading() {
+        fn every_access_pattern_matches_the_reference() {
             for seed in SEEDS {
                 for (width, gap) in [(12, 0), (12, 4), (12, 3), (7, 0), (7, 2)] {
-                    every_way(seed, width, gap);
+                    check_access_patterns(seed, width, gap);
                 }
             }
         }
 
-        fn every_way(seed: Option<u64>, width: usize, gap: usize) {
+        fn check_access_patterns(seed: Option<u64>, width: usize, gap: usize) {
             let (rows, high) = (3, 5);
-            let mut lab = Lab::new(seed, rows);
+            let mut harness = Harness::new(seed, rows);
             let (dims, n) = ([high, width], rows * high * width);
             let (x, zero) = (numbers(n, 1), vec![0.0; n]);
-            let input = lab.rows(&dims, gap, &x);
-            let y = lab.rows(&dims, gap, &zero);
+            let input = harness.rows(&dims, gap, &x);
+            let y = harness.rows(&dims, gap, &zero);
             let other = [numbers(n, 2), numbers(1, 3), numbers(width, 4), numbers(rows * high, 5)];
             for (values, access, id) in [
-                (&other[0], Access::Full, lab.rows(&dims, 0, &other[0])),
-                (&other[1], Access::Scalar, lab.whole(&[1], &other[1])),
-                (&other[2], Access::Suffix(width), lab.whole(&[width], &other[2])),
-                (&other[3], Access::Prefix(width), lab.rows(&[high, 1], 0, &other[3])),
+                (&other[0], Access::Full, harness.rows(&dims, 0, &other[0])),
+                (&other[1], Access::Scalar, harness.whole(&[1], &other[1])),
+                (&other[2], Access::Suffix(width), harness.whole(&[width], &other[2])),
+                (&other[3], Access::Prefix(width), harness.rows(&[high, 1], 0, &other[3])),
             ] {
                 let tape = add(access);
-                lab.run(|cx, tapes| fused(cx, tapes, &tape, &[input, id], y));
+                harness.run(|cx, tapes| fused(cx, tapes, &tape, &[input, id], y));
                 let read = |e: usize| match access {
                     Access::Full => values[e],
                     Access::Scalar => values[0],
@@ -480,33 +482,33 @@ mod tests {
                     Access::Prefix(g) => values[e / g],
                 };
                 let want: Vec<f64> = (0..n).map(|e| f64::from(x[e] + read(e))).collect();
-                close(&format!("{access:?} {width} {gap}"), &lab.get(y), &want, 0.0);
+                close(&format!("{access:?} {width} {gap}"), &harness.get(y), &want, 0.0);
             }
-            // The result may take over what is read whole.
-            let id = lab.whole(&[width], &other[2]);
+            // The result may overwrite an operand that is read element by element.
+            let id = harness.whole(&[width], &other[2]);
             let tape = add(Access::Suffix(width));
-            let step = lab.prepare(|cx, tapes| fused(cx, tapes, &tape, &[input, id], input));
-            lab.start(step);
+            let step = harness.prepare(|cx, tapes| fused(cx, tapes, &tape, &[input, id], input));
+            harness.start(step);
             let want: Vec<f64> = (0..n).map(|e| f64::from(x[e] + other[2][e % width])).collect();
-            close("in place", &lab.get(input), &want, 0.0);
+            close("in place", &harness.get(input), &want, 0.0);
         }
 
         #[phalanx_testing::needs(gxx)]
         #[test]
-        fn many_at_once() {
+        fn grouped_tapes_match_the_reference() {
             for seed in SEEDS {
-                let mut lab = Lab::new(seed, 1);
+                let mut harness = Harness::new(seed, 1);
                 let mut instances = vec![];
                 let mut wanted = vec![];
                 for (i, n) in [5, 96, 5000, 1, 160].into_iter().enumerate() {
                     let (a, b) = (numbers(n, i as u64), numbers(n, 9 + i as u64));
-                    let y = lab.whole(&[n], &vec![0.0; n]);
-                    instances.push((vec![lab.whole(&[n], &a), lab.whole(&[n], &b)], y));
+                    let y = harness.whole(&[n], &vec![0.0; n]);
+                    instances.push((vec![harness.whole(&[n], &a), harness.whole(&[n], &b)], y));
                     let sum = a.iter().zip(&b).map(|(a, b)| f64::from(a + b));
                     wanted.push(sum.collect::<Vec<f64>>());
                 }
                 let tape = add(Access::Full);
-                lab.run(|cx, tapes| {
+                harness.run(|cx, tapes| {
                     let found: Vec<(Vec<Operand>, Operand)> = instances
                         .iter()
                         .map(|(x, y)| {
@@ -519,7 +521,7 @@ mod tests {
                     launches
                 });
                 for ((_, y), want) in instances.iter().zip(&wanted) {
-                    close("many", &lab.get(*y), want, 0.0);
+                    close("many", &harness.get(*y), want, 0.0);
                 }
             }
         }

@@ -19,7 +19,7 @@ fn tolerance() -> f64 {
 /// Installs an emulated GPU if there is no real one.
 fn ensure_gpu() {
     if !phalanx_cuda::gpus().is_ok_and(|gpus| !gpus.is_empty()) {
-        emulator::pretend(1);
+        emulator::install(1);
     }
 }
 

@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 use crate::warnings::warn_if_slow;
 use phalanx_cpu::{CpuExecutor, CpuOptions};
-use phalanx_cuda::GpuPlace;
+use phalanx_cuda::GpuPlacement;
 use phalanx_graph::exec::Executor;
 use phalanx_graph::process_group::Cluster;
 pub use phalanx_graph::program::Policy;
@@ -361,7 +361,7 @@ impl MirroredStrategy {
     ) -> Result<Box<dyn Executor>> {
         let workers = self.worker_threads()?;
         let on_gpu = |d: &&Device| d.kind == DeviceKind::Gpu;
-        let places: Vec<GpuPlace> = self.devices.iter().filter(on_gpu).map(place).collect();
+        let places: Vec<GpuPlacement> = self.devices.iter().filter(on_gpu).map(place).collect();
         if places.is_empty() {
             warn_if_slow(phalanx_cpu::OPTIMIZED);
             let (devices, fixed) = (self.devices.len(), self.deterministic);
@@ -373,14 +373,14 @@ impl MirroredStrategy {
             return Err(Error::argument(owner, "deterministic", expected, places[0]));
         }
         Ok(match cluster {
-            Some(cluster) => phalanx_cuda::executor_among(&places, params, cluster)?,
+            Some(cluster) => phalanx_cuda::cluster_executor(&places, params, cluster)?,
             None => phalanx_cuda::executor(&places, params)?,
         })
     }
 }
 
-fn place(device: &Device) -> GpuPlace {
-    GpuPlace { index: device.index, part: device.part }
+fn place(device: &Device) -> GpuPlacement {
+    GpuPlacement { index: device.index, part: device.part }
 }
 
 impl Default for MirroredStrategy {

@@ -1,5 +1,5 @@
-// The words of CUDA that kernels use, for a C++ compiler of the host. Float atomics are left out on
-// purpose: sums by arrival are not repeatable.
+// The subset of CUDA that kernels use, for a C++ compiler on the host. Float atomics are omitted on
+// purpose: sums in order of arrival are not reproducible.
 #include <math.h>
 
 #define PHALANX_EMULATED 1
@@ -85,7 +85,7 @@ inline float rsqrtf(float v) { return (float)(1.0 / sqrt((double)v)); }
 inline double rsqrt(double v) { return 1.0 / sqrt(v); }
 inline float __saturatef(float v) { return fminf(fmaxf(v, 0.0f), 1.0f); }
 
-// To integers as a GPU does it: what lies outside goes to the nearest end, what is no number to zero.
+// Converts to integers like a GPU: saturates out-of-range values, and turns NaN into zero.
 namespace emu {
 template <class I> inline I saturate(double v, double lo, double hi) {
     return v != v ? (I)0 : v <= lo ? (I)lo : v >= hi ? (I)hi : (I)v;
@@ -117,7 +117,7 @@ inline float max(float a, float b) { return fmaxf(a, b); }
 inline double min(double a, double b) { return fmin(a, b); }
 inline double max(double a, double b) { return fmax(a, b); }
 
-// --- Narrow floats, as the conversions of `prelude.cuh` --------------------------------------------
+// --- 16-bit floats, as the conversions of `prelude.cuh` ------------------------------------------
 
 inline float half_to_float(unsigned short h) {
     float sign = h & 0x8000 ? -1.0f : 1.0f;
@@ -132,7 +132,7 @@ inline unsigned short float_to_half(float v) {
     float size = fabsf(v);
     if (v != v) return 0x7fff;
     if (size >= 65520.0f) return sign | 0x7c00;
-    // In steps of the last place; a sum that overflows the fraction carries into the exponent.
+    // In units of the last place; a sum that overflows the fraction carries into the exponent.
     int exponent = 0;
     frexpf(size, &exponent);
     int place = (exponent < -13 ? -13 : exponent) - 11;
@@ -210,7 +210,7 @@ inline unsigned present(unsigned mask) {
 }
 }  // namespace emu
 
-// Lanes out of the part of `width` get their own value.
+// Lanes outside the segment of `width` get their own value.
 template <class T> inline T __shfl_sync(unsigned mask, T v, int from, int width = 32, CALLER) {
     unsigned base = emu::lane() & ~(width - 1);
     return emu::shuffle(mask, v, base + (from & (width - 1)), {"__shfl_sync()", file, line});

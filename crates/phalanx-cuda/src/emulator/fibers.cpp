@@ -1,5 +1,6 @@
-// The scheduler of emulated kernels. The threads of a block run one after the other; a thread that has to wait for
-// others gets a stack of its own. Blocks run one after the other as well: nothing is ever computed at the same time.
+// The scheduler of emulated kernels. The threads of a block run one after another; a thread that
+// has to wait for others gets its own stack. Blocks also run one after another: nothing runs in
+// parallel.
 #include "fibers.hpp"
 #include <link.h>
 #include <stdarg.h>
@@ -32,12 +33,12 @@ static void to_scheduler(Fiber* fiber) {
     if (_setjmp(fiber->at) == 0) _longjmp(run->scheduler, 1);
 }
 
-// Runs threads that have not started, until one has to wait; then goes on with that one.
+// Runs threads that have not started until one has to wait, then continues with that one.
 static void fiber_main() {
     for (;;) {
         while (run->started < run->launch->threads) {
             unsigned number = run->order[run->started++];
-            // The fiber of whoever started this one runs here.
+            // The fiber that started this one runs here.
             Fiber* fiber = run->threads[run->current].fiber;
             run->current = number;
             run->threads[number].fiber = fiber;
@@ -87,7 +88,7 @@ static bool same(const Thread& a, const Thread& b) {
     return a.state == b.state && a.site.line == b.site.line && strcmp(a.site.file, b.site.file) == 0;
 }
 
-// Whether everybody whom an exchange names has come.
+// Whether all lanes of an exchange have arrived.
 static bool complete(unsigned number) {
     const Thread& thread = run->threads[number];
     for (unsigned lane = 0; lane < WARP; lane++) {
@@ -99,7 +100,7 @@ static bool complete(unsigned number) {
     return true;
 }
 
-// Lets go on who waits for nobody any more; whether there are any.
+// Resumes threads that no longer have to wait. Returns whether there are any.
 static bool release() {
     bool some = false, barrier = true;
     unsigned n = run->launch->threads;
@@ -187,7 +188,7 @@ static int find_locals(dl_phdr_info* info, size_t, void* found) {
     return ours;
 }
 
-// No block finds what another left in shared memory.
+// Poisons shared memory, so that no block sees the data of another.
 static void poison(const Locals& locals) {
     Run* kept = run;
     uint3 dims = blockDim, blocks = gridDim, index = blockIdx;
@@ -205,7 +206,7 @@ static void run_blocks() {
     Locals locals = {nullptr, 0};
     dl_iterate_phdr(find_locals, &locals);
     uint64_t random = l.seed, blocks = (uint64_t)l.grid[0] * l.grid[1] * l.grid[2];
-    // Steps of a length that has no divisor in common with the number of blocks meet every block.
+    // A stride that is coprime to the number of blocks visits every block.
     uint64_t step = 1, at = 0;
     if (random) {
         auto divisor = [](uint64_t a, uint64_t b) { while (b) { uint64_t c = a % b; a = b; b = c; } return a; };

@@ -1,4 +1,5 @@
-// What kernels see of the scheduler in `fibers.cpp`: the running thread, barriers and exchanges within a warp.
+// The interface of the scheduler in `fibers.cpp` for kernels: the running thread, barriers and
+// exchanges within a warp.
 #include <setjmp.h>
 #include <stdint.h>
 #include <string.h>
@@ -9,7 +10,7 @@
 
 struct uint3 { unsigned x, y, z; };
 
-// Their values follow the thread that runs.
+// Set to the values of the running thread.
 extern INTERNAL __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emu {
@@ -17,17 +18,17 @@ namespace emu {
 constexpr unsigned MAX_THREADS = 1024, WARP = 32;
 constexpr uint64_t CANARY = 0x5bd1e9955bd1e995;
 
-// As `library.rs` has it.
+// Must match `Launch` of `library.rs`.
 struct Launch {
     void (*body)(void** args);
     void** args;
     unsigned grid[3], threads;
-    // Orders of blocks and threads; none where 0.
+    // Selects the order of blocks and threads; 0 for program order.
     uint64_t seed;
     // Dynamic shared memory.
     char* shared;
     size_t shared_bytes;
-    // `MAX_THREADS + 2` of them; the last one is the run's own.
+    // `MAX_THREADS + 2` stacks; the last one is the run's own.
     char* stacks;
     size_t stack_bytes;
     char* error;
@@ -44,7 +45,8 @@ struct Thread {
     State state;
     Fiber* fiber;
     Site site;
-    // Of an exchange within a warp: who takes part, the value handed in, the one others see.
+    // For an exchange within a warp: the participants, the value published, and the value that
+    // others see.
     unsigned mask;
     uint64_t value, published;
 };
@@ -70,9 +72,9 @@ extern INTERNAL __thread Run* run;
 [[noreturn]] INTERNAL void fail(const char* format, ...);
 // Waits at a barrier or an exchange.
 INTERNAL void wait(State state, Site site);
-// Hands in a value and waits for every lane in `mask`.
+// Publishes a value and waits for every lane in `mask`.
 INTERNAL void exchange(unsigned mask, uint64_t value, Site site);
-// The value that a lane handed in; poison if the block has no such lane.
+// The value that a lane published; poison if the block has no such lane.
 INTERNAL uint64_t received(unsigned lane);
 
 }  // namespace emu

@@ -1,30 +1,30 @@
-//! The kernels that programs launch, each once: those of files by their instantiation, those generated
-//! for a program by their text.
+//! The distinct kernels that programs launch: those of files by their instantiation, generated ones
+//! by their source.
 
+use crate::device::Plan;
 use crate::fallback;
-use crate::kept::{Table, TurnLayout};
 use crate::launch::{Launch, Source};
 use crate::libs::{self, Lib};
 use crate::lower::FromTable;
-use crate::machine::Plan;
 use crate::nvrtc;
-use crate::plan::{Rooms, Way};
+use crate::plan::{Allocations, RunMode};
+use crate::resident_dataset::{StepLayout, Table};
 use crate::tape::Tapes;
-use crate::task::Task;
+use crate::work_item::Task;
 use phalanx_graph::program::Program;
 use phalanx_graph::resident::{Column, ColumnData};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// The kernels that programs launch.
+/// The distinct kernels that programs launch.
 #[derive(Default)]
 pub struct KernelInventory {
-    /// By file.
+    /// Instantiations by file.
     files: BTreeMap<&'static str, BTreeSet<String>>,
     tapes: Tapes,
     generated: BTreeSet<String>,
 }
 
-/// What is compiled at once.
+/// A unit of compilation.
 struct Unit {
     name: &'static str,
     source: String,
@@ -34,21 +34,22 @@ struct Unit {
 impl KernelInventory {
     /// Adds the kernels of a program that runs on one replica, or on several that share a GPU.
     pub fn add(&mut self, program: &Program) {
-        self.add_plan(&Rooms::of(program).lower(program, Way::default()).0);
+        self.add_plan(&Allocations::of(program).lower(program, RunMode::default()).0);
     }
 
-    /// Adds the kernels of a program in every way that it can run: alone and with other GPUs, with and without
+    /// Adds the kernels of a program in every mode: alone and with other GPUs, with and without
     /// gradient accumulation, with samples from the host and from a resident dataset.
     pub fn add_every_way(&mut self, program: &Program) {
-        let rooms = Rooms::of(program);
+        let allocations = Allocations::of(program);
         let table = table(program);
-        let turn = TurnLayout::new(1, program.options().max_batch, false);
-        let (inputs, fetch_bytes) = (rooms.inputs, rooms.fetch_bytes);
-        let from = Some(FromTable { table: &table, turn, inputs, fetch_bytes });
+        let step = StepLayout::new(1, program.options().max_batch, false);
+        let (inputs, fetch_bytes) = (allocations.inputs, allocations.fetch_bytes);
+        let from = Some(FromTable { table: &table, step, inputs, fetch_bytes });
         for joined in [false, true] {
             for accumulate in [None, Some(false), Some(true)] {
-                let way = Way { joined, accumulate, from: from.filter(|_| accumulate.is_none()) };
-                self.add_plan(&rooms.lower(program, way).0);
+                let mode =
+                    RunMode { joined, accumulate, from: from.filter(|_| accumulate.is_none()) };
+                self.add_plan(&allocations.lower(program, mode).0);
             }
         }
         self.add(program);
@@ -62,10 +63,10 @@ impl KernelInventory {
         self.units().iter().try_for_each(|unit| unit.compile(&unit.kernels, capability))
     }
 
-    /// Compiles a variant of each kernel for each type of numbers.
+    /// Compiles one variant of each kernel for each number type.
     ///
     /// # Errors
-    /// As [`KernelInventory::compile_all`].
+    /// Like [`KernelInventory::compile_all`].
     pub fn compile_some(&self, capability: i32) -> Result<(), String> {
         self.units().iter().try_for_each(|unit| {
             let narrow = |k: &str| ["bf16", "half"].map(|elem| k.contains(elem));
@@ -76,10 +77,10 @@ impl KernelInventory {
         })
     }
 
-    /// Adds what a plan launches, and what stands in for convolutions that cuDNN does not take.
+    /// Adds the kernels of a plan, and the fallbacks for convolutions that cuDNN does not support.
     fn add_plan(&mut self, plan: &Plan) {
         let names = self.add_tapes(&plan.tapes);
-        for task in plan.work.iter().flat_map(|w| &w.tasks) {
+        for task in plan.work_items.iter().flat_map(|w| &w.tasks) {
             let launch = match task {
                 Task::Launch(launch) => launch.clone(),
                 Task::Conv(conv) => fallback::launch(conv),
@@ -93,7 +94,7 @@ impl KernelInventory {
         }
     }
 
-    /// Adds the definitions of a program; what each is called among those of all.
+    /// Adds the definitions of a program. Returns the unique name of each.
     fn add_tapes(&mut self, text: &str) -> HashMap<String, String> {
         let mut names = HashMap::new();
         for definition in definitions(text) {
@@ -105,7 +106,7 @@ impl KernelInventory {
         names
     }
 
-    /// Everything launched, by source.
+    /// All kernels, by source.
     fn units(&self) -> Vec<Unit> {
         let unit = |of: Source, kernels: &BTreeSet<String>| Unit {
             name: of.name(),
@@ -135,7 +136,7 @@ impl Unit {
     fn compile(&self, kernels: &[String], capability: i32) -> Result<(), String> {
         let failed = |e: String| format!("sm_{capability}, {}: {e}", self.name);
         libs::find(Lib::Nvrtc).map_err(|e| failed(e.to_string()))?;
-        let compiled = nvrtc::translate(&self.source, kernels, capability);
+        let compiled = nvrtc::compile_uncached(&self.source, kernels, capability);
         let compiled = compiled.map_err(|e| failed(e.to_string()))?;
         match compiled.names.len() == kernels.len() && !compiled.cubin.is_empty() {
             true => Ok(()),
@@ -144,7 +145,7 @@ impl Unit {
     }
 }
 
-/// A sample for each feed of a program that is rows.
+/// A table with one column for each feed with a row axis.
 fn table(program: &Program) -> Table {
     let rows = program.feeds().iter().filter(|f| f.ty.is_rows());
     let zeros: Vec<Vec<f32>> = rows.map(|f| vec![0.0; f.ty.len()]).collect();
@@ -166,7 +167,7 @@ fn is_word(c: char) -> bool {
 fn defined(text: &str) -> Vec<&str> {
     let name = |after: &'_ str| -> usize {
         let bounds = after.find("__launch_bounds__(").filter(|at| *at < after.find('{').unwrap());
-        // Behind the bounds, which have parentheses of their own.
+        // After the launch bounds, which have their own parentheses.
         let mut from = bounds.map_or(0, |at| at + "__launch_bounds__(".len());
         let mut open = usize::from(bounds.is_some());
         while open > 0 {
@@ -200,7 +201,7 @@ fn definitions(text: &str) -> Vec<&str> {
     starts.windows(2).map(|pair| text[pair[0]..pair[1]].trim_end()).collect()
 }
 
-/// What stands before a definition's name, its name and the rest.
+/// The text before a definition's name, its name, and the rest.
 fn parts(definition: &str) -> (&str, &str, &str) {
     let numbered = |word: &str| {
         let parts = word.split_once('_');
@@ -216,7 +217,7 @@ fn parts(definition: &str) -> (&str, &str, &str) {
     (&definition[..at], name, &definition[at + 1 + name.len()..])
 }
 
-/// A text with words replaced.
+/// Replaces words in a text.
 fn renamed(text: &str, names: &HashMap<String, String>) -> String {
     let mut out = String::new();
     let mut rest = text;

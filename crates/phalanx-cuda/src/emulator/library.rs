@@ -1,6 +1,6 @@
-//! Kernels as functions of a shared library: written out as C++, compiled by g++ and kept next to
-//! the test programs under the hash of their source. The headers are precompiled and the scheduler
-//! is compiled once, so that a unit costs little more than its own kernels.
+//! Kernels as functions of a shared library: emitted as C++, compiled by g++ and cached next to the
+//! test programs by the hash of their source. The headers are precompiled and the scheduler is
+//! compiled once, so that a unit costs little more than its own kernels.
 
 use crate::nvrtc::PRELUDE;
 use libloading::Library;
@@ -17,14 +17,14 @@ const FLAGS: [&str; 9] = [
     "-fPIC",
     "-w",
     "-fvisibility=hidden",
-    // Else shared arrays of two libraries would be one.
+    // Otherwise two libraries would share their `__shared__` arrays.
     "-fno-gnu-unique",
     "-U_FORTIFY_SOURCE",
     "-fsanitize=alignment,bounds,integer-divide-by-zero",
     "-fno-sanitize-recover=all",
 ];
 
-/// As `fibers.hpp` has it.
+/// Must match `Launch` of `fibers.hpp`.
 #[repr(C)]
 pub(super) struct Launch {
     pub body: Body,
@@ -43,19 +43,19 @@ pub(super) struct Launch {
 type Body = unsafe extern "C" fn(*mut *mut c_void);
 type Run = unsafe extern "C" fn(*const Launch) -> c_int;
 
-/// A kernel that can be called.
+/// A callable kernel.
 pub(super) struct Kernel {
     pub body: Body,
     pub run: Run,
     /// A letter for each argument: pointer, 32-bit integer, 64-bit integer (`l`), float.
-    pub letters: String,
-    /// What the functions stand in.
+    pub signature: String,
+    /// Keeps the library of the functions loaded.
     _library: Arc<Library>,
 }
 
 type Loaded = Arc<OnceLock<Result<Vec<Arc<Kernel>>, String>>>;
 
-/// The kernels of that name in a source with its prelude, compiled together.
+/// Compiles kernels of a source, which includes its prelude, in one unit.
 pub(super) fn kernels(source: &str, names: &[&str]) -> Result<Vec<Arc<Kernel>>, String> {
     static LOADED: LazyLock<Mutex<HashMap<String, Loaded>>> = LazyLock::new(Mutex::default);
     let unit = unit(source, names)?;
@@ -76,14 +76,14 @@ fn hash(parts: &[&str]) -> String {
 const FIBERS: &str = include_str!("fibers.hpp");
 const SCHEDULER: &str = include_str!("fibers.cpp");
 
-/// What every unit begins with.
+/// The beginning of every unit.
 static HEADER: LazyLock<String> = LazyLock::new(|| {
     let files =
         [("fibers.hpp", FIBERS), ("cuda.hpp", include_str!("cuda.hpp")), ("prelude.cuh", PRELUDE)];
     files.map(|(file, text)| format!("#line 1 \"{file}\"\n{text}\n")).concat()
 });
 
-/// What the compiler sees after the header.
+/// The text of a unit after the header.
 fn unit(source: &str, names: &[&str]) -> Result<String, String> {
     let kernels = source.strip_prefix(PRELUDE).unwrap_or(source);
     let mut unit = with_dynamic_memory(kernels)?;
@@ -116,15 +116,15 @@ fn with_dynamic_memory(source: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// Where libraries are kept: beside the directory of the running test program.
-fn directory() -> PathBuf {
+/// The cache of libraries: next to the directory of the running test program.
+fn cache_directory() -> PathBuf {
     let program = std::env::current_exe().ok();
     let deps = program.as_deref().and_then(Path::parent).filter(|d| d.ends_with("deps"));
     let beside = deps.and_then(Path::parent).map(Path::to_owned);
     beside.unwrap_or_else(std::env::temp_dir).join("phalanx-emulator")
 }
 
-/// What units are compiled with: the precompiled header, and the scheduler as an object file.
+/// The precompiled header, and the scheduler as an object file.
 struct Toolkit {
     header: PathBuf,
     scheduler: PathBuf,
@@ -137,19 +137,19 @@ impl Toolkit {
     }
 
     fn make() -> Result<Toolkit, String> {
-        let directory = directory();
+        let directory = cache_directory();
         std::fs::create_dir_all(&directory).map_err(|e| failed(&directory, &e))?;
         let header = directory.join(format!("{}.hpp", hash(&[&HEADER])));
-        put(&header, |new| write(new, &HEADER))?;
+        create_once(&header, |new| write(new, &HEADER))?;
         let precompiled = header.with_extension("hpp.gch");
-        put(&precompiled, |new| {
+        create_once(&precompiled, |new| {
             run(Command::new("g++")
                 .args(FLAGS)
                 .args(["-x", "c++-header", "-o"])
                 .args([new, &header]))
         })?;
         let scheduler = directory.join(format!("{}.o", hash(&[FIBERS, SCHEDULER])));
-        put(&scheduler, |new| {
+        create_once(&scheduler, |new| {
             let source = new.with_extension("cpp");
             let text = SCHEDULER.replace("#include \"fibers.hpp\"", FIBERS);
             write(&source, &text)?;
@@ -164,16 +164,17 @@ impl Toolkit {
 
 /// The library of a unit.
 fn compiled(unit: &str, hash: &str) -> Result<PathBuf, String> {
-    let library = directory().join(format!("{hash}.so"));
+    let library = cache_directory().join(format!("{hash}.so"));
     if library.exists() {
         return Ok(library);
     }
     let toolkit = Toolkit::get()?;
-    put(&library, |new| {
+    create_once(&library, |new| {
         let source = new.with_extension("cpp");
         write(&source, &format!("#include \"{}\"\n{unit}", toolkit.header.display()))?;
         let mut compile = Command::new("g++");
-        // The scheduler has the handlers of the checks, which the flags ask for: no library does.
+        // The flags enable checks whose handlers are in the scheduler, so no runtime library is
+        // needed.
         compile.args(FLAGS).args(["-nostdlib", "-shared", "-o"]).arg(new);
         let result = run(compile.args([&source, &toolkit.scheduler]).args(["-lm", "-lc"]));
         remove(&source);
@@ -182,9 +183,9 @@ fn compiled(unit: &str, hash: &str) -> Result<PathBuf, String> {
     Ok(library)
 }
 
-/// Makes a file unless it is there. Other processes may make it at the same time: each renames its
-/// own.
-fn put(path: &Path, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<(), String> {
+/// Creates a file unless it exists. Other processes may create it at the same time: each renames
+/// its own file.
+fn create_once(path: &Path, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<(), String> {
     if path.exists() {
         return Ok(());
     }
@@ -200,7 +201,7 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
 }
 
 fn remove(path: &Path) {
-    // A file that stays does no harm.
+    // A leftover file is harmless.
     let _ = std::fs::remove_file(path);
 }
 
@@ -220,18 +221,18 @@ fn load(path: &Path, kernels: usize) -> Result<Vec<Arc<Kernel>>, String> {
     let failed = |e: libloading::Error| format!("{}: {e}", path.display());
     // SAFETY: compiled from sources of this crate; loading it runs nothing.
     let library = Arc::new(unsafe { Library::new(path) }.map_err(failed)?);
-    // SAFETY: `fibers.cpp` defines it so.
+    // SAFETY: `fibers.cpp` defines it with this type.
     let run = *unsafe { library.get::<Run>(b"phalanx_launch") }.map_err(failed)?;
     let kernel = |i: usize| {
         let (body, letters) = (format!("phalanx_body_{i}"), format!("phalanx_letters_{i}"));
-        // SAFETY: `PHALANX_KERNEL` defines it so.
+        // SAFETY: `PHALANX_KERNEL` defines it with this type.
         let body = *unsafe { library.get::<Body>(body.as_bytes()) }.map_err(failed)?;
-        type Letters = unsafe extern "C" fn() -> *const c_char;
+        type SignatureFn = unsafe extern "C" fn() -> *const c_char;
         // SAFETY: as above.
-        let letters = *unsafe { library.get::<Letters>(letters.as_bytes()) }.map_err(failed)?;
-        // SAFETY: it returns a constant of the library that ends with zero.
+        let letters = *unsafe { library.get::<SignatureFn>(letters.as_bytes()) }.map_err(failed)?;
+        // SAFETY: it returns a zero-terminated constant of the library.
         let letters = unsafe { CStr::from_ptr(letters()) }.to_string_lossy().into_owned();
-        Ok(Arc::new(Kernel { body, run, letters, _library: library.clone() }))
+        Ok(Arc::new(Kernel { body, run, signature: letters, _library: library.clone() }))
     };
     (0..kernels).map(kernel).collect()
 }

@@ -1,26 +1,26 @@
-//! The memory of an emulated GPU. Every block lies between guards, and while a work runs, all that
-//! it did not ask for is out of sight: what it reads there is no number, what it writes is found.
+//! The memory of an emulated GPU. Every block lies between guards. While a work item runs, all
+//! memory that it did not declare is hidden: reads there return NaN, and writes are detected.
 
 use crate::launch::{Block, Elem, Ptr, Span};
-use crate::task::Work;
+use crate::work_item::WorkItem;
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
-/// No number in any float type, -1 in integers.
+/// NaN in every float type, -1 in integers.
 const POISON: u8 = 0xff;
 const GUARD: usize = 4096;
-/// Memory above this is not hidden from works that did not ask for it: it would take too long.
-const MOST_HIDDEN: usize = 16 << 20;
+/// Undeclared memory above this size, in bytes, is not hidden: it would take too long.
+const MAX_HIDDEN: usize = 16 << 20;
 
-/// Bytes that kernels reach by their address.
+/// Bytes that kernels access by address.
 pub(super) struct Bytes {
     at: *mut u8,
     len: usize,
 }
 
-// SAFETY: it owns what it points to.
+// SAFETY: it owns the memory that it points to.
 unsafe impl Send for Bytes {}
 
 impl Bytes {
@@ -28,13 +28,13 @@ impl Bytes {
         Layout::from_size_align(len.max(1), 4096).expect("a size that fits into memory")
     }
 
-    /// Zero bytes.
+    /// Allocates zeroed bytes.
     pub fn zeroed(len: usize) -> Bytes {
         // SAFETY: the size is not zero.
         Bytes::checked(unsafe { alloc_zeroed(Bytes::layout(len)) }, len)
     }
 
-    /// Bytes of any content, which cost nothing before they are touched.
+    /// Allocates bytes of undefined content, which cost nothing until touched.
     pub fn untouched(len: usize) -> Bytes {
         // SAFETY: the size is not zero.
         Bytes::checked(unsafe { alloc(Bytes::layout(len)) }, len)
@@ -79,7 +79,7 @@ impl Guarded {
     }
 
     fn whole_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and borrowed alone.
+        // SAFETY: as above, and borrowed exclusively.
         unsafe { from_raw_parts_mut(self.bytes.at, self.len + 2 * GUARD) }
     }
 
@@ -92,7 +92,7 @@ impl Guarded {
         &mut self.whole_mut()[GUARD..end]
     }
 
-    /// Where something was written outside, as the distance to the block's start.
+    /// The first damaged guard byte, as its distance to the block's start.
     fn damage(&self) -> Option<isize> {
         let whole = self.whole();
         let outside = (0..GUARD).chain(GUARD + self.len..whole.len());
@@ -106,7 +106,7 @@ impl Guarded {
     }
 }
 
-/// What a work may do with a byte.
+/// What a work item may do with a byte.
 #[derive(Clone, Copy, PartialEq)]
 enum Access {
     Hidden,
@@ -114,16 +114,16 @@ enum Access {
     Write,
 }
 
-/// Bytes that a work may not change, and what they were.
-struct Kept {
+/// Bytes that a work item must not change, and their content.
+struct Protected {
     place: (usize, Block),
     range: Range<usize>,
     bytes: Vec<u8>,
     hidden: bool,
 }
 
-/// What [`Memory::hide`] put aside.
-pub(super) struct Hidden(Vec<Kept>);
+/// The memory that [`Memory::hide`] has hidden.
+pub(super) struct Hidden(Vec<Protected>);
 
 /// All blocks of all replicas.
 #[derive(Default)]
@@ -133,22 +133,22 @@ pub(super) struct Memory {
 
 impl Memory {
     /// Bytes of all blocks.
-    pub fn held(&self) -> usize {
+    pub fn total_bytes(&self) -> usize {
         self.blocks.values().map(|b| b.len).sum()
     }
 
-    /// Bytes of all blocks once one of them has at least so many.
-    pub fn held_with(&self, replica: usize, block: Block, bytes: usize) -> usize {
+    /// Bytes of all blocks after growing one of them to at least `bytes`.
+    pub fn total_bytes_with(&self, replica: usize, block: Block, bytes: usize) -> usize {
         let own = self.blocks.get(&(replica, block)).map_or(0, |b| b.len);
-        self.held() + bytes.saturating_sub(own)
+        self.total_bytes() + bytes.saturating_sub(own)
     }
 
-    /// Takes a block away.
+    /// Frees a block.
     pub fn free(&mut self, replica: usize, block: Block) {
         self.blocks.remove(&(replica, block));
     }
 
-    /// Gives a block at least so many bytes; whether it moved.
+    /// Grows a block to at least `bytes`. Returns whether it was relocated.
     pub fn reserve(&mut self, replica: usize, block: Block, bytes: usize) -> bool {
         let old = self.blocks.get(&(replica, block));
         if old.is_some_and(|b| b.len >= bytes) {
@@ -192,7 +192,7 @@ impl Memory {
         self.from(at).map(|rest| rest.as_ptr() as u64)
     }
 
-    /// An element as a number.
+    /// Loads an element as a number.
     pub fn load(&self, at: Ptr, elem: Elem) -> Result<f64, String> {
         let b = self.bytes(at, elem.bytes())?;
         Ok(match elem {
@@ -204,7 +204,7 @@ impl Memory {
         })
     }
 
-    /// Rounds a number to an element.
+    /// Rounds a number to an element and stores it.
     pub fn store(&mut self, at: Ptr, elem: Elem, v: f64) -> Result<(), String> {
         let bytes = self.bytes_mut(at, elem.bytes())?;
         match elem {
@@ -217,7 +217,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Activations and partial sums of an earlier step mean nothing.
+    /// Poisons activations and partial sums, which are undefined at the start of a step.
     pub fn poison_arenas(&mut self) {
         for ((_, block), guarded) in &mut self.blocks {
             if matches!(block, Block::Arena | Block::Scratch) {
@@ -226,7 +226,7 @@ impl Memory {
         }
     }
 
-    /// Fails where something was written between the blocks.
+    /// Fails if a guard was overwritten.
     pub fn check_guards(&self) -> Result<(), String> {
         for ((replica, block), guarded) in &self.blocks {
             if let Some(at) = guarded.damage() {
@@ -239,12 +239,12 @@ impl Memory {
         Ok(())
     }
 
-    /// Puts aside what a work did not ask for. Scratch memory is nobody else's, and inputs are
-    /// written by no one, so that these need not be asked for.
-    pub fn hide(&mut self, work: &Work) -> Hidden {
-        let mut kept = vec![];
-        if self.held() > MOST_HIDDEN {
-            return Hidden(kept);
+    /// Hides memory that a work item did not declare. Scratch memory is private to an item and
+    /// inputs are never written, so neither needs to be declared.
+    pub fn hide(&mut self, work: &WorkItem) -> Hidden {
+        let mut protected = vec![];
+        if self.total_bytes() > MAX_HIDDEN {
+            return Hidden(protected);
         }
         for (place, guarded) in &mut self.blocks {
             let other = match place.1 {
@@ -252,22 +252,22 @@ impl Memory {
                 Block::Inputs => Access::Read,
                 _ => Access::Hidden,
             };
-            for (range, access) in parts(*place, guarded.len, work, other) {
+            for (range, access) in protected_ranges(*place, guarded.len, work, other) {
                 let bytes = guarded.data()[range.clone()].to_vec();
                 let hidden = access == Access::Hidden;
                 if hidden {
                     guarded.data_mut()[range.clone()].fill(POISON);
                 }
-                kept.push(Kept { place: *place, range, bytes, hidden });
+                protected.push(Protected { place: *place, range, bytes, hidden });
             }
         }
-        Hidden(kept)
+        Hidden(protected)
     }
 
-    /// Puts back what was hidden, and fails where it was changed.
-    pub fn show(&mut self, hidden: Hidden) -> Result<(), String> {
+    /// Restores hidden memory. Fails if it was changed.
+    pub fn restore(&mut self, hidden: Hidden) -> Result<(), String> {
         let mut result = Ok(());
-        for Kept { place, range, bytes, hidden } in hidden.0 {
+        for Protected { place, range, bytes, hidden } in hidden.0 {
             let data =
                 &mut self.blocks.get_mut(&place).expect("still there").data_mut()[range.clone()];
             let changed = match hidden {
@@ -284,11 +284,11 @@ impl Memory {
     }
 }
 
-/// The parts of a block that a work may not write.
-fn parts(
+/// The parts of a block that a work item must not write.
+fn protected_ranges(
     (replica, block): (usize, Block),
     len: usize,
-    work: &Work,
+    work: &WorkItem,
     other: Access,
 ) -> Vec<(Range<usize>, Access)> {
     let mut access = vec![other; len];

@@ -1,11 +1,11 @@
-//! Narrow floats and numbers. Results are rounded to 32 bits first, as accumulators are.
+//! Conversion of 16-bit floats. Results are first rounded to 32 bits, like accumulators.
 
-/// The number of a `bfloat16`.
+/// The value of a `bfloat16`.
 pub(super) fn from_bf16(bits: u16) -> f64 {
     f64::from(f32::from_bits(u32::from(bits) << 16))
 }
 
-/// The nearest `bfloat16`, of two the even one.
+/// The nearest `bfloat16`, ties to even.
 pub(super) fn to_bf16(v: f64) -> u16 {
     let bits = (v as f32).to_bits();
     match v.is_nan() {
@@ -14,7 +14,7 @@ pub(super) fn to_bf16(v: f64) -> u16 {
     }
 }
 
-/// The number of a half.
+/// The value of a half.
 pub(super) fn from_half(bits: u16) -> f64 {
     let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
     let fraction = f64::from(bits & 1023);
@@ -27,7 +27,7 @@ pub(super) fn from_half(bits: u16) -> f64 {
     sign * size
 }
 
-/// The nearest half, of two the even one.
+/// The nearest half, ties to even.
 pub(super) fn to_half(v: f64) -> u16 {
     let v = f64::from(v as f32);
     let sign = if v.is_sign_negative() { 0x8000 } else { 0 };
@@ -40,7 +40,7 @@ pub(super) fn to_half(v: f64) -> u16 {
     }
     let exponent = ((size.to_bits() >> 52) as i32 - 1023).max(-14);
     let steps = (size * 2f64.powi(10 - exponent)).round_ties_even() as u16;
-    // What overflows the fraction carries into the exponent.
+    // An overflow of the fraction carries into the exponent.
     sign | if steps < 1024 { steps } else { (((exponent + 14) as u16) << 10) + steps }
 }
 
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_come_back() {
+    fn halves_round_trip() {
         for bits in (0..=u16::MAX).filter(|b| !from_half(*b).is_nan()) {
             assert_eq!(to_half(from_half(bits)), bits, "{bits:#x}");
         }

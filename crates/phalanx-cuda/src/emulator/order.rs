@@ -1,8 +1,8 @@
-//! Orders in which works may run.
+//! Valid execution orders of work items.
 
-use crate::task::Work;
+use crate::work_item::WorkItem;
 
-/// Numbers that look random (SplitMix64).
+/// Pseudo-random numbers (SplitMix64).
 pub(super) struct Random(u64);
 
 impl Random {
@@ -18,22 +18,22 @@ impl Random {
     }
 }
 
-/// For each work, those it must wait for.
-pub(super) fn before(works: &[Work]) -> Vec<Vec<usize>> {
-    let earlier = |i: usize| (0..i).filter(move |j| works[i].follows(&works[*j])).collect();
-    (0..works.len()).map(earlier).collect()
+/// For each work item, the items that it must wait for.
+pub(super) fn dependencies(items: &[WorkItem]) -> Vec<Vec<usize>> {
+    let earlier = |i: usize| (0..i).filter(move |j| items[i].follows(&items[*j])).collect();
+    (0..items.len()).map(earlier).collect()
 }
 
-/// One of the orders that keep everybody behind those it must wait for.
-pub(super) fn shuffled(before: &[Vec<usize>], random: &mut Random) -> Vec<usize> {
-    let mut waits: Vec<usize> = before.iter().map(Vec::len).collect();
+/// A random order in which every item runs after those that it must wait for.
+pub(super) fn random_order(dependencies: &[Vec<usize>], random: &mut Random) -> Vec<usize> {
+    let mut waits: Vec<usize> = dependencies.iter().map(Vec::len).collect();
     let mut ready: Vec<usize> = (0..waits.len()).filter(|i| waits[*i] == 0).collect();
     let mut order = vec![];
     while !ready.is_empty() {
         let pick = random.next() as usize % ready.len();
         let next = ready.swap_remove(pick);
         order.push(next);
-        for (i, earlier) in before.iter().enumerate().filter(|(_, e)| e.contains(&next)) {
+        for (i, earlier) in dependencies.iter().enumerate().filter(|(_, e)| e.contains(&next)) {
             waits[i] -= earlier.iter().filter(|e| **e == next).count();
             if waits[i] == 0 {
                 ready.push(i);
@@ -49,18 +49,18 @@ mod tests {
 
     #[test]
     fn orders_keep_their_constraints() {
-        let before = [vec![], vec![0], vec![], vec![0, 2], vec![1, 3]];
+        let dependencies = [vec![], vec![0], vec![], vec![0, 2], vec![1, 3]];
         let mut random = Random::new(3);
         let mut seen = std::collections::BTreeSet::new();
         for _ in 0..100 {
-            let order = shuffled(&before, &mut random);
+            let order = random_order(&dependencies, &mut random);
             let place = |i: usize| order.iter().position(|o| *o == i).expect("all run");
-            for (i, earlier) in before.iter().enumerate() {
+            for (i, earlier) in dependencies.iter().enumerate() {
                 assert!(earlier.iter().all(|e| place(*e) < place(i)), "{order:?}");
             }
             seen.insert(order);
         }
-        // All linear extensions there are.
+        // All linear extensions.
         assert_eq!(seen.len(), 5);
     }
 }

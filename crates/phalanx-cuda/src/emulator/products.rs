@@ -1,8 +1,8 @@
-//! What the vendor's libraries compute, as plain loops.
+//! The operations of the vendor's libraries, as plain loops.
 
 use super::memory::Memory;
 use crate::launch::{Elem, Ptr, Span};
-use crate::task::{Conv, Gemm, Images, Matrix, Pass};
+use crate::work_item::{Conv, Gemm, Images, Matrix, Pass};
 use phalanx_graph::ConvGeom;
 
 /// The address of an element.
@@ -38,8 +38,8 @@ pub(super) fn gemm(memory: &mut Memory, g: &Gemm) -> Result<(), String> {
     Ok(())
 }
 
-/// Calls `f(x, w, y)` with the numbers of every product `x · w` that adds to `y`, pixels close
-/// together and filters as `[filters, height, width, channels / groups]`.
+/// Calls `f(x, w, y)` with the indices of every product `x · w` that adds to `y`, for contiguous
+/// pixels and filters as `[filters, height, width, channels / groups]`.
 fn each_product(g: &ConvGeom, rows: usize, mut f: impl FnMut(usize, usize, usize)) {
     let [ih, iw, ic] = g.input;
     let [oh, ow, oc] = g.output;
@@ -107,7 +107,7 @@ pub(super) fn conv(memory: &mut Memory, t: &Conv) -> Result<(), String> {
     }
 }
 
-/// Fills with zero.
+/// Fills a span with zero.
 pub(super) fn clear(memory: &mut Memory, span: &Span) -> Result<(), String> {
     memory.bytes_mut(span.at, span.bytes).map(|bytes| bytes.fill(0))
 }

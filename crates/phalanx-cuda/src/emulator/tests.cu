@@ -13,7 +13,7 @@ template <typename T> __global__ void block_sum(const T* x, float* y, i64 n) {
     *y = sum;
 }
 
-// The last block adds up what all have found.
+// The last block sums the results of all blocks.
 __global__ void sum_of_all(const float* x, float* parts, u32* arrived, float* y, i64 n) {
     extern __shared__ float sums[];
     __shared__ bool last;
@@ -70,7 +70,7 @@ __global__ void half_a_shuffle(float* y) {
 
 __global__ void exchanges(const float* x, float* y) {
     float v = x[threadIdx.x];
-    // Parts of a warp go their own ways and meet again.
+    // Parts of a warp diverge and converge again.
     if (threadIdx.x < 4) v += __shfl_xor_sync(0xfu, v, 3);
     v += __shfl_sync(0xffffffff, v, 0, 8);
     v += __shfl_up_sync(0xffffffff, v, 1);

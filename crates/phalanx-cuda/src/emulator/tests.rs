@@ -1,8 +1,8 @@
-//! Hand-made plans: what runs, and what is found out.
+//! Hand-written plans: correct ones run, and errors are detected.
 
 use super::*;
 use crate::launch::{Elem, Span};
-use crate::task::{Conv, Gemm, Images, Matrix, Pass};
+use crate::work_item::{Conv, Gemm, Images, Matrix, Pass};
 use phalanx_graph::{ConvGeom, Padding};
 
 const BYTES: usize = 4096;
@@ -11,7 +11,7 @@ const Y: Ptr = Ptr { replica: 0, block: Block::Arena, offset: 0 };
 const SCRATCH: Ptr = Ptr { replica: 0, block: Block::Scratch, offset: 0 };
 const COUNTERS: Ptr = Ptr { replica: 0, block: Block::Counters, offset: 0 };
 
-/// As written, and in two other orders.
+/// Program order, and two random orders.
 const SEEDS: [Option<u64>; 3] = [None, Some(1), Some(2)];
 
 /// A GPU with some memory.
@@ -32,9 +32,9 @@ fn span(at: Ptr) -> Span {
     Span::whole(at, BYTES - at.offset)
 }
 
-/// A work that reads `X` and writes `Y`.
-fn work(task: Task) -> Work {
-    Work {
+/// A work item that reads `X` and writes `Y`.
+fn work(task: Task) -> WorkItem {
+    WorkItem {
         label: "test".into(),
         instr: 0,
         tasks: vec![task],
@@ -43,8 +43,8 @@ fn work(task: Task) -> Work {
     }
 }
 
-fn plan(work: Vec<Work>) -> Plan {
-    Plan { work, tapes: include_str!("tests.cu").into() }
+fn plan(work: Vec<WorkItem>) -> Plan {
+    Plan { work_items: work, tapes: include_str!("tests.cu").into() }
 }
 
 fn run(gpu: &mut EmulatedGpu, task: Task) -> Result<(), ExecError> {
@@ -73,7 +73,7 @@ fn counted(n: usize) -> Vec<f32> {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn a_block_adds_up() {
+fn a_block_sums_its_elements() {
     for seed in SEEDS {
         let mut gpu = gpu(seed);
         set(&mut gpu, X, &counted(1000));
@@ -87,7 +87,7 @@ fn a_block_adds_up() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn the_last_block_adds_up() {
+fn the_last_block_sums_the_partial_sums() {
     for seed in SEEDS {
         let mut gpu = gpu(seed);
         set(&mut gpu, X, &counted(1000));
@@ -104,7 +104,7 @@ fn the_last_block_adds_up() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn warps_exchange() {
+fn lanes_of_a_warp_exchange_values() {
     for seed in SEEDS {
         let mut gpu = gpu(seed);
         let mut v = counted(64);
@@ -122,7 +122,7 @@ fn warps_exchange() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn a_missing_barrier_shows_in_any_order() {
+fn a_missing_barrier_is_detected_in_any_order() {
     for (kernel, right) in [("reversed", true), ("reversed_too_early", false)] {
         for seed in SEEDS {
             let mut gpu = gpu(seed);
@@ -154,7 +154,7 @@ fn divergent_threads_are_reported() {
     ] {
         let text = message(&mut gpu, Task::Launch(launch(kernel, 1, 64).arg(Y)));
         assert!(text.contains(want), "{text}");
-        // And the next launch is none the worse.
+        // The next launch is not affected.
         set(&mut gpu, X, &counted(64));
         run(&mut gpu, Task::Launch(launch("reversed", 1, 64).arg(X).arg(Y))).expect("runs");
         assert_eq!(get(&gpu, Y, 2), [63.0, 62.0]);
@@ -163,7 +163,7 @@ fn divergent_threads_are_reported() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn writes_where_they_do_not_belong_are_reported() {
+fn undeclared_and_out_of_bounds_writes_are_reported() {
     let mut gpu = gpu(None);
     let store = |gpu: &mut EmulatedGpu, base: Ptr, at: usize| {
         let l = launch("put_one", 1, 1).arg(base).arg(at).arg(2.0);
@@ -186,20 +186,20 @@ fn writes_where_they_do_not_belong_are_reported() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn reads_that_were_not_asked_for_yield_no_number() {
+fn undeclared_reads_yield_nan() {
     let mut gpu = gpu(None);
     set(&mut gpu, X, &counted(64));
     let task = Task::Launch(launch("reversed", 1, 64).arg(X).arg(Y));
-    let blind = Work { reads: vec![Span::whole(X, 4)], ..work(task) };
+    let blind = WorkItem { reads: vec![Span::whole(X, 4)], ..work(task) };
     let step = gpu.prepare(plan(vec![blind])).expect("ready");
     gpu.start(step, &[]).expect("runs");
     let y = get(&gpu, Y, 64);
     assert_eq!((y[0].is_nan(), y[63]), (true, 0.0));
     assert_eq!(get(&gpu, X, 64), counted(64));
-    // Every second number alone.
+    // Declares only every second number.
     let task = Task::Launch(launch("reversed", 1, 64).arg(X).arg(Y));
     let every_second = Span { at: X.add(4), bytes: 252, width: 4, pitch: 8 };
-    let step = gpu.prepare(plan(vec![Work { reads: vec![every_second], ..work(task) }]));
+    let step = gpu.prepare(plan(vec![WorkItem { reads: vec![every_second], ..work(task) }]));
     gpu.start(step.expect("ready"), &[]).expect("runs");
     let seen: Vec<bool> = get(&gpu, Y, 64).iter().map(|v| !v.is_nan()).collect();
     assert_eq!(seen, (0..64).map(|i| i % 2 == 0).collect::<Vec<_>>());
@@ -207,7 +207,7 @@ fn reads_that_were_not_asked_for_yield_no_number() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn what_the_compiler_checks() {
+fn runtime_checks_of_the_compiler_are_reported() {
     let mut gpu = gpu(None);
     let array = |i: i32| Task::Launch(launch("index_of_array", 1, 1).arg(Y).arg(i));
     run(&mut gpu, array(3)).expect("runs");
@@ -245,7 +245,7 @@ fn launches_must_fit_their_kernel() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn steps_are_made_ready_again_when_memory_moves() {
+fn steps_must_be_prepared_again_when_memory_moves() {
     let mut gpu = gpu(None);
     set(&mut gpu, X, &counted(64));
     let task = Task::Launch(launch("reversed", 1, 64).arg(X).arg(Y));
@@ -255,12 +255,12 @@ fn steps_are_made_ready_again_when_memory_moves() {
     assert_eq!(gpu.reserve(0, Block::Params, BYTES + 1, "a test"), Ok(true));
     assert_eq!(get(&gpu, X, 64), counted(64));
     let text = gpu.start(step, &[]).expect_err("is found").to_string();
-    assert!(text.contains("made ready before a block moved"), "{text}");
+    assert!(text.contains("prepared before a block moved"), "{text}");
 }
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn kernels_round_as_the_host_does() {
+fn kernels_round_like_the_host() {
     let mut gpu = gpu(None);
     let mut random = order::Random::new(7);
     let odd =
@@ -294,16 +294,16 @@ fn tables_hold_addresses() {
     run(&mut gpu, Task::Launch(l)).expect("runs");
     let y = get(&gpu, Y, 5);
     assert_eq!((y[0], y[1], y[2], y[4]), (1.5, 1.5, -2.0, 4.0));
-    // Nobody wrote it in this step.
+    // Not written in this step.
     assert!(y[3].is_nan());
 }
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn works_wait_for_whom_they_follow() {
+fn work_items_wait_for_their_dependencies() {
     let mut gpu = gpu(Some(5));
     let at = |i: usize| Span::whole(Y.add(i * 4), 4);
-    let store = |i: usize, v: f32| Work {
+    let store = |i: usize, v: f32| WorkItem {
         instr: 0,
         label: format!("store {i}"),
         tasks: vec![Task::Launch(launch("put_one", 1, 1).arg(Y).arg(i).arg(v))],
@@ -311,16 +311,16 @@ fn works_wait_for_whom_they_follow() {
         writes: vec![at(i)],
     };
     let sum = launch("block_sum<float>", 1, 32).arg(Y).arg(Y.add(64)).arg(4usize);
-    let sum = Work {
+    let sum = WorkItem {
         instr: 0,
         label: "sum".into(),
         tasks: vec![Task::Launch(sum)],
         reads: (0..4).map(at).collect(),
         writes: vec![at(16)],
     };
-    let works =
+    let items =
         vec![store(0, 1.0), store(1, 2.0), store(2, 3.0), store(3, 4.0), sum, store(0, 9.0)];
-    let step = gpu.prepare(plan(works)).expect("ready");
+    let step = gpu.prepare(plan(items)).expect("ready");
     for _ in 0..20 {
         gpu.start(step, &[]).expect("runs");
         assert_eq!(get(&gpu, Y.add(64), 1), [10.0]);
@@ -337,7 +337,7 @@ fn matrices_are_multiplied() {
     set(&mut gpu, X.add(1024), &[1.0, 0.5, -1.0, 2.0, 0.0, -5.0]);
     set(&mut gpu, bias, &[0.5, 0.0, 1.0]);
     let matrix = |at, ld, transposed| Matrix { at, elem: Elem::F32, ld, transposed };
-    // Two rows of `a` lie three apart; `b` is written down as three rows of two.
+    // Rows of `a` are three elements apart; `b` is stored as three rows of two.
     let (a, b) = (matrix(X, 3, false), matrix(X.add(1024), 2, true));
     let c = matrix(Y, 4, false);
     let gemm = Gemm { m: 2, n: 3, k: 2, a, b, c, bias: Some(bias), relu: true };
@@ -372,11 +372,11 @@ fn convolutions_and_their_gradients() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn inputs_go_in_and_fetches_come_out() {
+fn inputs_and_fetches_are_transferred() {
     let mut gpu = gpu(None);
     let (inputs, fetches) = (Ptr::new(0, Block::Inputs, 0), Ptr::new(0, Block::Fetches, 0));
     let sum = launch("block_sum<float>", 1, 32).arg(inputs).arg(fetches).arg(2usize);
-    let sum = Work { writes: vec![Span::whole(fetches, 4)], ..work(Task::Launch(sum)) };
+    let sum = WorkItem { writes: vec![Span::whole(fetches, 4)], ..work(Task::Launch(sum)) };
     let step = gpu.prepare(plan(vec![sum])).expect("ready");
     let bytes = [1.5f32, 2.0].map(f32::to_le_bytes).concat();
     gpu.start(step, &bytes).expect("runs");

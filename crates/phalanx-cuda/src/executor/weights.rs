@@ -1,14 +1,15 @@
-//! What outlives a step on every replica: weights, slots and gathered gradients, by parameter.
+//! State that outlives a step on every replica, by parameter: weights, slots and accumulated
+//! gradients.
 
 use super::{GpuExecutor, as_bytes, floats};
+use crate::device::GpuDevice;
 use crate::launch::{Block, Ptr};
-use crate::machine::Machine;
 use phalanx_graph::ParamId;
 use phalanx_graph::exec::ExecError;
 use phalanx_graph::process_group::digest;
 use phalanx_graph::update::SlotInit;
 
-impl<M: Machine> GpuExecutor<M> {
+impl<M: GpuDevice> GpuExecutor<M> {
     fn check_len(&self, id: ParamId, received: usize) -> Result<(), ExecError> {
         let spec = &self.params[id.index()];
         if spec.len() == received {
@@ -17,7 +18,7 @@ impl<M: Machine> GpuExecutor<M> {
         Err(ExecError::Param { name: spec.name.clone(), expected: spec.len(), received })
     }
 
-    /// Writes a parameter's numbers into a block of every replica.
+    /// Writes a parameter's values into a block of every replica.
     pub(super) fn write(
         &mut self,
         block: Block,
@@ -26,16 +27,16 @@ impl<M: Machine> GpuExecutor<M> {
     ) -> Result<(), ExecError> {
         self.check_len(id, values.len())?;
         let bytes = to_bytes(values);
-        for station in &mut self.stations {
-            for local in 0..station.replicas.len() {
+        for device in &mut self.devices {
+            for local in 0..device.replicas.len() {
                 let at = Ptr::new(local, block, self.offsets[id.index()]);
-                station.machine.write(at, &bytes)?;
+                device.gpu.write(at, &bytes)?;
             }
         }
         Ok(())
     }
 
-    /// Reads a parameter's numbers from a block of a replica.
+    /// Reads a parameter's values from a block of a replica.
     pub(super) fn read(
         &self,
         replica: usize,
@@ -43,29 +44,31 @@ impl<M: Machine> GpuExecutor<M> {
         id: ParamId,
     ) -> Result<Vec<f32>, ExecError> {
         let mut bytes = vec![0; self.params[id.index()].len() * 4];
-        for station in self.stations.iter().filter(|s| s.replicas.contains(&replica)) {
-            let local = replica - station.replicas.start;
-            station.machine.read(Ptr::new(local, block, self.offsets[id.index()]), &mut bytes)?;
+        for device in self.devices.iter().filter(|s| s.replicas.contains(&replica)) {
+            let local = replica - device.replicas.start;
+            device.gpu.read(Ptr::new(local, block, self.offsets[id.index()]), &mut bytes)?;
         }
         Ok(to_floats(&bytes))
     }
 
-    /// The first replica's; a GPU that cannot be read any more gives numbers nobody can miss.
+    /// Reads a parameter from the first replica. If the GPU cannot be read, all values are NaN.
     pub(super) fn read_first(&self, block: Block, id: ParamId) -> Vec<f32> {
-        self.read(self.own().start, block, id).unwrap_or_else(|e| {
+        self.read(self.local_replicas().start, block, id).unwrap_or_else(|e| {
             tracing::error!("{e}");
             vec![f32::NAN; self.params[id.index()].len()]
         })
     }
 
-    /// Fills an optimizer's slots with their first values.
-    pub(super) fn make_slots(&mut self, inits: &[SlotInit]) -> Result<(), ExecError> {
+    /// Fills the optimizer slots with their initial values.
+    pub(super) fn init_slots(&mut self, inits: &[SlotInit]) -> Result<(), ExecError> {
         for (i, init) in inits.iter().enumerate() {
             for at in 0..self.params.len() {
                 let id = ParamId(at as u32);
                 let values = match init {
                     SlotInit::Value(v) => vec![*v; self.params[at].len()],
-                    SlotInit::Weight => self.read(self.own().start, Block::Params, id)?,
+                    SlotInit::Weight => {
+                        self.read(self.local_replicas().start, Block::Params, id)?
+                    }
                 };
                 self.write(Block::Slot(i), id, &values)?;
             }
@@ -74,11 +77,11 @@ impl<M: Machine> GpuExecutor<M> {
         Ok(())
     }
 
-    /// Fails where replicas, here or in other processes, hold other bits.
-    pub(super) fn check_same(&self) -> Result<(), ExecError> {
+    /// Fails if replicas, here or in other processes, hold different bits.
+    pub(super) fn check_replicas_equal(&self) -> Result<(), ExecError> {
         let slots = (0..self.slots).map(Block::Slot);
         let blocks: Vec<Block> = [Block::Params].into_iter().chain(slots).collect();
-        let own = self.own();
+        let own = self.local_replicas();
         let mut digests = vec![];
         for (at, spec) in self.params.iter().enumerate() {
             let id = ParamId(at as u32);
@@ -100,7 +103,9 @@ impl<M: Machine> GpuExecutor<M> {
             }
             digests.push(digest(held.into_iter()));
         }
-        self.among.as_ref().map_or(Ok(()), |a| a.check_same(&self.params, digests.into_iter()))
+        self.peers
+            .as_ref()
+            .map_or(Ok(()), |peers| peers.check_consistency(&self.params, digests.into_iter()))
     }
 }
 

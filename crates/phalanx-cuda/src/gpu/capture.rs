@@ -1,37 +1,38 @@
-//! A step's way into a graph, and GPUs that do it together.
+//! Capture of a step as a graph, synchronised across GPUs.
 
-use super::{Gpu, Ready, SUMS, capturing, working};
-use crate::among::{Seats, in_vain};
+use super::{Gpu, REDUCE_STREAM, ResolvedTask, call_lock, capture_lock};
+use crate::device::StepId;
 use crate::driver::{Event, Failure, Graph, Result};
 use crate::libs::{self, Lib};
-use crate::machine::StepId;
-use crate::nccl::{self, Refusal};
+use crate::nccl::{self, JoinError};
+use crate::process_group::{RankAssignment, peer_timeout};
 use phalanx_graph::exec::ExecError;
 use phalanx_graph::process_group::{PeerError, ProcessGroup};
 use std::sync::Arc;
 
 impl Gpu {
-    /// Has GPUs add with each other from now on, and with those of other processes.
+    /// Forms a group of GPUs that reduce with each other, and with those of other processes.
     pub fn join(
         gpus: &mut [Gpu],
         peers: Option<&Arc<dyn ProcessGroup>>,
     ) -> std::result::Result<(), ExecError> {
-        let _working = working();
+        let _lock = call_lock();
         let names: Vec<String> = gpus.iter().map(|gpu| gpu.name.clone()).collect();
         let failed =
             |e: Failure| ExecError::Device { device: names.join(", "), message: e.to_string() };
         libs::find(Lib::Nccl).map_err(|e| failed(Failure(e.to_string())))?;
-        let make = || nccl::make_id().map_err(failed);
-        let seats = peers.map(|peers| Seats::take(peers, gpus.len(), make)).transpose()?;
-        let contexts = gpus.iter().map(|gpu| gpu.context.again()).collect::<Result<_>>();
+        let make_id = || nccl::make_id().map_err(failed);
+        let assignment =
+            peers.map(|peers| RankAssignment::exchange(peers, gpus.len(), make_id)).transpose()?;
+        let contexts = gpus.iter().map(|gpu| gpu.context.try_clone()).collect::<Result<_>>();
         let links =
-            nccl::join(contexts.map_err(failed)?, seats).map_err(|refusal| match refusal {
-                Refusal::Here(failure) => failed(failure),
-                Refusal::Others(message) | Refusal::Gone(PeerError { message, .. }) => {
+            nccl::join(contexts.map_err(failed)?, assignment).map_err(|error| match error {
+                JoinError::Local(failure) => failed(failure),
+                JoinError::Timeout(message) | JoinError::PeerLost(PeerError { message, .. }) => {
                     match peers {
-                        // It knows by itself who is gone.
+                        // The process group knows which peer is lost.
                         Some(peers) => ExecError::Peer { step: 0, peer: peers.diagnose(message) },
-                        None => in_vain(message),
+                        None => peer_timeout(message),
                     }
                 }
             })?;
@@ -43,15 +44,15 @@ impl Gpu {
         self.context.enter()?;
         let prepared = self.prepared(step)?;
         let capture =
-            || Graph::capture(&self.streams[0], || self.record(&prepared.ready, &prepared.placed));
+            || Graph::capture(&self.streams[0], || self.record(&prepared.ready, &prepared.slots));
         let graph = match &self.link {
             None => {
-                let _capturing = capturing();
+                let _lock = capture_lock();
                 capture()?
             }
             Some(link) => {
-                link.together(working, || self.rehearse(&prepared.ready))?;
-                link.together(capturing, capture)?
+                link.run_all(call_lock, || self.warm_up_reductions(&prepared.ready))?;
+                link.run_all(capture_lock, capture)?
             }
         };
         if let Some(Some(prepared)) = self.steps.get_mut(step.0) {
@@ -60,18 +61,18 @@ impl Gpu {
         Ok(())
     }
 
-    /// Makes a step's sums over GPUs once: the library connects them when it first has to, which it must
-    /// not while it is captured. What is added is made anew in every step.
-    fn rehearse(&self, ready: &[Vec<Ready>]) -> Result<()> {
-        let sums = ready.iter().flatten().filter(|task| matches!(task, Ready::Reduce(_)));
-        sums.into_iter().try_for_each(|task| self.issue(task, SUMS))?;
+    /// Warms up a step's all-reduces: NCCL connects the GPUs on first use, which must not happen
+    /// during a capture. Every step recomputes the reduced values.
+    fn warm_up_reductions(&self, ready: &[Vec<ResolvedTask>]) -> Result<()> {
+        let sums = ready.iter().flatten().filter(|task| matches!(task, ResolvedTask::Reduce(_)));
+        sums.into_iter().try_for_each(|task| self.issue(task, REDUCE_STREAM))?;
         let event = Event::new()?;
-        event.record(&self.streams[SUMS])?;
+        event.record(&self.streams[REDUCE_STREAM])?;
         self.wait(&event)
     }
 
-    /// Waits for the step under way, unless another GPU fails in it.
-    pub(super) fn wait_for_others(&self) -> Result<()> {
+    /// Waits for the step in flight. Fails if another GPU fails.
+    pub(super) fn wait_for_group(&self) -> Result<()> {
         if self.link.is_none() {
             return Ok(());
         }
@@ -79,14 +80,14 @@ impl Gpu {
         self.wait(&self.done)
     }
 
-    /// Waits until an event has passed, unless another GPU fails in front of it, or those of other
-    /// processes do not come.
+    /// Waits for an event. Fails if another GPU fails first, or those of other processes do not
+    /// respond.
     fn wait(&self, event: &Event) -> Result<()> {
         self.link.as_ref().map_or_else(|| event.synchronize(), |link| link.wait(event))
     }
 
-    /// Fails where another GPU has.
-    pub(super) fn check_others(&self) -> Result<()> {
+    /// Fails if another GPU has failed.
+    pub(super) fn check_group(&self) -> Result<()> {
         self.link.as_ref().map_or(Ok(()), nccl::Link::check)
     }
 }

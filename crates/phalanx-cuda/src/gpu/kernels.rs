@@ -1,12 +1,12 @@
-//! Compiled kernels, and the constant tables that launches hand them.
+//! Compiled kernels, and the constant tables of launches.
 
 use super::Gpu;
+use crate::device::Plan;
 use crate::driver::{DeviceBuffer, Failure, Module, Result, cu};
 use crate::fallback;
 use crate::launch::{Arg, Launch, Source, Word};
-use crate::machine::Plan;
 use crate::nvrtc;
-use crate::task::Task;
+use crate::work_item::Task;
 use cudarc::driver::sys::CUfunction;
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,18 +17,18 @@ pub(super) struct Function(pub CUfunction);
 // SAFETY: functions belong to a module of the same owner.
 unsafe impl Send for Function {}
 
-/// What tells kernels of the same name apart: those of tapes are each plan's own.
+/// Distinguishes kernels of the same name: each plan has its own tape kernels.
 #[derive(Clone, Copy)]
-pub(super) struct Texts {
+pub(super) struct TapesHash {
     tapes: u64,
 }
 
-impl Texts {
-    pub fn of(plan: &Plan) -> Texts {
+impl TapesHash {
+    pub fn of(plan: &Plan) -> TapesHash {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();
         plan.tapes.hash(&mut hasher);
-        Texts { tapes: hasher.finish() }
+        TapesHash { tapes: hasher.finish() }
     }
 
     fn key(self, source: Source, kernel: &str) -> (Source, u64, String) {
@@ -49,21 +49,21 @@ impl Kernels {
         Kernels { functions: HashMap::new(), modules: vec![], capability }
     }
 
-    pub fn find(&self, texts: Texts, launch: &Launch) -> Result<Function> {
-        let found = self.functions.get(&texts.key(launch.source, &launch.kernel));
+    pub fn find(&self, tapes_hash: TapesHash, launch: &Launch) -> Result<Function> {
+        let found = self.functions.get(&tapes_hash.key(launch.source, &launch.kernel));
         found.copied().ok_or_else(|| Failure(format!("{} was not compiled", launch.kernel)))
     }
 
-    /// Compiles the kernels that are not there yet, source by source.
+    /// Compiles missing kernels, source by source.
     pub fn compile<'a>(
         &mut self,
-        texts: Texts,
+        tapes_hash: TapesHash,
         tapes: &str,
         launches: impl Iterator<Item = &'a Launch>,
     ) -> Result<()> {
         let mut missing: BTreeMap<Source, Vec<String>> = BTreeMap::new();
         for l in launches {
-            if !self.functions.contains_key(&texts.key(l.source, &l.kernel)) {
+            if !self.functions.contains_key(&tapes_hash.key(l.source, &l.kernel)) {
                 missing.entry(l.source).or_default().push(l.kernel.clone());
             }
         }
@@ -93,21 +93,21 @@ impl Kernels {
             let module = Module::load(&code.cubin)?;
             for (kernel, lowered) in code.names {
                 let function = Function(module.function(&lowered)?);
-                self.functions.insert(texts.key(source, &kernel), function);
+                self.functions.insert(tapes_hash.key(source, &kernel), function);
             }
             self.modules.push(module);
         }
         Ok(())
     }
 
-    /// Unloads all of them.
+    /// Unloads all kernels.
     pub fn clear(&mut self) {
         self.functions.clear();
         self.modules.clear();
     }
 }
 
-/// The tables of a step, one behind the other.
+/// The tables of a step, stored consecutively.
 pub(super) struct Tables {
     pub buffer: DeviceBuffer,
     used: usize,
@@ -115,11 +115,12 @@ pub(super) struct Tables {
 
 impl Tables {
     pub fn new(plan: &Plan) -> Result<Tables> {
-        let tasks = plan.work.iter().flat_map(|w| &w.tasks);
+        let tasks = plan.work_items.iter().flat_map(|w| &w.tasks);
         let words: usize = tasks
             .map(|task| match task {
                 Task::Launch(l) => l.args.iter().map(table_words).sum(),
-                // Where the library does not take it, a kernel of our own gets its geometry.
+                // If cuDNN does not support it, the fallback kernel receives its geometry in a
+                // table.
                 Task::Conv(_) => fallback::TABLE_WORDS,
                 _ => 0,
             })

@@ -1,38 +1,38 @@
-//! Seconds of what a step does, each part as a replayed graph runs it.
+//! Measurement of a step's work items, each replayed as a graph.
 
-use super::{Gpu, Ready, capturing};
+use super::{Gpu, ResolvedTask, capture_lock};
+use crate::device::StepId;
 use crate::driver::{DeviceBuffer, Event, Graph, Result};
-use crate::machine::StepId;
 use phalanx_graph::exec::ExecError;
 
-/// How often tasks follow themselves while they are measured.
+/// Repetitions of the tasks in a measured graph.
 const REPEATS: usize = 20;
 
 impl Gpu {
-    /// Seconds of each work of a step when it follows itself; nothing for sums over GPUs, as the others are not
-    /// asked.
+    /// Seconds per run of each work item when repeated. `None` for all-reduces, because other GPUs
+    /// do not take part.
     pub(super) fn measure_step(
         &mut self,
         step: StepId,
     ) -> std::result::Result<Vec<Option<f64>>, ExecError> {
-        let _capturing = capturing();
-        self.context.enter().map_err(|e| self.failed(e))?;
-        // Steps may have been placed in any stream: one workspace must do for all.
-        let room = self.workspaces.iter().map(DeviceBuffer::bytes).max().unwrap_or(0);
-        self.grow_workspace(0, room)?;
-        self.measure_works(step).map_err(|e| self.failed(e))
+        let _lock = capture_lock();
+        self.context.enter().map_err(|e| self.device_error(e))?;
+        // Steps may have run on any stream, so one workspace must suffice for all.
+        let bytes = self.workspaces.iter().map(DeviceBuffer::bytes).max().unwrap_or(0);
+        self.grow_workspace(0, bytes)?;
+        self.measure_work_items(step).map_err(|e| self.device_error(e))
     }
 
-    fn measure_works(&self, step: StepId) -> Result<Vec<Option<f64>>> {
-        let seconds = |tasks: &Vec<Ready>| match tasks[..] {
-            [Ready::Reduce(_)] => Ok(None),
+    fn measure_work_items(&self, step: StepId) -> Result<Vec<Option<f64>>> {
+        let seconds = |tasks: &Vec<ResolvedTask>| match tasks[..] {
+            [ResolvedTask::Reduce(_)] => Ok(None),
             _ => self.measure_tasks(tasks).map(Some),
         };
         self.prepared(step)?.ready.iter().map(seconds).collect()
     }
 
-    /// Seconds of tasks that follow themselves, the least of several runs.
-    pub(super) fn measure_tasks(&self, tasks: &[Ready]) -> Result<f64> {
+    /// Seconds per run of repeated tasks: the minimum of several measurements.
+    pub(super) fn measure_tasks(&self, tasks: &[ResolvedTask]) -> Result<f64> {
         let main = &self.streams[0];
         let (start, end) = (Event::timed()?, Event::timed()?);
         let repeat = || {
@@ -41,14 +41,14 @@ impl Gpu {
         };
         let graph = Graph::capture(main, repeat)?;
         graph.launch(main)?;
-        let mut least = f64::INFINITY;
+        let mut fastest = f64::INFINITY;
         for _ in 0..3 {
             start.record(main)?;
             graph.launch(main)?;
             end.record(main)?;
             end.synchronize()?;
-            least = least.min(end.since(&start)?);
+            fastest = fastest.min(end.since(&start)?);
         }
-        Ok(least / REPEATS as f64)
+        Ok(fastest / REPEATS as f64)
     }
 }

@@ -1,41 +1,43 @@
-//! Which algorithm computes a product: the fastest of those proposed, each measured as a replayed graph
-//! runs it.
+//! Selection of algorithms for matrix products: the fastest proposal, each replayed as a graph.
 
-use super::{Gpu, Ready, capturing};
+use super::{Gpu, ResolvedTask, capture_lock};
 use crate::autotune;
 use phalanx_graph::exec::ExecError;
 
 impl Gpu {
-    /// Chooses for every product of a step; what was measured before is kept.
-    pub(super) fn tune_products(&mut self, ready: &mut [Vec<Ready>]) -> Result<(), ExecError> {
+    /// Selects an algorithm for every product of a step. Cached measurements are reused.
+    pub(super) fn tune_products(
+        &mut self,
+        ready: &mut [Vec<ResolvedTask>],
+    ) -> Result<(), ExecError> {
         let mut guard = None;
         for task in ready.iter_mut().flatten() {
-            let Ready::Gemm { plan, key, .. } = task else { continue };
-            if let Some(index) = autotune::kept(key) {
+            let ResolvedTask::Gemm { plan, key, .. } = task else { continue };
+            if let Some(index) = autotune::cached(key) {
                 plan.choose(index);
                 continue;
             }
             if guard.is_none() {
-                guard = Some(capturing());
-                self.context.enter().map_err(|e| self.failed(e))?;
+                guard = Some(capture_lock());
+                self.context.enter().map_err(|e| self.device_error(e))?;
             }
             let key = key.clone();
             let best = self.fastest_product(task)?;
-            let Ready::Gemm { plan, .. } = task else { continue };
-            // Another process may have measured as well: the first one's choice is everybody's.
-            let index = autotune::kept(&key).unwrap_or(best);
+            let ResolvedTask::Gemm { plan, .. } = task else { continue };
+            // Another process may have measured too: all use the first choice that was stored.
+            let index = autotune::cached(&key).unwrap_or(best);
             plan.choose(index);
-            autotune::keep(&key, index);
+            autotune::store(&key, index);
         }
         Ok(())
     }
 
-    /// The number of the fastest proposal; the library's own choice where none can be measured.
-    fn fastest_product(&mut self, task: &mut Ready) -> Result<usize, ExecError> {
+    /// Index of the fastest proposal, or the library's own choice if none can be measured.
+    fn fastest_product(&mut self, task: &mut ResolvedTask) -> Result<usize, ExecError> {
         let mut best = (f64::INFINITY, 0);
-        let Ready::Gemm { plan, .. } = &*task else { return Ok(0) };
+        let ResolvedTask::Gemm { plan, .. } = &*task else { return Ok(0) };
         for index in 0..plan.proposals() {
-            if let Ready::Gemm { plan, .. } = task {
+            if let ResolvedTask::Gemm { plan, .. } = task {
                 plan.choose(index);
                 self.grow_workspace(0, plan.workspace())?;
             }

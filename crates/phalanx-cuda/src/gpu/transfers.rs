@@ -1,45 +1,45 @@
-//! What a step is started with on its way to the GPU, and what it fetched on its way back.
+//! Transfers of a step's inputs to the GPU, and of its fetches back.
 
-use super::{Gpu, working};
+use super::{Gpu, call_lock};
+use crate::device::{MAX_STAGED_STEPS, StepId};
 use crate::driver::{DeviceBuffer, Event, PinnedBuffer, Result, cu};
 use crate::inputs::INPUT_BYTES;
 use crate::launch::Block;
-use crate::machine::{AHEAD, StepId};
 
-/// A place for feeds on their way to the GPU.
+/// A staging area for feeds.
 pub(super) struct Staging {
-    /// By replica.
+    /// Per replica.
     host: Vec<PinnedBuffer>,
     device: Vec<DeviceBuffer>,
     bytes: usize,
-    /// Passed once they are on the GPU.
+    /// Recorded after the feeds have arrived on the GPU.
     arrived: Event,
-    /// Passed once the step has taken them.
-    taken: Event,
+    /// Recorded after the step has consumed them.
+    consumed: Event,
 }
 
 impl Staging {
     pub fn new() -> Result<Staging> {
         let (host, device, bytes) = (vec![], vec![], 0);
-        Ok(Staging { host, device, bytes, arrived: Event::new()?, taken: Event::new()? })
+        Ok(Staging { host, device, bytes, arrived: Event::new()?, consumed: Event::new()? })
     }
 
-    /// What it holds of the GPU's memory.
+    /// The device memory that it holds.
     pub fn buffers(&self) -> &[DeviceBuffer] {
         &self.device
     }
 }
 
-/// A place for heads on their way to the GPU.
-pub(super) struct Head {
+/// A staging area for heads.
+pub(super) struct HeadStaging {
     host: PinnedBuffer,
-    /// Passed once all replicas have it.
-    taken: Event,
+    /// Recorded after all replicas have received it.
+    consumed: Event,
 }
 
-impl Head {
-    pub fn new() -> Result<Head> {
-        Ok(Head { host: PinnedBuffer::new(INPUT_BYTES)?, taken: Event::new()? })
+impl HeadStaging {
+    pub fn new() -> Result<HeadStaging> {
+        Ok(HeadStaging { host: PinnedBuffer::new(INPUT_BYTES)?, consumed: Event::new()? })
     }
 }
 
@@ -50,60 +50,60 @@ impl Gpu {
         bytes: usize,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<()> {
-        let _working = working();
+        let _lock = call_lock();
         self.context.enter()?;
-        let place = &mut self.staging[self.next % AHEAD];
-        // What was here before must be on the GPU before it is written over.
-        place.arrived.synchronize()?;
-        self.copies.wait(&place.taken)?;
-        place.bytes = bytes;
+        let staging = &mut self.staging[self.next % MAX_STAGED_STEPS];
+        // The previous content must have arrived before it is overwritten.
+        staging.arrived.synchronize()?;
+        self.copy_stream.wait(&staging.consumed)?;
+        staging.bytes = bytes;
         for replica in 0..replicas {
-            if place.host.get(replica).is_none_or(|host| host.bytes() < bytes) {
-                place.taken.synchronize()?;
-                // The old ones are given up first, and both are there or neither.
-                place.host.truncate(replica);
-                place.device.truncate(replica);
+            if staging.host.get(replica).is_none_or(|host| host.bytes() < bytes) {
+                staging.consumed.synchronize()?;
+                // Free the old buffers first. Either both buffers exist, or neither.
+                staging.host.truncate(replica);
+                staging.device.truncate(replica);
                 let (host, device) = (PinnedBuffer::new(bytes)?, DeviceBuffer::new(bytes)?);
-                place.host.push(host);
-                place.device.push(device);
+                staging.host.push(host);
+                staging.device.push(device);
             }
-            let host = &mut place.host[replica].as_mut_slice()[..bytes];
+            let host = &mut staging.host[replica].as_mut_slice()[..bytes];
             fill(replica, host);
             if bytes > 0 {
-                let (to, from) = (place.device[replica].at(), host.as_ptr().cast());
-                cu!(cuMemcpyHtoDAsync_v2(to, from, bytes, self.copies.0))?;
+                let (to, from) = (staging.device[replica].at(), host.as_ptr().cast());
+                cu!(cuMemcpyHtoDAsync_v2(to, from, bytes, self.copy_stream.0))?;
             }
         }
-        place.arrived.record(&self.copies)
+        staging.arrived.record(&self.copy_stream)
     }
 
     pub(super) fn start_step(&mut self, step: StepId, head: &[u8]) -> Result<()> {
-        let _working = working();
+        let _lock = call_lock();
         self.context.enter()?;
         let stream = &self.streams[0];
-        let at = self.next % AHEAD;
+        let at = self.next % MAX_STAGED_STEPS;
         self.next += 1;
-        let (place, sent) = (&self.staging[at], &mut self.heads[at]);
-        sent.taken.synchronize()?;
-        sent.host.as_mut_slice()[..head.len()].copy_from_slice(head);
-        stream.wait(&place.arrived)?;
-        for (replica, feeds) in place.device.iter().enumerate() {
+        let (staging, head_staging) = (&self.staging[at], &mut self.heads[at]);
+        head_staging.consumed.synchronize()?;
+        head_staging.host.as_mut_slice()[..head.len()].copy_from_slice(head);
+        stream.wait(&staging.arrived)?;
+        for (replica, feeds) in staging.device.iter().enumerate() {
             let to = self.blocks[&(replica, Block::Inputs)].at();
-            let from = sent.host.as_slice().as_ptr().cast();
+            let from = head_staging.host.as_slice().as_ptr().cast();
             cu!(cuMemcpyHtoDAsync_v2(to, from, head.len(), stream.0))?;
-            if place.bytes > 0 {
-                let behind = to + INPUT_BYTES as u64;
-                cu!(cuMemcpyDtoDAsync_v2(behind, feeds.at(), place.bytes, stream.0))?;
+            if staging.bytes > 0 {
+                let feeds_at = to + INPUT_BYTES as u64;
+                cu!(cuMemcpyDtoDAsync_v2(feeds_at, feeds.at(), staging.bytes, stream.0))?;
             }
         }
-        place.taken.record(stream)?;
-        sent.taken.record(stream)?;
+        staging.consumed.record(stream)?;
+        head_staging.consumed.record(stream)?;
         self.prepared(step)?.graph()?.launch(stream)?;
         self.done.record(stream)
     }
 
     pub(super) fn finish_steps(&mut self, from: Block, fetches: &mut [&mut [u8]]) -> Result<()> {
-        let _working = working();
+        let _lock = call_lock();
         self.context.enter()?;
         let stream = &self.streams[0];
         for (replica, bytes) in fetches.iter().enumerate() {

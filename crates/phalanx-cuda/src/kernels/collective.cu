@@ -1,11 +1,11 @@
-// Sums and means over the replicas that share a GPU, in index order; and many small copies at once.
+// Sums and means over the replicas that share a GPU, in index order; and batched small copies.
 
 struct Pair {
     const void* from;
     void* to;
 };
 
-// Every replica's result is the sum of all.
+// Writes the sum over all replicas to every replica.
 template <typename T>
 __global__ void all_reduce(const Pair* replicas, i64 count, i64 n) {
     EACH(i, n) {
@@ -15,7 +15,7 @@ __global__ void all_reduce(const Pair* replicas, i64 count, i64 n) {
     }
 }
 
-// `sum + weight * x`, both rounded: means have the same bits whoever makes them.
+// `sum + weight * x`, both rounded, so that means have the same bits on every code path.
 __device__ __forceinline__ float add_times(float sum, float weight, float x) {
     return __fadd_rn(sum, __fmul_rn(weight, x));
 }
@@ -31,7 +31,7 @@ struct Share {
     float unused;
 };
 
-// Every replica's result is the mean of all, weighted by their shares of the rows.
+// Writes the mean over all replicas, weighted by their shares of the rows, to every replica.
 __global__ void replica_mean(const Share* replicas, i64 count, i64 n) {
     EACH(i, n) {
         float mean = 0;
@@ -49,7 +49,7 @@ struct Move {
     i64 kind;
 };
 
-// Copies to floats; each is shared by `blocks` blocks.
+// Copies to 32-bit floats, with `blocks` blocks per copy.
 __global__ void copy_many(const Move* moves, i64 blocks) {
     const Move m = moves[blockIdx.x / blocks];
     const i64 first = (blockIdx.x % blocks) * blockDim.x + threadIdx.x;
@@ -81,7 +81,7 @@ __device__ __forceinline__ void gather(const Word* sum, i64 count, i64 first, i6
     }
 }
 
-// Weighted sums over the replicas, each shared by `blocks` blocks. Words of a sum: result, length,
+// Weighted sums over the replicas, with `blocks` blocks per sum. Words of a sum: result, length,
 // type, then source and weight of each replica.
 __global__ void gather_many(const Word* table, i64 blocks, i64 count) {
     const Word* sum = table + (blockIdx.x / blocks) * (3 + 2 * count);

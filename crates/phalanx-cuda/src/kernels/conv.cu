@@ -1,17 +1,17 @@
-// Convolutions as plain loops, NHWC, filters [f][kh][kw][c / groups]: for whatever geometry the
-// vendor's library does not take.
+// Convolutions as plain loops, NHWC, filters [f][kh][kw][c / groups]: for geometries that the
+// vendor's library does not support.
 
 struct Geometry {
     i64 rows, h, w, c, oh, ow, f, kh, kw, sh, sw, dh, dw, top, left, groups, ldx, ldy;
 };
 
-// The input position a tap reads, or -1 outside.
+// The input position that a tap reads, or -1 outside.
 __device__ __forceinline__ i64 reads(i64 out, i64 stride, i64 tap, i64 dilation, i64 pad, i64 size) {
     i64 at = out * stride + tap * dilation - pad;
     return at >= 0 && at < size ? at : -1;
 }
 
-// The output position that reads `at` by a tap, or -1 where none does.
+// The output position that reads `at` through a tap, or -1 if none does.
 __device__ __forceinline__ i64 writes(i64 at, i64 stride, i64 tap, i64 dilation, i64 pad, i64 size) {
     i64 from = at + pad - tap * dilation;
     return from >= 0 && from % stride == 0 && from / stride < size ? from / stride : -1;

@@ -2,7 +2,7 @@
 
 __device__ __forceinline__ bool within(int index, i64 n) { return index >= 0 && index < n; }
 
-// Rows of a table, `packs` of `W` numbers wide; NaN where there is no such row.
+// Rows of a table, `packs` of `W` numbers wide; NaN if there is no such row.
 template <typename X, typename Y, int W, typename I>
 __global__ void gather(const X* table, const int* index, Y* y, i64 n, i64 vocab, i64 packs) {
     EACH(i, n) {
@@ -17,17 +17,16 @@ __global__ void gather(const X* table, const int* index, Y* y, i64 n, i64 vocab,
     }
 }
 
-// Uses of a table row that a warp puts in order by itself. Rows used more often look for their uses
-// among all.
-constexpr u32 FEW = 32;
+// Maximum uses of a table row that a warp sorts by itself. Rows with more uses search all indices.
+constexpr u32 MAX_LISTED_USES = 32;
 
-// How often each row is used. `counts` are zero before, and again after `gather_grad`.
+// How often each row is used. `counts` must be zero before; `gather_grad` resets them to zero.
 __global__ void gather_count(const int* index, u32* counts, i64 n, i64 vocab) {
     EACH(i, n)
     if (within(index[i], vocab)) atomicAdd(counts + index[i], 1u);
 }
 
-// Where the uses of each row start in a list of all of them. One block of 1024 threads.
+// The start of each row's uses in a list of all uses. One block of 1024 threads.
 __global__ void gather_starts(const u32* counts, u32* starts, i64 vocab) {
     __shared__ u32 sums[1024];
     int t = threadIdx.x;
@@ -49,11 +48,12 @@ __global__ void gather_starts(const u32* counts, u32* starts, i64 vocab) {
     }
 }
 
-// Lists the uses of rows with few of them, each row's in any order, and moves its start behind them.
+// Lists the uses of rows with few of them, each row's in any order, and advances the row's start
+// past them.
 __global__ void gather_place(const int* index, const u32* counts, u32* starts, u32* list, i64 n, i64 vocab) {
     EACH(i, n) {
         int id = index[i];
-        if (within(id, vocab) && counts[id] <= FEW) list[atomicAdd(starts + id, 1u)] = (u32)i;
+        if (within(id, vocab) && counts[id] <= MAX_LISTED_USES) list[atomicAdd(starts + id, 1u)] = (u32)i;
     }
 }
 
@@ -65,7 +65,7 @@ __device__ __forceinline__ void add_use(const X* dy, i64 use, i64 width, i64 c, 
     for (int k = 0; k < W; k++) sum[k] += v[k];
 }
 
-// A table row with few uses, listed in order: one warp.
+// A table row with few uses, sorted: one warp.
 template <typename X, int W>
 __device__ __forceinline__ void sum_few(const X* dy, float* to, i64 width, const u32* uses, u32 count) {
     for (i64 c = threadIdx.x % 32 * W; c < width; c += 32 * W) {
@@ -104,17 +104,17 @@ __device__ __forceinline__ void sum_many(const int* index, const X* dy, float* t
     }
 }
 
-// Every use of a table row adds its `dy` to that row, in the order of uses. A block of 256 threads for
-// eight rows.
+// Every use of a table row adds its `dy` to that row, in the order of uses. A block of 256 threads
+// for eight rows.
 template <typename X, int W>
 __global__ void gather_grad(const int* index, const X* dy, float* table, u32* counts, const u32* starts,
                             const u32* list, i64 n, i64 vocab, i64 width) {
-    __shared__ u32 ordered[8][FEW];
+    __shared__ u32 ordered[8][MAX_LISTED_USES];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (i64 first = (i64)blockIdx.x * 8; first < vocab; first += (i64)gridDim.x * 8) {
         i64 row = first + warp;
         u32 count = row < vocab ? counts[row] : 0;
-        bool few = count <= FEW;
+        bool few = count <= MAX_LISTED_USES;
         u32 use = few && lane < count ? list[starts[row] - count + lane] : 0xffffffffu;
         int rank = 0;
         for (int k = 0; k < 32; k++) {
@@ -126,7 +126,7 @@ __global__ void gather_grad(const int* index, const X* dy, float* table, u32* co
         __syncthreads();
         if (few && row < vocab) sum_few<X, W>(dy, table + row * width, width, ordered[warp], count);
         for (i64 r = first; r < first + 8 && r < vocab; r++)
-            if (counts[r] > FEW) sum_many<X, W>(index, dy, table + r * width, n, width, (int)r);
+            if (counts[r] > MAX_LISTED_USES) sum_many<X, W>(index, dy, table + r * width, n, width, (int)r);
         __syncthreads();
         if (lane == 0 && row < vocab) counts[row] = 0;
     }
@@ -141,12 +141,12 @@ __global__ void one_hot(const int* index, Y* y, i64 n, i64 depth) {
     }
 }
 
-// Vectors of a launch, a warp each.
+// Loops over vectors, one warp each.
 #define EACH_WARP(row, rows)                                                             \
     for (i64 row = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < (rows);      \
          row += (i64)gridDim.x * blockDim.x / 32)
 
-// Index of the first maximum; NaN is passed over unless it comes first.
+// Index of the first maximum; NaN is ignored unless it comes first.
 template <typename X>
 __global__ void arg_max(const X* x, int* y, i64 rows, int n) {
     int lane = threadIdx.x % 32;
@@ -168,8 +168,8 @@ __global__ void arg_max(const X* x, int* y, i64 rows, int n) {
     }
 }
 
-// 1 where fewer than `k` scores are above the label's; 0 also where the label names no class or a
-// score is not finite.
+// 1 if fewer than `k` scores are above the label's; 0 also if the label is out of range or a score
+// is not finite.
 template <typename X, typename Y>
 __global__ void in_top_k(const X* scores, const int* labels, Y* y, i64 rows, int n, int k) {
     int lane = threadIdx.x % 32;
@@ -190,14 +190,14 @@ __global__ void in_top_k(const X* scores, const int* labels, Y* y, i64 rows, int
     }
 }
 
-// Threshold `i` of `n`, as Keras' AUC has them: even over 0..=1, the ends a little outside.
+// Threshold `i` of `n`, as in Keras' AUC: evenly spaced over 0..=1, with the ends slightly outside.
 __device__ __forceinline__ double threshold(int i, int n) {
     if (i == 0) return -1e-7;
     return i == n - 1 ? 1.0 + 1e-7 : (double)i / (double)(n - 1);
 }
 
 // Weights of positives, then of negatives, whose score is above each threshold. Every block of 256
-// threads takes a part of the samples; the last one adds the parts.
+// threads takes a part of the samples; the last block adds the parts.
 template <typename X, typename L, typename V>
 __global__ void threshold_counts(const X* scores, const L* labels, const V* weights, float* y, i64 count,
                                  int n, double* parts, u32* counter) {

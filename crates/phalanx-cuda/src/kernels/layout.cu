@@ -1,7 +1,7 @@
-// Moves elements: copies between strides and element types, transposes, pads. Sizes and strides count
-// items: raw words of up to 16 bytes between equal types, packs of elements otherwise.
+// Moves elements: copies between strides and element types, transposes, padding. Sizes and strides
+// count items: raw words of up to 16 bytes between equal types, packs of elements otherwise.
 
-// Towards zero, the nearest representable beyond the range, 0 for NaN.
+// Rounds towards zero; saturates out-of-range values; 0 for NaN.
 __device__ __forceinline__ void st(int* p, float v) {
     if (v >= 2147483648.0f) *p = 2147483647;
     else if (v <= -2147483648.0f) *p = -2147483647 - 1;
@@ -48,8 +48,8 @@ __global__ void copy_axes(const X* x, Y* y, i64 n) {
     EACH(i, n) put(y + distance((I)i, N(), D()), x + distance((I)i, N(), S()));
 }
 
-// As `copy_axes` around two axes that change places: `a` items are neighbours in the source, `b` items
-// in the destination.
+// Like `copy_axes`, around two axes that are swapped: `a` items are contiguous in the source, `b`
+// items in the destination.
 template <typename V, typename I, typename N, typename S, typename D>
 __global__ void transpose_tiles(const V* x, V* y, i64 tiles, i64 a, i64 b, i64 stride_b, i64 stride_a) {
     __shared__ V tile[32][33];
@@ -69,8 +69,8 @@ __global__ void transpose_tiles(const V* x, V* y, i64 tiles, i64 a, i64 b, i64 s
     }
 }
 
-// Where element `i` of a padded value comes from, -1 for its border. Sizes `N` of the padded value,
-// strides `S` of the source, which has `M` items behind the first `B`.
+// The source index of element `i` of a padded value, -1 for its border. `N` are the sizes of the
+// padded value, `S` the strides of the source, which has `M` items after the first `B`.
 template <typename I, i64... N, i64... S, i64... B, i64... M>
 __device__ __forceinline__ i64 inside(I i, Axes<N...>, Axes<S...>, Axes<B...>, Axes<M...>) {
     constexpr i64 size[] = {N...}, stride[] = {S...}, before[] = {B...}, own[] = {M...};

@@ -1,28 +1,29 @@
-// Batch normalisation: moments, statistics, the normalisation and its derivative. Channels lie
-// innermost. A block has a tile of channels, V to a thread, and a share of the pixels; so a thread
-// keeps its channels for the whole launch. Sums run in float over short runs, then in double: over a
-// thread's runs, over a block's threads, over the blocks of a tile in the last of them.
+// Batch normalisation: moments, statistics, the normalisation and its derivative. Channels are
+// innermost. A block processes a tile of channels, V per thread, and a share of the pixels, so that
+// a thread keeps its channels for the whole launch. Sums are accumulated in float over short runs,
+// then in double: over a thread's runs, over a block's threads, and over the blocks of a tile in
+// the last of them.
 //
-// `bias`, where there is one, belongs to `x`: a convolution need not add its own. It moves into the
-// numbers that a channel is shifted by.
-// Whether a ReLU let a value pass is not stored: forward and backward evaluate the same `fmaf`.
+// The optional `bias` belongs to `x`: a convolution need not add its own. It is folded into the
+// shift of a channel.
+// Whether a ReLU passed a value is not stored: forward and backward evaluate the same `fmaf`.
 
-// Threads of a block that sums.
+// Threads per block of summing kernels.
 #define SUM_THREADS 512
-// Most channels of a tile.
-#define MOST_CHANNELS 256
-// Pixels a thread sums in float, in units of those whose loads are in flight together.
+// Maximum channels per tile.
+#define MAX_CHANNELS 256
+// Pixels that a thread sums in float, in units of those whose loads are in flight together.
 #define RUN 8
 
-// What a thread works on.
+// The work of a thread.
 struct Share {
     int tile;    // vectors of channels in a tile
-    int tiles;   // in all
+    int tiles;   // total
     int index;   // this block's tile
     int part;    // this block's share of the pixels
-    int parts;   // in all
+    int parts;   // total
     int lane;    // this thread's pixel among those its block reads together
-    int lanes;   // in all
+    int lanes;   // total
     int vector;  // this thread's vector within the tile
     bool active;
 };
@@ -47,8 +48,8 @@ template <int V> __device__ __forceinline__ i64 first_channel(const Share& s) {
     return (i64)(s.index * s.tile + s.vector) * V;
 }
 
-// Calls `each.load(i)` for a few pixels ahead, then `each.use(i)` for the same ones, and moves on.
-// `left` counts the pixels that remain.
+// Calls `each.load(i)` for a few pixels ahead, then `each.use(i)` for the same ones, and advances.
+// `left` counts the remaining pixels.
 template <typename Each>
 __device__ __forceinline__ void few_pixels(Each& each, int left) {
     if (left >= Each::AHEAD) {
@@ -61,7 +62,7 @@ __device__ __forceinline__ void few_pixels(Each& each, int left) {
     each.move();
 }
 
-// Where a thread begins, how far its pixels are apart and how many it has.
+// The first pixel of a thread, the distance between its pixels, and their number.
 struct Walk {
     i64 first, step;
     int count;
@@ -93,7 +94,7 @@ template <int N, int V> struct Totals {
     __device__ __forceinline__ void clear() {
         EVERY(N * V) at[k][threadIdx.x] = 0.0;
     }
-    // Column `q` of `tile` threads side by side, the column of every `step`th lane.
+    // Column `q` of `tile` adjacent threads, over every `step`th lane.
     __device__ __forceinline__ double lanes(const Share& s, int q, int first, int step) const {
         const double* column = at[q / s.tile] + q % s.tile;
         double sum = 0.0;
@@ -102,7 +103,7 @@ template <int N, int V> struct Totals {
     }
 };
 
-// The same for an `Each` that adds to `sum`, which moves to `totals` after every run.
+// The same for an `Each` that adds to `sum`, which is moved to `totals` after every run.
 template <int N, int V, typename Each>
 __device__ __forceinline__ void sum_pixels(int count, Each& each, Totals<N, V>& totals) {
     while (count > 0) {
@@ -113,7 +114,8 @@ __device__ __forceinline__ void sum_pixels(int count, Each& each, Totals<N, V>& 
     }
 }
 
-// Adds up every `step`th of `parts` numbers `apart` from each other, many of them in flight.
+// Sums every `step`th of `parts` numbers that are `apart` from each other, with many loads in
+// flight.
 __device__ __forceinline__ double sum_parts(const double* at, int first, int parts, int step,
                                             int apart) {
     const int AHEAD = 12;
@@ -126,8 +128,8 @@ __device__ __forceinline__ double sum_parts(const double* at, int first, int par
     return sum;
 }
 
-// Adds up every thread's sums. In the last block of a tile `whole[n * columns + i]` becomes sum `n`
-// of the tile's channel `i`, and the result is true; in the others it is false.
+// Adds up every thread's sums. In the last block of a tile, `whole[n * columns + i]` becomes sum
+// `n` of the tile's channel `i`, and the result is true; in the others it is false.
 template <int N, int V>
 __device__ bool add_blocks(const Share& s, const Totals<N, V>& totals, double* partial,
                            u32* counters, double* whole) {
@@ -159,7 +161,7 @@ __device__ bool add_blocks(const Share& s, const Totals<N, V>& totals, double* p
     return true;
 }
 
-// A tensor that a thread walks over: its place now, and the distance between pixels.
+// A tensor that a thread iterates over: its current position, and the distance between pixels.
 template <typename T> struct Path {
     T* at;
     i64 step;
@@ -194,13 +196,13 @@ __device__ __forceinline__ void write_stats(float* stats, i64 channels, i64 c, d
                                             double squares, i64 count) {
     double mean = count > 0 ? sum / (double)count : 0.0;
     double square = count > 0 ? squares / (double)count : 0.0;
-    // NaN must stay NaN, so no `max`.
+    // NaN must stay NaN, so `max` cannot be used.
     double variance = square - mean * mean;
     stats[c] = (float)mean;
     stats[channels + c] = variance < 0.0 ? 0.0f : (float)variance;
 }
 
-// Sums, then sums of squares, of every channel; also mean and variance where `stats` is there.
+// Sums, then sums of squares, of every channel; also mean and variance if `stats` is given.
 template <typename T, int V>
 __global__ void __launch_bounds__(SUM_THREADS, 2)
 moments(const T* x, i64 ld, const float* bias, double* sums, float* stats, i64 count, i64 pixels,
@@ -229,7 +231,7 @@ __global__ void batch_stats(const double* sums, i64 count, i64 channels, float* 
     EACH(c, channels) write_stats(stats, channels, c, sums[c], sums[channels + c], count);
 }
 
-// A normalisation: what forward and backward share.
+// The parameters of a normalisation that forward and backward share.
 struct Norm {
     const float *bias, *stats, *gamma, *beta;
     i64 channels;
@@ -238,11 +240,11 @@ struct Norm {
     __device__ __forceinline__ double inverse_deviation(i64 c) const {
         return 1.0 / sqrt((double)stats[channels + c] + (double)epsilon);
     }
-    // The mean of what `x` is without its bias.
+    // The mean of `x` without its bias.
     __device__ __forceinline__ double mean(i64 c) const {
         return (double)stats[c] - (bias ? (double)bias[c] : 0.0);
     }
-    // `y = x * scale + shift`, the one place where these two numbers are made.
+    // `y = x * scale + shift`. Forward and backward both compute these two numbers here.
     __device__ __forceinline__ void scale_shift(i64 c, double inverse, float& scale,
                                                 float& shift) const {
         scale = (float)((double)gamma[c] * inverse);
@@ -250,7 +252,7 @@ struct Norm {
     }
 };
 
-// Calls `each(i, c)` for the channels of a block's tile: `i` in the tile, `c` in all.
+// Calls `each(i, c)` for the channels of a block's tile: `i` within the tile, `c` among all.
 template <int V, typename Each>
 __device__ __forceinline__ void each_channel(const Share& s, i64 channels, Each each) {
     for (int i = (int)threadIdx.x; i < s.tile * V; i += (int)blockDim.x) {
@@ -285,7 +287,7 @@ __global__ void __launch_bounds__(256, V > 4 ? 3 : 4)
 batch_norm(const T* x, i64 x_ld, const float* bias, const float* stats, const float* gamma,
            const float* beta, float epsilon, int relu, T* y, i64 y_ld, i64 pixels, i64 channels,
            int tile) {
-    __shared__ float scale[MOST_CHANNELS], shift[MOST_CHANNELS];
+    __shared__ float scale[MAX_CHANNELS], shift[MAX_CHANNELS];
     Share s = share(channels, V, tile);
     Norm norm = {bias, stats, gamma, beta, channels, epsilon};
     each_channel<V>(s, channels, [&](int i, i64 c) {
@@ -337,8 +339,8 @@ batch_norm_grad_sums(const T* dy, i64 dy_ld, const T* x, i64 x_ld, const float* 
                      u32* counters) {
     __shared__ Totals<2, V> totals;
     __shared__ double whole[SUM_THREADS];
-    __shared__ float mean[MOST_CHANNELS], scale[MOST_CHANNELS], shift[MOST_CHANNELS];
-    __shared__ double inverses[MOST_CHANNELS];
+    __shared__ float mean[MAX_CHANNELS], scale[MAX_CHANNELS], shift[MAX_CHANNELS];
+    __shared__ double inverses[MAX_CHANNELS];
     Share s = share(channels, V, tile);
     Norm norm = {bias, stats, gamma, beta, channels, epsilon};
     each_channel<V>(s, channels, [&](int i, i64 c) {
@@ -395,16 +397,16 @@ template <typename T, int V> struct GradInput {
     }
 };
 
-// `dx = gamma/σ · (dy - Σdy/N - x̂ · Σdy·x̂/N)`, which is `k·dy + slope·x + offset` with `k = gamma/σ`;
-// where SUMS, also the sums of `dx` over all pixels.
+// `dx = gamma/σ · (dy - Σdy/N - x̂ · Σdy·x̂/N)`, which is `k·dy + slope·x + offset` with `k =
+// gamma/σ`; if SUMS, also the sums of `dx` over all pixels.
 template <typename T, int V, bool SUMS>
 __global__ void __launch_bounds__(SUMS ? SUM_THREADS : 256, SUMS ? 2 : V > 4 ? 3 : 4)
 batch_norm_grad_input(const T* dy, i64 dy_ld, const T* x, i64 x_ld, const float* bias,
                       const float* stats, const float* gamma, const float* beta, float epsilon,
                       int relu, const float* sums, i64 count, T* dx, i64 dx_ld, i64 pixels,
                       i64 channels, int tile, float* column_sums, double* partial, u32* counters) {
-    __shared__ float scale[MOST_CHANNELS], shift[MOST_CHANNELS];
-    __shared__ float slope[MOST_CHANNELS], offset[MOST_CHANNELS];
+    __shared__ float scale[MAX_CHANNELS], shift[MAX_CHANNELS];
+    __shared__ float slope[MAX_CHANNELS], offset[MAX_CHANNELS];
     Share s = share(channels, V, tile);
     Norm norm = {bias, stats, gamma, beta, channels, epsilon};
     each_channel<V>(s, channels, [&](int i, i64 c) {

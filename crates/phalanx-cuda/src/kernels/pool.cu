@@ -1,6 +1,6 @@
 // Pooling over windows. Padding never wins a maximum and never counts in an average; a NaN wins
-// every maximum. The geometry is a type, so that nothing divides and small windows unroll. A thread
-// has V channels of a pixel; I counts the items of a launch.
+// every maximum. The geometry is a type, so that kernels need no division and small windows unroll.
+// A thread has V channels of a pixel; I counts the items of a launch.
 
 template <int H, int W, int OUT_H, int OUT_W, int KERNEL_H, int KERNEL_W, int STRIDE_H, int STRIDE_W,
           int DILATION_H, int DILATION_W, int PAD_H, int PAD_W, int CHANNELS>
@@ -9,11 +9,11 @@ struct Geom {
     static const int kernel_h = KERNEL_H, kernel_w = KERNEL_W, stride_h = STRIDE_H;
     static const int stride_w = STRIDE_W, dilation_h = DILATION_H, dilation_w = DILATION_W;
     static const int pad_h = PAD_H, pad_w = PAD_W, channels = CHANNELS;
-    // Whether windows reach beyond the image.
+    // Whether windows extend beyond the image.
     static const bool beyond = PAD_H > 0 || PAD_W > 0
                             || (OUT_H - 1) * STRIDE_H + (KERNEL_H - 1) * DILATION_H >= H
                             || (OUT_W - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W >= W;
-    // Loops over large windows stay loops.
+    // Loops over large windows are not unrolled.
     static const int unroll = KERNEL_H * KERNEL_W <= 64 ? 64 : 1;
 };
 
@@ -108,7 +108,7 @@ POOL __global__ void average_pool(const T* x, i64 x_ld, T* y, i64 y_ld, i64 item
     }
 }
 
-// Windows that neither overlap nor leave anything out: each writes all of its pixels.
+// Windows that tile the image without overlap: each writes all of its pixels.
 POOL __global__ void max_pool_grad_apart(const T* x, i64 x_ld, const T* y, i64 y_ld, const T* dy,
                                          i64 dy_ld, T* dx, i64 dx_ld, i64 items) {
     EACH(item, items) {
@@ -127,7 +127,7 @@ POOL __global__ void max_pool_grad_apart(const T* x, i64 x_ld, const T* y, i64 y
                 float v[V], g[V];
                 load_lanes<V>(x + at * x_ld + s.channel, v);
                 EVERY(V) {
-                    // The first hit takes all, and leaves zero to the others. NaN is a hit.
+                    // The first hit takes the whole derivative; the others get zero. NaN is a hit.
                     bool hit = v[k] == best[k] || v[k] != v[k];
                     g[k] = hit ? rest[k] : 0.0f;
                     rest[k] = hit ? 0.0f : rest[k];
@@ -138,7 +138,7 @@ POOL __global__ void max_pool_grad_apart(const T* x, i64 x_ld, const T* y, i64 y
     }
 }
 
-// The windows along one axis that may hold position `at`: from `first` to `last`.
+// The windows along one axis that may contain position `at`: from `first` to `last`.
 __device__ __forceinline__ void windows(int at, int outputs, int kernel, int stride, int dilation,
                                         int pad, int& first, int& last) {
     int past = at + pad - (kernel - 1) * dilation;
@@ -146,20 +146,20 @@ __device__ __forceinline__ void windows(int at, int outputs, int kernel, int str
     last = min((at + pad) / stride, outputs - 1);
 }
 
-// Where in its window each maximum lies, for the windows that touch a band of an image's lines.
+// The position of the maximum in each window that touches a band of an image's lines.
 template <typename G, int V, int LINES, int CHUNK> struct Band {
     static const int lines = LINES, chunk = CHUNK;
     static const int bands = (G::h + LINES - 1) / LINES;
     static const int chunks = (G::channels / V + CHUNK - 1) / CHUNK;
-    // Lines of windows that a band meets, at most.
+    // Maximum lines of windows that touch a band.
     static const int reach = LINES - 1 + (G::kernel_h - 1) * G::dilation_h;
     static const int met = reach / G::stride_h + 1 < G::out_h ? reach / G::stride_h + 1 : G::out_h;
-    // Windows that hold a pixel, along each axis, at most.
+    // Maximum windows that contain a pixel, along each axis.
     static const int over_h = ((G::kernel_h - 1) * G::dilation_h) / G::stride_h + 1;
     static const int over_w = ((G::kernel_w - 1) * G::dilation_w) / G::stride_w + 1;
 };
 
-// The tap of a window's first maximum, a NaN being the largest.
+// The tap of a window's first maximum, where NaN is the largest.
 template <typename T, int V, typename G>
 __device__ __forceinline__ Pack<u8, V> first_maximum(const T* x, i64 x_ld, int out_y, int out_x) {
     float best[V];
@@ -184,8 +184,8 @@ __device__ __forceinline__ Pack<u8, V> first_maximum(const T* x, i64 x_ld, int o
     return at;
 }
 
-// A block has a band of lines of an image and a chunk of its channels. It finds the maximum of every
-// window that meets the band, then every pixel gathers from the windows whose maximum it is.
+// A block has a band of an image's lines and a chunk of its channels. It finds the maximum of every
+// window that touches the band; then every pixel gathers from the windows whose maximum it is.
 template <typename T, int V, typename G, typename B>
 __global__ void __launch_bounds__(256)
 max_pool_grad_bands(const T* x, i64 x_ld, const T* dy, i64 dy_ld, T* dx, i64 dx_ld) {
@@ -239,7 +239,8 @@ max_pool_grad_bands(const T* x, i64 x_ld, const T* dy, i64 dy_ld, T* dx, i64 dx_
     }
 }
 
-// Calls `each(out_y, out_x, a, b)` for every window that holds the spot as its tap (a, b), in order.
+// Calls `each(out_y, out_x, a, b)` for every window that contains the spot as its tap (a, b), in
+// order.
 template <typename G, typename Each>
 __device__ __forceinline__ void each_window(const Spot& s, Each each) {
     int top, bottom, left, right;
@@ -256,7 +257,7 @@ __device__ __forceinline__ void each_window(const Spot& s, Each each) {
     }
 }
 
-// The same where a band meets too many windows.
+// The same, for bands that touch too many windows.
 POOL __global__ void max_pool_grad(const T* x, i64 x_ld, const T* y, i64 y_ld, const T* dy,
                                    i64 dy_ld, T* dx, i64 dx_ld, i64 items) {
     EACH(item, items) {
@@ -290,7 +291,7 @@ POOL __global__ void max_pool_grad(const T* x, i64 x_ld, const T* y, i64 y_ld, c
     }
 }
 
-// Every pixel gathers its share from all windows that hold it.
+// Every pixel gathers its share from all windows that contain it.
 POOL __global__ void average_pool_grad(const T* dy, i64 dy_ld, T* dx, i64 dx_ld, i64 items) {
     EACH(item, items) {
         Spot s = spot<V, I>((I)item, G::h, G::w, G::channels);
@@ -305,7 +306,7 @@ POOL __global__ void average_pool_grad(const T* dy, i64 dy_ld, T* dx, i64 dx_ld,
     }
 }
 
-// Windows that neither overlap nor leave anything out: a line of each for a thread.
+// Windows that tile the image without overlap: a thread writes one line of a window.
 POOL __global__ void average_pool_grad_apart(const T* dy, i64 dy_ld, T* dx, i64 dx_ld, i64 items) {
     EACH(item, items) {
         I vectors = (I)(G::channels / V), rest = (I)item / vectors;

@@ -1,6 +1,6 @@
-// What every kernel file starts with: number types, loads and stores, divisions, sums over threads,
-// random numbers. No header of the CUDA toolkit is used: a machine with the driver and the runtime
-// compiler alone has none.
+// Prepended to every kernel file: number types, loads and stores, divisions, sums over threads,
+// random numbers. It includes no header of the CUDA toolkit, because a machine with only the driver
+// and the runtime compiler has none.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -8,7 +8,7 @@ typedef long long i64;
 typedef unsigned short u16;
 typedef unsigned char u8;
 
-// Narrow floats are stored, never computed with.
+// 16-bit floats are only stored, never computed with.
 struct bf16 { u16 bits; };
 struct half { u16 bits; };
 
@@ -39,14 +39,14 @@ __device__ __forceinline__ void st(float* p, float v) { *p = v; }
 __device__ __forceinline__ void st(bf16* p, float v) { p->bits = float_to_bf16(v); }
 __device__ __forceinline__ void st(half* p, float v) { p->bits = float_to_half(v); }
 
-// What the host hands in at every step, as `inputs.rs` has it.
+// The head of the inputs, which the host writes at every step. Must match `inputs.rs`.
 struct Inputs {
     u64 seed, step;
     float scalars[16];
     float keep, weight, mean, unused;
 };
 
-// Items of a grid-stride loop.
+// A grid-stride loop over items.
 #define EACH(i, n)                                                        \
     for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < (n);     \
          i += (i64)gridDim.x * blockDim.x)
@@ -56,19 +56,18 @@ struct Inputs {
 __device__ __forceinline__ float negative_infinity() { return __uint_as_float(0xff800000u); }
 __device__ __forceinline__ float not_a_number() { return __uint_as_float(0x7fc00000u); }
 
-// The larger; NaN if either is.
+// The larger; NaN if either is NaN.
 template <typename A>
 __device__ __forceinline__ A larger(A a, A b) {
     return a != a || a > b ? a : b;
 }
 
-// Sizes or strides of nested loops, outermost first, known when the kernel is compiled: divisions by
-// them are multiplications.
+// Sizes or strides of nested loops, outermost first, as compile-time constants: divisions by them
+// become multiplications.
 template <i64... N>
 struct Axes {};
 
-// How far iteration `i` of loops of `N` is from the first one, in strides of `S`. The outermost size
-// does not matter.
+// Offset of iteration `i` of loops of sizes `N`, with strides `S`. The outermost size is ignored.
 template <typename I, i64... N, i64... S>
 __device__ __forceinline__ i64 distance(I i, Axes<N...>, Axes<S...>) {
     constexpr i64 size[] = {N...}, stride[] = {S...};
@@ -82,7 +81,7 @@ __device__ __forceinline__ i64 distance(I i, Axes<N...>, Axes<S...>) {
     return sum + (i64)i * stride[0];
 }
 
-// Sum over groups of `G` neighbouring threads, handed to all of them.
+// Sum over groups of `G` neighbouring threads, returned to all of them.
 template <int G, typename A>
 __device__ __forceinline__ A group_sum(A v) {
 #pragma unroll
@@ -90,7 +89,7 @@ __device__ __forceinline__ A group_sum(A v) {
     return v;
 }
 
-// The largest of groups of `G` neighbouring threads, NaN if one is.
+// Maximum over groups of `G` neighbouring threads; NaN if one is NaN.
 template <int G, typename A>
 __device__ __forceinline__ A group_max(A v) {
 #pragma unroll
@@ -98,8 +97,8 @@ __device__ __forceinline__ A group_max(A v) {
     return v;
 }
 
-// Whether this block is the last of `blocks` that count here; what the others wrote before is
-// visible then. The counter is left as it was found: zero.
+// Whether this block is the last of `blocks` that increment this counter; the earlier writes of the
+// others are then visible. The counter is reset to zero.
 __device__ __forceinline__ bool last_block(u32* counter, u32 blocks) {
     __shared__ bool last;
     __threadfence();
@@ -131,7 +130,7 @@ __device__ __forceinline__ void draw(const Inputs* in, u32 stream, u32 row, u32 
 
 // ---- Vectors of neighbouring elements ----
 
-// So many bytes as one load or store moves them.
+// Bytes that one load or store moves.
 template <int BYTES> struct alignas(BYTES) Bits { u32 words[BYTES / 4]; };
 template <> struct Bits<2> { u16 word; };
 template <> struct Bits<1> { u8 word; };
@@ -168,7 +167,7 @@ template <int V, typename T> __device__ __forceinline__ void store_lanes(T* p, c
     *(Bits<sizeof(T) * V>*)p = bits;
 }
 
-// ---- Tables: words of 8 bytes that are written when a step is made ready ----
+// ---- Tables: words of 8 bytes that are written when a step is prepared ----
 
 struct Word {
     u64 bits;
@@ -182,7 +181,7 @@ struct Word {
 __device__ __forceinline__ float sign(float x) {
     return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x;
 }
-// NaN if either is.
+// NaN if either is NaN.
 __device__ __forceinline__ float larger(float a, float b) { return a > b || a != a ? a : b; }
 __device__ __forceinline__ float smaller(float a, float b) { return a < b || a != a ? a : b; }
 __device__ __forceinline__ float relu(float x) { return x < 0.0f ? 0.0f : x; }
@@ -193,7 +192,7 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-
 
 // ---- Sums over a block ----
 
-// The sum over 256 threads, all of a block, in each of them.
+// The sum over a block of 256 threads, returned to all of them.
 __device__ __forceinline__ double sum_of_256(double mine) {
     __shared__ double sums[256];
     sums[threadIdx.x] = mine;
@@ -207,9 +206,9 @@ __device__ __forceinline__ double sum_of_256(double mine) {
     return all;
 }
 
-// ---- Gradients on their way to the optimizer ----
+// ---- Gradients for the optimizer ----
 
-// The derivative of `l1·Σ|w| + l2·Σw²` added.
+// Adds the derivative of `l1·Σ|w| + l2·Σw²`.
 __device__ __forceinline__ float penalised(float g, float w, float l1, float l2) {
     return l1 == 0.0f && l2 == 0.0f ? g : g + (l1 * sign(w) + 2.0f * l2 * w);
 }
@@ -219,7 +218,7 @@ __device__ __forceinline__ float limited(float g, float limit) {
 __device__ __forceinline__ bool is_finite(float v) {
     return (__float_as_uint(v) & 0x7f800000u) != 0x7f800000u;
 }
-// The factor that brings a norm down to its limit.
+// The factor that scales a norm down to its limit.
 __device__ __forceinline__ float limit_scale(double square, float limit) {
     double norm = sqrt(square);
     return norm > (double)limit ? (float)((double)limit / norm) : 1.0f;

@@ -1,7 +1,7 @@
 // Dropout and random numbers: pure functions of (seed, step, global row, key, element).
 
-// A thread for each block of four words. Rows of `len` elements have `blocks` of them; `W` is 4 where
-// all blocks are whole and aligned, else 1. `x` and `y` may be the same.
+// A thread for each block of four words. Rows of `len` elements have `blocks` of them. `W` is 4 if
+// all blocks are complete and aligned, otherwise 1. `x` and `y` may be the same.
 template <typename X, typename Y, int W, typename I>
 __global__ void dropout(const Inputs* in, const X* x, Y* y, i64 n, i64 blocks, i64 len, i64 first_row,
                         u32 key, u32 kept_from, float scale) {
@@ -24,8 +24,8 @@ __global__ void dropout(const Inputs* in, const X* x, Y* y, i64 n, i64 blocks, i
     }
 }
 
-// A thread for each element. Those at the same distance in a row of sizes `N` with strides `S` share
-// their word.
+// A thread for each element. Elements at the same offset in a row of sizes `N` with strides `S`
+// share their word.
 template <typename X, typename Y, typename I, typename N, typename S>
 __global__ void dropout_shared(const Inputs* in, const X* x, Y* y, i64 n, i64 len, i64 first_row,
                                u32 key, u32 kept_from, float scale) {

@@ -1,5 +1,5 @@
-// Sums and maxima. Short runs are added in float, their results in double: the error does not grow
-// with the length. The order follows from the launch alone.
+// Sums and maxima. Short runs are accumulated in float, their results in double, so that the error
+// does not grow with the length. The order depends only on the launch.
 
 template <bool MAX, typename A>
 __device__ __forceinline__ A fold(A a, A b) {
@@ -11,7 +11,7 @@ __device__ __forceinline__ double nothing() {
     return MAX ? (double)negative_infinity() : 0.0;
 }
 
-// Over `n` elements `step` apart.
+// Reduces `n` elements `step` apart.
 template <bool MAX, typename X>
 __device__ __forceinline__ double fold_line(const X* x, i64 n, i64 step) {
     double total = nothing<MAX>();
@@ -50,7 +50,7 @@ __global__ void reduce_lines(const X* x, Y* y, i64 lines, i64 len) {
     int lane = threadIdx.x % G, own = threadIdx.x % 32 / G;
     i64 thread = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     i64 stride = (i64)gridDim.x * blockDim.x / G;
-    // All groups of a warp go on as long as its first one does: they shuffle together.
+    // All groups of a warp continue as long as its first one does, because they shuffle together.
     for (i64 first = thread / 32 * 32 / G; first < lines; first += stride) {
         i64 line = first + own;
         double v = nothing<MAX>();
@@ -61,7 +61,8 @@ __global__ void reduce_lines(const X* x, Y* y, i64 lines, i64 len) {
     }
 }
 
-// Any axes: loops of sizes `K` stay, a warp for each result; loops of sizes `R` go.
+// Arbitrary axes: loops of sizes `K` are kept, a warp for each result; loops of sizes `R` are
+// reduced.
 template <bool MAX, typename X, typename Y, typename I, typename K, typename SK, typename R, typename SR>
 __global__ void reduce_axes(const X* x, Y* y, i64 n, i64 len) {
     int lane = threadIdx.x % 32;
@@ -76,7 +77,7 @@ __global__ void reduce_axes(const X* x, Y* y, i64 n, i64 len) {
     }
 }
 
-// Folds what the rows of a block's threads have, `TX` threads to a row, into its first row.
+// Reduces the rows of a block's threads, `TX` threads per row, into its first row.
 template <bool MAX, int W, int TX>
 __device__ __forceinline__ void fold_rows(double (&v)[W]) {
     __shared__ double all[256 * W];
@@ -116,7 +117,7 @@ __device__ __forceinline__ void fold_columns(const X* x, i64 first, i64 end, i64
 }
 
 // `[outer, len, inner]` to `[outer, inner]`, rows `ld` apart. A block of 256 threads takes `TX * W`
-// columns of one of `splits` parts of the rows; the last block of a tile folds the parts.
+// columns of one of `splits` parts of the rows; the last block of a tile reduces the parts.
 template <bool MAX, typename X, typename Y, int W, int TX>
 __global__ void reduce_columns(const X* x, Y* y, i64 len, i64 inner, i64 ld, i64 tiles, i64 splits,
                                double* parts, u32* counters) {

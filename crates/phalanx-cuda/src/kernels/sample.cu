@@ -1,4 +1,4 @@
-// Images made larger, or read through an affine map of each sample's own, and the way back.
+// Upsampling of images, affine sampling with a matrix per sample, and their derivatives.
 
 // The two neighbours of a position of the large image along one axis, and the second's weight.
 struct Between {
@@ -6,7 +6,7 @@ struct Between {
     float weight;
 };
 
-// Centres of pixels lie at halves: the large image's position in the small one's units.
+// Pixel centres are at halves: converts a position of the large image to units of the small one.
 __device__ __forceinline__ Between between(i64 at, i64 size, i64 small) {
     double centre = ((double)at + 0.5) / (double)size - 0.5;
     double low = floor(centre);
@@ -18,7 +18,8 @@ __device__ __forceinline__ Between between(i64 at, i64 size, i64 small) {
     return b;
 }
 
-// A thread for `W` channels of a large pixel; `[h, w]` and `packs` of channels are the small image's.
+// A thread for `W` channels of a large pixel; `[h, w]` and `packs` of channels are the small
+// image's.
 template <typename X, typename Y, int W, bool BILINEAR, typename I>
 __global__ void upsample(const X* x, Y* y, i64 n, i64 h, i64 w, i64 packs, i64 size_h, i64 size_w,
                          i64 ldx, i64 ldy) {
@@ -50,7 +51,7 @@ __global__ void upsample(const X* x, Y* y, i64 n, i64 h, i64 w, i64 packs, i64 s
     }
 }
 
-// What a large position gives to small pixel `i`.
+// The weight of small pixel `i` at a position of the large image.
 template <bool BILINEAR>
 __device__ __forceinline__ float share(i64 at, i64 size, i64 small, i64 i) {
     if (!BILINEAR) return 1.0f;
@@ -68,7 +69,7 @@ __global__ void upsample_grad(const X* dy, Y* dx, i64 n, i64 h, i64 w, i64 packs
         i64 c = ((I)item - p * (I)packs) * W;
         I line = p / (I)w, row = line / (I)h;
         i64 j = p - line * (I)w, i = line - row * (I)h;
-        // Interpolated pixels also give to their neighbours.
+        // Interpolated pixels also contribute to their neighbours.
         i64 reach = BILINEAR ? 1 : 0;
         i64 i0 = i < reach ? 0 : (i - reach) * size_h, i1 = (i + 1 + reach) * size_h;
         i64 j0 = j < reach ? 0 : (j - reach) * size_w, j1 = (j + 1 + reach) * size_w;
@@ -92,7 +93,7 @@ __global__ void upsample_grad(const X* dy, Y* dx, i64 n, i64 h, i64 w, i64 packs
 
 enum Fill { CONSTANT, NEAREST, REFLECT, WRAP };
 
-// The pixel that stands at `i` along an axis of `n`, -1 for the constant.
+// The pixel that fills position `i` along an axis of `n`, -1 for the constant.
 __device__ __forceinline__ i64 filled(int fill, i64 i, i64 n) {
     if (i >= 0 && i < n) return i;
     if (fill == CONSTANT) return -1;
@@ -103,8 +104,8 @@ __device__ __forceinline__ i64 filled(int fill, i64 i, i64 n) {
     return at < n ? at : period - 1 - at;
 }
 
-// The neighbours of a coordinate along an axis and their weights; without interpolation the first
-// alone counts. What lies further out than any image reaches stays countable.
+// The neighbours of a coordinate along an axis and their weights; without interpolation only the
+// first counts. Clamps coordinates far outside any image, so that they fit an integer.
 __device__ __forceinline__ void taps(double at, bool bilinear, int fill, i64 n, i64 (&pixel)[2],
                                      double (&weight)[2]) {
     const double furthest = 1099511627776.0;
@@ -117,7 +118,7 @@ __device__ __forceinline__ void taps(double at, bool bilinear, int fill, i64 n, 
     pixel[1] = bilinear ? filled(fill, first + 1, n) : -1;
 }
 
-// The four pixels that one of the result reads, -1 beyond the border, and their weights.
+// The four pixels that a pixel of the result reads, -1 beyond the border, and their weights.
 struct Corners {
     i64 pixel[4];
     float weight[4];
@@ -164,8 +165,9 @@ __global__ void affine_sample(const X* x, const M* matrices, Y* y, i64 n, i64 h,
     }
 }
 
-// Every thread owns pixels of one image's `dx` and adds to them, in the order of the result's pixels,
-// what those that read them have. `shares` blocks work on an image; `dx` is all theirs.
+// Every thread owns pixels of one image's `dx` and adds to them, in the order of the result's
+// pixels, the derivatives of those that read them. `shares` blocks work on an image and own all of
+// its `dx`.
 template <typename X, typename M>
 __global__ void affine_sample_grad(const X* dy, const M* matrices, float* dx, i64 h, i64 w, i64 c, i64 oh,
                                    i64 ow, i64 shares, int fill, int bilinear) {

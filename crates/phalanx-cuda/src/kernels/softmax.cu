@@ -1,6 +1,7 @@
-// Softmax over the last axis, and the crossentropy that is fused with it.
+// Softmax over the last axis, and the fused crossentropy.
 
-// Over the `G` threads of a row, handed to all of them: a warp, or a block of `G` threads.
+// Reduces over the `G` threads of a row, which all get the result: a warp, or a block of `G`
+// threads.
 template <bool MAX, int G>
 __device__ __forceinline__ float over_row(float v) {
     v = MAX ? group_max<32>(v) : group_sum<32>(v);
@@ -15,8 +16,8 @@ __device__ __forceinline__ float over_row(float v) {
     return v;
 }
 
-// A vector of `n` numbers, shared by `G` threads which keep `PER` each, or read them anew at every
-// pass where `PER` is 0.
+// A vector of `n` numbers, shared by `G` threads. Each thread holds `PER` numbers in registers, or
+// reads them again in every pass if `PER` is 0.
 template <typename X, int G, int PER>
 struct Row {
     const X* x;
@@ -24,7 +25,7 @@ struct Row {
     float kept[PER > 0 ? PER : 1];
     float top, sum;
 
-    // Takes the row's largest number and `Σ e^(x - top)`.
+    // Computes the row's maximum and `Σ e^(x - top)`.
     __device__ __forceinline__ void read(const X* row, int size) {
         x = row, n = size, lane = threadIdx.x % G;
 #pragma unroll
@@ -50,7 +51,7 @@ struct Row {
     }
 };
 
-// Vectors of a launch, `G` threads each.
+// Loops over vectors, `G` threads each.
 #define EACH_ROW(row, rows)                                                              \
     for (i64 row = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / G; row < (rows);       \
          row += (i64)gridDim.x * blockDim.x / G)
@@ -72,7 +73,7 @@ __global__ void log_softmax(const X* x, Y* y, i64 rows, int n) {
         Row<X, G, PER> row;
         row.read(x + r * n, n);
         Y* to = y + r * n;
-        // Two subtractions: `top` and the logarithm in one number would lose the small one.
+        // Two subtractions: adding the logarithm to `top` first would lose its low bits.
         float top = row.top, norm = logf(row.sum);
         row.each([&](int i, float v) { st(to + i, v - top - norm); });
     }

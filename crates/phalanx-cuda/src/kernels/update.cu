@@ -1,9 +1,9 @@
-// What surrounds the optimizer's rule: filters from one order into another, norms of gradients, the
-// scale of the loss. The rule itself is generated; see `ops/update.rs`.
+// Kernels around the optimizer's rule: layout conversion of filters, norms of gradients, the loss
+// scale. The rule itself is generated; see `ops/update.rs`.
 
 #define SIDE 64
 
-// Transposes many matrices, a tile to a block. Words of a block: source, result, rows, columns, and
+// Transposes many matrices, a tile per block. Words of a block: source, result, rows, columns, and
 // the tile's first row and column.
 template <typename From, typename To>
 __global__ void __launch_bounds__(256) transpose_many(const Word* table) {
@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(256) transpose_many(const Word* table) {
     }
 }
 
-// The squared norm of each parameter's gradient, a block to each, from those of its chunks. Words of
-// a block: the first chunk and the one behind the last.
+// The squared norm of each parameter's gradient, a block per parameter, from those of its chunks.
+// Words of a block: the first chunk and the end of the range.
 __global__ void __launch_bounds__(256)
 squared_norms(const Word* table, const double* chunks, double* squares) {
     i64 first = table[2 * blockIdx.x].number(), end = table[2 * blockIdx.x + 1].number();
@@ -40,9 +40,9 @@ squared_norms(const Word* table, const double* chunks, double* squares) {
     if (threadIdx.x == 0) squares[blockIdx.x] = sum;
 }
 
-// From the numbers of gradients that are not finite, by chunk, to the scale of those that are to be
-// applied (zero where none is) and the state of every replica behind the step, as
-// `phalanx_graph::loss_scale` has it.
+// Computes the scale of the gradients to apply, zero if any is not finite, from the number of
+// non-finite gradients of each chunk; and the state of every replica after the step, as in
+// `phalanx_graph::loss_scale`.
 __global__ void __launch_bounds__(256)
 loss_scale(const double* wrong, i64 chunks, int growth_steps, const Word* states, int replicas,
            float* verdict) {

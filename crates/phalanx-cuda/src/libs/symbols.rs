@@ -1,10 +1,10 @@
-//! The functions that are called in each library. The bindings panic where one is missing, so all are
-//! looked for when a library is opened.
+//! The functions in use of each library. The bindings panic if one is missing, so all are looked up
+//! when a library is opened.
 
 use super::Lib;
 
 impl Lib {
-    /// The functions that must be there.
+    /// The required functions.
     pub(super) fn symbols(self) -> &'static [&'static str] {
         match self {
             Lib::Driver => DRIVER,
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// The library a function of the bindings belongs to; types and constants belong to none.
+    /// The library of a function of the bindings, or `None` for types and constants.
     fn library(name: &str) -> Option<Lib> {
         let types = ["nvrtcProgram", "nvrtcResult"];
         if name.ends_with("_t") || types.contains(&name) {
@@ -146,7 +146,7 @@ mod tests {
         prefixes.into_iter().find(|(prefix, _)| owns(prefix)).map(|(_, lib)| lib)
     }
 
-    /// Names behind `cu!(`, `nccl!(` and `sys::`, which is how functions are called.
+    /// Names after `cu!(`, `nccl!(` and `sys::`, which is how functions are called.
     fn called(text: &str) -> Vec<String> {
         let marks = ["cu!(", "nccl!(", "sys::"].iter().flat_map(|mark| text.split(mark).skip(1));
         let word = |c: char| c.is_alphanumeric() || c == '_';
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn every_function_that_is_called_is_looked_for() {
+    fn every_called_function_is_looked_up() {
         let mut texts = vec![];
         sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut texts);
         let mut counts = [0; Lib::ALL.len()];

@@ -1,18 +1,18 @@
-//! The versions of the libraries, and which go together.
+//! Versions of the libraries, and which are compatible.
 
 use super::{Lib, address};
 use libloading::os::unix::Library;
 use std::ffi::c_int;
 use std::fmt;
 
-/// The version of a library; of a driver, that of its CUDA.
+/// The version of a library; of the driver, its CUDA version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// Of what changes much.
+    /// Major version.
     pub major: usize,
-    /// Of what changes little.
+    /// Minor version.
     pub minor: usize,
-    /// Of what should change nothing.
+    /// Patch version.
     pub patch: usize,
 }
 
@@ -24,11 +24,11 @@ impl fmt::Display for Version {
 }
 
 impl Version {
-    /// From the number that a library says.
+    /// Decodes the version number that a library reports.
     fn of(lib: Lib, number: usize) -> Version {
         let thousands = match lib {
             Lib::Driver => true,
-            // As they counted before cuDNN 9, NCCL 2.9 and cuBLAS 12.
+            // The encoding before cuDNN 9, NCCL 2.9 and cuBLAS 12.
             Lib::Cudnn | Lib::Nccl | Lib::CublasLt => number < 20_000,
             Lib::Nvrtc => false,
         };
@@ -42,11 +42,11 @@ impl Version {
     }
 }
 
-/// What a library says of itself.
+/// Queries the version of a library.
 ///
 /// # Safety
-/// It is a library of this kind.
-pub(super) unsafe fn ask(lib: Lib, handle: &Library) -> Option<Version> {
+/// The handle must be a library of this kind.
+pub(super) unsafe fn query(lib: Lib, handle: &Library) -> Option<Version> {
     type Writes = unsafe extern "C" fn(*mut c_int) -> c_int;
     type WritesTwo = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
     type Returns = unsafe extern "C" fn() -> usize;
@@ -59,8 +59,8 @@ pub(super) unsafe fn ask(lib: Lib, handle: &Library) -> Option<Version> {
     };
     let at = address(handle, name)?;
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: the caller's contract; these functions need nothing but the library, and all of them
-    // answer 0 where they succeed.
+    // SAFETY: the caller's contract; these functions need only the library, and all of them return
+    // 0 on success.
     let number = unsafe {
         match lib {
             Lib::Driver | Lib::Nccl => {
@@ -80,7 +80,7 @@ pub(super) unsafe fn ask(lib: Lib, handle: &Library) -> Option<Version> {
     Some(Version::of(lib, usize::try_from(number).ok()?))
 }
 
-/// Fails where a library cannot be used here.
+/// Fails if a library cannot be used here.
 pub(super) fn check(lib: Lib, version: Version, driver: Option<Version>) -> Result<(), String> {
     match (lib, driver) {
         (Lib::Cudnn, _) if version.major != 9 => {
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read_as_each_library_counts() {
+    fn versions_are_decoded_per_library() {
         let text = |lib, number| Version::of(lib, number).to_string();
         assert_eq!(text(Lib::Driver, 13_000), "13.0");
         assert_eq!(text(Lib::Driver, 12_040), "12.4");
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_that_do_not_go_together_are_named() {
+    fn incompatible_versions_are_reported() {
         let version = |major, minor| Version { major, minor, patch: 0 };
         let old = check(Lib::Cudnn, version(8, 9), None).unwrap_err();
         assert_eq!(old, "is version 8.9: expected version 9");

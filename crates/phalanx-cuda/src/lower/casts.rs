@@ -1,12 +1,12 @@
-//! Whole numbers that tapes read as they are: a cast in front of them is left out.
+//! Casts from integers that are left out because tapes read the integers directly.
 
-use super::facts::{Facts, kept, nobody_else_reads, readers};
+use super::analysis::{FusionFacts, only_read_by, readers, survives};
 use phalanx_graph::ops::{Access, Tape};
 use phalanx_graph::program::{Instr, Program, ValueId};
 use phalanx_graph::{DType, Op};
 
-impl Facts {
-    /// `cast → fused`. From the last to the first: a cast that is left out overwrites nothing.
+impl FusionFacts {
+    /// `cast → fused`. Goes backwards, because a cast that is left out overwrites nothing.
     pub(super) fn find_casts(&mut self, program: &Program) {
         for (at, instr) in program.instrs().iter().enumerate().rev() {
             let Instr::Compute { op: Op::Cast { .. }, inputs, output, .. } = instr else {
@@ -19,7 +19,7 @@ impl Facts {
         }
     }
 
-    /// Whether only tapes read a cast's result, the last of them while the whole numbers are there.
+    /// Whether only tapes read a cast's result, and the integers are intact until the last of them.
     fn is_read_uncast(&self, program: &Program, at: usize, x: ValueId, y: ValueId) -> bool {
         let (from, to) = (program.value(x), program.value(y));
         let plain = from.ty.dtype == DType::I32 && to.ty.dtype == DType::F32;
@@ -32,17 +32,18 @@ impl Facts {
         };
         plain
             && alike
-            && kept(program, x, (at, *last), unwritten)
-            && nobody_else_reads(program, at, y, |op, _| matches!(op, Op::Fused(_)))
+            && survives(program, x, (at, *last), unwritten)
+            && only_read_by(program, at, y, |op, _| matches!(op, Op::Fused(_)))
     }
 
-    /// What a tape reads instead of its operands.
+    /// The operands of a tape with casts left out.
     pub(super) fn uncast(&self, x: &[ValueId]) -> Vec<ValueId> {
         x.iter().map(|id| self.casts.get(id).copied().unwrap_or(*id)).collect()
     }
 }
 
-/// Whether a tape that reads `x` for its operand `y` may write where `x` is: element by element.
+/// Whether a tape that reads `x` in place of its operand `y` may write its result over `x`: it must
+/// read element by element.
 fn in_place(
     program: &Program,
     at: usize,

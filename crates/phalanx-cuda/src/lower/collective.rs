@@ -1,23 +1,23 @@
-//! Sums and means over replicas, where all of them are on this GPU.
+//! Sums and means over replicas that are all on this GPU.
 
 use super::Lowering;
-use crate::cx::Operand;
 use crate::launch::{Arg, Launch, Word};
-use crate::task::{Task, Work};
+use crate::lowering_context::Operand;
+use crate::work_item::{Task, WorkItem};
 use phalanx_graph::Scope;
 use phalanx_graph::program::ValueId;
 
 impl Lowering<'_> {
-    /// Adds over replicas. A single one's sum is read where it lies.
+    /// Sums over replicas. The sum of a single replica is read in place.
     pub(super) fn all_reduce(&mut self, scope: Scope, x: ValueId, y: ValueId) {
         if scope == Scope::Device || self.alone() {
             self.read_in_place(x, y);
             return;
         }
-        if self.q.joined {
+        if self.request.joined {
             return self.read_sum(y);
         }
-        let (from, to) = self.everywhere(x, y);
+        let (from, to) = self.operands_on_all_replicas(x, y);
         let elem = from[0].elem;
         let words = from.iter().zip(&to).flat_map(|(f, t)| [Word::Ptr(f.ptr), Word::Ptr(t.ptr)]);
         let kernel = format!("all_reduce<{}>", elem.c_name());
@@ -28,10 +28,10 @@ impl Lowering<'_> {
         self.collective("all_reduce", launch, &from, &to);
     }
 
-    /// Instead of a copy.
+    /// Aliases `y` to `x` instead of copying.
     pub(super) fn read_in_place(&mut self, x: ValueId, y: ValueId) {
         let from = self.operand(0, x).ptr;
-        let own = self.cx(0).0.own(y).span();
+        let own = self.cx(0).0.assigned(y).span();
         self.aliases.insert(own, (from.block, from.offset));
     }
 
@@ -41,13 +41,13 @@ impl Lowering<'_> {
             self.read_in_place(x, y);
             return;
         }
-        if self.q.joined {
+        if self.request.joined {
             return self.read_sum(y);
         }
-        let (from, to) = self.everywhere(x, y);
-        let total = self.q.rows.max(1) as f32;
+        let (from, to) = self.operands_on_all_replicas(x, y);
+        let total = self.request.rows.max(1) as f32;
         let mut words = vec![];
-        for (r, (f, t)) in self.q.replicas.iter().zip(from.iter().zip(&to)) {
+        for (r, (f, t)) in self.request.replicas.iter().zip(from.iter().zip(&to)) {
             let share = Word::F32(r.rows as f32 / total);
             words.extend([Word::Ptr(f.ptr), Word::Ptr(t.ptr), share]);
         }
@@ -58,7 +58,11 @@ impl Lowering<'_> {
         self.collective("replica_mean", launch, &from, &to);
     }
 
-    pub(super) fn everywhere(&mut self, x: ValueId, y: ValueId) -> (Vec<Operand>, Vec<Operand>) {
+    pub(super) fn operands_on_all_replicas(
+        &mut self,
+        x: ValueId,
+        y: ValueId,
+    ) -> (Vec<Operand>, Vec<Operand>) {
         self.replicas().map(|r| (self.operand(r, x), self.operand(r, y))).unzip()
     }
 
@@ -69,7 +73,7 @@ impl Lowering<'_> {
         from: &[Operand],
         to: &[Operand],
     ) {
-        self.push(Work {
+        self.push(WorkItem {
             instr: self.at,
             label: label.into(),
             tasks: vec![Task::Launch(launch)],

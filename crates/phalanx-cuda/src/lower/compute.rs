@@ -1,17 +1,17 @@
-//! From an op to works: what `lower` decides about, and the launches of the others.
+//! Lowering of ops to work items: special cases first, then the launches of all other ops.
 
 use super::Lowering;
-use super::pending::Move;
+use super::batching::CopyOp;
 use crate::launch::Block;
 use crate::ops;
 use crate::tape;
-use crate::task::{Pass, Task};
+use crate::work_item::{Pass, Task};
 use phalanx_graph::Op;
 use phalanx_graph::program::{Location, ValueId};
 
 impl Lowering<'_> {
     pub(super) fn label(&self, op: &Op, scope: u32) -> String {
-        format!("{} {}", op.name(), self.q.program.scopes()[scope as usize])
+        format!("{} {}", op.name(), self.request.program.scopes()[scope as usize])
     }
 
     pub(super) fn compute(
@@ -23,7 +23,7 @@ impl Lowering<'_> {
         scope: u32,
     ) {
         let label = self.label(op, scope);
-        if self.q.replicas[replica].rows == 0 && self.without_rows(replica, &label, x, y) {
+        if self.request.replicas[replica].rows == 0 && self.without_rows(replica, &label, x, y) {
             return;
         }
         match op {
@@ -43,8 +43,8 @@ impl Lowering<'_> {
             | Op::BatchNorm(_)
             | Op::BatchNormGradSums(_)
             | Op::BatchNormGradInput(_) => self.norm(replica, label, op, x, y),
-            Op::Reduce { .. } if self.q.facts.column_sums.contains_key(&self.at) => {
-                let sums = self.q.facts.column_sums[&self.at];
+            Op::Reduce { .. } if self.request.facts.column_sums.contains_key(&self.at) => {
+                let sums = self.request.facts.column_sums[&self.at];
                 let (from, to) = (self.operand(replica, x[0]), self.operand(replica, sums));
                 let sizes = [from.pixels(), from.last(), from.ld];
                 let (mut cx, _) = self.cx(replica);
@@ -53,16 +53,16 @@ impl Lowering<'_> {
                 self.launches(replica, label, vec![launch], x, &[sums]);
             }
             Op::Fused(tape) => {
-                let x = self.q.facts.uncast(x);
+                let x = self.request.facts.uncast(x);
                 if self.is_small(y) {
-                    return self.put_off_tape(replica, tape, &x, y);
+                    return self.defer_tape(replica, tape, &x, y);
                 }
                 let (mut cx, tapes) = self.cx(replica);
                 let launches = tape::fused(&mut cx, tapes, tape, &x, y);
                 self.launches(replica, label, launches, &x, &[y]);
             }
             Op::SumRows if self.sum_rows(replica, x[0], y) => {}
-            Op::Slice { axis, start, .. } if self.stays(replica, *axis, x[0]) => {
+            Op::Slice { axis, start, .. } if self.is_stable_slice(replica, *axis, x[0]) => {
                 self.slice_in_place(replica, *axis, *start, x[0], y);
             }
             _ => {
@@ -73,7 +73,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// With no rows there is nothing to compute, and sums over rows are zero. Says whether that was all.
+    /// Handles a replica without rows: there is nothing to compute, and sums over rows are zero.
+    /// Returns whether that was all.
     pub(super) fn without_rows(
         &mut self,
         replica: usize,
@@ -81,13 +82,13 @@ impl Lowering<'_> {
         x: &[ValueId],
         y: ValueId,
     ) -> bool {
-        let is_rows = |id: &ValueId| self.q.program.value(*id).ty.is_rows();
-        let facts = self.q.facts;
+        let is_rows = |id: &ValueId| self.request.program.value(*id).ty.is_rows();
+        let facts = self.request.facts;
         let sums = [
             (!is_rows(&y)).then_some(y),
             facts.column_sums.get(&self.at).copied(),
-            facts.with_sums.get(&y).copied(),
-            facts.finish.get(&y).map(|f| f.stats),
+            facts.fused_column_sums.get(&y).copied(),
+            facts.fused_stats.get(&y).map(|f| f.stats),
         ];
         if !is_rows(&y) && !x.iter().any(is_rows) {
             return false;
@@ -99,16 +100,16 @@ impl Lowering<'_> {
         true
     }
 
-    /// Whether a value is the same for all rows and has few numbers.
+    /// Whether a value has no row axis and few elements.
     pub(super) fn is_small(&self, y: ValueId) -> bool {
-        let ty = &self.q.program.value(y).ty;
-        !ty.is_rows() && ty.len() <= tape::GROUPED
+        let ty = &self.request.program.value(y).ty;
+        !ty.is_rows() && ty.len() <= tape::MAX_GROUPED_LEN
     }
 
-    /// Whether a part of a value along an axis is a run of neighbours that keep their place for the
+    /// Whether a slice of a value along an axis is contiguous, and the value stays in place for the
     /// whole step.
-    pub(super) fn stays(&mut self, replica: usize, axis: usize, x: ValueId) -> bool {
-        let v = self.q.program.value(x);
+    pub(super) fn is_stable_slice(&mut self, replica: usize, axis: usize, x: ValueId) -> bool {
+        let v = self.request.program.value(x);
         let leading: usize = v.ty.dims[..axis].iter().product();
         let block = self.operand(replica, x).ptr.block;
         !v.ty.is_rows()
@@ -116,7 +117,7 @@ impl Lowering<'_> {
             && matches!(block, Block::Shared | Block::Inputs | Block::Scratch)
     }
 
-    /// A part of a value read where it lies; only weights' gradients are copied, later.
+    /// Reads a slice in place. Only slices that are gradients of weights are copied, later.
     pub(super) fn slice_in_place(
         &mut self,
         replica: usize,
@@ -128,21 +129,21 @@ impl Lowering<'_> {
         let from = self.operand(replica, x);
         let inner: usize = from.dims[axis + 1..].iter().product();
         let part = from.ptr.add(start * inner * from.elem.bytes());
-        match self.q.program.value(y).location {
+        match self.request.program.value(y).location {
             Location::Gradient(_) => {
                 let to = self.operand(replica, y);
-                self.put_off(Move { from: part, elem: from.elem, to: to.ptr, len: to.len });
+                self.defer_copy(CopyOp { from: part, elem: from.elem, to: to.ptr, len: to.len });
             }
             _ => {
-                let own = self.cx(replica).0.own(y).span();
+                let own = self.cx(replica).0.assigned(y).span();
                 self.aliases.insert(own, (part.block, part.offset));
             }
         }
     }
 
     pub(super) fn copy(&mut self, replica: usize, x: ValueId, y: ValueId) {
-        let empty = self.q.replicas[replica].rows == 0;
-        if empty && self.q.program.value(y).ty.is_rows() {
+        let empty = self.request.replicas[replica].rows == 0;
+        if empty && self.request.program.value(y).ty.is_rows() {
             return;
         }
         let launches = ops::layout::copy(&mut self.cx(replica).0, x, y);

@@ -1,21 +1,21 @@
-//! Convolutions: the library's products, its filters' order, and what follows them.
+//! Convolutions: the products, the filter layout of the library, and the epilogue.
 
 use super::{Lowering, tasks};
-use crate::cx::Operand;
 use crate::launch::{Elem, Ptr, Span};
+use crate::lowering_context::Operand;
 use crate::ops::update::{self, Filters};
 use crate::tape;
-use crate::task::{Conv, Images, Pass, Task, Work};
+use crate::work_item::{Conv, Images, Pass, Task, WorkItem};
 use phalanx_graph::ops::{self as op, Access, Binary, Epilogue, Tape, Unary};
 use phalanx_graph::program::{Instr, Location, ValueId};
 use phalanx_graph::{ConvGeom, Op};
 
 impl Lowering<'_> {
-    /// Brings all weights that the libraries want otherwise into that order and type, in one launch
-    /// for each type.
+    /// Converts all weights that the libraries need in another layout or type, in one launch for
+    /// each type.
     pub(super) fn pack_filters(&mut self) {
         let mut found: Vec<(ValueId, Elem)> = vec![];
-        for instr in self.q.program.instrs() {
+        for instr in self.request.program.instrs() {
             let Instr::Compute { op, inputs, .. } = instr else { continue };
             let [x, w, ..] = inputs[..] else { continue };
             let elem = self.operand(0, x).elem;
@@ -24,13 +24,13 @@ impl Lowering<'_> {
                 Op::Dot(_) | Op::DotGradInput => elem != Elem::F32,
                 _ => false,
             };
-            let is_param = matches!(self.q.program.value(w).location, Location::Param(_));
+            let is_param = matches!(self.request.program.value(w).location, Location::Param(_));
             if repacked && is_param && !found.contains(&(w, elem)) {
                 found.push((w, elem));
             }
         }
         let mut filters = vec![];
-        for replica in self.replicas().filter(|r| self.q.replicas[*r].rows > 0) {
+        for replica in self.replicas().filter(|r| self.request.replicas[*r].rows > 0) {
             for (id, elem) in &found {
                 filters.push((self.new_filter(replica, *id, *elem), *elem));
             }
@@ -40,7 +40,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A weight and a place for it in the library's order.
+    /// A weight, and scratch memory for it in the library's layout.
     fn new_filter(&mut self, replica: usize, id: ValueId, elem: Elem) -> Filters {
         let w = self.operand(replica, id);
         let to = self.scratch[replica].take(w.len * elem.bytes());
@@ -48,7 +48,7 @@ impl Lowering<'_> {
         Filters { weights: w.ptr, packed: to, k: w.len / w.last().max(1), f: w.last() }
     }
 
-    /// A weight in the library's order.
+    /// A weight in the library's layout.
     pub(super) fn packed(&mut self, replica: usize, id: ValueId, elem: Elem) -> Ptr {
         let key = (self.operand(replica, id).ptr, elem);
         if !self.packed.contains_key(&key) {
@@ -62,7 +62,7 @@ impl Lowering<'_> {
         if filters.is_empty() {
             return;
         }
-        self.push(Work {
+        self.push(WorkItem {
             instr: self.at,
             label: format!("{} filters", filters.len()),
             tasks: tasks(update::pack_filters(filters, elem)),
@@ -81,13 +81,13 @@ impl Lowering<'_> {
         y: ValueId,
     ) {
         self.conv_pass(replica, label.clone(), Pass::Forward, geom, (x[0], x[1], y), y);
-        let late = self.q.facts.late_bias.contains_key(&y);
-        if e.relu || e.bias && !late {
+        let deferred = self.request.facts.deferred_bias.contains_key(&y);
+        if e.relu || e.bias && !deferred {
             self.epilogue(replica, label, e, geom.output[2], x, y);
         }
     }
 
-    /// What follows a product that did not do it itself.
+    /// The epilogue of a product that was not fused into it.
     pub(super) fn epilogue(
         &mut self,
         replica: usize,
@@ -119,7 +119,7 @@ impl Lowering<'_> {
         let packed = self.packed(replica, w, elem);
         let task = self.conv_task(replica, pass, geom, x, (packed, elem), y);
         let bytes = self.operand(replica, w).len * elem.bytes();
-        let mut work = Work {
+        let mut work = WorkItem {
             instr: self.at,
             label,
             tasks: vec![Task::Conv(task)],
@@ -141,7 +141,7 @@ impl Lowering<'_> {
     ) -> Conv {
         let images = |o: Operand| Images { at: o.ptr, elem: o.elem, ld: o.ld };
         let (x, y) = (self.operand(replica, x), self.operand(replica, y));
-        let rows = self.q.replicas[replica].rows;
+        let rows = self.request.replicas[replica].rows;
         Conv { pass, geom: *geom, rows, x: images(x), w, y: images(y) }
     }
 
@@ -157,7 +157,7 @@ impl Lowering<'_> {
         let elem = self.operand(replica, x[0]).elem;
         let packed = self.scratch[replica].take(dw.len * elem.bytes());
         let task = self.conv_task(replica, Pass::GradKernel, geom, x[0], (packed, elem), x[1]);
-        let work = Work {
+        let work = WorkItem {
             instr: self.at,
             label,
             tasks: vec![Task::Conv(task)],
@@ -167,14 +167,14 @@ impl Lowering<'_> {
         self.push(work);
         let (k, f) = (dw.len / dw.last().max(1), dw.last());
         let filter = Filters { weights: dw.ptr, packed, k, f };
-        if self.moves.iter().any(|m| m.reads().overlaps(&plain(&filter))) {
+        if self.copies.iter().any(|m| m.reads().overlaps(&plain(&filter))) {
             self.flush();
         }
         self.unpacks.push((filter, elem));
     }
 }
 
-/// What follows a convolution that did not do it itself.
+/// The epilogue of a convolution that was not fused into it.
 fn epilogue(e: Epilogue, channels: usize) -> Tape {
     let mut tape =
         Tape { inputs: vec![Access::Full], instrs: vec![op::Instr::Input(0)], outputs: vec![] };
@@ -190,17 +190,17 @@ fn epilogue(e: Epilogue, channels: usize) -> Tape {
     tape
 }
 
-/// Filters, or their gradient, as the weights lie.
+/// Filters, or their gradient, in the layout of the weights.
 pub(super) fn plain(f: &Filters) -> Span {
     Span::whole(f.weights, f.k * f.f * 4)
 }
 
-/// The same in the library's order.
+/// Filters, or their gradient, in the library's layout.
 pub(super) fn packed(f: &Filters, elem: Elem) -> Span {
     Span::whole(f.packed, f.k * f.f * elem.bytes())
 }
 
-/// Those that have a type in the library's order.
+/// The filters of one element type in the library's layout.
 pub(super) fn of_type(filters: &[(Filters, Elem)], elem: Elem) -> Vec<Filters> {
     filters.iter().filter(|(_, e)| *e == elem).map(|(f, _)| *f).collect()
 }

@@ -1,15 +1,15 @@
-//! Products of matrices: dense layers and their derivatives.
+//! Matrix products: dense layers and their gradients.
 
 use super::Lowering;
-use crate::cx::Operand;
 use crate::launch::{Block, Elem, Ptr, Span};
-use crate::task::{Gemm, Matrix, Task, Work};
+use crate::lowering_context::Operand;
+use crate::work_item::{Gemm, Matrix, Task, WorkItem};
 use phalanx_graph::ParamId;
 use phalanx_graph::ops::Epilogue;
 use phalanx_graph::program::ValueId;
 
 impl Lowering<'_> {
-    /// A dense kernel as a matrix: where it lies, or in the type of a narrow operand.
+    /// A dense kernel as a matrix: in place, or converted to the type of a 16-bit operand.
     fn kernel(
         &mut self,
         replica: usize,
@@ -21,7 +21,7 @@ impl Lowering<'_> {
         if elem == Elem::F32 {
             return (matrix(&plain, transposed), plain.span());
         }
-        // Packed kernels are transposed already.
+        // Packed kernels are already transposed.
         let at = self.packed(replica, w, elem);
         let ld = plain.len / plain.last().max(1);
         let span = Span::whole(at, plain.len * elem.bytes());
@@ -39,7 +39,7 @@ impl Lowering<'_> {
         let (a, c) = (self.operand(replica, x[0]), self.operand(replica, y));
         let dims = self.operand(replica, x[1]).dims;
         let (b, weights) = self.kernel(replica, x[1], a.elem, false);
-        // The library adds a bias of its result's type.
+        // The library needs a bias of the result's type.
         let fused = c.elem == Elem::F32;
         let bias = e.bias.then(|| self.operand(replica, x[2]));
         let mut reads = vec![a.span(), weights];
@@ -56,7 +56,7 @@ impl Lowering<'_> {
         };
         let tasks = vec![Task::Gemm(gemm)];
         let (instr, writes) = (self.at, vec![c.span()]);
-        self.push(Work { label: label.clone(), instr, tasks, reads, writes });
+        self.push(WorkItem { label: label.clone(), instr, tasks, reads, writes });
         if !fused && (e.bias || e.relu) {
             self.epilogue(replica, label, e, dims[1], x, y);
         }
@@ -83,7 +83,7 @@ impl Lowering<'_> {
             relu: false,
         };
         let (tasks, reads) = (vec![Task::Gemm(gemm)], vec![dy.span(), weights]);
-        self.push(Work { label, instr: self.at, tasks, reads, writes: vec![dx.span()] });
+        self.push(WorkItem { label, instr: self.at, tasks, reads, writes: vec![dx.span()] });
     }
 
     pub(super) fn dot_grad_kernel(
@@ -118,7 +118,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// A dense kernel's gradient that CPU workers would compute in slices.
+    /// A dense kernel's gradient, which CPU workers would compute in slices.
     pub(super) fn dense_gradient(
         &mut self,
         replica: usize,
@@ -126,20 +126,20 @@ impl Lowering<'_> {
         x: ValueId,
         dy: ValueId,
     ) {
-        let dims = &self.q.program.params()[param.index()].dims;
+        let dims = &self.request.program.params()[param.index()].dims;
         let (k, n) = (dims[0], dims[1]);
-        let local = self.q.replicas[replica].local;
-        let to = Ptr::new(local, Block::Gradients, self.q.layout.params[param.index()]);
+        let local = self.request.replicas[replica].local;
+        let to = Ptr::new(local, Block::Gradients, self.request.layout.params[param.index()]);
         let span = Span::whole(to, k * n * 4);
-        let (task, reads) = match self.q.replicas[replica].rows {
+        let (task, reads) = match self.request.replicas[replica].rows {
             0 => (Task::Clear(span), vec![]),
             _ => {
                 let reads = [x, dy].map(|id| self.operand(replica, id).span()).to_vec();
                 (self.dense_product(replica, x, dy, (to, k, n)), reads)
             }
         };
-        let label = format!("gradient of {}", self.q.program.params()[param.index()].name);
-        self.push(Work { label, instr: self.at, tasks: vec![task], reads, writes: vec![span] });
+        let label = format!("gradient of {}", self.request.program.params()[param.index()].name);
+        self.push(WorkItem { label, instr: self.at, tasks: vec![task], reads, writes: vec![span] });
     }
 }
 

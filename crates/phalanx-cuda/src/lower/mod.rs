@@ -1,83 +1,83 @@
-//! From a step program to the works of one GPU, for given rows of every replica on it.
+//! Lowering of a step program to the work items of one GPU, for given rows of every replica on it.
 //!
-//! Instructions are taken in order, each for every replica, so that a collective finds what it adds
-//! already there.
+//! Instructions are lowered in order, each for every replica, so that the operands of a collective
+//! are complete on all replicas.
 
+mod allreduce_schedule;
+mod analysis;
+mod batching;
 mod casts;
 mod collective;
 mod compute;
 mod conv;
 mod dense;
-mod facts;
-mod joined;
-mod kept;
 mod norm;
-mod pending;
-mod sums;
+mod resident_dataset;
+mod row_sums;
 
-use crate::cx::{Aliases, Cx, Layout, Operand, Scratch};
+use crate::device::Plan;
 use crate::launch::{Block, Elem, Launch, Ptr, Span};
-use crate::machine::Plan;
+use crate::lowering_context::{Aliases, Layout, LowerCtx, Operand, Scratch};
 use crate::ops::reduce::RowSum;
 use crate::ops::update::{self, Filters, Update};
 use crate::tape::Tapes;
-use crate::task::{Task, Work};
-pub(crate) use facts::Facts;
-use joined::Departures;
-pub(crate) use kept::FromTable;
-use pending::{Move, Small};
+use crate::work_item::{Task, WorkItem};
+use allreduce_schedule::ReduceSchedule;
+pub(crate) use analysis::FusionFacts;
+use batching::{CopyOp, SmallTape};
 use phalanx_graph::program::{Instr, Program, ValueId};
+pub(crate) use resident_dataset::FromTable;
 use std::collections::HashMap;
 
 /// A replica on this GPU, and its part of the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Replica {
-    /// Its number on this GPU.
+    /// Its index on this GPU.
     pub local: usize,
     pub rows: usize,
     /// Its first row in the global batch.
     pub first_row: usize,
 }
 
-/// What is to be lowered.
+/// The input of a lowering.
 pub(crate) struct Request<'a> {
     pub program: &'a Program,
     pub layout: &'a Layout,
-    pub facts: &'a Facts,
+    pub facts: &'a FusionFacts,
     pub replicas: &'a [Replica],
     /// Rows of the global batch.
     pub rows: usize,
-    /// Where each fetch begins in its block.
+    /// Byte offset of each fetch in its block.
     pub fetches: &'a [usize],
-    /// Under gradient accumulation, whether this step applies the sum.
+    /// With gradient accumulation, whether this step applies the sum.
     pub accumulate: Option<bool>,
-    /// Where its rows come from, if not from the host.
+    /// The resident dataset that its rows come from; from the host if `None`.
     pub from: Option<FromTable<'a>>,
-    /// Whether there are other GPUs to add with.
+    /// Whether it reduces across GPUs.
     pub joined: bool,
 }
 
-/// The works of a step, and its bytes of scratch memory and of counters.
+/// Lowers a step. Returns its plan, and its bytes of scratch memory and of counters.
 pub(crate) fn lower(request: &Request<'_>) -> (Plan, (usize, usize)) {
     let mut l = Lowering {
-        q: request,
+        request,
         at: 0,
-        works: vec![],
+        work_items: vec![],
         scratch: request.replicas.iter().map(|r| Scratch::new(r.local)).collect(),
         aliases: Aliases::default(),
         tapes: Tapes::default(),
         packed: HashMap::new(),
-        moves: vec![],
+        copies: vec![],
         unpacks: vec![],
-        small: vec![],
+        small_tapes: vec![],
         sums: vec![],
-        departures: Departures::default(),
+        reduce_schedule: ReduceSchedule::default(),
     };
     if request.joined {
-        l.join();
+        l.plan_reductions();
     }
     if let Some(from) = &request.from {
-        l.take(from);
+        l.load_step_input(from);
     }
     l.pack_filters();
     for (i, instr) in request.program.instrs().iter().enumerate() {
@@ -89,40 +89,40 @@ pub(crate) fn lower(request: &Request<'_>) -> (Plan, (usize, usize)) {
     }
     l.flush();
     if let Some(from) = &request.from {
-        l.leave(from);
+        l.store_results(from);
     }
-    let most = |part: fn((usize, usize)) -> usize| {
+    let max = |part: fn((usize, usize)) -> usize| {
         l.scratch.iter().map(|s| part(s.used())).max().unwrap_or(0)
     };
-    let room = (most(|used| used.0), most(|used| used.1));
-    (Plan { work: l.works, tapes: l.tapes.source() }, room)
+    let scratch = (max(|used| used.0), max(|used| used.1));
+    (Plan { work_items: l.work_items, tapes: l.tapes.source() }, scratch)
 }
 
 struct Lowering<'a> {
-    q: &'a Request<'a>,
-    /// The instruction under way.
+    request: &'a Request<'a>,
+    /// The current instruction.
     at: usize,
-    works: Vec<Work>,
+    work_items: Vec<WorkItem>,
     scratch: Vec<Scratch>,
     aliases: Aliases,
     tapes: Tapes,
-    /// Weights in the library's order and the type of its operands, by address.
+    /// Weights in the library's layout and the type of its operands, by address.
     packed: HashMap<(Ptr, Elem), Ptr>,
-    moves: Vec<Move>,
-    /// With the type the library gave them.
+    copies: Vec<CopyOp>,
+    /// Filter gradients to convert back, with the type in which the library wrote them.
     unpacks: Vec<(Filters, Elem)>,
-    small: Vec<Small>,
+    small_tapes: Vec<SmallTape>,
     sums: Vec<RowSum>,
-    departures: Departures,
+    reduce_schedule: ReduceSchedule,
 }
 
 impl Lowering<'_> {
-    fn cx(&mut self, replica: usize) -> (Cx<'_>, &mut Tapes) {
-        let r = self.q.replicas[replica];
-        let cx = Cx {
-            values: self.q.program.values(),
-            params: self.q.program.params(),
-            layout: self.q.layout,
+    fn cx(&mut self, replica: usize) -> (LowerCtx<'_>, &mut Tapes) {
+        let r = self.request.replicas[replica];
+        let cx = LowerCtx {
+            values: self.request.program.values(),
+            params: self.request.program.params(),
+            layout: self.request.layout,
             aliases: &self.aliases,
             scratch: &mut self.scratch[replica],
             replica: r.local,
@@ -137,12 +137,12 @@ impl Lowering<'_> {
     }
 
     fn replicas(&self) -> std::ops::Range<usize> {
-        0..self.q.replicas.len()
+        0..self.request.replicas.len()
     }
 
-    /// Whether there is no other replica anywhere.
+    /// Whether this is the only replica in all processes.
     fn alone(&self) -> bool {
-        self.q.program.options().mesh.devices == 1 && !self.q.joined
+        self.request.program.options().mesh.devices == 1 && !self.request.joined
     }
 
     fn instr(&mut self, instr: &Instr) {
@@ -173,10 +173,16 @@ impl Lowering<'_> {
             Instr::Assign { param, value } => {
                 for replica in self.replicas() {
                     let from = self.operand(replica, *value);
-                    let local = self.q.replicas[replica].local;
-                    let to = Ptr::new(local, Block::Params, self.q.layout.params[param.index()]);
+                    let local = self.request.replicas[replica].local;
+                    let to =
+                        Ptr::new(local, Block::Params, self.request.layout.params[param.index()]);
                     if from.ptr != to {
-                        self.put_off(Move { from: from.ptr, elem: from.elem, to, len: from.len });
+                        self.defer_copy(CopyOp {
+                            from: from.ptr,
+                            elem: from.elem,
+                            to,
+                            len: from.len,
+                        });
                     }
                 }
             }
@@ -184,8 +190,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Before an instruction: its operands are where they are, and where its result goes nothing else
-    /// is read any more.
+    /// Begins an instruction: resolves its operands, and drops aliases that its result overwrites.
     fn enter(&mut self, instr: &Instr) {
         let (inputs, output) = match instr {
             Instr::Compute { inputs, output, .. } => (&inputs[..], output),
@@ -194,28 +199,28 @@ impl Lowering<'_> {
             | Instr::ReplicaMean { input, output } => (std::slice::from_ref(input), output),
             _ => return self.aliases.leave(),
         };
-        let largest = self.replicas().max_by_key(|r| self.q.replicas[*r].rows);
+        let largest = self.replicas().max_by_key(|r| self.request.replicas[*r].rows);
         let (cx, _) = self.cx(largest.unwrap_or(0));
         let operands: Vec<(ValueId, Ptr)> =
             inputs.iter().map(|id| (*id, cx.operand(*id).ptr)).collect();
-        let result = cx.own(*output).span();
+        let result = cx.assigned(*output).span();
         self.aliases.enter(operands, result);
     }
 
     fn fetch(&mut self, index: usize, value: ValueId) {
-        let rows = self.q.program.value(value).ty.is_rows();
+        let rows = self.request.program.value(value).ty.is_rows();
         let replicas = if rows { self.replicas() } else { 0..1 };
         for replica in replicas {
             let from = self.operand(replica, value);
-            let local = self.q.replicas[replica].local;
-            let to = Ptr::new(local, Block::Fetches, self.q.fetches[index]);
+            let local = self.request.replicas[replica].local;
+            let to = Ptr::new(local, Block::Fetches, self.request.fetches[index]);
             if from.len > 0 {
-                self.put_off(Move { from: from.ptr, elem: from.elem, to, len: from.len });
+                self.defer_copy(CopyOp { from: from.ptr, elem: from.elem, to, len: from.len });
             }
         }
     }
 
-    /// A work of launches, with operands and result as what it touches.
+    /// A work item of launches that reads `x` and writes `y`.
     fn launches(
         &mut self,
         replica: usize,
@@ -237,11 +242,11 @@ impl Lowering<'_> {
     ) {
         let reads = x.iter().map(|id| self.operand(replica, *id).span()).collect();
         let writes = y.iter().map(|id| self.operand(replica, *id).span()).collect();
-        self.push(Work { label, instr: self.at, tasks, reads, writes });
+        self.push(WorkItem { label, instr: self.at, tasks, reads, writes });
     }
 
     fn update(&mut self) {
-        let Some(plan) = self.q.program.update() else { return };
+        let Some(plan) = self.request.program.update() else { return };
         for g in &plan.gradients {
             let Some((x, dy)) = g.operands else { continue };
             for replica in self.replicas() {
@@ -250,23 +255,23 @@ impl Lowering<'_> {
         }
         self.reduce_gradients();
         self.flush();
-        let count = self.q.replicas.len();
+        let count = self.request.replicas.len();
         let u = Update {
             plan,
             replicas: count,
-            sources: if self.q.joined { 1 } else { count },
-            fixed: false,
-            accumulate: self.q.accumulate,
+            sources: if self.request.joined { 1 } else { count },
+            tree_sum: false,
+            accumulate: self.request.accumulate,
         };
         let (mut cx, tapes) = self.cx(0);
         let launches = update::update(&mut cx, tapes, &u);
-        let blocks = [Block::Params, Block::Gradients, Block::Gathered]
+        let blocks = [Block::Params, Block::Gradients, Block::Accumulated]
             .into_iter()
             .chain((0..plan.rule.slots.len()).map(Block::Slot));
         let touched: Vec<Span> = blocks
             .flat_map(|b| (0..count).map(move |r| Span::whole(Ptr::new(r, b, 0), usize::MAX >> 1)))
             .collect();
-        self.push(Work {
+        self.push(WorkItem {
             instr: self.at,
             label: "update".into(),
             tasks: tasks(launches),

@@ -1,4 +1,4 @@
-//! Batch norms.
+//! Batch normalisation.
 
 use super::Lowering;
 use crate::launch::Ptr;
@@ -17,24 +17,24 @@ impl Lowering<'_> {
         y: ValueId,
     ) {
         let bias = |l: &mut Self, id: ValueId| {
-            let late = l.q.facts.late_bias.get(&id).copied();
-            late.map(|b| l.operand(replica, b).ptr)
+            let deferred = l.request.facts.deferred_bias.get(&id).copied();
+            deferred.map(|b| l.operand(replica, b).ptr)
         };
         match op {
             Op::Moments => {
-                let late = bias(self, x[0]);
-                let finish = self.q.facts.finish.get(&y).copied();
-                let rows = self.q.replicas[replica].rows;
+                let deferred = bias(self, x[0]);
+                let fused = self.request.facts.fused_stats.get(&y).copied();
+                let rows = self.request.replicas[replica].rows;
                 let (mut cx, _) = self.cx(replica);
-                match finish {
+                match fused {
                     None => {
-                        let launches = ops::norm::moments(&mut cx, x, y, late);
+                        let launches = ops::norm::moments(&mut cx, x, y, deferred);
                         self.launches(replica, label, launches, x, &[y]);
                     }
                     Some(f) => {
                         let count = rows * f.positions;
                         let launches =
-                            ops::norm::moments_and_stats(&mut cx, count, x, y, f.stats, late);
+                            ops::norm::moments_and_stats(&mut cx, count, x, y, f.stats, deferred);
                         self.launches(replica, label, launches, x, &[y, f.stats]);
                     }
                 }
@@ -45,19 +45,19 @@ impl Lowering<'_> {
                 self.launches(replica, label, launches, x, &[y]);
             }
             Op::BatchNorm(a) => {
-                let late = bias(self, x[0]);
-                let launches = ops::norm::batch_norm(&mut self.cx(replica).0, a, x, y, late);
+                let deferred = bias(self, x[0]);
+                let launches = ops::norm::batch_norm(&mut self.cx(replica).0, a, x, y, deferred);
                 self.launches(replica, label, launches, x, &[y]);
             }
             Op::BatchNormGradSums(a) => {
-                let late = bias(self, x[1]);
+                let deferred = bias(self, x[1]);
                 let launches =
-                    ops::norm::batch_norm_grad_sums(&mut self.cx(replica).0, a, x, y, late);
+                    ops::norm::batch_norm_grad_sums(&mut self.cx(replica).0, a, x, y, deferred);
                 self.launches(replica, label, launches, x, &[y]);
             }
             Op::BatchNormGradInput(a) => {
-                let late = bias(self, x[1]);
-                self.batch_norm_grad_input(replica, label, a, x, y, late);
+                let deferred = bias(self, x[1]);
+                self.batch_norm_grad_input(replica, label, a, x, y, deferred);
             }
             _ => unreachable!("{} is no batch norm", op.name()),
         }
@@ -70,15 +70,15 @@ impl Lowering<'_> {
         attrs: &BatchNormAttrs,
         x: &[ValueId],
         y: ValueId,
-        late: Option<Ptr>,
+        deferred: Option<Ptr>,
     ) {
-        let ty = &self.q.program.value(y).ty;
+        let ty = &self.request.program.value(y).ty;
         let positions = ty.len() / ty.last().max(1);
         let count = self.scope_rows(replica, attrs.scope) * positions;
-        let sums = self.q.facts.with_sums.get(&y).copied();
+        let sums = self.request.facts.fused_column_sums.get(&y).copied();
         let to = sums.map(|s| self.operand(replica, s).ptr);
         let (mut cx, _) = self.cx(replica);
-        let launches = ops::norm::batch_norm_grad_input(&mut cx, attrs, count, x, y, late, to);
+        let launches = ops::norm::batch_norm_grad_input(&mut cx, attrs, count, x, y, deferred, to);
         let written: Vec<ValueId> = [y].into_iter().chain(sums).collect();
         self.launches(replica, label, launches, x, &written);
     }
@@ -86,8 +86,8 @@ impl Lowering<'_> {
     /// Rows that share statistics.
     pub(super) fn scope_rows(&self, replica: usize, scope: Scope) -> usize {
         match scope {
-            Scope::Device => self.q.replicas[replica].rows,
-            Scope::All => self.q.rows,
+            Scope::Device => self.request.replicas[replica].rows,
+            Scope::All => self.request.rows,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The library's functions, as `nccl.h` has them. All were looked for when it was opened.
+//! The functions of `nccl.h` in use. All were resolved when the library was opened.
 #![allow(non_snake_case)]
 
 use crate::libs::{self, Lib};
@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 /// A communicator.
 pub type Comm = *mut c_void;
 
-/// What the ranks find each other by.
+/// The id by which ranks find each other.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct UniqueId(pub [c_char; 128]);
@@ -24,7 +24,7 @@ macro_rules! functions {
                 // SAFETY: the library's function of that name has this type.
                 unsafe { std::mem::transmute(at.expect("looked for when opened")) }
             });
-            // SAFETY: the caller's.
+            // SAFETY: upheld by the caller.
             unsafe { function($($arg),*) }
         }
     )*};

@@ -1,14 +1,15 @@
-//! Nested loops over elements as kernels take them, and how many elements a thread moves at once.
+//! Nested loops over elements as template arguments of kernels, and the number of elements that a
+//! thread moves at once.
 
 use crate::launch::{Elem, Ptr};
 
-/// Where elements lie, and what they are.
-pub(crate) type Place = (Ptr, Elem);
+/// The address and type of elements.
+pub(crate) type TypedPtr = (Ptr, Elem);
 
-/// The widest load or store of a thread, in bytes.
-const WIDEST: usize = 16;
+/// Maximum bytes per load or store of a thread.
+const MAX_ACCESS_BYTES: usize = 16;
 
-/// One loop of a copy: how often, and how far it moves in source and destination.
+/// One loop of a copy: its count, and its strides in source and destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Loop {
     pub count: usize,
@@ -16,7 +17,7 @@ pub(crate) struct Loop {
     pub dst: usize,
 }
 
-/// Adds a loop inside the others; one that only goes on where they stop is joined to the last.
+/// Appends an inner loop. A loop that continues the last one contiguously is merged into it.
 pub(crate) fn push(loops: &mut Vec<Loop>, count: usize, src: usize, dst: usize) {
     if count == 1 {
         return;
@@ -29,7 +30,7 @@ pub(crate) fn push(loops: &mut Vec<Loop>, count: usize, src: usize, dst: usize) 
     }
 }
 
-/// Distances between neighbours along every axis, and between rows.
+/// Strides of every axis, and of the rows.
 pub(crate) fn strides(dims: &[usize], ld: usize) -> (Vec<usize>, usize) {
     let mut strides = vec![1; dims.len()];
     let mut next = ld;
@@ -40,25 +41,25 @@ pub(crate) fn strides(dims: &[usize], ld: usize) -> (Vec<usize>, usize) {
     (strides, next)
 }
 
-/// The type in which kernels divide numbers up to `n`.
+/// The integer type in which kernels divide numbers up to `n`.
 pub(crate) fn index_type(n: usize) -> &'static str {
     if n < 1 << 31 { "u32" } else { "u64" }
 }
 
-/// Elements that can be loaded and stored at once: all places are aligned for them, and they divide
-/// every size and distance.
-pub(crate) fn pack_width(places: &[Place], sizes: &[usize]) -> usize {
+/// Elements that can be loaded and stored at once: all addresses are aligned to them, and they
+/// divide every size and stride.
+pub(crate) fn pack_width(places: &[TypedPtr], sizes: &[usize]) -> usize {
     let fits = |w: &usize| {
-        let aligned = |(ptr, elem): &Place| {
-            w * elem.bytes() <= WIDEST && ptr.offset.is_multiple_of(w * elem.bytes())
+        let aligned = |(ptr, elem): &TypedPtr| {
+            w * elem.bytes() <= MAX_ACCESS_BYTES && ptr.offset.is_multiple_of(w * elem.bytes())
         };
         places.iter().all(aligned) && sizes.iter().all(|n| n.is_multiple_of(*w))
     };
     [8, 4, 2].into_iter().find(fits).unwrap_or(1)
 }
 
-/// What a copy of `width` elements at once moves, as kernels name it on both sides: raw words where
-/// the types agree.
+/// The item types of a copy of `width` elements at once, on both sides: raw words if the types are
+/// equal.
 pub(crate) fn items(x: Elem, y: Elem, width: usize) -> String {
     if x == y {
         let word = match x.bytes() * width {
@@ -76,8 +77,8 @@ pub(crate) fn items(x: Elem, y: Elem, width: usize) -> String {
     format!("{}, {}", name(x), name(y))
 }
 
-/// Sizes as a template argument. Kernels do not look at the outermost, which often counts rows: as 1 it
-/// leaves one kernel for all batches.
+/// Sizes as a template argument. Kernels ignore the outermost size, which often counts rows: it is
+/// set to 1, so that one kernel serves all batches.
 pub(crate) fn sizes(numbers: impl IntoIterator<Item = usize>) -> String {
     axes([1].into_iter().chain(numbers.into_iter().skip(1)))
 }
@@ -94,7 +95,7 @@ mod tests {
     use crate::launch::Block;
 
     #[test]
-    fn loops_join_where_memory_goes_on() {
+    fn contiguous_loops_are_merged() {
         let mut loops = vec![];
         for (count, src, dst) in [(8, 60, 120), (1, 7, 7), (3, 20, 40), (4, 5, 10), (5, 1, 1)] {
             push(&mut loops, count, src, dst);

@@ -1,9 +1,9 @@
 //! Runs one op on the emulated GPU and compares it with the reference.
 
 use super::compute;
-use super::lab::{Lab, float_bytes, from_bf16, to_bf16};
-use crate::cx::Cx;
+use super::harness::{Harness, float_bytes, from_bf16, to_bf16};
 use crate::launch::{Elem, Launch};
+use crate::lowering_context::LowerCtx;
 use crate::tape::Tapes;
 use phalanx_cpu::reference::{Bindings, Context, Data, Value, evaluate};
 use phalanx_graph::program::ValueId;
@@ -12,7 +12,7 @@ use phalanx_graph::{DType, Graph, NodeId, Op, Type};
 pub(super) const SEED: u64 = 0x1234_5678_9abc_def0;
 pub(super) const STEP: u64 = 0x1_0000_0007;
 
-/// Numbers between -1 and 1 that a 32-bit float holds.
+/// Numbers between -1 and 1 that a 32-bit float represents exactly.
 pub(super) fn numbers(n: usize, seed: u64) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -27,11 +27,11 @@ pub(super) struct Case {
     pub op: Op,
     pub x: Vec<(Type, Value)>,
     pub rows: usize,
-    /// Elements in front of operands and result, which spoil their alignment.
+    /// Elements before operands and result, which break their alignment.
     pub shift: usize,
-    /// Rows of the batch in front of these.
+    /// Rows of the batch before these.
     pub first_row: usize,
-    /// Whether floats lie in memory as `bf16`.
+    /// Whether floats are stored as `bf16`.
     pub narrow: bool,
 }
 
@@ -66,12 +66,12 @@ impl Case {
         Case { shift, ..self }
     }
 
-    /// These rows are not the batch's first.
-    pub fn behind(self, first_row: usize) -> Case {
+    /// Sets the index of the first row in the batch.
+    pub fn starting_at(self, first_row: usize) -> Case {
         Case { first_row, ..self }
     }
 
-    /// The same on narrow floats, operands rounded to them.
+    /// The same case with 16-bit floats, and operands rounded to them.
     pub fn narrow(mut self) -> Case {
         for (_, value) in &mut self.x {
             if let Data::Float(v) = &mut value.data {
@@ -98,18 +98,18 @@ impl Case {
         (g, y)
     }
 
-    /// Operands and result, not written yet, as a bench has them.
-    fn place(&self, lab: &mut Lab) -> (Vec<ValueId>, ValueId) {
+    /// Places operands and the unwritten result in a harness.
+    fn place_operands(&self, harness: &mut Harness) -> (Vec<ValueId>, ValueId) {
         let (graph, node) = self.graph();
-        let x = self.x.iter().map(|(ty, value)| lab.put(ty, self.shift, &self.bytes(value)));
+        let x = self.x.iter().map(|(ty, value)| harness.put(ty, self.shift, &self.bytes(value)));
         let x = x.collect();
         let ty = graph.ty(node);
         let rows = if ty.is_rows() { self.rows } else { 1 };
         let result = vec![0xff; ty.len() * rows * self.elem(ty.dtype).bytes()];
-        (x, lab.put(ty, self.shift, &result))
+        (x, harness.put(ty, self.shift, &result))
     }
 
-    /// What an operand or result is in memory.
+    /// The element type in memory.
     fn elem(&self, dtype: DType) -> Elem {
         match dtype {
             DType::I32 => Elem::I32,
@@ -126,15 +126,21 @@ impl Case {
         }
     }
 
-    /// What the op is lowered to.
+    /// The launches of the op.
     pub fn launches(&self) -> Vec<Launch> {
-        let mut lab = Lab::new(None, self.rows);
-        let (x, y) = self.place(&mut lab);
-        lab.lower(|cx, tapes| self.lower(cx, tapes, &x, y)).0
+        let mut harness = Harness::new(None, self.rows);
+        let (x, y) = self.place_operands(&mut harness);
+        harness.lower(|cx, tapes| self.lower(cx, tapes, &x, y)).0
     }
 
-    /// Narrow operands fit wherever wide ones do: only the kernels' types change.
-    fn lower(&self, cx: &mut Cx<'_>, tapes: &mut Tapes, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+    /// 16-bit operands fit wherever 32-bit ones do: only the kernels' types change.
+    fn lower(
+        &self,
+        cx: &mut LowerCtx<'_>,
+        tapes: &mut Tapes,
+        x: &[ValueId],
+        y: ValueId,
+    ) -> Vec<Launch> {
         let mut launches = compute(cx, tapes, &self.op, x, y);
         if self.narrow {
             launches.iter_mut().for_each(|l| l.kernel = l.kernel.replace("float", "bf16"));
@@ -142,7 +148,7 @@ impl Case {
         launches
     }
 
-    /// Fails unless the emulated GPU has what the reference has, the same in every order.
+    /// Fails unless the emulated GPU matches the reference, with equal bits in every order.
     pub fn check(&self, tolerance: f64) {
         let (graph, node) = self.graph();
         let feeds = self.x.iter().map(|(_, value)| self.whole_batch(value)).collect();
@@ -171,7 +177,7 @@ impl Case {
         }
     }
 
-    /// Float rows with zeros for the rows in front.
+    /// Float rows, preceded by zeros for the earlier rows of the batch.
     fn whole_batch(&self, value: &Value) -> Value {
         let Data::Float(own) = &value.data else { return value.clone() };
         let mut value = Value::float(value.dims.clone(), own.clone());
@@ -183,7 +189,7 @@ impl Case {
         value
     }
 
-    /// A result without the rows in front.
+    /// A result without the earlier rows of the batch.
     fn own_rows(&self, mut value: Value) -> Value {
         if let (Data::Float(all), true) = (&mut value.data, self.first_row > 0) {
             all.drain(..all.len() / value.dims[0] * self.first_row);
@@ -192,21 +198,21 @@ impl Case {
         value
     }
 
-    /// The result of two steps on one GPU.
+    /// The results of two steps on one GPU.
     fn run(&self, seed: Option<u64>, want: &Value) -> Vec<Vec<u32>> {
-        let mut lab = Lab::new(seed, self.rows);
-        lab.first_row = self.first_row;
-        (lab.inputs.seed, lab.inputs.step) = (SEED, STEP);
-        let (x, y) = self.place(&mut lab);
+        let mut harness = Harness::new(seed, self.rows);
+        harness.first_row = self.first_row;
+        (harness.inputs.seed, harness.inputs.step) = (SEED, STEP);
+        let (x, y) = self.place_operands(&mut harness);
         let elem = match want.data {
             Data::Int(_) => Elem::I32,
             Data::Float(_) => self.elem(DType::F32),
         };
-        let step = lab.prepare(|cx, tapes| self.lower(cx, tapes, &x, y));
+        let step = harness.prepare(|cx, tapes| self.lower(cx, tapes, &x, y));
         let mut results = vec![];
         for _ in 0..2 {
-            lab.start(step);
-            results.push(lab.words(lab.at(y), elem, want.len()));
+            harness.start(step);
+            results.push(harness.words(harness.at(y), elem, want.len()));
         }
         results
     }

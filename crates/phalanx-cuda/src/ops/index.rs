@@ -1,21 +1,21 @@
 //! Ops with integer operands or results: embeddings, one-hot, arg-max and counting.
 
 use super::axes::{index_type, pack_width};
-use super::layout::place;
-use crate::cx::Cx;
-use crate::launch::{Elem, Launch, MOST_BLOCKS};
+use super::layout::typed_ptr;
+use crate::launch::{Elem, Launch, MAX_BLOCKS};
+use crate::lowering_context::LowerCtx;
 use phalanx_graph::program::ValueId;
 
 const FILE: &str = "index";
 
 /// Rows of a table; operands `table, index`.
-pub(crate) fn gather(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn gather(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     let (table, index, y) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
     if y.len == 0 {
         return vec![];
     }
     let (vocab, wide) = (table.dims[0], table.dims[1]);
-    let width = pack_width(&[place(&table), place(&y)], &[wide]);
+    let width = pack_width(&[typed_ptr(&table), typed_ptr(&y)], &[wide]);
     let n = y.len / width;
     let types = format!("{}, {}", table.elem.c_name(), y.elem.c_name());
     let name = format!("gather<{types}, {width}, {}>", index_type(n));
@@ -23,8 +23,8 @@ pub(crate) fn gather(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> 
     vec![launch.arg(n).arg(vocab).arg(wide / width)]
 }
 
-/// Operands `index, dy`. Uses are sorted by table row, so that every row adds its own in their order.
-pub(crate) fn gather_grad(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+/// Operands `index, dy`. Uses are sorted by table row, so that every row sums its uses in order.
+pub(crate) fn gather_grad(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     let (index, dy, table) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
     if table.len == 0 {
         return vec![];
@@ -34,13 +34,13 @@ pub(crate) fn gather_grad(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Lau
     let counts = cx.scratch.counters(vocab * word);
     let starts = cx.scratch.take(vocab * word);
     let list = cx.scratch.take(n * word);
-    let width = pack_width(&[place(&dy), place(&table)], &[wide]);
+    let width = pack_width(&[typed_ptr(&dy), typed_ptr(&table)], &[wide]);
     let count = Launch::over(FILE, "gather_count", n).arg(index.ptr).arg(counts);
     let start = Launch::blocks(FILE, "gather_starts", 1, 1024).arg(counts).arg(starts);
     let put = Launch::over(FILE, "gather_place", n).arg(index.ptr).arg(counts);
     let put = put.arg(starts).arg(list);
     let name = format!("gather_grad<{}, {width}>", dy.elem.c_name());
-    let sum = Launch::blocks(FILE, name, vocab.div_ceil(8).min(MOST_BLOCKS), 256);
+    let sum = Launch::blocks(FILE, name, vocab.div_ceil(8).min(MAX_BLOCKS), 256);
     let sum = sum.arg(index.ptr).arg(dy.ptr).arg(table.ptr).arg(counts).arg(starts).arg(list);
     vec![
         count.arg(n).arg(vocab),
@@ -51,7 +51,12 @@ pub(crate) fn gather_grad(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Lau
 }
 
 /// 1 at the index, 0 elsewhere, along a new last axis.
-pub(crate) fn one_hot(cx: &mut Cx<'_>, depth: usize, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn one_hot(
+    cx: &mut LowerCtx<'_>,
+    depth: usize,
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
     let (index, y) = (cx.operand(x[0]), cx.operand(y));
     if y.len == 0 {
         return vec![];
@@ -62,7 +67,7 @@ pub(crate) fn one_hot(cx: &mut Cx<'_>, depth: usize, x: &[ValueId], y: ValueId) 
 }
 
 /// Index of the first maximum along the last axis.
-pub(crate) fn arg_max(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn arg_max(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
     if y.len == 0 {
         return vec![];
@@ -71,8 +76,8 @@ pub(crate) fn arg_max(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch>
     vec![launch.arg(x.ptr).arg(y.ptr).arg(y.len).arg(x.last() as i32)]
 }
 
-/// 1 where the label's score is among the `k` best; operands `scores, labels`.
-pub(crate) fn in_top_k(cx: &mut Cx<'_>, k: usize, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+/// 1 if the label's score is among the `k` best; operands `scores, labels`.
+pub(crate) fn in_top_k(cx: &mut LowerCtx<'_>, k: usize, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     let (scores, labels, y) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
     if y.len == 0 {
         return vec![];
@@ -86,7 +91,7 @@ pub(crate) fn in_top_k(cx: &mut Cx<'_>, k: usize, x: &[ValueId], y: ValueId) -> 
 /// Weights of positives, then of negatives, above each of `n` thresholds; operands
 /// `score, label, weight`.
 pub(crate) fn threshold_counts(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     n: usize,
     x: &[ValueId],
     y: ValueId,

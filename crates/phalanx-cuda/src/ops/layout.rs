@@ -1,23 +1,23 @@
-//! Constants, casts and everything that moves elements: copies, transposes, joins, slices, pads.
+//! Constants, casts and ops that move elements: copies, transposes, concatenation, slices, padding.
 
-use super::axes::{Loop, Place, axes, index_type, items, pack_width, push, sizes, strides};
-use crate::cx::{Cx, Operand};
-use crate::launch::{Launch, MOST_BLOCKS};
+use super::axes::{Loop, TypedPtr, axes, index_type, items, pack_width, push, sizes, strides};
+use crate::launch::{Launch, MAX_BLOCKS};
+use crate::lowering_context::{LowerCtx, Operand};
 use phalanx_graph::program::ValueId;
 
 const FILE: &str = "layout";
 
-/// The shortest axes worth a tile of shared memory.
-const TILED: usize = 16;
+/// Minimum axis length for transposition through shared memory.
+const MIN_TILED_AXIS: usize = 16;
 
 /// The same number everywhere.
-pub(crate) fn constant(cx: &mut Cx<'_>, value: f64, y: ValueId) -> Vec<Launch> {
+pub(crate) fn constant(cx: &mut LowerCtx<'_>, value: f64, y: ValueId) -> Vec<Launch> {
     let y = cx.operand(y);
     fill((y.ptr, y.elem), y.len, value as f32)
 }
 
-/// `n` times the same number.
-pub(super) fn fill(y: Place, n: usize, value: f32) -> Vec<Launch> {
+/// Fills `n` elements with a number.
+pub(super) fn fill(y: TypedPtr, n: usize, value: f32) -> Vec<Launch> {
     if n == 0 {
         return vec![];
     }
@@ -25,38 +25,38 @@ pub(super) fn fill(y: Place, n: usize, value: f32) -> Vec<Launch> {
     vec![Launch::over(FILE, name, n).arg(y.0).arg(n).arg(value)]
 }
 
-/// Another element type: a copy that converts.
-pub(crate) fn cast(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+/// A copy that converts to another element type.
+pub(crate) fn cast(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     copy(cx, x[0], y)
 }
 
-/// Pixel by pixel between strides and element types.
-pub(crate) fn copy(cx: &mut Cx<'_>, x: ValueId, y: ValueId) -> Vec<Launch> {
+/// Copies pixel by pixel between strides and element types.
+pub(crate) fn copy(cx: &mut LowerCtx<'_>, x: ValueId, y: ValueId) -> Vec<Launch> {
     let (x, y) = (cx.operand(x), cx.operand(y));
-    // Where one side has no gaps its pixels may be cut as the other's are.
-    let width = if gapless(&x) { y.last() } else { x.last() };
-    let step = |v: &Operand| if gapless(v) { width } else { v.ld };
+    // If one side has no gaps, its pixels can be split like the other's.
+    let width = if is_contiguous(&x) { y.last() } else { x.last() };
+    let step = |v: &Operand| if is_contiguous(v) { width } else { v.ld };
     let mut loops = vec![];
     push(&mut loops, y.len / width.max(1), step(&x), step(&y));
     push(&mut loops, width, 1, 1);
-    copy_loops(loops, place(&x), place(&y))
+    copy_loops(loops, typed_ptr(&x), typed_ptr(&y))
 }
 
-fn gapless(v: &Operand) -> bool {
+fn is_contiguous(v: &Operand) -> bool {
     v.ld == v.last()
 }
 
-pub(super) fn place(v: &Operand) -> Place {
+pub(super) fn typed_ptr(v: &Operand) -> TypedPtr {
     (v.ptr, v.elem)
 }
 
-/// The place some elements further.
-fn further((ptr, elem): Place, elements: usize) -> Place {
+/// The address `elements` further on.
+fn offset_by((ptr, elem): TypedPtr, elements: usize) -> TypedPtr {
     (ptr.add(elements * elem.bytes()), elem)
 }
 
-/// Copies what nested loops walk over.
-pub(crate) fn copy_loops(mut loops: Vec<Loop>, x: Place, y: Place) -> Vec<Launch> {
+/// Copies the elements of nested loops.
+pub(crate) fn copy_loops(mut loops: Vec<Loop>, x: TypedPtr, y: TypedPtr) -> Vec<Launch> {
     let n: usize = loops.iter().map(|l| l.count).product();
     if n == 0 {
         return vec![];
@@ -84,8 +84,8 @@ pub(crate) fn copy_loops(mut loops: Vec<Loop>, x: Place, y: Place) -> Vec<Launch
     vec![Launch::over(FILE, name, n).arg(x.0).arg(y.0).arg(n)]
 }
 
-/// Elements at once along an innermost loop over neighbours.
-fn copy_width(loops: &[Loop], x: Place, y: Place) -> usize {
+/// Elements at once along an innermost contiguous loop.
+fn copy_width(loops: &[Loop], x: TypedPtr, y: TypedPtr) -> usize {
     let (inner, outer) = loops.split_last().expect("one loop or more");
     let mut sizes = vec![inner.count];
     outer.iter().for_each(|l| sizes.extend([l.src, l.dst]));
@@ -108,10 +108,10 @@ fn loop_axes(loops: &[Loop]) -> String {
     format!("{}, {}, {}", sizes(loops.iter().map(|l| l.count)), each(|l| l.src), each(|l| l.dst))
 }
 
-/// Where neighbours on both sides are neighbours on neither other, tiles make both sides fast.
-fn transpose_tiles(loops: &[Loop], x: Place, y: Place) -> Option<Launch> {
-    let a = loops.iter().position(|l| l.src == 1 && l.count >= TILED)?;
-    let b = loops.iter().position(|l| l.dst == 1 && l.count >= TILED)?;
+/// A transposition through tiles in shared memory, which makes both sides contiguous.
+fn transpose_tiles(loops: &[Loop], x: TypedPtr, y: TypedPtr) -> Option<Launch> {
+    let a = loops.iter().position(|l| l.src == 1 && l.count >= MIN_TILED_AXIS)?;
+    let b = loops.iter().position(|l| l.dst == 1 && l.count >= MIN_TILED_AXIS)?;
     if a == b || x.1 != y.1 {
         return None;
     }
@@ -126,13 +126,18 @@ fn transpose_tiles(loops: &[Loop], x: Place, y: Place) -> Option<Launch> {
     let word = items(x.1, y.1, 1);
     let word = word.split(',').next().unwrap_or_default();
     let name = format!("transpose_tiles<{word}, {}, {}>", index_type(outer), loop_axes(&others));
-    let launch = Launch::blocks(FILE, name, tiles.min(MOST_BLOCKS), 256);
+    let launch = Launch::blocks(FILE, name, tiles.min(MAX_BLOCKS), 256);
     Some(launch.arg(x.0).arg(y.0).arg(tiles).arg(a.count).arg(b.count).arg(b.src).arg(a.dst))
 }
 
 /// Repeats along axes of size one and along new leading ones.
-pub(crate) fn broadcast(cx: &mut Cx<'_>, dims: &[usize], x: &[ValueId], y: ValueId) -> Vec<Launch> {
-    let rows = cx.count(y);
+pub(crate) fn broadcast(
+    cx: &mut LowerCtx<'_>,
+    dims: &[usize],
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
+    let rows = cx.rows_of(y);
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
     let (from, from_row) = strides(&x.dims, x.ld);
     let (to, to_row) = strides(dims, y.ld);
@@ -143,12 +148,17 @@ pub(crate) fn broadcast(cx: &mut Cx<'_>, dims: &[usize], x: &[ValueId], y: Value
         let repeats = i < new || x.dims[i - new] == 1;
         push(&mut loops, *d, if repeats { 0 } else { from[i - new] }, to[i]);
     }
-    copy_loops(loops, place(&x), place(&y))
+    copy_loops(loops, typed_ptr(&x), typed_ptr(&y))
 }
 
 /// Axis `i` of `y` is axis `perm[i]` of `x`.
-pub(crate) fn transpose(cx: &mut Cx<'_>, perm: &[usize], x: &[ValueId], y: ValueId) -> Vec<Launch> {
-    let rows = cx.count(y);
+pub(crate) fn transpose(
+    cx: &mut LowerCtx<'_>,
+    perm: &[usize],
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
+    let rows = cx.rows_of(y);
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
     let (from, from_row) = strides(&x.dims, x.ld);
     let (to, to_row) = strides(&y.dims, y.ld);
@@ -157,10 +167,10 @@ pub(crate) fn transpose(cx: &mut Cx<'_>, perm: &[usize], x: &[ValueId], y: Value
     for (i, p) in perm.iter().enumerate() {
         push(&mut loops, y.dims[i], from[*p], to[i]);
     }
-    copy_loops(loops, place(&x), place(&y))
+    copy_loops(loops, typed_ptr(&x), typed_ptr(&y))
 }
 
-/// The loops over a block of `dims` inside two values, each with dimensions of its own.
+/// The loops over a block of `dims` inside two values, each with its own dimensions.
 fn block_loops(
     rows: usize,
     dims: &[usize],
@@ -175,16 +185,20 @@ fn block_loops(
     loops
 }
 
-/// Joins operands along an axis, a launch each.
-pub(crate) fn concat(cx: &mut Cx<'_>, axis: usize, x: &[ValueId], y: ValueId) -> Vec<Launch> {
-    let rows = cx.count(y);
+/// Concatenates operands along an axis, with one launch each.
+pub(crate) fn concat(cx: &mut LowerCtx<'_>, axis: usize, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+    let rows = cx.rows_of(y);
     let y = cx.operand(y);
     let to = strides(&y.dims, y.ld);
     let (mut start, mut launches) = (0, vec![]);
     for part in x {
         let x = cx.operand(*part);
         let loops = block_loops(rows, &x.dims, strides(&x.dims, x.ld), to.clone());
-        launches.extend(copy_loops(loops, place(&x), further(place(&y), start * to.0[axis])));
+        launches.extend(copy_loops(
+            loops,
+            typed_ptr(&x),
+            offset_by(typed_ptr(&y), start * to.0[axis]),
+        ));
         start += x.dims[axis];
     }
     launches
@@ -192,20 +206,20 @@ pub(crate) fn concat(cx: &mut Cx<'_>, axis: usize, x: &[ValueId], y: ValueId) ->
 
 /// Elements from `start` on, along an axis.
 pub(crate) fn slice(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     axis: usize,
     start: usize,
     x: &[ValueId],
     y: ValueId,
 ) -> Vec<Launch> {
-    let rows = cx.count(y);
+    let rows = cx.rows_of(y);
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
     let from = strides(&x.dims, x.ld);
-    let source = further(place(&x), start * from.0[axis]);
-    copy_loops(block_loops(rows, &y.dims, from, strides(&y.dims, y.ld)), source, place(&y))
+    let source = offset_by(typed_ptr(&x), start * from.0[axis]);
+    copy_loops(block_loops(rows, &y.dims, from, strides(&y.dims, y.ld)), source, typed_ptr(&y))
 }
 
-/// A loop over a padded axis: `own` of its steps lie in the source, behind the first `before`.
+/// A loop over a padded axis: `own` of its steps are in the source, after the first `before`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Padded {
     at: Loop,
@@ -213,7 +227,7 @@ struct Padded {
     own: usize,
 }
 
-/// Adds a loop inside the others; one without padding is joined to the last.
+/// Appends an inner loop. A loop without padding is merged into the last.
 fn push_padded(loops: &mut Vec<Padded>, inner: Padded) {
     let Loop { count, src, dst } = inner.at;
     match loops.last_mut() {
@@ -228,8 +242,13 @@ fn push_padded(loops: &mut Vec<Padded>, inner: Padded) {
 }
 
 /// Zeros before and after each axis.
-pub(crate) fn pad(cx: &mut Cx<'_>, before: &[usize], x: &[ValueId], y: ValueId) -> Vec<Launch> {
-    let rows = cx.count(y);
+pub(crate) fn pad(
+    cx: &mut LowerCtx<'_>,
+    before: &[usize],
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
+    let rows = cx.rows_of(y);
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
     if y.len == 0 {
         return vec![];
@@ -261,5 +280,5 @@ fn padded_width(loops: &[Padded], x: &Operand, y: &Operand) -> usize {
     }
     let mut sizes = vec![inner.at.count, inner.before, inner.own];
     outer.iter().for_each(|l| sizes.extend([l.at.src, l.at.dst]));
-    pack_width(&[place(x), place(y)], &sizes)
+    pack_width(&[typed_ptr(x), typed_ptr(y)], &sizes)
 }

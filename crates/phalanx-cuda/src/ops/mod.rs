@@ -1,9 +1,9 @@
-//! From an op to kernel launches: one file per family, beside its kernels in `kernels/`.
+//! Kernel launches of ops: one file per family, named like its kernels in `kernels/`.
 
 pub(crate) mod axes;
-pub(crate) mod index;
 #[cfg(all(test, feature = "emulator"))]
-pub(crate) mod lab;
+pub(crate) mod harness;
+pub(crate) mod index;
 pub(crate) mod layout;
 pub(crate) mod norm;
 pub(crate) mod pool;
@@ -13,16 +13,16 @@ pub(crate) mod sample;
 pub(crate) mod softmax;
 pub(crate) mod update;
 
-use crate::cx::Cx;
 use crate::launch::Launch;
+use crate::lowering_context::LowerCtx;
 use crate::tape::{self, Tapes};
 use phalanx_graph::Op;
 use phalanx_graph::program::ValueId;
 
-/// The launches of an op. Products, convolutions, batch norms and collectives are not among them:
-/// `lower` has more to decide about those.
+/// The launches of an op. Products, convolutions, batch norms and collectives are handled by
+/// `lower`.
 pub(crate) fn compute(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     tapes: &mut Tapes,
     op: &Op,
     x: &[ValueId],

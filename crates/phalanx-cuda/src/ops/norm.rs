@@ -1,41 +1,41 @@
-//! Batch normalisation. A block has a tile of channels and a share of the pixels; see
+//! Batch normalisation. A block processes a tile of channels and a share of the pixels; see
 //! `kernels/norm.cu`.
 //!
-//! All take the `bias` of a convolution that did not add it, or nothing.
+//! All functions take the `bias` of a convolution that did not add it, if any.
 
-use crate::cx::{Cx, Operand};
 use crate::launch::{Launch, Ptr};
+use crate::lowering_context::{LowerCtx, Operand};
 use phalanx_graph::ops::BatchNormAttrs;
 use phalanx_graph::program::ValueId;
 
-/// Pixels a thread has at least, where there are enough.
-const PIXELS: usize = 4;
+/// Minimum pixels per thread, if there are enough.
+const MIN_PIXELS_PER_THREAD: usize = 4;
 
-/// Channels of a thread that sums: more would not leave it enough registers.
-const SUMMED: usize = 4;
+/// Maximum channels of a summing thread: more would not leave it enough registers.
+const MAX_SUMMED_CHANNELS: usize = 4;
 
-/// How the channels and pixels are shared out.
+/// The split of channels and pixels over threads and blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Tiling {
-    /// Channels of a thread.
+    /// Channels per thread.
     vector: usize,
-    /// Vectors of a tile.
+    /// Vectors per tile.
     tile: usize,
     tiles: usize,
-    /// Shares of the pixels.
+    /// Number of parts of the pixels.
     parts: usize,
     threads: usize,
 }
 
 impl Tiling {
-    /// For kernels that sum: narrow tiles, so that many blocks end with the sums of their own tile,
-    /// and few of them for each tile.
+    /// For kernels that sum: narrow tiles, so that many blocks finish the sums of a tile, with few
+    /// blocks per tile.
     fn sums(pixels: usize, vector: usize, x: &Operand) -> Tiling {
         let bytes = 128 / (vector * x.elem.bytes());
         Tiling::new(pixels, vector, x, bytes.min(32), 512, 264)
     }
 
-    /// For kernels that only walk over the pixels.
+    /// For kernels that only visit the pixels.
     fn walk(pixels: usize, vector: usize, x: &Operand) -> Tiling {
         Tiling::new(pixels, vector, x, 32, 256, 132 * 8)
     }
@@ -51,7 +51,7 @@ impl Tiling {
         let vectors = (x.last() / vector).max(1);
         let tiles = vectors.div_ceil(widest);
         let tile = vectors.div_ceil(tiles);
-        let wanted = pixels.div_ceil(threads / tile * PIXELS).max(1);
+        let wanted = pixels.div_ceil(threads / tile * MIN_PIXELS_PER_THREAD).max(1);
         let rounds = wanted.div_ceil((most_blocks / tiles).max(1));
         Tiling { vector, tile, tiles, parts: wanted.div_ceil(rounds), threads }
     }
@@ -60,14 +60,14 @@ impl Tiling {
         Launch::blocks("norm", kernel, self.tiles * self.parts, self.threads as u32)
     }
 
-    /// Room for each block's `sums` of its channels, and a counter for each tile.
-    fn scratch(&self, cx: &mut Cx<'_>, sums: usize) -> (Ptr, Ptr) {
+    /// Allocates each block's `sums` of its channels, and a counter for each tile.
+    fn scratch(&self, cx: &mut LowerCtx<'_>, sums: usize) -> (Ptr, Ptr) {
         let numbers = sums * self.tiles * self.parts * self.tile * self.vector;
         (cx.scratch.take(8 * numbers), cx.scratch.counters(4 * self.tiles))
     }
 }
 
-/// The most elements that all operands can be read and written by at once, at most 16 bytes.
+/// The maximum elements, up to 16 bytes, that all operands can be read and written by at once.
 pub(super) fn vector(operands: &[&Operand]) -> usize {
     vector_up_to(16 / operands[0].elem.bytes(), operands)
 }
@@ -82,9 +82,9 @@ fn vector_up_to(widest: usize, operands: &[&Operand]) -> usize {
     [widest, 4].into_iter().find(fits).unwrap_or(1)
 }
 
-/// `moments`, and `batch_stats` over `count` numbers where `stats` asks for it.
+/// `moments`, and `batch_stats` over `count` numbers if `stats` is given.
 fn sum_moments(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     x: ValueId,
     sums: ValueId,
     stats: Option<(ValueId, usize)>,
@@ -94,7 +94,7 @@ fn sum_moments(
     if x.len == 0 {
         return vec![];
     }
-    let t = Tiling::sums(x.pixels(), vector_up_to(SUMMED, &[&x]), &x);
+    let t = Tiling::sums(x.pixels(), vector_up_to(MAX_SUMMED_CHANNELS, &[&x]), &x);
     let (partial, counters) = t.scratch(cx, 2);
     let launch = t
         .launch(format!("moments<{}, {}>", x.elem.c_name(), t.vector))
@@ -114,7 +114,7 @@ fn sum_moments(
 
 /// Sums and sums of squares of every channel.
 pub(crate) fn moments(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     x: &[ValueId],
     y: ValueId,
     bias: Option<Ptr>,
@@ -122,8 +122,13 @@ pub(crate) fn moments(
     sum_moments(cx, x[0], y, None, bias)
 }
 
-/// Mean and variance of every channel from whole moments over `count` numbers.
-pub(crate) fn batch_stats(cx: &mut Cx<'_>, count: usize, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+/// Mean and variance of every channel from complete moments over `count` numbers.
+pub(crate) fn batch_stats(
+    cx: &mut LowerCtx<'_>,
+    count: usize,
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
     let (sums, stats) = (cx.operand(x[0]), cx.operand(y));
     let launch = Launch::over("norm", "batch_stats", sums.last())
         .arg(sums.ptr)
@@ -133,9 +138,10 @@ pub(crate) fn batch_stats(cx: &mut Cx<'_>, count: usize, x: &[ValueId], y: Value
     vec![launch]
 }
 
-/// [`moments`] into `sums` and [`batch_stats`] into `y`, where the moments are whole by themselves.
+/// [`moments`] into `sums` and [`batch_stats`] into `y`, for moments that need no reduction over
+/// replicas.
 pub(crate) fn moments_and_stats(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     count: usize,
     x: &[ValueId],
     sums: ValueId,
@@ -147,7 +153,7 @@ pub(crate) fn moments_and_stats(
 
 /// Adds `bias`, statistics, gamma, beta, epsilon and whether a ReLU follows.
 fn norm_args(
-    cx: &Cx<'_>,
+    cx: &LowerCtx<'_>,
     launch: Launch,
     a: &BatchNormAttrs,
     x: &[ValueId],
@@ -165,7 +171,7 @@ fn norm_args(
 
 /// `y = gamma * (x - mean) / sqrt(variance + epsilon) + beta`; operands `x, stats, gamma, beta`.
 pub(crate) fn batch_norm(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     a: &BatchNormAttrs,
     x: &[ValueId],
     y: ValueId,
@@ -191,7 +197,7 @@ pub(crate) fn batch_norm(
 
 /// Sums of `dy` and `dy * x̂`; operands `dy, x, stats, gamma, beta`.
 pub(crate) fn batch_norm_grad_sums(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     a: &BatchNormAttrs,
     x: &[ValueId],
     y: ValueId,
@@ -201,7 +207,7 @@ pub(crate) fn batch_norm_grad_sums(
     if input.len == 0 {
         return vec![];
     }
-    let t = Tiling::sums(input.pixels(), vector_up_to(SUMMED, &[&input, &dy]), &input);
+    let t = Tiling::sums(input.pixels(), vector_up_to(MAX_SUMMED_CHANNELS, &[&input, &dy]), &input);
     let (partial, counters) = t.scratch(cx, 2);
     let launch = t
         .launch(format!("batch_norm_grad_sums<{}, {}>", input.elem.c_name(), t.vector))
@@ -219,11 +225,11 @@ pub(crate) fn batch_norm_grad_sums(
     vec![launch]
 }
 
-/// The derivative by `x` from whole sums over `count` numbers; operands `dy, x, stats, gamma, beta,
-/// sums`. The result's sums over all pixels go to `column_sums` where it is given: the derivative by
-/// the `bias`.
+/// The derivative by `x` from complete sums over `count` numbers; operands `dy, x, stats, gamma,
+/// beta, sums`. If `column_sums` is given, it receives the result's sums over all pixels: the
+/// derivative by the `bias`.
 pub(crate) fn batch_norm_grad_input(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     a: &BatchNormAttrs,
     count: usize,
     x: &[ValueId],
@@ -237,14 +243,18 @@ pub(crate) fn batch_norm_grad_input(
     }
     let operands = [&input, &dy, &dx];
     let pixels = input.pixels();
-    let (t, room) = if column_sums.is_some() {
-        let t = Tiling::sums(pixels, vector_up_to(SUMMED, &operands), &input);
+    let (t, scratch) = if column_sums.is_some() {
+        let t = Tiling::sums(pixels, vector_up_to(MAX_SUMMED_CHANNELS, &operands), &input);
         (t, Some(t.scratch(cx, 1)))
     } else {
         (Tiling::walk(pixels, vector(&operands), &input), None)
     };
-    let kernel =
-        format!("batch_norm_grad_input<{}, {}, {}>", input.elem.c_name(), t.vector, room.is_some());
+    let kernel = format!(
+        "batch_norm_grad_input<{}, {}, {}>",
+        input.elem.c_name(),
+        t.vector,
+        scratch.is_some()
+    );
     let launch = t.launch(kernel).arg(dy.ptr).arg(dy.ld).arg(input.ptr).arg(input.ld);
     let launch = norm_args(cx, launch, a, &x[2..5], bias)
         .arg(cx.operand(x[5]).ptr)
@@ -255,8 +265,8 @@ pub(crate) fn batch_norm_grad_input(
         .arg(input.last())
         .arg(t.tile as i32)
         .arg(column_sums)
-        .arg(room.map(|(partial, _)| partial))
-        .arg(room.map(|(_, counters)| counters));
+        .arg(scratch.map(|(partial, _)| partial))
+        .arg(scratch.map(|(_, counters)| counters));
     vec![launch]
 }
 
@@ -271,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_need_alignment_distance_and_channels() {
+    fn vectors_need_alignment_stride_and_channels() {
         let v = |elem, offset, ld, channels| vector(&[&image(elem, offset, ld, channels, 8)]);
         assert_eq!(v(Elem::F32, 0, 96, 96), 4);
         assert_eq!(v(Elem::Bf16, 512, 96, 96), 8);
@@ -290,7 +300,7 @@ mod tests {
                 for elem in [Elem::F32, Elem::Bf16] {
                     let x = image(elem, 0, channels, channels, pixels);
                     let v = vector(&[&x]);
-                    let t = Tiling::sums(pixels, vector_up_to(SUMMED, &[&x]), &x);
+                    let t = Tiling::sums(pixels, vector_up_to(MAX_SUMMED_CHANNELS, &[&x]), &x);
                     assert!(t.tile * t.tiles * t.vector >= channels);
                     assert!(2 * t.tile * t.vector <= 128);
                     let w = Tiling::walk(pixels, v, &x);
@@ -304,7 +314,7 @@ mod tests {
     #[cfg(feature = "emulator")]
     mod emulated {
         use super::*;
-        use crate::ops::lab::{Lab, SEEDS, close, numbers};
+        use crate::ops::harness::{Harness, SEEDS, close, numbers};
         use phalanx_graph::Scope;
 
         fn attrs(relu: bool) -> BatchNormAttrs {
@@ -313,7 +323,7 @@ mod tests {
 
         #[phalanx_testing::needs(gxx)]
         #[test]
-        fn whole_normalisation_against_plain_loops() {
+        fn batch_norm_matches_plain_loops() {
             for seed in SEEDS {
                 for (c, size, gap) in [(1, 301, 0), (3, 77, 2), (96, 150, 8), (40, 49, 0)] {
                     for (relu, biased) in [(false, true), (true, true), (true, false)] {
@@ -325,7 +335,7 @@ mod tests {
 
         fn check(seed: Option<u64>, c: usize, size: usize, gap: usize, relu: bool, biased: bool) {
             let rows = 2;
-            let mut lab = Lab::new(seed, rows);
+            let mut harness = Harness::new(seed, rows);
             let (n, count) = (rows * size * c, rows * size);
             let what = |part: &str| format!("{part} c {c} size {size} gap {gap} relu {relu}");
             let x: Vec<f32> = numbers(n, 1).iter().map(|v| v * 2.0 + 1.5).collect();
@@ -333,33 +343,35 @@ mod tests {
             let (gamma, beta) = (numbers(c, 3), numbers(c, 4));
             let shift = if biased { numbers(c, 5) } else { vec![0.0; c] };
             let dims = [size, c];
-            let input = lab.rows(&dims, gap, &x);
-            let grad = lab.rows(&dims, gap, &dy);
-            let (y, dx) = (lab.rows(&dims, gap, &zero), lab.rows(&dims, 0, &zero));
-            let (g, b) = (lab.whole(&[c], &gamma), lab.whole(&[c], &beta));
-            let (st, sums) = (lab.whole(&[2, c], &[0.0].repeat(2 * c)), lab.doubles(&[2, c]));
+            let input = harness.rows(&dims, gap, &x);
+            let grad = harness.rows(&dims, gap, &dy);
+            let (y, dx) = (harness.rows(&dims, gap, &zero), harness.rows(&dims, 0, &zero));
+            let (g, b) = (harness.whole(&[c], &gamma), harness.whole(&[c], &beta));
+            let (st, sums) =
+                (harness.whole(&[2, c], &[0.0].repeat(2 * c)), harness.doubles(&[2, c]));
             let (st2, gs) = (
-                lab.whole(&[2, c], &[0.0].repeat(2 * c)),
-                lab.whole(&[2, c], &[0.0].repeat(2 * c)),
+                harness.whole(&[2, c], &[0.0].repeat(2 * c)),
+                harness.whole(&[2, c], &[0.0].repeat(2 * c)),
             );
-            let (shifts, columns) = (lab.whole(&[c], &shift), lab.whole(&[c], &zero[..c]));
-            let bias = biased.then(|| lab.at(shifts));
+            let (shifts, columns) = (harness.whole(&[c], &shift), harness.whole(&[c], &zero[..c]));
+            let bias = biased.then(|| harness.at(shifts));
             let a = attrs(relu);
-            lab.run(|cx, _| moments_and_stats(cx, count, &[input], sums, st, bias));
-            lab.run(|cx, _| moments(cx, &[input], sums, bias));
-            lab.run(|cx, _| batch_stats(cx, count, &[sums], st2));
-            assert_eq!(lab.get(st), lab.get(st2), "{}", what("one launch or two"));
-            lab.run(|cx, _| batch_norm(cx, &a, &[input, st, g, b], y, bias));
-            lab.run(|cx, _| batch_norm_grad_sums(cx, &a, &[grad, input, st, g, b], gs, bias));
+            harness.run(|cx, _| moments_and_stats(cx, count, &[input], sums, st, bias));
+            harness.run(|cx, _| moments(cx, &[input], sums, bias));
+            harness.run(|cx, _| batch_stats(cx, count, &[sums], st2));
+            assert_eq!(harness.get(st), harness.get(st2), "{}", what("one launch or two"));
+            harness.run(|cx, _| batch_norm(cx, &a, &[input, st, g, b], y, bias));
+            harness.run(|cx, _| batch_norm_grad_sums(cx, &a, &[grad, input, st, g, b], gs, bias));
             let operands = [grad, input, st, g, b, gs];
-            lab.run(|cx, _| batch_norm_grad_input(cx, &a, count, &operands, dx, bias, None));
-            let plain = lab.get(dx);
-            let to = lab.at(columns);
-            lab.run(|cx, _| batch_norm_grad_input(cx, &a, count, &operands, dx, bias, Some(to)));
-            assert_eq!(lab.get(dx), plain, "{}", what("with or without sums"));
+            harness.run(|cx, _| batch_norm_grad_input(cx, &a, count, &operands, dx, bias, None));
+            let plain = harness.get(dx);
+            let to = harness.at(columns);
+            harness
+                .run(|cx, _| batch_norm_grad_input(cx, &a, count, &operands, dx, bias, Some(to)));
+            assert_eq!(harness.get(dx), plain, "{}", what("with or without sums"));
 
             let (stats, got, sums, columns) =
-                (lab.get(st), lab.get(y), lab.get(gs), lab.get(columns));
+                (harness.get(st), harness.get(y), harness.get(gs), harness.get(columns));
             let pick = |v: &[f32], i: usize| -> Vec<f32> {
                 v.iter().skip(i).step_by(c).copied().collect()
             };

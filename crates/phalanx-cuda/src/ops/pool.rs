@@ -1,16 +1,16 @@
 //! Pooling over windows and its derivative. The geometry is part of the kernel's name.
 
 use super::norm::vector;
-use crate::cx::{Cx, Operand};
 use crate::launch::Launch;
+use crate::lowering_context::{LowerCtx, Operand};
 use phalanx_graph::ConvGeom;
 use phalanx_graph::ops::PoolKind;
 use phalanx_graph::program::ValueId;
 
-/// Threads that fill a GPU; fewer vectors than this are taken apart.
-const FILLS: usize = 132 * 256;
+/// Threads that fill a GPU. With fewer vectors than this, vectors are split.
+const FULL_GPU_THREADS: usize = 132 * 256;
 
-/// `each` threads for every vector of `over`, one of the operands.
+/// Launches `each` threads for every vector of `over`, one of the operands.
 fn launch(
     kernel: &str,
     g: &ConvGeom,
@@ -21,7 +21,7 @@ fn launch(
         return vec![];
     }
     let wide = vector(operands);
-    let v = if over.len * each / wide < FILLS { 1 } else { wide };
+    let v = if over.len * each / wide < FULL_GPU_THREADS { 1 } else { wide };
     let items = over.len / v * each;
     let index = if items < 1 << 31 { "u32" } else { "u64" };
     let name = format!("{kernel}<{}, {v}, {index}, {}>", over.elem.c_name(), geom_type(g));
@@ -36,9 +36,9 @@ fn geom_type(g: &ConvGeom) -> String {
     format!("Geom<{}>", sizes.join(", "))
 }
 
-/// Largest element or mean of each window.
+/// Maximum or mean of each window.
 pub(crate) fn pool(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     kind: PoolKind,
     geom: &ConvGeom,
     x: &[ValueId],
@@ -53,54 +53,54 @@ pub(crate) fn pool(
 }
 
 /// Whether every input pixel lies in exactly one window.
-fn apart(g: &ConvGeom) -> bool {
+fn windows_tile_input(g: &ConvGeom) -> bool {
     (0..2).all(|a| {
         let fits = g.dilation[a] == 1 && g.kernel[a] == g.stride[a];
-        // Padding cuts a window short but leaves nothing out.
+        // Padding shortens a window but skips no pixel.
         fits && g.output[a] * g.stride[a] >= g.input[a] + g.pad[a]
     })
 }
 
-/// Bytes in which a block notes where its windows' maxima lie.
-const NOTES: usize = 16 << 10;
+/// Shared memory for the positions of a block's window maxima, in bytes.
+const BAND_SHARED_BYTES: usize = 16 << 10;
 
 /// Blocks that keep a GPU busy.
-const BUSY: usize = 132 * 6;
+const TARGET_BLOCKS: usize = 132 * 6;
 
-/// How overlapping windows are cut for the derivative of their maximum.
+/// The split of overlapping windows for the derivative of their maximum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Bands {
-    /// Channels of a thread.
+    /// Channels per thread.
     vector: usize,
-    /// Lines of the image that a block has.
+    /// Image lines per block.
     lines: usize,
-    /// Vectors of channels that it has.
+    /// Vectors of channels per block.
     chunk: usize,
     blocks: usize,
 }
 
 impl Bands {
-    /// The highest bands that leave enough blocks: windows between two bands are looked at twice.
+    /// The highest bands that give enough blocks: windows between two bands are visited twice.
     fn new(g: &ConvGeom, rows: usize, vector: usize) -> Option<Bands> {
         let heights = [8, 4, 2, 1].map(|n| n * g.stride[0]);
         let all: Vec<Bands> =
             heights.iter().filter_map(|lines| Bands::of(g, rows, vector, *lines)).collect();
-        let busy = all.iter().find(|b| b.blocks >= BUSY);
-        // Of those that are all too few, not the lowest: they would look at everything twice.
+        let busy = all.iter().find(|b| b.blocks >= TARGET_BLOCKS);
+        // If all give too few blocks, not the lowest: it would visit everything twice.
         busy.or(all.iter().rfind(|b| b.lines > g.stride[0])).or(all.last()).copied()
     }
 
     fn of(g: &ConvGeom, rows: usize, vector: usize, lines: usize) -> Option<Bands> {
         let lines = lines.min(g.input[0]);
         let reach = lines - 1 + (g.kernel[0] - 1) * g.dilation[0];
-        let met = (reach / g.stride[0] + 1).min(g.output[0]);
+        let touched = (reach / g.stride[0] + 1).min(g.output[0]);
         let vectors = g.input[2] / vector;
-        let most = NOTES / (met * g.output[1] * vector).max(1);
-        // A tap's number takes a byte; narrower chunks than this waste what memory delivers.
-        if g.kernel[0] * g.kernel[1] > 256 || most < vectors.min(8) {
+        let max_chunk = BAND_SHARED_BYTES / (touched * g.output[1] * vector).max(1);
+        // The index of a tap takes a byte; narrower chunks than this waste memory bandwidth.
+        if g.kernel[0] * g.kernel[1] > 256 || max_chunk < vectors.min(8) {
             return None;
         }
-        let chunks = vectors.div_ceil(most);
+        let chunks = vectors.div_ceil(max_chunk);
         let blocks = rows * g.input[0].div_ceil(lines) * chunks;
         Some(Bands { vector, lines, chunk: vectors.div_ceil(chunks), blocks })
     }
@@ -116,7 +116,7 @@ impl Bands {
 
 /// Operands `x, y, dy` (max) or `dy` (average).
 pub(crate) fn pool_grad(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     kind: PoolKind,
     geom: &ConvGeom,
     x: &[ValueId],
@@ -126,12 +126,14 @@ pub(crate) fn pool_grad(
     let x: Vec<Operand> = x.iter().map(|id| cx.operand(*id)).collect();
     let operands: Vec<&Operand> = x.iter().chain([&dx]).collect();
     match kind {
-        PoolKind::Max if apart(geom) => launch("max_pool_grad_apart", geom, (&x[2], 1), &operands),
+        PoolKind::Max if windows_tile_input(geom) => {
+            launch("max_pool_grad_apart", geom, (&x[2], 1), &operands)
+        }
         PoolKind::Max => match Bands::new(geom, cx.rows, vector(&operands)) {
             Some(bands) if dx.len > 0 => vec![bands.launch(geom, &x[0], &x[2], &dx)],
             _ => launch("max_pool_grad", geom, (&dx, 1), &operands),
         },
-        PoolKind::Average if apart(geom) => {
+        PoolKind::Average if windows_tile_input(geom) => {
             launch("average_pool_grad_apart", geom, (&x[0], geom.kernel[0]), &operands)
         }
         PoolKind::Average => launch("average_pool_grad", geom, (&dx, 1), &operands),
@@ -144,17 +146,17 @@ mod tests {
     use phalanx_graph::Padding;
 
     #[test]
-    fn only_windows_that_tile_the_image_are_apart() {
+    fn windows_with_gaps_or_overlaps_do_not_tile_the_input() {
         let geom = |size, kernel, stride, padding| {
             let (k, s) = ([kernel, kernel], [stride, stride]);
             ConvGeom::new([size, size, 4], 4, k, s, [1, 1], padding, 1).unwrap()
         };
-        assert!(apart(&geom(8, 2, 2, Padding::Valid)));
-        assert!(apart(&geom(7, 7, 7, Padding::Valid)));
-        assert!(apart(&geom(7, 2, 2, Padding::Same)));
-        assert!(!apart(&geom(7, 2, 2, Padding::Valid)));
-        assert!(!apart(&geom(8, 3, 2, Padding::Same)));
-        assert!(!apart(&geom(8, 2, 3, Padding::Valid)));
+        assert!(windows_tile_input(&geom(8, 2, 2, Padding::Valid)));
+        assert!(windows_tile_input(&geom(7, 7, 7, Padding::Valid)));
+        assert!(windows_tile_input(&geom(7, 2, 2, Padding::Same)));
+        assert!(!windows_tile_input(&geom(7, 2, 2, Padding::Valid)));
+        assert!(!windows_tile_input(&geom(8, 3, 2, Padding::Same)));
+        assert!(!windows_tile_input(&geom(8, 2, 3, Padding::Valid)));
     }
 
     #[test]
@@ -176,7 +178,7 @@ mod tests {
     #[cfg(feature = "emulator")]
     mod emulated {
         use super::*;
-        use crate::ops::lab::{Lab, SEEDS, close, numbers};
+        use crate::ops::harness::{Harness, SEEDS, close, numbers};
 
         /// Input elements of each output's window, in row-major order.
         fn windows(g: &ConvGeom, rows: usize) -> Vec<Vec<usize>> {
@@ -211,7 +213,7 @@ mod tests {
                 ([3, 4], [5, 5], [2, 1], [1, 1]),
                 ([7, 7], [7, 7], [7, 7], [1, 1]),
                 ([20, 11], [3, 3], [2, 2], [1, 1]),
-                // More taps than a byte counts.
+                // More taps than fit in a byte.
                 ([20, 19], [17, 16], [2, 2], [1, 1]),
             ] {
                 for padding in [Padding::Valid, Padding::Same] {
@@ -224,8 +226,8 @@ mod tests {
 
         fn check(seed: Option<u64>, g: &ConvGeom) {
             let rows = 2;
-            let mut lab = Lab::new(seed, rows);
-            // Few different numbers, so that ties are common, and some that are none.
+            let mut harness = Harness::new(seed, rows);
+            // Few distinct numbers, so that ties are common, and some NaN.
             let mut x: Vec<f32> =
                 numbers(rows * g.input_len(), 1).iter().map(|v| (v * 3.0).round()).collect();
             x.iter_mut().step_by(31).for_each(|v| *v = f32::NAN);
@@ -245,10 +247,10 @@ mod tests {
                 window.iter().for_each(|i| dmean[*i] += f64::from(*dy) / count);
             }
             let (zx, zy) = (vec![9.0; x.len()], vec![9.0; dy.len()]);
-            let (input, grad) = (lab.rows(&g.input, 2, &x), lab.rows(&g.output, 1, &dy));
-            let (best, mid) = (lab.rows(&g.output, 3, &zy), lab.rows(&g.output, 0, &zy));
-            let (dbest, dmid) = (lab.rows(&g.input, 4, &zx), lab.rows(&g.input, 0, &zx));
-            lab.run(|cx, _| {
+            let (input, grad) = (harness.rows(&g.input, 2, &x), harness.rows(&g.output, 1, &dy));
+            let (best, mid) = (harness.rows(&g.output, 3, &zy), harness.rows(&g.output, 0, &zy));
+            let (dbest, dmid) = (harness.rows(&g.input, 4, &zx), harness.rows(&g.input, 0, &zx));
+            harness.run(|cx, _| {
                 [
                     pool(cx, PoolKind::Average, g, &[input], mid),
                     pool(cx, PoolKind::Max, g, &[input], best),
@@ -257,10 +259,10 @@ mod tests {
                 ]
                 .concat()
             });
-            close(&format!("mean {g}"), &lab.get(mid), &mean, 1e-6);
-            close(&format!("max {g}"), &lab.get(best), &max, 0.0);
-            close(&format!("max' {g}"), &lab.get(dbest), &dmax, 2e-6);
-            close(&format!("mean' {g}"), &lab.get(dmid), &dmean, 2e-6);
+            close(&format!("mean {g}"), &harness.get(mid), &mean, 1e-6);
+            close(&format!("max {g}"), &harness.get(best), &max, 0.0);
+            close(&format!("max' {g}"), &harness.get(dbest), &dmax, 2e-6);
+            close(&format!("mean' {g}"), &harness.get(dmid), &dmean, 2e-6);
         }
     }
 }

@@ -2,22 +2,22 @@
 
 use super::axes::{Loop, axes, index_type, pack_width, push, sizes};
 use super::layout;
-use crate::cx::Cx;
 use crate::launch::{Block, Launch, Ptr};
+use crate::lowering_context::LowerCtx;
 use phalanx_graph::program::ValueId;
 
 const FILE: &str = "random";
 
-/// Words of one draw.
+/// Words per draw.
 const WORDS: usize = 4;
 
-fn inputs(cx: &Cx<'_>) -> Ptr {
+fn inputs(cx: &LowerCtx<'_>) -> Ptr {
     Ptr::new(cx.replica, Block::Inputs, 0)
 }
 
 /// Rows of numbers in `[0, 1)`.
-pub(crate) fn uniform(cx: &mut Cx<'_>, key: u32, y: ValueId) -> Vec<Launch> {
-    let (rows, y) = (cx.count(y), cx.operand(y));
+pub(crate) fn uniform(cx: &mut LowerCtx<'_>, key: u32, y: ValueId) -> Vec<Launch> {
+    let (rows, y) = (cx.rows_of(y), cx.operand(y));
     if y.len == 0 {
         return vec![];
     }
@@ -29,10 +29,10 @@ pub(crate) fn uniform(cx: &mut Cx<'_>, key: u32, y: ValueId) -> Vec<Launch> {
     vec![launch.arg(len).arg(cx.first_row).arg(key as i32)]
 }
 
-/// Zeroes a share `rate` of the elements and scales the others; axes where `noise` is 1 share their
-/// mask.
+/// Zeroes a fraction `rate` of the elements and scales the others. Axes where `noise` is 1 share
+/// their mask.
 pub(crate) fn dropout(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     rate: f64,
     key: u32,
     noise: &[usize],
@@ -40,12 +40,12 @@ pub(crate) fn dropout(
     y: ValueId,
 ) -> Vec<Launch> {
     let rate = rate as f32;
-    let (rows, first_row) = (cx.count(y), cx.first_row);
+    let (rows, first_row) = (cx.rows_of(y), cx.first_row);
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
     if y.len == 0 || rate <= 0.0 && x.ptr == y.ptr {
         return vec![];
     }
-    let (from, to) = (layout::place(&x), layout::place(&y));
+    let (from, to) = (layout::typed_ptr(&x), layout::typed_ptr(&y));
     if rate <= 0.0 {
         return layout::copy_loops(vec![Loop { count: y.len, src: 1, dst: 1 }], from, to);
     }
@@ -63,14 +63,14 @@ pub(crate) fn dropout(
             format!("dropout_shared<{types}, {}, {}>", index_type(y.len), mask(&y.dims, noise));
         Launch::over(FILE, name, y.len).arg(inputs(cx)).arg(x.ptr).arg(y.ptr).arg(y.len)
     };
-    // A word of 24 bits is kept when it is not below: the same as comparing the fraction.
+    // Keep a word of 24 bits if it is not below the threshold: the same as comparing the fraction.
     let kept_from = (f64::from(rate) * f64::from(1 << 24)).ceil() as u32;
     let scale = (1.0 / (1.0 - f64::from(rate))) as f32;
     let launch = launch.arg(len).arg(first_row).arg(key as i32);
     vec![launch.arg(kept_from as i32).arg(scale)]
 }
 
-/// Loops over a row's elements, and how far each step moves in the row's mask.
+/// Loops over a row's elements, and the stride of each in the row's mask.
 fn mask(dims: &[usize], noise: &[usize]) -> String {
     let mut stride: usize = noise.iter().product();
     let (mut loops, mut inside) = (vec![], dims.iter().product::<usize>());
@@ -91,7 +91,7 @@ mod tests {
     use super::mask;
 
     #[test]
-    fn masks_walk_over_the_axes_they_have() {
+    fn masks_skip_shared_axes() {
         assert_eq!(mask(&[4, 5, 33], &[1, 1, 33]), "Axes<1, 33>, Axes<0, 1>");
         assert_eq!(mask(&[4, 5, 7], &[4, 1, 1]), "Axes<1, 35>, Axes<1, 0>");
         assert_eq!(mask(&[4, 5, 7], &[4, 1, 7]), "Axes<1, 5, 7>, Axes<7, 0, 1>");

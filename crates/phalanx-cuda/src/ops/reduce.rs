@@ -1,56 +1,56 @@
 //! Sums and maxima along axes, and the sum over rows.
 
-use super::axes::{Place, axes, index_type, pack_width, sizes, strides};
+use super::axes::{TypedPtr, axes, index_type, pack_width, sizes, strides};
 use super::layout;
-use crate::cx::{Cx, Scratch};
-use crate::launch::{Arg, Elem, Launch, MOST_BLOCKS, Ptr, Word};
+use crate::launch::{Arg, Elem, Launch, MAX_BLOCKS, Ptr, Word};
+use crate::lowering_context::{LowerCtx, Scratch};
 use phalanx_graph::ops::ReduceKind;
 use phalanx_graph::program::ValueId;
 
 const FILE: &str = "reduce";
 
-/// Threads of a block of `reduce_columns`.
+/// Threads per block of `reduce_columns`.
 const THREADS: usize = 256;
 
-/// Columns of a block of `sum_many`, at most.
-const MANY_SIDE: usize = 16;
+/// Maximum columns per block of `sum_many`.
+const MAX_COLUMNS_PER_BLOCK: usize = 16;
 
 /// Blocks that keep a GPU busy with columns.
-const BLOCKS: usize = 132 * 4;
+const TARGET_BLOCKS: usize = 132 * 4;
 
-/// Rows a thread of `reduce_columns` gets at least before they are split among blocks.
-const RUN: usize = 16;
+/// Minimum rows per thread of `reduce_columns` before they are split among blocks.
+const MIN_ROWS_PER_THREAD: usize = 16;
 
-/// Sum or maximum along axes, which stay with size one.
+/// Sum or maximum along axes, which are kept with size one.
 pub(crate) fn reduce(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     kind: ReduceKind,
     along: &[usize],
     x: &[ValueId],
     y: ValueId,
 ) -> Vec<Launch> {
-    let rows = cx.count(y);
+    let rows = cx.rows_of(y);
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
-    let ends = (layout::place(&x), layout::place(&y));
+    let ends = (layout::typed_ptr(&x), layout::typed_ptr(&y));
     if y.len == 0 || x.len == 0 {
         let start = if kind == ReduceKind::Sum { 0.0 } else { f32::NEG_INFINITY };
         return layout::fill(ends.1, y.len, start);
     }
     let (from, from_row) = strides(&x.dims, x.last());
-    let (mut kept, mut gone) = (vec![], vec![]);
-    join(&mut kept, rows, from_row);
+    let (mut kept, mut reduced) = (vec![], vec![]);
+    push_loop(&mut kept, rows, from_row);
     for (i, d) in x.dims.iter().enumerate() {
-        join(if along.contains(&i) { &mut gone } else { &mut kept }, *d, from[i]);
+        push_loop(if along.contains(&i) { &mut reduced } else { &mut kept }, *d, from[i]);
     }
-    match gone[..] {
-        [] => plain(cx.scratch, kind, ends, [y.len, 1, 1]),
-        [(len, inner)] => plain(cx.scratch, kind, ends, [x.len / (len * inner), len, inner]),
-        _ => vec![any(kind, ends, y.len, x.len, kept, gone)],
+    match reduced[..] {
+        [] => reduce_plain(cx.scratch, kind, ends, [y.len, 1, 1]),
+        [(len, inner)] => reduce_plain(cx.scratch, kind, ends, [x.len / (len * inner), len, inner]),
+        _ => vec![reduce_strided(kind, ends, y.len, x.len, kept, reduced)],
     }
 }
 
-/// Adds a loop of so many steps, joined to the last where it goes on where that stops.
-fn join(loops: &mut Vec<(usize, usize)>, count: usize, stride: usize) {
+/// Appends a loop. A loop that continues the last one contiguously is merged into it.
+fn push_loop(loops: &mut Vec<(usize, usize)>, count: usize, stride: usize) {
     match loops.last_mut() {
         _ if count == 1 => {}
         Some(outer) if outer.1 == count * stride => *outer = (outer.0 * count, stride),
@@ -59,26 +59,26 @@ fn join(loops: &mut Vec<(usize, usize)>, count: usize, stride: usize) {
 }
 
 /// The sum of all rows.
-pub(crate) fn sum_rows(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn sum_rows(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     let (x, y) = (cx.operand(x[0]), cx.operand(y));
     if y.len == 0 {
         return vec![];
     }
-    let ends = (layout::place(&x), layout::place(&y));
-    plain(cx.scratch, ReduceKind::Sum, ends, [1, cx.rows, y.len])
+    let ends = (layout::typed_ptr(&x), layout::typed_ptr(&y));
+    reduce_plain(cx.scratch, ReduceKind::Sum, ends, [1, cx.rows, y.len])
 }
 
 /// The sum of `pixels` of `c` channels each, `ld` elements apart, in one launch.
 pub(crate) fn column_sums(
-    cx: &mut Cx<'_>,
-    x: Place,
+    cx: &mut LowerCtx<'_>,
+    x: TypedPtr,
     [pixels, c, ld]: [usize; 3],
     y: Ptr,
 ) -> Launch {
     columns(cx.scratch, ReduceKind::Sum, (x, (y, Elem::F32)), [1, pixels, c], ld)
 }
 
-/// A sum over rows among others.
+/// A sum over rows that is batched with others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct RowSum {
     pub from: Ptr,
@@ -91,7 +91,7 @@ pub(crate) struct RowSum {
 
 /// Many sums over few rows in one launch.
 pub(crate) fn sum_many(sums: &[RowSum]) -> Launch {
-    let side = |s: &RowSum| s.columns.next_power_of_two().min(MANY_SIDE);
+    let side = |s: &RowSum| s.columns.next_power_of_two().min(MAX_COLUMNS_PER_BLOCK);
     let tiles = sums.iter().map(|s| s.columns.div_ceil(side(s))).max().unwrap_or(1).max(1);
     let row = |s: &RowSum| -> [Word; 6] {
         [s.from.into(), s.to.into(), s.rows.into(), s.columns.into(), s.ld.into(), side(s).into()]
@@ -104,15 +104,15 @@ fn max(kind: ReduceKind) -> bool {
     kind == ReduceKind::Max
 }
 
-fn template(name: &str, kind: ReduceKind, (x, y): (Place, Place), more: &str) -> String {
+fn template(name: &str, kind: ReduceKind, (x, y): (TypedPtr, TypedPtr), more: &str) -> String {
     format!("{name}<{}, {}, {}, {more}>", max(kind), x.1.c_name(), y.1.c_name())
 }
 
 /// `[outer, len, inner]` to `[outer, inner]`.
-fn plain(
+fn reduce_plain(
     scratch: &mut Scratch,
     kind: ReduceKind,
-    ends: (Place, Place),
+    ends: (TypedPtr, TypedPtr),
     [outer, len, inner]: [usize; 3],
 ) -> Vec<Launch> {
     let (x, y) = ends;
@@ -133,7 +133,7 @@ fn plain(
     vec![columns(scratch, kind, ends, [outer, len, inner], inner)]
 }
 
-/// How `reduce_columns` cuts its work: `tx` threads of `width` columns each stand side by side.
+/// The split of `reduce_columns`: `tx` threads next to each other, with `width` columns each.
 struct Columns {
     width: usize,
     tx: usize,
@@ -142,12 +142,12 @@ struct Columns {
 }
 
 impl Columns {
-    fn new(x: Place, [outer, len, inner]: [usize; 3], ld: usize) -> Columns {
+    fn new(x: TypedPtr, [outer, len, inner]: [usize; 3], ld: usize) -> Columns {
         let width = pack_width(&[x], &[inner, ld]);
         let tx = inner.div_ceil(width).next_power_of_two().min(32);
         let tiles = inner.div_ceil(tx * width).max(1);
-        let most = len.div_ceil(THREADS / tx * RUN).max(1);
-        let splits = BLOCKS.div_ceil((outer * tiles).max(1)).min(most);
+        let max_splits = len.div_ceil(THREADS / tx * MIN_ROWS_PER_THREAD).max(1);
+        let splits = TARGET_BLOCKS.div_ceil((outer * tiles).max(1)).min(max_splits);
         Columns { width, tx, tiles, splits }
     }
 
@@ -156,11 +156,11 @@ impl Columns {
     }
 }
 
-/// Rows may be `ld` apart where there is one outer step.
+/// Rows may be `ld` apart if there is one outer step.
 fn columns(
     scratch: &mut Scratch,
     kind: ReduceKind,
-    ends: (Place, Place),
+    ends: (TypedPtr, TypedPtr),
     [outer, len, inner]: [usize; 3],
     ld: usize,
 ) -> Launch {
@@ -176,14 +176,14 @@ fn columns(
     launch.arg(parts).arg(scratch.counters(outer * tiles * size_of::<u32>()))
 }
 
-/// Axes that do not lie side by side.
-fn any(
+/// Axes that are not adjacent.
+fn reduce_strided(
     kind: ReduceKind,
-    ends: (Place, Place),
+    ends: (TypedPtr, TypedPtr),
     n: usize,
     all: usize,
     mut kept: Vec<(usize, usize)>,
-    gone: Vec<(usize, usize)>,
+    reduced: Vec<(usize, usize)>,
 ) -> Launch {
     if kept.is_empty() {
         kept.push((1, 0));
@@ -191,9 +191,9 @@ fn any(
     let list = |loops: &[(usize, usize)]| {
         format!("{}, {}", sizes(loops.iter().map(|l| l.0)), axes(loops.iter().map(|l| l.1)))
     };
-    let more = format!("{}, {}, {}", index_type(all), list(&kept), list(&gone));
+    let more = format!("{}, {}, {}", index_type(all), list(&kept), list(&reduced));
     let name = template("reduce_axes", kind, ends, &more);
-    let blocks = (32 * n).div_ceil(THREADS).min(MOST_BLOCKS);
+    let blocks = (32 * n).div_ceil(THREADS).min(MAX_BLOCKS);
     let launch = Launch::blocks(FILE, name, blocks, THREADS as u32);
     launch.arg(ends.0.0).arg(ends.1.0).arg(n).arg(all / n)
 }

@@ -1,20 +1,20 @@
-//! Images made larger, or read through an affine map of each sample's own, and the way back.
+//! Upsampling of images, affine sampling with a matrix per sample, and their derivatives.
 
 use super::axes::{Loop, index_type, pack_width};
-use super::layout::{copy_loops, place};
-use crate::cx::{Cx, Operand};
+use super::layout::{copy_loops, typed_ptr};
 use crate::launch::{Elem, Launch};
+use crate::lowering_context::{LowerCtx, Operand};
 use phalanx_graph::ops::{FillMode, SampleGeom};
 use phalanx_graph::program::ValueId;
 
 const FILE: &str = "sample";
 
-/// The most blocks that share the pixels of one image's derivative.
-const SHARES: usize = 8;
+/// Maximum blocks per image in the derivative.
+const MAX_BLOCKS_PER_IMAGE: usize = 8;
 
 /// Repeats pixels, or interpolates between them.
 pub(crate) fn upsample(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     size: [usize; 2],
     bilinear: bool,
     x: &[ValueId],
@@ -24,9 +24,9 @@ pub(crate) fn upsample(
     enlarge("upsample", size, bilinear, &x, &y, &x.dims)
 }
 
-/// Operand `dy`: what every small pixel was spread over comes back.
+/// Operand `dy`. Every small pixel sums the derivatives of the pixels that it was spread over.
 pub(crate) fn upsample_grad(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     size: [usize; 2],
     bilinear: bool,
     x: &[ValueId],
@@ -47,7 +47,7 @@ fn enlarge(
     if y.len == 0 {
         return vec![];
     }
-    let width = pack_width(&[place(x), place(y)], &[y.last(), x.ld, y.ld]);
+    let width = pack_width(&[typed_ptr(x), typed_ptr(y)], &[y.last(), x.ld, y.ld]);
     let n = y.len / width;
     let (from, to, index) = (x.elem.c_name(), y.elem.c_name(), index_type(n));
     let name = format!("{name}<{from}, {to}, {width}, {bilinear}, {index}>");
@@ -56,7 +56,7 @@ fn enlarge(
     vec![launch.arg(size[0]).arg(size[1]).arg(x.ld).arg(y.ld)]
 }
 
-/// As `enum Fill` of the kernels.
+/// Must match `enum Fill` of the kernels.
 fn fill(mode: FillMode) -> i32 {
     match mode {
         FillMode::Constant => 0,
@@ -66,8 +66,13 @@ fn fill(mode: FillMode) -> i32 {
     }
 }
 
-/// Reads images through their matrices; operands `x, matrix`.
-pub(crate) fn affine(cx: &mut Cx<'_>, geom: &SampleGeom, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+/// Samples images through their matrices; operands `x, matrix`.
+pub(crate) fn affine(
+    cx: &mut LowerCtx<'_>,
+    geom: &SampleGeom,
+    x: &[ValueId],
+    y: ValueId,
+) -> Vec<Launch> {
     let (x, matrix, y) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
     if y.len == 0 {
         return vec![];
@@ -85,29 +90,29 @@ fn sizes(launch: Launch, geom: &SampleGeom) -> Launch {
     numbers.fold(launch, |launch, n| launch.arg(*n))
 }
 
-/// Adds derivatives up at the pixels they were read from; operands `dy, matrix`. The sums are floats:
-/// narrow ones are converted at the end.
+/// Sums derivatives at the pixels that were sampled; operands `dy, matrix`. The sums are 32-bit
+/// floats, converted at the end if the result is narrower.
 pub(crate) fn affine_grad(
-    cx: &mut Cx<'_>,
+    cx: &mut LowerCtx<'_>,
     geom: &SampleGeom,
     x: &[ValueId],
     y: ValueId,
 ) -> Vec<Launch> {
-    let rows = cx.count(y);
+    let rows = cx.rows_of(y);
     let (dy, matrix, dx) = (cx.operand(x[0]), cx.operand(x[1]), cx.operand(y));
     if dx.len == 0 {
         return vec![];
     }
     let narrow = dx.elem != Elem::F32;
     let sums = if narrow { cx.scratch.take(dx.len * Elem::F32.bytes()) } else { dx.ptr };
-    let shares = (geom.input[0] * geom.input[1]).div_ceil(256).min(SHARES);
+    let shares = (geom.input[0] * geom.input[1]).div_ceil(256).min(MAX_BLOCKS_PER_IMAGE);
     let name = format!("affine_sample_grad<{}, {}>", dy.elem.c_name(), matrix.elem.c_name());
     let launch = Launch::blocks(FILE, name, rows * shares, 256);
     let launch = sizes(launch.arg(dy.ptr).arg(matrix.ptr).arg(sums), geom);
     let mut launches = vec![launch.arg(shares).arg(fill(geom.fill)).arg(geom.bilinear)];
     if narrow {
         let all = vec![Loop { count: dx.len, src: 1, dst: 1 }];
-        launches.extend(copy_loops(all, (sums, Elem::F32), place(&dx)));
+        launches.extend(copy_loops(all, (sums, Elem::F32), typed_ptr(&dx)));
     }
     launches
 }

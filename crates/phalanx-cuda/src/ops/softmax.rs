@@ -1,36 +1,36 @@
-//! Softmax over the last axis, and the crossentropy that is fused with it.
+//! Softmax over the last axis, and the fused crossentropy.
 
-use crate::cx::{Cx, Operand};
-use crate::launch::{Elem, Launch, MOST_BLOCKS};
+use crate::launch::{Elem, Launch, MAX_BLOCKS};
+use crate::lowering_context::{LowerCtx, Operand};
 use phalanx_graph::program::ValueId;
 
 const FILE: &str = "softmax";
 
-/// Threads of a block; where a vector has a block of its own, all of them share it.
+/// Threads per block. A vector with its own block is shared by all of them.
 const THREADS: usize = 256;
 
 /// Softmax over the last axis.
-pub(crate) fn softmax(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn softmax(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     vectors(cx, "softmax", x, y)
 }
 
 /// `log(softmax(x))` over the last axis.
-pub(crate) fn log_softmax(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn log_softmax(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     vectors(cx, "log_softmax", x, y)
 }
 
 /// `log Σ e^logits - logits[label]`; operands `logits, labels`.
-pub(crate) fn sparse_xent(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn sparse_xent(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     vectors(cx, "sparse_xent", x, y)
 }
 
 /// Operands `logits, labels, dy`.
-pub(crate) fn sparse_xent_grad(cx: &mut Cx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+pub(crate) fn sparse_xent_grad(cx: &mut LowerCtx<'_>, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     vectors(cx, "sparse_xent_grad", x, y)
 }
 
 /// A kernel over the vectors of the first operand.
-fn vectors(cx: &mut Cx<'_>, name: &str, x: &[ValueId], y: ValueId) -> Vec<Launch> {
+fn vectors(cx: &mut LowerCtx<'_>, name: &str, x: &[ValueId], y: ValueId) -> Vec<Launch> {
     let logits = cx.operand(x[0]);
     let (rows, n) = (logits.pixels(), logits.last());
     let operands: Vec<Operand> = x.iter().chain([&y]).map(|id| cx.operand(*id)).collect();
@@ -39,42 +39,43 @@ fn vectors(cx: &mut Cx<'_>, name: &str, x: &[ValueId], y: ValueId) -> Vec<Launch
     }
     let types = operands.iter().map(|o| o.elem).filter(|e| *e != Elem::I32);
     let types: Vec<&str> = types.map(Elem::c_name).collect();
-    let (group, kept) = share(rows, n);
-    let name = format!("{name}<{}, {group}, {kept}>", types.join(", "));
-    let blocks = (rows * group).div_ceil(THREADS).min(MOST_BLOCKS);
+    let (group, per_thread) = threads_per_vector(rows, n);
+    let name = format!("{name}<{}, {group}, {per_thread}>", types.join(", "));
+    let blocks = (rows * group).div_ceil(THREADS).min(MAX_BLOCKS);
     let launch = Launch::blocks(FILE, name, blocks, THREADS as u32);
     let launch = operands.iter().fold(launch, |l, o| l.arg(o.ptr));
     vec![launch.arg(rows).arg(n as i32)]
 }
 
-/// How many threads share a vector of `n` numbers, and how many each keeps: a warp where that is
-/// enough or there are many, else a block; 0 where they are too many to keep.
-fn share(rows: usize, n: usize) -> (usize, usize) {
+/// How many threads share a vector of `n` numbers, and how many numbers each holds in registers. A
+/// warp if that suffices or there are many vectors, otherwise a block; 0 numbers if there are too
+/// many for registers.
+fn threads_per_vector(rows: usize, n: usize) -> (usize, usize) {
     if n <= 128 || n <= 1024 && rows >= 2048 {
         return (32, n.div_ceil(32).next_power_of_two());
     }
     match n.div_ceil(THREADS).next_power_of_two() {
-        kept if kept <= 16 => (THREADS, kept),
+        per_thread if per_thread <= 16 => (THREADS, per_thread),
         _ => (THREADS, 0),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::share;
+    use super::threads_per_vector;
 
     #[test]
-    fn vectors_get_threads_enough() {
-        assert_eq!(share(64, 10), (32, 1));
-        assert_eq!(share(64, 100), (32, 4));
-        assert_eq!(share(64, 1000), (256, 4));
-        assert_eq!(share(4096, 1000), (32, 32));
-        assert_eq!(share(64, 4096), (256, 16));
-        assert_eq!(share(64, 4097), (256, 0));
+    fn vectors_get_enough_threads() {
+        assert_eq!(threads_per_vector(64, 10), (32, 1));
+        assert_eq!(threads_per_vector(64, 100), (32, 4));
+        assert_eq!(threads_per_vector(64, 1000), (256, 4));
+        assert_eq!(threads_per_vector(4096, 1000), (32, 32));
+        assert_eq!(threads_per_vector(64, 4096), (256, 16));
+        assert_eq!(threads_per_vector(64, 4097), (256, 0));
         for rows in [1, 5000] {
             for n in 1..5000 {
-                let (group, kept) = share(rows, n);
-                assert!(kept == 0 || group * kept >= n, "{rows} {n}");
+                let (group, per_thread) = threads_per_vector(rows, n);
+                assert!(per_thread == 0 || group * per_thread >= n, "{rows} {n}");
             }
         }
     }

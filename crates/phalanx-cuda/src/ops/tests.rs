@@ -1,15 +1,15 @@
-//! Every general op against the reference, in the shapes that take different paths.
+//! Every general op against the reference, in the shapes that take different code paths.
 
 use super::axes::{Loop, push};
 use super::case::{Case, numbers};
-use super::lab::{Lab, close, from_bf16, to_bf16};
+use super::harness::{Harness, close, from_bf16, to_bf16};
 use super::layout::copy_loops;
 use super::reduce::{RowSum, column_sums, sum_many};
 use crate::launch::{Block, Elem, Ptr};
 use phalanx_graph::ops::{FillMode, ReduceKind, SampleGeom};
 use phalanx_graph::{DType, Op, Type};
 
-/// The kernels a case launches.
+/// The kernels that a case launches.
 fn names(case: &Case) -> Vec<String> {
     case.launches().iter().map(|l| l.kernel.clone()).collect()
 }
@@ -75,7 +75,7 @@ fn reductions() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn maxima_hand_on_what_is_no_number() {
+fn maxima_propagate_nan() {
     for (dims, axes) in
         [(&[9, 10][..], &[1][..]), (&[40, 64], &[0]), (&[3, 5], &[0]), (&[4, 3, 5], &[0, 2])]
     {
@@ -139,7 +139,7 @@ fn transposes() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn slices_and_joins() {
+fn slices_and_concatenation() {
     for shift in [0, 1] {
         for (axis, start, len) in [(0, 1, 2), (1, 0, 3), (2, 4, 4), (2, 1, 3)] {
             let op = Op::Slice { axis, start, len };
@@ -150,7 +150,7 @@ fn slices_and_joins() {
         join(1).rows(&[3, 1, 5]).rows(&[3, 2, 5]).check(0.0);
         join(0).ints(&[2], vec![1, 2, 3, 1 << 30]).ints(&[1], vec![5, 6]).check(0.0);
     }
-    // Wide words only where the start is aligned to them.
+    // Wide words only if the start is aligned to them.
     let words = |start| {
         let op = Op::Slice { axis: 1, start, len: 4 };
         let name = names(&Case::new(op, 2).rows(&[6, 8])).remove(0);
@@ -182,7 +182,7 @@ fn pads() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn upsamples_and_back() {
+fn upsampling_and_its_gradient() {
     for (size, bilinear) in [([2, 2], false), ([2, 3], true), ([1, 4], true), ([3, 2], false)] {
         for c in [5, 8] {
             let op = Op::Upsample { size, bilinear };
@@ -195,7 +195,7 @@ fn upsamples_and_back() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn affine_maps_and_back() {
+fn affine_sampling_and_its_gradient() {
     let maps = [
         [0.75, 0.25, -1.25, -0.5, 1.125, 0.75],
         [1.0, 0.0, -2.0, 0.0, 1.0, 1.0],
@@ -217,7 +217,7 @@ fn affine_maps_and_back() {
             case.floats(Type::rows([6]), matrices()).check(2e-6);
         }
     }
-    // More pixels than one block has threads.
+    // More pixels than a block has threads.
     let geom = SampleGeom {
         input: [24, 20, 1],
         output: [18, 30],
@@ -256,7 +256,7 @@ fn embeddings() {
         gather.ints(&[2], index.clone()).check(0.0);
         let grad = |vocab, rows| Case::new(Op::GatherGrad { vocab }, rows);
         grad(5, 4).ints(&[2], index).rows(&[2, width]).check(1e-6);
-        // Some rows often, some seldom, some not at all.
+        // Some rows often, some seldom, some never.
         let index: Vec<i32> = (0..700).map(|i| if i % 3 == 0 { 7 } else { i * i % 41 }).collect();
         grad(50, 100).ints(&[7], index).rows(&[7, width]).check(1e-5);
     }
@@ -266,7 +266,7 @@ fn embeddings() {
 
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn whole_numbers_in_and_out() {
+fn integer_operands_and_results() {
     let labels = vec![2, 0, -1, 7, 4, 3];
     Case::new(Op::OneHot { depth: 5 }, 3).ints(&[2], labels.clone()).check(0.0);
     for n in [5, 8, 100] {
@@ -323,18 +323,18 @@ fn random_numbers() {
     // Rows that are not the first of the batch.
     let op = Op::Dropout { rate: 0.5.into(), key: 1, noise: vec![32] };
     let shared = Op::Dropout { rate: 0.5.into(), key: 1, noise: vec![1, 8] };
-    Case::new(Op::Uniform { key: 5, dims: vec![7] }, 3).behind(1000).check(0.0);
-    Case::new(op.clone(), 3).rows(&[32]).behind(70).check(1e-6);
-    Case::new(shared, 3).rows(&[4, 8]).behind(70).check(1e-6);
+    Case::new(Op::Uniform { key: 5, dims: vec![7] }, 3).starting_at(1000).check(0.0);
+    Case::new(op.clone(), 3).rows(&[32]).starting_at(70).check(1e-6);
+    Case::new(shared, 3).rows(&[4, 8]).starting_at(70).check(1e-6);
     let case = |shift| Case::new(op.clone(), 3).rows(&[32]).shifted(shift);
     assert_eq!(names(&case(0)), ["dropout<float, float, 4, u32>"]);
     assert_eq!(names(&case(1)), ["dropout<float, float, 1, u32>"]);
 }
 
-/// What the kernels make of narrow operands: the reference's result of the same numbers.
+/// Kernels with 16-bit operands: compared with the reference on the same numbers.
 #[phalanx_testing::needs(gxx)]
 #[test]
-fn narrow_numbers() {
+fn sixteen_bit_floats() {
     let sum = |axes: &[usize]| Op::Reduce { kind: ReduceKind::Sum, axes: axes.to_vec() };
     let labels = vec![2, 0, -1, 7];
     let cases = [
@@ -376,11 +376,11 @@ fn copies_between_strides_and_types() {
         push(&mut loops, pixels, ldx, ldy);
         push(&mut loops, width, 1, 1);
         let values: Vec<f32> = numbers(pixels * ldx, 1).iter().map(|v| *v as f32).collect();
-        let mut lab = Lab::new(Some(3), 1);
-        let (from, to) = (lab.floats(x, &values), lab.floats(y, &vec![0.0; pixels * ldy]));
-        let (from, to) = (lab.at(from), lab.at(to));
-        lab.run(|_, _| copy_loops(loops.clone(), (from, x), (to, y)));
-        let result = lab.words(to, y, pixels * ldy).into_iter().map(f32::from_bits);
+        let mut harness = Harness::new(Some(3), 1);
+        let (from, to) = (harness.floats(x, &values), harness.floats(y, &vec![0.0; pixels * ldy]));
+        let (from, to) = (harness.at(from), harness.at(to));
+        harness.run(|_, _| copy_loops(loops.clone(), (from, x), (to, y)));
+        let result = harness.words(to, y, pixels * ldy).into_iter().map(f32::from_bits);
         let result: Vec<f32> = result.collect();
         for p in 0..pixels {
             for c in 0..width {
@@ -411,11 +411,11 @@ fn sums_of_columns() {
         (Elem::Bf16, 20, 3, 5),
     ] {
         let values: Vec<f32> = numbers(pixels * ld, 1).iter().map(|v| *v as f32).collect();
-        let mut lab = Lab::new(Some(3), 1);
-        let (x, y) = (lab.floats(elem, &values), lab.floats(Elem::F32, &vec![0.0; c]));
-        let (x, y) = ((lab.at(x), elem), lab.at(y));
-        lab.run(|cx, _| vec![column_sums(cx, x, [pixels, c, ld], y)]);
-        let result = lab.read(y, c);
+        let mut harness = Harness::new(Some(3), 1);
+        let (x, y) = (harness.floats(elem, &values), harness.floats(Elem::F32, &vec![0.0; c]));
+        let (x, y) = ((harness.at(x), elem), harness.at(y));
+        harness.run(|cx, _| vec![column_sums(cx, x, [pixels, c, ld], y)]);
+        let result = harness.read(y, c);
         for (k, got) in result.iter().enumerate() {
             let value = |p: usize| match elem {
                 Elem::Bf16 => f64::from(from_bf16(to_bf16(values[p * ld + k]))),
@@ -430,18 +430,19 @@ fn sums_of_columns() {
 #[phalanx_testing::needs(gxx)]
 #[test]
 fn many_sums_over_rows() {
-    let mut lab = Lab::new(Some(3), 1);
+    let mut harness = Harness::new(Some(3), 1);
     let (mut sums, mut wanted) = (vec![], vec![]);
     for (rows, columns, ld) in [(300, 40, 40), (500, 1, 1), (7, 3, 5), (1, 16, 16), (64, 257, 300)]
     {
         let values: Vec<f32> = numbers(rows * ld, 1).iter().map(|v| *v as f32).collect();
-        let (x, y) = (lab.floats(Elem::F32, &values), lab.floats(Elem::F32, &vec![9.0; columns]));
-        sums.push(RowSum { from: lab.at(x), to: lab.at(y), rows, columns, ld });
+        let (x, y) =
+            (harness.floats(Elem::F32, &values), harness.floats(Elem::F32, &vec![9.0; columns]));
+        sums.push(RowSum { from: harness.at(x), to: harness.at(y), rows, columns, ld });
         let column = |c: usize| (0..rows).map(|r| f64::from(values[r * ld + c])).sum();
         wanted.push((0..columns).map(column).collect::<Vec<f64>>());
     }
-    lab.run(|_, _| vec![sum_many(&sums)]);
+    harness.run(|_, _| vec![sum_many(&sums)]);
     for (sum, want) in sums.iter().zip(&wanted) {
-        close(&format!("{sum:?}"), &lab.read(sum.to, sum.columns), want, 1e-5);
+        close(&format!("{sum:?}"), &harness.read(sum.to, sum.columns), want, 1e-5);
     }
 }

@@ -1,9 +1,9 @@
-//! The optimizer: gradients made whole and applied, over chunks of the flat layout, in one launch;
-//! in three where norms limit them, and two in front of them where the loss is scaled. Its kernels are
-//! written around the rule's tape.
+//! The optimizer: gradients are reduced and applied over chunks of the flat layout in one launch;
+//! in three launches if they are clipped by norm, and with two more before them if the loss is
+//! scaled. The kernels are generated around the rule's tape.
 
-use crate::cx::Cx;
 use crate::launch::{Block, Elem, Launch, Ptr, Source, Word};
+use crate::lowering_context::LowerCtx;
 use crate::tape::{Tapes, literal};
 use phalanx_graph::loss_scale::LossScale;
 use phalanx_graph::program::{SHARDS, UpdatePlan};
@@ -12,26 +12,27 @@ use std::fmt::Write;
 
 const THREADS: usize = 256;
 
-/// Elements a block takes in one go.
+/// Elements that a block processes at once.
 const STRIDE: usize = THREADS * 4;
 
 /// Blocks that fill a GPU.
-const BLOCKS: usize = 132 * 4;
+const TARGET_BLOCKS: usize = 132 * 4;
 
-/// Side of a tile of a matrix that is transposed, as `SIDE` of the kernels.
+/// Side of a tile of a transposed matrix, as `SIDE` of the kernels.
 const SIDE: usize = 64;
 
-/// What an update is told besides the plan.
+/// The parameters of an update besides the plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Update<'a> {
     pub plan: &'a UpdatePlan,
     /// Replicas on this GPU. Weights and slots are read from the first and written to all.
     pub replicas: usize,
-    /// How many of them have a part of the gradient; one, where the first has the whole.
+    /// How many of them hold a part of the gradient; one if the first holds the sum.
     pub sources: usize,
     /// Whether the parts of [`SHARDS`] sources are added as a tree.
-    pub fixed: bool,
-    /// Under accumulation, whether this step applies the sum, which the first replica keeps.
+    pub tree_sum: bool,
+    /// With gradient accumulation, whether this step applies the sum. The first replica holds the
+    /// sum.
     pub accumulate: Option<bool>,
 }
 
@@ -41,15 +42,15 @@ struct Chunk {
     len: usize,
     l1: f32,
     l2: f32,
-    /// Position in the plan's gradients.
+    /// Index into the plan's gradients.
     gradient: usize,
 }
 
 impl Update<'_> {
-    fn chunks(&self, cx: &Cx<'_>) -> Vec<Chunk> {
+    fn chunks(&self, cx: &LowerCtx<'_>) -> Vec<Chunk> {
         let len = |g: usize| cx.params[self.plan.gradients[g].param.index()].len();
         let total: usize = (0..self.plan.gradients.len()).map(len).sum();
-        let size = total.div_ceil(BLOCKS).next_multiple_of(STRIDE).clamp(STRIDE, 8 * STRIDE);
+        let size = total.div_ceil(TARGET_BLOCKS).next_multiple_of(STRIDE).clamp(STRIDE, 8 * STRIDE);
         let mut chunks = vec![];
         for (gradient, g) in self.plan.gradients.iter().enumerate() {
             let (first, len) = (cx.layout.params[g.param.index()] / 4, len(gradient));
@@ -61,39 +62,40 @@ impl Update<'_> {
         chunks
     }
 
-    fn norms(&self) -> Option<Clip> {
+    fn norm_clip(&self) -> Option<Clip> {
         self.plan.rule.clip.filter(|c| matches!(c, Clip::Norm(_) | Clip::GlobalNorm(_)))
     }
 
-    /// Statements that leave the whole gradient of four elements in `g`, and what is to be applied of
-    /// it under accumulation.
-    fn gathered(&self) -> String {
+    /// Statements that leave the reduced gradient of four elements in `g`; with gradient
+    /// accumulation, the gradient to apply.
+    fn gradient_statements(&self) -> String {
         let mut text = match self.plan.loss_scale {
-            None => self.whole("l1, l2"),
+            None => self.sum_statements("l1, l2"),
             Some(_) => "        float g[4]; load_lanes<4>(g0 + e, g);\n        \
                         EVERY(4) g[k] /= scaling[0];\n"
                 .into(),
         };
         if self.accumulate.is_some() {
-            text += "        float kept[4]; load_lanes<4>(gathered + e, kept);\n        \
+            text += "        float sum[4]; load_lanes<4>(accumulated + e, sum);\n        \
                      EVERY(4) {\n            \
                      float part = in->weight * g[k];\n            \
-                     kept[k] = in->keep != 0.0f ? kept[k] + part : part;\n            \
-                     g[k] = kept[k] * in->mean;\n        }\n        \
-                     store_lanes<4>(gathered + e, kept);\n";
+                     sum[k] = in->keep != 0.0f ? sum[k] + part : part;\n            \
+                     g[k] = sum[k] * in->mean;\n        }\n        \
+                     store_lanes<4>(accumulated + e, sum);\n";
         }
         text
     }
 
-    /// Statements that leave the parts of four elements' gradient, added up, and their penalty in `g`.
-    fn whole(&self, penalty: &str) -> String {
+    /// Statements that leave the sum of the parts of four elements' gradient, plus their penalty,
+    /// in `g`.
+    fn sum_statements(&self, penalty: &str) -> String {
         let mut text = String::new();
         for s in 0..self.sources {
             writeln!(text, "        float p{s}[4]; load_lanes<4>(g{s} + e, p{s});").expect("fits");
         }
         let parts: Vec<String> = (0..self.sources).map(|s| format!("p{s}[k]")).collect();
         let sum =
-            if self.fixed && self.sources == SHARDS { tree(&parts) } else { parts.join(" + ") };
+            if self.tree_sum && self.sources == SHARDS { tree(&parts) } else { parts.join(" + ") };
         writeln!(text, "        float g[4]; EVERY(4) g[k] = {sum};").expect("fits");
         writeln!(text, "        EVERY(4) g[k] = penalised(g[k], w[k], {penalty});").expect("fits");
         text
@@ -103,7 +105,7 @@ impl Update<'_> {
         self.plan.loss_scale.is_some()
     }
 
-    /// The start of a kernel that leaves everything as it is where the step is skipped.
+    /// The start of a kernel that does nothing if the step is skipped.
     fn unless_skipped(&self) -> String {
         if self.scaled() { "    if (scaling[0] == 0.0f) return;\n".into() } else { String::new() }
     }
@@ -135,12 +137,13 @@ impl Update<'_> {
         text
     }
 
-    /// The parameters of every kernel here: inputs, chunks, gradients, the kept sum, weights, slots,
-    /// norms, and the scale of the gradients, zero where they are not to be applied.
+    /// The parameters of every kernel here: inputs, chunks, gradients, accumulated gradients,
+    /// weights, slots, norms, and the scale of the gradients, which is zero if they are not to be
+    /// applied.
     fn params(&self) -> String {
         let mut text = "(const Inputs* in, const Word* chunks".to_string();
         (0..self.sources).for_each(|s| text += &format!(", float* g{s}"));
-        text += ", float* gathered";
+        text += ", float* accumulated";
         for r in 0..self.replicas {
             text += &format!(", float* w{r}");
             (0..self.slots()).for_each(|s| text += &format!(", float* s{r}_{s}"));
@@ -148,7 +151,13 @@ impl Update<'_> {
         text + ", double* norms" + if self.scaled() { ", const float* scaling" } else { "" }
     }
 
-    fn arguments(&self, launch: Launch, cx: &Cx<'_>, chunks: &[Chunk], extra: Extra) -> Launch {
+    fn arguments(
+        &self,
+        launch: Launch,
+        cx: &LowerCtx<'_>,
+        chunks: &[Chunk],
+        extra: Extra,
+    ) -> Launch {
         let table: Vec<Word> = chunks
             .iter()
             .flat_map(|c| {
@@ -159,8 +168,8 @@ impl Update<'_> {
         for r in 0..self.sources {
             launch = launch.arg(Ptr::new(r, Block::Gradients, 0));
         }
-        let kept = self.accumulate.map(|_| Ptr::new(0, Block::Gathered, 0));
-        launch = launch.arg(kept);
+        let accumulated = self.accumulate.map(|_| Ptr::new(0, Block::Accumulated, 0));
+        launch = launch.arg(accumulated);
         for r in 0..self.replicas {
             launch = launch.arg(Ptr::new(r, Block::Params, 0));
             for s in 0..self.slots() {
@@ -171,14 +180,14 @@ impl Update<'_> {
         if self.scaled() { launch.arg(extra.scaling) } else { launch }
     }
 
-    /// A kernel that walks over its chunk with `each` in the loop, and its launch.
+    /// A kernel that visits its chunk with `each` in the loop, and its launch.
     fn launch(
         &self,
-        cx: &Cx<'_>,
+        cx: &LowerCtx<'_>,
         tapes: &mut Tapes,
         chunks: &[Chunk],
         extra: Extra,
-        parts: &Parts,
+        parts: &KernelParts,
     ) -> Launch {
         let body = format!(
             "{}) {{\n    const Word* chunk = chunks + (i64)blockIdx.x * 5;\n    \
@@ -190,7 +199,7 @@ impl Update<'_> {
             self.params(),
             parts.before,
             parts.each,
-            parts.behind
+            parts.after
         );
         let head = format!("__global__ void __launch_bounds__({THREADS})");
         let kernel = tapes.add("update", &head, &body);
@@ -205,12 +214,12 @@ struct Extra {
     scaling: Option<Ptr>,
 }
 
-/// What the kernels differ in.
+/// The parts in which kernels differ.
 #[derive(Default)]
-struct Parts {
+struct KernelParts {
     before: String,
     each: String,
-    behind: String,
+    after: String,
 }
 
 fn tapes_launch(kernel: String, blocks: usize) -> Launch {
@@ -218,31 +227,32 @@ fn tapes_launch(kernel: String, blocks: usize) -> Launch {
     Launch { source: Source::Tapes, kernel, grid, threads, shared: 0, args: vec![] }
 }
 
-/// Eight parts added as one tree, whoever computed which.
+/// Adds eight parts as one tree, regardless of which replica computed which.
 fn tree(p: &[String]) -> String {
     let pair = |i: usize| format!("({} + {})", p[i], p[i + 1]);
     format!("({} + {}) + ({} + {})", pair(0), pair(2), pair(4), pair(6))
 }
 
 /// The optimizer's step.
-pub(crate) fn update(cx: &mut Cx<'_>, tapes: &mut Tapes, u: &Update<'_>) -> Vec<Launch> {
+pub(crate) fn update(cx: &mut LowerCtx<'_>, tapes: &mut Tapes, u: &Update<'_>) -> Vec<Launch> {
     let chunks = u.chunks(cx);
     if chunks.is_empty() {
         return vec![];
     }
     let Some(scaling) = u.plan.loss_scale else {
-        return applied(cx, tapes, u, &chunks, Extra::default());
+        return apply_rule(cx, tapes, u, &chunks, Extra::default());
     };
-    let (mut launches, verdict) = made_whole(cx, tapes, u, &chunks, scaling);
+    let (mut launches, verdict) = reduce_and_check_finite(cx, tapes, u, &chunks, scaling);
     let extra = Extra { scaling: Some(verdict), norms: None };
-    launches.extend(applied(cx, tapes, u, &chunks, extra));
+    launches.extend(apply_rule(cx, tapes, u, &chunks, extra));
     launches
 }
 
-/// Gradients of a scaled loss made whole in place; then whether they are all finite, and the scale of
-/// the next step. What those kernels that apply them read: their scale, or zero.
-fn made_whole(
-    cx: &mut Cx<'_>,
+/// Reduces the gradients of a scaled loss in place, then checks whether they are all finite and
+/// computes the scale of the next step. Returns the address that the applying kernels read: the
+/// gradients' scale, or zero.
+fn reduce_and_check_finite(
+    cx: &mut LowerCtx<'_>,
     tapes: &mut Tapes,
     u: &Update<'_>,
     chunks: &[Chunk],
@@ -251,17 +261,17 @@ fn made_whole(
     let (wrong, verdict) = (cx.scratch.take(8 * chunks.len()), cx.scratch.take(4));
     let at = cx.layout.params[scaling.state.index()];
     let state = |replica: usize| Ptr::new(replica, Block::Params, at);
-    let parts = Parts {
+    let parts = KernelParts {
         before: "    double wrong = 0.0;\n".into(),
-        each: u.whole("l1 * scaling[0], l2 * scaling[0]")
+        each: u.sum_statements("l1 * scaling[0], l2 * scaling[0]")
             + "        store_lanes<4>(g0 + e, g);\n        \
                EVERY(4) if (i + k < len && !is_finite(g[k])) wrong = 1.0;\n",
-        behind: "    wrong = sum_of_256(wrong);\n    \
+        after: "    wrong = sum_of_256(wrong);\n    \
                  if (threadIdx.x == 0) norms[blockIdx.x] = wrong;\n"
             .into(),
     };
     let extra = Extra { norms: Some(wrong), scaling: Some(state(0)) };
-    let whole = u.launch(cx, tapes, chunks, extra, &parts);
+    let reduce = u.launch(cx, tapes, chunks, extra, &parts);
     let states: Vec<Word> = (0..u.replicas).map(|r| Word::Ptr(state(r))).collect();
     let decide = Launch::blocks("update", "loss_scale", 1, THREADS as u32)
         .arg(wrong)
@@ -270,22 +280,22 @@ fn made_whole(
         .arg(states)
         .arg(u.replicas as i32)
         .arg(verdict);
-    (vec![whole, decide], verdict)
+    (vec![reduce, decide], verdict)
 }
 
-/// The rule, on gradients that are whole or to be made so.
-fn applied(
-    cx: &mut Cx<'_>,
+/// Applies the rule to gradients that are reduced already or on the fly.
+fn apply_rule(
+    cx: &mut LowerCtx<'_>,
     tapes: &mut Tapes,
     u: &Update<'_>,
     chunks: &[Chunk],
     extra: Extra,
 ) -> Vec<Launch> {
     let applies = u.accumulate.unwrap_or(true);
-    match u.norms() {
-        Some(clip) if applies => clipped(cx, tapes, u, chunks, clip, extra),
+    match u.norm_clip() {
+        Some(clip) if applies => apply_clipped(cx, tapes, u, chunks, clip, extra),
         _ => {
-            let mut each = u.gathered();
+            let mut each = u.gradient_statements();
             if let (true, Some(Clip::Value(limit))) = (applies, u.plan.rule.clip) {
                 writeln!(each, "        EVERY(4) g[k] = limited(g[k], {});", literal(limit))
                     .expect("fits");
@@ -293,16 +303,16 @@ fn applied(
             if applies {
                 each += &u.apply(&tapes.function(&u.plan.rule.tape));
             }
-            let parts = Parts { before: u.unless_skipped(), each, behind: String::new() };
+            let parts = KernelParts { before: u.unless_skipped(), each, after: String::new() };
             vec![u.launch(cx, tapes, chunks, extra, &parts)]
         }
     }
 }
 
-/// Gradients made whole in place with the squared norm of every chunk; squared norms of the
-/// parameters; the rule on gradients scaled by them.
-fn clipped(
-    cx: &mut Cx<'_>,
+/// Reduces gradients in place with the squared norm of every chunk; computes the squared norms of
+/// the parameters; applies the rule to gradients scaled by them.
+fn apply_clipped(
+    cx: &mut LowerCtx<'_>,
     tapes: &mut Tapes,
     u: &Update<'_>,
     chunks: &[Chunk],
@@ -310,27 +320,27 @@ fn clipped(
     extra: Extra,
 ) -> Vec<Launch> {
     let gradients = u.plan.gradients.len();
-    let (of_chunks, of_gradients) =
+    let (chunk_norms, gradient_norms) =
         (cx.scratch.take(8 * chunks.len()), cx.scratch.take(8 * gradients));
-    let each = u.gathered()
+    let each = u.gradient_statements()
         + "        store_lanes<4>(g0 + e, g);\n        \
            EVERY(4) if (i + k < len) square += (double)g[k] * (double)g[k];\n";
-    let sums = Parts {
+    let sums = KernelParts {
         before: u.unless_skipped() + "    double square = 0.0;\n",
         each,
-        behind: "    square = sum_of_256(square);\n    \
+        after: "    square = sum_of_256(square);\n    \
                  if (threadIdx.x == 0) norms[blockIdx.x] = square;\n"
             .into(),
     };
-    let first = u.launch(cx, tapes, chunks, Extra { norms: Some(of_chunks), ..extra }, &sums);
+    let first = u.launch(cx, tapes, chunks, Extra { norms: Some(chunk_norms), ..extra }, &sums);
 
     let position = |g: usize| chunks.partition_point(|c| c.gradient < g);
     let ranges: Vec<Word> =
         (0..gradients).flat_map(|g| [position(g).into(), position(g + 1).into()]).collect();
     let second = Launch::blocks("update", "squared_norms", gradients, THREADS as u32)
         .arg(ranges)
-        .arg(of_chunks)
-        .arg(of_gradients);
+        .arg(chunk_norms)
+        .arg(gradient_norms);
 
     let (square, limit) = match clip {
         Clip::GlobalNorm(limit) => ("sum_of_256(mine)", limit),
@@ -346,13 +356,13 @@ fn clipped(
     let each = "        float g[4]; load_lanes<4>(g0 + e, g);\n        EVERY(4) g[k] *= scale;\n"
         .to_string()
         + &u.apply(&tapes.function(&u.plan.rule.tape));
-    let third = Parts { before, each, behind: String::new() };
-    let extra = Extra { norms: Some(of_gradients), ..extra };
+    let third = KernelParts { before, each, after: String::new() };
+    let extra = Extra { norms: Some(gradient_norms), ..extra };
     vec![first, second, u.launch(cx, tapes, chunks, extra, &third)]
 }
 
-/// A convolution's filters in both orders: `[k][f]` as weights lie, `[f][k]` as the vendor's library
-/// wants them.
+/// A convolution's filters in both layouts: `[k][f]` of the weights, `[f][k]` of the vendor's
+/// library.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Filters {
     /// `height * width * channels / groups`
@@ -369,7 +379,7 @@ pub(crate) fn pack_filters(filters: &[Filters], elem: Elem) -> Vec<Launch> {
     transpose_many(kernel, filters.iter().map(|w| (w.weights, w.packed, w.k, w.f)))
 }
 
-/// All convolutions' gradients back in the order of the weights, in one launch.
+/// All convolutions' gradients converted back to the layout of the weights, in one launch.
 pub(crate) fn unpack_gradients(filters: &[Filters], elem: Elem) -> Vec<Launch> {
     let kernel = format!("transpose_many<{}, float>", elem.c_name());
     transpose_many(kernel, filters.iter().map(|w| (w.packed, w.weights, w.f, w.k)))
@@ -397,7 +407,7 @@ fn transpose_many(
 #[cfg(all(test, feature = "emulator"))]
 mod tests {
     use super::*;
-    use crate::ops::lab::{Lab, SEEDS, close, numbers};
+    use crate::ops::harness::{Harness, SEEDS, close, numbers};
     use phalanx_graph::ParamId;
     use phalanx_graph::program::GradientPlan;
     use phalanx_graph::update::{RuleBuilder, Slot, SlotInit, UpdateRule};
@@ -413,18 +423,18 @@ mod tests {
         b.finish("momentum", clip, w, &[m])
     }
 
-    /// A parameter of the test: weights, momentum, both replicas' gradients, sum over steps.
+    /// A parameter of the test: weights, momentum, both replicas' gradients, accumulated gradient.
     struct Param {
         id: ParamId,
         w: Vec<f64>,
         m: Vec<f64>,
         parts: [Vec<f32>; 2],
-        kept: Vec<f64>,
+        accumulated: Vec<f64>,
         penalty: (f32, f32),
     }
 
     impl Param {
-        fn whole(&self, e: usize) -> f64 {
+        fn reduced_gradient(&self, e: usize) -> f64 {
             let (l1, l2) = (f64::from(self.penalty.0), f64::from(self.penalty.1));
             let sum: f64 = self.parts.iter().map(|p| f64::from(p[e])).sum();
             let sign = if self.w[e] == 0.0 { 0.0 } else { self.w[e].signum() };
@@ -451,21 +461,28 @@ mod tests {
         }
     }
 
-    /// Steps, each with its weight and the factor where the sum is applied.
+    /// Steps, each with its weight and, if the sum is applied, the factor.
     fn check(seed: Option<u64>, clip: Option<Clip>, steps: &[Option<(f32, Option<f32>)>]) {
-        let mut lab = Lab::new(seed, 1);
+        let mut harness = Harness::new(seed, 1);
         let mut params: Vec<Param> = vec![];
-        // The third is nobody's to touch.
+        // The third parameter is not trained.
         for (i, n) in [5000, 3, 70, 64].into_iter().enumerate() {
             let mut w = numbers(n, i as u64);
             w[0] = 0.0;
-            let id = lab.param(&w);
+            let id = harness.param(&w);
             let parts = [numbers(n, 10 + i as u64), numbers(n, 20 + i as u64)];
-            let at = lab.layout.params[i];
-            (0..2).for_each(|r| lab.write(Ptr::new(r, Block::Gradients, at), &parts[r]));
+            let at = harness.layout.params[i];
+            (0..2).for_each(|r| harness.write(Ptr::new(r, Block::Gradients, at), &parts[r]));
             let penalty = if i == 0 { (0.0, 0.0) } else { (0.125, 0.5) };
             let w: Vec<f64> = w.iter().map(|v| f64::from(*v)).collect();
-            params.push(Param { id, m: vec![0.0; n], kept: vec![0.0; n], w, parts, penalty });
+            params.push(Param {
+                id,
+                m: vec![0.0; n],
+                accumulated: vec![0.0; n],
+                w,
+                parts,
+                penalty,
+            });
         }
         let gradient = |p: &Param| GradientPlan {
             param: p.id,
@@ -479,32 +496,32 @@ mod tests {
         let gradients = trained.map(|i| gradient(&params[i])).to_vec();
         let (rule, buckets) = (momentum(clip), vec![]);
         let plan = UpdatePlan { rule, gradients, buckets, loss_scale: None };
-        lab.inputs.scalars[0] = RATE;
+        harness.inputs.scalars[0] = RATE;
         let mut first = true;
         for step in steps {
             let accumulate = step.map(|(_, apply)| apply.is_some());
             if let Some((weight, apply)) = step {
-                lab.inputs.keep = f32::from(u8::from(!first));
-                lab.inputs.weight = *weight;
-                lab.inputs.mean = apply.unwrap_or(0.0);
+                harness.inputs.keep = f32::from(u8::from(!first));
+                harness.inputs.weight = *weight;
+                harness.inputs.mean = apply.unwrap_or(0.0);
             }
             // Gradients are new at every step.
             for (i, p) in params.iter().enumerate() {
-                let at = lab.layout.params[i];
-                (0..2).for_each(|r| lab.write(Ptr::new(r, Block::Gradients, at), &p.parts[r]));
+                let at = harness.layout.params[i];
+                (0..2).for_each(|r| harness.write(Ptr::new(r, Block::Gradients, at), &p.parts[r]));
             }
-            let u = Update { plan: &plan, replicas: 2, sources: 2, fixed: false, accumulate };
-            let id = lab.prepare(|cx, tapes| update(cx, tapes, &u));
-            lab.start(id);
+            let u = Update { plan: &plan, replicas: 2, sources: 2, tree_sum: false, accumulate };
+            let id = harness.prepare(|cx, tapes| update(cx, tapes, &u));
+            harness.start(id);
             expect(&mut params, &trained, clip, *step, first);
             first = step.is_none_or(|(_, apply)| apply.is_some());
         }
         for (i, p) in params.iter().enumerate() {
             for r in 0..2 {
-                let at = |block| Ptr::new(r, block, lab.layout.params[i]);
+                let at = |block| Ptr::new(r, block, harness.layout.params[i]);
                 let what = |part: &str| format!("{part} {i} of {r} with {clip:?} {steps:?}");
-                close(&what("weight"), &lab.read(at(Block::Params), p.w.len()), &p.w, 1e-6);
-                close(&what("slot"), &lab.read(at(Block::Slot(0)), p.m.len()), &p.m, 1e-6);
+                close(&what("weight"), &harness.read(at(Block::Params), p.w.len()), &p.w, 1e-6);
+                close(&what("slot"), &harness.read(at(Block::Slot(0)), p.m.len()), &p.m, 1e-6);
             }
         }
     }
@@ -516,26 +533,26 @@ mod tests {
         step: Option<(f32, Option<f32>)>,
         first: bool,
     ) {
-        let mut whole: Vec<Vec<f64>> = vec![];
+        let mut gradients: Vec<Vec<f64>> = vec![];
         for i in trained {
             let p = &mut params[*i];
-            let g: Vec<f64> = (0..p.w.len()).map(|e| p.whole(e)).collect();
+            let g: Vec<f64> = (0..p.w.len()).map(|e| p.reduced_gradient(e)).collect();
             let Some((weight, apply)) = step else {
-                whole.push(g);
+                gradients.push(g);
                 continue;
             };
-            for (kept, g) in p.kept.iter_mut().zip(g) {
-                *kept = if first { 0.0 } else { *kept } + f64::from(weight) * g;
+            for (sum, g) in p.accumulated.iter_mut().zip(g) {
+                *sum = if first { 0.0 } else { *sum } + f64::from(weight) * g;
             }
             let mean = f64::from(apply.unwrap_or(0.0));
-            whole.push(p.kept.iter().map(|k| k * mean).collect());
+            gradients.push(p.accumulated.iter().map(|k| k * mean).collect());
         }
         if step.is_some_and(|(_, apply)| apply.is_none()) {
             return;
         }
         let square = |g: &Vec<f64>| g.iter().map(|v| v * v).sum::<f64>();
-        let global: f64 = whole.iter().map(square).sum();
-        for (i, g) in trained.iter().zip(&whole) {
+        let global: f64 = gradients.iter().map(square).sum();
+        for (i, g) in trained.iter().zip(&gradients) {
             let scale = |square: f64, limit: f32| (f64::from(limit) / square.sqrt()).min(1.0);
             let own = square(g);
             let p = &mut params[*i];
@@ -554,29 +571,29 @@ mod tests {
 
     #[phalanx_testing::needs(gxx)]
     #[test]
-    fn filters_there_and_back() {
+    fn filters_survive_packing_and_unpacking() {
         for seed in SEEDS {
-            let mut lab = Lab::new(seed, 1);
+            let mut harness = Harness::new(seed, 1);
             let shapes = [(27, 96), (130, 65), (1, 1)];
             let filters: Vec<Filters> = shapes
                 .iter()
                 .enumerate()
                 .map(|(i, (k, f))| {
                     let weights = Ptr::new(0, Block::Params, i << 16);
-                    lab.write(weights, &numbers(k * f, i as u64));
+                    harness.write(weights, &numbers(k * f, i as u64));
                     Filters { k: *k, f: *f, weights, packed: Ptr::new(0, Block::Slot(0), i << 16) }
                 })
                 .collect();
-            lab.run(|_, _| pack_filters(&filters, Elem::F32));
+            harness.run(|_, _| pack_filters(&filters, Elem::F32));
             for (i, w) in filters.iter().enumerate() {
-                let (from, got) = (numbers(w.k * w.f, i as u64), lab.read(w.packed, w.k * w.f));
+                let (from, got) = (numbers(w.k * w.f, i as u64), harness.read(w.packed, w.k * w.f));
                 let turned = |e: usize| f64::from(from[e % w.k * w.f + e / w.k]);
                 close("packed", &got, &(0..w.k * w.f).map(turned).collect::<Vec<_>>(), 0.0);
-                lab.write(w.weights, &vec![0.0; w.k * w.f]);
+                harness.write(w.weights, &vec![0.0; w.k * w.f]);
             }
-            lab.run(|_, _| unpack_gradients(&filters, Elem::F32));
+            harness.run(|_, _| unpack_gradients(&filters, Elem::F32));
             for (i, w) in filters.iter().enumerate() {
-                assert_eq!(lab.read(w.weights, w.k * w.f), numbers(w.k * w.f, i as u64));
+                assert_eq!(harness.read(w.weights, w.k * w.f), numbers(w.k * w.f, i as u64));
             }
         }
     }

@@ -1,5 +1,5 @@
-//! The GPU executor against the reference evaluator, on a GPU that the host plays.
-//! `PHALANX_EMULATOR_SEED` picks another order of works, blocks and threads.
+//! Tests of the GPU executor against the reference evaluator, on an emulated GPU.
+//! `PHALANX_EMULATOR_SEED` selects another order of work items, blocks and threads.
 
 use crate::seed;
 use phalanx_graph::exec::Executor;

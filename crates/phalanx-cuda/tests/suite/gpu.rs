@@ -1,8 +1,8 @@
-//! The GPU executor against the reference evaluator, on the GPU of this machine: several replicas
-//! share it. `PHALANX_TF32=0` keeps all 24 bits of every product's operands, and
-//! the results are then held to what 32-bit floats allow.
+//! Tests of the GPU executor against the reference evaluator, on the GPU of this machine, shared by
+//! several replicas. `PHALANX_TF32=0` keeps all 24 bits of every product's operands; the tolerances
+//! are then those of 32-bit floats.
 
-use phalanx_cuda::GpuPlace;
+use phalanx_cuda::GpuPlacement;
 use phalanx_graph::exec::Executor;
 use phalanx_graph::{Mesh, ParamSpec, Scope, Step};
 use phalanx_testing::networks::{adam, cnn, mlp, momentum};
@@ -25,8 +25,8 @@ impl Lab for Gpu {
     }
 
     fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
-        let part = |part| GpuPlace { index: 0, part: Some(part) };
-        let places: Vec<GpuPlace> = (0..mesh.devices).map(part).collect();
+        let part = |part| GpuPlacement { index: 0, part: Some(part) };
+        let places: Vec<GpuPlacement> = (0..mesh.devices).map(part).collect();
         phalanx_cuda::executor(&places, params).expect("starts")
     }
 
@@ -49,13 +49,13 @@ fn networks() -> [Step; 3] {
     ]
 }
 
-fn place(index: usize) -> GpuPlace {
-    GpuPlace { index, part: None }
+fn place(index: usize) -> GpuPlacement {
+    GpuPlacement { index, part: None }
 }
 
 #[needs(gpu, nccl)]
 #[test]
-fn nccl_with_one_rank_gives_the_bits_of_no_nccl() {
+fn nccl_with_one_rank_does_not_change_a_bit() {
     for step in networks() {
         let params = step.graph.params();
         let plain = phalanx_cuda::executor(&[place(0)], params).expect("starts");
@@ -66,8 +66,8 @@ fn nccl_with_one_rank_gives_the_bits_of_no_nccl() {
 
 #[needs(gpu, nccl)]
 #[test]
-fn replicas_on_a_gpu_are_added_before_nccl() {
-    let parts = [0, 1].map(|part| GpuPlace { index: 0, part: Some(part) });
+fn replicas_on_a_gpu_are_reduced_before_nccl() {
+    let parts = [0, 1].map(|part| GpuPlacement { index: 0, part: Some(part) });
     for step in networks() {
         let params = step.graph.params();
         let plain = phalanx_cuda::executor(&parts, params).expect("starts");
@@ -87,7 +87,7 @@ mod several {
     }
 
     impl Lab for Gpus {
-        /// With all GPUs, and with two replicas on each of two.
+        /// All GPUs with one replica each, and two GPUs with two replicas each.
         fn meshes(&self) -> Vec<Mesh> {
             let mut devices = vec![2, 4, self.0];
             devices.sort_unstable();
@@ -98,9 +98,9 @@ mod several {
         fn executor(&self, mesh: Mesh, params: &[ParamSpec]) -> Box<dyn Executor> {
             let place = |i: usize| match mesh.devices <= self.0 {
                 true => place(i),
-                false => GpuPlace { index: i / 2, part: Some(i % 2) },
+                false => GpuPlacement { index: i / 2, part: Some(i % 2) },
             };
-            let places: Vec<GpuPlace> = (0..mesh.devices).map(place).collect();
+            let places: Vec<GpuPlacement> = (0..mesh.devices).map(place).collect();
             phalanx_cuda::executor(&places, params).expect("starts")
         }
 

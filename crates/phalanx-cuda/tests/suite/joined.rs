@@ -1,5 +1,6 @@
-//! Several GPUs that the host plays, each with a thread, against the reference evaluator and against
-//! replicas that share one GPU. `PHALANX_EMULATOR_SEED` picks another order of works, blocks and threads.
+//! Tests of several emulated GPUs, each with its own thread, against the reference evaluator and
+//! against replicas that share one GPU. `PHALANX_EMULATOR_SEED` selects another order of work
+//! items, blocks and threads.
 
 use crate::seed;
 use phalanx_graph::exec::Executor;
@@ -26,7 +27,7 @@ impl Lab for Joined {
     }
 }
 
-// What a single replica does by itself is not different here.
+// Tests of a single replica are omitted: nothing differs here.
 phalanx_testing::executor_tests! { [gxx], super::Joined;
     ops: batch_norm_ops threshold_counts replica_means_are_weighted_by_rows;
     random: random_graphs;
@@ -40,7 +41,8 @@ phalanx_testing::executor_tests! { [gxx], super::Joined;
         a_step_without_rows_moves_by_the_penalty_alone a_weight_may_move_by_its_penalty_alone;
 }
 
-/// GPUs of which the first alone has several replicas add in the same order as replicas on one.
+/// If only the first GPU has several replicas, the order of additions is that of replicas on one
+/// GPU.
 fn same_bits(step: &Step) {
     let params = step.graph.params();
     for layout in [&[1][..], &[1, 1], &[1, 1, 1], &[2, 1]] {
@@ -54,7 +56,7 @@ fn same_bits(step: &Step) {
 
 #[needs(gxx)]
 #[test]
-fn gpus_give_the_bits_of_replicas_on_one() {
+fn gpus_give_the_same_bits_as_replicas_on_one() {
     same_bits(&mlp(&[37, 29, 33, 5], adam(Some(Clip::GlobalNorm(0.1))), (1e-3, 1e-2)));
     same_bits(&cnn(Scope::All, true, momentum(None), (0.0, 1e-3)));
     same_bits(&cnn(Scope::Device, false, momentum(None), (0.0, 0.0)));

@@ -1,7 +1,7 @@
-//! Mixed precision on this machine's GPU or, without one, on one that the host plays: 16-bit activations
-//! give what 32-bit ones give, up to their eight or eleven bits.
+//! Mixed precision, on this machine's GPU or on an emulated one: 16-bit activations give the
+//! results of 32-bit ones, up to their eight or eleven bits.
 
-use phalanx_cuda::GpuPlace;
+use phalanx_cuda::GpuPlacement;
 use phalanx_graph::exec::{Batch, Executor, ProgramId};
 use phalanx_graph::program::Policy;
 use phalanx_graph::{Mesh, Options, ParamId, ParamSpec, Program, Scope, Step};
@@ -15,10 +15,10 @@ fn real() -> bool {
     phalanx_cuda::gpus().is_ok_and(|gpus| !gpus.is_empty())
 }
 
-/// Replicas that share a GPU or, `joined`, have an emulated one each.
+/// Replicas that share a GPU or, if `joined`, have an emulated one each.
 fn executor(devices: usize, joined: bool, params: &[ParamSpec]) -> Box<dyn Executor> {
-    let part = |part| GpuPlace { index: 0, part: Some(part) };
-    let places: Vec<GpuPlace> = (0..devices).map(part).collect();
+    let part = |part| GpuPlacement { index: 0, part: Some(part) };
+    let places: Vec<GpuPlacement> = (0..devices).map(part).collect();
     let made = match (joined, real()) {
         (false, true) => phalanx_cuda::executor(&places, params),
         (false, false) => phalanx_cuda::emulator::executor(devices, None, params),
@@ -27,7 +27,7 @@ fn executor(devices: usize, joined: bool, params: &[ParamSpec]) -> Box<dyn Execu
     made.expect("starts")
 }
 
-/// A network on its way.
+/// A network in training.
 struct Trained {
     e: Box<dyn Executor>,
     id: ProgramId,
@@ -87,7 +87,7 @@ fn check(step: &Step, policy: Policy, rows: &[usize], tolerance: f32) {
         let close = |what: &str, a: &[f32], b: &[f32]| {
             let largest = a.iter().fold(0f32, |m, v| m.max(v.abs()));
             let apart = a.iter().zip(b).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-            // A real GPU's 32-bit products have ten bits themselves.
+            // Products of 32-bit floats have only ten bits on a real GPU.
             let allowed = tolerance * if real() { 2.0 } else { 1.0 } * largest + 1e-6;
             assert!(apart <= allowed, "{what}: {apart} apart, allowed {allowed}");
         };
@@ -131,8 +131,8 @@ fn halves_of_a_perceptron() {
     check(&step, Policy::MixedFloat16, &[8, 5, 8], 0.03);
 }
 
-/// How far a single step's weights are from those of 32-bit floats, in the middle of all: where a ReLU
-/// falls to the other side some are far off.
+/// The median difference between a single step's weights and those of 32-bit floats. Weights after
+/// a ReLU that switches sides may differ a lot.
 fn median_error(step: &Step, policy: Policy, devices: usize) -> f32 {
     let run = |policy| train(step, policy, (devices, false), &[8]).0.concat();
     let pairs = run(Policy::Float32).into_iter().zip(run(policy));
@@ -143,7 +143,7 @@ fn median_error(step: &Step, policy: Policy, devices: usize) -> f32 {
 
 #[needs(gpu_or_gxx)]
 #[test]
-fn halves_have_more_digits() {
+fn halves_are_more_precise_than_bf16() {
     for step in [
         scaled_cnn(Scope::Device, momentum(None), (0.0, 1e-3), 2),
         scaled_mlp(&[37, 29, 33, 5], momentum(None), (0.0, 0.0), 2),
@@ -156,7 +156,7 @@ fn halves_have_more_digits() {
 
 #[needs(gpu_or_gxx)]
 #[test]
-fn halves_that_overflow_are_found_in_the_gradients() {
+fn overflowing_halves_are_detected_in_the_gradients() {
     let step = scaled_mlp(&[37, 29, 33, 5], momentum(None), (0.0, 0.0), 2);
     let state = step.loss_scale.expect("scaled").state;
     for devices in [(1, false), (2, false)] {
@@ -165,7 +165,7 @@ fn halves_that_overflow_are_found_in_the_gradients() {
             let all = (0..step.graph.params().len() as u32).map(ParamId);
             all.filter(|id| *id != state).map(|id| lab.e.param(id)).collect::<Vec<_>>()
         };
-        // 32-bit floats would take it, halves do not.
+        // 32-bit floats can represent it, halves cannot.
         lab.e.set_param(state, &[2f32.powi(24), 0.0, 1.0]).expect("fits");
         let before = weights(&lab);
         let mut scales = vec![];

@@ -1,5 +1,5 @@
-//! Emulated GPUs of several processes, which are threads: what every executor has to pass, the bits of
-//! one process with as many GPUs, and processes that are lost.
+//! Tests of emulated GPUs in several processes, which are threads: the tests of all executors,
+//! equality with one process that has as many GPUs, and lost processes.
 
 use crate::seed;
 use phalanx_cuda::emulator;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 struct Several;
 
-/// Runs `work` as each process at once.
+/// Runs `work` for all processes in parallel.
 fn at_once<T: Send, R: Send>(all: Vec<T>, work: impl Fn(usize, T) -> R + Sync) -> Vec<R> {
     let work = &work;
     std::thread::scope(|scope| {
@@ -28,11 +28,11 @@ fn at_once<T: Send, R: Send>(all: Vec<T>, work: impl Fn(usize, T) -> R + Sync) -
     })
 }
 
-/// Processes, each with GPUs that have so many replicas.
+/// Processes with emulated GPUs; `gpus` are the replicas of each GPU by process.
 fn start(gpus: &[&[usize]], params: &[ParamSpec]) -> Box<dyn Executor> {
     let devices: Vec<usize> = gpus.iter().map(|g| g.iter().sum()).collect();
     let executors = at_once(clusters(&devices), |rank, cluster| {
-        emulator::executor_among(gpus[rank], seed(), params, cluster).expect("starts")
+        emulator::cluster_executor(gpus[rank], seed(), params, cluster).expect("starts")
     });
     Box::new(Job::new(executors))
 }
@@ -57,7 +57,7 @@ impl Lab for Several {
     }
 }
 
-// What a single replica does by itself is not different here.
+// Tests of a single replica are omitted: nothing differs here.
 phalanx_testing::executor_tests! { [gxx], super::Several;
     ops: batch_norm_ops threshold_counts replica_means_are_weighted_by_rows;
     random: random_graphs;
@@ -72,7 +72,7 @@ phalanx_testing::executor_tests! { [gxx], super::Several;
 
 #[needs(gxx)]
 #[test]
-fn processes_give_the_bits_of_one_with_as_many_gpus() {
+fn processes_give_the_same_bits_as_one_with_as_many_gpus() {
     let dense = mlp(&[37, 29, 33, 5], adam(Some(Clip::GlobalNorm(0.1))), (1e-3, 1e-2));
     for step in [dense, cnn(Scope::Device, true, momentum(None), (0.0, 1e-3))] {
         let params = step.graph.params();
@@ -87,14 +87,14 @@ fn processes_give_the_bits_of_one_with_as_many_gpus() {
 
 #[needs(gxx)]
 #[test]
-fn whatever_a_process_raises_all_see_with_the_step() {
+fn all_processes_see_the_flags_of_each_other() {
     let step = mlp(&[7, 6, 5], momentum(None), (0.0, 0.0));
     let seen = at_once(clusters(&[1, 1, 1]), |rank, cluster| {
         let mut e = executor(&step, cluster).expect("starts");
         assert_eq!(e.flags(), Some(0));
         let mut seen = vec![];
-        for turn in 0..3 {
-            e.set_flags(if turn == 1 { 1 << rank } else { 0 });
+        for round in 0..3 {
+            e.set_flags(if round == 1 { 1 << rank } else { 0 });
             run(&mut *e, &step).expect("runs");
             seen.push(e.flags());
         }
@@ -105,7 +105,7 @@ fn whatever_a_process_raises_all_see_with_the_step() {
 
 /// A process with one GPU.
 fn executor(step: &Step, cluster: Cluster) -> Result<Box<dyn Executor>, ExecError> {
-    let mut e = emulator::executor_among(&[1], seed(), step.graph.params(), cluster)?;
+    let mut e = emulator::cluster_executor(&[1], seed(), step.graph.params(), cluster)?;
     set_params(&mut *e, &Numbers::new(7).params(step));
     e.load(compile(step, e.mesh(), 40))?;
     Ok(e)
@@ -129,14 +129,14 @@ fn run_on(e: &mut dyn Executor, step: &Step, rows: usize) -> Result<(), ExecErro
 
 #[needs(gxx)]
 #[test]
-fn steps_are_captured_again_by_all_where_the_memory_of_one_moves() {
+fn all_processes_capture_again_when_the_memory_of_one_moves() {
     for step in [
         mlp(&[37, 29, 33, 5], momentum(None), (0.0, 0.0)),
         cnn(Scope::Device, true, momentum(None), (0.0, 0.0)),
     ] {
         at_once(clusters_with_timeout(&[1, 1], Duration::from_secs(10)), |_, cluster| {
             let mut e = executor(&step, cluster).expect("starts");
-            // Where there is a single row, the second process has none, and needs less room.
+            // With a single row, the second process has none and needs less memory.
             for rows in [1, 2, 1, 9, 1, 2] {
                 run_on(&mut *e, &step, rows)
                     .unwrap_or_else(|e| panic!("{} {rows}: {e}", step.name));
@@ -147,7 +147,7 @@ fn steps_are_captured_again_by_all_where_the_memory_of_one_moves() {
 
 #[needs(gxx)]
 #[test]
-fn a_process_that_leaves_ends_the_step_of_the_others() {
+fn a_lost_process_ends_the_step_of_the_others() {
     let step = mlp(&[7, 6, 5], momentum(None), (0.0, 0.0));
     let began = Instant::now();
     let errors = at_once(clusters(&[1, 1, 1]), |rank, cluster| {
@@ -160,17 +160,17 @@ fn a_process_that_leaves_ends_the_step_of_the_others() {
         assert!(matches!(error, ExecError::Peer { step: 4, .. }), "{text}");
         assert!(text.starts_with("step 4: "), "{text}");
     }
-    assert!(began.elapsed() < Duration::from_secs(15), "nobody waits for long");
+    assert!(began.elapsed() < Duration::from_secs(15), "no process waits for long");
 }
 
 #[needs(gxx)]
 #[test]
-fn a_process_that_hangs_is_not_waited_for_without_end() {
+fn waiting_for_a_hanging_process_times_out() {
     let step = mlp(&[7, 6, 5], momentum(None), (0.0, 0.0));
     let (stop, hung) = std::sync::mpsc::channel::<()>();
     let hung = std::sync::Mutex::new(Some(hung));
     let limit = Duration::from_secs(3);
-    // Kernels are compiled before anyone's patience counts.
+    // Compile the kernels before timeouts matter.
     at_once(clusters(&[1, 1]), |_, cluster| {
         let mut e = executor(&step, cluster).expect("starts");
         run(&mut *e, &step).expect("runs");

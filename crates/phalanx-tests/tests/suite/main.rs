@@ -8,5 +8,5 @@ mod workers;
 
 /// Installs emulated GPUs for the models of this process.
 fn emulate() {
-    phalanx_cuda::emulator::pretend(4);
+    phalanx_cuda::emulator::install(4);
 }

@@ -22,7 +22,7 @@ use crate::launch::Launch;
 use crate::warnings::warning;
 use crate::workers::{self, lost};
 use line::Line;
-use phalanx_cuda::Place;
+use phalanx_cuda::RankInfo;
 use phalanx_graph::process_group::{PeerError, ProcessGroup};
 use secret::Secret;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ pub(crate) fn meet(
     }
     let met = match me.rank {
         0 => {
-            let id = phalanx_cuda::meeting_id()?;
+            let id = phalanx_cuda::nccl_id()?;
             chief::receive(chief::listen(host, port)?, &me, &id)?
         }
         _ => visitor::visit(&address(host, port), &me)?,
@@ -71,8 +71,8 @@ pub(crate) fn meet(
 fn through_gpus(gpu: usize, me: Terms, met: Met) -> Result<Arc<dyn ProcessGroup>> {
     let Terms { rank, size, host, limit, .. } = me;
     let (id, gone) = (met.id, Box::new(move || met.line.closed()));
-    let place = Place { rank, size, host, id, timeout: limit, gone };
-    Ok(phalanx_cuda::peers_by_gpu(gpu, place)?)
+    let place = RankInfo { rank, size, host, id, timeout: limit, lost_peer: gone };
+    Ok(phalanx_cuda::nccl_process_group(gpu, place)?)
 }
 
 /// An address as it is written: one of IPv6 in brackets.

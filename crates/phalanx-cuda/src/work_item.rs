@@ -1,6 +1,6 @@
-//! What a GPU does in a step, as plain data: launches of own kernels, products and convolutions of
-//! the vendor's libraries, copies, sums over GPUs; and what each reads and writes, from which follows
-//! what may run side by side.
+//! The work items of a step, as plain data: kernel launches, products and convolutions of the
+//! vendor's libraries, copies, and reductions across GPUs. Each item lists what it reads and
+//! writes, which determines what can run concurrently.
 
 use crate::launch::{Elem, Launch, Ptr, Span};
 use phalanx_graph::ConvGeom;
@@ -15,7 +15,8 @@ pub(crate) struct Matrix {
     pub transposed: bool,
 }
 
-/// `c[m, n] = a[m, k] · b[k, n]`, then `relu(c + bias)`, each part optional. All row by row.
+/// `c[m, n] = a[m, k] · b[k, n]`, then `relu(c + bias)`, each part optional. All matrices are
+/// row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Gemm {
     pub m: usize,
@@ -29,7 +30,7 @@ pub(crate) struct Gemm {
     pub relu: bool,
 }
 
-/// Which of a convolution's three products.
+/// One of the three products of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Pass {
     /// `y = x * w`
@@ -48,7 +49,7 @@ pub(crate) struct Images {
     pub ld: usize,
 }
 
-/// A convolution. Filters lie as `[filters, height, width, channels / groups]`.
+/// A convolution. The filters are laid out as `[filters, height, width, channels / groups]`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Conv {
     pub pass: Pass,
@@ -62,7 +63,7 @@ pub(crate) struct Conv {
     pub y: Images,
 }
 
-/// A part of a sum over GPUs: everybody's `to` becomes the sum of everybody's `from`.
+/// A part of an all-reduce: `to` on every GPU becomes the sum of `from` over all GPUs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Part {
     pub from: Ptr,
@@ -81,7 +82,7 @@ impl Part {
     }
 }
 
-/// One thing to do.
+/// A single operation of a work item.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Task {
     Launch(Launch),
@@ -89,13 +90,13 @@ pub(crate) enum Task {
     Conv(Conv),
     /// Fills bytes with zero.
     Clear(Span),
-    /// Adds over GPUs. All of them do this together, with parts of the same types and lengths.
+    /// All-reduce across GPUs. All GPUs run it together, with parts of the same types and lengths.
     Reduce(Vec<Part>),
 }
 
-/// Tasks that follow one another, with everything they touch.
+/// Tasks that run one after another, with all bytes that they access.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Work {
+pub(crate) struct WorkItem {
     /// The op, and the layer it belongs to.
     pub label: String,
     /// The instruction it belongs to.
@@ -105,21 +106,21 @@ pub(crate) struct Work {
     pub writes: Vec<Span>,
 }
 
-impl Work {
-    /// A sum over GPUs.
-    pub fn reduce(label: String, instr: usize, parts: Vec<Part>) -> Work {
+impl WorkItem {
+    /// An all-reduce across GPUs.
+    pub fn reduce(label: String, instr: usize, parts: Vec<Part>) -> WorkItem {
         let reads = parts.iter().map(Part::reads).collect();
         let writes = parts.iter().map(Part::writes).collect();
-        Work { label, instr, tasks: vec![Task::Reduce(parts)], reads, writes }
+        WorkItem { label, instr, tasks: vec![Task::Reduce(parts)], reads, writes }
     }
 
-    /// Whether this is a sum over GPUs. Those of a step keep their order.
+    /// Whether this is an all-reduce. The all-reduces of a step keep their order.
     pub fn reduces(&self) -> bool {
         self.tasks.iter().any(|task| matches!(task, Task::Reduce(_)))
     }
 
-    /// Whether this must wait for an earlier one.
-    pub fn follows(&self, earlier: &Work) -> bool {
+    /// Whether this must wait for an earlier item.
+    pub fn follows(&self, earlier: &WorkItem) -> bool {
         let meet = |a: &[Span], b: &[Span]| a.iter().any(|x| b.iter().any(|y| x.overlaps(y)));
         self.reduces() && earlier.reduces()
             || meet(&self.reads, &earlier.writes)

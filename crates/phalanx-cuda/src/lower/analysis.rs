@@ -1,52 +1,55 @@
-//! What can be left out or done together, found before a program is lowered.
+//! Analysis of a program before lowering: which instructions can be fused or left out.
 
 use phalanx_graph::ops::{Op, ReduceKind};
 use phalanx_graph::program::{Instr, Location, Program, ValueId};
 use phalanx_graph::{Scope, Space};
 use std::collections::{HashMap, HashSet};
 
-/// Statistics that the kernel of the moments can finish by itself.
+/// Statistics that the moments kernel can compute itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Finish {
+pub(crate) struct FusedStats {
     pub stats: ValueId,
     pub positions: usize,
 }
 
-/// The findings.
+/// Results of the analysis.
 #[derive(Debug, Default)]
-pub(crate) struct Facts {
-    /// Convolutions whose bias is added by whoever reads their result, and the bias.
-    pub late_bias: HashMap<ValueId, ValueId>,
-    /// Moments, and the statistics made of them alone.
-    pub finish: HashMap<ValueId, Finish>,
+pub(crate) struct FusionFacts {
+    /// Convolutions whose bias is added by the readers of their result, and the bias.
+    pub deferred_bias: HashMap<ValueId, ValueId>,
+    /// Moments, and the statistics computed from them alone.
+    pub fused_stats: HashMap<ValueId, FusedStats>,
     /// Sums over pixels whose only use is a sum over rows: by instruction, the final result.
     pub column_sums: HashMap<usize, ValueId>,
-    /// Gradients behind a batch norm whose sums over rows and pixels are made along with them.
-    pub with_sums: HashMap<ValueId, ValueId>,
-    /// Casts of whole numbers that tapes read as they are, and the numbers.
+    /// Gradients of a batch norm's input whose sums over rows and pixels are computed in the same
+    /// kernel.
+    pub fused_column_sums: HashMap<ValueId, ValueId>,
+    /// Casts of integers that tapes read uncast, and the integers.
     pub casts: HashMap<ValueId, ValueId>,
-    /// Sums over rows of what was only joined for them: by instruction, the parts and the column
-    /// each begins at.
-    pub joined: HashMap<usize, Vec<(ValueId, usize)>>,
-    /// Instructions that another one does as well.
+    /// Sums over rows of values that were concatenated only to be summed: by instruction, the parts
+    /// and the first column of each.
+    pub concat_sums: HashMap<usize, Vec<(ValueId, usize)>>,
+    /// Instructions whose work another instruction does as well.
     pub covered: HashSet<usize>,
 }
 
-impl Facts {
-    /// `alone`: whether this is the only replica.
-    pub fn of(program: &Program, alone: bool) -> Facts {
-        let mut facts = Facts::default();
+impl FusionFacts {
+    /// Analyses a program. `alone` says whether this is the only replica.
+    pub fn of(program: &Program, alone: bool) -> FusionFacts {
+        let mut facts = FusionFacts::default();
         for (i, instr) in program.instrs().iter().enumerate() {
             let Instr::Compute { op, inputs, output, .. } = instr else { continue };
             match op {
-                Op::Conv(_, e) if e.bias && !e.relu && only_normalised(program, i, *output) => {
-                    facts.late_bias.insert(*output, inputs[2]);
+                Op::Conv(_, e)
+                    if e.bias && !e.relu && only_read_by_batch_norms(program, i, *output) =>
+                {
+                    facts.deferred_bias.insert(*output, inputs[2]);
                 }
-                Op::Moments => facts.find_finish(program, i, *output, alone),
+                Op::Moments => facts.find_fused_stats(program, i, *output, alone),
                 Op::Reduce { kind: ReduceKind::Sum, axes } => {
                     facts.find_column_sums(program, i, axes, inputs[0], *output);
                 }
-                Op::SumRows => facts.find_joined(program, i, inputs[0]),
+                Op::SumRows => facts.find_concat_sums(program, i, inputs[0]),
                 _ => {}
             }
         }
@@ -54,8 +57,8 @@ impl Facts {
         facts
     }
 
-    /// `moments → all_reduce → batch_stats` with nobody else to add.
-    fn find_finish(&mut self, program: &Program, from: usize, moments: ValueId, alone: bool) {
+    /// `moments → all_reduce → batch_stats` with no other replica to reduce with.
+    fn find_fused_stats(&mut self, program: &Program, from: usize, moments: ValueId, alone: bool) {
         let reduced = program.instrs().iter().enumerate().skip(from).find_map(|(i, x)| match x {
             Instr::AllReduce { scope, input, output } if *input == moments => {
                 (alone || *scope == Scope::Device).then_some((i, *output))
@@ -66,7 +69,7 @@ impl Facts {
         let users = readers(program, reduced);
         let [(stats_at, Op::BatchStats { positions, .. }, stats)] = users[..] else { return };
         if matches!(program.value(stats).location, Location::Shared(_)) {
-            self.finish.insert(moments, Finish { stats, positions: *positions });
+            self.fused_stats.insert(moments, FusedStats { stats, positions: *positions });
             self.covered.extend([at, stats_at]);
         }
     }
@@ -89,16 +92,16 @@ impl Facts {
         }
         let users = readers(program, y);
         if let [(sum_at, Op::SumRows, sums)] = users[..]
-            && nobody_else_reads(program, at, y, |op, _| matches!(op, Op::SumRows))
+            && only_read_by(program, at, y, |op, _| matches!(op, Op::SumRows))
         {
             self.covered.insert(sum_at);
             let made_by = program.instrs()[..at].iter().rev().find_map(|i| match i {
                 Instr::Compute { op, output, .. } if *output == x => Some(op),
                 _ => None,
             });
-            let lasts = matches!(program.value(sums).location, Location::Gradient(_));
-            if lasts && matches!(made_by, Some(Op::BatchNormGradInput(_))) {
-                self.with_sums.insert(x, sums);
+            let persists = matches!(program.value(sums).location, Location::Gradient(_));
+            if persists && matches!(made_by, Some(Op::BatchNormGradInput(_))) {
+                self.fused_column_sums.insert(x, sums);
                 self.covered.insert(at);
             } else {
                 self.column_sums.insert(at, sums);
@@ -107,7 +110,7 @@ impl Facts {
     }
 }
 
-/// Instructions that read a value by its own name, with their results.
+/// Instructions that read a value by its own id, with their results.
 pub(super) fn readers(program: &Program, value: ValueId) -> Vec<(usize, &Op, ValueId)> {
     let each = program.instrs().iter().enumerate();
     each.filter_map(|(i, x)| match x {
@@ -119,25 +122,25 @@ pub(super) fn readers(program: &Program, value: ValueId) -> Vec<(usize, &Op, Val
     .collect()
 }
 
-/// Whether a convolution's result is read by batch norms alone, as what they normalise.
-fn only_normalised(program: &Program, at: usize, value: ValueId) -> bool {
+/// Whether a convolution's result is read only by batch norms, as the value they normalise.
+fn only_read_by_batch_norms(program: &Program, at: usize, value: ValueId) -> bool {
     let normalises = |op: &Op, operand: usize| match op {
         Op::Moments | Op::BatchNorm(_) => operand == 0,
         Op::BatchNormGradSums(_) | Op::BatchNormGradInput(_) => operand == 1,
         _ => false,
     };
-    !readers(program, value).is_empty() && nobody_else_reads(program, at, value, normalises)
+    !readers(program, value).is_empty() && only_read_by(program, at, value, normalises)
 }
 
-/// Whether, until its bytes are written again, a value is read under its own name alone and in the
-/// ways allowed.
-pub(super) fn nobody_else_reads(
+/// Whether a value is read only by its own id and only by `allowed` readers, until its bytes are
+/// overwritten.
+pub(super) fn only_read_by(
     program: &Program,
     at: usize,
     value: ValueId,
     allowed: impl Fn(&Op, usize) -> bool,
 ) -> bool {
-    let touches = |id: ValueId| touch(program, value, id);
+    let touches = |id: ValueId| may_overlap(program, value, id);
     for instr in &program.instrs()[at + 1..] {
         let (reads, writes): (Vec<ValueId>, Option<ValueId>) = match instr {
             Instr::Compute { op, inputs, output, .. } => {
@@ -175,9 +178,9 @@ pub(super) fn nobody_else_reads(
     !operands.into_iter().any(|(x, dy)| touches(x) || touches(dy))
 }
 
-/// Whether a value is still there behind the instructions after `from` up to `until`, where those that
-/// write an `unwritten` value do not.
-pub(super) fn kept(
+/// Whether a value is intact after the instructions from `from` (exclusive) to `until` (inclusive).
+/// Instructions that write an `unwritten` value are ignored.
+pub(super) fn survives(
     program: &Program,
     value: ValueId,
     (from, until): (usize, usize),
@@ -191,7 +194,7 @@ pub(super) fn kept(
         | Instr::AddSlices { output, .. }
         | Instr::SlicedGradInput { output, .. }
         | Instr::ReplicaMean { output, .. } => {
-            unwritten(*output) || !touch(program, value, *output)
+            unwritten(*output) || !may_overlap(program, value, *output)
         }
         Instr::Barrier(_) | Instr::SlicedGradient { .. } | Instr::Fetch { .. } => true,
         Instr::Update | Instr::Assign { .. } => {
@@ -200,18 +203,18 @@ pub(super) fn kept(
     })
 }
 
-/// Whether two values may share bytes.
-fn touch(program: &Program, value: ValueId, other: ValueId) -> bool {
+/// Whether two values may overlap in memory.
+fn may_overlap(program: &Program, value: ValueId, other: ValueId) -> bool {
     match (program.value(value).location, program.value(other).location) {
         (Location::Arena(a), Location::Arena(b)) => {
-            a < b + extent(program, other) && b < a + extent(program, value)
+            a < b + buffer_bytes(program, other) && b < a + buffer_bytes(program, value)
         }
         (a, b) => a == b,
     }
 }
 
-/// Bytes of the buffer a value lies in, at most; gaps between its pixels included.
-fn extent(program: &Program, id: ValueId) -> usize {
+/// Maximum bytes of a value's buffer, including the gaps between its pixels.
+fn buffer_bytes(program: &Program, id: ValueId) -> usize {
     let v = program.value(id);
     let rows = if v.ty.is_rows() {
         program.options().mesh.max_rows(program.options().max_batch)

@@ -1,38 +1,38 @@
-//! Sums over several GPUs. What is added together, and when, follows from the program alone: every GPU
-//! asks for the same sums in the same order, whatever its rows.
+//! The schedule of all-reduces across GPUs. It follows from the program alone, so every GPU issues
+//! the same reductions in the same order, regardless of its rows.
 //!
-//! Gradients leave by the bucket, as soon as the last of one is made, and backward goes on meanwhile. A
-//! collective takes along all later ones whose parts are there by then.
+//! A bucket of gradients is reduced as soon as its last gradient is complete, while the backward
+//! pass continues. A collective is batched with all later ones whose operands are complete by then.
 
 use super::Lowering;
 use crate::launch::{Arg, Block, Elem, Launch, Ptr, Span, Word};
 use crate::plan::ALIGN;
-use crate::task::{Part, Task, Work};
+use crate::work_item::{Part, Task, WorkItem};
 use phalanx_graph::Scope;
 use phalanx_graph::program::{Instr, Location, Program, UpdatePlan, ValueId};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// When which sums are made.
+/// The reductions of a step, and when they start.
 #[derive(Debug, Default)]
-pub(super) struct Departures {
-    /// Collectives that travel together, by the first of them.
+pub(super) struct ReduceSchedule {
+    /// Collectives that are batched, by the first of them.
     groups: HashMap<usize, Vec<usize>>,
-    /// Where the result of each lies in scratch memory, the same on all replicas.
+    /// Offset of each collective's result in scratch memory, the same on all replicas.
     slots: HashMap<usize, usize>,
     /// Ranges of the gradients, by the instruction that completes them.
     buckets: HashMap<usize, Vec<Range<usize>>>,
 }
 
-/// A sum over the replicas on this GPU, each with its weight.
-struct Gather {
+/// A weighted sum over the replicas on this GPU.
+struct LocalReduce {
     to: Ptr,
     elem: Elem,
     len: usize,
     from: Vec<(Ptr, f32)>,
 }
 
-/// What a collective over all replicas adds.
+/// The operand of a collective over all replicas.
 fn operand(instr: &Instr) -> Option<ValueId> {
     match instr {
         Instr::AllReduce { scope: Scope::All, input, .. } | Instr::ReplicaMean { input, .. } => {
@@ -42,8 +42,8 @@ fn operand(instr: &Instr) -> Option<ValueId> {
     }
 }
 
-/// The instructions that write to a place.
-fn makers(program: &Program, place: Location) -> impl Iterator<Item = usize> {
+/// The instructions that write to a location.
+fn writers(program: &Program, place: Location) -> impl Iterator<Item = usize> {
     let each = program.instrs().iter().enumerate();
     each.filter(move |(_, instr)| match instr {
         Instr::Compute { output, .. }
@@ -56,7 +56,8 @@ fn makers(program: &Program, place: Location) -> impl Iterator<Item = usize> {
     .map(|(at, _)| at)
 }
 
-/// Collectives that travel together: the first with all those whose parts are made before it and stay.
+/// Groups of collectives that are batched: the first, with all later ones whose operands are
+/// written before it and not overwritten.
 fn groups(program: &Program, covered: &HashSet<usize>) -> Vec<Vec<usize>> {
     let mut waiting: Vec<(usize, ValueId)> = program
         .instrs()
@@ -67,115 +68,119 @@ fn groups(program: &Program, covered: &HashSet<usize>) -> Vec<Vec<usize>> {
         .collect();
     let mut groups = vec![];
     while let Some((first, _)) = waiting.first().copied() {
-        let together = |(at, x): &(usize, ValueId)| {
+        let batched = |(at, x): &(usize, ValueId)| {
             let place = program.value(*x).location;
             let stays = matches!(place, Location::Shared(_));
-            *at == first || stays && makers(program, place).all(|made| made < first)
+            *at == first || stays && writers(program, place).all(|made| made < first)
         };
-        let (group, rest) = waiting.into_iter().partition::<Vec<_>, _>(together);
+        let (group, rest) = waiting.into_iter().partition::<Vec<_>, _>(batched);
         groups.push(group.into_iter().map(|(at, _)| at).collect());
         waiting = rest;
     }
     groups
 }
 
-/// The instruction behind which all gradients of a bucket are there.
-fn complete(program: &Program, plan: &UpdatePlan, bucket: &Range<usize>) -> usize {
+/// The instruction after which all gradients of a bucket are complete.
+fn completed_by(program: &Program, plan: &UpdatePlan, bucket: &Range<usize>) -> usize {
     let update = program.instrs().iter().position(|i| matches!(i, Instr::Update));
     let update = update.unwrap_or(program.instrs().len());
     let made = plan.gradients[bucket.clone()].iter().map(|g| match g.operands {
         Some(_) => update,
-        None => makers(program, Location::Gradient(g.param)).max().unwrap_or(update),
+        None => writers(program, Location::Gradient(g.param)).max().unwrap_or(update),
     });
     made.max().unwrap_or(update)
 }
 
 impl Lowering<'_> {
-    /// Plans the sums over GPUs, and takes memory for them before the replicas' scratch memory differs.
-    pub(super) fn join(&mut self) {
-        let program = self.q.program;
-        for mut group in groups(program, &self.q.facts.covered) {
+    /// Plans the reductions across GPUs, and allocates their results before the scratch memory of
+    /// the replicas diverges.
+    pub(super) fn plan_reductions(&mut self) {
+        let program = self.request.program;
+        for mut group in groups(program, &self.request.facts.covered) {
             let first = group[0];
             let of = |at: &usize| operand(&program.instrs()[*at]).expect("a collective");
-            // Those of one type beside each other.
+            // Operands of the same type become adjacent.
             group.sort_by_key(|at| self.operand(0, of(at)).elem as usize);
             for at in &group {
                 let x = self.operand(0, of(at));
                 let bytes = x.len * x.elem.bytes();
                 let slots: Vec<Ptr> = self.scratch.iter_mut().map(|s| s.take(bytes)).collect();
-                self.departures.slots.insert(*at, slots[0].offset);
+                self.reduce_schedule.slots.insert(*at, slots[0].offset);
             }
-            self.departures.groups.insert(first, group);
+            self.reduce_schedule.groups.insert(first, group);
         }
         let Some(plan) = program.update() else { return };
         for bucket in &plan.buckets {
-            let at = complete(program, plan, bucket);
-            self.departures.buckets.entry(at).or_default().push(bucket.clone());
+            let at = completed_by(program, plan, bucket);
+            self.reduce_schedule.buckets.entry(at).or_default().push(bucket.clone());
         }
     }
 
-    /// Has the collective under way read where its sum lies.
+    /// Redirects readers of the current collective to its sum.
     pub(super) fn read_sum(&mut self, y: ValueId) {
-        if let Some(group) = self.departures.groups.remove(&self.at) {
+        if let Some(group) = self.reduce_schedule.groups.remove(&self.at) {
             self.reduce_group(&group);
         }
-        let own = self.cx(0).0.own(y).span();
-        self.aliases.insert(own, (Block::Scratch, self.departures.slots[&self.at]));
+        let own = self.cx(0).0.assigned(y).span();
+        self.aliases.insert(own, (Block::Scratch, self.reduce_schedule.slots[&self.at]));
     }
 
-    /// What each replica adds to a collective, with its weight.
-    fn parts(&mut self, at: usize) -> Gather {
-        let instr = &self.q.program.instrs()[at];
+    /// The contribution of each replica to a collective, with its weight.
+    fn contributions(&mut self, at: usize) -> LocalReduce {
+        let instr = &self.request.program.instrs()[at];
         let x = operand(instr).expect("a collective");
         let is_mean = matches!(instr, Instr::ReplicaMean { .. });
-        let total = self.q.rows.max(1) as f32;
+        let total = self.request.rows.max(1) as f32;
         let from = self.replicas().map(|r| {
-            let share = if is_mean { self.q.replicas[r].rows as f32 / total } else { 1.0 };
+            let share = if is_mean { self.request.replicas[r].rows as f32 / total } else { 1.0 };
             (self.operand(r, x).ptr, share)
         });
         let from = from.collect();
         let x = self.operand(0, x);
-        let slot = Ptr::new(x.ptr.replica, Block::Scratch, self.departures.slots[&at]);
-        Gather { to: slot, elem: x.elem, len: x.len, from }
+        let slot = Ptr::new(x.ptr.replica, Block::Scratch, self.reduce_schedule.slots[&at]);
+        LocalReduce { to: slot, elem: x.elem, len: x.len, from }
     }
 
     fn reduce_group(&mut self, group: &[usize]) {
-        let gathers: Vec<Gather> = group.iter().map(|at| self.parts(*at)).collect();
-        if let [one] = &gathers[..]
+        let local_reduces: Vec<LocalReduce> =
+            group.iter().map(|at| self.contributions(*at)).collect();
+        if let [one] = &local_reduces[..]
             && let [(from, 1.0)] = one.from[..]
             && one.len > 0
         {
             let part = Part { from, to: one.to, elem: one.elem, len: one.len };
             return self.reduce("sum", vec![part]);
         }
-        let parts = joined(gathers.iter().map(|g| in_place(g.to, g.elem, g.len)));
-        self.gather("parts of sums", &gathers);
+        let parts = coalesce(local_reduces.iter().map(|g| in_place(g.to, g.elem, g.len)));
+        self.local_reduce("parts of sums", &local_reduces);
         self.reduce("sums", parts.clone());
-        self.spread(&parts);
+        self.broadcast_to_replicas(&parts);
     }
 
-    /// Sums the gradients that the instruction under way completes.
+    /// Reduces the gradients that the current instruction completes.
     pub(super) fn reduce_gradients(&mut self) {
-        let Some(buckets) = self.departures.buckets.remove(&self.at) else { return };
-        let Some(plan) = self.q.program.update() else { return };
+        let Some(buckets) = self.reduce_schedule.buckets.remove(&self.at) else { return };
+        let Some(plan) = self.request.program.update() else { return };
         for bucket in buckets {
             let mut found: Vec<(usize, usize)> = vec![];
             for g in &plan.gradients[bucket] {
                 let i = g.param.index();
-                found.push((self.q.layout.params[i], self.q.program.params()[i].len()));
+                found.push((self.request.layout.params[i], self.request.program.params()[i].len()));
             }
             found.sort_unstable();
-            let at =
-                |r: usize, offset| Ptr::new(self.q.replicas[r].local, Block::Gradients, offset);
-            let parts =
-                joined(found.iter().map(|(offset, len)| in_place(at(0, *offset), Elem::F32, *len)));
-            let gather = |p: &Part| {
-                let from = self.replicas().map(|r| (at(r, p.to.offset), 1.0)).collect();
-                Gather { to: p.to, elem: p.elem, len: p.len, from }
+            let at = |r: usize, offset| {
+                Ptr::new(self.request.replicas[r].local, Block::Gradients, offset)
             };
-            let gathers: Vec<Gather> = parts.iter().map(gather).collect();
-            if self.q.replicas.len() > 1 {
-                self.gather("parts of gradients", &gathers);
+            let parts = coalesce(
+                found.iter().map(|(offset, len)| in_place(at(0, *offset), Elem::F32, *len)),
+            );
+            let local_reduce = |p: &Part| {
+                let from = self.replicas().map(|r| (at(r, p.to.offset), 1.0)).collect();
+                LocalReduce { to: p.to, elem: p.elem, len: p.len, from }
+            };
+            let local_reduces: Vec<LocalReduce> = parts.iter().map(local_reduce).collect();
+            if self.request.replicas.len() > 1 {
+                self.local_reduce("parts of gradients", &local_reduces);
             }
             self.reduce("gradients", parts);
         }
@@ -184,35 +189,36 @@ impl Lowering<'_> {
     fn reduce(&mut self, what: &str, parts: Vec<Part>) {
         if !parts.is_empty() {
             let label = format!("{what} over GPUs");
-            self.push(Work::reduce(label, self.at, parts));
+            self.push(WorkItem::reduce(label, self.at, parts));
         }
     }
 
-    /// Hands sums to the other replicas on this GPU.
-    fn spread(&mut self, parts: &[Part]) {
-        let mut gathers = vec![];
+    /// Copies sums to the other replicas on this GPU.
+    fn broadcast_to_replicas(&mut self, parts: &[Part]) {
+        let mut local_reduces = vec![];
         for replica in self.replicas().skip(1) {
-            let local = self.q.replicas[replica].local;
+            let local = self.request.replicas[replica].local;
             for Part { to: from, elem, len, .. } in parts.iter().copied() {
                 let to = Ptr { replica: local, ..from };
-                gathers.push(Gather { to, elem, len, from: vec![(from, 1.0)] });
+                local_reduces.push(LocalReduce { to, elem, len, from: vec![(from, 1.0)] });
             }
         }
-        self.gather("sums to replicas", &gathers);
+        self.local_reduce("sums to replicas", &local_reduces);
     }
 
-    fn gather(&mut self, label: &str, gathers: &[Gather]) {
-        if gathers.is_empty() {
+    fn local_reduce(&mut self, label: &str, local_reduces: &[LocalReduce]) {
+        if local_reduces.is_empty() {
             return;
         }
-        let span = |at: Ptr, g: &Gather| Span::whole(at, g.len * g.elem.bytes());
-        let reads = gathers.iter().flat_map(|g| g.from.iter().map(move |(from, _)| span(*from, g)));
-        self.push(Work {
+        let span = |at: Ptr, g: &LocalReduce| Span::whole(at, g.len * g.elem.bytes());
+        let reads =
+            local_reduces.iter().flat_map(|g| g.from.iter().map(move |(from, _)| span(*from, g)));
+        self.push(WorkItem {
             label: label.into(),
             instr: self.at,
             reads: reads.collect(),
-            writes: gathers.iter().map(|g| span(g.to, g)).collect(),
-            tasks: vec![Task::Launch(launch(gathers))],
+            writes: local_reduces.iter().map(|g| span(g.to, g)).collect(),
+            tasks: vec![Task::Launch(launch(local_reduces))],
         });
     }
 }
@@ -221,8 +227,8 @@ fn in_place(at: Ptr, elem: Elem, len: usize) -> Part {
     Part { from: at, to: at, elem, len }
 }
 
-/// Parts in place, those that lie behind each other as one, with the gaps between them.
-fn joined(parts: impl Iterator<Item = Part>) -> Vec<Part> {
+/// In-place parts, with adjacent ones merged, including the padding between them.
+fn coalesce(parts: impl Iterator<Item = Part>) -> Vec<Part> {
     let mut out: Vec<Part> = vec![];
     for part in parts.filter(|p| p.len > 0) {
         let size = part.elem.bytes();
@@ -240,11 +246,11 @@ fn joined(parts: impl Iterator<Item = Part>) -> Vec<Part> {
     out
 }
 
-/// All sums in one launch. All have as many sources.
-fn launch(gathers: &[Gather]) -> Launch {
-    let count = gathers[0].from.len();
+/// All local sums in one launch. All have the same number of sources.
+fn launch(local_reduces: &[LocalReduce]) -> Launch {
+    let count = local_reduces[0].from.len();
     let mut table = vec![];
-    for g in gathers {
+    for g in local_reduces {
         let kind = match g.elem {
             Elem::F32 => 0usize,
             Elem::F64 => 1,
@@ -255,9 +261,9 @@ fn launch(gathers: &[Gather]) -> Launch {
         table
             .extend(g.from.iter().flat_map(|(from, weight)| [Word::from(*from), (*weight).into()]));
     }
-    let longest = gathers.iter().map(|g| g.len).max().unwrap_or(0);
+    let longest = local_reduces.iter().map(|g| g.len).max().unwrap_or(0);
     let blocks = longest.div_ceil(256 * 8).clamp(1, 512);
-    Launch::blocks("collective", "gather_many", gathers.len() * blocks, 256)
+    Launch::blocks("collective", "gather_many", local_reduces.len() * blocks, 256)
         .arg(Arg::Table(table))
         .arg(blocks)
         .arg(count)
@@ -266,18 +272,18 @@ fn launch(gathers: &[Gather]) -> Launch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lower::{Facts, Replica, Request, lower};
-    use crate::machine::Plan;
-    use crate::plan::Rooms;
+    use crate::device::Plan;
+    use crate::lower::{FusionFacts, Replica, Request, lower};
+    use crate::plan::Allocations;
     use crate::schedule::schedule;
     use phalanx_graph::{Mesh, Options, Step};
     use phalanx_testing::networks::{cnn, mlp, momentum};
 
-    /// The works of each GPU, whose replicas are counted through.
+    /// The plan of each GPU, with consecutively numbered replicas.
     fn plans(step: &Step, layout: &[usize], rows: usize) -> Vec<Plan> {
         let mesh = Mesh::new(layout.iter().sum(), 1);
         let program = Program::compile(step.clone(), Options::new(mesh, 12)).expect("compiles");
-        let (rooms, facts) = (Rooms::of(&program), Facts::of(&program, false));
+        let (allocations, facts) = (Allocations::of(&program), FusionFacts::of(&program, false));
         let mut first = 0;
         let mut plan = |count: usize| {
             let replica = |local: usize| {
@@ -288,11 +294,11 @@ mod tests {
             first += count;
             let request = Request {
                 program: &program,
-                layout: &rooms.layout,
+                layout: &allocations.layout,
                 facts: &facts,
                 replicas: &replicas,
                 rows,
-                fetches: &rooms.fetches,
+                fetches: &allocations.fetches,
                 accumulate: None,
                 joined: true,
                 from: None,
@@ -302,9 +308,9 @@ mod tests {
         layout.iter().map(|count| plan(*count)).collect()
     }
 
-    /// Types and lengths of all sums over GPUs, in their order.
+    /// Types and lengths of all reductions across GPUs, in order.
     fn sums(plan: &Plan) -> Vec<Vec<(Elem, usize)>> {
-        let tasks = plan.work.iter().flat_map(|w| &w.tasks);
+        let tasks = plan.work_items.iter().flat_map(|w| &w.tasks);
         let parts = tasks.filter_map(|task| match task {
             Task::Reduce(parts) => Some(parts.iter().map(|p| (p.elem, p.len)).collect()),
             _ => None,
@@ -313,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn all_gpus_ask_for_the_same_sums_whatever_their_rows() {
+    fn all_gpus_issue_the_same_reductions_regardless_of_rows() {
         let steps = [
             cnn(Scope::All, true, momentum(None), (0.0, 1e-3)),
             cnn(Scope::Device, true, momentum(None), (0.0, 1e-3)),
@@ -333,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn statistics_of_replicas_travel_together() {
+    fn replica_statistics_are_batched() {
         let step = cnn(Scope::Device, true, momentum(None), (0.0, 0.0));
         let plan = &plans(&step, &[1, 1], 12)[0];
         let means = sums(plan).iter().filter(|parts| parts[0].0 == Elem::F32).count();
@@ -341,20 +347,21 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_leaves_while_backward_goes_on() {
-        // Two kernels of a bucket each.
+    fn a_bucket_is_reduced_during_the_backward_pass() {
+        // Each of the two kernels fills a bucket.
         let step = mlp(&[1100, 1000, 1100, 5], momentum(None), (0.0, 0.0));
         let plan = &plans(&step, &[1, 1], 12)[0];
-        let reduces: Vec<usize> =
-            (0..plan.work.len()).filter(|i| plan.work[*i].label.starts_with("gradients")).collect();
+        let reduces: Vec<usize> = (0..plan.work_items.len())
+            .filter(|i| plan.work_items[*i].label.starts_with("gradients"))
+            .collect();
         assert_eq!(reduces.len(), 2, "{:?}", sums(plan));
-        let placed = schedule(&plan.work, 4);
-        let first = &plan.work[reduces[0]];
-        let between = &plan.work[reduces[0] + 1..reduces[1]];
+        let placed = schedule(&plan.work_items, 4);
+        let first = &plan.work_items[reduces[0]];
+        let between = &plan.work_items[reduces[0] + 1..reduces[1]];
         assert!(between.iter().any(|w| w.label.starts_with("dot_grad")), "backward goes on");
         assert!(!between.iter().any(|w| w.follows(first)), "and waits for nothing of it");
         for waited in &placed[reduces[0]].waits {
-            assert!(first.follows(&plan.work[*waited]), "{}", plan.work[*waited].label);
+            assert!(first.follows(&plan.work_items[*waited]), "{}", plan.work_items[*waited].label);
         }
     }
 }

@@ -1,34 +1,34 @@
-//! Launches tried on an emulated GPU: values by hand, one op, results back.
+//! Test harness for launches on an emulated GPU: places values, runs one op, reads results back.
 
-use crate::cx::{Aliases, Cx, Layout, Scratch};
+use crate::device::{GpuDevice, Plan, StepId};
 use crate::emulator::EmulatedGpu;
 use crate::inputs::{INPUT_BYTES, Inputs};
 use crate::launch::{Block, Elem, Launch, Ptr, Span};
-use crate::machine::{Machine, Plan, StepId};
+use crate::lowering_context::{Aliases, Layout, LowerCtx, Scratch};
 use crate::tape::Tapes;
-use crate::task::{Task, Work};
+use crate::work_item::{Task, WorkItem};
 use phalanx_graph::program::{Location, Value, ValueId};
 use phalanx_graph::{DType, ParamId, ParamSpec, Space, Type};
 
-const BYTES: usize = 1 << 20;
+const BLOCK_BYTES: usize = 1 << 20;
 
-/// Room for values.
-const VALUES: usize = 4 << 20;
+/// Bytes for values.
+const ARENA_BYTES: usize = 4 << 20;
 
-/// What lies behind every value, and must stay.
+/// Guard after every value, which must not change.
 const GUARD: [u8; 64] = [0xff; 64];
 
-/// As written, and in another order.
+/// Program order, and a random order.
 pub(crate) const SEEDS: [Option<u64>; 2] = [None, Some(7)];
 
 /// An emulated GPU and values on it.
-pub(crate) struct Lab {
+pub(crate) struct Harness {
     pub gpu: EmulatedGpu,
     values: Vec<Value>,
     params: Vec<ParamSpec>,
     pub layout: Layout,
     pub inputs: Inputs,
-    /// Rows of the batch in front of these.
+    /// Rows of the batch before these.
     pub first_row: usize,
     scratch: Scratch,
     rows: usize,
@@ -36,7 +36,7 @@ pub(crate) struct Lab {
     guards: Vec<Ptr>,
 }
 
-/// Numbers between -1 and 1 that look random.
+/// Pseudo-random numbers between -1 and 1.
 pub(crate) fn numbers(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -47,7 +47,7 @@ pub(crate) fn numbers(n: usize, seed: u64) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// Fails unless all numbers are as wanted; NaN equals NaN.
+/// Fails unless all numbers are close; NaN equals NaN.
 #[track_caller]
 pub(crate) fn close(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{what}");
@@ -58,9 +58,9 @@ pub(crate) fn close(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
     }
 }
 
-impl Lab {
+impl Harness {
     /// Running needs g++, lowering does not.
-    pub fn new(seed: Option<u64>, rows: usize) -> Lab {
+    pub fn new(seed: Option<u64>, rows: usize) -> Harness {
         let mut gpu = EmulatedGpu::new(seed);
         for (at, bytes) in blocks() {
             gpu.reserve(at.replica, at.block, bytes, "a test").expect("memory");
@@ -68,7 +68,7 @@ impl Lab {
         let layout = Layout { feeds: vec![], params: vec![] };
         let (scratch, inputs) = (Scratch::new(0), Inputs::default());
         let (first_row, used, guards) = (0, 0, vec![]);
-        Lab {
+        Harness {
             gpu,
             values: vec![],
             params: vec![],
@@ -82,12 +82,12 @@ impl Lab {
         }
     }
 
-    /// Room for a value and so many elements of four bytes in front of it.
+    /// Allocates a value after `skipped` elements of four bytes.
     fn value(&mut self, ty: Type, ld: usize, bytes: usize, skipped: usize) -> ValueId {
         let place = Location::Shared(self.used);
         let end = self.used + skipped * 4 + bytes;
         self.used = (end + GUARD.len()).next_multiple_of(256);
-        assert!(self.used <= VALUES);
+        assert!(self.used <= ARENA_BYTES);
         let guard = Ptr::new(0, Block::Shared, end);
         self.gpu.write(guard, &GUARD).expect("fits");
         self.guards.push(guard);
@@ -95,20 +95,20 @@ impl Lab {
         ValueId(self.values.len() as u32 - 1)
     }
 
-    /// A value without gaps, byte by byte, behind so many elements of four bytes.
+    /// Places a contiguous value, given as bytes, after `skipped` elements of four bytes.
     pub fn put(&mut self, ty: &Type, skipped: usize, bytes: &[u8]) -> ValueId {
         let id = self.value(ty.clone(), ty.last(), bytes.len(), skipped);
         self.gpu.write(self.at(id), bytes).expect("fits");
         id
     }
 
-    /// Floats in a row, as the type of element has them.
+    /// Places contiguous floats of an element type.
     pub fn floats(&mut self, elem: Elem, values: &[f32]) -> ValueId {
         let bytes: Vec<u8> = values.iter().flat_map(|v| float_bytes(*v, elem)).collect();
         self.put(&Type::mirrored([values.len()]), 0, &bytes)
     }
 
-    /// Rows of floats with pixels `gap` elements further apart than they are wide.
+    /// Places rows of floats, with `gap` elements between pixels.
     pub fn rows(&mut self, dims: &[usize], gap: usize, values: &[f32]) -> ValueId {
         let (width, ld) = (dims[dims.len() - 1], dims[dims.len() - 1] + gap);
         let pixels = values.len() / width;
@@ -121,7 +121,7 @@ impl Lab {
         id
     }
 
-    /// A float value that is the same for all rows.
+    /// Places floats without a row axis.
     pub fn whole(&mut self, dims: &[usize], values: &[f32]) -> ValueId {
         let ty = Type::new(DType::F32, Space::Mirrored, dims.to_vec());
         let id = self.value(ty, dims.last().copied().unwrap_or(1), values.len() * 4, 0);
@@ -129,7 +129,7 @@ impl Lab {
         id
     }
 
-    /// Room for doubles.
+    /// Allocates doubles.
     pub fn doubles(&mut self, dims: &[usize]) -> ValueId {
         let ty = Type::new(DType::F64, Space::Partial, dims.to_vec());
         self.value(ty, dims[dims.len() - 1], dims.iter().product::<usize>() * 8, 0)
@@ -164,7 +164,7 @@ impl Lab {
         self.words(at, Elem::F32, len).into_iter().map(f32::from_bits).collect()
     }
 
-    /// Elements as words, narrow floats as those of wide ones.
+    /// Elements as 32-bit words; 16-bit floats are widened.
     pub fn words(&self, at: Ptr, elem: Elem, len: usize) -> Vec<u32> {
         let mut bytes = vec![0; len * elem.bytes()];
         self.gpu.read(at, &mut bytes).expect("fits");
@@ -177,7 +177,7 @@ impl Lab {
         }
     }
 
-    /// A value without the gaps between its pixels, which must be as they were.
+    /// A value without the gaps between its pixels, which must be unchanged.
     pub fn get(&self, id: ValueId) -> Vec<f32> {
         let v = &self.values[id.index()];
         let (width, rows) = (v.ty.last(), if v.ty.is_rows() { self.rows } else { 1 });
@@ -187,29 +187,32 @@ impl Lab {
         all.chunks(v.ld).flat_map(|p| p[..width].to_vec()).collect()
     }
 
-    /// Lowers and runs, twice: what a launch leaves behind must not matter to the next.
-    pub fn run(&mut self, lower: impl Fn(&mut Cx<'_>, &mut Tapes) -> Vec<Launch>) {
+    /// Lowers once and runs twice: the state after a launch must not affect the next.
+    pub fn run(&mut self, lower: impl Fn(&mut LowerCtx<'_>, &mut Tapes) -> Vec<Launch>) {
         let step = self.prepare(lower);
         self.start(step);
         self.start(step);
     }
 
-    /// Lowers and makes ready.
-    pub fn prepare(&mut self, lower: impl Fn(&mut Cx<'_>, &mut Tapes) -> Vec<Launch>) -> StepId {
+    /// Lowers and prepares a step.
+    pub fn prepare(
+        &mut self,
+        lower: impl Fn(&mut LowerCtx<'_>, &mut Tapes) -> Vec<Launch>,
+    ) -> StepId {
         let (launches, tapes) = self.lower(lower);
         let tasks = launches.into_iter().map(Task::Launch).collect();
         let writes = blocks().into_iter().map(|(at, bytes)| Span::whole(at, bytes)).collect();
-        let work = Work { label: "test".into(), instr: 0, tasks, reads: vec![], writes };
-        self.gpu.prepare(Plan { work: vec![work], tapes }).expect("compiles")
+        let work = WorkItem { label: "test".into(), instr: 0, tasks, reads: vec![], writes };
+        self.gpu.prepare(Plan { work_items: vec![work], tapes }).expect("compiles")
     }
 
     /// Launches, and the source of their tapes.
     pub fn lower(
         &mut self,
-        lower: impl Fn(&mut Cx<'_>, &mut Tapes) -> Vec<Launch>,
+        lower: impl Fn(&mut LowerCtx<'_>, &mut Tapes) -> Vec<Launch>,
     ) -> (Vec<Launch>, String) {
         let mut tapes = Tapes::default();
-        let mut cx = Cx {
+        let mut cx = LowerCtx {
             values: &self.values,
             params: &self.params,
             layout: &self.layout,
@@ -233,17 +236,17 @@ impl Lab {
         for guard in &self.guards {
             let mut now = GUARD.map(|_| 0);
             self.gpu.read(*guard, &mut now).expect("is there");
-            assert_eq!(now, GUARD, "wrote behind a value");
+            assert_eq!(now, GUARD, "wrote past a value");
         }
     }
 }
 
-/// Where the blocks of two replicas begin, and their bytes.
+/// Addresses and sizes of the blocks of two replicas.
 fn blocks() -> Vec<(Ptr, usize)> {
     let work = [Block::Inputs, Block::Params, Block::Scratch, Block::Counters];
-    let small = work.into_iter().chain([Block::Gradients, Block::Gathered]);
+    let small = work.into_iter().chain([Block::Gradients, Block::Accumulated]);
     let slots = [Block::Slot(0), Block::Slot(1)];
-    let sizes = small.chain(slots).map(|b| (b, BYTES)).chain([(Block::Shared, VALUES)]);
+    let sizes = small.chain(slots).map(|b| (b, BLOCK_BYTES)).chain([(Block::Shared, ARENA_BYTES)]);
     let both = |(b, bytes): (Block, usize)| [0, 1].map(|r| (Ptr::new(r, b, 0), bytes));
     sizes.flat_map(both).collect()
 }
@@ -257,7 +260,7 @@ pub(crate) fn from_bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// A float as the type of element has it.
+/// The bytes of a float in an element type.
 pub(crate) fn float_bytes(v: f32, elem: Elem) -> Vec<u8> {
     match elem {
         Elem::Bf16 => to_bf16(v).to_le_bytes().to_vec(),

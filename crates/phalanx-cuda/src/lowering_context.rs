@@ -1,11 +1,11 @@
-//! What an op's lowering sees: its operands as addresses, for the rows one device has.
+//! The context in which an op is lowered: its operands as addresses, for the rows of one replica.
 
 use crate::launch::{Block, Elem, Ptr, Span};
 use phalanx_graph::program::{Location, Value, ValueId};
 use phalanx_graph::{DType, ParamSpec};
 use std::collections::BTreeMap;
 
-/// Where feeds and parameters lie in their blocks, in bytes.
+/// Byte offsets of feeds and parameters in their blocks.
 pub(crate) struct Layout {
     pub feeds: Vec<usize>,
     /// Also the layout of gradients and slots.
@@ -17,11 +17,11 @@ pub(crate) struct Layout {
 pub(crate) struct Operand {
     pub ptr: Ptr,
     pub elem: Elem,
-    /// Dimensions of one row, or of the whole value.
+    /// Dimensions of one row, or of the whole value if it has no row axis.
     pub dims: Vec<usize>,
     /// Elements from one pixel (a run of the last axis) to the next.
     pub ld: usize,
-    /// Elements in all, every row of this replica counted.
+    /// Total elements, over all rows of this replica.
     pub len: usize,
 }
 
@@ -31,7 +31,7 @@ impl Operand {
         self.dims.last().copied().unwrap_or(1)
     }
 
-    /// The bytes it takes.
+    /// The bytes that it occupies.
     pub fn span(&self) -> Span {
         let (size, last) = (self.elem.bytes(), self.last());
         if self.ld == last || self.pixels() <= 1 {
@@ -41,13 +41,13 @@ impl Operand {
         Span { at: self.ptr, bytes, width: last * size, pitch: self.ld * size }
     }
 
-    /// Runs of the last axis in all.
+    /// Number of runs of the last axis.
     pub fn pixels(&self) -> usize {
         self.len / self.last().max(1)
     }
 }
 
-/// Scratch memory handed out while a step is lowered.
+/// Allocates scratch memory while a step is lowered.
 #[derive(Default)]
 pub(crate) struct Scratch {
     replica: usize,
@@ -56,37 +56,38 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Memory of a replica.
+    /// Scratch memory of a replica.
     pub fn new(replica: usize) -> Scratch {
         Scratch { replica, used: 0, counted: 0 }
     }
 
-    /// Bytes that are zero before every launch that uses them, and left so: other steps have the same.
+    /// Allocates bytes that are zero before every launch that uses them. The launch must leave them
+    /// zero, because other steps use the same bytes.
     pub fn counters(&mut self, bytes: usize) -> Ptr {
         let at = self.counted;
         self.counted += bytes.next_multiple_of(256).max(256);
         Ptr::new(self.replica, Block::Counters, at)
     }
 
-    /// Bytes nobody else uses in this step; what is there before is anybody's.
+    /// Allocates bytes that nothing else in this step uses. Their initial content is undefined.
     pub fn take(&mut self, bytes: usize) -> Ptr {
         let at = self.used;
         self.used += bytes.next_multiple_of(256).max(256);
         Ptr::new(self.replica, Block::Scratch, at)
     }
 
-    /// Bytes taken, and bytes of counters.
+    /// Bytes of scratch memory and of counters allocated so far.
     pub fn used(&self) -> (usize, usize) {
         (self.used, self.counted)
     }
 }
 
-/// Copies that were not made: values that are read where another one lies.
+/// Elided copies: values that are read at the location of another value.
 #[derive(Default)]
 pub(crate) struct Aliases {
-    /// By the place the copy would have had.
+    /// Keyed by the location that the copy would have had.
     places: BTreeMap<(Block, usize), Alias>,
-    /// Operands of the instruction under way, whose places its result may take over.
+    /// Operands of the current instruction, whose memory its result may overwrite.
     operands: Vec<(ValueId, (Block, usize))>,
 }
 
@@ -96,7 +97,7 @@ struct Alias {
 }
 
 impl Aliases {
-    /// What would have been copied to `span` is read at `to`.
+    /// Redirects reads of `span` to `to`.
     pub fn insert(&mut self, span: Span, to: (Block, usize)) {
         self.places.insert((span.at.block, span.at.offset), Alias { bytes: span.bytes, to });
     }
@@ -112,12 +113,12 @@ impl Aliases {
         });
     }
 
-    /// Ends the instruction under way.
+    /// Ends the current instruction.
     pub fn leave(&mut self) {
         self.operands.clear();
     }
 
-    /// Where a value is that has no elements before it in its buffer but `skipped` bytes.
+    /// The location of a value that starts `skipped` bytes into its buffer.
     fn find(&self, id: ValueId, own: Ptr, skipped: usize) -> (Block, usize) {
         if let Some((_, at)) = self.operands.iter().find(|(operand, _)| *operand == id) {
             return *at;
@@ -128,14 +129,14 @@ impl Aliases {
 }
 
 /// The context of a lowering.
-pub(crate) struct Cx<'a> {
+pub(crate) struct LowerCtx<'a> {
     /// The program's values and parameters.
     pub values: &'a [Value],
     pub params: &'a [ParamSpec],
     pub layout: &'a Layout,
     pub aliases: &'a Aliases,
     pub scratch: &'a mut Scratch,
-    /// Which of the replicas that share the GPU.
+    /// Index of the replica among those that share the GPU.
     pub replica: usize,
     /// Rows of this replica.
     pub rows: usize,
@@ -143,21 +144,21 @@ pub(crate) struct Cx<'a> {
     pub first_row: usize,
 }
 
-impl<'a> Cx<'a> {
+impl<'a> LowerCtx<'a> {
     pub fn value(&self, id: ValueId) -> &'a Value {
         &self.values[id.index()]
     }
 
-    /// An operand where it lies.
+    /// A value at the location where it is read, with aliases resolved.
     pub fn operand(&self, id: ValueId) -> Operand {
-        let own = self.own(id);
+        let own = self.assigned(id);
         let skipped = self.value(id).offset * own.elem.bytes();
         let (block, at) = self.aliases.find(id, own.ptr, skipped);
         Operand { ptr: Ptr::new(self.replica, block, at), ..own }
     }
 
-    /// A value at the place that the program gave it.
-    pub fn own(&self, id: ValueId) -> Operand {
+    /// A value at the location that the program assigned to it.
+    pub fn assigned(&self, id: ValueId) -> Operand {
         let v = self.value(id);
         let elem = match v.ty.dtype {
             DType::F32 => Elem::F32,
@@ -187,8 +188,8 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// Rows of a value: this replica's, or one.
-    pub fn count(&self, id: ValueId) -> usize {
+    /// Rows of a value: those of this replica, or 1 if it has no row axis.
+    pub fn rows_of(&self, id: ValueId) -> usize {
         if self.value(id).ty.is_rows() { self.rows } else { 1 }
     }
 }

@@ -1,32 +1,33 @@
-//! A step on samples that the GPU keeps: it takes what it is told from a list, and leaves what it
-//! fetched in another.
+//! A step on a resident dataset: it reads its inputs from the step list, and writes its fetches to
+//! a list of results.
 
 use super::Lowering;
 use crate::inputs::INPUT_BYTES;
-use crate::kept::{Table, TurnLayout};
 use crate::launch::{Arg, Block, Launch, Ptr, Span, Word};
-use crate::task::{Task, Work};
+use crate::resident_dataset::{StepLayout, Table};
+use crate::work_item::{Task, WorkItem};
 
-/// Where a step's rows come from.
+/// The source of a step's rows.
 #[derive(Clone, Copy)]
 pub(crate) struct FromTable<'a> {
     pub table: &'a Table,
-    pub turn: TurnLayout,
+    pub step: StepLayout,
     /// Bytes of a replica's inputs, and of its fetches.
     pub inputs: usize,
     pub fetch_bytes: usize,
 }
 
-/// A replica's whole list: its length is the executor's business.
+/// A replica's whole step list. Only the executor knows its length.
 fn list(replica: usize) -> Span {
-    Span::whole(Ptr::new(replica, Block::List, 0), usize::MAX >> 1)
+    Span::whole(Ptr::new(replica, Block::StepList, 0), usize::MAX >> 1)
 }
 
 impl Lowering<'_> {
-    /// The first work of each replica: its feeds.
-    pub(super) fn take(&mut self, from: &FromTable<'_>) {
-        for r in self.q.replicas {
-            let (local, feeds) = (r.local, self.q.program.feeds().iter().zip(&self.q.layout.feeds));
+    /// The first work item of each replica: it fills the feeds.
+    pub(super) fn load_step_input(&mut self, from: &FromTable<'_>) {
+        for r in self.request.replicas {
+            let (local, feeds) =
+                (r.local, self.request.program.feeds().iter().zip(&self.request.layout.feeds));
             let to = |at: &usize| Ptr::new(local, Block::Inputs, *at);
             let (rows, others): (Vec<_>, Vec<_>) = feeds.partition(|(f, _)| f.ty.is_rows());
             let columns = from.table.columns.iter().zip(&rows);
@@ -37,7 +38,7 @@ impl Lowering<'_> {
                 n => (Arg::Table(others), n),
             };
             let largest = rows.iter().map(|(f, _)| f.ty.len() * r.rows).max().unwrap_or(0);
-            let launch = Launch::over("kept", "take", largest)
+            let launch = Launch::over("resident_dataset", "take", largest)
                 .arg(list(local).at)
                 .arg(Ptr::new(local, Block::Inputs, 0))
                 .arg(Arg::Table(words))
@@ -45,12 +46,12 @@ impl Lowering<'_> {
                 .arg(others.0)
                 .arg(others.1)
                 .arg(r.rows)
-                .arg(from.turn.bytes)
-                .arg(from.turn.picks)
-                .arg(from.turn.motions.unwrap_or(0));
+                .arg(from.step.bytes)
+                .arg(from.step.rows_at)
+                .arg(from.step.augments_at.unwrap_or(0));
             let cells = from.table.columns.iter().flat_map(|c| c.reads());
             let cells = cells.map(|(at, bytes)| Span::whole(at, bytes));
-            self.works.push(Work {
+            self.work_items.push(WorkItem {
                 label: "rows".into(),
                 instr: 0,
                 tasks: vec![Task::Launch(launch)],
@@ -60,23 +61,23 @@ impl Lowering<'_> {
         }
     }
 
-    /// The last work of each replica: what it fetched. Whatever reads a step's head comes behind what
-    /// writes it.
-    pub(super) fn leave(&mut self, from: &FromTable<'_>) {
-        for work in &mut self.works[self.q.replicas.len()..] {
+    /// The last work item of each replica: it stores the fetches. Items that read a step's head run
+    /// after the one that writes it.
+    pub(super) fn store_results(&mut self, from: &FromTable<'_>) {
+        for work in &mut self.work_items[self.request.replicas.len()..] {
             let head =
                 |r: &super::Replica| Span::whole(Ptr::new(r.local, Block::Inputs, 0), INPUT_BYTES);
-            work.reads.extend(self.q.replicas.iter().map(head));
+            work.reads.extend(self.request.replicas.iter().map(head));
         }
-        for r in self.q.replicas {
+        for r in self.request.replicas {
             let at = |block| Ptr::new(r.local, block, 0);
-            let launch = Launch::blocks("kept", "leave", 1, 256)
-                .arg(at(Block::List))
+            let launch = Launch::blocks("resident_dataset", "leave", 1, 256)
+                .arg(at(Block::StepList))
                 .arg(at(Block::Fetches))
                 .arg(at(Block::Results))
                 .arg(from.fetch_bytes / 4);
             let results = Span::whole(at(Block::Results), usize::MAX >> 1);
-            self.works.push(Work {
+            self.work_items.push(WorkItem {
                 label: "results".into(),
                 instr: self.at,
                 tasks: vec![Task::Launch(launch)],

@@ -1,30 +1,30 @@
-//! Small things that are put off until there are many, and then done in one launch: copies of
-//! statistics into gradients and weights, filters' gradients on their way back to Keras' order,
-//! moving averages. Sums over rows are put off in `sums`.
+//! Batching of small operations. They are deferred and then run in a single launch: copies of
+//! statistics into gradients and weights, filter gradients that are converted back to Keras'
+//! layout, moving averages. `row_sums` defers sums over rows.
 
 use super::conv::{of_type, packed, plain};
 use super::{Lowering, tasks};
-use crate::cx::Operand;
 use crate::launch::{Arg, Elem, Launch, Ptr, Span, Word};
+use crate::lowering_context::Operand;
 use crate::ops::update;
 use crate::tape;
-use crate::task::{Task, Work};
+use crate::work_item::{Task, WorkItem};
 use phalanx_graph::ops::Tape;
 use phalanx_graph::program::ValueId;
 
-/// Blocks that share one copy.
-const BLOCKS: usize = 4;
+/// Maximum blocks of a small copy.
+const MAX_BLOCKS_PER_SMALL_COPY: usize = 4;
 
-/// A copy into floats.
+/// A copy that converts to 32-bit floats.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Move {
+pub(crate) struct CopyOp {
     pub from: Ptr,
     pub elem: Elem,
     pub to: Ptr,
     pub len: usize,
 }
 
-impl Move {
+impl CopyOp {
     pub fn reads(&self) -> Span {
         Span::whole(self.from, self.len * self.elem.bytes())
     }
@@ -35,9 +35,9 @@ impl Move {
 }
 
 /// All copies in one launch.
-fn copy_many(moves: &[Move]) -> Work {
+fn copy_many(copies: &[CopyOp]) -> WorkItem {
     let mut table = vec![];
-    for m in moves {
+    for m in copies {
         let kind = match m.elem {
             Elem::F32 => 0,
             Elem::F64 => 1,
@@ -48,22 +48,22 @@ fn copy_many(moves: &[Move]) -> Work {
         let numbers = [Word::I64(m.len as i64), Word::I64(kind)];
         table.extend([Word::Ptr(m.from), Word::Ptr(m.to)].into_iter().chain(numbers));
     }
-    let longest = moves.iter().map(|m| m.len).max().unwrap_or(0);
-    let blocks = longest.div_ceil(256 * 4).clamp(1, BLOCKS.max(longest >> 14));
-    let launch = Launch::blocks("collective", "copy_many", moves.len() * blocks, 256)
+    let longest = copies.iter().map(|m| m.len).max().unwrap_or(0);
+    let blocks = longest.div_ceil(256 * 4).clamp(1, MAX_BLOCKS_PER_SMALL_COPY.max(longest >> 14));
+    let launch = Launch::blocks("collective", "copy_many", copies.len() * blocks, 256)
         .arg(Arg::Table(table))
         .arg(blocks);
-    Work {
-        label: format!("{} small copies", moves.len()),
+    WorkItem {
+        label: format!("{} small copies", copies.len()),
         instr: 0,
         tasks: vec![Task::Launch(launch)],
-        reads: moves.iter().map(Move::reads).collect(),
-        writes: moves.iter().map(Move::writes).collect(),
+        reads: copies.iter().map(CopyOp::reads).collect(),
+        writes: copies.iter().map(CopyOp::writes).collect(),
     }
 }
 
-/// A small tape that was put off.
-pub(super) struct Small {
+/// A deferred tape over few elements.
+pub(super) struct SmallTape {
     tape: Tape,
     x: Vec<Operand>,
     y: Operand,
@@ -72,19 +72,19 @@ pub(super) struct Small {
 }
 
 impl Lowering<'_> {
-    /// Adds a work behind whatever was put off and touches the same bytes.
-    pub(super) fn push(&mut self, work: Work) {
+    /// Appends a work item, after flushing deferred operations that overlap it.
+    pub(super) fn push(&mut self, work: WorkItem) {
         self.flush_for(&work.reads, &work.writes);
-        if self.meets_sums(&work.reads, &work.writes) {
+        if self.overlaps_sums(&work.reads, &work.writes) {
             self.flush_sums();
         }
-        self.works.push(Work { instr: self.at, ..work });
+        self.work_items.push(WorkItem { instr: self.at, ..work });
     }
 
-    /// Does what was put off, but for sums, if any of it meets what is read and written next.
+    /// Flushes deferred operations, except sums, if any overlaps these reads and writes.
     pub(super) fn flush_for(&mut self, reads: &[Span], writes: &[Span]) {
         let meets = |spans: &[Span], other: &Span| spans.iter().any(|s| s.overlaps(other));
-        let moved = self.moves.iter().any(|m| {
+        let moved = self.copies.iter().any(|m| {
             let (from, to) = (m.reads(), m.writes());
             meets(reads, &to) || meets(writes, &to) || meets(writes, &from)
         });
@@ -92,7 +92,7 @@ impl Lowering<'_> {
             let to = plain(f);
             meets(reads, &to) || meets(writes, &to)
         });
-        let small = self.small.iter().any(|t| {
+        let small = self.small_tapes.iter().any(|t| {
             meets(reads, &t.writes)
                 || meets(writes, &t.writes)
                 || t.reads.iter().any(|r| meets(writes, r))
@@ -102,7 +102,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Does what was put off.
+    /// Flushes all deferred operations.
     pub(super) fn flush(&mut self) {
         self.flush_sums();
         let unpacks = std::mem::take(&mut self.unpacks);
@@ -111,7 +111,7 @@ impl Lowering<'_> {
             if unpacks.is_empty() {
                 continue;
             }
-            self.works.push(Work {
+            self.work_items.push(WorkItem {
                 instr: self.at,
                 label: format!("{} filter gradients", unpacks.len()),
                 tasks: tasks(update::unpack_gradients(&unpacks, elem)),
@@ -119,25 +119,26 @@ impl Lowering<'_> {
                 writes: unpacks.iter().map(plain).collect(),
             });
         }
-        self.flush_small();
-        let moves = std::mem::take(&mut self.moves);
-        if !moves.is_empty() {
-            self.works.push(Work { instr: self.at, ..copy_many(&moves) });
+        self.flush_small_tapes();
+        let copies = std::mem::take(&mut self.copies);
+        if !copies.is_empty() {
+            self.work_items.push(WorkItem { instr: self.at, ..copy_many(&copies) });
         }
     }
 
-    /// Does the small tapes, all of one kind in one launch.
-    pub(super) fn flush_small(&mut self) {
-        let mut rest = std::mem::take(&mut self.small);
+    /// Flushes the small tapes, with one launch per distinct tape.
+    pub(super) fn flush_small_tapes(&mut self) {
+        let mut rest = std::mem::take(&mut self.small_tapes);
         while let Some(first) = rest.first() {
             let tape = first.tape.clone();
-            let alike = |t: &Small| t.tape == tape;
-            let (group, others): (Vec<Small>, Vec<Small>) = rest.into_iter().partition(alike);
+            let alike = |t: &SmallTape| t.tape == tape;
+            let (group, others): (Vec<SmallTape>, Vec<SmallTape>) =
+                rest.into_iter().partition(alike);
             rest = others;
             let instances: Vec<(Vec<Operand>, Operand)> =
                 group.iter().map(|t| (t.x.clone(), t.y.clone())).collect();
             let launches = tape::fused_many(&mut self.tapes, &tape, &instances);
-            self.works.push(Work {
+            self.work_items.push(WorkItem {
                 label: format!("{} small tapes", group.len()),
                 instr: self.at,
                 tasks: tasks(launches),
@@ -147,29 +148,29 @@ impl Lowering<'_> {
         }
     }
 
-    /// Puts off a tape over few numbers.
-    pub(super) fn put_off_tape(&mut self, replica: usize, tape: &Tape, x: &[ValueId], y: ValueId) {
+    /// Defers a tape over few elements.
+    pub(super) fn defer_tape(&mut self, replica: usize, tape: &Tape, x: &[ValueId], y: ValueId) {
         let x: Vec<Operand> = x.iter().map(|id| self.operand(replica, *id)).collect();
         let y = self.operand(replica, y);
         let reads: Vec<Span> = x.iter().map(Operand::span).collect();
         let writes = y.span();
         self.flush_for(&reads, &[writes]);
-        self.small.push(Small { tape: tape.clone(), x, y, reads, writes });
+        self.small_tapes.push(SmallTape { tape: tape.clone(), x, y, reads, writes });
     }
 
-    /// Puts off a copy; one that meets another comes behind it.
-    pub(super) fn put_off(&mut self, new: Move) {
+    /// Defers a copy. A copy that overlaps a deferred one runs after it.
+    pub(super) fn defer_copy(&mut self, new: CopyOp) {
         let (reads, writes) = (new.reads(), new.writes());
-        let meets = |m: &Move| {
+        let meets = |m: &CopyOp| {
             m.writes().overlaps(&reads)
                 || m.writes().overlaps(&writes)
                 || m.reads().overlaps(&writes)
         };
-        if self.moves.iter().any(meets)
+        if self.copies.iter().any(meets)
             || self.unpacks.iter().any(|(f, _)| plain(f).overlaps(&reads))
         {
             self.flush();
         }
-        self.moves.push(new);
+        self.copies.push(new);
     }
 }

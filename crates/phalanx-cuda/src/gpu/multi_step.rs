@@ -1,25 +1,25 @@
-//! Steps that are started together: the host says beforehand what each of them is told.
+//! Several steps per launch: the host uploads the inputs of all of them beforehand.
 
-use super::{Gpu, Prepared, capturing, working};
+use super::{Gpu, PreparedStep, call_lock, capture_lock};
+use crate::device::{ArgLists, StepId};
 use crate::driver::{Event, Failure, Graph, PinnedBuffer, Result, cu};
-use crate::kept::MOST_TURNS;
 use crate::launch::Block;
-use crate::machine::{Lists, StepId};
+use crate::resident_dataset::MAX_STEPS_PER_LAUNCH;
 
-/// Most works of steps that are launched together: more gain nothing, and take long to make ready.
-const MOST_WORKS: usize = 1024;
+/// Maximum work items per launch. More gain nothing, and take long to capture.
+const MAX_WORK_ITEMS_PER_LAUNCH: usize = 1024;
 
-/// Lists on their way to the GPU.
-pub(super) struct Sent {
-    /// By replica.
+/// Step lists in transfer to the GPU.
+pub(super) struct StepListUpload {
+    /// Per replica.
     lists: Vec<PinnedBuffer>,
-    /// Passed once they are there.
+    /// Recorded after the transfer.
     arrived: Event,
 }
 
-impl Sent {
-    pub fn new() -> Result<Sent> {
-        Ok(Sent { lists: vec![], arrived: Event::new()? })
+impl StepListUpload {
+    pub fn new() -> Result<StepListUpload> {
+        Ok(StepListUpload { lists: vec![], arrived: Event::new()? })
     }
 
     pub fn clear(&mut self) {
@@ -27,47 +27,51 @@ impl Sent {
     }
 }
 
-impl Prepared {
+impl PreparedStep {
     pub fn graph(&self) -> Result<&Graph> {
         self.graph.as_ref().ok_or_else(|| Failure("a step was not captured".into()))
     }
 
-    /// How many of this step are launched together.
-    pub fn together(&self) -> usize {
-        (MOST_WORKS / self.ready.len().max(1)).clamp(1, MOST_TURNS)
+    /// Steps of this kind per launch.
+    pub fn steps_per_launch(&self) -> usize {
+        (MAX_WORK_ITEMS_PER_LAUNCH / self.ready.len().max(1)).clamp(1, MAX_STEPS_PER_LAUNCH)
     }
 }
 
 impl Gpu {
-    pub(super) fn prepared(&self, step: StepId) -> Result<&Prepared> {
+    pub(super) fn prepared(&self, step: StepId) -> Result<&PreparedStep> {
         let found = self.steps.get(step.0).and_then(Option::as_ref);
         found.ok_or_else(|| Failure(format!("there is no step {}", step.0)))
     }
 
-    /// Captures as many of a step as are launched together, once. GPUs that add with each other would
-    /// have to agree on it.
+    /// Captures a graph of several steps, if there is none yet. GPUs that reduce with each other
+    /// would have to agree on the number.
     fn capture_many(&mut self, step: StepId) -> Result<()> {
         let prepared = self.prepared(step)?;
-        let turns = prepared.together();
-        if prepared.many.is_some() || turns < 2 || self.link.is_some() {
+        let steps = prepared.steps_per_launch();
+        if prepared.multi_step_graph.is_some() || steps < 2 || self.link.is_some() {
             return Ok(());
         }
-        let _capturing = capturing();
+        let _lock = capture_lock();
         self.context.enter()?;
         let graph = Graph::capture(&self.streams[0], || {
-            (0..turns).try_for_each(|_| self.record(&prepared.ready, &prepared.placed))
+            (0..steps).try_for_each(|_| self.record(&prepared.ready, &prepared.slots))
         })?;
         if let Some(Some(prepared)) = self.steps.get_mut(step.0) {
-            prepared.many = Some(graph);
+            prepared.multi_step_graph = Some(graph);
         }
         Ok(())
     }
 
-    fn send_lists(&mut self, lists: Lists, fill: &mut dyn FnMut(usize, &mut [u8])) -> Result<()> {
+    fn send_lists(
+        &mut self,
+        lists: ArgLists,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<()> {
         let stream = &self.streams[0];
-        self.sent.arrived.synchronize()?;
+        self.list_upload.arrived.synchronize()?;
         for replica in 0..lists.replicas {
-            let pinned = &mut self.sent.lists;
+            let pinned = &mut self.list_upload.lists;
             if pinned.len() == replica {
                 pinned.push(PinnedBuffer::new(lists.bytes)?);
             } else if pinned[replica].bytes() < lists.bytes {
@@ -75,30 +79,32 @@ impl Gpu {
             }
             let list = &mut pinned[replica].as_mut_slice()[..lists.bytes];
             fill(replica, list);
-            let to = self.blocks[&(replica, Block::List)].at();
+            let to = self.blocks[&(replica, Block::StepList)].at();
             cu!(cuMemcpyHtoDAsync_v2(to, list.as_ptr().cast(), lists.bytes, stream.0))?;
         }
-        self.sent.arrived.record(stream)
+        self.list_upload.arrived.record(stream)
     }
 
-    pub(super) fn start_list(
+    pub(super) fn start_prepared_steps(
         &mut self,
         step: StepId,
-        turns: usize,
-        lists: Lists,
+        steps: usize,
+        lists: ArgLists,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<()> {
-        if turns >= self.prepared(step)?.together() {
+        if steps >= self.prepared(step)?.steps_per_launch() {
             self.capture_many(step)?;
         }
-        let _working = working();
+        let _lock = call_lock();
         self.context.enter()?;
         self.send_lists(lists, fill)?;
         let (prepared, stream) = (self.prepared(step)?, &self.streams[0]);
-        let mut left = turns;
-        while let Some(many) = prepared.many.as_ref().filter(|_| left >= prepared.together()) {
+        let mut left = steps;
+        while let Some(many) =
+            prepared.multi_step_graph.as_ref().filter(|_| left >= prepared.steps_per_launch())
+        {
             many.launch(stream)?;
-            left -= prepared.together();
+            left -= prepared.steps_per_launch();
         }
         let one = prepared.graph()?;
         (0..left).try_for_each(|_| one.launch(stream))?;
@@ -106,7 +112,7 @@ impl Gpu {
     }
 
     pub(super) fn drop_step(&mut self, step: StepId) {
-        let _working = working();
+        let _lock = call_lock();
         self.context.enter().ok();
         self.streams[0].synchronize().ok();
         if let Some(prepared) = self.steps.get_mut(step.0) {
@@ -116,7 +122,7 @@ impl Gpu {
     }
 
     pub(super) fn drop_block(&mut self, replica: usize, block: Block) {
-        let _working = working();
+        let _lock = call_lock();
         self.context.enter().ok();
         self.streams[0].synchronize().ok();
         self.blocks.remove(&(replica, block));

@@ -1,19 +1,19 @@
-//! Sums over few rows, put off until there are many: bias gradients, losses, metrics. Columns that
-//! were only joined to be summed are summed where they lie.
+//! Batching of sums over few rows: bias gradients, losses, metrics. Columns that were concatenated
+//! only to be summed are summed in place.
 
-use super::facts::{Facts, kept, nobody_else_reads};
+use super::analysis::{FusionFacts, only_read_by, survives};
 use super::{Lowering, tasks};
 use crate::launch::{Elem, Ptr, Span};
 use crate::ops::reduce::{self, RowSum};
-use crate::task::Work;
+use crate::work_item::WorkItem;
 use phalanx_graph::Op;
 use phalanx_graph::program::{Instr, Program, ValueId};
 
-/// Rows that one block sums in little time.
-const FEW: usize = 512;
+/// Maximum rows of a batched sum: one block sums them quickly.
+const MAX_BATCHED_ROWS: usize = 512;
 
-/// Columns that are worth a place among others.
-const NARROW: usize = 4096;
+/// Maximum columns of a batched sum.
+const MAX_BATCHED_COLUMNS: usize = 4096;
 
 fn reads(s: &RowSum) -> Span {
     let (width, pitch) = (s.columns * 4, s.ld * 4);
@@ -28,10 +28,10 @@ fn writes(s: &RowSum) -> Span {
     Span::whole(s.to, s.columns * 4)
 }
 
-impl Facts {
-    /// `copy, copy, sum_rows`: columns joined for nothing else.
-    pub(super) fn find_joined(&mut self, program: &Program, at: usize, joined: ValueId) {
-        let whole = program.value(joined);
+impl FusionFacts {
+    /// `copy, copy, sum_rows`: columns concatenated only for this sum.
+    pub(super) fn find_concat_sums(&mut self, program: &Program, at: usize, concat: ValueId) {
+        let whole = program.value(concat);
         let mut parts = vec![];
         let mut first = at;
         while let Some(Instr::Copy { input, output }) =
@@ -46,23 +46,24 @@ impl Facts {
             first -= 1;
             parts.push((*input, to.offset - whole.offset));
         }
-        let lasts = parts.iter().all(|(from, _)| kept(program, *from, (first, at), |_| false));
+        let survive =
+            parts.iter().all(|(from, _)| survives(program, *from, (first, at), |_| false));
         let only = |op: &Op, _| matches!(op, Op::SumRows);
-        if !parts.is_empty() && lasts && nobody_else_reads(program, at - 1, joined, only) {
+        if !parts.is_empty() && survive && only_read_by(program, at - 1, concat, only) {
             self.covered.extend(first..at);
             parts.sort_by_key(|(_, column)| *column);
-            self.joined.insert(at, parts);
+            self.concat_sums.insert(at, parts);
         }
     }
 }
 
 impl Lowering<'_> {
-    /// Puts off a sum over rows, unless it is too large for that.
+    /// Defers a sum over rows. Returns false if it is too large for that.
     pub(super) fn sum_rows(&mut self, replica: usize, x: ValueId, y: ValueId) -> bool {
-        let rows = self.q.replicas[replica].rows;
+        let rows = self.request.replicas[replica].rows;
         let (from, to) = (self.operand(replica, x), self.operand(replica, y));
-        let parts = self.q.facts.joined.get(&self.at);
-        let small = rows <= FEW && to.len <= NARROW && to.len > 0;
+        let parts = self.request.facts.concat_sums.get(&self.at);
+        let small = rows <= MAX_BATCHED_ROWS && to.len <= MAX_BATCHED_COLUMNS && to.len > 0;
         if parts.is_none() && !small || [from.elem, to.elem] != [Elem::F32; 2] {
             return false;
         }
@@ -80,22 +81,22 @@ impl Lowering<'_> {
             column = at + width;
         }
         add(from.ptr.add(column * 4), to.len, column, to.len - column);
-        sums.into_iter().for_each(|s| self.put_off_sum(s));
+        sums.into_iter().for_each(|s| self.defer_sum(s));
         true
     }
 
-    /// Sums are done before anything else that was put off.
-    fn put_off_sum(&mut self, sum: RowSum) {
+    /// Deferred sums run before all other deferred operations.
+    fn defer_sum(&mut self, sum: RowSum) {
         let (from, to) = (reads(&sum), writes(&sum));
-        if self.meets_sums(&[from], &[to]) {
+        if self.overlaps_sums(&[from], &[to]) {
             self.flush_sums();
         }
         self.flush_for(&[from], &[to]);
         self.sums.push(sum);
     }
 
-    /// Whether a work that reads and writes these spans must come behind a sum.
-    pub(super) fn meets_sums(&self, read: &[Span], written: &[Span]) -> bool {
+    /// Whether an item that reads and writes these spans must run after a deferred sum.
+    pub(super) fn overlaps_sums(&self, read: &[Span], written: &[Span]) -> bool {
         self.sums.iter().any(|s| {
             let (from, to) = (reads(s), writes(s));
             read.iter().any(|r| r.overlaps(&to))
@@ -103,13 +104,13 @@ impl Lowering<'_> {
         })
     }
 
-    /// Does the sums that were put off, in one launch.
+    /// Flushes the deferred sums in one launch.
     pub(super) fn flush_sums(&mut self) {
         let sums = std::mem::take(&mut self.sums);
         if sums.is_empty() {
             return;
         }
-        self.works.push(Work {
+        self.work_items.push(WorkItem {
             label: format!("{} sums over rows", sums.len()),
             instr: self.at,
             tasks: tasks(vec![reduce::sum_many(&sums)]),
@@ -125,7 +126,7 @@ mod tests {
     use phalanx_graph::ops::Binary;
     use phalanx_graph::{DType, Fetch, Graph, Mesh, Options, Scope, Step, Type};
 
-    /// The step that sums an accuracy and its weights.
+    /// A step that sums an accuracy and its weights.
     fn accuracy() -> Program {
         let mut g = Graph::new();
         let int = Type { dtype: DType::I32, ..Type::rows([]) };
@@ -150,13 +151,13 @@ mod tests {
     #[test]
     fn an_accuracy_is_summed_without_casts_and_copies() {
         let program = accuracy();
-        let facts = Facts::of(&program, true);
+        let facts = FusionFacts::of(&program, true);
         assert_eq!(facts.casts.len(), 2, "{program}");
         let left_out = facts.covered.iter().map(|i| &program.instrs()[*i]);
         let copies = left_out.filter(|i| matches!(i, Instr::Copy { .. })).count();
         let all = program.instrs().iter().filter(|i| matches!(i, Instr::Copy { .. })).count();
         assert!(all > 0 && copies == all, "{copies} of {all} copies left out: {program}");
-        let parts: Vec<usize> = facts.joined.values().map(Vec::len).collect();
+        let parts: Vec<usize> = facts.concat_sums.values().map(Vec::len).collect();
         assert_eq!(parts, [all]);
     }
 }
