@@ -1,6 +1,6 @@
 //! Projections of weights after every update.
 
-use crate::choice::{KerasObject, Vocabulary, read_object, write_object};
+use crate::by_name::{KerasObject, Named, read_object, write_object};
 use crate::error::Result;
 use phalanx_graph::ops::Unary;
 use phalanx_graph::{Graph, NodeId};
@@ -165,7 +165,7 @@ impl Constraint {
     }
 }
 
-impl Vocabulary for Constraint {
+impl Named for Constraint {
     const KIND: &'static str = "constraint";
     const NAMES: &'static [&'static str] = &["max_norm", "non_neg", "unit_norm", "min_max_norm"];
 

@@ -3,7 +3,7 @@
 //! The variance-scaling family (Glorot, He, LeCun) draws with variance `scale / fan`, where a kernel
 //! `[.., in, out]` has `fan_in = in · receptive field` and `fan_out = out · receptive field`.
 
-use crate::choice::{KerasObject, Vocabulary, read_object, write_object};
+use crate::by_name::{KerasObject, Named, read_object, write_object};
 use crate::error::Result;
 use phalanx_graph::rng::Stream;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -338,7 +338,7 @@ fn identity(gain: f64, dims: &[usize]) -> Vec<f32> {
     (0..rows * columns).map(at).collect()
 }
 
-impl Vocabulary for Initializer {
+impl Named for Initializer {
     const KIND: &'static str = "initializer";
     const NAMES: &'static [&'static str] = &[
         "zeros",

@@ -4,7 +4,7 @@
 //! A map without rotation and shear works on rows and columns apart: two short tables say which
 //! two pixels make each new one, which is an order faster than the general way.
 
-use crate::choice::{Vocabulary, by_serde_name};
+use crate::by_name::{Named, variant_by_serde_name};
 use serde::{Deserialize, Serialize};
 
 /// What lies outside an image.
@@ -22,12 +22,12 @@ pub enum FillMode {
     Wrap,
 }
 
-impl Vocabulary for FillMode {
+impl Named for FillMode {
     const KIND: &'static str = "fill_mode";
     const NAMES: &'static [&'static str] = &["nearest", "constant", "reflect", "wrap"];
 
     fn from_name(name: &str) -> Option<FillMode> {
-        by_serde_name(name)
+        variant_by_serde_name(name)
     }
 }
 

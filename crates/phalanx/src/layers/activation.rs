@@ -2,7 +2,7 @@
 
 use super::support::single;
 use crate::activations::ActivationFn;
-use crate::choice::Choice;
+use crate::by_name::ByName;
 use crate::config;
 use crate::error::Result;
 use crate::layer::{Cx, Layer};
@@ -21,12 +21,12 @@ use serde_json::{Map, Value};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Activation {
-    activation: Choice<ActivationFn>,
+    activation: ByName<ActivationFn>,
 }
 
 impl Activation {
     /// The layer of this function.
-    pub fn new(activation: impl Into<Choice<ActivationFn>>) -> Activation {
+    pub fn new(activation: impl Into<ByName<ActivationFn>>) -> Activation {
         Activation { activation: activation.into() }
     }
 }

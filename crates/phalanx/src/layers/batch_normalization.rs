@@ -7,7 +7,7 @@
 //! `[channels]`.
 
 use super::support::{Terms, not_negative, row_axis, setters, single, swap_with_last};
-use crate::choice::{Choice, Optional};
+use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::Constraint;
 use crate::error::Result;
@@ -37,14 +37,14 @@ pub struct BatchNormalization {
     epsilon: f64,
     center: bool,
     scale: bool,
-    beta_initializer: Choice<Initializer>,
-    gamma_initializer: Choice<Initializer>,
-    moving_mean_initializer: Choice<Initializer>,
-    moving_variance_initializer: Choice<Initializer>,
-    beta_regularizer: Optional<Regularizer>,
-    gamma_regularizer: Optional<Regularizer>,
-    beta_constraint: Optional<Constraint>,
-    gamma_constraint: Optional<Constraint>,
+    beta_initializer: ByName<Initializer>,
+    gamma_initializer: ByName<Initializer>,
+    moving_mean_initializer: ByName<Initializer>,
+    moving_variance_initializer: ByName<Initializer>,
+    beta_regularizer: OptionalByName<Regularizer>,
+    gamma_regularizer: OptionalByName<Regularizer>,
+    beta_constraint: OptionalByName<Constraint>,
+    gamma_constraint: OptionalByName<Constraint>,
     synchronized: bool,
 }
 
@@ -60,10 +60,10 @@ impl Default for BatchNormalization {
             gamma_initializer: Initializer::Ones {}.into(),
             moving_mean_initializer: Initializer::Zeros {}.into(),
             moving_variance_initializer: Initializer::Ones {}.into(),
-            beta_regularizer: Optional::default(),
-            gamma_regularizer: Optional::default(),
-            beta_constraint: Optional::default(),
-            gamma_constraint: Optional::default(),
+            beta_regularizer: OptionalByName::default(),
+            gamma_regularizer: OptionalByName::default(),
+            beta_constraint: OptionalByName::default(),
+            gamma_constraint: OptionalByName::default(),
             synchronized: false,
         }
     }
@@ -87,21 +87,21 @@ impl BatchNormalization {
         /// Whether there is a `gamma`.
         scale: bool,
         /// First values of `beta`; zeros unless set.
-        beta_initializer: impl Into<Choice<Initializer>>,
+        beta_initializer: impl Into<ByName<Initializer>>,
         /// First values of `gamma`; ones unless set.
-        gamma_initializer: impl Into<Choice<Initializer>>,
+        gamma_initializer: impl Into<ByName<Initializer>>,
         /// First values of the moving mean; zeros unless set.
-        moving_mean_initializer: impl Into<Choice<Initializer>>,
+        moving_mean_initializer: impl Into<ByName<Initializer>>,
         /// First values of the moving variance; ones unless set.
-        moving_variance_initializer: impl Into<Choice<Initializer>>,
+        moving_variance_initializer: impl Into<ByName<Initializer>>,
         /// Penalty on `beta`.
-        beta_regularizer: impl Into<Optional<Regularizer>>,
+        beta_regularizer: impl Into<OptionalByName<Regularizer>>,
         /// Penalty on `gamma`.
-        gamma_regularizer: impl Into<Optional<Regularizer>>,
+        gamma_regularizer: impl Into<OptionalByName<Regularizer>>,
         /// Projection of `beta`.
-        beta_constraint: impl Into<Optional<Constraint>>,
+        beta_constraint: impl Into<OptionalByName<Constraint>>,
         /// Projection of `gamma`.
-        gamma_constraint: impl Into<Optional<Constraint>>,
+        gamma_constraint: impl Into<OptionalByName<Constraint>>,
         /// Whether all replicas share their statistics.
         synchronized: bool,
     }
@@ -138,7 +138,7 @@ impl BatchNormalization {
             }
             .weight(cx, "beta", &dims)?,
         };
-        let mut moving = |name, initializer: &Choice<Initializer>| -> Result<NodeId> {
+        let mut moving = |name, initializer: &ByName<Initializer>| -> Result<NodeId> {
             cx.weight(WeightSpec::new(name, &dims, *initializer.get()?).non_trainable())
         };
         let moving_mean = moving("moving_mean", &self.moving_mean_initializer)?;

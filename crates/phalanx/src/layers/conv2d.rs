@@ -9,7 +9,7 @@ use super::support::{
     DataFormat, Nothing, Padding, Pair, Terms, Window, at_least_one, image, setters,
 };
 use crate::activations::ActivationFn;
-use crate::choice::{Choice, Optional};
+use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::Constraint;
 use crate::error::Result;
@@ -37,19 +37,19 @@ pub struct Conv2D {
     filters: usize,
     kernel_size: Pair,
     strides: Pair,
-    padding: Choice<Padding>,
+    padding: ByName<Padding>,
     data_format: DataFormat,
     dilation_rate: Pair,
     groups: usize,
-    activation: Choice<ActivationFn>,
+    activation: ByName<ActivationFn>,
     use_bias: bool,
-    kernel_initializer: Choice<Initializer>,
-    bias_initializer: Choice<Initializer>,
-    kernel_regularizer: Optional<Regularizer>,
-    bias_regularizer: Optional<Regularizer>,
+    kernel_initializer: ByName<Initializer>,
+    bias_initializer: ByName<Initializer>,
+    kernel_regularizer: OptionalByName<Regularizer>,
+    bias_regularizer: OptionalByName<Regularizer>,
     activity_regularizer: Nothing,
-    kernel_constraint: Optional<Constraint>,
-    bias_constraint: Optional<Constraint>,
+    kernel_constraint: OptionalByName<Constraint>,
+    bias_constraint: OptionalByName<Constraint>,
 }
 
 fn blank() -> Conv2D {
@@ -71,11 +71,11 @@ impl Conv2D {
             use_bias: true,
             kernel_initializer: Initializer::GlorotUniform { seed: None }.into(),
             bias_initializer: Initializer::Zeros {}.into(),
-            kernel_regularizer: Optional::default(),
-            bias_regularizer: Optional::default(),
+            kernel_regularizer: OptionalByName::default(),
+            bias_regularizer: OptionalByName::default(),
             activity_regularizer: Nothing,
-            kernel_constraint: Optional::default(),
-            bias_constraint: Optional::default(),
+            kernel_constraint: OptionalByName::default(),
+            bias_constraint: OptionalByName::default(),
         }
     }
 
@@ -83,27 +83,27 @@ impl Conv2D {
         /// Steps between windows; 1 unless set.
         strides: impl Into<Pair>,
         /// `valid` (unless set) or `same`.
-        padding: impl Into<Choice<Padding>>,
+        padding: impl Into<ByName<Padding>>,
         /// Distance between the taps of a window; 1 unless set.
         dilation_rate: impl Into<Pair>,
         /// Channel groups convolved apart; must divide channels and filters.
         groups: usize,
         /// What is applied to the result; linear unless set.
-        activation: impl Into<Choice<ActivationFn>>,
+        activation: impl Into<ByName<ActivationFn>>,
         /// Whether there is a bias.
         use_bias: bool,
         /// First values of the kernel; `glorot_uniform` unless set.
-        kernel_initializer: impl Into<Choice<Initializer>>,
+        kernel_initializer: impl Into<ByName<Initializer>>,
         /// First values of the bias; zeros unless set.
-        bias_initializer: impl Into<Choice<Initializer>>,
+        bias_initializer: impl Into<ByName<Initializer>>,
         /// Penalty on the kernel.
-        kernel_regularizer: impl Into<Optional<Regularizer>>,
+        kernel_regularizer: impl Into<OptionalByName<Regularizer>>,
         /// Penalty on the bias.
-        bias_regularizer: impl Into<Optional<Regularizer>>,
+        bias_regularizer: impl Into<OptionalByName<Regularizer>>,
         /// Projection of the kernel.
-        kernel_constraint: impl Into<Optional<Constraint>>,
+        kernel_constraint: impl Into<OptionalByName<Constraint>>,
         /// Projection of the bias.
-        bias_constraint: impl Into<Optional<Constraint>>,
+        bias_constraint: impl Into<OptionalByName<Constraint>>,
     }
 }
 

@@ -5,7 +5,7 @@
 
 use super::support::{Terms, at_least_one, setters, shape_text, single};
 use crate::activations::ActivationFn;
-use crate::choice::{Choice, Optional};
+use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::Constraint;
 use crate::error::Result;
@@ -31,14 +31,14 @@ use serde_json::{Map, Value};
 #[serde(default = "blank", deny_unknown_fields)]
 pub struct Dense {
     units: usize,
-    activation: Choice<ActivationFn>,
+    activation: ByName<ActivationFn>,
     use_bias: bool,
-    kernel_initializer: Choice<Initializer>,
-    bias_initializer: Choice<Initializer>,
-    kernel_regularizer: Optional<Regularizer>,
-    bias_regularizer: Optional<Regularizer>,
-    kernel_constraint: Optional<Constraint>,
-    bias_constraint: Optional<Constraint>,
+    kernel_initializer: ByName<Initializer>,
+    bias_initializer: ByName<Initializer>,
+    kernel_regularizer: OptionalByName<Regularizer>,
+    bias_regularizer: OptionalByName<Regularizer>,
+    kernel_constraint: OptionalByName<Constraint>,
+    bias_constraint: OptionalByName<Constraint>,
 }
 
 fn blank() -> Dense {
@@ -54,30 +54,30 @@ impl Dense {
             use_bias: true,
             kernel_initializer: Initializer::GlorotUniform { seed: None }.into(),
             bias_initializer: Initializer::Zeros {}.into(),
-            kernel_regularizer: Optional::default(),
-            bias_regularizer: Optional::default(),
-            kernel_constraint: Optional::default(),
-            bias_constraint: Optional::default(),
+            kernel_regularizer: OptionalByName::default(),
+            bias_regularizer: OptionalByName::default(),
+            kernel_constraint: OptionalByName::default(),
+            bias_constraint: OptionalByName::default(),
         }
     }
 
     setters! {
         /// What is applied to the result; linear unless set.
-        activation: impl Into<Choice<ActivationFn>>,
+        activation: impl Into<ByName<ActivationFn>>,
         /// Whether there is a bias.
         use_bias: bool,
         /// First values of the kernel; `glorot_uniform` unless set.
-        kernel_initializer: impl Into<Choice<Initializer>>,
+        kernel_initializer: impl Into<ByName<Initializer>>,
         /// First values of the bias; zeros unless set.
-        bias_initializer: impl Into<Choice<Initializer>>,
+        bias_initializer: impl Into<ByName<Initializer>>,
         /// Penalty on the kernel.
-        kernel_regularizer: impl Into<Optional<Regularizer>>,
+        kernel_regularizer: impl Into<OptionalByName<Regularizer>>,
         /// Penalty on the bias.
-        bias_regularizer: impl Into<Optional<Regularizer>>,
+        bias_regularizer: impl Into<OptionalByName<Regularizer>>,
         /// Projection of the kernel.
-        kernel_constraint: impl Into<Optional<Constraint>>,
+        kernel_constraint: impl Into<OptionalByName<Constraint>>,
         /// Projection of the bias.
-        bias_constraint: impl Into<Optional<Constraint>>,
+        bias_constraint: impl Into<OptionalByName<Constraint>>,
     }
 }
 

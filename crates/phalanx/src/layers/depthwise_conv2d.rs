@@ -8,7 +8,7 @@ use super::support::{
     DataFormat, Nothing, Padding, Pair, Terms, Window, at_least_one, image, setters,
 };
 use crate::activations::ActivationFn;
-use crate::choice::{Choice, Optional};
+use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::Constraint;
 use crate::error::Result;
@@ -34,19 +34,19 @@ use serde_json::{Map, Value};
 pub struct DepthwiseConv2D {
     kernel_size: Pair,
     strides: Pair,
-    padding: Choice<Padding>,
+    padding: ByName<Padding>,
     depth_multiplier: usize,
     data_format: DataFormat,
     dilation_rate: Pair,
-    activation: Choice<ActivationFn>,
+    activation: ByName<ActivationFn>,
     use_bias: bool,
-    depthwise_initializer: Choice<Initializer>,
-    bias_initializer: Choice<Initializer>,
-    depthwise_regularizer: Optional<Regularizer>,
-    bias_regularizer: Optional<Regularizer>,
+    depthwise_initializer: ByName<Initializer>,
+    bias_initializer: ByName<Initializer>,
+    depthwise_regularizer: OptionalByName<Regularizer>,
+    bias_regularizer: OptionalByName<Regularizer>,
     activity_regularizer: Nothing,
-    depthwise_constraint: Optional<Constraint>,
-    bias_constraint: Optional<Constraint>,
+    depthwise_constraint: OptionalByName<Constraint>,
+    bias_constraint: OptionalByName<Constraint>,
 }
 
 fn blank() -> DepthwiseConv2D {
@@ -67,11 +67,11 @@ impl DepthwiseConv2D {
             use_bias: true,
             depthwise_initializer: Initializer::GlorotUniform { seed: None }.into(),
             bias_initializer: Initializer::Zeros {}.into(),
-            depthwise_regularizer: Optional::default(),
-            bias_regularizer: Optional::default(),
+            depthwise_regularizer: OptionalByName::default(),
+            bias_regularizer: OptionalByName::default(),
             activity_regularizer: Nothing,
-            depthwise_constraint: Optional::default(),
-            bias_constraint: Optional::default(),
+            depthwise_constraint: OptionalByName::default(),
+            bias_constraint: OptionalByName::default(),
         }
     }
 
@@ -79,27 +79,27 @@ impl DepthwiseConv2D {
         /// Steps between windows; 1 unless set.
         strides: impl Into<Pair>,
         /// `valid` (unless set) or `same`.
-        padding: impl Into<Choice<Padding>>,
+        padding: impl Into<ByName<Padding>>,
         /// Kernels per channel; 1 unless set.
         depth_multiplier: usize,
         /// Distance between the taps of a window; 1 unless set.
         dilation_rate: impl Into<Pair>,
         /// What is applied to the result; linear unless set.
-        activation: impl Into<Choice<ActivationFn>>,
+        activation: impl Into<ByName<ActivationFn>>,
         /// Whether there is a bias.
         use_bias: bool,
         /// First values of the kernel; `glorot_uniform` unless set.
-        depthwise_initializer: impl Into<Choice<Initializer>>,
+        depthwise_initializer: impl Into<ByName<Initializer>>,
         /// First values of the bias; zeros unless set.
-        bias_initializer: impl Into<Choice<Initializer>>,
+        bias_initializer: impl Into<ByName<Initializer>>,
         /// Penalty on the kernel.
-        depthwise_regularizer: impl Into<Optional<Regularizer>>,
+        depthwise_regularizer: impl Into<OptionalByName<Regularizer>>,
         /// Penalty on the bias.
-        bias_regularizer: impl Into<Optional<Regularizer>>,
+        bias_regularizer: impl Into<OptionalByName<Regularizer>>,
         /// Projection of the kernel.
-        depthwise_constraint: impl Into<Optional<Constraint>>,
+        depthwise_constraint: impl Into<OptionalByName<Constraint>>,
         /// Projection of the bias.
-        bias_constraint: impl Into<Optional<Constraint>>,
+        bias_constraint: impl Into<OptionalByName<Constraint>>,
     }
 }
 

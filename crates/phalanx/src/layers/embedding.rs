@@ -4,7 +4,7 @@
 //! `embeddings` `[input_dim, output_dim]`.
 
 use super::support::{Nothing, Terms, at_least_one, setters, single};
-use crate::choice::{Choice, Optional};
+use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::Constraint;
 use crate::error::Result;
@@ -29,10 +29,10 @@ use serde_json::{Map, Value};
 pub struct Embedding {
     input_dim: usize,
     output_dim: usize,
-    embeddings_initializer: Choice<Initializer>,
-    embeddings_regularizer: Optional<Regularizer>,
+    embeddings_initializer: ByName<Initializer>,
+    embeddings_regularizer: OptionalByName<Regularizer>,
     activity_regularizer: Nothing,
-    embeddings_constraint: Optional<Constraint>,
+    embeddings_constraint: OptionalByName<Constraint>,
     mask_zero: bool,
 }
 
@@ -47,20 +47,20 @@ impl Embedding {
             input_dim,
             output_dim,
             embeddings_initializer: Initializer::random_uniform(-0.05, 0.05).into(),
-            embeddings_regularizer: Optional::default(),
+            embeddings_regularizer: OptionalByName::default(),
             activity_regularizer: Nothing,
-            embeddings_constraint: Optional::default(),
+            embeddings_constraint: OptionalByName::default(),
             mask_zero: false,
         }
     }
 
     setters! {
         /// First values of the table; uniform within ±0.05 unless set.
-        embeddings_initializer: impl Into<Choice<Initializer>>,
+        embeddings_initializer: impl Into<ByName<Initializer>>,
         /// Penalty on the table.
-        embeddings_regularizer: impl Into<Optional<Regularizer>>,
+        embeddings_regularizer: impl Into<OptionalByName<Regularizer>>,
         /// Projection of the table.
-        embeddings_constraint: impl Into<Optional<Constraint>>,
+        embeddings_constraint: impl Into<OptionalByName<Constraint>>,
     }
 }
 

@@ -4,7 +4,7 @@
 //! The output has the input's shape. Weights: `gamma` and `beta`, of the shape of the axes normalised.
 
 use super::support::{Terms, not_negative, row_axis, setters, single};
-use crate::choice::{Choice, Optional};
+use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::{Axes, Constraint};
 use crate::error::Result;
@@ -33,12 +33,12 @@ pub struct LayerNormalization {
     center: bool,
     scale: bool,
     rms_scaling: bool,
-    beta_initializer: Choice<Initializer>,
-    gamma_initializer: Choice<Initializer>,
-    beta_regularizer: Optional<Regularizer>,
-    gamma_regularizer: Optional<Regularizer>,
-    beta_constraint: Optional<Constraint>,
-    gamma_constraint: Optional<Constraint>,
+    beta_initializer: ByName<Initializer>,
+    gamma_initializer: ByName<Initializer>,
+    beta_regularizer: OptionalByName<Regularizer>,
+    gamma_regularizer: OptionalByName<Regularizer>,
+    beta_constraint: OptionalByName<Constraint>,
+    gamma_constraint: OptionalByName<Constraint>,
 }
 
 impl Default for LayerNormalization {
@@ -51,10 +51,10 @@ impl Default for LayerNormalization {
             rms_scaling: false,
             beta_initializer: Initializer::Zeros {}.into(),
             gamma_initializer: Initializer::Ones {}.into(),
-            beta_regularizer: Optional::default(),
-            gamma_regularizer: Optional::default(),
-            beta_constraint: Optional::default(),
-            gamma_constraint: Optional::default(),
+            beta_regularizer: OptionalByName::default(),
+            gamma_regularizer: OptionalByName::default(),
+            beta_constraint: OptionalByName::default(),
+            gamma_constraint: OptionalByName::default(),
         }
     }
 }
@@ -75,17 +75,17 @@ impl LayerNormalization {
         /// Whether there is a `gamma`.
         scale: bool,
         /// First values of `beta`; zeros unless set.
-        beta_initializer: impl Into<Choice<Initializer>>,
+        beta_initializer: impl Into<ByName<Initializer>>,
         /// First values of `gamma`; ones unless set.
-        gamma_initializer: impl Into<Choice<Initializer>>,
+        gamma_initializer: impl Into<ByName<Initializer>>,
         /// Penalty on `beta`.
-        beta_regularizer: impl Into<Optional<Regularizer>>,
+        beta_regularizer: impl Into<OptionalByName<Regularizer>>,
         /// Penalty on `gamma`.
-        gamma_regularizer: impl Into<Optional<Regularizer>>,
+        gamma_regularizer: impl Into<OptionalByName<Regularizer>>,
         /// Projection of `beta`.
-        beta_constraint: impl Into<Optional<Constraint>>,
+        beta_constraint: impl Into<OptionalByName<Constraint>>,
         /// Projection of `gamma`.
-        gamma_constraint: impl Into<Optional<Constraint>>,
+        gamma_constraint: impl Into<OptionalByName<Constraint>>,
     }
 
     /// The axes of one sample, ascending.

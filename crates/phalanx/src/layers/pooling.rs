@@ -4,7 +4,7 @@
 //! many positions as a convolution of that size, stride and padding.
 
 use super::support::{DataFormat, Padding, Pair, Window, image, setters};
-use crate::choice::Choice;
+use crate::by_name::ByName;
 use crate::config;
 use crate::error::Result;
 use crate::layer::{Cx, Layer};
@@ -29,7 +29,7 @@ macro_rules! pooling_layer {
         #[serde(default, deny_unknown_fields)]
         pub struct $name {
             pool_size: Pair,
-            padding: Choice<Padding>,
+            padding: ByName<Padding>,
             strides: Option<Pair>,
             data_format: DataFormat,
         }
@@ -60,7 +60,7 @@ macro_rules! pooling_layer {
 
             setters! {
                 /// `valid` (unless set) or `same`.
-                padding: impl Into<Choice<Padding>>,
+                padding: impl Into<ByName<Padding>>,
             }
         }
 

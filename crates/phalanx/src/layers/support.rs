@@ -1,6 +1,6 @@
 //! What layers share: the argument types of their configs and the checks of their inputs.
 
-use crate::choice::{Choice, Optional, Vocabulary, by_serde_name};
+use crate::by_name::{ByName, Named, OptionalByName, variant_by_serde_name};
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
@@ -116,12 +116,12 @@ pub enum Padding {
     Same,
 }
 
-impl Vocabulary for Padding {
+impl Named for Padding {
     const KIND: &'static str = "padding";
     const NAMES: &'static [&'static str] = &["valid", "same"];
 
     fn from_name(name: &str) -> Option<Padding> {
-        by_serde_name(name)
+        variant_by_serde_name(name)
     }
 }
 
@@ -242,7 +242,7 @@ pub(crate) struct Window<'a> {
     pub size: Pair,
     pub strides: Pair,
     pub dilation: Pair,
-    pub padding: &'a Choice<Padding>,
+    pub padding: &'a ByName<Padding>,
     pub groups: usize,
 }
 
@@ -281,9 +281,9 @@ impl Window<'_> {
 
 /// How a layer's weight starts and what holds it back, as its config has it.
 pub(crate) struct Terms<'a> {
-    pub initializer: &'a Choice<Initializer>,
-    pub regularizer: &'a Optional<Regularizer>,
-    pub constraint: &'a Optional<Constraint>,
+    pub initializer: &'a ByName<Initializer>,
+    pub regularizer: &'a OptionalByName<Regularizer>,
+    pub constraint: &'a OptionalByName<Constraint>,
 }
 
 impl Terms<'_> {

@@ -3,7 +3,7 @@
 //! `nearest` repeats pixels; `bilinear` interpolates between their centres.
 
 use super::support::{DataFormat, Pair, both_at_least_one, countable, image, setters};
-use crate::choice::{Choice, Vocabulary, by_serde_name};
+use crate::by_name::{ByName, Named, variant_by_serde_name};
 use crate::config;
 use crate::error::Result;
 use crate::layer::{Cx, Layer};
@@ -21,12 +21,12 @@ pub enum Interpolation {
     Bilinear,
 }
 
-impl Vocabulary for Interpolation {
+impl Named for Interpolation {
     const KIND: &'static str = "interpolation";
     const NAMES: &'static [&'static str] = &["nearest", "bilinear"];
 
     fn from_name(name: &str) -> Option<Interpolation> {
-        by_serde_name(name)
+        variant_by_serde_name(name)
     }
 }
 
@@ -44,7 +44,7 @@ impl Vocabulary for Interpolation {
 pub struct UpSampling2D {
     size: Pair,
     data_format: DataFormat,
-    interpolation: Choice<Interpolation>,
+    interpolation: ByName<Interpolation>,
 }
 
 impl Default for UpSampling2D {
@@ -65,7 +65,7 @@ impl UpSampling2D {
 
     setters! {
         /// `nearest` (unless set) or `bilinear`.
-        interpolation: impl Into<Choice<Interpolation>>,
+        interpolation: impl Into<ByName<Interpolation>>,
     }
 }
 

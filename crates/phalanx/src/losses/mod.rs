@@ -197,7 +197,11 @@ where
     L: Loss + Default + Serialize + DeserializeOwned + 'static,
 {
     let class = L::default().class_name();
-    config::fixed(class, config, &[("axis", (-1).into()), ("ignore_class", Value::Null)])?;
+    config::check_fixed_options(
+        class,
+        config,
+        &[("axis", (-1).into()), ("ignore_class", Value::Null)],
+    )?;
     let loss: L = config::read(class, config)?;
     loss.validate()?;
     Ok(Box::new(loss))

@@ -201,7 +201,7 @@ where
         ("num_labels", Value::Null),
         ("label_weights", Value::Null),
     ];
-    config::fixed(class, config, &options)?;
+    config::check_fixed_options(class, config, &options)?;
     let metric: M = config::read(class, config)?;
     metric.validate()?;
     Ok(Box::new(metric))
@@ -225,7 +225,7 @@ const REGISTRY: &[(&str, &[&str], Make)] = &[
     ("Precision", &["precision"], make::<Precision>),
     ("Recall", &["recall"], make::<Recall>),
     ("AUC", &["auc"], |config| {
-        config::fixed("AUC", config, &[("thresholds", Value::Null)])?;
+        config::check_fixed_options("AUC", config, &[("thresholds", Value::Null)])?;
         make::<AUC>(config)
     }),
     ("MeanSquaredError", &["mean_squared_error", "mse", "MSE"], make::<MeanSquaredError>),

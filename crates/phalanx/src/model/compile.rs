@@ -284,7 +284,7 @@ impl Compile {
             OptimizerArgument::Value(o) => o,
             OptimizerArgument::Name(name) => optimizers::get(&name)?,
         };
-        let scaled = self.strategy.local().asked_policy() == Policy::MixedFloat16;
+        let scaled = self.strategy.local().requested_policy() == Policy::MixedFloat16;
         let optimizer = match optimizer.inner() {
             None if scaled => Box::new(LossScaleOptimizer::around(optimizer)),
             _ => optimizer,

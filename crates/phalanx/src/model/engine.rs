@@ -172,7 +172,7 @@ impl Engine {
             targets,
             output_names: model.output_names(),
             devices: strategy.local().devices().iter().map(ToString::to_string).collect(),
-            policy: strategy.local().asked_policy(),
+            policy: strategy.local().requested_policy(),
             device_kind: strategy.local().devices()[0].kind,
             cluster: strategy.cluster().cloned(),
             programs: [const { None }; 5],

@@ -4,7 +4,7 @@ use super::engine::{Engine, StepKind};
 use super::{Model, thousands};
 use crate::error::{Error, Result};
 use crate::layer::lock;
-use crate::strategy::{Device, DeviceKind, MOST_THREADS, check_together};
+use crate::strategy::{Device, DeviceKind, MAX_THREADS, check_compatible};
 use crate::warnings::warning;
 use phalanx_graph::exec::ExecError;
 use phalanx_graph::program::{Mesh, Program};
@@ -35,7 +35,7 @@ impl PlannedDevices {
         let Some(Device { kind, .. }) = devices.first().copied() else {
             return Err(Error::argument(owner, "devices", "at least one device", "none"));
         };
-        check_together(owner, devices)?;
+        check_compatible(owner, devices)?;
         let replicas = devices.len();
         let of_gpu = |d: &Device| devices.iter().filter(|o| o.index == d.index).count();
         let sharing = match kind {
@@ -47,8 +47,8 @@ impl PlannedDevices {
 
     fn mesh(self) -> Result<Mesh> {
         let all = self.threads.max(1).saturating_mul(self.replicas);
-        if all == 0 || all > MOST_THREADS {
-            let expected = format!("1 to {MOST_THREADS} over all devices");
+        if all == 0 || all > MAX_THREADS {
+            let expected = format!("1 to {MAX_THREADS} over all devices");
             return Err(Error::argument("memory_plan", "threads", expected, all));
         }
         let shared = || (phalanx_cpu::usable_cores() / self.replicas).max(1);

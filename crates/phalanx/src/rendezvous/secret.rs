@@ -1,30 +1,31 @@
-//! The secret that all workers of a job share, and proofs of knowing it.
+//! The secret shared by all workers of a job, and proofs of knowing it.
 
 use crate::error::{Error, Result};
 use crate::workers::SECRET;
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-/// Fewest characters of it, and fewest that can hold 128 random bits (in base64; 32 in hexadecimal).
-const FEWEST: usize = 16;
-const STRONG: usize = 22;
-/// The command that makes one.
+/// The minimum length, and the minimum length that can hold 128 random bits (22 characters in base64; in
+/// hexadecimal it takes 32).
+const MIN_CHARS: usize = 16;
+const STRONG_CHARS: usize = 22;
+/// The command that generates a secret.
 const COMMAND: &str = "openssl rand -hex 16";
 
-/// Bytes that are never used twice.
+/// Random bytes that are never used twice.
 pub(super) type Nonce = [u8; 32];
 pub(super) type Proof = [u8; 32];
 
-/// Neither printed nor sent.
+/// The secret itself; it is neither printed nor sent.
 #[derive(Clone)]
 pub(super) struct Secret(Vec<u8>);
 
 impl Secret {
-    /// The text, where it is long enough.
+    /// Takes the text if it is long enough.
     pub fn new(text: Option<&str>) -> Result<Secret> {
         let length = text.map(|text| text.chars().count());
         match (text, length) {
-            (Some(text), Some(FEWEST..)) => Ok(Secret(text.as_bytes().to_vec())),
+            (Some(text), Some(MIN_CHARS..)) => Ok(Secret(text.as_bytes().to_vec())),
             (_, length) => {
                 let expected =
                     format!("128 random bits, the same on every worker (made by `{COMMAND}`)");
@@ -34,11 +35,12 @@ impl Secret {
         }
     }
 
-    /// What is to be said of a secret that is short.
-    pub fn weakness(&self) -> Option<String> {
+    /// A warning about a short secret.
+    pub fn weakness_warning(&self) -> Option<String> {
         let length = String::from_utf8_lossy(&self.0).chars().count();
         let words = "fewer than hold 128 random bits; make it by";
-        (length < STRONG).then(|| format!("{SECRET} has {length} characters, {words} `{COMMAND}`"))
+        (length < STRONG_CHARS)
+            .then(|| format!("{SECRET} has {length} characters, {words} `{COMMAND}`"))
     }
 
     fn mac(&self, who: &[u8; 6], nonces: [&Nonce; 2], fields: &[u8]) -> Hmac<Sha256> {
@@ -50,13 +52,13 @@ impl Secret {
         mac
     }
 
-    /// Shows that `who` knows the secret and sent these fields, in answer to these nonces.
+    /// Proves that `who` knows the secret and sent these fields in reply to these nonces.
     pub(super) fn proof(&self, who: &[u8; 6], nonces: [&Nonce; 2], fields: &[u8]) -> Proof {
         self.mac(who, nonces, fields).finalize().into_bytes().into()
     }
 
-    /// Whether a proof is one; takes as long whatever it is.
-    pub(super) fn proves(
+    /// Verifies a proof in constant time.
+    pub(super) fn verify(
         &self,
         who: &[u8; 6],
         nonces: [&Nonce; 2],
@@ -67,9 +69,9 @@ impl Secret {
     }
 }
 
-/// From the system's source of randomness.
+/// Generates a nonce from the system's source of randomness.
 pub(super) fn nonce() -> Result<Nonce> {
     let mut nonce = [0; 32];
-    getrandom::fill(&mut nonce).map_err(super::failed)?;
+    getrandom::fill(&mut nonce).map_err(super::rendezvous_error)?;
     Ok(nonce)
 }

@@ -20,7 +20,7 @@ fn job<T: Send>(
             let peer: Arc<dyn ProcessGroup> = Arc::new(peer);
             threads.push(scope.spawn(move || {
                 let local = MirroredStrategy::cpus(1)?.threads(1);
-                work(rank, MultiWorkerMirroredStrategy::among(local, peer)?)
+                work(rank, MultiWorkerMirroredStrategy::with_peers(local, peer)?)
             }));
         }
         threads.into_iter().map(|t| t.join().expect("no panic")).collect()

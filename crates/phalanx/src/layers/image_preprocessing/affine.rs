@@ -4,7 +4,7 @@
 use super::super::support::finite;
 use super::super::up_sampling2d::Interpolation;
 use super::uniform;
-use crate::choice::Choice;
+use crate::by_name::ByName;
 use crate::data::FillMode;
 use crate::error::Result;
 use crate::layer::Cx;
@@ -80,8 +80,8 @@ impl Maps {
 
 /// How the layers that move images read between pixels and beyond the border, by Keras' names.
 pub(super) struct Reading<'a> {
-    pub fill_mode: &'a Choice<FillMode>,
-    pub interpolation: &'a Choice<Interpolation>,
+    pub fill_mode: &'a ByName<FillMode>,
+    pub interpolation: &'a ByName<Interpolation>,
     pub fill_value: f64,
 }
 

@@ -7,7 +7,7 @@
 use super::super::support::{DataFormat, setters};
 use super::affine::{Affine, IDENTITY, sample, whole_pixels};
 use super::{float_image, uniform};
-use crate::choice::{Choice, Vocabulary, by_serde_name};
+use crate::by_name::{ByName, Named, variant_by_serde_name};
 use crate::config;
 use crate::error::Result;
 use crate::layer::{Cx, Layer};
@@ -28,12 +28,12 @@ pub enum FlipMode {
     HorizontalAndVertical,
 }
 
-impl Vocabulary for FlipMode {
+impl Named for FlipMode {
     const KIND: &'static str = "mode";
     const NAMES: &'static [&'static str] = &["horizontal", "vertical", "horizontal_and_vertical"];
 
     fn from_name(name: &str) -> Option<FlipMode> {
-        by_serde_name(name)
+        variant_by_serde_name(name)
     }
 }
 
@@ -48,7 +48,7 @@ impl Vocabulary for FlipMode {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RandomFlip {
-    mode: Choice<FlipMode>,
+    mode: ByName<FlipMode>,
     seed: Option<i64>,
     data_format: DataFormat,
 }
@@ -61,7 +61,7 @@ impl Default for RandomFlip {
 
 impl RandomFlip {
     /// `horizontal`, `vertical` or `horizontal_and_vertical`.
-    pub fn new(mode: impl Into<Choice<FlipMode>>) -> RandomFlip {
+    pub fn new(mode: impl Into<ByName<FlipMode>>) -> RandomFlip {
         RandomFlip { mode: mode.into(), seed: None, data_format: DataFormat::ChannelsLast }
     }
 

@@ -5,7 +5,7 @@ use super::super::support::{DataFormat, setters};
 use super::super::up_sampling2d::Interpolation;
 use super::affine::{Affine, IDENTITY, Reading};
 use super::{Factor, float_image};
-use crate::choice::Choice;
+use crate::by_name::ByName;
 use crate::config;
 use crate::data::FillMode;
 use crate::error::Result;
@@ -29,9 +29,9 @@ pub struct RandomTranslation {
     height_factor: Factor,
     width_factor: Factor,
     #[serde(default = "reflect")]
-    fill_mode: Choice<FillMode>,
+    fill_mode: ByName<FillMode>,
     #[serde(default = "bilinear")]
-    interpolation: Choice<Interpolation>,
+    interpolation: ByName<Interpolation>,
     seed: Option<i64>,
     #[serde(default)]
     fill_value: f64,
@@ -39,11 +39,11 @@ pub struct RandomTranslation {
     data_format: DataFormat,
 }
 
-pub(super) fn reflect() -> Choice<FillMode> {
+pub(super) fn reflect() -> ByName<FillMode> {
     FillMode::Reflect.into()
 }
 
-pub(super) fn bilinear() -> Choice<Interpolation> {
+pub(super) fn bilinear() -> ByName<Interpolation> {
     Interpolation::Bilinear.into()
 }
 
@@ -66,9 +66,9 @@ impl RandomTranslation {
 
     setters! {
         /// What comes in: `reflect` (unless set), `constant`, `nearest` or `wrap`.
-        fill_mode: impl Into<Choice<FillMode>>,
+        fill_mode: impl Into<ByName<FillMode>>,
         /// `bilinear` (unless set) or `nearest`.
-        interpolation: impl Into<Choice<Interpolation>>,
+        interpolation: impl Into<ByName<Interpolation>>,
         /// The value of `fill_mode` "constant"; 0 unless set.
         fill_value: f64,
         /// Kept for Keras; the run's seed decides.

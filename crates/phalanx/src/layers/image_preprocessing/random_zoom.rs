@@ -6,7 +6,7 @@ use super::super::up_sampling2d::Interpolation;
 use super::affine::{Affine, IDENTITY, Reading};
 use super::random_translation::{bilinear, reflect};
 use super::{Factor, float_image};
-use crate::choice::Choice;
+use crate::by_name::ByName;
 use crate::config;
 use crate::data::FillMode;
 use crate::error::Result;
@@ -30,9 +30,9 @@ pub struct RandomZoom {
     height_factor: Factor,
     width_factor: Option<Factor>,
     #[serde(default = "reflect")]
-    fill_mode: Choice<FillMode>,
+    fill_mode: ByName<FillMode>,
     #[serde(default = "bilinear")]
-    interpolation: Choice<Interpolation>,
+    interpolation: ByName<Interpolation>,
     seed: Option<i64>,
     #[serde(default)]
     fill_value: f64,
@@ -64,9 +64,9 @@ impl RandomZoom {
 
     setters! {
         /// What comes in: `reflect` (unless set), `constant`, `nearest` or `wrap`.
-        fill_mode: impl Into<Choice<FillMode>>,
+        fill_mode: impl Into<ByName<FillMode>>,
         /// `bilinear` (unless set) or `nearest`.
-        interpolation: impl Into<Choice<Interpolation>>,
+        interpolation: impl Into<ByName<Interpolation>>,
         /// The value of `fill_mode` "constant"; 0 unless set.
         fill_value: f64,
         /// Kept for Keras; the run's seed decides.

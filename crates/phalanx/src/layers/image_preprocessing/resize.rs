@@ -1,7 +1,7 @@
 //! Resizing as `jax.image.resize` does it: every new row is a weighted sum of old rows, and every new
 //! column of old columns, so it is two products with matrices of weights.
 
-use crate::choice::{Vocabulary, by_serde_name};
+use crate::by_name::{Named, variant_by_serde_name};
 use crate::error::Result;
 use crate::layer::Cx;
 use phalanx_graph::ops::Epilogue;
@@ -25,13 +25,13 @@ pub enum Resampling {
     Lanczos5,
 }
 
-impl Vocabulary for Resampling {
+impl Named for Resampling {
     const KIND: &'static str = "interpolation";
     const NAMES: &'static [&'static str] =
         &["nearest", "bilinear", "bicubic", "lanczos3", "lanczos5"];
 
     fn from_name(name: &str) -> Option<Resampling> {
-        by_serde_name(name)
+        variant_by_serde_name(name)
     }
 }
 

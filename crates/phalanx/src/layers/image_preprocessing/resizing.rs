@@ -8,7 +8,7 @@ use super::super::support::{DataFormat, countable, finite, setters};
 use super::center_crop::check_size;
 use super::resize::{Resampling, aspect_window, proportion, resize};
 use super::{float_image, window};
-use crate::choice::Choice;
+use crate::by_name::ByName;
 use crate::config;
 use crate::error::Result;
 use crate::layer::{Cx, Layer};
@@ -39,7 +39,7 @@ pub struct Resizing {
     height: usize,
     width: usize,
     #[serde(default = "bilinear")]
-    interpolation: Choice<Resampling>,
+    interpolation: ByName<Resampling>,
     #[serde(default)]
     crop_to_aspect_ratio: bool,
     #[serde(default)]
@@ -54,7 +54,7 @@ pub struct Resizing {
     data_format: DataFormat,
 }
 
-fn bilinear() -> Choice<Resampling> {
+fn bilinear() -> ByName<Resampling> {
     Resampling::Bilinear.into()
 }
 
@@ -76,7 +76,7 @@ impl Resizing {
 
     setters! {
         /// `bilinear` (unless set), `nearest`, `bicubic`, `lanczos3` or `lanczos5`.
-        interpolation: impl Into<Choice<Resampling>>,
+        interpolation: impl Into<ByName<Resampling>>,
         /// Whether the image is cut to the new proportions first.
         crop_to_aspect_ratio: bool,
         /// Whether the image is filled up to the new proportions first.

@@ -5,7 +5,7 @@ use crate::data::HostBatch;
 use crate::error::Result;
 use crate::layer::lock;
 use crate::losses::{Loss, Reduction};
-use crate::workers::lost;
+use crate::workers::peer_lost;
 use phalanx_graph::exec::{Accumulate, Batch, ExecError, Executor, FeedData, ProgramId};
 use phalanx_graph::process_group::all_gather;
 use phalanx_graph::program::FetchPlan;
@@ -209,7 +209,7 @@ impl Engine {
             return Ok(sum(&mut held.iter().copied()));
         };
         let mine: Vec<u8> = held.iter().flat_map(|w| w.to_le_bytes()).collect();
-        let all = all_gather(&*cluster.peers, &mine).map_err(lost)?.concat();
+        let all = all_gather(&*cluster.peers, &mine).map_err(peer_lost)?.concat();
         let (weights, _) = all.as_chunks::<4>();
         Ok(sum(&mut weights.iter().map(|w| f32::from_le_bytes(*w))))
     }

@@ -8,7 +8,7 @@ use crate::model::RunState;
 use crate::progress::Verbose;
 use crate::saving;
 use crate::strategy::DeviceKind;
-use crate::workers::lost;
+use crate::workers::peer_lost;
 use phalanx_cpu::simd::Isa;
 use phalanx_graph::process_group::all_gather;
 use serde_json::Value;
@@ -43,7 +43,7 @@ impl Engine {
     fn bytes_of_chief(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
         let Some(cluster) = &self.cluster else { return Ok(mine) };
         let mine = if self.is_chief() { mine } else { vec![] };
-        let mut all = all_gather(&*cluster.peers, &mine).map_err(lost)?;
+        let mut all = all_gather(&*cluster.peers, &mine).map_err(peer_lost)?;
         Ok(all.swap_remove(0))
     }
 
@@ -133,7 +133,7 @@ impl Engine {
     pub(crate) fn check_workers(&self, facts: &[(String, String)]) -> Result<()> {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         let mine = serde_json::to_vec(facts).map_err(|e| Error::config("workers", e))?;
-        let all = all_gather(&*cluster.peers, &mine).map_err(lost)?;
+        let all = all_gather(&*cluster.peers, &mine).map_err(peer_lost)?;
         let read = |bytes: &Vec<u8>| -> Vec<(String, String)> {
             serde_json::from_slice(bytes).unwrap_or_default()
         };

@@ -2,7 +2,7 @@
 
 use super::{classifier, clouds, compiled, difference, one_thread, one_weight, tensor};
 use phalanx::activations::ActivationFn;
-use phalanx::choice::Vocabulary;
+use phalanx::by_name::Named;
 use phalanx::constraints::Axes;
 use phalanx::optimizers;
 use phalanx::prelude::*;
