@@ -1,4 +1,4 @@
-//! Activation functions, by Keras' names.
+//! Activation functions with Keras' names.
 
 use crate::by_name::{Named, variant_by_serde_name};
 use crate::error::Result;
@@ -146,8 +146,8 @@ pub(crate) fn leaky_relu(g: &mut Graph, x: NodeId, slope: f64) -> Result<NodeId>
     Ok(g.select(positive, x, sloped)?)
 }
 
-/// `x` above zero, `alpha · (eˣ - 1)` below. The exponential never sees a positive number, so that
-/// an overflow in the branch not taken cannot spoil the derivative.
+/// `x` above zero, `alpha · (eˣ - 1)` below. The input of the exponential is never positive, so an overflow in
+/// the unused branch cannot spoil the derivative.
 fn elu(g: &mut Graph, x: NodeId, alpha: f64) -> Result<NodeId> {
     let zero = g.scalar(0.0);
     let positive = g.binary(Binary::Gt, x, zero)?;

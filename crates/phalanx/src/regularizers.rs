@@ -1,4 +1,4 @@
-//! Penalties on the size of weights, added to the loss: `l1 Σ|w| + l2 Σw²`.
+//! Weight regularizers, which add `l1 Σ|w| + l2 Σw²` to the loss.
 
 use crate::by_name::{KerasObject, Named, read_object, write_object};
 use crate::error::Result;
@@ -11,7 +11,7 @@ fn default_factor() -> f64 {
     DEFAULT
 }
 
-/// A penalty. Saved as Keras saves it.
+/// A regularizer. Serialised as in Keras.
 ///
 /// ```
 /// use phalanx::layers::Dense;

@@ -1,9 +1,9 @@
-//! The arguments of an example: flags with a value each, and nothing else.
+//! Command line arguments of an example: only flags with one value each.
 #![allow(dead_code)] // an example without flags reads no values
 
 use phalanx::{Error, Result};
 
-/// The flags given, with their values.
+/// The given flags with their values.
 pub struct Flags {
     usage: &'static str,
     given: Vec<(String, String)>,
@@ -21,7 +21,7 @@ pub fn read(usage: &'static str) -> Result<Flags> {
     parse(usage, line)
 }
 
-/// Reads the words of a command line; what the usage does not name is refused with it.
+/// Parses a command line. Flags that `usage` does not name are rejected with the usage.
 pub fn parse(usage: &'static str, line: Vec<String>) -> Result<Flags> {
     let (mut given, mut words) = (vec![], line.into_iter());
     while let Some(word) = words.next() {
@@ -45,14 +45,14 @@ fn refused(usage: &str, received: String) -> Error {
 }
 
 impl Flags {
-    /// A flag's value, the last where it is given twice.
+    /// The value of a flag, the last if it is given twice.
     pub fn text(&self, flag: &str) -> Option<&str> {
         self.given.iter().rev().find(|(name, _)| name == flag).map(|(_, value)| value.as_str())
     }
 
-    /// A flag's value as a number.
-    pub fn number(&self, flag: &str, usual: usize) -> Result<usize> {
-        let Some(text) = self.text(flag) else { return Ok(usual) };
+    /// The value of a flag as a number.
+    pub fn number(&self, flag: &str, default: usize) -> Result<usize> {
+        let Some(text) = self.text(flag) else { return Ok(default) };
         text.parse().map_err(|_| refused(self.usage, format!("{flag} {text}")))
     }
 }

@@ -1,4 +1,4 @@
-//! The metrics of every epoch as one JSON object per line.
+//! A log of the metrics of every epoch, with one JSON object per line.
 
 use super::log_file::{LogFile, Mark};
 use super::{Action, Callback, CallbackState, View};
@@ -8,10 +8,10 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-/// Writes an object per epoch: `epoch`, counted from 1, every metric, `lr`, `seconds` and
-/// `images_per_second`. Numbers that JSON lacks, NaN and the infinities, are `null`.
+/// Writes one object per epoch: `epoch`, counted from 1, every metric, `lr`, `seconds` and `images_per_second`.
+/// NaN and the infinities, which JSON lacks, are `null`.
 ///
-/// Clones write to the same place, so that the program can close with an object of its own:
+/// Clones write to the same file, so the program can write objects of its own:
 ///
 /// ```
 /// use phalanx::callbacks::JsonLines;
@@ -34,19 +34,19 @@ struct Sink {
 }
 
 impl JsonLines {
-    /// Lines in a new file or, with `-`, on the standard output.
+    /// Writes to a new file or, for `-`, to standard output.
     pub fn new(path: impl AsRef<Path>) -> JsonLines {
         let sink = Sink { path: path.as_ref().into(), append: false, file: None };
         JsonLines { sink: Arc::new(Mutex::new(sink)) }
     }
 
-    /// Whether lines are added to a file that is there.
+    /// Whether to append to an existing file.
     pub fn append(self, append: bool) -> JsonLines {
         self.sink().append = append;
         self
     }
 
-    /// Writes an object of the program's own: `event` and these fields.
+    /// Writes a custom object with `event` and these fields.
     pub fn event<'a>(
         &self,
         event: &str,
@@ -62,7 +62,7 @@ impl JsonLines {
 }
 
 impl Sink {
-    /// The file, opened when first needed.
+    /// The file, opened on first use.
     fn file(&mut self) -> Result<&mut LogFile> {
         let opened = match self.file.take() {
             Some(file) => file,
@@ -72,7 +72,7 @@ impl Sink {
         Ok(self.file.insert(opened))
     }
 
-    /// Writes an object with its keys in the order given, in one piece.
+    /// Writes an object with its keys in the given order, in a single call.
     fn line<'a>(&mut self, fields: impl Iterator<Item = (&'a str, Value)>) -> Result<()> {
         let pair = |(name, value): (&str, Value)| format!("{}: {value}", Value::from(name));
         let line = format!("{{{}}}", fields.map(pair).collect::<Vec<_>>().join(", "));
@@ -81,11 +81,11 @@ impl Sink {
 }
 
 impl Callback for JsonLines {
-    fn writes(&self) -> bool {
+    fn chief_only(&self) -> bool {
         true
     }
 
-    fn sees_batches(&self) -> bool {
+    fn wants_batch_events(&self) -> bool {
         false
     }
 

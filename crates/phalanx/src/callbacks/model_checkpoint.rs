@@ -1,4 +1,4 @@
-//! Saves the model while it trains.
+//! Periodic checkpoints of the model.
 
 use super::template::{Number, Template};
 use super::{Action, Callback, CallbackState, Frequency, Mode, View};
@@ -11,12 +11,11 @@ use std::path::{Path, PathBuf};
 
 const OWNER: &str = "ModelCheckpoint";
 
-/// Saves the model after every epoch, or every so many batches.
+/// Saves the model after every epoch or after a number of batches.
 ///
-/// The path's extension chooses the format, `.safetensors` (weights) for now; `{epoch}` (from 1),
-/// `{batch}` and metrics stand for their values, formatted as in Python. Every file is there whole
-/// or not at all, and no file is written, or replaced, while the loss or a weight is not a finite
-/// number.
+/// The extension of the path selects the format. The placeholders `{epoch}` (from 1), `{batch}` and
+/// `{<metric>}` are replaced by their values, formatted as in Python. Files are written atomically, and no file
+/// is written or replaced while the loss or a weight is NaN or infinite.
 ///
 /// ```
 /// use phalanx::callbacks::ModelCheckpoint;
@@ -37,13 +36,14 @@ pub struct ModelCheckpoint {
     keep_last: Option<usize>,
     template: Template,
     best: Option<f64>,
-    /// Batches done in this epoch, and since the last time it was due.
+    /// The number of batches in this epoch, and since the last save.
     batch: u64,
     waited: u64,
     saved: VecDeque<PathBuf>,
     newest: Option<PathBuf>,
-    /// How many things the last file did not keep: said when it changes, not with every file.
-    unkept: usize,
+    /// The number of items that the last file could not store. It is reported when it changes, not for every
+    /// file.
+    not_stored: usize,
 }
 
 impl ModelCheckpoint {
@@ -64,29 +64,29 @@ impl ModelCheckpoint {
             waited: 0,
             saved: VecDeque::new(),
             newest: None,
-            unkept: 0,
+            not_stored: 0,
         }
     }
 
-    /// The metric that tells the best, `val_loss` unless said otherwise.
+    /// The metric that determines the best model; `val_loss` by default.
     pub fn monitor(mut self, metric: &str) -> ModelCheckpoint {
         self.monitor = metric.into();
         self
     }
 
-    /// Whether only a model better than all before is saved.
+    /// Whether to save only models that are better than all previous ones.
     pub fn save_best_only(mut self, best_only: bool) -> ModelCheckpoint {
         self.save_best_only = best_only;
         self
     }
 
-    /// Whether only the weights are saved; what the format holds unless said otherwise.
+    /// Whether to save only the weights; by default the format decides.
     pub fn save_weights_only(mut self, weights_only: bool) -> ModelCheckpoint {
         self.save_weights_only = Some(weights_only);
         self
     }
 
-    /// Which way the metric improves.
+    /// The direction in which the metric improves.
     pub fn mode(mut self, mode: Mode) -> ModelCheckpoint {
         self.mode = mode;
         self
@@ -98,13 +98,13 @@ impl ModelCheckpoint {
         self
     }
 
-    /// The value that the first model saved must beat, with `save_best_only`.
+    /// With `save_best_only`, the value that the first saved model must improve on.
     pub fn initial_value_threshold(mut self, value: f64) -> ModelCheckpoint {
         self.initial_value_threshold = Some(value);
         self
     }
 
-    /// Removes all but the last so many files of this run.
+    /// Keeps only the last `files` files of this run.
     pub fn keep_last(mut self, files: usize) -> ModelCheckpoint {
         self.keep_last = Some(files);
         self
@@ -120,7 +120,7 @@ impl ModelCheckpoint {
                 return Err(Error::argument(OWNER, "monitor", expected, received));
             }
             view.check_monitor(OWNER, &self.monitor)?;
-            self.mode.rises(OWNER, &self.monitor)?;
+            self.mode.higher_is_better(OWNER, &self.monitor)?;
         }
         if self.keep_last == Some(0) {
             return Err(Error::argument(OWNER, "keep_last", "1 or more", 0));
@@ -140,23 +140,23 @@ impl ModelCheckpoint {
             Error::argument(OWNER, "filepath", "a name in UTF-8", received)
         })?;
         self.template = Template::parse(text)?;
-        // A name with a value that there will never be is found now, not after an epoch.
+        // A placeholder that will never have a value is detected now, not after an epoch.
         let of_batches = |name: &&String| !name.starts_with("val_");
         let there = |name: &&String| self.save_freq == Frequency::Epoch || of_batches(name);
         let values = view.metrics.iter().filter(there).map(|name| (name.clone(), 0.0));
         self.fill(view.epoch, values).map(|_| ())
     }
 
-    /// Whether a model with this value is worth saving.
+    /// Whether a model with this value should be saved.
     fn improves(&self, value: f64) -> Result<bool> {
-        let rises = self.mode.rises(OWNER, &self.monitor)?;
+        let higher_is_better = self.mode.higher_is_better(OWNER, &self.monitor)?;
         Ok(match self.best {
             None => !value.is_nan(),
-            Some(best) => (rises && value > best) || (!rises && value < best),
+            Some(best) => (higher_is_better && value > best) || (!higher_is_better && value < best),
         })
     }
 
-    /// The name of the file of an epoch with these metrics.
+    /// The file name for an epoch with these metrics.
     fn fill(&self, epoch: usize, metrics: impl Iterator<Item = (String, f64)>) -> Result<PathBuf> {
         let mut values = vec![("epoch".to_string(), Number::Whole(epoch as u64 + 1))];
         if self.save_freq != Frequency::Epoch {
@@ -182,7 +182,8 @@ impl ModelCheckpoint {
         }
         let path = self.fill(view.epoch, view.logs.iter().cloned())?;
         let weights = saving::snapshot(view.model, view.weights)?;
-        // The loss is of the weights before the last update: that one may have broken them.
+        // The loss belongs to the weights before the last update, which may have made them infinite or
+        // NaN.
         if !weights.iter().all(|(_, tensor)| tensor.is_finite()) {
             return Ok(());
         }
@@ -193,18 +194,18 @@ impl ModelCheckpoint {
         let whole = !weights_only.unwrap_or(false);
         let training = if whole { view.weights.training() } else { None };
         let parts = saving::Parts { whole, training };
-        let unkept = saving::save(&path, view.model, &weights, parts)?;
-        if unkept.len() != self.unkept {
-            self.unkept = unkept.len();
-            saving::warn_of_unkept(&path, &unkept);
+        let not_stored = saving::save(&path, view.model, &weights, parts)?;
+        if not_stored.len() != self.not_stored {
+            self.not_stored = not_stored.len();
+            saving::warn_of_unkept(&path, &not_stored);
         }
         self.best = value.or(self.best);
         self.newest = Some(path.clone());
-        self.forget(path)
+        self.remove_oldest(path)
     }
 
-    /// Removes the oldest files beyond those to keep.
-    fn forget(&mut self, newest: PathBuf) -> Result<()> {
+    /// Removes the oldest files beyond `keep_last`.
+    fn remove_oldest(&mut self, newest: PathBuf) -> Result<()> {
         let Some(keep) = self.keep_last else { return Ok(()) };
         self.saved.retain(|path| *path != newest);
         self.saved.push_back(newest);
@@ -222,11 +223,11 @@ impl ModelCheckpoint {
 }
 
 impl Callback for ModelCheckpoint {
-    fn writes(&self) -> bool {
+    fn chief_only(&self) -> bool {
         true
     }
 
-    fn sees_batches(&self) -> bool {
+    fn wants_batch_events(&self) -> bool {
         self.save_freq != Frequency::Epoch
     }
 
@@ -285,7 +286,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// The files there after each epoch with this value of the metric, and the weight's value.
+    /// The files after each epoch with these values of the metric and of the weight.
     fn run(mut callback: ModelCheckpoint, metric: &str, values: &[(f64, f32)]) -> Vec<Vec<String>> {
         let directory = callback.filepath.parent().unwrap().to_path_buf();
         let mut scene = Scene::default();
@@ -339,7 +340,7 @@ mod tests {
         assert_eq!(last(above, "accuracy", &values[..5]), "3");
         let falling = best("accuracy").mode(Mode::Min);
         assert_eq!(last(falling, "accuracy", &values[..5]), "2 5");
-        // Without a choice of the best, broken models are still not saved.
+        // Models with NaN or infinite values are not saved even without `save_best_only`.
         let values = [(1.0, 1.0), (nan, 1.0), (inf, 1.0), (1.0, f32::INFINITY), (1.0, 2.0)];
         assert_eq!(last(ModelCheckpoint::new(&path), "loss", &values), "1 5");
     }

@@ -1,4 +1,4 @@
-//! An activation as a layer of its own; see [`ActivationFn`] for the functions.
+//! An activation as a separate layer; see [`ActivationFn`] for the functions.
 
 use super::support::single;
 use crate::activations::ActivationFn;
@@ -10,7 +10,7 @@ use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// An activation.
+/// An activation function as a layer.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -25,7 +25,7 @@ pub struct Activation {
 }
 
 impl Activation {
-    /// The layer of this function.
+    /// Creates a layer that applies this function.
     pub fn new(activation: impl Into<ByName<ActivationFn>>) -> Activation {
         Activation { activation: activation.into() }
     }

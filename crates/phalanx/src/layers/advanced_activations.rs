@@ -1,4 +1,4 @@
-//! Activations with arguments. All keep the shape of their input.
+//! Activations with arguments. The output has the shape of the input.
 
 use super::support::{finite, not_negative, row_axis, setters, single, swap_with_last};
 use crate::activations::leaky_relu;
@@ -34,11 +34,11 @@ impl ReLU {
     }
 
     setters! {
-        /// The largest result; none unless set.
+        /// The maximum result; no limit by default.
         max_value: f64,
-        /// Slope below the threshold; 0 unless set.
+        /// Slope below the threshold; defaults to 0.
         negative_slope: f64,
-        /// Where `x` begins to pass; 0 unless set.
+        /// The threshold above which `x` passes; defaults to 0.
         threshold: f64,
     }
 }
@@ -110,7 +110,7 @@ impl LeakyReLU {
     }
 
     setters! {
-        /// Slope below zero; 0.3 unless set.
+        /// Slope below zero; defaults to 0.3.
         negative_slope: f64,
     }
 }
@@ -158,7 +158,7 @@ impl Softmax {
     }
 
     setters! {
-        /// The axis that sums to one; the last unless set.
+        /// The axis that sums to one; defaults to the last.
         axis: i64,
     }
 }

@@ -1,12 +1,11 @@
 //! Batch normalisation: `y = gamma · (x - mean) / √(variance + epsilon) + beta`, for every channel.
 //!
-//! In training, mean and variance are those of the batch, over all axes but `axis`, and the moving
-//! statistics follow: `moving = moving · momentum + batch · (1 - momentum)`. Otherwise, and where the
-//! layer is frozen, the moving statistics are used. A replica has its own batch statistics unless the
-//! layer is `synchronized`. Weights: `gamma`, `beta`, `moving_mean`, `moving_variance`, each
-//! `[channels]`.
+//! In training, mean and variance are those of the batch, over all axes except `axis`, and the moving
+//! statistics are updated: `moving = moving · momentum + batch · (1 - momentum)`. In inference, or if the layer
+//! is frozen, the moving statistics are used. Each replica has its own batch statistics unless the layer is
+//! `synchronized`. Weights: `gamma`, `beta`, `moving_mean`, `moving_variance`, each `[channels]`.
 
-use super::support::{Terms, not_negative, row_axis, setters, single, swap_with_last};
+use super::support::{WeightOptions, not_negative, row_axis, setters, single, swap_with_last};
 use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::Constraint;
@@ -76,38 +75,38 @@ impl BatchNormalization {
     }
 
     setters! {
-        /// The channel axis; the last unless set.
+        /// The channel axis; defaults to the last.
         axis: i64,
-        /// How much of the moving statistics stays at each step.
+        /// The fraction of the moving statistics that is kept at each step.
         momentum: f64,
         /// Added to the variance.
         epsilon: f64,
-        /// Whether there is a `beta`.
+        /// Whether to use `beta`.
         center: bool,
-        /// Whether there is a `gamma`.
+        /// Whether to use `gamma`.
         scale: bool,
-        /// First values of `beta`; zeros unless set.
+        /// Initializer of `beta`; defaults to zeros.
         beta_initializer: impl Into<ByName<Initializer>>,
-        /// First values of `gamma`; ones unless set.
+        /// Initializer of `gamma`; defaults to ones.
         gamma_initializer: impl Into<ByName<Initializer>>,
-        /// First values of the moving mean; zeros unless set.
+        /// Initializer of the moving mean; defaults to zeros.
         moving_mean_initializer: impl Into<ByName<Initializer>>,
-        /// First values of the moving variance; ones unless set.
+        /// Initializer of the moving variance; defaults to ones.
         moving_variance_initializer: impl Into<ByName<Initializer>>,
-        /// Penalty on `beta`.
+        /// Regularizer of `beta`.
         beta_regularizer: impl Into<OptionalByName<Regularizer>>,
-        /// Penalty on `gamma`.
+        /// Regularizer of `gamma`.
         gamma_regularizer: impl Into<OptionalByName<Regularizer>>,
-        /// Projection of `beta`.
+        /// Constraint on `beta`.
         beta_constraint: impl Into<OptionalByName<Constraint>>,
-        /// Projection of `gamma`.
+        /// Constraint on `gamma`.
         gamma_constraint: impl Into<OptionalByName<Constraint>>,
-        /// Whether all replicas share their statistics.
+        /// Whether batch statistics are computed over all replicas.
         synchronized: bool,
     }
 }
 
-/// The layer's weights: as parameters, or as constants where they are switched off.
+/// The layer's weights: as parameters, or as constants if they are disabled.
 struct Weights {
     gamma: NodeId,
     beta: NodeId,
@@ -122,7 +121,7 @@ impl BatchNormalization {
         let dims = [channels];
         let gamma = match self.scale {
             false => cx.graph().fill(1.0, &dims),
-            true => Terms {
+            true => WeightOptions {
                 initializer: &self.gamma_initializer,
                 regularizer: &self.gamma_regularizer,
                 constraint: &self.gamma_constraint,
@@ -131,7 +130,7 @@ impl BatchNormalization {
         };
         let beta = match self.center {
             false => cx.graph().fill(0.0, &dims),
-            true => Terms {
+            true => WeightOptions {
                 initializer: &self.beta_initializer,
                 regularizer: &self.beta_regularizer,
                 constraint: &self.beta_constraint,
@@ -147,7 +146,7 @@ impl BatchNormalization {
         Ok(Weights { gamma, beta, moving_mean, moving_variance, moving })
     }
 
-    /// Normalises by the batch and lets the moving statistics follow.
+    /// Normalises by the batch statistics and updates the moving statistics.
     fn by_batch(&self, cx: &mut Cx<'_>, x: NodeId, w: &Weights) -> Result<NodeId> {
         let dims = cx.dims(x);
         let (channels, positions) = match &dims[..] {

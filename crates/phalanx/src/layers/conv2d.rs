@@ -6,7 +6,7 @@
 //! `bias` `[filters]`.
 
 use super::support::{
-    DataFormat, Nothing, Padding, Pair, Terms, Window, at_least_one, image, setters,
+    AlwaysNull, DataFormat, Padding, Pair, WeightOptions, Window, at_least_one, image, setters,
 };
 use crate::activations::ActivationFn;
 use crate::by_name::{ByName, OptionalByName};
@@ -47,7 +47,7 @@ pub struct Conv2D {
     bias_initializer: ByName<Initializer>,
     kernel_regularizer: OptionalByName<Regularizer>,
     bias_regularizer: OptionalByName<Regularizer>,
-    activity_regularizer: Nothing,
+    activity_regularizer: AlwaysNull,
     kernel_constraint: OptionalByName<Constraint>,
     bias_constraint: OptionalByName<Constraint>,
 }
@@ -73,36 +73,36 @@ impl Conv2D {
             bias_initializer: Initializer::Zeros {}.into(),
             kernel_regularizer: OptionalByName::default(),
             bias_regularizer: OptionalByName::default(),
-            activity_regularizer: Nothing,
+            activity_regularizer: AlwaysNull,
             kernel_constraint: OptionalByName::default(),
             bias_constraint: OptionalByName::default(),
         }
     }
 
     setters! {
-        /// Steps between windows; 1 unless set.
+        /// The strides of the windows; defaults to 1.
         strides: impl Into<Pair>,
-        /// `valid` (unless set) or `same`.
+        /// `valid` (the default) or `same`.
         padding: impl Into<ByName<Padding>>,
-        /// Distance between the taps of a window; 1 unless set.
+        /// The dilation of the windows; defaults to 1.
         dilation_rate: impl Into<Pair>,
-        /// Channel groups convolved apart; must divide channels and filters.
+        /// The number of groups of channels that are convolved separately; must divide channels and filters.
         groups: usize,
-        /// What is applied to the result; linear unless set.
+        /// The activation function; defaults to linear.
         activation: impl Into<ByName<ActivationFn>>,
-        /// Whether there is a bias.
+        /// Whether to add a bias.
         use_bias: bool,
-        /// First values of the kernel; `glorot_uniform` unless set.
+        /// Initializer of the kernel; defaults to `glorot_uniform`.
         kernel_initializer: impl Into<ByName<Initializer>>,
-        /// First values of the bias; zeros unless set.
+        /// Initializer of the bias; defaults to zeros.
         bias_initializer: impl Into<ByName<Initializer>>,
-        /// Penalty on the kernel.
+        /// Regularizer of the kernel.
         kernel_regularizer: impl Into<OptionalByName<Regularizer>>,
-        /// Penalty on the bias.
+        /// Regularizer of the bias.
         bias_regularizer: impl Into<OptionalByName<Regularizer>>,
-        /// Projection of the kernel.
+        /// Constraint on the kernel.
         kernel_constraint: impl Into<OptionalByName<Constraint>>,
-        /// Projection of the bias.
+        /// Constraint on the bias.
         bias_constraint: impl Into<OptionalByName<Constraint>>,
     }
 }
@@ -127,7 +127,7 @@ impl Layer for Conv2D {
                 return Err(cx.argument("groups", &expected, self.groups));
             }
         }
-        // The kernels could do both; Keras refuses, and files are to load there too.
+        // The kernels support both, but Keras rejects it, and saved models must load there too.
         if self.strides != 1.into() && self.dilation_rate != 1.into() {
             let received = format!("{} with dilation_rate {}", self.strides, self.dilation_rate);
             return Err(cx.argument("strides", "1 where dilation_rate is not", received));
@@ -141,14 +141,14 @@ impl Layer for Conv2D {
             groups: self.groups,
         };
         let geom = window.geometry(cx, input, self.filters)?;
-        let kernel = Terms {
+        let kernel = WeightOptions {
             initializer: &self.kernel_initializer,
             regularizer: &self.kernel_regularizer,
             constraint: &self.kernel_constraint,
         };
         let mut operands = vec![x, kernel.weight(cx, "kernel", &geom.kernel_dims())?];
         if self.use_bias {
-            let bias = Terms {
+            let bias = WeightOptions {
                 initializer: &self.bias_initializer,
                 regularizer: &self.bias_regularizer,
                 constraint: &self.bias_constraint,

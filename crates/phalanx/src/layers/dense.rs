@@ -1,9 +1,9 @@
 //! A fully connected layer: `y = activation(x · kernel + bias)`.
 //!
-//! Input `(batch, .., k)`, output `(batch, .., units)`; it acts on the last axis. Weights: `kernel`
-//! `[k, units]` and `bias` `[units]`.
+//! Input `(batch, .., k)`, output `(batch, .., units)`; the layer acts on the last axis. Weights: `kernel` `[k,
+//! units]` and `bias` `[units]`.
 
-use super::support::{Terms, at_least_one, setters, shape_text, single};
+use super::support::{WeightOptions, at_least_one, setters, shape_text, single};
 use crate::activations::ActivationFn;
 use crate::by_name::{ByName, OptionalByName};
 use crate::config;
@@ -62,21 +62,21 @@ impl Dense {
     }
 
     setters! {
-        /// What is applied to the result; linear unless set.
+        /// The activation function; defaults to linear.
         activation: impl Into<ByName<ActivationFn>>,
-        /// Whether there is a bias.
+        /// Whether to add a bias.
         use_bias: bool,
-        /// First values of the kernel; `glorot_uniform` unless set.
+        /// Initializer of the kernel; defaults to `glorot_uniform`.
         kernel_initializer: impl Into<ByName<Initializer>>,
-        /// First values of the bias; zeros unless set.
+        /// Initializer of the bias; defaults to zeros.
         bias_initializer: impl Into<ByName<Initializer>>,
-        /// Penalty on the kernel.
+        /// Regularizer of the kernel.
         kernel_regularizer: impl Into<OptionalByName<Regularizer>>,
-        /// Penalty on the bias.
+        /// Regularizer of the bias.
         bias_regularizer: impl Into<OptionalByName<Regularizer>>,
-        /// Projection of the kernel.
+        /// Constraint on the kernel.
         kernel_constraint: impl Into<OptionalByName<Constraint>>,
-        /// Projection of the bias.
+        /// Constraint on the bias.
         bias_constraint: impl Into<OptionalByName<Constraint>>,
     }
 }
@@ -98,14 +98,14 @@ impl Layer for Dense {
             let received = shape_text(cx, x);
             return Err(cx.argument("input", "shape (batch, .., features)", received));
         };
-        let kernel = Terms {
+        let kernel = WeightOptions {
             initializer: &self.kernel_initializer,
             regularizer: &self.kernel_regularizer,
             constraint: &self.kernel_constraint,
         };
         let mut operands = vec![x, kernel.weight(cx, "kernel", &[k, self.units])?];
         if self.use_bias {
-            let bias = Terms {
+            let bias = WeightOptions {
                 initializer: &self.bias_initializer,
                 regularizer: &self.bias_regularizer,
                 constraint: &self.bias_constraint,

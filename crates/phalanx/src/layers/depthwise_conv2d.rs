@@ -5,7 +5,7 @@
 //! `kernel` `[h, w, channels, depth_multiplier]` and `bias` `[channels · depth_multiplier]`.
 
 use super::support::{
-    DataFormat, Nothing, Padding, Pair, Terms, Window, at_least_one, image, setters,
+    AlwaysNull, DataFormat, Padding, Pair, WeightOptions, Window, at_least_one, image, setters,
 };
 use crate::activations::ActivationFn;
 use crate::by_name::{ByName, OptionalByName};
@@ -44,7 +44,7 @@ pub struct DepthwiseConv2D {
     bias_initializer: ByName<Initializer>,
     depthwise_regularizer: OptionalByName<Regularizer>,
     bias_regularizer: OptionalByName<Regularizer>,
-    activity_regularizer: Nothing,
+    activity_regularizer: AlwaysNull,
     depthwise_constraint: OptionalByName<Constraint>,
     bias_constraint: OptionalByName<Constraint>,
 }
@@ -69,36 +69,36 @@ impl DepthwiseConv2D {
             bias_initializer: Initializer::Zeros {}.into(),
             depthwise_regularizer: OptionalByName::default(),
             bias_regularizer: OptionalByName::default(),
-            activity_regularizer: Nothing,
+            activity_regularizer: AlwaysNull,
             depthwise_constraint: OptionalByName::default(),
             bias_constraint: OptionalByName::default(),
         }
     }
 
     setters! {
-        /// Steps between windows; 1 unless set.
+        /// The strides of the windows; defaults to 1.
         strides: impl Into<Pair>,
-        /// `valid` (unless set) or `same`.
+        /// `valid` (the default) or `same`.
         padding: impl Into<ByName<Padding>>,
-        /// Kernels per channel; 1 unless set.
+        /// Kernels per channel; defaults to 1.
         depth_multiplier: usize,
-        /// Distance between the taps of a window; 1 unless set.
+        /// The dilation of the windows; defaults to 1.
         dilation_rate: impl Into<Pair>,
-        /// What is applied to the result; linear unless set.
+        /// The activation function; defaults to linear.
         activation: impl Into<ByName<ActivationFn>>,
-        /// Whether there is a bias.
+        /// Whether to add a bias.
         use_bias: bool,
-        /// First values of the kernel; `glorot_uniform` unless set.
+        /// Initializer of the kernel; defaults to `glorot_uniform`.
         depthwise_initializer: impl Into<ByName<Initializer>>,
-        /// First values of the bias; zeros unless set.
+        /// Initializer of the bias; defaults to zeros.
         bias_initializer: impl Into<ByName<Initializer>>,
-        /// Penalty on the kernel.
+        /// Regularizer of the kernel.
         depthwise_regularizer: impl Into<OptionalByName<Regularizer>>,
-        /// Penalty on the bias.
+        /// Regularizer of the bias.
         bias_regularizer: impl Into<OptionalByName<Regularizer>>,
-        /// Projection of the kernel.
+        /// Constraint on the kernel.
         depthwise_constraint: impl Into<OptionalByName<Constraint>>,
-        /// Projection of the bias.
+        /// Constraint on the bias.
         bias_constraint: impl Into<OptionalByName<Constraint>>,
     }
 }
@@ -130,17 +130,17 @@ impl Layer for DepthwiseConv2D {
             groups: channels,
         };
         let geom = window.geometry(cx, input, filters)?;
-        let kernel = Terms {
+        let kernel = WeightOptions {
             initializer: &self.depthwise_initializer,
             regularizer: &self.depthwise_regularizer,
             constraint: &self.depthwise_constraint,
         };
         let [h, w, ..] = geom.kernel_dims();
         let kernel = kernel.weight(cx, "kernel", &[h, w, channels, self.depth_multiplier])?;
-        // A convolution with one group per channel wants the same numbers as [h, w, 1, filters].
+        // A convolution with one group per channel expects the same numbers as [h, w, 1, filters].
         let mut operands = vec![x, cx.graph().reshape(kernel, &geom.kernel_dims())?];
         if self.use_bias {
-            let bias = Terms {
+            let bias = WeightOptions {
                 initializer: &self.bias_initializer,
                 regularizer: &self.bias_regularizer,
                 constraint: &self.bias_constraint,

@@ -1,9 +1,9 @@
 //! A table of vectors, looked up by index: `y[..] = embeddings[x[..]]`.
 //!
-//! Input `(batch, ..)` of whole numbers below `input_dim`, output `(batch, .., output_dim)`. Weight:
-//! `embeddings` `[input_dim, output_dim]`.
+//! Input `(batch, ..)` of integers below `input_dim`, output `(batch, .., output_dim)`. Weight: `embeddings`
+//! `[input_dim, output_dim]`.
 
-use super::support::{Nothing, Terms, at_least_one, setters, single};
+use super::support::{AlwaysNull, WeightOptions, at_least_one, setters, single};
 use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::Constraint;
@@ -31,7 +31,7 @@ pub struct Embedding {
     output_dim: usize,
     embeddings_initializer: ByName<Initializer>,
     embeddings_regularizer: OptionalByName<Regularizer>,
-    activity_regularizer: Nothing,
+    activity_regularizer: AlwaysNull,
     embeddings_constraint: OptionalByName<Constraint>,
     mask_zero: bool,
 }
@@ -48,18 +48,18 @@ impl Embedding {
             output_dim,
             embeddings_initializer: Initializer::random_uniform(-0.05, 0.05).into(),
             embeddings_regularizer: OptionalByName::default(),
-            activity_regularizer: Nothing,
+            activity_regularizer: AlwaysNull,
             embeddings_constraint: OptionalByName::default(),
             mask_zero: false,
         }
     }
 
     setters! {
-        /// First values of the table; uniform within ±0.05 unless set.
+        /// Initializer of the table; defaults to uniform within ±0.05.
         embeddings_initializer: impl Into<ByName<Initializer>>,
-        /// Penalty on the table.
+        /// Regularizer of the table.
         embeddings_regularizer: impl Into<OptionalByName<Regularizer>>,
-        /// Projection of the table.
+        /// Constraint on the table.
         embeddings_constraint: impl Into<OptionalByName<Constraint>>,
     }
 }
@@ -81,7 +81,7 @@ impl Layer for Embedding {
         }
         let x = single(cx, inputs)?;
         let index = cx.graph().cast(x, DType::I32)?;
-        let table = Terms {
+        let table = WeightOptions {
             initializer: &self.embeddings_initializer,
             regularizer: &self.embeddings_regularizer,
             constraint: &self.embeddings_constraint,

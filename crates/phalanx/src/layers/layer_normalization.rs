@@ -1,9 +1,9 @@
-//! Layer normalisation: `y = gamma · (x - mean) / √(variance + epsilon) + beta`, with mean and variance
-//! of each sample over `axis`.
+//! Layer normalisation: `y = gamma · (x - mean) / √(variance + epsilon) + beta`, with the mean and variance of
+//! each sample over `axis`.
 //!
-//! The output has the input's shape. Weights: `gamma` and `beta`, of the shape of the axes normalised.
+//! The output has the shape of the input. Weights: `gamma` and `beta`, with the shape of the normalised axes.
 
-use super::support::{Terms, not_negative, row_axis, setters, single};
+use super::support::{WeightOptions, not_negative, row_axis, setters, single};
 use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::{Axes, Constraint};
@@ -66,25 +66,25 @@ impl LayerNormalization {
     }
 
     setters! {
-        /// The axes normalised over; the last unless set.
+        /// The axes to normalise; defaults to the last.
         axis: impl Into<Axes>,
         /// Added to the variance.
         epsilon: f64,
-        /// Whether there is a `beta`.
+        /// Whether to use `beta`.
         center: bool,
-        /// Whether there is a `gamma`.
+        /// Whether to use `gamma`.
         scale: bool,
-        /// First values of `beta`; zeros unless set.
+        /// Initializer of `beta`; defaults to zeros.
         beta_initializer: impl Into<ByName<Initializer>>,
-        /// First values of `gamma`; ones unless set.
+        /// Initializer of `gamma`; defaults to ones.
         gamma_initializer: impl Into<ByName<Initializer>>,
-        /// Penalty on `beta`.
+        /// Regularizer of `beta`.
         beta_regularizer: impl Into<OptionalByName<Regularizer>>,
-        /// Penalty on `gamma`.
+        /// Regularizer of `gamma`.
         gamma_regularizer: impl Into<OptionalByName<Regularizer>>,
-        /// Projection of `beta`.
+        /// Constraint on `beta`.
         beta_constraint: impl Into<OptionalByName<Constraint>>,
-        /// Projection of `gamma`.
+        /// Constraint on `gamma`.
         gamma_constraint: impl Into<OptionalByName<Constraint>>,
     }
 
@@ -107,7 +107,7 @@ impl Layer for LayerNormalization {
     }
 
     fn config(&self) -> Map<String, Value> {
-        // Keras writes a list even for one axis.
+        // Keras writes a list even for a single axis.
         let axis = self.axis.as_slice().into();
         config::write(&LayerNormalization { axis, ..self.clone() })
     }
@@ -133,7 +133,7 @@ impl Layer for LayerNormalization {
         let t = g.unary(Unary::Rsqrt, t)?;
         let mut y = g.mul(centred, t)?;
         if self.scale {
-            let gamma = Terms {
+            let gamma = WeightOptions {
                 initializer: &self.gamma_initializer,
                 regularizer: &self.gamma_regularizer,
                 constraint: &self.gamma_constraint,
@@ -143,7 +143,7 @@ impl Layer for LayerNormalization {
             y = cx.graph().mul(y, gamma)?;
         }
         if self.center {
-            let beta = Terms {
+            let beta = WeightOptions {
                 initializer: &self.beta_initializer,
                 regularizer: &self.beta_regularizer,
                 constraint: &self.beta_constraint,

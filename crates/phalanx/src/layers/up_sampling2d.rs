@@ -1,4 +1,4 @@
-//! Enlarges an image: `(batch, h, w, c)` becomes `(batch, h · size[0], w · size[1], c)`.
+//! Upsampling of images: `(batch, h, w, c)` becomes `(batch, h · size[0], w · size[1], c)`.
 //!
 //! `nearest` repeats pixels; `bilinear` interpolates between their centres.
 
@@ -11,13 +11,13 @@ use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// How new pixels are made.
+/// The interpolation of new pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Interpolation {
-    /// By repeating the nearest.
+    /// The nearest pixel.
     Nearest,
-    /// From the four around.
+    /// Linear interpolation of the four surrounding pixels.
     Bilinear,
 }
 
@@ -30,7 +30,7 @@ impl Named for Interpolation {
     }
 }
 
-/// Enlarges an image.
+/// Upsamples an image.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -54,7 +54,7 @@ impl Default for UpSampling2D {
 }
 
 impl UpSampling2D {
-    /// How many times as high and wide.
+    /// The factors for height and width.
     pub fn new(size: impl Into<Pair>) -> UpSampling2D {
         UpSampling2D {
             size: size.into(),
@@ -64,7 +64,7 @@ impl UpSampling2D {
     }
 
     setters! {
-        /// `nearest` (unless set) or `bilinear`.
+        /// `nearest` (the default) or `bilinear`.
         interpolation: impl Into<ByName<Interpolation>>,
     }
 }

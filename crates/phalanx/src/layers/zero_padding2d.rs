@@ -1,4 +1,4 @@
-//! Zeros around an image: `(batch, h, w, c)` becomes `(batch, top + h + bottom, left + w + right, c)`.
+//! Zero padding of images: `(batch, h, w, c)` becomes `(batch, top + h + bottom, left + w + right, c)`.
 
 use super::support::{DataFormat, Sides, countable, image};
 use crate::config;
@@ -8,7 +8,7 @@ use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Zeros around an image.
+/// Pads an image with zeros.
 ///
 /// ```
 /// use phalanx::layer::Layer;

@@ -141,7 +141,7 @@ impl<'a> Training<'a> {
         }
         let metrics = logs.into_iter().map(|(name, _)| name).collect();
         let (mut callbacks, verbose) = (fit.callbacks, engine.verbose(fit.verbose)?);
-        callbacks.retain(|c| engine.is_chief() || !c.writes());
+        callbacks.retain(|c| engine.is_chief() || !c.chief_only());
         Ok(Training {
             gather: fit.accumulate.or(engine.gather_steps()),
             // As in Keras, an optimizer that gathers goes on across epochs; `fit` itself does not.
@@ -221,7 +221,7 @@ impl<'a> Training<'a> {
     fn begin(&mut self) -> Result<()> {
         let mut found = None;
         for callback in &mut self.callbacks {
-            found = callback.earlier_run()?;
+            found = callback.load_run()?;
             if found.is_some() {
                 break;
             }
@@ -330,7 +330,7 @@ impl<'a> Training<'a> {
         for i in 0..self.callbacks.len() {
             let view = view(self.engine, &self.at, &self.outline, &self.history, logs);
             let action = hook(&mut *self.callbacks[i], &view)?;
-            if action == Action::BackUp {
+            if action == Action::SaveRun {
                 asking.push(i);
             }
             self.act(action)?;
@@ -340,7 +340,7 @@ impl<'a> Training<'a> {
 
     fn act(&mut self, action: Action) -> Result<()> {
         match action {
-            Action::Continue | Action::BackUp => Ok(()),
+            Action::Continue | Action::SaveRun => Ok(()),
             Action::Stop => {
                 self.stop = true;
                 Ok(())
@@ -355,9 +355,9 @@ impl<'a> Training<'a> {
         let Some((last, others)) = asking.split_last() else { return Ok(()) };
         let state = self.state()?;
         for i in others {
-            self.callbacks[*i].back_up(state.clone())?;
+            self.callbacks[*i].save_run(state.clone())?;
         }
-        self.callbacks[*last].back_up(state)
+        self.callbacks[*last].save_run(state)
     }
 
     /// Fingerprints of the samples and of those to validate on, which take a moment to make.
@@ -412,7 +412,7 @@ impl<'a> Training<'a> {
             ("accumulated batches", format!("{:?}", self.gather)),
         ];
         facts.extend(own.map(|(name, value)| (name.into(), value)));
-        let callbacks = self.callbacks.iter().filter(|c| !c.writes()).filter_map(|c| c.setup());
+        let callbacks = self.callbacks.iter().filter(|c| !c.chief_only()).filter_map(|c| c.setup());
         facts.push(("callbacks".into(), callbacks.collect::<Vec<_>>().join(", ")));
         facts
     }

@@ -1,4 +1,4 @@
-//! Runs every example, on fewer data where it takes them, and looks at what comes out.
+//! Runs every example, on less data if possible, and checks its results.
 #![allow(dead_code)] // the examples' `main`
 #![allow(clippy::duplicate_mod)] // each brings what reads its arguments
 
@@ -51,7 +51,7 @@ fn the_perceptron_generalises_and_goes_on_from_its_checkpoint() {
         "as Keras names them"
     );
     assert!(test.get(accuracy).unwrap() > 0.88, "{test}");
-    // A fresh start would be as bad as the first epoch was.
+    // A new start would be as bad as the first epoch was.
     assert!(second.get("loss").unwrap()[0] < 0.6 * first.get("loss").unwrap()[0]);
     assert!(directory.path().join("ckpt-2.keras").exists());
 }
@@ -89,7 +89,7 @@ fn the_graph_learns_both_tasks() {
     assert!(logs.get("total_mae").unwrap() < 3.0, "{logs}");
     let parts = logs.get("digit_loss").unwrap() + 0.1 * logs.get("total_loss").unwrap();
     assert!((logs.get("loss").unwrap() - parts).abs() < 1e-6, "{logs}");
-    // The shared encoder is there once.
+    // The shared encoder appears once.
     assert_eq!(model.layers().iter().filter(|(name, _)| name.starts_with("encoder")).count(), 1);
 }
 

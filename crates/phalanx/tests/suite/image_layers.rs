@@ -1,5 +1,5 @@
-//! Layers that distort images: the sampling they share against Python Keras, and of what is random
-//! the ranges, the shares and what it may depend on.
+//! Image augmentation layers: sampling against Python Keras, and the ranges, frequencies and dependencies of
+//! random augmentations.
 
 use crate::common::{Fixture, RUNNERS, assert_close, feed_data, run_on};
 use phalanx::layer::{LayerHandle, Lowering};
@@ -10,7 +10,7 @@ use phalanx_graph::exec::{Batch, Executor};
 use phalanx_graph::ops::{FillMode, SampleGeom};
 use phalanx_graph::{Fetch, Graph, Op, Options, ParamId, Program, Step, Type};
 
-/// Keras computes coordinates in f32: fifty pixels out they are off by as many times 1e-7.
+/// Keras computes coordinates in f32: fifty pixels out, they are off by fifty times 1e-7.
 const FAR: f64 = 5e-5;
 
 #[test]
@@ -53,14 +53,14 @@ const SIZE: usize = 21;
 const MIDDLE: usize = SIZE / 2;
 const ROWS: usize = 400;
 
-/// Images whose pixels say where they are: x in the first channel, y in the second.
+/// Images whose pixels hold their coordinates: x in the first channel, y in the second.
 fn places(rows: usize) -> Tensor {
     let place = |i: usize| if i.is_multiple_of(2) { i / 2 % SIZE } else { i / 2 / SIZE % SIZE };
     let values: Vec<f32> = (0..rows * SIZE * SIZE * 2).map(|i| place(i) as f32).collect();
     Tensor::new([rows, SIZE, SIZE, 2], values).unwrap()
 }
 
-/// Where and when a layer is run.
+/// The mode, step, seed and devices with which a layer is run.
 #[derive(Clone, Copy, Debug)]
 struct At {
     training: bool,
@@ -72,7 +72,7 @@ struct At {
 
 const TRAINING: At = At { training: true, step: 0, seed: 1, devices: 1, workers: 1 };
 
-/// What a layer makes of images.
+/// Applies a layer to images.
 fn apply(layer: impl Into<LayerHandle>, images: &Tensor, at: At) -> Vec<f32> {
     let mut low = Lowering::new(at.training);
     let feed = low.graph.add_feed("images", Type::rows(&images.dims()[1..]));
@@ -97,8 +97,8 @@ fn apply(layer: impl Into<LayerHandle>, images: &Tensor, at: At) -> Vec<f32> {
     fetched.remove(0)
 }
 
-/// The map by which each image of [`places`] was read, from the pixels in its middle: how far one
-/// step right and one step down lead, and where the middle came from.
+/// The map through which each image of [`places`] was sampled, derived from its central pixels: the change for
+/// one step right and one step down, and the origin of the center.
 struct Seen {
     right: [f32; 2],
     down: [f32; 2],
@@ -117,7 +117,7 @@ fn seen(layer: impl Layer) -> Vec<Seen> {
     maps.collect()
 }
 
-/// Fails unless numbers lie in a range, reach out to its ends and are spread evenly.
+/// Fails unless numbers lie in a range, nearly reach its ends and are evenly distributed.
 fn assert_spread(what: &str, numbers: impl Iterator<Item = f32>, low: f32, high: f32) {
     let numbers: Vec<f32> = numbers.collect();
     let (count, span) = (numbers.len() as f32, high - low);
@@ -127,7 +127,7 @@ fn assert_spread(what: &str, numbers: impl Iterator<Item = f32>, low: f32, high:
     let slack = 1e-4 * (1.0 + high.abs());
     assert!(least >= low - slack && most <= high + slack, "{what}: {least} to {most}");
     assert!(least < low + 0.05 * span && most > high - 0.05 * span, "{what}: {least} to {most}");
-    // Five standard errors of an even spread.
+    // Five standard errors of a uniform distribution.
     let error = 5.0 * span / (12.0 * count).sqrt();
     assert!((mean - (low + high) / 2.0).abs() < error, "{what}: mean {mean}");
 }
@@ -224,7 +224,7 @@ fn crops_start_everywhere_in_training_and_in_the_middle_otherwise() {
     let y = apply(crop(), &places(1), rest);
     assert_eq!(y, apply(CenterCrop::new(17, 20), &places(1), rest));
     assert_eq!(y[..2], [0.0, 2.0]);
-    // One axis too small: nothing to choose, in training neither.
+    // If one axis is too small there is nothing to choose, not even in training.
     for (at, size) in [(TRAINING, (30, 4)), (rest, (30, 4)), (TRAINING, (21, 21))] {
         let y = apply(RandomCrop::new(size.0, size.1), &places(2), at);
         assert_eq!(y, apply(CenterCrop::new(size.0, size.1), &places(2), rest), "{size:?}");
@@ -245,13 +245,13 @@ fn contrast_stretches_each_image_about_its_own_mean() {
     }
     let y = apply(layer().value_range((3.0, 11.0)), &places(9), TRAINING);
     assert!(y.iter().all(|v| (3.0..=11.0).contains(v)));
-    // One number means as much below one as above.
+    // One number means the same distance below and above one.
     let y = apply(RandomContrast::new(0.5).value_range((-100.0, 100.0)), &places(ROWS), TRAINING);
     let factors = y.chunks(last + 1).map(|image| (image[last] - image[1]) / 20.0);
     assert_spread("factors", factors, 0.5, 1.5);
 }
 
-/// Every random layer, for what they have in common.
+/// Every random layer, for tests of their common properties.
 fn random_layers() -> [(&'static str, LayerHandle); 7] {
     let shift = || RandomTranslation::new(0.3, 0.2);
     [
@@ -266,7 +266,7 @@ fn random_layers() -> [(&'static str, LayerHandle); 7] {
 }
 
 #[test]
-fn what_is_random_follows_seed_step_and_sample_and_not_the_devices() {
+fn random_augmentation_depends_on_seed_step_and_sample_but_not_on_devices() {
     let images = places(13);
     for (name, layer) in random_layers() {
         let run = |at: At| apply(layer.clone(), &images, at);
@@ -283,7 +283,7 @@ fn what_is_random_follows_seed_step_and_sample_and_not_the_devices() {
 }
 
 #[test]
-fn what_is_random_rests_at_inference() {
+fn random_layers_are_inactive_at_inference() {
     let images = places(3);
     for (name, layer) in random_layers().into_iter().filter(|(name, _)| *name != "crop") {
         let y = apply(layer, &images, At { training: false, ..TRAINING });
@@ -291,7 +291,7 @@ fn what_is_random_rests_at_inference() {
     }
 }
 
-/// All of them in a row in front of a small network.
+/// All random layers before a small network.
 fn augmented() -> Model {
     Sequential::new()
         .add(Input::new([SIZE, SIZE, 2]))
@@ -310,7 +310,7 @@ fn augmented() -> Model {
         .unwrap()
 }
 
-/// The same network on images that are already cropped.
+/// The same network for images that are already cropped.
 fn plain() -> Model {
     Sequential::new()
         .add(Input::new([SIZE, SIZE, 2]))
@@ -348,7 +348,7 @@ fn a_model_predicts_as_if_the_random_layers_were_not_there() {
 }
 
 #[test]
-fn replicas_see_the_same_distortions() {
+fn replicas_see_the_same_augmentations() {
     let (x, y) = (places(13), labels(13));
     let losses = |replicas: usize| {
         let mut model = compiled(augmented(), replicas);
@@ -363,7 +363,7 @@ fn replicas_see_the_same_distortions() {
     }
 }
 
-/// The message of a layer that cannot be built on an image of this shape.
+/// The error message of a layer on an image of this shape.
 fn refusal(layer: impl Layer, dims: [usize; 3]) -> String {
     let built = Sequential::new().add(Input::new(dims)).add(layer.named("it")).build();
     built.map(|_| ()).unwrap_err().to_string()

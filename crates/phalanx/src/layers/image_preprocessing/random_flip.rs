@@ -1,8 +1,8 @@
-//! Mirrors every second image, at random, in training; otherwise the identity. The output has the
-//! input's shape.
+//! Random flips of images with probability one half, in training; otherwise the identity. The output has the
+//! shape of the input.
 //!
-//! With both directions each is decided for itself, as Keras' documentation has it (Keras 3.15 itself
-//! flips both ways or neither).
+//! With both directions, each is decided independently, as in Keras' documentation (Keras 3.15 itself flips
+//! both ways or neither).
 
 use super::super::support::{DataFormat, setters};
 use super::affine::{Affine, IDENTITY, sample, whole_pixels};
@@ -16,7 +16,7 @@ use phalanx_graph::ops::Binary;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Which way images are mirrored.
+/// The directions in which images are flipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FlipMode {
@@ -37,7 +37,7 @@ impl Named for FlipMode {
     }
 }
 
-/// Mirrors images at random in training.
+/// Randomly flips images in training.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -66,7 +66,7 @@ impl RandomFlip {
     }
 
     setters! {
-        /// Kept for Keras; the run's seed decides.
+        /// Ignored; kept for compatibility with Keras. The run's seed is used.
         seed: Option<i64>,
     }
 }
@@ -84,7 +84,7 @@ impl Layer for RandomFlip {
         let mode = *self.mode.get()?;
         let (x, dims) = float_image(cx, inputs)?;
         let [h, w, _] = dims;
-        // x becomes w - 1 - x, and y likewise; what the mode leaves out has no slope.
+        // x becomes w - 1 - x, and y likewise. Directions that the mode excludes have a slope of zero.
         let mut slopes = [[0.0; 6]; 2];
         if mode != FlipMode::Vertical {
             slopes[0] = [-2.0, 0.0, (w - 1) as f64, 0.0, 0.0, 0.0];

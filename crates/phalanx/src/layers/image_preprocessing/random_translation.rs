@@ -1,5 +1,5 @@
-//! Moves images down and to the right by random shares of their size, in training; otherwise the
-//! identity. The output has the input's shape.
+//! Translation of images down and to the right by random fractions of their size, in training; otherwise the
+//! identity. The output has the shape of the input.
 
 use super::super::support::{DataFormat, setters};
 use super::super::up_sampling2d::Interpolation;
@@ -14,7 +14,7 @@ use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Moves images at random in training.
+/// Randomly translates images in training.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -48,7 +48,7 @@ pub(super) fn bilinear() -> ByName<Interpolation> {
 }
 
 impl RandomTranslation {
-    /// How far down and to the right, in shares of height and width; negative for up and left.
+    /// The distances down and to the right, as fractions of height and width; negative for up and left.
     pub fn new(
         height_factor: impl Into<Factor>,
         width_factor: impl Into<Factor>,
@@ -65,13 +65,13 @@ impl RandomTranslation {
     }
 
     setters! {
-        /// What comes in: `reflect` (unless set), `constant`, `nearest` or `wrap`.
+        /// How pixels outside the image are filled: `reflect` (the default), `constant`, `nearest` or `wrap`.
         fill_mode: impl Into<ByName<FillMode>>,
-        /// `bilinear` (unless set) or `nearest`.
+        /// `bilinear` (the default) or `nearest`.
         interpolation: impl Into<ByName<Interpolation>>,
-        /// The value of `fill_mode` "constant"; 0 unless set.
+        /// The value of `fill_mode` "constant"; defaults to 0.
         fill_value: f64,
-        /// Kept for Keras; the run's seed decides.
+        /// Ignored; kept for compatibility with Keras. The run's seed is used.
         seed: Option<i64>,
     }
 }

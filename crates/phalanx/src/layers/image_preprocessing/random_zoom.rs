@@ -1,5 +1,5 @@
-//! Zooms images about their middle by random factors, in training; otherwise the identity. The output
-//! has the input's shape.
+//! Zoom of images about their center by random factors, in training; otherwise the identity. The output has the
+//! shape of the input.
 
 use super::super::support::{DataFormat, setters};
 use super::super::up_sampling2d::Interpolation;
@@ -15,7 +15,7 @@ use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Zooms images at random in training.
+/// Randomly zooms images in training.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -41,8 +41,8 @@ pub struct RandomZoom {
 }
 
 impl RandomZoom {
-    /// How much more of the height is shown: positive zooms out, negative in. The width follows,
-    /// unless it has its own [`width_factor`](RandomZoom::width_factor).
+    /// The relative change of the visible height: positive zooms out, negative zooms in. The width follows
+    /// unless [`width_factor`](RandomZoom::width_factor) is set.
     pub fn new(height_factor: impl Into<Factor>) -> RandomZoom {
         RandomZoom {
             height_factor: height_factor.into(),
@@ -55,7 +55,7 @@ impl RandomZoom {
         }
     }
 
-    /// How much more of the width is shown, apart from the height.
+    /// The relative change of the visible width, independent of the height.
     #[must_use]
     pub fn width_factor(mut self, width_factor: impl Into<Factor>) -> RandomZoom {
         self.width_factor = Some(width_factor.into());
@@ -63,19 +63,19 @@ impl RandomZoom {
     }
 
     setters! {
-        /// What comes in: `reflect` (unless set), `constant`, `nearest` or `wrap`.
+        /// How pixels outside the image are filled: `reflect` (the default), `constant`, `nearest` or `wrap`.
         fill_mode: impl Into<ByName<FillMode>>,
-        /// `bilinear` (unless set) or `nearest`.
+        /// `bilinear` (the default) or `nearest`.
         interpolation: impl Into<ByName<Interpolation>>,
-        /// The value of `fill_mode` "constant"; 0 unless set.
+        /// The value of `fill_mode` "constant"; defaults to 0.
         fill_value: f64,
-        /// Kept for Keras; the run's seed decides.
+        /// Ignored; kept for compatibility with Keras. The run's seed is used.
         seed: Option<i64>,
     }
 }
 
-/// The ends of a range, none of which may shrink what is shown to nothing.
-fn shown(cx: &Cx<'_>, argument: &str, factor: Factor) -> Result<[f64; 2]> {
+/// The ends of a range, or an error if the visible size would become zero.
+fn checked_ends(cx: &Cx<'_>, argument: &str, factor: Factor) -> Result<[f64; 2]> {
     let ends = factor.within_one(cx, argument)?;
     if ends[0] > -1.0 { Ok(ends) } else { Err(cx.argument(argument, "numbers above -1", ends[0])) }
 }
@@ -90,14 +90,14 @@ impl Layer for RandomZoom {
     }
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
-        let height = shown(cx, "height_factor", self.height_factor)?;
-        let width = self.width_factor.map(|f| shown(cx, "width_factor", f)).transpose()?;
+        let height = checked_ends(cx, "height_factor", self.height_factor)?;
+        let width = self.width_factor.map(|f| checked_ends(cx, "width_factor", f)).transpose()?;
         let (x, dims) = float_image(cx, inputs)?;
         let [my, mx] = [dims[0], dims[1]].map(|d| (d - 1) as f64 / 2.0);
         let Self { fill_mode, interpolation, fill_value, .. } = self;
         let reading = Reading { fill_mode, interpolation, fill_value: *fill_value };
         let geom = reading.geometry(cx, dims)?;
-        // By how much the height, and the width, differ from what they were.
+        // The changes of height and width.
         let (down, across) = ([0.0, 0.0, 0.0, 0.0, 1.0, -my], [1.0, 0.0, -mx, 0.0, 0.0, 0.0]);
         let base = IDENTITY;
         match width {

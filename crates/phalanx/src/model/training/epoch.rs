@@ -151,7 +151,7 @@ impl Training<'_> {
 
     /// Whether a callback looks at every batch.
     fn watched(&self) -> bool {
-        self.callbacks.iter().any(|c| c.sees_batches())
+        self.callbacks.iter().any(|c| c.wants_batch_events())
     }
 
     /// Lets everybody see the last of some steps, given the loss of each.

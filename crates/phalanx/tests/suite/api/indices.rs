@@ -1,11 +1,11 @@
-//! Indices that a table has no row for: an error before anything runs on them.
+//! Indices outside an embedding table: an error before anything runs on them.
 
 use super::errors::check;
 use super::{one_thread, tensor, warnings};
 use phalanx::prelude::*;
 use phalanx_graph::DType;
 
-/// Words by their numbers: `wrap` is what stands before the table of five rows.
+/// A model of word indices: `wrap` is applied before the table of five rows.
 fn words(wrap: fn(Symbol) -> Symbol, dtype: DType) -> Model {
     let x = Input { dtype, ..Input::new([4]) }.symbol();
     let rows = Embedding::new(5, 2).named("words").apply(wrap(x.clone()));
@@ -20,8 +20,8 @@ fn plain() -> Model {
     words(|x| x, DType::I32)
 }
 
-/// Eight samples, of which row 6 has a number that is no word.
-fn spoiled() -> (Tensor, Tensor) {
+/// Eight samples, of which row 6 has an invalid index.
+fn samples_with_invalid_index() -> (Tensor, Tensor) {
     let mut x: Vec<i32> = (0..32).map(|i| i % 5).collect();
     x[6 * 4 + 1] = 5;
     (tensor(&[8, 4], x), tensor(&[8], vec![0i32; 8]))
@@ -36,7 +36,7 @@ fn fit() -> Fit {
 }
 
 fn pipeline() -> Pipeline {
-    let (x, y) = spoiled();
+    let (x, y) = samples_with_invalid_index();
     Pipeline::from_tensor_slices((x, y)).unwrap().batch(3, false).unwrap()
 }
 
@@ -44,29 +44,47 @@ fn pipeline() -> Pipeline {
 fn an_index_without_a_row_is_named_with_its_row_value_and_table() {
     check(&[
         (
-            || plain().fit(spoiled(), fit()).map(|_| ()),
+            || plain().fit(samples_with_invalid_index(), fit()).map(|_| ()),
             "layer 'words': indices from input 'input_0': expected 0 to 4 (its table has 5 rows), \
              received 5 in row 6 of the training data",
         ),
         (
-            || plain().fit(sound(), fit().validation_data(spoiled())).map(|_| ()),
+            || {
+                plain()
+                    .fit(sound(), fit().validation_data(samples_with_invalid_index()))
+                    .map(|_| ())
+            },
             "received 5 in row 6 of the validation data",
         ),
         (
-            || plain().fit(spoiled(), fit().validation_split(0.5)).map(|_| ()),
+            || plain().fit(samples_with_invalid_index(), fit().validation_split(0.5)).map(|_| ()),
             "received 5 in row 6 of the validation data",
         ),
         (
-            || plain().evaluate_with(spoiled(), Inference::new()).map(|_| ()),
+            || plain().evaluate_with(samples_with_invalid_index(), Inference::new()).map(|_| ()),
             "received 5 in row 6 of the data",
         ),
-        (|| plain().predict(spoiled().0).map(|_| ()), "received 5 in row 6 of the data"),
         (
-            || plain().train_on_batch(&spoiled().0, &spoiled().1).map(|_| ()),
+            || plain().predict(samples_with_invalid_index().0).map(|_| ()),
+            "received 5 in row 6 of the data",
+        ),
+        (
+            || {
+                plain()
+                    .train_on_batch(
+                        &samples_with_invalid_index().0,
+                        &samples_with_invalid_index().1,
+                    )
+                    .map(|_| ())
+            },
             "received 5 in row 6 of the batch",
         ),
         (
-            || plain().gradients(&spoiled().0, &spoiled().1).map(|_| ()),
+            || {
+                plain()
+                    .gradients(&samples_with_invalid_index().0, &samples_with_invalid_index().1)
+                    .map(|_| ())
+            },
             "received 5 in row 6 of the batch",
         ),
         (
@@ -84,13 +102,16 @@ fn an_index_without_a_row_is_named_with_its_row_value_and_table() {
         (|| plain().predict(pipeline()).map(|_| ()), "received 5 in row 0 of batch 3 of the data"),
     ]);
     plain().fit(sound(), fit().validation_data(sound())).unwrap();
-    // Samples that are not shown are nobody's business.
-    let data = Arrays::new(spoiled().0, spoiled().1).unwrap().take(6).unwrap();
+    // Samples that are not used are not checked.
+    let data = Arrays::new(samples_with_invalid_index().0, samples_with_invalid_index().1)
+        .unwrap()
+        .take(6)
+        .unwrap();
     plain().fit(data, fit()).unwrap();
 }
 
 #[test]
-fn an_index_without_a_row_is_found_behind_layers_that_only_move_it() {
+fn an_index_without_a_row_is_found_after_layers_that_only_move_it() {
     fn nested(x: Symbol) -> Symbol {
         let inner = Input { dtype: DType::I32, ..Input::new([4]) }.symbol();
         let moved = Reshape::new([2, 2]).apply(&inner);
@@ -104,17 +125,17 @@ fn an_index_without_a_row_is_found_behind_layers_that_only_move_it() {
         nested,
     ] {
         let model = words(wrap, DType::I32);
-        let error = model.predict(spoiled().0).unwrap_err().to_string();
+        let error = model.predict(samples_with_invalid_index().0).unwrap_err().to_string();
         assert!(error.contains("received 5 in row 6 of the data"), "{error}");
         model.predict(sound().0).unwrap();
     }
-    // The table inside a model inside.
+    // The table is inside a nested model.
     let x = Input { dtype: DType::I32, ..Input::new([4]) }.symbol();
     let rows = Embedding::new(5, 2).named("words").apply(&x);
     let inner = Model::with_name("inner", &x, &rows).unwrap();
     let x = Input { dtype: DType::I32, ..Input::new([4]) }.symbol();
     let model = Model::new(&x, inner.apply(&x)).unwrap();
-    let error = model.predict(spoiled().0).unwrap_err().to_string();
+    let error = model.predict(samples_with_invalid_index().0).unwrap_err().to_string();
     assert!(error.starts_with("layer 'inner/words': indices from"), "{error}");
 }
 
@@ -132,7 +153,7 @@ fn an_index_given_as_a_float_is_checked_as_it_is_read() {
 
 #[test]
 fn nan_of_a_computed_index_is_explained_by_its_layer() {
-    // Numbers are doubled on their way.
+    // The indices are doubled before the table.
     let doubled = || words(|x| Rescaling::new(2.0).apply(x), DType::F32);
     let (x, y) = (tensor(&[2, 4], vec![4.0f32; 8]), tensor(&[2], vec![0i32, 1]));
     let words = "layer 'words' gives NaN for an index outside 0 to 4";
@@ -146,7 +167,7 @@ fn nan_of_a_computed_index_is_explained_by_its_layer() {
     assert_eq!(said, [format!("results on the data are NaN: {words}")]);
     let (_, said) = warnings(|| doubled().evaluate_with((&x, &y), Inference::new()).unwrap());
     assert_eq!(said, [format!("results on the data are NaN: {words}")]);
-    // A model whose indices were all checked has no such layer.
+    // A model whose indices were all checked does not warn about a layer.
     let (_, said) = warnings(|| plain().predict(sound().0).unwrap());
     assert_eq!(said, [] as [&str; 0]);
 }

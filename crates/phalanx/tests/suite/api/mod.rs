@@ -1,8 +1,6 @@
-//! The API as a Keras user meets it: what `fit` and its like do, how models share layers, and what
-//! errors say.
+//! The API from the perspective of a Keras user: `fit` and related calls, shared layers, and error messages.
 
 mod build_errors;
-mod cuts;
 mod data_errors;
 mod errors;
 mod fit;
@@ -10,10 +8,11 @@ mod generators;
 mod indices;
 mod models;
 mod sharing;
+mod submodels;
 mod sweep;
 mod threads;
 mod training;
-mod unkept;
+mod unsaved;
 
 use phalanx::prelude::*;
 use std::fmt::{Debug, Write};
@@ -22,7 +21,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Shorter than its name, in tests.
+/// A short form of `Tensor::new` for tests.
 pub fn tensor(dims: &[usize], values: impl Into<phalanx::Data>) -> Tensor {
     Tensor::new(dims, values).expect("the shape's elements")
 }
@@ -82,7 +81,7 @@ pub fn difference(a: &[Tensor], b: &[Tensor]) -> f32 {
     pairs.fold(0.0, |worst, (a, b)| worst.max((a - b).abs()))
 }
 
-/// Keeps the words of every warning.
+/// Records the text of every warning.
 struct Listener(Arc<Mutex<Vec<String>>>);
 
 struct Words<'a>(&'a mut String);
@@ -117,7 +116,7 @@ impl Subscriber for Listener {
     fn exit(&self, _: &Id) {}
 }
 
-/// What something gives, and the warnings of its thread meanwhile.
+/// The result of `work` and the warnings of its thread.
 pub fn warnings<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
     let said = Arc::new(Mutex::new(vec![]));
     let done = tracing::subscriber::with_default(Listener(said.clone()), work);

@@ -1,11 +1,11 @@
-//! Every layer with every odd size, over every odd shape: either an error or a model that trains.
+//! Every layer with unusual sizes and shapes: either an error or a model that trains.
 
 use super::{one_thread, tensor};
 use phalanx::layers::from_config;
 use phalanx::prelude::*;
 use serde_json::{Map, Value, json};
 
-/// Values a config may be given, none of them reasonable for all keys.
+/// Values for a config key; none of them is valid for all keys.
 fn values(key: &str) -> Vec<Value> {
     let sizes = json!([0, 1, 2, 3, 1u64 << 40, u64::MAX]);
     let list = match key {
@@ -35,14 +35,14 @@ fn values(key: &str) -> Vec<Value> {
 
 const SHAPES: [&[usize]; 7] = [&[], &[1], &[4], &[2, 6], &[3, 4, 2], &[5, 1, 1], &[2, 1, 3, 2]];
 
-/// The keys of a class: those of its own config, once it can be made at all.
+/// The keys of a class, from its own config once it can be created.
 fn plain(class: &str) -> Map<String, Value> {
     let needed = json!({ "units": 2, "filters": 2, "kernel_size": 2, "rate": 0.5, "pool_size": 2,
         "input_dim": 3, "output_dim": 2, "dims": [1], "target_shape": [-1], "scale": 2.0,
         "activation": "relu", "height": 2, "width": 1, "factor": 0.2, "height_factor": 0.2,
         "width_factor": 0.2 });
     let all = needed.as_object().unwrap();
-    // The fewest of them that will do, by leaving out those that are unknown to the class.
+    // The minimal config, found by removing the keys that the class does not know.
     let mut config = all.clone();
     for key in all.keys() {
         let mut less = config.clone();
@@ -56,7 +56,7 @@ fn plain(class: &str) -> Map<String, Value> {
     config
 }
 
-/// What came out; `None` for an error that the user may have made. Others are bugs.
+/// The result; `None` for an error that the user may have caused. Other errors are bugs.
 fn sound<T>(result: Result<T>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
@@ -69,7 +69,7 @@ fn sound<T>(result: Result<T>) -> Option<T> {
     }
 }
 
-/// Builds, and where that succeeds compiles, trains and predicts; what comes out is of no interest.
+/// Builds a model and, if that succeeds, compiles, trains and predicts; the results do not matter.
 fn exercise(class: &str, config: &Map<String, Value>) -> usize {
     let mut trained = 0;
     for shape in SHAPES {
@@ -119,7 +119,7 @@ fn no_layer_panics() {
     }
 }
 
-/// Every loss with every metric on outputs of every shape, with options within and out of range.
+/// Every loss with every metric on outputs of every shape, with valid and invalid options.
 #[test]
 fn no_loss_or_metric_panics() {
     let losses = ["SparseCategoricalCrossentropy", "CategoricalCrossentropy", "BinaryCrossentropy"];

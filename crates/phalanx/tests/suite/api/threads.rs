@@ -1,4 +1,4 @@
-//! One model asked by several threads.
+//! One model used by several threads.
 
 use super::{classifier, clouds, compiled};
 use phalanx::prelude::*;
@@ -13,7 +13,7 @@ fn predictions_from_several_threads_are_those_of_one() {
     let (x, _) = clouds(50);
     for model in [classifier(), compiled(SGD::default())] {
         let model = shared(model);
-        // Also where nobody has predicted yet, with batches of other sizes in between.
+        // Also before the first prediction, with batches of other sizes in between.
         let found: Vec<Tensor> = std::thread::scope(|scope| {
             let ask = |n: usize| {
                 let (model, x) = (&model, &x);
@@ -35,7 +35,7 @@ fn predictions_from_several_threads_are_those_of_one() {
     }
 }
 
-/// Samples that the model itself has a part in, made on other threads than the one that predicts.
+/// Samples that use the model itself, made on threads other than the one that predicts.
 #[test]
 fn data_may_ask_the_model_that_predicts_them() {
     let model = Arc::new(classifier());
