@@ -185,10 +185,10 @@ extern "C" fn at_exit() {
 
 impl World {
     fn start(name: &str, timeout: Duration, code: i32) -> Result<World, String> {
-        let message = format!("{name}: not all workers have come");
+        let message = format!("{name}: not all workers have joined");
         let _guard = ExitTimer::new(timeout, code, message);
         let started = mpi::initialize_with_threading(Threading::Serialized);
-        let (universe, threading) = started.ok_or("MPI was started before")?;
+        let (universe, threading) = started.ok_or("MPI was already initialised")?;
         if threading < Threading::Serialized {
             return Err(format!("the MPI library cannot be called from threads ({threading:?})"));
         }
@@ -219,7 +219,7 @@ impl World {
             alarms_raised,
         };
         let all = phalanx_graph::process_group::all_gather(&world, host.as_bytes());
-        let all = all.map_err(|e| format!("while meeting the others: {e}"))?;
+        let all = all.map_err(|e| format!("while joining the others: {e}"))?;
         world.hosts = all.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
         let here = world.hosts.iter().filter(|name| **name == host).count();
         // SAFETY: a plain query; unknown names return -1.
@@ -260,9 +260,9 @@ impl World {
     /// The error for a failed message.
     fn fault_error(&self, message: &Message, fault: &Fault) -> PeerError {
         let text = match fault {
-            Fault::Size(came) => {
-                let came = came.map_or("more".into(), |bytes| bytes.to_string());
-                format!("expected {} bytes, received {came}", message.bytes)
+            Fault::Size(received) => {
+                let received = received.map_or("more".into(), |bytes| bytes.to_string());
+                format!("expected {} bytes, received {received}", message.bytes)
             }
             Fault::Code(code) => format!("MPI reports error {code}"),
         };
@@ -347,7 +347,7 @@ impl World {
             }
             last_check = Instant::now();
             if self.aborting.load(Ordering::SeqCst) {
-                return Err(self.peer_error(&ranks(pending), "the job is being ended".into()));
+                return Err(self.peer_error(&ranks(pending), "the job is being aborted".into()));
             }
             let leaver = |rank: &usize| !shutting_down && self.is_shutting_down(*rank);
             match (left_since, ranks(pending).into_iter().find(leaver)) {

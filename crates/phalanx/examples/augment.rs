@@ -9,8 +9,8 @@ use phalanx::prelude::*;
 fn main() -> Result<()> {
     arguments::read("")?;
     let (plain, augmented) = run(datasets::load("glyphs")?)?;
-    println!("loss on distorted test images, trained without random layers: {plain:.4}");
-    println!("loss on distorted test images, trained with them:             {augmented:.4}");
+    println!("loss on shifted test images, trained without random layers: {plain:.4}");
+    println!("loss on shifted test images, trained with them:             {augmented:.4}");
     Ok(())
 }
 

@@ -136,7 +136,7 @@ pub enum Error {
     },
     /// A dataset whose files are missing.
     #[error(
-        "dataset '{}' is not here; put {} into {}",
+        "dataset '{}' was not found; put {} into {}",
         part(name), part(files.join(", ")), part(directory.display())
     )]
     Missing {
@@ -149,7 +149,7 @@ pub enum Error {
     },
     /// A dataset whose files are missing and cannot be downloaded.
     #[error(
-        "dataset '{}' is not here and cannot be fetched ({}); put {} into {}, for example from {url}",
+        "dataset '{}' was not found and cannot be downloaded ({}); put {} into {}, for example from {url}",
         part(name), part(reason), part(files.join(", ")), part(directory.display())
     )]
     Download {

@@ -222,7 +222,7 @@ impl Initializer {
                 draw(&mut |r| minval + (maxval - minval) * r.unit())
             }
             Initializer::TruncatedNormal { mean, stddev, .. } => {
-                draw(&mut |r| mean + stddev * truncated(r))
+                draw(&mut |r| mean + stddev * sample_truncated_normal(r))
             }
             Initializer::VarianceScaling { scale, mode, distribution, .. } => {
                 scaled(scale, mode, distribution, dims, &mut draw)
@@ -272,7 +272,7 @@ fn scaled(
     match distribution {
         Distribution::TruncatedNormal => {
             let stddev = variance.sqrt() / TRUNCATED_STDDEV;
-            draw(&mut |r| stddev * truncated(r))
+            draw(&mut |r| stddev * sample_truncated_normal(r))
         }
         Distribution::UntruncatedNormal => {
             let stddev = variance.sqrt();
@@ -286,7 +286,7 @@ fn scaled(
 }
 
 /// Draws from the standard normal distribution truncated at ±2.
-fn truncated(rng: &mut Stream) -> f64 {
+fn sample_truncated_normal(rng: &mut Stream) -> f64 {
     loop {
         let x = rng.normal();
         if x.abs() <= 2.0 {

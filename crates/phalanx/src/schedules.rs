@@ -320,7 +320,7 @@ impl Schedule {
                     s.initial_learning_rate,
                 )?;
                 check_non_negative("PolynomialDecay", "end_learning_rate", s.end_learning_rate)?;
-                need_steps("PolynomialDecay", "decay_steps", s.decay_steps)
+                check_steps("PolynomialDecay", "decay_steps", s.decay_steps)
             }
             Schedule::CosineDecay(s) => {
                 check_non_negative(
@@ -329,7 +329,7 @@ impl Schedule {
                     s.initial_learning_rate,
                 )?;
                 check_non_negative("CosineDecay", "warmup_target", s.warmup_target.unwrap_or(0.0))?;
-                need_steps("CosineDecay", "decay_steps", s.decay_steps)
+                check_steps("CosineDecay", "decay_steps", s.decay_steps)
             }
             Schedule::CosineDecayRestarts(s) => {
                 let class = "CosineDecayRestarts";
@@ -337,7 +337,7 @@ impl Schedule {
                 if s.t_mul.is_nan() || s.t_mul < 1.0 {
                     return Err(Error::argument(class, "t_mul", "a number from 1", s.t_mul));
                 }
-                need_steps(class, "first_decay_steps", s.first_decay_steps)
+                check_steps(class, "first_decay_steps", s.first_decay_steps)
             }
             Schedule::ExponentialDecay(s) => {
                 check_non_negative(
@@ -345,7 +345,7 @@ impl Schedule {
                     "initial_learning_rate",
                     s.initial_learning_rate,
                 )?;
-                need_steps("ExponentialDecay", "decay_steps", s.decay_steps)
+                check_steps("ExponentialDecay", "decay_steps", s.decay_steps)
             }
             Schedule::InverseTimeDecay(s) => {
                 check_non_negative(
@@ -353,7 +353,7 @@ impl Schedule {
                     "initial_learning_rate",
                     s.initial_learning_rate,
                 )?;
-                need_steps("InverseTimeDecay", "decay_steps", s.decay_steps)
+                check_steps("InverseTimeDecay", "decay_steps", s.decay_steps)
             }
             Schedule::PiecewiseConstantDecay(s) => {
                 let class = "PiecewiseConstantDecay";
@@ -399,7 +399,7 @@ pub(crate) fn check_non_negative(owner: &str, argument: &str, rate: f64) -> Resu
     Err(Error::argument(owner, argument, "a number from 0", rate))
 }
 
-fn need_steps(owner: &str, argument: &str, steps: u64) -> Result<()> {
+fn check_steps(owner: &str, argument: &str, steps: u64) -> Result<()> {
     if steps > 0 { Ok(()) } else { Err(Error::argument(owner, argument, "1 step or more", steps)) }
 }
 

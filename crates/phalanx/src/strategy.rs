@@ -155,16 +155,16 @@ pub(crate) fn check_compatible(owner: &str, devices: &[Device]) -> Result<()> {
         }
         let shared = |o: &Device| (o.kind, o.index) == (d.kind, d.index) && o.part.is_none();
         if d.part.is_some() && devices.iter().any(shared) {
-            return fail("a GPU whole or in parts, not both", d.to_string());
+            return fail("a GPU as a whole or in parts, not both", d.to_string());
         }
     }
     let names = || devices.iter().map(Device::to_string).collect::<Vec<_>>().join(", ");
     if devices.iter().any(|d| d.kind != devices[0].kind) {
-        return fail("CPU devices alone or GPUs alone", names());
+        return fail("either CPU devices or GPUs", names());
     }
     let gpus = devices.iter().filter(|d| d.kind == DeviceKind::Gpu);
     if !gpus.is_sorted_by_key(|d| (d.index, d.part)) {
-        return fail("GPUs in their order", names());
+        return fail("GPUs in ascending order", names());
     }
     Ok(())
 }
@@ -198,7 +198,7 @@ fn worker_gpus(
     let (found, own) = (visible.len(), split_range(0..visible.len(), workers, worker));
     if found < workers {
         let expected = format!("a GPU for each of the {workers} workers on this machine");
-        let hint = "name them with --devices where each worker sees its own alone";
+        let hint = "use --devices if each worker sees only its own";
         return fail(expected, format!("{found} ({hint})"));
     }
     let wanted = requested.unwrap_or(own.len());

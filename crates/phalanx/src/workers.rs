@@ -175,7 +175,7 @@ impl MultiWorkerMirroredStrategy {
             Some(c) => (c.all_devices(), c.devices.iter().all(|d| *d == c.devices[0])),
         };
         if self.local.is_deterministic() && !(even && Mesh::fixed(all).is_some()) {
-            let expected = "1, 2, 4 or 8 replicas, as many on every worker";
+            let expected = "1, 2, 4 or 8 replicas, the same number on every worker";
             return Err(Error::argument(OWNER, "deterministic", expected, all));
         }
         self.local.executor(params, self.cluster.clone())

@@ -14,7 +14,7 @@ pub fn read(usage: &'static str) -> Result<Flags> {
     let mut line = std::env::args();
     let program = line.next().unwrap_or_default();
     let line: Vec<String> = line.collect();
-    if line.iter().any(|word| word == "--help" || word == "-h") {
+    if line.iter().any(|argument| argument == "--help" || argument == "-h") {
         println!("usage: {program} {usage}");
         std::process::exit(0);
     }
@@ -23,16 +23,16 @@ pub fn read(usage: &'static str) -> Result<Flags> {
 
 /// Parses a command line. Flags that `usage` does not name are rejected with the usage.
 pub fn parse(usage: &'static str, line: Vec<String>) -> Result<Flags> {
-    let (mut given, mut words) = (vec![], line.into_iter());
-    while let Some(word) = words.next() {
-        let (flag, value) = match word.split_once('=') {
+    let (mut given, mut arguments) = (vec![], line.into_iter());
+    while let Some(argument) = arguments.next() {
+        let (flag, value) = match argument.split_once('=') {
             Some((flag, value)) => (flag.to_string(), Some(value.to_string())),
-            None => (word, None),
+            None => (argument, None),
         };
         if !usage.split(['[', ']', ' ']).any(|known| known == flag && flag.starts_with("--")) {
             return Err(refused(usage, flag));
         }
-        let value = value.or_else(|| words.next());
+        let value = value.or_else(|| arguments.next());
         let value = value.ok_or_else(|| refused(usage, format!("{flag} without a value")))?;
         given.push((flag, value));
     }

@@ -237,7 +237,7 @@ impl Writer {
 
     fn finish(mut self) -> Result<Option<PathBuf>> {
         if !self.join() {
-            return Err(Error::config(OWNER, "the thread that writes has failed"));
+            return Err(Error::config(OWNER, "the writer thread has failed"));
         }
         let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *outcome, Ok(None))
@@ -264,13 +264,13 @@ fn write_all(
 ) {
     while let Ok(state) = states.recv() {
         if !state.is_finite() {
-            warning!("not saved at step {}: weights that are no numbers", state.step());
+            warning!("not saved at step {}: the weights are NaN or infinite", state.step());
             continue;
         }
         let step = state.step();
         let saved = directory.save(state).map(Some);
         if let Err(error) = &saved {
-            warning!("not saved at step {step}: {error}; earlier checkpoints stay");
+            warning!("not saved at step {step}: {error}; earlier checkpoints are kept");
         }
         *outcome.lock().unwrap_or_else(PoisonError::into_inner) = saved;
     }

@@ -192,16 +192,16 @@ impl Callback for CSVLogger {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Scene;
+    use super::super::tests::TestRun;
     use super::*;
 
     fn run(mut logger: CSVLogger, epochs: &[(usize, &[(&str, f64)])]) -> Result<()> {
-        let mut scene = Scene::default();
-        scene.view(0, &[], |view| logger.on_train_begin(view)).map(|_| ())?;
+        let mut run = TestRun::default();
+        run.view(0, &[], |view| logger.on_train_begin(view)).map(|_| ())?;
         for (epoch, logs) in epochs {
-            scene.view(*epoch, logs, |view| logger.on_epoch_end(view)).map(|_| ())?;
+            run.view(*epoch, logs, |view| logger.on_epoch_end(view)).map(|_| ())?;
         }
-        scene.view(0, &[], |view| logger.on_train_end(view)).map(|_| ())
+        run.view(0, &[], |view| logger.on_train_end(view)).map(|_| ())
     }
 
     #[test]
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_named() {
+    fn files_that_cannot_be_written_are_named() {
         let directory = tempfile::tempdir().unwrap();
         let error = run(CSVLogger::new(directory.path().join("no/log.csv")), &[]).unwrap_err();
         assert!(error.to_string().contains("no/log.csv: No such file"), "{error}");

@@ -22,8 +22,9 @@ pub enum Mode {
 impl Mode {
     /// Whether higher is better for this metric.
     pub(super) fn higher_is_better(self, owner: &str, monitor: &str) -> Result<bool> {
-        const RISE: [&str; 6] = ["accuracy", "acc", "auc", "precision", "recall", "f1_score"];
-        const FALL: [&str; 10] = [
+        const HIGHER_IS_BETTER: [&str; 6] =
+            ["accuracy", "acc", "auc", "precision", "recall", "f1_score"];
+        const LOWER_IS_BETTER: [&str; 10] = [
             "loss",
             "mse",
             "mae",
@@ -43,10 +44,10 @@ impl Mode {
         match self {
             Mode::Min => Ok(false),
             Mode::Max => Ok(true),
-            Mode::Auto if RISE.iter().any(|k| ends(k)) => Ok(true),
-            Mode::Auto if FALL.iter().any(|k| ends(k)) => Ok(false),
+            Mode::Auto if HIGHER_IS_BETTER.iter().any(|k| ends(k)) => Ok(true),
+            Mode::Auto if LOWER_IS_BETTER.iter().any(|k| ends(k)) => Ok(false),
             Mode::Auto => {
-                let expected = "Min or Max for a metric whose direction its name does not tell";
+                let expected = "Min or Max for a metric whose name does not imply a direction";
                 let received = format!("Auto for '{monitor}'");
                 Err(Error::argument(owner, "mode", expected, received))
             }

@@ -293,8 +293,8 @@ pub struct TerminateOnNaN;
 
 impl Callback for TerminateOnNaN {
     fn on_batch_end(&mut self, view: &View<'_>) -> Result<Action> {
-        let broken = view.log("loss").is_some_and(|loss| !loss.is_finite());
-        Ok(if broken { Action::Stop } else { Action::Continue })
+        let not_finite = view.log("loss").is_some_and(|loss| !loss.is_finite());
+        Ok(if not_finite { Action::Stop } else { Action::Continue })
     }
 }
 
@@ -435,7 +435,7 @@ mod tests {
     }
 
     /// A run of a model with one weight, for tests.
-    pub(super) struct Scene {
+    pub(super) struct TestRun {
         pub learning_rate: f64,
         pub weight: f32,
         pub step: u64,
@@ -443,16 +443,16 @@ mod tests {
         model: Model,
     }
 
-    impl Default for Scene {
-        fn default() -> Scene {
+    impl Default for TestRun {
+        fn default() -> TestRun {
             let dense = Dense::new(1).use_bias(false);
             let model = Sequential::new().add(Input::new([1])).add(dense).build().unwrap();
             let history = History::default();
-            Scene { learning_rate: 0.1, weight: 1.0, step: 0, history, model }
+            TestRun { learning_rate: 0.1, weight: 1.0, step: 0, history, model }
         }
     }
 
-    impl Scene {
+    impl TestRun {
         /// Calls `f` with a view of an epoch with these metrics.
         pub(super) fn view<T>(
             &mut self,
@@ -495,7 +495,7 @@ mod tests {
         weight: f32,
         look: impl FnOnce(&View<'_>) -> T,
     ) -> T {
-        Scene { weight, ..Scene::default() }.view(epoch, &[metric], look)
+        TestRun { weight, ..TestRun::default() }.view(epoch, &[metric], look)
     }
 
     #[test]
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_is_no_number_ends_the_training() {
+    fn a_nan_loss_stops_training() {
         for (loss, action) in
             [(1.0, Action::Continue), (f64::NAN, Action::Stop), (f64::INFINITY, Action::Stop)]
         {

@@ -115,7 +115,7 @@ impl ModelCheckpoint {
         if self.save_best_only {
             let validates = self.monitor.starts_with("val_");
             if validates && self.save_freq != Frequency::Epoch {
-                let expected = "a metric of batches, as save_freq counts those";
+                let expected = "a metric of batches, because save_freq counts batches";
                 let received = format!("'{}'", self.monitor);
                 return Err(Error::argument(OWNER, "monitor", expected, received));
             }
@@ -126,12 +126,12 @@ impl ModelCheckpoint {
             return Err(Error::argument(OWNER, "keep_last", "1 or more", 0));
         }
         let format = Format::of(&self.filepath)?;
-        if let (Some(asked), Some(only)) = (self.save_weights_only, format.weights_only())
-            && asked != only
+        if let (Some(requested), Some(only)) = (self.save_weights_only, format.weights_only())
+            && requested != only
         {
             let holds = if only { "weights only" } else { "whole models" };
             let received =
-                format!("{asked} for '{}', which holds {holds}", self.filepath.display());
+                format!("{requested} for '{}', which holds {holds}", self.filepath.display());
             let expected = only.to_string();
             return Err(Error::argument(OWNER, "save_weights_only", expected, received));
         }
@@ -167,8 +167,9 @@ impl ModelCheckpoint {
     }
 
     fn save(&mut self, view: &View<'_>) -> Result<()> {
-        let sound = |(name, value): &(String, f64)| value.is_finite() || !name.ends_with("loss");
-        if !view.logs.iter().all(sound) {
+        let is_finite_loss =
+            |(name, value): &(String, f64)| value.is_finite() || !name.ends_with("loss");
+        if !view.logs.iter().all(is_finite_loss) {
             return Ok(());
         }
         let value = match self.save_best_only {
@@ -282,22 +283,19 @@ impl Callback for ModelCheckpoint {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Scene;
+    use super::super::tests::TestRun;
     use super::*;
     use std::collections::BTreeSet;
 
     /// The files after each epoch with these values of the metric and of the weight.
     fn run(mut callback: ModelCheckpoint, metric: &str, values: &[(f64, f32)]) -> Vec<Vec<String>> {
         let directory = callback.filepath.parent().unwrap().to_path_buf();
-        let mut scene = Scene::default();
-        let begin = scene.view(0, &[(metric, 0.0)], |view| callback.on_train_begin(view));
+        let mut run = TestRun::default();
+        let begin = run.view(0, &[(metric, 0.0)], |view| callback.on_train_begin(view));
         begin.map(|_| ()).unwrap();
         let epoch = |(epoch, (value, weight)): (usize, &(f64, f32))| {
-            scene.weight = *weight;
-            scene
-                .view(epoch, &[(metric, *value)], |v| callback.on_epoch_end(v))
-                .map(|_| ())
-                .unwrap();
+            run.weight = *weight;
+            run.view(epoch, &[(metric, *value)], |v| callback.on_epoch_end(v)).map(|_| ()).unwrap();
             let name = |e: std::io::Result<std::fs::DirEntry>| {
                 e.unwrap().file_name().into_string().unwrap()
             };
@@ -322,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_best_and_only_numbers_are_saved() {
+    fn only_the_best_finite_models_are_saved() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("{epoch}.safetensors");
         let best =
@@ -350,15 +348,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("{epoch}-{batch}.safetensors");
         let mut callback = ModelCheckpoint::new(path).save_freq(3);
-        let mut scene = Scene::default();
-        scene.view(0, &[], |view| callback.on_train_begin(view)).map(|_| ()).unwrap();
+        let mut run = TestRun::default();
+        run.view(0, &[], |view| callback.on_train_begin(view)).map(|_| ()).unwrap();
         for epoch in 0..2 {
-            scene.view(epoch, &[], |view| callback.on_epoch_begin(view)).map(|_| ()).unwrap();
+            run.view(epoch, &[], |view| callback.on_epoch_begin(view)).map(|_| ()).unwrap();
             for _ in 0..4 {
                 let logs = [("loss", 1.0)];
-                scene.view(epoch, &logs, |view| callback.on_batch_end(view)).map(|_| ()).unwrap();
+                run.view(epoch, &logs, |view| callback.on_batch_end(view)).map(|_| ()).unwrap();
             }
-            scene.view(epoch, &[], |view| callback.on_epoch_end(view)).map(|_| ()).unwrap();
+            run.view(epoch, &[], |view| callback.on_epoch_end(view)).map(|_| ()).unwrap();
         }
         let there = |name: &str| directory.path().join(name).exists();
         assert!(there("1-3.safetensors") && there("2-2.safetensors"));
@@ -380,13 +378,13 @@ mod tests {
             (new("a.safetensors").monitor("score").save_best_only(true), "ModelCheckpoint: mode"),
         ] {
             let metrics = [("loss", 0.0), ("score", 0.0)];
-            let begin = Scene::default().view(0, &metrics, |view| bad.on_train_begin(view));
+            let begin = TestRun::default().view(0, &metrics, |view| bad.on_train_begin(view));
             let error = begin.unwrap_err().to_string();
             assert!(error.contains(what), "{error}");
         }
         let mut best = new("a.safetensors").save_best_only(true).save_weights_only(true);
-        let mut scene = Scene::default();
-        let error = scene.view(0, &[("loss", 1.0)], |view| best.on_train_begin(view)).unwrap_err();
+        let mut run = TestRun::default();
+        let error = run.view(0, &[("loss", 1.0)], |view| best.on_train_begin(view)).unwrap_err();
         assert!(error.to_string().contains("'val_loss' without either"), "{error}");
     }
 }

@@ -157,21 +157,21 @@ impl Callback for ReduceLROnPlateau {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Scene;
+    use super::super::tests::TestRun;
     use super::*;
 
     /// The learning rate after each epoch.
     fn rates(mut callback: ReduceLROnPlateau, metric: &str, values: &[f64]) -> Vec<f64> {
-        let mut scene = Scene::default();
-        let begin = scene.view(0, &[(metric, 0.0)], |view| callback.on_train_begin(view));
+        let mut run = TestRun::default();
+        let begin = run.view(0, &[(metric, 0.0)], |view| callback.on_train_begin(view));
         assert_eq!(begin.unwrap(), Action::Continue);
         let epoch = |(epoch, value): (usize, &f64)| {
-            let action = scene.view(epoch, &[(metric, *value)], |view| callback.on_epoch_end(view));
+            let action = run.view(epoch, &[(metric, *value)], |view| callback.on_epoch_end(view));
             match action.unwrap() {
-                Action::SetLearningRate(rate) => scene.learning_rate = rate,
+                Action::SetLearningRate(rate) => run.learning_rate = rate,
                 action => assert_eq!(action, Action::Continue),
             }
-            scene.learning_rate
+            run.learning_rate
         };
         values.iter().enumerate().map(epoch).collect()
     }
@@ -214,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_no_number_is_never_the_best() {
+    fn nan_is_never_the_best() {
         let values = [f64::NAN, 1.0, f64::NAN, f64::NAN];
         assert_eq!(rates(watch("loss"), "loss", &values), [0.1, 0.1, 0.1, 0.05]);
     }
 
     #[test]
     fn arguments_and_metrics_are_checked() {
-        let mut scene = Scene::default();
+        let mut run = TestRun::default();
         for (mut bad, what) in [
             (watch("loss").factor(1.0), "factor: expected from 0 up, below 1, received 1"),
             (watch("loss").factor(f64::NAN), "received NaN"),
@@ -229,11 +229,11 @@ mod tests {
             (watch("score"), "ReduceLROnPlateau: mode"),
         ] {
             let metrics = [("loss", 0.0), ("score", 0.0)];
-            let error = scene.view(0, &metrics, |view| bad.on_train_begin(view)).unwrap_err();
+            let error = run.view(0, &metrics, |view| bad.on_train_begin(view)).unwrap_err();
             assert!(error.to_string().contains(what), "{error}");
         }
         let mut watch = ReduceLROnPlateau::default();
-        let error = scene.view(0, &[("loss", 1.0)], |view| watch.on_train_begin(view)).unwrap_err();
+        let error = run.view(0, &[("loss", 1.0)], |view| watch.on_train_begin(view)).unwrap_err();
         assert!(error.to_string().contains("'val_loss' without either"), "{error}");
     }
 }

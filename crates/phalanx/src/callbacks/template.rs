@@ -107,8 +107,8 @@ fn pad(text: String, zeros: bool, width: usize) -> String {
 fn field(text: &str) -> Result<Part> {
     let bad = || wrong(format!("{{{text}}}"));
     let (name, spec) = text.split_once(':').unwrap_or((text, ""));
-    let sound = |c: char| c.is_alphanumeric() || c == '_';
-    if name.is_empty() || !name.chars().all(sound) {
+    let is_name_char = |c: char| c.is_alphanumeric() || c == '_';
+    if name.is_empty() || !name.chars().all(is_name_char) {
         return Err(bad());
     }
     let (spec, kind) = match spec.strip_suffix(['d', 'f']) {

@@ -1,6 +1,6 @@
 //! Activations with arguments. The output has the shape of the input.
 
-use super::support::{finite, not_negative, row_axis, setters, single, swap_with_last};
+use super::support::{check_finite, check_not_negative, row_axis, setters, single, swap_with_last};
 use crate::activations::leaky_relu;
 use crate::config;
 use crate::error::Result;
@@ -54,10 +54,10 @@ impl Layer for ReLU {
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         if let Some(max_value) = self.max_value {
-            not_negative(cx, "max_value", max_value)?;
+            check_not_negative(cx, "max_value", max_value)?;
         }
-        not_negative(cx, "negative_slope", self.negative_slope)?;
-        not_negative(cx, "threshold", self.threshold)?;
+        check_not_negative(cx, "negative_slope", self.negative_slope)?;
+        check_not_negative(cx, "threshold", self.threshold)?;
         let x = single(cx, inputs)?;
         let g = cx.graph();
         let mut y = if self.threshold == 0.0 {
@@ -125,7 +125,7 @@ impl Layer for LeakyReLU {
     }
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
-        finite(cx, "negative_slope", self.negative_slope)?;
+        check_finite(cx, "negative_slope", self.negative_slope)?;
         let x = single(cx, inputs)?;
         leaky_relu(cx.graph(), x, self.negative_slope)
     }

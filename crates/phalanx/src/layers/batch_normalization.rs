@@ -5,7 +5,9 @@
 //! is frozen, the moving statistics are used. Each replica has its own batch statistics unless the layer is
 //! `synchronized`. Weights: `gamma`, `beta`, `moving_mean`, `moving_variance`, each `[channels]`.
 
-use super::support::{WeightOptions, not_negative, row_axis, setters, single, swap_with_last};
+use super::support::{
+    WeightOptions, check_not_negative, row_axis, setters, single, swap_with_last,
+};
 use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::Constraint;
@@ -147,7 +149,7 @@ impl BatchNormalization {
     }
 
     /// Normalises by the batch statistics and updates the moving statistics.
-    fn by_batch(&self, cx: &mut Cx<'_>, x: NodeId, w: &Weights) -> Result<NodeId> {
+    fn normalize_by_batch(&self, cx: &mut Cx<'_>, x: NodeId, w: &Weights) -> Result<NodeId> {
         let dims = cx.dims(x);
         let (channels, positions) = match &dims[..] {
             [lead @ .., c] => (*c, lead.iter().product()),
@@ -178,7 +180,7 @@ impl BatchNormalization {
     }
 
     /// Normalises by the moving statistics: `x · scale + shift`.
-    fn by_moving(&self, cx: &mut Cx<'_>, x: NodeId, w: &Weights) -> Result<NodeId> {
+    fn normalize_by_moving(&self, cx: &mut Cx<'_>, x: NodeId, w: &Weights) -> Result<NodeId> {
         let g = cx.graph();
         let t = g.offset(w.moving_variance, self.epsilon)?;
         let t = g.unary(Unary::Rsqrt, t)?;
@@ -203,15 +205,15 @@ impl Layer for BatchNormalization {
         if !(0.0..=1.0).contains(&self.momentum) {
             return Err(cx.argument("momentum", "0 to 1", self.momentum));
         }
-        not_negative(cx, "epsilon", self.epsilon)?;
+        check_not_negative(cx, "epsilon", self.epsilon)?;
         let x = single(cx, inputs)?;
         let axis = row_axis(cx, x, self.axis)?;
         let channels = cx.dims(x)[axis];
         let w = self.weights(cx, channels)?;
         let x = swap_with_last(cx, x, axis)?;
         let y = match cx.training() && cx.trainable() {
-            true => self.by_batch(cx, x, &w)?,
-            false => self.by_moving(cx, x, &w)?,
+            true => self.normalize_by_batch(cx, x, &w)?,
+            false => self.normalize_by_moving(cx, x, &w)?,
         };
         swap_with_last(cx, y, axis)
     }

@@ -6,7 +6,8 @@
 //! `bias` `[filters]`.
 
 use super::support::{
-    AlwaysNull, DataFormat, Padding, Pair, WeightOptions, Window, at_least_one, image, setters,
+    AlwaysNull, DataFormat, Padding, Pair, WeightOptions, Window, check_at_least_one, image,
+    setters,
 };
 use crate::activations::ActivationFn;
 use crate::by_name::{ByName, OptionalByName};
@@ -32,7 +33,7 @@ use serde_json::{Map, Value};
 /// assert_eq!(conv.config()["padding"], "same");
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(default = "blank", deny_unknown_fields)]
+#[serde(default = "defaults", deny_unknown_fields)]
 pub struct Conv2D {
     filters: usize,
     kernel_size: Pair,
@@ -52,7 +53,7 @@ pub struct Conv2D {
     bias_constraint: OptionalByName<Constraint>,
 }
 
-fn blank() -> Conv2D {
+fn defaults() -> Conv2D {
     Conv2D::new(0, 0)
 }
 
@@ -118,8 +119,8 @@ impl Layer for Conv2D {
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let activation = self.activation.get()?;
-        at_least_one(cx, "filters", self.filters)?;
-        at_least_one(cx, "groups", self.groups)?;
+        check_at_least_one(cx, "filters", self.filters)?;
+        check_at_least_one(cx, "groups", self.groups)?;
         let (x, input) = image(cx, inputs)?;
         for (what, n) in [("input's channels", input[2]), ("filters", self.filters)] {
             if !n.is_multiple_of(self.groups) {
@@ -130,7 +131,7 @@ impl Layer for Conv2D {
         // The kernels support both, but Keras rejects it, and saved models must load there too.
         if self.strides != 1.into() && self.dilation_rate != 1.into() {
             let received = format!("{} with dilation_rate {}", self.strides, self.dilation_rate);
-            return Err(cx.argument("strides", "1 where dilation_rate is not", received));
+            return Err(cx.argument("strides", "1 if dilation_rate is not 1", received));
         }
         let window = Window {
             key: "kernel_size",

@@ -3,7 +3,7 @@
 //! Input `(batch, .., k)`, output `(batch, .., units)`; the layer acts on the last axis. Weights: `kernel` `[k,
 //! units]` and `bias` `[units]`.
 
-use super::support::{WeightOptions, at_least_one, setters, shape_text, single};
+use super::support::{WeightOptions, check_at_least_one, setters, shape_text, single};
 use crate::activations::ActivationFn;
 use crate::by_name::{ByName, OptionalByName};
 use crate::config;
@@ -28,7 +28,7 @@ use serde_json::{Map, Value};
 /// assert_eq!(dense.config()["activation"], "relu");
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(default = "blank", deny_unknown_fields)]
+#[serde(default = "defaults", deny_unknown_fields)]
 pub struct Dense {
     units: usize,
     activation: ByName<ActivationFn>,
@@ -41,7 +41,7 @@ pub struct Dense {
     bias_constraint: OptionalByName<Constraint>,
 }
 
-fn blank() -> Dense {
+fn defaults() -> Dense {
     Dense::new(0)
 }
 
@@ -92,7 +92,7 @@ impl Layer for Dense {
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let activation = self.activation.get()?;
-        at_least_one(cx, "units", self.units)?;
+        check_at_least_one(cx, "units", self.units)?;
         let x = single(cx, inputs)?;
         let Some(k) = cx.dims(x).last().copied() else {
             let received = shape_text(cx, x);

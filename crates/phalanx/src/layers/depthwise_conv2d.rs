@@ -5,7 +5,8 @@
 //! `kernel` `[h, w, channels, depth_multiplier]` and `bias` `[channels · depth_multiplier]`.
 
 use super::support::{
-    AlwaysNull, DataFormat, Padding, Pair, WeightOptions, Window, at_least_one, image, setters,
+    AlwaysNull, DataFormat, Padding, Pair, WeightOptions, Window, check_at_least_one, image,
+    setters,
 };
 use crate::activations::ActivationFn;
 use crate::by_name::{ByName, OptionalByName};
@@ -30,7 +31,7 @@ use serde_json::{Map, Value};
 /// assert_eq!(conv.config()["depth_multiplier"], 2);
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(default = "blank", deny_unknown_fields)]
+#[serde(default = "defaults", deny_unknown_fields)]
 pub struct DepthwiseConv2D {
     kernel_size: Pair,
     strides: Pair,
@@ -49,7 +50,7 @@ pub struct DepthwiseConv2D {
     bias_constraint: OptionalByName<Constraint>,
 }
 
-fn blank() -> DepthwiseConv2D {
+fn defaults() -> DepthwiseConv2D {
     DepthwiseConv2D::new(0)
 }
 
@@ -114,7 +115,7 @@ impl Layer for DepthwiseConv2D {
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let activation = self.activation.get()?;
-        at_least_one(cx, "depth_multiplier", self.depth_multiplier)?;
+        check_at_least_one(cx, "depth_multiplier", self.depth_multiplier)?;
         let (x, input) = image(cx, inputs)?;
         let channels = input[2];
         let Some(filters) = channels.checked_mul(self.depth_multiplier) else {

@@ -3,7 +3,7 @@
 //! Input `(batch, ..)` of integers below `input_dim`, output `(batch, .., output_dim)`. Weight: `embeddings`
 //! `[input_dim, output_dim]`.
 
-use super::support::{AlwaysNull, WeightOptions, at_least_one, setters, single};
+use super::support::{AlwaysNull, WeightOptions, check_at_least_one, setters, single};
 use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::Constraint;
@@ -25,7 +25,7 @@ use serde_json::{Map, Value};
 /// assert_eq!(table.config()["output_dim"], 64);
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(default = "blank", deny_unknown_fields)]
+#[serde(default = "defaults", deny_unknown_fields)]
 pub struct Embedding {
     input_dim: usize,
     output_dim: usize,
@@ -36,7 +36,7 @@ pub struct Embedding {
     mask_zero: bool,
 }
 
-fn blank() -> Embedding {
+fn defaults() -> Embedding {
     Embedding::new(0, 0)
 }
 
@@ -74,10 +74,10 @@ impl Layer for Embedding {
     }
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
-        at_least_one(cx, "input_dim", self.input_dim)?;
-        at_least_one(cx, "output_dim", self.output_dim)?;
+        check_at_least_one(cx, "input_dim", self.input_dim)?;
+        check_at_least_one(cx, "output_dim", self.output_dim)?;
         if self.mask_zero {
-            return Err(cx.argument("mask_zero", "false, as there are no masks", true));
+            return Err(cx.argument("mask_zero", "false, because masks are not supported", true));
         }
         let x = single(cx, inputs)?;
         let index = cx.graph().cast(x, DType::I32)?;

@@ -3,7 +3,7 @@
 //!
 //! The output has the shape of the input. Weights: `gamma` and `beta`, with the shape of the normalised axes.
 
-use super::support::{WeightOptions, not_negative, row_axis, setters, single};
+use super::support::{WeightOptions, check_not_negative, row_axis, setters, single};
 use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::{Axes, Constraint};
@@ -113,7 +113,7 @@ impl Layer for LayerNormalization {
     }
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
-        not_negative(cx, "epsilon", self.epsilon)?;
+        check_not_negative(cx, "epsilon", self.epsilon)?;
         if self.rms_scaling {
             return Err(cx.argument("rms_scaling", "false", true));
         }

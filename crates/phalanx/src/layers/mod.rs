@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_keys_are_accepted_and_not_written() {
+    fn no_op_keys_are_accepted_and_not_written() {
         let config = json!({ "units": 3, "quantization_config": null });
         assert!(!read("Dense", config).unwrap().config().contains_key("quantization_config"));
         let config = json!({ "renorm": false, "renorm_clipping": null, "renorm_momentum": 0.99 });

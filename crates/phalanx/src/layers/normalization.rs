@@ -96,14 +96,14 @@ impl Normalization {
         }
         keep.sort_unstable();
         keep.dedup();
-        let kept: Vec<usize> = keep.iter().map(|a| dims[*a]).collect();
+        let stat_dims: Vec<usize> = keep.iter().map(|a| dims[*a]).collect();
         let values: Vec<f64> = match data.data() {
             Data::F32(v) => v.iter().map(|x| f64::from(*x)).collect(),
             Data::I32(v) => v.iter().map(|x| f64::from(*x)).collect(),
         };
 
         let stat_indices = stat_indices(dims, &keep);
-        let places = kept.iter().product::<usize>();
+        let places = stat_dims.iter().product::<usize>();
         let count = (values.len() / places) as f64;
         let mut mean = vec![0.0; places];
         stat_indices.iter().zip(&values).for_each(|(s, x)| mean[*s] += x / count);
@@ -112,7 +112,8 @@ impl Normalization {
             .iter()
             .zip(&values)
             .for_each(|(s, x)| variance[*s] += (x - mean[*s]).powi(2) / count);
-        let (mean, variance) = (Numbers::nested(&kept, &mean), Numbers::nested(&kept, &variance));
+        let (mean, variance) =
+            (Numbers::nested(&stat_dims, &mean), Numbers::nested(&stat_dims, &variance));
         Ok(self.mean(mean).variance(variance))
     }
 }
@@ -159,12 +160,12 @@ impl Normalization {
     /// Mean and standard deviation from the weights of an adapted layer.
     fn weight_stats(&self, cx: &mut Cx<'_>, x: NodeId, axes: &[usize]) -> Result<(NodeId, NodeId)> {
         let dims = cx.dims(x);
-        let kept: Vec<usize> = axes.iter().map(|a| dims[*a]).collect();
+        let stat_dims: Vec<usize> = axes.iter().map(|a| dims[*a]).collect();
         let mut aligned = vec![1; dims.len()];
         axes.iter().for_each(|a| aligned[*a] = dims[*a]);
         let (zeros, ones) = (Initializer::Zeros {}, Initializer::Ones {});
-        let mean = cx.weight(WeightSpec::new("mean", &kept, zeros).non_trainable())?;
-        let variance = cx.weight(WeightSpec::new("variance", &kept, ones).non_trainable())?;
+        let mean = cx.weight(WeightSpec::new("mean", &stat_dims, zeros).non_trainable())?;
+        let variance = cx.weight(WeightSpec::new("variance", &stat_dims, ones).non_trainable())?;
         cx.weight(WeightSpec::new("count", &[], zeros).non_trainable())?;
         let g = cx.graph();
         let mean = g.reshape(mean, &aligned)?;

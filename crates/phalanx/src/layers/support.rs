@@ -174,22 +174,22 @@ pub(crate) fn image(cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<(NodeId, [usiz
 }
 
 /// Fails unless a size is at least one.
-pub(crate) fn at_least_one(cx: &Cx<'_>, argument: &str, size: usize) -> Result<()> {
+pub(crate) fn check_at_least_one(cx: &Cx<'_>, argument: &str, size: usize) -> Result<()> {
     if size > 0 { Ok(()) } else { Err(cx.argument(argument, "1 or more", size)) }
 }
 
 /// Fails unless both sizes are at least one.
-pub(crate) fn both_at_least_one(cx: &Cx<'_>, argument: &str, sizes: Pair) -> Result<()> {
+pub(crate) fn check_both_at_least_one(cx: &Cx<'_>, argument: &str, sizes: Pair) -> Result<()> {
     if sizes.0.contains(&0) { Err(cx.argument(argument, "1 or more", sizes)) } else { Ok(()) }
 }
 
 /// Fails unless a number is finite.
-pub(crate) fn finite(cx: &Cx<'_>, argument: &str, number: f64) -> Result<()> {
+pub(crate) fn check_finite(cx: &Cx<'_>, argument: &str, number: f64) -> Result<()> {
     if number.is_finite() { Ok(()) } else { Err(cx.argument(argument, "a finite number", number)) }
 }
 
 /// Fails unless a number is finite and not negative.
-pub(crate) fn not_negative(cx: &Cx<'_>, argument: &str, number: f64) -> Result<()> {
+pub(crate) fn check_not_negative(cx: &Cx<'_>, argument: &str, number: f64) -> Result<()> {
     if number.is_finite() && number >= 0.0 {
         Ok(())
     } else {
@@ -220,7 +220,11 @@ pub(crate) fn swap_with_last(cx: &mut Cx<'_>, x: NodeId, axis: usize) -> Result<
 }
 
 /// Fails if the number of elements of one sample overflows.
-pub(crate) fn countable(cx: &Cx<'_>, argument: &str, dims: &[Option<usize>]) -> Result<Vec<usize>> {
+pub(crate) fn check_countable(
+    cx: &Cx<'_>,
+    argument: &str,
+    dims: &[Option<usize>],
+) -> Result<Vec<usize>> {
     let known: Option<Vec<usize>> = dims.iter().copied().collect();
     let counted = known.filter(|dims| {
         dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).is_some_and(|n| n < MAX_ELEMENTS)
@@ -252,7 +256,7 @@ impl Window<'_> {
         let sizes =
             [(self.key, self.size), ("strides", self.strides), ("dilation_rate", self.dilation)];
         for (argument, size) in sizes {
-            both_at_least_one(cx, argument, size)?;
+            check_both_at_least_one(cx, argument, size)?;
             if size.0.iter().any(|n| *n > MAX_WINDOW) {
                 let expected = format!("{MAX_WINDOW} or less");
                 return Err(cx.argument(argument, &expected, size));

@@ -2,7 +2,7 @@
 //!
 //! `nearest` repeats pixels; `bilinear` interpolates between their centres.
 
-use super::support::{DataFormat, Pair, both_at_least_one, countable, image, setters};
+use super::support::{DataFormat, Pair, check_both_at_least_one, check_countable, image, setters};
 use crate::by_name::{ByName, Named, variant_by_serde_name};
 use crate::config;
 use crate::error::Result;
@@ -80,10 +80,10 @@ impl Layer for UpSampling2D {
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let bilinear = *self.interpolation.get()? == Interpolation::Bilinear;
-        both_at_least_one(cx, "size", self.size)?;
+        check_both_at_least_one(cx, "size", self.size)?;
         let (x, [h, w, c]) = image(cx, inputs)?;
         let Pair(size) = self.size;
-        countable(cx, "size", &[h.checked_mul(size[0]), w.checked_mul(size[1]), Some(c)])?;
+        check_countable(cx, "size", &[h.checked_mul(size[0]), w.checked_mul(size[1]), Some(c)])?;
         Ok(cx.graph().push(Op::Upsample { size, bilinear }, &[x])?)
     }
 }

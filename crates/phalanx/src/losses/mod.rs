@@ -189,9 +189,9 @@ fn clip_probability(g: &mut Graph, p: NodeId) -> Result<NodeId> {
     Ok(g.clamp(p, EPSILON, f64::from((1.0 - EPSILON) as f32))?)
 }
 
-type Make = fn(&Map<String, Value>) -> Result<Box<dyn Loss>>;
+type Constructor = fn(&Map<String, Value>) -> Result<Box<dyn Loss>>;
 
-fn make<L>(config: &Map<String, Value>) -> Result<Box<dyn Loss>>
+fn construct<L>(config: &Map<String, Value>) -> Result<Box<dyn Loss>>
 where
     L: Loss + Default + Serialize + DeserializeOwned + 'static,
 {
@@ -207,19 +207,23 @@ where
 }
 
 /// Class name, the names `compile` accepts, and constructor of every loss.
-const REGISTRY: &[(&str, &[&str], Make)] = &[
+const REGISTRY: &[(&str, &[&str], Constructor)] = &[
     (
         "SparseCategoricalCrossentropy",
         &["sparse_categorical_crossentropy"],
-        make::<SparseCategoricalCrossentropy>,
+        construct::<SparseCategoricalCrossentropy>,
     ),
-    ("CategoricalCrossentropy", &["categorical_crossentropy"], make::<CategoricalCrossentropy>),
-    ("BinaryCrossentropy", &["binary_crossentropy", "bce", "BCE"], make::<BinaryCrossentropy>),
-    ("MeanSquaredError", &["mean_squared_error", "mse", "MSE"], make::<MeanSquaredError>),
-    ("MeanAbsoluteError", &["mean_absolute_error", "mae", "MAE"], make::<MeanAbsoluteError>),
-    ("Huber", &["huber"], make::<Huber>),
-    ("KLDivergence", &["kl_divergence", "kld", "KLD"], make::<KLDivergence>),
-    ("Hinge", &["hinge"], make::<Hinge>),
+    (
+        "CategoricalCrossentropy",
+        &["categorical_crossentropy"],
+        construct::<CategoricalCrossentropy>,
+    ),
+    ("BinaryCrossentropy", &["binary_crossentropy", "bce", "BCE"], construct::<BinaryCrossentropy>),
+    ("MeanSquaredError", &["mean_squared_error", "mse", "MSE"], construct::<MeanSquaredError>),
+    ("MeanAbsoluteError", &["mean_absolute_error", "mae", "MAE"], construct::<MeanAbsoluteError>),
+    ("Huber", &["huber"], construct::<Huber>),
+    ("KLDivergence", &["kl_divergence", "kld", "KLD"], construct::<KLDivergence>),
+    ("Hinge", &["hinge"], construct::<Hinge>),
 ];
 
 /// Creates a loss by its Keras name: `"sparse_categorical_crossentropy"`, `"mse"`, `"MeanSquaredError"`, ….
@@ -232,7 +236,7 @@ pub fn from_config(class_name: &str, config: &Map<String, Value>) -> Result<Box<
     let found =
         REGISTRY.iter().find(|(c, names, _)| *c == class_name || names.contains(&class_name));
     match found {
-        Some((_, _, make)) => make(config),
+        Some((_, _, construct)) => construct(config),
         None => Err(Error::Unknown {
             kind: "loss",
             name: class_name.into(),

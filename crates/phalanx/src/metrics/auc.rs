@@ -87,7 +87,7 @@ impl AUC {
     }
 
     /// The area between two neighbouring thresholds, from the true and false positives at each.
-    fn strip(&self, high: [f64; 2], low: [f64; 2], total: [f64; 2]) -> f64 {
+    fn segment_area(&self, high: [f64; 2], low: [f64; 2], total: [f64; 2]) -> f64 {
         if (self.curve, self.summation_method) == (Curve::PR, SummationMethod::Interpolation) {
             return interpolated_precision(high, low, total[0]);
         }
@@ -157,7 +157,7 @@ impl Metric for AUC {
     ) -> Result<NodeId> {
         if g.ty(y_pred).len() != 1 {
             let received = g.ty(y_pred);
-            return Err(mismatch(self, "y_pred", "one number a sample".into(), received));
+            return Err(mismatch(self, "y_pred", "one number per sample".into(), received));
         }
         let y_true = targets_like_predictions(self, g, y_true, y_pred)?;
         let zero = g.scalar(0.0);
@@ -183,6 +183,6 @@ impl Metric for AUC {
             return 0.0;
         }
         let at = |i: usize| [state[i], state[n + i]];
-        (1..n).map(|i| self.strip(at(i - 1), at(i), at(0))).sum()
+        (1..n).map(|i| self.segment_area(at(i - 1), at(i), at(0))).sum()
     }
 }

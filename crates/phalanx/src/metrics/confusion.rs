@@ -109,7 +109,7 @@ impl Metric for Precision {
     }
 
     fn config(&self) -> Map<String, Value> {
-        with_fixed(config::write(self))
+        with_fixed_options(config::write(self))
     }
 
     fn name(&self) -> &str {
@@ -135,7 +135,7 @@ impl Metric for Precision {
     }
 
     fn result(&self, state: &[f64]) -> f64 {
-        share_of_hits(state)
+        hit_ratio(state)
     }
 }
 
@@ -145,7 +145,7 @@ impl Metric for Recall {
     }
 
     fn config(&self) -> Map<String, Value> {
-        with_fixed(config::write(self))
+        with_fixed_options(config::write(self))
     }
 
     fn name(&self) -> &str {
@@ -171,11 +171,11 @@ impl Metric for Recall {
     }
 
     fn result(&self, state: &[f64]) -> f64 {
-        share_of_hits(state)
+        hit_ratio(state)
     }
 }
 
-fn share_of_hits(state: &[f64]) -> f64 {
+fn hit_ratio(state: &[f64]) -> f64 {
     match state {
         [hits, misses] => ratio(*hits, hits + misses),
         _ => 0.0,
@@ -183,7 +183,7 @@ fn share_of_hits(state: &[f64]) -> f64 {
 }
 
 /// Adds the options of Keras for which only one value is supported.
-fn with_fixed(mut config: Map<String, Value>) -> Map<String, Value> {
+fn with_fixed_options(mut config: Map<String, Value>) -> Map<String, Value> {
     config.insert("top_k".into(), Value::Null);
     config.insert("class_id".into(), Value::Null);
     with_dtype(config)

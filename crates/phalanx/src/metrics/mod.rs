@@ -189,9 +189,9 @@ fn with_dtype(mut config: Map<String, Value>) -> Map<String, Value> {
     config
 }
 
-type Make = fn(&Map<String, Value>) -> Result<Box<dyn Metric>>;
+type Constructor = fn(&Map<String, Value>) -> Result<Box<dyn Metric>>;
 
-fn make<M>(config: &Map<String, Value>) -> Result<Box<dyn Metric>>
+fn construct<M>(config: &Map<String, Value>) -> Result<Box<dyn Metric>>
 where
     M: Metric + Default + Serialize + DeserializeOwned + 'static,
 {
@@ -213,39 +213,47 @@ where
 }
 
 /// Class name, the names `compile` accepts, and constructor of every metric.
-const REGISTRY: &[(&str, &[&str], Make)] = &[
-    ("BinaryAccuracy", &["binary_accuracy"], make::<BinaryAccuracy>),
-    ("CategoricalAccuracy", &["categorical_accuracy"], make::<CategoricalAccuracy>),
+const REGISTRY: &[(&str, &[&str], Constructor)] = &[
+    ("BinaryAccuracy", &["binary_accuracy"], construct::<BinaryAccuracy>),
+    ("CategoricalAccuracy", &["categorical_accuracy"], construct::<CategoricalAccuracy>),
     (
         "SparseCategoricalAccuracy",
         &["sparse_categorical_accuracy"],
-        make::<SparseCategoricalAccuracy>,
+        construct::<SparseCategoricalAccuracy>,
     ),
-    ("TopKCategoricalAccuracy", &["top_k_categorical_accuracy"], make::<TopKCategoricalAccuracy>),
+    (
+        "TopKCategoricalAccuracy",
+        &["top_k_categorical_accuracy"],
+        construct::<TopKCategoricalAccuracy>,
+    ),
     (
         "SparseTopKCategoricalAccuracy",
         &["sparse_top_k_categorical_accuracy"],
-        make::<SparseTopKCategoricalAccuracy>,
+        construct::<SparseTopKCategoricalAccuracy>,
     ),
-    ("Precision", &["precision"], make::<Precision>),
-    ("Recall", &["recall"], make::<Recall>),
+    ("Precision", &["precision"], construct::<Precision>),
+    ("Recall", &["recall"], construct::<Recall>),
     ("AUC", &["auc"], |config| {
         config::check_fixed_options("AUC", config, &[("thresholds", Value::Null)])?;
-        make::<AUC>(config)
+        construct::<AUC>(config)
     }),
-    ("MeanSquaredError", &["mean_squared_error", "mse", "MSE"], make::<MeanSquaredError>),
-    ("MeanAbsoluteError", &["mean_absolute_error", "mae", "MAE"], make::<MeanAbsoluteError>),
-    ("RootMeanSquaredError", &["root_mean_squared_error"], make::<RootMeanSquaredError>),
-    ("BinaryCrossentropy", &["binary_crossentropy", "bce", "BCE"], make::<BinaryCrossentropy>),
-    ("CategoricalCrossentropy", &["categorical_crossentropy"], make::<CategoricalCrossentropy>),
+    ("MeanSquaredError", &["mean_squared_error", "mse", "MSE"], construct::<MeanSquaredError>),
+    ("MeanAbsoluteError", &["mean_absolute_error", "mae", "MAE"], construct::<MeanAbsoluteError>),
+    ("RootMeanSquaredError", &["root_mean_squared_error"], construct::<RootMeanSquaredError>),
+    ("BinaryCrossentropy", &["binary_crossentropy", "bce", "BCE"], construct::<BinaryCrossentropy>),
+    (
+        "CategoricalCrossentropy",
+        &["categorical_crossentropy"],
+        construct::<CategoricalCrossentropy>,
+    ),
     (
         "SparseCategoricalCrossentropy",
         &["sparse_categorical_crossentropy"],
-        make::<SparseCategoricalCrossentropy>,
+        construct::<SparseCategoricalCrossentropy>,
     ),
-    ("Huber", &["huber"], make::<Huber>),
-    ("KLDivergence", &["kl_divergence", "kld", "KLD"], make::<KLDivergence>),
-    ("Hinge", &["hinge"], make::<Hinge>),
+    ("Huber", &["huber"], construct::<Huber>),
+    ("KLDivergence", &["kl_divergence", "kld", "KLD"], construct::<KLDivergence>),
+    ("Hinge", &["hinge"], construct::<Hinge>),
 ];
 
 /// Creates a metric by its Keras name, which is also the name it is reported under. `"accuracy"` (or `"acc"`)
@@ -255,12 +263,12 @@ pub fn get(name: &str, target: &Type, prediction: &Type) -> Result<Box<dyn Metri
     let binary = prediction.last() == 1;
     let sparse = target.dims.len() < prediction.dims.len();
     let mut metric = match name.to_lowercase().as_str() {
-        "accuracy" | "acc" if binary => make::<BinaryAccuracy>(&Map::new()),
-        "accuracy" | "acc" if sparse => make::<SparseCategoricalAccuracy>(&Map::new()),
-        "accuracy" | "acc" => make::<CategoricalAccuracy>(&Map::new()),
-        "crossentropy" | "ce" if binary => make::<BinaryCrossentropy>(&Map::new()),
-        "crossentropy" | "ce" if sparse => make::<SparseCategoricalCrossentropy>(&Map::new()),
-        "crossentropy" | "ce" => make::<CategoricalCrossentropy>(&Map::new()),
+        "accuracy" | "acc" if binary => construct::<BinaryAccuracy>(&Map::new()),
+        "accuracy" | "acc" if sparse => construct::<SparseCategoricalAccuracy>(&Map::new()),
+        "accuracy" | "acc" => construct::<CategoricalAccuracy>(&Map::new()),
+        "crossentropy" | "ce" if binary => construct::<BinaryCrossentropy>(&Map::new()),
+        "crossentropy" | "ce" if sparse => construct::<SparseCategoricalCrossentropy>(&Map::new()),
+        "crossentropy" | "ce" => construct::<CategoricalCrossentropy>(&Map::new()),
         _ => from_config(name, &Map::new()),
     }?;
     metric.set_name(name);
@@ -278,7 +286,7 @@ pub fn from_config(class_name: &str, config: &Map<String, Value>) -> Result<Box<
     let found =
         REGISTRY.iter().find(|(c, names, _)| *c == class_name || names.contains(&class_name));
     match found {
-        Some((_, _, make)) => make(config),
+        Some((_, _, construct)) => construct(config),
         None => {
             let names = REGISTRY.iter().flat_map(|(_, names, _)| *names);
             let known = ["accuracy", "crossentropy"].iter().chain(names);

@@ -54,7 +54,7 @@ impl SparseTopKCategoricalAccuracy {
     }
 }
 
-fn need_k(metric: &dyn Metric, k: usize) -> Result<()> {
+fn check_k(metric: &dyn Metric, k: usize) -> Result<()> {
     if k > 0 {
         return Ok(());
     }
@@ -79,7 +79,7 @@ impl Metric for TopKCategoricalAccuracy {
     }
 
     fn validate(&self) -> Result<()> {
-        need_k(self, self.k)
+        check_k(self, self.k)
     }
 
     fn update(
@@ -113,7 +113,7 @@ impl Metric for SparseTopKCategoricalAccuracy {
     }
 
     fn validate(&self) -> Result<()> {
-        need_k(self, self.k)
+        check_k(self, self.k)
     }
 
     fn update(

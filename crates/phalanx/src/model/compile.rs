@@ -286,7 +286,7 @@ impl Compile {
         };
         let scaled = self.strategy.local().requested_policy() == Policy::MixedFloat16;
         let optimizer = match optimizer.inner() {
-            None if scaled => Box::new(LossScaleOptimizer::around(optimizer)),
+            None if scaled => Box::new(LossScaleOptimizer::wrap(optimizer)),
             _ => optimizer,
         };
         optimizer.validate()?;

@@ -454,7 +454,7 @@ mod tests {
         let error = |names: &[&str]| planned(names).unwrap_err().to_string();
         assert!(error(&["gpu:0", "cpu:0"]).contains("GPUs alone"));
         assert!(error(&["gpu:0", "gpu:0/1"]).contains("whole or in parts"));
-        assert!(error(&["gpu:1", "gpu:0"]).contains("GPUs in their order"));
+        assert!(error(&["gpu:1", "gpu:0"]).contains("GPUs in ascending order"));
         assert!(planned(&["gpu:0", "gpu:0"]).is_err() && planned(&[]).is_err());
     }
 }

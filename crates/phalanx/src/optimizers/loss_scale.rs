@@ -48,11 +48,11 @@ pub struct LossScaleOptimizer {
 impl LossScaleOptimizer {
     /// Wraps an optimizer.
     pub fn new(inner_optimizer: impl Optimizer + 'static) -> LossScaleOptimizer {
-        LossScaleOptimizer::around(Box::new(inner_optimizer))
+        LossScaleOptimizer::wrap(Box::new(inner_optimizer))
     }
 
     /// Wraps a boxed optimizer.
-    pub(crate) fn around(mut inner: Box<dyn Optimizer>) -> LossScaleOptimizer {
+    pub(crate) fn wrap(mut inner: Box<dyn Optimizer>) -> LossScaleOptimizer {
         // As in Keras, the loss is scaled only once.
         inner.common_mut().loss_scale_factor = None;
         let name = "loss_scale_optimizer".into();
@@ -86,7 +86,7 @@ impl LossScaleOptimizer {
         if class.eq_ignore_ascii_case(CLASS) {
             return Err(wrong("inner_optimizer", "an optimizer that does not scale itself"));
         }
-        let mut optimizer = LossScaleOptimizer::around(from_config(class, options)?);
+        let mut optimizer = LossScaleOptimizer::wrap(from_config(class, options)?);
         if let Some(name) = config.get("name").and_then(Value::as_str) {
             optimizer.name = name.into();
         }
@@ -155,7 +155,7 @@ impl Optimizer for LossScaleOptimizer {
         let scale = self.scaling.initial_scale as f32;
         if !scale.is_normal() || scale < 0.0 {
             let received = self.scaling.initial_scale;
-            let expected = "a positive number that 32-bit floats can say";
+            let expected = "a positive number that a 32-bit float can represent";
             return Err(Error::argument(CLASS, "initial_scale", expected, received));
         }
         if !(1..=MAX_GROWTH_STEPS).contains(&self.scaling.growth_steps) {

@@ -304,9 +304,9 @@ fn check_beta(owner: &str, argument: &str, value: f64) -> Result<()> {
     Err(Error::argument(owner, argument, "a number from 0 to below 1", value))
 }
 
-type Make = fn(&Map<String, Value>) -> Result<Box<dyn Optimizer>>;
+type Constructor = fn(&Map<String, Value>) -> Result<Box<dyn Optimizer>>;
 
-fn make<O>(config: &Map<String, Value>) -> Result<Box<dyn Optimizer>>
+fn construct<O>(config: &Map<String, Value>) -> Result<Box<dyn Optimizer>>
 where
     O: Optimizer + Default + Serialize + DeserializeOwned + 'static,
 {
@@ -316,14 +316,14 @@ where
 }
 
 /// Class name and constructor of every optimizer.
-const REGISTRY: &[(&str, Make)] = &[
-    ("SGD", make::<SGD>),
-    ("Adam", make::<Adam>),
-    ("AdamW", make::<AdamW>),
-    ("RMSprop", make::<RMSprop>),
-    ("Adagrad", make::<Adagrad>),
-    ("Nadam", make::<Nadam>),
-    ("Lion", make::<Lion>),
+const REGISTRY: &[(&str, Constructor)] = &[
+    ("SGD", construct::<SGD>),
+    ("Adam", construct::<Adam>),
+    ("AdamW", construct::<AdamW>),
+    ("RMSprop", construct::<RMSprop>),
+    ("Adagrad", construct::<Adagrad>),
+    ("Nadam", construct::<Nadam>),
+    ("Lion", construct::<Lion>),
     ("LossScaleOptimizer", LossScaleOptimizer::read),
 ];
 
@@ -335,7 +335,7 @@ pub fn get(name: &str) -> Result<Box<dyn Optimizer>> {
 /// Creates an optimizer from its class name and config.
 pub fn from_config(class_name: &str, config: &Map<String, Value>) -> Result<Box<dyn Optimizer>> {
     match REGISTRY.iter().find(|(class, _)| class.eq_ignore_ascii_case(class_name)) {
-        Some((_, make)) => make(config),
+        Some((_, construct)) => construct(config),
         None => Err(Error::Unknown {
             kind: "optimizer",
             name: class_name.into(),

@@ -141,18 +141,18 @@ fn the_program_prints_forward_backward_and_update() {
 fn examples_refuse_flags_that_they_do_not_know() {
     use minigooglenet::arguments::parse;
     let usage = "[--output FILE] [--gpus N]";
-    let line = |words: &str| words.split_whitespace().map(String::from).collect::<Vec<_>>();
+    let line = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<_>>();
     let flags = parse(usage, line("--gpus 3 --output=a=b.png")).unwrap();
     assert_eq!((flags.number("--gpus", 1).unwrap(), flags.text("--output")), (3, Some("a=b.png")));
     assert_eq!(parse(usage, vec![]).unwrap().number("--gpus", 1).unwrap(), 1);
-    for (words, received) in [
+    for (text, received) in [
         ("--gpu 2", "--gpu"),
         ("--output a --epochs=3", "--epochs"),
         ("--gpus", "--gpus without a value"),
         ("FILE", "FILE"),
         ("two", "two"),
     ] {
-        let error = parse(usage, line(words)).map(|_| ()).unwrap_err().to_string();
+        let error = parse(usage, line(text)).map(|_| ()).unwrap_err().to_string();
         let expected = format!("command line: arguments: expected {usage}, received {received}");
         assert_eq!(error, expected);
     }

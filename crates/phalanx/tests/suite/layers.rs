@@ -317,7 +317,7 @@ fn refusals_name_layer_argument_expected_and_received() {
         ),
         (
             refusal(Conv2D::new(4, 3).strides(2).dilation_rate(2), &[image]),
-            "layer 'it': strides: expected 1 where dilation_rate is not, \
+            "layer 'it': strides: expected 1 if dilation_rate is not 1, \
              received (2, 2) with dilation_rate (2, 2)",
         ),
         (

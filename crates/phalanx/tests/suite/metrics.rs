@@ -149,7 +149,7 @@ fn shapes_that_do_not_fit_are_named() {
     assert!(text.contains("metric 'precision': y_true: expected f32 (None, 10)"), "{text}");
     let text = misfit(&metrics::AUC::default(), Type::rows([2]), Type::rows([2]));
     assert!(
-        text.contains("y_pred: expected one number a sample, received f32 (None, 2)"),
+        text.contains("y_pred: expected one number per sample, received f32 (None, 2)"),
         "{text}"
     );
     let text = misfit(&metrics::MeanSquaredError::default(), Type::rows([2]), Type::rows([3]));

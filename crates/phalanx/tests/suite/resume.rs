@@ -101,7 +101,7 @@ fn events(directory: &Path) -> Vec<u8> {
     let Ok(entries) = std::fs::read_dir(directory) else { return vec![] };
     let mut paths: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
     paths.sort();
-    assert_eq!(paths.len(), 1, "one event file goes on");
+    assert_eq!(paths.len(), 1, "one event file is continued");
     let bytes = std::fs::read(&paths[0]).unwrap();
     let mut at = 0;
     let mut kept = vec![];
@@ -502,7 +502,7 @@ fn a_run_that_ends_before_its_first_save_leaves_no_event_files() {
 fn nan_weights_never_replace_good_ones() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("backup");
-    let spoil = LambdaCallback::new().batch_end(|view| {
+    let set_nan = LambdaCallback::new().batch_end(|view| {
         let name = view.weights.names().remove(0);
         let bad = view.weights.get(&name).map(|values| vec![f32::NAN; values.len()]);
         Ok(match bad {
@@ -511,7 +511,7 @@ fn nan_weights_never_replace_good_ones() {
         })
     });
     let backup = BackupAndRestore::new(&path).save_freq(1);
-    let fit = Fit::new().batch_size(15).epochs(2).verbose(0).callback(spoil).callback(backup);
+    let fit = Fit::new().batch_size(15).epochs(2).verbose(0).callback(set_nan).callback(backup);
     let error = compiled(RunConfig::default()).fit(images(), fit).unwrap_err();
     assert!(matches!(error, Error::NotFinite { step: 5, .. }), "{error}");
     let newest = states(directory.path()).pop().unwrap();
@@ -535,7 +535,7 @@ fn a_run_that_ended_in_nan_keeps_its_good_states() {
 
 #[test]
 fn weights_broken_by_the_last_step_are_an_error() {
-    let spoil = LambdaCallback::new().batch_end(|view| {
+    let set_nan = LambdaCallback::new().batch_end(|view| {
         let name = view.weights.names().remove(0);
         let bad = view.weights.get(&name).map(|values| vec![f32::NAN; values.len()]);
         Ok(match bad {
@@ -543,7 +543,7 @@ fn weights_broken_by_the_last_step_are_an_error() {
             _ => Action::Continue,
         })
     });
-    let fit = Fit::new().batch_size(15).verbose(0).callback(spoil);
+    let fit = Fit::new().batch_size(15).verbose(0).callback(set_nan);
     let error = compiled(RunConfig::default()).fit(images(), fit).unwrap_err();
     assert!(matches!(error, Error::NotFinite { .. }), "{error}");
 }
@@ -685,8 +685,8 @@ fn other_data_of_the_same_size_are_refused() {
         ("weights of classes", &x, &y, by_class),
     ] {
         let error = on_data(directory.path(), 2, (x, y), fit).unwrap_err().to_string();
-        let words = "resume: data: expected the data of the saved run (fingerprint 1-";
-        assert!(error.starts_with(words), "{what}: {error}");
+        let expected = "resume: data: expected the data of the saved run (fingerprint 1-";
+        assert!(error.starts_with(expected), "{what}: {error}");
         assert!(
             error.contains("received other samples, labels or weights, or another order (fi"),
             "{what}: {error}"

@@ -353,7 +353,7 @@ fn workers_that_differ_are_named() {
         errors[0].clone()
     };
     let odd = |rank: usize, usual: f64, other: f64| if rank == 2 { other } else { usual };
-    for (message, words) in [
+    for (message, expected) in [
         (
             messages(&|r| (odd(r, 0.0, 7.0) as u64, 0.1, 5, 0.0)),
             "workers: seed: expected 0 on rank 0 (a thread), received 7 on rank 2 (a thread)",
@@ -368,7 +368,7 @@ fn workers_that_differ_are_named() {
         ),
         (messages(&|r| (0, 0.1, 5, odd(r, 0.0, 1.0) as f32)), "workers: data: expected "),
     ] {
-        assert!(message.starts_with(words), "{message}");
+        assert!(message.starts_with(expected), "{message}");
     }
 }
 
@@ -428,9 +428,9 @@ fn callbacks_that_differ_are_named() {
         let rate = move |epoch| if odd && epoch == 1 { 0.02 } else { 0.01 };
         model.fit((&x, &y), fit().callback(LearningRateScheduler::new(rate))).map(|_| ())
     });
-    let words =
+    let expected =
         "workers: learning rate of epoch 2: expected 0.01 on rank 0 (a thread), received 0.02 on";
-    assert!(message.starts_with(words), "{message}");
+    assert!(message.starts_with(expected), "{message}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Affine maps for sampling images: the pixel `(x, y)` of the result is the image at `(a·x + b·y + c, d·x + e·y
 //! + f)`.
 
-use super::super::support::finite;
+use super::super::support::check_finite;
 use super::super::up_sampling2d::Interpolation;
 use super::uniform;
 use crate::by_name::ByName;
@@ -22,7 +22,7 @@ pub(super) struct Affine<const N: usize> {
 }
 
 /// A family of maps whose coefficients are constants of the graph.
-pub(super) struct Maps {
+pub(super) struct AffineMaps {
     slopes: NodeId,
     base: NodeId,
 }
@@ -42,7 +42,7 @@ impl<const N: usize> Affine<N> {
 
     /// In training, samples each image through its own map, with parameters drawn from these ranges; otherwise
     /// returns the image unchanged.
-    pub fn at_random(
+    pub fn sample_randomly(
         self,
         cx: &mut Cx<'_>,
         geom: SampleGeom,
@@ -60,17 +60,17 @@ impl<const N: usize> Affine<N> {
 
     /// Declares the constants. Must be called in training and in inference, because all programs of a model
     /// share one table of parameters.
-    pub fn declare(&self, cx: &mut Cx<'_>) -> Maps {
+    pub fn declare(&self, cx: &mut Cx<'_>) -> AffineMaps {
         let slopes = self.slopes.iter().flatten().map(|v| *v as f32).collect();
         let base = self.base.iter().map(|v| *v as f32).collect();
-        Maps {
+        AffineMaps {
             slopes: cx.constant("slopes", &[N, 6], slopes),
             base: cx.constant("base", &[6], base),
         }
     }
 }
 
-impl Maps {
+impl AffineMaps {
     /// Computes the matrix of each sample from its parameters.
     pub fn matrix(&self, cx: &mut Cx<'_>, parameters: NodeId) -> Result<NodeId> {
         let dot = Op::Dot(Epilogue { bias: true, relu: false });
@@ -79,16 +79,16 @@ impl Maps {
 }
 
 /// Interpolation and fill mode of the geometric layers, with Keras' names.
-pub(super) struct Reading<'a> {
+pub(super) struct SamplingOptions<'a> {
     pub fill_mode: &'a ByName<FillMode>,
     pub interpolation: &'a ByName<Interpolation>,
     pub fill_value: f64,
 }
 
-impl Reading<'_> {
+impl SamplingOptions<'_> {
     /// The sampling attributes for an image that keeps its size.
     pub fn geometry(&self, cx: &Cx<'_>, input: [usize; 3]) -> Result<SampleGeom> {
-        finite(cx, "fill_value", self.fill_value)?;
+        check_finite(cx, "fill_value", self.fill_value)?;
         let fill = match self.fill_mode.get()? {
             FillMode::Constant => ops::FillMode::Constant,
             FillMode::Nearest => ops::FillMode::Nearest,
@@ -102,7 +102,7 @@ impl Reading<'_> {
 }
 
 /// The sampling attributes of a map from pixels to pixels inside the image.
-pub(super) fn whole_pixels(input: [usize; 3], output: [usize; 2]) -> SampleGeom {
+pub(super) fn pixel_geometry(input: [usize; 3], output: [usize; 2]) -> SampleGeom {
     let fill = ops::FillMode::Nearest;
     SampleGeom { input, output, fill, fill_value: 0.0.into(), bilinear: false }
 }

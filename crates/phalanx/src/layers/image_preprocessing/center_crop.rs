@@ -1,7 +1,7 @@
 //! Center crop: `(batch, h, w, c)` becomes `(batch, height, width, c)`. If the image is too small, its largest
 //! window with the target aspect ratio is resized bilinearly.
 
-use super::super::support::{DataFormat, at_least_one};
+use super::super::support::{DataFormat, check_at_least_one};
 use super::resize::{Resampling, aspect_window, resize};
 use super::{float_image, window};
 use crate::config;
@@ -37,8 +37,8 @@ impl CenterCrop {
 
 /// Fails if the output has no pixels.
 pub(super) fn check_size(cx: &Cx<'_>, [height, width]: [usize; 2]) -> Result<()> {
-    at_least_one(cx, "height", height)?;
-    at_least_one(cx, "width", width)
+    check_at_least_one(cx, "height", height)?;
+    check_at_least_one(cx, "width", width)
 }
 
 /// The center of an image, or the largest possible window of an image that is too small.

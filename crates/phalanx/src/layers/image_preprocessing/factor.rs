@@ -42,7 +42,7 @@ impl Factor {
     }
 
     /// The ends, or an error if one lies outside -1 to 1.
-    pub(super) fn within_one(self, cx: &Cx<'_>, argument: &str) -> Result<[f64; 2]> {
+    pub(super) fn within_unit(self, cx: &Cx<'_>, argument: &str) -> Result<[f64; 2]> {
         let given = match self {
             Factor::Both(f) => [f, f],
             Factor::Ends(ends) => ends,

@@ -72,7 +72,7 @@ impl Layer for RandomContrast {
     }
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
-        let [lower, upper] = self.bounds().within_one(cx, "factor")?;
+        let [lower, upper] = self.bounds().within_unit(cx, "factor")?;
         let (darkest, brightest) = self.value_range;
         if !(darkest.is_finite() && brightest.is_finite() && darkest <= brightest) {
             let received = format!("({darkest}, {brightest})");

@@ -2,7 +2,7 @@
 //! each sample; otherwise it is the center. If the image is too small, it is resized as by `CenterCrop`.
 
 use super::super::support::{DataFormat, setters};
-use super::affine::{Affine, IDENTITY, sample, whole_pixels};
+use super::affine::{Affine, IDENTITY, pixel_geometry, sample};
 use super::center_crop::{center, check_size};
 use super::{float_image, uniform};
 use crate::config;
@@ -72,6 +72,6 @@ impl Layer for RandomCrop {
         let start = g.mul(u, places)?;
         let start = g.unary(Unary::Floor, start)?;
         let matrix = maps.matrix(cx, start)?;
-        sample(cx, whole_pixels(dims, size), x, matrix)
+        sample(cx, pixel_geometry(dims, size), x, matrix)
     }
 }

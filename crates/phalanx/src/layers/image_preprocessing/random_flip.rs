@@ -5,7 +5,7 @@
 //! both ways or neither).
 
 use super::super::support::{DataFormat, setters};
-use super::affine::{Affine, IDENTITY, sample, whole_pixels};
+use super::affine::{Affine, IDENTITY, pixel_geometry, sample};
 use super::{float_image, uniform};
 use crate::by_name::{ByName, Named, variant_by_serde_name};
 use crate::config;
@@ -100,6 +100,6 @@ impl Layer for RandomFlip {
         let half = cx.graph().scalar(0.5);
         let flips = cx.graph().binary(Binary::Gt, half, u)?;
         let matrix = maps.matrix(cx, flips)?;
-        sample(cx, whole_pixels(dims, [h, w]), x, matrix)
+        sample(cx, pixel_geometry(dims, [h, w]), x, matrix)
     }
 }

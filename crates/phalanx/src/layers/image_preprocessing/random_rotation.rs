@@ -3,7 +3,7 @@
 
 use super::super::support::{DataFormat, setters};
 use super::super::up_sampling2d::Interpolation;
-use super::affine::{Affine, Reading, sample};
+use super::affine::{Affine, SamplingOptions, sample};
 use super::random_translation::{bilinear, reflect};
 use super::{Factor, float_image, uniform};
 use crate::by_name::ByName;
@@ -77,11 +77,11 @@ impl Layer for RandomRotation {
     }
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
-        let [low, high] = self.factor.within_one(cx, "factor")?;
+        let [low, high] = self.factor.within_unit(cx, "factor")?;
         let (x, dims) = float_image(cx, inputs)?;
         let [my, mx] = [dims[0], dims[1]].map(|d| (d - 1) as f64 / 2.0);
         let Self { fill_mode, interpolation, fill_value, .. } = self;
-        let reading = Reading { fill_mode, interpolation, fill_value: *fill_value };
+        let reading = SamplingOptions { fill_mode, interpolation, fill_value: *fill_value };
         let geom = reading.geometry(cx, dims)?;
         // A rotation about the center, from the cosine and sine of its angle.
         let slopes = [[1.0, 0.0, -mx, 0.0, 1.0, -my], [0.0, -1.0, my, 1.0, 0.0, -mx]];

@@ -3,7 +3,7 @@
 
 use super::super::support::{DataFormat, setters};
 use super::super::up_sampling2d::Interpolation;
-use super::affine::{Affine, IDENTITY, Reading};
+use super::affine::{Affine, IDENTITY, SamplingOptions};
 use super::{Factor, float_image};
 use crate::by_name::ByName;
 use crate::config;
@@ -86,14 +86,14 @@ impl Layer for RandomTranslation {
     }
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
-        let down = self.height_factor.within_one(cx, "height_factor")?;
-        let right = self.width_factor.within_one(cx, "width_factor")?;
+        let down = self.height_factor.within_unit(cx, "height_factor")?;
+        let right = self.width_factor.within_unit(cx, "width_factor")?;
         let (x, dims) = float_image(cx, inputs)?;
         let [h, w, _] = dims.map(|d| d as f64);
         let Self { fill_mode, interpolation, fill_value, .. } = self;
-        let reading = Reading { fill_mode, interpolation, fill_value: *fill_value };
+        let reading = SamplingOptions { fill_mode, interpolation, fill_value: *fill_value };
         let geom = reading.geometry(cx, dims)?;
         let slopes = [[0.0, 0.0, 0.0, 0.0, 0.0, -h], [0.0, 0.0, -w, 0.0, 0.0, 0.0]];
-        Affine { base: IDENTITY, slopes }.at_random(cx, geom, x, [down, right])
+        Affine { base: IDENTITY, slopes }.sample_randomly(cx, geom, x, [down, right])
     }
 }

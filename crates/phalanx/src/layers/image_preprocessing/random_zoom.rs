@@ -3,7 +3,7 @@
 
 use super::super::support::{DataFormat, setters};
 use super::super::up_sampling2d::Interpolation;
-use super::affine::{Affine, IDENTITY, Reading};
+use super::affine::{Affine, IDENTITY, SamplingOptions};
 use super::random_translation::{bilinear, reflect};
 use super::{Factor, float_image};
 use crate::by_name::ByName;
@@ -76,7 +76,7 @@ impl RandomZoom {
 
 /// The ends of a range, or an error if the visible size would become zero.
 fn checked_ends(cx: &Cx<'_>, argument: &str, factor: Factor) -> Result<[f64; 2]> {
-    let ends = factor.within_one(cx, argument)?;
+    let ends = factor.within_unit(cx, argument)?;
     if ends[0] > -1.0 { Ok(ends) } else { Err(cx.argument(argument, "numbers above -1", ends[0])) }
 }
 
@@ -95,7 +95,7 @@ impl Layer for RandomZoom {
         let (x, dims) = float_image(cx, inputs)?;
         let [my, mx] = [dims[0], dims[1]].map(|d| (d - 1) as f64 / 2.0);
         let Self { fill_mode, interpolation, fill_value, .. } = self;
-        let reading = Reading { fill_mode, interpolation, fill_value: *fill_value };
+        let reading = SamplingOptions { fill_mode, interpolation, fill_value: *fill_value };
         let geom = reading.geometry(cx, dims)?;
         // The changes of height and width.
         let (down, across) = ([0.0, 0.0, 0.0, 0.0, 1.0, -my], [1.0, 0.0, -mx, 0.0, 0.0, 0.0]);
@@ -103,11 +103,11 @@ impl Layer for RandomZoom {
         match width {
             Some(width) => {
                 let slopes = [down, across];
-                Affine { base, slopes }.at_random(cx, geom, x, [height, width])
+                Affine { base, slopes }.sample_randomly(cx, geom, x, [height, width])
             }
             None => {
                 let both = std::array::from_fn(|k| down[k] + across[k]);
-                Affine { base, slopes: [both] }.at_random(cx, geom, x, [height])
+                Affine { base, slopes: [both] }.sample_randomly(cx, geom, x, [height])
             }
         }
     }

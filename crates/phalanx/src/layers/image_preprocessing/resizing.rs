@@ -4,7 +4,7 @@
 //! By default the aspect ratio changes with the size. Optionally the image is first cropped or padded to the
 //! new aspect ratio.
 
-use super::super::support::{DataFormat, countable, finite, setters};
+use super::super::support::{DataFormat, check_countable, check_finite, setters};
 use super::center_crop::check_size;
 use super::resize::{Resampling, aspect_window, resize, scaled_length};
 use super::{float_image, window};
@@ -96,7 +96,7 @@ impl Resizing {
             return Ok(x);
         }
         let full = [h.checked_add(2 * border[0]), w.checked_add(2 * border[1]), Some(c)];
-        countable(cx, "pad_to_aspect_ratio", &full)?;
+        check_countable(cx, "pad_to_aspect_ratio", &full)?;
         let sides = || border.to_vec();
         let fill = self.fill_value;
         let g = cx.graph();
@@ -125,9 +125,9 @@ impl Layer for Resizing {
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let size = [self.height, self.width];
         check_size(cx, size)?;
-        finite(cx, "fill_value", self.fill_value)?;
+        check_finite(cx, "fill_value", self.fill_value)?;
         if self.crop_to_aspect_ratio && self.pad_to_aspect_ratio {
-            let expected = "false where crop_to_aspect_ratio is true";
+            let expected = "false if crop_to_aspect_ratio is true";
             return Err(cx.argument("pad_to_aspect_ratio", expected, true));
         }
         let resampling = *self.interpolation.get()?;

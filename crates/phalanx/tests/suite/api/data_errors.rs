@@ -167,8 +167,8 @@ fn a_nan_loss_is_reported_with_its_step() {
     let mut model = compiled(SGD::default());
     let fit = || Fit::new().batch_size(4).shuffle(false).verbose(0);
     let error = model.fit((x.clone(), clouds(12).1), fit()).unwrap_err();
-    let words = "the weights now hold NaN or infinities, and there is no file to resume from";
-    assert!(error.to_string().ends_with(words), "{error}");
+    let expected = "the weights now hold NaN or infinities, and there is no file to resume from";
+    assert!(error.to_string().ends_with(expected), "{error}");
     let Error::NotFinite { loss, step, epoch, .. } = error else { panic!("{error}") };
     assert!(loss.is_nan());
     assert_eq!((step, epoch), (3, 1));
@@ -299,8 +299,9 @@ fn nan_weights_are_reported_with_the_file_to_resume_from() {
     let backup = BackupAndRestore::new(directory.path().join("run")).save_freq(1);
     let error = train(Fit::new().callback(backup));
     let file = directory.path().join("run/step-0000000002.safetensors");
-    let words = format!("the weights now hold NaN or infinities: resume from {}", file.display());
-    assert!(error.ends_with(&words), "{error}");
+    let expected =
+        format!("the weights now hold NaN or infinities: resume from {}", file.display());
+    assert!(error.ends_with(&expected), "{error}");
     let path = directory.path().join("{batch}.keras");
     let error = train(Fit::new().callback(ModelCheckpoint::new(path).save_freq(1)));
     assert!(

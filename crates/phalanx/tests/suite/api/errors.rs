@@ -230,7 +230,7 @@ fn a_monitor_that_does_not_exist_is_refused_before_the_first_epoch() {
         (Box::new(best("accurcy")), "ModelCheckpoint: monitor: expected one of loss, accuracy,"),
         (
             Box::new(best("val_loss").save_freq(3)),
-            "ModelCheckpoint: monitor: expected a metric of batches, as save_freq counts those",
+            "ModelCheckpoint: monitor: expected a metric of batches, because save_freq counts batches",
         ),
         (Box::new(file("{val_loss:.2f}.keras")), "checkpoint's name 'val_loss'"),
         (Box::new(file("{epoch}-{acc:.2f}.keras")), "did you mean 'accuracy'? known: epoch, loss,"),

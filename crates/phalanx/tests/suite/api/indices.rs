@@ -6,7 +6,7 @@ use phalanx::prelude::*;
 use phalanx_graph::DType;
 
 /// A model of word indices: `wrap` is applied before the table of five rows.
-fn words(wrap: fn(Symbol) -> Symbol, dtype: DType) -> Model {
+fn word_model(wrap: fn(Symbol) -> Symbol, dtype: DType) -> Model {
     let x = Input { dtype, ..Input::new([4]) }.symbol();
     let rows = Embedding::new(5, 2).named("words").apply(wrap(x.clone()));
     let out = Dense::new(3).activation("softmax").apply(Flatten::new().apply(rows));
@@ -17,7 +17,7 @@ fn words(wrap: fn(Symbol) -> Symbol, dtype: DType) -> Model {
 }
 
 fn plain() -> Model {
-    words(|x| x, DType::I32)
+    word_model(|x| x, DType::I32)
 }
 
 /// Eight samples, of which row 6 has an invalid index.
@@ -27,7 +27,7 @@ fn samples_with_invalid_index() -> (Tensor, Tensor) {
     (tensor(&[8, 4], x), tensor(&[8], vec![0i32; 8]))
 }
 
-fn sound() -> (Tensor, Tensor) {
+fn valid_samples() -> (Tensor, Tensor) {
     (tensor(&[8, 4], vec![4i32; 32]), tensor(&[8], vec![0i32; 8]))
 }
 
@@ -51,7 +51,7 @@ fn an_index_without_a_row_is_named_with_its_row_value_and_table() {
         (
             || {
                 plain()
-                    .fit(sound(), fit().validation_data(samples_with_invalid_index()))
+                    .fit(valid_samples(), fit().validation_data(samples_with_invalid_index()))
                     .map(|_| ())
             },
             "received 5 in row 6 of the validation data",
@@ -92,7 +92,7 @@ fn an_index_without_a_row_is_named_with_its_row_value_and_table() {
             "received 5 in row 0 of batch 3 of the training data",
         ),
         (
-            || plain().fit(sound(), fit().validation_data(pipeline())).map(|_| ()),
+            || plain().fit(valid_samples(), fit().validation_data(pipeline())).map(|_| ()),
             "received 5 in row 0 of batch 3 of the validation data",
         ),
         (
@@ -101,7 +101,7 @@ fn an_index_without_a_row_is_named_with_its_row_value_and_table() {
         ),
         (|| plain().predict(pipeline()).map(|_| ()), "received 5 in row 0 of batch 3 of the data"),
     ]);
-    plain().fit(sound(), fit().validation_data(sound())).unwrap();
+    plain().fit(valid_samples(), fit().validation_data(valid_samples())).unwrap();
     // Samples that are not used are not checked.
     let data = Arrays::new(samples_with_invalid_index().0, samples_with_invalid_index().1)
         .unwrap()
@@ -124,10 +124,10 @@ fn an_index_without_a_row_is_found_after_layers_that_only_move_it() {
         |x: Symbol| Concatenate::new().apply([x.clone(), x]),
         nested,
     ] {
-        let model = words(wrap, DType::I32);
+        let model = word_model(wrap, DType::I32);
         let error = model.predict(samples_with_invalid_index().0).unwrap_err().to_string();
         assert!(error.contains("received 5 in row 6 of the data"), "{error}");
-        model.predict(sound().0).unwrap();
+        model.predict(valid_samples().0).unwrap();
     }
     // The table is inside a nested model.
     let x = Input { dtype: DType::I32, ..Input::new([4]) }.symbol();
@@ -141,33 +141,33 @@ fn an_index_without_a_row_is_found_after_layers_that_only_move_it() {
 
 #[test]
 fn an_index_given_as_a_float_is_checked_as_it_is_read() {
-    let model = words(|x| x, DType::F32);
+    let model = word_model(|x| x, DType::F32);
     let row = |value: f32| tensor(&[1, 4], vec![0.0, 4.0, value, -0.5]);
     model.predict(row(4.9)).unwrap();
     for bad in [5.0, -1.0, f32::NAN, f32::INFINITY] {
         let error = model.predict(row(bad)).unwrap_err().to_string();
-        let words = format!("expected 0 to 4 (its table has 5 rows), received {bad} in row 0");
-        assert!(error.contains(&words), "{error}");
+        let expected = format!("expected 0 to 4 (its table has 5 rows), received {bad} in row 0");
+        assert!(error.contains(&expected), "{error}");
     }
 }
 
 #[test]
 fn nan_of_a_computed_index_is_explained_by_its_layer() {
     // The indices are doubled before the table.
-    let doubled = || words(|x| Rescaling::new(2.0).apply(x), DType::F32);
+    let doubled = || word_model(|x| Rescaling::new(2.0).apply(x), DType::F32);
     let (x, y) = (tensor(&[2, 4], vec![4.0f32; 8]), tensor(&[2], vec![0i32, 1]));
-    let words = "layer 'words' gives NaN for an index outside 0 to 4";
+    let expected = "layer 'words' gives NaN for an index outside 0 to 4";
     let error = doubled().fit((&x, &y), fit()).unwrap_err();
     assert!(
-        matches!(error, Error::NotFinite { .. }) && error.to_string().contains(words),
+        matches!(error, Error::NotFinite { .. }) && error.to_string().contains(expected),
         "{error}"
     );
-    let (output, said) = warnings(|| doubled().predict(&x).unwrap());
+    let (output, messages) = warnings(|| doubled().predict(&x).unwrap());
     assert!(output.f32().unwrap()[0].is_nan());
-    assert_eq!(said, [format!("results on the data are NaN: {words}")]);
-    let (_, said) = warnings(|| doubled().evaluate_with((&x, &y), Inference::new()).unwrap());
-    assert_eq!(said, [format!("results on the data are NaN: {words}")]);
+    assert_eq!(messages, [format!("results on the data are NaN: {expected}")]);
+    let (_, messages) = warnings(|| doubled().evaluate_with((&x, &y), Inference::new()).unwrap());
+    assert_eq!(messages, [format!("results on the data are NaN: {expected}")]);
     // A model whose indices were all checked does not warn about a layer.
-    let (_, said) = warnings(|| plain().predict(sound().0).unwrap());
-    assert_eq!(said, [] as [&str; 0]);
+    let (_, messages) = warnings(|| plain().predict(valid_samples().0).unwrap());
+    assert_eq!(messages, [] as [&str; 0]);
 }

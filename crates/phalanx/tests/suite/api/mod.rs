@@ -84,9 +84,9 @@ pub fn difference(a: &[Tensor], b: &[Tensor]) -> f32 {
 /// Records the text of every warning.
 struct Listener(Arc<Mutex<Vec<String>>>);
 
-struct Words<'a>(&'a mut String);
+struct MessageText<'a>(&'a mut String);
 
-impl Visit for Words<'_> {
+impl Visit for MessageText<'_> {
     fn record_debug(&mut self, _: &Field, value: &dyn Debug) {
         write!(self.0, "{value:?}").unwrap();
     }
@@ -106,9 +106,9 @@ impl Subscriber for Listener {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut words = String::new();
-        event.record(&mut Words(&mut words));
-        self.0.lock().unwrap().push(words);
+        let mut text = String::new();
+        event.record(&mut MessageText(&mut text));
+        self.0.lock().unwrap().push(text);
     }
 
     fn enter(&self, _: &Id) {}
@@ -118,8 +118,8 @@ impl Subscriber for Listener {
 
 /// The result of `work` and the warnings of its thread.
 pub fn warnings<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
-    let said = Arc::new(Mutex::new(vec![]));
-    let done = tracing::subscriber::with_default(Listener(said.clone()), work);
-    let said = std::mem::take(&mut *said.lock().unwrap());
-    (done, said)
+    let messages = Arc::new(Mutex::new(vec![]));
+    let done = tracing::subscriber::with_default(Listener(messages.clone()), work);
+    let messages = std::mem::take(&mut *messages.lock().unwrap());
+    (done, messages)
 }

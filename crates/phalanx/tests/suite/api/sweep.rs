@@ -57,7 +57,7 @@ fn plain(class: &str) -> Map<String, Value> {
 }
 
 /// The result; `None` for an error that the user may have caused. Other errors are bugs.
-fn sound<T>(result: Result<T>) -> Option<T> {
+fn unless_user_error<T>(result: Result<T>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
         Err(e) => {
@@ -74,13 +74,15 @@ fn exercise(class: &str, config: &Map<String, Value>) -> usize {
     let mut trained = 0;
     for shape in SHAPES {
         for inputs in [1, 2] {
-            let Some(layer) = sound(from_config(class, config.clone())) else { return trained };
+            let Some(layer) = unless_user_error(from_config(class, config.clone())) else {
+                return trained;
+            };
             let layer = LayerHandle::new(layer, None, true);
             let symbols: Vec<Symbol> = (0..inputs).map(|_| Input::new(shape).symbol()).collect();
             let y = layer.apply(&symbols[..]);
-            let Some(mut model) = sound(Model::new(&symbols[..], &y)) else { continue };
+            let Some(mut model) = unless_user_error(Model::new(&symbols[..], &y)) else { continue };
             let compile = Compile::new(SGD::new(0.01)).loss("mse").metrics(["mae"]);
-            if sound(model.compile(compile.strategy(one_thread()))).is_none() {
+            if unless_user_error(model.compile(compile.strategy(one_thread()))).is_none() {
                 continue;
             }
             let rows = |dims: &[usize]| {
@@ -90,10 +92,10 @@ fn exercise(class: &str, config: &Map<String, Value>) -> usize {
             };
             let x = vec![rows(shape); inputs];
             let x = Arrays::new(x, ()).unwrap();
-            let Some(y) = sound(model.predict(&x)) else { continue };
+            let Some(y) = unless_user_error(model.predict(&x)) else { continue };
             let data = Arrays::new(x.inputs().to_vec(), rows(&y.dims()[1..])).unwrap();
             let fit = Fit::new().epochs(2).batch_size(2).verbose(0);
-            trained += usize::from(sound(model.fit(data, fit)).is_some());
+            trained += usize::from(unless_user_error(model.fit(data, fit)).is_some());
         }
     }
     trained
@@ -156,18 +158,20 @@ fn no_loss_or_metric_panics() {
     for (loss, options) in losses.flat_map(|loss| options.iter().map(move |o| (loss, o))) {
         let options = options.as_object().unwrap();
         for (shape, metric) in shapes.iter().flat_map(|s| metrics.iter().map(move |m| (s, m))) {
-            let Some(loss) = sound(phalanx::losses::from_config(loss, options)) else { continue };
+            let Some(loss) = unless_user_error(phalanx::losses::from_config(loss, options)) else {
+                continue;
+            };
             let x = Input::new(*shape).symbol();
             let mut model = Model::new(&x, ReLU::new().apply(&x)).unwrap();
             let compile = Compile::new("sgd").loss(loss).metrics([*metric]);
-            if sound(model.compile(compile.strategy(one_thread()))).is_none() {
+            if unless_user_error(model.compile(compile.strategy(one_thread()))).is_none() {
                 continue;
             }
             let (x, targets) =
                 (Tensor::zeros([&[2], *shape].concat()), [shape, &shape[..shape.len().max(1) - 1]]);
             for target in targets {
                 let y = Tensor::zeros([&[2], target].concat());
-                trained += usize::from(sound(model.train_on_batch(&x, &y)).is_some());
+                trained += usize::from(unless_user_error(model.train_on_batch(&x, &y)).is_some());
             }
         }
     }
@@ -180,9 +184,9 @@ fn no_option_of_a_metric_or_optimizer_panics() {
     let (x, y) = super::clouds(6);
     let run = |compile: Compile| {
         let mut model = super::classifier();
-        if sound(model.compile(compile.strategy(one_thread()))).is_some() {
+        if unless_user_error(model.compile(compile.strategy(one_thread()))).is_some() {
             let fit = Fit::new().epochs(2).batch_size(4).verbose(0);
-            sound(model.fit((x.clone(), y.clone()), fit));
+            unless_user_error(model.fit((x.clone(), y.clone()), fit));
         }
     };
     let loss = "sparse_categorical_crossentropy";
@@ -192,7 +196,9 @@ fn no_option_of_a_metric_or_optimizer_panics() {
             keys.keys().flat_map(|k| odd.as_array().unwrap().iter().map(move |v| (k, v)))
         {
             let config = [(key.clone(), value.clone())].into_iter().collect();
-            if let Some(optimizer) = sound(phalanx::optimizers::from_config(name, &config)) {
+            if let Some(optimizer) =
+                unless_user_error(phalanx::optimizers::from_config(name, &config))
+            {
                 run(Compile::new(optimizer).loss(loss));
             }
         }
@@ -207,7 +213,9 @@ fn no_option_of_a_metric_or_optimizer_panics() {
         {
             let config = [(key.clone(), value.clone())].into_iter().collect();
             for loss in [loss, "mse", "binary_crossentropy"] {
-                if let Some(metric) = sound(phalanx::metrics::from_config(name, &config)) {
+                if let Some(metric) =
+                    unless_user_error(phalanx::metrics::from_config(name, &config))
+                {
                     run(Compile::new("adam").loss(loss).metrics([metric]));
                 }
             }

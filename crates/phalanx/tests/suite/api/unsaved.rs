@@ -7,7 +7,7 @@ use phalanx::schedules::CosineDecay;
 use std::path::Path;
 
 /// The warnings about files, without their directory.
-fn said(directory: &Path, work: impl FnOnce()) -> Vec<String> {
+fn warnings_about(directory: &Path, work: impl FnOnce()) -> Vec<String> {
     let prefix = format!("{}/", directory.display());
     warnings(work).1.into_iter().map(|line| line.replace(&prefix, "")).collect()
 }
@@ -26,7 +26,10 @@ fn conversions_report_what_they_lose() {
     let at = |name: &str| directory.path().join(name);
     let model = trained();
     model.set_metadata("origin", "clouds");
-    assert_eq!(said(directory.path(), || model.save(at("a.keras")).unwrap()), [] as [&str; 0]);
+    assert_eq!(
+        warnings_about(directory.path(), || model.save(at("a.keras")).unwrap()),
+        [] as [&str; 0]
+    );
     let notes = "the notes 'origin' (.keras and .safetensors files keep them)";
     for (to, lost) in [
         ("b.safetensors", vec![STATE]),
@@ -34,7 +37,7 @@ fn conversions_report_what_they_lose() {
         ("b.h5", vec![notes]),
         ("b.keras", vec![]),
     ] {
-        let lines = said(directory.path(), || convert(at("a.keras"), at(to)).unwrap());
+        let lines = warnings_about(directory.path(), || convert(at("a.keras"), at(to)).unwrap());
         let expected: Vec<String> = match lost[..] {
             [] => vec![],
             _ => vec![format!("{to}: not kept: {}", lost.join("; "))],
@@ -46,11 +49,13 @@ fn conversions_report_what_they_lose() {
         assert_eq!(phalanx::saving::read_metadata(at(name)).unwrap()["origin"], "clouds", "{name}");
     }
     let (from, to) = (at("b.safetensors"), at("c.keras"));
-    assert_eq!(said(directory.path(), || convert(from, to).unwrap()), [] as [&str; 0]);
+    assert_eq!(warnings_about(directory.path(), || convert(from, to).unwrap()), [] as [&str; 0]);
     assert_eq!(phalanx::saving::read_metadata(at("c.keras")).unwrap()["origin"], "clouds");
     // An untrained model loses no state.
     compiled(Adam::default()).save(at("new.keras")).unwrap();
-    let lines = said(directory.path(), || convert(at("new.keras"), at("new.safetensors")).unwrap());
+    let lines = warnings_about(directory.path(), || {
+        convert(at("new.keras"), at("new.safetensors")).unwrap()
+    });
     assert_eq!(lines, [] as [&str; 0]);
 }
 
@@ -62,7 +67,7 @@ fn a_run_state_loaded_as_a_model_reports_what_it_loses() {
     compiled(Adam::default()).fit(clouds(12), fit).unwrap();
     let state = directory.path().join("step-0000000003.safetensors");
     let to = directory.path().join("model.keras");
-    let lines = said(directory.path(), || convert(&state, &to).unwrap());
+    let lines = warnings_about(directory.path(), || convert(&state, &to).unwrap());
     assert_eq!(
         lines,
         ["model.keras: not kept: the state of its run: optimizer, counters, place in the data \
@@ -76,7 +81,7 @@ fn weights_files_report_that_they_lack_the_optimizer() {
     let model = trained();
     for name in ["a.safetensors", "a.weights.h5", "a.h5"] {
         let path = directory.path().join(name);
-        let lines = said(directory.path(), || model.save_weights(&path).unwrap());
+        let lines = warnings_about(directory.path(), || model.save_weights(&path).unwrap());
         assert_eq!(lines, [format!("{name}: not kept: {STATE}")]);
     }
 }
@@ -87,19 +92,20 @@ fn files_of_keras_report_what_they_cannot_store() {
     let path = directory.path().join("model.keras");
     let mut model = compiled(SGD::new(CosineDecay::new(0.1, 9)));
     model.set_learning_rate(0.02).unwrap();
-    let lines = said(directory.path(), || model.save(&path).unwrap());
-    let words = "the learning rate 0.02 set in the place of a schedule (BackupAndRestore keeps it)";
-    assert_eq!(lines, [format!("model.keras: not kept: {words}")]);
+    let lines = warnings_about(directory.path(), || model.save(&path).unwrap());
+    let expected =
+        "the learning rate 0.02 set in the place of a schedule (BackupAndRestore keeps it)";
+    assert_eq!(lines, [format!("model.keras: not kept: {expected}")]);
     // Keras cannot store the accumulation of `fit`; a checkpoint in the middle reports this once.
     let mut model = super::classifier();
     let compile = Compile::new("sgd").loss("sparse_categorical_crossentropy");
     model.compile(compile.strategy(one_thread())).unwrap();
-    let lines = said(directory.path(), || {
+    let lines = warnings_about(directory.path(), || {
         let checkpoint = ModelCheckpoint::new(&path).save_freq(1);
         let fit = Fit::new().batch_size(2).accumulate(4).verbose(0).callback(checkpoint);
         model.fit(clouds(8), fit).unwrap();
     });
-    let words =
+    let expected =
         "the gradients of 1 batches gathered towards an update (BackupAndRestore keeps them)";
-    assert_eq!(lines, [format!("model.keras: not kept: {words}")]);
+    assert_eq!(lines, [format!("model.keras: not kept: {expected}")]);
 }
