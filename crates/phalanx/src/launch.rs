@@ -167,7 +167,7 @@ fn check_no_partial_vars(
     let local =
         all.iter().find_map(|vars| Some((vars.launcher, vars.local_rank.or(vars.local_size)?)));
     if let Some((by, (name, number))) = local {
-        return Err(variable_error(
+        return Err(invalid(
             &by.to_string(),
             format!("a value alongside {name} {number}"),
             "nothing",
@@ -177,12 +177,12 @@ fn check_no_partial_vars(
         None => Ok(None),
         Some((host, _)) => {
             let expected = format!("a value, and WORLD_SIZE, alongside MASTER_ADDR {host}");
-            Err(variable_error("RANK", expected, "nothing"))
+            Err(invalid("RANK", expected, "nothing"))
         }
     }
 }
 
-fn variable_error(name: &str, expected: impl Into<String>, received: impl fmt::Display) -> Error {
+fn invalid(name: &str, expected: impl Into<String>, received: impl fmt::Display) -> Error {
     Error::argument("launcher", name, expected, received)
 }
 
@@ -193,14 +193,14 @@ fn master(get: &impl Fn(&str) -> Option<String>) -> Result<Option<(String, u16)>
         (None, None) => return Ok(None),
         (Some(host), Some(port)) => (host.trim().to_string(), port),
         (Some(host), None) => {
-            return Err(variable_error(
+            return Err(invalid(
                 port_name,
                 format!("a value alongside {host_name} {host}"),
                 "nothing",
             ));
         }
         (None, Some(port)) => {
-            return Err(variable_error(
+            return Err(invalid(
                 host_name,
                 format!("a value alongside {port_name} {port}"),
                 "nothing",
@@ -208,7 +208,7 @@ fn master(get: &impl Fn(&str) -> Option<String>) -> Result<Option<(String, u16)>
         }
     };
     let number = port.trim().parse().ok().filter(|port: &u16| *port > 0);
-    let port = number.ok_or_else(|| variable_error(port_name, "a number from 1 to 65535", port))?;
+    let port = number.ok_or_else(|| invalid(port_name, "a number from 1 to 65535", port))?;
     Ok(Some((host, port)))
 }
 
@@ -217,7 +217,7 @@ fn set_chief_addr(launch: &mut Launch, master: Option<(String, u16)>) -> Result<
     match (&launch.chief_addr, master) {
         (Some(first), Some(master)) if *first != master => {
             let expected = format!("{}:{} as TF_CONFIG says", first.0, first.1);
-            Err(variable_error("MASTER_ADDR", expected, format!("{}:{}", master.0, master.1)))
+            Err(invalid("MASTER_ADDR", expected, format!("{}:{}", master.0, master.1)))
         }
         (None, master) => {
             launch.chief_addr = master;
@@ -248,30 +248,26 @@ fn read_vars(
     let position = match (number(rank_name)?, size) {
         (None, None) => None,
         (Some(rank), None) => {
-            return Err(variable_error(
+            return Err(invalid(
                 size_name,
                 format!("a value alongside {rank_name} {rank}"),
                 "nothing",
             ));
         }
         (None, Some(size)) => {
-            return Err(variable_error(
+            return Err(invalid(
                 rank_name,
                 format!("a value alongside {size_name} {size}"),
                 "nothing",
             ));
         }
         (Some(rank), Some(size)) if rank >= size => {
-            return Err(variable_error(
-                rank_name,
-                format!("a number below {size_name} {size}"),
-                rank,
-            ));
+            return Err(invalid(rank_name, format!("a number below {size_name} {size}"), rank));
         }
         (Some(rank), Some(size)) => Some((rank, size)),
     };
     if let (None, Some(step)) = (position, get(SLURM_STEP[0]).filter(|_| by == Launcher::Slurm)) {
-        return Err(variable_error(
+        return Err(invalid(
             rank_name,
             format!("a value alongside {} {step}", SLURM_STEP[0]),
             "nothing",
@@ -289,7 +285,7 @@ fn read_vars(
 
 fn count(name: &str, digits: &str, text: &str) -> Result<usize> {
     let number = digits.trim().parse().ok().filter(|n| *n <= MAX_PROCESSES);
-    number.ok_or_else(|| variable_error(name, format!("a number up to {MAX_PROCESSES}"), text))
+    number.ok_or_else(|| invalid(name, format!("a number up to {MAX_PROCESSES}"), text))
 }
 
 /// The number of tasks on this node. Slurm lists the tasks of all nodes, as in `2(x3),1`. Without the node's
@@ -313,8 +309,7 @@ fn tasks_of_node(get: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Op
         id < after
     });
     let nodes: usize = groups.iter().map(|(_, nodes)| nodes).sum();
-    let outside =
-        || variable_error("SLURM_NODEID", format!("a number below the {nodes} of {name}"), id);
+    let outside = || invalid("SLURM_NODEID", format!("a number below the {nodes} of {name}"), id);
     mine.map(|(tasks, _)| Some(*tasks)).ok_or_else(outside)
 }
 
@@ -327,7 +322,7 @@ fn reconcile(all: &[LauncherVars], listed: Option<&Launch>) -> Result<Option<Lau
     if let Some((other, position)) = places.find(|(_, position)| *position != (rank, size)) {
         let expected = format!("rank {rank} of {size} as {by} says");
         let received = format!("rank {} of {}", position.0, position.1);
-        return Err(variable_error(&other.to_string(), expected, received));
+        return Err(invalid(&other.to_string(), expected, received));
     }
     let local_rank = common_value(all.iter().filter_map(|vars| vars.local_rank))?;
     let local_size = common_value(all.iter().filter_map(|vars| vars.local_size))?;
@@ -345,9 +340,7 @@ fn common_value(mut numbers: impl Iterator<Item = Number>) -> Result<Option<Numb
     let Some((first, number)) = numbers.next() else { return Ok(None) };
     match numbers.find(|(_, other)| *other != number) {
         None => Ok(Some((first, number))),
-        Some((name, other)) => {
-            Err(variable_error(name, format!("{number} as {first} says"), other))
-        }
+        Some((name, other)) => Err(invalid(name, format!("{number} as {first} says"), other)),
     }
 }
 
@@ -360,16 +353,16 @@ fn local_position(
     match (rank, count) {
         (None, None) => Ok((0, 1)),
         (Some((name, rank)), None) if rank >= size => {
-            Err(variable_error(name, format!("a number below the {size} in all"), rank))
+            Err(invalid(name, format!("a number below the {size} in all"), rank))
         }
         (Some((_, rank)), None) => Ok((rank, rank + 1)),
         (None, Some((name, count))) if !(1..=size).contains(&count) => {
-            Err(variable_error(name, format!("a number from 1 to the {size} in all"), count))
+            Err(invalid(name, format!("a number from 1 to the {size} in all"), count))
         }
         (None, Some((_, count))) => Ok((0, count)),
         (Some((name, rank)), Some((count_name, count))) if rank >= count || count > size => {
             let expected = format!("a number below {count_name} {count}, of {size} in all");
-            Err(variable_error(name, expected, rank))
+            Err(invalid(name, expected, rank))
         }
         (Some((_, rank)), Some((_, count))) => Ok((rank, count)),
     }

@@ -1,6 +1,6 @@
 //! The list of workers in TensorFlow's `TF_CONFIG`.
 
-use super::{Launch, Launcher, variable_error};
+use super::{Launch, Launcher, invalid};
 use crate::error::{Error, Result};
 use serde_json::Value;
 use std::collections::HashSet;
@@ -9,7 +9,7 @@ use std::collections::HashSet;
 type Address = (String, u16);
 
 fn fail(expected: &str, received: impl std::fmt::Display) -> Error {
-    variable_error("TF_CONFIG", expected, received)
+    invalid("TF_CONFIG", expected, received)
 }
 
 /// Reads `{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}`. A chief, if any,

@@ -1,7 +1,7 @@
 //! A fully connected layer: `y = activation(x · kernel + bias)`.
 //!
-//! Input `(batch, .., k)`, output `(batch, .., units)`; the layer acts on the last axis. Weights: `kernel` `[k,
-//! units]` and `bias` `[units]`.
+//! Input `(batch, .., k)`, output `(batch, .., units)`; the layer acts on the last axis.
+//! Weights: `kernel` `[k, units]` and `bias` `[units]`.
 
 use super::support::{WeightOptions, check_at_least_one, setters, shape_text, single};
 use crate::activations::ActivationFn;

@@ -1,8 +1,9 @@
 //! Depthwise 2-D convolution: every channel has its own `depth_multiplier` kernels.
 //!
-//! Input `(batch, height, width, channels)`, output `(batch, new height, new width, channels ·
-//! depth_multiplier)`; output channel `c · depth_multiplier + m` comes from channel `c`. Weights:
-//! `kernel` `[h, w, channels, depth_multiplier]` and `bias` `[channels · depth_multiplier]`.
+//! Input `(batch, height, width, channels)`, output
+//! `(batch, new height, new width, channels · depth_multiplier)`; output channel `c · depth_multiplier + m`
+//! comes from channel `c`. Weights: `kernel` `[h, w, channels, depth_multiplier]` and `bias` `[channels ·
+//! depth_multiplier]`.
 
 use super::support::{
     AlwaysNull, DataFormat, Padding, Pair, WeightOptions, Window, check_at_least_one, image,

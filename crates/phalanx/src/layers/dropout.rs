@@ -1,5 +1,5 @@
-//! Dropout. In training it sets a fraction `rate` of the elements to zero and multiplies the rest by `1 / (1 -
-//! rate)`; otherwise it is the identity. The output has the shape of the input.
+//! Dropout. In training it sets a fraction `rate` of the elements to zero and multiplies the rest by
+//! `1 / (1 - rate)`; otherwise it is the identity. The output has the shape of the input.
 //!
 //! The mask is determined by the run's seed, the step and the sample, so it does not depend on the number of
 //! replicas. Keras' `seed` is kept in the config but not used.

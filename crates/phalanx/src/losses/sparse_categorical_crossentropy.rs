@@ -1,5 +1,5 @@
-//! Crossentropy between class indices and predicted probabilities: `loss = -log p[label]`, with `p =
-//! softmax(y_pred)` for logits, else `y_pred / Σ y_pred` clipped to `[1e-7, 1 - 1e-7]`.
+//! Crossentropy between class indices and predicted probabilities: `loss = -log p[label]`, with
+//! `p = softmax(y_pred)` for logits, else `y_pred / Σ y_pred` clipped to `[1e-7, 1 - 1e-7]`.
 //!
 //! Predictions are `[.., classes]`, targets are integers `[..]`; there is one value per target.
 

@@ -1,5 +1,5 @@
-//! Affine maps for sampling images: the pixel `(x, y)` of the result is the image at `(a·x + b·y + c, d·x + e·y
-//! + f)`.
+//! Affine maps for sampling images: the pixel `(x, y)` of the result is the image at
+//! `(a·x + b·y + c, d·x + e·y + f)`.
 
 use super::super::support::check_finite;
 use super::super::up_sampling2d::Interpolation;
