@@ -55,12 +55,12 @@ impl LogFile {
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         if let Some(file) = &mut self.file {
             let io = |source| Error::io(&self.path, source);
-            let about = file.metadata().map_err(io)?;
+            let metadata = file.metadata().map_err(io)?;
             let written = file.write_all(bytes);
-            if written.is_err() && about.is_file() {
+            if written.is_err() && metadata.is_file() {
                 // The error of the write is reported. If the truncation fails too, the file stays as it
                 // is.
-                let _ = file.set_len(about.len()).and_then(|()| file.seek(SeekFrom::End(0)));
+                let _ = file.set_len(metadata.len()).and_then(|()| file.seek(SeekFrom::End(0)));
             }
             return written.map_err(io);
         }
@@ -72,19 +72,19 @@ impl LogFile {
     /// Whether nothing can be read back: an empty file, a device or standard output.
     pub(super) fn is_empty(&self) -> Result<bool> {
         let Some(file) = &self.file else { return Ok(true) };
-        let about = file.metadata().map_err(|source| Error::io(&self.path, source))?;
-        Ok(!about.is_file() || about.len() == 0)
+        let metadata = file.metadata().map_err(|source| Error::io(&self.path, source))?;
+        Ok(!metadata.is_file() || metadata.len() == 0)
     }
 
     /// The current length; `None` for standard output. The contents are on disk when this returns.
     pub(super) fn mark(&self) -> Result<Option<Mark>> {
         let Some(file) = &self.file else { return Ok(None) };
         let io = |source| Error::io(&self.path, source);
-        let about = file.metadata().map_err(io)?;
-        if about.is_file() {
+        let metadata = file.metadata().map_err(io)?;
+        if metadata.is_file() {
             file.sync_data().map_err(io)?;
         }
-        Ok(Some(Mark { path: self.path.clone(), bytes: about.len() }))
+        Ok(Some(Mark { path: self.path.clone(), bytes: metadata.len() }))
     }
 
     /// Continues at a mark. Later contents are truncated, because the run will write them again. The file is
@@ -94,13 +94,13 @@ impl LogFile {
         let mut log = LogFile::open(path, &options)?;
         let Some(file) = &mut log.file else { return Ok(log) };
         let io = |source| Error::io(path, source);
-        let about = file.metadata().map_err(io)?;
-        if !about.is_file() {
+        let metadata = file.metadata().map_err(io)?;
+        if !metadata.is_file() {
             return Ok(log);
         }
-        if about.len() < mark.bytes {
-            let (path, there, wanted) = (shown(path.display()), about.len(), mark.bytes);
-            warning!("{path}: expected {wanted} bytes of an earlier run, received {there}");
+        if metadata.len() < mark.bytes {
+            let (path, received, expected) = (shown(path.display()), metadata.len(), mark.bytes);
+            warning!("{path}: expected {expected} bytes of an earlier run, received {received}");
         } else {
             file.set_len(mark.bytes).map_err(io)?;
         }

@@ -102,13 +102,13 @@ impl View<'_> {
 }
 
 fn unknown_monitor(owner: &str, name: &str, known: &[&str]) -> Error {
-    let (validated, there) = (known.iter().any(|name| name.starts_with("val_")), known.join(", "));
+    let (validated, names) = (known.iter().any(|name| name.starts_with("val_")), known.join(", "));
     let (expected, received) = match name.starts_with("val_") && !validated {
         true => (
-            format!("validation_data or validation_split in fit, or one of {there}"),
+            format!("validation_data or validation_split in fit, or one of {names}"),
             format!("'{name}' without either"),
         ),
-        false => (format!("one of {there}"), format!("'{name}'")),
+        false => (format!("one of {names}"), format!("'{name}'")),
     };
     Error::argument(owner, "monitor", expected, received)
 }

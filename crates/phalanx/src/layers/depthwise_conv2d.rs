@@ -2,8 +2,8 @@
 //!
 //! Input `(batch, height, width, channels)`, output
 //! `(batch, new height, new width, channels · depth_multiplier)`; output channel `c · depth_multiplier + m`
-//! comes from channel `c`. Weights: `kernel` `[h, w, channels, depth_multiplier]` and `bias` `[channels ·
-//! depth_multiplier]`.
+//! comes from channel `c`. Weights: `kernel` `[h, w, channels, depth_multiplier]` and
+//! `bias` `[channels · depth_multiplier]`.
 
 use super::support::{
     AlwaysNull, DataFormat, Padding, Pair, WeightOptions, Window, check_at_least_one, image,
