@@ -25,7 +25,7 @@ TIMEOUT = 4
 # Seconds beyond the collective timeout: the alarm's grace, mpirun's own end, and a busy machine.
 SLACK = 8
 # What workers say where one of them was not given a core in time: then nobody was hurt yet, and the run is started again.
-LATE, ATTEMPTS = "not all workers have come", 3
+LATE, ATTEMPTS = "not all workers have joined", 3
 KINDS = ["kill", "pause", "cut"]
 PHASES = ["rendezvous", "backward", "save", "evaluation"]
 STEPS, EPOCHS = 10, 2

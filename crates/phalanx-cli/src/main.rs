@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         run(&args.command)
     });
     let code = conclude(done, trains);
-    workers::leave();
+    workers::shutdown();
     code
 }
 
@@ -71,7 +71,7 @@ fn conclude(done: anyhow::Result<()>, trains: bool) -> ExitCode {
 fn report(error: &anyhow::Error) -> u8 {
     let code = match error.downcast_ref() {
         Some(Error::Interrupted { .. }) => INTERRUPTED,
-        Some(Error::Exec(ExecError::Peer { .. })) => workers::LOST,
+        Some(Error::Exec(ExecError::Peer { .. })) => workers::EXIT_PEER_LOST,
         _ => FAILED,
     };
     let me = workers::name();

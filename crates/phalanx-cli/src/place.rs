@@ -74,7 +74,7 @@ impl Where {
             self.precision.warn_on_cpu();
         }
         warn_of_crowd(cpus, phalanx::usable_cores());
-        Ok(MultiWorkerMirroredStrategy::within(strategy, timeout)?)
+        Ok(MultiWorkerMirroredStrategy::with_timeout(strategy, timeout)?)
     }
 }
 

@@ -46,7 +46,7 @@ fn word(choice: &impl ValueEnum) -> String {
 }
 
 impl Callback for Told {
-    fn sees_batches(&self) -> bool {
+    fn wants_batch_events(&self) -> bool {
         false
     }
 

@@ -1,10 +1,10 @@
-//! What becomes of two processes that do not keep to the rules: `mpirun -n 2 faults short|long|panic|late`.
-//! The first process says what it was told; `tests/mpi/run_mpi_check.sh` compares.
+//! Two processes that violate the protocol: `mpirun -n 2 faults short|long|panic|late`. The first process
+//! prints the error it receives; `tests/mpi/run_mpi_check.sh` compares it.
 
-use phalanx_graph::process_group::Peers;
+use phalanx_graph::process_group::ProcessGroup;
 use std::time::{Duration, Instant};
 
-/// Bytes that the first process expects.
+/// The number of bytes that the first process expects.
 const EXPECTED: usize = 8;
 
 fn main() {
@@ -20,11 +20,12 @@ fn main() {
         (_, "late") => std::thread::sleep(Duration::from_secs(60)),
         _ => panic!("a process that panics"),
     }
-    // Leaving comes with the end of the process.
+    // The process shuts down at exit.
 }
 
-/// The fault of the other process, once more at once, and a thread that is still waiting at the end.
-fn watch(peers: &dyn Peers) {
+/// Reports the fault of the other process, checks that it is reported again at once, and in the case `late`
+/// aborts while another thread waits.
+fn watch(peers: &dyn ProcessGroup) {
     let (out, mut into) = ([0; EXPECTED], [0; EXPECTED]);
     if std::env::args().nth(1).as_deref() == Some("late") {
         std::thread::scope(|scope| {
@@ -42,8 +43,8 @@ fn watch(peers: &dyn Peers) {
     println!("again: at once");
 }
 
-fn send(peers: &dyn Peers, bytes: usize) {
-    // Whether the other one is still there does not matter here.
+fn send(peers: &dyn ProcessGroup, bytes: usize) {
+    // Whether the other process is still there does not matter.
     let other = 1 - peers.rank();
     let (out, mut into) = (vec![0; bytes], [0; EXPECTED]);
     let mut ways: Vec<(&[u8], &mut [u8])> = vec![(&[], &mut []), (&[], &mut [])];

@@ -1,6 +1,6 @@
-//! Other processes by way of MPI. With the feature `mpi` this links the system's MPI library through
-//! `mpi` (rsmpi), the one binding that is kept up, works with every implementation, and leaves the raw
-//! calls at hand; without it the crate is empty but for [`AVAILABLE`].
+//! Communication with other processes through MPI. With the feature `mpi` this crate links the system's MPI
+//! library through `mpi` (rsmpi), the one maintained binding, which works with every implementation and exposes
+//! the raw calls. Without the feature the crate contains only [`AVAILABLE`].
 #![deny(missing_docs)]
 
 #[cfg(feature = "mpi")]
@@ -9,7 +9,7 @@ mod message;
 mod world;
 
 #[cfg(feature = "mpi")]
-pub use world::{abort, join, leave, name, watch};
+pub use world::{abort, join, name, shutdown, watch};
 
-/// Whether this was built with MPI.
+/// Whether this crate was built with MPI.
 pub const AVAILABLE: bool = cfg!(feature = "mpi");

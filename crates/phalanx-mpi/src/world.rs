@@ -1,7 +1,7 @@
-//! The world of an MPI job: messages between all pairs of its processes, each with a limit to its wait.
+//! The processes of an MPI job. Every pair of them exchanges messages, and every wait has a limit.
 //!
-//! Messages go from process to process and not through MPI's own collectives, for two reasons: who is
-//! missing is then known by name, and the order of a sum is ours. MPI carries every byte.
+//! Collectives are built from point-to-point messages instead of MPI's own collectives for two reasons: a
+//! missing process can be named, and the order of a sum is fixed. MPI carries every byte.
 
 use crate::message::{Fault, Message};
 use mpi::Threading;
@@ -10,192 +10,192 @@ use mpi::ffi;
 use mpi::point_to_point::Source;
 use mpi::raw::AsRaw;
 use mpi::topology::{Communicator, SimpleCommunicator};
-use phalanx_graph::process_group::{PeerError, Peers};
+use phalanx_graph::process_group::{PeerError, ProcessGroup};
 use phalanx_graph::text::shown;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The most bytes of one message: MPI counts in 32 bits.
-const MOST: usize = 1 << 30;
-/// Turns of a wait without a pause: a millisecond or so.
-const SPINS: u32 = 2_000;
-/// Pause between two looks, once a wait takes longer. Merely to yield would be worse where others want the
-/// core: it comes back when all of them have had their turn.
-const PAUSE: Duration = Duration::from_micros(20);
-/// How often a wait looks for alarms, and how long one waits for those of the others.
-const LOOK: Duration = Duration::from_millis(100);
-const GRACE: Duration = Duration::from_millis(1500);
-/// How long messages that were given up may take to end.
-const SETTLE: Duration = Duration::from_millis(200);
-/// Tags that messages are numbered with, from 1 and in turn; every MPI has that many.
+/// The maximum size of one message. MPI counts in 32 bits.
+const MAX_MESSAGE_BYTES: usize = 1 << 30;
+/// The number of polls before a wait starts to sleep, about a millisecond.
+const SPIN_POLLS: u32 = 2_000;
+/// The pause between two polls of a longer wait. Yielding instead would be worse if other threads want the
+/// core: the thread would run again only after all of them.
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
+/// How often a wait checks for alarms, and how long a process waits for the alarms of others.
+const ALARM_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+const ALARM_GRACE: Duration = Duration::from_millis(1500);
+/// The time limit for cancelled messages to complete.
+const CANCEL_TIMEOUT: Duration = Duration::from_millis(200);
+/// The number of tags. Exchanges are numbered from 1, cyclically; every MPI supports this many.
 const TAGS: i32 = 32_767;
-/// The tag of a process that leaves, so that nobody takes its message for data.
-const LEAVE: i32 = 0;
+/// The tag of the final exchange, so that its messages are not taken for data.
+const SHUTDOWN_TAG: i32 = 0;
 
 static WORLD: OnceLock<Result<Arc<World>, String>> = OnceLock::new();
-static LEFT: AtomicBool = AtomicBool::new(false);
+static SHUT_DOWN: AtomicBool = AtomicBool::new(false);
 
 /// All processes of the job.
 struct World {
     comm: SimpleCommunicator,
-    /// For workers that have waited too long.
+    /// Carries the alarms of workers that have waited too long.
     alarm: SimpleCommunicator,
     rank: usize,
     hosts: Vec<String>,
     timeout: Duration,
-    /// Exit code of a process that lost others.
+    /// Exit code of a process that lost a peer.
     code: i32,
-    /// Turns of a wait without a pause: none where processes share cores.
+    /// The number of polls before a wait sleeps; 0 if processes share cores.
     spins: u32,
-    /// One exchange at a time; every call into the library is made under this lock.
-    turn: Mutex<Turn>,
-    /// The job is being ended: whoever holds the lock gives it up.
-    ending: AtomicBool,
-    /// The step under way, for messages.
+    /// Serialises exchanges. Every call into the library is made under this lock.
+    state: Mutex<ExchangeState>,
+    /// The job is being aborted: the holder of the lock must release it.
+    aborting: AtomicBool,
+    /// The current step, for error messages.
     step: AtomicU64,
-    /// Raised where this process was asked to end.
-    asked: OnceLock<Arc<AtomicBool>>,
-    /// By rank, who has raised an alarm.
-    raised: Mutex<Vec<bool>>,
+    /// Set if this process was asked to stop.
+    stop_requested: OnceLock<Arc<AtomicBool>>,
+    /// By rank, whether the process has alarms_raised an alarm.
+    alarms_raised: Mutex<Vec<bool>>,
 }
 
 #[derive(Default)]
-struct Turn {
-    /// Exchanges so far.
+struct ExchangeState {
+    /// The number of exchanges so far.
     count: i32,
-    /// The first thing that went wrong; nothing is exchanged behind it.
+    /// The first error. No further exchange is made after it.
     failed: Option<PeerError>,
 }
 
-// SAFETY: the communicator is a handle; the library was started for calls from any one thread at a time,
-// and every call but those of `start`, which comes first, is made under `turn`.
+// SAFETY: the communicator is a handle. The library was initialised for calls from one thread at a time,
+// and every call is made under `state`, except those of `start`, which run first.
 unsafe impl Send for World {}
 // SAFETY: as above.
 unsafe impl Sync for World {}
 
-/// Starts MPI, once in a process: every exchange then waits at most `timeout`. Where the library itself does not
-/// come back for so long, because a process is missing, this one, which is `name` so far, ends with `lost` as
-/// its exit code.
+/// Initialises MPI, once per process. Every exchange then waits at most `timeout`. If a call of the library
+/// itself does not return within `timeout` because a process is missing, this process exits with the code
+/// `lost`. `name` identifies it in messages until all have joined.
 ///
 /// # Errors
-/// A library that cannot be called from threads, or that was started before.
-pub fn join(name: &str, timeout: Duration, lost: u8) -> Result<Arc<dyn Peers>, String> {
+/// A library that does not support calls from threads, or that was already initialised.
+pub fn join(name: &str, timeout: Duration, lost: u8) -> Result<Arc<dyn ProcessGroup>, String> {
     let world = WORLD.get_or_init(|| World::start(name, timeout, lost.into()).map(Arc::new));
-    world.clone().map(|world| world as Arc<dyn Peers>)
+    world.clone().map(|world| world as Arc<dyn ProcessGroup>)
 }
 
-/// Ends the process unless dropped in time: calls into MPI that wait for all others have no limit of
-/// their own.
-struct Guard(Arc<AtomicBool>);
+/// Exits the process unless dropped in time. Blocking MPI calls that wait for all other processes have no
+/// timeout of their own.
+struct ExitTimer(Arc<AtomicBool>);
 
-impl Guard {
-    fn new(timeout: Duration, code: i32, message: String) -> Guard {
+impl ExitTimer {
+    fn new(timeout: Duration, code: i32, message: String) -> ExitTimer {
         let done = Arc::new(AtomicBool::new(false));
         let seen = done.clone();
         std::thread::spawn(move || {
             let begin = Instant::now();
             while begin.elapsed() < timeout && !seen.load(Ordering::Relaxed) {
-                std::thread::sleep(LOOK);
+                std::thread::sleep(ALARM_CHECK_INTERVAL);
             }
             if !seen.load(Ordering::Relaxed) {
-                say(format_args!("error: {message} for {} s", timeout.as_secs_f64()));
-                // SAFETY: ends the process without running anything else.
+                eprint_line(format_args!("error: {message} for {} s", timeout.as_secs_f64()));
+                // SAFETY: exits the process without running anything else.
                 unsafe { libc::_exit(code) };
             }
         });
-        Guard(done)
+        ExitTimer(done)
     }
 }
 
-impl Drop for Guard {
+impl Drop for ExitTimer {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// Writes a line in one piece: those of several workers meet on one terminal.
-fn say(words: std::fmt::Arguments<'_>) {
-    // Nobody is there to hear that nothing can be said.
-    let _ = std::io::stderr().write_all(format!("{}\n", shown(words)).as_bytes());
+/// Writes a line with one call, because several workers write to the same terminal.
+fn eprint_line(text: std::fmt::Arguments<'_>) {
+    // A failure to write to stderr cannot be reported.
+    let _ = std::io::stderr().write_all(format!("{}\n", shown(text)).as_bytes());
 }
 
-/// This process' rank, and its name, once it has joined.
+/// This process' rank and name, once it has joined.
 pub fn name() -> Option<(usize, String)> {
     let world = WORLD.get()?.as_ref().ok()?;
     Some((world.rank, world.name(world.rank)))
 }
 
-/// Lets a process that is asked to end by this flag say whom it waits for.
-pub fn watch(asked: Arc<AtomicBool>) {
+/// Lets a process that this flag asks to stop report which processes it waits for.
+pub fn watch(stop_requested: Arc<AtomicBool>) {
     if let Some(Ok(world)) = WORLD.get() {
-        // The first flag stays.
-        let _ = world.asked.set(asked);
+        // Only the first flag is kept.
+        let _ = world.stop_requested.set(stop_requested);
     }
 }
 
-/// Ends all processes of the job at once, this one with them.
+/// Terminates all processes of the job at once, including this one.
 pub fn abort(code: i32) {
     if let Some(Ok(world)) = WORLD.get()
-        && !LEFT.load(Ordering::SeqCst)
+        && !SHUT_DOWN.load(Ordering::SeqCst)
     {
-        world.ending.store(true, Ordering::SeqCst);
-        // Where the lock does not come free in time, this process ends without it.
-        end_soon(code);
-        world.end(world.turn(), code);
+        world.aborting.store(true, Ordering::SeqCst);
+        // If the lock is not released in time, this process exits without it.
+        exit_after_grace(code);
+        world.end(world.state(), code);
     }
 }
 
-/// Ends this process a little later: where the launcher cannot be reached, the library waits for it.
-fn end_soon(code: i32) {
+/// Exits this process after a grace period, because the library blocks if the launcher cannot be reached.
+fn exit_after_grace(code: i32) {
     std::thread::spawn(move || {
-        std::thread::sleep(GRACE);
-        // SAFETY: ends the process without running anything else.
+        std::thread::sleep(ALARM_GRACE);
+        // SAFETY: exits the process without running anything else.
         unsafe { libc::_exit(code) };
     });
 }
 
-/// Leaves the job, once all others are ready to; where they are not in time, or others were lost before,
-/// the job is ended.
-pub fn leave() {
+/// Leaves the job once all other processes are ready. If they are not ready in time, or a process was lost
+/// before, the job is aborted.
+pub fn shutdown() {
     let Some(Ok(world)) = WORLD.get() else { return };
-    if LEFT.load(Ordering::SeqCst) {
+    if SHUT_DOWN.load(Ordering::SeqCst) {
         return;
     }
     let size = world.hosts.len();
     let mut nothing: Vec<&mut [u8]> = (0..size).map(|_| &mut [][..]).collect();
-    if let Err(error) = world.exchange_as(Some(LEAVE), &vec![&[][..]; size], &mut nothing) {
-        say(format_args!("error: {}: at the end: {error}", world.name(world.rank)));
+    if let Err(error) = world.exchange_as(Some(SHUTDOWN_TAG), &vec![&[][..]; size], &mut nothing) {
+        eprint_line(format_args!("error: {}: at the end: {error}", world.name(world.rank)));
         return abort(world.code);
     }
-    let _turn = world.turn();
-    if !LEFT.swap(true, Ordering::SeqCst) {
+    let _state = world.state();
+    if !SHUT_DOWN.swap(true, Ordering::SeqCst) {
         let message = format!("{}: at the end: the others do not leave", world.name(world.rank));
-        let _guard = Guard::new(world.timeout, world.code, message);
-        // SAFETY: started in this process, and nothing is under way.
+        let _guard = ExitTimer::new(world.timeout, world.code, message);
+        // SAFETY: initialised in this process, and no message is in flight.
         unsafe { ffi::MPI_Finalize() };
     }
 }
 
-/// The same where the process ends by itself.
+/// Shuts down when the process exits.
 extern "C" fn at_exit() {
-    leave();
+    shutdown();
 }
 
 impl World {
     fn start(name: &str, timeout: Duration, code: i32) -> Result<World, String> {
-        let message = format!("{name}: not all workers have come");
-        let _guard = Guard::new(timeout, code, message);
+        let message = format!("{name}: not all workers have joined");
+        let _guard = ExitTimer::new(timeout, code, message);
         let started = mpi::initialize_with_threading(Threading::Serialized);
-        let (universe, threading) = started.ok_or("MPI was started before")?;
+        let (universe, threading) = started.ok_or("MPI was already initialised")?;
         if threading < Threading::Serialized {
             return Err(format!("the MPI library cannot be called from threads ({threading:?})"));
         }
         let (comm, alarm) = (universe.world().duplicate(), universe.world().duplicate());
-        // Left by `leave`, not where this goes out of scope.
+        // Finalised by `shutdown`, not when this goes out of scope.
         std::mem::forget(universe);
-        // SAFETY: the communicator is valid; errors come back as codes from now on.
+        // SAFETY: the communicators are valid; errors are returned as codes from now on.
         unsafe {
             ffi::MPI_Comm_set_errhandler(comm.as_raw(), ffi::RSMPI_ERRORS_RETURN);
             ffi::MPI_Comm_set_errhandler(alarm.as_raw(), ffi::RSMPI_ERRORS_RETURN);
@@ -203,7 +203,7 @@ impl World {
         let (rank, size) = (comm.rank() as usize, comm.size() as usize);
         let host = mpi::environment::processor_name().map_err(|e| e.to_string())?;
         let hosts = vec!["?".to_string(); size];
-        let raised = Mutex::new(vec![false; size]);
+        let alarms_raised = Mutex::new(vec![false; size]);
         let mut world = World {
             comm,
             alarm,
@@ -212,19 +212,19 @@ impl World {
             timeout,
             code,
             spins: 0,
-            turn: Mutex::default(),
-            ending: AtomicBool::new(false),
+            state: Mutex::default(),
+            aborting: AtomicBool::new(false),
             step: AtomicU64::new(0),
-            asked: OnceLock::new(),
-            raised,
+            stop_requested: OnceLock::new(),
+            alarms_raised,
         };
-        let all = phalanx_graph::process_group::gather(&world, host.as_bytes());
-        let all = all.map_err(|e| format!("while meeting the others: {e}"))?;
+        let all = phalanx_graph::process_group::all_gather(&world, host.as_bytes());
+        let all = all.map_err(|e| format!("while joining the others: {e}"))?;
         world.hosts = all.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
         let here = world.hosts.iter().filter(|name| **name == host).count();
-        // SAFETY: a plain query; unknown names answer -1.
+        // SAFETY: a plain query; unknown names return -1.
         let cores = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
-        world.spins = if here as i64 <= cores { SPINS } else { 0 };
+        world.spins = if here as i64 <= cores { SPIN_POLLS } else { 0 };
         // SAFETY: a function of this library, which is never unloaded.
         unsafe { libc::atexit(at_exit) };
         Ok(world)
@@ -234,7 +234,7 @@ impl World {
         ranks.iter().map(|r| self.name(*r)).collect::<Vec<_>>().join(", ")
     }
 
-    fn lost(&self, ranks: &[usize], message: String) -> PeerError {
+    fn peer_error(&self, ranks: &[usize], message: String) -> PeerError {
         let others = self.hosts.len() - 1;
         let name = match ranks.len() {
             0 => "another worker".into(),
@@ -246,83 +246,88 @@ impl World {
         PeerError { name, message }
     }
 
-    fn turn(&self) -> MutexGuard<'_, Turn> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, ExchangeState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the job with the lock in hand; returns where it has been left already.
-    fn end(&self, _turn: MutexGuard<'_, Turn>, code: i32) {
-        if !LEFT.swap(true, Ordering::SeqCst) {
+    /// Aborts the job while holding the lock; returns if it has been left already.
+    fn end(&self, _state: MutexGuard<'_, ExchangeState>, code: i32) {
+        if !SHUT_DOWN.swap(true, Ordering::SeqCst) {
             self.comm.abort(code);
         }
     }
 
-    /// What a fault of a message means.
-    fn fault(&self, message: &Message, fault: &Fault) -> PeerError {
-        let words = match fault {
-            Fault::Size(came) => {
-                let came = came.map_or("more".into(), |bytes| bytes.to_string());
-                format!("expected {} bytes, received {came}", message.bytes)
+    /// The error for a failed message.
+    fn fault_error(&self, message: &Message, fault: &Fault) -> PeerError {
+        let text = match fault {
+            Fault::Size(received) => {
+                let received = received.map_or("more".into(), |bytes| bytes.to_string());
+                format!("expected {} bytes, received {received}", message.bytes)
             }
             Fault::Code(code) => format!("MPI reports error {code}"),
         };
-        self.lost(&[message.rank], words)
+        self.peer_error(&[message.rank], text)
     }
 
-    /// Whether a process has left, or is about to.
-    fn leaves(&self, rank: usize) -> bool {
+    /// Whether a process has started to shut down.
+    fn is_shutting_down(&self, rank: usize) -> bool {
         let mut flag = 0;
         // SAFETY: a plain query that takes no message.
         unsafe {
             let mut status: ffi::MPI_Status = std::mem::zeroed();
             let comm = self.comm.as_raw();
-            ffi::MPI_Iprobe(rank as i32, LEAVE, comm, &mut flag, &mut status);
+            ffi::MPI_Iprobe(rank as i32, SHUTDOWN_TAG, comm, &mut flag, &mut status);
         }
         flag != 0
     }
 
-    /// Gives up what is under way: takes back what can be, and lets the rest end. Where something does
-    /// not, its bytes would have to stay for ever: this process then goes no further than to say why, and
-    /// ends the job.
-    fn give_up(&self, mut turn: MutexGuard<'_, Turn>, pending: &mut Vec<Message>, why: &PeerError) {
-        turn.failed = Some(why.clone());
+    /// Abandons an exchange: cancels what can be cancelled and waits for the rest to complete. If a message
+    /// does not complete, its bytes would have to stay borrowed for ever, so this process reports the reason
+    /// and aborts the job.
+    fn abandon(
+        &self,
+        mut state: MutexGuard<'_, ExchangeState>,
+        pending: &mut Vec<Message>,
+        why: &PeerError,
+    ) {
+        state.failed = Some(why.clone());
         pending.iter_mut().for_each(Message::cancel);
         let since = Instant::now();
-        while !pending.is_empty() && since.elapsed() < SETTLE {
-            // One that ended badly has ended too.
-            pending.retain_mut(|message| matches!(message.done(), Ok(false)));
-            std::thread::sleep(PAUSE);
+        while !pending.is_empty() && since.elapsed() < CANCEL_TIMEOUT {
+            // A failed message is complete too.
+            pending.retain_mut(|message| matches!(message.is_complete(), Ok(false)));
+            std::thread::sleep(POLL_INTERVAL);
         }
         if pending.is_empty() {
             return;
         }
-        if self.ending.load(Ordering::SeqCst) {
-            drop(turn);
-            // Another thread ends this process, and says why.
+        if self.aborting.load(Ordering::SeqCst) {
+            drop(state);
+            // Another thread exits this process and reports the reason.
             loop {
                 std::thread::park();
             }
         }
         let step = self.step.load(Ordering::Relaxed);
-        say(format_args!("error: {}: step {step}: {why}", self.name(self.rank)));
-        end_soon(self.code);
-        self.end(turn, self.code);
-        // The library ends the process, or what was started above does.
+        eprint_line(format_args!("error: {}: step {step}: {why}", self.name(self.rank)));
+        exit_after_grace(self.code);
+        self.end(state, self.code);
+        // The library exits the process, or the thread started above does.
         loop {
             std::thread::park();
         }
     }
 
-    /// Waits until all messages have gone or come.
-    fn wait(&self, leaving: bool, pending: &mut Vec<Message>) -> Result<(), PeerError> {
-        let (begin, mut turns, mut looked) = (Instant::now(), 0u32, Instant::now());
-        let (mut told, mut left) = (false, None);
+    /// Waits until all messages are sent or received.
+    fn wait(&self, shutting_down: bool, pending: &mut Vec<Message>) -> Result<(), PeerError> {
+        let (begin, mut polls, mut last_check) = (Instant::now(), 0u32, Instant::now());
+        let (mut reported, mut left_since) = (false, None);
         loop {
             let mut failed = None;
-            pending.retain_mut(|message| match message.done() {
+            pending.retain_mut(|message| match message.is_complete() {
                 Ok(done) => !done,
                 Err(fault) => {
-                    failed = Some(self.fault(message, &fault));
+                    failed = Some(self.fault_error(message, &fault));
                     false
                 }
             });
@@ -332,61 +337,65 @@ impl World {
             if pending.is_empty() {
                 return Ok(());
             }
-            turns = turns.saturating_add(1);
-            match turns < self.spins {
+            polls = polls.saturating_add(1);
+            match polls < self.spins {
                 true => std::hint::spin_loop(),
-                false => std::thread::sleep(PAUSE),
+                false => std::thread::sleep(POLL_INTERVAL),
             }
-            if !turns.is_multiple_of(64) || looked.elapsed() < LOOK {
+            if !polls.is_multiple_of(64) || last_check.elapsed() < ALARM_CHECK_INTERVAL {
                 continue;
             }
-            looked = Instant::now();
-            if self.ending.load(Ordering::SeqCst) {
-                return Err(self.lost(&ranks(pending), "the job is being ended".into()));
+            last_check = Instant::now();
+            if self.aborting.load(Ordering::SeqCst) {
+                return Err(self.peer_error(&ranks(pending), "the job is being aborted".into()));
             }
-            let leaver = |rank: &usize| !leaving && self.leaves(*rank);
-            match (left, ranks(pending).into_iter().find(leaver)) {
-                // What it sent before may still be on its way.
-                (None, Some(_)) => left = Some(Instant::now()),
-                (Some(since), Some(rank)) if since.elapsed() > GRACE => {
-                    return Err(self.lost(&[rank], "it left before the others were done".into()));
+            let leaver = |rank: &usize| !shutting_down && self.is_shutting_down(*rank);
+            match (left_since, ranks(pending).into_iter().find(leaver)) {
+                // Messages that it sent earlier may still be in flight.
+                (None, Some(_)) => left_since = Some(Instant::now()),
+                (Some(since), Some(rank)) if since.elapsed() > ALARM_GRACE => {
+                    return Err(
+                        self.peer_error(&[rank], "it left before the others were done".into())
+                    );
                 }
                 _ => {}
             }
-            if begin.elapsed() > self.timeout || self.alarms().contains(&true) {
+            if begin.elapsed() > self.timeout || self.poll_alarms().contains(&true) {
                 let waited = begin.elapsed().as_secs_f64();
-                return Err(self.silent(pending, format!("no answer for {waited:.1} s")));
+                return Err(self.find_silent(pending, format!("no answer for {waited:.1} s")));
             }
-            if !told && self.asked.get().is_some_and(|asked| asked.load(Ordering::Relaxed)) {
-                told = true;
+            if !reported
+                && self.stop_requested.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
+            {
+                reported = true;
                 let (step, others) =
                     (self.step.load(Ordering::Relaxed), self.names(&ranks(pending)));
                 let me = self.name(self.rank);
-                say(format_args!(
+                eprint_line(format_args!(
                     "warning: {me}: asked to end at step {step}, waiting for {others}"
                 ));
             }
         }
     }
 
-    /// By rank, who has raised an alarm so far.
-    fn alarms(&self) -> Vec<bool> {
-        let mut raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
+    /// By rank, whether the process has alarms_raised an alarm so far.
+    fn poll_alarms(&self) -> Vec<bool> {
+        let mut alarms_raised = self.alarms_raised.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some((message, _)) = self.alarm.any_process().immediate_matched_probe_with_tag(0)
         {
             let (_, status) = message.matched_receive::<u8>();
-            raised[status.source_rank() as usize] = true;
+            alarms_raised[status.source_rank() as usize] = true;
         }
-        raised.clone()
+        alarms_raised.clone()
     }
 
-    /// Finds out who does not answer: all that wait in vain raise an alarm, so those that raise none are
-    /// the ones that all wait for.
-    fn silent(&self, pending: &[Message], message: String) -> PeerError {
+    /// Finds out which processes do not answer. Every process that times out raises an alarm, so the ones
+    /// without an alarm are those that all others wait for.
+    fn find_silent(&self, pending: &[Message], message: String) -> PeerError {
         static ALARM: [u8; 1] = [0];
         let (comm, kind) = (self.alarm.as_raw(), u8::equivalent_datatype().as_raw());
         for rank in (0..self.hosts.len()).filter(|r| *r != self.rank) {
-            // SAFETY: the byte lives for ever; nobody waits for the request, which MPI is left with.
+            // SAFETY: the byte is static. The request is never waited for and is left to MPI.
             unsafe {
                 let mut request = ffi::RSMPI_REQUEST_NULL;
                 let from = ALARM.as_ptr().cast();
@@ -395,20 +404,20 @@ impl World {
         }
         let since = Instant::now();
         let silent = loop {
-            let alarms = self.alarms();
+            let alarms = self.poll_alarms();
             let silent: Vec<usize> =
                 (0..alarms.len()).filter(|r| !alarms[*r] && *r != self.rank).collect();
-            if silent.is_empty() || since.elapsed() > GRACE {
+            if silent.is_empty() || since.elapsed() > ALARM_GRACE {
                 break silent;
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
         };
         let who = if silent.is_empty() { ranks(pending) } else { silent };
-        self.lost(&who, message)
+        self.peer_error(&who, message)
     }
 }
 
-/// The processes that messages are expected from; where all have come, those they go to.
+/// The processes from which messages are pending; if all were received, those to which messages are pending.
 fn ranks(pending: &[Message]) -> Vec<usize> {
     let mut ranks: Vec<usize> = pending.iter().filter(|m| m.incoming).map(|m| m.rank).collect();
     if ranks.is_empty() {
@@ -418,7 +427,7 @@ fn ranks(pending: &[Message]) -> Vec<usize> {
     ranks
 }
 
-impl Peers for World {
+impl ProcessGroup for World {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -435,7 +444,7 @@ impl Peers for World {
         Some(self.timeout)
     }
 
-    fn working_on(&self, step: u64) {
+    fn set_step(&self, step: u64) {
         self.step.store(step, Ordering::Relaxed);
     }
 
@@ -443,41 +452,41 @@ impl Peers for World {
         self.exchange_as(None, outgoing, incoming)
     }
 
-    fn missing(&self, message: String) -> PeerError {
-        let mut turn = self.turn();
-        if let Some(error) = &turn.failed {
+    fn diagnose(&self, message: String) -> PeerError {
+        let mut state = self.state();
+        if let Some(error) = &state.failed {
             return error.clone();
         }
-        let error = self.silent(&[], message);
-        turn.failed = Some(error.clone());
+        let error = self.find_silent(&[], message);
+        state.failed = Some(error.clone());
         error
     }
 }
 
 impl World {
-    /// An exchange under a tag of its own, or the next number.
+    /// An exchange with the given tag, or with the next number.
     fn exchange_as(
         &self,
         tag: Option<i32>,
         outgoing: &[&[u8]],
         incoming: &mut [&mut [u8]],
     ) -> Result<(), PeerError> {
-        let mut turn = self.turn();
-        if let Some(error) = &turn.failed {
+        let mut state = self.state();
+        if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        turn.count = turn.count % TAGS + 1;
-        let (number, mut pending) = (tag.unwrap_or(turn.count), vec![]);
+        state.count = state.count % TAGS + 1;
+        let (number, mut pending) = (tag.unwrap_or(state.count), vec![]);
         let done = self.post(number, outgoing, incoming, &mut pending);
-        let done = done.and_then(|()| self.wait(tag == Some(LEAVE), &mut pending));
+        let done = done.and_then(|()| self.wait(tag == Some(SHUTDOWN_TAG), &mut pending));
         if let Err(error) = &done {
-            self.give_up(turn, &mut pending, error);
+            self.abandon(state, &mut pending, error);
         }
         done
     }
 
-    /// Starts all messages of an exchange. Their bytes are borrowed for longer than they are under way:
-    /// `exchange_as` comes back when all have ended, or not at all.
+    /// Starts all messages of an exchange. Their bytes are borrowed for longer than the messages are in flight:
+    /// `exchange_as` returns when all are complete, or not at all.
     fn post(
         &self,
         tag: i32,
@@ -489,7 +498,7 @@ impl World {
         let mut add = |rank: usize, incoming: bool, code: i32, bytes: i32, request| {
             let message = Message { rank, incoming, bytes: bytes as usize, request };
             if code != ffi::MPI_SUCCESS as i32 {
-                return Err(self.fault(&message, &Fault::Code(code)));
+                return Err(self.fault_error(&message, &Fault::Code(code)));
             }
             pending.push(message);
             Ok(())
@@ -501,7 +510,8 @@ impl World {
             for piece in pieces(bytes.len()) {
                 let (part, mut request) = (&mut bytes[piece], null);
                 let (to, count) = (part.as_mut_ptr().cast(), part.len() as i32);
-                // SAFETY: the bytes are borrowed for as long as the message is under way, as said above.
+                // SAFETY: the bytes are borrowed for as long as the message is in flight, as stated
+                // above.
                 let code = unsafe {
                     ffi::MPI_Irecv(to, count, kind, rank as i32, tag, comm, &mut request)
                 };
@@ -523,7 +533,7 @@ impl World {
     }
 }
 
-/// A message's bytes in pieces that MPI can count; at least one.
+/// Splits a message into pieces that MPI can count; at least one.
 fn pieces(len: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
-    (0..len.max(1)).step_by(MOST).map(move |at| at..len.min(at + MOST))
+    (0..len.max(1)).step_by(MAX_MESSAGE_BYTES).map(move |at| at..len.min(at + MAX_MESSAGE_BYTES))
 }

@@ -1,4 +1,4 @@
-//! Images distorted inside the model: layers that work while it trains and rest when it predicts.
+//! Image augmentation inside the model, by layers that are active in training and inactive in inference.
 //!
 //! `cargo run --release -p phalanx --example augment`
 
@@ -9,12 +9,12 @@ use phalanx::prelude::*;
 fn main() -> Result<()> {
     arguments::read("")?;
     let (plain, augmented) = run(datasets::load("glyphs")?)?;
-    println!("loss on distorted test images, trained without random layers: {plain:.4}");
-    println!("loss on distorted test images, trained with them:             {augmented:.4}");
+    println!("loss on shifted test images, trained without random layers: {plain:.4}");
+    println!("loss on shifted test images, trained with them:             {augmented:.4}");
     Ok(())
 }
 
-/// The network, with or without the random layers in front.
+/// The network, with or without random layers before it.
 fn network(augment: bool) -> Result<Model> {
     let mut model = Sequential::new().add(Input::new([28, 28, 1]));
     if augment {
@@ -37,8 +37,8 @@ fn network(augment: bool) -> Result<Model> {
     Ok(model)
 }
 
-/// Test images two pixels further down and to the right than those trained on.
-fn moved(images: &Tensor) -> Result<Tensor> {
+/// Shifts images two pixels down and to the right.
+fn shifted(images: &Tensor) -> Result<Tensor> {
     let model = Sequential::new()
         .add(Input::new([28, 28, 1]))
         .add(ZeroPadding2D::new(((2, 0), (2, 0))))
@@ -49,12 +49,12 @@ fn moved(images: &Tensor) -> Result<Tensor> {
 
 pub fn run(digits: datasets::Split) -> Result<(f64, f64)> {
     let (images, labels) = digits.test;
-    let test = (moved(&images.to_tensor())?, labels);
+    let test = (shifted(&images.to_tensor())?, labels);
     let mut losses = [0.0; 2];
     for (loss, augment) in losses.iter_mut().zip([false, true]) {
         let mut model = network(augment)?;
         model.fit(digits.train.clone(), Fit::new().epochs(3).batch_size(64))?;
-        // The random layers rest: two predictions are the same.
+        // The random layers are inactive: two predictions are the same.
         assert_eq!(model.predict(&test.0)?, model.predict(&test.0)?);
         *loss = model.evaluate(test.clone())?.get("loss").unwrap_or(f64::NAN);
     }

@@ -1,6 +1,6 @@
-//! What only a graph can say: two inputs read by one shared branch, two outputs with a loss each.
+//! A model with two inputs, a shared branch, and two outputs with a loss each.
 //!
-//! Two digits come in; the network names the left one and adds them up.
+//! The input is two digits. The network names the left one and adds them.
 //!
 //! `cargo run --release -p phalanx --example functional`
 
@@ -45,7 +45,7 @@ pub fn run() -> Result<(Model, Logs)> {
     Ok((model, logs))
 }
 
-/// The first half of the pictures on the left, the second on the right.
+/// Pairs the first half of the images (left) with the second half (right).
 fn pairs() -> Result<Arrays> {
     let (images, labels) = datasets::load("glyphs")?.train;
     let images = images.to_tensor();

@@ -1,4 +1,4 @@
-//! The smallest program: describe a network, compile it, train it.
+//! The smallest program: define a network, compile it, train it.
 //!
 //! `cargo run --release -p phalanx --example hello`
 

@@ -1,9 +1,9 @@
-//! The tutorial on multi-GPU training: MiniGoogLeNet on CIFAR-10, images shifted and flipped, a learning
-//! rate that falls to zero, G devices, and a picture of the training. Without CIFAR-10's files it learns
-//! generated digits.
+//! The multi-GPU tutorial: MiniGoogLeNet on CIFAR-10 with shifted and flipped images, a learning rate that
+//! decays to zero, several GPUs, and a plot of the training. Without CIFAR-10's files it trains on generated
+//! digits.
 //!
 //! `cargo run --release -p phalanx --example minigooglenet_cifar10 -- --output plot.png --gpus 2 --epochs 5`
-//! (CPU replicas where there are fewer GPUs)
+//! (with CPU replicas if there are fewer GPUs)
 
 pub mod arguments;
 
@@ -21,7 +21,7 @@ fn main() -> Result<()> {
     run(data()?, gpus, epochs, output).map(|_| ())
 }
 
-/// CIFAR-10 where it is, else digits in its size.
+/// CIFAR-10 if available, else generated digits of the same size.
 fn data() -> Result<Split> {
     if datasets::find("cifar-10")?.is_some() {
         return datasets::load("cifar-10");
@@ -31,7 +31,7 @@ fn data() -> Result<Split> {
 }
 
 pub fn run(data: Split, devices: usize, epochs: usize, output: &Path) -> Result<History> {
-    // The images' bytes less their mean, the labels as vectors.
+    // Images with the mean subtracted, and one-hot labels.
     let mean = data.train.0.clone().raw().mean();
     let prepare = |(x, y): (Samples, Tensor)| -> Result<(Samples, Tensor)> {
         Ok((x.raw().subtract(&mean)?, to_categorical(&y, Some(10))?))

@@ -1,6 +1,5 @@
-//! TensorFlow's tutorial for `MirroredStrategy`: a convolutional network with logs for TensorBoard,
-//! checkpoints, a learning rate that falls with the epochs and a callback of one's own; then the last
-//! checkpoint is evaluated.
+//! TensorFlow's `MirroredStrategy` tutorial: a convolutional network with TensorBoard logs, checkpoints, a
+//! learning rate schedule and a custom callback. At the end the last checkpoint is evaluated.
 //!
 //! `cargo run --release -p phalanx --example mnist_cnn`
 

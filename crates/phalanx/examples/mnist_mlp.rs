@@ -1,5 +1,5 @@
-//! Keras' guide to distributed training: a perceptron written as a graph, data held back to validate on,
-//! a checkpoint after every epoch, and a second call that goes on where the first one ended.
+//! Keras' guide to distributed training: a multilayer perceptron with the functional API, a validation split, a
+//! checkpoint after every epoch, and a second call that resumes from the first.
 //!
 //! `cargo run --release -p phalanx --example mnist_mlp`
 
@@ -14,7 +14,7 @@ fn main() -> Result<()> {
     let mnist = datasets::find("mnist")?.is_some();
     let digits = datasets::load(if mnist { "mnist" } else { "glyphs" })?;
     let directory = Path::new("ckpt");
-    // The first call creates the model, the second one continues with its last checkpoint.
+    // The first call creates the model, the second resumes from its last checkpoint.
     for _ in 0..2 {
         let (_, test) = run(&digits, MirroredStrategy::new(), Some(directory), 1)?;
         println!("test - {test}");
@@ -37,7 +37,7 @@ fn compiled_model(strategy: MirroredStrategy) -> Result<Model> {
     Ok(model)
 }
 
-/// The model of the last checkpoint, optimizer and all, or a new one.
+/// The model of the last checkpoint, including the optimizer, or a new one.
 fn make_or_restore_model(strategy: MirroredStrategy, checkpoints: Option<&Path>) -> Result<Model> {
     match checkpoints.map(latest_checkpoint).transpose()?.flatten() {
         Some(path) => {
@@ -59,7 +59,7 @@ pub fn run(
 ) -> Result<(History, Logs)> {
     println!("Number of devices: {}", strategy.num_replicas_in_sync());
     let mut model = make_or_restore_model(strategy, checkpoints)?;
-    // A batch is global: each replica takes its share of the 32 rows.
+    // The batch size is global: each replica processes its share of the 32 rows.
     let flat = |(x, y): &(Samples, Tensor)| {
         let n = x.rows();
         Arrays::new(x.clone().reshape([n, 784]).expect("28 x 28 pixels"), y)?.batch(32)

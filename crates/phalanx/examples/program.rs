@@ -1,5 +1,5 @@
-//! What `compile` makes: a network's layers, then its step as one static program with every byte
-//! of memory planned.
+//! The result of `compile`: the layers of a network, then its step as one static program with every byte of
+//! memory planned.
 //!
 //! `cargo run --release -p phalanx --example program`
 

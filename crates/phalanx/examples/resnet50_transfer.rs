@@ -1,6 +1,6 @@
-//! ResNet50 as a base with a new head, on the devices one chooses. With weights for the base it is
-//! frozen and only the head learns; without, all of it does. Without CIFAR-10's files it learns generated
-//! digits.
+//! Transfer learning: ResNet50 as a base with a new head, on the given devices. With pretrained weights the
+//! base is frozen and only the head is trained; without them everything is trained. Without CIFAR-10's files it
+//! trains on generated digits.
 //!
 //! `cargo run --release -p phalanx --example resnet50_transfer -- --devices cpu:0,cpu:1 --steps 20`
 
@@ -17,7 +17,7 @@ fn main() -> Result<()> {
     let strategy = match flags.text("--devices") {
         Some(names) => MirroredStrategy::with_devices(names.split(','))?,
         None => {
-            // As in TensorFlow: two GPUs where there are as many. Without any it is the CPU.
+            // As in TensorFlow: up to two GPUs, else the CPU.
             let gpus: Vec<_> = list_physical_devices(DeviceKind::Gpu).into_iter().take(2).collect();
             set_visible_devices(&gpus, DeviceKind::Gpu)?;
             MirroredStrategy::new()
@@ -29,7 +29,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The base, and the model with the new head on it.
+/// The base, and the model with the new head.
 pub fn build(images: &[usize], weights: Option<&str>) -> Result<(Model, Model)> {
     let mut base = applications::resnet50([32, 32, images[3]], None)?;
     if let Some(path) = weights {

@@ -1,6 +1,6 @@
-//! Activation functions, by Keras' names.
+//! Activation functions with Keras' names.
 
-use crate::choice::{Vocabulary, by_serde_name};
+use crate::by_name::{Named, variant_by_serde_name};
 use crate::error::Result;
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{Graph, NodeId, Op};
@@ -15,12 +15,12 @@ const SELU_ALPHA: f64 = 1.6732632423543772;
 ///
 /// ```
 /// use phalanx::activations::ActivationFn;
-/// use phalanx::choice::Choice;
+/// use phalanx::by_name::ByName;
 ///
-/// let relu: Choice<ActivationFn> = "relu".into();
+/// let relu: ByName<ActivationFn> = "relu".into();
 /// assert_eq!(relu.get().unwrap(), &ActivationFn::Relu);
 ///
-/// let typo: Choice<ActivationFn> = "relo".into();
+/// let typo: ByName<ActivationFn> = "relo".into();
 /// assert!(typo.get().unwrap_err().to_string().starts_with("unknown activation 'relo'"));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +61,7 @@ pub enum ActivationFn {
     LogSoftmax,
 }
 
-impl Vocabulary for ActivationFn {
+impl Named for ActivationFn {
     const KIND: &'static str = "activation";
     const NAMES: &'static [&'static str] = &[
         "linear",
@@ -84,7 +84,7 @@ impl Vocabulary for ActivationFn {
     ];
 
     fn from_name(name: &str) -> Option<ActivationFn> {
-        by_serde_name(name)
+        variant_by_serde_name(name)
     }
 }
 
@@ -146,8 +146,8 @@ pub(crate) fn leaky_relu(g: &mut Graph, x: NodeId, slope: f64) -> Result<NodeId>
     Ok(g.select(positive, x, sloped)?)
 }
 
-/// `x` above zero, `alpha · (eˣ - 1)` below. The exponential never sees a positive number, so that
-/// an overflow in the branch not taken cannot spoil the derivative.
+/// `x` above zero, `alpha · (eˣ - 1)` below. The input of the exponential is never positive, so an overflow in
+/// the unused branch cannot spoil the derivative.
 fn elu(g: &mut Graph, x: NodeId, alpha: f64) -> Result<NodeId> {
     let zero = g.scalar(0.0);
     let positive = g.binary(Binary::Gt, x, zero)?;

@@ -1,4 +1,4 @@
-//! The networks of the tutorials Phalanx grew from, and some of the well-known ones, ready to compile.
+//! Ready-made models: the networks of the tutorials Phalanx grew from, and some well-known ones.
 
 use crate::error::{Error, Result};
 use crate::layer::LayerExt;
@@ -12,7 +12,8 @@ use crate::saving;
 use phalanx_graph::Tensor;
 use std::path::Path;
 
-/// The guide's perceptron: two hidden layers of 256 on so many pixels (784 of MNIST), logits out.
+/// The multilayer perceptron of the guide: two hidden layers of 256 units on `pixels` inputs (784 for MNIST),
+/// with logits as output.
 pub fn mnist_mlp(pixels: usize, classes: usize) -> Result<Model> {
     let inputs = Input::new([pixels]).symbol();
     let x = Dense::new(256).activation("relu").apply(&inputs);
@@ -21,7 +22,7 @@ pub fn mnist_mlp(pixels: usize, classes: usize) -> Result<Model> {
     Model::with_name("mnist_mlp", &inputs, &outputs)
 }
 
-/// The MirroredStrategy tutorial's convolutional network on images such as MNIST's `[28, 28, 1]`.
+/// The convolutional network of the MirroredStrategy tutorial, for images such as MNIST's `[28, 28, 1]`.
 pub fn mnist_cnn(input: [usize; 3], classes: usize) -> Result<Model> {
     Sequential::new()
         .named("mnist_cnn")
@@ -41,22 +42,22 @@ fn conv_module(x: &Symbol, filters: usize, size: usize, stride: usize, padding: 
     Activation::new("relu").apply(&x)
 }
 
-/// A 1x1 and a 3x3 convolution side by side.
+/// A 1x1 and a 3x3 convolution in parallel.
 fn inception(x: &Symbol, ones: usize, threes: usize) -> Symbol {
     let a = conv_module(x, ones, 1, 1, "same");
     let b = conv_module(x, threes, 3, 1, "same");
     Concatenate::new().apply([&a, &b])
 }
 
-/// A strided convolution and a pooling side by side: half the size.
+/// A strided convolution and a pooling in parallel, which halve the size.
 fn downsample(x: &Symbol, filters: usize) -> Symbol {
     let a = conv_module(x, filters, 3, 2, "valid");
     let b = MaxPooling2D::new(3).strides(2).apply(x);
     Concatenate::new().apply([&a, &b])
 }
 
-/// MiniGoogLeNet for images of 32x32 or a bit more (Zhang et al. 2017), with `classes` for the top or without one
-/// (`None`): then the output is the last feature map, to build a new head on.
+/// MiniGoogLeNet (Zhang et al. 2017) for images of 32x32 or slightly more, with a classification top for
+/// `classes`. Without a top (`None`) the output is the last feature map, for a new head.
 pub fn mini_googlenet(input: [usize; 3], classes: Option<usize>) -> Result<Model> {
     let inputs = Input::new(input).symbol();
     let mut x = conv_module(&inputs, 96, 3, 1, "same");
@@ -80,13 +81,13 @@ pub fn mini_googlenet(input: [usize; 3], classes: Option<usize>) -> Result<Model
     Model::with_name("mini_googlenet", &inputs, &x)
 }
 
-/// The epsilon of ResNet50's batch normalisations, and that of its older weight files.
+/// The epsilon of ResNet50's batch normalisations, and that of its older weights files.
 const EPSILON: f64 = 1.001e-5;
 const OLD_EPSILON: f64 = 1e-3;
-/// What Keras takes from the channels blue, green and red of ResNet50's images.
+/// The means that Keras subtracts from the blue, green and red channels of ResNet50's images.
 const CHANNEL_MEANS: [f32; 3] = [103.939, 116.779, 123.68];
 
-/// A convolution of ResNet50 with its batch normalisation, under Keras' names.
+/// A convolution of ResNet50 with its batch normalisation, named as in Keras.
 fn named_conv(x: &Symbol, conv: Conv2D, name: &str, epsilon: f64) -> Symbol {
     let x = conv.named(&format!("{name}_conv")).apply(x);
     BatchNormalization::new().epsilon(epsilon).named(&format!("{name}_bn")).apply(&x)
@@ -117,21 +118,20 @@ fn bottleneck(x: &Symbol, block: Block, name: &str, epsilon: f64) -> Symbol {
     relu(&y, "out")
 }
 
-/// ResNet50 as Keras' applications have it, with `classes` for the top or without one (`None`):
-/// then the output is the last feature map, to build a new head on.
+/// ResNet50 as in `keras.applications`, with a classification top for `classes`. Without a top (`None`) the
+/// output is the last feature map, for a new head.
 pub fn resnet50(input: [usize; 3], classes: Option<usize>) -> Result<Model> {
     resnet50_with(input, classes, EPSILON)
 }
 
-/// ResNet50 with weights from a file: one of the official ImageNet `.h5` files, in the current version or
-/// the older one (whose layers are `res2a_branch2a`, …), with or without top, or any file of weights
-/// of the same network.
+/// ResNet50 with weights from a file: one of the official ImageNet `.h5` files, in the current version or the
+/// older one (with layers such as `res2a_branch2a`), with or without a top, or any weights file of the same
+/// network.
 ///
-/// A file's top is passed over where `classes` is `None`; where the file has none, a new top starts
-/// with fresh weights.
+/// If `classes` is `None`, the top in the file is ignored. If the file has no top, a new top is initialised.
 ///
 /// # Errors
-/// A file that is broken, of another network, or of another number of classes.
+/// A file that is damaged, or that belongs to another network or another number of classes.
 pub fn resnet50_from(
     path: impl AsRef<Path>,
     input: [usize; 3],
@@ -155,8 +155,8 @@ pub fn resnet50_from(
     Err(Error::file(path, "weights for every layer of ResNet50", received))
 }
 
-/// Images (red, green, blue from 0 to 255) as ResNet50's ImageNet weights want them: blue first, less
-/// the mean of each channel.
+/// Converts images (red, green, blue from 0 to 255) to the input of ResNet50's ImageNet weights: channels in
+/// the order blue, green, red, with the mean of each channel subtracted.
 ///
 /// # Errors
 /// Images without a last axis of three floats.
@@ -197,8 +197,8 @@ fn resnet50_with(input: [usize; 3], classes: Option<usize>, epsilon: f64) -> Res
     Model::with_name("resnet50", &inputs, &x)
 }
 
-/// A convolution of ResNet20, as the network's authors start and restrain it.
-fn restrained(filters: usize, size: usize, stride: usize) -> Conv2D {
+/// A convolution of ResNet20, initialised and regularised as by the authors of the network.
+fn regularized_conv(filters: usize, size: usize, stride: usize) -> Conv2D {
     Conv2D::new(filters, size)
         .strides(stride)
         .padding("same")
@@ -206,20 +206,21 @@ fn restrained(filters: usize, size: usize, stride: usize) -> Conv2D {
         .kernel_regularizer(Regularizer::l2(1e-4))
 }
 
-/// Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the size changes.
+/// Two 3x3 convolutions with a shortcut, which is a 1x1 convolution if the size changes.
 fn basic_block(x: &Symbol, filters: usize, stride: usize) -> Symbol {
-    let y = BatchNormalization::new().apply(restrained(filters, 3, stride).apply(x));
+    let y = BatchNormalization::new().apply(regularized_conv(filters, 3, stride).apply(x));
     let y = Activation::new("relu").apply(&y);
-    let y = BatchNormalization::new().apply(restrained(filters, 3, 1).apply(&y));
-    let shortcut = if stride == 1 { x.clone() } else { restrained(filters, 1, stride).apply(x) };
+    let y = BatchNormalization::new().apply(regularized_conv(filters, 3, 1).apply(&y));
+    let shortcut =
+        if stride == 1 { x.clone() } else { regularized_conv(filters, 1, stride).apply(x) };
     Activation::new("relu").apply(Add::new().apply([&shortcut, &y]))
 }
 
-/// ResNet20 for small images (He et al. 2015, version 1, as Keras' CIFAR-10 example has it), with
-/// `classes` for the top or without one (`None`): then the output is the last feature map.
+/// ResNet20 for small images (He et al. 2015, version 1, as in Keras' CIFAR-10 example), with a classification
+/// top for `classes`. Without a top (`None`) the output is the last feature map.
 pub fn resnet20(input: [usize; 3], classes: Option<usize>) -> Result<Model> {
     let inputs = Input::new(input).symbol();
-    let x = BatchNormalization::new().apply(restrained(16, 3, 1).apply(&inputs));
+    let x = BatchNormalization::new().apply(regularized_conv(16, 3, 1).apply(&inputs));
     let mut x = Activation::new("relu").apply(&x);
     for (filters, stride) in [(16, 1), (32, 2), (64, 2)] {
         x = basic_block(&x, filters, stride);
@@ -233,9 +234,9 @@ pub fn resnet20(input: [usize; 3], classes: Option<usize>) -> Result<Model> {
     Model::with_name("resnet20", &inputs, &x)
 }
 
-/// VGG-11 with batch normalisation (Simonyan and Zisserman 2014) for images of 32x32 or more, with
-/// `classes` for the top, one dense layer on the mean of the last feature map, or without one
-/// (`None`): then the output is that map.
+/// VGG-11 with batch normalisation (Simonyan and Zisserman 2014) for images of 32x32 or more. The top is one
+/// dense layer for `classes` on the mean of the last feature map. Without a top (`None`) the output is that
+/// map.
 pub fn vgg11(input: [usize; 3], classes: Option<usize>) -> Result<Model> {
     if input[0] < 32 || input[1] < 32 {
         let received = format!("{}x{}", input[0], input[1]);
@@ -260,9 +261,9 @@ pub fn vgg11(input: [usize; 3], classes: Option<usize>) -> Result<Model> {
 mod tests {
     use super::*;
 
-    /// Keras' and PyTorch's summaries of the same networks; PyTorch does not count moving statistics.
+    /// The numbers are from the summaries of Keras and PyTorch. PyTorch does not count moving statistics.
     #[test]
-    fn parameters_are_as_many_as_others_count() {
+    fn parameter_counts_match_keras_and_pytorch() {
         let counts = |model: Model| (model.count_params(), model.summary().trainable);
         assert_eq!(counts(resnet20([32, 32, 3], Some(10)).unwrap()), (274_442, 273_066));
         assert_eq!(counts(vgg11([32, 32, 3], Some(10)).unwrap()), (9_236_618, 9_231_114));

@@ -1,16 +1,16 @@
-//! Projections of weights after every update.
+//! Weight constraints: projections of weights after every update.
 
-use crate::choice::{KerasObject, Vocabulary, read_object, write_object};
+use crate::by_name::{KerasObject, Named, read_object, write_object};
 use crate::error::Result;
 use phalanx_graph::ops::Unary;
 use phalanx_graph::{Graph, NodeId};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-/// Keras' epsilon, which keeps norms from being zero.
+/// Keras' epsilon, which prevents a division by zero.
 const EPSILON: f64 = 1e-7;
 
-/// One axis or several; negative ones count from the end.
+/// One axis or several; negative axes count from the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Axes {
@@ -62,8 +62,8 @@ fn one() -> f64 {
     1.0
 }
 
-/// A projection. Norms are taken over `axis`: 0 for a dense kernel `[in, out]`, `[0, 1, 2]` for a
-/// convolution's `[h, w, in, out]`. Saved as Keras saves it.
+/// A weight constraint. Norms are computed over `axis`: 0 for a dense kernel `[in, out]`, `[0, 1, 2]` for the
+/// kernel `[h, w, in, out]` of a convolution. Serialised as in Keras.
 ///
 /// ```
 /// use phalanx::prelude::*;
@@ -78,7 +78,7 @@ pub enum Constraint {
         /// Largest norm.
         #[serde(default = "two")]
         max_value: f64,
-        /// Axes a norm runs over.
+        /// The axes over which norms are computed.
         #[serde(default)]
         axis: Axes,
     },
@@ -86,7 +86,7 @@ pub enum Constraint {
     NonNeg {},
     /// Norms of one.
     UnitNorm {
-        /// Axes a norm runs over.
+        /// The axes over which norms are computed.
         #[serde(default)]
         axis: Axes,
     },
@@ -98,10 +98,10 @@ pub enum Constraint {
         /// Largest norm.
         #[serde(default = "one")]
         max_value: f64,
-        /// Share of the way taken at each update.
+        /// The fraction of the correction that is applied at each update.
         #[serde(default = "one")]
         rate: f64,
-        /// Axes a norm runs over.
+        /// The axes over which norms are computed.
         #[serde(default)]
         axis: Axes,
     },
@@ -128,7 +128,7 @@ impl Constraint {
         Constraint::MinMaxNorm { min_value: min, max_value: max, rate, axis: axis.into() }
     }
 
-    /// The axes norms run over; `None` for a constraint without norms.
+    /// The axes over which norms are computed; `None` for a constraint without norms.
     pub fn axes(&self) -> Option<&Axes> {
         match self {
             Constraint::NonNeg {} => None,
@@ -138,9 +138,9 @@ impl Constraint {
         }
     }
 
-    /// Appends the projection of a weight; axes it does not have are left out.
+    /// Appends the projection of a weight. Axes that the weight does not have are ignored.
     ///
-    /// A norm `n` over the axes becomes `desired(n)` by the factor `desired(n) / (epsilon + n)`.
+    /// A norm `n` over the axes becomes `desired(n)` through the factor `desired(n) / (epsilon + n)`.
     pub fn project(&self, g: &mut Graph, w: NodeId) -> Result<NodeId> {
         let Some(axes) = self.axes() else { return Ok(g.relu(w)?) };
         let rank = g.ty(w).dims.len() as i64;
@@ -165,7 +165,7 @@ impl Constraint {
     }
 }
 
-impl Vocabulary for Constraint {
+impl Named for Constraint {
     const KIND: &'static str = "constraint";
     const NAMES: &'static [&'static str] = &["max_norm", "non_neg", "unit_norm", "min_max_norm"];
 

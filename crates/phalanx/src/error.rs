@@ -1,4 +1,4 @@
-//! What can go wrong, in the user's words.
+//! The error type of the library.
 
 use crate::model::gibibytes;
 use phalanx_graph::GraphError;
@@ -12,27 +12,27 @@ use thiserror::Error;
 #[derive(Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Shapes that do not fit, found when the model is built.
+    /// Incompatible shapes, found when the model is built.
     #[error(transparent)]
     Graph(#[from] GraphError),
-    /// What the executor reports.
+    /// An error of the executor.
     #[error(transparent)]
     Exec(#[from] ExecError),
     /// A batch that is too large for the memory of its devices.
     #[error(
         "{source}: a batch of {batch} takes {} of each device, {} are available; {}",
-        gibibytes(*planned), gibibytes(*available), fitting(*largest)
+        gibibytes(*planned), gibibytes(*available), largest_fitting_batch(*largest)
     )]
     Memory {
         /// Samples of the global batch.
         batch: usize,
-        /// Bytes that its step takes of each device.
+        /// Bytes that its step needs on each device.
         planned: usize,
-        /// Bytes that there are.
+        /// Bytes available on each device.
         available: usize,
-        /// The largest global batch whose step takes no more, if there is one.
+        /// The largest global batch that fits, if any.
         largest: Option<usize>,
-        /// What was refused.
+        /// The executor's error.
         source: Box<ExecError>,
     },
     /// A call that needs a compiled model.
@@ -43,11 +43,11 @@ pub enum Error {
         /// The call.
         call: &'static str,
     },
-    /// A loss that is no longer a number.
+    /// A loss that is NaN or infinite.
     #[error(
         "the loss is {loss} at step {step} (epoch {epoch}): lower the learning rate, clip the \
          gradients or look for bad values in the data{}; {}",
-        besides(suspects), left(*finite, saved.as_ref())
+        other_suspects(suspects), weights_state(*finite, saved.as_ref())
     )]
     NotFinite {
         /// NaN or infinite.
@@ -56,25 +56,25 @@ pub enum Error {
         step: u64,
         /// The epoch, counted from 1.
         epoch: usize,
-        /// What else may give NaN in this model: layers that look up rows of a table by numbers that only a
-        /// step knows.
+        /// Other possible causes of NaN in this model: layers that look up rows of a table by indices that are
+        /// only known during a step.
         suspects: Vec<String>,
-        /// Whether all weights are finite still.
+        /// Whether all weights are still finite.
         finite: bool,
-        /// The newest file with finite weights that callbacks have saved.
+        /// The newest file with finite weights that a callback has saved.
         saved: Option<PathBuf>,
     },
-    /// A run that was asked to end, by a signal for example.
+    /// A run that was interrupted, for example by a signal.
     #[error(
         "interrupted after step {step} (epoch {epoch}); {}",
         saved.as_ref().map_or("nothing was saved".into(), |p| format!("saved {}", part(p.display())))
     )]
     Interrupted {
-        /// The training steps done.
+        /// The number of completed training steps.
         step: u64,
         /// The epoch, counted from 1.
         epoch: usize,
-        /// Where the run can be taken up.
+        /// The file from which the run can be resumed.
         saved: Option<PathBuf>,
     },
     /// An argument outside its range.
@@ -90,27 +90,27 @@ pub enum Error {
         owner: String,
         /// The argument's name.
         argument: String,
-        /// What would have been right.
+        /// The expected value.
         expected: String,
-        /// What was there.
+        /// The received value.
         received: String,
     },
-    /// A name that nothing answers to.
+    /// An unknown name.
     #[error("unknown {kind} '{}'{}", part(brief(name)), part(suggestion(known, name)))]
     Unknown {
         /// What was looked up: layer, activation, loss, …
         kind: &'static str,
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// The known names.
         known: Vec<String>,
     },
-    /// A config that does not describe what it should.
+    /// An invalid config.
     #[error("{}: {}", part(owner), part(message))]
     Config {
         /// The class the config is for.
         owner: String,
-        /// What is wrong with it.
+        /// The reason.
         message: String,
     },
     /// A file that could not be read or written.
@@ -121,22 +121,22 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// What the system reports about a file or stream of the program's own.
+    /// An I/O error of a file or stream that has no path, such as standard output.
     #[error("{0}")]
     System(#[from] std::io::Error),
-    /// A file that does not hold what it should.
+    /// A file with unexpected contents.
     #[error("{}: expected {}, received {}", part(path.display()), part(expected), part(received))]
     File {
         /// The file.
         path: PathBuf,
-        /// What would have been right.
+        /// The expected value.
         expected: String,
-        /// What was there.
+        /// The received value.
         received: String,
     },
-    /// A dataset whose files are not there.
+    /// A dataset whose files are missing.
     #[error(
-        "dataset '{}' is not here; put {} into {}",
+        "dataset '{}' was not found; put {} into {}",
         part(name), part(files.join(", ")), part(directory.display())
     )]
     Missing {
@@ -144,12 +144,12 @@ pub enum Error {
         name: String,
         /// The files looked for.
         files: Vec<String>,
-        /// Where they belong.
+        /// The directory where they are expected.
         directory: PathBuf,
     },
-    /// A dataset whose files are not there and cannot be fetched.
+    /// A dataset whose files are missing and cannot be downloaded.
     #[error(
-        "dataset '{}' is not here and cannot be fetched ({}); put {} into {}, for example from {url}",
+        "dataset '{}' was not found and cannot be downloaded ({}); put {} into {}, for example from {url}",
         part(name), part(reason), part(files.join(", ")), part(directory.display())
     )]
     Download {
@@ -157,33 +157,33 @@ pub enum Error {
         name: String,
         /// The files looked for.
         files: Vec<String>,
-        /// Where they belong.
+        /// The directory where they are expected.
         directory: PathBuf,
-        /// Where they are published.
+        /// The URL where they are published.
         url: String,
-        /// Why they could not be fetched.
+        /// Why the download failed.
         reason: String,
     },
 }
 
-fn besides(suspects: &[String]) -> String {
-    suspects.iter().map(|words| format!(" ({words})")).collect()
+fn other_suspects(suspects: &[String]) -> String {
+    suspects.iter().map(|suspect| format!(" ({suspect})")).collect()
 }
 
-/// What a run that ended in NaN leaves behind.
-fn left(finite: bool, saved: Option<&PathBuf>) -> String {
+/// The state of the weights after a run that ended in NaN.
+fn weights_state(finite: bool, saved: Option<&PathBuf>) -> String {
     match (finite, saved) {
-        (true, _) => "the weights are finite numbers still".into(),
+        (true, _) => "the weights are still finite".into(),
         (false, Some(path)) => {
-            format!("the weights hold NaN or infinities now: go on from {}", path.display())
+            format!("the weights now hold NaN or infinities: resume from {}", path.display())
         }
         (false, None) => {
-            "the weights hold NaN or infinities now, and there is no file to go on from".into()
+            "the weights now hold NaN or infinities, and there is no file to resume from".into()
         }
     }
 }
 
-fn fitting(largest: Option<usize>) -> String {
+fn largest_fitting_batch(largest: Option<usize>) -> String {
     match largest {
         Some(batch) => format!("the largest batch that fits is {batch}"),
         None => "not even a batch of one sample for each replica fits".into(),
@@ -191,29 +191,32 @@ fn fitting(largest: Option<usize>) -> String {
 }
 
 fn suggestion(known: &[String], name: &str) -> String {
-    // Names from files may be of any length.
-    const COMPARED: usize = 100;
-    let name: String = name.chars().take(COMPARED).collect();
-    // A slip of the fingers, else a part of the name.
-    let near = |k: &String| {
-        let edits = edits(&k.to_lowercase(), &name.to_lowercase());
-        let few = if name.chars().count() < 4 { 1 } else { 2 };
-        (edits <= few).then_some(edits)
+    // Names from files may have any length.
+    const MAX_COMPARED_CHARS: usize = 100;
+    let name: String = name.chars().take(MAX_COMPARED_CHARS).collect();
+    // Prefer a typo of a known name, then a name that shares a substring or a prefix.
+    let distance_if_close = |k: &String| {
+        let distance = edit_distance(&k.to_lowercase(), &name.to_lowercase());
+        let max_distance = if name.chars().count() < 4 { 1 } else { 2 };
+        (distance <= max_distance).then_some(distance)
     };
-    let alike = |k: &&String| {
+    let is_similar = |k: &&String| {
         let (k, n) = (k.to_lowercase(), name.to_lowercase());
-        let whole = !n.is_empty() && !k.is_empty();
-        whole && (k.contains(&n) || n.contains(&k) || k.chars().take(4).eq(n.chars().take(4)))
+        let both_given = !n.is_empty() && !k.is_empty();
+        both_given && (k.contains(&n) || n.contains(&k) || k.chars().take(4).eq(n.chars().take(4)))
     };
-    let slip = known.iter().filter_map(|k| Some((near(k)?, k))).min_by_key(|(edits, _)| *edits);
-    match slip.map(|(_, k)| k).or_else(|| known.iter().find(alike)) {
+    let closest = known
+        .iter()
+        .filter_map(|k| Some((distance_if_close(k)?, k)))
+        .min_by_key(|(distance, _)| *distance);
+    match closest.map(|(_, k)| k).or_else(|| known.iter().find(is_similar)) {
         Some(k) => format!("; did you mean '{k}'? known: {}", known.join(", ")),
         None => format!("; known: {}", known.join(", ")),
     }
 }
 
-/// How many characters must be put in, left out or replaced to make one name of the other.
-fn edits(from: &str, to: &str) -> usize {
+/// The Levenshtein distance between two names.
+fn edit_distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
     for (i, a) in from.chars().enumerate() {
@@ -228,7 +231,7 @@ fn edits(from: &str, to: &str) -> usize {
     row[to.len()]
 }
 
-/// The same words: a `main` that returns this error prints it by `Debug`.
+/// Prints the same text as `Display`, because a `main` that returns this error prints it with `Debug`.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -251,7 +254,7 @@ impl Error {
         }
     }
 
-    /// A config that does not describe what it should.
+    /// An invalid config.
     pub fn config(owner: impl Into<String>, message: impl ToString) -> Error {
         Error::Config { owner: owner.into(), message: message.to_string() }
     }
@@ -261,7 +264,7 @@ impl Error {
         Error::Io { path: path.into(), source }
     }
 
-    /// A file that does not hold what it should.
+    /// A file with unexpected contents.
     pub fn file(
         path: impl Into<PathBuf>,
         expected: impl Into<String>,
@@ -272,5 +275,5 @@ impl Error {
     }
 }
 
-/// Result of the library's calls.
+/// The result type of the library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

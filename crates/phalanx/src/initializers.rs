@@ -1,15 +1,15 @@
-//! The first values of weights.
+//! Weight initializers.
 //!
 //! The variance-scaling family (Glorot, He, LeCun) draws with variance `scale / fan`, where a kernel
 //! `[.., in, out]` has `fan_in = in · receptive field` and `fan_out = out · receptive field`.
 
-use crate::choice::{KerasObject, Vocabulary, read_object, write_object};
+use crate::by_name::{KerasObject, Named, read_object, write_object};
 use crate::error::Result;
 use phalanx_graph::rng::Stream;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-/// Standard deviation of the standard normal distribution cut at ±2.
+/// Standard deviation of the standard normal distribution truncated at ±2.
 const TRUNCATED_STDDEV: f64 = 0.879_625_661_034_239_8;
 
 /// The fan that [`Initializer::VarianceScaling`] divides by.
@@ -28,7 +28,7 @@ pub enum FanMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Distribution {
-    /// Normal, cut at two standard deviations and widened to keep its variance.
+    /// Normal, truncated at two standard deviations and rescaled to keep its variance.
     #[serde(alias = "normal")]
     TruncatedNormal,
     /// Normal.
@@ -37,7 +37,7 @@ pub enum Distribution {
     Uniform,
 }
 
-/// How a weight gets its first values. Saved as Keras saves it.
+/// The initial values of a weight. Serialised as in Keras.
 ///
 /// A `seed` makes the values independent of the model's seed.
 ///
@@ -72,7 +72,7 @@ pub enum Initializer {
         #[serde(default, deserialize_with = "seed")]
         seed: Option<i64>,
     },
-    /// Normal distribution cut at two standard deviations
+    /// Normal distribution truncated at two standard deviations.
     TruncatedNormal {
         mean: f64,
         stddev: f64,
@@ -136,7 +136,7 @@ fn one() -> f64 {
     1.0
 }
 
-/// A whole number; a seed generator counts as no seed.
+/// Reads an integer seed; a seed generator counts as no seed.
 fn seed<'de, D: Deserializer<'de>>(d: D) -> Result<Option<i64>, D::Error> {
     Ok(Value::deserialize(d)?.as_i64())
 }
@@ -157,7 +157,7 @@ impl Initializer {
         Initializer::RandomUniform { minval, maxval, seed: None }
     }
 
-    /// Normal distribution cut at two standard deviations.
+    /// Normal distribution truncated at two standard deviations.
     pub fn truncated_normal(mean: f64, stddev: f64) -> Initializer {
         Initializer::TruncatedNormal { mean, stddev, seed: None }
     }
@@ -172,7 +172,7 @@ impl Initializer {
         Initializer::Orthogonal { gain, seed: None }
     }
 
-    /// Whether it can fill a weight of these dimensions; otherwise what it expects.
+    /// Checks that the initializer supports a weight of these dimensions; otherwise returns what it expects.
     pub fn fits(&self, dims: &[usize]) -> Result<(), &'static str> {
         match self {
             Initializer::Orthogonal { .. } if dims.len() < 2 => Err("two dimensions or more"),
@@ -222,7 +222,7 @@ impl Initializer {
                 draw(&mut |r| minval + (maxval - minval) * r.unit())
             }
             Initializer::TruncatedNormal { mean, stddev, .. } => {
-                draw(&mut |r| mean + stddev * truncated(r))
+                draw(&mut |r| mean + stddev * sample_truncated_normal(r))
             }
             Initializer::VarianceScaling { scale, mode, distribution, .. } => {
                 scaled(scale, mode, distribution, dims, &mut draw)
@@ -241,7 +241,7 @@ impl Initializer {
     }
 }
 
-/// Inputs and outputs of one unit of a weight.
+/// The fan-in and fan-out of a weight.
 fn fans(dims: &[usize]) -> (f64, f64) {
     match dims {
         [] => (1.0, 1.0),
@@ -272,7 +272,7 @@ fn scaled(
     match distribution {
         Distribution::TruncatedNormal => {
             let stddev = variance.sqrt() / TRUNCATED_STDDEV;
-            draw(&mut |r| stddev * truncated(r))
+            draw(&mut |r| stddev * sample_truncated_normal(r))
         }
         Distribution::UntruncatedNormal => {
             let stddev = variance.sqrt();
@@ -285,8 +285,8 @@ fn scaled(
     }
 }
 
-/// The standard normal distribution cut at ±2.
-fn truncated(rng: &mut Stream) -> f64 {
+/// Draws from the standard normal distribution truncated at ±2.
+fn sample_truncated_normal(rng: &mut Stream) -> f64 {
     loop {
         let x = rng.normal();
         if x.abs() <= 2.0 {
@@ -295,7 +295,7 @@ fn truncated(rng: &mut Stream) -> f64 {
     }
 }
 
-/// All leading dimensions as one, and the last.
+/// The product of all leading dimensions, and the last dimension.
 fn flattened(dims: &[usize]) -> (usize, usize) {
     match dims {
         [lead @ .., last] => (lead.iter().product(), *last),
@@ -338,7 +338,7 @@ fn identity(gain: f64, dims: &[usize]) -> Vec<f32> {
     (0..rows * columns).map(at).collect()
 }
 
-impl Vocabulary for Initializer {
+impl Named for Initializer {
     const KIND: &'static str = "initializer";
     const NAMES: &'static [&'static str] = &[
         "zeros",

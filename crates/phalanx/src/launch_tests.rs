@@ -10,8 +10,8 @@ const TF: &str = r#"{"cluster": {"chief": ["a:1"], "worker": ["b:1", "b:2"]},
 
 #[test]
 fn every_launcher_is_understood() {
-    let launch = |rank, size, local_rank, local_size, by| {
-        Some(Launch { rank, size, local_rank, local_size, by, meeting: None })
+    let launch = |rank, size, local_rank, local_size, launcher| {
+        Some(Launch { rank, size, local_rank, local_size, launcher, chief_addr: None })
     };
     let open = [
         ("OMPI_COMM_WORLD_RANK", "5"),
@@ -32,28 +32,31 @@ fn every_launcher_is_understood() {
     assert_eq!(read(&slurm).unwrap(), launch(3, 6, 1, 2, Launcher::Slurm));
     let torch = [("RANK", "0"), ("WORLD_SIZE", "2")];
     let found = read(&torch).unwrap().unwrap();
-    assert_eq!((found.rank, found.by), (0, Launcher::Torch));
+    assert_eq!((found.rank, found.launcher), (0, Launcher::Torch));
     let tf = read(&[("TF_CONFIG", TF)]).unwrap().unwrap();
     assert_eq!((tf.rank, tf.size, tf.local_rank, tf.local_size), (2, 3, 1, 2));
 }
 
 #[test]
-fn the_address_of_the_first_is_read_once() {
+fn the_address_of_rank_0_is_read_once() {
     let torch = [("RANK", "1"), ("WORLD_SIZE", "3")];
     let with = |more: &[(&'static str, &'static str)]| read(&[&torch[..], more].concat());
-    let meeting = |found: Result<Option<Launch>>| found.unwrap().unwrap().meeting;
-    assert_eq!(meeting(with(&[])), None);
+    let chief_addr = |found: Result<Option<Launch>>| found.unwrap().unwrap().chief_addr;
+    assert_eq!(chief_addr(with(&[])), None);
     let master = [("MASTER_ADDR", "node-0 "), ("MASTER_PORT", "29500")];
-    assert_eq!(meeting(with(&master)), Some(("node-0".into(), 29500)));
-    assert_eq!(meeting(read(&[("TF_CONFIG", TF)])), Some(("a".into(), 1)));
+    assert_eq!(chief_addr(with(&master)), Some(("node-0".into(), 29500)));
+    assert_eq!(chief_addr(read(&[("TF_CONFIG", TF)])), Some(("a".into(), 1)));
     let both = [("TF_CONFIG", TF), ("MASTER_ADDR", "a"), ("MASTER_PORT", "1")];
-    assert_eq!(meeting(read(&both)), Some(("a".into(), 1)));
-    for (error, words) in [
+    assert_eq!(chief_addr(read(&both)), Some(("a".into(), 1)));
+    for (error, message) in [
         (
             with(&master[..1]),
-            "MASTER_PORT: expected it beside MASTER_ADDR node-0 , received nothing",
+            "MASTER_PORT: expected a value alongside MASTER_ADDR node-0 , received nothing",
         ),
-        (with(&master[1..]), "MASTER_ADDR: expected it beside MASTER_PORT 29500, received nothing"),
+        (
+            with(&master[1..]),
+            "MASTER_ADDR: expected a value alongside MASTER_PORT 29500, received nothing",
+        ),
         (
             with(&[("MASTER_ADDR", "a"), ("MASTER_PORT", "0")]),
             "MASTER_PORT: expected a number from 1 to 65535, received 0",
@@ -68,7 +71,7 @@ fn the_address_of_the_first_is_read_once() {
         ),
     ] {
         let error = error.unwrap_err().to_string();
-        assert!(error.contains(words), "{error}");
+        assert!(error.contains(message), "{error}");
     }
 }
 
@@ -78,7 +81,7 @@ fn without_a_launcher_there_is_none() {
         &[][..],
         &[("PATH", "/bin")],
         &[("RANK", ""), ("WORLD_SIZE", "")],
-        // An allocation, not a process that srun started.
+        // An allocation, not a process started by srun.
         &[("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7")],
         // The shell of a batch script.
         &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_LOCALID", "0")],
@@ -93,10 +96,10 @@ fn launchers_may_agree_but_not_contradict() {
     let ompi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
     let with = |more: &[(&'static str, &'static str)]| read(&[&ompi[..], more].concat());
     let same = with(&[("RANK", "1"), ("WORLD_SIZE", "2")]).unwrap().unwrap();
-    assert_eq!(same.by, Launcher::OpenMpi);
-    // Daemons of mpirun are what srun started there.
+    assert_eq!(same.launcher, Launcher::OpenMpi);
+    // Here srun started the daemons of mpirun.
     let daemon = [("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")];
-    assert_eq!(with(&daemon).unwrap().unwrap().by, Launcher::OpenMpi);
+    assert_eq!(with(&daemon).unwrap().unwrap().launcher, Launcher::OpenMpi);
     let error = with(&[("RANK", "0"), ("WORLD_SIZE", "2")]).unwrap_err().to_string();
     let expected =
         "launcher: RANK: expected rank 1 of 2 as OMPI_COMM_WORLD_RANK says, received rank 0 of 2";
@@ -104,10 +107,10 @@ fn launchers_may_agree_but_not_contradict() {
 }
 
 #[test]
-fn gaps_and_nonsense_are_named() {
-    for (variables, words) in [
-        (&[("RANK", "1")][..], "WORLD_SIZE: expected it beside RANK 1, received nothing"),
-        (&[("PMI_SIZE", "4")], "PMI_RANK: expected it beside PMI_SIZE 4, received nothing"),
+fn missing_and_invalid_variables_are_named() {
+    for (variables, message) in [
+        (&[("RANK", "1")][..], "WORLD_SIZE: expected a value alongside RANK 1, received nothing"),
+        (&[("PMI_SIZE", "4")], "PMI_RANK: expected a value alongside PMI_SIZE 4, received nothing"),
         (
             &[("RANK", "2"), ("WORLD_SIZE", "2")],
             "RANK: expected a number below WORLD_SIZE 2, received 2",
@@ -118,10 +121,10 @@ fn gaps_and_nonsense_are_named() {
             &[("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "3"), ("LOCAL_WORLD_SIZE", "2")],
             "LOCAL_RANK: expected a number below LOCAL_WORLD_SIZE 2, of 2 in all, received 3",
         ),
-        (&[("WORLD_SIZE", "2")], "RANK: expected it beside WORLD_SIZE 2, received nothing"),
+        (&[("WORLD_SIZE", "2")], "RANK: expected a value alongside WORLD_SIZE 2, received nothing"),
         (
             &[("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "1")],
-            "SLURM_STEP_NUM_TASKS: expected it beside SLURM_PROCID 1, received nothing",
+            "SLURM_STEP_NUM_TASKS: expected a value alongside SLURM_PROCID 1, received nothing",
         ),
         (&[("TF_CONFIG", "{")], "TF_CONFIG: expected JSON"),
         (&[("TF_CONFIG", "{}")], "TF_CONFIG: expected a task with its type"),
@@ -141,63 +144,63 @@ fn gaps_and_nonsense_are_named() {
         ),
     ] {
         let error = read(variables).unwrap_err().to_string();
-        assert!(error.contains(words), "{error}");
+        assert!(error.contains(message), "{error}");
     }
 }
 
-/// Every process would take itself for the only one.
+/// Otherwise every process would believe that it is the only one.
 #[test]
 fn a_launchers_variables_without_its_rank_and_size_are_refused() {
-    for (variables, words) in [
+    for (variables, message) in [
         (
             &[("MASTER_ADDR", "a"), ("MASTER_PORT", "1")][..],
-            "RANK: expected it and WORLD_SIZE beside MASTER_ADDR a, received nothing",
+            "RANK: expected a value, and WORLD_SIZE, alongside MASTER_ADDR a, received nothing",
         ),
         (
             &[("MASTER_ADDR", "a")],
-            "MASTER_PORT: expected it beside MASTER_ADDR a, received nothing",
+            "MASTER_PORT: expected a value alongside MASTER_ADDR a, received nothing",
         ),
-        (&[("LOCAL_RANK", "0")], "RANK: expected it beside LOCAL_RANK 0, received nothing"),
+        (&[("LOCAL_RANK", "0")], "RANK: expected a value alongside LOCAL_RANK 0, received nothing"),
         (
             &[("LOCAL_WORLD_SIZE", "2")],
-            "RANK: expected it beside LOCAL_WORLD_SIZE 2, received nothing",
+            "RANK: expected a value alongside LOCAL_WORLD_SIZE 2, received nothing",
         ),
         (
             &[("OMPI_COMM_WORLD_LOCAL_RANK", "1")],
-            "OMPI_COMM_WORLD_RANK: expected it beside OMPI_COMM_WORLD_LOCAL_RANK 1, received nothing",
+            "OMPI_COMM_WORLD_RANK: expected a value alongside OMPI_COMM_WORLD_LOCAL_RANK 1, received nothing",
         ),
         (
             &[("OMPI_COMM_WORLD_LOCAL_SIZE", "2")],
-            "OMPI_COMM_WORLD_RANK: expected it beside OMPI_COMM_WORLD_LOCAL_SIZE 2, received nothing",
+            "OMPI_COMM_WORLD_RANK: expected a value alongside OMPI_COMM_WORLD_LOCAL_SIZE 2, received nothing",
         ),
         (
             &[("MPI_LOCALRANKID", "1")],
-            "PMI_RANK: expected it beside MPI_LOCALRANKID 1, received nothing",
+            "PMI_RANK: expected a value alongside MPI_LOCALRANKID 1, received nothing",
         ),
         (
             &[("MPI_LOCALNRANKS", "2")],
-            "PMI_RANK: expected it beside MPI_LOCALNRANKS 2, received nothing",
+            "PMI_RANK: expected a value alongside MPI_LOCALNRANKS 2, received nothing",
         ),
         (
             &[("SLURM_STEP_ID", "0"), ("SLURM_LOCALID", "1")],
-            "SLURM_PROCID: expected it beside SLURM_STEP_ID 0, received nothing",
+            "SLURM_PROCID: expected a value alongside SLURM_STEP_ID 0, received nothing",
         ),
         (
             &[("SLURM_STEP_ID", "0"), ("SLURM_NTASKS", "2")],
-            "SLURM_PROCID: expected it beside SLURM_STEP_NUM_TASKS 2, received nothing",
+            "SLURM_PROCID: expected a value alongside SLURM_STEP_NUM_TASKS 2, received nothing",
         ),
         (
             &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("LOCAL_RANK", "1")],
-            "RANK: expected it beside LOCAL_RANK 1, received nothing",
+            "RANK: expected a value alongside LOCAL_RANK 1, received nothing",
         ),
     ] {
         let error = read(variables).unwrap_err().to_string();
-        assert_eq!(error, format!("launcher: {words}"));
+        assert_eq!(error, format!("launcher: {message}"));
     }
 }
 
 #[test]
-fn slurms_numbers_count_only_where_no_other_launcher_says_any() {
+fn slurm_variables_count_only_if_no_other_launcher_sets_any() {
     let step = [
         ("SLURM_STEP_ID", "0"),
         ("SLURM_PROCID", "0"),
@@ -207,7 +210,7 @@ fn slurms_numbers_count_only_where_no_other_launcher_says_any() {
     ];
     let with = |more: &[(&'static str, &'static str)]| {
         let found = read(&[&step[..], more].concat()).unwrap().unwrap();
-        (found.by, found.rank, found.size, found.local_rank, found.local_size)
+        (found.launcher, found.rank, found.size, found.local_rank, found.local_size)
     };
     assert_eq!(with(&[]), (Launcher::Slurm, 0, 2, 0, 1));
     let torch =
@@ -216,11 +219,11 @@ fn slurms_numbers_count_only_where_no_other_launcher_says_any() {
     let pmi = [("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("MPI_LOCALRANKID", "1")];
     assert_eq!(with(&pmi), (Launcher::Pmi, 3, 4, 1, 2));
     assert_eq!(with(&[("TF_CONFIG", TF)]), (Launcher::TfConfig, 2, 3, 1, 2));
-    // srun --mpi=pmi2 sets these for whatever it starts.
+    // srun --mpi=pmi2 sets these for everything it starts.
     let sruns = [("PMI_RANK", "0"), ("PMI_SIZE", "2")];
     assert_eq!(with(&sruns), (Launcher::Slurm, 0, 2, 0, 1));
     assert_eq!(with(&[&sruns[..], &torch].concat()), (Launcher::Torch, 1, 4, 1, 2));
-    // What is missing of Slurm's does not matter then either.
+    // Missing variables of Slurm do not matter then either.
     assert_eq!(read(&[&step[..1], &torch].concat()).unwrap().unwrap().rank, 1);
 }
 
@@ -240,25 +243,25 @@ fn local_numbers_may_not_contradict_either() {
     };
     assert_eq!(place(&[]), (1, 2));
     assert_eq!(place(&[("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")]), (1, 2));
-    // Only one of them says it.
+    // Only one launcher sets them.
     let torch = with(&[("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")]).unwrap().unwrap();
     assert_eq!((torch.local_rank, torch.local_size), (1, 2));
     let (rank, size) = (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "4"));
-    for (more, words) in [
+    for (more, message) in [
         (rank, "LOCAL_RANK: expected 1 as OMPI_COMM_WORLD_LOCAL_RANK says, received 0"),
         (size, "LOCAL_WORLD_SIZE: expected 2 as OMPI_COMM_WORLD_LOCAL_SIZE says, received 4"),
     ] {
         let error = with(&[&ompi[..], &[more]].concat()).unwrap_err().to_string();
-        assert_eq!(error, format!("launcher: {words}"));
+        assert_eq!(error, format!("launcher: {message}"));
     }
-    for (more, words) in [
+    for (more, message) in [
         (("LOCAL_RANK", "4"), "LOCAL_RANK: expected a number below the 4 in all, received 4"),
         (
             ("LOCAL_WORLD_SIZE", "0"),
             "LOCAL_WORLD_SIZE: expected a number from 1 to the 4 in all, received 0",
         ),
     ] {
-        assert_eq!(with(&[more]).unwrap_err().to_string(), format!("launcher: {words}"));
+        assert_eq!(with(&[more]).unwrap_err().to_string(), format!("launcher: {message}"));
     }
 }
 
@@ -269,9 +272,9 @@ fn tf_configs_addresses_have_ports_and_come_once() {
         read(&[("TF_CONFIG", &format!(r#"{{"cluster": {{{list}}}, {task}}}"#))])
     };
     let found = with(r#""worker": ["[::1]:1", "[::1]:2"]"#).unwrap().unwrap();
-    assert_eq!((found.meeting, found.local_size), (Some(("[::1]".into(), 1)), 2));
+    assert_eq!((found.chief_addr, found.local_size), (Some(("[::1]".into(), 1)), 2));
     let ports = "addresses as host:port, received";
-    for (list, words) in [
+    for (list, message) in [
         (r#""worker": ["a", "b"]"#, format!(r#"{ports} "a""#)),
         (r#""worker": ["a:1", "b:"]"#, format!(r#"{ports} "b:""#)),
         (r#""worker": ["a:0"]"#, format!(r#"{ports} "a:0""#)),
@@ -286,11 +289,11 @@ fn tf_configs_addresses_have_ports_and_come_once() {
         ),
     ] {
         let error = with(list).unwrap_err().to_string();
-        assert_eq!(error, format!("launcher: TF_CONFIG: expected {words}"));
+        assert_eq!(error, format!("launcher: TF_CONFIG: expected {message}"));
     }
 }
 
-/// Tasks of a node, from those of all nodes and the node's number.
+/// Derives the tasks of a node from the list for all nodes and the node's index.
 #[test]
 fn slurm_lists_the_tasks_of_every_node() {
     for (tasks, node, local_size) in [
@@ -300,7 +303,7 @@ fn slurm_lists_the_tasks_of_every_node() {
         ("2(x3),1", Some("3"), Ok(1)),
         ("1,2(x2),4", Some("2"), Ok(2)),
         ("3(x2)", None, Ok(3)),
-        // Not known without the node's number: the least that there can be.
+        // Unknown without the node's index: the smallest possible number.
         ("2,4", None, Ok(1)),
         ("2(x3),1", Some("4"), Err("SLURM_NODEID: expected a number below the 4")),
         ("2(x3),1", Some("-1"), Err("SLURM_NODEID: expected a number up to")),
@@ -320,15 +323,15 @@ fn slurm_lists_the_tasks_of_every_node() {
             (Ok(found), Ok(size)) => {
                 assert_eq!(found.unwrap().local_size, size, "{tasks} {node:?}")
             }
-            (Err(error), Err(words)) => assert!(error.to_string().contains(words), "{error}"),
+            (Err(error), Err(message)) => assert!(error.to_string().contains(message), "{error}"),
             (found, _) => panic!("{tasks} {node:?}: {found:?}"),
         }
     }
 }
 
-/// Whatever stands in the variables, a place that comes out is one that can be.
+/// Any launch that is accepted is a valid one, whatever the variables contain.
 #[test]
-fn any_variables_give_a_place_or_an_error() {
+fn any_variables_give_a_valid_launch_or_an_error() {
     let names = [
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
@@ -376,7 +379,7 @@ fn any_variables_give_a_place_or_an_error() {
             };
             (0..most).map(|_| one()).collect()
         };
-        // Every other one starts from a launcher that makes sense.
+        // Every other case starts from valid variables of a launcher.
         let mut picked = match case % 2 {
             0 => vec![],
             _ => vec![("RANK", "1"), ("WORLD_SIZE", "3")],

@@ -1,11 +1,12 @@
-//! Deep learning with the vocabulary of Keras: a model is described once, compiled once into a static
-//! step program, and trained in lockstep on every device there is.
+//! Deep learning with the vocabulary of Keras. A model is described once, compiled once into a static step
+//! program, and trained in lockstep on all available devices.
 #![deny(missing_docs)]
 
 pub mod activations;
 pub mod applications;
+pub mod by_name;
 pub mod callbacks;
-pub mod choice;
+
 mod config;
 pub mod constraints;
 pub mod data;
@@ -42,12 +43,12 @@ pub use phalanx_graph::rng::Stream;
 pub use phalanx_graph::text;
 pub use phalanx_graph::{DType, Data, Tensor};
 
-/// The programs of the README are compiled and run.
+/// Compiles and runs the programs in the README.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
-/// Everything a training program needs, in one line.
+/// Everything that a training program needs, in one import.
 pub mod prelude {
     pub use crate::callbacks::{
         Action, BackupAndRestore, CSVLogger, Callback, EarlyStopping, JsonLines, LambdaCallback,

@@ -1,6 +1,6 @@
-//! Penalties on the size of weights, added to the loss: `l1 Σ|w| + l2 Σw²`.
+//! Weight regularizers, which add `l1 Σ|w| + l2 Σw²` to the loss.
 
-use crate::choice::{KerasObject, Vocabulary, read_object, write_object};
+use crate::by_name::{KerasObject, Named, read_object, write_object};
 use crate::error::Result;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
@@ -11,7 +11,7 @@ fn default_factor() -> f64 {
     DEFAULT
 }
 
-/// A penalty. Saved as Keras saves it.
+/// A regularizer. Serialised as in Keras.
 ///
 /// ```
 /// use phalanx::layers::Dense;
@@ -73,7 +73,7 @@ impl Regularizer {
     }
 }
 
-impl Vocabulary for Regularizer {
+impl Named for Regularizer {
     const KIND: &'static str = "regularizer";
     const NAMES: &'static [&'static str] = &["l1", "l2", "l1_l2"];
 

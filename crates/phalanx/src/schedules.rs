@@ -1,5 +1,4 @@
-//! Learning rates that change with the step. The rate is fed to the step program, so a schedule
-//! never recompiles it.
+//! Learning rate schedules. The rate is fed to the step program, so a schedule never causes a recompilation.
 
 use crate::error::{Error, Result};
 use serde::de::Error as _;
@@ -15,54 +14,54 @@ pub struct PolynomialDecay {
     /// The rate at step 0.
     pub initial_learning_rate: f64,
     /// Steps until the end.
-    #[serde(deserialize_with = "whole")]
+    #[serde(deserialize_with = "read_steps")]
     pub decay_steps: u64,
     /// The rate at the end.
     #[serde(default = "default_end")]
     pub end_learning_rate: f64,
-    /// 1 for a straight line.
+    /// The exponent; 1 for a linear decay.
     #[serde(default = "one")]
     pub power: f64,
-    /// Whether to start again beyond `decay_steps`.
+    /// Whether to restart after `decay_steps`.
     #[serde(default)]
     pub cycle: bool,
 }
 
-/// Half a cosine from the initial rate (or from `warmup_target`, reached in a straight line over
-/// `warmup_steps`) down to `alpha` times it.
+/// A cosine decay from the initial rate (or from `warmup_target`, reached linearly over `warmup_steps`) to
+/// `alpha` times that rate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CosineDecay {
     /// The rate at step 0.
     pub initial_learning_rate: f64,
-    /// Steps from the top to the end.
-    #[serde(deserialize_with = "whole")]
+    /// The number of steps of the decay.
+    #[serde(deserialize_with = "read_steps")]
     pub decay_steps: u64,
-    /// Share of the rate that remains.
+    /// The fraction of the initial rate that remains at the end.
     #[serde(default)]
     pub alpha: f64,
-    /// The rate after the warm-up; without it there is none.
+    /// The rate at the end of the warm-up; `None` for no warm-up.
     #[serde(default)]
     pub warmup_target: Option<f64>,
     /// Steps of the warm-up.
-    #[serde(default, deserialize_with = "whole")]
+    #[serde(default, deserialize_with = "read_steps")]
     pub warmup_steps: u64,
 }
 
-/// Half cosines, each `t_mul` times as long and `m_mul` times as high as the one before.
+/// Repeated cosine decays, each `t_mul` times as long and `m_mul` times as high as the previous one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CosineDecayRestarts {
     /// The rate at step 0.
     pub initial_learning_rate: f64,
     /// Steps of the first period.
-    #[serde(deserialize_with = "whole")]
+    #[serde(deserialize_with = "read_steps")]
     pub first_decay_steps: u64,
-    /// How much longer each period is.
+    /// The ratio of the lengths of successive periods.
     #[serde(default = "two")]
     pub t_mul: f64,
-    /// How much higher each period starts.
+    /// The ratio of the initial rates of successive periods.
     #[serde(default = "one")]
     pub m_mul: f64,
-    /// Share of the rate that remains.
+    /// The fraction of the initial rate that remains at the end.
     #[serde(default)]
     pub alpha: f64,
 }
@@ -72,12 +71,12 @@ pub struct CosineDecayRestarts {
 pub struct ExponentialDecay {
     /// The rate at step 0.
     pub initial_learning_rate: f64,
-    /// Steps in which the rate falls by `decay_rate`.
-    #[serde(deserialize_with = "whole")]
+    /// The number of steps in which the rate is multiplied by `decay_rate`.
+    #[serde(deserialize_with = "read_steps")]
     pub decay_steps: u64,
     /// The factor.
     pub decay_rate: f64,
-    /// Whether it falls in jumps.
+    /// Whether the rate decays in discrete steps.
     #[serde(default)]
     pub staircase: bool,
 }
@@ -88,11 +87,11 @@ pub struct InverseTimeDecay {
     /// The rate at step 0.
     pub initial_learning_rate: f64,
     /// Steps after which the denominator has grown by `decay_rate`.
-    #[serde(deserialize_with = "whole")]
+    #[serde(deserialize_with = "read_steps")]
     pub decay_steps: u64,
     /// Growth of the denominator.
     pub decay_rate: f64,
-    /// Whether it falls in jumps.
+    /// Whether the rate decays in discrete steps.
     #[serde(default)]
     pub staircase: bool,
 }
@@ -100,9 +99,9 @@ pub struct InverseTimeDecay {
 /// `values[i]` up to and including step `boundaries[i]`, the last value beyond.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PiecewiseConstantDecay {
-    /// The last steps of each value but the last, ascending.
+    /// The last step of each value except the last, ascending.
     pub boundaries: Vec<u64>,
-    /// The rates, one more than boundaries.
+    /// The rates: one more than there are boundaries.
     pub values: Vec<f64>,
 }
 
@@ -119,17 +118,17 @@ pub enum Schedule {
     PiecewiseConstantDecay(PiecewiseConstantDecay),
 }
 
-/// A learning rate: a number, or a number for every step.
+/// A learning rate: a constant or a schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LearningRate {
-    /// The same at every step, until a callback changes it.
+    /// The same at every step unless a callback changes it.
     Constant(f64),
     /// A function of the step.
     Schedule(Schedule),
 }
 
 impl PolynomialDecay {
-    /// A straight line from `initial_learning_rate` to 0.0001.
+    /// Linear decay from `initial_learning_rate` to 0.0001.
     pub fn new(initial_learning_rate: f64, decay_steps: u64) -> Self {
         let (end_learning_rate, power) = (default_end(), one());
         PolynomialDecay {
@@ -147,13 +146,13 @@ impl PolynomialDecay {
         self
     }
 
-    /// 1 for a straight line.
+    /// The exponent; 1 for a linear decay.
     pub fn power(mut self, power: f64) -> Self {
         self.power = power;
         self
     }
 
-    /// Whether to start again beyond `decay_steps`.
+    /// Whether to restart after `decay_steps`.
     pub fn cycle(mut self, cycle: bool) -> Self {
         self.cycle = cycle;
         self
@@ -182,13 +181,13 @@ impl CosineDecay {
         }
     }
 
-    /// Share of the rate that remains.
+    /// The fraction of the initial rate that remains at the end.
     pub fn alpha(mut self, alpha: f64) -> Self {
         self.alpha = alpha;
         self
     }
 
-    /// A straight line up to `target` over `steps`, before the decay.
+    /// A linear warm-up to `target` over `steps` before the decay.
     pub fn warmup(mut self, target: f64, steps: u64) -> Self {
         (self.warmup_target, self.warmup_steps) = (Some(target), steps);
         self
@@ -215,19 +214,19 @@ impl CosineDecayRestarts {
         CosineDecayRestarts { initial_learning_rate, first_decay_steps, t_mul, m_mul, alpha: 0.0 }
     }
 
-    /// How much longer each period is.
+    /// The ratio of the lengths of successive periods.
     pub fn t_mul(mut self, t_mul: f64) -> Self {
         self.t_mul = t_mul;
         self
     }
 
-    /// How much higher each period starts.
+    /// The ratio of the initial rates of successive periods.
     pub fn m_mul(mut self, m_mul: f64) -> Self {
         self.m_mul = m_mul;
         self
     }
 
-    /// Share of the rate that remains.
+    /// The fraction of the initial rate that remains at the end.
     pub fn alpha(mut self, alpha: f64) -> Self {
         self.alpha = alpha;
         self
@@ -250,12 +249,12 @@ impl CosineDecayRestarts {
 }
 
 impl ExponentialDecay {
-    /// Falls by `decay_rate` every `decay_steps`.
+    /// Multiplied by `decay_rate` every `decay_steps`.
     pub fn new(initial_learning_rate: f64, decay_steps: u64, decay_rate: f64) -> Self {
         ExponentialDecay { initial_learning_rate, decay_steps, decay_rate, staircase: false }
     }
 
-    /// Whether it falls in jumps.
+    /// Whether the rate decays in discrete steps.
     pub fn staircase(mut self, staircase: bool) -> Self {
         self.staircase = staircase;
         self
@@ -273,7 +272,7 @@ impl InverseTimeDecay {
         InverseTimeDecay { initial_learning_rate, decay_steps, decay_rate, staircase: false }
     }
 
-    /// Whether it falls in jumps.
+    /// Whether the rate decays in discrete steps.
     pub fn staircase(mut self, staircase: bool) -> Self {
         self.staircase = staircase;
         self
@@ -293,13 +292,13 @@ impl PiecewiseConstantDecay {
 
     fn at(&self, step: u64) -> f64 {
         let passed = self.boundaries.iter().take_while(|b| step > **b).count();
-        // `validate` has seen that there is a value for every boundary and one more.
+        // `validate` has checked that there is one value more than there are boundaries.
         self.values.get(passed).copied().unwrap_or(f64::NAN)
     }
 }
 
 impl Schedule {
-    /// The rate at a step, 0 for the first.
+    /// The rate at a step; the first step is 0.
     pub fn at(&self, step: u64) -> f64 {
         match self {
             Schedule::PolynomialDecay(s) => s.at(step as f64),
@@ -315,30 +314,46 @@ impl Schedule {
     pub fn validate(&self) -> Result<()> {
         match self {
             Schedule::PolynomialDecay(s) => {
-                need_rate("PolynomialDecay", "initial_learning_rate", s.initial_learning_rate)?;
-                need_rate("PolynomialDecay", "end_learning_rate", s.end_learning_rate)?;
-                need_steps("PolynomialDecay", "decay_steps", s.decay_steps)
+                check_non_negative(
+                    "PolynomialDecay",
+                    "initial_learning_rate",
+                    s.initial_learning_rate,
+                )?;
+                check_non_negative("PolynomialDecay", "end_learning_rate", s.end_learning_rate)?;
+                check_steps("PolynomialDecay", "decay_steps", s.decay_steps)
             }
             Schedule::CosineDecay(s) => {
-                need_rate("CosineDecay", "initial_learning_rate", s.initial_learning_rate)?;
-                need_rate("CosineDecay", "warmup_target", s.warmup_target.unwrap_or(0.0))?;
-                need_steps("CosineDecay", "decay_steps", s.decay_steps)
+                check_non_negative(
+                    "CosineDecay",
+                    "initial_learning_rate",
+                    s.initial_learning_rate,
+                )?;
+                check_non_negative("CosineDecay", "warmup_target", s.warmup_target.unwrap_or(0.0))?;
+                check_steps("CosineDecay", "decay_steps", s.decay_steps)
             }
             Schedule::CosineDecayRestarts(s) => {
                 let class = "CosineDecayRestarts";
-                need_rate(class, "initial_learning_rate", s.initial_learning_rate)?;
+                check_non_negative(class, "initial_learning_rate", s.initial_learning_rate)?;
                 if s.t_mul.is_nan() || s.t_mul < 1.0 {
                     return Err(Error::argument(class, "t_mul", "a number from 1", s.t_mul));
                 }
-                need_steps(class, "first_decay_steps", s.first_decay_steps)
+                check_steps(class, "first_decay_steps", s.first_decay_steps)
             }
             Schedule::ExponentialDecay(s) => {
-                need_rate("ExponentialDecay", "initial_learning_rate", s.initial_learning_rate)?;
-                need_steps("ExponentialDecay", "decay_steps", s.decay_steps)
+                check_non_negative(
+                    "ExponentialDecay",
+                    "initial_learning_rate",
+                    s.initial_learning_rate,
+                )?;
+                check_steps("ExponentialDecay", "decay_steps", s.decay_steps)
             }
             Schedule::InverseTimeDecay(s) => {
-                need_rate("InverseTimeDecay", "initial_learning_rate", s.initial_learning_rate)?;
-                need_steps("InverseTimeDecay", "decay_steps", s.decay_steps)
+                check_non_negative(
+                    "InverseTimeDecay",
+                    "initial_learning_rate",
+                    s.initial_learning_rate,
+                )?;
+                check_steps("InverseTimeDecay", "decay_steps", s.decay_steps)
             }
             Schedule::PiecewiseConstantDecay(s) => {
                 let class = "PiecewiseConstantDecay";
@@ -350,14 +365,14 @@ impl Schedule {
                     let received = format!("{:?}", s.boundaries);
                     return Err(Error::argument(class, "boundaries", "ascending steps", received));
                 }
-                s.values.iter().try_for_each(|v| need_rate(class, "values", *v))
+                s.values.iter().try_for_each(|v| check_non_negative(class, "values", *v))
             }
         }
     }
 }
 
 impl LearningRate {
-    /// The rate at a step, 0 for the first.
+    /// The rate at a step; the first step is 0.
     pub fn at(&self, step: u64) -> f64 {
         match self {
             LearningRate::Constant(rate) => *rate,
@@ -376,15 +391,15 @@ fn quotient(step: f64, decay_steps: u64, staircase: bool) -> f64 {
     if staircase { p.floor() } else { p }
 }
 
-/// Fails unless a rate is a number from 0.
-pub(crate) fn need_rate(owner: &str, argument: &str, rate: f64) -> Result<()> {
+/// Fails unless a number is finite and not negative.
+pub(crate) fn check_non_negative(owner: &str, argument: &str, rate: f64) -> Result<()> {
     if rate.is_finite() && rate >= 0.0 {
         return Ok(());
     }
     Err(Error::argument(owner, argument, "a number from 0", rate))
 }
 
-fn need_steps(owner: &str, argument: &str, steps: u64) -> Result<()> {
+fn check_steps(owner: &str, argument: &str, steps: u64) -> Result<()> {
     if steps > 0 { Ok(()) } else { Err(Error::argument(owner, argument, "1 step or more", steps)) }
 }
 
@@ -400,8 +415,8 @@ fn default_end() -> f64 {
     1e-4
 }
 
-/// A number of steps, which Python may have written as `1000.0`.
-fn whole<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<u64, D::Error> {
+/// Reads a number of steps, which Python may have written as `1000.0`.
+fn read_steps<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<u64, D::Error> {
     let number = f64::deserialize(d)?;
     if number >= 0.0 && number.fract() == 0.0 && number < u64::MAX as f64 {
         return Ok(number as u64);
@@ -409,7 +424,7 @@ fn whole<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<u64, D::Error> 
     Err(D::Error::custom(format!("expected a whole number of steps, received {number}")))
 }
 
-/// Keras' object with its module, so that Python finds the class.
+/// Serialised as a Keras object with its module, so that Python finds the class.
 impl Serialize for LearningRate {
     fn serialize<S: Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
         let schedule = match self {
@@ -450,7 +465,7 @@ impl From<Schedule> for LearningRate {
     }
 }
 
-/// A schedule goes wherever a learning rate is asked for.
+/// Allows a schedule wherever a learning rate is expected.
 macro_rules! learning_rate_from {
     ($($schedule:ident),*) => {$(
         impl From<$schedule> for LearningRate {

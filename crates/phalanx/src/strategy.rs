@@ -1,7 +1,7 @@
-//! Which devices train, and how many replicas that makes.
+//! Devices and the single-machine distribution strategy.
 //!
-//! There is no scope to open: the strategy is an argument of `compile`, and one device is merely a
-//! strategy with one replica.
+//! There is no scope to open: the strategy is an argument of `compile`, and a single device is a strategy with
+//! one replica.
 
 use crate::error::{Error, Result};
 use crate::warnings::warn_if_slow;
@@ -16,23 +16,24 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::RwLock;
 
-/// What a device is made of.
+/// The kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceKind {
-    /// Cores of this machine's processors.
+    /// CPU cores of this machine.
     Cpu,
     /// An NVIDIA GPU.
     Gpu,
 }
 
-/// A device, as `cpu:0` or `gpu:1`; or a part of one, as `gpu:0/1`: several replicas can share a GPU.
+/// A device such as `cpu:0` or `gpu:1`, or a part of one such as `gpu:0/1`, because several replicas can share
+/// a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Device {
-    /// What it is.
+    /// The kind.
     pub kind: DeviceKind,
-    /// Its number among its kind.
+    /// Its index among the devices of its kind.
     pub index: usize,
-    /// Which part of a GPU it is, where several replicas share one.
+    /// The part of the GPU, if several replicas share it.
     pub part: Option<usize>,
 }
 
@@ -81,14 +82,15 @@ impl FromStr for Device {
     }
 }
 
-/// What was made visible, by kind; `None` where nothing was said.
+/// The visible devices by kind; `None` if not set.
 static VISIBLE: RwLock<[Option<Vec<Device>>; 2]> = RwLock::new([None, None]);
 
-/// Replicas and worker threads in all: more than any machine has cores, few enough to be started.
-pub(crate) const MOST_THREADS: usize = 1024;
+/// The maximum number of replicas and of worker threads: more than any machine has cores, few enough to be
+/// started.
+pub(crate) const MAX_THREADS: usize = 1024;
 
-/// The devices of a kind that this machine has. The processor counts as one; naming more
-/// (`cpu:1`, …) makes logical devices that share out its cores.
+/// The devices of a kind on this machine. The CPU counts as one device. Further ones (`cpu:1`, …) are logical
+/// devices that share its cores.
 pub fn list_physical_devices(kind: DeviceKind) -> Vec<Device> {
     match kind {
         DeviceKind::Cpu => vec![Device::new(kind, 0)],
@@ -99,13 +101,13 @@ pub fn list_physical_devices(kind: DeviceKind) -> Vec<Device> {
     }
 }
 
-/// Limits which devices of a kind strategies use by default, for the rest of the process. None at
-/// all hides the kind.
+/// Sets which devices of a kind strategies use by default, for the rest of the process. An empty list hides the
+/// kind.
 ///
 /// ```
 /// use phalanx::prelude::*;
 ///
-/// // Two GPUs where there are as many, else those there are, else the CPU.
+/// // Up to two GPUs, else the CPU.
 /// let gpus: Vec<_> = list_physical_devices(DeviceKind::Gpu).into_iter().take(2).collect();
 /// set_visible_devices(&gpus, DeviceKind::Gpu)?;
 /// assert_eq!(MirroredStrategy::new().num_replicas_in_sync(), gpus.len().max(1));
@@ -113,7 +115,7 @@ pub fn list_physical_devices(kind: DeviceKind) -> Vec<Device> {
 /// ```
 ///
 /// # Errors
-/// A device of another kind, one named twice, or one that this machine does not have.
+/// A device of another kind, a duplicate, or a device that this machine does not have.
 pub fn set_visible_devices(devices: &[Device], kind: DeviceKind) -> Result<()> {
     if let Some(other) = devices.iter().find(|d| d.kind != kind) {
         let expected = format!("devices of kind {kind}");
@@ -124,25 +126,25 @@ pub fn set_visible_devices(devices: &[Device], kind: DeviceKind) -> Result<()> {
     Ok(())
 }
 
-/// What strategies use by default: every accelerator, else the CPU, within what is visible.
+/// The devices that strategies use by default: all visible GPUs, else the visible CPU devices.
 pub fn visible_devices() -> Vec<Device> {
-    let chosen = VISIBLE.read().unwrap_or_else(|e| e.into_inner());
+    let configured = VISIBLE.read().unwrap_or_else(|e| e.into_inner());
     let visible =
-        |kind| chosen[kind as usize].clone().unwrap_or_else(|| list_physical_devices(kind));
+        |kind| configured[kind as usize].clone().unwrap_or_else(|| list_physical_devices(kind));
     let gpus = visible(DeviceKind::Gpu);
     if gpus.is_empty() { visible(DeviceKind::Cpu) } else { gpus }
 }
 
-/// Fails where there are more devices than can be started.
+/// Fails if there are more devices than can be started.
 fn check_count(owner: &str, devices: usize) -> Result<()> {
-    if devices <= MOST_THREADS {
+    if devices <= MAX_THREADS {
         return Ok(());
     }
-    Err(Error::argument(owner, "devices", format!("{MOST_THREADS} or fewer"), devices))
+    Err(Error::argument(owner, "devices", format!("{MAX_THREADS} or fewer"), devices))
 }
 
-/// Fails where devices do not go together, on whatever machine.
-pub(crate) fn check_together(owner: &str, devices: &[Device]) -> Result<()> {
+/// Fails if devices cannot be combined, regardless of the machine.
+pub(crate) fn check_compatible(owner: &str, devices: &[Device]) -> Result<()> {
     let fail = |expected: &str, received: String| {
         Err(Error::argument(owner, "devices", expected, received))
     };
@@ -153,23 +155,23 @@ pub(crate) fn check_together(owner: &str, devices: &[Device]) -> Result<()> {
         }
         let shared = |o: &Device| (o.kind, o.index) == (d.kind, d.index) && o.part.is_none();
         if d.part.is_some() && devices.iter().any(shared) {
-            return fail("a GPU whole or in parts, not both", d.to_string());
+            return fail("a GPU as a whole or in parts, not both", d.to_string());
         }
     }
     let names = || devices.iter().map(Device::to_string).collect::<Vec<_>>().join(", ");
     if devices.iter().any(|d| d.kind != devices[0].kind) {
-        return fail("CPU devices alone or GPUs alone", names());
+        return fail("either CPU devices or GPUs", names());
     }
     let gpus = devices.iter().filter(|d| d.kind == DeviceKind::Gpu);
     if !gpus.is_sorted_by_key(|d| (d.index, d.part)) {
-        return fail("GPUs in their order", names());
+        return fail("GPUs in ascending order", names());
     }
     Ok(())
 }
 
-/// The same, and where one is not of this machine.
+/// As [`check_compatible`], and fails if a device is not on this machine.
 fn check_devices(owner: &str, devices: &[Device]) -> Result<()> {
-    check_together(owner, devices)?;
+    check_compatible(owner, devices)?;
     let found = list_physical_devices(DeviceKind::Gpu);
     let here =
         |d: &&Device| d.kind == DeviceKind::Cpu || found.contains(&Device::new(d.kind, d.index));
@@ -182,13 +184,13 @@ fn check_devices(owner: &str, devices: &[Device]) -> Result<()> {
     }
 }
 
-/// The GPUs of one of several workers on a machine: its even share of those that are visible there, or the
-/// first few of it.
-fn gpus_of(
+/// The GPUs of one of several workers on a machine: its even share of the visible ones, or the first
+/// `requested` of its share.
+fn worker_gpus(
     visible: &[Device],
     worker: usize,
     workers: usize,
-    asked: Option<usize>,
+    requested: Option<usize>,
 ) -> Result<Vec<Device>> {
     let fail = |expected: String, received: String| {
         Err(Error::argument("MultiWorkerMirroredStrategy", "devices", expected, received))
@@ -196,10 +198,10 @@ fn gpus_of(
     let (found, own) = (visible.len(), split_range(0..visible.len(), workers, worker));
     if found < workers {
         let expected = format!("a GPU for each of the {workers} workers on this machine");
-        let hint = "name them with --devices where each worker sees its own alone";
+        let hint = "use --devices if each worker sees only its own";
         return fail(expected, format!("{found} ({hint})"));
     }
-    let wanted = asked.unwrap_or(own.len());
+    let wanted = requested.unwrap_or(own.len());
     if !(1..=own.len()).contains(&wanted) {
         let expected = format!("1 to {} of the {found} GPUs that {workers} workers", own.len());
         return fail(format!("{expected} share on this machine"), wanted.to_string());
@@ -207,23 +209,23 @@ fn gpus_of(
     Ok(visible[own][..wanted].to_vec())
 }
 
-/// How devices came to be chosen, which decides what workers that share a machine make of them.
+/// How the devices were selected. This decides how workers on the same machine divide them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Choice {
-    /// All that are visible: each worker takes its share.
+enum Selection {
+    /// All visible devices: each worker takes its share.
     Visible,
-    /// So many GPUs: each worker takes them from its share.
+    /// This number of GPUs: each worker takes them from its share.
     Gpus(usize),
-    /// One by one: taken as they are.
+    /// An explicit list, which is used as it is.
     Named,
 }
 
-/// Synchronous training on several devices of one machine: every replica holds the same weights
-/// and computes its share of each global batch.
+/// Synchronous training on several devices of one machine. Every replica holds the same weights and computes
+/// its share of each global batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MirroredStrategy {
     devices: Vec<Device>,
-    choice: Choice,
+    selection: Selection,
     threads: usize,
     deterministic: bool,
     policy: Policy,
@@ -232,87 +234,87 @@ pub struct MirroredStrategy {
 impl MirroredStrategy {
     /// Every visible device.
     pub fn new() -> MirroredStrategy {
-        MirroredStrategy::chosen(visible_devices(), Choice::Visible)
+        MirroredStrategy::with_selection(visible_devices(), Selection::Visible)
     }
 
-    fn chosen(devices: Vec<Device>, choice: Choice) -> MirroredStrategy {
+    fn with_selection(devices: Vec<Device>, selection: Selection) -> MirroredStrategy {
         let (threads, deterministic, policy) = (0, false, Policy::Float32);
-        MirroredStrategy { devices, choice, threads, deterministic, policy }
+        MirroredStrategy { devices, selection, threads, deterministic, policy }
     }
 
-    /// The devices named, such as `["cpu:0", "cpu:1"]`.
+    /// The named devices, such as `["cpu:0", "cpu:1"]`.
     pub fn with_devices<S: AsRef<str>>(
         names: impl IntoIterator<Item = S>,
     ) -> Result<MirroredStrategy> {
         let devices: Vec<Device> =
             names.into_iter().map(|n| n.as_ref().parse()).collect::<Result<_>>()?;
-        MirroredStrategy::over(devices)
+        MirroredStrategy::from_devices(devices)
     }
 
     /// `n` logical CPU devices.
     pub fn cpus(n: usize) -> Result<MirroredStrategy> {
         check_count("MirroredStrategy", n)?;
         let devices = (0..n).map(|index| Device::new(DeviceKind::Cpu, index)).collect();
-        MirroredStrategy::over(devices)
+        MirroredStrategy::from_devices(devices)
     }
 
-    /// The first `n` visible GPUs; where several workers share a machine, of those that are this one's.
+    /// The first `n` visible GPUs. If several workers share a machine, the first `n` of this worker's share.
     pub fn gpus(n: usize) -> Result<MirroredStrategy> {
         let visible: Vec<Device> =
             visible_devices().into_iter().filter(|d| d.kind == DeviceKind::Gpu).collect();
-        let devices = gpus_of(&visible, 0, 1, Some(n))?;
-        Ok(MirroredStrategy::chosen(devices, Choice::Gpus(n)))
+        let devices = worker_gpus(&visible, 0, 1, Some(n))?;
+        Ok(MirroredStrategy::with_selection(devices, Selection::Gpus(n)))
     }
 
-    /// The same for one of several workers on this machine.
-    pub(crate) fn of_worker(self, worker: usize, workers: usize) -> Result<MirroredStrategy> {
+    /// The part of this strategy that belongs to one of several workers on this machine.
+    pub(crate) fn for_worker(self, worker: usize, workers: usize) -> Result<MirroredStrategy> {
         let on_gpu = self.devices.iter().any(|d| d.kind == DeviceKind::Gpu);
-        let asked = match self.choice {
-            Choice::Visible if on_gpu => None,
-            Choice::Gpus(n) => Some(n),
-            Choice::Visible | Choice::Named => return Ok(self),
+        let requested = match self.selection {
+            Selection::Visible if on_gpu => None,
+            Selection::Gpus(n) => Some(n),
+            Selection::Visible | Selection::Named => return Ok(self),
         };
-        let devices = gpus_of(&visible_devices(), worker, workers, asked)?;
+        let devices = worker_gpus(&visible_devices(), worker, workers, requested)?;
         Ok(MirroredStrategy { devices, ..self })
     }
 
-    fn over(devices: Vec<Device>) -> Result<MirroredStrategy> {
+    fn from_devices(devices: Vec<Device>) -> Result<MirroredStrategy> {
         if devices.is_empty() {
             let expected = "at least one device";
             return Err(Error::argument("MirroredStrategy", "devices", expected, "none"));
         }
         check_devices("MirroredStrategy", &devices)?;
-        Ok(MirroredStrategy::chosen(devices, Choice::Named))
+        Ok(MirroredStrategy::with_selection(devices, Selection::Named))
     }
 
-    /// Worker threads of each CPU device; 0, the default, shares out the cores.
+    /// Sets the number of worker threads of each CPU device. The default, 0, divides the cores among the
+    /// devices.
     pub fn threads(mut self, threads: usize) -> MirroredStrategy {
         self.threads = threads;
         self
     }
 
-    /// Whether weights come out the same, bit for bit, on 1, 2, 4 or 8 replicas and any number of
-    /// threads: every global batch is cut into eight shards, each computed by itself, their sums
-    /// taken as one fixed tree, and batch statistics are those of the whole batch. It costs some speed.
+    /// Whether the resulting weights are bit-identical on 1, 2, 4 or 8 replicas and any number of threads.
+    /// Every global batch is then split into eight shards that are computed separately and reduced in a fixed
+    /// tree, and batch statistics are those of the whole batch. This costs some speed.
     pub fn deterministic(mut self, deterministic: bool) -> MirroredStrategy {
         self.deterministic = deterministic;
         self
     }
 
-    /// How layers store what they compute: [`Policy::MixedBfloat16`] halves the memory that
-    /// activations take and the time that moving them does, as Keras' policy `mixed_bfloat16`. Weights
-    /// and arithmetic stay 32-bit floats, and so does everything on CPU devices.
+    /// Sets the dtype policy. [`Policy::MixedBfloat16`], Keras' `mixed_bfloat16`, halves the memory of
+    /// activations and the time to move them. Weights and arithmetic stay 32-bit floats, and so does everything
+    /// on CPU devices.
     ///
-    /// [`Policy::MixedFloat16`] does so with more digits and less range; as in Keras `compile` then
-    /// wraps the optimizer in a [`LossScaleOptimizer`](crate::optimizers::LossScaleOptimizer), on every
-    /// kind of device.
+    /// [`Policy::MixedFloat16`] has more precision and less range. As in Keras, `compile` then wraps the
+    /// optimizer in a [`LossScaleOptimizer`](crate::optimizers::LossScaleOptimizer), on every kind of device.
     pub fn policy(mut self, policy: Policy) -> MirroredStrategy {
         self.policy = policy;
         self
     }
 
-    /// The policy as asked for.
-    pub(crate) fn asked_policy(&self) -> Policy {
+    /// The requested policy.
+    pub(crate) fn requested_policy(&self) -> Policy {
         self.policy
     }
 
@@ -330,10 +332,10 @@ impl MirroredStrategy {
         &self.devices
     }
 
-    /// Worker threads of each CPU device as asked for.
+    /// The requested number of worker threads per CPU device.
     ///
     /// # Errors
-    /// No device at all, where none is visible, or more threads than a machine can use.
+    /// No visible device, or more threads than a machine can use.
     pub(crate) fn worker_threads(&self) -> Result<usize> {
         let fail = |argument: &str, expected: &str, received: usize| {
             Err(Error::argument("MirroredStrategy", argument, expected, received))
@@ -345,15 +347,15 @@ impl MirroredStrategy {
             return fail("deterministic", "1, 2, 4 or 8 replicas", self.devices.len());
         }
         let all = self.threads.saturating_mul(self.devices.len());
-        if all > MOST_THREADS {
-            return fail("threads", &format!("{MOST_THREADS} or fewer over all devices"), all);
+        if all > MAX_THREADS {
+            return fail("threads", &format!("{MAX_THREADS} or fewer over all devices"), all);
         }
         Ok(self.threads)
     }
 }
 
 impl MirroredStrategy {
-    /// An executor on these devices, among those of a cluster where there is one.
+    /// Creates an executor on these devices, as part of `cluster`, if any.
     pub(crate) fn executor(
         &self,
         params: &[ParamSpec],
@@ -361,8 +363,8 @@ impl MirroredStrategy {
     ) -> Result<Box<dyn Executor>> {
         let workers = self.worker_threads()?;
         let on_gpu = |d: &&Device| d.kind == DeviceKind::Gpu;
-        let places: Vec<GpuPlacement> = self.devices.iter().filter(on_gpu).map(place).collect();
-        if places.is_empty() {
+        let gpus: Vec<GpuPlacement> = self.devices.iter().filter(on_gpu).map(gpu_place).collect();
+        if gpus.is_empty() {
             warn_if_slow(phalanx_cpu::OPTIMIZED);
             let (devices, fixed) = (self.devices.len(), self.deterministic);
             let options = CpuOptions { devices, workers, fixed, isa: None };
@@ -370,16 +372,16 @@ impl MirroredStrategy {
         }
         if self.deterministic {
             let (owner, expected) = ("MirroredStrategy", "CPU devices");
-            return Err(Error::argument(owner, "deterministic", expected, places[0]));
+            return Err(Error::argument(owner, "deterministic", expected, gpus[0]));
         }
         Ok(match cluster {
-            Some(cluster) => phalanx_cuda::cluster_executor(&places, params, cluster)?,
-            None => phalanx_cuda::executor(&places, params)?,
+            Some(cluster) => phalanx_cuda::cluster_executor(&gpus, params, cluster)?,
+            None => phalanx_cuda::executor(&gpus, params)?,
         })
     }
 }
 
-fn place(device: &Device) -> GpuPlacement {
+fn gpu_place(device: &Device) -> GpuPlacement {
     GpuPlacement { index: device.index, part: device.part }
 }
 
@@ -419,8 +421,8 @@ mod tests {
     #[test]
     fn workers_of_one_machine_share_out_its_gpus() {
         let gpus: Vec<Device> = (0..8).map(|i| Device::new(DeviceKind::Gpu, i)).collect();
-        let own = |count: usize, worker, workers, asked| -> Result<Vec<usize>> {
-            let own = gpus_of(&gpus[..count], worker, workers, asked)?;
+        let own = |count: usize, worker, workers, requested| -> Result<Vec<usize>> {
+            let own = worker_gpus(&gpus[..count], worker, workers, requested)?;
             Ok(own.iter().map(|d| d.index).collect())
         };
         assert_eq!(own(8, 0, 1, None).unwrap(), [0, 1, 2, 3, 4, 5, 6, 7]);
@@ -431,7 +433,7 @@ mod tests {
                 (0..workers).flat_map(|w| own(count, w, workers, None).unwrap()).collect();
             assert!(all.into_iter().eq(0..count), "{count} GPUs, each once");
         }
-        for (error, words) in [
+        for (error, message) in [
             (
                 own(2, 0, 3, None),
                 "expected a GPU for each of the 3 workers on this machine, received 2",
@@ -447,16 +449,19 @@ mod tests {
             (own(8, 1, 4, Some(0)), "received 0"),
         ] {
             let error = error.unwrap_err().to_string();
-            assert!(error.contains(words), "{error}");
+            assert!(error.contains(message), "{error}");
         }
     }
 
     #[test]
     fn devices_that_were_named_are_taken_as_they_are() {
         let named = MirroredStrategy::cpus(2).unwrap();
-        assert_eq!(named.clone().of_worker(1, 2).unwrap(), named);
-        let cpu = MirroredStrategy::chosen(vec![Device::new(DeviceKind::Cpu, 0)], Choice::Visible);
-        assert_eq!(cpu.clone().of_worker(1, 2).unwrap(), cpu);
+        assert_eq!(named.clone().for_worker(1, 2).unwrap(), named);
+        let cpu = MirroredStrategy::with_selection(
+            vec![Device::new(DeviceKind::Cpu, 0)],
+            Selection::Visible,
+        );
+        assert_eq!(cpu.clone().for_worker(1, 2).unwrap(), cpu);
         assert!(MirroredStrategy::gpus(usize::MAX).is_err());
     }
 

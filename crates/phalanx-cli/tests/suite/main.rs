@@ -76,7 +76,7 @@ fn bad_input_gives_one_clear_line_and_a_code() {
             "'0' for '--threads <THREADS>': 0 is not in 1..",
         ),
         (&["plan", "mnist-mlp", "--device", "tpu"], 2, "expected cpu or gpu"),
-        (&["plan", "mnist-mlp", "--devices", "gpu:0,cpu:0"], 1, "CPU devices alone or GPUs alone"),
+        (&["plan", "mnist-mlp", "--devices", "gpu:0,cpu:0"], 1, "either CPU devices or GPUs"),
         (&["plan", "mnist-mlp", "--devices", "gpu:0,gpu:0"], 1, "each device once"),
         (
             &["plan", "mnist-mlp", "--devices", "gpu:x"],
@@ -85,7 +85,7 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         ),
         (&["plan", "mnist-mlp", "--device", "gpu", "--devices", "gpu:0"], 2, "cannot be used"),
         (&["plan", "mnist-mlp", "--threads", "99999999"], 1, "threads: expected 1 to 1024"),
-        (&["plan", "mnist-mlp", "--devices", "gpu:1,gpu:0"], 1, "GPUs in their order"),
+        (&["plan", "mnist-mlp", "--devices", "gpu:1,gpu:0"], 1, "GPUs in ascending order"),
         (&["plan", "mnist-mlp", "--devices", "gpu:0,gpu:0/1"], 1, "whole or in parts"),
         (&["plan", "mnist-mlp", "--memory", "16XB"], 2, "as in 16GiB or 24GB"),
         (&["plan", "mnist-mlp", "--memory", "16"], 2, "expected a unit"),

@@ -15,7 +15,7 @@ fn a_launcher_is_noticed() {
     };
     says(
         &[("OMPI_COMM_WORLD_RANK", "0"), ("RANK", "0"), ("WORLD_SIZE", "2")],
-        "launcher: OMPI_COMM_WORLD_SIZE: expected it beside OMPI_COMM_WORLD_RANK 0, received nothing",
+        "launcher: OMPI_COMM_WORLD_SIZE: expected a value alongside OMPI_COMM_WORLD_RANK 0, received nothing",
     );
     says(
         &[("RANK", "3"), ("WORLD_SIZE", "2")],

@@ -5,7 +5,7 @@ use crate::emulate;
 use phalanx::launch::{Launch, Launcher};
 use phalanx::model::Interrupt;
 use phalanx::prelude::*;
-use phalanx::workers::meet;
+use phalanx::workers::join;
 use phalanx_graph::process_group::{PeerError, ProcessGroup, all_gather};
 use phalanx_testing::needs;
 use phalanx_testing::peers::thread_peers;
@@ -33,15 +33,15 @@ fn launched(size: usize) -> Vec<Launch> {
         size,
         local_rank: rank,
         local_size: size,
-        by: Launcher::Torch,
-        meeting: Some(("127.0.0.1".into(), free)),
+        launcher: Launcher::Torch,
+        chief_addr: Some(("127.0.0.1".into(), free)),
     };
     (0..size).map(launch).collect()
 }
 
 /// A strategy in which this worker has `devices`.
 fn strategy(devices: &[&str], peers: Arc<dyn ProcessGroup>) -> Result<MultiWorkerMirroredStrategy> {
-    MultiWorkerMirroredStrategy::among(MirroredStrategy::with_devices(devices)?, peers)
+    MultiWorkerMirroredStrategy::with_peers(MirroredStrategy::with_devices(devices)?, peers)
 }
 
 fn samples(n: usize) -> (Tensor, Tensor) {
@@ -115,7 +115,7 @@ fn workers_that_connect_without_mpi_train_too() {
     let one = train(one, 29, 8).unwrap();
     let all = launched(2);
     let got = at_once(2, |rank| {
-        let peers = meet(&all[rank], rank, SECRET, TIMEOUT)?;
+        let peers = join(&all[rank], rank, SECRET, TIMEOUT)?;
         assert!(peers.name(1 - rank).starts_with(&format!("rank {} (", 1 - rank)));
         train(strategy(&[&format!("gpu:{rank}")], peers)?, 29, 8)
     });
@@ -131,7 +131,7 @@ fn connected_workers_exchange_bytes_of_any_size() {
     let all = launched(3);
     let bytes = |rank: usize| vec![rank as u8; [0, 5_000_001, 1][rank]];
     let got = at_once(3, |rank| {
-        let peers = meet(&all[rank], rank, SECRET, TIMEOUT).unwrap();
+        let peers = join(&all[rank], rank, SECRET, TIMEOUT).unwrap();
         let first = all_gather(&*peers, &bytes(rank)).unwrap();
         (first, all_gather(&*peers, &[]).unwrap())
     });
@@ -147,7 +147,7 @@ fn a_worker_that_ends_is_named_by_the_first() {
     let all = launched(3);
     let start = Instant::now();
     let got = at_once(3, |rank| -> Option<PeerError> {
-        let peers = meet(&all[rank], rank, SECRET, TIMEOUT).unwrap();
+        let peers = join(&all[rank], rank, SECRET, TIMEOUT).unwrap();
         all_gather(&*peers, &[1]).unwrap();
         if rank == 2 {
             return None;
@@ -174,7 +174,7 @@ fn an_interrupt_of_one_worker_stops_all_at_the_same_step() {
     let (x, y) = samples(64);
     let all = launched(2);
     let errors = at_once(2, |rank| -> Result<String> {
-        let peers = meet(&all[rank], rank, SECRET, TIMEOUT)?;
+        let peers = join(&all[rank], rank, SECRET, TIMEOUT)?;
         let mut model = compiled(strategy(&[&format!("gpu:{rank}")], peers)?)?;
         let interrupt = Interrupt::new();
         let mine = interrupt.clone();
@@ -203,7 +203,7 @@ fn a_worker_that_hangs_is_reported_after_the_timeout() {
     let (stop, hung) = std::sync::mpsc::channel::<()>();
     let (stop, hung) = (std::sync::Mutex::new(Some(stop)), std::sync::Mutex::new(hung));
     let got = at_once(2, |rank| {
-        let peers = meet(&all[rank], rank, SECRET, Duration::from_secs(2)).unwrap();
+        let peers = join(&all[rank], rank, SECRET, Duration::from_secs(2)).unwrap();
         if rank == 1 {
             let _ = hung.lock().unwrap().recv_timeout(TIMEOUT);
             return None;
@@ -233,7 +233,7 @@ fn a_run_resumes_with_other_workers() {
     let by_workers = |epochs: usize| {
         let all = launched(2);
         let run = |rank: usize| {
-            let peers = meet(&all[rank], rank, SECRET, TIMEOUT)?;
+            let peers = join(&all[rank], rank, SECRET, TIMEOUT)?;
             fit(strategy(&[&format!("gpu:{rank}")], peers)?, epochs)
         };
         at_once(2, run).into_iter().map(Result::unwrap).collect::<Vec<_>>()

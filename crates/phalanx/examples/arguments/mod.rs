@@ -1,9 +1,9 @@
-//! The arguments of an example: flags with a value each, and nothing else.
+//! Command line arguments of an example: only flags with one value each.
 #![allow(dead_code)] // an example without flags reads no values
 
 use phalanx::{Error, Result};
 
-/// The flags given, with their values.
+/// The given flags with their values.
 pub struct Flags {
     usage: &'static str,
     given: Vec<(String, String)>,
@@ -14,25 +14,25 @@ pub fn read(usage: &'static str) -> Result<Flags> {
     let mut line = std::env::args();
     let program = line.next().unwrap_or_default();
     let line: Vec<String> = line.collect();
-    if line.iter().any(|word| word == "--help" || word == "-h") {
+    if line.iter().any(|argument| argument == "--help" || argument == "-h") {
         println!("usage: {program} {usage}");
         std::process::exit(0);
     }
     parse(usage, line)
 }
 
-/// Reads the words of a command line; what the usage does not name is refused with it.
+/// Parses a command line. Flags that `usage` does not name are rejected with the usage.
 pub fn parse(usage: &'static str, line: Vec<String>) -> Result<Flags> {
-    let (mut given, mut words) = (vec![], line.into_iter());
-    while let Some(word) = words.next() {
-        let (flag, value) = match word.split_once('=') {
+    let (mut given, mut arguments) = (vec![], line.into_iter());
+    while let Some(argument) = arguments.next() {
+        let (flag, value) = match argument.split_once('=') {
             Some((flag, value)) => (flag.to_string(), Some(value.to_string())),
-            None => (word, None),
+            None => (argument, None),
         };
         if !usage.split(['[', ']', ' ']).any(|known| known == flag && flag.starts_with("--")) {
             return Err(refused(usage, flag));
         }
-        let value = value.or_else(|| words.next());
+        let value = value.or_else(|| arguments.next());
         let value = value.ok_or_else(|| refused(usage, format!("{flag} without a value")))?;
         given.push((flag, value));
     }
@@ -45,14 +45,14 @@ fn refused(usage: &str, received: String) -> Error {
 }
 
 impl Flags {
-    /// A flag's value, the last where it is given twice.
+    /// The value of a flag, the last if it is given twice.
     pub fn text(&self, flag: &str) -> Option<&str> {
         self.given.iter().rev().find(|(name, _)| name == flag).map(|(_, value)| value.as_str())
     }
 
-    /// A flag's value as a number.
-    pub fn number(&self, flag: &str, usual: usize) -> Result<usize> {
-        let Some(text) = self.text(flag) else { return Ok(usual) };
+    /// The value of a flag as a number.
+    pub fn number(&self, flag: &str, default: usize) -> Result<usize> {
+        let Some(text) = self.text(flag) else { return Ok(default) };
         text.parse().map_err(|_| refused(self.usage, format!("{flag} {text}")))
     }
 }

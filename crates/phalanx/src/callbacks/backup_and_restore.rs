@@ -1,4 +1,4 @@
-//! Saves the whole run while it trains, and takes it up where it was.
+//! Periodic backups of the whole run, and resumption from them.
 
 use super::{Action, Callback, CallbackState, Frequency, View};
 use crate::error::{Error, Result};
@@ -11,21 +11,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 const OWNER: &str = "BackupAndRestore";
-/// States kept unless said otherwise.
-const KEEP: usize = 3;
+/// The default number of states to keep.
+const DEFAULT_KEEP_LAST: usize = 3;
 
-/// Saves the whole run after every epoch, or every so many batches too; a run that finds a saved one
-/// in its directory continues it, to the bit as if it had never been interrupted.
+/// Saves the whole run after every epoch, or also after a number of batches. A run that finds a saved one in
+/// its directory resumes it. The result is bit-identical to that of an uninterrupted run.
 ///
-/// What is saved: weights, what the optimizer keeps, counters, the place in the data, the history
-/// and what callbacks remember. Files are written by a thread of their own, whole or not at all, and
-/// the newest few are kept; a damaged one is found by its checksum, renamed to `*.damaged`, and the
-/// one before is used. A file that cannot be read is an error and stays as it is, and so is a
-/// directory with states of which none is whole. A save that fails leaves the earlier ones as they
-/// are: there is a warning, the training goes on, and when the last save of the run failed the run
-/// ends with that error. So it does when its directory was moved or replaced meanwhile. A run that
-/// is not finite any more is not saved. Each file also serves
-/// [`crate::model::Model::load_weights`].
+/// A saved run consists of weights, optimizer state, counters, the position in the data, the history and the
+/// state of callbacks. A separate thread writes the files atomically and keeps the newest few. A damaged file
+/// is detected by its checksum and renamed to `*.damaged`, and the previous one is used. A file that cannot be
+/// read is an error and stays unchanged, and so is a directory with states of which none is intact. A failed
+/// save leaves the earlier files unchanged: it causes a warning, training continues, and if the last save of
+/// the run failed, the run ends with that error. The run also ends with an error if its directory was moved or
+/// replaced in the meantime. A run with a NaN or infinite loss or weight is not saved. Each file can also be
+/// read by [`crate::model::Model::load_weights`].
 ///
 /// ```
 /// use phalanx::callbacks::BackupAndRestore;
@@ -41,10 +40,10 @@ pub struct BackupAndRestore {
     restore: bool,
     directory: Option<Arc<RunDirectory>>,
     writer: Option<Writer>,
-    /// Batches since the last save that was due.
-    waited: u64,
-    /// Whether the run's beginning, or what it goes on from, is on the disk.
-    begun: bool,
+    /// The number of batches since the last save.
+    batches_since_save: u64,
+    /// Whether the start of the run, or the state it resumes from, is on disk.
+    started: bool,
 }
 
 impl BackupAndRestore {
@@ -54,36 +53,35 @@ impl BackupAndRestore {
             backup_dir: backup_dir.as_ref().into(),
             save_freq: Frequency::Epoch,
             delete_checkpoint: true,
-            keep_last: KEEP,
+            keep_last: DEFAULT_KEEP_LAST,
             restore: true,
             directory: None,
             writer: None,
-            waited: 0,
-            begun: false,
+            batches_since_save: 0,
+            started: false,
         }
     }
 
-    /// `"epoch"`, or a number of batches after which the run is saved as well.
+    /// `"epoch"`, or a number of batches after which the run is also saved.
     pub fn save_freq(mut self, frequency: impl Into<Frequency>) -> BackupAndRestore {
         self.save_freq = frequency.into();
         self
     }
 
-    /// Whether the files are removed when the training has come to its end; true unless said
-    /// otherwise.
+    /// Whether to remove the files at the end of training; true by default.
     pub fn delete_checkpoint(mut self, delete: bool) -> BackupAndRestore {
         self.delete_checkpoint = delete;
         self
     }
 
-    /// How many of the newest files are kept: 3 unless said otherwise.
+    /// The number of newest files to keep; 3 by default.
     pub fn keep_last(mut self, files: usize) -> BackupAndRestore {
         self.keep_last = files;
         self
     }
 
-    /// Whether a run found in the directory is continued, as it is unless said otherwise. With
-    /// `false` it is an error to find one, since the new run would replace it.
+    /// Whether to resume a run found in the directory; true by default. If `false`, finding one is an error,
+    /// because the new run would replace it.
     pub fn restore(mut self, restore: bool) -> BackupAndRestore {
         self.restore = restore;
         self
@@ -112,22 +110,22 @@ impl BackupAndRestore {
         Ok(())
     }
 
-    /// Waits for what is being written; the last file written, or why there is none.
+    /// Waits for pending writes. Returns the last file written, or the error.
     fn finish(&mut self) -> Result<Option<PathBuf>> {
         self.writer.take().map_or(Ok(None), Writer::finish)
     }
 }
 
 impl Callback for BackupAndRestore {
-    fn writes(&self) -> bool {
+    fn chief_only(&self) -> bool {
         true
     }
 
-    fn sees_batches(&self) -> bool {
+    fn wants_batch_events(&self) -> bool {
         self.save_freq != Frequency::Epoch
     }
 
-    fn earlier_run(&mut self) -> Result<Option<RunState>> {
+    fn load_run(&mut self) -> Result<Option<RunState>> {
         let directory = self.directory()?;
         if self.restore {
             return Ok(directory.latest()?.map(|(_, state)| state));
@@ -141,46 +139,46 @@ impl Callback for BackupAndRestore {
     }
 
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
-        (self.waited, self.begun) = (0, false);
-        self.directory().map(|_| Action::BackUp)
+        (self.batches_since_save, self.started) = (0, false);
+        self.directory().map(|_| Action::SaveRun)
     }
 
     fn state(&mut self) -> Result<CallbackState> {
-        Ok(CallbackState::of(self.waited))
+        Ok(CallbackState::of(self.batches_since_save))
     }
 
     fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
         let _ = self.on_train_begin(view)?;
-        (self.waited, self.begun) = (state.read(OWNER)?, true);
+        (self.batches_since_save, self.started) = (state.read(OWNER)?, true);
         Ok(Action::Continue)
     }
 
     fn on_batch_end(&mut self, _view: &View<'_>) -> Result<Action> {
         let Frequency::Batches(every) = self.save_freq else { return Ok(Action::Continue) };
-        self.waited += 1;
-        if self.waited < every {
+        self.batches_since_save += 1;
+        if self.batches_since_save < every {
             return Ok(Action::Continue);
         }
-        self.waited = 0;
-        Ok(Action::BackUp)
+        self.batches_since_save = 0;
+        Ok(Action::SaveRun)
     }
 
     fn on_epoch_end(&mut self, _view: &View<'_>) -> Result<Action> {
-        Ok(Action::BackUp)
+        Ok(Action::SaveRun)
     }
 
-    fn back_up(&mut self, state: RunState) -> Result<()> {
-        if self.begun {
+    fn save_run(&mut self, state: RunState) -> Result<()> {
+        if self.started {
             return self.save(state);
         }
-        // The beginning is on the disk before there is anything to repeat: logs know from the
-        // first line on how far they belong to the run.
-        self.begun = true;
+        // The start of the run is written synchronously, before there is anything to repeat. Logs then
+        // know from the first line on how far they belong to the run.
+        self.started = true;
         self.directory()?.save(state).map(|_| ())
     }
 
     fn newest_saved(&mut self) -> Option<PathBuf> {
-        // What is being written comes first; why it was not was said.
+        // Wait for pending writes; a failure has already been reported.
         let _ = self.finish();
         let (path, _) = self.directory.as_ref()?.latest().ok().flatten()?;
         Some(path)
@@ -194,8 +192,8 @@ impl Callback for BackupAndRestore {
     fn on_train_end(&mut self, view: &View<'_>) -> Result<Action> {
         self.finish()?;
         let directory = self.directory.take();
-        // A run that ended in NaN has nothing better than its last good states.
-        let finished = self.delete_checkpoint && is_sound(view);
+        // A run that ended in NaN keeps its last good states.
+        let finished = self.delete_checkpoint && is_finite_run(view);
         if let Some(directory) = directory.filter(|_| finished) {
             directory.clear()?;
         }
@@ -203,25 +201,25 @@ impl Callback for BackupAndRestore {
     }
 }
 
-/// Whether the last loss and every weight are numbers.
-fn is_sound(view: &View<'_>) -> bool {
+/// Whether the last loss and all weights are finite.
+fn is_finite_run(view: &View<'_>) -> bool {
     let loss = view.history.get("loss").and_then(|losses| losses.last());
     loss.is_none_or(|loss| loss.is_finite()) && view.weights.is_finite()
 }
 
-/// A thread that writes states, one after the other.
+/// A thread that writes states in sequence.
 #[derive(Debug)]
 struct Writer {
     sender: Option<SyncSender<RunState>>,
     thread: Option<JoinHandle<()>>,
-    /// The last file written, or why it was not.
+    /// The last file written, or the error.
     outcome: Arc<Mutex<Result<Option<PathBuf>>>>,
 }
 
 impl Writer {
     fn start(directory: Arc<RunDirectory>) -> std::io::Result<Writer> {
-        // One state may wait while another is written; then training waits too, rather than memory
-        // filling up.
+        // One state may be queued while another is written. After that training waits, which bounds the
+        // memory.
         let (sender, receiver) = sync_channel(1);
         let outcome = Arc::new(Mutex::new(Ok(None)));
         let shared = outcome.clone();
@@ -232,20 +230,20 @@ impl Writer {
 
     fn save(&self, state: RunState) {
         if let Some(sender) = &self.sender {
-            // The thread only ends when the sender does.
+            // The thread only ends after the sender is dropped.
             let _ = sender.send(state);
         }
     }
 
     fn finish(mut self) -> Result<Option<PathBuf>> {
         if !self.join() {
-            return Err(Error::config(OWNER, "the thread that writes has failed"));
+            return Err(Error::config(OWNER, "the writer thread has failed"));
         }
         let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *outcome, Ok(None))
     }
 
-    /// Waits for the thread; whether it ended well.
+    /// Waits for the thread. Returns whether it ended without a panic.
     fn join(&mut self) -> bool {
         self.sender = None;
         self.thread.take().is_none_or(|thread| thread.join().is_ok())
@@ -253,7 +251,7 @@ impl Writer {
 }
 
 impl Drop for Writer {
-    /// What was asked for is written, however the run ends.
+    /// Requested saves are written however the run ends.
     fn drop(&mut self) {
         self.join();
     }
@@ -266,13 +264,13 @@ fn write_all(
 ) {
     while let Ok(state) = states.recv() {
         if !state.is_finite() {
-            warning!("not saved at step {}: weights that are no numbers", state.step());
+            warning!("not saved at step {}: the weights are NaN or infinite", state.step());
             continue;
         }
         let step = state.step();
         let saved = directory.save(state).map(Some);
         if let Err(error) = &saved {
-            warning!("not saved at step {step}: {error}; earlier checkpoints stay");
+            warning!("not saved at step {step}: {error}; earlier checkpoints are kept");
         }
         *outcome.lock().unwrap_or_else(PoisonError::into_inner) = saved;
     }

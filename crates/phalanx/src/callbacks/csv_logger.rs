@@ -1,4 +1,4 @@
-//! The metrics of every epoch as a table in a file.
+//! A CSV log of the metrics of every epoch.
 
 use super::log_file::{LogFile, Mark};
 use super::{Action, Callback, CallbackState, View};
@@ -9,13 +9,14 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 const OWNER: &str = "CSVLogger";
-/// The longest header read.
+/// The maximum size of a header, in bytes.
 const MAX_HEADER: u64 = 1 << 20;
 
-/// Writes a line per epoch: `epoch`, counted from 0 as in Keras unless told otherwise, then the metrics and `learning_rate` by name.
+/// Writes one line per epoch: `epoch`, counted from 0 as in Keras by default, then the metrics and
+/// `learning_rate` by name.
 ///
-/// As in Keras, a run without validation has empty columns for it (`NA`), so that tables of several
-/// runs fit together. Every line is in the file when its epoch ends.
+/// As in Keras, a run without validation has `NA` in the validation columns, so that the tables of several runs
+/// have the same columns. Every line is in the file when its epoch ends.
 ///
 /// ```
 /// use phalanx::callbacks::CSVLogger;
@@ -33,7 +34,7 @@ pub struct CSVLogger {
 }
 
 impl CSVLogger {
-    /// A table in a new file or, with `-`, on the standard output; with commas.
+    /// Writes to a new file or, for `-`, to standard output, with commas as separators.
     pub fn new(filename: impl AsRef<Path>) -> CSVLogger {
         CSVLogger {
             filename: filename.as_ref().into(),
@@ -45,19 +46,19 @@ impl CSVLogger {
         }
     }
 
-    /// What stands between the columns.
+    /// The column separator.
     pub fn separator(mut self, separator: &str) -> CSVLogger {
         self.separator = separator.into();
         self
     }
 
-    /// Whether lines are added to a file that is there, under the columns it has.
+    /// Whether to append to an existing file, using its columns.
     pub fn append(mut self, append: bool) -> CSVLogger {
         self.append = append;
         self
     }
 
-    /// The number of the first epoch: 0, or 1 to count as everything else that is printed does.
+    /// The number of the first epoch: 0, or 1 to count as in all other output.
     pub fn first_epoch(mut self, number: usize) -> CSVLogger {
         self.first_epoch = number;
         self
@@ -72,8 +73,8 @@ impl CSVLogger {
         Err(Error::argument(OWNER, "separator", "one character", received))
     }
 
-    /// The header of a file to be continued.
-    fn known_columns(&self, log: &LogFile) -> Result<Vec<String>> {
+    /// The columns of a file that is continued.
+    fn existing_columns(&self, log: &LogFile) -> Result<Vec<String>> {
         if log.is_empty()? {
             return Ok(vec![]);
         }
@@ -133,11 +134,11 @@ fn number(value: f64) -> String {
 }
 
 impl Callback for CSVLogger {
-    fn writes(&self) -> bool {
+    fn chief_only(&self) -> bool {
         true
     }
 
-    fn sees_batches(&self) -> bool {
+    fn wants_batch_events(&self) -> bool {
         false
     }
 
@@ -147,7 +148,7 @@ impl Callback for CSVLogger {
             true => LogFile::append(&self.filename)?,
             false => LogFile::create(&self.filename)?,
         };
-        self.columns = self.known_columns(&log)?;
+        self.columns = self.existing_columns(&log)?;
         self.file = Some(log);
         Ok(Action::Continue)
     }
@@ -162,7 +163,7 @@ impl Callback for CSVLogger {
         let Some(mark) = mark else { return self.on_train_begin(view) };
         self.check()?;
         let log = LogFile::resume(&self.filename, &mark)?;
-        // A table of which nothing is left needs its header again.
+        // An empty table needs its header again.
         self.columns = if log.is_empty()? { vec![] } else { columns };
         self.file = Some(log);
         Ok(Action::Continue)
@@ -191,16 +192,16 @@ impl Callback for CSVLogger {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Scene;
+    use super::super::tests::TestRun;
     use super::*;
 
     fn run(mut logger: CSVLogger, epochs: &[(usize, &[(&str, f64)])]) -> Result<()> {
-        let mut scene = Scene::default();
-        scene.view(0, &[], |view| logger.on_train_begin(view)).map(|_| ())?;
+        let mut run = TestRun::default();
+        run.view(0, &[], |view| logger.on_train_begin(view)).map(|_| ())?;
         for (epoch, logs) in epochs {
-            scene.view(*epoch, logs, |view| logger.on_epoch_end(view)).map(|_| ())?;
+            run.view(*epoch, logs, |view| logger.on_epoch_end(view)).map(|_| ())?;
         }
-        scene.view(0, &[], |view| logger.on_train_end(view)).map(|_| ())
+        run.view(0, &[], |view| logger.on_train_end(view)).map(|_| ())
     }
 
     #[test]
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_named() {
+    fn files_that_cannot_be_written_are_named() {
         let directory = tempfile::tempdir().unwrap();
         let error = run(CSVLogger::new(directory.path().join("no/log.csv")), &[]).unwrap_err();
         assert!(error.to_string().contains("no/log.csv: No such file"), "{error}");

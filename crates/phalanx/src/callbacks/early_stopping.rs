@@ -1,4 +1,4 @@
-//! Ends the training when a metric no longer improves.
+//! Stops training when a metric no longer improves.
 
 use super::{Action, Callback, CallbackState, View};
 use crate::error::{Error, Result};
@@ -7,23 +7,24 @@ use phalanx_graph::Tensor;
 
 const OWNER: &str = "EarlyStopping";
 
-/// Which way a metric improves.
+/// The direction in which a metric improves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// By the metric's name: losses and errors fall, accuracies rise.
+    /// Derived from the name of the metric: losses and errors decrease, accuracies increase.
     #[default]
     Auto,
-    /// Less is better.
+    /// Lower is better.
     Min,
-    /// More is better.
+    /// Higher is better.
     Max,
 }
 
 impl Mode {
-    /// Whether more is better for this metric.
-    pub(super) fn rises(self, owner: &str, monitor: &str) -> Result<bool> {
-        const RISE: [&str; 6] = ["accuracy", "acc", "auc", "precision", "recall", "f1_score"];
-        const FALL: [&str; 10] = [
+    /// Whether higher is better for this metric.
+    pub(super) fn higher_is_better(self, owner: &str, monitor: &str) -> Result<bool> {
+        const HIGHER_IS_BETTER: [&str; 6] =
+            ["accuracy", "acc", "auc", "precision", "recall", "f1_score"];
+        const LOWER_IS_BETTER: [&str; 10] = [
             "loss",
             "mse",
             "mae",
@@ -35,7 +36,7 @@ impl Mode {
             "huber",
             "cosh",
         ];
-        // The metrics of several outputs are `output_metric`, repeated ones `metric_1`.
+        // Metrics of several outputs are named `output_metric`, repeated ones `metric_1`.
         let name = monitor.trim_end_matches(|c: char| c.is_ascii_digit() || c == '_');
         let ends = |known: &str| {
             name.strip_suffix(known).is_some_and(|head| head.is_empty() || head.ends_with('_'))
@@ -43,10 +44,10 @@ impl Mode {
         match self {
             Mode::Min => Ok(false),
             Mode::Max => Ok(true),
-            Mode::Auto if RISE.iter().any(|k| ends(k)) => Ok(true),
-            Mode::Auto if FALL.iter().any(|k| ends(k)) => Ok(false),
+            Mode::Auto if HIGHER_IS_BETTER.iter().any(|k| ends(k)) => Ok(true),
+            Mode::Auto if LOWER_IS_BETTER.iter().any(|k| ends(k)) => Ok(false),
             Mode::Auto => {
-                let expected = "Min or Max for a metric whose direction its name does not tell";
+                let expected = "Min or Max for a metric whose name does not imply a direction";
                 let received = format!("Auto for '{monitor}'");
                 Err(Error::argument(owner, "mode", expected, received))
             }
@@ -54,7 +55,7 @@ impl Mode {
     }
 }
 
-/// Ends the training when a metric has not improved for some epochs.
+/// Stops training when a metric has not improved for `patience` epochs.
 ///
 /// ```
 /// use phalanx::callbacks::EarlyStopping;
@@ -82,7 +83,7 @@ impl Default for EarlyStopping {
 }
 
 impl EarlyStopping {
-    /// Watches a metric, with Keras' defaults.
+    /// Monitors a metric, with Keras' defaults.
     pub fn new(monitor: &str) -> EarlyStopping {
         EarlyStopping {
             monitor: monitor.into(),
@@ -98,19 +99,19 @@ impl EarlyStopping {
         }
     }
 
-    /// The least change that counts as an improvement.
+    /// The minimum change that counts as an improvement.
     pub fn min_delta(mut self, min_delta: f64) -> EarlyStopping {
         self.min_delta = min_delta.abs();
         self
     }
 
-    /// Epochs without improvement after which the training ends.
+    /// The number of epochs without improvement after which training stops.
     pub fn patience(mut self, epochs: usize) -> EarlyStopping {
         self.patience = epochs;
         self
     }
 
-    /// Which way the metric improves.
+    /// The direction in which the metric improves.
     pub fn mode(mut self, mode: Mode) -> EarlyStopping {
         self.mode = mode;
         self
@@ -122,20 +123,20 @@ impl EarlyStopping {
         self
     }
 
-    /// Whether the training leaves the weights of its best epoch rather than of its last.
+    /// Whether to restore the weights of the best epoch at the end.
     pub fn restore_best_weights(mut self, restore: bool) -> EarlyStopping {
         self.restore_best_weights = restore;
         self
     }
 
-    /// Epochs at the start that are not watched.
+    /// The number of initial epochs that are not monitored.
     pub fn start_from_epoch(mut self, epoch: usize) -> EarlyStopping {
         self.start_from_epoch = epoch;
         self
     }
 
     fn improves(&self, value: f64, reference: f64) -> Result<bool> {
-        Ok(match self.mode.rises(OWNER, &self.monitor)? {
+        Ok(match self.mode.higher_is_better(OWNER, &self.monitor)? {
             true => value - self.min_delta > reference,
             false => value + self.min_delta < reference,
         })
@@ -143,7 +144,7 @@ impl EarlyStopping {
 }
 
 impl Callback for EarlyStopping {
-    fn sees_batches(&self) -> bool {
+    fn wants_batch_events(&self) -> bool {
         false
     }
 
@@ -154,7 +155,7 @@ impl Callback for EarlyStopping {
 
     fn on_train_begin(&mut self, view: &View<'_>) -> Result<Action> {
         view.check_monitor(OWNER, &self.monitor)?;
-        self.mode.rises(OWNER, &self.monitor)?;
+        self.mode.higher_is_better(OWNER, &self.monitor)?;
         (self.wait, self.best, self.best_weights) = (0, None, None);
         Ok(Action::Continue)
     }
@@ -183,7 +184,7 @@ impl Callback for EarlyStopping {
         if view.epoch < self.start_from_epoch {
             return Ok(Action::Continue);
         }
-        // A value that is no number is never the best, not even as the first.
+        // NaN is never the best value, not even as the first.
         let improved = match self.best {
             None => !current.is_nan(),
             Some(best) => self.improves(current, best)?,
@@ -215,7 +216,7 @@ mod tests {
     use super::super::tests::with_view;
     use super::*;
 
-    /// The epoch after which the training ends, and what the end of it answers.
+    /// Runs the callback. Returns the epoch after which it stopped, and its action at the end of training.
     fn run(mut callback: EarlyStopping, metric: &str, values: &[f64]) -> (Option<usize>, Action) {
         let begin = with_view(0, (metric, 0.0), 0.0, |v| callback.on_train_begin(v));
         assert_eq!(begin.unwrap(), Action::Continue);

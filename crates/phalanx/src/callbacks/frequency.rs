@@ -1,16 +1,16 @@
-//! How often a callback does what it does.
+//! How often a callback acts.
 
 use crate::error::{Error, Result};
 
-/// After every epoch, or every so many batches: `"epoch"`, `"batch"` or a number.
+/// After every epoch or after a number of batches: `"epoch"`, `"batch"` or a number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Frequency {
     /// After every epoch: `"epoch"`.
     #[default]
     Epoch,
-    /// Every so many batches; `"batch"` is 1.
+    /// After this number of batches; `"batch"` is 1.
     Batches(u64),
-    /// A word that says neither, reported when the training begins.
+    /// An unknown word, reported when training begins.
     Unknown(String),
 }
 
@@ -31,7 +31,7 @@ impl From<&str> for Frequency {
 }
 
 impl Frequency {
-    /// Refuses words that say nothing, and zero.
+    /// Rejects unknown words and zero.
     pub(super) fn check(&self, owner: &str, argument: &str) -> Result<()> {
         let expected = "\"epoch\" or a number of batches from 1 up";
         match self {

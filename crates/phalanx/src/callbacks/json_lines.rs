@@ -1,4 +1,4 @@
-//! The metrics of every epoch as one JSON object per line.
+//! A log of the metrics of every epoch, with one JSON object per line.
 
 use super::log_file::{LogFile, Mark};
 use super::{Action, Callback, CallbackState, View};
@@ -8,10 +8,10 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-/// Writes an object per epoch: `epoch`, counted from 1, every metric, `lr`, `seconds` and
-/// `images_per_second`. Numbers that JSON lacks, NaN and the infinities, are `null`.
+/// Writes one object per epoch: `epoch`, counted from 1, every metric, `lr`, `seconds` and `images_per_second`.
+/// NaN and the infinities, which JSON lacks, are `null`.
 ///
-/// Clones write to the same place, so that the program can close with an object of its own:
+/// Clones write to the same file, so the program can write objects of its own:
 ///
 /// ```
 /// use phalanx::callbacks::JsonLines;
@@ -23,46 +23,46 @@ use std::sync::{Arc, Mutex};
 /// ```
 #[derive(Clone, Debug)]
 pub struct JsonLines {
-    sink: Arc<Mutex<Sink>>,
+    log: Arc<Mutex<SharedLog>>,
 }
 
 #[derive(Debug)]
-struct Sink {
+struct SharedLog {
     path: PathBuf,
     append: bool,
     file: Option<LogFile>,
 }
 
 impl JsonLines {
-    /// Lines in a new file or, with `-`, on the standard output.
+    /// Writes to a new file or, for `-`, to standard output.
     pub fn new(path: impl AsRef<Path>) -> JsonLines {
-        let sink = Sink { path: path.as_ref().into(), append: false, file: None };
-        JsonLines { sink: Arc::new(Mutex::new(sink)) }
+        let log = SharedLog { path: path.as_ref().into(), append: false, file: None };
+        JsonLines { log: Arc::new(Mutex::new(log)) }
     }
 
-    /// Whether lines are added to a file that is there.
+    /// Whether to append to an existing file.
     pub fn append(self, append: bool) -> JsonLines {
-        self.sink().append = append;
+        self.log().append = append;
         self
     }
 
-    /// Writes an object of the program's own: `event` and these fields.
+    /// Writes a custom object with `event` and these fields.
     pub fn event<'a>(
         &self,
         event: &str,
         fields: impl IntoIterator<Item = (&'a str, Value)>,
     ) -> Result<()> {
         let first = ("event", Value::from(event));
-        self.sink().line([first].into_iter().chain(fields))
+        self.log().line([first].into_iter().chain(fields))
     }
 
-    fn sink(&self) -> std::sync::MutexGuard<'_, Sink> {
-        self.sink.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn log(&self) -> std::sync::MutexGuard<'_, SharedLog> {
+        self.log.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-impl Sink {
-    /// The file, opened when first needed.
+impl SharedLog {
+    /// The file, opened on first use.
     fn file(&mut self) -> Result<&mut LogFile> {
         let opened = match self.file.take() {
             Some(file) => file,
@@ -72,7 +72,7 @@ impl Sink {
         Ok(self.file.insert(opened))
     }
 
-    /// Writes an object with its keys in the order given, in one piece.
+    /// Writes an object with its keys in the given order, in a single call.
     fn line<'a>(&mut self, fields: impl Iterator<Item = (&'a str, Value)>) -> Result<()> {
         let pair = |(name, value): (&str, Value)| format!("{}: {value}", Value::from(name));
         let line = format!("{{{}}}", fields.map(pair).collect::<Vec<_>>().join(", "));
@@ -81,29 +81,29 @@ impl Sink {
 }
 
 impl Callback for JsonLines {
-    fn writes(&self) -> bool {
+    fn chief_only(&self) -> bool {
         true
     }
 
-    fn sees_batches(&self) -> bool {
+    fn wants_batch_events(&self) -> bool {
         false
     }
 
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
-        self.sink().file()?;
+        self.log().file()?;
         Ok(Action::Continue)
     }
 
     fn state(&mut self) -> Result<CallbackState> {
-        let mark = self.sink().file.as_ref().map_or(Ok(None), LogFile::mark)?;
+        let mark = self.log().file.as_ref().map_or(Ok(None), LogFile::mark)?;
         Ok(CallbackState::of(mark))
     }
 
     fn on_train_resume(&mut self, view: &View<'_>, state: &CallbackState) -> Result<Action> {
         let mark: Option<Mark> = state.read("JsonLines")?;
         let Some(mark) = mark else { return self.on_train_begin(view) };
-        let mut sink = self.sink();
-        sink.file = Some(LogFile::resume(&sink.path, &mark)?);
+        let mut log = self.log();
+        log.file = Some(LogFile::resume(&log.path, &mark)?);
         Ok(Action::Continue)
     }
 
@@ -117,14 +117,14 @@ impl Callback for JsonLines {
             ("seconds", number(&view.history.seconds)),
             ("images_per_second", number(&view.history.images_per_second)),
         ];
-        self.sink().line(first.into_iter().chain(metrics).chain(scale).chain(last))?;
+        self.log().line(first.into_iter().chain(metrics).chain(scale).chain(last))?;
         Ok(Action::Continue)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Scene;
+    use super::super::tests::TestRun;
     use super::*;
 
     #[test]
@@ -133,11 +133,11 @@ mod tests {
         let path = directory.path().join("log.jsonl");
         let lines = JsonLines::new(&path);
         let mut callback = lines.clone();
-        let mut scene = Scene::default();
-        scene.view(0, &[], |view| callback.on_train_begin(view)).map(|_| ()).unwrap();
+        let mut run = TestRun::default();
+        run.view(0, &[], |view| callback.on_train_begin(view)).map(|_| ()).unwrap();
         for (epoch, loss) in [0.5, f64::NAN].into_iter().enumerate() {
             let logs = [("loss", loss), ("val_loss", 1.0)];
-            scene.end_epoch(epoch, &logs, |view| callback.on_epoch_end(view)).map(|_| ()).unwrap();
+            run.end_epoch(epoch, &logs, |view| callback.on_epoch_end(view)).map(|_| ()).unwrap();
         }
         lines.event("end", [("note", "say \"hi\"".into()), ("test_loss", 0.25.into())]).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
@@ -157,7 +157,7 @@ mod tests {
     fn a_file_that_cannot_be_made_is_named_before_the_first_epoch() {
         let directory = tempfile::tempdir().unwrap();
         let mut lines = JsonLines::new(directory.path().join("no/log.jsonl"));
-        let begin = Scene::default().view(0, &[], |view| lines.on_train_begin(view));
+        let begin = TestRun::default().view(0, &[], |view| lines.on_train_begin(view));
         assert!(begin.unwrap_err().to_string().contains("no/log.jsonl: No such file"));
     }
 }

@@ -1,4 +1,4 @@
-//! Files that grow with the run, and go back with it when it is taken up at an earlier step.
+//! Log files that grow with the run and are truncated when the run resumes at an earlier step.
 
 use crate::error::{Error, Result};
 use crate::warnings::warning;
@@ -8,19 +8,19 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// The path that stands for the standard output.
+/// The path that means standard output.
 const STDOUT: &str = "-";
 
-/// A log being written: every call reaches the system whole, so that a crash leaves whole entries.
-/// The path `-` is the standard output.
+/// An open log. Every write is a single call to the system, so that a crash leaves only complete entries. The
+/// path `-` means standard output.
 #[derive(Debug)]
 pub(super) struct LogFile {
     path: PathBuf,
-    /// `None` for the standard output.
+    /// `None` for standard output.
     file: Option<File>,
 }
 
-/// How far a log went when the run was saved.
+/// The length of a log when the run was saved.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Mark {
     path: PathBuf,
@@ -28,17 +28,17 @@ pub(super) struct Mark {
 }
 
 impl LogFile {
-    /// A new file, in the place of one that is there.
+    /// Creates a file, replacing an existing one.
     pub(super) fn create(path: &Path) -> Result<LogFile> {
         LogFile::open(path, OpenOptions::new().create(true).write(true).truncate(true))
     }
 
-    /// A file that must not be there yet.
+    /// Creates a file that must not exist yet.
     pub(super) fn create_new(path: &Path) -> Result<LogFile> {
         LogFile::open(path, OpenOptions::new().create_new(true).write(true))
     }
 
-    /// A file to be added to.
+    /// Opens a file for appending.
     pub(super) fn append(path: &Path) -> Result<LogFile> {
         LogFile::open(path, OpenOptions::new().create(true).append(true))
     }
@@ -51,15 +51,16 @@ impl LogFile {
         Ok(LogFile { path: path.into(), file })
     }
 
-    /// Adds an entry; of one that fails, on a full disk for example, no part is left.
+    /// Appends an entry. If the write fails, for example on a full disk, no part of the entry remains.
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         if let Some(file) = &mut self.file {
             let io = |source| Error::io(&self.path, source);
-            let about = file.metadata().map_err(io)?;
+            let metadata = file.metadata().map_err(io)?;
             let written = file.write_all(bytes);
-            if written.is_err() && about.is_file() {
-                // The cause is the write's; a cut that fails as well leaves what there is.
-                let _ = file.set_len(about.len()).and_then(|()| file.seek(SeekFrom::End(0)));
+            if written.is_err() && metadata.is_file() {
+                // The error of the write is reported. If the truncation fails too, the file stays as it
+                // is.
+                let _ = file.set_len(metadata.len()).and_then(|()| file.seek(SeekFrom::End(0)));
             }
             return written.map_err(io);
         }
@@ -68,39 +69,38 @@ impl LogFile {
         written.map_err(|source| Error::io("standard output", source))
     }
 
-    /// Whether nothing can be read back from it: an empty file, a device, the standard output.
+    /// Whether nothing can be read back: an empty file, a device or standard output.
     pub(super) fn is_empty(&self) -> Result<bool> {
         let Some(file) = &self.file else { return Ok(true) };
-        let about = file.metadata().map_err(|source| Error::io(&self.path, source))?;
-        Ok(!about.is_file() || about.len() == 0)
+        let metadata = file.metadata().map_err(|source| Error::io(&self.path, source))?;
+        Ok(!metadata.is_file() || metadata.len() == 0)
     }
 
-    /// How far it goes, `None` for the standard output; what is there is on the disk when this
-    /// returns.
+    /// The current length; `None` for standard output. The contents are on disk when this returns.
     pub(super) fn mark(&self) -> Result<Option<Mark>> {
         let Some(file) = &self.file else { return Ok(None) };
         let io = |source| Error::io(&self.path, source);
-        let about = file.metadata().map_err(io)?;
-        if about.is_file() {
+        let metadata = file.metadata().map_err(io)?;
+        if metadata.is_file() {
             file.sync_data().map_err(io)?;
         }
-        Ok(Some(Mark { path: self.path.clone(), bytes: about.len() }))
+        Ok(Some(Mark { path: self.path.clone(), bytes: metadata.len() }))
     }
 
-    /// Goes on behind a mark: what was written after it is cut off, since the run will write it
-    /// again. The file is looked for where it is wanted now.
+    /// Continues at a mark. Later contents are truncated, because the run will write them again. The file is
+    /// opened at `path`, which may differ from its old path.
     pub(super) fn resume(path: &Path, mark: &Mark) -> Result<LogFile> {
         let options = OpenOptions::new().create(true).write(true).truncate(false).clone();
         let mut log = LogFile::open(path, &options)?;
         let Some(file) = &mut log.file else { return Ok(log) };
         let io = |source| Error::io(path, source);
-        let about = file.metadata().map_err(io)?;
-        if !about.is_file() {
+        let metadata = file.metadata().map_err(io)?;
+        if !metadata.is_file() {
             return Ok(log);
         }
-        if about.len() < mark.bytes {
-            let (path, there, wanted) = (shown(path.display()), about.len(), mark.bytes);
-            warning!("{path}: expected {wanted} bytes of an earlier run, received {there}");
+        if metadata.len() < mark.bytes {
+            let (path, received, expected) = (shown(path.display()), metadata.len(), mark.bytes);
+            warning!("{path}: expected {expected} bytes of an earlier run, received {received}");
         } else {
             file.set_len(mark.bytes).map_err(io)?;
         }
@@ -110,12 +110,12 @@ impl LogFile {
 }
 
 impl Mark {
-    /// The mark of a file that nothing has been written to yet.
+    /// The mark of an empty file.
     pub(super) fn begin(path: PathBuf) -> Mark {
         Mark { path, bytes: 0 }
     }
 
-    /// The file's name, without the directory it was in.
+    /// The file name without the directory.
     pub(super) fn name(&self) -> Option<String> {
         self.path.file_name()?.to_str().map(str::to_string)
     }
@@ -137,7 +137,8 @@ mod tests {
         let mut log = LogFile::resume(&path, &mark).unwrap();
         log.write(b"two\n").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\n");
-        // A log that was shortened meanwhile goes on where it ends; one that is gone begins anew.
+        // A log that was shortened in the meantime continues at its end; one that was removed starts
+        // anew.
         std::fs::write(&path, "o").unwrap();
         LogFile::resume(&path, &mark).unwrap().write(b"2").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "o2");
@@ -147,7 +148,7 @@ mod tests {
         assert!(LogFile::create_new(&path).is_err());
         assert_eq!(Mark::begin(path.clone()).name().as_deref(), Some("log"));
         assert!(!LogFile::append(&path).unwrap().is_empty().unwrap());
-        // The standard output goes on as it is.
+        // Standard output continues unchanged.
         let log = LogFile::resume(Path::new("-"), &mark).unwrap();
         assert!(log.is_empty().unwrap() && log.mark().unwrap().is_none());
     }

@@ -1,4 +1,4 @@
-//! Callbacks: they see a training run through a read-only view and answer what should happen.
+//! Callbacks. They observe a training run through a read-only view and return the action to take.
 
 mod backup_and_restore;
 mod csv_logger;
@@ -30,70 +30,70 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// The model's weights, to read.
+/// Read access to the weights of the model.
 pub trait WeightSource {
-    /// The weights' names, in the model's order.
+    /// The names of the weights, in the order of the model.
     fn names(&self) -> Vec<String>;
 
-    /// A weight's values.
+    /// The values of a weight.
     fn get(&self, name: &str) -> Option<Vec<f32>>;
 
-    /// Whether every weight is a number.
+    /// Whether all weights are finite.
     fn is_finite(&self) -> bool {
         let finite = |values: Vec<f32>| values.iter().all(|v| v.is_finite());
         self.names().iter().all(|name| self.get(name).is_none_or(finite))
     }
 
-    /// What the model is trained with, for files that keep it.
+    /// The training configuration, for file formats that save it.
     fn training(&self) -> Option<Training> {
         None
     }
 }
 
-/// What a callback sees.
+/// The state of a run that a callback sees.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     /// The epoch, from 0.
     pub epoch: usize,
-    /// The epoch the run ends before.
+    /// The epoch before which the run ends.
     pub epochs: usize,
-    /// Steps done since the model was made.
+    /// The number of steps since the model was created.
     pub step: u64,
-    /// Steps of an epoch, where known.
+    /// The number of steps per epoch, if known.
     pub steps_per_epoch: Option<usize>,
-    /// The metrics so far: of the epoch's batches and, at its end, of the validation.
+    /// The current metrics: those of the epoch's batches and, at its end, of the validation.
     pub logs: &'a [(String, f64)],
-    /// The names that `logs` has at an epoch's end, before the first one too.
+    /// The names that `logs` has at the end of an epoch, available from the start.
     pub metrics: &'a [String],
-    /// The learning rate in use.
+    /// The current learning rate.
     pub learning_rate: f64,
-    /// The epochs so far; at an epoch's end that one too, with its time.
+    /// The epochs so far, with their times. At the end of an epoch it includes that epoch.
     pub history: &'a History,
     /// The model's structure.
     pub model: &'a Definition,
-    /// The weights as they are now.
+    /// The current weights.
     pub weights: &'a dyn WeightSource,
 }
 
 impl View<'_> {
-    /// A metric of `logs`.
+    /// The value of a metric in `logs`.
     pub fn log(&self, name: &str) -> Option<f64> {
         self.logs.iter().find(|(n, _)| n == name).map(|(_, value)| *value)
     }
 
-    /// A metric that a callback was told to watch.
+    /// The value of a monitored metric.
     fn monitored(&self, owner: &str, name: &str) -> Result<f64> {
         let known = || self.logs.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>();
         self.log(name).ok_or_else(|| unknown_monitor(owner, name, &known()))
     }
 
-    /// Refuses a metric to watch that no epoch will have.
+    /// Rejects a monitored metric that no epoch will have.
     fn check_monitor(&self, owner: &str, name: &str) -> Result<()> {
         let known: Vec<&str> = self.metrics.iter().map(String::as_str).collect();
         if known.contains(&name) { Ok(()) } else { Err(unknown_monitor(owner, name, &known)) }
     }
 
-    /// At an epoch's end, the learning rate that it ended with, whatever callbacks have set since.
+    /// At the end of an epoch, the learning rate it ended with, regardless of changes by callbacks since.
     fn epoch_learning_rate(&self) -> f64 {
         let ended = self.history.epochs.last() == Some(&self.epoch);
         let rates = self.history.get("lr").filter(|_| ended);
@@ -102,67 +102,68 @@ impl View<'_> {
 }
 
 fn unknown_monitor(owner: &str, name: &str, known: &[&str]) -> Error {
-    let (validated, there) = (known.iter().any(|name| name.starts_with("val_")), known.join(", "));
+    let (validated, names) = (known.iter().any(|name| name.starts_with("val_")), known.join(", "));
     let (expected, received) = match name.starts_with("val_") && !validated {
         true => (
-            format!("validation_data or validation_split in fit, or one of {there}"),
+            format!("validation_data or validation_split in fit, or one of {names}"),
             format!("'{name}' without either"),
         ),
-        false => (format!("one of {there}"), format!("'{name}'")),
+        false => (format!("one of {names}"), format!("'{name}'")),
     };
     Error::argument(owner, "monitor", expected, received)
 }
 
-/// What a callback answers.
+/// The action that a callback returns.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[must_use]
 pub enum Action {
-    /// Go on.
+    /// Continue.
     #[default]
     Continue,
-    /// End the training: after this step, or after this epoch when it is over.
+    /// Stop training after the current step or, at the end of an epoch, after that epoch.
     Stop,
-    /// Go on with another learning rate.
+    /// Continue with another learning rate.
     SetLearningRate(f64),
     /// Set weights by name.
     RestoreWeights(Vec<(String, Vec<f32>)>),
-    /// Before the first epoch, after a batch or after an epoch: hand over the run's state once every
-    /// callback has been called.
-    BackUp,
+    /// Save the run: once all callbacks have been called, [`Callback::save_run`] receives its state. Allowed
+    /// before the first epoch, after a batch and after an epoch.
+    SaveRun,
 }
 
-/// What a callback must know to go on in a run continued.
+/// The state that a callback needs to resume.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CallbackState {
-    /// Numbers and words.
+    /// Plain values.
     pub values: Value,
-    /// Arrays by name.
+    /// Tensors by name.
     pub tensors: Vec<(String, Tensor)>,
 }
 
 impl CallbackState {
-    /// A state without arrays.
+    /// A state without tensors.
     fn of(values: impl Serialize) -> CallbackState {
         let values = serde_json::to_value(values).unwrap_or_default();
         CallbackState { values, tensors: vec![] }
     }
 
-    /// The numbers and words, as they were.
+    /// Deserialises the plain values.
     fn read<T: DeserializeOwned>(&self, owner: &str) -> Result<T> {
         let wrong = |error| Error::config(owner, format!("state of an earlier run: {error}"));
         serde_json::from_value(self.values.clone()).map_err(wrong)
     }
 }
 
-/// Something that happens along with training. An error ends the run. Of several workers each has its own
-/// callbacks, which see the same numbers and must answer the same; those that only write are the chief's.
+/// An observer of training. An error ends the run. Every worker has its own callbacks, which see the same
+/// numbers and must return the same actions. Callbacks that only write files run on the chief only
+/// ([`Callback::chief_only`]).
 pub trait Callback: Send {
     /// Before the first epoch.
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
         Ok(Action::Continue)
     }
 
-    /// After the last epoch, however it came to be the last.
+    /// After the last epoch, however the run ended.
     fn on_train_end(&mut self, _view: &View<'_>) -> Result<Action> {
         Ok(Action::Continue)
     }
@@ -187,60 +188,59 @@ pub trait Callback: Send {
         Ok(Action::Continue)
     }
 
-    /// Whether [`Callback::on_batch_begin`] or [`Callback::on_batch_end`] has something to do. Where no
-    /// callback looks between batches, devices that can run several steps without the host do so.
-    fn sees_batches(&self) -> bool {
+    /// Whether [`Callback::on_batch_begin`] or [`Callback::on_batch_end`] does anything. If no callback does,
+    /// devices that can run several steps without the host do so.
+    fn wants_batch_events(&self) -> bool {
         true
     }
 
-    /// Tells it from callbacks of other kinds when a run is continued.
+    /// Identifies the kind of callback when a run is resumed.
     fn name(&self) -> &'static str {
         std::any::type_name::<Self>()
     }
 
-    /// Whether it writes files and does nothing else: of several workers, the chief alone calls it.
-    fn writes(&self) -> bool {
+    /// Whether the callback only writes files. The chief is then the only worker that calls it.
+    fn chief_only(&self) -> bool {
         false
     }
 
-    /// What it was told to do, where that changes the training: all workers must have said the same.
+    /// The configuration of the callback, if it affects training. It must be the same on all workers.
     fn setup(&self) -> Option<String> {
         None
     }
 
-    /// What it must know to go on in a run continued: asked for when the run is saved.
+    /// The state that the callback needs to resume, requested when the run is saved.
     fn state(&mut self) -> Result<CallbackState> {
         Ok(CallbackState::default())
     }
 
-    /// In the place of [`Callback::on_train_begin`] when a run is continued, with the state that was
-    /// saved with it.
+    /// Called instead of [`Callback::on_train_begin`] when a run is resumed, with the saved state.
     fn on_train_resume(&mut self, view: &View<'_>, _state: &CallbackState) -> Result<Action> {
         self.on_train_begin(view)
     }
 
-    /// A run to continue instead of beginning a new one; asked before everything else.
-    fn earlier_run(&mut self) -> Result<Option<RunState>> {
+    /// Loads a run to resume instead of starting a new one. Called before all other methods.
+    fn load_run(&mut self) -> Result<Option<RunState>> {
         Ok(None)
     }
 
-    /// The run's state, as asked for with [`Action::BackUp`].
-    fn back_up(&mut self, _state: RunState) -> Result<()> {
+    /// Saves the run, as requested with [`Action::SaveRun`].
+    fn save_run(&mut self, _state: RunState) -> Result<()> {
         Ok(())
     }
 
-    /// The newest file it has saved that a run could go on from; asked for when a run ends in NaN.
+    /// The newest saved file from which a run could resume, requested when a run ends in NaN.
     fn newest_saved(&mut self) -> Option<PathBuf> {
         None
     }
 
-    /// The run ends here because it was interrupted; answers where it can be taken up.
+    /// The run was interrupted. Returns the file from which it can be resumed, if any.
     fn on_interrupt(&mut self, _state: &RunState) -> Result<Option<PathBuf>> {
         Ok(None)
     }
 }
 
-/// The learning rate as a function of the epoch.
+/// Sets the learning rate as a function of the epoch.
 ///
 /// ```
 /// use phalanx::callbacks::LearningRateScheduler;
@@ -253,12 +253,12 @@ pub struct LearningRateScheduler {
 }
 
 impl LearningRateScheduler {
-    /// From the epoch, counted from 0.
+    /// A function of the epoch, counted from 0.
     pub fn new(mut schedule: impl FnMut(usize) -> f64 + Send + 'static) -> LearningRateScheduler {
         LearningRateScheduler::with_current(move |epoch, _| schedule(epoch))
     }
 
-    /// From the epoch and the learning rate in use.
+    /// A function of the epoch and the current learning rate.
     pub fn with_current(
         schedule: impl FnMut(usize, f64) -> f64 + Send + 'static,
     ) -> LearningRateScheduler {
@@ -267,11 +267,11 @@ impl LearningRateScheduler {
 }
 
 impl Callback for LearningRateScheduler {
-    fn sees_batches(&self) -> bool {
+    fn wants_batch_events(&self) -> bool {
         false
     }
 
-    /// That there is one; its rates are compared as they come.
+    /// Only records that there is a schedule; the rates themselves are compared during training.
     fn setup(&self) -> Option<String> {
         Some("LearningRateScheduler".into())
     }
@@ -287,14 +287,14 @@ impl Callback for LearningRateScheduler {
     }
 }
 
-/// Ends the training when the loss is no longer a number.
+/// Stops training when the loss is NaN or infinite.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TerminateOnNaN;
 
 impl Callback for TerminateOnNaN {
     fn on_batch_end(&mut self, view: &View<'_>) -> Result<Action> {
-        let broken = view.log("loss").is_some_and(|loss| !loss.is_finite());
-        Ok(if broken { Action::Stop } else { Action::Continue })
+        let not_finite = view.log("loss").is_some_and(|loss| !loss.is_finite());
+        Ok(if not_finite { Action::Stop } else { Action::Continue })
     }
 }
 
@@ -321,7 +321,7 @@ pub struct LambdaCallback {
 }
 
 impl LambdaCallback {
-    /// One that does nothing yet.
+    /// A callback without closures.
     pub fn new() -> LambdaCallback {
         LambdaCallback::default()
     }
@@ -386,7 +386,7 @@ fn run(hook: &mut Option<Hook>, view: &View<'_>) -> Result<Action> {
 }
 
 impl Callback for LambdaCallback {
-    fn sees_batches(&self) -> bool {
+    fn wants_batch_events(&self) -> bool {
         self.batch_begin.is_some() || self.batch_end.is_some()
     }
 
@@ -421,7 +421,7 @@ mod tests {
     use crate::layers::Dense;
     use crate::model::{Input, Model, Sequential};
 
-    /// One weight whose value a test chooses.
+    /// A single weight whose value a test sets.
     struct OneWeight(f32);
 
     impl WeightSource for OneWeight {
@@ -434,8 +434,8 @@ mod tests {
         }
     }
 
-    /// A run of a model with one weight, to look at.
-    pub(super) struct Scene {
+    /// A run of a model with one weight, for tests.
+    pub(super) struct TestRun {
         pub learning_rate: f64,
         pub weight: f32,
         pub step: u64,
@@ -443,17 +443,17 @@ mod tests {
         model: Model,
     }
 
-    impl Default for Scene {
-        fn default() -> Scene {
+    impl Default for TestRun {
+        fn default() -> TestRun {
             let dense = Dense::new(1).use_bias(false);
             let model = Sequential::new().add(Input::new([1])).add(dense).build().unwrap();
             let history = History::default();
-            Scene { learning_rate: 0.1, weight: 1.0, step: 0, history, model }
+            TestRun { learning_rate: 0.1, weight: 1.0, step: 0, history, model }
         }
     }
 
-    impl Scene {
-        /// Shows a view of an epoch with these metrics.
+    impl TestRun {
+        /// Calls `f` with a view of an epoch with these metrics.
         pub(super) fn view<T>(
             &mut self,
             epoch: usize,
@@ -476,7 +476,7 @@ mod tests {
             })
         }
 
-        /// Shows the end of an epoch: 100 samples in 2 seconds.
+        /// Calls `f` at the end of an epoch: 100 samples in 2 seconds.
         pub(super) fn end_epoch<T>(
             &mut self,
             epoch: usize,
@@ -488,14 +488,14 @@ mod tests {
         }
     }
 
-    /// Shows a view of an epoch with one metric.
+    /// Calls `f` with a view of an epoch with one metric.
     pub(super) fn with_view<T>(
         epoch: usize,
         metric: (&str, f64),
         weight: f32,
         look: impl FnOnce(&View<'_>) -> T,
     ) -> T {
-        Scene { weight, ..Scene::default() }.view(epoch, &[metric], look)
+        TestRun { weight, ..TestRun::default() }.view(epoch, &[metric], look)
     }
 
     #[test]
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_is_no_number_ends_the_training() {
+    fn a_nan_loss_stops_training() {
         for (loss, action) in
             [(1.0, Action::Continue), (f64::NAN, Action::Stop), (f64::INFINITY, Action::Stop)]
         {

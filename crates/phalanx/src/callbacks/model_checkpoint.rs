@@ -1,4 +1,4 @@
-//! Saves the model while it trains.
+//! Periodic checkpoints of the model.
 
 use super::template::{Number, Template};
 use super::{Action, Callback, CallbackState, Frequency, Mode, View};
@@ -11,12 +11,11 @@ use std::path::{Path, PathBuf};
 
 const OWNER: &str = "ModelCheckpoint";
 
-/// Saves the model after every epoch, or every so many batches.
+/// Saves the model after every epoch or after a number of batches.
 ///
-/// The path's extension chooses the format, `.safetensors` (weights) for now; `{epoch}` (from 1),
-/// `{batch}` and metrics stand for their values, formatted as in Python. Every file is there whole
-/// or not at all, and no file is written, or replaced, while the loss or a weight is not a finite
-/// number.
+/// The extension of the path selects the format. The placeholders `{epoch}` (from 1), `{batch}` and
+/// `{<metric>}` are replaced by their values, formatted as in Python. Files are written atomically, and no file
+/// is written or replaced while the loss or a weight is NaN or infinite.
 ///
 /// ```
 /// use phalanx::callbacks::ModelCheckpoint;
@@ -37,13 +36,14 @@ pub struct ModelCheckpoint {
     keep_last: Option<usize>,
     template: Template,
     best: Option<f64>,
-    /// Batches done in this epoch, and since the last time it was due.
+    /// The number of batches in this epoch, and since the last save.
     batch: u64,
     waited: u64,
     saved: VecDeque<PathBuf>,
     newest: Option<PathBuf>,
-    /// How many things the last file did not keep: said when it changes, not with every file.
-    unkept: usize,
+    /// The number of items that the last file could not store. It is reported when it changes, not for every
+    /// file.
+    not_stored: usize,
 }
 
 impl ModelCheckpoint {
@@ -64,29 +64,29 @@ impl ModelCheckpoint {
             waited: 0,
             saved: VecDeque::new(),
             newest: None,
-            unkept: 0,
+            not_stored: 0,
         }
     }
 
-    /// The metric that tells the best, `val_loss` unless said otherwise.
+    /// The metric that determines the best model; `val_loss` by default.
     pub fn monitor(mut self, metric: &str) -> ModelCheckpoint {
         self.monitor = metric.into();
         self
     }
 
-    /// Whether only a model better than all before is saved.
+    /// Whether to save only models that are better than all previous ones.
     pub fn save_best_only(mut self, best_only: bool) -> ModelCheckpoint {
         self.save_best_only = best_only;
         self
     }
 
-    /// Whether only the weights are saved; what the format holds unless said otherwise.
+    /// Whether to save only the weights; by default the format decides.
     pub fn save_weights_only(mut self, weights_only: bool) -> ModelCheckpoint {
         self.save_weights_only = Some(weights_only);
         self
     }
 
-    /// Which way the metric improves.
+    /// The direction in which the metric improves.
     pub fn mode(mut self, mode: Mode) -> ModelCheckpoint {
         self.mode = mode;
         self
@@ -98,13 +98,13 @@ impl ModelCheckpoint {
         self
     }
 
-    /// The value that the first model saved must beat, with `save_best_only`.
+    /// With `save_best_only`, the value that the first saved model must improve on.
     pub fn initial_value_threshold(mut self, value: f64) -> ModelCheckpoint {
         self.initial_value_threshold = Some(value);
         self
     }
 
-    /// Removes all but the last so many files of this run.
+    /// Keeps only the last `files` files of this run.
     pub fn keep_last(mut self, files: usize) -> ModelCheckpoint {
         self.keep_last = Some(files);
         self
@@ -115,23 +115,23 @@ impl ModelCheckpoint {
         if self.save_best_only {
             let validates = self.monitor.starts_with("val_");
             if validates && self.save_freq != Frequency::Epoch {
-                let expected = "a metric of batches, as save_freq counts those";
+                let expected = "a metric of batches, because save_freq counts batches";
                 let received = format!("'{}'", self.monitor);
                 return Err(Error::argument(OWNER, "monitor", expected, received));
             }
             view.check_monitor(OWNER, &self.monitor)?;
-            self.mode.rises(OWNER, &self.monitor)?;
+            self.mode.higher_is_better(OWNER, &self.monitor)?;
         }
         if self.keep_last == Some(0) {
             return Err(Error::argument(OWNER, "keep_last", "1 or more", 0));
         }
         let format = Format::of(&self.filepath)?;
-        if let (Some(asked), Some(only)) = (self.save_weights_only, format.weights_only())
-            && asked != only
+        if let (Some(requested), Some(only)) = (self.save_weights_only, format.weights_only())
+            && requested != only
         {
             let holds = if only { "weights only" } else { "whole models" };
             let received =
-                format!("{asked} for '{}', which holds {holds}", self.filepath.display());
+                format!("{requested} for '{}', which holds {holds}", self.filepath.display());
             let expected = only.to_string();
             return Err(Error::argument(OWNER, "save_weights_only", expected, received));
         }
@@ -140,23 +140,23 @@ impl ModelCheckpoint {
             Error::argument(OWNER, "filepath", "a name in UTF-8", received)
         })?;
         self.template = Template::parse(text)?;
-        // A name with a value that there will never be is found now, not after an epoch.
+        // A placeholder that will never have a value is detected now, not after an epoch.
         let of_batches = |name: &&String| !name.starts_with("val_");
         let there = |name: &&String| self.save_freq == Frequency::Epoch || of_batches(name);
         let values = view.metrics.iter().filter(there).map(|name| (name.clone(), 0.0));
         self.fill(view.epoch, values).map(|_| ())
     }
 
-    /// Whether a model with this value is worth saving.
+    /// Whether a model with this value should be saved.
     fn improves(&self, value: f64) -> Result<bool> {
-        let rises = self.mode.rises(OWNER, &self.monitor)?;
+        let higher_is_better = self.mode.higher_is_better(OWNER, &self.monitor)?;
         Ok(match self.best {
             None => !value.is_nan(),
-            Some(best) => (rises && value > best) || (!rises && value < best),
+            Some(best) => (higher_is_better && value > best) || (!higher_is_better && value < best),
         })
     }
 
-    /// The name of the file of an epoch with these metrics.
+    /// The file name for an epoch with these metrics.
     fn fill(&self, epoch: usize, metrics: impl Iterator<Item = (String, f64)>) -> Result<PathBuf> {
         let mut values = vec![("epoch".to_string(), Number::Whole(epoch as u64 + 1))];
         if self.save_freq != Frequency::Epoch {
@@ -167,8 +167,9 @@ impl ModelCheckpoint {
     }
 
     fn save(&mut self, view: &View<'_>) -> Result<()> {
-        let sound = |(name, value): &(String, f64)| value.is_finite() || !name.ends_with("loss");
-        if !view.logs.iter().all(sound) {
+        let is_finite_loss =
+            |(name, value): &(String, f64)| value.is_finite() || !name.ends_with("loss");
+        if !view.logs.iter().all(is_finite_loss) {
             return Ok(());
         }
         let value = match self.save_best_only {
@@ -182,7 +183,8 @@ impl ModelCheckpoint {
         }
         let path = self.fill(view.epoch, view.logs.iter().cloned())?;
         let weights = saving::snapshot(view.model, view.weights)?;
-        // The loss is of the weights before the last update: that one may have broken them.
+        // The loss belongs to the weights before the last update, which may have made them infinite or
+        // NaN.
         if !weights.iter().all(|(_, tensor)| tensor.is_finite()) {
             return Ok(());
         }
@@ -193,18 +195,18 @@ impl ModelCheckpoint {
         let whole = !weights_only.unwrap_or(false);
         let training = if whole { view.weights.training() } else { None };
         let parts = saving::SaveOptions { structure: whole, training };
-        let unkept = saving::save(&path, view.model, &weights, parts)?;
-        if unkept.len() != self.unkept {
-            self.unkept = unkept.len();
-            saving::warn_not_saved(&path, &unkept);
+        let not_stored = saving::save(&path, view.model, &weights, parts)?;
+        if not_stored.len() != self.not_stored {
+            self.not_stored = not_stored.len();
+            saving::warn_not_saved(&path, &not_stored);
         }
         self.best = value.or(self.best);
         self.newest = Some(path.clone());
-        self.forget(path)
+        self.remove_oldest(path)
     }
 
-    /// Removes the oldest files beyond those to keep.
-    fn forget(&mut self, newest: PathBuf) -> Result<()> {
+    /// Removes the oldest files beyond `keep_last`.
+    fn remove_oldest(&mut self, newest: PathBuf) -> Result<()> {
         let Some(keep) = self.keep_last else { return Ok(()) };
         self.saved.retain(|path| *path != newest);
         self.saved.push_back(newest);
@@ -222,11 +224,11 @@ impl ModelCheckpoint {
 }
 
 impl Callback for ModelCheckpoint {
-    fn writes(&self) -> bool {
+    fn chief_only(&self) -> bool {
         true
     }
 
-    fn sees_batches(&self) -> bool {
+    fn wants_batch_events(&self) -> bool {
         self.save_freq != Frequency::Epoch
     }
 
@@ -281,22 +283,19 @@ impl Callback for ModelCheckpoint {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Scene;
+    use super::super::tests::TestRun;
     use super::*;
     use std::collections::BTreeSet;
 
-    /// The files there after each epoch with this value of the metric, and the weight's value.
+    /// The files after each epoch with these values of the metric and of the weight.
     fn run(mut callback: ModelCheckpoint, metric: &str, values: &[(f64, f32)]) -> Vec<Vec<String>> {
         let directory = callback.filepath.parent().unwrap().to_path_buf();
-        let mut scene = Scene::default();
-        let begin = scene.view(0, &[(metric, 0.0)], |view| callback.on_train_begin(view));
+        let mut run = TestRun::default();
+        let begin = run.view(0, &[(metric, 0.0)], |view| callback.on_train_begin(view));
         begin.map(|_| ()).unwrap();
         let epoch = |(epoch, (value, weight)): (usize, &(f64, f32))| {
-            scene.weight = *weight;
-            scene
-                .view(epoch, &[(metric, *value)], |v| callback.on_epoch_end(v))
-                .map(|_| ())
-                .unwrap();
+            run.weight = *weight;
+            run.view(epoch, &[(metric, *value)], |v| callback.on_epoch_end(v)).map(|_| ()).unwrap();
             let name = |e: std::io::Result<std::fs::DirEntry>| {
                 e.unwrap().file_name().into_string().unwrap()
             };
@@ -321,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_best_and_only_numbers_are_saved() {
+    fn only_the_best_finite_models_are_saved() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("{epoch}.safetensors");
         let best =
@@ -339,7 +338,7 @@ mod tests {
         assert_eq!(last(above, "accuracy", &values[..5]), "3");
         let falling = best("accuracy").mode(Mode::Min);
         assert_eq!(last(falling, "accuracy", &values[..5]), "2 5");
-        // Without a choice of the best, broken models are still not saved.
+        // Models with NaN or infinite values are not saved even without `save_best_only`.
         let values = [(1.0, 1.0), (nan, 1.0), (inf, 1.0), (1.0, f32::INFINITY), (1.0, 2.0)];
         assert_eq!(last(ModelCheckpoint::new(&path), "loss", &values), "1 5");
     }
@@ -349,15 +348,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("{epoch}-{batch}.safetensors");
         let mut callback = ModelCheckpoint::new(path).save_freq(3);
-        let mut scene = Scene::default();
-        scene.view(0, &[], |view| callback.on_train_begin(view)).map(|_| ()).unwrap();
+        let mut run = TestRun::default();
+        run.view(0, &[], |view| callback.on_train_begin(view)).map(|_| ()).unwrap();
         for epoch in 0..2 {
-            scene.view(epoch, &[], |view| callback.on_epoch_begin(view)).map(|_| ()).unwrap();
+            run.view(epoch, &[], |view| callback.on_epoch_begin(view)).map(|_| ()).unwrap();
             for _ in 0..4 {
                 let logs = [("loss", 1.0)];
-                scene.view(epoch, &logs, |view| callback.on_batch_end(view)).map(|_| ()).unwrap();
+                run.view(epoch, &logs, |view| callback.on_batch_end(view)).map(|_| ()).unwrap();
             }
-            scene.view(epoch, &[], |view| callback.on_epoch_end(view)).map(|_| ()).unwrap();
+            run.view(epoch, &[], |view| callback.on_epoch_end(view)).map(|_| ()).unwrap();
         }
         let there = |name: &str| directory.path().join(name).exists();
         assert!(there("1-3.safetensors") && there("2-2.safetensors"));
@@ -379,13 +378,13 @@ mod tests {
             (new("a.safetensors").monitor("score").save_best_only(true), "ModelCheckpoint: mode"),
         ] {
             let metrics = [("loss", 0.0), ("score", 0.0)];
-            let begin = Scene::default().view(0, &metrics, |view| bad.on_train_begin(view));
+            let begin = TestRun::default().view(0, &metrics, |view| bad.on_train_begin(view));
             let error = begin.unwrap_err().to_string();
             assert!(error.contains(what), "{error}");
         }
         let mut best = new("a.safetensors").save_best_only(true).save_weights_only(true);
-        let mut scene = Scene::default();
-        let error = scene.view(0, &[("loss", 1.0)], |view| best.on_train_begin(view)).unwrap_err();
+        let mut run = TestRun::default();
+        let error = run.view(0, &[("loss", 1.0)], |view| best.on_train_begin(view)).unwrap_err();
         assert!(error.to_string().contains("'val_loss' without either"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Lowers the learning rate when a metric no longer improves.
+//! Reduces the learning rate when a metric no longer improves.
 
 use super::{Action, Callback, CallbackState, Mode, View};
 use crate::error::{Error, Result};
@@ -6,7 +6,7 @@ use crate::json_float::JsonFloat;
 
 const OWNER: &str = "ReduceLROnPlateau";
 
-/// Lowers the learning rate when a metric has not improved for some epochs.
+/// Reduces the learning rate when a metric has not improved for `patience` epochs.
 ///
 /// ```
 /// use phalanx::callbacks::ReduceLROnPlateau;
@@ -34,8 +34,8 @@ impl Default for ReduceLROnPlateau {
 }
 
 impl ReduceLROnPlateau {
-    /// Watches a metric, with Keras' defaults: a tenth of the rate after 10 epochs without an
-    /// improvement of more than 1e-4.
+    /// Monitors a metric, with Keras' defaults: a tenth of the rate after 10 epochs without an improvement of
+    /// more than 1e-4.
     pub fn new(monitor: &str) -> ReduceLROnPlateau {
         ReduceLROnPlateau {
             monitor: monitor.into(),
@@ -51,55 +51,55 @@ impl ReduceLROnPlateau {
         }
     }
 
-    /// What the learning rate is multiplied by, below 1.
+    /// The factor of a reduction, below 1.
     pub fn factor(mut self, factor: f64) -> ReduceLROnPlateau {
         self.factor = factor;
         self
     }
 
-    /// Epochs without improvement after which the rate is lowered.
+    /// The number of epochs without improvement after which the rate is reduced.
     pub fn patience(mut self, epochs: usize) -> ReduceLROnPlateau {
         self.patience = epochs;
         self
     }
 
-    /// Which way the metric improves.
+    /// The direction in which the metric improves.
     pub fn mode(mut self, mode: Mode) -> ReduceLROnPlateau {
         self.mode = mode;
         self
     }
 
-    /// The least change that counts as an improvement.
+    /// The minimum change that counts as an improvement.
     pub fn min_delta(mut self, min_delta: f64) -> ReduceLROnPlateau {
         self.min_delta = min_delta.abs();
         self
     }
 
-    /// Epochs after a reduction in which no further one is counted towards.
+    /// The number of epochs after a reduction that do not count as epochs without improvement.
     pub fn cooldown(mut self, epochs: usize) -> ReduceLROnPlateau {
         self.cooldown = epochs;
         self
     }
 
-    /// The rate below which it is not lowered.
+    /// The minimum learning rate.
     pub fn min_lr(mut self, rate: f64) -> ReduceLROnPlateau {
         self.min_lr = rate;
         self
     }
 
     fn improves(&self, value: f64) -> Result<bool> {
-        let rises = self.mode.rises(OWNER, &self.monitor)?;
+        let higher_is_better = self.mode.higher_is_better(OWNER, &self.monitor)?;
         Ok(match self.best {
-            // A value that is no number is never the best, not even as the first.
+            // NaN is never the best value, not even as the first.
             None => !value.is_nan(),
-            Some(best) if rises => value - self.min_delta > best,
+            Some(best) if higher_is_better => value - self.min_delta > best,
             Some(best) => value + self.min_delta < best,
         })
     }
 }
 
 impl Callback for ReduceLROnPlateau {
-    fn sees_batches(&self) -> bool {
+    fn wants_batch_events(&self) -> bool {
         false
     }
 
@@ -110,7 +110,7 @@ impl Callback for ReduceLROnPlateau {
 
     fn on_train_begin(&mut self, view: &View<'_>) -> Result<Action> {
         view.check_monitor(OWNER, &self.monitor)?;
-        self.mode.rises(OWNER, &self.monitor)?;
+        self.mode.higher_is_better(OWNER, &self.monitor)?;
         if !(0.0..1.0).contains(&self.factor) {
             return Err(Error::argument(OWNER, "factor", "from 0 up, below 1", self.factor));
         }
@@ -157,21 +157,21 @@ impl Callback for ReduceLROnPlateau {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Scene;
+    use super::super::tests::TestRun;
     use super::*;
 
     /// The learning rate after each epoch.
     fn rates(mut callback: ReduceLROnPlateau, metric: &str, values: &[f64]) -> Vec<f64> {
-        let mut scene = Scene::default();
-        let begin = scene.view(0, &[(metric, 0.0)], |view| callback.on_train_begin(view));
+        let mut run = TestRun::default();
+        let begin = run.view(0, &[(metric, 0.0)], |view| callback.on_train_begin(view));
         assert_eq!(begin.unwrap(), Action::Continue);
         let epoch = |(epoch, value): (usize, &f64)| {
-            let action = scene.view(epoch, &[(metric, *value)], |view| callback.on_epoch_end(view));
+            let action = run.view(epoch, &[(metric, *value)], |view| callback.on_epoch_end(view));
             match action.unwrap() {
-                Action::SetLearningRate(rate) => scene.learning_rate = rate,
+                Action::SetLearningRate(rate) => run.learning_rate = rate,
                 action => assert_eq!(action, Action::Continue),
             }
-            scene.learning_rate
+            run.learning_rate
         };
         values.iter().enumerate().map(epoch).collect()
     }
@@ -195,7 +195,7 @@ mod tests {
     fn improvements_start_the_wait_again() {
         let values = [1.0, 1.0, 0.9, 0.9, 0.9, 0.8];
         assert_eq!(rates(watch("loss"), "loss", &values), [0.1, 0.1, 0.1, 0.1, 0.05, 0.05]);
-        // Less than min_delta is no improvement.
+        // A change of less than min_delta is no improvement.
         let slow = [1.0, 0.99995, 0.9999, 0.99985];
         assert_eq!(rates(watch("loss"), "loss", &slow), [0.1, 0.1, 0.05, 0.05]);
         assert_eq!(rates(watch("loss").min_delta(0.0), "loss", &slow), [0.1; 4]);
@@ -214,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_no_number_is_never_the_best() {
+    fn nan_is_never_the_best() {
         let values = [f64::NAN, 1.0, f64::NAN, f64::NAN];
         assert_eq!(rates(watch("loss"), "loss", &values), [0.1, 0.1, 0.1, 0.05]);
     }
 
     #[test]
     fn arguments_and_metrics_are_checked() {
-        let mut scene = Scene::default();
+        let mut run = TestRun::default();
         for (mut bad, what) in [
             (watch("loss").factor(1.0), "factor: expected from 0 up, below 1, received 1"),
             (watch("loss").factor(f64::NAN), "received NaN"),
@@ -229,11 +229,11 @@ mod tests {
             (watch("score"), "ReduceLROnPlateau: mode"),
         ] {
             let metrics = [("loss", 0.0), ("score", 0.0)];
-            let error = scene.view(0, &metrics, |view| bad.on_train_begin(view)).unwrap_err();
+            let error = run.view(0, &metrics, |view| bad.on_train_begin(view)).unwrap_err();
             assert!(error.to_string().contains(what), "{error}");
         }
         let mut watch = ReduceLROnPlateau::default();
-        let error = scene.view(0, &[("loss", 1.0)], |view| watch.on_train_begin(view)).unwrap_err();
+        let error = run.view(0, &[("loss", 1.0)], |view| watch.on_train_begin(view)).unwrap_err();
         assert!(error.to_string().contains("'val_loss' without either"), "{error}");
     }
 }

@@ -1,11 +1,11 @@
-//! File names with values in them: `ckpt-{epoch:02d}-{val_loss:.4f}.safetensors`.
+//! File name templates: `ckpt-{epoch:02d}-{val_loss:.4f}.safetensors`.
 
 use crate::error::{Error, Result};
 
-/// Wider fields are mistakes, not names.
+/// The maximum field width; a wider field is a mistake.
 const MAX_WIDTH: usize = 64;
 
-/// A value to put into a name.
+/// A value for a placeholder.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Number {
     Whole(u64),
@@ -18,18 +18,18 @@ enum Part {
     Field { name: String, zeros: bool, width: usize, kind: Kind },
 }
 
-/// How Python's `format` would print it.
+/// A format type of Python.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// No type: as it is.
+    /// No type.
     Plain,
     /// `d`.
     Whole,
-    /// `f`, with so many decimals.
+    /// `f`, with this number of decimals.
     Fixed(usize),
 }
 
-/// A parsed name.
+/// A parsed template.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Template {
     parts: Vec<Part>,
@@ -41,7 +41,7 @@ fn wrong(received: impl ToString) -> Error {
 }
 
 impl Template {
-    /// Reads a name with placeholders; `{{` and `}}` are the braces themselves.
+    /// Parses a template; `{{` and `}}` are literal braces.
     pub(super) fn parse(text: &str) -> Result<Template> {
         let mut parts = vec![];
         let mut plain = String::new();
@@ -64,7 +64,7 @@ impl Template {
         Ok(Template { parts })
     }
 
-    /// The name with these values.
+    /// The file name for these values.
     pub(super) fn fill(&self, values: &[(String, Number)]) -> Result<String> {
         let mut out = String::new();
         for part in &self.parts {
@@ -94,7 +94,7 @@ impl Template {
     }
 }
 
-/// Zeros stand behind the sign, blanks before it.
+/// Pads a number: zeros after the sign, spaces before it.
 fn pad(text: String, zeros: bool, width: usize) -> String {
     let missing = width.saturating_sub(text.chars().count());
     match text.strip_prefix('-') {
@@ -103,12 +103,12 @@ fn pad(text: String, zeros: bool, width: usize) -> String {
     }
 }
 
-/// What stands between braces: `name` or `name:[0][width][.precision][d|f]`.
+/// Parses a placeholder: `name` or `name:[0][width][.precision][d|f]`.
 fn field(text: &str) -> Result<Part> {
     let bad = || wrong(format!("{{{text}}}"));
     let (name, spec) = text.split_once(':').unwrap_or((text, ""));
-    let sound = |c: char| c.is_alphanumeric() || c == '_';
-    if name.is_empty() || !name.chars().all(sound) {
+    let is_name_char = |c: char| c.is_alphanumeric() || c == '_';
+    if name.is_empty() || !name.chars().all(is_name_char) {
         return Err(bad());
     }
     let (spec, kind) = match spec.strip_suffix(['d', 'f']) {

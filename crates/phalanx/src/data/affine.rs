@@ -4,7 +4,7 @@
 //! A transform without rotation and shear is separable: two short tables give the two source pixels of
 //! each row and column. This is an order of magnitude faster than the general case.
 
-use crate::choice::{Vocabulary, by_serde_name};
+use crate::by_name::{Named, variant_by_serde_name};
 use serde::{Deserialize, Serialize};
 
 /// How to fill points outside an image.
@@ -22,12 +22,12 @@ pub enum FillMode {
     Wrap,
 }
 
-impl Vocabulary for FillMode {
+impl Named for FillMode {
     const KIND: &'static str = "fill_mode";
     const NAMES: &'static [&'static str] = &["nearest", "constant", "reflect", "wrap"];
 
     fn from_name(name: &str) -> Option<FillMode> {
-        by_serde_name(name)
+        variant_by_serde_name(name)
     }
 }
 

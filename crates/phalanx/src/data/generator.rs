@@ -3,7 +3,7 @@
 use super::affine::{AffineParams, AffineTransformer, FillMode, Size};
 use super::flow::{ImageFlow, Images};
 use super::{Columns, Samples};
-use crate::choice::Choice;
+use crate::by_name::ByName;
 use crate::error::{Error, Result};
 use phalanx_graph::resident::{self, Fill, ImageShape};
 use phalanx_graph::rng::Stream;
@@ -60,7 +60,7 @@ pub struct ImageDataGenerator {
     shear_range: f64,
     zoom_range: ZoomRange,
     channel_shift_range: f64,
-    fill_mode: Choice<FillMode>,
+    fill_mode: ByName<FillMode>,
     cval: f32,
     horizontal_flip: bool,
     vertical_flip: bool,
@@ -141,7 +141,7 @@ impl ImageDataGenerator {
         /// the image.
         channel_shift_range: f64;
         /// How to fill points outside the image: "nearest", "constant", "reflect" or "wrap".
-        fill_mode: impl Into<Choice<FillMode>> => Into::into;
+        fill_mode: impl Into<ByName<FillMode>> => Into::into;
         /// Fill value of `fill_mode` "constant".
         cval: f32;
         /// Whether to flip images horizontally with probability 1/2.

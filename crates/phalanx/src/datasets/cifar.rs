@@ -219,7 +219,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let message = load(Some(dir.path())).unwrap_err().to_string();
         let expected = format!(
-            "dataset 'cifar-10' is not here; put data_batch_3.bin into {}",
+            "dataset 'cifar-10' was not found; put data_batch_3.bin into {}",
             dir.path().display()
         );
         assert_eq!(message, expected);

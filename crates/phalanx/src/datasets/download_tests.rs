@@ -203,6 +203,6 @@ fn without_a_network_the_message_says_what_to_do() {
     };
     let message = set.fetch(dir.path(), &mut |_| {}).unwrap_err().to_string();
     let place = format!("put file.bin into {}", dir.path().join("some").display());
-    assert!(message.starts_with("dataset 'some-set' is not here and cannot be fetched ("));
+    assert!(message.starts_with("dataset 'some-set' was not found and cannot be downloaded ("));
     assert!(message.contains(&place) && message.contains("from http://127"), "{message}");
 }

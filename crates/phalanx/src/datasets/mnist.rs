@@ -149,7 +149,7 @@ mod tests {
         write_part(dir.path(), FILES[0], &[0, 1]);
         let message = load_fashion(Some(dir.path())).unwrap_err().to_string();
         let expected = format!(
-            "dataset 'fashion-mnist' is not here; put t10k-images-idx3-ubyte.gz, \
+            "dataset 'fashion-mnist' was not found; put t10k-images-idx3-ubyte.gz, \
              t10k-labels-idx1-ubyte.gz into {}",
             dir.path().display()
         );

@@ -1,6 +1,6 @@
-//! The list of workers that TensorFlow's `TF_CONFIG` holds.
+//! The list of workers in TensorFlow's `TF_CONFIG`.
 
-use super::{Launch, Launcher, wrong};
+use super::{Launch, Launcher, invalid};
 use crate::error::{Error, Result};
 use serde_json::Value;
 use std::collections::HashSet;
@@ -9,11 +9,11 @@ use std::collections::HashSet;
 type Address = (String, u16);
 
 fn fail(expected: &str, received: impl std::fmt::Display) -> Error {
-    wrong("TF_CONFIG", expected, received)
+    invalid("TF_CONFIG", expected, received)
 }
 
-/// `{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}`, with a chief in
-/// front of the workers where there is one.
+/// Reads `{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}`. A chief, if any,
+/// comes before the workers.
 pub(super) fn read(text: &str) -> Result<Launch> {
     let config: Value = serde_json::from_str(text).map_err(|e| fail("JSON", e))?;
     let hosts = workers(&config["cluster"])?;
@@ -31,12 +31,12 @@ pub(super) fn read(text: &str) -> Result<Launch> {
         size: hosts.len(),
         local_rank: on_host.iter().position(|at| *at == rank).unwrap_or(0),
         local_size: on_host.len(),
-        by: Launcher::TfConfig,
-        meeting: Some(hosts[0].1.clone()),
+        launcher: Launcher::TfConfig,
+        chief_addr: Some(hosts[0].1.clone()),
     })
 }
 
-/// The addresses of a cluster with their roles, each address once.
+/// The addresses of a cluster with their roles; no address may appear twice.
 fn workers(cluster: &Value) -> Result<Vec<(&'static str, Address)>> {
     let (mut hosts, mut seen) = (vec![], HashSet::new());
     for role in ["chief", "worker"] {
@@ -53,7 +53,7 @@ fn workers(cluster: &Value) -> Result<Vec<(&'static str, Address)>> {
     Ok(hosts)
 }
 
-/// A host, one of IPv6 in brackets, and a port.
+/// Parses a host (an IPv6 address is in brackets) and a port.
 fn address(text: &str) -> Option<Address> {
     let (host, port) = text.trim().rsplit_once(':')?;
     let is_host = !host.is_empty() && (host.starts_with('[') || !host.contains(':'));

@@ -1,8 +1,8 @@
-//! An activation as a layer of its own; see [`ActivationFn`] for the functions.
+//! An activation as a separate layer; see [`ActivationFn`] for the functions.
 
 use super::support::single;
 use crate::activations::ActivationFn;
-use crate::choice::Choice;
+use crate::by_name::ByName;
 use crate::config;
 use crate::error::Result;
 use crate::layer::{Cx, Layer};
@@ -10,7 +10,7 @@ use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// An activation.
+/// An activation function as a layer.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -21,12 +21,12 @@ use serde_json::{Map, Value};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Activation {
-    activation: Choice<ActivationFn>,
+    activation: ByName<ActivationFn>,
 }
 
 impl Activation {
-    /// The layer of this function.
-    pub fn new(activation: impl Into<Choice<ActivationFn>>) -> Activation {
+    /// Creates a layer that applies this function.
+    pub fn new(activation: impl Into<ByName<ActivationFn>>) -> Activation {
         Activation { activation: activation.into() }
     }
 }

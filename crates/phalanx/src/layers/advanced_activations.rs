@@ -1,6 +1,6 @@
-//! Activations with arguments. All keep the shape of their input.
+//! Activations with arguments. The output has the shape of the input.
 
-use super::support::{finite, not_negative, row_axis, setters, single, swap_with_last};
+use super::support::{check_finite, check_not_negative, row_axis, setters, single, swap_with_last};
 use crate::activations::leaky_relu;
 use crate::config;
 use crate::error::Result;
@@ -34,11 +34,11 @@ impl ReLU {
     }
 
     setters! {
-        /// The largest result; none unless set.
+        /// The maximum result; no limit by default.
         max_value: f64,
-        /// Slope below the threshold; 0 unless set.
+        /// Slope below the threshold; defaults to 0.
         negative_slope: f64,
-        /// Where `x` begins to pass; 0 unless set.
+        /// The threshold above which `x` passes; defaults to 0.
         threshold: f64,
     }
 }
@@ -54,10 +54,10 @@ impl Layer for ReLU {
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         if let Some(max_value) = self.max_value {
-            not_negative(cx, "max_value", max_value)?;
+            check_not_negative(cx, "max_value", max_value)?;
         }
-        not_negative(cx, "negative_slope", self.negative_slope)?;
-        not_negative(cx, "threshold", self.threshold)?;
+        check_not_negative(cx, "negative_slope", self.negative_slope)?;
+        check_not_negative(cx, "threshold", self.threshold)?;
         let x = single(cx, inputs)?;
         let g = cx.graph();
         let mut y = if self.threshold == 0.0 {
@@ -110,7 +110,7 @@ impl LeakyReLU {
     }
 
     setters! {
-        /// Slope below zero; 0.3 unless set.
+        /// Slope below zero; defaults to 0.3.
         negative_slope: f64,
     }
 }
@@ -125,7 +125,7 @@ impl Layer for LeakyReLU {
     }
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
-        finite(cx, "negative_slope", self.negative_slope)?;
+        check_finite(cx, "negative_slope", self.negative_slope)?;
         let x = single(cx, inputs)?;
         leaky_relu(cx.graph(), x, self.negative_slope)
     }
@@ -158,7 +158,7 @@ impl Softmax {
     }
 
     setters! {
-        /// The axis that sums to one; the last unless set.
+        /// The axis that sums to one; defaults to the last.
         axis: i64,
     }
 }

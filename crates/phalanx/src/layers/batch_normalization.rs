@@ -1,13 +1,14 @@
 //! Batch normalisation: `y = gamma · (x - mean) / √(variance + epsilon) + beta`, for every channel.
 //!
-//! In training, mean and variance are those of the batch, over all axes but `axis`, and the moving
-//! statistics follow: `moving = moving · momentum + batch · (1 - momentum)`. Otherwise, and where the
-//! layer is frozen, the moving statistics are used. A replica has its own batch statistics unless the
-//! layer is `synchronized`. Weights: `gamma`, `beta`, `moving_mean`, `moving_variance`, each
-//! `[channels]`.
+//! In training, mean and variance are those of the batch, over all axes except `axis`, and the moving
+//! statistics are updated: `moving = moving · momentum + batch · (1 - momentum)`. In inference, or if the layer
+//! is frozen, the moving statistics are used. Each replica has its own batch statistics unless the layer is
+//! `synchronized`. Weights: `gamma`, `beta`, `moving_mean`, `moving_variance`, each `[channels]`.
 
-use super::support::{Terms, not_negative, row_axis, setters, single, swap_with_last};
-use crate::choice::{Choice, Optional};
+use super::support::{
+    WeightOptions, check_not_negative, row_axis, setters, single, swap_with_last,
+};
+use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::Constraint;
 use crate::error::Result;
@@ -37,14 +38,14 @@ pub struct BatchNormalization {
     epsilon: f64,
     center: bool,
     scale: bool,
-    beta_initializer: Choice<Initializer>,
-    gamma_initializer: Choice<Initializer>,
-    moving_mean_initializer: Choice<Initializer>,
-    moving_variance_initializer: Choice<Initializer>,
-    beta_regularizer: Optional<Regularizer>,
-    gamma_regularizer: Optional<Regularizer>,
-    beta_constraint: Optional<Constraint>,
-    gamma_constraint: Optional<Constraint>,
+    beta_initializer: ByName<Initializer>,
+    gamma_initializer: ByName<Initializer>,
+    moving_mean_initializer: ByName<Initializer>,
+    moving_variance_initializer: ByName<Initializer>,
+    beta_regularizer: OptionalByName<Regularizer>,
+    gamma_regularizer: OptionalByName<Regularizer>,
+    beta_constraint: OptionalByName<Constraint>,
+    gamma_constraint: OptionalByName<Constraint>,
     synchronized: bool,
 }
 
@@ -60,10 +61,10 @@ impl Default for BatchNormalization {
             gamma_initializer: Initializer::Ones {}.into(),
             moving_mean_initializer: Initializer::Zeros {}.into(),
             moving_variance_initializer: Initializer::Ones {}.into(),
-            beta_regularizer: Optional::default(),
-            gamma_regularizer: Optional::default(),
-            beta_constraint: Optional::default(),
-            gamma_constraint: Optional::default(),
+            beta_regularizer: OptionalByName::default(),
+            gamma_regularizer: OptionalByName::default(),
+            beta_constraint: OptionalByName::default(),
+            gamma_constraint: OptionalByName::default(),
             synchronized: false,
         }
     }
@@ -76,38 +77,38 @@ impl BatchNormalization {
     }
 
     setters! {
-        /// The channel axis; the last unless set.
+        /// The channel axis; defaults to the last.
         axis: i64,
-        /// How much of the moving statistics stays at each step.
+        /// The fraction of the moving statistics that is kept at each step.
         momentum: f64,
         /// Added to the variance.
         epsilon: f64,
-        /// Whether there is a `beta`.
+        /// Whether to use `beta`.
         center: bool,
-        /// Whether there is a `gamma`.
+        /// Whether to use `gamma`.
         scale: bool,
-        /// First values of `beta`; zeros unless set.
-        beta_initializer: impl Into<Choice<Initializer>>,
-        /// First values of `gamma`; ones unless set.
-        gamma_initializer: impl Into<Choice<Initializer>>,
-        /// First values of the moving mean; zeros unless set.
-        moving_mean_initializer: impl Into<Choice<Initializer>>,
-        /// First values of the moving variance; ones unless set.
-        moving_variance_initializer: impl Into<Choice<Initializer>>,
-        /// Penalty on `beta`.
-        beta_regularizer: impl Into<Optional<Regularizer>>,
-        /// Penalty on `gamma`.
-        gamma_regularizer: impl Into<Optional<Regularizer>>,
-        /// Projection of `beta`.
-        beta_constraint: impl Into<Optional<Constraint>>,
-        /// Projection of `gamma`.
-        gamma_constraint: impl Into<Optional<Constraint>>,
-        /// Whether all replicas share their statistics.
+        /// Initializer of `beta`; defaults to zeros.
+        beta_initializer: impl Into<ByName<Initializer>>,
+        /// Initializer of `gamma`; defaults to ones.
+        gamma_initializer: impl Into<ByName<Initializer>>,
+        /// Initializer of the moving mean; defaults to zeros.
+        moving_mean_initializer: impl Into<ByName<Initializer>>,
+        /// Initializer of the moving variance; defaults to ones.
+        moving_variance_initializer: impl Into<ByName<Initializer>>,
+        /// Regularizer of `beta`.
+        beta_regularizer: impl Into<OptionalByName<Regularizer>>,
+        /// Regularizer of `gamma`.
+        gamma_regularizer: impl Into<OptionalByName<Regularizer>>,
+        /// Constraint on `beta`.
+        beta_constraint: impl Into<OptionalByName<Constraint>>,
+        /// Constraint on `gamma`.
+        gamma_constraint: impl Into<OptionalByName<Constraint>>,
+        /// Whether batch statistics are computed over all replicas.
         synchronized: bool,
     }
 }
 
-/// The layer's weights: as parameters, or as constants where they are switched off.
+/// The layer's weights: as parameters, or as constants if they are disabled.
 struct Weights {
     gamma: NodeId,
     beta: NodeId,
@@ -122,7 +123,7 @@ impl BatchNormalization {
         let dims = [channels];
         let gamma = match self.scale {
             false => cx.graph().fill(1.0, &dims),
-            true => Terms {
+            true => WeightOptions {
                 initializer: &self.gamma_initializer,
                 regularizer: &self.gamma_regularizer,
                 constraint: &self.gamma_constraint,
@@ -131,14 +132,14 @@ impl BatchNormalization {
         };
         let beta = match self.center {
             false => cx.graph().fill(0.0, &dims),
-            true => Terms {
+            true => WeightOptions {
                 initializer: &self.beta_initializer,
                 regularizer: &self.beta_regularizer,
                 constraint: &self.beta_constraint,
             }
             .weight(cx, "beta", &dims)?,
         };
-        let mut moving = |name, initializer: &Choice<Initializer>| -> Result<NodeId> {
+        let mut moving = |name, initializer: &ByName<Initializer>| -> Result<NodeId> {
             cx.weight(WeightSpec::new(name, &dims, *initializer.get()?).non_trainable())
         };
         let moving_mean = moving("moving_mean", &self.moving_mean_initializer)?;
@@ -147,8 +148,8 @@ impl BatchNormalization {
         Ok(Weights { gamma, beta, moving_mean, moving_variance, moving })
     }
 
-    /// Normalises by the batch and lets the moving statistics follow.
-    fn by_batch(&self, cx: &mut Cx<'_>, x: NodeId, w: &Weights) -> Result<NodeId> {
+    /// Normalises by the batch statistics and updates the moving statistics.
+    fn normalize_by_batch(&self, cx: &mut Cx<'_>, x: NodeId, w: &Weights) -> Result<NodeId> {
         let dims = cx.dims(x);
         let (channels, positions) = match &dims[..] {
             [lead @ .., c] => (*c, lead.iter().product()),
@@ -179,7 +180,7 @@ impl BatchNormalization {
     }
 
     /// Normalises by the moving statistics: `x · scale + shift`.
-    fn by_moving(&self, cx: &mut Cx<'_>, x: NodeId, w: &Weights) -> Result<NodeId> {
+    fn normalize_by_moving(&self, cx: &mut Cx<'_>, x: NodeId, w: &Weights) -> Result<NodeId> {
         let g = cx.graph();
         let t = g.offset(w.moving_variance, self.epsilon)?;
         let t = g.unary(Unary::Rsqrt, t)?;
@@ -204,15 +205,15 @@ impl Layer for BatchNormalization {
         if !(0.0..=1.0).contains(&self.momentum) {
             return Err(cx.argument("momentum", "0 to 1", self.momentum));
         }
-        not_negative(cx, "epsilon", self.epsilon)?;
+        check_not_negative(cx, "epsilon", self.epsilon)?;
         let x = single(cx, inputs)?;
         let axis = row_axis(cx, x, self.axis)?;
         let channels = cx.dims(x)[axis];
         let w = self.weights(cx, channels)?;
         let x = swap_with_last(cx, x, axis)?;
         let y = match cx.training() && cx.trainable() {
-            true => self.by_batch(cx, x, &w)?,
-            false => self.by_moving(cx, x, &w)?,
+            true => self.normalize_by_batch(cx, x, &w)?,
+            false => self.normalize_by_moving(cx, x, &w)?,
         };
         swap_with_last(cx, y, axis)
     }

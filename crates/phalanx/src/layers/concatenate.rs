@@ -1,4 +1,4 @@
-//! Joins its inputs along an axis; all other axes must agree.
+//! Concatenation of inputs along an axis. All other axes must agree.
 
 use super::support::{row_axis, setters};
 use crate::config;
@@ -8,7 +8,7 @@ use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Joins its inputs along an axis.
+/// Concatenates its inputs along an axis.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -35,7 +35,7 @@ impl Concatenate {
     }
 
     setters! {
-        /// The axis joined, the batch being axis 0; the last unless set.
+        /// The axis of concatenation, where the batch is axis 0; defaults to the last.
         axis: i64,
     }
 }

@@ -6,10 +6,11 @@
 //! `bias` `[filters]`.
 
 use super::support::{
-    DataFormat, Nothing, Padding, Pair, Terms, Window, at_least_one, image, setters,
+    AlwaysNull, DataFormat, Padding, Pair, WeightOptions, Window, check_at_least_one, image,
+    setters,
 };
 use crate::activations::ActivationFn;
-use crate::choice::{Choice, Optional};
+use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::Constraint;
 use crate::error::Result;
@@ -32,27 +33,27 @@ use serde_json::{Map, Value};
 /// assert_eq!(conv.config()["padding"], "same");
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(default = "blank", deny_unknown_fields)]
+#[serde(default = "defaults", deny_unknown_fields)]
 pub struct Conv2D {
     filters: usize,
     kernel_size: Pair,
     strides: Pair,
-    padding: Choice<Padding>,
+    padding: ByName<Padding>,
     data_format: DataFormat,
     dilation_rate: Pair,
     groups: usize,
-    activation: Choice<ActivationFn>,
+    activation: ByName<ActivationFn>,
     use_bias: bool,
-    kernel_initializer: Choice<Initializer>,
-    bias_initializer: Choice<Initializer>,
-    kernel_regularizer: Optional<Regularizer>,
-    bias_regularizer: Optional<Regularizer>,
-    activity_regularizer: Nothing,
-    kernel_constraint: Optional<Constraint>,
-    bias_constraint: Optional<Constraint>,
+    kernel_initializer: ByName<Initializer>,
+    bias_initializer: ByName<Initializer>,
+    kernel_regularizer: OptionalByName<Regularizer>,
+    bias_regularizer: OptionalByName<Regularizer>,
+    activity_regularizer: AlwaysNull,
+    kernel_constraint: OptionalByName<Constraint>,
+    bias_constraint: OptionalByName<Constraint>,
 }
 
-fn blank() -> Conv2D {
+fn defaults() -> Conv2D {
     Conv2D::new(0, 0)
 }
 
@@ -71,39 +72,39 @@ impl Conv2D {
             use_bias: true,
             kernel_initializer: Initializer::GlorotUniform { seed: None }.into(),
             bias_initializer: Initializer::Zeros {}.into(),
-            kernel_regularizer: Optional::default(),
-            bias_regularizer: Optional::default(),
-            activity_regularizer: Nothing,
-            kernel_constraint: Optional::default(),
-            bias_constraint: Optional::default(),
+            kernel_regularizer: OptionalByName::default(),
+            bias_regularizer: OptionalByName::default(),
+            activity_regularizer: AlwaysNull,
+            kernel_constraint: OptionalByName::default(),
+            bias_constraint: OptionalByName::default(),
         }
     }
 
     setters! {
-        /// Steps between windows; 1 unless set.
+        /// The strides of the windows; defaults to 1.
         strides: impl Into<Pair>,
-        /// `valid` (unless set) or `same`.
-        padding: impl Into<Choice<Padding>>,
-        /// Distance between the taps of a window; 1 unless set.
+        /// `valid` (the default) or `same`.
+        padding: impl Into<ByName<Padding>>,
+        /// The dilation of the windows; defaults to 1.
         dilation_rate: impl Into<Pair>,
-        /// Channel groups convolved apart; must divide channels and filters.
+        /// The number of groups of channels that are convolved separately; must divide channels and filters.
         groups: usize,
-        /// What is applied to the result; linear unless set.
-        activation: impl Into<Choice<ActivationFn>>,
-        /// Whether there is a bias.
+        /// The activation function; defaults to linear.
+        activation: impl Into<ByName<ActivationFn>>,
+        /// Whether to add a bias.
         use_bias: bool,
-        /// First values of the kernel; `glorot_uniform` unless set.
-        kernel_initializer: impl Into<Choice<Initializer>>,
-        /// First values of the bias; zeros unless set.
-        bias_initializer: impl Into<Choice<Initializer>>,
-        /// Penalty on the kernel.
-        kernel_regularizer: impl Into<Optional<Regularizer>>,
-        /// Penalty on the bias.
-        bias_regularizer: impl Into<Optional<Regularizer>>,
-        /// Projection of the kernel.
-        kernel_constraint: impl Into<Optional<Constraint>>,
-        /// Projection of the bias.
-        bias_constraint: impl Into<Optional<Constraint>>,
+        /// Initializer of the kernel; defaults to `glorot_uniform`.
+        kernel_initializer: impl Into<ByName<Initializer>>,
+        /// Initializer of the bias; defaults to zeros.
+        bias_initializer: impl Into<ByName<Initializer>>,
+        /// Regularizer of the kernel.
+        kernel_regularizer: impl Into<OptionalByName<Regularizer>>,
+        /// Regularizer of the bias.
+        bias_regularizer: impl Into<OptionalByName<Regularizer>>,
+        /// Constraint on the kernel.
+        kernel_constraint: impl Into<OptionalByName<Constraint>>,
+        /// Constraint on the bias.
+        bias_constraint: impl Into<OptionalByName<Constraint>>,
     }
 }
 
@@ -118,8 +119,8 @@ impl Layer for Conv2D {
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let activation = self.activation.get()?;
-        at_least_one(cx, "filters", self.filters)?;
-        at_least_one(cx, "groups", self.groups)?;
+        check_at_least_one(cx, "filters", self.filters)?;
+        check_at_least_one(cx, "groups", self.groups)?;
         let (x, input) = image(cx, inputs)?;
         for (what, n) in [("input's channels", input[2]), ("filters", self.filters)] {
             if !n.is_multiple_of(self.groups) {
@@ -127,10 +128,10 @@ impl Layer for Conv2D {
                 return Err(cx.argument("groups", &expected, self.groups));
             }
         }
-        // The kernels could do both; Keras refuses, and files are to load there too.
+        // The kernels support both, but Keras rejects it, and saved models must load there too.
         if self.strides != 1.into() && self.dilation_rate != 1.into() {
             let received = format!("{} with dilation_rate {}", self.strides, self.dilation_rate);
-            return Err(cx.argument("strides", "1 where dilation_rate is not", received));
+            return Err(cx.argument("strides", "1 if dilation_rate is not 1", received));
         }
         let window = Window {
             key: "kernel_size",
@@ -141,14 +142,14 @@ impl Layer for Conv2D {
             groups: self.groups,
         };
         let geom = window.geometry(cx, input, self.filters)?;
-        let kernel = Terms {
+        let kernel = WeightOptions {
             initializer: &self.kernel_initializer,
             regularizer: &self.kernel_regularizer,
             constraint: &self.kernel_constraint,
         };
         let mut operands = vec![x, kernel.weight(cx, "kernel", &geom.kernel_dims())?];
         if self.use_bias {
-            let bias = Terms {
+            let bias = WeightOptions {
                 initializer: &self.bias_initializer,
                 regularizer: &self.bias_regularizer,
                 constraint: &self.bias_constraint,

@@ -1,5 +1,4 @@
-//! Cuts the sides off an image: `(batch, h, w, c)` becomes `(batch, h - top - bottom, w - left - right,
-//! c)`.
+//! Cropping of images: `(batch, h, w, c)` becomes `(batch, h - top - bottom, w - left - right, c)`.
 
 use super::support::{DataFormat, Sides, image};
 use crate::config;
@@ -9,7 +8,7 @@ use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Cuts the sides off an image.
+/// Crops the sides of an image.
 ///
 /// ```
 /// use phalanx::layer::Layer;

@@ -1,11 +1,11 @@
 //! A fully connected layer: `y = activation(x · kernel + bias)`.
 //!
-//! Input `(batch, .., k)`, output `(batch, .., units)`; it acts on the last axis. Weights: `kernel`
-//! `[k, units]` and `bias` `[units]`.
+//! Input `(batch, .., k)`, output `(batch, .., units)`; the layer acts on the last axis.
+//! Weights: `kernel` `[k, units]` and `bias` `[units]`.
 
-use super::support::{Terms, at_least_one, setters, shape_text, single};
+use super::support::{WeightOptions, check_at_least_one, setters, shape_text, single};
 use crate::activations::ActivationFn;
-use crate::choice::{Choice, Optional};
+use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::Constraint;
 use crate::error::Result;
@@ -28,20 +28,20 @@ use serde_json::{Map, Value};
 /// assert_eq!(dense.config()["activation"], "relu");
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(default = "blank", deny_unknown_fields)]
+#[serde(default = "defaults", deny_unknown_fields)]
 pub struct Dense {
     units: usize,
-    activation: Choice<ActivationFn>,
+    activation: ByName<ActivationFn>,
     use_bias: bool,
-    kernel_initializer: Choice<Initializer>,
-    bias_initializer: Choice<Initializer>,
-    kernel_regularizer: Optional<Regularizer>,
-    bias_regularizer: Optional<Regularizer>,
-    kernel_constraint: Optional<Constraint>,
-    bias_constraint: Optional<Constraint>,
+    kernel_initializer: ByName<Initializer>,
+    bias_initializer: ByName<Initializer>,
+    kernel_regularizer: OptionalByName<Regularizer>,
+    bias_regularizer: OptionalByName<Regularizer>,
+    kernel_constraint: OptionalByName<Constraint>,
+    bias_constraint: OptionalByName<Constraint>,
 }
 
-fn blank() -> Dense {
+fn defaults() -> Dense {
     Dense::new(0)
 }
 
@@ -54,30 +54,30 @@ impl Dense {
             use_bias: true,
             kernel_initializer: Initializer::GlorotUniform { seed: None }.into(),
             bias_initializer: Initializer::Zeros {}.into(),
-            kernel_regularizer: Optional::default(),
-            bias_regularizer: Optional::default(),
-            kernel_constraint: Optional::default(),
-            bias_constraint: Optional::default(),
+            kernel_regularizer: OptionalByName::default(),
+            bias_regularizer: OptionalByName::default(),
+            kernel_constraint: OptionalByName::default(),
+            bias_constraint: OptionalByName::default(),
         }
     }
 
     setters! {
-        /// What is applied to the result; linear unless set.
-        activation: impl Into<Choice<ActivationFn>>,
-        /// Whether there is a bias.
+        /// The activation function; defaults to linear.
+        activation: impl Into<ByName<ActivationFn>>,
+        /// Whether to add a bias.
         use_bias: bool,
-        /// First values of the kernel; `glorot_uniform` unless set.
-        kernel_initializer: impl Into<Choice<Initializer>>,
-        /// First values of the bias; zeros unless set.
-        bias_initializer: impl Into<Choice<Initializer>>,
-        /// Penalty on the kernel.
-        kernel_regularizer: impl Into<Optional<Regularizer>>,
-        /// Penalty on the bias.
-        bias_regularizer: impl Into<Optional<Regularizer>>,
-        /// Projection of the kernel.
-        kernel_constraint: impl Into<Optional<Constraint>>,
-        /// Projection of the bias.
-        bias_constraint: impl Into<Optional<Constraint>>,
+        /// Initializer of the kernel; defaults to `glorot_uniform`.
+        kernel_initializer: impl Into<ByName<Initializer>>,
+        /// Initializer of the bias; defaults to zeros.
+        bias_initializer: impl Into<ByName<Initializer>>,
+        /// Regularizer of the kernel.
+        kernel_regularizer: impl Into<OptionalByName<Regularizer>>,
+        /// Regularizer of the bias.
+        bias_regularizer: impl Into<OptionalByName<Regularizer>>,
+        /// Constraint on the kernel.
+        kernel_constraint: impl Into<OptionalByName<Constraint>>,
+        /// Constraint on the bias.
+        bias_constraint: impl Into<OptionalByName<Constraint>>,
     }
 }
 
@@ -92,20 +92,20 @@ impl Layer for Dense {
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let activation = self.activation.get()?;
-        at_least_one(cx, "units", self.units)?;
+        check_at_least_one(cx, "units", self.units)?;
         let x = single(cx, inputs)?;
         let Some(k) = cx.dims(x).last().copied() else {
             let received = shape_text(cx, x);
             return Err(cx.argument("input", "shape (batch, .., features)", received));
         };
-        let kernel = Terms {
+        let kernel = WeightOptions {
             initializer: &self.kernel_initializer,
             regularizer: &self.kernel_regularizer,
             constraint: &self.kernel_constraint,
         };
         let mut operands = vec![x, kernel.weight(cx, "kernel", &[k, self.units])?];
         if self.use_bias {
-            let bias = Terms {
+            let bias = WeightOptions {
                 initializer: &self.bias_initializer,
                 regularizer: &self.bias_regularizer,
                 constraint: &self.bias_constraint,

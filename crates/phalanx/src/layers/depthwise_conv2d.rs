@@ -1,14 +1,16 @@
 //! Depthwise 2-D convolution: every channel has its own `depth_multiplier` kernels.
 //!
-//! Input `(batch, height, width, channels)`, output `(batch, new height, new width, channels ·
-//! depth_multiplier)`; output channel `c · depth_multiplier + m` comes from channel `c`. Weights:
-//! `kernel` `[h, w, channels, depth_multiplier]` and `bias` `[channels · depth_multiplier]`.
+//! Input `(batch, height, width, channels)`, output
+//! `(batch, new height, new width, channels · depth_multiplier)`; output channel `c · depth_multiplier + m`
+//! comes from channel `c`. Weights: `kernel` `[h, w, channels, depth_multiplier]` and
+//! `bias` `[channels · depth_multiplier]`.
 
 use super::support::{
-    DataFormat, Nothing, Padding, Pair, Terms, Window, at_least_one, image, setters,
+    AlwaysNull, DataFormat, Padding, Pair, WeightOptions, Window, check_at_least_one, image,
+    setters,
 };
 use crate::activations::ActivationFn;
-use crate::choice::{Choice, Optional};
+use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::Constraint;
 use crate::error::Result;
@@ -30,26 +32,26 @@ use serde_json::{Map, Value};
 /// assert_eq!(conv.config()["depth_multiplier"], 2);
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(default = "blank", deny_unknown_fields)]
+#[serde(default = "defaults", deny_unknown_fields)]
 pub struct DepthwiseConv2D {
     kernel_size: Pair,
     strides: Pair,
-    padding: Choice<Padding>,
+    padding: ByName<Padding>,
     depth_multiplier: usize,
     data_format: DataFormat,
     dilation_rate: Pair,
-    activation: Choice<ActivationFn>,
+    activation: ByName<ActivationFn>,
     use_bias: bool,
-    depthwise_initializer: Choice<Initializer>,
-    bias_initializer: Choice<Initializer>,
-    depthwise_regularizer: Optional<Regularizer>,
-    bias_regularizer: Optional<Regularizer>,
-    activity_regularizer: Nothing,
-    depthwise_constraint: Optional<Constraint>,
-    bias_constraint: Optional<Constraint>,
+    depthwise_initializer: ByName<Initializer>,
+    bias_initializer: ByName<Initializer>,
+    depthwise_regularizer: OptionalByName<Regularizer>,
+    bias_regularizer: OptionalByName<Regularizer>,
+    activity_regularizer: AlwaysNull,
+    depthwise_constraint: OptionalByName<Constraint>,
+    bias_constraint: OptionalByName<Constraint>,
 }
 
-fn blank() -> DepthwiseConv2D {
+fn defaults() -> DepthwiseConv2D {
     DepthwiseConv2D::new(0)
 }
 
@@ -67,39 +69,39 @@ impl DepthwiseConv2D {
             use_bias: true,
             depthwise_initializer: Initializer::GlorotUniform { seed: None }.into(),
             bias_initializer: Initializer::Zeros {}.into(),
-            depthwise_regularizer: Optional::default(),
-            bias_regularizer: Optional::default(),
-            activity_regularizer: Nothing,
-            depthwise_constraint: Optional::default(),
-            bias_constraint: Optional::default(),
+            depthwise_regularizer: OptionalByName::default(),
+            bias_regularizer: OptionalByName::default(),
+            activity_regularizer: AlwaysNull,
+            depthwise_constraint: OptionalByName::default(),
+            bias_constraint: OptionalByName::default(),
         }
     }
 
     setters! {
-        /// Steps between windows; 1 unless set.
+        /// The strides of the windows; defaults to 1.
         strides: impl Into<Pair>,
-        /// `valid` (unless set) or `same`.
-        padding: impl Into<Choice<Padding>>,
-        /// Kernels per channel; 1 unless set.
+        /// `valid` (the default) or `same`.
+        padding: impl Into<ByName<Padding>>,
+        /// Kernels per channel; defaults to 1.
         depth_multiplier: usize,
-        /// Distance between the taps of a window; 1 unless set.
+        /// The dilation of the windows; defaults to 1.
         dilation_rate: impl Into<Pair>,
-        /// What is applied to the result; linear unless set.
-        activation: impl Into<Choice<ActivationFn>>,
-        /// Whether there is a bias.
+        /// The activation function; defaults to linear.
+        activation: impl Into<ByName<ActivationFn>>,
+        /// Whether to add a bias.
         use_bias: bool,
-        /// First values of the kernel; `glorot_uniform` unless set.
-        depthwise_initializer: impl Into<Choice<Initializer>>,
-        /// First values of the bias; zeros unless set.
-        bias_initializer: impl Into<Choice<Initializer>>,
-        /// Penalty on the kernel.
-        depthwise_regularizer: impl Into<Optional<Regularizer>>,
-        /// Penalty on the bias.
-        bias_regularizer: impl Into<Optional<Regularizer>>,
-        /// Projection of the kernel.
-        depthwise_constraint: impl Into<Optional<Constraint>>,
-        /// Projection of the bias.
-        bias_constraint: impl Into<Optional<Constraint>>,
+        /// Initializer of the kernel; defaults to `glorot_uniform`.
+        depthwise_initializer: impl Into<ByName<Initializer>>,
+        /// Initializer of the bias; defaults to zeros.
+        bias_initializer: impl Into<ByName<Initializer>>,
+        /// Regularizer of the kernel.
+        depthwise_regularizer: impl Into<OptionalByName<Regularizer>>,
+        /// Regularizer of the bias.
+        bias_regularizer: impl Into<OptionalByName<Regularizer>>,
+        /// Constraint on the kernel.
+        depthwise_constraint: impl Into<OptionalByName<Constraint>>,
+        /// Constraint on the bias.
+        bias_constraint: impl Into<OptionalByName<Constraint>>,
     }
 }
 
@@ -114,7 +116,7 @@ impl Layer for DepthwiseConv2D {
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let activation = self.activation.get()?;
-        at_least_one(cx, "depth_multiplier", self.depth_multiplier)?;
+        check_at_least_one(cx, "depth_multiplier", self.depth_multiplier)?;
         let (x, input) = image(cx, inputs)?;
         let channels = input[2];
         let Some(filters) = channels.checked_mul(self.depth_multiplier) else {
@@ -130,17 +132,17 @@ impl Layer for DepthwiseConv2D {
             groups: channels,
         };
         let geom = window.geometry(cx, input, filters)?;
-        let kernel = Terms {
+        let kernel = WeightOptions {
             initializer: &self.depthwise_initializer,
             regularizer: &self.depthwise_regularizer,
             constraint: &self.depthwise_constraint,
         };
         let [h, w, ..] = geom.kernel_dims();
         let kernel = kernel.weight(cx, "kernel", &[h, w, channels, self.depth_multiplier])?;
-        // A convolution with one group per channel wants the same numbers as [h, w, 1, filters].
+        // A convolution with one group per channel expects the same numbers as [h, w, 1, filters].
         let mut operands = vec![x, cx.graph().reshape(kernel, &geom.kernel_dims())?];
         if self.use_bias {
-            let bias = Terms {
+            let bias = WeightOptions {
                 initializer: &self.bias_initializer,
                 regularizer: &self.bias_regularizer,
                 constraint: &self.bias_constraint,

@@ -1,8 +1,8 @@
-//! Dropout: in training, zeroes a share `rate` of the elements and multiplies the rest by
-//! `1 / (1 - rate)`; otherwise the identity. The output has the input's shape.
+//! Dropout. In training it sets a fraction `rate` of the elements to zero and multiplies the rest by
+//! `1 / (1 - rate)`; otherwise it is the identity. The output has the shape of the input.
 //!
-//! What is dropped follows from the run's seed, the step and the sample, so it does not depend on the
-//! number of replicas. Keras' own `seed` is kept in the config and not used.
+//! The mask is determined by the run's seed, the step and the sample, so it does not depend on the number of
+//! replicas. Keras' `seed` is kept in the config but not used.
 
 use super::support::{DataFormat, image, single};
 use crate::config;
@@ -28,7 +28,7 @@ fn drop(cx: &mut Cx<'_>, x: NodeId, rate: f64, noise: Vec<usize>) -> Result<Node
     Ok(cx.graph().push(Op::Dropout { rate: rate.into(), key, noise }, &[x])?)
 }
 
-/// Dropout of single elements.
+/// Dropout of individual elements.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -45,13 +45,13 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Drops a share `rate`.
+    /// Drops a fraction `rate`.
     pub fn new(rate: f64) -> Dropout {
         Dropout { rate, seed: None, noise_shape: None }
     }
 
-    /// Shape of the mask, the batch (`None`) first: `Some(1)` for an axis whose elements are dropped
-    /// together, `None` for one whose elements are dropped each on its own.
+    /// The shape of the mask, starting with the batch (`None`). An axis of `Some(1)` is dropped as a whole; the
+    /// elements of a `None` axis are dropped independently.
     #[must_use]
     pub fn noise_shape(mut self, noise_shape: impl Into<Vec<Option<usize>>>) -> Dropout {
         self.noise_shape = Some(noise_shape.into());
@@ -108,7 +108,7 @@ pub struct SpatialDropout2D {
 }
 
 impl SpatialDropout2D {
-    /// Drops a share `rate` of the channels.
+    /// Drops a fraction `rate` of the channels.
     pub fn new(rate: f64) -> SpatialDropout2D {
         SpatialDropout2D { rate, seed: None, data_format: DataFormat::ChannelsLast }
     }

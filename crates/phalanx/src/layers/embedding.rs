@@ -1,10 +1,10 @@
 //! A table of vectors, looked up by index: `y[..] = embeddings[x[..]]`.
 //!
-//! Input `(batch, ..)` of whole numbers below `input_dim`, output `(batch, .., output_dim)`. Weight:
-//! `embeddings` `[input_dim, output_dim]`.
+//! Input `(batch, ..)` of integers below `input_dim`, output `(batch, .., output_dim)`. Weight: `embeddings`
+//! `[input_dim, output_dim]`.
 
-use super::support::{Nothing, Terms, at_least_one, setters, single};
-use crate::choice::{Choice, Optional};
+use super::support::{AlwaysNull, WeightOptions, check_at_least_one, setters, single};
+use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::Constraint;
 use crate::error::Result;
@@ -25,18 +25,18 @@ use serde_json::{Map, Value};
 /// assert_eq!(table.config()["output_dim"], 64);
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(default = "blank", deny_unknown_fields)]
+#[serde(default = "defaults", deny_unknown_fields)]
 pub struct Embedding {
     input_dim: usize,
     output_dim: usize,
-    embeddings_initializer: Choice<Initializer>,
-    embeddings_regularizer: Optional<Regularizer>,
-    activity_regularizer: Nothing,
-    embeddings_constraint: Optional<Constraint>,
+    embeddings_initializer: ByName<Initializer>,
+    embeddings_regularizer: OptionalByName<Regularizer>,
+    activity_regularizer: AlwaysNull,
+    embeddings_constraint: OptionalByName<Constraint>,
     mask_zero: bool,
 }
 
-fn blank() -> Embedding {
+fn defaults() -> Embedding {
     Embedding::new(0, 0)
 }
 
@@ -47,20 +47,20 @@ impl Embedding {
             input_dim,
             output_dim,
             embeddings_initializer: Initializer::random_uniform(-0.05, 0.05).into(),
-            embeddings_regularizer: Optional::default(),
-            activity_regularizer: Nothing,
-            embeddings_constraint: Optional::default(),
+            embeddings_regularizer: OptionalByName::default(),
+            activity_regularizer: AlwaysNull,
+            embeddings_constraint: OptionalByName::default(),
             mask_zero: false,
         }
     }
 
     setters! {
-        /// First values of the table; uniform within ±0.05 unless set.
-        embeddings_initializer: impl Into<Choice<Initializer>>,
-        /// Penalty on the table.
-        embeddings_regularizer: impl Into<Optional<Regularizer>>,
-        /// Projection of the table.
-        embeddings_constraint: impl Into<Optional<Constraint>>,
+        /// Initializer of the table; defaults to uniform within ±0.05.
+        embeddings_initializer: impl Into<ByName<Initializer>>,
+        /// Regularizer of the table.
+        embeddings_regularizer: impl Into<OptionalByName<Regularizer>>,
+        /// Constraint on the table.
+        embeddings_constraint: impl Into<OptionalByName<Constraint>>,
     }
 }
 
@@ -74,14 +74,14 @@ impl Layer for Embedding {
     }
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
-        at_least_one(cx, "input_dim", self.input_dim)?;
-        at_least_one(cx, "output_dim", self.output_dim)?;
+        check_at_least_one(cx, "input_dim", self.input_dim)?;
+        check_at_least_one(cx, "output_dim", self.output_dim)?;
         if self.mask_zero {
-            return Err(cx.argument("mask_zero", "false, as there are no masks", true));
+            return Err(cx.argument("mask_zero", "false, because masks are not supported", true));
         }
         let x = single(cx, inputs)?;
         let index = cx.graph().cast(x, DType::I32)?;
-        let table = Terms {
+        let table = WeightOptions {
             initializer: &self.embeddings_initializer,
             regularizer: &self.embeddings_regularizer,
             constraint: &self.embeddings_constraint,

@@ -24,7 +24,7 @@ pub struct Flatten {
 }
 
 impl Flatten {
-    /// The layer.
+    /// Creates the layer.
     pub fn new() -> Flatten {
         Flatten::default()
     }

@@ -42,7 +42,7 @@ impl GlobalAveragePooling2D {
     }
 
     setters! {
-        /// Whether height and width stay, with size one.
+        /// Whether to keep height and width, with size one.
         keepdims: bool,
     }
 }
@@ -85,7 +85,7 @@ impl GlobalMaxPooling2D {
     }
 
     setters! {
-        /// Whether height and width stay, with size one.
+        /// Whether to keep height and width, with size one.
         keepdims: bool,
     }
 }

@@ -1,10 +1,10 @@
-//! Layer normalisation: `y = gamma · (x - mean) / √(variance + epsilon) + beta`, with mean and variance
-//! of each sample over `axis`.
+//! Layer normalisation: `y = gamma · (x - mean) / √(variance + epsilon) + beta`, with the mean and variance of
+//! each sample over `axis`.
 //!
-//! The output has the input's shape. Weights: `gamma` and `beta`, of the shape of the axes normalised.
+//! The output has the shape of the input. Weights: `gamma` and `beta`, with the shape of the normalised axes.
 
-use super::support::{Terms, not_negative, row_axis, setters, single};
-use crate::choice::{Choice, Optional};
+use super::support::{WeightOptions, check_not_negative, row_axis, setters, single};
+use crate::by_name::{ByName, OptionalByName};
 use crate::config;
 use crate::constraints::{Axes, Constraint};
 use crate::error::Result;
@@ -33,12 +33,12 @@ pub struct LayerNormalization {
     center: bool,
     scale: bool,
     rms_scaling: bool,
-    beta_initializer: Choice<Initializer>,
-    gamma_initializer: Choice<Initializer>,
-    beta_regularizer: Optional<Regularizer>,
-    gamma_regularizer: Optional<Regularizer>,
-    beta_constraint: Optional<Constraint>,
-    gamma_constraint: Optional<Constraint>,
+    beta_initializer: ByName<Initializer>,
+    gamma_initializer: ByName<Initializer>,
+    beta_regularizer: OptionalByName<Regularizer>,
+    gamma_regularizer: OptionalByName<Regularizer>,
+    beta_constraint: OptionalByName<Constraint>,
+    gamma_constraint: OptionalByName<Constraint>,
 }
 
 impl Default for LayerNormalization {
@@ -51,10 +51,10 @@ impl Default for LayerNormalization {
             rms_scaling: false,
             beta_initializer: Initializer::Zeros {}.into(),
             gamma_initializer: Initializer::Ones {}.into(),
-            beta_regularizer: Optional::default(),
-            gamma_regularizer: Optional::default(),
-            beta_constraint: Optional::default(),
-            gamma_constraint: Optional::default(),
+            beta_regularizer: OptionalByName::default(),
+            gamma_regularizer: OptionalByName::default(),
+            beta_constraint: OptionalByName::default(),
+            gamma_constraint: OptionalByName::default(),
         }
     }
 }
@@ -66,26 +66,26 @@ impl LayerNormalization {
     }
 
     setters! {
-        /// The axes normalised over; the last unless set.
+        /// The axes to normalise; defaults to the last.
         axis: impl Into<Axes>,
         /// Added to the variance.
         epsilon: f64,
-        /// Whether there is a `beta`.
+        /// Whether to use `beta`.
         center: bool,
-        /// Whether there is a `gamma`.
+        /// Whether to use `gamma`.
         scale: bool,
-        /// First values of `beta`; zeros unless set.
-        beta_initializer: impl Into<Choice<Initializer>>,
-        /// First values of `gamma`; ones unless set.
-        gamma_initializer: impl Into<Choice<Initializer>>,
-        /// Penalty on `beta`.
-        beta_regularizer: impl Into<Optional<Regularizer>>,
-        /// Penalty on `gamma`.
-        gamma_regularizer: impl Into<Optional<Regularizer>>,
-        /// Projection of `beta`.
-        beta_constraint: impl Into<Optional<Constraint>>,
-        /// Projection of `gamma`.
-        gamma_constraint: impl Into<Optional<Constraint>>,
+        /// Initializer of `beta`; defaults to zeros.
+        beta_initializer: impl Into<ByName<Initializer>>,
+        /// Initializer of `gamma`; defaults to ones.
+        gamma_initializer: impl Into<ByName<Initializer>>,
+        /// Regularizer of `beta`.
+        beta_regularizer: impl Into<OptionalByName<Regularizer>>,
+        /// Regularizer of `gamma`.
+        gamma_regularizer: impl Into<OptionalByName<Regularizer>>,
+        /// Constraint on `beta`.
+        beta_constraint: impl Into<OptionalByName<Constraint>>,
+        /// Constraint on `gamma`.
+        gamma_constraint: impl Into<OptionalByName<Constraint>>,
     }
 
     /// The axes of one sample, ascending.
@@ -107,13 +107,13 @@ impl Layer for LayerNormalization {
     }
 
     fn config(&self) -> Map<String, Value> {
-        // Keras writes a list even for one axis.
+        // Keras writes a list even for a single axis.
         let axis = self.axis.as_slice().into();
         config::write(&LayerNormalization { axis, ..self.clone() })
     }
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
-        not_negative(cx, "epsilon", self.epsilon)?;
+        check_not_negative(cx, "epsilon", self.epsilon)?;
         if self.rms_scaling {
             return Err(cx.argument("rms_scaling", "false", true));
         }
@@ -133,7 +133,7 @@ impl Layer for LayerNormalization {
         let t = g.unary(Unary::Rsqrt, t)?;
         let mut y = g.mul(centred, t)?;
         if self.scale {
-            let gamma = Terms {
+            let gamma = WeightOptions {
                 initializer: &self.gamma_initializer,
                 regularizer: &self.gamma_regularizer,
                 constraint: &self.gamma_constraint,
@@ -143,7 +143,7 @@ impl Layer for LayerNormalization {
             y = cx.graph().mul(y, gamma)?;
         }
         if self.center {
-            let beta = Terms {
+            let beta = WeightOptions {
                 initializer: &self.beta_initializer,
                 regularizer: &self.beta_regularizer,
                 constraint: &self.beta_constraint,

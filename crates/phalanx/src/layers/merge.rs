@@ -1,5 +1,5 @@
-//! Layers that merge several inputs element by element, with broadcasting: axes of size one are
-//! repeated, and inputs with fewer axes get axes of size one after the batch.
+//! Layers that merge several inputs element by element, with broadcasting: axes of size one are repeated, and
+//! inputs with fewer axes get axes of size one after the batch.
 
 use crate::config;
 use crate::error::Result;
@@ -32,7 +32,7 @@ macro_rules! merge_layer {
         pub struct $name {}
 
         impl $name {
-            /// The layer.
+            /// Creates the layer.
             pub fn new() -> $name {
                 $name::default()
             }

@@ -1,7 +1,7 @@
-//! The layers, by Keras' names, one to a file, and their registry.
+//! The layers, with Keras' names, one per file, and their registry.
 //!
-//! A layer is its config: a plain struct whose builder methods are Keras' arguments and whose serde
-//! form is Keras' config. To add one, write its file and its line in the registry below.
+//! A layer is its config: a plain struct whose builder methods are Keras' arguments and whose serde form is
+//! Keras' config. To add a layer, write its file and add a line to the registry below.
 
 mod activation;
 mod advanced_activations;
@@ -63,7 +63,7 @@ use serde_json::{Map, Value};
 
 type Config = Map<String, Value>;
 
-/// A class's name, the keys its config must have, and how it is read.
+/// A class name, the required keys of its config, and the function that reads it.
 struct Class {
     name: &'static str,
     required: &'static [&'static str],
@@ -124,8 +124,8 @@ pub fn class_names() -> Vec<&'static str> {
     REGISTRY.iter().map(|class| class.name).collect()
 }
 
-/// A layer from Keras' class name and config. `name`, `trainable` and `dtype` belong to the model and
-/// are passed over.
+/// Creates a layer from Keras' class name and config. `name`, `trainable` and `dtype` belong to the model and
+/// are ignored.
 ///
 /// ```
 /// let config = serde_json::json!({ "name": "hidden", "units": 32, "activation": "relu" });
@@ -135,8 +135,8 @@ pub fn class_names() -> Vec<&'static str> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Unknown`] for a class there is none of, [`Error::Config`] for a key that is missing,
-/// unknown or has a value it cannot have.
+/// [`Error::Unknown`] for an unknown class, [`Error::Config`] for a key that is missing, unknown or has an
+/// invalid value.
 pub fn from_config(class_name: &str, mut config: Map<String, Value>) -> Result<Box<dyn Layer>> {
     let Some(class) = REGISTRY.iter().find(|class| class.name == class_name) else {
         let known = class_names().iter().map(|name| name.to_string()).collect();
@@ -145,15 +145,15 @@ pub fn from_config(class_name: &str, mut config: Map<String, Value>) -> Result<B
     for key in ["name", "trainable", "dtype"] {
         config.remove(key);
     }
-    drop_idle_keys(&mut config);
+    drop_no_op_keys(&mut config);
     if let Some(key) = class.required.iter().find(|key| !config.contains_key(**key)) {
         return Err(Error::config(class_name, format!("missing key `{key}`")));
     }
     (class.read)(class_name, &config)
 }
 
-/// Removes keys that some versions of Keras write and that do nothing at these values.
-fn drop_idle_keys(config: &mut Config) {
+/// Removes keys that some versions of Keras write and that have no effect at these values.
+fn drop_no_op_keys(config: &mut Config) {
     let idle = [
         ("activity_regularizer", Value::Null),
         ("quantization_config", Value::Null),
@@ -176,13 +176,14 @@ fn read<L: Layer + DeserializeOwned>(owner: &str, config: &Config) -> Result<Box
         Ok(layer) => Ok(Box::new(layer)),
         Err(e) => {
             let text = e.to_string();
-            // The first wrong key decides the message, so it is the one whose absence changes it.
-            let guilty = config.keys().find(|key| {
+            // The first invalid key determines the message, so it is the one whose removal changes the
+            // message.
+            let invalid_key = config.keys().find(|key| {
                 let mut rest = config.clone();
                 rest.remove(*key);
                 L::deserialize(&rest).err().is_none_or(|e| e.to_string() != text)
             });
-            match guilty.filter(|key| !text.contains(&format!("`{key}`"))) {
+            match invalid_key.filter(|key| !text.contains(&format!("`{key}`"))) {
                 Some(key) => Err(Error::config(owner, format!("{key}: {text}"))),
                 None => Err(Error::config(owner, text)),
             }
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_keys_are_accepted_and_not_written() {
+    fn no_op_keys_are_accepted_and_not_written() {
         let config = json!({ "units": 3, "quantization_config": null });
         assert!(!read("Dense", config).unwrap().config().contains_key("quantization_config"));
         let config = json!({ "renorm": false, "renorm_clipping": null, "renorm_momentum": 0.99 });

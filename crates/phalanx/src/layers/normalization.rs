@@ -1,9 +1,9 @@
-//! `y = (x - mean) / max(√variance, 1e-7)` with the mean and variance of a dataset, each taken over all
-//! axes but `axis`; inverted, `y = x · max(√variance, 1e-7) + mean`.
+//! `y = (x - mean) / max(√variance, 1e-7)` with the mean and variance of a dataset, computed over all axes
+//! except `axis`; inverted, `y = x · max(√variance, 1e-7) + mean`.
 //!
-//! The output has the input's shape and is float. With mean and variance given, or learnt by
-//! [`Normalization::adapt`], the layer has no weights and its config holds the numbers; otherwise it
-//! has the weights `mean`, `variance` and `count` of an adapted layer in a Keras file.
+//! The output is float and has the shape of the input. If mean and variance are given, or computed by
+//! [`Normalization::adapt`], the layer has no weights and its config holds the numbers. Otherwise it has the
+//! weights `mean`, `variance` and `count` of an adapted layer in a Keras file.
 
 use super::numbers::Numbers;
 use super::support::{row_axis, setters, single};
@@ -17,7 +17,7 @@ use phalanx_graph::{DType, Data, NodeId, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Keras' epsilon: the smallest standard deviation divided by.
+/// Keras' epsilon: the minimum standard deviation.
 const EPSILON: f64 = 1e-7;
 
 /// Normalisation by the mean and variance of a dataset.
@@ -48,15 +48,15 @@ impl Default for Normalization {
 }
 
 impl Normalization {
-    /// Statistics for each place along the last axis.
+    /// Separate statistics for each index of the last axis.
     pub fn new() -> Normalization {
         Normalization::default()
     }
 
     setters! {
-        /// The axes whose places have statistics of their own; `[]` for one mean of everything.
+        /// The axes with separate statistics for each index; `[]` for a single mean and variance.
         axis: impl Into<Axes>,
-        /// Whether normalised values are turned back.
+        /// Whether to invert the normalisation.
         invert: bool,
     }
 
@@ -74,10 +74,10 @@ impl Normalization {
         self
     }
 
-    /// Takes mean and variance from data, the batch being its first axis.
+    /// Computes mean and variance from data whose first axis is the batch.
     ///
     /// # Errors
-    /// When there is no data or it does not have the axes.
+    /// There is no data, or it does not have the axes.
     pub fn adapt(self, data: &Tensor) -> Result<Normalization> {
         let dims = data.dims();
         let rank = dims.len() as i64;
@@ -96,26 +96,30 @@ impl Normalization {
         }
         keep.sort_unstable();
         keep.dedup();
-        let kept: Vec<usize> = keep.iter().map(|a| dims[*a]).collect();
+        let stat_dims: Vec<usize> = keep.iter().map(|a| dims[*a]).collect();
         let values: Vec<f64> = match data.data() {
             Data::F32(v) => v.iter().map(|x| f64::from(*x)).collect(),
             Data::I32(v) => v.iter().map(|x| f64::from(*x)).collect(),
         };
 
-        let slots = slots(dims, &keep);
-        let places = kept.iter().product::<usize>();
+        let stat_indices = stat_indices(dims, &keep);
+        let places = stat_dims.iter().product::<usize>();
         let count = (values.len() / places) as f64;
         let mut mean = vec![0.0; places];
-        slots.iter().zip(&values).for_each(|(s, x)| mean[*s] += x / count);
+        stat_indices.iter().zip(&values).for_each(|(s, x)| mean[*s] += x / count);
         let mut variance = vec![0.0; places];
-        slots.iter().zip(&values).for_each(|(s, x)| variance[*s] += (x - mean[*s]).powi(2) / count);
-        let (mean, variance) = (Numbers::nested(&kept, &mean), Numbers::nested(&kept, &variance));
+        stat_indices
+            .iter()
+            .zip(&values)
+            .for_each(|(s, x)| variance[*s] += (x - mean[*s]).powi(2) / count);
+        let (mean, variance) =
+            (Numbers::nested(&stat_dims, &mean), Numbers::nested(&stat_dims, &variance));
         Ok(self.mean(mean).variance(variance))
     }
 }
 
-/// For each element of a tensor its index among the places along the axes kept.
-fn slots(dims: &[usize], keep: &[usize]) -> Vec<usize> {
+/// For each element of a tensor, its index in the statistics along the kept axes.
+fn stat_indices(dims: &[usize], keep: &[usize]) -> Vec<usize> {
     let len: usize = dims.iter().product();
     let slot = |element: usize| {
         let (mut rest, mut slot, mut stride) = (element, 0, 1);
@@ -133,7 +137,7 @@ fn slots(dims: &[usize], keep: &[usize]) -> Vec<usize> {
 
 impl Normalization {
     /// Mean and standard deviation as constants.
-    fn given(
+    fn constant_stats(
         &self,
         cx: &mut Cx<'_>,
         x: NodeId,
@@ -154,14 +158,14 @@ impl Normalization {
     }
 
     /// Mean and standard deviation from the weights of an adapted layer.
-    fn learnt(&self, cx: &mut Cx<'_>, x: NodeId, axes: &[usize]) -> Result<(NodeId, NodeId)> {
+    fn weight_stats(&self, cx: &mut Cx<'_>, x: NodeId, axes: &[usize]) -> Result<(NodeId, NodeId)> {
         let dims = cx.dims(x);
-        let kept: Vec<usize> = axes.iter().map(|a| dims[*a]).collect();
+        let stat_dims: Vec<usize> = axes.iter().map(|a| dims[*a]).collect();
         let mut aligned = vec![1; dims.len()];
         axes.iter().for_each(|a| aligned[*a] = dims[*a]);
         let (zeros, ones) = (Initializer::Zeros {}, Initializer::Ones {});
-        let mean = cx.weight(WeightSpec::new("mean", &kept, zeros).non_trainable())?;
-        let variance = cx.weight(WeightSpec::new("variance", &kept, ones).non_trainable())?;
+        let mean = cx.weight(WeightSpec::new("mean", &stat_dims, zeros).non_trainable())?;
+        let variance = cx.weight(WeightSpec::new("variance", &stat_dims, ones).non_trainable())?;
         cx.weight(WeightSpec::new("count", &[], zeros).non_trainable())?;
         let g = cx.graph();
         let mean = g.reshape(mean, &aligned)?;
@@ -178,7 +182,7 @@ impl Layer for Normalization {
     }
 
     fn config(&self) -> Map<String, Value> {
-        // Keras writes a list even for one axis.
+        // Keras writes a list even for a single axis.
         let axis = self.axis.as_slice().into();
         config::write(&Normalization { axis, ..self.clone() })
     }
@@ -186,13 +190,14 @@ impl Layer for Normalization {
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let x = single(cx, inputs)?;
         let x = cx.graph().cast(x, DType::F32)?;
-        let given = self.axis.as_slice();
-        let mut axes = given.iter().map(|a| row_axis(cx, x, *a)).collect::<Result<Vec<_>>>()?;
+        let constant_stats = self.axis.as_slice();
+        let mut axes =
+            constant_stats.iter().map(|a| row_axis(cx, x, *a)).collect::<Result<Vec<_>>>()?;
         axes.sort_unstable();
         axes.dedup();
         let (mean, stddev) = match (&self.mean, &self.variance) {
-            (Some(mean), Some(variance)) => self.given(cx, x, &axes, mean, variance)?,
-            (None, None) => self.learnt(cx, x, &axes)?,
+            (Some(mean), Some(variance)) => self.constant_stats(cx, x, &axes, mean, variance)?,
+            (None, None) => self.weight_stats(cx, x, &axes)?,
             (Some(_), None) => return Err(cx.argument("variance", "one, as mean has", "none")),
             (None, Some(_)) => return Err(cx.argument("mean", "one, as variance has", "none")),
         };

@@ -1,4 +1,4 @@
-//! A number, or nested lists of them, as configs hold means and scales.
+//! A number or nested lists of numbers, as in configs for means and scales.
 
 use super::support::shape_text;
 use crate::error::Result;
@@ -6,13 +6,13 @@ use crate::layer::Cx;
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 
-/// One number for all elements, or a list (of lists …) with one for each place along some axes.
+/// One number for all elements, or nested lists with one number for each index of some axes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a number or nested lists of numbers")]
 pub enum Numbers {
     /// One for all.
     One(f64),
-    /// One for each place.
+    /// One for each index.
     Many(Vec<Numbers>),
 }
 
@@ -46,7 +46,7 @@ impl Numbers {
         }
     }
 
-    /// The lengths of the lists, outermost first; `None` where sisters differ.
+    /// The lengths of the lists, outermost first; `None` if lists at the same level differ in shape.
     pub(super) fn shape(&self) -> Option<Vec<usize>> {
         match self {
             Numbers::One(_) => Some(vec![]),
@@ -68,7 +68,7 @@ impl Numbers {
         }
     }
 
-    /// Every number changed by a function.
+    /// Applies a function to every number.
     pub(super) fn map(&self, f: fn(f64) -> f64) -> Numbers {
         match self {
             Numbers::One(number) => Numbers::One(f(*number)),
@@ -76,8 +76,8 @@ impl Numbers {
         }
     }
 
-    /// Appends the numbers as a constant that broadcasts over `x`. Their lists run along the last
-    /// of `axes` (axes of one sample, ascending).
+    /// Appends the numbers as a constant that broadcasts over `x`. The lists run along the last of `axes` (axes
+    /// of one sample, ascending).
     pub(super) fn constant(
         &self,
         cx: &mut Cx<'_>,

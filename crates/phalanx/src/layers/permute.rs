@@ -1,5 +1,5 @@
-//! Puts the axes of each sample in another order: output axis `i` is input axis `dims[i]`, counted
-//! from 1, the batch being axis 0.
+//! Permutation of the axes of each sample: output axis `i` is input axis `dims[i]`, counted from 1, because the
+//! batch is axis 0.
 
 use super::support::{shape_text, single};
 use crate::config;
@@ -9,7 +9,7 @@ use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Axes in another order.
+/// Permutes the axes of each sample.
 ///
 /// ```
 /// use phalanx::layer::Layer;

@@ -1,10 +1,10 @@
-//! Pooling over windows: the largest element, or the mean of those that are not padding.
+//! Pooling over windows: the maximum, or the mean of the elements that are not padding.
 //!
-//! Input `(batch, height, width, channels)`, output `(batch, new height, new width, channels)` with as
-//! many positions as a convolution of that size, stride and padding.
+//! Input `(batch, height, width, channels)`, output `(batch, new height, new width, channels)`, with as many
+//! positions as a convolution of the same size, strides and padding.
 
 use super::support::{DataFormat, Padding, Pair, Window, image, setters};
-use crate::choice::Choice;
+use crate::by_name::ByName;
 use crate::config;
 use crate::error::Result;
 use crate::layer::{Cx, Layer};
@@ -13,7 +13,7 @@ use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Both layers have the same config and differ in what a window yields.
+/// Both layers have the same config and differ only in the reduction of a window.
 macro_rules! pooling_layer {
     ($name:ident, $kind:expr, $doc:literal) => {
         #[doc = $doc]
@@ -29,7 +29,7 @@ macro_rules! pooling_layer {
         #[serde(default, deny_unknown_fields)]
         pub struct $name {
             pool_size: Pair,
-            padding: Choice<Padding>,
+            padding: ByName<Padding>,
             strides: Option<Pair>,
             data_format: DataFormat,
         }
@@ -41,7 +41,7 @@ macro_rules! pooling_layer {
         }
 
         impl $name {
-            /// Windows of `pool_size`, side by side.
+            /// Adjacent windows of `pool_size`.
             pub fn new(pool_size: impl Into<Pair>) -> $name {
                 $name {
                     pool_size: pool_size.into(),
@@ -51,7 +51,7 @@ macro_rules! pooling_layer {
                 }
             }
 
-            /// Steps between windows; the window's size unless set.
+            /// The strides of the windows; by default the size of the window.
             #[must_use]
             pub fn strides(mut self, strides: impl Into<Pair>) -> $name {
                 self.strides = Some(strides.into());
@@ -59,8 +59,8 @@ macro_rules! pooling_layer {
             }
 
             setters! {
-                /// `valid` (unless set) or `same`.
-                padding: impl Into<Choice<Padding>>,
+                /// `valid` (the default) or `same`.
+                padding: impl Into<ByName<Padding>>,
             }
         }
 

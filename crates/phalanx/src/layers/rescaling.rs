@@ -1,6 +1,6 @@
 //! `y = x · scale + offset`, for pixels: `Rescaling::new(1.0 / 255.0)`.
 //!
-//! The output has the input's shape and is float. Lists hold one number for each channel.
+//! The output is float and has the shape of the input. Lists hold one number for each channel.
 
 use super::numbers::Numbers;
 use super::support::{setters, single};
@@ -39,7 +39,7 @@ impl Rescaling {
     }
 
     setters! {
-        /// Added to the product; 0 unless set.
+        /// The offset; defaults to 0.
         offset: impl Into<Numbers>,
     }
 }

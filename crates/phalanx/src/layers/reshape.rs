@@ -1,5 +1,5 @@
-//! Gives each sample another shape: `(batch, ..)` becomes `(batch, *target_shape)`, where one entry may
-//! be -1 and follows from the others.
+//! Reshaping of each sample: `(batch, ..)` becomes `(batch, *target_shape)`, where one entry may be -1 and is
+//! derived from the others.
 
 use super::support::{shape_text, single};
 use crate::config;
@@ -9,7 +9,7 @@ use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Another shape for each sample.
+/// Reshapes each sample.
 ///
 /// ```
 /// use phalanx::layer::Layer;

@@ -1,6 +1,6 @@
-//! What layers share: the argument types of their configs and the checks of their inputs.
+//! Shared parts of the layers: argument types of their configs and checks of their inputs.
 
-use crate::choice::{Choice, Optional, Vocabulary, by_serde_name};
+use crate::by_name::{ByName, Named, OptionalByName, variant_by_serde_name};
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
@@ -10,7 +10,7 @@ use phalanx_graph::{ConvGeom, NodeId};
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::Value;
 
-/// Builder methods, one per config key, named as the key.
+/// Builder methods, one per config key and with the same name.
 macro_rules! setters {
     ($($(#[$doc:meta])* $field:ident: $type:ty,)*) => {
         $($(#[$doc])*
@@ -106,26 +106,26 @@ impl<'de> Deserialize<'de> for Sides {
     }
 }
 
-/// How a window treats the border.
+/// The padding of a convolution or pooling layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Padding {
-    /// Windows lie inside the input.
+    /// No padding: windows lie inside the input.
     Valid,
-    /// Zeros around the input give `ceil(size / stride)` positions.
+    /// Zero padding, with `ceil(size / stride)` positions.
     Same,
 }
 
-impl Vocabulary for Padding {
+impl Named for Padding {
     const KIND: &'static str = "padding";
     const NAMES: &'static [&'static str] = &["valid", "same"];
 
     fn from_name(name: &str) -> Option<Padding> {
-        by_serde_name(name)
+        variant_by_serde_name(name)
     }
 }
 
-/// The order of an image's axes: height, width, channels. The only one there is.
+/// The order of an image's axes: height, width, channels. It is the only supported one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum DataFormat {
@@ -133,14 +133,14 @@ pub(crate) enum DataFormat {
     ChannelsLast,
 }
 
-/// A key that Keras writes and that must be null here.
+/// A key that Keras writes and that must be null.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Nothing;
+pub(crate) struct AlwaysNull;
 
-impl<'de> Deserialize<'de> for Nothing {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Nothing, D::Error> {
+impl<'de> Deserialize<'de> for AlwaysNull {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<AlwaysNull, D::Error> {
         match Value::deserialize(d)? {
-            Value::Null => Ok(Nothing),
+            Value::Null => Ok(AlwaysNull),
             other => {
                 Err(de::Error::custom(format!("not supported: expected null, received {other}")))
             }
@@ -148,7 +148,7 @@ impl<'de> Deserialize<'de> for Nothing {
     }
 }
 
-/// The one input of a layer that takes one.
+/// The input of a layer that takes a single one.
 pub(crate) fn single(cx: &Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
     match inputs {
         [x] => Ok(*x),
@@ -161,7 +161,7 @@ pub(crate) fn shape_text(cx: &mut Cx<'_>, x: NodeId) -> String {
     cx.graph().ty(x).shape_text()
 }
 
-/// The one input of a layer that takes an image, and its height, width and channels.
+/// The input of a layer that takes a single image, and its height, width and channels.
 pub(crate) fn image(cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<(NodeId, [usize; 3])> {
     let x = single(cx, inputs)?;
     match cx.dims(x)[..] {
@@ -174,22 +174,22 @@ pub(crate) fn image(cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<(NodeId, [usiz
 }
 
 /// Fails unless a size is at least one.
-pub(crate) fn at_least_one(cx: &Cx<'_>, argument: &str, size: usize) -> Result<()> {
+pub(crate) fn check_at_least_one(cx: &Cx<'_>, argument: &str, size: usize) -> Result<()> {
     if size > 0 { Ok(()) } else { Err(cx.argument(argument, "1 or more", size)) }
 }
 
 /// Fails unless both sizes are at least one.
-pub(crate) fn both_at_least_one(cx: &Cx<'_>, argument: &str, sizes: Pair) -> Result<()> {
+pub(crate) fn check_both_at_least_one(cx: &Cx<'_>, argument: &str, sizes: Pair) -> Result<()> {
     if sizes.0.contains(&0) { Err(cx.argument(argument, "1 or more", sizes)) } else { Ok(()) }
 }
 
 /// Fails unless a number is finite.
-pub(crate) fn finite(cx: &Cx<'_>, argument: &str, number: f64) -> Result<()> {
+pub(crate) fn check_finite(cx: &Cx<'_>, argument: &str, number: f64) -> Result<()> {
     if number.is_finite() { Ok(()) } else { Err(cx.argument(argument, "a finite number", number)) }
 }
 
 /// Fails unless a number is finite and not negative.
-pub(crate) fn not_negative(cx: &Cx<'_>, argument: &str, number: f64) -> Result<()> {
+pub(crate) fn check_not_negative(cx: &Cx<'_>, argument: &str, number: f64) -> Result<()> {
     if number.is_finite() && number >= 0.0 {
         Ok(())
     } else {
@@ -197,7 +197,7 @@ pub(crate) fn not_negative(cx: &Cx<'_>, argument: &str, number: f64) -> Result<(
     }
 }
 
-/// An axis of one sample from Keras' axis, which counts the batch as 0 and may be negative.
+/// Converts Keras' axis, which counts the batch as 0 and may be negative, to an axis of one sample.
 pub(crate) fn row_axis(cx: &mut Cx<'_>, x: NodeId, axis: i64) -> Result<usize> {
     let rank = cx.dims(x).len() as i64 + 1;
     let positive = if axis < 0 { axis.saturating_add(rank) } else { axis };
@@ -208,8 +208,7 @@ pub(crate) fn row_axis(cx: &mut Cx<'_>, x: NodeId, axis: i64) -> Result<usize> {
     Err(cx.argument("axis", &expected, axis))
 }
 
-/// Swaps an axis of one sample with the last, or does nothing where it is the last; doing it twice
-/// undoes it.
+/// Swaps an axis of one sample with the last. Applying it twice restores the order.
 pub(crate) fn swap_with_last(cx: &mut Cx<'_>, x: NodeId, axis: usize) -> Result<NodeId> {
     let rank = cx.dims(x).len();
     if axis + 1 == rank {
@@ -220,29 +219,34 @@ pub(crate) fn swap_with_last(cx: &mut Cx<'_>, x: NodeId, axis: usize) -> Result<
     Ok(cx.graph().push(phalanx_graph::Op::Transpose { perm }, &[x])?)
 }
 
-/// Fails where the elements of one sample cannot be counted.
-pub(crate) fn countable(cx: &Cx<'_>, argument: &str, dims: &[Option<usize>]) -> Result<Vec<usize>> {
+/// Fails if the number of elements of one sample overflows.
+pub(crate) fn check_countable(
+    cx: &Cx<'_>,
+    argument: &str,
+    dims: &[Option<usize>],
+) -> Result<Vec<usize>> {
     let known: Option<Vec<usize>> = dims.iter().copied().collect();
     let counted = known.filter(|dims| {
-        dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).is_some_and(|n| n < MOST)
+        dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).is_some_and(|n| n < MAX_ELEMENTS)
     });
     counted.ok_or_else(|| cx.argument(argument, "an output that fits in memory", "more"))
 }
 
-/// More elements than any tensor has.
-const MOST: usize = isize::MAX as usize / 8;
+/// An upper limit to the number of elements of a tensor.
+const MAX_ELEMENTS: usize = isize::MAX as usize / 8;
 
-/// More than any image has pixels along an axis, and little enough that no product overflows.
-const LARGEST_WINDOW: usize = 1 << 24;
+/// The maximum window size: more than any image has pixels along an axis, and small enough that no product
+/// overflows.
+const MAX_WINDOW: usize = 1 << 24;
 
-/// The window of a convolution or pooling layer, as its config has it.
+/// The window of a convolution or pooling layer, from its config.
 pub(crate) struct Window<'a> {
     /// The config key of the size.
     pub key: &'a str,
     pub size: Pair,
     pub strides: Pair,
     pub dilation: Pair,
-    pub padding: &'a Choice<Padding>,
+    pub padding: &'a ByName<Padding>,
     pub groups: usize,
 }
 
@@ -252,9 +256,9 @@ impl Window<'_> {
         let sizes =
             [(self.key, self.size), ("strides", self.strides), ("dilation_rate", self.dilation)];
         for (argument, size) in sizes {
-            both_at_least_one(cx, argument, size)?;
-            if size.0.iter().any(|n| *n > LARGEST_WINDOW) {
-                let expected = format!("{LARGEST_WINDOW} or less");
+            check_both_at_least_one(cx, argument, size)?;
+            if size.0.iter().any(|n| *n > MAX_WINDOW) {
+                let expected = format!("{MAX_WINDOW} or less");
                 return Err(cx.argument(argument, &expected, size));
             }
         }
@@ -279,14 +283,14 @@ impl Window<'_> {
     }
 }
 
-/// How a layer's weight starts and what holds it back, as its config has it.
-pub(crate) struct Terms<'a> {
-    pub initializer: &'a Choice<Initializer>,
-    pub regularizer: &'a Optional<Regularizer>,
-    pub constraint: &'a Optional<Constraint>,
+/// The initializer, regularizer and constraint of a weight, from a layer's config.
+pub(crate) struct WeightOptions<'a> {
+    pub initializer: &'a ByName<Initializer>,
+    pub regularizer: &'a OptionalByName<Regularizer>,
+    pub constraint: &'a OptionalByName<Constraint>,
 }
 
-impl Terms<'_> {
+impl WeightOptions<'_> {
     /// Declares the layer's next weight.
     pub fn weight(&self, cx: &mut Cx<'_>, name: &'static str, dims: &[usize]) -> Result<NodeId> {
         let initializer = *self.initializer.get()?;

@@ -1,9 +1,9 @@
-//! Enlarges an image: `(batch, h, w, c)` becomes `(batch, h · size[0], w · size[1], c)`.
+//! Upsampling of images: `(batch, h, w, c)` becomes `(batch, h · size[0], w · size[1], c)`.
 //!
 //! `nearest` repeats pixels; `bilinear` interpolates between their centres.
 
-use super::support::{DataFormat, Pair, both_at_least_one, countable, image, setters};
-use crate::choice::{Choice, Vocabulary, by_serde_name};
+use super::support::{DataFormat, Pair, check_both_at_least_one, check_countable, image, setters};
+use crate::by_name::{ByName, Named, variant_by_serde_name};
 use crate::config;
 use crate::error::Result;
 use crate::layer::{Cx, Layer};
@@ -11,26 +11,26 @@ use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// How new pixels are made.
+/// The interpolation of new pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Interpolation {
-    /// By repeating the nearest.
+    /// The nearest pixel.
     Nearest,
-    /// From the four around.
+    /// Linear interpolation of the four surrounding pixels.
     Bilinear,
 }
 
-impl Vocabulary for Interpolation {
+impl Named for Interpolation {
     const KIND: &'static str = "interpolation";
     const NAMES: &'static [&'static str] = &["nearest", "bilinear"];
 
     fn from_name(name: &str) -> Option<Interpolation> {
-        by_serde_name(name)
+        variant_by_serde_name(name)
     }
 }
 
-/// Enlarges an image.
+/// Upsamples an image.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -44,7 +44,7 @@ impl Vocabulary for Interpolation {
 pub struct UpSampling2D {
     size: Pair,
     data_format: DataFormat,
-    interpolation: Choice<Interpolation>,
+    interpolation: ByName<Interpolation>,
 }
 
 impl Default for UpSampling2D {
@@ -54,7 +54,7 @@ impl Default for UpSampling2D {
 }
 
 impl UpSampling2D {
-    /// How many times as high and wide.
+    /// The factors for height and width.
     pub fn new(size: impl Into<Pair>) -> UpSampling2D {
         UpSampling2D {
             size: size.into(),
@@ -64,8 +64,8 @@ impl UpSampling2D {
     }
 
     setters! {
-        /// `nearest` (unless set) or `bilinear`.
-        interpolation: impl Into<Choice<Interpolation>>,
+        /// `nearest` (the default) or `bilinear`.
+        interpolation: impl Into<ByName<Interpolation>>,
     }
 }
 
@@ -80,10 +80,10 @@ impl Layer for UpSampling2D {
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let bilinear = *self.interpolation.get()? == Interpolation::Bilinear;
-        both_at_least_one(cx, "size", self.size)?;
+        check_both_at_least_one(cx, "size", self.size)?;
         let (x, [h, w, c]) = image(cx, inputs)?;
         let Pair(size) = self.size;
-        countable(cx, "size", &[h.checked_mul(size[0]), w.checked_mul(size[1]), Some(c)])?;
+        check_countable(cx, "size", &[h.checked_mul(size[0]), w.checked_mul(size[1]), Some(c)])?;
         Ok(cx.graph().push(Op::Upsample { size, bilinear }, &[x])?)
     }
 }

@@ -1,6 +1,6 @@
-//! Zeros around an image: `(batch, h, w, c)` becomes `(batch, top + h + bottom, left + w + right, c)`.
+//! Zero padding of images: `(batch, h, w, c)` becomes `(batch, top + h + bottom, left + w + right, c)`.
 
-use super::support::{DataFormat, Sides, countable, image};
+use super::support::{DataFormat, Sides, check_countable, image};
 use crate::config;
 use crate::error::Result;
 use crate::layer::{Cx, Layer};
@@ -8,7 +8,7 @@ use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Zeros around an image.
+/// Pads an image with zeros.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -51,7 +51,7 @@ impl Layer for ZeroPadding2D {
         let Sides([[top, bottom], [left, right]]) = self.padding;
         let wider = |n: usize, a: usize, b: usize| n.checked_add(a)?.checked_add(b);
         let dims = [wider(h, top, bottom), wider(w, left, right), Some(c)];
-        countable(cx, "padding", &dims)?;
+        check_countable(cx, "padding", &dims)?;
         let op = Op::Pad { before: vec![top, left, 0], after: vec![bottom, right, 0] };
         Ok(cx.graph().push(op, &[x])?)
     }

@@ -1,10 +1,9 @@
-//! Crossentropy of yes-or-no answers, averaged over the last axis:
-//! `loss = mean(-t · log p - (1 - t) · log(1 - p))` with `p` clipped to `[1e-7, 1 - 1e-7]` and
-//! `t = y_true · (1 - label_smoothing) + label_smoothing / 2`.
+//! Binary crossentropy, averaged over the last axis: `loss = mean(-t · log p - (1 - t) · log(1 - p))` with `p`
+//! clipped to `[1e-7, 1 - 1e-7]` and `t = y_true · (1 - label_smoothing) + label_smoothing / 2`.
 //!
 //! For logits `x` the same is `max(x, 0) - x · t + log(1 + e^-|x|)`, which never overflows.
 
-use super::{Common, Loss, behind, clip_probability, mean_last, need_share};
+use super::{Common, Loss, check_fraction, clip_probability, input_if, mean_last};
 use crate::config;
 use crate::error::Result;
 use phalanx_graph::ops::{Binary, Unary};
@@ -20,7 +19,7 @@ pub struct BinaryCrossentropy {
     pub common: Common,
     /// Whether predictions are logits rather than probabilities.
     pub from_logits: bool,
-    /// How far targets are drawn towards one half.
+    /// How far targets are moved towards 0.5.
     pub label_smoothing: f64,
 }
 
@@ -38,7 +37,7 @@ impl BinaryCrossentropy {
         self
     }
 
-    /// How far targets are drawn towards one half.
+    /// How far targets are moved towards 0.5.
     pub fn label_smoothing(mut self, label_smoothing: f64) -> Self {
         self.label_smoothing = label_smoothing;
         self
@@ -65,7 +64,7 @@ impl Loss for BinaryCrossentropy {
     }
 
     fn validate(&self) -> Result<()> {
-        need_share(self.name(), "label_smoothing", self.label_smoothing)
+        check_fraction(self.name(), "label_smoothing", self.label_smoothing)
     }
 
     fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
@@ -75,7 +74,7 @@ impl Loss for BinaryCrossentropy {
             target = g.offset(target, 0.5 * self.label_smoothing)?;
         }
         let sigmoid = Op::Unary(Unary::Sigmoid);
-        let logits = if self.from_logits { Some(y_pred) } else { behind(g, y_pred, &sigmoid) };
+        let logits = if self.from_logits { Some(y_pred) } else { input_if(g, y_pred, &sigmoid) };
         let values = match logits {
             Some(logits) => from_logits(g, target, logits)?,
             None => from_probabilities(g, target, y_pred)?,
@@ -86,7 +85,7 @@ impl Loss for BinaryCrossentropy {
 
 fn from_logits(g: &mut Graph, target: NodeId, x: NodeId) -> Result<NodeId> {
     let zero = g.scalar(0.0);
-    // `Max` and not `relu`: its derivative at 0 is ½, so that of the whole is sigmoid(0) - t.
+    // `Max` instead of `relu`: its derivative at 0 is ½, so the total derivative is sigmoid(0) - t.
     let positive = g.binary(Binary::Max, x, zero)?;
     let product = g.mul(x, target)?;
     let linear = g.sub(positive, product)?;

@@ -4,7 +4,7 @@
 //!
 //! Predictions and targets `[.., classes]`, one number per distribution.
 
-use super::{Common, Loss, behind, clip_probability, mismatch, need_share, sum_last};
+use super::{Common, Loss, check_fraction, clip_probability, input_if, mismatch, sum_last};
 use crate::config;
 use crate::error::Result;
 use phalanx_graph::ops::Unary;
@@ -20,7 +20,7 @@ pub struct CategoricalCrossentropy {
     pub common: Common,
     /// Whether predictions are logits rather than probabilities.
     pub from_logits: bool,
-    /// Share of the target spread evenly over the classes.
+    /// The fraction of the target that is spread evenly over the classes.
     pub label_smoothing: f64,
 }
 
@@ -38,7 +38,7 @@ impl CategoricalCrossentropy {
         self
     }
 
-    /// Share of the target spread evenly over the classes.
+    /// The fraction of the target that is spread evenly over the classes.
     pub fn label_smoothing(mut self, label_smoothing: f64) -> Self {
         self.label_smoothing = label_smoothing;
         self
@@ -65,7 +65,7 @@ impl Loss for CategoricalCrossentropy {
     }
 
     fn validate(&self) -> Result<()> {
-        need_share(self.name(), "label_smoothing", self.label_smoothing)
+        check_fraction(self.name(), "label_smoothing", self.label_smoothing)
     }
 
     fn target(&self, prediction: &Type) -> Result<Type> {
@@ -83,7 +83,8 @@ impl Loss for CategoricalCrossentropy {
             target = g.scale(target, 1.0 - self.label_smoothing)?;
             target = g.offset(target, self.label_smoothing / classes)?;
         }
-        let logits = if self.from_logits { Some(y_pred) } else { behind(g, y_pred, &Op::Softmax) };
+        let logits =
+            if self.from_logits { Some(y_pred) } else { input_if(g, y_pred, &Op::Softmax) };
         let log = match logits {
             Some(logits) => g.push(Op::LogSoftmax, &[logits])?,
             None => {

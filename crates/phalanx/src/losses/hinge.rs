@@ -1,8 +1,8 @@
 //! Hinge loss: `mean(max(1 - t · y_pred, 0))` over the last axis, for labels `t` of -1 and 1.
 //!
-//! Labels of 0 count as -1. Keras converts 0/1 labels only where the whole batch consists of
-//! them; this rule gives the same for labels 0/1 and for labels -1/1 and does not depend on which
-//! samples share a batch or a replica.
+//! Labels of 0 count as -1. Keras converts 0/1 labels only if the whole batch consists of them. The rule here
+//! gives the same result for 0/1 labels and for -1/1 labels, and it does not depend on which samples share a
+//! batch or a replica.
 
 use super::{Common, Loss, mean_last};
 use crate::config;

@@ -15,7 +15,7 @@ pub struct Huber {
     /// Name and reduction.
     #[serde(flatten)]
     pub common: Common,
-    /// Where the quadratic part ends.
+    /// The error at which the loss changes from quadratic to linear.
     pub delta: f64,
 }
 
@@ -26,7 +26,7 @@ impl Default for Huber {
 }
 
 impl Huber {
-    /// Where the quadratic part ends.
+    /// The error at which the loss changes from quadratic to linear.
     pub fn delta(mut self, delta: f64) -> Self {
         self.delta = delta;
         self

@@ -1,8 +1,7 @@
-//! Losses: what training makes small.
+//! Loss functions.
 //!
-//! A loss gives one number per sample and position ([`Loss::call`]); its [`Reduction`] says how
-//! the trainer turns those of the whole global batch into one. A new loss is one file here and
-//! one line in the registry.
+//! A loss gives one value per sample and position ([`Loss::call`]). Its [`Reduction`] defines how the trainer
+//! combines the values of the global batch. A new loss is one file here and one line in the registry.
 
 mod binary_crossentropy;
 mod categorical_crossentropy;
@@ -28,15 +27,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::fmt::Debug;
 
-/// Keras' epsilon: how close probabilities may come to 0 and 1.
+/// Keras' epsilon: the smallest distance of clipped probabilities from 0 and 1.
 const EPSILON: f64 = 1e-7;
 
 /// How the losses of a batch become one number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reduction {
-    /// The weighted sum divided by the number of samples (and of positions, where a sample has
-    /// several). Keras' `mean` is the same.
+    /// The weighted sum divided by the number of samples (and of positions, if a sample has several). Keras'
+    /// `mean` is the same.
     #[default]
     #[serde(alias = "mean")]
     SumOverBatchSize,
@@ -47,9 +46,9 @@ pub enum Reduction {
 }
 
 impl Reduction {
-    /// What the positions of each sample come to: their sum for [`Reduction::Sum`], else their
-    /// mean. The batch then divides the weighted sum over samples by the number of samples, by 1
-    /// or by the sum of the weights.
+    /// Combines the positions of each sample: their sum for [`Reduction::Sum`], else their mean. The weighted
+    /// sum over the samples of the batch is then divided by the number of samples, by 1 or by the sum of the
+    /// weights.
     pub fn per_sample(self, g: &mut Graph, values: NodeId) -> Result<NodeId> {
         let positions = g.ty(values).len();
         let mean = g.mean_row(values)?;
@@ -60,7 +59,7 @@ impl Reduction {
     }
 }
 
-/// What every loss has.
+/// The options that all losses share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Common {
     /// The name it is reported under.
@@ -86,10 +85,10 @@ pub trait Loss: Debug + Send + Sync {
     /// Name and reduction.
     fn common(&self) -> &Common;
 
-    /// Name and reduction, to change.
+    /// Mutable access to name and reduction.
     fn common_mut(&mut self) -> &mut Common;
 
-    /// The formula, for operands whose types fit; [`Loss::call`] checks them.
+    /// The formula, for operands of matching types; [`Loss::call`] checks them.
     fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId>;
 
     /// The name it is reported under.
@@ -107,8 +106,8 @@ pub trait Loss: Debug + Send + Sync {
         Ok(())
     }
 
-    /// The type targets must have for predictions of this type: the same, unless the loss takes
-    /// class numbers.
+    /// The type that targets must have for predictions of this type. It is the same type, unless the loss takes
+    /// class indices.
     fn target(&self, prediction: &Type) -> Result<Type> {
         if prediction.is_rows() && prediction.dtype == DType::F32 {
             return Ok(prediction.clone());
@@ -116,7 +115,7 @@ pub trait Loss: Debug + Send + Sync {
         Err(mismatch(self.name(), "y_pred", "float rows, one per sample", prediction))
     }
 
-    /// One number per sample and position, as Keras' `loss.call`.
+    /// One value per sample and position, as Keras' `loss.call`.
     fn call(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
         let target = self.target(g.ty(y_pred))?;
         if *g.ty(y_true) != target {
@@ -126,7 +125,7 @@ pub trait Loss: Debug + Send + Sync {
     }
 }
 
-/// Naming and reduction, for every loss.
+/// Builder methods for all losses.
 pub trait LossExt: Loss + Sized {
     /// The loss under another name.
     fn named(mut self, name: &str) -> Self {
@@ -143,7 +142,7 @@ pub trait LossExt: Loss + Sized {
 
 impl<L: Loss> LossExt for L {}
 
-/// A type in the user's words: `f32 (None, 10)`.
+/// Formats a type for messages: `f32 (None, 10)`.
 pub(crate) fn describe(ty: &Type) -> String {
     format!("{} {}", ty.dtype, ty.shape_text())
 }
@@ -153,20 +152,20 @@ fn mismatch(loss: &str, argument: &str, expected: impl Into<String>, received: &
 }
 
 /// Fails unless an option lies in `0..=1`.
-fn need_share(loss: &str, argument: &str, value: f64) -> Result<()> {
+fn check_fraction(loss: &str, argument: &str, value: f64) -> Result<()> {
     if (0.0..=1.0).contains(&value) {
         return Ok(());
     }
     Err(Error::argument(format!("loss '{loss}'"), argument, "a number from 0 to 1", value))
 }
 
-/// The input of `y_pred` where that is `op` itself: a crossentropy of logits needs no clipping.
-fn behind(g: &Graph, y_pred: NodeId, op: &Op) -> Option<NodeId> {
+/// The input of `y_pred` if `y_pred` is the result of `op`. A crossentropy of logits needs no clipping.
+fn input_if(g: &Graph, y_pred: NodeId, op: &Op) -> Option<NodeId> {
     let node = g.node(y_pred);
     (node.op == *op).then(|| node.inputs[0])
 }
 
-/// Sum over the last axis, which goes.
+/// Sum over the last axis, which is removed.
 fn sum_last(g: &mut Graph, x: NodeId) -> Result<NodeId> {
     let dims = g.ty(x).dims.clone();
     match dims.split_last() {
@@ -178,58 +177,66 @@ fn sum_last(g: &mut Graph, x: NodeId) -> Result<NodeId> {
     }
 }
 
-/// Mean over the last axis, which goes.
+/// Mean over the last axis, which is removed.
 fn mean_last(g: &mut Graph, x: NodeId) -> Result<NodeId> {
     let n = g.ty(x).last().max(1);
     let sum = sum_last(g, x)?;
     if n == 1 { Ok(sum) } else { Ok(g.scale(sum, 1.0 / n as f64)?) }
 }
 
-/// `p` kept away from 0 and 1, by what `f32` makes of Keras' epsilon.
+/// Clips `p` to Keras' epsilon in `f32`.
 fn clip_probability(g: &mut Graph, p: NodeId) -> Result<NodeId> {
     Ok(g.clamp(p, EPSILON, f64::from((1.0 - EPSILON) as f32))?)
 }
 
-type Make = fn(&Map<String, Value>) -> Result<Box<dyn Loss>>;
+type Constructor = fn(&Map<String, Value>) -> Result<Box<dyn Loss>>;
 
-fn make<L>(config: &Map<String, Value>) -> Result<Box<dyn Loss>>
+fn construct<L>(config: &Map<String, Value>) -> Result<Box<dyn Loss>>
 where
     L: Loss + Default + Serialize + DeserializeOwned + 'static,
 {
     let class = L::default().class_name();
-    config::fixed(class, config, &[("axis", (-1).into()), ("ignore_class", Value::Null)])?;
+    config::check_fixed_options(
+        class,
+        config,
+        &[("axis", (-1).into()), ("ignore_class", Value::Null)],
+    )?;
     let loss: L = config::read(class, config)?;
     loss.validate()?;
     Ok(Box::new(loss))
 }
 
 /// Class name, the names `compile` accepts, and constructor of every loss.
-const REGISTRY: &[(&str, &[&str], Make)] = &[
+const REGISTRY: &[(&str, &[&str], Constructor)] = &[
     (
         "SparseCategoricalCrossentropy",
         &["sparse_categorical_crossentropy"],
-        make::<SparseCategoricalCrossentropy>,
+        construct::<SparseCategoricalCrossentropy>,
     ),
-    ("CategoricalCrossentropy", &["categorical_crossentropy"], make::<CategoricalCrossentropy>),
-    ("BinaryCrossentropy", &["binary_crossentropy", "bce", "BCE"], make::<BinaryCrossentropy>),
-    ("MeanSquaredError", &["mean_squared_error", "mse", "MSE"], make::<MeanSquaredError>),
-    ("MeanAbsoluteError", &["mean_absolute_error", "mae", "MAE"], make::<MeanAbsoluteError>),
-    ("Huber", &["huber"], make::<Huber>),
-    ("KLDivergence", &["kl_divergence", "kld", "KLD"], make::<KLDivergence>),
-    ("Hinge", &["hinge"], make::<Hinge>),
+    (
+        "CategoricalCrossentropy",
+        &["categorical_crossentropy"],
+        construct::<CategoricalCrossentropy>,
+    ),
+    ("BinaryCrossentropy", &["binary_crossentropy", "bce", "BCE"], construct::<BinaryCrossentropy>),
+    ("MeanSquaredError", &["mean_squared_error", "mse", "MSE"], construct::<MeanSquaredError>),
+    ("MeanAbsoluteError", &["mean_absolute_error", "mae", "MAE"], construct::<MeanAbsoluteError>),
+    ("Huber", &["huber"], construct::<Huber>),
+    ("KLDivergence", &["kl_divergence", "kld", "KLD"], construct::<KLDivergence>),
+    ("Hinge", &["hinge"], construct::<Hinge>),
 ];
 
-/// A loss by Keras' name: `"sparse_categorical_crossentropy"`, `"mse"`, `"MeanSquaredError"`, ….
+/// Creates a loss by its Keras name: `"sparse_categorical_crossentropy"`, `"mse"`, `"MeanSquaredError"`, ….
 pub fn get(name: &str) -> Result<Box<dyn Loss>> {
     from_config(name, &Map::new())
 }
 
-/// A loss from its class name and config.
+/// Creates a loss from its class name and config.
 pub fn from_config(class_name: &str, config: &Map<String, Value>) -> Result<Box<dyn Loss>> {
     let found =
         REGISTRY.iter().find(|(c, names, _)| *c == class_name || names.contains(&class_name));
     match found {
-        Some((_, _, make)) => make(config),
+        Some((_, _, construct)) => construct(config),
         None => Err(Error::Unknown {
             kind: "loss",
             name: class_name.into(),

@@ -1,10 +1,9 @@
-//! Crossentropy between class numbers and predicted probabilities:
-//! `loss = -log p[label]`, with `p = softmax(y_pred)` for logits, else `y_pred / Σ y_pred` clipped
-//! to `[1e-7, 1 - 1e-7]`.
+//! Crossentropy between class indices and predicted probabilities: `loss = -log p[label]`, with
+//! `p = softmax(y_pred)` for logits, else `y_pred / Σ y_pred` clipped to `[1e-7, 1 - 1e-7]`.
 //!
-//! Predictions `[.., classes]`, targets integers `[..]`, one number per target.
+//! Predictions are `[.., classes]`, targets are integers `[..]`; there is one value per target.
 
-use super::{Common, Loss, behind, clip_probability, mismatch, sum_last};
+use super::{Common, Loss, clip_probability, input_if, mismatch, sum_last};
 use crate::config;
 use crate::error::Result;
 use phalanx_graph::ops::Unary;
@@ -66,7 +65,8 @@ impl Loss for SparseCategoricalCrossentropy {
     }
 
     fn values(&self, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
-        let logits = if self.from_logits { Some(y_pred) } else { behind(g, y_pred, &Op::Softmax) };
+        let logits =
+            if self.from_logits { Some(y_pred) } else { input_if(g, y_pred, &Op::Softmax) };
         if let Some(logits) = logits {
             return Ok(g.push(Op::SparseXent, &[logits, y_true])?);
         }

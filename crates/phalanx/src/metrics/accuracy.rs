@@ -1,10 +1,13 @@
-//! Accuracies: the share of predictions that are right.
+//! Accuracies: the fraction of correct predictions.
 //!
-//! - sparse categorical: `argmax(y_pred) == y_true`, for class numbers
+//! - sparse categorical: `argmax(y_pred) == y_true`, for class indices
 //! - categorical: `argmax(y_pred) == argmax(y_true)`, for one-hot targets
 //! - binary: `(y_pred > threshold) == y_true`
 
-use super::{Metric, alike, classes, mean_state, need_labels, need_threshold, with_dtype};
+use super::{
+    Metric, check_labels, check_threshold, classes, mean_state, targets_like_predictions,
+    with_dtype,
+};
 use crate::config;
 use crate::error::Result;
 use phalanx_graph::ops::Binary;
@@ -12,26 +15,26 @@ use phalanx_graph::{DType, Graph, NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Share of samples whose best class is the label.
+/// The fraction of samples whose highest-scoring class is the label.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SparseCategoricalAccuracy {
     /// The name it is reported under.
     pub name: String,
 }
 
-/// Share of samples whose best class is the target's.
+/// The fraction of samples whose highest-scoring class is that of the target.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CategoricalAccuracy {
     /// The name it is reported under.
     pub name: String,
 }
 
-/// Share of predictions on the right side of a threshold.
+/// The fraction of predictions on the correct side of a threshold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BinaryAccuracy {
     /// The name it is reported under.
     pub name: String,
-    /// Predictions above it mean yes.
+    /// Predictions above it count as positive.
     pub threshold: f64,
 }
 
@@ -54,14 +57,14 @@ impl Default for BinaryAccuracy {
 }
 
 impl BinaryAccuracy {
-    /// Predictions above it mean yes.
+    /// Predictions above it count as positive.
     pub fn threshold(mut self, threshold: f64) -> Self {
         self.threshold = threshold;
         self
     }
 }
 
-/// 1 where the best class is the label, else 0.
+/// 1 if the highest-scoring class is the label, else 0.
 fn matches(g: &mut Graph, labels: NodeId, y_pred: NodeId) -> Result<NodeId> {
     let best = g.push(Op::ArgMax, &[y_pred])?;
     let best = g.cast(best, DType::F32)?;
@@ -93,7 +96,7 @@ impl Metric for SparseCategoricalAccuracy {
         y_pred: NodeId,
         weight: NodeId,
     ) -> Result<NodeId> {
-        need_labels(self, g, y_true, y_pred)?;
+        check_labels(self, g, y_true, y_pred)?;
         let hits = matches(g, y_true, y_pred)?;
         mean_state(self, g, hits, weight)
     }
@@ -147,7 +150,7 @@ impl Metric for BinaryAccuracy {
     }
 
     fn validate(&self) -> Result<()> {
-        need_threshold(self, "threshold", self.threshold)
+        check_threshold(self, "threshold", self.threshold)
     }
 
     fn update(
@@ -157,7 +160,7 @@ impl Metric for BinaryAccuracy {
         y_pred: NodeId,
         weight: NodeId,
     ) -> Result<NodeId> {
-        let y_true = alike(self, g, y_true, y_pred)?;
+        let y_true = targets_like_predictions(self, g, y_true, y_pred)?;
         let threshold = g.scalar(f64::from(self.threshold as f32));
         let yes = g.binary(Binary::Gt, y_pred, threshold)?;
         let hits = g.binary(Binary::Eq, y_true, yes)?;

@@ -1,9 +1,9 @@
 //! Area under the ROC or the precision-recall curve, from counts at evenly spaced thresholds.
 //!
-//! The state holds, for each of `n` thresholds from just below 0 to just above 1, the weight of
-//! the positives and then of the negatives scored above it; the first threshold counts them all.
+//! For each of `n` thresholds from just below 0 to just above 1, the state holds the total weight of the
+//! positives, and then of the negatives, scored above it. The first threshold counts all of them.
 
-use super::{Metric, alike, mismatch, ratio, with_dtype};
+use super::{Metric, mismatch, ratio, targets_like_predictions, with_dtype};
 use crate::config;
 use crate::error::{Error, Result};
 use phalanx_graph::ops::{Binary, Unary};
@@ -11,7 +11,7 @@ use phalanx_graph::{Graph, NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Which curve's area is measured.
+/// The curve whose area is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Curve {
     /// True positive rate over false positive rate.
@@ -21,7 +21,7 @@ pub enum Curve {
     PR,
 }
 
-/// How the area between two thresholds is filled.
+/// How the area between two thresholds is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SummationMethod {
@@ -41,9 +41,9 @@ pub struct AUC {
     pub name: String,
     /// Number of thresholds.
     pub num_thresholds: usize,
-    /// Which curve.
+    /// The curve.
     pub curve: Curve,
-    /// How the area is filled.
+    /// How the area is computed.
     pub summation_method: SummationMethod,
     /// Whether predictions are logits rather than probabilities.
     pub from_logits: bool,
@@ -68,13 +68,13 @@ impl AUC {
         self
     }
 
-    /// Which curve.
+    /// The curve.
     pub fn curve(mut self, curve: Curve) -> Self {
         self.curve = curve;
         self
     }
 
-    /// How the area is filled.
+    /// How the area is computed.
     pub fn summation_method(mut self, summation_method: SummationMethod) -> Self {
         self.summation_method = summation_method;
         self
@@ -86,8 +86,8 @@ impl AUC {
         self
     }
 
-    /// The area between two neighbouring thresholds, of true and false positives at each.
-    fn strip(&self, high: [f64; 2], low: [f64; 2], total: [f64; 2]) -> f64 {
+    /// The area between two neighbouring thresholds, from the true and false positives at each.
+    fn segment_area(&self, high: [f64; 2], low: [f64; 2], total: [f64; 2]) -> f64 {
         if (self.curve, self.summation_method) == (Curve::PR, SummationMethod::Interpolation) {
             return interpolated_precision(high, low, total[0]);
         }
@@ -105,9 +105,8 @@ impl AUC {
     }
 }
 
-/// The area when true positives are linear in all positives between the thresholds: with
-/// `slope = ΔTP / ΔP` and `intercept = TP - slope · P`,
-/// `slope · (ΔTP + intercept · ln(P₀ / P₁)) / total`.
+/// The area if true positives are linear in all positives between the thresholds: with `slope = ΔTP / ΔP` and
+/// `intercept = TP - slope · P`, `slope · (ΔTP + intercept · ln(P₀ / P₁)) / total`.
 fn interpolated_precision(high: [f64; 2], low: [f64; 2], total: f64) -> f64 {
     let (p0, p1) = (high[0] + high[1], low[0] + low[1]);
     let gained = high[0] - low[0];
@@ -139,13 +138,13 @@ impl Metric for AUC {
     }
 
     fn validate(&self) -> Result<()> {
-        // Each is a sum on every worker: more would be a slip of the keyboard.
-        const MOST: usize = 1 << 20;
-        if (2..=MOST).contains(&self.num_thresholds) {
+        // Every threshold is a sum on every worker; a larger number is a typo.
+        const MAX_THRESHOLDS: usize = 1 << 20;
+        if (2..=MAX_THRESHOLDS).contains(&self.num_thresholds) {
             return Ok(());
         }
         let owner = format!("metric '{}'", self.name);
-        let expected = format!("2 to {MOST}");
+        let expected = format!("2 to {MAX_THRESHOLDS}");
         Err(Error::argument(owner, "num_thresholds", expected, self.num_thresholds))
     }
 
@@ -158,9 +157,9 @@ impl Metric for AUC {
     ) -> Result<NodeId> {
         if g.ty(y_pred).len() != 1 {
             let received = g.ty(y_pred);
-            return Err(mismatch(self, "y_pred", "one number a sample".into(), received));
+            return Err(mismatch(self, "y_pred", "one number per sample".into(), received));
         }
-        let y_true = alike(self, g, y_true, y_pred)?;
+        let y_true = targets_like_predictions(self, g, y_true, y_pred)?;
         let zero = g.scalar(0.0);
         let one = g.scalar(1.0);
         let no = g.binary(Binary::Eq, y_true, zero)?;
@@ -184,6 +183,6 @@ impl Metric for AUC {
             return 0.0;
         }
         let at = |i: usize| [state[i], state[n + i]];
-        (1..n).map(|i| self.strip(at(i - 1), at(i), at(0))).sum()
+        (1..n).map(|i| self.segment_area(at(i - 1), at(i), at(0))).sum()
     }
 }

@@ -1,7 +1,9 @@
-//! Precision, `tp / (tp + fp)`, and recall, `tp / (tp + fn)`, counted over all positions: a
-//! prediction above the threshold is a yes, a target other than 0 is one too.
+//! Precision, `tp / (tp + fp)`, and recall, `tp / (tp + fn)`, counted over all positions. A prediction above
+//! the threshold is positive, and so is a target other than 0.
 
-use super::{Metric, alike, need_same, need_threshold, ratio, sum_rows, with_dtype};
+use super::{
+    Metric, check_same_type, check_threshold, ratio, sum_rows, targets_like_predictions, with_dtype,
+};
 use crate::config;
 use crate::error::Result;
 use phalanx_graph::ops::Binary;
@@ -9,21 +11,21 @@ use phalanx_graph::{Graph, NodeId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Share of the yes answers that are right.
+/// The fraction of positive predictions that are correct.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Precision {
     /// The name it is reported under.
     pub name: String,
-    /// Predictions above it mean yes; 0.5 without.
+    /// Predictions above it count as positive; `None` means 0.5.
     pub thresholds: Option<f64>,
 }
 
-/// Share of the yes targets that are found.
+/// The fraction of positive targets that are predicted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Recall {
     /// The name it is reported under.
     pub name: String,
-    /// Predictions above it mean yes; 0.5 without.
+    /// Predictions above it count as positive; `None` means 0.5.
     pub thresholds: Option<f64>,
 }
 
@@ -40,7 +42,7 @@ impl Default for Recall {
 }
 
 impl Precision {
-    /// Predictions above it mean yes.
+    /// Predictions above it count as positive.
     pub fn threshold(mut self, threshold: f64) -> Self {
         self.thresholds = Some(threshold);
         self
@@ -48,47 +50,47 @@ impl Precision {
 }
 
 impl Recall {
-    /// Predictions above it mean yes.
+    /// Predictions above it count as positive.
     pub fn threshold(mut self, threshold: f64) -> Self {
         self.thresholds = Some(threshold);
         self
     }
 }
 
-/// Which errors stand beside the hits.
-enum Beside {
-    Answers,
+/// The positives that a metric divides by.
+enum Denominator {
+    Predictions,
     Targets,
 }
 
-/// Weighted sums of the hits and of the yes answers (or yes targets) that are not hits.
+/// Weighted sums of the true positives and of the remaining positive predictions (or positive targets).
 fn counts(
     metric: &dyn Metric,
     g: &mut Graph,
     operands: [NodeId; 3],
     threshold: Option<f64>,
-    beside: Beside,
+    denominator: Denominator,
 ) -> Result<NodeId> {
     let [y_true, y_pred, weight] = operands;
-    let y_true = alike(metric, g, y_true, y_pred)?;
+    let y_true = targets_like_predictions(metric, g, y_true, y_pred)?;
     let (zero, one) = (g.scalar(0.0), g.scalar(1.0));
     let threshold = g.scalar(f64::from(threshold.unwrap_or(0.5) as f32));
     let no = g.binary(Binary::Eq, y_true, zero)?;
     let target = g.sub(one, no)?;
-    let answer = g.binary(Binary::Gt, y_pred, threshold)?;
-    let hit = g.mul(target, answer)?;
-    let all = match beside {
-        Beside::Answers => answer,
-        Beside::Targets => target,
+    let predicted = g.binary(Binary::Gt, y_pred, threshold)?;
+    let true_positive = g.mul(target, predicted)?;
+    let all = match denominator {
+        Denominator::Predictions => predicted,
+        Denominator::Targets => target,
     };
-    let miss = g.sub(all, hit)?;
+    let remaining = g.sub(all, true_positive)?;
     let positions = g.ty(y_pred).len() as f64;
     let per_row = g.ty(weight).dims.is_empty();
     if !per_row {
-        need_same(metric, g, "sample_weight", y_pred, weight)?;
+        check_same_type(metric, g, "sample_weight", y_pred, weight)?;
     }
     let mut sums = vec![];
-    for count in [hit, miss] {
+    for count in [true_positive, remaining] {
         let sum = if per_row {
             let mean = g.mean_row(count)?;
             g.mul(mean, weight)?
@@ -107,7 +109,7 @@ impl Metric for Precision {
     }
 
     fn config(&self) -> Map<String, Value> {
-        with_fixed(config::write(self))
+        with_fixed_options(config::write(self))
     }
 
     fn name(&self) -> &str {
@@ -119,7 +121,7 @@ impl Metric for Precision {
     }
 
     fn validate(&self) -> Result<()> {
-        need_threshold(self, "thresholds", self.thresholds.unwrap_or(0.5))
+        check_threshold(self, "thresholds", self.thresholds.unwrap_or(0.5))
     }
 
     fn update(
@@ -129,11 +131,11 @@ impl Metric for Precision {
         y_pred: NodeId,
         weight: NodeId,
     ) -> Result<NodeId> {
-        counts(self, g, [y_true, y_pred, weight], self.thresholds, Beside::Answers)
+        counts(self, g, [y_true, y_pred, weight], self.thresholds, Denominator::Predictions)
     }
 
     fn result(&self, state: &[f64]) -> f64 {
-        share_of_hits(state)
+        hit_ratio(state)
     }
 }
 
@@ -143,7 +145,7 @@ impl Metric for Recall {
     }
 
     fn config(&self) -> Map<String, Value> {
-        with_fixed(config::write(self))
+        with_fixed_options(config::write(self))
     }
 
     fn name(&self) -> &str {
@@ -155,7 +157,7 @@ impl Metric for Recall {
     }
 
     fn validate(&self) -> Result<()> {
-        need_threshold(self, "thresholds", self.thresholds.unwrap_or(0.5))
+        check_threshold(self, "thresholds", self.thresholds.unwrap_or(0.5))
     }
 
     fn update(
@@ -165,23 +167,23 @@ impl Metric for Recall {
         y_pred: NodeId,
         weight: NodeId,
     ) -> Result<NodeId> {
-        counts(self, g, [y_true, y_pred, weight], self.thresholds, Beside::Targets)
+        counts(self, g, [y_true, y_pred, weight], self.thresholds, Denominator::Targets)
     }
 
     fn result(&self, state: &[f64]) -> f64 {
-        share_of_hits(state)
+        hit_ratio(state)
     }
 }
 
-fn share_of_hits(state: &[f64]) -> f64 {
+fn hit_ratio(state: &[f64]) -> f64 {
     match state {
         [hits, misses] => ratio(*hits, hits + misses),
         _ => 0.0,
     }
 }
 
-/// The options of Keras that have one value here.
-fn with_fixed(mut config: Map<String, Value>) -> Map<String, Value> {
+/// Adds the options of Keras for which only one value is supported.
+fn with_fixed_options(mut config: Map<String, Value>) -> Map<String, Value> {
     config.insert("top_k".into(), Value::Null);
     config.insert("class_id".into(), Value::Null);
     with_dtype(config)

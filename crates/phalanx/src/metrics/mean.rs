@@ -1,6 +1,6 @@
-//! Means over samples: of any loss, and the root of the mean squared error.
+//! Means over samples: the mean of any loss, and the root mean squared error.
 
-use super::{Metric, alike, mean_state, ratio, with_dtype};
+use super::{Metric, mean_state, ratio, targets_like_predictions, with_dtype};
 use crate::config;
 use crate::error::Result;
 use crate::losses::{self, Loss};
@@ -9,7 +9,7 @@ use phalanx_graph::{Graph, NodeId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The weighted mean of a loss, under the loss' name: `LossMetric::new(Huber::default())`.
+/// The weighted mean of a loss, reported under the name of the loss: `LossMetric::new(Huber::default())`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LossMetric<L> {
@@ -24,7 +24,7 @@ pub type MeanAbsoluteError = LossMetric<losses::MeanAbsoluteError>;
 pub type BinaryCrossentropy = LossMetric<losses::BinaryCrossentropy>;
 /// Mean crossentropy of one-hot targets.
 pub type CategoricalCrossentropy = LossMetric<losses::CategoricalCrossentropy>;
-/// Mean crossentropy of class numbers.
+/// Mean crossentropy of class indices.
 pub type SparseCategoricalCrossentropy = LossMetric<losses::SparseCategoricalCrossentropy>;
 /// Mean Huber loss.
 pub type Huber = LossMetric<losses::Huber>;
@@ -47,7 +47,7 @@ impl<L: Loss> Metric for LossMetric<L> {
 
     fn config(&self) -> Map<String, Value> {
         let mut config = with_dtype(self.loss.config());
-        // Keras' metrics do not take the first, and not all take the second.
+        // Keras' metrics do not accept the first key, and not all accept the second.
         config.remove("reduction");
         config.remove("axis");
         config
@@ -114,7 +114,7 @@ impl Metric for RootMeanSquaredError {
         y_pred: NodeId,
         weight: NodeId,
     ) -> Result<NodeId> {
-        let y_true = alike(self, g, y_true, y_pred)?;
+        let y_true = targets_like_predictions(self, g, y_true, y_pred)?;
         let error = g.sub(y_pred, y_true)?;
         let square = g.unary(Unary::Square, error)?;
         mean_state(self, g, square, weight)

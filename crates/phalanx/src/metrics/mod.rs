@@ -1,8 +1,8 @@
-//! Metrics: what training is judged by.
+//! Metrics.
 //!
-//! A metric turns the rows a worker holds into a vector of sums ([`Metric::update`]). Sums of
-//! workers, replicas and batches are merged by addition, and the result is computed from them on
-//! the host, so it does not depend on how the rows were shared out.
+//! A metric reduces the rows of a worker to a vector of sums ([`Metric::update`]). The sums of workers,
+//! replicas and batches are added, and the result is computed from them on the host, so it does not depend on
+//! how the rows were distributed.
 
 mod accuracy;
 mod auc;
@@ -28,7 +28,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::fmt::Debug;
 
-/// A metric and its options. Most are weighted means, which the provided methods are for.
+/// A metric and its options. The provided methods implement a weighted mean, which most metrics are.
 pub trait Metric: Debug + Send + Sync {
     /// Keras' class name, such as `BinaryAccuracy`.
     fn class_name(&self) -> &'static str;
@@ -39,12 +39,12 @@ pub trait Metric: Debug + Send + Sync {
     /// The name it is reported under.
     fn name(&self) -> &str;
 
-    /// Reports it under another name.
+    /// Sets the name it is reported under.
     fn set_name(&mut self, name: &str);
 
-    /// Appends the metric's sums over the rows at hand, a partial vector of
-    /// [`state_len`](Metric::state_len). Targets have the loss' form; `weight` is one number a
-    /// row, which counts for each position of it, or one per position.
+    /// Appends the metric's sums over the given rows, a partial vector of length
+    /// [`state_len`](Metric::state_len). Targets have the same form as for the loss. `weight` has one number
+    /// per row, which applies to all its positions, or one per position.
     fn update(
         &self,
         g: &mut Graph,
@@ -53,12 +53,12 @@ pub trait Metric: Debug + Send + Sync {
         weight: NodeId,
     ) -> Result<NodeId>;
 
-    /// Length of the sums.
+    /// The length of the vector of sums.
     fn state_len(&self) -> usize {
         2
     }
 
-    /// The metric's value from sums over any number of rows; 0 over none.
+    /// Computes the metric from sums over any number of rows; 0 for none.
     fn result(&self, state: &[f64]) -> f64 {
         match state {
             [total, count] => ratio(*total, *count),
@@ -72,7 +72,7 @@ pub trait Metric: Debug + Send + Sync {
     }
 }
 
-/// Naming, for every metric.
+/// Builder methods for all metrics.
 pub trait MetricExt: Metric + Sized {
     /// The metric under another name.
     fn named(mut self, name: &str) -> Self {
@@ -83,13 +83,13 @@ pub trait MetricExt: Metric + Sized {
 
 impl<M: Metric> MetricExt for M {}
 
-/// `a / b`, and 0 where there is nothing to divide by.
+/// `a / b`, or 0 if `b` is 0.
 fn ratio(a: f64, b: f64) -> f64 {
     if b == 0.0 { 0.0 } else { a / b }
 }
 
-/// The sums of a weighted mean over samples: of each sample's weighted mean over its positions,
-/// and of the weights.
+/// The sums of a weighted mean over samples: the sum of each sample's weighted mean over its positions, and the
+/// sum of the weights.
 fn mean_state(
     metric: &dyn Metric,
     g: &mut Graph,
@@ -100,14 +100,14 @@ fn mean_state(
         let mean = g.mean_row(values)?;
         (g.mul(mean, weight)?, weight)
     } else {
-        need_same(metric, g, "sample_weight", values, weight)?;
+        check_same_type(metric, g, "sample_weight", values, weight)?;
         let weighted = g.mul(values, weight)?;
         (g.mean_row(weighted)?, g.mean_row(weight)?)
     };
     sum_rows(g, &[total, count])
 }
 
-/// The sums over rows of numbers, one of each a row, as one partial vector.
+/// Sums each of `numbers`, which have one value per row, over the rows and returns one partial vector.
 fn sum_rows(g: &mut Graph, numbers: &[NodeId]) -> Result<NodeId> {
     let columns: Vec<NodeId> =
         numbers.iter().map(|n| g.reshape(*n, &[1])).collect::<Result<_, _>>()?;
@@ -121,7 +121,7 @@ fn mismatch(metric: &dyn Metric, argument: &str, expected: String, received: &Ty
 }
 
 /// Fails unless an operand has the type of `model`.
-fn need_same(
+fn check_same_type(
     metric: &dyn Metric,
     g: &Graph,
     argument: &str,
@@ -134,10 +134,15 @@ fn need_same(
     Err(mismatch(metric, argument, describe(g.ty(model)), g.ty(x)))
 }
 
-/// Targets as floats in the shape of the predictions, for metrics that compare them one by one.
-fn alike(metric: &dyn Metric, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
+/// Targets as floats in the shape of the predictions, for metrics that compare them element by element.
+fn targets_like_predictions(
+    metric: &dyn Metric,
+    g: &mut Graph,
+    y_true: NodeId,
+    y_pred: NodeId,
+) -> Result<NodeId> {
     let (target, prediction) = (g.ty(y_true).clone(), g.ty(y_pred).clone());
-    // `[]` and `[1]` are both one number a row.
+    // `[]` and `[1]` are both one number per row.
     let fits = target.dims == prediction.dims || target.len() == 1 && prediction.len() == 1;
     if !fits || !target.is_rows() {
         return Err(mismatch(metric, "y_true", describe(&prediction), &target));
@@ -146,8 +151,8 @@ fn alike(metric: &dyn Metric, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> 
     Ok(g.reshape(y_true, &prediction.dims)?)
 }
 
-/// Fails unless targets are class numbers for predictions with a last axis of classes.
-fn need_labels(metric: &dyn Metric, g: &Graph, y_true: NodeId, y_pred: NodeId) -> Result<()> {
+/// Fails unless targets are class indices and predictions have a last axis of classes.
+fn check_labels(metric: &dyn Metric, g: &Graph, y_true: NodeId, y_pred: NodeId) -> Result<()> {
     let (target, prediction) = (g.ty(y_true), g.ty(y_pred));
     let Some((_, lead)) = prediction.dims.split_last() else {
         return Err(mismatch(metric, "y_pred", "a last axis of classes".into(), prediction));
@@ -159,18 +164,18 @@ fn need_labels(metric: &dyn Metric, g: &Graph, y_true: NodeId, y_pred: NodeId) -
     Err(mismatch(metric, "y_true", describe(&labels), target))
 }
 
-/// The class numbers of one-hot (or soft) targets shaped like the predictions.
+/// The class indices of one-hot (or soft) targets shaped like the predictions.
 fn classes(metric: &dyn Metric, g: &mut Graph, y_true: NodeId, y_pred: NodeId) -> Result<NodeId> {
     if g.ty(y_pred).dims.is_empty() {
         let received = g.ty(y_pred);
         return Err(mismatch(metric, "y_pred", "a last axis of classes".into(), received));
     }
-    need_same(metric, g, "y_true", y_pred, y_true)?;
+    check_same_type(metric, g, "y_true", y_pred, y_true)?;
     Ok(g.push(Op::ArgMax, &[y_true])?)
 }
 
 /// Fails unless a threshold lies in `0..=1`.
-fn need_threshold(metric: &dyn Metric, argument: &str, threshold: f64) -> Result<()> {
+fn check_threshold(metric: &dyn Metric, argument: &str, threshold: f64) -> Result<()> {
     if (0.0..=1.0).contains(&threshold) {
         return Ok(());
     }
@@ -178,15 +183,15 @@ fn need_threshold(metric: &dyn Metric, argument: &str, threshold: f64) -> Result
     Err(Error::argument(owner, argument, "a number from 0 to 1", threshold))
 }
 
-/// A config with the key all metrics have.
+/// Adds the key that the configs of all metrics have.
 fn with_dtype(mut config: Map<String, Value>) -> Map<String, Value> {
     config.insert("dtype".into(), "float32".into());
     config
 }
 
-type Make = fn(&Map<String, Value>) -> Result<Box<dyn Metric>>;
+type Constructor = fn(&Map<String, Value>) -> Result<Box<dyn Metric>>;
 
-fn make<M>(config: &Map<String, Value>) -> Result<Box<dyn Metric>>
+fn construct<M>(config: &Map<String, Value>) -> Result<Box<dyn Metric>>
 where
     M: Metric + Default + Serialize + DeserializeOwned + 'static,
 {
@@ -201,61 +206,69 @@ where
         ("num_labels", Value::Null),
         ("label_weights", Value::Null),
     ];
-    config::fixed(class, config, &options)?;
+    config::check_fixed_options(class, config, &options)?;
     let metric: M = config::read(class, config)?;
     metric.validate()?;
     Ok(Box::new(metric))
 }
 
 /// Class name, the names `compile` accepts, and constructor of every metric.
-const REGISTRY: &[(&str, &[&str], Make)] = &[
-    ("BinaryAccuracy", &["binary_accuracy"], make::<BinaryAccuracy>),
-    ("CategoricalAccuracy", &["categorical_accuracy"], make::<CategoricalAccuracy>),
+const REGISTRY: &[(&str, &[&str], Constructor)] = &[
+    ("BinaryAccuracy", &["binary_accuracy"], construct::<BinaryAccuracy>),
+    ("CategoricalAccuracy", &["categorical_accuracy"], construct::<CategoricalAccuracy>),
     (
         "SparseCategoricalAccuracy",
         &["sparse_categorical_accuracy"],
-        make::<SparseCategoricalAccuracy>,
+        construct::<SparseCategoricalAccuracy>,
     ),
-    ("TopKCategoricalAccuracy", &["top_k_categorical_accuracy"], make::<TopKCategoricalAccuracy>),
+    (
+        "TopKCategoricalAccuracy",
+        &["top_k_categorical_accuracy"],
+        construct::<TopKCategoricalAccuracy>,
+    ),
     (
         "SparseTopKCategoricalAccuracy",
         &["sparse_top_k_categorical_accuracy"],
-        make::<SparseTopKCategoricalAccuracy>,
+        construct::<SparseTopKCategoricalAccuracy>,
     ),
-    ("Precision", &["precision"], make::<Precision>),
-    ("Recall", &["recall"], make::<Recall>),
+    ("Precision", &["precision"], construct::<Precision>),
+    ("Recall", &["recall"], construct::<Recall>),
     ("AUC", &["auc"], |config| {
-        config::fixed("AUC", config, &[("thresholds", Value::Null)])?;
-        make::<AUC>(config)
+        config::check_fixed_options("AUC", config, &[("thresholds", Value::Null)])?;
+        construct::<AUC>(config)
     }),
-    ("MeanSquaredError", &["mean_squared_error", "mse", "MSE"], make::<MeanSquaredError>),
-    ("MeanAbsoluteError", &["mean_absolute_error", "mae", "MAE"], make::<MeanAbsoluteError>),
-    ("RootMeanSquaredError", &["root_mean_squared_error"], make::<RootMeanSquaredError>),
-    ("BinaryCrossentropy", &["binary_crossentropy", "bce", "BCE"], make::<BinaryCrossentropy>),
-    ("CategoricalCrossentropy", &["categorical_crossentropy"], make::<CategoricalCrossentropy>),
+    ("MeanSquaredError", &["mean_squared_error", "mse", "MSE"], construct::<MeanSquaredError>),
+    ("MeanAbsoluteError", &["mean_absolute_error", "mae", "MAE"], construct::<MeanAbsoluteError>),
+    ("RootMeanSquaredError", &["root_mean_squared_error"], construct::<RootMeanSquaredError>),
+    ("BinaryCrossentropy", &["binary_crossentropy", "bce", "BCE"], construct::<BinaryCrossentropy>),
+    (
+        "CategoricalCrossentropy",
+        &["categorical_crossentropy"],
+        construct::<CategoricalCrossentropy>,
+    ),
     (
         "SparseCategoricalCrossentropy",
         &["sparse_categorical_crossentropy"],
-        make::<SparseCategoricalCrossentropy>,
+        construct::<SparseCategoricalCrossentropy>,
     ),
-    ("Huber", &["huber"], make::<Huber>),
-    ("KLDivergence", &["kl_divergence", "kld", "KLD"], make::<KLDivergence>),
-    ("Hinge", &["hinge"], make::<Hinge>),
+    ("Huber", &["huber"], construct::<Huber>),
+    ("KLDivergence", &["kl_divergence", "kld", "KLD"], construct::<KLDivergence>),
+    ("Hinge", &["hinge"], construct::<Hinge>),
 ];
 
-/// A metric by Keras' name, which it is then reported under. `"accuracy"` (or `"acc"`) and
-/// `"crossentropy"` (or `"ce"`) pick the binary, sparse or categorical kind that fits: binary for
-/// predictions of one number, sparse where targets lack the axis of classes.
+/// Creates a metric by its Keras name, which is also the name it is reported under. `"accuracy"` (or `"acc"`)
+/// and `"crossentropy"` (or `"ce"`) select the binary, sparse or categorical variant: binary for predictions of
+/// one number, sparse if targets lack the axis of classes.
 pub fn get(name: &str, target: &Type, prediction: &Type) -> Result<Box<dyn Metric>> {
     let binary = prediction.last() == 1;
     let sparse = target.dims.len() < prediction.dims.len();
     let mut metric = match name.to_lowercase().as_str() {
-        "accuracy" | "acc" if binary => make::<BinaryAccuracy>(&Map::new()),
-        "accuracy" | "acc" if sparse => make::<SparseCategoricalAccuracy>(&Map::new()),
-        "accuracy" | "acc" => make::<CategoricalAccuracy>(&Map::new()),
-        "crossentropy" | "ce" if binary => make::<BinaryCrossentropy>(&Map::new()),
-        "crossentropy" | "ce" if sparse => make::<SparseCategoricalCrossentropy>(&Map::new()),
-        "crossentropy" | "ce" => make::<CategoricalCrossentropy>(&Map::new()),
+        "accuracy" | "acc" if binary => construct::<BinaryAccuracy>(&Map::new()),
+        "accuracy" | "acc" if sparse => construct::<SparseCategoricalAccuracy>(&Map::new()),
+        "accuracy" | "acc" => construct::<CategoricalAccuracy>(&Map::new()),
+        "crossentropy" | "ce" if binary => construct::<BinaryCrossentropy>(&Map::new()),
+        "crossentropy" | "ce" if sparse => construct::<SparseCategoricalCrossentropy>(&Map::new()),
+        "crossentropy" | "ce" => construct::<CategoricalCrossentropy>(&Map::new()),
         _ => from_config(name, &Map::new()),
     }?;
     metric.set_name(name);
@@ -268,12 +281,12 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     get(name, &any, &any).map(|_| ())
 }
 
-/// A metric from its class name and config.
+/// Creates a metric from its class name and config.
 pub fn from_config(class_name: &str, config: &Map<String, Value>) -> Result<Box<dyn Metric>> {
     let found =
         REGISTRY.iter().find(|(c, names, _)| *c == class_name || names.contains(&class_name));
     match found {
-        Some((_, _, make)) => make(config),
+        Some((_, _, construct)) => construct(config),
         None => {
             let names = REGISTRY.iter().flat_map(|(_, names, _)| *names);
             let known = ["accuracy", "crossentropy"].iter().chain(names);

@@ -1,28 +1,28 @@
-//! Top-k accuracies: the share of samples whose label is among the `k` best classes, that is with
-//! fewer than `k` classes scored higher.
+//! Top-k accuracies: the fraction of samples whose label is among the `k` highest-scoring classes, that is,
+//! fewer than `k` classes score higher.
 
-use super::{Metric, classes, mean_state, need_labels, with_dtype};
+use super::{Metric, check_labels, classes, mean_state, with_dtype};
 use crate::config;
 use crate::error::{Error, Result};
 use phalanx_graph::{Graph, NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Share of samples whose target's class is among the `k` best.
+/// The fraction of samples whose target class is among the `k` highest-scoring classes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TopKCategoricalAccuracy {
     /// The name it is reported under.
     pub name: String,
-    /// How many of the best classes count.
+    /// The number of highest-scoring classes that count.
     pub k: usize,
 }
 
-/// Share of samples whose label is among the `k` best.
+/// The fraction of samples whose label is among the `k` highest-scoring classes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SparseTopKCategoricalAccuracy {
     /// The name it is reported under.
     pub name: String,
-    /// How many of the best classes count.
+    /// The number of highest-scoring classes that count.
     pub k: usize,
 }
 
@@ -39,7 +39,7 @@ impl Default for SparseTopKCategoricalAccuracy {
 }
 
 impl TopKCategoricalAccuracy {
-    /// How many of the best classes count.
+    /// The number of highest-scoring classes that count.
     pub fn k(mut self, k: usize) -> Self {
         self.k = k;
         self
@@ -47,14 +47,14 @@ impl TopKCategoricalAccuracy {
 }
 
 impl SparseTopKCategoricalAccuracy {
-    /// How many of the best classes count.
+    /// The number of highest-scoring classes that count.
     pub fn k(mut self, k: usize) -> Self {
         self.k = k;
         self
     }
 }
 
-fn need_k(metric: &dyn Metric, k: usize) -> Result<()> {
+fn check_k(metric: &dyn Metric, k: usize) -> Result<()> {
     if k > 0 {
         return Ok(());
     }
@@ -79,7 +79,7 @@ impl Metric for TopKCategoricalAccuracy {
     }
 
     fn validate(&self) -> Result<()> {
-        need_k(self, self.k)
+        check_k(self, self.k)
     }
 
     fn update(
@@ -113,7 +113,7 @@ impl Metric for SparseTopKCategoricalAccuracy {
     }
 
     fn validate(&self) -> Result<()> {
-        need_k(self, self.k)
+        check_k(self, self.k)
     }
 
     fn update(
@@ -123,7 +123,7 @@ impl Metric for SparseTopKCategoricalAccuracy {
         y_pred: NodeId,
         weight: NodeId,
     ) -> Result<NodeId> {
-        need_labels(self, g, y_true, y_pred)?;
+        check_labels(self, g, y_true, y_pred)?;
         let hits = g.push(Op::InTopK { k: self.k }, &[y_pred, y_true])?;
         mean_state(self, g, hits, weight)
     }

@@ -284,9 +284,9 @@ impl Compile {
             OptimizerArgument::Value(o) => o,
             OptimizerArgument::Name(name) => optimizers::get(&name)?,
         };
-        let scaled = self.strategy.local().asked_policy() == Policy::MixedFloat16;
+        let scaled = self.strategy.local().requested_policy() == Policy::MixedFloat16;
         let optimizer = match optimizer.inner() {
-            None if scaled => Box::new(LossScaleOptimizer::around(optimizer)),
+            None if scaled => Box::new(LossScaleOptimizer::wrap(optimizer)),
             _ => optimizer,
         };
         optimizer.validate()?;

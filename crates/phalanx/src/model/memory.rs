@@ -4,7 +4,7 @@ use super::session::{Session, StepKind};
 use super::{Model, thousands};
 use crate::error::{Error, Result};
 use crate::layer::lock;
-use crate::strategy::{Device, DeviceKind, MOST_THREADS, check_together};
+use crate::strategy::{Device, DeviceKind, MAX_THREADS, check_compatible};
 use crate::warnings::warning;
 use phalanx_graph::exec::ExecError;
 use phalanx_graph::program::{Mesh, Program};
@@ -35,7 +35,7 @@ impl PlannedDevices {
         let Some(Device { kind, .. }) = devices.first().copied() else {
             return Err(Error::argument(owner, "devices", "at least one device", "none"));
         };
-        check_together(owner, devices)?;
+        check_compatible(owner, devices)?;
         let replicas = devices.len();
         let of_gpu = |d: &Device| devices.iter().filter(|o| o.index == d.index).count();
         let sharing = match kind {
@@ -47,8 +47,8 @@ impl PlannedDevices {
 
     fn mesh(self) -> Result<Mesh> {
         let all = self.threads.max(1).saturating_mul(self.replicas);
-        if all == 0 || all > MOST_THREADS {
-            let expected = format!("1 to {MOST_THREADS} over all devices");
+        if all == 0 || all > MAX_THREADS {
+            let expected = format!("1 to {MAX_THREADS} over all devices");
             return Err(Error::argument("memory_plan", "threads", expected, all));
         }
         let shared = || (phalanx_cpu::usable_cores() / self.replicas).max(1);
@@ -460,7 +460,7 @@ mod tests {
         let error = |names: &[&str]| planned(names).unwrap_err().to_string();
         assert!(error(&["gpu:0", "cpu:0"]).contains("GPUs alone"));
         assert!(error(&["gpu:0", "gpu:0/1"]).contains("whole or in parts"));
-        assert!(error(&["gpu:1", "gpu:0"]).contains("GPUs in their order"));
+        assert!(error(&["gpu:1", "gpu:0"]).contains("GPUs in ascending order"));
         assert!(planned(&["gpu:0", "gpu:0"]).is_err() && planned(&[]).is_err());
     }
 }

@@ -5,7 +5,7 @@
 use super::{Common, Optimizer};
 use crate::config;
 use crate::error::Result;
-use crate::schedules::{LearningRate, need_rate};
+use crate::schedules::{LearningRate, check_non_negative};
 use phalanx_graph::ops::Unary;
 use phalanx_graph::update::{Reg, RuleBuilder, Slot, SlotInit};
 use serde::{Deserialize, Serialize};
@@ -14,12 +14,12 @@ use serde_json::{Map, Value};
 /// Adagrad.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adagrad {
-    /// The options every optimizer has.
+    /// The options that all optimizers share.
     #[serde(flatten)]
     pub common: Common,
-    /// What the sums of squares start from.
+    /// The initial value of the sums of squares.
     pub initial_accumulator_value: f64,
-    /// Keeps the divisor above zero.
+    /// A small constant that prevents a division by zero.
     pub epsilon: f64,
 }
 
@@ -31,20 +31,20 @@ impl Default for Adagrad {
 }
 
 impl Adagrad {
-    /// With the given learning rate.
+    /// Creates the optimizer with the given learning rate.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Self {
         let mut adagrad = Adagrad::default();
         adagrad.common.learning_rate = learning_rate.into();
         adagrad
     }
 
-    /// What the sums of squares start from.
+    /// The initial value of the sums of squares.
     pub fn initial_accumulator_value(mut self, value: f64) -> Self {
         self.initial_accumulator_value = value;
         self
     }
 
-    /// Keeps the divisor above zero.
+    /// A small constant that prevents a division by zero.
     pub fn epsilon(mut self, epsilon: f64) -> Self {
         self.epsilon = epsilon;
         self
@@ -79,8 +79,8 @@ impl Optimizer for Adagrad {
 
     fn validate_step(&self) -> Result<()> {
         let value = self.initial_accumulator_value;
-        need_rate(self.class_name(), "initial_accumulator_value", value)?;
-        need_rate(self.class_name(), "epsilon", self.epsilon)
+        check_non_negative(self.class_name(), "initial_accumulator_value", value)?;
+        check_non_negative(self.class_name(), "epsilon", self.epsilon)
     }
 
     fn step(&self, b: &mut RuleBuilder, weight: Reg, gradient: Reg) -> (Reg, Vec<Reg>) {

@@ -3,10 +3,10 @@
 //! `m = β₁ m + (1 - β₁) g`, `v = β₂ v + (1 - β₂) g²`, `w -= α m / (√v + ε)` with
 //! `α = lr √(1 - β₂ᵗ) / (1 - β₁ᵗ)`. With `amsgrad` the largest `v` so far stands for `v`.
 
-use super::{Common, Optimizer, need_beta, zeros};
+use super::{Common, Optimizer, check_beta, zeros};
 use crate::config;
 use crate::error::Result;
-use crate::schedules::{LearningRate, need_rate};
+use crate::schedules::{LearningRate, check_non_negative};
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::update::{Reg, RuleBuilder, Slot};
 use serde::{Deserialize, Serialize};
@@ -15,14 +15,14 @@ use serde_json::{Map, Value};
 /// Adam.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adam {
-    /// The options every optimizer has.
+    /// The options that all optimizers share.
     #[serde(flatten)]
     pub common: Common,
-    /// How much of the average gradient is kept.
+    /// The decay rate of the average gradient.
     pub beta_1: f64,
-    /// How much of the average square is kept.
+    /// The decay rate of the average squared gradient.
     pub beta_2: f64,
-    /// Keeps the divisor above zero.
+    /// A small constant that prevents a division by zero.
     pub epsilon: f64,
     /// Whether the largest average square so far is used.
     pub amsgrad: bool,
@@ -36,26 +36,26 @@ impl Default for Adam {
 }
 
 impl Adam {
-    /// With the given learning rate.
+    /// Creates the optimizer with the given learning rate.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Self {
         let mut adam = Adam::default();
         adam.common.learning_rate = learning_rate.into();
         adam
     }
 
-    /// How much of the average gradient is kept.
+    /// The decay rate of the average gradient.
     pub fn beta_1(mut self, beta_1: f64) -> Self {
         self.beta_1 = beta_1;
         self
     }
 
-    /// How much of the average square is kept.
+    /// The decay rate of the average squared gradient.
     pub fn beta_2(mut self, beta_2: f64) -> Self {
         self.beta_2 = beta_2;
         self
     }
 
-    /// Keeps the divisor above zero.
+    /// A small constant that prevents a division by zero.
     pub fn epsilon(mut self, epsilon: f64) -> Self {
         self.epsilon = epsilon;
         self
@@ -100,9 +100,9 @@ impl Optimizer for Adam {
     }
 
     fn validate_step(&self) -> Result<()> {
-        need_beta(self.class_name(), "beta_1", self.beta_1)?;
-        need_beta(self.class_name(), "beta_2", self.beta_2)?;
-        need_rate(self.class_name(), "epsilon", self.epsilon)
+        check_beta(self.class_name(), "beta_1", self.beta_1)?;
+        check_beta(self.class_name(), "beta_2", self.beta_2)?;
+        check_non_negative(self.class_name(), "epsilon", self.epsilon)
     }
 
     fn step(&self, b: &mut RuleBuilder, weight: Reg, gradient: Reg) -> (Reg, Vec<Reg>) {

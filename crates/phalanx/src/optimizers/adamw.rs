@@ -25,26 +25,26 @@ impl Default for AdamW {
 }
 
 impl AdamW {
-    /// With the given learning rate.
+    /// Creates the optimizer with the given learning rate.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Self {
         let mut adamw = AdamW::default();
         adamw.adam.common.learning_rate = learning_rate.into();
         adamw
     }
 
-    /// How much of the average gradient is kept.
+    /// The decay rate of the average gradient.
     pub fn beta_1(mut self, beta_1: f64) -> Self {
         self.adam.beta_1 = beta_1;
         self
     }
 
-    /// How much of the average square is kept.
+    /// The decay rate of the average squared gradient.
     pub fn beta_2(mut self, beta_2: f64) -> Self {
         self.adam.beta_2 = beta_2;
         self
     }
 
-    /// Keeps the divisor above zero.
+    /// A small constant that prevents a division by zero.
     pub fn epsilon(mut self, epsilon: f64) -> Self {
         self.adam.epsilon = epsilon;
         self

@@ -2,7 +2,7 @@
 //!
 //! `w -= lr · sign(β₁ m + (1 - β₁) g)`, then `m = β₂ m + (1 - β₂) g`.
 
-use super::{Common, Optimizer, need_share};
+use super::{Common, Optimizer, check_fraction};
 use crate::config;
 use crate::error::Result;
 use crate::schedules::LearningRate;
@@ -14,12 +14,12 @@ use serde_json::{Map, Value};
 /// Lion.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Lion {
-    /// The options every optimizer has.
+    /// The options that all optimizers share.
     #[serde(flatten)]
     pub common: Common,
     /// Weight of the momentum in the step's direction.
     pub beta_1: f64,
-    /// How much of the momentum is kept.
+    /// The decay rate of the momentum.
     pub beta_2: f64,
 }
 
@@ -30,7 +30,7 @@ impl Default for Lion {
 }
 
 impl Lion {
-    /// With the given learning rate.
+    /// Creates the optimizer with the given learning rate.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Self {
         let mut lion = Lion::default();
         lion.common.learning_rate = learning_rate.into();
@@ -43,7 +43,7 @@ impl Lion {
         self
     }
 
-    /// How much of the momentum is kept.
+    /// The decay rate of the momentum.
     pub fn beta_2(mut self, beta_2: f64) -> Self {
         self.beta_2 = beta_2;
         self
@@ -76,8 +76,8 @@ impl Optimizer for Lion {
     }
 
     fn validate_step(&self) -> Result<()> {
-        need_share(self.class_name(), "beta_1", self.beta_1)?;
-        need_share(self.class_name(), "beta_2", self.beta_2)
+        check_fraction(self.class_name(), "beta_1", self.beta_1)?;
+        check_fraction(self.class_name(), "beta_2", self.beta_2)
     }
 
     fn step(&self, b: &mut RuleBuilder, weight: Reg, gradient: Reg) -> (Reg, Vec<Reg>) {

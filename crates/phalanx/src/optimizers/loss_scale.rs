@@ -1,9 +1,9 @@
 //! Dynamic loss scaling around another optimizer, for gradients in 16-bit floats.
 //!
-//! The derivative starts from `scale · loss` and the update divides by it again. Where a gradient is
-//! not finite the update is skipped (weights, slots and the count of updates stay) and the scale
-//! halved; after `dynamic_growth_steps` finite steps in a row it is doubled. The policy `mixed_float16`
-//! wraps its optimizer in one of these.
+//! The derivative starts from `scale · loss`, and the update divides by the scale again. If a gradient is not
+//! finite, the update is skipped (weights, slots and the update count stay unchanged) and the scale is halved.
+//! After `dynamic_growth_steps` finite steps in a row the scale is doubled. The policy `mixed_float16` wraps
+//! its optimizer in a [`LossScaleOptimizer`].
 
 use super::{Common, Optimizer, from_config};
 use crate::error::{Error, Result};
@@ -11,15 +11,15 @@ use crate::saving;
 use phalanx_graph::update::{Reg, RuleBuilder, Slot, UpdateRule};
 use serde_json::{Map, Value};
 
-/// Largest number of steps that the devices can count, one by one, in a 32-bit float.
-const MOST_STEPS: u32 = 1 << 24;
+/// The largest number of steps that a 32-bit float can count one by one on the devices.
+const MAX_GROWTH_STEPS: u32 = 1 << 24;
 
-/// What a compiled step needs to know of it.
+/// The loss scaling parameters of a compiled step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scaling {
-    /// The first scale.
+    /// The initial scale.
     pub initial_scale: f64,
-    /// Finite steps in a row that double it.
+    /// The number of successive finite steps after which the scale is doubled.
     pub growth_steps: u32,
 }
 
@@ -46,32 +46,32 @@ pub struct LossScaleOptimizer {
 }
 
 impl LossScaleOptimizer {
-    /// Around the given optimizer.
+    /// Wraps an optimizer.
     pub fn new(inner_optimizer: impl Optimizer + 'static) -> LossScaleOptimizer {
-        LossScaleOptimizer::around(Box::new(inner_optimizer))
+        LossScaleOptimizer::wrap(Box::new(inner_optimizer))
     }
 
-    /// Around an optimizer that is in a box already.
-    pub(crate) fn around(mut inner: Box<dyn Optimizer>) -> LossScaleOptimizer {
-        // As in Keras: it is scaled once.
+    /// Wraps a boxed optimizer.
+    pub(crate) fn wrap(mut inner: Box<dyn Optimizer>) -> LossScaleOptimizer {
+        // As in Keras, the loss is scaled only once.
         inner.common_mut().loss_scale_factor = None;
         let name = "loss_scale_optimizer".into();
         LossScaleOptimizer { name, inner, scaling: Scaling::default() }
     }
 
-    /// The first scale, 2¹⁵ by default.
+    /// The initial scale, 2¹⁵ by default.
     pub fn initial_scale(mut self, scale: f64) -> LossScaleOptimizer {
         self.scaling.initial_scale = scale;
         self
     }
 
-    /// Finite steps in a row that double the scale, 2000 by default.
+    /// The number of successive finite steps after which the scale is doubled, 2000 by default.
     pub fn dynamic_growth_steps(mut self, steps: u32) -> LossScaleOptimizer {
         self.scaling.growth_steps = steps;
         self
     }
 
-    /// From Keras' config.
+    /// Reads a Keras config.
     pub(super) fn read(config: &Map<String, Value>) -> Result<Box<dyn Optimizer>> {
         let wrong = |key: &str, expected: &str| {
             let received = config.get(key).map_or("nothing".into(), Value::to_string);
@@ -86,7 +86,7 @@ impl LossScaleOptimizer {
         if class.eq_ignore_ascii_case(CLASS) {
             return Err(wrong("inner_optimizer", "an optimizer that does not scale itself"));
         }
-        let mut optimizer = LossScaleOptimizer::around(from_config(class, options)?);
+        let mut optimizer = LossScaleOptimizer::wrap(from_config(class, options)?);
         if let Some(name) = config.get("name").and_then(Value::as_str) {
             optimizer.name = name.into();
         }
@@ -155,11 +155,12 @@ impl Optimizer for LossScaleOptimizer {
         let scale = self.scaling.initial_scale as f32;
         if !scale.is_normal() || scale < 0.0 {
             let received = self.scaling.initial_scale;
-            let expected = "a positive number that 32-bit floats can say";
+            let expected = "a positive number that a 32-bit float can represent";
             return Err(Error::argument(CLASS, "initial_scale", expected, received));
         }
-        if !(1..=MOST_STEPS).contains(&self.scaling.growth_steps) {
-            let (expected, received) = (format!("1 to {MOST_STEPS}"), self.scaling.growth_steps);
+        if !(1..=MAX_GROWTH_STEPS).contains(&self.scaling.growth_steps) {
+            let (expected, received) =
+                (format!("1 to {MAX_GROWTH_STEPS}"), self.scaling.growth_steps);
             return Err(Error::argument(CLASS, "dynamic_growth_steps", expected, received));
         }
         self.inner.validate()

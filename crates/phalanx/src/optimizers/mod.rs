@@ -1,9 +1,8 @@
-//! Optimizers: how a gradient changes its weight.
+//! Optimizers.
 //!
-//! An optimizer is one file: its config under Keras' keys and its formula, written once as a tape
-//! ([`Optimizer::step`]) that every executor runs over the flat weight buffers. What all
-//! optimizers share (clipping, weight decay, moving average of the weights) is woven around that
-//! formula here.
+//! An optimizer is one file: its config with Keras' keys and its formula, written once as a tape
+//! ([`Optimizer::step`]) that every executor runs over the flat weight buffers. The parts that all optimizers
+//! share (clipping, weight decay, moving average of the weights) are added to that formula here.
 //!
 //! ```
 //! use phalanx::optimizers::{Adam, Optimizer, OptimizerExt};
@@ -34,37 +33,37 @@ pub use sgd::SGD;
 
 use crate::config;
 use crate::error::{Error, Result};
-use crate::schedules::{LearningRate, need_rate};
+use crate::schedules::{LearningRate, check_non_negative};
 use phalanx_graph::update::{Clip, Reg, RuleBuilder, Slot, SlotInit, UpdateRule};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::fmt::Debug;
 
-/// The options every optimizer has.
+/// The options that all optimizers share.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Common {
     /// The optimizer's name.
     pub name: String,
     /// The learning rate.
     pub learning_rate: LearningRate,
-    /// Share of the weight, times the learning rate, taken away before each update.
+    /// The weight decay: before each update, this fraction of the weight times the learning rate is subtracted.
     pub weight_decay: Option<f64>,
-    /// Largest L2 norm of each weight's gradient.
+    /// The maximum L2 norm of the gradient of each weight.
     pub clipnorm: Option<f64>,
-    /// Largest L2 norm of all gradients together.
+    /// The maximum L2 norm of all gradients together.
     pub global_clipnorm: Option<f64>,
-    /// Largest size of each gradient element.
+    /// The maximum absolute value of each gradient element.
     pub clipvalue: Option<f64>,
-    /// Whether to keep a moving average of the weights, which replaces them when training ends.
+    /// Whether to maintain a moving average of the weights, which replaces them when training ends.
     pub use_ema: bool,
-    /// How much of the average remains at each update.
+    /// The fraction of the average that is kept at each update.
     pub ema_momentum: f64,
-    /// Every so many updates the weights are replaced by their average.
+    /// The number of updates after which the weights are replaced by their average.
     pub ema_overwrite_frequency: Option<u64>,
-    /// Read and written; scaling the loss up and the gradients down again changes nothing in f32.
+    /// Read and written for Keras only: scaling the loss up and the gradients down again has no effect in f32.
     pub loss_scale_factor: Option<f64>,
-    /// Batches whose mean gradient makes one update.
+    /// The number of batches whose mean gradient makes one update.
     pub gradient_accumulation_steps: Option<u64>,
 }
 
@@ -85,7 +84,7 @@ impl Common {
         }
     }
 
-    /// The gradient limit asked for; as in Keras a limit of 0 is none.
+    /// The requested gradient clipping. As in Keras, a limit of 0 means none.
     fn clip(&self) -> Option<Clip> {
         let limit = |v: Option<f64>| v.filter(|v| *v > 0.0).map(|v| v as f32);
         limit(self.clipnorm)
@@ -94,10 +93,10 @@ impl Common {
             .or(limit(self.clipvalue).map(Clip::Value))
     }
 
-    /// The scalars of what is woven around the optimizer's own, in the order `rule` reads them.
+    /// The scalars of the shared parts, in the order in which `rule` reads them.
     fn scalars(&self, learning_rate: f64, step: u64) -> Vec<f64> {
         let decay = self.weight_decay.map(|decay| decay * learning_rate);
-        // The first average is the first weight.
+        // The average starts as the first weight.
         let keep = self.use_ema.then_some(if step <= 1 { 0.0 } else { self.ema_momentum });
         let due = |every: u64| f64::from(u8::from(step.is_multiple_of(every)));
         let overwrite = self.ema_overwrite_frequency.filter(|_| self.use_ema).map(due);
@@ -106,7 +105,7 @@ impl Common {
 
     fn validate(&self, owner: &str) -> Result<()> {
         match &self.learning_rate {
-            LearningRate::Constant(rate) => need_rate(owner, "learning_rate", *rate)?,
+            LearningRate::Constant(rate) => check_non_negative(owner, "learning_rate", *rate)?,
             LearningRate::Schedule(schedule) => schedule.validate()?,
         }
         let limits = [
@@ -120,9 +119,9 @@ impl Common {
             return Err(Error::argument(owner, "gradient limits", expected, given.join(", ")));
         }
         for (argument, value) in limits.into_iter().chain([("weight_decay", self.weight_decay)]) {
-            need_rate(owner, argument, value.unwrap_or(0.0))?;
+            check_non_negative(owner, argument, value.unwrap_or(0.0))?;
         }
-        need_share(owner, "ema_momentum", self.ema_momentum)?;
+        check_fraction(owner, "ema_momentum", self.ema_momentum)?;
         if self.ema_overwrite_frequency == Some(0) {
             return Err(Error::argument(owner, "ema_overwrite_frequency", "1 update or more", 0));
         }
@@ -142,30 +141,29 @@ pub trait Optimizer: Debug + Send + Sync {
     /// The config under Keras' keys.
     fn config(&self) -> Map<String, Value>;
 
-    /// The options every optimizer has.
+    /// The options that all optimizers share.
     fn common(&self) -> &Common;
 
-    /// The options every optimizer has, to change.
+    /// Mutable access to the options that all optimizers share.
     fn common_mut(&mut self) -> &mut Common;
 
-    /// Its buffers per weight, under Keras' names and in Keras' order.
+    /// Its slots per weight, with Keras' names and in Keras' order.
     fn slots(&self) -> Vec<Slot>;
 
     /// The formula: from weight and gradient (and its slots and scalars, in the builder) to the
     /// new weight and the new slots.
     fn step(&self, b: &mut RuleBuilder, weight: Reg, gradient: Reg) -> (Reg, Vec<Reg>);
 
-    /// The numbers the formula takes from the host, always as many, for update `step` (1 for the
-    /// first).
+    /// The scalars that the formula takes from the host for update `step` (1 for the first). Their number is
+    /// constant.
     fn step_scalars(&self, learning_rate: f64, step: u64) -> Vec<f64>;
 
-    /// Numbers besides the slots that Keras saves after `updates` updates; here they follow from the
-    /// step.
+    /// Further numbers that Keras saves after `updates` updates. Here they follow from the step.
     fn state_scalars(&self, _updates: u64) -> Vec<f64> {
         vec![]
     }
 
-    /// The optimizer inside, and how it is scaled, where this only scales the loss of another.
+    /// The wrapped optimizer and its loss scaling, if this optimizer only scales the loss.
     fn inner(&self) -> Option<(&dyn Optimizer, Scaling)> {
         None
     }
@@ -181,8 +179,8 @@ pub trait Optimizer: Debug + Send + Sync {
         self.validate_step()
     }
 
-    /// The whole update: weight decay, then the formula, then the average of the weights (a last
-    /// slot, `average`).
+    /// The complete update rule: weight decay, then the formula, then the average of the weights (a last slot,
+    /// `average`).
     fn rule(&self) -> UpdateRule {
         let common = self.common();
         let mut slots = self.slots();
@@ -217,7 +215,7 @@ pub trait Optimizer: Debug + Send + Sync {
         b.finish(self.class_name(), common.clip(), weight, &slots)
     }
 
-    /// The scalars of update `step` (1 for the first), in the order the rule reads them.
+    /// The scalars of update `step` (1 for the first), in the order in which the rule reads them.
     fn scalars(&self, learning_rate: f64, step: u64) -> Vec<f32> {
         let mut scalars = self.step_scalars(learning_rate, step);
         scalars.extend(self.common().scalars(learning_rate, step));
@@ -225,7 +223,7 @@ pub trait Optimizer: Debug + Send + Sync {
     }
 }
 
-/// The options every optimizer has, for chaining.
+/// Builder methods for all optimizers.
 pub trait OptimizerExt: Optimizer + Sized {
     /// The optimizer under another name.
     fn named(mut self, name: &str) -> Self {
@@ -239,44 +237,44 @@ pub trait OptimizerExt: Optimizer + Sized {
         self
     }
 
-    /// Share of the weight, times the learning rate, taken away before each update.
+    /// The weight decay: before each update, this fraction of the weight times the learning rate is subtracted.
     fn weight_decay(mut self, weight_decay: f64) -> Self {
         self.common_mut().weight_decay = Some(weight_decay);
         self
     }
 
-    /// Largest L2 norm of each weight's gradient.
+    /// The maximum L2 norm of the gradient of each weight.
     fn clipnorm(mut self, clipnorm: f64) -> Self {
         self.common_mut().clipnorm = Some(clipnorm);
         self
     }
 
-    /// Largest L2 norm of all gradients together.
+    /// The maximum L2 norm of all gradients together.
     fn global_clipnorm(mut self, global_clipnorm: f64) -> Self {
         self.common_mut().global_clipnorm = Some(global_clipnorm);
         self
     }
 
-    /// Largest size of each gradient element.
+    /// The maximum absolute value of each gradient element.
     fn clipvalue(mut self, clipvalue: f64) -> Self {
         self.common_mut().clipvalue = Some(clipvalue);
         self
     }
 
-    /// Keeps a moving average of the weights with this momentum (0.99 in Keras).
+    /// Maintains a moving average of the weights with this momentum (0.99 in Keras).
     fn use_ema(mut self, ema_momentum: f64) -> Self {
         self.common_mut().use_ema = true;
         self.common_mut().ema_momentum = ema_momentum;
         self
     }
 
-    /// Replaces the weights by their average every so many updates.
+    /// Replaces the weights by their average after every `updates` updates.
     fn ema_overwrite_frequency(mut self, updates: u64) -> Self {
         self.common_mut().ema_overwrite_frequency = Some(updates);
         self
     }
 
-    /// Makes one update of the mean gradient of so many batches.
+    /// Makes one update from the mean gradient of `steps` batches.
     fn gradient_accumulation_steps(mut self, steps: u64) -> Self {
         self.common_mut().gradient_accumulation_steps = Some(steps);
         self
@@ -291,24 +289,24 @@ fn zeros(name: &str) -> Slot {
 }
 
 /// Fails unless an option lies in `0..=1`.
-fn need_share(owner: &str, argument: &str, value: f64) -> Result<()> {
+fn check_fraction(owner: &str, argument: &str, value: f64) -> Result<()> {
     if (0.0..=1.0).contains(&value) {
         return Ok(());
     }
     Err(Error::argument(owner, argument, "a number from 0 to 1", value))
 }
 
-/// Fails unless a decay rate of moments lies in `0..1`: at 1 its bias correction divides by zero.
-fn need_beta(owner: &str, argument: &str, value: f64) -> Result<()> {
+/// Fails unless a decay rate of moments lies in `0..1`. At 1 its bias correction would divide by zero.
+fn check_beta(owner: &str, argument: &str, value: f64) -> Result<()> {
     if (0.0..1.0).contains(&value) {
         return Ok(());
     }
     Err(Error::argument(owner, argument, "a number from 0 to below 1", value))
 }
 
-type Make = fn(&Map<String, Value>) -> Result<Box<dyn Optimizer>>;
+type Constructor = fn(&Map<String, Value>) -> Result<Box<dyn Optimizer>>;
 
-fn make<O>(config: &Map<String, Value>) -> Result<Box<dyn Optimizer>>
+fn construct<O>(config: &Map<String, Value>) -> Result<Box<dyn Optimizer>>
 where
     O: Optimizer + Default + Serialize + DeserializeOwned + 'static,
 {
@@ -318,26 +316,26 @@ where
 }
 
 /// Class name and constructor of every optimizer.
-const REGISTRY: &[(&str, Make)] = &[
-    ("SGD", make::<SGD>),
-    ("Adam", make::<Adam>),
-    ("AdamW", make::<AdamW>),
-    ("RMSprop", make::<RMSprop>),
-    ("Adagrad", make::<Adagrad>),
-    ("Nadam", make::<Nadam>),
-    ("Lion", make::<Lion>),
+const REGISTRY: &[(&str, Constructor)] = &[
+    ("SGD", construct::<SGD>),
+    ("Adam", construct::<Adam>),
+    ("AdamW", construct::<AdamW>),
+    ("RMSprop", construct::<RMSprop>),
+    ("Adagrad", construct::<Adagrad>),
+    ("Nadam", construct::<Nadam>),
+    ("Lion", construct::<Lion>),
     ("LossScaleOptimizer", LossScaleOptimizer::read),
 ];
 
-/// An optimizer by Keras' name, in any case: `"adam"`, `"SGD"`, ….
+/// Creates an optimizer by its Keras name, in any case: `"adam"`, `"SGD"`, ….
 pub fn get(name: &str) -> Result<Box<dyn Optimizer>> {
     from_config(name, &Map::new())
 }
 
-/// An optimizer from its class name and config.
+/// Creates an optimizer from its class name and config.
 pub fn from_config(class_name: &str, config: &Map<String, Value>) -> Result<Box<dyn Optimizer>> {
     match REGISTRY.iter().find(|(class, _)| class.eq_ignore_ascii_case(class_name)) {
-        Some((_, make)) => make(config),
+        Some((_, construct)) => construct(config),
         None => Err(Error::Unknown {
             kind: "optimizer",
             name: class_name.into(),

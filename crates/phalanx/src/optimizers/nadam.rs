@@ -4,29 +4,29 @@
 //! `m̂ = uₜ₊₁ m / (1 - Pₜ₊₁) + (1 - uₜ) g / (1 - Pₜ)`, `v̂ = v / (1 - β₂ᵗ)`,
 //! `w -= lr · m̂ / (√v̂ + ε)`.
 
-use super::{Common, Optimizer, need_beta, zeros};
+use super::{Common, Optimizer, check_beta, zeros};
 use crate::config;
 use crate::error::Result;
-use crate::schedules::{LearningRate, need_rate};
+use crate::schedules::{LearningRate, check_non_negative};
 use phalanx_graph::ops::Unary;
 use phalanx_graph::update::{Reg, RuleBuilder, Slot};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// From here on `1 - 0.96ᵗ / 2` is 1 in f64.
-const SETTLED: u64 = 1000;
+/// From this step on, `1 - 0.96ᵗ / 2` is 1 in f64.
+const CONVERGED_STEP: u64 = 1000;
 
 /// Adam with Nesterov momentum.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Nadam {
-    /// The options every optimizer has.
+    /// The options that all optimizers share.
     #[serde(flatten)]
     pub common: Common,
-    /// How much of the average gradient is kept.
+    /// The decay rate of the average gradient.
     pub beta_1: f64,
-    /// How much of the average square is kept.
+    /// The decay rate of the average squared gradient.
     pub beta_2: f64,
-    /// Keeps the divisor above zero.
+    /// A small constant that prevents a division by zero.
     pub epsilon: f64,
 }
 
@@ -38,41 +38,41 @@ impl Default for Nadam {
 }
 
 impl Nadam {
-    /// With the given learning rate.
+    /// Creates the optimizer with the given learning rate.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Self {
         let mut nadam = Nadam::default();
         nadam.common.learning_rate = learning_rate.into();
         nadam
     }
 
-    /// How much of the average gradient is kept.
+    /// The decay rate of the average gradient.
     pub fn beta_1(mut self, beta_1: f64) -> Self {
         self.beta_1 = beta_1;
         self
     }
 
-    /// How much of the average square is kept.
+    /// The decay rate of the average squared gradient.
     pub fn beta_2(mut self, beta_2: f64) -> Self {
         self.beta_2 = beta_2;
         self
     }
 
-    /// Keeps the divisor above zero.
+    /// A small constant that prevents a division by zero.
     pub fn epsilon(mut self, epsilon: f64) -> Self {
         self.epsilon = epsilon;
         self
     }
 
-    /// `uₜ` and `Pₜ`, from the step alone: any step can be resumed, and a microsecond per update
-    /// needs no cache.
+    /// `uₜ` and `Pₜ`, computed from the step alone, so that training can resume at any step. It takes a
+    /// microsecond per update, so there is no cache.
     fn momentum(&self, step: u64) -> (f64, f64) {
         let (mut decay, mut u, mut product) = (1.0, self.beta_1, 1.0);
-        for _ in 0..step.min(SETTLED) {
+        for _ in 0..step.min(CONVERGED_STEP) {
             decay *= 0.96;
             u = self.beta_1 * (1.0 - 0.5 * decay);
             product *= u;
         }
-        (u, product * self.beta_1.powf(step.saturating_sub(SETTLED) as f64))
+        (u, product * self.beta_1.powf(step.saturating_sub(CONVERGED_STEP) as f64))
     }
 }
 
@@ -112,9 +112,9 @@ impl Optimizer for Nadam {
     }
 
     fn validate_step(&self) -> Result<()> {
-        need_beta(self.class_name(), "beta_1", self.beta_1)?;
-        need_beta(self.class_name(), "beta_2", self.beta_2)?;
-        need_rate(self.class_name(), "epsilon", self.epsilon)
+        check_beta(self.class_name(), "beta_1", self.beta_1)?;
+        check_beta(self.class_name(), "beta_2", self.beta_2)?;
+        check_non_negative(self.class_name(), "epsilon", self.epsilon)
     }
 
     fn step(&self, b: &mut RuleBuilder, weight: Reg, gradient: Reg) -> (Reg, Vec<Reg>) {

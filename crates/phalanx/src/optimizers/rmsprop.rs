@@ -4,10 +4,10 @@
 //! average gradient `a = ρ a + (1 - ρ) g` is taken from `v` in the root; with momentum
 //! `m = momentum · m + d`, `w -= m`.
 
-use super::{Common, Optimizer, need_share, zeros};
+use super::{Common, Optimizer, check_fraction, zeros};
 use crate::config;
 use crate::error::Result;
-use crate::schedules::{LearningRate, need_rate};
+use crate::schedules::{LearningRate, check_non_negative};
 use phalanx_graph::ops::Unary;
 use phalanx_graph::update::{Reg, RuleBuilder, Slot};
 use serde::{Deserialize, Serialize};
@@ -16,16 +16,16 @@ use serde_json::{Map, Value};
 /// RMSprop.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RMSprop {
-    /// The options every optimizer has.
+    /// The options that all optimizers share.
     #[serde(flatten)]
     pub common: Common,
-    /// How much of the averages is kept.
+    /// The decay rate of the averages.
     pub rho: f64,
-    /// How much of the last move is kept.
+    /// The fraction of the last update that is kept.
     pub momentum: f64,
-    /// Keeps the divisor above zero.
+    /// A small constant that prevents a division by zero.
     pub epsilon: f64,
-    /// Whether to divide by the deviation rather than by the root mean square.
+    /// Whether to divide by the standard deviation instead of the root mean square.
     pub centered: bool,
 }
 
@@ -37,32 +37,32 @@ impl Default for RMSprop {
 }
 
 impl RMSprop {
-    /// With the given learning rate.
+    /// Creates the optimizer with the given learning rate.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Self {
         let mut rmsprop = RMSprop::default();
         rmsprop.common.learning_rate = learning_rate.into();
         rmsprop
     }
 
-    /// How much of the averages is kept.
+    /// The decay rate of the averages.
     pub fn rho(mut self, rho: f64) -> Self {
         self.rho = rho;
         self
     }
 
-    /// How much of the last move is kept.
+    /// The fraction of the last update that is kept.
     pub fn momentum(mut self, momentum: f64) -> Self {
         self.momentum = momentum;
         self
     }
 
-    /// Keeps the divisor above zero.
+    /// A small constant that prevents a division by zero.
     pub fn epsilon(mut self, epsilon: f64) -> Self {
         self.epsilon = epsilon;
         self
     }
 
-    /// Whether to divide by the deviation rather than by the root mean square.
+    /// Whether to divide by the standard deviation instead of the root mean square.
     pub fn centered(mut self, centered: bool) -> Self {
         self.centered = centered;
         self
@@ -106,9 +106,9 @@ impl Optimizer for RMSprop {
     }
 
     fn validate_step(&self) -> Result<()> {
-        need_share(self.class_name(), "rho", self.rho)?;
-        need_share(self.class_name(), "momentum", self.momentum)?;
-        need_rate(self.class_name(), "epsilon", self.epsilon)
+        check_fraction(self.class_name(), "rho", self.rho)?;
+        check_fraction(self.class_name(), "momentum", self.momentum)?;
+        check_non_negative(self.class_name(), "epsilon", self.epsilon)
     }
 
     fn step(&self, b: &mut RuleBuilder, weight: Reg, gradient: Reg) -> (Reg, Vec<Reg>) {

@@ -1,10 +1,10 @@
-//! Gradient descent, with momentum where asked.
+//! Stochastic gradient descent, optionally with momentum.
 //!
 //! - plain: `w -= lr · g`
 //! - momentum: `m = momentum · m - lr · g`, `w += m`
 //! - Nesterov: the same `m`, `w += momentum · m - lr · g`
 
-use super::{Common, Optimizer, need_share, zeros};
+use super::{Common, Optimizer, check_fraction, zeros};
 use crate::config;
 use crate::error::Result;
 use crate::schedules::LearningRate;
@@ -15,10 +15,10 @@ use serde_json::{Map, Value};
 /// Stochastic gradient descent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SGD {
-    /// The options every optimizer has.
+    /// The options that all optimizers share.
     #[serde(flatten)]
     pub common: Common,
-    /// How much of the last move is kept.
+    /// The fraction of the last update that is kept.
     pub momentum: f64,
     /// Whether to look ahead along the momentum.
     pub nesterov: bool,
@@ -31,14 +31,14 @@ impl Default for SGD {
 }
 
 impl SGD {
-    /// With the given learning rate.
+    /// Creates the optimizer with the given learning rate.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Self {
         let mut sgd = SGD::default();
         sgd.common.learning_rate = learning_rate.into();
         sgd
     }
 
-    /// How much of the last move is kept.
+    /// The fraction of the last update that is kept.
     pub fn momentum(mut self, momentum: f64) -> Self {
         self.momentum = momentum;
         self
@@ -77,7 +77,7 @@ impl Optimizer for SGD {
     }
 
     fn validate_step(&self) -> Result<()> {
-        need_share(self.class_name(), "momentum", self.momentum)
+        check_fraction(self.class_name(), "momentum", self.momentum)
     }
 
     fn step(&self, b: &mut RuleBuilder, weight: Reg, gradient: Reg) -> (Reg, Vec<Reg>) {

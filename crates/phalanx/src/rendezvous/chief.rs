@@ -1,9 +1,9 @@
-//! Rank 0's side: strangers are turned away one by one, and do no harm to the others.
+//! Rank 0's side of the rendezvous. Invalid connections are refused one by one and do not affect the others.
 
-use super::line::{self, Line};
+use super::connections::{Connections, is_closed};
 use super::message::{self, CHALLENGE, Fault, HELLO, Hello, REFUSED, Reason, WELCOME, Wire};
 use super::secret::{Nonce, nonce};
-use super::{Id, Met, Terms, failed, missing};
+use super::{Identity, Joined, NcclId, missing, rendezvous_error};
 use crate::error::Result;
 use crate::warnings::warning;
 use std::collections::VecDeque;
@@ -15,45 +15,45 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Most connections whose other end has not proved anything yet; one more closes the oldest of them.
-const MOST_OPEN: usize = 32;
-/// How long such a one may take.
-const GREETING: Duration = Duration::from_secs(5);
-/// How long it has in any case: a worker has answered by then.
-const BREATH: Duration = Duration::from_millis(200);
-/// Most lines about strangers.
-const MOST_LINES: usize = 20;
-const PAUSE: Duration = Duration::from_millis(10);
+/// The maximum number of unauthenticated connections. A further one closes the oldest of them.
+const MAX_UNAUTHENTICATED: usize = 32;
+/// The time limit of a handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The minimum time before an unauthenticated connection may be closed; a worker has answered by then.
+const GRACE: Duration = Duration::from_millis(200);
+/// The maximum number of log lines about refused connections.
+const MAX_LOG_LINES: usize = 20;
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A worker that has proved who it is.
-struct Guest {
+/// An authenticated worker.
+struct Member {
     rank: usize,
     stream: TcpStream,
     nonces: [Nonce; 2],
 }
 
-/// Why somebody is turned away.
-enum Turned {
+/// Why a connection is refused.
+enum Rejection {
     Fault(Fault),
     Reason(Reason, String),
 }
 
-impl From<Fault> for Turned {
-    fn from(fault: Fault) -> Turned {
-        Turned::Fault(fault)
+impl From<Fault> for Rejection {
+    fn from(fault: Fault) -> Rejection {
+        Rejection::Fault(fault)
     }
 }
 
-impl fmt::Display for Turned {
+impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Turned::Fault(fault) => write!(f, "{fault}"),
-            Turned::Reason(_, words) => write!(f, "{words}"),
+            Rejection::Fault(fault) => write!(f, "{fault}"),
+            Rejection::Reason(_, text) => write!(f, "{text}"),
         }
     }
 }
 
-/// Listens at a port: on this machine alone where the address is its own in any case, else everywhere.
+/// Listens at a port: on the loopback interface if `host` is a loopback address, else on all interfaces.
 pub(super) fn listen(host: &str, port: u16) -> Result<TcpListener> {
     let own = match host.trim_matches(['[', ']']).parse::<IpAddr>() {
         Ok(ip) => ip.is_loopback(),
@@ -64,62 +64,67 @@ pub(super) fn listen(host: &str, port: u16) -> Result<TcpListener> {
         false => TcpListener::bind(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port))
             .or_else(|_| TcpListener::bind(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port))),
     };
-    listener.map_err(|e| failed(format!("rank 0 cannot listen at port {port}: {e}")))
+    listener.map_err(|e| rendezvous_error(format!("rank 0 cannot listen at port {port}: {e}")))
 }
 
-/// What a connection comes to. Whoever settles that first, by a proof here or by closing it, has its way.
-fn greet(
+/// Performs the handshake of one connection. `settled` is set either here, by a valid proof, or by the thread
+/// that closes the connection; the first one wins.
+fn handshake(
     stream: TcpStream,
-    me: &Terms,
+    me: &Identity,
     settled: &AtomicBool,
-) -> std::result::Result<Guest, Turned> {
-    let until = me.until().min(Instant::now() + GREETING);
+) -> std::result::Result<Member, Rejection> {
+    let deadline = me.deadline().min(Instant::now() + HANDSHAKE_TIMEOUT);
     stream.set_nonblocking(false).map_err(|e| Fault::Io(e.to_string()))?;
-    let mut wire = Wire { stream, until };
+    let mut wire = Wire { stream, deadline };
     let mine = nonce().map_err(|e| Fault::Io(e.to_string()))?;
     wire.send(CHALLENGE, &mine)?;
     let (kind, body) = wire.receive()?;
     if kind != HELLO {
         return Err(Fault::Kind(kind).into());
     }
-    let turned = check(&body, &mine, me);
-    if let Err(Turned::Reason(reason, _)) = &turned {
-        // It may have gone.
+    let checked = check(&body, &mine, me);
+    if let Err(Rejection::Reason(reason, _)) = &checked {
+        // The peer may be gone already.
         let _ = wire.send(REFUSED, &[*reason as u8]);
     }
-    let (hello, theirs) = turned?;
+    let (hello, theirs) = checked?;
     if settled.swap(true, Ordering::SeqCst) {
         return Err(Fault::Closed.into());
     }
-    Ok(Guest { rank: hello.rank as usize, stream: wire.stream, nonces: [theirs, mine] })
+    Ok(Member { rank: hello.rank as usize, stream: wire.stream, nonces: [theirs, mine] })
 }
 
-/// Whether what a worker says is proved, and right.
-fn check(body: &[u8], mine: &Nonce, me: &Terms) -> std::result::Result<(Hello, Nonce), Turned> {
-    let (theirs, fields, proof) = message::parts(body).ok_or(Fault::Content)?;
-    let turn = |reason: Reason, words: String| Err(Turned::Reason(reason, words));
-    if !me.secret.proves(b"worker", [mine, theirs], fields, proof) {
-        return turn(Reason::Secret, "it does not know PHALANX_SECRET".into());
+/// Verifies the proof and the fields of a hello.
+fn check(
+    body: &[u8],
+    mine: &Nonce,
+    me: &Identity,
+) -> std::result::Result<(Hello, Nonce), Rejection> {
+    let (theirs, fields, proof) = message::split_message(body).ok_or(Fault::Content)?;
+    let reject = |reason: Reason, text: String| Err(Rejection::Reason(reason, text));
+    if !me.secret.verify(b"worker", [mine, theirs], fields, proof) {
+        return reject(Reason::Secret, "it does not know PHALANX_SECRET".into());
     }
     let hello = Hello::read(fields).ok_or(Fault::Content)?;
     let Hello { rank, size, version, host } = &hello;
     if *version != me.version {
-        let words = format!("rank {rank} ({host}): expected version {}, received", me.version);
-        return turn(Reason::Version, format!("{words} {version}"));
+        let text = format!("rank {rank} ({host}): expected version {}, received", me.version);
+        return reject(Reason::Version, format!("{text} {version}"));
     }
     if *size as usize != me.size {
-        let words = format!("rank {rank} ({host}): expected {} workers, received {size}", me.size);
-        return turn(Reason::Size, words);
+        let text = format!("rank {rank} ({host}): expected {} workers, received {size}", me.size);
+        return reject(Reason::Size, text);
     }
     if !(1..me.size).contains(&(*rank as usize)) {
-        let words = format!("expected ranks from 1 to {}, received {rank} ({host})", me.size - 1);
-        return turn(Reason::Rank, words);
+        let text = format!("expected ranks from 1 to {}, received {rank} ({host})", me.size - 1);
+        return reject(Reason::Rank, text);
     }
     Ok((hello, *theirs))
 }
 
-/// A connection that has proved nothing yet.
-struct Unproven {
+/// An unauthenticated connection.
+struct Unauthenticated {
     number: usize,
     from: SocketAddr,
     since: Instant,
@@ -127,127 +132,135 @@ struct Unproven {
     settled: Arc<AtomicBool>,
 }
 
-/// What a connection has come to, with its number.
-type Report = (usize, std::result::Result<Guest, Turned>);
+/// The number of a connection and the result of its handshake.
+type Report = (usize, std::result::Result<Member, Rejection>);
 
-/// Connections on their way in.
-struct Door {
+/// The listening socket and its unauthenticated connections.
+struct Listener {
     listener: TcpListener,
-    /// The oldest first.
-    open: VecDeque<Unproven>,
-    /// Connections so far.
+    /// Oldest first.
+    open: VecDeque<Unauthenticated>,
+    /// The number of connections so far.
     count: usize,
-    lines: usize,
+    log_lines: usize,
     report: Sender<Report>,
     reports: Receiver<Report>,
 }
 
-impl Door {
-    fn new(listener: TcpListener) -> std::io::Result<Door> {
+impl Listener {
+    fn new(listener: TcpListener) -> std::io::Result<Listener> {
         listener.set_nonblocking(true)?;
         let (report, reports) = channel();
-        Ok(Door { listener, open: VecDeque::new(), count: 0, lines: 0, report, reports })
+        Ok(Listener { listener, open: VecDeque::new(), count: 0, log_lines: 0, report, reports })
     }
 
-    /// Lets those in that wait; and hands over one that has proved who it is.
-    fn next(&mut self, me: &Terms) -> Option<Guest> {
-        while self.has_room()
+    /// Accepts pending connections and returns an authenticated worker, if any.
+    fn next(&mut self, me: &Identity) -> Option<Member> {
+        while self.can_accept()
             && let Ok((stream, from)) = self.listener.accept()
         {
-            if self.open.len() == MOST_OPEN {
+            if self.open.len() == MAX_UNAUTHENTICATED {
                 self.close_oldest();
             }
-            if let Err(e) = self.let_in(stream, from, me) {
-                self.say(from, &e);
+            if let Err(e) = self.start_handshake(stream, from, me) {
+                self.log_refusal(from, &e);
             }
         }
-        let (number, turned) = self.reports.recv_timeout(PAUSE).ok()?;
-        let at = self.open.iter().position(|unproven| unproven.number == number);
-        let unproven = at.and_then(|at| self.open.remove(at));
-        match (turned, unproven) {
-            (Ok(guest), _) => Some(guest),
-            (Err(turned), Some(unproven)) => {
-                self.say(unproven.from, &turned);
+        let (number, result) = self.reports.recv_timeout(POLL_INTERVAL).ok()?;
+        let at = self.open.iter().position(|pending| pending.number == number);
+        let pending = at.and_then(|at| self.open.remove(at));
+        match (result, pending) {
+            (Ok(member), _) => Some(member),
+            (Err(rejection), Some(pending)) => {
+                self.log_refusal(pending.from, &rejection);
                 None
             }
-            // It was closed to make room.
+            // It was closed in favour of a newer connection.
             (Err(_), None) => None,
         }
     }
 
-    fn has_room(&self) -> bool {
-        let patient = |oldest: &Unproven| oldest.since.elapsed() > BREATH;
-        self.open.len() < MOST_OPEN || self.open.front().is_some_and(patient)
+    fn can_accept(&self) -> bool {
+        let past_grace = |oldest: &Unauthenticated| oldest.since.elapsed() > GRACE;
+        self.open.len() < MAX_UNAUTHENTICATED || self.open.front().is_some_and(past_grace)
     }
 
     fn close_oldest(&mut self) {
-        let Some(Unproven { from, stream, settled, .. }) = self.open.pop_front() else { return };
+        let Some(Unauthenticated { from, stream, settled, .. }) = self.open.pop_front() else {
+            return;
+        };
         if !settled.swap(true, Ordering::SeqCst) {
-            // It may have gone.
+            // The peer may be gone already.
             let _ = stream.shutdown(Shutdown::Both);
-            self.say(from, &"it said nothing while others wait");
+            self.log_refusal(from, &"it sent nothing while others were waiting");
         }
     }
 
-    /// Gives a connection a thread.
-    fn let_in(&mut self, stream: TcpStream, from: SocketAddr, me: &Terms) -> std::io::Result<()> {
+    /// Starts the handshake of a connection on its own thread.
+    fn start_handshake(
+        &mut self,
+        stream: TcpStream,
+        from: SocketAddr,
+        me: &Identity,
+    ) -> std::io::Result<()> {
         self.count += 1;
         let settled = Arc::new(AtomicBool::new(false));
-        let (number, kept, mine) = (self.count, stream.try_clone()?, settled.clone());
-        let (report, terms) = (self.report.clone(), me.clone());
-        let greet = move || drop(report.send((number, greet(stream, &terms, &mine))));
-        thread::Builder::new().name("greeting".into()).spawn(greet)?;
+        let (number, clone, settled_flag) = (self.count, stream.try_clone()?, settled.clone());
+        let (report, me) = (self.report.clone(), me.clone());
+        let handshake = move || drop(report.send((number, handshake(stream, &me, &settled_flag))));
+        thread::Builder::new().name("handshake".into()).spawn(handshake)?;
         let since = Instant::now();
-        self.open.push_back(Unproven { number, from, since, stream: kept, settled });
+        self.open.push_back(Unauthenticated { number, from, since, stream: clone, settled });
         Ok(())
     }
 
-    fn say(&mut self, from: SocketAddr, words: &dyn fmt::Display) {
-        self.lines += 1;
-        if self.lines <= MOST_LINES {
-            warning!("rendezvous: {from} is turned away: {words}");
+    fn log_refusal(&mut self, from: SocketAddr, reason: &dyn fmt::Display) {
+        self.log_lines += 1;
+        if self.log_lines <= MAX_LOG_LINES {
+            warning!("rendezvous: refused {from}: {reason}");
         }
     }
 }
 
-/// Waits until all workers have come, and gives them what their GPUs find each other by.
-pub(super) fn receive(listener: TcpListener, me: &Terms, id: &Id) -> Result<Met> {
-    let mut guests: Vec<Option<Guest>> = (1..me.size).map(|_| None).collect();
-    let mut door = Door::new(listener).map_err(failed)?;
-    while guests.iter().any(Option::is_none) {
-        if Instant::now() > me.until() {
-            let names = (1..).zip(&guests).filter(|(_, guest)| guest.is_none());
+/// Waits until all workers have joined, and sends them the NCCL id.
+pub(super) fn accept_workers(listener: TcpListener, me: &Identity, id: &NcclId) -> Result<Joined> {
+    let mut members: Vec<Option<Member>> = (1..me.size).map(|_| None).collect();
+    let mut incoming = Listener::new(listener).map_err(rendezvous_error)?;
+    while members.iter().any(Option::is_none) {
+        if Instant::now() > me.deadline() {
+            let names = (1..).zip(&members).filter(|(_, member)| member.is_none());
             let names: Vec<String> = names.map(|(rank, _)| format!("rank {rank}")).collect();
             let seconds = me.limit.as_secs_f64();
-            return Err(missing(names.join(", "), format!("did not come within {seconds} s")));
+            return Err(missing(names.join(", "), format!("did not join within {seconds} s")));
         }
-        let Some(guest) = door.next(me) else { continue };
-        let place = &mut guests[guest.rank - 1];
-        match place {
-            // One that was started again may come in its place.
-            Some(there) if !line::closed(&there.stream) => {
-                let Ok(from) = guest.stream.peer_addr() else { continue };
-                let words = format!("rank {} has come before", guest.rank);
-                door.say(from, &words);
-                let mut wire = Wire { stream: guest.stream, until: Instant::now() + GREETING };
+        let Some(member) = incoming.next(me) else { continue };
+        let slot = &mut members[member.rank - 1];
+        match slot {
+            // A restarted worker may replace a closed connection.
+            Some(present) if !is_closed(&present.stream) => {
+                let Ok(from) = member.stream.peer_addr() else { continue };
+                let text = format!("rank {} has already joined", member.rank);
+                incoming.log_refusal(from, &text);
+                let mut wire =
+                    Wire { stream: member.stream, deadline: Instant::now() + HANDSHAKE_TIMEOUT };
                 let _ = wire.send(REFUSED, &[Reason::Taken as u8]);
             }
-            _ => *place = Some(guest),
+            _ => *slot = Some(member),
         }
     }
-    // Whoever is left alone from here on finds nobody.
-    drop(door);
+    // Workers that connect from here on are refused by the system.
+    drop(incoming);
     let mut connections = vec![];
-    for Guest { rank, stream, nonces: [theirs, mine] } in guests.into_iter().flatten() {
+    for Member { rank, stream, nonces: [theirs, mine] } in members.into_iter().flatten() {
         let mut fields = id.to_vec();
-        message::text_into(&mut fields, &me.host);
+        message::push_text(&mut fields, &me.host);
         let proof = me.secret.proof(b"chief ", [&theirs, &mine], &fields);
         fields.extend(proof);
-        let mut wire = Wire { stream, until: Instant::now() + GREETING };
-        let told = wire.stream.set_nonblocking(false).map_err(|e| Fault::Io(e.to_string()));
-        told.and_then(|()| wire.send(WELCOME, &fields))
+        let mut wire = Wire { stream, deadline: Instant::now() + HANDSHAKE_TIMEOUT };
+        let sent = wire.stream.set_nonblocking(false).map_err(|e| Fault::Io(e.to_string()));
+        sent.and_then(|()| wire.send(WELCOME, &fields))
             .map_err(|fault| missing(format!("rank {rank}"), fault.to_string()))?;
         connections.push((rank, wire.stream));
     }
-    Ok(Met { id: *id, line: Line::new(connections.into_iter()) })
+    Ok(Joined { id: *id, connections: Connections::new(connections.into_iter()) })
 }

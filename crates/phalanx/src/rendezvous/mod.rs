@@ -1,27 +1,27 @@
-//! How workers without MPI find each other. Rank 0 listens; every other worker makes one connection. Both
-//! sides prove that they know the same secret, which itself never travels, and rank 0 hands out what
-//! their GPUs find each other by. Nothing else is sent: the connections stay open, and one that closes
-//! tells who is gone.
+//! Rendezvous of workers without MPI. Rank 0 listens, and every other worker opens one connection to it. Both
+//! sides prove that they know the same secret, which is never sent. Rank 0 then sends the NCCL id through which
+//! the GPUs connect. Nothing else is sent: the connections stay open, and a closed one identifies a lost
+//! worker.
 //!
 //! ```text
 //! rank 0 → worker   challenge: a nonce
 //! worker → rank 0   hello: a nonce, rank, size, version, host, proof
-//! rank 0 → worker   welcome, once all have come: the GPUs' id, host, proof; or refused: a reason
+//! rank 0 → worker   welcome, once all have joined: the NCCL id, host, proof; or refused: a reason
 //! ```
 
 mod chief;
-mod line;
+mod client;
+mod connections;
 mod message;
 mod secret;
 #[cfg(test)]
 mod tests;
-mod visitor;
 
 use crate::error::{Error, Result};
 use crate::launch::Launch;
 use crate::warnings::warning;
-use crate::workers::{self, lost};
-use line::Line;
+use crate::workers::{self, peer_lost};
+use connections::Connections;
 use phalanx_cuda::RankInfo;
 use phalanx_graph::process_group::{PeerError, ProcessGroup};
 use secret::Secret;
@@ -30,88 +30,88 @@ use std::time::{Duration, Instant};
 
 const OWNER: &str = "rendezvous";
 
-/// What GPUs of several processes find each other by.
-type Id = [u8; 128];
+/// The id by which the GPUs of several processes connect (`ncclUniqueId`).
+type NcclId = [u8; 128];
 
-/// Meets the other workers where rank 0 listens; they then reach each other through their GPUs, this
-/// one through `gpu`.
+/// Joins the other workers at the address of rank 0. They then communicate through their GPUs, this worker
+/// through `gpu`.
 ///
 /// # Errors
-/// No secret, workers that do not come in time, or one that is refused.
-pub(crate) fn meet(
+/// No secret, workers that do not join in time, or a worker that is refused.
+pub(crate) fn join(
     launch: &Launch,
     (host, port): (&str, u16),
     gpu: usize,
     secret: Option<&str>,
     timeout: Duration,
 ) -> Result<Arc<dyn ProcessGroup>> {
-    let me = Terms {
+    let me = Identity {
         rank: launch.rank,
         size: launch.size,
         version: env!("CARGO_PKG_VERSION").into(),
         host: workers::host().unwrap_or_else(|| "?".into()),
         secret: Secret::new(secret)?,
         limit: timeout,
-        began: Instant::now(),
+        started: Instant::now(),
     };
-    if let Some(weakness) = me.secret.weakness().filter(|_| me.rank == 0) {
-        warning!("{weakness}");
+    if let Some(warning) = me.secret.weakness_warning().filter(|_| me.rank == 0) {
+        warning!("{warning}");
     }
-    let met = match me.rank {
+    let joined = match me.rank {
         0 => {
             let id = phalanx_cuda::nccl_id()?;
-            chief::receive(chief::listen(host, port)?, &me, &id)?
+            chief::accept_workers(chief::listen(host, port)?, &me, &id)?
         }
-        _ => visitor::visit(&address(host, port), &me)?,
+        _ => client::join(&address(host, port), &me)?,
     };
-    through_gpus(gpu, me, met)
+    connect_gpus(gpu, me, joined)
 }
 
-/// The workers that have met, by way of their GPUs.
-fn through_gpus(gpu: usize, me: Terms, met: Met) -> Result<Arc<dyn ProcessGroup>> {
-    let Terms { rank, size, host, limit, .. } = me;
-    let (id, gone) = (met.id, Box::new(move || met.line.closed()));
-    let place = RankInfo { rank, size, host, id, timeout: limit, lost_peer: gone };
-    Ok(phalanx_cuda::nccl_process_group(gpu, place)?)
+/// Connects the GPUs of the joined workers.
+fn connect_gpus(gpu: usize, me: Identity, joined: Joined) -> Result<Arc<dyn ProcessGroup>> {
+    let Identity { rank, size, host, limit, .. } = me;
+    let (id, lost_peer) = (joined.id, Box::new(move || joined.connections.first_closed()));
+    let me = RankInfo { rank, size, host, id, timeout: limit, lost_peer };
+    Ok(phalanx_cuda::nccl_process_group(gpu, me)?)
 }
 
-/// An address as it is written: one of IPv6 in brackets.
+/// Formats an address, with brackets around an IPv6 host.
 fn address(host: &str, port: u16) -> String {
     let host = host.trim_matches(['[', ']']);
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// What a worker brings.
+/// What a worker knows about itself and its job.
 #[derive(Clone)]
-struct Terms {
+struct Identity {
     rank: usize,
     size: usize,
     version: String,
     host: String,
     secret: Secret,
-    /// How long it waits in all.
+    /// The limit to the whole rendezvous.
     limit: Duration,
-    began: Instant,
+    started: Instant,
 }
 
-impl Terms {
-    fn until(&self) -> Instant {
-        self.began + self.limit
+impl Identity {
+    fn deadline(&self) -> Instant {
+        self.started + self.limit
     }
 }
 
-/// What comes of a meeting.
-struct Met {
-    id: Id,
-    /// The connections that stay.
-    line: Line,
+/// The result of a rendezvous.
+struct Joined {
+    id: NcclId,
+    /// The connections that stay open.
+    connections: Connections,
 }
 
-/// Workers that did not come.
+/// The error for workers that did not join.
 fn missing(name: String, message: String) -> Error {
-    lost(PeerError { name, message })
+    peer_lost(PeerError { name, message })
 }
 
-fn failed(reason: impl std::fmt::Display) -> Error {
+fn rendezvous_error(reason: impl std::fmt::Display) -> Error {
     Error::config(OWNER, reason)
 }

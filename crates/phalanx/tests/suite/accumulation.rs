@@ -1,11 +1,11 @@
-//! Gradients accumulated towards an update are part of a model's file: one that is saved between two updates
-//! goes on where it was, whoever wrote it and on however many replicas.
+//! Accumulated gradients are part of a model's file. A model saved between two updates continues where it was,
+//! whichever program wrote the file and on any number of replicas.
 
 use crate::common::{Case, Fixture};
 use phalanx::prelude::*;
 use std::path::{Path, PathBuf};
 
-/// How far a weight may be off Keras'.
+/// The maximum difference of a weight from Keras'.
 const TOLERANCE: f32 = 2e-6;
 
 fn fixture(name: &str) -> PathBuf {
@@ -21,7 +21,7 @@ fn number(case: &Case<'_>, key: &str) -> usize {
     case.json[key].as_u64().unwrap() as usize
 }
 
-/// Trains on the batch of a step; how far the weights are off Keras' then.
+/// Trains on the batch of a step and returns the difference of the weights from Keras'.
 fn step(model: &mut Model, case: &Case<'_>, step: usize) -> f32 {
     let (x, y) = (case.tensor(&format!("x/{step}")), case.tensor(&format!("y/{step}")));
     model.train_on_batch(x, y).unwrap();
@@ -54,7 +54,7 @@ fn a_file_of_ours_between_two_updates_goes_on_on_any_number_of_replicas() {
     for case in Fixture::load("accumulation").cases() {
         let mut from = fixture(&format!("accumulated_{}.keras", case.name));
         let steps = number(&case, "saved")..number(&case, "steps");
-        // Another file, format and number of replicas behind every step.
+        // After every step: another file, format and number of replicas.
         for (i, at) in steps.enumerate() {
             let mut model = load(&from, [1, 3, 2][i % 3]);
             let off = step(&mut model, &case, at);
@@ -65,7 +65,7 @@ fn a_file_of_ours_between_two_updates_goes_on_on_any_number_of_replicas() {
     }
 }
 
-/// An optimizer that accumulates goes on across epochs; an interruption must not show.
+/// An optimizer that accumulates gradients continues across epochs; an interruption must not change that.
 #[test]
 fn a_run_that_ends_between_two_updates_is_continued_with_their_gradients() {
     let x =
@@ -90,7 +90,7 @@ fn a_run_that_ends_between_two_updates_is_continued_with_their_gradients() {
         model.weights_sha256().unwrap()
     };
     let directory = tempfile::tempdir().unwrap();
-    // Three batches an epoch, four an update.
+    // Three batches per epoch, four per update.
     run(1, 1, Some(directory.path()));
     run(2, 2, Some(directory.path()));
     assert_eq!(run(5, 1, Some(directory.path())), run(5, 1, None));

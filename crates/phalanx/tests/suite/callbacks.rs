@@ -1,11 +1,11 @@
-//! Callbacks on real runs: what they write, and what they do to the training.
+//! Callbacks on real runs: their output and their effect on training.
 
 use phalanx::callbacks::{Action, LambdaCallback};
 use phalanx::prelude::*;
 use serde_json::Value;
 use std::path::Path;
 
-/// A small net and data it can learn: whether two numbers have a positive sum.
+/// A small network. Its task is whether two numbers have a positive sum.
 fn compiled(learning_rate: f64) -> Model {
     let mut model = Sequential::new()
         .add(Input::new([2]))
@@ -90,14 +90,14 @@ fn a_checkpoint_brings_the_weights_of_its_epoch_back() {
     let names = [0, 1, 2].map(|e| format!("{:02}-{:.4}.safetensors", e + 1, loss(e)));
     assert_eq!(files(&ckpt), names);
 
-    // A checkpoint of a run is the file that the model itself would write.
+    // A checkpoint of a run is identical to the file that the model itself would write.
     let again = directory.path().join("again.safetensors");
     model.save_weights(&again).unwrap();
     let latest = latest_checkpoint(&ckpt).unwrap().unwrap();
     assert_eq!(latest, ckpt.join(&names[2]));
     assert_eq!(std::fs::read(&again).unwrap(), std::fs::read(&latest).unwrap());
 
-    // Evaluation from it gives what the epoch's validation gave; the last quarter of the data.
+    // Evaluating it gives the validation results of the epoch, on the last quarter of the data.
     let mut fresh = compiled(0.1);
     fresh.load_weights(ckpt.join(&names[1])).unwrap();
     let (x, y) = data();
@@ -108,7 +108,7 @@ fn a_checkpoint_brings_the_weights_of_its_epoch_back() {
     let found = logs.iter().find(|(name, _)| name == "loss").unwrap().1;
     assert!((found - loss(1)).abs() < 1e-6, "{found} for {}", loss(1));
 
-    // Training goes on from it as it would have gone on: plain SGD has no other state.
+    // Training continues from it exactly, because plain SGD has no other state.
     let mut resumed = compiled(0.1);
     resumed.load_weights(ckpt.join(&names[1])).unwrap();
     resumed.fit(data(), fit(3).initial_epoch(2)).unwrap();
@@ -139,7 +139,7 @@ fn a_run_that_breaks_leaves_the_last_good_checkpoint() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.safetensors");
     let mut model = compiled(0.1);
-    // From the second epoch on the rate blows every weight up.
+    // From the second epoch on, the rate makes every weight infinite.
     let rate = |epoch: usize| if epoch == 0 { 0.1 } else { 1e38 };
     let copy = path.clone();
     let mut first = None;
@@ -173,7 +173,7 @@ fn a_plateau_lowers_the_rate_of_the_epochs_that_follow() {
     let history = compiled(0.5).fit(data(), run).unwrap();
     let rates = [0.5, 0.5, 0.25, 0.125, 0.0625, 0.03125];
     assert_eq!(history.get("lr").unwrap(), rates);
-    // A logger after it in the list writes the rate of the epoch that ended.
+    // A logger later in the list writes the rate of the finished epoch.
     let text = std::fs::read_to_string(&csv).unwrap();
     let column = text.lines().skip(1).map(|l| l.split(',').nth(2).unwrap().parse().unwrap());
     assert_eq!(column.collect::<Vec<f64>>(), rates);

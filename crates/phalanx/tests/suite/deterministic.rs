@@ -1,8 +1,8 @@
-//! In deterministic mode weights are the same bits on any number of replicas and threads.
+//! In deterministic mode weights are bit-identical for any number of replicas and threads.
 
 use phalanx::prelude::*;
 
-/// Everything whose sums run over the batch: convolution, normalisation, dropout, dense.
+/// A network with all layers that sum over the batch: convolution, normalisation, dropout, dense.
 fn compiled(strategy: MirroredStrategy, optimizer: Box<dyn Optimizer>) -> Model {
     let mut model = Sequential::new()
         .add(Input::new([10, 10, 2]))

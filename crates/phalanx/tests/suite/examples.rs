@@ -1,4 +1,4 @@
-//! Runs every example, on fewer data where it takes them, and looks at what comes out.
+//! Runs every example, on less data if possible, and checks its results.
 #![allow(dead_code)] // the examples' `main`
 #![allow(clippy::duplicate_mod)] // each brings what reads its arguments
 
@@ -51,7 +51,7 @@ fn the_perceptron_generalises_and_goes_on_from_its_checkpoint() {
         "as Keras names them"
     );
     assert!(test.get(accuracy).unwrap() > 0.88, "{test}");
-    // A fresh start would be as bad as the first epoch was.
+    // A new start would be as bad as the first epoch was.
     assert!(second.get("loss").unwrap()[0] < 0.6 * first.get("loss").unwrap()[0]);
     assert!(directory.path().join("ckpt-2.keras").exists());
 }
@@ -89,7 +89,7 @@ fn the_graph_learns_both_tasks() {
     assert!(logs.get("total_mae").unwrap() < 3.0, "{logs}");
     let parts = logs.get("digit_loss").unwrap() + 0.1 * logs.get("total_loss").unwrap();
     assert!((logs.get("loss").unwrap() - parts).abs() < 1e-6, "{logs}");
-    // The shared encoder is there once.
+    // The shared encoder appears once.
     assert_eq!(model.layers().iter().filter(|(name, _)| name.starts_with("encoder")).count(), 1);
 }
 
@@ -141,18 +141,18 @@ fn the_program_prints_forward_backward_and_update() {
 fn examples_refuse_flags_that_they_do_not_know() {
     use minigooglenet::arguments::parse;
     let usage = "[--output FILE] [--gpus N]";
-    let line = |words: &str| words.split_whitespace().map(String::from).collect::<Vec<_>>();
+    let line = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<_>>();
     let flags = parse(usage, line("--gpus 3 --output=a=b.png")).unwrap();
     assert_eq!((flags.number("--gpus", 1).unwrap(), flags.text("--output")), (3, Some("a=b.png")));
     assert_eq!(parse(usage, vec![]).unwrap().number("--gpus", 1).unwrap(), 1);
-    for (words, received) in [
+    for (text, received) in [
         ("--gpu 2", "--gpu"),
         ("--output a --epochs=3", "--epochs"),
         ("--gpus", "--gpus without a value"),
         ("FILE", "FILE"),
         ("two", "two"),
     ] {
-        let error = parse(usage, line(words)).map(|_| ()).unwrap_err().to_string();
+        let error = parse(usage, line(text)).map(|_| ()).unwrap_err().to_string();
         let expected = format!("command line: arguments: expected {usage}, received {received}");
         assert_eq!(error, expected);
     }

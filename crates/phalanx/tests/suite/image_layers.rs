@@ -1,5 +1,5 @@
-//! Layers that distort images: the sampling they share against Python Keras, and of what is random
-//! the ranges, the shares and what it may depend on.
+//! Image augmentation layers: sampling against Python Keras, and the ranges, frequencies and dependencies of
+//! random augmentations.
 
 use crate::common::{Fixture, RUNNERS, assert_close, feed_data, run_on};
 use phalanx::layer::{LayerHandle, Lowering};
@@ -10,8 +10,8 @@ use phalanx_graph::exec::{Batch, Executor};
 use phalanx_graph::ops::{FillMode, SampleGeom};
 use phalanx_graph::{Fetch, Graph, Op, Options, ParamId, Program, Step, Type};
 
-/// Keras computes coordinates in f32: fifty pixels out they are off by as many times 1e-7.
-const FAR: f64 = 5e-5;
+/// Keras computes coordinates in f32: fifty pixels out, they are off by fifty times 1e-7.
+const SAMPLING_TOLERANCE: f64 = 5e-5;
 
 #[test]
 fn sampling_matches_keras() {
@@ -43,8 +43,13 @@ fn sampling_matches_keras() {
         for runner in RUNNERS {
             let received = run_on(runner, &g, &[y, dx], &feeds, &[]);
             let what = |part: &str| format!("{name} {part} on {runner:?}");
-            assert_close(&what("output"), &received[0], case.f32("output"), FAR);
-            assert_close(&what("gradient"), &received[1], case.f32("grad_input"), FAR);
+            assert_close(&what("output"), &received[0], case.f32("output"), SAMPLING_TOLERANCE);
+            assert_close(
+                &what("gradient"),
+                &received[1],
+                case.f32("grad_input"),
+                SAMPLING_TOLERANCE,
+            );
         }
     }
 }
@@ -53,14 +58,14 @@ const SIZE: usize = 21;
 const MIDDLE: usize = SIZE / 2;
 const ROWS: usize = 400;
 
-/// Images whose pixels say where they are: x in the first channel, y in the second.
-fn places(rows: usize) -> Tensor {
+/// Images whose pixels hold their coordinates: x in the first channel, y in the second.
+fn coordinate_images(rows: usize) -> Tensor {
     let place = |i: usize| if i.is_multiple_of(2) { i / 2 % SIZE } else { i / 2 / SIZE % SIZE };
     let values: Vec<f32> = (0..rows * SIZE * SIZE * 2).map(|i| place(i) as f32).collect();
     Tensor::new([rows, SIZE, SIZE, 2], values).unwrap()
 }
 
-/// Where and when a layer is run.
+/// The mode, step, seed and devices with which a layer is run.
 #[derive(Clone, Copy, Debug)]
 struct At {
     training: bool,
@@ -72,7 +77,7 @@ struct At {
 
 const TRAINING: At = At { training: true, step: 0, seed: 1, devices: 1, workers: 1 };
 
-/// What a layer makes of images.
+/// Applies a layer to images.
 fn apply(layer: impl Into<LayerHandle>, images: &Tensor, at: At) -> Vec<f32> {
     let mut low = Lowering::new(at.training);
     let feed = low.graph.add_feed("images", Type::rows(&images.dims()[1..]));
@@ -97,8 +102,8 @@ fn apply(layer: impl Into<LayerHandle>, images: &Tensor, at: At) -> Vec<f32> {
     fetched.remove(0)
 }
 
-/// The map by which each image of [`places`] was read, from the pixels in its middle: how far one
-/// step right and one step down lead, and where the middle came from.
+/// The map through which each image of [`coordinate_images`] was sampled, derived from its central pixels: the
+/// change for one step right and one step down, and the origin of the center.
 struct Seen {
     right: [f32; 2],
     down: [f32; 2],
@@ -106,7 +111,7 @@ struct Seen {
 }
 
 fn seen(layer: impl Layer) -> Vec<Seen> {
-    let y = apply(layer, &places(ROWS), TRAINING);
+    let y = apply(layer, &coordinate_images(ROWS), TRAINING);
     let maps = y.chunks(SIZE * SIZE * 2).map(|image| {
         let pixel = |x: usize, y: usize| [0, 1].map(|c| image[(y * SIZE + x) * 2 + c]);
         let middle = pixel(MIDDLE, MIDDLE);
@@ -117,7 +122,7 @@ fn seen(layer: impl Layer) -> Vec<Seen> {
     maps.collect()
 }
 
-/// Fails unless numbers lie in a range, reach out to its ends and are spread evenly.
+/// Fails unless numbers lie in a range, nearly reach its ends and are evenly distributed.
 fn assert_spread(what: &str, numbers: impl Iterator<Item = f32>, low: f32, high: f32) {
     let numbers: Vec<f32> = numbers.collect();
     let (count, span) = (numbers.len() as f32, high - low);
@@ -127,7 +132,7 @@ fn assert_spread(what: &str, numbers: impl Iterator<Item = f32>, low: f32, high:
     let slack = 1e-4 * (1.0 + high.abs());
     assert!(least >= low - slack && most <= high + slack, "{what}: {least} to {most}");
     assert!(least < low + 0.05 * span && most > high - 0.05 * span, "{what}: {least} to {most}");
-    // Five standard errors of an even spread.
+    // Five standard errors of a uniform distribution.
     let error = 5.0 * span / (12.0 * count).sqrt();
     assert!((mean - (low + high) / 2.0).abs() < error, "{what}: mean {mean}");
 }
@@ -194,7 +199,7 @@ fn half_of_the_images_are_flipped() {
 
 #[test]
 fn a_flip_moves_every_pixel_and_changes_none() {
-    let images = places(8);
+    let images = coordinate_images(8);
     let y = apply(RandomFlip::new("horizontal"), &images, TRAINING);
     let mut flipped = 0;
     for (x, y) in images.f32().unwrap().chunks(SIZE * 2).zip(y.chunks(SIZE * 2)) {
@@ -208,7 +213,7 @@ fn a_flip_moves_every_pixel_and_changes_none() {
 #[test]
 fn crops_start_everywhere_in_training_and_in_the_middle_otherwise() {
     let crop = || RandomCrop::new(17, 20);
-    let y = apply(crop(), &places(ROWS), TRAINING);
+    let y = apply(crop(), &coordinate_images(ROWS), TRAINING);
     let mut starts = std::collections::BTreeSet::new();
     for image in y.chunks(17 * 20 * 2) {
         let (x0, y0) = (image[0], image[1]);
@@ -221,20 +226,24 @@ fn crops_start_everywhere_in_training_and_in_the_middle_otherwise() {
     assert!(starts.iter().copied().eq(all), "{starts:?}");
 
     let rest = At { training: false, ..TRAINING };
-    let y = apply(crop(), &places(1), rest);
-    assert_eq!(y, apply(CenterCrop::new(17, 20), &places(1), rest));
+    let y = apply(crop(), &coordinate_images(1), rest);
+    assert_eq!(y, apply(CenterCrop::new(17, 20), &coordinate_images(1), rest));
     assert_eq!(y[..2], [0.0, 2.0]);
-    // One axis too small: nothing to choose, in training neither.
+    // If one axis is too small there is nothing to choose, not even in training.
     for (at, size) in [(TRAINING, (30, 4)), (rest, (30, 4)), (TRAINING, (21, 21))] {
-        let y = apply(RandomCrop::new(size.0, size.1), &places(2), at);
-        assert_eq!(y, apply(CenterCrop::new(size.0, size.1), &places(2), rest), "{size:?}");
+        let y = apply(RandomCrop::new(size.0, size.1), &coordinate_images(2), at);
+        assert_eq!(
+            y,
+            apply(CenterCrop::new(size.0, size.1), &coordinate_images(2), rest),
+            "{size:?}"
+        );
     }
 }
 
 #[test]
 fn contrast_stretches_each_image_about_its_own_mean() {
     let layer = || RandomContrast::new((0.3, 0.6)).value_range((-100.0, 100.0));
-    let y = apply(layer(), &places(ROWS), TRAINING);
+    let y = apply(layer(), &coordinate_images(ROWS), TRAINING);
     let last = SIZE * SIZE * 2 - 1;
     let factors: Vec<f32> =
         y.chunks(last + 1).map(|image| (image[last] - image[1]) / 20.0).collect();
@@ -243,15 +252,19 @@ fn contrast_stretches_each_image_about_its_own_mean() {
         let top = image[1];
         assert!((top - (10.0 - 10.0 * factor)).abs() < 1e-4, "{top} with {factor}");
     }
-    let y = apply(layer().value_range((3.0, 11.0)), &places(9), TRAINING);
+    let y = apply(layer().value_range((3.0, 11.0)), &coordinate_images(9), TRAINING);
     assert!(y.iter().all(|v| (3.0..=11.0).contains(v)));
-    // One number means as much below one as above.
-    let y = apply(RandomContrast::new(0.5).value_range((-100.0, 100.0)), &places(ROWS), TRAINING);
+    // One number means the same distance below and above one.
+    let y = apply(
+        RandomContrast::new(0.5).value_range((-100.0, 100.0)),
+        &coordinate_images(ROWS),
+        TRAINING,
+    );
     let factors = y.chunks(last + 1).map(|image| (image[last] - image[1]) / 20.0);
     assert_spread("factors", factors, 0.5, 1.5);
 }
 
-/// Every random layer, for what they have in common.
+/// Every random layer, for tests of their common properties.
 fn random_layers() -> [(&'static str, LayerHandle); 7] {
     let shift = || RandomTranslation::new(0.3, 0.2);
     [
@@ -266,8 +279,8 @@ fn random_layers() -> [(&'static str, LayerHandle); 7] {
 }
 
 #[test]
-fn what_is_random_follows_seed_step_and_sample_and_not_the_devices() {
-    let images = places(13);
+fn random_augmentation_depends_on_seed_step_and_sample_but_not_on_devices() {
+    let images = coordinate_images(13);
     for (name, layer) in random_layers() {
         let run = |at: At| apply(layer.clone(), &images, at);
         let first = run(TRAINING);
@@ -283,15 +296,15 @@ fn what_is_random_follows_seed_step_and_sample_and_not_the_devices() {
 }
 
 #[test]
-fn what_is_random_rests_at_inference() {
-    let images = places(3);
+fn random_layers_are_inactive_at_inference() {
+    let images = coordinate_images(3);
     for (name, layer) in random_layers().into_iter().filter(|(name, _)| *name != "crop") {
         let y = apply(layer, &images, At { training: false, ..TRAINING });
         assert_eq!(y, images.f32().unwrap(), "{name}");
     }
 }
 
-/// All of them in a row in front of a small network.
+/// All random layers before a small network.
 fn augmented() -> Model {
     Sequential::new()
         .add(Input::new([SIZE, SIZE, 2]))
@@ -310,7 +323,7 @@ fn augmented() -> Model {
         .unwrap()
 }
 
-/// The same network on images that are already cropped.
+/// The same network for images that are already cropped.
 fn plain() -> Model {
     Sequential::new()
         .add(Input::new([SIZE, SIZE, 2]))
@@ -337,7 +350,7 @@ fn labels(rows: usize) -> Tensor {
 
 #[test]
 fn a_model_predicts_as_if_the_random_layers_were_not_there() {
-    let (x, y) = (places(7), labels(7));
+    let (x, y) = (coordinate_images(7), labels(7));
     let (mut with, mut without) = (compiled(augmented(), 1), compiled(plain(), 1));
     with.fit((x.clone(), y.clone()), Fit::new().epochs(2).batch_size(4).verbose(0)).unwrap();
     let trained: Vec<Tensor> = with.weights().unwrap().into_iter().map(|(_, w)| w).collect();
@@ -348,8 +361,8 @@ fn a_model_predicts_as_if_the_random_layers_were_not_there() {
 }
 
 #[test]
-fn replicas_see_the_same_distortions() {
-    let (x, y) = (places(13), labels(13));
+fn replicas_see_the_same_augmentations() {
+    let (x, y) = (coordinate_images(13), labels(13));
     let losses = |replicas: usize| {
         let mut model = compiled(augmented(), replicas);
         let fit = Fit::new().epochs(3).batch_size(5).shuffle(false).verbose(0);
@@ -363,7 +376,7 @@ fn replicas_see_the_same_distortions() {
     }
 }
 
-/// The message of a layer that cannot be built on an image of this shape.
+/// The error message of a layer on an image of this shape.
 fn refusal(layer: impl Layer, dims: [usize; 3]) -> String {
     let built = Sequential::new().add(Input::new(dims)).add(layer.named("it")).build();
     built.map(|_| ()).unwrap_err().to_string()

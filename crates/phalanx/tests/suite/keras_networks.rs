@@ -1,5 +1,5 @@
-//! Whole networks against Python Keras: from the same weights and batches come the same outputs,
-//! gradients, ten losses and final weights. `tests/python/networks.py` describes the fixtures.
+//! Whole networks against Python Keras: the same weights and batches give the same outputs, gradients, ten
+//! losses and final weights. `tests/python/networks.py` describes the fixtures.
 
 use crate::common::{Case, Fixture};
 use phalanx::prelude::*;
@@ -7,12 +7,12 @@ use phalanx::{losses, optimizers};
 use phalanx_graph::{Graph, NodeId, Op};
 use serde_json::{Map, Value};
 
-/// What f32 rounding alone may do, relative to the largest number of a tensor.
+/// The tolerance for f32 rounding, relative to the largest number of a tensor.
 const ROUNDING: f64 = 1e-5;
-/// How many times the spread of a run whose weights were off by one unit in the last place.
+/// The tolerance in multiples of the spread of a run whose weights were off by one unit in the last place.
 const SPREADS: f64 = 4.0;
 
-/// The fixtures' random bits: splitmix64, 24 bits a number.
+/// The random numbers of the fixtures: splitmix64, 24 bits per number.
 fn bits(seed: u64) -> impl Iterator<Item = u64> {
     (1u64..).map(move |k| {
         let z = seed.wrapping_add(k.wrapping_mul(0x9E37_79B9_7F4A_7C15));
@@ -28,7 +28,7 @@ fn uniform(seed: u64, scale: f32, dims: &[usize]) -> Tensor {
     Tensor::new(dims, values).unwrap()
 }
 
-/// The start of a weight, from its entry in the fixture.
+/// The initial value of a weight, from its entry in the fixture.
 fn weight(recipe: &Value) -> Tensor {
     let dims: Vec<usize> = serde_json::from_value(recipe["shape"].clone()).unwrap();
     let scale = recipe["scale"].as_f64().unwrap() as f32;
@@ -54,7 +54,7 @@ impl Network<'_> {
         self.case.json["weights"].as_array().unwrap()
     }
 
-    /// The fixture's number of one of our weights; names are Keras'.
+    /// The fixture's index of one of our weights; the names are Keras'.
     fn index(&self, name: &str) -> usize {
         let found = self.recipes().iter().position(|r| r["name"] == name);
         found.unwrap_or_else(|| panic!("{}: Keras has no weight '{name}'", self.case.name))
@@ -76,7 +76,7 @@ impl Network<'_> {
         (x, Tensor::new([rows, 10], labels.iter().flat_map(one).collect::<Vec<f32>>()).unwrap())
     }
 
-    /// The model with Keras' start weights.
+    /// The model with Keras' initial weights.
     fn start(&self, compile: Compile) -> Model {
         let loss = &self.case.json["loss"];
         let loss = losses::from_config(class_name(loss), config(loss)).unwrap();
@@ -117,7 +117,7 @@ impl Network<'_> {
         received.iter().zip(expected).map(apart).fold(0.0, f64::max) / largest
     }
 
-    /// As `close`, for a tensor that the fixture stores whole or in samples.
+    /// As `close`, for a tensor that the fixture stores completely or in samples.
     fn close_weight(&self, field: &str, i: usize, received: &Tensor, slack: f64) -> f64 {
         let values = received.f32().unwrap();
         let (picked, expected): (Vec<f32>, _) = match self.case.find(&format!("{field}/{i}")) {
@@ -132,7 +132,7 @@ impl Network<'_> {
         self.close(&format!("{field} of {}", self.recipes()[i]["name"]), &picked, expected, scale)
     }
 
-    /// Every gradient of the first batch.
+    /// Checks every gradient of the first batch.
     fn check_gradients(&self, model: &mut Model) -> f64 {
         let (x, y) = self.batch(0);
         let grads = model.gradients(&x, &y).unwrap();
@@ -151,13 +151,13 @@ impl Network<'_> {
                 "{}: norm of the gradient of {name}: expected {norm}, received {received}",
                 self.case.name
             );
-            // The gradient of a bias in front of batch norm is nothing but rounding.
+            // The gradient of a bias before batch normalisation is nothing but rounding.
             worst = worst.max(if norm > 1e-5 { d } else { 0.0 });
         }
         worst
     }
 
-    /// Ten steps: their losses, then the weights.
+    /// Checks the losses of ten steps, then the weights.
     fn check_training(&self, model: &mut Model) -> [f64; 3] {
         let (expected, nudged) = (self.case.f32("losses"), self.case.f32("losses_nudged"));
         let (mut spread, mut of_losses, mut of_weights) = (0.0f64, 0.0f64, 0.0f64);
@@ -208,8 +208,8 @@ impl Network<'_> {
         );
     }
 
-    /// The outputs in training mode, sample by sample: the weighted sum of the outputs where only
-    /// that sample has a weight.
+    /// Checks the outputs in training mode, sample by sample, as the weighted sum of the outputs if only that
+    /// sample has a weight.
     fn check_training_mode(&self) {
         let outputs = (0..10).map(|class| Output { class, name: format!("output_{class}") });
         let mut model = self.start(Compile::new(SGD::new(0.0)).weighted_metrics(outputs));
@@ -281,7 +281,7 @@ fn config(json: &Value) -> &Map<String, Value> {
     json["config"].as_object().unwrap()
 }
 
-/// How far numbers may lie apart: `rounding` of the `largest` and `slack` more.
+/// The tolerance of a comparison: `rounding` of the `largest`, plus `slack`.
 #[derive(Clone, Copy)]
 struct Scale {
     largest: f64,
@@ -319,7 +319,7 @@ fn the_convolutional_network_of_the_tutorial_trains_as_in_keras() {
     check("cnn", build, &[cpus(1, 1), cpus(1, 2), cpus(2, 1), cpus(3, 1)]);
 }
 
-/// The fixture's top has no dropout: no two frameworks draw the same numbers.
+/// The fixture's top has no dropout, because no two frameworks draw the same random numbers.
 #[test]
 fn mini_googlenet_trains_as_in_keras() {
     let build = || {

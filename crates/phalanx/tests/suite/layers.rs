@@ -19,11 +19,11 @@ fn difference(received: &[f64], expected: &[f32]) -> f64 {
     assert_eq!(received.len(), expected.len(), "number of elements");
     let largest = expected.iter().fold(1e-4f64, |m, e| m.max(f64::from(*e).abs()));
     let apart = received.iter().zip(expected).map(|(r, e)| (r - f64::from(*e)).abs());
-    // `f64::max` would pass over a NaN.
+    // `f64::max` would ignore a NaN.
     apart.fold(0.0f64, |m, d| if d > m || d.is_nan() { d } else { m }) / largest
 }
 
-/// The tensors `field/0`, `field/1`, … as far as they go.
+/// The tensors `field/0`, `field/1`, … that exist.
 fn list<'a>(case: &Case<'a>, field: &str) -> Vec<&'a Tensor> {
     (0..).map_while(|i| case.find(&format!("{field}/{i}"))).collect()
 }
@@ -66,7 +66,7 @@ fn params(lowering: &Lowering, weights: &[&Tensor]) -> Vec<Tensor> {
     params.into_iter().map(|p| p.expect("every parameter has a value")).collect()
 }
 
-/// Runs a case; returns what differs.
+/// Runs a case and returns the differences.
 fn differences(case: &Case) -> Result<Vec<String>, Error> {
     let config = case.config().clone();
     let trainable = config.get("trainable").and_then(Value::as_bool).unwrap_or(true);
@@ -149,8 +149,8 @@ fn outputs_gradients_and_statistics_match_keras() {
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Keys that Keras 3.15 writes and that are read but not written here: they are newer than the
-/// oldest Keras 3, which would refuse them.
+/// Keys that Keras 3.15 writes and that are read but not written here: they are newer than the oldest Keras 3,
+/// which would reject them.
 const NOT_WRITTEN: [&str; 6] = [
     "quantization_config",
     "renorm",
@@ -160,7 +160,7 @@ const NOT_WRITTEN: [&str; 6] = [
     "output_axes",
 ];
 
-/// Keras' config without the keys not written.
+/// Keras' config without [`NOT_WRITTEN`].
 fn without_newer(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
@@ -173,7 +173,7 @@ fn without_newer(value: &Value) -> Value {
     }
 }
 
-/// Every number as a float: `2` and `2.0` are the same to Keras.
+/// Converts every number to a float: `2` and `2.0` are the same to Keras.
 fn floats(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
@@ -280,7 +280,7 @@ fn penalties_match_keras() {
     }
 }
 
-/// The message of a layer that cannot be called on inputs of these shapes.
+/// The error message of a layer on inputs of these shapes.
 fn refusal(layer: impl Layer, shapes: &[&[usize]]) -> String {
     let types: Vec<Type> = shapes.iter().map(|dims| Type::rows(*dims)).collect();
     match call(&layer.into(), true, &types) {
@@ -317,7 +317,7 @@ fn refusals_name_layer_argument_expected_and_received() {
         ),
         (
             refusal(Conv2D::new(4, 3).strides(2).dilation_rate(2), &[image]),
-            "layer 'it': strides: expected 1 where dilation_rate is not, \
+            "layer 'it': strides: expected 1 if dilation_rate is not 1, \
              received (2, 2) with dilation_rate (2, 2)",
         ),
         (

@@ -1,4 +1,4 @@
-//! Dynamic loss scaling: against Python Keras, and what it must leave alone.
+//! Dynamic loss scaling, compared with Python Keras and with unscaled training.
 
 use crate::common::trainer::Trainer;
 use crate::common::{Case, Fixture, assert_config};
@@ -106,7 +106,7 @@ fn compiled(optimizer: impl Optimizer + 'static, strategy: MirroredStrategy) -> 
         .add(Dense::new(3).activation("softmax"))
         .build()
         .unwrap();
-    // So large that the largest scales are too large.
+    // Large enough that the largest scales overflow.
     let compile = Compile::new(optimizer).loss("sparse_categorical_crossentropy");
     let compile = compile.loss_weights([4096.0]);
     model.compile(compile.strategy(strategy).seed(5)).unwrap();
@@ -133,7 +133,7 @@ fn the_policy_wraps_the_optimizer() {
 }
 
 #[test]
-fn scaling_leaves_losses_and_weights_as_they_are() {
+fn scaling_does_not_change_losses_and_weights() {
     let (x, y) = images();
     for devices in [1, 2, 3] {
         let strategy = || MirroredStrategy::cpus(devices).unwrap().threads(2);
@@ -154,7 +154,7 @@ fn scaling_leaves_losses_and_weights_as_they_are() {
 }
 
 #[test]
-fn steps_that_overflow_are_as_if_they_had_not_been() {
+fn steps_that_overflow_have_no_effect() {
     let (x, y) = images();
     let strategy = || MirroredStrategy::cpus(2).unwrap().threads(1);
     let high = LossScaleOptimizer::new(Adam::new(0.01)).initial_scale(2f64.powi(127));
@@ -168,7 +168,7 @@ fn steps_that_overflow_are_as_if_they_had_not_been() {
         if now < scale {
             assert_eq!(now, scale / 2.0);
             skipped += 1;
-            // Moving statistics, which are no gradients' doing, go on as in Keras.
+            // Moving statistics do not depend on gradients and are updated as in Keras.
             let trained = |b: Vec<Vec<u32>>| [b[0].clone(), b[1].clone(), b[6].clone()];
             assert_eq!(trained(before), trained(bits(&scaled)));
         } else {

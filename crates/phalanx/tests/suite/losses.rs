@@ -16,19 +16,19 @@ fn row_type(tensor: &Tensor) -> Type {
     Type::new(tensor.dtype(), Space::Rows, &tensor.dims()[1..])
 }
 
-/// What each sample's values are multiplied by: the positions' weights and, over the whole batch,
-/// the divisor of the reduction.
+/// The factors of each sample's values: the weights of the positions and, over the whole batch, the divisor of
+/// the reduction.
 fn weights(case: &Case<'_>, loss: &dyn Loss, positions: usize, rows: usize) -> (Vec<f32>, f64) {
     let given = case.find("sample_weight").map(|t| (t.row_len(), t.f32().unwrap()));
     let (each, sum) = match given {
         None => (vec![1.0; rows * positions], rows as f64),
         Some((width, w)) => {
-            // A column counts for every position of its row.
+            // A column of weights applies to all positions of its row.
             let each =
                 (0..rows * positions).map(|i| w[i / positions * width + i % positions % width]);
             let sum: f64 = w.iter().map(|w| f64::from(*w)).sum();
-            // Keras adds up a column of weights as it is, not once for every position, and so
-            // makes this one reduction of this one shape larger by the number of positions.
+            // Keras sums a column of weights once, not for every position, so that for this reduction
+            // and this shape its result is larger by the number of positions.
             let positions = if width == 1 { positions } else { 1 };
             (each.collect(), sum / width as f64 / positions as f64)
         }
@@ -46,7 +46,7 @@ fn check(case: &Case<'_>) {
     let y_pred = case.tensor("y_pred");
     let target = loss.target(&row_type(y_pred)).expect(case.name);
     let rows = y_pred.rows();
-    // Labels come as [n] or as [n, 1].
+    // Labels are [n] or [n, 1].
     let dims = [vec![rows], target.dims.clone()].concat();
     let y_true = case.tensor("y_true").clone().reshape(dims).expect("targets that fit");
 
@@ -94,15 +94,21 @@ fn configs_round_trip() {
         if keras["reduction"] == "mean" {
             keras["reduction"] = "sum_over_batch_size".into();
         }
-        // Keras forgets to save it and does read it.
+        // Keras does not save it but reads it.
         assert_config(case.name, &loss.config(), &keras, &["delta"]);
         let again = losses::from_config(case.class_name(), &loss.config()).unwrap();
         assert_eq!(again.config(), loss.config());
     }
 }
 
-/// Values of a loss over an activation's output must be those over its logits.
-fn behind_activation(plain: &dyn Loss, logits: &dyn Loss, op: Op, target: Tensor, op_name: &str) {
+/// The loss of an activation's output must equal that of its logits.
+fn check_after_activation(
+    plain: &dyn Loss,
+    logits: &dyn Loss,
+    op: Op,
+    target: Tensor,
+    op_name: &str,
+) {
     let x: Vec<f32> = vec![3.0, -1.0, 0.5, 0.0, 60.0, -60.0];
     let x = Tensor::new([2, 3], x).unwrap();
     let mut g = Graph::new();
@@ -128,15 +134,21 @@ fn behind_activation(plain: &dyn Loss, logits: &dyn Loss, op: Op, target: Tensor
 fn probabilities_of_an_activation_use_its_logits() {
     let sparse = SparseCategoricalCrossentropy::default();
     let labels = Tensor::new([2], vec![0, 2]).unwrap();
-    behind_activation(&sparse, &sparse.clone().from_logits(true), Op::Softmax, labels, "sparse");
+    check_after_activation(
+        &sparse,
+        &sparse.clone().from_logits(true),
+        Op::Softmax,
+        labels,
+        "sparse",
+    );
 
     let dense = CategoricalCrossentropy::default().label_smoothing(0.1);
     let hot = || Tensor::new([2, 3], vec![1.0, 0.0, 0.0, 0.0, 0.0, 1.0]).unwrap();
-    behind_activation(&dense, &dense.clone().from_logits(true), Op::Softmax, hot(), "dense");
+    check_after_activation(&dense, &dense.clone().from_logits(true), Op::Softmax, hot(), "dense");
 
     let binary = BinaryCrossentropy::default();
     let op = Op::Unary(Unary::Sigmoid);
-    behind_activation(&binary, &binary.clone().from_logits(true), op, hot(), "binary");
+    check_after_activation(&binary, &binary.clone().from_logits(true), op, hot(), "binary");
 }
 
 #[test]

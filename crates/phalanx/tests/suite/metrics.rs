@@ -26,7 +26,7 @@ fn state(
     run_on(runner, &g, &[sums], &feeds.map(Clone::clone), &[]).remove(0)
 }
 
-/// Labels as the losses hand them on: without a last axis of one.
+/// Labels as passed on by the losses: without a last axis of one.
 fn labels(y_true: &Tensor) -> Tensor {
     match (y_true.dtype(), y_true.dims()) {
         (DType::I32, [n, 1]) => y_true.clone().reshape([*n]).unwrap(),
@@ -86,7 +86,7 @@ fn nothing_counted_is_zero() {
 /// Expected numbers: `keras.metrics.AUC(num_thresholds=7, curve=…, summation_method=…)` of Keras
 /// 3.15 for targets 0, 1, 1, 0, 1 and predictions 0.1, 0.4, 0.8, 0.6, 0.3.
 #[test]
-fn auc_fills_the_area_in_three_ways() {
+fn auc_sums_the_area_in_three_ways() {
     use metrics::{AUC, Curve, SummationMethod};
     let state = [3.0, 3.0, 2.0, 1.0, 1.0, 0.0, 0.0, 2.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0];
     for (curve, method, expected) in [
@@ -149,7 +149,7 @@ fn shapes_that_do_not_fit_are_named() {
     assert!(text.contains("metric 'precision': y_true: expected f32 (None, 10)"), "{text}");
     let text = misfit(&metrics::AUC::default(), Type::rows([2]), Type::rows([2]));
     assert!(
-        text.contains("y_pred: expected one number a sample, received f32 (None, 2)"),
+        text.contains("y_pred: expected one number per sample, received f32 (None, 2)"),
         "{text}"
     );
     let text = misfit(&metrics::MeanSquaredError::default(), Type::rows([2]), Type::rows([3]));

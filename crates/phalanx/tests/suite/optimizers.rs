@@ -1,5 +1,5 @@
-//! Optimizers and schedules against Python Keras: seven updates of two weights by the real thing, a
-//! compiled model on one and on several replicas.
+//! Optimizers and schedules against Python Keras: seven updates of two weights by a compiled model, on one
+//! replica and on several.
 
 use crate::common::trainer::Trainer;
 use crate::common::{Case, Fixture, assert_close, assert_config};
@@ -33,7 +33,7 @@ fn check(case: &Case<'_>, strategy: MirroredStrategy) {
     }
     trainer.0.check_mirrored().expect("equal replicas");
     if case.find("ema/0").is_some() {
-        // When training ends the average replaces the weights.
+        // At the end of training the average replaces the weights.
         let x = (Tensor::zeros([1, 4]), Tensor::zeros([1, 3]));
         trainer.0.fit(x, Fit::new().epochs(0).verbose(0)).expect("nothing to do");
         for (i, weight) in trainer.weights().iter().enumerate() {
@@ -57,7 +57,7 @@ fn configs_round_trip() {
     for case in Fixture::load("optimizers").cases() {
         let optimizer = optimizers::from_config(case.class_name(), case.config()).unwrap();
         assert_eq!(optimizer.class_name(), case.class_name());
-        // A schedule's name labels TensorFlow's graph and means nothing here.
+        // The name of a schedule labels TensorFlow's graph and has no meaning here.
         let mut keras = case.config().clone();
         if let Some(config) = keras["learning_rate"].get_mut("config") {
             config.as_object_mut().unwrap().remove("name");

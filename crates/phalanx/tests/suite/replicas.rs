@@ -1,10 +1,10 @@
-//! Replicas train as one device does: the same gradients, losses, metrics and predictions for any
-//! number of them and any number of rows, and the same bits every time.
+//! Replicas train like a single device: the same gradients, losses, metrics and predictions for any number of
+//! replicas and rows, and bit-identical results in every run.
 
 use phalanx::Stream;
 use phalanx::prelude::*;
 
-/// Every number of replicas, with one thread each and with the cores shared out.
+/// Every number of replicas, with one thread each and with the cores divided among them.
 fn strategies() -> Vec<MirroredStrategy> {
     let cpus = |n| MirroredStrategy::cpus(n).unwrap();
     let some = (1..=4).flat_map(|n| [cpus(n).threads(1), cpus(n)]);
@@ -29,8 +29,8 @@ fn labels(seed: u64, rows: usize, classes: u64) -> Tensor {
     Tensor::new([rows], values).unwrap()
 }
 
-/// Convolutions side by side, synchronised batch norms, dropout, pooling and a dense kernel that is
-/// large against the batch.
+/// Parallel convolutions, synchronised batch normalisation, dropout, pooling and a dense kernel that is large
+/// compared with the batch.
 fn network() -> Model {
     let inputs = Input::new([6, 6, 2]).symbol();
     let norm = || BatchNormalization::new().synchronized(true);
@@ -136,7 +136,7 @@ fn training_is_that_of_one_device_for_every_remainder() {
                     // The first epoch is one step, of equal weights.
                     assert_same_logs(&what, &received[..1], &expected[..1], 1e-6);
                 }
-                // Rounding adds up over as many as 130 updates.
+                // Rounding accumulates over up to 130 updates.
                 assert_same_logs(&what, &received, &expected, 1e-5);
                 assert_same_weights(&what, &model, &single, 1e-4);
             }
@@ -181,7 +181,7 @@ fn the_same_run_gives_the_same_bits() {
     }
 }
 
-/// With inputs `2^row` a kernel's gradient spells out the mask, one bit a sample.
+/// With inputs `2^row`, the gradient of a kernel encodes the mask, one bit per sample.
 #[test]
 fn dropout_masks_do_not_depend_on_replicas_or_threads() {
     const ROWS: usize = 16;
@@ -195,7 +195,7 @@ fn dropout_masks_do_not_depend_on_replicas_or_threads() {
         let spell = || model.gradients(&x, &y).unwrap()[0].1.f32().unwrap().to_vec();
         assert_eq!(spell(), spell(), "asking changes nothing");
         let first = spell();
-        // The next step has a mask of its own.
+        // The next step has another mask.
         model.train_on_batch(&Tensor::zeros([ROWS, 24]), &y).unwrap();
         let bias = |b: f32| Tensor::new([1], vec![b]).unwrap();
         model.set_weights(&[Tensor::zeros([24, 1]), bias(1.0)]).unwrap();
@@ -316,7 +316,7 @@ fn evaluation_does_not_depend_on_replicas() {
     }
 }
 
-/// A network without batch norm, whose batches may be put together.
+/// A network without batch normalisation, so that batches may be combined.
 fn plain(strategy: &MirroredStrategy) -> Model {
     let hidden = Dense::new(40).activation("tanh").kernel_regularizer("l1_l2");
     let layers = Sequential::new().add(Input::new([7])).add(hidden).add(Dense::new(3));

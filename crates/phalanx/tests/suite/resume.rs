@@ -1,5 +1,4 @@
-//! A run that was interrupted and taken up again is the run that was never interrupted: weights,
-//! history and logs, to the bit.
+//! A run that was interrupted and resumed is bit-identical to an uninterrupted one: weights, history and logs.
 
 use phalanx::callbacks::{BackupAndRestore, LambdaCallback};
 use phalanx::model::{Interrupt, IntoDataset};
@@ -7,7 +6,7 @@ use phalanx::prelude::*;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-/// Samples, batches of an epoch and epochs of every run here.
+/// Samples, batches per epoch and epochs of the runs here.
 const SAMPLES: usize = 90;
 const BATCHES: u64 = 6;
 const EPOCHS: usize = 5;
@@ -19,23 +18,23 @@ fn images() -> (Tensor, Tensor) {
     (Tensor::new([SAMPLES, 8, 8, 1], x).unwrap(), Tensor::new([SAMPLES], y).unwrap())
 }
 
-/// How a run is set up.
+/// The configuration of a run.
 #[derive(Clone, Copy)]
-struct Setup {
+struct RunConfig {
     optimizer: &'static str,
     accumulate: Option<u64>,
     steps_per_epoch: Option<usize>,
     replicas: usize,
     deterministic: bool,
-    /// Whether the loss is scaled, so far that some steps overflow.
+    /// Whether the loss is scaled, so much that some steps overflow.
     scaled: bool,
     save_freq: u64,
 }
 
-impl Default for Setup {
-    fn default() -> Setup {
+impl Default for RunConfig {
+    fn default() -> RunConfig {
         let optimizer = "adam";
-        Setup {
+        RunConfig {
             optimizer,
             accumulate: None,
             steps_per_epoch: None,
@@ -47,7 +46,7 @@ impl Default for Setup {
     }
 }
 
-fn compiled(setup: Setup) -> Model {
+fn compiled(config: RunConfig) -> Model {
     let mut model = Sequential::new()
         .add(Input::new([8, 8, 1]))
         .add(Conv2D::new(4, 3).activation("relu"))
@@ -57,16 +56,16 @@ fn compiled(setup: Setup) -> Model {
         .add(Dense::new(3).activation("softmax"))
         .build()
         .unwrap();
-    let devices: Vec<String> = (0..setup.replicas).map(|i| format!("cpu:{i}")).collect();
+    let devices: Vec<String> = (0..config.replicas).map(|i| format!("cpu:{i}")).collect();
     let strategy = MirroredStrategy::with_devices(&devices).unwrap().threads(1);
-    let strategy = strategy.deterministic(setup.deterministic);
+    let strategy = strategy.deterministic(config.deterministic);
     let high = LossScaleOptimizer::new(Adam::default()).initial_scale(2f64.powi(127));
-    let compile = match setup.scaled {
+    let compile = match config.scaled {
         true => Compile::new(high.dynamic_growth_steps(4)),
-        false => Compile::new(setup.optimizer),
+        false => Compile::new(config.optimizer),
     };
     let compile = compile
-        .loss_weights([if setup.scaled { 4096.0 } else { 1.0 }])
+        .loss_weights([if config.scaled { 4096.0 } else { 1.0 }])
         .loss("sparse_categorical_crossentropy")
         .metrics(["accuracy"])
         .strategy(strategy)
@@ -75,7 +74,7 @@ fn compiled(setup: Setup) -> Model {
     model
 }
 
-/// What is left of a run.
+/// The results of a run.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     weights: String,
@@ -85,7 +84,7 @@ struct Outcome {
     events: u64,
 }
 
-/// Numbers that no two runs share.
+/// Removes the times, which differ between runs.
 fn without_times(text: &str) -> String {
     let cut = |line: &str| line.split(", \"seconds\"").next().unwrap_or_default().to_string();
     text.lines().map(cut).collect::<Vec<_>>().join("\n")
@@ -102,14 +101,14 @@ fn events(directory: &Path) -> Vec<u8> {
     let Ok(entries) = std::fs::read_dir(directory) else { return vec![] };
     let mut paths: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
     paths.sort();
-    assert_eq!(paths.len(), 1, "one event file goes on");
+    assert_eq!(paths.len(), 1, "one event file is continued");
     let bytes = std::fs::read(&paths[0]).unwrap();
     let mut at = 0;
     let mut kept = vec![];
     while at < bytes.len() {
         let length = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
         let event = &bytes[at + 12..at + 12 + length];
-        // Behind the first field, the wall clock's eight bytes.
+        // After the first field, the eight bytes of the wall clock.
         let speed = event.windows(10).position(|w| w == b"per_second");
         kept.extend(&event[9..speed.unwrap_or(event.len())]);
         at += 12 + length + 4;
@@ -117,8 +116,8 @@ fn events(directory: &Path) -> Vec<u8> {
     kept
 }
 
-/// Trains until the end or until some step; everything that counts is on the disk.
-fn train(directory: &Path, setup: Setup, until: Option<u64>) -> Result<Outcome> {
+/// Trains until the end or until a step; all relevant state is on disk.
+fn train(directory: &Path, config: RunConfig, until: Option<u64>) -> Result<Outcome> {
     let (x, y) = images();
     let at = |name: &str| directory.join(name);
     let interrupt = Interrupt::new();
@@ -133,7 +132,9 @@ fn train(directory: &Path, setup: Setup, until: Option<u64>) -> Result<Outcome> 
         .verbose(0)
         .validation_data(Arrays::new(x, y)?.batch(15)?)
         .callback(
-            BackupAndRestore::new(at("backup")).save_freq(setup.save_freq).delete_checkpoint(false),
+            BackupAndRestore::new(at("backup"))
+                .save_freq(config.save_freq)
+                .delete_checkpoint(false),
         )
         .callback(EarlyStopping::new("loss").patience(2).restore_best_weights(true))
         .callback(ReduceLROnPlateau::new("val_loss").factor(0.5).patience(1))
@@ -149,13 +150,13 @@ fn train(directory: &Path, setup: Setup, until: Option<u64>) -> Result<Outcome> 
             Ok(Action::Continue)
         }))
         .interrupt(&interrupt);
-    if let Some(steps) = setup.steps_per_epoch {
+    if let Some(steps) = config.steps_per_epoch {
         fit = fit.steps_per_epoch(steps);
     }
-    if let Some(batches) = setup.accumulate {
+    if let Some(batches) = config.accumulate {
         fit = fit.accumulate(batches);
     }
-    let mut model = compiled(setup);
+    let mut model = compiled(config);
     let history = model.fit(flow, fit)?;
     Ok(Outcome {
         weights: model.weights_sha256()?,
@@ -166,72 +167,72 @@ fn train(directory: &Path, setup: Setup, until: Option<u64>) -> Result<Outcome> 
     })
 }
 
-/// Interrupts a run at each of these steps and compares its end with that of one left alone.
-fn check(setup: Setup, steps: &[u64]) -> Outcome {
+/// Interrupts a run at each of these steps and compares its results with those of an uninterrupted run.
+fn check(config: RunConfig, steps: &[u64]) -> Outcome {
     let alone = tempfile::tempdir().unwrap();
-    let expected = train(alone.path(), setup, None).unwrap();
+    let expected = train(alone.path(), config, None).unwrap();
     let directory = tempfile::tempdir().unwrap();
     for step in steps {
-        let error = train(directory.path(), setup, Some(*step)).unwrap_err();
+        let error = train(directory.path(), config, Some(*step)).unwrap_err();
         let Error::Interrupted { step: at, saved, .. } = error else { panic!("{error}") };
         assert_eq!(at, *step);
         assert!(saved.unwrap().exists());
     }
-    assert_eq!(train(directory.path(), setup, None).unwrap(), expected);
-    // Taken up once more, a finished run is what it was.
-    assert_eq!(train(directory.path(), setup, None).unwrap(), expected);
+    assert_eq!(train(directory.path(), config, None).unwrap(), expected);
+    // Resuming a finished run changes nothing.
+    assert_eq!(train(directory.path(), config, None).unwrap(), expected);
     expected
 }
 
 #[test]
-fn interrupted_anywhere_a_run_ends_as_if_it_had_not_been() {
-    check(Setup::default(), &[1, 2, 4, BATCHES, BATCHES + 1, 2 * BATCHES, 3 * BATCHES - 1]);
+fn a_run_interrupted_anywhere_ends_as_an_uninterrupted_one() {
+    check(RunConfig::default(), &[1, 2, 4, BATCHES, BATCHES + 1, 2 * BATCHES, 3 * BATCHES - 1]);
 }
 
 #[test]
-fn data_that_goes_on_across_epochs_goes_on_across_interruptions() {
-    let setup = Setup { steps_per_epoch: Some(4), optimizer: "sgd", ..Setup::default() };
-    check(setup, &[3, 4, 7, 9]);
+fn data_that_continues_across_epochs_continues_across_interruptions() {
+    let config = RunConfig { steps_per_epoch: Some(4), optimizer: "sgd", ..RunConfig::default() };
+    check(config, &[3, 4, 7, 9]);
 }
 
 #[test]
-fn gradients_gathered_towards_an_update_are_kept() {
-    let setup = Setup { accumulate: Some(4), optimizer: "rmsprop", ..Setup::default() };
-    check(setup, &[1, 3, 5, 9, 10]);
+fn accumulated_gradients_are_saved() {
+    let config = RunConfig { accumulate: Some(4), optimizer: "rmsprop", ..RunConfig::default() };
+    check(config, &[1, 3, 5, 9, 10]);
 }
 
 #[test]
 fn the_loss_scale_and_the_steps_it_skipped_are_kept() {
-    let setup = Setup { scaled: true, ..Setup::default() };
-    let outcome = check(setup, &[1, 2, 3, 7, 8, 14]);
+    let config = RunConfig { scaled: true, ..RunConfig::default() };
+    let outcome = check(config, &[1, 2, 3, 7, 8, 14]);
     let scale = outcome.json.split("\"loss_scale\": ").nth(1).unwrap_or_default();
     let scale = scale.split(',').next().unwrap_or_default().parse::<f64>().unwrap();
     assert!(scale < 2f64.powi(127), "some steps were skipped, {scale}");
-    check(Setup { accumulate: Some(3), ..setup }, &[2, 3, 10]);
+    check(RunConfig { accumulate: Some(3), ..config }, &[2, 3, 10]);
 }
 
 #[test]
-fn a_run_goes_on_on_another_number_of_replicas() {
-    let setup = Setup::default();
+fn a_run_resumes_on_another_number_of_replicas() {
+    let config = RunConfig::default();
     let directory = tempfile::tempdir().unwrap();
-    train(directory.path(), setup, Some(3)).unwrap_err();
-    let two = Setup { replicas: 2, ..setup };
+    train(directory.path(), config, Some(3)).unwrap_err();
+    let two = RunConfig { replicas: 2, ..config };
     train(directory.path(), two, Some(8)).unwrap_err();
-    let outcome = train(directory.path(), Setup { replicas: 3, ..setup }, None).unwrap();
-    // Batch statistics are those of a replica: the numbers differ, the run is whole.
+    let outcome = train(directory.path(), RunConfig { replicas: 3, ..config }, None).unwrap();
+    // Batch statistics depend on the replica: the numbers differ, but the run is complete.
     assert_eq!(outcome.csv.lines().count(), 1 + outcome.json.lines().count());
 }
 
 #[test]
-fn on_other_numbers_of_replicas_a_deterministic_run_ends_as_it_would_have() {
-    let one = Setup { deterministic: true, ..Setup::default() };
+fn a_deterministic_run_resumes_bit_identically_on_another_number_of_replicas() {
+    let one = RunConfig { deterministic: true, ..RunConfig::default() };
     let alone = tempfile::tempdir().unwrap();
     let expected = train(alone.path(), one, None).unwrap();
     let directory = tempfile::tempdir().unwrap();
     for (replicas, step) in [(1, 4), (2, 9), (8, 14)] {
-        train(directory.path(), Setup { replicas, ..one }, Some(step)).unwrap_err();
+        train(directory.path(), RunConfig { replicas, ..one }, Some(step)).unwrap_err();
     }
-    assert_eq!(train(directory.path(), Setup { replicas: 4, ..one }, None).unwrap(), expected);
+    assert_eq!(train(directory.path(), RunConfig { replicas: 4, ..one }, None).unwrap(), expected);
 }
 
 /// Flips a bit in the middle of a file.
@@ -253,18 +254,18 @@ fn states(directory: &Path) -> Vec<PathBuf> {
 #[test]
 fn a_damaged_state_is_set_aside_and_the_one_before_is_used() {
     let alone = tempfile::tempdir().unwrap();
-    let expected = train(alone.path(), Setup::default(), None).unwrap();
+    let expected = train(alone.path(), RunConfig::default(), None).unwrap();
     let directory = tempfile::tempdir().unwrap();
-    train(directory.path(), Setup::default(), Some(9)).unwrap_err();
+    train(directory.path(), RunConfig::default(), Some(9)).unwrap_err();
     let before = states(directory.path());
     assert_eq!(before.len(), 3);
     damage(&before[2]);
     std::fs::write(&before[1], b"short").unwrap();
-    assert_eq!(train(directory.path(), Setup::default(), None).unwrap(), expected);
+    assert_eq!(train(directory.path(), RunConfig::default(), None).unwrap(), expected);
     assert!(before[2].with_extension("safetensors.damaged").exists());
 }
 
-/// The names in a run's directory, but for its lock.
+/// The names in a run's directory, except its lock.
 fn names(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory.join("backup")).unwrap();
     let mut names: Vec<String> =
@@ -275,51 +276,51 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_run_of_damaged_states_is_not_begun_anew_at_the_second_start() {
+fn a_run_with_only_damaged_states_is_not_restarted_at_the_second_start() {
     let directory = tempfile::tempdir().unwrap();
-    train(directory.path(), Setup::default(), Some(9)).unwrap_err();
+    train(directory.path(), RunConfig::default(), Some(9)).unwrap_err();
     states(directory.path()).iter().for_each(|path| damage(path));
     let refuse = || {
         let before = names(directory.path());
-        let error = train(directory.path(), Setup::default(), None).unwrap_err().to_string();
+        let error = train(directory.path(), RunConfig::default(), None).unwrap_err().to_string();
         let expected = "backup: expected an intact run state, received 3 damaged (to \
                         begin anew, move or remove step-*.safetensors and step-*.damaged)";
         assert!(error.ends_with(expected), "{error}");
         let backup = BackupAndRestore::new(directory.path().join("backup")).restore(false);
         let fit = Fit::new().verbose(0).callback(backup);
-        let error = compiled(Setup::default()).fit(images(), fit).unwrap_err().to_string();
+        let error = compiled(RunConfig::default()).fit(images(), fit).unwrap_err().to_string();
         assert!(error.contains("expected no earlier run"), "{error}");
         assert_eq!(names(directory.path()), before, "nothing is renamed");
     };
     refuse();
     refuse();
-    // So it is with those that were set aside.
+    // The same applies to those that were renamed.
     for path in states(directory.path()) {
         std::fs::rename(&path, path.with_extension("safetensors.damaged")).unwrap();
     }
     refuse();
     refuse();
     std::fs::remove_dir_all(directory.path().join("backup")).unwrap();
-    train(directory.path(), Setup::default(), Some(1)).unwrap_err();
+    train(directory.path(), RunConfig::default(), Some(1)).unwrap_err();
 }
 
 #[cfg(unix)]
 #[test]
 fn a_state_that_cannot_be_read_is_an_error_and_no_damage() {
     let alone = tempfile::tempdir().unwrap();
-    let expected = train(alone.path(), Setup::default(), None).unwrap();
+    let expected = train(alone.path(), RunConfig::default(), None).unwrap();
     let directory = tempfile::tempdir().unwrap();
-    train(directory.path(), Setup::default(), Some(9)).unwrap_err();
+    train(directory.path(), RunConfig::default(), Some(9)).unwrap_err();
     let all = states(directory.path());
     let kept = directory.path().join("kept");
-    // A damaged state is not renamed either while one before it cannot be read.
+    // A damaged state is not renamed either while an earlier one cannot be read.
     for (unreadable, damaged) in [(2, None), (1, Some(2))] {
         std::fs::rename(&all[unreadable], &kept).unwrap();
         std::os::unix::fs::symlink(&all[unreadable], &all[unreadable]).unwrap();
         damaged.iter().for_each(|at: &usize| damage(&all[*at]));
         let before = names(directory.path());
         for _ in 0..2 {
-            let error = train(directory.path(), Setup::default(), None).unwrap_err();
+            let error = train(directory.path(), RunConfig::default(), None).unwrap_err();
             let Error::Io { path, .. } = error else { panic!("{error}") };
             assert_eq!(path, all[unreadable]);
             assert_eq!(names(directory.path()), before, "nothing is renamed");
@@ -328,16 +329,16 @@ fn a_state_that_cannot_be_read_is_an_error_and_no_damage() {
         }
         std::fs::rename(&kept, &all[unreadable]).unwrap();
     }
-    assert_eq!(train(directory.path(), Setup::default(), None).unwrap(), expected);
+    assert_eq!(train(directory.path(), RunConfig::default(), None).unwrap(), expected);
 }
 
 #[test]
 fn a_state_serves_as_a_file_of_weights() {
     let directory = tempfile::tempdir().unwrap();
     let backup = BackupAndRestore::new(directory.path().join("backup")).delete_checkpoint(false);
-    let mut trained = compiled(Setup::default());
+    let mut trained = compiled(RunConfig::default());
     trained.fit(images(), Fit::new().verbose(0).callback(backup)).unwrap();
-    let mut model = compiled(Setup::default());
+    let mut model = compiled(RunConfig::default());
     model.load_weights(states(directory.path()).last().unwrap()).unwrap();
     assert_eq!(model.weights_sha256().unwrap(), trained.weights_sha256().unwrap());
 }
@@ -345,11 +346,11 @@ fn a_state_serves_as_a_file_of_weights() {
 #[test]
 fn a_run_that_does_not_fit_is_refused_with_the_reason() {
     let directory = tempfile::tempdir().unwrap();
-    train(directory.path(), Setup::default(), Some(3)).unwrap_err();
-    let other = Setup { optimizer: "sgd", ..Setup::default() };
+    train(directory.path(), RunConfig::default(), Some(3)).unwrap_err();
+    let other = RunConfig { optimizer: "sgd", ..RunConfig::default() };
     let error = train(directory.path(), other, None).unwrap_err().to_string();
     assert!(error.contains("expected optimizer Adam, received SGD"), "{error}");
-    let mut model = compiled(Setup::default());
+    let mut model = compiled(RunConfig::default());
     let (x, y) = images();
     let again = || BackupAndRestore::new(directory.path().join("backup"));
     let fit = Fit::new().batch_size(10).verbose(0).callback(again());
@@ -364,7 +365,7 @@ fn a_run_that_does_not_fit_is_refused_with_the_reason() {
 fn data_in_another_order_is_refused_and_another_learning_rate_is_not() {
     let directory = tempfile::tempdir().unwrap();
     let train = |epochs: usize, rate: f64, shuffle: bool, flow: bool| {
-        let mut model = compiled(Setup::default());
+        let mut model = compiled(RunConfig::default());
         model.compile(Compile::new(Adam::new(rate)).loss("sparse_categorical_crossentropy"))?;
         let (x, y) = images();
         let name = if flow { "flow" } else { "arrays" };
@@ -391,14 +392,14 @@ fn two_runs_do_not_share_a_directory() {
     let inner = LambdaCallback::new().epoch_end(move |_| {
         let (x, y) = images();
         let fit = Fit::new().verbose(0).callback(BackupAndRestore::new(&path));
-        let error = compiled(Setup::default()).fit((x, y), fit).unwrap_err().to_string();
+        let error = compiled(RunConfig::default()).fit((x, y), fit).unwrap_err().to_string();
         let process = std::process::id();
         assert!(error.contains(&format!("one in use by process {process}")), "{error}");
         Ok(Action::Continue)
     });
     let backup = BackupAndRestore::new(directory.path());
     let fit = Fit::new().verbose(0).callback(backup).callback(inner);
-    compiled(Setup::default()).fit(images(), fit).unwrap();
+    compiled(RunConfig::default()).fit(images(), fit).unwrap();
     assert!(states_in(directory.path()).is_empty(), "a finished run leaves no backup");
 }
 
@@ -420,17 +421,17 @@ fn a_directory_that_vanishes_ends_the_run_with_its_name() {
         Ok(Action::Continue)
     });
     let fit = Fit::new().epochs(2).verbose(0).callback(BackupAndRestore::new(&path));
-    let error = compiled(Setup::default()).fit(images(), fit.callback(remove)).unwrap_err();
+    let error = compiled(RunConfig::default()).fit(images(), fit.callback(remove)).unwrap_err();
     assert!(error.to_string().ends_with("its .lock, received none: moved or removed"), "{error}");
 }
 
 #[test]
-fn a_directory_that_takes_the_place_of_the_runs_own_is_left_alone() {
+fn a_directory_that_replaced_the_runs_own_is_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let other = BackupAndRestore::new(at("other")).delete_checkpoint(false).keep_last(9);
     let fit = Fit::new().epochs(2).verbose(0).callback(other);
-    compiled(Setup::default()).fit(images(), fit).unwrap();
+    compiled(RunConfig::default()).fit(images(), fit).unwrap();
     let content = |path: PathBuf| {
         let mut files: Vec<(String, Vec<u8>)> = states_in(&path)
             .into_iter()
@@ -452,7 +453,7 @@ fn a_directory_that_takes_the_place_of_the_runs_own_is_left_alone() {
     // It would have removed all but one state.
     let backup = BackupAndRestore::new(at("backup")).keep_last(1);
     let fit = Fit::new().epochs(3).verbose(0).callback(backup).callback(swap);
-    let error = compiled(Setup::default()).fit(images(), fit).unwrap_err().to_string();
+    let error = compiled(RunConfig::default()).fit(images(), fit).unwrap_err().to_string();
     let expected = "backup: expected the directory that this run began with, and its .lock, \
                     received another in its place";
     assert!(error.ends_with(expected), "{error}");
@@ -467,7 +468,7 @@ fn a_lock_that_is_a_link_is_not_followed() {
     std::fs::create_dir(at("backup")).unwrap();
     std::fs::write(at("precious"), "content").unwrap();
     std::os::unix::fs::symlink(at("precious"), at("backup/.lock")).unwrap();
-    let error = train(directory.path(), Setup::default(), None).unwrap_err().to_string();
+    let error = train(directory.path(), RunConfig::default(), None).unwrap_err().to_string();
     assert!(error.ends_with(".lock: expected a file, received a link"), "{error}");
     assert_eq!(std::fs::read_to_string(at("precious")).unwrap(), "content");
 }
@@ -482,26 +483,26 @@ fn a_run_that_ends_before_its_first_save_leaves_no_event_files() {
     };
     let files = || std::fs::read_dir(at("logs/train")).unwrap().count();
     let fails = LambdaCallback::new().train_begin(|_| Err(Error::config("callback", "fails")));
-    compiled(Setup::default()).fit(images(), fit().callback(fails)).unwrap_err();
+    compiled(RunConfig::default()).fit(images(), fit().callback(fails)).unwrap_err();
     assert_eq!(files(), 0);
-    compiled(Setup::default()).fit(images(), fit()).unwrap();
+    compiled(RunConfig::default()).fit(images(), fit()).unwrap();
     assert_eq!(files(), 1);
     let whole = events(&at("logs/train"));
-    // Taken up after a kill right behind the first save, the run makes the file it said it would.
+    // Resumed after a kill right after the first save, the run creates the file it announced.
     let entry = std::fs::read_dir(at("logs/train")).unwrap().next().unwrap().unwrap();
     for path in states(directory.path()).iter().skip(1) {
         std::fs::remove_file(path).unwrap();
     }
     std::fs::write(entry.path(), "a killed run's").unwrap();
-    compiled(Setup::default()).fit(images(), fit()).unwrap();
+    compiled(RunConfig::default()).fit(images(), fit()).unwrap();
     assert_eq!((files(), events(&at("logs/train"))), (1, whole));
 }
 
 #[test]
-fn weights_that_are_no_numbers_never_replace_good_ones() {
+fn nan_weights_never_replace_good_ones() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("backup");
-    let spoil = LambdaCallback::new().batch_end(|view| {
+    let set_nan = LambdaCallback::new().batch_end(|view| {
         let name = view.weights.names().remove(0);
         let bad = view.weights.get(&name).map(|values| vec![f32::NAN; values.len()]);
         Ok(match bad {
@@ -510,8 +511,8 @@ fn weights_that_are_no_numbers_never_replace_good_ones() {
         })
     });
     let backup = BackupAndRestore::new(&path).save_freq(1);
-    let fit = Fit::new().batch_size(15).epochs(2).verbose(0).callback(spoil).callback(backup);
-    let error = compiled(Setup::default()).fit(images(), fit).unwrap_err();
+    let fit = Fit::new().batch_size(15).epochs(2).verbose(0).callback(set_nan).callback(backup);
+    let error = compiled(RunConfig::default()).fit(images(), fit).unwrap_err();
     assert!(matches!(error, Error::NotFinite { step: 5, .. }), "{error}");
     let newest = states(directory.path()).pop().unwrap();
     assert!(newest.ends_with("step-0000000003.safetensors"), "{}", newest.display());
@@ -527,14 +528,14 @@ fn a_run_that_ended_in_nan_keeps_its_good_states() {
     let backup = BackupAndRestore::new(directory.path().join("backup")).save_freq(1);
     let fit = Fit::new().batch_size(15).shuffle(false).verbose(0);
     let fit = fit.callback(backup).callback(TerminateOnNaN);
-    compiled(Setup::default()).fit((bad, y), fit).unwrap();
+    compiled(RunConfig::default()).fit((bad, y), fit).unwrap();
     let newest = states(directory.path()).pop().expect("the states before the NaN");
     assert!(newest.ends_with("step-0000000001.safetensors"), "{}", newest.display());
 }
 
 #[test]
 fn weights_broken_by_the_last_step_are_an_error() {
-    let spoil = LambdaCallback::new().batch_end(|view| {
+    let set_nan = LambdaCallback::new().batch_end(|view| {
         let name = view.weights.names().remove(0);
         let bad = view.weights.get(&name).map(|values| vec![f32::NAN; values.len()]);
         Ok(match bad {
@@ -542,8 +543,8 @@ fn weights_broken_by_the_last_step_are_an_error() {
             _ => Action::Continue,
         })
     });
-    let fit = Fit::new().batch_size(15).verbose(0).callback(spoil);
-    let error = compiled(Setup::default()).fit(images(), fit).unwrap_err();
+    let fit = Fit::new().batch_size(15).verbose(0).callback(set_nan);
+    let error = compiled(RunConfig::default()).fit(images(), fit).unwrap_err();
     assert!(matches!(error, Error::NotFinite { .. }), "{error}");
 }
 
@@ -565,14 +566,14 @@ fn an_epoch_that_was_stopped_and_interrupted_is_brought_to_its_end() {
         let fit = Fit::new().epochs(3).batch_size(15).verbose(0).validation_split(0.0);
         let backup = BackupAndRestore::new(directory.path()).delete_checkpoint(false);
         let fit = fit.callback(backup).callback(stop).interrupt(&interrupt);
-        compiled(Setup::default()).fit(images(), fit)
+        compiled(RunConfig::default()).fit(images(), fit)
     };
     assert!(matches!(train(true), Err(Error::Interrupted { .. })));
     assert_eq!(train(false).unwrap().epochs, [0, 1]);
 }
 
 #[test]
-fn what_a_pipeline_keeps_does_not_depend_on_where_a_run_is_taken_up() {
+fn the_cache_of_a_pipeline_does_not_depend_on_where_a_run_resumes() {
     let train = |directory: &Path, until: Option<u64>| {
         let (x, y) = images();
         let interrupt = Interrupt::new();
@@ -586,7 +587,7 @@ fn what_a_pipeline_keeps_does_not_depend_on_where_a_run_is_taken_up() {
         let data = Pipeline::from_tensor_slices((x, y))?.shuffle(90)?.cache().batch(15, false)?;
         let backup = BackupAndRestore::new(directory).delete_checkpoint(false);
         let fit = Fit::new().epochs(3).verbose(0).callback(backup).callback(watch);
-        let mut model = compiled(Setup::default());
+        let mut model = compiled(RunConfig::default());
         model.fit(data, fit.interrupt(&interrupt))?;
         model.weights_sha256()
     };
@@ -595,8 +596,8 @@ fn what_a_pipeline_keeps_does_not_depend_on_where_a_run_is_taken_up() {
     assert_eq!(train(twice.path(), None).unwrap(), train(alone.path(), None).unwrap());
 }
 
-/// Trains two weights on four samples with their state in a directory; written by version 1, it is
-/// the run of `tests/fixtures/runs/version_1.safetensors`.
+/// Trains two weights on four samples, with their state in a directory. Written by version 1, it is the run in
+/// `tests/fixtures/runs/version_1.safetensors`.
 fn two_weights(directory: &Path, epochs: usize) -> History {
     let mut model =
         Sequential::new().named("net").add(Input::new([2])).add(Dense::new(1)).build().unwrap();
@@ -630,7 +631,7 @@ fn notes_are_stored_once_and_a_state_that_repeats_them_is_taken_up() {
 }
 
 #[test]
-fn times_are_those_of_the_run_that_is_under_way() {
+fn times_are_those_of_the_current_run() {
     let directory = tempfile::tempdir().unwrap();
     let first = two_weights(directory.path(), 2);
     assert_eq!(first.run_seconds(), first.seconds.iter().sum::<f64>());
@@ -638,12 +639,12 @@ fn times_are_those_of_the_run_that_is_under_way() {
     assert_eq!(nothing.seconds, first.seconds);
     assert_eq!((nothing.run_seconds(), nothing.input_wait_seconds()), (0.0, 0.0));
     let more = two_weights(directory.path(), 3);
-    // The third epoch's own time, less the moment between its start and the save before it.
+    // The time of the third epoch, minus the moment between its start and the save before it.
     let ran = more.run_seconds();
     assert!(ran > more.input_wait_seconds() && ran <= more.seconds[2], "{more:?}");
 }
 
-/// A run on samples of one shape, whatever they are, with its state in a directory.
+/// A run on any samples of one shape, with its state in a directory.
 fn on_data(
     directory: &Path,
     epochs: usize,
@@ -652,7 +653,7 @@ fn on_data(
 ) -> Result<Vec<f64>> {
     let backup = BackupAndRestore::new(directory).delete_checkpoint(false);
     let fit = fit(Fit::new().epochs(epochs).verbose(0)).callback(backup);
-    let history = compiled(Setup::default()).fit(source, fit)?;
+    let history = compiled(RunConfig::default()).fit(source, fit)?;
     Ok(history.get("loss").unwrap().to_vec())
 }
 
@@ -684,8 +685,8 @@ fn other_data_of_the_same_size_are_refused() {
         ("weights of classes", &x, &y, by_class),
     ] {
         let error = on_data(directory.path(), 2, (x, y), fit).unwrap_err().to_string();
-        let words = "resume: data: expected the data of the saved run (fingerprint 1-";
-        assert!(error.starts_with(words), "{what}: {error}");
+        let expected = "resume: data: expected the data of the saved run (fingerprint 1-";
+        assert!(error.starts_with(expected), "{what}: {error}");
         assert!(
             error.contains("received other samples, labels or weights, or another order (fi"),
             "{what}: {error}"

@@ -1,4 +1,4 @@
-//! Several workers, as threads that stand for processes: the semantics of one, whatever their number.
+//! Several workers, simulated by threads, behave like one.
 
 use phalanx::data::{Images, Pipeline};
 use phalanx::model::Interrupt;
@@ -8,7 +8,7 @@ use phalanx_testing::peers::thread_peers;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Runs `work` as each of so many workers with one replica each; their results by rank.
+/// Runs `work` as each of several workers with one replica each. Returns the results by rank.
 fn job<T: Send>(
     workers: usize,
     work: impl Fn(usize, MultiWorkerMirroredStrategy) -> Result<T> + Sync,
@@ -20,7 +20,7 @@ fn job<T: Send>(
             let peer: Arc<dyn ProcessGroup> = Arc::new(peer);
             threads.push(scope.spawn(move || {
                 let local = MirroredStrategy::cpus(1)?.threads(1);
-                work(rank, MultiWorkerMirroredStrategy::among(local, peer)?)
+                work(rank, MultiWorkerMirroredStrategy::with_peers(local, peer)?)
             }));
         }
         threads.into_iter().map(|t| t.join().expect("no panic")).collect()
@@ -46,7 +46,7 @@ fn compiled(strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<Model> {
     Ok(model)
 }
 
-/// Everything a run gives: history, evaluation, predictions and weights.
+/// The results of a run: history, evaluation, predictions and weights.
 type Outcome = (Vec<f64>, Vec<f64>, Vec<f32>, String);
 
 fn train(
@@ -109,8 +109,8 @@ fn any_number_of_workers_and_samples_gives_the_results_of_as_many_replicas() {
     }
 }
 
-/// What a run with a scaled loss gives, where one sample alone overflows; in Keras' terms, the steps that
-/// meet it are skipped until the scale is low enough.
+/// The results of a run with a scaled loss in which a single sample overflows. As in Keras, steps with that
+/// sample are skipped until the scale is low enough.
 fn train_scaled(strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<(Vec<f64>, String)> {
     let mut model = Sequential::new()
         .add(Input::new([6]))
@@ -150,7 +150,7 @@ fn an_overflow_on_one_worker_skips_the_step_on_all() {
     }
 }
 
-/// Images that count how often each is read.
+/// Images that count their reads.
 struct Counted(Vec<AtomicUsize>);
 
 impl Images for Counted {
@@ -240,7 +240,7 @@ fn every_worker_maps_its_own_samples_only() {
             for got in job(workers, |_, strategy| run(strategy, cached)) {
                 assert_eq!(got.unwrap(), one);
             }
-            // The last batch has one sample: workers without a row take it for its shape.
+            // The last batch has one sample: workers without a row read it for its shape.
             let counts = counts();
             assert!(counts.iter().all(|count| *count >= each), "{counts:?}");
             assert_eq!(counts.iter().sum::<usize>(), (41 + workers - 1) * each);
@@ -248,7 +248,7 @@ fn every_worker_maps_its_own_samples_only() {
     }
 }
 
-/// Every worker opens the generator; of the samples it maps those of its own rows where their number is known.
+/// Every worker opens the generator. If the number of samples is known, it maps only those of its own rows.
 #[test]
 fn a_generator_gives_every_worker_its_own_rows() {
     let mapped = Arc::new(AtomicUsize::new(0));
@@ -279,14 +279,14 @@ fn a_generator_gives_every_worker_its_own_rows() {
         for got in job(2, |_, strategy| run(strategy, known)) {
             assert_eq!(got.unwrap(), one);
         }
-        // The last batch has one sample: the worker without a row takes it for its shape.
+        // The last batch has one sample: the worker without a row reads it for its shape.
         let each = if known { 42 } else { 2 * 41 };
         assert_eq!(mapped.swap(0, Ordering::Relaxed), 2 * each);
     }
 }
 
 #[test]
-fn a_run_goes_on_with_another_number_of_workers() {
+fn a_run_resumes_with_another_number_of_workers() {
     let directory = tempfile::tempdir().unwrap();
     let (x, y) = samples(50);
     let fit = |strategy: MultiWorkerMirroredStrategy, epochs: usize| {
@@ -306,7 +306,7 @@ fn a_run_goes_on_with_another_number_of_workers() {
 }
 
 #[test]
-fn any_worker_that_is_asked_to_end_ends_all_at_the_same_step() {
+fn an_interrupted_worker_stops_all_at_the_same_step() {
     let directory = tempfile::tempdir().unwrap();
     let (x, y) = samples(64);
     let errors = job(3, |rank, strategy| {
@@ -353,7 +353,7 @@ fn workers_that_differ_are_named() {
         errors[0].clone()
     };
     let odd = |rank: usize, usual: f64, other: f64| if rank == 2 { other } else { usual };
-    for (message, words) in [
+    for (message, expected) in [
         (
             messages(&|r| (odd(r, 0.0, 7.0) as u64, 0.1, 5, 0.0)),
             "workers: seed: expected 0 on rank 0 (a thread), received 7 on rank 2 (a thread)",
@@ -368,11 +368,11 @@ fn workers_that_differ_are_named() {
         ),
         (messages(&|r| (0, 0.1, 5, odd(r, 0.0, 1.0) as f32)), "workers: data: expected "),
     ] {
-        assert!(message.starts_with(words), "{message}");
+        assert!(message.starts_with(expected), "{message}");
     }
 }
 
-/// Data leave traces in the model: notes on them, statistics that a layer was adapted to.
+/// Data affect the model: notes about them, and statistics that a layer was adapted to.
 #[test]
 fn workers_with_other_data_differ_in_data_not_in_the_model() {
     let (x, y) = samples(20);
@@ -394,7 +394,7 @@ fn workers_with_other_data_differ_in_data_not_in_the_model() {
         model.fit((&x, &y), fit).map(|_| ())
     });
     assert!(message.starts_with("workers: validation data: expected 1-"), "{message}");
-    // What is no data's fault is named as before.
+    // Other differences are reported as before.
     let message = message_of(|odd, model| {
         model.set_metadata("who", if odd { "another" } else { "one" });
         model.fit((&x, &y), Fit::new().batch_size(5).verbose(0)).map(|_| ())
@@ -402,7 +402,7 @@ fn workers_with_other_data_differ_in_data_not_in_the_model() {
     assert!(message.starts_with("workers: notes of the model: expected "), "{message}");
 }
 
-/// The error of three workers of which the last does something else; all have the same.
+/// The error of three workers of which the last differs; all get the same error.
 fn message_of(work: impl Fn(bool, &mut Model) -> Result<()> + Sync) -> String {
     let errors = job(3, |rank, strategy| {
         let mut model = compiled(strategy)?;
@@ -423,18 +423,18 @@ fn callbacks_that_differ_are_named() {
     });
     assert!(message.starts_with("workers: callbacks: expected EarlyStopping"), "{message}");
     assert!(message.contains("patience: 2") && message.contains("patience: 3"), "{message}");
-    // A function cannot be compared, what it gives can.
+    // Functions cannot be compared, but their results can.
     let message = message_of(|odd, model| {
         let rate = move |epoch| if odd && epoch == 1 { 0.02 } else { 0.01 };
         model.fit((&x, &y), fit().callback(LearningRateScheduler::new(rate))).map(|_| ())
     });
-    let words =
+    let expected =
         "workers: learning rate of epoch 2: expected 0.01 on rank 0 (a thread), received 0.02 on";
-    assert!(message.starts_with(words), "{message}");
+    assert!(message.starts_with(expected), "{message}");
 }
 
 #[test]
-fn passes_over_other_data_are_refused() {
+fn epochs_over_other_data_are_refused() {
     let (x, y) = samples(20);
     let (fewer, labels) = samples(19);
     let message = message_of(|odd, model| {
@@ -456,7 +456,7 @@ fn passes_over_other_data_are_refused() {
 }
 
 #[test]
-fn only_the_chief_calls_what_writes() {
+fn only_the_chief_calls_callbacks_that_write() {
     let directory = tempfile::tempdir().unwrap();
     let (x, y) = samples(20);
     let called = Mutex::new(vec![]);
@@ -477,14 +477,14 @@ fn only_the_chief_calls_what_writes() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn impossible_configurations_are_refused() {
     for error in job(3, |_, s| compiled(s.deterministic(true)).map(|_| ())) {
         let error = error.unwrap_err().to_string();
         let words = "MultiWorkerMirroredStrategy: deterministic: expected 1, 2, 4 or 8 replicas, as many on \
                      every worker, received 3";
         assert_eq!(error, words);
     }
-    // A model of arrays that nobody shares out is cut by the engine itself.
+    // Arrays that are not divided among workers are split by the engine itself.
     let (x, y) = samples(9);
     let losses = job(2, |_, s| Ok(compiled(s)?.train_on_batch(&x, &y)?.get("loss")));
     let losses: Vec<_> = losses.into_iter().map(Result::unwrap).collect();
@@ -492,7 +492,7 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
-fn gradients_that_travel_during_backward_are_the_same_bits() {
+fn gradients_reduced_during_backward_are_bit_identical() {
     let run = |strategy: MultiWorkerMirroredStrategy| {
         let mut model = Sequential::new()
             .add(Input::new([6]))

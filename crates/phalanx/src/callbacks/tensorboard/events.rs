@@ -1,4 +1,4 @@
-//! Event files: records of protocol buffers, framed as TensorFlow does.
+//! TensorBoard event files: protocol buffer records, framed as by TensorFlow.
 
 use super::proto::{self, Message};
 use crate::callbacks::log_file::{LogFile, Mark};
@@ -7,14 +7,14 @@ use crate::workers;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// An event file being written. Every call writes whole records, so that a reader, and a crash,
-/// find none cut in two.
+/// An open event file. Every call writes complete records, so that neither a reader nor a crash finds a partial
+/// one.
 #[derive(Debug)]
 pub(super) struct EventFile(LogFile);
 
 impl EventFile {
-    /// Records in a log. One without any begins with the version and what `first` makes, in the
-    /// order that their times tell.
+    /// Opens an event file on a log. An empty one starts with the version and the event of `first`, in the
+    /// order of their times.
     pub(super) fn new(log: LogFile, first: impl FnOnce() -> Option<Message>) -> Result<EventFile> {
         let new = log.is_empty()?;
         let mut events = EventFile(log);
@@ -36,7 +36,7 @@ impl EventFile {
     }
 }
 
-/// A name for an event file that no other run has.
+/// A unique name for an event file.
 pub(super) fn new_name() -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let (time, host, process) = (now() as u64, host(), std::process::id());
@@ -49,7 +49,7 @@ pub(super) fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
-/// This machine's name, as far as a file name can hold it.
+/// The host name, restricted to characters allowed in a file name.
 fn host() -> String {
     let name = workers::host().unwrap_or_default();
     let safe = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
@@ -57,7 +57,7 @@ fn host() -> String {
     if name.is_empty() { "localhost".into() } else { name }
 }
 
-/// Length, its checksum, the bytes, their checksum.
+/// A record: length, checksum of the length, bytes, checksum of the bytes.
 fn record(bytes: &[u8]) -> Vec<u8> {
     let length = (bytes.len() as u64).to_le_bytes();
     let mut record = length.to_vec();
@@ -67,7 +67,7 @@ fn record(bytes: &[u8]) -> Vec<u8> {
     record
 }
 
-/// Masked, since checksums of data that contain checksums are weak.
+/// A masked checksum, because checksums of data that contain checksums are weak.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn the_checksum_is_castagnolis() {
-        // Of RFC 3720, B.4, and the usual check value.
+        // From RFC 3720, B.4, and the usual check value.
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
@@ -121,7 +121,7 @@ mod tests {
             let file = EventFile::new(LogFile::create_new(&path).unwrap(), || None).unwrap();
             // One record: the version.
             assert_eq!(size(), 8 + 4 + (9 + 2 + 13) + 4);
-            // A file that is continued has it.
+            // A continued file already has it.
             let mark = file.mark().unwrap().unwrap();
             EventFile::new(LogFile::resume(&path, &mark).unwrap(), || None).unwrap();
             assert_eq!(size(), 8 + 4 + (9 + 2 + 13) + 4);

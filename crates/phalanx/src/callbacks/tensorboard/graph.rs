@@ -1,4 +1,4 @@
-//! The model as a TensorFlow graph, for TensorBoard's graph tab: a node per call of a layer, nested
+//! The model as a TensorFlow graph for TensorBoard's graph tab, with a node per call of a layer and nested
 //! models as scopes.
 //!
 //! Field numbers are those of TensorFlow's `graph.proto`, `node_def.proto`, `attr_value.proto` and
@@ -26,8 +26,8 @@ struct Graph {
 }
 
 impl Graph {
-    /// Adds a model's calls; returns the nodes that make its outputs. Inside another model, `given`
-    /// are the nodes it is called on.
+    /// Adds the calls of a model and returns the nodes of its outputs. For a nested model, `given` are the
+    /// nodes it is called on.
     fn add(&mut self, model: &Definition, scope: &str, given: Option<&[String]>) -> Vec<String> {
         let mut made: HashMap<*const _, Vec<String>> = HashMap::new();
         for placed in &model.calls {
@@ -56,7 +56,7 @@ impl Graph {
         model.outputs.iter().filter_map(output).collect()
     }
 
-    /// Adds a `NodeDef`; returns its name, which a layer's later calls have with a number.
+    /// Adds a `NodeDef` and returns its name. Repeated calls of a layer get a number.
     fn node(
         &mut self,
         name: String,
@@ -102,7 +102,7 @@ fn attribute(node: Message, key: &str, value: &Message) -> Message {
     node.message(5, &Message::new().text(1, key).message(2, value))
 }
 
-/// `TensorShapeProto`; the number of rows is open.
+/// `TensorShapeProto` with an unknown number of rows.
 fn shape(ty: &Type) -> Message {
     let rows = ty.is_rows().then_some(-1);
     let dims = rows.into_iter().chain(ty.dims.iter().map(|d| *d as i64));

@@ -14,16 +14,15 @@ use std::time::Instant;
 
 const OWNER: &str = "TensorBoard";
 
-/// Writes what TensorBoard shows, under `log_dir/train` and `log_dir/validation` as Keras does.
+/// Writes logs for TensorBoard under `log_dir/train` and `log_dir/validation`, as Keras does.
 ///
-/// After every epoch `epoch_loss` and so on for every metric, `epoch_learning_rate` and
-/// `epoch_images_per_second`, at the epoch's number from 0; of the validation also
-/// `evaluation_loss_vs_iterations` and so on, at the training step. Look at them with
-/// `tensorboard --logdir logs`.
+/// After every epoch it writes `epoch_<metric>` for every metric, `epoch_learning_rate` and
+/// `epoch_images_per_second`, at the epoch's number from 0. For the validation it also writes
+/// `evaluation_<metric>_vs_iterations` at the training step. View them with `tensorboard --logdir logs`.
 ///
-/// Every run has files of its own. They are made when the first epoch begins, after
-/// [`BackupAndRestore`](super::BackupAndRestore) has saved their name: a run that is killed before
-/// leaves none, and one that is continued goes on in its own.
+/// Every run has its own files. They are created when the first epoch begins, after
+/// [`BackupAndRestore`](super::BackupAndRestore) has saved their names: a run that is killed earlier leaves
+/// none, and a resumed run continues its own files.
 ///
 /// ```
 /// use phalanx::callbacks::TensorBoard;
@@ -37,13 +36,13 @@ pub struct TensorBoard {
     write_graph: bool,
     write_steps_per_second: bool,
     update_freq: Frequency,
-    /// What the run's files are called, in `train` and in `validation`.
+    /// The name of the run's files in `train` and `validation`.
     name: String,
     train: Option<EventFile>,
     validation: Option<EventFile>,
-    /// When the batch began.
+    /// The start time of the batch.
     batch: Option<Instant>,
-    /// The step the epoch began with.
+    /// The first step of the epoch.
     first: u64,
 }
 
@@ -54,7 +53,7 @@ impl Default for TensorBoard {
 }
 
 impl TensorBoard {
-    /// Logs every epoch, and the graph.
+    /// Logs every epoch and the graph.
     pub fn new(log_dir: impl AsRef<Path>) -> TensorBoard {
         TensorBoard {
             log_dir: log_dir.as_ref().into(),
@@ -70,32 +69,32 @@ impl TensorBoard {
         }
     }
 
-    /// Every how many epochs the distribution of each weight is written; 0 never.
+    /// The number of epochs between histograms of the weights; 0 for none.
     pub fn histogram_freq(mut self, epochs: usize) -> TensorBoard {
         self.histogram_freq = epochs;
         self
     }
 
-    /// Whether the model's graph is written; true unless said otherwise.
+    /// Whether to write the graph of the model; true by default.
     pub fn write_graph(mut self, write: bool) -> TensorBoard {
         self.write_graph = write;
         self
     }
 
-    /// Whether training steps per second are written, of every epoch and batch logged.
+    /// Whether to write the training steps per second of every logged epoch and batch.
     pub fn write_steps_per_second(mut self, write: bool) -> TensorBoard {
         self.write_steps_per_second = write;
         self
     }
 
-    /// `"epoch"`, `"batch"`, or every how many batches `batch_loss` and so on are written too, at
-    /// the training step.
+    /// `"epoch"`, `"batch"`, or the number of batches after which `batch_<metric>` is also written, at the
+    /// training step.
     pub fn update_freq(mut self, frequency: impl Into<Frequency>) -> TensorBoard {
         self.update_freq = frequency.into();
         self
     }
 
-    /// Where a file of the run belongs; the directory is made where it is missing.
+    /// The path of a file of the run. Creates its directory if necessary.
     fn path(&self, part: &str) -> Result<PathBuf> {
         let directory = self.log_dir.join(part);
         std::fs::create_dir_all(&directory).map_err(|source| Error::io(&directory, source))?;
@@ -107,7 +106,7 @@ impl TensorBoard {
         self.write_graph.then(graph)
     }
 
-    /// Made when first needed.
+    /// Created on first use.
     fn train(&mut self, view: &View<'_>) -> Result<&mut EventFile> {
         let file = match self.train.take() {
             Some(file) => file,
@@ -119,8 +118,8 @@ impl TensorBoard {
         Ok(self.train.insert(file))
     }
 
-    /// Made when first needed: one that a killed run began and never saved is begun again when that
-    /// run is continued.
+    /// Created on first use. A file that a killed run created but never saved is created again when that run
+    /// resumes.
     fn validation(&mut self) -> Result<&mut EventFile> {
         let file = match self.validation.take() {
             Some(file) => file,
@@ -130,25 +129,25 @@ impl TensorBoard {
     }
 }
 
-/// One event with these numbers.
+/// An event with these values.
 fn scalars<'a>(step: u64, values: impl Iterator<Item = (String, &'a f64)>) -> Message {
     let values: Vec<Message> = values.map(|(tag, value)| proto::scalar(&tag, *value)).collect();
     proto::summary(proto::event(now(), step), &values)
 }
 
 impl Callback for TensorBoard {
-    fn writes(&self) -> bool {
+    fn chief_only(&self) -> bool {
         true
     }
 
-    fn sees_batches(&self) -> bool {
+    fn wants_batch_events(&self) -> bool {
         self.update_freq != Frequency::Epoch
     }
 
     fn on_train_begin(&mut self, _view: &View<'_>) -> Result<Action> {
         self.update_freq.check(OWNER, "update_freq")?;
         (self.train, self.validation, self.name) = (None, None, new_name());
-        // A place that takes no logs is found before the first epoch.
+        // A directory that cannot be written is detected before the first epoch.
         self.path("train").map(|_| Action::Continue)
     }
 
@@ -234,7 +233,7 @@ impl Callback for TensorBoard {
             let of_step = validation
                 .iter()
                 .map(|(n, v)| (format!("evaluation_{}_vs_iterations", short(n)), v));
-            // The file comes before what goes into it, as their times tell.
+            // Create the file before the event, so that their times are in order.
             let file = self.validation()?;
             file.write(&[scalars(epoch, of_epoch), scalars(view.step, of_step)])?;
         }

@@ -1,12 +1,12 @@
-//! The few protocol buffer messages that event files are made of, written by hand.
+//! The protocol buffer messages of event files, written by hand.
 //!
 //! Field numbers are those of TensorFlow's `event.proto`, `summary.proto` and `histogram.proto`.
 
-/// A message under construction. Fields come in any order; absent ones have their defaults.
+/// A message under construction. Fields may be in any order; absent fields have their defaults.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Message(Vec<u8>);
 
-/// How a field's bytes are delimited.
+/// Wire types.
 const VARINT: u64 = 0;
 const FIXED64: u64 = 1;
 const LENGTH: u64 = 2;
@@ -21,7 +21,7 @@ impl Message {
         &self.0
     }
 
-    /// Seven bits a byte, lowest first.
+    /// Seven bits per byte, lowest first.
     fn varint(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.0.push(value as u8 | 0x80);
@@ -74,7 +74,7 @@ impl Message {
     }
 }
 
-/// `Event` at a time, in seconds since 1970, and a step.
+/// An `Event` with a time, in seconds since 1970, and a step.
 pub(super) fn event(wall_time: f64, step: u64) -> Message {
     Message::new().double(1, wall_time).int(2, i64::try_from(step).unwrap_or(i64::MAX))
 }
@@ -100,8 +100,7 @@ pub(super) fn scalar(tag: &str, value: f64) -> Message {
     Message::new().text(1, tag).float(2, value as f32)
 }
 
-/// `Summary.Value` of the distribution of many numbers, in 30 equal ranges as Keras' are. Values
-/// that are not finite have no place in it.
+/// A `Summary.Value` with a histogram of 30 equal ranges, as in Keras. NaN and infinite values are ignored.
 pub(super) fn histogram(tag: &str, values: &[f32]) -> Message {
     const BUCKETS: usize = 30;
     let finite = || values.iter().filter(|v| v.is_finite()).map(|v| f64::from(*v));
@@ -141,7 +140,7 @@ mod tests {
 
     #[test]
     fn fields_are_encoded_as_protocol_buffers_are() {
-        // The examples of the format's own documentation, and negative numbers.
+        // Examples from the documentation of the format, and negative numbers.
         assert_eq!(Message::new().int(1, 150).as_bytes(), [0x08, 0x96, 0x01]);
         assert_eq!(Message::new().text(2, "testing").as_bytes(), b"\x12\x07testing");
         let inner = Message::new().int(1, 150);

@@ -1,35 +1,35 @@
-//! Maps by which images are read: the pixel `(x, y)` of the result is the image at
+//! Affine maps for sampling images: the pixel `(x, y)` of the result is the image at
 //! `(a·x + b·y + c, d·x + e·y + f)`.
 
-use super::super::support::finite;
+use super::super::support::check_finite;
 use super::super::up_sampling2d::Interpolation;
 use super::uniform;
-use crate::choice::Choice;
+use crate::by_name::ByName;
 use crate::data::FillMode;
 use crate::error::Result;
 use crate::layer::Cx;
 use phalanx_graph::ops::{self, Epilogue, SampleGeom};
 use phalanx_graph::{NodeId, Op};
 
-/// `[a, b, c, d, e, f]` of the map that changes nothing.
+/// `[a, b, c, d, e, f]` of the identity.
 pub(super) const IDENTITY: [f64; 6] = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0];
 
-/// Maps that depend on parameters `p` in a straight line: `base + Σ pᵢ · slopesᵢ`.
+/// Maps that depend linearly on parameters `p`: `base + Σ pᵢ · slopesᵢ`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Affine<const N: usize> {
     pub base: [f64; 6],
     pub slopes: [[f64; 6]; N],
 }
 
-/// A family of maps whose numbers are constants of the graph.
-pub(super) struct Maps {
+/// A family of maps whose coefficients are constants of the graph.
+pub(super) struct AffineMaps {
     slopes: NodeId,
     base: NodeId,
 }
 
 impl<const N: usize> Affine<N> {
-    /// The same maps by numbers `u` in 0 to 1, for the parameters `low + u · (high - low)`.
-    fn over(self, ranges: [[f64; 2]; N]) -> Affine<N> {
+    /// The same maps as a function of `u` in 0 to 1, for the parameters `low + u · (high - low)`.
+    fn over_ranges(self, ranges: [[f64; 2]; N]) -> Affine<N> {
         let mut over = self;
         for (i, [low, high]) in ranges.into_iter().enumerate() {
             for k in 0..6 {
@@ -40,16 +40,16 @@ impl<const N: usize> Affine<N> {
         over
     }
 
-    /// In training, reads an image through a map of each sample's own, its parameters drawn from these
-    /// ranges; otherwise leaves the image as it is.
-    pub fn at_random(
+    /// In training, samples each image through its own map, with parameters drawn from these ranges; otherwise
+    /// returns the image unchanged.
+    pub fn sample_randomly(
         self,
         cx: &mut Cx<'_>,
         geom: SampleGeom,
         x: NodeId,
         ranges: [[f64; 2]; N],
     ) -> Result<NodeId> {
-        let maps = self.over(ranges).declare(cx);
+        let maps = self.over_ranges(ranges).declare(cx);
         if !cx.training() {
             return Ok(x);
         }
@@ -58,37 +58,37 @@ impl<const N: usize> Affine<N> {
         sample(cx, geom, x, matrix)
     }
 
-    /// Declares the constants. To be called in training and in inference alike: all programs of a
-    /// model share one table of parameters.
-    pub fn declare(&self, cx: &mut Cx<'_>) -> Maps {
+    /// Declares the constants. Must be called in training and in inference, because all programs of a model
+    /// share one table of parameters.
+    pub fn declare(&self, cx: &mut Cx<'_>) -> AffineMaps {
         let slopes = self.slopes.iter().flatten().map(|v| *v as f32).collect();
         let base = self.base.iter().map(|v| *v as f32).collect();
-        Maps {
+        AffineMaps {
             slopes: cx.constant("slopes", &[N, 6], slopes),
             base: cx.constant("base", &[6], base),
         }
     }
 }
 
-impl Maps {
-    /// The matrix of each sample from its parameters.
+impl AffineMaps {
+    /// Computes the matrix of each sample from its parameters.
     pub fn matrix(&self, cx: &mut Cx<'_>, parameters: NodeId) -> Result<NodeId> {
         let dot = Op::Dot(Epilogue { bias: true, relu: false });
         Ok(cx.graph().push(dot, &[parameters, self.slopes, self.base])?)
     }
 }
 
-/// How the layers that move images read between pixels and beyond the border, by Keras' names.
-pub(super) struct Reading<'a> {
-    pub fill_mode: &'a Choice<FillMode>,
-    pub interpolation: &'a Choice<Interpolation>,
+/// Interpolation and fill mode of the geometric layers, with Keras' names.
+pub(super) struct SamplingOptions<'a> {
+    pub fill_mode: &'a ByName<FillMode>,
+    pub interpolation: &'a ByName<Interpolation>,
     pub fill_value: f64,
 }
 
-impl Reading<'_> {
-    /// The attributes for an image that keeps its size.
+impl SamplingOptions<'_> {
+    /// The sampling attributes for an image that keeps its size.
     pub fn geometry(&self, cx: &Cx<'_>, input: [usize; 3]) -> Result<SampleGeom> {
-        finite(cx, "fill_value", self.fill_value)?;
+        check_finite(cx, "fill_value", self.fill_value)?;
         let fill = match self.fill_mode.get()? {
             FillMode::Constant => ops::FillMode::Constant,
             FillMode::Nearest => ops::FillMode::Nearest,
@@ -101,13 +101,13 @@ impl Reading<'_> {
     }
 }
 
-/// The attributes of a map from pixels to pixels, all inside the image.
-pub(super) fn whole_pixels(input: [usize; 3], output: [usize; 2]) -> SampleGeom {
+/// The sampling attributes of a map from pixels to pixels inside the image.
+pub(super) fn pixel_geometry(input: [usize; 3], output: [usize; 2]) -> SampleGeom {
     let fill = ops::FillMode::Nearest;
     SampleGeom { input, output, fill, fill_value: 0.0.into(), bilinear: false }
 }
 
-/// Reads an image through a matrix of each sample's own.
+/// Samples each image through its own matrix.
 pub(super) fn sample(
     cx: &mut Cx<'_>,
     geom: SampleGeom,

@@ -1,7 +1,7 @@
-//! The middle of an image: `(batch, h, w, c)` becomes `(batch, height, width, c)`. An image that is too
-//! small is enlarged: its largest window of the wanted proportions is resized, bilinearly.
+//! Center crop: `(batch, h, w, c)` becomes `(batch, height, width, c)`. If the image is too small, its largest
+//! window with the target aspect ratio is resized bilinearly.
 
-use super::super::support::{DataFormat, at_least_one};
+use super::super::support::{DataFormat, check_at_least_one};
 use super::resize::{Resampling, aspect_window, resize};
 use super::{float_image, window};
 use crate::config;
@@ -11,7 +11,7 @@ use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The middle of an image.
+/// Crops the center of an image.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -29,19 +29,19 @@ pub struct CenterCrop {
 }
 
 impl CenterCrop {
-    /// The size that is left.
+    /// The output size.
     pub fn new(height: usize, width: usize) -> CenterCrop {
         CenterCrop { height, width, data_format: DataFormat::ChannelsLast }
     }
 }
 
-/// Fails unless an output has pixels.
+/// Fails if the output has no pixels.
 pub(super) fn check_size(cx: &Cx<'_>, [height, width]: [usize; 2]) -> Result<()> {
-    at_least_one(cx, "height", height)?;
-    at_least_one(cx, "width", width)
+    check_at_least_one(cx, "height", height)?;
+    check_at_least_one(cx, "width", width)
 }
 
-/// The middle of an image, or all that fits of one that is too small.
+/// The center of an image, or the largest possible window of an image that is too small.
 pub(super) fn center(
     cx: &mut Cx<'_>,
     x: NodeId,

@@ -1,4 +1,4 @@
-//! The range a random layer draws from, as configs hold it.
+//! The range of a random layer, as in configs.
 
 use crate::error::Result;
 use crate::layer::Cx;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a number or two of them")]
 pub enum Factor {
-    /// As far to both sides.
+    /// Symmetric around zero.
     Both(f64),
     /// The two ends, in any order.
     Ends([f64; 2]),
@@ -41,8 +41,8 @@ impl Factor {
         }
     }
 
-    /// The ends, or an error where one lies outside -1 to 1.
-    pub(super) fn within_one(self, cx: &Cx<'_>, argument: &str) -> Result<[f64; 2]> {
+    /// The ends, or an error if one lies outside -1 to 1.
+    pub(super) fn within_unit(self, cx: &Cx<'_>, argument: &str) -> Result<[f64; 2]> {
         let given = match self {
             Factor::Both(f) => [f, f],
             Factor::Ends(ends) => ends,

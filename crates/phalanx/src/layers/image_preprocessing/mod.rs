@@ -1,9 +1,8 @@
-//! Images changed inside a model: resized and cropped always, or flipped, moved, turned, zoomed
-//! and given another contrast at random, in training alone.
+//! Image preprocessing and augmentation inside a model: resizing and cropping, which are always active, and
+//! random flips, translations, rotations, zooms and contrast changes, which are only active in training.
 //!
-//! What a random layer does follows from the run's seed, the step and the sample, each sample for
-//! itself, so it does not depend on the number of replicas. Keras' own `seed` is kept in the config
-//! and not used.
+//! The augmentation of each sample is determined by the run's seed, the step and the sample, so it does not
+//! depend on the number of replicas. Keras' `seed` is kept in the config but not used.
 
 mod affine;
 mod center_crop;
@@ -33,13 +32,13 @@ use crate::error::Result;
 use crate::layer::Cx;
 use phalanx_graph::{DType, NodeId, Op};
 
-/// The one input, an image of any number type, as floats; and its height, width and channels.
+/// The single input, an image of any number type, as floats; and its height, width and channels.
 fn float_image(cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<(NodeId, [usize; 3])> {
     let (x, dims) = image(cx, inputs)?;
     Ok((cx.graph().cast(x, DType::F32)?, dims))
 }
 
-/// Numbers in `[0, 1)` of each sample's own, in a stream of this call's own.
+/// Random numbers in `[0, 1)` for each sample, in a separate stream for this call.
 fn uniform(cx: &mut Cx<'_>, dims: &[usize]) -> Result<NodeId> {
     let key = cx.stream();
     Ok(cx.graph().push(Op::Uniform { key, dims: dims.to_vec() }, &[])?)

@@ -1,5 +1,5 @@
-//! `y = clip((x - mean) · f + mean)` with the mean of each channel of each image and a random `f` of
-//! each image's own, in training; otherwise the identity. The output has the input's shape.
+//! `y = clip((x - mean) · f + mean)` with the mean of each channel of each image and a random `f` for each
+//! image, in training; otherwise the identity. The output has the shape of the input.
 
 use super::super::support::{DataFormat, setters};
 use super::{Factor, float_image, uniform};
@@ -10,7 +10,7 @@ use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Changes the contrast of images at random in training.
+/// Randomly changes the contrast of images in training.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -35,7 +35,7 @@ fn bytes() -> (f64, f64) {
 }
 
 impl RandomContrast {
-    /// From `1 - factor` to `1 + factor` times the contrast, or `1 - lower` to `1 + upper` times.
+    /// Multiplies the contrast by `1 - factor` to `1 + factor`, or by `1 - lower` to `1 + upper`.
     pub fn new(factor: impl Into<Factor>) -> RandomContrast {
         RandomContrast {
             factor: factor.into(),
@@ -46,13 +46,13 @@ impl RandomContrast {
     }
 
     setters! {
-        /// The darkest and the brightest there is; 0 and 255 unless set.
+        /// The minimum and maximum pixel values; default to 0 and 255.
         value_range: (f64, f64),
-        /// Kept for Keras; the run's seed decides.
+        /// Ignored; kept for compatibility with Keras. The run's seed is used.
         seed: Option<i64>,
     }
 
-    /// How far below and above one.
+    /// The distances below and above one.
     fn bounds(&self) -> Factor {
         match self.factor {
             Factor::Both(f) => Factor::Ends([f, f]),
@@ -67,12 +67,12 @@ impl Layer for RandomContrast {
     }
 
     fn config(&self) -> Map<String, Value> {
-        // Keras writes both bounds even for one number.
+        // Keras writes both bounds even for a single number.
         config::write(&RandomContrast { factor: self.bounds(), ..self.clone() })
     }
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
-        let [lower, upper] = self.bounds().within_one(cx, "factor")?;
+        let [lower, upper] = self.bounds().within_unit(cx, "factor")?;
         let (darkest, brightest) = self.value_range;
         if !(darkest.is_finite() && brightest.is_finite() && darkest <= brightest) {
             let received = format!("({darkest}, {brightest})");

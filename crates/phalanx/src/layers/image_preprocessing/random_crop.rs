@@ -1,9 +1,8 @@
-//! A part of an image: `(batch, h, w, c)` becomes `(batch, height, width, c)`. In training the part is
-//! drawn for each sample; otherwise it is the middle. An image that is too small is enlarged as
-//! `CenterCrop` does it.
+//! Random crop: `(batch, h, w, c)` becomes `(batch, height, width, c)`. In training the window is random for
+//! each sample; otherwise it is the center. If the image is too small, it is resized as by `CenterCrop`.
 
 use super::super::support::{DataFormat, setters};
-use super::affine::{Affine, IDENTITY, sample, whole_pixels};
+use super::affine::{Affine, IDENTITY, pixel_geometry, sample};
 use super::center_crop::{center, check_size};
 use super::{float_image, uniform};
 use crate::config;
@@ -14,7 +13,7 @@ use phalanx_graph::ops::Unary;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// A random part of an image in training, else its middle.
+/// Crops a random window of each image in training, else the center.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -33,13 +32,13 @@ pub struct RandomCrop {
 }
 
 impl RandomCrop {
-    /// The size that is left.
+    /// The output size.
     pub fn new(height: usize, width: usize) -> RandomCrop {
         RandomCrop { height, width, seed: None, data_format: DataFormat::ChannelsLast }
     }
 
     setters! {
-        /// Kept for Keras; the run's seed decides.
+        /// Ignored; kept for compatibility with Keras. The run's seed is used.
         seed: Option<i64>,
     }
 }
@@ -73,6 +72,6 @@ impl Layer for RandomCrop {
         let start = g.mul(u, places)?;
         let start = g.unary(Unary::Floor, start)?;
         let matrix = maps.matrix(cx, start)?;
-        sample(cx, whole_pixels(dims, size), x, matrix)
+        sample(cx, pixel_geometry(dims, size), x, matrix)
     }
 }

@@ -1,13 +1,13 @@
-//! Mirrors every second image, at random, in training; otherwise the identity. The output has the
-//! input's shape.
+//! Random flips of images with probability one half, in training; otherwise the identity. The output has the
+//! shape of the input.
 //!
-//! With both directions each is decided for itself, as Keras' documentation has it (Keras 3.15 itself
-//! flips both ways or neither).
+//! With both directions, each is decided independently, as in Keras' documentation (Keras 3.15 itself flips
+//! both ways or neither).
 
 use super::super::support::{DataFormat, setters};
-use super::affine::{Affine, IDENTITY, sample, whole_pixels};
+use super::affine::{Affine, IDENTITY, pixel_geometry, sample};
 use super::{float_image, uniform};
-use crate::choice::{Choice, Vocabulary, by_serde_name};
+use crate::by_name::{ByName, Named, variant_by_serde_name};
 use crate::config;
 use crate::error::Result;
 use crate::layer::{Cx, Layer};
@@ -16,7 +16,7 @@ use phalanx_graph::ops::Binary;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Which way images are mirrored.
+/// The directions in which images are flipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FlipMode {
@@ -28,16 +28,16 @@ pub enum FlipMode {
     HorizontalAndVertical,
 }
 
-impl Vocabulary for FlipMode {
+impl Named for FlipMode {
     const KIND: &'static str = "mode";
     const NAMES: &'static [&'static str] = &["horizontal", "vertical", "horizontal_and_vertical"];
 
     fn from_name(name: &str) -> Option<FlipMode> {
-        by_serde_name(name)
+        variant_by_serde_name(name)
     }
 }
 
-/// Mirrors images at random in training.
+/// Randomly flips images in training.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -48,7 +48,7 @@ impl Vocabulary for FlipMode {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RandomFlip {
-    mode: Choice<FlipMode>,
+    mode: ByName<FlipMode>,
     seed: Option<i64>,
     data_format: DataFormat,
 }
@@ -61,12 +61,12 @@ impl Default for RandomFlip {
 
 impl RandomFlip {
     /// `horizontal`, `vertical` or `horizontal_and_vertical`.
-    pub fn new(mode: impl Into<Choice<FlipMode>>) -> RandomFlip {
+    pub fn new(mode: impl Into<ByName<FlipMode>>) -> RandomFlip {
         RandomFlip { mode: mode.into(), seed: None, data_format: DataFormat::ChannelsLast }
     }
 
     setters! {
-        /// Kept for Keras; the run's seed decides.
+        /// Ignored; kept for compatibility with Keras. The run's seed is used.
         seed: Option<i64>,
     }
 }
@@ -84,7 +84,7 @@ impl Layer for RandomFlip {
         let mode = *self.mode.get()?;
         let (x, dims) = float_image(cx, inputs)?;
         let [h, w, _] = dims;
-        // x becomes w - 1 - x, and y likewise; what the mode leaves out has no slope.
+        // x becomes w - 1 - x, and y likewise. Directions that the mode excludes have a slope of zero.
         let mut slopes = [[0.0; 6]; 2];
         if mode != FlipMode::Vertical {
             slopes[0] = [-2.0, 0.0, (w - 1) as f64, 0.0, 0.0, 0.0];
@@ -100,6 +100,6 @@ impl Layer for RandomFlip {
         let half = cx.graph().scalar(0.5);
         let flips = cx.graph().binary(Binary::Gt, half, u)?;
         let matrix = maps.matrix(cx, flips)?;
-        sample(cx, whole_pixels(dims, [h, w]), x, matrix)
+        sample(cx, pixel_geometry(dims, [h, w]), x, matrix)
     }
 }

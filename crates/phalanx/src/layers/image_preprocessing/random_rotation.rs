@@ -1,12 +1,12 @@
-//! Turns images about their middle by random angles, in training; otherwise the identity. The output
-//! has the input's shape.
+//! Rotation of images about their center by random angles, in training; otherwise the identity. The output has
+//! the shape of the input.
 
 use super::super::support::{DataFormat, setters};
 use super::super::up_sampling2d::Interpolation;
-use super::affine::{Affine, Reading, sample};
+use super::affine::{Affine, SamplingOptions, sample};
 use super::random_translation::{bilinear, reflect};
 use super::{Factor, float_image, uniform};
-use crate::choice::Choice;
+use crate::by_name::ByName;
 use crate::config;
 use crate::data::FillMode;
 use crate::error::Result;
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::f64::consts::{FRAC_PI_2, TAU};
 
-/// Turns images at random in training.
+/// Randomly rotates images in training.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -31,9 +31,9 @@ use std::f64::consts::{FRAC_PI_2, TAU};
 pub struct RandomRotation {
     factor: Factor,
     #[serde(default = "reflect")]
-    fill_mode: Choice<FillMode>,
+    fill_mode: ByName<FillMode>,
     #[serde(default = "bilinear")]
-    interpolation: Choice<Interpolation>,
+    interpolation: ByName<Interpolation>,
     seed: Option<i64>,
     #[serde(default)]
     fill_value: f64,
@@ -42,7 +42,7 @@ pub struct RandomRotation {
 }
 
 impl RandomRotation {
-    /// How far, in whole turns; positive is counter-clockwise.
+    /// The angle as a fraction of a full turn; positive is counter-clockwise.
     pub fn new(factor: impl Into<Factor>) -> RandomRotation {
         RandomRotation {
             factor: factor.into(),
@@ -55,13 +55,13 @@ impl RandomRotation {
     }
 
     setters! {
-        /// What comes in: `reflect` (unless set), `constant`, `nearest` or `wrap`.
-        fill_mode: impl Into<Choice<FillMode>>,
-        /// `bilinear` (unless set) or `nearest`.
-        interpolation: impl Into<Choice<Interpolation>>,
-        /// The value of `fill_mode` "constant"; 0 unless set.
+        /// How pixels outside the image are filled: `reflect` (the default), `constant`, `nearest` or `wrap`.
+        fill_mode: impl Into<ByName<FillMode>>,
+        /// `bilinear` (the default) or `nearest`.
+        interpolation: impl Into<ByName<Interpolation>>,
+        /// The value of `fill_mode` "constant"; defaults to 0.
         fill_value: f64,
-        /// Kept for Keras; the run's seed decides.
+        /// Ignored; kept for compatibility with Keras. The run's seed is used.
         seed: Option<i64>,
     }
 }
@@ -72,18 +72,18 @@ impl Layer for RandomRotation {
     }
 
     fn config(&self) -> Map<String, Value> {
-        // Keras writes both ends even for one number.
+        // Keras writes both ends even for a single number.
         config::write(&RandomRotation { factor: self.factor.ends().into(), ..self.clone() })
     }
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
-        let [low, high] = self.factor.within_one(cx, "factor")?;
+        let [low, high] = self.factor.within_unit(cx, "factor")?;
         let (x, dims) = float_image(cx, inputs)?;
         let [my, mx] = [dims[0], dims[1]].map(|d| (d - 1) as f64 / 2.0);
         let Self { fill_mode, interpolation, fill_value, .. } = self;
-        let reading = Reading { fill_mode, interpolation, fill_value: *fill_value };
+        let reading = SamplingOptions { fill_mode, interpolation, fill_value: *fill_value };
         let geom = reading.geometry(cx, dims)?;
-        // A turn about the middle, by the cosine and the sine of its angle.
+        // A rotation about the center, from the cosine and sine of its angle.
         let slopes = [[1.0, 0.0, -mx, 0.0, 1.0, -my], [0.0, -1.0, my, 1.0, 0.0, -mx]];
         let base = [0.0, 0.0, mx, 0.0, 0.0, my];
         let maps = Affine { base, slopes }.declare(cx);

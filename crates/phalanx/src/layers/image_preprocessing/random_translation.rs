@@ -1,11 +1,11 @@
-//! Moves images down and to the right by random shares of their size, in training; otherwise the
-//! identity. The output has the input's shape.
+//! Translation of images down and to the right by random fractions of their size, in training; otherwise the
+//! identity. The output has the shape of the input.
 
 use super::super::support::{DataFormat, setters};
 use super::super::up_sampling2d::Interpolation;
-use super::affine::{Affine, IDENTITY, Reading};
+use super::affine::{Affine, IDENTITY, SamplingOptions};
 use super::{Factor, float_image};
-use crate::choice::Choice;
+use crate::by_name::ByName;
 use crate::config;
 use crate::data::FillMode;
 use crate::error::Result;
@@ -14,7 +14,7 @@ use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Moves images at random in training.
+/// Randomly translates images in training.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -29,9 +29,9 @@ pub struct RandomTranslation {
     height_factor: Factor,
     width_factor: Factor,
     #[serde(default = "reflect")]
-    fill_mode: Choice<FillMode>,
+    fill_mode: ByName<FillMode>,
     #[serde(default = "bilinear")]
-    interpolation: Choice<Interpolation>,
+    interpolation: ByName<Interpolation>,
     seed: Option<i64>,
     #[serde(default)]
     fill_value: f64,
@@ -39,16 +39,16 @@ pub struct RandomTranslation {
     data_format: DataFormat,
 }
 
-pub(super) fn reflect() -> Choice<FillMode> {
+pub(super) fn reflect() -> ByName<FillMode> {
     FillMode::Reflect.into()
 }
 
-pub(super) fn bilinear() -> Choice<Interpolation> {
+pub(super) fn bilinear() -> ByName<Interpolation> {
     Interpolation::Bilinear.into()
 }
 
 impl RandomTranslation {
-    /// How far down and to the right, in shares of height and width; negative for up and left.
+    /// The distances down and to the right, as fractions of height and width; negative for up and left.
     pub fn new(
         height_factor: impl Into<Factor>,
         width_factor: impl Into<Factor>,
@@ -65,13 +65,13 @@ impl RandomTranslation {
     }
 
     setters! {
-        /// What comes in: `reflect` (unless set), `constant`, `nearest` or `wrap`.
-        fill_mode: impl Into<Choice<FillMode>>,
-        /// `bilinear` (unless set) or `nearest`.
-        interpolation: impl Into<Choice<Interpolation>>,
-        /// The value of `fill_mode` "constant"; 0 unless set.
+        /// How pixels outside the image are filled: `reflect` (the default), `constant`, `nearest` or `wrap`.
+        fill_mode: impl Into<ByName<FillMode>>,
+        /// `bilinear` (the default) or `nearest`.
+        interpolation: impl Into<ByName<Interpolation>>,
+        /// The value of `fill_mode` "constant"; defaults to 0.
         fill_value: f64,
-        /// Kept for Keras; the run's seed decides.
+        /// Ignored; kept for compatibility with Keras. The run's seed is used.
         seed: Option<i64>,
     }
 }
@@ -86,14 +86,14 @@ impl Layer for RandomTranslation {
     }
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
-        let down = self.height_factor.within_one(cx, "height_factor")?;
-        let right = self.width_factor.within_one(cx, "width_factor")?;
+        let down = self.height_factor.within_unit(cx, "height_factor")?;
+        let right = self.width_factor.within_unit(cx, "width_factor")?;
         let (x, dims) = float_image(cx, inputs)?;
         let [h, w, _] = dims.map(|d| d as f64);
         let Self { fill_mode, interpolation, fill_value, .. } = self;
-        let reading = Reading { fill_mode, interpolation, fill_value: *fill_value };
+        let reading = SamplingOptions { fill_mode, interpolation, fill_value: *fill_value };
         let geom = reading.geometry(cx, dims)?;
         let slopes = [[0.0, 0.0, 0.0, 0.0, 0.0, -h], [0.0, 0.0, -w, 0.0, 0.0, 0.0]];
-        Affine { base: IDENTITY, slopes }.at_random(cx, geom, x, [down, right])
+        Affine { base: IDENTITY, slopes }.sample_randomly(cx, geom, x, [down, right])
     }
 }

@@ -1,12 +1,12 @@
-//! Zooms images about their middle by random factors, in training; otherwise the identity. The output
-//! has the input's shape.
+//! Zoom of images about their center by random factors, in training; otherwise the identity. The output has the
+//! shape of the input.
 
 use super::super::support::{DataFormat, setters};
 use super::super::up_sampling2d::Interpolation;
-use super::affine::{Affine, IDENTITY, Reading};
+use super::affine::{Affine, IDENTITY, SamplingOptions};
 use super::random_translation::{bilinear, reflect};
 use super::{Factor, float_image};
-use crate::choice::Choice;
+use crate::by_name::ByName;
 use crate::config;
 use crate::data::FillMode;
 use crate::error::Result;
@@ -15,7 +15,7 @@ use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Zooms images at random in training.
+/// Randomly zooms images in training.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -30,9 +30,9 @@ pub struct RandomZoom {
     height_factor: Factor,
     width_factor: Option<Factor>,
     #[serde(default = "reflect")]
-    fill_mode: Choice<FillMode>,
+    fill_mode: ByName<FillMode>,
     #[serde(default = "bilinear")]
-    interpolation: Choice<Interpolation>,
+    interpolation: ByName<Interpolation>,
     seed: Option<i64>,
     #[serde(default)]
     fill_value: f64,
@@ -41,8 +41,8 @@ pub struct RandomZoom {
 }
 
 impl RandomZoom {
-    /// How much more of the height is shown: positive zooms out, negative in. The width follows,
-    /// unless it has its own [`width_factor`](RandomZoom::width_factor).
+    /// The relative change of the visible height: positive zooms out, negative zooms in. The width follows
+    /// unless [`width_factor`](RandomZoom::width_factor) is set.
     pub fn new(height_factor: impl Into<Factor>) -> RandomZoom {
         RandomZoom {
             height_factor: height_factor.into(),
@@ -55,7 +55,7 @@ impl RandomZoom {
         }
     }
 
-    /// How much more of the width is shown, apart from the height.
+    /// The relative change of the visible width, independent of the height.
     #[must_use]
     pub fn width_factor(mut self, width_factor: impl Into<Factor>) -> RandomZoom {
         self.width_factor = Some(width_factor.into());
@@ -63,20 +63,20 @@ impl RandomZoom {
     }
 
     setters! {
-        /// What comes in: `reflect` (unless set), `constant`, `nearest` or `wrap`.
-        fill_mode: impl Into<Choice<FillMode>>,
-        /// `bilinear` (unless set) or `nearest`.
-        interpolation: impl Into<Choice<Interpolation>>,
-        /// The value of `fill_mode` "constant"; 0 unless set.
+        /// How pixels outside the image are filled: `reflect` (the default), `constant`, `nearest` or `wrap`.
+        fill_mode: impl Into<ByName<FillMode>>,
+        /// `bilinear` (the default) or `nearest`.
+        interpolation: impl Into<ByName<Interpolation>>,
+        /// The value of `fill_mode` "constant"; defaults to 0.
         fill_value: f64,
-        /// Kept for Keras; the run's seed decides.
+        /// Ignored; kept for compatibility with Keras. The run's seed is used.
         seed: Option<i64>,
     }
 }
 
-/// The ends of a range, none of which may shrink what is shown to nothing.
-fn shown(cx: &Cx<'_>, argument: &str, factor: Factor) -> Result<[f64; 2]> {
-    let ends = factor.within_one(cx, argument)?;
+/// The ends of a range, or an error if the visible size would become zero.
+fn checked_ends(cx: &Cx<'_>, argument: &str, factor: Factor) -> Result<[f64; 2]> {
+    let ends = factor.within_unit(cx, argument)?;
     if ends[0] > -1.0 { Ok(ends) } else { Err(cx.argument(argument, "numbers above -1", ends[0])) }
 }
 
@@ -90,24 +90,24 @@ impl Layer for RandomZoom {
     }
 
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
-        let height = shown(cx, "height_factor", self.height_factor)?;
-        let width = self.width_factor.map(|f| shown(cx, "width_factor", f)).transpose()?;
+        let height = checked_ends(cx, "height_factor", self.height_factor)?;
+        let width = self.width_factor.map(|f| checked_ends(cx, "width_factor", f)).transpose()?;
         let (x, dims) = float_image(cx, inputs)?;
         let [my, mx] = [dims[0], dims[1]].map(|d| (d - 1) as f64 / 2.0);
         let Self { fill_mode, interpolation, fill_value, .. } = self;
-        let reading = Reading { fill_mode, interpolation, fill_value: *fill_value };
+        let reading = SamplingOptions { fill_mode, interpolation, fill_value: *fill_value };
         let geom = reading.geometry(cx, dims)?;
-        // By how much the height, and the width, differ from what they were.
+        // The changes of height and width.
         let (down, across) = ([0.0, 0.0, 0.0, 0.0, 1.0, -my], [1.0, 0.0, -mx, 0.0, 0.0, 0.0]);
         let base = IDENTITY;
         match width {
             Some(width) => {
                 let slopes = [down, across];
-                Affine { base, slopes }.at_random(cx, geom, x, [height, width])
+                Affine { base, slopes }.sample_randomly(cx, geom, x, [height, width])
             }
             None => {
                 let both = std::array::from_fn(|k| down[k] + across[k]);
-                Affine { base, slopes: [both] }.at_random(cx, geom, x, [height])
+                Affine { base, slopes: [both] }.sample_randomly(cx, geom, x, [height])
             }
         }
     }

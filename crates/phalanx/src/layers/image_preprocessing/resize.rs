@@ -1,7 +1,7 @@
-//! Resizing as `jax.image.resize` does it: every new row is a weighted sum of old rows, and every new
-//! column of old columns, so it is two products with matrices of weights.
+//! Resizing as in `jax.image.resize`. Every new row is a weighted sum of old rows, and every new column of old
+//! columns, so resizing consists of two products with weight matrices.
 
-use crate::choice::{Vocabulary, by_serde_name};
+use crate::by_name::{Named, variant_by_serde_name};
 use crate::error::Result;
 use crate::layer::Cx;
 use phalanx_graph::ops::Epilogue;
@@ -9,34 +9,34 @@ use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 use std::f64::consts::PI;
 
-/// How the pixels of a resized image are made.
+/// The interpolation of a resized image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resampling {
-    /// From the nearest pixel.
+    /// The nearest pixel.
     Nearest,
-    /// In straight lines between two.
+    /// Linear interpolation between two pixels.
     Bilinear,
-    /// By Keys' cubic through four.
+    /// Keys' cubic interpolation of four pixels.
     Bicubic,
-    /// By a windowed sine through six.
+    /// Lanczos interpolation of six pixels.
     Lanczos3,
-    /// By a windowed sine through ten.
+    /// Lanczos interpolation of ten pixels.
     Lanczos5,
 }
 
-impl Vocabulary for Resampling {
+impl Named for Resampling {
     const KIND: &'static str = "interpolation";
     const NAMES: &'static [&'static str] =
         &["nearest", "bilinear", "bicubic", "lanczos3", "lanczos5"];
 
     fn from_name(name: &str) -> Option<Resampling> {
-        by_serde_name(name)
+        variant_by_serde_name(name)
     }
 }
 
 impl Resampling {
-    /// The weight of a pixel at a distance.
+    /// The kernel: the weight of a pixel at distance `x`.
     fn kernel(self, x: f64) -> f64 {
         let lanczos = |radius: f64| match x {
             _ if x > radius => 0.0,
@@ -53,8 +53,8 @@ impl Resampling {
         }
     }
 
-    /// The weights of `from` pixels for pixel `at` of `to`; with `antialias` a smaller image is
-    /// smoothed first.
+    /// The weights of `from` pixels for pixel `at` of `to`. With `antialias`, a smaller image is smoothed
+    /// first.
     fn weights(self, from: usize, to: usize, at: usize, antialias: bool) -> Vec<f64> {
         if self == Resampling::Nearest {
             let nearest = (2 * at + 1) * from / (2 * to);
@@ -65,14 +65,14 @@ impl Resampling {
         let center = (at as f64 + 0.5) * step - 0.5;
         let raw: Vec<f64> =
             (0..from).map(|k| self.kernel((center - k as f64).abs() / width)).collect();
-        // Near the border a part of the kernel lies outside.
+        // Near the border, part of the kernel lies outside.
         let total: f64 = raw.iter().sum();
         raw.into_iter().map(|w| w / total).collect()
     }
 }
 
-/// Most weights of a matrix: 8192 by 8192 pixels.
-const MOST_WEIGHTS: usize = 1 << 26;
+/// The maximum number of weights of a matrix: 8192 by 8192 pixels.
+const MAX_WEIGHTS: usize = 1 << 26;
 
 /// `x[.., from] · weights[from, to]`
 fn along_last(
@@ -83,8 +83,8 @@ fn along_last(
     how: (Resampling, bool),
 ) -> Result<NodeId> {
     let from = cx.graph().ty(x).last();
-    if from.checked_mul(to).is_none_or(|n| n > MOST_WEIGHTS) {
-        let expected = format!("at most {MOST_WEIGHTS} when multiplied with the input's {from}");
+    if from.checked_mul(to).is_none_or(|n| n > MAX_WEIGHTS) {
+        let expected = format!("at most {MAX_WEIGHTS} when multiplied with the input's {from}");
         return Err(cx.argument(argument, &expected, to));
     }
     let mut weights = vec![0.0; from * to];
@@ -96,7 +96,7 @@ fn along_last(
     Ok(cx.graph().push(Op::Dot(Epilogue::default()), &[x, weights])?)
 }
 
-/// An image in another size.
+/// Resizes an image.
 pub(super) fn resize(
     cx: &mut Cx<'_>,
     x: NodeId,
@@ -123,15 +123,15 @@ fn transpose(cx: &mut Cx<'_>, x: NodeId, perm: [usize; 3]) -> Result<NodeId> {
     Ok(cx.graph().push(Op::Transpose { perm: perm.to_vec() }, &[x])?)
 }
 
-/// A length in the proportion of two others, cut to whole pixels.
-pub(super) fn proportion(length: usize, of: usize, to: usize) -> usize {
+/// A length scaled by the ratio `to / of`, truncated to whole pixels.
+pub(super) fn scaled_length(length: usize, of: usize, to: usize) -> usize {
     (length as f64 * of as f64 / to as f64) as usize
 }
 
-/// Start and size of the largest window, in the middle, with the proportions of `size`.
+/// Start and size of the largest centered window with the aspect ratio of `size`.
 pub(super) fn aspect_window([h, w]: [usize; 2], size: [usize; 2]) -> ([usize; 2], [usize; 2]) {
-    let height = proportion(w, size[0], size[1]).min(h).max(1);
-    let width = proportion(h, size[1], size[0]).min(w).max(1);
+    let height = scaled_length(w, size[0], size[1]).min(h).max(1);
+    let width = scaled_length(h, size[1], size[0]).min(w).max(1);
     ([(h - height) / 2, (w - width) / 2], [height, width])
 }
 

@@ -1,14 +1,14 @@
-//! An image in another size: `(batch, h, w, c)` becomes `(batch, height, width, c)`. Pixel centres keep
-//! their place, and beyond the border there is nothing to weigh.
+//! Resizing of images: `(batch, h, w, c)` becomes `(batch, height, width, c)`. Pixel centers are aligned, and
+//! pixels beyond the border have no weight.
 //!
-//! Unless asked otherwise the proportions change with the size; an image can be cut, or filled up, to
-//! the new proportions first.
+//! By default the aspect ratio changes with the size. Optionally the image is first cropped or padded to the
+//! new aspect ratio.
 
-use super::super::support::{DataFormat, countable, finite, setters};
+use super::super::support::{DataFormat, check_countable, check_finite, setters};
 use super::center_crop::check_size;
-use super::resize::{Resampling, aspect_window, proportion, resize};
+use super::resize::{Resampling, aspect_window, resize, scaled_length};
 use super::{float_image, window};
-use crate::choice::Choice;
+use crate::by_name::ByName;
 use crate::config;
 use crate::error::Result;
 use crate::layer::{Cx, Layer};
@@ -16,7 +16,7 @@ use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// How images are filled up to their new proportions. Keras has the one way.
+/// How images are padded to the new aspect ratio. Keras has only one mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Border {
@@ -24,7 +24,7 @@ enum Border {
     Constant,
 }
 
-/// An image in another size.
+/// Resizes images.
 ///
 /// ```
 /// use phalanx::layer::Layer;
@@ -39,7 +39,7 @@ pub struct Resizing {
     height: usize,
     width: usize,
     #[serde(default = "bilinear")]
-    interpolation: Choice<Resampling>,
+    interpolation: ByName<Resampling>,
     #[serde(default)]
     crop_to_aspect_ratio: bool,
     #[serde(default)]
@@ -54,7 +54,7 @@ pub struct Resizing {
     data_format: DataFormat,
 }
 
-fn bilinear() -> Choice<Resampling> {
+fn bilinear() -> ByName<Resampling> {
     Resampling::Bilinear.into()
 }
 
@@ -75,35 +75,35 @@ impl Resizing {
     }
 
     setters! {
-        /// `bilinear` (unless set), `nearest`, `bicubic`, `lanczos3` or `lanczos5`.
-        interpolation: impl Into<Choice<Resampling>>,
-        /// Whether the image is cut to the new proportions first.
+        /// `bilinear` (the default), `nearest`, `bicubic`, `lanczos3` or `lanczos5`.
+        interpolation: impl Into<ByName<Resampling>>,
+        /// Whether to crop the image to the new aspect ratio first.
         crop_to_aspect_ratio: bool,
-        /// Whether the image is filled up to the new proportions first.
+        /// Whether to pad the image to the new aspect ratio first.
         pad_to_aspect_ratio: bool,
-        /// What it is filled up with; 0 unless set.
+        /// The padding value; defaults to 0.
         fill_value: f64,
-        /// Whether an image that becomes smaller is smoothed first.
+        /// Whether to smooth an image before it is made smaller.
         antialias: bool,
     }
 
-    /// The image with equal borders above and below, or left and right.
+    /// Pads the image equally above and below, or left and right.
     fn pad(&self, cx: &mut Cx<'_>, x: NodeId, [h, w, c]: [usize; 3]) -> Result<NodeId> {
-        let above = (proportion(w, self.height, self.width).max(h) - h) / 2;
-        let left = (proportion(h, self.width, self.height).max(w) - w) / 2;
+        let above = (scaled_length(w, self.height, self.width).max(h) - h) / 2;
+        let left = (scaled_length(h, self.width, self.height).max(w) - w) / 2;
         let border = if above > 0 { [above, 0, 0] } else { [0, left, 0] };
         if border == [0; 3] {
             return Ok(x);
         }
         let full = [h.checked_add(2 * border[0]), w.checked_add(2 * border[1]), Some(c)];
-        countable(cx, "pad_to_aspect_ratio", &full)?;
+        check_countable(cx, "pad_to_aspect_ratio", &full)?;
         let sides = || border.to_vec();
         let fill = self.fill_value;
         let g = cx.graph();
         if fill == 0.0 {
             return Ok(g.push(Op::Pad { before: sides(), after: sides() }, &[x])?);
         }
-        // Zeros around the image, and the value where they are.
+        // Zeros around the image, then the fill value where they are.
         let inside = g.fill(1.0, &[h, w, 1]);
         let inside = g.push(Op::Pad { before: sides(), after: sides() }, &[inside])?;
         let outside = g.scale(inside, -fill)?;
@@ -125,9 +125,9 @@ impl Layer for Resizing {
     fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let size = [self.height, self.width];
         check_size(cx, size)?;
-        finite(cx, "fill_value", self.fill_value)?;
+        check_finite(cx, "fill_value", self.fill_value)?;
         if self.crop_to_aspect_ratio && self.pad_to_aspect_ratio {
-            let expected = "false where crop_to_aspect_ratio is true";
+            let expected = "false if crop_to_aspect_ratio is true";
             return Err(cx.argument("pad_to_aspect_ratio", expected, true));
         }
         let resampling = *self.interpolation.get()?;

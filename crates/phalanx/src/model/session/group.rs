@@ -8,7 +8,7 @@ use crate::model::RunState;
 use crate::progress::Verbose;
 use crate::saving;
 use crate::strategy::DeviceKind;
-use crate::workers::lost;
+use crate::workers::peer_lost;
 use phalanx_cpu::simd::Isa;
 use phalanx_graph::process_group::{Cluster, all_gather};
 use serde_json::Value;
@@ -36,7 +36,7 @@ impl Workers {
     /// The bytes of every worker, in the order of their ranks.
     pub fn all_gather(&self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         let Some(cluster) = &self.0 else { return Ok(vec![mine]) };
-        all_gather(&*cluster.peers, &mine).map_err(lost)
+        all_gather(&*cluster.peers, &mine).map_err(peer_lost)
     }
 
     /// The chief's bytes.
@@ -74,7 +74,7 @@ impl Workers {
     pub fn check_equal(&self, facts: &[(String, String)]) -> Result<()> {
         let Some(cluster) = &self.0 else { return Ok(()) };
         let mine = serde_json::to_vec(facts).map_err(|e| Error::config("workers", e))?;
-        let all = all_gather(&*cluster.peers, &mine).map_err(lost)?;
+        let all = all_gather(&*cluster.peers, &mine).map_err(peer_lost)?;
         let read = |bytes: &Vec<u8>| -> Vec<(String, String)> {
             serde_json::from_slice(bytes).unwrap_or_default()
         };

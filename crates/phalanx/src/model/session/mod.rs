@@ -58,7 +58,7 @@ impl Placement {
         Placement {
             names: strategy.devices().iter().map(ToString::to_string).collect(),
             kind: strategy.devices()[0].kind,
-            policy: strategy.asked_policy(),
+            policy: strategy.requested_policy(),
         }
     }
 

@@ -120,7 +120,7 @@ impl TrainLoop<'_> {
 
     /// Whether a callback wants every batch.
     fn wants_batch_events(&self) -> bool {
-        self.callbacks.iter().any(|c| c.sees_batches())
+        self.callbacks.iter().any(|c| c.wants_batch_events())
     }
 
     /// Shows the last of some steps to callbacks and the progress bar, given the loss of each.
@@ -142,7 +142,7 @@ impl TrainLoop<'_> {
         if self.stop_requested() {
             return self.interrupted();
         }
-        self.back_up(&requesting)
+        self.save_run(&requesting)
     }
 
     /// Fetches the next batch of the epoch while a step is in flight.

@@ -133,7 +133,7 @@ impl<'a> TrainLoop<'a> {
             flush: fit.accumulate.is_some(),
         };
         let (mut callbacks, verbose) = (fit.callbacks, session.workers.verbose(fit.verbose)?);
-        callbacks.retain(|c| session.workers.is_chief() || !c.writes());
+        callbacks.retain(|c| session.workers.is_chief() || !c.chief_only());
         Ok(TrainLoop {
             tally: session.objective.tally(),
             session,
@@ -184,7 +184,7 @@ impl<'a> TrainLoop<'a> {
             let logs = self.end_epoch()?;
             let requesting = self.call(&logs, |c, v| c.on_epoch_end(v))?;
             self.advance();
-            self.back_up(&requesting)?;
+            self.save_run(&requesting)?;
             if self.stop_requested() && self.at.epoch < self.plan.epochs && !self.stop {
                 return self.interrupted();
             }
@@ -207,7 +207,7 @@ impl<'a> TrainLoop<'a> {
     fn begin(&mut self) -> Result<()> {
         let mut found = None;
         for callback in &mut self.callbacks {
-            found = callback.earlier_run()?;
+            found = callback.load_run()?;
             if found.is_some() {
                 break;
             }
@@ -220,7 +220,7 @@ impl<'a> TrainLoop<'a> {
         self.session.ensure_loaded(StepKind::Train, self.data.batch_size())?;
         let Some(state) = found else {
             let requesting = self.call(&Logs::default(), |c, v| c.on_train_begin(v))?;
-            return self.back_up(&requesting);
+            return self.save_run(&requesting);
         };
         let mut states = self.resume(state)?;
         let none = Logs::default();
@@ -312,7 +312,7 @@ impl<'a> TrainLoop<'a> {
         for i in 0..self.callbacks.len() {
             let view = view(self.session, &self.at, &self.plan, &self.history, logs);
             let action = hook(&mut *self.callbacks[i], &view)?;
-            if action == Action::BackUp {
+            if action == Action::SaveRun {
                 requesting.push(i);
             }
             self.act(action)?;
@@ -322,7 +322,7 @@ impl<'a> TrainLoop<'a> {
 
     fn act(&mut self, action: Action) -> Result<()> {
         match action {
-            Action::Continue | Action::BackUp => Ok(()),
+            Action::Continue | Action::SaveRun => Ok(()),
             Action::Stop => {
                 self.stop = true;
                 Ok(())
@@ -335,13 +335,13 @@ impl<'a> TrainLoop<'a> {
     }
 
     /// Hands the run's state to the callbacks that asked for it.
-    fn back_up(&mut self, requesting: &[usize]) -> Result<()> {
+    fn save_run(&mut self, requesting: &[usize]) -> Result<()> {
         let Some((last, others)) = requesting.split_last() else { return Ok(()) };
         let state = self.state()?;
         for i in others {
-            self.callbacks[*i].back_up(state.clone())?;
+            self.callbacks[*i].save_run(state.clone())?;
         }
-        self.callbacks[*last].back_up(state)
+        self.callbacks[*last].save_run(state)
     }
 
     /// Fingerprints of the training and the validation data. They take a moment to compute.
@@ -397,7 +397,7 @@ impl<'a> TrainLoop<'a> {
             ("accumulated batches", format!("{:?}", self.plan.accumulate)),
         ];
         facts.extend(own.map(|(name, value)| (name.into(), value)));
-        let callbacks = self.callbacks.iter().filter(|c| !c.writes()).filter_map(|c| c.setup());
+        let callbacks = self.callbacks.iter().filter(|c| !c.chief_only()).filter_map(|c| c.setup());
         facts.push(("callbacks".into(), callbacks.collect::<Vec<_>>().join(", ")));
         facts
     }

@@ -1,4 +1,4 @@
-//! Errors of a model's description, all found when it is built or compiled.
+//! Errors in the definition of a model, all found when it is built or compiled.
 
 use super::errors::check;
 use super::{classifier, one_thread};
@@ -220,7 +220,7 @@ fn the_graph_of_a_model_is_checked() {
 }
 
 #[test]
-fn what_no_machine_can_hold_is_refused() {
+fn models_too_large_for_any_machine_are_refused() {
     fn compile(layer: impl Layer, shape: Vec<usize>) -> Result<()> {
         let mut model = Sequential::new().add(Input::new(shape)).add(layer).build()?;
         model.compile(Compile::new("sgd").loss("mse").strategy(one_thread()))
@@ -282,7 +282,7 @@ fn what_no_machine_can_hold_is_refused() {
         ),
         (
             || {
-                // Planned, but more than there is.
+                // It can be planned but needs more memory than there is.
                 let x = Input::new([64, 64, 1]).symbol();
                 let y = UpSampling2D::new(1 << 12).apply(&x);
                 let model = Model::new(&x, GlobalAveragePooling2D::new().apply(&y))?;

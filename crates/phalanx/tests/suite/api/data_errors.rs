@@ -1,4 +1,4 @@
-//! Errors of the data that a model is given.
+//! Errors in the data given to a model.
 
 use super::errors::check;
 use super::{classifier, clouds, compiled, tensor};
@@ -161,14 +161,14 @@ fn data_are_checked_before_anything_runs_on_them() {
 }
 
 #[test]
-fn a_loss_that_is_no_number_is_reported_with_its_step() {
+fn a_nan_loss_is_reported_with_its_step() {
     let mut x = clouds(12).0;
     x.f32_mut().unwrap()[4 * 9] = f32::NAN;
     let mut model = compiled(SGD::default());
     let fit = || Fit::new().batch_size(4).shuffle(false).verbose(0);
     let error = model.fit((x.clone(), clouds(12).1), fit()).unwrap_err();
-    let words = "the weights hold NaN or infinities now, and there is no file to go on from";
-    assert!(error.to_string().ends_with(words), "{error}");
+    let expected = "the weights now hold NaN or infinities, and there is no file to resume from";
+    assert!(error.to_string().ends_with(expected), "{error}");
     let Error::NotFinite { loss, step, epoch, .. } = error else { panic!("{error}") };
     assert!(loss.is_nan());
     assert_eq!((step, epoch), (3, 1));
@@ -177,7 +177,7 @@ fn a_loss_that_is_no_number_is_reported_with_its_step() {
     assert!(history.get("loss").unwrap()[0].is_nan());
 }
 
-/// A dataset of one batch, as it is given.
+/// A dataset of one given batch.
 struct Given(Option<HostBatch>);
 
 impl Dataset for Given {
@@ -269,7 +269,7 @@ fn a_dataset_of_the_users_own_is_not_trusted() {
             "evaluate: data: expected at least one sample, received none",
         ),
     ]);
-    // A batch without rows is legal, as a replica's share may be.
+    // A batch without rows is legal, because the share of a replica may be empty.
     with(given(|b| b.rows = 0), Fit::new()).unwrap();
 }
 
@@ -283,12 +283,12 @@ fn a_fit_of_no_epochs_after_nan_does_not_repeat_the_error() {
     let history = model.fit(clouds(12), fit(0)).unwrap();
     assert_eq!(history.epochs, [] as [usize; 0]);
     model.fit(clouds(12), fit(3).initial_epoch(3)).unwrap();
-    // Weights that were broken before are still an error once a step is made with them.
+    // Weights that already hold NaN are still an error once a step is made with them.
     model.fit(clouds(12), fit(1)).unwrap_err();
 }
 
 #[test]
-fn nan_weights_are_told_with_the_file_to_go_on_from() {
+fn nan_weights_are_reported_with_the_file_to_resume_from() {
     let directory = tempfile::tempdir().unwrap();
     let mut x = clouds(12).0;
     x.f32_mut().unwrap()[4 * 9] = f32::NAN;
@@ -299,17 +299,18 @@ fn nan_weights_are_told_with_the_file_to_go_on_from() {
     let backup = BackupAndRestore::new(directory.path().join("run")).save_freq(1);
     let error = train(Fit::new().callback(backup));
     let file = directory.path().join("run/step-0000000002.safetensors");
-    let words = format!("the weights hold NaN or infinities now: go on from {}", file.display());
-    assert!(error.ends_with(&words), "{error}");
+    let expected =
+        format!("the weights now hold NaN or infinities: resume from {}", file.display());
+    assert!(error.ends_with(&expected), "{error}");
     let path = directory.path().join("{batch}.keras");
     let error = train(Fit::new().callback(ModelCheckpoint::new(path).save_freq(1)));
     assert!(
-        error.ends_with(&format!("go on from {}/2.keras", directory.path().display())),
+        error.ends_with(&format!("resume from {}/2.keras", directory.path().display())),
         "{error}"
     );
-    // A step that was skipped, as its gradients were no numbers, has left the weights alone.
+    // A step that was skipped because of its NaN gradients has not changed the weights.
     let mut model = compiled(LossScaleOptimizer::new(SGD::default()));
     let fit = Fit::new().batch_size(4).shuffle(false).verbose(0);
     let error = model.fit((x.clone(), clouds(12).1), fit).unwrap_err().to_string();
-    assert!(error.ends_with("the weights are finite numbers still"), "{error}");
+    assert!(error.ends_with("the weights are still finite"), "{error}");
 }

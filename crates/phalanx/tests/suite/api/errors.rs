@@ -1,9 +1,9 @@
-//! Errors say where something is wrong, what was expected and what was received: calls.
+//! Errors of calls say where something is wrong, what was expected and what was received.
 
 use super::{classifier, clouds, compiled, one_thread, tensor};
 use phalanx::prelude::*;
 
-/// What is done, and what its error must say.
+/// A call, and the text that its error must contain.
 pub type Case = (fn() -> Result<()>, &'static str);
 
 pub fn check(cases: &[Case]) {
@@ -213,7 +213,7 @@ fn weights_that_do_not_fit_change_nothing() {
     assert_eq!(model.get_weights().unwrap(), before);
 }
 
-/// What a callback watches is looked at before the first epoch, in which it could not be found.
+/// The monitored metric of a callback is checked before the first epoch.
 #[test]
 fn a_monitor_that_does_not_exist_is_refused_before_the_first_epoch() {
     let directory = tempfile::tempdir().unwrap();
@@ -230,7 +230,7 @@ fn a_monitor_that_does_not_exist_is_refused_before_the_first_epoch() {
         (Box::new(best("accurcy")), "ModelCheckpoint: monitor: expected one of loss, accuracy,"),
         (
             Box::new(best("val_loss").save_freq(3)),
-            "ModelCheckpoint: monitor: expected a metric of batches, as save_freq counts those",
+            "ModelCheckpoint: monitor: expected a metric of batches, because save_freq counts batches",
         ),
         (Box::new(file("{val_loss:.2f}.keras")), "checkpoint's name 'val_loss'"),
         (Box::new(file("{epoch}-{acc:.2f}.keras")), "did you mean 'accuracy'? known: epoch, loss,"),

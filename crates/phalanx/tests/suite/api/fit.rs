@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Which samples, by number, `fit` trains on in batches of one, epoch by epoch: the model predicts
-/// 0 and never learns, so the loss of sample `i` is `i²`.
+/// The samples, by index, that `fit` trains on in batches of one, by epoch. The model predicts 0 and never
+/// learns, so the loss of sample `i` is `i²`.
 fn order(samples: usize, fit: Fit) -> (Vec<Vec<usize>>, History) {
     let x = Tensor::zeros([samples, 1]);
     let y = tensor(&[samples, 1], (0..samples).map(|i| i as f32).collect::<Vec<_>>());
@@ -67,7 +67,7 @@ fn shuffling_is_anew_each_epoch_and_the_same_each_run() {
     }
     assert!(seen[0] != seen[1] && seen[1] != seen[2], "{seen:?}");
     assert_eq!(seen, order(12, Fit::new().epochs(3)).0);
-    // A run continued shuffles as the epochs it takes up.
+    // A resumed run shuffles like the epochs it continues.
     let (later, _) = order(12, Fit::new().initial_epoch(1).epochs(3));
     assert_eq!(later[..], seen[1..]);
 }
@@ -87,7 +87,7 @@ fn a_validation_split_is_the_last_share() {
     let (seen, history) = order(8, Fit::new().shuffle(false).validation_split(0.25));
     assert_eq!(seen, [[0, 1, 2, 3, 4, 5]]);
     assert_eq!(history.get("val_loss").unwrap(), [(36.0 + 49.0) / 2.0]);
-    // Shuffling comes after.
+    // Shuffling is applied after the split.
     let (seen, history) = order(8, Fit::new().validation_split(0.25));
     assert!(seen[0].iter().all(|i| *i < 6), "{seen:?}");
     assert_eq!(history.get("val_loss").unwrap(), [(36.0 + 49.0) / 2.0]);
@@ -102,7 +102,7 @@ fn validation_data_is_evaluated_after_each_epoch() {
 }
 
 #[test]
-fn epochs_count_from_the_first_asked_for() {
+fn epochs_count_from_the_initial_epoch() {
     let (_, history) = order(2, Fit::new().initial_epoch(2).epochs(5));
     assert_eq!(history.epochs, [2, 3, 4]);
     assert_eq!((history.seconds.len(), history.images_per_second.len()), (3, 3));
@@ -115,7 +115,7 @@ fn epochs_count_from_the_first_asked_for() {
 
 #[test]
 fn class_and_sample_weights_weigh_the_loss() {
-    // All classes get the same probability: every sample loses ln 3.
+    // All classes have the same probability: the loss of every sample is ln 3.
     let mut model = Sequential::new()
         .add(Input::new([4]))
         .add(Dense::new(3).kernel_initializer("zeros").activation("softmax"))
@@ -134,12 +134,12 @@ fn class_and_sample_weights_weigh_the_loss() {
     near(loss(Fit::new().class_weight(classes.clone())), ln3 * (2.0 + 1.0 + 0.5) / 3.0);
     let samples: Vec<f32> = (0..9).map(|i| i as f32).collect();
     near(loss(Fit::new().sample_weight(samples.clone())), ln3 * 4.0);
-    // Both multiply: classes repeat as 0, 1, 2.
+    // Both weights are multiplied; the classes repeat as 0, 1, 2.
     let both = (0..9).map(|i| [2.0, 1.0, 0.5][i % 3] * i as f64).sum::<f64>() / 9.0;
     near(loss(Fit::new().sample_weight(samples).class_weight(classes)), ln3 * both);
 }
 
-/// Writes down its calls.
+/// Records its calls.
 struct Recorder(&'static str, Arc<Mutex<Vec<String>>>);
 
 impl Recorder {
@@ -265,7 +265,7 @@ fn early_stopping_stops_and_brings_the_best_weights_back() {
         order(4, Fit::new().epochs(9).callback(EarlyStopping::new("loss").patience(2)));
     assert_eq!(history.epochs, [0, 1, 2], "a loss that stays improves once");
 
-    // The second epoch ruins the weights.
+    // The second epoch makes the weights worse.
     let mut model = compiled(Adam::new(0.01));
     let first = Arc::new(Mutex::new(vec![]));
     let kept = first.clone();
@@ -293,7 +293,7 @@ fn the_learning_rate_follows_callbacks_and_the_user() {
     let fit = Fit::new().epochs(3).callback(schedule).verbose(0);
     let history = model.fit(clouds(6), fit).unwrap();
     assert_eq!(history.get("lr").unwrap(), [0.25, 0.125, 0.0625]);
-    // As in Keras it stays until it is set again.
+    // As in Keras, the rate stays until it is set again.
     assert_eq!(model.learning_rate().unwrap(), 0.0625);
     model.set_learning_rate(0.1).unwrap();
     let history = model.fit(clouds(6), Fit::new().verbose(0)).unwrap();
@@ -340,15 +340,15 @@ fn a_moving_average_replaces_the_weights_when_training_ends() {
     model.compile(Compile::new(optimizer).loss("mse").strategy(one_thread())).unwrap();
     let ones = || (tensor(&[4, 1], vec![1.0f32; 4]), Tensor::zeros([4, 1]));
     model.fit(ones(), Fit::new().epochs(3).verbose(0)).unwrap();
-    // Each step takes 0.2 of the weight; the first average is the first weight.
+    // Each step subtracts 0.2 of the weight; the average starts as the first weight.
     let weights = [1.6f32, 1.28, 1.024];
     let average = weights[1..].iter().fold(weights[0], |a, w| 0.5 * a + 0.5 * w);
     let weight = model.get_weights().unwrap()[0].f32().unwrap()[0];
     assert!((weight - average).abs() < 1e-6, "{weight} {average}");
 }
 
-/// A batch of six among clouds whose middle sample is not a number.
-fn spoiled() -> (Tensor, Tensor) {
+/// Clouds with a NaN sample in the middle, for batches of six.
+fn clouds_with_nan() -> (Tensor, Tensor) {
     let (x, y) = clouds(6);
     let mut values = x.f32().unwrap().to_vec();
     let at = values.len() / 2;
@@ -357,19 +357,20 @@ fn spoiled() -> (Tensor, Tensor) {
 }
 
 #[test]
-fn a_step_with_nan_is_an_error_an_end_or_undone_as_asked() {
+fn a_step_with_nan_is_an_error_a_stop_or_undone_as_requested() {
     let fit = || Fit::new().epochs(2).batch_size(2).shuffle(false).verbose(0);
-    let error = compiled(Adam::default()).fit(spoiled(), fit()).unwrap_err();
+    let error = compiled(Adam::default()).fit(clouds_with_nan(), fit()).unwrap_err();
     assert!(matches!(error, Error::NotFinite { step: 2, epoch: 1, .. }), "{error}");
 
-    let history = compiled(Adam::default()).fit(spoiled(), fit().on_nan(OnNan::Stop)).unwrap();
+    let history =
+        compiled(Adam::default()).fit(clouds_with_nan(), fit().on_nan(OnNan::Stop)).unwrap();
     assert_eq!(history.epochs, [0]);
 
     let mut model = compiled(Adam::default());
-    let history = model.fit(spoiled(), fit().on_nan(OnNan::Skip)).unwrap();
+    let history = model.fit(clouds_with_nan(), fit().on_nan(OnNan::Skip)).unwrap();
     assert!(history.get("loss").unwrap().iter().all(|loss| loss.is_finite()), "{history:?}");
-    // The other batches trained as if the bad one had not been there.
-    let (x, y) = spoiled();
+    // The other batches trained as if the bad one did not exist.
+    let (x, y) = clouds_with_nan();
     let rows = |t: &Tensor, keep: &[usize]| -> Vec<f32> {
         let row = t.row_len();
         keep.iter().flat_map(|r| t.f32().unwrap()[r * row..(r + 1) * row].to_vec()).collect()

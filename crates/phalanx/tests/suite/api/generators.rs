@@ -1,4 +1,4 @@
-//! Samples that a closure makes, of any number.
+//! Datasets from generators, of known or unknown size.
 
 use super::{clouds, compiled, difference, tensor};
 use phalanx::callbacks::BackupAndRestore;
@@ -24,7 +24,7 @@ fn generated(n: usize) -> Pipeline {
     Pipeline::from_generator(move || Ok(samples(n)))
 }
 
-/// A whole run: the weights and the losses.
+/// A complete run: the weights and the losses.
 fn run(data: impl phalanx::model::IntoDataset) -> (Vec<Tensor>, Vec<f64>) {
     let mut model = compiled(Adam::new(0.05));
     let history = model.fit(data, Fit::new().epochs(3).verbose(0)).unwrap();
@@ -61,9 +61,10 @@ fn a_generator_is_evaluated_and_predicted_on() {
     assert_eq!(history.get("val_loss").unwrap().len(), 2);
 }
 
-/// An epoch of a million samples of which a run takes a few: no more than those and what is made ahead.
+/// An epoch of a million samples of which a run takes a few: the generator makes only those and the prefetched
+/// ones.
 #[test]
-fn a_generator_makes_no_more_than_is_asked_for() {
+fn a_generator_makes_no_more_samples_than_requested() {
     let (opened, made) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (opens, makes) = (opened.clone(), made.clone());
     let endless = Pipeline::from_generator(move || {
@@ -85,7 +86,7 @@ fn a_generator_makes_no_more_than_is_asked_for() {
 }
 
 #[test]
-fn a_run_over_a_generator_goes_on_in_the_middle_of_an_epoch() {
+fn a_run_over_a_generator_resumes_in_the_middle_of_an_epoch() {
     let data = || generated(20).shuffle(6).unwrap().batch(4, false).unwrap();
     let expected = run(data());
     let directory = tempfile::tempdir().unwrap();
@@ -142,7 +143,7 @@ fn what_a_generator_reports_names_the_sample() {
         let error = compiled(SGD::default()).fit(data, fit).unwrap_err().to_string();
         assert!(error.contains("at least one batch, received an empty dataset"), "{error}");
     }
-    // More than can be counted, with a promise of it.
+    // More samples than can be counted, with an asserted cardinality.
     let data = generated(6).assert_cardinality(usize::MAX).shuffle(3).unwrap();
     assert!(fails(data).ends_with("elements, received 6"));
 }
@@ -192,7 +193,7 @@ impl Epoch for OwnEpoch {
 }
 
 #[test]
-fn a_dataset_of_ones_own_is_taken_as_it_is() {
+fn a_custom_dataset_is_used_as_it_is() {
     let mut model = compiled(SGD::default());
     model.fit(Own, Fit::new().epochs(2).validation_data(Own).verbose(0)).unwrap();
     model.fit(Arc::new(Own), Fit::new().verbose(0)).unwrap();

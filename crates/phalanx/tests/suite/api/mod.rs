@@ -1,8 +1,6 @@
-//! The API as a Keras user meets it: what `fit` and its like do, how models share layers, and what
-//! errors say.
+//! The API from the perspective of a Keras user: `fit` and related calls, shared layers, and error messages.
 
 mod build_errors;
-mod cuts;
 mod data_errors;
 mod errors;
 mod fit;
@@ -10,10 +8,11 @@ mod generators;
 mod indices;
 mod models;
 mod sharing;
+mod submodels;
 mod sweep;
 mod threads;
 mod training;
-mod unkept;
+mod unsaved;
 
 use phalanx::prelude::*;
 use std::fmt::{Debug, Write};
@@ -22,7 +21,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Shorter than its name, in tests.
+/// A short form of `Tensor::new` for tests.
 pub fn tensor(dims: &[usize], values: impl Into<phalanx::Data>) -> Tensor {
     Tensor::new(dims, values).expect("the shape's elements")
 }
@@ -82,12 +81,12 @@ pub fn difference(a: &[Tensor], b: &[Tensor]) -> f32 {
     pairs.fold(0.0, |worst, (a, b)| worst.max((a - b).abs()))
 }
 
-/// Keeps the words of every warning.
+/// Records the text of every warning.
 struct Listener(Arc<Mutex<Vec<String>>>);
 
-struct Words<'a>(&'a mut String);
+struct MessageText<'a>(&'a mut String);
 
-impl Visit for Words<'_> {
+impl Visit for MessageText<'_> {
     fn record_debug(&mut self, _: &Field, value: &dyn Debug) {
         write!(self.0, "{value:?}").unwrap();
     }
@@ -107,9 +106,9 @@ impl Subscriber for Listener {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut words = String::new();
-        event.record(&mut Words(&mut words));
-        self.0.lock().unwrap().push(words);
+        let mut text = String::new();
+        event.record(&mut MessageText(&mut text));
+        self.0.lock().unwrap().push(text);
     }
 
     fn enter(&self, _: &Id) {}
@@ -117,10 +116,10 @@ impl Subscriber for Listener {
     fn exit(&self, _: &Id) {}
 }
 
-/// What something gives, and the warnings of its thread meanwhile.
+/// The result of `work` and the warnings of its thread.
 pub fn warnings<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
-    let said = Arc::new(Mutex::new(vec![]));
-    let done = tracing::subscriber::with_default(Listener(said.clone()), work);
-    let said = std::mem::take(&mut *said.lock().unwrap());
-    (done, said)
+    let messages = Arc::new(Mutex::new(vec![]));
+    let done = tracing::subscriber::with_default(Listener(messages.clone()), work);
+    let messages = std::mem::take(&mut *messages.lock().unwrap());
+    (done, messages)
 }

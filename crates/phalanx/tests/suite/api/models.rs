@@ -1,4 +1,4 @@
-//! What a model says about itself.
+//! Summaries, layers and programs of models.
 
 use super::{classifier, compiled, one_thread};
 use phalanx::prelude::*;

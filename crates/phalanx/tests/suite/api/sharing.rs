@@ -1,4 +1,4 @@
-//! Layers used twice, models inside models, models over the same layers, and frozen ones.
+//! Shared layers, nested models, models over the same layers, and frozen layers.
 
 use super::{clouds, compiled, difference, one_thread, one_weight, tensor};
 use phalanx::prelude::*;
@@ -89,7 +89,7 @@ fn models_over_the_same_layers_see_each_others_training() {
         assert!((by_both - weight(&encoder) * decode).abs() < 1e-6);
     }
 
-    // Neither set weights nor a model that is gone loses anything.
+    // Setting weights and dropping a model lose nothing.
     encoder.set_weights(&[tensor(&[1, 1], vec![7.0f32])]).unwrap();
     assert_eq!(weight(&both), 7.0);
     both.train_on_batch(&ones(2), &Tensor::zeros([2, 1])).unwrap();
@@ -100,7 +100,7 @@ fn models_over_the_same_layers_see_each_others_training() {
     assert_eq!(encoder.predict(ones(1)).unwrap().f32().unwrap(), [last]);
 }
 
-/// A monitor in a callback, as the guides to generative models have it.
+/// A callback that uses another model, as in the guides to generative models.
 #[test]
 fn a_callback_may_ask_another_model_over_the_same_layers() {
     let x = Input::new([1]).symbol();

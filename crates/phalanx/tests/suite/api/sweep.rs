@@ -1,11 +1,11 @@
-//! Every layer with every odd size, over every odd shape: either an error or a model that trains.
+//! Every layer with unusual sizes and shapes: either an error or a model that trains.
 
 use super::{one_thread, tensor};
 use phalanx::layers::from_config;
 use phalanx::prelude::*;
 use serde_json::{Map, Value, json};
 
-/// Values a config may be given, none of them reasonable for all keys.
+/// Values for a config key; none of them is valid for all keys.
 fn values(key: &str) -> Vec<Value> {
     let sizes = json!([0, 1, 2, 3, 1u64 << 40, u64::MAX]);
     let list = match key {
@@ -35,14 +35,14 @@ fn values(key: &str) -> Vec<Value> {
 
 const SHAPES: [&[usize]; 7] = [&[], &[1], &[4], &[2, 6], &[3, 4, 2], &[5, 1, 1], &[2, 1, 3, 2]];
 
-/// The keys of a class: those of its own config, once it can be made at all.
+/// The keys of a class, from its own config once it can be created.
 fn plain(class: &str) -> Map<String, Value> {
     let needed = json!({ "units": 2, "filters": 2, "kernel_size": 2, "rate": 0.5, "pool_size": 2,
         "input_dim": 3, "output_dim": 2, "dims": [1], "target_shape": [-1], "scale": 2.0,
         "activation": "relu", "height": 2, "width": 1, "factor": 0.2, "height_factor": 0.2,
         "width_factor": 0.2 });
     let all = needed.as_object().unwrap();
-    // The fewest of them that will do, by leaving out those that are unknown to the class.
+    // The minimal config, found by removing the keys that the class does not know.
     let mut config = all.clone();
     for key in all.keys() {
         let mut less = config.clone();
@@ -56,8 +56,8 @@ fn plain(class: &str) -> Map<String, Value> {
     config
 }
 
-/// What came out; `None` for an error that the user may have made. Others are bugs.
-fn sound<T>(result: Result<T>) -> Option<T> {
+/// The result; `None` for an error that the user may have caused. Other errors are bugs.
+fn unless_user_error<T>(result: Result<T>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
         Err(e) => {
@@ -69,18 +69,20 @@ fn sound<T>(result: Result<T>) -> Option<T> {
     }
 }
 
-/// Builds, and where that succeeds compiles, trains and predicts; what comes out is of no interest.
+/// Builds a model and, if that succeeds, compiles, trains and predicts; the results do not matter.
 fn exercise(class: &str, config: &Map<String, Value>) -> usize {
     let mut trained = 0;
     for shape in SHAPES {
         for inputs in [1, 2] {
-            let Some(layer) = sound(from_config(class, config.clone())) else { return trained };
+            let Some(layer) = unless_user_error(from_config(class, config.clone())) else {
+                return trained;
+            };
             let layer = LayerHandle::new(layer, None, true);
             let symbols: Vec<Symbol> = (0..inputs).map(|_| Input::new(shape).symbol()).collect();
             let y = layer.apply(&symbols[..]);
-            let Some(mut model) = sound(Model::new(&symbols[..], &y)) else { continue };
+            let Some(mut model) = unless_user_error(Model::new(&symbols[..], &y)) else { continue };
             let compile = Compile::new(SGD::new(0.01)).loss("mse").metrics(["mae"]);
-            if sound(model.compile(compile.strategy(one_thread()))).is_none() {
+            if unless_user_error(model.compile(compile.strategy(one_thread()))).is_none() {
                 continue;
             }
             let rows = |dims: &[usize]| {
@@ -90,10 +92,10 @@ fn exercise(class: &str, config: &Map<String, Value>) -> usize {
             };
             let x = vec![rows(shape); inputs];
             let x = Arrays::new(x, ()).unwrap();
-            let Some(y) = sound(model.predict(&x)) else { continue };
+            let Some(y) = unless_user_error(model.predict(&x)) else { continue };
             let data = Arrays::new(x.inputs().to_vec(), rows(&y.dims()[1..])).unwrap();
             let fit = Fit::new().epochs(2).batch_size(2).verbose(0);
-            trained += usize::from(sound(model.fit(data, fit)).is_some());
+            trained += usize::from(unless_user_error(model.fit(data, fit)).is_some());
         }
     }
     trained
@@ -119,7 +121,7 @@ fn no_layer_panics() {
     }
 }
 
-/// Every loss with every metric on outputs of every shape, with options within and out of range.
+/// Every loss with every metric on outputs of every shape, with valid and invalid options.
 #[test]
 fn no_loss_or_metric_panics() {
     let losses = ["SparseCategoricalCrossentropy", "CategoricalCrossentropy", "BinaryCrossentropy"];
@@ -156,18 +158,20 @@ fn no_loss_or_metric_panics() {
     for (loss, options) in losses.flat_map(|loss| options.iter().map(move |o| (loss, o))) {
         let options = options.as_object().unwrap();
         for (shape, metric) in shapes.iter().flat_map(|s| metrics.iter().map(move |m| (s, m))) {
-            let Some(loss) = sound(phalanx::losses::from_config(loss, options)) else { continue };
+            let Some(loss) = unless_user_error(phalanx::losses::from_config(loss, options)) else {
+                continue;
+            };
             let x = Input::new(*shape).symbol();
             let mut model = Model::new(&x, ReLU::new().apply(&x)).unwrap();
             let compile = Compile::new("sgd").loss(loss).metrics([*metric]);
-            if sound(model.compile(compile.strategy(one_thread()))).is_none() {
+            if unless_user_error(model.compile(compile.strategy(one_thread()))).is_none() {
                 continue;
             }
             let (x, targets) =
                 (Tensor::zeros([&[2], *shape].concat()), [shape, &shape[..shape.len().max(1) - 1]]);
             for target in targets {
                 let y = Tensor::zeros([&[2], target].concat());
-                trained += usize::from(sound(model.train_on_batch(&x, &y)).is_some());
+                trained += usize::from(unless_user_error(model.train_on_batch(&x, &y)).is_some());
             }
         }
     }
@@ -180,9 +184,9 @@ fn no_option_of_a_metric_or_optimizer_panics() {
     let (x, y) = super::clouds(6);
     let run = |compile: Compile| {
         let mut model = super::classifier();
-        if sound(model.compile(compile.strategy(one_thread()))).is_some() {
+        if unless_user_error(model.compile(compile.strategy(one_thread()))).is_some() {
             let fit = Fit::new().epochs(2).batch_size(4).verbose(0);
-            sound(model.fit((x.clone(), y.clone()), fit));
+            unless_user_error(model.fit((x.clone(), y.clone()), fit));
         }
     };
     let loss = "sparse_categorical_crossentropy";
@@ -192,7 +196,9 @@ fn no_option_of_a_metric_or_optimizer_panics() {
             keys.keys().flat_map(|k| odd.as_array().unwrap().iter().map(move |v| (k, v)))
         {
             let config = [(key.clone(), value.clone())].into_iter().collect();
-            if let Some(optimizer) = sound(phalanx::optimizers::from_config(name, &config)) {
+            if let Some(optimizer) =
+                unless_user_error(phalanx::optimizers::from_config(name, &config))
+            {
                 run(Compile::new(optimizer).loss(loss));
             }
         }
@@ -207,7 +213,9 @@ fn no_option_of_a_metric_or_optimizer_panics() {
         {
             let config = [(key.clone(), value.clone())].into_iter().collect();
             for loss in [loss, "mse", "binary_crossentropy"] {
-                if let Some(metric) = sound(phalanx::metrics::from_config(name, &config)) {
+                if let Some(metric) =
+                    unless_user_error(phalanx::metrics::from_config(name, &config))
+                {
                     run(Compile::new("adam").loss(loss).metrics([metric]));
                 }
             }

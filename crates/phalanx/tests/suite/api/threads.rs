@@ -1,4 +1,4 @@
-//! One model asked by several threads.
+//! One model used by several threads.
 
 use super::{classifier, clouds, compiled};
 use phalanx::prelude::*;
@@ -13,7 +13,7 @@ fn predictions_from_several_threads_are_those_of_one() {
     let (x, _) = clouds(50);
     for model in [classifier(), compiled(SGD::default())] {
         let model = shared(model);
-        // Also where nobody has predicted yet, with batches of other sizes in between.
+        // Also before the first prediction, with batches of other sizes in between.
         let found: Vec<Tensor> = std::thread::scope(|scope| {
             let ask = |n: usize| {
                 let (model, x) = (&model, &x);
@@ -35,15 +35,15 @@ fn predictions_from_several_threads_are_those_of_one() {
     }
 }
 
-/// Samples that the model itself has a part in, made on other threads than the one that predicts.
+/// Samples that use the model itself, made on threads other than the one that predicts.
 #[test]
 fn data_may_ask_the_model_that_predicts_them() {
     let model = Arc::new(classifier());
     let (x, _) = clouds(9);
-    let asked = model.clone();
+    let shared_model = model.clone();
     let data = Pipeline::from_tensor_slices(&x).unwrap().map(move |sample| {
         let one = sample[0].clone().reshape([1, 4])?;
-        let first = asked.predict(&one)?.f32().map(|y| y[0]).unwrap_or_default();
+        let first = shared_model.predict(&one)?.f32().map(|y| y[0]).unwrap_or_default();
         Ok(vec![Tensor::new([4], vec![first; 4])?])
     });
     let data = data.batch(2, false).unwrap().prefetch(2);
@@ -53,15 +53,17 @@ fn data_may_ask_the_model_that_predicts_them() {
 #[test]
 fn a_trained_model_is_asked_by_threads_while_another_over_its_layers_trains() {
     let mut model = compiled(Adam::new(0.01));
-    let asked = Model::new(model.inputs(), model.outputs()).unwrap();
+    let shared_model = Model::new(model.inputs(), model.outputs()).unwrap();
     let (x, _) = clouds(12);
     std::thread::scope(|scope| {
-        let (asked, x) = (&asked, &x);
+        let (shared_model, x) = (&shared_model, &x);
         let threads: Vec<_> = (0..3)
-            .map(|_| scope.spawn(move || (0..20).try_for_each(|_| asked.predict(x).map(|_| ()))))
+            .map(|_| {
+                scope.spawn(move || (0..20).try_for_each(|_| shared_model.predict(x).map(|_| ())))
+            })
             .collect();
         model.fit(clouds(30), Fit::new().epochs(10).verbose(0)).unwrap();
         threads.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
     });
-    assert_eq!(asked.predict(&x).unwrap(), model.predict(&x).unwrap());
+    assert_eq!(shared_model.predict(&x).unwrap(), model.predict(&x).unwrap());
 }

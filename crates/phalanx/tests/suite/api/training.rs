@@ -1,8 +1,8 @@
-//! Everything a model can be trained with, and `evaluate`, `predict` and `train_on_batch`.
+//! Optimizers, losses and metrics of training, and `evaluate`, `predict` and `train_on_batch`.
 
 use super::{classifier, clouds, compiled, difference, one_thread, one_weight, tensor};
 use phalanx::activations::ActivationFn;
-use phalanx::choice::Vocabulary;
+use phalanx::by_name::Named;
 use phalanx::constraints::Axes;
 use phalanx::optimizers;
 use phalanx::prelude::*;
@@ -108,7 +108,7 @@ fn evaluate_gives_the_means_over_all_samples_and_changes_nothing() {
         assert!(parts.iter().zip(whole.iter()).all(near), "{parts}, {whole}");
     }
     assert_eq!(difference(&before, &model.get_weights().unwrap()), 0.0);
-    // Labels as floats are labels too.
+    // Float labels are accepted too.
     let (x, y) = clouds(50);
     let y: Vec<f32> = y.i32().unwrap().iter().map(|class| *class as f32).collect();
     assert_eq!(
@@ -124,7 +124,7 @@ fn predict_needs_no_compile_and_keeps_every_row_in_order() {
     let doubled: Vec<f32> = numbers.iter().map(|x| 2.0 * x).collect();
     let y = model.predict(tensor(&[71, 1], numbers.clone())).unwrap();
     assert_eq!((y.dims(), y.f32().unwrap()), (&[71, 1][..], &doubled[..]));
-    // On more replicas than rows, and shuffled data in their order all the same.
+    // On more replicas than rows, and with shuffled data in their original order.
     let strategy = MirroredStrategy::cpus(3).unwrap().threads(1);
     model.compile(Compile::new("sgd").loss("mse").strategy(strategy)).unwrap();
     for batch in [1, 2, 64] {
@@ -132,7 +132,7 @@ fn predict_needs_no_compile_and_keeps_every_row_in_order() {
         let y = model.predict_with(data, Inference::new().batch_size(batch)).unwrap().remove(0);
         assert_eq!((y.dims(), y.f32().unwrap()), (&[71, 1][..], &doubled[..]));
     }
-    // Whole numbers become the floats the model takes.
+    // Integers are converted to the floats that the model expects.
     let y = model.predict(tensor(&[2, 1], vec![3i32, -4])).unwrap();
     assert_eq!(y.f32().unwrap(), [6.0, -8.0]);
 }
@@ -207,7 +207,7 @@ fn more_replicas_than_rows_train_as_one() {
 
 #[test]
 fn metrics_count_every_sample_and_weighted_metrics_their_weights() {
-    // Identity: the prediction is the input, so three of four samples are right.
+    // Identity: the prediction is the input, so three of four samples are correct.
     let mut model = Sequential::new().add(Input::new([2])).add(Activation::new("linear")).build();
     let model = model.as_mut().unwrap();
     let loss = SparseCategoricalCrossentropy::default().from_logits(true);
@@ -241,7 +241,7 @@ fn a_shared_batch_normalization_updates_its_statistics_at_every_call() {
 }
 
 #[test]
-fn gradients_gathered_for_an_update_that_never_came_are_forgotten() {
+fn gradients_accumulated_for_an_update_that_never_came_are_discarded() {
     let sgd = SGD::new(0.1).gradient_accumulation_steps(4);
     let mut model = classifier();
     let compile = Compile::new(sgd).loss("sparse_categorical_crossentropy");
@@ -251,7 +251,7 @@ fn gradients_gathered_for_an_update_that_never_came_are_forgotten() {
         model.train_on_batch(&x, &y).unwrap();
     }
     let before = model.get_weights().unwrap();
-    // Two batches make an update of these two alone, whatever was pending.
+    // Two batches make an update of these two alone, whatever was pending before.
     let fit = || Fit::new().batch_size(6).accumulate(2).shuffle(false).verbose(0);
     model.fit((&x, &y), fit()).unwrap();
     let after = model.get_weights().unwrap();

@@ -1,4 +1,4 @@
-//! Updates by gradients of our choice.
+//! Updates with prescribed gradients.
 
 use super::Case;
 use phalanx::error::Result;
@@ -36,7 +36,7 @@ impl Loss for Product {
     }
 }
 
-/// A kernel of 4x3 and a bias of 3, trained with gradients of our choice.
+/// A kernel of 4x3 and a bias of 3, trained with prescribed gradients.
 pub struct Trainer(pub Model);
 
 impl Trainer {
@@ -51,8 +51,8 @@ impl Trainer {
         Trainer(model)
     }
 
-    /// One call with these gradients: a row for each row of the kernel, which all reach the bias
-    /// too, and one that sets the bias right.
+    /// One update with these gradients: a row for each row of the kernel, all of which also reach the bias, and
+    /// one that corrects the bias.
     pub fn apply(&mut self, kernel: &[f32], bias: &[f32]) {
         let mut x = vec![0.0; 5 * 4];
         (0..4).for_each(|i| x[i * 4 + i] = 1.0);

@@ -1,63 +1,63 @@
-//! Things picked by value or by Keras' name: `activation("relu")`, `kernel_initializer("he_normal")`.
+//! Values selected by value or by their Keras name: `activation("relu")`, `kernel_initializer("he_normal")`.
 //!
-//! Builders cannot fail, so an unknown name is kept and reported when the layer is called; a config
-//! read from a file is refused at once.
+//! Builders cannot fail, so an unknown name is stored and reported when the layer is called. A config read from
+//! a file is rejected at once.
 
 use crate::error::{Error, Result};
 use serde::de::value::{Error as PlainError, StrDeserializer};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 use serde_json::{Map, Value};
 
-/// A closed set of things with names.
-pub trait Vocabulary: Clone + Sized {
-    /// What they are, for messages: `activation`, `initializer`, ….
+/// A closed set of values, each with a Keras name.
+pub trait Named: Clone + Sized {
+    /// What the values are, for error messages: `activation`, `initializer`, ….
     const KIND: &'static str;
 
-    /// The names there are.
+    /// All names.
     const NAMES: &'static [&'static str];
 
-    /// The thing of that name, with its default arguments.
+    /// The value with this name and default arguments.
     fn from_name(name: &str) -> Option<Self>;
 }
 
-/// That `name` is none of the vocabulary's.
-pub fn unknown<T: Vocabulary>(name: &str) -> Error {
+/// The error for a name that is not in `T::NAMES`.
+pub fn unknown_name<T: Named>(name: &str) -> Error {
     let known = T::NAMES.iter().map(|n| n.to_string()).collect();
     Error::Unknown { kind: T::KIND, name: name.into(), known }
 }
 
 /// The variant of a plain enum by its serde name.
-pub(crate) fn by_serde_name<'a, T: Deserialize<'a>>(name: &'a str) -> Option<T> {
+pub(crate) fn variant_by_serde_name<'a, T: Deserialize<'a>>(name: &'a str) -> Option<T> {
     T::deserialize(StrDeserializer::<PlainError>::new(name)).ok()
 }
 
-/// A value of a vocabulary, or a name that turned out not to be in it.
+/// A value of a [`Named`] type, or an unknown name.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Choice<T>(std::result::Result<T, String>);
+pub struct ByName<T>(std::result::Result<T, String>);
 
-impl<T: Vocabulary> Choice<T> {
+impl<T: Named> ByName<T> {
     /// The value.
     ///
     /// # Errors
-    /// [`Error::Unknown`] when it was given by a name that nothing answers to.
+    /// [`Error::Unknown`] if it was given by an unknown name.
     pub fn get(&self) -> Result<&T> {
-        self.0.as_ref().map_err(|name| unknown::<T>(name))
+        self.0.as_ref().map_err(|name| unknown_name::<T>(name))
     }
 }
 
-impl<T: Vocabulary> From<T> for Choice<T> {
-    fn from(value: T) -> Choice<T> {
-        Choice(Ok(value))
+impl<T: Named> From<T> for ByName<T> {
+    fn from(value: T) -> ByName<T> {
+        ByName(Ok(value))
     }
 }
 
-impl<T: Vocabulary> From<&str> for Choice<T> {
-    fn from(name: &str) -> Choice<T> {
-        Choice(T::from_name(name).ok_or_else(|| name.into()))
+impl<T: Named> From<&str> for ByName<T> {
+    fn from(name: &str) -> ByName<T> {
+        ByName(T::from_name(name).ok_or_else(|| name.into()))
     }
 }
 
-impl<T: Serialize> Serialize for Choice<T> {
+impl<T: Serialize> Serialize for ByName<T> {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         match &self.0 {
             Ok(value) => value.serialize(s),
@@ -66,62 +66,62 @@ impl<T: Serialize> Serialize for Choice<T> {
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Choice<T> {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Choice<T>, D::Error> {
-        T::deserialize(d).map(|value| Choice(Ok(value)))
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for ByName<T> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<ByName<T>, D::Error> {
+        T::deserialize(d).map(|value| ByName(Ok(value)))
     }
 }
 
-/// A choice that may be left open, `null` in a config.
+/// An optional [`ByName`], serialised as `null` if absent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Optional<T>(Option<Choice<T>>);
+pub struct OptionalByName<T>(Option<ByName<T>>);
 
-impl<T: Vocabulary> Optional<T> {
-    /// The value, if there is one.
+impl<T: Named> OptionalByName<T> {
+    /// The value, if any.
     ///
     /// # Errors
-    /// [`Error::Unknown`] when it was given by a name that nothing answers to.
+    /// [`Error::Unknown`] if it was given by an unknown name.
     pub fn get(&self) -> Result<Option<T>> {
         self.0.as_ref().map(|choice| choice.get().cloned()).transpose()
     }
 }
 
-impl<T> Default for Optional<T> {
-    fn default() -> Optional<T> {
-        Optional(None)
+impl<T> Default for OptionalByName<T> {
+    fn default() -> OptionalByName<T> {
+        OptionalByName(None)
     }
 }
 
-impl<T: Vocabulary> From<T> for Optional<T> {
-    fn from(value: T) -> Optional<T> {
-        Optional(Some(value.into()))
+impl<T: Named> From<T> for OptionalByName<T> {
+    fn from(value: T) -> OptionalByName<T> {
+        OptionalByName(Some(value.into()))
     }
 }
 
-impl<T: Vocabulary> From<&str> for Optional<T> {
-    fn from(name: &str) -> Optional<T> {
-        Optional(Some(name.into()))
+impl<T: Named> From<&str> for OptionalByName<T> {
+    fn from(name: &str) -> OptionalByName<T> {
+        OptionalByName(Some(name.into()))
     }
 }
 
-/// A vocabulary whose values Keras saves as objects
+/// A [`Named`] type whose values Keras saves as objects
 /// `{"module", "class_name", "config", "registered_name"}`.
-pub(crate) trait KerasObject: Vocabulary {
-    /// Keras' module.
+pub(crate) trait KerasObject: Named {
+    /// The Keras module.
     const MODULE: &'static str;
 
-    /// Keys of the config that mean nothing when null: newer versions write them.
+    /// Keys that newer versions of Keras write; they are ignored if null.
     const NULL_KEYS: &'static [&'static str];
 
-    /// As `{"class_name", "config"}`.
+    /// Serialises to `{"class_name", "config"}`.
     fn to_body(&self) -> Result<Value, serde_json::Error>;
 
-    /// From `{"class_name", "config"}`.
+    /// Deserialises from `{"class_name", "config"}`.
     fn from_body(body: Value) -> Result<Self, serde_json::Error>;
 }
 
-/// Serialises as Keras does.
+/// Serialises to a Keras object.
 pub(crate) fn write_object<T: KerasObject, S: Serializer>(
     value: &T,
     s: S,
@@ -148,11 +148,11 @@ struct Object {
     _shared_object_id: Option<u64>,
 }
 
-/// Deserialises from Keras' object or from a name.
+/// Deserialises from a Keras object or a name.
 pub(crate) fn read_object<'de, T: KerasObject, D: Deserializer<'de>>(d: D) -> Result<T, D::Error> {
     let object = match Value::deserialize(d)? {
         Value::String(name) => {
-            return T::from_name(&name).ok_or_else(|| de::Error::custom(unknown::<T>(&name)));
+            return T::from_name(&name).ok_or_else(|| de::Error::custom(unknown_name::<T>(&name)));
         }
         value => Object::deserialize(value).map_err(de::Error::custom)?,
     };

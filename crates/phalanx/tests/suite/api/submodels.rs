@@ -1,4 +1,4 @@
-//! Models cut at a layer, and new heads on what is left.
+//! Submodels that end at an inner layer, and new heads on them.
 
 use super::{clouds, difference, one_thread, one_weight, tensor};
 use phalanx::prelude::*;
@@ -30,12 +30,12 @@ fn a_chain_is_cut_at_a_layer_and_shares_its_weights() {
     );
     let x = clouds(6).0;
     let before = features.predict(&x).unwrap();
-    // What the head makes of them is what the model says.
+    // The head on the features gives the output of the model.
     let head = model.layer("head").unwrap();
     let inputs = model.layer_inputs("head").unwrap();
     let both = Model::new(model.inputs(), head.apply(inputs)).unwrap();
     assert_eq!(both.predict(&x).unwrap(), model.predict(&x).unwrap());
-    // Trained on, the features are others.
+    // After more training the features differ.
     model.fit(clouds(30), Fit::new().epochs(2).verbose(0)).unwrap();
     assert!(difference(&[before], &[features.predict(&x).unwrap()]) > 1e-4);
 }
@@ -94,7 +94,7 @@ fn a_cut_inside_a_nested_model_has_that_models_layers() {
     let into = outer.layer_inputs("base/again").unwrap();
     let model = Model::new(outer.inputs(), into).unwrap();
     assert_eq!(names(&model), ["triple", "double", "drop"]);
-    // Two cuts of one model are on one way: the layers before both are called once.
+    // Two submodels of one model share a path: the layers before both are called once.
     let cuts = ["base/double", "base/again"].map(|name| outer.layer_output(name).unwrap());
     let both = Model::new(outer.inputs(), cuts).unwrap();
     assert_eq!(both.layer_calls("double").unwrap().len(), 1);
