@@ -149,7 +149,7 @@ fn custom_mlp(args: &Bench) -> Result<Option<Model>> {
         return Ok(None);
     }
     if args.model != ModelArg::Network(Network::MnistMlp) {
-        bail!("--width and --depth: expected mnist-mlp, whose hidden layers they count");
+        bail!("--width and --depth: expected mnist-mlp, to whose hidden layers they apply");
     }
     let (width, depth) = (args.width.unwrap_or(256), args.depth.unwrap_or(2));
     if depth > MAX_DEPTH {

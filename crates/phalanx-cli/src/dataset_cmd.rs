@@ -23,12 +23,12 @@ pub fn run(command: Option<&DataCommand>) -> Result<()> {
 
 fn list() -> Result<()> {
     let mut out = terminal::stdout();
-    writeln!(out, "looked for in {}", shown(datasets::directory().display()))?;
+    writeln!(out, "dataset directory: {}", shown(datasets::directory().display()))?;
     writeln!(out, "glyphs         generated")?;
     for name in datasets::NAMES.into_iter().filter(|n| *n != "glyphs") {
         match datasets::find(name)? {
             Some(path) => writeln!(out, "{name:<14} {}", shown(path.display()))?,
-            None => writeln!(out, "{name:<14} not here (fetched when first used)")?,
+            None => writeln!(out, "{name:<14} not present (downloaded on first use)")?,
         }
     }
     Ok(())

@@ -74,8 +74,8 @@ fn huge_pages(system: &str, setting: Option<String>) -> String {
     }
     match system.split(['[', ']']).nth(1) {
         Some("always" | "madvise") => "used".into(),
-        Some(other) => format!("not given: {HUGE_PAGES} says {other}; training is slower"),
-        None => "not known to this system".into(),
+        Some(other) => format!("not used: {HUGE_PAGES} says {other}; training is slower"),
+        None => "not supported by this system".into(),
     }
 }
 
@@ -113,7 +113,7 @@ fn table(findings: &[Finding]) -> Vec<String> {
             Ok((version, file)) => lines.push(row(&name, lib.purpose(), version, file)),
             Err(reason) => {
                 lines.push(row(&name, lib.purpose(), "-", reason));
-                let note = if *lib == Lib::Nccl { "one GPU does without; " } else { "" };
+                let note = if *lib == Lib::Nccl { "not needed for one GPU; " } else { "" };
                 lines.push(format!("{:<19}{note}{remedy}", ""));
             }
         }
@@ -172,14 +172,18 @@ mod tests {
         assert!(lines[2].contains("not found in"), "{}", lines[2]);
         assert!(lines[3].contains("pip install nvidia-cuda-nvrtc"), "{}", lines[3]);
         let lines = table(&findings(&[Lib::Nccl]));
-        assert!(lines[6].contains("one GPU does without; pip install nvidia-nccl"), "{}", lines[6]);
+        assert!(
+            lines[6].contains("not needed for one GPU; pip install nvidia-nccl"),
+            "{}",
+            lines[6]
+        );
     }
 
     #[test]
     fn huge_pages_follow_the_system_setting() {
         assert_eq!(huge_pages("always [madvise] never\n", None), "used");
         assert!(huge_pages("always madvise [never]\n", None).contains("says never"));
-        assert_eq!(huge_pages("", None), "not known to this system");
+        assert_eq!(huge_pages("", None), "not supported by this system");
         assert!(huge_pages("[always]", Some("0".into())).contains("PHALANX_HUGE=0"));
         assert_eq!(huge_pages("[always]", Some("1".into())), "used");
     }

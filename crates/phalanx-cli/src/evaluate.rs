@@ -89,7 +89,7 @@ fn check_plottable(args: &Evaluate, data: &PreparedData) -> Result<()> {
         return Ok(());
     }
     let flag = if args.confusion.is_some() { "--confusion" } else { "--samples" };
-    bail!("{flag}: expected a model that tells classes apart, and data with a class for each row")
+    bail!("{flag}: expected a classifier, and data with a class for each row")
 }
 
 /// Draws the requested plots.

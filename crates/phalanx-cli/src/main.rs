@@ -10,29 +10,22 @@ mod device_args;
 mod devices;
 mod doctor;
 mod evaluate;
-
 mod files;
 mod inspect;
 mod model_file;
 mod model_spec;
 mod network;
-
 mod paths;
-
 mod plan;
 mod predict;
 mod prepare;
 mod preprocessing;
-
 mod report;
 mod resume_warnings;
 mod samples;
-
 mod signals;
-
 mod targets;
 mod terminal;
-
 mod train;
 mod warnings;
 

@@ -230,9 +230,9 @@ impl ModelFile {
             }
             [_] if softmax && y.row_len() == 1 => "SparseCategoricalCrossentropy",
             [n] if softmax && y.row_len() == n => "CategoricalCrossentropy",
-            _ => bail!(
-                "{path}: was saved without compile: which loss it is for is not clear; {hint}"
-            ),
+            _ => {
+                bail!("{path}: was saved without compile, and its loss cannot be inferred; {hint}")
+            }
         };
         Ok((LossSource::Inferred { loss, from_logits }, vec![loss]))
     }

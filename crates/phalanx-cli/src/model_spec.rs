@@ -50,11 +50,11 @@ impl<S: Into<MultiWorkerMirroredStrategy>> From<S> for CompileOptions {
 impl ModelSpec {
     /// The model of a MODEL argument, with weights from another file if one is given.
     pub fn from_arg(arg: &ModelArg, weights: Option<&Path>) -> Result<ModelSpec> {
-        let (kind, own) = match arg {
+        let (kind, model_path) = match arg {
             ModelArg::Network(network) => (ModelKind::Network(*network), None),
             ModelArg::File(path) => (ModelKind::File(ModelFile::open(path)?), Some(path.as_path())),
         };
-        let preprocessing = match weights.or(own) {
+        let preprocessing = match weights.or(model_path) {
             Some(path) => Preprocessing::read(path)?,
             None => None,
         };
@@ -85,7 +85,10 @@ impl ModelSpec {
                 (ModelKind::File(ModelFile::open(path)?), None)
             }
             Some(network) => (ModelKind::Network(network), Some(path.into())),
-            None => bail!("{}: does not say its network; add --model", shown(path.display())),
+            None => bail!(
+                "{}: the file does not record its network; add --model",
+                shown(path.display())
+            ),
         };
         let spec = ModelSpec { kind, weights, preprocessing, new_top: false };
         spec.check_preprocessing()?;
@@ -360,7 +363,7 @@ pub fn save(model: &Model, preprocessing: &Preprocessing, path: &Path) -> Result
     if !name.ends_with(".keras") && preprocessing.is_scaled() {
         let shown = shown(path.display());
         tracing::warn!(
-            "{shown}: .h5 files do not keep how inputs are scaled: it has to be said again, or save a .keras file"
+            "{shown}: .h5 files do not record how inputs are scaled; specify it again when you use the model, or save a .keras file"
         );
     }
     Ok(model.save(path)?)

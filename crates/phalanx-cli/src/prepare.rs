@@ -121,7 +121,9 @@ impl PreparedPart {
         };
         if target.dims().len() > 2 {
             let dims = &target.dims()[1..];
-            bail!("--augment: expected targets that stay when images move, received {dims:?}");
+            bail!(
+                "--augment: expected targets that do not depend on pixel positions, received {dims:?}"
+            );
         }
         self.input()?.flow(augment, target, batch)
     }
@@ -150,7 +152,7 @@ pub fn prepare_for_trained(
     );
     if let (Some(flag), Some(_)) = (request.args.table_flag(), &preprocessing.table) {
         bail!(
-            "{flag}: the model keeps how its table was read, and another way would change its numbers"
+            "{flag}: the model records how its table was read; another encoding would change its inputs"
         );
     }
     let mut loaded = data::load(&load_request)?;
@@ -166,7 +168,7 @@ pub fn prepare_for_trained(
             data::format_classes(loaded.classes.as_deref().unwrap_or_default()),
         );
         bail!(
-            "--data {}: expected the classes that the model tells apart, {expected}, received {received}",
+            "--data {}: expected the classes of the model, {expected}, received {received}",
             shown(request.name)
         );
     }
@@ -214,7 +216,7 @@ pub fn prepare(
     if let (ModelKind::File(_), Some(recorded)) = (&spec.kind, &spec.preprocessing)
         && !loaded.align_classes(&recorded.classes)?
     {
-        loaded.notices.push("other classes take the place of those it was trained on".into());
+        loaded.notices.push("the classes of the data replace those that it was trained on".into());
     }
     if let Some(classes) = loaded.classes.as_ref().filter(|classes| classes.len() < 2) {
         let received = data::format_classes(classes);

@@ -89,7 +89,11 @@ pub fn print_header(
     }
     writeln!(out, "devices: {devices} ({replicas})")?;
     if let Some(requested) = sizes.requested {
-        writeln!(out, "notice: the batch of {requested} became {}, all there is", sizes.batch)?;
+        writeln!(
+            out,
+            "notice: the batch of {requested} became {}, the size of the data",
+            sizes.batch
+        )?;
     }
     writeln!(
         out,
@@ -136,9 +140,9 @@ pub fn describe_evaluated(data: &PreparedData) -> String {
     let (name, rows) = (shown(&data.name), data.evaluated().rows());
     let which = match (&data.test, &data.validation, data.trained_on) {
         (Some(_), ..) => "test rows",
-        (None, None, false) => "rows, all there are",
-        (None, Some(_), false) => "rows, all but those to validate on",
-        (None, _, true) => "rows, among them those that the model was trained on",
+        (None, None, false) => "rows, the whole dataset",
+        (None, Some(_), false) => "rows, all except the validation rows",
+        (None, _, true) => "rows, including those that the model was trained on",
     };
     let notices: String = data.notices.iter().map(|notice| format!("; {notice}")).collect();
     format!("data: {name}, {rows} {which}{notices}")
@@ -146,17 +150,17 @@ pub fn describe_evaluated(data: &PreparedData) -> String {
 
 /// The shape and preprocessing of a sample, the targets and the loss.
 pub fn describe_inputs(data: &PreparedData) -> String {
-    let (own, input, classes) =
+    let (raw_dims, input, classes) =
         (&data.raw_dims, &data.preprocessing.input, data.preprocessing.classes.len());
-    let raw_dims = match own == input || own.is_empty() {
+    let from = match raw_dims == input || raw_dims.is_empty() {
         true => String::new(),
-        false => format!(" (from {own:?})"),
+        false => format!(" (from {raw_dims:?})"),
     };
-    let sample = match own.is_empty() {
+    let sample = match raw_dims.is_empty() {
         true => "several inputs, as they are".into(),
         false => {
             let scaling = data.preprocessing.describe_scaling(data.raw_inputs.is_bytes());
-            format!("{input:?}{raw_dims}, {scaling}")
+            format!("{input:?}{from}, {scaling}")
         }
     };
     let classes = match classes {
@@ -164,11 +168,11 @@ pub fn describe_inputs(data: &PreparedData) -> String {
         n => format!(" ({})", plural(n, "class").replace("classs", "classes")),
     };
     let (targets, losses) = (data.target_forms.join("; "), data.losses.join(", "));
-    let chosen = match data.loss_source {
+    let note = match data.loss_source {
         LossSource::Inferred { .. } => " (chosen: the file has none; --loss sets another)",
         LossSource::Named(_) | LossSource::Stored => "",
     };
-    format!("inputs: {sample}; targets: {targets}{classes}; loss: {losses}{chosen}")
+    format!("inputs: {sample}; targets: {targets}{classes}; loss: {losses}{note}")
 }
 
 /// Training time by activity, in seconds. The remainder is not listed.

@@ -95,7 +95,7 @@ impl Output {
     pub fn check_words(&self) -> Result<()> {
         match self.loss {
             "MeanSquaredError" | "MeanAbsoluteError" | "Huber" => bail!(
-                "{}: expected numbers, as {} compares, received a column of words",
+                "{}: expected numbers, as {} compares, received a text column",
                 self.label(),
                 self.loss
             ),
@@ -153,7 +153,7 @@ pub fn same_shape(a: &[usize], b: &[usize]) -> bool {
 /// On anything else: soft labels, several labels, fractions.
 pub fn class_numbers(y: &Tensor) -> Result<Targets> {
     let (rows, width) = (y.rows(), y.row_len());
-    let expected = "expected class numbers or one-hot rows, since the network tells classes apart";
+    let expected = "expected class numbers or one-hot rows, since the network is a classifier";
     let floats: Vec<f32> = match y.data() {
         Data::I32(v) => v.iter().map(|v| *v as f32).collect(),
         Data::F32(v) => v.clone(),

@@ -64,7 +64,7 @@ pub fn run(args: &Train) -> Result<()> {
         let done = history.epochs.len();
         writeln!(
             terminal::stdout(),
-            "notice: the run has its {done} epochs; --epochs asks for more"
+            "notice: the run already has {done} epochs; raise --epochs to continue it"
         )?;
     }
     let logs = evaluate_test_rows(&mut model, &data, &sizes, &history)?;
@@ -165,7 +165,7 @@ fn optimizer(args: &Train, spec: &ModelSpec, steps: usize) -> Result<Option<Box<
             let rate = spec.optimizer()?.common().learning_rate.clone();
             Box::new(SGD::new(rate).momentum(momentum))
         }
-        (_, Some(_)) => bail!("--momentum: expected the optimizer sgd beside it"),
+        (_, Some(_)) => bail!("--momentum: expected --optimizer sgd"),
         (Some(name), None) => optimizers::get(name).context("--optimizer")?,
         (None, None) => spec.optimizer()?,
     };

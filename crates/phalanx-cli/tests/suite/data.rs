@@ -146,7 +146,7 @@ fn image_targets_train() {
     let y = npy::read(&dir.path().join("y.npy")).unwrap();
     assert_eq!(y.dims(), [12, 6, 6, 2]);
     let args = ["evaluate", "trained.keras", "--confusion", "c.png"];
-    assert_eq!(fault(dir.path(), &args, 1, "a model that tells classes apart"), None);
+    assert_eq!(fault(dir.path(), &args, 1, "expected a classifier"), None);
 }
 
 /// Saves a model with two named inputs and outputs.
@@ -399,7 +399,7 @@ fn categories_and_missing_values_follow_the_flags_and_are_recorded_in_the_file()
     assert!(out.contains("20 rows to train on") && out.contains("inputs: [4]"), "{out}");
     let evaluated = succeeds(dir.path(), &["evaluate", "trained.keras"]);
     assert!(
-        evaluated.contains("20 rows, among them those that the model was trained on"),
+        evaluated.contains("20 rows, including those that the model was trained on"),
         "{evaluated}"
     );
     // Another table, with columns in a different order and without the label.
@@ -445,7 +445,7 @@ fn classes_of_other_data_are_matched_by_name() {
     let other = ["evaluate", "t.keras", "--data", "other.csv"];
     assert_eq!(fault(dir.path(), &other, 1, "\"wolf\" in line 3, column E (kind)"), None);
     let flag = ["evaluate", "t.keras", "--data", "some.csv", "--label", "kind"];
-    assert_eq!(fault(dir.path(), &flag, 1, "--label: the model keeps how its table was"), None);
+    assert_eq!(fault(dir.path(), &flag, 1, "--label: the model records how its table was"), None);
 }
 
 #[test]
@@ -475,7 +475,7 @@ fn implicit_changes_of_targets_or_inputs_are_rejected() {
     saved(dir.path(), Dense::new(1), "mse");
     std::fs::write(dir.path().join("w.csv"), "a,b,c,d,p\n1,2,3,4,low\n1,2,3,5,high\n").unwrap();
     let words = ["train", "model.keras", "--data", "w.csv"];
-    assert_eq!(fault(dir.path(), &words, 1, "as MeanSquaredError compares, received a col"), None);
+    assert_eq!(fault(dir.path(), &words, 1, "as MeanSquaredError compares, received a text"), None);
     let (x, y) = (floats(&[4, 4], 0), floats(&[4, 1], 1));
     npz(&dir.path().join("d.npz"), &[("x", &x), ("y", &y)]);
     for flag in [&["--image-size", "8"][..], &["--grayscale"]] {
@@ -492,7 +492,7 @@ fn implicit_changes_of_targets_or_inputs_are_rejected() {
     let maps = floats(&[4, 6, 6, 1], 2);
     npz(&dir.path().join("maps.npz"), &[("x", &maps), ("y", &maps)]);
     let args = ["train", "images.keras", "--data", "maps.npz", "--augment", "flip"];
-    assert_eq!(fault(dir.path(), &args, 1, "targets that stay when images move"), None);
+    assert_eq!(fault(dir.path(), &args, 1, "targets that do not depend on pixel positions"), None);
     let turned = floats(&[4, 4, 9, 1], 2);
     npz(
         &dir.path().join("odd.npz"),

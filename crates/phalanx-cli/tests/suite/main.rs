@@ -199,7 +199,7 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["evaluate", "missing.safetensors", "--model", "mnist-mlp"], 1, "missing.safetensors"),
         (&["evaluate", "folder", "--model", "mnist-mlp"], 1, "folder"),
         (&["evaluate", "broken.safetensors", "--model", "mnist-mlp"], 1, "broken.safetensors"),
-        (&["evaluate", "plain.safetensors"], 1, "does not say its network; add --model"),
+        (&["evaluate", "plain.safetensors"], 1, "does not record its network; add --model"),
         (&["evaluate", "plain.safetensors", "--model", "vgg11"], 1, "plain.safetensors: expected"),
         (&["evaluate", "file", "--model", "mnist-mlp", "--confusion", "c.gif"], 1, "--confusion"),
         (&["predict", "broken.safetensors", "x.png"], 1, "broken.safetensors"),

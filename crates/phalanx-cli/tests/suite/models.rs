@@ -53,7 +53,7 @@ fn a_model_from_python_trains_and_is_saved_in_every_format() {
     let split = ["evaluate", "cnn.keras", "--weights", "a.weights.h5"];
     assert_eq!(succeeds(dir.path(), &split), evaluated);
     let other = ["evaluate", "a.weights.h5"];
-    assert_eq!(fault(dir.path(), &other, 1, "does not say its network; add --model"), None);
+    assert_eq!(fault(dir.path(), &other, 1, "does not record its network; add --model"), None);
 
     // Training continues with the stored optimizer state, as if it had not stopped.
     let args = ["--no-shuffle", "--json", "-", "--save", "b.keras", "--epochs"];
