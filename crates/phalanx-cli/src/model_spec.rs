@@ -11,7 +11,7 @@ use phalanx::saving::{describe, read_metadata};
 use phalanx::text::shown;
 use std::path::{Path, PathBuf};
 
-/// A network by name or a model file, behind one interface.
+/// A network by name or a model file, with a common interface.
 pub struct ModelSpec {
     /// The network or file.
     pub kind: ModelKind,

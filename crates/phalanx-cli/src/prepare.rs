@@ -216,7 +216,9 @@ pub fn prepare(
     if let (ModelKind::File(_), Some(recorded)) = (&spec.kind, &spec.preprocessing)
         && !loaded.align_classes(&recorded.classes)?
     {
-        loaded.notices.push("the classes of the data replace those that it was trained on".into());
+        loaded
+            .notices
+            .push("the classes of the data replace those that the model was trained on".into());
     }
     if let Some(classes) = loaded.classes.as_ref().filter(|classes| classes.len() < 2) {
         let received = data::format_classes(classes);
@@ -249,6 +251,7 @@ fn load_request<'a>(
     LoadRequest { name: request.name, image_options, args: request.args, inputs, outputs, table }
 }
 
+/// Preprocesses the loaded data.
 fn finish(
     spec: &ModelSpec,
     mut preprocessing: Preprocessing,

@@ -46,6 +46,11 @@ fn value_name(value: &impl ValueEnum) -> String {
 }
 
 impl Callback for RecordedFlags {
+    /// Checkpoints identify the state by this name: it is the type's original path and must not change.
+    fn name(&self) -> &'static str {
+        "phalanx::told::Told"
+    }
+
     fn sees_batches(&self) -> bool {
         false
     }

@@ -9,7 +9,7 @@ use phalanx::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The workers of a machine together cache decoded images in this fraction of its memory: one fourth.
+/// All workers of a machine together may cache decoded images in `1 / CACHE_MEMORY_DIVISOR` of its memory.
 const CACHE_MEMORY_DIVISOR: usize = 4;
 
 /// A source of samples.
