@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Phalanx and its peers on the same networks, one after the other, and the ratios.
+"""Compares the throughput of Phalanx and its peers on the same networks, one after the other.
 
     cargo build --release -p phalanx-cli
     python3 benches/compare.py --torch VENV --jax VENV --tf VENV --scripts DIR
 
-DIR holds the peers' scripts (bench_torch.py, bench_jax.py, bench_keras.py), each of which prints one JSON
-line; a virtual environment that is not named is left out. Every flag has an environment variable:
-PHALANX_BENCH_SCRIPTS, PHALANX_VENV_TORCH, PHALANX_VENV_JAX, PHALANX_VENV_TF. Prints a table and, at the end
-or into --json FILE, one JSON object. Run it on an otherwise idle machine.
+DIR holds the peers' scripts (bench_torch.py, bench_jax.py, bench_keras.py), each of which prints one JSON line.
+Peers without a virtual environment are skipped. Each of these flags has an environment variable:
+PHALANX_BENCH_SCRIPTS, PHALANX_VENV_TORCH, PHALANX_VENV_JAX, PHALANX_VENV_TF. The script prints a table and one JSON
+object, the latter at the end or to --json FILE. Run it on an otherwise idle machine.
 """
 import argparse
 import json
@@ -19,9 +19,9 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# What is compared: name, Phalanx's arguments, the peers' arguments, and each peer's best configurations. What is far behind
-# on a workload is left out: JAX and Keras on JAX on the larger networks (a half to a third of PyTorch), two processes of
-# PyTorch (as fast as one with two threads).
+# The workloads: name, Phalanx's arguments, the peers' arguments, and each peer's best configurations. Configurations that
+# are much slower on a workload are omitted: JAX and Keras on JAX on the larger networks (a half to a third of PyTorch), two
+# processes of PyTorch (as fast as one with two threads).
 TORCH, JAX, KERAS = "torch", "jax", "keras-tf"
 WORKLOADS = [
     ("mnist-mlp, batch 32", ["mnist-mlp"], ["--workload", "mnist_mlp"],
@@ -49,25 +49,30 @@ def arguments():
     env = os.environ.get
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--phalanx", default=env("PHALANX_BIN"), help="the binary (default: target/release/phalanx)")
-    ap.add_argument("--scripts", default=env("PHALANX_BENCH_SCRIPTS", str(ROOT.parent / "shared/bench/cpu")))
+    ap.add_argument("--scripts", default=env("PHALANX_BENCH_SCRIPTS"), metavar="DIR",
+                    help="the peers' scripts (required unless PHALANX_BENCH_SCRIPTS is set)")
     ap.add_argument("--torch", default=env("PHALANX_VENV_TORCH"), metavar="VENV")
     ap.add_argument("--jax", default=env("PHALANX_VENV_JAX"), metavar="VENV")
     ap.add_argument("--tf", default=env("PHALANX_VENV_TF"), metavar="VENV")
     ap.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    ap.add_argument("--rounds", type=int, help="runs of each, taking turns; the best counts (default: 3 of the "
-                    "quick workloads, whose speed depends on where the cores are just then, 1 of the others)")
+    ap.add_argument("--rounds", type=int, help="runs of each, interleaved; the best counts (default: 3 for the "
+                    "quick workloads, whose speed depends on core placement, 1 for the others)")
     ap.add_argument("--only", help="workloads whose name contains this")
     ap.add_argument("--json", metavar="FILE", help="write the JSON object here instead of printing it")
-    return ap.parse_args()
+    args = ap.parse_args()
+    if not args.scripts:
+        ap.error("--scripts: expected the directory of the peers' scripts; give --scripts DIR or set "
+                 "PHALANX_BENCH_SCRIPTS")
+    return args
 
 
-# The C library gives freed memory back and takes it again at every step, which costs PyTorch up to half its
-# speed; told to keep it, peers are at their best.
-KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
+# By default the C library returns freed memory to the system and requests it again at every step, which costs PyTorch up
+# to half its speed. These settings make it keep the memory, so that peers run at their best.
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
 
 
 def lines(command, timeout=1800, settings=None):
-    """The JSON objects that a command prints; its error output where it fails."""
+    """The JSON objects that a command prints; none if it fails, with its last error line on standard error."""
     env = dict(os.environ, PYTHONDONTWRITEBYTECODE="1", **(settings or {}))
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=timeout)
@@ -82,7 +87,7 @@ def lines(command, timeout=1800, settings=None):
 
 
 def phalanx(binary, args, threads):
-    """One run of Phalanx in the peers' words."""
+    """Runs Phalanx once; the result has the keys of the peers."""
     found = lines([binary, "bench", *args, "--threads", str(threads), "--json"])
     return [dict(who="phalanx", mode="", img_s=o["images_per_second"], first_step_s=o["setup_s"],
                  peak_rss_mib=o["peak_rss_mib"]) for o in found]
@@ -90,7 +95,7 @@ def phalanx(binary, args, threads):
 
 def peer(who, python, scripts, args, threads):
     command = [python, str(pathlib.Path(scripts) / SCRIPT[who][0]), *SCRIPT[who][1:]]
-    found = lines([*command, *args, "--threads", str(threads)], settings=KEEP)
+    found = lines([*command, *args, "--threads", str(threads)], settings=KEEP_FREED_MEMORY)
     keys = ("mode", "img_s", "first_step_s", "peak_rss_mib", "other_cores")
     return [dict(who=who, **{k: o.get(k) for k in keys}) for o in found]
 
@@ -119,11 +124,11 @@ def show(name, fastest):
     print("| " + " | ".join(row) + " |", flush=True)
 
 
-def replicas(binary, turns=3):
-    """Two replicas of one core each against one, taking turns; the medians count."""
+def replicas(binary, rounds=3):
+    """Two replicas of one core each against one, interleaved; the medians count."""
     command = [binary, "bench", "minigooglenet", "--threads", "1", "--json", "--steps", "16", "--replicas"]
     speeds = {"1": [], "2": []}
-    for _ in range(turns):
+    for _ in range(rounds):
         for count, found in speeds.items():
             runs = lines([*command, count, "--batch-size", "64"])
             found.extend(o["images_per_second"] for o in runs)

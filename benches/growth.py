@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""How cost grows: images/s and memory over batch, replicas, depth and width, as tables and a picture.
+"""How cost grows: throughput and memory over batch, replicas, depth and width, as tables and a plot.
 
     cargo build --release -p phalanx-cli
     python3 benches/growth.py --picture growth.svg --json growth.json
 
-Every line is one process, `phalanx bench ... --json`; `--quick` takes fewer steps and smaller batches. The
-picture needs nothing but this script.
+Each line is one process, `phalanx bench ... --json`. `--quick` runs fewer steps and smaller batches. The plot needs no
+other packages.
 """
 import argparse
 import json
@@ -20,7 +20,7 @@ BATCHES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
 
 
 def bench(binary, *args):
-    """One run; None where it fails, which is said."""
+    """Runs one benchmark; reports a failure and returns None."""
     command = [binary, "bench", *map(str, args), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
@@ -30,7 +30,7 @@ def bench(binary, *args):
 
 
 def table(title, what, runs):
-    """A table of runs, by what was varied."""
+    """Prints a table of runs by the varied parameter."""
     print(f"\n{title}\n\n| {what} | images/s | ms/step | planned MiB | peak MiB |\n|---|---|---|---|---|")
     for value, run in runs:
         print(f"| {value} | {run['images_per_second']:,.1f} | {run['step_ms']:.3f} "
@@ -47,7 +47,7 @@ COLOURS = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b"]
 
 
 def panel(title, axis, series):
-    """Lines on logarithmic axes: one of (name, [(x, y), ...]) each; as SVG inside a box."""
+    """Lines on logarithmic axes as SVG. Each series is (name, [(x, y), ...])."""
     points = [p for _, line in series for p in line]
     if not points:
         return ""
@@ -77,7 +77,7 @@ def panel(title, axis, series):
 
 
 def picture(path, panels):
-    """Panels of (title, axis, series), two in a row, as SVG."""
+    """Writes panels of (title, axis, series), two per row, as SVG."""
     rows = (len(panels) + 1) // 2
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * WIDTH}" height="{rows * HEIGHT}" '
              'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>']

@@ -1,56 +1,56 @@
 #!/usr/bin/env python3
-"""How well 2 to 256 hosts would train, from a step's time on one host and the bytes between them.
+"""Models the scaling efficiency of 2 to 256 hosts, from the step time of one host and the bytes exchanged.
 
     python3 benches/scaling.py --picture docs/pictures/scaling.svg
 
-A model, not a measurement: docs/scaling.md says what was measured and what is assumed. The picture needs nothing
-but this script.
+This is a model, not a measurement: docs/scaling.md lists the measurements and assumptions. The plot needs no other
+packages.
 """
 import argparse
 
 HOSTS = [2, 4, 8, 16, 32, 64, 128, 256]
 LINKS = [10, 25, 100, 400]  # Gbit/s
-# (name, seconds of a step on one host of two cores, megabytes of each bucket of gradients in the order they are
-# finished). Speeds and buckets are those of docs/performance.md: 232 and 10 images/s.
+# (name, seconds per step on one host of two cores, megabytes of each gradient bucket in the order of completion). Speeds
+# and buckets are from docs/performance.md: 232 and 10 images/s.
 MODELS = [
     ("MiniGoogLeNet, batch 64 per host", 64 / 232, [4.2, 2.4]),
     ("ResNet50, batch 8 per host", 8 / 10, [100.9 / 17] * 17 + [1.6]),
     ("100M parameters", 2.0, [400 / 95] * 95),
 ]
-LATENCY = 20e-6  # seconds of a message between hosts, both ends' software included
-UNDER_WAY = 8  # messages at once
-ADD = 1.6e9  # bytes of gradients per second that a host packs, hands to MPI and adds up: measured, see docs/scaling.md
-SHARE = 0.9  # of a link's rate that messages get
-BACKWARD = 0.5  # of a step in which finished buckets can travel
+LATENCY = 20e-6  # seconds per message between hosts, including software on both ends
+IN_FLIGHT = 8  # concurrent messages
+REDUCE_RATE = 1.6e9  # bytes of gradients per second that a host packs, passes to MPI and sums: measured, see docs/scaling.md
+LINK_UTILIZATION = 0.9  # fraction of a link's rate that messages achieve
+BACKWARD = 0.5  # fraction of a step during which finished buckets can be sent
 
 
-def round_of(hosts):
-    """Seconds of a round in which every host sends a message to every other, but for its bytes."""
-    return LATENCY + (hosts - 1) * LATENCY / UNDER_WAY
+def round_latency(hosts):
+    """Latency in seconds of a round in which every host sends a message to every other, without its bytes."""
+    return LATENCY + (hosts - 1) * LATENCY / IN_FLIGHT
 
 
 def reduction(megabytes, hosts, gbit):
-    """Seconds to add up a bucket: each host sends and receives 2 (n-1)/n of it, in two rounds."""
-    nbytes, rate = megabytes * 1e6, gbit * 1e9 / 8 * SHARE
+    """Seconds to reduce a bucket: each host sends and receives 2 (n-1)/n of it, in two rounds."""
+    nbytes, rate = megabytes * 1e6, gbit * 1e9 / 8 * LINK_UTILIZATION
     wire = 2 * (hosts - 1) / hosts * nbytes / rate
-    return wire + 2 * round_of(hosts) + nbytes / ADD
+    return wire + 2 * round_latency(hosts) + nbytes / REDUCE_RATE
 
 
 def efficiency(model, hosts, gbit, faster=1.0):
-    """Speed per host beside a single one; `faster` is how many times faster than two cores a host computes."""
+    """Throughput per host relative to a single host. `faster` is the speed of a host relative to two cores."""
     _, step, buckets = model
     step /= faster
-    travel = [reduction(b, hosts, gbit) for b in buckets]
-    # Nothing hides what is finished last, nor what takes longer than backward, nor the meeting for losses and
-    # metrics in front of every update.
-    shown = max(sum(travel) - BACKWARD * step, travel[-1]) + round_of(hosts)
-    return step / (step + shown)
+    transfer = [reduction(b, hosts, gbit) for b in buckets]
+    # Not overlapped: the last bucket, transfers that outlast the backward pass, and the exchange of losses and metrics
+    # before every update.
+    exposed = max(sum(transfer) - BACKWARD * step, transfer[-1]) + round_latency(hosts)
+    return step / (step + exposed)
 
 
 def tables():
-    for faster, words in [(1, "hosts as fast as two of our cores"), (32, "hosts that compute 32 times faster")]:
+    for faster, description in [(1, "hosts as fast as two of our cores"), (32, "hosts that compute 32 times faster")]:
         for model in MODELS:
-            print(f"\n{model[0]} ({sum(model[2]):.1f} MB of gradients in {len(model[2])} buckets), {words}\n")
+            print(f"\n{model[0]} ({sum(model[2]):.1f} MB of gradients in {len(model[2])} buckets), {description}\n")
             print("| Gbit/s | " + " | ".join(map(str, HOSTS)) + " |")
             print("|---|" + "---|" * len(HOSTS))
             for gbit in LINKS:
@@ -59,7 +59,7 @@ def tables():
 
 
 def picture(path):
-    """Three panels, one line per link, for the faster hosts."""
+    """Plots three panels, one line per link, for the faster hosts."""
     wide, high, left, top = 300, 220, 50, 40
     colours = ["#c0392b", "#e67e22", "#2980b9", "#27ae60"]
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{3 * (wide + left) + 90}" height="{high + 100}" '

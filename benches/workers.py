@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""What a step costs on 1, 2 and 4 workers of this machine: its time, with and without gradients that travel during
-backward, and the bytes that a worker sends.
+"""The cost of a step on 1, 2 and 4 workers of this machine: its time, with and without gradients sent during the backward
+pass, and the bytes that a worker sends.
 
     cargo build --release -p phalanx-cli --features mpi
     python3 benches/workers.py target/release/phalanx
     sudo python3 benches/workers.py target/release/phalanx --bytes
 
-Bytes are counted at the network interface of a worker whose host is a network namespace; frames and acknowledgements are
-among them.
+Bytes are counted at the network interface of a worker whose host is a network namespace. They include frames and
+acknowledgements.
 
-Workers have one thread each and 32 samples: where there are fewer cores than workers, they take turns, and the time of
-a step grows by that alone. Only a quiet machine gives numbers that mean something.
+Each worker has one thread and 32 samples. With fewer cores than workers, the workers share cores and the step time grows
+by that alone. Only an idle machine gives meaningful numbers.
 """
 import argparse
 import json
@@ -37,14 +37,14 @@ def bench(phalanx, model, steps, workers, overlap):
 
 
 def sent(net, phalanx, model, steps):
-    """Bytes that the second worker sends in a run."""
+    """Runs a benchmark; returns the bytes that the second worker sends."""
     counter = pathlib.Path("/sys/class/net/vphx1/statistics/rx_bytes")
     before = int(counter.read_text())
     command = f"{phalanx} bench {model} --threads 1 --batch-size 4 --steps {steps} --json"
     done = net.start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    said, _ = done.communicate()
+    output, _ = done.communicate()
     if done.returncode != 0:
-        sys.exit(f"{command}: {said}")
+        sys.exit(f"{command}: {output}")
     return int(counter.read_text()) - before
 
 
@@ -55,7 +55,7 @@ def bytes_per_step(phalanx):
         try:
             for model, _ in RUNS:
                 few, many = 2, 8
-                # A bench goes over its steps three times.
+                # A bench runs its steps three times.
                 more = sent(net, phalanx, model, many) - sent(net, phalanx, model, few)
                 print(f"| {model} | {workers} | {more / (3 * (many - few)):,.0f} |", flush=True)
         finally:
@@ -70,7 +70,7 @@ def main():
     phalanx = os.path.abspath(args.phalanx)
     if args.bytes:
         return bytes_per_step(phalanx)
-    print("| network | workers | ms/step | fastest tenth | … all gradients behind backward | fastest tenth |")
+    print("| network | workers | ms/step | fastest tenth | … all gradients sent after backward | fastest tenth |")
     print("|---|---|---|---|---|---|")
     for model, steps in RUNS:
         for workers in (1, 2, 4):

@@ -1,4 +1,4 @@
-"""Checks deploy/mpijob.yaml against the fields of an MPIJob, and the arguments of both starts against the command."""
+"""Checks deploy/mpijob.yaml against the fields of an MPIJob, and the arguments of both launch files against the command."""
 
 import re
 import subprocess
@@ -49,8 +49,8 @@ def check(value, schema, path):
         assert type(value) is schema, f"{path}: expected {schema.__name__}, received {value!r}"
 
 
-def understood(phalanx, arguments):
-    """Whether the command knows every flag: the data set does not exist, which it says only afterwards."""
+def check_flags(phalanx, arguments):
+    """Checks that the command accepts every flag. It rejects the missing dataset only after it has parsed them."""
     arguments = ["no-such-data" if a == "cifar-10" else a for a in arguments]
     out = subprocess.run([phalanx, *arguments], capture_output=True, text=True)
     assert out.returncode == 1 and "unknown dataset 'no-such-data'" in out.stderr, out.stderr
@@ -62,18 +62,18 @@ def main(phalanx):
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
     launcher, worker = (job["spec"]["mpiReplicaSpecs"][k] for k in ("Launcher", "Worker"))
     args = launcher["template"]["spec"]["containers"][0]["args"]
-    assert int(args[args.index("-n") + 1]) == worker["replicas"], "as many processes as workers"
+    assert int(args[args.index("-n") + 1]) == worker["replicas"], "-n must equal the number of workers"
     pod = worker["template"]["spec"]
     mounted = {m["name"] for m in pod["containers"][0]["volumeMounts"]}
-    assert mounted == {v["name"] for v in pod["volumes"]}, "every volume is mounted"
+    assert mounted == {v["name"] for v in pod["volumes"]}, "every volume must be mounted"
     folder = "/tmp/phalanx-deploy-check"
     args = [folder if a.startswith("/checkpoints") else a for a in args]
-    understood(phalanx, args[args.index("phalanx") + 1 :])
+    check_flags(phalanx, args[args.index("phalanx") + 1 :])
     script = open("deploy/slurm.sbatch").read().replace("\\\n", " ")
     words = re.search(r'srun .*"\$phalanx" (train .*)', script).group(1).split()
-    understood(phalanx, [folder if "$checkpoints" in w else w for w in words])
-    assert re.search(r"SLURM_RESTART_COUNT:-0.*-lt", script), "requeues have an end"
-    print("deploy: manifest and commands are understood")
+    check_flags(phalanx, [folder if "$checkpoints" in w else w for w in words])
+    assert re.search(r"SLURM_RESTART_COUNT:-0.*-lt", script), "requeues must be limited"
+    print("deploy: the manifest and the commands are valid")
 
 
 main(sys.argv[1])

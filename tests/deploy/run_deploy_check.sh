@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks what deploy/ has, as far as it goes without a cluster: shell syntax, the manifest's fields, and that
-# the command understands the arguments in both.
+# Checks the files of deploy/ as far as possible without a cluster: the shell syntax, the fields of the manifest, and that
+# the command accepts the arguments in both.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 bash -n deploy/slurm.sbatch

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Looks for undefined behaviour: Miri interprets the graph crate, whose programs executors rely on, and those
-# parts of the CPU executor that are pure Rust (threads, memory that they share, checks of kernels). It knows
-# neither vector instructions nor most calls of the system. Skipped where no toolchain has Miri.
+# Checks for undefined behaviour with Miri: the graph crate, on whose programs the executors rely, and the parts of the CPU
+# executor that are pure Rust (threads, shared memory, kernel checks). Miri supports neither vector instructions nor most
+# system calls. Skipped if no toolchain has Miri.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-# The first installed toolchain that has Miri, with what it needs to run.
+# The first installed toolchain on which Miri can be set up.
 toolchain=
 for name in $(rustup toolchain list 2>/dev/null | cut -d' ' -f1); do
     if cargo "+$name" miri setup </dev/null >/dev/null 2>&1; then
@@ -14,11 +14,11 @@ for name in $(rustup toolchain list 2>/dev/null | cut -d' ' -f1); do
     fi
 done
 if [ -z "$toolchain" ]; then
-    echo "no toolchain here has Miri: looking for undefined behaviour is skipped"
+    echo "no installed toolchain has Miri: the check for undefined behaviour is skipped"
     exit
 fi
 
-# Sizes of memory are read from files of the system.
+# The tests read memory sizes from system files.
 export MIRIFLAGS=-Zmiri-disable-isolation
 cargo "+$toolchain" miri test --locked -p phalanx-graph --lib
 cargo "+$toolchain" miri test --locked -p phalanx-cpu --lib -- \

@@ -1,7 +1,8 @@
-"""Several hosts on one machine, and what becomes of a run when one of them fails.
+"""Fault injection with several hosts on one machine.
 
-Network namespaces are the hosts (`hosts.py`). In every trial a run of three workers is hurt at a random moment of a phase: a worker killed or paused, or a host
-cut off. The job must end in time, name the culprit, leave no process, and finish bit-identically once it is resumed.
+Network namespaces act as hosts (`hosts.py`). Each trial injects a fault into a run of three workers at a random moment
+of a phase: it kills or pauses a worker, or disconnects a host. The job must end in time, name the faulty worker, leave no
+process behind, and end bit-identically after it is resumed.
 
     sudo python3 tests/mpi/faults.py target/debug/phalanx --trials 60
 """
@@ -22,9 +23,9 @@ from hosts import Network
 
 HOSTS = 3
 TIMEOUT = 4
-# Seconds beyond the collective timeout: the alarm's grace, mpirun's own end, and a busy machine.
+# Seconds beyond the collective timeout: the alarm's grace period, mpirun's shutdown, and a busy machine.
 SLACK = 8
-# What workers say where one of them was not given a core in time: then nobody was hurt yet, and the run is started again.
+# The message of workers if one of them did not get a core in time. No fault was injected yet, and the run is retried.
 LATE, ATTEMPTS = "not all workers have joined", 3
 KINDS = ["kill", "pause", "cut"]
 PHASES = ["rendezvous", "backward", "save", "evaluation"]
@@ -35,7 +36,7 @@ def start(net, phalanx, folder):
     train = f"train mnist-mlp --threads 1 --steps-per-epoch {STEPS} --epochs {EPOCHS} --no-scaling --verbose 0 "
     train += f"--checkpoint-dir {folder}/run --checkpoint-every 1 --keep 50 --resume --collective-timeout {TIMEOUT} "
     train += f"--json {folder}/out.json"
-    # mpirun looks after the connections to its daemons, or it would wait for one that cannot be reached.
+    # Without keepalive, mpirun would wait for an unreachable daemon.
     mca = "--mca oob_tcp_keepalive_time 1 --mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 2"
     log = open(os.path.join(folder, "log"), "w")
     return net.start(f"{phalanx} {train}", mca, stdout=log, stderr=log, cwd=folder)
@@ -65,13 +66,12 @@ def finish(net, phalanx, folder):
         log = open(f"{folder}/log").read()
         if LATE not in log:
             break
-    assert code == 0, f"a run that should end well: {code}\n{log}"
+    assert code == 0, f"a run that should succeed: {code}\n{log}"
     return sha(folder), log
 
 
 def is_named(log, kind, victim):
-    """Whether a worker names the victim and nobody else as the one that is missing, or mpirun does: the process
-    that was killed, the host that was cut off."""
+    """Whether a worker or mpirun names the victim as missing: the killed process or the disconnected host."""
     lines = [rf": rank {victim} \(phx{victim}\): (no answer|MPI)"]
     if kind == "kill":
         lines.append(rf"noticed that process rank {victim} with PID \d+ on node phx{victim} exited on signal 9")
@@ -124,7 +124,7 @@ def trial(net, phalanx, kind, phase, draw, reference):
         for word, bad in [
             ("did not end", not ended),
             (f"took {seconds:.1f} s", seconds > TIMEOUT + SLACK and not late),
-            # Before MPI has brought the workers together, the others cannot know who is missing.
+            # Until MPI has connected the workers, the others cannot know which one is missing.
             ("culprit not named", not named and not late and (kind, phase) != ("pause", "rendezvous")),
             ("processes left", left),
             ("damaged checkpoint", damaged),
@@ -145,11 +145,11 @@ def main():
     arguments.add_argument("phalanx")
     arguments.add_argument("--trials", type=int, default=60)
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--phase", choices=PHASES, help="hurt runs in this phase only")
+    arguments.add_argument("--phase", choices=PHASES, help="inject faults only in this phase")
     args = arguments.parse_args()
     phalanx = os.path.abspath(args.phalanx)
     folder = tempfile.mkdtemp(prefix="phalanx-faults-")
-    # The name by which workers are found.
+    # Workers are found by this process name.
     shutil.copy(phalanx, f"{folder}/phalanx")
     net = Network(folder, HOSTS)
     try:

@@ -1,4 +1,4 @@
-"""Several hosts on one machine: network namespaces with addresses and names of their own, which mpirun reaches by way of
+"""Several hosts on one machine: network namespaces with their own addresses and names, which mpirun reaches through
 `ip netns exec`. Needs root and iproute2."""
 
 import os
@@ -27,7 +27,7 @@ class Network:
             sh("ip", "-n", ns, "link", "set", "lo", "up")
             sh("ip", "-n", ns, "addr", "add", f"10.77.0.{i + 1}/24", "dev", "eth0")
             sh("ip", "-n", ns, "link", "set", "eth0", "up")
-        # `ip netns exec` shows these to the hosts in the place of /etc/hosts.
+        # `ip netns exec` mounts these over /etc/hosts.
         for i in self.hosts:
             os.makedirs(f"/etc/netns/phx{i}", exist_ok=True)
             with open(f"/etc/netns/phx{i}/hosts", "w") as f:
@@ -62,7 +62,7 @@ class Network:
         sh("ip", "link", "set", f"vphx{host}", state)
 
     def reach(self, host):
-        """Whether a host reaches the first one again: a port that nobody listens at refuses at once."""
+        """Whether a host can reach the first one: a connection to a closed port is refused at once."""
         connect = "echo > /dev/tcp/10.77.0.1/9"
         words = ["ip", "netns", "exec", f"phx{host}", "timeout", "1", "bash", "-c", connect]
         return "refused" in subprocess.run(words, capture_output=True, text=True).stderr

@@ -1,8 +1,8 @@
 """accumulation.safetensors and accumulated_*.keras: models saved between two updates of an optimizer that accumulates
-gradients, and their weights after each step that follows.
+gradients, and their weights after each following step.
 
-A batch counts as one whatever its rows, so batches have different sizes. The .keras files keep the time they were
-made: a second run gives equal models in other bytes."""
+Each batch counts as one regardless of its size, so batches have different sizes. The .keras files contain their creation
+time: a second run gives equal models in different bytes."""
 
 import os
 
@@ -15,7 +15,7 @@ from keras import optimizers as K
 ROWS = [4, 2, 4, 3, 4, 2, 4, 1, 4]
 
 
-# Steps before the file is written: never a multiple of the batches that make an update.
+# The last element is the number of steps before saving: never a multiple of the accumulation steps.
 def cases():
     decay = K.schedules.ExponentialDecay(0.1, decay_steps=2, decay_rate=0.5)
     yield "sgd", K.SGD(0.1, gradient_accumulation_steps=3), 4

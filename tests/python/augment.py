@@ -1,4 +1,4 @@
-"""augment.safetensors: images moved by the apply_affine_transform of Keras' ImageDataGenerator."""
+"""augment.safetensors: images transformed by apply_affine_transform of Keras' ImageDataGenerator."""
 
 import numpy as np
 from common import Fixture, rng_for
@@ -20,7 +20,7 @@ def make():
     for name, motion in MOTIONS.items():
         for fill_mode in ["nearest", "constant", "reflect", "wrap"]:
             case = f"{name}_{fill_mode}"
-            # Square: Keras takes the centre of another shape from the wrong sides.
+            # Square, because Keras swaps the sides when it computes the centre of other shapes.
             x = rng_for(case).standard_normal((7, 7, 3)).astype("float32")
             y = apply_affine_transform(x.copy(), row_axis=0, col_axis=1, channel_axis=2, fill_mode=fill_mode, cval=0.5, **motion)
             fixture.add(

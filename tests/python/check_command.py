@@ -1,11 +1,11 @@
-"""The `phalanx` command against Python Keras, on the same model files and data files.
+"""Compares the `phalanx` command with Python Keras on the same model and data files.
 
     python tests/python/check_command.py [--random N] [--seed S] [--only NAME] [directory]
 
 First the fixed cases: regression, several labels, soft labels, images as targets, two inputs and two outputs, sample
 weights, bytes, splits and tables, each trained for three epochs by Keras' `fit` and by `phalanx train`. Losses, validation
-losses and predictions must agree within 1e-5. Then N random models (12 unless told otherwise; every third has two inputs): the
-command predicts, trains and writes them, Keras reads them back, and the numbers must agree within 1e-4 of the largest.
+losses and predictions must agree within 1e-5. Then N random models (default: 12; every third has two inputs): the command
+predicts with, trains and saves them, Keras loads them, and the numbers must agree within 1e-4 of the largest.
 
 Uses the binary in $PHALANX_BIN, or target/debug/phalanx.
 """
@@ -34,7 +34,7 @@ BATCH = 8
 
 
 def phalanx(directory, *arguments):
-    """Runs the command; fails with what it said."""
+    """Runs the command; fails with its error message."""
     environment = os.environ | {"PHALANX_PIN": "0"}
     done = subprocess.run(
         [BINARY, *arguments], cwd=directory, env=environment, capture_output=True, text=True, timeout=300
@@ -45,7 +45,7 @@ def phalanx(directory, *arguments):
 
 
 def apart(a, b, scale=None):
-    """The largest difference, relative to the largest number."""
+    """The largest difference, relative to the largest number of `b` or to `scale`."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
         return np.inf
@@ -63,9 +63,9 @@ def predictions(model, x):
 
 
 def check(directory, model, train, flags, x, limit, epochs=3):
-    """Trains a model in Keras and by the command; returns what differs.
+    """Trains a model with Keras and with the command; returns the differences.
 
-    `train` is called with the model to train it in Keras; `flags` name the data for the command; `x` is predicted on."""
+    `train(model)` trains with Keras, `flags` select the data for the command, and `x` is the input of predictions."""
     faults = []
     names = [tensor.name for tensor in model.inputs] if len(model.inputs) > 1 else ["x"]
     inputs = [x[tensor.name] for tensor in model.inputs] if isinstance(x, dict) else [x]
@@ -187,7 +187,7 @@ def run_fixed(directory, name, model, arrays, flags, options):
 
 
 def run_table(directory):
-    """A table with words and missing values, against the same numbers in Keras."""
+    """A table with text and missing values, compared with the same numbers in Keras."""
     rng = np.random.default_rng(6)
     size, colour = rng.integers(1, 9, 30).astype(np.float32), rng.integers(0, 3, 30)
     price = rng.random(30, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""What cross_check.py writes for Phalanx, and how it looks at what comes back."""
+"""Writes the files of cross_check.py for Phalanx, and checks the files that Phalanx writes back."""
 
 import dataclasses
 import json
@@ -19,11 +19,11 @@ class Case:
     name: str
     inputs: list
     predictions: list
-    trained: list | None  # the weights after three steps, if it is trained
+    trained: list | None  # the weights after three training steps, if any
 
 
 def save_tensors(path, tensors):
-    """A .safetensors file."""
+    """Writes a .safetensors file."""
     header, offset = {}, 0
     for name, array in tensors.items():
         shape = list(array.shape)
@@ -78,11 +78,11 @@ def train(model, x, y):
 
 
 def write(directory, name, model, options):
-    """Saves a model, after some steps where it is trained, with inputs and what it predicts."""
+    """Saves a model, possibly after some training steps, with inputs and its predictions."""
     rng = np.random.default_rng(sum(map(ord, name)))
     path = os.path.join(directory, f"{name}.keras")
     for w in model.weights:
-        # No weight is left at a value that another could have too; an adapted layer has copies of its own.
+        # Makes all weights distinct. An adapted layer keeps its own copies.
         if w.dtype == "float32" and name != "adapted":
             noise = 0.1 * rng.standard_normal(w.shape).astype("float32")
             w.assign(np.abs(w.numpy() + noise) if "variance" in w.name else w.numpy() + noise)
@@ -93,7 +93,7 @@ def write(directory, name, model, options):
         y = targets(rng, model, options)
         tensors |= {f"y{i}": a for i, a in enumerate(y)}
         if rng.integers(4):
-            # Most files hold an optimizer that has something gathered.
+            # Most files contain optimizer state.
             train(model, x, y)
     model.save(path)
     model.save(os.path.join(directory, f"{name}.python.h5"))
@@ -106,7 +106,7 @@ def write(directory, name, model, options):
 
 
 def difference(a, b, where=""):
-    """The first place where two configs differ."""
+    """The first difference between two configs, if any."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted(a.keys() | b.keys()):
             if key not in a or key not in b:
@@ -125,7 +125,7 @@ def difference(a, b, where=""):
 
 
 def config(model):
-    """A model's config without what Keras fills in by itself: the shapes layers were built with, `mask`, `training`."""
+    """A model's config without the entries that Keras adds: the build shapes of layers, `mask`, `training`."""
 
     def strip(value):
         if isinstance(value, dict):
@@ -138,7 +138,7 @@ def config(model):
 
 
 def state(model):
-    """The optimizer's variables; Nadam's product, which Phalanx computes from the step, to seven digits."""
+    """The optimizer's variables. Nadam's product, which Phalanx computes from the step, is rounded to seven digits."""
     if not model.compiled:
         return []
     product = getattr(model.optimizer, "_u_product", None)
@@ -162,7 +162,7 @@ def close(what, a, b, tolerance):
 
 
 def check(directory, case):
-    """Every fault of what came back."""
+    """Yields every difference between a model and the files that Phalanx wrote."""
     path = lambda ending: os.path.join(directory, f"{case.name}.{ending}")
     model = keras.models.load_model(path("keras"))
     weights = [w.numpy() for w in model.weights]

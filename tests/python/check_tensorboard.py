@@ -5,7 +5,7 @@
     venv/bin/python tests/python/check_tensorboard.py /tmp/tb
 
 The directory holds the logs of `full` (validation, batches, histograms, graph), `plain` (defaults)
-and `bare` (no graph). Exits with an error where they are not what that test wrote.
+and `bare` (no graph). Exits with an error if they are not what that test wrote.
 """
 
 import sys
@@ -96,7 +96,7 @@ def check_plain(root):
 
 
 def check_dashboards(root):
-    """What the tabs of TensorBoard's page ask their plugins for."""
+    """Makes the requests of the tabs of TensorBoard's page to their plugins."""
     multiplexer = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(root))
     multiplexer.Reload()
     context = base_plugin.TBContext(data_provider=data_provider.MultiplexerDataProvider(multiplexer, str(root)))

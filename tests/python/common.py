@@ -1,4 +1,4 @@
-"""What every fixture group shares: seeded random numbers and the file writer."""
+"""Shared by all fixture groups: seeded random numbers and the file writer."""
 
 import json
 import os
@@ -15,7 +15,7 @@ DTYPES = {"float32": "F32", "int32": "I32"}
 
 
 def rng_for(name):
-    """A generator that depends on the case name only, so that adding a case leaves the others as they are."""
+    """A generator that depends on the case name only, so that adding a case does not change the others."""
     return np.random.default_rng(zlib.crc32(name.encode()))
 
 
@@ -35,7 +35,7 @@ def one_hot(labels, classes):
 def config_of(thing, **arguments):
     """The config Keras itself would save for a layer, loss, optimizer, ... as plain JSON data.
 
-    A few get_config() forget a constructor argument (Huber's delta, Identity's gain); `arguments` adds those.
+    Some get_config() methods omit a constructor argument (Huber's delta, Identity's gain); `arguments` adds those.
     """
     return arguments | keras.saving.serialize_keras_object(thing)["config"]
 
@@ -51,7 +51,7 @@ class Fixture:
     def add(self, case, tensors):
         name = case["name"]
         if any(name == other["name"] for other in self.cases):
-            raise ValueError(f"{self.group}: the case {name} is there twice")
+            raise ValueError(f"{self.group}: duplicate case {name}")
         self.cases.append(case)
         for field, value in tensors.items():
             array = np.asarray(value)
@@ -63,7 +63,7 @@ class Fixture:
             self.tensors[f"{name}/{field}"] = array.copy(order="C")
 
     def save(self, **metadata):
-        """Writes the safetensors format by hand: the library does not keep the order of the metadata keys."""
+        """Writes the safetensors format by hand: the library does not preserve the order of the metadata keys."""
         metadata = {
             "cases": json.dumps(self.cases, allow_nan=False),
             "keras": keras.__version__,

@@ -1,10 +1,10 @@
-"""Models of Python Keras through Phalanx and back.
+"""Round trip of Python Keras models through Phalanx.
 
     python tests/python/cross_check.py [directory] [name part]
 
-Writes the models of file_models.py, lets the Rust test `keras_files` load, ask, write and train them, and looks at
-what it wrote: configs, weights and optimizer state must be equal, predictions and three steps of training agree.
-Needs keras, jax and h5py; ends with 0 and a message where they are missing.
+Saves the models of file_models.py. The Rust test `keras_files` loads, predicts with, saves and trains them. The script then
+checks the saved files: configs, weights and optimizer state must be equal; predictions and three training steps must
+agree. Needs keras, jax and h5py; prints a message and exits with 0 if they are missing.
 """
 
 import os
@@ -33,7 +33,7 @@ ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)),
 
 
 def rust(directory):
-    """Phalanx' part."""
+    """Runs the Rust test on the models in a directory."""
     command = ["cargo", "test", "-q", "--workspace", "--test", "suite", "keras_files::", "--", "--ignored"]
     environment = os.environ | {"PHALANX_CROSS_CHECK": directory, "PHALANX_PIN": "0"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

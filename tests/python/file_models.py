@@ -1,6 +1,6 @@
-"""The models of cross_check.py: hand-picked ones, one for every layer, optimizer, loss and metric, and random graphs.
+"""The models of cross_check.py: selected networks, one model for every layer, optimizer, loss and metric, and random graphs.
 
-A case is (name, model, options); a compiled model is trained on both sides, unless it has dropout.
+A case is (name, model, options). A compiled model is trained on both sides unless it has dropout.
 """
 
 import keras
@@ -102,7 +102,7 @@ def branches():
 
 
 def equal_branches():
-    """Same-shaped weights whose order only Keras' rule tells."""
+    """Weights of equal shape, which only Keras' ordering rule distinguishes."""
     x = inputs = keras.Input((4,))
     for i in range(3):
         left, right = L.Dense(4, name=f"l{i}")(x), L.Dense(4, name=f"r{i}")(x)
@@ -206,7 +206,7 @@ def structures():
         yield build.__name__, build(), {}
 
 
-# Everything that has a registry.
+# All layers, optimizers, losses and metrics.
 
 
 def adapted():
@@ -216,7 +216,7 @@ def adapted():
 
 
 def layers_of_every_kind():
-    """The cases of the layer fixtures, several layers a model: each behind an input of its own."""
+    """The cases of the layer fixtures: one model per layer class, with an input for each case."""
     seen = {}
     for case in layer_cases.all_cases():
         if isinstance(case["kwargs"].get("axis"), list):
@@ -262,7 +262,7 @@ def optimizers_of_every_kind():
         "rmsprop": O.RMSprop(0.01), "rmsprop_all": O.RMSprop(0.01, momentum=0.8, centered=True, rho=0.8),
         "adagrad": O.Adagrad(0.05), "nadam": O.Nadam(0.01), "lion": O.Lion(0.01),
         "accumulated": O.Adam(0.01, gradient_accumulation_steps=3),
-        # Saved between two updates: the file holds gradients.
+        # Saved between two updates, so the file contains accumulated gradients.
         "accumulated_midway": O.Adam(0.01, gradient_accumulation_steps=2),
         "accumulated_sgd": O.SGD(0.1, momentum=0.9, gradient_accumulation_steps=4),
         "cosine": O.SGD(s.CosineDecay(0.1, 20, warmup_target=0.2, warmup_steps=4)),
@@ -301,7 +301,7 @@ def losses_of_every_kind():
 
 
 def random_graph(seed):
-    """A graph of dense, merging and shared layers, with a nested model here and there."""
+    """A random graph of dense, merging and shared layers, and some nested models."""
     rng = np.random.default_rng(seed)
     width = int(rng.integers(3, 7))
     inputs = [keras.Input((width,)) for _ in range(rng.integers(1, 3))]

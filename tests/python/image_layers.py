@@ -1,4 +1,4 @@
-"""image_layers.safetensors: layers that resize, crop and distort images, as layers.safetensors has the others."""
+"""image_layers.safetensors: layers that resize, crop and augment images, in the format of layers.safetensors."""
 
 from common import Fixture
 from keras import layers as L
@@ -23,7 +23,7 @@ def resizing():
 
 
 def augmentation():
-    """Random layers: at rest, and in training with ranges of one point, where nothing is left to chance."""
+    """Random layers: at inference, and in training with ranges of a single point, which make them deterministic."""
     image = (2, 6, 5, 2)
     yield case("random_flip_at_rest", L.RandomFlip, image, training=False)
     yield case("random_flip_horizontal_at_rest", L.RandomFlip, image, training=False, mode="horizontal", seed=3)

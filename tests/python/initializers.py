@@ -1,4 +1,4 @@
-"""initializers.safetensors: [mean, std, min, max] of one large draw; the random bits themselves are not compared."""
+"""initializers.safetensors: [mean, std, min, max] of one large draw; individual values are not compared."""
 
 import numpy as np
 from common import Fixture, config_of

@@ -1,4 +1,4 @@
-"""The layer configurations that go into layers.safetensors.
+"""The layer configurations of layers.safetensors.
 
 A case is (name, layer class, keyword arguments, input shapes, options).  Shapes include the batch.
 """

@@ -1,5 +1,5 @@
-"""loss_scale.safetensors: two variables and the loss scale after each of twelve steps, some of them with gradients
-that are no numbers."""
+"""loss_scale.safetensors: two variables and the loss scale after each of twelve steps, some with infinite or NaN
+gradients."""
 
 import keras
 import numpy as np
@@ -7,13 +7,12 @@ from common import Fixture, config_of, normal, rng_for
 from keras import optimizers as K
 
 SHAPES = [(4, 3), (3,)]
-# What becomes of one gradient element of a step; files hold finite numbers alone.
+# The value that replaces one gradient element of a step. Fixture files contain only finite numbers.
 SPOILED = [None, None, "inf", None, None, None, None, "nan", "inf", None, None, None]
 GROWTH_STEPS = 3
 
 
-# Nadam is not among them: inside of a LossScaleOptimizer Keras 3.15 does not track its product of momenta, which then
-# stays at one.
+# Without Nadam: inside a LossScaleOptimizer, Keras 3.15 does not track its product of momenta, which stays at one.
 def cases():
     decay = K.schedules.ExponentialDecay(0.1, decay_steps=2, decay_rate=0.5)
     yield "sgd", K.SGD, {"learning_rate": 0.1}
@@ -46,7 +45,7 @@ def make():
             scaled = [g * np.float32(optimizer.dynamic_scale) for g in grads]
             if spoiled:
                 scaled[0][1, 1] = float(spoiled)
-            # As JAX' trainer does it: the other way leaks tracers there.
+            # As Keras' JAX trainer does; `apply` would leak tracers.
             new, state = optimizer.stateless_apply(
                 [v.value for v in optimizer.variables],
                 [keras.ops.convert_to_tensor(g) for g in scaled],

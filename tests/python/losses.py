@@ -126,7 +126,7 @@ def make():
     for name, cls, kwargs, shape, target, prediction in [*crossentropy_cases(), *other_cases()]:
         rng = rng_for(name)
         y_true, y_pred = target(rng, shape), prediction(rng, shape)
-        # For a 3-D output the values are (batch, time); Keras wants weights of that rank.
+        # For a 3-D output the values are (batch, time); Keras requires weights of that rank.
         weights = {"": None, "_weighted": rng.uniform(0, 2, shape[:-1]).astype("float32")}
         if len(shape) == 3:
             weights["_weighted_column"] = rng.uniform(0, 2, (shape[0], 1)).astype("float32")

@@ -1,6 +1,6 @@
-"""HDF5 files that ask for what must not be done, for the test `malicious`: tests/fixtures/bad/*.h5.
+"""Writes malicious HDF5 files for the test `malicious`: tests/fixtures/bad/*.h5.
 
-The weights are those of `Dense(3)` on four inputs, a kernel [4, 3] and a bias [3], but for the one thing that is wrong.
+The weights are those of `Dense(3)` on four inputs, a kernel [4, 3] and a bias [3], with one defect each.
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 import h5py
 import numpy as np
 
-PLACE = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fixtures", "bad"))
+DIRECTORY = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fixtures", "bad"))
 KERNEL = np.arange(12, dtype="float32").reshape(4, 3)
 
 
@@ -73,7 +73,7 @@ def named_type(file, vars):
 
 
 def other_numbers(file, vars):
-    """Sound: halves here, and a bias of big-endian doubles."""
+    """Valid: a kernel of half floats, and a bias of big-endian doubles."""
     vars["0"] = KERNEL.astype("float16")
     del vars["1"]
     vars["1"] = np.array([1.5, -2, 0.25], ">f8")
@@ -84,11 +84,11 @@ CASES += [group_for_dataset, cycle, unknown_filter, named_type, other_numbers]
 
 
 def legacy(name, layer, layer_names, weight_names):
-    """A whole model with one layer behind its input."""
+    """Writes a whole model with one layer after its input."""
     shape = {"name": "x", "batch_shape": [None, 4]}
     layers = [{"class_name": "InputLayer", "config": shape}, layer]
     config = {"class_name": "Sequential", "config": {"name": "bad", "layers": layers}}
-    with h5py.File(os.path.join(PLACE, f"{name}.h5"), "w") as file:
+    with h5py.File(os.path.join(DIRECTORY, f"{name}.h5"), "w") as file:
         file.attrs["model_config"] = json.dumps(config)
         weights = file.create_group("model_weights")
         weights.attrs["layer_names"] = layer_names
@@ -101,9 +101,9 @@ def legacy(name, layer, layer_names, weight_names):
 
 
 def main():
-    os.makedirs(PLACE, exist_ok=True)
+    os.makedirs(DIRECTORY, exist_ok=True)
     for case in CASES:
-        with h5py.File(os.path.join(PLACE, f"{case.__name__}.weights.h5"), "w") as file:
+        with h5py.File(os.path.join(DIRECTORY, f"{case.__name__}.weights.h5"), "w") as file:
             vars = file.create_group("layers/dense/vars")
             vars["1"] = np.zeros(3, "float32")
             case(file, vars)

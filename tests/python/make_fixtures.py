@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 
-# Before the first import of Keras, which the groups do.
+# Must be set before Keras is imported, which the groups do.
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -19,7 +19,7 @@ def main():
     names = sys.argv[1:] or GROUPS
     unknown = sorted(set(names) - set(GROUPS))
     if unknown:
-        sys.exit(f"unknown groups {unknown}; there are {GROUPS}")
+        sys.exit(f"unknown groups {unknown}; known: {GROUPS}")
     for name in names:
         importlib.import_module(name).make()
 

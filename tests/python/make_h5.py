@@ -1,4 +1,4 @@
-"""Small HDF5 files in other ways than Keras' own, for the tests of the reader: tests/fixtures/h5py_*.h5."""
+"""Writes small HDF5 files with features that Keras does not use, for the tests of the reader: tests/fixtures/h5py_*.h5."""
 
 import os
 

@@ -1,6 +1,6 @@
-"""Models described in Python for the tests of the command: tests/fixtures/described_*.keras.
+"""Writes model files for the tests of the command: tests/fixtures/described_*.keras.
 
-Files keep the time they were made, so a second run gives equal models in other bytes."""
+The files contain their creation time, so a second run gives equal models in different bytes."""
 
 import os
 
@@ -25,14 +25,14 @@ def main():
     optimizer = keras.optimizers.Adam(0.005)
     model.compile(optimizer, "categorical_crossentropy", metrics=["accuracy"])
     save(model, "cnn")
-    # Never compiled: classes come out as logits, samples go in flat.
+    # Not compiled: the outputs are logits, and samples are flat.
     keras.utils.set_random_seed(8)
     save(keras.Sequential([keras.Input((784,)), L.Dense(10)], name="plain"), "flat")
-    # One number for two classes.
+    # A single output for two classes.
     model = small_cnn((8, 8, 3), L.Dense(1, activation="sigmoid"))
     model.compile("rmsprop", "binary_crossentropy", metrics=["accuracy"])
     save(model, "binary")
-    # No classes at all.
+    # Not a classifier.
     save(small_cnn((28, 28, 1), L.Reshape((12, 12))), "map")
 
 

@@ -28,13 +28,13 @@ def one_hot_batch(rng, size):
 
 def binary_batch(rng, size, columns=1):
     y_true = rng.integers(0, 2, (size, columns)).astype("float32")
-    # A little better than chance, and spread over the whole unit interval.
+    # Slightly better than chance, and spread over the unit interval.
     y_pred = (0.2 * y_true + rng.uniform(0, 0.8, y_true.shape)).astype("float32")
     return y_true, y_pred
 
 
 def tied_batch(rng, size):
-    """Predictions that repeat and lie exactly on thresholds."""
+    """Predictions with ties, exactly on the thresholds."""
     y_true, _ = binary_batch(rng, size)
     return y_true, (rng.integers(0, 5, y_true.shape) / 4).astype("float32")
 

@@ -1,6 +1,6 @@
 """network_*.safetensors: whole models through ten training steps.
 
-Weights, inputs and labels are not stored: a tiny generator makes them (see GENERATOR), here and in the Rust tests.
+Weights, inputs and labels are not stored: a small generator (see GENERATOR) computes them here and in the Rust tests.
 """
 
 import json
@@ -14,8 +14,8 @@ from keras import layers as L
 STEPS = 10
 CLASSES = 10
 INPUT_SEED, LABEL_SEED, SAMPLE_SEED, NUDGE_SEED = 100_000, 200_000, 300_000, 400_000
-# Tensors up to this many elements are stored whole, larger ones as samples.
-WHOLE, SAMPLES = 512, 64
+# Tensors of up to MAX_WHOLE elements are stored whole, larger ones as SAMPLES elements.
+MAX_WHOLE, SAMPLES = 512, 64
 
 GENERATOR = """\
 Element k (k = 0, 1, ... in row-major order) of a tensor with seed s, all in wrapping u64 arithmetic (splitmix64):
@@ -51,7 +51,7 @@ def generate(kind, seed, scale, shape):
 
 
 def weight_recipe(weight, seed):
-    """How a weight is made: its kind, seed and scale."""
+    """The recipe of a weight: its kind, seed and scale."""
     kind, scale = "uniform", 0.05
     if weight.name == "kernel":
         receptive = int(np.prod(weight.shape[:-2]))
@@ -60,7 +60,7 @@ def weight_recipe(weight, seed):
     elif weight.name in ("gamma", "moving_variance"):
         kind, scale = "ones_plus", 0.1
     elif weight.name == "beta":
-        # Far from 0, so that few normalized values come near the kink of the ReLU that follows.
+        # Far from 0, so that few normalized values are near the kink of the following ReLU.
         kind = "off_zero"
     scale = float(np.float32(scale))
     return {"name": weight.path, "shape": list(weight.shape), "kind": kind, "seed": seed, "scale": scale}
@@ -104,10 +104,10 @@ def minigooglenet():
     return keras.Model(i, L.Dense(CLASSES, activation="softmax")(x))
 
 
-# Two correct programs differ in the last places, and where that moves one of MiniGoogLeNet's 1.3 million ReLUs across
-# its kink, or changes the largest pixel of a pooling window, a gradient moves by half a percent. Its first weight seed
-# is one where in the first step no ReLU input is nearer to 0, and no two largest pixels nearer to each other, than 9e-6
-# (and 2e-6 in all ten); its learning rate keeps what is left of such steps from growing.
+# Two correct programs differ in the last digits. If that moves one of MiniGoogLeNet's 1.3 million ReLUs across its kink, or
+# changes the largest pixel of a pooling window, a gradient moves by half a percent. Its weight seed was chosen so that in the
+# first step no ReLU input is closer to 0, and no two largest pixels are closer to each other, than 9e-6 (2e-6 in all ten).
+# Its learning rate prevents the remaining differences from growing.
 NETWORKS = [
     dict(
         name="mlp",
@@ -144,7 +144,7 @@ def batch(t, size, shape, loss):
 
 
 def train(model, loss, optimizer, batches):
-    """Training steps without fit(): yields the loss, the output and the gradients of each step."""
+    """Trains without fit(); yields the loss, the output and the gradients of each step."""
     optimizer.build(model.trainable_variables)
 
     @jax.jit
@@ -167,9 +167,9 @@ def train(model, loss, optimizer, batches):
 
 
 def sampled(name, i, array):
-    """A tensor whole when it is small, else at the indices sample_index/<i>."""
+    """A small tensor whole, a larger one at the indices sample_index/<i>."""
     array = np.asarray(array)
-    if array.size <= WHOLE:
+    if array.size <= MAX_WHOLE:
         return {f"{name}/{i}": array}
     index = sample_index(i, array.size)
     return {f"{name}_samples/{i}": array.reshape(-1)[index]}
@@ -180,7 +180,7 @@ def sample_index(i, size):
 
 
 def nudge(i, value):
-    """The weight, off by about one unit in the last place."""
+    """The weight, changed by about one unit in the last place."""
     noise = generate("uniform", NUDGE_SEED + i, 2.0**-22, value.shape)
     return value * (np.float32(1) + noise)
 
@@ -189,7 +189,7 @@ class Run:
     """One model through its training steps."""
 
     def __init__(self, build, size, weight_seed, loss, optimizer, nudged):
-        keras.backend.clear_session()  # Layer names start over: dense, dense_1, ...
+        keras.backend.clear_session()  # Layer names restart: dense, dense_1, ...
         self.model = model = build()
         self.recipes = [weight_recipe(w, weight_seed + i) for i, w in enumerate(model.weights)]
         trainable = {id(w) for w in model.trainable_variables}
@@ -228,7 +228,7 @@ def make_network(name, build, size, weight_seed, loss, optimizer):
     }
     for i, weight in enumerate(run.start):
         tensors[f"weight_head/{i}"] = weight.reshape(-1)[:4]
-        if weight.size > WHOLE:
+        if weight.size > MAX_WHOLE:
             tensors[f"sample_index/{i}"] = sample_index(i, weight.size)
     for i, grad in run.grads.items():
         tensors |= sampled("grad", i, grad)

@@ -7,7 +7,7 @@ from keras import optimizers as K
 
 STEPS = 7
 SHAPES = [(4, 3), (3,)]
-# Steps with large and with small gradients, so that clipping acts on some steps only.
+# Large and small gradients, so that clipping affects only some steps.
 GRADIENT_SCALES = (1.0, 10.0, 0.1, 3.0, 0.5, 20.0, 1.0)
 
 COMMON_OPTIONS = {

@@ -1,4 +1,4 @@
-"""Random Keras models of the layers that Phalanx has, with data that fit them."""
+"""Random Keras models of the layers that Phalanx supports, with matching data."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ def activation(rng):
 
 
 def pick(rng, *choices):
-    """One of some functions, called."""
+    """Calls one of the functions, at random."""
     return choices[rng.integers(len(choices))]()
 
 
@@ -58,7 +58,7 @@ def vector_block(rng, x):
 
 
 def branch(rng, name, sequences=True):
-    """An input of some kind with its data, and a vector made of it."""
+    """A random input, its data, and a vector computed from it."""
     kind = rng.integers(3 if sequences else 2)
     if kind == 0:
         width = int(rng.integers(2, 8))
@@ -80,7 +80,7 @@ def branch(rng, name, sequences=True):
 
 
 def head(rng, x, name):
-    """An output with its loss and targets."""
+    """A random output with its loss and targets."""
     units = int(rng.integers(1, 5))
     kind = rng.integers(4)
     if kind == 0:
@@ -113,7 +113,7 @@ def optimizer(rng):
 
 
 def make(seed):
-    """A compiled model, its inputs by name and its targets in order. Every third has two inputs, some two outputs."""
+    """A compiled model, its inputs by name and its targets in order. Every third model has two inputs, and some have two outputs."""
     rng = np.random.default_rng(seed)
     keras.utils.set_random_seed(seed + 1)
     branches = [branch(rng, f"in_{i}") for i in range(2 if seed % 3 == 0 else 1)]

@@ -1,7 +1,7 @@
-"""Weight files of ResNet50 in the layouts of the official ones, current and old, with and without top.
+"""Weight files of ResNet50 in the layouts of the official files, current and old, with and without top.
 
-The official files hold ImageNet weights and are not needed: what is checked is how their layers are named, ordered
-and stored, and what the network makes of them.
+The official files with their ImageNet weights are not needed: the check covers the names, order and storage of the layers,
+and the predictions of the network.
 """
 
 import os
@@ -18,7 +18,7 @@ STAGES = ((2, "abc"), (3, "abcd"), (4, "abcdef"), (5, "abc"))
 
 
 def old_order():
-    """Old name, current name; where branches meet, the old file has another order than the current one."""
+    """Yields old and current names in the order of the old file, which differs from the current one where branches merge."""
     yield "conv1", "conv1_conv"
     yield "bn_conv1", "conv1_bn"
     for stage, blocks in STAGES:

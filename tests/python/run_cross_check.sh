@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks model files and the command against Python Keras. It uses the Python in $PHALANX_KERAS_PYTHON or makes an
-# environment under the target directory. With `prepare` it only makes the environment.
+# Checks model files and the command against Python Keras. It uses the Python in $PHALANX_KERAS_PYTHON or creates an
+# environment under the target directory. With `prepare` it only creates the environment.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 venv="${CARGO_TARGET_DIR:-target}/cross-check-venv"

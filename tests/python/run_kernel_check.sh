@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Compiles every GPU kernel with NVIDIA's runtime compiler, which needs no GPU. It takes the compiler from the Python
-# environment in $PHALANX_NVRTC_VENV or makes one under the target directory. With `prepare` it only makes the environment.
+# environment in $PHALANX_NVRTC_VENV or creates one under the target directory. With `prepare` it only creates the
+# environment.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 venv="${PHALANX_NVRTC_VENV:-${CARGO_TARGET_DIR:-target}/kernel-check-venv}"

@@ -1,4 +1,4 @@
-"""sampling.safetensors: images read through affine maps of their own, and the gradient by the image."""
+"""sampling.safetensors: images sampled through one affine map each, and the gradient with respect to the image."""
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ SHAPE = (6, 7, 5, 2)
 
 
 def matrices(rng):
-    """Any turn, shear, zoom and shift, near the identity and far from it."""
+    """Random rotations, shears, zooms and shifts, near the identity and far from it."""
     near = np.array([1, 0, 0, 0, 1, 0], "float32") + normal(rng, 3, 6) * np.float32(0.4)
     far = normal(rng, 3, 6) * np.array([2, 2, 9, 2, 2, 9], "float32")
     return np.concatenate([near, far])

@@ -1,5 +1,5 @@
-//! `phalanx bench`: speed on synthetic data, the median of three windows and the fastest tenth of all
-//! steps, and where the time goes.
+//! `phalanx bench`: throughput on synthetic data, as the median of three windows and the fastest tenth of all steps,
+//! with an optional profile.
 
 mod input;
 mod profile;
@@ -7,9 +7,9 @@ mod synthetic;
 
 use crate::args::Bench;
 use crate::model_file::Purpose;
-use crate::network::{Choice, Network};
+use crate::model_spec::ModelSpec;
+use crate::network::{ModelArg, Network};
 use crate::plan;
-use crate::subject::Subject;
 use crate::terminal;
 use anyhow::{Result, bail};
 use phalanx::Profile;
@@ -19,28 +19,28 @@ use phalanx::text::{escape_json, shown};
 use std::io::Write;
 use std::time::Instant;
 
-/// What was measured.
+/// The results of a measurement.
 struct Report {
     /// Whether this worker prints it.
     chief: bool,
     model: String,
     devices: Vec<String>,
     batch: usize,
-    /// Steps of a window.
+    /// Steps per window.
     steps: usize,
-    /// Seconds of a step, the median window's.
+    /// Seconds per step in the median window.
     seconds: f64,
-    /// Seconds that a tenth of all steps stayed below: what other programs on the machine leave alone.
+    /// The first decile of the step times, in seconds: barely affected by other programs on the machine.
     fastest: f64,
     /// Seconds from the start of the process to the end of the first step.
     setup: f64,
-    /// Bytes planned for the replicas of a GPU, or for all CPU devices of this process.
+    /// Bytes planned for the replicas of one GPU, or for all CPU devices of this process.
     planned: usize,
     kind: DeviceKind,
-    /// How activations are stored.
+    /// The precision of stored activations.
     precision: String,
     profile: Option<Profile>,
-    input: Option<input::Input>,
+    input: Option<input::InputRates>,
 }
 
 /// Measures and prints.
@@ -52,50 +52,56 @@ pub fn run(args: &Bench) -> Result<()> {
     if args.json { report.print_json(args) } else { report.print() }
 }
 
-/// One step after the other on one batch.
+/// A model that repeats steps on one batch.
 struct Job {
     model: Model,
     kind: StepKind,
     data: Arrays,
     batch: usize,
-    subject: Subject,
+    spec: ModelSpec,
     /// Whether this worker prints.
     chief: bool,
-    on: PlannedDevices,
+    devices: PlannedDevices,
 }
 
-/// More steps than these are none that somebody waits for.
-const MOST_STEPS: usize = 10_000_000;
-/// A model of more hidden layers takes minutes to build.
-const MOST_LAYERS: usize = 1000;
+/// Maximum number of steps per window.
+const MAX_STEPS: usize = 10_000_000;
+/// Maximum number of hidden layers. A deeper model takes minutes to build.
+const MAX_DEPTH: usize = 1000;
 
 impl Job {
     fn new(args: &Bench) -> Result<Job> {
-        let subject = Subject::chosen(&args.model, None)?;
-        if args.data.is_some() && !subject.takes_images() {
-            bail!("--data: expected a network on images, received {}", subject.name());
+        let spec = ModelSpec::from_arg(&args.model, None)?;
+        if args.data.is_some() && !spec.takes_images() {
+            bail!("--data: expected a network on images, received {}", spec.name());
         }
-        let strategy = args.place.workers()?;
+        let strategy = args.device_args.worker_strategy()?;
         let chief = strategy.is_chief();
         if strategy.num_workers() > 1 && args.steps.is_none() {
             bail!("--steps: expected a number of steps, the same on all workers");
         }
-        let batch = args.batch.global(subject.usual_batch(), strategy.num_replicas_in_sync())?;
-        let on = PlannedDevices::new(strategy.local().devices())?;
+        let batch =
+            args.batch.global(spec.default_batch_size(), strategy.num_replicas_in_sync())?;
+        let devices = PlannedDevices::new(strategy.local().devices())?;
         let kind = if args.inference { StepKind::Predict } else { StepKind::Train };
-        let model = match resized(args)? {
+        let model = match custom_mlp(args)? {
             Some(mut model) => {
                 model.compile(Network::MnistMlp.compile(strategy))?;
                 model
             }
             None if args.inference => {
-                let (goal, _) = subject.usual_goal();
-                subject.compiled(&subject.usual(), &goal, Purpose::Predict, strategy.into())?
+                let (loss, _) = spec.default_loss();
+                spec.compiled_model(
+                    &spec.default_preprocessing(),
+                    &loss,
+                    Purpose::Predict,
+                    strategy.into(),
+                )?
             }
-            None => subject.usually_compiled(strategy)?,
+            None => spec.compiled_with_defaults(strategy)?,
         };
-        let data = synthetic::batch(&model, &subject.usual_goal().1, batch)?;
-        Ok(Job { model, kind, data, batch, subject, chief, on })
+        let data = synthetic::batch(&model, &spec.default_loss().1, batch)?;
+        Ok(Job { model, kind, data, batch, spec, chief, devices })
     }
 
     fn step(&mut self) -> Result<()> {
@@ -107,7 +113,7 @@ impl Job {
         Ok(())
     }
 
-    /// Seconds of so many steps.
+    /// Runs `steps` steps; returns the seconds of each.
     fn window(&mut self, steps: usize) -> Result<Vec<f64>> {
         let mut times = vec![];
         let mut begin = Instant::now();
@@ -128,7 +134,7 @@ impl Job {
         Ok(times)
     }
 
-    /// Every instruction's time over so many steps.
+    /// Profiles every instruction over `steps` steps.
     fn profile(&mut self, steps: usize) -> Result<Option<Profile>> {
         self.model.set_profiling(true)?;
         self.window(steps)?;
@@ -137,17 +143,17 @@ impl Job {
     }
 }
 
-/// The perceptron in another size than usual, where that was asked for.
-fn resized(args: &Bench) -> Result<Option<Model>> {
+/// An MLP of the requested width and depth, if either flag is given.
+fn custom_mlp(args: &Bench) -> Result<Option<Model>> {
     if args.width.is_none() && args.depth.is_none() {
         return Ok(None);
     }
-    if args.model != Choice::Network(Network::MnistMlp) {
-        bail!("--width and --depth: expected mnist-mlp, whose hidden layers they count");
+    if args.model != ModelArg::Network(Network::MnistMlp) {
+        bail!("--width and --depth: expected mnist-mlp, to whose hidden layers they apply");
     }
     let (width, depth) = (args.width.unwrap_or(256), args.depth.unwrap_or(2));
-    if depth > MOST_LAYERS {
-        bail!("--depth: expected {MOST_LAYERS} or fewer, received {depth}");
+    if depth > MAX_DEPTH {
+        bail!("--depth: expected {MAX_DEPTH} or fewer, received {depth}");
     }
     let mut layers = Sequential::new().named("mlp").add(Input::new([784]));
     for _ in 0..depth {
@@ -157,8 +163,8 @@ fn resized(args: &Bench) -> Result<Option<Model>> {
 }
 
 fn measure(args: &Bench) -> Result<Report> {
-    if let Some(steps) = args.steps.filter(|steps| !(1..=MOST_STEPS).contains(steps)) {
-        bail!("--steps: expected 1 to {MOST_STEPS}, received {steps}");
+    if let Some(steps) = args.steps.filter(|steps| !(1..=MAX_STEPS).contains(steps)) {
+        bail!("--steps: expected 1 to {MAX_STEPS}, received {steps}");
     }
     let mut job = Job::new(args)?;
     job.step()?;
@@ -187,9 +193,9 @@ fn measure(args: &Bench) -> Result<Report> {
         seconds: windows[1],
         fastest: all[all.len() / 10],
         setup,
-        planned: job.model.own_memory_plan(job.kind, job.batch)?.total() * job.on.sharing,
-        kind: job.on.kind,
-        precision: plan::stored(args.place.precision, job.on.kind),
+        planned: job.model.own_memory_plan(job.kind, job.batch)?.total() * job.devices.sharing,
+        kind: job.devices.kind,
+        precision: plan::stored_precision(args.device_args.precision, job.devices.kind),
         profile,
         input,
     })
@@ -278,7 +284,7 @@ fn process_age() -> f64 {
     read().unwrap_or(f64::NAN)
 }
 
-/// Largest resident size so far, in bytes; 0 where the system does not say.
+/// Peak resident set size in bytes; 0 if unknown.
 fn peak_rss() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|l| l.starts_with("VmHWM:"));

@@ -1,7 +1,7 @@
-//! `--config run.toml`: the flags of a command from a file, under those of the command line.
+//! `--config run.toml`: the flags of a command from a file. The command line takes precedence.
 
 use crate::args::Args;
-use crate::warnings::{place, say};
+use crate::warnings::{eprint_line, rank_prefix};
 use anyhow::{Context, Result, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
@@ -12,14 +12,14 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use toml::Value;
 
-/// A larger file is no list of arguments.
-const LARGEST: u64 = 1 << 20;
+/// Maximum size of a config file.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// Reads the command line, and the file it may name. What clap refuses ends the program.
+/// Parses the command line and its config file, if any. Exits the process if clap rejects the command line.
 pub fn parse() -> Result<Args> {
     let line: Vec<OsString> = std::env::args_os().collect();
-    let matches = parse_line(&line).unwrap_or_else(|e| refused(&e));
-    let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| refused(&error));
+    let matches = parse_line(&line).unwrap_or_else(|e| exit_with(&e));
+    let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| exit_with(&error));
     let Some((name, given)) = matches.subcommand() else { return Ok(args) };
     let Ok(Some(path)) = given.try_get_one::<PathBuf>("config") else { return Ok(args) };
     let from_file = arguments(path, name, given)?;
@@ -30,7 +30,7 @@ pub fn parse() -> Result<Args> {
     parsed.map_err(|error| anyhow::anyhow!("{shown}: {}", cut(&first_line(&error), MAX_PART)))
 }
 
-/// What clap makes of a command line. Its errors quote arguments, so they are made of escaped ones.
+/// Parses a command line with clap. Errors quote arguments, so they are generated from escaped ones.
 fn parse_line(line: &[OsString]) -> Result<ArgMatches, clap::Error> {
     Args::command().try_get_matches_from(line).map_err(|error| {
         let escaped = line.iter().map(|arg| shown(arg.to_string_lossy()).to_string());
@@ -43,24 +43,24 @@ fn first_line(error: &clap::Error) -> String {
     text.lines().next().unwrap_or_default().trim_start_matches("error: ").into()
 }
 
-/// Says what clap has to say, and ends the program; workers other than the chief are brief.
-fn refused(error: &clap::Error) -> ! {
+/// Prints a clap error and exits. Workers other than the chief print only its first line.
+fn exit_with(error: &clap::Error) -> ! {
     match workers::name() {
         Some((rank, _)) if rank > 0 => {
             if error.use_stderr() {
-                say(format_args!("error: {}{}", place(), first_line(error)));
+                eprint_line(format_args!("error: {}{}", rank_prefix(), first_line(error)));
             }
             std::process::exit(error.exit_code())
         }
         _ if error.use_stderr() => {
-            say(format_args!("{}", error.to_string().trim_end()));
+            eprint_line(format_args!("{}", error.to_string().trim_end()));
             std::process::exit(error.exit_code())
         }
         _ => error.exit(),
     }
 }
 
-/// The file's keys as arguments, but for those that the command line has something to say about.
+/// The keys of the file as arguments, without those that the command line sets or conflicts with.
 fn arguments(path: &Path, subcommand: &str, given: &ArgMatches) -> Result<Vec<String>> {
     let file = shown(path.display());
     let table: toml::Table = read(path)?.parse().map_err(|error: toml::de::Error| {
@@ -69,7 +69,7 @@ fn arguments(path: &Path, subcommand: &str, given: &ArgMatches) -> Result<Vec<St
     })?;
     let command = Args::command();
     let command = command.find_subcommand(subcommand).context("a subcommand")?;
-    let on_line = |arg: &clap::Arg| {
+    let on_command_line = |arg: &clap::Arg| {
         given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine)
     };
     let mut arguments = vec![];
@@ -77,13 +77,15 @@ fn arguments(path: &Path, subcommand: &str, given: &ArgMatches) -> Result<Vec<St
         let named = |arg: &&clap::Arg| arg.get_long() == Some(key) || arg.get_id() == key.as_str();
         let known = command.get_arguments().find(named).filter(|_| key != "config");
         let Some(arg) = known else {
-            bail!("{file}: unknown key '{}'{}", shown(brief(key)), near(command, key))
+            bail!("{file}: unknown key '{}'{}", shown(brief(key)), suggestion(command, key))
         };
-        let rival = |other: &clap::Arg| {
-            let against = |a, b| command.get_arg_conflicts_with(a).contains(&b);
-            against(arg, other) || against(other, arg)
+        let conflicts = |other: &clap::Arg| {
+            let listed = |a, b| command.get_arg_conflicts_with(a).contains(&b);
+            listed(arg, other) || listed(other, arg)
         };
-        if on_line(arg) || command.get_arguments().any(|other| rival(other) && on_line(other)) {
+        if on_command_line(arg)
+            || command.get_arguments().any(|other| conflicts(other) && on_command_line(other))
+        {
             continue;
         }
         let Some(text) = text(value) else {
@@ -102,7 +104,7 @@ fn arguments(path: &Path, subcommand: &str, given: &ArgMatches) -> Result<Vec<St
     Ok(arguments)
 }
 
-/// The file's text, which is never a pipe's or a device's.
+/// Reads the file. Pipes and devices are rejected.
 fn read(path: &Path) -> Result<String> {
     let named = || format!("--config: {}", shown(path.display()));
     let meta = std::fs::metadata(path).with_context(named)?;
@@ -110,16 +112,16 @@ fn read(path: &Path) -> Result<String> {
         let received = if meta.is_dir() { "a directory" } else { "a device or pipe" };
         bail!("{}: expected a file, received {received}", named());
     }
-    if meta.len() > LARGEST {
-        bail!("{}: expected at most {LARGEST} bytes, received {}", named(), meta.len());
+    if meta.len() > MAX_CONFIG_BYTES {
+        bail!("{}: expected at most {MAX_CONFIG_BYTES} bytes, received {}", named(), meta.len());
     }
     let mut text = String::new();
     let file = std::fs::File::open(path).with_context(named)?;
-    file.take(LARGEST).read_to_string(&mut text).with_context(named)?;
+    file.take(MAX_CONFIG_BYTES).read_to_string(&mut text).with_context(named)?;
     Ok(text)
 }
 
-/// A value as it would stand on the command line.
+/// A value as it would appear on the command line.
 fn text(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
@@ -134,18 +136,22 @@ fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// The keys there are, the likely one first.
-fn near(command: &clap::Command, key: &str) -> String {
+/// Suggests the key with the longest common prefix, or lists all keys.
+fn suggestion(command: &clap::Command, key: &str) -> String {
     let keys = command.get_arguments().filter_map(clap::Arg::get_long);
     let mut keys: Vec<&str> =
         keys.filter(|key| !["config", "help", "version"].contains(key)).collect();
     keys.push("model");
     let dashed = key.replace('_', "-");
-    let shared = |known: &str| {
+    let common_prefix = |known: &str| {
         let same = |(a, b): &(char, char)| a == b;
         known.chars().zip(dashed.chars()).take_while(same).count()
     };
-    match keys.iter().max_by_key(|known| shared(known)).filter(|known| shared(known) > 2) {
+    match keys
+        .iter()
+        .max_by_key(|known| common_prefix(known))
+        .filter(|known| common_prefix(known) > 2)
+    {
         Some(known) => format!("; did you mean '{known}'?"),
         None => format!("; the keys are {}", keys.join(", ")),
     }

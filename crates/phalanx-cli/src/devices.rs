@@ -1,7 +1,7 @@
-//! `phalanx devices`: what this machine has, and what a plain `train` would use of it.
+//! `phalanx devices`: lists the devices of this machine and those that `train` uses by default.
 
 use crate::doctor;
-use crate::report::size;
+use crate::report::format_bytes;
 use crate::terminal;
 use anyhow::Result;
 use phalanx::prelude::DeviceKind;
@@ -11,24 +11,24 @@ use phalanx_cuda::GpuInfo;
 use serde_json::{Value, json};
 use std::io::Write;
 
-/// What this machine has.
+/// The devices of this machine.
 struct Machine {
     cores: usize,
     isa: String,
-    /// Bytes of memory; nothing where the system does not say.
+    /// Bytes of memory, if known.
     memory: Option<usize>,
-    /// The GPUs, or why none can be used.
+    /// The GPUs, or the reason why none can be used.
     gpus: Result<Vec<GpuInfo>, String>,
     driver: Option<String>,
-    /// What `train` uses where no device is named.
+    /// The devices that `train` uses by default.
     used: Vec<String>,
-    /// Libraries without which it fails there.
+    /// Libraries that `train` needs on them but cannot use.
     missing: Vec<String>,
 }
 
 /// Prints the devices of this machine.
 pub fn run(json: bool) -> Result<()> {
-    let machine = Machine::look();
+    let machine = Machine::detect();
     let mut out = terminal::stdout();
     match json {
         true => writeln!(out, "{}", escape_json(&machine.json().to_string()))?,
@@ -37,13 +37,13 @@ pub fn run(json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Cores, instruction set and memory of the processor.
+/// Describes the processor: cores, instruction set and memory.
 pub fn processor() -> String {
-    Machine::look().processor()
+    Machine::detect().processor()
 }
 
 impl Machine {
-    fn look() -> Machine {
+    fn detect() -> Machine {
         let used = visible_devices();
         Machine {
             cores: phalanx::cores().len(),
@@ -58,11 +58,12 @@ impl Machine {
 
     fn processor(&self) -> String {
         let word = if self.cores == 1 { "core" } else { "cores" };
-        let memory = self.memory.map_or(String::new(), |bytes| format!(", {}", size(bytes)));
+        let memory =
+            self.memory.map_or(String::new(), |bytes| format!(", {}", format_bytes(bytes)));
         format!("{} {word}, {}{memory}", self.cores, self.isa)
     }
 
-    /// Why there is no GPU, if so.
+    /// The reason why there is no GPU, if there is none.
     fn no_gpu(&self) -> Option<&str> {
         match &self.gpus {
             Ok(found) if found.is_empty() => Some("the driver finds none"),
@@ -75,7 +76,7 @@ impl Machine {
         let mut lines = vec![format!("cpu:0  {}", self.processor())];
         let driver = self.driver.as_ref().map_or(String::new(), |d| format!(", driver {d}"));
         for GpuInfo { index, name, memory } in self.gpus.iter().flatten() {
-            lines.push(format!("gpu:{index}  {name}, {}{driver}", size(*memory)));
+            lines.push(format!("gpu:{index}  {name}, {}{driver}", format_bytes(*memory)));
         }
         lines.extend(self.no_gpu().map(|reason| format!("no GPU: {reason}")));
         lines.push(format!("train uses {}", self.used.join(", ")));

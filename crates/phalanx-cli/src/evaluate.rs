@@ -1,12 +1,12 @@
-//! `phalanx evaluate`: saved weights on a test split, with pictures where asked.
+//! `phalanx evaluate`: evaluates a saved model on a test split, with optional plots.
 
 use crate::args::Evaluate;
 use crate::model_file::Purpose;
-use crate::network::Choice;
+use crate::model_spec::ModelSpec;
+use crate::network::ModelArg;
 use crate::paths;
-use crate::prepare::{Asked, Prepared, load, prepare};
+use crate::prepare::{DataRequest, PreparedData, prepare, prepare_for_trained};
 use crate::report;
-use crate::subject::Subject;
 use crate::terminal;
 use anyhow::{Result, bail};
 use phalanx::plots;
@@ -14,8 +14,8 @@ use phalanx::prelude::*;
 use phalanx::text::shown;
 use std::io::Write;
 
-/// Samples drawn into the picture.
-const SHOWN: usize = 40;
+/// Maximum number of samples in the plot.
+const MAX_SAMPLES_DRAWN: usize = 40;
 
 /// Evaluates and prints.
 pub fn run(args: &Evaluate) -> Result<()> {
@@ -23,69 +23,81 @@ pub fn run(args: &Evaluate) -> Result<()> {
     paths::check_file("--confusion", args.confusion.as_deref(), &kinds)?;
     paths::check_file("--samples", args.samples.as_deref(), &kinds)?;
     let confusion = ("--confusion", args.confusion.as_deref());
-    paths::check_apart(("--samples", args.samples.as_deref()), &[confusion])?;
-    let strategy = args.place.workers()?;
+    paths::check_distinct(("--samples", args.samples.as_deref()), &[confusion])?;
+    let strategy = args.device_args.worker_strategy()?;
     let chief = strategy.is_chief();
-    let subject = subject(args)?;
-    let origin = subject.origin.as_ref();
-    let name = args.data.as_deref().or(origin.map(|origin| &*origin.data)).unwrap_or("glyphs");
-    let asked = Asked::plain(name, &args.reading);
-    let data = match origin {
-        Some(origin) => load(&subject, origin, &asked, &strategy)?,
-        None => prepare(&subject, &asked, &strategy)?,
+    let spec = model_spec(args)?;
+    let preprocessing = spec.preprocessing.as_ref();
+    let name = args
+        .data
+        .as_deref()
+        .or(preprocessing.map(|preprocessing| &*preprocessing.data))
+        .unwrap_or("glyphs");
+    let request = DataRequest::plain(name, &args.data_args);
+    let data = match preprocessing {
+        Some(preprocessing) => prepare_for_trained(&spec, preprocessing, &request, &strategy)?,
+        None => prepare(&spec, &request, &strategy)?,
     };
     if args.confusion.is_some() || args.samples.is_some() {
-        check_drawable(args, &data)?;
+        check_plottable(args, &data)?;
     }
-    let classes = data.origin.classes.len();
+    let classes = data.preprocessing.classes.len();
     if args.confusion.is_some() && classes > plots::MAX_CLASSES {
-        let most = plots::MAX_CLASSES;
-        bail!("--confusion: expected at most {most} classes, received {classes}");
+        let max = plots::MAX_CLASSES;
+        bail!("--confusion: expected at most {max} classes, received {classes}");
     }
-    let batch = args.batch.global(subject.usual_batch(), strategy.num_replicas_in_sync())?;
-    let how = strategy.into();
-    let mut model = subject.compiled(&data.origin, &data.goal, Purpose::Evaluate, how)?;
+    let batch = args.batch.global(spec.default_batch_size(), strategy.num_replicas_in_sync())?;
+    let mut model = spec.compiled_model(
+        &data.preprocessing,
+        &data.loss_source,
+        Purpose::Evaluate,
+        strategy.into(),
+    )?;
     let rows = || data.evaluated().in_order(batch);
     let logs = model.evaluate_with(rows()?, Inference::new())?;
     let text: Vec<String> =
         logs.iter().map(|(name, v)| format!("{}: {v:.4}", shown(name))).collect();
     if chief {
         let mut out = terminal::stdout();
-        writeln!(out, "{}", report::evaluated(&data))?;
-        writeln!(out, "{}", report::fed(&data))?;
+        writeln!(out, "{}", report::describe_evaluated(&data))?;
+        writeln!(out, "{}", report::describe_inputs(&data))?;
         writeln!(out, "test - {}", text.join(" - "))?;
     }
     if args.confusion.is_some() || args.samples.is_some() {
         let outputs = model.predict(rows()?)?;
         if chief {
-            draw(args, &subject, &data, &outputs)?;
+            draw(args, &spec, &data, &outputs)?;
         }
     }
     Ok(())
 }
 
-/// What FILE stands for: a model or weights, or with --weights a model that those belong to.
-fn subject(args: &Evaluate) -> Result<Subject> {
+/// The model of FILE: a model or weights file, or with `--weights` the model that the weights belong to.
+fn model_spec(args: &Evaluate) -> Result<ModelSpec> {
     match &args.weights {
-        Some(weights) => Subject::saved(&paths::weights(weights)?, Some(&Choice::of(&args.file))),
-        None => Subject::saved(&paths::weights(&args.file)?, args.model.as_ref()),
+        Some(weights) => ModelSpec::from_file(
+            &paths::resolve_weights(weights)?,
+            Some(&ModelArg::from_path(&args.file)),
+        ),
+        None => ModelSpec::from_file(&paths::resolve_weights(&args.file)?, args.model.as_ref()),
     }
 }
 
-/// Pictures need one class for each row.
-fn check_drawable(args: &Evaluate, data: &Prepared) -> Result<()> {
+/// Checks that each row has a class, which plots need.
+fn check_plottable(args: &Evaluate, data: &PreparedData) -> Result<()> {
     if data.labels.is_some() {
         return Ok(());
     }
     let flag = if args.confusion.is_some() { "--confusion" } else { "--samples" };
-    bail!("{flag}: expected a model that tells classes apart, and data with a class for each row")
+    bail!("{flag}: expected a classifier, and data with a class for each row")
 }
 
-fn draw(args: &Evaluate, subject: &Subject, data: &Prepared, outputs: &Tensor) -> Result<()> {
-    let guesses = best(subject, outputs);
+/// Draws the requested plots.
+fn draw(args: &Evaluate, spec: &ModelSpec, data: &PreparedData, outputs: &Tensor) -> Result<()> {
+    let guesses = best_classes(spec, outputs);
     let labels = data.labels.as_deref().unwrap_or_default();
     let truths: Vec<usize> = labels.iter().map(|l| usize::try_from(*l).unwrap_or(0)).collect();
-    let names = &data.origin.classes;
+    let names = &data.preprocessing.classes;
     if let Some(path) = &args.confusion {
         let mut counts = vec![vec![0; names.len()]; names.len()];
         for (truth, guess) in truths.iter().zip(&guesses) {
@@ -93,17 +105,17 @@ fn draw(args: &Evaluate, subject: &Subject, data: &Prepared, outputs: &Tensor) -
                 *count += 1;
             }
         }
-        let title = format!("{} on {}", subject.name(), data.name);
+        let title = format!("{} on {}", spec.name(), data.name);
         plots::confusion_matrix(&counts, names, &title, path)?;
     }
     if let Some(path) = &args.samples {
-        let count = SHOWN.min(truths.len());
-        // As bytes, and as the floats that they are drawn from.
-        let bytes = data.pictures.dims().iter().product::<usize>().saturating_mul(5 * count);
+        let count = MAX_SAMPLES_DRAWN.min(truths.len());
+        // Each element as a byte and as a float.
+        let bytes = data.raw_inputs.dims().iter().product::<usize>().saturating_mul(5 * count);
         if bytes > phalanx::free_memory() {
-            bail!("--samples: no memory for {count} images of {:?}", data.pictures.dims());
+            bail!("--samples: no memory for {count} images of {:?}", data.raw_inputs.dims());
         }
-        let images = data.pictures.first(count)?;
+        let images = data.raw_inputs.first(count)?;
         let captions: Vec<(String, bool)> = truths
             .iter()
             .zip(&guesses)
@@ -120,13 +132,13 @@ fn draw(args: &Evaluate, subject: &Subject, data: &Prepared, outputs: &Tensor) -
     Ok(())
 }
 
-/// The best class of every row.
-fn best(subject: &Subject, outputs: &Tensor) -> Vec<usize> {
+/// The most probable class of every row.
+fn best_classes(spec: &ModelSpec, outputs: &Tensor) -> Vec<usize> {
     let width = outputs.row_len().max(1);
     let rows = outputs.f32().unwrap_or_default().chunks_exact(width);
     rows.map(|row| {
-        let chances = subject.probabilities(row);
-        let largest = chances.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+        let probabilities = spec.probabilities(row);
+        let largest = probabilities.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
         largest.map_or(0, |(i, _)| i)
     })
     .collect()

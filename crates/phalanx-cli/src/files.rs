@@ -7,12 +7,12 @@ use phalanx::text::shown;
 use std::io::Write;
 use std::path::Path;
 
-/// Writes a model file in another format.
+/// Converts a model file to another format.
 pub fn convert(from: &Path, to: &Path) -> Result<()> {
     Ok(saving::convert(from, to)?)
 }
 
-/// Prints what differs between two files, a line each.
+/// Prints the differences between two files, one per line.
 pub fn diff(left: &Path, right: &Path) -> Result<()> {
     let differences = saving::diff(left, right)?;
     let mut out = terminal::stdout();

@@ -1,33 +1,33 @@
-//! `phalanx inspect`.
+//! `phalanx inspect`: prints or plots the structure of a model.
 
 use crate::args::Inspect;
-use crate::network::{Choice, USUAL_BATCH, USUAL_CLASSES};
+use crate::network::{DEFAULT_BATCH_SIZE, DEFAULT_CLASSES, ModelArg};
 use crate::paths;
 use crate::terminal;
 use anyhow::Result;
 use phalanx::prelude::*;
 use std::io::Write;
 
-/// Prints layers, or the compiled program, or what a file holds.
+/// Prints the layers, the compiled program or the contents of a file, or plots the layers.
 pub fn run(args: &Inspect) -> Result<()> {
     paths::check_file("--picture", args.picture.as_deref(), &["png", "svg"])?;
-    let choice = match &args.model {
-        Choice::File(path) => Choice::File(paths::weights(path)?),
+    let model_arg = match &args.model {
+        ModelArg::File(path) => ModelArg::File(paths::resolve_weights(path)?),
         network => network.clone(),
     };
     let mut out = terminal::stdout();
     if args.program {
-        let (model, batch) = compiled(args, &choice)?;
+        let (model, batch) = compiled_model(args, &model_arg)?;
         write!(out, "{}", model.program(StepKind::Train, batch)?)?;
         return Ok(());
     }
-    let model = match &choice {
-        Choice::Network(network) => network.build(&network.usual_input(), USUAL_CLASSES)?,
-        Choice::File(path) if args.picture.is_none() => {
+    let model = match &model_arg {
+        ModelArg::Network(network) => network.build(&network.default_input(), DEFAULT_CLASSES)?,
+        ModelArg::File(path) if args.picture.is_none() => {
             out.write_all(phalanx::saving::describe(path)?.to_string().as_bytes())?;
             return Ok(());
         }
-        Choice::File(path) => Load::new().compile(false).model(path)?,
+        ModelArg::File(path) => Load::new().compile(false).model(path)?,
     };
     if let Some(path) = &args.picture {
         phalanx::plots::model(&model.summary(), path)?;
@@ -37,19 +37,19 @@ pub fn run(args: &Inspect) -> Result<()> {
     Ok(())
 }
 
-/// The model, and the batch that its program is for.
-fn compiled(args: &Inspect, choice: &Choice) -> Result<(Model, usize)> {
-    let strategy = args.place.strategy()?;
+/// The compiled model, and the global batch size of its program.
+fn compiled_model(args: &Inspect, model_arg: &ModelArg) -> Result<(Model, usize)> {
+    let strategy = args.device_args.strategy()?;
     let replicas = strategy.num_replicas_in_sync();
-    match choice {
-        Choice::Network(network) => {
-            let mut model = network.build(&network.usual_input(), USUAL_CLASSES)?;
+    match model_arg {
+        ModelArg::Network(network) => {
+            let mut model = network.build(&network.default_input(), DEFAULT_CLASSES)?;
             model.compile(network.compile(strategy))?;
-            Ok((model, args.batch.global(network.usual_batch(), replicas)?))
+            Ok((model, args.batch.global(network.default_batch_size(), replicas)?))
         }
-        Choice::File(path) => {
+        ModelArg::File(path) => {
             let model = Load::new().strategy(strategy).model(path)?;
-            Ok((model, args.batch.global(USUAL_BATCH, replicas)?))
+            Ok((model, args.batch.global(DEFAULT_BATCH_SIZE, replicas)?))
         }
     }
 }

@@ -4,28 +4,28 @@ mod args;
 mod bench;
 mod config;
 mod data;
+mod dataset_cmd;
+mod defaults;
+mod device_args;
 mod devices;
 mod doctor;
 mod evaluate;
-mod feed;
 mod files;
 mod inspect;
 mod model_file;
+mod model_spec;
 mod network;
-mod origin;
 mod paths;
-mod place;
 mod plan;
 mod predict;
 mod prepare;
-mod recipe;
+mod preprocessing;
 mod report;
-mod sets;
+mod resume_warnings;
+mod samples;
 mod signals;
-mod subject;
 mod targets;
 mod terminal;
-mod told;
 mod train;
 mod warnings;
 
@@ -35,50 +35,55 @@ use phalanx::{Error, ExecError, workers};
 use std::io::Write;
 use std::process::ExitCode;
 
-/// Exit code of a command that failed; clap uses 2 for arguments it does not understand.
-const FAILED: u8 = 1;
-/// Exit code of a run that a signal ended: what others call a temporary failure, to be tried again.
-const INTERRUPTED: u8 = 75;
-/// Exit code of a training whose output nobody reads any more, as the shell has it for SIGPIPE.
-const UNREAD: u8 = 128 + 13;
+/// Exit code of a failed command; clap uses 2 for invalid arguments.
+const EXIT_FAILURE: u8 = 1;
+/// Exit code of a run stopped by a signal: `EX_TEMPFAIL`, so that schedulers retry it.
+const EXIT_INTERRUPTED: u8 = 75;
+/// Exit code of a training run whose output was closed: the shell's code for SIGPIPE.
+const EXIT_OUTPUT_CLOSED: u8 = 128 + 13;
 
 fn main() -> ExitCode {
-    warnings::show();
-    let mut trains = false;
+    warnings::install();
+    let mut training = false;
     let done = signals::catch_file_size_limit().and_then(|()| config::parse()).and_then(|args| {
-        trains = matches!(args.command, args::Command::Train(_));
+        training = matches!(args.command, args::Command::Train(_));
         run(&args.command)
     });
-    let code = conclude(done, trains);
+    let code = exit_code(done, training);
     workers::shutdown();
     code
 }
 
-fn conclude(done: anyhow::Result<()>, trains: bool) -> ExitCode {
+/// The exit code of a command; reports its error, if any.
+fn exit_code(done: anyhow::Result<()>, training: bool) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        // A listing may be cut short; a training that was has not done what it was asked for.
-        Err(error) if closed(&error) && trains => {
-            workers::abort(UNREAD);
-            ExitCode::from(UNREAD)
+        // Truncating a listing is fine; truncating a training run is a failure.
+        Err(error) if is_output_closed(&error) && training => {
+            workers::abort(EXIT_OUTPUT_CLOSED);
+            ExitCode::from(EXIT_OUTPUT_CLOSED)
         }
-        Err(error) if closed(&error) => ExitCode::SUCCESS,
+        Err(error) if is_output_closed(&error) => ExitCode::SUCCESS,
         Err(error) => ExitCode::from(report(&error)),
     }
 }
 
-/// Says what went wrong; returns the exit code. Other workers are ended, unless all end together.
+/// Prints an error and returns its exit code. Aborts the other workers unless a signal stops all of them.
 fn report(error: &anyhow::Error) -> u8 {
     let code = match error.downcast_ref() {
-        Some(Error::Interrupted { .. }) => INTERRUPTED,
+        Some(Error::Interrupted { .. }) => EXIT_INTERRUPTED,
         Some(Error::Exec(ExecError::Peer { .. })) => workers::EXIT_PEER_LOST,
-        _ => FAILED,
+        _ => EXIT_FAILURE,
     };
-    let me = workers::name();
-    if code != INTERRUPTED || me.is_none_or(|(rank, _)| rank == 0) {
-        warnings::say(format_args!("error: {}{}", warnings::place(), shown(words(error))));
+    let worker = workers::name();
+    if code != EXIT_INTERRUPTED || worker.is_none_or(|(rank, _)| rank == 0) {
+        warnings::eprint_line(format_args!(
+            "error: {}{}",
+            warnings::rank_prefix(),
+            shown(format_error(error))
+        ));
     }
-    if code != INTERRUPTED {
+    if code != EXIT_INTERRUPTED {
         workers::abort(code);
     }
     code
@@ -94,7 +99,7 @@ fn run(command: &args::Command) -> anyhow::Result<()> {
         args::Command::Inspect(inspect) => inspect::run(inspect),
         args::Command::Convert { from, to } => files::convert(from, to),
         args::Command::Diff { left, right } => files::diff(left, right),
-        args::Command::Data { what } => sets::run(what.as_ref()),
+        args::Command::Data { command } => dataset_cmd::run(command.as_ref()),
         args::Command::Devices { json } => devices::run(*json),
         args::Command::Doctor => doctor::run(),
         args::Command::Plan(plan) => plan::run(plan),
@@ -102,7 +107,7 @@ fn run(command: &args::Command) -> anyhow::Result<()> {
     }
 }
 
-/// The script goes through our own writer: a reader may close it early.
+/// Prints a completion script. Written by hand because clap's writer panics if the reader closes the pipe early.
 fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
     let mut script = vec![];
     clap_complete::generate(shell, &mut args::Args::command(), "phalanx", &mut script);
@@ -110,9 +115,8 @@ fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An error and its causes on one line, each said once: a library's message often has its cause in
-/// it.
-fn words(error: &anyhow::Error) -> String {
+/// Formats an error and its causes on one line. A cause that the text already contains is omitted.
+fn format_error(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
         if !text.contains(&cause) {
@@ -122,17 +126,17 @@ fn words(error: &anyhow::Error) -> String {
     text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
-/// Whether the reader of our output went away, which is its right.
-fn closed(error: &anyhow::Error) -> bool {
+/// Whether the error means that the reader of our output closed it.
+fn is_output_closed(error: &anyhow::Error) -> bool {
     if matches!(error.downcast_ref(), Some(Error::Interrupted { .. })) {
         return signals::output_closed();
     }
-    let broken = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
+    let broken_pipe = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
     error.chain().any(|cause| {
         let inner = match cause.downcast_ref::<Error>() {
             Some(Error::Io { source, .. }) => Some(source),
             _ => None,
         };
-        cause.downcast_ref().or(inner).is_some_and(broken)
+        cause.downcast_ref().or(inner).is_some_and(broken_pipe)
     })
 }

@@ -1,8 +1,8 @@
-//! The model of a file: its inputs and outputs, and what it is trained for.
+//! Model files: the inputs, outputs and loss of a stored model.
 
-use crate::data::{Loaded, numbered};
-use crate::origin::{Origin, check_sample};
-use crate::subject::How;
+use crate::data::{LoadedData, numbered_classes};
+use crate::model_spec::CompileOptions;
+use crate::preprocessing::{Preprocessing, check_sample_size};
 use crate::targets::Output;
 use anyhow::{Context, Result, bail};
 use phalanx::losses;
@@ -11,7 +11,7 @@ use phalanx::saving::{read_compile, read_compile_for_evaluation};
 use phalanx::text::shown;
 use std::path::{Path, PathBuf};
 
-/// What is to be known of a file's model before its data are.
+/// The structure of a stored model, read before its data.
 pub struct ModelFile {
     path: PathBuf,
     /// The model's name.
@@ -20,14 +20,14 @@ pub struct ModelFile {
     pub inputs: Vec<(String, Vec<usize>)>,
     /// Names of the outputs, and dimensions of a sample of each.
     pub outputs: Vec<(String, Vec<usize>)>,
-    /// What the last layer makes of its sums.
+    /// The activation of the last layer.
     activation: Activation,
     losses: Losses,
-    /// Whether the only output's loss takes logits, where it says so.
+    /// Whether the loss of the only output takes logits, if recorded.
     from_logits: Option<bool>,
 }
 
-/// What the last layer makes of its sums.
+/// The activation of the last layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Activation {
     Softmax,
@@ -35,47 +35,47 @@ enum Activation {
     Other,
 }
 
-/// The losses that a file's model was compiled with.
+/// The losses that the model was compiled with.
 enum Losses {
     /// Keras' class names, one for each output.
     Known(Vec<&'static str>),
-    /// One that Phalanx does not have: what was said of it.
+    /// A loss that Phalanx does not have, with the error message.
     Unknown(String),
-    /// It was never compiled.
+    /// The model was never compiled.
     None,
 }
 
-/// What a model is trained for.
+/// Where the loss of a model comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Goal {
-    /// What the file, or the network, says.
+pub enum LossSource {
+    /// The model file or network defines it.
     Stored,
-    /// A loss by name, for every output.
+    /// The user gave a name; it applies to every output.
     Named(String),
-    /// A loss that fits the only output and the data, where the file has none.
-    Chosen { loss: &'static str, from_logits: bool },
+    /// The file has none; inferred from the only output and the data.
+    Inferred { loss: &'static str, from_logits: bool },
 }
 
 /// What a model is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To train, with what the optimizer has gathered.
+    /// Training, with the stored optimizer state.
     Train,
-    /// To evaluate: neither the optimizer nor unknown metrics matter.
+    /// Evaluation; the optimizer and unknown metrics are ignored.
     Evaluate,
-    /// To predict: nothing of `compile` matters.
+    /// Prediction; the compile configuration is ignored.
     Predict,
 }
 
 impl ModelFile {
-    /// Reads a file's structure.
+    /// Reads the structure of a model file.
     pub fn open(path: &Path) -> Result<ModelFile> {
         let model = Load::new().compile(false).model(path)?;
         let inputs: Vec<(String, Vec<usize>)> =
             model.input_names().into_iter().zip(model.input_shapes()).collect();
         let outputs = model.output_names().into_iter().zip(model.output_shapes()).collect();
         for (_, input) in &inputs {
-            check_sample(input).with_context(|| shown(path.display()).to_string())?;
+            check_sample_size(input).with_context(|| shown(path.display()).to_string())?;
         }
         let mut from_logits = None;
         let losses = match read_compile_for_evaluation(path) {
@@ -89,7 +89,7 @@ impl ModelFile {
             },
             Err(error) => Losses::Unknown(error.to_string()),
         };
-        let (name, activation) = (model.name().into(), activation(&model));
+        let (name, activation) = (model.name().into(), last_activation(&model));
         let path = path.into();
         Ok(ModelFile { path, name, inputs, outputs, activation, losses, from_logits })
     }
@@ -102,7 +102,7 @@ impl ModelFile {
         }
     }
 
-    /// How many classes the only output tells apart, if it may do so.
+    /// The number of classes of the only output, if it can be a classifier.
     pub fn classes(&self) -> Option<usize> {
         match &self.outputs[..] {
             [(_, dims)] => match dims[..] {
@@ -119,21 +119,22 @@ impl ModelFile {
         self.from_logits.unwrap_or(self.activation == Activation::Other)
     }
 
-    /// Whether each output is a probability of its own, as of several labels.
-    pub fn several_labels(&self) -> bool {
+    /// Whether each output is an independent probability (multi-label classification).
+    pub fn is_multi_label(&self) -> bool {
         match &self.losses {
             Losses::Known(losses) => losses.contains(&"BinaryCrossentropy"),
             Losses::Unknown(_) | Losses::None => self.activation == Activation::Sigmoid,
         }
     }
 
-    /// As nothing else is known of it.
-    pub fn usual(&self) -> Origin {
-        let classes = self.classes().filter(|_| self.is_classifier()).map_or(vec![], numbered);
-        Origin::unnamed("glyphs", self.image(), classes)
+    /// The preprocessing of a model whose file records none.
+    pub fn default_preprocessing(&self) -> Preprocessing {
+        let classes =
+            self.classes().filter(|_| self.is_classifier()).map_or(vec![], numbered_classes);
+        Preprocessing::for_model_file("glyphs", self.image_dims(), classes)
     }
 
-    /// Whether it was made to tell classes apart, as far as the file says.
+    /// Whether the file describes a classifier.
     fn is_classifier(&self) -> bool {
         match &self.losses {
             Losses::Known(losses) => losses[..].iter().all(|loss| loss.ends_with("Crossentropy")),
@@ -141,46 +142,53 @@ impl ModelFile {
         }
     }
 
-    /// A sample as an image, where its dimensions are those of one; a flat one may be square and grey.
-    pub fn image(&self) -> Vec<usize> {
+    /// The dimensions of a sample as an image, if possible. A flat sample may be a square grayscale image.
+    pub fn image_dims(&self) -> Vec<usize> {
         match *self.input() {
-            [cells] if cells.isqrt().pow(2) == cells => vec![cells.isqrt(), cells.isqrt(), 1],
+            [elements] if elements.isqrt().pow(2) == elements => {
+                vec![elements.isqrt(), elements.isqrt(), 1]
+            }
             [height, width] => vec![height, width, 1],
             ref other => other.to_vec(),
         }
     }
 
-    /// The dimensions that samples of these are brought to: their own where only the shape differs, and for images the
-    /// model's size.
-    pub fn input_for(&self, own: &[usize], images: bool) -> Vec<usize> {
+    /// The dimensions that samples of `dims` are converted to: their own if only the shape differs, and the model's size
+    /// for images.
+    pub fn input_for(&self, dims: &[usize], images: bool) -> Vec<usize> {
         let input = self.input();
-        let same = own.iter().product::<usize>() == input.iter().product::<usize>();
-        match *own {
-            [height, width] if same && images && input.len() == 1 => vec![height, width, 1],
-            _ if same && input.len() == 1 => own.to_vec(),
-            _ if images => self.image(),
+        let same_len = dims.iter().product::<usize>() == input.iter().product::<usize>();
+        match *dims {
+            [height, width] if same_len && images && input.len() == 1 => vec![height, width, 1],
+            _ if same_len && input.len() == 1 => dims.to_vec(),
+            _ if images => self.image_dims(),
             _ => input.to_vec(),
         }
     }
 
-    /// The names of the classes that the model tells apart: those of the data, and numbers for those that the data do not
-    /// have. Empty where it does not tell any apart.
+    /// The class names of the model: from the data, and indices for classes that the data do not have. Empty if the
+    /// model is not a classifier.
     pub fn class_names(&self, losses: &[&str], names: Option<&Vec<String>>) -> Vec<String> {
-        let tells = matches!(losses, [loss] if loss.ends_with("Crossentropy")) || names.is_some();
-        let Some(classes) = self.classes().filter(|_| tells) else { return vec![] };
+        let is_classifier =
+            matches!(losses, [loss] if loss.ends_with("Crossentropy")) || names.is_some();
+        let Some(classes) = self.classes().filter(|_| is_classifier) else { return vec![] };
         let mut all = names.cloned().unwrap_or_default();
         all.truncate(classes);
-        all.extend(numbered(classes).split_off(all.len()));
+        all.extend(numbered_classes(classes).split_off(all.len()));
         all
     }
 
-    /// What this file, or that of its weights, says of input and classes must be so.
-    pub fn check_origin(&self, origin: &Origin, weights: Option<&Path>) -> Result<()> {
-        let cells = |dims: &[usize]| dims.iter().product::<usize>();
-        let (classes, input) = (origin.classes.len(), &origin.input);
+    /// Checks the input and classes recorded in this file, or in that of its weights, against the model.
+    pub fn check_preprocessing(
+        &self,
+        preprocessing: &Preprocessing,
+        weights: Option<&Path>,
+    ) -> Result<()> {
+        let elements = |dims: &[usize]| dims.iter().product::<usize>();
+        let (classes, input) = (preprocessing.classes.len(), &preprocessing.input);
         let fits = classes == 0 || Some(classes) == self.classes();
         let several = self.inputs.len() != 1 && input.is_empty();
-        if fits && (several || cells(input) == cells(self.input())) {
+        if fits && (several || elements(input) == elements(self.input())) {
             return Ok(());
         }
         bail!(
@@ -191,42 +199,42 @@ impl ModelFile {
         )
     }
 
-    /// What the model is trained or evaluated for, with Keras' names of the losses of its outputs.
-    /// `of_classes` says whether the data, or what the model was trained on, are made of classes.
-    pub fn goal(
+    /// The source of the loss, and Keras' class name of the loss of each output.
+    /// `has_classes` tells whether the data, or the data the model was trained on, define classes.
+    pub fn loss_source(
         &self,
-        asked: Option<&str>,
-        data: &Loaded,
-        of_classes: bool,
-    ) -> Result<(Goal, Vec<&'static str>)> {
-        if let Some(name) = asked {
+        requested: Option<&str>,
+        data: &LoadedData,
+        has_classes: bool,
+    ) -> Result<(LossSource, Vec<&'static str>)> {
+        if let Some(name) = requested {
             let class = losses::get(name).context("--loss")?.class_name();
-            return Ok((Goal::Named(name.into()), vec![class; self.outputs.len()]));
+            return Ok((LossSource::Named(name.into()), vec![class; self.outputs.len()]));
         }
         let path = self.path.display();
-        let named = "add --loss mse, binary_crossentropy or another";
+        let hint = "add --loss mse, binary_crossentropy or another";
         match &self.losses {
-            Losses::Known(classes) => return Ok((Goal::Stored, classes.clone())),
-            Losses::Unknown(error) => bail!("{error}; {named}"),
+            Losses::Known(classes) => return Ok((LossSource::Stored, classes.clone())),
+            Losses::Unknown(error) => bail!("{error}; {hint}"),
             Losses::None => {}
         }
         let ([(_, dims)], [(_, y), ..]) = (&self.outputs[..], &data.train.targets[..]) else {
-            bail!("{path}: was saved without compile, and has several outputs; {named}");
+            bail!("{path}: was saved without compile, and has several outputs; {hint}");
         };
         let from_logits = self.logits();
-        let softmax = self.activation == Activation::Softmax || of_classes;
+        let softmax = self.activation == Activation::Softmax || has_classes;
         let loss = match dims[..] {
-            [1] if self.activation == Activation::Sigmoid || of_classes => "BinaryCrossentropy",
+            [1] if self.activation == Activation::Sigmoid || has_classes => "BinaryCrossentropy",
             [_] if self.activation == Activation::Sigmoid && y.row_len() > 1 => {
                 "BinaryCrossentropy"
             }
             [_] if softmax && y.row_len() == 1 => "SparseCategoricalCrossentropy",
             [n] if softmax && y.row_len() == n => "CategoricalCrossentropy",
-            _ => bail!(
-                "{path}: was saved without compile: which loss it is for is not clear; {named}"
-            ),
+            _ => {
+                bail!("{path}: was saved without compile, and its loss cannot be inferred; {hint}")
+            }
         };
-        Ok((Goal::Chosen { loss, from_logits }, vec![loss]))
+        Ok((LossSource::Inferred { loss, from_logits }, vec![loss]))
     }
 
     /// The outputs with their losses.
@@ -237,20 +245,21 @@ impl ModelFile {
             .collect()
     }
 
-    /// A goal and outputs that fit no data, to measure or plan with: classes for a vector, else numbers.
-    pub fn usual_goal(&self) -> (Goal, Vec<Output>) {
+    /// A loss and outputs for measuring or planning without data: a classifier if the output is a vector, otherwise a
+    /// regression.
+    pub fn default_loss(&self) -> (LossSource, Vec<Output>) {
         let loss = match &self.losses {
-            Losses::Known(classes) => return (Goal::Stored, self.with_losses(classes)),
+            Losses::Known(classes) => return (LossSource::Stored, self.with_losses(classes)),
             _ if matches!(&self.outputs[..], [(_, dims)] if matches!(dims[..], [n] if n > 1)) => {
                 "SparseCategoricalCrossentropy"
             }
             _ => "MeanSquaredError",
         };
-        let name = match loss {
-            "MeanSquaredError" => Goal::Named("mse".into()),
-            _ => Goal::Chosen { loss, from_logits: self.logits() },
+        let source = match loss {
+            "MeanSquaredError" => LossSource::Named("mse".into()),
+            _ => LossSource::Inferred { loss, from_logits: self.logits() },
         };
-        (name, self.with_losses(&vec![loss; self.outputs.len()]))
+        (source, self.with_losses(&vec![loss; self.outputs.len()]))
     }
 
     /// The optimizer it was compiled with, or Adam.
@@ -261,11 +270,16 @@ impl ModelFile {
         }
     }
 
-    /// The model, compiled for a purpose. To train, it has what its optimizer has gathered, unless another takes its
-    /// place.
-    pub fn compiled(&self, goal: &Goal, purpose: Purpose, how: How) -> Result<Model> {
-        let How { optimizer, strategy, seed } = how;
-        if *goal == Goal::Stored && purpose == Purpose::Train && optimizer.is_none() {
+    /// Loads and compiles the model for a purpose. For training, it keeps the stored optimizer state unless the optimizer
+    /// is replaced.
+    pub fn compiled_model(
+        &self,
+        loss_source: &LossSource,
+        purpose: Purpose,
+        options: CompileOptions,
+    ) -> Result<Model> {
+        let CompileOptions { optimizer, strategy, seed } = options;
+        if *loss_source == LossSource::Stored && purpose == Purpose::Train && optimizer.is_none() {
             return Ok(Load::new().strategy(strategy).seed(seed).model(&self.path)?);
         }
         let mut model = Load::new().compile(false).model(&self.path)?;
@@ -273,14 +287,18 @@ impl ModelFile {
             model.predict_on(strategy)?;
             return Ok(model);
         }
-        let mut compile = match (goal, self.stored_for_evaluation()?) {
-            (Goal::Stored, Some(compile)) => compile,
-            (Goal::Named(name), Some(compile)) => compile.replace_losses(name, self.outputs.len()),
-            (Goal::Named(name), None) => {
+        let mut compile = match (loss_source, self.stored_for_evaluation()?) {
+            (LossSource::Stored, Some(compile)) => compile,
+            (LossSource::Named(name), Some(compile)) => {
+                compile.replace_losses(name, self.outputs.len())
+            }
+            (LossSource::Named(name), None) => {
                 Compile::new("adam").replace_losses(name, self.outputs.len())
             }
-            (Goal::Chosen { loss, from_logits }, _) => chosen(loss, *from_logits),
-            (Goal::Stored, None) => bail!("{}: was saved without compile", self.path.display()),
+            (LossSource::Inferred { loss, from_logits }, _) => inferred_compile(loss, *from_logits),
+            (LossSource::Stored, None) => {
+                bail!("{}: was saved without compile", self.path.display())
+            }
         };
         if purpose == Purpose::Train {
             compile = compile.optimizer(match optimizer {
@@ -292,9 +310,9 @@ impl ModelFile {
         Ok(model)
     }
 
-    /// The stored losses and metrics, without the optimizer; says which metrics are left out.
+    /// The stored losses and metrics, without the optimizer. Warns about metrics that are left out.
     fn stored_for_evaluation(&self) -> Result<Option<Compile>> {
-        // A loss that is not known is replaced, and everything else of the call with it.
+        // An unknown loss is replaced together with the rest of the compile configuration.
         if matches!(self.losses, Losses::Unknown(_)) {
             return Ok(None);
         }
@@ -308,8 +326,8 @@ impl ModelFile {
     }
 }
 
-/// How a model that was never compiled is trained.
-fn chosen(loss: &str, from_logits: bool) -> Compile {
+/// The compile configuration of a model that was never compiled.
+fn inferred_compile(loss: &str, from_logits: bool) -> Compile {
     let compile = Compile::new("adam").metrics(["accuracy"]);
     match loss {
         "BinaryCrossentropy" => {
@@ -322,10 +340,10 @@ fn chosen(loss: &str, from_logits: bool) -> Compile {
     }
 }
 
-/// What a model's last layer makes of its sums.
-fn activation(model: &Model) -> Activation {
-    // Layers behind it that change nothing when the model predicts, or only the shape.
-    let passes = |handle: &LayerHandle| {
+/// The activation of a model's last layer.
+fn last_activation(model: &Model) -> Activation {
+    // Skips trailing layers that are the identity at inference or change only the shape.
+    let is_passthrough = |handle: &LayerHandle| {
         let config = handle.layer().config();
         let linear = config.get("activation").and_then(|value| value.as_str()) == Some("linear");
         match handle.layer().class_name() {
@@ -335,7 +353,7 @@ fn activation(model: &Model) -> Activation {
         }
     };
     let mut layers: Vec<LayerHandle> = model.layers().into_iter().map(|(_, layer)| layer).collect();
-    while layers.last().is_some_and(passes) {
+    while layers.last().is_some_and(is_passthrough) {
         layers.pop();
     }
     let Some(handle) = layers.pop() else { return Activation::Other };

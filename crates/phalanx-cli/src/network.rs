@@ -1,4 +1,4 @@
-//! The networks by name: sizes, and how each is compiled in the tutorials.
+//! The networks by name: input sizes, defaults, and the compile configuration of their tutorials.
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
@@ -24,47 +24,47 @@ pub enum Network {
     Vgg11,
 }
 
-/// Classes of a network where no data say how many.
-pub const USUAL_CLASSES: usize = 10;
-/// Samples per replica where a model file says nothing of it.
-pub const USUAL_BATCH: usize = 32;
+/// Number of classes of a network without data.
+pub const DEFAULT_CLASSES: usize = 10;
+/// Samples per replica for model files.
+pub const DEFAULT_BATCH_SIZE: usize = 32;
 
-/// What MODEL can be: a network by name, or a file that describes one.
+/// A MODEL argument: a network by name, or a model file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Choice {
-    /// One that comes with Phalanx.
+pub enum ModelArg {
+    /// A network that comes with Phalanx.
     Network(Network),
-    /// One of the user's own.
+    /// A model file of the user.
     File(PathBuf),
 }
 
-impl Choice {
-    /// What a name or path stands for.
-    pub fn of(path: &Path) -> Choice {
+impl ModelArg {
+    /// A network if the path is the name of one, otherwise a file.
+    pub fn from_path(path: &Path) -> ModelArg {
         let named = path.to_str().and_then(|name| Network::from_str(name, false).ok());
-        named.map_or_else(|| Choice::File(path.into()), Choice::Network)
+        named.map_or_else(|| ModelArg::File(path.into()), ModelArg::Network)
     }
 }
 
-/// Reads a [`Choice`]: names first; what has a dot or a slash, or is there, is a file.
+/// Parses a [`ModelArg`]. Names take precedence; a value with a dot or slash, or an existing path, is a file.
 #[derive(Clone)]
-pub struct ChoiceParser;
+pub struct ModelArgParser;
 
-impl TypedValueParser for ChoiceParser {
-    type Value = Choice;
+impl TypedValueParser for ModelArgParser {
+    type Value = ModelArg;
 
     fn parse_ref(
         &self,
         command: &clap::Command,
         argument: Option<&clap::Arg>,
         value: &OsStr,
-    ) -> Result<Choice, clap::Error> {
+    ) -> Result<ModelArg, clap::Error> {
         let named = EnumValueParser::<Network>::new().parse_ref(command, argument, value);
         let text = value.to_string_lossy();
         let path = PathBuf::from(value);
         match named {
-            Ok(network) => Ok(Choice::Network(network)),
-            Err(_) if text.contains(['.', '/']) || path.exists() => Ok(Choice::File(path)),
+            Ok(network) => Ok(ModelArg::Network(network)),
+            Err(_) if text.contains(['.', '/']) || path.exists() => Ok(ModelArg::File(path)),
             Err(error) => Err(error),
         }
     }
@@ -74,7 +74,7 @@ impl TypedValueParser for ChoiceParser {
     }
 }
 
-/// Reads what `--data` names: any text; completions offer the datasets there are.
+/// Parses `--data`: any text. Shell completions offer the known datasets.
 #[derive(Clone)]
 pub struct DataParser;
 
@@ -96,20 +96,20 @@ impl TypedValueParser for DataParser {
 }
 
 impl Network {
-    /// Its name, as on the command line.
+    /// The name on the command line.
     pub fn name(self) -> String {
         self.to_possible_value().map_or(String::new(), |value| value.get_name().into())
     }
 
-    /// The network of a name, as on the command line or as the library calls the model.
+    /// The network with this name, as on the command line or as the library names the model.
     pub fn by_name(name: &str) -> Option<Network> {
         let plain = |name: &str| name.replace(['-', '_'], "");
         let same = |network: &&Network| plain(&network.name()) == plain(name);
         Network::value_variants().iter().find(same).copied()
     }
 
-    /// The sample it is usually run on.
-    pub fn usual_input(self) -> Vec<usize> {
+    /// The default dimensions of a sample.
+    pub fn default_input(self) -> Vec<usize> {
         match self {
             Network::MnistMlp | Network::MnistCnn => vec![28, 28, 1],
             Network::Minigooglenet | Network::Resnet20 | Network::Vgg11 => vec![32, 32, 3],
@@ -117,16 +117,16 @@ impl Network {
         }
     }
 
-    /// Samples of these dimensions as the model takes them.
+    /// The dimensions of the model's input for samples of dimensions `input`.
     pub fn dims(self, input: &[usize]) -> Vec<usize> {
-        match self.least_side() {
+        match self.min_side() {
             None => vec![input.iter().product()],
             Some(_) => input.to_vec(),
         }
     }
 
-    /// Samples per replica it is usually run with.
-    pub fn usual_batch(self) -> usize {
+    /// The default number of samples per replica.
+    pub fn default_batch_size(self) -> usize {
         match self {
             Network::MnistMlp | Network::Resnet20 => 32,
             Network::MnistCnn | Network::Minigooglenet | Network::Vgg11 => 64,
@@ -134,8 +134,8 @@ impl Network {
         }
     }
 
-    /// The shortest side of an image it takes; none where samples are flat.
-    pub fn least_side(self) -> Option<usize> {
+    /// The minimum side of an image; `None` if samples are flat.
+    pub fn min_side(self) -> Option<usize> {
         match self {
             Network::MnistMlp => None,
             Network::MnistCnn | Network::Resnet20 => Some(4),
@@ -144,27 +144,26 @@ impl Network {
         }
     }
 
-    /// Whether its tutorial feeds images as their bytes, less the mean of the training images,
-    /// rather than as numbers from 0 to 1.
-    pub fn centred(self) -> bool {
-        self.usual_input().last() == Some(&3)
+    /// Whether its tutorial feeds bytes minus the mean of the training images, rather than numbers from 0 to 1.
+    pub fn subtracts_mean(self) -> bool {
+        self.default_input().last() == Some(&3)
     }
 
-    /// Whether its outputs are logits rather than probabilities.
+    /// Whether the outputs are logits rather than probabilities.
     pub fn logits(self) -> bool {
         self == Network::MnistMlp
     }
 
-    /// Builds it for samples of these dimensions and so many classes.
+    /// Builds the model for samples of dimensions `input` and `classes` classes.
     pub fn build(self, input: &[usize], classes: usize) -> Result<Model> {
-        let cells = input.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        let elements = input.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
         let image = || match *input {
             [height, width, channels] => Ok([height, width, channels]),
             _ => bail!("{}: expected [height, width, channels], received {input:?}", self.name()),
         };
-        let Some(cells) = cells else { bail!("{}: {input:?} is too large", self.name()) };
+        let Some(elements) = elements else { bail!("{}: {input:?} is too large", self.name()) };
         Ok(match self {
-            Network::MnistMlp => applications::mnist_mlp(cells, classes)?,
+            Network::MnistMlp => applications::mnist_mlp(elements, classes)?,
             Network::MnistCnn => applications::mnist_cnn(image()?, classes)?,
             Network::Minigooglenet => applications::mini_googlenet(image()?, Some(classes))?,
             Network::Resnet50 => applications::resnet50(image()?, Some(classes))?,
@@ -173,12 +172,12 @@ impl Network {
         })
     }
 
-    /// How it is compiled, with its own optimizer.
+    /// The compile configuration with the network's own optimizer.
     pub fn compile(self, strategy: impl Into<MultiWorkerMirroredStrategy>) -> Compile {
         self.compile_with(self.optimizer(), strategy)
     }
 
-    /// How it is compiled, with another optimizer.
+    /// The compile configuration with another optimizer.
     pub fn compile_with(
         self,
         optimizer: Box<dyn Optimizer>,
@@ -188,7 +187,7 @@ impl Network {
         Compile::new(optimizer).loss(loss).metrics(["accuracy"]).strategy(strategy)
     }
 
-    /// Its optimizer in the tutorials.
+    /// The optimizer of its tutorial.
     pub fn optimizer(self) -> Box<dyn Optimizer> {
         match self {
             Network::MnistMlp | Network::MnistCnn | Network::Resnet20 => Box::new(Adam::default()),
@@ -197,9 +196,8 @@ impl Network {
         }
     }
 
-    /// The share of the training data its tutorial holds back to validate on; the others look at
-    /// the test split.
-    pub fn validation_share(self) -> Option<f64> {
+    /// The fraction of the training data that its tutorial validates on. The other tutorials use the test split.
+    pub fn default_validation_split(self) -> Option<f64> {
         (self == Network::MnistMlp).then_some(1.0 / 6.0)
     }
 }

@@ -1,4 +1,4 @@
-//! Places to write to, tried before hours of work and not after.
+//! Checks of output paths, made before training rather than after it.
 
 use anyhow::{Context, Result, bail};
 use phalanx::saving::latest_intact_checkpoint;
@@ -7,10 +7,10 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// A flag and the path it names, if it does.
-pub type Named<'a> = (&'a str, Option<&'a Path>);
+/// A flag and its path, if given.
+pub type NamedPath<'a> = (&'a str, Option<&'a Path>);
 
-/// A file that will be written by a flag, with one of these extensions where there are any.
+/// Checks that the file of a flag can be written and has one of these extensions, if any are listed.
 pub fn check_file(flag: &str, path: Option<&Path>, kinds: &[&str]) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     let shown = shown(path.display());
@@ -24,29 +24,28 @@ pub fn check_file(flag: &str, path: Option<&Path>, kinds: &[&str]) -> Result<()>
     if !kinds.is_empty() && !kind.as_deref().is_some_and(|kind| kinds.contains(&kind)) {
         bail!("{flag}: expected a name ending in .{}, received {shown}", kinds.join(" or ."));
     }
-    writable(path).with_context(|| format!("{flag}: {shown}"))
+    check_writable(path).with_context(|| format!("{flag}: {shown}"))
 }
 
-/// A file, or `-` for the standard output.
+/// Checks the file of a flag, or `-` for standard output.
 pub fn check_stream(flag: &str, path: Option<&Path>) -> Result<()> {
     check_file(flag, path.filter(|path| !is_stdout(Some(path))), &[])
 }
 
-/// Whether a path stands for the standard output.
+/// Whether a path means standard output.
 pub fn is_stdout(path: Option<&Path>) -> bool {
     path.is_some_and(|path| path.as_os_str() == "-")
 }
 
-/// Refuses a path that another flag names as well, however it is spelled. Any number of flags may
-/// name `/dev/null`.
-pub fn check_apart((flag, path): Named, others: &[Named]) -> Result<()> {
+/// Rejects a path that another flag names as well, under any spelling. Several flags may name `/dev/null`.
+pub fn check_distinct((flag, path): NamedPath, others: &[NamedPath]) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
-    let place = Place::of(path);
-    if !is_stdout(Some(path)) && place == Place::of(Path::new("/dev/null")) {
+    let id = FileId::of(path);
+    if !is_stdout(Some(path)) && id == FileId::of(Path::new("/dev/null")) {
         return Ok(());
     }
     for (other, taken) in others {
-        if taken.is_some_and(|taken| Place::of(taken) == place) {
+        if taken.is_some_and(|taken| FileId::of(taken) == id) {
             let shown = shown(path.display());
             bail!("{flag}: expected a path of its own, received {shown}, which {other} names too");
         }
@@ -54,28 +53,28 @@ pub fn check_apart((flag, path): Named, others: &[Named]) -> Result<()> {
     Ok(())
 }
 
-/// What a path leads to.
+/// The identity of a file, independent of the spelling of its path.
 #[derive(PartialEq)]
-enum Place {
-    /// What is there: its device and number there.
-    Taken(u64, u64),
-    /// A free name, in a directory by its real path.
-    Free(PathBuf),
+enum FileId {
+    /// An existing file: its device and inode.
+    Existing(u64, u64),
+    /// A file that does not exist yet: its canonical path.
+    Absent(PathBuf),
 }
 
-impl Place {
-    fn of(path: &Path) -> Place {
+impl FileId {
+    fn of(path: &Path) -> FileId {
         let path = if is_stdout(Some(path)) { Path::new("/dev/stdout") } else { path };
-        let taken = |about: Metadata| Place::Taken(about.dev(), about.ino());
-        let free = || {
+        let existing = |meta: Metadata| FileId::Existing(meta.dev(), meta.ino());
+        let absent = || {
             let name = path.file_name().unwrap_or_default();
-            Place::Free(parent(path).canonicalize().map_or(path.into(), |dir| dir.join(name)))
+            FileId::Absent(parent(path).canonicalize().map_or(path.into(), |dir| dir.join(name)))
         };
-        std::fs::metadata(path).map_or_else(|_| free(), taken)
+        std::fs::metadata(path).map_or_else(|_| absent(), existing)
     }
 }
 
-/// The directory that a path is in.
+/// The directory of a path.
 fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -83,16 +82,16 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// A directory that will be written into by a flag; made where it is not there.
+/// Checks that the directory of a flag can be written to; creates it if necessary.
 pub fn check_directory(flag: &str, path: Option<&Path>) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     let named = || format!("{flag}: {}", shown(path.display()));
     std::fs::create_dir_all(path).with_context(named)?;
-    writable(&path.join(format!(".phalanx-{}", std::process::id()))).with_context(named)
+    check_writable(&path.join(format!(".phalanx-{}", std::process::id()))).with_context(named)
 }
 
-/// A file of weights: the path itself, or the newest checkpoint of a directory that is whole.
-pub fn weights(path: &Path) -> Result<PathBuf> {
+/// Resolves a weights file: the path itself, or the newest intact checkpoint of a directory.
+pub fn resolve_weights(path: &Path) -> Result<PathBuf> {
     if !path.is_dir() {
         return Ok(path.into());
     }
@@ -102,14 +101,14 @@ pub fn weights(path: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Whether a file can be written: one that is there keeps its content, another is gone again.
-fn writable(path: &Path) -> Result<()> {
+/// Checks that a file can be written. An existing file keeps its content; a new one is removed again.
+fn check_writable(path: &Path) -> Result<()> {
     match std::fs::metadata(path) {
-        // Opening a pipe would wait for its reader.
-        Ok(there) if !there.is_file() && !path.starts_with("/dev") => {
+        // Opening a pipe would block until it has a reader.
+        Ok(meta) if !meta.is_file() && !path.starts_with("/dev") => {
             bail!("expected a file, received a pipe or a device")
         }
-        Ok(there) if there.is_file() => {
+        Ok(meta) if meta.is_file() => {
             OpenOptions::new().append(true).open(path)?;
         }
         Ok(_) => {}

@@ -1,8 +1,8 @@
-//! `phalanx plan`: what training takes of each device's memory, before anything runs.
+//! `phalanx plan`: the memory that training needs on each device, without running it.
 
 use crate::args::{Plan, PrecisionArg};
-use crate::report::size;
-use crate::subject::Subject;
+use crate::model_spec::ModelSpec;
+use crate::report::format_bytes;
 use crate::terminal;
 use anyhow::{Context, Result};
 use phalanx::model::{MemoryPlan, PlannedDevices};
@@ -15,19 +15,19 @@ use std::io::Write;
 /// Prints the plan.
 pub fn run(args: &Plan) -> Result<()> {
     let devices = devices(args)?;
-    let subject = Subject::chosen(&args.model, None)?;
-    let batch = args.batch.global(subject.usual_batch(), devices.replicas)?;
+    let spec = ModelSpec::from_arg(&args.model, None)?;
+    let batch = args.batch.global(spec.default_batch_size(), devices.replicas)?;
     let strategy = MirroredStrategy::cpus(1)?.policy(args.precision.policy());
     if devices.kind == DeviceKind::Cpu {
         args.precision.warn_on_cpu();
     }
-    let model = subject.usually_compiled(strategy)?;
+    let model = spec.compiled_with_defaults(strategy)?;
     let plan = model.memory_plan(StepKind::Train, batch, devices)?;
     let largest = match args.memory {
         Some(memory) => Some(model.largest_batch(StepKind::Train, memory.0, devices)?),
         None => None,
     };
-    let report = Report { model: subject.name(), devices, batch, plan, args, largest };
+    let report = Report { model: spec.name(), devices, batch, plan, args, largest };
     let mut out = terminal::stdout();
     match args.json {
         true => writeln!(out, "{}", escape_json(&report.json().to_string()))?,
@@ -36,7 +36,7 @@ pub fn run(args: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// The devices these arguments ask for.
+/// The devices that these arguments select.
 fn devices(args: &Plan) -> Result<PlannedDevices> {
     let found: Vec<Device> = match (args.device, &args.devices[..]) {
         (Some(kind), _) => vec![Device::new(kind, 0)],
@@ -49,11 +49,11 @@ fn devices(args: &Plan) -> Result<PlannedDevices> {
     Ok(PlannedDevices { threads: args.threads.unwrap_or(0), ..PlannedDevices::new(&found)? })
 }
 
-/// The name of how activations are stored.
-pub fn stored(asked: PrecisionArg, kind: DeviceKind) -> String {
+/// The name of the precision that activations are stored in.
+pub fn stored_precision(requested: PrecisionArg, kind: DeviceKind) -> String {
     match kind {
         DeviceKind::Cpu => PrecisionArg::Float32.name(),
-        DeviceKind::Gpu => asked.name(),
+        DeviceKind::Gpu => requested.name(),
     }
 }
 
@@ -63,7 +63,7 @@ struct Report<'a> {
     batch: usize,
     plan: MemoryPlan,
     args: &'a Plan,
-    /// Where memory was given, the largest batch that fits into it.
+    /// The largest batch that fits into `--memory`, if that is given and any fits.
     largest: Option<Option<usize>>,
 }
 
@@ -77,48 +77,52 @@ impl Report<'_> {
             shown(&self.model),
             self.batch
         )];
-        let row = |name: &str, bytes: usize| format!("{name:<24}{:>12}", size(bytes));
+        let row = |name: &str, bytes: usize| format!("{name:<24}{:>12}", format_bytes(bytes));
         for (purpose, bytes) in &self.plan.parts {
             let mut line = row(purpose, *bytes);
             if *purpose == "activations" {
-                line += &format!("  ({} without reuse)", size(self.plan.without_reuse));
+                line += &format!("  ({} without reuse)", format_bytes(self.plan.without_reuse));
             }
             lines.push(line);
         }
         if sharing > 1 {
             lines.push(row("total per replica", self.plan.total()));
         }
-        let whole = match (kind, sharing) {
+        let label = match (kind, sharing) {
             (DeviceKind::Cpu, 2..) => "total of the machine",
             _ => "total per device",
         };
-        lines.push(row(whole, self.device_total()));
+        lines.push(row(label, self.device_total()));
         if kind == DeviceKind::Gpu {
             lines.push("the driver and NVIDIA's libraries take some more for themselves".into());
         }
-        lines.extend(self.fitting());
+        lines.extend(self.fit_lines());
         lines
     }
 
-    /// Bytes that the replicas take of the device that most of them share.
+    /// Bytes that all replicas on the most crowded device take.
     fn device_total(&self) -> usize {
         self.plan.total().saturating_mul(self.devices.sharing)
     }
 
-    /// The memory that was named, or else that of this machine for its CPU devices.
+    /// The value of `--memory`; for CPU devices the memory of this machine by default.
     fn memory(&self) -> Option<usize> {
         let machine = || Some(phalanx::physical_memory()).filter(|bytes| *bytes < usize::MAX);
         let own = || machine().filter(|_| self.devices.kind == DeviceKind::Cpu);
         self.args.memory.map(|memory| memory.0).or_else(own)
     }
 
-    fn fitting(&self) -> Vec<String> {
+    fn fit_lines(&self) -> Vec<String> {
         let mut lines = vec![];
         if let Some(memory) = self.memory().filter(|bytes| self.device_total() > *bytes) {
-            lines.push(format!("a batch of {} does not fit in {}", self.batch, size(memory)));
+            lines.push(format!(
+                "a batch of {} does not fit in {}",
+                self.batch,
+                format_bytes(memory)
+            ));
         }
         let Some((memory, largest)) = self.args.memory.zip(self.largest) else { return lines };
-        let memory = size(memory.0);
+        let memory = format_bytes(memory.0);
         lines.push(match largest {
             Some(batch) => {
                 let each = batch / self.devices.replicas;
@@ -142,7 +146,7 @@ impl Report<'_> {
             "total": self.plan.total(),
             "replicas_per_device": self.devices.sharing,
             "device_total": self.device_total(),
-            "precision": stored(self.args.precision, self.devices.kind),
+            "precision": stored_precision(self.args.precision, self.devices.kind),
         });
         if let (Some(memory), Some(largest)) = (self.args.memory, self.largest) {
             line["memory"] = json!(memory.0);

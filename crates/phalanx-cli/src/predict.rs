@@ -1,11 +1,11 @@
-//! `phalanx predict`: the class of images, or outputs for arrays.
+//! `phalanx predict`: classifies images, or computes outputs for arrays.
 
 use crate::args::{DataArgs, Predict};
-use crate::model_file::{Goal, Purpose};
-use crate::origin::Origin;
+use crate::model_file::{LossSource, Purpose};
+use crate::model_spec::ModelSpec;
 use crate::paths;
 use crate::prepare::check_shape;
-use crate::subject::Subject;
+use crate::preprocessing::Preprocessing;
 use crate::terminal;
 use anyhow::{Context, Result, bail};
 use phalanx::data::{Pixels, Samples, read_image};
@@ -15,32 +15,37 @@ use phalanx::text::shown;
 use std::io::Write;
 use std::path::Path;
 
-/// Predicts and prints, or writes.
+/// Predicts, and prints or writes the outputs.
 pub fn run(args: &Predict) -> Result<()> {
     paths::check_file("--output", args.output.as_deref(), &["npy", "npz"])?;
     if args.top == 0 {
         bail!("--top: expected 1 or more, received 0");
     }
-    let strategy = args.place.workers()?;
+    let strategy = args.device_args.worker_strategy()?;
     let chief = strategy.is_chief();
-    let file = paths::weights(&args.file)?;
-    let subject = Subject::saved(&file, args.model.as_ref())?;
-    let origin = subject.usual();
-    if args.rescale.is_some() && subject.names().0.len() > 1 {
+    let file = paths::resolve_weights(&args.file)?;
+    let spec = ModelSpec::from_file(&file, args.model.as_ref())?;
+    let preprocessing = spec.default_preprocessing();
+    if args.rescale.is_some() && spec.io_names().0.len() > 1 {
         bail!("--rescale: expected a model with one input");
     }
-    let origin = origin.rescaled(args.rescale);
-    let model = subject.compiled(&origin, &Goal::Stored, Purpose::Predict, strategy.into())?;
+    let preprocessing = preprocessing.rescaled(args.rescale);
+    let model = spec.compiled_model(
+        &preprocessing,
+        &LossSource::Stored,
+        Purpose::Predict,
+        strategy.into(),
+    )?;
     if let (Some(input), Some(output)) = (&args.input, &args.output) {
-        let inputs =
-            arrays(input, &subject, &origin).with_context(|| input.display().to_string())?;
+        let inputs = load_inputs(input, &spec, &preprocessing)
+            .with_context(|| input.display().to_string())?;
         let outputs = model.predict_all(Arrays::new(inputs, ())?)?;
         return if chief { write(output, &model.output_names(), outputs) } else { Ok(()) };
     }
     for path in &args.images {
-        let image = image(path, &subject, &origin)?;
+        let image = load_image(path, &spec, &preprocessing)?;
         let outputs = model.predict_all(Arrays::new(image, ())?)?;
-        let line = described(args, &subject, &origin, &outputs)?;
+        let line = describe(args, &spec, &preprocessing, &outputs)?;
         if chief {
             writeln!(terminal::stdout(), "{}: {line}", shown(path.display()))?;
         }
@@ -48,11 +53,11 @@ pub fn run(args: &Predict) -> Result<()> {
     Ok(())
 }
 
-/// The likeliest classes with their probabilities, or the numbers of an output that has none.
-fn described(
+/// The most probable classes with their probabilities, or the raw outputs if the model is not a classifier.
+fn describe(
     args: &Predict,
-    subject: &Subject,
-    origin: &Origin,
+    spec: &ModelSpec,
+    preprocessing: &Preprocessing,
     outputs: &[Tensor],
 ) -> Result<String> {
     let [output] = outputs else {
@@ -68,21 +73,21 @@ fn described(
         );
     }
     let numbers = output.f32().unwrap_or_default();
-    if origin.classes.is_empty() {
-        let words: Vec<String> = numbers.iter().map(|v| format!("{v:.4}")).collect();
-        return Ok(words.join(", "));
+    if preprocessing.classes.is_empty() {
+        let values: Vec<String> = numbers.iter().map(|v| format!("{v:.4}")).collect();
+        return Ok(values.join(", "));
     }
     let mut ranked: Vec<(usize, f64)> =
-        subject.probabilities(numbers).into_iter().enumerate().collect();
+        spec.probabilities(numbers).into_iter().enumerate().collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     let named = |(class, p): &(usize, f64)| {
-        let name = origin.classes.get(*class).map_or("?", String::as_str);
+        let name = preprocessing.classes.get(*class).map_or("?", String::as_str);
         format!("{} {p:.4}", shown(name))
     };
     Ok(ranked.iter().take(args.top).map(named).collect::<Vec<_>>().join(", "))
 }
 
-/// Writes one array, or one by the name of each output.
+/// Writes one array to a .npy, or the outputs by name to an .npz.
 fn write(path: &Path, names: &[String], outputs: Vec<Tensor>) -> Result<()> {
     let archive = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("npz"));
     match &outputs[..] {
@@ -97,13 +102,13 @@ fn write(path: &Path, names: &[String], outputs: Vec<Tensor>) -> Result<()> {
     }
 }
 
-/// One image as the model takes it: in its size, in colour or in shades of grey.
-fn image(path: &Path, subject: &Subject, origin: &Origin) -> Result<Samples> {
+/// Loads an image and converts it to the model's size and color mode.
+fn load_image(path: &Path, spec: &ModelSpec, preprocessing: &Preprocessing) -> Result<Samples> {
     let shown = path.display();
     let image = read_image(path)?;
     let (height, width) = (image.height() as usize, image.width() as usize);
-    let [to_height, to_width, channels] = origin.input[..] else {
-        bail!("{shown}: the model takes {:?}, no images", origin.input);
+    let [to_height, to_width, channels] = preprocessing.input[..] else {
+        bail!("{shown}: the model takes {:?}, no images", preprocessing.input);
     };
     let bytes = match channels {
         1 => image.into_luma8().into_raw(),
@@ -112,21 +117,29 @@ fn image(path: &Path, subject: &Subject, origin: &Origin) -> Result<Samples> {
     };
     let pixels = Pixels::new([1, height, width, channels], bytes, 255.0).context("a byte each")?;
     let sized = Samples::from(pixels).resize(to_height, to_width)?;
-    only(subject, origin, &sized).with_context(|| shown.to_string())
+    preprocess(spec, preprocessing, &sized).with_context(|| shown.to_string())
 }
 
-/// Samples of the only input as the model takes them.
-fn only(subject: &Subject, origin: &Origin, samples: &Samples) -> Result<Samples> {
-    let dims = subject.dims(&origin.input).concat();
-    let shaped = origin.shape(samples)?;
-    let dims = [&[shaped.rows()], &dims[..]].concat();
-    shaped.reshape(dims).context("reshaping samples")
+/// Preprocesses samples of the only input.
+fn preprocess(
+    spec: &ModelSpec,
+    preprocessing: &Preprocessing,
+    samples: &Samples,
+) -> Result<Samples> {
+    let dims = spec.dims(&preprocessing.input).concat();
+    let samples = preprocessing.apply(samples)?;
+    let dims = [&[samples.rows()], &dims[..]].concat();
+    samples.reshape(dims).context("reshaping samples")
 }
 
-/// The samples of a file, one array for each input of the model.
-fn arrays(path: &Path, subject: &Subject, origin: &Origin) -> Result<Vec<Samples>> {
+/// Loads the samples of a file, one array for each input of the model.
+fn load_inputs(
+    path: &Path,
+    spec: &ModelSpec,
+    preprocessing: &Preprocessing,
+) -> Result<Vec<Samples>> {
     let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
-    let given = match (extension.as_deref(), &origin.table) {
+    let given = match (extension.as_deref(), &preprocessing.table) {
         (Some("npz"), _) => read_arrays(path)?,
         (Some("csv"), Some(table)) => {
             DataArgs::default().csv().load_inputs(path, table)?.set.inputs
@@ -136,13 +149,14 @@ fn arrays(path: &Path, subject: &Subject, origin: &Origin) -> Result<Vec<Samples
         }
         _ => vec![(String::new(), npy::read(path)?)],
     };
-    let (names, _) = subject.names();
-    let plain = |array: &str| array.is_empty() || array == "x";
+    let (names, _) = spec.io_names();
+    let is_unnamed = |array: &str| array.is_empty() || array == "x";
     let mut chosen = vec![];
     for name in &names {
-        let is_it = |array: &str| array == name || array == format!("x_{name}");
-        let found = given.iter().position(|(array, _)| is_it(array));
-        let found = found.or(given.iter().position(|(array, _)| plain(array) && names.len() == 1));
+        let matches = |array: &str| array == name || array == format!("x_{name}");
+        let found = given.iter().position(|(array, _)| matches(array));
+        let found =
+            found.or(given.iter().position(|(array, _)| is_unnamed(array) && names.len() == 1));
         chosen.push(found.with_context(|| {
             let listed: Vec<String> =
                 given.iter().map(|(name, _)| shown(name).to_string()).collect();
@@ -168,10 +182,10 @@ fn arrays(path: &Path, subject: &Subject, origin: &Origin) -> Result<Vec<Samples
     }
     if let [at] = chosen[..] {
         let samples = &given[at].1;
-        if !origin.resized {
-            check_shape(&samples.dims()[1..], &origin.input)?;
+        if !preprocessing.resized {
+            check_shape(&samples.dims()[1..], &preprocessing.input)?;
         }
-        return Ok(vec![only(subject, origin, samples)?]);
+        return Ok(vec![preprocess(spec, preprocessing, samples)?]);
     }
     Ok(chosen.into_iter().map(|at| given[at].1.clone().raw()).collect())
 }

@@ -1,66 +1,68 @@
-//! What `phalanx train` says before and after: the plan, where the time went, how replicas scale.
+//! The header and summary of `phalanx train`: sizes, time breakdown and scaling efficiency.
 
-use crate::args::{Train, Where};
-use crate::model_file::{Goal, Purpose};
-use crate::prepare::Prepared;
-use crate::subject::Subject;
-use crate::{terminal, told};
+use crate::args::{DeviceArgs, Train};
+use crate::model_file::{LossSource, Purpose};
+use crate::model_spec::ModelSpec;
+use crate::prepare::PreparedData;
+use crate::{resume_warnings, terminal};
 use anyhow::Result;
 use phalanx::model::Source;
 use phalanx::prelude::*;
 use phalanx::text::shown;
 use std::io::Write;
 
-/// Seconds that the measurement of one replica may take, and the steps it takes at least.
-const WINDOW: f64 = 0.7;
-const LEAST_STEPS: usize = 4;
+/// Time limit of the scaling measurement, in seconds.
+const MAX_SCALING_SECONDS: f64 = 0.7;
+/// Minimum number of steps of the scaling measurement.
+const MIN_SCALING_STEPS: usize = 4;
 
 /// The sizes of a run.
-pub struct Plan {
-    place: Where,
-    /// Replicas in sync, over all workers.
+pub struct RunSizes {
+    device_args: DeviceArgs,
+    /// Replicas over all workers.
     pub replicas: usize,
     workers: usize,
     /// Samples per step over all replicas.
     pub batch: usize,
-    /// What was asked for, where the data have fewer samples.
-    asked: Option<usize>,
+    /// The requested batch, if the data have fewer samples.
+    requested: Option<usize>,
     /// Steps of an epoch.
     pub steps: usize,
 }
 
-impl Plan {
-    /// The sizes these arguments and data make; a batch is never larger than the data.
+impl RunSizes {
+    /// The sizes of a run with these arguments and data. A batch is never larger than the data.
     pub fn new(
         args: &Train,
         strategy: &MultiWorkerMirroredStrategy,
-        data: &Prepared,
-        asked: usize,
-    ) -> Plan {
+        data: &PreparedData,
+        requested: usize,
+    ) -> RunSizes {
         let rows = data.train.rows();
-        let batch = asked.min(rows);
-        Plan {
-            place: args.place.clone(),
+        let batch = requested.min(rows);
+        RunSizes {
+            device_args: args.device_args.clone(),
             replicas: strategy.num_replicas_in_sync(),
             workers: strategy.num_workers(),
             batch,
-            asked: (batch < asked).then_some(asked),
+            requested: (batch < requested).then_some(requested),
             steps: args.steps_per_epoch.unwrap_or(rows.div_ceil(batch)),
         }
     }
 
-    /// Samples per replica, of the one that has most.
-    pub fn each(&self) -> usize {
+    /// The largest number of samples per replica.
+    pub fn per_replica(&self) -> usize {
         self.batch.div_ceil(self.replicas)
     }
 }
 
-fn counted(n: usize, word: &str) -> String {
+/// A count and a noun, in the plural unless the count is 1.
+fn plural(n: usize, word: &str) -> String {
     format!("{n} {word}{}", if n == 1 { "" } else { "s" })
 }
 
-/// Bytes in a unit that leaves something before the point.
-pub fn size(bytes: usize) -> String {
+/// Formats a number of bytes in a suitable unit.
+pub fn format_bytes(bytes: usize) -> String {
     let bytes = bytes as f64;
     match bytes {
         b if b >= 1e9 => format!("{:.2} GiB", b / f64::from(1 << 30)),
@@ -70,51 +72,55 @@ pub fn size(bytes: usize) -> String {
     }
 }
 
-/// Says what will be done.
-pub fn header(
+/// Prints the header: devices, sizes, data and memory.
+pub fn print_header(
     model: &mut Model,
     args: &Train,
-    plan: &Plan,
+    sizes: &RunSizes,
     rate: f64,
-    data: &Prepared,
+    data: &PreparedData,
 ) -> Result<()> {
     let mut out = terminal::stdout();
-    let program = model.program(StepKind::Train, plan.batch)?;
+    let program = model.program(StepKind::Train, sizes.batch)?;
     let devices = model.devices()?.join(", ");
-    let mut replicas = counted(plan.replicas, "replica");
-    if plan.workers > 1 {
-        replicas += &format!(" on {}", counted(plan.workers, "worker"));
+    let mut replicas = plural(sizes.replicas, "replica");
+    if sizes.workers > 1 {
+        replicas += &format!(" on {}", plural(sizes.workers, "worker"));
     }
     writeln!(out, "devices: {devices} ({replicas})")?;
-    if let Some(asked) = plan.asked {
-        writeln!(out, "notice: the batch of {asked} became {}, all there is", plan.batch)?;
+    if let Some(requested) = sizes.requested {
+        writeln!(
+            out,
+            "notice: the batch of {requested} became {}, the size of the data",
+            sizes.batch
+        )?;
     }
     writeln!(
         out,
         "batch: {} global, {} per replica; learning rate {}{}; {} per epoch",
-        plan.batch,
-        plan.each(),
-        // Files keep it in single precision.
+        sizes.batch,
+        sizes.per_replica(),
+        // Files store it in single precision.
         rate as f32,
-        told::schedule(args).map_or(String::new(), |word| format!(" ({word})")),
-        counted(plan.steps, "step"),
+        resume_warnings::describe_schedule(args).map_or(String::new(), |text| format!(" ({text})")),
+        plural(sizes.steps, "step"),
     )?;
-    writeln!(out, "{}", rows(data))?;
-    if let Some(words) = told::augment(args) {
+    writeln!(out, "{}", describe_rows(data))?;
+    if let Some(words) = resume_warnings::describe_augment(args) {
         writeln!(out, "augmentation: {words}")?;
     }
-    writeln!(out, "{}", fed(data))?;
+    writeln!(out, "{}", describe_inputs(data))?;
     writeln!(
         out,
         "parameters: {}; planned memory per device: {} of activations",
         model.count_params(),
-        size(program.device_bytes()),
+        format_bytes(program.device_bytes()),
     )?;
     Ok(())
 }
 
-/// How many rows train, validate and test, and what a sample is.
-pub fn rows(data: &Prepared) -> String {
+/// The number of rows to train, validate and test on.
+pub fn describe_rows(data: &PreparedData) -> String {
     let train = data.train.rows();
     let validate = match (&data.validation, &data.test) {
         (Some(rows), _) => format!("{} to validate on", rows.rows()),
@@ -129,47 +135,48 @@ pub fn rows(data: &Prepared) -> String {
     format!("data: {train} rows to train on, {validate}, {test}{notices}")
 }
 
-/// Which rows were evaluated.
-pub fn evaluated(data: &Prepared) -> String {
+/// The rows that were evaluated.
+pub fn describe_evaluated(data: &PreparedData) -> String {
     let (name, rows) = (shown(&data.name), data.evaluated().rows());
     let which = match (&data.test, &data.validation, data.trained_on) {
         (Some(_), ..) => "test rows",
-        (None, None, false) => "rows, all there are",
-        (None, Some(_), false) => "rows, all but those to validate on",
-        (None, _, true) => "rows, among them those that the model was trained on",
+        (None, None, false) => "rows, the whole dataset",
+        (None, Some(_), false) => "rows, all except the validation rows",
+        (None, _, true) => "rows, including those that the model was trained on",
     };
     let notices: String = data.notices.iter().map(|notice| format!("; {notice}")).collect();
     format!("data: {name}, {rows} {which}{notices}")
 }
 
-/// What a sample is and how it is fed, and what the model is trained for.
-pub fn fed(data: &Prepared) -> String {
-    let (own, input, classes) = (&data.came, &data.origin.input, data.origin.classes.len());
-    let came = match own == input || own.is_empty() {
+/// The shape and preprocessing of a sample, the targets and the loss.
+pub fn describe_inputs(data: &PreparedData) -> String {
+    let (raw_dims, input, classes) =
+        (&data.raw_dims, &data.preprocessing.input, data.preprocessing.classes.len());
+    let from = match raw_dims == input || raw_dims.is_empty() {
         true => String::new(),
-        false => format!(" (from {own:?})"),
+        false => format!(" (from {raw_dims:?})"),
     };
-    let sample = match own.is_empty() {
+    let sample = match raw_dims.is_empty() {
         true => "several inputs, as they are".into(),
         false => {
-            let scaling = data.origin.scaling(data.pictures.is_bytes());
-            format!("{input:?}{came}, {scaling}")
+            let scaling = data.preprocessing.describe_scaling(data.raw_inputs.is_bytes());
+            format!("{input:?}{from}, {scaling}")
         }
     };
     let classes = match classes {
         0 => String::new(),
-        n => format!(" ({})", counted(n, "class").replace("classs", "classes")),
+        n => format!(" ({})", plural(n, "class").replace("classs", "classes")),
     };
-    let (targets, losses) = (data.forms.join("; "), data.losses.join(", "));
-    let chosen = match data.goal {
-        Goal::Chosen { .. } => " (chosen: the file has none; --loss sets another)",
-        Goal::Named(_) | Goal::Stored => "",
+    let (targets, losses) = (data.target_forms.join("; "), data.losses.join(", "));
+    let note = match data.loss_source {
+        LossSource::Inferred { .. } => " (chosen: the file has none; --loss sets another)",
+        LossSource::Named(_) | LossSource::Stored => "",
     };
-    format!("inputs: {sample}; targets: {targets}{classes}; loss: {losses}{chosen}")
+    format!("inputs: {sample}; targets: {targets}{classes}; loss: {losses}{note}")
 }
 
-/// Where the time of training went, in seconds: by name, without what is left.
-pub fn seconds(model: &mut Model, history: &History) -> Result<[(&'static str, f64); 3]> {
+/// Training time by activity, in seconds. The remainder is not listed.
+pub fn time_breakdown(model: &mut Model, history: &History) -> Result<[(&'static str, f64); 3]> {
     let times = model.times()?;
     Ok([
         ("compute", times.compute),
@@ -178,8 +185,8 @@ pub fn seconds(model: &mut Model, history: &History) -> Result<[(&'static str, f
     ])
 }
 
-/// The closing evaluation, where the time went, and what was written.
-pub fn end(
+/// Prints the summary: test results, time breakdown and written files.
+pub fn print_summary(
     model: &mut Model,
     history: &History,
     logs: &[(String, Option<f64>)],
@@ -196,10 +203,11 @@ pub fn end(
     let all = history.run_seconds();
     if all > 0.0 {
         let share = |seconds: f64| 100.0 * seconds / all;
-        let [compute, reduction, input] = seconds(model, history)?.map(|(_, seconds)| seconds);
+        let [compute, reduction, input] =
+            time_breakdown(model, history)?.map(|(_, seconds)| seconds);
         let rest = (all - compute - reduction - input).max(0.0);
         let (input, rest) = (share(input), share(rest));
-        // A step on GPUs is one launch: nobody sees its parts.
+        // A step on GPUs is one launch, whose parts cannot be timed.
         let steps = match model.devices()?.iter().all(|name| name.starts_with("gpu")) {
             true => format!("steps {:.0}%", share(compute)),
             false => {
@@ -223,18 +231,19 @@ pub fn end(
     Ok(())
 }
 
-/// How fast several replicas are beside one.
+/// The throughput of several replicas compared with one.
 pub struct Scaling {
     replicas: usize,
-    each: usize,
+    per_replica: usize,
     threads: usize,
-    /// Samples per second of one replica alone, and of all.
+    /// Samples per second of one replica alone.
     one: f64,
+    /// Samples per second of all replicas.
     all: f64,
 }
 
 impl Scaling {
-    /// The speed of all over as many times the speed of one.
+    /// The throughput of all replicas, divided by the throughput of one times their number.
     pub fn efficiency(&self) -> f64 {
         self.all / (self.one * self.replicas as f64)
     }
@@ -242,45 +251,51 @@ impl Scaling {
 
 impl std::fmt::Display for Scaling {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Scaling { replicas, each, threads, one, all } = self;
-        let threads = counted(*threads, "thread");
+        let Scaling { replicas, per_replica, threads, one, all } = self;
+        let threads = plural(*threads, "thread");
         let percent = 100.0 * self.efficiency();
         write!(
             f,
             "scaling efficiency {percent:.0}%: {all:.0} samples/s on {replicas} replicas, {one:.0} on one \
-             alone ({each} samples a step, {threads})"
+             alone ({per_replica} samples a step, {threads})"
         )
     }
 }
 
-/// Trains a fresh copy on the first device alone, for less than a second, with the samples per step and
-/// the threads that one replica has. Nothing where a step takes too long for that.
-pub fn scaling(
-    plan: &Plan,
+/// Measures scaling efficiency. Trains a fresh copy of the model on the first device alone, for less than a
+/// second, with the batch and threads of one replica. `None` if a step takes too long for that.
+pub fn measure_scaling(
+    sizes: &RunSizes,
     history: &History,
-    subject: &Subject,
-    data: &Prepared,
+    spec: &ModelSpec,
+    data: &PreparedData,
     source: impl Fn() -> Result<Source>,
 ) -> Result<Option<Scaling>> {
     let Some(all) = history.images_per_second.last().copied().filter(|v| *v > 0.0) else {
         return Ok(None);
     };
-    let step = plan.batch as f64 / all;
-    if step * LEAST_STEPS as f64 > WINDOW {
+    let step = sizes.batch as f64 / all;
+    if step * MIN_SCALING_STEPS as f64 > MAX_SCALING_SECONDS {
         return Ok(None);
     }
-    let shared_out = || (phalanx::usable_cores() / plan.replicas).max(1);
-    let threads = plan.place.threads.unwrap_or_else(shared_out);
-    let strategy = plan.place.strategy()?;
+    let even_share = || (phalanx::usable_cores() / sizes.replicas).max(1);
+    let threads = sizes.device_args.threads.unwrap_or_else(even_share);
+    let strategy = sizes.device_args.strategy()?;
     let first: Vec<String> = strategy.devices().iter().take(1).map(ToString::to_string).collect();
     let strategy = MirroredStrategy::with_devices(&first)?.threads(threads);
-    let mut model = subject.compiled(&data.origin, &data.goal, Purpose::Train, strategy.into())?;
-    // One replica's step is no slower than theirs: the window is kept.
-    let steps = ((WINDOW / step) as usize).clamp(LEAST_STEPS, 5000);
+    let mut model = spec.compiled_model(
+        &data.preprocessing,
+        &data.loss_source,
+        Purpose::Train,
+        strategy.into(),
+    )?;
+    // A step of one replica is no slower than a step of all, so the time limit holds.
+    let steps = ((MAX_SCALING_SECONDS / step) as usize).clamp(MIN_SCALING_STEPS, 5000);
     let fit = |steps: usize| Fit::new().epochs(1).steps_per_epoch(steps).verbose(0);
     model.fit(source()?, fit(1))?;
     let alone = model.fit(source()?, fit(steps))?;
     let one = alone.images_per_second.last().copied().unwrap_or(0.0);
-    let measured = Scaling { replicas: plan.replicas, each: plan.each(), threads, one, all };
+    let measured =
+        Scaling { replicas: sizes.replicas, per_replica: sizes.per_replica(), threads, one, all };
     Ok((one > 0.0).then_some(measured))
 }

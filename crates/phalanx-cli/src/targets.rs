@@ -1,66 +1,66 @@
-//! Targets as a loss takes them: as they are, or converted where nothing is lost, which the header then says.
+//! Conversion of targets to the form that a loss takes. Targets are converted only without loss, and the header reports it.
 
-use crate::data::MOST_CLASSES;
+use crate::data::MAX_CLASSES;
 use anyhow::{Result, bail};
 use phalanx::Data;
 use phalanx::data::to_categorical;
 use phalanx::prelude::*;
 
-/// The losses that compare probabilities of classes.
+/// Losses that compare class probabilities.
 const CATEGORICAL: [&str; 2] = ["CategoricalCrossentropy", "KLDivergence"];
 const SPARSE: &str = "SparseCategoricalCrossentropy";
 const BINARY: &str = "BinaryCrossentropy";
 
-/// One output of a model, and the class of its loss.
+/// An output of a model, and the class of its loss.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
-    /// The name of the layer that makes it.
+    /// The name of the output layer.
     pub name: String,
     /// Dimensions of a sample.
     pub dims: Vec<usize>,
-    /// Keras' name of its loss.
+    /// Keras' class name of its loss.
     pub loss: &'static str,
 }
 
-/// Targets in the form of a loss, and what was done to them.
+/// Converted targets, and a description of the conversion.
 pub struct Targets {
     /// One row per sample.
     pub values: Tensor,
-    /// In words, for the header.
+    /// The description, for the header.
     pub form: String,
 }
 
 impl Output {
-    /// Targets as this output's loss takes them. `classes` counts those of data that are made of classes.
+    /// Converts targets to the form this output's loss takes. `classes` is the number of classes of the data, if defined.
     ///
     /// # Errors
-    /// Targets that the loss cannot take as they are.
+    /// If the targets cannot be converted without loss.
     pub fn targets(&self, y: &Tensor, classes: Option<usize>) -> Result<Targets> {
-        let as_they_are = || Targets { values: y.clone(), form: form(y, classes) };
+        let unchanged = || Targets { values: y.clone(), form: form(y, classes) };
         let row = y.dims().get(1..).unwrap_or_default();
         let last = self.dims.last().copied().unwrap_or(1);
         self.check_classes(classes)?;
         if self.loss == SPARSE {
             let lead = &self.dims[..self.dims.len().saturating_sub(1)];
-            if !alike(row, lead) {
+            if !same_shape(row, lead) {
                 bail!(
                     "{}: expected class numbers as {SPARSE} takes them, received rows of {row:?} (those are for \
                      categorical_crossentropy)",
-                    self.named()
+                    self.label()
                 );
             }
-            return Ok(as_they_are());
+            return Ok(unchanged());
         }
-        if alike(row, &self.dims) {
-            return Ok(as_they_are());
+        if same_shape(row, &self.dims) {
+            return Ok(unchanged());
         }
-        let numbers = alike(row, &self.dims[..self.dims.len().saturating_sub(1)]);
-        let whole = match y.data() {
+        let has_indices = same_shape(row, &self.dims[..self.dims.len().saturating_sub(1)]);
+        let integral = match y.data() {
             Data::I32(_) => true,
             Data::F32(v) => v.iter().all(|v| v.fract() == 0.0),
         };
         let converts = CATEGORICAL.contains(&self.loss) || classes.is_some();
-        if numbers && whole && last > 1 && converts && self.dims.len() == 1 {
+        if has_indices && integral && last > 1 && converts && self.dims.len() == 1 {
             let values = to_categorical(y, Some(last))?;
             return Ok(Targets {
                 values,
@@ -69,55 +69,55 @@ impl Output {
         }
         bail!(
             "{}: expected targets of {:?}, as {} compares, received {row:?}",
-            self.named(),
+            self.label(),
             self.dims,
             self.loss
         )
     }
 
-    /// Data with more classes than the output tells apart are refused.
+    /// Rejects data with more classes than the output has.
     fn check_classes(&self, classes: Option<usize>) -> Result<()> {
-        let most = match (self.loss, &self.dims[..]) {
+        let max = match (self.loss, &self.dims[..]) {
             (SPARSE, _) => self.dims.last().copied(),
             (BINARY, [1]) => Some(2),
             (_, [n]) if *n > 1 => Some(*n),
             _ => None,
         };
-        match (classes, most) {
-            (Some(received), Some(most)) if received > most => {
-                bail!("{}: expected at most {most} classes, received {received}", self.named())
+        match (classes, max) {
+            (Some(received), Some(max)) if received > max => {
+                bail!("{}: expected at most {max} classes, received {received}", self.label())
             }
             _ => Ok(()),
         }
     }
 
-    /// Words are classes: a loss that compares numbers cannot take them.
+    /// Rejects text targets, which are classes, for a regression loss.
     pub fn check_words(&self) -> Result<()> {
         match self.loss {
             "MeanSquaredError" | "MeanAbsoluteError" | "Huber" => bail!(
-                "{}: expected numbers, as {} compares, received a column of words",
-                self.named(),
+                "{}: expected numbers, as {} compares, received a text column",
+                self.label(),
                 self.loss
             ),
             _ => Ok(()),
         }
     }
 
-    /// Says where targets are not from 0 to 1, as [`BINARY`] takes them.
-    pub fn check_binary(&self, y: &Tensor, chosen: bool) -> Result<()> {
+    /// Checks that the targets of [`BINARY`] are from 0 to 1: fails if the loss was inferred, otherwise warns.
+    pub fn check_binary(&self, y: &Tensor, inferred: bool) -> Result<()> {
         let outside = match y.data() {
             Data::I32(v) => v.iter().find(|v| !(0..=1).contains(*v)).map(|v| *v as f32),
             Data::F32(v) => v.iter().find(|v| !(0.0..=1.0).contains(*v)).copied(),
         };
         match outside.filter(|_| self.loss == BINARY) {
-            Some(value) if chosen => bail!(
+            Some(value) if inferred => bail!(
                 "{}: the file has no loss, and {BINARY} takes targets from 0 to 1, received {value}; add --loss",
-                self.named()
+                self.label()
             ),
             Some(value) => {
                 tracing::warn!(
                     "{}: {BINARY} takes targets from 0 to 1, received {value}",
-                    self.named()
+                    self.label()
                 );
                 Ok(())
             }
@@ -125,12 +125,12 @@ impl Output {
         }
     }
 
-    fn named(&self) -> String {
+    fn label(&self) -> String {
         format!("output '{}'", self.name)
     }
 }
 
-/// The form of targets that are taken as they are.
+/// Describes targets that are not converted.
 fn form(y: &Tensor, classes: Option<usize>) -> String {
     let row = y.dims().get(1..).unwrap_or_default();
     match (y.data(), classes, y.row_len()) {
@@ -141,26 +141,26 @@ fn form(y: &Tensor, classes: Option<usize>) -> String {
     }
 }
 
-/// Whether dimensions agree, axes of size one apart.
-pub fn alike(a: &[usize], b: &[usize]) -> bool {
+/// Whether dimensions agree, ignoring axes of size one.
+pub fn same_shape(a: &[usize], b: &[usize]) -> bool {
     let sizes = |dims: &[usize]| dims.iter().copied().filter(|d| *d != 1).collect::<Vec<_>>();
     sizes(a) == sizes(b)
 }
 
-/// Class numbers `[n]` from such, from a column of them, or from one-hot rows; the latter are then said to be converted.
+/// Class indices `[n]` from indices, from a column of them, or from one-hot rows.
 ///
 /// # Errors
-/// Anything else: soft labels, several labels, fractions.
+/// On anything else: soft labels, several labels, fractions.
 pub fn class_numbers(y: &Tensor) -> Result<Targets> {
     let (rows, width) = (y.rows(), y.row_len());
-    let expected = "expected class numbers or one-hot rows, since the network tells classes apart";
+    let expected = "expected class numbers or one-hot rows, since the network is a classifier";
     let floats: Vec<f32> = match y.data() {
         Data::I32(v) => v.iter().map(|v| *v as f32).collect(),
         Data::F32(v) => v.clone(),
     };
     if width != 1 {
-        if width > MOST_CLASSES {
-            bail!("expected at most {MOST_CLASSES} classes, received one-hot rows of {width}");
+        if width > MAX_CLASSES {
+            bail!("expected at most {MAX_CLASSES} classes, received one-hot rows of {width}");
         }
         if y.dims().len() != 2 {
             bail!("{expected}, received targets of {:?}", &y.dims()[1..]);
@@ -182,9 +182,9 @@ pub fn class_numbers(y: &Tensor) -> Result<Targets> {
     if let Some(other) = floats.iter().find(|v| v.fract() != 0.0 || v.abs() > 1e9) {
         bail!("{expected}, received {other}");
     }
-    let out = |class: &&f32| **class < 0.0 || **class >= MOST_CLASSES as f32;
-    if let Some(class) = floats.iter().find(out) {
-        bail!("expected class numbers from 0 to {}, received {class}", MOST_CLASSES - 1);
+    let out_of_range = |class: &&f32| **class < 0.0 || **class >= MAX_CLASSES as f32;
+    if let Some(class) = floats.iter().find(out_of_range) {
+        bail!("expected class numbers from 0 to {}, received {class}", MAX_CLASSES - 1);
     }
     let numbers: Vec<i32> = floats.iter().map(|v| *v as i32).collect();
     Ok(Targets { values: Tensor::new([rows], numbers)?, form: "class numbers".into() })
@@ -226,14 +226,14 @@ mod tests {
         let fed = output(&[3], "CategoricalCrossentropy").targets(&y, None).unwrap();
         assert_eq!(fed.values.f32().unwrap(), [0., 0., 1., 1., 0., 0.]);
         assert_eq!(fed.form, "class numbers as one-hot rows of 3");
-        // Numbers of a regression are none of classes.
+        // Targets of a regression are not class indices.
         let error = output(&[3], "MeanSquaredError").targets(&y, None).err().unwrap().to_string();
         assert!(
             error.contains("expected targets of [3], as MeanSquaredError compares, received []")
         );
         assert!(
             output(&[3], "MeanSquaredError").targets(&y, Some(3)).is_ok(),
-            "those of classes are"
+            "class indices are converted"
         );
     }
 

@@ -1,13 +1,13 @@
-//! The way of all text to standard output and standard error.
+//! Escaped output to standard output and standard error.
 
 use phalanx::text::{escape, is_hidden};
 use std::io::{self, StdoutLock, Write};
 
-/// A writer that lets lines, tabs and letters pass and shows every other hidden character as an escape: no name of
-/// a file or a model acts on the terminal, whoever forgot to escape it.
+/// A writer that escapes control and other invisible characters except newlines and tabs. Names of files and models
+/// cannot inject terminal sequences, even if a caller forgets to escape them.
 pub struct Escaping<W>(pub W);
 
-/// Standard output for text; JSON and tables have escapes of their own.
+/// Standard output for text. JSON and CSV escape their own strings.
 pub fn stdout() -> Escaping<StdoutLock<'static>> {
     Escaping(io::stdout().lock())
 }
@@ -15,8 +15,8 @@ pub fn stdout() -> Escaping<StdoutLock<'static>> {
 impl<W: Write> Write for Escaping<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(bytes);
-        let acts = |c: char| is_hidden(c) && !matches!(c, '\n' | '\t');
-        if !text.contains(acts) {
+        let unsafe_char = |c: char| is_hidden(c) && !matches!(c, '\n' | '\t');
+        if !text.contains(unsafe_char) {
             self.0.write_all(text.as_bytes())?;
             return Ok(bytes.len());
         }
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_lines_and_tabs_pass_the_writer() {
+    fn the_writer_escapes_all_but_newlines_and_tabs() {
         let written = |text: &str| {
             let mut out = vec![];
             write!(Escaping(&mut out), "{text}").unwrap();

@@ -1,17 +1,17 @@
-//! `phalanx train`.
+//! `phalanx train`: trains a model and evaluates it.
 
 use crate::args::{Augment, Schedule, Train};
-use crate::feed::Feed;
+use crate::defaults;
 use crate::model_file::Purpose;
-use crate::network::Choice;
+use crate::model_spec::{CompileOptions, ModelSpec, save};
+use crate::network::ModelArg;
 use crate::paths::{self, is_stdout};
-use crate::prepare::{Asked, Prepared, prepare};
-use crate::recipe;
-use crate::report::{self, Plan};
+use crate::prepare::{DataRequest, PreparedData, prepare};
+use crate::report::{self, RunSizes};
+use crate::resume_warnings::RecordedFlags;
+use crate::samples::SampleSource;
 use crate::signals;
-use crate::subject::{How, Subject, save};
 use crate::terminal;
-use crate::told::Told;
 use anyhow::{Context, Result, bail};
 use phalanx::callbacks::{CSVLogger, JsonLines, TensorBoard};
 use phalanx::data::{ImageDataGenerator, ImageFlow};
@@ -27,52 +27,55 @@ use std::time::Instant;
 /// Trains and evaluates.
 pub fn run(args: &Train) -> Result<()> {
     let begin = Instant::now();
-    let strategy = args.place.workers()?.deterministic(args.deterministic);
+    let strategy = args.device_args.worker_strategy()?.deterministic(args.deterministic);
     let interrupt = signals::interrupt()?;
     phalanx::workers::watch(&interrupt);
     let silent = (!strategy.is_chief()).then(|| args.silent());
     let args = silent.as_ref().unwrap_or(args);
-    let subject = check(args)?;
-    let usual = recipe::batch(&subject, strategy.local());
-    let asked = args.batch.global(usual, strategy.num_replicas_in_sync())?;
-    let args = &recipe::complete(args, &subject, asked);
-    let data = prepare(&subject, &asked_data(args), &strategy)?;
-    let plan = Plan::new(args, &strategy, &data, asked);
+    let spec = validate(args)?;
+    let default = defaults::batch_size(&spec, strategy.local());
+    let requested = args.batch.global(default, strategy.num_replicas_in_sync())?;
+    let args = &defaults::fill(args, &spec, requested);
+    let data = prepare(&spec, &data_request(args), &strategy)?;
+    let sizes = RunSizes::new(args, &strategy, &data, requested);
     let workers = strategy.num_workers();
-    // A stream on standard output must not be mixed with anything else.
-    let streams = is_stdout(args.json.as_deref()) || is_stdout(args.csv.as_deref());
-    let verbose = if streams { 0 } else { args.verbose };
+    // A CSV or JSON stream on standard output must not contain other lines.
+    let stdout_is_stream = is_stdout(args.json.as_deref()) || is_stdout(args.csv.as_deref());
+    let verbose = if stdout_is_stream { 0 } else { args.verbose };
 
-    let optimizer = optimizer(args, &subject, plan.steps)?;
-    let how = How { optimizer, strategy, seed: args.seed };
-    let mut model = subject.compiled(&data.origin, &data.goal, Purpose::Train, how)?;
+    let optimizer = optimizer(args, &spec, sizes.steps)?;
+    let options = CompileOptions { optimizer, strategy, seed: args.seed };
+    let mut model =
+        spec.compiled_model(&data.preprocessing, &data.loss_source, Purpose::Train, options)?;
     let rate = model.learning_rate()?;
     if verbose > 0 {
-        report::header(&mut model, args, &plan, rate, &data)?;
+        report::print_header(&mut model, args, &sizes, rate, &data)?;
     }
     let json = args.json.as_ref().map(JsonLines::new);
-    let fit = arguments(args, &data, &plan)?.verbose(verbose).interrupt(&interrupt);
-    let mut fit = callbacks(args, fit, rate, verbose > 0);
+    let fit = fit_arguments(args, &data, &sizes)?.verbose(verbose).interrupt(&interrupt);
+    let mut fit = add_callbacks(args, fit, rate, verbose > 0);
     if let Some(json) = &json {
         fit = fit.callback(json.clone());
     }
-    let loaders = loaders(&model.devices()?);
-    let batches = |batch| source(args, &data, batch, loaders);
-    let history = model.fit(batches(plan.batch)?, fit)?;
+    let loader_threads = loader_threads(&model.devices()?);
+    let batches = |batch| training_source(args, &data, batch, loader_threads);
+    let history = model.fit(batches(sizes.batch)?, fit)?;
     if args.resume && history.run_seconds() == 0.0 && verbose > 0 {
         let done = history.epochs.len();
         writeln!(
             terminal::stdout(),
-            "notice: the run has its {done} epochs; --epochs asks for more"
+            "notice: the run already has {done} epochs; raise --epochs to continue it"
         )?;
     }
-    let logs = tested(&mut model, &data, &plan, &history)?;
+    let logs = evaluate_test_rows(&mut model, &data, &sizes, &history)?;
     if let Some(path) = &args.save {
-        save(&model, &data.origin, path)?;
+        save(&model, &data.preprocessing, path)?;
     }
-    let measured = workers == 1 && plan.replicas > 1 && !args.no_scaling && !args.deterministic;
+    let measured = workers == 1 && sizes.replicas > 1 && !args.no_scaling && !args.deterministic;
     let scaling = match measured && (verbose > 0 || json.is_some()) {
-        true => report::scaling(&plan, &history, &subject, &data, || batches(plan.each()))?,
+        true => report::measure_scaling(&sizes, &history, &spec, &data, || {
+            batches(sizes.per_replica())
+        })?,
         false => None,
     };
     if let Some(json) = json {
@@ -80,7 +83,7 @@ pub fn run(args: &Train) -> Result<()> {
             logs.iter().map(|(name, v)| (format!("test_{name}"), json!(v))).collect();
         fields.push(("seconds".into(), begin.elapsed().as_secs_f64().into()));
         fields.push(("weights_sha256".into(), model.weights_sha256()?.into()));
-        let times = report::seconds(&mut model, &history)?;
+        let times = report::time_breakdown(&mut model, &history)?;
         fields.extend(times.map(|(name, v)| (format!("{name}_seconds"), v.into())));
         fields.extend(scaling.iter().map(|s| ("scaling_efficiency".into(), s.efficiency().into())));
         json.event("end", fields.iter().map(|(name, v)| (name.as_str(), v.clone())))?;
@@ -90,13 +93,13 @@ pub fn run(args: &Train) -> Result<()> {
         plots::curves(&history, &title, path)?;
     }
     if verbose > 0 {
-        report::end(&mut model, &history, &logs, scaling.as_ref(), args)?;
+        report::print_summary(&mut model, &history, &logs, scaling.as_ref(), args)?;
     }
     Ok(())
 }
 
-/// What can be refused before any work.
-fn check(args: &Train) -> Result<Subject> {
+/// Checks the arguments before any work is done.
+fn validate(args: &Train) -> Result<ModelSpec> {
     let Some(model) = &args.model else {
         bail!("MODEL: expected a network on the command line or as `model` in the --config file");
     };
@@ -110,18 +113,18 @@ fn check(args: &Train) -> Result<Subject> {
     paths::check_file("--save", args.save.as_deref(), &["keras", "h5", "hdf5", "safetensors"])?;
     paths::check_stream("--csv", args.csv.as_deref())?;
     paths::check_stream("--json", args.json.as_deref())?;
-    check_apart(args, model)?;
+    check_distinct(args, model)?;
     paths::check_directory("--checkpoint-dir", args.checkpoint_dir.as_deref())?;
     paths::check_directory("--log-dir", args.log_dir.as_deref())?;
-    let subject = Subject::chosen(model, args.weights.as_deref())?;
-    if !args.augment.is_empty() && !subject.takes_images() {
-        bail!("--augment: expected a network on images, received {}", subject.name());
+    let spec = ModelSpec::from_arg(model, args.weights.as_deref())?;
+    if !args.augment.is_empty() && !spec.takes_images() {
+        bail!("--augment: expected a network on images, received {}", spec.name());
     }
-    Ok(subject)
+    Ok(spec)
 }
 
-/// Results must not overwrite each other, nor logs what the run reads.
-fn check_apart(args: &Train, model: &Choice) -> Result<()> {
+/// Checks that outputs do not overwrite each other, and that logs do not overwrite inputs.
+fn check_distinct(args: &Train, model: &ModelArg) -> Result<()> {
     let results = [
         ("--checkpoint-dir", args.checkpoint_dir.as_deref()),
         ("--log-dir", args.log_dir.as_deref()),
@@ -131,13 +134,13 @@ fn check_apart(args: &Train, model: &Choice) -> Result<()> {
         ("--json", args.json.as_deref()),
     ];
     for (i, result) in results.iter().enumerate().skip(2) {
-        paths::check_apart(*result, &results[..i])?;
+        paths::check_distinct(*result, &results[..i])?;
     }
     let model = match model {
-        Choice::File(path) => Some(path.as_path()),
-        Choice::Network(_) => None,
+        ModelArg::File(path) => Some(path.as_path()),
+        ModelArg::Network(_) => None,
     };
-    // The name of a dataset is no path.
+    // The name of a dataset is not a path.
     let data = Some(Path::new(&args.data)).filter(|data| data.exists());
     let read = [
         ("MODEL", model),
@@ -145,11 +148,11 @@ fn check_apart(args: &Train, model: &Choice) -> Result<()> {
         ("--data", data),
         ("--config", args.config.as_deref()),
     ];
-    results[4..].iter().try_for_each(|log| paths::check_apart(*log, &read))
+    results[4..].iter().try_for_each(|log| paths::check_distinct(*log, &read))
 }
 
-/// The optimizer that the arguments ask for, unless that is the model's own.
-fn optimizer(args: &Train, subject: &Subject, steps: usize) -> Result<Option<Box<dyn Optimizer>>> {
+/// The optimizer that the arguments select; `None` for the model's own.
+fn optimizer(args: &Train, spec: &ModelSpec, steps: usize) -> Result<Option<Box<dyn Optimizer>>> {
     let named = args.optimizer.is_some() || args.momentum.is_some();
     if !named && args.lr.is_none() && args.schedule != Some(Schedule::Cosine) {
         return Ok(None);
@@ -158,13 +161,13 @@ fn optimizer(args: &Train, subject: &Subject, steps: usize) -> Result<Option<Box
         (Some(name), Some(momentum)) if name.eq_ignore_ascii_case("sgd") => {
             Box::new(SGD::default().momentum(momentum))
         }
-        (None, Some(momentum)) if subject.optimizer()?.class_name() == "SGD" => {
-            let rate = subject.optimizer()?.common().learning_rate.clone();
+        (None, Some(momentum)) if spec.optimizer()?.class_name() == "SGD" => {
+            let rate = spec.optimizer()?.common().learning_rate.clone();
             Box::new(SGD::new(rate).momentum(momentum))
         }
-        (_, Some(_)) => bail!("--momentum: expected the optimizer sgd beside it"),
+        (_, Some(_)) => bail!("--momentum: expected --optimizer sgd"),
         (Some(name), None) => optimizers::get(name).context("--optimizer")?,
-        (None, None) => subject.optimizer()?,
+        (None, None) => spec.optimizer()?,
     };
     if let Some(lr) = args.lr {
         optimizer.common_mut().learning_rate = lr.into();
@@ -177,27 +180,32 @@ fn optimizer(args: &Train, subject: &Subject, steps: usize) -> Result<Option<Box
     Ok(Some(optimizer))
 }
 
-/// What is asked of the data.
-fn asked_data(args: &Train) -> Asked<'_> {
-    let (size, grey) = (args.image_size, args.grayscale);
-    let (args, name, validation_split) = (&args.reading, &args.data, args.validation_split);
-    Asked { name, args, size, grey, validation_split }
+/// The data that the arguments request.
+fn data_request(args: &Train) -> DataRequest<'_> {
+    let (size, grayscale) = (args.image_size, args.grayscale);
+    let (args, name, validation_split) = (&args.data_args, &args.data, args.validation_split);
+    DataRequest { name, args, size, grayscale, validation_split }
 }
 
-/// The training data, augmented if asked.
-fn source(args: &Train, data: &Prepared, batch: usize, loaders: usize) -> Result<Source> {
+/// The training data, augmented if requested.
+fn training_source(
+    args: &Train,
+    data: &PreparedData,
+    batch: usize,
+    loader_threads: usize,
+) -> Result<Source> {
     if args.augment.is_empty() {
         return data.train.batches(!args.no_shuffle, batch);
     }
-    let flow = flow(&args.augment, !args.no_shuffle, data, batch)?;
+    let flow = augmented_flow(&args.augment, !args.no_shuffle, data, batch)?;
     Ok(match data.train.input()? {
-        Feed::Memory(_) => flow.workers(loaders).into_source()?,
-        Feed::Files(_) => flow.into_source()?,
+        SampleSource::Memory(_) => flow.workers(loader_threads).into_source()?,
+        SampleSource::Files(_) => flow.into_source()?,
     })
 }
 
-/// Threads that distort images: where GPUs train, half of the cores have nothing better to do.
-fn loaders(devices: &[String]) -> usize {
+/// The number of augmentation threads: half of the cores if GPUs train, since those are idle.
+fn loader_threads(devices: &[String]) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     match devices.iter().any(|d| d.starts_with("gpu")) {
         true => (cores / 2).clamp(1, 8),
@@ -205,11 +213,11 @@ fn loaders(devices: &[String]) -> usize {
     }
 }
 
-/// The training images, distorted.
-pub fn flow(
+/// The augmented training images.
+pub fn augmented_flow(
     augment: &[Augment],
     shuffle: bool,
-    data: &Prepared,
+    data: &PreparedData,
     batch: usize,
 ) -> Result<ImageFlow> {
     let mut aug = ImageDataGenerator::new().fill_mode("nearest");
@@ -225,34 +233,35 @@ pub fn flow(
     Ok(data.train.flow(&aug, batch)?.shuffle(shuffle))
 }
 
-/// Epochs, steps and what to validate on: rows of their own, or else those to test on, as the tutorials do.
-fn arguments(args: &Train, data: &Prepared, plan: &Plan) -> Result<Fit> {
+/// The arguments of `fit`. Validates on the validation rows, or on the test rows if there are none, as the tutorials do.
+fn fit_arguments(args: &Train, data: &PreparedData, sizes: &RunSizes) -> Result<Fit> {
     let mut fit = Fit::new().epochs(args.epochs).shuffle(!args.no_shuffle);
     if let Some(steps) = args.steps_per_epoch {
         fit = fit.steps_per_epoch(steps);
     }
     match data.validation.as_ref().or(data.test.as_ref()) {
-        Some(rows) => Ok(fit.validation_data(rows.in_order(plan.batch)?)),
+        Some(rows) => Ok(fit.validation_data(rows.in_order(sizes.batch)?)),
         None => Ok(fit),
     }
 }
 
-/// Loss and metrics of the trained model on the test rows, if there are any: else their names alone.
-fn tested(
+/// Loss and metrics on the test rows. Without test rows, their names only.
+fn evaluate_test_rows(
     model: &mut Model,
-    data: &Prepared,
-    plan: &Plan,
+    data: &PreparedData,
+    sizes: &RunSizes,
     history: &History,
 ) -> Result<Vec<(String, Option<f64>)>> {
     let Some(test) = &data.test else {
         let names = history.names().filter(|name| !name.starts_with("val_") && *name != "lr");
         return Ok(names.map(|name| (name.to_string(), None)).collect());
     };
-    let logs = model.evaluate_with(test.in_order(plan.batch)?, Inference::new())?.to_vec();
+    let logs = model.evaluate_with(test.in_order(sizes.batch)?, Inference::new())?.to_vec();
     Ok(logs.into_iter().map(|(name, value)| (name, Some(value))).collect())
 }
 
-fn callbacks(args: &Train, mut fit: Fit, rate: f64, verbose: bool) -> Fit {
+/// Adds the callbacks for the schedule, checkpoints and logs.
+fn add_callbacks(args: &Train, mut fit: Fit, rate: f64, verbose: bool) -> Fit {
     let epochs = args.epochs.max(1) as f64;
     match args.schedule.unwrap_or(Schedule::Constant) {
         Schedule::Constant | Schedule::Cosine => {}
@@ -277,7 +286,7 @@ fn callbacks(args: &Train, mut fit: Fit, rate: f64, verbose: bool) -> Fit {
         let keep = usize::try_from(args.keep).unwrap_or(usize::MAX);
         fit = fit
             .callback(backup.keep_last(keep).restore(args.resume))
-            .callback(Told::new(args, verbose));
+            .callback(RecordedFlags::new(args, verbose));
     }
     if let Some(dir) = &args.log_dir {
         fit = fit.callback(TensorBoard::new(dir));

@@ -1,4 +1,4 @@
-//! What goes wrong, as lines on standard error; those of several workers say whose they are.
+//! Warnings, errors and panics as lines on standard error, prefixed with the rank if there are several workers.
 
 use crate::terminal::Escaping;
 use phalanx::text::shown;
@@ -14,9 +14,9 @@ use tracing_subscriber::fmt::{FmtContext, Subscriber as Printer};
 use tracing_subscriber::registry::LookupSpan;
 
 /// `warning: …`, or `warning: rank 1 (host): …`, and nothing else.
-struct Plain;
+struct WarningFormat;
 
-impl<S, N> FormatEvent<S, N> for Plain
+impl<S, N> FormatEvent<S, N> for WarningFormat
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -28,51 +28,52 @@ where
         event: &Event<'_>,
     ) -> fmt::Result {
         let error = *event.metadata().level() == Level::ERROR;
-        write!(writer, "{}: {}", if error { "error" } else { "warning" }, place())?;
+        write!(writer, "{}: {}", if error { "error" } else { "warning" }, rank_prefix())?;
         let mut text = String::new();
         context.field_format().format_fields(Writer::new(&mut text), event)?;
         writeln!(writer, "{}", shown(text))
     }
 }
 
-/// Who says something, where there are several workers: `rank 1 (host): `.
-pub fn place() -> String {
+/// The prefix of this worker's lines, such as `rank 1 (host): `; empty if there is only one worker.
+pub fn rank_prefix() -> String {
     workers::name().map(|(_, name)| format!("{}: ", shown(name))).unwrap_or_default()
 }
 
-/// Writes a line in one piece: those of several workers meet on one terminal.
-pub fn say(words: fmt::Arguments<'_>) {
-    // Nobody is there to hear that nothing can be said.
-    let _ = Escaping(std::io::stderr()).write_all(format!("{words}\n").as_bytes());
+/// Writes a line to standard error in one call, so that lines of several workers do not interleave.
+pub fn eprint_line(line: fmt::Arguments<'_>) {
+    // A failure to write to standard error cannot be reported.
+    let _ = Escaping(std::io::stderr()).write_all(format!("{line}\n").as_bytes());
 }
 
-/// A panic on whatever thread, of one of several workers or of the only one.
-fn panicked(panic: &PanicHookInfo<'_>) {
+/// Prints a panic of any thread, and its backtrace if enabled.
+fn panic_hook(panic: &PanicHookInfo<'_>) {
     let at = panic.location().map(ToString::to_string).unwrap_or_default();
-    say(format_args!("{}", panic_line(&place(), &at, panic.payload())));
+    eprint_line(format_args!("{}", panic_line(&rank_prefix(), &at, panic.payload())));
     let trace = Backtrace::capture();
     if trace.status() == BacktraceStatus::Captured {
-        say(format_args!("{trace}"));
+        eprint_line(format_args!("{trace}"));
     }
 }
 
-fn panic_line(place: &str, at: &str, payload: &(dyn Any + Send)) -> String {
+/// Formats a panic on one line.
+fn panic_line(rank_prefix: &str, at: &str, payload: &(dyn Any + Send)) -> String {
     let thread = std::thread::current();
     let thread = thread.name().unwrap_or("without a name");
     let text = payload.downcast_ref::<&str>().copied();
     let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     let text = shown(text.unwrap_or("no reason given"));
-    format!("error: {place}thread {thread} panicked at {at}: {text}")
+    format!("error: {rank_prefix}thread {thread} panicked at {at}: {text}")
 }
 
-/// Shows warnings from now on, and panics.
-pub fn show() {
-    std::panic::set_hook(Box::new(panicked));
+/// Installs the printers of warnings and panics.
+pub fn install() {
+    std::panic::set_hook(Box::new(panic_hook));
     let printer = Printer::builder().with_max_level(Level::WARN).with_writer(std::io::stderr);
-    // It would say on standard error that nothing can be said there, and panic.
+    // Otherwise a failed write to standard error would be reported there, and panic.
     let printer = printer.log_internal_errors(false);
-    // A second subscriber cannot be: this is the first thing the command does.
-    let _ = tracing::subscriber::set_global_default(printer.event_format(Plain).finish());
+    // This cannot fail: it runs first, so there is no other subscriber.
+    let _ = tracing::subscriber::set_global_default(printer.event_format(WarningFormat).finish());
 }
 
 #[cfg(test)]
@@ -80,13 +81,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_one_line_that_says_whose_it_is() {
+    fn a_panic_is_one_line_with_rank_and_thread() {
         let named = |payload: &(dyn Any + Send)| panic_line("rank 1 (here): ", "x.rs:3:7", payload);
         let thread = std::thread::Builder::new().name("phalanx-data-0".into());
         let lines =
             thread.spawn(move || [named(&"lost\nit"), named(&String::from("so")), named(&7)]);
         let start = "error: rank 1 (here): thread phalanx-data-0 panicked at x.rs:3:7: ";
-        let said = [r"lost\nit", "so", "no reason given"].map(|words| format!("{start}{words}"));
-        assert_eq!(lines.unwrap().join().unwrap(), said);
+        let expected =
+            [r"lost\nit", "so", "no reason given"].map(|words| format!("{start}{words}"));
+        assert_eq!(lines.unwrap().join().unwrap(), expected);
     }
 }

@@ -1,8 +1,8 @@
-//! How fast a dataset's batches are made, and whether training has to wait for them.
+//! Input throughput: how fast batches of a dataset are produced, and whether training waits for them.
 
 use super::Job;
 use crate::args::{Bench, DataArgs};
-use crate::prepare::{Asked, prepare};
+use crate::prepare::{DataRequest, prepare};
 use crate::train;
 use anyhow::Result;
 use phalanx::data::HostBatch;
@@ -11,41 +11,41 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::time::Instant;
 
-/// Batches made to measure the loader.
-const BATCHES: usize = 200;
+/// Number of batches produced to measure the loader.
+const LOADER_BATCHES: usize = 200;
 
-/// What was measured, in images a second.
-pub struct Input {
+/// The measured rates, in images per second.
+pub struct InputRates {
     data: String,
-    /// Made by one thread that does nothing else.
+    /// Images produced by one dedicated thread.
     loader: f64,
-    /// Trained on, made on the side.
+    /// Images trained on while they are loaded in the background.
     fed: f64,
 }
 
-/// Makes batches alone, then trains on them.
-pub fn measure(args: &Bench, name: &str, job: &mut Job, steps: usize) -> Result<Input> {
-    let Job { model, subject, batch, .. } = job;
+/// Measures the loader alone, then training on its batches.
+pub fn measure(args: &Bench, name: &str, job: &mut Job, steps: usize) -> Result<InputRates> {
+    let Job { model, spec, batch, .. } = job;
     let batch = *batch;
-    let reading = DataArgs::default();
-    let asked = Asked::plain(name, &reading);
-    let data = prepare(subject, &asked, &MirroredStrategy::new().into())?;
-    let flow = || train::flow(&args.augment, true, &data, batch);
+    let data_args = DataArgs::default();
+    let request = DataRequest::plain(name, &data_args);
+    let data = prepare(spec, &request, &MirroredStrategy::new().into())?;
+    let flow = || train::augmented_flow(&args.augment, true, &data, batch);
     let loader = loader_rate(&flow()?)?;
     let fit = || Fit::new().epochs(1).steps_per_epoch(steps).verbose(0);
     model.fit(flow()?, fit().steps_per_epoch(1))?;
     let begin = Instant::now();
     model.fit(flow()?, fit())?;
     let fed = steps as f64 * batch as f64 / begin.elapsed().as_secs_f64();
-    Ok(Input { data: name.into(), loader, fed })
+    Ok(InputRates { data: name.into(), loader, fed })
 }
 
-/// Images a second that one thread prepares.
+/// Images per second that one thread produces.
 fn loader_rate(data: &dyn Dataset) -> Result<f64> {
     let mut batch = HostBatch::default();
     let (mut images, mut epoch) = (0, data.epoch(0, 0, 0)?);
     let begin = Instant::now();
-    for _ in 0..BATCHES {
+    for _ in 0..LOADER_BATCHES {
         if !epoch.next(&mut batch)? {
             break;
         }
@@ -54,19 +54,19 @@ fn loader_rate(data: &dyn Dataset) -> Result<f64> {
     Ok(images as f64 / begin.elapsed().as_secs_f64())
 }
 
-impl Input {
-    /// In words; `steps` is the speed without loading.
-    pub fn print(&self, steps: f64, out: &mut impl Write) -> std::io::Result<()> {
-        let Input { data, loader, fed } = self;
+impl InputRates {
+    /// Prints the rates. `unfed` is the training rate on one batch, without loading.
+    pub fn print(&self, unfed: f64, out: &mut impl Write) -> std::io::Result<()> {
+        let InputRates { data, loader, fed } = self;
         writeln!(
             out,
             "{data}: one core makes {loader:.0} images/s; fed with them training runs at {fed:.0} \
              images/s, {:.0}% of its speed on one batch",
-            100.0 * fed / steps
+            100.0 * fed / unfed
         )
     }
 
-    /// For programs to read.
+    /// The rates as JSON.
     pub fn json(&self) -> Value {
         json!({
             "data": self.data,

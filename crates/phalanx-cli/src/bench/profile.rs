@@ -1,4 +1,4 @@
-//! The table of `phalanx bench --profile`, and the same as JSON.
+//! The output of `phalanx bench --profile`, as a table or JSON.
 
 use phalanx::prelude::DeviceKind;
 use phalanx::text::shown;
@@ -6,17 +6,17 @@ use phalanx::{Line, Profile};
 use serde_json::{Value, json};
 use std::io::{Result, Write};
 
-/// Instructions shown one by one.
-const TOP: usize = 15;
+/// Number of slowest instructions to list.
+const TOP_INSTRUCTIONS: usize = 15;
 
-/// Time, arithmetic and memory traffic by op, then the slowest instructions.
+/// Prints time, arithmetic and memory traffic by op, then the slowest instructions.
 pub fn print(profile: &Profile, kind: DeviceKind, out: &mut impl Write) -> Result<()> {
     let total = profile.seconds();
     writeln!(
         out,
         "\nprofile: {:.3} ms a step, the mean over {}",
         total * 1e3,
-        over(profile.steps, kind)
+        averaged_over(profile.steps, kind)
     )?;
     let head = ["op", "count", "ms", "share", "GFLOP/s", "GB/s"];
     let [op, count, ms, share, flops, bytes] = head;
@@ -25,14 +25,14 @@ pub fn print(profile: &Profile, kind: DeviceKind, out: &mut impl Write) -> Resul
         row(&line, total, out)?;
     }
     writeln!(out, "the slowest instructions")?;
-    for line in profile.top(TOP) {
+    for line in profile.top(TOP_INSTRUCTIONS) {
         row(&line, total, out)?;
     }
     Ok(())
 }
 
-/// What the times are means of.
-fn over(steps: u64, kind: DeviceKind) -> String {
+/// Describes what the times are averaged over.
+fn averaged_over(steps: u64, kind: DeviceKind) -> String {
     let word = if steps == 1 { "step" } else { "steps" };
     match kind {
         DeviceKind::Cpu => format!("workers and {steps} {word}"),
@@ -44,17 +44,17 @@ fn row(l: &Line, total: f64, out: &mut impl Write) -> Result<()> {
     let (ms, share) = (l.seconds * 1e3, 100.0 * l.seconds / total.max(1e-12));
     let (flops, bytes) = (rate(l.cost.flops, l.seconds), rate(l.cost.bytes, l.seconds));
     let (Line { op, count, .. }, layer) = (l, shown(&l.layer));
-    let lacks = if l.unmeasured { " (without sums over GPUs, which are not measured)" } else { "" };
+    let note = if l.unmeasured { " (without sums over GPUs, which are not measured)" } else { "" };
     let numbers = format!("{ms:>9.4} {share:>5.1}% {flops:>8.1} {bytes:>7.1}");
-    writeln!(out, "{op:<22} {count:>5} {numbers}  {layer}{lacks}")
+    writeln!(out, "{op:<22} {count:>5} {numbers}  {layer}{note}")
 }
 
-/// Billions a second.
+/// Billions per second.
 fn rate(amount: f64, seconds: f64) -> f64 {
     if seconds > 0.0 { amount / seconds * 1e-9 } else { 0.0 }
 }
 
-/// The same numbers for programs to read.
+/// The profile as JSON.
 pub fn json(profile: &Profile) -> Value {
     let lines = |lines: Vec<Line>| -> Vec<Value> { lines.iter().map(object).collect() };
     json!({
@@ -82,14 +82,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_step_is_no_plural_and_gpus_say_how_they_measure() {
-        assert_eq!(over(1, DeviceKind::Cpu), "workers and 1 step");
-        assert_eq!(over(2, DeviceKind::Cpu), "workers and 2 steps");
-        assert_eq!(over(1, DeviceKind::Gpu), "1 step, each launch measured by itself");
+    fn one_step_is_singular_and_gpus_mention_separate_launches() {
+        assert_eq!(averaged_over(1, DeviceKind::Cpu), "workers and 1 step");
+        assert_eq!(averaged_over(2, DeviceKind::Cpu), "workers and 2 steps");
+        assert_eq!(averaged_over(1, DeviceKind::Gpu), "1 step, each launch measured by itself");
     }
 
     #[test]
-    fn what_was_not_measured_is_marked() {
+    fn unmeasured_instructions_are_marked() {
         let line = |op: &str| Line { op: op.into(), count: 1, ..Line::default() };
         let lines = vec![line("dot"), line("all_reduce")];
         let profile = Profile { steps: 1, lines }.lacking(&[1]);

@@ -1,27 +1,27 @@
-//! Random batches that fit a model.
+//! Random batches for a model.
 
-use crate::report::size;
+use crate::report::format_bytes;
 use crate::targets::Output;
 use anyhow::{Context, Result, bail};
 use phalanx::DType;
 use phalanx::data::to_categorical;
 use phalanx::prelude::*;
 
-/// Inputs and targets of a batch, the same in every run.
+/// The inputs and targets of a batch, identical in every run.
 pub fn batch(model: &Model, outputs: &[Output], batch: usize) -> Result<Arrays> {
     let mut rng = phalanx::Stream::new(0, 0, 1, 0);
-    // Whole numbers must name a row of every table.
+    // Integer inputs must be valid indices of every embedding table.
     let layers = model.layers();
     let rows = layers.iter().filter_map(|(_, layer)| {
         let config = layer.layer().config();
         config.get("input_dim").and_then(serde_json::Value::as_u64)
     });
-    let most = rows.min().unwrap_or(2).max(1);
+    let index_limit = rows.min().unwrap_or(2).max(1);
     let mut inputs = vec![];
     for (dims, dtype) in model.input_shapes().iter().zip(model.input_dtypes()) {
-        let (dims, len) = full(batch, dims)?;
+        let (dims, len) = batch_dims(batch, dims)?;
         inputs.push(match dtype {
-            DType::I32 => Tensor::new(dims, filled(len, batch, || rng.below(most) as i32)?)?,
+            DType::I32 => Tensor::new(dims, filled(len, batch, || rng.below(index_limit) as i32)?)?,
             _ => Tensor::new(dims, filled(len, batch, || rng.unit() as f32)?)?,
         });
     }
@@ -30,18 +30,18 @@ pub fn batch(model: &Model, outputs: &[Output], batch: usize) -> Result<Arrays> 
         let classes = output.dims.last().copied().unwrap_or(1).max(1);
         let lead = &output.dims[..output.dims.len().saturating_sub(1)];
         let mut labels = |dims: &[usize]| -> Result<Tensor> {
-            let (dims, len) = full(batch, dims)?;
+            let (dims, len) = batch_dims(batch, dims)?;
             Ok(Tensor::new(dims, filled(len, batch, || rng.below(classes as u64) as i32)?)?)
         };
         targets.push(match output.loss {
             "SparseCategoricalCrossentropy" => labels(lead)?,
             "CategoricalCrossentropy" | "KLDivergence" if classes > 1 => {
                 let labels = labels(lead)?;
-                let (dims, _) = full(batch, &output.dims)?;
+                let (dims, _) = batch_dims(batch, &output.dims)?;
                 to_categorical(&labels, Some(classes))?.reshape(dims)?
             }
             _ => {
-                let (dims, len) = full(batch, &output.dims)?;
+                let (dims, len) = batch_dims(batch, &output.dims)?;
                 Tensor::new(dims, filled(len, batch, || rng.unit() as f32)?)?
             }
         });
@@ -49,18 +49,19 @@ pub fn batch(model: &Model, outputs: &[Output], batch: usize) -> Result<Arrays> 
     Ok(Arrays::new(inputs, targets)?)
 }
 
-/// The dimensions of a batch, and its elements.
-fn full(batch: usize, sample: &[usize]) -> Result<(Vec<usize>, usize)> {
+/// The dimensions of a batch and its number of elements. Fails if it does not fit in memory.
+fn batch_dims(batch: usize, sample: &[usize]) -> Result<(Vec<usize>, usize)> {
     let dims = [&[batch], sample].concat();
     let len = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).context("batch too large")?;
     let bytes = len.saturating_mul(size_of::<f32>());
-    // A step takes a copy of them.
+    // A step copies the batch.
     if bytes > phalanx::physical_memory() / 2 {
-        bail!("no memory for a batch of {batch}: its inputs alone take {}", size(bytes));
+        bail!("no memory for a batch of {batch}: its inputs alone take {}", format_bytes(bytes));
     }
     Ok((dims, len))
 }
 
+/// A vector of generated values. Fails instead of aborting if memory is exhausted.
 fn filled<T>(len: usize, batch: usize, mut value: impl FnMut() -> T) -> Result<Vec<T>> {
     let mut values = vec![];
     values.try_reserve_exact(len).with_context(|| format!("no memory for a batch of {batch}"))?;

@@ -1,4 +1,4 @@
-//! `phalanx bench`: what it measures and says.
+//! `phalanx bench`: measurements and output.
 
 use super::{command, phalanx, succeeds, text};
 use std::path::Path;
@@ -9,7 +9,7 @@ fn json(dir: &Path, model: &str, args: &[&str]) -> serde_json::Value {
 }
 
 #[test]
-fn one_profiled_step_is_no_plural() {
+fn one_profiled_step_is_singular() {
     let dir = tempfile::tempdir().unwrap();
     let said = succeeds(dir.path(), &["bench", "mnist-cnn", "--steps", "1", "--profile"]);
     let head = said.lines().find(|line| line.starts_with("profile: ")).expect(&said);
@@ -19,7 +19,7 @@ fn one_profiled_step_is_no_plural() {
 }
 
 #[test]
-fn the_input_is_measured_beside_the_steps() {
+fn input_is_measured_in_addition_to_steps() {
     let dir = tempfile::tempdir().unwrap();
     let line = json(dir.path(), "mnist-cnn", &["--data", "glyphs", "--augment", "shift"]);
     assert_eq!(line["input"]["data"], "glyphs");
@@ -29,7 +29,7 @@ fn the_input_is_measured_beside_the_steps() {
 }
 
 #[test]
-fn what_is_planned_is_all_that_the_replicas_take() {
+fn planned_memory_covers_all_replicas() {
     let dir = tempfile::tempdir().unwrap();
     let size = ["--threads", "1", "--batch-size", "32"];
     let plan = [&["plan", "mnist-mlp", "--devices", "cpu:0,cpu:1", "--json"], &size[..]].concat();
@@ -41,7 +41,7 @@ fn what_is_planned_is_all_that_the_replicas_take() {
 }
 
 #[test]
-fn sixteen_bits_on_the_cpu_are_no_silent_32() {
+fn sixteen_bits_on_the_cpu_give_a_warning() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(json(dir.path(), "mnist-mlp", &[])["precision"], "float32");
     let args = ["bench", "mnist-mlp", "--steps", "1", "--json", "--precision", "mixed_bfloat16"];
@@ -53,7 +53,7 @@ fn sixteen_bits_on_the_cpu_are_no_silent_32() {
 }
 
 #[test]
-fn an_instruction_set_that_is_not_here_ends_the_command() {
+fn an_unavailable_instruction_set_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     for (set, code) in [("foo", 1), ("AVX-512", 1), ("portable", 0), ("", 0)] {
         let args = ["bench", "mnist-mlp", "--steps", "1"];

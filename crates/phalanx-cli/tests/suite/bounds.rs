@@ -1,4 +1,4 @@
-//! Sizes that a user or a file asks for and no machine has: refused in one line, before any memory is taken.
+//! Sizes that exceed any machine are rejected in one line, before any memory is allocated.
 
 use super::{command, fault, files, text};
 use image::ImageFormat;
@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Runs the command with 12 GiB of addresses, so that machines of any size refuse the same; fails with one line.
-fn refused(dir: &Path, args: &[&str], expected: &str) {
+/// Runs a command that must fail with one line. An address space of 12 GiB makes the result independent of the machine.
+fn rejected(dir: &Path, args: &[&str], expected: &str) {
     let limited = "ulimit -v 12582912; exec \"$0\" \"$@\"";
     let out = Command::new("sh")
         .args(["-c", limited, env!("CARGO_BIN_EXE_phalanx")])
@@ -22,7 +22,7 @@ fn refused(dir: &Path, args: &[&str], expected: &str) {
     assert!(error.contains(expected) && error.lines().count() == 1, "{args:?}: {error}");
 }
 
-/// A folder of two classes with so many images each.
+/// Creates a folder of two classes with `count` images each.
 fn folder(path: &Path, count: usize) {
     let image = files::encoded(&files::plain([9; 3]), ImageFormat::Png);
     for class in ["a", "b"] {
@@ -34,13 +34,13 @@ fn folder(path: &Path, count: usize) {
 }
 
 #[test]
-fn images_of_a_size_that_does_not_fit_into_memory_are_refused() {
+fn images_that_do_not_fit_into_memory_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let args = ["train", "mnist-cnn", "--image-size", "4096"];
-    refused(dir.path(), &args, "images that fit into memory, received 6000 images of 4096x4096");
+    rejected(dir.path(), &args, "images that fit into memory, received 6000 images of 4096x4096");
     folder(&dir.path().join("images"), 200);
     let args = ["train", "mnist-cnn", "--data", "images", "--image-size", "4096"];
-    refused(
+    rejected(
         dir.path(),
         &args,
         "images that fit into memory, received 400 images of 50331648 bytes",
@@ -48,14 +48,14 @@ fn images_of_a_size_that_does_not_fit_into_memory_are_refused() {
 }
 
 #[test]
-fn weights_that_do_not_fit_into_memory_are_refused() {
+fn weights_that_do_not_fit_into_memory_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let args = ["bench", "mnist-mlp", "--steps", "1", "--width", "300000"];
     assert_eq!(fault(dir.path(), &args, 1, "bytes for 2 copies of the weights"), None);
 }
 
 #[test]
-fn a_model_whose_input_is_a_wall_of_pixels_is_refused() {
+fn a_model_with_a_huge_input_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let x = Input::new([16_000, 16_000, 3]).symbol();
     let y = Dense::new(2).apply(GlobalAveragePooling2D::new().apply(&x));
@@ -76,7 +76,7 @@ fn a_model_whose_input_is_a_wall_of_pixels_is_refused() {
 }
 
 #[test]
-fn a_confusion_matrix_of_many_classes_is_refused_before_anything_runs() {
+fn a_confusion_matrix_of_many_classes_is_rejected_before_evaluation() {
     let dir = tempfile::tempdir().unwrap();
     let x = Input::new([28, 28, 1]).symbol();
     let y = Dense::new(65_536).activation("softmax").apply(GlobalAveragePooling2D::new().apply(&x));
@@ -90,7 +90,7 @@ fn a_confusion_matrix_of_many_classes_is_refused_before_anything_runs() {
 }
 
 #[test]
-fn a_field_of_fifty_megabytes_makes_one_short_line() {
+fn a_field_of_fifty_megabytes_gives_one_short_line() {
     let dir = tempfile::tempdir().unwrap();
     let long = "x".repeat(50_000_000);
     for (table, expected) in [
@@ -107,7 +107,7 @@ fn a_field_of_fifty_megabytes_makes_one_short_line() {
 }
 
 #[test]
-fn half_a_million_empty_tensors_are_refused_at_once() {
+fn half_a_million_empty_tensors_are_rejected_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let tensor = "{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}";
     let tensors: Vec<String> = (0..500_000).map(|i| format!("\"t{i}\":{tensor}")).collect();

@@ -1,6 +1,6 @@
-//! Runs that are killed, signalled, kept from reading and taken up again end as the run that was left
-//! alone: weights, history and logs. `PHALANX_CRASHES=500` kills that often, and stops or fails every
-//! system call.
+//! Crash tests: a run that is killed, signalled or hits read errors, and is then resumed, ends with the same weights,
+//! history and logs as an undisturbed run. `PHALANX_CRASHES=500` sets the number of kills, and injects faults into
+//! every system call.
 
 use phalanx_needs::needs;
 use serde_json::Value;
@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Kills unless said otherwise.
-const KILLS: u64 = 40;
-/// The documented code of a run that a signal ended.
-const INTERRUPTED: i32 = 75;
+/// Number of kills by default.
+const DEFAULT_KILLS: u64 = 40;
+/// Documented exit code of a run stopped by a signal.
+const EXIT_INTERRUPTED: i32 = 75;
 
 /// A run whose files are in one directory.
 struct Run {
     directory: tempfile::TempDir,
-    /// Saves every so many steps.
+    /// Value of `--checkpoint-every`.
     every: &'static str,
     epochs: usize,
 }
@@ -31,7 +31,7 @@ impl Run {
         Run { epochs, ..self }
     }
 
-    /// A run of its own with the same files.
+    /// An independent run with a copy of the files.
     fn copy(&self) -> Run {
         let copy = Run::new(self.every);
         let from = self.directory.path().join(".");
@@ -44,7 +44,7 @@ impl Run {
         self.directory.path().join(name)
     }
 
-    /// The command that trains, or goes on training.
+    /// Arguments that start or continue the run.
     fn arguments(&self) -> Vec<String> {
         let path = |name: &str| self.at(name).display().to_string();
         let fixed = "train mnist-cnn --data glyphs --steps-per-epoch 12 --batch-size 16 \
@@ -76,9 +76,9 @@ impl Run {
     /// Trains to the end.
     fn finish(&self) -> Outcome {
         let output = self.command().output().unwrap();
-        let words = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{words}");
-        assert!(!words.contains("damaged"), "{words}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+        assert!(!stderr.contains("damaged"), "{stderr}");
         self.outcome()
     }
 
@@ -91,13 +91,13 @@ impl Run {
     }
 }
 
-/// What must not depend on interruptions.
+/// The results that must not depend on interruptions.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     /// Epochs, then the end with `weights_sha256`.
     lines: Vec<Value>,
     csv: String,
-    /// TensorBoard's records of losses, in training and in validation.
+    /// Number of TensorBoard loss records, of training and of validation.
     events: [usize; 2],
 }
 
@@ -108,7 +108,7 @@ fn without_times(mut line: Value) -> Value {
     line
 }
 
-/// Records of losses in a directory, in the one file that a run has there however often it was killed.
+/// The number of loss records in the event file of a directory. A run has exactly one, however often it was killed.
 fn event_records(directory: &Path) -> usize {
     let entries = std::fs::read_dir(directory).unwrap();
     let files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -137,7 +137,7 @@ fn wait(child: Child) -> (ExitStatus, String) {
     (status, String::from_utf8_lossy(&stderr).into_owned())
 }
 
-/// Waits until a run has saved something, as far as it does.
+/// Waits until a run has saved a checkpoint, for two seconds at most.
 fn until_saved(run: &Run) {
     for _ in 0..2000 {
         let entries = std::fs::read_dir(run.at("ckpt")).into_iter().flatten().flatten();
@@ -149,26 +149,27 @@ fn until_saved(run: &Run) {
 }
 
 #[test]
-fn killed_at_any_moment_a_run_ends_as_if_it_had_not_been() {
-    let kills = std::env::var("PHALANX_CRASHES").ok().and_then(|n| n.parse().ok()).unwrap_or(KILLS);
+fn a_run_killed_at_random_times_ends_like_an_undisturbed_one() {
+    let kills =
+        std::env::var("PHALANX_CRASHES").ok().and_then(|n| n.parse().ok()).unwrap_or(DEFAULT_KILLS);
     let began = Instant::now();
     let expected = Run::new("1").finish();
-    // Kills fall anywhere in a run, its start included.
-    let whole = began.elapsed().as_micros() as u64;
+    // Kills may happen at any time, including startup.
+    let duration = began.elapsed().as_micros() as u64;
     let mut moment = phalanx::Stream::new(1, 0, 0, 0);
     let (mut done, mut finished) = (0, 0);
     while done < kills {
         let run = Run::new("1");
-        // A run takes some kills before it comes to its end.
+        // A run is killed several times before it ends.
         loop {
             let mut child = run.start();
-            std::thread::sleep(Duration::from_micros(moment.below(whole)));
+            std::thread::sleep(Duration::from_micros(moment.below(duration)));
             if child.try_wait().unwrap().is_some() {
                 break;
             }
             child.kill().unwrap();
-            let (_, words) = wait(child);
-            assert!(!words.contains("damaged") && !words.contains("error"), "{words}");
+            let (_, stderr) = wait(child);
+            assert!(!stderr.contains("damaged") && !stderr.contains("error"), "{stderr}");
             done += 1;
             if done >= kills {
                 break;
@@ -177,16 +178,16 @@ fn killed_at_any_moment_a_run_ends_as_if_it_had_not_been() {
         assert_eq!(run.finish(), expected);
         finished += 1;
     }
-    println!("{done} kills over {finished} runs, all ended alike");
+    println!("{done} kills over {finished} runs, all with the same outcome");
 }
 
-/// The documented code after a second signal.
-const AT_ONCE: i32 = 130;
+/// Documented exit code after a second signal.
+const EXIT_SECOND_SIGNAL: i32 = 130;
 
 #[test]
-fn a_second_signal_leaves_at_once() {
-    // Steps of this network take long; where one ends between the two signals it is tried again.
-    let left = |_| {
+fn a_second_signal_exits_at_once() {
+    // Steps of this network are slow. If one ends between the two signals, the test tries again.
+    let exits_at_once = |_| {
         let arguments = ["train", "minigooglenet", "--verbose", "0", "--batch-size", "256"];
         let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
         command.args(arguments).env("PHALANX_PIN", "0").stdout(Stdio::null());
@@ -198,11 +199,14 @@ fn a_second_signal_leaves_at_once() {
         if child.try_wait().unwrap().is_none() {
             signal(&child, "TERM");
         }
-        let (status, words) = wait(child);
-        assert!([Some(AT_ONCE), Some(INTERRUPTED)].contains(&status.code()), "{status} {words}");
-        status.code() == Some(AT_ONCE)
+        let (status, stderr) = wait(child);
+        assert!(
+            [Some(EXIT_SECOND_SIGNAL), Some(EXIT_INTERRUPTED)].contains(&status.code()),
+            "{status} {stderr}"
+        );
+        status.code() == Some(EXIT_SECOND_SIGNAL)
     };
-    assert!((0..5).any(left), "no second signal ended the process at once");
+    assert!((0..5).any(exits_at_once), "no second signal ended the process at once");
 }
 
 #[test]
@@ -213,24 +217,24 @@ fn a_signal_saves_the_run() {
         let child = run.start();
         until_saved(&run);
         signal(&child, name);
-        let (status, words) = wait(child);
-        assert_eq!(status.code(), Some(INTERRUPTED), "{words}");
-        assert!(words.contains("interrupted after step") && words.contains("saved"), "{words}");
+        let (status, stderr) = wait(child);
+        assert_eq!(status.code(), Some(EXIT_INTERRUPTED), "{stderr}");
+        assert!(stderr.contains("interrupted after step") && stderr.contains("saved"), "{stderr}");
         assert_eq!(run.finish(), expected);
     }
 }
 
-/// Every system call by which a save changes the disk.
+/// The system calls by which a save changes the disk.
 const CALLS: &str = "write,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,ftruncate";
 
-/// Whether every system call is tried.
+/// Whether to inject faults into every system call.
 fn all_calls() -> bool {
     std::env::var("PHALANX_CRASHES").is_ok()
 }
 
 #[needs(strace)]
 #[test]
-fn killed_at_every_system_call_of_a_save_a_run_ends_alike() {
+fn a_run_killed_at_each_system_call_of_a_save_ends_like_an_undisturbed_one() {
     let expected = Run::new("6").finish();
     let every: u64 = if all_calls() { 1 } else { 2 };
     let (mut tried, mut when) = (0, 1);
@@ -252,19 +256,19 @@ fn killed_at_every_system_call_of_a_save_a_run_ends_alike() {
         tried += 1;
         when += every;
     }
-    println!("{tried} kills, {every} system call(s) that write apart");
+    println!("{tried} kills, at every {every} writing system call(s)");
     assert!(tried > 3);
 }
 
-/// Every system call by which a start reads. Machines that lack one pass over it.
+/// The system calls by which a start reads. strace ignores those marked with `?` if the machine lacks them.
 const READS: &str =
     "?open,openat,read,pread64,?stat,?lstat,fstat,?newfstatat,?statx,getdents64,lseek,?readlink";
-/// Errors that say nothing about what a file holds.
+/// Errors that do not imply a damaged file.
 const ERRORS: [&str; 4] = ["EIO", "EACCES", "EMFILE", "ESTALE"];
 
 impl Run {
-    /// Trains with `strace` looking on: how it ended, what it said, and the calls that read what the
-    /// run has on the disk. `fault` makes one of them fail.
+    /// Trains under `strace`. Returns the exit status, standard error and the calls that read files of the run.
+    /// `fault` makes one of them fail.
     fn traced(&self, fault: Option<&str>) -> (ExitStatus, String, String) {
         let (paths, trace) = (self.paths(), self.at("trace"));
         let mut traced = Command::new("strace");
@@ -290,19 +294,20 @@ impl Run {
         paths
     }
 
-    /// The first epoch's line with its times, which no run that begins anew repeats.
+    /// The log line of the first epoch with its times, which differ if a run starts again.
     fn first_epoch(&self) -> String {
         let json = std::fs::read_to_string(self.at("log.jsonl")).unwrap();
         json.lines().next().unwrap().to_string()
     }
 
+    /// The number of files that were renamed as damaged.
     fn set_aside(&self) -> usize {
         self.paths().iter().filter(|path| path.to_string_lossy().contains("damaged")).count()
     }
 }
 
-/// Each call of a trace with how often the thread that made it most did so.
-fn counts(calls: &str) -> Vec<(String, usize)> {
+/// For each call of a trace, the largest number of times that a single thread made it.
+fn max_calls_per_thread(calls: &str) -> Vec<(String, usize)> {
     let mut by_thread: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for line in calls.lines() {
         let Some((thread, rest)) = line.split_once(char::is_whitespace) else { continue };
@@ -321,31 +326,31 @@ fn counts(calls: &str) -> Vec<(String, usize)> {
 
 #[needs(strace)]
 #[test]
-fn a_read_error_at_any_read_of_a_resume_loses_nothing_and_begins_nothing_anew() {
+fn a_read_error_while_resuming_loses_nothing_and_restarts_nothing() {
     let expected = Run::new("6").epochs(2).finish();
     let half = Run::new("6").epochs(1);
     half.finish();
     let first = half.first_epoch();
     let probe = half.copy().epochs(2);
-    let (status, words, calls) = probe.traced(None);
-    assert!(status.success(), "{words}");
+    let (status, stderr, calls) = probe.traced(None);
+    assert!(status.success(), "{stderr}");
     let mut faults: Vec<String> = vec![];
-    for (call, count) in counts(&calls) {
+    for (call, count) in max_calls_per_thread(&calls) {
         for when in 1..=count {
             faults.extend(ERRORS.map(|error| format!("inject={call}:error={error}:when={when}")));
         }
     }
-    // A few of all, and of every error, unless all are wanted.
+    // By default a sample of the faults, with every error.
     let every = if all_calls() { 1 } else { 4 * ERRORS.len() - 1 };
-    let (mut failed, mut went_on) = (0, 0);
+    let (mut failed, mut succeeded) = (0, 0);
     for fault in faults.iter().step_by(every) {
         let run = half.copy().epochs(2);
-        let (status, words, _) = run.traced(Some(fault));
-        let what = format!("{fault}: {status} {words}");
+        let (status, stderr, _) = run.traced(Some(fault));
+        let what = format!("{fault}: {status} {stderr}");
         assert_eq!(run.set_aside(), 0, "{what}");
         if status.success() {
             assert_eq!(run.outcome(), expected, "{what}");
-            went_on += 1;
+            succeeded += 1;
         } else {
             assert_eq!(status.code(), Some(1), "{what}");
             failed += 1;
@@ -354,7 +359,7 @@ fn a_read_error_at_any_read_of_a_resume_loses_nothing_and_begins_nothing_anew() 
         assert_eq!(run.finish(), expected, "{what}");
         assert_eq!(run.first_epoch(), first, "{what}");
     }
-    let (tried, all) = (failed + went_on, faults.len());
-    println!("{tried} of {all} read errors: {failed} ended the start, {went_on} did not");
+    let (tried, all) = (failed + succeeded, faults.len());
+    println!("{tried} of {all} read errors: {failed} ended the start, {succeeded} did not");
     assert!(failed > 10, "{failed} of {tried}");
 }

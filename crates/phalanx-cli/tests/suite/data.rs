@@ -1,5 +1,5 @@
-//! Targets, rows and bytes reach the model as the user gave them: the command trains as the library does on the same
-//! arrays, which the cross-check compares with Keras.
+//! Targets, rows and bytes reach the model unchanged: the command trains exactly as the library does on the same arrays.
+//! The cross-check compares the library with Keras.
 
 use super::{fault, files, phalanx, succeeds, text};
 use phalanx::Tensor;
@@ -8,7 +8,7 @@ use phalanx::prelude::*;
 use std::io::{Read, Write};
 use std::path::Path;
 
-/// Numbers that look random, the same in every run.
+/// Deterministic pseudo-random numbers.
 fn floats(dims: &[usize], seed: usize) -> Tensor {
     let len = dims.iter().product::<usize>();
     let value = |i: usize| ((i * 37 + seed * 101 + i * i % 23) % 97) as f32 / 97.0;
@@ -28,7 +28,7 @@ fn npz(path: &Path, arrays: &[(&str, &Tensor)]) {
     write_arrays(path, &arrays).unwrap();
 }
 
-/// A model of one hidden layer, saved with its loss.
+/// Saves a model with one hidden layer and its loss.
 fn saved(dir: &Path, top: Dense, loss: &str) {
     let mut model = Sequential::new()
         .add(Input::new([4]))
@@ -40,7 +40,7 @@ fn saved(dir: &Path, top: Dense, loss: &str) {
     model.save(dir.join("model.keras")).unwrap();
 }
 
-/// Trains by the command, and the same model by the library on the arrays of `data`; both must have the same weights.
+/// Trains with the command, and the same model with the library on `data`. Both must end with the same weights.
 fn trains_alike(dir: &Path, arguments: &[&str], data: Arrays) -> String {
     let file = dir.join("model.keras");
     let mut model = load_model(&file).unwrap();
@@ -117,7 +117,7 @@ fn class_numbers_become_one_hot_rows_only_for_a_loss_on_probabilities_and_the_he
 }
 
 #[test]
-fn sample_weights_of_a_file_count() {
+fn sample_weights_of_a_file_are_used() {
     let (x, y, w) = (floats(&[20, 4], 0), floats(&[20, 3], 1), floats(&[20], 5));
     let dir = tempfile::tempdir().unwrap();
     saved(dir.path(), Dense::new(3), "mse");
@@ -140,16 +140,16 @@ fn image_targets_train() {
     npz(&dir.path().join("d.npz"), &[("x", &x), ("y", &y)]);
     let data = Arrays::new(x.clone(), y).unwrap();
     trains_alike(dir.path(), &["--data", "d.npz"], data);
-    // Outputs of any shape are predicted.
+    // Outputs of any shape can be predicted.
     npy::write(&dir.path().join("x.npy"), &x).unwrap();
     succeeds(dir.path(), &["predict", "trained.keras", "--input", "x.npy", "--output", "y.npy"]);
     let y = npy::read(&dir.path().join("y.npy")).unwrap();
     assert_eq!(y.dims(), [12, 6, 6, 2]);
     let args = ["evaluate", "trained.keras", "--confusion", "c.png"];
-    assert_eq!(fault(dir.path(), &args, 1, "a model that tells classes apart"), None);
+    assert_eq!(fault(dir.path(), &args, 1, "expected a classifier"), None);
 }
 
-/// Two inputs and two outputs, by name.
+/// Saves a model with two named inputs and outputs.
 fn two_by_two(dir: &Path) {
     let left = Input::new([4]).named("left").symbol();
     let right = Input::new([2]).named("right").symbol();
@@ -164,18 +164,18 @@ fn two_by_two(dir: &Path) {
 }
 
 #[test]
-fn several_inputs_and_outputs_go_by_name() {
+fn several_inputs_and_outputs_are_matched_by_name() {
     let (left, right) = (floats(&[20, 4], 0), floats(&[20, 2], 3));
     let (sum, kind) = (floats(&[20, 1], 1), classes(20, 3));
     let dir = tempfile::tempdir().unwrap();
     two_by_two(dir.path());
-    // In another order than the model's.
+    // In a different order than the model's.
     let arrays = [("y_kind", &kind), ("x_right", &right), ("y_sum", &sum), ("x_left", &left)];
     npz(&dir.path().join("d.npz"), &arrays);
     let inputs = vec![left.clone(), right.clone()];
     let data = Arrays::new(inputs.clone(), vec![sum.clone(), kind.clone()]).unwrap();
     trains_alike(dir.path(), &["--data", "d.npz"], data.clone());
-    // The same from a table, whose columns are named after them.
+    // The same from a table with columns of these names.
     let (l, r) = (left.f32().unwrap(), right.f32().unwrap());
     let mut table = String::from("kind,left_0,left_1,left_2,left_3,right.a,right.b,sum\n");
     for i in 0..20 {
@@ -211,7 +211,7 @@ fn predict_all(model: Model, inputs: Vec<Tensor>) -> Vec<Tensor> {
 }
 
 #[test]
-fn no_row_is_lost_to_a_test_set_unless_asked_for() {
+fn no_row_is_held_out_for_testing_unless_requested() {
     let dir = tempfile::tempdir().unwrap();
     files::colours(dir.path());
     let train = |arguments: &[&str]| {
@@ -262,14 +262,14 @@ fn bytes_go_into_a_model_file_as_keras_would_feed_them() {
     let out = trains_alike(dir.path(), &["--data", "d.npz"], Arrays::new(x, y.clone()).unwrap());
     assert!(out.contains("[2, 2, 3], bytes as they are, 0 to 255"), "{out}");
 
-    // Asked for, it is done, said, and kept with what was trained: `evaluate` needs no flag.
+    // On request the command rescales, reports it and records it in the file: `evaluate` needs no flag.
     let scaled: Vec<f32> = bytes.iter().map(|b| *b as f32 / 127.5 + -1.0).collect();
     let scaled = Arrays::new(Tensor::new([16, 2, 2, 3], scaled).unwrap(), y).unwrap();
     let out = trains_alike(dir.path(), &["--data", "d.npz", "--rescale=1/127.5,-1"], scaled);
     assert!(out.contains("divided by 127.5, then -1"), "{out}");
 }
 
-/// An `.npz` of bytes, as NumPy's `uint8`.
+/// Writes an `.npz` of bytes (NumPy's `uint8`).
 fn byte_npz(path: &Path, shape: &str, bytes: &[i32], y: &Tensor) {
     let targets = path.with_extension("y.npy");
     npy::write(&targets, y).unwrap();
@@ -311,7 +311,7 @@ fn edit(path: &Path, from: &str, to: &str) {
 }
 
 #[test]
-fn predict_and_evaluate_do_not_need_what_they_do_not_use() {
+fn predict_and_evaluate_ignore_unknown_optimizers_and_metrics() {
     let (x, y) = (floats(&[8, 4], 0), floats(&[8, 3], 1));
     let dir = tempfile::tempdir().unwrap();
     npz(&dir.path().join("d.npz"), &[("x", &x), ("y", &y)]);
@@ -349,7 +349,7 @@ fn predict_and_evaluate_do_not_need_what_they_do_not_use() {
 }
 
 #[test]
-fn a_model_with_whole_numbers_as_inputs_is_measured() {
+fn a_model_with_integer_inputs_can_be_measured() {
     let dir = tempfile::tempdir().unwrap();
     let mut model = Sequential::new()
         .add(Input::new([5]).integers())
@@ -371,7 +371,7 @@ fn a_model_with_whole_numbers_as_inputs_is_measured() {
 }
 
 #[test]
-fn words_and_missing_values_of_a_table_are_read_by_choice_and_the_file_keeps_it() {
+fn categories_and_missing_values_follow_the_flags_and_are_recorded_in_the_file() {
     let dir = tempfile::tempdir().unwrap();
     saved(dir.path(), Dense::new(1), "mse");
     let rows: String = (0..20)
@@ -399,10 +399,10 @@ fn words_and_missing_values_of_a_table_are_read_by_choice_and_the_file_keeps_it(
     assert!(out.contains("20 rows to train on") && out.contains("inputs: [4]"), "{out}");
     let evaluated = succeeds(dir.path(), &["evaluate", "trained.keras"]);
     assert!(
-        evaluated.contains("20 rows, among them those that the model was trained on"),
+        evaluated.contains("20 rows, including those that the model was trained on"),
         "{evaluated}"
     );
-    // Another table, in another order and without the label.
+    // Another table, with columns in a different order and without the label.
     std::fs::write(dir.path().join("new.csv"), "size,colour\n,red\n3,blue\n").unwrap();
     let predict = ["predict", "trained.keras", "--input", "new.csv", "--output", "y.npy"];
     succeeds(dir.path(), &predict);
@@ -417,7 +417,7 @@ fn words_and_missing_values_of_a_table_are_read_by_choice_and_the_file_keeps_it(
 }
 
 #[test]
-fn classes_of_other_data_are_matched_by_their_names() {
+fn classes_of_other_data_are_matched_by_name() {
     let dir = tempfile::tempdir().unwrap();
     saved(dir.path(), Dense::new(3).activation("softmax"), "sparse_categorical_crossentropy");
     let row = |i: usize, kind: &str| format!("{i},{},{},0,{kind}\n", i % 3, i * 7 % 5);
@@ -434,7 +434,7 @@ fn classes_of_other_data_are_matched_by_their_names() {
         let out = succeeds(dir.path(), &["evaluate", "t.keras", "--data", data]);
         out.lines().last().unwrap().to_string()
     };
-    // The same rows by class numbers that the model knows them by.
+    // The same rows with the model's class indices.
     let mut model = load_model(dir.path().join("t.keras")).unwrap();
     let x: Vec<f32> = (0..12).flat_map(|i| [i, i % 3, i * 7 % 5, 0]).map(|v| v as f32).collect();
     let y = (0..12).map(|i| [1, 2][i % 2]).collect::<Vec<i32>>();
@@ -445,11 +445,11 @@ fn classes_of_other_data_are_matched_by_their_names() {
     let other = ["evaluate", "t.keras", "--data", "other.csv"];
     assert_eq!(fault(dir.path(), &other, 1, "\"wolf\" in line 3, column E (kind)"), None);
     let flag = ["evaluate", "t.keras", "--data", "some.csv", "--label", "kind"];
-    assert_eq!(fault(dir.path(), &flag, 1, "--label: the model keeps how its table was"), None);
+    assert_eq!(fault(dir.path(), &flag, 1, "--label: the model records how its table was"), None);
 }
 
 #[test]
-fn an_array_too_many_does_not_change_what_is_predicted() {
+fn an_extra_array_does_not_change_predictions() {
     let dir = tempfile::tempdir().unwrap();
     saved(dir.path(), Dense::new(3), "mse");
     let (x, y, ids) = (floats(&[6, 4], 0), floats(&[6, 3], 1), classes(6, 6));
@@ -470,12 +470,12 @@ fn an_array_too_many_does_not_change_what_is_predicted() {
 }
 
 #[test]
-fn what_would_change_targets_or_inputs_unasked_is_refused() {
+fn implicit_changes_of_targets_or_inputs_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     saved(dir.path(), Dense::new(1), "mse");
     std::fs::write(dir.path().join("w.csv"), "a,b,c,d,p\n1,2,3,4,low\n1,2,3,5,high\n").unwrap();
     let words = ["train", "model.keras", "--data", "w.csv"];
-    assert_eq!(fault(dir.path(), &words, 1, "as MeanSquaredError compares, received a col"), None);
+    assert_eq!(fault(dir.path(), &words, 1, "as MeanSquaredError compares, received a text"), None);
     let (x, y) = (floats(&[4, 4], 0), floats(&[4, 1], 1));
     npz(&dir.path().join("d.npz"), &[("x", &x), ("y", &y)]);
     for flag in [&["--image-size", "8"][..], &["--grayscale"]] {
@@ -492,7 +492,7 @@ fn what_would_change_targets_or_inputs_unasked_is_refused() {
     let maps = floats(&[4, 6, 6, 1], 2);
     npz(&dir.path().join("maps.npz"), &[("x", &maps), ("y", &maps)]);
     let args = ["train", "images.keras", "--data", "maps.npz", "--augment", "flip"];
-    assert_eq!(fault(dir.path(), &args, 1, "targets that stay when images move"), None);
+    assert_eq!(fault(dir.path(), &args, 1, "targets that do not depend on pixel positions"), None);
     let turned = floats(&[4, 4, 9, 1], 2);
     npz(
         &dir.path().join("odd.npz"),

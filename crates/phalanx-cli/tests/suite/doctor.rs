@@ -1,23 +1,21 @@
-//! `phalanx doctor` and `phalanx train` with NVIDIA libraries that do not fit. The tests build libraries that take
-//! their place.
+//! `phalanx doctor` and `phalanx train` with incompatible NVIDIA libraries. The tests build stub libraries.
 
 use super::{command, text};
 use phalanx_needs::needs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// The functions that Phalanx calls in each library, as its own list says.
+/// The source file that lists the functions that Phalanx calls in each library.
 const SYMBOLS: &str = include_str!("../../../phalanx-cuda/src/libs/symbols.rs");
 
-/// The names of a list.
+/// The names in a list of [`SYMBOLS`].
 fn names(list: &str) -> Vec<&'static str> {
     let start = SYMBOLS.find(&format!("const {list}: &[&str]")).expect("a list of that name");
     let list = SYMBOLS[start..].split("];").next().unwrap_or_default();
     list.split('"').skip(1).step_by(2).collect()
 }
 
-/// Builds a library that has all functions of a list: those that `code` defines, and others that do
-/// nothing and succeed.
+/// Builds a library with all functions of a list: those that `code` defines, and stubs that return success.
 fn library(dir: &Path, file: &str, list: &str, code: &str) {
     let defined = |name: &&&str| code.contains(&format!("{name}("));
     let stubs: Vec<String> = names(list)
@@ -55,7 +53,7 @@ const CUDNN: &str = "unsigned long cudnnGetVersion(void) { return 8902; }";
 
 #[needs(gxx)]
 #[test]
-fn libraries_that_do_not_fit_are_named() {
+fn incompatible_libraries_are_named() {
     let dir = tempfile::tempdir().unwrap();
     library(dir.path(), "libcuda.so.1", "DRIVER", DRIVER);
     library(dir.path(), "libnvrtc.so.13", "NVRTC", NVRTC);
@@ -81,10 +79,10 @@ fn libraries_that_do_not_fit_are_named() {
 
 #[needs(gxx)]
 #[test]
-fn a_driver_without_a_function_is_as_good_as_none() {
+fn a_driver_that_lacks_a_function_counts_as_missing() {
     let dir = tempfile::tempdir().unwrap();
     let code = "int cuInit(unsigned) { return 0; }";
-    // Of another list: all that a driver should have is missing.
+    // Built from another list, so that all driver functions are missing.
     library(dir.path(), "libcuda.so.1", "NVRTC", code);
     let doctor = phalanx(dir.path(), &["doctor"]);
     let said = text(&doctor.stdout);

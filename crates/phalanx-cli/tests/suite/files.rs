@@ -1,4 +1,4 @@
-//! Data files, sound and damaged.
+//! Valid and damaged data files.
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -13,7 +13,7 @@ fn write(path: &Path, bytes: &[u8]) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// An idx file: magic with the rank, sizes, bytes.
+/// An IDX file: magic with the rank, sizes, bytes.
 fn idx(sizes: &[u32], bytes: &[u8]) -> Vec<u8> {
     let mut out = vec![0, 0, 8, sizes.len() as u8];
     sizes.iter().for_each(|size| out.extend(size.to_be_bytes()));
@@ -37,7 +37,7 @@ pub fn plain(rgb: [u8; 3]) -> DynamicImage {
     RgbImage::from_pixel(20, 14, Rgb(rgb)).into()
 }
 
-/// A PNG whose header promises sides of 65,535.
+/// A PNG whose header declares sides of 65,535.
 fn huge_png() -> Vec<u8> {
     let mut bytes = encoded(&plain([0; 3]), ImageFormat::Png);
     bytes[16..24].copy_from_slice(&[0, 0, 255, 255, 0, 0, 255, 255]);
@@ -48,8 +48,8 @@ fn huge_png() -> Vec<u8> {
     bytes
 }
 
-/// Writes damaged files, each kind in a directory of its own: that, what `--data` is, and what the
-/// message must say.
+/// Writes damaged files, each kind in its own directory. Returns the directory, the `--data` argument and the expected
+/// message.
 pub fn damaged(dir: &Path) -> Vec<(&'static str, String, &'static str)> {
     let mut cases = vec![];
     let mut mnist = |what: &'static str, file: &str, bytes: Vec<u8>, expected: &'static str| {
@@ -135,8 +135,8 @@ pub fn damaged(dir: &Path) -> Vec<(&'static str, String, &'static str)> {
     cases
 }
 
-/// Two classes, blue and red, as images (one of them JPEG, one with 16 bits, of several sizes), split into parts, as
-/// an `.npz`, a table and an array.
+/// Writes two classes, blue and red, as images (one JPEG, one with 16 bits, several sizes), as split directories, as an
+/// `.npz`, a table and an array.
 pub fn colours(dir: &Path) {
     let shade = |class: usize, i: usize| {
         let (strong, weak) = (200 + i as u8, 10 + 2 * i as u8);
@@ -181,7 +181,7 @@ pub fn colours(dir: &Path) {
     npy::write(&dir.join("x.npy"), &Tensor::new([2, 8, 12, 3], two).unwrap()).unwrap();
 }
 
-/// A zip of stored files whose names are UTF-8, by hand.
+/// Builds a zip of stored files with UTF-8 names by hand.
 pub fn zip(path: &Path, files: &[(&str, Vec<u8>)]) {
     let (mut out, mut directory) = (vec![], vec![]);
     for (name, bytes) in files {

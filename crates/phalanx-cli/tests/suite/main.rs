@@ -1,4 +1,4 @@
-//! The real binary in a temporary directory: what it does, and what it says when it cannot.
+//! Runs the real binary in a temporary directory: results, messages and exit codes.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -199,7 +199,7 @@ fn bad_input_gives_one_clear_line_and_a_code() {
         (&["evaluate", "missing.safetensors", "--model", "mnist-mlp"], 1, "missing.safetensors"),
         (&["evaluate", "folder", "--model", "mnist-mlp"], 1, "folder"),
         (&["evaluate", "broken.safetensors", "--model", "mnist-mlp"], 1, "broken.safetensors"),
-        (&["evaluate", "plain.safetensors"], 1, "does not say its network; add --model"),
+        (&["evaluate", "plain.safetensors"], 1, "does not record its network; add --model"),
         (&["evaluate", "plain.safetensors", "--model", "vgg11"], 1, "plain.safetensors: expected"),
         (&["evaluate", "file", "--model", "mnist-mlp", "--confusion", "c.gif"], 1, "--confusion"),
         (&["predict", "broken.safetensors", "x.png"], 1, "broken.safetensors"),
@@ -234,7 +234,8 @@ fn bad_input_gives_one_clear_line_and_a_code() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What is wrong with how a command fails: it must exit with a code and, with 1, say one line.
+/// Runs a command that must fail with this exit code and message. Returns a description if it does not. With code 1 the
+/// message must be one line.
 fn fault(dir: &Path, args: &[&str], code: i32, expected: &str) -> Option<String> {
     let out = phalanx(dir, args);
     let error = text(&out.stderr);
@@ -247,7 +248,7 @@ fn fault(dir: &Path, args: &[&str], code: i32, expected: &str) -> Option<String>
 }
 
 #[test]
-fn arguments_that_are_no_text_are_no_trouble() {
+fn arguments_that_are_not_utf8_do_not_panic() {
     use std::os::unix::ffi::OsStrExt;
     let dir = tempfile::tempdir().unwrap();
     let odd = OsStr::from_bytes(b"\xff\xfe");
@@ -263,8 +264,8 @@ fn arguments_that_are_no_text_are_no_trouble() {
     }
 }
 
-/// Runs a command whose output nobody reads; what it says on standard error, and its code.
-fn unread(dir: &Path, args: &[&str]) -> (String, Option<i32>) {
+/// Runs a command with a closed standard output; returns its standard error and exit code.
+fn with_closed_output(dir: &Path, args: &[&str]) -> (String, Option<i32>) {
     let piped = command(dir, args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = piped.unwrap();
     drop(child.stdout.take());
@@ -295,18 +296,18 @@ fn a_closed_output_ends_every_command_quietly() {
         &["train", "--help"],
         &["--version"],
     ] {
-        assert_eq!(unread(dir.path(), args), (String::new(), Some(0)), "{args:?}");
+        assert_eq!(with_closed_output(dir.path(), args), (String::new(), Some(0)), "{args:?}");
     }
-    // What a shell says of a program that SIGPIPE ended.
+    // The shell's exit code for a program killed by SIGPIPE.
     for last in [&[][..], &["--json", "-"], &["--csv", "-"]] {
         let args = [&["train", "mnist-mlp", "--no-scaling"], &short[..], last].concat();
-        assert_eq!(unread(dir.path(), &args), (String::new(), Some(141)), "{args:?}");
+        assert_eq!(with_closed_output(dir.path(), &args), (String::new(), Some(141)), "{args:?}");
     }
 }
 
-/// `head -1`: the first line is read, and the run does not go on for nobody.
+/// As under `head -1`: the run stops when its output is closed.
 #[test]
-fn a_training_ends_where_its_reader_has_gone_and_saves_what_it_has() {
+fn a_run_with_a_closed_output_stops_and_saves() {
     use std::io::{BufRead, BufReader};
     let dir = tempfile::tempdir().unwrap();
     let args = ["train", "mnist-mlp", "--epochs", "100000", "--checkpoint-dir", "ckpt"];
@@ -321,9 +322,8 @@ fn a_training_ends_where_its_reader_has_gone_and_saves_what_it_has() {
     assert!(std::fs::read_dir(dir.path().join("ckpt")).unwrap().count() > 0);
 }
 
-/// Warnings too may have nobody who reads them.
 #[test]
-fn closed_standard_error_is_no_trouble() {
+fn a_closed_standard_error_does_not_fail_a_run() {
     let dir = tempfile::tempdir().unwrap();
     let args =
         ["train", "mnist-mlp", "--replicas", "20", "--steps-per-epoch", "1", "--epochs", "1"];
@@ -335,7 +335,7 @@ fn closed_standard_error_is_no_trouble() {
 }
 
 #[test]
-fn more_replicas_than_cores_are_warned_of() {
+fn more_replicas_than_cores_give_a_warning() {
     let dir = tempfile::tempdir().unwrap();
     let warned = |replicas: usize| {
         let replicas = replicas.to_string();
@@ -353,7 +353,7 @@ fn more_replicas_than_cores_are_warned_of() {
 }
 
 #[test]
-fn completions_offer_datasets_and_help_has_lines_of_the_terminal() {
+fn completions_offer_datasets_and_help_wraps_at_the_terminal_width() {
     let dir = tempfile::tempdir().unwrap();
     for shell in ["bash", "zsh", "fish"] {
         let script = succeeds(dir.path(), &["completions", shell]);
@@ -361,11 +361,11 @@ fn completions_offer_datasets_and_help_has_lines_of_the_terminal() {
         assert!(offered >= 3, "{shell}: {offered}");
     }
     let help = succeeds(dir.path(), &["train", "--help"]);
-    assert!(!help.contains("[possible values: glyphs"), "said once, in the text");
+    assert!(!help.contains("[possible values: glyphs"), "the text already lists them");
     let narrow =
         command(dir.path(), &["evaluate", "--help"]).env("COLUMNS", "60").output().unwrap();
     let widest = text(&narrow.stdout).lines().map(|line| line.chars().count()).max();
-    assert!(widest.unwrap() <= 84, "{widest:?}: the examples' lines are left as they are");
+    assert!(widest.unwrap() <= 84, "{widest:?}: example lines are not wrapped");
 }
 
 #[test]
@@ -373,16 +373,16 @@ fn damaged_data_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let mut wrong = vec![];
     for (what, name, expected) in files::damaged(dir.path()) {
-        let place = dir.path().join(what);
+        let case_dir = dir.path().join(what);
         let args = ["train", "minigooglenet", "--steps-per-epoch", "1", "--data", &name];
-        wrong.extend(fault(&place, &args, 1, expected).map(|fault| format!("{what}: {fault}")));
+        wrong.extend(fault(&case_dir, &args, 1, expected).map(|fault| format!("{what}: {fault}")));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Colours that a network can tell apart, as images, as an array and as a table.
+/// Two colors as images, as an array and as a table.
 #[test]
-fn data_of_ones_own_train_evaluate_and_predict() {
+fn user_data_train_evaluate_and_predict() {
     let dir = tempfile::tempdir().unwrap();
     files::colours(dir.path());
     let end = |out: &str| -> serde_json::Value {
@@ -392,16 +392,16 @@ fn data_of_ones_own_train_evaluate_and_predict() {
         ("images", "mnist-cnn", "16", "12"),
         ("parts", "mnist-mlp", "8", "12"),
         ("colours.npz", "mnist-mlp", "8", "12"),
-        // Its moving statistics take their time.
+        // Its moving statistics need many steps.
         ("images", "resnet20", "8x12", "80"),
     ] {
         let args = ["train", model, "--data", data, "--image-size", size, "--epochs", epochs];
         let more = ["--batch-size", "8", "--json", "-", "--save", "w.safetensors"];
-        let held = if data == "parts" { &[][..] } else { &["--test-split", "0.2"] };
-        let out = succeeds(dir.path(), &[&args[..], &more, held].concat());
+        let split = if data == "parts" { &[][..] } else { &["--test-split", "0.2"] };
+        let out = succeeds(dir.path(), &[&args[..], &more, split].concat());
         let accuracy = end(&out)["test_accuracy"].as_f64().unwrap();
         assert!(accuracy > 0.9, "{model} on {data}: {accuracy}");
-        // The file knows its network, its size, its classes and its mean.
+        // The file records network, size, classes and mean.
         let evaluated = succeeds(dir.path(), &["evaluate", "w.safetensors", "--data", data]);
         assert!(evaluated.contains(&format!("accuracy: {accuracy:.4}")), "{evaluated}");
     }
@@ -473,7 +473,7 @@ fn cifar_100_has_its_hundred_classes() {
 }
 
 #[test]
-fn halves_scale_the_loss_and_leave_no_trace_on_the_cpu() {
+fn mixed_float16_scales_the_loss_without_changing_cpu_results() {
     let dir = tempfile::tempdir().unwrap();
     let train = |precision: &str| {
         let args = ["train", "mnist-mlp", "--epochs", "1", "--steps-per-epoch", "4", "--json", "-"];
@@ -488,7 +488,7 @@ fn halves_scale_the_loss_and_leave_no_trace_on_the_cpu() {
 }
 
 #[test]
-fn a_config_file_stands_under_the_command_line() {
+fn the_command_line_overrides_a_config_file() {
     let dir = tempfile::tempdir().unwrap();
     let toml = "model = \"mnist-cnn\"\nepochs = 2\nbatch-size = 16\nsteps-per-epoch = 3\n\
                 augment = [\"shift\", \"zoom\"]\nno-shuffle = true\nlr = 0.01\nno-scaling = false\n";
@@ -501,17 +501,17 @@ fn a_config_file_stands_under_the_command_line() {
     let same = ["train", "mnist-cnn", "--epochs", "2", "--batch-size", "16", "--json", "-"];
     let more =
         ["--steps-per-epoch", "3", "--augment", "shift,zoom", "--no-shuffle", "--lr", "0.01"];
-    let by_hand = succeeds(dir.path(), &[&same[..], &more].concat());
+    let by_flags = succeeds(dir.path(), &[&same[..], &more].concat());
     let hash = |out: &str| {
         let end: serde_json::Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
         end["weights_sha256"].clone()
     };
-    assert_eq!(hash(&out), hash(&by_hand));
-    // A flag that excludes one of the file's takes its place.
+    assert_eq!(hash(&out), hash(&by_flags));
+    // A flag overrides a conflicting key of the file.
     let args = ["train", "mnist-mlp", "--config", "run.toml", "--global-batch-size", "8"];
     let more = ["--epochs", "1", "--verbose", "2"];
     let error = phalanx(dir.path(), &[&args[..], &more].concat());
-    assert!(text(&error.stderr).contains("--augment"), "the file's augment still holds");
+    assert!(text(&error.stderr).contains("--augment"), "augment from the file still applies");
     std::fs::write(dir.path().join("run.toml"), "batch-size = 16\nepochs = 9\nsteps-per-epoch = 2")
         .unwrap();
     let out = succeeds(dir.path(), &[&args[..], &more].concat());
@@ -519,7 +519,7 @@ fn a_config_file_stands_under_the_command_line() {
 }
 
 #[test]
-fn tables_go_to_standard_output_and_large_batches_are_all_the_data() {
+fn csv_goes_to_standard_output_and_large_batches_are_clipped_to_the_data() {
     let dir = tempfile::tempdir().unwrap();
     let args = ["train", "mnist-mlp", "--epochs", "2", "--steps-per-epoch", "2", "--csv", "-"];
     let table = succeeds(dir.path(), &args);
@@ -537,7 +537,7 @@ fn tables_go_to_standard_output_and_large_batches_are_all_the_data() {
 }
 
 #[test]
-fn training_writes_what_was_asked_and_repeats_to_the_bit() {
+fn training_writes_the_requested_files_and_is_reproducible() {
     let dir = tempfile::tempdir().unwrap();
     let args = [
         "train",
@@ -559,7 +559,7 @@ fn training_writes_what_was_asked_and_repeats_to_the_bit() {
     ];
     let out = succeeds(dir.path(), &args);
     assert!(out.starts_with("devices: cpu:0 (1 replica)\n"), "{out}");
-    assert!(!out.contains('\u{1b}'), "no control characters where the output is no terminal");
+    assert!(!out.contains('\u{1b}'), "no control characters unless the output is a terminal");
     let log = std::fs::read_to_string(dir.path().join("log.jsonl")).unwrap();
     let lines: Vec<serde_json::Value> =
         log.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
@@ -650,7 +650,7 @@ fn inspecting_shows_layers_program_and_devices() {
         succeeds(dir.path(), &["bench", "mnist-mlp", "--steps", "2", "--json", "--profile"]);
     let line: serde_json::Value = serde_json::from_str(&bench).unwrap();
     let ops = line["profile"]["ops"].as_array().unwrap();
-    // Several workers share the products with large kernels.
+    // With several threads, products with large kernels are sliced.
     let dot = ops.iter().filter(|o| o["op"] == "dot" || o["op"] == "sliced_dot");
     let flops: f64 = dot.map(|o| o["flops"].as_f64().unwrap()).sum();
     assert_eq!(flops, 2.0 * 32.0 * (784 * 256 + 256 * 256 + 256 * 10) as f64);
@@ -675,8 +675,8 @@ fn a_conversion_that_drops_the_optimizer_says_so() {
     succeeds(dir.path(), &[&train[..], &["--save", "a.keras"]].concat());
     let out = phalanx(dir.path(), &["convert", "a.keras", "b.safetensors"]);
     let state = "the optimizer's state after 2 steps (.keras files store it)";
-    let words = format!("warning: b.safetensors: not saved: {state}\n");
-    assert_eq!((text(&out.stderr), out.status.code()), (words, Some(0)));
+    let expected = format!("warning: b.safetensors: not saved: {state}\n");
+    assert_eq!((text(&out.stderr), out.status.code()), (expected, Some(0)));
 }
 
 #[test]
@@ -686,8 +686,9 @@ fn model_files_are_converted_shown_and_compared() {
     succeeds(dir.path(), &[&train[..], &["--save", "a.safetensors"]].concat());
     succeeds(dir.path(), &["convert", "a.safetensors", "b.keras"]);
     let out = phalanx(dir.path(), &["convert", "b.keras", "c.h5"]);
-    let words = "warning: c.h5: not saved: the metadata 'origin' (.keras and .safetensors files store it)\n";
-    assert_eq!((text(&out.stderr), out.status.code()), (words.into(), Some(0)));
+    let expected =
+        "warning: c.h5: not saved: the metadata 'origin' (.keras and .safetensors files store it)\n";
+    assert_eq!((text(&out.stderr), out.status.code()), (expected.into(), Some(0)));
     assert_eq!(succeeds(dir.path(), &["diff", "a.safetensors", "c.h5"]), "");
     let shown = succeeds(dir.path(), &["inspect", "b.keras"]);
     assert!(shown.contains("model: Functional 'mnist_mlp'"), "{shown}");

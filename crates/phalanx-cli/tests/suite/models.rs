@@ -1,4 +1,4 @@
-//! Models that files describe: tests/python/make_models.py made them in Python.
+//! Model files made in Python by tests/python/make_models.py.
 
 use super::{fault, files, phalanx, succeeds, text};
 use phalanx::Tensor;
@@ -7,16 +7,16 @@ use phalanx::prelude::{applications, load_model};
 use std::path::Path;
 use std::process::Command;
 
-/// Copies a described model.
-fn described(dir: &Path, name: &str) {
+/// Copies a model file made in Python.
+fn copy_model(dir: &Path, name: &str) {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
     let from = fixtures.join(format!("described_{name}.keras"));
     std::fs::copy(from, dir.join(format!("{name}.keras"))).unwrap();
 }
 
-/// Sound models and what is none.
+/// Writes valid and invalid model files.
 pub fn bad_files(dir: &Path) {
-    ["cnn", "flat", "binary", "map"].iter().for_each(|name| described(dir, name));
+    ["cnn", "flat", "binary", "map"].iter().for_each(|name| copy_model(dir, name));
     let whole = std::fs::read(dir.join("cnn.keras")).unwrap();
     std::fs::write(dir.join("cut.keras"), &whole[..whole.len() / 2]).unwrap();
     std::fs::write(dir.join("file.keras"), "a letter").unwrap();
@@ -30,14 +30,14 @@ fn end(out: &str) -> serde_json::Value {
 }
 
 #[test]
-fn a_model_described_in_python_trains_and_is_saved_in_every_format() {
+fn a_model_from_python_trains_and_is_saved_in_every_format() {
     let dir = tempfile::tempdir().unwrap();
-    described(dir.path(), "cnn");
+    copy_model(dir.path(), "cnn");
     let train = ["train", "cnn.keras", "--epochs", "2", "--json", "-", "--save"];
     let out = succeeds(dir.path(), &[&train[..], &["a.keras"]].concat());
     let accuracy = end(&out)["test_accuracy"].as_f64().unwrap();
     assert!(accuracy > 0.85, "{out}");
-    // The file's optimizer, whose rate is in single precision there.
+    // The file stores the optimizer's rate in single precision.
     let first: serde_json::Value = serde_json::from_str(out.lines().next().unwrap()).unwrap();
     assert!((first["lr"].as_f64().unwrap() - 0.005).abs() < 1e-9, "{first}");
     let tested = format!("accuracy: {accuracy:.4}");
@@ -53,9 +53,9 @@ fn a_model_described_in_python_trains_and_is_saved_in_every_format() {
     let split = ["evaluate", "cnn.keras", "--weights", "a.weights.h5"];
     assert_eq!(succeeds(dir.path(), &split), evaluated);
     let other = ["evaluate", "a.weights.h5"];
-    assert_eq!(fault(dir.path(), &other, 1, "does not say its network; add --model"), None);
+    assert_eq!(fault(dir.path(), &other, 1, "does not record its network; add --model"), None);
 
-    // It goes on from where it was, with what its optimizer has gathered: as if it had not ended.
+    // Training continues with the stored optimizer state, as if it had not stopped.
     let args = ["--no-shuffle", "--json", "-", "--save", "b.keras", "--epochs"];
     let whole = succeeds(dir.path(), &[&["train", "cnn.keras"], &args[..], &["2"]].concat());
     succeeds(dir.path(), &[&["train", "cnn.keras"], &args[..], &["1"]].concat());
@@ -70,8 +70,8 @@ fn a_model_described_in_python_trains_and_is_saved_in_every_format() {
 #[test]
 fn a_saved_model_predicts_what_the_library_does() {
     let dir = tempfile::tempdir().unwrap();
-    described(dir.path(), "cnn");
-    described(dir.path(), "flat");
+    copy_model(dir.path(), "cnn");
+    copy_model(dir.path(), "flat");
     let values: Vec<f32> = (0..3 * 784).map(|i| (i * 37 % 101) as f32 / 101.0).collect();
     let x = Tensor::new([3, 28, 28], values.clone()).unwrap();
     npy::write(&dir.path().join("x.npy"), &x).unwrap();
@@ -92,7 +92,7 @@ fn a_saved_model_predicts_what_the_library_does() {
     let chance = |word: &str| word.split(' ').nth(1).unwrap().parse::<f64>().unwrap();
     let total: f64 = chances.map(chance).sum();
     assert!((total - 1.0).abs() < 1e-3, "{named}");
-    // Nothing says that these numbers are classes.
+    // The data do not define classes.
     let plain = succeeds(dir.path(), &["predict", "flat.keras", "images/red/3.png"]);
     let numbers = plain.trim_end().split(": ").nth(1).unwrap().split(", ");
     let numbers: Vec<f64> = numbers.map(|n| n.parse().unwrap()).collect();
@@ -100,9 +100,9 @@ fn a_saved_model_predicts_what_the_library_does() {
 }
 
 #[test]
-fn a_described_model_resumes_and_its_checkpoints_evaluate() {
+fn a_model_from_python_resumes_and_its_checkpoints_evaluate() {
     let dir = tempfile::tempdir().unwrap();
-    described(dir.path(), "cnn");
+    copy_model(dir.path(), "cnn");
     let args = ["train", "cnn.keras", "--steps-per-epoch", "20", "--json", "-", "--epochs"];
     let whole = succeeds(dir.path(), &[&args[..], &["3"]].concat());
     let saved = ["--checkpoint-dir", "ckpt", "--resume"];
@@ -115,9 +115,9 @@ fn a_described_model_resumes_and_its_checkpoints_evaluate() {
 }
 
 #[test]
-fn one_output_tells_two_classes_apart() {
+fn a_single_output_classifies_two_classes() {
     let dir = tempfile::tempdir().unwrap();
-    described(dir.path(), "binary");
+    copy_model(dir.path(), "binary");
     files::colours(dir.path());
     let args = ["train", "binary.keras", "--data", "images", "--epochs", "60", "--batch-size", "8"];
     let more = ["--json", "-", "--save", "b.keras", "--rescale", "--test-split", "0.2"];
@@ -132,7 +132,7 @@ fn one_output_tells_two_classes_apart() {
     let out = succeeds(dir.path(), &drawn);
     assert!(out.contains("inputs: [8, 8, 3], divided by 255"), "{out}");
     assert!(out.contains("data: images, 8 test rows"), "{out}");
-    // The same directory by another name has the same test rows.
+    // Another spelling of the same directory selects the same test rows.
     let again = succeeds(dir.path(), &["evaluate", "b.keras", "--data", "./images/"]);
     assert_eq!(again.lines().last(), out.lines().last());
     let other = ["evaluate", "b.keras", "--data", "colours.npz"];
@@ -153,7 +153,7 @@ fn training_starts_from_weights() {
     assert!(evaluated.contains(&format!("loss: {reached:.4}")), "{evaluated} {reached}");
 }
 
-/// Weights in the layout of the official files, for other classes than those of the data.
+/// The weights have the layout of the official files, but other classes than the data.
 #[test]
 fn resnet50_takes_imagenet_weights_below_a_new_top() {
     let dir = tempfile::tempdir().unwrap();
@@ -165,12 +165,12 @@ fn resnet50_takes_imagenet_weights_below_a_new_top() {
     let save = ["--save", "tuned.safetensors", "--test-split", "0.2"];
     let out = succeeds(dir.path(), &[&args[..], &more, &save].concat());
     let loss = format!("loss: {:.4}", end(&out)["test_loss"].as_f64().unwrap());
-    // The file remembers how images are prepared.
+    // The file records the preprocessing.
     let notes = phalanx::saving::read_metadata(dir.path().join("tuned.safetensors")).unwrap();
     assert!(notes["origin"].contains("\"scale\":\"imagenet\""), "{}", notes["origin"]);
     let evaluated = succeeds(dir.path(), &["evaluate", "tuned.safetensors"]);
     assert!(evaluated.contains(&loss), "{evaluated} {loss}");
-    // Evaluating makes no new top.
+    // Evaluation never creates a new top.
     let other = phalanx(
         dir.path(),
         &["evaluate", "official.h5", "--model", "resnet50", "--data", "images"],

@@ -1,4 +1,4 @@
-//! Names that act on a terminal, in every place that a name can be in: none of them reaches it as it is.
+//! Names with terminal control sequences, in every place where a name can occur: none reaches the terminal unescaped.
 
 use super::{command, files, text};
 use image::ImageFormat;
@@ -7,14 +7,14 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
-/// Clears the screen, sets the title, starts a line of its own, and reverses and hides what follows.
-const ACTING: &str =
+/// Clears the screen, sets the title, starts a new line, and reverses and hides the text after it.
+const CONTROL_NAME: &str =
     "a\u{1b}[2J\u{1b}]0;t\u{7}\u{9b}1m\nFORGED b\u{202e}c\u{2066}\u{200f}d\u{7f}\u{200b}";
-/// The same for layers, whose names in files have no control characters.
-const HIDING: &str = "l\u{202e}c\u{2066}\u{200f}d\u{200b}";
+/// The same for layers, whose names in files cannot have control characters.
+const INVISIBLE_NAME: &str = "l\u{202e}c\u{2066}\u{200f}d\u{200b}";
 
-/// What a text holds that must not reach a terminal.
-fn acts(text: &str) -> Option<String> {
+/// The first character of a text that must not reach a terminal, if any.
+fn unescaped(text: &str) -> Option<String> {
     let bad = |c: char| {
         (c < ' ' && c != '\n')
             || ('\u{7f}'..='\u{9f}').contains(&c)
@@ -30,74 +30,81 @@ fn model(name: &str) -> Model {
     let x = Input::new([8, 8, 3]).symbol();
     let flat = Flatten::new().named(&format!("{name}0")).apply(&x);
     let y = Dense::new(2).activation("softmax").named(name).apply(&flat);
-    let mut model = Model::with_name(ACTING, &x, &y).unwrap();
+    let mut model = Model::with_name(CONTROL_NAME, &x, &y).unwrap();
     let compile = Compile::new("sgd").loss("sparse_categorical_crossentropy");
     model.compile(compile.metrics(["accuracy"])).unwrap();
-    let origin = serde_json::json!({ "network": null, "data": ACTING, "input": [8, 8, 3],
-        "classes": [format!("1{ACTING}"), format!("2{ACTING}")], "mean": null });
+    let origin = serde_json::json!({ "network": null, "data": CONTROL_NAME, "input": [8, 8, 3],
+        "classes": [format!("1{CONTROL_NAME}"), format!("2{CONTROL_NAME}")], "mean": null });
     model.set_metadata("origin", origin.to_string());
     model
 }
 
-/// Files with such names and contents.
+/// Writes files with such names and contents.
 fn write_files(dir: &Path) {
     for class in 1..3u8 {
-        let folder = dir.join(format!("data{ACTING}/{class}{ACTING}"));
+        let folder = dir.join(format!("data{CONTROL_NAME}/{class}{CONTROL_NAME}"));
         std::fs::create_dir_all(&folder).unwrap();
         for i in 0..5 {
             let image = files::encoded(&files::plain([class * 100, i * 20, 0]), ImageFormat::Png);
-            std::fs::write(folder.join(format!("{i}{ACTING}.png")), image).unwrap();
+            std::fs::write(folder.join(format!("{i}{CONTROL_NAME}.png")), image).unwrap();
         }
     }
-    model(HIDING).save(dir.join("hiding.keras")).unwrap();
-    model(HIDING).save(dir.join("hiding.h5")).unwrap();
-    model(HIDING).save_weights(dir.join("hiding.weights.h5")).unwrap();
-    model(ACTING).save_weights(dir.join("acting.safetensors")).unwrap();
+    model(INVISIBLE_NAME).save(dir.join("hiding.keras")).unwrap();
+    model(INVISIBLE_NAME).save(dir.join("hiding.h5")).unwrap();
+    model(INVISIBLE_NAME).save_weights(dir.join("hiding.weights.h5")).unwrap();
+    model(CONTROL_NAME).save_weights(dir.join("acting.safetensors")).unwrap();
     let whole = std::fs::read(dir.join("hiding.keras")).unwrap();
-    std::fs::write(dir.join(format!("m{ACTING}.keras")), &whole).unwrap();
-    let config = serde_json::json!({ "module": "keras", "class_name": ACTING, "config": {
-        "name": ACTING, "layers": [{ "module": "keras.layers", "class_name": format!("Dense{ACTING}"),
-            "config": { "name": ACTING, "units": 3 } }] } });
+    std::fs::write(dir.join(format!("m{CONTROL_NAME}.keras")), &whole).unwrap();
+    let config = serde_json::json!({ "module": "keras", "class_name": CONTROL_NAME, "config": {
+        "name": CONTROL_NAME, "layers": [{ "module": "keras.layers", "class_name": format!("Dense{CONTROL_NAME}"),
+            "config": { "name": CONTROL_NAME, "units": 3 } }] } });
     let nested = serde_json::json!({ "module": "keras", "class_name": "Sequential",
-        "config": { "name": ACTING, "layers": [config] } });
+        "config": { "name": CONTROL_NAME, "layers": [config] } });
     for (file, config) in [("acting.keras", &config), ("nested.keras", &nested)] {
         let weights = std::fs::read(dir.join("hiding.weights.h5")).unwrap();
         let members = [
-            ("metadata.json", format!("{{\"{}\": 1}}", ACTING.escape_unicode()).into_bytes()),
+            ("metadata.json", format!("{{\"{}\": 1}}", CONTROL_NAME.escape_unicode()).into_bytes()),
             ("config.json", config.to_string().into_bytes()),
             ("model.weights.h5", weights),
         ];
         files::zip(&dir.join(file), &members);
     }
-    let name = format!("{ACTING}.npy");
+    let name = format!("{CONTROL_NAME}.npy");
     files::zip(&dir.join("arrays.npz"), &[(&name, b"\x93NUMPY".to_vec())]);
-    let rows: String = (0..20).map(|i| format!("{i},\"{}{ACTING}\"\n", i % 2)).collect();
-    std::fs::write(dir.join("table.csv"), format!("\"{ACTING}\",label\n{rows}")).unwrap();
-    std::fs::write(dir.join("words.csv"), format!("a,b\n\"{ACTING}\",2\n")).unwrap();
-    // TOML takes JSON's escapes.
-    let quoted = serde_json::json!(ACTING).to_string();
+    let rows: String = (0..20).map(|i| format!("{i},\"{}{CONTROL_NAME}\"\n", i % 2)).collect();
+    std::fs::write(dir.join("table.csv"), format!("\"{CONTROL_NAME}\",label\n{rows}")).unwrap();
+    std::fs::write(dir.join("words.csv"), format!("a,b\n\"{CONTROL_NAME}\",2\n")).unwrap();
+    // TOML accepts JSON's escapes.
+    let quoted = serde_json::json!(CONTROL_NAME).to_string();
     let quoted = phalanx::text::escape_json(&quoted);
     std::fs::write(dir.join("key.toml"), format!("{quoted} = 3\n")).unwrap();
     std::fs::write(dir.join("value.toml"), format!("epochs = {quoted}\n")).unwrap();
     std::fs::write(dir.join("data.toml"), format!("data = {quoted}\n")).unwrap();
-    std::fs::write(dir.join("broken.toml"), format!("a = \"{ACTING}\n")).unwrap();
+    std::fs::write(dir.join("broken.toml"), format!("a = \"{CONTROL_NAME}\n")).unwrap();
 }
 
 #[test]
-fn names_from_files_do_not_act_on_the_terminal() {
+fn names_from_files_do_not_control_the_terminal() {
     let dir = tempfile::tempdir().unwrap();
     write_files(dir.path());
-    let (data, ckpt) = (format!("data{ACTING}"), format!("run{ACTING}"));
-    let image = format!("{data}/1{ACTING}/0{ACTING}.png");
-    let (named, saved, plot) =
-        (format!("m{ACTING}.keras"), format!("s{ACTING}.keras"), format!("p{ACTING}.svg"));
+    let (data, ckpt) = (format!("data{CONTROL_NAME}"), format!("run{CONTROL_NAME}"));
+    let image = format!("{data}/1{CONTROL_NAME}/0{CONTROL_NAME}.png");
+    let (named, saved, plot) = (
+        format!("m{CONTROL_NAME}.keras"),
+        format!("s{CONTROL_NAME}.keras"),
+        format!("p{CONTROL_NAME}.svg"),
+    );
     let mut wrong = vec![];
     let mut run = |args: &[&str], code: Option<i32>| {
         let out = command(dir.path(), args).output().unwrap();
         let (stdout, stderr) = (text(&out.stdout), text(&out.stderr));
         let lines = stderr.lines().count();
-        wrong.extend(acts(&stdout).map(|what| format!("{args:?}: stdout has {what}: {stdout}")));
-        wrong.extend(acts(&stderr).map(|what| format!("{args:?}: stderr has {what}: {stderr}")));
+        wrong.extend(
+            unescaped(&stdout).map(|what| format!("{args:?}: stdout has {what}: {stdout}")),
+        );
+        wrong.extend(
+            unescaped(&stderr).map(|what| format!("{args:?}: stderr has {what}: {stderr}")),
+        );
         if code.is_some_and(|code| out.status.code() != Some(code)) {
             wrong.push(format!("{args:?}: {:?}: {stderr}", out.status.code()));
         }
@@ -118,8 +125,8 @@ fn names_from_files_do_not_act_on_the_terminal() {
         run(&["inspect", file, "--program"], sound);
         run(&["inspect", file, "--picture", "graph.svg"], sound);
         run(&["diff", file, "hiding.h5"], None);
-        run(&["convert", file, &format!("c{ACTING}.safetensors")], None);
-        run(&["convert", file, &format!("c{ACTING}")], Some(1));
+        run(&["convert", file, &format!("c{CONTROL_NAME}.safetensors")], None);
+        run(&["convert", file, &format!("c{CONTROL_NAME}")], Some(1));
         let shown = ["--confusion", "cm.svg", "--samples", "samples.svg"];
         run(&[&["evaluate", file, "--data", &data], &shown[..]].concat(), sound);
         run(&["predict", file, &image], sound);
@@ -134,26 +141,32 @@ fn names_from_files_do_not_act_on_the_terminal() {
     }
     run(&["data", "info", &data], Some(0));
     run(&["data", "info", "table.csv"], Some(0));
-    run(&["data", "info", ACTING], Some(1));
-    run(&["data", "fetch", ACTING], Some(1));
+    run(&["data", "info", CONTROL_NAME], Some(1));
+    run(&["data", "fetch", CONTROL_NAME], Some(1));
     run(&["train", "mnist-mlp", "--data", "table.csv", "--epochs", "1"], Some(0));
-    for file in ["key.toml", "value.toml", "data.toml", "broken.toml", &format!("{ACTING}.toml")] {
+    for file in
+        ["key.toml", "value.toml", "data.toml", "broken.toml", &format!("{CONTROL_NAME}.toml")]
+    {
         run(&["train", "mnist-mlp", "--config", file], Some(1));
     }
-    for args in [&["train", ACTING][..], &[ACTING], &["train", "mnist-mlp", "--epochs", ACTING]] {
+    for args in [
+        &["train", CONTROL_NAME][..],
+        &[CONTROL_NAME],
+        &["train", "mnist-mlp", "--epochs", CONTROL_NAME],
+    ] {
         run(args, Some(2));
     }
-    run(&["train", "mnist-mlp", "--optimizer", ACTING], Some(1));
-    run(&["train", "mnist-mlp", "--devices", ACTING], Some(1));
+    run(&["train", "mnist-mlp", "--optimizer", CONTROL_NAME], Some(1));
+    run(&["train", "mnist-mlp", "--devices", CONTROL_NAME], Some(1));
     for picture in ["graph.svg", "cm.svg", "samples.svg", &plot] {
         let svg = std::fs::read_to_string(dir.path().join(picture)).unwrap();
-        wrong.extend(acts(&svg).map(|what| format!("{picture} has {what}")));
+        wrong.extend(unescaped(&svg).map(|what| format!("{picture} has {what}")));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
-fn names_are_shown_with_their_escapes() {
+fn names_are_printed_escaped() {
     let dir = tempfile::tempdir().unwrap();
     write_files(dir.path());
     let shown =
@@ -162,7 +175,7 @@ fn names_are_shown_with_their_escapes() {
         let out = command(dir.path(), args).output().unwrap();
         text(&out.stdout) + &text(&out.stderr)
     };
-    let image = format!("data{ACTING}/1{ACTING}/0{ACTING}.png");
+    let image = format!("data{CONTROL_NAME}/1{CONTROL_NAME}/0{CONTROL_NAME}.png");
     let predicted = said(&["predict", "hiding.keras", &image]);
     assert!(predicted.starts_with(&format!("data{shown}/1{shown}/0{shown}.png: ")), "{predicted}");
     assert!(predicted.contains(&format!(" 1{shown} 0.")), "{predicted}");
@@ -174,10 +187,10 @@ fn names_are_shown_with_their_escapes() {
     assert!(key.starts_with(&format!("error: key.toml: unknown key '{shown}'")), "{key}");
     let plan = said(&["plan", "hiding.keras", "--json"]);
     let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
-    assert_eq!(plan["model"], ACTING, "JSON keeps names as they are");
+    assert_eq!(plan["model"], CONTROL_NAME, "JSON does not change names");
 }
 
-/// The output of a command whose standard output is a terminal, or is taken for one.
+/// The output of a command whose standard output is a terminal.
 fn on_a_terminal(dir: &Path, variables: &[(&str, &str)]) -> String {
     let line = format!(
         "{} train mnist-mlp --epochs 1 --steps-per-epoch 3 --verbose 1",
@@ -198,11 +211,11 @@ fn on_a_terminal(dir: &Path, variables: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn the_live_bar_stays_out_of_what_a_launcher_passes_on() {
+fn there_is_no_progress_bar_under_a_launcher() {
     let dir = tempfile::tempdir().unwrap();
     let live = on_a_terminal(dir.path(), &[]);
     assert!(live.contains("\u{1b}[K"), "{live:?}");
-    // mpirun gives every process a terminal of its own, whatever reads its output.
+    // mpirun gives every process a pseudo-terminal, even if its own output is not a terminal.
     for launcher in [
         [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")],
         [("PMI_RANK", "0"), ("PMI_SIZE", "1")],

@@ -1,4 +1,4 @@
-//! `phalanx plan`: what fits, and what does not.
+//! `phalanx plan`: memory plans and the largest batch that fits.
 
 use super::succeeds;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn replicas_on_one_card_share_its_memory() {
 }
 
 #[test]
-fn sixteen_bits_halve_what_gpus_store() {
+fn sixteen_bits_halve_the_activations_of_gpus() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = |precision: &str| {
         let plan = json(dir.path(), &["--device", "gpu", "--precision", precision]);
@@ -38,7 +38,7 @@ fn sixteen_bits_halve_what_gpus_store() {
 }
 
 #[test]
-fn batches_that_no_machine_holds_do_not_wrap_around() {
+fn huge_batches_do_not_overflow() {
     let dir = tempfile::tempdir().unwrap();
     for device in ["cpu", "gpu"] {
         let plan = |batch: &str| {

@@ -1,11 +1,11 @@
-//! Runs that are taken up again, and what they leave behind.
+//! Resumed runs, checkpoints and output files.
 
 use super::{fault, phalanx, succeeds, text};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, SystemTime};
 
-/// Four steps an epoch, saved every two.
+/// Four steps per epoch, saved every two.
 const TRAIN: [&str; 9] = [
     "train",
     "mnist-mlp",
@@ -26,7 +26,7 @@ fn damage(path: &Path) {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_passed_over() {
+fn a_damaged_checkpoint_is_skipped() {
     let dir = tempfile::tempdir().unwrap();
     succeeds(dir.path(), &[&TRAIN[..], &["--epochs", "1", "--verbose", "0"]].concat());
     let at = |step: usize| format!("ckpt/step-{step:010}.safetensors");
@@ -50,7 +50,7 @@ fn a_damaged_checkpoint_is_passed_over() {
 }
 
 #[test]
-fn what_a_run_continued_has_otherwise_is_said() {
+fn a_resumed_run_reports_changed_flags() {
     let dir = tempfile::tempdir().unwrap();
     let train = |more: &[&str]| phalanx(dir.path(), &[&TRAIN[..], more].concat());
     let first = train(&["--epochs", "1"]);
@@ -77,7 +77,7 @@ fn what_a_run_continued_has_otherwise_is_said() {
 }
 
 #[test]
-fn directories_nothing_and_too_much_are_refused_in_a_line() {
+fn directories_empty_files_and_out_of_range_numbers_are_rejected_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("folder")).unwrap();
     std::fs::create_dir(dir.path().join("folder.npz")).unwrap();
@@ -99,11 +99,11 @@ fn directories_nothing_and_too_much_are_refused_in_a_line() {
 }
 
 #[test]
-fn a_directory_is_evaluated_and_inspected_at_its_highest_step_whatever_the_times() {
+fn a_directory_is_read_at_its_highest_step_regardless_of_mtimes() {
     let dir = tempfile::tempdir().unwrap();
     succeeds(dir.path(), &[&TRAIN[..], &["--epochs", "1", "--verbose", "0"]].concat());
     let at = |step: usize| format!("ckpt/step-{step:010}.safetensors");
-    // As after a copy that does not keep times.
+    // As after a copy that does not preserve mtimes.
     for (step, seconds) in [(4, 0), (2, 100), (0, 200)] {
         let file = std::fs::File::options().append(true).open(dir.path().join(at(step))).unwrap();
         file.set_modified(SystemTime::now() + Duration::from_secs(seconds)).unwrap();
@@ -124,7 +124,7 @@ fn a_directory_is_evaluated_and_inspected_at_its_highest_step_whatever_the_times
 }
 
 #[test]
-fn flags_that_name_one_file_are_refused_before_any_work() {
+fn flags_that_name_the_same_file_are_rejected_before_any_work() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     std::fs::create_dir(at("sub")).unwrap();
@@ -166,7 +166,7 @@ fn flags_that_name_one_file_are_refused_before_any_work() {
     assert_eq!(fault(dir.path(), &both, 1, what), None);
 }
 
-/// Runs a command that may make no file longer than this many of the shell's blocks (512 or 1024 bytes).
+/// Runs a command with a file size limit, in blocks of the shell (512 or 1024 bytes).
 fn limited(dir: &Path, blocks: usize, args: &[&str]) -> Output {
     let mut command = Command::new("sh");
     command.arg("-c").arg(format!("ulimit -f {blocks} && exec \"$0\" \"$@\""));
@@ -175,7 +175,7 @@ fn limited(dir: &Path, blocks: usize, args: &[&str]) -> Output {
 }
 
 #[test]
-fn a_limit_on_file_sizes_ends_in_an_error_and_leaves_the_old_file() {
+fn a_file_size_limit_gives_an_error_and_preserves_the_old_file() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let names = |at: &Path| {
@@ -208,7 +208,7 @@ fn a_limit_on_file_sizes_ends_in_an_error_and_leaves_the_old_file() {
     let saved = [&train[..], &["--epochs", "1", "--checkpoint-dir", "ckpt"]].concat();
     check(limited(dir.path(), 64, &saved), "ckpt/step-0000000000.safetensors: ");
     assert_eq!(names(&at("ckpt")), [".lock"]);
-    // A log has whole lines.
+    // A log contains only complete lines.
     let logged = [&train[..], &["--epochs", "12", "--json", "log.jsonl"]].concat();
     check(limited(dir.path(), 1, &logged), "error: log.jsonl: ");
     let log = std::fs::read_to_string(at("log.jsonl")).unwrap();

@@ -1,11 +1,11 @@
-//! What the command says under a launcher: without MPI in it, or with variables that make no sense.
+//! The command under a launcher: built without MPI, or with inconsistent environment variables.
 
 use crate::{command, text};
 
 const TRAIN: [&str; 4] = ["train", "mnist-mlp", "--epochs", "1"];
 
 #[test]
-fn a_launcher_is_noticed() {
+fn a_launcher_is_detected() {
     let dir = tempfile::tempdir().unwrap();
     let says = |variables: &[(&str, &str)], words: &str| {
         let out = command(dir.path(), &TRAIN).envs(variables.iter().copied()).output().unwrap();
@@ -31,14 +31,14 @@ fn a_launcher_is_noticed() {
 }
 
 #[test]
-fn words_of_a_worker_carry_its_rank_and_host() {
+fn messages_of_a_worker_carry_its_rank_and_host() {
     let dir = tempfile::tempdir().unwrap();
     let out = |rank: &str, args: &[&str]| {
         let place = [("OMPI_COMM_WORLD_RANK", rank), ("OMPI_COMM_WORLD_SIZE", "2")];
         let out = command(dir.path(), args).envs(place).output().unwrap();
         (out.status.code(), text(&out.stderr))
     };
-    // Before it has joined the others.
+    // Fails before it joins the others.
     let (code, error) = out("1", &["inspect", "nothing.keras"]);
     assert!(error.starts_with("error: rank 1 (") && error.contains("): nothing.keras"), "{error}");
     assert_eq!((code, error.lines().count()), (Some(1), 1));
@@ -50,7 +50,7 @@ fn words_of_a_worker_carry_its_rank_and_host() {
 }
 
 #[test]
-fn one_worker_is_a_process_like_any_other() {
+fn a_single_worker_runs_as_a_plain_process() {
     let dir = tempfile::tempdir().unwrap();
     let args = ["train", "mnist-mlp", "--epochs", "1", "--steps-per-epoch", "2", "--verbose", "2"];
     let alone = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];

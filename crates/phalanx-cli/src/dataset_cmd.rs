@@ -1,7 +1,7 @@
-//! `phalanx data`: what there is, where it is, what is in it.
+//! `phalanx data`: lists, downloads and describes datasets.
 
 use crate::args::{DataArgs, DataCommand};
-use crate::data::{self, Part, Reading, Request};
+use crate::data::{self, ImageOptions, LoadRequest, Part};
 use crate::network::Network;
 use crate::terminal;
 use anyhow::Result;
@@ -9,10 +9,10 @@ use phalanx::prelude::*;
 use phalanx::text::shown;
 use std::io::Write;
 
-/// Classes named in a description.
-const SHOWN: usize = 20;
+/// Maximum number of classes listed in a description.
+const MAX_CLASSES_SHOWN: usize = 20;
 
-/// Lists, fetches or describes.
+/// Runs a subcommand; `list` by default.
 pub fn run(command: Option<&DataCommand>) -> Result<()> {
     match command {
         None | Some(DataCommand::List) => list(),
@@ -23,44 +23,45 @@ pub fn run(command: Option<&DataCommand>) -> Result<()> {
 
 fn list() -> Result<()> {
     let mut out = terminal::stdout();
-    writeln!(out, "looked for in {}", shown(datasets::directory().display()))?;
+    writeln!(out, "dataset directory: {}", shown(datasets::directory().display()))?;
     writeln!(out, "glyphs         generated")?;
     for name in datasets::NAMES.into_iter().filter(|n| *n != "glyphs") {
         match datasets::find(name)? {
-            Some(place) => writeln!(out, "{name:<14} {}", shown(place.display()))?,
-            None => writeln!(out, "{name:<14} not here (fetched when first used)")?,
+            Some(path) => writeln!(out, "{name:<14} {}", shown(path.display()))?,
+            None => writeln!(out, "{name:<14} not present (downloaded on first use)")?,
         }
     }
     Ok(())
 }
 
 fn fetch(name: &str) -> Result<()> {
-    let place = match datasets::find(name)? {
-        Some(place) => place,
+    let path = match datasets::find(name)? {
+        Some(path) => path,
         None => datasets::fetch(name, &mut datasets::terminal())?,
     };
-    writeln!(terminal::stdout(), "{name}: {}", shown(place.display()))?;
+    writeln!(terminal::stdout(), "{name}: {}", shown(path.display()))?;
     Ok(())
 }
 
 fn info(name: &str) -> Result<()> {
-    let reading = Reading::of(&Network::Minigooglenet.usual_input(), None, false);
+    let image_options =
+        ImageOptions::for_network(&Network::Minigooglenet.default_input(), None, false);
     let (args, inputs, outputs, table) = (DataArgs::default(), vec![], vec![], None);
-    let request = Request { name, reading, args: &args, inputs, outputs, table };
+    let request = LoadRequest { name, image_options, args: &args, inputs, outputs, table };
     let data = data::load(&request)?;
     let mut out = terminal::stdout();
-    if let Ok(Some(place)) = datasets::find(name) {
-        writeln!(out, "files: {}", shown(place.display()))?;
+    if let Ok(Some(path)) = datasets::find(name) {
+        writeln!(out, "files: {}", shown(path.display()))?;
     }
     let rows = |part: &Option<Part>| part.as_ref().map_or(0, Part::rows);
     let (train, validation, test) = (data.train.rows(), rows(&data.validation), rows(&data.test));
     writeln!(out, "rows: {train} to train on, {validation} to validate on, {test} to test on")?;
     for (input, x) in &data.train.inputs {
         let kind = if x.is_bytes() { ", bytes" } else { "" };
-        writeln!(out, "input{}: {:?}{kind}", titled(input), x.dims())?;
+        writeln!(out, "input{}: {:?}{kind}", suffix(input), x.dims())?;
     }
     for (target, y) in &data.train.targets {
-        writeln!(out, "target{}: {:?} of {}", titled(target), &y.dims()[1..], y.dtype())?;
+        writeln!(out, "target{}: {:?} of {}", suffix(target), &y.dims()[1..], y.dtype())?;
     }
     let Some(classes) = &data.classes else { return Ok(()) };
     let mut counts = vec![0usize; classes.len()];
@@ -70,16 +71,16 @@ fn info(name: &str) -> Result<()> {
         }
     }
     writeln!(out, "classes: {}", classes.len())?;
-    for (i, (class, count)) in classes.iter().zip(&counts).enumerate().take(SHOWN) {
+    for (i, (class, count)) in classes.iter().zip(&counts).enumerate().take(MAX_CLASSES_SHOWN) {
         writeln!(out, "  {i:>3} {:<16} {count} to train on", shown(class))?;
     }
-    if classes.len() > SHOWN {
-        writeln!(out, "  and {} more", classes.len() - SHOWN)?;
+    if classes.len() > MAX_CLASSES_SHOWN {
+        writeln!(out, "  and {} more", classes.len() - MAX_CLASSES_SHOWN)?;
     }
     Ok(())
 }
 
-/// A name behind what it names, if there is one.
-fn titled(name: &str) -> String {
+/// A name with a leading space, or nothing if it is empty.
+fn suffix(name: &str) -> String {
     if name.is_empty() { String::new() } else { format!(" {}", shown(name)) }
 }

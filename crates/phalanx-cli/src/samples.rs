@@ -1,7 +1,7 @@
-//! Samples on their way to a model: in memory, or images that a worker reads as it needs them.
+//! Samples of a model: in memory, or image files that each worker reads on demand.
 
-use crate::origin::Origin;
-use crate::words;
+use crate::format_error;
+use crate::preprocessing::Preprocessing;
 use anyhow::{Context, Result, bail};
 use phalanx::data::{Digest, ImageCache, ImageFlow, Images, Pixels, Samples};
 use phalanx::launch;
@@ -9,118 +9,132 @@ use phalanx::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The part of a machine's memory that its workers keep decoded images in, all of them together.
-const KEPT: usize = 4;
+/// All workers of a machine together may cache decoded images in `1 / CACHE_MEMORY_DIVISOR` of its memory.
+const CACHE_MEMORY_DIVISOR: usize = 4;
 
-/// Samples in rows.
+/// A source of samples.
 #[derive(Clone)]
-pub enum Feed {
-    /// All of them.
+pub enum SampleSource {
+    /// All samples in memory.
     Memory(Samples),
-    /// Files, where every worker reads the rows that are its own.
-    Files(Files),
+    /// Image files, of which each worker reads its own rows.
+    Files(ImageFiles),
 }
 
-/// Some of the images of a folder.
+/// A selection of the images of a folder.
 #[derive(Clone)]
-pub struct Files {
+pub struct ImageFiles {
     images: Arc<ImageCache>,
-    /// Their numbers in the folder.
+    /// Their indices in the folder.
     rows: Arc<Vec<usize>>,
-    /// What is done to them, and the dimensions they then have.
-    fed: Option<Arc<(Origin, Vec<usize>)>>,
+    /// The preprocessing, and the dimensions of a sample after it.
+    preprocessing: Option<Arc<(Preprocessing, Vec<usize>)>>,
 }
 
-/// Bytes that this worker may keep of decoded images.
-pub fn room() -> usize {
+/// Bytes of decoded images that this worker may cache.
+pub fn cache_budget() -> usize {
     let workers = launch::detect().ok().flatten().map_or(1, |launch| launch.local_size);
-    phalanx::physical_memory() / KEPT / workers.max(1)
+    phalanx::physical_memory() / CACHE_MEMORY_DIVISOR / workers.max(1)
 }
 
-impl Feed {
-    /// The images of a folder, decoded as they are needed and kept up to so many bytes.
-    pub fn files(folder: ImageFolder, room: usize) -> Feed {
+impl SampleSource {
+    /// The images of a folder, decoded on demand. At most `budget` bytes of them are cached.
+    pub fn files(folder: ImageFolder, budget: usize) -> SampleSource {
         let rows = Arc::new((0..folder.len()).collect());
-        Feed::Files(Files { images: Arc::new(folder.cache(room)), rows, fed: None })
+        SampleSource::Files(ImageFiles {
+            images: Arc::new(folder.cache(budget)),
+            rows,
+            preprocessing: None,
+        })
     }
 
     /// Number of samples.
     pub fn rows(&self) -> usize {
         match self {
-            Feed::Memory(samples) => samples.rows(),
-            Feed::Files(files) => files.rows.len(),
+            SampleSource::Memory(samples) => samples.rows(),
+            SampleSource::Files(files) => files.rows.len(),
         }
     }
 
     /// The dimensions of a sample.
     pub fn dims(&self) -> Vec<usize> {
         match self {
-            Feed::Memory(samples) => samples.dims()[1..].to_vec(),
-            Feed::Files(files) => match &files.fed {
-                Some(fed) => fed.1.clone(),
+            SampleSource::Memory(samples) => samples.dims()[1..].to_vec(),
+            SampleSource::Files(files) => match &files.preprocessing {
+                Some(preprocessing) => preprocessing.1.clone(),
                 None => files.images.folder().dims()[1..].to_vec(),
             },
         }
     }
 
-    /// Some of the samples, in this order.
-    pub fn pick(&self, rows: &[usize]) -> Result<Feed> {
+    /// These rows, in this order.
+    pub fn select_rows(&self, rows: &[usize]) -> Result<SampleSource> {
         Ok(match self {
-            Feed::Memory(samples) => {
+            SampleSource::Memory(samples) => {
                 let each = if self.is_bytes() { 1 } else { size_of::<f32>() };
                 let bytes = samples.row_len().saturating_mul(rows.len()).saturating_mul(each);
                 if bytes > phalanx::free_memory() {
                     let dims = &samples.dims()[1..];
                     bail!("no memory for a part of the samples: {} of {dims:?}", rows.len());
                 }
-                Feed::Memory(samples.select_rows(rows).context("rows that are there")?)
+                SampleSource::Memory(samples.select_rows(rows).context("rows that are there")?)
             }
-            Feed::Files(files) => {
+            SampleSource::Files(files) => {
                 let rows = Arc::new(rows.iter().map(|row| files.rows[*row]).collect());
-                Feed::Files(Files { rows, ..files.clone() })
+                SampleSource::Files(ImageFiles { rows, ..files.clone() })
             }
         })
     }
 
-    /// As a model takes them, in these dimensions.
-    pub fn fed(&self, origin: &Origin, dims: &[usize]) -> Result<Feed> {
+    /// The samples preprocessed for a model and reshaped to `dims`.
+    pub fn preprocessed(
+        &self,
+        preprocessing: &Preprocessing,
+        dims: &[usize],
+    ) -> Result<SampleSource> {
         Ok(match self {
-            Feed::Memory(samples) => {
-                let shaped = origin.shape(samples)?;
+            SampleSource::Memory(samples) => {
+                let shaped = preprocessing.apply(samples)?;
                 let dims = [&[shaped.rows()], dims].concat();
-                Feed::Memory(shaped.reshape(dims).context("reshaping samples")?)
+                SampleSource::Memory(shaped.reshape(dims).context("reshaping samples")?)
             }
-            Feed::Files(files) => {
-                let fed = files.shaped(origin, dims.to_vec());
+            SampleSource::Files(files) => {
+                let files = files.with_preprocessing(preprocessing, dims.to_vec());
                 let size: usize = files.images.folder().dims()[1..].iter().product();
-                // What cannot be fed is said before anything is read.
-                fed.shape(vec![0; size])?;
-                Feed::Files(fed)
+                // Fails on unsuitable dimensions before reading any file.
+                files.preprocess(vec![0; size])?;
+                SampleSource::Files(files)
             }
         })
     }
 
-    /// As they are, bytes from 0 to 255.
-    pub fn raw(&self) -> Feed {
+    /// The samples without scaling: bytes from 0 to 255.
+    pub fn raw(&self) -> SampleSource {
         match self {
-            Feed::Memory(samples) => Feed::Memory(samples.clone().raw()),
+            SampleSource::Memory(samples) => SampleSource::Memory(samples.clone().raw()),
             files => files.clone(),
         }
     }
 
-    /// Whether the samples are kept as bytes.
+    /// Whether the samples are stored as bytes.
     pub fn is_bytes(&self) -> bool {
-        !matches!(self, Feed::Memory(Samples::Tensor(_)))
+        !matches!(self, SampleSource::Memory(Samples::Tensor(_)))
     }
 
-    /// The mean over all samples, shaped: every worker adds up its part. Bytes are whole numbers, so the sum is
-    /// the same however it is cut.
-    pub fn mean(&self, origin: &Origin, workers: &MultiWorkerMirroredStrategy) -> Result<Vec<f32>> {
+    /// The mean over all preprocessed samples. Each worker sums its part of the rows. The samples are integers, so the
+    /// sum does not depend on the partition.
+    pub fn mean(
+        &self,
+        preprocessing: &Preprocessing,
+        workers: &MultiWorkerMirroredStrategy,
+    ) -> Result<Vec<f32>> {
         let files = match self {
-            Feed::Memory(samples) => {
-                return Ok(origin.shape(samples)?.mean().f32().unwrap_or_default().to_vec());
+            SampleSource::Memory(samples) => {
+                return Ok(preprocessing.apply(samples)?.mean().f32().unwrap_or_default().to_vec());
             }
-            Feed::Files(files) => files.shaped(origin, origin.input.clone()),
+            SampleSource::Files(files) => {
+                files.with_preprocessing(preprocessing, preprocessing.input.clone())
+            }
         };
         let (n, rank, size) = (self.rows(), workers.rank(), workers.num_workers());
         let mut sums = files.sums(n * rank / size..n * (rank + 1) / size)?;
@@ -128,13 +142,13 @@ impl Feed {
         Ok(sums.iter().map(|sum| (sum / n as f64) as f32).collect())
     }
 
-    /// The first samples as a tensor.
+    /// The first `count` samples as a tensor.
     pub fn first(&self, count: usize) -> Result<Option<Tensor>> {
         match self {
-            Feed::Memory(samples) => {
+            SampleSource::Memory(samples) => {
                 Ok(samples.slice_rows(0..count).map(|s| Tensor::clone(&s.to_tensor())))
             }
-            Feed::Files(files) => {
+            SampleSource::Files(files) => {
                 let mut dims = files.images.folder().dims();
                 dims[0] = count.min(files.rows.len());
                 let mut bytes = vec![];
@@ -147,16 +161,16 @@ impl Feed {
         }
     }
 
-    /// Images, distorted; files are read by as many threads as there are cores.
+    /// Augmented images. Files are read by one thread per core.
     pub fn flow(
         &self,
-        distort: &ImageDataGenerator,
+        augment: &ImageDataGenerator,
         y: &Tensor,
         batch: usize,
     ) -> Result<ImageFlow> {
         Ok(match self {
-            Feed::Memory(x) => distort.flow(x, y, batch)?,
-            Feed::Files(files) => distort
+            SampleSource::Memory(x) => augment.flow(x, y, batch)?,
+            SampleSource::Files(files) => augment
                 .flow_images(Arc::new(files.clone()), y, batch)?
                 .reshape(self.dims())?
                 .workers(phalanx::usable_cores()),
@@ -164,23 +178,23 @@ impl Feed {
     }
 }
 
-impl Files {
-    fn shaped(&self, origin: &Origin, dims: Vec<usize>) -> Files {
-        Files { fed: Some(Arc::new((origin.clone(), dims))), ..self.clone() }
+impl ImageFiles {
+    fn with_preprocessing(&self, preprocessing: &Preprocessing, dims: Vec<usize>) -> ImageFiles {
+        ImageFiles { preprocessing: Some(Arc::new((preprocessing.clone(), dims))), ..self.clone() }
     }
 
-    /// An image as the model takes it.
-    fn shape(&self, bytes: Vec<u8>) -> Result<Samples> {
+    /// Preprocesses one image.
+    fn preprocess(&self, bytes: Vec<u8>) -> Result<Samples> {
         let mut dims = self.images.folder().dims();
         dims[0] = 1;
         let one = Samples::from(Pixels::new(dims, bytes, 255.0).context("a byte each")?);
-        match &self.fed {
-            Some(fed) => fed.0.shape(&one),
+        match &self.preprocessing {
+            Some(preprocessing) => preprocessing.0.apply(&one),
             None => Ok(one),
         }
     }
 
-    /// The sums over some samples, element by element, by as many threads as there are cores.
+    /// Element-wise sums over a range of samples, computed by one thread per core.
     fn sums(&self, range: Range<usize>) -> Result<Vec<f64>> {
         let width = self.dims()[1..].iter().product();
         let part = |range: Range<usize>| -> Result<Vec<f64>> {
@@ -208,11 +222,11 @@ impl Files {
     }
 }
 
-impl Images for Files {
+impl Images for ImageFiles {
     fn dims(&self) -> Vec<usize> {
         let mut dims = self.images.folder().dims();
-        if let Some(fed) = &self.fed {
-            dims = match fed.0.input[..] {
+        if let Some(preprocessing) = &self.preprocessing {
+            dims = match preprocessing.0.input[..] {
                 [height, width, channels] => vec![0, height, width, channels],
                 ref flat => vec![0, 1, 1, flat.iter().product()],
             };
@@ -223,8 +237,8 @@ impl Images for Files {
 
     fn read(&self, row: usize, to: &mut [f32]) -> phalanx::Result<()> {
         let bytes = self.images.bytes(self.rows[row])?;
-        let shaped = self.shape(bytes.into_owned());
-        shaped.map_err(|e| phalanx::Error::config("data", words(&e)))?.read_row(0, to);
+        let sample = self.preprocess(bytes.into_owned());
+        sample.map_err(|e| phalanx::Error::config("data", format_error(&e)))?.read_row(0, to);
         Ok(())
     }
 
@@ -232,7 +246,7 @@ impl Images for Files {
         let mut digest = Digest::default();
         digest.word(self.images.folder().digest());
         self.rows.iter().for_each(|row| digest.word(*row as u64));
-        let mean = self.fed.as_ref().and_then(|fed| fed.0.mean.as_ref());
+        let mean = self.preprocessing.as_ref().and_then(|p| p.0.mean.as_ref());
         mean.iter().for_each(|mean| digest.floats(mean));
         digest.end()
     }
@@ -245,10 +259,10 @@ mod tests {
     use phalanx::data::{HostBatch, LocalShard};
     use phalanx_graph::Mesh;
 
-    /// The inputs of all batches, as far as a share has them.
-    fn inputs(data: &dyn Dataset, share: Option<&LocalShard>) -> Vec<Vec<f32>> {
+    /// The inputs of all batches, restricted to a shard if one is given.
+    fn inputs(data: &dyn Dataset, shard: Option<&LocalShard>) -> Vec<Vec<f32>> {
         let (mut batch, mut out) = (HostBatch::default(), vec![]);
-        let mut epoch = data.epoch_of(5, 1, 0, share).unwrap();
+        let mut epoch = data.epoch_of(5, 1, 0, shard).unwrap();
         while epoch.next(&mut batch).unwrap() {
             let x = &batch.inputs[0];
             assert_eq!(x.dims()[1..], [48]);
@@ -258,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_read_by_need_are_those_of_memory_and_each_is_read_once() {
+    fn files_read_on_demand_equal_samples_in_memory_and_each_is_read_once() {
         let dir = tempfile::tempdir().unwrap();
         for (c, class) in ["a", "b"].iter().enumerate() {
             std::fs::create_dir(dir.path().join(class)).unwrap();
@@ -271,35 +285,43 @@ mod tests {
         }
         let open = || ImageFolder::open(dir.path()).unwrap().target_size(4, 4).unwrap();
         let (samples, labels) = open().load().unwrap();
-        let feeds = [Feed::Memory(samples), Feed::files(open(), 1 << 20)];
+        let sources = [SampleSource::Memory(samples), SampleSource::files(open(), 1 << 20)];
         let rows: Vec<usize> = (0..22).filter(|row| row % 4 != 3).collect();
         let labels: Vec<i32> = rows.iter().map(|r| labels.i32().unwrap()[*r]).collect();
         let y = Tensor::new([rows.len()], labels).unwrap();
-        let picked = feeds.map(|feed| feed.pick(&rows).unwrap());
-        let alone = MultiWorkerMirroredStrategy::from(MirroredStrategy::cpus(1).unwrap());
-        let origin = Origin::unnamed("", vec![4, 4, 3], vec!["a".into(), "b".into()]);
-        let origin = Origin { scale: crate::origin::Scale::Bytes, ..origin };
-        let [mean, by_need] = [0, 1].map(|i| picked[i].mean(&origin, &alone).unwrap());
-        assert_eq!(mean, by_need);
-        let origin = Origin { mean: Some(mean), ..origin };
-        let [Feed::Memory(x), Feed::Files(files)] = &picked else { panic!("one of each") };
-        let whole = origin.shape(x).unwrap().reshape([rows.len(), 48]).unwrap();
+        let selected = sources.map(|source| source.select_rows(&rows).unwrap());
+        let single = MultiWorkerMirroredStrategy::from(MirroredStrategy::cpus(1).unwrap());
+        let preprocessing =
+            Preprocessing::for_model_file("", vec![4, 4, 3], vec!["a".into(), "b".into()]);
+        let preprocessing =
+            Preprocessing { scale: crate::preprocessing::Scale::Bytes, ..preprocessing };
+        let [mean, on_demand] = [0, 1].map(|i| selected[i].mean(&preprocessing, &single).unwrap());
+        assert_eq!(mean, on_demand);
+        let preprocessing = Preprocessing { mean: Some(mean), ..preprocessing };
+        let [SampleSource::Memory(x), SampleSource::Files(files)] = &selected else {
+            panic!("one of each")
+        };
+        let whole = preprocessing.apply(x).unwrap().reshape([rows.len(), 48]).unwrap();
         let whole = Arrays::new(whole, &y).unwrap().batch(5).unwrap().shuffle(true);
         let whole = inputs(&whole, None);
         for workers in [1, 2, 3] {
             let mut all = 0;
             for worker in 0..workers {
                 let images = Arc::new(open().cache(1 << 20));
-                let files = Files { images: images.clone(), ..files.shaped(&origin, vec![48]) };
-                let flow = Feed::Files(files).flow(&ImageDataGenerator::new(), &y, 5).unwrap();
-                let share = LocalShard { mesh: Mesh::new(workers, 1), devices: worker..worker + 1 };
+                let files = ImageFiles {
+                    images: images.clone(),
+                    ..files.with_preprocessing(&preprocessing, vec![48])
+                };
+                let flow =
+                    SampleSource::Files(files).flow(&ImageDataGenerator::new(), &y, 5).unwrap();
+                let shard = LocalShard { mesh: Mesh::new(workers, 1), devices: worker..worker + 1 };
                 let own = |(at, _): &(usize, &Vec<f32>)| {
                     let batch = (rows.len() - at / 5 * 5).min(5);
-                    share.rows(batch).contains(&(at % 5))
+                    shard.rows(batch).contains(&(at % 5))
                 };
                 let expected: Vec<_> =
                     whole.iter().enumerate().filter(own).map(|(_, x)| x.clone()).collect();
-                assert_eq!(inputs(&flow, Some(&share)), expected);
+                assert_eq!(inputs(&flow, Some(&shard)), expected);
                 assert_eq!(images.decoded(), expected.len());
                 all += images.decoded();
             }

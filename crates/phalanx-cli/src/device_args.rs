@@ -1,26 +1,26 @@
-//! Where to run, and on how many samples at once.
+//! Strategies and batch sizes from the device arguments.
 
-use crate::args::{Batch, PrecisionArg, Where};
+use crate::args::{BatchArgs, DeviceArgs, PrecisionArg};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use phalanx::prelude::*;
 use phalanx::workers;
 use std::time::Duration;
 
-impl Where {
-    /// The strategy these arguments ask for.
+impl DeviceArgs {
+    /// The strategy for the devices of this process.
     pub fn strategy(&self) -> Result<MirroredStrategy> {
         let strategy = if !self.devices.is_empty() {
             MirroredStrategy::with_devices(&self.devices)?
         } else if let Some(n) = self.gpus {
             let found = list_physical_devices(DeviceKind::Gpu).len();
             if n == 0 || n > found {
-                let has = match (n, found) {
+                let reason = match (n, found) {
                     (0, _) => "expected 1 or more".into(),
                     (_, 0) => "no GPU was found".into(),
                     _ => format!("expected 1 to {found}"),
                 };
-                bail!("--gpus: {has}, received {n}; --replicas N trains on N CPU devices");
+                bail!("--gpus: {reason}, received {n}; --replicas N trains on N CPU devices");
             }
             MirroredStrategy::gpus(n)?
         } else if let Some(n) = self.replicas {
@@ -33,7 +33,7 @@ impl Where {
 }
 
 impl PrecisionArg {
-    /// Keras' policy of that name.
+    /// The Keras policy of this name.
     pub fn policy(self) -> Policy {
         match self {
             PrecisionArg::Float32 => Policy::Float32,
@@ -42,12 +42,12 @@ impl PrecisionArg {
         }
     }
 
-    /// Its name on the command line.
+    /// The name on the command line.
     pub fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().into()).unwrap_or_default()
     }
 
-    /// Says, once among all workers, that CPU devices store nothing in 16 bits.
+    /// Warns, on the first worker only, that CPU devices do not store 16-bit floats.
     pub fn warn_on_cpu(self) {
         let (name, first) = (self.name(), workers::name().is_none_or(|(rank, _)| rank == 0));
         match self {
@@ -64,22 +64,22 @@ impl PrecisionArg {
     }
 }
 
-impl Where {
-    /// The same on every worker, where a launcher started several.
-    pub fn workers(&self) -> Result<MultiWorkerMirroredStrategy> {
+impl DeviceArgs {
+    /// The strategy over all workers, if a launcher started several.
+    pub fn worker_strategy(&self) -> Result<MultiWorkerMirroredStrategy> {
         let timeout = Duration::from_secs(self.collective_timeout);
         let strategy = self.strategy()?;
         let cpus = strategy.devices().iter().filter(|d| d.kind == DeviceKind::Cpu).count();
         if cpus > 0 {
             self.precision.warn_on_cpu();
         }
-        warn_of_crowd(cpus, phalanx::usable_cores());
+        warn_if_oversubscribed(cpus, phalanx::usable_cores());
         Ok(MultiWorkerMirroredStrategy::with_timeout(strategy, timeout)?)
     }
 }
 
-/// Says, on the first of several workers, that CPU replicas have to share cores.
-fn warn_of_crowd(replicas: usize, cores: usize) {
+/// Warns, on the first worker only, that CPU replicas have to share cores.
+fn warn_if_oversubscribed(replicas: usize, cores: usize) {
     let first = workers::name().is_none_or(|(rank, _)| rank == 0);
     if replicas > cores && first {
         let share =
@@ -88,15 +88,15 @@ fn warn_of_crowd(replicas: usize, cores: usize) {
     }
 }
 
-impl Batch {
+impl BatchArgs {
     /// Samples per step over all replicas.
     ///
-    /// `usual` is what a replica gets where nothing else is said.
-    pub fn global(self, usual: usize, replicas: usize) -> Result<usize> {
+    /// `default` is the number of samples per replica if no flag gives one.
+    pub fn global(self, default: usize, replicas: usize) -> Result<usize> {
         let (flag, batch) = match (self.global_batch_size, self.batch_size) {
             (Some(global), _) => ("--global-batch-size", global),
             (None, each) => {
-                let each = each.unwrap_or(usual);
+                let each = each.unwrap_or(default);
                 ("--batch-size", each.saturating_mul(replicas))
             }
         };

@@ -1,8 +1,8 @@
-//! What files say of how their model was made and fed.
+//! The preprocessing of a model's inputs, as recorded in its files.
 
 use crate::args::Rescale;
-use crate::data::{MOST_CLASSES, numbered};
-use crate::network::{Network, USUAL_CLASSES};
+use crate::data::{MAX_CLASSES, numbered_classes};
+use crate::network::{DEFAULT_CLASSES, Network};
 use anyhow::{Context, Result, bail};
 use phalanx::data::{Pixels, Samples};
 use phalanx::datasets::TableEncoding;
@@ -12,80 +12,86 @@ use phalanx::text::{brief, shown};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// The key of an [`Origin`] in a file.
+/// The key of an [`Preprocessing`] in a file.
 const KEY: &str = "origin";
 
-/// Numbers of a sample: an image of 4096 by 4096 in four channels.
-const MOST_CELLS: usize = 1 << 26;
-/// Bytes of a class' name.
-const MOST_NAME: usize = 1000;
+/// Maximum number of elements of a sample: an image of 4096 by 4096 with four channels.
+const MAX_SAMPLE_LEN: usize = 1 << 26;
+/// Maximum length of a class name, in bytes.
+const MAX_CLASS_NAME_BYTES: usize = 1000;
 
-/// How inputs become numbers.
+/// How inputs are scaled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scale {
-    /// Bytes from 0 to 1; other numbers as they are.
+    /// Bytes from 0 to 1; other numbers unchanged.
     #[default]
     Unit,
-    /// As they are, bytes from 0 to 255.
+    /// Unchanged, bytes from 0 to 255.
     Bytes,
-    /// As ResNet50's ImageNet weights want them: blue first, less the mean of each channel.
+    /// As ResNet50's ImageNet weights expect: BGR channels, minus the mean of each channel.
     Imagenet,
-    /// By a factor and an offset, bytes or not.
+    /// By a factor and an offset, for bytes and floats.
     Rescale(Rescale),
 }
 
-/// What a model was made for: enough to build a network again and to feed it as it was trained.
+/// The data and preprocessing of a model: enough to rebuild a network by name and to preprocess its inputs as in training.
+///
+/// Serialised as JSON into the metadata of the model's files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Origin {
-    /// The network's name; none for a model that a file described.
+pub struct Preprocessing {
+    /// The network's name; `None` for a model from a file.
     pub network: Option<String>,
-    /// What it was trained on.
+    /// The data that it was trained on.
     pub data: String,
     /// Dimensions of a sample; empty for a model with several inputs.
     pub input: Vec<usize>,
-    /// Names of the classes, in the order of their numbers; empty for a model that does not tell classes apart.
+    /// Class names in index order; empty if the model is not a classifier.
     pub classes: Vec<String>,
-    /// The mean of the training samples' bytes, taken from every sample.
+    /// The mean of the training samples' bytes, subtracted from every sample.
     pub mean: Option<Vec<f32>>,
-    /// What is done to inputs.
+    /// How inputs are scaled.
     #[serde(default)]
     pub scale: Scale,
-    /// The share of the rows that was held back to test on.
+    /// The fraction of the rows that was held out for testing.
     #[serde(default)]
     pub test_split: Option<f64>,
-    /// How the columns of a table became numbers.
+    /// The encoding of a table's columns.
     #[serde(default)]
     pub table: Option<TableEncoding>,
-    /// Whether arrays were brought to another size as asked.
+    /// Whether arrays were resized on request.
     #[serde(default)]
     pub resized: bool,
 }
 
-/// Fails where a sample of these dimensions is larger than any that a model is fed.
-pub fn check_sample(dims: &[usize]) -> Result<()> {
-    let cells = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
-    if cells.is_none_or(|cells| cells > MOST_CELLS) {
-        bail!("expected samples of at most {MOST_CELLS} numbers, received {dims:?}");
+/// Fails if a sample of these dimensions exceeds [`MAX_SAMPLE_LEN`].
+pub fn check_sample_size(dims: &[usize]) -> Result<()> {
+    let elements = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+    if elements.is_none_or(|elements| elements > MAX_SAMPLE_LEN) {
+        bail!("expected samples of at most {MAX_SAMPLE_LEN} numbers, received {dims:?}");
     }
     Ok(())
 }
 
-impl Origin {
-    /// A network as it usually is, for ten classes; of a thousand with ImageNet's weights.
-    pub fn usual(network: Network, of_imagenet: bool) -> Origin {
-        let (count, scale) = match of_imagenet {
+impl Preprocessing {
+    /// The default of a network: ten classes, or a thousand with ImageNet weights.
+    pub fn default_for(network: Network, has_imagenet_weights: bool) -> Preprocessing {
+        let (count, scale) = match has_imagenet_weights {
             true => (1000, Scale::Imagenet),
-            false if network.centred() => (USUAL_CLASSES, Scale::Bytes),
-            false => (USUAL_CLASSES, Scale::Unit),
+            false if network.subtracts_mean() => (DEFAULT_CLASSES, Scale::Bytes),
+            false => (DEFAULT_CLASSES, Scale::Unit),
         };
-        let origin = Origin::unnamed("glyphs", network.usual_input(), numbered(count));
-        Origin { scale, ..origin }.named(Some(network))
+        let preprocessing = Preprocessing::for_model_file(
+            "glyphs",
+            network.default_input(),
+            numbered_classes(count),
+        );
+        Preprocessing { scale, ..preprocessing }.with_network(Some(network))
     }
 
-    /// For the model of a file, which is fed as Keras would feed it.
-    pub fn unnamed(data: &str, input: Vec<usize>, classes: Vec<String>) -> Origin {
-        Origin {
+    /// The default of a model from a file: inputs are fed as Keras would feed them.
+    pub fn for_model_file(data: &str, input: Vec<usize>, classes: Vec<String>) -> Preprocessing {
+        Preprocessing {
             network: None,
             data: data.into(),
             input,
@@ -98,71 +104,77 @@ impl Origin {
         }
     }
 
-    /// For a network by name.
-    pub fn named(self, network: Option<Network>) -> Origin {
-        Origin { network: network.map(Network::name), ..self }
+    /// The same for a network by name.
+    pub fn with_network(self, network: Option<Network>) -> Preprocessing {
+        Preprocessing { network: network.map(Network::name), ..self }
     }
 
-    /// What a file says of itself, if anything.
-    pub fn read(path: &Path) -> Result<Option<Origin>> {
-        let notes = read_metadata(path)?;
-        let Some(text) = notes.get(KEY) else { return Ok(None) };
+    /// Reads the record in a file, if any.
+    pub fn read(path: &Path) -> Result<Option<Preprocessing>> {
+        let metadata = read_metadata(path)?;
+        let Some(text) = metadata.get(KEY) else { return Ok(None) };
         let file = shown(path.display());
-        let origin: Origin = serde_json::from_str(text)
+        let preprocessing: Preprocessing = serde_json::from_str(text)
             .with_context(|| format!("{file}: its origin cannot be read"))?;
-        if let Some(name) = origin.network.as_ref().filter(|name| Network::by_name(name).is_none())
+        if let Some(name) =
+            preprocessing.network.as_ref().filter(|name| Network::by_name(name).is_none())
         {
             bail!("{file}: unknown network '{}'", shown(brief(name)));
         }
-        let cells = origin.input.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
-        let cells = cells.filter(|cells| (1..=MOST_CELLS).contains(cells));
-        let least = usize::from(origin.network.is_some());
-        if cells.is_none() || !(least..=MOST_CLASSES).contains(&origin.classes.len()) {
-            let (input, classes) = (&origin.input, origin.classes.len());
+        let elements = preprocessing.input.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        let elements = elements.filter(|elements| (1..=MAX_SAMPLE_LEN).contains(elements));
+        let min_classes = usize::from(preprocessing.network.is_some());
+        if elements.is_none() || !(min_classes..=MAX_CLASSES).contains(&preprocessing.classes.len())
+        {
+            let (input, classes) = (&preprocessing.input, preprocessing.classes.len());
             bail!("{file}: its origin has {classes} classes of {input:?}");
         }
-        if origin.mean.as_ref().is_some_and(|mean| Some(mean.len()) != cells) {
+        if preprocessing.mean.as_ref().is_some_and(|mean| Some(mean.len()) != elements) {
             bail!("{file}: expected a mean of the input's size");
         }
-        if let Some(name) = origin.classes.iter().find(|name| name.len() > MOST_NAME) {
+        if let Some(name) =
+            preprocessing.classes.iter().find(|name| name.len() > MAX_CLASS_NAME_BYTES)
+        {
             let received = shown(brief(name));
-            bail!("{file}: expected names of at most {MOST_NAME} bytes, received '{received}'");
+            bail!(
+                "{file}: expected names of at most {MAX_CLASS_NAME_BYTES} bytes, received '{received}'"
+            );
         }
-        Ok(Some(origin))
+        Ok(Some(preprocessing))
     }
 
-    /// Whether it was trained on data of this name, however a path is spelled.
-    pub fn is_of(&self, name: &str) -> bool {
-        let whole = |path: &str| std::fs::canonicalize(path).ok();
-        self.data == name || whole(name).is_some_and(|path| Some(path) == whole(&self.data))
+    /// Whether the model was trained on data of this name. Paths are compared after canonicalization.
+    pub fn was_trained_on(&self, name: &str) -> bool {
+        let canonical = |path: &str| std::fs::canonicalize(path).ok();
+        self.data == name || canonical(name).is_some_and(|path| Some(path) == canonical(&self.data))
     }
 
-    /// The same with inputs scaled as asked, if anything was asked.
-    pub fn rescaled(self, asked: Option<Rescale>) -> Origin {
-        match asked {
-            Some(rescale) => Origin { scale: Scale::Rescale(rescale), mean: None, ..self },
+    /// The same with the requested scaling, if any.
+    pub fn rescaled(self, requested: Option<Rescale>) -> Preprocessing {
+        match requested {
+            Some(rescale) => Preprocessing { scale: Scale::Rescale(rescale), mean: None, ..self },
             None => self,
         }
     }
 
-    /// The network, where it is one by name.
+    /// The network, if it is one by name.
     pub fn network(&self) -> Option<Network> {
         Network::by_name(self.network.as_deref()?)
     }
 
-    /// Lets a model's files say what this says.
-    pub fn note(&self, model: &Model) -> Result<()> {
+    /// Records this in the metadata of a model, which is saved with its files.
+    pub fn store_in(&self, model: &Model) -> Result<()> {
         model.set_metadata(KEY, serde_json::to_string(self)?);
         Ok(())
     }
 
-    /// Whether inputs are fed in another way than as they are.
+    /// Whether inputs are scaled or centered.
     pub fn is_scaled(&self) -> bool {
         self.mean.is_some() || self.scale != Scale::Bytes
     }
 
-    /// What is done to inputs, in words; `bytes` says whether they are kept as such.
-    pub fn scaling(&self, bytes: bool) -> String {
+    /// Describes the scaling. `bytes` tells whether inputs are stored as bytes.
+    pub fn describe_scaling(&self, bytes: bool) -> String {
         match (&self.mean, self.scale) {
             (Some(_), _) => "less the mean of the training inputs".into(),
             (None, Scale::Unit) if bytes => "bytes divided by 255".into(),
@@ -178,10 +190,10 @@ impl Origin {
         }
     }
 
-    /// Samples in the input's dimensions: resized, reshaped and scaled.
-    pub fn shape(&self, samples: &Samples) -> Result<Samples> {
+    /// Resizes, reshapes and scales samples to the dimensions of the input.
+    pub fn apply(&self, samples: &Samples) -> Result<Samples> {
         let mut samples = samples.clone();
-        // Grey images come with or without their one channel.
+        // Grayscale images may lack the channel axis.
         if let (&[n, height, width], [_, _, 1]) = (samples.dims(), &self.input[..]) {
             samples = samples.reshape([n, height, width, 1]).context("one channel")?;
         }
@@ -215,18 +227,18 @@ impl Origin {
     }
 }
 
-/// Images as ImageNet's weights want them; bytes stay bytes until they are fed.
+/// Preprocesses images for ImageNet weights. Bytes are converted only when a batch is made.
 fn imagenet(samples: Samples) -> Result<Samples> {
     let pixels = match samples.raw() {
         Samples::Pixels(pixels) => pixels,
         Samples::Tensor(tensor) => return Ok(applications::resnet50_preprocess(&tensor)?.into()),
     };
     let dims = Samples::from(pixels.clone()).dims().to_vec();
-    // Black becomes what is taken from every image.
+    // A black image preprocessed is the negative mean.
     let black = applications::resnet50_preprocess(&Tensor::zeros(dims[1..].to_vec()))?;
     let mean = black.f32().unwrap_or_default().iter().map(|v| -v).collect::<Vec<f32>>();
-    let blue_first = pixels.bytes().as_chunks().0.iter().flat_map(|&[r, g, b]| [b, g, r]);
-    let swapped = Pixels::new(dims.clone(), blue_first.collect(), 1.0).context("three channels")?;
+    let bgr = pixels.bytes().as_chunks().0.iter().flat_map(|&[r, g, b]| [b, g, r]);
+    let swapped = Pixels::new(dims.clone(), bgr.collect(), 1.0).context("three channels")?;
     Ok(Samples::from(swapped).subtract(&Tensor::new(dims[1..].to_vec(), mean)?)?)
 }
 
@@ -235,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn imagenet_images_are_fed_as_the_library_prepares_them() {
+    fn imagenet_images_are_preprocessed_as_by_the_library() {
         let bytes: Vec<u8> = (0..2 * 12).map(|i| (i * 10) as u8).collect();
         let floats = bytes.iter().map(|b| f32::from(*b)).collect::<Vec<f32>>();
         let images = Samples::from(Pixels::new([2, 2, 2, 3], bytes, 255.0).unwrap());

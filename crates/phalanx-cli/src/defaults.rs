@@ -1,0 +1,32 @@
+//! Training defaults of the networks, for arguments that the command line leaves out.
+
+use crate::args::{Augment, Schedule, Train};
+use crate::model_spec::ModelSpec;
+use crate::network::Network;
+use phalanx::prelude::*;
+
+/// Fills in the defaults for a global batch of `batch` samples. They do not depend on the number of replicas.
+pub fn fill(args: &Train, spec: &ModelSpec, batch: usize) -> Train {
+    let mut args = args.clone();
+    // As in its tutorial, but with a higher rate, which gains at least one percent of accuracy.
+    let googlenet = spec.network() == Some(Network::Minigooglenet);
+    if googlenet && args.optimizer.is_none() {
+        args.lr.get_or_insert(0.1 * batch.min(256) as f64 / 256.0);
+    }
+    let default = if googlenet { Schedule::Poly } else { Schedule::Constant };
+    args.schedule.get_or_insert(default);
+    if args.augment.is_empty() && googlenet {
+        args.augment = vec![Augment::Shift, Augment::Flip];
+    }
+    args.augment.retain(|kind| *kind != Augment::None);
+    args
+}
+
+/// The default number of samples per replica. Small batches of 32x32 images do not keep a GPU busy.
+pub fn batch_size(spec: &ModelSpec, strategy: &MirroredStrategy) -> usize {
+    let on_gpus = strategy.devices().iter().all(|d| d.kind == DeviceKind::Gpu);
+    match spec.network() {
+        Some(Network::Minigooglenet) if on_gpus => 256,
+        _ => spec.default_batch_size(),
+    }
+}
