@@ -4,7 +4,7 @@ use crate::choice::{Choice, Optional, Vocabulary, by_serde_name};
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
-use crate::layer::{Cx, WeightSpec};
+use crate::layer::{LayerContext, WeightSpec};
 use crate::regularizers::Regularizer;
 use phalanx_graph::{ConvGeom, NodeId};
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -149,7 +149,7 @@ impl<'de> Deserialize<'de> for Nothing {
 }
 
 /// The one input of a layer that takes one.
-pub(crate) fn single(cx: &Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+pub(crate) fn single(cx: &LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
     match inputs {
         [x] => Ok(*x),
         _ => Err(cx.argument("inputs", "1", inputs.len())),
@@ -157,12 +157,12 @@ pub(crate) fn single(cx: &Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
 }
 
 /// The shape of a value as Keras prints it.
-pub(crate) fn shape_text(cx: &mut Cx<'_>, x: NodeId) -> String {
+pub(crate) fn shape_text(cx: &mut LayerContext<'_>, x: NodeId) -> String {
     cx.graph().ty(x).shape_text()
 }
 
 /// The one input of a layer that takes an image, and its height, width and channels.
-pub(crate) fn image(cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<(NodeId, [usize; 3])> {
+pub(crate) fn image(cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<(NodeId, [usize; 3])> {
     let x = single(cx, inputs)?;
     match cx.dims(x)[..] {
         [h, w, c] if h > 0 && w > 0 && c > 0 => Ok((x, [h, w, c])),
@@ -174,22 +174,22 @@ pub(crate) fn image(cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<(NodeId, [usiz
 }
 
 /// Fails unless a size is at least one.
-pub(crate) fn at_least_one(cx: &Cx<'_>, argument: &str, size: usize) -> Result<()> {
+pub(crate) fn at_least_one(cx: &LayerContext<'_>, argument: &str, size: usize) -> Result<()> {
     if size > 0 { Ok(()) } else { Err(cx.argument(argument, "1 or more", size)) }
 }
 
 /// Fails unless both sizes are at least one.
-pub(crate) fn both_at_least_one(cx: &Cx<'_>, argument: &str, sizes: Pair) -> Result<()> {
+pub(crate) fn both_at_least_one(cx: &LayerContext<'_>, argument: &str, sizes: Pair) -> Result<()> {
     if sizes.0.contains(&0) { Err(cx.argument(argument, "1 or more", sizes)) } else { Ok(()) }
 }
 
 /// Fails unless a number is finite.
-pub(crate) fn finite(cx: &Cx<'_>, argument: &str, number: f64) -> Result<()> {
+pub(crate) fn finite(cx: &LayerContext<'_>, argument: &str, number: f64) -> Result<()> {
     if number.is_finite() { Ok(()) } else { Err(cx.argument(argument, "a finite number", number)) }
 }
 
 /// Fails unless a number is finite and not negative.
-pub(crate) fn not_negative(cx: &Cx<'_>, argument: &str, number: f64) -> Result<()> {
+pub(crate) fn not_negative(cx: &LayerContext<'_>, argument: &str, number: f64) -> Result<()> {
     if number.is_finite() && number >= 0.0 {
         Ok(())
     } else {
@@ -198,7 +198,7 @@ pub(crate) fn not_negative(cx: &Cx<'_>, argument: &str, number: f64) -> Result<(
 }
 
 /// An axis of one sample from Keras' axis, which counts the batch as 0 and may be negative.
-pub(crate) fn row_axis(cx: &mut Cx<'_>, x: NodeId, axis: i64) -> Result<usize> {
+pub(crate) fn row_axis(cx: &mut LayerContext<'_>, x: NodeId, axis: i64) -> Result<usize> {
     let rank = cx.dims(x).len() as i64 + 1;
     let positive = if axis < 0 { axis.saturating_add(rank) } else { axis };
     if (1..rank).contains(&positive) {
@@ -210,7 +210,7 @@ pub(crate) fn row_axis(cx: &mut Cx<'_>, x: NodeId, axis: i64) -> Result<usize> {
 
 /// Swaps an axis of one sample with the last, or does nothing where it is the last; doing it twice
 /// undoes it.
-pub(crate) fn swap_with_last(cx: &mut Cx<'_>, x: NodeId, axis: usize) -> Result<NodeId> {
+pub(crate) fn swap_with_last(cx: &mut LayerContext<'_>, x: NodeId, axis: usize) -> Result<NodeId> {
     let rank = cx.dims(x).len();
     if axis + 1 == rank {
         return Ok(x);
@@ -221,7 +221,11 @@ pub(crate) fn swap_with_last(cx: &mut Cx<'_>, x: NodeId, axis: usize) -> Result<
 }
 
 /// Fails where the elements of one sample cannot be counted.
-pub(crate) fn countable(cx: &Cx<'_>, argument: &str, dims: &[Option<usize>]) -> Result<Vec<usize>> {
+pub(crate) fn countable(
+    cx: &LayerContext<'_>,
+    argument: &str,
+    dims: &[Option<usize>],
+) -> Result<Vec<usize>> {
     let known: Option<Vec<usize>> = dims.iter().copied().collect();
     let counted = known.filter(|dims| {
         dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).is_some_and(|n| n < MOST)
@@ -248,7 +252,12 @@ pub(crate) struct Window<'a> {
 
 impl Window<'_> {
     /// Checks the window against an input image and resolves its padding.
-    pub fn geometry(&self, cx: &Cx<'_>, input: [usize; 3], channels: usize) -> Result<ConvGeom> {
+    pub fn geometry(
+        &self,
+        cx: &LayerContext<'_>,
+        input: [usize; 3],
+        channels: usize,
+    ) -> Result<ConvGeom> {
         let sizes =
             [(self.key, self.size), ("strides", self.strides), ("dilation_rate", self.dilation)];
         for (argument, size) in sizes {
@@ -288,7 +297,12 @@ pub(crate) struct Terms<'a> {
 
 impl Terms<'_> {
     /// Declares the layer's next weight.
-    pub fn weight(&self, cx: &mut Cx<'_>, name: &'static str, dims: &[usize]) -> Result<NodeId> {
+    pub fn weight(
+        &self,
+        cx: &mut LayerContext<'_>,
+        name: &'static str,
+        dims: &[usize],
+    ) -> Result<NodeId> {
         let initializer = *self.initializer.get()?;
         if let Err(expected) = initializer.fits(dims) {
             let expected = format!("a weight of {expected} for its initializer");

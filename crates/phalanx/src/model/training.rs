@@ -6,7 +6,7 @@ use self::epoch::Feeder;
 use super::Logs;
 use super::evaluate::evaluate;
 use super::fit::Fit;
-use super::run_setup::{self, Setup};
+use super::run_config::{self, RunConfig};
 use super::run_state::{Header, Position, RunState};
 use super::session::{Session, StepKind, Tally};
 use super::source::VALIDATION;
@@ -255,13 +255,13 @@ impl<'a> Training<'a> {
     fn resume(&mut self, state: RunState) -> Result<Vec<(String, CallbackState)>> {
         let RunState { header, tensors, callbacks, .. } = state;
         let setup = self.setup();
-        setup.check(&header.setup)?;
+        setup.check(&header.config)?;
         if !self.tally.alike(&header.tally) {
             let expected = "as many losses and metrics as it had";
-            return Err(Error::argument(run_setup::OWNER, "compile", expected, "others"));
+            return Err(Error::argument(run_config::OWNER, "compile", expected, "others"));
         }
         self.session.state.check(&self.session.def.name, &header.counters)?;
-        for change in setup.changes(&header.setup) {
+        for change in setup.changes(&header.config) {
             warning!("{change}");
         }
         self.session.set_state(&header.counters, &tensors, setup.batch_size)?;
@@ -368,9 +368,9 @@ impl<'a> Training<'a> {
         self.fingerprints.get_or_init(|| [Some(self.data), self.validation].map(of))
     }
 
-    fn setup(&self) -> Setup {
+    fn setup(&self) -> RunConfig {
         let [data, validation] = self.fingerprints().clone();
-        Setup {
+        RunConfig {
             model: self.session.def.name.clone(),
             batch_size: self.data.batch_size(),
             samples: self.data.len(),
@@ -429,7 +429,7 @@ impl<'a> Training<'a> {
             history: self.history.clone(),
             seconds: self.seconds(),
             stopped: self.stop,
-            setup: self.setup(),
+            config: self.setup(),
         };
         let notes = saving::notes(&self.session.def, Some(&self.session.compile_config()));
         let state = |c: &mut Box<dyn Callback>| Ok((c.name().to_string(), c.state()?));

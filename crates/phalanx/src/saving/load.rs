@@ -141,7 +141,9 @@ impl Load {
         model.compile(compile).map_err(in_file)?;
         // Versions before 3 kept other variables in legacy files; then the optimizer starts anew.
         let old = config.contains_key("optimizer_config");
-        let (Some(engine), Some((iteration, variables))) = (model.trainer_mut(), variables) else {
+        let (Some(engine), Some((iteration, variables))) =
+            (model.compiled_session_mut(), variables)
+        else {
             return Ok(());
         };
         match engine.set_training_state(iteration, &variables) {

@@ -7,7 +7,7 @@ use super::uniform;
 use crate::choice::Choice;
 use crate::data::FillMode;
 use crate::error::Result;
-use crate::layer::Cx;
+use crate::layer::LayerContext;
 use phalanx_graph::ops::{self, Epilogue, SampleGeom};
 use phalanx_graph::{NodeId, Op};
 
@@ -44,7 +44,7 @@ impl<const N: usize> Affine<N> {
     /// ranges; otherwise leaves the image as it is.
     pub fn at_random(
         self,
-        cx: &mut Cx<'_>,
+        cx: &mut LayerContext<'_>,
         geom: SampleGeom,
         x: NodeId,
         ranges: [[f64; 2]; N],
@@ -60,7 +60,7 @@ impl<const N: usize> Affine<N> {
 
     /// Declares the constants. To be called in training and in inference alike: all programs of a
     /// model share one table of parameters.
-    pub fn declare(&self, cx: &mut Cx<'_>) -> Maps {
+    pub fn declare(&self, cx: &mut LayerContext<'_>) -> Maps {
         let slopes = self.slopes.iter().flatten().map(|v| *v as f32).collect();
         let base = self.base.iter().map(|v| *v as f32).collect();
         Maps {
@@ -72,7 +72,7 @@ impl<const N: usize> Affine<N> {
 
 impl Maps {
     /// The matrix of each sample from its parameters.
-    pub fn matrix(&self, cx: &mut Cx<'_>, parameters: NodeId) -> Result<NodeId> {
+    pub fn matrix(&self, cx: &mut LayerContext<'_>, parameters: NodeId) -> Result<NodeId> {
         let dot = Op::Dot(Epilogue { bias: true, relu: false });
         Ok(cx.graph().push(dot, &[parameters, self.slopes, self.base])?)
     }
@@ -87,7 +87,7 @@ pub(super) struct Reading<'a> {
 
 impl Reading<'_> {
     /// The attributes for an image that keeps its size.
-    pub fn geometry(&self, cx: &Cx<'_>, input: [usize; 3]) -> Result<SampleGeom> {
+    pub fn geometry(&self, cx: &LayerContext<'_>, input: [usize; 3]) -> Result<SampleGeom> {
         finite(cx, "fill_value", self.fill_value)?;
         let fill = match self.fill_mode.get()? {
             FillMode::Constant => ops::FillMode::Constant,
@@ -109,7 +109,7 @@ pub(super) fn whole_pixels(input: [usize; 3], output: [usize; 2]) -> SampleGeom 
 
 /// Reads an image through a matrix of each sample's own.
 pub(super) fn sample(
-    cx: &mut Cx<'_>,
+    cx: &mut LayerContext<'_>,
     geom: SampleGeom,
     x: NodeId,
     matrix: NodeId,

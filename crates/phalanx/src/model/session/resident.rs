@@ -106,7 +106,7 @@ impl Session {
         data.epoch(0, 0, 0)?.next(&mut batch)?;
         self.checks.check(&batch, true)?;
         for (i, samples) in table.inputs.iter().enumerate() {
-            self.checks.check_rows_of(i, samples, 0..samples.rows(), "")?;
+            self.checks.check_sample_rows(i, samples, 0..samples.rows(), "")?;
         }
         for (i, target) in table.targets.iter().enumerate() {
             self.checks.check_labels(i, target, 0..target.rows(), 0, &"")?;

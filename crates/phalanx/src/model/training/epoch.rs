@@ -4,10 +4,10 @@ use super::{OnNan, Training};
 use crate::data::{Dataset, Epoch, HostBatch, LocalShard};
 use crate::error::{Error, Result};
 use crate::model::Logs;
+use crate::model::multi_step::StepGroup;
 use crate::model::run_state::Position;
 use crate::model::session::{Accumulation, BatchOrigin, ResidentTable, Session, StepKind};
 use crate::model::source::TRAINING;
-use crate::model::turns::Group;
 use crate::warnings::warning;
 use std::time::Instant;
 
@@ -121,7 +121,7 @@ impl Training<'_> {
     pub(super) fn train_epoch_kept(&mut self, kept: &ResidentTable) -> Result<()> {
         let Some(data) = self.data.in_memory() else { return Ok(()) };
         let mut picks = data.picks(self.session.state.seed, self.at.pass, self.at.taken)?;
-        let (mut now, mut next) = (Group::default(), Group::default());
+        let (mut now, mut next) = (StepGroup::default(), StepGroup::default());
         now.fill(&mut next, &mut *picks, self.together(kept))?;
         while !now.batches().is_empty() && !self.stop {
             if self.watched() {

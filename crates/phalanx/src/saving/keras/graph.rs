@@ -2,7 +2,7 @@
 
 use super::read::brief;
 use crate::error::{Error, Result};
-use crate::model::{Callee, Form, Kind, Symbol};
+use crate::model::{Callee, IoStructure, Kind, Symbol};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 
@@ -164,13 +164,13 @@ impl<'a> Graph<'a> {
     }
 
     /// The model's inputs or outputs: one, a list, or named ones.
-    pub fn ends(&self, key: &str, value: &Value) -> Result<(Vec<Symbol>, Form)> {
+    pub fn ends(&self, key: &str, value: &Value) -> Result<(Vec<Symbol>, IoStructure)> {
         let single = |v: &Value| v.get(0).is_some_and(Value::is_string);
-        let (list, form): (Vec<&Value>, Form) = match value {
-            Value::Array(_) if single(value) => (vec![value], Form::One),
-            Value::Array(list) => (list.iter().collect(), Form::List),
+        let (list, form): (Vec<&Value>, IoStructure) = match value {
+            Value::Array(_) if single(value) => (vec![value], IoStructure::Single),
+            Value::Array(list) => (list.iter().collect(), IoStructure::List),
             Value::Object(map) => {
-                (map.values().collect(), Form::Names(map.keys().cloned().collect()))
+                (map.values().collect(), IoStructure::Dict(map.keys().cloned().collect()))
             }
             _ => {
                 let expected = "[layer, call, output] or several of them";

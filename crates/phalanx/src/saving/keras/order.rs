@@ -76,7 +76,7 @@ pub(super) fn identity(layer: &LayerHandle) -> *const () {
 
 /// Whether a model can be listed as a chain: every member called once, each on the one before.
 pub(super) fn is_chain(def: &Definition) -> bool {
-    let chained = |pair: &[crate::model::Placed]| {
+    let chained = |pair: &[crate::model::ModelCall]| {
         let before = Arc::as_ptr(&pair[0].call);
         matches!(&pair[1].call.inputs[..], [x] if x.id() == before && x.output == 0)
     };
@@ -119,12 +119,12 @@ fn first_met(def: &Definition) -> Vec<i64> {
 fn depths(def: &Definition) -> Vec<usize> {
     let mut of_call: HashMap<*const Call, usize> = HashMap::new();
     let mut of_member = vec![0; def.members.len()];
-    for placed in def.calls.iter().rev() {
-        let depth = of_call.get(&Arc::as_ptr(&placed.call)).copied().unwrap_or(0);
+    for model_call in def.calls.iter().rev() {
+        let depth = of_call.get(&Arc::as_ptr(&model_call.call)).copied().unwrap_or(0);
         // A shared layer is as deep as its deepest call.
-        let depth = depth.max(of_member[placed.member]);
-        of_member[placed.member] = depth;
-        for operand in &placed.call.inputs {
+        let depth = depth.max(of_member[model_call.member]);
+        of_member[model_call.member] = depth;
+        for operand in &model_call.call.inputs {
             let below = of_call.entry(operand.id()).or_default();
             *below = (*below).max(depth + 1);
         }

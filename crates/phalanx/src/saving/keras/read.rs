@@ -230,10 +230,10 @@ impl Reader {
         }
         let size = self.size(&owner, graph.calls())?;
         graph.connect()?;
-        let (inputs, input_form) = graph.ends("input_layers", get("input_layers"))?;
-        let (outputs, output_form) = graph.ends("output_layers", get("output_layers"))?;
+        let (inputs, input_structure) = graph.ends("input_layers", get("input_layers"))?;
+        let (outputs, output_structure) = graph.ends("output_layers", get("output_layers"))?;
         let mut def = Definition::new(name, Kind::Functional, inputs, outputs)?;
-        (def.input_form, def.output_form) = (input_form, output_form);
+        (def.input_structure, def.output_structure) = (input_structure, output_structure);
         Ok((def, size))
     }
 }

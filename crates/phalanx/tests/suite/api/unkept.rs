@@ -88,7 +88,7 @@ fn what_keras_files_have_no_place_for_is_said() {
     let mut model = compiled(SGD::new(CosineDecay::new(0.1, 9)));
     model.set_learning_rate(0.02).unwrap();
     let lines = said(directory.path(), || model.save(&path).unwrap());
-    let words = "the learning rate 0.02 set in the place of a schedule (BackupAndRestore keeps it)";
+    let words = "the learning rate 0.02 set in place of a schedule (BackupAndRestore keeps it)";
     assert_eq!(lines, [format!("model.keras: not kept: {words}")]);
     // Batches that `fit` gathers are not Keras'; a checkpoint in their midst says so once.
     let mut model = super::classifier();
@@ -100,6 +100,6 @@ fn what_keras_files_have_no_place_for_is_said() {
         model.fit(clouds(8), fit).unwrap();
     });
     let words =
-        "the gradients of 1 batches gathered towards an update (BackupAndRestore keeps them)";
+        "the gradients of 1 batches accumulated towards an update (BackupAndRestore keeps them)";
     assert_eq!(lines, [format!("model.keras: not kept: {words}")]);
 }
