@@ -107,7 +107,7 @@ struct Owner {
 }
 
 impl Owner {
-    fn is(&self, executor: &SharedExecutor) -> bool {
+    fn is_executor(&self, executor: &SharedExecutor) -> bool {
         std::ptr::addr_eq(self.store.as_ptr(), Arc::as_ptr(executor))
     }
 }
@@ -175,7 +175,7 @@ impl LayerInstance {
     pub(crate) fn sync_from_other(&self, own: Option<&SharedExecutor>) -> Option<u64> {
         let owner = lock(&self.owner);
         if let Some(owner) = &*owner {
-            if own.is_some_and(|own| owner.is(own)) {
+            if own.is_some_and(|own| owner.is_executor(own)) {
                 return None;
             }
             if let Some(store) = owner.store.upgrade() {
@@ -192,7 +192,7 @@ impl LayerInstance {
 
     /// Copies the newest values to the host if `executor` has them, before it is dropped.
     pub(crate) fn release(&self, executor: &SharedExecutor) {
-        if lock(&self.owner).as_ref().is_some_and(|owner| owner.is(executor)) {
+        if lock(&self.owner).as_ref().is_some_and(|owner| owner.is_executor(executor)) {
             self.sync_to_host();
             *lock(&self.owner) = None;
         }
@@ -201,7 +201,7 @@ impl LayerInstance {
     /// Records that `executor` has the newest values, in the parameters `params`.
     pub(crate) fn set_owner(&self, executor: &SharedExecutor, params: &[ParamId]) {
         let mut owner = lock(&self.owner);
-        if !owner.as_ref().is_some_and(|owner| owner.is(executor)) {
+        if !owner.as_ref().is_some_and(|owner| owner.is_executor(executor)) {
             let store: Weak<Mutex<Box<dyn Executor>>> = Arc::downgrade(executor);
             *owner = Some(Owner { store, params: params.to_vec() });
         }

@@ -164,14 +164,14 @@ impl Compile {
 
     /// Returns `from_logits` of each loss, if it has that option.
     pub fn losses_from_logits(&self) -> Vec<Option<bool>> {
-        let of = |loss: &LossArgument| {
+        let from_logits = |loss: &LossArgument| {
             let config = match loss {
                 LossArgument::Value(loss) => loss.config(),
                 LossArgument::Name(name) => losses::get(name).ok()?.config(),
             };
             config.get("from_logits")?.as_bool()
         };
-        self.losses.iter().map(of).collect()
+        self.losses.iter().map(from_logits).collect()
     }
 
     /// Adds the loss of the next output.
@@ -224,8 +224,8 @@ impl Compile {
     }
 }
 
-/// `compile` with every name resolved.
-pub(crate) struct Resolved {
+/// The arguments of `compile` with all names resolved.
+pub(crate) struct ResolvedCompile {
     pub optimizer: Box<dyn Optimizer>,
     pub losses: Vec<Box<dyn Loss>>,
     pub loss_weights: Vec<f64>,
@@ -274,7 +274,8 @@ impl Compile {
         entries.into_iter().map(|(key, value)| (key.into(), value)).collect()
     }
 
-    pub(crate) fn resolve(self, outputs: usize) -> Result<Resolved> {
+    /// Looks up names and checks all arguments for a model with `outputs` outputs.
+    pub(crate) fn resolve(self, outputs: usize) -> Result<ResolvedCompile> {
         let described = match &self.described {
             Some(described) => described.clone(),
             None => self.describe(outputs),
@@ -283,9 +284,9 @@ impl Compile {
             OptimizerArgument::Value(o) => o,
             OptimizerArgument::Name(name) => optimizers::get(&name)?,
         };
-        let scaled = self.strategy.local().asked_policy() == Policy::MixedFloat16;
+        let needs_loss_scale = self.strategy.local().asked_policy() == Policy::MixedFloat16;
         let optimizer = match optimizer.inner() {
-            None if scaled => Box::new(LossScaleOptimizer::around(optimizer)),
+            None if needs_loss_scale => Box::new(LossScaleOptimizer::around(optimizer)),
             _ => optimizer,
         };
         optimizer.validate()?;
@@ -297,34 +298,34 @@ impl Compile {
                 LossArgument::Name(name) => losses::get(&name),
             })
             .collect::<Result<_>>()?;
-        let count = |what: &str, n: usize| {
+        let check_count = |argument: &str, n: usize| {
             if n == outputs {
                 return Ok(());
             }
-            Err(Error::argument("compile", what, format!("one per output, {outputs}"), n))
+            Err(Error::argument("compile", argument, format!("one per output, {outputs}"), n))
         };
-        count("loss", losses.len())?;
+        check_count("loss", losses.len())?;
         losses.iter().try_for_each(|l| l.validate())?;
         let loss_weights =
             if self.loss_weights.is_empty() { vec![1.0; outputs] } else { self.loss_weights };
-        count("loss_weights", loss_weights.len())?;
+        check_count("loss_weights", loss_weights.len())?;
         if let Some(bad) = loss_weights.iter().find(|w| !w.is_finite()) {
             return Err(Error::argument("compile", "loss_weights", "finite numbers", bad));
         }
         let mut metrics: Vec<Vec<(MetricArgument, bool)>> = vec![];
         metrics.resize_with(outputs, Vec::new);
-        for (what, lists, weighted) in
+        for (argument, lists, weighted) in
             [("metrics", self.metrics, false), ("weighted_metrics", self.weighted_metrics, true)]
         {
             if lists.len() > outputs {
-                count(what, lists.len())?;
+                check_count(argument, lists.len())?;
             }
-            for (all, list) in metrics.iter_mut().zip(lists) {
-                all.extend(list.into_iter().map(|m| (m, weighted)));
+            for (of_output, list) in metrics.iter_mut().zip(lists) {
+                of_output.extend(list.into_iter().map(|m| (m, weighted)));
             }
         }
         let (strategy, seed) = (self.strategy, self.seed);
-        Ok(Resolved { optimizer, losses, loss_weights, metrics, described, strategy, seed })
+        Ok(ResolvedCompile { optimizer, losses, loss_weights, metrics, described, strategy, seed })
     }
 }
 

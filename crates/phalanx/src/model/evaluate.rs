@@ -72,7 +72,7 @@ impl Model {
         let mut progress = Progress::stdout(session.workers.verbose(arguments.verbose)?);
         let source = data.into_source()?.in_order();
         let data = source.prepare(session, arguments.batch_size, true, DATA)?.dataset();
-        session.check_pass(&*data)?;
+        session.check_same_inputs(&*data)?;
         let logs = evaluate(session, (&*data, DATA), Some(&mut progress), &Interrupt::new())?;
         Ok(logs.unwrap_or_default())
     }
@@ -135,7 +135,7 @@ impl Model {
             session.weights.sync_to_devices()?;
             let progress = Progress::stdout(session.workers.verbose(arguments.verbose)?);
             let data = source.prepare(session, arguments.batch_size, false, DATA)?.dataset();
-            session.check_pass(&*data)?;
+            session.check_same_inputs(&*data)?;
             Ok((progress, data, session.worker_shard()))
         })?;
         let dims = self.output_shapes();

@@ -111,7 +111,7 @@ impl Model {
     /// Returns the memory that a step needs for each replica on the devices the model was compiled for.
     ///
     /// # Errors
-    /// Like [`Model::memory_plan`].
+    /// As for [`Model::memory_plan`].
     pub fn own_memory_plan(&self, kind: StepKind, batch_size: usize) -> Result<MemoryPlan> {
         self.with_planner("memory_plan", kind, |session| {
             let program = session.program(kind, batch_size)?;
@@ -169,11 +169,11 @@ impl Session {
         &self,
         kind: StepKind,
         batch: usize,
-        on: DeviceKind,
+        devices: DeviceKind,
         mesh: Mesh,
     ) -> Result<MemoryPlan> {
-        let program = self.program_on(kind, batch, mesh, on)?;
-        Ok(MemoryPlan::new(&program, on, self.accumulates()))
+        let program = self.program_on(kind, batch, mesh, devices)?;
+        Ok(MemoryPlan::new(&program, devices, self.accumulates()))
     }
 
     fn largest_batch(
@@ -181,11 +181,11 @@ impl Session {
         kind: StepKind,
         memory: usize,
         max_rows: usize,
-        on: DeviceKind,
+        devices: DeviceKind,
         mesh: Mesh,
     ) -> Result<Option<usize>> {
         let fits = |rows: usize| {
-            let plan = self.memory_plan(kind, rows * mesh.devices, on, mesh);
+            let plan = self.memory_plan(kind, rows * mesh.devices, devices, mesh);
             match plan {
                 Ok(plan) => Ok(plan.total() <= memory),
                 // The program's size overflows.
@@ -213,7 +213,7 @@ impl Session {
         let physical = phalanx_cpu::physical_memory();
         if total > physical {
             let (purpose, available) = ("a step".into(), Some(physical / replicas));
-            return Err(self.explain(
+            return Err(self.explain_out_of_memory(
                 ExecError::Memory { wanted, purpose, available },
                 kind,
                 batch,
@@ -228,14 +228,19 @@ impl Session {
     }
 
     /// Adds the planned memory and the largest batch that fits to an out-of-memory error.
-    pub(super) fn explain(&self, error: ExecError, kind: StepKind, batch: usize) -> Error {
+    pub(super) fn explain_out_of_memory(
+        &self,
+        error: ExecError,
+        kind: StepKind,
+        batch: usize,
+    ) -> Error {
         let ExecError::Memory { available: Some(available), .. } = error else {
             return error.into();
         };
-        let (on, mesh) = (self.placement.kind, self.mesh());
-        let Ok(plan) = self.memory_plan(kind, batch, on, mesh) else { return error.into() };
+        let (devices, mesh) = (self.placement.kind, self.mesh());
+        let Ok(plan) = self.memory_plan(kind, batch, devices, mesh) else { return error.into() };
         let smaller = (batch.div_ceil(mesh.devices) - 1).min(MAX_ROWS_PER_REPLICA);
-        let largest = self.largest_batch(kind, available, smaller, on, mesh);
+        let largest = self.largest_batch(kind, available, smaller, devices, mesh);
         let Ok(largest) = largest else { return error.into() };
         let (planned, source) = (plan.total(), Box::new(error));
         Error::Memory { batch, planned, available, largest, source }
@@ -445,7 +450,9 @@ mod tests {
             purpose: "activations on gpu:0".into(),
             available,
         };
-        let text = session.explain(lacking(Some(4 << 20)), StepKind::Train, 4096).to_string();
+        let text = session
+            .explain_out_of_memory(lacking(Some(4 << 20)), StepKind::Train, 4096)
+            .to_string();
         let found = text.split("the largest batch that fits is ").nth(1).expect(&text);
         let found: usize = found.parse().expect(&text);
         assert!((1..4096).contains(&found), "{text}");
@@ -454,9 +461,10 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("a batch of 4096") && text.contains("4,194,304 bytes"), "{text}");
-        let none = session.explain(lacking(Some(10)), StepKind::Train, 64).to_string();
+        let none =
+            session.explain_out_of_memory(lacking(Some(10)), StepKind::Train, 64).to_string();
         assert!(none.ends_with("not even a batch of one sample for each replica fits"), "{none}");
-        let unknown = session.explain(lacking(None), StepKind::Train, 64).to_string();
+        let unknown = session.explain_out_of_memory(lacking(None), StepKind::Train, 64).to_string();
         assert_eq!(unknown, lacking(None).to_string());
     }
 

@@ -25,7 +25,7 @@ enum VariableKind {
 
 impl Session {
     /// Returns the trainable weights in Keras' order.
-    fn trained_in_order(&self) -> Vec<&ModelWeight> {
+    fn trainable_weights(&self) -> Vec<&ModelWeight> {
         let mut out = vec![];
         for layer in layers_in_order(&self.def) {
             let of_layer = self.weights.all.iter().filter(|w| w.layer.same(&layer));
@@ -38,14 +38,14 @@ impl Session {
     fn variables(&self, slots: &[Slot], weights: usize) -> Vec<VariableKind> {
         let common = self.objective.optimizer.common();
         let mut groups: Vec<Vec<usize>> = vec![];
-        let own = slots.len() - usize::from(common.use_ema);
+        let own_slots = slots.len() - usize::from(common.use_ema);
         if common.use_ema {
-            groups.push(vec![own]);
+            groups.push(vec![own_slots]);
         }
         let mut next = 0;
-        while next < own {
+        while next < own_slots {
             let pair = slots[next].name == "momentum"
-                && slots[..own].get(next + 1).is_some_and(|s| s.name == "velocity");
+                && slots[..own_slots].get(next + 1).is_some_and(|s| s.name == "velocity");
             groups.push(if pair { vec![next, next + 1] } else { vec![next] });
             next += 1 + usize::from(pair);
         }
@@ -115,7 +115,7 @@ impl Session {
 
     fn training_state(&self) -> TrainingState {
         let slots = self.objective.optimizer.rule().slots;
-        let weights = self.trained_in_order();
+        let weights = self.trainable_weights();
         let executor = lock(&self.executor);
         let started = executor.slots() == slots.len() && !slots.is_empty();
         let (count, weight) = self.state.accumulated();
@@ -126,23 +126,23 @@ impl Session {
                 Variable { name: "variable".into(), dims: vec![], values: vec![value as f32] }
             }
             VariableKind::Slot(slot, w) => {
-                let fresh = || match slots[slot].init {
+                let initial = || match slots[slot].init {
                     SlotInit::Value(value) => value,
                     SlotInit::Weight => 0.0,
                 };
-                let of = |n: usize| match started {
+                let values = |n: usize| match started {
                     true => executor.slot(slot, weights[w].param),
-                    false => vec![fresh(); n],
+                    false => vec![initial(); n],
                 };
-                Variable::of(weights[w], &slots[slot].name, of)
+                Variable::for_weight(weights[w], &slots[slot].name, values)
             }
             VariableKind::Accumulated(w) => {
-                let of = |n: usize| match executor.accumulated(weights[w].param) {
+                let values = |n: usize| match executor.accumulated(weights[w].param) {
                     // Keras weights batches equally; a run of an earlier version weights them by rows.
                     Some(sum) if scale > 0.0 => sum.iter().map(|v| v * scale).collect(),
                     _ => vec![0.0; n],
                 };
-                Variable::of(weights[w], "gradient_accumulator", of)
+                Variable::for_weight(weights[w], "gradient_accumulator", values)
             }
         };
         let kinds = self.variables(&slots, weights.len());
@@ -196,7 +196,7 @@ impl Session {
         let found: Vec<&Tensor> = found.collect();
         let has_variables = !found.is_empty();
         let slots = self.objective.optimizer.rule().slots;
-        let trained = self.trained_in_order();
+        let trained = self.trainable_weights();
         let params: Vec<_> = trained.iter().map(|w| w.param).collect();
         let kinds = self.variables(&slots, params.len());
         if !found.is_empty() {
@@ -249,7 +249,12 @@ fn check(kinds: &[VariableKind], dims: &[Vec<usize>], found: &[&Tensor]) -> Resu
 }
 
 impl Variable {
-    fn of(weight: &ModelWeight, slot: &str, values: impl Fn(usize) -> Vec<f32>) -> Variable {
+    /// Creates the variable `slot` of a weight; `values` receives the weight's length.
+    fn for_weight(
+        weight: &ModelWeight,
+        slot: &str,
+        values: impl Fn(usize) -> Vec<f32>,
+    ) -> Variable {
         let weights = weight.layer.weights();
         let spec = &weights[weight.index].spec;
         let owner = weight.layer_name.replace('/', "_");

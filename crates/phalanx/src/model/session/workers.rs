@@ -19,7 +19,7 @@ pub(crate) struct Workers(pub Option<Cluster>);
 
 impl Workers {
     /// Returns whether there are several workers.
-    pub fn several(&self) -> bool {
+    pub fn is_distributed(&self) -> bool {
         self.0.is_some()
     }
 
@@ -47,7 +47,7 @@ impl Workers {
 
     /// Sends the run that the chief resumes to all workers.
     pub fn broadcast_run(&self, found: Option<RunState>) -> Result<Option<RunState>> {
-        if !self.several() {
+        if !self.is_distributed() {
             return Ok(found);
         }
         let mine = found.clone().map_or(Ok(vec![]), RunState::into_bytes)?;
@@ -61,7 +61,7 @@ impl Workers {
 
     /// Sends the path at which the chief saved the run to all workers.
     pub fn broadcast_path(&self, path: Option<PathBuf>) -> Result<Option<PathBuf>> {
-        if !self.several() {
+        if !self.is_distributed() {
             return Ok(path);
         }
         let text = path.map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
@@ -125,7 +125,7 @@ impl Session {
         self.weights.all.iter().for_each(|w| weights.floats(&executor.param(w.param)));
         let mut facts = vec![("version".to_string(), env!("CARGO_PKG_VERSION").to_string())];
         facts.extend(data.iter().map(|(name, value)| (name.to_string(), value.clone())));
-        let own = [
+        let session_facts = [
             ("model", format!("{} {}", self.def.name, digest(saving::structure(&self.def)))),
             (
                 "losses and metrics",
@@ -141,7 +141,7 @@ impl Session {
             ("notes of the model", digest(notes.join("\n"))),
             ("optimizer", self.objective.optimizer.class_name().into()),
         ];
-        facts.extend(own.map(|(name, value)| (name.into(), value)));
+        facts.extend(session_facts.map(|(name, value)| (name.into(), value)));
         let options = self.objective.optimizer.config().into_iter();
         facts.extend(
             options.map(|(name, value)| (format!("optimizer's {name}"), value.to_string())),
@@ -157,9 +157,9 @@ impl Session {
         }
     }
 
-    /// Fails if the workers would evaluate or predict on different data or with different models.
-    pub(crate) fn check_pass(&self, data: &dyn Dataset) -> Result<()> {
-        if !self.workers.several() {
+    /// Fails if the workers would evaluate or predict with different data or models.
+    pub(crate) fn check_same_inputs(&self, data: &dyn Dataset) -> Result<()> {
+        if !self.workers.is_distributed() {
             return Ok(());
         }
         let facts = [
