@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The kind of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ModelKind {
     /// A chain of layers.
     Sequential,
     /// An arbitrary graph of layers.
@@ -45,7 +45,7 @@ pub(crate) enum IoStructure {
 }
 
 impl IoStructure {
-    fn from_count(symbols: &[Symbol]) -> IoStructure {
+    fn for_symbols(symbols: &[Symbol]) -> IoStructure {
         if symbols.len() == 1 { IoStructure::Single } else { IoStructure::List }
     }
 }
@@ -54,7 +54,7 @@ impl IoStructure {
 #[derive(Debug)]
 pub struct Definition {
     pub(crate) name: String,
-    pub(crate) kind: Kind,
+    pub(crate) kind: ModelKind,
     pub(crate) inputs: Vec<Symbol>,
     pub(crate) outputs: Vec<Symbol>,
     pub(crate) output_types: Vec<Type>,
@@ -70,7 +70,7 @@ impl Definition {
     /// Orders the calls between inputs and outputs, names the layers and checks all shapes.
     pub(crate) fn new(
         name: &str,
-        kind: Kind,
+        kind: ModelKind,
         inputs: Vec<Symbol>,
         outputs: Vec<Symbol>,
     ) -> Result<Definition> {
@@ -79,13 +79,13 @@ impl Definition {
             return Err(Error::argument(owner, "inputs and outputs", "at least one each", "none"));
         }
         let order = topological(&outputs);
-        let mut given: HashSet<*const Call> = HashSet::new();
+        let mut model_inputs: HashSet<*const Call> = HashSet::new();
         for (i, symbol) in inputs.iter().enumerate() {
             let Callee::Input(input) = &symbol.call.callee else {
                 let received = "the output of a layer";
                 return Err(Error::argument(owner, "inputs", "symbols of Input", received));
             };
-            if !given.insert(symbol.id()) {
+            if !model_inputs.insert(symbol.id()) {
                 let received = format!("input {i} twice");
                 return Err(Error::argument(owner, "inputs", "each Input once", received));
             }
@@ -98,7 +98,7 @@ impl Definition {
         }
         for call in &order {
             let Callee::Input(input) = &call.callee else { continue };
-            if !given.contains(&Arc::as_ptr(call)) {
+            if !model_inputs.contains(&Arc::as_ptr(call)) {
                 let name = input.name.as_deref().map_or(String::new(), |n| format!(" '{n}'"));
                 let received =
                     format!("outputs that need an Input{name} {} besides", input.ty().shape_text());
@@ -109,8 +109,8 @@ impl Definition {
         let mut def = Definition {
             name: name.into(),
             kind,
-            input_structure: IoStructure::from_count(&inputs),
-            output_structure: IoStructure::from_count(&outputs),
+            input_structure: IoStructure::for_symbols(&inputs),
+            output_structure: IoStructure::for_symbols(&outputs),
             inputs,
             outputs,
             output_types: vec![],
@@ -122,7 +122,7 @@ impl Definition {
                 .collect(),
             notes: Mutex::default(),
         };
-        def.infer()?;
+        def.infer_types()?;
         Ok(def)
     }
 
@@ -132,7 +132,7 @@ impl Definition {
     }
 
     /// Lowers the model once in inference mode to infer shapes, declare weights and report errors.
-    fn infer(&mut self) -> Result<()> {
+    fn infer_types(&mut self) -> Result<()> {
         let mut low = Lowering::new(false);
         let feeds = self.feeds(&mut low);
         let nodes: Vec<NodeId> = feeds.iter().map(|f| low.graph.feed(*f)).collect();
@@ -146,7 +146,7 @@ impl Definition {
     }
 
     /// Returns whether the model is sequential or functional.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ModelKind {
         self.kind
     }
 

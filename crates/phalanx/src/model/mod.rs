@@ -19,7 +19,7 @@ mod training;
 
 pub use calls::LayerCall;
 pub use compile::{Compile, LossArgument, MetricArgument, OptimizerArgument};
-pub use definition::{Definition, Kind};
+pub use definition::{Definition, ModelKind};
 pub(crate) use definition::{IoStructure, ModelCall, snake_case};
 pub use evaluate::Inference;
 pub use fit::Fit;
@@ -79,7 +79,8 @@ impl Model {
 
     /// Builds a functional model with a name.
     pub fn with_name(name: &str, inputs: impl Symbols, outputs: impl Symbols) -> Result<Model> {
-        let def = Definition::new(name, Kind::Functional, inputs.symbols(), outputs.symbols())?;
+        let def =
+            Definition::new(name, ModelKind::Functional, inputs.symbols(), outputs.symbols())?;
         Ok(Model::of(def))
     }
 
@@ -426,7 +427,7 @@ impl Sequential {
                 }
             };
         }
-        let def = Definition::new(name, Kind::Sequential, vec![input], vec![x])?;
+        let def = Definition::new(name, ModelKind::Sequential, vec![input], vec![x])?;
         Ok(Model::of(def))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::read::brief;
 use crate::error::{Error, Result};
-use crate::model::{Callee, IoStructure, Kind, Symbol};
+use crate::model::{Callee, IoStructure, ModelKind, Symbol};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 
@@ -182,7 +182,7 @@ impl<'a> Graph<'a> {
             let node = &self.layers[layer];
             // Keras counts the calls of functional models from 1 here; before, 0 was the last.
             let functional =
-                matches!(&node.callee, Callee::Model(m) if m.kind() == Kind::Functional);
+                matches!(&node.callee, Callee::Model(m) if m.kind() == ModelKind::Functional);
             let number = match (functional, number) {
                 (true, 0) => node.made.len().saturating_sub(1),
                 (true, number) => number - 1,

@@ -5,7 +5,7 @@
 //! through the operands first meets them.
 
 use crate::layer::LayerHandle;
-use crate::model::{Call, Callee, Definition, Kind};
+use crate::model::{Call, Callee, Definition, ModelKind};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -81,7 +81,7 @@ pub(super) fn is_chain(def: &Definition) -> bool {
         matches!(&pair[1].call.inputs[..], [x] if x.id() == before && x.output == 0)
     };
     let last = def.calls.last().map(|p| Arc::as_ptr(&p.call));
-    def.kind() == Kind::Sequential
+    def.kind() == ModelKind::Sequential
         && def.members.len() == def.calls.len()
         && def.inputs.len() == 1
         && def.calls.first().is_some_and(|p| Arc::as_ptr(&p.call) == def.inputs[0].id())
