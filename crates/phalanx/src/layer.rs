@@ -1,8 +1,8 @@
-//! What a layer is: a config and a `call` that appends nodes to the graph.
+//! Layers: a config and a `call` that appends nodes to the graph.
 //!
-//! `call` both declares the layer's weights and computes with them, so shapes are inferred by the
-//! same lines that run. A layer's identity (and with it its weights) is its [`LayerHandle`]:
-//! applying one handle twice shares the weights.
+//! `call` both declares the layer's weights and computes with them, so the code that runs also infers
+//! the shapes. A [`LayerHandle`] identifies a layer and its weights: applying the same handle twice
+//! shares the weights.
 
 use crate::constraints::Constraint;
 use crate::error::{Error, Result};
@@ -20,32 +20,32 @@ pub trait Layer: Debug + Send + Sync + 'static {
     /// Keras' class name, such as `Dense`.
     fn class_name(&self) -> &'static str;
 
-    /// The config under Keras' keys, without `name`, `trainable` and `dtype`.
+    /// The config with Keras' keys, without `name`, `trainable` and `dtype`.
     fn config(&self) -> Map<String, Value>;
 
-    /// Appends the layer's nodes for these inputs and returns its output.
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId>;
+    /// Appends the layer's nodes for `inputs` and returns the output node.
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId>;
 }
 
-/// A weight as its layer declares it.
+/// The declaration of a weight.
 #[derive(Clone, Debug)]
 pub struct WeightSpec {
     /// Keras' name inside the layer: `kernel`, `bias`, `gamma`, ….
     pub name: &'static str,
     /// Dimensions.
     pub dims: Vec<usize>,
-    /// First values.
+    /// Initializer of the values.
     pub initializer: Initializer,
-    /// Penalty on its size.
+    /// Penalty on the values, if any.
     pub regularizer: Option<Regularizer>,
-    /// Projection after every update.
+    /// Projection applied after every update, if any.
     pub constraint: Option<Constraint>,
-    /// False for moving statistics, which no optimizer touches.
+    /// Whether the optimizer updates it; false for moving statistics.
     pub trainable: bool,
 }
 
 impl WeightSpec {
-    /// A trainable weight without penalty or constraint.
+    /// Creates a trainable weight without regularizer or constraint.
     pub fn new(name: &'static str, dims: &[usize], initializer: Initializer) -> WeightSpec {
         WeightSpec {
             name,
@@ -57,41 +57,41 @@ impl WeightSpec {
         }
     }
 
-    /// Adds a penalty.
+    /// Sets the regularizer.
     pub fn regularizer(mut self, regularizer: Option<Regularizer>) -> WeightSpec {
         self.regularizer = regularizer;
         self
     }
 
-    /// Adds a projection.
+    /// Sets the constraint.
     pub fn constraint(mut self, constraint: Option<Constraint>) -> WeightSpec {
         self.constraint = constraint;
         self
     }
 
-    /// Marks a weight that no optimizer touches.
+    /// Excludes the weight from the optimizer's updates.
     pub fn non_trainable(mut self) -> WeightSpec {
         self.trainable = false;
         self
     }
 }
 
-/// A weight and, once initialised or loaded, its values on the host.
+/// A weight and its host values, once initialized or loaded.
 #[derive(Clone, Debug)]
 pub struct Weight {
-    /// Its declaration.
+    /// The declaration.
     pub spec: WeightSpec,
-    /// Its values; `None` until a model is initialised.
+    /// The values; `None` until a model is initialized.
     pub values: Option<Vec<f32>>,
 }
 
-/// Storage of weights outside the layers: the devices of a compiled model.
+/// Weight storage outside the layers: the devices of a compiled model.
 pub(crate) trait WeightStore: Send + Sync {
-    /// The values of a parameter.
+    /// Returns the values of a parameter.
     fn read(&self, param: ParamId) -> Vec<f32>;
 }
 
-/// The executor of a compiled model. Models that share layers read each other's weights from it.
+/// The executor of a compiled model. Models that share layers read each other's weights through it.
 pub(crate) type SharedExecutor = Arc<Mutex<Box<dyn Executor>>>;
 
 impl WeightStore for Mutex<Box<dyn Executor>> {
@@ -100,14 +100,14 @@ impl WeightStore for Mutex<Box<dyn Executor>> {
     }
 }
 
-/// Where the newest values of a layer's weights are.
+/// The store that holds the newest values of a layer's weights.
 struct Owner {
     store: Weak<dyn WeightStore>,
     params: Vec<ParamId>,
 }
 
 impl Owner {
-    fn is(&self, executor: &SharedExecutor) -> bool {
+    fn is_executor(&self, executor: &SharedExecutor) -> bool {
         std::ptr::addr_eq(self.store.as_ptr(), Arc::as_ptr(executor))
     }
 }
@@ -118,15 +118,15 @@ impl Debug for Owner {
     }
 }
 
-/// Locks a mutex, also after a thread panicked while it held it.
+/// Locks a mutex and ignores poisoning.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// One layer of a model: config, name, whether it trains, and its weights.
+/// One layer of a model: its config, name, trainable flag and weights.
 ///
-/// The weights are on the host, unless a compiled model has trained them since. Then that model's
-/// devices hold the newest values, and other users of the layer fetch them from there.
+/// The host holds the newest weights until a compiled model trains them. From then on that model's
+/// devices hold the newest values, and other models that use the layer fetch them from there.
 #[derive(Debug)]
 pub struct LayerInstance {
     layer: Box<dyn Layer>,
@@ -134,33 +134,33 @@ pub struct LayerInstance {
     trainable: AtomicBool,
     weights: Mutex<Vec<Weight>>,
     owner: Mutex<Option<Owner>>,
-    /// Number of changes of the values on the host.
+    /// Incremented whenever the host values change.
     version: AtomicU64,
 }
 
 impl LayerInstance {
-    /// The config.
+    /// Returns the config.
     pub fn layer(&self) -> &dyn Layer {
         &*self.layer
     }
 
-    /// The name the user gave; models number the others by class.
+    /// Returns the name set by the user, if any. Models name other layers by class and number.
     pub fn given_name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// Whether the optimizer updates its weights.
+    /// Returns whether the optimizer updates the weights.
     pub fn trainable(&self) -> bool {
         self.trainable.load(Ordering::Relaxed)
     }
 
-    /// Freezes or thaws the layer; takes effect at the next `compile`.
+    /// Freezes or unfreezes the layer; takes effect at the next `compile`.
     pub fn set_trainable(&self, trainable: bool) {
         self.trainable.store(trainable, Ordering::Relaxed);
     }
 
-    /// The weights, in the order Keras has them. Their values may be older than those a compiled
-    /// model trains; [`Model::weights`](crate::model::Model::weights) fetches the newest first.
+    /// Returns the weights in Keras' order. If a compiled model is training the layer, these values may
+    /// be stale; [`Model::weights`](crate::model::Model::weights) fetches the newest ones first.
     pub fn weights(&self) -> MutexGuard<'_, Vec<Weight>> {
         lock(&self.weights)
     }
@@ -170,16 +170,16 @@ impl LayerInstance {
         self.sync_from_other(None);
     }
 
-    /// As [`sync_to_host`](Self::sync_to_host), unless `own` has the newest values: then `None`.
-    /// Otherwise the version of the values on the host.
+    /// Like [`sync_to_host`](Self::sync_to_host), but does nothing and returns `None` if `own` has the
+    /// newest values. Otherwise returns the version of the host values.
     pub(crate) fn sync_from_other(&self, own: Option<&SharedExecutor>) -> Option<u64> {
         let owner = lock(&self.owner);
         if let Some(owner) = &*owner {
-            if own.is_some_and(|own| owner.is(own)) {
+            if own.is_some_and(|own| owner.is_executor(own)) {
                 return None;
             }
             if let Some(store) = owner.store.upgrade() {
-                // Read first: a store is never locked while the weights are.
+                // Read first: the store is never locked while the weights are locked.
                 let values: Vec<Vec<f32>> = owner.params.iter().map(|p| store.read(*p)).collect();
                 for (weight, values) in self.weights().iter_mut().zip(values) {
                     weight.values = Some(values);
@@ -190,18 +190,18 @@ impl LayerInstance {
         Some(self.version.load(Ordering::Relaxed))
     }
 
-    /// Copies the values to the host before `executor`, which has the newest ones, goes away.
+    /// Copies the newest values to the host if `executor` has them, before it is dropped.
     pub(crate) fn release(&self, executor: &SharedExecutor) {
-        if lock(&self.owner).as_ref().is_some_and(|owner| owner.is(executor)) {
+        if lock(&self.owner).as_ref().is_some_and(|owner| owner.is_executor(executor)) {
             self.sync_to_host();
             *lock(&self.owner) = None;
         }
     }
 
-    /// From now on `executor` has the newest values, as these parameters.
+    /// Records that `executor` has the newest values, in the parameters `params`.
     pub(crate) fn set_owner(&self, executor: &SharedExecutor, params: &[ParamId]) {
         let mut owner = lock(&self.owner);
-        if !owner.as_ref().is_some_and(|owner| owner.is(executor)) {
+        if !owner.as_ref().is_some_and(|owner| owner.is_executor(executor)) {
             let store: Weak<Mutex<Box<dyn Executor>>> = Arc::downgrade(executor);
             *owner = Some(Owner { store, params: params.to_vec() });
         }
@@ -218,12 +218,12 @@ impl LayerInstance {
     }
 }
 
-/// A shared reference to a layer; clones are the same layer.
+/// A shared reference to a layer. Clones refer to the same layer.
 #[derive(Clone, Debug)]
 pub struct LayerHandle(Arc<LayerInstance>);
 
 impl LayerHandle {
-    /// A layer with a given name or, with `None`, one numbered by its model.
+    /// Creates a layer. If `name` is `None`, the model names it by class and number.
     pub fn new(layer: Box<dyn Layer>, name: Option<String>, trainable: bool) -> LayerHandle {
         let trainable = AtomicBool::new(trainable);
         LayerHandle(Arc::new(LayerInstance {
@@ -236,12 +236,12 @@ impl LayerHandle {
         }))
     }
 
-    /// Whether two handles are the same layer.
+    /// Returns whether both handles refer to the same layer.
     pub fn same(&self, other: &LayerHandle) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// The layer frozen, for chaining.
+    /// Freezes the layer and returns it, for chaining.
     pub fn frozen(self) -> LayerHandle {
         self.set_trainable(false);
         self
@@ -262,9 +262,9 @@ impl<L: Layer> From<L> for LayerHandle {
     }
 }
 
-/// Naming and freezing, for every layer.
+/// Convenience methods of all layers.
 pub trait LayerExt: Layer + Sized {
-    /// Gives the layer a name, by which the model finds it.
+    /// Names the layer; the model finds it by this name.
     fn named(self, name: &str) -> LayerHandle {
         LayerHandle::new(Box::new(self), Some(name.into()), true)
     }
@@ -272,39 +272,39 @@ pub trait LayerExt: Layer + Sized {
 
 impl<L: Layer> LayerExt for L {}
 
-/// A weight of the model under construction: its graph parameter and where its values live.
+/// A weight of a model: its graph parameter and the layer that holds its values.
 #[derive(Clone, Debug)]
 pub struct ModelWeight {
-    /// The owner.
+    /// The layer that declared the weight.
     pub layer: LayerHandle,
-    /// The owner's name in this model.
+    /// The layer's name in this model.
     pub layer_name: String,
-    /// Index in the owner's weights.
+    /// Index in the layer's weights.
     pub index: usize,
-    /// The graph's parameter.
+    /// The graph parameter.
     pub param: ParamId,
 }
 
-/// What layers gather while a model is lowered to a graph.
+/// The state of lowering a model to a graph, which the layers append to.
 #[derive(Debug)]
 pub struct Lowering {
     /// The graph.
     pub graph: Graph,
-    /// Whether dropout drops and batch norm uses the batch.
+    /// Whether this is a training pass: dropout is active, batch norm uses batch statistics.
     pub training: bool,
-    /// The weights met so far, in order.
+    /// The weights declared so far, in order.
     pub weights: Vec<ModelWeight>,
-    /// Assignments at the end of the step: moving statistics.
+    /// Assignments at the end of the step, such as moving statistics.
     pub assigns: Vec<(ParamId, NodeId)>,
-    /// Parameters that never change, with their values: vectors in a layer's config.
+    /// Constant parameters from layer configs, with their values.
     pub constants: Vec<(ParamId, Vec<f32>)>,
-    /// Whether all replicas share their batch statistics, whatever layers say.
+    /// Whether batch statistics are synchronized across replicas even if a layer does not request it.
     pub synchronized: bool,
     streams: u32,
 }
 
 impl Lowering {
-    /// An empty graph.
+    /// Creates a lowering with an empty graph.
     pub fn new(training: bool) -> Lowering {
         Lowering {
             graph: Graph::new(),
@@ -317,59 +317,59 @@ impl Lowering {
         }
     }
 
-    /// Calls a layer under its name in this model.
+    /// Calls a layer; `name` is its name in this model.
     pub fn call(&mut self, layer: &LayerHandle, name: &str, inputs: &[NodeId]) -> Result<NodeId> {
-        let before = self.graph.enter(name);
-        let mut cx = Cx { lowering: self, layer, name, declared: 0 };
+        let outer = self.graph.enter(name);
+        let mut cx = LayerContext { lowering: self, layer, name, declared: 0 };
         let out = layer.layer().call(&mut cx, inputs).map_err(|e| match e {
             Error::Graph(g) => Error::Graph(g.in_layer(name)),
             other => other,
         });
-        self.graph.enter(&before);
+        self.graph.enter(&outer);
         out
     }
 }
 
-/// What a layer sees while it is called.
-pub struct Cx<'a> {
+/// The context of a layer's `call`: the graph, the layer's weights and the mode.
+pub struct LayerContext<'a> {
     lowering: &'a mut Lowering,
     layer: &'a LayerHandle,
     name: &'a str,
     declared: usize,
 }
 
-impl Cx<'_> {
-    /// The graph to append to.
+impl LayerContext<'_> {
+    /// Returns the graph to append to.
     pub fn graph(&mut self) -> &mut Graph {
         &mut self.lowering.graph
     }
 
-    /// The layer's name in this model.
+    /// Returns the layer's name in this model.
     pub fn name(&self) -> &str {
         self.name
     }
 
-    /// Dimensions of one sample of a value.
+    /// Returns the dimensions of one sample of `x`.
     pub fn dims(&self, x: NodeId) -> Vec<usize> {
         self.lowering.graph.ty(x).dims.clone()
     }
 
-    /// Whether this is a training pass.
+    /// Returns whether this is a training pass.
     pub fn training(&self) -> bool {
         self.lowering.training
     }
 
-    /// Whether the layer's weights are being trained; a frozen batch norm runs in inference mode.
+    /// Returns whether the layer is trainable. A frozen batch norm runs in inference mode.
     pub fn trainable(&self) -> bool {
         self.layer.trainable()
     }
 
-    /// An error about an argument of this layer.
+    /// Creates an error about an argument of this layer.
     pub fn argument(&self, argument: &str, expected: &str, received: impl ToString) -> Error {
         Error::argument(format!("layer '{}'", self.name), argument, expected, received)
     }
 
-    /// Declares the layer's next weight, or meets it again, and reads it.
+    /// Declares the layer's next weight, or finds it if an earlier call declared it, and returns its value.
     pub fn weight(&mut self, spec: WeightSpec) -> Result<NodeId> {
         let index = self.declared;
         self.declared += 1;
@@ -386,9 +386,9 @@ impl Cx<'_> {
         let mut weights = self.layer.weights();
         match weights.get_mut(index) {
             None => weights.push(Weight { spec: spec.clone(), values: None }),
-            Some(known) if known.spec.dims == spec.dims => known.spec = spec.clone(),
-            Some(known) => {
-                let (expected, received) = (format!("{:?}", known.spec.dims), &spec.dims);
+            Some(existing) if existing.spec.dims == spec.dims => existing.spec = spec.clone(),
+            Some(existing) => {
+                let (expected, received) = (format!("{:?}", existing.spec.dims), &spec.dims);
                 return Err(self.argument(
                     spec.name,
                     &format!("the shape it was built with, {expected}"),
@@ -397,9 +397,9 @@ impl Cx<'_> {
             }
         }
         drop(weights);
-        let met =
+        let declared =
             self.lowering.weights.iter().find(|w| w.layer.same(self.layer) && w.index == index);
-        let param = match met {
+        let param = match declared {
             Some(w) => w.param,
             None => {
                 let trainable = spec.trainable && self.layer.trainable();
@@ -413,15 +413,15 @@ impl Cx<'_> {
                 param
             }
         };
-        // A later call of a shared layer goes on from what an earlier one assigned, as in Keras.
+        // As in Keras, a later call of a shared layer reads what an earlier call assigned.
         let pending = self.lowering.assigns.iter().find(|(p, _)| *p == param).map(|(_, n)| *n);
         Ok(pending.unwrap_or_else(|| self.lowering.graph.param(param)))
     }
 
-    /// Reads a constant of the layer's config; it is no weight, and nothing saves it.
+    /// Adds a constant from the layer's config. It is not a weight and is never saved.
     ///
     /// # Panics
-    /// When the values do not fill the dimensions.
+    /// If the number of values does not match `dims`.
     pub fn constant(&mut self, name: &str, dims: &[usize], values: Vec<f32>) -> NodeId {
         assert_eq!(dims.iter().product::<usize>(), values.len(), "{name} of shape {dims:?}");
         let full_name = format!("{}/{name}", self.name);
@@ -430,23 +430,23 @@ impl Cx<'_> {
         self.lowering.graph.param(param)
     }
 
-    /// Sets the layer's weight `index` to `value` at the end of the step.
+    /// Assigns `value` to the layer's weight `index` at the end of the step.
     pub fn assign(&mut self, index: usize, value: NodeId) {
-        let met =
+        let declared =
             self.lowering.weights.iter().find(|w| w.layer.same(self.layer) && w.index == index);
-        let param = met.expect("a layer assigns a weight it has declared").param;
-        // The last call's value is what remains.
+        let param = declared.expect("a layer assigns a weight it has declared").param;
+        // The last call wins.
         self.lowering.assigns.retain(|(p, _)| *p != param);
         self.lowering.assigns.push((param, value));
     }
 
-    /// A random stream of this call's own.
+    /// Returns a random stream that only this call uses.
     pub fn stream(&mut self) -> u32 {
         self.lowering.streams += 1;
         self.lowering.streams
     }
 
-    /// The scope of batch statistics.
+    /// Returns the scope over which batch statistics are reduced.
     pub fn statistics(&self, synchronized: bool) -> Scope {
         if synchronized || self.lowering.synchronized { Scope::All } else { Scope::Device }
     }

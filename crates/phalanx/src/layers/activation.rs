@@ -5,7 +5,7 @@ use crate::activations::ActivationFn;
 use crate::by_name::ByName;
 use crate::config;
 use crate::error::Result;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -40,7 +40,7 @@ impl Layer for Activation {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let x = single(cx, inputs)?;
         self.activation.get()?.apply(cx.graph(), x)
     }

@@ -4,7 +4,7 @@ use super::support::{check_finite, check_not_negative, row_axis, setters, single
 use crate::activations::leaky_relu;
 use crate::config;
 use crate::error::Result;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use phalanx_graph::ops::Binary;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
@@ -52,7 +52,7 @@ impl Layer for ReLU {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         if let Some(max_value) = self.max_value {
             check_not_negative(cx, "max_value", max_value)?;
         }
@@ -124,7 +124,7 @@ impl Layer for LeakyReLU {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         check_finite(cx, "negative_slope", self.negative_slope)?;
         let x = single(cx, inputs)?;
         leaky_relu(cx.graph(), x, self.negative_slope)
@@ -172,7 +172,7 @@ impl Layer for Softmax {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let x = single(cx, inputs)?;
         let axis = row_axis(cx, x, self.axis)?;
         let x = swap_with_last(cx, x, axis)?;

@@ -13,7 +13,7 @@ use crate::config;
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
-use crate::layer::{Cx, Layer, WeightSpec};
+use crate::layer::{Layer, LayerContext, WeightSpec};
 use crate::regularizers::Regularizer;
 use phalanx_graph::ops::{BatchNormAttrs, Unary};
 use phalanx_graph::{NodeId, Op, Scope};
@@ -119,7 +119,7 @@ struct Weights {
 }
 
 impl BatchNormalization {
-    fn weights(&self, cx: &mut Cx<'_>, channels: usize) -> Result<Weights> {
+    fn weights(&self, cx: &mut LayerContext<'_>, channels: usize) -> Result<Weights> {
         let dims = [channels];
         let gamma = match self.scale {
             false => cx.graph().fill(1.0, &dims),
@@ -149,7 +149,7 @@ impl BatchNormalization {
     }
 
     /// Normalises by the batch statistics and updates the moving statistics.
-    fn normalize_by_batch(&self, cx: &mut Cx<'_>, x: NodeId, w: &Weights) -> Result<NodeId> {
+    fn normalize_by_batch(&self, cx: &mut LayerContext<'_>, x: NodeId, w: &Weights) -> Result<NodeId> {
         let dims = cx.dims(x);
         let (channels, positions) = match &dims[..] {
             [lead @ .., c] => (*c, lead.iter().product()),
@@ -180,7 +180,7 @@ impl BatchNormalization {
     }
 
     /// Normalises by the moving statistics: `x · scale + shift`.
-    fn normalize_by_moving(&self, cx: &mut Cx<'_>, x: NodeId, w: &Weights) -> Result<NodeId> {
+    fn normalize_by_moving(&self, cx: &mut LayerContext<'_>, x: NodeId, w: &Weights) -> Result<NodeId> {
         let g = cx.graph();
         let t = g.offset(w.moving_variance, self.epsilon)?;
         let t = g.unary(Unary::Rsqrt, t)?;
@@ -201,7 +201,7 @@ impl Layer for BatchNormalization {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         if !(0.0..=1.0).contains(&self.momentum) {
             return Err(cx.argument("momentum", "0 to 1", self.momentum));
         }

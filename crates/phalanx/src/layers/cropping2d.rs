@@ -3,7 +3,7 @@
 use super::support::{DataFormat, Sides, image};
 use crate::config;
 use crate::error::Result;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -46,7 +46,7 @@ impl Layer for Cropping2D {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let (mut x, [h, w, _]) = image(cx, inputs)?;
         let Sides(sides) = self.cropping;
         for (axis, (size, [before, after])) in [h, w].into_iter().zip(sides).enumerate() {

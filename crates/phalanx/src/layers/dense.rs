@@ -10,7 +10,7 @@ use crate::config;
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use crate::regularizers::Regularizer;
 use phalanx_graph::ops::Epilogue;
 use phalanx_graph::{NodeId, Op};
@@ -90,7 +90,7 @@ impl Layer for Dense {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let activation = self.activation.get()?;
         check_at_least_one(cx, "units", self.units)?;
         let x = single(cx, inputs)?;

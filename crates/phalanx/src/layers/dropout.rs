@@ -7,12 +7,12 @@
 use super::support::{DataFormat, image, single};
 use crate::config;
 use crate::error::Result;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-fn check_rate(cx: &Cx<'_>, rate: f64) -> Result<()> {
+fn check_rate(cx: &LayerContext<'_>, rate: f64) -> Result<()> {
     if (0.0..1.0).contains(&rate) {
         Ok(())
     } else {
@@ -20,7 +20,7 @@ fn check_rate(cx: &Cx<'_>, rate: f64) -> Result<()> {
     }
 }
 
-fn drop(cx: &mut Cx<'_>, x: NodeId, rate: f64, noise: Vec<usize>) -> Result<NodeId> {
+fn drop(cx: &mut LayerContext<'_>, x: NodeId, rate: f64, noise: Vec<usize>) -> Result<NodeId> {
     if !cx.training() || rate == 0.0 {
         return Ok(x);
     }
@@ -58,7 +58,7 @@ impl Dropout {
         self
     }
 
-    fn noise(&self, cx: &Cx<'_>, dims: &[usize]) -> Result<Vec<usize>> {
+    fn noise(&self, cx: &LayerContext<'_>, dims: &[usize]) -> Result<Vec<usize>> {
         let Some(shape) = &self.noise_shape else { return Ok(dims.to_vec()) };
         let fits = |(n, d): (&Option<usize>, &usize)| n.is_none_or(|n| n == 1 || n == *d);
         match &shape[..] {
@@ -82,7 +82,7 @@ impl Layer for Dropout {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         check_rate(cx, self.rate)?;
         let x = single(cx, inputs)?;
         let noise = self.noise(cx, &cx.dims(x))?;
@@ -123,7 +123,7 @@ impl Layer for SpatialDropout2D {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         check_rate(cx, self.rate)?;
         let (x, [_, _, channels]) = image(cx, inputs)?;
         drop(cx, x, self.rate, vec![1, 1, channels])

@@ -9,7 +9,7 @@ use crate::config;
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use crate::regularizers::Regularizer;
 use phalanx_graph::{DType, NodeId, Op};
 use serde::{Deserialize, Serialize};
@@ -73,7 +73,7 @@ impl Layer for Embedding {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         check_at_least_one(cx, "input_dim", self.input_dim)?;
         check_at_least_one(cx, "output_dim", self.output_dim)?;
         if self.mask_zero {

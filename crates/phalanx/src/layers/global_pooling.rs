@@ -6,7 +6,7 @@
 use super::support::{DataFormat, image, setters};
 use crate::config;
 use crate::error::Result;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use phalanx_graph::ops::ReduceKind;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 
 const PIXELS: [usize; 2] = [0, 1];
 
-fn squeeze(cx: &mut Cx<'_>, y: NodeId, keepdims: bool) -> Result<NodeId> {
+fn squeeze(cx: &mut LayerContext<'_>, y: NodeId, keepdims: bool) -> Result<NodeId> {
     let channels = cx.dims(y)[2];
     if keepdims { Ok(y) } else { Ok(cx.graph().reshape(y, &[channels])?) }
 }
@@ -56,7 +56,7 @@ impl Layer for GlobalAveragePooling2D {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let (x, _) = image(cx, inputs)?;
         let y = cx.graph().mean_axes(x, &PIXELS)?;
         squeeze(cx, y, self.keepdims)
@@ -99,7 +99,7 @@ impl Layer for GlobalMaxPooling2D {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let (x, _) = image(cx, inputs)?;
         let op = Op::Reduce { kind: ReduceKind::Max, axes: PIXELS.to_vec() };
         let y = cx.graph().push(op, &[x])?;

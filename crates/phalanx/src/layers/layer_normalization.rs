@@ -9,7 +9,7 @@ use crate::config;
 use crate::constraints::{Axes, Constraint};
 use crate::error::Result;
 use crate::initializers::Initializer;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use crate::regularizers::Regularizer;
 use phalanx_graph::NodeId;
 use phalanx_graph::ops::Unary;
@@ -89,7 +89,7 @@ impl LayerNormalization {
     }
 
     /// The axes of one sample, ascending.
-    fn axes(&self, cx: &mut Cx<'_>, x: NodeId) -> Result<Vec<usize>> {
+    fn axes(&self, cx: &mut LayerContext<'_>, x: NodeId) -> Result<Vec<usize>> {
         let given = self.axis.as_slice();
         let mut axes = given.iter().map(|a| row_axis(cx, x, *a)).collect::<Result<Vec<_>>>()?;
         axes.sort_unstable();
@@ -112,7 +112,7 @@ impl Layer for LayerNormalization {
         config::write(&LayerNormalization { axis, ..self.clone() })
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         check_not_negative(cx, "epsilon", self.epsilon)?;
         if self.rms_scaling {
             return Err(cx.argument("rms_scaling", "false", true));

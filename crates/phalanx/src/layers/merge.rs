@@ -3,13 +3,13 @@
 
 use crate::config;
 use crate::error::Result;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use phalanx_graph::NodeId;
 use phalanx_graph::ops::Binary;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-fn fold(cx: &mut Cx<'_>, op: Binary, inputs: &[NodeId]) -> Result<NodeId> {
+fn fold(cx: &mut LayerContext<'_>, op: Binary, inputs: &[NodeId]) -> Result<NodeId> {
     let Some((first, rest)) = inputs.split_first() else {
         return Err(cx.argument("inputs", "1 or more", 0));
     };
@@ -47,8 +47,8 @@ macro_rules! merge_layer {
                 config::write(self)
             }
 
-            fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
-                let call: fn(&mut Cx<'_>, &[NodeId]) -> Result<NodeId> = $call;
+            fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+                let call: fn(&mut LayerContext<'_>, &[NodeId]) -> Result<NodeId> = $call;
                 call(cx, inputs)
             }
         }

@@ -11,7 +11,7 @@ use crate::config;
 use crate::constraints::Axes;
 use crate::error::{Error, Result};
 use crate::initializers::Initializer;
-use crate::layer::{Cx, Layer, WeightSpec};
+use crate::layer::{Layer, LayerContext, WeightSpec};
 use phalanx_graph::ops::{Binary, Unary};
 use phalanx_graph::{DType, Data, NodeId, Tensor};
 use serde::{Deserialize, Serialize};
@@ -139,7 +139,7 @@ impl Normalization {
     /// Mean and standard deviation as constants.
     fn constant_stats(
         &self,
-        cx: &mut Cx<'_>,
+        cx: &mut LayerContext<'_>,
         x: NodeId,
         axes: &[usize],
         mean: &Numbers,
@@ -158,7 +158,7 @@ impl Normalization {
     }
 
     /// Mean and standard deviation from the weights of an adapted layer.
-    fn weight_stats(&self, cx: &mut Cx<'_>, x: NodeId, axes: &[usize]) -> Result<(NodeId, NodeId)> {
+    fn weight_stats(&self, cx: &mut LayerContext<'_>, x: NodeId, axes: &[usize]) -> Result<(NodeId, NodeId)> {
         let dims = cx.dims(x);
         let stat_dims: Vec<usize> = axes.iter().map(|a| dims[*a]).collect();
         let mut aligned = vec![1; dims.len()];
@@ -187,7 +187,7 @@ impl Layer for Normalization {
         config::write(&Normalization { axis, ..self.clone() })
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let x = single(cx, inputs)?;
         let x = cx.graph().cast(x, DType::F32)?;
         let constant_stats = self.axis.as_slice();

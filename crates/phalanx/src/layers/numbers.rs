@@ -2,7 +2,7 @@
 
 use super::support::shape_text;
 use crate::error::Result;
-use crate::layer::Cx;
+use crate::layer::LayerContext;
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 
@@ -80,7 +80,7 @@ impl Numbers {
     /// of one sample, ascending).
     pub(super) fn constant(
         &self,
-        cx: &mut Cx<'_>,
+        cx: &mut LayerContext<'_>,
         argument: &'static str,
         x: NodeId,
         axes: &[usize],

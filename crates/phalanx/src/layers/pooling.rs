@@ -7,7 +7,7 @@ use super::support::{DataFormat, Padding, Pair, Window, image, setters};
 use crate::by_name::ByName;
 use crate::config;
 use crate::error::Result;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use phalanx_graph::ops::PoolKind;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
@@ -74,7 +74,7 @@ macro_rules! pooling_layer {
                 config::write(&$name { strides, ..self.clone() })
             }
 
-            fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+            fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
                 let (x, input) = image(cx, inputs)?;
                 let window = Window {
                     key: "pool_size",

@@ -6,7 +6,7 @@ use super::numbers::Numbers;
 use super::support::{setters, single};
 use crate::config;
 use crate::error::Result;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use phalanx_graph::{DType, NodeId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -53,7 +53,7 @@ impl Layer for Rescaling {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let x = single(cx, inputs)?;
         let x = cx.graph().cast(x, DType::F32)?;
         let channels: Vec<usize> = cx.dims(x).len().checked_sub(1).into_iter().collect();

@@ -4,7 +4,7 @@ use crate::by_name::{ByName, Named, OptionalByName, variant_by_serde_name};
 use crate::constraints::Constraint;
 use crate::error::Result;
 use crate::initializers::Initializer;
-use crate::layer::{Cx, WeightSpec};
+use crate::layer::{LayerContext, WeightSpec};
 use crate::regularizers::Regularizer;
 use phalanx_graph::{ConvGeom, NodeId};
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -149,7 +149,7 @@ impl<'de> Deserialize<'de> for AlwaysNull {
 }
 
 /// The input of a layer that takes a single one.
-pub(crate) fn single(cx: &Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+pub(crate) fn single(cx: &LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
     match inputs {
         [x] => Ok(*x),
         _ => Err(cx.argument("inputs", "1", inputs.len())),
@@ -157,12 +157,12 @@ pub(crate) fn single(cx: &Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
 }
 
 /// The shape of a value as Keras prints it.
-pub(crate) fn shape_text(cx: &mut Cx<'_>, x: NodeId) -> String {
+pub(crate) fn shape_text(cx: &mut LayerContext<'_>, x: NodeId) -> String {
     cx.graph().ty(x).shape_text()
 }
 
 /// The input of a layer that takes a single image, and its height, width and channels.
-pub(crate) fn image(cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<(NodeId, [usize; 3])> {
+pub(crate) fn image(cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<(NodeId, [usize; 3])> {
     let x = single(cx, inputs)?;
     match cx.dims(x)[..] {
         [h, w, c] if h > 0 && w > 0 && c > 0 => Ok((x, [h, w, c])),
@@ -174,22 +174,22 @@ pub(crate) fn image(cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<(NodeId, [usiz
 }
 
 /// Fails unless a size is at least one.
-pub(crate) fn check_at_least_one(cx: &Cx<'_>, argument: &str, size: usize) -> Result<()> {
+pub(crate) fn check_at_least_one(cx: &LayerContext<'_>, argument: &str, size: usize) -> Result<()> {
     if size > 0 { Ok(()) } else { Err(cx.argument(argument, "1 or more", size)) }
 }
 
 /// Fails unless both sizes are at least one.
-pub(crate) fn check_both_at_least_one(cx: &Cx<'_>, argument: &str, sizes: Pair) -> Result<()> {
+pub(crate) fn check_both_at_least_one(cx: &LayerContext<'_>, argument: &str, sizes: Pair) -> Result<()> {
     if sizes.0.contains(&0) { Err(cx.argument(argument, "1 or more", sizes)) } else { Ok(()) }
 }
 
 /// Fails unless a number is finite.
-pub(crate) fn check_finite(cx: &Cx<'_>, argument: &str, number: f64) -> Result<()> {
+pub(crate) fn check_finite(cx: &LayerContext<'_>, argument: &str, number: f64) -> Result<()> {
     if number.is_finite() { Ok(()) } else { Err(cx.argument(argument, "a finite number", number)) }
 }
 
 /// Fails unless a number is finite and not negative.
-pub(crate) fn check_not_negative(cx: &Cx<'_>, argument: &str, number: f64) -> Result<()> {
+pub(crate) fn check_not_negative(cx: &LayerContext<'_>, argument: &str, number: f64) -> Result<()> {
     if number.is_finite() && number >= 0.0 {
         Ok(())
     } else {
@@ -198,7 +198,7 @@ pub(crate) fn check_not_negative(cx: &Cx<'_>, argument: &str, number: f64) -> Re
 }
 
 /// Converts Keras' axis, which counts the batch as 0 and may be negative, to an axis of one sample.
-pub(crate) fn row_axis(cx: &mut Cx<'_>, x: NodeId, axis: i64) -> Result<usize> {
+pub(crate) fn row_axis(cx: &mut LayerContext<'_>, x: NodeId, axis: i64) -> Result<usize> {
     let rank = cx.dims(x).len() as i64 + 1;
     let positive = if axis < 0 { axis.saturating_add(rank) } else { axis };
     if (1..rank).contains(&positive) {
@@ -209,7 +209,7 @@ pub(crate) fn row_axis(cx: &mut Cx<'_>, x: NodeId, axis: i64) -> Result<usize> {
 }
 
 /// Swaps an axis of one sample with the last. Applying it twice restores the order.
-pub(crate) fn swap_with_last(cx: &mut Cx<'_>, x: NodeId, axis: usize) -> Result<NodeId> {
+pub(crate) fn swap_with_last(cx: &mut LayerContext<'_>, x: NodeId, axis: usize) -> Result<NodeId> {
     let rank = cx.dims(x).len();
     if axis + 1 == rank {
         return Ok(x);
@@ -221,7 +221,7 @@ pub(crate) fn swap_with_last(cx: &mut Cx<'_>, x: NodeId, axis: usize) -> Result<
 
 /// Fails if the number of elements of one sample overflows.
 pub(crate) fn check_countable(
-    cx: &Cx<'_>,
+    cx: &LayerContext<'_>,
     argument: &str,
     dims: &[Option<usize>],
 ) -> Result<Vec<usize>> {
@@ -252,7 +252,12 @@ pub(crate) struct Window<'a> {
 
 impl Window<'_> {
     /// Checks the window against an input image and resolves its padding.
-    pub fn geometry(&self, cx: &Cx<'_>, input: [usize; 3], channels: usize) -> Result<ConvGeom> {
+    pub fn geometry(
+        &self,
+        cx: &LayerContext<'_>,
+        input: [usize; 3],
+        channels: usize,
+    ) -> Result<ConvGeom> {
         let sizes =
             [(self.key, self.size), ("strides", self.strides), ("dilation_rate", self.dilation)];
         for (argument, size) in sizes {
@@ -292,7 +297,12 @@ pub(crate) struct WeightOptions<'a> {
 
 impl WeightOptions<'_> {
     /// Declares the layer's next weight.
-    pub fn weight(&self, cx: &mut Cx<'_>, name: &'static str, dims: &[usize]) -> Result<NodeId> {
+    pub fn weight(
+        &self,
+        cx: &mut LayerContext<'_>,
+        name: &'static str,
+        dims: &[usize],
+    ) -> Result<NodeId> {
         let initializer = *self.initializer.get()?;
         if let Err(expected) = initializer.fits(dims) {
             let expected = format!("a weight of {expected} for its initializer");

@@ -6,7 +6,7 @@ use super::support::{DataFormat, Pair, check_both_at_least_one, check_countable,
 use crate::by_name::{ByName, Named, variant_by_serde_name};
 use crate::config;
 use crate::error::Result;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -78,7 +78,7 @@ impl Layer for UpSampling2D {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let bilinear = *self.interpolation.get()? == Interpolation::Bilinear;
         check_both_at_least_one(cx, "size", self.size)?;
         let (x, [h, w, c]) = image(cx, inputs)?;

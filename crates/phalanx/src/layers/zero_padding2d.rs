@@ -3,7 +3,7 @@
 use super::support::{DataFormat, Sides, check_countable, image};
 use crate::config;
 use crate::error::Result;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -46,7 +46,7 @@ impl Layer for ZeroPadding2D {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let (x, [h, w, c]) = image(cx, inputs)?;
         let Sides([[top, bottom], [left, right]]) = self.padding;
         let wider = |n: usize, a: usize, b: usize| n.checked_add(a)?.checked_add(b);

@@ -1,4 +1,4 @@
-//! The calls of a model's layers: where a model is cut, and new layers are put on.
+//! Access to the calls of a model's layers, to extract features or attach new layers.
 
 use super::Model;
 use super::definition::Definition;
@@ -7,22 +7,22 @@ use crate::error::{Error, Result};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// One call of a layer (or of a model in another one, or an input): what it was applied to and what
-/// came of it.
+/// One call of a layer, a nested model or an input, with its input and output symbols.
 #[derive(Clone, Debug)]
 pub struct LayerCall {
-    /// What the layer was applied to.
+    /// The symbols the layer was applied to.
     pub inputs: Vec<Symbol>,
-    /// Its outputs: one, unless it is a model with several.
+    /// The outputs: one, unless the callee is a model with several.
     pub outputs: Vec<Symbol>,
 }
 
 impl Model {
-    /// The output of a layer by name, to cut the model there or to put a new head on it; the layers on
-    /// the way, and their weights, are shared. Keras' `get_layer(name).output`.
+    /// Returns the output of a layer by name, to truncate the model there or to attach a new head. A model
+    /// built from it shares the layers up to that point, with their weights. This is Keras'
+    /// `get_layer(name).output`.
     ///
-    /// Layers of nested models are named `model/layer`, as [`Model::layers`] lists them; the new model
-    /// then has them as its own.
+    /// Layers of nested models are named `model/layer`, as [`Model::layers`] lists them. They become
+    /// top-level layers of the new model.
     ///
     /// ```
     /// use phalanx::prelude::*;
@@ -41,8 +41,8 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// A name that no layer has; a layer that is called several times, or a model with several outputs:
-    /// [`Model::layer_calls`] has them all.
+    /// If no layer has this name, if the layer is called several times, or if it is a model with several
+    /// outputs. [`Model::layer_calls`] returns all calls and outputs.
     pub fn layer_output(&self, name: &str) -> Result<Symbol> {
         let mut outputs = self.only_call(name)?.outputs;
         match outputs.len() {
@@ -55,21 +55,21 @@ impl Model {
         }
     }
 
-    /// What a layer by name was applied to, as Keras' `get_layer(name).input`; an input to nothing.
+    /// Returns the symbols a layer was applied to, as Keras' `get_layer(name).input`; empty for an input.
     ///
     /// # Errors
-    /// A name that no layer has, or a layer that is called several times.
+    /// If no layer has this name or the layer is called several times.
     pub fn layer_inputs(&self, name: &str) -> Result<Vec<Symbol>> {
         Ok(self.only_call(name)?.inputs)
     }
 
-    /// Every call of a layer by name, in the order in which the model makes them.
+    /// Returns all calls of a layer by name, in the order the model makes them.
     ///
     /// # Errors
-    /// A name that no layer has.
+    /// If no layer has this name.
     pub fn layer_calls(&self, name: &str) -> Result<Vec<LayerCall>> {
-        let own = |symbol: &Symbol| symbol.clone();
-        if let Some(calls) = calls(&self.def, name, &own) {
+        let identity = |symbol: &Symbol| symbol.clone();
+        if let Some(calls) = calls(&self.def, name, &identity) {
             return Ok(calls);
         }
         let known = self.layers().into_iter().map(|(name, _)| name).collect();
@@ -94,35 +94,31 @@ impl Model {
     }
 }
 
-/// The calls of a member by name, `None` where there is no such member; `place` says what a symbol of
-/// this definition is where the search began.
-fn calls(
-    def: &Definition,
-    name: &str,
-    place: &dyn Fn(&Symbol) -> Symbol,
-) -> Option<Vec<LayerCall>> {
+/// Returns the calls of a member by name, or `None` if there is no such member. `map` translates a symbol
+/// of this definition to a symbol of the outermost model.
+fn calls(def: &Definition, name: &str, map: &dyn Fn(&Symbol) -> Symbol) -> Option<Vec<LayerCall>> {
     let member = def.members.iter().position(|m| m.name == name);
     if let Some(member) = member {
-        let made = def.calls.iter().filter(|placed| placed.member == member);
+        let matching = def.calls.iter().filter(|model_call| model_call.member == member);
         let call = |call: &Arc<Call>| LayerCall {
-            inputs: call.inputs.iter().map(place).collect(),
+            inputs: call.inputs.iter().map(map).collect(),
             outputs: (0..outputs(&call.callee))
-                .map(|output| place(&Symbol { call: call.clone(), output }))
+                .map(|output| map(&Symbol { call: call.clone(), output }))
                 .collect(),
         };
-        return Some(made.map(|placed| call(&placed.call)).collect());
+        return Some(matching.map(|model_call| call(&model_call.call)).collect());
     }
-    // A layer of a nested model: its calls in each call of the model.
+    // A layer of a nested model: its calls within every call of that model.
     let mut found: Option<Vec<LayerCall>> = None;
-    for placed in &def.calls {
-        let Callee::Model(inner) = &placed.call.callee else { continue };
-        let rest = name.strip_prefix(&*def.members[placed.member].name);
+    for model_call in &def.calls {
+        let Callee::Model(inner) = &model_call.call.callee else { continue };
+        let rest = name.strip_prefix(&*def.members[model_call.member].name);
         let Some(rest) = rest.and_then(|rest| rest.strip_prefix('/')) else { continue };
-        // Where the model was called within another, by the copy of that call.
-        let call = place(&Symbol { call: placed.call.clone(), output: 0 }).call;
+        // If the model's call is itself nested, use the inlined copy of that call.
+        let call = map(&Symbol { call: model_call.call.clone(), output: 0 }).call;
         let inlined = call.inlined.get_or_init(|| inline(inner, &call.inputs));
-        let within = |symbol: &Symbol| moved(inlined, symbol);
-        if let Some(more) = calls(inner, rest, &within) {
+        let map_nested = |symbol: &Symbol| inlined_symbol(inlined, symbol);
+        if let Some(more) = calls(inner, rest, &map_nested) {
             found.get_or_insert_default().extend(more);
         }
     }
@@ -136,26 +132,28 @@ fn outputs(callee: &Callee) -> usize {
     }
 }
 
-/// A nested model's calls once more, applied to what the model was applied to.
+/// Repeats a nested model's calls on the inputs the model was applied to, keyed by sequence number.
 fn inline(def: &Definition, inputs: &[Symbol]) -> HashMap<u64, Symbol> {
-    let mut made: HashMap<u64, Symbol> = HashMap::new();
-    for (own, given) in def.inputs.iter().zip(inputs) {
-        made.insert(own.call.sequence, given.clone());
+    let mut inlined: HashMap<u64, Symbol> = HashMap::new();
+    for (input, argument) in def.inputs.iter().zip(inputs) {
+        inlined.insert(input.call.sequence, argument.clone());
     }
-    for Call { callee, inputs, sequence, .. } in def.calls.iter().map(|placed| &*placed.call) {
-        if !made.contains_key(sequence) {
-            let inputs = inputs.iter().map(|s| moved(&made, s)).collect();
-            made.insert(*sequence, Symbol::new(callee.clone(), inputs));
+    for Call { callee, inputs, sequence, .. } in
+        def.calls.iter().map(|model_call| &*model_call.call)
+    {
+        if !inlined.contains_key(sequence) {
+            let inputs = inputs.iter().map(|s| inlined_symbol(&inlined, s)).collect();
+            inlined.insert(*sequence, Symbol::new(callee.clone(), inputs));
         }
     }
-    made
+    inlined
 }
 
-/// Where a symbol of a nested model is now; an input is whatever output it was given.
-fn moved(made: &HashMap<u64, Symbol>, symbol: &Symbol) -> Symbol {
-    let there = &made[&symbol.call.sequence];
+/// Returns the inlined copy of a nested model's symbol; for an input, the argument passed for it.
+fn inlined_symbol(inlined: &HashMap<u64, Symbol>, symbol: &Symbol) -> Symbol {
+    let copy = &inlined[&symbol.call.sequence];
     match symbol.call.callee {
-        Callee::Input(_) => there.clone(),
-        _ => Symbol { output: symbol.output, ..there.clone() },
+        Callee::Input(_) => copy.clone(),
+        _ => Symbol { output: symbol.output, ..copy.clone() },
     }
 }

@@ -1,4 +1,4 @@
-//! `compile`: the words of the call.
+//! `compile` and its arguments.
 
 use super::Model;
 use super::session::Session;
@@ -13,9 +13,9 @@ use serde_json::{Map, Value};
 
 /// An optimizer by value or by name.
 pub enum OptimizerArgument {
-    /// Built by the user.
+    /// An instance.
     Value(Box<dyn Optimizer>),
-    /// Looked up.
+    /// A name to look up.
     Name(String),
 }
 
@@ -39,9 +39,9 @@ impl From<Box<dyn Optimizer>> for OptimizerArgument {
 
 /// A loss by value or by name.
 pub enum LossArgument {
-    /// Built by the user.
+    /// An instance.
     Value(Box<dyn Loss>),
-    /// Looked up.
+    /// A name to look up.
     Name(String),
 }
 
@@ -63,11 +63,11 @@ impl From<Box<dyn Loss>> for LossArgument {
     }
 }
 
-/// A metric by value or by name; names such as `accuracy` are resolved by the shapes at hand.
+/// A metric by value or by name. A name such as `accuracy` is resolved by the shapes of output and target.
 pub enum MetricArgument {
-    /// Built by the user.
+    /// An instance.
     Value(Box<dyn Metric>),
-    /// Looked up.
+    /// A name to look up.
     Name(String),
 }
 
@@ -114,12 +114,12 @@ pub struct Compile {
     pub(crate) weighted_metrics: Vec<Vec<MetricArgument>>,
     pub(crate) strategy: MultiWorkerMirroredStrategy,
     pub(crate) seed: u64,
-    /// Losses and metrics as the file has them that this was read from.
+    /// Losses and metrics as stored in the file this was loaded from, if any.
     pub(crate) described: Option<Map<String, Value>>,
 }
 
 impl Compile {
-    /// With an optimizer, by value or name.
+    /// Creates the arguments with an optimizer, by value or name.
     pub fn new(optimizer: impl Into<OptimizerArgument>) -> Compile {
         Compile {
             optimizer: optimizer.into(),
@@ -133,16 +133,16 @@ impl Compile {
         }
     }
 
-    /// Another optimizer, by value or name.
+    /// Replaces the optimizer, by value or name.
     pub fn optimizer(mut self, optimizer: impl Into<OptimizerArgument>) -> Compile {
         self.optimizer = optimizer.into();
         self
     }
 
-    /// The optimizer alone.
+    /// Returns only the optimizer.
     ///
     /// # Errors
-    /// A name that is unknown.
+    /// If a name is unknown.
     pub fn into_optimizer(self) -> Result<Box<dyn Optimizer>> {
         match self.optimizer {
             OptimizerArgument::Value(optimizer) => Ok(optimizer),
@@ -150,10 +150,10 @@ impl Compile {
         }
     }
 
-    /// The classes of the losses, such as `MeanSquaredError`.
+    /// Returns the class names of the losses, such as `MeanSquaredError`.
     ///
     /// # Errors
-    /// A name that is unknown.
+    /// If a name is unknown.
     pub fn loss_classes(&self) -> Result<Vec<&'static str>> {
         let class = |loss: &LossArgument| match loss {
             LossArgument::Value(loss) => Ok(loss.class_name()),
@@ -162,39 +162,38 @@ impl Compile {
         self.losses.iter().map(class).collect()
     }
 
-    /// Whether the losses take logits, where they say so.
+    /// Returns `from_logits` of each loss, if it has that option.
     pub fn losses_from_logits(&self) -> Vec<Option<bool>> {
-        let of = |loss: &LossArgument| {
+        let from_logits = |loss: &LossArgument| {
             let config = match loss {
                 LossArgument::Value(loss) => loss.config(),
                 LossArgument::Name(name) => losses::get(name).ok()?.config(),
             };
             config.get("from_logits")?.as_bool()
         };
-        self.losses.iter().map(of).collect()
+        self.losses.iter().map(from_logits).collect()
     }
 
-    /// The loss; called again, that of the next output.
+    /// Adds the loss of the next output.
     pub fn loss(mut self, loss: impl Into<LossArgument>) -> Compile {
         self.losses.push(loss.into());
         self
     }
 
-    /// A loss by name for each of so many outputs, in the place of those there are.
+    /// Replaces all losses by the loss `name` for each of `outputs` outputs.
     pub fn replace_losses(mut self, name: &str, outputs: usize) -> Compile {
         self.losses = (0..outputs).map(|_| name.into()).collect();
         self.described = None;
         self
     }
 
-    /// Weights of the outputs' losses in the total.
+    /// Sets the weight of each output's loss in the total.
     pub fn loss_weights(mut self, weights: impl Into<Vec<f64>>) -> Compile {
         self.loss_weights = weights.into();
         self
     }
 
-    /// Metrics of the output; called again, those of the next output. As in Keras every sample
-    /// counts alike, whatever its weight.
+    /// Adds the metrics of the next output. As in Keras, they ignore sample weights.
     pub fn metrics<M: Into<MetricArgument>>(
         mut self,
         list: impl IntoIterator<Item = M>,
@@ -203,7 +202,7 @@ impl Compile {
         self
     }
 
-    /// Metrics in which samples count by their weights; called again, those of the next output.
+    /// Adds the metrics of the next output that apply sample weights.
     pub fn weighted_metrics<M: Into<MetricArgument>>(
         mut self,
         list: impl IntoIterator<Item = M>,
@@ -212,34 +211,34 @@ impl Compile {
         self
     }
 
-    /// The devices that train: a [`MirroredStrategy`], or a [`MultiWorkerMirroredStrategy`].
+    /// Sets the devices that train: a [`MirroredStrategy`], or a [`MultiWorkerMirroredStrategy`].
     pub fn strategy(mut self, strategy: impl Into<MultiWorkerMirroredStrategy>) -> Compile {
         self.strategy = strategy.into();
         self
     }
 
-    /// Seed of initial weights, shuffling and dropout; 0 by default, so runs repeat.
+    /// Sets the seed of initial weights, shuffling and dropout. The default is 0, so runs are repeatable.
     pub fn seed(mut self, seed: u64) -> Compile {
         self.seed = seed;
         self
     }
 }
 
-/// `compile` with every name resolved.
-pub(crate) struct Resolved {
+/// The arguments of `compile` with all names resolved.
+pub(crate) struct ResolvedCompile {
     pub optimizer: Box<dyn Optimizer>,
     pub losses: Vec<Box<dyn Loss>>,
     pub loss_weights: Vec<f64>,
-    /// Each with whether samples count by their weights.
+    /// Metrics of each output, and whether they apply sample weights.
     pub metrics: Vec<Vec<(MetricArgument, bool)>>,
-    /// Losses and metrics under Keras' keys.
+    /// Losses and metrics with Keras' keys.
     pub described: Map<String, Value>,
     pub strategy: MultiWorkerMirroredStrategy,
     pub seed: u64,
 }
 
 impl Compile {
-    /// Losses and metrics under the keys of Keras' `compile_config`, names as names.
+    /// Returns losses and metrics with the keys of Keras' `compile_config`; names stay names.
     fn describe(&self, outputs: usize) -> Map<String, Value> {
         let lists = |lists: &[Vec<MetricArgument>]| {
             let list =
@@ -275,7 +274,8 @@ impl Compile {
         entries.into_iter().map(|(key, value)| (key.into(), value)).collect()
     }
 
-    pub(crate) fn resolve(self, outputs: usize) -> Result<Resolved> {
+    /// Looks up names and checks all arguments for a model with `outputs` outputs.
+    pub(crate) fn resolve(self, outputs: usize) -> Result<ResolvedCompile> {
         let described = match &self.described {
             Some(described) => described.clone(),
             None => self.describe(outputs),
@@ -284,9 +284,9 @@ impl Compile {
             OptimizerArgument::Value(o) => o,
             OptimizerArgument::Name(name) => optimizers::get(&name)?,
         };
-        let scaled = self.strategy.local().requested_policy() == Policy::MixedFloat16;
+        let needs_loss_scale = self.strategy.local().requested_policy() == Policy::MixedFloat16;
         let optimizer = match optimizer.inner() {
-            None if scaled => Box::new(LossScaleOptimizer::wrap(optimizer)),
+            None if needs_loss_scale => Box::new(LossScaleOptimizer::wrap(optimizer)),
             _ => optimizer,
         };
         optimizer.validate()?;
@@ -298,34 +298,34 @@ impl Compile {
                 LossArgument::Name(name) => losses::get(&name),
             })
             .collect::<Result<_>>()?;
-        let count = |what: &str, n: usize| {
+        let check_count = |argument: &str, n: usize| {
             if n == outputs {
                 return Ok(());
             }
-            Err(Error::argument("compile", what, format!("one per output, {outputs}"), n))
+            Err(Error::argument("compile", argument, format!("one per output, {outputs}"), n))
         };
-        count("loss", losses.len())?;
+        check_count("loss", losses.len())?;
         losses.iter().try_for_each(|l| l.validate())?;
         let loss_weights =
             if self.loss_weights.is_empty() { vec![1.0; outputs] } else { self.loss_weights };
-        count("loss_weights", loss_weights.len())?;
+        check_count("loss_weights", loss_weights.len())?;
         if let Some(bad) = loss_weights.iter().find(|w| !w.is_finite()) {
             return Err(Error::argument("compile", "loss_weights", "finite numbers", bad));
         }
         let mut metrics: Vec<Vec<(MetricArgument, bool)>> = vec![];
         metrics.resize_with(outputs, Vec::new);
-        for (what, lists, weighted) in
+        for (argument, lists, weighted) in
             [("metrics", self.metrics, false), ("weighted_metrics", self.weighted_metrics, true)]
         {
             if lists.len() > outputs {
-                count(what, lists.len())?;
+                check_count(argument, lists.len())?;
             }
-            for (all, list) in metrics.iter_mut().zip(lists) {
-                all.extend(list.into_iter().map(|m| (m, weighted)));
+            for (of_output, list) in metrics.iter_mut().zip(lists) {
+                of_output.extend(list.into_iter().map(|m| (m, weighted)));
             }
         }
         let (strategy, seed) = (self.strategy, self.seed);
-        Ok(Resolved { optimizer, losses, loss_weights, metrics, described, strategy, seed })
+        Ok(ResolvedCompile { optimizer, losses, loss_weights, metrics, described, strategy, seed })
     }
 }
 
@@ -344,17 +344,17 @@ fn metric_value(metric: &MetricArgument) -> Value {
 }
 
 impl Model {
-    /// Turns model, loss, metrics, optimizer and strategy into step programs.
+    /// Compiles model, loss, metrics, optimizer and strategy into step programs.
     ///
     /// # Errors
-    /// Unknown names, options out of range, a loss or metric that does not fit an output.
+    /// If a name is unknown, an option is out of range, or a loss or metric does not match its output.
     pub fn compile(&mut self, compile: Compile) -> Result<()> {
         let resolved = compile.resolve(self.def.outputs.len())?;
-        // CPU devices have weights of their own.
+        // Every CPU device has its own copy of the weights.
         let devices = resolved.strategy.local().devices().iter();
         self.check_weights(1 + devices.filter(|d| d.kind == DeviceKind::Cpu).count())?;
         self.initialize(resolved.seed)?;
-        // The devices' memory is given back before it is asked for anew.
+        // Frees the devices' memory before the new session allocates.
         *self.session_slot() = None;
         let session = Session::new(self, resolved)?;
         *self.session_slot() = Some(session);

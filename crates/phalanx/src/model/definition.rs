@@ -1,4 +1,4 @@
-//! A model's structure: its calls in order, its layers by name, and how they become a graph.
+//! The structure of a model: its calls in topological order, its layers by name, and their lowering to a graph.
 
 use super::symbol::{Call, Callee, Input, Symbol};
 use crate::error::{Error, Result};
@@ -7,70 +7,70 @@ use phalanx_graph::{DType, FeedId, NodeId, Type};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Whether a model was written as a chain or as a graph.
+/// The kind of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Layers in a row.
+pub enum ModelKind {
+    /// A chain of layers.
     Sequential,
-    /// Any graph.
+    /// An arbitrary graph of layers.
     Functional,
 }
 
-/// A member of a model, by name.
+/// A named member of a model: an input, a layer or a nested model.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
     pub name: String,
     pub callee: Callee,
 }
 
-/// A call of a model in order, with what the summary shows of it.
+/// One call in a model, with the member it calls and its output type.
 #[derive(Clone, Debug)]
-pub(crate) struct Placed {
+pub(crate) struct ModelCall {
     pub call: Arc<Call>,
-    /// Index of the member called.
+    /// Index of the called member.
     pub member: usize,
-    /// Type of the (first) output.
+    /// Type of the first output.
     pub ty: Type,
 }
 
-/// How a model takes its inputs or gives its outputs, as files describe it.
+/// The structure of a model's inputs or outputs, as in model files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// One, by itself.
-    One,
+pub(crate) enum IoStructure {
+    /// A single tensor.
+    Single,
     /// A list.
     List,
-    /// By these names, in order.
-    Names(Vec<String>),
+    /// A dict with these keys, in order.
+    Dict(Vec<String>),
 }
 
-impl Form {
-    fn of(symbols: &[Symbol]) -> Form {
-        if symbols.len() == 1 { Form::One } else { Form::List }
+impl IoStructure {
+    fn for_symbols(symbols: &[Symbol]) -> IoStructure {
+        if symbols.len() == 1 { IoStructure::Single } else { IoStructure::List }
     }
 }
 
-/// The structure of a model, shared by all its uses.
+/// The structure of a model, shared by everything that uses it.
 #[derive(Debug)]
 pub struct Definition {
     pub(crate) name: String,
-    pub(crate) kind: Kind,
+    pub(crate) kind: ModelKind,
     pub(crate) inputs: Vec<Symbol>,
     pub(crate) outputs: Vec<Symbol>,
     pub(crate) output_types: Vec<Type>,
     pub(crate) members: Vec<Member>,
-    pub(crate) calls: Vec<Placed>,
-    /// What its weights files say besides the weights.
+    pub(crate) calls: Vec<ModelCall>,
+    /// Metadata written to the weights files.
     notes: Mutex<BTreeMap<String, String>>,
-    pub(crate) input_form: Form,
-    pub(crate) output_form: Form,
+    pub(crate) input_structure: IoStructure,
+    pub(crate) output_structure: IoStructure,
 }
 
 impl Definition {
-    /// Orders the calls between inputs and outputs, names the layers and checks every shape.
+    /// Orders the calls between inputs and outputs, names the layers and checks all shapes.
     pub(crate) fn new(
         name: &str,
-        kind: Kind,
+        kind: ModelKind,
         inputs: Vec<Symbol>,
         outputs: Vec<Symbol>,
     ) -> Result<Definition> {
@@ -79,13 +79,13 @@ impl Definition {
             return Err(Error::argument(owner, "inputs and outputs", "at least one each", "none"));
         }
         let order = topological(&outputs);
-        let mut given: HashSet<*const Call> = HashSet::new();
+        let mut model_inputs: HashSet<*const Call> = HashSet::new();
         for (i, symbol) in inputs.iter().enumerate() {
             let Callee::Input(input) = &symbol.call.callee else {
                 let received = "the output of a layer";
                 return Err(Error::argument(owner, "inputs", "symbols of Input", received));
             };
-            if !given.insert(symbol.id()) {
+            if !model_inputs.insert(symbol.id()) {
                 let received = format!("input {i} twice");
                 return Err(Error::argument(owner, "inputs", "each Input once", received));
             }
@@ -98,7 +98,7 @@ impl Definition {
         }
         for call in &order {
             let Callee::Input(input) = &call.callee else { continue };
-            if !given.contains(&Arc::as_ptr(call)) {
+            if !model_inputs.contains(&Arc::as_ptr(call)) {
                 let name = input.name.as_deref().map_or(String::new(), |n| format!(" '{n}'"));
                 let received =
                     format!("outputs that need an Input{name} {} besides", input.ty().shape_text());
@@ -109,8 +109,8 @@ impl Definition {
         let mut def = Definition {
             name: name.into(),
             kind,
-            input_form: Form::of(&inputs),
-            output_form: Form::of(&outputs),
+            input_structure: IoStructure::for_symbols(&inputs),
+            output_structure: IoStructure::for_symbols(&outputs),
             inputs,
             outputs,
             output_types: vec![],
@@ -118,55 +118,55 @@ impl Definition {
             calls: order
                 .into_iter()
                 .zip(index)
-                .map(|(call, member)| Placed { call, member, ty: Type::rows([]) })
+                .map(|(call, member)| ModelCall { call, member, ty: Type::rows([]) })
                 .collect(),
             notes: Mutex::default(),
         };
-        def.infer()?;
+        def.infer_types()?;
         Ok(def)
     }
 
-    /// What its weights files say besides the weights.
+    /// Metadata written to the weights files.
     pub(crate) fn notes(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs the layers once in inference mode: shapes, weights, and every error there is to find.
-    fn infer(&mut self) -> Result<()> {
+    /// Lowers the model once in inference mode to infer shapes, declare weights and report errors.
+    fn infer_types(&mut self) -> Result<()> {
         let mut low = Lowering::new(false);
         let feeds = self.feeds(&mut low);
         let nodes: Vec<NodeId> = feeds.iter().map(|f| low.graph.feed(*f)).collect();
         let mut types = vec![];
         let outputs = self.lower_with(&mut low, &nodes, "", |ty| types.push(ty))?;
         self.output_types = outputs.iter().map(|o| low.graph.ty(*o).clone()).collect();
-        for (placed, ty) in self.calls.iter_mut().zip(types) {
-            placed.ty = ty;
+        for (model_call, ty) in self.calls.iter_mut().zip(types) {
+            model_call.ty = ty;
         }
         Ok(())
     }
 
-    /// Whether it was written as a chain or as a graph.
-    pub fn kind(&self) -> Kind {
+    /// Returns whether the model is sequential or functional.
+    pub fn kind(&self) -> ModelKind {
         self.kind
     }
 
-    /// Declares a feed for every input.
+    /// Declares one feed per input.
     pub(crate) fn feeds(&self, low: &mut Lowering) -> Vec<FeedId> {
         let feed = |i| low.graph.add_feed(&self.input_name(i), self.input(i).ty());
         (0..self.inputs.len()).map(feed).collect()
     }
 
-    /// Input `i`'s name.
+    /// Returns the name of input `i`.
     pub(crate) fn input_name(&self, i: usize) -> String {
         input_name(self.input(i), i)
     }
 
-    /// The element type of each input.
+    /// Returns the element type of each input.
     pub(crate) fn input_dtypes(&self) -> Vec<DType> {
         (0..self.inputs.len()).map(|i| self.input(i).dtype).collect()
     }
 
-    /// Input `i`'s shape and type.
+    /// Returns the shape and type of input `i`.
     pub(crate) fn input(&self, i: usize) -> &Input {
         match &self.inputs[i].call.callee {
             Callee::Input(input) => input,
@@ -174,7 +174,8 @@ impl Definition {
         }
     }
 
-    /// Appends the model's nodes for these inputs; names are prefixed inside another model.
+    /// Appends the model's nodes for `inputs` and returns its outputs. Layer names start with `prefix`
+    /// inside another model.
     pub(crate) fn lower(
         &self,
         low: &mut Lowering,
@@ -189,7 +190,7 @@ impl Definition {
         low: &mut Lowering,
         inputs: &[NodeId],
         prefix: &str,
-        mut seen: impl FnMut(Type),
+        mut on_call: impl FnMut(Type),
     ) -> Result<Vec<NodeId>> {
         if inputs.len() != self.inputs.len() {
             let owner = format!("model '{}'", self.name);
@@ -204,23 +205,23 @@ impl Definition {
         for (symbol, node) in self.inputs.iter().zip(inputs) {
             values.insert(symbol.id(), vec![*node]);
         }
-        for placed in &self.calls {
-            let id = Arc::as_ptr(&placed.call);
-            let name = format!("{prefix}{}", self.members[placed.member].name);
+        for model_call in &self.calls {
+            let id = Arc::as_ptr(&model_call.call);
+            let name = format!("{prefix}{}", self.members[model_call.member].name);
             let args: Vec<NodeId> =
-                placed.call.inputs.iter().map(|s| values[&s.id()][s.output]).collect();
-            let out = match &placed.call.callee {
+                model_call.call.inputs.iter().map(|s| values[&s.id()][s.output]).collect();
+            let out = match &model_call.call.callee {
                 Callee::Input(_) => values[&id].clone(),
                 Callee::Layer(layer) => vec![low.call(layer, &name, &args)?],
                 Callee::Model(inner) => inner.lower(low, &args, &format!("{name}/"))?,
             };
-            seen(low.graph.ty(out[0]).clone());
+            on_call(low.graph.ty(out[0]).clone());
             values.insert(id, out);
         }
         Ok(self.outputs.iter().map(|s| values[&s.id()][s.output]).collect())
     }
 
-    /// Every layer with its full name, nested ones included, each once.
+    /// Returns every layer once with its full name, including layers of nested models.
     pub(crate) fn layers(&self) -> Vec<(String, LayerHandle)> {
         let mut out: Vec<(String, LayerHandle)> = vec![];
         for member in &self.members {
@@ -232,7 +233,7 @@ impl Definition {
                     nested.map(|(n, l)| (format!("{}/{n}", member.name), l)).collect()
                 }
             };
-            // A layer may be used both in a nested model and beside it.
+            // A layer may be used both in a nested model and outside it.
             for (name, layer) in found {
                 if !out.iter().any(|(_, known)| known.same(&layer)) {
                     out.push((name, layer));
@@ -243,16 +244,16 @@ impl Definition {
     }
 }
 
-/// The name given, or the input's number.
+/// Returns the given name, or `input_{i}`.
 fn input_name(input: &Input, i: usize) -> String {
     input.name.clone().unwrap_or_else(|| format!("input_{i}"))
 }
 
-/// Calls in an order in which operands come first, inputs of a call in their order.
+/// Returns the calls in topological order: operands first, the inputs of a call in their order.
 fn topological(outputs: &[Symbol]) -> Vec<Arc<Call>> {
     let mut order = vec![];
     let mut done: HashSet<*const Call> = HashSet::new();
-    // (call, next operand to visit): an explicit stack, since models may be very deep.
+    // (call, next operand to visit). The stack is explicit because models may be very deep.
     let mut stack: Vec<(Arc<Call>, usize)> = vec![];
     for output in outputs {
         if !done.contains(&output.id()) {
@@ -288,8 +289,8 @@ fn same(a: &Callee, b: &Callee) -> bool {
     }
 }
 
-/// Keras' snake case: `Conv2D` is `conv2d`, `MaxPooling2D` `max_pooling2d`.
-pub(crate) fn snake(class: &str) -> String {
+/// Converts a class name to Keras' snake case: `Conv2D` is `conv2d`, `MaxPooling2D` `max_pooling2d`.
+pub(crate) fn snake_case(class: &str) -> String {
     let chars: Vec<char> = class.chars().collect();
     let mut out = String::new();
     for (i, c) in chars.iter().enumerate() {
@@ -303,7 +304,7 @@ pub(crate) fn snake(class: &str) -> String {
     out
 }
 
-/// Names every member once, numbering unnamed ones by class; returns the member of each call.
+/// Names every member, numbering unnamed ones by class. Returns the members and the member index of each call.
 fn name_members(
     model: &str,
     inputs: &[Symbol],
@@ -342,14 +343,16 @@ fn name_members(
     Ok((members, index))
 }
 
-/// The names of models that were given none.
-const UNNAMED: [&str; 2] = ["functional", "sequential"];
+/// Default names of unnamed models.
+const DEFAULT_MODEL_NAMES: [&str; 2] = ["functional", "sequential"];
 
 fn given_name(callee: &Callee) -> Option<String> {
     match callee {
         Callee::Input(input) => input.name.clone(),
         Callee::Layer(layer) => layer.given_name().map(str::to_string),
-        Callee::Model(def) => Some(def.name.clone()).filter(|n| !UNNAMED.contains(&n.as_str())),
+        Callee::Model(def) => {
+            Some(def.name.clone()).filter(|n| !DEFAULT_MODEL_NAMES.contains(&n.as_str()))
+        }
     }
 }
 
@@ -359,14 +362,14 @@ fn base_name(callee: &Callee, inputs: &[Symbol], call: &Arc<Call>) -> String {
             let position = inputs.iter().position(|s| s.id() == Arc::as_ptr(call));
             position.map_or("input".into(), |i| format!("input_{i}"))
         }
-        Callee::Layer(layer) => snake(layer.layer().class_name()),
+        Callee::Layer(layer) => snake_case(layer.layer().class_name()),
         Callee::Model(def) => def.name.clone(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::snake;
+    use super::snake_case;
 
     #[test]
     fn class_names_become_keras_names() {
@@ -383,7 +386,7 @@ mod tests {
             ("UpSampling2D", "up_sampling2d"),
             ("SpatialDropout2D", "spatial_dropout2d"),
         ] {
-            assert_eq!(snake(class), name);
+            assert_eq!(snake_case(class), name);
         }
     }
 }

@@ -1,9 +1,9 @@
-//! `evaluate` and `predict`: passes over data that change no weight.
+//! `evaluate` and `predict`: passes over data that do not change the weights.
 
+use super::multi_step::StepGroup;
 use super::session::{BatchOrigin, ResidentTable, Session, StepKind, Tally};
 use super::source::{DATA, IntoDataset};
 use super::training::Interrupt;
-use super::turns::Group;
 use super::{Logs, Model};
 use crate::data::{Dataset, HostBatch, InMemory};
 use crate::error::{Error, Result};
@@ -32,18 +32,19 @@ pub struct Inference {
 }
 
 impl Inference {
-    /// The batches that the data have (of 32 for plain arrays), printing nothing.
+    /// Creates the defaults: the data's own batch size (32 for plain arrays) and no output.
     pub fn new() -> Inference {
         Inference::default()
     }
 
-    /// Samples of a *global* batch, shared out among the replicas.
+    /// Sets the number of samples in a *global* batch, which is split among the replicas.
     pub fn batch_size(mut self, samples: usize) -> Inference {
         self.batch_size = Some(samples);
         self
     }
 
-    /// 0 nothing, 1 a live bar (a plain line where the output is no terminal), 2 a line at the end.
+    /// Sets the progress output: 0 nothing, 1 a live bar (a plain line if the output is not a terminal),
+    /// 2 a line at the end.
     pub fn verbose(mut self, verbose: u8) -> Inference {
         self.verbose = verbose;
         self
@@ -51,7 +52,7 @@ impl Inference {
 }
 
 impl Model {
-    /// Loss and metrics over a dataset, with a bar as `fit` has it.
+    /// Returns loss and metrics over a dataset and shows a progress bar, as `fit` does.
     ///
     /// ```no_run
     /// # use phalanx::prelude::*;
@@ -65,36 +66,36 @@ impl Model {
         self.evaluate_with(data, Inference::new().verbose(1))
     }
 
-    /// As [`Model::evaluate`], with arguments.
+    /// Like [`Model::evaluate`], with arguments.
     pub fn evaluate_with(&mut self, data: impl IntoDataset, arguments: Inference) -> Result<Logs> {
         let session = self.session("evaluate")?;
         let mut progress = Progress::stdout(session.workers.verbose(arguments.verbose)?);
         let source = data.into_source()?.in_order();
         let data = source.prepare(session, arguments.batch_size, true, DATA)?.dataset();
-        session.check_pass(&*data)?;
+        session.check_same_inputs(&*data)?;
         let logs = evaluate(session, (&*data, DATA), Some(&mut progress), &Interrupt::new())?;
         Ok(logs.unwrap_or_default())
     }
 
-    /// Chooses the devices of a model that only predicts: it needs neither loss nor optimizer, and one that was
-    /// compiled is so no more.
+    /// Chooses the devices of a model that only predicts. It needs neither loss nor optimizer. A compiled
+    /// model is no longer compiled afterwards.
     ///
     /// # Errors
-    /// Devices that cannot be had.
+    /// If a device is not available.
     pub fn predict_on(&mut self, strategy: impl Into<MultiWorkerMirroredStrategy>) -> Result<()> {
         self.initialize(0)?;
-        // The devices' memory is given back before it is asked for anew.
+        // Frees the devices' memory before the new session allocates.
         *self.session_slot() = None;
         let session = Session::inference(self, strategy.into())?;
         *self.session_slot() = Some(session);
         Ok(())
     }
 
-    /// The output of a model with one output, for every sample, in order.
+    /// Returns the output for every sample, in order. The model must have one output.
     ///
-    /// Needs no compiled model: where there is none, the visible devices are used. Several threads may
-    /// call it at once; their batches take turns. (One thread of each worker where there are several
-    /// workers: they compute each batch together.)
+    /// The model need not be compiled; if it is not, `predict` uses the visible devices. Several threads may
+    /// call it at once; their batches take turns. With several workers, only one thread of each worker may
+    /// call it, because the workers compute each batch together.
     ///
     /// ```
     /// use phalanx::prelude::*;
@@ -118,32 +119,32 @@ impl Model {
         Err(Error::argument("predict", "model", "one output (else predict_all)", all.len()))
     }
 
-    /// As [`Model::predict`], with one tensor per output.
+    /// Like [`Model::predict`], with one tensor per output.
     pub fn predict_all(&self, data: impl IntoDataset) -> Result<Vec<Tensor>> {
         self.predict_with(data, Inference::new())
     }
 
-    /// As [`Model::predict_all`], with arguments.
+    /// Like [`Model::predict_all`], with arguments.
     pub fn predict_with(
         &self,
         data: impl IntoDataset,
         arguments: Inference,
     ) -> Result<Vec<Tensor>> {
         let source = data.into_source()?.in_order();
-        let (mut progress, data, share) = self.with_any_session(|session| {
+        let (mut progress, data, shard) = self.with_any_session(|session| {
             session.weights.sync_to_devices()?;
             let progress = Progress::stdout(session.workers.verbose(arguments.verbose)?);
             let data = source.prepare(session, arguments.batch_size, false, DATA)?.dataset();
-            session.check_pass(&*data)?;
+            session.check_same_inputs(&*data)?;
             Ok((progress, data, session.worker_shard()))
         })?;
         let dims = self.output_shapes();
         let mut outputs: Vec<Vec<f32>> = vec![vec![]; dims.len()];
         let mut batch = HostBatch::default();
-        let mut epoch = data.epoch_of(0, 0, 0, share.as_ref())?;
+        let mut epoch = data.epoch_of(0, 0, 0, shard.as_ref())?;
         let (mut rows, mut done) = (0, 0);
         progress.begin_predict(data.batches());
-        // Nothing is locked while the data make a batch: they may ask this very model.
+        // The session is not locked while the dataset produces a batch: the dataset may use this model.
         while epoch.next(&mut batch)? {
             rows += batch.rows;
             done += 1;
@@ -174,10 +175,10 @@ impl Model {
         dims.into_iter().zip(outputs).map(tensor).collect()
     }
 
-    /// Asks the compiled model, or one that can only predict; whoever else asks waits.
+    /// Calls `f` with the session, creating one that only predicts if there is none. Concurrent calls wait.
     pub(super) fn with_any_session<T>(
         &self,
-        ask: impl FnOnce(&mut Session) -> Result<T>,
+        f: impl FnOnce(&mut Session) -> Result<T>,
     ) -> Result<T> {
         let mut session = lock(&self.session);
         let session = match &mut *session {
@@ -187,19 +188,20 @@ impl Model {
                 none.insert(Session::inference(self, MirroredStrategy::new().into())?)
             }
         };
-        ask(session)
+        f(session)
     }
 }
 
-/// Where results are NaN, says which layers may have given it.
-fn warn_of_nan(session: &Session, name: &str, found: impl FnOnce() -> bool) {
+/// Warns about results that are NaN and names the layers that may have caused it.
+fn warn_of_nan(session: &Session, name: &str, is_nan: impl FnOnce() -> bool) {
     let lookups = session.checks.unchecked_lookups();
-    if !lookups.is_empty() && found() {
+    if !lookups.is_empty() && is_nan() {
         warning!("results on the {name} are NaN: {}", lookups.join(", "));
     }
 }
 
-/// One pass of the test program over a dataset, which has a name; nothing comes of it when interrupted.
+/// Runs one pass of the test program over a dataset. `name` describes the data in errors. Returns `None` if
+/// interrupted.
 pub(super) fn evaluate(
     session: &mut Session,
     (data, name): (&dyn Dataset, &'static str),
@@ -209,9 +211,9 @@ pub(super) fn evaluate(
     if let Some(progress) = &mut progress {
         progress.begin_evaluate(data.batches());
     }
-    let kept = session.make_resident(StepKind::Test, data)?;
+    let table = session.make_resident(StepKind::Test, data)?;
     let mut done = 0;
-    let each = &mut |steps: usize, session: &Session, tally: &Tally| {
+    let after_steps = &mut |steps: usize, session: &Session, tally: &Tally| {
         done += steps;
         if let Some(progress) = &mut progress {
             progress.step(done, &session.objective.logs(tally));
@@ -219,11 +221,11 @@ pub(super) fn evaluate(
         !session.any_worker_stopping(interrupt.raised())
     };
     let mut tally = session.objective.tally();
-    let whole = match kept.zip(data.in_memory()) {
-        Some((kept, data)) => over_table(session, data, &kept, &mut tally, each)?,
-        None => over_batches(session, (data, name), &mut tally, interrupt, each)?,
+    let completed = match table.zip(data.in_memory()) {
+        Some((table, data)) => evaluate_resident(session, data, &table, &mut tally, after_steps)?,
+        None => evaluate_batches(session, (data, name), &mut tally, interrupt, after_steps)?,
     };
-    if !whole {
+    if !completed {
         return Ok(None);
     }
     if tally.is_empty() {
@@ -237,59 +239,59 @@ pub(super) fn evaluate(
     Ok(Some(logs))
 }
 
-/// Called behind steps with their number; whether to go on.
-type Each<'a> = dyn FnMut(usize, &Session, &Tally) -> bool + 'a;
+/// Called after one or more steps with their number. Returns whether to continue.
+type AfterSteps<'a> = dyn FnMut(usize, &Session, &Tally) -> bool + 'a;
 
-/// The pass over samples that the devices keep; whether it came to its end.
-fn over_table(
+/// Evaluates samples that are resident on the devices. Returns false if interrupted.
+fn evaluate_resident(
     session: &mut Session,
     data: &dyn InMemory,
-    kept: &ResidentTable,
+    table: &ResidentTable,
     tally: &mut Tally,
-    each: &mut Each<'_>,
+    after_steps: &mut AfterSteps<'_>,
 ) -> Result<bool> {
-    let mut picks = data.index_batches(session.state.seed, 0, 0)?;
-    let (mut now, mut next) = (Group::default(), Group::default());
-    now.fill(&mut next, &mut *picks, kept.steps_per_launch)?;
-    while !now.batches().is_empty() {
-        let started = session.start_steps(StepKind::Test, kept, now.batches())?;
-        next.fill(&mut now, &mut *picks, kept.steps_per_launch)?;
+    let mut index_batches = data.index_batches(session.state.seed, 0, 0)?;
+    let (mut current, mut next) = (StepGroup::default(), StepGroup::default());
+    current.fill(&mut next, &mut *index_batches, table.steps_per_launch)?;
+    while !current.batches().is_empty() {
+        let started = session.start_steps(StepKind::Test, table, current.batches())?;
+        next.fill(&mut current, &mut *index_batches, table.steps_per_launch)?;
         session.finish_steps(started, tally)?;
-        if !each(now.batches().len(), session, tally) {
+        if !after_steps(current.batches().len(), session, tally) {
             return Ok(false);
         }
-        std::mem::swap(&mut now, &mut next);
+        std::mem::swap(&mut current, &mut next);
     }
     Ok(true)
 }
 
-/// The pass over batches of the host; whether it came to its end.
-fn over_batches(
+/// Evaluates batches from the host. Returns false if interrupted.
+fn evaluate_batches(
     session: &mut Session,
     (data, name): (&dyn Dataset, &'static str),
     tally: &mut Tally,
     interrupt: &Interrupt,
-    each: &mut Each<'_>,
+    after_steps: &mut AfterSteps<'_>,
 ) -> Result<bool> {
     let mut batch = HostBatch::default();
     let mut epoch = data.epoch_of(session.state.seed, 0, 0, session.worker_shard().as_ref())?;
-    let (mut ahead, mut staged) = (HostBatch::default(), false);
+    let (mut next_batch, mut staged) = (HostBatch::default(), false);
     let mut more = epoch.next(&mut batch)?;
-    let mut taken = 1;
+    let mut batch_number = 1;
     while more {
         session.set_stop_flag(interrupt.raised());
-        session.checks.origin = BatchOrigin::Data(name, taken);
+        session.checks.origin = BatchOrigin::Data(name, batch_number);
         let started = session.start(StepKind::Test, &batch, None, staged)?;
-        more = epoch.next(&mut ahead)?;
-        taken += 1;
+        more = epoch.next(&mut next_batch)?;
+        batch_number += 1;
         if more {
-            session.checks.origin = BatchOrigin::Data(name, taken);
-            session.stage(StepKind::Test, &ahead)?;
+            session.checks.origin = BatchOrigin::Data(name, batch_number);
+            session.stage(StepKind::Test, &next_batch)?;
         }
         session.finish(started, tally)?;
-        std::mem::swap(&mut batch, &mut ahead);
+        std::mem::swap(&mut batch, &mut next_batch);
         staged = true;
-        if !each(1, session, tally) {
+        if !after_steps(1, session, tally) {
             return Ok(false);
         }
     }

@@ -53,7 +53,7 @@ impl Default for Fit {
 }
 
 impl Fit {
-    /// One epoch, batches of 32, shuffled, with a progress bar.
+    /// Creates the defaults: one epoch, batches of 32, shuffling and a progress bar.
     pub fn new() -> Fit {
         Fit {
             epochs: 1,
@@ -73,62 +73,62 @@ impl Fit {
         }
     }
 
-    /// The epoch to stop before, counted from 0.
+    /// Sets the epoch to stop before, counted from 0.
     pub fn epochs(mut self, epochs: usize) -> Fit {
         self.epochs = epochs;
         self
     }
 
-    /// The epoch to start with, for a run continued.
+    /// Sets the first epoch, to continue an earlier run.
     pub fn initial_epoch(mut self, epoch: usize) -> Fit {
         self.initial_epoch = epoch;
         self
     }
 
-    /// Samples of a *global* batch, shared out among the replicas.
+    /// Sets the number of samples in a *global* batch, which is split among the replicas.
     pub fn batch_size(mut self, samples: usize) -> Fit {
         self.batch_size = Some(samples);
         self
     }
 
-    /// Batches of an epoch; data that ends earlier starts again, data that lasts longer goes on
-    /// in the next epoch.
+    /// Sets the number of batches in an epoch. Data that ends earlier starts again; longer data continues in
+    /// the next epoch.
     pub fn steps_per_epoch(mut self, steps: usize) -> Fit {
         self.steps_per_epoch = Some(steps);
         self
     }
 
-    /// Whether arrays are shuffled, anew each epoch; true unless said otherwise.
+    /// Sets whether arrays are reshuffled every epoch. The default is true.
     pub fn shuffle(mut self, shuffle: bool) -> Fit {
         self.shuffle = shuffle;
         self
     }
 
-    /// Data to evaluate on after every epoch.
+    /// Sets the data to evaluate on after every epoch.
     pub fn validation_data(mut self, data: impl IntoDataset) -> Fit {
         self.validation = Some(data.into_source());
         self
     }
 
-    /// Sets aside the last share of arrays, before shuffling, to evaluate on.
-    pub fn validation_split(mut self, share: f64) -> Fit {
-        self.validation_split = share;
+    /// Holds out the last fraction of the samples, before shuffling, to evaluate on.
+    pub fn validation_split(mut self, fraction: f64) -> Fit {
+        self.validation_split = fraction;
         self
     }
 
-    /// Weight of every sample of a class.
+    /// Sets the sample weight of each class.
     pub fn class_weight(mut self, weights: impl Into<BTreeMap<usize, f32>>) -> Fit {
         self.class_weight = Some(weights.into());
         self
     }
 
-    /// Weight of every sample.
+    /// Sets the weight of each sample.
     pub fn sample_weight(mut self, weights: impl Into<Vec<f32>>) -> Fit {
         self.sample_weight = Some(weights.into());
         self
     }
 
-    /// Batches whose gradients, weighted by their rows, make one update.
+    /// Accumulates the gradients of `batches` batches, weighted by their rows, for each update.
     pub fn accumulate(mut self, batches: u64) -> Fit {
         self.accumulate = Some(batches);
         self
@@ -140,19 +140,20 @@ impl Fit {
         self
     }
 
-    /// What to do about a loss that is no number: an error unless said otherwise.
+    /// Sets what to do about a NaN or infinite loss. The default is an error.
     pub fn on_nan(mut self, policy: OnNan) -> Fit {
         self.on_nan = policy;
         self
     }
 
-    /// Lets others end the run after the step it is at.
+    /// Lets another thread or a signal handler end the run after the current step.
     pub fn interrupt(mut self, interrupt: &Interrupt) -> Fit {
         self.interrupt = interrupt.clone();
         self
     }
 
-    /// 0 nothing, 1 a live bar (a plain line where the output is no terminal), 2 a line per epoch.
+    /// Sets the progress output: 0 nothing, 1 a live bar (a plain line if the output is not a terminal),
+    /// 2 a line per epoch.
     pub fn verbose(mut self, verbose: u8) -> Fit {
         self.verbose = verbose;
         self
@@ -182,43 +183,44 @@ impl Fit {
 }
 
 impl Model {
-    /// The compiled model, with the newest weights.
+    /// Returns the session of the compiled model, with the newest weights on the devices.
     pub(super) fn session(&mut self, call: &'static str) -> Result<&mut Session> {
         let def = self.def.clone();
         ready(self.session_slot(), &def.name, call)
     }
 
-    /// Asks the compiled model, with the newest weights; whoever else asks waits.
+    /// Calls `f` with the session of the compiled model, with the newest weights on the devices. Concurrent
+    /// calls wait.
     fn with_session<T>(
         &self,
         call: &'static str,
-        ask: impl FnOnce(&mut Session) -> Result<T>,
+        f: impl FnOnce(&mut Session) -> Result<T>,
     ) -> Result<T> {
-        ask(ready(&mut lock(&self.session), self.name(), call)?)
+        f(ready(&mut lock(&self.session), self.name(), call)?)
     }
 
-    /// The learning rate of the next step.
+    /// Returns the learning rate of the next step.
     pub fn learning_rate(&self) -> Result<f64> {
         self.with_session("learning_rate", |session| Ok(session.learning_rate()))
     }
 
-    /// What the loss is multiplied by before it is differentiated, where the optimizer is a
-    /// [`LossScaleOptimizer`](crate::optimizers::LossScaleOptimizer): Keras' `dynamic_scale`.
+    /// Returns the current loss scale if the optimizer is a
+    /// [`LossScaleOptimizer`](crate::optimizers::LossScaleOptimizer), as Keras' `dynamic_scale`.
     pub fn loss_scale(&self) -> Result<Option<f64>> {
         self.with_session("loss_scale", |session| Ok(session.state.loss_scale.map(f64::from)))
     }
 
-    /// Trains on with another learning rate, in the place of the optimizer's own or its schedule.
+    /// Overrides the optimizer's learning rate or schedule from the next step on.
     pub fn set_learning_rate(&mut self, rate: f64) -> Result<()> {
         let session = self.session("set_learning_rate")?;
         session.state.set_learning_rate(&session.def.name, rate)
     }
 
-    /// Trains the model; returns losses and metrics of every epoch.
+    /// Trains the model and returns losses and metrics of every epoch.
     ///
     /// # Errors
-    /// Data that does not fit the model, an argument out of range, a loss that is no number any
-    /// more (with its step), or what a callback reports.
+    /// If the data does not match the model, an argument is out of range, the loss becomes NaN or infinite
+    /// (the error names the step), or a callback fails.
     pub fn fit(&mut self, data: impl IntoDataset, mut fit: Fit) -> Result<History> {
         fit.check()?;
         let session = self.session("fit")?;
@@ -230,8 +232,8 @@ impl Model {
                 arrays = arrays.sample_weight(weights)?;
             }
             if fit.validation_split != 0.0 {
-                let (train, held) = arrays.split(fit.validation_split)?;
-                validation = Some(Source::Arrays(held.shuffle(false)));
+                let (train, held_out) = arrays.split(fit.validation_split)?;
+                validation = Some(Source::Arrays(held_out.shuffle(false)));
                 arrays = train;
             }
             if let Some(weights) = &fit.class_weight {
@@ -239,13 +241,13 @@ impl Model {
             }
             source = Source::Arrays(arrays);
         } else {
-            let asked = [
+            let array_arguments = [
                 ("validation_split", fit.validation_split != 0.0),
                 ("class_weight", fit.class_weight.is_some()),
                 ("sample_weight", fit.sample_weight.is_some()),
                 ("batch_size", fit.batch_size.is_some()),
             ];
-            if let Some((argument, _)) = asked.iter().find(|(_, asked)| *asked) {
+            if let Some((argument, _)) = array_arguments.iter().find(|(_, set)| *set) {
                 let received = "a dataset, which has its own batches and weights";
                 return Err(Error::argument("fit", *argument, "arrays", received));
             }
@@ -260,7 +262,7 @@ impl Model {
         TrainLoop::new(session, &*data, validation.as_deref(), fit)?.run()
     }
 
-    /// One update on one batch; returns loss and metrics of that batch.
+    /// Performs one update on one batch and returns loss and metrics of that batch.
     pub fn train_on_batch(&mut self, x: &Tensor, y: &Tensor) -> Result<Logs> {
         let session = self.session("train_on_batch")?;
         session.checks.origin = BatchOrigin::Batch;
@@ -272,13 +274,13 @@ impl Model {
         Ok(session.objective.logs(&tally))
     }
 
-    /// Several updates on one and the same batch, all samples there are, to measure them; `each` is
-    /// called behind one or more, with their number. Returns loss and metrics of the last.
+    /// Performs `steps` updates on the same batch, which is all of `data`, for benchmarks. Calls
+    /// `after_steps` after one or more updates with their number. Returns loss and metrics of the last one.
     pub fn train_repeatedly(
         &mut self,
         data: &Arrays,
         steps: usize,
-        mut each: impl FnMut(usize),
+        mut after_steps: impl FnMut(usize),
     ) -> Result<Logs> {
         let session = self.session("train_repeatedly")?;
         let rows = data.len().unwrap_or_default();
@@ -286,17 +288,17 @@ impl Model {
         let data = source.prepare(session, Some(rows), true, TRAINING)?.dataset();
         let mut tally = session.objective.tally();
         session.weights.take_ownership();
-        if let Some(kept) = session.make_resident(StepKind::Train, &*data)? {
+        if let Some(table) = session.make_resident(StepKind::Train, &*data)? {
             let batch = IndexBatch { rows: (0..rows as u32).collect(), augments: vec![] };
-            let batches = vec![batch; kept.steps_per_launch];
+            let batches = vec![batch; table.steps_per_launch];
             let mut left = steps;
             while left > 0 {
-                let turns = left.min(session.steps_per_launch(&kept));
-                let started = session.start_steps(StepKind::Train, &kept, &batches[..turns])?;
+                let count = left.min(session.steps_per_launch(&table));
+                let started = session.start_steps(StepKind::Train, &table, &batches[..count])?;
                 tally = session.objective.tally();
                 session.finish_steps(started, &mut tally)?;
-                each(turns);
-                left -= turns;
+                after_steps(count);
+                left -= count;
             }
             return Ok(session.objective.logs(&tally));
         }
@@ -311,13 +313,13 @@ impl Model {
                 session.stage(StepKind::Train, &batch)?;
             }
             session.finish(started, &mut tally)?;
-            each(1);
+            after_steps(1);
         }
         Ok(session.objective.logs(&tally))
     }
 
-    /// The gradient of the loss on one batch by every weight trained, with the weights' names;
-    /// changes nothing.
+    /// Returns the gradient of the loss on one batch with respect to every trainable weight, by name. The
+    /// model does not change.
     pub fn gradients(&self, x: &Tensor, y: &Tensor) -> Result<Vec<(String, Tensor)>> {
         self.with_session("gradients", |session| {
             session.checks.origin = BatchOrigin::Batch;
@@ -326,7 +328,7 @@ impl Model {
         })
     }
 
-    /// The program of a step for a global batch of this size, as it would be run; print it.
+    /// Returns the program of a step for a global batch of `batch_size`, as it would run; it can be printed.
     pub fn program(&self, kind: StepKind, batch_size: usize) -> Result<Program> {
         if batch_size == 0 {
             return Err(Error::argument("program", "batch_size", "1 or more", batch_size));
@@ -341,12 +343,12 @@ impl Model {
         self.with_session("check_mirrored", |session| session.check_consistency())
     }
 
-    /// Where the time of all steps since `compile` went.
+    /// Returns the time spent in each phase of all steps since `compile`.
     pub fn times(&self) -> Result<StepTimes> {
         self.with_any_session(|session| Ok(session.times()))
     }
 
-    /// Starts or stops measuring every instruction; [`Model::profile`] tells what was found.
+    /// Starts or stops measuring every instruction. [`Model::profile`] returns the measurements.
     pub fn set_profiling(&mut self, on: bool) -> Result<()> {
         self.with_any_session(|session| {
             session.set_profiling(on);
@@ -354,19 +356,19 @@ impl Model {
         })
     }
 
-    /// Time, arithmetic and bytes of every instruction of a step, as measured since
-    /// [`Model::set_profiling`]; `None` where no such step was run.
+    /// Returns time, arithmetic and bytes of every instruction of a step, measured since
+    /// [`Model::set_profiling`], or `None` if no such step has run.
     pub fn profile(&self, kind: StepKind) -> Result<Option<Profile>> {
         self.with_any_session(|session| Ok(session.profile(kind)))
     }
 
-    /// The devices the model runs on.
+    /// Returns the names of the devices the model runs on.
     pub fn devices(&self) -> Result<Vec<String>> {
         self.with_any_session(|session| Ok(session.placement.names.clone()))
     }
 }
 
-/// The compiled model, with the newest weights.
+/// Returns the session if it is compiled, with the newest weights on the devices.
 fn ready<'a>(
     session: &'a mut Option<Session>,
     model: &str,

@@ -4,7 +4,7 @@ use phalanx_graph::text::shown;
 use std::fmt;
 use std::ops::Deref;
 
-/// Names and values of losses and metrics, in the order reported. Prints as Keras does:
+/// Names and values of losses and metrics, in reporting order. Prints like Keras:
 /// `loss: 0.3830 - accuracy: 0.8812`.
 ///
 /// ```
@@ -18,7 +18,7 @@ use std::ops::Deref;
 pub struct Logs(Vec<(String, f64)>);
 
 impl Logs {
-    /// The value of that name.
+    /// Returns the value with this name.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.iter().find(|(n, _)| n == name).map(|(_, value)| *value)
     }
@@ -27,7 +27,7 @@ impl Logs {
         self.0.push((name.into(), value));
     }
 
-    /// The same values under longer names.
+    /// Prefixes all names.
     pub(crate) fn prefixed(self, prefix: &str) -> impl Iterator<Item = (String, f64)> {
         self.0.into_iter().map(move |(name, value)| (format!("{prefix}{name}"), value))
     }

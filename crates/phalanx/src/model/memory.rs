@@ -1,4 +1,4 @@
-//! What a step takes of a device's memory, and the largest batch that fits: known without running it.
+//! Memory planning: the device memory a step needs and the largest batch that fits, without running the step.
 
 use super::session::{Session, StepKind};
 use super::{Model, thousands};
@@ -9,27 +9,27 @@ use crate::warnings::warning;
 use phalanx_graph::exec::ExecError;
 use phalanx_graph::program::{Mesh, Program};
 
-/// Samples of a replica beyond which no larger batch is looked for.
-const MOST_ROWS: usize = 1 << 30;
+/// Upper limit of the search for the largest batch, in samples per replica.
+const MAX_ROWS_PER_REPLICA: usize = 1 << 30;
 
-/// Devices that a plan is made for; this machine need not have them.
+/// The devices of a memory plan. This machine need not have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlannedDevices {
-    /// What they are.
+    /// The kind of all devices.
     pub kind: DeviceKind,
-    /// How many replicas there are.
+    /// Number of replicas.
     pub replicas: usize,
-    /// The most replicas that share the memory of one GPU; CPU devices all share the machine's.
+    /// Largest number of replicas that share the memory of one GPU. All CPU devices share the machine's memory.
     pub sharing: usize,
-    /// Worker threads of each CPU device; 0 shares out the cores.
+    /// Worker threads of each CPU device; 0 divides the cores among the devices.
     pub threads: usize,
 }
 
 impl PlannedDevices {
-    /// One replica on each device or part of one, all of one kind.
+    /// Plans one replica on each device or part of a device. All must be of one kind.
     ///
     /// # Errors
-    /// No device, or devices on which nothing could be trained together, whatever the machine.
+    /// If there is no device, or if no machine could train on these devices together.
     pub fn new(devices: &[Device]) -> Result<PlannedDevices> {
         let owner = "memory_plan";
         let Some(Device { kind, .. }) = devices.first().copied() else {
@@ -46,53 +46,53 @@ impl PlannedDevices {
     }
 
     fn mesh(self) -> Result<Mesh> {
-        let all = self.threads.max(1).saturating_mul(self.replicas);
-        if all == 0 || all > MAX_THREADS {
+        let total = self.threads.max(1).saturating_mul(self.replicas);
+        if total == 0 || total > MAX_THREADS {
             let expected = format!("1 to {MAX_THREADS} over all devices");
-            return Err(Error::argument("memory_plan", "threads", expected, all));
+            return Err(Error::argument("memory_plan", "threads", expected, total));
         }
-        let shared = || (phalanx_cpu::usable_cores() / self.replicas).max(1);
+        let default_threads = || (phalanx_cpu::usable_cores() / self.replicas).max(1);
         let workers = match (self.kind, self.threads) {
             (DeviceKind::Gpu, _) => 1,
-            (DeviceKind::Cpu, 0) => shared(),
+            (DeviceKind::Cpu, 0) => default_threads(),
             (DeviceKind::Cpu, threads) => threads,
         };
         Ok(Mesh::new(self.replicas, workers))
     }
 }
 
-/// What a step takes of memory for one replica. On a GPU, `library workspaces` are the most that products and
-/// convolutions are given; what the driver and the vendor's libraries keep for themselves comes on top.
+/// The memory a step needs for one replica. On a GPU, `library workspaces` is the upper limit for matrix products
+/// and convolutions. Memory that the driver and the vendor's libraries reserve is not included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Bytes by what they are for.
+    /// Bytes by purpose.
     pub parts: Vec<(&'static str, usize)>,
-    /// Bytes that the activations would take if none were reused.
+    /// Bytes the activations would need without buffer reuse.
     pub without_reuse: usize,
 }
 
 impl MemoryPlan {
-    fn of(program: &Program, kind: DeviceKind, gathers: bool) -> MemoryPlan {
+    fn new(program: &Program, kind: DeviceKind, accumulates: bool) -> MemoryPlan {
         let parts = match kind {
-            DeviceKind::Cpu => phalanx_cpu::memory_plan(program, gathers),
-            DeviceKind::Gpu => phalanx_cuda::memory_plan(program, gathers),
+            DeviceKind::Cpu => phalanx_cpu::memory_plan(program, accumulates),
+            DeviceKind::Gpu => phalanx_cuda::memory_plan(program, accumulates),
         };
         let arenas = program.options().mesh.workers;
         MemoryPlan { parts, without_reuse: program.memory().unplanned.saturating_mul(arenas) }
     }
 
-    /// Bytes in all.
+    /// Returns the total number of bytes.
     pub fn total(&self) -> usize {
         self.parts.iter().fold(0, |sum: usize, (_, bytes)| sum.saturating_add(*bytes))
     }
 }
 
 impl Model {
-    /// What a step for a global batch of this size takes for each replica.
+    /// Returns the memory that a step for a global batch of `batch_size` needs for each replica.
     ///
     /// # Errors
-    /// A model that was not compiled, a batch of which no program can be made, or more threads than a
-    /// machine can use.
+    /// If the model is not compiled, no program can be compiled for the batch size, or there are too many
+    /// threads.
     pub fn memory_plan(
         &self,
         kind: StepKind,
@@ -108,52 +108,59 @@ impl Model {
         })
     }
 
-    /// What a step takes for each replica on the devices that the model was compiled for.
+    /// Returns the memory that a step needs for each replica on the devices the model was compiled for.
     ///
     /// # Errors
-    /// As [`Model::memory_plan`].
+    /// As for [`Model::memory_plan`].
     pub fn own_memory_plan(&self, kind: StepKind, batch_size: usize) -> Result<MemoryPlan> {
         self.with_planner("memory_plan", kind, |session| {
             let program = session.program(kind, batch_size)?;
-            Ok(MemoryPlan::of(&program, session.placement.kind, session.accumulates()))
+            Ok(MemoryPlan::new(&program, session.placement.kind, session.accumulates()))
         })
     }
 
-    /// The largest global batch, a multiple of the replicas, whose step takes no more than so many bytes
-    /// of each GPU, or of the machine with its CPU devices; nothing where not even one sample for each
-    /// replica fits.
+    /// Returns the largest global batch, a multiple of the number of replicas, whose step fits into `memory`
+    /// bytes of each GPU, or of the machine for CPU devices. Returns `None` if not even one sample per replica
+    /// fits.
     ///
     /// # Errors
-    /// A model that was not compiled.
+    /// If the model is not compiled.
     pub fn largest_batch(
         &self,
         kind: StepKind,
         memory: usize,
         devices: PlannedDevices,
     ) -> Result<Option<usize>> {
-        let (each, mesh) = (memory / devices.sharing.max(1), devices.mesh()?);
+        let (memory_per_replica, mesh) = (memory / devices.sharing.max(1), devices.mesh()?);
         self.with_planner("memory_plan", kind, |session| {
-            session.largest_batch(kind, each, MOST_ROWS, devices.kind, mesh)
+            session.largest_batch(
+                kind,
+                memory_per_replica,
+                MAX_ROWS_PER_REPLICA,
+                devices.kind,
+                mesh,
+            )
         })
     }
 
-    /// Asks what has the programs of a step; a model that was never compiled can only predict.
+    /// Calls `f` with a session that can compile the programs of a step. A model without `compile` can only
+    /// predict.
     pub(super) fn with_planner<T>(
         &self,
         call: &'static str,
         kind: StepKind,
-        ask: impl FnOnce(&Session) -> Result<T>,
+        f: impl FnOnce(&Session) -> Result<T>,
     ) -> Result<T> {
         let session = lock(&self.session);
-        let fits = |s: &&Session| s.objective.is_compiled() || kind == StepKind::Predict;
+        let can_plan = |s: &&Session| s.objective.is_compiled() || kind == StepKind::Predict;
         let model = || self.name().to_string();
-        let session = session.as_ref().filter(fits);
-        ask(session.ok_or_else(|| Error::NotCompiled { model: model(), call })?)
+        let session = session.as_ref().filter(can_plan);
+        f(session.ok_or_else(|| Error::NotCompiled { model: model(), call })?)
     }
 }
 
 impl Session {
-    /// Whether gradients are accumulated over several batches.
+    /// Returns whether the optimizer accumulates gradients over several batches.
     fn accumulates(&self) -> bool {
         self.objective.accumulation_steps().is_some()
     }
@@ -162,35 +169,35 @@ impl Session {
         &self,
         kind: StepKind,
         batch: usize,
-        on: DeviceKind,
+        devices: DeviceKind,
         mesh: Mesh,
     ) -> Result<MemoryPlan> {
-        let program = self.program_on(kind, batch, mesh, on)?;
-        Ok(MemoryPlan::of(&program, on, self.accumulates()))
+        let program = self.program_on(kind, batch, mesh, devices)?;
+        Ok(MemoryPlan::new(&program, devices, self.accumulates()))
     }
 
     fn largest_batch(
         &self,
         kind: StepKind,
         memory: usize,
-        most: usize,
-        on: DeviceKind,
+        max_rows: usize,
+        devices: DeviceKind,
         mesh: Mesh,
     ) -> Result<Option<usize>> {
         let fits = |rows: usize| {
-            let plan = self.memory_plan(kind, rows * mesh.devices, on, mesh);
+            let plan = self.memory_plan(kind, rows * mesh.devices, devices, mesh);
             match plan {
                 Ok(plan) => Ok(plan.total() <= memory),
-                // More than can be counted.
+                // The program's size overflows.
                 Err(Error::Graph(_)) if rows > 1 => Ok(false),
                 Err(error) => Err(error),
             }
         };
-        let rows = largest(most, fits)?;
+        let rows = largest(max_rows, fits)?;
         Ok((rows > 0).then_some(rows * mesh.devices))
     }
 
-    /// Fails where a step on CPU devices takes more than the machine has; says once where little is left.
+    /// Fails if a step on CPU devices needs more memory than the machine has. Warns once if memory is short.
     pub(super) fn check_memory(
         &mut self,
         program: &Program,
@@ -200,45 +207,49 @@ impl Session {
         if self.placement.kind != DeviceKind::Cpu {
             return Ok(());
         }
-        let plan = MemoryPlan::of(program, DeviceKind::Cpu, self.accumulates());
+        let plan = MemoryPlan::new(program, DeviceKind::Cpu, self.accumulates());
         let (wanted, replicas) = (plan.total(), self.placement.names.len());
-        let all = wanted.saturating_mul(replicas);
-        let most = phalanx_cpu::physical_memory();
-        if all > most {
-            let (purpose, available) = ("a step".into(), Some(most / replicas));
-            return Err(self.explain(
+        let total = wanted.saturating_mul(replicas);
+        let physical = phalanx_cpu::physical_memory();
+        if total > physical {
+            let (purpose, available) = ("a step".into(), Some(physical / replicas));
+            return Err(self.explain_out_of_memory(
                 ExecError::Memory { wanted, purpose, available },
                 kind,
                 batch,
             ));
         }
         let available = phalanx_cpu::available_memory();
-        if is_short(all, available) && !std::mem::replace(&mut self.memory_warned, true) {
-            let (all, available) = (gibibytes(all), gibibytes(available));
-            warning!("a batch of {batch} takes {all} of memory, {available} are available");
+        if is_short(total, available) && !std::mem::replace(&mut self.memory_warned, true) {
+            let (total, available) = (gibibytes(total), gibibytes(available));
+            warning!("a batch of {batch} takes {total} of memory, {available} are available");
         }
         Ok(())
     }
 
-    /// Says of memory that was lacking how much was planned and what would have fitted.
-    pub(super) fn explain(&self, error: ExecError, kind: StepKind, batch: usize) -> Error {
+    /// Adds the planned memory and the largest batch that fits to an out-of-memory error.
+    pub(super) fn explain_out_of_memory(
+        &self,
+        error: ExecError,
+        kind: StepKind,
+        batch: usize,
+    ) -> Error {
         let ExecError::Memory { available: Some(available), .. } = error else {
             return error.into();
         };
-        let (on, mesh) = (self.placement.kind, self.mesh());
-        let Ok(plan) = self.memory_plan(kind, batch, on, mesh) else { return error.into() };
-        let smaller = (batch.div_ceil(mesh.devices) - 1).min(MOST_ROWS);
-        let largest = self.largest_batch(kind, available, smaller, on, mesh);
+        let (devices, mesh) = (self.placement.kind, self.mesh());
+        let Ok(plan) = self.memory_plan(kind, batch, devices, mesh) else { return error.into() };
+        let smaller = (batch.div_ceil(mesh.devices) - 1).min(MAX_ROWS_PER_REPLICA);
+        let largest = self.largest_batch(kind, available, smaller, devices, mesh);
         let Ok(largest) = largest else { return error.into() };
         let (planned, source) = (plan.total(), Box::new(error));
         Error::Memory { batch, planned, available, largest, source }
     }
 }
 
-/// The largest number up to `most` that fits, where everything below it does too; 0 where not even 1
-/// does.
-fn largest(most: usize, mut fits: impl FnMut(usize) -> Result<bool>) -> Result<usize> {
-    let (mut good, mut bad) = (0, most.saturating_add(1));
+/// Returns the largest number up to `max` that fits, or 0 if not even 1 fits. `fits` must be monotonic.
+fn largest(max: usize, mut fits: impl FnMut(usize) -> Result<bool>) -> Result<usize> {
+    let (mut good, mut bad) = (0, max.saturating_add(1));
     let mut next = 1;
     while bad - good > 1 {
         let tried = next.min(good + (bad - good).div_ceil(2)).max(good + 1);
@@ -253,12 +264,12 @@ fn largest(most: usize, mut fits: impl FnMut(usize) -> Result<bool>) -> Result<u
     Ok(good)
 }
 
-/// Whether what is planned leaves less than a fifth of what is available to everything else.
+/// Returns whether `planned` bytes leave less than a fifth of the available memory free.
 fn is_short(planned: usize, available: usize) -> bool {
     planned > available - available / 5
 }
 
-/// Bytes in words, for errors.
+/// Formats a number of bytes for error messages.
 pub(crate) fn gibibytes(bytes: usize) -> String {
     let gib = bytes as f64 / f64::from(1 << 30);
     match gib >= 0.01 {
@@ -273,17 +284,17 @@ mod tests {
     use crate::prelude::*;
 
     #[test]
-    fn the_largest_that_fits_is_found_with_few_trials() {
-        for most in [0, 1, 2, 3, 100, MOST_ROWS] {
+    fn the_search_finds_the_largest_size_in_few_trials() {
+        for max in [0, 1, 2, 3, 100, MAX_ROWS_PER_REPLICA] {
             for limit in [0, 1, 2, 3, 5, 64, 99, 100, 1000, 12_345_678] {
                 let mut tried = vec![];
-                let found = largest(most, |n| {
+                let found = largest(max, |n| {
                     tried.push(n);
                     Ok(n <= limit)
                 });
-                assert_eq!(found.unwrap(), limit.min(most), "{limit} of {most}: {tried:?}");
-                let bits = usize::BITS - limit.min(most).leading_zeros();
-                assert!(tried.len() <= 2 * bits as usize + 1, "{limit} of {most}: {tried:?}");
+                assert_eq!(found.unwrap(), limit.min(max), "{limit} of {max}: {tried:?}");
+                let bits = usize::BITS - limit.min(max).leading_zeros();
+                assert!(tried.len() <= 2 * bits as usize + 1, "{limit} of {max}: {tried:?}");
             }
         }
         let failed = largest(8, |n| match n {
@@ -325,9 +336,9 @@ mod tests {
         let largest = |names: &[&str], memory| {
             model.largest_batch(StepKind::Train, memory, planned(names).unwrap()).unwrap().unwrap()
         };
-        let (apart, together) = (["gpu:0", "gpu:1"], ["gpu:0/0", "gpu:0/1"]);
-        assert_eq!(largest(&together, 4 << 30), largest(&apart, 2 << 30));
-        assert!(largest(&together, 4 << 30) < largest(&apart, 4 << 30));
+        let (separate, shared) = (["gpu:0", "gpu:1"], ["gpu:0/0", "gpu:0/1"]);
+        assert_eq!(largest(&shared, 4 << 30), largest(&separate, 2 << 30));
+        assert!(largest(&shared, 4 << 30) < largest(&separate, 4 << 30));
     }
 
     #[test]
@@ -335,8 +346,8 @@ mod tests {
         let total = |policy, kind| {
             let mut model = model();
             let strategy = MirroredStrategy::cpus(1).unwrap().policy(policy);
-            let how = Compile::new("adam").loss("sparse_categorical_crossentropy");
-            model.compile(how.strategy(strategy)).unwrap();
+            let compile = Compile::new("adam").loss("sparse_categorical_crossentropy");
+            model.compile(compile.strategy(strategy)).unwrap();
             let plan = model.memory_plan(StepKind::Train, 256, on(kind, 1)).unwrap();
             plan.parts.iter().find(|(name, _)| *name == "activations").unwrap().1
         };
@@ -347,8 +358,8 @@ mod tests {
         }
     }
 
-    /// A sample of four bytes of which a step makes four million and more.
-    fn blown_up(replicas: usize) -> Model {
+    /// A model that turns a sample of four bytes into more than four million.
+    fn memory_hungry(replicas: usize) -> Model {
         let mut model = Sequential::new()
             .add(Input::new([1, 1, 1]))
             .add(UpSampling2D::new(1024))
@@ -362,10 +373,10 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_the_machine_has_no_memory_for_is_refused_with_what_would_fit() {
+    fn a_step_that_exceeds_memory_fails_and_names_the_largest_batch_that_fits() {
         let rows = phalanx_cpu::physical_memory() / (4 << 20) * 2;
         for replicas in [1, 2] {
-            let mut model = blown_up(replicas);
+            let mut model = memory_hungry(replicas);
             let x = Tensor::new([rows, 1, 1, 1], vec![0f32; rows]).unwrap();
             let y = Tensor::new([rows, 1], vec![0f32; rows]).unwrap();
             let error = model.train_on_batch(&x, &y).unwrap_err();
@@ -375,17 +386,17 @@ mod tests {
             assert!(batch == rows && planned > available, "{batch} {planned} {available}");
             assert_eq!(available, phalanx_cpu::physical_memory() / replicas);
             assert!(largest.is_some_and(|n| (replicas..rows).contains(&n)), "{largest:?}");
-            let whole = Inference::new().batch_size(rows);
-            assert!(matches!(model.predict_with(&x, whole), Err(Error::Memory { .. })));
+            let one_batch = Inference::new().batch_size(rows);
+            assert!(matches!(model.predict_with(&x, one_batch), Err(Error::Memory { .. })));
         }
     }
 
     #[test]
     fn a_step_that_leaves_little_memory_warns_once() {
-        let mut model = blown_up(1);
+        let mut model = memory_hungry(1);
         let devices = PlannedDevices { threads: 1, ..planned(&["cpu:0"]).unwrap() };
-        let most = phalanx_cpu::physical_memory();
-        let rows = model.largest_batch(StepKind::Train, most, devices).unwrap().unwrap();
+        let physical = phalanx_cpu::physical_memory();
+        let rows = model.largest_batch(StepKind::Train, physical, devices).unwrap().unwrap();
         let session = model.session_slot().as_mut().unwrap();
         for (rows, warned) in [(1, false), (rows, true), (rows, true)] {
             let program = session.program(StepKind::Train, rows).unwrap();
@@ -431,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_lacks_is_explained() {
+    fn an_out_of_memory_error_names_plan_and_largest_batch() {
         let mut model = model();
         let session = model.session_slot().as_ref().unwrap();
         let lacking = |available| ExecError::Memory {
@@ -439,7 +450,9 @@ mod tests {
             purpose: "activations on gpu:0".into(),
             available,
         };
-        let text = session.explain(lacking(Some(4 << 20)), StepKind::Train, 4096).to_string();
+        let text = session
+            .explain_out_of_memory(lacking(Some(4 << 20)), StepKind::Train, 4096)
+            .to_string();
         let found = text.split("the largest batch that fits is ").nth(1).expect(&text);
         let found: usize = found.parse().expect(&text);
         assert!((1..4096).contains(&found), "{text}");
@@ -448,9 +461,10 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("a batch of 4096") && text.contains("4,194,304 bytes"), "{text}");
-        let none = session.explain(lacking(Some(10)), StepKind::Train, 64).to_string();
+        let none =
+            session.explain_out_of_memory(lacking(Some(10)), StepKind::Train, 64).to_string();
         assert!(none.ends_with("not even a batch of one sample for each replica fits"), "{none}");
-        let unknown = session.explain(lacking(None), StepKind::Train, 64).to_string();
+        let unknown = session.explain_out_of_memory(lacking(None), StepKind::Train, 64).to_string();
         assert_eq!(unknown, lacking(None).to_string());
     }
 

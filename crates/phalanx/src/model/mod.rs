@@ -1,4 +1,4 @@
-//! Models: described once, compiled once, then trained, evaluated and asked.
+//! Models: building, compiling, training, evaluation and prediction.
 
 mod calls;
 mod compile;
@@ -7,7 +7,8 @@ mod evaluate;
 mod fit;
 mod logs;
 mod memory;
-mod run_setup;
+mod multi_step;
+mod run_config;
 mod run_state;
 mod session;
 mod source;
@@ -15,12 +16,11 @@ mod steps;
 mod summary;
 mod symbol;
 mod training;
-mod turns;
 
 pub use calls::LayerCall;
 pub use compile::{Compile, LossArgument, MetricArgument, OptimizerArgument};
-pub use definition::{Definition, Kind};
-pub(crate) use definition::{Form, Placed, snake};
+pub use definition::{Definition, ModelKind};
+pub(crate) use definition::{IoStructure, ModelCall, snake_case};
 pub use evaluate::Inference;
 pub use fit::Fit;
 pub use logs::Logs;
@@ -45,10 +45,10 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) use symbol::{Call, Callee};
 
-/// First stream of initial weights; layers' own streams start at 1.
+/// First random stream of initial weights; the layers' streams start at 1.
 const WEIGHT_STREAM: u32 = 1 << 24;
 
-/// A network: its structure, its weights and, once compiled, what trains it.
+/// A network: its structure, its weights and, once compiled, its training session.
 ///
 /// ```
 /// use phalanx::prelude::*;
@@ -69,27 +69,28 @@ pub struct Model {
 }
 
 impl Model {
-    /// A functional model from its input and output symbols.
+    /// Builds a functional model from its input and output symbols.
     ///
     /// # Errors
-    /// Shapes that do not fit, naming the layer, what it expected and what it received.
+    /// If shapes do not match; the error names the layer, the expected and the received shape.
     pub fn new(inputs: impl Symbols, outputs: impl Symbols) -> Result<Model> {
         Model::with_name("functional", inputs, outputs)
     }
 
-    /// A functional model with a name.
+    /// Builds a functional model with a name.
     pub fn with_name(name: &str, inputs: impl Symbols, outputs: impl Symbols) -> Result<Model> {
-        let def = Definition::new(name, Kind::Functional, inputs.symbols(), outputs.symbols())?;
+        let def =
+            Definition::new(name, ModelKind::Functional, inputs.symbols(), outputs.symbols())?;
         Ok(Model::of(def))
     }
 
-    /// What the model is trained with, once it is compiled with something to train for.
+    /// Returns the compile config and the optimizer's state, if the model is compiled with a loss.
     pub(crate) fn training(&self) -> Option<Training> {
         let session = lock(&self.session);
         session.as_ref().filter(|session| session.objective.is_compiled()).map(Session::training)
     }
 
-    /// Training steps that counted, once it is compiled with something to train for.
+    /// Returns the optimizer's iterations, if the model is compiled with a loss.
     pub(crate) fn iterations(&self) -> Option<u64> {
         let session = lock(&self.session);
         session
@@ -98,79 +99,79 @@ impl Model {
             .map(|session| session.state.iterations())
     }
 
-    /// What trains the model, once it is compiled with something to train for.
-    pub(crate) fn trainer_mut(&mut self) -> Option<&mut Session> {
+    /// Returns the session, if the model is compiled with a loss.
+    pub(crate) fn compiled_session_mut(&mut self) -> Option<&mut Session> {
         self.session_slot().as_mut().filter(|session| session.objective.is_compiled())
     }
 
-    /// The compiled model, which nobody else uses meanwhile.
+    /// Returns the session without locking: `&mut self` is exclusive.
     fn session_slot(&mut self) -> &mut Option<Session> {
         self.session.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A model of this structure, not compiled.
+    /// Creates a model with this structure, not compiled.
     pub(crate) fn of(def: Definition) -> Model {
         Model { def: Arc::new(def), session: Mutex::default() }
     }
 
-    /// The model's name.
+    /// Returns the model's name.
     pub fn name(&self) -> &str {
         &self.def.name
     }
 
-    /// Adds a note to every weights file of this model, such as how its inputs were prepared; see
+    /// Adds an entry to the metadata of this model's weights files, such as the preprocessing of its inputs; see
     /// [`read_metadata`](crate::saving::read_metadata).
     pub fn set_metadata(&self, key: &str, value: impl Into<String>) {
         self.def.notes().insert(key.into(), value.into());
     }
 
-    /// Its structure.
+    /// Returns the structure.
     pub fn definition(&self) -> &Definition {
         &self.def
     }
 
-    /// Records a call of this model inside another one; the weights are shared.
+    /// Records a call of this model inside another one. The weights are shared.
     pub fn apply(&self, inputs: impl Symbols) -> Symbol {
         Symbol::new(Callee::Model(self.def.clone()), inputs.symbols())
     }
 
-    /// As [`Model::apply`], with a symbol for each output.
+    /// Like [`Model::apply`], with one symbol per output.
     pub fn apply_all(&self, inputs: impl Symbols) -> Vec<Symbol> {
         let first = self.apply(inputs);
         (0..self.def.outputs.len()).map(|output| Symbol { output, ..first.clone() }).collect()
     }
 
-    /// The model's own input symbols, to build another model on.
+    /// Returns the model's input symbols, to build another model on them.
     pub fn inputs(&self) -> &[Symbol] {
         &self.def.inputs
     }
 
-    /// The model's own output symbols, to build a new head on.
+    /// Returns the model's output symbols, to attach a new head.
     pub fn outputs(&self) -> &[Symbol] {
         &self.def.outputs
     }
 
-    /// The dimensions of a sample of each input.
+    /// Returns the dimensions of one sample of each input.
     pub fn input_shapes(&self) -> Vec<Vec<usize>> {
         (0..self.def.inputs.len()).map(|i| self.def.input(i).dims.clone()).collect()
     }
 
-    /// The element type of each input.
+    /// Returns the element type of each input.
     pub fn input_dtypes(&self) -> Vec<DType> {
         self.def.input_dtypes()
     }
 
-    /// The dimensions of a sample of each output.
+    /// Returns the dimensions of one sample of each output.
     pub fn output_shapes(&self) -> Vec<Vec<usize>> {
         self.def.output_types.iter().map(|ty| ty.dims.clone()).collect()
     }
 
-    /// Every layer with its name, those of nested models as `model/layer`.
+    /// Returns every layer with its name. Layers of nested models are named `model/layer`.
     pub fn layers(&self) -> Vec<(String, LayerHandle)> {
         self.def.layers()
     }
 
-    /// A layer by name.
+    /// Returns a layer by name.
     pub fn layer(&self, name: &str) -> Result<LayerHandle> {
         let layers = self.layers();
         match layers.iter().find(|(n, _)| n == name) {
@@ -183,25 +184,25 @@ impl Model {
         }
     }
 
-    /// Freezes or thaws every layer; takes effect at the next `compile`.
+    /// Freezes or unfreezes every layer; takes effect at the next `compile`.
     pub fn set_trainable(&self, trainable: bool) {
         self.layers().iter().for_each(|(_, l)| l.set_trainable(trainable));
     }
 
-    /// Number of weights, trainable or not.
+    /// Returns the number of parameters, trainable or not.
     pub fn count_params(&self) -> usize {
         self.summary().total()
     }
 
-    /// Layers, shapes, parameter counts and activation memory as a table.
+    /// Returns a table of layers, shapes, parameter counts and activation memory.
     pub fn summary(&self) -> Summary {
         Summary::new(&self.def)
     }
 
-    /// Gives every weight that has no value yet its first one. `compile` does this with its seed.
+    /// Initializes every weight that has no value yet. `compile` does this with its seed.
     ///
     /// # Errors
-    /// More weights than this machine has memory.
+    /// If the weights do not fit into this machine's memory.
     pub fn initialize(&self, seed: u64) -> Result<()> {
         self.check_weights(1)?;
         let mut number = 0;
@@ -216,7 +217,7 @@ impl Model {
         Ok(())
     }
 
-    /// Fails where so many copies of the weights take more than the machine has.
+    /// Fails if `copies` copies of the weights exceed the machine's memory.
     fn check_weights(&self, copies: usize) -> Result<()> {
         let wanted = self.count_params().saturating_mul(copies).saturating_mul(size_of::<f32>());
         if wanted <= phalanx_cpu::physical_memory() {
@@ -229,7 +230,7 @@ impl Model {
         Err(ExecError::Memory { wanted, purpose, available: None }.into())
     }
 
-    /// Every weight with its name, in the order of the layers.
+    /// Returns every weight with its name, in the order of the layers.
     pub fn weights(&self) -> Result<Vec<(String, Tensor)>> {
         self.sync_to_host();
         self.initialize(0)?;
@@ -246,7 +247,7 @@ impl Model {
         Ok(out)
     }
 
-    /// Only the tensors, as Keras' `get_weights`.
+    /// Returns the weights without names, as Keras' `get_weights`.
     pub fn get_weights(&self) -> Result<Vec<Tensor>> {
         Ok(self.weights()?.into_iter().map(|(_, t)| t).collect())
     }
@@ -273,7 +274,7 @@ impl Model {
                 staged.push(values.to_vec());
             }
         }
-        // Everything fits: only now is anything changed.
+        // All shapes match: from here on the layers change.
         let mut staged = staged.into_iter();
         for (_, layer) in self.layers() {
             layer.set_values(staged.by_ref());
@@ -281,22 +282,23 @@ impl Model {
         Ok(())
     }
 
-    /// Brings trained weights back from the devices.
+    /// Copies trained weights from the devices to the host.
     fn sync_to_host(&self) {
         self.layers().iter().for_each(|(_, layer)| layer.sync_to_host());
     }
 
-    /// The names of the inputs.
+    /// Returns the names of the inputs.
     pub fn input_names(&self) -> Vec<String> {
         (0..self.def.inputs.len()).map(|i| self.def.input_name(i)).collect()
     }
 
-    /// The names of the outputs: the layers that make them.
+    /// Returns the names of the outputs, which are the names of the layers that produce them.
     pub fn output_names(&self) -> Vec<String> {
         let mut taken = HashSet::new();
         let names = self.def.outputs.iter().map(|s| {
-            let placed = self.def.calls.iter().find(|p| Arc::as_ptr(&p.call) == s.id());
-            let base = placed.map_or("output", |p| &self.def.members[p.member].name).to_string();
+            let model_call = self.def.calls.iter().find(|p| Arc::as_ptr(&p.call) == s.id());
+            let base =
+                model_call.map_or("output", |p| &self.def.members[p.member].name).to_string();
             let mut name = base.clone();
             let mut n = 0;
             while !taken.insert(name.clone()) {
@@ -309,41 +311,41 @@ impl Model {
     }
 }
 
-/// What a chain is made of.
-pub enum Link {
-    /// The shape of a sample.
+/// An element of a [`Sequential`] model.
+pub enum SequentialItem {
+    /// The input shape.
     Input(Input),
     /// A layer.
     Layer(LayerHandle),
-    /// A model as a layer.
+    /// A nested model.
     Model(Arc<Definition>),
 }
 
-impl From<Input> for Link {
-    fn from(input: Input) -> Link {
-        Link::Input(input)
+impl From<Input> for SequentialItem {
+    fn from(input: Input) -> SequentialItem {
+        SequentialItem::Input(input)
     }
 }
 
-impl From<LayerHandle> for Link {
-    fn from(layer: LayerHandle) -> Link {
-        Link::Layer(layer)
+impl From<LayerHandle> for SequentialItem {
+    fn from(layer: LayerHandle) -> SequentialItem {
+        SequentialItem::Layer(layer)
     }
 }
 
-impl<L: Layer> From<L> for Link {
-    fn from(layer: L) -> Link {
-        Link::Layer(layer.into())
+impl<L: Layer> From<L> for SequentialItem {
+    fn from(layer: L) -> SequentialItem {
+        SequentialItem::Layer(layer.into())
     }
 }
 
-impl From<&Model> for Link {
-    fn from(model: &Model) -> Link {
-        Link::Model(model.def.clone())
+impl From<&Model> for SequentialItem {
+    fn from(model: &Model) -> SequentialItem {
+        SequentialItem::Model(model.def.clone())
     }
 }
 
-/// A chain of layers under construction.
+/// A builder of a chain of layers.
 ///
 /// ```
 /// use phalanx::prelude::*;
@@ -361,16 +363,16 @@ impl From<&Model> for Link {
 #[derive(Default)]
 pub struct Sequential {
     name: Option<String>,
-    links: Vec<Link>,
+    items: Vec<SequentialItem>,
 }
 
 impl Sequential {
-    /// An empty chain.
+    /// Creates an empty chain.
     pub fn new() -> Sequential {
         Sequential::default()
     }
 
-    /// Gives the model a name.
+    /// Names the model.
     pub fn named(mut self, name: &str) -> Sequential {
         self.name = Some(name.into());
         self
@@ -378,22 +380,22 @@ impl Sequential {
 
     /// Appends an [`Input`] (first), a layer or a model.
     #[allow(clippy::should_implement_trait)]
-    pub fn add(mut self, link: impl Into<Link>) -> Sequential {
-        self.links.push(link.into());
+    pub fn add(mut self, item: impl Into<SequentialItem>) -> Sequential {
+        self.items.push(item.into());
         self
     }
 
-    /// The finished model.
+    /// Builds the model.
     pub fn build(self) -> Result<Model> {
         let name = self.name.unwrap_or_else(|| "sequential".into());
         let owner = || format!("model '{name}'");
-        let mut links = self.links.into_iter();
-        let input = match links.next() {
-            Some(Link::Input(input)) => input.symbol(),
-            Some(Link::Model(def)) if def.inputs.len() == 1 => {
+        let mut items = self.items.into_iter();
+        let input = match items.next() {
+            Some(SequentialItem::Input(input)) => input.symbol(),
+            Some(SequentialItem::Model(def)) if def.inputs.len() == 1 => {
                 let input = def.input(0).clone().symbol();
                 let first = Symbol::new(Callee::Model(def), vec![input.clone()]);
-                return Sequential::chain(&name, input, first, links);
+                return Sequential::chain(&name, input, first, items);
             }
             Some(_) => {
                 return Err(Error::argument(
@@ -405,27 +407,27 @@ impl Sequential {
             }
             None => return Err(Error::argument(owner(), "layers", "at least one", "none")),
         };
-        Sequential::chain(&name, input.clone(), input, links)
+        Sequential::chain(&name, input.clone(), input, items)
     }
 
     fn chain(
         name: &str,
         input: Symbol,
         mut x: Symbol,
-        links: impl Iterator<Item = Link>,
+        items: impl Iterator<Item = SequentialItem>,
     ) -> Result<Model> {
-        for link in links {
-            x = match link {
-                Link::Layer(layer) => layer.apply(&x),
-                Link::Model(def) => Symbol::new(Callee::Model(def), vec![x]),
-                Link::Input(_) => {
+        for item in items {
+            x = match item {
+                SequentialItem::Layer(layer) => layer.apply(&x),
+                SequentialItem::Model(def) => Symbol::new(Callee::Model(def), vec![x]),
+                SequentialItem::Input(_) => {
                     let owner = format!("model '{name}'");
                     let received = "another one further down";
                     return Err(Error::argument(owner, "Input", "one, at the start", received));
                 }
             };
         }
-        let def = Definition::new(name, Kind::Sequential, vec![input], vec![x])?;
+        let def = Definition::new(name, ModelKind::Sequential, vec![input], vec![x])?;
         Ok(Model::of(def))
     }
 }

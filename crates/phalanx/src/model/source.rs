@@ -1,4 +1,4 @@
-//! What `fit`, `evaluate` and `predict` are handed, made ready for a model.
+//! The data arguments of `fit`, `evaluate` and `predict`, and their conversion for a model.
 
 use super::session::Session;
 use crate::data::{Arrays, Dataset, HostBatch, Samples};
@@ -6,22 +6,22 @@ use crate::error::{Error, Result};
 use phalanx_graph::{DType, Data, Tensor};
 use std::sync::Arc;
 
-/// What data are called in errors about what is in them.
+/// Names of the data in errors about its contents.
 pub(super) const DATA: &str = "data";
 pub(super) const TRAINING: &str = "training data";
 pub(super) const VALIDATION: &str = "validation data";
 
-/// What `fit` and its like accept: arrays, or any dataset.
+/// The data accepted by `fit`, `evaluate` and `predict`: arrays or any dataset.
 pub enum Source {
-    /// Arrays, whose batches the call may set.
+    /// Arrays; the call may set their batch size.
     Arrays(Arrays),
-    /// A pipeline with batches of its own.
+    /// A dataset with its own batches.
     Dataset(Arc<dyn Dataset>),
 }
 
 /// Conversion into a source of batches.
 pub trait IntoDataset {
-    /// The source.
+    /// Converts `self`.
     fn into_source(self) -> Result<Source>;
 }
 
@@ -31,7 +31,7 @@ impl IntoDataset for Source {
     }
 }
 
-/// A dataset of one's own, as it is.
+/// Any dataset, unchanged.
 impl<D: Dataset + 'static> IntoDataset for D {
     fn into_source(self) -> Result<Source> {
         self.source()
@@ -69,7 +69,7 @@ impl IntoDataset for &Tensor {
 }
 
 impl Source {
-    /// The batches.
+    /// Converts the source to a dataset.
     pub(super) fn dataset(self) -> Arc<dyn Dataset> {
         match self {
             Source::Arrays(arrays) => Arc::new(arrays),
@@ -77,7 +77,7 @@ impl Source {
         }
     }
 
-    /// The samples in their order, every one of them: for evaluation and prediction.
+    /// Disables shuffling and keeps the last partial batch of arrays, for evaluation and prediction.
     pub(super) fn in_order(self) -> Source {
         match self {
             Source::Arrays(arrays) => Source::Arrays(arrays.shuffle(false).drop_remainder(false)),
@@ -85,9 +85,9 @@ impl Source {
         }
     }
 
-    /// Sets the batches of arrays and gives inputs (and targets, where they are wanted) the
-    /// element types of the model, wherever nothing is lost, and checks indices and labels. A dataset is left
-    /// as it is. `name` is what the data are called.
+    /// Prepares arrays for the model: sets the batch size, converts inputs (and targets, if requested) to the
+    /// model's element types if the conversion is exact, and checks indices and labels. A dataset stays
+    /// unchanged. `name` describes the data in errors.
     pub(super) fn prepare(
         self,
         session: &Session,
@@ -113,14 +113,14 @@ impl Source {
             let inputs = arrays.inputs().iter().zip(&inputs).map(convert).collect::<Result<_>>()?;
             arrays = arrays.with_inputs(inputs);
         }
-        let (window, place) = (arrays.window(), format!(" of the {name}"));
-        session.checks.check_samples(&arrays, &place)?;
+        let (window, origin) = (arrays.window(), format!(" of the {name}"));
+        session.checks.check_samples(&arrays, &origin)?;
         if !with_targets {
             return Ok(Source::Arrays(arrays));
         }
-        let wanted = session.checks.target_dtypes();
-        session.checks.check_count("targets", wanted.len(), arrays.targets().len())?;
-        if arrays.targets().iter().zip(&wanted).any(|(t, dtype)| t.dtype() != *dtype) {
+        let dtypes = session.checks.target_dtypes();
+        session.checks.check_count("targets", dtypes.len(), arrays.targets().len())?;
+        if arrays.targets().iter().zip(&dtypes).any(|(t, dtype)| t.dtype() != *dtype) {
             let convert = |(t, dtype): (&Arc<Tensor>, &DType)| {
                 let fail = || Error::argument("data", "targets", "class numbers", "fractions");
                 match t.dtype() == *dtype {
@@ -129,23 +129,23 @@ impl Source {
                 }
             };
             let targets =
-                arrays.targets().iter().zip(&wanted).map(convert).collect::<Result<_>>()?;
+                arrays.targets().iter().zip(&dtypes).map(convert).collect::<Result<_>>()?;
             arrays = arrays.with_targets(targets);
         }
         for (i, target) in arrays.targets().iter().enumerate() {
-            session.checks.check_labels(i, target, window.clone(), window.start, &place)?;
+            session.checks.check_labels(i, target, window.clone(), window.start, &origin)?;
         }
         Ok(Source::Arrays(arrays))
     }
 }
 
-/// All samples as one batch.
+/// Returns all samples as one batch.
 pub(super) fn one_batch(session: &Session, x: &Tensor, y: &Tensor) -> Result<HostBatch> {
     let rows = x.rows();
-    let as_they_are = rows == y.rows()
+    let matches_model = rows == y.rows()
         && session.checks.input_dtypes() == [x.dtype()]
         && session.checks.target_dtypes() == [y.dtype()];
-    if as_they_are {
+    if matches_model {
         let (inputs, targets) = (vec![x.clone()], vec![y.clone()]);
         return Ok(HostBatch {
             rows,
@@ -161,13 +161,13 @@ pub(super) fn one_batch(session: &Session, x: &Tensor, y: &Tensor) -> Result<Hos
     Ok(batch)
 }
 
-/// The same numbers as another element type, where nothing is lost.
+/// Converts to another element type, or returns `None` if that would change a value.
 fn as_dtype(t: &Tensor, dtype: DType) -> Option<Tensor> {
     match (t.data(), dtype) {
         (Data::F32(v), DType::I32) => {
-            let whole = v.iter().all(|x| x.fract() == 0.0 && x.abs() < 16_777_216.0);
+            let exact = v.iter().all(|x| x.fract() == 0.0 && x.abs() < 16_777_216.0);
             let ints: Vec<i32> = v.iter().map(|x| *x as i32).collect();
-            whole.then(|| Tensor::new(t.dims(), ints).ok()).flatten()
+            exact.then(|| Tensor::new(t.dims(), ints).ok()).flatten()
         }
         (Data::I32(v), DType::F32) => {
             Tensor::new(t.dims(), v.iter().map(|x| *x as f32).collect::<Vec<f32>>()).ok()

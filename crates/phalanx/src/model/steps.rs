@@ -1,9 +1,9 @@
-//! From a lowered model to the steps that train, evaluate and predict with it.
+//! Construction of the training, evaluation, prediction and gradient steps from a lowered model.
 //!
-//! The order of feeds: the model's inputs, one target per output, the sample weights, and one loss scale
-//! per output (the inverse of what the weighted sum of its losses is divided by).
-//! The order of fetches: one loss sum per output, the penalty of the regularizers, the metrics' sums and,
-//! if the loss is scaled, the loss scale after the update.
+//! Order of the feeds: the model's inputs, one target per output, the sample weights, and one loss scale per
+//! output (the reciprocal of the divisor of its weighted loss sum).
+//! Order of the fetches: one loss sum per output, the regularization penalty, the metric sums and, with loss
+//! scaling, the loss scale after the update.
 
 use crate::error::Result;
 use crate::layer::{Lowering, ModelWeight};
@@ -19,11 +19,11 @@ use phalanx_graph::{Fetch, Gradient, Graph, NodeId, Op, ParamId, ParamSpec, Scop
 pub(crate) struct Lowered {
     pub low: Lowering,
     pub outputs: Vec<NodeId>,
-    /// How the loss is scaled in training, if it is.
+    /// Loss scaling in training, if any.
     pub scaling: Option<LossScale>,
 }
 
-/// Per-sample losses and the coefficient of each sample in the total: what autodiff starts from.
+/// The seeds of autodiff: per-sample losses and the coefficient of each sample in the total.
 type Seeds = Vec<(NodeId, NodeId)>;
 
 fn reduced_fetch(g: &mut Graph, name: String, partial: NodeId) -> Result<Fetch> {
@@ -31,7 +31,7 @@ fn reduced_fetch(g: &mut Graph, name: String, partial: NodeId) -> Result<Fetch> 
     Ok(Fetch { name, node })
 }
 
-/// Appends losses, metrics and penalty; shared by training and evaluation.
+/// Appends losses, metrics and penalty, for training and evaluation.
 fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seeds)> {
     let g = &mut l.low.graph;
     let mut targets = vec![];
@@ -58,11 +58,11 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
     }
     let node = penalty(g, &l.low.weights)?;
     fetches.push(Fetch { name: "penalty".into(), node });
-    // One for every row.
-    let alike = g.binary(Binary::Eq, weight, weight)?;
+    // A vector of ones.
+    let ones = g.binary(Binary::Eq, weight, weight)?;
     for (i, metrics) in objective.metrics.iter().enumerate() {
         for Tracked { metric, weighted } in metrics {
-            let weight = if *weighted { weight } else { alike };
+            let weight = if *weighted { weight } else { ones };
             let state = metric.update(g, targets[i], l.outputs[i], weight)?;
             fetches.push(reduced_fetch(g, format!("metric {}", metric.name()), state)?);
         }
@@ -70,7 +70,7 @@ fn objective(l: &mut Lowered, objective: &Objective) -> Result<(Vec<Fetch>, Seed
     Ok((fetches, seeds))
 }
 
-/// L1 and L2 coefficients of a weight that is being trained.
+/// Returns the L1 and L2 coefficients of a trainable weight, if it is regularized.
 fn coefficients(g: &Graph, weight: &ModelWeight) -> Option<(f64, f64)> {
     let trained = g.params()[weight.param.index()].trainable;
     let spec = &weight.layer.weights()[weight.index].spec;
@@ -78,7 +78,7 @@ fn coefficients(g: &Graph, weight: &ModelWeight) -> Option<(f64, f64)> {
     (l1 != 0.0 || l2 != 0.0).then_some((l1, l2))
 }
 
-/// `Σ l1·|w| + l2·w²` over all regularized weights, counted once whatever the replicas.
+/// Appends `Σ l1·|w| + l2·w²` over all regularized weights. Replicas do not multiply it.
 fn penalty(g: &mut Graph, weights: &[ModelWeight]) -> Result<NodeId> {
     let mut total = g.scalar(0.0);
     for weight in weights {
@@ -98,7 +98,7 @@ fn penalty(g: &mut Graph, weights: &[ModelWeight]) -> Result<NodeId> {
     Ok(total)
 }
 
-/// Forward, backward, reduction, update.
+/// Builds the training step: forward, backward, gradient reduction and update.
 pub(crate) fn train(mut l: Lowered, goal: &Objective, rule: UpdateRule) -> Result<Step> {
     let (fetches, mut seeds) = objective(&mut l, goal)?;
     if let Some(scaling) = l.scaling {
@@ -108,18 +108,18 @@ pub(crate) fn train(mut l: Lowered, goal: &Objective, rule: UpdateRule) -> Resul
     }
     let Lowering { graph, assigns, weights, .. } = l.low;
     let mut step = Step::new("train", graph);
-    let kept = fetches.len();
+    let fetch_count = fetches.len();
     step.fetches = fetches;
     step.assigns = assigns;
-    // Carried through the pass as fetches, so that their new numbers are known.
+    // The seeds go through the pass as fetches, which yields their new node ids.
     for (sample, coefficient) in &seeds {
         for node in [sample, coefficient] {
             step.fetches.push(Fetch { name: "seed".into(), node: *node });
         }
     }
     let mut step = checked("fuse_epilogues", fuse_epilogues(step))?;
-    let carried: Vec<NodeId> = step.fetches.drain(kept..).map(|f| f.node).collect();
-    let seeds: Seeds = carried.chunks(2).map(|c| (c[0], c[1])).collect();
+    let seed_nodes: Vec<NodeId> = step.fetches.drain(fetch_count..).map(|f| f.node).collect();
+    let seeds: Seeds = seed_nodes.chunks(2).map(|c| (c[0], c[1])).collect();
 
     let g = &mut step.graph;
     let trained: Vec<(ParamId, NodeId)> = g
@@ -147,8 +147,8 @@ pub(crate) fn train(mut l: Lowered, goal: &Objective, rule: UpdateRule) -> Resul
     Ok(checked("autodiff", step)?)
 }
 
-/// Forward and backward; the gradients themselves, whole, are what is fetched, in the order of the
-/// weights trained.
+/// Builds the step of forward and backward passes that fetches the reduced gradients, in the order of the
+/// trainable weights.
 pub(crate) fn gradients(l: Lowered, goal: &Objective, rule: UpdateRule) -> Result<Step> {
     let l = Lowered { scaling: None, ..l };
     let mut step = train(l, goal, rule)?;
@@ -178,7 +178,7 @@ pub(crate) fn gradients(l: Lowered, goal: &Objective, rule: UpdateRule) -> Resul
     Ok(step)
 }
 
-/// Forward, losses and metrics.
+/// Builds the evaluation step: forward, losses and metrics.
 pub(crate) fn test(mut l: Lowered, goal: &Objective) -> Result<Step> {
     let (fetches, _) = objective(&mut l, goal)?;
     let mut step = Step::new("test", l.low.graph);
@@ -186,7 +186,7 @@ pub(crate) fn test(mut l: Lowered, goal: &Objective) -> Result<Step> {
     Ok(checked("fuse_epilogues", fuse_epilogues(step))?)
 }
 
-/// Forward alone.
+/// Builds the prediction step: forward only.
 pub(crate) fn predict(l: Lowered) -> Step {
     let mut step = Step::new("predict", l.low.graph);
     step.fetches = l
@@ -198,9 +198,9 @@ pub(crate) fn predict(l: Lowered) -> Step {
     fuse_epilogues(step)
 }
 
-/// Projects constrained weights after an update; `None` if no weight is constrained.
+/// Builds the step that projects constrained weights after an update; `None` if no weight is constrained.
 pub(crate) fn constraints(params: &[ParamSpec], weights: &[ModelWeight]) -> Result<Option<Step>> {
-    // The same parameters as the other steps, none of their feeds or computation.
+    // The parameters are those of the other steps; there are no feeds.
     let mut step = Step::new("constrain", Graph::new());
     for spec in params {
         step.graph.add_param(&spec.name, &spec.dims, spec.trainable);

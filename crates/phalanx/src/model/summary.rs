@@ -14,24 +14,24 @@ pub struct Row {
     pub layer: String,
     /// Output shape, `(None, 10)`.
     pub shape: String,
-    /// Weights of the layer, counted where it is first called.
+    /// Parameters of the layer, counted at its first call.
     pub params: usize,
-    /// Bytes of its output for one sample.
+    /// Bytes of the output for one sample.
     pub activation: usize,
-    /// The layers it is called on.
+    /// The layers whose outputs it is called on.
     pub inputs: Vec<String>,
 }
 
-/// A model's table; print it.
+/// The summary table of a model. Its `Display` prints the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// The model's name.
     pub name: String,
     /// One row per call.
     pub rows: Vec<Row>,
-    /// Weights the optimizer updates.
+    /// Number of trainable parameters.
     pub trainable: usize,
-    /// Weights it does not: frozen layers and moving statistics.
+    /// Number of other parameters: frozen layers and moving statistics.
     pub non_trainable: usize,
 }
 
@@ -41,8 +41,8 @@ impl Summary {
         let rows = def
             .calls
             .iter()
-            .map(|placed| {
-                let member = &def.members[placed.member];
+            .map(|model_call| {
+                let member = &def.members[model_call.member];
                 let (class, params) = match &member.callee {
                     Callee::Input(_) => ("InputLayer", 0),
                     Callee::Layer(layer) => (layer.layer().class_name(), count(layer).0),
@@ -50,40 +50,40 @@ impl Summary {
                         ("Model", inner.layers().iter().map(|(_, l)| count(l).0).sum())
                     }
                 };
-                let first = !std::mem::replace(&mut counted[placed.member], true);
-                let inputs = placed.call.inputs.iter().filter_map(|s| {
+                let first = !std::mem::replace(&mut counted[model_call.member], true);
+                let inputs = model_call.call.inputs.iter().filter_map(|s| {
                     let from = def.calls.iter().find(|p| Arc::ptr_eq(&p.call, &s.call))?;
                     Some(def.members[from.member].name.clone())
                 });
                 Row {
                     layer: format!("{} ({class})", member.name),
-                    shape: placed.ty.shape_text(),
+                    shape: model_call.ty.shape_text(),
                     params: if first { params } else { 0 },
-                    activation: placed.ty.len() * placed.ty.dtype.bytes(),
+                    activation: model_call.ty.len() * model_call.ty.dtype.bytes(),
                     inputs: inputs.collect(),
                 }
             })
             .collect();
-        let (mut all, mut trainable) = (0, 0);
+        let (mut total, mut trainable) = (0, 0);
         for (_, layer) in def.layers() {
-            let (total, train) = count(&layer);
-            (all, trainable) = (all + total, trainable + train);
+            let (of_layer, trained) = count(&layer);
+            (total, trainable) = (total + of_layer, trainable + trained);
         }
-        Summary { name: def.name.clone(), rows, trainable, non_trainable: all - trainable }
+        Summary { name: def.name.clone(), rows, trainable, non_trainable: total - trainable }
     }
 
-    /// All weights.
+    /// Returns the total number of parameters.
     pub fn total(&self) -> usize {
         self.trainable + self.non_trainable
     }
 
-    /// Bytes of all outputs for one sample.
+    /// Returns the bytes of all outputs for one sample.
     pub fn activation_bytes(&self) -> usize {
         self.rows.iter().map(|r| r.activation).sum()
     }
 }
 
-/// All weights of a layer, and those trained.
+/// Returns the number of all and of trainable parameters of a layer.
 fn count(layer: &LayerHandle) -> (usize, usize) {
     let frozen = !layer.trainable();
     let weights = layer.weights();
@@ -97,7 +97,7 @@ fn count(layer: &LayerHandle) -> (usize, usize) {
     (len(false), len(true))
 }
 
-/// `1234567` as `1,234,567`.
+/// Formats `1234567` as `1,234,567`.
 pub(crate) fn thousands(n: usize) -> String {
     let digits = n.to_string();
     let mut out = String::new();
@@ -110,7 +110,7 @@ pub(crate) fn thousands(n: usize) -> String {
     out
 }
 
-/// A number of bytes in the unit that fits.
+/// Formats a number of bytes with a suitable unit.
 pub(crate) fn bytes(n: usize) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = n as f64;

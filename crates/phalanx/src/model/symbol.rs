@@ -1,7 +1,7 @@
-//! Symbolic values: what layers are applied to while a model is described.
+//! Symbolic values, to which layers are applied while a model is built.
 //!
-//! Applying a layer only records the call; shapes are checked, and errors reported, when the
-//! [`Model`](super::Model) is built, so descriptions need no error handling of their own.
+//! Applying a layer only records the call. [`Model::new`](super::Model::new) checks the shapes and reports errors, so
+//! the calls themselves need no error handling.
 
 use super::definition::Definition;
 use crate::layer::{Layer, LayerHandle};
@@ -17,40 +17,40 @@ pub struct Input {
     pub dims: Vec<usize>,
     /// Element type.
     pub dtype: DType,
-    /// The name given.
+    /// The name set by the user, if any.
     pub name: Option<String>,
 }
 
 impl Input {
-    /// A float input of the given shape, without the batch.
+    /// Creates a float input of the given shape, without the batch dimension.
     pub fn new(dims: impl Into<Vec<usize>>) -> Input {
         Input { dims: dims.into(), dtype: DType::F32, name: None }
     }
 
-    /// Integers instead of floats, for embeddings.
+    /// Makes the elements integers, for embeddings.
     pub fn integers(mut self) -> Input {
         self.dtype = DType::I32;
         self
     }
 
-    /// Gives the input a name.
+    /// Names the input.
     pub fn named(mut self, name: &str) -> Input {
         self.name = Some(name.into());
         self
     }
 
-    /// The type of its rows.
+    /// Returns the type of its rows.
     pub(crate) fn ty(&self) -> Type {
         Type::new(self.dtype, Space::Rows, self.dims.clone())
     }
 
-    /// The symbol layers are applied to.
+    /// Returns the symbol to apply layers to.
     pub fn symbol(self) -> Symbol {
         Symbol::new(Callee::Input(self), vec![])
     }
 }
 
-/// What a call calls.
+/// The target of a call.
 #[derive(Clone, Debug)]
 pub(crate) enum Callee {
     Input(Input),
@@ -63,15 +63,15 @@ pub(crate) enum Callee {
 pub(crate) struct Call {
     pub callee: Callee,
     pub inputs: Vec<Symbol>,
-    /// Every call's own; grows, and files list the calls of a shared layer in this order.
+    /// Unique and increasing. Files list the calls of a shared layer in this order.
     pub sequence: u64,
-    /// Of a model's call: the model's own calls on these inputs by their numbers, once somebody
-    /// asked for one.
+    /// For a call of a model: the model's inner calls applied to `inputs`, by sequence number. Computed on
+    /// first use.
     pub inlined: OnceLock<HashMap<u64, Symbol>>,
 }
 
 impl Drop for Call {
-    /// A chain of calls is taken apart link by link: a long one would overflow the stack.
+    /// Drops a chain of calls iteratively: recursion would overflow the stack on a long chain.
     fn drop(&mut self) {
         let mut symbols = std::mem::take(&mut self.inputs);
         while let Some(symbol) = symbols.pop() {
@@ -82,7 +82,7 @@ impl Drop for Call {
     }
 }
 
-/// A value of the model being described.
+/// A symbolic value of a model under construction.
 #[derive(Clone, Debug)]
 pub struct Symbol {
     pub(crate) call: Arc<Call>,
@@ -99,15 +99,15 @@ impl Symbol {
         }
     }
 
-    /// Identity of the call that made it.
+    /// Returns the identity of the call that produced it.
     pub(crate) fn id(&self) -> *const Call {
         Arc::as_ptr(&self.call)
     }
 }
 
-/// What layers may be applied to: one symbol or several.
+/// One or several symbols, as the arguments of a layer.
 pub trait Symbols {
-    /// The symbols, in order.
+    /// Returns the symbols in order.
     fn symbols(self) -> Vec<Symbol>;
 }
 
@@ -147,8 +147,8 @@ impl<const N: usize> Symbols for [Symbol; N] {
     }
 }
 
-/// Applying layers to symbols. A layer that is applied by value is used once; one kept as a
-/// [`LayerHandle`] may be applied again and again, with the same weights.
+/// Application of layers to symbols. A layer applied by value is used once; a [`LayerHandle`] may be applied
+/// several times, with shared weights.
 ///
 /// ```
 /// use phalanx::prelude::*;

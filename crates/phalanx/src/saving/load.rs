@@ -142,10 +142,10 @@ impl Load {
         // Keras versions before 3 stored different variables in legacy files. The optimizer state is
         // then reset.
         let keras_2 = config.contains_key("optimizer_config");
-        let (Some(engine), Some((iteration, variables))) = (model.trainer_mut(), variables) else {
+        let (Some(session), Some((iteration, variables))) = (model.compiled_session_mut(), variables) else {
             return Ok(());
         };
-        match engine.set_training_state(iteration, &variables) {
+        match session.set_training_state(iteration, &variables) {
             Err(_) if keras_2 => {
                 let path = path.display();
                 warning!("{path}: the optimizer state is from Keras 2 and is reset");

@@ -31,7 +31,7 @@ const LOCK: &str = ".lock";
 
 /// Writes the state of a run atomically.
 pub(crate) fn write(path: &Path, mut state: RunState) -> Result<()> {
-    let (model, mut notes) = (state.header.setup.model.clone(), std::mem::take(&mut state.notes));
+    let (model, mut notes) = (state.header.config.model.clone(), std::mem::take(&mut state.notes));
     let (text, mut tensors) = state.into_parts()?;
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
     notes.insert(RUN.into(), text);

@@ -30,21 +30,21 @@ impl Graph {
     /// nodes it is called on.
     fn add(&mut self, model: &Definition, scope: &str, given: Option<&[String]>) -> Vec<String> {
         let mut made: HashMap<*const _, Vec<String>> = HashMap::new();
-        for placed in &model.calls {
-            let call = &placed.call;
+        for model_call in &model.calls {
+            let call = &model_call.call;
             let inputs: Vec<String> = call
                 .inputs
                 .iter()
                 .filter_map(|s| made.get(&s.id())?.get(s.output).cloned())
                 .collect();
-            let name = format!("{scope}{}", model.members[placed.member].name);
+            let name = format!("{scope}{}", model.members[model_call.member].name);
             let outputs = match &call.callee {
                 Callee::Input(_) => {
                     let position = model.inputs.iter().position(|s| s.id() == Arc::as_ptr(call));
                     let outer = given.zip(position).and_then(|(nodes, at)| nodes.get(at).cloned());
-                    vec![outer.unwrap_or_else(|| self.node(name, None, &inputs, &placed.ty))]
+                    vec![outer.unwrap_or_else(|| self.node(name, None, &inputs, &model_call.ty))]
                 }
-                Callee::Layer(layer) => vec![self.node(name, Some(layer), &inputs, &placed.ty)],
+                Callee::Layer(layer) => vec![self.node(name, Some(layer), &inputs, &model_call.ty)],
                 Callee::Model(inner) => {
                     let scope = self.free(name);
                     self.add(inner, &format!("{scope}/"), Some(&inputs))

@@ -7,7 +7,7 @@ use super::uniform;
 use crate::by_name::ByName;
 use crate::data::FillMode;
 use crate::error::Result;
-use crate::layer::Cx;
+use crate::layer::LayerContext;
 use phalanx_graph::ops::{self, Epilogue, SampleGeom};
 use phalanx_graph::{NodeId, Op};
 
@@ -44,7 +44,7 @@ impl<const N: usize> Affine<N> {
     /// returns the image unchanged.
     pub fn sample_randomly(
         self,
-        cx: &mut Cx<'_>,
+        cx: &mut LayerContext<'_>,
         geom: SampleGeom,
         x: NodeId,
         ranges: [[f64; 2]; N],
@@ -60,7 +60,7 @@ impl<const N: usize> Affine<N> {
 
     /// Declares the constants. Must be called in training and in inference, because all programs of a model
     /// share one table of parameters.
-    pub fn declare(&self, cx: &mut Cx<'_>) -> AffineMaps {
+    pub fn declare(&self, cx: &mut LayerContext<'_>) -> AffineMaps {
         let slopes = self.slopes.iter().flatten().map(|v| *v as f32).collect();
         let base = self.base.iter().map(|v| *v as f32).collect();
         AffineMaps {
@@ -72,7 +72,7 @@ impl<const N: usize> Affine<N> {
 
 impl AffineMaps {
     /// Computes the matrix of each sample from its parameters.
-    pub fn matrix(&self, cx: &mut Cx<'_>, parameters: NodeId) -> Result<NodeId> {
+    pub fn matrix(&self, cx: &mut LayerContext<'_>, parameters: NodeId) -> Result<NodeId> {
         let dot = Op::Dot(Epilogue { bias: true, relu: false });
         Ok(cx.graph().push(dot, &[parameters, self.slopes, self.base])?)
     }
@@ -87,7 +87,7 @@ pub(super) struct SamplingOptions<'a> {
 
 impl SamplingOptions<'_> {
     /// The sampling attributes for an image that keeps its size.
-    pub fn geometry(&self, cx: &Cx<'_>, input: [usize; 3]) -> Result<SampleGeom> {
+    pub fn geometry(&self, cx: &LayerContext<'_>, input: [usize; 3]) -> Result<SampleGeom> {
         check_finite(cx, "fill_value", self.fill_value)?;
         let fill = match self.fill_mode.get()? {
             FillMode::Constant => ops::FillMode::Constant,
@@ -109,7 +109,7 @@ pub(super) fn pixel_geometry(input: [usize; 3], output: [usize; 2]) -> SampleGeo
 
 /// Samples each image through its own matrix.
 pub(super) fn sample(
-    cx: &mut Cx<'_>,
+    cx: &mut LayerContext<'_>,
     geom: SampleGeom,
     x: NodeId,
     matrix: NodeId,

@@ -6,7 +6,7 @@ use super::resize::{Resampling, aspect_window, resize};
 use super::{float_image, window};
 use crate::config;
 use crate::error::Result;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -36,14 +36,14 @@ impl CenterCrop {
 }
 
 /// Fails if the output has no pixels.
-pub(super) fn check_size(cx: &Cx<'_>, [height, width]: [usize; 2]) -> Result<()> {
+pub(super) fn check_size(cx: &LayerContext<'_>, [height, width]: [usize; 2]) -> Result<()> {
     check_at_least_one(cx, "height", height)?;
     check_at_least_one(cx, "width", width)
 }
 
 /// The center of an image, or the largest possible window of an image that is too small.
 pub(super) fn center(
-    cx: &mut Cx<'_>,
+    cx: &mut LayerContext<'_>,
     x: NodeId,
     [h, w]: [usize; 2],
     size: [usize; 2],
@@ -65,7 +65,7 @@ impl Layer for CenterCrop {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let size = [self.height, self.width];
         check_size(cx, size)?;
         let (x, [h, w, _]) = float_image(cx, inputs)?;

@@ -1,7 +1,7 @@
 //! The range of a random layer, as in configs.
 
 use crate::error::Result;
-use crate::layer::Cx;
+use crate::layer::LayerContext;
 use serde::{Deserialize, Serialize};
 
 /// A range: `0.2` for -0.2 to 0.2, or both ends, `(-0.1, 0.3)`.
@@ -42,7 +42,7 @@ impl Factor {
     }
 
     /// The ends, or an error if one lies outside -1 to 1.
-    pub(super) fn within_unit(self, cx: &Cx<'_>, argument: &str) -> Result<[f64; 2]> {
+    pub(super) fn within_unit(self, cx: &LayerContext<'_>, argument: &str) -> Result<[f64; 2]> {
         let given = match self {
             Factor::Both(f) => [f, f],
             Factor::Ends(ends) => ends,

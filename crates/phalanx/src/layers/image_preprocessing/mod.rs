@@ -29,23 +29,28 @@ pub use resizing::Resizing;
 
 use super::support::image;
 use crate::error::Result;
-use crate::layer::Cx;
+use crate::layer::LayerContext;
 use phalanx_graph::{DType, NodeId, Op};
 
 /// The single input, an image of any number type, as floats; and its height, width and channels.
-fn float_image(cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<(NodeId, [usize; 3])> {
+fn float_image(cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<(NodeId, [usize; 3])> {
     let (x, dims) = image(cx, inputs)?;
     Ok((cx.graph().cast(x, DType::F32)?, dims))
 }
 
 /// Random numbers in `[0, 1)` for each sample, in a separate stream for this call.
-fn uniform(cx: &mut Cx<'_>, dims: &[usize]) -> Result<NodeId> {
+fn uniform(cx: &mut LayerContext<'_>, dims: &[usize]) -> Result<NodeId> {
     let key = cx.stream();
     Ok(cx.graph().push(Op::Uniform { key, dims: dims.to_vec() }, &[])?)
 }
 
 /// `start..start + len` of height and of width.
-fn window(cx: &mut Cx<'_>, x: NodeId, start: [usize; 2], len: [usize; 2]) -> Result<NodeId> {
+fn window(
+    cx: &mut LayerContext<'_>,
+    x: NodeId,
+    start: [usize; 2],
+    len: [usize; 2],
+) -> Result<NodeId> {
     let mut y = x;
     for axis in 0..2 {
         if cx.dims(y)[axis] != len[axis] {

@@ -5,7 +5,7 @@ use super::super::support::{DataFormat, setters};
 use super::{Factor, float_image, uniform};
 use crate::config;
 use crate::error::Result;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -71,7 +71,7 @@ impl Layer for RandomContrast {
         config::write(&RandomContrast { factor: self.bounds(), ..self.clone() })
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let [lower, upper] = self.bounds().within_unit(cx, "factor")?;
         let (darkest, brightest) = self.value_range;
         if !(darkest.is_finite() && brightest.is_finite() && darkest <= brightest) {

@@ -7,7 +7,7 @@ use super::center_crop::{center, check_size};
 use super::{float_image, uniform};
 use crate::config;
 use crate::error::Result;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use phalanx_graph::NodeId;
 use phalanx_graph::ops::Unary;
 use serde::{Deserialize, Serialize};
@@ -52,7 +52,7 @@ impl Layer for RandomCrop {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let size = [self.height, self.width];
         check_size(cx, size)?;
         let (x, dims) = float_image(cx, inputs)?;

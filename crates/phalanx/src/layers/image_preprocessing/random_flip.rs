@@ -10,7 +10,7 @@ use super::{float_image, uniform};
 use crate::by_name::{ByName, Named, variant_by_serde_name};
 use crate::config;
 use crate::error::Result;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use phalanx_graph::NodeId;
 use phalanx_graph::ops::Binary;
 use serde::{Deserialize, Serialize};
@@ -80,7 +80,7 @@ impl Layer for RandomFlip {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let mode = *self.mode.get()?;
         let (x, dims) = float_image(cx, inputs)?;
         let [h, w, _] = dims;

@@ -10,7 +10,7 @@ use crate::by_name::ByName;
 use crate::config;
 use crate::data::FillMode;
 use crate::error::Result;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use phalanx_graph::NodeId;
 use phalanx_graph::ops::Unary;
 use serde::{Deserialize, Serialize};
@@ -76,7 +76,7 @@ impl Layer for RandomRotation {
         config::write(&RandomRotation { factor: self.factor.ends().into(), ..self.clone() })
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let [low, high] = self.factor.within_unit(cx, "factor")?;
         let (x, dims) = float_image(cx, inputs)?;
         let [my, mx] = [dims[0], dims[1]].map(|d| (d - 1) as f64 / 2.0);

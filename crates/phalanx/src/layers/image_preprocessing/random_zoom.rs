@@ -10,7 +10,7 @@ use crate::by_name::ByName;
 use crate::config;
 use crate::data::FillMode;
 use crate::error::Result;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use phalanx_graph::NodeId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -75,7 +75,7 @@ impl RandomZoom {
 }
 
 /// The ends of a range, or an error if the visible size would become zero.
-fn checked_ends(cx: &Cx<'_>, argument: &str, factor: Factor) -> Result<[f64; 2]> {
+fn checked_ends(cx: &LayerContext<'_>, argument: &str, factor: Factor) -> Result<[f64; 2]> {
     let ends = factor.within_unit(cx, argument)?;
     if ends[0] > -1.0 { Ok(ends) } else { Err(cx.argument(argument, "numbers above -1", ends[0])) }
 }
@@ -89,7 +89,7 @@ impl Layer for RandomZoom {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let height = checked_ends(cx, "height_factor", self.height_factor)?;
         let width = self.width_factor.map(|f| checked_ends(cx, "width_factor", f)).transpose()?;
         let (x, dims) = float_image(cx, inputs)?;

@@ -3,7 +3,7 @@
 
 use crate::by_name::{Named, variant_by_serde_name};
 use crate::error::Result;
-use crate::layer::Cx;
+use crate::layer::LayerContext;
 use phalanx_graph::ops::Epilogue;
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
@@ -76,7 +76,7 @@ const MAX_WEIGHTS: usize = 1 << 26;
 
 /// `x[.., from] · weights[from, to]`
 fn along_last(
-    cx: &mut Cx<'_>,
+    cx: &mut LayerContext<'_>,
     x: NodeId,
     argument: &'static str,
     to: usize,
@@ -98,7 +98,7 @@ fn along_last(
 
 /// Resizes an image.
 pub(super) fn resize(
-    cx: &mut Cx<'_>,
+    cx: &mut LayerContext<'_>,
     x: NodeId,
     [height, width]: [usize; 2],
     resampling: Resampling,
@@ -119,7 +119,7 @@ pub(super) fn resize(
     Ok(y)
 }
 
-fn transpose(cx: &mut Cx<'_>, x: NodeId, perm: [usize; 3]) -> Result<NodeId> {
+fn transpose(cx: &mut LayerContext<'_>, x: NodeId, perm: [usize; 3]) -> Result<NodeId> {
     Ok(cx.graph().push(Op::Transpose { perm: perm.to_vec() }, &[x])?)
 }
 

@@ -11,7 +11,7 @@ use super::{float_image, window};
 use crate::by_name::ByName;
 use crate::config;
 use crate::error::Result;
-use crate::layer::{Cx, Layer};
+use crate::layer::{Layer, LayerContext};
 use phalanx_graph::{NodeId, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -88,7 +88,7 @@ impl Resizing {
     }
 
     /// Pads the image equally above and below, or left and right.
-    fn pad(&self, cx: &mut Cx<'_>, x: NodeId, [h, w, c]: [usize; 3]) -> Result<NodeId> {
+    fn pad(&self, cx: &mut LayerContext<'_>, x: NodeId, [h, w, c]: [usize; 3]) -> Result<NodeId> {
         let above = (scaled_length(w, self.height, self.width).max(h) - h) / 2;
         let left = (scaled_length(h, self.width, self.height).max(w) - w) / 2;
         let border = if above > 0 { [above, 0, 0] } else { [0, left, 0] };
@@ -122,7 +122,7 @@ impl Layer for Resizing {
         config::write(self)
     }
 
-    fn call(&self, cx: &mut Cx<'_>, inputs: &[NodeId]) -> Result<NodeId> {
+    fn call(&self, cx: &mut LayerContext<'_>, inputs: &[NodeId]) -> Result<NodeId> {
         let size = [self.height, self.width];
         check_size(cx, size)?;
         check_finite(cx, "fill_value", self.fill_value)?;

@@ -1,4 +1,4 @@
-//! Batches checked against the model before anything runs on them.
+//! Validation of batches against the model before a step runs.
 
 use super::indices::Lookup;
 use super::run_step::feed;
@@ -11,13 +11,13 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Where a batch comes from, for errors about its contents.
+/// The origin of a batch, for errors about its contents.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum BatchOrigin {
-    /// A batch by itself.
+    /// A batch passed directly.
     #[default]
     Batch,
-    /// A batch, counted from 1, of a dataset with this name.
+    /// A batch of a dataset: the dataset's name and the batch number, counted from 1.
     Data(&'static str, usize),
 }
 
@@ -30,30 +30,30 @@ impl fmt::Display for BatchOrigin {
     }
 }
 
-/// What a batch must look like.
+/// The requirements that a batch must meet.
 pub(crate) struct BatchChecks {
     pub(super) def: Arc<Definition>,
-    /// What each loss expects of its target.
+    /// The target type of each loss.
     pub(super) targets: Vec<Type>,
     pub(super) output_names: Vec<String>,
-    /// The layers that look up rows of a table.
+    /// The layers that look up rows of an embedding table.
     pub(super) lookups: Vec<Lookup>,
-    /// Where the next batch comes from.
+    /// The origin of the next batch.
     pub(crate) origin: BatchOrigin,
 }
 
 impl BatchChecks {
-    /// Element types of the inputs.
+    /// Returns the element types of the inputs.
     pub(crate) fn input_dtypes(&self) -> Vec<DType> {
         self.def.input_dtypes()
     }
 
-    /// Element types of the targets.
+    /// Returns the element types of the targets.
     pub(crate) fn target_dtypes(&self) -> Vec<DType> {
         self.targets.iter().map(|t| t.dtype).collect()
     }
 
-    /// Fails unless there are as many inputs or targets as the model has.
+    /// Fails unless the number of inputs or targets is `expected`.
     pub(crate) fn check_count(&self, what: &str, expected: usize, received: usize) -> Result<()> {
         if expected == received {
             return Ok(());
@@ -62,12 +62,12 @@ impl BatchChecks {
         Err(Error::argument(owner, what, expected.to_string(), received))
     }
 
-    /// Fails unless a tensor holds rows of this type. Axes of size one may be there or not.
+    /// Fails unless a tensor holds `rows` rows of type `ty`. Axes of size one are optional.
     fn check_rows(&self, what: String, ty: &Type, t: &Tensor, rows: usize) -> Result<()> {
         let sizes =
             |dims: &[usize]| -> Vec<usize> { dims.iter().copied().filter(|d| *d != 1).collect() };
         let row = t.dims().get(1..).unwrap_or_default();
-        // Batches may have room for more rows than they hold.
+        // The tensors of a batch may have more rows than the batch.
         if sizes(row) == sizes(&ty.dims) && t.rows() >= rows && t.dtype() == ty.dtype {
             return Ok(());
         }
@@ -77,7 +77,7 @@ impl BatchChecks {
         Err(Error::argument(owner, what, text(ty, rows), text(&received, t.rows())))
     }
 
-    /// Checks a batch against the model before anything runs on it.
+    /// Checks a batch against the model.
     pub(super) fn check(&self, batch: &HostBatch, targets: bool) -> Result<()> {
         let rows = batch.local_len();
         self.check_count("inputs", self.def.inputs.len(), batch.inputs.len())?;
@@ -85,12 +85,12 @@ impl BatchChecks {
             let ty = self.def.input(i).ty();
             self.check_rows(format!("input '{}'", self.def.input_name(i)), &ty, t, rows)?;
         }
-        // Rows are counted over all workers.
+        // Row numbers count over all workers.
         let first = batch.local.as_ref().map_or(0, |own| own.start);
         if !self.lookups.is_empty() {
-            let place = self.origin.to_string();
+            let origin = self.origin.to_string();
             for (i, t) in batch.inputs.iter().enumerate() {
-                self.check_indices(i, feed(t, &(0..rows)), first, &place)?;
+                self.check_indices(i, feed(t, &(0..rows)), first, &origin)?;
             }
         }
         if !targets {
@@ -110,14 +110,14 @@ impl BatchChecks {
         Ok(())
     }
 
-    /// Fails unless class numbers name a class; `first` is the number of the first of these rows.
+    /// Fails if a label is not the number of a class. `first` is the number of the first row, for errors.
     pub(crate) fn check_labels(
         &self,
         output: usize,
         target: &Tensor,
         rows: Range<usize>,
         first: usize,
-        place: &dyn fmt::Display,
+        origin: &dyn fmt::Display,
     ) -> Result<()> {
         let Data::I32(labels) = target.data() else { return Ok(()) };
         let width = target.row_len();
@@ -130,7 +130,7 @@ impl BatchChecks {
                 format!("model '{}'", self.def.name),
                 format!("labels of '{}'", self.output_names[output]),
                 format!("0 to {}", classes.saturating_sub(1)),
-                format!("{} in row {}{place}", labels[at], first + at / width),
+                format!("{} in row {}{origin}", labels[at], first + at / width),
             )),
         }
     }

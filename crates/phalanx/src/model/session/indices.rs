@@ -1,5 +1,5 @@
-//! Indices of embeddings. Those that come from the model's inputs are checked on the host before a step runs
-//! on them; a table has no row for any other, and gives NaN.
+//! Validation of embedding indices. Indices that come from the model's inputs are checked on the host before a
+//! step runs. A computed index outside the table yields NaN.
 
 use super::BatchChecks;
 use super::run_step::feed;
@@ -10,19 +10,19 @@ use phalanx_graph::{Graph, NodeId, Op};
 use std::collections::HashSet;
 use std::ops::Range;
 
-/// A layer that looks up rows of its table.
+/// A layer that looks up rows of its embedding table.
 #[derive(Debug)]
 pub(super) struct Lookup {
     layer: String,
     /// Rows of the table.
     rows: usize,
-    /// The model's inputs whose numbers are its indices, as they are.
+    /// The model inputs whose values are used as indices unchanged.
     inputs: Vec<usize>,
-    /// Whether indices are computed as well, so that only a step can tell what they are.
+    /// Whether some indices are computed, so that they are known only within a step.
     computed: bool,
 }
 
-/// The lookups of a model, whose inputs are the first feeds.
+/// Returns the lookups of a graph. Its first `inputs` feeds are the model's inputs.
 pub(super) fn lookups(g: &Graph, inputs: usize) -> Vec<Lookup> {
     let lookup = |id: NodeId| {
         let node = g.node(id);
@@ -37,10 +37,10 @@ pub(super) fn lookups(g: &Graph, inputs: usize) -> Vec<Lookup> {
 }
 
 impl Lookup {
-    /// Follows indices back through what moves numbers and changes none.
+    /// Traces indices back through ops that move values without changing them.
     fn trace(&mut self, g: &Graph, from: NodeId, inputs: usize) {
-        let (mut open, mut seen) = (vec![from], HashSet::new());
-        while let Some(id) = open.pop() {
+        let (mut stack, mut seen) = (vec![from], HashSet::new());
+        while let Some(id) = stack.pop() {
             if !seen.insert(id) {
                 continue;
             }
@@ -51,32 +51,34 @@ impl Lookup {
                 | Op::Reshape { .. }
                 | Op::Transpose { .. }
                 | Op::Broadcast { .. }
-                | Op::Concat { .. } => open.extend(&node.inputs),
+                | Op::Concat { .. } => stack.extend(&node.inputs),
                 _ => self.computed = true,
             }
         }
     }
 
-    /// The first of some numbers that is no row of the table, and where it is. Of floats the whole part
-    /// counts.
-    fn outside(&self, numbers: FeedData<'_>) -> Option<(usize, String)> {
-        match numbers {
+    /// Returns position and value of the first index outside the table. Floats are truncated.
+    fn first_outside(&self, indices: FeedData<'_>) -> Option<(usize, String)> {
+        match indices {
             FeedData::I32(values) => {
-                // Negative numbers are large ones here: one comparison each.
+                // As unsigned numbers, negative ones are large, so one comparison suffices.
                 let rows = u32::try_from(self.rows).unwrap_or(u32::MAX);
-                first(values, |v| (v as u32) < rows)
+                first_not(values, |v| (v as u32) < rows)
             }
             FeedData::F32(values) => {
                 let rows = self.rows as f32;
-                first(values, |v| (v > -1.0) & (v < rows))
+                first_not(values, |v| (v > -1.0) & (v < rows))
             }
         }
     }
 }
 
-/// The first number that is not inside. All are looked at without a branch, which takes a small part of the
-/// time that a step takes for them.
-fn first<T: Copy + ToString>(values: &[T], inside: impl Fn(T) -> bool) -> Option<(usize, String)> {
+/// Returns position and value of the first number that is not `inside`. The first scan has no branches, so its
+/// cost is small compared with a step.
+fn first_not<T: Copy + ToString>(
+    values: &[T],
+    inside: impl Fn(T) -> bool,
+) -> Option<(usize, String)> {
     if values.iter().fold(true, |all, v| all & inside(*v)) {
         return None;
     }
@@ -85,55 +87,55 @@ fn first<T: Copy + ToString>(values: &[T], inside: impl Fn(T) -> bool) -> Option
 }
 
 impl BatchChecks {
-    /// Fails where an input has a number that a table has no row for; `row` is the number of the first row
-    /// of these.
+    /// Fails if an input holds an index outside the table of a layer. `first_row` is the number of the first
+    /// row, for errors.
     pub(super) fn check_indices(
         &self,
         input: usize,
-        numbers: FeedData<'_>,
-        row: usize,
-        place: &str,
+        indices: FeedData<'_>,
+        first_row: usize,
+        origin: &str,
     ) -> Result<()> {
         let width = self.def.input(input).ty().len().max(1);
         for lookup in self.lookups_of(input) {
-            let Some((at, value)) = lookup.outside(numbers) else { continue };
+            let Some((at, value)) = lookup.first_outside(indices) else { continue };
             let Lookup { layer, rows, .. } = lookup;
             let argument = format!("indices from input '{}'", self.def.input_name(input));
             let expected = format!("0 to {} (its table has {rows} rows)", rows.saturating_sub(1));
-            let received = format!("{value} in row {}{place}", row + at / width);
+            let received = format!("{value} in row {}{origin}", first_row + at / width);
             return Err(Error::argument(format!("layer '{layer}'"), argument, expected, received));
         }
         Ok(())
     }
 
-    /// The layers whose indices are the numbers of an input.
+    /// Returns the lookups whose indices come from an input.
     fn lookups_of(&self, input: usize) -> impl Iterator<Item = &Lookup> {
         self.lookups.iter().filter(move |lookup| lookup.inputs.contains(&input))
     }
 
-    /// The same of all samples of arrays, once.
-    pub(crate) fn check_samples(&self, arrays: &Arrays, place: &str) -> Result<()> {
+    /// Checks the indices in all samples of arrays.
+    pub(crate) fn check_samples(&self, arrays: &Arrays, origin: &str) -> Result<()> {
         for (input, samples) in arrays.inputs().iter().enumerate() {
-            self.check_rows_of(input, samples, arrays.window(), place)?;
+            self.check_sample_rows(input, samples, arrays.window(), origin)?;
         }
         Ok(())
     }
 
-    /// The same of some rows of samples, which lie in memory.
-    pub(super) fn check_rows_of(
+    /// Checks the indices in a range of rows of one input's samples.
+    pub(super) fn check_sample_rows(
         &self,
         input: usize,
         samples: &Samples,
         rows: Range<usize>,
-        place: &str,
+        origin: &str,
     ) -> Result<()> {
-        // Samples of another shape are refused with the first batch.
+        // The check of the first batch rejects samples of a different shape.
         let known = input < self.def.inputs.len();
         if !known || samples.row_len() != self.def.input(input).ty().len() {
             return Ok(());
         }
         if let Samples::Tensor(tensor) = samples {
-            return self.check_indices(input, feed(tensor, &rows), rows.start, place);
+            return self.check_indices(input, feed(tensor, &rows), rows.start, origin);
         }
         if self.lookups_of(input).next().is_none() {
             return Ok(());
@@ -141,20 +143,20 @@ impl BatchChecks {
         let mut sample = vec![0f32; samples.row_len()];
         for row in rows {
             samples.read_row(row, &mut sample);
-            self.check_indices(input, FeedData::F32(&sample), row, place)?;
+            self.check_indices(input, FeedData::F32(&sample), row, origin)?;
         }
         Ok(())
     }
 
-    /// What may have given NaN besides the numbers of training: layers whose indices only a step knows.
+    /// Describes the layers with computed indices, which are possible causes of NaN.
     pub(crate) fn unchecked_lookups(&self) -> Vec<String> {
-        let words = |lookup: &Lookup| {
+        let describe = |lookup: &Lookup| {
             let Lookup { layer, rows, .. } = lookup;
             format!(
                 "layer '{layer}' gives NaN for an index outside 0 to {}",
                 rows.saturating_sub(1)
             )
         };
-        self.lookups.iter().filter(|lookup| lookup.computed).map(words).collect()
+        self.lookups.iter().filter(|lookup| lookup.computed).map(describe).collect()
     }
 }

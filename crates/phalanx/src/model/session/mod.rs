@@ -3,7 +3,6 @@
 
 mod batch_checks;
 mod device_weights;
-mod group;
 mod indices;
 mod objective;
 mod programs;
@@ -13,18 +12,19 @@ mod saved_state;
 mod tally;
 mod train_state;
 mod variables;
+mod workers;
 
 pub(crate) use batch_checks::{BatchChecks, BatchOrigin};
-pub(crate) use group::Workers;
 pub(crate) use objective::{Objective, Tracked};
 pub use programs::StepKind;
 pub(crate) use resident::ResidentTable;
 pub(crate) use saved_state::is_weight;
 pub(crate) use tally::Tally;
 pub(crate) use train_state::{Accumulation, TrainState};
+pub(crate) use workers::Workers;
 
 use super::Model;
-use super::compile::Resolved;
+use super::compile::ResolvedCompile;
 use super::definition::Definition;
 use super::steps::{self, Lowered};
 use crate::error::Result;
@@ -109,8 +109,8 @@ fn lower(
 impl Session {
     /// Lowers the model once for training. That lowering declares the parameters, and becomes the
     /// training step.
-    pub(crate) fn new(model: &Model, resolved: Resolved) -> Result<Session> {
-        let Resolved { optimizer, losses, loss_weights, metrics, described, strategy, seed } =
+    pub(crate) fn new(model: &Model, resolved: ResolvedCompile) -> Result<Session> {
+        let ResolvedCompile { optimizer, losses, loss_weights, metrics, described, strategy, seed } =
             resolved;
         let scaling = optimizer.inner().map(|(_, scaling)| scaling);
         let mut lowered =
@@ -189,8 +189,15 @@ impl Session {
         let optimizer = Box::new(crate::optimizers::SGD::default());
         let (losses, loss_weights, metrics) = (vec![], vec![], vec![]);
         let described = Map::new();
-        let resolved =
-            Resolved { optimizer, losses, loss_weights, metrics, described, strategy, seed: 0 };
+        let resolved = ResolvedCompile {
+            optimizer,
+            losses,
+            loss_weights,
+            metrics,
+            described,
+            strategy,
+            seed: 0,
+        };
         Session::new(model, resolved)
     }
 
@@ -254,7 +261,7 @@ impl Session {
         if matches!(loaded, Err(ExecError::Memory { .. })) && self.evict_all() {
             loaded = lock(&self.executor).load((*program).clone());
         }
-        let id = loaded.map_err(|e| self.explain(e, kind, batch))?;
+        let id = loaded.map_err(|e| self.explain_out_of_memory(e, kind, batch))?;
         let fetches = program.fetches().to_vec();
         self.loaded.set(kind, few_rows, LoadedProgram { id, max_batch: batch, fetches });
         Ok(id)
@@ -284,7 +291,7 @@ impl Session {
 
     /// The same, if there are several workers.
     pub(crate) fn worker_shard(&self) -> Option<LocalShard> {
-        self.workers.several().then(|| self.shard())
+        self.workers.is_distributed().then(|| self.shard())
     }
 
     /// Ends training: an optimizer with a moving average leaves it in the weights.

@@ -57,7 +57,8 @@ impl Session {
     ) -> Result<Option<ResidentTable>> {
         let accumulates = self.objective.accumulation_steps().is_some();
         let between = self.loaded.constraints.is_some() || accumulates;
-        let alone_on_gpus = self.placement.kind == DeviceKind::Gpu && !self.workers.several();
+        let alone_on_gpus =
+            self.placement.kind == DeviceKind::Gpu && !self.workers.is_distributed();
         // A profile measures every instruction by itself, on a batch from the host.
         if !alone_on_gpus || self.loaded.profiling || (kind == StepKind::Train && between) {
             return Ok(None);
@@ -73,7 +74,8 @@ impl Session {
             self.evict_all();
             return Ok(None);
         }
-        let steps_per_launch = steps_per_launch.map_err(|e| self.explain(e, kind, rows))?;
+        let steps_per_launch =
+            steps_per_launch.map_err(|e| self.explain_out_of_memory(e, kind, rows))?;
         Ok(Some(ResidentTable { id, weights: table.weights, steps_per_launch }))
     }
 
@@ -106,7 +108,7 @@ impl Session {
         data.epoch(0, 0, 0)?.next(&mut batch)?;
         self.checks.check(&batch, true)?;
         for (i, samples) in table.inputs.iter().enumerate() {
-            self.checks.check_rows_of(i, samples, 0..samples.rows(), "")?;
+            self.checks.check_sample_rows(i, samples, 0..samples.rows(), "")?;
         }
         for (i, target) in table.targets.iter().enumerate() {
             self.checks.check_labels(i, target, 0..target.rows(), 0, &"")?;
@@ -164,7 +166,7 @@ impl Session {
         };
         let inputs: Vec<StepInput<'_>> = (0..batches.len()).map(input).collect();
         let started = lock(&self.executor).start_steps(program, table.id, &inputs);
-        started.map_err(|e| self.explain(e, kind, rows))?;
+        started.map_err(|e| self.explain_out_of_memory(e, kind, rows))?;
         Ok(StepsInFlight { training, steps })
     }
 

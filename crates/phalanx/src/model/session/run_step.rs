@@ -126,7 +126,7 @@ impl Session {
         feeds.push(FeedData::F32(&batch.sample_weight[rows]));
         feeds.extend(scales.chunks(1).map(FeedData::F32));
         let done = call(&mut **lock(&self.executor), id, &feeds);
-        done.map_err(|e| self.explain(e, kind, batch.rows))?;
+        done.map_err(|e| self.explain_out_of_memory(e, kind, batch.rows))?;
         Ok(divisors)
     }
 
@@ -154,7 +154,7 @@ impl Session {
         let (rows, feeds, seed) = (batch.rows, &feeds[..], self.state.seed);
         let step = Batch { rows, feeds, seed, ..Batch::default() };
         let done = lock(&self.executor).run(id, &step, &mut self.fetched);
-        done.map_err(|e| self.explain(e, StepKind::Predict, rows))?;
+        done.map_err(|e| self.explain_out_of_memory(e, StepKind::Predict, rows))?;
         Ok(&self.fetched)
     }
 
@@ -171,7 +171,7 @@ impl Session {
     fn total_weight(&self, batch: &HostBatch) -> Result<f64> {
         let sum = |weights: &mut dyn Iterator<Item = f32>| weights.map(f64::from).sum();
         let local = local_weights(batch);
-        if !self.workers.several() || batch.local.is_none() {
+        if !self.workers.is_distributed() || batch.local.is_none() {
             return Ok(sum(&mut local.iter().copied()));
         }
         let mine: Vec<u8> = local.iter().flat_map(|w| w.to_le_bytes()).collect();

@@ -1,4 +1,4 @@
-//! The state of an optimizer, in the order of Keras' variables.
+//! The optimizer's state as Keras' variables, in Keras' order.
 
 use super::{Session, StepKind, lock};
 use crate::error::{Error, Result};
@@ -10,22 +10,22 @@ use phalanx_graph::loss_scale::STATE;
 use phalanx_graph::update::{Slot, SlotInit};
 use serde_json::{Map, Value};
 
-/// Variables after the iteration that belong to a loss scale.
-const OF_SCALE: usize = 4;
+/// Number of variables of a loss-scale optimizer before those of the inner optimizer.
+const LOSS_SCALE_VARIABLES: usize = 4;
 
-/// Keras' variables beyond iteration and learning rate.
-enum Kind {
-    /// A slot of a weight.
+/// A variable of Keras' optimizer after iteration and learning rate.
+enum VariableKind {
+    /// A slot of a weight: the indices of slot and weight.
     Slot(usize, usize),
     /// The accumulated gradient of a weight: the sum over the batches since the last update.
     Accumulated(usize),
-    /// A number of the optimizer's own, which follows from the step.
+    /// A scalar of the optimizer, derived from the number of updates.
     Scalar(f64),
 }
 
 impl Session {
-    /// The weights that are trained, in Keras' order.
-    fn trained_in_order(&self) -> Vec<&ModelWeight> {
+    /// Returns the trainable weights in Keras' order.
+    fn trainable_weights(&self) -> Vec<&ModelWeight> {
         let mut out = vec![];
         for layer in layers_in_order(&self.def) {
             let of_layer = self.weights.all.iter().filter(|w| w.layer.same(&layer));
@@ -34,44 +34,46 @@ impl Session {
         out
     }
 
-    /// The variables of Keras' optimizer, slots of one group weight by weight.
-    fn variables(&self, slots: &[Slot], weights: usize) -> Vec<Kind> {
+    /// Returns the variables of Keras' optimizer. Within a group of slots they are ordered by weight.
+    fn variables(&self, slots: &[Slot], weights: usize) -> Vec<VariableKind> {
         let common = self.objective.optimizer.common();
         let mut groups: Vec<Vec<usize>> = vec![];
-        let own = slots.len() - usize::from(common.use_ema);
+        let own_slots = slots.len() - usize::from(common.use_ema);
         if common.use_ema {
-            groups.push(vec![own]);
+            groups.push(vec![own_slots]);
         }
         let mut next = 0;
-        while next < own {
+        while next < own_slots {
             let pair = slots[next].name == "momentum"
-                && slots[..own].get(next + 1).is_some_and(|s| s.name == "velocity");
+                && slots[..own_slots].get(next + 1).is_some_and(|s| s.name == "velocity");
             groups.push(if pair { vec![next, next + 1] } else { vec![next] });
             next += 1 + usize::from(pair);
         }
         let mut out = vec![];
         for (i, group) in groups.iter().enumerate() {
             if i == usize::from(common.use_ema) && common.gradient_accumulation_steps.is_some() {
-                out.extend((0..weights).map(Kind::Accumulated));
+                out.extend((0..weights).map(VariableKind::Accumulated));
             }
-            out.extend((0..weights).flat_map(|w| group.iter().map(move |s| Kind::Slot(*s, w))));
+            out.extend(
+                (0..weights).flat_map(|w| group.iter().map(move |s| VariableKind::Slot(*s, w))),
+            );
         }
         if groups.len() == usize::from(common.use_ema)
             && common.gradient_accumulation_steps.is_some()
         {
-            out.extend((0..weights).map(Kind::Accumulated));
+            out.extend((0..weights).map(VariableKind::Accumulated));
         }
         out.extend(
             self.objective
                 .optimizer
                 .state_scalars(self.state.updates)
                 .into_iter()
-                .map(Kind::Scalar),
+                .map(VariableKind::Scalar),
         );
         out
     }
 
-    /// What the model was compiled with, under Keras' keys.
+    /// Returns the compile config with Keras' keys.
     pub(crate) fn compile_config(&self) -> Map<String, Value> {
         self.objective.compile_config(self.state.set_rate())
     }
@@ -80,31 +82,31 @@ impl Session {
         self.objective.stored_learning_rate(self.state.set_rate())
     }
 
-    /// What the model was compiled with, and the state of its optimizer.
+    /// Returns the compile config and the optimizer's state.
     pub(crate) fn training(&self) -> Training {
         let config = self.compile_config();
         let optimizer = self.objective.optimizer.common().name.clone();
         Training { config, optimizer, state: self.training_state(), not_saved: self.not_saved() }
     }
 
-    /// What Keras' files cannot store.
+    /// Describes state that Keras' file formats cannot store.
     fn not_saved(&self) -> Vec<String> {
         let mut not_saved = vec![];
         let (count, _) = self.state.accumulated();
         if count != self.accumulated_in_file() {
-            let words = format!("the gradients of {count} batches gathered towards an update");
-            not_saved.push(format!("{words} (BackupAndRestore keeps them)"));
+            let text = format!("the gradients of {count} batches accumulated towards an update");
+            not_saved.push(format!("{text} (BackupAndRestore keeps them)"));
         }
         let schedule =
             matches!(self.objective.optimizer.common().learning_rate, LearningRate::Schedule(_));
         if let Some(rate) = self.state.set_rate().filter(|_| schedule) {
-            let words = format!("the learning rate {rate} set in the place of a schedule");
-            not_saved.push(format!("{words} (BackupAndRestore keeps it)"));
+            let text = format!("the learning rate {rate} set in place of a schedule");
+            not_saved.push(format!("{text} (BackupAndRestore keeps it)"));
         }
         not_saved
     }
 
-    /// Batches in a file's accumulators: Keras derives them from the iteration.
+    /// Returns the number of batches in a file's accumulators, which Keras derives from the iteration.
     fn accumulated_in_file(&self) -> u64 {
         self.objective
             .accumulation_steps()
@@ -113,34 +115,34 @@ impl Session {
 
     fn training_state(&self) -> TrainingState {
         let slots = self.objective.optimizer.rule().slots;
-        let weights = self.trained_in_order();
+        let weights = self.trainable_weights();
         let executor = lock(&self.executor);
         let started = executor.slots() == slots.len() && !slots.is_empty();
         let (count, weight) = self.state.accumulated();
-        let whole = count > 0 && count == self.accumulated_in_file();
-        let kept = if whole { (count as f64 / weight) as f32 } else { 0.0 };
-        let variable = |kind: Kind| match kind {
-            Kind::Scalar(value) => {
+        let storable = count > 0 && count == self.accumulated_in_file();
+        let scale = if storable { (count as f64 / weight) as f32 } else { 0.0 };
+        let variable = |kind: VariableKind| match kind {
+            VariableKind::Scalar(value) => {
                 Variable { name: "variable".into(), dims: vec![], values: vec![value as f32] }
             }
-            Kind::Slot(slot, w) => {
-                let fresh = || match slots[slot].init {
+            VariableKind::Slot(slot, w) => {
+                let initial = || match slots[slot].init {
                     SlotInit::Value(value) => value,
                     SlotInit::Weight => 0.0,
                 };
-                let of = |n: usize| match started {
+                let values = |n: usize| match started {
                     true => executor.slot(slot, weights[w].param),
-                    false => vec![fresh(); n],
+                    false => vec![initial(); n],
                 };
-                Variable::of(weights[w], &slots[slot].name, of)
+                Variable::for_weight(weights[w], &slots[slot].name, values)
             }
-            Kind::Accumulated(w) => {
-                let of = |n: usize| match executor.accumulated(weights[w].param) {
-                    // Batches count as one each, in a run of an earlier version by their rows.
-                    Some(sum) if kept > 0.0 => sum.iter().map(|v| v * kept).collect(),
+            VariableKind::Accumulated(w) => {
+                let values = |n: usize| match executor.accumulated(weights[w].param) {
+                    // Keras weights batches equally; a run of an earlier version weights them by rows.
+                    Some(sum) if scale > 0.0 => sum.iter().map(|v| v * scale).collect(),
                     _ => vec![0.0; n],
                 };
-                Variable::of(weights[w], "gradient_accumulator", of)
+                Variable::for_weight(weights[w], "gradient_accumulator", values)
             }
         };
         let kinds = self.variables(&slots, weights.len());
@@ -155,26 +157,28 @@ impl Session {
         }
     }
 
-    /// The state of the loss scale and the iteration of the optimizer inside, where a file's variables
-    /// begin with them: its own learning rate, the finite steps, the scale, the iteration.
-    fn scale_in(&self, found: &[Tensor]) -> Option<([f32; STATE], u64)> {
+    /// Returns the state of the loss scale and the iteration of the inner optimizer, if a file's variables
+    /// start with those of a loss-scale optimizer: its learning rate, the finite steps, the scale and the
+    /// iteration.
+    fn stored_loss_scale(&self, found: &[Tensor]) -> Option<([f32; STATE], u64)> {
         self.weights.loss_scale?;
         let number = |tensor: &Tensor| match (tensor.dims(), tensor.f32()?) {
             ([], [number]) if number.is_finite() && *number >= 0.0 => Some(*number),
             _ => None,
         };
-        let numbers: Option<Vec<f32>> = found.get(..OF_SCALE)?.iter().map(number).collect();
+        let numbers: Option<Vec<f32>> =
+            found.get(..LOSS_SCALE_VARIABLES)?.iter().map(number).collect();
         let [rate, steps, scale, iteration] = numbers?[..] else { return None };
         let usable = rate == 0.0 && scale.is_normal();
         usable.then_some(([scale, steps, 1.0], iteration as u64))
     }
 
-    /// Continues from what a file holds: the iteration, then the learning rate (without a schedule) and
-    /// the variables, if the optimizer had any yet.
+    /// Restores the state in a file: the iteration, then the learning rate (without a schedule) and the
+    /// variables, if the file has any.
     pub(crate) fn set_training_state(&mut self, iteration: u64, found: &[Tensor]) -> Result<()> {
-        let scaled = self.scale_in(found);
+        let scaled = self.stored_loss_scale(found);
         let (iteration, found) = match scaled {
-            Some((_, iteration)) => (iteration, &found[OF_SCALE..]),
+            Some((_, iteration)) => (iteration, &found[LOSS_SCALE_VARIABLES..]),
             None => (iteration, found),
         };
         let mut found = found.iter();
@@ -185,14 +189,14 @@ impl Session {
                 let usable = |r: &f32| r.is_finite() && *r >= 0.0;
                 let rate = <[f32; 1]>::try_from(rate).ok().map(|[r]| r).filter(usable);
                 let expected = "a finite number from 0 up";
-                let wrong = || Error::argument("optimizer", "learning_rate", expected, "another");
-                Some(f64::from(rate.ok_or_else(wrong)?))
+                let invalid = || Error::argument("optimizer", "learning_rate", expected, "another");
+                Some(f64::from(rate.ok_or_else(invalid)?))
             }
         };
         let found: Vec<&Tensor> = found.collect();
         let has_variables = !found.is_empty();
         let slots = self.objective.optimizer.rule().slots;
-        let trained = self.trained_in_order();
+        let trained = self.trainable_weights();
         let params: Vec<_> = trained.iter().map(|w| w.param).collect();
         let kinds = self.variables(&slots, params.len());
         if !found.is_empty() {
@@ -204,9 +208,9 @@ impl Session {
             for (kind, tensor) in kinds.iter().zip(found) {
                 let values = tensor.f32().unwrap_or_default();
                 match kind {
-                    Kind::Slot(slot, w) => executor.set_slot(*slot, params[*w], values)?,
-                    Kind::Accumulated(w) => executor.set_accumulated(params[*w], values)?,
-                    Kind::Scalar(_) => {}
+                    VariableKind::Slot(slot, w) => executor.set_slot(*slot, params[*w], values)?,
+                    VariableKind::Accumulated(w) => executor.set_accumulated(params[*w], values)?,
+                    VariableKind::Scalar(_) => {}
                 }
             }
         }
@@ -224,11 +228,11 @@ impl Session {
     }
 }
 
-/// Fails unless the file's variables are those of the optimizer.
-fn check(kinds: &[Kind], dims: &[Vec<usize>], found: &[&Tensor]) -> Result<()> {
-    let expected = |kind: &Kind| match kind {
-        Kind::Slot(_, w) | Kind::Accumulated(w) => dims[*w].clone(),
-        Kind::Scalar(_) => vec![],
+/// Fails unless the file's variables match those of the optimizer.
+fn check(kinds: &[VariableKind], dims: &[Vec<usize>], found: &[&Tensor]) -> Result<()> {
+    let expected = |kind: &VariableKind| match kind {
+        VariableKind::Slot(_, w) | VariableKind::Accumulated(w) => dims[*w].clone(),
+        VariableKind::Scalar(_) => vec![],
     };
     if kinds.len() != found.len() {
         let expected = format!("{} for the weights that are trained", kinds.len());
@@ -245,7 +249,12 @@ fn check(kinds: &[Kind], dims: &[Vec<usize>], found: &[&Tensor]) -> Result<()> {
 }
 
 impl Variable {
-    fn of(weight: &ModelWeight, slot: &str, values: impl Fn(usize) -> Vec<f32>) -> Variable {
+    /// Creates the variable `slot` of a weight; `values` receives the weight's length.
+    fn for_weight(
+        weight: &ModelWeight,
+        slot: &str,
+        values: impl Fn(usize) -> Vec<f32>,
+    ) -> Variable {
         let weights = weight.layer.weights();
         let spec = &weights[weight.index].spec;
         let owner = weight.layer_name.replace('/', "_");

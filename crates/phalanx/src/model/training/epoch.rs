@@ -4,10 +4,10 @@ use super::{DataCursor, OnNan, TrainLoop};
 use crate::data::HostBatch;
 use crate::error::{Error, Result};
 use crate::model::Logs;
+use crate::model::multi_step::StepGroup;
 use crate::model::run_state::Position;
 use crate::model::session::{Accumulation, BatchOrigin, ResidentTable, StepKind};
 use crate::model::source::TRAINING;
-use crate::model::turns::Group;
 use crate::warnings::warning;
 use std::time::Instant;
 
@@ -91,7 +91,7 @@ impl TrainLoop<'_> {
     pub(super) fn train_epoch_resident(&mut self, table: &ResidentTable) -> Result<()> {
         let Some(data) = self.data.in_memory() else { return Ok(()) };
         let mut picks = data.index_batches(self.session.state.seed, self.at.pass, self.at.taken)?;
-        let (mut now, mut next) = (Group::default(), Group::default());
+        let (mut now, mut next) = (StepGroup::default(), StepGroup::default());
         now.fill(&mut next, &mut *picks, self.steps_per_launch(table))?;
         while !now.batches().is_empty() && !self.stop {
             if self.wants_batch_events() {

@@ -13,7 +13,7 @@ use self::nan_guard::NanGuard;
 use super::Logs;
 use super::evaluate::evaluate;
 use super::fit::Fit;
-use super::run_setup::{self, Setup};
+use super::run_config::{self, RunConfig};
 use super::run_state::{Header, Position, RunState};
 use super::session::{Session, StepKind, Tally};
 use super::source::VALIDATION;
@@ -241,13 +241,13 @@ impl<'a> TrainLoop<'a> {
     fn resume(&mut self, state: RunState) -> Result<Vec<(String, CallbackState)>> {
         let RunState { header, tensors, callbacks, .. } = state;
         let setup = self.setup();
-        setup.check(&header.setup)?;
+        setup.check(&header.config)?;
         if !self.tally.alike(&header.tally) {
             let expected = "as many losses and metrics as it had";
-            return Err(Error::argument(run_setup::OWNER, "compile", expected, "others"));
+            return Err(Error::argument(run_config::OWNER, "compile", expected, "others"));
         }
         self.session.state.check(&self.session.def.name, &header.counters)?;
-        for change in setup.changes(&header.setup) {
+        for change in setup.changes(&header.config) {
             warning!("{change}");
         }
         self.session.set_state(&header.counters, &tensors, setup.batch_size)?;
@@ -350,9 +350,9 @@ impl<'a> TrainLoop<'a> {
         self.fingerprints.get_or_init(|| [Some(self.data), self.validation].map(of))
     }
 
-    fn setup(&self) -> Setup {
+    fn setup(&self) -> RunConfig {
         let [data, validation] = self.fingerprints().clone();
-        Setup {
+        RunConfig {
             model: self.session.def.name.clone(),
             batch_size: self.data.batch_size(),
             samples: self.data.len(),
@@ -411,7 +411,7 @@ impl<'a> TrainLoop<'a> {
             history: self.history.clone(),
             seconds: self.clock.total(),
             stopped: self.stop,
-            setup: self.setup(),
+            config: self.setup(),
         };
         let notes = saving::notes(&self.session.def, Some(&self.session.compile_config()));
         let state = |c: &mut Box<dyn Callback>| Ok((c.name().to_string(), c.state()?));

@@ -2,7 +2,7 @@
 
 use super::order::{ListEntry, identity, is_chain, order};
 use crate::layer::LayerHandle;
-use crate::model::{Call, Callee, Definition, Form, Input, Placed, Symbol};
+use crate::model::{Call, Callee, Definition, Input, IoStructure, ModelCall, Symbol};
 use phalanx_graph::{DType, Type};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -128,11 +128,11 @@ impl Writer {
                 layer.into()
             })
             .collect();
-        let tensors = |symbols: &[Symbol], form: &Form| {
+        let tensors = |symbols: &[Symbol], form: &IoStructure| {
             let ends: Vec<Value> = symbols.iter().map(|s| nodes.end(s)).collect();
             match (form, &ends[..]) {
-                (Form::One, [end]) => end.clone(),
-                (Form::Names(names), _) => {
+                (IoStructure::Single, [end]) => end.clone(),
+                (IoStructure::Dict(names), _) => {
                     names.iter().cloned().zip(ends).collect::<Map<_, _>>().into()
                 }
                 _ => ends.into(),
@@ -140,8 +140,8 @@ impl Writer {
         };
         let config = json!({
             "name": def.name, "trainable": trainable(def), "layers": layers,
-            "input_layers": tensors(&def.inputs, &def.input_form),
-            "output_layers": tensors(&def.outputs, &def.output_form),
+            "input_layers": tensors(&def.inputs, &def.input_structure),
+            "output_layers": tensors(&def.outputs, &def.output_structure),
         });
         let mut object = self.object("keras.src.models.functional", "Functional", config);
         if self.style == Style::Version3 {
@@ -205,12 +205,12 @@ struct Nodes<'a> {
     /// For each call: its member, and its index among the calls of that member.
     indices: HashMap<*const Call, (usize, usize)>,
     /// The calls of each member.
-    calls: Vec<Vec<&'a Placed>>,
+    calls: Vec<Vec<&'a ModelCall>>,
 }
 
 impl<'a> Nodes<'a> {
     fn new(def: &'a Definition) -> Nodes<'a> {
-        let mut calls: Vec<Vec<&Placed>> = def.members.iter().map(|_| vec![]).collect();
+        let mut calls: Vec<Vec<&ModelCall>> = def.members.iter().map(|_| vec![]).collect();
         def.calls.iter().for_each(|placed| calls[placed.member].push(placed));
         let mut indices = HashMap::new();
         for (member, calls) in calls.iter_mut().enumerate() {
@@ -243,10 +243,10 @@ impl<'a> Nodes<'a> {
     fn inbound(&self, member: usize) -> Vec<Value> {
         let calls = self.calls[member].iter().filter(|p| !p.call.inputs.is_empty());
         calls
-            .map(|placed| {
+            .map(|model_call| {
                 let operands: Vec<Value> =
-                    placed.call.inputs.iter().map(|s| self.tensor(s)).collect();
-                let args = match (&operands[..], takes_list(&placed.call.callee)) {
+                    model_call.call.inputs.iter().map(|s| self.tensor(s)).collect();
+                let args = match (&operands[..], takes_list(&model_call.call.callee)) {
                     ([one], false) => json!([one]),
                     _ => json!([operands]),
                 };
@@ -279,6 +279,6 @@ fn takes_list(callee: &Callee) -> bool {
     match callee {
         Callee::Input(_) => false,
         Callee::Layer(layer) => merging.contains(&layer.layer().class_name()),
-        Callee::Model(inner) => inner.input_form == Form::List,
+        Callee::Model(inner) => inner.input_structure == IoStructure::List,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::read::brief;
 use crate::error::{Error, Result};
-use crate::model::{Callee, Form, Kind, Symbol};
+use crate::model::{Callee, IoStructure, ModelKind, Symbol};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 
@@ -164,13 +164,13 @@ impl<'a> Graph<'a> {
     }
 
     /// The inputs or outputs of the model: one, a list, or a map.
-    pub fn ends(&self, key: &str, value: &Value) -> Result<(Vec<Symbol>, Form)> {
+    pub fn ends(&self, key: &str, value: &Value) -> Result<(Vec<Symbol>, IoStructure)> {
         let single = |v: &Value| v.get(0).is_some_and(Value::is_string);
-        let (list, form): (Vec<&Value>, Form) = match value {
-            Value::Array(_) if single(value) => (vec![value], Form::One),
-            Value::Array(list) => (list.iter().collect(), Form::List),
+        let (list, form): (Vec<&Value>, IoStructure) = match value {
+            Value::Array(_) if single(value) => (vec![value], IoStructure::Single),
+            Value::Array(list) => (list.iter().collect(), IoStructure::List),
             Value::Object(map) => {
-                (map.values().collect(), Form::Names(map.keys().cloned().collect()))
+                (map.values().collect(), IoStructure::Dict(map.keys().cloned().collect()))
             }
             _ => {
                 let expected = "[layer, call, output] or several of them";
@@ -183,7 +183,7 @@ impl<'a> Graph<'a> {
             // Keras numbers the calls of functional models from 1 here; in older versions 0 was the
             // last.
             let functional =
-                matches!(&node.callee, Callee::Model(m) if m.kind() == Kind::Functional);
+                matches!(&node.callee, Callee::Model(m) if m.kind() == ModelKind::Functional);
             let number = match (functional, number) {
                 (true, 0) => node.made.len().saturating_sub(1),
                 (true, number) => number - 1,

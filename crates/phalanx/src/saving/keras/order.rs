@@ -5,7 +5,7 @@
 //! depth-first walk from the outputs through the operands first visits them.
 
 use crate::layer::LayerHandle;
-use crate::model::{Call, Callee, Definition, Kind};
+use crate::model::{Call, Callee, Definition, ModelKind};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -76,12 +76,12 @@ pub(super) fn identity(layer: &LayerHandle) -> *const () {
 
 /// Whether a model is a chain: every member is called once, on the output of the previous one.
 pub(super) fn is_chain(def: &Definition) -> bool {
-    let chained = |pair: &[crate::model::Placed]| {
+    let chained = |pair: &[crate::model::ModelCall]| {
         let before = Arc::as_ptr(&pair[0].call);
         matches!(&pair[1].call.inputs[..], [x] if x.id() == before && x.output == 0)
     };
     let last = def.calls.last().map(|p| Arc::as_ptr(&p.call));
-    def.kind() == Kind::Sequential
+    def.kind() == ModelKind::Sequential
         && def.members.len() == def.calls.len()
         && def.inputs.len() == 1
         && def.calls.first().is_some_and(|p| Arc::as_ptr(&p.call) == def.inputs[0].id())

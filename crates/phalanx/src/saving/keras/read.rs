@@ -8,7 +8,7 @@ use super::graph::Graph;
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
 use crate::layers;
-use crate::model::{Callee, Definition, Input, Kind, Symbol};
+use crate::model::{Callee, Definition, Input, ModelKind, Symbol};
 use phalanx_graph::{DType, text};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
@@ -214,7 +214,7 @@ impl Reader {
             symbols = Some((first, last));
         }
         let Some((first, last)) = symbols else { unreachable!("the list is not empty") };
-        Ok((Definition::new(name, Kind::Sequential, vec![first], vec![last])?, size))
+        Ok((Definition::new(name, ModelKind::Sequential, vec![first], vec![last])?, size))
     }
 
     fn functional(&mut self, object: &Object<'_>) -> Result<(Definition, Size)> {
@@ -231,10 +231,10 @@ impl Reader {
         }
         let size = self.size(&owner, graph.calls())?;
         graph.connect()?;
-        let (inputs, input_form) = graph.ends("input_layers", get("input_layers"))?;
-        let (outputs, output_form) = graph.ends("output_layers", get("output_layers"))?;
-        let mut def = Definition::new(name, Kind::Functional, inputs, outputs)?;
-        (def.input_form, def.output_form) = (input_form, output_form);
+        let (inputs, input_structure) = graph.ends("input_layers", get("input_layers"))?;
+        let (outputs, output_structure) = graph.ends("output_layers", get("output_layers"))?;
+        let mut def = Definition::new(name, ModelKind::Functional, inputs, outputs)?;
+        (def.input_structure, def.output_structure) = (input_structure, output_structure);
         Ok((def, size))
     }
 }

@@ -4,7 +4,7 @@
 use super::order::{identity, is_chain, listed};
 use crate::error::{Error, Result};
 use crate::layer::LayerHandle;
-use crate::model::{Callee, Definition, snake};
+use crate::model::{Callee, Definition, snake_case};
 use crate::saving::hdf5::{Content, Fault, File, Group, Text, Values};
 use crate::saving::training::{Training, TrainingState, Variable};
 use phalanx_graph::Tensor;
@@ -32,7 +32,7 @@ fn slots(def: &Definition) -> Vec<Slot> {
                 Some(Callee::Model(inner)) if is_chain(inner) => "Sequential",
                 Some(Callee::Model(_)) => "Functional",
             };
-            let base = snake(class);
+            let base = snake_case(class);
             let n = counts.entry(base.clone()).or_default();
             let unique = if *n == 0 { base } else { format!("{base}_{n}") };
             *n += 1;

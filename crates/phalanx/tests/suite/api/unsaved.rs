@@ -94,7 +94,7 @@ fn files_of_keras_report_what_they_cannot_store() {
     model.set_learning_rate(0.02).unwrap();
     let lines = warnings_about(directory.path(), || model.save(&path).unwrap());
     let expected =
-        "the learning rate 0.02 set in the place of a schedule (BackupAndRestore keeps it)";
+        "the learning rate 0.02 set in place of a schedule (BackupAndRestore keeps it)";
     assert_eq!(lines, [format!("model.keras: not saved: {expected}")]);
     // Keras cannot store the accumulation of `fit`; a checkpoint in the middle reports this once.
     let mut model = super::classifier();
@@ -106,6 +106,6 @@ fn files_of_keras_report_what_they_cannot_store() {
         model.fit(clouds(8), fit).unwrap();
     });
     let expected =
-        "the gradients of 1 batches gathered towards an update (BackupAndRestore keeps them)";
+        "the gradients of 1 batches accumulated towards an update (BackupAndRestore keeps them)";
     assert_eq!(lines, [format!("model.keras: not saved: {expected}")]);
 }

@@ -1,4 +1,4 @@
-//! What the workers of a job tell each other between steps.
+//! Communication between the workers of a job, outside the steps.
 
 use super::Session;
 use crate::data::{Dataset, Digest, format_digest};
@@ -14,40 +14,40 @@ use phalanx_graph::process_group::{Cluster, all_gather};
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// The workers of a job; a single one if there is no cluster.
+/// The workers of a job; only this one if there is no cluster.
 pub(crate) struct Workers(pub Option<Cluster>);
 
 impl Workers {
-    /// Whether there are others.
-    pub fn several(&self) -> bool {
+    /// Returns whether there are several workers.
+    pub fn is_distributed(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Whether this worker writes files and prints.
+    /// Returns whether this worker is the chief, which writes files and prints.
     pub fn is_chief(&self) -> bool {
         self.0.as_ref().is_none_or(|c| c.peers.rank() == 0)
     }
 
-    /// What this worker prints: nothing unless it is the chief.
+    /// Returns the verbosity of this worker: `requested` on the chief, otherwise silent.
     pub fn verbose(&self, requested: u8) -> Result<Verbose> {
         Verbose::try_from(if self.is_chief() { requested } else { 0 })
     }
 
-    /// The bytes of every worker, in the order of their ranks.
+    /// Returns the bytes of every worker, in rank order.
     pub fn all_gather(&self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         let Some(cluster) = &self.0 else { return Ok(vec![mine]) };
         all_gather(&*cluster.peers, &mine).map_err(peer_lost)
     }
 
-    /// The chief's bytes.
+    /// Returns the chief's bytes.
     fn broadcast(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
         let mine = if self.is_chief() { mine } else { vec![] };
         Ok(self.all_gather(mine)?.swap_remove(0))
     }
 
-    /// The run that the chief resumes.
+    /// Sends the run that the chief resumes to all workers.
     pub fn broadcast_run(&self, found: Option<RunState>) -> Result<Option<RunState>> {
-        if !self.several() {
+        if !self.is_distributed() {
             return Ok(found);
         }
         let mine = found.clone().map_or(Ok(vec![]), RunState::into_bytes)?;
@@ -59,9 +59,9 @@ impl Workers {
         }
     }
 
-    /// Where the chief saved the run.
+    /// Sends the path at which the chief saved the run to all workers.
     pub fn broadcast_path(&self, path: Option<PathBuf>) -> Result<Option<PathBuf>> {
-        if !self.several() {
+        if !self.is_distributed() {
             return Ok(path);
         }
         let text = path.map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
@@ -70,7 +70,7 @@ impl Workers {
         Ok((!text.is_empty()).then(|| PathBuf::from(&*text)))
     }
 
-    /// Fails if workers differ; `facts` are names and their values on this worker.
+    /// Fails if the workers differ. `facts` are names with this worker's values.
     pub fn check_equal(&self, facts: &[(String, String)]) -> Result<()> {
         let Some(cluster) = &self.0 else { return Ok(()) };
         let mine = serde_json::to_vec(facts).map_err(|e| Error::config("workers", e))?;
@@ -95,23 +95,23 @@ impl Workers {
     }
 }
 
-/// The flag of a worker that was asked to stop.
+/// The flag of a worker that has received a stop request.
 const STOP_FLAG: u64 = 1;
 
 impl Session {
-    /// Tells the other workers, along with the next step, whether this one was asked to stop.
+    /// Sends this worker's stop request, if any, to the others along with the next step.
     pub(crate) fn set_stop_flag(&mut self, stop: bool) {
         lock(&self.executor).set_flags(if stop { STOP_FLAG } else { 0 });
     }
 
-    /// Whether any worker was asked to stop before the last step. All workers get the same answer; a
-    /// single one has only its own.
+    /// Returns whether any worker had a stop request before the last step. All workers get the same answer. A
+    /// single worker returns `own`.
     pub(crate) fn any_worker_stopping(&self, own: bool) -> bool {
         lock(&self.executor).flags().map_or(own, |flags| flags & STOP_FLAG != 0)
     }
 
-    /// What must be the same on every worker. `data` comes before what follows from it: notes about the
-    /// data in the model, weights that were adapted to them.
+    /// Returns names and values that must be equal on all workers. `data` comes before entries that depend on
+    /// it, such as metadata about the data and adapted weights, so that an error names the cause.
     pub(crate) fn fingerprint(&self, data: &[(&str, String)]) -> Vec<(String, String)> {
         let digest = |text: String| {
             let mut digest = Digest::default();
@@ -125,7 +125,7 @@ impl Session {
         self.weights.all.iter().for_each(|w| weights.floats(&executor.param(w.param)));
         let mut facts = vec![("version".to_string(), env!("CARGO_PKG_VERSION").to_string())];
         facts.extend(data.iter().map(|(name, value)| (name.to_string(), value.clone())));
-        let own = [
+        let session_facts = [
             ("model", format!("{} {}", self.def.name, digest(saving::structure(&self.def)))),
             (
                 "losses and metrics",
@@ -141,7 +141,7 @@ impl Session {
             ("notes of the model", digest(notes.join("\n"))),
             ("optimizer", self.objective.optimizer.class_name().into()),
         ];
-        facts.extend(own.map(|(name, value)| (name.into(), value)));
+        facts.extend(session_facts.map(|(name, value)| (name.into(), value)));
         let options = self.objective.optimizer.config().into_iter();
         facts.extend(
             options.map(|(name, value)| (format!("optimizer's {name}"), value.to_string())),
@@ -149,7 +149,7 @@ impl Session {
         facts
     }
 
-    /// The instruction set, if numbers depend on it.
+    /// Returns the instruction set, or `any` if results do not depend on it.
     fn isa(&self) -> String {
         match self.placement.kind {
             DeviceKind::Cpu => Isa::detect().map_or_else(|e| e.to_string(), |isa| isa.to_string()),
@@ -157,9 +157,9 @@ impl Session {
         }
     }
 
-    /// Fails if workers are about to evaluate or predict on other data, or with another model.
-    pub(crate) fn check_pass(&self, data: &dyn Dataset) -> Result<()> {
-        if !self.workers.several() {
+    /// Fails if the workers would evaluate or predict with different data or models.
+    pub(crate) fn check_same_inputs(&self, data: &dyn Dataset) -> Result<()> {
+        if !self.workers.is_distributed() {
             return Ok(());
         }
         let facts = [

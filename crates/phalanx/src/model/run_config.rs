@@ -1,4 +1,4 @@
-//! What a run is set up with: what must be the same when it is continued, and what had better be.
+//! The configuration of a run. A resumed run must match some of it; other differences only cause warnings.
 
 use crate::data::same_scheme;
 use crate::error::{Error, Result};
@@ -8,44 +8,50 @@ use serde_json::{Map, Value};
 /// The prefix of errors and warnings about a saved run that differs from the run that resumes it.
 pub(crate) const OWNER: &str = "resume";
 
-/// What a run is set up with.
+/// The configuration of a training run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Setup {
+pub(crate) struct RunConfig {
     pub model: String,
-    /// Samples of a global batch, and of an epoch and its batches where known.
+    /// Samples of a global batch.
     pub batch_size: usize,
+    /// Samples and batches of an epoch, if known.
     pub samples: Option<usize>,
     pub steps: Option<usize>,
-    /// Whether the data is shuffled, where known.
+    /// Whether the data is shuffled, if known.
     #[serde(default)]
     pub shuffle: Option<bool>,
-    /// The optimizer's options under Keras' keys.
+    /// The optimizer's options with Keras' keys.
     #[serde(default)]
     pub optimizer: Map<String, Value>,
-    /// Batches that `fit` makes an update of.
+    /// Batches that `fit` accumulates for each update.
     #[serde(default)]
     pub accumulate: Option<u64>,
-    /// Fingerprints of the samples in their order, with labels and weights, of what is done to them in every
-    /// epoch, and of those to validate on; none where the data make none, and in states of earlier versions.
+    /// Fingerprint of the samples in order, with labels and weights. All fingerprints are `None` if the dataset
+    /// has none, and in states of earlier versions.
     #[serde(default)]
     pub data: Option<String>,
+    /// Fingerprint of the augmentation.
     #[serde(default)]
     pub augmentation: Option<String>,
+    /// Fingerprint of the validation data.
     #[serde(default)]
     pub validation: Option<String>,
 }
 
-/// Two fingerprints that say that the data are others.
-fn others<'a>(now: &'a Option<String>, before: &'a Option<String>) -> Option<(&'a str, &'a str)> {
+/// Returns both fingerprints if they are known, same_scheme and differ.
+fn differing<'a>(
+    now: &'a Option<String>,
+    before: &'a Option<String>,
+) -> Option<(&'a str, &'a str)> {
     let (now, before) = (now.as_deref()?, before.as_deref()?);
     (same_scheme(now, before) && now != before).then_some((now, before))
 }
 
-impl Setup {
-    /// Fails if the saved run had another model or other data.
-    pub(crate) fn check(&self, saved: &Setup) -> Result<()> {
+impl RunConfig {
+    /// Fails if the saved run had a different model or different data.
+    pub(crate) fn check(&self, saved: &RunConfig) -> Result<()> {
         let shown = |n: Option<usize>| n.map_or("unknown".into(), |n| n.to_string());
-        let shuffle = |setup: &Setup| setup.shuffle.map(|shuffle| shuffle.to_string());
+        let shuffle = |config: &RunConfig| config.shuffle.map(|shuffle| shuffle.to_string());
         // Whether a run shuffles is compared only if both runs know.
         let (shuffle_saved, shuffle_now) = shuffle(saved).zip(shuffle(self)).unwrap_or_default();
         for (what, expected, received) in [
@@ -65,32 +71,32 @@ impl Setup {
             let expected = format!("{expected} as in the saved run{hint}");
             return Err(Error::argument(OWNER, what, expected, received));
         }
-        let Some((now, before)) = others(&self.data, &saved.data) else { return Ok(()) };
+        let Some((now, before)) = differing(&self.data, &saved.data) else { return Ok(()) };
         let expected = format!("the data of the saved run (fingerprint {before})");
         let received =
             format!("other samples, labels or weights, or another order (fingerprint {now})");
         Err(Error::argument(OWNER, "data", expected, received))
     }
 
-    /// What an earlier run had otherwise and may be: options of the optimizer, how many batches make an
-    /// update, augmentation, what is validated on.
-    pub(crate) fn changes(&self, earlier: &Setup) -> Vec<String> {
+    /// Returns a warning for each permitted difference from the saved run: optimizer options, accumulated
+    /// batches, augmentation and validation data.
+    pub(crate) fn changes(&self, saved: &RunConfig) -> Vec<String> {
         let change = |(option, now): (&String, &Value)| {
-            let before = earlier.optimizer.get(option).filter(|before| *before != now)?;
-            let words = format!("{OWNER}: {option} was {}, is {}", shown(before), shown(now));
-            (option != "name").then_some(words)
+            let before = saved.optimizer.get(option).filter(|before| *before != now)?;
+            let text = format!("{OWNER}: {option} was {}, is {}", shown(before), shown(now));
+            (option != "name").then_some(text)
         };
         let mut changes: Vec<String> = self.optimizer.iter().filter_map(change).collect();
-        if let (Some(now), Some(before)) = (self.accumulate, earlier.accumulate)
+        if let (Some(now), Some(before)) = (self.accumulate, saved.accumulate)
             && now != before
         {
             changes.push(format!("{OWNER}: accumulated batches were {before}, are {now}"));
         }
         for (what, now, before) in [
-            ("augmentation", &self.augmentation, &earlier.augmentation),
-            ("validation data", &self.validation, &earlier.validation),
+            ("augmentation", &self.augmentation, &saved.augmentation),
+            ("validation data", &self.validation, &saved.validation),
         ] {
-            if let Some((now, before)) = others(now, before) {
+            if let Some((now, before)) = differing(now, before) {
                 changes.push(format!("{OWNER}: {what}: fingerprint was {before}, is {now}"));
             }
         }
@@ -98,7 +104,7 @@ impl Setup {
     }
 }
 
-/// An option in a line.
+/// Formats an option on one line.
 fn shown(value: &Value) -> String {
     match (value, value.get("class_name").and_then(Value::as_str), value.get("config")) {
         (_, Some(class), Some(config)) => format!("{class} {config}"),
@@ -113,13 +119,13 @@ mod tests {
     use crate::optimizers::{Optimizer, OptimizerExt, SGD};
     use crate::schedules::CosineDecay;
 
-    fn setup(optimizer: &SGD) -> Setup {
+    fn config(optimizer: &SGD) -> RunConfig {
         let optimizer = optimizer.config();
         let (samples, steps, shuffle) = (Some(90), None, Some(true));
         let (model, batch_size, accumulate) = ("net".into(), 15, Some(1));
         let (data, augmentation) = (Some("1-00".into()), Some("1-77".into()));
         let validation = Some("1-ff".into());
-        Setup {
+        RunConfig {
             model,
             batch_size,
             samples,
@@ -134,29 +140,29 @@ mod tests {
     }
 
     #[test]
-    fn other_data_is_refused() {
-        let one = setup(&SGD::default());
+    fn different_data_is_rejected() {
+        let one = config(&SGD::default());
         one.check(&one).unwrap();
-        one.check(&Setup { shuffle: None, ..one.clone() }).unwrap();
+        one.check(&RunConfig { shuffle: None, ..one.clone() }).unwrap();
         for (other, what) in [
             (
-                Setup { model: "web".into(), ..one.clone() },
+                RunConfig { model: "web".into(), ..one.clone() },
                 "model: expected web as in the saved run, received net",
             ),
             (
-                Setup { samples: None, ..one.clone() },
+                RunConfig { samples: None, ..one.clone() },
                 "samples: expected unknown as in the saved run, received 90",
             ),
             (
-                Setup { steps: Some(6), ..one.clone() },
+                RunConfig { steps: Some(6), ..one.clone() },
                 "steps per epoch: expected 6 as in the saved run, received unknown",
             ),
             (
-                Setup { shuffle: Some(false), ..one.clone() },
+                RunConfig { shuffle: Some(false), ..one.clone() },
                 "shuffle: expected false as in the saved run, received true",
             ),
             (
-                Setup { data: Some("1-01".into()), ..one.clone() },
+                RunConfig { data: Some("1-01".into()), ..one.clone() },
                 "data: expected the data of the saved run (fingerprint 1-01), received other samples, labels or weights, or another order (fingerprint 1-00)",
             ),
         ] {
@@ -166,50 +172,50 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_says_nothing_of_its_data_is_accepted() {
-        let one = setup(&SGD::default());
-        one.check(&Setup { data: None, ..one.clone() }).unwrap();
-        Setup { data: None, ..one.clone() }.check(&one).unwrap();
-        // A fingerprint that was made in another way says nothing either.
-        one.check(&Setup { data: Some("0-01".into()), ..one.clone() }).unwrap();
+    fn a_state_without_data_fingerprints_is_accepted() {
+        let one = config(&SGD::default());
+        one.check(&RunConfig { data: None, ..one.clone() }).unwrap();
+        RunConfig { data: None, ..one.clone() }.check(&one).unwrap();
+        // Fingerprints of different versions are not same_scheme.
+        one.check(&RunConfig { data: Some("0-01".into()), ..one.clone() }).unwrap();
         let text = serde_json::to_string(&one).unwrap();
         let mut old: Map<String, Value> = serde_json::from_str(&text).unwrap();
         ["data", "augmentation", "validation", "accumulate"]
             .iter()
             .for_each(|key| drop(old.remove(*key)));
-        let old: Setup = serde_json::from_value(old.into()).unwrap();
+        let old: RunConfig = serde_json::from_value(old.into()).unwrap();
         one.check(&old).unwrap();
         assert_eq!(one.changes(&old), [] as [&str; 0]);
     }
 
     #[test]
-    fn other_validation_data_augmentation_and_accumulation_are_named() {
-        let one = setup(&SGD::default());
+    fn changes_name_validation_data_augmentation_and_accumulation() {
+        let one = config(&SGD::default());
         let (validation, augmentation) = (Some("1-aa".into()), Some("1-bb".into()));
-        let other = Setup { validation, augmentation, accumulate: Some(4), ..one.clone() };
+        let other = RunConfig { validation, augmentation, accumulate: Some(4), ..one.clone() };
         other.check(&one).unwrap();
         let changes = [
             "accumulated batches were 4, are 1",
             "augmentation: fingerprint was 1-bb, is 1-77",
             "validation data: fingerprint was 1-aa, is 1-ff",
         ];
-        assert_eq!(one.changes(&other), changes.map(|words| format!("resume: {words}")));
+        assert_eq!(one.changes(&other), changes.map(|text| format!("resume: {text}")));
     }
 
     #[test]
-    fn options_of_the_optimizer_that_differ_are_named() {
-        let one = setup(&SGD::new(0.1).clipnorm(1.0));
+    fn changes_name_optimizer_options_that_differ() {
+        let one = config(&SGD::new(0.1).clipnorm(1.0));
         let text = serde_json::to_string(&one).unwrap();
-        let stored: Setup = serde_json::from_str(&text).unwrap();
+        let stored: RunConfig = serde_json::from_str(&text).unwrap();
         assert_eq!(one.changes(&stored), [] as [&str; 0]);
-        let other = setup(&SGD::new(CosineDecay::new(0.5, 9)).momentum(0.9));
+        let other = config(&SGD::new(CosineDecay::new(0.5, 9)).momentum(0.9));
         let changes = other.changes(&stored);
         assert_eq!(changes.len(), 3, "{changes:?}");
         assert_eq!(changes[0], "resume: clipnorm was 1.0, is none");
         assert!(changes[1].starts_with("resume: learning_rate was 0.1, is CosineDecay {"));
         assert!(changes[1].contains("\"decay_steps\":9"), "{}", changes[1]);
         assert_eq!(changes[2], "resume: momentum was 0.0, is 0.9");
-        let unknown = Setup { optimizer: Map::new(), ..stored };
+        let unknown = RunConfig { optimizer: Map::new(), ..stored };
         assert_eq!(other.changes(&unknown), [] as [&str; 0]);
     }
 }
